@@ -1,0 +1,40 @@
+/* Ownership helpers: cleanup attributes and visible transfer of ownership. */
+#pragma once
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#define _fa_cleanup_(func) __attribute__((cleanup(func)))
+
+/* Take the value out of a variable that has a cleanup attribute. */
+#define fa_steal_ptr(ptr)                                                                          \
+	({                                                                                         \
+		__auto_type *_pp = &(ptr);                                                         \
+		__auto_type _p = *_pp;                                                             \
+		*_pp = NULL;                                                                       \
+		_p;                                                                                \
+	})
+
+static inline int fa_steal_fd(int *fd)
+{
+	int taken = *fd;
+
+	*fd = -1;
+	return taken;
+}
+
+/* Closes *fd if it is one; for use with _fa_cleanup_. */
+static inline void fa_close_fdp(int *fd)
+{
+	if (*fd >= 0)
+		close(*fd);
+	*fd = -1;
+}
+
+static inline void fa_freep(void *ptr)
+{
+	free(*(void **)ptr);
+}
+
+/* One zeroed object, or NULL. */
+#define fa_new(type) ((type *)calloc(1, sizeof(type)))

@@ -1,0 +1,28 @@
+/* Time, always CLOCK_MONOTONIC, always nanoseconds. */
+#pragma once
+
+#include <stdint.h>
+#include <time.h>
+
+#define FA_NS_PER_SEC 1000000000ull
+#define FA_NS_PER_MS 1000000ull
+#define FA_NS_PER_US 1000ull
+#define FA_NS_NEVER UINT64_MAX
+
+static inline uint64_t fa_now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * FA_NS_PER_SEC + (uint64_t)now.tv_nsec;
+}
+
+/* now + timeout, where a timeout of FA_NS_NEVER (or an overflow) never ends. */
+static inline uint64_t fa_deadline_ns(uint64_t timeout_ns)
+{
+	uint64_t deadline;
+
+	if (timeout_ns == FA_NS_NEVER || __builtin_add_overflow(fa_now_ns(), timeout_ns, &deadline))
+		return FA_NS_NEVER;
+	return deadline;
+}

@@ -1,0 +1,62 @@
+#include "common/memfd.h"
+
+#include "common/cleanup.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <linux/magic.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+int fa_memfd_new(const char *name, uint64_t bytes, int seal_all, int *ret_fd)
+{
+	_fa_cleanup_(fa_close_fdp) int fd = -1;
+	int seals = seal_all ? F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL : F_SEAL_SHRINK;
+
+	if (bytes > INT64_MAX)
+		return -EFBIG;
+	fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	if (fd < 0 || ftruncate(fd, (off_t)bytes) < 0 || fcntl(fd, F_ADD_SEALS, seals) < 0)
+		return -errno;
+	*ret_fd = fa_steal_fd(&fd);
+	return 0;
+}
+
+int fa_memfd_check(int fd, uint64_t offset, uint64_t bytes, struct fa_error *error,
+                   uint64_t *ret_size, int *ret_seals)
+{
+	struct statfs fs;
+	struct stat st;
+	uint64_t end;
+	int seals;
+
+	if (fstat(fd, &st) < 0 || fstatfs(fd, &fs) < 0)
+		return fa_fail(error, -errno, "the file descriptor cannot be examined: %m");
+	if (fs.f_type == HUGETLBFS_MAGIC)
+		return fa_fail(
+			error, -ENOTSUP,
+			"the memfd is backed by huge pages (MFD_HUGETLB); expected plain pages");
+	seals = S_ISREG(st.st_mode) ? fcntl(fd, F_GET_SEALS) : -1;
+	if (seals < 0)
+		return fa_fail(
+			error, -EINVAL,
+			"the file descriptor is not a memfd; expected one from memfd_create()");
+	if (!(seals & F_SEAL_SHRINK))
+		return fa_fail(error, -EINVAL,
+		               "the memfd is not sealed against shrinking; expected F_SEAL_SHRINK");
+	if (offset % (uint64_t)sysconf(_SC_PAGESIZE))
+		return fa_fail(error, -EINVAL,
+		               "offset %" PRIu64 " is no multiple of the page size %ld", offset,
+		               sysconf(_SC_PAGESIZE));
+	if (!bytes || __builtin_add_overflow(offset, bytes, &end) || end > (uint64_t)st.st_size)
+		return fa_fail(error, -EINVAL,
+		               "offset %" PRIu64 " + %" PRIu64
+		               " bytes lies outside the memfd, which has %" PRId64 " bytes",
+		               offset, bytes, (int64_t)st.st_size);
+	*ret_size = (uint64_t)st.st_size;
+	*ret_seals = seals;
+	return 0;
+}

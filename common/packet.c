@@ -1,0 +1,100 @@
+#include "common/packet.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+/* The kernel accepts up to 253 descriptors in a packet (SCM_MAX_FD); room for
+ * all of them means that none is cut off unseen. */
+#define RECEIVE_FDS 253
+
+void fa_packet_close_fds(int *fds, size_t n_fds)
+{
+	for (size_t i = 0; i < n_fds; ++i) {
+		if (fds[i] >= 0)
+			close(fds[i]);
+		fds[i] = -1;
+	}
+}
+
+int fa_packet_send(int socket, const void *bytes, size_t n_bytes, const int *fds, size_t n_fds,
+                   int flags)
+{
+	union {
+		struct cmsghdr align;
+		char space[CMSG_SPACE(FA_PACKET_FDS_MAX * sizeof(int))];
+	} control;
+	struct iovec iov = { .iov_base = (void *)bytes, .iov_len = n_bytes };
+	struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1 };
+	ssize_t n;
+
+	if (n_fds > FA_PACKET_FDS_MAX)
+		return -E2BIG;
+
+	if (n_fds) {
+		struct cmsghdr *cmsg;
+
+		memset(&control, 0, sizeof(control));
+		msg.msg_control = control.space;
+		msg.msg_controllen = CMSG_SPACE(n_fds * sizeof(int));
+		cmsg = CMSG_FIRSTHDR(&msg);
+		cmsg->cmsg_level = SOL_SOCKET;
+		cmsg->cmsg_type = SCM_RIGHTS;
+		cmsg->cmsg_len = CMSG_LEN(n_fds * sizeof(int));
+		memcpy(CMSG_DATA(cmsg), fds, n_fds * sizeof(int));
+	}
+
+	do
+		n = sendmsg(socket, &msg, flags | MSG_NOSIGNAL);
+	while (n < 0 && errno == EINTR);
+	return n < 0 ? -errno : 0;
+}
+
+ssize_t fa_packet_receive(int socket, void *buffer, size_t size, int *ret_fds, size_t *ret_n_fds,
+                          int flags)
+{
+	union {
+		struct cmsghdr align;
+		char space[CMSG_SPACE(RECEIVE_FDS * sizeof(int))];
+	} control;
+	struct iovec iov = { .iov_base = buffer, .iov_len = size };
+	struct msghdr msg = { .msg_iov = &iov,
+		              .msg_iovlen = 1,
+		              .msg_control = control.space,
+		              .msg_controllen = sizeof(control.space) };
+	size_t n_fds = 0, n_all = 0;
+	ssize_t n;
+
+	do
+		n = recvmsg(socket, &msg, flags | MSG_CMSG_CLOEXEC);
+	while (n < 0 && errno == EINTR);
+	if (n < 0)
+		return -errno;
+
+	for (struct cmsghdr *cmsg = CMSG_FIRSTHDR(&msg); cmsg; cmsg = CMSG_NXTHDR(&msg, cmsg)) {
+		size_t count;
+
+		if (cmsg->cmsg_level != SOL_SOCKET || cmsg->cmsg_type != SCM_RIGHTS)
+			continue;
+		count = (cmsg->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+		for (size_t i = 0; i < count; ++i, ++n_all) {
+			int fd;
+
+			memcpy(&fd, CMSG_DATA(cmsg) + i * sizeof(int), sizeof(int));
+			if (n_fds < FA_PACKET_FDS_MAX)
+				ret_fds[n_fds++] = fd;
+			else
+				close(fd);
+		}
+	}
+
+	if (n_all > FA_PACKET_FDS_MAX || (msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC))) {
+		fa_packet_close_fds(ret_fds, n_fds);
+		*ret_n_fds = 0;
+		return (msg.msg_flags & MSG_TRUNC) ? -EMSGSIZE : -E2BIG;
+	}
+
+	*ret_n_fds = n_fds;
+	return n;
+}

@@ -1,0 +1,34 @@
+/*
+ * Packets with file descriptors over a SOCK_SEQPACKET socket: one packet is
+ * one message. Descriptors are close-on-exec from the start and never leak: a
+ * packet that is refused closes what came with it.
+ */
+#pragma once
+
+#include <stddef.h>
+#include <sys/types.h>
+
+#define FA_PACKET_FDS_MAX 8
+
+/*
+ * Sends @bytes with @n_fds descriptors (borrowed, 0…8). Returns 0 or a negative
+ * errno (-EAGAIN: the socket is full, nothing was sent; -EPIPE: the peer is
+ * gone; never SIGPIPE). @flags are send(2)'s, MSG_NOSIGNAL is added.
+ */
+int fa_packet_send(int socket, const void *bytes, size_t n_bytes, const int *fds, size_t n_fds,
+                   int flags);
+
+/*
+ * Receives one packet into @buffer. Descriptors go to @ret_fds (up to
+ * FA_PACKET_FDS_MAX of them, then owned by the caller), their number to
+ * @ret_n_fds. Returns the packet's length, 0 at the end of the stream, or a
+ * negative errno: -EAGAIN; -EMSGSIZE, the packet was longer than @size (it is
+ * consumed); -E2BIG, it carried more descriptors than FA_PACKET_FDS_MAX, or they
+ * could not all be received (consumed, all closed).
+ * @flags are recv(2)'s; MSG_CMSG_CLOEXEC is added.
+ */
+ssize_t fa_packet_receive(int socket, void *buffer, size_t size, int *ret_fds, size_t *ret_n_fds,
+                          int flags);
+
+/* Closes @n_fds descriptors and sets them to -1. */
+void fa_packet_close_fds(int *fds, size_t n_fds);

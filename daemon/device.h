@@ -1,0 +1,115 @@
+/*
+ * The backend table. A backend owns one device (the CPU, a GPU), the memory that
+ * clients handed over as the device sees it, and in-order queues of work. The
+ * server sees nothing but this header; backends include nothing of the server.
+ *
+ * Threads: memory_* are called by workers (they may take milliseconds), and may
+ * run beside everything else; queue_*, launch, cancel and reap by the engine
+ * thread alone; check and describe by any thread.
+ */
+#pragma once
+
+#include "common/error.h"
+#include "common/list.h"
+#include "kernels/attention.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+struct fa_device;
+struct fa_device_queue;
+
+struct fa_device_config {
+	unsigned int threads; /* CPU backend: workers; 0: one a processor this process may use */
+	/*
+	 * Called by any thread of the backend when reap() has something to return;
+	 * must be cheap and thread-safe.
+	 */
+	void (*notify)(void *userdata);
+	void *userdata;
+};
+
+struct fa_device_info {
+	char backend[16];
+	char name[64]; /* the processor's or the GPU's model */
+	uint64_t uuid[2];
+	unsigned int threads; /* 0 where it means nothing */
+	unsigned int depth;   /* launches of one queue that may be outstanding */
+};
+
+/* Memory as kernels address it: address is good for [address, address + bytes). */
+struct fa_device_memory {
+	void *address;
+	uint64_t bytes;
+	bool writable;
+	void *backend; /* the backend's own */
+};
+
+/*
+ * One launch; embedded in the engine's request. The caller sets params (which,
+ * with all it points to, must live until the work is reaped); the backend sets
+ * the rest.
+ */
+struct fa_device_work {
+	struct fa_list link; /* the backend's from launch() to reap() */
+	const struct fa_attention_params *params;
+	int status; /* 0, -ECANCELED, or what went wrong */
+	struct fa_error error;
+	uint64_t started_ns, finished_ns;
+	atomic_bool cancelled;
+	struct fa_device_queue *queue;
+	uint64_t backend[8]; /* the backend's own */
+};
+
+struct fa_device_ops {
+	const char *name;
+
+	int (*open)(const struct fa_device_config *config, struct fa_error *error,
+	            struct fa_device **ret_device);
+	/* Every queue is freed and every memory released before. NULL is fine. */
+	struct fa_device *(*close)(struct fa_device *device);
+	void (*describe)(struct fa_device *device, struct fa_device_info *ret_info);
+
+	/* Maps [offset, offset + bytes) of a checked memfd; @fd stays the caller's.
+	 * Read-only if @read_only. */
+	int (*memory_import_host)(struct fa_device *device, int fd, uint64_t offset, uint64_t bytes,
+	                          bool read_only, struct fa_error *error,
+	                          struct fa_device_memory *ret_memory);
+	/* Makes zeroed memory and an fd by which another process maps it. */
+	int (*memory_new_arena)(struct fa_device *device, uint64_t bytes, struct fa_error *error,
+	                        struct fa_device_memory *ret_memory, int *ret_fd);
+	void (*memory_release)(struct fa_device *device, struct fa_device_memory *memory);
+
+	/* Whether a kernel of this device covers @params (fa_attention_check's rules). */
+	int (*check)(struct fa_device *device, const struct fa_attention_params *params,
+	             struct fa_error *error);
+
+	/* An in-order queue. Queues share the device fairly; one of higher priority
+	 * goes before. Freed only when nothing of it is outstanding. */
+	int (*queue_new)(struct fa_device *device, int priority, struct fa_error *error,
+	                 struct fa_device_queue **ret_queue);
+	struct fa_device_queue *(*queue_free)(struct fa_device *device,
+	                                      struct fa_device_queue *queue);
+
+	/* Starts @work; never blocks. An error is reported by reap(), like the rest. */
+	void (*launch)(struct fa_device *device, struct fa_device_queue *queue,
+	               struct fa_device_work *work);
+	/* Asks that @work end early with -ECANCELED; it may succeed nevertheless. Where
+	 * work cannot be stopped once started, it runs to its end. */
+	void (*cancel)(struct fa_device *device, struct fa_device_work *work);
+	/* Appends every finished work to @done (linked by fa_device_work.link). */
+	void (*reap)(struct fa_device *device, struct fa_list *done);
+};
+
+/* All backends of this build, best first, ended by NULL. */
+extern const struct fa_device_ops *const fa_device_backends[];
+
+extern const struct fa_device_ops fa_device_cpu;
+
+/*
+ * Opens the backend called @name, or with NULL or "auto" the best that works.
+ * @error gets the reason why a better one was passed over, or why none opened.
+ */
+int fa_device_open(const char *name, const struct fa_device_config *config, struct fa_error *error,
+                   const struct fa_device_ops **ret_ops, struct fa_device **ret_device);

@@ -1,0 +1,105 @@
+/*
+ * The engine: one thread that owns every stream's software queue, launches work
+ * on the device, and finishes requests. The loop thread hands requests in and
+ * takes finished ones out; both ways go through queues, nothing else is shared.
+ *
+ * A stream is in order: its requests start in the order of submission (as many
+ * outstanding as the device's depth allows) and finish in that order too. On
+ * finishing request v the engine writes first the daemon-private word
+ * (stream.finished), which alone releases anything, then the completion slot
+ * that the client can read.
+ */
+#pragma once
+
+#include "common/completion.h"
+#include "common/error.h"
+#include "common/list.h"
+#include "daemon/device.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct fa_engine;
+struct fa_stream;
+
+/* One attention request. Allocated and freed on the loop thread; the engine's
+ * from fa_engine_submit() until it comes out of fa_engine_take(). */
+struct fa_request {
+	/* Set by the loop thread before submission. */
+	struct fa_stream *stream;
+	uint64_t id;          /* the message's */
+	uint64_t value;       /* place in the stream, 1, 2, 3… without gaps */
+	uint64_t deadline_ns; /* FA_NS_NEVER: none */
+	uint64_t queued_ns;
+	struct fa_attention_params params; /* what it points to lives as long as the request */
+	void *owner;                       /* the session; opaque to the engine */
+
+	/*
+	 * status: 0 or a negative errno. A request that was refused is submitted all
+	 * the same, with status and error already set, so that its value is finished in
+	 * its turn; it is not launched.
+	 */
+	int status;
+	struct fa_error error;
+	uint64_t started_ns, finished_ns;
+
+	/* The engine's. */
+	struct fa_list link;
+	struct fa_device_work work;
+	unsigned int state;
+};
+
+/*
+ * @notify is called on the engine thread whenever fa_engine_take() has something
+ * (uv_async_send); it is called at least once after each addition, may be
+ * coalesced. The device's notify must be wired to fa_engine_wake.
+ */
+int fa_engine_new(const struct fa_device_ops *ops, void (*notify)(void *userdata), void *userdata,
+                  struct fa_engine **ret_engine);
+
+/* Gives the engine its device and starts its thread. (Two steps, as the device
+ * is opened with fa_engine_wake as its notify.) */
+int fa_engine_start(struct fa_engine *engine, struct fa_device *device);
+
+/* Stops the thread. Every stream was closed and taken before. Takes NULL. */
+struct fa_engine *fa_engine_free(struct fa_engine *engine);
+
+/* Wakes the engine thread; any thread. @engine is a struct fa_engine. */
+void fa_engine_wake(void *engine);
+
+/* ---- loop thread only */
+
+/* A stream whose completion slot is @slot (which outlives it). @owner is opaque.
+ * @first: the value of its first request, 1 unless it follows an earlier stream
+ * in the same slot. */
+int fa_engine_stream_new(struct fa_engine *engine, int priority, struct fa_completion_slot *slot,
+                         uint64_t first, void *owner, struct fa_stream **ret_stream);
+void *fa_stream_owner(struct fa_stream *stream);
+
+/* Consumes @request until it is taken. Never blocks, never fails. */
+void fa_engine_submit(struct fa_engine *engine, struct fa_request *request);
+
+/* Asks that request @value end early: -ECANCELED (or @status, if it is not 0).
+ * Nothing happens if it is finished. */
+void fa_engine_cancel(struct fa_engine *engine, struct fa_stream *stream, uint64_t value,
+                      int status);
+
+/*
+ * Cancels what is in flight on @stream with @status and closes it. All its
+ * requests are taken first, then the stream itself comes out once as closed,
+ * and is to be freed by fa_stream_free().
+ */
+void fa_engine_stream_close(struct fa_engine *engine, struct fa_stream *stream, int status);
+struct fa_stream *fa_stream_free(struct fa_stream *stream);
+
+/* Takes one finished request (*ret_request) or one closed stream (*ret_closed);
+ * the other is NULL. Returns false if there is nothing. */
+bool fa_engine_take(struct fa_engine *engine, struct fa_request **ret_request,
+                    struct fa_stream **ret_closed);
+
+/* Counters for status; any thread. */
+struct fa_engine_stats {
+	uint64_t submitted, finished, failed, cancelled, launched;
+	uint64_t busy_ns; /* sum of started to finished */
+};
+void fa_engine_stats(struct fa_engine *engine, struct fa_engine_stats *ret_stats);

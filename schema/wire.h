@@ -1,0 +1,265 @@
+/*
+ * The protocol as plain C structs. wire.cc turns them into FlatBuffers and back
+ * and is the only file that sees generated code; nothing here allocates, logs
+ * or keeps state.
+ *
+ * Strings and vectors of a decoded message point into the bytes it was decoded
+ * from and live as long as those.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Protocol versions that this code speaks. */
+#define FA_WIRE_VERSION_MIN 1
+#define FA_WIRE_VERSION_MAX 1
+
+/* Limits of one message. */
+#define FA_WIRE_BYTES_MAX 65536
+#define FA_WIRE_FDS_MAX 8
+#define FA_WIRE_NAME_BYTES_MAX 64   /* Hello.name, without the terminating zero */
+#define FA_WIRE_TEXT_BYTES_MAX 1024 /* error sentences */
+#define FA_WIRE_SEQUENCES_MAX 4096  /* cu_seqlens have at most this many + 1 entries */
+#define FA_WIRE_HEADS_MAX 1024      /* entries of alibi_slopes and sinks */
+#define FA_WIRE_RANK_MAX 4
+
+/* The numbers are the protocol's: they equal the union tags of fad.fbs. */
+enum fa_wire_type {
+	FA_WIRE_NONE,
+	/* requests */
+	FA_WIRE_HELLO,
+	FA_WIRE_PING,
+	FA_WIRE_BUFFER_REGISTER,
+	FA_WIRE_BUFFER_FREE,
+	FA_WIRE_STREAM_CREATE,
+	FA_WIRE_STREAM_FREE,
+	FA_WIRE_ATTENTION,
+	FA_WIRE_CANCEL,
+	FA_WIRE_STATUS,
+	FA_WIRE_DRAIN,
+	/* replies */
+	FA_WIRE_REPLY,
+	FA_WIRE_HELLO_REPLY,
+	FA_WIRE_BUFFER_REPLY,
+	FA_WIRE_COMPLETION,
+	FA_WIRE_STATUS_REPLY,
+	_FA_WIRE_TYPE_N,
+};
+
+/* Data types of tensors. */
+enum fa_wire_dtype {
+	FA_WIRE_DTYPE_F32 = 1,
+	FA_WIRE_DTYPE_F16 = 2,
+	FA_WIRE_DTYPE_BF16 = 3,
+};
+
+/* Kinds of buffers. */
+enum fa_wire_buffer_kind {
+	FA_WIRE_BUFFER_HOST_FD = 1, /* the client's memfd travels with the message */
+	FA_WIRE_BUFFER_ARENA = 2,   /* the daemon makes the memory, its fd comes with the reply */
+};
+
+#define FA_WIRE_BUFFER_READ_ONLY (1u << 0) /* BufferRegister.flags: never written by the daemon */
+
+#define FA_WIRE_ATTENTION_CAUSAL (1u << 0) /* Attention.flags: mask aligned to the bottom right */
+
+struct fa_wire_secret {
+	uint64_t lo, hi;
+};
+
+/*
+ * offset in bytes from the start of the buffer; shape in elements and strides
+ * in elements, outermost first, rank entries of each are used; the rest is 0.
+ */
+struct fa_wire_view {
+	uint64_t offset;
+	int64_t shape[FA_WIRE_RANK_MAX];
+	int64_t strides[FA_WIRE_RANK_MAX];
+	uint32_t buffer;
+	uint8_t dtype;
+	uint8_t rank;
+	uint16_t reserved;
+};
+
+/* A string that is length bytes long, followed by a zero byte; NULL if absent. */
+struct fa_wire_string {
+	const char *text;
+	size_t length;
+};
+
+/* First message of a connection. The daemon picks the highest common version. */
+struct fa_wire_hello {
+	uint16_t version_min, version_max;
+	uint64_t features;
+	struct fa_wire_string name;          /* for people: shown by factl */
+	bool has_resume;                     /* the two fields below are given */
+	struct fa_wire_secret resume_secret; /* from the HelloReply of the lost session */
+	uint64_t resume_generation;
+};
+
+/*
+ * buffer: an id of the client's choosing, not 0, not in use in this session.
+ * kind HOST_FD: one fd, [offset, offset + bytes) of it is mapped; offset is a
+ * multiple of the page size. kind ARENA: no fd, offset 0.
+ * Answered by BufferReply (with one fd for ARENA), or Reply with an error.
+ */
+struct fa_wire_buffer_register {
+	uint32_t buffer;
+	uint8_t kind;
+	uint32_t flags;
+	uint64_t offset;
+	uint64_t bytes;
+};
+
+/* The id is free at once; memory goes when work in flight on it has ended. */
+struct fa_wire_buffer_free {
+	uint32_t buffer;
+};
+
+/* stream: an id of the client's choosing, 1…63, not in use; stream 0 is always
+ * there. priority: 0 normal, > 0 high (decode). */
+struct fa_wire_stream_create {
+	uint32_t stream;
+	int8_t priority;
+};
+
+/* Refused with -EBUSY while requests of the stream are in flight. A stream
+ * created under the same id later goes on counting where this one stopped. */
+struct fa_wire_stream_free {
+	uint32_t stream;
+};
+
+/*
+ * q, k, v, out: rank 4 [batch, tokens, heads, dim], or rank 3
+ * [tokens, heads, dim] with cu_seqlens of batch + 1 entries each. lse (present
+ * if its rank is not 0): fp32, [batch, heads, tokens] or [heads, tokens].
+ * value: 1 for the first request of the stream, then one more each time, also
+ * when the one before was refused. Answered by Completion, errors as well.
+ */
+struct fa_wire_attention {
+	uint32_t stream;
+	uint32_t flags;
+	uint64_t value;
+	struct fa_wire_view q, k, v, out, lse;
+	float scale;                       /* 0: 1/sqrt(dim of q) */
+	float softcap;                     /* 0: none */
+	int64_t window_left, window_right; /* -1: unbounded */
+	const uint32_t *cu_seqlens_q, *cu_seqlens_k;
+	size_t n_cu_seqlens_q, n_cu_seqlens_k;
+	const float *alibi_slopes, *sinks; /* one a query head, fp32 */
+	size_t n_alibi_slopes, n_sinks;
+};
+
+/* Reply 0: it was in flight, and its Completion says -ECANCELED unless it was
+ * faster. -ENOENT: it is finished, or never was. */
+struct fa_wire_cancel {
+	uint32_t stream;
+	uint64_t value;
+};
+
+struct fa_wire_reply {
+	int32_t status;             /* 0 or a negative errno */
+	struct fa_wire_string text; /* the sentence, if status < 0 */
+};
+
+struct fa_wire_limits {
+	uint64_t message_bytes;
+	uint64_t buffers;      /* buffers of one session */
+	uint64_t buffer_bytes; /* bytes of all buffers of the tenant */
+	uint64_t streams;      /* streams of one session */
+	uint64_t requests;     /* requests in flight of one session */
+};
+
+/* Carries one fd: the completion page (common/completion.h). */
+struct fa_wire_hello_reply {
+	uint16_t version;
+	uint64_t features;
+	struct fa_wire_string daemon_version;
+	uint64_t generation; /* grows with every start of the daemon */
+	struct fa_wire_string backend;
+	struct fa_wire_string device_name;
+	struct fa_wire_secret device_uuid;
+	uint64_t session; /* for people and logs; no proof of anything */
+	struct fa_wire_secret secret;
+	bool resumed; /* the ids of the lost session are all still there */
+	struct fa_wire_limits limits;
+};
+
+struct fa_wire_buffer_reply {
+	uint32_t buffer;
+	uint64_t bytes;
+};
+
+/* Times are nanoseconds of the daemon's CLOCK_MONOTONIC; 0: never came so far. */
+struct fa_wire_completion {
+	uint32_t stream;
+	int32_t status;
+	uint64_t value;
+	uint64_t queued_ns, started_ns, finished_ns;
+	struct fa_wire_string text;
+};
+
+/* Carries one fd: a sealed memfd with that many bytes of JSON. */
+struct fa_wire_status_reply {
+	uint64_t bytes;
+};
+
+/*
+ * id: chosen by the client, repeated in the answer. timeout_ns: 0 none, else the
+ * request ends with -ETIMEDOUT if it is not finished that long after it came.
+ * fds: how many descriptors travel with the packet; the receiver checks.
+ */
+struct fa_wire_message {
+	uint64_t id;
+	uint64_t timeout_ns;
+	uint8_t fds;
+	enum fa_wire_type type;
+	union {
+		struct fa_wire_hello hello;
+		struct fa_wire_buffer_register buffer_register;
+		struct fa_wire_buffer_free buffer_free;
+		struct fa_wire_stream_create stream_create;
+		struct fa_wire_stream_free stream_free;
+		struct fa_wire_attention attention;
+		struct fa_wire_cancel cancel;
+		struct fa_wire_reply reply;
+		struct fa_wire_hello_reply hello_reply;
+		struct fa_wire_buffer_reply buffer_reply;
+		struct fa_wire_completion completion;
+		struct fa_wire_status_reply status_reply;
+	};
+};
+
+/*
+ * Encodes @message into @buffer (8-byte aligned, @size bytes). FlatBuffers grow
+ * downwards: the message ends where the buffer ends and starts at @ret_bytes,
+ * which is 8-byte aligned. Returns 0, -EMSGSIZE if it does not fit, -EINVAL if
+ * the type is none of ours.
+ */
+int fa_wire_encode(const struct fa_wire_message *message, void *buffer, size_t size,
+                   const void **ret_bytes, size_t *ret_length);
+
+/*
+ * Verifies @bytes (8-byte aligned, private to the caller: nobody else may write
+ * them meanwhile) and reads them. Bounded in size, depth and number of tables;
+ * vector and string lengths are checked against the limits above. Returns 0 or
+ *   -EBADMSG  not a valid message; @ret_message is not touched
+ *   -ENOSYS   valid, but of a type this code does not know: id, timeout_ns and
+ *             fds are set, type is the unknown number
+ *   -EMSGSIZE valid, but a string or vector is longer than allowed: id,
+ *             timeout_ns, fds and type are set
+ */
+int fa_wire_decode(const void *bytes, size_t length, struct fa_wire_message *ret_message);
+
+/* "Attention" for FA_WIRE_ATTENTION; "unknown" for numbers that are none. */
+const char *fa_wire_type_name(enum fa_wire_type type);
+
+#ifdef __cplusplus
+}
+#endif
