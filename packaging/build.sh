@@ -1,0 +1,63 @@
+# Sourced by quickstart and check, in the top directory of the source tree.
+
+jobs=${jobs:-$(nproc)}
+
+say() { printf '\n== %s\n' "$*"; }
+
+# Seconds as "75 s" or "2 min 5 s".
+duration() {
+	if [ "$1" -lt 120 ]; then
+		echo "$1 s"
+	else
+		echo "$(($1 / 60)) min $(($1 % 60)) s"
+	fi
+}
+
+# What a configured build directory cannot outlive: another meson, other compilers.
+toolchain() {
+	meson --version
+	"${CC:-cc}" --version | head -n 1
+	"${CXX:-c++}" --version | head -n 1
+}
+
+# setup_build DIR OPTION...: DIR is configured with exactly these options, whatever
+# it was before. What lies in it and cannot be used again is removed, except
+# other build directories in it (build/check-*).
+setup_build() {
+	local dir=$1 want
+
+	shift
+	want=$(toolchain)
+	if [ -f "$dir/build.ninja" ] && [ "$(cat "$dir/.toolchain" 2>/dev/null)" = "$want $*" ] &&
+		meson setup --reconfigure "$dir" "$@" >"$dir/.setup.log" 2>&1; then
+		return 0
+	fi
+	if [ -d "$dir" ]; then
+		find "$dir" -mindepth 1 -maxdepth 1 ! -name 'check-*' -exec rm -rf {} +
+	fi
+	mkdir -p "$dir"
+	if ! meson setup "$dir" "$@" >"$dir/.setup.log" 2>&1; then
+		tail -n 30 "$dir/.setup.log"
+		return 1
+	fi
+	echo "$want $*" >"$dir/.toolchain"
+}
+
+# compile DIR: on a terminal ninja's line of progress; otherwise what went wrong only.
+compile() {
+	local log
+
+	if [ -t 1 ]; then
+		ninja -C "$1" -j "$jobs"
+		return
+	fi
+	log=$(mktemp)
+	if ninja -C "$1" -j "$jobs" >"$log" 2>&1; then
+		tail -n 1 "$log"
+		rm -f "$log"
+		return 0
+	fi
+	tail -n 60 "$log"
+	rm -f "$log"
+	return 1
+}

@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+#
+# The scripts a newcomer runs: options, what they say about missing packages,
+# and how ./check sums. Run as: test-commands.sh SOURCE_DIRECTORY
+set -euo pipefail
+cd "$1"
+
+temporary=$(mktemp -d)
+trap 'rm -rf "$temporary"' EXIT
+failed=0
+
+# expect STATUS PATTERN COMMAND...: the command exits so and prints something like that.
+expect() {
+	local want=$1 pattern=$2 status=0
+
+	shift 2
+	"$@" >"$temporary/out" 2>&1 || status=$?
+	if [ "$status" -ne "$want" ] || ! grep -qE -- "$pattern" "$temporary/out"; then
+		echo "FAILED: '$*' gave $status, not $want, or did not say '$pattern'; it said:"
+		sed 's/^/    /' "$temporary/out"
+		failed=1
+	fi
+}
+
+for script in ./quickstart ./check; do
+	expect 0 '--no-install' "$script" --help
+	expect 2 "unknown argument '--nonsense'" "$script" --nonsense
+	expect 2 '--jobs needs' "$script" --jobs
+done
+expect 1 'is not there' ./quickstart --build-dir "$temporary/empty"
+
+# The list itself: every line has packages and a probe this script knows.
+if grep -vE '^(#.*|\[[a-z]+\]|)$' packaging/build-deps |
+	grep -vE '^[a-z0-9.+-]+( \| [a-z0-9.+-]+)* +((cmd|pc|inc|lib):[^ ]+|-)$'; then
+	echo "FAILED: lines of packaging/build-deps that cannot be read"
+	failed=1
+fi
+
+cat >"$temporary/deps" <<'EOF'
+[build]
+no-such-package-a | no-such-package-b   cmd:sh   # found by its probe
+[check]
+no-such-package-c | no-such-package-d   cmd:no-such-command
+[optional]
+no-such-package-e   pc:no-such-module
+EOF
+export FAD_BUILD_DEPS=$temporary/deps
+expect 0 'All needed' packaging/install-deps --no-install build
+expect 1 'no-such-package-c or no-such-package-d' packaging/install-deps --no-install build check
+expect 0 'no-such-package-e' packaging/install-deps --no-install build optional
+expect 2 'unknown option' packaging/install-deps --nonsense build
+
+# Sums.
+cat >"$temporary/a.json" <<'EOF'
+{"name": "one", "result": "OK", "duration": 0.1, "stdout": "fine"}
+{"name": "two", "result": "FAIL", "duration": 0.2, "stdout": "x\ny", "stderr": "the reason"}
+{"name": "three", "result": "TIMEOUT", "duration": 0.2, "stdout": ""}
+{"name": "four", "result": "SKIP", "duration": 0.2, "stdout": ""}
+EOF
+echo '{"name": "four", "result": "SKIP", "duration": 0.2, "stdout": ""}' >"$temporary/b.json"
+expect 0 '^1 2 1$' packaging/sum-tests "$temporary/a.json"
+expect 0 'the reason' packaging/sum-tests "$temporary/a.json"
+expect 0 '^1 3 2$' packaging/sum-tests "$temporary/a.json" "$temporary/b.json"
+expect 0 'no test was run' packaging/sum-tests "$temporary/b.json"
+expect 0 '^0 1 0$' packaging/sum-tests "$temporary/none.json"
+
+exit $failed
