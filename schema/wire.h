@@ -28,6 +28,7 @@ extern "C" {
 #define FA_WIRE_SEQUENCES_MAX 4096  /* cu_seqlens have at most this many + 1 entries */
 #define FA_WIRE_HEADS_MAX 1024      /* entries of alibi_slopes and sinks */
 #define FA_WIRE_RANK_MAX 4
+#define FA_WIRE_FIXED_BYTES_MAX 1280 /* see fa_wire_encode() */
 
 /* The numbers are the protocol's: they equal the union tags of fad.fbs. */
 enum fa_wire_type {
@@ -239,8 +240,14 @@ struct fa_wire_message {
 /*
  * Encodes @message into @buffer (8-byte aligned, @size bytes). FlatBuffers grow
  * downwards: the message ends where the buffer ends and starts at @ret_bytes,
- * which is 8-byte aligned. Returns 0, -EMSGSIZE if it does not fit, -EINVAL if
- * the type is none of ours.
+ * which is 8-byte aligned. Returns 0, -EMSGSIZE if it does not fit or would be
+ * longer than FA_WIRE_BYTES_MAX, -EINVAL if the type is none of ours or the
+ * buffer is misaligned. Part of the buffer is the encoder's working space: one
+ * of FA_WIRE_FIXED_BYTES_MAX, plus the bytes of each string and vector and 24,
+ * is always enough; one that the message would just fill may not be.
+ * Lengths of strings and vectors are not checked against the limits above.
+ * Absent is what says nothing: a string without text, a vector without entries,
+ * a view that is all zero.
  */
 int fa_wire_encode(const struct fa_wire_message *message, void *buffer, size_t size,
                    const void **ret_bytes, size_t *ret_length);
@@ -248,7 +255,8 @@ int fa_wire_encode(const struct fa_wire_message *message, void *buffer, size_t s
 /*
  * Verifies @bytes (8-byte aligned, private to the caller: nobody else may write
  * them meanwhile) and reads them. Bounded in size, depth and number of tables;
- * vector and string lengths are checked against the limits above. Returns 0 or
+ * vector and string lengths are checked against the limits above. What is absent is zero (windows: -1),
+ * an empty vector is NULL. Returns 0 or
  *   -EBADMSG  not a valid message; @ret_message is not touched
  *   -ENOSYS   valid, but of a type this code does not know: id, timeout_ns and
  *             fds are set, type is the unknown number

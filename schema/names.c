@@ -1,0 +1,25 @@
+#include "schema/wire.h"
+
+const char *fa_wire_type_name(enum fa_wire_type type)
+{
+	static const char *const names[_FA_WIRE_TYPE_N] = {
+		[FA_WIRE_NONE] = "unknown",
+		[FA_WIRE_HELLO] = "Hello",
+		[FA_WIRE_PING] = "Ping",
+		[FA_WIRE_BUFFER_REGISTER] = "BufferRegister",
+		[FA_WIRE_BUFFER_FREE] = "BufferFree",
+		[FA_WIRE_STREAM_CREATE] = "StreamCreate",
+		[FA_WIRE_STREAM_FREE] = "StreamFree",
+		[FA_WIRE_ATTENTION] = "Attention",
+		[FA_WIRE_CANCEL] = "Cancel",
+		[FA_WIRE_STATUS] = "Status",
+		[FA_WIRE_DRAIN] = "Drain",
+		[FA_WIRE_REPLY] = "Reply",
+		[FA_WIRE_HELLO_REPLY] = "HelloReply",
+		[FA_WIRE_BUFFER_REPLY] = "BufferReply",
+		[FA_WIRE_COMPLETION] = "Completion",
+		[FA_WIRE_STATUS_REPLY] = "StatusReply",
+	};
+
+	return (unsigned)type < _FA_WIRE_TYPE_N ? names[type] : "unknown";
+}
