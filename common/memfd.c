@@ -11,6 +11,10 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 8u
+#endif
+
 int fa_memfd_new(const char *name, uint64_t bytes, int seal_all, int *ret_fd)
 {
 	_fa_cleanup_(fa_close_fdp) int fd = -1;
@@ -18,7 +22,10 @@ int fa_memfd_new(const char *name, uint64_t bytes, int seal_all, int *ret_fd)
 
 	if (bytes > INT64_MAX)
 		return -EFBIG;
-	fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	/* Kernels before 6.3 do not know MFD_NOEXEC_SEAL; later ones may insist on it. */
+	fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
+	if (fd < 0 && errno == EINVAL)
+		fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	if (fd < 0 || ftruncate(fd, (off_t)bytes) < 0 || fcntl(fd, F_ADD_SEALS, seals) < 0)
 		return -errno;
 	*ret_fd = fa_steal_fd(&fd);
@@ -33,17 +40,22 @@ int fa_memfd_check(int fd, uint64_t offset, uint64_t bytes, struct fa_error *err
 	uint64_t end;
 	int seals;
 
-	if (fstat(fd, &st) < 0 || fstatfs(fd, &fs) < 0)
-		return fa_fail(error, -errno, "the file descriptor cannot be examined: %m");
-	if (fs.f_type == HUGETLBFS_MAGIC)
-		return fa_fail(
-			error, -ENOTSUP,
-			"the memfd is backed by huge pages (MFD_HUGETLB); expected plain pages");
-	seals = S_ISREG(st.st_mode) ? fcntl(fd, F_GET_SEALS) : -1;
+	/*
+	 * Seals first. A size read before the seal was seen could have shrunk
+	 * since; and of files that are no memfds nothing else is asked, because the
+	 * answer may have to come from somebody (FUSE) who keeps us waiting.
+	 */
+	seals = fcntl(fd, F_GET_SEALS);
 	if (seals < 0)
 		return fa_fail(
 			error, -EINVAL,
 			"the file descriptor is not a memfd; expected one from memfd_create()");
+	if (fstat(fd, &st) < 0 || fstatfs(fd, &fs) < 0)
+		return fa_fail(error, -errno, "the memfd cannot be examined: %m");
+	if (fs.f_type == HUGETLBFS_MAGIC)
+		return fa_fail(
+			error, -ENOTSUP,
+			"the memfd is backed by huge pages (MFD_HUGETLB); expected plain pages");
 	if (!(seals & F_SEAL_SHRINK))
 		return fa_fail(error, -EINVAL,
 		               "the memfd is not sealed against shrinking; expected F_SEAL_SHRINK");
@@ -51,7 +63,9 @@ int fa_memfd_check(int fd, uint64_t offset, uint64_t bytes, struct fa_error *err
 		return fa_fail(error, -EINVAL,
 		               "offset %" PRIu64 " is no multiple of the page size %ld", offset,
 		               sysconf(_SC_PAGESIZE));
-	if (!bytes || __builtin_add_overflow(offset, bytes, &end) || end > (uint64_t)st.st_size)
+	if (!bytes)
+		return fa_fail(error, -EINVAL, "bytes is 0; expected at least 1");
+	if (__builtin_add_overflow(offset, bytes, &end) || end > (uint64_t)st.st_size)
 		return fa_fail(error, -EINVAL,
 		               "offset %" PRIu64 " + %" PRIu64
 		               " bytes lies outside the memfd, which has %" PRId64 " bytes",

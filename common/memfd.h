@@ -6,9 +6,9 @@
 #include <stdint.h>
 
 /*
- * Makes a close-on-exec memfd of @bytes (rounded up to pages by the kernel),
- * sealed against shrinking and growing and against further seals if @seal_all,
- * against shrinking only otherwise. Returns 0 or a negative errno.
+ * Makes a close-on-exec memfd of @bytes, sealed against shrinking and growing
+ * and against further seals if @seal_all, against shrinking only otherwise.
+ * Returns 0 or a negative errno.
  */
 int fa_memfd_new(const char *name, uint64_t bytes, int seal_all, int *ret_fd);
 

@@ -95,6 +95,11 @@ ssize_t fa_packet_receive(int socket, void *buffer, size_t size, int *ret_fds, s
 		return (msg.msg_flags & MSG_TRUNC) ? -EMSGSIZE : -E2BIG;
 	}
 
+	/* An empty packet looks like the end of the stream, where nobody expects any. */
+	if (!n) {
+		fa_packet_close_fds(ret_fds, n_fds);
+		n_fds = 0;
+	}
 	*ret_n_fds = n_fds;
 	return n;
 }
