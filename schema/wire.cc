@@ -14,6 +14,8 @@
 
 #include <cerrno>
 #include <cstring>
+#include <type_traits>
+#include <utility>
 
 namespace wire = fa::wire;
 
@@ -119,6 +121,9 @@ MIRROR_FIELD(Message, timeout_ns, message, timeout_ns);
 MIRROR_FIELD(Message, fds, message, fds);
 
 #undef MIRROR_FIELD
+
+/* Vectors and arrays are given and taken as they lie in the message. */
+static_assert(FLATBUFFERS_LITTLEENDIAN, "little endian");
 
 static_assert(sizeof(enum fa_wire_type) == sizeof(uint32_t), "type is read and set as a number");
 
@@ -432,7 +437,11 @@ flatbuffers::Offset<void> body_write(Builder &builder, const struct fa_wire_mess
 
 /* ---- decoding */
 
-/* Reads what was verified; remembers whether anything was longer than allowed. */
+/*
+ * Reads what was verified; remembers whether anything was longer than allowed.
+ * __restrict: what is written is never part of the message, whose tables then
+ * need not be looked up anew after every store.
+ */
 class Reader
 {
       public:
@@ -480,17 +489,15 @@ class Reader
 		ret_secret->hi = secret->hi();
 	}
 
-	void view(const wire::View *view, struct fa_wire_view *ret_view)
+	void view(const wire::View *view, struct fa_wire_view *__restrict ret_view)
 	{
 		if (!view) {
 			*ret_view = {};
 			return;
 		}
 		ret_view->offset = view->offset();
-		for (unsigned i = 0; i < FA_WIRE_RANK_MAX; ++i) {
-			ret_view->shape[i] = view->shape()->Get(i);
-			ret_view->strides[i] = view->strides()->Get(i);
-		}
+		memcpy(ret_view->shape, view->shape()->Data(), sizeof(ret_view->shape));
+		memcpy(ret_view->strides, view->strides()->Data(), sizeof(ret_view->strides));
 		ret_view->buffer = view->buffer();
 		ret_view->dtype = view->dtype();
 		ret_view->rank = view->rank();
@@ -509,7 +516,8 @@ class Reader
 		                                                     : 0;
 	}
 
-	void attention(const wire::Attention *body, struct fa_wire_attention *ret_attention)
+	void attention(const wire::Attention *body,
+	               struct fa_wire_attention *__restrict ret_attention)
 	{
 		ret_attention->stream = body->stream();
 		ret_attention->flags = body->flags();
@@ -647,6 +655,9 @@ void Reader::body(const wire::Message *message, struct fa_wire_message *ret_mess
 	}
 }
 
+/* The file identifier comes after the offset of the root. */
+constexpr size_t IDENTIFIER_OFFSET = sizeof(flatbuffers::uoffset_t);
+
 bool is_aligned(const void *pointer)
 {
 	return reinterpret_cast<uintptr_t>(pointer) % alignof(uint64_t) == 0;
@@ -685,7 +696,9 @@ int fa_wire_encode(const struct fa_wire_message *message, void *buffer, size_t s
 	return 0;
 }
 
-int fa_wire_decode(const void *bytes, size_t length, struct fa_wire_message *ret_message)
+/* Flattened, so that the verifier's limits and state are constants and registers. */
+__attribute__((flatten)) int fa_wire_decode(const void *bytes, size_t length,
+                                            struct fa_wire_message *ret_message)
 {
 	flatbuffers::Verifier::Options options;
 	const wire::Message *message;
@@ -699,7 +712,10 @@ int fa_wire_decode(const void *bytes, size_t length, struct fa_wire_message *ret
 	options.max_depth = 4;
 	options.max_tables = 8;
 	flatbuffers::Verifier verifier(static_cast<const uint8_t *>(bytes), length, options);
-	if (!wire::VerifyMessageBuffer(verifier))
+	if (length < IDENTIFIER_OFFSET + flatbuffers::kFileIdentifierLength ||
+	    memcmp(static_cast<const uint8_t *>(bytes) + IDENTIFIER_OFFSET,
+	           wire::MessageIdentifier(), flatbuffers::kFileIdentifierLength) != 0 ||
+	    !verifier.VerifyBuffer<wire::Message>(nullptr))
 		return -EBADMSG;
 
 	message = wire::GetMessage(bytes);
