@@ -14,6 +14,7 @@
 #include "common/completion.h"
 #include "common/error.h"
 #include "common/list.h"
+#include "daemon/deadline.h"
 #include "daemon/device.h"
 
 #include <stdbool.h>
@@ -44,15 +45,22 @@ struct fa_request {
 	uint64_t started_ns, finished_ns;
 
 	/* The engine's. */
-	struct fa_list link;
-	struct fa_device_work work;
+	struct fa_list link;        /* in the stream, then among the finished */
+	struct fa_list index_link;  /* loop thread: in the stream's index, by value */
+	struct fa_list cancel_link; /* on its way to be cancelled */
+	int cancel_status;          /* loop thread: what the first cancel asked for */
+	int end_status;             /* why the device was asked to end it early */
 	unsigned int state;
+	bool delivered; /* in fa_engine_take()'s queue; under the mutex */
+	struct fa_deadline deadline;
+	struct fa_device_work work;
 };
 
 /*
- * @notify is called on the engine thread whenever fa_engine_take() has something
- * (uv_async_send); it is called at least once after each addition, may be
- * coalesced. The device's notify must be wired to fa_engine_wake.
+ * @notify is called on the engine thread when fa_engine_take() has something after
+ * it had nothing (uv_async_send): who is notified takes until there is nothing, or
+ * remembers to come back. Not called any more once fa_engine_free() returned. The
+ * device's notify must be wired to fa_engine_wake.
  */
 int fa_engine_new(const struct fa_device_ops *ops, void (*notify)(void *userdata), void *userdata,
                   struct fa_engine **ret_engine);
@@ -61,7 +69,8 @@ int fa_engine_new(const struct fa_device_ops *ops, void (*notify)(void *userdata
  * is opened with fa_engine_wake as its notify.) */
 int fa_engine_start(struct fa_engine *engine, struct fa_device *device);
 
-/* Stops the thread. Every stream was closed and taken before. Takes NULL. */
+/* Stops the thread. Every stream was closed and taken before. The device, which
+ * may still call fa_engine_wake() until then, is idle. Takes NULL. */
 struct fa_engine *fa_engine_free(struct fa_engine *engine);
 
 /* Wakes the engine thread; any thread. @engine is a struct fa_engine. */
@@ -75,8 +84,13 @@ void fa_engine_wake(void *engine);
 int fa_engine_stream_new(struct fa_engine *engine, int priority, struct fa_completion_slot *slot,
                          uint64_t first, void *owner, struct fa_stream **ret_stream);
 void *fa_stream_owner(struct fa_stream *stream);
+/* The daemon-private word: all requests up to this value are finished. Any thread. */
+uint64_t fa_stream_finished(struct fa_stream *stream);
 
-/* Consumes @request until it is taken. Never blocks, never fails. */
+/*
+ * Consumes @request until it is taken. Never blocks, never fails. By the time that
+ * the client can see in the completion page that it finished, it can be taken.
+ */
 void fa_engine_submit(struct fa_engine *engine, struct fa_request *request);
 
 /* Asks that request @value end early: -ECANCELED (or @status, if it is not 0).
@@ -99,7 +113,9 @@ bool fa_engine_take(struct fa_engine *engine, struct fa_request **ret_request,
 
 /* Counters for status; any thread. */
 struct fa_engine_stats {
-	uint64_t submitted, finished, failed, cancelled, launched;
-	uint64_t busy_ns; /* sum of started to finished */
+	uint64_t submitted, finished, launched;
+	uint64_t cancelled; /* of the finished, those with -ECANCELED */
+	uint64_t failed;    /* of the finished, those with any other error */
+	uint64_t busy_ns;   /* sum of started to finished */
 };
 void fa_engine_stats(struct fa_engine *engine, struct fa_engine_stats *ret_stats);
