@@ -274,8 +274,18 @@ int fa_stream_free(struct fa_client *client, uint32_t stream);
 
 /* ---- administration */
 
-/* The daemon's state as JSON, freed by the caller with free(). Others' sessions
- * are shown only to root and to the daemon's own user. */
+/*
+ * The daemon's state as JSON, freed by the caller with free(). Others' sessions and
+ * tenants are shown only to root and to the daemon's own user. At least:
+ *   { "version": "0.1.0", "pid": N, "generation": N, "uptime_ns": N, "draining": false,
+ *     "backend": "cpu", "device": "...", "threads": N, "connections": N,
+ *     "requests": { "submitted": N, "finished": N, "failed": N, "cancelled": N, "busy_ns": N },
+ *     "sessions": [ { "session": N, "name": "...", "pid": N, "uid": N, "buffers": N,
+ *                     "buffer_bytes": N, "streams": N, "requests": N } ],
+ *     "tenants": [ { "uid": N, "cgroup": "...", "sessions": N, "buffers": N, "buffer_bytes": N,
+ *                    "fds": N, "requests": N } ] }
+ * requests of a session or tenant are those in flight.
+ */
 int fa_status(struct fa_client *client, char **ret_json);
 
 /* Asks the daemon to finish what is in flight and exit. -EPERM unless root or the
