@@ -1,0 +1,60 @@
+/*
+ * Attention cases: random tensors in one buffer, the message that asks for
+ * them, and a naive fp64 reference that the result is compared with. The
+ * reference follows the formula in kernels/attention.h word by word and shares
+ * no code with any kernel.
+ */
+#pragma once
+
+#include "schema/wire.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define FA_CASE_SEQUENCES_MAX 8
+#define FA_CASE_HEADS_MAX 64
+
+struct fa_case {
+	/* Set by the caller; what is 0 gets a sensible value from fa_case_plan():
+	 * fp32, one sequence, one head, dim 64, as many keys as queries. */
+	enum fa_wire_dtype dtype;
+	int64_t batch, heads, kv_heads, head_dim, head_dim_v, seqlen_q, seqlen_k;
+	bool ragged; /* sequence b has about (b + 1) / batch of seqlen_q and _k */
+	bool causal, lse, alibi, sinks;
+	bool windowed; /* else the windows are unbounded */
+	int64_t window_left, window_right;
+	float scale, softcap;
+	uint64_t seed;
+
+	/* Set by fa_case_plan(). */
+	uint64_t offset_q, offset_k, offset_v, offset_out, offset_lse;
+	uint64_t bytes; /* of the buffer */
+	int64_t tokens_q, tokens_k;
+	uint32_t cu_seqlens_q[FA_CASE_SEQUENCES_MAX + 1], cu_seqlens_k[FA_CASE_SEQUENCES_MAX + 1];
+	float alibi_slopes[FA_CASE_HEADS_MAX], sink_values[FA_CASE_HEADS_MAX];
+};
+
+void fa_case_plan(struct fa_case *attention);
+
+/* Fills q, k, v with random numbers and out and lse with poison. @data has .bytes. */
+void fa_case_fill(const struct fa_case *attention, void *data);
+
+/* The request; it points into @attention. All tensors lie in @buffer, @base
+ * bytes from its start. */
+struct fa_wire_message fa_case_message(const struct fa_case *attention, uint32_t buffer,
+                                       uint64_t base, uint32_t stream, uint64_t value);
+
+/*
+ * Computes the reference and compares. Returns the largest error in units of
+ * what the dtype allows: at most 1 is right. Infinity if anything is not a number,
+ * still poisoned, or a finite number where none may be.
+ */
+double fa_case_error(const struct fa_case *attention, const void *data);
+
+/* Whether out still is as fa_case_fill() left it. */
+bool fa_case_untouched(const struct fa_case *attention, const void *data);
+
+/* ---- number formats */
+size_t fa_dtype_bytes(enum fa_wire_dtype dtype);
+double fa_dtype_load(enum fa_wire_dtype dtype, const void *data, int64_t index);
+void fa_dtype_store(enum fa_wire_dtype dtype, void *data, int64_t index, double value);

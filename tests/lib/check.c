@@ -1,0 +1,138 @@
+#include "tests/lib/check.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static pid_t test_pid;
+
+__attribute__((constructor)) static void remember_pid(void)
+{
+	test_pid = getpid();
+}
+
+void fa_test_fail(const char *file, int line, const char *format, ...)
+{
+	va_list args;
+
+	fprintf(stderr, "%s:%d: ", file, line);
+	va_start(args, format);
+	vfprintf(stderr, format, args);
+	va_end(args);
+	fputc('\n', stderr);
+	if (getpid() == test_pid && (pid_t)syscall(SYS_gettid) == test_pid)
+		_fail(file, line);
+	_exit(FA_TEST_EXIT);
+}
+
+void fa_test_contains(const char *file, int line, const char *name, const char *text,
+                      const char *part)
+{
+	if (!text || !strstr(text, part))
+		fa_test_fail(file, line, "%s is \"%s\", which does not contain \"%s\"", name,
+		             text ? text : "(null)", part);
+}
+
+uint64_t fa_test_patience_ns(void)
+{
+	const char *patience = getenv("FAD_TEST_PATIENCE_S");
+
+	return (patience ? strtoull(patience, NULL, 10) : 60) * FA_NS_PER_SEC;
+}
+
+void fa_test_sleep_ms(unsigned int ms)
+{
+	struct timespec time = { .tv_sec = ms / 1000, .tv_nsec = (long)(ms % 1000) * 1000000 };
+
+	nanosleep(&time, NULL);
+}
+
+bool fa_test_long(void)
+{
+	const char *value = getenv("FAD_TEST_LONG");
+
+	return value && !strcmp(value, "1");
+}
+
+bool fa_test_sanitized(void)
+{
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+	return true;
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) ||                         \
+	__has_feature(memory_sanitizer)
+	return true;
+#else
+	return false;
+#endif
+#else
+	return false;
+#endif
+}
+
+/* splitmix64 */
+uint64_t fa_test_random(struct fa_test_random *random)
+{
+	uint64_t z = random->state += 0x9e3779b97f4a7c15ull;
+
+	z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+	z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+	return z ^ (z >> 31);
+}
+
+uint64_t fa_test_random_below(struct fa_test_random *random, uint64_t bound)
+{
+	return fa_test_random(random) % bound;
+}
+
+pid_t fa_test_fork(int (*function)(void *userdata), void *userdata)
+{
+	pid_t pid;
+
+	fflush(NULL);
+	pid = fork();
+	fa_check(pid >= 0);
+	if (!pid) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		_exit(function(userdata));
+	}
+	return pid;
+}
+
+int fa_test_reap(pid_t pid)
+{
+	int status = -1;
+
+	while (waitpid(pid, &status, 0) < 0)
+		fa_check(errno == EINTR);
+	return status;
+}
+
+int fa_test_count_fds(pid_t pid)
+{
+	char path[64];
+	struct dirent *entry;
+	int n = 0;
+	DIR *dir;
+
+	snprintf(path, sizeof(path), "/proc/%d/fd", pid ? pid : getpid());
+	dir = opendir(path);
+	if (!dir)
+		return -1;
+	while ((entry = readdir(dir)))
+		n += entry->d_name[0] != '.';
+	closedir(dir);
+	return pid ? n : n - 1; /* the one that read the directory */
+}

@@ -1,0 +1,315 @@
+#include "tests/lib/daemon.h"
+
+#include "common/cleanup.h"
+#include "tests/lib/check.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define ARGS_MAX 40
+
+/* What a broken daemon leaves in its stderr. */
+static const char *const complaints[] = {
+	"ERROR: AddressSanitizer",
+	"ERROR: LeakSanitizer",
+	"WARNING: ThreadSanitizer",
+	"runtime error:",
+	"SUMMARY: ",
+	"Assertion",
+};
+
+static void file_write(const char *path, const char *text)
+{
+	FILE *file = fopen(path, "we");
+
+	fa_check(file);
+	fa_check(fputs(text, file) >= 0);
+	fa_check(!fclose(file));
+}
+
+static char *file_read(const char *path)
+{
+	size_t length = 0, size = 0;
+	char *text = NULL;
+	FILE *file;
+
+	file = fopen(path, "re");
+	if (!file)
+		return strdup("");
+	for (;;) {
+		size_t n;
+
+		if (length + 4096 > size) {
+			size = length + 65536;
+			text = realloc(text, size + 1);
+			fa_check(text);
+		}
+		n = fread(text + length, 1, size - length, file);
+		if (!n)
+			break;
+		length += n;
+	}
+	fclose(file);
+	text[length] = 0;
+	return text;
+}
+
+static void run(struct fa_test_daemon *daemon, const struct fa_test_daemon_options *options,
+                int ready_fd)
+{
+	const char *args[ARGS_MAX], *path = getenv("FAD_DAEMON");
+	int n = 0, log;
+	char number[16];
+
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	if (options->nofile) {
+		struct rlimit limit = { options->nofile, options->nofile };
+
+		setrlimit(RLIMIT_NOFILE, &limit);
+	}
+	log = open(daemon->log, O_WRONLY | O_CREAT | O_APPEND, 0600);
+	if (log < 0 || dup2(log, STDERR_FILENO) < 0)
+		_exit(FA_TEST_EXIT);
+	close(log);
+	fcntl(ready_fd, F_SETFD, 0);
+
+	snprintf(number, sizeof(number), "%d", ready_fd);
+	args[n++] = path;
+	args[n++] = "--socket";
+	args[n++] = daemon->socket;
+	args[n++] = "--ready-fd";
+	args[n++] = number;
+	args[n++] = "--log";
+	args[n++] = "stderr";
+	args[n++] = "--config";
+	args[n++] = daemon->config;
+	for (const char *const *arg = options->args; arg && *arg && n < ARGS_MAX - 1; ++arg)
+		args[n++] = *arg;
+	args[n] = NULL;
+	execv(path, (char **)args);
+	fprintf(stderr, "%s: %m\n", path);
+	_exit(FA_TEST_EXIT);
+}
+
+/* True if "READY" came, false if the pipe was closed without it. */
+static bool wait_ready(int fd)
+{
+	uint64_t deadline = fa_deadline_ns(fa_test_patience_ns());
+	struct pollfd pollfd = { .fd = fd, .events = POLLIN };
+	char text[16] = "";
+
+	while (poll(&pollfd, 1, 100) <= 0)
+		if (fa_now_ns() > deadline)
+			return false;
+	return read(fd, text, sizeof(text) - 1) > 0 && !strcmp(text, "READY\n");
+}
+
+bool fa_test_daemon_try(struct fa_test_daemon *daemon, const struct fa_test_daemon_options *options)
+{
+	static const struct fa_test_daemon_options none;
+	_fa_cleanup_(fa_close_fdp) int ready = -1;
+	int fds[2];
+
+	if (!options)
+		options = &none;
+	if (!getenv("FAD_DAEMON")) {
+		fprintf(stderr, "FAD_DAEMON is not set: there is no daemon to test\n");
+		exit(77);
+	}
+
+	memset(daemon, 0, sizeof(*daemon));
+	if (options->dir) {
+		snprintf(daemon->dir, sizeof(daemon->dir), "%s", options->dir);
+	} else {
+		strcpy(daemon->dir, "/tmp/fad-test-XXXXXX");
+		fa_check(mkdtemp(daemon->dir));
+	}
+	if (options->everyone)
+		fa_check(!chmod(daemon->dir, 0755));
+	snprintf(daemon->socket, sizeof(daemon->socket), "%s/fad.sock", daemon->dir);
+	snprintf(daemon->config, sizeof(daemon->config), "%s/fad.conf", daemon->dir);
+	snprintf(daemon->log, sizeof(daemon->log), "%s/log", daemon->dir);
+	file_write(daemon->config, options->config     ? options->config
+	                           : options->everyone ? "[daemon]\nmode = 0666\n"
+	                                               : "");
+
+	fa_check(!pipe2(fds, O_CLOEXEC));
+	ready = fds[0];
+	fflush(NULL);
+	daemon->pid = fork();
+	fa_check(daemon->pid >= 0);
+	if (!daemon->pid)
+		run(daemon, options, fds[1]);
+	close(fds[1]);
+	return wait_ready(ready);
+}
+
+void fa_test_daemon_start(struct fa_test_daemon *daemon,
+                          const struct fa_test_daemon_options *options)
+{
+	if (!fa_test_daemon_try(daemon, options)) {
+		_fa_cleanup_(fa_freep) char *log = fa_test_daemon_log(daemon);
+
+		fa_test_fail(__FILE__, __LINE__, "the daemon did not come up; it wrote: %s", log);
+	}
+}
+
+char *fa_test_daemon_log(const struct fa_test_daemon *daemon)
+{
+	return file_read(daemon->log);
+}
+
+void fa_test_daemon_log_wait(struct fa_test_daemon *daemon, const char *part)
+{
+	uint64_t deadline = fa_deadline_ns(fa_test_patience_ns());
+
+	for (;;) {
+		_fa_cleanup_(fa_freep) char *log = fa_test_daemon_log(daemon);
+		size_t from = daemon->found_at;
+		char *found = strstr(log + (from <= strlen(log) ? from : 0), part);
+
+		if (found) {
+			daemon->found_at = (uint64_t)(found - log) + strlen(part);
+			return;
+		}
+		if (fa_now_ns() > deadline)
+			fa_test_fail(__FILE__, __LINE__,
+			             "the daemon's log never said \"%s\"; it says: %s", part, log);
+		fa_test_sleep_ms(5);
+	}
+}
+
+void fa_test_daemon_signal(struct fa_test_daemon *daemon, int signal)
+{
+	fa_check(daemon->pid > 0);
+	fa_check(!kill(daemon->pid, signal));
+}
+
+bool fa_test_daemon_is_dead(struct fa_test_daemon *daemon)
+{
+	siginfo_t info = { 0 };
+
+	if (waitid(P_PID, (id_t)daemon->pid, &info, WEXITED | WNOHANG | WNOWAIT) < 0)
+		return true;
+	return info.si_pid == daemon->pid;
+}
+
+/* Removes what a test may have left there; complaints are checked before. */
+static void remove_dir(const char *dir)
+{
+	char command[128];
+
+	snprintf(command, sizeof(command), "rm -rf -- '%s'", dir);
+	if (system(command) != 0)
+		fprintf(stderr, "%s was not removed\n", dir);
+}
+
+int fa_test_daemon_reap(struct fa_test_daemon *daemon)
+{
+	_fa_cleanup_(fa_freep) char *log = NULL;
+	uint64_t deadline = fa_deadline_ns(fa_test_patience_ns());
+	bool late = false;
+	int status;
+
+	while (!fa_test_daemon_is_dead(daemon)) {
+		if (!late && fa_now_ns() > deadline) {
+			late = true;
+			kill(daemon->pid, SIGABRT); /* a core is the best explanation */
+		}
+		fa_test_sleep_ms(2);
+	}
+	status = fa_test_reap(daemon->pid);
+	daemon->pid = 0;
+	log = fa_test_daemon_log(daemon);
+	if (!strncmp(daemon->dir, "/tmp/fad-test-", 14))
+		remove_dir(daemon->dir);
+	if (late)
+		fa_test_fail(__FILE__, __LINE__, "the daemon did not end; it wrote: %s", log);
+	for (size_t i = 0; i < sizeof(complaints) / sizeof(complaints[0]); ++i)
+		if (strstr(log, complaints[i]))
+			fa_test_fail(__FILE__, __LINE__, "the daemon wrote: %s", log);
+	if (WIFSIGNALED(status) && WTERMSIG(status) != SIGKILL)
+		fa_test_fail(__FILE__, __LINE__, "the daemon died of signal %d; it wrote: %s",
+		             WTERMSIG(status), log);
+	return status;
+}
+
+void fa_test_daemon_stop(struct fa_test_daemon *daemon)
+{
+	_fa_cleanup_(fa_freep) char *log = NULL;
+	int status;
+
+	if (!daemon->pid)
+		return;
+	if (fa_test_daemon_is_dead(daemon)) {
+		log = fa_test_daemon_log(daemon);
+		fprintf(stderr, "the daemon had ended before it was stopped; it wrote: %s\n", log);
+		status = fa_test_daemon_reap(daemon);
+		fa_test_fail(__FILE__, __LINE__, "the daemon had ended with status %#x", status);
+	}
+	log = fa_test_daemon_log(daemon);
+	fa_test_daemon_signal(daemon, SIGTERM);
+	status = fa_test_daemon_reap(daemon);
+	if (!WIFEXITED(status) || WEXITSTATUS(status))
+		fa_test_fail(__FILE__, __LINE__, "the daemon ended with status %#x; it wrote: %s",
+		             status, log);
+}
+
+void fa_test_daemon_usage(const struct fa_test_daemon *daemon, struct fa_test_usage *ret_usage)
+{
+	unsigned long long user, system;
+	char path[64], line[1024];
+	FILE *file;
+
+	memset(ret_usage, 0, sizeof(*ret_usage));
+	ret_usage->fds = fa_test_count_fds(daemon->pid);
+
+	snprintf(path, sizeof(path), "/proc/%d/maps", daemon->pid);
+	file = fopen(path, "re");
+	fa_check(file);
+	while (fgets(line, sizeof(line), file)) {
+		uint64_t start, end;
+
+		if (!strstr(line, "/memfd:") ||
+		    sscanf(line, "%" SCNx64 "-%" SCNx64, &start, &end) != 2)
+			continue;
+		ret_usage->memfd_maps++;
+		ret_usage->memfd_bytes += end - start;
+	}
+	fclose(file);
+
+	snprintf(path, sizeof(path), "/proc/%d/status", daemon->pid);
+	file = fopen(path, "re");
+	fa_check(file);
+	while (fgets(line, sizeof(line), file)) {
+		uint64_t number;
+
+		if (sscanf(line, "VmRSS: %" SCNu64, &number) == 1)
+			ret_usage->rss_bytes = number * 1024;
+		else if (sscanf(line, "Threads: %" SCNu64, &number) == 1)
+			ret_usage->threads = (int)number;
+	}
+	fclose(file);
+
+	snprintf(path, sizeof(path), "/proc/%d/stat", daemon->pid);
+	file = fopen(path, "re");
+	fa_check(file);
+	fa_check(fgets(line, sizeof(line), file));
+	fclose(file);
+	fa_check(strrchr(line, ')'));
+	fa_check_eq(sscanf(strrchr(line, ')') + 2,
+	                   "%*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu", &user, &system),
+	            2);
+	ret_usage->cpu_ns = (user + system) * (FA_NS_PER_SEC / (uint64_t)sysconf(_SC_CLK_TCK));
+}

@@ -1,0 +1,70 @@
+/*
+ * A private fad: a real process on a socket in a temporary directory, started
+ * from the environment's FAD_DAEMON. Its stderr is collected; when it is
+ * stopped, its exit status and what sanitizers wrote are checked. It dies with
+ * the test whatever happens.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+struct fa_test_daemon {
+	pid_t pid;         /* 0: not running */
+	char dir[48];      /* removed by fa_test_daemon_stop() */
+	char socket[64];   /* in dir */
+	char config[64];   /* in dir, written if options.config was given */
+	char log[64];      /* in dir: its stderr */
+	uint64_t found_at; /* bytes of the log that were looked at by _log_wait() */
+};
+
+struct fa_test_daemon_options {
+	const char *config;      /* text of the configuration file; NULL: none */
+	const char *const *args; /* further options, ended by NULL; may be NULL */
+	uint64_t nofile;         /* RLIMIT_NOFILE; 0: as it is */
+	bool everyone;           /* other users may reach the socket */
+	const char *dir;         /* use this directory, which is not removed; NULL: make one */
+};
+
+/*
+ * Starts fad and waits until it accepts connections. @options may be NULL.
+ * Fails the test if it does not come up; fa_test_daemon_try() instead returns
+ * false and leaves it to the caller to look at the log and to stop it, which
+ * returns its status.
+ */
+void fa_test_daemon_start(struct fa_test_daemon *daemon,
+                          const struct fa_test_daemon_options *options);
+bool fa_test_daemon_try(struct fa_test_daemon *daemon,
+                        const struct fa_test_daemon_options *options);
+
+/* Sends SIGTERM (unless it is gone), and checks that it exits with 0 and left
+ * nothing that a sanitizer complained about. Takes one that is not running. */
+void fa_test_daemon_stop(struct fa_test_daemon *daemon);
+
+/* Waits for its end, whoever caused it; checks the log, removes the directory
+ * and returns waitpid()'s status. */
+int fa_test_daemon_reap(struct fa_test_daemon *daemon);
+
+/* Whether it has ended (it is not reaped by this). */
+bool fa_test_daemon_is_dead(struct fa_test_daemon *daemon);
+
+void fa_test_daemon_signal(struct fa_test_daemon *daemon, int signal);
+
+/* What it has written to stderr, as a string that the caller frees. */
+char *fa_test_daemon_log(const struct fa_test_daemon *daemon);
+
+/* Waits until the log contains @part, after what an earlier call has found. */
+void fa_test_daemon_log_wait(struct fa_test_daemon *daemon, const char *part);
+
+/* What it holds, as the kernel sees it. */
+struct fa_test_usage {
+	int fds;
+	int memfd_maps; /* mappings of memfds */
+	uint64_t memfd_bytes;
+	uint64_t rss_bytes;
+	uint64_t cpu_ns; /* user and system */
+	int threads;
+};
+void fa_test_daemon_usage(const struct fa_test_daemon *daemon, struct fa_test_usage *ret_usage);
