@@ -9,7 +9,7 @@
 /* Take the value out of a variable that has a cleanup attribute. */
 #define fa_steal_ptr(ptr)                                                                          \
 	({                                                                                         \
-		__auto_type *_pp = &(ptr);                                                         \
+		__auto_type _pp = &(ptr);                                                          \
 		__auto_type _p = *_pp;                                                             \
 		*_pp = NULL;                                                                       \
 		_p;                                                                                \
