@@ -6,29 +6,44 @@
  * and writes the very memory that the client sees.
  *
  * Errors: functions return 0 or a negative errno; fa_error() then has a sentence
- * in the same thread. Besides what each function names, every function that
- * takes a client may return
- *   -ECONNRESET  the daemon went away (and could not be reached again in time)
+ * in the same thread. On an error nothing is written through ret_ pointers.
+ * Besides what each function names, every function that takes a client may return
+ *   -ECONNRESET  the daemon went away, and what was asked with it
+ *   -ENOENT, -ECONNREFUSED, -ETIMEDOUT  ... and could not be reached again in time
  *   -ESHUTDOWN   the daemon is stopping and takes no new work
+ *   -EPROTO      the daemon broke the protocol, or found that this library did;
+ *                the connection is given up
  *   -ECHILD      the client was made before a fork(); a child connects anew
  *   -EINVAL      an argument is wrong, the sentence says which
- *   -ENOMEM      no memory in this process
+ *   -ENOMEM, -EMFILE, -ENFILE  no memory or descriptors in this process
  *
  * Threads: a client and all its objects may be used by any number of threads at
- * once; calls wait for one another only briefly. An object is freed by one thread when no other
- * uses it. A buffer, stream or ticket is used only with the client it came from.
+ * once; calls wait for one another only briefly. An object is freed by one
+ * thread when no other uses it, a client when none of its objects is used. A
+ * buffer, stream or ticket is used only with the client it came from. No call
+ * may be made from a signal handler. The library makes no threads and leaves
+ * signals alone (starting a daemon causes one SIGCHLD).
+ *
+ * fork(): a child must not use the clients of its parent; every call says
+ * -ECHILD. It can read and write memory of buffers that it inherited, and may call
+ * fa_buffer_free() and fa_disconnect(), which then free what is its own and
+ * leave the parent's session alone.
  *
  * Reconnecting: when the daemon goes away, requests in flight end with
  * -ECONNRESET; it is not known which of them had written their output. The next
- * call connects again (waiting up to fa_options.reconnect_ns), and registers
- * every buffer and stream of the client again; handles stay good, and memory
- * keeps its contents. fa_client_state() and fa_info.generation tell.
+ * call that needs the daemon connects again (waiting up to
+ * fa_options.reconnect_ns), and registers every buffer and stream of the client
+ * again; handles and tickets stay good, and memory keeps its contents. A request
+ * that could not even be sent is sent to the new daemon. fa_client_state() and
+ * fa_info.generation tell.
  *
- * Units: lengths in tokens, strides in elements, sizes and offsets in bytes, times in
- * nanoseconds.
+ * Units: lengths in tokens, strides in elements, sizes and offsets in bytes,
+ * times in nanoseconds.
  *
- * Structs that a caller fills start with their size, so that they can grow;
- * fields that are 0 mean the default.
+ * Structs that cross this interface start with their size, set by the caller to
+ * sizeof, so that they can grow. One that is larger than this library knows is
+ * taken if the unknown part is 0 (else -E2BIG), and one to be filled gets zeros
+ * there. Fields that are 0 mean the default.
  */
 #ifndef FACLIENT_H
 #define FACLIENT_H
@@ -38,6 +53,9 @@
 
 #ifdef __cplusplus
 extern "C" {
+#endif
+#ifdef __GNUC__
+#pragma GCC visibility push(default)
 #endif
 
 #define FA_VERSION_MAJOR 0
@@ -51,49 +69,69 @@ struct fa_buffer;
 const char *fa_version(void);
 
 /* The sentence that goes with the last error of the calling thread, in any
- * client; "" if none. Good until the thread's next call. */
+ * client; "" if there was none. Good until the thread's next call. */
 const char *fa_error(void);
 
 /* ---- connecting */
 
-/* With fa_options.flags: start a daemon of our own. */
-#define FA_CONNECT_SPAWN (1u << 0)   /* only if no daemon answers at the usual places */
+/* fa_options.flags: start a daemon of our own. */
+#define FA_CONNECT_SPAWN (1u << 0)   /* if none answers that this user may talk to */
 #define FA_CONNECT_PRIVATE (1u << 1) /* in any case */
 
 struct fa_options {
 	uint32_t size; /* sizeof(struct fa_options) */
 	uint32_t flags;
-	const char *socket; /* NULL: FAD_SOCKET, else $XDG_RUNTIME_DIR/fad/fad.sock if there is
-				  * one, else /run/fad/fad.sock */
-	const char *name;   /* shown by factl; NULL: the program's name */
-	const char *daemon; /* path of fad for spawning; NULL: FAD_DAEMON, else the installed one */
-	uint64_t connect_ns;   /* 0: 5 s */
-	uint64_t reconnect_ns; /* 0: 5 s; UINT64_MAX: never reconnect */
-	uint64_t spin_ns;      /* how long fa_wait() spins before it sleeps; 0: 20 us where there
-				  * are more than two processors, else not at all */
+	/* Path of the socket; NULL: FAD_SOCKET, else $XDG_RUNTIME_DIR/fad/fad.sock if a
+	 * daemon answers there, else /run/fad/fad.sock. */
+	const char *socket;
+	/* Shown by factl, at most 64 bytes; NULL: the program's name. */
+	const char *name;
+	/* Path of fad, for spawning; NULL: FAD_DAEMON, else the installed one, else
+	 * the first on PATH. */
+	const char *daemon;
+	uint64_t connect_ns; /* for fa_connect() as a whole; 0: 5 s */
+	uint64_t
+		reconnect_ns; /* for connecting again; 0: 5 s; UINT64_MAX: only by fa_reconnect() */
+	/* How long fa_wait() spins before it sleeps; 0: 20 us where this process may
+	 * use more than two processors, else (about) not at all. */
+	uint64_t spin_ns;
+	/* How long the daemon may take to answer what it should answer at once (all but
+	 * attention) before the connection is given up; 0: 60 s; UINT64_MAX: for ever. */
+	uint64_t reply_ns;
 };
 
 /*
- * Connects and shakes hands. @options may be NULL. A spawned daemon is a process
- * of its own (no child of the caller, no descriptors of it), listens on a socket
- * that fa_socket() names, and ends when its last client disconnects.
- *   -ENOENT, -ECONNREFUSED  no daemon there      -EACCES  the socket's mode forbids
- *   -EPROTONOSUPPORT        no common version    -ETIMEDOUT
+ * Connects and shakes hands; *ret_client is freed by fa_disconnect(). @options may
+ * be NULL, and is not kept. Environment variables do not count in set-uid programs.
+ *
+ * A spawned daemon is a process of its own (no child of the caller, none of its
+ * descriptors) that listens on a socket in a new directory of mode 0700 under
+ * $XDG_RUNTIME_DIR or /tmp. fa_socket() names it, so that other processes of this
+ * user can join. It ends when its last client disconnects. If it dies before,
+ * the client that started it starts it again when it reconnects.
+ *   -ENOENT, -ECONNREFUSED  no daemon there, or none to start
+ *   -EACCES                 the socket's mode forbids
+ *   -EPROTONOSUPPORT        no common version
+ *   -ETIMEDOUT              it does not answer
  *   -EDQUOT                 too many connections of this user
+ *   -ENAMETOOLONG           the path does not fit into a socket's address
  */
 int fa_connect(const struct fa_options *options, struct fa_client **ret_client);
 
-/* Disconnects and frees; work in flight is cancelled. Buffers are to be freed
- * before; those that were not are freed with it. Takes NULL, returns NULL. */
+/* Disconnects and frees; work in flight is cancelled. Buffers that were not freed
+ * before are freed with it, and must not be touched any more. Never waits. Takes
+ * NULL, returns NULL. */
 struct fa_client *fa_disconnect(struct fa_client *client);
 
 enum fa_client_state {
 	FA_CLIENT_CONNECTED = 0,
 	FA_CLIENT_LOST = 1, /* the next call will try to connect again */
 };
+/* Notices a daemon that went away since the last call. Never waits. */
 enum fa_client_state fa_client_state(struct fa_client *client);
 
-/* Connects again now, if the connection is lost. */
+/* Connects again now, if the connection is lost. Errors as fa_connect()'s, and
+ * those of registering buffers. */
 int fa_reconnect(struct fa_client *client);
 
 /* The path of the socket this client is connected to; lives as long as it. */
@@ -112,10 +150,11 @@ struct fa_info {
 	uint64_t max_buffers;      /* of one client */
 	uint64_t max_buffer_bytes; /* of all buffers of this user */
 	uint64_t max_streams;
-	uint64_t max_requests; /* in flight, of one client */
+	uint64_t max_requests; /* in flight, of one client; at most 4096 */
 };
 
-/* Set ret_info->size before. No round trip. */
+/* What the daemon said when it was connected to last. Set ret_info->size before.
+ * No round trip; never waits. */
 int fa_info(struct fa_client *client, struct fa_info *ret_info);
 
 /* One empty round trip. */
@@ -123,13 +162,15 @@ int fa_ping(struct fa_client *client);
 
 /* ---- memory */
 
-/* Memory is made by the daemon and mapped here; 0 makes it here (a memfd) and
- * hands it over, which is the same for the CPU backend. */
+/* The daemon makes the memory, and it is mapped here. Without it the memory is
+ * made here (a memfd) and handed over, which is as fast for the CPU backend. */
 #define FA_BUFFER_ARENA (1u << 0)
-#define FA_BUFFER_READ_ONLY (1u << 1) /* the daemon only reads it */
+/* The daemon cannot write it; good for queries, keys and values only. */
+#define FA_BUFFER_READ_ONLY (1u << 1)
 
 /*
- * Zeroed memory that both sides see, at most what fa_info allows.
+ * Zeroed memory that both sides see, writable here. Freed by fa_buffer_free(). Each
+ * buffer holds a descriptor: many small tensors are better off in one buffer.
  *   -EDQUOT  more buffers or bytes than this user may have
  */
 int fa_buffer_new(struct fa_client *client, uint64_t bytes, uint32_t flags,
@@ -138,19 +179,20 @@ int fa_buffer_new(struct fa_client *client, uint64_t bytes, uint32_t flags,
 /*
  * Hands over [offset, offset + bytes) of a memfd of the caller's, which is
  * sealed with F_SEAL_SHRINK and has plain pages; offset is a multiple of the page
- * size. The descriptor is duplicated. A memfd sealed against writing needs
- * FA_BUFFER_READ_ONLY.
- *   -EINVAL, -ENOTSUP  not such a file    -EDQUOT
+ * size. The descriptor is duplicated. A memfd that cannot be written (sealed, or
+ * opened for reading) needs FA_BUFFER_READ_ONLY, and is mapped for reading here.
+ *   -EINVAL, -ENOTSUP  not such a file
+ *   -EDQUOT            as above
  */
 int fa_buffer_import_fd(struct fa_client *client, int fd, uint64_t offset, uint64_t bytes,
                         uint32_t flags, struct fa_buffer **ret_buffer);
 
-/* Where it is mapped in this process; lives until fa_buffer_free(). */
+/* Where it is mapped in this process, page-aligned; lives until fa_buffer_free(). */
 void *fa_buffer_data(struct fa_buffer *buffer);
 uint64_t fa_buffer_bytes(struct fa_buffer *buffer);
 
-/* Work in flight on it is finished first, on the daemon's side; here it is
- * unmapped at once. Takes NULL, returns NULL. */
+/* Here it is unmapped at once; the daemon keeps it until work in flight on it has
+ * ended. Takes NULL, returns NULL. */
 struct fa_buffer *fa_buffer_free(struct fa_buffer *buffer);
 
 /* ---- tensors */
@@ -164,8 +206,9 @@ enum fa_dtype {
 uint32_t fa_dtype_bytes(uint32_t dtype); /* 0 if unknown */
 
 /*
- * A view into a buffer, outermost dimension first. All strides 0 mean dense.
- * The inner stride is 1, others are 0 (broadcast, inputs only) or more.
+ * A view into a buffer, outermost dimension first; the first rank entries of shape
+ * and strides count. All strides 0 mean dense. Else the inner stride is 1, others
+ * are 0 (broadcast, inputs only) or more.
  */
 struct fa_tensor {
 	struct fa_buffer *buffer;
@@ -176,11 +219,13 @@ struct fa_tensor {
 	int64_t strides[4]; /* elements */
 };
 
-/* Fills in a dense tensor. @shape has @rank entries. */
+/* Fills in a dense tensor. @shape has @rank entries, at most 4, and is copied. Nothing is
+ * checked before fa_attention(). */
 void fa_tensor_init(struct fa_tensor *ret_tensor, struct fa_buffer *buffer, uint64_t offset,
                     uint32_t dtype, uint32_t rank, const int64_t *shape);
 
-/* Bytes of the dense tensor of that shape; 0 if it overflows or dtype is unknown. */
+/* Bytes of the dense tensor of that shape; 0 if that overflows, a dimension is
+ * negative, or dtype or rank is none of ours. */
 uint64_t fa_tensor_bytes(uint32_t dtype, uint32_t rank, const int64_t *shape);
 
 /* ---- attention */
@@ -196,9 +241,10 @@ uint64_t fa_tensor_bytes(uint32_t dtype, uint32_t rank, const int64_t *shape);
  *   lse (optional) fp32 [batch, heads, n_q].
  * Ragged form: the same without batch; sequence b has the tokens
  *   cu_seqlens[b] … cu_seqlens[b + 1] - 1 of its tensor; lse [heads, tokens].
- * heads is a multiple of kv_heads. dim is a multiple of 8 up to 256, dim_v up to
+ * heads is a multiple of kv_heads. dim is a multiple of 8 up to 256, dim_v one up to
  * 512. q, k, v and out have one dtype. A row that sees no key gives zeros, and an
- * lse of -inf. out and lse must not overlap anything else in use.
+ * lse of -inf (with sinks: the sink). lse is the natural logarithm of the softmax's
+ * denominator. out and lse must not overlap anything else in use.
  */
 struct fa_attention {
 	uint32_t size; /* sizeof(struct fa_attention) */
@@ -213,23 +259,25 @@ struct fa_attention {
 	int64_t window_right;         /* and after it */
 	const uint32_t *cu_seqlens_q; /* [batch + 1], from 0, ascending; copied by the call */
 	const uint32_t *cu_seqlens_k;
-	const float *alibi_slopes; /* [heads] or NULL; copied */
-	const float *sinks;        /* [heads] or NULL; copied */
+	const float *alibi_slopes; /* [heads, at most 1024] or NULL; copied */
+	const float *sinks;        /* the same */
 	uint64_t timeout_ns; /* the request ends with -ETIMEDOUT if it takes longer; 0: none */
 };
 
-/* Names one request of one client. */
+/* Names one request of one client; plain data, may be copied and forgotten. */
 struct fa_ticket {
 	uint64_t value;
 	uint32_t stream;
-	uint32_t epoch; /* of the connection it went over */
+	uint32_t client;
 };
 
 /*
  * Submits a request. With a ticket it returns once the request is on its way;
- * with NULL it waits for the end, as fa_wait() does. Errors that need no daemon
- * to see come at once; others from fa_wait().
- *   -EAGAIN   max_requests are in flight; wait for one
+ * with NULL it waits for the end, as fa_wait() does, and its result is returned.
+ * Errors that need no daemon to see (-EINVAL) come at once; others from fa_wait().
+ * Requests of one stream run in order, so one may read what the one before wrote.
+ * Buffers must not be freed, and what is read must not be changed, before the end.
+ *   -EAGAIN   with a ticket: max_requests are in flight; wait for one
  *   -ENOTSUP  no kernel covers it
  */
 int fa_attention(struct fa_client *client, const struct fa_attention *attention,
@@ -244,39 +292,49 @@ struct fa_completion {
 };
 
 /*
- * Waits for a request, @timeout_ns at most (UINT64_MAX: for ever). Returns its
- * result. @ret_completion may be NULL; set its size before. (Asking for it costs
- * the trip through the socket that a spinning wait saves.)
+ * Waits for a request, @timeout_ns at most (UINT64_MAX: for ever, 0: only looks).
+ * Returns its result; its output can be read then. Any thread may ask, any number
+ * of times. @ret_completion may be NULL; set its size before. It is filled whenever
+ * the request has ended, also with an error. (Asking for it costs the trip through
+ * the socket that a spinning wait saves.) Never connects again.
  *   -EAGAIN      not finished in that time; it goes on
  *   -ECANCELED, -ETIMEDOUT (its own timeout), -ECONNRESET, -EINVAL, -ENOTSUP: its end
- *   -ESTALE      so long ago that the result is forgotten (max_requests requests
- *                of its stream came after it)
+ *   -ESTALE      so long ago that the result is forgotten: 4096 requests of its
+ *                stream ended after it
  */
 int fa_wait(struct fa_client *client, const struct fa_ticket *ticket, uint64_t timeout_ns,
             struct fa_completion *ret_completion);
 
-/* Asks that a request end early. 0: it was told; -ENOENT: it had finished. */
+/* Asks that a request end early. 0: it was told, and the request ends with
+ * -ECANCELED unless it was faster. -ENOENT: it had finished. */
 int fa_cancel(struct fa_client *client, const struct fa_ticket *ticket);
 
 /*
- * For event loops: a descriptor that is readable when fa_dispatch() has work.
- * Then call fa_dispatch() and ask fa_wait() with timeout 0. The descriptor
- * belongs to the client and stays the same across reconnects.
+ * For event loops: a descriptor that is readable when requests have ended or the
+ * connection was lost since the last fa_dispatch(), whichever thread noticed.
+ * Then call fa_dispatch(), which never waits, and ask fa_wait() with timeout 0.
+ * The descriptor belongs to the client and stays the same across reconnects.
+ * fa_fd() returns it, or a negative errno. fa_dispatch() returns 0, or
+ * -ECONNRESET (-EPROTO) as long as the connection is lost.
  */
 int fa_fd(struct fa_client *client);
 int fa_dispatch(struct fa_client *client);
 
-/* Streams: requests of one stream run in order, those of different streams
- * beside one another. @priority > 0 goes first (decode).
- *   -EDQUOT (max_streams)   -EBUSY (free: requests in flight)   -ENOENT */
+/*
+ * Streams: requests of one stream run in order, those of different streams beside
+ * one another. Stream 0 is always there. One of @priority > 0 goes first (decode).
+ * They are freed with the client.
+ *   -EDQUOT  max_streams     -EBUSY (free)  requests are in flight
+ *   -ENOENT (free)           no such stream
+ */
 int fa_stream_new(struct fa_client *client, int priority, uint32_t *ret_stream);
 int fa_stream_free(struct fa_client *client, uint32_t stream);
 
 /* ---- administration */
 
 /*
- * The daemon's state as JSON, freed by the caller with free(). Others' sessions and
- * tenants are shown only to root and to the daemon's own user. At least:
+ * The daemon's state as JSON, zero-terminated, freed by the caller with free(). Others'
+ * sessions and tenants are shown only to root and to the daemon's own user. At least:
  *   { "version": "0.1.0", "pid": N, "generation": N, "uptime_ns": N, "draining": false,
  *     "backend": "cpu", "device": "...", "threads": N, "connections": N,
  *     "requests": { "submitted": N, "finished": N, "failed": N, "cancelled": N, "busy_ns": N },
@@ -292,6 +350,9 @@ int fa_status(struct fa_client *client, char **ret_json);
  * daemon's own user. */
 int fa_drain(struct fa_client *client);
 
+#ifdef __GNUC__
+#pragma GCC visibility pop
+#endif
 #ifdef __cplusplus
 }
 #endif

@@ -1,0 +1,410 @@
+/*
+ * Making and ending clients, and what every call begins with: is this still the
+ * process that connected, and does the connection stand?
+ */
+#include "client/internal.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+
+#define CONNECT_NS_DEFAULT (5 * FA_NS_PER_SEC)
+#define RECONNECT_NS_DEFAULT (5 * FA_NS_PER_SEC)
+#define REPLY_NS_DEFAULT (60 * FA_NS_PER_SEC)
+#define SPIN_NS_DEFAULT (20 * FA_NS_PER_US)
+
+#define SYSTEM_SOCKET "/run/fad/fad.sock"
+
+const char *fa_version(void)
+{
+	return FAD_VERSION;
+}
+
+/* ---- fork */
+
+/*
+ * A page of its own that the kernel clears in a child of fork() costs one load a
+ * call. Kernels and sandboxes that do not have that pay getpid().
+ */
+static volatile uint64_t *alive_page_new(void)
+{
+	uint64_t *page = mmap(NULL, sizeof(uint64_t), PROT_READ | PROT_WRITE,
+	                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	if (page == MAP_FAILED)
+		return NULL;
+	if (madvise(page, sizeof(uint64_t), MADV_WIPEONFORK) < 0) {
+		(void)munmap(page, sizeof(uint64_t));
+		return NULL;
+	}
+	*page = 1;
+	return page;
+}
+
+bool fa_client_forked(const struct fa_client *client)
+{
+	return client->alive ? !*client->alive : getpid() != client->pid;
+}
+
+int fa_client_child_error(void)
+{
+	return fa_error_set(-ECHILD, "this client was connected before fork(), by the parent "
+	                             "process; a child has to call fa_connect() itself");
+}
+
+int fa_client_enter(struct fa_client *client)
+{
+	if (!client)
+		return fa_error_set(-EINVAL, "the client is NULL");
+	if (fa_client_forked(client))
+		return fa_client_child_error();
+	pthread_mutex_lock(&client->lock);
+	return 0;
+}
+
+int fa_client_enter_connected(struct fa_client *client)
+{
+	int r;
+
+	r = fa_client_enter(client);
+	if (r < 0)
+		return r;
+	r = fa_client_restore(client, client->reconnect_ns);
+	if (r < 0)
+		fa_client_leave(client);
+	return r;
+}
+
+/* ---- making */
+
+static uint64_t default_spin_ns(void)
+{
+	cpu_set_t cpus;
+
+	/* With fewer processors spinning takes time from who should finish. */
+	if (sched_getaffinity(0, sizeof(cpus), &cpus) < 0 || CPU_COUNT(&cpus) <= 2)
+		return 0;
+	return SPIN_NS_DEFAULT;
+}
+
+static uint64_t or_default(uint64_t value, uint64_t otherwise)
+{
+	return value ? value : otherwise;
+}
+
+/* Everything but the connection. */
+static int client_new(const struct fa_options *options, struct fa_client **ret_client)
+{
+	static atomic_uint tags;
+	const char *name = options->name ? options->name : program_invocation_short_name;
+	struct fa_client *client;
+
+	client = fa_new(struct fa_client);
+	if (!client)
+		return fa_error_set(-ENOMEM, "no memory for a client");
+	client->state = FA_CLIENT_LOST;
+	client->connection.socket = client->epoll_fd = client->event_fd = -1;
+	client->pid = getpid();
+	client->tag = atomic_fetch_add(&tags, 1) + 1;
+	client->connect_ns = or_default(options->connect_ns, CONNECT_NS_DEFAULT);
+	client->reconnect_ns = or_default(options->reconnect_ns, RECONNECT_NS_DEFAULT);
+	client->call_ns = or_default(options->reply_ns, REPLY_NS_DEFAULT);
+	client->spin_ns = or_default(options->spin_ns, default_spin_ns());
+	(void)snprintf(client->name, sizeof(client->name), "%s", name);
+	fa_list_init(&client->waiters);
+	fa_list_init(&client->calls);
+	fa_list_init(&client->buffers);
+	client->streams[0].state = FA_STREAM_OPEN;
+	atomic_init(&client->lost, true);
+	pthread_condattr_init(&client->clock);
+	pthread_condattr_setclock(&client->clock, CLOCK_MONOTONIC);
+	pthread_mutex_init(&client->lock, NULL);
+	pthread_cond_init(&client->changed, &client->clock);
+	*ret_client = client;
+
+	client->alive = alive_page_new();
+	client->in = aligned_alloc(8, FA_WIRE_BYTES_MAX);
+	client->out = aligned_alloc(8, FA_WIRE_BYTES_MAX);
+	if (options->daemon)
+		client->daemon = strdup(options->daemon);
+	if (!client->in || !client->out || (options->daemon && !client->daemon))
+		return fa_error_set(-ENOMEM, "no memory for a client");
+
+	client->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+	client->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (client->epoll_fd < 0 || client->event_fd < 0 ||
+	    epoll_ctl(client->epoll_fd, EPOLL_CTL_ADD, client->event_fd,
+	              &(struct epoll_event){ .events = EPOLLIN }) < 0)
+		return fa_error_set(-errno, "no descriptors for a client: %m");
+	return 0;
+}
+
+/* Frees what the process holds; the daemon learns of it if it was told before. */
+static struct fa_client *client_free(struct fa_client *client)
+{
+	if (!client)
+		return NULL;
+	fa_connection_close(&client->connection);
+	fa_close_fdp(&client->epoll_fd);
+	fa_close_fdp(&client->event_fd);
+	while (!fa_list_empty(&client->buffers)) {
+		struct fa_buffer *buffer = fa_container_of(client->buffers.next, struct fa_buffer,
+		                                           link);
+
+		fa_list_remove(&buffer->link);
+		fa_buffer_release(buffer);
+	}
+	for (size_t i = 0; i < FA_COMPLETION_SLOTS; ++i) {
+		struct fa_result *results = client->streams[i].results;
+
+		for (size_t k = 0; results && k < FA_RESULTS; ++k)
+			free(results[k].text);
+		free(results);
+	}
+	if (client->alive)
+		(void)munmap((void *)client->alive, sizeof(uint64_t));
+	free(client->daemon);
+	free(client->in);
+	free(client->out);
+	free(client);
+	return NULL;
+}
+
+static int try_path(struct fa_client *client, const char *path, uint64_t deadline_ns,
+                    struct fa_error *error)
+{
+	struct fa_connection connection;
+	int r;
+
+	r = fa_connection_open(path, client->name, client->in, client->out, deadline_ns, error,
+	                       &connection);
+	if (r < 0)
+		return r;
+	(void)snprintf(client->path, sizeof(client->path), "%s", path);
+	fa_client_adopt(client, &connection);
+	return 0;
+}
+
+/* No daemon answers there, or it is not for this user. */
+static bool is_nobody(int code)
+{
+	return code == -ENOENT || code == -ECONNREFUSED || code == -EACCES;
+}
+
+static int connect_usual(struct fa_client *client, const char *socket, uint64_t deadline_ns,
+                         struct fa_error *error)
+{
+	const char *runtime = secure_getenv("XDG_RUNTIME_DIR");
+	char path[FA_SOCKET_PATH_BYTES];
+	int r;
+
+	if (!socket || !*socket)
+		socket = secure_getenv("FAD_SOCKET");
+	if (socket && *socket)
+		return try_path(client, socket, deadline_ns, error);
+
+	if (runtime && *runtime &&
+	    (size_t)snprintf(path, sizeof(path), "%s/fad/fad.sock", runtime) < sizeof(path)) {
+		r = try_path(client, path, deadline_ns, error);
+		if (!is_nobody(r))
+			return r;
+	}
+	return try_path(client, SYSTEM_SOCKET, deadline_ns, error);
+}
+
+static int connect_spawned(struct fa_client *client, uint64_t deadline_ns, struct fa_error *error)
+{
+	char path[FA_SOCKET_PATH_BYTES] = "";
+	int r;
+
+	r = fa_spawn(client->daemon, path, error);
+	if (r < 0)
+		return r;
+	r = try_path(client, path, deadline_ns, error);
+	if (r < 0) {
+		fa_spawn_clean(path);
+		return r;
+	}
+	client->spawned = true;
+	return 0;
+}
+
+int fa_connect(const struct fa_options *options, struct fa_client **ret_client)
+{
+	struct fa_options known = { .size = sizeof(known) };
+	struct fa_client *client = NULL;
+	struct fa_error error = {};
+	uint64_t deadline;
+	const void *o = &known;
+	int r;
+
+	if (!ret_client)
+		return fa_error_set(-EINVAL, "ret_client is NULL");
+	if (options) {
+		r = fa_struct_in("fa_options", options, &known, sizeof(known), &o);
+		if (r < 0)
+			return r;
+	}
+	options = o;
+	if (options->flags & ~(FA_CONNECT_SPAWN | FA_CONNECT_PRIVATE))
+		return fa_error_set(-EINVAL, "fa_options.flags has unknown bits: 0x%x",
+		                    options->flags);
+
+	r = client_new(options, &client);
+	if (r < 0) {
+		client_free(client);
+		return r;
+	}
+	deadline = fa_deadline_ns(client->connect_ns);
+	r = -ENOENT;
+	if (!(options->flags & FA_CONNECT_PRIVATE))
+		r = connect_usual(client, options->socket, deadline, &error);
+	if (options->flags & FA_CONNECT_PRIVATE ||
+	    (options->flags & FA_CONNECT_SPAWN && is_nobody(r)))
+		r = connect_spawned(client, deadline, &error);
+	if (r < 0) {
+		client_free(client);
+		return fa_error_copy(r, &error);
+	}
+	*ret_client = client;
+	return 0;
+}
+
+/* ---- ending */
+
+/*
+ * In a child of fork(): the session is the parent's, so nothing is said and the
+ * socket is not shut down. A thread of the parent may have been at work when it
+ * forked; then only the descriptors can be let go safely.
+ */
+static void disconnect_child(struct fa_client *client)
+{
+	if (!pthread_mutex_trylock(&client->lock) && !client->connecting) {
+		client_free(client);
+		return;
+	}
+	fa_close_fdp(&client->connection.socket);
+	fa_close_fdp(&client->epoll_fd);
+	fa_close_fdp(&client->event_fd);
+}
+
+struct fa_client *fa_disconnect(struct fa_client *client)
+{
+	if (!client)
+		return NULL;
+	if (fa_client_forked(client)) {
+		disconnect_child(client);
+		return NULL;
+	}
+	/* A child of ours may still hold the socket: closing alone would not do. */
+	if (client->state == FA_CLIENT_CONNECTED)
+		(void)shutdown(client->connection.socket, SHUT_RDWR);
+	else if (client->spawned)
+		fa_spawn_clean(client->path);
+	pthread_cond_destroy(&client->changed);
+	pthread_mutex_destroy(&client->lock);
+	pthread_condattr_destroy(&client->clock);
+	return client_free(client);
+}
+
+/* ---- asking about it */
+
+enum fa_client_state fa_client_state(struct fa_client *client)
+{
+	enum fa_client_state state;
+
+	if (fa_client_enter(client) < 0)
+		return FA_CLIENT_LOST;
+	fa_io_receive(client, true);
+	state = client->state;
+	fa_client_leave(client);
+	return state;
+}
+
+int fa_reconnect(struct fa_client *client)
+{
+	uint64_t timeout_ns;
+	int r;
+
+	r = fa_client_enter(client);
+	if (r < 0)
+		return r;
+	fa_io_receive(client, true);
+	timeout_ns = client->reconnect_ns == FA_NS_NEVER ? client->connect_ns
+	                                                 : client->reconnect_ns;
+	r = fa_client_restore(client, timeout_ns);
+	fa_client_leave(client);
+	return r;
+}
+
+const char *fa_socket(struct fa_client *client)
+{
+	return client ? client->path : NULL;
+}
+
+int fa_info(struct fa_client *client, struct fa_info *ret_info)
+{
+	const struct fa_connection *connection = &client->connection;
+	struct fa_info info = {};
+	int r;
+
+	r = fa_struct_out_check("fa_info", ret_info);
+	if (r < 0)
+		return r;
+	r = fa_client_enter(client);
+	if (r < 0)
+		return r;
+	info.protocol = connection->version;
+	memcpy(info.daemon_version, connection->daemon_version, sizeof(info.daemon_version));
+	memcpy(info.backend, connection->backend, sizeof(info.backend));
+	memcpy(info.device_name, connection->device_name, sizeof(info.device_name));
+	memcpy(info.device_uuid, connection->device_uuid, sizeof(info.device_uuid));
+	info.generation = connection->generation;
+	info.session = connection->session;
+	info.reconnects = client->reconnects;
+	info.max_buffers = connection->limits.buffers;
+	info.max_buffer_bytes = connection->limits.buffer_bytes;
+	info.max_streams = connection->limits.streams < FA_COMPLETION_SLOTS
+	                           ? connection->limits.streams
+	                           : FA_COMPLETION_SLOTS;
+	info.max_requests = client->max_requests;
+	fa_client_leave(client);
+	fa_struct_out(ret_info, &info, sizeof(info));
+	return 0;
+}
+
+int fa_fd(struct fa_client *client)
+{
+	int r;
+
+	r = fa_client_enter(client);
+	if (r < 0)
+		return r;
+	client->watched = true;
+	/* What was read before nobody would be told of. */
+	fa_io_ring(client);
+	fa_client_leave(client);
+	return client->epoll_fd;
+}
+
+int fa_dispatch(struct fa_client *client)
+{
+	eventfd_t count;
+	int r;
+
+	r = fa_client_enter(client);
+	if (r < 0)
+		return r;
+	fa_io_receive(client, true);
+	if (client->rung)
+		(void)eventfd_read(client->event_fd, &count);
+	client->rung = false;
+	r = client->state == FA_CLIENT_LOST ? fa_client_lost_error(client) : 0;
+	fa_client_leave(client);
+	return r;
+}

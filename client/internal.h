@@ -1,0 +1,258 @@
+/*
+ * What the files of libfaclient share.
+ *
+ * One mutex guards a client. Three things happen without it, and each is counted
+ * in `outside` while it lasts, so that the socket and the completion page are
+ * not taken away under it: polling the socket, and spinning on the page. A lost
+ * connection is shut down at once (which wakes them) and closed when the last of
+ * them has left.
+ *
+ * Waiting threads: one of them, the leader, polls the socket; the others wait on
+ * a condition variable of their own. Whoever leaves while there is no leader
+ * wakes one of the others, which leads from then on.
+ *
+ * Connecting again is done by one thread, without the mutex: `connecting` says
+ * so, and as long as it is set nobody but that thread changes the lists of
+ * buffers and streams, or uses the message buffers.
+ */
+#pragma once
+
+#include "client/faclient.h"
+#include "common/cleanup.h"
+#include "common/clock.h"
+#include "common/completion.h"
+#include "common/error.h"
+#include "common/list.h"
+#include "schema/wire.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <sys/types.h>
+#include <sys/un.h>
+
+/* Results of one stream that are remembered, and so the most requests in flight. */
+#define FA_RESULTS 4096
+
+#define FA_SOCKET_PATH_BYTES sizeof(((struct sockaddr_un *)0)->sun_path)
+
+/* ids of requests whose reply nobody waits for have this bit. */
+#define FA_ID_DETACHED (1ull << 63)
+
+/* How one request ended. */
+struct fa_result {
+	uint64_t queued_ns, started_ns, finished_ns;
+	char *text; /* owned; NULL: none */
+	int status;
+};
+
+enum fa_stream_state {
+	FA_STREAM_CLOSED = 0,
+	FA_STREAM_BUSY, /* a thread is creating or freeing it */
+	FA_STREAM_OPEN,
+};
+
+/*
+ * Values count on across connections; on the wire they start again from 1 with
+ * each: wire value = value - base. Results of values up to `known` are there.
+ */
+struct fa_client_stream {
+	struct fa_result *results; /* [FA_RESULTS], value v at v % FA_RESULTS; NULL until used */
+	uint64_t submitted, known, base;
+	int priority;
+	enum fa_stream_state state;
+};
+
+/* A connection after its handshake. */
+struct fa_connection {
+	int socket;
+	const struct fa_completion_slot *page;
+	uint32_t version;
+	char daemon_version[32];
+	char backend[16];
+	char device_name[64];
+	uint64_t device_uuid[2];
+	uint64_t generation;
+	uint64_t session;
+	struct fa_wire_limits limits;
+};
+
+/* Somebody who waits; on the waiting thread's stack. */
+struct fa_waiter {
+	struct fa_list link; /* fa_client.waiters */
+	pthread_cond_t wake;
+	/* Must hold as soon as the connection is lost. */
+	bool (*ready)(const struct fa_client *client, const struct fa_waiter *waiter);
+};
+
+/* A request other than attention, and its reply; on the calling thread's stack. */
+struct fa_call {
+	struct fa_waiter waiter;
+	struct fa_list link; /* fa_client.calls */
+	enum fa_wire_type expect;
+	size_t expect_fds;
+	uint64_t id;
+	uint64_t bytes; /* of BufferReply and StatusReply */
+	int fd;         /* that came with the reply, owned; or -1 */
+	bool done;
+	int status;
+	uint32_t epoch; /* of the connection it went over */
+	struct fa_error error;
+};
+
+struct fa_buffer {
+	struct fa_list link; /* fa_client.buffers; written under the client's mutex */
+	/* The rest never changes. */
+	struct fa_client *client;
+	void *data;
+	uint64_t bytes, offset;
+	uint32_t id;
+	uint32_t wire_flags;
+	int fd;
+};
+
+struct fa_client {
+	/* Never change after fa_connect(). */
+	volatile uint64_t *alive; /* a page that fork() clears; NULL: compare pids */
+	pid_t pid;
+	uint32_t tag; /* in tickets */
+	uint64_t connect_ns, reconnect_ns, spin_ns, call_ns;
+	bool spawned;
+	char *daemon; /* options.daemon, absolute, or NULL */
+	char name[FA_WIRE_NAME_BYTES_MAX + 1];
+	char path[FA_SOCKET_PATH_BYTES];
+	int epoll_fd, event_fd;
+	pthread_condattr_t clock; /* CLOCK_MONOTONIC for condition variables */
+	uint8_t *in, *out;        /* messages, FA_WIRE_BYTES_MAX each */
+
+	pthread_mutex_t lock;   /* guards all that follows */
+	pthread_cond_t changed; /* connecting ended, or outside fell to 0 on a lost connection */
+	enum fa_client_state state;
+	atomic_bool lost; /* state == FA_CLIENT_LOST, for those outside */
+	struct fa_connection connection;
+	uint32_t epoch; /* counts connections */
+	uint64_t reconnects;
+	int lost_code;
+	struct fa_error lost_error;
+
+	bool connecting;
+	uint64_t attempts; /* ended */
+	int attempt_code;
+	struct fa_error attempt_error;
+
+	unsigned int outside;
+	bool leader; /* there is one */
+	struct fa_list waiters;
+	struct fa_list calls;
+	uint64_t last_id;
+	uint64_t detached;  /* replies to come that nobody waits for */
+	uint64_t in_flight; /* attention requests whose Completion has not been read */
+	uint64_t max_requests;
+
+	bool watched; /* fa_fd() was called */
+	bool rung;    /* event_fd is readable */
+
+	struct fa_list buffers;
+	uint32_t last_buffer;
+	struct fa_client_stream streams[FA_COMPLETION_SLOTS];
+};
+
+/* ---- error.c: the calling thread's sentence */
+
+/* Sets it and returns @code. */
+int fa_error_set(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+int fa_error_copy(int code, const struct fa_error *error);
+
+/*
+ * Structs that grow: gives @given itself, or a copy of it in @known (@known_bytes,
+ * the size this library knows) with zeros for what an older caller left out.
+ * -EINVAL: size is not set; -E2BIG: a newer caller uses a field unknown here.
+ */
+int fa_struct_in(const char *what, const void *given, void *known, size_t known_bytes,
+                 const void **ret_known);
+/* Checks the size of a struct that is to be filled; then fills it. */
+int fa_struct_out_check(const char *what, const void *given);
+void fa_struct_out(void *ret_given, void *known, size_t known_bytes);
+
+/* ---- client.c */
+
+/* -ECHILD in a child of fork(), else takes the mutex. */
+int fa_client_enter(struct fa_client *client);
+/* The same, and the connection stands, if need be anew. */
+int fa_client_enter_connected(struct fa_client *client);
+static inline void fa_client_leave(struct fa_client *client)
+{
+	pthread_mutex_unlock(&client->lock);
+}
+bool fa_client_forked(const struct fa_client *client);
+int fa_client_child_error(void);
+
+/* ---- reconnect.c; with the mutex */
+
+/* Returns 0 if connected, connecting again within @timeout_ns if need be (the
+ * mutex is released meanwhile). */
+int fa_client_restore(struct fa_client *client, uint64_t timeout_ns);
+/* Waits while another thread is connecting. */
+void fa_client_settle(struct fa_client *client);
+/* Makes @connection (consumed) the client's. */
+void fa_client_adopt(struct fa_client *client, struct fa_connection *connection);
+/* Gives the connection up: everything that waits ends with @code and this sentence. */
+void fa_client_lose(struct fa_client *client, int code, const char *format, ...)
+	__attribute__((format(printf, 3, 4)));
+/* The thread's sentence says why the connection was lost; returns the code. */
+int fa_client_lost_error(struct fa_client *client);
+
+/* ---- connection.c; without the mutex */
+
+/* Connects to client->path, or the usual places if it is empty, and shakes hands. */
+int fa_connection_open(const char *path, const char *name, uint8_t *in, uint8_t *out,
+                       uint64_t deadline_ns, struct fa_error *error,
+                       struct fa_connection *ret_connection);
+void fa_connection_close(struct fa_connection *connection);
+/* Polls for @events; 0, or -EAGAIN at the deadline. */
+int fa_poll(int fd, short events, uint64_t deadline_ns);
+
+/* ---- io.c; with the mutex, which all but receive may release meanwhile */
+
+/* Sends @message, waiting while the socket is full. A request that could not be
+ * sent as the daemon is gone goes to its successor if @again. */
+int fa_io_post(struct fa_client *client, struct fa_wire_message *message, const int *fds,
+               size_t n_fds, uint64_t deadline_ns, bool again);
+/* Reads what is there, without waiting; stops early if nothing more is due unless @all. */
+void fa_io_receive(struct fa_client *client, bool all);
+/* Waits for waiter->ready; -EAGAIN at the deadline. */
+int fa_io_await(struct fa_client *client, struct fa_waiter *waiter, uint64_t deadline_ns);
+/* Sends a request and waits for its reply; returns its status, with the sentence set. */
+int fa_io_call(struct fa_client *client, struct fa_wire_message *message, const int *fds,
+               size_t n_fds, bool again, struct fa_call *call);
+/* Sends a request whose reply does not matter; errors do not matter either. */
+void fa_io_tell(struct fa_client *client, struct fa_wire_message *message);
+/* The descriptor of fa_fd() becomes readable. */
+void fa_io_ring(struct fa_client *client);
+void fa_io_outside_begin(struct fa_client *client);
+void fa_io_outside_end(struct fa_client *client);
+
+/* ---- wait.c; with the mutex */
+
+/* Stores the result of stream's next value. @text may be NULL. */
+void fa_result_store(struct fa_client_stream *stream, int status, const char *text, size_t length,
+                     uint64_t queued_ns, uint64_t started_ns, uint64_t finished_ns);
+/* What the completion page says of @value: 0 not finished, 1 succeeded, -1 finished. */
+int fa_result_probe(const struct fa_client *client, uint32_t stream, uint64_t value);
+int fa_result_wait(struct fa_client *client, uint32_t stream, uint64_t value, uint64_t timeout_ns,
+                   struct fa_completion *ret_completion);
+
+/* ---- buffer.c */
+
+/* Unmaps and frees; the daemon is not told. */
+void fa_buffer_release(struct fa_buffer *buffer);
+
+/* ---- spawn.c; without the mutex */
+
+/*
+ * Starts a daemon that listens on @path; with an empty @path in a new private
+ * directory, whose socket is written there (FA_SOCKET_PATH_BYTES).
+ */
+int fa_spawn(const char *daemon, char *path, struct fa_error *error);
+/* Removes what a spawned daemon left when it could not do so itself. */
+void fa_spawn_clean(const char *path);

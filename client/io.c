@@ -1,0 +1,369 @@
+/*
+ * The socket of a client: sending, receiving, and waiting for what was sent.
+ * Everything here runs with the client's mutex; see internal.h for what is done
+ * without it meanwhile.
+ *
+ * What comes from the daemon is checked like anything that comes from outside:
+ * a message that does not fit what was asked ends the connection with -EPROTO.
+ */
+#include "client/internal.h"
+
+#include "common/packet.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+
+/* ---- leaving the mutex */
+
+void fa_io_outside_begin(struct fa_client *client)
+{
+	++client->outside;
+	pthread_mutex_unlock(&client->lock);
+}
+
+void fa_io_outside_end(struct fa_client *client)
+{
+	pthread_mutex_lock(&client->lock);
+	if (!--client->outside && client->state == FA_CLIENT_LOST)
+		pthread_cond_broadcast(&client->changed);
+}
+
+/* Returns at once if the connection is lost meanwhile. */
+static void poll_outside(struct fa_client *client, short events, uint64_t deadline_ns)
+{
+	int fd = client->connection.socket;
+
+	fa_io_outside_begin(client);
+	(void)fa_poll(fd, events, deadline_ns);
+	fa_io_outside_end(client);
+}
+
+void fa_io_ring(struct fa_client *client)
+{
+	if (!client->watched || client->rung)
+		return;
+	client->rung = !eventfd_write(client->event_fd, 1);
+}
+
+/* ---- receiving */
+
+static struct fa_call *find_call(struct fa_client *client, uint64_t id)
+{
+	struct fa_list *pos;
+
+	fa_list_for_each(pos, &client->calls) {
+		struct fa_call *call = fa_container_of(pos, struct fa_call, link);
+
+		if (call->id == id && !call->done)
+			return call;
+	}
+	return NULL;
+}
+
+static const char *text_of(const struct fa_wire_string *string)
+{
+	return string->text ? string->text : "";
+}
+
+static void handle_reply(struct fa_client *client, const struct fa_wire_message *message, int *fds,
+                         size_t n_fds)
+{
+	const struct fa_wire_reply *reply = &message->reply;
+	bool is_reply = message->type == FA_WIRE_REPLY;
+	struct fa_call *call;
+
+	/* The daemon says why it is about to close the connection. */
+	if (is_reply && !message->id && reply->status < 0) {
+		fa_client_lose(client, reply->status == -EPROTO ? -EPROTO : -ECONNRESET,
+		               "the daemon closed the connection: %.*s", (int)reply->text.length,
+		               text_of(&reply->text));
+		return;
+	}
+	if (message->id & FA_ID_DETACHED && is_reply && client->detached) {
+		--client->detached;
+		return;
+	}
+
+	call = find_call(client, message->id);
+	if (!call) {
+		fa_client_lose(client, -EPROTO, "the daemon answered a request that was not made");
+		return;
+	}
+	if (is_reply && reply->status < 0) {
+		call->status = fa_fail(&call->error, reply->status, "%.*s", (int)reply->text.length,
+		                       text_of(&reply->text));
+	} else if (message->type != call->expect || n_fds != call->expect_fds ||
+	           (is_reply && reply->status)) {
+		fa_client_lose(client, -EPROTO,
+		               "the daemon gave a wrong answer: %s with %zu "
+		               "descriptors",
+		               fa_wire_type_name(message->type), n_fds);
+		return;
+	}
+	if (message->type == FA_WIRE_BUFFER_REPLY)
+		call->bytes = message->buffer_reply.bytes;
+	else if (message->type == FA_WIRE_STATUS_REPLY)
+		call->bytes = message->status_reply.bytes;
+	if (call->expect_fds && n_fds)
+		call->fd = fa_steal_fd(&fds[0]);
+	call->done = true;
+}
+
+static void handle_completion(struct fa_client *client, const struct fa_wire_message *message)
+{
+	const struct fa_wire_completion *completion = &message->completion;
+	struct fa_client_stream *stream;
+
+	if (completion->stream >= FA_COMPLETION_SLOTS) {
+		fa_client_lose(client, -EPROTO, "the daemon completed a request of stream %u",
+		               completion->stream);
+		return;
+	}
+	stream = &client->streams[completion->stream];
+	if (stream->known == stream->submitted ||
+	    completion->value != stream->known + 1 - stream->base || completion->status > 0) {
+		fa_client_lose(client, -EPROTO,
+		               "the daemon completed request %llu of stream %u out of turn",
+		               (unsigned long long)completion->value, completion->stream);
+		return;
+	}
+	fa_result_store(stream, completion->status, completion->text.text, completion->text.length,
+	                completion->queued_ns, completion->started_ns, completion->finished_ns);
+	--client->in_flight;
+	fa_io_ring(client);
+}
+
+/* Reads one packet; false if there is none. */
+static bool receive_one(struct fa_client *client)
+{
+	struct fa_wire_message message;
+	int r, fds[FA_PACKET_FDS_MAX];
+	size_t n_fds = 0;
+	ssize_t n;
+
+	n = fa_packet_receive(client->connection.socket, client->in, FA_WIRE_BYTES_MAX, fds, &n_fds,
+	                      MSG_DONTWAIT);
+	if (n == -EAGAIN)
+		return false;
+	if (n == -EMSGSIZE || n == -E2BIG) {
+		fa_client_lose(client, -EPROTO, "the daemon sent an impossible packet: %s",
+		               strerror((int)-n));
+		return false;
+	}
+	if (n <= 0) {
+		fa_client_lose(client, -ECONNRESET, "the daemon went away%s%s", n ? ": " : "",
+		               n ? strerror((int)-n) : "");
+		return false;
+	}
+
+	r = fa_wire_decode(client->in, (size_t)n, &message);
+	if (r < 0)
+		fa_client_lose(client, -EPROTO, "the daemon sent a message that cannot be read");
+	else if (message.fds != n_fds)
+		fa_client_lose(client, -EPROTO, "the daemon announced %u descriptors and sent %zu",
+		               message.fds, n_fds);
+	else if (message.type == FA_WIRE_COMPLETION && !n_fds)
+		handle_completion(client, &message);
+	else if (message.type == FA_WIRE_REPLY || message.type == FA_WIRE_BUFFER_REPLY ||
+	         message.type == FA_WIRE_STATUS_REPLY)
+		handle_reply(client, &message, fds, n_fds);
+	else
+		fa_client_lose(client, -EPROTO, "the daemon sent %s with %zu descriptors",
+		               fa_wire_type_name(message.type), n_fds);
+	fa_packet_close_fds(fds, n_fds);
+	return true;
+}
+
+/* Something was asked whose answer has not been read. */
+static bool is_due(const struct fa_client *client)
+{
+	struct fa_list *pos;
+
+	if (client->in_flight || client->detached)
+		return true;
+	fa_list_for_each(pos, &client->calls)
+		if (!fa_container_of(pos, struct fa_call, link)->done)
+			return true;
+	return false;
+}
+
+static void wake_ready(struct fa_client *client)
+{
+	struct fa_list *pos;
+
+	fa_list_for_each(pos, &client->waiters) {
+		struct fa_waiter *waiter = fa_container_of(pos, struct fa_waiter, link);
+
+		if (waiter->ready(client, waiter))
+			pthread_cond_signal(&waiter->wake);
+	}
+}
+
+void fa_io_receive(struct fa_client *client, bool all)
+{
+	bool any = false;
+
+	while (client->state == FA_CLIENT_CONNECTED && (all || is_due(client)) &&
+	       receive_one(client))
+		any = true;
+	/* Whoever lost the connection has woken everybody. */
+	if (any && client->state == FA_CLIENT_CONNECTED)
+		wake_ready(client);
+}
+
+int fa_io_await(struct fa_client *client, struct fa_waiter *waiter, uint64_t deadline_ns)
+{
+	int r = 0;
+
+	if (waiter->ready(client, waiter))
+		return 0;
+	if (pthread_cond_init(&waiter->wake, &client->clock))
+		return fa_error_set(-ENOMEM, "no condition variable");
+	fa_list_append(&client->waiters, &waiter->link);
+
+	while (!waiter->ready(client, waiter)) {
+		if (deadline_ns != FA_NS_NEVER && fa_now_ns() >= deadline_ns) {
+			r = -EAGAIN;
+			break;
+		}
+		if (!client->leader) {
+			client->leader = true;
+			poll_outside(client, POLLIN, deadline_ns);
+			client->leader = false;
+			fa_io_receive(client, false);
+		} else if (deadline_ns == FA_NS_NEVER) {
+			pthread_cond_wait(&waiter->wake, &client->lock);
+		} else {
+			struct timespec until = { .tv_sec = (time_t)(deadline_ns / FA_NS_PER_SEC),
+				                  .tv_nsec = (long)(deadline_ns % FA_NS_PER_SEC) };
+
+			pthread_cond_timedwait(&waiter->wake, &client->lock, &until);
+		}
+	}
+
+	fa_list_remove(&waiter->link);
+	pthread_cond_destroy(&waiter->wake);
+	/* Somebody else has to lead; if that one is ready too, it wakes the next. */
+	if (!client->leader && !fa_list_empty(&client->waiters))
+		pthread_cond_signal(
+			&fa_container_of(client->waiters.next, struct fa_waiter, link)->wake);
+	return r;
+}
+
+/* ---- sending */
+
+/* One attempt; -EAGAIN if the socket is full. */
+static int try_send(struct fa_client *client, const struct fa_wire_message *message, const int *fds,
+                    size_t n_fds)
+{
+	const void *bytes;
+	size_t length;
+	int r;
+
+	r = fa_wire_encode(message, client->out, FA_WIRE_BYTES_MAX, &bytes, &length);
+	if (r < 0)
+		return fa_error_set(r, "the request cannot be encoded: %s", strerror(-r));
+	r = fa_packet_send(client->connection.socket, bytes, length, fds, n_fds, MSG_DONTWAIT);
+	if (r == 0 || r == -EAGAIN)
+		return r;
+	if (r != -EPIPE && r != -ECONNRESET && r != -ENOTCONN)
+		return fa_error_set(r, "the request cannot be sent: %s", strerror(-r));
+
+	/* What the daemon said before it went is the better reason. */
+	fa_io_receive(client, true);
+	if (client->state == FA_CLIENT_CONNECTED)
+		fa_client_lose(client, -ECONNRESET, "the daemon went away: %s", strerror(-r));
+	return fa_client_lost_error(client);
+}
+
+/*
+ * Waits until the socket takes more. The daemon may have stopped reading because
+ * its replies to us pile up; so they are read meanwhile, whoever leads.
+ */
+static int wait_room(struct fa_client *client, uint64_t deadline_ns)
+{
+	uint32_t epoch = client->epoch;
+
+	if (deadline_ns != FA_NS_NEVER && fa_now_ns() >= deadline_ns)
+		fa_client_lose(client, -ETIMEDOUT, "the daemon takes no more requests");
+	else
+		poll_outside(client, POLLIN | POLLOUT, deadline_ns);
+	if (client->epoch == epoch)
+		fa_io_receive(client, true);
+	if (client->epoch != epoch || client->state == FA_CLIENT_LOST)
+		return fa_client_lost_error(client);
+	return 0;
+}
+
+int fa_io_post(struct fa_client *client, struct fa_wire_message *message, const int *fds,
+               size_t n_fds, uint64_t deadline_ns, bool again)
+{
+	int r;
+
+	message->fds = (uint8_t)n_fds;
+	for (;;) {
+		/* The value is the next one at the moment of sending. */
+		if (message->type == FA_WIRE_ATTENTION) {
+			const struct fa_client_stream *stream =
+				&client->streams[message->attention.stream];
+
+			message->attention.value = stream->submitted + 1 - stream->base;
+		}
+		r = try_send(client, message, fds, n_fds);
+		if (r == -EAGAIN) {
+			r = wait_room(client, deadline_ns);
+			if (r < 0)
+				return r;
+		} else if (r < 0 && again && client->state == FA_CLIENT_LOST) {
+			again = false;
+			r = fa_client_restore(client, client->reconnect_ns);
+			if (r < 0)
+				return r;
+		} else {
+			return r;
+		}
+	}
+}
+
+static bool call_ready(const struct fa_client *client, const struct fa_waiter *waiter)
+{
+	return fa_container_of(waiter, const struct fa_call, waiter)->done;
+}
+
+int fa_io_call(struct fa_client *client, struct fa_wire_message *message, const int *fds,
+               size_t n_fds, bool again, struct fa_call *call)
+{
+	uint64_t deadline = fa_deadline_ns(client->call_ns);
+	int r;
+
+	message->id = call->id = ++client->last_id;
+	call->waiter.ready = call_ready;
+	call->done = false;
+	call->status = 0;
+	call->fd = -1;
+
+	r = fa_io_post(client, message, fds, n_fds, deadline, again);
+	if (r < 0)
+		return r;
+	call->epoch = client->epoch;
+	fa_list_append(&client->calls, &call->link);
+	r = fa_io_await(client, &call->waiter, deadline);
+	if (r == -EAGAIN)
+		/* Also ends this call. */
+		fa_client_lose(client, -ETIMEDOUT, "the daemon did not answer %s in time",
+		               fa_wire_type_name(message->type));
+	fa_list_remove(&call->link);
+	if (r < 0 && !call->done)
+		return r;
+	return call->status < 0 ? fa_error_copy(call->status, &call->error) : 0;
+}
+
+void fa_io_tell(struct fa_client *client, struct fa_wire_message *message)
+{
+	message->id = ++client->last_id | FA_ID_DETACHED;
+	if (!fa_io_post(client, message, NULL, 0, fa_deadline_ns(client->call_ns), false))
+		++client->detached;
+}

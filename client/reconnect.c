@@ -1,0 +1,346 @@
+/*
+ * Losing a connection, and making another one that holds the same buffers and
+ * streams. One thread connects at a time; it does so without the mutex, so that
+ * results already there can still be had meanwhile.
+ */
+#include "client/internal.h"
+
+#include "common/packet.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+
+/* Registrations under way at once: bounded, as the kernel bounds the descriptors
+ * that lie in sockets. */
+#define RESTORE_DEPTH 64
+
+#define RETRY_FIRST_NS FA_NS_PER_MS
+#define RETRY_LAST_NS (50 * FA_NS_PER_MS)
+
+/* ---- losing */
+
+int fa_client_lost_error(struct fa_client *client)
+{
+	/* Between two connections the reason is that of the one that was lost last. */
+	return fa_error_copy(client->lost_code, &client->lost_error);
+}
+
+/* What the page says at the end is known; the rest is lost. */
+static void end_requests(struct fa_client *client)
+{
+	for (uint32_t i = 0; i < FA_COMPLETION_SLOTS; ++i) {
+		struct fa_client_stream *stream = &client->streams[i];
+
+		while (stream->known < stream->submitted) {
+			if (fa_result_probe(client, i, stream->known + 1) > 0)
+				fa_result_store(stream, 0, NULL, 0, 0, 0, 0);
+			else
+				fa_result_store(stream, client->lost_code, client->lost_error.text,
+				                strlen(client->lost_error.text), 0, 0, 0);
+		}
+	}
+	client->in_flight = 0;
+	client->detached = 0;
+}
+
+void fa_client_lose(struct fa_client *client, int code, const char *format, ...)
+{
+	struct fa_list *pos;
+	va_list args;
+
+	if (client->state == FA_CLIENT_LOST)
+		return;
+	client->state = FA_CLIENT_LOST;
+	atomic_store_explicit(&client->lost, true, memory_order_release);
+	client->lost_code = code;
+	va_start(args, format);
+	(void)vsnprintf(client->lost_error.text, sizeof(client->lost_error.text), format, args);
+	va_end(args);
+
+	end_requests(client);
+	fa_list_for_each(pos, &client->calls) {
+		struct fa_call *call = fa_container_of(pos, struct fa_call, link);
+
+		if (call->done)
+			continue;
+		call->done = true;
+		call->status = code;
+		call->error = client->lost_error;
+	}
+
+	/* Wakes who polls it. It has to leave the epoll set by name, as a child of
+	 * fork() may keep it open. */
+	(void)epoll_ctl(client->epoll_fd, EPOLL_CTL_DEL, client->connection.socket, NULL);
+	(void)shutdown(client->connection.socket, SHUT_RDWR);
+	fa_list_for_each(pos, &client->waiters)
+		pthread_cond_signal(&fa_container_of(pos, struct fa_waiter, link)->wake);
+	fa_io_ring(client);
+}
+
+/* ---- connecting again, without the mutex */
+
+struct restore {
+	struct fa_client *client;
+	struct fa_connection *connection;
+	struct fa_list *next_buffer;
+	uint32_t next_stream;
+	uint64_t sent, answered;
+	struct fa_error *error;
+};
+
+/* Puts what is to be registered next into @message; false if nothing is left. */
+static bool restore_next(struct restore *restore, struct fa_wire_message *message, int *ret_fd)
+{
+	struct fa_client *client = restore->client;
+
+	*ret_fd = -1;
+	if (restore->next_buffer != &client->buffers) {
+		struct fa_buffer *buffer = fa_container_of(restore->next_buffer, struct fa_buffer,
+		                                           link);
+
+		/* Arenas too: their maker is gone, the memory is here. */
+		*message = (struct fa_wire_message){
+			.type = FA_WIRE_BUFFER_REGISTER,
+			.fds = 1,
+			.buffer_register = { .buffer = buffer->id,
+			                     .kind = FA_WIRE_BUFFER_HOST_FD,
+			                     .flags = buffer->wire_flags,
+			                     .offset = buffer->offset,
+			                     .bytes = buffer->bytes },
+		};
+		*ret_fd = buffer->fd;
+		return true;
+	}
+	while (restore->next_stream < FA_COMPLETION_SLOTS) {
+		const struct fa_client_stream *stream = &client->streams[restore->next_stream];
+
+		if (restore->next_stream && stream->state == FA_STREAM_OPEN) {
+			*message = (struct fa_wire_message){
+				.type = FA_WIRE_STREAM_CREATE,
+				.stream_create = { .stream = restore->next_stream,
+				                   .priority = (int8_t)stream->priority },
+			};
+			return true;
+		}
+		++restore->next_stream;
+	}
+	return false;
+}
+
+static void restore_advance(struct restore *restore)
+{
+	if (restore->next_buffer != &restore->client->buffers)
+		restore->next_buffer = restore->next_buffer->next;
+	else
+		++restore->next_stream;
+	++restore->sent;
+}
+
+/* Sends until the socket is full, enough is under way, or all is sent (false). */
+static int restore_send(struct restore *restore, bool *ret_full)
+{
+	struct fa_wire_message message;
+	const void *bytes;
+	size_t length;
+	int r, fd;
+
+	*ret_full = false;
+	while (restore->sent - restore->answered < RESTORE_DEPTH &&
+	       restore_next(restore, &message, &fd)) {
+		message.id = restore->sent + 1;
+		r = fa_wire_encode(&message, restore->client->out, FA_WIRE_BYTES_MAX, &bytes,
+		                   &length);
+		if (r < 0)
+			return fa_fail(restore->error, r, "cannot encode a registration");
+		r = fa_packet_send(restore->connection->socket, bytes, length, &fd, message.fds,
+		                   MSG_DONTWAIT);
+		if (r == -EAGAIN) {
+			*ret_full = true;
+			return 0;
+		}
+		/* If the daemon is gone, reading tells. */
+		if (r == -EPIPE || r == -ECONNRESET)
+			return 0;
+		if (r < 0)
+			return fa_fail(restore->error, r, "cannot hand over a buffer: %s",
+			               strerror(-r));
+		restore_advance(restore);
+	}
+	return 0;
+}
+
+/* Reads one answer; -EAGAIN if there is none. */
+static int restore_receive(struct restore *restore)
+{
+	struct fa_wire_message message;
+	int r, fds[FA_PACKET_FDS_MAX];
+	size_t n_fds = 0;
+	ssize_t n;
+
+	n = fa_packet_receive(restore->connection->socket, restore->client->in, FA_WIRE_BYTES_MAX,
+	                      fds, &n_fds, MSG_DONTWAIT);
+	if (n == -EAGAIN)
+		return -EAGAIN;
+	fa_packet_close_fds(fds, n_fds);
+	if (n <= 0)
+		return fa_fail(restore->error, -ECONNRESET,
+		               "the daemon went away while buffers were handed over");
+	r = fa_wire_decode(restore->client->in, (size_t)n, &message);
+	if (r < 0 || n_fds || message.id > restore->sent ||
+	    (message.type != FA_WIRE_REPLY && message.type != FA_WIRE_BUFFER_REPLY))
+		return fa_fail(restore->error, -EPROTO,
+		               "the daemon sent nonsense while buffers were handed over");
+	if (message.type == FA_WIRE_REPLY && message.reply.status < 0)
+		return fa_fail(restore->error, message.reply.status,
+		               "the restarted daemon does not take a buffer or stream again: %.*s",
+		               (int)message.reply.text.length,
+		               message.reply.text.text ? message.reply.text.text : "");
+	++restore->answered;
+	return 0;
+}
+
+/* Registers every buffer and stream with @connection, many at a time. */
+static int restore_all(struct fa_client *client, struct fa_connection *connection,
+                       uint64_t deadline_ns, struct fa_error *error)
+{
+	struct restore restore = { .client = client,
+		                   .connection = connection,
+		                   .next_buffer = client->buffers.next,
+		                   .error = error };
+	struct fa_wire_message message;
+	bool full;
+	int r, fd;
+
+	while (restore_next(&restore, &message, &fd) || restore.answered < restore.sent) {
+		r = restore_send(&restore, &full);
+		if (r < 0)
+			return r;
+		if (fa_now_ns() >= deadline_ns)
+			return fa_fail(error, -ETIMEDOUT,
+			               "the daemon did not take all buffers in time");
+		(void)fa_poll(connection->socket, (short)(POLLIN | (full ? POLLOUT : 0)),
+		              deadline_ns);
+		do
+			r = restore_receive(&restore);
+		while (r == 0 && restore.answered < restore.sent);
+		if (r < 0 && r != -EAGAIN)
+			return r;
+	}
+	return 0;
+}
+
+/* The daemon may be on its way back: worth another try. */
+static bool is_passing(int code)
+{
+	return code == -ENOENT || code == -ECONNREFUSED || code == -ECONNRESET ||
+	       code == -ESHUTDOWN || code == -EAGAIN;
+}
+
+static int connect_again(struct fa_client *client, uint64_t deadline_ns, struct fa_error *error,
+                         struct fa_connection *ret_connection)
+{
+	uint64_t pause = RETRY_FIRST_NS;
+	int r;
+
+	for (;;) {
+		struct timespec sleep = { .tv_nsec = (long)pause };
+		struct fa_connection connection;
+
+		r = fa_connection_open(client->path, client->name, client->in, client->out,
+		                       deadline_ns, error, &connection);
+		if ((r == -ENOENT || r == -ECONNREFUSED) && client->spawned) {
+			r = fa_spawn(client->daemon, client->path, error);
+			if (r < 0)
+				return r;
+			continue;
+		}
+		if (r >= 0) {
+			r = restore_all(client, &connection, deadline_ns, error);
+			if (r >= 0) {
+				*ret_connection = connection;
+				return 0;
+			}
+			fa_connection_close(&connection);
+		}
+		if (!is_passing(r) || fa_now_ns() >= deadline_ns)
+			return r;
+		(void)nanosleep(&sleep, NULL);
+		pause = pause * 2 < RETRY_LAST_NS ? pause * 2 : RETRY_LAST_NS;
+	}
+}
+
+/* ---- with the mutex */
+
+void fa_client_settle(struct fa_client *client)
+{
+	while (client->connecting)
+		pthread_cond_wait(&client->changed, &client->lock);
+}
+
+void fa_client_adopt(struct fa_client *client, struct fa_connection *connection)
+{
+	struct epoll_event event = { .events = EPOLLIN };
+
+	client->connection = *connection;
+	*connection = (struct fa_connection){ .socket = -1 };
+	client->max_requests = client->connection.limits.requests < FA_RESULTS
+	                               ? client->connection.limits.requests
+	                               : FA_RESULTS;
+	++client->epoch;
+	for (size_t i = 0; i < FA_COMPLETION_SLOTS; ++i)
+		client->streams[i].base = client->streams[i].submitted;
+	client->state = FA_CLIENT_CONNECTED;
+	atomic_store_explicit(&client->lost, false, memory_order_release);
+	(void)epoll_ctl(client->epoll_fd, EPOLL_CTL_ADD, client->connection.socket, &event);
+}
+
+static int reconnect(struct fa_client *client, uint64_t timeout_ns)
+{
+	uint64_t deadline = fa_deadline_ns(timeout_ns);
+	struct fa_connection connection;
+	struct fa_error error = {};
+	int r;
+
+	client->connecting = true;
+	while (client->outside)
+		pthread_cond_wait(&client->changed, &client->lock);
+	fa_connection_close(&client->connection);
+
+	pthread_mutex_unlock(&client->lock);
+	r = connect_again(client, deadline, &error, &connection);
+	pthread_mutex_lock(&client->lock);
+
+	if (r >= 0) {
+		fa_client_adopt(client, &connection);
+		++client->reconnects;
+	}
+	client->connecting = false;
+	client->attempt_code = r;
+	client->attempt_error = error;
+	++client->attempts;
+	pthread_cond_broadcast(&client->changed);
+	return r < 0 ? fa_error_copy(r, &error) : 0;
+}
+
+int fa_client_restore(struct fa_client *client, uint64_t timeout_ns)
+{
+	while (client->state == FA_CLIENT_LOST) {
+		uint64_t attempts = client->attempts;
+
+		if (timeout_ns == FA_NS_NEVER)
+			return fa_client_lost_error(client);
+		if (!client->connecting)
+			return reconnect(client, timeout_ns);
+		while (client->attempts == attempts)
+			pthread_cond_wait(&client->changed, &client->lock);
+		if (client->attempt_code < 0)
+			return fa_error_copy(client->attempt_code, &client->attempt_error);
+	}
+	return 0;
+}

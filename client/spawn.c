@@ -1,0 +1,290 @@
+/*
+ * Starting a daemon of the program's own: a private directory, a socket that
+ * listens there before the daemon runs (so that a connection made at once waits
+ * for it), and a process that is no child of the caller's and has nothing of it
+ * but that socket. Between fork and exec only async-signal-safe calls are made,
+ * as other threads of the caller may hold any lock.
+ */
+#include "client/internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#define DIRECTORY_PREFIX "/fad-XXXXXX"
+#define SOCKET_NAME "/fad.sock"
+#define BACKLOG 128
+
+#define LISTEN_FD 3
+#define REPORT_FD 4
+#define FIRST_FREE_FD 10 /* above all that are assigned */
+
+extern char **environ;
+
+/* ---- which program */
+
+static int take_program(const char *path, char *ret_program, struct fa_error *error)
+{
+	if (!realpath(path, ret_program))
+		return fa_fail(error, -errno, "cannot start a daemon: %.180s: %s", path,
+		               strerror(errno));
+	return 0;
+}
+
+static bool is_program(const char *path)
+{
+	struct stat st;
+
+	return !stat(path, &st) && S_ISREG(st.st_mode) && !access(path, X_OK);
+}
+
+/* options.daemon, FAD_DAEMON, the installed one, PATH; @ret_program has PATH_MAX bytes. */
+static int find_program(const char *daemon, char *ret_program, struct fa_error *error)
+{
+	const char *path;
+
+	if (!daemon || !*daemon)
+		daemon = secure_getenv("FAD_DAEMON");
+	if (daemon && *daemon)
+		return take_program(daemon, ret_program, error);
+	if (is_program(FAD_DAEMON_PATH))
+		return take_program(FAD_DAEMON_PATH, ret_program, error);
+
+	for (path = secure_getenv("PATH"); path && *path;) {
+		size_t length = strcspn(path, ":");
+		char candidate[PATH_MAX];
+
+		if (length && length + sizeof("/fad") <= sizeof(candidate)) {
+			(void)snprintf(candidate, sizeof(candidate), "%.*s/fad", (int)length, path);
+			if (is_program(candidate))
+				return take_program(candidate, ret_program, error);
+		}
+		path += length + (path[length] == ':');
+	}
+	return fa_fail(error, -ENOENT,
+	               "cannot start a daemon: there is no fad at " FAD_DAEMON_PATH
+	               " or on PATH; FAD_DAEMON or fa_options.daemon may name it");
+}
+
+/* ---- where it listens */
+
+static bool make_directory(const char *parent, char *path)
+{
+	if (!parent || *parent != '/' ||
+	    strlen(parent) + sizeof(DIRECTORY_PREFIX SOCKET_NAME) > FA_SOCKET_PATH_BYTES)
+		return false;
+	(void)snprintf(path, FA_SOCKET_PATH_BYTES, "%s" DIRECTORY_PREFIX, parent);
+	if (!mkdtemp(path))
+		return false;
+	strcat(path, SOCKET_NAME);
+	return true;
+}
+
+/* The directory of an earlier daemon of ours: still there, or made again. It must
+ * be nobody else's. */
+static int reuse_directory(const char *path, struct fa_error *error)
+{
+	char directory[FA_SOCKET_PATH_BYTES];
+	struct stat st;
+
+	(void)snprintf(directory, sizeof(directory), "%s", path);
+	*strrchr(directory, '/') = '\0';
+	if (mkdir(directory, 0700) < 0 && errno != EEXIST)
+		return fa_fail(error, -errno, "cannot start a daemon again: %s: %m", directory);
+	if (lstat(directory, &st) < 0 || !S_ISDIR(st.st_mode) || st.st_uid != geteuid() ||
+	    (st.st_mode & 077))
+		return fa_fail(error, -EPERM,
+		               "cannot start a daemon again: %s is not a private directory of this "
+		               "user",
+		               directory);
+	(void)unlink(path);
+	return 0;
+}
+
+static int listen_at(char *path, struct fa_error *error, int *ret_fd)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	_fa_cleanup_(fa_close_fdp) int fd = -1;
+	int r;
+
+	if (*path) {
+		r = reuse_directory(path, error);
+		if (r < 0)
+			return r;
+	} else if (!make_directory(secure_getenv("XDG_RUNTIME_DIR"), path) &&
+	           !make_directory("/tmp", path)) {
+		r = -errno;
+		*path = '\0';
+		return fa_fail(error, r, "cannot start a daemon: no directory for its socket: %s",
+		               strerror(-r));
+	}
+	(void)snprintf(address.sun_path, sizeof(address.sun_path), "%s", path);
+
+	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	if (fd < 0 || bind(fd, (struct sockaddr *)&address, sizeof(address)) < 0 ||
+	    listen(fd, BACKLOG) < 0)
+		return fa_fail(error, -errno, "cannot start a daemon: no socket at %s: %m", path);
+	*ret_fd = fa_steal_fd(&fd);
+	return 0;
+}
+
+void fa_spawn_clean(const char *path)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	_fa_cleanup_(fa_close_fdp) int fd = -1;
+	char directory[FA_SOCKET_PATH_BYTES];
+
+	/* A daemon that lives has other clients, and cleans up itself. */
+	(void)snprintf(address.sun_path, sizeof(address.sun_path), "%s", path);
+	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (fd < 0 || !connect(fd, (struct sockaddr *)&address, sizeof(address)) ||
+	    errno != ECONNREFUSED)
+		return;
+	(void)snprintf(directory, sizeof(directory), "%s", path);
+	*strrchr(directory, '/') = '\0';
+	(void)unlink(path);
+	(void)rmdir(directory);
+}
+
+/* ---- the process. From here to exec: async-signal-safe calls only. */
+
+static void report(int fd, int code)
+{
+	ssize_t n;
+
+	do
+		n = write(fd, &code, sizeof(code));
+	while (n < 0 && errno == EINTR);
+	_exit(127);
+}
+
+static void close_from(unsigned int first, unsigned int limit)
+{
+	if (!syscall(SYS_close_range, first, UINT_MAX, 0))
+		return;
+	for (unsigned int fd = first; fd < limit; ++fd)
+		(void)close((int)fd);
+}
+
+static void default_signals(void)
+{
+	struct sigaction action = { .sa_handler = SIG_DFL };
+	sigset_t none;
+
+	for (int i = 1; i < NSIG; ++i)
+		(void)sigaction(i, &action, NULL);
+	sigemptyset(&none);
+	(void)sigprocmask(SIG_SETMASK, &none, NULL);
+}
+
+__attribute__((noreturn)) static void run_daemon(const char *program, char **argv, int listen_fd,
+                                                 int report_fd, unsigned int limit)
+{
+	int null;
+
+	/* Out of the way of the numbers they are to have. */
+	listen_fd = fcntl(listen_fd, F_DUPFD, FIRST_FREE_FD);
+	report_fd = fcntl(report_fd, F_DUPFD, FIRST_FREE_FD);
+	if (report_fd < 0)
+		_exit(127);
+	null = open("/dev/null", O_RDWR);
+	if (listen_fd < 0 || null < 0 || dup2(null, 0) < 0 || dup2(null, 1) < 0 ||
+	    dup2(null, 2) < 0 || dup2(listen_fd, LISTEN_FD) < 0)
+		report(report_fd, errno);
+	/* Closed by exec, which tells the caller that it worked. */
+	if (dup3(report_fd, REPORT_FD, O_CLOEXEC) < 0)
+		report(report_fd, errno);
+	close_from(REPORT_FD + 1, limit);
+	if (chdir("/") < 0)
+		report(REPORT_FD, errno);
+	default_signals();
+	execve(program, argv, environ);
+	report(REPORT_FD, errno);
+	_exit(127);
+}
+
+/* A session of its own, and a parent that ends at once: init is left with it. */
+__attribute__((noreturn)) static void run_between(const char *program, char **argv, int listen_fd,
+                                                  int report_fd, unsigned int limit)
+{
+	pid_t pid;
+
+	if (setsid() < 0)
+		report(report_fd, errno);
+	pid = _Fork();
+	if (pid < 0)
+		report(report_fd, errno);
+	if (!pid)
+		run_daemon(program, argv, listen_fd, report_fd, limit);
+	_exit(0);
+}
+
+static int start(const char *program, const char *path, int listen_fd, struct fa_error *error)
+{
+	char listen_number[] = { '0' + LISTEN_FD, '\0' };
+	char *argv[] = { "fad",      "--listen-fd", listen_number, "--exit-when-idle",
+		         "--socket", (char *)path,  NULL };
+	_fa_cleanup_(fa_close_fdp) int read_end = -1;
+	_fa_cleanup_(fa_close_fdp) int write_end = -1;
+	sigset_t all, before;
+	struct rlimit limit;
+	int ends[2], code = 0;
+	ssize_t n;
+	pid_t pid;
+
+	if (pipe2(ends, O_CLOEXEC) < 0 || getrlimit(RLIMIT_NOFILE, &limit) < 0)
+		return fa_fail(error, -errno, "cannot start a daemon: %m");
+	read_end = ends[0];
+	write_end = ends[1];
+
+	/* Handlers of the caller's are not to run in the child. */
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	pid = fork();
+	if (!pid)
+		run_between(program, argv, listen_fd, write_end, (unsigned int)limit.rlim_cur);
+	code = pid < 0 ? errno : 0;
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	if (pid < 0)
+		return fa_fail(error, -code, "cannot start a daemon: %s", strerror(code));
+
+	/* The caller's own handler may have been faster. */
+	while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
+		;
+	fa_close_fdp(&write_end);
+	do
+		n = read(read_end, &code, sizeof(code));
+	while (n < 0 && errno == EINTR);
+	if (n == (ssize_t)sizeof(code))
+		return fa_fail(error, -code, "cannot start a daemon: %.180s: %s", program,
+		               strerror(code));
+	return 0;
+}
+
+int fa_spawn(const char *daemon, char *path, struct fa_error *error)
+{
+	_fa_cleanup_(fa_close_fdp) int listen_fd = -1;
+	char program[PATH_MAX];
+	int r;
+
+	r = find_program(daemon, program, error);
+	if (r < 0)
+		return r;
+	r = listen_at(path, error, &listen_fd);
+	if (r >= 0)
+		r = start(program, path, listen_fd, error);
+	if (r < 0) {
+		fa_close_fdp(&listen_fd);
+		if (*path)
+			fa_spawn_clean(path);
+	}
+	return r;
+}

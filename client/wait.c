@@ -1,0 +1,225 @@
+/*
+ * Results of requests. They come from two places that agree: the Completion on
+ * the socket, which is remembered, and the completion page, which tells of
+ * success earlier. The page's word is good for fa_wait(); the books (what is in
+ * flight, what is remembered) follow the socket alone.
+ */
+#include "client/internal.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+/* A spinning thread looks after the daemon's life this often. */
+#define SPIN_SLICE_NS (50 * FA_NS_PER_US)
+
+/* Looks at the page between two looks at the clock. */
+#define SPIN_LOOKS 16
+
+static inline void pause_cpu(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+	__builtin_ia32_pause();
+#elif defined(__aarch64__)
+	__asm__ volatile("yield" ::: "memory");
+#else
+	__asm__ volatile("" ::: "memory");
+#endif
+}
+
+void fa_result_store(struct fa_client_stream *stream, int status, const char *text, size_t length,
+                     uint64_t queued_ns, uint64_t started_ns, uint64_t finished_ns)
+{
+	struct fa_result *result = &stream->results[++stream->known % FA_RESULTS];
+
+	free(result->text);
+	*result = (struct fa_result){ .status = status,
+		                      .queued_ns = queued_ns,
+		                      .started_ns = started_ns,
+		                      .finished_ns = finished_ns };
+	if (status < 0 && text)
+		result->text = strndup(
+			text, length < FA_ERROR_TEXT_BYTES ? length : FA_ERROR_TEXT_BYTES - 1);
+}
+
+int fa_result_probe(const struct fa_client *client, uint32_t stream, uint64_t value)
+{
+	const struct fa_completion_slot *slot = &client->connection.page[stream];
+	uint64_t wire = value - client->streams[stream].base;
+
+	if (atomic_load_explicit(&slot->completed, memory_order_acquire) < wire)
+		return 0;
+	/* A later request may have failed already; then only the socket can tell. */
+	return atomic_load_explicit(&slot->failed, memory_order_acquire) < wire ? 1 : -1;
+}
+
+/* Watches the page without the mutex for @spin_ns at most, or until it says
+ * something or the connection is lost. */
+static int spin(struct fa_client *client, uint32_t stream, uint64_t value, uint64_t spin_ns)
+{
+	uint64_t deadline = fa_deadline_ns(spin_ns);
+	int r;
+
+	fa_io_outside_begin(client);
+	do {
+		for (int i = 0; i < SPIN_LOOKS; ++i) {
+			r = fa_result_probe(client, stream, value);
+			if (r || atomic_load_explicit(&client->lost, memory_order_acquire))
+				goto end;
+			pause_cpu();
+		}
+	} while (fa_now_ns() < deadline);
+end:
+	fa_io_outside_end(client);
+	return r;
+}
+
+static int spin_slices(struct fa_client *client, uint32_t stream, uint64_t value, uint64_t spin_ns)
+{
+	const struct fa_client_stream *s = &client->streams[stream];
+	int r = 0;
+
+	while (spin_ns && value > s->known && client->state == FA_CLIENT_CONNECTED) {
+		uint64_t slice = spin_ns < SPIN_SLICE_NS ? spin_ns : SPIN_SLICE_NS;
+
+		r = spin(client, stream, value, slice);
+		if (r)
+			break;
+		spin_ns -= slice;
+		if (spin_ns)
+			fa_io_receive(client, true);
+	}
+	return r;
+}
+
+struct ticket_waiter {
+	struct fa_waiter waiter;
+	uint32_t stream;
+	uint64_t value;
+};
+
+static bool ticket_ready(const struct fa_client *client, const struct fa_waiter *waiter)
+{
+	const struct ticket_waiter *ticket = fa_container_of(waiter, const struct ticket_waiter,
+	                                                     waiter);
+
+	return client->streams[ticket->stream].known >= ticket->value;
+}
+
+static int remembered(const struct fa_client_stream *stream, uint64_t value,
+                      struct fa_completion *ret_completion)
+{
+	const struct fa_result *result = &stream->results[value % FA_RESULTS];
+
+	if (stream->known - value >= FA_RESULTS)
+		return fa_error_set(-ESTALE,
+		                    "request %llu ended so long ago that its result is forgotten; "
+		                    "the last %u of a stream are kept",
+		                    (unsigned long long)value, FA_RESULTS);
+	if (ret_completion) {
+		struct fa_completion completion = { .status = result->status,
+			                            .queued_ns = result->queued_ns,
+			                            .started_ns = result->started_ns,
+			                            .finished_ns = result->finished_ns };
+
+		fa_struct_out(ret_completion, &completion, sizeof(completion));
+	}
+	if (result->status < 0)
+		return fa_error_set(result->status, "%s",
+		                    result->text ? result->text : strerror(-result->status));
+	return 0;
+}
+
+int fa_result_wait(struct fa_client *client, uint32_t stream, uint64_t value, uint64_t timeout_ns,
+                   struct fa_completion *ret_completion)
+{
+	const struct fa_client_stream *s = &client->streams[stream];
+	struct ticket_waiter ticket = { .waiter.ready = ticket_ready,
+		                        .stream = stream,
+		                        .value = value };
+	int r;
+
+	if (value > s->known && !ret_completion) {
+		uint64_t spin_ns = client->spin_ns < timeout_ns ? client->spin_ns : timeout_ns;
+		uint64_t begin_ns = spin_ns ? fa_now_ns() : 0;
+
+		r = fa_result_probe(client, stream, value);
+		if (!r && spin_ns) {
+			r = spin_slices(client, stream, value, spin_ns);
+			if (timeout_ns != FA_NS_NEVER) {
+				uint64_t spun = fa_now_ns() - begin_ns;
+
+				timeout_ns -= spun < timeout_ns ? spun : timeout_ns;
+			}
+		}
+		if (r > 0 && value > s->known)
+			return 0;
+	}
+	if (value > s->known && timeout_ns)
+		(void)fa_io_await(client, &ticket.waiter, fa_deadline_ns(timeout_ns));
+	if (value > s->known)
+		fa_io_receive(client, false);
+	if (value > s->known)
+		return fa_error_set(-EAGAIN, "request %llu of stream %u is not finished yet",
+		                    (unsigned long long)value, stream);
+	return remembered(s, value, ret_completion);
+}
+
+/* With the mutex: sees that @ticket is one of this client's. */
+static int check_ticket(const struct fa_client *client, const struct fa_ticket *ticket)
+{
+	if (!ticket)
+		return fa_error_set(-EINVAL, "the ticket is NULL");
+	if (ticket->client != client->tag || ticket->stream >= FA_COMPLETION_SLOTS ||
+	    !ticket->value || ticket->value > client->streams[ticket->stream].submitted)
+		return fa_error_set(-EINVAL, "the ticket is none of this client's");
+	return 0;
+}
+
+int fa_wait(struct fa_client *client, const struct fa_ticket *ticket, uint64_t timeout_ns,
+            struct fa_completion *ret_completion)
+{
+	int r;
+
+	if (ret_completion) {
+		r = fa_struct_out_check("fa_completion", ret_completion);
+		if (r < 0)
+			return r;
+	}
+	r = fa_client_enter(client);
+	if (r < 0)
+		return r;
+	r = check_ticket(client, ticket);
+	if (r >= 0)
+		r = fa_result_wait(client, ticket->stream, ticket->value, timeout_ns,
+		                   ret_completion);
+	fa_client_leave(client);
+	return r;
+}
+
+int fa_cancel(struct fa_client *client, const struct fa_ticket *ticket)
+{
+	struct fa_wire_message message = { .type = FA_WIRE_CANCEL };
+	struct fa_call call = { .expect = FA_WIRE_REPLY };
+	const struct fa_client_stream *stream;
+	int r;
+
+	r = fa_client_enter(client);
+	if (r < 0)
+		return r;
+	r = check_ticket(client, ticket);
+	if (r < 0)
+		goto leave;
+	stream = &client->streams[ticket->stream];
+	if (ticket->value <= stream->known ||
+	    fa_result_probe(client, ticket->stream, ticket->value)) {
+		r = fa_error_set(-ENOENT, "the request has finished");
+		goto leave;
+	}
+	message.cancel.stream = ticket->stream;
+	message.cancel.value = ticket->value - stream->base;
+	r = fa_io_call(client, &message, NULL, 0, false, &call);
+leave:
+	fa_client_leave(client);
+	return r;
+}
