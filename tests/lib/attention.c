@@ -9,7 +9,7 @@
 
 /* ---- number formats */
 
-size_t fa_dtype_bytes(enum fa_wire_dtype dtype)
+size_t fa_case_dtype_bytes(enum fa_wire_dtype dtype)
 {
 	return dtype == FA_WIRE_DTYPE_F32 ? 4 : 2;
 }
@@ -37,7 +37,7 @@ static double load_bf16(uint16_t bits)
 	return value;
 }
 
-double fa_dtype_load(enum fa_wire_dtype dtype, const void *data, int64_t index)
+double fa_case_dtype_load(enum fa_wire_dtype dtype, const void *data, int64_t index)
 {
 	switch (dtype) {
 	case FA_WIRE_DTYPE_F16:
@@ -78,7 +78,7 @@ static uint16_t store_bf16(double value)
 	return (uint16_t)(bits >> 16);
 }
 
-void fa_dtype_store(enum fa_wire_dtype dtype, void *data, int64_t index, double value)
+void fa_case_dtype_store(enum fa_wire_dtype dtype, void *data, int64_t index, double value)
 {
 	switch (dtype) {
 	case FA_WIRE_DTYPE_F16:
@@ -142,7 +142,7 @@ void fa_case_plan(struct fa_case *attention)
 		a->sink_values[h] = (float)fa_test_random_below(&random, 1000) / 500.0f - 1.0f;
 	}
 
-	size = fa_dtype_bytes(a->dtype);
+	size = fa_case_dtype_bytes(a->dtype);
 	a->offset_q = place(&end, a->tokens_q * a->heads * a->head_dim, size);
 	a->offset_k = place(&end, a->tokens_k * a->kv_heads * a->head_dim, size);
 	a->offset_v = place(&end, a->tokens_k * a->kv_heads * a->head_dim_v, size);
@@ -165,7 +165,7 @@ static double random_number(struct fa_test_random *random)
 static void fill(const struct fa_case *a, void *data, int64_t n, struct fa_test_random *random)
 {
 	for (int64_t i = 0; i < n; ++i)
-		fa_dtype_store(a->dtype, data, i, random_number(random));
+		fa_case_dtype_store(a->dtype, data, i, random_number(random));
 }
 
 void fa_case_fill(const struct fa_case *attention, void *data)
@@ -317,8 +317,8 @@ static double row_error(const struct fa_case *a, const unsigned char *data, doub
 		if (!visible(a, p, j))
 			continue;
 		for (int64_t d = 0; d < a->head_dim; ++d)
-			s += fa_dtype_load(a->dtype, q, at_q + d) *
-			     fa_dtype_load(a->dtype, k, at_k + d);
+			s += fa_case_dtype_load(a->dtype, q, at_q + d) *
+			     fa_case_dtype_load(a->dtype, k, at_k + d);
 		s *= scale;
 		if (a->softcap > 0)
 			s = a->softcap * tanh(s / a->softcap);
@@ -345,12 +345,13 @@ static double row_error(const struct fa_case *a, const unsigned char *data, doub
 			continue;
 		weight = exp(scores[j] - lse);
 		for (int64_t d = 0; d < a->head_dim_v; ++d)
-			row[d] += weight * fa_dtype_load(a->dtype, v, at_v + d);
+			row[d] += weight * fa_case_dtype_load(a->dtype, v, at_v + d);
 	}
 	for (int64_t d = 0; d < a->head_dim_v; ++d) {
 		int64_t at = ((start_q + i) * a->heads + h) * a->head_dim_v + d;
 
-		error = fmax(error, distance(a->dtype, fa_dtype_load(a->dtype, out, at), row[d]));
+		error = fmax(error,
+		             distance(a->dtype, fa_case_dtype_load(a->dtype, out, at), row[d]));
 	}
 	/* lse is fp32, but sums what products of 16-bit numbers gave: as exact as fp32. */
 	if (a->lse)

@@ -55,6 +55,6 @@ double fa_case_error(const struct fa_case *attention, const void *data);
 bool fa_case_untouched(const struct fa_case *attention, const void *data);
 
 /* ---- number formats */
-size_t fa_dtype_bytes(enum fa_wire_dtype dtype);
-double fa_dtype_load(enum fa_wire_dtype dtype, const void *data, int64_t index);
-void fa_dtype_store(enum fa_wire_dtype dtype, void *data, int64_t index, double value);
+size_t fa_case_dtype_bytes(enum fa_wire_dtype dtype);
+double fa_case_dtype_load(enum fa_wire_dtype dtype, const void *data, int64_t index);
+void fa_case_dtype_store(enum fa_wire_dtype dtype, void *data, int64_t index, double value);
