@@ -1,0 +1,200 @@
+/* What was encoded says the same when it is decoded, for every type and field. */
+#include "tests/wire/inspect.h"
+#include "tests/wire/samples.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static _Alignas(8) unsigned char buffer[FA_WIRE_BYTES_MAX];
+
+static void test_every_type_has_samples(void **state)
+{
+	bool seen[_FA_WIRE_TYPE_N] = { true };
+
+	for (size_t i = 0; i < fa_samples_v1_n; ++i)
+		seen[fa_samples_v1[i].message.type] = true;
+	for (unsigned i = 0; i < _FA_WIRE_TYPE_N; ++i)
+		if (!seen[i])
+			fail_msg("no sample of %s", fa_wire_type_name(i));
+}
+
+static void test_roundtrip(void **state)
+{
+	for (size_t i = 0; i < fa_samples_v1_n; ++i) {
+		const struct fa_sample *sample = &fa_samples_v1[i];
+		struct fa_wire_message decoded;
+		const char *difference;
+		const void *bytes;
+		size_t length;
+		int r;
+
+		r = fa_wire_encode(&sample->message, buffer, sizeof(buffer), &bytes, &length);
+		if (r)
+			fail_msg("%s: encoding failed with %d", sample->name, r);
+		assert_int_equal((uintptr_t)bytes % 8, 0);
+		assert_ptr_equal((const unsigned char *)bytes + length, buffer + sizeof(buffer));
+
+		memset(&decoded, 0xa5, sizeof(decoded));
+		r = fa_wire_decode(bytes, length, &decoded);
+		if (r)
+			fail_msg("%s: decoding failed with %d", sample->name, r);
+		difference = fa_inspect_difference(&sample->message, &decoded);
+		if (difference)
+			fail_msg("%s: %s differs", sample->name, difference);
+		(void)fa_inspect_read(&decoded, bytes, length);
+	}
+}
+
+/* The comparison that the other tests rest on does see differences. */
+static void test_difference_is_seen(void **state)
+{
+	for (size_t i = 0; i < fa_samples_v1_n; ++i)
+		for (size_t j = 0; j < fa_samples_v1_n; ++j) {
+			const char *difference = fa_inspect_difference(&fa_samples_v1[i].message,
+			                                               &fa_samples_v1[j].message);
+
+			if ((i == j) != !difference)
+				fail_msg("%s, %s: %s", fa_samples_v1[i].name, fa_samples_v1[j].name,
+				         difference ? difference : "no difference");
+		}
+}
+
+/*
+ * Any size of buffer: the message is refused or lies at its end, whole and
+ * alone. FA_WIRE_FIXED_BYTES_MAX keeps its promise.
+ */
+static void test_buffer_sizes(void **state)
+{
+	enum {
+		GUARD = 64,
+		ROOM = 2 * FA_WIRE_FIXED_BYTES_MAX
+	};
+	static _Alignas(8) unsigned char space[GUARD + FA_WIRE_BYTES_MAX + GUARD];
+	unsigned char guard[GUARD];
+
+	memset(guard, 0x5a, sizeof(guard));
+	for (size_t i = 0; i < fa_samples_v1_n; ++i) {
+		const struct fa_wire_message *message = &fa_samples_v1[i].message;
+		struct fa_wire_message decoded;
+		size_t least = 0, length, full_length;
+		const void *bytes;
+
+		assert_int_equal(
+			fa_wire_encode(message, buffer, sizeof(buffer), &bytes, &full_length), 0);
+		for (size_t size = full_length > ROOM ? full_length - ROOM : 0;
+		     size < full_length + ROOM; ++size) {
+			unsigned char *end = space + GUARD + size;
+			int r;
+
+			memcpy(space, guard, GUARD);
+			memcpy(end, guard, GUARD);
+			r = fa_wire_encode(message, space + GUARD, size, &bytes, &length);
+			assert_memory_equal(space, guard, GUARD);
+			assert_memory_equal(end, guard, GUARD);
+			if (r) {
+				assert_int_equal(r, -EMSGSIZE);
+				assert_int_equal(least, 0);
+				continue;
+			}
+			if (!least)
+				least = size;
+			assert_int_equal(length, full_length);
+			assert_int_equal((uintptr_t)bytes % 8, 0);
+			assert_ptr_equal((const unsigned char *)bytes + length, end - size % 8);
+			assert_int_equal(fa_wire_decode(bytes, length, &decoded), 0);
+			assert_null(fa_inspect_difference(message, &decoded));
+		}
+		assert_in_range(least, full_length, full_length + FA_WIRE_FIXED_BYTES_MAX);
+		if (full_length <= 256)
+			assert_in_range(least, 1, FA_WIRE_FIXED_BYTES_MAX);
+	}
+}
+
+static void test_encode_refuses(void **state)
+{
+	static const unsigned types[] = { 0, _FA_WIRE_TYPE_N, 200, 255, 256, UINT32_MAX };
+	struct fa_wire_message message = { .id = 1 };
+	const void *bytes = NULL;
+	size_t length = 0;
+
+	for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); ++i) {
+		message.type = (enum fa_wire_type)types[i];
+		assert_int_equal(fa_wire_encode(&message, buffer, sizeof(buffer), &bytes, &length),
+		                 -EINVAL);
+	}
+	message.type = FA_WIRE_PING;
+	for (size_t i = 1; i < 8; ++i)
+		assert_int_equal(fa_wire_encode(&message, buffer + i, 4096, &bytes, &length),
+		                 -EINVAL);
+
+	/* lengths that overflow, never read */
+	message.type = FA_WIRE_REPLY;
+	message.reply = (struct fa_wire_reply){ .text = { "x", SIZE_MAX } };
+	assert_int_equal(fa_wire_encode(&message, buffer, sizeof(buffer), &bytes, &length),
+	                 -EMSGSIZE);
+	message.type = FA_WIRE_ATTENTION;
+	message.attention = (struct fa_wire_attention){
+		.cu_seqlens_q = (const uint32_t[1]){ 0 },
+		.cu_seqlens_k = (const uint32_t[1]){ 0 },
+		.alibi_slopes = (const float[1]){ 0 },
+		.sinks = (const float[1]){ 0 },
+		.n_cu_seqlens_q = SIZE_MAX / 4 + 1,
+		.n_cu_seqlens_k = SIZE_MAX / 4 + 1,
+		.n_alibi_slopes = SIZE_MAX / 4 + 1,
+		.n_sinks = SIZE_MAX / 4 + 1,
+	};
+	assert_int_equal(fa_wire_encode(&message, buffer, sizeof(buffer), &bytes, &length),
+	                 -EMSGSIZE);
+	assert_null(bytes);
+	assert_int_equal(length, 0);
+}
+
+/* Nothing longer than a packet is made, however large the buffer. */
+static void test_encode_never_exceeds_packet(void **state)
+{
+	static _Alignas(8) unsigned char large[4 * FA_WIRE_BYTES_MAX];
+	static const char text[2 * FA_WIRE_BYTES_MAX];
+	struct fa_wire_message message = { .id = 1, .type = FA_WIRE_REPLY };
+	const void *bytes;
+	size_t length;
+
+	for (size_t n = FA_WIRE_BYTES_MAX - 600; n < FA_WIRE_BYTES_MAX + 600; ++n) {
+		message.reply.text = (struct fa_wire_string){ text, n };
+		if (fa_wire_encode(&message, large, sizeof(large), &bytes, &length))
+			continue;
+		assert_in_range(length, n, FA_WIRE_BYTES_MAX);
+		assert_ptr_equal((const unsigned char *)bytes + length, large + sizeof(large));
+	}
+}
+
+static void test_type_names(void **state)
+{
+	assert_string_equal(fa_wire_type_name(FA_WIRE_ATTENTION), "Attention");
+	assert_string_equal(fa_wire_type_name(FA_WIRE_STATUS_REPLY), "StatusReply");
+	assert_string_equal(fa_wire_type_name(FA_WIRE_NONE), "unknown");
+	assert_string_equal(fa_wire_type_name(_FA_WIRE_TYPE_N), "unknown");
+	assert_string_equal(fa_wire_type_name((enum fa_wire_type)UINT32_MAX), "unknown");
+	for (unsigned i = 1; i < _FA_WIRE_TYPE_N; ++i)
+		assert_string_not_equal(fa_wire_type_name(i), "unknown");
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_every_type_has_samples),
+		cmocka_unit_test(test_roundtrip),
+		cmocka_unit_test(test_difference_is_seen),
+		cmocka_unit_test(test_buffer_sizes),
+		cmocka_unit_test(test_encode_refuses),
+		cmocka_unit_test(test_encode_never_exceeds_packet),
+		cmocka_unit_test(test_type_names),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
