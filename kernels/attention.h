@@ -14,7 +14,8 @@
  * right), j <= p if causal, j >= p - window_left if window_left >= 0, and
  * j <= p + window_right if window_right >= 0. A row that sees no key gives zeros
  * and lse -inf, with sinks too lse = sinks[h]. Softmax is in fp32, products are
- * accumulated in fp32, lse is the natural logarithm.
+ * accumulated in fp32, lse is the natural logarithm. Keys that a row does not see
+ * never change it, not even by an infinity or a NaN in their K or V.
  */
 #pragma once
 
@@ -58,9 +59,10 @@ struct fa_attention_params {
 };
 
 /*
- * Says whether a kernel covers @params; reads no tensor. Returns 0, or -ENOTSUP
- * / -EINVAL with a sentence in @text that names the feature or the field, its
- * value and the bound. Pointers are not judged: bounds are the caller's affair.
+ * Says whether a kernel covers @params; reads cu_seqlens and no tensor. Returns 0,
+ * or -ENOTSUP / -EINVAL with a sentence in @text that names the feature or the
+ * field, its value and the bound. Pointers and strides are not judged: bounds are
+ * the caller's affair.
  */
 int fa_attention_check(const struct fa_attention_params *params, char *text, size_t text_bytes);
 
@@ -73,8 +75,8 @@ struct fa_cpu_isa; /* one row: a name and its kernels */
 
 /*
  * Picks the widest instruction set that this machine has, or the one that the
- * environment variable FAD_CPU_ISA names (avx512, avx2, generic). Returns 0,
- * -EINVAL for an unknown name, -ENOTSUP if the machine lacks it.
+ * environment variable FAD_CPU_ISA names (avx512bf16, avx512, avx2, generic).
+ * Returns 0, -EINVAL for an unknown name, -ENOTSUP if the machine lacks it.
  */
 int fa_cpu_isa_select(char *text, size_t text_bytes, const struct fa_cpu_isa **ret_isa);
 const char *fa_cpu_isa_name(const struct fa_cpu_isa *isa);
@@ -82,9 +84,10 @@ const char *fa_cpu_isa_name(const struct fa_cpu_isa *isa);
 /*
  * A request is cut into independent tiles (sequence, head or group of heads,
  * block of query rows); running every tile 0…n-1 once, in any order, on any
- * threads, completes the request. A tile takes well under 100 ms wherever the
- * sequence length permits, so that requests can share threads and be cancelled between tiles. Tiles of
- * a causal request are numbered longest first.
+ * threads, completes the request; out and lse are the same to the bit. A tile takes
+ * well under 100 ms wherever the sequence length permits, so that requests can share
+ * threads and be cancelled between tiles. Tiles of a causal request are numbered
+ * longest first (ragged: within each sequence).
  */
 int64_t fa_cpu_attention_tiles(const struct fa_cpu_isa *isa,
                                const struct fa_attention_params *params);
