@@ -13,6 +13,8 @@ static const struct {
 	const char *what;
 	int (*run)(struct fa_bench *bench);
 } benches[] = {
+	{ "rtt", "one request through the socket against a bare ping-pong", fa_bench_rtt },
+	{ "throughput", "32 clients at once; 64 idle clients", fa_bench_throughput },
 	{ NULL, NULL, NULL },
 };
 

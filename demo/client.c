@@ -1,0 +1,372 @@
+/*
+ * Each client makes its tensors (or reads them from files), computes in double
+ * precision what should come out, and then asks fad for it again and again until
+ * the driver says stop; every number of every answer is checked.
+ *
+ * A number may be off by ALLOWED_ABSOLUTE + ALLOWED_RELATIVE * |what it should be|:
+ * rounding the result to the dtype costs half a unit in the last place (2^-9 for
+ * bf16, 2^-12 for fp16), weights may be rounded to the dtype inside the kernel,
+ * and sums are in fp32.
+ */
+#include "demo/client.h"
+
+#include "client/faclient.h"
+#include "demo/npy.h"
+#include "demo/reference.h"
+
+#include <errno.h>
+#include <math.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define SEQUENCES_MAX 4
+
+static const struct demo_case {
+	const char *name;
+	uint32_t dtype;
+	int heads, kv_heads, dim;
+	bool causal;
+	bool files;    /* Q, K and V come from .npy files */
+	int sequences; /* more than one: ragged */
+	uint32_t n_q[SEQUENCES_MAX], n_k[SEQUENCES_MAX];
+} cases[] = {
+	{ "alpha", FA_F32, 4, 4, 128, false, false, 1, { 2048 }, { 2048 } },
+	{ "bravo", FA_F16, 8, 2, 64, true, false, 4, { 1, 777, 1300, 150 }, { 1, 777, 1300, 150 } },
+	{ "charlie", FA_BF16, 4, 1, 128, true, false, 2, { 301, 1748 }, { 1024, 2100 } },
+	{ "delta", FA_F16, 2, 1, 64, false, true, 1, { 2050 }, { 2050 } },
+	/* 4.4 * 10^12 operations: still running when the driver kills it */
+	{ "victim", FA_F32, 32, 1, 64, false, false, 1, { 8192 }, { 65536 } },
+};
+_Static_assert(sizeof(cases) / sizeof(cases[0]) == DEMO_VICTIM + 1, "one case a client");
+
+static const struct {
+	const char *name;
+	double absolute, relative;
+} allowed[] = {
+	[FA_F32] = { "fp32", 2e-6, 2e-6 },
+	[FA_F16] = { "fp16", 2e-4, 1e-3 },
+	[FA_BF16] = { "bf16", 2e-3, 8e-3 },
+};
+
+enum {
+	Q,
+	K,
+	V,
+	OUT,
+	TENSORS
+};
+
+struct run {
+	const struct demo_case *what;
+	struct fa_client *client;
+	struct fa_buffer *buffers[TENSORS];
+	struct fa_attention attention;
+	uint32_t cu_seqlens_q[SEQUENCES_MAX + 1], cu_seqlens_k[SEQUENCES_MAX + 1];
+	size_t elements[TENSORS];
+	double *expected; /* of out */
+	double flops;
+	int rounds;
+	double seconds[4096]; /* of each round */
+	double error;         /* the largest */
+	bool wrong;
+};
+
+static int fail(const char *format, ...)
+{
+	va_list args;
+
+	printf("failed ");
+	va_start(args, format);
+	vprintf(format, args);
+	va_end(args);
+	printf("\n");
+	fflush(stdout);
+	return 1;
+}
+
+static int compare_doubles(const void *a, const void *b)
+{
+	double x = *(const double *)a, y = *(const double *)b;
+
+	return (x > y) - (x < y);
+}
+
+/* About normal, variance 1; the same in every run. */
+static double next_number(uint64_t *state)
+{
+	double sum = 0;
+
+	for (int i = 0; i < 4; i++) {
+		*state = *state * 6364136223846793005u + 1442695040888963407u;
+		sum += (double)(*state >> 40) / (1 << 24);
+	}
+	return (sum - 2) * sqrt(3);
+}
+
+static int make_tensors(struct run *run)
+{
+	const struct demo_case *c = run->what;
+	struct fa_attention *attention = &run->attention;
+	struct fa_tensor *tensors[TENSORS] = { &attention->q, &attention->k, &attention->v,
+		                               &attention->out };
+	bool ragged = c->sequences > 1;
+
+	for (int i = 0; i < c->sequences; i++) {
+		run->cu_seqlens_q[i + 1] = run->cu_seqlens_q[i] + c->n_q[i];
+		run->cu_seqlens_k[i + 1] = run->cu_seqlens_k[i] + c->n_k[i];
+	}
+	attention->size = sizeof(*attention);
+	attention->flags = c->causal ? FA_ATTENTION_CAUSAL : 0;
+	if (ragged) {
+		attention->batch = (uint32_t)c->sequences;
+		attention->cu_seqlens_q = run->cu_seqlens_q;
+		attention->cu_seqlens_k = run->cu_seqlens_k;
+	}
+	for (int i = 0; i < TENSORS; i++) {
+		bool of_q = i == Q || i == OUT;
+		int64_t tokens = (of_q ? run->cu_seqlens_q : run->cu_seqlens_k)[c->sequences];
+		/* batch form has one dimension more, of one sequence */
+		int64_t shape[4] = { 1, tokens, of_q ? c->heads : c->kv_heads, c->dim };
+		uint64_t bytes = fa_tensor_bytes(c->dtype, 4, shape);
+		int r;
+
+		run->elements[i] = (size_t)(tokens * shape[2] * c->dim);
+		/* Memory made here and memory made by the daemon serve alike. */
+		r = fa_buffer_new(run->client, bytes, i == OUT ? FA_BUFFER_ARENA : 0,
+		                  &run->buffers[i]);
+		if (r < 0)
+			return fail("no memory from fad: %s", fa_error());
+		fa_tensor_init(tensors[i], run->buffers[i], 0, c->dtype, ragged ? 3 : 4,
+		               ragged ? shape + 1 : shape);
+	}
+	return 0;
+}
+
+static int read_file(struct run *run, const char *data, const char *name, int index)
+{
+	struct demo_npy npy;
+	char path[4096], text[4200];
+	const char *type = run->what->dtype == FA_F32 ? "f4" : "f2";
+	int r;
+
+	snprintf(path, sizeof(path), "%s/%s.npy", data, name);
+	r = demo_npy_read(path, text, sizeof(text), &npy);
+	if (r < 0)
+		return fail("%s", text);
+	if (strcmp(npy.type, type) != 0 || npy.bytes != fa_buffer_bytes(run->buffers[index])) {
+		demo_npy_free(&npy);
+		return fail("%s is not of the shape and type the demo expects", path);
+	}
+	memcpy(fa_buffer_data(run->buffers[index]), npy.data, npy.bytes);
+	demo_npy_free(&npy);
+	return 0;
+}
+
+static int fill_tensors(struct run *run, const char *data, uint64_t seed)
+{
+	static const char *const names[] = { "query", "key", "value" };
+
+	for (int i = Q; i <= V; i++) {
+		if (run->what->files) {
+			if (read_file(run, data, names[i], i) != 0)
+				return 1;
+			continue;
+		}
+		for (size_t j = 0; j < run->elements[i]; j++)
+			demo_store(fa_buffer_data(run->buffers[i]), run->what->dtype, j,
+			           next_number(&seed));
+	}
+	return 0;
+}
+
+static double *load_tensor(struct run *run, int index)
+{
+	double *values = malloc(sizeof(double) * run->elements[index]);
+
+	for (size_t i = 0; values && i < run->elements[index]; i++)
+		values[i] = demo_load(fa_buffer_data(run->buffers[index]), run->what->dtype, i);
+	return values;
+}
+
+static int compute_expected(struct run *run)
+{
+	const struct demo_case *c = run->what;
+	double *inputs[3] = { load_tensor(run, Q), load_tensor(run, K), load_tensor(run, V) };
+	int r = inputs[Q] && inputs[K] && inputs[V] ? 0 : -ENOMEM;
+
+	run->expected = malloc(sizeof(double) * run->elements[OUT]);
+	if (!run->expected)
+		r = -ENOMEM;
+	for (int i = 0; r == 0 && i < c->sequences; i++) {
+		size_t q = (size_t)run->cu_seqlens_q[i] * (size_t)(c->heads * c->dim);
+		size_t k = (size_t)run->cu_seqlens_k[i] * (size_t)(c->kv_heads * c->dim);
+		struct demo_sequence sequence = {
+			.q = inputs[Q] + q,
+			.k = inputs[K] + k,
+			.v = inputs[V] + k,
+			.n_q = c->n_q[i],
+			.n_k = c->n_k[i],
+			.heads = c->heads,
+			.kv_heads = c->kv_heads,
+			.dim = c->dim,
+			.causal = c->causal,
+		};
+
+		r = demo_reference(&sequence, run->expected + q);
+		run->flops += demo_flops(&sequence);
+	}
+	for (int i = Q; i <= V; i++)
+		free(inputs[i]);
+	return r < 0 ? fail("no memory") : 0;
+}
+
+static void check(struct run *run)
+{
+	uint32_t dtype = run->what->dtype;
+
+	for (size_t i = 0; i < run->elements[OUT]; i++) {
+		double value = demo_load(fa_buffer_data(run->buffers[OUT]), dtype, i);
+		double error = fabs(value - run->expected[i]);
+
+		/* written so that NaN is wrong too */
+		if (!(error <=
+		      allowed[dtype].absolute + allowed[dtype].relative * fabs(run->expected[i])))
+			run->wrong = true;
+		if (isnan(error))
+			run->error = INFINITY;
+		else if (error > run->error)
+			run->error = error;
+	}
+}
+
+static double now(void)
+{
+	struct timespec time;
+
+	clock_gettime(CLOCK_MONOTONIC, &time);
+	return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+}
+
+/* One request, one check. What is not written stays NaN and is found. */
+static int run_round(struct run *run)
+{
+	struct fa_ticket ticket;
+	double start;
+
+	memset(fa_buffer_data(run->buffers[OUT]), 0xff, fa_buffer_bytes(run->buffers[OUT]));
+	start = now();
+	if (fa_attention(run->client, &run->attention, &ticket) < 0)
+		return fail("fad refused the request: %s", fa_error());
+	if (run->rounds == 0) {
+		puts("running");
+		fflush(stdout);
+	}
+	if (fa_wait(run->client, &ticket, UINT64_MAX, NULL) < 0)
+		return fail("the request failed: %s", fa_error());
+	run->seconds[run->rounds++] = now() - start;
+	check(run);
+	return 0;
+}
+
+static void print_result(struct run *run)
+{
+	const struct demo_case *c = run->what;
+	char shape[128];
+	int used;
+
+	used = snprintf(shape, sizeof(shape), "%d/%d heads, d%d, ", c->heads, c->kv_heads, c->dim);
+	for (int i = 0; i < c->sequences; i++) {
+		used += snprintf(shape + used, sizeof(shape) - (size_t)used, "%s%u", i ? "+" : "",
+		                 c->n_q[i]);
+		if (c->n_q[i] != c->n_k[i])
+			used += snprintf(shape + used, sizeof(shape) - (size_t)used, ":%u",
+			                 c->n_k[i]);
+	}
+	qsort(run->seconds, (size_t)run->rounds, sizeof(double), compare_doubles);
+	printf("result %s\t%s\t%s\t%d\t%.6f\t%.0f\t%.3g\t%.0e + %.0e |x|\t%s\n", shape,
+	       allowed[c->dtype].name, c->causal ? "causal" : "full", run->rounds,
+	       run->seconds[run->rounds / 2], run->flops, run->error, allowed[c->dtype].absolute,
+	       allowed[c->dtype].relative, run->wrong ? "WRONG" : "right");
+	fflush(stdout);
+}
+
+/* Whether the driver has said something (or is gone). */
+static bool told(void)
+{
+	struct pollfd stdin_poll = { .fd = STDIN_FILENO, .events = POLLIN };
+
+	return poll(&stdin_poll, 1, 0) != 0;
+}
+
+static int wait_for(const char *word)
+{
+	char line[16];
+	size_t length = strlen(word);
+
+	/* not buffered by stdio, so that told() sees what is there */
+	if (read(STDIN_FILENO, line, length + 1) != (ssize_t)length + 1 ||
+	    strncmp(line, word, length) != 0)
+		return fail("the driver did not say %s", word);
+	return 0;
+}
+
+static int run_client(struct run *run, const char *data, int index)
+{
+	const size_t rounds_max = sizeof(run->seconds) / sizeof(run->seconds[0]);
+	struct fa_options options = { .size = sizeof(options), .name = run->what->name };
+
+	if (fa_connect(&options, &run->client) < 0)
+		return fail("no connection to fad: %s", fa_error());
+	if (make_tensors(run) != 0)
+		return 1;
+	if (index == DEMO_VICTIM) {
+		/* zeros will do: nobody will see the result */
+		puts("ready");
+		fflush(stdout);
+		if (wait_for("go") != 0 || run_round(run) != 0)
+			return 1;
+		return fail("its request ended before it was killed");
+	}
+	if (fill_tensors(run, data, 1000 + (uint64_t)index) != 0 || compute_expected(run) != 0)
+		return 1;
+	puts("ready");
+	fflush(stdout);
+	if (wait_for("go") != 0)
+		return 1;
+	while (!told() && (size_t)run->rounds + 1 < rounds_max) {
+		if (run_round(run) != 0)
+			return 1;
+	}
+	/* One more, which has begun after the driver said stop. */
+	if (wait_for("stop") != 0 || run_round(run) != 0)
+		return 1;
+	print_result(run);
+	return run->wrong ? 1 : 0;
+}
+
+const char *demo_client_name(int index)
+{
+	return cases[index].name;
+}
+
+int demo_client_run(int index, const char *data)
+{
+	struct run *run = calloc(1, sizeof(*run));
+	int status;
+
+	if (!run)
+		return fail("no memory");
+	run->what = &cases[index];
+	status = run_client(run, data, index);
+	for (int i = 0; i < TENSORS; i++)
+		fa_buffer_free(run->buffers[i]);
+	fa_disconnect(run->client);
+	free(run->expected);
+	free(run);
+	return status;
+}

@@ -1,0 +1,343 @@
+/*
+ * The demo: four processes ask one daemon for attention at once and check every
+ * number, a fifth is killed in the middle of a request. This is the driver: it
+ * starts the clients, says when to go on, looks at the daemon through its status,
+ * and prints a table at the end. Exits 0 only if everything was as it should be.
+ *
+ *   demo [--data DIRECTORY]      FAD_SOCKET says where the daemon is
+ */
+#include "demo/client.h"
+
+#include "client/faclient.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define PROCESSES (DEMO_CLIENTS + 1)
+#define LIMIT_SECONDS 240
+
+struct process {
+	const char *name;
+	pid_t pid;
+	FILE *to, *from;
+	char result[512]; /* the line's fields, once it came */
+};
+
+static struct process processes[PROCESSES];
+
+static void say(const char *format, ...)
+{
+	va_list args;
+
+	va_start(args, format);
+	vprintf(format, args);
+	va_end(args);
+	printf("\n");
+	fflush(stdout);
+}
+
+static int fail(const char *format, ...)
+{
+	va_list args;
+
+	printf("FAILED: ");
+	va_start(args, format);
+	vprintf(format, args);
+	va_end(args);
+	printf("\n");
+	fflush(stdout);
+	return -1;
+}
+
+static double now(void)
+{
+	struct timespec time;
+
+	clock_gettime(CLOCK_MONOTONIC, &time);
+	return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+}
+
+static int start(int index, const char *data)
+{
+	struct process *process = &processes[index];
+	int to[2], from[2];
+	char number[8];
+
+	process->name = demo_client_name(index);
+	snprintf(number, sizeof(number), "%d", index);
+	if (pipe2(to, O_CLOEXEC) < 0)
+		return fail("pipe: %s", strerror(errno));
+	if (pipe2(from, O_CLOEXEC) < 0) {
+		close(to[0]);
+		close(to[1]);
+		return fail("pipe: %s", strerror(errno));
+	}
+	process->pid = fork();
+	if (process->pid == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		dup2(to[0], STDIN_FILENO);
+		dup2(from[1], STDOUT_FILENO);
+		execl("/proc/self/exe", "demo", "--data", data, "--client", number, NULL);
+		_exit(127);
+	}
+	close(to[0]);
+	close(from[1]);
+	process->to = fdopen(to[1], "w");
+	process->from = fdopen(from[0], "r");
+	if (process->pid < 0)
+		return fail("fork: %s", strerror(errno));
+	return 0;
+}
+
+/* Reads the client's next line, which must start with @word; what follows goes to
+ * @ret_rest (of 512 bytes) if that is not NULL. */
+static int expect(struct process *process, const char *word, char *ret_rest)
+{
+	char line[512];
+	size_t length = strlen(word);
+
+	if (!fgets(line, sizeof(line), process->from))
+		return fail("%s ended without a word", process->name);
+	line[strcspn(line, "\n")] = '\0';
+	if (strncmp(line, word, length) != 0 || (line[length] && line[length] != ' '))
+		return fail("%s says: %s", process->name, line);
+	if (ret_rest)
+		strcpy(ret_rest, line[length] ? line + length + 1 : "");
+	return 0;
+}
+
+static void tell(struct process *process, const char *word)
+{
+	/* a client that is gone is noticed when it is listened to */
+	fprintf(process->to, "%s\n", word);
+	fflush(process->to);
+}
+
+/* What the daemon says of the session of process @pid. */
+struct view {
+	bool there;
+	json_int_t requests;    /* in flight */
+	json_int_t bytes;       /* of its buffers */
+	json_int_t total_bytes; /* of all sessions' */
+};
+
+static json_int_t integer(json_t *object, const char *key)
+{
+	return json_integer_value(json_object_get(object, key));
+}
+
+static int look(struct fa_client *client, pid_t pid, struct view *ret_view)
+{
+	struct view view = { 0 };
+	json_t *root, *session;
+	size_t i;
+	char *text;
+
+	if (fa_status(client, &text) < 0)
+		return fail("the daemon does not say how it is: %s", fa_error());
+	root = json_loads(text, 0, NULL);
+	free(text);
+	if (!root)
+		return fail("the daemon's status is no JSON");
+	json_array_foreach(json_object_get(root, "sessions"), i, session)
+	{
+		view.total_bytes += integer(session, "buffer_bytes");
+		if (integer(session, "pid") != pid)
+			continue;
+		view.there = true;
+		view.requests = integer(session, "requests");
+		view.bytes = integer(session, "buffer_bytes");
+	}
+	json_decref(root);
+	*ret_view = view;
+	return 0;
+}
+
+/* Looks every few milliseconds until the session has a request in flight, or is
+ * gone; 30 s at most. */
+enum state {
+	RUNNING,
+	GONE
+};
+
+static int look_until(struct fa_client *client, pid_t pid, enum state state, struct view *ret_view)
+{
+	double end = now() + 30;
+
+	while (now() < end) {
+		if (look(client, pid, ret_view) < 0)
+			return -1;
+		if (state == RUNNING ? ret_view->there && ret_view->requests > 0 : !ret_view->there)
+			return 0;
+		usleep(5000);
+	}
+	return fail(state == RUNNING ? "the daemon never showed the request"
+	                             : "the daemon still keeps the session after 30 s");
+}
+
+static int kill_victim(struct fa_client *client)
+{
+	struct process *victim = &processes[DEMO_VICTIM];
+	struct view before, after;
+	double start;
+
+	if (look(client, victim->pid, &before) < 0)
+		return -1;
+	if (before.requests == 0)
+		return fail("the request of %s had ended before the kill", victim->name);
+	start = now();
+	kill(victim->pid, SIGKILL);
+	waitpid(victim->pid, NULL, 0);
+	if (look_until(client, victim->pid, GONE, &after) < 0)
+		return -1;
+	say("%s (%d) was killed in the middle of its request. After %.0f ms the daemon has\n"
+	    "forgotten its session and given back its %.0f MiB.",
+	    victim->name, victim->pid, (now() - start) * 1e3,
+	    (double)(before.total_bytes - after.total_bytes) / (1 << 20));
+	victim->pid = 0;
+	if (before.bytes == 0 || after.total_bytes != before.total_bytes - before.bytes)
+		return fail("%lld bytes of buffers were left, not %lld",
+		            (long long)after.total_bytes,
+		            (long long)(before.total_bytes - before.bytes));
+	return 0;
+}
+
+static int run(struct fa_client *client, const char *data)
+{
+	struct process *victim = &processes[DEMO_VICTIM];
+	struct view view;
+
+	say("Five processes connect. Four make their tensors (delta reads them from %s/*.npy)\n"
+	    "and compute in double precision what attention over them is ...",
+	    data);
+	for (int i = 0; i < PROCESSES; i++) {
+		if (start(i, data) < 0)
+			return -1;
+	}
+	for (int i = 0; i < PROCESSES; i++) {
+		if (expect(&processes[i], "ready", NULL) < 0)
+			return -1;
+	}
+
+	say("The fifth, %s, asks for something that takes for ever ...", victim->name);
+	tell(victim, "go");
+	if (expect(victim, "running", NULL) < 0 ||
+	    look_until(client, victim->pid, RUNNING, &view) < 0)
+		return -1;
+	say("... and beside it the four ask, again and again, and check every number.");
+	for (int i = 0; i < DEMO_CLIENTS; i++)
+		tell(&processes[i], "go");
+	for (int i = 0; i < DEMO_CLIENTS; i++) {
+		if (expect(&processes[i], "running", NULL) < 0)
+			return -1;
+	}
+	sleep(1);
+	if (kill_victim(client) < 0)
+		return -1;
+	say("The others go on, and stop after one more request each.");
+	sleep(1);
+	for (int i = 0; i < DEMO_CLIENTS; i++)
+		tell(&processes[i], "stop");
+	for (int i = 0; i < DEMO_CLIENTS; i++) {
+		if (expect(&processes[i], "result", processes[i].result) < 0)
+			return -1;
+	}
+	return 0;
+}
+
+/* The exit status of every client that checks counts. */
+static int finish(void)
+{
+	int r = 0;
+
+	for (int i = 0; i < PROCESSES; i++) {
+		struct process *process = &processes[i];
+		int status;
+
+		if (process->pid <= 0)
+			continue;
+		if (!process->result[0])
+			kill(process->pid, SIGKILL);
+		if (waitpid(process->pid, &status, 0) < 0 || status != 0)
+			r = fail("%s did not end well", process->name);
+	}
+	return r;
+}
+
+static int print_table(void)
+{
+	int r = 0;
+
+	printf("\n%-8s %7s  %-32s %-5s %-6s %6s %9s %8s %9s  %s\n", "process", "pid", "shape",
+	       "dtype", "mask", "rounds", "median ms", "GFLOP/s", "error", "allowed");
+	for (int i = 0; i < DEMO_CLIENTS; i++) {
+		struct process *process = &processes[i];
+		char *fields[9], *rest = process->result;
+		double seconds, flops;
+		int n = 0;
+
+		while (n < 9 && rest)
+			fields[n++] = strsep(&rest, "\t");
+		if (n != 9)
+			return fail("%s says too little", process->name);
+		seconds = atof(fields[4]);
+		flops = atof(fields[5]);
+		printf("%-8s %7d  %-32s %-5s %-6s %6s %9.2f %8.1f %9s  %s  %s\n", process->name,
+		       process->pid, fields[0], fields[1], fields[2], fields[3], seconds * 1e3,
+		       flops / seconds * 1e-9, fields[6], fields[7], fields[8]);
+		if (strcmp(fields[8], "right") != 0)
+			r = -1;
+	}
+	printf("(heads: query/key-value; query:key tokens; all at once on the same processors;\n"
+	       "error: the largest difference from double precision, of every round)\n");
+	return r;
+}
+
+static void out_of_time(int signal_number)
+{
+	static const char text[] = "FAILED: the demo took too long\n";
+
+	(void)!write(STDOUT_FILENO, text, sizeof(text) - 1);
+	_exit(1); /* the clients die with us */
+}
+
+int main(int argc, char **argv)
+{
+	struct fa_options options = { .size = sizeof(options), .name = "demo" };
+	struct fa_client *client;
+	const char *data = "demo";
+	int r, ended;
+
+	for (int i = 1; i + 1 < argc; i += 2) {
+		if (strcmp(argv[i], "--data") == 0)
+			data = argv[i + 1];
+		else if (strcmp(argv[i], "--client") == 0)
+			return demo_client_run(atoi(argv[i + 1]), data);
+	}
+
+	signal(SIGPIPE, SIG_IGN);
+	signal(SIGALRM, out_of_time);
+	alarm(LIMIT_SECONDS);
+	if (fa_connect(&options, &client) < 0) {
+		fail("no connection to fad: %s", fa_error());
+		return 1;
+	}
+	r = run(client, data);
+	ended = finish();
+	if (r == 0)
+		r = print_table();
+	fa_disconnect(client);
+	return r < 0 || ended < 0 ? 1 : 0;
+}

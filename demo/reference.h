@@ -1,0 +1,27 @@
+/*
+ * Attention as the textbook has it, in double precision, one score after the
+ * other: slow, short, and sharing no code with fad. And the number formats.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* One sequence. Everything is dense: [token][head][dim]. */
+struct demo_sequence {
+	const double *q, *k, *v;
+	int64_t n_q, n_k;
+	int heads, kv_heads, dim;
+	bool causal; /* the last row sees the last key */
+};
+
+/* Writes n_q * heads * dim numbers. Returns 0 or -ENOMEM. */
+int demo_reference(const struct demo_sequence *sequence, double *ret_out);
+
+/* Multiplications and additions that attention takes: visible pairs only. */
+double demo_flops(const struct demo_sequence *sequence);
+
+/* @dtype is an enum fa_dtype. */
+double demo_load(const void *data, uint32_t dtype, size_t index);
+void demo_store(void *data, uint32_t dtype, size_t index, double value); /* rounds to nearest */

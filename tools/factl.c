@@ -1,0 +1,247 @@
+/*
+ * factl: looks at a running daemon and tells it what to do. One connection, one
+ * thread, all through libfaclient.
+ *
+ * Exit status: 0 done, 1 it did not work, 2 wrong usage, 3 no daemon there.
+ */
+#include "tools/status.h"
+
+#include "client/faclient.h"
+#include "common/clock.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <poll.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define EXIT_USAGE 2
+#define EXIT_NO_DAEMON 3
+
+#define PING_PAUSE_MS 200
+
+struct factl {
+	const char *socket;
+	struct fa_client *client;
+	bool json;
+	bool wait;
+	unsigned long count;
+};
+
+static int fail(const char *what)
+{
+	fprintf(stderr, "factl: %s: %s\n", what, fa_error());
+	return 1;
+}
+
+/* Returns 0 or an exit status after a sentence on stderr. */
+static int connect_daemon(struct factl *factl)
+{
+	struct fa_options options = {
+		.size = sizeof(options),
+		.socket = factl->socket,
+		.name = "factl",
+		.reconnect_ns = UINT64_MAX,
+	};
+	int r;
+
+	r = fa_connect(&options, &factl->client);
+	if (r == 0)
+		return 0;
+	fprintf(stderr, "factl: no connection to fad: %s\n", fa_error());
+	return r == -ENOENT || r == -ECONNREFUSED ? EXIT_NO_DAEMON : 1;
+}
+
+static int run_status(struct factl *factl)
+{
+	char *text;
+	int r;
+
+	r = connect_daemon(factl);
+	if (r != 0)
+		return r;
+	if (fa_status(factl->client, &text) < 0)
+		return fail("status");
+	r = 0;
+	if (factl->json)
+		puts(text);
+	else if (fa_status_print(text, stdout) < 0) {
+		fprintf(stderr, "factl: the daemon's status is not the JSON it should be\n");
+		r = 1;
+	}
+	free(text);
+	return r;
+}
+
+static int run_ping(struct factl *factl)
+{
+	uint64_t min = UINT64_MAX, max = 0, sum = 0;
+	int r;
+
+	r = connect_daemon(factl);
+	if (r != 0)
+		return r;
+	for (unsigned long i = 0; i < factl->count; i++) {
+		uint64_t start, took;
+
+		if (i > 0)
+			poll(NULL, 0, PING_PAUSE_MS);
+		start = fa_now_ns();
+		if (fa_ping(factl->client) < 0)
+			return fail("ping");
+		took = fa_now_ns() - start;
+		printf("answer from %s: %.1f us\n", fa_socket(factl->client), (double)took / 1e3);
+		fflush(stdout);
+		min = took < min ? took : min;
+		max = took > max ? took : max;
+		sum += took;
+	}
+	if (factl->count > 1)
+		printf("%lu answers: least %.1f us, mean %.1f us, most %.1f us\n", factl->count,
+		       (double)min / 1e3, (double)sum / (double)factl->count / 1e3,
+		       (double)max / 1e3);
+	return 0;
+}
+
+static int run_version(struct factl *factl)
+{
+	struct fa_info info = { .size = sizeof(info) };
+	int r;
+
+	printf("factl  %s\n", fa_version());
+	fflush(stdout);
+	r = connect_daemon(factl);
+	if (r != 0)
+		return r;
+	if (fa_info(factl->client, &info) < 0)
+		return fail("version");
+	printf("fad    %s (protocol %u, backend %s: %s)\n", info.daemon_version, info.protocol,
+	       info.backend, info.device_name);
+	return 0;
+}
+
+static int run_drain(struct factl *factl)
+{
+	int r;
+
+	r = connect_daemon(factl);
+	if (r != 0)
+		return r;
+	if (fa_drain(factl->client) < 0)
+		return fail("drain");
+	if (!factl->wait) {
+		puts("The daemon finishes what is in flight and exits.");
+		return 0;
+	}
+	/* It is gone when it has closed its end. */
+	while (fa_client_state(factl->client) == FA_CLIENT_CONNECTED) {
+		struct pollfd poll_fd = { .fd = fa_fd(factl->client), .events = POLLIN };
+
+		poll(&poll_fd, 1, 1000);
+		fa_dispatch(factl->client);
+	}
+	puts("The daemon has finished and exited.");
+	return 0;
+}
+
+static const struct {
+	const char *name;
+	int (*run)(struct factl *factl);
+} commands[] = {
+	{ "status", run_status },
+	{ "ping", run_ping },
+	{ "version", run_version },
+	{ "drain", run_drain },
+};
+
+static void usage(void)
+{
+	puts("Usage: factl [OPTION]... COMMAND\n"
+	     "Looks at the daemon fad, or tells it what to do.\n"
+	     "\n"
+	     "  status [--json]    what it does and for whom; as it comes with --json\n"
+	     "  ping [-c N]        time N empty round trips (default: 1)\n"
+	     "  version            of this tool and of the daemon\n"
+	     "  drain [--no-wait]  let it finish what is in flight and exit; waits until then\n"
+	     "\n"
+	     "  -s, --socket PATH  where it listens (default: FAD_SOCKET, or\n"
+	     "                     $XDG_RUNTIME_DIR/fad/fad.sock if there, or\n"
+	     "                     /run/fad/fad.sock)\n"
+	     "  -c, --count N\n"
+	     "  -h, --help\n"
+	     "      --version      the same as the command version, without the daemon\n"
+	     "\n"
+	     "Exit status: 0 done, 1 it did not work, 2 wrong usage, 3 no daemon there.");
+}
+
+static int wrong_usage(const char *what, const char *which)
+{
+	fprintf(stderr, "factl: %s%s\nTry 'factl --help'.\n", what, which);
+	return EXIT_USAGE;
+}
+
+int main(int argc, char **argv)
+{
+	enum {
+		OPT_JSON = 256,
+		OPT_NO_WAIT,
+		OPT_VERSION
+	};
+	static const struct option options[] = {
+		{ "socket", required_argument, NULL, 's' },
+		{ "count", required_argument, NULL, 'c' },
+		{ "json", no_argument, NULL, OPT_JSON },
+		{ "no-wait", no_argument, NULL, OPT_NO_WAIT },
+		{ "help", no_argument, NULL, 'h' },
+		{ "version", no_argument, NULL, OPT_VERSION },
+		{ NULL, 0, NULL, 0 },
+	};
+	struct factl factl = { .wait = true, .count = 1 };
+	char *end;
+	int c, r;
+
+	while ((c = getopt_long(argc, argv, "s:c:h", options, NULL)) != -1) {
+		switch (c) {
+		case 's':
+			factl.socket = optarg;
+			break;
+		case 'c':
+			errno = 0;
+			factl.count = strtoul(optarg, &end, 10);
+			if (errno != 0 || *end || end == optarg || optarg[0] == '-' ||
+			    factl.count == 0)
+				return wrong_usage("the count must be a number from 1: ", optarg);
+			break;
+		case OPT_JSON:
+			factl.json = true;
+			break;
+		case OPT_NO_WAIT:
+			factl.wait = false;
+			break;
+		case 'h':
+			usage();
+			return 0;
+		case OPT_VERSION:
+			printf("factl %s\n", fa_version());
+			return 0;
+		default:
+			return wrong_usage("unknown option", "");
+		}
+	}
+	if (optind == argc)
+		return wrong_usage("what shall it do?", "");
+	if (optind + 1 < argc)
+		return wrong_usage("one command at a time; do not know what to do with ",
+		                   argv[optind + 1]);
+	for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++) {
+		if (strcmp(argv[optind], commands[i].name) != 0)
+			continue;
+		r = commands[i].run(&factl);
+		fa_disconnect(factl.client);
+		return r;
+	}
+	return wrong_usage("there is no command ", argv[optind]);
+}

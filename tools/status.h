@@ -1,0 +1,7 @@
+/* The daemon's status (its keys: fa_status() in faclient.h) as a table for people. */
+#pragma once
+
+#include <stdio.h>
+
+/* Returns 0, or -EINVAL if @json is no JSON object or lacks its lists. */
+int fa_status_print(const char *json, FILE *file);
