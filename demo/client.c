@@ -76,7 +76,7 @@ struct run {
 	bool wrong;
 };
 
-static int fail(const char *format, ...)
+__attribute__((format(printf, 1, 2))) static int fail(const char *format, ...)
 {
 	va_list args;
 

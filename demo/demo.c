@@ -37,7 +37,7 @@ struct process {
 
 static struct process processes[PROCESSES];
 
-static void say(const char *format, ...)
+__attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
 {
 	va_list args;
 
@@ -48,7 +48,7 @@ static void say(const char *format, ...)
 	fflush(stdout);
 }
 
-static int fail(const char *format, ...)
+__attribute__((format(printf, 1, 2))) static int fail(const char *format, ...)
 {
 	va_list args;
 
