@@ -1,0 +1,313 @@
+#include "fake-device.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define PATIENCE_SEC 30
+
+struct fa_device_queue {
+	unsigned int outstanding;
+};
+
+/* ---- the device; functions of the table run on the engine thread */
+
+static void fake_describe(struct fa_device *device, struct fa_device_info *ret_info)
+{
+	*ret_info = (struct fa_device_info){ .backend = "fake", .depth = device->depth };
+}
+
+static int fake_queue_new(struct fa_device *device, int priority, struct fa_error *error,
+                          struct fa_device_queue **ret_queue)
+{
+	if (device->queue_error)
+		return fa_fail(error, device->queue_error, "no queue today");
+	*ret_queue = calloc(1, sizeof(**ret_queue));
+	pthread_mutex_lock(&device->mutex);
+	device->n_queues++;
+	pthread_mutex_unlock(&device->mutex);
+	return 0;
+}
+
+static struct fa_device_queue *fake_queue_free(struct fa_device *device,
+                                               struct fa_device_queue *queue)
+{
+	assert(queue->outstanding == 0);
+	pthread_mutex_lock(&device->mutex);
+	device->n_queues--;
+	pthread_mutex_unlock(&device->mutex);
+	free(queue);
+	return NULL;
+}
+
+static void fake_launch(struct fa_device *device, struct fa_device_queue *queue,
+                        struct fa_device_work *work)
+{
+	struct fa_request *request = fa_container_of(work, struct fa_request, work);
+
+	pthread_mutex_lock(&device->mutex);
+	assert(work->params == &request->params);
+	work->queue = queue;
+	work->status = 0;
+	work->started_ns = fa_now_ns();
+	queue->outstanding++;
+	assert(queue->outstanding <= device->depth);
+	if (device->n_launched < FAKE_LAUNCHED_MAX)
+		device->launched[device->n_launched] = request;
+	device->n_launched++;
+	device->n_running++;
+	fa_list_append(&device->running, &work->link);
+	pthread_cond_broadcast(&device->changed);
+	while (device->blocked)
+		pthread_cond_wait(&device->changed, &device->mutex);
+	pthread_mutex_unlock(&device->mutex);
+}
+
+/* Under the mutex; the caller wakes the engine. */
+static void fake_finish(struct fa_device *device, struct fa_device_work *work, int status)
+{
+	fa_list_remove(&work->link);
+	work->status = status;
+	if (status)
+		fa_fail(&work->error, status, "the device says so");
+	work->finished_ns = fa_now_ns();
+	device->n_running--;
+	fa_list_append(&device->done, &work->link);
+}
+
+static void fake_cancel(struct fa_device *device, struct fa_device_work *work)
+{
+	bool running = false;
+	struct fa_list *pos;
+
+	pthread_mutex_lock(&device->mutex);
+	device->n_cancelled++;
+	fa_list_for_each(pos, &device->running)
+		running = running || pos == &work->link;
+	if (running && device->stubbornness == FAKE_STOPS)
+		fake_finish(device, work, -ECANCELED);
+	pthread_cond_broadcast(&device->changed);
+	pthread_mutex_unlock(&device->mutex);
+	fa_engine_wake(device->engine);
+}
+
+static void fake_reap(struct fa_device *device, struct fa_list *done)
+{
+	struct fa_list *pos;
+
+	pthread_mutex_lock(&device->mutex);
+	fa_list_for_each(pos, &device->done)
+		fa_container_of(pos, struct fa_device_work, link)->queue->outstanding--;
+	fa_list_splice(done, &device->done);
+	pthread_mutex_unlock(&device->mutex);
+}
+
+static const struct fa_device_ops fake_ops = {
+	.name = "fake",
+	.describe = fake_describe,
+	.queue_new = fake_queue_new,
+	.queue_free = fake_queue_free,
+	.launch = fake_launch,
+	.cancel = fake_cancel,
+	.reap = fake_reap,
+};
+
+/* ---- the test's side */
+
+static void on_notify(void *userdata)
+{
+	struct fixture *f = userdata;
+
+	sem_post(&f->notified);
+}
+
+static struct timespec patience(void)
+{
+	struct timespec until;
+
+	clock_gettime(CLOCK_REALTIME, &until);
+	until.tv_sec += PATIENCE_SEC;
+	return until;
+}
+
+void fixture_init(struct fixture *f, unsigned int depth)
+{
+	memset(f, 0, sizeof(*f));
+	f->device.depth = depth;
+	fa_list_init(&f->device.running);
+	fa_list_init(&f->device.done);
+	pthread_mutex_init(&f->device.mutex, NULL);
+	pthread_cond_init(&f->device.changed, NULL);
+	sem_init(&f->notified, 0, 0);
+	assert_int_equal(fa_engine_new(&fake_ops, on_notify, f, &f->engine), 0);
+	f->device.engine = f->engine;
+	assert_int_equal(fa_engine_start(f->engine, &f->device), 0);
+}
+
+void fixture_deinit(struct fixture *f)
+{
+	for (unsigned int i = 0; i < FAKE_STREAMS; i++) {
+		if (!f->streams[i])
+			continue;
+		fa_engine_stream_close(f->engine, f->streams[i], -ECANCELED);
+		expect_closed(f, i);
+	}
+	assert_null(fa_engine_free(f->engine));
+	assert_int_equal(f->device.n_queues, 0);
+	assert_int_equal(f->device.n_running, 0);
+	sem_destroy(&f->notified);
+	pthread_cond_destroy(&f->device.changed);
+	pthread_mutex_destroy(&f->device.mutex);
+}
+
+void stream_open(struct fixture *f, unsigned int i, int priority)
+{
+	assert_int_equal(fa_engine_stream_new(f->engine, priority, &f->slots[i], f->last[i] + 1,
+	                                      &f->slots[i], &f->streams[i]),
+	                 0);
+	assert_ptr_equal(fa_stream_owner(f->streams[i]), &f->slots[i]);
+}
+
+struct fa_request *request_new(struct fixture *f, unsigned int i)
+{
+	struct fa_request *request = calloc(1, sizeof(*request));
+
+	assert_non_null(request);
+	request->stream = f->streams[i];
+	request->value = ++f->last[i];
+	request->deadline_ns = FA_NS_NEVER;
+	request->queued_ns = fa_now_ns();
+	return request;
+}
+
+struct fa_request *submit(struct fixture *f, unsigned int i)
+{
+	struct fa_request *request = request_new(f, i);
+
+	fa_engine_submit(f->engine, request);
+	return request;
+}
+
+void take(struct fixture *f, struct fa_request **ret_request, struct fa_stream **ret_closed)
+{
+	struct timespec until = patience();
+
+	while (!fa_engine_take(f->engine, ret_request, ret_closed))
+		if (sem_timedwait(&f->notified, &until) < 0 && errno == ETIMEDOUT)
+			fail_msg("nothing came out of the engine");
+	assert_true(!*ret_request != !*ret_closed);
+}
+
+void expect(struct fixture *f, struct fa_request *request, int status)
+{
+	struct fa_request *taken;
+	struct fa_stream *closed;
+
+	take(f, &taken, &closed);
+	assert_ptr_equal(taken, request);
+	assert_int_equal(taken->status, status);
+	assert_int_not_equal(taken->finished_ns, 0);
+	assert_int_equal(status != 0, taken->error.text[0] != 0);
+	assert_true(fa_stream_finished(taken->stream) >= taken->value);
+	free(taken);
+}
+
+void expect_closed(struct fixture *f, unsigned int i)
+{
+	struct fa_request *request;
+	struct fa_stream *closed;
+
+	take(f, &request, &closed);
+	assert_ptr_equal(closed, f->streams[i]);
+	f->streams[i] = fa_stream_free(closed);
+}
+
+void expect_nothing(struct fixture *f)
+{
+	struct fa_request *request;
+	struct fa_stream *closed;
+
+	usleep(20000);
+	assert_false(fa_engine_take(f->engine, &request, &closed));
+}
+
+void wait_launched(struct fixture *f, uint64_t n)
+{
+	struct timespec until = patience();
+
+	pthread_mutex_lock(&f->device.mutex);
+	while (f->device.n_launched < n)
+		if (pthread_cond_timedwait(&f->device.changed, &f->device.mutex, &until))
+			fail_msg("only %d launches", (int)f->device.n_launched);
+	assert_int_equal(f->device.n_launched, n);
+	pthread_mutex_unlock(&f->device.mutex);
+}
+
+void wait_cancelled(struct fixture *f, uint64_t n)
+{
+	struct timespec until = patience();
+
+	pthread_mutex_lock(&f->device.mutex);
+	while (f->device.n_cancelled < n)
+		if (pthread_cond_timedwait(&f->device.changed, &f->device.mutex, &until))
+			fail_msg("only %d cancels", (int)f->device.n_cancelled);
+	pthread_mutex_unlock(&f->device.mutex);
+}
+
+void complete(struct fixture *f, struct fa_request *request, int status)
+{
+	pthread_mutex_lock(&f->device.mutex);
+	fake_finish(&f->device, &request->work, status);
+	pthread_mutex_unlock(&f->device.mutex);
+	fa_engine_wake(f->engine);
+}
+
+void block(struct fixture *f, bool blocked)
+{
+	pthread_mutex_lock(&f->device.mutex);
+	f->device.blocked = blocked;
+	pthread_cond_broadcast(&f->device.changed);
+	pthread_mutex_unlock(&f->device.mutex);
+}
+
+static void *completer_run(void *userdata)
+{
+	struct fa_device *device = userdata;
+	unsigned int seed = 7, skip;
+	struct fa_list *pos;
+
+	pthread_mutex_lock(&device->mutex);
+	for (;;) {
+		while (!device->n_running && !device->stop)
+			pthread_cond_wait(&device->changed, &device->mutex);
+		if (device->stop)
+			break;
+		skip = (unsigned int)rand_r(&seed) % 16;
+		pos = device->running.next;
+		while (skip-- && pos->next != &device->running)
+			pos = pos->next;
+		fake_finish(device, fa_container_of(pos, struct fa_device_work, link),
+		            rand_r(&seed) % 16 ? 0 : -EIO);
+		pthread_mutex_unlock(&device->mutex);
+		fa_engine_wake(device->engine);
+		pthread_mutex_lock(&device->mutex);
+	}
+	pthread_mutex_unlock(&device->mutex);
+	return NULL;
+}
+
+void completer_start(struct fixture *f)
+{
+	assert_int_equal(pthread_create(&f->device.completer, NULL, completer_run, &f->device), 0);
+}
+
+void completer_stop(struct fixture *f)
+{
+	pthread_mutex_lock(&f->device.mutex);
+	f->device.stop = true;
+	pthread_cond_broadcast(&f->device.changed);
+	pthread_mutex_unlock(&f->device.mutex);
+	pthread_join(f->device.completer, NULL);
+}

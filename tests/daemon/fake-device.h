@@ -1,0 +1,78 @@
+/*
+ * A device that completes what it was given when the test says so, in any order,
+ * and an engine on it. The test's thread is the engine's loop thread.
+ */
+#pragma once
+
+#include "common/clock.h"
+#include "daemon/engine.h"
+
+#include <pthread.h>
+#include <semaphore.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#define FAKE_STREAMS 64
+#define FAKE_LAUNCHED_MAX 4096
+
+enum fake_stubbornness {
+	FAKE_STOPS,   /* a cancelled work ends at once with -ECANCELED */
+	FAKE_IGNORES, /* a cancelled work goes on until the test completes it */
+};
+
+struct fa_device {
+	unsigned int depth;
+	enum fake_stubbornness stubbornness;
+	int queue_error; /* what making a queue fails with */
+	struct fa_engine *engine;
+
+	pthread_mutex_t mutex;
+	pthread_cond_t changed;
+	bool blocked;                 /* launch() waits, and with it the engine */
+	struct fa_list running, done; /* works */
+	uint64_t n_launched, n_running, n_cancelled, n_queues;
+	struct fa_request *launched[FAKE_LAUNCHED_MAX]; /* in order, the first of them */
+
+	pthread_t completer;
+	bool stop;
+};
+
+struct fixture {
+	struct fa_device device;
+	struct fa_engine *engine;
+	sem_t notified;
+	struct fa_completion_slot slots[FAKE_STREAMS];
+	struct fa_stream *streams[FAKE_STREAMS]; /* owner: the slot */
+	uint64_t last[FAKE_STREAMS];             /* value submitted */
+};
+
+void fixture_init(struct fixture *f, unsigned int depth);
+/* Closes the streams that are open, whose requests were all taken. */
+void fixture_deinit(struct fixture *f);
+
+void stream_open(struct fixture *f, unsigned int i, int priority);
+/* The stream's next request, to be submitted; or submitted already. */
+struct fa_request *request_new(struct fixture *f, unsigned int i);
+struct fa_request *submit(struct fixture *f, unsigned int i);
+
+/* Waits for something to come out, and takes it. */
+void take(struct fixture *f, struct fa_request **ret_request, struct fa_stream **ret_closed);
+/* What comes out next is @request with @status (freed) / stream @i closed (freed) / nothing. */
+void expect(struct fixture *f, struct fa_request *request, int status);
+void expect_closed(struct fixture *f, unsigned int i);
+void expect_nothing(struct fixture *f);
+
+/* Waits for the @n-th launch; it is the last one. */
+void wait_launched(struct fixture *f, uint64_t n);
+void wait_cancelled(struct fixture *f, uint64_t n);
+/* The device is done with @request. */
+void complete(struct fixture *f, struct fa_request *request, int status);
+void block(struct fixture *f, bool blocked);
+
+/* Starts and stops a thread that completes works in a random order, some of them
+ * with -EIO. */
+void completer_start(struct fixture *f);
+void completer_stop(struct fixture *f);

@@ -1,0 +1,73 @@
+#include "fake-kernels.h"
+
+#include "common/clock.h"
+#include "kernels/attention.h"
+
+struct fa_cpu_isa {
+	const char *name;
+};
+
+static const struct fa_cpu_isa fake = { "fake" };
+
+int fa_attention_check(const struct fa_attention_params *params, char *text, size_t text_bytes)
+{
+	return 0;
+}
+
+int fa_cpu_isa_select(char *text, size_t text_bytes, const struct fa_cpu_isa **ret_isa)
+{
+	*ret_isa = &fake;
+	return 0;
+}
+
+const char *fa_cpu_isa_name(const struct fa_cpu_isa *isa)
+{
+	return isa->name;
+}
+
+int64_t fa_cpu_attention_tiles(const struct fa_cpu_isa *isa,
+                               const struct fa_attention_params *params)
+{
+	return ((struct fake_job *)params->q.data)->n_tiles;
+}
+
+size_t fa_cpu_attention_scratch_bytes(const struct fa_cpu_isa *isa,
+                                      const struct fa_attention_params *params)
+{
+	return ((struct fake_job *)params->q.data)->scratch_bytes;
+}
+
+static void sleep_ns(uint64_t ns)
+{
+	nanosleep(&(struct timespec){ .tv_sec = (time_t)(ns / FA_NS_PER_SEC),
+	                              .tv_nsec = (long)(ns % FA_NS_PER_SEC) },
+	          NULL);
+}
+
+void fa_cpu_attention_tile(const struct fa_cpu_isa *isa, const struct fa_attention_params *params,
+                           int64_t tile, void *scratch)
+{
+	struct fake_job *job = params->q.data;
+	uint8_t *bytes = scratch;
+	uint64_t never = 0;
+
+	atomic_compare_exchange_strong(&job->first_ran_ns, &never, fa_now_ns());
+	if (tile < 0 || tile >= job->n_tiles ||
+	    (job->before && job->before->n_ran != job->before->n_tiles))
+		job->wrong = true;
+	if (tile < (int64_t)sizeof(job->ran) && atomic_fetch_add(&job->ran[tile], 1) > 0)
+		job->wrong = true;
+	if (job->scratch_bytes) {
+		if ((uintptr_t)bytes % 64)
+			job->wrong = true;
+		bytes[0] = bytes[job->scratch_bytes - 1] = (uint8_t)tile;
+	}
+	while (job->gate && !*job->gate)
+		sleep_ns(FA_NS_PER_MS / 5);
+	if (job->tile_ns)
+		sleep_ns(job->tile_ns);
+	/* Nobody else was in this scratch. */
+	if (job->scratch_bytes && bytes[0] != (uint8_t)tile)
+		job->wrong = true;
+	atomic_fetch_add(&job->n_ran, 1);
+}

@@ -1,0 +1,174 @@
+/* The engine with many streams, threads and mishaps at once. */
+#include "fake-device.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+/* A client that writes to its completion page, which it cannot: the engine
+ * must not care. */
+struct scribbler {
+	struct fa_completion_slot *slots;
+	pthread_t thread;
+	atomic_bool stop;
+};
+
+static void *scribbler_run(void *userdata)
+{
+	struct scribbler *scribbler = userdata;
+	uint64_t x = 88172645463325252ull;
+
+	while (!atomic_load(&scribbler->stop)) {
+		for (int i = 0; i < FAKE_STREAMS; i++) {
+			x ^= x << 13;
+			x ^= x >> 7;
+			x ^= x << 17;
+			atomic_store(&scribbler->slots[i].completed, x);
+			atomic_store(&scribbler->slots[i].failed, i % 2 ? 0 : x);
+		}
+	}
+	return NULL;
+}
+
+struct stress {
+	struct fixture f;
+	unsigned int seed;
+	uint64_t submitted, taken;
+	uint64_t taken_value[FAKE_STREAMS];
+	bool closing[FAKE_STREAMS];
+};
+
+static unsigned int dice(struct stress *s, unsigned int n)
+{
+	return (unsigned int)rand_r(&s->seed) % n;
+}
+
+static void stress_submit(struct stress *s, unsigned int i)
+{
+	struct fa_request *request = request_new(&s->f, i);
+
+	if (dice(s, 8) == 0)
+		request->status = fa_fail(&request->error, -EINVAL, "refused");
+	if (dice(s, 4) == 0)
+		request->deadline_ns = fa_deadline_ns(dice(s, 5 * FA_NS_PER_MS));
+	fa_engine_submit(s->f.engine, request);
+	s->submitted++;
+}
+
+/* Takes what there is, at least one: each request once, in its stream's order,
+ * with a status that was asked for; each stream after all of its requests. */
+static void stress_take(struct stress *s)
+{
+	struct fa_completion_slot *owner;
+	struct fa_request *request;
+	struct fa_stream *closed;
+	size_t i;
+
+	take(&s->f, &request, &closed);
+	do {
+		owner = fa_stream_owner(request ? request->stream : closed);
+		i = (size_t)(owner - s->f.slots);
+		if (closed) {
+			assert_true(s->closing[i]);
+			assert_int_equal(s->taken_value[i], s->f.last[i]);
+			s->f.streams[i] = fa_stream_free(closed);
+			s->closing[i] = false;
+			continue;
+		}
+		assert_int_equal(request->value, ++s->taken_value[i]);
+		assert_true(fa_stream_finished(request->stream) >= request->value);
+		switch (request->status) {
+		case 0:
+		case -EIO:
+			assert_true(request->finished_ns >= request->started_ns);
+			assert_true(request->started_ns >= request->queued_ns);
+			break;
+		case -EINVAL:
+			assert_int_equal(request->started_ns, 0);
+			break;
+		default:
+			assert_true(request->status == -ETIMEDOUT ||
+			            request->status == -ECANCELED ||
+			            request->status == -ECONNRESET);
+		}
+		free(request);
+		s->taken++;
+	} while (fa_engine_take(s->f.engine, &request, &closed));
+}
+
+/*
+ * Streams come and go, with requests that are refused, late, cancelled or closed
+ * upon at random, while the completion page is scribbled over.
+ */
+static void test_stress(void **state)
+{
+	const uint64_t total = 60000;
+	static struct stress s = { .seed = 3 };
+	struct scribbler scribbler = { .slots = s.f.slots };
+	struct fa_engine_stats stats;
+	unsigned int i;
+
+	fixture_init(&s.f, 3);
+	completer_start(&s.f);
+	assert_int_equal(pthread_create(&scribbler.thread, NULL, scribbler_run, &scribbler), 0);
+	while (s.taken < total) {
+		i = dice(&s, FAKE_STREAMS);
+		if (s.closing[i] || s.submitted == total || s.submitted - s.taken > 2000) {
+			stress_take(&s);
+			continue;
+		}
+		if (!s.f.streams[i])
+			stream_open(&s.f, i, dice(&s, 4) == 0);
+		for (unsigned int n = dice(&s, 20); n > 0 && s.submitted < total; n--)
+			stress_submit(&s, i);
+		for (unsigned int n = dice(&s, 4); n > 0; n--)
+			fa_engine_cancel(s.f.engine, s.f.streams[i], s.f.last[i] - dice(&s, 30), 0);
+		if (dice(&s, 32) == 0) {
+			fa_engine_stream_close(s.f.engine, s.f.streams[i], -ECONNRESET);
+			s.closing[i] = true;
+		}
+	}
+	for (i = 0; i < FAKE_STREAMS; i++)
+		while (s.closing[i])
+			stress_take(&s);
+
+	fa_engine_stats(s.f.engine, &stats);
+	assert_int_equal(stats.submitted, total);
+	assert_int_equal(stats.finished, total);
+	assert_true(stats.launched > 0 && stats.launched < total);
+	assert_true(stats.cancelled > 0 && stats.failed > 0);
+
+	atomic_store(&scribbler.stop, true);
+	pthread_join(scribbler.thread, NULL);
+	completer_stop(&s.f);
+	fixture_deinit(&s.f);
+}
+
+/* One request at a time: a wake-up lost anywhere stops this test. */
+static void test_ping_pong(void **state)
+{
+	struct fa_request *request;
+	struct fa_stream *closed;
+	struct fixture f;
+
+	fixture_init(&f, 1);
+	stream_open(&f, 0, 0);
+	completer_start(&f);
+	for (int i = 0; i < 20000; i++) {
+		(void)submit(&f, 0);
+		take(&f, &request, &closed);
+		assert_int_equal(request->value, i + 1);
+		free(request);
+	}
+	completer_stop(&f);
+	fixture_deinit(&f);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_stress),
+		cmocka_unit_test(test_ping_pong),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,425 @@
+/* What the engine promises, one case at a time. */
+#include "fake-device.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+/* ---- order */
+
+static void test_order(void **state)
+{
+	struct fa_request *a, *b, *c, *d;
+	struct fixture f;
+
+	fixture_init(&f, 3);
+	stream_open(&f, 0, 0);
+	a = submit(&f, 0);
+	b = submit(&f, 0);
+	c = submit(&f, 0);
+	d = submit(&f, 0);
+	wait_launched(&f, 3); /* the depth */
+	assert_ptr_equal(f.device.launched[0], a);
+	assert_ptr_equal(f.device.launched[1], b);
+	assert_ptr_equal(f.device.launched[2], c);
+
+	complete(&f, c, 0);
+	wait_launched(&f, 4); /* room for another, though nothing is out */
+	assert_ptr_equal(f.device.launched[3], d);
+	complete(&f, b, -EIO);
+	expect_nothing(&f);
+	assert_int_equal(fa_stream_finished(f.streams[0]), 0);
+	assert_int_equal(f.slots[0].completed, 0);
+
+	complete(&f, a, 0);
+	expect(&f, a, 0);
+	expect(&f, b, -EIO);
+	expect(&f, c, 0);
+	assert_int_equal(fa_stream_finished(f.streams[0]), 3);
+	assert_int_equal(f.slots[0].completed, 3);
+	assert_int_equal(f.slots[0].failed, 2);
+	complete(&f, d, 0);
+	expect(&f, d, 0);
+	fixture_deinit(&f);
+}
+
+static void test_streams_do_not_wait_for_each_other(void **state)
+{
+	struct fa_request *a, *b;
+	struct fixture f;
+
+	fixture_init(&f, 1);
+	stream_open(&f, 0, 0);
+	stream_open(&f, 1, 0);
+	a = submit(&f, 0);
+	b = submit(&f, 1);
+	wait_launched(&f, 2);
+	complete(&f, b, 0);
+	expect(&f, b, 0);
+	complete(&f, a, 0);
+	expect(&f, a, 0);
+	fixture_deinit(&f);
+}
+
+static void test_refused_in_turn(void **state)
+{
+	struct fa_request *a, *refused, *c, *alone;
+	struct fixture f;
+
+	fixture_init(&f, 4);
+	stream_open(&f, 0, 0);
+	stream_open(&f, 1, 0);
+	a = submit(&f, 0);
+	refused = request_new(&f, 0);
+	refused->status = fa_fail(&refused->error, -EINVAL, "no");
+	refused->deadline_ns = 1; /* passed, but that is not what it ends with */
+	fa_engine_submit(f.engine, refused);
+	c = submit(&f, 0);
+	wait_launched(&f, 2);
+	assert_ptr_equal(f.device.launched[1], c);
+	complete(&f, c, 0);
+	expect_nothing(&f);
+
+	alone = request_new(&f, 1);
+	alone->status = fa_fail(&alone->error, -ENOTSUP, "no");
+	fa_engine_submit(f.engine, alone);
+	expect(&f, alone, -ENOTSUP);
+
+	complete(&f, a, 0);
+	expect(&f, a, 0);
+	expect(&f, refused, -EINVAL);
+	expect(&f, c, 0);
+	assert_int_equal(f.slots[0].failed, 2);
+	fixture_deinit(&f);
+}
+
+static void test_stream_continues_values(void **state)
+{
+	struct fa_request *a;
+	struct fixture f;
+
+	fixture_init(&f, 4);
+	f.last[5] = 41;
+	stream_open(&f, 5, 0);
+	assert_int_equal(fa_stream_finished(f.streams[5]), 41);
+	a = submit(&f, 5);
+	wait_launched(&f, 1);
+	complete(&f, a, 0);
+	expect(&f, a, 0);
+	assert_int_equal(f.slots[5].completed, 42);
+	fixture_deinit(&f);
+}
+
+static void test_queue_fails(void **state)
+{
+	struct fa_request *a, *b;
+	struct fixture f;
+
+	fixture_init(&f, 1);
+	f.device.queue_error = -ENOMEM;
+	stream_open(&f, 0, 0);
+	a = submit(&f, 0);
+	b = submit(&f, 0);
+	expect(&f, a, -ENOMEM);
+	expect(&f, b, -ENOMEM);
+	fixture_deinit(&f);
+}
+
+/* ---- deadlines */
+
+static void test_deadline_queued(void **state)
+{
+	struct fa_request *a, *b, *c;
+	struct fixture f;
+
+	fixture_init(&f, 1);
+	stream_open(&f, 0, 0);
+	a = submit(&f, 0);
+	b = request_new(&f, 0);
+	b->deadline_ns = fa_deadline_ns(10 * FA_NS_PER_MS);
+	fa_engine_submit(f.engine, b);
+	c = submit(&f, 0);
+	usleep(30000);
+	complete(&f, a, 0);
+	expect(&f, a, 0);
+	expect(&f, b, -ETIMEDOUT);
+	wait_launched(&f, 2);
+	assert_ptr_equal(f.device.launched[1], c);
+	complete(&f, c, 0);
+	expect(&f, c, 0);
+	fixture_deinit(&f);
+}
+
+static void test_deadline_passed_on_arrival(void **state)
+{
+	struct fa_request *a;
+	struct fixture f;
+
+	fixture_init(&f, 1);
+	stream_open(&f, 0, 0);
+	a = request_new(&f, 0);
+	a->deadline_ns = 1;
+	fa_engine_submit(f.engine, a);
+	expect(&f, a, -ETIMEDOUT);
+	assert_int_equal(f.device.n_launched, 0);
+	fixture_deinit(&f);
+}
+
+/* Nobody wakes the engine but the end of its own sleep. */
+static void test_deadline_running(void **state)
+{
+	struct fa_request *a, *b;
+	struct fixture f;
+
+	fixture_init(&f, 1);
+	stream_open(&f, 0, 0);
+	block(&f, true); /* or a slow machine reaches the deadline before the launch */
+	a = request_new(&f, 0);
+	a->deadline_ns = fa_deadline_ns(FA_NS_PER_SEC);
+	fa_engine_submit(f.engine, a);
+	wait_launched(&f, 1);
+	block(&f, false);
+	expect(&f, a, -ETIMEDOUT);
+	assert_int_equal(f.device.n_cancelled, 1);
+
+	/* A device that cannot stop: it ends when it ends, and is late all the same. */
+	f.device.stubbornness = FAKE_IGNORES;
+	b = request_new(&f, 0);
+	b->deadline_ns = fa_deadline_ns(FA_NS_PER_SEC);
+	fa_engine_submit(f.engine, b);
+	wait_cancelled(&f, 2);
+	complete(&f, b, 0);
+	expect(&f, b, -ETIMEDOUT);
+	fixture_deinit(&f);
+}
+
+static void test_deadline_kept(void **state)
+{
+	struct fa_request *a;
+	struct fixture f;
+
+	fixture_init(&f, 1);
+	stream_open(&f, 0, 0);
+	a = request_new(&f, 0);
+	a->deadline_ns = fa_deadline_ns(3600 * FA_NS_PER_SEC);
+	fa_engine_submit(f.engine, a);
+	wait_launched(&f, 1);
+	complete(&f, a, 0);
+	expect(&f, a, 0);
+	fixture_deinit(&f);
+}
+
+/* ---- cancel */
+
+static void test_cancel(void **state)
+{
+	struct fa_request *a, *b, *c, *d;
+	struct fixture f;
+
+	fixture_init(&f, 2);
+	stream_open(&f, 0, 0);
+	a = submit(&f, 0);
+	b = submit(&f, 0);
+	c = submit(&f, 0);
+	d = submit(&f, 0);
+	wait_launched(&f, 2);
+	fa_engine_cancel(f.engine, f.streams[0], 3, 0);           /* waiting */
+	fa_engine_cancel(f.engine, f.streams[0], 3, -EIO);        /* the first one counts */
+	fa_engine_cancel(f.engine, f.streams[0], 99, 0);          /* never was */
+	fa_engine_cancel(f.engine, f.streams[0], 1, -ECONNRESET); /* running */
+	expect(&f, a, -ECONNRESET);
+	fa_engine_cancel(f.engine, f.streams[0], 1, 0); /* taken */
+	wait_launched(&f, 3);
+	assert_ptr_equal(f.device.launched[2], d);
+	complete(&f, b, 0);
+	expect(&f, b, 0);
+	expect(&f, c, -ECANCELED);
+	complete(&f, d, 0);
+	while (fa_stream_finished(f.streams[0]) < 4)
+		usleep(100);
+	fa_engine_cancel(f.engine, f.streams[0], 4, 0); /* finished, not taken */
+	expect(&f, d, 0);
+	expect_nothing(&f);
+	fixture_deinit(&f);
+}
+
+static void test_cancel_settled(void **state)
+{
+	struct fa_request *a, *b;
+	struct fixture f;
+
+	fixture_init(&f, 2);
+	stream_open(&f, 0, 0);
+	a = submit(&f, 0);
+	b = submit(&f, 0);
+	wait_launched(&f, 2);
+	complete(&f, b, 0);
+	usleep(10000);
+	fa_engine_cancel(f.engine, f.streams[0], 2, 0); /* done, behind the first */
+	complete(&f, a, 0);
+	expect(&f, a, 0);
+	expect(&f, b, 0);
+	fixture_deinit(&f);
+}
+
+static void test_cancel_too_late(void **state)
+{
+	struct fa_request *a;
+	struct fixture f;
+
+	fixture_init(&f, 1);
+	f.device.stubbornness = FAKE_IGNORES;
+	stream_open(&f, 0, 0);
+	a = submit(&f, 0);
+	wait_launched(&f, 1);
+	fa_engine_cancel(f.engine, f.streams[0], 1, 0);
+	wait_cancelled(&f, 1);
+	complete(&f, a, 0);
+	expect(&f, a, 0);
+	fixture_deinit(&f);
+}
+
+/* ---- close */
+
+static void test_close(void **state)
+{
+	struct fa_request *requests[6];
+	struct fa_engine_stats stats;
+	struct fixture f;
+
+	fixture_init(&f, 2);
+	f.device.stubbornness = FAKE_IGNORES;
+	stream_open(&f, 0, 0);
+	stream_open(&f, 1, 0);
+	for (int i = 0; i < 5; i++)
+		requests[i] = submit(&f, 0);
+	requests[5] = submit(&f, 1);
+	wait_launched(&f, 3);
+	fa_engine_cancel(f.engine, f.streams[0], 2, -EIO);
+	fa_engine_cancel(f.engine, f.streams[0], 4, -EIO);
+	fa_engine_stream_close(f.engine, f.streams[0], -ECONNRESET);
+	wait_cancelled(&f, 2);
+	expect_nothing(&f); /* the device still has two of them */
+	complete(&f, requests[1], -ECANCELED);
+	complete(&f, requests[0], -ECANCELED);
+	expect(&f, requests[0], -ECONNRESET);
+	expect(&f, requests[1], -EIO);
+	expect(&f, requests[2], -ECONNRESET);
+	expect(&f, requests[3], -EIO);
+	expect(&f, requests[4], -ECONNRESET);
+	expect_closed(&f, 0);
+	complete(&f, requests[5], 0);
+	expect(&f, requests[5], 0);
+
+	fa_engine_stats(f.engine, &stats);
+	assert_int_equal(stats.submitted, 6);
+	assert_int_equal(stats.finished, 6);
+	assert_int_equal(stats.launched, 3);
+	assert_int_equal(stats.failed, 5);
+	assert_int_equal(stats.cancelled, 0);
+	assert_true(stats.busy_ns > 0);
+	fixture_deinit(&f);
+}
+
+/* ---- fairness */
+
+static void test_crowd_does_not_hold_up_others(void **state)
+{
+	const uint64_t crowd = 1000;
+	struct fa_request *urgent, *other, *taken;
+	uint64_t at_other = 0, at_urgent = 0;
+	struct fa_stream *closed;
+	struct fixture f;
+
+	fixture_init(&f, 4096);
+	for (unsigned int i = 0; i < 3; i++)
+		stream_open(&f, i, i == 2);
+	block(&f, true);
+	for (uint64_t i = 0; i < crowd; i++)
+		(void)submit(&f, 0);
+	wait_launched(&f, 1); /* the engine stands in launch() */
+	other = submit(&f, 1);
+	urgent = submit(&f, 2);
+	block(&f, false);
+	wait_launched(&f, crowd + 2);
+	for (uint64_t i = 0; i < crowd + 2; i++) {
+		if (f.device.launched[i] == other)
+			at_other = i;
+		if (f.device.launched[i] == urgent)
+			at_urgent = i;
+	}
+	/* A round of launches had begun; in the next one high priority goes first. */
+	assert_in_range(at_urgent, 1, 16);
+	assert_in_range(at_other, 2, 18);
+
+	for (uint64_t i = 0; i < crowd + 2; i++)
+		complete(&f, f.device.launched[i], 0);
+	for (uint64_t i = 0; i < crowd + 2; i++) {
+		take(&f, &taken, &closed);
+		free(taken);
+	}
+	fixture_deinit(&f);
+}
+
+/* ---- rest */
+
+/* With a request in flight and a deadline far away, nothing runs. */
+static void test_idle(void **state)
+{
+	struct timespec before, after;
+	struct fa_request *a;
+	struct fixture f;
+	int64_t used_ns;
+
+	fixture_init(&f, 1);
+	stream_open(&f, 0, 0);
+	a = request_new(&f, 0);
+	a->deadline_ns = fa_deadline_ns(3600 * FA_NS_PER_SEC);
+	fa_engine_submit(f.engine, a);
+	wait_launched(&f, 1);
+	usleep(10000);
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
+	usleep(300000);
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
+	used_ns = (after.tv_sec - before.tv_sec) * (int64_t)FA_NS_PER_SEC + after.tv_nsec -
+	          before.tv_nsec;
+	assert_in_range(used_ns, 0, 30 * FA_NS_PER_MS);
+	complete(&f, a, 0);
+	expect(&f, a, 0);
+	fixture_deinit(&f);
+}
+
+static void test_free_unstarted(void **state)
+{
+	static const struct fa_device_ops none;
+	struct fa_engine *engine;
+
+	assert_int_equal(fa_engine_new(&none, NULL, NULL, &engine), 0);
+	fa_engine_wake(engine);
+	assert_null(fa_engine_free(engine));
+	assert_null(fa_engine_free(NULL));
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_order),
+		cmocka_unit_test(test_streams_do_not_wait_for_each_other),
+		cmocka_unit_test(test_refused_in_turn),
+		cmocka_unit_test(test_stream_continues_values),
+		cmocka_unit_test(test_queue_fails),
+		cmocka_unit_test(test_deadline_queued),
+		cmocka_unit_test(test_deadline_passed_on_arrival),
+		cmocka_unit_test(test_deadline_running),
+		cmocka_unit_test(test_deadline_kept),
+		cmocka_unit_test(test_cancel),
+		cmocka_unit_test(test_cancel_settled),
+		cmocka_unit_test(test_cancel_too_late),
+		cmocka_unit_test(test_close),
+		cmocka_unit_test(test_crowd_does_not_hold_up_others),
+		cmocka_unit_test(test_idle),
+		cmocka_unit_test(test_free_unstarted),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
