@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""Holds the rule who may include whom (usage: test-includes.py SOURCE_ROOT).
+
+Layers include only downwards, and each foreign library stays where the table
+below puts it. First checks that the check itself can fail."""
+
+import os
+import re
+import sys
+
+# What the files of a folder may include from the project, besides their own folder.
+LAYERS = {
+    "common": [],
+    "schema": ["common/"],
+    "kernels": [],
+    "client": ["common/", "schema/"],
+    "daemon": ["common/", "schema/", "kernels/attention.h"],
+    # programs and tests are not layers: they may see everything below them
+    "tools": ["common/", "schema/", "client/", "kernels/attention.h"],
+}
+
+# Foreign headers that are kept in: pattern, files or folders that may include them.
+FOREIGN = [
+    (r"uv\.h|uv/.*", ["daemon/", "tests/"]),
+    (r"systemd/.*", ["daemon/main.c", "daemon/log.c"]),
+    (r"flatbuffers/.*|.*_generated\.h", ["schema/wire.cc"]),
+    (r"ini\.h", ["daemon/config.c"]),
+    (r"cuda.*\.h", ["kernels/cuda/", "daemon/device_cuda.c", "tests/gpu/"]),
+    (r"cmocka\.h", ["tests/"]),
+]
+
+SUFFIXES = (".c", ".h", ".cc", ".cpp", ".cu", ".cuh", ".S")
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
+
+
+def project_folders(root):
+    return {name for name in os.listdir(root) if os.path.isdir(os.path.join(root, name))}
+
+
+def violations(path, text, folders):
+    """Yields a sentence for every include in @text, the content of @path, that breaks a rule."""
+    layer = path.split("/")[0]
+    if path.endswith((".cc", ".cpp")) and path != "schema/wire.cc":
+        yield f"{path} is C++; expected only schema/wire.cc"
+    for quote, name in INCLUDE.findall(text):
+        for pattern, allowed in FOREIGN:
+            if re.fullmatch(pattern, name) and not path.startswith(tuple(allowed)):
+                yield f"{path} includes {name}; expected only in {', '.join(allowed)}"
+        if layer not in LAYERS:
+            continue
+        # generated headers lie beside their includer and are named without a folder
+        local = "/" not in name and quote == '"'
+        ours = name.split("/")[0] in folders and "/" in name
+        if local or not ours or name.split("/")[0] == layer:
+            continue
+        if not name.startswith(tuple(LAYERS[layer])):
+            allowed = ", ".join(LAYERS[layer]) or "nothing"
+            yield f"{path} includes {name}; {layer} may include {allowed} besides itself"
+
+
+def check_the_check(folders):
+    bad = {
+        "common/x.c": '#include "schema/wire.h"',
+        "schema/x.c": '#include "client/faclient.h"',
+        "kernels/cpu/x.c": '#include "common/list.h"',
+        "client/x.c": '# include "daemon/session.h"',
+        "client/y.c": "#include <uv.h>",
+        "daemon/x.c": '#include "kernels/cpu/simd.h"',
+        "daemon/y.c": "#include <systemd/sd-daemon.h>",
+        "daemon/z.c": '#include "schema/fad_generated.h"',
+        "daemon/x.cc": "",
+        "tools/x.c": "#include <flatbuffers/flatbuffers.h>",
+    }
+    good = {
+        "common/x.c": '#include "common/list.h"\n#include <stdint.h>\n#include <sys/socket.h>',
+        "client/x.c": '#include "client/y.h"\n#include "schema/wire.h"\n#include "common/packet.h"',
+        "daemon/main.c": "#include <uv.h>\n#include <systemd/sd-daemon.h>",
+        "daemon/x.c": '#include "kernels/attention.h"',
+        "schema/wire.cc": '#include "schema/fad_generated.h"\n#include <cstring>',
+    }
+    for path, text in bad.items():
+        if not list(violations(path, text, folders)):
+            sys.exit(f"the check is broken: it lets pass {path} with {text}")
+    for path, text in good.items():
+        if found := list(violations(path, text, folders)):
+            sys.exit(f"the check is broken: {found[0]}")
+
+
+def sources(root):
+    for folder, subfolders, names in os.walk(root):
+        inside = os.path.relpath(folder, root)
+        # build directories hold generated code
+        subfolders[:] = [
+            name for name in subfolders
+            if not name.startswith(".")
+            and not (inside == "." and (name == "build" or name.startswith("build-")))
+            and not os.path.exists(os.path.join(folder, name, "build.ninja"))
+        ]
+        for name in names:
+            if name.endswith(SUFFIXES):
+                yield os.path.normpath(os.path.join(inside, name))
+
+
+def main():
+    root = sys.argv[1]
+    folders = project_folders(root) | set(LAYERS)
+    check_the_check(folders)
+    n_files = 0
+    found = []
+    for path in sorted(sources(root)):
+        with open(os.path.join(root, path), encoding="utf-8") as file:
+            found += violations(path, file.read(), folders)
+        n_files += 1
+    for sentence in found:
+        print(sentence)
+    print(f"{n_files} files, {len(found)} wrong includes")
+    return 1 if found or n_files < 10 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
