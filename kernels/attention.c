@@ -1,0 +1,170 @@
+/*
+ * What the contract says of a request before any kernel sees it: whether it is
+ * sane, whether a kernel covers it, how much arithmetic it asks for. Pure
+ * functions, any thread. cu_seqlens are read, because they address memory;
+ * nothing else that the parameters point to is.
+ */
+#include "kernels/attention.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+static int __attribute__((format(printf, 4, 5)))
+refuse(int error, char *text, size_t text_bytes, const char *format, ...)
+{
+	va_list args;
+
+	if (text && text_bytes > 0) {
+		va_start(args, format);
+		vsnprintf(text, text_bytes, format, args);
+		va_end(args);
+	}
+	return error;
+}
+
+#define REFUSE(error, ...) return refuse(error, text, text_bytes, __VA_ARGS__)
+
+static int check_dim(const char *name, int32_t dim, int32_t max, char *text, size_t text_bytes)
+{
+	if (dim <= 0)
+		REFUSE(-EINVAL, "%s %" PRId32 " is not positive", name, dim);
+	if (dim > max || dim % 8 != 0)
+		REFUSE(-ENOTSUP,
+		       "%s %" PRId32 " is not supported: at most %" PRId32 ", a multiple of 8",
+		       name, dim, max);
+	return 0;
+}
+
+static int check_length(const char *name, int64_t length, char *text, size_t text_bytes)
+{
+	if (length < 0)
+		REFUSE(-EINVAL, "%s %" PRId64 " is negative", name, length);
+	if (length > UINT32_MAX)
+		REFUSE(-ENOTSUP, "%s %" PRId64 " is not supported: at most %" PRIu32, name, length,
+		       UINT32_MAX);
+	return 0;
+}
+
+static int check_cu_seqlens(const char *name, const uint32_t *cu, int32_t batch, int64_t longest,
+                            char *text, size_t text_bytes)
+{
+	if (cu[0] != 0)
+		REFUSE(-EINVAL, "%s[0] is %" PRIu32 ", not 0", name, cu[0]);
+	for (int32_t b = 0; b < batch; b++) {
+		if (cu[b + 1] < cu[b])
+			REFUSE(-EINVAL,
+			       "%s[%" PRId32 "] %" PRIu32 " is below its predecessor %" PRIu32,
+			       name, b + 1, cu[b + 1], cu[b]);
+		if (cu[b + 1] - cu[b] > longest)
+			REFUSE(-EINVAL,
+			       "%s gives sequence %" PRId32 " %" PRIu32
+			       " tokens, more than the longest, %" PRId64,
+			       name, b, cu[b + 1] - cu[b], longest);
+	}
+	return 0;
+}
+
+int fa_attention_check(const struct fa_attention_params *params, char *text, size_t text_bytes)
+{
+	const struct fa_attention_params *p = params;
+	int64_t rows;
+	int r;
+
+	if (p->dtype != FA_ATTENTION_F32 && p->dtype != FA_ATTENTION_F16 &&
+	    p->dtype != FA_ATTENTION_BF16)
+		REFUSE(-ENOTSUP, "dtype %d is not supported: fp32 (%d), fp16 (%d) or bf16 (%d)",
+		       (int)p->dtype, FA_ATTENTION_F32, FA_ATTENTION_F16, FA_ATTENTION_BF16);
+	if (p->batch <= 0)
+		REFUSE(-EINVAL, "batch %" PRId32 " is not positive", p->batch);
+	if (p->heads <= 0)
+		REFUSE(-EINVAL, "heads %" PRId32 " is not positive", p->heads);
+	if (p->kv_heads <= 0)
+		REFUSE(-EINVAL, "kv_heads %" PRId32 " is not positive", p->kv_heads);
+	if (p->heads % p->kv_heads != 0)
+		REFUSE(-EINVAL, "heads %" PRId32 " is not a multiple of kv_heads %" PRId32,
+		       p->heads, p->kv_heads);
+
+	r = check_dim("head_dim", p->head_dim, FA_ATTENTION_HEAD_DIM_MAX, text, text_bytes);
+	if (r < 0)
+		return r;
+	r = check_dim("head_dim_v", p->head_dim_v, FA_ATTENTION_HEAD_DIM_V_MAX, text, text_bytes);
+	if (r < 0)
+		return r;
+	r = check_length("seqlen_q", p->seqlen_q, text, text_bytes);
+	if (r < 0)
+		return r;
+	r = check_length("seqlen_k", p->seqlen_k, text, text_bytes);
+	if (r < 0)
+		return r;
+	if (__builtin_mul_overflow((int64_t)p->batch, (int64_t)p->heads, &rows) ||
+	    __builtin_mul_overflow(rows, p->seqlen_q + 1, &rows))
+		REFUSE(-EINVAL,
+		       "batch %" PRId32 " x heads %" PRId32 " x seqlen_q %" PRId64 " overflows",
+		       p->batch, p->heads, p->seqlen_q);
+
+	if (!p->cu_seqlens_q != !p->cu_seqlens_k)
+		REFUSE(-EINVAL, "%s is given without %s: a ragged batch needs both",
+		       p->cu_seqlens_q ? "cu_seqlens_q" : "cu_seqlens_k",
+		       p->cu_seqlens_q ? "cu_seqlens_k" : "cu_seqlens_q");
+	if (p->cu_seqlens_q) {
+		r = check_cu_seqlens("cu_seqlens_q", p->cu_seqlens_q, p->batch, p->seqlen_q, text,
+		                     text_bytes);
+		if (r < 0)
+			return r;
+		r = check_cu_seqlens("cu_seqlens_k", p->cu_seqlens_k, p->batch, p->seqlen_k, text,
+		                     text_bytes);
+		if (r < 0)
+			return r;
+	}
+
+	if (!isfinite(p->scale))
+		REFUSE(-EINVAL, "scale %g is not finite", (double)p->scale);
+	if (!isfinite(p->softcap) || p->softcap < 0)
+		REFUSE(-EINVAL, "softcap %g is not a finite number of at least 0",
+		       (double)p->softcap);
+	if (p->window_left < -1)
+		REFUSE(-EINVAL, "window_left %" PRId64 " is below -1", p->window_left);
+	if (p->window_right < -1)
+		REFUSE(-EINVAL, "window_right %" PRId64 " is below -1", p->window_right);
+	return 0;
+}
+
+/* Sum over i in [0, n) of i + first, clamped to [0, max]. */
+static double clamped_sum(double first, double n, double max)
+{
+	double begin = fmin(fmax(-first, 0), n);        /* first i whose term is positive */
+	double end = fmin(fmax(max - first, begin), n); /* first i whose term is max */
+
+	return (end - begin) * (first + (begin + end - 1) / 2) + (n - end) * max;
+}
+
+static double visible_pairs(const struct fa_attention_params *params, double n_q, double n_k)
+{
+	double far = n_q + n_k;
+	double left = params->window_left < 0 ? far : fmin((double)params->window_left, far);
+	double right = params->window_right < 0 ? far : fmin((double)params->window_right, far);
+
+	if (params->causal)
+		right = 0;
+	return clamped_sum(n_k - n_q + right + 1, n_q, n_k) -
+	       clamped_sum(n_k - n_q - left, n_q, n_k);
+}
+
+double fa_attention_flops(const struct fa_attention_params *params)
+{
+	double pairs = 0;
+
+	if (params->cu_seqlens_q) {
+		const uint32_t *q = params->cu_seqlens_q, *k = params->cu_seqlens_k;
+
+		for (int32_t b = 0; b < params->batch; b++)
+			pairs += visible_pairs(params, q[b + 1] - q[b], k[b + 1] - k[b]);
+	} else {
+		pairs = params->batch *
+		        visible_pairs(params, (double)params->seqlen_q, (double)params->seqlen_k);
+	}
+	return pairs * params->heads * 2 * ((double)params->head_dim + params->head_dim_v);
+}

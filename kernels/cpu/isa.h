@@ -1,0 +1,52 @@
+/*
+ * Inside the CPU kernels: one row of the table of instruction sets, and the job
+ * that a row's kernels are given. A job is one tile with its sequence and heads
+ * resolved, so that what is compiled for an instruction set holds arithmetic
+ * alone. Nothing here owns anything.
+ */
+#pragma once
+
+#include "kernels/attention.h"
+
+/* Rows of a tile at most: a multiple of every row's panel (48, 24, 8). */
+#define FA_CPU_TILE_ROWS 192
+
+struct fa_cpu_job {
+	/* Token 0 of the sequence; q and out at the first query head of the group. */
+	const char *q, *k, *v;
+	char *out;
+	float *lse;                            /* or NULL */
+	int64_t q_stride_token, q_stride_head; /* all strides in bytes, but lse's */
+	int64_t k_stride, v_stride;
+	int64_t out_stride_token, out_stride_head;
+	int64_t lse_stride_token, lse_stride_head;
+
+	enum fa_attention_dtype dtype;
+	int32_t head_dim, head_dim_v;
+	int64_t n_q, n_k;
+
+	/* Packed rows: row r is token r / group, head r % group of the group. */
+	int32_t group;
+	int32_t rows; /* at most FA_CPU_TILE_ROWS, at least 1 */
+	int64_t row;  /* the first */
+
+	/* Row i sees keys [i + n_k - n_q - left, i + n_k - n_q + right]; clamped so
+	 * that no sum overflows. */
+	int64_t left, right;
+
+	float scale, softcap;
+	const float *alibi_slopes, *sinks; /* of the group's first head, or NULL */
+};
+
+struct fa_cpu_isa {
+	const char *name;
+	int32_t panel_rows; /* query rows that the wide kernel takes at once */
+	int32_t thin_rows;  /* up to so many rows the thin kernel is the faster */
+	float flops;        /* a cautious guess per second and thread, to size tiles */
+	size_t scratch_bytes;
+	void (*wide)(const struct fa_cpu_job *job, void *scratch);
+	void (*thin)(const struct fa_cpu_job *job, void *scratch);
+};
+
+extern const struct fa_cpu_isa fa_cpu_isa_avx512bf16, fa_cpu_isa_avx512, fa_cpu_isa_avx2,
+	fa_cpu_isa_generic;

@@ -1,0 +1,138 @@
+/*
+ * From a product <q, k> to a score in units of log2, and the rows of a tile as
+ * the kernels see them: the meaning that contract and kernels share, written once.
+ */
+#pragma once
+
+#include "kernels/cpu/isa.h"
+#include "kernels/cpu/vec.h"
+
+/* Keys to one round of online softmax; rounds start at multiples of it. */
+#define SCORE_KEYS 128
+
+/* score = product * scale, or tanh(product * scale) * cap; then the bias. */
+struct score_map {
+	float scale, cap;
+	bool capped;
+};
+
+/* Beyond this cap tanh(s / cap) * cap is s in fp32, and its factors would leave fp32. */
+#define SCORE_CAP_MAX 1e25f
+#define SCORE_CAP_MIN 1e-25f
+
+static inline void score_map_init(struct score_map *map, const struct fa_cpu_job *job)
+{
+	map->capped = job->softcap > 0 && job->softcap < SCORE_CAP_MAX;
+	if (map->capped) {
+		double cap = job->softcap < SCORE_CAP_MIN ? SCORE_CAP_MIN : job->softcap;
+		double scale = job->scale / cap;
+
+		map->scale = (float)(scale > 3e38 ? 3e38 : scale < -3e38 ? -3e38 : scale);
+		map->cap = (float)(job->softcap * VEC_LOG2E);
+	} else {
+		double scale = job->scale * VEC_LOG2E;
+
+		map->scale = (float)(scale > 3e38 ? 3e38 : scale < -3e38 ? -3e38 : scale);
+		map->cap = 0;
+	}
+}
+
+/* What a row's mask and bias need, relative to the round's first key. */
+VEC_INLINE vec score_bias(vec score, vec slope_log2, vec key, vec position)
+{
+	return vec_fma(vec_set(0.0f) - slope_log2, vec_abs(key - position), score);
+}
+
+/* -inf unless low <= key < high. */
+VEC_INLINE vec score_mask(vec score, vec key, vec low, vec high)
+{
+	const vec nothing = vec_set(-INFINITY);
+
+	score = vec_select(vec_less(key, low), nothing, score);
+	return vec_select(vec_less(key, high), score, nothing);
+}
+
+/* The number that a row's scores are taken relative to: its maximum, if it saw a key. */
+VEC_INLINE vec score_base(vec highest)
+{
+	return vec_select(vec_equal(highest, vec_set(-INFINITY)), vec_set(0.0f), highest);
+}
+
+static inline int64_t score_clamp(int64_t x, int64_t low, int64_t high)
+{
+	return x < low ? low : x > high ? high : x;
+}
+
+/* Packed row @row: its position among the keys, and the keys [low, high) that it sees. */
+static inline int64_t score_position(const struct fa_cpu_job *job, int64_t row)
+{
+	return row / job->group + job->n_k - job->n_q;
+}
+
+static inline int64_t score_low(const struct fa_cpu_job *job, int64_t row)
+{
+	return score_clamp(score_position(job, row) - job->left, 0, job->n_k);
+}
+
+static inline int64_t score_high(const struct fa_cpu_job *job, int64_t row)
+{
+	return score_clamp(score_position(job, row) + job->right + 1, 0, job->n_k);
+}
+
+static inline const char *score_q(const struct fa_cpu_job *job, int64_t row)
+{
+	return job->q + row / job->group * job->q_stride_token +
+	       row % job->group * job->q_stride_head;
+}
+
+/*
+ * The end of a row: from its maximum (log2), its sum and the group's sink to the factor
+ * of its accumulators and its lse, which is stored. A row without keys has factor 0.
+ */
+static inline float score_finish(const struct fa_cpu_job *job, int64_t row, float highest,
+                                 float sum)
+{
+	int64_t head = row % job->group;
+	float factor, lse;
+
+	if (job->sinks && !(highest == -INFINITY && sum == 0)) {
+		/* In double: once a row, and exact wherever the sink lies. */
+		double sink = job->sinks[head], top = (double)highest * VEC_LN2;
+		double base = sink > top ? sink : top;
+		double total = exp(top - base) * sum + exp(sink - base);
+
+		factor = (float)(exp(top - base) / total);
+		lse = (float)(base + log(total));
+	} else if (job->sinks) {
+		factor = 0;
+		lse = job->sinks[head];
+	} else if (highest == -INFINITY && sum == 0) {
+		factor = 0;
+		lse = -INFINITY;
+	} else {
+		factor = 1 / sum;
+		lse = (float)((double)highest * VEC_LN2 + log((double)sum));
+	}
+
+	if (job->lse)
+		job->lse[row / job->group * job->lse_stride_token + head * job->lse_stride_head] =
+			lse;
+	return factor;
+}
+
+/* Stores one row of @job, @values times @factor. */
+static inline void score_store(const struct fa_cpu_job *job, int64_t row, const float *values,
+                               float factor)
+{
+	char *out = job->out + row / job->group * job->out_stride_token +
+	            row % job->group * job->out_stride_head;
+	int bytes = vec_element_bytes(job->dtype);
+	int c = 0;
+
+	for (; c + VEC_LANES <= job->head_dim_v; c += VEC_LANES)
+		vec_store_elements(job->dtype, out + c * bytes,
+		                   vec_load(values + c) * vec_set(factor), VEC_LANES);
+	if (c < job->head_dim_v)
+		vec_store_elements(job->dtype, out + c * bytes,
+		                   vec_load(values + c) * vec_set(factor), 8);
+}

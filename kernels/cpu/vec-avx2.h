@@ -1,0 +1,103 @@
+/*
+ * The vector layer on AVX2 with FMA and F16C. See vec.h for what each function
+ * means.
+ */
+#pragma once
+
+#include <immintrin.h>
+
+#define VEC_LANES 8
+#define VEC_WIDE_VECTORS 3 /* 3 x 4 accumulators, 3 of Q or P, 1 of K or V: all 16 registers */
+#define VEC_WIDE_SCALARS 4
+#define VEC_THIN_ACCUMULATORS 8
+#define VEC_THIN_ROWS 4
+#define VEC_FLOPS 40e9f
+#define VEC_HAS_F16 1
+
+typedef __m256 vec;
+typedef __m256 vec_mask;
+typedef uint16_t vec_u16 __attribute__((vector_size(16)));
+typedef uint32_t vec_u32 __attribute__((vector_size(32)));
+
+static inline vec vec_set(float x)
+{
+	return _mm256_set1_ps(x);
+}
+
+static inline vec vec_load(const float *p)
+{
+	return _mm256_loadu_ps(p);
+}
+
+static inline void vec_store(float *p, vec x)
+{
+	_mm256_storeu_ps(p, x);
+}
+
+static inline vec vec_fma(vec a, vec b, vec c)
+{
+	return _mm256_fmadd_ps(a, b, c);
+}
+
+static inline vec vec_max(vec a, vec b)
+{
+	return _mm256_max_ps(a, b);
+}
+
+static inline vec_mask vec_less(vec a, vec b)
+{
+	return _mm256_cmp_ps(a, b, _CMP_LT_OQ);
+}
+
+static inline vec_mask vec_equal(vec a, vec b)
+{
+	return _mm256_cmp_ps(a, b, _CMP_EQ_OQ);
+}
+
+static inline vec vec_select(vec_mask mask, vec a, vec b)
+{
+	return _mm256_blendv_ps(b, a, mask);
+}
+
+static inline vec vec_abs(vec a)
+{
+	return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a);
+}
+
+static inline vec vec_round(vec a)
+{
+	return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+static inline vec vec_scale_exp2(vec a, vec n)
+{
+	__m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+
+	return a * _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
+}
+
+static inline float vec_sum(vec a)
+{
+	__m128 x = _mm256_castps256_ps128(a) + _mm256_extractf128_ps(a, 1);
+
+	x += _mm_movehl_ps(x, x);
+	return x[0] + x[1];
+}
+
+static inline float vec_highest(vec a)
+{
+	__m128 x = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+
+	x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+	return x[0] > x[1] ? x[0] : x[1];
+}
+
+static inline vec vec_from_f16(vec_u16 h)
+{
+	return _mm256_cvtph_ps((__m128i)h);
+}
+
+static inline vec_u16 vec_to_f16(vec x)
+{
+	return (vec_u16)_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}

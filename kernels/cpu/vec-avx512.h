@@ -1,0 +1,114 @@
+/*
+ * The vector layer on AVX-512 (F, BW, DQ, VL), with bf16 dot products where the
+ * compiler's flags have them. See vec.h for what each function means.
+ */
+#pragma once
+
+#include <immintrin.h>
+
+#define VEC_LANES 16
+#define VEC_WIDE_VECTORS 3 /* 3 x 8 accumulators, 3 of Q or P, 1 of K or V: 28 of 32 registers */
+#define VEC_WIDE_SCALARS 8
+#define VEC_THIN_ACCUMULATORS 16
+#define VEC_THIN_ROWS 8
+#define VEC_FLOPS 50e9f
+#define VEC_HAS_F16 1
+
+typedef __m512 vec;
+typedef __mmask16 vec_mask;
+typedef uint16_t vec_u16 __attribute__((vector_size(32)));
+typedef uint32_t vec_u32 __attribute__((vector_size(64)));
+
+static inline vec vec_set(float x)
+{
+	return _mm512_set1_ps(x);
+}
+
+static inline vec vec_load(const float *p)
+{
+	return _mm512_loadu_ps(p);
+}
+
+static inline void vec_store(float *p, vec x)
+{
+	_mm512_storeu_ps(p, x);
+}
+
+static inline vec vec_fma(vec a, vec b, vec c)
+{
+	return _mm512_fmadd_ps(a, b, c);
+}
+
+static inline vec vec_max(vec a, vec b)
+{
+	return _mm512_max_ps(a, b);
+}
+
+static inline vec_mask vec_less(vec a, vec b)
+{
+	return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ);
+}
+
+static inline vec_mask vec_equal(vec a, vec b)
+{
+	return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ);
+}
+
+static inline vec vec_select(vec_mask mask, vec a, vec b)
+{
+	return _mm512_mask_blend_ps(mask, b, a);
+}
+
+static inline vec vec_abs(vec a)
+{
+	return _mm512_abs_ps(a);
+}
+
+static inline vec vec_round(vec a)
+{
+	return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+static inline vec vec_scale_exp2(vec a, vec n)
+{
+	return _mm512_scalef_ps(a, n);
+}
+
+static inline float vec_sum(vec a)
+{
+	return _mm512_reduce_add_ps(a);
+}
+
+static inline float vec_highest(vec a)
+{
+	return _mm512_reduce_max_ps(a);
+}
+
+static inline vec vec_from_f16(vec_u16 h)
+{
+	return _mm512_cvtph_ps((__m256i)h);
+}
+
+static inline vec_u16 vec_to_f16(vec x)
+{
+	return (vec_u16)_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+#ifdef __AVX512BF16__
+#define VEC_HAS_DOT 1
+
+static inline vec vec_dot(vec a, vec b, vec c)
+{
+	return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b);
+}
+
+static inline vec vec_pair_bf16(vec low, vec high)
+{
+	const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10,
+	                                            25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3,
+	                                            18, 2, 17, 1, 16, 0);
+	__m512i both = (__m512i)_mm512_cvtne2ps_pbh(high, low);
+
+	return (vec)_mm512_permutexvar_epi16(interleave, both);
+}
+#endif

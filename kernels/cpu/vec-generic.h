@@ -1,0 +1,94 @@
+/*
+ * The vector layer on any processor: four lanes in the compilers' own vectors,
+ * which become SSE2 or NEON instructions or scalars. See vec.h for what each
+ * function means.
+ */
+#pragma once
+
+#define VEC_LANES 4
+#define VEC_WIDE_VECTORS 2
+#define VEC_WIDE_SCALARS 4
+#define VEC_THIN_ACCUMULATORS 8
+#define VEC_THIN_ROWS 2
+#define VEC_FLOPS 5e9f
+
+typedef float vec __attribute__((vector_size(16)));
+typedef int32_t vec_mask __attribute__((vector_size(16)));
+typedef uint16_t vec_u16 __attribute__((vector_size(8)));
+typedef uint32_t vec_u32 __attribute__((vector_size(16)));
+
+static inline vec vec_set(float x)
+{
+	return (vec){ x, x, x, x };
+}
+
+static inline vec vec_load(const float *p)
+{
+	vec x;
+
+	memcpy(&x, p, sizeof(x));
+	return x;
+}
+
+static inline void vec_store(float *p, vec x)
+{
+	memcpy(p, &x, sizeof(x));
+}
+
+static inline vec vec_fma(vec a, vec b, vec c)
+{
+	return a * b + c;
+}
+
+static inline vec_mask vec_less(vec a, vec b)
+{
+	return (vec_mask)(a < b);
+}
+
+static inline vec_mask vec_equal(vec a, vec b)
+{
+	return (vec_mask)(a == b);
+}
+
+static inline vec vec_select(vec_mask mask, vec a, vec b)
+{
+	return (vec)((mask & (vec_mask)a) | (~mask & (vec_mask)b));
+}
+
+static inline vec vec_max(vec a, vec b)
+{
+	return vec_select(vec_less(b, a), a, b);
+}
+
+static inline vec vec_abs(vec a)
+{
+	return (vec)((vec_u32)a & 0x7fffffffu);
+}
+
+/* Adding 1.5 x 2^23 leaves no bit for a fraction; good for what exp2 gives it. */
+static inline vec vec_round(vec a)
+{
+	const vec magic = vec_set(0x1.8p23f);
+
+	return (a + magic) - magic;
+}
+
+static inline vec vec_scale_exp2(vec a, vec n)
+{
+	vec_u32 bits = (vec_u32)(n + vec_set(0x1.8p23f)); /* the integer in the low bits */
+
+	return a * (vec)((bits + 127u) << 23);
+}
+
+static inline float vec_sum(vec a)
+{
+	return (a[0] + a[2]) + (a[1] + a[3]);
+}
+
+static inline float vec_highest(vec a)
+{
+	float x = a[0] > a[1] ? a[0] : a[1];
+	float y = a[2] > a[3] ? a[2] : a[3];
+
+	return x > y ? x : y;
+}

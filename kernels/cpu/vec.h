@@ -1,0 +1,185 @@
+/*
+ * The vector layer: what the kernels are written in. The build names one of the
+ * vec-*.h files in FA_CPU_VEC; each defines
+ *
+ *   VEC_LANES                  floats in a vec
+ *   VEC_WIDE_VECTORS, _SCALARS shape of the wide kernel's register block
+ *   VEC_THIN_ACCUMULATORS      registers that the thin kernel accumulates in
+ *   VEC_THIN_ROWS              up to so many query rows it is the faster one
+ *   VEC_FLOPS                  a cautious guess of a thread's speed
+ *   VEC_HAS_F16                vec_from_f16 and vec_to_f16 exist there
+ *   VEC_HAS_DOT                vec_dot (c + products of two bf16 pairs a lane) and
+ *                              vec_pair_bf16 (rounds and pairs) exist there
+ *   vec_max(a, b)              b if either is NaN
+ *   vec_select(m, a, b)        a where m, else b
+ *   vec_round                  to the nearest integer, ties to even
+ *   vec_scale_exp2(a, n)       a * 2^n for integers n of -126 to 127; NaN stays
+ *   vec_sum, vec_highest       over the lanes
+ *
+ * and this file adds what all share: elements of each type to and from vectors,
+ * and the functions of softmax. Everything is static: no code compiled for one
+ * instruction set can be linked into another's.
+ */
+#pragma once
+
+#include "kernels/attention.h"
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include FA_CPU_VEC
+
+#ifndef VEC_HAS_F16
+#define VEC_HAS_F16 0
+#endif
+#ifndef VEC_HAS_DOT
+#define VEC_HAS_DOT 0
+#endif
+
+#define VEC_INLINE static inline __attribute__((always_inline))
+
+/* Loops over registers must vanish, or the registers become memory. */
+#ifdef __clang__
+#define VEC_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define VEC_UNROLL _Pragma("GCC unroll 16")
+#endif
+
+#define VEC_LOG2E 1.44269504088896340736
+#define VEC_LN2 0.69314718055994530942
+
+/* ---- elements */
+
+VEC_INLINE int vec_element_bytes(enum fa_attention_dtype dtype)
+{
+	return dtype == FA_ATTENTION_F32 ? 4 : 2;
+}
+
+VEC_INLINE vec_u32 vec_widen(vec_u16 h)
+{
+	return __builtin_convertvector(h, vec_u32);
+}
+
+#if !VEC_HAS_F16
+
+static inline vec vec_from_f16(vec_u16 h)
+{
+	vec_u32 bits = vec_widen(h);
+	vec_u32 magnitude = (bits & 0x7fffu) << 13;
+	vec_u32 special = (vec_u32)(magnitude >= 0x7c00u << 13) & 0x7f800000u;
+	vec x = (vec)magnitude * vec_set(0x1p112f); /* moves the exponent, and normalises */
+
+	return (vec)((vec_u32)x | special | (bits & 0x8000u) << 16);
+}
+
+static inline vec_u16 vec_to_f16(vec x)
+{
+	vec_u32 bits = (vec_u32)x;
+	vec_u32 magnitude = bits & 0x7fffffffu;
+	vec_u32 sign = (bits ^ magnitude) >> 16;
+	vec_u32 normal, subnormal, is_nan, is_inf, is_subnormal;
+
+	/* Normal: round the low 13 bits to even, then move the exponent. */
+	normal = (magnitude + 0xfffu + (magnitude >> 13 & 1u) - (112u << 23)) >> 13;
+	/* Below 2^-14: the sum's last bit is worth 2^-24, so the addition rounds. */
+	subnormal = (vec_u32)((vec)magnitude + vec_set(0.5f)) - 0x3f000000u;
+
+	is_subnormal = (vec_u32)(magnitude < 0x38800000u);
+	is_inf = (vec_u32)(magnitude >= 0x477ff000u); /* 65520 and up */
+	is_nan = (vec_u32)(magnitude > 0x7f800000u);
+	bits = (is_subnormal & subnormal) | (~is_subnormal & normal);
+	bits = (is_inf & 0x7c00u) | (~is_inf & bits);
+	bits = (is_nan & 0x7e00u) | (~is_nan & bits);
+	return __builtin_convertvector(bits | sign, vec_u16);
+}
+
+#endif
+
+VEC_INLINE vec vec_from_bf16(vec_u16 h)
+{
+	return (vec)(vec_widen(h) << 16);
+}
+
+VEC_INLINE vec_u16 vec_to_bf16(vec x)
+{
+	vec_u32 bits = (vec_u32)x;
+	vec_u32 is_nan = (vec_u32)((bits & 0x7fffffffu) > 0x7f800000u);
+
+	bits = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+	bits = (is_nan & 0x7fc0u) | (~is_nan & bits);
+	return __builtin_convertvector(bits, vec_u16);
+}
+
+/* @n elements at @p, which is VEC_LANES or (dims being multiples of 8) 8; the rest is 0. */
+VEC_INLINE vec vec_load_elements(enum fa_attention_dtype dtype, const void *p, int n)
+{
+	vec_u16 h = { 0 };
+
+	if (dtype == FA_ATTENTION_F32) {
+		vec x = { 0 };
+
+		memcpy(&x, p, n < VEC_LANES ? 32 : sizeof(x));
+		return x;
+	}
+	memcpy(&h, p, n < VEC_LANES ? 16 : sizeof(h));
+	return dtype == FA_ATTENTION_F16 ? vec_from_f16(h) : vec_from_bf16(h);
+}
+
+VEC_INLINE void vec_store_elements(enum fa_attention_dtype dtype, void *p, vec x, int n)
+{
+	vec_u16 h;
+
+	if (dtype == FA_ATTENTION_F32) {
+		memcpy(p, &x, n < VEC_LANES ? 32 : sizeof(x));
+		return;
+	}
+	h = dtype == FA_ATTENTION_F16 ? vec_to_f16(x) : vec_to_bf16(x);
+	memcpy(p, &h, n < VEC_LANES ? 16 : sizeof(h));
+}
+
+/* ---- functions */
+
+/*
+ * 2^x for x <= 127, to about 1 ulp; 0 below -126, so that no subnormal slows what follows;
+ * NaN stays NaN. The polynomial is the minimax of 2^f, |f| <= 1/2, error 2.6e-9.
+ */
+VEC_INLINE vec vec_exp2(vec x)
+{
+	const vec lowest = vec_set(-126.0f);
+	vec clamped = vec_max(lowest, x);
+	vec n = vec_round(clamped);
+	vec f = clamped - n;
+	vec y = vec_set(1.55946776e-4f);
+
+	y = vec_fma(y, f, vec_set(1.34066439e-3f));
+	y = vec_fma(y, f, vec_set(9.61769297e-3f));
+	y = vec_fma(y, f, vec_set(5.55031055e-2f));
+	y = vec_fma(y, f, vec_set(2.40226528e-1f));
+	y = vec_fma(y, f, vec_set(6.93147215e-1f));
+	y = vec_fma(y, f, vec_set(1.0f));
+	return vec_select(vec_less(x, lowest), vec_set(0.0f), vec_scale_exp2(y, n));
+}
+
+/*
+ * tanh(x): near 0 an odd minimax polynomial, elsewhere 1 - 2 / (e^2|x| + 1), which
+ * is 1 long before the exponent's bound.
+ */
+VEC_INLINE vec vec_tanh(vec x)
+{
+	const vec one = vec_set(1.0f);
+	vec a = vec_abs(x), a2 = a * a, near, far, bounded;
+
+	near = vec_set(-5.71704535e-3f);
+	near = vec_fma(near, a2, vec_set(2.06505876e-2f));
+	near = vec_fma(near, a2, vec_set(-5.37434982e-2f));
+	near = vec_fma(near, a2, vec_set(1.33314913e-1f));
+	near = vec_fma(near, a2, vec_set(-3.33332839e-1f));
+	near = vec_fma(near * a2, a, a);
+
+	bounded = vec_select(vec_less(vec_set(16.0f), a), vec_set(16.0f), a);
+	far = one - vec_set(2.0f) / (vec_exp2(bounded * vec_set((float)(2 * VEC_LOG2E))) + one);
+
+	a = vec_select(vec_less(a, vec_set(0.625f)), near, far);
+	return vec_select(vec_less(x, vec_set(0.0f)), vec_set(0.0f) - a, a);
+}

@@ -1,0 +1,82 @@
+/*
+ * A request to test: random tensors laid into memory that faults on either side, all that is
+ * not an element poisoned, run on every instruction set that the machine has, and judged
+ * against fp64.
+ */
+#pragma once
+
+#include "kernels/attention.h"
+
+#include <stddef.h>
+
+#define PROBLEM_BATCH_MAX 16
+#define PROBLEM_HEADS_MAX 64
+
+enum problem_layout {
+	PROBLEM_TOKEN_MAJOR, /* [batch][token][head][dim], ends at an unmapped page */
+	PROBLEM_HEAD_MAJOR,  /* [batch][head][token][dim], ends at an unmapped page */
+	PROBLEM_PADDED,      /* gaps everywhere, of NaN; begins behind an unmapped page */
+	PROBLEM_LAYOUTS,
+};
+
+/* What is asked for; zero is none of it. Window bounds: 0 is none, n is n - 1. */
+struct problem_spec {
+	enum fa_attention_dtype dtype;
+	int32_t batch, heads, kv_heads, head_dim, head_dim_v;
+	int64_t n_q, n_k;
+	uint32_t lengths_q[PROBLEM_BATCH_MAX], lengths_k[PROBLEM_BATCH_MAX]; /* if ragged */
+	bool ragged, causal, alibi, sinks, no_lse;
+	int64_t left_1, right_1;
+	float softcap;
+	float scale;      /* 0: 1 / sqrt(head_dim) */
+	float magnitude;  /* of q and k; 0: 1 */
+	double tolerance; /* times the usual; 0: 1 */
+	enum problem_layout layout;
+};
+
+struct problem_memory {
+	char *map;
+	size_t map_bytes;
+	char *data;
+	size_t bytes;
+};
+
+struct problem {
+	struct problem_spec spec;
+	struct fa_attention_params params;
+	struct problem_memory q, k, v, out, lse;
+	uint32_t cu_q[PROBLEM_BATCH_MAX + 1], cu_k[PROBLEM_BATCH_MAX + 1];
+	float slopes[PROBLEM_HEADS_MAX], sinks[PROBLEM_HEADS_MAX];
+};
+
+/* Random numbers: one state for the process. */
+void problem_seed(uint64_t seed);
+uint64_t problem_random(uint64_t below);
+double problem_normal(void);
+
+void problem_init(struct problem *problem, const struct problem_spec *spec);
+void problem_deinit(struct problem *problem);
+
+/* In words, for a failed check. */
+const char *problem_describe(const struct problem *problem);
+
+/*
+ * The instruction sets to test, widest first; NULL ends. Those that the machine lacks are
+ * left out; "generic" is always there.
+ */
+const struct fa_cpu_isa *const *problem_isas(void);
+
+enum problem_order {
+	PROBLEM_ASCENDING,
+	PROBLEM_DESCENDING,
+	PROBLEM_SHUFFLED,
+};
+
+/* Poisons out and lse, then runs all tiles with fresh, poisoned scratch of the stated size. */
+void problem_run(struct problem *problem, const struct fa_cpu_isa *isa, enum problem_order order);
+
+/* Fails the test unless out and lse are right and nothing else of their memory changed. */
+void problem_check(struct problem *problem, const struct fa_cpu_isa *isa);
+
+/* init, then run and check on every instruction set, deinit. */
+void problem_test(const struct problem_spec *spec);

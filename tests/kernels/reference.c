@@ -1,0 +1,220 @@
+/*
+ * See reference.h. No state, but the buffers of one row, allocated per row.
+ */
+#include "tests/kernels/reference.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+double reference_get(enum fa_attention_dtype dtype, const void *data, int64_t at)
+{
+	uint16_t half;
+	uint32_t bits;
+	float value;
+
+	if (dtype == FA_ATTENTION_F32)
+		return ((const float *)data)[at];
+	half = ((const uint16_t *)data)[at];
+	if (dtype == FA_ATTENTION_BF16) {
+		bits = (uint32_t)half << 16;
+		memcpy(&value, &bits, 4);
+		return value;
+	}
+	{
+		int exponent = half >> 10 & 31, fraction = half & 1023;
+		double magnitude;
+
+		if (exponent == 31)
+			magnitude = fraction ? NAN : INFINITY;
+		else if (exponent == 0)
+			magnitude = ldexp(fraction, -24);
+		else
+			magnitude = ldexp(1024 + fraction, exponent - 25);
+		return half & 0x8000 ? -magnitude : magnitude;
+	}
+}
+
+/* To @digits binary digits, with exponents down to @least; beyond @most is infinity. */
+static double round_to(double value, int digits, int least, double most)
+{
+	int exponent;
+	double unit;
+
+	if (value == 0 || !isfinite(value))
+		return value;
+	frexp(value, &exponent); /* value is below 2^exponent */
+	if (exponent < least)
+		exponent = least;
+	unit = ldexp(1, exponent - digits);
+	value = nearbyint(value / unit) * unit;
+	return fabs(value) > most ? copysign(INFINITY, value) : value;
+}
+
+double reference_round(enum fa_attention_dtype dtype, double value)
+{
+	switch (dtype) {
+	case FA_ATTENTION_F16:
+		return round_to(value, 11, -13, 65504);
+	case FA_ATTENTION_BF16:
+		return round_to(value, 8, -125, 0x1.fep127);
+	default:
+		return (float)value;
+	}
+}
+
+void reference_set(enum fa_attention_dtype dtype, void *data, int64_t at, double value)
+{
+	float single = (float)reference_round(dtype, value);
+	uint32_t bits;
+	uint16_t half;
+	int exponent;
+
+	memcpy(&bits, &single, 4);
+	if (dtype == FA_ATTENTION_F32) {
+		((float *)data)[at] = single;
+		return;
+	}
+	if (dtype == FA_ATTENTION_BF16) {
+		half = isnan(single) ? 0x7fc0 : (uint16_t)(bits >> 16);
+	} else if (isnan(single)) {
+		half = 0x7e00;
+	} else if (isinf(single)) {
+		half = (uint16_t)(0x7c00 | (bits >> 16 & 0x8000));
+	} else {
+		double magnitude = fabs((double)single);
+
+		frexp(magnitude, &exponent);
+		if (magnitude < 0x1p-14)
+			half = (uint16_t)ldexp(magnitude, 24);
+		else
+			half = (uint16_t)((exponent + 14) << 10 |
+			                  ((int)ldexp(magnitude, 11 - exponent) & 1023));
+		half |= (uint16_t)(bits >> 16 & 0x8000);
+	}
+	((uint16_t *)data)[at] = half;
+}
+
+int64_t reference_n_q(const struct fa_attention_params *params, int32_t b)
+{
+	const uint32_t *cu = params->cu_seqlens_q;
+
+	return cu ? (int64_t)cu[b + 1] - cu[b] : params->seqlen_q;
+}
+
+int64_t reference_n_k(const struct fa_attention_params *params, int32_t b)
+{
+	const uint32_t *cu = params->cu_seqlens_k;
+
+	return cu ? (int64_t)cu[b + 1] - cu[b] : params->seqlen_k;
+}
+
+static int64_t at(const uint32_t *cu, const struct fa_attention_tensor *tensor, int32_t b,
+                  int64_t token, int32_t h)
+{
+	int64_t start = cu ? cu[b] * tensor->stride_token : b * tensor->stride_batch;
+
+	return start + token * tensor->stride_token + h * tensor->stride_head;
+}
+
+int64_t reference_q_at(const struct fa_attention_params *params,
+                       const struct fa_attention_tensor *tensor, int32_t b, int64_t i, int32_t h)
+{
+	return at(params->cu_seqlens_q, tensor, b, i, h);
+}
+
+int64_t reference_k_at(const struct fa_attention_params *params,
+                       const struct fa_attention_tensor *tensor, int32_t b, int64_t j, int32_t h)
+{
+	return at(params->cu_seqlens_k, tensor, b, j, h);
+}
+
+int64_t reference_lse_at(const struct fa_attention_params *params, int32_t b, int64_t i, int32_t h)
+{
+	struct fa_attention_tensor lse = {
+		.stride_batch = params->lse_stride_batch,
+		.stride_token = params->lse_stride_token,
+		.stride_head = params->lse_stride_head,
+	};
+
+	return at(params->cu_seqlens_q, &lse, b, i, h);
+}
+
+bool reference_visible(const struct fa_attention_params *params, int32_t b, int64_t i, int64_t j)
+{
+	int64_t p = i + reference_n_k(params, b) - reference_n_q(params, b);
+
+	if (params->causal && j > p)
+		return false;
+	if (params->window_left >= 0 && j < p - params->window_left)
+		return false;
+	if (params->window_right >= 0 && j - p > params->window_right)
+		return false;
+	return true;
+}
+
+static double score(const struct fa_attention_params *params, int32_t b, int64_t i, int32_t h,
+                    int64_t j, bool rounded)
+{
+	enum fa_attention_dtype dtype = params->dtype;
+	int32_t kv_head = h / (params->heads / params->kv_heads);
+	int64_t q = reference_q_at(params, &params->q, b, i, h);
+	int64_t k = reference_k_at(params, &params->k, b, j, kv_head);
+	double s = 0;
+
+	for (int32_t c = 0; c < params->head_dim; c++)
+		s += reference_get(dtype, params->q.data, q + c) *
+		     reference_get(dtype, params->k.data, k + c);
+	s *= (double)params->scale;
+	if (rounded)
+		s = reference_round(dtype, s);
+	if (params->softcap > 0)
+		s = params->softcap * tanh(s / params->softcap);
+	if (params->alibi_slopes)
+		s -= params->alibi_slopes[h] *
+		     fabs((double)(j - (i + reference_n_k(params, b) - reference_n_q(params, b))));
+	return rounded ? reference_round(dtype, s) : s;
+}
+
+void reference_row(const struct fa_attention_params *params, int32_t b, int64_t i, int32_t h,
+                   bool rounded, double *ret_out, double *ret_lse)
+{
+	int32_t kv_head = h / (params->heads / params->kv_heads);
+	int64_t n_k = reference_n_k(params, b);
+	double *scores = malloc(((size_t)n_k + 1) * sizeof(*scores));
+	double highest = params->sinks ? params->sinks[h] : -INFINITY, sum = 0;
+
+	for (int32_t c = 0; c < params->head_dim_v; c++)
+		ret_out[c] = 0;
+	for (int64_t j = 0; j < n_k; j++) {
+		scores[j] = -INFINITY;
+		if (reference_visible(params, b, i, j))
+			scores[j] = score(params, b, i, h, j, rounded);
+		highest = fmax(highest, scores[j]);
+	}
+	if (highest == -INFINITY) {
+		*ret_lse = -INFINITY;
+		free(scores);
+		return;
+	}
+
+	for (int64_t j = 0; j < n_k; j++)
+		sum += exp(scores[j] - highest);
+	if (params->sinks)
+		sum += exp(params->sinks[h] - highest);
+	*ret_lse = highest + log(sum);
+	for (int64_t j = 0; j < n_k; j++) {
+		int64_t v = reference_k_at(params, &params->v, b, j, kv_head);
+		double weight = exp(scores[j] - highest) / sum;
+
+		if (!reference_visible(params, b, i, j))
+			continue;
+		if (rounded)
+			weight = reference_round(params->dtype, weight);
+		for (int32_t c = 0; c < params->head_dim_v; c++)
+			ret_out[c] += weight * reference_get(params->dtype, params->v.data, v + c);
+	}
+	for (int32_t c = 0; c < params->head_dim_v; c++)
+		ret_out[c] = rounded ? reference_round(params->dtype, ret_out[c]) : ret_out[c];
+	free(scores);
+}

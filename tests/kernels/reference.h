@@ -1,0 +1,34 @@
+/*
+ * What attention means, a second time and as plainly as can be: straight from the
+ * formulas of kernels/attention.h, one row after the other, in fp64. Shares no code with
+ * the kernels. Reads only what a row may see.
+ */
+#pragma once
+
+#include "kernels/attention.h"
+
+/* Element @at of a tensor's memory, and its counterpart. */
+double reference_get(enum fa_attention_dtype dtype, const void *data, int64_t at);
+void reference_set(enum fa_attention_dtype dtype, void *data, int64_t at, double value);
+
+/* The nearest value that @dtype has, ties to even. */
+double reference_round(enum fa_attention_dtype dtype, double value);
+
+/*
+ * One row: token @i of sequence @b, query head @h. @rounded: as a naive program computes it
+ * in the tensors' own type, rounding scores, weights and output to it.
+ * @ret_out has head_dim_v elements.
+ */
+void reference_row(const struct fa_attention_params *params, int32_t b, int64_t i, int32_t h,
+                   bool rounded, double *ret_out, double *ret_lse);
+
+/* Where sequences lie: number of tokens, and offset of the first in elements. */
+int64_t reference_n_q(const struct fa_attention_params *params, int32_t b);
+int64_t reference_n_k(const struct fa_attention_params *params, int32_t b);
+int64_t reference_q_at(const struct fa_attention_params *params,
+                       const struct fa_attention_tensor *tensor, int32_t b, int64_t i, int32_t h);
+int64_t reference_k_at(const struct fa_attention_params *params,
+                       const struct fa_attention_tensor *tensor, int32_t b, int64_t j, int32_t h);
+int64_t reference_lse_at(const struct fa_attention_params *params, int32_t b, int64_t i, int32_t h);
+
+bool reference_visible(const struct fa_attention_params *params, int32_t b, int64_t i, int64_t j);
