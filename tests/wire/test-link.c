@@ -1,0 +1,16 @@
+/* A C program with the static library, linked as C: needs nothing else. */
+#include <faclient.h>
+
+#include <stdio.h>
+#include <string.h>
+
+int main(void)
+{
+	const char *version = fa_version();
+
+	if (!version || strcmp(version, FAD_VERSION)) {
+		fprintf(stderr, "fa_version() is not " FAD_VERSION "\n");
+		return 1;
+	}
+	return 0;
+}
