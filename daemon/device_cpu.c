@@ -233,6 +233,7 @@ static void worker_serve(struct worker *worker, struct fa_device_work *work)
 	enum priority_class class = work->queue->class;
 	struct cpu_work *cpu = cpu_work(work);
 	uint64_t begin_ns = fa_now_ns();
+	uint32_t high, normal;
 	int64_t tile;
 
 	while (!atomic_load_explicit(&work->cancelled, memory_order_relaxed)) {
@@ -241,11 +242,11 @@ static void worker_serve(struct worker *worker, struct fa_device_work *work)
 			return;
 		fa_cpu_attention_tile(device->isa, work->params, tile, worker->scratch);
 
-		if (class == NORMAL &&
-		    atomic_load_explicit(&device->n_ready[HIGH], memory_order_relaxed) > 0)
+		high = atomic_load_explicit(&device->n_ready[HIGH], memory_order_relaxed);
+		normal = atomic_load_explicit(&device->n_ready[NORMAL], memory_order_relaxed);
+		if (class == NORMAL && high > 0)
 			return;
-		if (atomic_load_explicit(&device->n_ready[class], memory_order_relaxed) > 1 &&
-		    fa_now_ns() - begin_ns >= QUANTUM_NS)
+		if (high + normal > 1 && fa_now_ns() - begin_ns >= QUANTUM_NS)
 			return;
 	}
 }

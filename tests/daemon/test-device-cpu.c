@@ -1,0 +1,594 @@
+/* The CPU backend's pool and memory, with kernels that the test controls. */
+#include "common/cleanup.h"
+#include "common/clock.h"
+#include "common/memfd.h"
+#include "daemon/device.h"
+#include "fake-kernels.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <semaphore.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include <cmocka.h>
+
+#define PATIENCE_SEC 30
+
+/* A failed allocation is part of a test. */
+const char *__asan_default_options(void) __attribute__((visibility("default")));
+const char *__asan_default_options(void)
+{
+	return "allocator_may_return_null=1";
+}
+const char *__tsan_default_options(void) __attribute__((visibility("default")));
+const char *__tsan_default_options(void)
+{
+	return "allocator_may_return_null=1";
+}
+
+struct item {
+	struct fa_device_work work;
+	struct fa_attention_params params;
+	struct fake_job job;
+	bool reaped;
+};
+
+struct fixture {
+	struct fa_device *device;
+	sem_t notified;
+};
+
+static const struct fa_device_ops *const ops = &fa_device_cpu;
+
+static void on_notify(void *userdata)
+{
+	struct fixture *f = userdata;
+
+	sem_post(&f->notified);
+}
+
+static void fixture_init(struct fixture *f, unsigned int threads)
+{
+	struct fa_device_config config = {
+		.threads = threads,
+		.notify = on_notify,
+		.userdata = f,
+	};
+	struct fa_error error;
+
+	sem_init(&f->notified, 0, 0);
+	assert_int_equal(ops->open(&config, &error, &f->device), 0);
+}
+
+static void fixture_deinit(struct fixture *f)
+{
+	assert_null(ops->close(f->device));
+	sem_destroy(&f->notified);
+}
+
+static struct fa_device_queue *queue_new(struct fixture *f, int priority)
+{
+	struct fa_device_queue *queue;
+	struct fa_error error;
+
+	assert_int_equal(ops->queue_new(f->device, priority, &error, &queue), 0);
+	return queue;
+}
+
+static void launch(struct fixture *f, struct fa_device_queue *queue, struct item *item)
+{
+	item->params.q.data = &item->job;
+	item->work.params = &item->params;
+	ops->launch(f->device, queue, &item->work);
+}
+
+static void reap(struct fixture *f)
+{
+	struct fa_list done;
+	struct item *item;
+
+	fa_list_init(&done);
+	ops->reap(f->device, &done);
+	while (!fa_list_empty(&done)) {
+		item = fa_container_of(done.next, struct item, work.link);
+		fa_list_remove(&item->work.link);
+		assert_false(item->reaped);
+		item->reaped = true;
+	}
+}
+
+/* Waits until @item is reaped. */
+static void finish(struct fixture *f, struct item *item)
+{
+	struct timespec until;
+
+	clock_gettime(CLOCK_REALTIME, &until);
+	until.tv_sec += PATIENCE_SEC;
+	reap(f);
+	while (!item->reaped) {
+		if (sem_timedwait(&f->notified, &until) < 0 && errno == ETIMEDOUT)
+			fail_msg("a work does not end");
+		reap(f);
+	}
+	assert_false(item->job.wrong);
+	assert_true(item->work.finished_ns >= item->work.started_ns);
+	if (item->work.status == 0)
+		assert_int_equal(item->job.n_ran, item->job.n_tiles);
+	else
+		assert_int_not_equal(item->work.error.text[0], 0);
+}
+
+static void wait_ran(struct item *item, int64_t n)
+{
+	uint64_t until_ns = fa_now_ns() + PATIENCE_SEC * FA_NS_PER_SEC;
+
+	while (item->job.n_ran < n) {
+		assert_true(fa_now_ns() < until_ns);
+		usleep(200);
+	}
+}
+
+static void wait_started(struct item *item)
+{
+	uint64_t until_ns = fa_now_ns() + PATIENCE_SEC * FA_NS_PER_SEC;
+
+	while (!item->job.first_ran_ns) {
+		assert_true(fa_now_ns() < until_ns);
+		usleep(200);
+	}
+}
+
+/* ---- tiles and order */
+
+static void test_every_tile_once(void **state)
+{
+	enum {
+		QUEUES = 5,
+		WORKS = 40
+	};
+	static struct item items[QUEUES][WORKS];
+	struct fa_device_queue *queues[QUEUES];
+	struct fixture f;
+
+	memset(items, 0, sizeof(items));
+	fixture_init(&f, 4);
+	for (int q = 0; q < QUEUES; q++) {
+		queues[q] = queue_new(&f, q % 2);
+		for (int w = 0; w < WORKS; w++) {
+			items[q][w].job.n_tiles = (q * 31 + w * 7) % 50;
+			items[q][w].job.scratch_bytes = (size_t)(w * 1000);
+			items[q][w].job.before = w ? &items[q][w - 1].job : NULL;
+			items[q][w].job.tile_ns = w % 8 ? 0 : 20 * FA_NS_PER_US;
+			launch(&f, queues[q], &items[q][w]);
+		}
+	}
+	for (int q = 0; q < QUEUES; q++) {
+		for (int w = 0; w < WORKS; w++) {
+			finish(&f, &items[q][w]);
+			assert_int_equal(items[q][w].work.status, 0);
+			for (int tile = 0; tile < items[q][w].job.n_tiles; tile++)
+				assert_int_equal(items[q][w].job.ran[tile], 1);
+		}
+		queues[q] = ops->queue_free(f.device, queues[q]);
+	}
+	fixture_deinit(&f);
+}
+
+static void test_no_tiles(void **state)
+{
+	struct item first = { .job.n_tiles = 2 }, empty = { 0 }, alone = { 0 };
+	struct fa_device_queue *a, *b;
+	atomic_bool gate = false;
+	struct fixture f;
+
+	fixture_init(&f, 1);
+	a = queue_new(&f, 0);
+	b = queue_new(&f, 0);
+	first.job.gate = &gate;
+	launch(&f, a, &first);
+	launch(&f, a, &empty);
+	launch(&f, b, &alone);
+	finish(&f, &alone);
+	assert_int_equal(alone.work.status, 0);
+	assert_false(empty.reaped); /* its turn comes after the first */
+	gate = true;
+	finish(&f, &first);
+	finish(&f, &empty);
+	assert_int_equal(empty.work.status, 0);
+	ops->queue_free(f.device, a);
+	ops->queue_free(f.device, b);
+	fixture_deinit(&f);
+}
+
+/* ---- cancel */
+
+static void test_cancel(void **state)
+{
+	struct item running = { .job = { .n_tiles = 1000, .scratch_bytes = 64 } };
+	struct item ready = { .job.n_tiles = 3 }, queued = { .job.n_tiles = 3 };
+	struct item after = { .job.n_tiles = 3 };
+	struct fa_device_queue *a, *b;
+	atomic_bool gate = false;
+	struct fixture f;
+
+	fixture_init(&f, 1);
+	a = queue_new(&f, 0);
+	b = queue_new(&f, 0);
+	running.job.gate = &gate;
+	launch(&f, a, &running);
+	wait_started(&running);
+	launch(&f, b, &ready);
+	launch(&f, b, &queued);
+	launch(&f, b, &after);
+
+	ops->cancel(f.device, &queued.work);
+	finish(&f, &queued);
+	assert_int_equal(queued.work.status, -ECANCELED);
+	ops->cancel(f.device, &ready.work);
+	finish(&f, &ready);
+	assert_int_equal(ready.work.status, -ECANCELED);
+	assert_int_equal(ready.work.started_ns, 0);
+	ops->cancel(f.device, &running.work);
+	assert_false(running.reaped);
+	gate = true;
+	finish(&f, &running);
+	assert_int_equal(running.work.status, -ECANCELED);
+	assert_int_equal(running.job.n_ran, 1);
+	finish(&f, &after);
+	assert_int_equal(after.work.status, 0);
+	assert_int_equal(queued.job.n_ran + ready.job.n_ran, 0);
+	ops->queue_free(f.device, a);
+	ops->queue_free(f.device, b);
+	fixture_deinit(&f);
+}
+
+/* A cancel after the last tile was claimed changes nothing. */
+static void test_cancel_too_late(void **state)
+{
+	struct item item = { .job.n_tiles = 1 };
+	struct fa_device_queue *queue;
+	atomic_bool gate = false;
+	struct fixture f;
+
+	fixture_init(&f, 2);
+	queue = queue_new(&f, 0);
+	item.job.gate = &gate;
+	launch(&f, queue, &item);
+	wait_started(&item);
+	ops->cancel(f.device, &item.work);
+	gate = true;
+	finish(&f, &item);
+	assert_int_equal(item.work.status, 0);
+	ops->queue_free(f.device, queue);
+	fixture_deinit(&f);
+}
+
+static void test_no_memory_for_scratch(void **state)
+{
+	struct item big = { .job = { .n_tiles = 4, .scratch_bytes = (size_t)1 << 60 } };
+	struct item next = { .job = { .n_tiles = 4, .scratch_bytes = 64 } };
+	struct fa_device_queue *queue;
+	struct fixture f;
+
+	fixture_init(&f, 2);
+	queue = queue_new(&f, 0);
+	launch(&f, queue, &big);
+	launch(&f, queue, &next);
+	finish(&f, &big);
+	assert_int_equal(big.work.status, -ENOMEM);
+	assert_int_equal(big.job.n_ran, 0);
+	finish(&f, &next);
+	assert_int_equal(next.work.status, 0);
+	ops->queue_free(f.device, queue);
+	fixture_deinit(&f);
+}
+
+/* ---- fairness */
+
+static void test_small_beside_huge(void **state)
+{
+	struct item huge = { .job = { .n_tiles = 1000000, .tile_ns = FA_NS_PER_MS } };
+	struct item small[20] = { 0 };
+	struct fa_device_queue *a, *b;
+	struct fixture f;
+
+	fixture_init(&f, 2);
+	a = queue_new(&f, 0);
+	b = queue_new(&f, 0);
+	launch(&f, a, &huge);
+	wait_started(&huge);
+	for (int i = 0; i < 20; i++) {
+		small[i].job.n_tiles = 5;
+		launch(&f, b, &small[i]);
+		finish(&f, &small[i]);
+		assert_false(huge.reaped);
+	}
+	ops->cancel(f.device, &huge.work);
+	finish(&f, &huge);
+	assert_int_equal(huge.work.status, -ECANCELED);
+	assert_in_range(huge.job.n_ran, 1, huge.job.n_tiles / 2);
+	ops->queue_free(f.device, a);
+	ops->queue_free(f.device, b);
+	fixture_deinit(&f);
+}
+
+static void test_equal_shares(void **state)
+{
+	enum {
+		N = 6
+	};
+	struct fa_device_queue *queues[N];
+	static struct item items[N];
+	int64_t least = INT64_MAX, most = 0;
+	struct fixture f;
+
+	memset(items, 0, sizeof(items));
+	fixture_init(&f, 2);
+	for (int i = 0; i < N; i++) {
+		items[i].job.n_tiles = 1000000;
+		items[i].job.tile_ns = FA_NS_PER_MS;
+		queues[i] = queue_new(&f, 0);
+		launch(&f, queues[i], &items[i]);
+	}
+	wait_ran(&items[N - 1], 50);
+	for (int i = 0; i < N; i++)
+		ops->cancel(f.device, &items[i].work);
+	for (int i = 0; i < N; i++) {
+		finish(&f, &items[i]);
+		if (items[i].job.n_ran < least)
+			least = items[i].job.n_ran;
+		if (items[i].job.n_ran > most)
+			most = items[i].job.n_ran;
+		ops->queue_free(f.device, queues[i]);
+	}
+	assert_in_range(most, least, 2 * least);
+	fixture_deinit(&f);
+}
+
+static void test_priority(void **state)
+{
+	enum {
+		N = 10
+	};
+	struct item first = { .job.n_tiles = 1 }, urgent = { .job.n_tiles = 1 };
+	struct item endless = { .job = { .n_tiles = 1000000, .tile_ns = FA_NS_PER_MS } };
+	struct item normal[N] = { 0 };
+	struct fa_device_queue *high, *queues[N];
+	atomic_bool gate = false;
+	struct fixture f;
+
+	fixture_init(&f, 1);
+	high = queue_new(&f, 1);
+	for (int i = 0; i < N; i++)
+		queues[i] = queue_new(&f, 0);
+	first.job.gate = &gate;
+	launch(&f, queues[0], &first);
+	wait_started(&first);
+	for (int i = 0; i < N; i++) {
+		normal[i].job.n_tiles = 1;
+		launch(&f, queues[i], &normal[i]);
+	}
+	launch(&f, high, &urgent);
+	gate = true;
+	for (int i = 0; i < N; i++) {
+		finish(&f, &normal[i]);
+		assert_true(urgent.work.started_ns < normal[i].work.started_ns);
+	}
+	assert_true(urgent.reaped);
+
+	/* But what is urgent all the time does not shut out the rest. */
+	launch(&f, high, &endless);
+	wait_started(&endless);
+	normal[0] = (struct item){ .job.n_tiles = 5 };
+	launch(&f, queues[0], &normal[0]);
+	finish(&f, &normal[0]);
+	assert_false(endless.reaped);
+	ops->cancel(f.device, &endless.work);
+	finish(&f, &endless);
+	for (int i = 0; i < N; i++)
+		ops->queue_free(f.device, queues[i]);
+	ops->queue_free(f.device, high);
+	fixture_deinit(&f);
+}
+
+/* ---- threads */
+
+/* Counts the threads of the pool, and those of them that leave some signal open. */
+static void count_threads(unsigned int *ret_all, unsigned int *ret_open)
+{
+	uint64_t wanted = 1ull << (SIGTERM - 1) | 1ull << (SIGINT - 1) | 1ull << (SIGHUP - 1) |
+	                  1ull << (SIGUSR1 - 1) | 1ull << (SIGCHLD - 1);
+	char path[320], line[256], name[64];
+	unsigned int all = 0, open = 0;
+	struct dirent *entry;
+	uint64_t blocked;
+	FILE *file;
+	DIR *tasks;
+
+	tasks = opendir("/proc/self/task");
+	assert_non_null(tasks);
+	while ((entry = readdir(tasks))) {
+		snprintf(path, sizeof(path), "/proc/self/task/%s/status", entry->d_name);
+		file = fopen(path, "re");
+		name[0] = 0;
+		while (file && fgets(line, sizeof(line), file)) {
+			(void)sscanf(line, "Name: %63s", name);
+			if (strcmp(name, "fad-cpu") == 0 &&
+			    sscanf(line, "SigBlk: %" SCNx64, &blocked) == 1) {
+				all++;
+				open += (blocked & wanted) != wanted;
+			}
+		}
+		if (file)
+			(void)fclose(file);
+	}
+	(void)closedir(tasks);
+	*ret_all = all;
+	*ret_open = open;
+}
+
+static void test_threads(void **state)
+{
+	struct fa_device_config config = { .threads = 100000, .notify = on_notify };
+	struct fa_device *device;
+	struct fa_device_info info;
+	struct fa_error error;
+	unsigned int all, open;
+	struct fixture f;
+
+	fixture_init(&f, 3);
+	count_threads(&all, &open);
+	assert_int_equal(all, 3);
+	assert_int_equal(open, 0);
+	ops->describe(f.device, &info);
+	assert_string_equal(info.backend, "cpu");
+	assert_non_null(strstr(info.name, "fake"));
+	assert_int_equal(info.threads, 3);
+	assert_true(info.depth > 0);
+	fixture_deinit(&f);
+	count_threads(&all, &open);
+	assert_int_equal(all, 0);
+
+	fixture_init(&f, 0);
+	ops->describe(f.device, &info);
+	assert_in_range(info.threads, 1, (uint64_t)sysconf(_SC_NPROCESSORS_CONF));
+	fixture_deinit(&f);
+
+	assert_int_equal(ops->open(&config, &error, &device), -EINVAL);
+	assert_non_null(strstr(error.text, "100000"));
+	assert_null(ops->close(NULL));
+}
+
+static void test_idle(void **state)
+{
+	struct item item = { .job.n_tiles = 100 };
+	struct timespec before, after;
+	struct fa_device_queue *queue;
+	struct fixture f;
+	int64_t used_ns;
+
+	fixture_init(&f, 4);
+	queue = queue_new(&f, 0);
+	launch(&f, queue, &item);
+	finish(&f, &item);
+	usleep(10000);
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
+	usleep(300000);
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
+	used_ns = (after.tv_sec - before.tv_sec) * (int64_t)FA_NS_PER_SEC + after.tv_nsec -
+	          before.tv_nsec;
+	assert_in_range(used_ns, 0, 30 * FA_NS_PER_MS);
+	ops->queue_free(f.device, queue);
+	fixture_deinit(&f);
+}
+
+static void test_open_by_name(void **state)
+{
+	struct fa_device_config config = { .threads = 1, .notify = on_notify };
+	const struct fa_device_ops *found = NULL;
+	struct fa_device *device;
+	struct fa_error error;
+
+	assert_int_equal(fa_device_open("abacus", &config, &error, &found, &device), -ENOENT);
+	assert_non_null(strstr(error.text, "abacus"));
+	assert_null(found);
+	assert_int_equal(fa_device_open("cpu", &config, &error, &found, &device), 0);
+	assert_ptr_equal(found, &fa_device_cpu);
+	found->close(device);
+	assert_int_equal(fa_device_open("auto", &config, &error, &found, &device), 0);
+	found->close(device);
+	assert_int_equal(fa_device_open(NULL, &config, &error, &found, &device), 0);
+	found->close(device);
+}
+
+/* ---- memory */
+
+static void test_memory(void **state)
+{
+	_fa_cleanup_(fa_close_fdp) int fd = -1;
+	struct fa_device_memory whole, part, sealed;
+	struct fa_error error;
+	struct fixture f;
+
+	fixture_init(&f, 1);
+	assert_int_equal(fa_memfd_new("test", 3 * 4096, false, &fd), 0);
+	assert_int_equal(ops->memory_import_host(f.device, fd, 0, 3 * 4096, false, &error, &whole),
+	                 0);
+	assert_int_equal(whole.bytes, 3 * 4096);
+	assert_true(whole.writable);
+	strcpy((char *)whole.address + 4096, "hello");
+	assert_int_equal(ops->memory_import_host(f.device, fd, 4096, 100, true, &error, &part), 0);
+	assert_false(part.writable);
+	assert_string_equal(part.address, "hello");
+	ops->memory_release(f.device, &whole);
+	assert_null(whole.address);
+	assert_string_equal(part.address, "hello");
+	ops->memory_release(f.device, &part);
+
+	assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE), 0);
+	assert_int_equal(ops->memory_import_host(f.device, fd, 0, 4096, false, &error, &sealed),
+	                 -EPERM);
+	assert_non_null(strstr(error.text, "for writing"));
+	assert_int_equal(ops->memory_import_host(f.device, fd, 0, 4096, true, &error, &sealed), 0);
+	ops->memory_release(f.device, &sealed);
+	fixture_deinit(&f);
+}
+
+static void test_arena(void **state)
+{
+	_fa_cleanup_(fa_close_fdp) int fd = -1;
+	struct fa_device_memory memory;
+	struct fa_error error;
+	struct fixture f;
+	char *mine;
+	int seals;
+
+	fixture_init(&f, 1);
+	assert_int_equal(ops->memory_new_arena(f.device, 10000, &error, &memory, &fd), 0);
+	assert_true(memory.writable);
+	assert_int_equal(memory.bytes, 10000);
+	seals = fcntl(fd, F_GET_SEALS) & (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+	assert_int_equal(seals, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+	mine = mmap(NULL, 10000, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	assert_ptr_not_equal(mine, MAP_FAILED);
+	for (int i = 0; i < 10000; i++)
+		assert_int_equal(mine[i], 0);
+	mine[9999] = 7;
+	assert_int_equal(((char *)memory.address)[9999], 7);
+	ops->memory_release(f.device, &memory);
+	munmap(mine, 10000);
+
+	assert_int_equal(ops->memory_new_arena(f.device, UINT64_MAX, &error, &memory, &seals),
+	                 -EFBIG);
+	assert_int_not_equal(error.text[0], 0);
+	fixture_deinit(&f);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_every_tile_once),
+		cmocka_unit_test(test_no_tiles),
+		cmocka_unit_test(test_cancel),
+		cmocka_unit_test(test_cancel_too_late),
+		cmocka_unit_test(test_no_memory_for_scratch),
+		cmocka_unit_test(test_small_beside_huge),
+		cmocka_unit_test(test_equal_shares),
+		cmocka_unit_test(test_priority),
+		cmocka_unit_test(test_threads),
+		cmocka_unit_test(test_idle),
+		cmocka_unit_test(test_open_by_name),
+		cmocka_unit_test(test_memory),
+		cmocka_unit_test(test_arena),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
