@@ -196,7 +196,8 @@ int fa_client_restore(struct fa_client *client, uint64_t timeout_ns);
 void fa_client_settle(struct fa_client *client);
 /* Makes @connection (consumed) the client's. */
 void fa_client_adopt(struct fa_client *client, struct fa_connection *connection);
-/* Gives the connection up: everything that waits ends with @code and this sentence. */
+/* Gives the connection up: everything that waits ends with @code (-ECONNRESET, or
+ * -EPROTO if somebody is to blame) and this sentence. */
 void fa_client_lose(struct fa_client *client, int code, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 /* The thread's sentence says why the connection was lost; returns the code. */

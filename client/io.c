@@ -220,8 +220,7 @@ int fa_io_await(struct fa_client *client, struct fa_waiter *waiter, uint64_t dea
 
 	if (waiter->ready(client, waiter))
 		return 0;
-	if (pthread_cond_init(&waiter->wake, &client->clock))
-		return fa_error_set(-ENOMEM, "no condition variable");
+	pthread_cond_init(&waiter->wake, &client->clock);
 	fa_list_append(&client->waiters, &waiter->link);
 
 	while (!waiter->ready(client, waiter)) {
@@ -287,10 +286,11 @@ static int wait_room(struct fa_client *client, uint64_t deadline_ns)
 {
 	uint32_t epoch = client->epoch;
 
-	if (deadline_ns != FA_NS_NEVER && fa_now_ns() >= deadline_ns)
-		fa_client_lose(client, -ETIMEDOUT, "the daemon takes no more requests");
-	else
-		poll_outside(client, POLLIN | POLLOUT, deadline_ns);
+	if (deadline_ns != FA_NS_NEVER && fa_now_ns() >= deadline_ns) {
+		fa_client_lose(client, -ECONNRESET, "the daemon takes no more requests");
+		return fa_error_copy(-ETIMEDOUT, &client->lost_error);
+	}
+	poll_outside(client, POLLIN | POLLOUT, deadline_ns);
 	if (client->epoch == epoch)
 		fa_io_receive(client, true);
 	if (client->epoch != epoch || client->state == FA_CLIENT_LOST)
@@ -351,13 +351,12 @@ int fa_io_call(struct fa_client *client, struct fa_wire_message *message, const 
 	call->epoch = client->epoch;
 	fa_list_append(&client->calls, &call->link);
 	r = fa_io_await(client, &call->waiter, deadline);
-	if (r == -EAGAIN)
-		/* Also ends this call. */
-		fa_client_lose(client, -ETIMEDOUT, "the daemon did not answer %s in time",
-		               fa_wire_type_name(message->type));
 	fa_list_remove(&call->link);
-	if (r < 0 && !call->done)
-		return r;
+	if (r == -EAGAIN) {
+		fa_client_lose(client, -ECONNRESET, "the daemon did not answer %s in time",
+		               fa_wire_type_name(message->type));
+		return fa_error_copy(-ETIMEDOUT, &client->lost_error);
+	}
 	return call->status < 0 ? fa_error_copy(call->status, &call->error) : 0;
 }
 

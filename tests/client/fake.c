@@ -1,0 +1,177 @@
+#include "tests/client/fake.h"
+
+#include "common/cleanup.h"
+#include "common/memfd.h"
+#include "tests/lib/check.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+static struct fa_wire_string string(const char *text)
+{
+	return (struct fa_wire_string){ .text = text, .length = text ? strlen(text) : 0 };
+}
+
+static void *run(void *userdata)
+{
+	struct fa_fake *fake = userdata;
+
+	for (;;) {
+		struct fa_raw raw;
+		int fd = accept4(fake->listen_fd, NULL, NULL, SOCK_CLOEXEC);
+
+		if (fd < 0)
+			return NULL;
+		fa_raw_init(&raw, fd);
+		fake->serve(&raw, fake->userdata);
+		fa_raw_close(&raw);
+	}
+}
+
+void fa_fake_start(struct fa_fake *fake, void (*serve)(struct fa_raw *raw, void *userdata),
+                   void *userdata)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+
+	*fake = (struct fa_fake){ .serve = serve, .userdata = userdata };
+	strcpy(fake->dir, "/tmp/fad-test-XXXXXX");
+	fa_check(mkdtemp(fake->dir));
+	snprintf(fake->socket, sizeof(fake->socket), "%s/fad.sock", fake->dir);
+	strcpy(address.sun_path, fake->socket);
+	fake->listen_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	fa_check(fake->listen_fd >= 0);
+	fa_check(!bind(fake->listen_fd, (struct sockaddr *)&address, sizeof(address)));
+	fa_check(!listen(fake->listen_fd, serve ? 16 : 0));
+	if (serve)
+		fa_check(!pthread_create(&fake->thread, NULL, run, fake));
+}
+
+void fa_fake_stop(struct fa_fake *fake)
+{
+	shutdown(fake->listen_fd, SHUT_RDWR);
+	if (fake->serve)
+		pthread_join(fake->thread, NULL);
+	close(fake->listen_fd);
+	unlink(fake->socket);
+	rmdir(fake->dir);
+}
+
+struct fa_wire_message fa_fake_hello_reply(uint64_t id)
+{
+	return (struct fa_wire_message){
+		.id = id,
+		.fds = 1,
+		.type = FA_WIRE_HELLO_REPLY,
+		.hello_reply = { .version = FA_WIRE_VERSION_MAX,
+		                 .daemon_version = string("9.8.7"),
+		                 .generation = 1234,
+		                 .backend = string("fake"),
+		                 .device_name = string("none"),
+		                 .device_uuid = { 1, 2 },
+		                 .session = 5,
+		                 .limits = { .message_bytes = FA_WIRE_BYTES_MAX,
+		                             .buffers = 100,
+		                             .buffer_bytes = 1 << 30,
+		                             .streams = 8,
+		                             .requests = 64 } },
+	};
+}
+
+struct fa_completion_slot *fa_fake_welcome(struct fa_raw *raw)
+{
+	_fa_cleanup_(fa_close_fdp) int fd = -1;
+	struct fa_wire_message reply;
+	void *page;
+
+	if (!fa_fake_next(raw))
+		return NULL;
+	fa_check_eq(raw->message.type, FA_WIRE_HELLO);
+	fa_check_eq(fa_memfd_new("page", FA_COMPLETION_PAGE_BYTES, 0, &fd), 0);
+	page = mmap(NULL, FA_COMPLETION_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	fa_check(page != MAP_FAILED);
+	/* fa_raw_close() unmaps it. */
+	raw->page = page;
+	reply = fa_fake_hello_reply(raw->message.id);
+	(void)fa_raw_send(raw, &reply, &fd, 1);
+	return page;
+}
+
+bool fa_fake_next(struct fa_raw *raw)
+{
+	return fa_raw_receive(raw, (int)(fa_test_patience_ns() / FA_NS_PER_MS)) == 1;
+}
+
+/* Errors of sending do not matter: the client may have gone. */
+void fa_fake_reply(struct fa_raw *raw, uint64_t id, int status, const char *text)
+{
+	struct fa_wire_message message = { .id = id,
+		                           .type = FA_WIRE_REPLY,
+		                           .reply = { .status = status, .text = string(text) } };
+
+	(void)fa_raw_send(raw, &message, NULL, 0);
+}
+
+void fa_fake_complete(struct fa_raw *raw, uint32_t stream, uint64_t value, int status,
+                      const char *text)
+{
+	struct fa_wire_message message = { .type = FA_WIRE_COMPLETION,
+		                           .completion = { .stream = stream,
+		                                           .status = status,
+		                                           .value = value,
+		                                           .queued_ns = 10,
+		                                           .started_ns = 20,
+		                                           .finished_ns = 30,
+		                                           .text = string(text) } };
+
+	(void)fa_raw_send(raw, &message, NULL, 0);
+}
+
+void fa_fake_answer(struct fa_raw *raw, struct fa_completion_slot *page)
+{
+	struct fa_wire_message *request = &raw->message;
+	struct fa_wire_message reply = { .id = request->id };
+	_fa_cleanup_(fa_close_fdp) int fd = -1;
+
+	switch (request->type) {
+	case FA_WIRE_ATTENTION:
+		atomic_store_explicit(&page[request->attention.stream].completed,
+		                      request->attention.value, memory_order_release);
+		fa_fake_complete(raw, request->attention.stream, request->attention.value, 0, NULL);
+		break;
+	case FA_WIRE_BUFFER_REGISTER:
+		reply.type = FA_WIRE_BUFFER_REPLY;
+		reply.buffer_reply.buffer = request->buffer_register.buffer;
+		reply.buffer_reply.bytes = request->buffer_register.bytes;
+		if (request->buffer_register.kind == FA_WIRE_BUFFER_ARENA) {
+			fa_check_eq(fa_memfd_new("arena", request->buffer_register.bytes, 1, &fd),
+			            0);
+			reply.fds = 1;
+		}
+		(void)fa_raw_send(raw, &reply, &fd, reply.fds);
+		break;
+	case FA_WIRE_STATUS:
+		fa_check_eq(fa_memfd_new("status", 2, 0, &fd), 0);
+		fa_check_eq(pwrite(fd, "{}", 2, 0), 2);
+		reply.type = FA_WIRE_STATUS_REPLY;
+		reply.fds = 1;
+		reply.status_reply.bytes = 2;
+		(void)fa_raw_send(raw, &reply, &fd, 1);
+		break;
+	default:
+		fa_fake_reply(raw, request->id, 0, NULL);
+		break;
+	}
+}
+
+void fa_fake_serve(struct fa_raw *raw, void *userdata)
+{
+	struct fa_completion_slot *page = fa_fake_welcome(raw);
+
+	while (page && fa_fake_next(raw))
+		fa_fake_answer(raw, page);
+}

@@ -1,0 +1,238 @@
+/* Finding a daemon, the handshake, and every way in which they fail. */
+#include "client/faclient.h"
+#include "tests/client/fake.h"
+#include "tests/lib/check.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static int connect_to(const char *path, uint64_t connect_ns, struct fa_client **ret_client)
+{
+	struct fa_options options = { .size = sizeof(options),
+		                      .socket = path,
+		                      .connect_ns = connect_ns };
+
+	return fa_connect(&options, ret_client);
+}
+
+static void check_works(struct fa_client *client, const char *path)
+{
+	struct fa_info info = { .size = sizeof(info) };
+
+	fa_check_eq(fa_ping(client), 0);
+	fa_check_eq(fa_client_state(client), FA_CLIENT_CONNECTED);
+	assert_string_equal(fa_socket(client), path);
+	fa_check_eq(fa_info(client, &info), 0);
+	fa_check_eq(info.size, sizeof(info));
+	fa_check_eq(info.protocol, 1);
+	assert_string_equal(info.daemon_version, "9.8.7");
+	assert_string_equal(info.backend, "fake");
+	fa_check_eq(info.generation, 1234);
+	fa_check_eq(info.reconnects, 0);
+	fa_check_eq(info.max_buffers, 100);
+	fa_check_eq(info.max_streams, 8);
+	fa_check_eq(info.max_requests, 64);
+}
+
+static void clear_environment(void)
+{
+	unsetenv("FAD_SOCKET");
+	unsetenv("XDG_RUNTIME_DIR");
+}
+
+static void test_paths(void **state)
+{
+	struct fa_client *client;
+	struct fa_fake fake;
+	char link[80], dir[80];
+
+	fa_fake_start(&fake, fa_fake_serve, NULL);
+	clear_environment();
+
+	fa_check_eq(connect_to(fake.socket, 0, &client), 0);
+	check_works(client, fake.socket);
+	assert_null(fa_disconnect(client));
+
+	setenv("FAD_SOCKET", fake.socket, 1);
+	fa_check_eq(fa_connect(NULL, &client), 0);
+	check_works(client, fake.socket);
+	fa_disconnect(client);
+	/* What the program says counts more. */
+	fa_check_eq(connect_to("/nonexistent/fad.sock", 0, &client), -ENOENT);
+	fa_check_contains(fa_error(), "/nonexistent/fad.sock");
+	clear_environment();
+
+	snprintf(dir, sizeof(dir), "%s/fad", fake.dir);
+	snprintf(link, sizeof(link), "%s/fad.sock", dir);
+	fa_check(!mkdir(dir, 0700));
+	fa_check(!symlink(fake.socket, link));
+	setenv("XDG_RUNTIME_DIR", fake.dir, 1);
+	fa_check_eq(fa_connect(NULL, &client), 0);
+	check_works(client, link);
+	fa_disconnect(client);
+	clear_environment();
+
+	fa_check(!unlink(link));
+	fa_check(!rmdir(dir));
+	fa_fake_stop(&fake);
+}
+
+static void test_nobody(void **state)
+{
+	struct fa_client *client = (void *)1;
+	struct fa_fake fake;
+	char path[300];
+
+	fa_check_eq(connect_to("/nonexistent/fad.sock", 0, &client), -ENOENT);
+	fa_check_contains(fa_error(), "/nonexistent/fad.sock");
+
+	/* A socket that a daemon left behind. */
+	fa_fake_start(&fake, NULL, NULL);
+	close(fake.listen_fd);
+	fa_check_eq(connect_to(fake.socket, 0, &client), -ECONNREFUSED);
+	fa_check_contains(fa_error(), "no daemon listens there");
+	fake.listen_fd = -1;
+	if (geteuid()) {
+		fa_check(!chmod(fake.dir, 0));
+		fa_check_eq(connect_to(fake.socket, 0, &client), -EACCES);
+		fa_check(!chmod(fake.dir, 0700));
+	}
+	fa_fake_stop(&fake);
+
+	memset(path, 'x', sizeof(path));
+	path[0] = '/';
+	path[sizeof(path) - 1] = '\0';
+	fa_check_eq(connect_to(path, 0, &client), -ENAMETOOLONG);
+	fa_check(client == (void *)1);
+	fa_check_eq(fa_connect(NULL, NULL), -EINVAL);
+}
+
+static void say_nothing(struct fa_raw *raw, void *userdata)
+{
+	while (fa_fake_next(raw))
+		;
+}
+
+static void test_timeouts(void **state)
+{
+	struct fa_client *client;
+	uint64_t begin = fa_now_ns();
+	struct fa_fake fake;
+
+	/* It accepts and does not answer. */
+	fa_fake_start(&fake, say_nothing, NULL);
+	fa_check_eq(connect_to(fake.socket, 50 * FA_NS_PER_MS, &client), -ETIMEDOUT);
+	fa_check_contains(fa_error(), "does not answer");
+	fa_fake_stop(&fake);
+
+	/* It does not even accept: first there is room, then there is not. */
+	fa_fake_start(&fake, NULL, NULL);
+	{
+		struct fa_raw *raw = malloc(sizeof(*raw));
+
+		fa_raw_connect(raw, fake.socket);
+		fa_check_eq(connect_to(fake.socket, 50 * FA_NS_PER_MS, &client), -ETIMEDOUT);
+		fa_check_contains(fa_error(), "accepts no connections");
+		fa_raw_close(raw);
+		free(raw);
+	}
+	fa_fake_stop(&fake);
+	fa_check(fa_now_ns() - begin >= 100 * FA_NS_PER_MS);
+}
+
+struct refusal {
+	int status;
+	const char *text;
+};
+
+static void refuse(struct fa_raw *raw, void *userdata)
+{
+	const struct refusal *refusal = userdata;
+
+	if (fa_fake_next(raw) && refusal)
+		fa_fake_reply(raw, raw->message.id, refusal->status, refusal->text);
+}
+
+static void test_refused(void **state)
+{
+	static const struct refusal version = { -EPROTONOSUPPORT, "speaks 7 to 9, offered 1 to 1" };
+	static const struct refusal quota = { -EDQUOT, "1024 sessions are all there may be" };
+	static const struct refusal draining = { -ESHUTDOWN, "the daemon is stopping" };
+	const struct refusal *const refusals[] = { &version, &quota, &draining };
+	struct fa_client *client;
+	struct fa_fake fake;
+
+	for (size_t i = 0; i < sizeof(refusals) / sizeof(*refusals); ++i) {
+		fa_fake_start(&fake, refuse, (void *)refusals[i]);
+		fa_check_eq(connect_to(fake.socket, 0, &client), refusals[i]->status);
+		fa_check_contains(fa_error(), refusals[i]->text);
+		fa_fake_stop(&fake);
+	}
+
+	fa_fake_start(&fake, refuse, NULL);
+	fa_check_eq(connect_to(fake.socket, 0, &client), -ECONNRESET);
+	fa_fake_stop(&fake);
+}
+
+static void check_name(struct fa_raw *raw, void *userdata)
+{
+	if (!fa_fake_next(raw))
+		return;
+	fa_check_eq(raw->message.hello.version_min, FA_WIRE_VERSION_MIN);
+	fa_check_eq(raw->message.hello.version_max, FA_WIRE_VERSION_MAX);
+	fa_check(!raw->message.hello.has_resume);
+	fa_check(!strcmp(raw->message.hello.name.text, userdata));
+	fa_fake_reply(raw, raw->message.id, -EPERM, "seen");
+}
+
+static void test_name(void **state)
+{
+	struct fa_options options = { .size = sizeof(options) };
+	char name[100] = "", cut[65] = "";
+	struct fa_client *client;
+	struct fa_fake fake;
+
+	memset(name, 'n', sizeof(name) - 1);
+	memset(cut, 'n', sizeof(cut) - 1);
+	fa_fake_start(&fake, check_name, cut);
+	options.socket = fake.socket;
+	options.name = name;
+	fa_check_eq(fa_connect(&options, &client), -EPERM);
+	fa_fake_stop(&fake);
+
+	fa_fake_start(&fake, check_name, program_invocation_short_name);
+	fa_check_eq(connect_to(fake.socket, 0, &client), -EPERM);
+	fa_fake_stop(&fake);
+}
+
+/* Nothing is left open, however it ended. */
+static void test_descriptors(void **state)
+{
+	int before = fa_test_count_fds(0);
+
+	test_paths(NULL);
+	test_nobody(NULL);
+	test_refused(NULL);
+	fa_check_eq(fa_test_count_fds(0), before);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_paths),    cmocka_unit_test(test_nobody),
+		cmocka_unit_test(test_timeouts), cmocka_unit_test(test_refused),
+		cmocka_unit_test(test_name),     cmocka_unit_test(test_descriptors),
+	};
+
+	return cmocka_run_group_tests_name("connect", tests, NULL, NULL);
+}
