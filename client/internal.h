@@ -8,8 +8,9 @@
  * them has left.
  *
  * Waiting threads: one of them, the leader, polls the socket; the others wait on
- * a condition variable of their own. Whoever leaves while there is no leader
- * wakes one of the others, which leads from then on.
+ * a condition variable of their own. While the leader polls, nobody else reads.
+ * Whoever leaves while there is no leader wakes one of the others, which leads
+ * from then on.
  *
  * Connecting again is done by one thread, without the mutex: `connecting` says
  * so, and as long as it is set nobody but that thread changes the lists of
@@ -219,7 +220,8 @@ int fa_poll(int fd, short events, uint64_t deadline_ns);
  * sent as the daemon is gone goes to its successor if @again. */
 int fa_io_post(struct fa_client *client, struct fa_wire_message *message, const int *fds,
                size_t n_fds, uint64_t deadline_ns, bool again);
-/* Reads what is there, without waiting; stops early if nothing more is due unless @all. */
+/* Reads what is there, without waiting; stops early if nothing more is due unless
+ * @all. Leaves it to the leader if there is one. */
 void fa_io_receive(struct fa_client *client, bool all);
 /* Waits for waiter->ready; -EAGAIN at the deadline. */
 int fa_io_await(struct fa_client *client, struct fa_waiter *waiter, uint64_t deadline_ns);

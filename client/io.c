@@ -202,7 +202,7 @@ static void wake_ready(struct fa_client *client)
 	}
 }
 
-void fa_io_receive(struct fa_client *client, bool all)
+static void receive(struct fa_client *client, bool all)
 {
 	bool any = false;
 
@@ -212,6 +212,14 @@ void fa_io_receive(struct fa_client *client, bool all)
 	/* Whoever lost the connection has woken everybody. */
 	if (any && client->state == FA_CLIENT_CONNECTED)
 		wake_ready(client);
+}
+
+void fa_io_receive(struct fa_client *client, bool all)
+{
+	/* Were what the leader waits for read by another thread, poll() would not
+	 * return. It is about to read. */
+	if (!client->leader)
+		receive(client, all);
 }
 
 int fa_io_await(struct fa_client *client, struct fa_waiter *waiter, uint64_t deadline_ns)
@@ -272,7 +280,7 @@ static int try_send(struct fa_client *client, const struct fa_wire_message *mess
 		return fa_error_set(r, "the request cannot be sent: %s", strerror(-r));
 
 	/* What the daemon said before it went is the better reason. */
-	fa_io_receive(client, true);
+	receive(client, true);
 	if (client->state == FA_CLIENT_CONNECTED)
 		fa_client_lose(client, -ECONNRESET, "the daemon went away: %s", strerror(-r));
 	return fa_client_lost_error(client);

@@ -1,0 +1,246 @@
+/*
+ * Many threads on one client: requests of all kinds at once, on one stream and on
+ * many, with and without spinning, while connections come and go.
+ */
+#include "client/faclient.h"
+#include "tests/client/fake.h"
+#include "tests/lib/check.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include <cmocka.h>
+
+#define THREADS 8
+
+struct shared {
+	struct fa_fake fake;
+	struct fa_client *client;
+	int rounds;
+	bool lossy; /* connections break meanwhile */
+	atomic_int served, lost, done;
+};
+
+struct worker {
+	struct shared *shared;
+	int number;
+	pthread_t thread;
+};
+
+static struct fa_attention small_attention(struct fa_buffer *buffer)
+{
+	struct fa_attention attention = { .size = sizeof(attention) };
+	const int64_t shape[] = { 1, 4, 1, 8 };
+
+	fa_tensor_init(&attention.q, buffer, 0, FA_F32, 4, shape);
+	attention.k = attention.v = attention.out = attention.q;
+	return attention;
+}
+
+/* Whether it went well; that the connection broke is no fault if it was to. */
+static bool went_well(struct shared *shared, int r)
+{
+	if (shared->lossy && r == -ECONNRESET) {
+		atomic_fetch_add(&shared->lost, 1);
+		return false;
+	}
+	if (r < 0)
+		fa_test_fail(__FILE__, __LINE__, "%d: %s", r, fa_error());
+	return true;
+}
+
+static void *work(void *userdata)
+{
+	struct worker *worker = userdata;
+	struct shared *shared = worker->shared;
+	struct fa_client *client = shared->client;
+	struct fa_attention attention;
+	struct fa_buffer *buffer;
+	uint32_t stream = 0;
+
+	while (!went_well(
+		shared, fa_buffer_new(client, 4096, worker->number % 2 * FA_BUFFER_ARENA, &buffer)))
+		;
+	while (worker->number % 4 == 1 && !went_well(shared, fa_stream_new(client, 0, &stream)))
+		;
+	attention = small_attention(buffer);
+	attention.stream = stream;
+
+	for (int i = 0; i < shared->rounds; ++i) {
+		struct fa_completion completion = { .size = sizeof(completion) };
+		struct fa_ticket tickets[4];
+		struct fa_buffer *passing;
+		char *json;
+		int r;
+
+		switch ((i + worker->number) % 6) {
+		case 0:
+			went_well(shared, fa_ping(client));
+			break;
+		case 1:
+			went_well(shared, fa_attention(client, &attention, NULL));
+			break;
+		case 2:
+			for (int k = 0; k < 4; ++k) {
+				tickets[k].client = 0;
+				do
+					r = fa_attention(client, &attention, &tickets[k]);
+				while (r == -EAGAIN);
+				if (!went_well(shared, r))
+					tickets[k].client = 0;
+			}
+			for (int k = 3; k >= 0; --k)
+				if (tickets[k].client)
+					went_well(shared, fa_wait(client, &tickets[k], UINT64_MAX,
+					                          i & 1 ? &completion : NULL));
+			break;
+		case 3:
+			if (went_well(shared, fa_buffer_new(client, 4096, 0, &passing)))
+				fa_buffer_free(passing);
+			break;
+		case 4:
+			if (went_well(shared, fa_status(client, &json)))
+				free(json);
+			break;
+		case 5:
+			r = fa_attention(client, &attention, &tickets[0]);
+			if (r == -EAGAIN || !went_well(shared, r))
+				break;
+			do
+				r = fa_wait(client, &tickets[0], FA_NS_PER_US, NULL);
+			while (r == -EAGAIN);
+			went_well(shared, r);
+			break;
+		}
+	}
+	while (stream && !went_well(shared, fa_stream_free(client, stream)))
+		;
+	fa_buffer_free(buffer);
+	atomic_fetch_add(&shared->done, 1);
+	return NULL;
+}
+
+/* Serves fifty requests and hangs up. */
+static void serve_fifty(struct fa_raw *raw, void *userdata)
+{
+	struct fa_completion_slot *page = fa_fake_welcome(raw);
+
+	for (int i = 0; page && i < 50 && fa_fake_next(raw); ++i)
+		fa_fake_answer(raw, page);
+}
+
+/* An event loop beside the others. */
+static void *watch(void *userdata)
+{
+	struct shared *shared = userdata;
+	struct pollfd pollfd = { .fd = fa_fd(shared->client), .events = POLLIN };
+
+	fa_check(pollfd.fd >= 0);
+	while (atomic_load(&shared->done) < THREADS) {
+		fa_check(poll(&pollfd, 1, 5) >= 0);
+		went_well(shared, fa_dispatch(shared->client));
+		(void)fa_client_state(shared->client);
+	}
+	return NULL;
+}
+
+static void run(struct shared *shared, uint64_t spin_ns)
+{
+	struct fa_options options = { .size = sizeof(options), .spin_ns = spin_ns };
+	struct worker workers[THREADS];
+	pthread_t watcher;
+
+	fa_fake_start(&shared->fake, shared->lossy ? serve_fifty : fa_fake_serve, NULL);
+	options.socket = shared->fake.socket;
+	fa_check_eq(fa_connect(&options, &shared->client), 0);
+	for (int i = 0; i < THREADS; ++i) {
+		workers[i] = (struct worker){ .shared = shared, .number = i };
+		fa_check(!pthread_create(&workers[i].thread, NULL, work, &workers[i]));
+	}
+	fa_check(!pthread_create(&watcher, NULL, watch, shared));
+	for (int i = 0; i < THREADS; ++i)
+		pthread_join(workers[i].thread, NULL);
+	pthread_join(watcher, NULL);
+	fa_disconnect(shared->client);
+	fa_fake_stop(&shared->fake);
+}
+
+static int rounds(void)
+{
+	return (fa_test_sanitized() ? 100 : 500) * (fa_test_long() ? 10 : 1);
+}
+
+static void test_together(void **state)
+{
+	struct shared shared = { .rounds = rounds() };
+
+	run(&shared, 1);
+	fa_check_eq(shared.lost, 0);
+}
+
+static void test_spinning(void **state)
+{
+	struct shared shared = { .rounds = rounds() };
+
+	run(&shared, 100 * FA_NS_PER_US);
+}
+
+static void test_losing(void **state)
+{
+	struct shared shared = { .rounds = rounds(), .lossy = true };
+
+	run(&shared, 20 * FA_NS_PER_US);
+	fa_check(shared.lost > 0);
+}
+
+/* Each thread has the sentence of its own error. */
+static void *fail_alone(void *userdata)
+{
+	struct fa_client *client = userdata;
+	struct fa_ticket ticket = {};
+
+	assert_string_equal(fa_error(), "");
+	for (int i = 0; i < 100; ++i) {
+		fa_check_eq(fa_wait(client, &ticket, 0, NULL), -EINVAL);
+		fa_check_contains(fa_error(), "ticket");
+	}
+	return NULL;
+}
+
+static void test_sentences(void **state)
+{
+	struct fa_options options = { .size = sizeof(options) };
+	struct fa_client *client;
+	struct fa_fake fake;
+	pthread_t thread;
+
+	fa_fake_start(&fake, fa_fake_serve, NULL);
+	options.socket = fake.socket;
+	fa_check_eq(fa_connect(&options, &client), 0);
+	fa_check(!pthread_create(&thread, NULL, fail_alone, client));
+	for (int i = 0; i < 100; ++i) {
+		fa_check_eq(fa_stream_free(client, 9), -ENOENT);
+		fa_check_contains(fa_error(), "stream 9");
+	}
+	pthread_join(thread, NULL);
+	fa_disconnect(client);
+	fa_fake_stop(&fake);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_together),
+		cmocka_unit_test(test_spinning),
+		cmocka_unit_test(test_losing),
+		cmocka_unit_test(test_sentences),
+	};
+
+	return cmocka_run_group_tests_name("threads", tests, NULL, NULL);
+}
