@@ -11,6 +11,9 @@
 /* Rows of a tile at most: a multiple of every row's panel (48, 24, 8). */
 #define FA_CPU_TILE_ROWS 192
 
+/* Up to so many rows the thin kernel is the faster one, whatever the lanes. */
+#define FA_CPU_THIN_ROWS 8
+
 struct fa_cpu_job {
 	/* Token 0 of the sequence; q and out at the first query head of the group. */
 	const char *q, *k, *v;
@@ -41,7 +44,6 @@ struct fa_cpu_job {
 struct fa_cpu_isa {
 	const char *name;
 	int32_t panel_rows; /* query rows that the wide kernel takes at once */
-	int32_t thin_rows;  /* up to so many rows the thin kernel is the faster */
 	float flops;        /* a cautious guess per second and thread, to size tiles */
 	size_t scratch_bytes;
 	void (*wide)(const struct fa_cpu_job *job, void *scratch);

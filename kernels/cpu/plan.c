@@ -214,7 +214,7 @@ void fa_cpu_attention_tile(const struct fa_cpu_isa *isa, const struct fa_attenti
 	job.alibi_slopes = p->alibi_slopes ? p->alibi_slopes + head : NULL;
 	job.sinks = p->sinks ? p->sinks + head : NULL;
 
-	if (job.rows <= isa->thin_rows)
+	if (job.rows <= FA_CPU_THIN_ROWS)
 		isa->thin(&job, scratch);
 	else
 		isa->wide(&job, scratch);

@@ -14,7 +14,7 @@
 #include "kernels/cpu/row.h"
 #include "kernels/cpu/score.h"
 
-#define ROWS 8
+#define ROWS FA_CPU_THIN_ROWS
 #define PREFETCH_KEYS 16
 #define LINE_BYTES 64
 
@@ -25,7 +25,6 @@ struct scratch {
 	float highest[ROWS], sum[ROWS], rescale[ROWS];
 };
 
-_Static_assert(VEC_THIN_ROWS <= ROWS, "room for all rows");
 _Static_assert(sizeof(struct scratch) <= 64u << 10, "less than any wide kernel's");
 
 /* A round, as the rows see it: keys relative to its first. */

@@ -10,7 +10,6 @@
 #define VEC_WIDE_VECTORS 3 /* 3 x 4 accumulators, 3 of Q or P, 1 of K or V: all 16 registers */
 #define VEC_WIDE_SCALARS 4
 #define VEC_THIN_ACCUMULATORS 8
-#define VEC_THIN_ROWS 4
 #define VEC_FLOPS 40e9f
 #define VEC_HAS_F16 1
 

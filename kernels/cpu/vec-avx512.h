@@ -10,7 +10,6 @@
 #define VEC_WIDE_VECTORS 3 /* 3 x 8 accumulators, 3 of Q or P, 1 of K or V: 28 of 32 registers */
 #define VEC_WIDE_SCALARS 8
 #define VEC_THIN_ACCUMULATORS 16
-#define VEC_THIN_ROWS 8
 #define VEC_FLOPS 50e9f
 #define VEC_HAS_F16 1
 

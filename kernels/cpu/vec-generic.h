@@ -9,7 +9,6 @@
 #define VEC_WIDE_VECTORS 2
 #define VEC_WIDE_SCALARS 4
 #define VEC_THIN_ACCUMULATORS 8
-#define VEC_THIN_ROWS 2
 #define VEC_FLOPS 5e9f
 
 typedef float vec __attribute__((vector_size(16)));

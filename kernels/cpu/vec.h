@@ -5,7 +5,6 @@
  *   VEC_LANES                  floats in a vec
  *   VEC_WIDE_VECTORS, _SCALARS shape of the wide kernel's register block
  *   VEC_THIN_ACCUMULATORS      registers that the thin kernel accumulates in
- *   VEC_THIN_ROWS              up to so many query rows it is the faster one
  *   VEC_FLOPS                  a cautious guess of a thread's speed
  *   VEC_HAS_F16                vec_from_f16 and vec_to_f16 exist there
  *   VEC_HAS_DOT                vec_dot (c + products of two bf16 pairs a lane) and

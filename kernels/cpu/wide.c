@@ -582,7 +582,6 @@ static void wide(const struct fa_cpu_job *job, void *scratch)
 const struct fa_cpu_isa FA_CPU_ROW = {
 	.name = FA_CPU_STRING(FA_CPU_NAME),
 	.panel_rows = PANEL,
-	.thin_rows = VEC_THIN_ROWS,
 	.flops = VEC_FLOPS,
 	.scratch_bytes = sizeof(struct scratch),
 	.wide = wide,

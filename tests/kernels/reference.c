@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-double reference_get(enum fa_attention_dtype dtype, const void *data, int64_t at)
+static inline double get(enum fa_attention_dtype dtype, const void *data, int64_t at)
 {
 	uint16_t half;
 	uint32_t bits;
@@ -21,18 +21,17 @@ double reference_get(enum fa_attention_dtype dtype, const void *data, int64_t at
 		memcpy(&value, &bits, 4);
 		return value;
 	}
-	{
-		int exponent = half >> 10 & 31, fraction = half & 1023;
-		double magnitude;
+	if ((half & 0x7c00) == 0x7c00)
+		return half & 0x3ff ? NAN : half & 0x8000 ? -INFINITY : INFINITY;
+	/* The same bits as an fp32 number differ by the exponents' bias alone. */
+	bits = (uint32_t)(half & 0x7fff) << 13 | (uint32_t)(half & 0x8000) << 16;
+	memcpy(&value, &bits, 4);
+	return value * 0x1p112;
+}
 
-		if (exponent == 31)
-			magnitude = fraction ? NAN : INFINITY;
-		else if (exponent == 0)
-			magnitude = ldexp(fraction, -24);
-		else
-			magnitude = ldexp(1024 + fraction, exponent - 25);
-		return half & 0x8000 ? -magnitude : magnitude;
-	}
+double reference_get(enum fa_attention_dtype dtype, const void *data, int64_t at)
+{
+	return get(dtype, data, at);
 }
 
 /* To @digits binary digits, with exponents down to @least; beyond @most is infinity. */
@@ -146,7 +145,7 @@ bool reference_visible(const struct fa_attention_params *params, int32_t b, int6
 
 	if (params->causal && j > p)
 		return false;
-	if (params->window_left >= 0 && j < p - params->window_left)
+	if (params->window_left >= 0 && p - j > params->window_left)
 		return false;
 	if (params->window_right >= 0 && j - p > params->window_right)
 		return false;
@@ -163,8 +162,7 @@ static double score(const struct fa_attention_params *params, int32_t b, int64_t
 	double s = 0;
 
 	for (int32_t c = 0; c < params->head_dim; c++)
-		s += reference_get(dtype, params->q.data, q + c) *
-		     reference_get(dtype, params->k.data, k + c);
+		s += get(dtype, params->q.data, q + c) * get(dtype, params->k.data, k + c);
 	s *= (double)params->scale;
 	if (rounded)
 		s = reference_round(dtype, s);
@@ -212,7 +210,7 @@ void reference_row(const struct fa_attention_params *params, int32_t b, int64_t 
 		if (rounded)
 			weight = reference_round(params->dtype, weight);
 		for (int32_t c = 0; c < params->head_dim_v; c++)
-			ret_out[c] += weight * reference_get(params->dtype, params->v.data, v + c);
+			ret_out[c] += weight * get(params->dtype, params->v.data, v + c);
 	}
 	for (int32_t c = 0; c < params->head_dim_v; c++)
 		ret_out[c] = rounded ? reference_round(params->dtype, ret_out[c]) : ret_out[c];

@@ -1,0 +1,57 @@
+/*
+ * Every head dim, with V's dim equal, smaller and larger.
+ */
+#include "tests/kernels/problem.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+/* Few rows take one kernel, many the other. */
+static void test_dim(int32_t dim, int32_t dim_v, int which)
+{
+	struct problem_spec spec = {
+		.dtype = (enum fa_attention_dtype)(1 + which % 3),
+		.batch = 1,
+		.heads = 1,
+		.kv_heads = 1,
+		.head_dim = dim,
+		.head_dim_v = dim_v,
+		.n_q = 3 + which % 4,
+		.n_k = 23,
+		.causal = which % 2,
+		.layout = (enum problem_layout)(which % PROBLEM_LAYOUTS),
+	};
+
+	problem_test(&spec);
+	spec.n_q = 20 + which % 40;
+	problem_test(&spec);
+}
+
+static void test_equal_dims(void **state)
+{
+	for (int32_t dim = 8; dim <= 256; dim += 8) {
+		for (int which = 0; which < 3; which++)
+			test_dim(dim, dim, dim / 8 + which);
+	}
+}
+
+static void test_other_dims_of_v(void **state)
+{
+	for (int32_t dim = 8; dim <= 512; dim += 8) {
+		test_dim(dim <= 256 ? 264 - dim : 64, dim, dim / 8);
+		test_dim(dim <= 256 ? dim : 192, 520 - dim, dim / 8 + 1);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_equal_dims),
+		cmocka_unit_test(test_other_dims_of_v),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
