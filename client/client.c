@@ -385,9 +385,11 @@ int fa_fd(struct fa_client *client)
 	r = fa_client_enter(client);
 	if (r < 0)
 		return r;
-	client->watched = true;
-	/* What was read before nobody would be told of. */
-	fa_io_ring(client);
+	/* Of what was read before, nobody was told. */
+	if (!client->watched) {
+		client->watched = true;
+		fa_io_ring(client);
+	}
 	fa_client_leave(client);
 	return client->epoll_fd;
 }

@@ -20,6 +20,9 @@
  * that lie in sockets. */
 #define RESTORE_DEPTH 64
 
+/* A daemon that ends as soon as it is started will do so again. */
+#define SPAWNS_MAX 3
+
 #define RETRY_FIRST_NS FA_NS_PER_MS
 #define RETRY_LAST_NS (50 * FA_NS_PER_MS)
 
@@ -246,7 +249,7 @@ static int connect_again(struct fa_client *client, uint64_t deadline_ns, struct 
                          struct fa_connection *ret_connection)
 {
 	uint64_t pause = RETRY_FIRST_NS;
-	int r;
+	int r, spawns = 0;
 
 	for (;;) {
 		struct timespec sleep = { .tv_nsec = (long)pause };
@@ -254,7 +257,8 @@ static int connect_again(struct fa_client *client, uint64_t deadline_ns, struct 
 
 		r = fa_connection_open(client->path, client->name, client->in, client->out,
 		                       deadline_ns, error, &connection);
-		if ((r == -ENOENT || r == -ECONNREFUSED) && client->spawned) {
+		if ((r == -ENOENT || r == -ECONNREFUSED) && client->spawned &&
+		    spawns++ < SPAWNS_MAX) {
 			r = fa_spawn(client->daemon, client->path, error);
 			if (r < 0)
 				return r;

@@ -246,6 +246,7 @@ static void test_fd(void **state)
 	fd = fa_fd(client);
 	fa_check(fd >= 0);
 	fa_check_eq(fa_dispatch(client), 0);
+	fa_check_eq(fa_fd(client), fd);
 	fa_check(!is_readable(fd));
 
 	/* Another call reads the completion from the socket: that is told all the same. */
