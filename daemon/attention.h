@@ -1,0 +1,23 @@
+/*
+ * Attention requests from the message to the completion: checked, charged, handed to
+ * the engine with references to their buffers, and answered when they come back.
+ * Loop thread.
+ */
+#pragma once
+
+#include "common/error.h"
+#include "daemon/session.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+/*
+ * Takes the request, whether it is good or not: a refused one goes through the
+ * engine all the same, so that its value is finished in its turn. Returns 0, or
+ * -EPROTO with a sentence if the stream's values are out of order.
+ */
+int fa_attention_submit(struct fa_session *session, const struct fa_wire_message *message,
+                        size_t n_fds, uint64_t received_ns, struct fa_error *error);
+
+/* Answers a request that the engine gave back, and frees it. */
+void fa_attention_finish(struct fa_session *session, struct fa_request *request);

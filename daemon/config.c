@@ -1,0 +1,296 @@
+#include "daemon/config.h"
+
+#include "common/cleanup.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <ini.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/un.h>
+
+#define THREADS_MAX 1024
+
+/* A number that some field of struct fa_limits takes. */
+struct limit_field {
+	const char *name;
+	size_t offset;
+	uint64_t min, max;
+};
+
+#define LIMIT(field, min, max)                                                                     \
+	{                                                                                          \
+#field, offsetof(struct fa_limits, field), min, max                                \
+	}
+#define TENANT_LIMIT(name, resource, max)                                                          \
+	{                                                                                          \
+		name, offsetof(struct fa_limits, tenant) + (resource) * sizeof(uint64_t), 0, max   \
+	}
+
+static const struct limit_field limit_fields[] = {
+	TENANT_LIMIT("sessions", FA_RESOURCE_SESSIONS, 1u << 20),
+	TENANT_LIMIT("buffers", FA_RESOURCE_BUFFERS, 1u << 30),
+	TENANT_LIMIT("buffer_bytes", FA_RESOURCE_BUFFER_BYTES, INT64_MAX),
+	TENANT_LIMIT("fds", FA_RESOURCE_FDS, 1u << 30),
+	TENANT_LIMIT("requests", FA_RESOURCE_REQUESTS, 1u << 30),
+	LIMIT(session_buffers, 0, 1u << 20),
+	LIMIT(session_streams, 1, 64),
+	LIMIT(session_requests, 1, 1u << 20),
+	LIMIT(session_out_bytes, 4096, 1u << 30),
+	LIMIT(connections, 1, 1u << 20),
+};
+
+int fa_config_init(struct fa_config *ret_config)
+{
+	uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+	char *backend = strdup("auto");
+
+	if (!backend)
+		return -ENOMEM;
+	*ret_config = (struct fa_config){
+		.mode = 0660,
+		.backend = backend,
+		.log = FA_LOG_STDERR,
+		.log_level = FA_LOG_INFO,
+		.drain_timeout_ms = 10000,
+		.limits = {
+			.tenant = {
+				[FA_RESOURCE_SESSIONS] = 1024,
+				[FA_RESOURCE_BUFFERS] = 65536,
+				[FA_RESOURCE_BUFFER_BYTES] = memory / 2,
+				[FA_RESOURCE_FDS] = 4096,
+				[FA_RESOURCE_REQUESTS] = 16384,
+			},
+			.session_buffers = 4096,
+			.session_streams = 64,
+			.session_requests = 1024,
+			.session_out_bytes = 1 << 20,
+			.connections = 4096,
+		},
+	};
+	return 0;
+}
+
+void fa_config_deinit(struct fa_config *config)
+{
+	free(config->socket);
+	free(config->group);
+	free(config->backend);
+	*config = (struct fa_config){};
+}
+
+/* A whole number with an optional K, M, G or T (powers of 1024), all of it. */
+static int parse_number(const char *text, uint64_t *ret_number)
+{
+	static const char units[] = "KMGT";
+	uint64_t number;
+	char *end;
+
+	if (!isdigit((unsigned char)*text))
+		return -EINVAL;
+	errno = 0;
+	number = strtoull(text, &end, 10);
+	if (errno)
+		return -EINVAL;
+	if (*end) {
+		const char *unit = strchr(units, toupper((unsigned char)*end));
+
+		if (!unit || end[1] ||
+		    __builtin_mul_overflow(number, 1ull << (10 * (unit - units + 1)), &number))
+			return -EINVAL;
+	}
+	*ret_number = number;
+	return 0;
+}
+
+static int set_number(const char *name, const char *value, uint64_t min, uint64_t max,
+                      uint64_t *ret_number, struct fa_error *error)
+{
+	uint64_t number;
+
+	if (parse_number(value, &number) < 0 || number < min || number > max)
+		return fa_fail(error, -EINVAL,
+		               "%s is \"%.40s\"; expected a number from %" PRIu64 " to %" PRIu64
+		               ", K, M, G or T may follow",
+		               name, value, min, max);
+	*ret_number = number;
+	return 0;
+}
+
+static int set_string(const char *value, char **string)
+{
+	char *copy = NULL;
+
+	if (*value) {
+		copy = strdup(value);
+		if (!copy)
+			return -ENOMEM;
+	}
+	free(*string);
+	*string = copy;
+	return 0;
+}
+
+static int set_mode(struct fa_config *config, const char *value, struct fa_error *error)
+{
+	unsigned long mode;
+	char *end;
+
+	mode = strtoul(value, &end, 8);
+	if (!isdigit((unsigned char)*value) || *end || mode > 0777)
+		return fa_fail(error, -EINVAL,
+		               "mode is \"%.40s\"; expected an octal number up to 0777", value);
+	config->mode = (mode_t)mode;
+	return 0;
+}
+
+static int set_log(struct fa_config *config, const char *value, struct fa_error *error)
+{
+	if (!strcmp(value, "stderr"))
+		config->log = FA_LOG_STDERR;
+	else if (!strcmp(value, "journal"))
+		config->log = FA_LOG_JOURNAL;
+	else
+		return fa_fail(error, -EINVAL, "log is \"%.40s\"; expected stderr or journal",
+		               value);
+	return 0;
+}
+
+static int set_log_level(struct fa_config *config, const char *value, struct fa_error *error)
+{
+	static const struct {
+		const char *name;
+		enum fa_log_level level;
+	} levels[] = { { "error", FA_LOG_ERROR },
+		       { "warning", FA_LOG_WARNING },
+		       { "info", FA_LOG_INFO },
+		       { "debug", FA_LOG_DEBUG } };
+
+	for (size_t i = 0; i < sizeof(levels) / sizeof(*levels); ++i)
+		if (!strcmp(value, levels[i].name)) {
+			config->log_level = levels[i].level;
+			return 0;
+		}
+	return fa_fail(error, -EINVAL,
+	               "log_level is \"%.40s\"; expected error, warning, info or debug", value);
+}
+
+static int set_daemon(struct fa_config *config, const char *name, const char *value,
+                      struct fa_error *error)
+{
+	uint64_t number;
+	int r;
+
+	if (!strcmp(name, "socket")) {
+		if (strlen(value) >= sizeof(((struct sockaddr_un *)0)->sun_path))
+			return fa_fail(
+				error, -EINVAL,
+				"socket is longer than %zu bytes, which is the most a path of a "
+				"socket can have",
+				sizeof(((struct sockaddr_un *)0)->sun_path) - 1);
+		return set_string(value, &config->socket);
+	}
+	if (!strcmp(name, "mode"))
+		return set_mode(config, value, error);
+	if (!strcmp(name, "group"))
+		return set_string(value, &config->group);
+	if (!strcmp(name, "backend"))
+		return set_string(*value ? value : "auto", &config->backend);
+	if (!strcmp(name, "threads")) {
+		r = set_number(name, value, 0, THREADS_MAX, &number, error);
+		if (!r)
+			config->threads = (unsigned int)number;
+		return r;
+	}
+	if (!strcmp(name, "log"))
+		return set_log(config, value, error);
+	if (!strcmp(name, "log_level"))
+		return set_log_level(config, value, error);
+	if (!strcmp(name, "drain_timeout_ms")) {
+		r = set_number(name, value, 0, INT_MAX, &number, error);
+		if (!r)
+			config->drain_timeout_ms = (unsigned int)number;
+		return r;
+	}
+	return fa_fail(error, -EINVAL, "[daemon] has no \"%.40s\"", name);
+}
+
+int fa_config_set(struct fa_config *config, const char *section, const char *name,
+                  const char *value, struct fa_error *error)
+{
+	if (!strcmp(section, "daemon"))
+		return set_daemon(config, name, value, error);
+	if (!strcmp(section, "limits")) {
+		for (size_t i = 0; i < sizeof(limit_fields) / sizeof(*limit_fields); ++i) {
+			const struct limit_field *field = &limit_fields[i];
+
+			if (!strcmp(name, field->name))
+				return set_number(
+					name, value, field->min, field->max,
+					(uint64_t *)((char *)&config->limits + field->offset),
+					error);
+		}
+		return fa_fail(error, -EINVAL, "[limits] has no \"%.40s\"", name);
+	}
+	if (!*section)
+		return fa_fail(error, -EINVAL, "\"%.40s\" stands before the first [section]", name);
+	return fa_fail(error, -EINVAL, "there is no section [%.40s]; expected [daemon] or [limits]",
+	               section);
+}
+
+struct parse {
+	struct fa_config *config;
+	struct fa_error error;
+	int status;
+};
+
+static int on_entry(void *userdata, const char *section, const char *name, const char *value)
+{
+	struct parse *parse = userdata;
+
+	/* The first error is the one whose line the parser returns. */
+	if (!parse->status)
+		parse->status = fa_config_set(parse->config, section, name, value, &parse->error);
+	return !parse->status;
+}
+
+static int parse_result(const struct parse *parse, int line, const char *path,
+                        struct fa_error *error)
+{
+	if (line == -1)
+		return fa_fail(error, -EIO, "%s cannot be read", path);
+	if (line == -2 || parse->status == -ENOMEM)
+		return fa_fail(error, -ENOMEM, "no memory to read %s", path);
+	if (line > 0)
+		return fa_fail(error, -EINVAL, "%s, line %d: %s", path, line,
+		               parse->status ? parse->error.text
+		                             : "expected [section] or name = value");
+	return 0;
+}
+
+int fa_config_load(struct fa_config *config, const char *path, struct fa_error *error)
+{
+	struct parse parse = { .config = config };
+	FILE *file;
+	int line;
+
+	file = fopen(path, "re");
+	if (!file)
+		return fa_fail(error, -errno, "%s cannot be opened: %m", path);
+	line = ini_parse_file(file, on_entry, &parse);
+	if (ferror(file))
+		line = -1;
+	fclose(file);
+	return parse_result(&parse, line, path, error);
+}
+
+int fa_config_parse(struct fa_config *config, const char *text, struct fa_error *error)
+{
+	struct parse parse = { .config = config };
+
+	return parse_result(&parse, ini_parse_string(text, on_entry, &parse), "configuration",
+	                    error);
+}

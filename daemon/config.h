@@ -1,0 +1,43 @@
+/*
+ * The configuration: defaults, then the file, then the command line. Plain data
+ * that is read once and replaced as a whole on reload. Any thread.
+ */
+#pragma once
+
+#include "common/error.h"
+#include "daemon/quota.h"
+#include "daemon/log.h"
+
+#include <stdbool.h>
+#include <sys/types.h>
+
+#define FA_CONFIG_PATH "/etc/fad/fad.conf"
+
+struct fa_config {
+	char *socket; /* NULL: the usual place */
+	mode_t mode;
+	char *group;      /* NULL: the process's */
+	char *backend;    /* "auto", "cpu" */
+	unsigned threads; /* 0: one a processor */
+	enum fa_log_target log;
+	enum fa_log_level log_level;
+	unsigned drain_timeout_ms;
+	struct fa_limits limits;
+};
+
+/* The defaults; what buffers may hold depends on the machine's memory. */
+int fa_config_init(struct fa_config *ret_config);
+void fa_config_deinit(struct fa_config *config);
+
+/*
+ * Reads the file over what @config holds. -ENOENT if there is none; -EINVAL with
+ * a sentence that names file, line, and what was expected.
+ */
+int fa_config_load(struct fa_config *config, const char *path, struct fa_error *error);
+
+/* The same with the text of a file. */
+int fa_config_parse(struct fa_config *config, const char *text, struct fa_error *error);
+
+/* Sets one field, as "daemon", "mode", "0660". Used by the file and the options. */
+int fa_config_set(struct fa_config *config, const char *section, const char *name,
+                  const char *value, struct fa_error *error);

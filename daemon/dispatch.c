@@ -1,0 +1,498 @@
+#include "daemon/dispatch.h"
+
+#include "common/cleanup.h"
+#include "common/clock.h"
+#include "common/memfd.h"
+#include "daemon/attention.h"
+#include "daemon/drain.h"
+#include "daemon/server.h"
+#include "daemon/status.h"
+#include "daemon/text.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
+
+/* One message and what came with it. */
+struct call {
+	struct fa_session *session;
+	const struct fa_wire_message *message;
+	int *fds;
+	size_t n_fds;
+	uint64_t received_ns;
+};
+
+/*
+ * A handler answers the client itself and returns 0, or returns a negative errno
+ * with a sentence, which is then the answer. -EPROTO and -EPROTONOSUPPORT end the
+ * connection after it; no handler returns them for anything else.
+ */
+struct method {
+	const char *name;
+	bool before_hello;
+	unsigned int fds_max;
+	bool pipelined; /* clients send several without waiting for the answers */
+	int (*handle)(struct call *call, struct fa_error *error);
+};
+
+/* ---- Hello */
+
+/* The page is mapped for us, and then nobody can map it writable any more. */
+static int completions_new(struct fa_completion_slot **ret_completions, int *ret_fd)
+{
+	_fa_cleanup_(fa_close_fdp) int fd = -1;
+	void *page;
+	int r;
+
+	r = fa_memfd_new("fad-completions", FA_COMPLETION_PAGE_BYTES, 0, &fd);
+	if (r < 0)
+		return r;
+	page = mmap(NULL, FA_COMPLETION_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (page == MAP_FAILED)
+		return -errno;
+	if (fcntl(fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_GROW | F_SEAL_SEAL) < 0) {
+		r = -errno;
+		munmap(page, FA_COMPLETION_PAGE_BYTES);
+		return r;
+	}
+	*ret_completions = page;
+	*ret_fd = fa_steal_fd(&fd);
+	return 0;
+}
+
+static struct fa_wire_string wire_string(const char *text)
+{
+	return (struct fa_wire_string){ .text = text, .length = strlen(text) };
+}
+
+static int handle_hello(struct call *call, struct fa_error *error)
+{
+	const struct fa_wire_hello *hello = &call->message->hello;
+	struct fa_session *session = call->session;
+	struct fa_server *server = session->server;
+	const struct fa_limits *limits = &server->config.limits;
+	struct fa_charge charge = {};
+	struct fa_wire_message reply;
+	int r, fd = -1;
+
+	if (session->state != FA_SESSION_CONNECTED)
+		return fa_fail(error, -EPROTO, "a second Hello; expected one for each connection");
+	if (hello->version_min > hello->version_max || hello->version_min > FA_WIRE_VERSION_MAX ||
+	    hello->version_max < FA_WIRE_VERSION_MIN)
+		return fa_fail(error, -EPROTONOSUPPORT,
+		               "the client speaks protocol versions %u to %u, this daemon %d to %d",
+		               hello->version_min, hello->version_max, FA_WIRE_VERSION_MIN,
+		               FA_WIRE_VERSION_MAX);
+	if (server->state != FA_SERVER_RUNNING)
+		return fa_fail(error, -ESHUTDOWN, "the daemon is stopping");
+
+	if (getrandom(&session->secret, sizeof(session->secret), 0) != sizeof(session->secret))
+		return fa_fail(error, -EIO, "the system gives no random numbers: %m");
+	r = fa_session_charge_fd(session, &charge, error);
+	if (r < 0)
+		return r;
+	r = completions_new(&session->completions, &fd);
+	if (r < 0) {
+		fa_charge_release(&charge);
+		return fa_fail(error, r, "the completion page cannot be made: %s", strerror(-r));
+	}
+	r = fa_session_stream_new(session, 0, 0);
+	if (r < 0) {
+		fa_charge_release(&charge);
+		close(fd);
+		munmap(fa_steal_ptr(session->completions), FA_COMPLETION_PAGE_BYTES);
+		return fa_fail(error, r, "stream 0 cannot be made: %s", strerror(-r));
+	}
+	if (hello->name.text)
+		fa_text_clean(hello->name.text, hello->name.length, session->name,
+		              sizeof(session->name));
+	session->state = FA_SESSION_READY;
+	fa_server_session_ready(server, session);
+	fa_log_about(&session->subject, FA_LOG_DEBUG, "\"%s\" said Hello", session->name);
+
+	reply = (struct fa_wire_message){
+		.id = call->message->id,
+		.fds = 1,
+		.type = FA_WIRE_HELLO_REPLY,
+		.hello_reply = {
+			.version = hello->version_max < FA_WIRE_VERSION_MAX ? hello->version_max
+			                                                    : FA_WIRE_VERSION_MAX,
+			.daemon_version = wire_string(FAD_VERSION),
+			.generation = server->generation,
+			.backend = wire_string(server->info.backend),
+			.device_name = wire_string(server->info.name),
+			.device_uuid = { server->info.uuid[0], server->info.uuid[1] },
+			.session = session->id,
+			.secret = session->secret,
+			.limits = {
+				.message_bytes = FA_WIRE_BYTES_MAX,
+				.buffers = limits->session_buffers,
+				.buffer_bytes = limits->tenant[FA_RESOURCE_BUFFER_BYTES],
+				.streams = limits->session_streams,
+				.requests = limits->session_requests,
+			},
+		},
+	};
+	fa_session_send(session, &reply, fd, &charge);
+	return 0;
+}
+
+static int handle_ping(struct call *call, struct fa_error *error)
+{
+	fa_session_reply(call->session, call->message->id, 0, NULL);
+	return 0;
+}
+
+/* ---- buffers */
+
+static int check_register(struct call *call, struct fa_error *error)
+{
+	const struct fa_wire_buffer_register *request = &call->message->buffer_register;
+	struct fa_session *session = call->session;
+	uint64_t max = session->server->config.limits.session_buffers;
+
+	if (session->server->state != FA_SERVER_RUNNING)
+		return fa_fail(error, -ESHUTDOWN, "the daemon is stopping");
+	if (!request->buffer)
+		return fa_fail(error, -EINVAL, "buffer is 0; expected an id of at least 1");
+	if (fa_table_find(&session->buffers, request->buffer))
+		return fa_fail(error, -EEXIST, "buffer %" PRIu32 " is registered already",
+		               request->buffer);
+	if (request->kind != FA_WIRE_BUFFER_HOST_FD && request->kind != FA_WIRE_BUFFER_ARENA)
+		return fa_fail(error, -ENOTSUP,
+		               "kind %u is not supported; expected HOST_FD (%d) or ARENA (%d)",
+		               request->kind, FA_WIRE_BUFFER_HOST_FD, FA_WIRE_BUFFER_ARENA);
+	if (request->flags & ~FA_WIRE_BUFFER_READ_ONLY)
+		return fa_fail(error, -ENOTSUP,
+		               "flags %#" PRIx32
+		               " are not supported; expected none but %#x, READ_ONLY",
+		               request->flags, FA_WIRE_BUFFER_READ_ONLY);
+	if (!request->bytes)
+		return fa_fail(error, -EINVAL, "bytes is 0; expected at least 1");
+	if (request->kind == FA_WIRE_BUFFER_HOST_FD && call->n_fds != 1)
+		return fa_fail(error, -EINVAL,
+		               "kind HOST_FD came without a descriptor; expected a memfd");
+	if (request->kind == FA_WIRE_BUFFER_ARENA && call->n_fds)
+		return fa_fail(error, -EINVAL, "kind ARENA came with a descriptor; expected none");
+	if (request->kind == FA_WIRE_BUFFER_ARENA && request->offset)
+		return fa_fail(error, -EINVAL, "offset is %" PRIu64 "; expected 0 with kind ARENA",
+		               request->offset);
+	if (session->buffers.n_used >= max)
+		return fa_fail(error, -EDQUOT,
+		               "1 more would exceed the limit session_buffers, which is %" PRIu64
+		               " for a session",
+		               max);
+	return 0;
+}
+
+static int handle_buffer_register(struct call *call, struct fa_error *error)
+{
+	const struct fa_wire_buffer_register *request = &call->message->buffer_register;
+	struct fa_session *session = call->session;
+	struct fa_buffer *buffer = NULL;
+	int r;
+
+	r = check_register(call, error);
+	if (r < 0)
+		return r;
+	r = fa_buffer_new(&session->server->importer, error, &buffer);
+	if (r < 0)
+		return r == -ENOMEM ? fa_fail(error, r, "the daemon has no memory for a buffer")
+		                    : r;
+	buffer->id = request->buffer;
+	buffer->message_id = call->message->id;
+	buffer->deadline_ns = call->message->timeout_ns ? fa_deadline_ns(call->message->timeout_ns)
+	                                                : FA_NS_NEVER;
+	buffer->arena = request->kind == FA_WIRE_BUFFER_ARENA;
+	buffer->read_only = request->flags & FA_WIRE_BUFFER_READ_ONLY;
+	buffer->offset = request->offset;
+	buffer->bytes = request->bytes;
+	buffer->owner = session;
+	r = fa_charge_add(&buffer->charge_count, session->tenant, FA_RESOURCE_BUFFERS, 1, error);
+	if (r == 0)
+		r = fa_charge_add(&buffer->charge_bytes, session->tenant, FA_RESOURCE_BUFFER_BYTES,
+		                  request->bytes, error);
+	if (r == 0)
+		r = fa_session_charge_fd(session, &buffer->charge_fd, error);
+	if (r < 0) {
+		fa_buffer_unref(buffer);
+		return r;
+	}
+	if (call->n_fds)
+		buffer->fd = fa_steal_fd(&call->fds[0]);
+	session->import = buffer;
+	fa_session_ref(session); /* until the import is done */
+	fa_session_pause(session, FA_PAUSE_IMPORT);
+	fa_importer_start(&session->server->importer, buffer);
+	return 0;
+}
+
+void fa_dispatch_imported(struct fa_buffer *buffer)
+{
+	struct fa_session *session = buffer->owner;
+	struct fa_wire_message reply;
+	int fd = -1;
+
+	session->import = NULL;
+	buffer->owner = NULL;
+	if (session->state != FA_SESSION_CLOSING && buffer->status == 0) {
+		buffer->status = fa_table_add(&session->buffers, buffer->id, buffer);
+		if (buffer->status < 0)
+			fa_fail(&buffer->error, buffer->status,
+			        "the daemon has no memory for the buffer's id");
+	}
+	if (session->state == FA_SESSION_CLOSING) {
+		fa_buffer_unref(buffer);
+	} else if (buffer->status < 0) {
+		fa_session_reply(session, buffer->message_id, buffer->status, buffer->error.text);
+		fa_buffer_unref(buffer);
+	} else {
+		/* The reference is the table's now. */
+		session->buffer_bytes += buffer->bytes;
+		if (buffer->arena)
+			fd = fa_steal_fd(&buffer->fd);
+		reply = (struct fa_wire_message){
+			.id = buffer->message_id,
+			.fds = fd >= 0,
+			.type = FA_WIRE_BUFFER_REPLY,
+			.buffer_reply = { .buffer = buffer->id, .bytes = buffer->bytes },
+		};
+		fa_session_send(session, &reply, fd, &buffer->charge_fd);
+	}
+	fa_session_resume(session, FA_PAUSE_IMPORT);
+	fa_drain_advance(session->server);
+	fa_session_unref(session);
+}
+
+static int handle_buffer_free(struct call *call, struct fa_error *error)
+{
+	uint32_t id = call->message->buffer_free.buffer;
+	struct fa_session *session = call->session;
+	struct fa_buffer *buffer = fa_table_remove(&session->buffers, id);
+
+	if (!buffer)
+		return fa_fail(error, -ENOENT, "buffer %" PRIu32 " is not registered", id);
+	session->buffer_bytes -= buffer->bytes;
+	fa_buffer_unref(buffer);
+	fa_session_reply(session, call->message->id, 0, NULL);
+	return 0;
+}
+
+/* ---- streams */
+
+static int handle_stream_create(struct call *call, struct fa_error *error)
+{
+	const struct fa_wire_stream_create *request = &call->message->stream_create;
+	struct fa_session *session = call->session;
+	uint64_t max = session->server->config.limits.session_streams;
+	int r;
+
+	if (request->stream < 1 || request->stream >= FA_COMPLETION_SLOTS)
+		return fa_fail(error, -EINVAL, "stream is %" PRIu32 "; expected 1 to %d",
+		               request->stream, FA_COMPLETION_SLOTS - 1);
+	if (session->streams[request->stream].stream)
+		return fa_fail(error, -EEXIST, "stream %" PRIu32 " exists already",
+		               request->stream);
+	if (session->n_streams >= max)
+		return fa_fail(error, -EDQUOT,
+		               "1 more would exceed the limit session_streams, which is %" PRIu64
+		               " for a session",
+		               max);
+	r = fa_session_stream_new(session, request->stream, request->priority);
+	if (r < 0)
+		return fa_fail(error, r, "stream %" PRIu32 " cannot be made: %s", request->stream,
+		               strerror(-r));
+	fa_session_reply(session, call->message->id, 0, NULL);
+	return 0;
+}
+
+static int handle_stream_free(struct call *call, struct fa_error *error)
+{
+	uint32_t id = call->message->stream_free.stream;
+	struct fa_session *session = call->session;
+	struct fa_session_stream *slot;
+
+	if (!id)
+		return fa_fail(error, -EINVAL,
+		               "stream is 0, which is always there; expected 1 to %d",
+		               FA_COMPLETION_SLOTS - 1);
+	if (id >= FA_COMPLETION_SLOTS || !session->streams[id].stream)
+		return fa_fail(error, -ENOENT, "there is no stream %" PRIu32, id);
+	slot = &session->streams[id];
+	if (slot->n_requests)
+		return fa_fail(error, -EBUSY, "stream %" PRIu32 " has %u requests in flight", id,
+		               slot->n_requests);
+	--session->n_streams;
+	fa_engine_stream_close(session->server->engine, fa_steal_ptr(slot->stream), -ECANCELED);
+	fa_session_reply(session, call->message->id, 0, NULL);
+	return 0;
+}
+
+/* ---- work */
+
+static int handle_attention(struct call *call, struct fa_error *error)
+{
+	return fa_attention_submit(call->session, call->message, call->n_fds, call->received_ns,
+	                           error);
+}
+
+static int handle_cancel(struct call *call, struct fa_error *error)
+{
+	const struct fa_wire_cancel *request = &call->message->cancel;
+	struct fa_session *session = call->session;
+	struct fa_session_stream *slot;
+
+	if (request->stream >= FA_COMPLETION_SLOTS || !session->streams[request->stream].stream)
+		return fa_fail(error, -ENOENT, "there is no stream %" PRIu32, request->stream);
+	slot = &session->streams[request->stream];
+	if (request->value <= slot->finished || request->value >= slot->next_value)
+		return fa_fail(error, -ENOENT,
+		               "request %" PRIu64 " of stream %" PRIu32
+		               " is not in flight; finished are those up to %" PRIu64
+		               ", the next one is %" PRIu64,
+		               request->value, request->stream, slot->finished, slot->next_value);
+	fa_engine_cancel(session->server->engine, slot->stream, request->value, 0);
+	fa_session_reply(session, call->message->id, 0, NULL);
+	return 0;
+}
+
+/* ---- administration */
+
+static int handle_status(struct call *call, struct fa_error *error)
+{
+	struct fa_session *session = call->session;
+	struct fa_charge charge = {};
+	struct fa_wire_message reply;
+	size_t bytes;
+	int r, fd = -1;
+
+	r = fa_session_charge_fd(session, &charge, error);
+	if (r < 0)
+		return r;
+	r = fa_status_new(session, &fd, &bytes);
+	if (r < 0) {
+		fa_charge_release(&charge);
+		return fa_fail(error, r, "the status cannot be written: %s", strerror(-r));
+	}
+	reply = (struct fa_wire_message){
+		.id = call->message->id,
+		.fds = 1,
+		.type = FA_WIRE_STATUS_REPLY,
+		.status_reply = { .bytes = bytes },
+	};
+	fa_session_send(session, &reply, fd, &charge);
+	return 0;
+}
+
+static int handle_drain(struct call *call, struct fa_error *error)
+{
+	struct fa_session *session = call->session;
+
+	if (!session->privileged)
+		return fa_fail(error, -EPERM,
+		               "only root and the daemon's own user may stop the daemon");
+	fa_log_about(&session->subject, FA_LOG_INFO, "a client asked for the end");
+	fa_session_reply(session, call->message->id, 0, NULL);
+	fa_drain_start(session->server);
+	return 0;
+}
+
+/* ---- the table */
+
+static const struct method methods[_FA_WIRE_TYPE_N] = {
+	[FA_WIRE_HELLO] = { "Hello", true, 0, false, handle_hello },
+	[FA_WIRE_PING] = { "Ping", false, 0, false, handle_ping },
+	[FA_WIRE_BUFFER_REGISTER] = { "BufferRegister", false, 1, false, handle_buffer_register },
+	[FA_WIRE_BUFFER_FREE] = { "BufferFree", false, 0, true, handle_buffer_free },
+	[FA_WIRE_STREAM_CREATE] = { "StreamCreate", false, 0, false, handle_stream_create },
+	[FA_WIRE_STREAM_FREE] = { "StreamFree", false, 0, false, handle_stream_free },
+	/* Its own fds_max is its handler's affair, as its answer is a Completion. */
+	[FA_WIRE_ATTENTION] = { "Attention", false, FA_WIRE_FDS_MAX, true, handle_attention },
+	[FA_WIRE_CANCEL] = { "Cancel", false, 0, false, handle_cancel },
+	[FA_WIRE_STATUS] = { "Status", false, 0, false, handle_status },
+	[FA_WIRE_DRAIN] = { "Drain", false, 0, false, handle_drain },
+};
+
+static bool is_fatal(int status)
+{
+	return status == -EPROTO || status == -EPROTONOSUPPORT;
+}
+
+/* All that can be wrong with a message before its handler sees it. */
+static int check(struct call *call, int decoded, const struct method **ret_method,
+                 struct fa_error *error)
+{
+	const struct fa_wire_message *message = call->message;
+	bool known = decoded == 0 && (unsigned int)message->type < _FA_WIRE_TYPE_N;
+	const struct method *method = known ? &methods[message->type] : NULL;
+
+	if (message->fds != call->n_fds)
+		return fa_fail(error, -EPROTO,
+		               "the message announces %u descriptors, and %zu came with it",
+		               message->fds, call->n_fds);
+	if (call->session->state == FA_SESSION_CONNECTED && (!method || !method->before_hello))
+		return fa_fail(error, -EPROTO, "the first message is %s; expected Hello",
+		               fa_wire_type_name(message->type));
+	if (decoded == -ENOSYS)
+		return fa_fail(error, -ENOTSUP, "unknown message type %u",
+		               (unsigned int)message->type);
+	if (decoded < 0)
+		return fa_fail(error, -EPROTO, "a string or vector of %s is longer than allowed",
+		               fa_wire_type_name(message->type));
+	if (!method->handle)
+		return fa_fail(error, -ENOTSUP, "%s is no request; message type %u is an answer",
+		               fa_wire_type_name(message->type), (unsigned int)message->type);
+	if (call->n_fds > method->fds_max)
+		return fa_fail(error, -EINVAL, "%s came with %zu descriptors; expected at most %u",
+		               method->name, call->n_fds, method->fds_max);
+	*ret_method = method;
+	return 0;
+}
+
+bool fa_dispatch(struct fa_session *session, const void *bytes, size_t length, int *fds,
+                 size_t n_fds)
+{
+	struct fa_wire_message message;
+	struct call call = { .session = session, .message = &message, .fds = fds, .n_fds = n_fds };
+	const struct method *method = NULL;
+	struct fa_error error;
+	int decoded, r;
+
+	decoded = fa_wire_decode(bytes, length, &message);
+	if (decoded < 0 && decoded != -ENOSYS && decoded != -EMSGSIZE) {
+		fa_session_refuse(session, 0, -EPROTO, "the packet is no valid message");
+		return false;
+	}
+	error.text[0] = 0;
+	r = check(&call, decoded, &method, &error);
+	if (r == 0) {
+		if (method->pipelined)
+			call.received_ns = fa_now_ns();
+		r = method->handle(&call, &error);
+		if (r == 0)
+			return method->pipelined;
+	}
+	if (is_fatal(r))
+		fa_session_refuse(session, message.id, r, error.text);
+	else
+		fa_session_reply(session, message.id, r, error.text);
+	return false;
+}
+
+/* ---- what came back */
+
+void fa_dispatch_finished(struct fa_request *request)
+{
+	struct fa_session *session = request->owner;
+	struct fa_server *server = session->server;
+
+	fa_attention_finish(session, request);
+	fa_drain_advance(server);
+}

@@ -1,0 +1,25 @@
+/* What a client can make grow, and how far. Plain data; config.c fills it. */
+#pragma once
+
+#include <stdint.h>
+
+/* What is charged to tenants. The names are those of the configuration. */
+enum fa_resource {
+	FA_RESOURCE_SESSIONS,
+	FA_RESOURCE_BUFFERS,
+	FA_RESOURCE_BUFFER_BYTES,
+	FA_RESOURCE_FDS,
+	FA_RESOURCE_REQUESTS,
+	_FA_RESOURCE_N,
+};
+
+struct fa_limits {
+	uint64_t tenant[_FA_RESOURCE_N];
+
+	uint64_t session_buffers;
+	uint64_t session_streams; /* with stream 0 */
+	uint64_t session_requests;
+	uint64_t session_out_bytes; /* answers that the client has not read */
+
+	uint64_t connections; /* of everybody */
+};

@@ -1,0 +1,454 @@
+#include "daemon/server.h"
+
+#include "common/cleanup.h"
+#include "common/clock.h"
+#include "daemon/dispatch.h"
+#include "daemon/drain.h"
+#include "daemon/session.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <string.h>
+#include <sys/socket.h>
+
+/* Connections taken, and answers of the engine, before others have their turn. */
+#define ACCEPT_MAX 16
+#define TAKE_MAX 256
+#define ACCEPT_PAUSE_MS 100
+/* exit_when_idle: how long the first client may take to come. */
+#define FIRST_CLIENT_MS 30000
+
+static void accept_connections(struct fa_server *server);
+
+/* ---- accepting */
+
+static void on_accept(uv_poll_t *poll, int status, int events)
+{
+	accept_connections(poll->data);
+}
+
+static void on_accept_again(uv_timer_t *timer)
+{
+	struct fa_server *server = timer->data;
+
+	if (server->state == FA_SERVER_RUNNING)
+		server->accepting = uv_poll_start(&server->accept_poll, UV_READABLE, on_accept) ==
+		                    0;
+}
+
+static void pause_accepting(struct fa_server *server)
+{
+	uv_poll_stop(&server->accept_poll);
+	server->accepting = false;
+	uv_timer_start(&server->accept_timer, on_accept_again, ACCEPT_PAUSE_MS, 0);
+}
+
+static void turn_away(struct fa_server *server, int fd, int status, const char *text)
+{
+	++server->n_refused;
+	fa_session_turn_away(server, fd, status, text);
+}
+
+/*
+ * There is no descriptor left. A connection that stays in the queue would wake the
+ * loop again and again; so it is taken in place of the spare one and told.
+ */
+static void shed_connection(struct fa_server *server)
+{
+	int fd;
+
+	if (!server->short_of_fds)
+		fa_log(FA_LOG_WARNING, "no descriptors are left: connections are turned away");
+	server->short_of_fds = true;
+
+	fa_close_fdp(&server->spare_fd);
+	fd = accept4(server->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+	if (fd >= 0)
+		turn_away(server, fd, -EDQUOT, "the daemon has no descriptors left");
+	server->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	if (fd < 0 || server->spare_fd < 0)
+		pause_accepting(server);
+}
+
+static void let_in(struct fa_server *server, int fd)
+{
+	struct fa_session *session;
+	struct fa_error error;
+	int r;
+
+	++server->n_connections;
+	server->short_of_fds = false;
+	if (server->n_sessions >= server->config.limits.connections) {
+		fa_fail(&error, -EDQUOT,
+		        "1 more would exceed the limit connections, which is %" PRIu64
+		        " for the daemon",
+		        server->config.limits.connections);
+		turn_away(server, fd, -EDQUOT, error.text);
+		return;
+	}
+	r = fa_session_new(server, fd, &error, &session);
+	if (r < 0) {
+		turn_away(server, fd, r, error.text);
+		return;
+	}
+	if (!uv_is_active((uv_handle_t *)&server->hello_timer))
+		fa_server_watch_strangers(server);
+}
+
+static void accept_connections(struct fa_server *server)
+{
+	for (unsigned int i = 0; i < ACCEPT_MAX && server->accepting; ++i) {
+		int fd = accept4(server->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+
+		if (fd >= 0) {
+			let_in(server, fd);
+			continue;
+		}
+		switch (errno) {
+		case EAGAIN:
+			return;
+		case EINTR:
+		case ECONNABORTED:
+			break;
+		case EMFILE:
+		case ENFILE:
+			shed_connection(server);
+			break;
+		default:
+			fa_log(FA_LOG_WARNING, "a connection cannot be accepted: %m");
+			pause_accepting(server);
+			return;
+		}
+	}
+}
+
+void fa_server_close_listener(struct fa_server *server)
+{
+	server->accepting = false;
+	uv_timer_stop(&server->accept_timer);
+	uv_timer_stop(&server->idle_timer);
+	uv_close((uv_handle_t *)&server->accept_poll, NULL);
+	fa_listener_close(&server->listener);
+}
+
+/* ---- sessions */
+
+static void on_hello_timeout(uv_timer_t *timer)
+{
+	struct fa_server *server = timer->data;
+	uint64_t now = fa_now_ns();
+
+	while (!fa_list_empty(&server->strangers)) {
+		struct fa_session *session = fa_container_of(server->strangers.next,
+		                                             struct fa_session, hello_link);
+
+		if (session->hello_deadline_ns > now)
+			break;
+		fa_session_refuse(session, 0, -ETIMEDOUT, "no Hello came in time");
+	}
+	fa_server_watch_strangers(server);
+}
+
+void fa_server_watch_strangers(struct fa_server *server)
+{
+	struct fa_session *oldest;
+	uint64_t now = fa_now_ns();
+
+	if (fa_list_empty(&server->strangers) || server->state != FA_SERVER_RUNNING)
+		return;
+	oldest = fa_container_of(server->strangers.next, struct fa_session, hello_link);
+	uv_timer_start(&server->hello_timer, on_hello_timeout,
+	               oldest->hello_deadline_ns > now
+	                       ? (oldest->hello_deadline_ns - now) / FA_NS_PER_MS + 1
+	                       : 1,
+	               0);
+}
+
+void fa_server_session_made(struct fa_server *server)
+{
+	++server->n_sessions;
+}
+
+void fa_server_session_ready(struct fa_server *server, struct fa_session *session)
+{
+	server->had_client = true;
+	fa_list_remove(&session->hello_link);
+}
+
+void fa_server_session_gone(struct fa_server *server)
+{
+	assert(server->n_sessions);
+	--server->n_sessions;
+	if (server->exit_when_idle && server->had_client && !server->n_sessions &&
+	    server->state == FA_SERVER_RUNNING) {
+		/* Somebody may have come meanwhile. */
+		accept_connections(server);
+		if (!server->n_sessions) {
+			fa_log(FA_LOG_INFO, "the last client has gone");
+			fa_drain_start(server);
+		}
+	}
+	fa_drain_advance(server);
+}
+
+static void on_idle_timeout(uv_timer_t *timer)
+{
+	struct fa_server *server = timer->data;
+
+	if (server->had_client || server->state != FA_SERVER_RUNNING)
+		return;
+	if (server->n_sessions) {
+		uv_timer_start(timer, on_idle_timeout, FIRST_CLIENT_MS, 0);
+		return;
+	}
+	fa_log(FA_LOG_INFO, "no client came");
+	fa_drain_start(server);
+}
+
+/* ---- the engine and the workers */
+
+/* The engine thread's. */
+static void notify(void *userdata)
+{
+	struct fa_server *server = userdata;
+
+	uv_async_send(&server->engine_async);
+}
+
+static void on_engine(uv_async_t *async)
+{
+	struct fa_server *server = async->data;
+
+	for (unsigned int i = 0; i < TAKE_MAX; ++i) {
+		struct fa_request *request;
+		struct fa_stream *closed;
+
+		if (!fa_engine_take(server->engine, &request, &closed))
+			return;
+		if (request) {
+			fa_dispatch_finished(request);
+		} else {
+			struct fa_session *session = fa_stream_owner(closed);
+
+			fa_stream_free(closed);
+			fa_session_unref(session);
+		}
+	}
+	uv_async_send(async);
+}
+
+static void on_released(struct fa_importer *importer)
+{
+	fa_drain_advance(fa_container_of(importer, struct fa_server, importer));
+}
+
+/* ---- beginning, reload, end */
+
+/* A device thread's; nothing runs on the device before there is an engine. */
+static void wake_engine(void *userdata)
+{
+	struct fa_server *server = userdata;
+
+	fa_engine_wake(server->engine);
+}
+
+static int open_device(struct fa_server *server, struct fa_error *error)
+{
+	struct fa_device_config config = {
+		.threads = server->config.threads,
+		.notify = wake_engine,
+		.userdata = server,
+	};
+	int r;
+
+	error->text[0] = 0;
+	r = fa_device_open(server->config.backend, &config, error, &server->ops, &server->device);
+	if (r < 0)
+		return r;
+	if (error->text[0])
+		fa_log(FA_LOG_WARNING, "a better device was passed over: %s", error->text);
+	server->ops->describe(server->device, &server->info);
+
+	r = fa_engine_new(server->ops, notify, server, &server->engine);
+	if (r == 0)
+		r = fa_engine_start(server->engine, server->device);
+	return r < 0 ? fa_fail(error, r, "the engine cannot be started: %s", strerror(-r)) : 0;
+}
+
+static void take_apart(struct fa_server *server)
+{
+	server->engine = fa_engine_free(server->engine);
+	if (server->device)
+		server->device = server->ops->close(server->device);
+	server->closer = fa_closer_free(server->closer);
+	fa_listener_close(&server->listener);
+	fa_close_fdp(&server->spare_fd);
+}
+
+static void init_timer(struct fa_server *server, uv_timer_t *timer)
+{
+	(void)uv_timer_init(server->loop, timer);
+	timer->data = server;
+}
+
+/* The handles that live from the first to the last. Nothing is undone on failure. */
+static int init_handles(struct fa_server *server)
+{
+	int r;
+
+	init_timer(server, &server->accept_timer);
+	init_timer(server, &server->hello_timer);
+	init_timer(server, &server->drain_timer);
+	init_timer(server, &server->idle_timer);
+	r = uv_async_init(server->loop, &server->engine_async, on_engine);
+	server->engine_async.data = server;
+	return r;
+}
+
+static void close_handles(struct fa_server *server)
+{
+	uv_handle_t *handles[] = {
+		(uv_handle_t *)&server->accept_timer, (uv_handle_t *)&server->hello_timer,
+		(uv_handle_t *)&server->drain_timer,  (uv_handle_t *)&server->idle_timer,
+		(uv_handle_t *)&server->engine_async,
+	};
+
+	for (size_t i = 0; i < sizeof(handles) / sizeof(*handles); ++i)
+		if (handles[i]->type != UV_UNKNOWN_HANDLE && !uv_is_closing(handles[i]))
+			uv_close(handles[i], NULL);
+}
+
+static int start_accepting(struct fa_server *server, struct fa_error *error)
+{
+	int r;
+
+	r = uv_poll_init(server->loop, &server->accept_poll, server->listener.fd);
+	if (r < 0)
+		return fa_fail(error, r, "the socket cannot be watched: %s", uv_strerror(r));
+	server->accept_poll.data = server;
+	r = uv_poll_start(&server->accept_poll, UV_READABLE, on_accept);
+	if (r < 0) {
+		uv_close((uv_handle_t *)&server->accept_poll, NULL);
+		return fa_fail(error, r, "the socket cannot be watched: %s", uv_strerror(r));
+	}
+	server->accepting = true;
+	if (server->exit_when_idle)
+		uv_timer_start(&server->idle_timer, on_idle_timeout, FIRST_CLIENT_MS, 0);
+	return 0;
+}
+
+static struct fa_server *server_new(const struct fa_server_options *options)
+{
+	struct fa_server *server;
+	struct timespec now;
+
+	server = fa_new(struct fa_server);
+	if (!server)
+		return NULL;
+	clock_gettime(CLOCK_REALTIME, &now);
+	server->loop = options->loop;
+	server->exit_when_idle = options->exit_when_idle;
+	server->draining = options->draining;
+	server->stopped = options->stopped;
+	server->userdata = options->userdata;
+	server->uid = geteuid();
+	server->generation = (uint64_t)now.tv_sec * FA_NS_PER_SEC + (uint64_t)now.tv_nsec;
+	server->started_ns = fa_now_ns();
+	server->listener = FA_LISTENER_NULL;
+	server->spare_fd = -1;
+	fa_list_init(&server->sessions);
+	fa_list_init(&server->strangers);
+	fa_tenants_init(&server->tenants, &server->config.limits);
+	return server;
+}
+
+int fa_server_new(const struct fa_server_options *options, struct fa_error *error,
+                  struct fa_server **ret_server)
+{
+	struct fa_server *server;
+	int r;
+
+	server = server_new(options);
+	if (!server)
+		return fa_fail(error, -ENOMEM, "no memory for the server");
+	/* Lent until all has gone well. */
+	server->config = *options->config;
+
+	if (options->listen_fd >= 0)
+		r = fa_listener_take(options->listen_fd, options->unlink_listen_fd, error,
+		                     &server->listener);
+	else
+		r = fa_listener_open(&server->config, error, &server->listener);
+	if (r < 0)
+		goto fail;
+	r = fa_closer_new(&server->closer);
+	if (r < 0) {
+		fa_fail(error, r, "no thread can be started: %s", strerror(-r));
+		goto fail;
+	}
+	server->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	r = init_handles(server);
+	if (r < 0) {
+		fa_fail(error, r, "the event loop cannot be used: %s", uv_strerror(r));
+		goto fail;
+	}
+	r = open_device(server, error);
+	if (r < 0)
+		goto fail;
+	fa_importer_init(&server->importer, server->loop, server->ops, server->device,
+	                 server->closer, fa_dispatch_imported, on_released);
+	r = start_accepting(server, error);
+	if (r < 0)
+		goto fail;
+
+	*options->config = (struct fa_config){}; /* consumed */
+	*ret_server = server;
+	return 0;
+fail:
+	take_apart(server);
+	close_handles(server);
+	(void)uv_run(server->loop, UV_RUN_DEFAULT);
+	free(server);
+	return r;
+}
+
+void fa_server_finish(struct fa_server *server)
+{
+	take_apart(server);
+	close_handles(server);
+	server->stopped(server->userdata);
+}
+
+struct fa_server *fa_server_free(struct fa_server *server)
+{
+	if (!server)
+		return NULL;
+	assert(server->state == FA_SERVER_STOPPED);
+	fa_config_deinit(&server->config);
+	free(server);
+	return NULL;
+}
+
+static bool same_text(const char *a, const char *b)
+{
+	return strcmp(a ? a : "", b ? b : "") == 0;
+}
+
+void fa_server_reload(struct fa_server *server, struct fa_config *config)
+{
+	struct fa_config *old = &server->config;
+
+	if (!same_text(old->socket, config->socket) || old->mode != config->mode ||
+	    !same_text(old->group, config->group) || !same_text(old->backend, config->backend) ||
+	    old->threads != config->threads)
+		fa_log(FA_LOG_WARNING,
+		       "socket, mode, group, backend and threads change with the next start only");
+	old->limits = config->limits;
+	old->drain_timeout_ms = config->drain_timeout_ms;
+	old->log = config->log;
+	old->log_level = config->log_level;
+	fa_log_set(old->log, old->log_level);
+	fa_config_deinit(config);
+}

@@ -1,0 +1,114 @@
+/*
+ * The server: owns the listener, the sessions, the accounts, the engine and the
+ * device, and ends them in the right order. Loop thread only.
+ *
+ * It runs; then it drains: nobody new is let in, new work is refused, and what is
+ * in flight may finish until the deadline; then it stops: sessions are closed, and
+ * when the last has gone, so are all handles of the loop, which thereby ends.
+ */
+#pragma once
+
+#include "common/error.h"
+#include "common/list.h"
+#include "daemon/buffer.h"
+#include "daemon/closer.h"
+#include "daemon/config.h"
+#include "daemon/engine.h"
+#include "daemon/listener.h"
+#include "daemon/tenant.h"
+#include "schema/wire.h"
+
+#include <stdbool.h>
+#include <uv.h>
+
+struct fa_session;
+
+enum fa_server_state {
+	FA_SERVER_RUNNING,
+	FA_SERVER_DRAINING, /* until work has ended */
+	FA_SERVER_FLUSHING, /* until answers have been sent */
+	FA_SERVER_STOPPING, /* until sessions have gone */
+	FA_SERVER_STOPPED,
+};
+
+struct fa_server {
+	uv_loop_t *loop;
+	struct fa_config config; /* replaced by a reload */
+	bool exit_when_idle;
+	/* Called when draining starts, and when all has ended and loop handles close. */
+	void (*draining)(void *userdata);
+	void (*stopped)(void *userdata);
+	void *userdata;
+
+	enum fa_server_state state;
+	uid_t uid;
+	uint64_t generation;
+	uint64_t started_ns;
+
+	struct fa_device_info info;
+	const struct fa_device_ops *ops;
+	struct fa_device *device;
+	struct fa_engine *engine;
+	struct fa_closer *closer;
+	struct fa_importer importer;
+	struct fa_tenants tenants;
+
+	struct fa_listener listener;
+	uv_poll_t accept_poll;
+	bool accepting;          /* accept_poll is started */
+	uv_timer_t accept_timer; /* goes on accepting after a shortage */
+	int spare_fd;            /* given up to turn a connection away */
+	bool short_of_fds;       /* said in the log */
+
+	struct fa_list sessions;
+	unsigned int n_sessions; /* not freed yet */
+	uint64_t last_session;
+	bool had_client;          /* somebody said Hello once */
+	struct fa_list strangers; /* sessions without Hello, oldest first */
+	uv_timer_t hello_timer;   /* runs while there are any */
+
+	uv_async_t engine_async;
+	unsigned int n_requests; /* in flight, of all sessions */
+	uv_timer_t drain_timer;
+	uv_timer_t idle_timer; /* exit_when_idle: nobody came */
+
+	/* Since the start. */
+	uint64_t n_connections, n_refused;
+
+	/* The message that is being handled: private, aligned. */
+	_Alignas(8) unsigned char packet[FA_WIRE_BYTES_MAX];
+};
+
+struct fa_server_options {
+	uv_loop_t *loop;
+	struct fa_config *config; /* consumed if it succeeds */
+	int listen_fd;            /* -1: make a socket as configured */
+	bool unlink_listen_fd;    /* its path is to be removed at the end */
+	bool exit_when_idle;
+	void (*draining)(void *userdata);
+	void (*stopped)(void *userdata);
+	void *userdata;
+};
+
+/* Opens the device, starts the engine and accepts connections. */
+int fa_server_new(const struct fa_server_options *options, struct fa_error *error,
+                  struct fa_server **ret_server);
+
+/* After the loop has ended. Takes NULL. */
+struct fa_server *fa_server_free(struct fa_server *server);
+
+/* Takes limits, log and drain timeout from @config (consumed); says in the log what
+ * could not be changed. */
+void fa_server_reload(struct fa_server *server, struct fa_config *config);
+
+/* Called by a drain: nobody new is let in; all has ended, and is taken apart. */
+void fa_server_close_listener(struct fa_server *server);
+void fa_server_finish(struct fa_server *server);
+
+/* Runs the timer of those that did not say Hello. */
+void fa_server_watch_strangers(struct fa_server *server);
+
+/* Called by sessions: one was made, one was freed, one said Hello. */
+void fa_server_session_made(struct fa_server *server);
+void fa_server_session_gone(struct fa_server *server);
+void fa_server_session_ready(struct fa_server *server, struct fa_session *session);

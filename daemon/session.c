@@ -1,0 +1,462 @@
+#include "daemon/session.h"
+
+#include "common/cleanup.h"
+#include "common/clock.h"
+#include "common/packet.h"
+#include "daemon/dispatch.h"
+#include "daemon/drain.h"
+#include "daemon/server.h"
+
+#include <errno.h>
+#include <linux/sockios.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+
+/* Messages read from one session before the others have their turn. */
+#define READ_MAX 16
+/* Unread packets thrown away before a refused connection is closed. */
+#define DISCARD_MAX 512
+/* All that is sent is short: strings are bounded by FA_WIRE_TEXT_BYTES_MAX. */
+#define SEND_BYTES 4096
+
+/* An answer that waits for room in the socket. */
+struct out {
+	struct fa_list link;
+	int fd;
+	struct fa_charge charge;
+	size_t length;
+	char bytes[];
+};
+
+static void update_poll(struct fa_session *session);
+
+/* ---- life */
+
+struct fa_session *fa_session_ref(struct fa_session *session)
+{
+	++session->n_refs;
+	return session;
+}
+
+struct fa_session *fa_session_unref(struct fa_session *session)
+{
+	struct fa_server *server;
+
+	if (!session || --session->n_refs)
+		return NULL;
+	server = session->server;
+	fa_list_remove(&session->link);
+	fa_list_remove(&session->hello_link);
+	fa_table_deinit(&session->buffers);
+	if (session->completions)
+		munmap(session->completions, FA_COMPLETION_PAGE_BYTES);
+	fa_close_fdp(&session->fd);
+	fa_charge_release(&session->charge_sent);
+	fa_charge_release(&session->charge_socket);
+	fa_charge_release(&session->charge_session);
+	fa_tenant_unref(session->tenant);
+	free(session);
+	fa_server_session_gone(server);
+	return NULL;
+}
+
+static void on_closed(uv_handle_t *handle)
+{
+	fa_session_unref(handle->data);
+}
+
+static void out_free(struct fa_session *session, struct out *out)
+{
+	fa_list_remove(&out->link);
+	session->out_bytes -= out->length;
+	fa_close_fdp(&out->fd);
+	fa_charge_release(&out->charge);
+	free(out);
+}
+
+void fa_session_close_streams(struct fa_session *session, int status)
+{
+	for (unsigned int i = 0; i < FA_COMPLETION_SLOTS; ++i) {
+		struct fa_stream *stream = fa_steal_ptr(session->streams[i].stream);
+
+		if (stream) {
+			--session->n_streams;
+			fa_engine_stream_close(session->server->engine, stream, status);
+		}
+	}
+}
+
+void fa_session_close(struct fa_session *session)
+{
+	struct fa_buffer *buffer;
+
+	if (session->state == FA_SESSION_CLOSING)
+		return;
+	session->state = FA_SESSION_CLOSING;
+	fa_log_about(&session->subject, FA_LOG_DEBUG, "closing the session of \"%s\"",
+	             session->name);
+	fa_list_remove(&session->hello_link);
+	/* Before the socket: the loop must not wait for a number that may be reused. */
+	uv_close((uv_handle_t *)&session->poll, on_closed);
+	fa_close_fdp(&session->fd);
+	while (!fa_list_empty(&session->out))
+		out_free(session, fa_container_of(session->out.next, struct out, link));
+	fa_session_close_streams(session, -ECANCELED);
+	while ((buffer = fa_table_pop(&session->buffers)))
+		fa_buffer_unref(buffer);
+	session->buffer_bytes = 0;
+}
+
+int fa_session_stream_new(struct fa_session *session, uint32_t id, int priority)
+{
+	struct fa_session_stream *slot = &session->streams[id];
+	int r;
+
+	r = fa_engine_stream_new(session->server->engine, priority, &session->completions[id],
+	                         slot->next_value, session, &slot->stream);
+	if (r < 0)
+		return r;
+	/* Given back when the engine returns the stream as closed. */
+	fa_session_ref(session);
+	++session->n_streams;
+	return 0;
+}
+
+/* ---- sending */
+
+/*
+ * Descriptors on their way count as open files of this process's user, and the
+ * kernel has a bound for them that all clients share. So they stay charged until
+ * the client is seen to have received everything.
+ */
+static void settle_sent(struct fa_session *session)
+{
+	int unread;
+
+	if (!session->charge_sent.amount || session->fd < 0)
+		return;
+	if (!ioctl(session->fd, SIOCOUTQ, &unread) && !unread)
+		fa_charge_release(&session->charge_sent);
+}
+
+int fa_session_charge_fd(struct fa_session *session, struct fa_charge *charge,
+                         struct fa_error *error)
+{
+	settle_sent(session);
+	return fa_charge_add(charge, session->tenant, FA_RESOURCE_FDS, 1, error);
+}
+
+static void pause_if_unread(struct fa_session *session)
+{
+	uint64_t half = session->server->config.limits.session_out_bytes / 2;
+
+	if (session->out_bytes > half)
+		fa_session_pause(session, FA_PAUSE_OUT);
+	else
+		fa_session_resume(session, FA_PAUSE_OUT);
+}
+
+static int send_packet(struct fa_session *session, const void *bytes, size_t length, int fd,
+                       struct fa_charge *charge)
+{
+	int r;
+
+	r = fa_packet_send(session->fd, bytes, length, &fd, fd >= 0, MSG_DONTWAIT);
+	if (r == 0 && charge)
+		fa_charge_move(&session->charge_sent, charge);
+	return r;
+}
+
+/* Sends what waits, as far as the socket takes it. */
+static int flush(struct fa_session *session)
+{
+	while (!fa_list_empty(&session->out)) {
+		struct out *out = fa_container_of(session->out.next, struct out, link);
+		int r;
+
+		r = send_packet(session, out->bytes, out->length, out->fd, &out->charge);
+		if (r < 0)
+			return r;
+		out_free(session, out);
+	}
+	return 0;
+}
+
+static int enqueue(struct fa_session *session, const void *bytes, size_t length, int *fd,
+                   struct fa_charge *charge)
+{
+	struct out *out;
+
+	out = malloc(sizeof(*out) + length);
+	if (!out)
+		return -ENOMEM;
+	out->fd = fa_steal_fd(fd);
+	out->charge = (struct fa_charge){};
+	if (charge)
+		fa_charge_move(&out->charge, charge);
+	out->length = length;
+	memcpy(out->bytes, bytes, length);
+	fa_list_append(&session->out, &out->link);
+	session->out_bytes += length;
+	return 0;
+}
+
+void fa_session_send(struct fa_session *session, const struct fa_wire_message *message, int fd_,
+                     struct fa_charge *charge)
+{
+	_fa_cleanup_(fa_close_fdp) int fd = fd_;
+	uint64_t buffer[SEND_BYTES / sizeof(uint64_t)];
+	const void *bytes;
+	size_t length;
+	int r;
+
+	if (session->state == FA_SESSION_CLOSING)
+		goto out;
+	r = fa_wire_encode(message, buffer, sizeof(buffer), &bytes, &length);
+	if (r == 0)
+		r = fa_list_empty(&session->out) ? send_packet(session, bytes, length, fd, charge)
+		                                 : -EAGAIN;
+	if (r == -EAGAIN) {
+		r = enqueue(session, bytes, length, &fd, charge);
+		if (r == 0) {
+			pause_if_unread(session);
+			update_poll(session);
+		}
+	}
+	if (r < 0) {
+		fa_log_about(&session->subject, FA_LOG_DEBUG, "%s cannot be sent: %s",
+		             fa_wire_type_name(message->type), strerror(-r));
+		fa_session_close(session);
+	}
+out:
+	if (charge)
+		fa_charge_release(charge);
+}
+
+static struct fa_wire_message reply_message(uint64_t id, int status, const char *text)
+{
+	return (struct fa_wire_message){
+		.id = id,
+		.type = FA_WIRE_REPLY,
+		.reply = { .status = status,
+		           .text = { .text = text, .length = text ? strlen(text) : 0 } },
+	};
+}
+
+void fa_session_reply(struct fa_session *session, uint64_t id, int status, const char *text)
+{
+	struct fa_wire_message message = reply_message(id, status, text);
+
+	if (status < 0) {
+		++session->n_errors;
+		fa_log_about(&session->subject, FA_LOG_DEBUG, "%s: %s", strerror(-status), text);
+	}
+	fa_session_send(session, &message, -1, NULL);
+}
+
+/*
+ * Closes so that the client sees what was sent before. A socket that is closed with
+ * something unread would reset the connection; so nothing more is let in, and what
+ * there is is thrown away.
+ */
+static void discard_unread(struct fa_server *server, int fd)
+{
+	(void)shutdown(fd, SHUT_RD);
+	for (unsigned int i = 0; i < DISCARD_MAX; ++i) {
+		int fds[FA_PACKET_FDS_MAX];
+		size_t n_fds = 0;
+		ssize_t n;
+
+		n = fa_packet_receive(fd, server->packet, sizeof(server->packet), fds, &n_fds,
+		                      MSG_DONTWAIT);
+		if (n_fds)
+			fa_closer_take(server->closer, fds, n_fds);
+		if (n == 0 || (n < 0 && n != -EMSGSIZE && n != -E2BIG))
+			return;
+	}
+}
+
+void fa_session_refuse(struct fa_session *session, uint64_t id, int status, const char *text)
+{
+	if (session->state == FA_SESSION_CLOSING)
+		return;
+	fa_log_about(&session->subject, FA_LOG_INFO, "closing the connection: %s", text);
+	fa_session_reply(session, id, status, text);
+	if (session->state == FA_SESSION_CLOSING)
+		return;
+	discard_unread(session->server, session->fd);
+	fa_session_close(session);
+}
+
+void fa_session_turn_away(struct fa_server *server, int fd, int status, const char *text)
+{
+	struct fa_wire_message message = reply_message(0, status, text);
+	uint64_t buffer[SEND_BYTES / sizeof(uint64_t)];
+	const void *bytes;
+	size_t length;
+
+	if (fa_wire_encode(&message, buffer, sizeof(buffer), &bytes, &length) == 0)
+		(void)fa_packet_send(fd, bytes, length, NULL, 0, MSG_DONTWAIT);
+	discard_unread(server, fd);
+	close(fd);
+}
+
+/* ---- receiving */
+
+void fa_session_pause(struct fa_session *session, enum fa_session_pause reason)
+{
+	session->paused |= reason;
+	update_poll(session);
+}
+
+void fa_session_resume(struct fa_session *session, enum fa_session_pause reason)
+{
+	session->paused &= ~(unsigned int)reason;
+	update_poll(session);
+}
+
+static void read_packets(struct fa_session *session)
+{
+	struct fa_server *server = session->server;
+
+	for (unsigned int i = 0; i < READ_MAX; ++i) {
+		int fds[FA_PACKET_FDS_MAX];
+		size_t n_fds = 0;
+		bool more;
+		ssize_t n;
+
+		n = fa_packet_receive(session->fd, server->packet, FA_WIRE_BYTES_MAX, fds, &n_fds,
+		                      MSG_DONTWAIT);
+		if (n == -EAGAIN)
+			return;
+		if (n == -EMSGSIZE) {
+			fa_session_refuse(session, 0, -EPROTO,
+			                  "the packet is longer than 65536 bytes, the most a "
+			                  "message may have");
+			return;
+		}
+		if (n == -E2BIG) {
+			fa_session_refuse(
+				session, 0, -EPROTO,
+				"the packet carries more than 8 descriptors, or more than "
+				"could be received");
+			return;
+		}
+		if (n <= 0) {
+			fa_session_close(session);
+			return;
+		}
+		++session->n_messages;
+		more = fa_dispatch(session, server->packet, (size_t)n, fds, n_fds);
+		if (n_fds)
+			fa_closer_take(server->closer, fds, n_fds);
+		if (!more || session->state == FA_SESSION_CLOSING || session->paused)
+			return;
+	}
+}
+
+static void on_poll(uv_poll_t *poll, int status, int events)
+{
+	struct fa_session *session = fa_session_ref(poll->data);
+	int r;
+
+	if (status < 0) {
+		fa_session_close(session);
+	} else if (events & UV_WRITABLE) {
+		r = flush(session);
+		if (r < 0 && r != -EAGAIN)
+			fa_session_close(session);
+		else
+			pause_if_unread(session);
+		fa_drain_advance(session->server);
+	}
+	if (session->state != FA_SESSION_CLOSING) {
+		if ((events & UV_READABLE) && !session->paused)
+			read_packets(session);
+		else if (events & UV_DISCONNECT)
+			fa_session_close(session);
+	}
+	update_poll(session);
+	fa_session_unref(session);
+}
+
+static void update_poll(struct fa_session *session)
+{
+	/* While nothing is read, the end must be seen another way. */
+	int events = session->paused ? UV_DISCONNECT : UV_READABLE;
+
+	if (session->state == FA_SESSION_CLOSING)
+		return;
+	if (!fa_list_empty(&session->out))
+		events |= UV_WRITABLE;
+	if (events == session->poll_events)
+		return;
+	if (uv_poll_start(&session->poll, events, on_poll) < 0)
+		fa_session_close(session);
+	else
+		session->poll_events = events;
+}
+
+int fa_session_new(struct fa_server *server, int fd, struct fa_error *error,
+                   struct fa_session **ret_session)
+{
+	struct fa_session *session;
+	int r;
+
+	session = fa_new(struct fa_session);
+	if (!session)
+		return fa_fail(error, -ENOMEM, "the daemon has no memory for another session");
+	/* Half-built, it is freed by its last reference. */
+	*session = (struct fa_session){ .n_refs = 1, .server = server, .fd = -1 };
+	fa_list_init(&session->link);
+	fa_list_init(&session->hello_link);
+	fa_list_init(&session->out);
+	fa_server_session_made(server);
+	for (unsigned int i = 0; i < FA_COMPLETION_SLOTS; ++i)
+		session->streams[i].next_value = 1;
+
+	r = fa_peer_read(fd, &session->peer);
+	if (r < 0) {
+		fa_fail(error, r, "the kernel does not tell who connected: %s", strerror(-r));
+		goto fail;
+	}
+	r = fa_tenant_get(&server->tenants, session->peer.uid, session->peer.cgroup,
+	                  &session->tenant);
+	if (r < 0) {
+		fa_fail(error, r, "the daemon has no memory for another account");
+		goto fail;
+	}
+	r = fa_charge_add(&session->charge_session, session->tenant, FA_RESOURCE_SESSIONS, 1,
+	                  error);
+	if (r == 0)
+		r = fa_charge_add(&session->charge_socket, session->tenant, FA_RESOURCE_FDS, 1,
+		                  error);
+	if (r < 0)
+		goto fail;
+
+	r = uv_poll_init(server->loop, &session->poll, fd);
+	if (r < 0) {
+		fa_fail(error, r, "the connection cannot be watched: %s", uv_strerror(r));
+		goto fail;
+	}
+	session->fd = fd; /* consumed from here on */
+	session->poll.data = session;
+	session->id = ++server->last_session;
+	session->privileged = session->peer.uid == 0 || session->peer.uid == server->uid;
+	session->subject = (struct fa_log_subject){ .session = session->id,
+		                                    .uid = session->peer.uid,
+		                                    .pid = session->peer.pid,
+		                                    .cgroup = session->tenant->cgroup };
+	session->hello_deadline_ns = fa_deadline_ns(FA_SESSION_HELLO_NS);
+	fa_list_append(&server->sessions, &session->link);
+	fa_list_append(&server->strangers, &session->hello_link);
+	fa_log_about(&session->subject, FA_LOG_DEBUG, "connected");
+	update_poll(session);
+	*ret_session = session;
+	return 0;
+fail:
+	fa_session_unref(session);
+	return r;
+}

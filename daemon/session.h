@@ -1,0 +1,134 @@
+/*
+ * A session: one connection, its ids, and what is on its way to and from it. Loop
+ * thread only.
+ *
+ * It is connected until its Hello was answered, then ready, then closing: the
+ * socket is closed and nothing more is read or written, but the object lives until
+ * its streams have come back from the engine and its import from the worker. Each
+ * of these holds a reference. So nothing that belongs to a client is given back
+ * while the device may still touch it, and nothing stays when the last has gone.
+ *
+ * Reading stops (the kernel's buffer then holds the client up) while an import of
+ * this session runs, so that what follows finds the buffer; while answers that it
+ * does not read fill half of session_out_bytes; and while it has twice as many
+ * requests in flight as it may have, half of them thus refused. What it can pile
+ * up is therefore bounded, and it is never disconnected for it.
+ */
+#pragma once
+
+#include "common/clock.h"
+#include "common/completion.h"
+#include "common/list.h"
+#include "daemon/buffer.h"
+#include "daemon/engine.h"
+#include "daemon/log.h"
+#include "daemon/peer.h"
+#include "daemon/table.h"
+#include "daemon/tenant.h"
+#include "schema/wire.h"
+
+#include <stdbool.h>
+#include <uv.h>
+
+struct fa_server;
+
+/* A client that connects and does not say Hello is not waited for any longer. */
+#define FA_SESSION_HELLO_NS (10 * FA_NS_PER_SEC)
+
+enum fa_session_state {
+	FA_SESSION_CONNECTED,
+	FA_SESSION_READY,
+	FA_SESSION_CLOSING,
+};
+
+/* Why nothing is read; or-ed. */
+enum fa_session_pause {
+	FA_PAUSE_IMPORT = 1 << 0,
+	FA_PAUSE_OUT = 1 << 1,
+	FA_PAUSE_REQUESTS = 1 << 2,
+};
+
+struct fa_session_stream {
+	struct fa_stream *stream; /* NULL: there is none under this id */
+	uint64_t next_value;      /* 1 at first; goes on after the stream was freed */
+	uint64_t finished;        /* highest value that was answered */
+	unsigned int n_requests;  /* in flight */
+};
+
+struct fa_session {
+	unsigned int n_refs;
+	struct fa_server *server;
+	struct fa_list link; /* server.sessions */
+	uint64_t id;
+	struct fa_peer peer;
+	struct fa_tenant *tenant;
+	struct fa_charge charge_session, charge_socket;
+	struct fa_log_subject subject; /* for the log */
+
+	enum fa_session_state state;
+	unsigned int paused;
+	bool privileged; /* root, or the daemon's own user */
+	int fd;
+	uv_poll_t poll;
+	int poll_events;           /* those it was started with */
+	struct fa_list hello_link; /* server.strangers, until Hello */
+	uint64_t hello_deadline_ns;
+
+	char name[FA_WIRE_NAME_BYTES_MAX + 1];
+	struct fa_wire_secret secret;
+	struct fa_completion_slot *completions; /* NULL until Hello */
+	struct fa_table buffers;                /* struct fa_buffer, one reference each */
+	struct fa_buffer *import;               /* the one that is being made */
+	uint64_t buffer_bytes;                  /* of those in the table */
+	struct fa_session_stream streams[FA_COMPLETION_SLOTS];
+	unsigned int n_streams;
+	unsigned int n_requests; /* in flight, of all streams */
+
+	struct fa_list out; /* answers that the socket did not take */
+	uint64_t out_bytes;
+	struct fa_charge charge_sent; /* descriptors sent and perhaps not received */
+
+	uint64_t n_messages, n_errors;
+};
+
+/* Consumes @fd if it succeeds. -EDQUOT and others, with a sentence for the client. */
+int fa_session_new(struct fa_server *server, int fd, struct fa_error *error,
+                   struct fa_session **ret_session);
+struct fa_session *fa_session_ref(struct fa_session *session);
+struct fa_session *fa_session_unref(struct fa_session *session);
+
+/* Ends it; in flight work is cancelled. May be called in any state. */
+void fa_session_close(struct fa_session *session);
+
+/* ---- sending */
+
+/*
+ * Sends a message, now or later, with @fd (-1: none), which is consumed together
+ * with its charge (@charge NULL: none). If it cannot, the session is closed.
+ */
+void fa_session_send(struct fa_session *session, const struct fa_wire_message *message, int fd,
+                     struct fa_charge *charge);
+
+/* Answers request @id with a status and a sentence. */
+void fa_session_reply(struct fa_session *session, uint64_t id, int status, const char *text);
+
+/* The same, after which the connection is closed. */
+void fa_session_refuse(struct fa_session *session, uint64_t id, int status, const char *text);
+
+/* Charges one descriptor that is to be sent. -EDQUOT. */
+int fa_session_charge_fd(struct fa_session *session, struct fa_charge *charge,
+                         struct fa_error *error);
+
+/* Says why to a connection that gets no session, and closes @fd. */
+void fa_session_turn_away(struct fa_server *server, int fd, int status, const char *text);
+
+/* ---- for the handlers */
+
+void fa_session_pause(struct fa_session *session, enum fa_session_pause reason);
+void fa_session_resume(struct fa_session *session, enum fa_session_pause reason);
+
+/* Makes stream @id; 0 or a negative errno. */
+int fa_session_stream_new(struct fa_session *session, uint32_t id, int priority);
+
+/* Cancels what is in flight on all streams, with @status, and ends the streams. */
+void fa_session_close_streams(struct fa_session *session, int status);

@@ -1,0 +1,192 @@
+#include "daemon/status.h"
+
+#include "common/cleanup.h"
+#include "common/clock.h"
+#include "daemon/server.h"
+#include "daemon/text.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <string.h>
+#include <sys/mman.h>
+
+static void json_freep(json_t **json)
+{
+	json_decref(*json);
+}
+
+static int set(json_t *object, const char *key, uint64_t number)
+{
+	return json_object_set_new(object, key, json_integer((json_int_t)number));
+}
+
+static int set_text(json_t *object, const char *key, const char *text)
+{
+	char clean[1024];
+
+	fa_text_clean(text, strlen(text), clean, sizeof(clean));
+	return json_object_set_new(object, key, json_string(clean));
+}
+
+/* Functions below return 0, or -1 if there was no memory, as jansson does. */
+
+static int add_session(json_t *sessions, struct fa_session *session)
+{
+	static const char *const states[] = { "connected", "ready", "closing" };
+	json_t *object = json_object();
+	unsigned int queued = 0;
+	int r = 0;
+
+	for (struct fa_list *pos = session->out.next; pos != &session->out; pos = pos->next)
+		++queued;
+	r |= set(object, "session", session->id);
+	r |= set_text(object, "name", session->name);
+	r |= set(object, "pid", (uint64_t)session->peer.pid);
+	r |= set(object, "uid", session->peer.uid);
+	r |= set_text(object, "cgroup", session->tenant->cgroup);
+	r |= set_text(object, "state", states[session->state]);
+	r |= set(object, "buffers", session->buffers.n_used);
+	r |= set(object, "buffer_bytes", session->buffer_bytes);
+	r |= set(object, "streams", session->n_streams);
+	r |= set(object, "requests", session->n_requests);
+	r |= set(object, "out_messages", queued);
+	r |= set(object, "out_bytes", session->out_bytes);
+	r |= set(object, "messages", session->n_messages);
+	r |= set(object, "errors", session->n_errors);
+	return r | json_array_append_new(sessions, object);
+}
+
+static int add_tenant(json_t *tenants, const struct fa_tenant *tenant)
+{
+	const struct fa_limits *limits = tenant->tenants->limits;
+	json_t *object = json_object(), *bounds = json_object();
+	int r = 0;
+
+	r |= set(object, "uid", tenant->uid);
+	r |= set_text(object, "cgroup", tenant->cgroup);
+	for (unsigned int i = 0; i < _FA_RESOURCE_N; ++i) {
+		r |= set(object, fa_resource_name(i), tenant->used[i]);
+		r |= set(bounds, fa_resource_name(i), limits->tenant[i]);
+	}
+	r |= json_object_set_new(object, "limits", bounds);
+	return r | json_array_append_new(tenants, object);
+}
+
+static int add_limits(json_t *object, const struct fa_limits *limits)
+{
+	json_t *bounds = json_object();
+	int r = 0;
+
+	r |= set(bounds, "connections", limits->connections);
+	r |= set(bounds, "session_buffers", limits->session_buffers);
+	r |= set(bounds, "session_streams", limits->session_streams);
+	r |= set(bounds, "session_requests", limits->session_requests);
+	r |= set(bounds, "session_out_bytes", limits->session_out_bytes);
+	return r | json_object_set_new(object, "limits", bounds);
+}
+
+static int add_requests(json_t *object, struct fa_engine *engine)
+{
+	json_t *requests = json_object();
+	struct fa_engine_stats stats;
+	int r = 0;
+
+	fa_engine_stats(engine, &stats);
+	r |= set(requests, "submitted", stats.submitted);
+	r |= set(requests, "launched", stats.launched);
+	r |= set(requests, "finished", stats.finished);
+	r |= set(requests, "failed", stats.failed);
+	r |= set(requests, "cancelled", stats.cancelled);
+	r |= set(requests, "busy_ns", stats.busy_ns);
+	return r | json_object_set_new(object, "requests", requests);
+}
+
+static int add_daemon(json_t *object, struct fa_server *server)
+{
+	int r = 0;
+
+	r |= set_text(object, "version", FAD_VERSION);
+	r |= set(object, "pid", (uint64_t)getpid());
+	r |= set(object, "generation", server->generation);
+	r |= set(object, "uptime_ns", fa_now_ns() - server->started_ns);
+	r |= json_object_set_new(object, "draining",
+	                         json_boolean(server->state != FA_SERVER_RUNNING));
+	r |= set_text(object, "backend", server->info.backend);
+	r |= set_text(object, "device", server->info.name);
+	r |= set(object, "threads", server->info.threads);
+	r |= set(object, "connections", server->n_sessions);
+	return r;
+}
+
+/* What all clients did together is nobody's business but the administrator's. */
+static int add_totals(json_t *object, struct fa_server *server)
+{
+	int r = 0;
+
+	r |= set(object, "connections_total", server->n_connections);
+	r |= set(object, "connections_refused", server->n_refused);
+	r |= set(object, "buffers", server->importer.n_buffers);
+	r |= set(object, "buffers_max", server->importer.buffers_max);
+	return r;
+}
+
+static json_t *describe(struct fa_session *viewer)
+{
+	_fa_cleanup_(json_freep) json_t *object = json_object();
+	struct fa_server *server = viewer->server;
+	json_t *sessions = json_array(), *tenants = json_array();
+	struct fa_list *pos;
+	int r = 0;
+
+	r |= add_daemon(object, server);
+	if (viewer->privileged)
+		r |= add_totals(object, server);
+	r |= add_requests(object, server->engine);
+	r |= add_limits(object, &server->config.limits);
+	fa_list_for_each(pos, &server->sessions) {
+		struct fa_session *session = fa_container_of(pos, struct fa_session, link);
+
+		if (viewer->privileged || session->tenant == viewer->tenant)
+			r |= add_session(sessions, session);
+	}
+	fa_list_for_each(pos, &server->tenants.tenants) {
+		struct fa_tenant *tenant = fa_container_of(pos, struct fa_tenant, link);
+
+		if (viewer->privileged || tenant == viewer->tenant)
+			r |= add_tenant(tenants, tenant);
+	}
+	r |= json_object_set_new(object, "sessions", sessions);
+	r |= json_object_set_new(object, "tenants", tenants);
+	return r ? NULL : fa_steal_ptr(object);
+}
+
+int fa_status_new(struct fa_session *viewer, int *ret_fd, size_t *ret_bytes)
+{
+	_fa_cleanup_(json_freep) json_t *object = NULL;
+	_fa_cleanup_(fa_freep) char *text = NULL;
+	_fa_cleanup_(fa_close_fdp) int fd = -1;
+	size_t length, done = 0;
+	ssize_t n;
+
+	object = describe(viewer);
+	text = object ? json_dumps(object, JSON_COMPACT) : NULL;
+	if (!text)
+		return -ENOMEM;
+	length = strlen(text);
+
+	fd = memfd_create("fad-status", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	if (fd < 0)
+		return -errno;
+	while (done < length) {
+		n = pwrite(fd, text + done, length - done, (off_t)done);
+		if (n < 0)
+			return -errno;
+		done += (size_t)n;
+	}
+	if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) < 0)
+		return -errno;
+	*ret_fd = fa_steal_fd(&fd);
+	*ret_bytes = length;
+	return 0;
+}

@@ -1,0 +1,60 @@
+/*
+ * Tenants: the accounts to which all that clients make grow is charged. A tenant
+ * is a user in a cgroup, so that containers that are all uid 0 are not one. Loop
+ * thread only.
+ *
+ * A charge is a value embedded in the object that it pays for and is released by
+ * that object's destructor; it keeps its tenant alive.
+ */
+#pragma once
+
+#include "common/error.h"
+#include "common/list.h"
+#include "daemon/quota.h"
+
+#include <stdint.h>
+#include <sys/types.h>
+
+struct fa_tenants {
+	struct fa_list tenants;
+	const struct fa_limits *limits; /* looked at with each charge; may change */
+};
+
+struct fa_tenant {
+	unsigned int n_refs;
+	struct fa_list link;
+	struct fa_tenants *tenants;
+	uid_t uid;
+	char *cgroup; /* "" if unknown */
+	uint64_t used[_FA_RESOURCE_N];
+};
+
+struct fa_charge {
+	struct fa_tenant *tenant; /* NULL: nothing is charged */
+	enum fa_resource resource;
+	uint64_t amount;
+};
+
+void fa_tenants_init(struct fa_tenants *tenants, const struct fa_limits *limits);
+
+/* Finds or makes the tenant, with a reference. -ENOMEM. */
+int fa_tenant_get(struct fa_tenants *tenants, uid_t uid, const char *cgroup,
+                  struct fa_tenant **ret_tenant);
+struct fa_tenant *fa_tenant_ref(struct fa_tenant *tenant);
+struct fa_tenant *fa_tenant_unref(struct fa_tenant *tenant);
+
+/* "buffer_bytes", as the configuration calls it. */
+const char *fa_resource_name(enum fa_resource resource);
+
+/*
+ * Charges @amount more to @charge, which is zeroed or was charged with the same
+ * tenant and resource. -EDQUOT with a sentence that names the limit.
+ */
+int fa_charge_add(struct fa_charge *charge, struct fa_tenant *tenant, enum fa_resource resource,
+                  uint64_t amount, struct fa_error *error);
+
+/* Adds @from, of the same resource, to @to, and zeroes it. */
+void fa_charge_move(struct fa_charge *to, struct fa_charge *from);
+
+/* Gives everything back. A zeroed charge is fine. */
+void fa_charge_release(struct fa_charge *charge);
