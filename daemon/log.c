@@ -89,8 +89,9 @@ static void write_line(const struct fa_log_subject *subject, enum fa_log_level l
 		return;
 }
 
-static void write_format(const struct fa_log_subject *subject, enum fa_log_level level,
-                         const char *format, va_list args)
+__attribute__((format(printf, 3, 0))) static void write_format(const struct fa_log_subject *subject,
+                                                               enum fa_log_level level,
+                                                               const char *format, va_list args)
 {
 	char raw[LINE_BYTES], text[LINE_BYTES];
 
