@@ -15,6 +15,7 @@ static const struct {
 } benches[] = {
 	{ "rtt", "one request through the socket against a bare ping-pong", fa_bench_rtt },
 	{ "throughput", "32 clients at once; 64 idle clients", fa_bench_throughput },
+	{ "cpu", "the CPU kernels, against a matrix multiply and against reading", fa_bench_cpu },
 	{ "wire", "writing and reading messages", fa_bench_wire },
 	{ NULL, NULL, NULL },
 };
