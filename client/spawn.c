@@ -136,11 +136,20 @@ static int listen_at(char *path, struct fa_error *error, int *ret_fd)
 	return 0;
 }
 
+static void remove_place(const char *path)
+{
+	char directory[FA_SOCKET_PATH_BYTES];
+
+	(void)snprintf(directory, sizeof(directory), "%s", path);
+	*strrchr(directory, '/') = '\0';
+	(void)unlink(path);
+	(void)rmdir(directory);
+}
+
 void fa_spawn_clean(const char *path)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
 	_fa_cleanup_(fa_close_fdp) int fd = -1;
-	char directory[FA_SOCKET_PATH_BYTES];
 
 	/* A daemon that lives has other clients, and cleans up itself. */
 	(void)snprintf(address.sun_path, sizeof(address.sun_path), "%s", path);
@@ -148,10 +157,7 @@ void fa_spawn_clean(const char *path)
 	if (fd < 0 || !connect(fd, (struct sockaddr *)&address, sizeof(address)) ||
 	    errno != ECONNREFUSED)
 		return;
-	(void)snprintf(directory, sizeof(directory), "%s", path);
-	*strrchr(directory, '/') = '\0';
-	(void)unlink(path);
-	(void)rmdir(directory);
+	remove_place(path);
 }
 
 /* ---- the process. From here to exec: async-signal-safe calls only. */
@@ -281,10 +287,9 @@ int fa_spawn(const char *daemon, char *path, struct fa_error *error)
 	r = listen_at(path, error, &listen_fd);
 	if (r >= 0)
 		r = start(program, path, listen_fd, error);
-	if (r < 0) {
-		fa_close_fdp(&listen_fd);
-		if (*path)
-			fa_spawn_clean(path);
-	}
+	/* Nobody runs there, though the process that did not become a daemon may not
+	 * have let go of the socket yet. */
+	if (r < 0 && *path)
+		remove_place(path);
 	return r;
 }

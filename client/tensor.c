@@ -32,15 +32,17 @@ uint64_t fa_tensor_bytes(uint32_t dtype, uint32_t rank, const int64_t *shape)
 void fa_tensor_init(struct fa_tensor *ret_tensor, struct fa_buffer *buffer, uint64_t offset,
                     uint32_t dtype, uint32_t rank, const int64_t *shape)
 {
-	*ret_tensor = (struct fa_tensor){
+	struct fa_tensor tensor = {
 		.buffer = buffer,
 		.offset = offset,
 		.dtype = dtype,
 		.rank = rank,
 	};
-	/* A wrong rank is kept for fa_attention() to name. */
+
+	/* A wrong rank is kept for fa_attention() to name. @shape may be ret_tensor's. */
 	if (rank <= FA_WIRE_RANK_MAX)
-		memcpy(ret_tensor->shape, shape, rank * sizeof(*shape));
+		memcpy(tensor.shape, shape, rank * sizeof(*shape));
+	*ret_tensor = tensor;
 }
 
 /* Strides of the dense tensor of that shape; empty dimensions count as one. */

@@ -1,0 +1,348 @@
+/*
+ * Attention through the library against the naive fp64 reference: every dtype
+ * and variant once, views with strides, and the sentences of what is refused.
+ */
+#include "client/faclient.h"
+#include "tests/client/view.h"
+#include "tests/lib/check.h"
+#include "tests/lib/daemon.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static struct fa_test_daemon fad;
+static struct fa_client *client;
+
+static int setup(void **state)
+{
+	struct fa_options options = { .size = sizeof(options) };
+
+	fa_test_daemon_start(&fad, NULL);
+	options.socket = fad.socket;
+	options.connect_ns = fa_test_patience_ns();
+	fa_check_eq(fa_connect(&options, &client), 0);
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	fa_disconnect(client);
+	fa_test_daemon_stop(&fad);
+	return 0;
+}
+
+static void check(int r)
+{
+	if (r < 0)
+		fa_test_fail(__FILE__, __LINE__, "%d: %s", r, fa_error());
+}
+
+static void test_variants(void **state)
+{
+	static const struct fa_case variants[] = {
+		{ .seqlen_q = 1 },
+		{ .heads = 3, .seqlen_q = 70 },
+		{ .heads = 4,
+		  .kv_heads = 2,
+		  .seqlen_q = 40,
+		  .seqlen_k = 90,
+		  .causal = true,
+		  .lse = true },
+		{ .heads = 4,
+		  .kv_heads = 1,
+		  .batch = 3,
+		  .ragged = true,
+		  .seqlen_q = 60,
+		  .causal = true,
+		  .lse = true },
+		{ .batch = 2, .head_dim = 128, .head_dim_v = 72, .seqlen_q = 33, .scale = 0.3f },
+		{ .seqlen_q = 50,
+		  .windowed = true,
+		  .window_left = 7,
+		  .window_right = 0,
+		  .lse = true },
+		{ .heads = 2, .seqlen_q = 30, .softcap = 5, .causal = true },
+		{ .heads = 2, .seqlen_q = 30, .alibi = true, .sinks = true, .lse = true },
+		{ .batch = 2,
+		  .ragged = true,
+		  .heads = 2,
+		  .seqlen_q = 20,
+		  .seqlen_k = 45,
+		  .sinks = true,
+		  .alibi = true,
+		  .causal = true,
+		  .lse = true },
+	};
+	static const enum fa_wire_dtype dtypes[] = { FA_WIRE_DTYPE_F32, FA_WIRE_DTYPE_F16,
+		                                     FA_WIRE_DTYPE_BF16 };
+
+	for (size_t i = 0; i < sizeof(variants) / sizeof(*variants); ++i)
+		for (size_t k = 0; k < 3; ++k) {
+			struct fa_case attention = variants[i];
+			struct fa_attention request;
+			struct fa_buffer *buffer;
+			double error;
+
+			attention.dtype = dtypes[k];
+			attention.seed = i;
+			fa_case_plan(&attention);
+			check(fa_buffer_new(client, attention.bytes, k == 1 ? FA_BUFFER_ARENA : 0,
+			                    &buffer));
+			fa_case_fill(&attention, fa_buffer_data(buffer));
+			request = fa_case_attention(&attention, buffer);
+			check(fa_attention(client, &request, NULL));
+			error = fa_case_error(&attention, fa_buffer_data(buffer));
+			if (!(error <= 1))
+				fa_test_fail(__FILE__, __LINE__, "variant %zu, dtype %d: error %g",
+				             i, dtypes[k], error);
+			fa_buffer_free(buffer);
+		}
+}
+
+/* Strides left 0 mean dense. */
+static void test_dense(void **state)
+{
+	struct fa_case attention = { .heads = 2, .batch = 2, .seqlen_q = 20 };
+	struct fa_attention request;
+	struct fa_buffer *buffer;
+
+	fa_case_plan(&attention);
+	check(fa_buffer_new(client, attention.bytes, 0, &buffer));
+	fa_case_fill(&attention, fa_buffer_data(buffer));
+	request = fa_case_attention(&attention, buffer);
+	memset(request.q.strides, 0, sizeof(request.q.strides));
+	fa_tensor_init(&request.k, buffer, request.k.offset, FA_F32, 4, request.k.shape);
+	memset(request.v.strides, 0, sizeof(request.v.strides));
+	memset(request.out.strides, 0, sizeof(request.out.strides));
+	check(fa_attention(client, &request, NULL));
+	fa_check(fa_case_error(&attention, fa_buffer_data(buffer)) <= 1);
+	fa_buffer_free(buffer);
+}
+
+static void expect(const struct fa_attention *request, int code, const char *part)
+{
+	struct fa_ticket ticket;
+	int r;
+
+	r = fa_attention(client, request, NULL);
+	if (r != code)
+		fa_test_fail(__FILE__, __LINE__, "%d instead of %d (%s): %s", r, code, part,
+		             fa_error());
+	fa_check_contains(fa_error(), part);
+	/* By ticket the same, at once or in the end. */
+	r = fa_attention(client, request, &ticket);
+	if (!r)
+		r = fa_wait(client, &ticket, UINT64_MAX, NULL);
+	fa_check_eq(r, code);
+	fa_check_contains(fa_error(), part);
+}
+
+static void test_refused(void **state)
+{
+	struct fa_case attention = { .heads = 4, .kv_heads = 2, .batch = 2, .seqlen_q = 20 };
+	struct fa_attention good, bad;
+	const uint32_t lengths[] = { 0, 5, 20 }, odd[] = { 0, 30, 20 };
+	struct fa_options options = { .size = sizeof(options), .socket = fad.socket };
+	struct fa_buffer *buffer, *foreign, *fixed;
+	struct fa_client *other;
+
+	fa_case_plan(&attention);
+	check(fa_buffer_new(client, attention.bytes, 0, &buffer));
+	check(fa_buffer_new(client, attention.bytes, FA_BUFFER_READ_ONLY, &fixed));
+	check(fa_connect(&options, &other));
+	check(fa_buffer_new(other, attention.bytes, 0, &foreign));
+	fa_case_fill(&attention, fa_buffer_data(buffer));
+	good = fa_case_attention(&attention, buffer);
+
+#define BAD(change, code, part)                                                                    \
+	do {                                                                                       \
+		bad = good;                                                                        \
+		change;                                                                            \
+		expect(&bad, code, part);                                                          \
+	} while (0)
+
+	/* What the library sees. */
+	BAD(bad.q.buffer = NULL, -EINVAL, "q.buffer");
+	BAD(bad.k.buffer = foreign, -EINVAL, "another client");
+	BAD(bad.v.dtype = 9, -EINVAL, "v.dtype is 9");
+	BAD(bad.out.rank = 2, -EINVAL, "out.rank is 2");
+	BAD(bad.q.offset = 2, -EINVAL, "q.offset is 2");
+	BAD(bad.q.offset = 1ull << 60, -EINVAL, "q reaches beyond");
+	BAD(bad.k.shape[1] = 1 << 20, -EINVAL, "k reaches beyond");
+	BAD(bad.k.strides[0] = INT64_MAX, -EINVAL, "k reaches beyond");
+	BAD(bad.q.shape[1] = -1, -EINVAL, "q.shape[1] is -1");
+	BAD(bad.q.strides[1] = -64, -EINVAL, "q.strides[1] is -64");
+	BAD(bad.flags = 1u << 20, -EINVAL, "flags");
+	BAD(bad.stream = 64, -EINVAL, "stream is 64");
+	BAD(bad.stream = 5, -EINVAL, "no stream 5");
+	BAD(bad.batch = 2, -EINVAL, "q.rank is 4; expected 3");
+	BAD(bad.cu_seqlens_q = lengths, -EINVAL, "batch is 0");
+	BAD(bad.batch = 5000, -EINVAL, "batch is 5000");
+	BAD(bad.lse = bad.q, -EINVAL, "lse.rank is 4");
+
+	/* What the daemon judges. */
+	BAD(bad.out.buffer = fixed, -EINVAL, "out");
+	BAD(bad.k.shape[2] = 3, -EINVAL, "heads");
+	BAD(bad.k.shape[3] = 32, -EINVAL, "dim");
+	BAD(bad.k.dtype = FA_F16, -ENOTSUP, "dtype");
+	BAD((bad.q.strides[3] = 2, bad.q.shape[1] = 2), -EINVAL, "stride");
+	BAD((bad.q.shape[3] = bad.k.shape[3] = 12), -ENOTSUP, "12");
+	BAD(bad.softcap = -1, -EINVAL, "softcap");
+
+	/* Ragged, with lengths that do not add up. */
+	attention.ragged = true;
+	fa_case_plan(&attention);
+	good = fa_case_attention(&attention, buffer);
+	BAD(bad.cu_seqlens_q = odd, -EINVAL, "cu_seqlens_q");
+	BAD(bad.cu_seqlens_k = odd, -EINVAL, "cu_seqlens_k");
+	BAD(bad.cu_seqlens_q = NULL, -EINVAL, "cu_seqlens_q is NULL");
+	BAD(bad.cu_seqlens_k = NULL, -EINVAL, "cu_seqlens_k is NULL");
+#undef BAD
+
+	/* And the connection lives. */
+	check(fa_attention(client, &good, NULL));
+	fa_disconnect(other);
+	fa_buffer_free(fixed);
+	fa_buffer_free(buffer);
+}
+
+static void test_tickets(void **state)
+{
+	struct fa_case small = { .heads = 2, .seqlen_q = 16 };
+	struct fa_case large = { .heads = 8, .seqlen_q = 4096, .head_dim = 128 };
+	struct fa_completion completion = { .size = sizeof(completion) };
+	struct fa_info info = { .size = sizeof(info) };
+	struct fa_ticket ticket, behind, never = {};
+	struct fa_buffer *buffer, *work;
+	struct fa_attention request;
+	uint32_t stream;
+	int r;
+
+	fa_case_plan(&small);
+	fa_case_plan(&large);
+	check(fa_buffer_new(client, small.bytes, 0, &buffer));
+	check(fa_buffer_new(client, large.bytes, 0, &work));
+	check(fa_stream_new(client, 0, &stream));
+
+	/* Times come with the result, as often as one asks. */
+	fa_case_fill(&small, fa_buffer_data(buffer));
+	request = fa_case_attention(&small, buffer);
+	request.stream = stream;
+	check(fa_attention(client, &request, &ticket));
+	for (int i = 0; i < 3; ++i) {
+		check(fa_wait(client, &ticket, UINT64_MAX, &completion));
+		fa_check_eq(completion.status, 0);
+		fa_check(completion.queued_ns && completion.queued_ns <= completion.started_ns &&
+		         completion.started_ns <= completion.finished_ns &&
+		         completion.finished_ns <= fa_now_ns());
+	}
+	fa_check(fa_case_error(&small, fa_buffer_data(buffer)) <= 1);
+	fa_check_eq(fa_cancel(client, &ticket), -ENOENT);
+	fa_check_eq(fa_wait(client, &never, 0, NULL), -EINVAL);
+	ticket.value += 1;
+	fa_check_eq(fa_wait(client, &ticket, 0, NULL), -EINVAL);
+
+	/* Cancelled while it runs, and one that never started behind it. */
+	request = fa_case_attention(&large, work);
+	request.stream = stream;
+	check(fa_attention(client, &request, &ticket));
+	check(fa_attention(client, &request, &behind));
+	fa_check_eq(fa_wait(client, &behind, FA_NS_PER_MS, NULL), -EAGAIN);
+	fa_check_eq(fa_stream_free(client, stream), -EBUSY);
+	check(fa_cancel(client, &behind));
+	r = fa_cancel(client, &ticket);
+	fa_check(r == 0 || r == -ENOENT);
+	r = fa_wait(client, &ticket, UINT64_MAX, NULL);
+	fa_check(r == -ECANCELED || r == 0);
+	fa_check_eq(fa_wait(client, &behind, UINT64_MAX, &completion), -ECANCELED);
+	fa_check_eq(completion.status, -ECANCELED);
+
+	/* Its own deadline. */
+	request.timeout_ns = FA_NS_PER_MS;
+	fa_check_eq(fa_attention(client, &request, NULL), -ETIMEDOUT);
+	fa_check(*fa_error());
+	request.timeout_ns = 0;
+
+	/* As many as may be, and then no more. */
+	check(fa_info(client, &info));
+	for (uint64_t i = 0; i < info.max_requests; ++i) {
+		check(fa_attention(client, &request, &behind));
+		if (!i)
+			ticket = behind;
+	}
+	fa_check_eq(fa_attention(client, &request, &never), -EAGAIN);
+	fa_check_contains(fa_error(), "in flight");
+	for (; ticket.value <= behind.value; ++ticket.value)
+		(void)fa_cancel(client, &ticket);
+	r = fa_wait(client, &behind, UINT64_MAX, NULL);
+	fa_check(r == -ECANCELED || r == 0);
+
+	check(fa_stream_free(client, stream));
+	fa_check_eq(fa_stream_free(client, stream), -ENOENT);
+	fa_check_eq(fa_stream_free(client, 0), -ENOENT);
+	/* A stream of the same number goes on counting. */
+	check(fa_stream_new(client, 1, &stream));
+	request = fa_case_attention(&small, buffer);
+	request.stream = stream;
+	check(fa_attention(client, &request, NULL));
+	check(fa_stream_free(client, stream));
+	fa_buffer_free(work);
+	fa_buffer_free(buffer);
+}
+
+static void test_streams(void **state)
+{
+	struct fa_info info = { .size = sizeof(info) };
+	uint32_t streams[64], extra;
+	uint64_t n = 0;
+
+	check(fa_info(client, &info));
+	for (; n + 1 < info.max_streams; ++n)
+		check(fa_stream_new(client, n % 2, &streams[n]));
+	fa_check_eq(fa_stream_new(client, 0, &extra), -EDQUOT);
+	while (n--)
+		check(fa_stream_free(client, streams[n]));
+}
+
+/* Results by an event loop, which learns of all of them. */
+static void test_loop(void **state)
+{
+	struct fa_case small = { .heads = 2, .seqlen_q = 16 };
+	struct pollfd pollfd = { .fd = fa_fd(client), .events = POLLIN };
+	struct fa_attention request;
+	struct fa_ticket tickets[50];
+	struct fa_buffer *buffer;
+	int left = 50;
+
+	fa_case_plan(&small);
+	check(fa_buffer_new(client, small.bytes, 0, &buffer));
+	fa_case_fill(&small, fa_buffer_data(buffer));
+	request = fa_case_attention(&small, buffer);
+	for (int i = 0; i < 50; ++i)
+		check(fa_attention(client, &request, &tickets[i]));
+	while (left) {
+		fa_check(poll(&pollfd, 1, (int)(fa_test_patience_ns() / FA_NS_PER_MS)) == 1);
+		check(fa_dispatch(client));
+		for (; left && !fa_wait(client, &tickets[50 - left], 0, NULL); --left)
+			;
+	}
+	fa_buffer_free(buffer);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_variants), cmocka_unit_test(test_dense),
+		cmocka_unit_test(test_refused),  cmocka_unit_test(test_tickets),
+		cmocka_unit_test(test_streams),  cmocka_unit_test(test_loop),
+	};
+
+	return cmocka_run_group_tests_name("attention", tests, setup, teardown);
+}

@@ -1,0 +1,59 @@
+#!/bin/sh
+# The library as it is installed: found by pkg-config, linked shared and static,
+# its header taken by C and C++ compilers without a warning.
+# usage: test-install.sh BUILD SOURCE CC CXX SANITIZE
+set -eu
+
+build=$1 source=$2 cc=$3 cxx=$4 sanitize=$5
+
+if [ "$sanitize" != none ]; then
+	echo 'a library with a sanitizer cannot be linked by others'
+	exit 77
+fi
+if ! command -v pkg-config >/dev/null; then
+	echo 'pkg-config is not installed'
+	exit 77
+fi
+
+root=$(mktemp -d /tmp/fad-test-XXXXXX)
+trap 'rm -rf "$root"' EXIT
+meson install -C "$build" --no-rebuild --quiet --destdir "$root" --tags runtime,devel >/dev/null
+
+pc=$(find "$root" -name libfaclient.pc)
+lib=$(dirname "$(dirname "$pc")")
+PKG_CONFIG_PATH=$(dirname "$pc")
+PKG_CONFIG_SYSROOT_DIR=$root
+export PKG_CONFIG_PATH PKG_CONFIG_SYSROOT_DIR
+
+# shellcheck disable=SC2046 # words are wanted
+$cc -Wall -Wextra -Werror -o "$root/shared" "$source/client/examples/attention.c" \
+	$(pkg-config --cflags --libs libfaclient)
+# The archive is complete: nothing but libc is needed besides.
+# shellcheck disable=SC2046
+$cc -Wall -Wextra -Werror -o "$root/static" "$source/client/examples/attention.c" \
+	$(pkg-config --cflags libfaclient) "$lib/libfaclient.a"
+
+cat >"$root/header.cc" <<'CODE'
+#include <faclient.h>
+#include <cstring>
+int main()
+{
+	return std::strcmp(fa_version(), "0.1.0") || *fa_error();
+}
+CODE
+# shellcheck disable=SC2046
+$cxx -Wall -Wextra -Wpedantic -Werror -o "$root/cplusplus" "$root/header.cc" \
+	$(pkg-config --cflags --libs libfaclient)
+printf '#include <faclient.h>\nint main(void) { return 0; }\n' >"$root/header.c"
+for std in c99 c11 gnu11; do
+	# shellcheck disable=SC2046
+	$cc -std=$std -Wall -Wextra -Wpedantic -Werror -o "$root/header" "$root/header.c" \
+		$(pkg-config --cflags libfaclient)
+done
+
+LD_LIBRARY_PATH=$lib "$root/cplusplus"
+for program in shared static; do
+	# Row 0 of causal attention sees itself alone: its first numbers are v's.
+	LD_LIBRARY_PATH=$lib "$root/$program" >"$root/numbers"
+	grep -Eq '^-?0\.[0-9]+ -?0\.[0-9]+ -?0\.[0-9]+$' "$root/numbers"
+done

@@ -1,0 +1,251 @@
+/*
+ * A daemon that is killed, and one that takes its place: what was in flight
+ * ends, what the client holds is handed over again, and work goes on.
+ */
+#include "client/faclient.h"
+#include "tests/client/view.h"
+#include "tests/lib/check.h"
+#include "tests/lib/daemon.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static char dir[] = "/tmp/fad-restart-XXXXXX";
+static const struct fa_test_daemon_options in_dir = { .dir = dir };
+
+static int setup(void **state)
+{
+	fa_check(mkdtemp(dir));
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	static const char *const files[] = { "fad.conf", "log", "fad.sock" };
+	char path[96];
+
+	for (size_t i = 0; i < sizeof(files) / sizeof(*files); ++i) {
+		snprintf(path, sizeof(path), "%s/%s", dir, files[i]);
+		unlink(path);
+	}
+	return rmdir(dir);
+}
+
+static struct fa_client *connect_to(const struct fa_test_daemon *daemon)
+{
+	struct fa_options options = { .size = sizeof(options), .socket = daemon->socket };
+	struct fa_client *client;
+
+	options.reconnect_ns = fa_test_patience_ns();
+	fa_check_eq(fa_connect(&options, &client), 0);
+	return client;
+}
+
+static void kill_daemon(struct fa_test_daemon *daemon)
+{
+	fa_test_daemon_signal(daemon, SIGKILL);
+	fa_check_eq(WTERMSIG(fa_test_daemon_reap(daemon)), SIGKILL);
+}
+
+static uint64_t generation(struct fa_client *client)
+{
+	struct fa_info info = { .size = sizeof(info) };
+
+	fa_check_eq(fa_info(client, &info), 0);
+	return info.generation;
+}
+
+static void check_case(struct fa_client *client, struct fa_buffer *buffer,
+                       const struct fa_case *attention, uint32_t stream)
+{
+	struct fa_attention request = fa_case_attention(attention, buffer);
+	int r;
+
+	memset((char *)fa_buffer_data(buffer) + attention->offset_out, 0xff,
+	       attention->bytes - attention->offset_out);
+	request.stream = stream;
+	r = fa_attention(client, &request, NULL);
+	if (r < 0)
+		fa_test_fail(__FILE__, __LINE__, "%d: %s", r, fa_error());
+	fa_check(fa_case_error(attention, fa_buffer_data(buffer)) <= 1);
+}
+
+static void test_killed(void **state)
+{
+	struct fa_case small = { .heads = 2, .seqlen_q = 33, .causal = true };
+	struct fa_case large = { .heads = 8, .seqlen_q = 4096, .head_dim = 128 };
+	struct fa_buffer *buffer, *arena, *work;
+	struct fa_attention request;
+	struct fa_test_daemon daemon;
+	struct fa_ticket tickets[6];
+	struct fa_client *client;
+	uint64_t before, begin;
+	uint32_t stream;
+
+	fa_case_plan(&small);
+	fa_case_plan(&large);
+	fa_test_daemon_start(&daemon, &in_dir);
+	client = connect_to(&daemon);
+	fa_check_eq(fa_buffer_new(client, small.bytes, 0, &buffer), 0);
+	fa_check_eq(fa_buffer_new(client, small.bytes, FA_BUFFER_ARENA, &arena), 0);
+	fa_check_eq(fa_buffer_new(client, large.bytes, 0, &work), 0);
+	fa_check_eq(fa_stream_new(client, 1, &stream), 0);
+	fa_case_fill(&small, fa_buffer_data(buffer));
+	fa_case_fill(&small, fa_buffer_data(arena));
+	check_case(client, buffer, &small, stream);
+	check_case(client, arena, &small, 0);
+
+	/* Hours of work in flight. */
+	request = fa_case_attention(&large, work);
+	for (int i = 0; i < 6; ++i) {
+		request.stream = i % 2 ? stream : 0;
+		fa_check_eq(fa_attention(client, &request, &tickets[i]), 0);
+	}
+	before = generation(client);
+	kill_daemon(&daemon);
+	begin = fa_now_ns();
+	for (int i = 4; i < 6; ++i) {
+		fa_check_eq(fa_wait(client, &tickets[i], UINT64_MAX, NULL), -ECONNRESET);
+		fa_check_contains(fa_error(), "went away");
+	}
+	fa_check(fa_now_ns() - begin < fa_test_patience_ns());
+	fa_check_eq(fa_client_state(client), FA_CLIENT_LOST);
+
+	fa_test_daemon_start(&daemon, &in_dir);
+	check_case(client, buffer, &small, stream);
+	check_case(client, arena, &small, 0);
+	fa_check_eq(fa_client_state(client), FA_CLIENT_CONNECTED);
+	fa_check(generation(client) > before);
+	fa_check_eq(fa_wait(client, &tickets[5], UINT64_MAX, NULL), -ECONNRESET);
+
+	/* A second time, with all freed in good order. */
+	kill_daemon(&daemon);
+	fa_test_daemon_start(&daemon, &in_dir);
+	check_case(client, arena, &small, stream);
+	fa_buffer_free(work);
+	fa_check_eq(fa_stream_free(client, stream), 0);
+	fa_buffer_free(arena);
+	fa_buffer_free(buffer);
+	fa_check_eq(fa_ping(client), 0);
+	fa_disconnect(client);
+	fa_test_daemon_stop(&daemon);
+}
+
+/* A thread that sleeps in fa_wait() notices the death of a daemon that computes. */
+struct sleeper {
+	struct fa_client *client;
+	struct fa_ticket ticket;
+	int result;
+	pthread_t thread;
+};
+
+static void *sleep_in_wait(void *userdata)
+{
+	struct sleeper *sleeper = userdata;
+
+	sleeper->result = fa_wait(sleeper->client, &sleeper->ticket, UINT64_MAX, NULL);
+	return NULL;
+}
+
+static void test_sleeping(void **state)
+{
+	struct fa_case large = { .heads = 16, .seqlen_q = 8192, .head_dim = 128 };
+	struct fa_attention request;
+	struct fa_test_daemon daemon;
+	struct sleeper sleepers[4];
+	struct fa_client *client;
+	struct fa_buffer *work;
+
+	fa_case_plan(&large);
+	fa_test_daemon_start(&daemon, &in_dir);
+	client = connect_to(&daemon);
+	fa_check_eq(fa_buffer_new(client, large.bytes, 0, &work), 0);
+	request = fa_case_attention(&large, work);
+	for (int i = 0; i < 4; ++i) {
+		sleepers[i].client = client;
+		fa_check_eq(fa_attention(client, &request, &sleepers[i].ticket), 0);
+		fa_check(!pthread_create(&sleepers[i].thread, NULL, sleep_in_wait, &sleepers[i]));
+	}
+	fa_test_sleep_ms(50);
+	kill_daemon(&daemon);
+	for (int i = 0; i < 4; ++i)
+		pthread_join(sleepers[i].thread, NULL);
+	fa_check_eq(sleepers[3].result, -ECONNRESET);
+	fa_disconnect(client);
+}
+
+/* Calls that come while there is no daemon wait for it. */
+static void *ping_later(void *userdata)
+{
+	struct sleeper *sleeper = userdata;
+
+	sleeper->result = fa_ping(sleeper->client);
+	return NULL;
+}
+
+static void test_waiting(void **state)
+{
+	struct fa_test_daemon daemon;
+	struct sleeper sleepers[4];
+	struct fa_client *client;
+
+	fa_test_daemon_start(&daemon, &in_dir);
+	client = connect_to(&daemon);
+	kill_daemon(&daemon);
+	fa_check_eq(fa_client_state(client), FA_CLIENT_LOST);
+	for (int i = 0; i < 4; ++i) {
+		sleepers[i].client = client;
+		fa_check(!pthread_create(&sleepers[i].thread, NULL, ping_later, &sleepers[i]));
+	}
+	fa_test_sleep_ms(200);
+	fa_test_daemon_start(&daemon, &in_dir);
+	for (int i = 0; i < 4; ++i) {
+		pthread_join(sleepers[i].thread, NULL);
+		fa_check_eq(sleepers[i].result, 0);
+	}
+	fa_disconnect(client);
+	fa_test_daemon_stop(&daemon);
+}
+
+/* A daemon that drains says so, ends, and its successor is found. */
+static void test_drained(void **state)
+{
+	struct fa_test_daemon daemon;
+	struct fa_client *client;
+	uint64_t before;
+
+	fa_test_daemon_start(&daemon, &in_dir);
+	client = connect_to(&daemon);
+	before = generation(client);
+	fa_check_eq(fa_drain(client), 0);
+	fa_check_eq(fa_test_daemon_reap(&daemon), 0);
+	fa_check_eq(fa_client_state(client), FA_CLIENT_LOST);
+	fa_test_daemon_start(&daemon, &in_dir);
+	fa_check_eq(fa_ping(client), 0);
+	fa_check(generation(client) > before);
+	fa_disconnect(client);
+	fa_test_daemon_stop(&daemon);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_killed),
+		cmocka_unit_test(test_sleeping),
+		cmocka_unit_test(test_waiting),
+		cmocka_unit_test(test_drained),
+	};
+
+	return cmocka_run_group_tests_name("reconnect", tests, setup, teardown);
+}
