@@ -226,10 +226,15 @@ static int connect_spawned(struct fa_client *client, uint64_t deadline_ns, struc
 	if (r < 0)
 		return r;
 	r = try_path(client, path, deadline_ns, error);
-	if (r < 0) {
+	if (r < 0)
 		fa_spawn_clean(path);
+	/* Which of the two depends on how fast it was. */
+	if (r == -ECONNREFUSED || r == -ECONNRESET)
+		return fa_fail(error, -ECONNREFUSED,
+		               "the daemon that was started ended at once; started by hand it says "
+		               "why");
+	if (r < 0)
 		return r;
-	}
 	client->spawned = true;
 	return 0;
 }
