@@ -85,8 +85,8 @@ struct fa_device {
 
 	pthread_mutex_t mutex;
 	pthread_cond_t work_available;
-	struct fa_list ready[_CLASS_N];     /* cpu_work.ready_link */
-	_Atomic uint32_t n_ready[_CLASS_N]; /* written under the mutex, read by anyone */
+	struct fa_list ready[_CLASS_N]; /* cpu_work.ready_link */
+	_Atomic uint32_t n_ready;       /* in both; written under the mutex, read by anyone */
 	uint32_t turns;
 	uint32_t n_sleeping;
 	struct fa_list done; /* fa_device_work.link */
@@ -115,7 +115,7 @@ static void work_unready(struct fa_device *device, struct fa_device_work *work)
 	if (fa_list_empty(&cpu->ready_link))
 		return;
 	fa_list_remove(&cpu->ready_link);
-	atomic_fetch_sub_explicit(&device->n_ready[work->queue->class], 1, memory_order_relaxed);
+	atomic_fetch_sub_explicit(&device->n_ready, 1, memory_order_relaxed);
 }
 
 static bool work_all_claimed(struct fa_device_work *work)
@@ -164,8 +164,7 @@ static void queue_activate(struct fa_device *device, struct fa_device_queue *que
 		cpu->state = ACTIVE;
 		if (!work_over(work)) {
 			fa_list_append(&device->ready[queue->class], &cpu->ready_link);
-			atomic_fetch_add_explicit(&device->n_ready[queue->class], 1,
-			                          memory_order_relaxed);
+			atomic_fetch_add_explicit(&device->n_ready, 1, memory_order_relaxed);
 			return;
 		}
 		work_finish(device, work);
@@ -206,7 +205,7 @@ static uint32_t device_to_wake(struct fa_device *device, struct cpu_work *cpu)
 	int64_t rest = cpu->n_tiles - atomic_load_explicit(&cpu->next, memory_order_relaxed) - 1;
 	uint32_t wake = device->n_sleeping < WAKE_FAN_OUT ? device->n_sleeping : WAKE_FAN_OUT;
 
-	rest += device->n_ready[HIGH] + device->n_ready[NORMAL] - 1;
+	rest += device->n_ready - 1;
 	return rest < wake ? (uint32_t)(rest > 0 ? rest : 0) : wake;
 }
 
@@ -230,10 +229,8 @@ static int worker_reserve(struct worker *worker, size_t bytes)
 static void worker_serve(struct worker *worker, struct fa_device_work *work)
 {
 	struct fa_device *device = worker->device;
-	enum priority_class class = work->queue->class;
 	struct cpu_work *cpu = cpu_work(work);
 	uint64_t begin_ns = fa_now_ns();
-	uint32_t high, normal;
 	int64_t tile;
 
 	while (!atomic_load_explicit(&work->cancelled, memory_order_relaxed)) {
@@ -242,11 +239,8 @@ static void worker_serve(struct worker *worker, struct fa_device_work *work)
 			return;
 		fa_cpu_attention_tile(device->isa, work->params, tile, worker->scratch);
 
-		high = atomic_load_explicit(&device->n_ready[HIGH], memory_order_relaxed);
-		normal = atomic_load_explicit(&device->n_ready[NORMAL], memory_order_relaxed);
-		if (class == NORMAL && high > 0)
-			return;
-		if (high + normal > 1 && fa_now_ns() - begin_ns >= QUANTUM_NS)
+		if (atomic_load_explicit(&device->n_ready, memory_order_relaxed) > 1 &&
+		    fa_now_ns() - begin_ns >= QUANTUM_NS)
 			return;
 	}
 }

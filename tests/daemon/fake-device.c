@@ -98,6 +98,11 @@ static void fake_reap(struct fa_device *device, struct fa_list *done)
 	struct fa_list *pos;
 
 	pthread_mutex_lock(&device->mutex);
+	while (device->reap_blocked) {
+		device->reaping = true;
+		pthread_cond_broadcast(&device->changed);
+		pthread_cond_wait(&device->changed, &device->mutex);
+	}
 	fa_list_for_each(pos, &device->done)
 		fa_container_of(pos, struct fa_device_work, link)->queue->outstanding--;
 	fa_list_splice(done, &device->done);
@@ -268,6 +273,29 @@ void block(struct fixture *f, bool blocked)
 {
 	pthread_mutex_lock(&f->device.mutex);
 	f->device.blocked = blocked;
+	pthread_cond_broadcast(&f->device.changed);
+	pthread_mutex_unlock(&f->device.mutex);
+}
+
+void hold_at_reap(struct fixture *f)
+{
+	struct timespec until = patience();
+
+	pthread_mutex_lock(&f->device.mutex);
+	f->device.reap_blocked = true;
+	pthread_mutex_unlock(&f->device.mutex);
+	fa_engine_wake(f->engine);
+	pthread_mutex_lock(&f->device.mutex);
+	while (!f->device.reaping)
+		if (pthread_cond_timedwait(&f->device.changed, &f->device.mutex, &until))
+			fail_msg("the engine does not reap");
+	pthread_mutex_unlock(&f->device.mutex);
+}
+
+void release_reap(struct fixture *f)
+{
+	pthread_mutex_lock(&f->device.mutex);
+	f->device.reap_blocked = f->device.reaping = false;
 	pthread_cond_broadcast(&f->device.changed);
 	pthread_mutex_unlock(&f->device.mutex);
 }

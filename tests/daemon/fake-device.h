@@ -32,6 +32,7 @@ struct fa_device {
 	pthread_mutex_t mutex;
 	pthread_cond_t changed;
 	bool blocked;                 /* launch() waits, and with it the engine */
+	bool reap_blocked, reaping;   /* the same for reap(), which it has reached */
 	struct fa_list running, done; /* works */
 	uint64_t n_launched, n_running, n_cancelled, n_queues;
 	struct fa_request *launched[FAKE_LAUNCHED_MAX]; /* in order, the first of them */
@@ -71,6 +72,9 @@ void wait_cancelled(struct fixture *f, uint64_t n);
 /* The device is done with @request. */
 void complete(struct fixture *f, struct fa_request *request, int status);
 void block(struct fixture *f, bool blocked);
+/* Makes the engine wait in its next reap(), until it is released. */
+void hold_at_reap(struct fixture *f);
+void release_reap(struct fixture *f);
 
 /* Starts and stops a thread that completes works in a random order, some of them
  * with -EIO. */

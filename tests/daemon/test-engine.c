@@ -279,6 +279,29 @@ static void test_cancel_too_late(void **state)
 	fixture_deinit(&f);
 }
 
+/* A cancel is on its way when its request finishes, is taken and freed. */
+static void test_cancel_crosses_finish(void **state)
+{
+	struct fa_request *a, *b;
+	struct fixture f;
+
+	fixture_init(&f, 1);
+	stream_open(&f, 0, 0);
+	a = submit(&f, 0);
+	b = submit(&f, 0);
+	wait_launched(&f, 1);
+	hold_at_reap(&f); /* it has looked for cancels already */
+	complete(&f, a, 0);
+	fa_engine_cancel(f.engine, f.streams[0], 1, 0);
+	fa_engine_cancel(f.engine, f.streams[0], 2, 0);
+	block(&f, true); /* and does not look again before the first one is freed */
+	release_reap(&f);
+	expect(&f, a, 0);
+	block(&f, false);
+	expect(&f, b, -ECANCELED);
+	fixture_deinit(&f);
+}
+
 /* ---- close */
 
 static void test_close(void **state)
@@ -415,6 +438,7 @@ int main(void)
 		cmocka_unit_test(test_cancel),
 		cmocka_unit_test(test_cancel_settled),
 		cmocka_unit_test(test_cancel_too_late),
+		cmocka_unit_test(test_cancel_crosses_finish),
 		cmocka_unit_test(test_close),
 		cmocka_unit_test(test_crowd_does_not_hold_up_others),
 		cmocka_unit_test(test_idle),
