@@ -1,0 +1,308 @@
+/*
+ * Part of wire.cc: from the plain structs to FlatBuffers.
+ *
+ * The builder gets the caller's buffer as its one and only piece of memory. It
+ * would grow when full, so an upper bound of what the message takes is computed
+ * first; what passes that check cannot make it grow.
+ */
+#pragma once
+
+#include "schema/wire.h"
+
+#include <cstring>
+
+namespace
+{
+
+/*
+ * Upper bounds of what the builder uses. A field: up to 8 bytes and as many of
+ * padding, its entry in the vtable, and 8 bytes of notes that the builder keeps
+ * at the other end of the buffer. A table: its offset to the vtable, the
+ * vtable's head, padding, a note. A struct or vector: its bytes, the length and
+ * padding at both ends.
+ */
+constexpr size_t tables_bytes(size_t n_tables, size_t n_fields)
+{
+	return n_tables * 24 + n_fields * 26;
+}
+
+constexpr size_t array_bytes(size_t bytes)
+{
+	return bytes + 24;
+}
+
+constexpr size_t FRAME_BYTES = tables_bytes(1, 5) + 24; /* Message, root offset, identifier */
+
+constexpr size_t FIXED_BYTES[_FA_WIRE_TYPE_N] = {
+	0,                                                                    /* NONE */
+	FRAME_BYTES + tables_bytes(1, 6) + array_bytes(sizeof(wire::Secret)), /* HELLO */
+	FRAME_BYTES + tables_bytes(1, 0),                                     /* PING */
+	FRAME_BYTES + tables_bytes(1, 5),                                     /* BUFFER_REGISTER */
+	FRAME_BYTES + tables_bytes(1, 1),                                     /* BUFFER_FREE */
+	FRAME_BYTES + tables_bytes(1, 2),                                     /* STREAM_CREATE */
+	FRAME_BYTES + tables_bytes(1, 1),                                     /* STREAM_FREE */
+	FRAME_BYTES + tables_bytes(1, 16) + 5 * array_bytes(sizeof(wire::View)),   /* ATTENTION */
+	FRAME_BYTES + tables_bytes(1, 2),                                          /* CANCEL */
+	FRAME_BYTES + tables_bytes(1, 0),                                          /* STATUS */
+	FRAME_BYTES + tables_bytes(1, 0),                                          /* DRAIN */
+	FRAME_BYTES + tables_bytes(1, 2),                                          /* REPLY */
+	FRAME_BYTES + tables_bytes(2, 16) + 2 * array_bytes(sizeof(wire::Secret)), /* HELLO_REPLY */
+	FRAME_BYTES + tables_bytes(1, 2), /* BUFFER_REPLY */
+	FRAME_BYTES + tables_bytes(1, 7), /* COMPLETION */
+	FRAME_BYTES + tables_bytes(1, 1), /* STATUS_REPLY */
+};
+
+static_assert(FIXED_BYTES[FA_WIRE_ATTENTION] <= FA_WIRE_FIXED_BYTES_MAX, "longest");
+static_assert(FIXED_BYTES[FA_WIRE_HELLO_REPLY] <= FA_WIRE_FIXED_BYTES_MAX, "second longest");
+
+/* Adds up what a message needs; stays above every limit once it was above one. */
+class Bound
+{
+      public:
+	explicit Bound(size_t bytes) : bytes_(bytes)
+	{
+	}
+
+	void array(const void *data, size_t n, size_t element_bytes)
+	{
+		if (!data)
+			return;
+		if (n > FA_WIRE_BYTES_MAX)
+			n = FA_WIRE_BYTES_MAX;
+		bytes_ += array_bytes(n * element_bytes);
+	}
+
+	void string(const struct fa_wire_string &string)
+	{
+		array(string.text, string.length, 1);
+	}
+
+	size_t bytes() const
+	{
+		return bytes_;
+	}
+
+      private:
+	size_t bytes_;
+};
+
+size_t encoded_bytes_max(const struct fa_wire_message *message, uint32_t type)
+{
+	Bound bound(FIXED_BYTES[type]);
+
+	switch (type) {
+	case FA_WIRE_HELLO:
+		bound.string(message->hello.name);
+		break;
+	case FA_WIRE_ATTENTION: {
+		const auto &attention = message->attention;
+
+		bound.array(attention.cu_seqlens_q, attention.n_cu_seqlens_q, sizeof(uint32_t));
+		bound.array(attention.cu_seqlens_k, attention.n_cu_seqlens_k, sizeof(uint32_t));
+		bound.array(attention.alibi_slopes, attention.n_alibi_slopes, sizeof(float));
+		bound.array(attention.sinks, attention.n_sinks, sizeof(float));
+		break;
+	}
+	case FA_WIRE_REPLY:
+		bound.string(message->reply.text);
+		break;
+	case FA_WIRE_HELLO_REPLY:
+		bound.string(message->hello_reply.daemon_version);
+		bound.string(message->hello_reply.backend);
+		bound.string(message->hello_reply.device_name);
+		break;
+	case FA_WIRE_COMPLETION:
+		bound.string(message->completion.text);
+		break;
+	default:
+		break;
+	}
+	return bound.bytes();
+}
+
+/* Gives the caller's buffer, once. */
+class BufferAllocator final : public flatbuffers::Allocator
+{
+      public:
+	BufferAllocator(uint8_t *buffer, size_t size) : buffer_(buffer), size_(size)
+	{
+	}
+
+	uint8_t *allocate(size_t size) override
+	{
+		uint8_t *buffer = buffer_;
+
+		/* The bound was wrong: our mistake, and no way back from here. */
+		if (!buffer || size != size_)
+			__builtin_trap();
+		buffer_ = nullptr;
+		return buffer;
+	}
+
+	void deallocate(uint8_t *, size_t) override
+	{
+	}
+
+      private:
+	uint8_t *buffer_;
+	size_t size_;
+};
+
+using Builder = flatbuffers::FlatBufferBuilder;
+using StringOffset = flatbuffers::Offset<flatbuffers::String>;
+
+StringOffset string_write(Builder &builder, const struct fa_wire_string &string)
+{
+	return string.text ? builder.CreateString(string.text, string.length) : StringOffset();
+}
+
+template <typename T>
+flatbuffers::Offset<flatbuffers::Vector<T>> vector_write(Builder &builder, const T *data, size_t n)
+{
+	if (!data || !n)
+		return {};
+	return builder.CreateVector(data, n);
+}
+
+wire::Secret secret_write(const struct fa_wire_secret &secret)
+{
+	return wire::Secret(secret.lo, secret.hi);
+}
+
+/* A view that stays away when it says nothing. */
+class ViewWriter
+{
+      public:
+	explicit ViewWriter(const struct fa_wire_view &view)
+	    : present_(view.rank || !is_zero(view)),
+	      view_(view.offset, flatbuffers::span<const int64_t, FA_WIRE_RANK_MAX>(view.shape),
+	            flatbuffers::span<const int64_t, FA_WIRE_RANK_MAX>(view.strides), view.buffer,
+	            view.dtype, view.rank, view.reserved)
+	{
+	}
+
+	const wire::View *get() const
+	{
+		return present_ ? &view_ : nullptr;
+	}
+
+      private:
+	static bool is_zero(const struct fa_wire_view &view)
+	{
+		static const struct fa_wire_view zero = {};
+
+		return !memcmp(&view, &zero, sizeof(view));
+	}
+
+	bool present_;
+	wire::View view_;
+};
+
+flatbuffers::Offset<wire::Attention> attention_write(Builder &builder,
+                                                     const struct fa_wire_attention &attention)
+{
+	auto cu_seqlens_q = vector_write(builder, attention.cu_seqlens_q, attention.n_cu_seqlens_q);
+	auto cu_seqlens_k = vector_write(builder, attention.cu_seqlens_k, attention.n_cu_seqlens_k);
+	auto alibi_slopes = vector_write(builder, attention.alibi_slopes, attention.n_alibi_slopes);
+	auto sinks = vector_write(builder, attention.sinks, attention.n_sinks);
+	ViewWriter q(attention.q), k(attention.k), v(attention.v), out(attention.out),
+		lse(attention.lse);
+
+	return wire::CreateAttention(builder, attention.stream, attention.flags, attention.value,
+	                             q.get(), k.get(), v.get(), out.get(), lse.get(),
+	                             attention.scale, attention.softcap, attention.window_left,
+	                             attention.window_right, cu_seqlens_q, cu_seqlens_k,
+	                             alibi_slopes, sinks);
+}
+
+flatbuffers::Offset<wire::Hello> hello_write(Builder &builder, const struct fa_wire_hello &hello)
+{
+	auto name = string_write(builder, hello.name);
+	auto secret = secret_write(hello.resume_secret);
+
+	return wire::CreateHello(builder, hello.version_min, hello.version_max, hello.features,
+	                         name, hello.has_resume ? &secret : nullptr,
+	                         hello.has_resume ? hello.resume_generation : 0);
+}
+
+flatbuffers::Offset<wire::HelloReply> hello_reply_write(Builder &builder,
+                                                        const struct fa_wire_hello_reply &reply)
+{
+	auto daemon_version = string_write(builder, reply.daemon_version);
+	auto backend = string_write(builder, reply.backend);
+	auto device_name = string_write(builder, reply.device_name);
+	auto limits = wire::CreateLimits(builder, reply.limits.message_bytes, reply.limits.buffers,
+	                                 reply.limits.buffer_bytes, reply.limits.streams,
+	                                 reply.limits.requests);
+	auto device_uuid = secret_write(reply.device_uuid);
+	auto secret = secret_write(reply.secret);
+
+	return wire::CreateHelloReply(builder, reply.version, reply.features, daemon_version,
+	                              reply.generation, backend, device_name, &device_uuid,
+	                              reply.session, &secret, reply.resumed, limits);
+}
+
+flatbuffers::Offset<void> body_write(Builder &builder, const struct fa_wire_message *message,
+                                     uint32_t type)
+{
+	switch (type) {
+	case FA_WIRE_HELLO:
+		return hello_write(builder, message->hello).Union();
+	case FA_WIRE_PING:
+		return wire::CreatePing(builder).Union();
+	case FA_WIRE_BUFFER_REGISTER: {
+		const auto &body = message->buffer_register;
+
+		return wire::CreateBufferRegister(builder, body.buffer, body.kind, body.flags,
+		                                  body.offset, body.bytes)
+		        .Union();
+	}
+	case FA_WIRE_BUFFER_FREE:
+		return wire::CreateBufferFree(builder, message->buffer_free.buffer).Union();
+	case FA_WIRE_STREAM_CREATE: {
+		const auto &body = message->stream_create;
+
+		return wire::CreateStreamCreate(builder, body.stream, body.priority).Union();
+	}
+	case FA_WIRE_STREAM_FREE:
+		return wire::CreateStreamFree(builder, message->stream_free.stream).Union();
+	case FA_WIRE_ATTENTION:
+		return attention_write(builder, message->attention).Union();
+	case FA_WIRE_CANCEL: {
+		const auto &body = message->cancel;
+
+		return wire::CreateCancel(builder, body.stream, body.value).Union();
+	}
+	case FA_WIRE_STATUS:
+		return wire::CreateStatus(builder).Union();
+	case FA_WIRE_DRAIN:
+		return wire::CreateDrain(builder).Union();
+	case FA_WIRE_REPLY: {
+		const auto &body = message->reply;
+
+		return wire::CreateReply(builder, body.status, string_write(builder, body.text))
+		        .Union();
+	}
+	case FA_WIRE_HELLO_REPLY:
+		return hello_reply_write(builder, message->hello_reply).Union();
+	case FA_WIRE_BUFFER_REPLY: {
+		const auto &body = message->buffer_reply;
+
+		return wire::CreateBufferReply(builder, body.buffer, body.bytes).Union();
+	}
+	case FA_WIRE_COMPLETION: {
+		const auto &body = message->completion;
+
+		return wire::CreateCompletion(builder, body.stream, body.status, body.value,
+		                              body.queued_ns, body.started_ns, body.finished_ns,
+		                              string_write(builder, body.text))
+		        .Union();
+	}
+	case FA_WIRE_STATUS_REPLY:
+		return wire::CreateStatusReply(builder, message->status_reply.bytes).Union();
+	default:
+		__builtin_unreachable(); /* fa_wire_encode() has looked */
+	}
+}
+
+} // namespace
