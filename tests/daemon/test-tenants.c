@@ -1,0 +1,258 @@
+/*
+ * Two users are two tenants: each has its own quotas, sees its own sessions and no
+ * others, and may not stop the daemon. Needs root, to become somebody else.
+ */
+#include "common/cleanup.h"
+#include "tests/lib/check.h"
+#include "tests/lib/scene.h"
+
+#include <errno.h>
+#include <grp.h>
+#include <jansson.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define NOBODY 65534
+#define OTHER 65533
+
+static struct fa_scene scene;
+
+static int stop(void **state)
+{
+	fa_scene_stop(&scene);
+	return 0;
+}
+
+static void start(const char *config)
+{
+	fa_scene_start(&scene,
+	               &(struct fa_test_daemon_options){ .config = config, .everyone = true });
+}
+
+struct role {
+	uid_t uid;
+	int (*function)(void);
+};
+
+static int become(void *userdata)
+{
+	struct role *role = userdata;
+
+	fa_check(!setgroups(0, NULL) && !setgid((gid_t)role->uid) && !setuid(role->uid));
+	return role->function();
+}
+
+static void run_as(uid_t uid, int (*function)(void))
+{
+	struct role role = { uid, function };
+	int status = fa_test_reap(fa_test_fork(become, &role));
+
+	fa_check(WIFEXITED(status));
+	fa_check_eq(WEXITSTATUS(status), 0);
+}
+
+static bool makes_arena(struct fa_raw *raw, uint32_t id, const char *limit)
+{
+	struct fa_wire_message message = fa_raw_register_message(id, 4096);
+
+	message.buffer_register.kind = FA_WIRE_BUFFER_ARENA;
+	fa_raw_call(raw, &message, NULL, 0);
+	if (raw->message.type == FA_WIRE_BUFFER_REPLY)
+		return true;
+	fa_check_eq(raw->message.reply.status, -EDQUOT);
+	fa_check_contains(raw->message.reply.text.text, limit);
+	return false;
+}
+
+static int take_all(void)
+{
+	static struct fa_raw raw;
+	uint32_t id = 1;
+
+	fa_raw_open(&raw, scene.daemon.socket);
+	while (makes_arena(&raw, id, "buffers"))
+		id++;
+	fa_check_eq(id, 4); /* all three were free */
+	fa_raw_close(&raw);
+	return 0;
+}
+
+static void test_quotas(void **state)
+{
+	struct fa_raw raw;
+
+	start("[daemon]\nmode = 0666\n[limits]\nbuffers = 3\n");
+	/* root has one (the bystander's), takes its last two, and has no more. */
+	fa_raw_open(&raw, scene.daemon.socket);
+	fa_check(makes_arena(&raw, 1, ""));
+	fa_check(makes_arena(&raw, 2, ""));
+	fa_check(!makes_arena(&raw, 3, "buffers"));
+	run_as(NOBODY, take_all);
+	run_as(OTHER, take_all);
+	fa_check(!makes_arena(&raw, 3, "buffers"));
+	fa_raw_close(&raw);
+	fa_scene_check(&scene);
+}
+
+static int64_t count_tenants(json_t *status, uid_t *ret_uid)
+{
+	json_t *tenants = json_object_get(status, "tenants");
+
+	fa_check(json_is_array(tenants));
+	if (json_array_size(tenants))
+		*ret_uid = (uid_t)json_integer_value(
+			json_object_get(json_array_get(tenants, 0), "uid"));
+	return (int64_t)json_array_size(tenants);
+}
+
+static int look_around(void)
+{
+	_fa_cleanup_(fa_freep) char *text = NULL;
+	static struct fa_raw raw;
+	json_t *status, *session;
+	uid_t uid = 0;
+
+	fa_raw_open(&raw, scene.daemon.socket);
+	text = fa_raw_status(&raw);
+	status = json_loads(text, 0, NULL);
+	fa_check(status);
+	fa_check_eq(json_array_size(json_object_get(status, "sessions")), 1);
+	session = json_array_get(json_object_get(status, "sessions"), 0);
+	fa_check_eq(json_integer_value(json_object_get(session, "uid")), getuid());
+	fa_check_eq(json_integer_value(json_object_get(session, "pid")), getpid());
+	fa_check_eq(count_tenants(status, &uid), 1);
+	fa_check_eq(uid, getuid());
+	fa_check(!strstr(text, "bystander")); /* by what it calls itself, below */
+	json_decref(status);
+	fa_raw_close(&raw);
+	return 0;
+}
+
+/* Stays until it is killed. */
+static int linger(void)
+{
+	static struct fa_raw raw;
+
+	fa_raw_open(&raw, scene.daemon.socket);
+	raise(SIGSTOP);
+	return 0;
+}
+
+static void test_status(void **state)
+{
+	_fa_cleanup_(fa_freep) char *text = NULL;
+	struct fa_wire_message hello = fa_raw_hello_message("bystander");
+	struct role role = { OTHER, linger };
+	struct fa_raw raw;
+	json_t *status;
+	uid_t uid = 0;
+	pid_t pid;
+	int wait_status;
+
+	start(NULL);
+	fa_raw_connect(&raw, scene.daemon.socket);
+	fa_raw_call(&raw, &hello, NULL, 0);
+	pid = fa_test_fork(become, &role);
+	fa_check_eq(waitpid(pid, &wait_status, WUNTRACED), pid);
+	fa_check(WIFSTOPPED(wait_status));
+	run_as(NOBODY, look_around);
+
+	text = fa_raw_status(&scene.bystander);
+	status = json_loads(text, 0, NULL);
+	fa_check(status);
+	fa_check(count_tenants(status, &uid) >= 2);
+	fa_check(json_array_size(json_object_get(status, "sessions")) >= 3);
+	fa_check_contains(text, "65533");
+	fa_check_contains(text, "bystander");
+	json_decref(status);
+	fa_check(!kill(pid, SIGKILL));
+	fa_test_reap(pid);
+	fa_raw_close(&raw);
+	fa_scene_check(&scene);
+}
+
+static int try_drain(void)
+{
+	struct fa_wire_message message = fa_raw_message(FA_WIRE_DRAIN);
+	static struct fa_raw raw;
+
+	fa_raw_open(&raw, scene.daemon.socket);
+	fa_raw_call_expect(&raw, &message, NULL, 0, -EPERM, "root");
+	fa_raw_ping(&raw);
+	fa_raw_close(&raw);
+	return 0;
+}
+
+static void test_drain(void **state)
+{
+	struct fa_test_accounts accounts;
+
+	start(NULL);
+	run_as(NOBODY, try_drain);
+	fa_test_accounts(&scene.bystander, &accounts);
+	fa_check(!accounts.draining);
+	fa_scene_check(&scene);
+}
+
+static int try_connect(void)
+{
+	static struct fa_raw raw;
+
+	fa_check_eq(fa_raw_connect_try(&raw, scene.daemon.socket), -EACCES);
+	return 0;
+}
+
+static void test_mode(void **state)
+{
+	start("[daemon]\nmode = 0660\n");
+	run_as(NOBODY, try_connect);
+	fa_scene_check(&scene);
+}
+
+static int free_foreign(void)
+{
+	static struct fa_raw raw;
+
+	fa_raw_open(&raw, scene.daemon.socket);
+	fa_raw_ping(&raw);
+	/* Sessions of others are out of reach whatever their number. */
+	for (uint32_t id = 1; id < 4; ++id) {
+		struct fa_wire_message message = fa_raw_message(FA_WIRE_BUFFER_FREE);
+
+		message.buffer_free.buffer = id;
+		fa_raw_call_expect(&raw, &message, NULL, 0, -ENOENT, NULL);
+	}
+	fa_raw_close(&raw);
+	return 0;
+}
+
+static void test_ids(void **state)
+{
+	start(NULL);
+	run_as(NOBODY, free_foreign);
+	fa_scene_check(&scene);
+}
+
+#define test(function) cmocka_unit_test_teardown(function, stop)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		test(test_quotas), test(test_status), test(test_drain),
+		test(test_mode),   test(test_ids),
+	};
+
+	if (geteuid()) {
+		fprintf(stderr, "only root can become several users\n");
+		return 77;
+	}
+	return cmocka_run_group_tests_name("tenants", tests, NULL, NULL);
+}
