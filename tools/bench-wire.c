@@ -1,8 +1,8 @@
 /*
  * wire: what it costs to write a message and to verify and read one. The longest
  * attention request is measured against memcpy() of as many bytes. One thread,
- * no daemon; the best of several blocks counts, as the machine can only slow
- * them down.
+ * no daemon; the best of many short blocks counts, as the machine can only
+ * slow them down.
  */
 #include "tools/bench.h"
 
@@ -13,9 +13,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#define BLOCKS 20
-#define BLOCK_NS (20 * FA_NS_PER_MS)
-#define QUICK_BLOCK_NS (FA_NS_PER_MS / 10)
+#define BLOCKS 1000
+#define QUICK_BLOCKS 10
+#define BLOCK_NS (300 * FA_NS_PER_US)
 #define STEP 64 /* operations between two looks at the clock */
 
 enum operation {
@@ -61,10 +61,10 @@ static int run_once(enum operation operation)
 /* Nanoseconds of one operation, in the best block. */
 static int measure(struct fa_bench *bench, enum operation operation, double *ret_ns)
 {
-	uint64_t block_ns = bench->quick ? QUICK_BLOCK_NS : BLOCK_NS;
+	unsigned n_blocks = bench->quick ? QUICK_BLOCKS : BLOCKS;
 	double best = 0;
 
-	for (unsigned i = 0; i < BLOCKS; i++) {
+	for (unsigned i = 0; i < n_blocks; i++) {
 		uint64_t start = fa_now_ns(), elapsed;
 		uint64_t n = 0;
 		double ns;
@@ -78,7 +78,7 @@ static int measure(struct fa_bench *bench, enum operation operation, double *ret
 			}
 			n += STEP;
 			elapsed = fa_now_ns() - start;
-		} while (elapsed < block_ns);
+		} while (elapsed < BLOCK_NS);
 		ns = (double)elapsed / (double)n;
 		if (i == 0 || ns < best)
 			best = ns;
