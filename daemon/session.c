@@ -131,7 +131,7 @@ int fa_session_stream_new(struct fa_session *session, uint32_t id, int priority)
  * kernel has a bound for them that all clients share. So they stay charged until
  * the client is seen to have received everything.
  */
-static void settle_sent(struct fa_session *session)
+void fa_session_settle(struct fa_session *session)
 {
 	int unread;
 
@@ -144,7 +144,7 @@ static void settle_sent(struct fa_session *session)
 int fa_session_charge_fd(struct fa_session *session, struct fa_charge *charge,
                          struct fa_error *error)
 {
-	settle_sent(session);
+	fa_session_settle(session);
 	return fa_charge_add(charge, session->tenant, FA_RESOURCE_FDS, 1, error);
 }
 

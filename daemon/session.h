@@ -119,6 +119,9 @@ void fa_session_refuse(struct fa_session *session, uint64_t id, int status, cons
 int fa_session_charge_fd(struct fa_session *session, struct fa_charge *charge,
                          struct fa_error *error);
 
+/* Releases the charge for descriptors that were received meanwhile. */
+void fa_session_settle(struct fa_session *session);
+
 /* Says why to a connection that gets no session, and closes @fd. */
 void fa_session_turn_away(struct fa_server *server, int fd, int status, const char *text);
 

@@ -147,6 +147,7 @@ static json_t *describe(struct fa_session *viewer)
 	fa_list_for_each(pos, &server->sessions) {
 		struct fa_session *session = fa_container_of(pos, struct fa_session, link);
 
+		fa_session_settle(session);
 		if (viewer->privileged || session->tenant == viewer->tenant)
 			r |= add_session(sessions, session);
 	}

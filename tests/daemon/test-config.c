@@ -1,0 +1,189 @@
+/* The configuration file: what it sets, and what it refuses. */
+#include "common/cleanup.h"
+#include "daemon/config.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static void test_defaults(void **state)
+{
+	struct fa_config config;
+
+	assert_int_equal(fa_config_init(&config), 0);
+	assert_null(config.socket);
+	assert_null(config.group);
+	assert_int_equal(config.mode, 0660);
+	assert_string_equal(config.backend, "auto");
+	assert_int_equal(config.threads, 0);
+	assert_int_equal(config.limits.tenant[FA_RESOURCE_SESSIONS], 1024);
+	assert_int_equal(config.limits.tenant[FA_RESOURCE_BUFFERS], 65536);
+	assert_true(config.limits.tenant[FA_RESOURCE_BUFFER_BYTES] > 1 << 20);
+	assert_int_equal(config.limits.session_streams, 64);
+	assert_int_equal(config.limits.connections, 4096);
+	fa_config_deinit(&config);
+	fa_config_deinit(&config);
+}
+
+static void test_all(void **state)
+{
+	static const char text[] = "# comment\n"
+				   "[daemon]\n"
+				   "socket = /tmp/x.sock\n"
+				   "mode = 0600   ; comment\n"
+				   "group = wheel\n"
+				   "backend = cpu\n"
+				   "threads = 7\n"
+				   "log = journal\n"
+				   "log_level = debug\n"
+				   "drain_timeout_ms = 0\n"
+				   "\n"
+				   "[limits]\n"
+				   "sessions = 1\n"
+				   "buffers = 2\n"
+				   "buffer_bytes = 3G\n"
+				   "fds = 4k\n"
+				   "requests = 5\n"
+				   "session_buffers = 6\n"
+				   "session_streams = 7\n"
+				   "session_requests = 8\n"
+				   "session_out_bytes = 1M\n"
+				   "connections = 10\n";
+	struct fa_error error = {};
+	struct fa_config config;
+
+	assert_int_equal(fa_config_init(&config), 0);
+	assert_int_equal(fa_config_parse(&config, text, &error), 0);
+	assert_string_equal(config.socket, "/tmp/x.sock");
+	assert_int_equal(config.mode, 0600);
+	assert_string_equal(config.group, "wheel");
+	assert_string_equal(config.backend, "cpu");
+	assert_int_equal(config.threads, 7);
+	assert_int_equal(config.log, FA_LOG_JOURNAL);
+	assert_int_equal(config.log_level, FA_LOG_DEBUG);
+	assert_int_equal(config.drain_timeout_ms, 0);
+	assert_int_equal(config.limits.tenant[FA_RESOURCE_SESSIONS], 1);
+	assert_int_equal(config.limits.tenant[FA_RESOURCE_BUFFERS], 2);
+	assert_true(config.limits.tenant[FA_RESOURCE_BUFFER_BYTES] == 3ull << 30);
+	assert_int_equal(config.limits.tenant[FA_RESOURCE_FDS], 4096);
+	assert_int_equal(config.limits.tenant[FA_RESOURCE_REQUESTS], 5);
+	assert_int_equal(config.limits.session_buffers, 6);
+	assert_int_equal(config.limits.session_streams, 7);
+	assert_int_equal(config.limits.session_requests, 8);
+	assert_int_equal(config.limits.session_out_bytes, 1 << 20);
+	assert_int_equal(config.limits.connections, 10);
+
+	/* The last word counts, and an empty one takes back. */
+	assert_int_equal(
+		fa_config_parse(&config, "[daemon]\nsocket =\nsocket = /a\nsocket =\n", &error), 0);
+	assert_null(config.socket);
+	fa_config_deinit(&config);
+}
+
+/* @text is refused with a sentence that names line and part. */
+static void refuse(const char *text, int line, const char *part)
+{
+	struct fa_error error = {};
+	struct fa_config config;
+	char where[32];
+
+	snprintf(where, sizeof(where), "line %d:", line);
+	assert_int_equal(fa_config_init(&config), 0);
+	assert_int_equal(fa_config_parse(&config, text, &error), -EINVAL);
+	if (!strstr(error.text, where) || !strstr(error.text, part))
+		fail_msg("\"%s\" lacks \"%s\" or \"%s\"", error.text, where, part);
+	fa_config_deinit(&config);
+}
+
+static void test_wrong(void **state)
+{
+	char text[256], path[160];
+
+	refuse("[daemon]\nfoo = 1\n", 2, "[daemon] has no \"foo\"");
+	refuse("[limits]\n\nfoo = 1\n", 3, "[limits] has no \"foo\"");
+	refuse("[other]\nfoo = 1\n", 2, "no section [other]");
+	refuse("socket = /x\n", 1, "before the first [section]");
+	refuse("[daemon]\nmode = 888\n", 2, "octal");
+	refuse("[daemon]\nmode = 01000\n", 2, "octal");
+	refuse("[daemon]\nmode = -1\n", 2, "octal");
+	refuse("[daemon]\nmode =\n", 2, "octal");
+	refuse("[daemon]\nthreads = many\n", 2, "threads is \"many\"");
+	refuse("[daemon]\nthreads = 1025\n", 2, "from 0 to 1024");
+	refuse("[daemon]\nlog = syslog\n", 2, "stderr or journal");
+	refuse("[daemon]\nlog_level = loud\n", 2, "log_level");
+	refuse("[daemon]\ndrain_timeout_ms = -1\n", 2, "drain_timeout_ms");
+	refuse("[daemon]\njust words\n", 2, "expected [section] or name = value");
+	refuse("[limits]\nsessions = 1x\n", 2, "sessions is \"1x\"");
+	refuse("[limits]\nsessions = 1KB\n", 2, "sessions");
+	refuse("[limits]\nsessions =\n", 2, "sessions");
+	refuse("[limits]\nsessions = 0x10\n", 2, "sessions");
+	refuse("[limits]\nbuffer_bytes = 99999999999999999999\n", 2, "buffer_bytes");
+	refuse("[limits]\nbuffer_bytes = 99999999999T\n", 2, "buffer_bytes");
+	refuse("[limits]\nsession_streams = 65\n", 2, "from 1 to 64");
+	refuse("[limits]\nsession_streams = 0\n", 2, "from 1 to 64");
+	refuse("[limits]\nsession_requests = 0\n", 2, "session_requests");
+	/* the first mistake is the one that is named */
+	refuse("[daemon]\nthreads = x\nmode = 9\n", 2, "threads");
+
+	memset(path, 'a', sizeof(path));
+	path[0] = '/';
+	path[120] = 0;
+	snprintf(text, sizeof(text), "[daemon]\nsocket = %s\n", path);
+	refuse(text, 2, "longer than");
+}
+
+static void test_file(void **state)
+{
+	struct fa_error error = {};
+	struct fa_config config;
+	char path[] = "/tmp/fad-test-config-XXXXXX";
+	int fd = mkstemp(path);
+
+	assert_true(fd >= 0);
+	assert_int_equal(fa_config_init(&config), 0);
+	assert_true(write(fd, "[limits]\nfds = 17\n", 18) == 18);
+	assert_int_equal(fa_config_load(&config, path, &error), 0);
+	assert_int_equal(config.limits.tenant[FA_RESOURCE_FDS], 17);
+	assert_true(write(fd, "oops\n", 5) == 5);
+	assert_int_equal(fa_config_load(&config, path, &error), -EINVAL);
+	assert_non_null(strstr(error.text, path));
+	assert_non_null(strstr(error.text, "line 3"));
+	unlink(path);
+	close(fd);
+	assert_int_equal(fa_config_load(&config, path, &error), -ENOENT);
+	assert_non_null(strstr(error.text, path));
+	assert_int_equal(fa_config_load(&config, "/", &error), -EIO);
+	fa_config_deinit(&config);
+}
+
+static void test_set(void **state)
+{
+	struct fa_error error = {};
+	struct fa_config config;
+
+	assert_int_equal(fa_config_init(&config), 0);
+	assert_int_equal(fa_config_set(&config, "daemon", "threads", "3", &error), 0);
+	assert_int_equal(config.threads, 3);
+	assert_int_equal(fa_config_set(&config, "daemon", "threads", "", &error), -EINVAL);
+	assert_int_equal(config.threads, 3);
+	assert_int_equal(fa_config_set(&config, "daemon", "backend", "", &error), 0);
+	assert_string_equal(config.backend, "auto");
+	fa_config_deinit(&config);
+}
+
+int main(void)
+{
+	static const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_defaults), cmocka_unit_test(test_all),
+		cmocka_unit_test(test_wrong),    cmocka_unit_test(test_file),
+		cmocka_unit_test(test_set),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,106 @@
+/* Who connected: the files of /proc, and text that came from elsewhere. */
+#include "common/cleanup.h"
+#include "daemon/peer.h"
+#include "daemon/text.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static void expect_cgroup(const char *text, const char *expected)
+{
+	char path[64];
+
+	memset(path, 'x', sizeof(path));
+	fa_cgroup_parse(text, path, sizeof(path));
+	assert_string_equal(path, expected);
+}
+
+static void test_cgroup(void **state)
+{
+	/* unified */
+	expect_cgroup("0::/user.slice/user-1000.slice\n", "/user.slice/user-1000.slice");
+	expect_cgroup("0::/\n", "/");
+	expect_cgroup("0::/a", "/a");
+	expect_cgroup("0::/a:b\n", "/a:b");
+	expect_cgroup("0::/gone (deleted)\n", "/gone");
+	/* hybrid: systemd uses the unified hierarchy */
+	expect_cgroup("2:memory:/m\n1:name=systemd:/s\n0::/u\n", "/u");
+	/* legacy, beside an unused unified hierarchy */
+	expect_cgroup("9:name=systemd:/docker/1\n4:memory:/docker/1\n0::/\n", "/docker/1");
+	expect_cgroup("9:name=systemd:/\n4:cpu,memory:/m\n0::/\n", "/m");
+	expect_cgroup("9:name=systemd:/\n4:memory:/\n", "/");
+	expect_cgroup("3:cpu:/c\n", "/c");
+	expect_cgroup("4:memoryx:/x\n3:xmemory,memory:/m\n", "/m");
+	/* what nobody expects */
+	expect_cgroup("", "");
+	expect_cgroup("nonsense", "");
+	expect_cgroup("0:\n:\n::\n0::relative\n", "");
+	expect_cgroup("0::/0123456789012345678901234567890123456789012345678901234567890123456789",
+	              "/01234567890123456789012345678901234567890123456789012345678901");
+}
+
+static void test_self(void **state)
+{
+	struct fa_peer peer;
+	int fds[2];
+
+	assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fds), 0);
+	assert_int_equal(fa_peer_read(fds[0], &peer), 0);
+	assert_int_equal(peer.pid, getpid());
+	assert_int_equal(peer.uid, geteuid());
+	assert_int_equal(peer.gid, getegid());
+	assert_true(!*peer.cgroup || *peer.cgroup == '/');
+	close(fds[0]);
+	close(fds[1]);
+	assert_true(fa_peer_read(fds[0], &peer) < 0);
+}
+
+static void expect_clean(const char *text, size_t length, size_t size, const char *expected)
+{
+	char clean[64];
+
+	memset(clean, 'x', sizeof(clean));
+	fa_text_clean(text, length, clean, size);
+	assert_string_equal(clean, expected);
+}
+
+#define CLEAN(text, expected) expect_clean(text, sizeof(text) - 1, 64, expected)
+
+static void test_text(void **state)
+{
+	CLEAN("", "");
+	CLEAN("plain ~", "plain ~");
+	CLEAN("a\nb\tc\x7f\x1b[31m\0d", "a?b?c??[31m?d");
+	CLEAN("gr\xc3\xbc\xc3\x9f", "gr\xc3\xbc\xc3\x9f");
+	CLEAN("\xe2\x82\xac\xf0\x9f\x98\x80", "\xe2\x82\xac\xf0\x9f\x98\x80");
+	CLEAN("\xc3", "?");                /* cut off */
+	CLEAN("\xc0\x80", "??");           /* overlong */
+	CLEAN("\xe0\x80\xaf", "???");      /* overlong */
+	CLEAN("\xed\xa0\x80", "???");      /* surrogate */
+	CLEAN("\xf4\x90\x80\x80", "????"); /* beyond Unicode */
+	CLEAN("\xff\xfe", "??");
+	CLEAN("\xc2\x85", "??");            /* C1 control */
+	CLEAN("\xe2\x80\xaetxt", "???txt"); /* right to left from here */
+	/* never half a character at the end */
+	expect_clean("ab\xc3\xbc", 4, 4, "ab");
+	expect_clean("ab\xc3\xbc", 4, 5, "ab\xc3\xbc");
+	expect_clean("abc", 3, 1, "");
+}
+
+int main(void)
+{
+	static const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_cgroup),
+		cmocka_unit_test(test_self),
+		cmocka_unit_test(test_text),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

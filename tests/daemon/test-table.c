@@ -1,0 +1,98 @@
+/* The table of ids, against a plain array. */
+#include "daemon/table.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define IDS 600
+
+static void test_empty(void **state)
+{
+	struct fa_table table = {};
+
+	assert_null(fa_table_find(&table, 0));
+	assert_null(fa_table_find(&table, 1));
+	assert_null(fa_table_remove(&table, 1));
+	assert_null(fa_table_pop(&table));
+	fa_table_deinit(&table);
+}
+
+static void test_twice(void **state)
+{
+	struct fa_table table = {};
+	int a, b;
+
+	assert_int_equal(fa_table_add(&table, UINT32_MAX, &a), 0);
+	assert_int_equal(fa_table_add(&table, UINT32_MAX, &b), -EEXIST);
+	assert_ptr_equal(fa_table_find(&table, UINT32_MAX), &a);
+	assert_ptr_equal(fa_table_remove(&table, UINT32_MAX), &a);
+	assert_int_equal(fa_table_add(&table, UINT32_MAX, &b), 0);
+	assert_ptr_equal(fa_table_pop(&table), &b);
+	assert_null(fa_table_pop(&table));
+	fa_table_deinit(&table);
+}
+
+/* @step spreads the ids; with large powers of two they crowd into few slots. */
+static void compare(uint32_t step, unsigned int seed)
+{
+	struct fa_table table = {};
+	char present[IDS] = { 0 }, values[IDS];
+	size_t n = 0;
+
+	srand(seed);
+	for (int round = 0; round < 20000; ++round) {
+		uint32_t i = (uint32_t)rand() % IDS, id = (i + 1) * step;
+
+		if (rand() % 2) {
+			assert_int_equal(fa_table_add(&table, id, &values[i]),
+			                 present[i] ? -EEXIST : 0);
+			n += !present[i];
+			present[i] = 1;
+		} else {
+			assert_ptr_equal(fa_table_remove(&table, id),
+			                 present[i] ? &values[i] : NULL);
+			n -= present[i];
+			present[i] = 0;
+		}
+		assert_int_equal(table.n_used, n);
+		i = (uint32_t)rand() % IDS;
+		assert_ptr_equal(fa_table_find(&table, (i + 1) * step),
+		                 present[i] ? &values[i] : NULL);
+	}
+	for (uint32_t i = 0; i < IDS; ++i)
+		assert_ptr_equal(fa_table_find(&table, (i + 1) * step),
+		                 present[i] ? &values[i] : NULL);
+	while (n--) {
+		char *value = fa_table_pop(&table);
+
+		assert_non_null(value);
+		assert_int_equal(present[value - values], 1);
+		present[value - values] = 0;
+	}
+	assert_null(fa_table_pop(&table));
+	fa_table_deinit(&table);
+}
+
+static void test_random(void **state)
+{
+	compare(1, 1);
+	compare(0x9e3779b1u, 2);
+	compare(1u << 20, 3);
+}
+
+int main(void)
+{
+	static const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_empty),
+		cmocka_unit_test(test_twice),
+		cmocka_unit_test(test_random),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

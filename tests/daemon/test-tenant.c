@@ -1,0 +1,136 @@
+/* Accounts and charges. */
+#include "daemon/tenant.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static struct fa_limits limits;
+static struct fa_tenants tenants;
+
+static int set_up(void **state)
+{
+	limits = (struct fa_limits){ .tenant = { [FA_RESOURCE_SESSIONS] = 3,
+		                                 [FA_RESOURCE_BUFFER_BYTES] = 1000,
+		                                 [FA_RESOURCE_REQUESTS] = UINT64_MAX } };
+	fa_tenants_init(&tenants, &limits);
+	return 0;
+}
+
+static struct fa_tenant *get(uid_t uid, const char *cgroup)
+{
+	struct fa_tenant *tenant;
+
+	assert_int_equal(fa_tenant_get(&tenants, uid, cgroup, &tenant), 0);
+	return tenant;
+}
+
+static void test_identity(void **state)
+{
+	struct fa_tenant *a = get(0, "/a"), *again = get(0, "/a"), *b = get(0, "/b"),
+			 *c = get(1, "/a"), *d = get(0, "");
+
+	assert_ptr_equal(a, again);
+	assert_ptr_not_equal(a, b);
+	assert_ptr_not_equal(a, c);
+	assert_ptr_not_equal(a, d);
+	fa_tenant_unref(again);
+	fa_tenant_unref(a);
+	fa_tenant_unref(b);
+	fa_tenant_unref(c);
+	fa_tenant_unref(d);
+	assert_true(fa_list_empty(&tenants.tenants));
+	assert_null(fa_tenant_unref(NULL));
+}
+
+static void test_limit(void **state)
+{
+	struct fa_tenant *tenant = get(1, "/"), *other = get(2, "/");
+	struct fa_charge charges[4] = {}, foreign = {};
+	struct fa_error error = {};
+
+	for (int i = 0; i < 3; ++i)
+		assert_int_equal(
+			fa_charge_add(&charges[i], tenant, FA_RESOURCE_SESSIONS, 1, &error), 0);
+	assert_int_equal(fa_charge_add(&charges[3], tenant, FA_RESOURCE_SESSIONS, 1, &error),
+	                 -EDQUOT);
+	assert_non_null(strstr(error.text, "sessions, which is 3"));
+	assert_null(charges[3].tenant);
+	assert_int_equal(tenant->used[FA_RESOURCE_SESSIONS], 3);
+
+	/* Another's account is another's. */
+	assert_int_equal(fa_charge_add(&foreign, other, FA_RESOURCE_SESSIONS, 1, &error), 0);
+
+	fa_charge_release(&charges[0]);
+	assert_int_equal(fa_charge_add(&charges[3], tenant, FA_RESOURCE_SESSIONS, 1, &error), 0);
+
+	/* A limit that was lowered below what is in use. */
+	limits.tenant[FA_RESOURCE_SESSIONS] = 1;
+	assert_int_equal(fa_charge_add(&charges[0], tenant, FA_RESOURCE_SESSIONS, 0, &error),
+	                 -EDQUOT);
+	for (int i = 0; i < 4; ++i)
+		fa_charge_release(&charges[i]);
+	fa_charge_release(&foreign);
+	fa_tenant_unref(tenant);
+	fa_tenant_unref(other);
+	assert_true(fa_list_empty(&tenants.tenants));
+}
+
+static void test_amounts(void **state)
+{
+	struct fa_tenant *tenant = get(1, "/");
+	struct fa_charge a = {}, b = {}, c = {};
+
+	assert_int_equal(fa_charge_add(&a, tenant, FA_RESOURCE_BUFFER_BYTES, 999, NULL), 0);
+	assert_int_equal(fa_charge_add(&b, tenant, FA_RESOURCE_BUFFER_BYTES, 2, NULL), -EDQUOT);
+	assert_int_equal(fa_charge_add(&b, tenant, FA_RESOURCE_BUFFER_BYTES, UINT64_MAX, NULL),
+	                 -EDQUOT);
+	assert_int_equal(fa_charge_add(&b, tenant, FA_RESOURCE_BUFFER_BYTES, 1, NULL), 0);
+	assert_int_equal(tenant->used[FA_RESOURCE_BUFFER_BYTES], 1000);
+
+	/* No sum overflows, however high the limit. */
+	assert_int_equal(fa_charge_add(&c, tenant, FA_RESOURCE_REQUESTS, UINT64_MAX, NULL), 0);
+	assert_int_equal(fa_charge_add(&c, tenant, FA_RESOURCE_REQUESTS, 1, NULL), -EDQUOT);
+	fa_charge_release(&c);
+
+	fa_charge_move(&a, &b);
+	assert_null(b.tenant);
+	assert_int_equal(a.amount, 1000);
+	fa_charge_move(&c, &a);
+	assert_null(a.tenant);
+	fa_charge_move(&c, &a);
+	assert_int_equal(tenant->used[FA_RESOURCE_BUFFER_BYTES], 1000);
+
+	/* A charge keeps its tenant. */
+	fa_tenant_unref(tenant);
+	assert_false(fa_list_empty(&tenants.tenants));
+	fa_charge_release(&c);
+	fa_charge_release(&c);
+	assert_true(fa_list_empty(&tenants.tenants));
+}
+
+static void test_names(void **state)
+{
+	assert_string_equal(fa_resource_name(FA_RESOURCE_SESSIONS), "sessions");
+	assert_string_equal(fa_resource_name(FA_RESOURCE_BUFFERS), "buffers");
+	assert_string_equal(fa_resource_name(FA_RESOURCE_BUFFER_BYTES), "buffer_bytes");
+	assert_string_equal(fa_resource_name(FA_RESOURCE_FDS), "fds");
+	assert_string_equal(fa_resource_name(FA_RESOURCE_REQUESTS), "requests");
+}
+
+int main(void)
+{
+	static const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup(test_identity, set_up),
+		cmocka_unit_test_setup(test_limit, set_up),
+		cmocka_unit_test_setup(test_amounts, set_up),
+		cmocka_unit_test(test_names),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
