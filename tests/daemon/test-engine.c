@@ -135,6 +135,7 @@ static void test_deadline_queued(void **state)
 	fixture_init(&f, 1);
 	stream_open(&f, 0, 0);
 	a = submit(&f, 0);
+	wait_launched(&f, 1);
 	b = request_new(&f, 0);
 	b->deadline_ns = fa_deadline_ns(10 * FA_NS_PER_MS);
 	fa_engine_submit(f.engine, b);
