@@ -280,7 +280,7 @@ static int print_table(void)
 {
 	int r = 0;
 
-	printf("\n%-8s %7s  %-32s %-5s %-6s %6s %9s %8s %9s  %s\n", "process", "pid", "shape",
+	printf("\n%-8s %7s  %-37s %-5s %-6s %6s %9s %8s %9s  %s\n", "process", "pid", "shape",
 	       "dtype", "mask", "rounds", "median ms", "GFLOP/s", "error", "allowed");
 	for (int i = 0; i < DEMO_CLIENTS; i++) {
 		struct process *process = &processes[i];
@@ -294,7 +294,7 @@ static int print_table(void)
 			return fail("%s says too little", process->name);
 		seconds = atof(fields[4]);
 		flops = atof(fields[5]);
-		printf("%-8s %7d  %-32s %-5s %-6s %6s %9.2f %8.1f %9s  %s  %s\n", process->name,
+		printf("%-8s %7d  %-37s %-5s %-6s %6s %9.2f %8.1f %9s  %s  %s\n", process->name,
 		       process->pid, fields[0], fields[1], fields[2], fields[3], seconds * 1e3,
 		       flops / seconds * 1e-9, fields[6], fields[7], fields[8]);
 		if (strcmp(fields[8], "right") != 0)

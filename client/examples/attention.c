@@ -19,7 +19,6 @@ int main(void)
 	float *numbers = fa_buffer_data(buffer), *out = numbers + 3 * bytes / sizeof(float);
 	for (uint64_t i = 0; i < 3 * bytes / sizeof(float); ++i)
 		numbers[i] = (float)rand() / RAND_MAX - 0.5f;
-
 	fa_tensor_init(&attention.q, buffer, 0 * bytes, FA_F32, 4, shape);
 	fa_tensor_init(&attention.k, buffer, 1 * bytes, FA_F32, 4, shape);
 	fa_tensor_init(&attention.v, buffer, 2 * bytes, FA_F32, 4, shape);

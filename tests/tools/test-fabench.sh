@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+#
+# fabench: its usage, and that each benchmark works and gives results of the form
+# that results.py reads. Says nothing about speed. Run as: test-fabench.sh FABENCH
+set -euo pipefail
+
+fabench=$1
+temporary=$(mktemp -d)
+trap 'rm -rf "$temporary"' EXIT
+
+usage_status=0
+"$fabench" 2>/dev/null || usage_status=$?
+[ "$usage_status" -eq 2 ]
+usage_status=0
+"$fabench" nonsense 2>/dev/null || usage_status=$?
+[ "$usage_status" -eq 2 ]
+"$fabench" --help >"$temporary/help"
+grep -q '^Usage: fabench' "$temporary/help"
+
+"$fabench" --quick --json all >"$temporary/all.json"
+python3 - "$temporary/all.json" <<'EOF'
+import json, sys
+
+results = json.load(open(sys.argv[1]))["results"]
+seen = set()
+for result in results:
+    assert set(result) >= {"name", "value", "unit", "commit", "device"}, result
+    assert ("peer" in result) == ("ratio" in result), result
+    key = (result["name"], result.get("peer"))
+    assert key not in seen, key
+    seen.add(key)
+    if result["name"].endswith("/lost"):
+        assert result["value"] == 0, result
+areas = {name.split("/")[0] for name, _ in seen}
+assert areas >= {"rtt", "throughput", "idle", "cpu", "wire"}, areas
+EOF
+
+# And for people.
+"$fabench" --quick rtt >"$temporary/rtt"
+grep -qE '^rtt/socket/ping .* of bare$' "$temporary/rtt"
