@@ -207,8 +207,8 @@ static void test_quota(void **state)
 	for (int i = 0; i < 20; ++i)
 		fa_buffer_free(buffers[i]);
 	/* Sparse, but it counts. */
-	fa_check_eq(fa_buffer_new(client, 1ull << 40, 0, &extra), -EDQUOT);
-	fa_check_eq(fa_buffer_new(client, 1ull << 40, FA_BUFFER_ARENA, &extra), -EDQUOT);
+	fa_check_eq(fa_buffer_new(client, 256 << 20, 0, &extra), -EDQUOT);
+	fa_check_eq(fa_buffer_new(client, 256 << 20, FA_BUFFER_ARENA, &extra), -EDQUOT);
 	fa_check(!extra);
 	/* And all is there again. */
 	check(fa_buffer_new(client, 32 << 20, 0, &extra));
