@@ -155,12 +155,28 @@ bool fa_test_daemon_try(struct fa_test_daemon *daemon, const struct fa_test_daem
 	return wait_ready(ready);
 }
 
+/* Removes what a test may have left there, unless the directory is the test's. */
+static void remove_dir(const struct fa_test_daemon *daemon)
+{
+	char command[128];
+
+	if (strncmp(daemon->dir, "/tmp/fad-test-", 14))
+		return;
+	snprintf(command, sizeof(command), "rm -rf -- '%s'", daemon->dir);
+	if (system(command) != 0)
+		fprintf(stderr, "%s was not removed\n", daemon->dir);
+}
+
 void fa_test_daemon_start(struct fa_test_daemon *daemon,
                           const struct fa_test_daemon_options *options)
 {
 	if (!fa_test_daemon_try(daemon, options)) {
 		_fa_cleanup_(fa_freep) char *log = fa_test_daemon_log(daemon);
 
+		kill(daemon->pid, SIGKILL);
+		fa_test_reap(daemon->pid);
+		daemon->pid = 0;
+		remove_dir(daemon);
 		fa_test_fail(__FILE__, __LINE__, "the daemon did not come up; it wrote: %s", log);
 	}
 }
@@ -205,16 +221,6 @@ bool fa_test_daemon_is_dead(struct fa_test_daemon *daemon)
 	return info.si_pid == daemon->pid;
 }
 
-/* Removes what a test may have left there; complaints are checked before. */
-static void remove_dir(const char *dir)
-{
-	char command[128];
-
-	snprintf(command, sizeof(command), "rm -rf -- '%s'", dir);
-	if (system(command) != 0)
-		fprintf(stderr, "%s was not removed\n", dir);
-}
-
 int fa_test_daemon_reap(struct fa_test_daemon *daemon)
 {
 	_fa_cleanup_(fa_freep) char *log = NULL;
@@ -232,8 +238,7 @@ int fa_test_daemon_reap(struct fa_test_daemon *daemon)
 	status = fa_test_reap(daemon->pid);
 	daemon->pid = 0;
 	log = fa_test_daemon_log(daemon);
-	if (!strncmp(daemon->dir, "/tmp/fad-test-", 14))
-		remove_dir(daemon->dir);
+	remove_dir(daemon);
 	if (late)
 		fa_test_fail(__FILE__, __LINE__, "the daemon did not end; it wrote: %s", log);
 	for (size_t i = 0; i < sizeof(complaints) / sizeof(complaints[0]); ++i)

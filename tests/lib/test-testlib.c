@@ -1,0 +1,244 @@
+/*
+ * The helpers themselves: checks that fail, do; a reference that is wrong by a
+ * little is noticed; a daemon that is broken fails its test.
+ */
+#include "tests/lib/attention.h"
+#include "tests/lib/check.h"
+#include "tests/lib/daemon.h"
+
+#include <errno.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+/* Whether @function, in a process of its own, fails a check. */
+static bool fails(int (*function)(void *userdata), void *userdata)
+{
+	int status = fa_test_reap(fa_test_fork(function, userdata));
+
+	assert_true(WIFEXITED(status));
+	assert_true(WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == FA_TEST_EXIT);
+	return WEXITSTATUS(status) == FA_TEST_EXIT;
+}
+
+static int check_number(void *userdata)
+{
+	fa_check_eq(*(int *)userdata, 1);
+	return 0;
+}
+
+static int check_text(void *userdata)
+{
+	fa_check_contains((const char *)userdata, "bound");
+	return 0;
+}
+
+static int check_never(void *userdata)
+{
+	setenv("FAD_TEST_PATIENCE_S", "0", 1);
+	fa_check_eventually(*(int *)userdata == 1);
+	return 0;
+}
+
+static void test_checks(void **state)
+{
+	int one = 1, two = 2;
+
+	assert_false(fails(check_number, &one));
+	assert_true(fails(check_number, &two));
+	assert_false(fails(check_text, "out of bounds"));
+	assert_true(fails(check_text, "all is well"));
+	assert_true(fails(check_text, NULL));
+	assert_false(fails(check_never, &one));
+	assert_true(fails(check_never, &two));
+}
+
+/* ---- the reference */
+
+/* What a right daemon would have written, from the reference's point of view: one
+ * query that sees one key gives that key's value. */
+static void test_reference(void **state)
+{
+	struct fa_case attention = { .heads = 2, .head_dim = 8, .seqlen_q = 1, .lse = true };
+	float *q, *k, *v, *out, *lse;
+	unsigned char *data;
+
+	fa_case_plan(&attention);
+	data = calloc(1, attention.bytes);
+	assert_non_null(data);
+	fa_case_fill(&attention, data);
+	assert_true(fa_case_untouched(&attention, data));
+	assert_true(isinf(fa_case_error(&attention, data))); /* poison is no result */
+
+	q = (float *)(void *)(data + attention.offset_q);
+	k = (float *)(void *)(data + attention.offset_k);
+	v = (float *)(void *)(data + attention.offset_v);
+	out = (float *)(void *)(data + attention.offset_out);
+	lse = (float *)(void *)(data + attention.offset_lse);
+	memcpy(out, v, 16 * sizeof(*out));
+	for (int h = 0; h < 2; ++h) {
+		double score = 0;
+
+		for (int d = 0; d < 8; ++d)
+			score += (double)q[h * 8 + d] * (double)k[h * 8 + d];
+		lse[h] = (float)(score / sqrt(8));
+	}
+	assert_false(fa_case_untouched(&attention, data));
+	assert_true(fa_case_error(&attention, data) <= 1);
+	out[3] += 1e-3f;
+	assert_true(fa_case_error(&attention, data) > 1);
+	out[3] -= 1e-3f;
+	lse[1] += 1e-3f;
+	assert_true(fa_case_error(&attention, data) > 1);
+	lse[1] = INFINITY;
+	assert_true(fa_case_error(&attention, data) > 1);
+	free(data);
+}
+
+/* A row that sees nothing: zeros and -inf, and with sinks the sink. */
+static void test_reference_empty_rows(void **state)
+{
+	struct fa_case attention = {
+		.head_dim = 8, .seqlen_q = 2, .seqlen_k = 1, .causal = true, .lse = true
+	};
+	unsigned char *data;
+	float *out, *lse;
+
+	fa_case_plan(&attention);
+	data = calloc(1, attention.bytes);
+	assert_non_null(data);
+	fa_case_fill(&attention, data);
+	out = (float *)(void *)(data + attention.offset_out);
+	lse = (float *)(void *)(data + attention.offset_lse);
+	memset(out, 0, 8 * sizeof(*out));
+	memcpy(out + 8, data + attention.offset_v, 8 * sizeof(*out));
+	lse[0] = -INFINITY;
+	{
+		const float *q = (const void *)(data + attention.offset_q);
+		const float *k = (const void *)(data + attention.offset_k);
+		double score = 0;
+
+		for (int d = 0; d < 8; ++d)
+			score += (double)q[8 + d] * (double)k[d];
+		lse[1] = (float)(score / sqrt(8));
+	}
+	assert_true(fa_case_error(&attention, data) <= 1);
+	lse[0] = 0;
+	assert_true(fa_case_error(&attention, data) > 1);
+	free(data);
+}
+
+static void test_formats(void **state)
+{
+	static const struct {
+		double value;
+		uint16_t f16, bf16;
+	} known[] = {
+		{ 0, 0, 0 },
+		{ 1, 0x3c00, 0x3f80 },
+		{ -2, 0xc000, 0xc000 },
+		{ 0.333251953125, 0x3555, 0x3eab },
+		{ 65504, 0x7bff, 0x4780 },
+		{ 6.103515625e-05, 0x0400, 0x3880 },
+		{ 5.960464477539063e-08, 0x0001, 0x3380 },
+	};
+	uint16_t bits;
+
+	for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); ++i) {
+		fa_case_dtype_store(FA_WIRE_DTYPE_F16, &bits, 0, known[i].value);
+		assert_int_equal(bits, known[i].f16);
+		assert_true(fa_case_dtype_load(FA_WIRE_DTYPE_F16, &bits, 0) == known[i].value);
+		fa_case_dtype_store(FA_WIRE_DTYPE_BF16, &bits, 0, known[i].value);
+		assert_int_equal(bits, known[i].bf16);
+	}
+	for (unsigned int b = 0; b < 65536; ++b) {
+		double value;
+
+		bits = (uint16_t)b;
+		value = fa_case_dtype_load(FA_WIRE_DTYPE_F16, &bits, 0);
+		if (isnan(value) || isinf(value))
+			continue;
+		bits = 0;
+		fa_case_dtype_store(FA_WIRE_DTYPE_F16, &bits, 0, value);
+		assert_int_equal(bits, b);
+	}
+}
+
+/* ---- daemons that are broken */
+
+static int start_and_stop(void *userdata)
+{
+	struct fa_test_daemon daemon;
+
+	fa_test_daemon_start(&daemon, NULL);
+	fa_test_daemon_stop(&daemon);
+	return 0;
+}
+
+/* A shell script instead of fad; $ready is where READY goes. */
+static bool script_fails(const char *script)
+{
+	char path[] = "/tmp/fad-script-XXXXXX", command[2048];
+	bool failed;
+	FILE *file;
+	int fd;
+
+	fd = mkstemp(path);
+	assert_true(fd >= 0);
+	file = fdopen(fd, "w");
+	assert_non_null(file);
+	fprintf(file,
+	        "#!/bin/sh\n"
+	        "while [ $# -gt 0 ]; do [ \"$1\" = --ready-fd ] && fd=$2; shift; done\n"
+	        "ready() { eval \"echo READY >&$fd; exec $fd>&-\"; }\n"
+	        "%s\n",
+	        script);
+	assert_int_equal(fchmod(fd, 0755), 0);
+	assert_int_equal(fclose(file), 0);
+	snprintf(command, sizeof(command), "%s", path);
+	setenv("FAD_DAEMON", command, 1);
+	failed = fails(start_and_stop, NULL);
+	unlink(path);
+	return failed;
+}
+
+static void test_broken_daemons(void **state)
+{
+	const char *wait = "while :; do sleep 0.05; done";
+	char script[512];
+
+	snprintf(script, sizeof(script), "trap 'exit 0' TERM; ready; %s", wait);
+	assert_false(script_fails(script)); /* one that does all that is asked */
+	assert_true(script_fails("exit 0"));
+	assert_true(script_fails("eval \"exec $fd>&-\"; exec sleep 60"));
+	snprintf(script, sizeof(script), "trap 'exit 3' TERM; ready; %s", wait);
+	assert_true(script_fails(script));
+	snprintf(script, sizeof(script),
+	         "trap 'exit 0' TERM; echo 'x.c:1: runtime error: y' >&2; ready; %s", wait);
+	assert_true(script_fails(script));
+	snprintf(script, sizeof(script), "ready; kill -SEGV $$; %s", wait);
+	assert_true(script_fails(script));
+	assert_true(script_fails("ready; exit 0")); /* before it was told to */
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_checks),
+		cmocka_unit_test(test_reference),
+		cmocka_unit_test(test_reference_empty_rows),
+		cmocka_unit_test(test_formats),
+		cmocka_unit_test(test_broken_daemons),
+	};
+
+	return cmocka_run_group_tests_name("testlib", tests, NULL, NULL);
+}
