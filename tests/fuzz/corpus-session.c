@@ -1,0 +1,231 @@
+/*
+ * Writes the corpus of fuzz-session: sessions as clients have them, and some that
+ * are wrong in a way that mutations take long to find.
+ *   corpus-session DIRECTORY
+ */
+#include "schema/wire.h"
+#include "tests/fuzz/packets.h"
+#include "tests/lib/attention.h"
+#include "tests/lib/raw.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static uint8_t session[1 << 20];
+static size_t used;
+static uint64_t id;
+
+static void put_bytes(uint8_t flags, const void *bytes, size_t length)
+{
+	used += packet_put(session + used, sizeof(session) - used, flags, bytes, length);
+}
+
+static void put(uint8_t flags, struct fa_wire_message message)
+{
+	static unsigned char bytes[FA_WIRE_BYTES_MAX + 64];
+
+	message.id = ++id;
+	put_bytes(flags, bytes, fa_raw_encode(&message, bytes));
+}
+
+static void hello(void)
+{
+	put(PACKET_WAIT | PACKET_READ, fa_raw_hello_message("fuzz"));
+}
+
+static void registers(uint32_t buffer, uint8_t fds)
+{
+	struct fa_wire_message message = fa_raw_register_message(buffer, 65536);
+
+	message.fds = 1;
+	if (fds == PACKET_MEMFD_READ_ONLY)
+		message.buffer_register.flags = FA_WIRE_BUFFER_READ_ONLY;
+	put(fds | PACKET_WAIT | PACKET_READ, message);
+}
+
+static void arena(uint32_t buffer)
+{
+	struct fa_wire_message message = fa_raw_register_message(buffer, 65536);
+
+	message.buffer_register.kind = FA_WIRE_BUFFER_ARENA;
+	put(PACKET_WAIT | PACKET_READ, message);
+}
+
+static void releases(uint32_t buffer)
+{
+	struct fa_wire_message message = fa_raw_message(FA_WIRE_BUFFER_FREE);
+
+	message.buffer_free.buffer = buffer;
+	put(PACKET_WAIT, message);
+}
+
+static void stream(enum fa_wire_type type, uint32_t number)
+{
+	struct fa_wire_message message = fa_raw_message(type);
+
+	if (type == FA_WIRE_STREAM_CREATE)
+		message.stream_create.stream = number;
+	else
+		message.stream_free.stream = number;
+	put(PACKET_WAIT, message);
+}
+
+static void attention(struct fa_case attention_case, uint32_t buffer, uint32_t number,
+                      uint64_t value, uint8_t flags, uint64_t timeout_ns)
+{
+	struct fa_wire_message message;
+
+	fa_case_plan(&attention_case);
+	message = fa_case_message(&attention_case, buffer, 0, number, value);
+	message.timeout_ns = timeout_ns;
+	put(flags, message);
+}
+
+static void cancel(uint32_t number, uint64_t value)
+{
+	struct fa_wire_message message = fa_raw_message(FA_WIRE_CANCEL);
+
+	message.cancel.stream = number;
+	message.cancel.value = value;
+	put(PACKET_WAIT, message);
+}
+
+static void save(const char *directory, const char *name)
+{
+	char path[1024];
+	FILE *file;
+
+	snprintf(path, sizeof(path), "%s/%s", directory, name);
+	file = fopen(path, "wbe");
+	if (!file || fwrite(session, 1, used, file) != used || fclose(file)) {
+		perror(path);
+		exit(1);
+	}
+	used = 0;
+	id = 0;
+}
+
+int main(int argc, char **argv)
+{
+	const struct fa_case plain = { .heads = 2, .head_dim = 8, .seqlen_q = 3, .lse = true };
+	const struct fa_case ragged = { .batch = 3,
+		                        .ragged = true,
+		                        .heads = 4,
+		                        .kv_heads = 2,
+		                        .head_dim = 16,
+		                        .seqlen_q = 6,
+		                        .seqlen_k = 9,
+		                        .causal = true,
+		                        .alibi = true,
+		                        .sinks = true };
+	const struct fa_case half = { .dtype = FA_WIRE_DTYPE_BF16,
+		                      .heads = 2,
+		                      .head_dim = 32,
+		                      .seqlen_q = 5,
+		                      .windowed = true,
+		                      .window_left = 2,
+		                      .window_right = -1,
+		                      .softcap = 3 };
+	struct fa_wire_message message;
+	const char *directory;
+
+	if (argc != 2) {
+		fprintf(stderr, "Usage: corpus-session DIRECTORY\n");
+		return 2;
+	}
+	directory = argv[1];
+
+	hello();
+	put(PACKET_WAIT, fa_raw_message(FA_WIRE_PING));
+	put(PACKET_WAIT | PACKET_READ, fa_raw_message(FA_WIRE_STATUS));
+	put(0, fa_raw_message(FA_WIRE_STATUS));
+	save(directory, "status");
+
+	hello();
+	registers(1, PACKET_MEMFD);
+	attention(plain, 1, 0, 1, PACKET_WAIT | PACKET_READ, 0);
+	attention(plain, 1, 0, 2, PACKET_WAIT, 0);
+	releases(1);
+	save(directory, "attention");
+
+	hello();
+	registers(1, PACKET_MEMFD);
+	attention(ragged, 1, 0, 1, PACKET_WAIT | PACKET_READ, 0);
+	save(directory, "ragged");
+
+	hello();
+	arena(2);
+	attention(half, 2, 0, 1, 0, 0);
+	attention(half, 2, 0, 2, 0, 1);
+	attention(half, 2, 0, 3, PACKET_WAIT, 1000000000);
+	releases(2);
+	save(directory, "arena");
+
+	hello();
+	arena(1);
+	stream(FA_WIRE_STREAM_CREATE, 1);
+	stream(FA_WIRE_STREAM_CREATE, 2);
+	attention(plain, 1, 1, 1, 0, 0);
+	attention(plain, 1, 2, 1, 0, 0);
+	attention(plain, 1, 2, 2, 0, 0);
+	cancel(2, 2);
+	cancel(1, 1);
+	stream(FA_WIRE_STREAM_FREE, 1);
+	stream(FA_WIRE_STREAM_CREATE, 1);
+	attention(plain, 1, 1, 2, PACKET_WAIT, 0);
+	save(directory, "streams");
+
+	hello();
+	registers(1, PACKET_MEMFD);
+	registers(2, PACKET_MEMFD_READ_ONLY);
+	for (uint64_t value = 1; value <= 10; ++value)
+		attention(plain, 1, 0, value, 0, 0);
+	releases(1);
+	releases(2);
+	save(directory, "free-in-use");
+
+	hello();
+	for (uint32_t buffer = 1; buffer <= 6; ++buffer)
+		arena(buffer);
+	save(directory, "many-buffers");
+
+	hello();
+	for (uint8_t fds = PACKET_NO_FD; fds <= PACKET_TWENTY_FDS; ++fds) {
+		message = fa_raw_register_message(fds + 1u,
+		                                  fds == PACKET_MEMFD_SPARSE ? 1ull << 40 : 65536);
+		message.fds = fds == PACKET_NO_FD ? 0 : fds == PACKET_TWO_FDS ? 2 : 1;
+		put(fds | PACKET_WAIT, message);
+	}
+	save(directory, "descriptors");
+
+	message = fa_raw_hello_message("future");
+	message.hello.version_min = message.hello.version_max = 9;
+	put(PACKET_WAIT, message);
+	save(directory, "version");
+
+	message = fa_raw_hello_message("resume");
+	message.hello.has_resume = true;
+	message.hello.resume_secret.lo = 1;
+	put(PACKET_WAIT, message);
+	put(0, fa_raw_message(FA_WIRE_PING));
+	put(0, fa_raw_hello_message("again"));
+	save(directory, "second-hello");
+
+	put(0, fa_raw_message(FA_WIRE_PING));
+	save(directory, "no-hello");
+
+	hello();
+	put_bytes(PACKET_EIGHT_FDS, "garbage!", 8);
+	save(directory, "garbage");
+
+	hello();
+	put_bytes(0, "", 0);
+	save(directory, "empty");
+
+	hello();
+	for (int i = 0; i < 60; ++i)
+		put(0, fa_raw_message(i % 3 ? FA_WIRE_PING : FA_WIRE_STATUS));
+	save(directory, "unread");
+	return 0;
+}
