@@ -18,12 +18,7 @@ int main(void)
 
 	float *numbers = fa_buffer_data(buffer), *out = numbers + 3 * bytes / sizeof(float);
 	for (uint64_t i = 0; i < 3 * bytes / sizeof(float); ++i)
-<<<<<<< Updated upstream
-		numbers[i] = (float)rand() / RAND_MAX - 0.5f;
-=======
 		numbers[i] = (float)(rand() % 1000) / 1000 - 0.5f;
-
->>>>>>> Stashed changes
 	fa_tensor_init(&attention.q, buffer, 0 * bytes, FA_F32, 4, shape);
 	fa_tensor_init(&attention.k, buffer, 1 * bytes, FA_F32, 4, shape);
 	fa_tensor_init(&attention.v, buffer, 2 * bytes, FA_F32, 4, shape);
