@@ -12,6 +12,8 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+#define HEADS_MAX 65536 /* so that tokens x heads is far from overflow */
+
 static int __attribute__((format(printf, 4, 5)))
 refuse(int error, char *text, size_t text_bytes, const char *format, ...)
 {
@@ -81,6 +83,9 @@ int fa_attention_check(const struct fa_attention_params *params, char *text, siz
 		REFUSE(-EINVAL, "batch %" PRId32 " is not positive", p->batch);
 	if (p->heads <= 0)
 		REFUSE(-EINVAL, "heads %" PRId32 " is not positive", p->heads);
+	if (p->heads > HEADS_MAX)
+		REFUSE(-ENOTSUP, "heads %" PRId32 " is not supported: at most %d", p->heads,
+		       HEADS_MAX);
 	if (p->kv_heads <= 0)
 		REFUSE(-EINVAL, "kv_heads %" PRId32 " is not positive", p->kv_heads);
 	if (p->heads % p->kv_heads != 0)

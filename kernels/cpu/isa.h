@@ -14,13 +14,17 @@
 /* Up to so many rows the thin kernel is the faster one, whatever the lanes. */
 #define FA_CPU_THIN_ROWS 8
 
+/* KV heads of a tile at most; more than one only in thin tiles. */
+#define FA_CPU_THIN_HEADS 16
+
 struct fa_cpu_job {
 	/* Token 0 of the sequence; q and out at the first query head of the group. */
 	const char *q, *k, *v;
 	char *out;
 	float *lse;                            /* or NULL */
 	int64_t q_stride_token, q_stride_head; /* all strides in bytes, but lse's */
-	int64_t k_stride, v_stride;
+	int64_t k_stride, v_stride;            /* from token to token */
+	int64_t k_stride_head, v_stride_head;
 	int64_t out_stride_token, out_stride_head;
 	int64_t lse_stride_token, lse_stride_head;
 
@@ -30,8 +34,9 @@ struct fa_cpu_job {
 
 	/* Packed rows: row r is token r / group, head r % group of the group. */
 	int32_t group;
-	int32_t rows; /* at most FA_CPU_TILE_ROWS, at least 1 */
-	int64_t row;  /* the first */
+	int32_t n_heads; /* KV heads, from the one that k and v point to */
+	int32_t rows;    /* at most FA_CPU_TILE_ROWS, at least 1 */
+	int64_t row;     /* the first */
 
 	/* Row i sees keys [i + n_k - n_q - left, i + n_k - n_q + right]; clamped so
 	 * that no sum overflows. */

@@ -2,20 +2,23 @@
  * How a request is cut into tiles, and which tile is which: pure functions of
  * the parameters and the instruction set, any thread, nothing remembered.
  *
- * The query heads that share a KV head are packed into one list of rows (token
+ * Query heads that share a KV head are packed into one list of rows (token
  * by token, head by head within a token), so that they share each pass over K
  * and V. A tile is a block of that list. Tiles are numbered so that one finds its
  * sequence without a table: blocks of a sequence of n rows that starts at row s of the
  * ragged batch, with M rows to a block, are given the numbers s / M + b and up;
  * these ranges never overlap, and leave at most one number a sequence unused,
- * whose tile is empty.
+ * whose tile is empty. If all sequences are short, as in decoding, a tile is instead one
+ * sequence's rows of a few neighbouring KV heads.
  */
 #include "kernels/cpu/isa.h"
 
-#include <string.h>
+#include <stdatomic.h>
+#include <unistd.h>
 
 #define TILE_SECONDS 0.03
-#define TILES_WANTED 32 /* for threads to share; what one more costs is small beside it */
+#define THIN_BYTES_PER_SECOND 5e9 /* a cautious guess of a thread's speed on K and V */
+#define TILES_WANTED 32           /* for threads to share; what one more costs is small beside it */
 
 static int64_t ceil_div(int64_t a, int64_t b)
 {
@@ -78,9 +81,47 @@ static int64_t head_tiles(const struct fa_attention_params *params, int32_t bloc
 	return ceil_div(params->seqlen_q * group, block) * params->batch;
 }
 
+/* Asked once, so that a request is cut in the same way from its first tile to its last. */
+static int64_t processors(void)
+{
+	static atomic_int_fast64_t known;
+	int64_t n = atomic_load_explicit(&known, memory_order_relaxed), nothing = 0;
+
+	if (n == 0) {
+		n = max64(sysconf(_SC_NPROCESSORS_ONLN), 1);
+		if (!atomic_compare_exchange_strong(&known, &nothing, n))
+			n = nothing;
+	}
+	return n;
+}
+
+/*
+ * KV heads to a tile of a request whose sequences all have few rows, as in decoding; 0
+ * for other requests. As many as leave work for every processor.
+ */
+static int32_t thin_heads(const struct fa_attention_params *params)
+{
+	int64_t group = params->heads / params->kv_heads;
+	int64_t heads = (int64_t)params->batch * params->kv_heads / processors();
+	double head_bytes = (double)params->seqlen_k * (params->head_dim + params->head_dim_v) * 4;
+
+	if (params->seqlen_q * group > FA_CPU_THIN_ROWS)
+		return 0;
+	if ((double)heads * head_bytes > TILE_SECONDS * THIN_BYTES_PER_SECOND)
+		heads = (int64_t)(TILE_SECONDS * THIN_BYTES_PER_SECOND / head_bytes);
+	heads = min64(heads, min64(params->kv_heads, FA_CPU_THIN_HEADS));
+	return (int32_t)max64(heads, 1);
+}
+
 int64_t fa_cpu_attention_tiles(const struct fa_cpu_isa *isa,
                                const struct fa_attention_params *params)
 {
+	int32_t heads = thin_heads(params);
+
+	if (params->seqlen_q == 0)
+		return 0;
+	if (heads > 0)
+		return ceil_div(params->kv_heads, heads) * params->batch;
 	return head_tiles(params, tile_rows(isa, params)) * params->kv_heads;
 }
 
@@ -91,7 +132,7 @@ size_t fa_cpu_attention_scratch_bytes(const struct fa_cpu_isa *isa,
 }
 
 struct place {
-	int32_t sequence, kv_head;
+	int32_t sequence, kv_head, n_heads;
 	int64_t block, n_blocks; /* of the sequence */
 };
 
@@ -114,6 +155,7 @@ static void place_ragged(const struct fa_attention_params *params, int32_t block
 	*ret_place = (struct place){
 		.sequence = low,
 		.kv_head = (int32_t)(tile % params->kv_heads),
+		.n_heads = 1,
 		.block = slot - (cu[low] * group / block + low),
 		.n_blocks = ceil_div((cu[low + 1] - cu[low]) * group, block),
 	};
@@ -141,8 +183,26 @@ static void place_even(const struct fa_attention_params *params, int32_t block, 
 	*ret_place = (struct place){
 		.sequence = (int32_t)(list / params->kv_heads),
 		.kv_head = (int32_t)(list % params->kv_heads),
+		.n_heads = 1,
 		.block = at,
 		.n_blocks = n_blocks,
+	};
+}
+
+static void place_thin(const struct fa_attention_params *params, int32_t heads, int64_t tile,
+                       struct place *ret_place)
+{
+	int64_t n_tiles = ceil_div(params->kv_heads, heads); /* of a sequence */
+	int32_t kv_head = (int32_t)(tile % n_tiles) * heads;
+	int32_t sequence = (int32_t)(tile / n_tiles);
+	const uint32_t *cu = params->cu_seqlens_q;
+
+	*ret_place = (struct place){
+		.sequence = sequence,
+		.kv_head = kv_head,
+		.n_heads = (int32_t)min64(heads, params->kv_heads - kv_head),
+		.block = 0,
+		.n_blocks = cu && cu[sequence + 1] == cu[sequence] ? 0 : 1,
 	};
 }
 
@@ -150,13 +210,15 @@ void fa_cpu_attention_tile(const struct fa_cpu_isa *isa, const struct fa_attenti
                            int64_t tile, void *scratch)
 {
 	const struct fa_attention_params *p = params;
-	int32_t block = tile_rows(isa, params);
+	int32_t block = tile_rows(isa, params), heads = thin_heads(params);
 	int64_t bytes = p->dtype == FA_ATTENTION_F32 ? 4 : 2;
 	int64_t q_batch, k_batch, v_batch, out_batch, lse_batch, far, head;
 	struct fa_cpu_job job;
 	struct place place;
 
-	if (p->cu_seqlens_q)
+	if (heads > 0)
+		place_thin(p, heads, tile, &place);
+	else if (p->cu_seqlens_q)
 		place_ragged(p, block, tile, &place);
 	else
 		place_even(p, block, tile, &place);
@@ -185,6 +247,7 @@ void fa_cpu_attention_tile(const struct fa_cpu_isa *isa, const struct fa_attenti
 	}
 
 	job.group = p->heads / p->kv_heads;
+	job.n_heads = place.n_heads;
 	head = (int64_t)place.kv_head * job.group;
 	job.q = (const char *)p->q.data + (q_batch + head * p->q.stride_head) * bytes;
 	job.k = (const char *)p->k.data + (k_batch + place.kv_head * p->k.stride_head) * bytes;
@@ -197,6 +260,8 @@ void fa_cpu_attention_tile(const struct fa_cpu_isa *isa, const struct fa_attenti
 	job.v_stride = p->v.stride_token * bytes;
 	job.out_stride_token = p->out.stride_token * bytes;
 	job.out_stride_head = p->out.stride_head * bytes;
+	job.k_stride_head = p->k.stride_head * bytes;
+	job.v_stride_head = p->v.stride_head * bytes;
 	job.lse_stride_token = p->lse_stride_token;
 	job.lse_stride_head = p->lse_stride_head;
 

@@ -3,47 +3,80 @@
  * for every instruction set; pure functions of a job and its scratch, any thread.
  *
  * With so few rows each element of K and V is used only a few times, so the kernel's time
- * is memory's: K and V are read where they lie, once, converted on the way, and asked for
- * ahead, since tokens usually lie too far apart for the processor to guess. Scores
- * are sums over lanes; softmax runs along keys, a row at a time; the accumulators of
- * a row's output are vectors again.
+ * is memory's: K and V are read where they lie, once, converted on the way. A token's
+ * heads mostly lie side by side, and memory is much faster in its own order than
+ * in that of one head; so a tile may hold several KV heads. It goes through the keys in
+ * rounds, a round head by head, and asks for the next round token by token meanwhile.
  *
- * Keys come in rounds of SCORE_KEYS. A row whose view of a round is partial is accumulated
- * alone over just the keys that it sees, so that no others' V can matter to it.
+ * Scores are sums over lanes; softmax runs along keys, a row at a time; the accumulators
+ * of a row's output are vectors again. Rows whose view of a round is partial are
+ * accumulated alone, each over just the keys that it sees, so that no others' V can
+ * matter to it.
  */
 #include "kernels/cpu/row.h"
 #include "kernels/cpu/score.h"
 
 #define ROWS FA_CPU_THIN_ROWS
-#define PREFETCH_KEYS 16
+#define HEADS FA_CPU_THIN_HEADS
+#define ROUND_KEYS 32 /* of so many heads twice, this and the next round fit the second cache */
+#define CHUNK_KEYS 8
 #define LINE_BYTES 64
 
-struct scratch {
+/* A KV head's rows. */
+struct state {
 	float q[ROWS][FA_ATTENTION_HEAD_DIM_MAX + 16];   /* fp32; zeros up to a whole vector */
 	float o[ROWS][FA_ATTENTION_HEAD_DIM_V_MAX + 16]; /* likewise */
-	float s[ROWS][SCORE_KEYS];                       /* scores, then weights */
+	float s[ROWS][ROUND_KEYS];                       /* scores, then weights */
 	float highest[ROWS], sum[ROWS], rescale[ROWS];
 };
 
-_Static_assert(sizeof(struct scratch) <= 64u << 10, "less than any wide kernel's");
+struct scratch {
+	struct state states[HEADS];
+	struct fa_cpu_job jobs[HEADS]; /* the tile's job, each for one KV head */
+};
+
+_Static_assert(sizeof(struct scratch) <= 768u << 10, "less than any wide kernel's");
 
 /* A round, as the rows see it: keys relative to its first. */
 struct round {
-	const char *k, *v; /* its first key */
-	int32_t end;       /* keys [0, end) are seen by some row */
+	int64_t key;  /* its first, in the sequence */
+	int32_t end;  /* keys [0, end) are seen by some row */
+	int32_t next; /* so many keys the following round has */
 	int32_t low[ROWS], high[ROWS];
-	int64_t key; /* its first, in the sequence */
+	int32_t n_steps, step; /* chunks of all heads, and how many of them are begun */
 };
 
 VEC_INLINE void prefetch_row(const char *row, int32_t bytes)
 {
 	for (int32_t at = 0; at < bytes; at += LINE_BYTES)
-		__builtin_prefetch(row + at, 0, 3);
+		__builtin_prefetch(row + at, 0, 2);
+}
+
+/* Asks for a step's share of the next round, in the order in which memory has it. */
+VEC_INLINE void prefetch_share(enum fa_attention_dtype dtype, const struct fa_cpu_job *job,
+                               struct round *round)
+{
+	int bytes = vec_element_bytes(dtype);
+	int64_t next = round->key + round->end;
+	int32_t key = round->next * round->step / round->n_steps;
+	int32_t end = round->next * (round->step + 1) / round->n_steps;
+
+	for (int32_t j = key; j < end; j++) {
+		for (int32_t h = 0; h < job->n_heads; h++)
+			prefetch_row(job->k + (next + j) * job->k_stride + h * job->k_stride_head,
+			             job->head_dim * bytes);
+	}
+	for (int32_t j = key; j < end; j++) {
+		for (int32_t h = 0; h < job->n_heads; h++)
+			prefetch_row(job->v + (next + j) * job->v_stride + h * job->v_stride_head,
+			             job->head_dim_v * bytes);
+	}
+	round->step++;
 }
 
 /* Products of @rows rows of Q with @keys keys. */
 VEC_INLINE void products(enum fa_attention_dtype dtype, const int rows, const int keys,
-                         const struct fa_cpu_job *job, struct scratch *scratch, int32_t row,
+                         const struct fa_cpu_job *job, struct state *state, int32_t row,
                          const char *k, int32_t key)
 {
 	int bytes = vec_element_bytes(dtype);
@@ -64,7 +97,7 @@ VEC_INLINE void products(enum fa_attention_dtype dtype, const int rows, const in
 
 			VEC_UNROLL
 			for (int r = 0; r < rows; r++)
-				sums[j][r] = vec_fma(vec_load(scratch->q[row + r] + c), x,
+				sums[j][r] = vec_fma(vec_load(state->q[row + r] + c), x,
 				                     sums[j][r]);
 		}
 	}
@@ -75,7 +108,7 @@ VEC_INLINE void products(enum fa_attention_dtype dtype, const int rows, const in
 
 			VEC_UNROLL
 			for (int r = 0; r < rows; r++)
-				sums[j][r] = vec_fma(vec_load(scratch->q[row + r] + c), x,
+				sums[j][r] = vec_fma(vec_load(state->q[row + r] + c), x,
 				                     sums[j][r]);
 		}
 	}
@@ -83,61 +116,57 @@ VEC_INLINE void products(enum fa_attention_dtype dtype, const int rows, const in
 	for (int j = 0; j < keys; j++) {
 		VEC_UNROLL
 		for (int r = 0; r < rows; r++)
-			scratch->s[row + r][key + j] = vec_sum(sums[j][r]);
+			state->s[row + r][key + j] = vec_sum(sums[j][r]);
 	}
 }
 
 /* All rows' products with keys [key, key + keys), rows four at a time where there are. */
 VEC_INLINE void products_of_rows(enum fa_attention_dtype dtype, const int keys,
-                                 const struct fa_cpu_job *job, struct scratch *scratch,
-                                 const char *k, int32_t key)
+                                 const struct fa_cpu_job *job, struct state *state, const char *k,
+                                 int32_t key)
 {
 	int32_t row = 0;
 
 	for (; row + 4 <= job->rows; row += 4) {
 		for (int j = 0; j < keys; j += 2)
-			products(dtype, 4, keys < 2 ? keys : 2, job, scratch, row,
+			products(dtype, 4, keys < 2 ? keys : 2, job, state, row,
 			         k + j * job->k_stride, key + j);
 	}
 	for (; row + 2 <= job->rows; row += 2) {
 		for (int j = 0; j < keys; j += 4)
-			products(dtype, 2, keys < 4 ? keys : 4, job, scratch, row,
+			products(dtype, 2, keys < 4 ? keys : 4, job, state, row,
 			         k + j * job->k_stride, key + j);
 	}
 	if (row < job->rows)
-		products(dtype, 1, keys, job, scratch, row, k, key);
+		products(dtype, 1, keys, job, state, row, k, key);
 }
 
-VEC_INLINE void round_products(enum fa_attention_dtype dtype, const struct fa_cpu_job *job,
-                               struct scratch *scratch, const struct round *round)
+VEC_INLINE void round_products(enum fa_attention_dtype dtype, const struct fa_cpu_job *tile,
+                               const struct fa_cpu_job *job, struct state *state,
+                               struct round *round)
 {
-	int bytes = vec_element_bytes(dtype);
-	int64_t ahead = job->n_k - round->key; /* keys of the sequence from here on */
+	const char *k = job->k + round->key * job->k_stride;
 	int32_t key = 0;
 
-	/* While this round's K is read, its V and the next keys of K are on their way. */
-	for (; key + 8 <= round->end; key += 8) {
-		for (int j = 0; j < 8; j++) {
-			prefetch_row(round->v + (key + j) * job->v_stride, job->head_dim_v * bytes);
-			if (key + j + PREFETCH_KEYS < ahead)
-				prefetch_row(round->k + (key + j + PREFETCH_KEYS) * job->k_stride,
-				             job->head_dim * bytes);
-		}
-		products_of_rows(dtype, 8, job, scratch, round->k + key * job->k_stride, key);
+	for (; key + CHUNK_KEYS <= round->end; key += CHUNK_KEYS) {
+		prefetch_share(dtype, tile, round);
+		products_of_rows(dtype, CHUNK_KEYS, job, state, k + key * job->k_stride, key);
 	}
+	if (key < round->end)
+		prefetch_share(dtype, tile, round);
 	for (; key < round->end; key++)
-		products_of_rows(dtype, 1, job, scratch, round->k + key * job->k_stride, key);
+		products_of_rows(dtype, 1, job, state, k + key * job->k_stride, key);
 }
 
 /* Scores and weights of one row; those of keys it does not see become 0. */
 static void row_softmax(const struct fa_cpu_job *job, const struct score_map *map,
-                        struct scratch *scratch, const struct round *round, int32_t row)
+                        struct state *state, const struct round *round, int32_t row)
 {
-	float *s = scratch->s[row];
+	float *s = state->s[row];
 	vec low = vec_set((float)round->low[row]), high = vec_set((float)round->high[row]);
 	vec position = vec_set((float)(score_position(job, job->row + row) - round->key));
 	vec top = vec_set(-INFINITY), sum = vec_set(0.0f), slope, base;
-	float lanes[VEC_LANES], before = scratch->highest[row], highest;
+	float lanes[VEC_LANES], before = state->highest[row], highest;
 
 	for (int i = 0; i < VEC_LANES; i++)
 		lanes[i] = (float)i;
@@ -169,14 +198,14 @@ static void row_softmax(const struct fa_cpu_job *job, const struct score_map *ma
 	}
 
 	vec_store(lanes, vec_exp2(vec_set(before) - base));
-	scratch->rescale[row] = lanes[0];
-	scratch->highest[row] = highest;
-	scratch->sum[row] = scratch->sum[row] * lanes[0] + vec_sum(sum);
+	state->rescale[row] = lanes[0];
+	state->highest[row] = highest;
+	state->sum[row] = state->sum[row] * lanes[0] + vec_sum(sum);
 }
 
 /* @vectors vectors of the output from dim @c on, of @rows rows, over keys [first, end). */
 VEC_INLINE void values(enum fa_attention_dtype dtype, const int rows, const int vectors,
-                       const int lanes, const struct fa_cpu_job *job, struct scratch *scratch,
+                       const int lanes, const struct fa_cpu_job *job, struct state *state,
                        int32_t row, int32_t c, const char *v, int32_t first, int32_t end)
 {
 	int bytes = vec_element_bytes(dtype);
@@ -186,8 +215,8 @@ VEC_INLINE void values(enum fa_attention_dtype dtype, const int rows, const int 
 	for (int r = 0; r < rows; r++) {
 		VEC_UNROLL
 		for (int i = 0; i < vectors; i++)
-			sums[r][i] = vec_load(scratch->o[row + r] + c + i * VEC_LANES) *
-			             vec_set(scratch->rescale[row + r]);
+			sums[r][i] = vec_load(state->o[row + r] + c + i * VEC_LANES) *
+			             vec_set(state->rescale[row + r]);
 	}
 	v += first * job->v_stride + c * bytes;
 	for (int32_t j = first; j < end; j++, v += job->v_stride) {
@@ -197,36 +226,36 @@ VEC_INLINE void values(enum fa_attention_dtype dtype, const int rows, const int 
 
 			VEC_UNROLL
 			for (int r = 0; r < rows; r++)
-				sums[r][i] = vec_fma(vec_set(scratch->s[row + r][j]), x,
-				                     sums[r][i]);
+				sums[r][i] = vec_fma(vec_set(state->s[row + r][j]), x, sums[r][i]);
 		}
 	}
 	VEC_UNROLL
 	for (int r = 0; r < rows; r++) {
 		VEC_UNROLL
 		for (int i = 0; i < vectors; i++)
-			vec_store(scratch->o[row + r] + c + i * VEC_LANES, sums[r][i]);
+			vec_store(state->o[row + r] + c + i * VEC_LANES, sums[r][i]);
 	}
 }
 
 VEC_INLINE void values_of_rows(enum fa_attention_dtype dtype, const int rows,
-                               const struct fa_cpu_job *job, struct scratch *scratch, int32_t row,
+                               const struct fa_cpu_job *job, struct state *state, int32_t row,
                                const char *v, int32_t first, int32_t end)
 {
 	const int vectors = VEC_THIN_ACCUMULATORS / rows < 8 ? VEC_THIN_ACCUMULATORS / rows : 8;
 	int32_t c = 0;
 
 	for (; c + vectors * VEC_LANES <= job->head_dim_v; c += vectors * VEC_LANES)
-		values(dtype, rows, vectors, VEC_LANES, job, scratch, row, c, v, first, end);
+		values(dtype, rows, vectors, VEC_LANES, job, state, row, c, v, first, end);
 	for (; c + VEC_LANES <= job->head_dim_v; c += VEC_LANES)
-		values(dtype, rows, 1, VEC_LANES, job, scratch, row, c, v, first, end);
+		values(dtype, rows, 1, VEC_LANES, job, state, row, c, v, first, end);
 	if (c < job->head_dim_v)
-		values(dtype, rows, 1, 8, job, scratch, row, c, v, first, end);
+		values(dtype, rows, 1, 8, job, state, row, c, v, first, end);
 }
 
 VEC_INLINE void round_values(enum fa_attention_dtype dtype, const struct fa_cpu_job *job,
-                             struct scratch *scratch, const struct round *round)
+                             struct state *state, const struct round *round)
 {
+	const char *v = job->v + round->key * job->v_stride;
 	int32_t row = 0;
 	bool hidden = false;
 
@@ -234,64 +263,103 @@ VEC_INLINE void round_values(enum fa_attention_dtype dtype, const struct fa_cpu_
 		hidden |= round->low[r] > 0 || round->high[r] < round->end;
 	if (hidden) {
 		for (; row < job->rows; row++)
-			values_of_rows(dtype, 1, job, scratch, row, round->v, round->low[row],
+			values_of_rows(dtype, 1, job, state, row, v, round->low[row],
 			               round->high[row]);
 		return;
 	}
 	for (; row + 4 <= job->rows; row += 4)
-		values_of_rows(dtype, 4, job, scratch, row, round->v, 0, round->end);
+		values_of_rows(dtype, 4, job, state, row, v, 0, round->end);
 	for (; row + 2 <= job->rows; row += 2)
-		values_of_rows(dtype, 2, job, scratch, row, round->v, 0, round->end);
+		values_of_rows(dtype, 2, job, state, row, v, 0, round->end);
 	if (row < job->rows)
-		values_of_rows(dtype, 1, job, scratch, row, round->v, 0, round->end);
+		values_of_rows(dtype, 1, job, state, row, v, 0, round->end);
 }
 
-VEC_INLINE void thin(enum fa_attention_dtype dtype, const struct fa_cpu_job *job,
-                     struct scratch *scratch)
+static void state_init(struct state *state, const struct fa_cpu_job *job)
 {
-	int bytes = vec_element_bytes(dtype);
-	int64_t begin = score_low(job, job->row);
-	int64_t end = score_high(job, job->row + job->rows - 1);
-	struct score_map map;
+	int bytes = vec_element_bytes(job->dtype);
 
-	score_map_init(&map, job);
-	memset(scratch, 0, sizeof(*scratch));
 	for (int32_t r = 0; r < job->rows; r++) {
 		const char *q = score_q(job, job->row + r);
 
-		for (int32_t c = 0; c < job->head_dim; c += 8)
+		for (int32_t c = 0; c < job->head_dim; c += 8) {
 			for (int32_t i = 0; i < 8; i += VEC_LANES)
-				vec_store(scratch->q[r] + c + i,
-				          vec_load_elements(dtype, q + (c + i) * bytes, 8));
-		scratch->highest[r] = -INFINITY;
+				vec_store(state->q[r] + c + i,
+				          vec_load_elements(job->dtype, q + (c + i) * bytes, 8));
+		}
+		memset(state->o[r], 0, ((size_t)job->head_dim_v + 8) * sizeof(float));
+		state->highest[r] = -INFINITY;
+		state->sum[r] = 0;
+	}
+}
+
+static void job_of_head(const struct fa_cpu_job *tile, int32_t h, struct fa_cpu_job *ret_job)
+{
+	int64_t head = (int64_t)h * tile->group;
+
+	*ret_job = *tile;
+	ret_job->n_heads = 1;
+	ret_job->q += head * tile->q_stride_head;
+	ret_job->k += h * tile->k_stride_head;
+	ret_job->v += h * tile->v_stride_head;
+	ret_job->out += head * tile->out_stride_head;
+	if (tile->lse)
+		ret_job->lse += head * tile->lse_stride_head;
+	if (tile->alibi_slopes)
+		ret_job->alibi_slopes += head;
+	if (tile->sinks)
+		ret_job->sinks += head;
+}
+
+VEC_INLINE void thin(enum fa_attention_dtype dtype, const struct fa_cpu_job *tile,
+                     struct scratch *scratch)
+{
+	int64_t begin = score_low(tile, tile->row);
+	int64_t end = score_high(tile, tile->row + tile->rows - 1);
+	struct score_map map;
+
+	score_map_init(&map, tile);
+	for (int32_t h = 0; h < tile->n_heads; h++) {
+		job_of_head(tile, h, &scratch->jobs[h]);
+		state_init(&scratch->states[h], &scratch->jobs[h]);
 	}
 
 	/* The first round is short if it must be, so that others start at multiples. */
 	for (int64_t key = begin; key < end;) {
-		int64_t next = (key / SCORE_KEYS + 1) * SCORE_KEYS;
-		struct round round = {
-			.k = job->k + key * job->k_stride,
-			.v = job->v + key * job->v_stride,
-			.end = (int32_t)((next < end ? next : end) - key),
-			.key = key,
-		};
+		int64_t next = (key / ROUND_KEYS + 1) * ROUND_KEYS;
+		struct round round = { .key = key };
 
-		for (int32_t r = 0; r < job->rows; r++) {
-			round.low[r] = (int32_t)score_clamp(score_low(job, job->row + r) - key, 0,
+		next = next < end ? next : end;
+		round.end = (int32_t)(next - key);
+		round.next = (int32_t)(end - next < ROUND_KEYS ? end - next : ROUND_KEYS);
+		round.n_steps = (round.end + CHUNK_KEYS - 1) / CHUNK_KEYS * tile->n_heads;
+		for (int32_t r = 0; r < tile->rows; r++) {
+			round.low[r] = (int32_t)score_clamp(score_low(tile, tile->row + r) - key, 0,
 			                                    round.end);
-			round.high[r] = (int32_t)score_clamp(score_high(job, job->row + r) - key, 0,
-			                                     round.end);
+			round.high[r] = (int32_t)score_clamp(score_high(tile, tile->row + r) - key,
+			                                     0, round.end);
 		}
-		round_products(dtype, job, scratch, &round);
-		for (int32_t r = 0; r < job->rows; r++)
-			row_softmax(job, &map, scratch, &round, r);
-		round_values(dtype, job, scratch, &round);
+		for (int32_t h = 0; h < tile->n_heads; h++) {
+			const struct fa_cpu_job *job = &scratch->jobs[h];
+			struct state *state = &scratch->states[h];
+
+			round_products(dtype, tile, job, state, &round);
+			for (int32_t r = 0; r < job->rows; r++)
+				row_softmax(job, &map, state, &round, r);
+			round_values(dtype, job, state, &round);
+		}
 		key = next;
 	}
 
-	for (int32_t r = 0; r < job->rows; r++)
-		score_store(job, job->row + r, scratch->o[r],
-		            score_finish(job, job->row + r, scratch->highest[r], scratch->sum[r]));
+	for (int32_t h = 0; h < tile->n_heads; h++) {
+		const struct fa_cpu_job *job = &scratch->jobs[h];
+		struct state *state = &scratch->states[h];
+
+		for (int32_t r = 0; r < job->rows; r++)
+			score_store(
+				job, job->row + r, state->o[r],
+				score_finish(job, job->row + r, state->highest[r], state->sum[r]));
+	}
 }
 
 void FA_CPU_THIN(const struct fa_cpu_job *job, void *scratch)

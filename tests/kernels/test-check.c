@@ -77,9 +77,9 @@ static void test_refusals(void **state)
 	REFUSED(-EINVAL, "seqlen_q -1 is negative", params.seqlen_q = -1);
 	REFUSED(-ENOTSUP, "seqlen_k 4294967296 is not supported: at most 4294967295",
 	        params.seqlen_k = 1ll << 32);
-	REFUSED(-EINVAL, "batch 2147483647 x heads 2147483640 x seqlen_q 4294967295 overflows",
-	        params.batch = INT32_MAX, params.heads = 2147483640, params.kv_heads = 1,
-	        params.seqlen_q = UINT32_MAX);
+	REFUSED(-ENOTSUP, "heads 65544 is not supported: at most 65536", params.heads = 65544);
+	REFUSED(-EINVAL, "batch 2147483647 x heads 65536 x seqlen_q 4294967295 overflows",
+	        params.batch = INT32_MAX, params.heads = 65536, params.seqlen_q = UINT32_MAX);
 	REFUSED(-EINVAL, "scale nan is not finite", params.scale = NAN);
 	REFUSED(-EINVAL, "scale -inf is not finite", params.scale = -INFINITY);
 	REFUSED(-EINVAL, "softcap -1 is not a finite number of at least 0", params.softcap = -1);

@@ -138,13 +138,42 @@ static void test_model_shapes(void **state)
 	}
 }
 
+/* So many heads and sequences that one tile takes several heads on any machine. */
+static void test_decode(void **state)
+{
+	for (unsigned int which = 0; which < 9; which++) {
+		struct problem_spec spec = {
+			.dtype = (enum fa_attention_dtype)(1 + which % 3),
+			.batch = 16,
+			.heads = which < 3 ? 19 : 57,
+			.kv_heads = 19,
+			.head_dim = 16 + 24 * (int32_t)(which % 2),
+			.head_dim_v = 24,
+			.n_q = 1 + which % 2,
+			.n_k = 67,
+			.causal = which % 2,
+			.alibi = which == 2 || which == 7,
+			.sinks = which == 4 || which == 7,
+			.left_1 = which == 5 ? 40 : 0,
+			.softcap = which == 6 ? 2 : 0,
+			.ragged = which > 5,
+			.layout = (enum problem_layout)((which / 3 + which) % PROBLEM_LAYOUTS),
+		};
+
+		for (int32_t b = 0; b < spec.batch; b++) {
+			spec.lengths_q[b] = (uint32_t)b % 3;
+			spec.lengths_k[b] = (uint32_t)(b * 7 % 90);
+		}
+		problem_test(&spec);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_masks),
-		cmocka_unit_test(test_variants),
-		cmocka_unit_test(test_groups),
-		cmocka_unit_test(test_model_shapes),
+		cmocka_unit_test(test_masks),  cmocka_unit_test(test_variants),
+		cmocka_unit_test(test_groups), cmocka_unit_test(test_model_shapes),
+		cmocka_unit_test(test_decode),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
