@@ -23,8 +23,9 @@ struct fa_device_queue;
 struct fa_device_config {
 	unsigned int threads; /* CPU backend: workers; 0: one a processor this process may use */
 	/*
-	 * Called by any thread of the backend when reap() has something to return;
-	 * must be cheap and thread-safe.
+	 * Called by any thread of the backend when reap() has something to return after
+	 * it had nothing; must be cheap and thread-safe, and may not call the backend.
+	 * No call is under way once reap() has returned all that was launched.
 	 */
 	void (*notify)(void *userdata);
 	void *userdata;

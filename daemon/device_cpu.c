@@ -146,6 +146,11 @@ static void work_finish(struct fa_device *device, struct fa_device_work *work)
 		                       "no memory for %zu bytes of scratch", cpu->scratch_bytes);
 	else
 		work->status = fa_fail(&work->error, -ECANCELED, "the work was cancelled");
+
+	/* Announced before it can be reaped: who has reaped all will not be notified
+	 * any more, and may take apart what would have been. */
+	if (fa_list_empty(&device->done))
+		device->config.notify(device->config.userdata);
 	fa_list_append(&device->done, &work->link);
 }
 
@@ -253,7 +258,6 @@ static void *worker_run(void *userdata)
 	struct fa_device_queue *queue;
 	struct cpu_work *cpu;
 	uint32_t wake;
-	bool notify;
 
 	pthread_mutex_lock(&device->mutex);
 	while (!device->stop) {
@@ -282,15 +286,9 @@ static void *worker_run(void *userdata)
 			cpu->failure = -ENOMEM;
 			atomic_store_explicit(&work->cancelled, true, memory_order_relaxed);
 		}
-		if (--cpu->n_workers > 0 || !work_over(work))
-			continue;
-		notify = fa_list_empty(&device->done);
-		work_finish(device, work);
-		queue_activate(device, queue);
-		if (notify) {
-			pthread_mutex_unlock(&device->mutex);
-			device->config.notify(device->config.userdata);
-			pthread_mutex_lock(&device->mutex);
+		if (--cpu->n_workers == 0 && work_over(work)) {
+			work_finish(device, work);
+			queue_activate(device, queue);
 		}
 	}
 	pthread_mutex_unlock(&device->mutex);
@@ -526,7 +524,7 @@ static void cpu_launch(struct fa_device *device, struct fa_device_queue *queue,
                        struct fa_device_work *work)
 {
 	struct cpu_work *cpu = cpu_work(work);
-	bool notify, wake;
+	bool wake;
 
 	work->queue = queue;
 	work->status = 0;
@@ -540,27 +538,21 @@ static void cpu_launch(struct fa_device *device, struct fa_device_queue *queue,
 	fa_list_init(&cpu->ready_link);
 
 	pthread_mutex_lock(&device->mutex);
-	notify = fa_list_empty(&device->done);
 	fa_list_append(&queue->works, &work->link);
 	queue_activate(device, queue);
-	notify = notify && !fa_list_empty(&device->done);
 	wake = device->n_sleeping > 0 && !fa_list_empty(&cpu->ready_link);
 	pthread_mutex_unlock(&device->mutex);
 	/* One: it wakes others if there is work for them. */
 	if (wake)
 		pthread_cond_signal(&device->work_available);
-	if (notify)
-		device->config.notify(device->config.userdata);
 }
 
 static void cpu_cancel(struct fa_device *device, struct fa_device_work *work)
 {
 	struct fa_device_queue *queue = work->queue;
 	struct cpu_work *cpu = cpu_work(work);
-	bool notify;
 
 	pthread_mutex_lock(&device->mutex);
-	notify = fa_list_empty(&device->done);
 	if (cpu->state != FINISHED) {
 		atomic_store_explicit(&work->cancelled, true, memory_order_relaxed);
 		/* Those who run it finish it otherwise. */
@@ -570,10 +562,7 @@ static void cpu_cancel(struct fa_device *device, struct fa_device_work *work)
 			work_unready(device, work);
 		queue_activate(device, queue);
 	}
-	notify = notify && !fa_list_empty(&device->done);
 	pthread_mutex_unlock(&device->mutex);
-	if (notify)
-		device->config.notify(device->config.userdata);
 }
 
 static void cpu_reap(struct fa_device *device, struct fa_list *done)
