@@ -12,6 +12,7 @@
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -218,6 +219,75 @@ static void test_waiting(void **state)
 	fa_test_daemon_stop(&daemon);
 }
 
+/* Threads at work while daemons come and go: what is said to be right is right. */
+struct persistent {
+	struct fa_client *client;
+	atomic_bool *stop;
+	atomic_int *right;
+	uint64_t seed;
+	pthread_t thread;
+};
+
+static void *persist(void *userdata)
+{
+	struct persistent *persistent = userdata;
+	struct fa_client *client = persistent->client;
+	struct fa_case attention = { .heads = 2, .seqlen_q = 40, .seed = persistent->seed };
+	struct fa_attention request;
+	struct fa_buffer *buffer;
+	int r;
+
+	fa_case_plan(&attention);
+	do
+		r = fa_buffer_new(client, attention.bytes,
+		                  persistent->seed % 2 ? FA_BUFFER_ARENA : 0, &buffer);
+	while (r == -ECONNRESET);
+	fa_check_eq(r, 0);
+	request = fa_case_attention(&attention, buffer);
+	while (!atomic_load(persistent->stop)) {
+		fa_case_fill(&attention, fa_buffer_data(buffer));
+		r = fa_attention(client, &request, NULL);
+		if (r != 0 && r != -ECONNRESET)
+			fa_test_fail(__FILE__, __LINE__, "%d: %s", r, fa_error());
+		if (r)
+			continue;
+		fa_check(fa_case_error(&attention, fa_buffer_data(buffer)) <= 1);
+		atomic_fetch_add(persistent->right, 1);
+	}
+	fa_buffer_free(buffer);
+	return NULL;
+}
+
+static void test_again_and_again(void **state)
+{
+	const int kills = fa_test_long() ? 50 : 5;
+	struct persistent threads[4];
+	struct fa_test_daemon daemon;
+	struct fa_client *client;
+	atomic_bool stop = false;
+	atomic_int right = 0;
+
+	fa_test_daemon_start(&daemon, &in_dir);
+	client = connect_to(&daemon);
+	for (int i = 0; i < 4; ++i) {
+		threads[i] = (struct persistent){ client, &stop, &right, (uint64_t)i, 0 };
+		fa_check(!pthread_create(&threads[i].thread, NULL, persist, &threads[i]));
+	}
+	for (int i = 0; i < kills; ++i) {
+		int before = atomic_load(&right);
+
+		/* Work goes on before the next death. */
+		fa_check_eventually(atomic_load(&right) > before + 8);
+		kill_daemon(&daemon);
+		fa_test_daemon_start(&daemon, &in_dir);
+	}
+	atomic_store(&stop, true);
+	for (int i = 0; i < 4; ++i)
+		pthread_join(threads[i].thread, NULL);
+	fa_disconnect(client);
+	fa_test_daemon_stop(&daemon);
+}
+
 /* A daemon that drains says so, ends, and its successor is found. */
 static void test_drained(void **state)
 {
@@ -241,9 +311,8 @@ static void test_drained(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_killed),
-		cmocka_unit_test(test_sleeping),
-		cmocka_unit_test(test_waiting),
+		cmocka_unit_test(test_killed),  cmocka_unit_test(test_sleeping),
+		cmocka_unit_test(test_waiting), cmocka_unit_test(test_again_and_again),
 		cmocka_unit_test(test_drained),
 	};
 

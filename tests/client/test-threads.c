@@ -1,10 +1,13 @@
 /*
  * Many threads on one client: requests of all kinds at once, on one stream and on
- * many, with and without spinning, while connections come and go.
+ * many, with and without spinning, while connections come and go; and with the
+ * real daemon, whose results are compared.
  */
 #include "client/faclient.h"
 #include "tests/client/fake.h"
+#include "tests/client/view.h"
 #include "tests/lib/check.h"
+#include "tests/lib/daemon.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -199,6 +202,70 @@ static void test_losing(void **state)
 	fa_check(shared.lost > 0);
 }
 
+/* ---- real work: every thread checks what it gets */
+
+static void *compute(void *userdata)
+{
+	struct worker *worker = userdata;
+	struct fa_client *client = worker->shared->client;
+	struct fa_case attention = { .heads = 2,
+		                     .seqlen_q = 10 + worker->number,
+		                     .causal = worker->number % 2,
+		                     .seed = (uint64_t)worker->number };
+	struct fa_attention request;
+	struct fa_buffer *buffer;
+	uint32_t stream = 0;
+
+	fa_case_plan(&attention);
+	went_well(worker->shared, fa_buffer_new(client, attention.bytes, 0, &buffer));
+	if (worker->number % 3 == 1)
+		went_well(worker->shared, fa_stream_new(client, worker->number % 2, &stream));
+	request = fa_case_attention(&attention, buffer);
+	request.stream = stream;
+	for (int i = 0; i < worker->shared->rounds; ++i) {
+		struct fa_ticket ticket;
+
+		/* Poison out, so that a result that comes too early is seen. */
+		fa_case_fill(&attention, fa_buffer_data(buffer));
+		if (i % 2) {
+			went_well(worker->shared, fa_attention(client, &request, NULL));
+		} else {
+			went_well(worker->shared, fa_attention(client, &request, &ticket));
+			went_well(worker->shared, fa_wait(client, &ticket, UINT64_MAX, NULL));
+		}
+		fa_check(fa_case_error(&attention, fa_buffer_data(buffer)) <= 1);
+	}
+	if (stream)
+		went_well(worker->shared, fa_stream_free(client, stream));
+	fa_buffer_free(buffer);
+	return NULL;
+}
+
+static void test_real(void **state)
+{
+	const uint64_t spins[] = { 1, 50 * FA_NS_PER_US };
+	struct fa_test_daemon fad;
+
+	fa_test_daemon_start(&fad, NULL);
+	for (int k = 0; k < 2; ++k) {
+		struct fa_options options = { .size = sizeof(options),
+			                      .socket = fad.socket,
+			                      .spin_ns = spins[k] };
+		struct shared shared = { .rounds = rounds() / 10 };
+		struct worker workers[THREADS];
+
+		fa_check_eq(fa_connect(&options, &shared.client), 0);
+		for (int i = 0; i < THREADS; ++i) {
+			workers[i] = (struct worker){ .shared = &shared, .number = i };
+			fa_check(!pthread_create(&workers[i].thread, NULL, compute, &workers[i]));
+		}
+		for (int i = 0; i < THREADS; ++i)
+			pthread_join(workers[i].thread, NULL);
+		fa_disconnect(shared.client);
+	}
+	fa_test_daemon_stop(&fad);
+}
+
 /* Each thread has the sentence of its own error. */
 static void *fail_alone(void *userdata)
 {
@@ -236,9 +303,8 @@ static void test_sentences(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_together),
-		cmocka_unit_test(test_spinning),
-		cmocka_unit_test(test_losing),
+		cmocka_unit_test(test_together),  cmocka_unit_test(test_spinning),
+		cmocka_unit_test(test_losing),    cmocka_unit_test(test_real),
 		cmocka_unit_test(test_sentences),
 	};
 
