@@ -217,26 +217,36 @@ static void notify(void *userdata)
 	uv_async_send(&server->engine_async);
 }
 
+static bool take_one(struct fa_server *server)
+{
+	struct fa_session *session;
+	struct fa_request *request;
+	struct fa_stream *closed;
+
+	if (!fa_engine_take(server->engine, &request, &closed))
+		return false;
+	if (request) {
+		fa_dispatch_finished(request);
+	} else {
+		session = fa_stream_owner(closed);
+		fa_stream_free(closed);
+		fa_session_unref(session);
+	}
+	return true;
+}
+
 static void on_engine(uv_async_t *async)
 {
-	struct fa_server *server = async->data;
-
-	for (unsigned int i = 0; i < TAKE_MAX; ++i) {
-		struct fa_request *request;
-		struct fa_stream *closed;
-
-		if (!fa_engine_take(server->engine, &request, &closed))
+	for (unsigned int i = 0; i < TAKE_MAX; ++i)
+		if (!take_one(async->data))
 			return;
-		if (request) {
-			fa_dispatch_finished(request);
-		} else {
-			struct fa_session *session = fa_stream_owner(closed);
-
-			fa_stream_free(closed);
-			fa_session_unref(session);
-		}
-	}
 	uv_async_send(async);
+}
+
+void fa_server_take_finished(struct fa_server *server)
+{
+	while (take_one(server))
+		;
 }
 
 static void on_released(struct fa_importer *importer)

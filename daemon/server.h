@@ -101,6 +101,10 @@ struct fa_server *fa_server_free(struct fa_server *server);
  * could not be changed. */
 void fa_server_reload(struct fa_server *server, struct fa_config *config);
 
+/* Answers all that the engine has finished so far, and lets go of it. A client may
+ * have seen that in its page before this thread did. */
+void fa_server_take_finished(struct fa_server *server);
+
 /* Called by a drain: nobody new is let in; all has ended, and is taken apart. */
 void fa_server_close_listener(struct fa_server *server);
 void fa_server_finish(struct fa_server *server);

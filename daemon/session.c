@@ -349,6 +349,13 @@ static void read_packets(struct fa_session *session)
 			return;
 		}
 		++session->n_messages;
+		/* What the client has seen in its page counts no more. */
+		fa_server_take_finished(server);
+		if (session->state == FA_SESSION_CLOSING) {
+			if (n_fds)
+				fa_closer_take(server->closer, fds, n_fds);
+			return;
+		}
 		more = fa_dispatch(session, server->packet, (size_t)n, fds, n_fds);
 		if (n_fds)
 			fa_closer_take(server->closer, fds, n_fds);

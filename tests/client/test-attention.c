@@ -297,6 +297,34 @@ static void test_tickets(void **state)
 	fa_buffer_free(buffer);
 }
 
+/* What a client saw in its page counts for the daemon too: no false -EBUSY, and
+ * no false refusal at the limit. */
+static void test_seen_is_finished(void **state)
+{
+	struct fa_case small = { .heads = 1, .seqlen_q = 1 };
+	struct fa_attention request;
+	struct fa_buffer *buffer;
+	struct fa_ticket ticket;
+	uint32_t stream;
+	int r;
+
+	fa_case_plan(&small);
+	check(fa_buffer_new(client, small.bytes, 0, &buffer));
+	fa_case_fill(&small, fa_buffer_data(buffer));
+	request = fa_case_attention(&small, buffer);
+	for (int i = 0; i < 500; ++i) {
+		check(fa_stream_new(client, 0, &stream));
+		request.stream = stream;
+		check(fa_attention(client, &request, &ticket));
+		do
+			r = fa_wait(client, &ticket, 0, NULL);
+		while (r == -EAGAIN);
+		check(r);
+		check(fa_stream_free(client, stream));
+	}
+	fa_buffer_free(buffer);
+}
+
 static void test_streams(void **state)
 {
 	struct fa_info info = { .size = sizeof(info) };
@@ -341,7 +369,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_variants), cmocka_unit_test(test_dense),
 		cmocka_unit_test(test_refused),  cmocka_unit_test(test_tickets),
-		cmocka_unit_test(test_streams),  cmocka_unit_test(test_loop),
+		cmocka_unit_test(test_streams),  cmocka_unit_test(test_seen_is_finished),
+		cmocka_unit_test(test_loop),
 	};
 
 	return cmocka_run_group_tests_name("attention", tests, setup, teardown);
