@@ -324,8 +324,11 @@ static int serve(struct program *program, struct fa_config *config, struct fa_er
 	if (server_options.listen_fd < 0)
 		server_options.listen_fd = activation_fd();
 	r = fa_server_new(&server_options, error, &program->server);
-	if (r < 0)
+	if (r < 0) {
+		on_stopped(program);
+		(void)uv_run(&program->loop, UV_RUN_DEFAULT);
 		return r;
+	}
 	say_ready(program);
 	(void)uv_run(&program->loop, UV_RUN_DEFAULT);
 	program->server = fa_server_free(program->server);
@@ -360,11 +363,9 @@ int main(int argc, char **argv)
 		return EXIT_FAILURE;
 	}
 	r = serve(&program, &config, &error);
-	if (r < 0) {
+	if (r < 0)
 		fa_log(FA_LOG_ERROR, "%s", error.text);
-		return EXIT_FAILURE;
-	}
 	(void)uv_loop_close(&program.loop);
 	uv_library_shutdown();
-	return EXIT_SUCCESS;
+	return r < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
 }
