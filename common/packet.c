@@ -5,10 +5,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* The kernel accepts up to 253 descriptors in a packet (SCM_MAX_FD); room for
- * all of them means that none is cut off unseen. */
-#define RECEIVE_FDS 253
-
 void fa_packet_close_fds(int *fds, size_t n_fds)
 {
 	for (size_t i = 0; i < n_fds; ++i) {
@@ -51,26 +47,32 @@ int fa_packet_send(int socket, const void *bytes, size_t n_bytes, const int *fds
 	return n < 0 ? -errno : 0;
 }
 
-ssize_t fa_packet_receive(int socket, void *buffer, size_t size, int *ret_fds, size_t *ret_n_fds,
-                          int flags)
+ssize_t fa_packet_receive_keep(int socket, void *buffer, size_t size, int *ret_fds,
+                               size_t *ret_n_fds, int flags)
 {
+	/*
+	 * No room for more than is allowed: the kernel drops the others without making
+	 * them ours, and says so.
+	 */
 	union {
 		struct cmsghdr align;
-		char space[CMSG_SPACE(RECEIVE_FDS * sizeof(int))];
+		char space[CMSG_SPACE(FA_PACKET_FDS_MAX * sizeof(int))];
 	} control;
 	struct iovec iov = { .iov_base = buffer, .iov_len = size };
 	struct msghdr msg = { .msg_iov = &iov,
 		              .msg_iovlen = 1,
 		              .msg_control = control.space,
 		              .msg_controllen = sizeof(control.space) };
-	size_t n_fds = 0, n_all = 0;
+	size_t n_fds = 0;
 	ssize_t n;
 
 	do
 		n = recvmsg(socket, &msg, flags | MSG_CMSG_CLOEXEC);
 	while (n < 0 && errno == EINTR);
-	if (n < 0)
+	if (n < 0) {
+		*ret_n_fds = 0;
 		return -errno;
+	}
 
 	for (struct cmsghdr *cmsg = CMSG_FIRSTHDR(&msg); cmsg; cmsg = CMSG_NXTHDR(&msg, cmsg)) {
 		size_t count;
@@ -78,28 +80,27 @@ ssize_t fa_packet_receive(int socket, void *buffer, size_t size, int *ret_fds, s
 		if (cmsg->cmsg_level != SOL_SOCKET || cmsg->cmsg_type != SCM_RIGHTS)
 			continue;
 		count = (cmsg->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-		for (size_t i = 0; i < count; ++i, ++n_all) {
-			int fd;
-
-			memcpy(&fd, CMSG_DATA(cmsg) + i * sizeof(int), sizeof(int));
-			if (n_fds < FA_PACKET_FDS_MAX)
-				ret_fds[n_fds++] = fd;
-			else
-				close(fd);
-		}
+		for (size_t i = 0; i < count && n_fds < FA_PACKET_FDS_MAX; ++i)
+			memcpy(&ret_fds[n_fds++], CMSG_DATA(cmsg) + i * sizeof(int), sizeof(int));
 	}
 
-	if (n_all > FA_PACKET_FDS_MAX || (msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC))) {
-		fa_packet_close_fds(ret_fds, n_fds);
-		*ret_n_fds = 0;
-		return (msg.msg_flags & MSG_TRUNC) ? -EMSGSIZE : -E2BIG;
-	}
+	*ret_n_fds = n_fds;
+	if (msg.msg_flags & MSG_TRUNC)
+		return -EMSGSIZE;
+	if (msg.msg_flags & MSG_CTRUNC)
+		return -E2BIG;
+	return n;
+}
+
+ssize_t fa_packet_receive(int socket, void *buffer, size_t size, int *ret_fds, size_t *ret_n_fds,
+                          int flags)
+{
+	ssize_t n = fa_packet_receive_keep(socket, buffer, size, ret_fds, ret_n_fds, flags);
 
 	/* An empty packet looks like the end of the stream, where nobody expects any. */
-	if (!n) {
-		fa_packet_close_fds(ret_fds, n_fds);
-		n_fds = 0;
+	if (n <= 0) {
+		fa_packet_close_fds(ret_fds, *ret_n_fds);
+		*ret_n_fds = 0;
 	}
-	*ret_n_fds = n_fds;
 	return n;
 }

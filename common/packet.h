@@ -31,5 +31,13 @@ int fa_packet_send(int socket, const void *bytes, size_t n_bytes, const int *fds
 ssize_t fa_packet_receive(int socket, void *buffer, size_t size, int *ret_fds, size_t *ret_n_fds,
                           int flags);
 
+/*
+ * The same, but the descriptors of a packet that is refused or empty are the
+ * caller's too. For those who cannot wait in close(), as it waits for whoever
+ * serves the file.
+ */
+ssize_t fa_packet_receive_keep(int socket, void *buffer, size_t size, int *ret_fds,
+                               size_t *ret_n_fds, int flags);
+
 /* Closes @n_fds descriptors and sets them to -1. */
 void fa_packet_close_fds(int *fds, size_t n_fds);

@@ -168,8 +168,12 @@ int fa_attention_submit(struct fa_session *session, const struct fa_wire_message
 	n_tail = attention->n_cu_seqlens_q + attention->n_cu_seqlens_k + attention->n_alibi_slopes +
 	         attention->n_sinks;
 	work = calloc(1, sizeof(*work) + n_tail * sizeof(uint32_t));
-	if (!work)
-		return fa_fail(error, -EPROTO, "the daemon has no memory for a request");
+	if (!work) {
+		/* Without a request its value cannot be finished, nor any after it. */
+		fa_session_refuse(session, message->id, -ENOMEM,
+		                  "the daemon has no memory for a request");
+		return 0;
+	}
 
 	request = &work->request;
 	work->stream = attention->stream;

@@ -269,8 +269,8 @@ static void discard_unread(struct fa_server *server, int fd)
 		size_t n_fds = 0;
 		ssize_t n;
 
-		n = fa_packet_receive(fd, server->packet, sizeof(server->packet), fds, &n_fds,
-		                      MSG_DONTWAIT);
+		n = fa_packet_receive_keep(fd, server->packet, sizeof(server->packet), fds, &n_fds,
+		                           MSG_DONTWAIT);
 		if (n_fds)
 			fa_closer_take(server->closer, fds, n_fds);
 		if (n == 0 || (n < 0 && n != -EMSGSIZE && n != -E2BIG))
@@ -317,50 +317,53 @@ void fa_session_resume(struct fa_session *session, enum fa_session_pause reason)
 	update_poll(session);
 }
 
-static void read_packets(struct fa_session *session)
+/* Handles one packet. Returns whether to look for the next one at once. */
+static bool read_packet(struct fa_session *session, int *fds, size_t *ret_n_fds)
 {
 	struct fa_server *server = session->server;
+	ssize_t n;
 
-	for (unsigned int i = 0; i < READ_MAX; ++i) {
+	n = fa_packet_receive_keep(session->fd, server->packet, FA_WIRE_BYTES_MAX, fds, ret_n_fds,
+	                           MSG_DONTWAIT);
+	if (n == -EAGAIN)
+		return false;
+	if (n == -EMSGSIZE) {
+		fa_session_refuse(session, 0, -EPROTO,
+		                  "the packet is longer than 65536 bytes, the most a message may "
+		                  "have");
+		return false;
+	}
+	if (n == -E2BIG) {
+		fa_session_refuse(
+			session, 0, -EPROTO,
+			"the packet carries more than 8 descriptors, or more than could be "
+			"received");
+		return false;
+	}
+	if (n <= 0) {
+		fa_session_close(session);
+		return false;
+	}
+	++session->n_messages;
+	/* What the client has seen in its page counts no more. */
+	fa_server_take_finished(server);
+	if (session->state == FA_SESSION_CLOSING)
+		return false;
+	return fa_dispatch(session, server->packet, (size_t)n, fds, *ret_n_fds);
+}
+
+static void read_packets(struct fa_session *session)
+{
+	bool more = true;
+
+	for (unsigned int i = 0; i < READ_MAX && more; ++i) {
 		int fds[FA_PACKET_FDS_MAX];
 		size_t n_fds = 0;
-		bool more;
-		ssize_t n;
 
-		n = fa_packet_receive(session->fd, server->packet, FA_WIRE_BYTES_MAX, fds, &n_fds,
-		                      MSG_DONTWAIT);
-		if (n == -EAGAIN)
-			return;
-		if (n == -EMSGSIZE) {
-			fa_session_refuse(session, 0, -EPROTO,
-			                  "the packet is longer than 65536 bytes, the most a "
-			                  "message may have");
-			return;
-		}
-		if (n == -E2BIG) {
-			fa_session_refuse(
-				session, 0, -EPROTO,
-				"the packet carries more than 8 descriptors, or more than "
-				"could be received");
-			return;
-		}
-		if (n <= 0) {
-			fa_session_close(session);
-			return;
-		}
-		++session->n_messages;
-		/* What the client has seen in its page counts no more. */
-		fa_server_take_finished(server);
-		if (session->state == FA_SESSION_CLOSING) {
-			if (n_fds)
-				fa_closer_take(server->closer, fds, n_fds);
-			return;
-		}
-		more = fa_dispatch(session, server->packet, (size_t)n, fds, n_fds);
+		more = read_packet(session, fds, &n_fds);
 		if (n_fds)
-			fa_closer_take(server->closer, fds, n_fds);
-		if (!more || session->state == FA_SESSION_CLOSING || session->paused)
-			return;
+			fa_closer_take(session->server->closer, fds, n_fds);
+		more = more && session->state != FA_SESSION_CLOSING && !session->paused;
 	}
 }
 
