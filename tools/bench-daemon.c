@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #define START_MS 30000
+#define SETTLE_NS (10 * FA_NS_PER_SEC)
 #define STOP_NS (30 * FA_NS_PER_SEC)
 
 /* FAD_DAEMON, or where it lies beside this program: built, or installed. */
@@ -47,7 +48,8 @@ static int find_daemon(char *ret_path, size_t size)
 	return -ENOENT;
 }
 
-static int ask_pid(const char *socket, pid_t *ret_pid)
+/* Asks the daemon at @socket for its status, over a connection of its own. */
+static int ask_status(const char *socket, pid_t *ret_pid, size_t *ret_sessions)
 {
 	struct fa_options options = {
 		.size = sizeof(options),
@@ -69,6 +71,7 @@ static int ask_pid(const char *socket, pid_t *ret_pid)
 	root = json_loads(text, 0, NULL);
 	free(text);
 	*ret_pid = (pid_t)json_integer_value(json_object_get(root, "pid"));
+	*ret_sessions = json_array_size(json_object_get(root, "sessions"));
 	json_decref(root);
 	return 0;
 }
@@ -106,11 +109,12 @@ int fa_bench_daemon_start(const struct fa_bench *bench, struct fa_bench_daemon *
 {
 	struct fa_bench_daemon daemon = { 0 };
 	char path[4096];
+	size_t sessions;
 	int r;
 
 	if (bench->socket) {
 		snprintf(daemon.socket, sizeof(daemon.socket), "%s", bench->socket);
-		r = ask_pid(daemon.socket, &daemon.pid);
+		r = ask_status(daemon.socket, &daemon.pid, &sessions);
 		if (r < 0) {
 			fa_bench_say(bench, "fabench: no daemon at %s: %s", bench->socket,
 			             fa_error());
@@ -163,6 +167,22 @@ int fa_bench_daemon_stop(struct fa_bench_daemon *daemon)
 	rmdir(daemon->directory);
 	*daemon = (struct fa_bench_daemon){ 0 };
 	return status == 0 ? 0 : -EIO;
+}
+
+int fa_bench_daemon_settle(const struct fa_bench_daemon *daemon)
+{
+	uint64_t end = fa_deadline_ns(SETTLE_NS);
+	size_t sessions = 0;
+	pid_t pid;
+	int r;
+
+	do {
+		r = ask_status(daemon->socket, &pid, &sessions);
+		if (r < 0 || sessions == 1)
+			return r;
+		poll(NULL, 0, 10);
+	} while (fa_now_ns() < end);
+	return -ETIMEDOUT;
 }
 
 uint64_t fa_bench_daemon_rss_bytes(const struct fa_bench_daemon *daemon)

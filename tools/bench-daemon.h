@@ -25,6 +25,9 @@ int fa_bench_daemon_start(const struct fa_bench *bench, struct fa_bench_daemon *
 /* Ends a private daemon. Returns 0, or -EIO if it did not exit with status 0. */
 int fa_bench_daemon_stop(struct fa_bench_daemon *daemon);
 
+/* Waits, 10 s at most, until the daemon has forgotten every client but the asking one. */
+int fa_bench_daemon_settle(const struct fa_bench_daemon *daemon);
+
 /* Bytes of memory that the daemon's process has resident; 0 if unknown. */
 uint64_t fa_bench_daemon_rss_bytes(const struct fa_bench_daemon *daemon);
 

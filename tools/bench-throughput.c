@@ -216,11 +216,15 @@ static int measure(struct fa_bench *bench, const struct fa_bench_daemon *daemon,
 		return -errno;
 	/* Once before, so that all memory the daemon keeps for good is there. */
 	r = run_clients(work, clients, outcomes);
+	if (r == 0)
+		r = fa_bench_daemon_settle(daemon);
 	if (r < 0)
 		goto out;
 	memset(outcomes, 0, sizeof(*outcomes) * CLIENTS);
 	rss = fa_bench_daemon_rss_bytes(daemon);
 	r = run_clients(work, clients, outcomes);
+	if (r == 0)
+		r = fa_bench_daemon_settle(daemon);
 	if (r < 0)
 		goto out;
 	for (int i = 0; i < clients; i++) {
