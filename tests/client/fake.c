@@ -103,7 +103,12 @@ struct fa_completion_slot *fa_fake_welcome(struct fa_raw *raw)
 
 bool fa_fake_next(struct fa_raw *raw)
 {
-	return fa_raw_receive(raw, (int)(fa_test_patience_ns() / FA_NS_PER_MS)) == 1;
+	int r = fa_raw_receive(raw, (int)(fa_test_patience_ns() / FA_NS_PER_MS));
+
+	/* A client that hangs is not one that hung up. */
+	if (r == -EAGAIN)
+		fa_test_fail(__FILE__, __LINE__, "the client neither asks nor leaves");
+	return r == 1;
 }
 
 /* Errors of sending do not matter: the client may have gone. */

@@ -31,7 +31,7 @@ struct fa_completion_slot *fa_fake_welcome(struct fa_raw *raw);
 /* A HelloReply that is right; it carries one descriptor. */
 struct fa_wire_message fa_fake_hello_reply(uint64_t id);
 
-/* Receives the next request; false at the end. */
+/* Receives the next request; false at the end. Fails if neither comes. */
 bool fa_fake_next(struct fa_raw *raw);
 
 void fa_fake_reply(struct fa_raw *raw, uint64_t id, int status, const char *text);

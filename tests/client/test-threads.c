@@ -202,6 +202,46 @@ static void test_losing(void **state)
 	fa_check(shared.lost > 0);
 }
 
+/* What one thread waits for must not be read by another while it polls. */
+static void *ping_often(void *userdata)
+{
+	struct shared *shared = userdata;
+
+	for (int i = 0; i < shared->rounds; ++i)
+		went_well(shared, fa_ping(shared->client));
+	atomic_store(&shared->done, 1);
+	return NULL;
+}
+
+static void serve_slowly(struct fa_raw *raw, void *userdata)
+{
+	struct fa_completion_slot *page = fa_fake_welcome(raw);
+
+	/* By the time of the answer the client polls. */
+	while (page && fa_fake_next(raw)) {
+		fa_test_sleep_ms(1);
+		fa_fake_answer(raw, page);
+	}
+}
+
+static void test_stolen(void **state)
+{
+	struct shared shared = { .rounds = rounds() };
+	struct fa_options options = { .size = sizeof(options) };
+	pthread_t thread;
+
+	options.reply_ns = fa_test_patience_ns() / 4;
+	fa_fake_start(&shared.fake, serve_slowly, NULL);
+	options.socket = shared.fake.socket;
+	fa_check_eq(fa_connect(&options, &shared.client), 0);
+	fa_check(!pthread_create(&thread, NULL, ping_often, &shared));
+	while (!atomic_load(&shared.done))
+		fa_check_eq(fa_client_state(shared.client), FA_CLIENT_CONNECTED);
+	pthread_join(thread, NULL);
+	fa_disconnect(shared.client);
+	fa_fake_stop(&shared.fake);
+}
+
 /* ---- real work: every thread checks what it gets */
 
 static void *compute(void *userdata)
@@ -303,9 +343,9 @@ static void test_sentences(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_together),  cmocka_unit_test(test_spinning),
-		cmocka_unit_test(test_losing),    cmocka_unit_test(test_real),
-		cmocka_unit_test(test_sentences),
+		cmocka_unit_test(test_together), cmocka_unit_test(test_spinning),
+		cmocka_unit_test(test_losing),   cmocka_unit_test(test_stolen),
+		cmocka_unit_test(test_real),     cmocka_unit_test(test_sentences),
 	};
 
 	return cmocka_run_group_tests_name("threads", tests, NULL, NULL);
