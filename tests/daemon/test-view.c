@@ -209,10 +209,10 @@ static void test_random(void **state)
 		view.rank = (uint8_t)(rand() % 5);
 		view.offset = (uint64_t)(rand() % 20) << (rand() % 63);
 		for (int i = 0; i < 4; ++i) {
-			view.shape[i] = (int64_t)(rand() % 4)
-			                << (rand() % 8 ? rand() % 6 : rand() % 63);
-			view.strides[i] = (int64_t)(rand() % 4)
-			                  << (rand() % 8 ? rand() % 8 : rand() % 63);
+			view.shape[i] = (int64_t)((uint64_t)(rand() % 4)
+			                          << (rand() % 8 ? rand() % 6 : rand() % 63));
+			view.strides[i] = (int64_t)((uint64_t)(rand() % 4)
+			                            << (rand() % 8 ? rand() % 8 : rand() % 63));
 			if (i + 1 == view.rank && rand() % 8)
 				view.strides[i] = 1;
 		}
