@@ -69,8 +69,12 @@ static void warm_up(struct fa_scene *scene)
 	fa_raw_close(&raw);
 }
 
+static void explain(struct fa_scene *scene);
+
 void fa_scene_start(struct fa_scene *scene, const struct fa_test_daemon_options *options)
 {
+	uint64_t deadline;
+
 	memset(scene, 0, sizeof(*scene));
 	fa_test_daemon_start(&scene->daemon, options);
 	fa_raw_open(&scene->bystander, scene->daemon.socket);
@@ -89,14 +93,22 @@ void fa_scene_start(struct fa_scene *scene, const struct fa_test_daemon_options 
 	warm_up(scene);
 	fa_check_eventually((fa_test_accounts(&scene->bystander, &scene->accounts),
 	                     scene->accounts.connections == 1 && scene->accounts.requests == 0));
-	/* What the warming up left behind goes away off the loop. */
+	/* What the warming up left behind goes away off the loop, and what is charged for a
+	 * descriptor only once it is seen to have arrived. */
 	fa_test_daemon_usage(&scene->daemon, &scene->usage);
+	deadline = fa_deadline_ns(fa_test_patience_ns());
 	for (int calm = 0; calm < 20; ++calm) {
 		fa_test_sleep_ms(5);
-		if (!fa_scene_is_quiet(scene)) {
-			fa_test_daemon_usage(&scene->daemon, &scene->usage);
-			calm = 0;
+		if (fa_scene_is_quiet(scene))
+			continue;
+		if (fa_now_ns() > deadline) {
+			explain(scene);
+			fa_test_fail(__FILE__, __LINE__, "the daemon does not calm down");
 		}
+		fa_test_accounts(&scene->bystander, &scene->accounts);
+		fa_raw_ping(&scene->bystander);
+		fa_test_daemon_usage(&scene->daemon, &scene->usage);
+		calm = 0;
 	}
 	fa_check_eq(scene->accounts.sessions, 1);
 	fa_check_eq(scene->accounts.buffers, 1);
