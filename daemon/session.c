@@ -267,10 +267,10 @@ static void discard_unread(struct fa_server *server, int fd)
 	for (unsigned int i = 0; i < DISCARD_MAX; ++i) {
 		int fds[FA_PACKET_FDS_MAX];
 		size_t n_fds = 0;
+		char byte;
 		ssize_t n;
 
-		n = fa_packet_receive_keep(fd, server->packet, sizeof(server->packet), fds, &n_fds,
-		                           MSG_DONTWAIT);
+		n = fa_packet_receive_keep(fd, &byte, sizeof(byte), fds, &n_fds, MSG_DONTWAIT);
 		if (n_fds)
 			fa_closer_take(server->closer, fds, n_fds);
 		if (n == 0 || (n < 0 && n != -EMSGSIZE && n != -E2BIG))
