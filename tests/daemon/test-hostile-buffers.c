@@ -314,6 +314,19 @@ static void test_wrong_counts(void **state)
 		fa_raw_open(&raw, scene.daemon.socket);
 	}
 
+	/* What waits behind a packet that ends the connection, with all it carries. */
+	for (int i = 0; i < 5; ++i) {
+		int fd = memfd(4096, 0, F_SEAL_SHRINK);
+
+		for (int j = 0; j < 20; ++j)
+			if (fa_raw_send_bytes(&raw, j ? "behind" : "garbage", 6, &fd, j > 0, 0) < 0)
+				break; /* it was quicker */
+		close(fd);
+		fa_raw_expect_reply(&raw, 0, -EPROTO, NULL, true);
+		fa_raw_close(&raw);
+		fa_raw_open(&raw, scene.daemon.socket);
+	}
+
 	/* An empty packet with descriptors. */
 	{
 		int fd = memfd(4096, 0, 0);
