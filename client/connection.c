@@ -8,6 +8,7 @@
 #include "common/packet.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
@@ -37,6 +38,7 @@ int fa_poll(int fd, short events, uint64_t deadline_ns)
 static int connect_socket(const char *path, uint64_t deadline_ns, struct fa_error *error,
                           int *ret_fd)
 {
+	const struct timeval slice = { .tv_sec = FA_RECEIVE_SLICE_NS / FA_NS_PER_SEC };
 	const struct timespec pause = { .tv_nsec = BACKLOG_PAUSE_NS };
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
 	_fa_cleanup_(fa_close_fdp) int fd = -1;
@@ -71,6 +73,11 @@ static int connect_socket(const char *path, uint64_t deadline_ns, struct fa_erro
 		(void)nanosleep(&pause, NULL);
 	}
 
+	/* From here on what must not wait says so itself, and what waits looks up now
+	 * and then. */
+	if (fcntl(fd, F_SETFL, 0) < 0 ||
+	    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &slice, sizeof(slice)) < 0)
+		return fa_fail(error, -errno, "the socket cannot be set up: %m");
 	*ret_fd = fa_steal_fd(&fd);
 	return 0;
 }

@@ -1,16 +1,16 @@
 /*
  * What the files of libfaclient share.
  *
- * One mutex guards a client. Three things happen without it, and each is counted
- * in `outside` while it lasts, so that the socket and the completion page are
- * not taken away under it: polling the socket, and spinning on the page. A lost
+ * One mutex guards a client. What waits does so without it, and is counted in
+ * `outside` meanwhile, so that the socket and the completion page are not taken
+ * away under it: sleeping on the socket, and spinning on the page. A lost
  * connection is shut down at once (which wakes them) and closed when the last of
  * them has left.
  *
- * Waiting threads: one of them, the leader, polls the socket; the others wait on
- * a condition variable of their own. While the leader polls, nobody else reads.
- * Whoever leaves while there is no leader wakes one of the others, which leads
- * from then on.
+ * Waiting threads: one of them, the leader, sleeps on the socket; the others wait
+ * on a condition variable of their own. While there is a leader nobody else reads,
+ * and client.in is the leader's. Whoever leaves while there is no leader wakes one
+ * of the others, which leads from then on.
  *
  * Connecting again is done by one thread, without the mutex: `connecting` says
  * so, and as long as it is set nobody but that thread changes the lists of
@@ -36,6 +36,9 @@
 #define FA_RESULTS 4096
 
 #define FA_SOCKET_PATH_BYTES sizeof(((struct sockaddr_un *)0)->sun_path)
+
+/* A receive that waits does so this long at a time. */
+#define FA_RECEIVE_SLICE_NS FA_NS_PER_SEC
 
 /* ids of requests whose reply nobody waits for have this bit. */
 #define FA_ID_DETACHED (1ull << 63)

@@ -16,6 +16,9 @@
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 
+/* A daemon that closed its end has said all it will. */
+#define LAST_WORDS_NS FA_NS_PER_SEC
+
 /* ---- leaving the mutex */
 
 void fa_io_outside_begin(struct fa_client *client)
@@ -136,16 +139,21 @@ static void handle_completion(struct fa_client *client, const struct fa_wire_mes
 	fa_io_ring(client);
 }
 
-/* Reads one packet; false if there is none. */
-static bool receive_one(struct fa_client *client)
+/* What lies in client->in, and came with it. */
+struct packet {
+	ssize_t n;
+	size_t n_fds;
+	int fds[FA_PACKET_FDS_MAX];
+};
+
+/* Consumes the descriptors; false if there was no packet, or it was the last. */
+static bool handle_packet(struct fa_client *client, struct packet *packet)
 {
 	struct fa_wire_message message;
-	int r, fds[FA_PACKET_FDS_MAX];
-	size_t n_fds = 0;
-	ssize_t n;
+	size_t n_fds = packet->n_fds;
+	int r, *fds = packet->fds;
+	ssize_t n = packet->n;
 
-	n = fa_packet_receive(client->connection.socket, client->in, FA_WIRE_BYTES_MAX, fds, &n_fds,
-	                      MSG_DONTWAIT);
 	if (n == -EAGAIN)
 		return false;
 	if (n == -EMSGSIZE || n == -E2BIG) {
@@ -177,6 +185,15 @@ static bool receive_one(struct fa_client *client)
 	return true;
 }
 
+static bool receive_one(struct fa_client *client)
+{
+	struct packet packet = { .n_fds = 0 };
+
+	packet.n = fa_packet_receive(client->connection.socket, client->in, FA_WIRE_BYTES_MAX,
+	                             packet.fds, &packet.n_fds, MSG_DONTWAIT);
+	return handle_packet(client, &packet);
+}
+
 /* Something was asked whose answer has not been read. */
 static bool is_due(const struct fa_client *client)
 {
@@ -202,10 +219,9 @@ static void wake_ready(struct fa_client *client)
 	}
 }
 
-static void receive(struct fa_client *client, bool all)
+/* @any: something was read before. */
+static void receive(struct fa_client *client, bool all, bool any)
 {
-	bool any = false;
-
 	while (client->state == FA_CLIENT_CONNECTED && (all || is_due(client)) &&
 	       receive_one(client))
 		any = true;
@@ -219,7 +235,36 @@ void fa_io_receive(struct fa_client *client, bool all)
 	/* Were what the leader waits for read by another thread, poll() would not
 	 * return. It is about to read. */
 	if (!client->leader)
-		receive(client, all);
+		receive(client, all, false);
+}
+
+/*
+ * Waits for a packet as the leader, reads it and what else is there. A receive
+ * that sleeps saves the call of poll(), but keeps time only coarsely.
+ */
+static void lead(struct fa_client *client, uint64_t deadline_ns)
+{
+	bool precise = deadline_ns != FA_NS_NEVER &&
+	               deadline_ns < fa_deadline_ns(FA_RECEIVE_SLICE_NS);
+	struct packet packet = { .n = -EAGAIN };
+	int fd = client->connection.socket;
+	bool any;
+
+	client->leader = true;
+	fa_io_outside_begin(client);
+	if (!precise || !fa_poll(fd, POLLIN, deadline_ns))
+		packet.n = fa_packet_receive(fd, client->in, FA_WIRE_BYTES_MAX, packet.fds,
+		                             &packet.n_fds, precise ? MSG_DONTWAIT : 0);
+	fa_io_outside_end(client);
+	client->leader = false;
+
+	/* It was lost meanwhile: whatever this is, nobody waits for it. */
+	if (client->state == FA_CLIENT_LOST) {
+		fa_packet_close_fds(packet.fds, packet.n_fds);
+		return;
+	}
+	any = handle_packet(client, &packet);
+	receive(client, false, any);
 }
 
 int fa_io_await(struct fa_client *client, struct fa_waiter *waiter, uint64_t deadline_ns)
@@ -237,10 +282,7 @@ int fa_io_await(struct fa_client *client, struct fa_waiter *waiter, uint64_t dea
 			break;
 		}
 		if (!client->leader) {
-			client->leader = true;
-			poll_outside(client, POLLIN, deadline_ns);
-			client->leader = false;
-			fa_io_receive(client, false);
+			lead(client, deadline_ns);
 		} else if (deadline_ns == FA_NS_NEVER) {
 			pthread_cond_wait(&waiter->wake, &client->lock);
 		} else {
@@ -262,10 +304,23 @@ int fa_io_await(struct fa_client *client, struct fa_waiter *waiter, uint64_t dea
 
 /* ---- sending */
 
+struct end_waiter {
+	struct fa_waiter waiter;
+	uint32_t epoch;
+};
+
+/* The connection ended; there may be another already. */
+static bool end_ready(const struct fa_client *client, const struct fa_waiter *waiter)
+{
+	return client->state == FA_CLIENT_LOST ||
+	       client->epoch != fa_container_of(waiter, const struct end_waiter, waiter)->epoch;
+}
+
 /* One attempt; -EAGAIN if the socket is full. */
 static int try_send(struct fa_client *client, const struct fa_wire_message *message, const int *fds,
                     size_t n_fds)
 {
+	struct end_waiter end = { .waiter.ready = end_ready };
 	const void *bytes;
 	size_t length;
 	int r;
@@ -279,9 +334,10 @@ static int try_send(struct fa_client *client, const struct fa_wire_message *mess
 	if (r != -EPIPE && r != -ECONNRESET && r != -ENOTCONN)
 		return fa_error_set(r, "the request cannot be sent: %s", strerror(-r));
 
-	/* What the daemon said before it went is the better reason. */
-	receive(client, true);
-	if (client->state == FA_CLIENT_CONNECTED)
+	/* What the daemon said before it went is the better reason, and to be read. */
+	end.epoch = client->epoch;
+	(void)fa_io_await(client, &end.waiter, fa_deadline_ns(LAST_WORDS_NS));
+	if (!end_ready(client, &end.waiter))
 		fa_client_lose(client, -ECONNRESET, "the daemon went away: %s", strerror(-r));
 	return fa_client_lost_error(client);
 }
@@ -313,6 +369,8 @@ int fa_io_post(struct fa_client *client, struct fa_wire_message *message, const 
 
 	message->fds = (uint8_t)n_fds;
 	for (;;) {
+		uint32_t epoch = client->epoch;
+
 		/* The value is the next one at the moment of sending. */
 		if (message->type == FA_WIRE_ATTENTION) {
 			const struct fa_client_stream *stream =
@@ -325,7 +383,8 @@ int fa_io_post(struct fa_client *client, struct fa_wire_message *message, const 
 			r = wait_room(client, deadline_ns);
 			if (r < 0)
 				return r;
-		} else if (r < 0 && again && client->state == FA_CLIENT_LOST) {
+		} else if (r < 0 && again &&
+		           (client->state == FA_CLIENT_LOST || client->epoch != epoch)) {
 			again = false;
 			r = fa_client_restore(client, client->reconnect_ns);
 			if (r < 0)
