@@ -5,8 +5,8 @@
 #pragma once
 
 #include "common/error.h"
-#include "daemon/quota.h"
 #include "daemon/log.h"
+#include "daemon/quota.h"
 
 #include <stdbool.h>
 #include <sys/types.h>

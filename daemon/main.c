@@ -243,7 +243,8 @@ static void reload(struct program *program)
 	struct fa_config config;
 	struct fa_error error;
 
-	(void)sd_notifyf(0, "RELOADING=1\nMONOTONIC_USEC=%" PRIu64, (uint64_t)(fa_now_ns() / FA_NS_PER_US));
+	(void)sd_notifyf(0, "RELOADING=1\nMONOTONIC_USEC=%" PRIu64,
+	                 (uint64_t)(fa_now_ns() / FA_NS_PER_US));
 	if (load_config(&program->options, &config, &error) < 0) {
 		fa_log(FA_LOG_ERROR, "the configuration stays as it was: %s", error.text);
 	} else {
