@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 
 #include <cmocka.h>
@@ -297,6 +298,59 @@ static void test_gone(void **state)
 	fa_disconnect(client);
 }
 
+/* The daemon leaves while nobody asks anything: the next call meets that when it sends. */
+struct leaver {
+	const char *words; /* NULL: leaves without any */
+	atomic_int connections, gone;
+};
+
+static void leave(struct fa_raw *raw, void *userdata)
+{
+	struct fa_completion_slot *page = fa_fake_welcome(raw);
+	struct leaver *leaver = userdata;
+
+	if (page && atomic_fetch_add(&leaver->connections, 1) == 0) {
+		if (leaver->words)
+			fa_fake_reply(raw, 0, -EPROTO, leaver->words);
+		shutdown(raw->fd, SHUT_RDWR);
+		atomic_store(&leaver->gone, 1);
+		return;
+	}
+	while (page && fa_fake_next(raw))
+		fa_fake_answer(raw, page);
+}
+
+static void test_left_silently(void **state)
+{
+	struct leaver leaver = {};
+	struct fa_client *client;
+	struct fa_fake fake;
+
+	fa_fake_start(&fake, leave, &leaver);
+	client = connect_to(&fake, 0);
+	fa_check_eventually(atomic_load(&leaver.gone));
+	/* Nothing was sent, so it can be asked of the next daemon. */
+	fa_check_eq(fa_ping(client), 0);
+	fa_check_eq(reconnects(client), 1);
+	fa_disconnect(client);
+	fa_fake_stop(&fake);
+}
+
+static void test_last_words(void **state)
+{
+	struct leaver leaver = { .words = "these are the last words" };
+	struct fa_client *client;
+	struct fa_fake fake;
+
+	fa_fake_start(&fake, leave, &leaver);
+	client = connect_to(&fake, UINT64_MAX);
+	fa_check_eventually(atomic_load(&leaver.gone));
+	fa_check_eq(fa_ping(client), -EPROTO);
+	fa_check_contains(fa_error(), leaver.words);
+	fa_disconnect(client);
+	fa_fake_stop(&fake);
+}
+
 /* While one thread connects again, what is known can still be had. */
 static void *ping_long(void *userdata)
 {
@@ -345,6 +399,8 @@ int main(void)
 		cmocka_unit_test(test_refused_again),
 		cmocka_unit_test(test_fd),
 		cmocka_unit_test(test_gone),
+		cmocka_unit_test(test_left_silently),
+		cmocka_unit_test(test_last_words),
 		cmocka_unit_test(test_beside),
 	};
 
