@@ -156,8 +156,11 @@ void fa_server_watch_strangers(struct fa_server *server)
 	struct fa_session *oldest;
 	uint64_t now = fa_now_ns();
 
-	if (fa_list_empty(&server->strangers) || server->state != FA_SERVER_RUNNING)
+	/* A loop without timers sleeps without setting the clock, which is cheaper. */
+	if (fa_list_empty(&server->strangers) || server->state != FA_SERVER_RUNNING) {
+		uv_timer_stop(&server->hello_timer);
 		return;
+	}
 	oldest = fa_container_of(server->strangers.next, struct fa_session, hello_link);
 	uv_timer_start(&server->hello_timer, on_hello_timeout,
 	               oldest->hello_deadline_ns > now
@@ -175,6 +178,8 @@ void fa_server_session_ready(struct fa_server *server, struct fa_session *sessio
 {
 	server->had_client = true;
 	fa_list_remove(&session->hello_link);
+	if (fa_list_empty(&server->strangers))
+		fa_server_watch_strangers(server);
 }
 
 void fa_server_session_gone(struct fa_server *server)

@@ -109,7 +109,7 @@ void fa_server_take_finished(struct fa_server *server);
 void fa_server_close_listener(struct fa_server *server);
 void fa_server_finish(struct fa_server *server);
 
-/* Runs the timer of those that did not say Hello. */
+/* Runs the timer of those that did not say Hello, if there are any. */
 void fa_server_watch_strangers(struct fa_server *server);
 
 /* Called by sessions: one was made, one was freed, one said Hello. */
