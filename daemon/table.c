@@ -68,6 +68,8 @@ int fa_table_add(struct fa_table *table, uint32_t id, void *value)
 	slot = probe(table, id);
 	table->entries[slot] = (struct fa_table_entry){ .id = id, .value = value };
 	++table->n_used;
+	if (slot < table->first)
+		table->first = slot;
 	return 0;
 }
 
@@ -102,8 +104,10 @@ void *fa_table_remove(struct fa_table *table, uint32_t id)
 
 void *fa_table_pop(struct fa_table *table)
 {
-	for (size_t slot = 0; table->n_used && slot < table->n_slots; ++slot)
-		if (table->entries[slot].id)
-			return take(table, slot);
-	return NULL;
+	if (!table->n_used)
+		return NULL;
+	/* What take() moves comes to the slot itself or behind it. */
+	while (!table->entries[table->first].id)
+		++table->first;
+	return take(table, table->first);
 }

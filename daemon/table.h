@@ -18,6 +18,7 @@ struct fa_table {
 	struct fa_table_entry *entries;
 	size_t n_slots; /* a power of two, or 0 */
 	size_t n_used;
+	size_t first; /* no slot before it is used */
 };
 
 void fa_table_deinit(struct fa_table *table);

@@ -7,10 +7,12 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
 #define IDS 600
+#define MANY (1u << 19)
 
 static void test_empty(void **state)
 {
@@ -49,7 +51,16 @@ static void compare(uint32_t step, unsigned int seed)
 	for (int round = 0; round < 20000; ++round) {
 		uint32_t i = (uint32_t)rand() % IDS, id = (i + 1) * step;
 
-		if (rand() % 2) {
+		if (rand() % 8 == 0) {
+			char *value = fa_table_pop(&table);
+
+			assert_int_equal(!value, !n);
+			if (value) {
+				assert_int_equal(present[value - values], 1);
+				present[value - values] = 0;
+				n--;
+			}
+		} else if (rand() % 2) {
 			assert_int_equal(fa_table_add(&table, id, &values[i]),
 			                 present[i] ? -EEXIST : 0);
 			n += !present[i];
@@ -86,12 +97,35 @@ static void test_random(void **state)
 	compare(1u << 20, 3);
 }
 
+/* Emptying a large table takes one walk; one from the start for each would take
+ * minutes. */
+static void test_pop_all(void **state)
+{
+	struct fa_table table = {};
+	clock_t start;
+	char value;
+
+	for (uint32_t id = 1; id <= MANY; ++id)
+		assert_int_equal(fa_table_add(&table, id, &value), 0);
+	start = clock();
+	for (uint32_t i = 0; i < MANY; ++i) {
+		assert_ptr_equal(fa_table_pop(&table), &value);
+		if (i % 1024 == 0)
+			assert_true(clock() - start < 20 * CLOCKS_PER_SEC);
+	}
+	assert_null(fa_table_pop(&table));
+	assert_int_equal(fa_table_add(&table, 1, &value), 0);
+	assert_ptr_equal(fa_table_pop(&table), &value);
+	fa_table_deinit(&table);
+}
+
 int main(void)
 {
 	static const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_empty),
 		cmocka_unit_test(test_twice),
 		cmocka_unit_test(test_random),
+		cmocka_unit_test(test_pop_all),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
