@@ -17,19 +17,28 @@ struct work {
 	struct fa_buffer *buffers[_FA_VIEW_N];
 	struct fa_charge charge;
 	uint32_t stream; /* id; the stream itself may be closing */
+	bool refused;    /* holds nothing, but waits for its turn */
 	/* cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks: 4 bytes each, all of them */
-	uint32_t tail[];
+	uint32_t *tail;
 };
 
 _Static_assert(sizeof(float) == sizeof(uint32_t), "the tail holds both");
+
+/* Gives up what only a request that is to run needs. */
+static void work_release(struct work *work)
+{
+	for (unsigned int i = 0; i < _FA_VIEW_N; ++i)
+		fa_buffer_unref(fa_steal_ptr(work->buffers[i]));
+	fa_charge_release(&work->charge);
+	free(fa_steal_ptr(work->tail));
+	work->request.params = (struct fa_attention_params){};
+}
 
 static struct work *work_free(struct work *work)
 {
 	if (!work)
 		return NULL;
-	for (unsigned int i = 0; i < _FA_VIEW_N; ++i)
-		fa_buffer_unref(work->buffers[i]);
-	fa_charge_release(&work->charge);
+	work_release(work);
 	free(work);
 	return NULL;
 }
@@ -46,15 +55,24 @@ static const void *copy(uint32_t **tail, const void *from, size_t n)
 }
 
 /* The parameters point into the message; it will be gone. */
-static void keep_tail(struct work *work, const struct fa_wire_attention *attention)
+static int keep_tail(struct work *work, const struct fa_wire_attention *attention,
+                     struct fa_error *error)
 {
 	struct fa_attention_params *params = &work->request.params;
-	uint32_t *tail = work->tail;
+	size_t n = attention->n_cu_seqlens_q + attention->n_cu_seqlens_k +
+	           attention->n_alibi_slopes + attention->n_sinks;
+	uint32_t *tail;
 
+	if (!n)
+		return 0;
+	tail = work->tail = malloc(n * sizeof(*tail));
+	if (!tail)
+		return fa_fail(error, -ENOMEM, "the daemon has no memory for a request's vectors");
 	params->cu_seqlens_q = copy(&tail, params->cu_seqlens_q, attention->n_cu_seqlens_q);
 	params->cu_seqlens_k = copy(&tail, params->cu_seqlens_k, attention->n_cu_seqlens_k);
 	params->alibi_slopes = copy(&tail, params->alibi_slopes, attention->n_alibi_slopes);
 	params->sinks = copy(&tail, params->sinks, attention->n_sinks);
+	return 0;
 }
 
 static int find_buffers(struct fa_session *session, const struct fa_wire_attention *attention,
@@ -142,7 +160,6 @@ int fa_attention_submit(struct fa_session *session, const struct fa_wire_message
 	struct fa_session_stream *slot;
 	struct fa_request *request;
 	struct work *work;
-	size_t n_tail;
 	int r;
 
 	if (attention->stream >= FA_COMPLETION_SLOTS ||
@@ -165,9 +182,7 @@ int fa_attention_submit(struct fa_session *session, const struct fa_wire_message
 		               ", the next one of stream %" PRIu32,
 		               attention->value, slot->next_value, attention->stream);
 
-	n_tail = attention->n_cu_seqlens_q + attention->n_cu_seqlens_k + attention->n_alibi_slopes +
-	         attention->n_sinks;
-	work = calloc(1, sizeof(*work) + n_tail * sizeof(uint32_t));
+	work = fa_new(struct work);
 	if (!work) {
 		/* Without a request its value cannot be finished, nor any after it. */
 		fa_session_refuse(session, message->id, -ENOMEM,
@@ -187,17 +202,21 @@ int fa_attention_submit(struct fa_session *session, const struct fa_wire_message
 	    __builtin_add_overflow(received_ns, message->timeout_ns, &request->deadline_ns))
 		request->deadline_ns = FA_NS_NEVER;
 	r = check(session, attention, n_fds, work, &request->error);
-	if (r < 0)
+	if (r == 0)
+		r = keep_tail(work, attention, &request->error);
+	if (r < 0) {
 		request->status = r;
-	else
-		keep_tail(work, attention);
+		work->refused = true;
+		++session->n_refused;
+		work_release(work);
+	}
 
 	++slot->next_value;
 	++slot->n_requests;
 	++session->n_requests;
 	++server->n_requests;
 	fa_engine_submit(server->engine, request);
-	if (session->n_requests >= 2 * server->config.limits.session_requests)
+	if (session->n_refused >= FA_SESSION_REFUSED_MAX)
 		fa_session_pause(session, FA_PAUSE_REQUESTS);
 	return 0;
 }
@@ -212,8 +231,22 @@ void fa_attention_finish(struct fa_session *session, struct fa_request *request)
 	slot->finished = request->value;
 	--session->n_requests;
 	--server->n_requests;
+	if (work->refused)
+		--session->n_refused;
 	send_completion(session, request->id, work->stream, request);
 	work_free(work);
-	if (session->n_requests < 2 * server->config.limits.session_requests)
+	if (session->n_refused < FA_SESSION_REFUSED_MAX)
 		fa_session_resume(session, FA_PAUSE_REQUESTS);
+}
+
+void fa_attention_cancel_all(struct fa_session *session, int status)
+{
+	for (unsigned int i = 0; i < FA_COMPLETION_SLOTS; ++i) {
+		struct fa_session_stream *slot = &session->streams[i];
+
+		if (!slot->stream)
+			continue;
+		for (uint64_t value = slot->finished + 1; value < slot->next_value; ++value)
+			fa_engine_cancel(session->server->engine, slot->stream, value, status);
+	}
 }

@@ -19,5 +19,9 @@
 int fa_attention_submit(struct fa_session *session, const struct fa_wire_message *message,
                         size_t n_fds, uint64_t received_ns, struct fa_error *error);
 
+/* Asks that all requests in flight end early, with @status. Their streams stay, so
+ * that what comes later is still answered in its turn. */
+void fa_attention_cancel_all(struct fa_session *session, int status);
+
 /* Answers a request that the engine gave back, and frees it. */
 void fa_attention_finish(struct fa_session *session, struct fa_request *request);

@@ -10,9 +10,11 @@
  *
  * Reading stops (the kernel's buffer then holds the client up) while an import of
  * this session runs, so that what follows finds the buffer; while answers that it
- * does not read fill half of session_out_bytes; and while it has twice as many
- * requests in flight as it may have, half of them thus refused. What it can pile
- * up is therefore bounded, and it is never disconnected for it.
+ * does not read fill half of session_out_bytes; while FA_SESSION_REFUSED_MAX
+ * refused requests wait for their turn behind others; and at the end of a drain.
+ * What it can pile up is therefore bounded, and it is never disconnected for it. What
+ * it waits for always ends, by itself, by its deadline, or because the client goes;
+ * but a Cancel that comes behind so many refused requests is not read before that.
  */
 #pragma once
 
@@ -35,6 +37,9 @@ struct fa_server;
 /* A client that connects and does not say Hello is not waited for any longer. */
 #define FA_SESSION_HELLO_NS (10 * FA_NS_PER_SEC)
 
+/* Refused requests that may wait for their turn; no other limit counts them. */
+#define FA_SESSION_REFUSED_MAX 32
+
 enum fa_session_state {
 	FA_SESSION_CONNECTED,
 	FA_SESSION_READY,
@@ -46,6 +51,7 @@ enum fa_session_pause {
 	FA_PAUSE_IMPORT = 1 << 0,
 	FA_PAUSE_OUT = 1 << 1,
 	FA_PAUSE_REQUESTS = 1 << 2,
+	FA_PAUSE_DRAIN = 1 << 3,
 };
 
 struct fa_session_stream {
@@ -83,6 +89,7 @@ struct fa_session {
 	struct fa_session_stream streams[FA_COMPLETION_SLOTS];
 	unsigned int n_streams;
 	unsigned int n_requests; /* in flight, of all streams */
+	unsigned int n_refused;  /* of these, those that only wait for their turn */
 
 	struct fa_list out; /* answers that the socket did not take */
 	uint64_t out_bytes;

@@ -338,6 +338,52 @@ static void test_refused_requests(void **state)
 	fa_scene_check(&scene);
 }
 
+/* The same with the largest requests, and with limits that would allow thousands:
+ * it stops reading long before, and the client's end ends it all. */
+static void test_refused_vectors(void **state)
+{
+	static uint32_t lengths[FA_WIRE_SEQUENCES_MAX + 1];
+	static float heads[FA_WIRE_HEADS_MAX];
+	_Alignas(8) unsigned char bytes[FA_WIRE_BYTES_MAX + 64];
+	struct fa_case slow = fa_case_slow();
+	struct fa_wire_message message;
+	struct fa_raw_buffer buffer;
+	struct fa_raw raw;
+	uint64_t value = 0;
+	int stalled = 0;
+
+	start("session_requests = 1024");
+	fa_raw_open(&raw, scene.daemon.socket);
+	fa_raw_buffer_register(&raw, &buffer, 1, slow.bytes, 0);
+	while (value < 50)
+		submit(&raw, &slow, 0, ++value);
+	while (value < 2000 && stalled < 200) {
+		size_t length;
+
+		message = fa_case_message(&slow, 99, 0, 0, value + 1);
+		message.attention.cu_seqlens_q = message.attention.cu_seqlens_k = lengths;
+		message.attention.n_cu_seqlens_q = message.attention.n_cu_seqlens_k =
+			FA_WIRE_SEQUENCES_MAX + 1;
+		message.attention.alibi_slopes = message.attention.sinks = heads;
+		message.attention.n_alibi_slopes = message.attention.n_sinks = FA_WIRE_HEADS_MAX;
+		length = fa_raw_encode(&message, bytes);
+		if (fa_raw_send_bytes(&raw, bytes, length, NULL, 0, MSG_DONTWAIT) == 0) {
+			++value;
+			stalled = 0;
+		} else {
+			++stalled;
+			fa_test_sleep_ms(2);
+		}
+	}
+	/* Those it holds, and what the socket takes. */
+	fa_check(value >= 50 + 32);
+	fa_check(value < 500);
+	fa_scene_bystander(&scene);
+	fa_raw_close(&raw);
+	fa_raw_buffer_free(NULL, &buffer);
+	fa_scene_check(&scene);
+}
+
 /* Answers that carry descriptors, which nobody reads: the daemon holds no more
  * of them than it may. */
 static void test_fds(void **state)
@@ -377,11 +423,10 @@ static void test_fds(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		test(test_connections),      test(test_sessions),
-		test(test_session_buffers),  test(test_buffers),
-		test(test_buffer_bytes),     test(test_streams),
-		test(test_session_requests), test(test_requests),
-		test(test_refused_requests), test(test_fds),
+		test(test_connections),      test(test_sessions),     test(test_session_buffers),
+		test(test_buffers),          test(test_buffer_bytes), test(test_streams),
+		test(test_session_requests), test(test_requests),     test(test_refused_requests),
+		test(test_refused_vectors),  test(test_fds),
 	};
 
 	return cmocka_run_group_tests_name("limits", tests, NULL, NULL);
