@@ -294,6 +294,8 @@ static int handle_stream_create(struct call *call, struct fa_error *error)
 	uint64_t max = session->server->config.limits.session_streams;
 	int r;
 
+	if (session->server->state != FA_SERVER_RUNNING)
+		return fa_fail(error, -ESHUTDOWN, "the daemon is stopping");
 	if (request->stream < 1 || request->stream >= FA_COMPLETION_SLOTS)
 		return fa_fail(error, -EINVAL, "stream is %" PRIu32 "; expected 1 to %d",
 		               request->stream, FA_COMPLETION_SLOTS - 1);

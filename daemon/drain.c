@@ -1,9 +1,12 @@
 #include "daemon/drain.h"
 
+#include "daemon/attention.h"
 #include "daemon/session.h"
 
 #include <errno.h>
 
+/* From the cancellation of what is in flight until nothing more is read. */
+#define CANCEL_MS 1000
 /* For clients that do not read their last answers. */
 #define FLUSH_MS 500
 
@@ -30,6 +33,22 @@ static bool is_unsent(const struct fa_server *server)
 	return false;
 }
 
+/*
+ * Refused requests that keep coming would keep the drain from ending. Unread, they
+ * do not; what was read is cancelled or refused, and is still answered.
+ */
+static void on_cancel_timeout(uv_timer_t *timer)
+{
+	struct fa_server *server = timer->data;
+	struct fa_list *pos;
+
+	fa_log(FA_LOG_WARNING, "%u requests are still in flight; nothing more is read",
+	       server->n_requests);
+	fa_list_for_each(pos, &server->sessions)
+		fa_session_pause(fa_container_of(pos, struct fa_session, link), FA_PAUSE_DRAIN);
+	fa_drain_advance(server);
+}
+
 static void on_drain_timeout(uv_timer_t *timer)
 {
 	struct fa_server *server = timer->data;
@@ -38,7 +57,8 @@ static void on_drain_timeout(uv_timer_t *timer)
 	fa_log(FA_LOG_WARNING, "%u requests did not end in time and are cancelled",
 	       server->n_requests);
 	fa_list_for_each(pos, &server->sessions)
-		fa_session_close_streams(fa_container_of(pos, struct fa_session, link), -ESHUTDOWN);
+		fa_attention_cancel_all(fa_container_of(pos, struct fa_session, link), -ESHUTDOWN);
+	uv_timer_start(&server->drain_timer, on_cancel_timeout, CANCEL_MS, 0);
 }
 
 static void on_flush_timeout(uv_timer_t *timer)

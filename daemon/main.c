@@ -258,6 +258,9 @@ static void on_signal(uv_signal_t *handle, int signal)
 {
 	struct program *program = handle->data;
 
+	/* The start failed, and the loop runs only to close its handles. */
+	if (!program->server)
+		return;
 	if (signal == SIGHUP) {
 		reload(program);
 		return;

@@ -13,6 +13,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -93,6 +94,12 @@ static void test_finishes(void **state)
 		message.buffer_register.kind = FA_WIRE_BUFFER_ARENA;
 		fa_raw_call_expect(&raw, &message, NULL, 0, -ESHUTDOWN, NULL);
 	}
+	{
+		struct fa_wire_message message = fa_raw_message(FA_WIRE_STREAM_CREATE);
+
+		message.stream_create.stream = 5;
+		fa_raw_call_expect(&raw, &message, NULL, 0, -ESHUTDOWN, NULL);
+	}
 	/* Whether it still listens does not matter; it welcomes nobody. */
 	if (fa_raw_connect_try(&late, daemon_.socket) == 0) {
 		struct fa_wire_message hello = fa_raw_hello_message("late");
@@ -142,6 +149,101 @@ static void test_deadline(void **state)
 	fa_check_eq(raw.page[0].completed, 2);
 	fa_check_eq(raw.page[0].failed, 2);
 	finish();
+}
+
+/* Who goes on asking, before and after the deadline, is refused in its turn. */
+static void test_order(void **state)
+{
+	_Alignas(8) unsigned char bytes[FA_WIRE_BYTES_MAX + 64];
+	uint64_t sent = 20, answered = 0;
+	bool gone = false;
+
+	start("300");
+	for (uint64_t value = 1; value <= sent; ++value)
+		submit(&slow, value);
+	fa_raw_ping(&raw);
+	fa_test_daemon_signal(&daemon_, SIGTERM);
+	answered = raw.n_completions;
+	while (!gone) {
+		struct fa_wire_message message = fa_case_message(&slow, 1, 0, 0, sent + 1);
+		size_t length = fa_raw_encode(&message, bytes);
+		int r;
+
+		if (fa_raw_send_bytes(&raw, bytes, length, NULL, 0, MSG_DONTWAIT) == 0)
+			++sent;
+		while ((r = fa_raw_receive(&raw, 0)) == 1) {
+			fa_check_eq(raw.message.type, FA_WIRE_COMPLETION);
+			fa_check_eq(raw.message.completion.value, answered + 1);
+			/* A fast machine may have finished the first ones. */
+			if (answered >= 10)
+				fa_check_eq(raw.message.completion.status, -ESHUTDOWN);
+			++answered;
+		}
+		gone = r == 0;
+	}
+	fa_check(answered >= 20);
+	finish();
+}
+
+/* Clients that never stop asking do not keep it alive. */
+static int asking_client(void *userdata)
+{
+	static struct fa_raw mine;
+	struct fa_case small = { .head_dim = 8, .seqlen_q = 2 };
+	struct fa_wire_message message;
+	uint64_t value = 0;
+
+	fa_case_plan(&small);
+	fa_raw_open(&mine, daemon_.socket);
+	do {
+		while (fa_raw_receive(&mine, 0) == 1)
+			;
+		message = fa_case_message(&small, 99, 0, 0, ++value);
+	} while (fa_raw_send(&mine, &message, NULL, 0) == 0);
+	return 0;
+}
+
+static void test_endless(void **state)
+{
+	pid_t pids[4];
+
+	start("100");
+	submit(&slow, 1);
+	for (int i = 0; i < 4; ++i)
+		pids[i] = fa_test_fork(asking_client, NULL);
+	fa_test_sleep_ms(100);
+	fa_test_daemon_signal(&daemon_, SIGTERM);
+	finish();
+	for (int i = 0; i < 4; ++i) {
+		(void)kill(pids[i], SIGKILL);
+		fa_test_reap(pids[i]);
+	}
+}
+
+/* Told to end while it fails to start: that is no crash. */
+static void test_failing_start(void **state)
+{
+	const char *path = getenv("FAD_DAEMON");
+	int status;
+
+	for (unsigned int i = 0; i < 40; ++i) {
+		pid_t pid = fork();
+
+		fa_check(pid >= 0);
+		if (pid == 0) {
+			execl(path, path, "--socket", "/proc/none/fad.sock", "--log-level", "error",
+			      NULL);
+			_exit(127);
+		}
+		fa_test_sleep_ms(i % 8);
+		for (unsigned int n = 0; n <= i % 3; ++n)
+			(void)kill(pid, SIGTERM);
+		fa_check_eq(waitpid(pid, &status, 0), pid);
+		if (WIFSIGNALED(status))
+			fa_check_eq(WTERMSIG(status), SIGTERM);
+		else
+			fa_check_eq(WEXITSTATUS(status), EXIT_FAILURE);
+	}
 }
 
 static void test_told_twice(void **state)
@@ -253,9 +355,11 @@ static void test_killed_clients(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		test(test_finishes),       test(test_deadline), test(test_told_twice),
-		test(test_idle),           test(test_message),  test(test_unread),
-		test(test_killed_clients),
+		test(test_finishes),       test(test_deadline),
+		test(test_told_twice),     test(test_idle),
+		test(test_message),        test(test_unread),
+		test(test_killed_clients), test(test_order),
+		test(test_endless),        cmocka_unit_test(test_failing_start),
 	};
 
 	return cmocka_run_group_tests_name("drain", tests, NULL, NULL);
