@@ -381,17 +381,17 @@ int fa_io_post(struct fa_client *client, struct fa_wire_message *message, const 
 		r = try_send(client, message, fds, n_fds);
 		if (r == -EAGAIN) {
 			r = wait_room(client, deadline_ns);
-			if (r < 0)
-				return r;
-		} else if (r < 0 && again &&
-		           (client->state == FA_CLIENT_LOST || client->epoch != epoch)) {
+			if (r == 0)
+				continue;
+		}
+		if (r < 0 && r != -ETIMEDOUT && again &&
+		    (client->state == FA_CLIENT_LOST || client->epoch != epoch)) {
 			again = false;
 			r = fa_client_restore(client, client->reconnect_ns);
-			if (r < 0)
-				return r;
-		} else {
-			return r;
+			if (r == 0)
+				continue;
 		}
+		return r;
 	}
 }
 

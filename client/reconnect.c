@@ -238,11 +238,12 @@ static int restore_all(struct fa_client *client, struct fa_connection *connectio
 	return 0;
 }
 
-/* The daemon may be on its way back: worth another try. */
+/* Worth another try: the daemon may be on its way back; or it lives, and still holds
+ * what the lost session had. */
 static bool is_passing(int code)
 {
 	return code == -ENOENT || code == -ECONNREFUSED || code == -ECONNRESET ||
-	       code == -ESHUTDOWN || code == -EAGAIN;
+	       code == -ESHUTDOWN || code == -EAGAIN || code == -EDQUOT;
 }
 
 static int connect_again(struct fa_client *client, uint64_t deadline_ns, struct fa_error *error,

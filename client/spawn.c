@@ -191,8 +191,9 @@ static void default_signals(void)
 	(void)sigprocmask(SIG_SETMASK, &none, NULL);
 }
 
-__attribute__((noreturn)) static void run_daemon(const char *program, char **argv, int listen_fd,
-                                                 int report_fd, unsigned int limit)
+__attribute__((noreturn)) static void run_daemon(const char *program, char **argv,
+                                                 char **environment, int listen_fd, int report_fd,
+                                                 unsigned int limit)
 {
 	int null;
 
@@ -212,14 +213,15 @@ __attribute__((noreturn)) static void run_daemon(const char *program, char **arg
 	if (chdir("/") < 0)
 		report(REPORT_FD, errno);
 	default_signals();
-	execve(program, argv, environ);
+	execve(program, argv, environment);
 	report(REPORT_FD, errno);
 	_exit(127);
 }
 
 /* A session of its own, and a parent that ends at once: init is left with it. */
-__attribute__((noreturn)) static void run_between(const char *program, char **argv, int listen_fd,
-                                                  int report_fd, unsigned int limit)
+__attribute__((noreturn)) static void run_between(const char *program, char **argv,
+                                                  char **environment, int listen_fd, int report_fd,
+                                                  unsigned int limit)
 {
 	pid_t pid;
 
@@ -229,15 +231,40 @@ __attribute__((noreturn)) static void run_between(const char *program, char **ar
 	if (pid < 0)
 		report(report_fd, errno);
 	if (!pid)
-		run_daemon(program, argv, listen_fd, report_fd, limit);
+		run_daemon(program, argv, environment, listen_fd, report_fd, limit);
 	_exit(0);
 }
 
+/* The caller's, but for what its service manager told the caller alone. An array of
+ * its own, the strings are the caller's; NULL if there is no memory. */
+static char **make_environment(void)
+{
+	static const char *const not_ours[] = { "NOTIFY_SOCKET=", "LISTEN_", "WATCHDOG_" };
+	size_t n = 0, kept = 0;
+	char **environment;
+
+	while (environ && environ[n])
+		++n;
+	environment = calloc(n + 1, sizeof(*environment));
+	for (size_t i = 0; environment && i < n; ++i) {
+		bool ours = true;
+
+		for (size_t k = 0; k < sizeof(not_ours) / sizeof(*not_ours); ++k)
+			ours &= strncmp(environ[i], not_ours[k], strlen(not_ours[k])) != 0;
+		if (ours)
+			environment[kept++] = environ[i];
+	}
+	return environment;
+}
+
+/* With the defaults, whatever the system's own daemon is told. */
 static int start(const char *program, const char *path, int listen_fd, struct fa_error *error)
 {
 	char listen_number[] = { '0' + LISTEN_FD, '\0' };
-	char *argv[] = { "fad",      "--listen-fd", listen_number, "--exit-when-idle",
+	char *argv[] = { "fad",      "--listen-fd", listen_number,
+		         "--config", "/dev/null",   "--exit-when-idle",
 		         "--socket", (char *)path,  NULL };
+	_fa_cleanup_(fa_freep) char **environment = NULL;
 	_fa_cleanup_(fa_close_fdp) int read_end = -1;
 	_fa_cleanup_(fa_close_fdp) int write_end = -1;
 	sigset_t all, before;
@@ -250,13 +277,17 @@ static int start(const char *program, const char *path, int listen_fd, struct fa
 		return fa_fail(error, -errno, "cannot start a daemon: %m");
 	read_end = ends[0];
 	write_end = ends[1];
+	environment = make_environment();
+	if (!environment)
+		return fa_fail(error, -ENOMEM, "cannot start a daemon: no memory");
 
 	/* Handlers of the caller's are not to run in the child. */
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	pid = fork();
 	if (!pid)
-		run_between(program, argv, listen_fd, write_end, (unsigned int)limit.rlim_cur);
+		run_between(program, argv, environment, listen_fd, write_end,
+		            (unsigned int)limit.rlim_cur);
 	code = pid < 0 ? errno : 0;
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	if (pid < 0)

@@ -62,7 +62,8 @@ struct cpu_work {
 	size_t scratch_bytes;
 	uint32_t n_workers; /* that run its tiles now */
 	uint32_t state;
-	int64_t failure; /* a worker could not go on */
+	int32_t failure;     /* a worker could not go on */
+	atomic_bool stopped; /* a tile was given up halfway */
 };
 
 _Static_assert(sizeof(struct cpu_work) <= sizeof(((struct fa_device_work *)0)->backend), "it fits");
@@ -139,10 +140,10 @@ static void work_finish(struct fa_device *device, struct fa_device_work *work)
 	fa_list_remove(&work->link);
 	cpu->state = FINISHED;
 	work->finished_ns = fa_now_ns();
-	if (work_all_claimed(work))
+	if (work_all_claimed(work) && !atomic_load_explicit(&cpu->stopped, memory_order_relaxed))
 		work->status = 0;
 	else if (cpu->failure)
-		work->status = fa_fail(&work->error, (int)cpu->failure,
+		work->status = fa_fail(&work->error, cpu->failure,
 		                       "no memory for %zu bytes of scratch", cpu->scratch_bytes);
 	else
 		work->status = fa_fail(&work->error, -ECANCELED, "the work was cancelled");
@@ -242,7 +243,11 @@ static void worker_serve(struct worker *worker, struct fa_device_work *work)
 		tile = atomic_fetch_add_explicit(&cpu->next, 1, memory_order_relaxed);
 		if (tile >= cpu->n_tiles)
 			return;
-		fa_cpu_attention_tile(device->isa, work->params, tile, worker->scratch);
+		if (!fa_cpu_attention_tile(device->isa, work->params, tile, worker->scratch,
+		                           (const bool *)&work->cancelled)) {
+			atomic_store_explicit(&cpu->stopped, true, memory_order_relaxed);
+			return;
+		}
 
 		if (atomic_load_explicit(&device->n_ready, memory_order_relaxed) > 1 &&
 		    fa_now_ns() - begin_ns >= QUANTUM_NS)

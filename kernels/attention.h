@@ -86,7 +86,7 @@ const char *fa_cpu_isa_name(const struct fa_cpu_isa *isa);
  * block of query rows); running every tile 0…n-1 once, in any order, on any
  * threads, completes the request; out and lse are the same to the bit. A tile takes
  * well under 100 ms wherever the sequence length permits, so that requests can share
- * threads and be cancelled between tiles. Tiles of a causal request are numbered
+ * threads. Tiles of a causal request are numbered
  * longest first (ragged: within each sequence).
  */
 int64_t fa_cpu_attention_tiles(const struct fa_cpu_isa *isa,
@@ -98,6 +98,10 @@ int64_t fa_cpu_attention_tiles(const struct fa_cpu_isa *isa,
 size_t fa_cpu_attention_scratch_bytes(const struct fa_cpu_isa *isa,
                                       const struct fa_attention_params *params);
 
-/* Computes one tile of checked params. */
-void fa_cpu_attention_tile(const struct fa_cpu_isa *isa, const struct fa_attention_params *params,
-                           int64_t tile, void *scratch);
+/*
+ * Computes one tile of checked params. Every few hundred keys it looks whether
+ * *@stop was set (with any atomic store; NULL: it never is), and if so ends with
+ * the tile's rows of out and lse not written, or not all of them, and returns false.
+ */
+bool fa_cpu_attention_tile(const struct fa_cpu_isa *isa, const struct fa_attention_params *params,
+                           int64_t tile, void *scratch, const bool *stop);

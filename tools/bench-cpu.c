@@ -136,7 +136,7 @@ static void attend(struct team *team, unsigned int member)
 
 		if (tile >= team->n_tiles)
 			return;
-		fa_cpu_attention_tile(team->isa, team->params, tile, team->scratch[member]);
+		fa_cpu_attention_tile(team->isa, team->params, tile, team->scratch[member], NULL);
 	}
 }
 

@@ -42,9 +42,16 @@ struct fa_cpu_job {
 	 * that no sum overflows. */
 	int64_t left, right;
 
+	const bool *stop; /* set from outside; or NULL */
+
 	float scale, softcap;
 	const float *alibi_slopes, *sinks; /* of the group's first head, or NULL */
 };
+
+static inline bool fa_cpu_job_stopped(const struct fa_cpu_job *job)
+{
+	return job->stop && __atomic_load_n(job->stop, __ATOMIC_RELAXED);
+}
 
 struct fa_cpu_isa {
 	const char *name;

@@ -206,8 +206,8 @@ static void place_thin(const struct fa_attention_params *params, int32_t heads, 
 	};
 }
 
-void fa_cpu_attention_tile(const struct fa_cpu_isa *isa, const struct fa_attention_params *params,
-                           int64_t tile, void *scratch)
+bool fa_cpu_attention_tile(const struct fa_cpu_isa *isa, const struct fa_attention_params *params,
+                           int64_t tile, void *scratch, const bool *stop)
 {
 	const struct fa_attention_params *p = params;
 	int32_t block = tile_rows(isa, params), heads = thin_heads(params);
@@ -223,7 +223,7 @@ void fa_cpu_attention_tile(const struct fa_cpu_isa *isa, const struct fa_attenti
 	else
 		place_even(p, block, tile, &place);
 	if (place.block >= place.n_blocks)
-		return;
+		return true;
 
 	if (p->cu_seqlens_q) {
 		int64_t token_q = p->cu_seqlens_q[place.sequence];
@@ -265,6 +265,7 @@ void fa_cpu_attention_tile(const struct fa_cpu_isa *isa, const struct fa_attenti
 	job.lse_stride_token = p->lse_stride_token;
 	job.lse_stride_head = p->lse_stride_head;
 
+	job.stop = stop;
 	job.dtype = p->dtype;
 	job.head_dim = p->head_dim;
 	job.head_dim_v = p->head_dim_v;
@@ -283,4 +284,5 @@ void fa_cpu_attention_tile(const struct fa_cpu_isa *isa, const struct fa_attenti
 		isa->thin(&job, scratch);
 	else
 		isa->wide(&job, scratch);
+	return !fa_cpu_job_stopped(&job);
 }

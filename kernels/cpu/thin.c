@@ -329,6 +329,8 @@ VEC_INLINE void thin(enum fa_attention_dtype dtype, const struct fa_cpu_job *til
 		int64_t next = (key / ROUND_KEYS + 1) * ROUND_KEYS;
 		struct round round = { .key = key };
 
+		if (fa_cpu_job_stopped(tile))
+			return;
 		next = next < end ? next : end;
 		round.end = (int32_t)(next - key);
 		round.next = (int32_t)(end - next < ROUND_KEYS ? end - next : ROUND_KEYS);

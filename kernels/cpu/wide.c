@@ -568,6 +568,8 @@ static void wide(const struct fa_cpu_job *job, void *scratch)
 	     tile.round += SCORE_KEYS) {
 		int64_t first = score_clamp(begin - tile.round, 0, SCORE_KEYS);
 
+		if (fa_cpu_job_stopped(job))
+			return;
 		pack_round(&tile, (int32_t)first / KEY_STEP * KEY_STEP,
 		           (int32_t)score_clamp(end - tile.round, 0, SCORE_KEYS));
 		for (int32_t panel = 0; panel < panels; panel++)

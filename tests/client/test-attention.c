@@ -297,6 +297,38 @@ static void test_tickets(void **state)
 	fa_buffer_free(buffer);
 }
 
+/* However many keys a request has, cancelling takes effect in the middle of a tile:
+ * here one key 2^24 times, from a buffer of a few kilobytes. */
+static void test_cancel_endless(void **state)
+{
+	struct fa_attention request = { .size = sizeof(request) };
+	int64_t shape[] = { 1, 96, 1, 256 };
+	uint64_t before_ns, bytes = fa_tensor_bytes(FA_F32, 4, shape);
+	struct fa_buffer *buffer;
+	struct fa_ticket ticket;
+	float *numbers;
+
+	check(fa_buffer_new(client, 2 * bytes, 0, &buffer));
+	numbers = fa_buffer_data(buffer);
+	for (uint64_t i = 0; i < 2 * bytes / sizeof(*numbers); ++i)
+		numbers[i] = (float)(i % 17) / 17;
+	fa_tensor_init(&request.q, buffer, 0, FA_F32, 4, shape);
+	fa_tensor_init(&request.out, buffer, bytes, FA_F32, 4, shape);
+	request.k = request.q;
+	request.k.shape[1] = 1 << 24;
+	request.k.strides[2] = shape[3];
+	request.k.strides[3] = 1;
+	request.v = request.k;
+	check(fa_attention(client, &request, &ticket));
+	/* Long enough to be running. */
+	fa_check_eq(fa_wait(client, &ticket, 200 * FA_NS_PER_MS, NULL), -EAGAIN);
+	before_ns = fa_now_ns();
+	check(fa_cancel(client, &ticket));
+	fa_check_eq(fa_wait(client, &ticket, UINT64_MAX, NULL), -ECANCELED);
+	fa_check(fa_now_ns() - before_ns < 4 * FA_NS_PER_SEC);
+	fa_buffer_free(buffer);
+}
+
 /* What a client saw in its page counts for the daemon too: no false -EBUSY, and
  * no false refusal at the limit. */
 static void test_seen_is_finished(void **state)
@@ -367,10 +399,10 @@ static void test_loop(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_variants), cmocka_unit_test(test_dense),
-		cmocka_unit_test(test_refused),  cmocka_unit_test(test_tickets),
-		cmocka_unit_test(test_streams),  cmocka_unit_test(test_seen_is_finished),
-		cmocka_unit_test(test_loop),
+		cmocka_unit_test(test_variants),       cmocka_unit_test(test_dense),
+		cmocka_unit_test(test_refused),        cmocka_unit_test(test_tickets),
+		cmocka_unit_test(test_streams),        cmocka_unit_test(test_seen_is_finished),
+		cmocka_unit_test(test_cancel_endless), cmocka_unit_test(test_loop),
 	};
 
 	return cmocka_run_group_tests_name("attention", tests, setup, teardown);

@@ -44,8 +44,8 @@ static void sleep_ns(uint64_t ns)
 	          NULL);
 }
 
-void fa_cpu_attention_tile(const struct fa_cpu_isa *isa, const struct fa_attention_params *params,
-                           int64_t tile, void *scratch)
+bool fa_cpu_attention_tile(const struct fa_cpu_isa *isa, const struct fa_attention_params *params,
+                           int64_t tile, void *scratch, const bool *stop)
 {
 	struct fake_job *job = params->q.data;
 	uint8_t *bytes = scratch;
@@ -70,4 +70,5 @@ void fa_cpu_attention_tile(const struct fa_cpu_isa *isa, const struct fa_attenti
 	if (job->scratch_bytes && bytes[0] != (uint8_t)tile)
 		job->wrong = true;
 	atomic_fetch_add(&job->n_ran, 1);
+	return true;
 }

@@ -113,7 +113,7 @@ static void problem_solve(struct problem *problem)
 	scratch = aligned_alloc(64, bytes ? bytes : 64);
 	assert_non_null(scratch);
 	for (int64_t tile = 0; tile < fa_cpu_attention_tiles(isa, params); tile++)
-		fa_cpu_attention_tile(isa, params, tile, scratch);
+		fa_cpu_attention_tile(isa, params, tile, scratch, NULL);
 	free(scratch);
 	/* Something was computed. */
 	assert_true(problem->out[0] != 0 && isfinite(problem->out[0]));

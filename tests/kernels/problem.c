@@ -270,7 +270,7 @@ void problem_run(struct problem *problem, const struct fa_cpu_isa *isa, enum pro
 	}
 	memset(scratch.data, POISON, scratch_bytes);
 	for (int64_t i = 0; i < tiles; i++)
-		fa_cpu_attention_tile(isa, params, numbers[i], scratch.data);
+		fa_cpu_attention_tile(isa, params, numbers[i], scratch.data, NULL);
 	free(numbers);
 }
 
