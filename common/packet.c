@@ -47,22 +47,15 @@ int fa_packet_send(int socket, const void *bytes, size_t n_bytes, const int *fds
 	return n < 0 ? -errno : 0;
 }
 
-ssize_t fa_packet_receive_keep(int socket, void *buffer, size_t size, int *ret_fds,
-                               size_t *ret_n_fds, int flags)
+/* Descriptors for which there is no room in @control are dropped by the kernel. */
+static ssize_t receive(int socket, void *buffer, size_t size, void *control, size_t control_bytes,
+                       int *ret_fds, size_t *ret_n_fds, int flags)
 {
-	/*
-	 * No room for more than is allowed: the kernel drops the others without making
-	 * them ours, and says so.
-	 */
-	union {
-		struct cmsghdr align;
-		char space[CMSG_SPACE(FA_PACKET_FDS_MAX * sizeof(int))];
-	} control;
 	struct iovec iov = { .iov_base = buffer, .iov_len = size };
 	struct msghdr msg = { .msg_iov = &iov,
 		              .msg_iovlen = 1,
-		              .msg_control = control.space,
-		              .msg_controllen = sizeof(control.space) };
+		              .msg_control = control,
+		              .msg_controllen = control_bytes };
 	size_t n_fds = 0;
 	ssize_t n;
 
@@ -80,22 +73,43 @@ ssize_t fa_packet_receive_keep(int socket, void *buffer, size_t size, int *ret_f
 		if (cmsg->cmsg_level != SOL_SOCKET || cmsg->cmsg_type != SCM_RIGHTS)
 			continue;
 		count = (cmsg->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-		for (size_t i = 0; i < count && n_fds < FA_PACKET_FDS_MAX; ++i)
+		for (size_t i = 0; i < count; ++i)
 			memcpy(&ret_fds[n_fds++], CMSG_DATA(cmsg) + i * sizeof(int), sizeof(int));
 	}
 
 	*ret_n_fds = n_fds;
 	if (msg.msg_flags & MSG_TRUNC)
 		return -EMSGSIZE;
-	if (msg.msg_flags & MSG_CTRUNC)
+	if ((msg.msg_flags & MSG_CTRUNC) || n_fds > FA_PACKET_FDS_MAX)
 		return -E2BIG;
 	return n;
+}
+
+ssize_t fa_packet_receive_keep(int socket, void *buffer, size_t size, int *ret_fds,
+                               size_t *ret_n_fds, int flags)
+{
+	union {
+		struct cmsghdr align;
+		char space[CMSG_SPACE(FA_PACKET_KEEP_MAX * sizeof(int))];
+	} control;
+
+	return receive(socket, buffer, size, control.space,
+	               CMSG_LEN(FA_PACKET_KEEP_MAX * sizeof(int)), ret_fds, ret_n_fds, flags);
 }
 
 ssize_t fa_packet_receive(int socket, void *buffer, size_t size, int *ret_fds, size_t *ret_n_fds,
                           int flags)
 {
-	ssize_t n = fa_packet_receive_keep(socket, buffer, size, ret_fds, ret_n_fds, flags);
+	/*
+	 * No room for more than is allowed: the kernel drops the others without making
+	 * them ours, and says so.
+	 */
+	union {
+		struct cmsghdr align;
+		char space[CMSG_SPACE(FA_PACKET_FDS_MAX * sizeof(int))];
+	} control;
+	ssize_t n = receive(socket, buffer, size, control.space,
+	                    CMSG_LEN(FA_PACKET_FDS_MAX * sizeof(int)), ret_fds, ret_n_fds, flags);
 
 	/* An empty packet looks like the end of the stream, where nobody expects any. */
 	if (n <= 0) {

@@ -9,6 +9,8 @@
 #include <sys/types.h>
 
 #define FA_PACKET_FDS_MAX 8
+/* What the kernel lets a packet carry. */
+#define FA_PACKET_KEEP_MAX 253
 
 /*
  * Sends @bytes with @n_fds descriptors (borrowed, 0…8). Returns 0 or a negative
@@ -33,8 +35,8 @@ ssize_t fa_packet_receive(int socket, void *buffer, size_t size, int *ret_fds, s
 
 /*
  * The same, but the descriptors of a packet that is refused or empty are the
- * caller's too. For those who cannot wait in close(), as it waits for whoever
- * serves the file.
+ * caller's too: @ret_fds has room for FA_PACKET_KEEP_MAX. For those who cannot wait
+ * in close(), as it waits for whoever serves the file.
  */
 ssize_t fa_packet_receive_keep(int socket, void *buffer, size_t size, int *ret_fds,
                                size_t *ret_n_fds, int flags);

@@ -93,7 +93,8 @@ struct fa_buffer *fa_buffer_ref(struct fa_buffer *buffer)
 static void destroy(struct fa_buffer *buffer)
 {
 	if (buffer->fd >= 0)
-		fa_closer_take(buffer->importer->closer, &buffer->fd, 1);
+		fa_closer_take_charged(buffer->importer->closer, buffer->charge_fd.tenant,
+		                       buffer->fd, &buffer->charge_fd);
 	fa_charge_release(&buffer->charge_fd);
 	fa_charge_release(&buffer->charge_bytes);
 	fa_charge_release(&buffer->charge_count);

@@ -1,19 +1,57 @@
 /*
- * Closes descriptors that clients sent. close() of a file on some filesystems waits
- * for whoever serves it, which may be the client, and may be for ever: so a thread
- * that does nothing else closes what may be anything. Loop thread.
+ * Closes descriptors that clients sent, and clients' connections, which may hold
+ * more of them unread. close() of a file on some filesystems, or of a connection that
+ * lingers, waits for somebody else, which may be the client, and may be for ever: so
+ * threads that do nothing else close what may be anything. Each tenant has a lane of
+ * its own, of which one descriptor is being closed at a time; a tenant thus holds up
+ * nobody but itself. What is given back for a closed descriptor is given back by the
+ * loop thread, as everything here is called by it.
  */
 #pragma once
 
+#include "common/list.h"
+
+#include <stdbool.h>
 #include <stddef.h>
 
+struct fa_charge;
 struct fa_closer;
+struct fa_tenant;
 
-int fa_closer_new(struct fa_closer **ret_closer);
+/* Descriptors that a tenant may have rejected and not closed; who sends more waits. */
+#define FA_CLOSER_REJECTED_MAX 64
+
+/* A tenant's; zeroed at first. Its fields are the closer's, under its mutex. */
+struct fa_closer_lane {
+	struct fa_list link;    /* closer.ready */
+	struct fa_list entries; /* oldest first */
+	bool started;           /* the lists are initialised */
+	bool busy;              /* in closer.ready, or at a thread */
+};
+
+/* @notify is called by any thread when something was closed. */
+int fa_closer_new(void (*notify)(void *userdata), void *userdata, struct fa_closer **ret_closer);
 
 /* Waits for a while until all is closed; what still hangs then is left to the
  * end of the process. Takes NULL. */
 struct fa_closer *fa_closer_free(struct fa_closer *closer);
 
-/* Consumes @n_fds descriptors; those that are -1 are skipped. Any thread. */
-void fa_closer_take(struct fa_closer *closer, int *fds, size_t n_fds);
+/* Consumes @n_fds descriptors that came with a message and counts them as rejected;
+ * those that are -1 are skipped. */
+void fa_closer_take(struct fa_closer *closer, struct fa_tenant *tenant, int *fds, size_t n_fds);
+
+/* Consumes one descriptor and its charge, which is released when it is closed. */
+void fa_closer_take_charged(struct fa_closer *closer, struct fa_tenant *tenant, int fd,
+                            struct fa_charge *charge);
+
+/*
+ * Ends a connection so that the client sees what was sent, and then its end, at once,
+ * and consumes it. What is unread is thrown away before it is closed, as that would
+ * otherwise reset it. @tenant and @charge may be NULL.
+ */
+void fa_closer_hang_up(struct fa_closer *closer, struct fa_tenant *tenant, int fd,
+                       struct fa_charge *charge);
+
+/* Releases what was charged for descriptors that were closed meanwhile. Returns whether
+ * a tenant may again send what is rejected. */
+bool fa_closer_settle(struct fa_closer *closer);

@@ -259,6 +259,31 @@ static void on_released(struct fa_importer *importer)
 	fa_drain_advance(fa_container_of(importer, struct fa_server, importer));
 }
 
+/* Sessions that are resumed may be closed, and are freed later: the list stays. */
+static void on_closer(uv_async_t *async)
+{
+	struct fa_server *server = async->data;
+	struct fa_list *pos;
+
+	if (!server->closer || !fa_closer_settle(server->closer))
+		return;
+	fa_list_for_each(pos, &server->sessions) {
+		struct fa_session *session = fa_container_of(pos, struct fa_session, link);
+
+		if ((session->paused & FA_PAUSE_REJECTED) &&
+		    session->tenant->n_rejected <= FA_CLOSER_REJECTED_MAX)
+			fa_session_resume(session, FA_PAUSE_REJECTED);
+	}
+}
+
+/* Any thread. */
+static void wake_closer(void *userdata)
+{
+	struct fa_server *server = userdata;
+
+	uv_async_send(&server->closer_async);
+}
+
 /* ---- beginning, reload, end */
 
 /* A device thread's; nothing runs on the device before there is an engine. */
@@ -319,6 +344,9 @@ static int init_handles(struct fa_server *server)
 	init_timer(server, &server->idle_timer);
 	r = uv_async_init(server->loop, &server->engine_async, on_engine);
 	server->engine_async.data = server;
+	if (r == 0)
+		r = uv_async_init(server->loop, &server->closer_async, on_closer);
+	server->closer_async.data = server;
 	return r;
 }
 
@@ -327,7 +355,7 @@ static void close_handles(struct fa_server *server)
 	uv_handle_t *handles[] = {
 		(uv_handle_t *)&server->accept_timer, (uv_handle_t *)&server->hello_timer,
 		(uv_handle_t *)&server->drain_timer,  (uv_handle_t *)&server->idle_timer,
-		(uv_handle_t *)&server->engine_async,
+		(uv_handle_t *)&server->engine_async, (uv_handle_t *)&server->closer_async,
 	};
 
 	for (size_t i = 0; i < sizeof(handles) / sizeof(*handles); ++i)
@@ -398,7 +426,7 @@ int fa_server_new(const struct fa_server_options *options, struct fa_error *erro
 		r = fa_listener_open(&server->config, error, &server->listener);
 	if (r < 0)
 		goto fail;
-	r = fa_closer_new(&server->closer);
+	r = fa_closer_new(wake_closer, server, &server->closer);
 	if (r < 0) {
 		fa_fail(error, r, "no thread can be started: %s", strerror(-r));
 		goto fail;

@@ -68,6 +68,7 @@ struct fa_server {
 	uv_timer_t hello_timer;   /* runs while there are any */
 
 	uv_async_t engine_async;
+	uv_async_t closer_async;
 	unsigned int n_requests; /* in flight, of all sessions */
 	uv_timer_t drain_timer;
 	uv_timer_t idle_timer; /* exit_when_idle: nobody came */

@@ -16,8 +16,6 @@
 
 /* Messages read from one session before the others have their turn. */
 #define READ_MAX 16
-/* Unread packets thrown away before a refused connection is closed. */
-#define DISCARD_MAX 512
 /* All that is sent is short: strings are bounded by FA_WIRE_TEXT_BYTES_MAX. */
 #define SEND_BYTES 4096
 
@@ -40,6 +38,14 @@ struct fa_session *fa_session_ref(struct fa_session *session)
 	return session;
 }
 
+/* What is unread may hold anything: it is not this thread that closes it. */
+static void hang_up(struct fa_session *session)
+{
+	if (session->fd >= 0)
+		fa_closer_hang_up(session->server->closer, session->tenant,
+		                  fa_steal_fd(&session->fd), &session->charge_socket);
+}
+
 struct fa_session *fa_session_unref(struct fa_session *session)
 {
 	struct fa_server *server;
@@ -52,7 +58,7 @@ struct fa_session *fa_session_unref(struct fa_session *session)
 	fa_table_deinit(&session->buffers);
 	if (session->completions)
 		munmap(session->completions, FA_COMPLETION_PAGE_BYTES);
-	fa_close_fdp(&session->fd);
+	hang_up(session);
 	fa_charge_release(&session->charge_sent);
 	fa_charge_release(&session->charge_socket);
 	fa_charge_release(&session->charge_session);
@@ -100,7 +106,7 @@ void fa_session_close(struct fa_session *session)
 	fa_list_remove(&session->hello_link);
 	/* Before the socket: the loop must not wait for a number that may be reused. */
 	uv_close((uv_handle_t *)&session->poll, on_closed);
-	fa_close_fdp(&session->fd);
+	hang_up(session);
 	while (!fa_list_empty(&session->out))
 		out_free(session, fa_container_of(session->out.next, struct out, link));
 	fa_session_close_streams(session, -ECANCELED);
@@ -256,28 +262,6 @@ void fa_session_reply(struct fa_session *session, uint64_t id, int status, const
 	fa_session_send(session, &message, -1, NULL);
 }
 
-/*
- * Closes so that the client sees what was sent before. A socket that is closed with
- * something unread would reset the connection; so nothing more is let in, and what
- * there is is thrown away.
- */
-static void discard_unread(struct fa_server *server, int fd)
-{
-	(void)shutdown(fd, SHUT_RD);
-	for (unsigned int i = 0; i < DISCARD_MAX; ++i) {
-		int fds[FA_PACKET_FDS_MAX];
-		size_t n_fds = 0;
-		char byte;
-		ssize_t n;
-
-		n = fa_packet_receive_keep(fd, &byte, sizeof(byte), fds, &n_fds, MSG_DONTWAIT);
-		if (n_fds)
-			fa_closer_take(server->closer, fds, n_fds);
-		if (n == 0 || (n < 0 && n != -EMSGSIZE && n != -E2BIG))
-			return;
-	}
-}
-
 void fa_session_refuse(struct fa_session *session, uint64_t id, int status, const char *text)
 {
 	if (session->state == FA_SESSION_CLOSING)
@@ -286,7 +270,6 @@ void fa_session_refuse(struct fa_session *session, uint64_t id, int status, cons
 	fa_session_reply(session, id, status, text);
 	if (session->state == FA_SESSION_CLOSING)
 		return;
-	discard_unread(session->server, session->fd);
 	fa_session_close(session);
 }
 
@@ -299,8 +282,7 @@ void fa_session_turn_away(struct fa_server *server, int fd, int status, const ch
 
 	if (fa_wire_encode(&message, buffer, sizeof(buffer), &bytes, &length) == 0)
 		(void)fa_packet_send(fd, bytes, length, NULL, 0, MSG_DONTWAIT);
-	discard_unread(server, fd);
-	close(fd);
+	fa_closer_hang_up(server->closer, NULL, fd, NULL);
 }
 
 /* ---- receiving */
@@ -352,17 +334,28 @@ static bool read_packet(struct fa_session *session, int *fds, size_t *ret_n_fds)
 	return fa_dispatch(session, server->packet, (size_t)n, fds, *ret_n_fds);
 }
 
+/* What nobody has taken. */
+static void reject(struct fa_session *session, int *fds, size_t n_fds)
+{
+	uint64_t before = session->tenant->n_rejected;
+
+	fa_closer_take(session->server->closer, session->tenant, fds, n_fds);
+	if (session->tenant->n_rejected > before &&
+	    session->tenant->n_rejected > FA_CLOSER_REJECTED_MAX)
+		fa_session_pause(session, FA_PAUSE_REJECTED);
+}
+
 static void read_packets(struct fa_session *session)
 {
 	bool more = true;
 
 	for (unsigned int i = 0; i < READ_MAX && more; ++i) {
-		int fds[FA_PACKET_FDS_MAX];
+		int fds[FA_PACKET_KEEP_MAX];
 		size_t n_fds = 0;
 
 		more = read_packet(session, fds, &n_fds);
 		if (n_fds)
-			fa_closer_take(session->server->closer, fds, n_fds);
+			reject(session, fds, n_fds);
 		more = more && session->state != FA_SESSION_CLOSING && !session->paused;
 	}
 }

@@ -15,6 +15,8 @@
  * What it can pile up is therefore bounded, and it is never disconnected for it. What
  * it waits for always ends, by itself, by its deadline, or because the client goes;
  * but a Cancel that comes behind so many refused requests is not read before that.
+ * Nor is anything read while too many descriptors that it sent for nothing are not yet
+ * closed.
  */
 #pragma once
 
@@ -52,6 +54,7 @@ enum fa_session_pause {
 	FA_PAUSE_OUT = 1 << 1,
 	FA_PAUSE_REQUESTS = 1 << 2,
 	FA_PAUSE_DRAIN = 1 << 3,
+	FA_PAUSE_REJECTED = 1 << 4,
 };
 
 struct fa_session_stream {

@@ -10,6 +10,7 @@
 
 #include "common/error.h"
 #include "common/list.h"
+#include "daemon/closer.h"
 #include "daemon/quota.h"
 
 #include <stdint.h>
@@ -27,6 +28,8 @@ struct fa_tenant {
 	uid_t uid;
 	char *cgroup; /* "" if unknown */
 	uint64_t used[_FA_RESOURCE_N];
+	struct fa_closer_lane lane; /* its descriptors that are to be closed */
+	uint64_t n_rejected;        /* those among them that nobody wanted */
 };
 
 struct fa_charge {

@@ -1,0 +1,265 @@
+/*
+ * Descriptors whose close() waits: connections that linger, hidden where the daemon
+ * closes them without having looked. It is not the others who wait.
+ */
+#include "common/cleanup.h"
+#include "common/packet.h"
+#include "tests/lib/check.h"
+#include "tests/lib/scene.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define LINGER_S 60
+/* Less than LINGER_S by far, and a lot for a slow machine. */
+#define PROMPT_NS (20 * FA_NS_PER_SEC)
+
+static struct fa_test_daemon daemon_;
+static struct fa_raw bystander;
+static int listener = -1;
+static struct sockaddr_in address;
+
+static int setup(void **state)
+{
+	socklen_t length = sizeof(address);
+
+	listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	fa_check(listener >= 0);
+	address.sin_family = AF_INET;
+	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	fa_check(!bind(listener, (struct sockaddr *)&address, sizeof(address)));
+	fa_check(!listen(listener, 64));
+	fa_check(!getsockname(listener, (struct sockaddr *)&address, &length));
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	close(listener);
+	return 0;
+}
+
+static int start(void **state)
+{
+	fa_test_daemon_start(&daemon_, NULL);
+	fa_raw_open(&bystander, daemon_.socket);
+	return 0;
+}
+
+/* It exits in time, too. */
+static int stop(void **state)
+{
+	uint64_t begin = fa_now_ns();
+
+	fa_raw_close(&bystander);
+	fa_test_daemon_stop(&daemon_);
+	fa_check(fa_now_ns() - begin < PROMPT_NS);
+	return 0;
+}
+
+/* A connection that nobody reads and that has more to send than it can. */
+static int lingering(void)
+{
+	struct linger linger = { .l_onoff = 1, .l_linger = LINGER_S };
+	static char bytes[65536];
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	fa_check(fd >= 0);
+	fa_check(!connect(fd, (struct sockaddr *)&address, sizeof(address)));
+	while (send(fd, bytes, sizeof(bytes), MSG_DONTWAIT) > 0)
+		;
+	fa_check_eq(errno, EAGAIN);
+	fa_check(!setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger)));
+	return fd;
+}
+
+/* Hands a descriptor away so that @socket has the last one. */
+static void send_away(int socket, int fd, size_t n_bytes)
+{
+	fa_check_eq(fa_packet_send(socket, "x", n_bytes, &fd, 1, 0), 0);
+	close(fd);
+}
+
+/* A descriptor with a lingering connection in its queue. */
+static int wrapped(void)
+{
+	int pair[2];
+
+	fa_check(!socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair));
+	send_away(pair[0], lingering(), 1);
+	close(pair[0]);
+	return pair[1];
+}
+
+static void expect_prompt(void)
+{
+	uint64_t begin = fa_now_ns();
+	struct fa_raw_buffer buffer;
+
+	for (int i = 0; i < 3; ++i) {
+		fa_raw_ping(&bystander);
+		fa_raw_buffer_register(&bystander, &buffer, 7, 65536, 0);
+		fa_raw_buffer_free(&bystander, &buffer);
+		fa_test_sleep_ms(50);
+	}
+	fa_check(fa_now_ns() - begin < PROMPT_NS);
+}
+
+/* The end is seen at once, whatever waits to be closed. */
+static void expect_end(struct fa_raw *raw)
+{
+	uint64_t begin = fa_now_ns();
+
+	fa_raw_expect_end(raw);
+	fa_check(fa_now_ns() - begin < PROMPT_NS);
+	fa_raw_close(raw);
+}
+
+/* An empty packet ends the connection, with more behind it. */
+static void test_behind_empty(void **state)
+{
+	struct fa_raw raw;
+	int fd;
+
+	fa_raw_open(&raw, daemon_.socket);
+	fd = wrapped();
+	fa_test_daemon_signal(&daemon_, SIGSTOP);
+	fa_check_eq(fa_raw_send_bytes(&raw, "", 0, NULL, 0, 0), 0);
+	send_away(raw.fd, lingering(), 1);
+	send_away(raw.fd, fd, 1);
+	fa_test_daemon_signal(&daemon_, SIGCONT);
+	expect_prompt();
+	expect_end(&raw);
+}
+
+/* A refused connection still gets its answer. */
+static void test_behind_refusal(void **state)
+{
+	struct fa_raw raw;
+
+	fa_raw_open(&raw, daemon_.socket);
+	fa_test_daemon_signal(&daemon_, SIGSTOP);
+	fa_check_eq(fa_raw_send_bytes(&raw, "nonsense", 8, NULL, 0, 0), 0);
+	fa_check_eq(fa_raw_send_bytes(&raw, "", 0, NULL, 0, 0), 0);
+	send_away(raw.fd, wrapped(), 1);
+	fa_test_daemon_signal(&daemon_, SIGCONT);
+	fa_raw_expect_reply(&raw, 0, -EPROTO, "message", true);
+	fa_raw_close(&raw);
+	expect_prompt();
+}
+
+/* More descriptors than allowed: those beyond are not dropped in passing. */
+static void test_beyond_allowed(void **state)
+{
+	struct fa_raw raw;
+	int fds[9];
+
+	fa_raw_open(&raw, daemon_.socket);
+	for (int i = 0; i < 8; ++i)
+		fds[i] = dup(bystander.page_fd);
+	fds[8] = lingering();
+	fa_check_eq(fa_raw_send_bytes(&raw, "x", 1, fds, 9, 0), 0);
+	for (int i = 0; i < 9; ++i)
+		close(fds[i]);
+	expect_prompt();
+	fa_raw_expect_reply(&raw, 0, -EPROTO, "descriptors", true);
+	fa_raw_close(&raw);
+}
+
+/* The last thing that a stopping daemon closes. */
+static void test_at_exit(void **state)
+{
+	struct fa_raw raw;
+
+	fa_raw_connect(&raw, daemon_.socket);
+	expect_prompt();
+	fa_test_daemon_signal(&daemon_, SIGSTOP);
+	send_away(raw.fd, wrapped(), 0);
+	fa_test_daemon_signal(&daemon_, SIGTERM);
+	fa_test_daemon_signal(&daemon_, SIGCONT);
+	expect_end(&raw);
+}
+
+/* One hangs, and ever more come after it: they are left to their sender. */
+static void test_pile(void **state)
+{
+	struct fa_wire_message ping = fa_raw_message(FA_WIRE_PING);
+	unsigned char bytes[FA_WIRE_BYTES_MAX + 64];
+	struct fa_test_usage before, after;
+	struct fa_raw raw;
+	size_t length;
+	int fds[8], r = 0, fd;
+
+	fa_test_daemon_usage(&daemon_, &before);
+	fa_raw_open(&raw, daemon_.socket);
+	ping.id = 1;
+	fd = wrapped();
+	ping.fds = 1;
+	length = fa_raw_encode(&ping, bytes);
+	fa_test_daemon_signal(&daemon_, SIGSTOP);
+	fa_check_eq(fa_raw_send_bytes(&raw, bytes, length, &fd, 1, 0), 0);
+	/* The daemon's is the last one. */
+	close(fd);
+	fa_test_daemon_signal(&daemon_, SIGCONT);
+	fa_raw_expect_reply(&raw, 1, -EINVAL, "descriptors", false);
+	for (int i = 0; i < 8; ++i)
+		fds[i] = bystander.page_fd;
+	ping.fds = 8;
+	length = fa_raw_encode(&ping, bytes);
+	for (int i = 0; i < 200 && (r == 0 || r == -EAGAIN); ++i) {
+		r = fa_raw_send_bytes(&raw, bytes, length, fds, 8, MSG_DONTWAIT);
+		if (r == -EAGAIN)
+			fa_test_sleep_ms(1);
+	}
+	expect_prompt();
+	fa_test_daemon_usage(&daemon_, &after);
+	fa_check(after.fds >= before.fds + 32);
+	fa_check(after.fds <= before.fds + 64 + 8 + 8);
+	fa_raw_close(&raw);
+	expect_prompt();
+}
+
+/* What merely lingers does not hang, and who sent it goes on. */
+static void test_lingering(void **state)
+{
+	struct fa_wire_message ping = fa_raw_message(FA_WIRE_PING);
+	struct fa_test_usage before, now;
+	struct fa_raw raw;
+
+	fa_raw_open(&raw, daemon_.socket);
+	fa_test_daemon_usage(&daemon_, &before);
+	for (int i = 0; i < 10; ++i) {
+		int fds[8], fd = lingering();
+
+		for (int j = 0; j < 8; ++j)
+			fds[j] = fd;
+		fa_raw_call_expect(&raw, &ping, fds, 8, -EINVAL, "descriptors");
+		close(fd);
+	}
+	fa_raw_ping(&raw);
+	fa_check_eventually((fa_test_daemon_usage(&daemon_, &now), now.fds <= before.fds));
+	fa_raw_close(&raw);
+}
+
+#define test(function) cmocka_unit_test_setup_teardown(function, start, stop)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		test(test_behind_empty), test(test_behind_refusal), test(test_beyond_allowed),
+		test(test_at_exit),      test(test_pile),           test(test_lingering),
+	};
+
+	return cmocka_run_group_tests_name("close", tests, setup, teardown);
+}
