@@ -124,8 +124,26 @@ static void accept_connections(struct fa_server *server)
 	}
 }
 
+/*
+ * Connections that were never let in can hold descriptors already, which would be
+ * closed with the listener, here and now. Those of a socket that was handed over are
+ * left to whoever else listens there.
+ */
+static void clear_queue(struct fa_server *server)
+{
+	int fd;
+
+	if (!server->listener.owns_path)
+		return;
+	/* Nobody can join them any more. */
+	(void)shutdown(server->listener.fd, SHUT_RD);
+	while ((fd = accept4(server->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0)
+		fa_closer_hang_up(server->closer, NULL, fd, NULL);
+}
+
 void fa_server_close_listener(struct fa_server *server)
 {
+	clear_queue(server);
 	server->accepting = false;
 	uv_timer_stop(&server->accept_timer);
 	uv_timer_stop(&server->idle_timer);

@@ -22,6 +22,8 @@
 #include <cmocka.h>
 
 #define LINGER_S 60
+/* More connections than are let in at once. */
+#define QUEUED 40
 /* Less than LINGER_S by far, and a lot for a slow machine. */
 #define PROMPT_NS (20 * FA_NS_PER_SEC)
 
@@ -191,6 +193,22 @@ static void test_at_exit(void **state)
 	expect_end(&raw);
 }
 
+/* Connections that a stopping daemon never let in. */
+static void test_in_queue(void **state)
+{
+	static struct fa_raw raws[QUEUED];
+
+	fa_test_daemon_signal(&daemon_, SIGSTOP);
+	fa_test_daemon_signal(&daemon_, SIGTERM);
+	for (int i = 0; i < QUEUED; ++i) {
+		fa_raw_connect(&raws[i], daemon_.socket);
+		send_away(raws[i].fd, wrapped(), 1);
+	}
+	fa_test_daemon_signal(&daemon_, SIGCONT);
+	for (int i = 0; i < QUEUED; ++i)
+		expect_end(&raws[i]);
+}
+
 /* One hangs, and ever more come after it: they are left to their sender. */
 static void test_pile(void **state)
 {
@@ -258,7 +276,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		test(test_behind_empty), test(test_behind_refusal), test(test_beyond_allowed),
-		test(test_at_exit),      test(test_pile),           test(test_lingering),
+		test(test_at_exit),      test(test_in_queue),       test(test_pile),
+		test(test_lingering),
 	};
 
 	return cmocka_run_group_tests_name("close", tests, setup, teardown);
