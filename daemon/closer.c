@@ -50,22 +50,39 @@ static void close_one(int fd)
 }
 
 /*
- * Nothing more can come, but an empty packet looks like the end: so as often as there
- * can be packets.
+ * Whether nothing is unread in a connection that was shut down, so that nothing ever
+ * will be. An empty packet looks like the end, but that it comes with its sender's
+ * credentials, as every packet does if asked to. What is only looked at stays, and
+ * of its descriptors, for which there is no room here, none becomes ours.
  */
+static bool is_read_out(int fd)
+{
+	union {
+		struct cmsghdr align;
+		char space[CMSG_SPACE(sizeof(struct ucred))];
+	} control;
+	char byte;
+	struct iovec iov = { .iov_base = &byte, .iov_len = sizeof(byte) };
+	struct msghdr msg = { .msg_iov = &iov,
+		              .msg_iovlen = 1,
+		              .msg_control = control.space,
+		              .msg_controllen = sizeof(control.space) };
+	int on = 1;
+
+	return setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof(on)) == 0 &&
+	       recvmsg(fd, &msg, MSG_PEEK | MSG_DONTWAIT) == 0 && msg.msg_controllen == 0;
+}
+
 static void discard_unread(int fd)
 {
-	for (unsigned int i = 0; i < DISCARD_MAX; ++i) {
+	for (unsigned int i = 0; i < DISCARD_MAX && !is_read_out(fd); ++i) {
 		int fds[FA_PACKET_KEEP_MAX];
 		size_t n_fds = 0;
 		char byte;
-		ssize_t n;
 
-		n = fa_packet_receive_keep(fd, &byte, sizeof(byte), fds, &n_fds, MSG_DONTWAIT);
+		(void)fa_packet_receive_keep(fd, &byte, sizeof(byte), fds, &n_fds, MSG_DONTWAIT);
 		for (size_t j = 0; j < n_fds; ++j)
 			close_one(fds[j]);
-		if (n < 0 && n != -EMSGSIZE && n != -E2BIG)
-			return;
 	}
 }
 
@@ -291,7 +308,14 @@ void fa_closer_hang_up(struct fa_closer *closer, struct fa_tenant *tenant, int f
                        struct fa_charge *charge)
 {
 	(void)shutdown(fd, SHUT_RDWR);
-	take_one(closer, tenant, fd, charge, true);
+	if (!is_read_out(fd)) {
+		take_one(closer, tenant, fd, charge, true);
+		return;
+	}
+	/* Nothing goes with it, so this waits for nobody. */
+	close(fd);
+	if (charge)
+		fa_charge_release(charge);
 }
 
 bool fa_closer_settle(struct fa_closer *closer)

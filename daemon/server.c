@@ -45,6 +45,14 @@ static void pause_accepting(struct fa_server *server)
 	uv_timer_start(&server->accept_timer, on_accept_again, ACCEPT_PAUSE_MS, 0);
 }
 
+/* Whenever one may have become free: the connection that was turned away in its
+ * place may take a while to close. */
+static void keep_spare(struct fa_server *server)
+{
+	if (server->spare_fd < 0 && server->state == FA_SERVER_RUNNING)
+		server->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+}
+
 static void turn_away(struct fa_server *server, int fd, int status, const char *text)
 {
 	++server->n_refused;
@@ -67,7 +75,7 @@ static void shed_connection(struct fa_server *server)
 	fd = accept4(server->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 	if (fd >= 0)
 		turn_away(server, fd, -EDQUOT, "the daemon has no descriptors left");
-	server->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	keep_spare(server);
 	if (fd < 0 || server->spare_fd < 0)
 		pause_accepting(server);
 }
@@ -204,6 +212,7 @@ void fa_server_session_gone(struct fa_server *server)
 {
 	assert(server->n_sessions);
 	--server->n_sessions;
+	keep_spare(server);
 	if (server->exit_when_idle && server->had_client && !server->n_sessions &&
 	    server->state == FA_SERVER_RUNNING) {
 		/* Somebody may have come meanwhile. */
@@ -282,8 +291,13 @@ static void on_closer(uv_async_t *async)
 {
 	struct fa_server *server = async->data;
 	struct fa_list *pos;
+	bool again;
 
-	if (!server->closer || !fa_closer_settle(server->closer))
+	if (!server->closer)
+		return;
+	again = fa_closer_settle(server->closer);
+	keep_spare(server);
+	if (!again)
 		return;
 	fa_list_for_each(pos, &server->sessions) {
 		struct fa_session *session = fa_container_of(pos, struct fa_session, link);
