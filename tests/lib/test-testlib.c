@@ -180,12 +180,15 @@ static int start_and_stop(void *userdata)
 	struct fa_test_daemon daemon;
 
 	fa_test_daemon_start(&daemon, NULL);
+	/* Else it might be told to end before it ends by itself. */
+	while (userdata && !fa_test_daemon_is_dead(&daemon))
+		fa_test_sleep_ms(5);
 	fa_test_daemon_stop(&daemon);
 	return 0;
 }
 
-/* A shell script instead of fad; $ready is where READY goes. */
-static bool script_fails(const char *script)
+/* A shell script instead of fad, which may end by itself; $ready is where READY goes. */
+static bool script_fails(const char *script, bool ends)
 {
 	char path[] = "/tmp/fad-script-XXXXXX", command[2048];
 	bool failed;
@@ -206,7 +209,7 @@ static bool script_fails(const char *script)
 	assert_int_equal(fclose(file), 0);
 	snprintf(command, sizeof(command), "%s", path);
 	setenv("FAD_DAEMON", command, 1);
-	failed = fails(start_and_stop, NULL);
+	failed = fails(start_and_stop, ends ? &ends : NULL);
 	unlink(path);
 	return failed;
 }
@@ -217,17 +220,17 @@ static void test_broken_daemons(void **state)
 	char script[512];
 
 	snprintf(script, sizeof(script), "trap 'exit 0' TERM; ready; %s", wait);
-	assert_false(script_fails(script)); /* one that does all that is asked */
-	assert_true(script_fails("exit 0"));
-	assert_true(script_fails("eval \"exec $fd>&-\"; exec sleep 60"));
+	assert_false(script_fails(script, false)); /* one that does all that is asked */
+	assert_true(script_fails("exit 0", false));
+	assert_true(script_fails("eval \"exec $fd>&-\"; exec sleep 60", false));
 	snprintf(script, sizeof(script), "trap 'exit 3' TERM; ready; %s", wait);
-	assert_true(script_fails(script));
+	assert_true(script_fails(script, false));
 	snprintf(script, sizeof(script),
 	         "trap 'exit 0' TERM; echo 'x.c:1: runtime error: y' >&2; ready; %s", wait);
-	assert_true(script_fails(script));
+	assert_true(script_fails(script, false));
 	snprintf(script, sizeof(script), "ready; kill -SEGV $$; %s", wait);
-	assert_true(script_fails(script));
-	assert_true(script_fails("ready; exit 0")); /* before it was told to */
+	assert_true(script_fails(script, false));
+	assert_true(script_fails("ready; exit 0", true)); /* before it was told to */
 }
 
 int main(void)
