@@ -98,7 +98,7 @@ struct fa_wire_string {
 struct fa_wire_hello {
 	uint16_t version_min, version_max;
 	uint64_t features;
-	struct fa_wire_string name;          /* for people: shown by factl */
+	struct fa_wire_string name; /* for people: shown by factl */
 	/* For a daemon that keeps sessions across its own death. This release keeps none: it
 	 * looks at neither field, and answers resumed = false. */
 	bool has_resume;                     /* the two fields below are given */
