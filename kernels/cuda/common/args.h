@@ -1,0 +1,48 @@
+/*
+ * What an attention kernel is given: one plain struct, passed by value. Filled by
+ * fa_cuda_attention_plan() alone, so kernels trust every field. Strides are in
+ * bytes; [b], [token], [h] of a tensor of [batch][token][head][dim]. Ragged
+ * batches have stride_batch 0 and start at cu_seqlens[b] tokens.
+ */
+#pragma once
+
+#include <stdint.h>
+
+struct fa_cuda_tensor {
+	const void *data;
+	int64_t stride_batch, stride_token, stride_head;
+};
+
+/* Bounds that keep positions, and sums of two of them, within int32. */
+#define FA_CUDA_SEQLEN_MAX ((int32_t)1 << 29)
+#define FA_CUDA_WINDOW_MAX ((int32_t)1 << 30)
+
+struct fa_cuda_attention {
+	struct fa_cuda_tensor q, k, v, out; /* out is written */
+	float *lse;                         /* may be NULL */
+	int64_t lse_stride_batch, lse_stride_token, lse_stride_head;
+	const uint32_t *cu_seqlens_q, *cu_seqlens_k; /* [batch + 1], or NULL both */
+	const float *alibi_slopes;                   /* [heads] or NULL */
+	const float *sinks;                          /* [heads] or NULL */
+
+	int32_t seqlen_q, seqlen_k; /* of each sequence; if ragged, of the longest */
+	int32_t heads;
+	int32_t group; /* query heads that share a KV head */
+	int32_t head_dim, head_dim_v;
+	/* Row i sees [i + n_k - n_q - window_left, i + n_k - n_q + window_right]:
+	 * FA_CUDA_WINDOW_MAX is unbounded, causal is a window_right of 0. */
+	int32_t window_left, window_right;
+
+	float scale_log2; /* scale / ln 2 */
+	float cap_in;     /* soft cap: logit = cap_out * tanh(cap_in * dot); 0: none */
+	float cap_out;    /* softcap / ln 2 */
+	int32_t aligned;  /* every row of q, k, v and out starts on 16 bytes */
+
+	/* The grid is one-dimensional. Blocks of rows are numbered inside sections of
+	 * (sequence, head, slice of V) triples, whose K and V fit in L2 together. */
+	int32_t blocks_m;     /* blocks of query rows, for the longest sequence */
+	int32_t slices;       /* of V's columns */
+	int32_t triples;      /* batch * heads * slices */
+	int32_t section;      /* triples of a section */
+	int32_t longest_last; /* rows further down see more keys: start with them */
+};

@@ -1,0 +1,151 @@
+/*
+ * Moving tiles of 16-bit elements between global and swizzled shared memory. Rows
+ * past the end and columns past the tensor's width are zero in shared memory and
+ * never touched in global memory.
+ */
+#pragma once
+
+#include "kernels/cuda/common/swizzle.h"
+#include "kernels/cuda/ptx/cp_async.h"
+#include "kernels/cuda/ptx/memory.h"
+
+#include <stdint.h>
+
+/*
+ * Tiles of ROWS rows of D elements, loaded by THREADS threads. A thread owns some
+ * chunks of every PASS-th row, the same chunks in each, so that all but its first
+ * address is a constant away.
+ */
+template <int ROWS, int D, int THREADS> struct fa_loader {
+	static constexpr int lanes = fa_swizzle<D>::lanes;
+	static constexpr int pass = THREADS / lanes;
+	static constexpr int columns = D / 8 / lanes;
+	static_assert(D / 8 % lanes == 0 && ROWS % pass == 0 && pass % 8 == 0, "whole passes");
+
+	const char *tile_row;    /* first row of the tile to load next, the same for all threads */
+	int64_t stride;          /* bytes from row to row; ROWS of them fit in 32 bits */
+	uint32_t offset;         /* this thread's place in a tile in global memory */
+	uint32_t shared;         /* and in shared memory */
+	uint32_t bytes[columns]; /* 16, or 0 where a chunk is past the width */
+
+	/* @base is the first element of row 0, @first the row where the next tile begins,
+	 * @width a multiple of 8 elements. */
+	__device__ __forceinline__ fa_loader(const char *base, int64_t stride_token, int32_t first,
+	                                     int32_t width)
+	{
+		const int32_t row = threadIdx.x / lanes, chunk = threadIdx.x % lanes;
+
+		tile_row = base + first * stride_token;
+		stride = stride_token;
+		offset = row * (uint32_t)stride_token + chunk * 16;
+		shared = fa_swizzle<D>::offset(row, chunk);
+#pragma unroll
+		for (int c = 0; c < columns; c++)
+			bytes[c] = (chunk + c * lanes) * 8 < width ? 16 : 0;
+	}
+
+	/* On to the tile before. */
+	__device__ __forceinline__ void retreat(void)
+	{
+		tile_row -= ROWS * stride;
+	}
+
+	/* Starts the copy of a tile with all its rows to @tile. */
+	__device__ __forceinline__ void load(uint32_t tile) const
+	{
+		uint32_t at = offset;
+
+#pragma unroll
+		for (int i = 0; i < ROWS / pass; i++) {
+#pragma unroll
+			for (int c = 0; c < columns; c++)
+				fa_cp_async_16_zfill(tile + shared + i * pass * D * 2 +
+				                             c * lanes * 16,
+				                     tile_row + at + c * lanes * 16, bytes[c]);
+			at += pass * (uint32_t)stride;
+		}
+	}
+
+	/* The same where only @rows rows are there; the others become zero. */
+	__device__ __forceinline__ void load_part(uint32_t tile, int32_t rows) const
+	{
+		const int32_t left = rows - (int32_t)(threadIdx.x / lanes);
+		uint32_t at = offset;
+
+#pragma unroll
+		for (int i = 0; i < ROWS / pass; i++) {
+#pragma unroll
+			for (int c = 0; c < columns; c++)
+				fa_cp_async_16_zfill(tile + shared + i * pass * D * 2 +
+				                             c * lanes * 16,
+				                     tile_row + at + c * lanes * 16,
+				                     i * pass < left ? bytes[c] : 0);
+			at += pass * (uint32_t)stride;
+		}
+	}
+
+	/* The same again for rows of any alignment, element by element through registers. */
+	__device__ __forceinline__ void load_elements(uint32_t tile, int32_t rows) const
+	{
+		const int32_t left = rows - (int32_t)(threadIdx.x / lanes);
+		const char *source = tile_row + threadIdx.x / lanes * stride +
+		                     threadIdx.x % lanes * 16;
+
+#pragma unroll 1
+		for (int i = 0; i < ROWS / pass; i++) {
+#pragma unroll
+			for (int c = 0; c < columns; c++) {
+				const uint16_t *element = (const uint16_t *)(source +
+				                                             c * lanes * 16);
+				uint4 value = make_uint4(0, 0, 0, 0);
+
+				if (i * pass < left && bytes[c]) {
+					value.x = element[0] | (uint32_t)element[1] << 16;
+					value.y = element[2] | (uint32_t)element[3] << 16;
+					value.z = element[4] | (uint32_t)element[5] << 16;
+					value.w = element[6] | (uint32_t)element[7] << 16;
+				}
+				fa_st_shared_v4(tile + shared + i * pass * D * 2 + c * lanes * 16,
+				                value);
+			}
+			source += pass * stride;
+		}
+	}
+};
+
+/*
+ * A warp stores ROWS rows of D elements from its own part of shared memory, whose
+ * first row is @first of the tensor's @end rows, @width elements wide.
+ */
+template <int ROWS, int D, bool ELEMENTS>
+__device__ __forceinline__ void fa_store_rows(uint32_t tile, char *base, int64_t stride,
+                                              int32_t first, int32_t end, int32_t width,
+                                              bool aligned)
+{
+	constexpr int lanes = fa_swizzle<D>::lanes;
+	const uint32_t lane = threadIdx.x % 32, chunk = lane % lanes;
+
+#pragma unroll
+	for (int i = 0; i < ROWS; i += 32 / lanes) {
+		const int32_t row = i + lane / lanes;
+		char *target = base + (int64_t)(first + row) * stride + chunk * 16;
+
+#pragma unroll
+		for (int c = 0; c < D / 8 / lanes; c++) {
+			const uint4 value = fa_ld_shared_v4(
+				tile + fa_swizzle<D>::offset(row, chunk + c * lanes));
+
+			if (first + row >= end || (int32_t)(chunk + c * lanes) * 8 >= width)
+				continue;
+			if (!ELEMENTS || aligned) {
+				*(uint4 *)(target + c * lanes * 16) = value;
+				continue;
+			}
+			const uint32_t words[4] = { value.x, value.y, value.z, value.w };
+			uint16_t *element = (uint16_t *)(target + c * lanes * 16);
+#pragma unroll
+			for (int e = 0; e < 8; e++)
+				element[e] = (uint16_t)(words[e / 2] >> e % 2 * 16);
+		}
+	}
+}

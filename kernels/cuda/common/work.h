@@ -1,0 +1,68 @@
+/*
+ * Which part of a request a block computes: a block of query rows of one (sequence,
+ * head, slice of V) triple, and the keys that those rows can see.
+ */
+#pragma once
+
+#include "kernels/cuda/common/args.h"
+#include "kernels/cuda/ptx/memory.h"
+
+#include <stdint.h>
+
+struct fa_work {
+	int32_t sequence, head, slice;
+	int32_t row;      /* the block's first query row */
+	int32_t n_q, n_k; /* the sequence's lengths */
+	int32_t diagonal; /* n_k - n_q: row i stands at key i + diagonal */
+	uint32_t first_q; /* tokens before the sequence, 0 unless ragged */
+	uint32_t first_k;
+};
+
+/*
+ * @rows is the height of a block. Reads blockIdx in a way that the compiler does not
+ * see through, so that a kernel can ask again at its end instead of holding the
+ * answer in registers.
+ */
+__device__ __forceinline__ struct fa_work fa_work_get(const struct fa_cuda_attention &args,
+                                                      int32_t rows)
+{
+	const int32_t block_index = fa_block_index();
+	const int32_t section_blocks = args.section * args.blocks_m;
+	const int32_t section = block_index / section_blocks;
+	const int32_t rest = block_index % section_blocks;
+	const int32_t width = min(args.section, args.triples - section * args.section);
+	const int32_t block = rest / width;
+	const int32_t triple = section * args.section + rest % width;
+	const int32_t heads = args.heads * args.slices;
+	struct fa_work work;
+
+	work.sequence = triple / heads;
+	work.slice = triple % heads / args.heads;
+	work.head = triple % args.heads;
+	work.row = (args.longest_last ? args.blocks_m - 1 - block : block) * rows;
+	work.n_q = args.seqlen_q;
+	work.n_k = args.seqlen_k;
+	work.first_q = 0;
+	work.first_k = 0;
+	if (args.cu_seqlens_q) {
+		work.first_q = args.cu_seqlens_q[work.sequence];
+		work.first_k = args.cu_seqlens_k[work.sequence];
+		work.n_q = args.cu_seqlens_q[work.sequence + 1] - work.first_q;
+		work.n_k = args.cu_seqlens_k[work.sequence + 1] - work.first_k;
+	}
+	/* Tells the compiler that these are the same for all threads. */
+	work.n_q = __shfl_sync(~0u, work.n_q, 0);
+	work.n_k = __shfl_sync(~0u, work.n_k, 0);
+	work.first_q = __shfl_sync(~0u, work.first_q, 0);
+	work.first_k = __shfl_sync(~0u, work.first_k, 0);
+	work.diagonal = work.n_k - work.n_q;
+	return work;
+}
+
+/* Where the sequence's and head's part of a tensor begins. */
+__device__ __forceinline__ const char *fa_work_base(const struct fa_cuda_tensor &tensor,
+                                                    int32_t sequence, int64_t first, int32_t head)
+{
+	return (const char *)tensor.data + sequence * tensor.stride_batch +
+	       first * tensor.stride_token + head * tensor.stride_head;
+}

@@ -1,0 +1,218 @@
+#include "kernels/cuda/plan.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+static int fail(char *text, size_t text_bytes, const char *format, ...)
+{
+	va_list list;
+
+	va_start(list, format);
+	vsnprintf(text, text_bytes, format, list);
+	va_end(list);
+	return -ENOTSUP;
+}
+
+static int64_t element_bytes(const struct fa_attention_params *params)
+{
+	return params->dtype == FA_ATTENTION_F32 ? 4 : 2;
+}
+
+/*
+ * The window as kernels have it: causal is a right side of 0, and a side that hides
+ * nothing from any row is FA_CUDA_WINDOW_MAX.
+ */
+static void window(const struct fa_attention_params *params, int32_t *ret_left, int32_t *ret_right)
+{
+	int64_t left = params->window_left, right = params->window_right;
+
+	if (params->causal)
+		right = 0;
+	/* Row 0 stands at key n_k - n_q, the last row at n_k - 1. */
+	if (right < 0 || right >= params->seqlen_q - 1)
+		right = FA_CUDA_WINDOW_MAX;
+	if (left < 0 || left >= params->seqlen_k - 1)
+		left = FA_CUDA_WINDOW_MAX;
+	*ret_left = left > FA_CUDA_WINDOW_MAX ? FA_CUDA_WINDOW_MAX : (int32_t)left;
+	*ret_right = right > FA_CUDA_WINDOW_MAX ? FA_CUDA_WINDOW_MAX : (int32_t)right;
+}
+
+/*
+ * Whether rows of @tensor can be moved in pieces of 16 bytes, with the offsets inside
+ * a tile of at most 512 rows in 32 bits. Strides of dims of size 1 are never used.
+ */
+static bool tensor_aligned(const struct fa_attention_params *params,
+                           const struct fa_attention_tensor *tensor, int64_t tokens, int32_t heads)
+{
+	const int64_t bytes = element_bytes(params);
+	const bool ragged = params->cu_seqlens_q;
+
+	if ((uintptr_t)tensor->data % 16)
+		return false;
+	if (params->batch > 1 && !ragged && tensor->stride_batch * bytes % 16)
+		return false;
+	if (heads > 1 && tensor->stride_head * bytes % 16)
+		return false;
+	if (tokens > 1 || ragged)
+		if (tensor->stride_token * bytes % 16 || tensor->stride_token * bytes >= 1 << 22)
+			return false;
+	return true;
+}
+
+static bool params_aligned(const struct fa_attention_params *params)
+{
+	return tensor_aligned(params, &params->q, params->seqlen_q, params->heads) &&
+	       tensor_aligned(params, &params->k, params->seqlen_k, params->kv_heads) &&
+	       tensor_aligned(params, &params->v, params->seqlen_k, params->kv_heads) &&
+	       tensor_aligned(params, &params->out, params->seqlen_q, params->heads);
+}
+
+bool fa_cuda_kernel_covers(const struct fa_cuda_kernel *kernel,
+                           const struct fa_attention_params *params)
+{
+	int32_t left, right;
+
+	if (kernel->dtype != params->dtype || kernel->dim < params->head_dim)
+		return false;
+	if (kernel->kind == FA_CUDA_RICH)
+		return true;
+	if (params->softcap > 0 || params->alibi_slopes || params->sinks || !(params->scale > 0) ||
+	    !params_aligned(params))
+		return false;
+	if (kernel->kind == FA_CUDA_BAND)
+		return true;
+	window(params, &left, &right);
+	return left == FA_CUDA_WINDOW_MAX && right == FA_CUDA_WINDOW_MAX;
+}
+
+static struct fa_cuda_tensor tensor(const struct fa_attention_params *params,
+                                    const struct fa_attention_tensor *source)
+{
+	const int64_t bytes = element_bytes(params);
+
+	return (struct fa_cuda_tensor){
+		.data = source->data,
+		.stride_batch = params->cu_seqlens_q ? 0 : source->stride_batch * bytes,
+		.stride_token = source->stride_token * bytes,
+		.stride_head = source->stride_head * bytes,
+	};
+}
+
+/*
+ * How many triples are in flight together. A full-attention block reads all of its K
+ * and V, so heads follow one another. Where rows see different numbers of keys, the
+ * longest blocks of as many triples as fit half of L2 go first, so that the last
+ * blocks to run are short ones.
+ */
+static int32_t section(const struct fa_cuda_chip *chip, const struct fa_cuda_kernel *kernel,
+                       const struct fa_attention_params *params, int32_t triples)
+{
+	const int32_t group = params->heads / params->kv_heads;
+	const int64_t kv_bytes = params->seqlen_k * (kernel->dim + kernel->dim_v) *
+	                         element_bytes(params);
+	int64_t wide;
+
+	if (kernel->kind == FA_CUDA_FULL)
+		return 1;
+	wide = kv_bytes > 0 ? chip->l2_bytes / 2 / kv_bytes * group : triples;
+	return wide < 1 ? 1 : wide > triples ? triples : (int32_t)wide;
+}
+
+int fa_cuda_attention_plan_on(const struct fa_cuda_chip *chip, const struct fa_cuda_kernel *kernel,
+                              const struct fa_attention_params *params, char *text,
+                              size_t text_bytes, struct fa_cuda_launch *ret_launch)
+{
+	struct fa_cuda_launch launch = { .kernel = kernel };
+	struct fa_cuda_attention *args = &launch.args;
+	int64_t blocks_m, slices, triples;
+
+	if (params->seqlen_q > FA_CUDA_SEQLEN_MAX)
+		return fail(text, text_bytes, "seqlen_q is %lld, the GPU kernels take at most %d",
+		            (long long)params->seqlen_q, FA_CUDA_SEQLEN_MAX);
+	if (params->seqlen_k > FA_CUDA_SEQLEN_MAX)
+		return fail(text, text_bytes, "seqlen_k is %lld, the GPU kernels take at most %d",
+		            (long long)params->seqlen_k, FA_CUDA_SEQLEN_MAX);
+
+	blocks_m = (params->seqlen_q + kernel->rows - 1) / kernel->rows;
+	slices = (params->head_dim_v + kernel->dim_v - 1) / kernel->dim_v;
+	if (__builtin_mul_overflow((int64_t)params->batch * params->heads, slices, &triples) ||
+	    triples > INT32_MAX || blocks_m * triples > INT32_MAX)
+		return fail(text, text_bytes,
+		            "batch %d, heads %d and seqlen_q %lld need more than %d blocks",
+		            params->batch, params->heads, (long long)params->seqlen_q, INT32_MAX);
+
+	*args = (struct fa_cuda_attention){
+		.q = tensor(params, &params->q),
+		.k = tensor(params, &params->k),
+		.v = tensor(params, &params->v),
+		.out = tensor(params, &params->out),
+		.lse = params->lse,
+		.lse_stride_batch = params->cu_seqlens_q ? 0 : params->lse_stride_batch,
+		.lse_stride_token = params->lse_stride_token,
+		.lse_stride_head = params->lse_stride_head,
+		.cu_seqlens_q = params->cu_seqlens_q,
+		.cu_seqlens_k = params->cu_seqlens_k,
+		.alibi_slopes = params->alibi_slopes,
+		.sinks = params->sinks,
+		.seqlen_q = (int32_t)params->seqlen_q,
+		.seqlen_k = (int32_t)params->seqlen_k,
+		.heads = params->heads,
+		.group = params->heads / params->kv_heads,
+		.head_dim = params->head_dim,
+		.head_dim_v = params->head_dim_v,
+		.scale_log2 = (float)(params->scale * M_LOG2E),
+		.aligned = params_aligned(params),
+		.blocks_m = (int32_t)blocks_m,
+		.slices = (int32_t)slices,
+		.triples = (int32_t)triples,
+		.section = section(chip, kernel, params, (int32_t)triples),
+		.longest_last = kernel->kind != FA_CUDA_FULL,
+	};
+	window(params, &args->window_left, &args->window_right);
+	if (params->softcap > 0) {
+		args->cap_in = params->scale / params->softcap;
+		args->cap_out = (float)(params->softcap * M_LOG2E);
+	}
+	launch.grid = (uint32_t)(blocks_m * triples);
+	*ret_launch = launch;
+	return 0;
+}
+
+/* Columns computed for a row and key, where a less special kind counts a little more. */
+static int64_t cost(const struct fa_cuda_kernel *kernel, const struct fa_attention_params *params)
+{
+	static const int64_t weight[] = {
+		[FA_CUDA_FULL] = 20, [FA_CUDA_BAND] = 21, [FA_CUDA_RICH] = 24
+	};
+	/* Every slice of V computes the dot products anew. */
+	const int64_t slices = (params->head_dim_v + kernel->dim_v - 1) / kernel->dim_v;
+
+	return slices * (kernel->dim + kernel->dim_v) * weight[kernel->kind];
+}
+
+int fa_cuda_attention_plan(const struct fa_cuda_chip *chip,
+                           const struct fa_attention_params *params, char *text, size_t text_bytes,
+                           struct fa_cuda_launch *ret_launch)
+{
+	const struct fa_cuda_kernel *best = NULL;
+
+	for (size_t i = 0; i < fa_cuda_kernels_count; i++) {
+		const struct fa_cuda_kernel *kernel = &fa_cuda_kernels[i];
+
+		if (chip->arch >= kernel->arch && kernel->shared_bytes <= chip->shared_bytes_max &&
+		    fa_cuda_kernel_covers(kernel, params) &&
+		    (!best || cost(kernel, params) < cost(best, params)))
+			best = kernel;
+	}
+	if (!best)
+		return fail(text, text_bytes,
+		            "no GPU kernel for dtype %d, head_dim %d and head_dim_v %d on compute "
+		            "capability %d.%d with %d bytes of shared memory",
+		            (int)params->dtype, params->head_dim, params->head_dim_v,
+		            chip->arch / 10, chip->arch % 10, chip->shared_bytes_max);
+	return fa_cuda_attention_plan_on(chip, best, params, text, text_bytes, ret_launch);
+}

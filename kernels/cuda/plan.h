@@ -1,0 +1,75 @@
+/*
+ * From a request to a launch: pure functions over the table of built kernels. They
+ * touch no device and no tensor, so that every choice can be tested, and printed,
+ * without a GPU.
+ */
+#pragma once
+
+#include "kernels/attention.h"
+#include "kernels/cuda/common/args.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Modules that the build makes; a kernel is found in one of them by its symbol. */
+enum fa_cuda_image {
+	FA_CUDA_IMAGE_SM80_F16,
+	FA_CUDA_IMAGE_SM80_BF16,
+	FA_CUDA_IMAGE_SM80_F32,
+	FA_CUDA_IMAGES,
+};
+
+enum fa_cuda_kind {
+	FA_CUDA_FULL, /* every (row, key) pair */
+	FA_CUDA_BAND, /* a window of keys, for instance causal */
+	FA_CUDA_RICH, /* everything that fa_attention_params can say */
+};
+
+/* One built kernel. */
+struct fa_cuda_kernel {
+	const char *symbol;
+	enum fa_cuda_image image;
+	enum fa_attention_dtype dtype;
+	enum fa_cuda_kind kind;
+	int32_t arch;       /* oldest compute capability that runs it, as in fa_cuda_chip */
+	int32_t dim, dim_v; /* columns that it computes */
+	int32_t rows;       /* query rows of a block */
+	int32_t threads;
+	int32_t shared_bytes;
+};
+
+extern const struct fa_cuda_kernel fa_cuda_kernels[];
+extern const size_t fa_cuda_kernels_count;
+
+/* What of a device matters to the choice. */
+struct fa_cuda_chip {
+	int32_t arch;             /* 10 * major + minor of the compute capability */
+	int32_t shared_bytes_max; /* CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN */
+	int64_t l2_bytes;
+};
+
+struct fa_cuda_launch {
+	const struct fa_cuda_kernel *kernel;
+	uint32_t grid; /* blocks, along x; 0: there is nothing to compute, launch nothing */
+	struct fa_cuda_attention args; /* the kernel's only parameter */
+};
+
+/* Whether @kernel computes @params, as far as its table row says; not whether it fits
+ * a chip. */
+bool fa_cuda_kernel_covers(const struct fa_cuda_kernel *kernel,
+                           const struct fa_attention_params *params);
+
+/*
+ * The launch of @params, which fa_attention_check() has passed, on @kernel, which
+ * covers them. -ENOTSUP: a length is beyond what the kernels count with; @text says
+ * which.
+ */
+int fa_cuda_attention_plan_on(const struct fa_cuda_chip *chip, const struct fa_cuda_kernel *kernel,
+                              const struct fa_attention_params *params, char *text,
+                              size_t text_bytes, struct fa_cuda_launch *ret_launch);
+
+/* The same on the kernel that does the least work. -ENOTSUP too if the table has none
+ * for this request on this chip. */
+int fa_cuda_attention_plan(const struct fa_cuda_chip *chip,
+                           const struct fa_attention_params *params, char *text, size_t text_bytes,
+                           struct fa_cuda_launch *ret_launch);

@@ -1,0 +1,45 @@
+/*
+ * cp.async: copies from global to shared memory that do not pass through
+ * registers. A thread waits for its own copies; a barrier after the wait makes
+ * them visible to the block.
+ */
+#pragma once
+
+#include <stdint.h>
+
+/* 16 bytes, past L1. Both addresses 16-byte aligned. */
+__device__ __forceinline__ void fa_cp_async_16(uint32_t shared, const void *global)
+{
+	asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global)
+	             : "memory");
+}
+
+/* As above if @bytes is 16; zeros, without reading, if it is 0. */
+__device__ __forceinline__ void fa_cp_async_16_zfill(uint32_t shared, const void *global,
+                                                     uint32_t bytes)
+{
+	asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
+	             "r"(bytes)
+	             : "memory");
+}
+
+/* The same for 4 bytes, both addresses 4-byte aligned. */
+__device__ __forceinline__ void fa_cp_async_4_zfill(uint32_t shared, const void *global,
+                                                    uint32_t bytes)
+{
+	asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global),
+	             "r"(bytes)
+	             : "memory");
+}
+
+/* Ends a group of this thread's copies. */
+__device__ __forceinline__ void fa_cp_async_commit(void)
+{
+	asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* Waits until at most @pending of this thread's groups are unfinished. */
+template <int pending> __device__ __forceinline__ void fa_cp_async_wait(void)
+{
+	asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}

@@ -1,0 +1,52 @@
+/* Single arithmetic instructions that C++ has no name for. */
+#pragma once
+
+#include "kernels/cuda/ptx/mma.h"
+
+#include <stdint.h>
+
+/* 2^x to 2 ulp; -inf gives 0. */
+__device__ __forceinline__ float fa_ex2(float x)
+{
+	float y;
+
+	asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+	return y;
+}
+
+/* log2(x) to an absolute 2^-22 near 1, 1 ulp elsewhere; 0 gives -inf. */
+__device__ __forceinline__ float fa_lg2(float x)
+{
+	float y;
+
+	asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+	return y;
+}
+
+/* 1 / x to 1 ulp. */
+__device__ __forceinline__ float fa_rcp(float x)
+{
+	float y;
+
+	asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+	return y;
+}
+
+/* Two floats rounded to nearest and packed, @lo into the low half. */
+template <class T> __device__ __forceinline__ uint32_t fa_pack(float lo, float hi);
+
+template <> __device__ __forceinline__ uint32_t fa_pack<fa_f16>(float lo, float hi)
+{
+	uint32_t y;
+
+	asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(hi), "f"(lo));
+	return y;
+}
+
+template <> __device__ __forceinline__ uint32_t fa_pack<fa_bf16>(float lo, float hi)
+{
+	uint32_t y;
+
+	asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(hi), "f"(lo));
+	return y;
+}

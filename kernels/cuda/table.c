@@ -1,0 +1,43 @@
+/* The table of built kernels, made from the lists that also instantiate them. */
+#include "kernels/cuda/plan.h"
+#include "kernels/cuda/sm80/kernels.h"
+
+#define ROW_16(type, TYPE, kind_, KIND, dim_, dim_v_, warps, atoms, split, keys, stages, blocks)   \
+	{                                                                                          \
+		.symbol = "fa_sm80_forward_" #type "_d" #dim_ "_v" #dim_v_ "_" #kind_,             \
+		.image = FA_CUDA_IMAGE_SM80_##TYPE,                                                \
+		.dtype = FA_ATTENTION_##TYPE,                                                      \
+		.kind = FA_CUDA_##KIND,                                                            \
+		.arch = 80,                                                                        \
+		.dim = dim_,                                                                       \
+		.dim_v = dim_v_,                                                                   \
+		.rows = (warps) / (split) * (atoms)*16,                                            \
+		.threads = (warps)*32,                                                             \
+		.shared_bytes = FA_SM80_SHARED_BYTES(dim_, dim_v_, warps, atoms, split, keys,      \
+		                                     stages),                                      \
+	},
+#define ROW_F16(...) ROW_16(f16, F16, __VA_ARGS__)
+#define ROW_BF16(...) ROW_16(bf16, BF16, __VA_ARGS__)
+#define ROW_F32(dim_, dim_v_, rows_, keys_)                                                        \
+	{                                                                                          \
+		.symbol = "fa_sm80_forward_f32_d" #dim_ "_v" #dim_v_ "_rich",                      \
+		.image = FA_CUDA_IMAGE_SM80_F32,                                                   \
+		.dtype = FA_ATTENTION_F32,                                                         \
+		.kind = FA_CUDA_RICH,                                                              \
+		.arch = 80,                                                                        \
+		.dim = dim_,                                                                       \
+		.dim_v = dim_v_,                                                                   \
+		.rows = 16 * (rows_),                                                              \
+		.threads = FA_SM80_F32_THREADS,                                                    \
+		.shared_bytes = FA_SM80_F32_SHARED_BYTES(dim_, dim_v_, rows_, keys_),              \
+	},
+
+const struct fa_cuda_kernel fa_cuda_kernels[] = {
+	/* clang-format off */
+	FA_SM80_FORWARD(ROW_F16)
+	FA_SM80_FORWARD(ROW_BF16)
+	FA_SM80_FORWARD_F32(ROW_F32)
+	/* clang-format on */
+};
+
+const size_t fa_cuda_kernels_count = sizeof(fa_cuda_kernels) / sizeof(fa_cuda_kernels[0]);

@@ -1,0 +1,45 @@
+/*
+ * The GPU of the tests: libcuda opened at run time, kernels and the tests' own device
+ * code loaded from the program, memory and launches. Not the daemon's backend. One
+ * thread. Failures of the driver end the process with a message.
+ */
+#pragma once
+
+#include "kernels/cuda/plan.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct fa_gpu;
+
+/* Returns NULL, with the reason on stderr, if there is no GPU to use. */
+struct fa_gpu *fa_gpu_open(void);
+struct fa_gpu *fa_gpu_close(struct fa_gpu *gpu);
+const struct fa_cuda_chip *fa_gpu_chip(const struct fa_gpu *gpu);
+const char *fa_gpu_name(const struct fa_gpu *gpu);
+
+uint64_t fa_gpu_alloc(struct fa_gpu *gpu, size_t bytes);
+void fa_gpu_free(struct fa_gpu *gpu, uint64_t address);
+void fa_gpu_upload(struct fa_gpu *gpu, uint64_t to, const void *from, size_t bytes);
+void fa_gpu_download(struct fa_gpu *gpu, void *to, uint64_t from, size_t bytes);
+/* Sets every byte to 0xff. */
+void fa_gpu_poison(struct fa_gpu *gpu, uint64_t address, size_t bytes);
+/* Waits for everything; dies of what the device reports. */
+void fa_gpu_sync(struct fa_gpu *gpu);
+
+/* Enqueues a planned launch on @stream (a CUstream; NULL: the default stream). */
+void fa_gpu_launch(struct fa_gpu *gpu, const struct fa_cuda_launch *launch, void *stream);
+/* Plans @params and enqueues it; 0 or what the plan returned, with its text on stderr. */
+int fa_gpu_attention(struct fa_gpu *gpu, const struct fa_attention_params *params, void *stream);
+
+/* See reference.cu. */
+void fa_gpu_reference(struct fa_gpu *gpu, const struct fa_attention_params *params,
+                      uint64_t ret_out, uint64_t ret_lse, bool naive);
+void fa_gpu_poison_shared(struct fa_gpu *gpu);
+void fa_gpu_spin(struct fa_gpu *gpu, uint64_t ns, void *stream);
+void fa_gpu_flush(struct fa_gpu *gpu, void *stream);
+
+/* A pair of events around what is enqueued in between. */
+void fa_gpu_time_start(struct fa_gpu *gpu, void *stream);
+double fa_gpu_time_stop_ns(struct fa_gpu *gpu, void *stream);

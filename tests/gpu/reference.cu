@@ -1,0 +1,188 @@
+/*
+ * What the GPU tests need on the device besides the kernels under test: attention in
+ * fp64, as kernels/attention.h defines it, the same in steps of the tensors' own type
+ * (to know what error that type must be granted), and kernels for measuring.
+ */
+#include "kernels/attention.h"
+
+#include <math.h>
+#include <stdint.h>
+
+/* Rounds to the tensors' type. */
+static __device__ double round_to(enum fa_attention_dtype dtype, double x)
+{
+	uint32_t bits;
+
+	if (dtype == FA_ATTENTION_F32)
+		return (double)(float)x;
+	if (dtype == FA_ATTENTION_F16) {
+		uint16_t half;
+		float y;
+
+		asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"((float)x));
+		asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(half));
+		return (double)y;
+	}
+	bits = __float_as_uint((float)x);
+	bits += 0x7fff + (bits >> 16 & 1);
+	return (double)__uint_as_float(bits & 0xffff0000);
+}
+
+static __device__ double load(enum fa_attention_dtype dtype, const void *data, int64_t index)
+{
+	float y;
+
+	if (dtype == FA_ATTENTION_F32)
+		return ((const float *)data)[index];
+	if (dtype == FA_ATTENTION_BF16)
+		return (double)__uint_as_float((uint32_t)((const uint16_t *)data)[index] << 16);
+	asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(((const uint16_t *)data)[index]));
+	return (double)y;
+}
+
+#define THREADS 128
+
+/*
+ * One block a row: grid (seqlen_q, heads, batch). @ret_out [batch][row][head][dim_v]
+ * and @ret_lse [batch][row][head] are dense; ragged batches have batch 1 there and
+ * rows one after another. @naive: scores, probabilities and output each rounded to
+ * the tensors' type.
+ */
+extern "C" __global__ void __launch_bounds__(THREADS)
+	fa_test_reference(const struct fa_attention_params params, double *ret_out, double *ret_lse,
+                          int32_t naive)
+{
+	__shared__ double scratch[THREADS];
+	const int64_t i = blockIdx.x, h = blockIdx.y, b = blockIdx.z;
+	const int64_t kv_head = h / (params.heads / params.kv_heads);
+	int64_t first_q = 0, first_k = 0, n_q = params.seqlen_q, n_k = params.seqlen_k;
+
+	if (params.cu_seqlens_q) {
+		first_q = params.cu_seqlens_q[b];
+		first_k = params.cu_seqlens_k[b];
+		n_q = params.cu_seqlens_q[b + 1] - first_q;
+		n_k = params.cu_seqlens_k[b + 1] - first_k;
+	}
+	if (i >= n_q)
+		return;
+
+	const int64_t q_at = (params.cu_seqlens_q ? 0 : b * params.q.stride_batch) +
+	                     (first_q + i) * params.q.stride_token + h * params.q.stride_head;
+	const int64_t k_at = (params.cu_seqlens_q ? 0 : b * params.k.stride_batch) +
+	                     first_k * params.k.stride_token + kv_head * params.k.stride_head;
+	const int64_t v_at = (params.cu_seqlens_q ? 0 : b * params.v.stride_batch) +
+	                     first_k * params.v.stride_token + kv_head * params.v.stride_head;
+	const int64_t position = i + n_k - n_q;
+
+	const auto score = [&](int64_t j) {
+		double s = 0;
+
+		if ((params.causal && j > position) ||
+		    (params.window_left >= 0 && j < position - params.window_left) ||
+		    (params.window_right >= 0 && j > position + params.window_right))
+			return (double)-INFINITY;
+		for (int d = 0; d < params.head_dim; d++)
+			s += load(params.dtype, params.q.data, q_at + d) *
+			     load(params.dtype, params.k.data,
+			          k_at + j * params.k.stride_token + d);
+		s *= params.scale;
+		if (naive)
+			s = round_to(params.dtype, s);
+		if (params.softcap > 0) {
+			s = params.softcap * tanh(s / params.softcap);
+			if (naive)
+				s = round_to(params.dtype, s);
+		}
+		if (params.alibi_slopes) {
+			s -= params.alibi_slopes[h] * fabs((double)(j - position));
+			if (naive)
+				s = round_to(params.dtype, s);
+		}
+		return s;
+	};
+	const auto reduce = [&](double x, bool max) {
+		double y;
+
+		__syncthreads();
+		scratch[threadIdx.x] = x;
+		__syncthreads();
+		y = scratch[0];
+		for (int t = 1; t < THREADS; t++)
+			y = max ? fmax(y, scratch[t]) : y + scratch[t];
+		return y;
+	};
+
+	double max = params.sinks ? params.sinks[h] : -INFINITY, sum = 0, lse;
+	for (int64_t j = threadIdx.x; j < n_k; j += THREADS)
+		max = fmax(max, score(j));
+	max = reduce(max, true);
+	if (max != -INFINITY)
+		for (int64_t j = threadIdx.x; j < n_k; j += THREADS)
+			sum += exp(score(j) - max);
+	sum = reduce(sum, false);
+	if (params.sinks && max != -INFINITY)
+		sum += exp(params.sinks[h] - max);
+	lse = max == -INFINITY ? -INFINITY : max + log(sum);
+
+	const int64_t row =
+		((params.cu_seqlens_q ? first_q : b * params.seqlen_q) + i) * params.heads + h;
+	double out[(FA_ATTENTION_HEAD_DIM_V_MAX + THREADS - 1) / THREADS] = { 0 };
+	for (int64_t tile = 0; tile < n_k; tile += THREADS) {
+		double p = 0;
+
+		if (tile + threadIdx.x < n_k && lse != -INFINITY)
+			p = exp(score(tile + threadIdx.x) - lse);
+		if (naive)
+			p = round_to(params.dtype, p);
+		__syncthreads();
+		scratch[threadIdx.x] = p;
+		__syncthreads();
+		for (int c = 0; c * THREADS + threadIdx.x < params.head_dim_v; c++)
+			for (int64_t j = tile; j < n_k && j < tile + THREADS; j++)
+				if (scratch[j - tile] != 0)
+					out[c] += scratch[j - tile] *
+					          load(params.dtype, params.v.data,
+					               v_at + j * params.v.stride_token +
+					                       c * THREADS + threadIdx.x);
+	}
+	for (int c = 0; c * THREADS + threadIdx.x < params.head_dim_v; c++)
+		ret_out[row * params.head_dim_v + c * THREADS + threadIdx.x] =
+			naive ? round_to(params.dtype, out[c]) : out[c];
+	if (threadIdx.x == 0)
+		ret_lse[row] = lse;
+}
+
+/* Leaves NaN (in every type) in the shared memory of the SMs that run it. */
+extern "C" __global__ void fa_test_poison_shared(uint32_t bytes)
+{
+	extern __shared__ uint32_t words[];
+
+	for (uint32_t i = threadIdx.x; i < bytes / 4; i += blockDim.x)
+		((volatile uint32_t *)words)[i] = ~0u;
+}
+
+/* Keeps the device busy for @ns, so that what is enqueued meanwhile runs back to back. */
+extern "C" __global__ void fa_test_spin(uint64_t ns)
+{
+	uint64_t start, now;
+
+	asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
+	do
+		asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+	while (now - start < ns);
+}
+
+/* Fills L2 by reading, which leaves no dirty lines behind. */
+extern "C" __global__ void fa_test_read(const uint4 *data, uint64_t count, uint32_t *ret)
+{
+	uint32_t x = 0;
+
+	for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count;
+	     i += (uint64_t)gridDim.x * blockDim.x) {
+		const uint4 value = data[i];
+
+		x ^= value.x ^ value.y ^ value.z ^ value.w;
+	}
+	if (x == 0x12345678)
+		*ret = x;
+}

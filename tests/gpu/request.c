@@ -1,0 +1,511 @@
+#include "tests/gpu/request.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define GUARD 1024 /* elements around a tensor */
+
+uint64_t fa_random(uint64_t *state)
+{
+	*state ^= *state << 13;
+	*state ^= *state >> 7;
+	*state ^= *state << 17;
+	return *state * 0x2545f4914f6cdd1dull;
+}
+
+int64_t fa_random_below(uint64_t *state, int64_t n)
+{
+	return (int64_t)((fa_random(state) >> 11) % (uint64_t)n);
+}
+
+/* About normal, variance 1. */
+static float random_normal(uint64_t *state)
+{
+	const uint64_t bits = fa_random(state);
+	float sum = 0;
+
+	for (int i = 0; i < 4; i++)
+		sum += (float)(bits >> 16 * i & 0xffff) / 65536 - 0.5f;
+	return sum * 1.7320508f;
+}
+
+static float bits_float(uint32_t bits)
+{
+	float value;
+
+	memcpy(&value, &bits, sizeof(value));
+	return value;
+}
+
+static uint32_t float_bits(float value)
+{
+	uint32_t bits;
+
+	memcpy(&bits, &value, sizeof(bits));
+	return bits;
+}
+
+static size_t element_bytes(enum fa_attention_dtype dtype)
+{
+	return dtype == FA_ATTENTION_F32 ? 4 : 2;
+}
+
+static double from_f16(uint16_t half)
+{
+	const int exponent = half >> 10 & 31, mantissa = half & 1023;
+	double value;
+
+	if (exponent == 31)
+		value = mantissa ? NAN : INFINITY;
+	else if (exponent)
+		value = ldexp(1024 + mantissa, exponent - 25);
+	else
+		value = ldexp(mantissa, -24);
+	return half & 0x8000 ? -value : value;
+}
+
+/* Rounded to nearest, ties to even; no overflow to be expected. */
+static uint16_t to_f16(double value)
+{
+	const uint16_t sign = signbit(value) ? 0x8000 : 0;
+	int exponent;
+
+	value = fabs(value);
+	frexp(value, &exponent);
+	if (exponent < -13)
+		return (uint16_t)(sign | (uint16_t)nearbyint(ldexp(value, 24)));
+	return (uint16_t)(sign + ((exponent + 13) << 10) +
+	                  (int)nearbyint(ldexp(value, 11 - exponent)));
+}
+
+static double element_get(enum fa_attention_dtype dtype, const void *data, int64_t index)
+{
+	if (dtype == FA_ATTENTION_F32)
+		return ((const float *)data)[index];
+	if (dtype == FA_ATTENTION_F16)
+		return from_f16(((const uint16_t *)data)[index]);
+	return bits_float((uint32_t)((const uint16_t *)data)[index] << 16);
+}
+
+static void element_set(enum fa_attention_dtype dtype, void *data, int64_t index, float value)
+{
+	uint32_t bits;
+
+	if (dtype == FA_ATTENTION_F32) {
+		((float *)data)[index] = value;
+	} else if (dtype == FA_ATTENTION_F16) {
+		((uint16_t *)data)[index] = to_f16(value);
+	} else {
+		bits = float_bits(value);
+		((uint16_t *)data)[index] = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+	}
+}
+
+static double round_to(enum fa_attention_dtype dtype, double value)
+{
+	uint32_t slot[1];
+
+	element_set(dtype, slot, 0, (float)value);
+	return element_get(dtype, slot, 0);
+}
+
+/* Lays a tensor out and makes its buffer, poisoned; fills it if @random. */
+static void tensor_make(struct fa_gpu *gpu, const struct fa_attention_params *params,
+                        struct fa_request_layout layout, int64_t tokens, int heads, int dim,
+                        struct fa_request_tensor *tensor, struct fa_attention_tensor *ret_view,
+                        uint64_t *random)
+{
+	const size_t bytes = element_bytes(params->dtype);
+	const int64_t batch = params->cu_seqlens_q ? 1 : params->batch, row = dim + layout.gap;
+	char *data;
+
+	if (layout.head_major) {
+		ret_view->stride_token = row;
+		ret_view->stride_head = row * tokens + layout.gap;
+		ret_view->stride_batch = ret_view->stride_head * heads;
+	} else {
+		ret_view->stride_head = row;
+		ret_view->stride_token = row * heads + layout.gap;
+		ret_view->stride_batch = ret_view->stride_token * tokens;
+	}
+	tensor->first = GUARD + layout.first;
+	tensor->elements = tensor->first + batch * ret_view->stride_batch + GUARD +
+	                   (layout.head_major ? 0 : layout.gap);
+	tensor->address = fa_gpu_alloc(gpu, (size_t)tensor->elements * bytes);
+	ret_view->data = (void *)(uintptr_t)(tensor->address + (uint64_t)tensor->first * bytes);
+	if (!random) {
+		fa_gpu_poison(gpu, tensor->address, (size_t)tensor->elements * bytes);
+		return;
+	}
+
+	data = malloc((size_t)tensor->elements * bytes);
+	if (!data)
+		abort();
+	memset(data, 0xff, (size_t)tensor->elements * bytes);
+	for (int64_t b = 0; b < batch; b++)
+		for (int64_t t = 0; t < tokens; t++)
+			for (int h = 0; h < heads; h++)
+				for (int d = 0; d < dim; d++)
+					element_set(params->dtype, data,
+					            tensor->first + b * ret_view->stride_batch +
+					                    t * ret_view->stride_token +
+					                    h * ret_view->stride_head + d,
+					            random_normal(random));
+	fa_gpu_upload(gpu, tensor->address, data, (size_t)tensor->elements * bytes);
+	free(data);
+}
+
+static uint64_t upload_new(struct fa_gpu *gpu, const void *data, size_t bytes)
+{
+	const uint64_t address = fa_gpu_alloc(gpu, bytes);
+
+	fa_gpu_upload(gpu, address, data, bytes);
+	return address;
+}
+
+void fa_request_make(struct fa_gpu *gpu, struct fa_request *request,
+                     const struct fa_attention_params *params, const uint32_t *lengths_q,
+                     const uint32_t *lengths_k, struct fa_request_layout layout, bool alibi,
+                     bool sinks, uint64_t *random)
+{
+	struct fa_attention_params *p = &request->params;
+	struct fa_attention_tensor lse;
+	struct fa_attention_params lse_params;
+	float values[256];
+
+	memset(request, 0, sizeof(*request));
+	*p = *params;
+	request->tokens_q = p->seqlen_q;
+	request->tokens_k = p->seqlen_k;
+	if (lengths_q) {
+		const size_t bytes = ((size_t)p->batch + 1) * sizeof(uint32_t);
+
+		request->lengths_q = malloc(bytes);
+		request->lengths_k = malloc(bytes);
+		if (!request->lengths_q || !request->lengths_k)
+			abort();
+		memcpy(request->lengths_q, lengths_q, bytes);
+		memcpy(request->lengths_k, lengths_k, bytes);
+		request->cu_q = upload_new(gpu, lengths_q, bytes);
+		request->cu_k = upload_new(gpu, lengths_k, bytes);
+		p->cu_seqlens_q = (const uint32_t *)(uintptr_t)request->cu_q;
+		p->cu_seqlens_k = (const uint32_t *)(uintptr_t)request->cu_k;
+		p->seqlen_q = p->seqlen_k = 0;
+		for (int b = 0; b < p->batch; b++) {
+			if (lengths_q[b + 1] - lengths_q[b] > p->seqlen_q)
+				p->seqlen_q = lengths_q[b + 1] - lengths_q[b];
+			if (lengths_k[b + 1] - lengths_k[b] > p->seqlen_k)
+				p->seqlen_k = lengths_k[b + 1] - lengths_k[b];
+		}
+		request->tokens_q = lengths_q[p->batch];
+		request->tokens_k = lengths_k[p->batch];
+	}
+	tensor_make(gpu, p, layout, request->tokens_q, p->heads, p->head_dim, &request->q, &p->q,
+	            random);
+	tensor_make(gpu, p, layout, request->tokens_k, p->kv_heads, p->head_dim, &request->k, &p->k,
+	            random);
+	tensor_make(gpu, p, layout, request->tokens_k, p->kv_heads, p->head_dim_v, &request->v,
+	            &p->v, random);
+	tensor_make(gpu, p, layout, request->tokens_q, p->heads, p->head_dim_v, &request->out,
+	            &p->out, NULL);
+	lse_params = *p;
+	lse_params.dtype = FA_ATTENTION_F32;
+	tensor_make(gpu, &lse_params, layout, request->tokens_q, p->heads, 1, &request->lse, &lse,
+	            NULL);
+	p->lse = lse.data;
+	p->lse_stride_batch = lse.stride_batch;
+	p->lse_stride_head = lse.stride_head;
+	p->lse_stride_token = lse.stride_token;
+
+	if (alibi) {
+		for (int h = 0; h < p->heads; h++)
+			values[h] = (float)exp2(-8.0 * (h + 1) / p->heads);
+		request->alibi = upload_new(gpu, values, (size_t)p->heads * sizeof(float));
+		p->alibi_slopes = (const float *)(uintptr_t)request->alibi;
+	}
+	if (sinks) {
+		for (int h = 0; h < p->heads; h++)
+			values[h] = 3 * random_normal(random);
+		request->sinks = upload_new(gpu, values, (size_t)p->heads * sizeof(float));
+		p->sinks = (const float *)(uintptr_t)request->sinks;
+	}
+
+	snprintf(request->text, sizeof(request->text),
+	         "%s batch %d heads %d/%d dim %d/%d tokens %lld/%lld (longest %lld/%lld)%s scale %g"
+	         "%s window %lld,%lld softcap %g%s%s%s gap %d first %d",
+	         p->dtype == FA_ATTENTION_F32   ? "f32"
+	         : p->dtype == FA_ATTENTION_F16 ? "f16"
+	                                        : "bf16",
+	         p->batch, p->heads, p->kv_heads, p->head_dim, p->head_dim_v,
+	         (long long)request->tokens_q, (long long)request->tokens_k, (long long)p->seqlen_q,
+	         (long long)p->seqlen_k, lengths_q ? " ragged" : "", p->scale,
+	         p->causal ? " causal" : "", (long long)p->window_left, (long long)p->window_right,
+	         p->softcap, alibi ? " alibi" : "", sinks ? " sinks" : "",
+	         layout.head_major ? " head-major" : "", layout.gap, layout.first);
+}
+
+/* A length: often near a tile's border, sometimes tiny, sometimes long. */
+static int64_t random_length(uint64_t *random)
+{
+	switch (fa_random_below(random, 4)) {
+	case 0:
+		return fa_random_below(random, 20);
+	case 1: {
+		const int64_t length = 32 * fa_random_below(random, 12) +
+		                       fa_random_below(random, 5) - 2;
+
+		return length < 0 ? 1 : length;
+	}
+	case 2:
+		return fa_random_below(random, 300);
+	default:
+		return fa_random_below(random, 1300);
+	}
+}
+
+void fa_request_random(struct fa_gpu *gpu, struct fa_request *request, uint64_t *random)
+{
+	static const int dims[] = { 64, 128, 256, 96, 192, 80, 40, 72, 8, 104, 200, 248 };
+	struct fa_attention_params params = { .window_left = -1, .window_right = -1 };
+	struct fa_request_layout layout = { 0 };
+	const int group = 1 + (int)fa_random_below(random, 8);
+	const bool ragged = fa_random_below(random, 3) == 0;
+	uint32_t lengths_q[9] = { 0 }, lengths_k[9] = { 0 };
+
+	params.dtype = (enum fa_attention_dtype)(FA_ATTENTION_F32 + fa_random_below(random, 3));
+	params.batch = 1 + (int)fa_random_below(random, ragged ? 8 : 3);
+	params.kv_heads = 1 + (int)fa_random_below(random, 3);
+	params.heads = params.kv_heads * group;
+	params.head_dim = dims[fa_random_below(random, 12)];
+	params.head_dim_v = params.head_dim;
+	if (fa_random_below(random, 4) == 0)
+		params.head_dim_v = 8 * (1 + (int)fa_random_below(random, 64));
+	params.seqlen_q = random_length(random);
+	params.seqlen_k = random_length(random);
+	if (fa_random_below(random, 3) == 0)
+		params.seqlen_k = params.seqlen_q;
+	if (ragged) {
+		for (int b = 0; b < params.batch; b++) {
+			lengths_q[b + 1] = lengths_q[b] + (uint32_t)random_length(random);
+			lengths_k[b + 1] = lengths_k[b] + (uint32_t)random_length(random);
+		}
+	}
+	params.scale = (float)(1 / sqrt(params.head_dim));
+	switch (fa_random_below(random, 12)) {
+	case 0:
+		params.scale *= -1;
+		break;
+	case 1:
+		params.scale = 0;
+		break;
+	case 2:
+	case 3:
+		params.scale *= 8; /* peaked: the maximum moves */
+		break;
+	}
+	params.causal = fa_random_below(random, 2);
+	if (fa_random_below(random, 3) == 0)
+		params.window_left = fa_random_below(random, 400);
+	if (fa_random_below(random, 4) == 0)
+		params.window_right = fa_random_below(random, 300);
+	if (fa_random_below(random, 5) == 0)
+		params.softcap = (float)(1 + fa_random_below(random, 50));
+	layout.head_major = fa_random_below(random, 2);
+	if (fa_random_below(random, 3) == 0)
+		layout.gap = 8 * (int)fa_random_below(random, 5);
+	if (fa_random_below(random, 6) == 0) {
+		layout.gap = (int)fa_random_below(random, 20);
+		layout.first = (int)fa_random_below(random, 8);
+	}
+	const bool alibi = fa_random_below(random, 6) == 0;
+	const bool sinks = fa_random_below(random, 6) == 0;
+
+	fa_request_make(gpu, request, &params, ragged ? lengths_q : NULL, ragged ? lengths_k : NULL,
+	                layout, alibi, sinks, random);
+}
+
+void fa_request_free(struct fa_gpu *gpu, struct fa_request *request)
+{
+	fa_gpu_free(gpu, request->q.address);
+	fa_gpu_free(gpu, request->k.address);
+	fa_gpu_free(gpu, request->v.address);
+	fa_gpu_free(gpu, request->out.address);
+	fa_gpu_free(gpu, request->lse.address);
+	fa_gpu_free(gpu, request->cu_q);
+	fa_gpu_free(gpu, request->cu_k);
+	fa_gpu_free(gpu, request->alibi);
+	fa_gpu_free(gpu, request->sinks);
+	free(request->lengths_q);
+	free(request->lengths_k);
+	memset(request, 0, sizeof(*request));
+}
+
+static int64_t rows_of(const struct fa_request *request)
+{
+	return (request->lengths_q ? 1 : request->params.batch) * request->tokens_q *
+	       request->params.heads;
+}
+
+static double *download_doubles(struct fa_gpu *gpu, uint64_t address, int64_t count)
+{
+	double *values = malloc((size_t)count * sizeof(double) + 1);
+
+	if (!values)
+		abort();
+	fa_gpu_download(gpu, values, address, (size_t)count * sizeof(double));
+	return values;
+}
+
+void fa_request_reference(struct fa_gpu *gpu, const struct fa_request *request,
+                          struct fa_request_reference *ret_reference)
+{
+	const int64_t rows = rows_of(request), count = rows * request->params.head_dim_v;
+	const uint64_t out = fa_gpu_alloc(gpu, (size_t)count * sizeof(double) + 8);
+	const uint64_t lse = fa_gpu_alloc(gpu, (size_t)rows * sizeof(double) + 8);
+
+	fa_gpu_reference(gpu, &request->params, out, lse, true);
+	fa_gpu_sync(gpu);
+	ret_reference->naive = download_doubles(gpu, out, count);
+	fa_gpu_reference(gpu, &request->params, out, lse, false);
+	fa_gpu_sync(gpu);
+	ret_reference->out = download_doubles(gpu, out, count);
+	ret_reference->lse = download_doubles(gpu, lse, rows);
+	fa_gpu_free(gpu, out);
+	fa_gpu_free(gpu, lse);
+}
+
+void fa_request_reference_free(struct fa_request_reference *reference)
+{
+	free(reference->out);
+	free(reference->naive);
+	free(reference->lse);
+	memset(reference, 0, sizeof(*reference));
+}
+
+static void *run(struct fa_gpu *gpu, const struct fa_request *request,
+                 const struct fa_cuda_launch *launch, float **ret_lse)
+{
+	const size_t out_bytes = (size_t)request->out.elements *
+	                         element_bytes(request->params.dtype);
+	const size_t lse_bytes = (size_t)request->lse.elements * sizeof(float);
+	void *out = malloc(out_bytes);
+	float *lse = malloc(lse_bytes);
+
+	if (!out || !lse)
+		abort();
+	fa_gpu_poison(gpu, request->out.address, out_bytes);
+	fa_gpu_poison(gpu, request->lse.address, lse_bytes);
+	fa_gpu_poison_shared(gpu);
+	fa_gpu_launch(gpu, launch, NULL);
+	fa_gpu_sync(gpu);
+	fa_gpu_download(gpu, out, request->out.address, out_bytes);
+	fa_gpu_download(gpu, lse, request->lse.address, lse_bytes);
+	*ret_lse = lse;
+	return out;
+}
+
+/* FlashAttention's rule: twice the error of the naive computation in the same type,
+ * plus what rounding near the values costs. */
+static double allowed(const struct fa_request *request,
+                      const struct fa_request_reference *reference)
+{
+	const int64_t count = rows_of(request) * request->params.head_dim_v;
+	double naive = 0, rounding = 0, largest = 0;
+
+	for (int64_t i = 0; i < count; i++) {
+		const double value = reference->out[i];
+		const double there = round_to(request->params.dtype, value + 0.3);
+
+		naive = fmax(naive, fabs(reference->naive[i] - value));
+		rounding = fmax(rounding, fabs(round_to(request->params.dtype, there - 0.3) -
+		                               round_to(request->params.dtype, value)));
+		largest = fmax(largest, fabs(value));
+	}
+	if (request->params.dtype == FA_ATTENTION_F32)
+		return 1e-5 * largest;
+	return 2 * naive + 2 * rounding;
+}
+
+bool fa_request_check(struct fa_gpu *gpu, const struct fa_request *request,
+                      const struct fa_cuda_launch *launch,
+                      const struct fa_request_reference *reference, char *text, size_t text_bytes,
+                      double *ret_error)
+{
+	const struct fa_attention_params *p = &request->params;
+	const size_t bytes = element_bytes(p->dtype);
+	const int64_t batch = request->lengths_q ? 1 : p->batch;
+	float *lse, *lse_again;
+	char *out = run(gpu, request, launch, &lse);
+	char *again = run(gpu, request, launch, &lse_again);
+	const double bound = allowed(request, reference);
+	double error = 0, lse_error = 0;
+	bool ok = true;
+
+#define FAIL(...)                                                                                  \
+	do {                                                                                       \
+		if (ok)                                                                            \
+			snprintf(text, text_bytes, __VA_ARGS__);                                   \
+		ok = false;                                                                        \
+	} while (0)
+
+	if (memcmp(out, again, (size_t)request->out.elements * bytes) ||
+	    memcmp(lse, lse_again, (size_t)request->lse.elements * sizeof(float)))
+		FAIL("a second run gave other bits");
+
+	/* Judge each value, and make it poison again: then all must be poison. */
+	for (int64_t b = 0; b < batch; b++)
+		for (int64_t t = 0; t < request->tokens_q; t++)
+			for (int h = 0; h < p->heads; h++) {
+				const int64_t row = (b * request->tokens_q + t) * p->heads + h;
+				const int64_t at = request->out.first + b * p->out.stride_batch +
+				                   t * p->out.stride_token + h * p->out.stride_head;
+				float *l = &lse[request->lse.first + b * p->lse_stride_batch +
+				                t * p->lse_stride_token + h * p->lse_stride_head];
+				const double want = reference->lse[row];
+
+				for (int d = 0; d < p->head_dim_v; d++) {
+					const double value = element_get(p->dtype, out, at + d);
+					const double off = fabs(
+						value - reference->out[row * p->head_dim_v + d]);
+
+					if (!(off <= bound))
+						FAIL("out[%lld][%lld][%d][%d] is %g, not %g "
+						     "(error %g, allowed %g)",
+						     (long long)b, (long long)t, h, d, value,
+						     reference->out[row * p->head_dim_v + d], off,
+						     bound);
+					error = fmax(error, off);
+				}
+				memset(out + at * (int64_t)bytes, 0xff,
+				       (size_t)p->head_dim_v * bytes);
+				if (isinf(want) ? *l != want
+				                : !(fabs(*l - want) <= 2e-5 * fmax(1, fabs(want))))
+					FAIL("lse[%lld][%lld][%d] is %g, not %g", (long long)b,
+					     (long long)t, h, *l, want);
+				if (!isinf(want))
+					lse_error = fmax(lse_error, fabs(*l - want));
+				memset(l, 0xff, sizeof(*l));
+			}
+	for (int64_t i = 0; i < request->out.elements * (int64_t)bytes; i++)
+		if ((unsigned char)out[i] != 0xff) {
+			FAIL("byte %lld of out's buffer, outside the tensor, was written",
+			     (long long)i);
+			break;
+		}
+	for (int64_t i = 0; i < request->lse.elements; i++)
+		if (float_bits(lse[i]) != ~0u) {
+			FAIL("element %lld of lse's buffer, outside the tensor, was written",
+			     (long long)i);
+			break;
+		}
+#undef FAIL
+	free(out);
+	free(again);
+	free(lse);
+	free(lse_again);
+	*ret_error = bound > 0 ? error / bound : 0;
+	return ok;
+}
