@@ -7,7 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
-static int fail(char *text, size_t text_bytes, const char *format, ...)
+__attribute__((format(printf, 3, 4))) static int fail(char *text, size_t text_bytes,
+                                                      const char *format, ...)
 {
 	va_list list;
 
