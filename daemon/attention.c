@@ -22,6 +22,9 @@ struct work {
 	uint32_t *tail;
 };
 
+_Static_assert((int)FA_VIEW_Q == (int)FA_DEVICE_Q && (int)FA_VIEW_LSE == (int)FA_DEVICE_LSE &&
+                       (int)_FA_VIEW_N == (int)_FA_DEVICE_TENSOR_N,
+               "one order");
 _Static_assert(sizeof(float) == sizeof(uint32_t), "the tail holds both");
 
 /* Gives up what only a request that is to run needs. */
@@ -93,6 +96,7 @@ static int find_buffers(struct fa_session *session, const struct fa_wire_attenti
 			               fa_view_name(i), view->buffer);
 		work->buffers[i] = fa_buffer_ref(buffer);
 		memories[i] = &buffer->memory;
+		work->request.work.memories[i] = &buffer->memory;
 	}
 	return 0;
 }

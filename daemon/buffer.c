@@ -183,7 +183,7 @@ static void import_work(uv_work_t *work)
 	else if (buffer->arena)
 		buffer->status = importer->ops->memory_new_arena(importer->device, buffer->bytes,
 		                                                 &buffer->error, &buffer->memory,
-		                                                 &buffer->fd);
+		                                                 &buffer->fd, &buffer->piece_bytes);
 	else
 		buffer->status = import_host(importer, buffer);
 	if (buffer->status < 0) {

@@ -32,7 +32,8 @@ struct fa_buffer {
 	bool arena;
 	bool read_only;
 	uint64_t offset, bytes;
-	int fd; /* the client's; ARENA: made with the memory */
+	int fd;               /* the client's; ARENA: made with the memory */
+	uint64_t piece_bytes; /* ARENA: of the driver's allocation that fd is; 0: fd is a memfd */
 	struct fa_charge charge_fd;
 	void *owner; /* opaque */
 

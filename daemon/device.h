@@ -4,8 +4,8 @@
  * server sees nothing but this header; backends include nothing of the server.
  *
  * Threads: memory_* are called by workers (they may take milliseconds), and may
- * run beside everything else; queue_*, launch, cancel and reap by the engine
- * thread alone; check and describe by any thread.
+ * run beside everything else; group_*, queue_*, launch, cancel, reap and health by
+ * the engine thread alone; check and describe by any thread.
  */
 #pragma once
 
@@ -18,10 +18,12 @@
 #include <stdint.h>
 
 struct fa_device;
+struct fa_device_group;
 struct fa_device_queue;
 
 struct fa_device_config {
 	unsigned int threads; /* CPU backend: workers; 0: one a processor this process may use */
+	const char *device;   /* GPU backends: ordinal ("0") or "GPU-…" UUID; NULL: the first */
 	/*
 	 * Called by any thread of the backend when reap() has something to return after
 	 * it had nothing; must be cheap and thread-safe, and may not call the backend.
@@ -37,14 +39,40 @@ struct fa_device_info {
 	uint64_t uuid[2];
 	unsigned int threads; /* 0 where it means nothing */
 	unsigned int depth;   /* launches of one queue that may be outstanding */
+	/*
+	 * The device tells nobody when it has finished: while something is outstanding,
+	 * reap() has to be called again and again. notify is called all the same for
+	 * what the backend itself finds out.
+	 */
+	bool polled;
+	uint64_t memory_bytes, memory_free_bytes; /* the device's own; 0 where it has none */
 };
 
-/* Memory as kernels address it: address is good for [address, address + bytes). */
+/*
+ * Memory as kernels address it: address is good for [address, address + bytes). For
+ * GPU backends it is the device's address, that the daemon itself cannot follow.
+ */
 struct fa_device_memory {
 	void *address;
 	uint64_t bytes;
 	bool writable;
 	void *backend; /* the backend's own */
+};
+
+/* One allocation of a client's, as a descriptor of the driver's. */
+struct fa_device_piece {
+	int fd;
+	uint64_t bytes; /* as the client says; the driver is asked whether it is true */
+};
+
+/* The tensors of a request: their places in fa_device_work.memories. */
+enum fa_device_tensor {
+	FA_DEVICE_Q,
+	FA_DEVICE_K,
+	FA_DEVICE_V,
+	FA_DEVICE_OUT,
+	FA_DEVICE_LSE,
+	_FA_DEVICE_TENSOR_N,
 };
 
 /*
@@ -55,7 +83,9 @@ struct fa_device_memory {
 struct fa_device_work {
 	struct fa_list link; /* the backend's from launch() to reap() */
 	const struct fa_attention_params *params;
-	int status; /* 0, -ECANCELED, or what went wrong */
+	/* Which memory each tensor lies in; NULL: there is no such tensor. */
+	const struct fa_device_memory *memories[_FA_DEVICE_TENSOR_N];
+	int status; /* 0, -ECANCELED, -ENODEV (the device is lost), or what went wrong */
 	struct fa_error error;
 	uint64_t started_ns, finished_ns;
 	atomic_bool cancelled;
@@ -77,19 +107,46 @@ struct fa_device_ops {
 	int (*memory_import_host)(struct fa_device *device, int fd, uint64_t offset, uint64_t bytes,
 	                          bool read_only, struct fa_error *error,
 	                          struct fa_device_memory *ret_memory);
-	/* Makes zeroed memory and an fd by which another process maps it. */
+	/*
+	 * Makes zeroed memory and an fd by which another process maps it: a memfd, with
+	 * *ret_piece_bytes 0, or a descriptor of the driver's for one allocation of
+	 * *ret_piece_bytes, which is @bytes rounded up.
+	 */
 	int (*memory_new_arena)(struct fa_device *device, uint64_t bytes, struct fa_error *error,
-	                        struct fa_device_memory *ret_memory, int *ret_fd);
+	                        struct fa_device_memory *ret_memory, int *ret_fd,
+	                        uint64_t *ret_piece_bytes);
+	/*
+	 * Opens [offset, offset + bytes) of the allocation that the CUDA IPC handle @handle
+	 * stands for. NULL where there are no such handles.
+	 */
+	int (*memory_import_ipc)(struct fa_device *device, const uint8_t handle[64],
+	                         uint64_t offset, uint64_t bytes, bool read_only,
+	                         struct fa_error *error, struct fa_device_memory *ret_memory);
+	/*
+	 * Maps @n_pieces allocations side by side, and gives [offset, offset + bytes) of
+	 * that range. The descriptors stay the caller's. NULL where there are none.
+	 */
+	int (*memory_import_pieces)(struct fa_device *device, const struct fa_device_piece *pieces,
+	                            size_t n_pieces, uint64_t offset, uint64_t bytes,
+	                            bool read_only, struct fa_error *error,
+	                            struct fa_device_memory *ret_memory);
 	void (*memory_release)(struct fa_device *device, struct fa_device_memory *memory);
 
 	/* Whether a kernel of this device covers @params (fa_attention_check's rules). */
 	int (*check)(struct fa_device *device, const struct fa_attention_params *params,
 	             struct fa_error *error);
 
-	/* An in-order queue. Queues share the device fairly; one of higher priority
-	 * goes before. Freed only when nothing of it is outstanding. */
-	int (*queue_new)(struct fa_device *device, int priority, struct fa_error *error,
-	                 struct fa_device_queue **ret_queue);
+	/* Queues that have one share of the device together: a session's. Groups share it
+	 * fairly, however many queues each has. Freed after its queues. */
+	int (*group_new)(struct fa_device *device, struct fa_error *error,
+	                 struct fa_device_group **ret_group);
+	struct fa_device_group *(*group_free)(struct fa_device *device,
+	                                      struct fa_device_group *group);
+
+	/* An in-order queue. Of a group's queues, those of higher priority go before.
+	 * Freed only when nothing of it is outstanding. */
+	int (*queue_new)(struct fa_device *device, struct fa_device_group *group, int priority,
+	                 struct fa_error *error, struct fa_device_queue **ret_queue);
 	struct fa_device_queue *(*queue_free)(struct fa_device *device,
 	                                      struct fa_device_queue *queue);
 
@@ -101,6 +158,12 @@ struct fa_device_ops {
 	void (*cancel)(struct fa_device *device, struct fa_device_work *work);
 	/* Appends every finished work to @done (linked by fa_device_work.link). */
 	void (*reap)(struct fa_device *device, struct fa_list *done);
+	/*
+	 * 0, or -ENODEV with the reason once the device is lost for good: then all that is
+	 * outstanding ends with -ENODEV, what is launched too, and the process has to end.
+	 * NULL where that cannot happen. The engine thread asks after reap().
+	 */
+	int (*health)(struct fa_device *device, struct fa_error *error);
 };
 
 /* All backends of this build, best first, ended by NULL. */

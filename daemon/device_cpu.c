@@ -475,7 +475,8 @@ static int cpu_memory_import_host(struct fa_device *device, int fd, uint64_t off
 }
 
 static int cpu_memory_new_arena(struct fa_device *device, uint64_t bytes, struct fa_error *error,
-                                struct fa_device_memory *ret_memory, int *ret_fd)
+                                struct fa_device_memory *ret_memory, int *ret_fd,
+                                uint64_t *ret_piece_bytes)
 {
 	_fa_cleanup_(fa_close_fdp) int fd = -1;
 	int r;
@@ -488,6 +489,7 @@ static int cpu_memory_new_arena(struct fa_device *device, uint64_t bytes, struct
 	if (r < 0)
 		return r;
 	*ret_fd = fa_steal_fd(&fd);
+	*ret_piece_bytes = 0;
 	return 0;
 }
 
@@ -504,8 +506,8 @@ static int cpu_check(struct fa_device *device, const struct fa_attention_params 
 	                          error ? sizeof(error->text) : 0);
 }
 
-static int cpu_queue_new(struct fa_device *device, int priority, struct fa_error *error,
-                         struct fa_device_queue **ret_queue)
+static int cpu_queue_new(struct fa_device *device, struct fa_device_group *group, int priority,
+                         struct fa_error *error, struct fa_device_queue **ret_queue)
 {
 	struct fa_device_queue *queue;
 

@@ -236,7 +236,7 @@ static void stream_launch(struct fa_stream *stream)
 
 	if (request->state == WAITING) {
 		if (!stream->queue)
-			r = engine->ops->queue_new(engine->device, stream->priority,
+			r = engine->ops->queue_new(engine->device, NULL, stream->priority,
 			                           &request->error, &stream->queue);
 		if (r < 0) {
 			request_settle(request, r);

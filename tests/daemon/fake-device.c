@@ -19,8 +19,8 @@ static void fake_describe(struct fa_device *device, struct fa_device_info *ret_i
 	*ret_info = (struct fa_device_info){ .backend = "fake", .depth = device->depth };
 }
 
-static int fake_queue_new(struct fa_device *device, int priority, struct fa_error *error,
-                          struct fa_device_queue **ret_queue)
+static int fake_queue_new(struct fa_device *device, struct fa_device_group *group, int priority,
+                          struct fa_error *error, struct fa_device_queue **ret_queue)
 {
 	if (device->queue_error)
 		return fa_fail(error, device->queue_error, "no queue today");

@@ -79,7 +79,7 @@ static struct fa_device_queue *queue_new(struct fixture *f, int priority)
 	struct fa_device_queue *queue;
 	struct fa_error error;
 
-	assert_int_equal(ops->queue_new(f->device, priority, &error, &queue), 0);
+	assert_int_equal(ops->queue_new(f->device, NULL, priority, &error, &queue), 0);
 	return queue;
 }
 
@@ -545,6 +545,7 @@ static void test_memory(void **state)
 static void test_arena(void **state)
 {
 	_fa_cleanup_(fa_close_fdp) int fd = -1;
+	uint64_t piece_bytes = 1;
 	struct fa_device_memory memory;
 	struct fa_error error;
 	struct fixture f;
@@ -552,7 +553,9 @@ static void test_arena(void **state)
 	int seals;
 
 	fixture_init(&f, 1);
-	assert_int_equal(ops->memory_new_arena(f.device, 10000, &error, &memory, &fd), 0);
+	assert_int_equal(ops->memory_new_arena(f.device, 10000, &error, &memory, &fd, &piece_bytes),
+	                 0);
+	assert_int_equal(piece_bytes, 0);
 	assert_true(memory.writable);
 	assert_int_equal(memory.bytes, 10000);
 	seals = fcntl(fd, F_GET_SEALS) & (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
@@ -566,8 +569,9 @@ static void test_arena(void **state)
 	ops->memory_release(f.device, &memory);
 	munmap(mine, 10000);
 
-	assert_int_equal(ops->memory_new_arena(f.device, UINT64_MAX, &error, &memory, &seals),
-	                 -EFBIG);
+	assert_int_equal(
+		ops->memory_new_arena(f.device, UINT64_MAX, &error, &memory, &seals, &piece_bytes),
+		-EFBIG);
 	assert_int_not_equal(error.text[0], 0);
 	fixture_deinit(&f);
 }

@@ -1,0 +1,280 @@
+/*
+ * The CUDA driver, opened at run time: the functions, types and numbers of its
+ * interface that daemon, library and tests use, so that they build on machines
+ * without CUDA's headers and run on those without a driver. Names and values are
+ * the driver's own; where <cuda.h> was included before, its types are used, and a
+ * test compares every line below with it.
+ */
+#pragma once
+
+#include "common/error.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* The version of the interface that is asked for; drivers from 525 on have it. */
+#define FA_CUDRIVER_VERSION 12000
+
+#ifndef CUDA_VERSION
+typedef int CUresult;
+typedef int CUdevice;
+typedef unsigned long long CUdeviceptr;
+typedef unsigned long long CUmemGenericAllocationHandle;
+typedef struct CUctx_st *CUcontext;
+typedef struct CUmod_st *CUmodule;
+typedef struct CUfunc_st *CUfunction;
+typedef struct CUstream_st *CUstream;
+typedef struct CUevent_st *CUevent;
+typedef uint64_t cuuint64_t;
+typedef unsigned int CUdevice_attribute;
+typedef unsigned int CUfunction_attribute;
+typedef unsigned int CUpointer_attribute;
+typedef unsigned int CUmemAllocationHandleType;
+typedef unsigned int CUmemAllocationGranularity_flags;
+
+typedef struct {
+	char bytes[16];
+} CUuuid;
+
+typedef struct {
+	char reserved[64];
+} CUipcMemHandle;
+
+typedef struct {
+	unsigned int type;
+	int id;
+} CUmemLocation;
+
+typedef struct {
+	unsigned int type;
+	CUmemAllocationHandleType requestedHandleTypes;
+	CUmemLocation location;
+	void *win32HandleMetaData;
+	struct {
+		unsigned char compressionType;
+		unsigned char gpuDirectRDMACapable;
+		unsigned short usage;
+		unsigned char reserved[4];
+	} allocFlags;
+} CUmemAllocationProp;
+
+typedef struct {
+	CUmemLocation location;
+	unsigned int flags;
+} CUmemAccessDesc;
+
+enum {
+	CUDA_SUCCESS = 0,
+	CUDA_ERROR_INVALID_VALUE = 1,
+	CUDA_ERROR_OUT_OF_MEMORY = 2,
+	CUDA_ERROR_NOT_INITIALIZED = 3,
+	CUDA_ERROR_DEINITIALIZED = 4,
+	CUDA_ERROR_NO_DEVICE = 100,
+	CUDA_ERROR_INVALID_DEVICE = 101,
+	CUDA_ERROR_INVALID_IMAGE = 200,
+	CUDA_ERROR_INVALID_CONTEXT = 201,
+	CUDA_ERROR_MAP_FAILED = 205,
+	CUDA_ERROR_ALREADY_MAPPED = 208,
+	CUDA_ERROR_NO_BINARY_FOR_GPU = 209,
+	CUDA_ERROR_ECC_UNCORRECTABLE = 214,
+	CUDA_ERROR_INVALID_PTX = 218,
+	CUDA_ERROR_INVALID_HANDLE = 400,
+	CUDA_ERROR_NOT_FOUND = 500,
+	CUDA_ERROR_NOT_READY = 600,
+	CUDA_ERROR_ILLEGAL_ADDRESS = 700,
+	CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES = 701,
+	CUDA_ERROR_LAUNCH_TIMEOUT = 702,
+	CUDA_ERROR_CONTEXT_IS_DESTROYED = 709,
+	CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED = 712,
+	CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED = 713,
+	CUDA_ERROR_HARDWARE_STACK_ERROR = 714,
+	CUDA_ERROR_ILLEGAL_INSTRUCTION = 715,
+	CUDA_ERROR_MISALIGNED_ADDRESS = 716,
+	CUDA_ERROR_LAUNCH_FAILED = 719,
+	CUDA_ERROR_NOT_PERMITTED = 800,
+	CUDA_ERROR_NOT_SUPPORTED = 801,
+	CUDA_ERROR_SYSTEM_NOT_READY = 802,
+	CUDA_ERROR_SYSTEM_DRIVER_MISMATCH = 803,
+	CUDA_ERROR_MPS_CONNECTION_FAILED = 805,
+	CUDA_ERROR_UNKNOWN = 999,
+};
+
+enum {
+	CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
+	CU_DEVICE_ATTRIBUTE_PCI_BUS_ID = 33,
+	CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE = 38,
+	CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING = 41,
+	CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
+	CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
+	CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 97,
+	CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 102,
+	CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED = 103,
+};
+
+enum {
+	CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES = 3,
+	CU_FUNC_ATTRIBUTE_NUM_REGS = 4,
+	CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8,
+};
+
+enum {
+	CU_MEMORYTYPE_HOST = 1,
+	CU_MEMORYTYPE_DEVICE = 2,
+	CU_POINTER_ATTRIBUTE_CONTEXT = 1,
+	CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
+	CU_POINTER_ATTRIBUTE_BUFFER_ID = 7,
+	CU_POINTER_ATTRIBUTE_IS_MANAGED = 8,
+	CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9,
+	CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE = 10,
+	CU_POINTER_ATTRIBUTE_RANGE_START_ADDR = 11,
+	CU_POINTER_ATTRIBUTE_RANGE_SIZE = 12,
+	CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES = 14,
+	CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE = 17,
+};
+
+enum {
+	CU_STREAM_NON_BLOCKING = 1,
+	CU_STREAM_WRITE_VALUE_DEFAULT = 0,
+	CU_STREAM_WAIT_VALUE_GEQ = 0,
+	CU_EVENT_DEFAULT = 0,
+	CU_EVENT_DISABLE_TIMING = 2,
+	CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = 1,
+	CU_MEM_ALLOCATION_TYPE_PINNED = 1,
+	CU_MEM_LOCATION_TYPE_DEVICE = 1,
+	CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1,
+	CU_MEM_ACCESS_FLAGS_PROT_READ = 1,
+	CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
+	CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0,
+	CU_MEM_ALLOC_GRANULARITY_RECOMMENDED = 1,
+};
+
+#define CU_MEMHOSTALLOC_PORTABLE 0x01
+#define CU_MEMHOSTALLOC_DEVICEMAP 0x02
+#define CU_MEMHOSTREGISTER_PORTABLE 0x01
+#define CU_MEMHOSTREGISTER_DEVICEMAP 0x02
+#define CU_MEMHOSTREGISTER_READ_ONLY 0x08
+#endif
+
+/* What the library needs: to find out about a pointer and hand its memory over. */
+#define FA_CUDRIVER_CLIENT(X)                                                                      \
+	X(cuGetErrorName, (CUresult error, const char **ret_name))                                 \
+	X(cuGetErrorString, (CUresult error, const char **ret_text))                               \
+	X(cuInit, (unsigned int flags))                                                            \
+	X(cuDeviceGet, (CUdevice * ret_device, int ordinal))                                       \
+	X(cuDeviceGetCount, (int *ret_count))                                                      \
+	X(cuDeviceGetUuid, (CUuuid * ret_uuid, CUdevice device))                                   \
+	X(cuDevicePrimaryCtxRetain, (CUcontext * ret_context, CUdevice device))                    \
+	X(cuDevicePrimaryCtxRelease, (CUdevice device))                                            \
+	X(cuCtxGetCurrent, (CUcontext * ret_context))                                              \
+	X(cuCtxSetCurrent, (CUcontext context))                                                    \
+	X(cuCtxGetDevice, (CUdevice * ret_device))                                                 \
+	X(cuPointerGetAttribute, (void *ret_value, CUpointer_attribute attribute, CUdeviceptr at)) \
+	X(cuMemGetAddressRange, (CUdeviceptr * ret_base, size_t * ret_bytes, CUdeviceptr at))      \
+	X(cuIpcGetMemHandle, (CUipcMemHandle * ret_handle, CUdeviceptr at))                        \
+	X(cuMemRetainAllocationHandle, (CUmemGenericAllocationHandle * ret_handle, void *at))      \
+	X(cuMemRelease, (CUmemGenericAllocationHandle handle))                                     \
+	X(cuMemGetAllocationPropertiesFromHandle,                                                  \
+	  (CUmemAllocationProp * ret_properties, CUmemGenericAllocationHandle handle))             \
+	X(cuMemExportToShareableHandle,                                                            \
+	  (void *ret_handle, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,  \
+	   unsigned long long flags))                                                              \
+	X(cuMemImportFromShareableHandle, (CUmemGenericAllocationHandle * ret_handle,              \
+	                                   void *os_handle, CUmemAllocationHandleType type))       \
+	X(cuMemGetAllocationGranularity,                                                           \
+	  (size_t * ret_bytes, const CUmemAllocationProp *properties,                              \
+	   CUmemAllocationGranularity_flags option))                                               \
+	X(cuMemAddressReserve, (CUdeviceptr * ret_at, size_t bytes, size_t alignment,              \
+	                        CUdeviceptr wanted, unsigned long long flags))                     \
+	X(cuMemAddressFree, (CUdeviceptr at, size_t bytes))                                        \
+	X(cuMemMap, (CUdeviceptr at, size_t bytes, size_t offset,                                  \
+	             CUmemGenericAllocationHandle handle, unsigned long long flags))               \
+	X(cuMemUnmap, (CUdeviceptr at, size_t bytes))                                              \
+	X(cuMemSetAccess,                                                                          \
+	  (CUdeviceptr at, size_t bytes, const CUmemAccessDesc *access, size_t count))
+
+/* What the daemon and the tests need besides. */
+#define FA_CUDRIVER_REST(X)                                                                        \
+	X(cuDriverGetVersion, (int *ret_version))                                                  \
+	X(cuDeviceGetName, (char *ret_name, int bytes, CUdevice device))                           \
+	X(cuDeviceGetAttribute, (int *ret_value, CUdevice_attribute attribute, CUdevice device))   \
+	X(cuDeviceTotalMem, (size_t * ret_bytes, CUdevice device))                                 \
+	X(cuCtxGetStreamPriorityRange, (int *ret_least, int *ret_greatest))                        \
+	X(cuCtxSynchronize, (void))                                                                \
+	X(cuMemGetInfo, (size_t * ret_free, size_t * ret_total))                                   \
+	X(cuMemAlloc, (CUdeviceptr * ret_at, size_t bytes))                                        \
+	X(cuMemFree, (CUdeviceptr at))                                                             \
+	X(cuMemAllocManaged, (CUdeviceptr * ret_at, size_t bytes, unsigned int flags))             \
+	X(cuMemAllocAsync, (CUdeviceptr * ret_at, size_t bytes, CUstream stream))                  \
+	X(cuMemFreeAsync, (CUdeviceptr at, CUstream stream))                                       \
+	X(cuMemHostAlloc, (void **ret_at, size_t bytes, unsigned int flags))                       \
+	X(cuMemFreeHost, (void *at))                                                               \
+	X(cuMemHostRegister, (void *at, size_t bytes, unsigned int flags))                         \
+	X(cuMemHostUnregister, (void *at))                                                         \
+	X(cuMemHostGetDevicePointer, (CUdeviceptr * ret_at, void *host, unsigned int flags))       \
+	X(cuIpcOpenMemHandle, (CUdeviceptr * ret_at, CUipcMemHandle handle, unsigned int flags))   \
+	X(cuIpcCloseMemHandle, (CUdeviceptr at))                                                   \
+	X(cuMemCreate, (CUmemGenericAllocationHandle * ret_handle, size_t bytes,                   \
+	                const CUmemAllocationProp *properties, unsigned long long flags))          \
+	X(cuMemcpyHtoD, (CUdeviceptr to, const void *from, size_t bytes))                          \
+	X(cuMemcpyDtoH, (void *to, CUdeviceptr from, size_t bytes))                                \
+	X(cuMemcpyHtoDAsync, (CUdeviceptr to, const void *from, size_t bytes, CUstream stream))    \
+	X(cuMemcpyDtoHAsync, (void *to, CUdeviceptr from, size_t bytes, CUstream stream))          \
+	X(cuMemcpyDtoDAsync, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream))    \
+	X(cuMemsetD8, (CUdeviceptr at, unsigned char value, size_t bytes))                         \
+	X(cuMemsetD8Async, (CUdeviceptr at, unsigned char value, size_t bytes, CUstream stream))   \
+	X(cuStreamCreateWithPriority, (CUstream * ret_stream, unsigned int flags, int priority))   \
+	X(cuStreamDestroy, (CUstream stream))                                                      \
+	X(cuStreamQuery, (CUstream stream))                                                        \
+	X(cuStreamSynchronize, (CUstream stream))                                                  \
+	X(cuStreamWriteValue64,                                                                    \
+	  (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned int flags))                 \
+	X(cuStreamWaitValue64,                                                                     \
+	  (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned int flags))                 \
+	X(cuEventCreate, (CUevent * ret_event, unsigned int flags))                                \
+	X(cuEventDestroy, (CUevent event))                                                         \
+	X(cuEventRecord, (CUevent event, CUstream stream))                                         \
+	X(cuEventQuery, (CUevent event))                                                           \
+	X(cuEventSynchronize, (CUevent event))                                                     \
+	X(cuEventElapsedTime, (float *ret_ms, CUevent start, CUevent end))                         \
+	X(cuModuleLoadData, (CUmodule * ret_module, const void *image))                            \
+	X(cuModuleUnload, (CUmodule module))                                                       \
+	X(cuModuleGetFunction, (CUfunction * ret_function, CUmodule module, const char *name))     \
+	X(cuFuncGetAttribute,                                                                      \
+	  (int *ret_value, CUfunction_attribute attribute, CUfunction function))                   \
+	X(cuFuncSetAttribute, (CUfunction function, CUfunction_attribute attribute, int value))    \
+	X(cuLaunchKernel,                                                                          \
+	  (CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,     \
+	   unsigned int block_x, unsigned int block_y, unsigned int block_z,                       \
+	   unsigned int shared_bytes, CUstream stream, void **params, void **extra))
+
+/* driver->cuMemAlloc(...) and so on. */
+struct fa_cudriver {
+	void *library;
+#define FA_CUDRIVER_MEMBER(name, params) CUresult(*name) params;
+	FA_CUDRIVER_CLIENT(FA_CUDRIVER_MEMBER)
+	FA_CUDRIVER_REST(FA_CUDRIVER_MEMBER)
+#undef FA_CUDRIVER_MEMBER
+};
+
+enum fa_cudriver_use {
+	FA_CUDRIVER_FOR_CLIENT, /* FA_CUDRIVER_CLIENT alone; the others stay NULL */
+	FA_CUDRIVER_FOR_ALL,
+};
+
+/*
+ * Opens libcuda.so.1 and fills the table through its cuGetProcAddress; calls
+ * nothing else of it (not even cuInit). The library stays open for the life of the
+ * process. Returns 0 or, with a sentence,
+ *   -ENODEV  there is no driver
+ *   -ENOSYS  it is too old: the sentence names what it lacks
+ */
+int fa_cudriver_open(enum fa_cudriver_use use, struct fa_error *error,
+                     struct fa_cudriver *ret_driver);
+
+/* The errno that says what @result means to a caller; 0 for CUDA_SUCCESS. -ENODEV means
+ * that the context is lost (a sticky error). */
+int fa_cudriver_errno(CUresult result);
+
+/* Writes "DOING: NAME, description" and returns fa_cudriver_errno(@result). */
+int fa_cudriver_fail(const struct fa_cudriver *driver, struct fa_error *error, CUresult result,
+                     const char *doing);
