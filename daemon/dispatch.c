@@ -262,7 +262,9 @@ void fa_dispatch_imported(struct fa_buffer *buffer)
 			.id = buffer->message_id,
 			.fds = fd >= 0,
 			.type = FA_WIRE_BUFFER_REPLY,
-			.buffer_reply = { .buffer = buffer->id, .bytes = buffer->bytes },
+			.buffer_reply = { .buffer = buffer->id,
+			                  .bytes = buffer->bytes,
+			                  .piece_bytes = buffer->piece_bytes },
 		};
 		fa_session_send(session, &reply, fd, &buffer->charge_fd);
 	}

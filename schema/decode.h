@@ -87,6 +87,41 @@ class Reader
 		                                                     : 0;
 	}
 
+	/* Copied: FlatBuffers before 23 do not verify that a vector of longs is aligned. */
+	void pieces(const flatbuffers::Vector<uint64_t> *vector, uint64_t *ret_piece_bytes,
+	            size_t *ret_n)
+	{
+		size_t n = vector ? vector->size() : 0;
+
+		if (n > FA_WIRE_FDS_MAX) {
+			too_long_ = true;
+			n = 0;
+		}
+		memset(ret_piece_bytes, 0, FA_WIRE_FDS_MAX * sizeof(*ret_piece_bytes));
+		if (n)
+			memcpy(ret_piece_bytes, vector->Data(), n * sizeof(*ret_piece_bytes));
+		*ret_n = n;
+	}
+
+	void buffer_register(const wire::BufferRegister *body,
+	                     struct fa_wire_buffer_register *__restrict ret_register)
+	{
+		ret_register->buffer = body->buffer();
+		ret_register->kind = body->kind();
+		ret_register->flags = body->flags();
+		ret_register->offset = body->offset();
+		ret_register->bytes = body->bytes();
+		if (body->handle())
+			memcpy(ret_register->handle, body->handle()->bytes()->Data(),
+			       sizeof(ret_register->handle));
+		else
+			memset(ret_register->handle, 0, sizeof(ret_register->handle));
+		ret_register->pid = body->pid();
+		ret_register->n_pieces = body->n_pieces();
+		pieces(body->piece_bytes(), ret_register->piece_bytes,
+		       &ret_register->n_piece_bytes);
+	}
+
 	void attention(const wire::Attention *body,
 	               struct fa_wire_attention *__restrict ret_attention)
 	{
@@ -162,16 +197,9 @@ void Reader::body(const wire::Message *message, struct fa_wire_message *ret_mess
 	case wire::Body::Hello:
 		hello(message->body_as_Hello(), &ret_message->hello);
 		break;
-	case wire::Body::BufferRegister: {
-		auto body = message->body_as_BufferRegister();
-
-		ret_message->buffer_register.buffer = body->buffer();
-		ret_message->buffer_register.kind = body->kind();
-		ret_message->buffer_register.flags = body->flags();
-		ret_message->buffer_register.offset = body->offset();
-		ret_message->buffer_register.bytes = body->bytes();
+	case wire::Body::BufferRegister:
+		buffer_register(message->body_as_BufferRegister(), &ret_message->buffer_register);
 		break;
-	}
 	case wire::Body::BufferFree:
 		ret_message->buffer_free.buffer = message->body_as_BufferFree()->buffer();
 		break;
@@ -210,6 +238,15 @@ void Reader::body(const wire::Message *message, struct fa_wire_message *ret_mess
 
 		ret_message->buffer_reply.buffer = body->buffer();
 		ret_message->buffer_reply.bytes = body->bytes();
+		ret_message->buffer_reply.piece_bytes = body->piece_bytes();
+		break;
+	}
+	case wire::Body::BufferPieces: {
+		auto body = message->body_as_BufferPieces();
+
+		ret_message->buffer_pieces.buffer = body->buffer();
+		pieces(body->piece_bytes(), ret_message->buffer_pieces.piece_bytes,
+		       &ret_message->buffer_pieces.n_piece_bytes);
 		break;
 	}
 	case wire::Body::Completion:

@@ -37,7 +37,7 @@ constexpr size_t FIXED_BYTES[_FA_WIRE_TYPE_N] = {
 	0,                                                                    /* NONE */
 	FRAME_BYTES + tables_bytes(1, 6) + array_bytes(sizeof(wire::Secret)), /* HELLO */
 	FRAME_BYTES + tables_bytes(1, 0),                                     /* PING */
-	FRAME_BYTES + tables_bytes(1, 5),                                     /* BUFFER_REGISTER */
+	FRAME_BYTES + tables_bytes(1, 9) + array_bytes(sizeof(wire::Handle)), /* BUFFER_REGISTER */
 	FRAME_BYTES + tables_bytes(1, 1),                                     /* BUFFER_FREE */
 	FRAME_BYTES + tables_bytes(1, 2),                                     /* STREAM_CREATE */
 	FRAME_BYTES + tables_bytes(1, 1),                                     /* STREAM_FREE */
@@ -47,9 +47,10 @@ constexpr size_t FIXED_BYTES[_FA_WIRE_TYPE_N] = {
 	FRAME_BYTES + tables_bytes(1, 0),                                          /* DRAIN */
 	FRAME_BYTES + tables_bytes(1, 2),                                          /* REPLY */
 	FRAME_BYTES + tables_bytes(2, 16) + 2 * array_bytes(sizeof(wire::Secret)), /* HELLO_REPLY */
-	FRAME_BYTES + tables_bytes(1, 2), /* BUFFER_REPLY */
+	FRAME_BYTES + tables_bytes(1, 3), /* BUFFER_REPLY */
 	FRAME_BYTES + tables_bytes(1, 7), /* COMPLETION */
 	FRAME_BYTES + tables_bytes(1, 1), /* STATUS_REPLY */
+	FRAME_BYTES + tables_bytes(1, 2), /* BUFFER_PIECES */
 };
 
 static_assert(FIXED_BYTES[FA_WIRE_ATTENTION] <= FA_WIRE_FIXED_BYTES_MAX, "longest");
@@ -103,6 +104,14 @@ size_t encoded_bytes_max(const struct fa_wire_message *message, uint32_t type)
 		bound.array(attention.sinks, attention.n_sinks, sizeof(float));
 		break;
 	}
+	case FA_WIRE_BUFFER_REGISTER:
+		bound.array(message->buffer_register.piece_bytes,
+		            message->buffer_register.n_piece_bytes, sizeof(uint64_t));
+		break;
+	case FA_WIRE_BUFFER_PIECES:
+		bound.array(message->buffer_pieces.piece_bytes,
+		            message->buffer_pieces.n_piece_bytes, sizeof(uint64_t));
+		break;
 	case FA_WIRE_REPLY:
 		bound.string(message->reply.text);
 		break;
@@ -169,6 +178,15 @@ wire::Secret secret_write(const struct fa_wire_secret &secret)
 	return wire::Secret(secret.lo, secret.hi);
 }
 
+/* More than the struct has room for. */
+bool has_too_many_pieces(const struct fa_wire_message *message, uint32_t type)
+{
+	return (type == FA_WIRE_BUFFER_REGISTER &&
+	        message->buffer_register.n_piece_bytes > FA_WIRE_FDS_MAX) ||
+	       (type == FA_WIRE_BUFFER_PIECES &&
+	        message->buffer_pieces.n_piece_bytes > FA_WIRE_FDS_MAX);
+}
+
 /* A view that stays away when it says nothing. */
 class ViewWriter
 {
@@ -197,6 +215,19 @@ class ViewWriter
 	bool present_;
 	wire::View view_;
 };
+
+flatbuffers::Offset<wire::BufferRegister>
+buffer_register_write(Builder &builder, const struct fa_wire_buffer_register &body)
+{
+	static const uint8_t zero[FA_WIRE_HANDLE_BYTES] = {};
+	bool has_handle = memcmp(body.handle, zero, sizeof(zero)) != 0;
+	wire::Handle handle(flatbuffers::span<const uint8_t, FA_WIRE_HANDLE_BYTES>(body.handle));
+	auto piece_bytes = vector_write(builder, body.piece_bytes, body.n_piece_bytes);
+
+	return wire::CreateBufferRegister(builder, body.buffer, body.kind, body.flags, body.offset,
+	                                  body.bytes, has_handle ? &handle : nullptr, body.pid,
+	                                  body.n_pieces, piece_bytes);
+}
 
 flatbuffers::Offset<wire::Attention> attention_write(Builder &builder,
                                                      const struct fa_wire_attention &attention)
@@ -250,13 +281,8 @@ flatbuffers::Offset<void> body_write(Builder &builder, const struct fa_wire_mess
 		return hello_write(builder, message->hello).Union();
 	case FA_WIRE_PING:
 		return wire::CreatePing(builder).Union();
-	case FA_WIRE_BUFFER_REGISTER: {
-		const auto &body = message->buffer_register;
-
-		return wire::CreateBufferRegister(builder, body.buffer, body.kind, body.flags,
-		                                  body.offset, body.bytes)
-		        .Union();
-	}
+	case FA_WIRE_BUFFER_REGISTER:
+		return buffer_register_write(builder, message->buffer_register).Union();
 	case FA_WIRE_BUFFER_FREE:
 		return wire::CreateBufferFree(builder, message->buffer_free.buffer).Union();
 	case FA_WIRE_STREAM_CREATE: {
@@ -288,7 +314,8 @@ flatbuffers::Offset<void> body_write(Builder &builder, const struct fa_wire_mess
 	case FA_WIRE_BUFFER_REPLY: {
 		const auto &body = message->buffer_reply;
 
-		return wire::CreateBufferReply(builder, body.buffer, body.bytes).Union();
+		return wire::CreateBufferReply(builder, body.buffer, body.bytes, body.piece_bytes)
+		        .Union();
 	}
 	case FA_WIRE_COMPLETION: {
 		const auto &body = message->completion;
@@ -300,6 +327,14 @@ flatbuffers::Offset<void> body_write(Builder &builder, const struct fa_wire_mess
 	}
 	case FA_WIRE_STATUS_REPLY:
 		return wire::CreateStatusReply(builder, message->status_reply.bytes).Union();
+	case FA_WIRE_BUFFER_PIECES: {
+		const auto &body = message->buffer_pieces;
+
+		return wire::CreateBufferPieces(
+			       builder, body.buffer,
+			       vector_write(builder, body.piece_bytes, body.n_piece_bytes))
+		        .Union();
+	}
 	default:
 		__builtin_unreachable(); /* fa_wire_encode() has looked */
 	}

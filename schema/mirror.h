@@ -22,6 +22,7 @@ static_assert(offsetof(struct fa_wire_view, reserved) == 78, "View.reserved");
 static_assert(sizeof(struct fa_wire_secret) == sizeof(wire::Secret), "Secret");
 static_assert(alignof(struct fa_wire_secret) == alignof(wire::Secret), "Secret");
 static_assert(offsetof(struct fa_wire_secret, hi) == 8, "Secret.hi");
+static_assert(sizeof(fa_wire_buffer_register::handle) == sizeof(wire::Handle), "Handle");
 
 #define MIRROR_TAG(NAME, Name)                                                                     \
 	static_assert(FA_WIRE_##NAME == static_cast<int>(wire::Body::Name), #Name)
@@ -42,6 +43,7 @@ MIRROR_TAG(HELLO_REPLY, HelloReply);
 MIRROR_TAG(BUFFER_REPLY, BufferReply);
 MIRROR_TAG(COMPLETION, Completion);
 MIRROR_TAG(STATUS_REPLY, StatusReply);
+MIRROR_TAG(BUFFER_PIECES, BufferPieces);
 static_assert(_FA_WIRE_TYPE_N == static_cast<int>(wire::Body::MAX) + 1, "Body");
 
 #undef MIRROR_TAG
@@ -68,6 +70,8 @@ MIRROR_FIELD(BufferRegister, kind, buffer_register, kind);
 MIRROR_FIELD(BufferRegister, flags, buffer_register, flags);
 MIRROR_FIELD(BufferRegister, offset, buffer_register, offset);
 MIRROR_FIELD(BufferRegister, bytes, buffer_register, bytes);
+MIRROR_FIELD(BufferRegister, pid, buffer_register, pid);
+MIRROR_FIELD(BufferRegister, n_pieces, buffer_register, n_pieces);
 MIRROR_FIELD(BufferFree, buffer, buffer_free, buffer);
 MIRROR_FIELD(StreamCreate, stream, stream_create, stream);
 MIRROR_FIELD(StreamCreate, priority, stream_create, priority);
@@ -94,6 +98,8 @@ MIRROR_FIELD(HelloReply, session, hello_reply, session);
 MIRROR_FIELD(HelloReply, resumed, hello_reply, resumed);
 MIRROR_FIELD(BufferReply, buffer, buffer_reply, buffer);
 MIRROR_FIELD(BufferReply, bytes, buffer_reply, bytes);
+MIRROR_FIELD(BufferReply, piece_bytes, buffer_reply, piece_bytes);
+MIRROR_FIELD(BufferPieces, buffer, buffer_pieces, buffer);
 MIRROR_FIELD(Completion, stream, completion, stream);
 MIRROR_FIELD(Completion, status, completion, status);
 MIRROR_FIELD(Completion, value, completion, value);

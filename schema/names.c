@@ -19,6 +19,7 @@ const char *fa_wire_type_name(enum fa_wire_type type)
 		[FA_WIRE_BUFFER_REPLY] = "BufferReply",
 		[FA_WIRE_COMPLETION] = "Completion",
 		[FA_WIRE_STATUS_REPLY] = "StatusReply",
+		[FA_WIRE_BUFFER_PIECES] = "BufferPieces",
 	};
 
 	return (unsigned)type < _FA_WIRE_TYPE_N ? names[type] : "unknown";

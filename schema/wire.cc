@@ -55,7 +55,8 @@ int fa_wire_encode(const struct fa_wire_message *message, void *buffer, size_t s
 	uint32_t type = type_get(message);
 	uint8_t *start = static_cast<uint8_t *>(buffer);
 
-	if (type == FA_WIRE_NONE || type >= _FA_WIRE_TYPE_N || !is_aligned(buffer))
+	if (type == FA_WIRE_NONE || type >= _FA_WIRE_TYPE_N || !is_aligned(buffer) ||
+	    has_too_many_pieces(message, type))
 		return -EINVAL;
 
 	/* The end has to be aligned as well, and nobody takes longer messages. */

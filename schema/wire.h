@@ -28,6 +28,8 @@ extern "C" {
 #define FA_WIRE_SEQUENCES_MAX 4096  /* cu_seqlens have at most this many + 1 entries */
 #define FA_WIRE_HEADS_MAX 1024      /* entries of alibi_slopes and sinks */
 #define FA_WIRE_RANK_MAX 4
+#define FA_WIRE_HANDLE_BYTES 64
+#define FA_WIRE_PIECES_MAX 4096      /* allocations of one buffer */
 #define FA_WIRE_FIXED_BYTES_MAX 1280 /* see fa_wire_encode() */
 
 /* The numbers are the protocol's: they equal the union tags of fad.fbs. */
@@ -50,6 +52,8 @@ enum fa_wire_type {
 	FA_WIRE_BUFFER_REPLY,
 	FA_WIRE_COMPLETION,
 	FA_WIRE_STATUS_REPLY,
+	/* requests that were added later */
+	FA_WIRE_BUFFER_PIECES,
 	_FA_WIRE_TYPE_N,
 };
 
@@ -62,8 +66,10 @@ enum fa_wire_dtype {
 
 /* Kinds of buffers. */
 enum fa_wire_buffer_kind {
-	FA_WIRE_BUFFER_HOST_FD = 1, /* the client's memfd travels with the message */
-	FA_WIRE_BUFFER_ARENA = 2,   /* the daemon makes the memory, its fd comes with the reply */
+	FA_WIRE_BUFFER_HOST_FD = 1,  /* the client's memfd travels with the message */
+	FA_WIRE_BUFFER_ARENA = 2,    /* the daemon makes the memory, its fd comes with the reply */
+	FA_WIRE_BUFFER_CUDA_IPC = 3, /* the client's device memory, by a handle */
+	FA_WIRE_BUFFER_CUDA_FD = 4,  /* the same, by descriptors of the driver's */
 };
 
 #define FA_WIRE_BUFFER_READ_ONLY (1u << 0) /* BufferRegister.flags: never written by the daemon */
@@ -109,8 +115,14 @@ struct fa_wire_hello {
 /*
  * buffer: an id of the client's choosing, not 0, not in use in this session.
  * kind HOST_FD: one fd, [offset, offset + bytes) of it is mapped; offset is a
- * multiple of the page size. kind ARENA: no fd, offset 0.
- * Answered by BufferReply (with one fd for ARENA), or Reply with an error.
+ * multiple of the page size. kind ARENA: no fd, offset 0. kind CUDA_IPC: no fd,
+ * [offset, offset + bytes) of the allocation that handle stands for. kind CUDA_FD:
+ * [offset, offset + bytes) of n_pieces allocations side by side, in order, with an
+ * fd each; piece_bytes says how long those are whose fds travel with this message,
+ * which may be none. The others follow in BufferPieces. Other messages may come in
+ * between, but no second registration that has to wait for pieces.
+ * Answered by BufferReply (with one fd for ARENA) once the memory is there, or by
+ * Reply with an error.
  */
 struct fa_wire_buffer_register {
 	uint32_t buffer;
@@ -118,9 +130,26 @@ struct fa_wire_buffer_register {
 	uint32_t flags;
 	uint64_t offset;
 	uint64_t bytes;
+	uint8_t handle[FA_WIRE_HANDLE_BYTES]; /* CUDA_IPC; all zero: absent */
+	uint32_t pid;      /* CUDA_IPC: the client's getpid(), 0: not said; explains failures */
+	uint32_t n_pieces; /* CUDA_FD: 1 to FA_WIRE_PIECES_MAX; else 0 */
+	uint64_t piece_bytes[FA_WIRE_FDS_MAX];
+	size_t n_piece_bytes;
 };
 
-/* The id is free at once; memory goes when work in flight on it has ended. */
+/*
+ * More pieces of the registration of buffer that waits for them, at least one.
+ * Answered by Reply: 0; -ENOENT if none of that buffer waits (any more); or another
+ * error, with which the registration ends as well.
+ */
+struct fa_wire_buffer_pieces {
+	uint32_t buffer;
+	uint64_t piece_bytes[FA_WIRE_FDS_MAX]; /* of each fd that travels with this message */
+	size_t n_piece_bytes;
+};
+
+/* The id is free at once; memory goes when work in flight on it has ended. A
+ * registration that waits for pieces is given up: it ends with -ECANCELED. */
 struct fa_wire_buffer_free {
 	uint32_t buffer;
 };
@@ -197,6 +226,8 @@ struct fa_wire_hello_reply {
 struct fa_wire_buffer_reply {
 	uint32_t buffer;
 	uint64_t bytes;
+	/* ARENA: the fd is one allocation of that many bytes of the driver's; 0: a memfd. */
+	uint64_t piece_bytes;
 };
 
 /* Times are nanoseconds of the daemon's CLOCK_MONOTONIC; 0: never came so far. */
@@ -236,6 +267,7 @@ struct fa_wire_message {
 		struct fa_wire_buffer_reply buffer_reply;
 		struct fa_wire_completion completion;
 		struct fa_wire_status_reply status_reply;
+		struct fa_wire_buffer_pieces buffer_pieces;
 	};
 };
 
@@ -249,7 +281,7 @@ struct fa_wire_message {
  * is always enough; one that the message would just fill may not be.
  * Lengths of strings and vectors are not checked against the limits above.
  * Absent is what says nothing: a string without text, a vector without entries,
- * a view that is all zero.
+ * a view or handle that is all zero. -EINVAL as well: more piece_bytes than fit.
  */
 int fa_wire_encode(const struct fa_wire_message *message, void *buffer, size_t size,
                    const void **ret_bytes, size_t *ret_length);

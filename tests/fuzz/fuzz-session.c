@@ -297,7 +297,8 @@ static void read_replies(int client)
 		if (n <= 0)
 			return;
 		demand(fa_wire_decode(bytes, (size_t)n, &message) == 0, "an answer is not valid");
-		demand(message.type >= FA_WIRE_REPLY, "an answer is a request");
+		demand(message.type >= FA_WIRE_REPLY && message.type != FA_WIRE_BUFFER_PIECES,
+		       "an answer is a request");
 		demand(message.fds == n_fds, "an answer announces other descriptors");
 		if (message.type == FA_WIRE_REPLY && message.reply.status < 0)
 			demand(message.reply.text.length > 0, "an error has no text");

@@ -191,12 +191,21 @@ static void change_message(struct fa_wire_message *message)
 		message->hello.has_resume = !pick(3);
 		break;
 	case FA_WIRE_BUFFER_REGISTER:
-		switch (pick(5)) {
+		switch (pick(8)) {
 		case 0:
 			CHANGE(message->buffer_register.buffer);
 			break;
 		case 1:
-			message->buffer_register.kind = (uint8_t)pick(4);
+			message->buffer_register.kind = (uint8_t)pick(6);
+			break;
+		case 5:
+			CHANGE(message->buffer_register.n_pieces);
+			break;
+		case 6:
+			message->buffer_register.n_piece_bytes = pick(FA_WIRE_FDS_MAX + 1);
+			break;
+		case 7:
+			CHANGE(message->buffer_register.piece_bytes[pick(FA_WIRE_FDS_MAX)]);
 			break;
 		case 2:
 			message->buffer_register.flags = pick(4);
@@ -211,6 +220,19 @@ static void change_message(struct fa_wire_message *message)
 		break;
 	case FA_WIRE_BUFFER_FREE:
 		CHANGE(message->buffer_free.buffer);
+		break;
+	case FA_WIRE_BUFFER_PIECES:
+		switch (pick(3)) {
+		case 0:
+			CHANGE(message->buffer_pieces.buffer);
+			break;
+		case 1:
+			message->buffer_pieces.n_piece_bytes = pick(FA_WIRE_FDS_MAX + 1);
+			break;
+		default:
+			CHANGE(message->buffer_pieces.piece_bytes[pick(FA_WIRE_FDS_MAX)]);
+			break;
+		}
 		break;
 	case FA_WIRE_STREAM_CREATE:
 		CHANGE(message->stream_create.stream);
@@ -246,9 +268,18 @@ static void new_message(struct fa_wire_message *ret_message)
 		break;
 	case FA_WIRE_BUFFER_REGISTER:
 		ret_message->buffer_register.buffer = 1 + pick(4);
-		ret_message->buffer_register.kind = (uint8_t)(1 + pick(2));
+		ret_message->buffer_register.kind = (uint8_t)(1 + pick(4));
 		ret_message->buffer_register.bytes = 65536;
 		ret_message->fds = ret_message->buffer_register.kind == FA_WIRE_BUFFER_HOST_FD;
+		ret_message->buffer_register.handle[0] = (uint8_t)pick(2);
+		ret_message->buffer_register.n_pieces = pick(4);
+		break;
+	case FA_WIRE_BUFFER_PIECES:
+		ret_message->buffer_pieces.buffer = 1 + pick(4);
+		ret_message->buffer_pieces.n_piece_bytes = pick(3);
+		ret_message->buffer_pieces.piece_bytes[0] = 65536;
+		ret_message->buffer_pieces.piece_bytes[1] = 65536;
+		ret_message->fds = (uint8_t)ret_message->buffer_pieces.n_piece_bytes;
 		break;
 	case FA_WIRE_BUFFER_FREE:
 		ret_message->buffer_free.buffer = 1 + pick(4);

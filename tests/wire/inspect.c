@@ -51,6 +51,29 @@ static bool vector_equal(const void *a, size_t n_a, const void *b, size_t n_b, s
 	return n_a == n_b && (!n_a || !memcmp(a, b, n_a * element_bytes));
 }
 
+static const char *register_difference(const struct fa_wire_buffer_register *a,
+                                       const struct fa_wire_buffer_register *b)
+{
+	SAME(buffer);
+	SAME(kind);
+	SAME(flags);
+	SAME(offset);
+	SAME(bytes);
+	DIFFER_IF(memcmp(a->handle, b->handle, sizeof(a->handle)), "handle");
+	SAME(pid);
+	SAME(n_pieces);
+	SAME_VECTOR(piece_bytes);
+	return NULL;
+}
+
+static const char *pieces_difference(const struct fa_wire_buffer_pieces *a,
+                                     const struct fa_wire_buffer_pieces *b)
+{
+	SAME(buffer);
+	SAME_VECTOR(piece_bytes);
+	return NULL;
+}
+
 static const char *hello_difference(const struct fa_wire_hello *a, const struct fa_wire_hello *b)
 {
 	SAME(version_min);
@@ -116,12 +139,9 @@ const char *fa_inspect_difference(const struct fa_wire_message *a, const struct 
 	case FA_WIRE_HELLO:
 		return hello_difference(&a->hello, &b->hello);
 	case FA_WIRE_BUFFER_REGISTER:
-		SAME(buffer_register.buffer);
-		SAME(buffer_register.kind);
-		SAME(buffer_register.flags);
-		SAME(buffer_register.offset);
-		SAME(buffer_register.bytes);
-		break;
+		return register_difference(&a->buffer_register, &b->buffer_register);
+	case FA_WIRE_BUFFER_PIECES:
+		return pieces_difference(&a->buffer_pieces, &b->buffer_pieces);
 	case FA_WIRE_BUFFER_FREE:
 		SAME(buffer_free.buffer);
 		break;
@@ -147,6 +167,7 @@ const char *fa_inspect_difference(const struct fa_wire_message *a, const struct 
 	case FA_WIRE_BUFFER_REPLY:
 		SAME(buffer_reply.buffer);
 		SAME(buffer_reply.bytes);
+		SAME(buffer_reply.piece_bytes);
 		break;
 	case FA_WIRE_COMPLETION:
 		SAME(completion.stream);
@@ -268,6 +289,14 @@ uint64_t fa_inspect_read(const struct fa_wire_message *message, const void *byte
 		                   FA_WIRE_NAME_BYTES_MAX);
 	case FA_WIRE_COMPLETION:
 		return read_string(range, &message->completion.text, FA_WIRE_TEXT_BYTES_MAX);
+	case FA_WIRE_BUFFER_REGISTER:
+		demand(message->buffer_register.n_piece_bytes <= FA_WIRE_FDS_MAX,
+		       "more pieces than there is room for");
+		return message->buffer_register.n_piece_bytes;
+	case FA_WIRE_BUFFER_PIECES:
+		demand(message->buffer_pieces.n_piece_bytes <= FA_WIRE_FDS_MAX,
+		       "more pieces than there is room for");
+		return message->buffer_pieces.n_piece_bytes;
 	default:
 		return 0;
 	}

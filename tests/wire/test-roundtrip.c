@@ -151,6 +151,15 @@ static void test_encode_refuses(void **state)
 	};
 	assert_int_equal(fa_wire_encode(&message, buffer, sizeof(buffer), &bytes, &length),
 	                 -EMSGSIZE);
+	message.type = FA_WIRE_BUFFER_REGISTER;
+	message.buffer_register =
+		(struct fa_wire_buffer_register){ .n_piece_bytes = FA_WIRE_FDS_MAX + 1 };
+	assert_int_equal(fa_wire_encode(&message, buffer, sizeof(buffer), &bytes, &length),
+	                 -EINVAL);
+	message.type = FA_WIRE_BUFFER_PIECES;
+	message.buffer_pieces = (struct fa_wire_buffer_pieces){ .n_piece_bytes = SIZE_MAX };
+	assert_int_equal(fa_wire_encode(&message, buffer, sizeof(buffer), &bytes, &length),
+	                 -EINVAL);
 	assert_null(bytes);
 	assert_int_equal(length, 0);
 }
