@@ -1,0 +1,117 @@
+/*
+ * The engine from inside: what its thread and mailboxes (engine.c) and the life of
+ * requests and streams on that thread (stream.c) share.
+ *
+ * A request is waiting (behind others, or for room on the device), running (the
+ * device has it), or settled (its status stands). Settled requests leave in the
+ * stream's order, whatever the order in which they settled.
+ */
+#pragma once
+
+#include "daemon/engine.h"
+#include "daemon/waiter.h"
+
+#include <pthread.h>
+
+/* Chains of the index from values to requests of one stream. */
+#define FA_STREAM_CHAINS 64
+
+enum fa_request_state {
+	FA_REQUEST_WAITING,
+	FA_REQUEST_RUNNING,
+	FA_REQUEST_SETTLED,
+};
+
+enum fa_stream_class {
+	FA_STREAM_HIGH,
+	FA_STREAM_NORMAL,
+	_FA_STREAM_CLASS_N,
+};
+
+struct fa_stream {
+	struct fa_engine *engine;
+	void *owner;
+	struct fa_completion_slot *slot; /* written only: what it holds is never believed */
+	int priority;
+
+	/* The loop thread's. */
+	uint64_t next_value;
+	struct fa_list index[FA_STREAM_CHAINS]; /* requests not taken yet */
+
+	/* Crosses over. */
+	struct fa_list link; /* inbox.closing, then outbox.closed */
+	int close_status;
+
+	/* The engine thread's. */
+	struct fa_device_queue *queue; /* made with the first launch */
+	struct fa_list started;        /* running, or settled and not at the head */
+	struct fa_list waiting;        /* behind those; waiting, or settled already */
+	struct fa_list runnable_link;  /* engine.runnable, if something can be launched */
+	unsigned int outstanding;      /* running requests */
+	bool closing;
+	_Atomic uint64_t finished;
+};
+
+struct fa_engine {
+	void (*notify)(void *userdata);
+	void *userdata;
+
+	const struct fa_device_ops *ops;
+	struct fa_device *device;
+	unsigned int depth;
+	pthread_t thread;
+	bool started;
+
+	struct fa_waiter waiter;
+	atomic_bool stop;
+
+	pthread_mutex_t mutex;
+	struct {
+		struct fa_list submitted, cancelled; /* requests */
+		struct fa_list closing;              /* streams */
+	} inbox;
+	struct {
+		struct fa_list requests;
+		struct fa_list closed; /* streams; their requests are out before them */
+	} outbox;
+
+	/* The loop thread's: taken out of the outbox in one go. */
+	struct fa_list taken_requests, taken_closed;
+
+	/* The engine thread's. */
+	struct fa_list runnable[_FA_STREAM_CLASS_N]; /* streams, each in its turn */
+	struct fa_list done, closed;                 /* on the way to the outbox */
+	struct fa_deadlines deadlines;
+
+	struct {
+		_Atomic uint64_t submitted, finished, launched, cancelled, failed, busy_ns;
+	} stats;
+};
+
+static inline void fa_engine_count(_Atomic uint64_t *counter, uint64_t n)
+{
+	atomic_fetch_add_explicit(counter, n, memory_order_relaxed);
+}
+
+static inline struct fa_request *fa_request_first(struct fa_list *list)
+{
+	return fa_container_of(list->next, struct fa_request, link);
+}
+
+/* ---- stream.c; the engine thread's */
+
+/* @request came in. */
+void fa_stream_receive(struct fa_stream *stream, struct fa_request *request);
+
+/* Ends a request early, with @status, unless it is settled. */
+void fa_request_end(struct fa_request *request, int status);
+
+/* The device has returned it. */
+void fa_request_reaped(struct fa_request *request);
+
+/* Whether something can be launched, and the launch of that whose turn it is. */
+bool fa_engine_runnable(struct fa_engine *engine);
+void fa_engine_launch_next(struct fa_engine *engine);
+
+/* Ends all requests with @status, and closes the stream when they are gone. */
+void fa_stream_end(struct fa_stream *stream, int status);

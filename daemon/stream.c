@@ -1,0 +1,191 @@
+/*
+ * The life of requests and streams on the engine thread: what may start, in whose
+ * turn, and what follows when a request has ended.
+ */
+#include "daemon/engine_private.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <string.h>
+
+static void stream_update(struct fa_stream *stream);
+
+/* ---- requests */
+
+static void request_settle(struct fa_request *request, int status)
+{
+	fa_deadlines_remove(&request->stream->engine->deadlines, &request->deadline);
+	request->status = status;
+	request->state = FA_REQUEST_SETTLED;
+}
+
+static void request_explain(struct fa_request *request, int status)
+{
+	const char *when = request->state == FA_REQUEST_WAITING ? "queued" : "running";
+
+	if (status == -ETIMEDOUT)
+		fa_fail(&request->error, status, "the deadline passed while the request was %s",
+		        when);
+	else if (status == -ECANCELED)
+		fa_fail(&request->error, status, "the request was cancelled while it was %s", when);
+	else
+		fa_fail(&request->error, status, "the request was ended while it was %s: %s", when,
+		        strerrordesc_np(-status));
+}
+
+/* The caller updates the stream. */
+static void request_end(struct fa_request *request, int status)
+{
+	struct fa_engine *engine = request->stream->engine;
+
+	if (request->state == FA_REQUEST_WAITING) {
+		request_explain(request, status);
+		request_settle(request, status);
+	} else if (request->state == FA_REQUEST_RUNNING && !request->end_status) {
+		fa_deadlines_remove(&engine->deadlines, &request->deadline);
+		request->end_status = status;
+		engine->ops->cancel(engine->device, &request->work);
+	}
+}
+
+void fa_request_end(struct fa_request *request, int status)
+{
+	request_end(request, status);
+	stream_update(request->stream);
+}
+
+void fa_request_reaped(struct fa_request *request)
+{
+	int status = request->work.status, end = request->end_status;
+	struct fa_stream *stream = request->stream;
+
+	request->started_ns = request->work.started_ns;
+	request->finished_ns = request->work.finished_ns;
+	if (request->started_ns)
+		fa_engine_count(&stream->engine->stats.busy_ns,
+		                request->finished_ns - request->started_ns);
+
+	/* A cancel that came too late changes nothing. A deadline that passed did pass,
+	 * though the device could not stop. */
+	if (end && (status == -ECANCELED || (!status && end == -ETIMEDOUT))) {
+		request_explain(request, end);
+		status = end;
+	} else if (status) {
+		request->error = request->work.error;
+	}
+	request_settle(request, status);
+	stream->outstanding--;
+	stream_update(stream);
+}
+
+/* ---- streams */
+
+/* Brings everything that follows from the state of its requests up to date. */
+static void stream_update(struct fa_stream *stream)
+{
+	struct fa_engine *engine = stream->engine;
+	struct fa_request *request;
+	struct fa_list *head;
+
+	for (;;) {
+		head = fa_list_empty(&stream->started) ? &stream->waiting : &stream->started;
+		request = fa_request_first(head);
+		if (fa_list_empty(head) || request->state != FA_REQUEST_SETTLED)
+			break;
+		fa_list_remove(&request->link);
+		fa_list_append(&engine->done, &request->link);
+	}
+
+	if (fa_list_empty(&stream->waiting) || stream->outstanding >= engine->depth)
+		fa_list_remove(&stream->runnable_link);
+	else if (fa_list_empty(&stream->runnable_link))
+		fa_list_append(
+			&engine->runnable[stream->priority > 0 ? FA_STREAM_HIGH : FA_STREAM_NORMAL],
+			&stream->runnable_link);
+
+	if (stream->closing && fa_list_empty(&stream->started) && fa_list_empty(&stream->waiting)) {
+		if (stream->queue)
+			stream->queue = engine->ops->queue_free(engine->device, stream->queue);
+		stream->closing = false;
+		fa_list_append(&engine->closed, &stream->link);
+	}
+}
+
+void fa_stream_receive(struct fa_stream *stream, struct fa_request *request)
+{
+	fa_list_append(&stream->waiting, &request->link);
+	if (request->status)
+		request->state = FA_REQUEST_SETTLED;
+	else if (request->deadline_ns != FA_NS_NEVER)
+		fa_deadlines_insert(&stream->engine->deadlines, &request->deadline,
+		                    request->deadline_ns);
+	stream_update(stream);
+}
+
+/* Launches the stream's next request. */
+static void stream_launch(struct fa_stream *stream)
+{
+	struct fa_engine *engine = stream->engine;
+	struct fa_request *request;
+	int r = 0;
+
+	do {
+		request = fa_request_first(&stream->waiting);
+		fa_list_remove(&request->link);
+		fa_list_append(&stream->started, &request->link);
+	} while (request->state == FA_REQUEST_SETTLED && !fa_list_empty(&stream->waiting));
+
+	if (request->state == FA_REQUEST_WAITING) {
+		if (!stream->queue)
+			r = engine->ops->queue_new(engine->device, NULL, stream->priority,
+			                           &request->error, &stream->queue);
+		if (r < 0) {
+			request_settle(request, r);
+		} else {
+			request->state = FA_REQUEST_RUNNING;
+			request->work.params = &request->params;
+			stream->outstanding++;
+			fa_engine_count(&engine->stats.launched, 1);
+			engine->ops->launch(engine->device, stream->queue, &request->work);
+		}
+	}
+	stream_update(stream);
+}
+
+void fa_stream_end(struct fa_stream *stream, int status)
+{
+	struct fa_list *pos;
+
+	fa_list_for_each(pos, &stream->started)
+		request_end(fa_container_of(pos, struct fa_request, link), status);
+	fa_list_for_each(pos, &stream->waiting)
+		request_end(fa_container_of(pos, struct fa_request, link), status);
+	stream->closing = true;
+	stream_update(stream);
+}
+
+/* ---- turns */
+
+static struct fa_stream *next_runnable(struct fa_engine *engine)
+{
+	for (int i = 0; i < _FA_STREAM_CLASS_N; i++)
+		if (!fa_list_empty(&engine->runnable[i]))
+			return fa_container_of(engine->runnable[i].next, struct fa_stream,
+			                       runnable_link);
+	return NULL;
+}
+
+bool fa_engine_runnable(struct fa_engine *engine)
+{
+	return next_runnable(engine);
+}
+
+void fa_engine_launch_next(struct fa_engine *engine)
+{
+	struct fa_stream *stream = next_runnable(engine);
+
+	/* One launch a turn; a stream that has more goes to the end. */
+	fa_list_remove(&stream->runnable_link);
+	stream_launch(stream);
+}
