@@ -82,14 +82,15 @@ int fa_client_enter_connected(struct fa_client *client)
 
 /* ---- making */
 
-static uint64_t default_spin_ns(void)
+/* With few processors whoever spins has to let go of his for those who should finish;
+ * on a single one there is nobody to wait for while spinning. */
+static void choose_spin(struct fa_client *client, uint64_t spin_ns)
 {
 	cpu_set_t cpus;
+	int n = sched_getaffinity(0, sizeof(cpus), &cpus) < 0 ? 1 : CPU_COUNT(&cpus);
 
-	/* With fewer processors spinning takes time from who should finish. */
-	if (sched_getaffinity(0, sizeof(cpus), &cpus) < 0 || CPU_COUNT(&cpus) <= 2)
-		return 0;
-	return SPIN_NS_DEFAULT;
+	client->yields = n <= 4;
+	client->spin_ns = spin_ns ? spin_ns : n > 1 ? SPIN_NS_DEFAULT : 0;
 }
 
 static uint64_t or_default(uint64_t value, uint64_t otherwise)
@@ -114,7 +115,7 @@ static int client_new(const struct fa_options *options, struct fa_client **ret_c
 	client->connect_ns = or_default(options->connect_ns, CONNECT_NS_DEFAULT);
 	client->reconnect_ns = or_default(options->reconnect_ns, RECONNECT_NS_DEFAULT);
 	client->call_ns = or_default(options->reply_ns, REPLY_NS_DEFAULT);
-	client->spin_ns = or_default(options->spin_ns, default_spin_ns());
+	choose_spin(client, options->spin_ns);
 	(void)snprintf(client->name, sizeof(client->name), "%s", name);
 	fa_list_init(&client->waiters);
 	fa_list_init(&client->calls);

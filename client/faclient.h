@@ -92,8 +92,9 @@ struct fa_options {
 	uint64_t connect_ns; /* for fa_connect() as a whole; 0: 5 s */
 	uint64_t
 		reconnect_ns; /* for connecting again; 0: 5 s; UINT64_MAX: only by fa_reconnect() */
-	/* How long fa_wait() spins before it sleeps; 0: 20 us where this process may
-	 * use more than two processors, else (about) not at all. */
+	/* How long a call that waits for the daemon spins before it sleeps; 0: 20 us where
+	 * this process may use more than one processor, else not at all. With up to four it
+	 * yields to others meanwhile. Where answers keep taking longer, it sleeps at once. */
 	uint64_t spin_ns;
 	/* How long the daemon may take to answer what it should answer at once (all but
 	 * attention) before the connection is given up; 0: 60 s; UINT64_MAX: for ever. */

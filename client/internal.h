@@ -121,6 +121,7 @@ struct fa_client {
 	pid_t pid;
 	uint32_t tag; /* in tickets */
 	uint64_t connect_ns, reconnect_ns, spin_ns, call_ns;
+	bool yields; /* while it spins */
 	bool spawned;
 	char *daemon; /* options.daemon, absolute, or NULL */
 	char name[FA_WIRE_NAME_BYTES_MAX + 1];
@@ -146,6 +147,7 @@ struct fa_client {
 
 	unsigned int outside;
 	bool leader; /* there is one */
+	unsigned int spun_in_vain, spin_rest; /* of the leader */
 	struct fa_list waiters;
 	struct fa_list calls;
 	uint64_t last_id;

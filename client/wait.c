@@ -7,6 +7,7 @@
 #include "client/internal.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -66,7 +67,10 @@ static int spin(struct fa_client *client, uint32_t stream, uint64_t value, uint6
 			r = fa_result_probe(client, stream, value);
 			if (r || atomic_load_explicit(&client->lost, memory_order_acquire))
 				goto end;
-			pause_cpu();
+			if (client->yields)
+				sched_yield();
+			else
+				pause_cpu();
 		}
 	} while (fa_now_ns() < deadline);
 end:

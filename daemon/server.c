@@ -378,6 +378,7 @@ static int init_handles(struct fa_server *server)
 	server->engine_async.data = server;
 	if (r == 0)
 		r = uv_async_init(server->loop, &server->closer_async, on_closer);
+	fa_spin_init(&server->spin, server->loop);
 	server->closer_async.data = server;
 	return r;
 }
@@ -388,6 +389,7 @@ static void close_handles(struct fa_server *server)
 		(uv_handle_t *)&server->accept_timer, (uv_handle_t *)&server->hello_timer,
 		(uv_handle_t *)&server->drain_timer,  (uv_handle_t *)&server->idle_timer,
 		(uv_handle_t *)&server->engine_async, (uv_handle_t *)&server->closer_async,
+		(uv_handle_t *)&server->spin.idle,
 	};
 
 	for (size_t i = 0; i < sizeof(handles) / sizeof(*handles); ++i)

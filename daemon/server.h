@@ -15,6 +15,7 @@
 #include "daemon/config.h"
 #include "daemon/engine.h"
 #include "daemon/listener.h"
+#include "daemon/spin.h"
 #include "daemon/tenant.h"
 #include "schema/wire.h"
 
@@ -69,6 +70,7 @@ struct fa_server {
 
 	uv_async_t engine_async;
 	uv_async_t closer_async;
+	struct fa_spin spin;
 	unsigned int n_requests; /* in flight, of all sessions */
 	uv_timer_t drain_timer;
 	uv_timer_t idle_timer; /* exit_when_idle: nobody came */

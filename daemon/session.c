@@ -327,6 +327,7 @@ static bool read_packet(struct fa_session *session, int *fds, size_t *ret_n_fds)
 		return false;
 	}
 	++session->n_messages;
+	fa_spin_note(&server->spin);
 	/* What the client has seen in its page counts no more. */
 	fa_server_take_finished(server);
 	if (session->state == FA_SESSION_CLOSING)

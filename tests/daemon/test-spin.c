@@ -1,0 +1,90 @@
+/*
+ * The loop looks for the next message for a while when messages come quickly; when
+ * they do not, and after them, the daemon takes no processor time.
+ */
+#include "tests/lib/check.h"
+#include "tests/lib/daemon.h"
+#include "tests/lib/raw.h"
+
+#include "common/clock.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+static struct fa_test_daemon daemon_process;
+static struct fa_raw raw;
+
+static uint64_t used_ns(void)
+{
+	struct fa_test_usage usage;
+
+	fa_test_daemon_usage(&daemon_process, &usage);
+	return usage.cpu_ns;
+}
+
+static void check_less(uint64_t ns, unsigned int most_ms, const char *when)
+{
+	if (ns > most_ms * FA_NS_PER_MS)
+		fa_test_fail(__FILE__, __LINE__, "%s the daemon took %llu ms of processor time",
+		             when, (unsigned long long)(ns / FA_NS_PER_MS));
+}
+
+static void test_quick_messages(void **state)
+{
+	uint64_t before;
+
+	for (int i = 0; i < 5000; i++)
+		fa_raw_ping(&raw);
+	fa_test_sleep_ms(10);
+	before = used_ns();
+	fa_test_sleep_ms(1000);
+	check_less(used_ns() - before, 100, "after the last of many messages, in 1000 ms,");
+}
+
+/* One message each millisecond is not worth waiting for awake. */
+static void test_slow_messages(void **state)
+{
+	const uint64_t begin_ns = fa_now_ns();
+	uint64_t before;
+	int n = 0;
+
+	fa_test_sleep_ms(10);
+	before = used_ns();
+	while (fa_now_ns() - begin_ns < 2 * FA_NS_PER_SEC) {
+		fa_test_sleep_ms(1);
+		fa_raw_ping(&raw);
+		n++;
+	}
+	assert_true(n > 100);
+	/* Answering takes some 20 us, more under sanitizers; spinning would take 2000 ms. */
+	check_less(used_ns() - before, fa_test_sanitized() ? 1000 : 400,
+	           "with a message each millisecond, in 2000 ms,");
+}
+
+static int start(void **state)
+{
+	fa_test_daemon_start(&daemon_process, NULL);
+	fa_raw_open(&raw, daemon_process.socket);
+	return 0;
+}
+
+static int stop(void **state)
+{
+	fa_raw_close(&raw);
+	fa_test_daemon_stop(&daemon_process);
+	return 0;
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_quick_messages),
+		cmocka_unit_test(test_slow_messages),
+	};
+
+	return cmocka_run_group_tests(tests, start, stop);
+}
