@@ -26,7 +26,8 @@ struct fa_device_config {
 	const char *device;   /* GPU backends: ordinal ("0") or "GPU-…" UUID; NULL: the first */
 	/*
 	 * Called by any thread of the backend when reap() has something to return after
-	 * it had nothing; must be cheap and thread-safe, and may not call the backend.
+	 * it had nothing, or health() has turned bad; must be cheap and thread-safe, and
+	 * may not call the backend.
 	 * No call is under way once reap() has returned all that was launched.
 	 */
 	void (*notify)(void *userdata);
@@ -35,7 +36,8 @@ struct fa_device_config {
 
 struct fa_device_info {
 	char backend[16];
-	char name[64]; /* the processor's or the GPU's model */
+	char name[64];     /* the processor's or the GPU's model */
+	char details[128]; /* for the log: driver, kernels, time to open; may be empty */
 	uint64_t uuid[2];
 	unsigned int threads; /* 0 where it means nothing */
 	unsigned int depth;   /* launches of one queue that may be outstanding */
