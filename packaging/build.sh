@@ -22,7 +22,7 @@ toolchain() {
 
 # setup_build DIR OPTION...: DIR is configured with exactly these options, whatever
 # it was before. What lies in it and cannot be used again is removed, except
-# other build directories in it (build/check-*).
+# other build directories in it (build/check-*) and the compiler (build/nvcc).
 setup_build() {
 	local dir=$1 want
 
@@ -33,7 +33,7 @@ setup_build() {
 		return 0
 	fi
 	if [ -d "$dir" ]; then
-		find "$dir" -mindepth 1 -maxdepth 1 ! -name 'check-*' -exec rm -rf {} +
+		find "$dir" -mindepth 1 -maxdepth 1 ! -name 'check-*' ! -name nvcc -exec rm -rf {} +
 	fi
 	mkdir -p "$dir"
 	if ! meson setup "$dir" "$@" >"$dir/.setup.log" 2>&1; then

@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+"""Compiles one file of device code to a fatbin, and fails where a kernel is not what we
+ship: spills, local memory, or warnings that say that ptxas gave up what we wrote for.
+
+    compile.py [--unchecked] --depfile FILE --resources FILE --output FILE NVCC ARGUMENT...
+
+ARGUMENTs go to nvcc. --resources gets a table of what every kernel takes. --unchecked
+is for device code that is not shipped.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+
+# Potential losses that ptxas reports and does not fail for: setmaxnreg ignored,
+# wgmma serialised.
+LOSSES = re.compile(r"\((C7508|C751[0-4])\)")
+
+COMPILING = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
+MEMORY = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+REGISTERS = re.compile(r"Used (\d+) registers")
+BYTES = re.compile(r"(\d+) bytes (smem|lmem|cumulative stack size)")
+CODE = re.compile(r"\bsm_\w+")
+
+
+class Kernel:
+    def __init__(self, name, arch):
+        self.name, self.arch = name, arch
+        self.registers = self.stack = self.stores = self.loads = None
+        self.bytes = {"smem": 0, "lmem": 0, "cumulative stack size": 0}
+
+    def faults(self):
+        if None in (self.registers, self.stack):
+            return ["ptxas says nothing about it"]
+        local = max(self.stack, self.bytes["lmem"], self.bytes["cumulative stack size"])
+        faults = []
+        if self.stores or self.loads:
+            faults.append(f"spills {self.stores} bytes out and {self.loads} back")
+        if local:
+            faults.append(f"uses {local} bytes of local memory")
+        return faults
+
+
+def read(report):
+    """The kernels of a report of ptxas -v."""
+    kernels = []
+    for line in report.splitlines():
+        if match := COMPILING.search(line):
+            kernels.append(Kernel(*match.groups()))
+        if not kernels:
+            continue
+        if match := MEMORY.search(line):
+            # Functions that a kernel calls are reported after it: the worst counts.
+            kernel, values = kernels[-1], map(int, match.groups())
+            kernel.stack, kernel.stores, kernel.loads = (
+                max(old or 0, new)
+                for old, new in zip((kernel.stack, kernel.stores, kernel.loads), values)
+            )
+        if match := REGISTERS.search(line):
+            kernels[-1].registers = int(match.group(1))
+            for number, kind in BYTES.findall(line):
+                kernels[-1].bytes[kind] = int(number)
+    return kernels
+
+
+def judge(report, wanted):
+    """What is wrong with a report; @wanted: the architectures to be in it."""
+    kernels = read(report)
+    faults = [f"{k.name} ({k.arch}) {fault}" for k in kernels for fault in k.faults()]
+    faults += [line.strip() for line in report.splitlines() if LOSSES.search(line)]
+    faults += [
+        f"no kernel was compiled for {arch}" for arch in sorted(wanted - {k.arch for k in kernels})
+    ]
+    return faults
+
+
+def table(kernels):
+    lines = [f"{'kernel':48} {'arch':8} {'registers':>9} {'shared':>7} {'spills':>7}"]
+    for k in kernels:
+        spills = (k.stores or 0) + (k.loads or 0)
+        lines.append(
+            f"{k.name:48} {k.arch:8} {k.registers or 0:9} {k.bytes['smem']:7} {spills:7}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--unchecked", action="store_true")
+    parser.add_argument("--depfile", required=True)
+    parser.add_argument("--resources", required=True)
+    parser.add_argument("--output", required=True)
+    parser.add_argument("nvcc")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    args = parser.parse_args()
+
+    # Device code alone is compiled, so any host compiler that can preprocess will do.
+    run = subprocess.run(
+        [args.nvcc, "-fatbin", "-allow-unsupported-compiler", "-Xptxas", "-v", "-MD", "-MF",
+         args.depfile, "-o", args.output, *args.arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+    )
+    if run.returncode:
+        sys.exit(run.stdout + f"{args.nvcc} failed with {run.returncode}")
+    kernels = read(run.stdout)
+    with open(args.resources, "w", encoding="utf-8") as file:
+        file.write(table(kernels))
+    # What ptxas says besides: warnings.
+    for line in run.stdout.splitlines():
+        if "warning" in line and not LOSSES.search(line):
+            print(line)
+    if args.unchecked:
+        return
+    wanted = {
+        arch
+        for before, argument in zip(args.arguments, args.arguments[1:])
+        if before == "-gencode"
+        for arch in CODE.findall(argument)
+    }
+    if faults := judge(run.stdout, wanted):
+        sys.exit("\n".join(["this device code must not be shipped:", *faults]))
+
+
+if __name__ == "__main__":
+    main()
