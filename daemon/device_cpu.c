@@ -2,13 +2,13 @@
  * The CPU backend: a pool of threads that runs the tiles of attention requests.
  *
  * Each queue has at most one active work, so that a work sees all that the one
- * before it wrote. Active works that have tiles left to hand out are `ready`, in
- * the order in which they are to be served; a worker takes the first, moves it to
- * the end, and runs its tiles for a quantum without touching the lock: claiming
- * the next tile is one atomic addition. So a small request waits for a quantum
- * or a tile of the others, never for the whole of them. Ready works of high
- * priority go first, but for every eighth turn, so that they cannot starve the
- * others.
+ * before it wrote. Active works that have tiles left to hand out are `ready`, and
+ * stand in their groups (daemon/turns.h); a worker takes the one whose turn it is
+ * and runs its tiles for a quantum without touching the lock: claiming the next
+ * tile is one atomic addition. So a small request waits for a quantum or a tile of
+ * the others, never for the whole of them. What a group uses is the time of the
+ * workers that serve it, of which it is charged a quantum beforehand, so that not
+ * all of them go to one group. Time in which nobody else wanted it costs nothing.
  *
  * A work ends when nobody runs it any more and either all its tiles were claimed
  * or it was cancelled; who finds that out, under the lock, finishes it and
@@ -21,6 +21,7 @@
 #include "common/clock.h"
 #include "common/memfd.h"
 #include "daemon/device.h"
+#include "daemon/turns.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -37,16 +38,8 @@
 #define DEPTH 8
 /* How long a worker stays with one work while others are ready. */
 #define QUANTUM_NS (500 * FA_NS_PER_US)
-/* Every so many turns the normal works go before those of high priority. */
-#define NORMAL_TURN 8
 /* Sleepers that a worker wakes when it finds more than it can do. */
 #define WAKE_FAN_OUT 2
-
-enum priority_class {
-	HIGH,
-	NORMAL,
-	_CLASS_N,
-};
 
 enum work_state {
 	QUEUED,   /* in its queue, behind others */
@@ -68,8 +61,13 @@ struct cpu_work {
 
 _Static_assert(sizeof(struct cpu_work) <= sizeof(((struct fa_device_work *)0)->backend), "it fits");
 
+struct fa_device_group {
+	struct fa_turns_group turns; /* cpu_work.ready_link */
+};
+
 struct fa_device_queue {
-	enum priority_class class;
+	struct fa_device_group *group;
+	enum fa_turns_class class;
 	struct fa_list works; /* by fa_device_work.link; the first is active */
 };
 
@@ -86,9 +84,8 @@ struct fa_device {
 
 	pthread_mutex_t mutex;
 	pthread_cond_t work_available;
-	struct fa_list ready[_CLASS_N]; /* cpu_work.ready_link */
-	_Atomic uint32_t n_ready;       /* in both; written under the mutex, read by anyone */
-	uint32_t turns;
+	struct fa_turns turns;    /* in nanoseconds */
+	_Atomic uint32_t n_ready; /* works; written under the mutex, read by anyone */
 	uint32_t n_sleeping;
 	struct fa_list done; /* fa_device_work.link */
 	bool stop;
@@ -115,7 +112,7 @@ static void work_unready(struct fa_device *device, struct fa_device_work *work)
 
 	if (fa_list_empty(&cpu->ready_link))
 		return;
-	fa_list_remove(&cpu->ready_link);
+	fa_turns_remove(&device->turns, &work->queue->group->turns, &cpu->ready_link);
 	atomic_fetch_sub_explicit(&device->n_ready, 1, memory_order_relaxed);
 }
 
@@ -169,7 +166,8 @@ static void queue_activate(struct fa_device *device, struct fa_device_queue *que
 			return;
 		cpu->state = ACTIVE;
 		if (!work_over(work)) {
-			fa_list_append(&device->ready[queue->class], &cpu->ready_link);
+			fa_turns_add(&device->turns, &queue->group->turns, queue->class,
+			             &cpu->ready_link);
 			atomic_fetch_add_explicit(&device->n_ready, 1, memory_order_relaxed);
 			return;
 		}
@@ -177,31 +175,24 @@ static void queue_activate(struct fa_device *device, struct fa_device_queue *que
 	}
 }
 
-/* The work to serve next, if any; it goes to the end of its list. */
+/* The work to serve next, if any; its group has paid for a quantum. */
 static struct fa_device_work *device_pick(struct fa_device *device)
 {
 	struct fa_device_work *work;
-	enum priority_class class;
 	struct cpu_work *cpu;
 
-	for (;;) {
-		class = fa_list_empty(&device->ready[HIGH]) ? NORMAL : HIGH;
-		if (class == HIGH && !fa_list_empty(&device->ready[NORMAL]) &&
-		    ++device->turns % NORMAL_TURN == 0)
-			class = NORMAL;
-		if (fa_list_empty(&device->ready[class]))
-			return NULL;
-		cpu = fa_container_of(device->ready[class].next, struct cpu_work, ready_link);
+	while (!fa_turns_empty(&device->turns)) {
+		cpu = fa_container_of(fa_turns_next(&device->turns), struct cpu_work, ready_link);
 		work = fa_container_of(cpu, struct fa_device_work, backend);
 		if (work_over(work)) {
 			/* Others run its last tiles and finish it. */
 			work_unready(device, work);
 			continue;
 		}
-		fa_list_remove(&cpu->ready_link);
-		fa_list_append(&device->ready[class], &cpu->ready_link);
+		fa_turns_charge(&device->turns, &work->queue->group->turns, QUANTUM_NS);
 		return work;
 	}
+	return NULL;
 }
 
 /* How many sleepers are worth waking for what the worker that took @cpu leaves:
@@ -231,28 +222,29 @@ static int worker_reserve(struct worker *worker, size_t bytes)
 	return 0;
 }
 
-/* Runs tiles until there are none, it was cancelled, or it is others' turn. */
-static void worker_serve(struct worker *worker, struct fa_device_work *work)
+/* Runs tiles until there are none, it was cancelled, or it is others' turn. Returns
+ * how long others had to wait for it. */
+static uint64_t worker_serve(struct worker *worker, struct fa_device_work *work)
 {
+	uint64_t begin_ns = fa_now_ns(), now_ns = begin_ns;
 	struct fa_device *device = worker->device;
 	struct cpu_work *cpu = cpu_work(work);
-	uint64_t begin_ns = fa_now_ns();
 	int64_t tile;
 
-	while (!atomic_load_explicit(&work->cancelled, memory_order_relaxed)) {
+	while (!atomic_load_explicit(&work->cancelled, memory_order_relaxed) &&
+	       now_ns - begin_ns < QUANTUM_NS) {
 		tile = atomic_fetch_add_explicit(&cpu->next, 1, memory_order_relaxed);
 		if (tile >= cpu->n_tiles)
-			return;
+			break;
 		if (!fa_cpu_attention_tile(device->isa, work->params, tile, worker->scratch,
-		                           (const bool *)&work->cancelled)) {
+		                           (const bool *)&work->cancelled))
 			atomic_store_explicit(&cpu->stopped, true, memory_order_relaxed);
-			return;
-		}
 
-		if (atomic_load_explicit(&device->n_ready, memory_order_relaxed) > 1 &&
-		    fa_now_ns() - begin_ns >= QUANTUM_NS)
-			return;
+		now_ns = fa_now_ns();
+		if (atomic_load_explicit(&device->n_ready, memory_order_relaxed) <= 1)
+			begin_ns = now_ns;
 	}
+	return now_ns - begin_ns;
 }
 
 static void *worker_run(void *userdata)
@@ -262,6 +254,7 @@ static void *worker_run(void *userdata)
 	struct fa_device_work *work;
 	struct fa_device_queue *queue;
 	struct cpu_work *cpu;
+	uint64_t used_ns;
 	uint32_t wake;
 
 	pthread_mutex_lock(&device->mutex);
@@ -283,10 +276,13 @@ static void *worker_run(void *userdata)
 
 		while (wake-- > 0)
 			pthread_cond_signal(&device->work_available);
+		used_ns = 0;
 		if (worker_reserve(worker, cpu->scratch_bytes) == 0)
-			worker_serve(worker, work);
+			used_ns = worker_serve(worker, work);
 
 		pthread_mutex_lock(&device->mutex);
+		fa_turns_charge(&device->turns, &queue->group->turns,
+		                (int64_t)(used_ns - QUANTUM_NS));
 		if (worker->scratch_bytes < cpu->scratch_bytes) {
 			cpu->failure = -ENOMEM;
 			atomic_store_explicit(&work->cancelled, true, memory_order_relaxed);
@@ -371,8 +367,6 @@ static int cpu_open(const struct fa_device_config *config, struct fa_error *erro
 	device->isa = isa;
 	pthread_mutex_init(&device->mutex, NULL);
 	pthread_cond_init(&device->work_available, NULL);
-	for (int i = 0; i < _CLASS_N; i++)
-		fa_list_init(&device->ready[i]);
 	fa_list_init(&device->done);
 	for (; device->n_workers < n; device->n_workers++) {
 		device->workers[device->n_workers].device = device;
@@ -506,6 +500,26 @@ static int cpu_check(struct fa_device *device, const struct fa_attention_params 
 	                          error ? sizeof(error->text) : 0);
 }
 
+static int cpu_group_new(struct fa_device *device, struct fa_error *error,
+                         struct fa_device_group **ret_group)
+{
+	struct fa_device_group *group;
+
+	group = fa_new(struct fa_device_group);
+	if (!group)
+		return fa_fail(error, -ENOMEM, "no memory for a group of queues");
+	fa_turns_group_init(&group->turns);
+	*ret_group = group;
+	return 0;
+}
+
+static struct fa_device_group *cpu_group_free(struct fa_device *device,
+                                              struct fa_device_group *group)
+{
+	free(group);
+	return NULL;
+}
+
 static int cpu_queue_new(struct fa_device *device, struct fa_device_group *group, int priority,
                          struct fa_error *error, struct fa_device_queue **ret_queue)
 {
@@ -514,7 +528,8 @@ static int cpu_queue_new(struct fa_device *device, struct fa_device_group *group
 	queue = fa_new(struct fa_device_queue);
 	if (!queue)
 		return fa_fail(error, -ENOMEM, "no memory for a queue");
-	queue->class = priority > 0 ? HIGH : NORMAL;
+	queue->group = group;
+	queue->class = fa_turns_class(priority);
 	fa_list_init(&queue->works);
 	*ret_queue = queue;
 	return 0;
@@ -588,6 +603,8 @@ const struct fa_device_ops fa_device_cpu = {
 	.memory_new_arena = cpu_memory_new_arena,
 	.memory_release = cpu_memory_release,
 	.check = cpu_check,
+	.group_new = cpu_group_new,
+	.group_free = cpu_group_free,
 	.queue_new = cpu_queue_new,
 	.queue_free = cpu_queue_free,
 	.launch = cpu_launch,

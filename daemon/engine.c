@@ -136,7 +136,7 @@ static void deliver(struct fa_engine *engine)
 
 static void launch(struct fa_engine *engine)
 {
-	for (int i = 0; i < LAUNCHES_A_ROUND && fa_engine_runnable(engine); i++)
+	for (int i = 0; i < LAUNCHES_A_ROUND && !fa_turns_empty(&engine->turns); i++)
 		fa_engine_launch_next(engine);
 }
 
@@ -153,7 +153,7 @@ static void *run(void *userdata)
 		expire(engine);
 		deliver(engine);
 		launch(engine);
-		if (!fa_engine_runnable(engine) && fa_list_empty(&engine->done) &&
+		if (fa_turns_empty(&engine->turns) && fa_list_empty(&engine->done) &&
 		    fa_list_empty(&engine->closed))
 			fa_waiter_wait(&engine->waiter, engine->deadlines.root
 			                                        ? engine->deadlines.root->at_ns
@@ -182,8 +182,6 @@ int fa_engine_new(const struct fa_device_ops *ops, void (*notify)(void *userdata
 	fa_list_init(&engine->outbox.closed);
 	fa_list_init(&engine->taken_requests);
 	fa_list_init(&engine->taken_closed);
-	for (int i = 0; i < _FA_STREAM_CLASS_N; i++)
-		fa_list_init(&engine->runnable[i]);
 	fa_list_init(&engine->done);
 	fa_list_init(&engine->closed);
 	*ret_engine = engine;
@@ -233,15 +231,40 @@ void fa_engine_wake(void *userdata)
 	fa_waiter_wake(&engine->waiter);
 }
 
-int fa_engine_stream_new(struct fa_engine *engine, int priority, struct fa_completion_slot *slot,
-                         uint64_t first, void *owner, struct fa_stream **ret_stream)
+int fa_engine_group_new(struct fa_engine *engine, struct fa_engine_group **ret_group)
+{
+	struct fa_engine_group *group;
+
+	group = fa_new(struct fa_engine_group);
+	if (!group)
+		return -ENOMEM;
+	group->engine = engine;
+	fa_turns_group_init(&group->turns);
+	*ret_group = group;
+	return 0;
+}
+
+struct fa_engine_group *fa_engine_group_free(struct fa_engine_group *group)
+{
+	if (!group)
+		return NULL;
+	/* Freed with its last queue, before the last stream came out. */
+	assert(!group->device);
+	free(group);
+	return NULL;
+}
+
+int fa_engine_stream_new(struct fa_engine_group *group, int priority,
+                         struct fa_completion_slot *slot, uint64_t first, void *owner,
+                         struct fa_stream **ret_stream)
 {
 	struct fa_stream *stream;
 
 	stream = fa_new(struct fa_stream);
 	if (!stream)
 		return -ENOMEM;
-	stream->engine = engine;
+	stream->engine = group->engine;
+	stream->group = group;
 	stream->owner = owner;
 	stream->slot = slot;
 	stream->priority = priority;
@@ -252,7 +275,7 @@ int fa_engine_stream_new(struct fa_engine *engine, int priority, struct fa_compl
 	fa_list_init(&stream->link);
 	fa_list_init(&stream->started);
 	fa_list_init(&stream->waiting);
-	fa_list_init(&stream->runnable_link);
+	fa_list_init(&stream->turn_link);
 	*ret_stream = stream;
 	return 0;
 }

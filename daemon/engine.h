@@ -4,7 +4,9 @@
  * takes finished ones out; both ways go through queues, nothing else is shared.
  *
  * A stream is in order: its requests start in the order of submission (as many
- * outstanding as the device's depth allows) and finish in that order too. On
+ * outstanding as the device's depth allows) and finish in that order too. Streams
+ * stand in groups: groups are launched from in turn, however many streams each has,
+ * and a stream's priority counts against the other streams of its group only. On
  * finishing request v the engine writes first the daemon-private word
  * (stream.finished), which alone releases anything, then the completion slot
  * that the client can read.
@@ -21,6 +23,7 @@
 #include <stdint.h>
 
 struct fa_engine;
+struct fa_engine_group;
 struct fa_stream;
 
 /* One attention request. Allocated and freed on the loop thread; the engine's
@@ -78,11 +81,17 @@ void fa_engine_wake(void *engine);
 
 /* ---- loop thread only */
 
+/* Streams that have one share of the device together: a session's. Freed after its
+ * streams were; takes NULL. */
+int fa_engine_group_new(struct fa_engine *engine, struct fa_engine_group **ret_group);
+struct fa_engine_group *fa_engine_group_free(struct fa_engine_group *group);
+
 /* A stream whose completion slot is @slot (which outlives it). @owner is opaque.
  * @first: the value of its first request, 1 unless it follows an earlier stream
  * in the same slot. */
-int fa_engine_stream_new(struct fa_engine *engine, int priority, struct fa_completion_slot *slot,
-                         uint64_t first, void *owner, struct fa_stream **ret_stream);
+int fa_engine_stream_new(struct fa_engine_group *group, int priority,
+                         struct fa_completion_slot *slot, uint64_t first, void *owner,
+                         struct fa_stream **ret_stream);
 void *fa_stream_owner(struct fa_stream *stream);
 /* The daemon-private word: all requests up to this value are finished. Any thread. */
 uint64_t fa_stream_finished(struct fa_stream *stream);

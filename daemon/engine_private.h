@@ -9,6 +9,7 @@
 #pragma once
 
 #include "daemon/engine.h"
+#include "daemon/turns.h"
 #include "daemon/waiter.h"
 
 #include <pthread.h>
@@ -22,14 +23,18 @@ enum fa_request_state {
 	FA_REQUEST_SETTLED,
 };
 
-enum fa_stream_class {
-	FA_STREAM_HIGH,
-	FA_STREAM_NORMAL,
-	_FA_STREAM_CLASS_N,
+struct fa_engine_group {
+	struct fa_engine *engine;
+
+	/* The engine thread's. */
+	struct fa_turns_group turns;    /* its streams from which something can be launched */
+	struct fa_device_group *device; /* there while there are queues */
+	unsigned int n_queues;
 };
 
 struct fa_stream {
 	struct fa_engine *engine;
+	struct fa_engine_group *group;
 	void *owner;
 	struct fa_completion_slot *slot; /* written only: what it holds is never believed */
 	int priority;
@@ -46,7 +51,7 @@ struct fa_stream {
 	struct fa_device_queue *queue; /* made with the first launch */
 	struct fa_list started;        /* running, or settled and not at the head */
 	struct fa_list waiting;        /* behind those; waiting, or settled already */
-	struct fa_list runnable_link;  /* engine.runnable, if something can be launched */
+	struct fa_list turn_link;      /* group.turns, if something can be launched */
 	unsigned int outstanding;      /* running requests */
 	bool closing;
 	_Atomic uint64_t finished;
@@ -79,8 +84,8 @@ struct fa_engine {
 	struct fa_list taken_requests, taken_closed;
 
 	/* The engine thread's. */
-	struct fa_list runnable[_FA_STREAM_CLASS_N]; /* streams, each in its turn */
-	struct fa_list done, closed;                 /* on the way to the outbox */
+	struct fa_turns turns;       /* in launches */
+	struct fa_list done, closed; /* on the way to the outbox */
 	struct fa_deadlines deadlines;
 
 	struct {
@@ -109,8 +114,7 @@ void fa_request_end(struct fa_request *request, int status);
 /* The device has returned it. */
 void fa_request_reaped(struct fa_request *request);
 
-/* Whether something can be launched, and the launch of that whose turn it is. */
-bool fa_engine_runnable(struct fa_engine *engine);
+/* Launches one request of the stream whose turn it is; there is one. */
 void fa_engine_launch_next(struct fa_engine *engine);
 
 /* Ends all requests with @status, and closes the stream when they are gone. */

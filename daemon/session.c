@@ -56,6 +56,7 @@ struct fa_session *fa_session_unref(struct fa_session *session)
 	fa_list_remove(&session->link);
 	fa_list_remove(&session->hello_link);
 	fa_table_deinit(&session->buffers);
+	fa_engine_group_free(session->group);
 	if (session->completions)
 		munmap(session->completions, FA_COMPLETION_PAGE_BYTES);
 	hang_up(session);
@@ -82,14 +83,15 @@ static void out_free(struct fa_session *session, struct out *out)
 	free(out);
 }
 
-void fa_session_close_streams(struct fa_session *session, int status)
+/* Cancels what is in flight on all streams, and ends the streams. */
+static void close_streams(struct fa_session *session)
 {
 	for (unsigned int i = 0; i < FA_COMPLETION_SLOTS; ++i) {
 		struct fa_stream *stream = fa_steal_ptr(session->streams[i].stream);
 
 		if (stream) {
 			--session->n_streams;
-			fa_engine_stream_close(session->server->engine, stream, status);
+			fa_engine_stream_close(session->server->engine, stream, -ECANCELED);
 		}
 	}
 }
@@ -109,7 +111,7 @@ void fa_session_close(struct fa_session *session)
 	hang_up(session);
 	while (!fa_list_empty(&session->out))
 		out_free(session, fa_container_of(session->out.next, struct out, link));
-	fa_session_close_streams(session, -ECANCELED);
+	close_streams(session);
 	while ((buffer = fa_table_pop(&session->buffers)))
 		fa_buffer_unref(buffer);
 	session->buffer_bytes = 0;
@@ -118,10 +120,13 @@ void fa_session_close(struct fa_session *session)
 int fa_session_stream_new(struct fa_session *session, uint32_t id, int priority)
 {
 	struct fa_session_stream *slot = &session->streams[id];
-	int r;
+	int r = 0;
 
-	r = fa_engine_stream_new(session->server->engine, priority, &session->completions[id],
-	                         slot->next_value, session, &slot->stream);
+	if (!session->group)
+		r = fa_engine_group_new(session->server->engine, &session->group);
+	if (r == 0)
+		r = fa_engine_stream_new(session->group, priority, &session->completions[id],
+		                         slot->next_value, session, &slot->stream);
 	if (r < 0)
 		return r;
 	/* Given back when the engine returns the stream as closed. */

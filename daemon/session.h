@@ -89,6 +89,7 @@ struct fa_session {
 	struct fa_table buffers;                /* struct fa_buffer, one reference each */
 	struct fa_buffer *import;               /* the one that is being made */
 	uint64_t buffer_bytes;                  /* of those in the table */
+	struct fa_engine_group *group;          /* of its streams; NULL before the first */
 	struct fa_session_stream streams[FA_COMPLETION_SLOTS];
 	unsigned int n_streams;
 	unsigned int n_requests; /* in flight, of all streams */
@@ -142,6 +143,3 @@ void fa_session_resume(struct fa_session *session, enum fa_session_pause reason)
 
 /* Makes stream @id; 0 or a negative errno. */
 int fa_session_stream_new(struct fa_session *session, uint32_t id, int priority);
-
-/* Cancels what is in flight on all streams, with @status, and ends the streams. */
-void fa_session_close_streams(struct fa_session *session, int status);

@@ -81,6 +81,40 @@ void fa_request_reaped(struct fa_request *request)
 
 /* ---- streams */
 
+static void group_trim(struct fa_engine_group *group)
+{
+	struct fa_engine *engine = group->engine;
+
+	if (group->device && !group->n_queues)
+		group->device = engine->ops->group_free(engine->device, group->device);
+}
+
+static int queue_new(struct fa_stream *stream, struct fa_error *error)
+{
+	struct fa_engine_group *group = stream->group;
+	struct fa_engine *engine = stream->engine;
+	int r = 0;
+
+	if (!group->device)
+		r = engine->ops->group_new(engine->device, error, &group->device);
+	if (r == 0)
+		r = engine->ops->queue_new(engine->device, group->device, stream->priority, error,
+		                           &stream->queue);
+	if (r == 0)
+		group->n_queues++;
+	group_trim(group);
+	return r;
+}
+
+static void queue_free(struct fa_stream *stream)
+{
+	struct fa_engine *engine = stream->engine;
+
+	stream->queue = engine->ops->queue_free(engine->device, stream->queue);
+	stream->group->n_queues--;
+	group_trim(stream->group);
+}
+
 /* Brings everything that follows from the state of its requests up to date. */
 static void stream_update(struct fa_stream *stream)
 {
@@ -98,15 +132,14 @@ static void stream_update(struct fa_stream *stream)
 	}
 
 	if (fa_list_empty(&stream->waiting) || stream->outstanding >= engine->depth)
-		fa_list_remove(&stream->runnable_link);
-	else if (fa_list_empty(&stream->runnable_link))
-		fa_list_append(
-			&engine->runnable[stream->priority > 0 ? FA_STREAM_HIGH : FA_STREAM_NORMAL],
-			&stream->runnable_link);
+		fa_turns_remove(&engine->turns, &stream->group->turns, &stream->turn_link);
+	else if (fa_list_empty(&stream->turn_link))
+		fa_turns_add(&engine->turns, &stream->group->turns,
+		             fa_turns_class(stream->priority), &stream->turn_link);
 
 	if (stream->closing && fa_list_empty(&stream->started) && fa_list_empty(&stream->waiting)) {
 		if (stream->queue)
-			stream->queue = engine->ops->queue_free(engine->device, stream->queue);
+			queue_free(stream);
 		stream->closing = false;
 		fa_list_append(&engine->closed, &stream->link);
 	}
@@ -138,8 +171,7 @@ static void stream_launch(struct fa_stream *stream)
 
 	if (request->state == FA_REQUEST_WAITING) {
 		if (!stream->queue)
-			r = engine->ops->queue_new(engine->device, NULL, stream->priority,
-			                           &request->error, &stream->queue);
+			r = queue_new(stream, &request->error);
 		if (r < 0) {
 			request_settle(request, r);
 		} else {
@@ -167,25 +199,11 @@ void fa_stream_end(struct fa_stream *stream, int status)
 
 /* ---- turns */
 
-static struct fa_stream *next_runnable(struct fa_engine *engine)
-{
-	for (int i = 0; i < _FA_STREAM_CLASS_N; i++)
-		if (!fa_list_empty(&engine->runnable[i]))
-			return fa_container_of(engine->runnable[i].next, struct fa_stream,
-			                       runnable_link);
-	return NULL;
-}
-
-bool fa_engine_runnable(struct fa_engine *engine)
-{
-	return next_runnable(engine);
-}
-
 void fa_engine_launch_next(struct fa_engine *engine)
 {
-	struct fa_stream *stream = next_runnable(engine);
+	struct fa_stream *stream = fa_container_of(fa_turns_next(&engine->turns), struct fa_stream,
+	                                           turn_link);
 
-	/* One launch a turn; a stream that has more goes to the end. */
-	fa_list_remove(&stream->runnable_link);
+	fa_turns_charge(&engine->turns, &stream->group->turns, 1);
 	stream_launch(stream);
 }

@@ -8,7 +8,12 @@
 
 #define PATIENCE_SEC 30
 
+struct fa_device_group {
+	unsigned int n_queues;
+};
+
 struct fa_device_queue {
+	struct fa_device_group *group;
 	unsigned int outstanding;
 };
 
@@ -19,12 +24,37 @@ static void fake_describe(struct fa_device *device, struct fa_device_info *ret_i
 	*ret_info = (struct fa_device_info){ .backend = "fake", .depth = device->depth };
 }
 
+static int fake_group_new(struct fa_device *device, struct fa_error *error,
+                          struct fa_device_group **ret_group)
+{
+	if (device->group_error)
+		return fa_fail(error, device->group_error, "no group today");
+	*ret_group = calloc(1, sizeof(**ret_group));
+	pthread_mutex_lock(&device->mutex);
+	device->n_groups++;
+	pthread_mutex_unlock(&device->mutex);
+	return 0;
+}
+
+static struct fa_device_group *fake_group_free(struct fa_device *device,
+                                               struct fa_device_group *group)
+{
+	assert(group->n_queues == 0);
+	pthread_mutex_lock(&device->mutex);
+	device->n_groups--;
+	pthread_mutex_unlock(&device->mutex);
+	free(group);
+	return NULL;
+}
+
 static int fake_queue_new(struct fa_device *device, struct fa_device_group *group, int priority,
                           struct fa_error *error, struct fa_device_queue **ret_queue)
 {
 	if (device->queue_error)
 		return fa_fail(error, device->queue_error, "no queue today");
 	*ret_queue = calloc(1, sizeof(**ret_queue));
+	(*ret_queue)->group = group;
+	group->n_queues++;
 	pthread_mutex_lock(&device->mutex);
 	device->n_queues++;
 	pthread_mutex_unlock(&device->mutex);
@@ -35,6 +65,7 @@ static struct fa_device_queue *fake_queue_free(struct fa_device *device,
                                                struct fa_device_queue *queue)
 {
 	assert(queue->outstanding == 0);
+	queue->group->n_queues--;
 	pthread_mutex_lock(&device->mutex);
 	device->n_queues--;
 	pthread_mutex_unlock(&device->mutex);
@@ -112,6 +143,8 @@ static void fake_reap(struct fa_device *device, struct fa_list *done)
 static const struct fa_device_ops fake_ops = {
 	.name = "fake",
 	.describe = fake_describe,
+	.group_new = fake_group_new,
+	.group_free = fake_group_free,
 	.queue_new = fake_queue_new,
 	.queue_free = fake_queue_free,
 	.launch = fake_launch,
@@ -149,6 +182,8 @@ void fixture_init(struct fixture *f, unsigned int depth)
 	assert_int_equal(fa_engine_new(&fake_ops, on_notify, f, &f->engine), 0);
 	f->device.engine = f->engine;
 	assert_int_equal(fa_engine_start(f->engine, &f->device), 0);
+	for (unsigned int i = 0; i < FAKE_GROUPS; i++)
+		assert_int_equal(fa_engine_group_new(f->engine, &f->groups[i]), 0);
 }
 
 void fixture_deinit(struct fixture *f)
@@ -159,8 +194,11 @@ void fixture_deinit(struct fixture *f)
 		fa_engine_stream_close(f->engine, f->streams[i], -ECANCELED);
 		expect_closed(f, i);
 	}
+	for (unsigned int i = 0; i < FAKE_GROUPS; i++)
+		assert_null(fa_engine_group_free(f->groups[i]));
 	assert_null(fa_engine_free(f->engine));
 	assert_int_equal(f->device.n_queues, 0);
+	assert_int_equal(f->device.n_groups, 0);
 	assert_int_equal(f->device.n_running, 0);
 	sem_destroy(&f->notified);
 	pthread_cond_destroy(&f->device.changed);
@@ -169,8 +207,8 @@ void fixture_deinit(struct fixture *f)
 
 void stream_open(struct fixture *f, unsigned int i, int priority)
 {
-	assert_int_equal(fa_engine_stream_new(f->engine, priority, &f->slots[i], f->last[i] + 1,
-	                                      &f->slots[i], &f->streams[i]),
+	assert_int_equal(fa_engine_stream_new(f->groups[f->group[i]], priority, &f->slots[i],
+	                                      f->last[i] + 1, &f->slots[i], &f->streams[i]),
 	                 0);
 	assert_ptr_equal(fa_stream_owner(f->streams[i]), &f->slots[i]);
 }

@@ -16,6 +16,7 @@
 #include <cmocka.h>
 
 #define FAKE_STREAMS 64
+#define FAKE_GROUPS 8
 #define FAKE_LAUNCHED_MAX 4096
 
 enum fake_stubbornness {
@@ -26,7 +27,7 @@ enum fake_stubbornness {
 struct fa_device {
 	unsigned int depth;
 	enum fake_stubbornness stubbornness;
-	int queue_error; /* what making a queue fails with */
+	int group_error, queue_error; /* what making one fails with */
 	struct fa_engine *engine;
 
 	pthread_mutex_t mutex;
@@ -34,7 +35,7 @@ struct fa_device {
 	bool blocked;                 /* launch() waits, and with it the engine */
 	bool reap_blocked, reaping;   /* the same for reap(), which it has reached */
 	struct fa_list running, done; /* works */
-	uint64_t n_launched, n_running, n_cancelled, n_queues;
+	uint64_t n_launched, n_running, n_cancelled, n_queues, n_groups;
 	struct fa_request *launched[FAKE_LAUNCHED_MAX]; /* in order, the first of them */
 
 	pthread_t completer;
@@ -46,7 +47,9 @@ struct fixture {
 	struct fa_engine *engine;
 	sem_t notified;
 	struct fa_completion_slot slots[FAKE_STREAMS];
+	struct fa_engine_group *groups[FAKE_GROUPS];
 	struct fa_stream *streams[FAKE_STREAMS]; /* owner: the slot */
+	unsigned int group[FAKE_STREAMS];        /* which of the groups it is opened in */
 	uint64_t last[FAKE_STREAMS];             /* value submitted */
 };
 

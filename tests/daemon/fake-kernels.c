@@ -49,9 +49,9 @@ bool fa_cpu_attention_tile(const struct fa_cpu_isa *isa, const struct fa_attenti
 {
 	struct fake_job *job = params->q.data;
 	uint8_t *bytes = scratch;
-	uint64_t never = 0;
+	uint64_t never = 0, begin_ns = fa_now_ns();
 
-	atomic_compare_exchange_strong(&job->first_ran_ns, &never, fa_now_ns());
+	atomic_compare_exchange_strong(&job->first_ran_ns, &never, begin_ns);
 	if (tile < 0 || tile >= job->n_tiles ||
 	    (job->before && job->before->n_ran != job->before->n_tiles))
 		job->wrong = true;
@@ -69,6 +69,7 @@ bool fa_cpu_attention_tile(const struct fa_cpu_isa *isa, const struct fa_attenti
 	/* Nobody else was in this scratch. */
 	if (job->scratch_bytes && bytes[0] != (uint8_t)tile)
 		job->wrong = true;
+	atomic_fetch_add(&job->ran_ns, fa_now_ns() - begin_ns);
 	atomic_fetch_add(&job->n_ran, 1);
 	return true;
 }

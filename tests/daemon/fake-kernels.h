@@ -19,6 +19,7 @@ struct fake_job {
 
 	_Atomic int64_t n_ran;
 	_Atomic uint64_t first_ran_ns;
+	_Atomic uint64_t ran_ns;   /* sum of all tiles */
 	atomic_bool wrong;         /* a tile ran twice, too early, or with a bad scratch */
 	_Atomic uint8_t ran[1024]; /* of the first tiles */
 };

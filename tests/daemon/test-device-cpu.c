@@ -21,6 +21,7 @@
 #include <cmocka.h>
 
 #define PATIENCE_SEC 30
+#define GROUPS 6
 
 /* A failed allocation is part of a test. */
 const char *__asan_default_options(void) __attribute__((visibility("default")));
@@ -43,6 +44,7 @@ struct item {
 
 struct fixture {
 	struct fa_device *device;
+	struct fa_device_group *group, *others[GROUPS];
 	sem_t notified;
 };
 
@@ -66,21 +68,33 @@ static void fixture_init(struct fixture *f, unsigned int threads)
 
 	sem_init(&f->notified, 0, 0);
 	assert_int_equal(ops->open(&config, &error, &f->device), 0);
+	assert_int_equal(ops->group_new(f->device, &error, &f->group), 0);
+	for (int i = 0; i < GROUPS; i++)
+		assert_int_equal(ops->group_new(f->device, &error, &f->others[i]), 0);
 }
 
 static void fixture_deinit(struct fixture *f)
 {
+	assert_null(ops->group_free(f->device, f->group));
+	for (int i = 0; i < GROUPS; i++)
+		assert_null(ops->group_free(f->device, f->others[i]));
 	assert_null(ops->close(f->device));
 	sem_destroy(&f->notified);
 }
 
-static struct fa_device_queue *queue_new(struct fixture *f, int priority)
+static struct fa_device_queue *queue_new_in(struct fixture *f, struct fa_device_group *group,
+                                            int priority)
 {
 	struct fa_device_queue *queue;
 	struct fa_error error;
 
-	assert_int_equal(ops->queue_new(f->device, NULL, priority, &error, &queue), 0);
+	assert_int_equal(ops->queue_new(f->device, group, priority, &error, &queue), 0);
 	return queue;
+}
+
+static struct fa_device_queue *queue_new(struct fixture *f, int priority)
+{
+	return queue_new_in(f, f->group, priority);
 }
 
 static void launch(struct fixture *f, struct fa_device_queue *queue, struct item *item)
@@ -293,7 +307,7 @@ static void test_no_memory_for_scratch(void **state)
 
 /* ---- fairness */
 
-static void test_small_beside_huge(void **state)
+static void small_beside_huge(bool together)
 {
 	struct item huge = { .job = { .n_tiles = 1000000, .tile_ns = FA_NS_PER_MS } };
 	struct item small[20] = { 0 };
@@ -302,7 +316,7 @@ static void test_small_beside_huge(void **state)
 
 	fixture_init(&f, 2);
 	a = queue_new(&f, 0);
-	b = queue_new(&f, 0);
+	b = queue_new_in(&f, together ? f.group : f.others[0], 0);
 	launch(&f, a, &huge);
 	wait_started(&huge);
 	for (int i = 0; i < 20; i++) {
@@ -320,10 +334,17 @@ static void test_small_beside_huge(void **state)
 	fixture_deinit(&f);
 }
 
-static void test_equal_shares(void **state)
+static void test_small_beside_huge(void **state)
+{
+	small_beside_huge(true);
+	small_beside_huge(false);
+}
+
+/* Of the queues of a group, and of groups of one queue. */
+static void equal_shares(bool together)
 {
 	enum {
-		N = 6
+		N = GROUPS
 	};
 	struct fa_device_queue *queues[N];
 	static struct item items[N];
@@ -335,7 +356,7 @@ static void test_equal_shares(void **state)
 	for (int i = 0; i < N; i++) {
 		items[i].job.n_tiles = 1000000;
 		items[i].job.tile_ns = FA_NS_PER_MS;
-		queues[i] = queue_new(&f, 0);
+		queues[i] = queue_new_in(&f, together ? f.group : f.others[i], 0);
 		launch(&f, queues[i], &items[i]);
 	}
 	wait_ran(&items[N - 1], 50);
@@ -351,6 +372,77 @@ static void test_equal_shares(void **state)
 	}
 	assert_in_range(most, least, 2 * least);
 	fixture_deinit(&f);
+}
+
+static void test_equal_shares(void **state)
+{
+	equal_shares(true);
+	equal_shares(false);
+}
+
+/*
+ * One queue, or short works one after another, against many queues of high priority: a
+ * group's share of the workers' time does not depend on how it asks for it.
+ */
+static void group_shares(int64_t alone_tiles, uint64_t alone_tile_ns)
+{
+	enum {
+		N = 40,
+		ALONE = 4000
+	};
+	static struct item items[N], alone[ALONE];
+	struct fa_device_queue *queues[N], *queue;
+	uint64_t used_ns = 0, others_ns = 0, begin_ns;
+	unsigned int n_ready = 0;
+	struct fixture f;
+
+	memset(items, 0, sizeof(items));
+	memset(alone, 0, sizeof(alone));
+	fixture_init(&f, 2);
+	for (int i = 0; i < N; i++) {
+		items[i].job.n_tiles = 1000000;
+		items[i].job.tile_ns = FA_NS_PER_MS;
+		queues[i] = queue_new_in(&f, f.others[0], 1);
+		launch(&f, queues[i], &items[i]);
+	}
+	queue = queue_new(&f, 0);
+	wait_ran(&items[0], 2);
+	for (int i = 0; i < N; i++)
+		others_ns -= items[i].job.ran_ns;
+	for (int i = 0; i < ALONE; i++) {
+		alone[i].job.n_tiles = alone_tiles;
+		alone[i].job.tile_ns = alone_tile_ns;
+	}
+	begin_ns = fa_now_ns();
+	for (n_ready = 0; n_ready < ALONE && fa_now_ns() - begin_ns < 400 * FA_NS_PER_MS;) {
+		/* Two at a time, so that there is always one. */
+		launch(&f, queue, &alone[n_ready]);
+		if (n_ready)
+			finish(&f, &alone[n_ready - 1]);
+		n_ready++;
+	}
+	for (int i = 0; i < N; i++)
+		others_ns += items[i].job.ran_ns;
+	ops->cancel(f.device, &alone[n_ready - 1].work);
+	finish(&f, &alone[n_ready - 1]);
+	for (unsigned int i = 0; i < n_ready; i++)
+		used_ns += alone[i].job.ran_ns;
+	for (int i = 0; i < N; i++)
+		ops->cancel(f.device, &items[i].work);
+	for (int i = 0; i < N; i++) {
+		finish(&f, &items[i]);
+		ops->queue_free(f.device, queues[i]);
+	}
+	ops->queue_free(f.device, queue);
+	fixture_deinit(&f);
+	/* Half, if everything were exact. */
+	assert_in_range(100 * used_ns / (used_ns + others_ns), 35, 65);
+}
+
+static void test_group_shares(void **state)
+{
+	group_shares(20, FA_NS_PER_MS);
+	group_shares(2, FA_NS_PER_MS / 4);
 }
 
 static void test_priority(void **state)
@@ -586,6 +678,7 @@ int main(void)
 		cmocka_unit_test(test_no_memory_for_scratch),
 		cmocka_unit_test(test_small_beside_huge),
 		cmocka_unit_test(test_equal_shares),
+		cmocka_unit_test(test_group_shares),
 		cmocka_unit_test(test_priority),
 		cmocka_unit_test(test_threads),
 		cmocka_unit_test(test_idle),

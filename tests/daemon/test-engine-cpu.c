@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #define STREAMS 48
+#define GROUPS 5
 #define PATIENCE_SEC 30
 
 struct item {
@@ -27,6 +28,7 @@ struct fixture {
 	struct fa_device *device;
 	sem_t notified;
 	struct fa_completion_slot slots[STREAMS];
+	struct fa_engine_group *groups[GROUPS];
 	struct fa_stream *streams[STREAMS];
 	uint64_t last[STREAMS], taken[STREAMS];
 	unsigned int n_closed;
@@ -50,9 +52,12 @@ static void fixture_init(struct fixture *f)
 	config.userdata = f->engine;
 	assert_int_equal(fa_device_cpu.open(&config, &error, &f->device), 0);
 	assert_int_equal(fa_engine_start(f->engine, f->device), 0);
+	for (unsigned int i = 0; i < GROUPS; i++)
+		assert_int_equal(fa_engine_group_new(f->engine, &f->groups[i]), 0);
 	for (unsigned int i = 0; i < STREAMS; i++)
-		assert_int_equal(fa_engine_stream_new(f->engine, i % 8 == 7, &f->slots[i], 1,
-		                                      &f->taken[i], &f->streams[i]),
+		assert_int_equal(fa_engine_stream_new(f->groups[i % GROUPS], i % 8 == 7,
+		                                      &f->slots[i], 1, &f->taken[i],
+		                                      &f->streams[i]),
 		                 0);
 }
 
@@ -106,6 +111,8 @@ static void fixture_deinit(struct fixture *f)
 		fa_engine_stream_close(f->engine, f->streams[i], -ECONNRESET);
 	while (f->n_closed < STREAMS)
 		take(f);
+	for (unsigned int i = 0; i < GROUPS; i++)
+		assert_null(fa_engine_group_free(f->groups[i]));
 	assert_null(fa_engine_free(f->engine));
 	assert_null(fa_device_cpu.close(f->device));
 	sem_destroy(&f->notified);

@@ -154,6 +154,7 @@ static void test_results(void **state)
 	static struct item items[SHAPES][REQUESTS];
 	struct problem problems[SHAPES];
 	struct fa_stream *streams[SHAPES], *closed;
+	struct fa_engine_group *groups[SHAPES];
 	struct fa_request *request;
 	struct fa_engine *engine;
 	struct fa_device *device;
@@ -169,8 +170,9 @@ static void test_results(void **state)
 		problem_init(&problems[s], &shapes[s]);
 		problem_solve(&problems[s]);
 		assert_int_equal(fa_device_cpu.check(device, &problems[s].params, &error), 0);
+		assert_int_equal(fa_engine_group_new(engine, &groups[s]), 0);
 		assert_int_equal(
-			fa_engine_stream_new(engine, 0, &slots[s], 1, &problems[s], &streams[s]),
+			fa_engine_stream_new(groups[s], 0, &slots[s], 1, &problems[s], &streams[s]),
 			0);
 	}
 	for (size_t i = 0; i < REQUESTS; i++) {
@@ -207,6 +209,7 @@ static void test_results(void **state)
 		take(engine, &request, &closed);
 		assert_ptr_equal(closed, streams[s]);
 		fa_stream_free(closed);
+		fa_engine_group_free(groups[s]);
 		problem_deinit(&problems[s]);
 	}
 	fa_engine_free(engine);

@@ -108,6 +108,8 @@ static void test_stress(void **state)
 	unsigned int i;
 
 	fixture_init(&s.f, 3);
+	for (i = 0; i < FAKE_STREAMS; i++)
+		s.f.group[i] = i % FAKE_GROUPS;
 	completer_start(&s.f);
 	assert_int_equal(pthread_create(&scribbler.thread, NULL, scribbler_run, &scribbler), 0);
 	while (s.taken < total) {

@@ -122,6 +122,16 @@ static void test_queue_fails(void **state)
 	b = submit(&f, 0);
 	expect(&f, a, -ENOMEM);
 	expect(&f, b, -ENOMEM);
+	assert_int_equal(f.device.n_groups, 0);
+	f.device.group_error = -EIO;
+	a = submit(&f, 0);
+	expect(&f, a, -EIO);
+	f.device.group_error = f.device.queue_error = 0;
+	a = submit(&f, 0);
+	wait_launched(&f, 1);
+	complete(&f, a, 0);
+	expect(&f, a, 0);
+	assert_int_equal(f.device.n_groups, 1);
 	fixture_deinit(&f);
 }
 
@@ -385,6 +395,89 @@ static void test_crowd_does_not_hold_up_others(void **state)
 	fixture_deinit(&f);
 }
 
+/* Opens @n streams from @first on, in @group, and submits @each requests to each. */
+static void crowd(struct fixture *f, unsigned int group, unsigned int first, unsigned int n,
+                  int priority, unsigned int each)
+{
+	for (unsigned int i = first; i < first + n; i++) {
+		f->group[i] = group;
+		stream_open(f, i, priority);
+	}
+	for (unsigned int j = 0; j < each; j++)
+		for (unsigned int i = first; i < first + n; i++)
+			(void)submit(f, i);
+}
+
+static void take_all(struct fixture *f, uint64_t n)
+{
+	struct fa_request *taken;
+	struct fa_stream *closed;
+
+	wait_launched(f, n);
+	for (uint64_t i = 0; i < n; i++)
+		complete(f, f->device.launched[i], 0);
+	for (uint64_t i = 0; i < n; i++) {
+		take(f, &taken, &closed);
+		assert_non_null(taken);
+		free(taken);
+	}
+}
+
+static unsigned int stream_of(struct fixture *f, uint64_t launch)
+{
+	return (unsigned int)((struct fa_completion_slot *)fa_stream_owner(
+				      f->device.launched[launch]->stream) -
+	                      f->slots);
+}
+
+/* However many streams a group has, and however urgent they are. */
+static void test_groups_take_turns(void **state)
+{
+	unsigned int n_alone = 0, n[FAKE_GROUPS] = { 0 };
+	struct fixture f;
+
+	fixture_init(&f, 4096);
+	block(&f, true);
+	crowd(&f, 0, 0, 1, 0, 1);
+	wait_launched(&f, 1); /* the engine stands in launch() */
+	crowd(&f, 1, 1, 40, 1, 10);
+	crowd(&f, 2, 41, 1, 0, 100);
+	crowd(&f, 3, 42, 2, 0, 50);
+	block(&f, false);
+	wait_launched(&f, 601);
+	for (uint64_t i = 1; i <= 300; i++) {
+		n[f.group[stream_of(&f, i)]]++;
+		n_alone += stream_of(&f, i) == 41;
+		/* At no time is one ahead of another by more than what came in before them. */
+		assert_in_range(n[2] + 20, n[1], n[1] + 40);
+		assert_in_range(n[3] + 20, n[1], n[1] + 40);
+	}
+	assert_int_equal(n_alone, 100);
+	take_all(&f, 601);
+	fixture_deinit(&f);
+}
+
+/* Inside a group high priority goes first, and every eighth turn is a normal one's. */
+static void test_priority_in_a_group(void **state)
+{
+	unsigned int n_normal = 0;
+	struct fixture f;
+
+	fixture_init(&f, 4096);
+	block(&f, true);
+	crowd(&f, 0, 0, 1, 0, 1);
+	wait_launched(&f, 1);
+	crowd(&f, 1, 1, 3, 0, 100);
+	crowd(&f, 1, 4, 2, 1, 160);
+	block(&f, false);
+	wait_launched(&f, 1 + 300 + 320);
+	for (uint64_t i = 1; i <= 320; i++)
+		n_normal += stream_of(&f, i) < 4;
+	assert_in_range(n_normal, 320 / 8 - 1, 320 / 8 + 16);
+	take_all(&f, 1 + 300 + 320);
+	fixture_deinit(&f);
+}
+
 /* ---- rest */
 
 /* With a request in flight and a deadline far away, nothing runs. */
@@ -442,6 +535,8 @@ int main(void)
 		cmocka_unit_test(test_cancel_crosses_finish),
 		cmocka_unit_test(test_close),
 		cmocka_unit_test(test_crowd_does_not_hold_up_others),
+		cmocka_unit_test(test_groups_take_turns),
+		cmocka_unit_test(test_priority_in_a_group),
 		cmocka_unit_test(test_idle),
 		cmocka_unit_test(test_free_unstarted),
 	};
