@@ -58,10 +58,10 @@ static bool tensor_aligned(const struct fa_attention_params *params,
 		return false;
 	if (heads > 1 && tensor->stride_head * bytes % 16)
 		return false;
-	if (tokens > 1 || ragged)
-		if (tensor->stride_token * bytes % 16 || tensor->stride_token * bytes >= 1 << 22)
-			return false;
-	return true;
+	if (tokens <= 1 && !ragged)
+		return true;
+	return tensor->stride_token * bytes % 16 == 0 && tensor->stride_token >= 0 &&
+	       tensor->stride_token * bytes < 1 << 22;
 }
 
 static bool params_aligned(const struct fa_attention_params *params)

@@ -1,0 +1,518 @@
+/*
+ * Which GPU kernel a request gets, and how it is launched: without a GPU. Prints the
+ * table of built kernels.
+ */
+#include "kernels/cuda/plan.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* What the drivers of these say of themselves. */
+static const struct fa_cuda_chip hopper = { .arch = 90,
+	                                    .shared_bytes_max = 232448,
+	                                    .l2_bytes = 50 << 20 };
+static const struct fa_cuda_chip ampere = { .arch = 80,
+	                                    .shared_bytes_max = 166912,
+	                                    .l2_bytes = 40 << 20 };
+static const struct fa_cuda_chip small = { .arch = 86,
+	                                   .shared_bytes_max = 101376,
+	                                   .l2_bytes = 6 << 20 };
+static const struct fa_cuda_chip later = { .arch = 120,
+	                                   .shared_bytes_max = 101376,
+	                                   .l2_bytes = 96 << 20 };
+static const struct fa_cuda_chip *const chips[] = { &hopper, &ampere, &small, &later };
+static const struct fa_cuda_chip turing = { .arch = 75,
+	                                    .shared_bytes_max = 65536,
+	                                    .l2_bytes = 4 << 20 };
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+/* [2][300][6][@dim], with 2 KV heads. */
+static struct fa_attention_params usual(enum fa_attention_dtype dtype, int dim)
+{
+	static char memory[4][64] __attribute__((aligned(64)));
+	struct fa_attention_params params = {
+		.dtype = dtype,
+		.batch = 2,
+		.heads = 6,
+		.kv_heads = 2,
+		.head_dim = dim,
+		.head_dim_v = dim,
+		.seqlen_q = 300,
+		.seqlen_k = 300,
+		.scale = (float)(1 / sqrt(dim)),
+		.window_left = -1,
+		.window_right = -1,
+	};
+	struct fa_attention_tensor *tensors[] = { &params.q, &params.k, &params.v, &params.out };
+
+	for (size_t i = 0; i < 4; i++) {
+		const int heads = i == 1 || i == 2 ? 2 : 6;
+
+		*tensors[i] = (struct fa_attention_tensor){
+			.data = memory[i],
+			.stride_batch = 300ll * heads * dim,
+			.stride_token = (int64_t)heads * dim,
+			.stride_head = dim,
+		};
+	}
+	return params;
+}
+
+static struct fa_cuda_launch plan_on(const struct fa_cuda_chip *chip,
+                                     const struct fa_attention_params *params)
+{
+	struct fa_cuda_launch launch;
+	char text[256] = "";
+	int r;
+
+	assert_int_equal(fa_attention_check(params, text, sizeof(text)), 0);
+	r = fa_cuda_attention_plan(chip, params, text, sizeof(text), &launch);
+	if (r < 0)
+		fail_msg("%s", text);
+	return launch;
+}
+
+static struct fa_cuda_launch plan(const struct fa_attention_params *params)
+{
+	return plan_on(&hopper, params);
+}
+
+static enum fa_cuda_kind kind(const struct fa_attention_params *params)
+{
+	return plan(params).kernel->kind;
+}
+
+static void test_table(void **state)
+{
+	static const char *const dtypes[] = { "", "f32", "f16", "bf16" };
+	static const char *const kinds[] = {
+		[FA_CUDA_FULL] = "full", [FA_CUDA_BAND] = "band", [FA_CUDA_RICH] = "rich"
+	};
+	bool images[FA_CUDA_IMAGES] = { false };
+
+	printf("%-40s %4s %4s %7s %6s\n", "kernel", "arch", "rows", "threads", "shared");
+	for (size_t i = 0; i < fa_cuda_kernels_count; i++) {
+		const struct fa_cuda_kernel *k = &fa_cuda_kernels[i];
+		char symbol[80];
+
+		printf("%-40s %4d %4d %7d %6d\n", k->symbol, k->arch, k->rows, k->threads,
+		       k->shared_bytes);
+		snprintf(symbol, sizeof(symbol), "fa_sm%d_forward_%s_d%d_v%d_%s", k->arch,
+		         dtypes[k->dtype], k->dim, k->dim_v, kinds[k->kind]);
+		assert_string_equal(k->symbol, symbol);
+		for (size_t j = 0; j < i; j++)
+			assert_string_not_equal(k->symbol, fa_cuda_kernels[j].symbol);
+		assert_true(k->rows > 0 && k->threads % 32 == 0 && k->threads <= 1024);
+		assert_true(k->shared_bytes > 0 && k->shared_bytes <= hopper.shared_bytes_max);
+		assert_in_range(k->image, 0, FA_CUDA_IMAGES - 1);
+		images[k->image] = true;
+	}
+	for (int i = 0; i < FA_CUDA_IMAGES; i++)
+		assert_true(images[i]);
+}
+
+/* Whatever fa_attention_check() lets pass has a kernel, on every chip that we know. */
+static void test_every_combination(void **state)
+{
+	static const float values[64] = { 1 };
+	unsigned int n = 0;
+
+	for (size_t c = 0; c < COUNT(chips); c++)
+		for (int dtype = FA_ATTENTION_F32; dtype <= FA_ATTENTION_BF16; dtype++)
+			for (int dim = 8; dim <= FA_ATTENTION_HEAD_DIM_MAX; dim += 8)
+				for (int dim_v = 8; dim_v <= FA_ATTENTION_HEAD_DIM_V_MAX;
+				     dim_v += 8)
+					for (int features = 0; features < 128; features++) {
+						struct fa_attention_params params = usual(
+							(enum fa_attention_dtype)dtype, dim);
+						struct fa_cuda_launch launch;
+
+						params.head_dim_v = dim_v;
+						params.causal = features & 1;
+						params.window_left = features & 2 ? 17 : -1;
+						params.window_right = features & 4 ? 5 : -1;
+						params.softcap = features & 8 ? 30 : 0;
+						params.alibi_slopes = features & 16 ? values : NULL;
+						params.sinks = features & 32 ? values : NULL;
+						params.scale *= features & 64 ? -1 : 1;
+						launch = plan_on(chips[c], &params);
+						if (launch.kernel->dtype != params.dtype ||
+						    launch.kernel->dim < dim ||
+						    launch.kernel->arch > chips[c]->arch ||
+						    launch.kernel->shared_bytes >
+						            chips[c]->shared_bytes_max ||
+						    launch.kernel->dim_v * launch.args.slices <
+						            dim_v ||
+						    (features > 7 &&
+						     launch.kernel->kind != FA_CUDA_RICH) ||
+						    (features > 0 &&
+						     launch.kernel->kind == FA_CUDA_FULL))
+							fail_msg("%s for dtype %d dim %d/%d "
+							         "features %d",
+							         launch.kernel->symbol, dtype, dim,
+							         dim_v, features);
+						n++;
+					}
+	print_message("%u combinations\n", n);
+}
+
+static void test_choice(void **state)
+{
+	static const struct {
+		int dtype, dim, dim_v, slices;
+		const struct fa_cuda_chip *chip;
+		const char *symbol;
+	} cases[] = {
+		{ FA_ATTENTION_BF16, 64, 64, 1, &hopper, "fa_sm80_forward_bf16_d64_v64_full" },
+		{ FA_ATTENTION_F16, 64, 64, 1, &hopper, "fa_sm80_forward_f16_d64_v64_full" },
+		{ FA_ATTENTION_F32, 64, 64, 1, &hopper, "fa_sm80_forward_f32_d64_v64_rich" },
+		{ FA_ATTENTION_F32, 72, 64, 1, &hopper, "fa_sm80_forward_f32_d128_v128_rich" },
+		{ FA_ATTENTION_F32, 256, 512, 2, &hopper, "fa_sm80_forward_f32_d256_v256_rich" },
+		{ FA_ATTENTION_BF16, 8, 8, 1, &hopper, "fa_sm80_forward_bf16_d64_v64_full" },
+		{ FA_ATTENTION_BF16, 72, 72, 1, &hopper, "fa_sm80_forward_bf16_d96_v96_full" },
+		{ FA_ATTENTION_BF16, 104, 104, 1, &hopper, "fa_sm80_forward_bf16_d128_v128_full" },
+		{ FA_ATTENTION_BF16, 192, 128, 1, &hopper, "fa_sm80_forward_bf16_d192_v128_full" },
+		{ FA_ATTENTION_BF16, 192, 192, 1, &hopper, "fa_sm80_forward_bf16_d192_v192_full" },
+		{ FA_ATTENTION_BF16, 256, 256, 1, &hopper, "fa_sm80_forward_bf16_d256_v256_full" },
+		{ FA_ATTENTION_BF16, 256, 512, 2, &hopper, "fa_sm80_forward_bf16_d256_v256_full" },
+		{ FA_ATTENTION_BF16, 128, 512, 4, &hopper, "fa_sm80_forward_bf16_d128_v128_full" },
+		/* Wide tiles of Q, K and V do not fit every chip. */
+		{ FA_ATTENTION_BF16, 256, 256, 1, &small, "fa_sm80_forward_bf16_d256_v256_rich" },
+		{ FA_ATTENTION_BF16, 128, 128, 1, &small, "fa_sm80_forward_bf16_d128_v128_full" },
+		{ FA_ATTENTION_BF16, 128, 128, 1, &later, "fa_sm80_forward_bf16_d128_v128_full" },
+	};
+
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		struct fa_attention_params params = usual((enum fa_attention_dtype)cases[i].dtype,
+		                                          cases[i].dim);
+		struct fa_cuda_launch launch;
+
+		params.head_dim_v = cases[i].dim_v;
+		launch = plan_on(cases[i].chip, &params);
+		assert_string_equal(launch.kernel->symbol, cases[i].symbol);
+		assert_int_equal(launch.args.slices, cases[i].slices);
+	}
+}
+
+static void test_kinds(void **state)
+{
+	static const float values[6] = { 1 };
+	struct fa_attention_params params = usual(FA_ATTENTION_BF16, 128);
+
+	assert_int_equal(kind(&params), FA_CUDA_FULL);
+	params.causal = true;
+	assert_int_equal(kind(&params), FA_CUDA_BAND);
+	params.softcap = 20;
+	assert_int_equal(kind(&params), FA_CUDA_RICH);
+
+	params = usual(FA_ATTENTION_BF16, 128);
+	params.alibi_slopes = values;
+	assert_int_equal(kind(&params), FA_CUDA_RICH);
+	params = usual(FA_ATTENTION_BF16, 128);
+	params.sinks = values;
+	assert_int_equal(kind(&params), FA_CUDA_RICH);
+	params = usual(FA_ATTENTION_BF16, 128);
+	params.scale = 0;
+	assert_int_equal(kind(&params), FA_CUDA_RICH);
+	params.scale = -1;
+	assert_int_equal(kind(&params), FA_CUDA_RICH);
+}
+
+/* A window that hides nothing is none. */
+static void test_windows(void **state)
+{
+	struct fa_attention_params params = usual(FA_ATTENTION_BF16, 128);
+	struct fa_cuda_launch launch;
+
+	launch = plan(&params);
+	assert_int_equal(launch.args.window_left, FA_CUDA_WINDOW_MAX);
+	assert_int_equal(launch.args.window_right, FA_CUDA_WINDOW_MAX);
+	assert_false(launch.args.longest_last);
+
+	params.window_left = 299;  /* the last row stands at key 299 */
+	params.window_right = 299; /* the first at key 0 */
+	assert_int_equal(kind(&params), FA_CUDA_FULL);
+	params.window_left = INT64_MAX;
+	params.window_right = INT64_MAX;
+	assert_int_equal(kind(&params), FA_CUDA_FULL);
+
+	params.window_left = 298;
+	launch = plan(&params);
+	assert_int_equal(launch.kernel->kind, FA_CUDA_BAND);
+	assert_int_equal(launch.args.window_left, 298);
+	assert_int_equal(launch.args.window_right, FA_CUDA_WINDOW_MAX);
+	assert_true(launch.args.longest_last);
+
+	params.window_left = -1;
+	params.window_right = 298;
+	launch = plan(&params);
+	assert_int_equal(launch.kernel->kind, FA_CUDA_BAND);
+	assert_int_equal(launch.args.window_left, FA_CUDA_WINDOW_MAX);
+	assert_int_equal(launch.args.window_right, 298);
+
+	params.causal = true; /* the narrower counts */
+	assert_int_equal(plan(&params).args.window_right, 0);
+	params.window_right = 0;
+	params.causal = false;
+	assert_int_equal(plan(&params).args.window_right, 0);
+
+	/* One query row, at the last key: causal hides nothing. */
+	params = usual(FA_ATTENTION_BF16, 128);
+	params.seqlen_q = 1;
+	params.causal = true;
+	assert_int_equal(kind(&params), FA_CUDA_FULL);
+
+	/* Sides beyond what int32 sums may hold are none in the longest sequence, too. */
+	params = usual(FA_ATTENTION_BF16, 128);
+	params.seqlen_k = FA_CUDA_SEQLEN_MAX;
+	params.window_left = FA_CUDA_SEQLEN_MAX - 2;
+	assert_int_equal(plan(&params).args.window_left, FA_CUDA_SEQLEN_MAX - 2);
+	params.window_left++;
+	assert_int_equal(plan(&params).args.window_left, FA_CUDA_WINDOW_MAX);
+}
+
+static void check_aligned(const struct fa_attention_params *params, bool aligned)
+{
+	const struct fa_cuda_launch launch = plan(params);
+
+	assert_int_equal(launch.args.aligned, aligned);
+	if (!aligned)
+		assert_int_equal(launch.kernel->kind, FA_CUDA_RICH);
+	else if (params->dtype != FA_ATTENTION_F32)
+		assert_int_equal(launch.kernel->kind, FA_CUDA_FULL);
+}
+
+static void test_alignment(void **state)
+{
+	for (int dtype = FA_ATTENTION_F32; dtype <= FA_ATTENTION_BF16; dtype++) {
+		const struct fa_attention_params base = usual((enum fa_attention_dtype)dtype, 128);
+		const int bytes = dtype == FA_ATTENTION_F32 ? 4 : 2, whole = 16 / bytes;
+
+		check_aligned(&base, true);
+		for (int i = 0; i < 4; i++) {
+			struct fa_attention_params params = base;
+			struct fa_attention_tensor *tensor = i == 0   ? &params.q
+			                                     : i == 1 ? &params.k
+			                                     : i == 2 ? &params.v
+			                                              : &params.out;
+			const struct fa_attention_tensor before = *tensor;
+			int64_t *const strides[] = { &tensor->stride_batch, &tensor->stride_token,
+				                     &tensor->stride_head };
+
+			for (size_t s = 0; s < COUNT(strides); s++) {
+				*strides[s] += whole;
+				check_aligned(&params, true);
+				*strides[s] -= 1;
+				check_aligned(&params, false);
+				*tensor = before;
+			}
+			tensor->data = (char *)tensor->data + 16;
+			check_aligned(&params, true);
+			tensor->data = (char *)tensor->data - 8;
+			check_aligned(&params, false);
+			*tensor = before;
+
+			/* Rows so far apart that a tile's offsets would not fit. */
+			tensor->stride_token = (4 << 20) / bytes - whole;
+			check_aligned(&params, true);
+			tensor->stride_token += whole;
+			check_aligned(&params, false);
+			/* Backwards, they would count as far apart. */
+			tensor->stride_token = -before.stride_token;
+			check_aligned(&params, false);
+		}
+	}
+}
+
+/* Strides of dims of size 1 are never used, so they cannot be wrong. */
+static void test_alignment_of_one(void **state)
+{
+	struct fa_attention_params params = usual(FA_ATTENTION_F16, 128);
+	struct fa_attention_tensor *tensors[] = { &params.q, &params.k, &params.v, &params.out };
+
+	params.batch = params.heads = params.kv_heads = 1;
+	params.seqlen_q = params.seqlen_k = 1;
+	for (size_t i = 0; i < 4; i++)
+		tensors[i]->stride_batch = tensors[i]->stride_token = tensors[i]->stride_head = 3;
+	check_aligned(&params, true);
+	params.batch = 2;
+	check_aligned(&params, false);
+	params.batch = 1;
+	params.seqlen_k = 2;
+	check_aligned(&params, false);
+	params.seqlen_k = 1;
+	params.heads = 2;
+	check_aligned(&params, false);
+}
+
+static void test_ragged(void **state)
+{
+	static const uint32_t cu_q[] = { 0, 0, 300 }, cu_k[] = { 0, 300, 300 };
+	struct fa_attention_params params = usual(FA_ATTENTION_BF16, 128);
+	struct fa_cuda_launch launch;
+
+	params.cu_seqlens_q = cu_q;
+	params.cu_seqlens_k = cu_k;
+	params.q.stride_batch = params.k.stride_batch = 1; /* there is none */
+	params.lse_stride_batch = 1;
+	launch = plan(&params);
+	assert_int_equal(launch.kernel->kind, FA_CUDA_FULL);
+	assert_int_equal(launch.args.q.stride_batch, 0);
+	assert_int_equal(launch.args.k.stride_batch, 0);
+	assert_int_equal(launch.args.lse_stride_batch, 0);
+	assert_ptr_equal(launch.args.cu_seqlens_q, cu_q);
+	assert_ptr_equal(launch.args.cu_seqlens_k, cu_k);
+}
+
+static void test_arguments(void **state)
+{
+	struct fa_attention_params params = usual(FA_ATTENTION_BF16, 64);
+	float lse;
+	struct fa_cuda_launch launch;
+
+	params.head_dim_v = 512;
+	params.lse = &lse;
+	params.lse_stride_batch = 11;
+	params.lse_stride_token = 22;
+	params.lse_stride_head = 33;
+	params.softcap = 30;
+	launch = plan(&params);
+	assert_ptr_equal(launch.args.v.data, params.v.data);
+	assert_int_equal(launch.args.v.stride_batch, 2 * params.v.stride_batch);
+	assert_int_equal(launch.args.v.stride_token, 2 * params.v.stride_token);
+	assert_int_equal(launch.args.v.stride_head, 2 * params.v.stride_head);
+	assert_ptr_equal(launch.args.lse, &lse);
+	assert_int_equal(launch.args.lse_stride_batch, 11);
+	assert_int_equal(launch.args.lse_stride_token, 22);
+	assert_int_equal(launch.args.lse_stride_head, 33);
+	assert_int_equal(launch.args.group, 3);
+	assert_int_equal(launch.args.head_dim, 64);
+	assert_int_equal(launch.args.head_dim_v, 512);
+	assert_true(fabs(launch.args.scale_log2 - 0.125 / M_LN2) < 1e-6);
+	assert_true(fabs(launch.args.cap_in - 0.125 / 30) < 1e-8);
+	assert_true(fabs(launch.args.cap_out - 30 / M_LN2) < 1e-5);
+	assert_int_equal(launch.args.triples, 2 * 6 * launch.args.slices);
+	assert_int_equal(launch.grid, (uint32_t)(launch.args.blocks_m * launch.args.triples));
+	assert_true((int64_t)launch.args.blocks_m * launch.kernel->rows >= 300);
+	assert_true(((int64_t)launch.args.blocks_m - 1) * launch.kernel->rows < 300);
+	assert_in_range(launch.args.section, 1, launch.args.triples);
+
+	params.seqlen_q = 0;
+	assert_int_equal(plan(&params).grid, 0);
+	params.seqlen_q = 1;
+	params.seqlen_k = 0;
+	assert_true(plan(&params).grid > 0); /* zeros and -inf must be written */
+}
+
+/* As many triples together as have their K and V in half of L2, whole groups of heads. */
+static void test_sections(void **state)
+{
+	struct fa_attention_params params = usual(FA_ATTENTION_BF16, 128);
+	struct fa_cuda_launch launch;
+
+	params.batch = 64;
+	params.causal = true;
+	params.seqlen_q = params.seqlen_k = 4096; /* K and V of a head: 2 MiB */
+	launch = plan(&params);
+	assert_int_equal(launch.args.section, 12 * 3);
+	params.seqlen_k = 1 << 20;
+	assert_int_equal(plan(&params).args.section, 1);
+	params.seqlen_k = 1;
+	assert_int_equal(plan(&params).args.section, 64 * 6);
+	params.seqlen_k = 0;
+	assert_int_equal(plan(&params).args.section, 64 * 6);
+	params.seqlen_k = 4096;
+	params.causal = false;
+	assert_int_equal(plan(&params).args.section, 1);
+}
+
+static void refused(const struct fa_cuda_chip *chip, const struct fa_attention_params *params,
+                    const char *part)
+{
+	struct fa_cuda_launch launch;
+	char text[256] = "";
+
+	memset(&launch, 0x5a, sizeof(launch));
+	assert_int_equal(fa_attention_check(params, text, sizeof(text)), 0);
+	assert_int_equal(fa_cuda_attention_plan(chip, params, text, sizeof(text), &launch),
+	                 -ENOTSUP);
+	if (!strstr(text, part))
+		fail_msg("'%s' does not say '%s'", text, part);
+	for (size_t i = 0; i < sizeof(launch); i++)
+		assert_int_equal(((unsigned char *)&launch)[i], 0x5a);
+}
+
+static void test_bounds(void **state)
+{
+	struct fa_attention_params params = usual(FA_ATTENTION_F16, 64);
+
+	params.batch = 1;
+	params.seqlen_q = params.seqlen_k = FA_CUDA_SEQLEN_MAX;
+	plan(&params);
+	params.seqlen_k++;
+	refused(&hopper, &params, "seqlen_k is 536870913");
+	params.seqlen_k--;
+	params.seqlen_q++;
+	refused(&hopper, &params, "seqlen_q is 536870913");
+
+	/* Blocks: 2^29 rows are 2^22 of them, so 511 heads fit and 512 do not. */
+	params.seqlen_q = FA_CUDA_SEQLEN_MAX;
+	params.kv_heads = 1;
+	params.heads = 511;
+	assert_int_equal(plan(&params).grid, 511u << 22);
+	params.heads = 512;
+	refused(&hopper, &params, "more than 2147483647 blocks");
+
+	/* Triples alone. */
+	params.seqlen_q = 1;
+	params.heads = 65536;
+	params.batch = 32767;
+	assert_int_equal(plan(&params).grid, 32767u << 16);
+	params.batch = 32768;
+	refused(&hopper, &params, "batch 32768");
+	params.head_dim_v = 512;
+	params.batch = 16384;
+	refused(&hopper, &params, "batch 16384");
+	params.batch = INT32_MAX;
+	params.seqlen_q = 0;
+	refused(&hopper, &params, "batch 2147483647");
+}
+
+static void test_chips(void **state)
+{
+	const struct fa_attention_params params = usual(FA_ATTENTION_F16, 64);
+	const struct fa_cuda_chip cramped = { .arch = 90, .shared_bytes_max = 1024 };
+
+	refused(&turing, &params, "compute capability 7.5");
+	refused(&cramped, &params, "1024 bytes of shared memory");
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_table),
+		cmocka_unit_test(test_every_combination),
+		cmocka_unit_test(test_choice),
+		cmocka_unit_test(test_kinds),
+		cmocka_unit_test(test_windows),
+		cmocka_unit_test(test_alignment),
+		cmocka_unit_test(test_alignment_of_one),
+		cmocka_unit_test(test_ragged),
+		cmocka_unit_test(test_arguments),
+		cmocka_unit_test(test_sections),
+		cmocka_unit_test(test_bounds),
+		cmocka_unit_test(test_chips),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
