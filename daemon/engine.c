@@ -15,6 +15,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <signal.h>
+#include <sys/prctl.h>
 
 /* Launches between two looks for news, so that decode does not wait for a crowd. */
 #define LAUNCHES_A_ROUND 16
@@ -62,6 +63,8 @@ static void reap(struct fa_engine *engine)
 
 	fa_list_init(&works);
 	engine->ops->reap(engine->device, &works);
+	if (engine->polled && !fa_list_empty(&works))
+		fa_waiter_came(&engine->waiter);
 	while (!fa_list_empty(&works)) {
 		request = fa_container_of(works.next, struct fa_request, work.link);
 		fa_list_remove(&request->work.link);
@@ -136,28 +139,43 @@ static void deliver(struct fa_engine *engine)
 
 static void launch(struct fa_engine *engine)
 {
+	if (engine->polled && !fa_turns_empty(&engine->turns))
+		fa_waiter_expect(&engine->waiter);
 	for (int i = 0; i < LAUNCHES_A_ROUND && !fa_turns_empty(&engine->turns); i++)
 		fa_engine_launch_next(engine);
+}
+
+/* Returns when there may be news. */
+static void wait_for_news(struct fa_engine *engine)
+{
+	uint64_t until_ns = engine->deadlines.root ? engine->deadlines.root->at_ns : FA_NS_NEVER;
+
+	if (engine->polled && engine->n_running)
+		fa_waiter_poll(&engine->waiter, until_ns);
+	else
+		fa_waiter_wait(&engine->waiter, until_ns);
 }
 
 static void *run(void *userdata)
 {
 	struct fa_engine *engine = userdata;
 
+	/* Sleeps between two looks at a device are short, and to be no longer. */
+	if (engine->polled)
+		(void)prctl(PR_SET_TIMERSLACK, 1UL);
 	for (;;) {
-		fa_waiter_look(&engine->waiter);
-		if (atomic_load_explicit(&engine->stop, memory_order_relaxed))
-			return NULL;
-		receive(engine);
+		if (fa_waiter_look(&engine->waiter)) {
+			if (atomic_load_explicit(&engine->stop, memory_order_relaxed))
+				return NULL;
+			receive(engine);
+		}
 		reap(engine);
 		expire(engine);
 		deliver(engine);
 		launch(engine);
 		if (fa_turns_empty(&engine->turns) && fa_list_empty(&engine->done) &&
 		    fa_list_empty(&engine->closed))
-			fa_waiter_wait(&engine->waiter, engine->deadlines.root
-			                                        ? engine->deadlines.root->at_ns
-			                                        : FA_NS_NEVER);
+			wait_for_news(engine);
 	}
 }
 
@@ -197,6 +215,7 @@ int fa_engine_start(struct fa_engine *engine, struct fa_device *device)
 	engine->device = device;
 	engine->ops->describe(device, &info);
 	engine->depth = info.depth;
+	engine->polled = info.polled;
 	fa_waiter_init(&engine->waiter);
 
 	sigfillset(&all);

@@ -64,6 +64,7 @@ struct fa_engine {
 	const struct fa_device_ops *ops;
 	struct fa_device *device;
 	unsigned int depth;
+	bool polled; /* the device does not say when it has finished */
 	pthread_t thread;
 	bool started;
 
@@ -87,6 +88,7 @@ struct fa_engine {
 	struct fa_turns turns;       /* in launches */
 	struct fa_list done, closed; /* on the way to the outbox */
 	struct fa_deadlines deadlines;
+	unsigned int n_running; /* requests that the device has */
 
 	struct {
 		_Atomic uint64_t submitted, finished, launched, cancelled, failed, busy_ns;

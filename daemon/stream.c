@@ -76,6 +76,7 @@ void fa_request_reaped(struct fa_request *request)
 	}
 	request_settle(request, status);
 	stream->outstanding--;
+	stream->engine->n_running--;
 	stream_update(stream);
 }
 
@@ -178,6 +179,7 @@ static void stream_launch(struct fa_stream *stream)
 			request->state = FA_REQUEST_RUNNING;
 			request->work.params = &request->params;
 			stream->outstanding++;
+			engine->n_running++;
 			fa_engine_count(&engine->stats.launched, 1);
 			engine->ops->launch(engine->device, stream->queue, &request->work);
 		}

@@ -11,6 +11,12 @@
 /* Longest spin before sleeping; a sleep that was shorter makes spinning worth it. */
 #define SPIN_MAX_NS (50 * FA_NS_PER_US)
 #define SPIN_MIN_NS (5 * FA_NS_PER_US)
+/* The same for polling; what takes longer than this is not quick. */
+#define LOOK_MAX_NS (200 * FA_NS_PER_US)
+#define LOOK_MIN_NS (10 * FA_NS_PER_US)
+/* A sleep between two looks: a part of the time waited so far, and at most so much. */
+#define PAUSE_PART 16
+#define PAUSE_MAX_NS FA_NS_PER_MS
 
 enum signal {
 	AWAKE,
@@ -23,6 +29,7 @@ void fa_waiter_init(struct fa_waiter *waiter)
 	cpu_set_t cpus;
 
 	waiter->may_spin = sched_getaffinity(0, sizeof(cpus), &cpus) == 0 && CPU_COUNT(&cpus) > 2;
+	waiter->look_ns = LOOK_MAX_NS;
 }
 
 void fa_waiter_wake(struct fa_waiter *waiter)
@@ -31,9 +38,9 @@ void fa_waiter_wake(struct fa_waiter *waiter)
 		(void)syscall(SYS_futex, &waiter->signal, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
 
-void fa_waiter_look(struct fa_waiter *waiter)
+bool fa_waiter_look(struct fa_waiter *waiter)
 {
-	(void)atomic_exchange(&waiter->signal, AWAKE);
+	return atomic_exchange(&waiter->signal, AWAKE) == SIGNALLED;
 }
 
 static void cpu_relax(void)
@@ -96,4 +103,50 @@ void fa_waiter_wait(struct fa_waiter *waiter, uint64_t until_ns)
 		waiter->spin_ns = 0;
 	else if (waiter->spin_ns < SPIN_MAX_NS)
 		waiter->spin_ns = waiter->spin_ns ? waiter->spin_ns * 2 : SPIN_MIN_NS;
+}
+
+/* ---- polling */
+
+void fa_waiter_expect(struct fa_waiter *waiter)
+{
+	waiter->since_ns = fa_now_ns();
+}
+
+void fa_waiter_came(struct fa_waiter *waiter)
+{
+	uint64_t now_ns = fa_now_ns();
+
+	if (now_ns - waiter->since_ns <= LOOK_MAX_NS)
+		waiter->look_ns = LOOK_MAX_NS;
+	else if (waiter->look_ns / 2 >= LOOK_MIN_NS)
+		waiter->look_ns /= 2;
+	waiter->since_ns = now_ns;
+}
+
+uint64_t fa_waiter_pause_ns(const struct fa_waiter *waiter, uint64_t now_ns)
+{
+	uint64_t waited_ns = now_ns - waiter->since_ns;
+
+	if (waited_ns < waiter->look_ns)
+		return 0;
+	return waited_ns / PAUSE_PART < PAUSE_MAX_NS ? waited_ns / PAUSE_PART : PAUSE_MAX_NS;
+}
+
+void fa_waiter_poll(struct fa_waiter *waiter, uint64_t until_ns)
+{
+	uint64_t now_ns = fa_now_ns(), pause_ns = fa_waiter_pause_ns(waiter, now_ns);
+	uint32_t awake = AWAKE;
+
+	if (!pause_ns && !waiter->may_spin) {
+		(void)sched_yield();
+		return;
+	}
+	if (!pause_ns) {
+		cpu_relax();
+		return;
+	}
+	if (until_ns > now_ns + pause_ns)
+		until_ns = now_ns + pause_ns;
+	if (atomic_compare_exchange_strong(&waiter->signal, &awake, ASLEEP))
+		futex_wait(&waiter->signal, ASLEEP, until_ns);
 }

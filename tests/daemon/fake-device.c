@@ -21,7 +21,11 @@ struct fa_device_queue {
 
 static void fake_describe(struct fa_device *device, struct fa_device_info *ret_info)
 {
-	*ret_info = (struct fa_device_info){ .backend = "fake", .depth = device->depth };
+	*ret_info = (struct fa_device_info){
+		.backend = "fake",
+		.depth = device->depth,
+		.polled = device->polled,
+	};
 }
 
 static int fake_group_new(struct fa_device *device, struct fa_error *error,
@@ -96,6 +100,12 @@ static void fake_launch(struct fa_device *device, struct fa_device_queue *queue,
 	pthread_mutex_unlock(&device->mutex);
 }
 
+static void wake(struct fa_device *device)
+{
+	if (!device->polled)
+		fa_engine_wake(device->engine);
+}
+
 /* Under the mutex; the caller wakes the engine. */
 static void fake_finish(struct fa_device *device, struct fa_device_work *work, int status)
 {
@@ -121,7 +131,7 @@ static void fake_cancel(struct fa_device *device, struct fa_device_work *work)
 		fake_finish(device, work, -ECANCELED);
 	pthread_cond_broadcast(&device->changed);
 	pthread_mutex_unlock(&device->mutex);
-	fa_engine_wake(device->engine);
+	wake(device);
 }
 
 static void fake_reap(struct fa_device *device, struct fa_list *done)
@@ -170,10 +180,11 @@ static struct timespec patience(void)
 	return until;
 }
 
-void fixture_init(struct fixture *f, unsigned int depth)
+static void init(struct fixture *f, unsigned int depth, bool polled)
 {
 	memset(f, 0, sizeof(*f));
 	f->device.depth = depth;
+	f->device.polled = polled;
 	fa_list_init(&f->device.running);
 	fa_list_init(&f->device.done);
 	pthread_mutex_init(&f->device.mutex, NULL);
@@ -184,6 +195,16 @@ void fixture_init(struct fixture *f, unsigned int depth)
 	assert_int_equal(fa_engine_start(f->engine, &f->device), 0);
 	for (unsigned int i = 0; i < FAKE_GROUPS; i++)
 		assert_int_equal(fa_engine_group_new(f->engine, &f->groups[i]), 0);
+}
+
+void fixture_init(struct fixture *f, unsigned int depth)
+{
+	init(f, depth, false);
+}
+
+void fixture_init_polled(struct fixture *f, unsigned int depth)
+{
+	init(f, depth, true);
 }
 
 void fixture_deinit(struct fixture *f)
@@ -304,7 +325,7 @@ void complete(struct fixture *f, struct fa_request *request, int status)
 	pthread_mutex_lock(&f->device.mutex);
 	fake_finish(&f->device, &request->work, status);
 	pthread_mutex_unlock(&f->device.mutex);
-	fa_engine_wake(f->engine);
+	wake(&f->device);
 }
 
 void block(struct fixture *f, bool blocked)
@@ -357,7 +378,7 @@ static void *completer_run(void *userdata)
 		fake_finish(device, fa_container_of(pos, struct fa_device_work, link),
 		            rand_r(&seed) % 16 ? 0 : -EIO);
 		pthread_mutex_unlock(&device->mutex);
-		fa_engine_wake(device->engine);
+		wake(device);
 		pthread_mutex_lock(&device->mutex);
 	}
 	pthread_mutex_unlock(&device->mutex);

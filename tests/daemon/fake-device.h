@@ -26,6 +26,7 @@ enum fake_stubbornness {
 
 struct fa_device {
 	unsigned int depth;
+	bool polled; /* nobody wakes the engine when a work is done */
 	enum fake_stubbornness stubbornness;
 	int group_error, queue_error; /* what making one fails with */
 	struct fa_engine *engine;
@@ -54,6 +55,7 @@ struct fixture {
 };
 
 void fixture_init(struct fixture *f, unsigned int depth);
+void fixture_init_polled(struct fixture *f, unsigned int depth);
 /* Closes the streams that are open, whose requests were all taken. */
 void fixture_deinit(struct fixture *f);
 

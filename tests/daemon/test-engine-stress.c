@@ -99,15 +99,19 @@ static void stress_take(struct stress *s)
  * Streams come and go, with requests that are refused, late, cancelled or closed
  * upon at random, while the completion page is scribbled over.
  */
-static void test_stress(void **state)
+static void stress(bool polled)
 {
 	const uint64_t total = 60000;
-	static struct stress s = { .seed = 3 };
+	static struct stress s;
 	struct scribbler scribbler = { .slots = s.f.slots };
 	struct fa_engine_stats stats;
 	unsigned int i;
 
-	fixture_init(&s.f, 3);
+	s = (struct stress){ .seed = 3 };
+	if (polled)
+		fixture_init_polled(&s.f, 3);
+	else
+		fixture_init(&s.f, 3);
 	for (i = 0; i < FAKE_STREAMS; i++)
 		s.f.group[i] = i % FAKE_GROUPS;
 	completer_start(&s.f);
@@ -145,6 +149,16 @@ static void test_stress(void **state)
 	fixture_deinit(&s.f);
 }
 
+static void test_stress(void **state)
+{
+	stress(false);
+}
+
+static void test_stress_polled(void **state)
+{
+	stress(true);
+}
+
 /* One request at a time: a wake-up lost anywhere stops this test. */
 static void test_ping_pong(void **state)
 {
@@ -169,6 +183,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_stress),
+		cmocka_unit_test(test_stress_polled),
 		cmocka_unit_test(test_ping_pong),
 	};
 

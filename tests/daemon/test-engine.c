@@ -480,15 +480,18 @@ static void test_priority_in_a_group(void **state)
 
 /* ---- rest */
 
-/* With a request in flight and a deadline far away, nothing runs. */
-static void test_idle(void **state)
+/* With a request in flight and a deadline far away, nothing runs, or next to nothing. */
+static void idle(bool polled)
 {
 	struct timespec before, after;
 	struct fa_request *a;
 	struct fixture f;
 	int64_t used_ns;
 
-	fixture_init(&f, 1);
+	if (polled)
+		fixture_init_polled(&f, 1);
+	else
+		fixture_init(&f, 1);
 	stream_open(&f, 0, 0);
 	a = request_new(&f, 0);
 	a->deadline_ns = fa_deadline_ns(3600 * FA_NS_PER_SEC);
@@ -503,6 +506,79 @@ static void test_idle(void **state)
 	assert_in_range(used_ns, 0, 30 * FA_NS_PER_MS);
 	complete(&f, a, 0);
 	expect(&f, a, 0);
+	fixture_deinit(&f);
+}
+
+static void test_idle(void **state)
+{
+	idle(false);
+}
+
+static void test_idle_polled(void **state)
+{
+	idle(true);
+}
+
+static int compare(const void *a, const void *b)
+{
+	uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+	return x < y ? -1 : x > y;
+}
+
+/* Nobody says when a work is done: it is found, the sooner the shorter it took. Of
+ * many, as the machine may be busy. */
+static void test_polled(void **state)
+{
+	static const uint64_t took_ns[] = { 0, 10 * FA_NS_PER_US, 3 * FA_NS_PER_MS,
+		                            40 * FA_NS_PER_MS };
+	uint64_t late_ns[15], at_ns;
+	struct fa_request *a, *taken;
+	struct fa_stream *closed;
+	struct fixture f;
+
+	fixture_init_polled(&f, 2);
+	stream_open(&f, 0, 0);
+	for (size_t i = 0; i < sizeof(took_ns) / sizeof(*took_ns); i++) {
+		for (size_t n = 0; n < 15; n++) {
+			a = submit(&f, 0);
+			wait_launched(&f, i * 15 + n + 1);
+			usleep((useconds_t)(took_ns[i] / FA_NS_PER_US));
+			at_ns = fa_now_ns();
+			complete(&f, a, 0);
+			take(&f, &taken, &closed);
+			late_ns[n] = fa_now_ns() - at_ns;
+			assert_ptr_equal(taken, a);
+			free(taken);
+		}
+		qsort(late_ns, 15, sizeof(*late_ns), compare);
+		print_message("took %d us: found %d us later\n", (int)(took_ns[i] / 1000),
+		              (int)(late_ns[7] / 1000));
+		assert_true(late_ns[7] < FA_NS_PER_MS + took_ns[i] / 4);
+	}
+	fixture_deinit(&f);
+}
+
+/* What comes in does not wait for the end of a sleep, however long the wait was. */
+static void test_polled_submit(void **state)
+{
+	struct fa_request *a, *b;
+	struct fixture f;
+
+	fixture_init_polled(&f, 1);
+	stream_open(&f, 0, 0);
+	stream_open(&f, 1, 0);
+	a = submit(&f, 0);
+	wait_launched(&f, 1);
+	usleep(50000);
+	for (uint64_t i = 0; i < 20; i++) {
+		b = submit(&f, 1);
+		wait_launched(&f, i + 2);
+		complete(&f, b, 0);
+		expect(&f, b, 0);
+	}
+	fa_engine_cancel(f.engine, f.streams[0], 1, 0);
+	expect(&f, a, -ECANCELED);
 	fixture_deinit(&f);
 }
 
@@ -538,6 +614,9 @@ int main(void)
 		cmocka_unit_test(test_groups_take_turns),
 		cmocka_unit_test(test_priority_in_a_group),
 		cmocka_unit_test(test_idle),
+		cmocka_unit_test(test_idle_polled),
+		cmocka_unit_test(test_polled),
+		cmocka_unit_test(test_polled_submit),
 		cmocka_unit_test(test_free_unstarted),
 	};
 
