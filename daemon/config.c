@@ -79,6 +79,7 @@ void fa_config_deinit(struct fa_config *config)
 	free(config->socket);
 	free(config->group);
 	free(config->backend);
+	free(config->device);
 	*config = (struct fa_config){};
 }
 
@@ -199,6 +200,8 @@ static int set_daemon(struct fa_config *config, const char *name, const char *va
 		return set_string(value, &config->group);
 	if (!strcmp(name, "backend"))
 		return set_string(*value ? value : "auto", &config->backend);
+	if (!strcmp(name, "device"))
+		return set_string(value, &config->device);
 	if (!strcmp(name, "threads")) {
 		r = set_number(name, value, 0, THREADS_MAX, &number, error);
 		if (!r)

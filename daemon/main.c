@@ -53,7 +53,8 @@ static const char usage[] =
 	"  --listen-fd N          serve the listening socket that is descriptor N, and remove\n"
 	"                         its path at the end\n"
 	"  --exit-when-idle       exit when the last client has gone\n"
-	"  --backend NAME         cpu, or auto for the best that works\n"
+	"  --backend NAME         cuda, cpu, or auto for the best that works\n"
+	"  --device GPU           serve this GPU, by its number or GPU-... UUID, and none else\n"
 	"  --threads N            threads of the CPU backend; 0: one a processor\n"
 	"  --log TARGET           stderr or journal\n"
 	"  --log-level LEVEL      error, warning, info or debug\n"
@@ -108,10 +109,11 @@ static int parse_options(int argc, char **argv, struct options *ret_options)
 		{ "log", required_argument, NULL, SET + 3 },
 		{ "log-level", required_argument, NULL, SET + 4 },
 		{ "drain-timeout-ms", required_argument, NULL, SET + 5 },
+		{ "device", required_argument, NULL, SET + 6 },
 		{ NULL, 0, NULL, 0 },
 	};
-	static const char *const overridden[] = { "socket", "backend",   "threads",
-		                                  "log",    "log_level", "drain_timeout_ms" };
+	static const char *const overridden[] = { "socket",    "backend",          "threads", "log",
+		                                  "log_level", "drain_timeout_ms", "device" };
 	struct options options = { .listen_fd = -1, .ready_fd = -1 };
 	const char *values[sizeof(overridden) / sizeof(*overridden)] = { NULL };
 	int option;
@@ -225,9 +227,9 @@ static void say_ready(struct program *program)
 	const struct fa_server *server = program->server;
 	int fd = fa_steal_fd(&program->options.ready_fd);
 
-	fa_log(FA_LOG_INFO, "fad " FAD_VERSION " serves %s on %s, %u threads",
+	fa_log(FA_LOG_INFO, "fad " FAD_VERSION " serves %s on %s, %s",
 	       *server->listener.path ? server->listener.path : "a socket without a path",
-	       server->info.name, server->info.threads);
+	       server->info.name, server->info.details);
 	(void)sd_notifyf(0, "READY=1\nSTATUS=Serving on %s", server->info.name);
 	if (fd >= 0) {
 		if (write(fd, ready, sizeof(ready) - 1) < 0)

@@ -330,17 +330,17 @@ static int open_device(struct fa_server *server, struct fa_error *error)
 {
 	struct fa_device_config config = {
 		.threads = server->config.threads,
+		.device = server->config.device,
 		.notify = wake_engine,
 		.userdata = server,
 	};
 	int r;
 
-	error->text[0] = 0;
 	r = fa_device_open(server->config.backend, &config, error, &server->ops, &server->device);
 	if (r < 0)
 		return r;
 	if (error->text[0])
-		fa_log(FA_LOG_WARNING, "a better device was passed over: %s", error->text);
+		fa_log(FA_LOG_INFO, "no GPU is used: %s", error->text);
 	server->ops->describe(server->device, &server->info);
 
 	r = fa_engine_new(server->ops, notify, server, &server->engine);
@@ -519,9 +519,9 @@ void fa_server_reload(struct fa_server *server, struct fa_config *config)
 
 	if (!same_text(old->socket, config->socket) || old->mode != config->mode ||
 	    !same_text(old->group, config->group) || !same_text(old->backend, config->backend) ||
-	    old->threads != config->threads)
-		fa_log(FA_LOG_WARNING,
-		       "socket, mode, group, backend and threads change with the next start only");
+	    !same_text(old->device, config->device) || old->threads != config->threads)
+		fa_log(FA_LOG_WARNING, "socket, mode, group, backend, device and threads change "
+		                       "with the next start only");
 	old->limits = config->limits;
 	old->drain_timeout_ms = config->drain_timeout_ms;
 	old->log = config->log;
