@@ -18,10 +18,13 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sysexits.h>
 #include <systemd/sd-daemon.h>
 
 /* How often the same signal may come until nothing is waited for. */
 #define PATIENCE_SIGNALS 3
+/* How long the way out may take once the device is lost: its driver may hang. */
+#define PATIENCE_LOST_S 5
 
 struct override {
 	const char *name, *value;
@@ -64,7 +67,8 @@ static const char usage[] =
 	"  --version, --help\n"
 	"\n"
 	"SIGTERM and SIGINT finish what is in flight and exit, a second one exits at once;\n"
-	"SIGHUP reads the configuration again.\n";
+	"SIGHUP reads the configuration again. Exit status 75 says that the device was lost\n"
+	"and that a new start may find it again.\n";
 
 /* ---- options */
 
@@ -299,6 +303,20 @@ static void on_draining(void *userdata)
 	(void)sd_notify(0, "STOPPING=1");
 }
 
+static void on_patience_lost(int signal)
+{
+	_exit(EX_TEMPFAIL);
+}
+
+static void on_lost(void *userdata)
+{
+	struct program *program = userdata;
+
+	(void)sd_notifyf(0, "ERRNO=%d\nSTATUS=%s", ENODEV, program->server->lost_reason.text);
+	(void)signal(SIGALRM, on_patience_lost);
+	(void)alarm(PATIENCE_LOST_S);
+}
+
 static void on_stopped(void *userdata)
 {
 	struct program *program = userdata;
@@ -309,6 +327,7 @@ static void on_stopped(void *userdata)
 
 /* ---- all together */
 
+/* Returns the exit status, or a negative errno with a sentence. */
 static int serve(struct program *program, struct fa_config *config, struct fa_error *error)
 {
 	struct options *options = &program->options;
@@ -320,6 +339,7 @@ static int serve(struct program *program, struct fa_config *config, struct fa_er
 		.exit_when_idle = options->exit_when_idle,
 		.draining = on_draining,
 		.stopped = on_stopped,
+		.lost = on_lost,
 		.userdata = program,
 	};
 	int r;
@@ -337,9 +357,10 @@ static int serve(struct program *program, struct fa_config *config, struct fa_er
 	}
 	say_ready(program);
 	(void)uv_run(&program->loop, UV_RUN_DEFAULT);
+	r = program->server->is_lost ? EX_TEMPFAIL : EXIT_SUCCESS;
 	program->server = fa_server_free(program->server);
 	fa_log(FA_LOG_INFO, "bye");
-	return 0;
+	return r;
 }
 
 int main(int argc, char **argv)
@@ -373,5 +394,5 @@ int main(int argc, char **argv)
 		fa_log(FA_LOG_ERROR, "%s", error.text);
 	(void)uv_loop_close(&program.loop);
 	uv_library_shutdown();
-	return r < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
+	return r < 0 ? EXIT_FAILURE : r;
 }

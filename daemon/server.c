@@ -267,8 +267,21 @@ static bool take_one(struct fa_server *server)
 	return true;
 }
 
+static void look_for_loss(struct fa_server *server)
+{
+	if (server->is_lost || !fa_engine_lost(server->engine, &server->lost_reason))
+		return;
+	server->is_lost = true;
+	fa_log(FA_LOG_ERROR, "the device is lost, and this process ends: %s",
+	       server->lost_reason.text);
+	if (server->lost)
+		server->lost(server->userdata);
+	fa_drain_lost(server);
+}
+
 static void on_engine(uv_async_t *async)
 {
+	look_for_loss(async->data);
 	for (unsigned int i = 0; i < TAKE_MAX; ++i)
 		if (!take_one(async->data))
 			return;
@@ -429,6 +442,7 @@ static struct fa_server *server_new(const struct fa_server_options *options)
 	server->exit_when_idle = options->exit_when_idle;
 	server->draining = options->draining;
 	server->stopped = options->stopped;
+	server->lost = options->lost;
 	server->userdata = options->userdata;
 	server->uid = geteuid();
 	server->generation = (uint64_t)now.tv_sec * FA_NS_PER_SEC + (uint64_t)now.tv_nsec;

@@ -4,7 +4,8 @@
  *
  * It runs; then it drains: nobody new is let in, new work is refused, and what is
  * in flight may finish until the deadline; then it stops: sessions are closed, and
- * when the last has gone, so are all handles of the loop, which thereby ends.
+ * when the last has gone, so are all handles of the loop, which thereby ends. A lost
+ * device makes it drain: all that is in flight, or comes, ends with -ENODEV.
  */
 #pragma once
 
@@ -36,9 +37,11 @@ struct fa_server {
 	uv_loop_t *loop;
 	struct fa_config config; /* replaced by a reload */
 	bool exit_when_idle;
-	/* Called when draining starts, and when all has ended and loop handles close. */
+	/* Called when draining starts, when all has ended and loop handles close, and when
+	 * the device is lost, which precedes those. */
 	void (*draining)(void *userdata);
 	void (*stopped)(void *userdata);
+	void (*lost)(void *userdata);
 	void *userdata;
 
 	enum fa_server_state state;
@@ -50,6 +53,8 @@ struct fa_server {
 	const struct fa_device_ops *ops;
 	struct fa_device *device;
 	struct fa_engine *engine;
+	bool is_lost; /* the device; another process may get it back */
+	struct fa_error lost_reason;
 	struct fa_closer *closer;
 	struct fa_importer importer;
 	struct fa_tenants tenants;
@@ -90,6 +95,7 @@ struct fa_server_options {
 	bool exit_when_idle;
 	void (*draining)(void *userdata);
 	void (*stopped)(void *userdata);
+	void (*lost)(void *userdata); /* NULL: nobody wants to know */
 	void *userdata;
 };
 
