@@ -11,6 +11,7 @@
  */
 #pragma once
 
+#include "common/cleanup.h"
 #include "common/cudriver.h"
 #include "daemon/device.h"
 #include "kernels/cuda/plan.h"
@@ -139,7 +140,7 @@ void fa_cuda_kernels_unload(struct fa_device *device);
 int fa_cuda_check(struct fa_device *device, const struct fa_attention_params *params,
                   struct fa_error *error);
 
-/* ---- memory (device_cuda_memory.c) */
+/* ---- memory (device_cuda_memory.c, _host.c, _vmm.c); on workers */
 
 enum fa_cuda_memory_kind {
 	FA_CUDA_MEMORY_HOST,   /* pinned */
@@ -159,6 +160,35 @@ struct fa_cuda_memory {
 	size_t n_mapped; /* pieces that are mapped */
 	uint64_t piece_bytes[];
 };
+
+/* Whose turn it is to call the driver for memory. */
+struct fa_device *fa_cuda_turn_begin(struct fa_device *device);
+void fa_cuda_turn_endp(struct fa_device **device);
+
+/* Waits for its turn, which lasts until the end of the block. */
+#define FA_CUDA_TAKE_TURN(device)                                                                  \
+	_fa_cleanup_(fa_cuda_turn_endp) struct fa_device *_turn                                    \
+		__attribute__((unused)) = fa_cuda_turn_begin(device)
+
+/* In the middle of a turn: leaves the driver to others for a while. */
+void fa_cuda_pause(uint64_t ns);
+
+/* Between the allocations of one buffer. */
+#define FA_CUDA_PIECE_PAUSE_NS 20000
+
+/* fa_cuda_fail() on the workers' stream. */
+int fa_cuda_memory_fail(struct fa_device *device, struct fa_error *error, CUresult result,
+                        const char *doing);
+int fa_cuda_memory_enter(struct fa_device *device, struct fa_error *error);
+
+/* Zeroed, or NULL. */
+struct fa_cuda_memory *fa_cuda_memory_new(enum fa_cuda_memory_kind kind, size_t n_pieces);
+/* Gives back what the driver gave, however far it had got. Takes NULL. */
+struct fa_cuda_memory *fa_cuda_memory_free(struct fa_device *device, struct fa_cuda_memory *memory);
+void fa_cuda_unpin(struct fa_device *device, struct fa_cuda_memory *memory);
+
+/* Whether [offset, offset + bytes) lies in @whole_bytes. */
+bool fa_cuda_memory_fits(uint64_t offset, uint64_t bytes, uint64_t whole_bytes);
 
 int fa_cuda_memory_import_host(struct fa_device *device, int fd, uint64_t offset, uint64_t bytes,
                                bool read_only, struct fa_error *error,
@@ -194,10 +224,12 @@ CUresult fa_cuda_stage(struct fa_device *device, CUstream stream, const struct f
                        struct fa_cuda_launch *launch, struct fa_cuda_range *range);
 void fa_cuda_stage_free(struct fa_cuda_range *range);
 
-/* ---- queues (device_cuda_queue.c) */
+/* ---- streams (device_cuda_stream.c) */
 
 int fa_cuda_streams_open(struct fa_device *device, struct fa_error *error);
 void fa_cuda_streams_close(struct fa_device *device);
+
+/* ---- queues (device_cuda_queue.c); on the engine thread */
 
 int fa_cuda_group_new(struct fa_device *device, struct fa_error *error,
                       struct fa_device_group **ret_group);
