@@ -6,8 +6,10 @@
 #include "common/clock.h"
 #include "daemon/config.h"
 #include "daemon/drain.h"
+#include "daemon/keeper.h"
 #include "daemon/log.h"
 #include "daemon/server.h"
+#include "daemon/supervise.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -36,7 +38,7 @@ struct options {
 	struct override overrides[8];
 	unsigned int n_overrides;
 	int listen_fd, ready_fd;
-	bool exit_when_idle, check_config;
+	bool exit_when_idle, check_config, supervise;
 };
 
 struct program {
@@ -45,6 +47,7 @@ struct program {
 	uv_signal_t signals[3];
 	unsigned int n_asked;
 	struct fa_server *server;
+	struct fa_keeper keeper;
 };
 
 static const char usage[] =
@@ -55,6 +58,7 @@ static const char usage[] =
 	"  --socket PATH          listen at PATH\n"
 	"  --listen-fd N          serve the listening socket that is descriptor N, and remove\n"
 	"                         its path at the end\n"
+	"  --supervise            start fad as a child, and again when it dies\n"
 	"  --exit-when-idle       exit when the last client has gone\n"
 	"  --backend NAME         cuda, cpu, or auto for the best that works\n"
 	"  --device GPU           serve this GPU, by its number or GPU-... UUID, and none else\n"
@@ -93,6 +97,7 @@ static int parse_options(int argc, char **argv, struct options *ret_options)
 		LISTEN_FD,
 		READY_FD,
 		EXIT_WHEN_IDLE,
+		SUPERVISE,
 		CHECK_CONFIG,
 		VERSION,
 		HELP,
@@ -103,6 +108,7 @@ static int parse_options(int argc, char **argv, struct options *ret_options)
 		{ "listen-fd", required_argument, NULL, LISTEN_FD },
 		{ "ready-fd", required_argument, NULL, READY_FD },
 		{ "exit-when-idle", no_argument, NULL, EXIT_WHEN_IDLE },
+		{ "supervise", no_argument, NULL, SUPERVISE },
 		{ "check-config", no_argument, NULL, CHECK_CONFIG },
 		{ "version", no_argument, NULL, VERSION },
 		{ "help", no_argument, NULL, HELP },
@@ -138,6 +144,9 @@ static int parse_options(int argc, char **argv, struct options *ret_options)
 		case EXIT_WHEN_IDLE:
 			options.exit_when_idle = true;
 			break;
+		case SUPERVISE:
+			options.supervise = true;
+			break;
 		case CHECK_CONFIG:
 			options.check_config = true;
 			break;
@@ -155,6 +164,10 @@ static int parse_options(int argc, char **argv, struct options *ret_options)
 	}
 	if (optind < argc) {
 		fa_log(FA_LOG_ERROR, "unknown argument \"%s\"; see fad --help", argv[optind]);
+		return -EINVAL;
+	}
+	if (options.supervise && options.listen_fd >= 0) {
+		fa_log(FA_LOG_ERROR, "--supervise does not go with --listen-fd");
 		return -EINVAL;
 	}
 	for (size_t i = 0; i < sizeof(values) / sizeof(*values); ++i)
@@ -214,15 +227,50 @@ static void raise_fd_limit(void)
 }
 
 /* The socket that systemd hands over, or -1. */
-static int activation_fd(void)
+static int activation_fd(struct fa_keeper *keeper)
 {
-	int n = sd_listen_fds(1);
+	int fd = fa_keeper_take(keeper, NULL), more;
+	unsigned int n = 1;
 
-	for (int i = 1; i < n; ++i)
-		close(SD_LISTEN_FDS_START + i);
+	while (fd >= 0 && (more = fa_keeper_take(keeper, NULL)) >= 0) {
+		close(more);
+		++n;
+	}
 	if (n > 1)
-		fa_log(FA_LOG_WARNING, "%d sockets were handed over; only the first is served", n);
-	return n > 0 ? SD_LISTEN_FDS_START : -1;
+		fa_log(FA_LOG_WARNING, "%u sockets were handed over; only the first is served", n);
+	return fd;
+}
+
+/* Makes the server on the socket that it is given, has had, or makes itself. */
+static int make_server(struct program *program, struct fa_server_options *options,
+                       struct fa_error *error)
+{
+	struct fa_keeper *keeper = &program->keeper;
+	int r;
+
+	if (options->listen_fd < 0)
+		options->listen_fd = activation_fd(keeper);
+	if (options->listen_fd >= 0)
+		return fa_server_new(options, error, &program->server);
+
+	options->listen_fd = fa_keeper_take(keeper, FA_KEEPER_LISTEN);
+	options->listen_fd_kept = options->listen_fd >= 0;
+	r = fa_server_new(options, error, &program->server);
+	if (r == -ESTALE && options->listen_fd_kept) {
+		fa_log(FA_LOG_WARNING, "%s; another is made", error->text);
+		fa_keeper_forget(FA_KEEPER_LISTEN);
+		fa_close_fdp(&options->listen_fd);
+		options->listen_fd_kept = false;
+		r = fa_server_new(options, error, &program->server);
+	}
+	if (r < 0 || options->listen_fd_kept)
+		return r;
+	/* Whoever connects while we are dead is served by who comes after. */
+	r = fa_keeper_store(FA_KEEPER_LISTEN, program->server->listener.fd);
+	if (r < 0)
+		fa_log(FA_LOG_WARNING, "the socket cannot be kept beyond this process: %s",
+		       strerror(-r));
+	return 0;
 }
 
 static void say_ready(struct program *program)
@@ -300,6 +348,7 @@ static int watch_signals(struct program *program)
 
 static void on_draining(void *userdata)
 {
+	fa_keeper_forget(FA_KEEPER_LISTEN);
 	(void)sd_notify(0, "STOPPING=1");
 }
 
@@ -347,9 +396,7 @@ static int serve(struct program *program, struct fa_config *config, struct fa_er
 	r = watch_signals(program);
 	if (r < 0)
 		return fa_fail(error, r, "signals cannot be watched: %s", uv_strerror(r));
-	if (server_options.listen_fd < 0)
-		server_options.listen_fd = activation_fd();
-	r = fa_server_new(&server_options, error, &program->server);
+	r = make_server(program, &server_options, error);
 	if (r < 0) {
 		on_stopped(program);
 		(void)uv_run(&program->loop, UV_RUN_DEFAULT);
@@ -381,8 +428,13 @@ int main(int argc, char **argv)
 	}
 	if (program.options.check_config)
 		return EXIT_SUCCESS;
+	if (program.options.supervise)
+		return fa_supervise(argv, program.options.ready_fd);
 	fa_log_set(config.log, config.log_level);
 	raise_fd_limit();
+	r = fa_keeper_open(&program.keeper);
+	if (r < 0)
+		fa_log(FA_LOG_WARNING, "what was handed over cannot be taken: %s", strerror(-r));
 
 	r = uv_loop_init(&program.loop);
 	if (r < 0) {
@@ -392,6 +444,7 @@ int main(int argc, char **argv)
 	r = serve(&program, &config, &error);
 	if (r < 0)
 		fa_log(FA_LOG_ERROR, "%s", error.text);
+	fa_keeper_close(&program.keeper);
 	(void)uv_loop_close(&program.loop);
 	uv_library_shutdown();
 	return r < 0 ? EXIT_FAILURE : r;

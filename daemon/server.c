@@ -467,7 +467,9 @@ int fa_server_new(const struct fa_server_options *options, struct fa_error *erro
 	/* Lent until all has gone well. */
 	server->config = *options->config;
 
-	if (options->listen_fd >= 0)
+	if (options->listen_fd >= 0 && options->listen_fd_kept)
+		r = fa_listener_retake(options->listen_fd, error, &server->listener);
+	else if (options->listen_fd >= 0)
 		r = fa_listener_take(options->listen_fd, options->unlink_listen_fd, error,
 		                     &server->listener);
 	else

@@ -92,6 +92,7 @@ struct fa_server_options {
 	struct fa_config *config; /* consumed if it succeeds */
 	int listen_fd;            /* -1: make a socket as configured */
 	bool unlink_listen_fd;    /* its path is to be removed at the end */
+	bool listen_fd_kept;      /* an earlier process of ours made it */
 	bool exit_when_idle;
 	void (*draining)(void *userdata);
 	void (*stopped)(void *userdata);
