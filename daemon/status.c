@@ -79,6 +79,7 @@ static int add_limits(json_t *object, const struct fa_limits *limits)
 	int r = 0;
 
 	r |= set(bounds, "connections", limits->connections);
+	r |= set(bounds, "uid_factor", limits->uid_factor);
 	r |= set(bounds, "session_buffers", limits->session_buffers);
 	r |= set(bounds, "session_streams", limits->session_streams);
 	r |= set(bounds, "session_requests", limits->session_requests);
