@@ -105,11 +105,30 @@ static void let_in(struct fa_server *server, int fd)
 		fa_server_watch_strangers(server);
 }
 
+/* One more could not be let in, nor be let go of. */
+static bool is_clogged(struct fa_server *server)
+{
+	bool full = fa_closer_is_full(server->closer);
+
+	if (full && !server->clogged)
+		fa_log(FA_LOG_WARNING,
+		       "%d connections that were turned away are not closed yet: no others are "
+		       "accepted until they are",
+		       FA_CLOSER_STRANGERS_MAX);
+	server->clogged = full;
+	return full;
+}
+
 static void accept_connections(struct fa_server *server)
 {
 	for (unsigned int i = 0; i < ACCEPT_MAX && server->accepting; ++i) {
-		int fd = accept4(server->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+		int fd;
 
+		if (is_clogged(server)) {
+			pause_accepting(server);
+			return;
+		}
+		fd = accept4(server->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 		if (fd >= 0) {
 			let_in(server, fd);
 			continue;
@@ -316,7 +335,7 @@ static void on_closer(uv_async_t *async)
 		struct fa_session *session = fa_container_of(pos, struct fa_session, link);
 
 		if ((session->paused & FA_PAUSE_REJECTED) &&
-		    session->tenant->n_rejected <= FA_CLOSER_REJECTED_MAX)
+		    fa_tenant_lane(session->tenant)->n_rejected <= FA_CLOSER_REJECTED_MAX)
 			fa_session_resume(session, FA_PAUSE_REJECTED);
 	}
 }

@@ -65,6 +65,7 @@ struct fa_server {
 	uv_timer_t accept_timer; /* goes on accepting after a shortage */
 	int spare_fd;            /* given up to turn a connection away */
 	bool short_of_fds;       /* said in the log */
+	bool clogged;            /* too many that were turned away are not closed */
 
 	struct fa_list sessions;
 	unsigned int n_sessions; /* not freed yet */

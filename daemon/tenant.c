@@ -96,6 +96,11 @@ struct fa_tenant *fa_tenant_unref(struct fa_tenant *tenant)
 	return NULL;
 }
 
+struct fa_closer_lane *fa_tenant_lane(struct fa_tenant *tenant)
+{
+	return tenant->user ? &tenant->user->lane : &tenant->lane;
+}
+
 const char *fa_resource_name(enum fa_resource resource)
 {
 	static const char *const names[_FA_RESOURCE_N] = {

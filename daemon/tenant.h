@@ -30,6 +30,7 @@ struct fa_user {
 	struct fa_list link;
 	uid_t uid;
 	uint64_t used[_FA_RESOURCE_N];
+	struct fa_closer_lane lane;
 };
 
 struct fa_tenant {
@@ -40,8 +41,7 @@ struct fa_tenant {
 	struct fa_user *user; /* NULL: uid 0 */
 	char *cgroup;         /* "" if unknown */
 	uint64_t used[_FA_RESOURCE_N];
-	struct fa_closer_lane lane; /* its descriptors that are to be closed */
-	uint64_t n_rejected;        /* those among them that nobody wanted */
+	struct fa_closer_lane lane; /* its own, where there is no user */
 };
 
 struct fa_charge {
@@ -57,6 +57,9 @@ int fa_tenant_get(struct fa_tenants *tenants, uid_t uid, const char *cgroup,
                   struct fa_tenant **ret_tenant);
 struct fa_tenant *fa_tenant_ref(struct fa_tenant *tenant);
 struct fa_tenant *fa_tenant_unref(struct fa_tenant *tenant);
+
+/* That of its descriptors that are to be closed. */
+struct fa_closer_lane *fa_tenant_lane(struct fa_tenant *tenant);
 
 /* "buffer_bytes", as the configuration calls it. */
 const char *fa_resource_name(enum fa_resource resource);
