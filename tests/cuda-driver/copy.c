@@ -10,15 +10,21 @@ enum direction {
 	DEVICE_TO_DEVICE,
 };
 
+/* Ends of a copy that no GPU touches: of pageable memory the driver knows nothing, and
+ * its caller keeps it. */
+enum {
+	FROM_PAGEABLE = 1,
+	TO_PAGEABLE,
+};
+
 static CUresult copy_run(struct fa_fake_op *op, struct fa_fake_context *context)
 {
 	struct fa_fake_pin pin = { .context = context };
 	CUresult result;
 
-	/* Of pageable memory the driver knows nothing; its caller keeps it. */
-	if (op->value != DEVICE_TO_HOST || !op->object)
+	if (op->value != TO_PAGEABLE)
 		pin.spans[pin.n_spans++] = (struct fa_fake_span){ op->to, op->bytes, true };
-	if (!op->staged && (op->value != HOST_TO_DEVICE || !op->object))
+	if (op->value != FROM_PAGEABLE)
 		pin.spans[pin.n_spans++] = (struct fa_fake_span){ op->from, op->bytes, false };
 	result = fa_fake_pin(&pin);
 	if (result != CUDA_SUCCESS)
@@ -40,31 +46,37 @@ static bool span_is_good(CUdeviceptr at, size_t bytes, bool write)
 	return good;
 }
 
-/* Whether the host's [at, at + bytes) is not pinned. */
-static bool is_pageable(CUdeviceptr at, size_t bytes)
+/* Whether the host's [at, at + bytes) is pinned: all, in one go, or nothing. */
+static CUresult host_is_pinned(CUdeviceptr at, size_t bytes, bool *ret_pinned)
 {
-	bool overlaps;
+	const struct fa_fake_region *region;
+	CUresult result = CUDA_SUCCESS;
 
 	fa_fake_lock();
-	overlaps = fa_fake_region_overlaps(at, bytes);
+	region = fa_fake_region_find(at);
+	*ret_pinned = region;
+	if (region ? region->memory || region->at + region->bytes - at < bytes
+	           : fa_fake_region_overlaps(at, bytes))
+		result = CUDA_ERROR_INVALID_VALUE;
 	fa_fake_unlock();
-	return !overlaps;
+	return result;
 }
 
 static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, enum direction direction,
                      CUstream stream, bool wait)
 {
+	CUresult result = CUDA_SUCCESS;
 	struct fa_fake_op *op;
-	bool pageable = false;
+	bool pinned = true;
 
 	if (!bytes)
 		return CUDA_SUCCESS;
-	if (direction == HOST_TO_DEVICE)
-		pageable = is_pageable(from, bytes);
-	if (direction == DEVICE_TO_HOST)
-		pageable = is_pageable(to, bytes);
-	if ((!(pageable && direction == DEVICE_TO_HOST) && !span_is_good(to, bytes, true)) ||
-	    (!(pageable && direction == HOST_TO_DEVICE) && !span_is_good(from, bytes, false)))
+	if (direction != DEVICE_TO_DEVICE)
+		result = host_is_pinned(direction == HOST_TO_DEVICE ? from : to, bytes, &pinned);
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (((pinned || direction != DEVICE_TO_HOST) && !span_is_good(to, bytes, true)) ||
+	    ((pinned || direction != HOST_TO_DEVICE) && !span_is_good(from, bytes, false)))
 		return CUDA_ERROR_INVALID_VALUE;
 	op = fa_fake_op_new(copy_run);
 	if (!op)
@@ -72,9 +84,8 @@ static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, enum direct
 	op->to = to;
 	op->from = from;
 	op->bytes = bytes;
-	op->value = direction;
-	if (pageable) {
-		op->object = &fa_fake;
+	if (!pinned) {
+		op->value = direction == HOST_TO_DEVICE ? FROM_PAGEABLE : TO_PAGEABLE;
 		/* The caller may overwrite it at once. */
 		if (direction == HOST_TO_DEVICE && !wait) {
 			op->staged = malloc(bytes);
