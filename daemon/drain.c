@@ -1,6 +1,7 @@
 #include "daemon/drain.h"
 
 #include "daemon/attention.h"
+#include "daemon/registration.h"
 #include "daemon/session.h"
 
 #include <errno.h>
@@ -88,10 +89,15 @@ static void close_sessions(struct fa_server *server, bool strangers_only)
 
 static void stop_listening(struct fa_server *server)
 {
+	struct fa_list *pos;
+
 	server->state = FA_SERVER_DRAINING;
 	fa_server_close_listener(server);
 	server->draining(server->userdata);
 	close_sessions(server, true);
+	fa_list_for_each(pos, &server->sessions)
+		fa_registration_abort(fa_container_of(pos, struct fa_session, link), -ESHUTDOWN,
+		                      "the daemon is stopping");
 }
 
 void fa_drain_start(struct fa_server *server)

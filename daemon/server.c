@@ -4,6 +4,7 @@
 #include "common/clock.h"
 #include "daemon/dispatch.h"
 #include "daemon/drain.h"
+#include "daemon/registration.h"
 #include "daemon/session.h"
 
 #include <assert.h>
@@ -510,7 +511,7 @@ int fa_server_new(const struct fa_server_options *options, struct fa_error *erro
 	if (r < 0)
 		goto fail;
 	fa_importer_init(&server->importer, server->loop, server->ops, server->device,
-	                 server->closer, fa_dispatch_imported, on_released);
+	                 server->closer, fa_registration_imported, on_released);
 	r = start_accepting(server, error);
 	if (r < 0)
 		goto fail;

@@ -11,10 +11,10 @@
 
 #include "common/error.h"
 #include "common/list.h"
-#include "daemon/buffer.h"
 #include "daemon/closer.h"
 #include "daemon/config.h"
 #include "daemon/engine.h"
+#include "daemon/import.h"
 #include "daemon/listener.h"
 #include "daemon/spin.h"
 #include "daemon/tenant.h"

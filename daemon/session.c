@@ -5,6 +5,7 @@
 #include "common/packet.h"
 #include "daemon/dispatch.h"
 #include "daemon/drain.h"
+#include "daemon/registration.h"
 #include "daemon/server.h"
 
 #include <errno.h>
@@ -112,6 +113,7 @@ void fa_session_close(struct fa_session *session)
 	while (!fa_list_empty(&session->out))
 		out_free(session, fa_container_of(session->out.next, struct out, link));
 	close_streams(session);
+	fa_registration_abort(session, -ECANCELED, "the session is over");
 	while ((buffer = fa_table_pop(&session->buffers)))
 		fa_buffer_unref(buffer);
 	session->buffer_bytes = 0;

@@ -166,6 +166,17 @@ void fa_charge_move(struct fa_charge *to, struct fa_charge *from)
 	*from = (struct fa_charge){};
 }
 
+void fa_charge_split(struct fa_charge *from, uint64_t amount, struct fa_charge *ret_charge)
+{
+	assert(from->tenant && from->amount >= amount);
+	*ret_charge = (struct fa_charge){
+		.tenant = fa_tenant_ref(from->tenant),
+		.resource = from->resource,
+		.amount = amount,
+	};
+	from->amount -= amount;
+}
+
 void fa_charge_release(struct fa_charge *charge)
 {
 	struct fa_user *user = charge->tenant ? charge->tenant->user : NULL;

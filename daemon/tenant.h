@@ -74,5 +74,8 @@ int fa_charge_add(struct fa_charge *charge, struct fa_tenant *tenant, enum fa_re
 /* Adds @from, of the same resource, to @to, and zeroes it. */
 void fa_charge_move(struct fa_charge *to, struct fa_charge *from);
 
+/* Moves @amount of @from, which has that much, to @ret_charge. */
+void fa_charge_split(struct fa_charge *from, uint64_t amount, struct fa_charge *ret_charge);
+
 /* Gives everything back. A zeroed charge is fine. */
 void fa_charge_release(struct fa_charge *charge);
