@@ -78,6 +78,7 @@ static void on_closed(uv_handle_t *handle)
 static void out_free(struct fa_session *session, struct out *out)
 {
 	fa_list_remove(&out->link);
+	--session->n_out;
 	session->out_bytes -= out->length;
 	fa_close_fdp(&out->fd);
 	fa_charge_release(&out->charge);
@@ -212,6 +213,7 @@ static int enqueue(struct fa_session *session, const void *bytes, size_t length,
 	out->length = length;
 	memcpy(out->bytes, bytes, length);
 	fa_list_append(&session->out, &out->link);
+	++session->n_out;
 	session->out_bytes += length;
 	return 0;
 }

@@ -98,6 +98,7 @@ struct fa_session {
 	unsigned int n_refused;  /* of these, those that only wait for their turn */
 
 	struct fa_list out; /* answers that the socket did not take */
+	unsigned int n_out;
 	uint64_t out_bytes;
 	struct fa_charge charge_sent; /* descriptors sent and perhaps not received */
 
