@@ -234,12 +234,15 @@ static void stream_feed(struct fa_device *device, struct fa_cuda_stream *stream)
 	}
 }
 
-/* Ends all that is outstanding. */
+/* Ends all that is outstanding. The driver answers at once if the GPU stopped with an
+ * error; if not, what runs may use its memory until it has ended. */
 static void fail_all(struct fa_device *device)
 {
 	for (unsigned int i = 0; i < device->n_streams; ++i) {
 		struct fa_cuda_stream *stream = &device->streams[i];
 
+		if (stream->n_works)
+			(void)device->driver.cuStreamSynchronize(stream->stream);
 		while (!fa_list_empty(&stream->works))
 			work_finish_lost(device, first_work(&stream->works));
 		device->n_works -= stream->n_works;

@@ -181,14 +181,14 @@ static int zero(struct fa_device *device, struct fa_cuda_memory *memory, struct 
 	CUresult result;
 
 	result = driver->cuMemsetD8Async(memory->at, 0, memory->bytes, device->memory_stream);
-	while (result == CUDA_SUCCESS) {
-		result = driver->cuStreamQuery(device->memory_stream);
+	if (result == CUDA_SUCCESS) {
+		while ((result = driver->cuStreamQuery(device->memory_stream)) ==
+		       CUDA_ERROR_NOT_READY)
+			fa_cuda_pause(ZERO_POLL_NS);
 		if (result == CUDA_SUCCESS)
 			return 0;
-		if (result == CUDA_ERROR_NOT_READY) {
-			fa_cuda_pause(ZERO_POLL_NS);
-			result = CUDA_SUCCESS;
-		}
+		/* Who asked cannot tell whether it still runs. */
+		(void)driver->cuStreamSynchronize(device->memory_stream);
 	}
 	return fa_cuda_memory_fail(device, error, result, "memory cannot be zeroed");
 }

@@ -211,32 +211,44 @@ void cuda_job_bind(struct cuda_job *job)
 	job->work.params = &job->params;
 }
 
-void cuda_job_init(struct cuda_job *job, struct cuda_device *cuda)
+int cuda_job_try(struct cuda_job *job, struct cuda_device *cuda, struct fa_error *error)
 {
-	struct fa_error error;
 	uint64_t piece_bytes;
 	int r;
 
 	fa_case_plan(&job->attention);
 	job->fd = -1;
+	error->text[0] = 0;
 	if (job->place == CUDA_ARENA) {
-		r = ops->memory_new_arena(cuda->device, job->attention.bytes, &error, &job->memory,
+		r = ops->memory_new_arena(cuda->device, job->attention.bytes, error, &job->memory,
 		                          &job->fd, &piece_bytes);
 		if (r == 0)
 			job->data = job->memory.address;
 	} else {
 		fa_check_eq(fa_memfd_new("test", job->attention.bytes, true, &job->fd), 0);
-		job->data = mmap(NULL, job->attention.bytes, PROT_READ | PROT_WRITE, MAP_SHARED,
-		                 job->fd, 0);
-		fa_check(job->data != MAP_FAILED);
 		r = ops->memory_import_host(cuda->device, job->fd, 0, job->attention.bytes, false,
-		                            &error, &job->memory);
+		                            error, &job->memory);
+		if (r == 0)
+			job->data = mmap(NULL, job->attention.bytes, PROT_READ | PROT_WRITE,
+			                 MAP_SHARED, job->fd, 0);
+		else
+			close(job->fd);
+		fa_check(job->data != MAP_FAILED);
 	}
 	if (r < 0)
-		fa_test_fail(__FILE__, __LINE__, "no memory: %s", error.text);
+		return r;
 	fa_case_fill(&job->attention, job->data);
 	job->message = fa_case_message(&job->attention, 1, 0, 0, 1);
 	cuda_job_bind(job);
+	return 0;
+}
+
+void cuda_job_init(struct cuda_job *job, struct cuda_device *cuda)
+{
+	struct fa_error error;
+
+	if (cuda_job_try(job, cuda, &error) < 0)
+		fa_test_fail(__FILE__, __LINE__, "no memory: %s", error.text);
 }
 
 void cuda_job_deinit(struct cuda_job *job, struct cuda_device *cuda)

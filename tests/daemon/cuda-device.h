@@ -83,6 +83,8 @@ struct cuda_job {
 };
 
 /* Memory and parameters of what job->attention and job->place say. */
+int cuda_job_try(struct cuda_job *job, struct cuda_device *cuda, struct fa_error *error);
+/* The same; fails the test if there is none. */
 void cuda_job_init(struct cuda_job *job, struct cuda_device *cuda);
 /* The same after job->message was changed. */
 void cuda_job_bind(struct cuda_job *job);
