@@ -2,7 +2,7 @@
  * CPU kernels give, and a launch that a GPU would choke on is one that this one does. */
 #include "kernels/cuda/plan.h"
 #include "tests/cuda-driver/image.h"
-#include "tests/cuda-driver/scene.h"
+#include "tests/cuda-driver/child.h"
 #include "tests/lib/check.h"
 
 #include <math.h>

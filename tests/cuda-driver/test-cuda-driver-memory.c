@@ -1,6 +1,6 @@
 /* The tests' CUDA driver: memory of each kind, alone and handed to other processes. */
 #include "common/cleanup.h"
-#include "tests/cuda-driver/scene.h"
+#include "tests/cuda-driver/child.h"
 #include "tests/lib/check.h"
 
 #include <setjmp.h>

@@ -1,6 +1,6 @@
 /* The tests' CUDA driver: streams and their order, events, values, faults on demand and
  * what a lost context does. */
-#include "tests/cuda-driver/scene.h"
+#include "tests/cuda-driver/child.h"
 #include "tests/lib/check.h"
 
 #include <errno.h>

@@ -1,4 +1,4 @@
-#include "tests/cuda-driver/scene.h"
+#include "tests/cuda-driver/child.h"
 
 #include "common/packet.h"
 #include "tests/lib/check.h"
