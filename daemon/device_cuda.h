@@ -185,6 +185,7 @@ int fa_cuda_memory_enter(struct fa_device *device, struct fa_error *error);
 struct fa_cuda_memory *fa_cuda_memory_new(enum fa_cuda_memory_kind kind, size_t n_pieces);
 /* Gives back what the driver gave, however far it had got. Takes NULL. */
 struct fa_cuda_memory *fa_cuda_memory_free(struct fa_device *device, struct fa_cuda_memory *memory);
+/* ... of host memory: unpins and unmaps it. */
 void fa_cuda_unpin(struct fa_device *device, struct fa_cuda_memory *memory);
 
 /* Whether [offset, offset + bytes) lies in @whole_bytes. */

@@ -87,12 +87,8 @@ static int map_and_pin(struct fa_device *device, struct fa_cuda_memory *memory, 
 	r = populate(memory, read_only, error);
 	if (r == 0)
 		r = pin(device, memory, flags, error);
-	if (r < 0) {
+	if (r < 0)
 		fa_cuda_unpin(device, memory);
-		(void)munmap(host, memory->bytes);
-		memory->host = NULL;
-		memory->at = 0;
-	}
 	return r;
 }
 

@@ -72,16 +72,25 @@ int fa_cuda_memory_enter(struct fa_device *device, struct fa_error *error)
 
 void fa_cuda_unpin(struct fa_device *device, struct fa_cuda_memory *memory)
 {
+	bool unpinned = true;
+
 	while (memory->pinned_bytes) {
 		FA_CUDA_TAKE_TURN(device);
 
 		/* The last part may be shorter. */
 		memory->pinned_bytes = (memory->pinned_bytes - 1) / memory->part_bytes *
 		                       memory->part_bytes;
-		(void)device->driver.cuMemHostUnregister(memory->host + memory->pinned_bytes);
+		if (device->driver.cuMemHostUnregister(memory->host + memory->pinned_bytes) !=
+		    CUDA_SUCCESS)
+			unpinned = false;
 		if (memory->pinned_bytes)
 			fa_cuda_pause(device->pin_pause_ns);
 	}
+	/* Addresses that the driver still takes for pinned must not become other memory. */
+	if (memory->host && unpinned)
+		(void)munmap(memory->host, memory->bytes);
+	memory->host = NULL;
+	memory->at = 0;
 }
 
 static void unmap_pieces(struct fa_device *device, struct fa_cuda_memory *memory)
@@ -106,8 +115,6 @@ struct fa_cuda_memory *fa_cuda_memory_free(struct fa_device *device, struct fa_c
 	switch (memory->kind) {
 	case FA_CUDA_MEMORY_HOST:
 		fa_cuda_unpin(device, memory);
-		if (memory->host)
-			(void)munmap(memory->host, memory->bytes);
 		break;
 	case FA_CUDA_MEMORY_IPC:
 		if (memory->at) {
