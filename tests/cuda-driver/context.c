@@ -130,8 +130,10 @@ bool fa_fake_is_sticky(CUresult result)
 
 void fa_fake_lose(struct fa_fake_context *context, CUresult result)
 {
-	if (!context->lost)
+	if (!context->lost) {
 		context->lost = result;
+		atomic_fetch_add(&fa_fake.page->lost, 1);
+	}
 	pthread_cond_broadcast(&fa_fake.changed);
 }
 

@@ -65,6 +65,16 @@ uint64_t fa_test_cuda_failed(const struct fa_test_cuda_page *page)
 	return atomic_load(&page->failed);
 }
 
+enum fa_test_cuda_call fa_test_cuda_failed_at(const struct fa_test_cuda_page *page)
+{
+	return (enum fa_test_cuda_call)atomic_load(&page->failed_at);
+}
+
+bool fa_test_cuda_is_lost(const struct fa_test_cuda_page *page)
+{
+	return atomic_load(&page->lost);
+}
+
 void fa_test_cuda_kernel_us(struct fa_test_cuda_page *page, uint32_t us)
 {
 	atomic_store(&page->kernel_us, us);

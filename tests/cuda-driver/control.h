@@ -34,8 +34,11 @@ void fa_test_cuda_detach(struct fa_test_cuda_page *page);
 
 /* Adds faults, see fa_test_cuda_page_fail(); NULL takes all back. */
 void fa_test_cuda_fail(struct fa_test_cuda_page *page, const char *text);
-/* How many happened so far. */
+/* How many happened so far, and at what the last of them. */
 uint64_t fa_test_cuda_failed(const struct fa_test_cuda_page *page);
+enum fa_test_cuda_call fa_test_cuda_failed_at(const struct fa_test_cuda_page *page);
+/* Whether a context of the process was lost. */
+bool fa_test_cuda_is_lost(const struct fa_test_cuda_page *page);
 
 /* Kernels take at least so long. */
 void fa_test_cuda_kernel_us(struct fa_test_cuda_page *page, uint32_t us);

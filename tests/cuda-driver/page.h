@@ -69,6 +69,8 @@ struct fa_test_cuda_page {
 	_Atomic uint64_t calls[FA_TEST_CUDA_CALLS];
 	_Atomic int64_t live[FA_TEST_CUDA_LIVE];
 	_Atomic uint64_t failed;    /* faults on demand that happened */
+	_Atomic uint32_t failed_at; /* enum fa_test_cuda_call: the last of them */
+	_Atomic uint32_t lost;      /* contexts that were lost */
 	_Atomic uint64_t misuses;   /* calls and kernels that a GPU would have choked on */
 	_Atomic uint64_t abandoned; /* objects that were left when their context ended */
 

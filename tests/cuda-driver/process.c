@@ -125,6 +125,7 @@ static CUresult count_call(enum fa_test_cuda_call call)
 			continue;
 		if (rule->at && rule->at != at)
 			continue;
+		atomic_store(&page->failed_at, call);
 		atomic_fetch_add(&page->failed, 1);
 		return rule->code;
 	}
@@ -148,7 +149,7 @@ CUresult fa_fake_enter(enum fa_test_cuda_call call, unsigned int needs)
 		else if (!(needs & FA_FAKE_CURRENT))
 			for (int i = 0; i < fa_fake.n_devices && !lost; ++i)
 				lost = fa_fake.contexts[i].lost;
-		if (result != CUDA_SUCCESS && needs & FA_FAKE_ALIVE && fa_fake_is_sticky(result))
+		if (fa_fake_is_sticky(result))
 			fa_fake_lose(current ? current : &fa_fake.contexts[0], result);
 		fa_fake_unlock();
 		if (result == CUDA_SUCCESS && needs & FA_FAKE_CURRENT && !current)

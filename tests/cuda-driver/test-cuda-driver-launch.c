@@ -1,8 +1,8 @@
 /* The tests' CUDA driver: kernels. What the plan of a request launches gives what the
  * CPU kernels give, and a launch that a GPU would choke on is one that this one does. */
 #include "kernels/cuda/plan.h"
-#include "tests/cuda-driver/image.h"
 #include "tests/cuda-driver/child.h"
+#include "tests/cuda-driver/image.h"
 #include "tests/lib/check.h"
 
 #include <math.h>
