@@ -1,8 +1,8 @@
 #include "tests/cuda-driver/control.h"
 
 #include "tests/lib/check.h"
+#include "tests/lib/dir.h"
 
-#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,25 +12,14 @@
 
 void fa_test_cuda_begin(struct fa_test_cuda *cuda)
 {
-	strcpy(cuda->dir, "/dev/shm/fad-cuda-XXXXXX");
-	if (!mkdtemp(cuda->dir)) {
-		strcpy(cuda->dir, "/tmp/fad-cuda-XXXXXX");
-		fa_check(mkdtemp(cuda->dir));
-	}
+	fa_test_dir_make(cuda->dir, sizeof(cuda->dir));
 	fa_check(!chmod(cuda->dir, 01777));
 	setenv("FAD_TEST_CUDA_DIR", cuda->dir, 1);
 }
 
 void fa_test_cuda_end(struct fa_test_cuda *cuda)
 {
-	struct dirent *entry;
-	DIR *dir = opendir(cuda->dir);
-
-	fa_check(dir);
-	while ((entry = readdir(dir)))
-		unlinkat(dirfd(dir), entry->d_name, 0);
-	closedir(dir);
-	fa_check(!rmdir(cuda->dir));
+	fa_test_dir_remove(cuda->dir);
 	unsetenv("FAD_TEST_CUDA_DIR");
 }
 

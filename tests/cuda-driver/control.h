@@ -23,8 +23,8 @@ struct fa_test_cuda {
 	char dir[48];
 };
 
-/* Makes a directory, in memory if it can, that all users may use, and sets
- * FAD_TEST_CUDA_DIR. Processes that have called the driver before stay unseen. */
+/* Makes a directory that all users may use, and sets FAD_TEST_CUDA_DIR. Processes that
+ * have called the driver before stay unseen. */
 void fa_test_cuda_begin(struct fa_test_cuda *cuda);
 void fa_test_cuda_end(struct fa_test_cuda *cuda);
 
