@@ -19,7 +19,8 @@ LAYERS = {
     "daemon/device_cuda": ["common/", "kernels/attention.h", "kernels/cuda/plan.h",
                            "kernels/cuda/images.h"],
     # programs and tests are not layers: they may see everything below them
-    "tools": ["common/", "schema/", "client/", "kernels/attention.h"],
+    "tools": ["common/", "schema/", "client/", "kernels/attention.h", "kernels/cuda/plan.h",
+              "kernels/cuda/images.h"],
 }
 
 # Foreign headers that are kept in: pattern, files or folders that may include them.
