@@ -29,7 +29,7 @@ FOREIGN = [
     (r"systemd/.*", ["daemon/main.c", "daemon/log.c", "daemon/keeper.c", "daemon/supervise.c"]),
     (r"flatbuffers/.*|.*_generated\.h", ["schema/wire.cc"]),
     (r"ini\.h", ["daemon/config.c"]),
-    (r"cuda.*\.h", ["kernels/cuda/", "tests/"]),
+    (r"cuda.*\.h", ["kernels/cuda/", "client/examples/cuda.c", "tests/"]),
     (r"cmocka\.h", ["tests/"]),
 ]
 
