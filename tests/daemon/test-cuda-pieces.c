@@ -192,6 +192,13 @@ static void shapes_case(int socket)
 	refuse(bad, 0, -EINVAL, "beyond the allocation");
 	bad = cuda_register_message(&handle, UINT64_MAX, 1, 0);
 	refuse(bad, 0, -EINVAL, "64 bits");
+	/* What the driver says is explained where process ids are equal. */
+	bad = cuda_register_message(&handle, 0, 4096, 0);
+	bad.buffer_register.handle[40] ^= 1;
+	refuse(bad, 0, -EINVAL, "this is no handle");
+	bad.buffer_register.pid = (uint32_t)server.pid;
+	refuse(bad, 0, -EINVAL, "the same process id");
+	bad = cuda_register_message(&handle, 0, 4096, 0);
 	bad.buffer_register.kind = FA_WIRE_BUFFER_CUDA_FD + 1;
 	refuse(bad, 0, -ENOTSUP, "CUDA_FD (4)");
 
