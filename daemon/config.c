@@ -62,7 +62,7 @@ int fa_config_init(struct fa_config *ret_config)
 				[FA_RESOURCE_SESSIONS] = 1024,
 				[FA_RESOURCE_BUFFERS] = 65536,
 				[FA_RESOURCE_BUFFER_BYTES] = memory / 2,
-				[FA_RESOURCE_FDS] = 4096,
+				[FA_RESOURCE_FDS] = 8192, /* a buffer of most pieces has room */
 				[FA_RESOURCE_REQUESTS] = 16384,
 			},
 			.uid_factor = 4,
