@@ -370,7 +370,8 @@ int fa_dispatch(struct fa_client *client);
 
 /*
  * Streams: requests of one stream run in order, those of different streams beside
- * one another. Stream 0 is always there. One of @priority > 0 goes first (decode).
+ * one another. Stream 0 is always there. One of @priority > 0 goes before
+ * the others of this client (decode); on a GPU its kernels go before everybody's.
  * They are freed with the client.
  *   -EDQUOT  max_streams     -EBUSY (free)  requests are in flight
  *   -ENOENT (free)           no such stream

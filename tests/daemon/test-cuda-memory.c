@@ -542,7 +542,7 @@ static void free_in_flight_client(int socket)
 	struct fa_raw raw;
 
 	fa_raw_open(&raw, daemon_.socket);
-	fa_raw_stream_create(&raw, 1, 0);
+	fa_raw_stream_create(&raw, 1, 1); /* of another priority: they run at once */
 	cuda_buffer_ipc(&ipc, 1, MIB);
 	cuda_buffer_vmm(&fd, 2, 2, 0);
 	cuda_register(&raw, &ipc, 0, MIB, 0, 0, NULL);
