@@ -7,25 +7,34 @@
 
 #include "kernels/cuda/common/swizzle.h"
 #include "kernels/cuda/ptx/cp_async.h"
+#include "kernels/cuda/ptx/math.h"
 #include "kernels/cuda/ptx/memory.h"
 
 #include <stdint.h>
 
+template <bool NEAR> struct fa_stride {
+	using type = int64_t;
+};
+
+template <> struct fa_stride<true> {
+	using type = int32_t;
+};
+
 /*
  * Tiles of ROWS rows of D elements, loaded by THREADS threads. A thread owns some
  * chunks of every PASS-th row, the same chunks in each, so that all but its first
- * address is a constant away.
+ * address is a constant away. NEAR: rows are so near to each other that strides fit 32
+ * bits, which saves registers; the plan calls such tensors aligned.
  */
-template <int ROWS, int D, int THREADS> struct fa_loader {
+template <int ROWS, int D, int THREADS, bool NEAR> struct fa_loader {
 	static constexpr int lanes = fa_swizzle<D>::lanes;
 	static constexpr int pass = THREADS / lanes;
 	static constexpr int columns = D / 8 / lanes;
 	static_assert(D / 8 % lanes == 0 && ROWS % pass == 0 && pass % 8 == 0, "whole passes");
 
-	const char *tile_row;    /* first row of the tile to load next, the same for all threads */
-	int64_t stride;          /* bytes from row to row; ROWS of them fit in 32 bits */
-	uint32_t offset;         /* this thread's place in a tile in global memory */
-	uint32_t shared;         /* and in shared memory */
+	const char *source; /* this thread's first chunk of the tile to load next */
+	typename fa_stride<NEAR>::type stride; /* bytes from row to row */
+	uint32_t shared; /* this thread's first chunk in shared memory, from the tile's start */
 	uint32_t bytes[columns]; /* 16, or 0 where a chunk is past the width */
 
 	/* @base is the first element of row 0, @first the row where the next tile begins,
@@ -35,9 +44,8 @@ template <int ROWS, int D, int THREADS> struct fa_loader {
 	{
 		const int32_t row = threadIdx.x / lanes, chunk = threadIdx.x % lanes;
 
-		tile_row = base + first * stride_token;
-		stride = stride_token;
-		offset = row * (uint32_t)stride_token + chunk * 16;
+		source = base + (first + row) * stride_token + chunk * 16;
+		stride = (typename fa_stride<NEAR>::type)stride_token;
 		shared = fa_swizzle<D>::offset(row, chunk);
 #pragma unroll
 		for (int c = 0; c < columns; c++)
@@ -47,13 +55,13 @@ template <int ROWS, int D, int THREADS> struct fa_loader {
 	/* On to the tile before. */
 	__device__ __forceinline__ void retreat(void)
 	{
-		tile_row -= ROWS * stride;
+		source -= ROWS * stride;
 	}
 
 	/* Starts the copy of a tile with all its rows to @tile. */
 	__device__ __forceinline__ void load(uint32_t tile) const
 	{
-		uint32_t at = offset;
+		uint32_t at = 0;
 
 #pragma unroll
 		for (int i = 0; i < ROWS / pass; i++) {
@@ -61,7 +69,7 @@ template <int ROWS, int D, int THREADS> struct fa_loader {
 			for (int c = 0; c < columns; c++)
 				fa_cp_async_16_zfill(tile + shared + i * pass * D * 2 +
 				                             c * lanes * 16,
-				                     tile_row + at + c * lanes * 16, bytes[c]);
+				                     source + at + c * lanes * 16, bytes[c]);
 			at += pass * (uint32_t)stride;
 		}
 	}
@@ -70,7 +78,7 @@ template <int ROWS, int D, int THREADS> struct fa_loader {
 	__device__ __forceinline__ void load_part(uint32_t tile, int32_t rows) const
 	{
 		const int32_t left = rows - (int32_t)(threadIdx.x / lanes);
-		uint32_t at = offset;
+		uint32_t at = 0;
 
 #pragma unroll
 		for (int i = 0; i < ROWS / pass; i++) {
@@ -78,7 +86,7 @@ template <int ROWS, int D, int THREADS> struct fa_loader {
 			for (int c = 0; c < columns; c++)
 				fa_cp_async_16_zfill(tile + shared + i * pass * D * 2 +
 				                             c * lanes * 16,
-				                     tile_row + at + c * lanes * 16,
+				                     source + at + c * lanes * 16,
 				                     i * pass < left ? bytes[c] : 0);
 			at += pass * (uint32_t)stride;
 		}
@@ -88,15 +96,13 @@ template <int ROWS, int D, int THREADS> struct fa_loader {
 	__device__ __forceinline__ void load_elements(uint32_t tile, int32_t rows) const
 	{
 		const int32_t left = rows - (int32_t)(threadIdx.x / lanes);
-		const char *source = tile_row + threadIdx.x / lanes * stride +
-		                     threadIdx.x % lanes * 16;
+		const char *at = source;
 
 #pragma unroll 1
 		for (int i = 0; i < ROWS / pass; i++) {
 #pragma unroll
 			for (int c = 0; c < columns; c++) {
-				const uint16_t *element = (const uint16_t *)(source +
-				                                             c * lanes * 16);
+				const uint16_t *element = (const uint16_t *)(at + c * lanes * 16);
 				uint4 value = make_uint4(0, 0, 0, 0);
 
 				if (i * pass < left && bytes[c]) {
@@ -108,22 +114,24 @@ template <int ROWS, int D, int THREADS> struct fa_loader {
 				fa_st_shared_v4(tile + shared + i * pass * D * 2 + c * lanes * 16,
 				                value);
 			}
-			source += pass * stride;
+			at += pass * stride;
 		}
 	}
 };
 
 /*
- * A warp stores ROWS rows of D elements from its own part of shared memory, whose
- * first row is @first of the tensor's @end rows, @width elements wide.
+ * A warp, this thread being its @lane, stores ROWS rows of D elements from its own part of shared memory, whose
+ * first row is @first of the tensor's @end rows, @width elements wide. Returns, if
+ * JUDGE, whether this thread stored an infinity or NaN.
  */
-template <int ROWS, int D, bool ELEMENTS>
-__device__ __forceinline__ void fa_store_rows(uint32_t tile, char *base, int64_t stride,
-                                              int32_t first, int32_t end, int32_t width,
-                                              bool aligned)
+template <int ROWS, int D, bool ELEMENTS, bool JUDGE, class T>
+__device__ __forceinline__ bool fa_store_rows(uint32_t lane, uint32_t tile, char *base,
+                                              int64_t stride, int32_t first, int32_t end,
+                                              int32_t width, bool aligned)
 {
 	constexpr int lanes = fa_swizzle<D>::lanes;
-	const uint32_t lane = threadIdx.x % 32, chunk = lane % lanes;
+	const uint32_t chunk = lane % lanes;
+	uint32_t zeros = 0; /* the sum of 0 times what is stored */
 
 #pragma unroll
 	for (int i = 0; i < ROWS; i += 32 / lanes) {
@@ -137,6 +145,12 @@ __device__ __forceinline__ void fa_store_rows(uint32_t tile, char *base, int64_t
 
 			if (first + row >= end || (int32_t)(chunk + c * lanes) * 8 >= width)
 				continue;
+			if (JUDGE) {
+				zeros = fa_fma_packed<T>(value.x, 0, zeros);
+				zeros = fa_fma_packed<T>(value.y, 0, zeros);
+				zeros = fa_fma_packed<T>(value.z, 0, zeros);
+				zeros = fa_fma_packed<T>(value.w, 0, zeros);
+			}
 			if (!ELEMENTS || aligned) {
 				*(uint4 *)(target + c * lanes * 16) = value;
 				continue;
@@ -148,4 +162,5 @@ __device__ __forceinline__ void fa_store_rows(uint32_t tile, char *base, int64_t
 				element[e] = (uint16_t)(words[e / 2] >> e % 2 * 16);
 		}
 	}
+	return zeros != 0;
 }

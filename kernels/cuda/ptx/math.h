@@ -50,3 +50,38 @@ template <> __device__ __forceinline__ uint32_t fa_pack<fa_bf16>(float lo, float
 	asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(hi), "f"(lo));
 	return y;
 }
+
+/* a * b + c of two packed elements. */
+template <class T>
+__device__ __forceinline__ uint32_t fa_fma_packed(uint32_t a, uint32_t b, uint32_t c);
+
+template <>
+__device__ __forceinline__ uint32_t fa_fma_packed<fa_f16>(uint32_t a, uint32_t b, uint32_t c)
+{
+	uint32_t y;
+
+	asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(c));
+	return y;
+}
+
+template <>
+__device__ __forceinline__ uint32_t fa_fma_packed<fa_bf16>(uint32_t a, uint32_t b, uint32_t c)
+{
+	uint32_t y;
+
+	asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(c));
+	return y;
+}
+
+/* The bits of infinity. */
+template <class T> __device__ constexpr uint32_t fa_infinity(void);
+
+template <> __device__ constexpr uint32_t fa_infinity<fa_f16>(void)
+{
+	return 0x7c00;
+}
+
+template <> __device__ constexpr uint32_t fa_infinity<fa_bf16>(void)
+{
+	return 0x7f80;
+}

@@ -47,3 +47,12 @@ __device__ __forceinline__ int32_t fa_block_index(void)
 	asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
 	return index;
 }
+
+/* threadIdx.x, likewise. */
+__device__ __forceinline__ uint32_t fa_thread_index(void)
+{
+	uint32_t y;
+
+	asm volatile("mov.u32 %0, %%tid.x;" : "=r"(y));
+	return y;
+}

@@ -1,7 +1,7 @@
 #include "kernels/cuda/sm80/forward_f32.h"
 
 #define FA_ROW(dim, dim_v, rows, keys)                                                             \
-	extern "C" __global__ void __launch_bounds__(FA_SM80_F32_THREADS)                          \
+	extern "C" __global__ void __launch_bounds__(FA_SM80_F32_THREADS, 2)                       \
 		fa_sm80_forward_f32_d##dim##_v##dim_v##_rich(                                      \
 			const __grid_constant__ struct fa_cuda_attention args)                     \
 	{                                                                                          \

@@ -46,6 +46,38 @@ __device__ __forceinline__ void fa_f32_load(float *tile, const char *base, int64
 	}
 }
 
+/* out += P V for a tile. If @masked, a negative p says that the row does not see the
+ * key, and shall not see it through 0 times an infinity or a NaN either. */
+template <int DIM_V, int ROWS, int TILE, int P_PITCH, bool masked>
+__device__ __forceinline__ void fa_f32_product(float (&out)[ROWS][DIM_V / 32][4],
+                                               const float *p_tile, const float *v_tile)
+{
+	const int32_t group = threadIdx.x / 8, lane = threadIdx.x % 8;
+
+#pragma unroll 4
+	for (int k = 0; k < TILE; k++) {
+		float p[ROWS];
+
+#pragma unroll
+		for (int i = 0; i < ROWS; i++)
+			p[i] = p_tile[k * P_PITCH + group * ROWS + i];
+#pragma unroll
+		for (int j = 0; j < DIM_V / 32; j++) {
+			const float4 v = *(const float4 *)&v_tile[k * DIM_V + 32 * j + lane * 4];
+
+#pragma unroll
+			for (int i = 0; i < ROWS; i++) {
+				if (masked && p[i] < 0)
+					continue;
+				out[i][j][0] = fmaf(p[i], v.x, out[i][j][0]);
+				out[i][j][1] = fmaf(p[i], v.y, out[i][j][1]);
+				out[i][j][2] = fmaf(p[i], v.z, out[i][j][2]);
+				out[i][j][3] = fmaf(p[i], v.w, out[i][j][3]);
+			}
+		}
+	}
+}
+
 template <int DIM, int DIM_V, int ROWS, int KEYS>
 __device__ __forceinline__ void fa_sm80_forward_f32(const struct fa_cuda_attention &args)
 {
@@ -145,6 +177,9 @@ __device__ __forceinline__ void fa_sm80_forward_f32(const struct fa_cuda_attenti
 #pragma unroll
 		for (int i = 0; i < ROWS; i++) {
 			const int32_t position = work.row + group + 16 * i + work.diagonal;
+			/* The keys that the row sees. */
+			const int32_t low = position - args.window_left;
+			const int32_t high = min(work.n_k - 1, position + args.window_right);
 			float max = -INFINITY;
 
 #pragma unroll
@@ -156,8 +191,7 @@ __device__ __forceinline__ void fa_sm80_forward_f32(const struct fa_cuda_attenti
 
 				if (slope != 0)
 					logit -= slope * fabsf((float)(at - position));
-				if (at >= work.n_k || at > position + args.window_right ||
-				    at < position - args.window_left)
+				if (at < low || at > high)
 					logit = -INFINITY;
 				dots[i][j] = logit;
 				max = fmaxf(max, logit);
@@ -178,10 +212,12 @@ __device__ __forceinline__ void fa_sm80_forward_f32(const struct fa_cuda_attenti
 					out[i][j][e] *= scale;
 #pragma unroll
 			for (int j = 0; j < KEYS; j++) {
+				const int32_t at = key + lane + 8 * j;
 				const float p = fa_ex2(dots[i][j] + lower);
 
 				sum[i] += p;
-				p_tile[(lane + 8 * j) * P_PITCH + group * ROWS + i] = p;
+				p_tile[(lane + 8 * j) * P_PITCH + group * ROWS + i] =
+					at < low || at > high ? -1 : p;
 			}
 		}
 
@@ -192,27 +228,12 @@ __device__ __forceinline__ void fa_sm80_forward_f32(const struct fa_cuda_attenti
 				k_tile, k_base + (key - TILE) * args.k.stride_token,
 				args.k.stride_token, TILE, args.head_dim, args.aligned);
 
-#pragma unroll 4
-		for (int k = 0; k < TILE; k++) {
-			float p[ROWS];
-
-#pragma unroll
-			for (int i = 0; i < ROWS; i++)
-				p[i] = p_tile[k * P_PITCH + group * ROWS + i];
-#pragma unroll
-			for (int j = 0; j < DIM_V / 32; j++) {
-				const float4 v = *(
-					const float4 *)&v_tile[k * DIM_V + 32 * j + lane * 4];
-
-#pragma unroll
-				for (int i = 0; i < ROWS; i++) {
-					out[i][j][0] = fmaf(p[i], v.x, out[i][j][0]);
-					out[i][j][1] = fmaf(p[i], v.y, out[i][j][1]);
-					out[i][j][2] = fmaf(p[i], v.z, out[i][j][2]);
-					out[i][j][3] = fmaf(p[i], v.w, out[i][j][3]);
-				}
-			}
-		}
+		/* Is there a key that some row does not see? */
+		if (key + TILE > work.n_k || key < last_row + work.diagonal - args.window_left ||
+		    key + TILE - 1 > work.row + work.diagonal + args.window_right)
+			fa_f32_product<DIM_V, ROWS, TILE, P_PITCH, true>(out, p_tile, v_tile);
+		else
+			fa_f32_product<DIM_V, ROWS, TILE, P_PITCH, false>(out, p_tile, v_tile);
 	}
 
 	const float sink = args.sinks ? args.sinks[work.head] * 1.44269504f : -INFINITY;
@@ -227,7 +248,7 @@ __device__ __forceinline__ void fa_sm80_forward_f32(const struct fa_cuda_attenti
 		total += __shfl_xor_sync(~0u, total, 1);
 		total += __shfl_xor_sync(~0u, total, 2);
 		total += __shfl_xor_sync(~0u, total, 4);
-		scale = total > 0 ? 1 / total : 0;
+		scale = total == 0 ? 0 : 1 / total;
 		if (sink != -INFINITY) {
 			const float top = fmaxf(max, sink);
 			const float shrink = fa_ex2(max - top);
@@ -242,7 +263,7 @@ __device__ __forceinline__ void fa_sm80_forward_f32(const struct fa_cuda_attenti
 			args.lse[work.sequence * args.lse_stride_batch +
 			         ((int64_t)work.first_q + row) * args.lse_stride_token +
 			         work.head * args.lse_stride_head] =
-				total > 0 ? (max + log2f(total)) * 0.693147181f : -INFINITY;
+				total == 0 ? -INFINITY : (max + log2f(total)) * 0.693147181f;
 #pragma unroll
 		for (int j = 0; j < DIM_V / 32; j++) {
 			float *target = (float *)(out_base + row * args.out.stride_token) +

@@ -1,0 +1,124 @@
+/*
+ * The second walk over a block's keys, which isolates rows from what they do not see
+ * (product.h). It is taken only by blocks that met an infinity or NaN, so it is plain
+ * and small: one buffer, one piece of 16 keys at a time, nothing in flight. All that is
+ * not a result is asked anew where it is used, to leave the registers to O.
+ */
+#pragma once
+
+#include "kernels/cuda/common/args.h"
+#include "kernels/cuda/common/swizzle.h"
+#include "kernels/cuda/common/work.h"
+#include "kernels/cuda/ptx/memory.h"
+#include "kernels/cuda/sm80/config.h"
+#include "kernels/cuda/sm80/pair.h"
+#include "kernels/cuda/sm80/product.h"
+#include "kernels/cuda/sm80/softmax.h"
+
+#include <stdint.h>
+
+/* Copies ROWS rows of D elements, through registers; @base is the first row's, what is
+ * past @rows rows or @width elements becomes zero. */
+template <int ROWS, int D, int THREADS>
+__device__ __forceinline__ void fa_sm80_copy(uint32_t tile, const char *base, int64_t stride,
+                                             int32_t rows, int32_t width)
+{
+#pragma unroll 1
+	for (int i = fa_thread_index(); i < ROWS * (D / 2); i += THREADS) {
+		const int32_t row = i / (D / 2), pair = i % (D / 2);
+		const uint16_t *element = (const uint16_t *)(base + row * stride) + pair * 2;
+		uint32_t value = 0;
+
+		if (row < rows && pair * 2 < width)
+			value = element[0] | (uint32_t)element[1] << 16;
+		fa_st_shared(tile + fa_swizzle<D>::offset(row, pair / 4) + pair % 4 * 4, value);
+	}
+}
+
+/* The tile of K and V from @key on, into @kv. */
+template <class C>
+__device__ __forceinline__ void fa_sm80_copy_kv(const struct fa_cuda_attention &args, uint32_t kv,
+                                                int32_t key)
+{
+	const struct fa_work work = fa_work_get(args, C::ROWS);
+	const int32_t kv_head = work.head / args.group;
+
+	fa_sm80_copy<C::KEYS, C::DIM, C::THREADS>(
+		kv,
+		fa_work_base(args.k, work.sequence, work.first_k, kv_head) +
+			key * args.k.stride_token,
+		args.k.stride_token, work.n_k - key, args.head_dim);
+	fa_sm80_copy<C::KEYS, C::DIM_V, C::THREADS>(
+		kv + C::K_BYTES,
+		fa_work_base(args.v, work.sequence, work.first_k, kv_head) +
+			work.slice * C::DIM_V * 2 + key * args.v.stride_token,
+		args.v.stride_token, work.n_k - key, args.head_dim_v - work.slice * C::DIM_V);
+}
+
+/* The warp's 16 keys from @first on of the tile that begins at @key. */
+template <class C>
+__device__ __forceinline__ void fa_sm80_piece(struct fa_sm80_rows<C> &rows,
+                                              const struct fa_cuda_attention &args, uint32_t q_tile,
+                                              int32_t key, int32_t first)
+{
+	const struct fa_work work = fa_work_get(args, C::ROWS);
+	const uint32_t kv = q_tile + C::Q_BYTES; /* K, then V */
+	const uint32_t thread = fa_thread_index(), warp = thread / 32, lane = thread % 32;
+	const int32_t warp_row = warp / C::SPLIT * C::WARP_ROWS;
+	const struct fa_sm80_pair<C> pair(kv + C::STAGES * (C::K_BYTES + C::V_BYTES), warp);
+	const typename C::LOGITS logits(args, work.head);
+	const int32_t lane_key = key + first + (int32_t)(pair.half * C::WARP_KEYS + lane % 4 * 2);
+	const struct fa_sm80_sight<C> sight = {
+		.key = lane_key - (int32_t)(work.row + warp_row + work.diagonal + lane / 4),
+		.rest = work.n_k - lane_key, .left = args.window_left, .right = args.window_right,
+	};
+	const uint32_t q = q_tile + fa_swizzle<C::DIM>::offset(warp_row + lane % 16, lane / 16);
+	const uint32_t k = kv + fa_swizzle<C::DIM>::offset(pair.half * C::WARP_KEYS + first +
+	                                                           lane % 8 + lane / 16 * 8,
+	                                                   lane / 8 % 2);
+	const uint32_t v = kv + C::K_BYTES +
+	                   fa_swizzle<C::DIM_V>::offset(first + lane % 16,
+	                                                pair.half * 4 + lane / 16);
+	float dots[C::ATOMS][2][4];
+
+	fa_sm80_dots<C, 1>(dots, q, k);
+	logits.apply(dots, sight.key);
+	fa_sm80_mask<C>(dots, sight);
+	fa_sm80_raise<C>(rows, dots, logits.factor(), pair);
+	fa_sm80_accumulate<C, true>(rows, dots, logits.factor(), v, pair, sight);
+}
+
+/* As fa_sm80_walk(). Nobody may be reading shared memory any more. */
+template <class C>
+__device__ __forceinline__ void fa_sm80_walk_isolated(struct fa_sm80_rows<C> &rows,
+                                                      const struct fa_cuda_attention &args,
+                                                      uint32_t q_tile)
+{
+	int32_t key, begin;
+
+	fa_sm80_clear<C>(rows);
+	{
+		const struct fa_work work = fa_work_get(args, C::ROWS);
+		const int32_t last_row = min(work.row + C::ROWS, work.n_q) - 1;
+		const int32_t end = min(work.n_k, last_row + work.diagonal + args.window_right + 1);
+
+		begin = max(0, work.row + work.diagonal - args.window_left);
+		key = end > begin ? (end - 1) / C::KEYS * C::KEYS : -1;
+		fa_sm80_copy<C::ROWS, C::DIM, C::THREADS>(
+			q_tile,
+			fa_work_base(args.q, work.sequence, work.first_q, work.head) +
+				work.row * args.q.stride_token,
+			args.q.stride_token, work.n_q - work.row, args.head_dim);
+	}
+
+#pragma unroll 1
+	for (; key >= 0 && key + C::KEYS > begin; key -= C::KEYS) {
+		__syncthreads(); /* all threads: the tile before is not read any more */
+		fa_sm80_copy_kv<C>(args, q_tile + C::Q_BYTES, key);
+		__syncthreads(); /* all threads: this one is whole */
+#pragma unroll 1
+		for (int32_t first = 0; first < C::WARP_KEYS; first += 16)
+			fa_sm80_piece<C>(rows, args, q_tile, key, first);
+	}
+	__syncthreads(); /* all threads: also where there was no key */
+}

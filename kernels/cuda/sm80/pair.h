@@ -1,0 +1,54 @@
+/*
+ * Pairs of warps that share their rows (SPLIT 2): who they are, and what they tell each
+ * other. With SPLIT 1 a warp is half 0 of nothing, and none of this is called.
+ */
+#pragma once
+
+#include "kernels/cuda/ptx/barrier.h"
+#include "kernels/cuda/ptx/memory.h"
+#include "kernels/cuda/sm80/config.h"
+
+#include <stdint.h>
+
+/* A warp's place in its pair. Of V's columns, in groups of eight chunks, half 0 has
+ * chunks 0 to 3 and half 1 chunks 4 to 7. */
+template <class C> struct fa_sm80_pair {
+	uint32_t barrier;      /* its name */
+	uint32_t half;         /* 0 or 1 */
+	uint32_t mine, others; /* shared memory of this warp and of the other: P, then rows */
+
+	__device__ __forceinline__ fa_sm80_pair(uint32_t shared, uint32_t warp)
+	{
+		constexpr uint32_t bytes = C::P_BYTES + C::ROW_BYTES;
+
+		barrier = 1 + warp / 2;
+		half = C::SPLIT > 1 ? warp % 2 : 0;
+		mine = shared + warp * bytes;
+		others = shared + (warp ^ 1) * bytes;
+	}
+
+	/* The chunk that O's fragment @j of 8 columns is, less 4 * half. */
+	static __device__ __forceinline__ int chunk(int j)
+	{
+		return C::SPLIT > 1 ? j / 4 * 8 + j % 4 : j;
+	}
+
+	/* Gives a value of each of the thread's rows, the same in all threads of a quad,
+	 * to the other warp and gets the other's. */
+	__device__ __forceinline__ void swap_rows(float (&ret_others)[2 * C::ATOMS],
+	                                          const float (&values)[2 * C::ATOMS]) const
+	{
+		const uint32_t lane = threadIdx.x % 32;
+
+		if (lane % 4 == 0)
+#pragma unroll
+			for (int r = 0; r < 2 * C::ATOMS; r++)
+				fa_st_shared(mine + C::P_BYTES + (r * 8 + lane / 4) * 4,
+				             __float_as_uint(values[r]));
+		fa_barrier_sync(barrier, 64);
+#pragma unroll
+		for (int r = 0; r < 2 * C::ATOMS; r++)
+			ret_others[r] = __uint_as_float(
+				fa_ld_shared(others + C::P_BYTES + (r * 8 + lane / 4) * 4));
+	}
+};

@@ -1,0 +1,150 @@
+/*
+ * A warp's rows between the two products: masks, maxima, exponentials. Everything is
+ * for TILES fragments of 8 keys at a time: a warp's share of a tile, or less.
+ *
+ * The maximum m that rows subtract in the exponent is allowed to lag: it is
+ * raised, and O and the sum rescaled, only when a new logit exceeds it by more than
+ * 8 (in units of ln 2). p is then at most 256, harmless in fp16, bf16 and the fp32
+ * sums, and after the first tiles a warp hardly ever touches O between products.
+ */
+#pragma once
+
+#include "kernels/cuda/common/args.h"
+#include "kernels/cuda/ptx/math.h"
+#include "kernels/cuda/sm80/config.h"
+#include "kernels/cuda/sm80/pair.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdint.h>
+
+/* A warp's rows: each thread has rows g and g + 8 of every atom, row = 2 * atom + half. */
+template <class C> struct fa_sm80_rows {
+	/* What is added in the exponent: less a recent maximum of the logits. FLT_MAX at
+	 * first: masked logits (-inf) give 0 even then, so no row needs care. */
+	float offset[2 * C::ATOMS];
+	float sum[2 * C::ATOMS]; /* of this thread's keys */
+	float out[C::ATOMS][C::WARP_DIM_V / 8][4];
+};
+
+template <class C> __device__ __forceinline__ void fa_sm80_clear(struct fa_sm80_rows<C> &rows)
+{
+#pragma unroll
+	for (int r = 0; r < 2 * C::ATOMS; r++) {
+		rows.offset[r] = FLT_MAX;
+		rows.sum[r] = 0;
+	}
+#pragma unroll
+	for (int a = 0; a < C::ATOMS; a++)
+#pragma unroll
+		for (int j = 0; j < C::WARP_DIM_V / 8; j++)
+#pragma unroll
+			for (int e = 0; e < 4; e++)
+				rows.out[a][j][e] = 0;
+}
+
+/* Which keys of a tile a thread's rows see. */
+template <class C> struct fa_sm80_sight {
+	int32_t key;  /* the thread's first key, counted from where its first row stands;
+	               * without BAND, anything */
+	int32_t rest; /* keys from there to the sequence's end */
+	int32_t left, right;
+
+	/* Does row @r see the key @offset keys further? */
+	__device__ __forceinline__ bool sees(int r, int offset) const
+	{
+		const int32_t first = r * 8 - left - key;
+		const int32_t last = C::BAND ? min(rest - 1, r * 8 + right - key) : rest - 1;
+
+		return offset <= last && (!C::BAND || offset >= first);
+	}
+};
+
+/* Sets what a row does not see to -inf. */
+template <class C, int TILES>
+__device__ __forceinline__ void fa_sm80_mask(float (&dots)[C::ATOMS][TILES][4],
+                                             const struct fa_sm80_sight<C> &sight)
+{
+#pragma unroll
+	for (int r = 0; r < 2 * C::ATOMS; r++)
+#pragma unroll
+		for (int j = 0; j < TILES; j++)
+#pragma unroll
+			for (int e = 0; e < 2; e++)
+				if (!sight.sees(r, j * 8 + e))
+					dots[r / 2][j][r % 2 * 2 + e] = -INFINITY;
+}
+
+/* Raises the rows' maxima to this tile's where they have fallen too far behind. */
+template <class C, int TILES>
+__device__ __forceinline__ void fa_sm80_raise(struct fa_sm80_rows<C> &rows,
+                                              const float (&dots)[C::ATOMS][TILES][4], float factor,
+                                              const struct fa_sm80_pair<C> &pair)
+{
+	float max[2 * C::ATOMS];
+	bool raise = false;
+
+#pragma unroll
+	for (int r = 0; r < 2 * C::ATOMS; r++) {
+		const int a = r / 2, e = r % 2 * 2;
+
+		max[r] = fmaxf(dots[a][0][e], dots[a][0][e + 1]);
+#pragma unroll
+		for (int j = 1; j < TILES; j++)
+			max[r] = fmaxf(max[r], fmaxf(dots[a][j][e], dots[a][j][e + 1]));
+		raise |= fmaf(max[r], factor, rows.offset[r]) > 8;
+	}
+	raise = C::SPLIT > 1 ? fa_barrier_any(pair.barrier, 64, raise) : __any_sync(~0u, raise);
+	if (!raise)
+		return;
+
+#pragma unroll
+	for (int r = 0; r < 2 * C::ATOMS; r++) {
+		max[r] = fmaxf(max[r], __shfl_xor_sync(~0u, max[r], 1));
+		max[r] = fmaxf(max[r], __shfl_xor_sync(~0u, max[r], 2));
+	}
+	if (C::SPLIT > 1) {
+		float others[2 * C::ATOMS];
+
+		pair.swap_rows(others, max);
+#pragma unroll
+		for (int r = 0; r < 2 * C::ATOMS; r++)
+			max[r] = fmaxf(max[r], others[r]);
+	}
+#pragma unroll
+	for (int r = 0; r < 2 * C::ATOMS; r++) {
+		/* Each row for itself, so that its bits depend on no other row. */
+		const float offset = fmaf(max[r], factor, rows.offset[r]) > 8 ? -max[r] * factor
+		                                                              : rows.offset[r];
+		const float scale = fa_ex2(offset - rows.offset[r]);
+
+		rows.offset[r] = offset;
+		rows.sum[r] *= scale;
+#pragma unroll
+		for (int j = 0; j < C::WARP_DIM_V / 8; j++)
+#pragma unroll
+			for (int e = 0; e < 2; e++)
+				rows.out[r / 2][j][r % 2 * 2 + e] *= scale;
+	}
+}
+
+/* exp(dots + offset) of 16 keys, as fragments, and the sums with it. */
+template <class C, int TILES>
+__device__ __forceinline__ void
+fa_sm80_probabilities(struct fa_sm80_rows<C> &rows, uint32_t (&ret_p)[C::ATOMS][4],
+                      const float (&dots)[C::ATOMS][TILES][4], float factor, int step)
+{
+#pragma unroll
+	for (int a = 0; a < C::ATOMS; a++)
+#pragma unroll
+		for (int i = 0; i < 4; i++) {
+			const float(&pair)[4] = dots[a][2 * step + i / 2];
+			const int r = 2 * a + i % 2;
+			const float lo = fa_ex2(fmaf(pair[i % 2 * 2], factor, rows.offset[r]));
+			const float hi = fa_ex2(fmaf(pair[i % 2 * 2 + 1], factor, rows.offset[r]));
+
+			rows.sum[r] += lo;
+			rows.sum[r] += hi;
+			ret_p[a][i] = fa_pack<typename C::T>(lo, hi);
+		}
+}
