@@ -97,7 +97,7 @@ def main():
 
     # Device code alone is compiled, so any host compiler that can preprocess will do.
     run = subprocess.run(
-        [args.nvcc, "-fatbin", "-allow-unsupported-compiler", "-Xptxas", "-v", "-MD", "-MF",
+        [args.nvcc, "-fatbin", "-Xfatbin", "-compress-all", "-allow-unsupported-compiler", "-Xptxas", "-v", "-MD", "-MF",
          args.depfile, "-o", args.output, *args.arguments],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
     )

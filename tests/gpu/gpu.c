@@ -1,123 +1,53 @@
 #include "tests/gpu/gpu.h"
 
-#include <cuda.h>
-#include <dlfcn.h>
+#include "common/cudriver.h"
+#include "kernels/cuda/images.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define FUNCTIONS(X)                                                                               \
-	X(cuInit)                                                                                  \
-	X(cuDeviceGet)                                                                             \
-	X(cuDeviceGetName)                                                                         \
-	X(cuDeviceGetAttribute)                                                                    \
-	X(cuDevicePrimaryCtxRetain)                                                                \
-	X(cuDevicePrimaryCtxRelease)                                                               \
-	X(cuCtxSetCurrent)                                                                         \
-	X(cuCtxSynchronize)                                                                        \
-	X(cuGetErrorString)                                                                        \
-	X(cuModuleLoadData)                                                                        \
-	X(cuModuleUnload)                                                                          \
-	X(cuModuleGetFunction)                                                                     \
-	X(cuFuncSetAttribute)                                                                      \
-	X(cuLaunchKernel)                                                                          \
-	X(cuMemAlloc)                                                                              \
-	X(cuMemFree)                                                                               \
-	X(cuMemcpyHtoD)                                                                            \
-	X(cuMemcpyDtoH)                                                                            \
-	X(cuMemsetD8)                                                                              \
-	X(cuEventCreate)                                                                           \
-	X(cuEventDestroy)                                                                          \
-	X(cuEventRecord)                                                                           \
-	X(cuEventSynchronize)                                                                      \
-	X(cuEventElapsedTime)
-
-/* cuda.h defines some names as macros for their versions: two steps see through that. */
-#define NAME_OF(symbol) #symbol
-#define SYMBOL(name) NAME_OF(name)
-
 #define FLUSH_BYTES ((size_t)512 << 20)
 
 struct fa_gpu {
-	void *library;
-#define MEMBER(name) __typeof__(&name) fn_##name;
-	FUNCTIONS(MEMBER)
-#undef MEMBER
+	struct fa_cudriver driver;
 	CUdevice device;
 	struct fa_cuda_chip chip;
 	int sms;
 	char name[128];
 	CUmodule images[FA_CUDA_IMAGES], reference;
 	CUfunction *kernels; /* [fa_cuda_kernels_count] */
-	CUfunction fn_reference, fn_poison, fn_spin, fn_read;
+	CUfunction fn_reference, fn_poison, fn_compare, fn_copy, fn_spin, fn_read;
+	CUstream stream;
 	CUdeviceptr flush;
 	CUevent start, stop;
 };
 
-extern const char fa_image_sm80_f16[], fa_image_sm80_bf16[], fa_image_sm80_f32[];
 extern const char fa_image_reference[];
 
 #define MUST(call)                                                                                 \
 	do {                                                                                       \
-		const CUresult must_result = gpu->fn_##call;                                       \
+		const CUresult must_result = gpu->driver.call;                                     \
 		if (must_result != CUDA_SUCCESS) {                                                 \
-			const char *must_text = "?";                                               \
-			gpu->fn_cuGetErrorString(must_result, &must_text);                         \
-			fprintf(stderr, "%s:%d: %s: %d, %s\n", __FILE__, __LINE__, #call,          \
-			        (int)must_result, must_text);                                      \
+			struct fa_error must_error;                                                \
+			fa_cudriver_fail(&gpu->driver, &must_error, must_result, #call);           \
+			fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, must_error.text);       \
 			abort();                                                                   \
 		}                                                                                  \
 	} while (0)
 
-struct fa_gpu *fa_gpu_open(void)
+static int attribute(struct fa_gpu *gpu, CUdevice_attribute which)
 {
-	const char *images[FA_CUDA_IMAGES] = { fa_image_sm80_f16, fa_image_sm80_bf16,
-		                               fa_image_sm80_f32 };
-	struct fa_gpu *gpu = calloc(1, sizeof(*gpu));
-	CUcontext context;
-	int major, minor, value;
+	int value;
 
-	if (!gpu)
-		abort();
-	gpu->library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-	if (!gpu->library) {
-		fprintf(stderr, "no GPU: %s\n", dlerror());
-		free(gpu);
-		return NULL;
-	}
-#define LOAD(function)                                                                             \
-	gpu->fn_##function = (__typeof__(gpu->fn_##function))dlsym(gpu->library,                   \
-	                                                           SYMBOL(function));              \
-	if (!gpu->fn_##function) {                                                                 \
-		fprintf(stderr, "no GPU: libcuda.so.1 lacks %s\n", SYMBOL(function));              \
-		free(gpu);                                                                         \
-		return NULL;                                                                       \
-	}
-	FUNCTIONS(LOAD)
-#undef LOAD
-	if (gpu->fn_cuInit(0) != CUDA_SUCCESS || gpu->fn_cuDeviceGet(&gpu->device, 0)) {
-		fprintf(stderr, "no GPU: the driver finds none\n");
-		free(gpu);
-		return NULL;
-	}
-	MUST(cuDeviceGetName(gpu->name, sizeof(gpu->name), gpu->device));
-	MUST(cuDevicePrimaryCtxRetain(&context, gpu->device));
-	MUST(cuCtxSetCurrent(context));
-	MUST(cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
-	                          gpu->device));
-	MUST(cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-	                          gpu->device));
-	gpu->chip.arch = 10 * major + minor;
-	MUST(cuDeviceGetAttribute(&value, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
-	                          gpu->device));
-	gpu->chip.shared_bytes_max = value;
-	MUST(cuDeviceGetAttribute(&value, CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, gpu->device));
-	gpu->chip.l2_bytes = value;
-	MUST(cuDeviceGetAttribute(&gpu->sms, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
-	                          gpu->device));
+	MUST(cuDeviceGetAttribute(&value, which, gpu->device));
+	return value;
+}
 
+static void load(struct fa_gpu *gpu)
+{
 	for (int i = 0; i < FA_CUDA_IMAGES; i++)
-		MUST(cuModuleLoadData(&gpu->images[i], images[i]));
+		MUST(cuModuleLoadData(&gpu->images[i], fa_cuda_images[i].data));
 	gpu->kernels = calloc(fa_cuda_kernels_count, sizeof(*gpu->kernels));
 	if (!gpu->kernels)
 		abort();
@@ -134,10 +64,42 @@ struct fa_gpu *fa_gpu_open(void)
 	MUST(cuModuleLoadData(&gpu->reference, fa_image_reference));
 	MUST(cuModuleGetFunction(&gpu->fn_reference, gpu->reference, "fa_test_reference"));
 	MUST(cuModuleGetFunction(&gpu->fn_poison, gpu->reference, "fa_test_poison_shared"));
+	MUST(cuModuleGetFunction(&gpu->fn_compare, gpu->reference, "fa_test_compare"));
+	MUST(cuModuleGetFunction(&gpu->fn_copy, gpu->reference, "fa_test_copy_rows"));
 	MUST(cuModuleGetFunction(&gpu->fn_spin, gpu->reference, "fa_test_spin"));
 	MUST(cuModuleGetFunction(&gpu->fn_read, gpu->reference, "fa_test_read"));
 	MUST(cuFuncSetAttribute(gpu->fn_poison, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
 	                        gpu->chip.shared_bytes_max));
+}
+
+struct fa_gpu *fa_gpu_open(void)
+{
+	struct fa_gpu *gpu = calloc(1, sizeof(*gpu));
+	struct fa_error error;
+	CUcontext context;
+
+	if (!gpu)
+		abort();
+	if (fa_cudriver_open(FA_CUDRIVER_FOR_ALL, &error, &gpu->driver) < 0) {
+		fprintf(stderr, "no GPU: %s\n", error.text);
+		free(gpu);
+		return NULL;
+	}
+	if (gpu->driver.cuInit(0) != CUDA_SUCCESS || gpu->driver.cuDeviceGet(&gpu->device, 0)) {
+		fprintf(stderr, "no GPU: the driver finds none\n");
+		free(gpu);
+		return NULL;
+	}
+	MUST(cuDeviceGetName(gpu->name, sizeof(gpu->name), gpu->device));
+	MUST(cuDevicePrimaryCtxRetain(&context, gpu->device));
+	MUST(cuCtxSetCurrent(context));
+	gpu->chip.arch = 10 * attribute(gpu, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) +
+	                 attribute(gpu, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+	gpu->chip.shared_bytes_max = attribute(
+		gpu, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+	gpu->chip.l2_bytes = attribute(gpu, CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE);
+	gpu->sms = attribute(gpu, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+	load(gpu);
 	MUST(cuEventCreate(&gpu->start, CU_EVENT_DEFAULT));
 	MUST(cuEventCreate(&gpu->stop, CU_EVENT_DEFAULT));
 	return gpu;
@@ -149,6 +111,8 @@ struct fa_gpu *fa_gpu_close(struct fa_gpu *gpu)
 		return NULL;
 	if (gpu->flush)
 		MUST(cuMemFree(gpu->flush));
+	if (gpu->stream)
+		MUST(cuStreamDestroy(gpu->stream));
 	MUST(cuEventDestroy(gpu->start));
 	MUST(cuEventDestroy(gpu->stop));
 	MUST(cuModuleUnload(gpu->reference));
@@ -156,7 +120,6 @@ struct fa_gpu *fa_gpu_close(struct fa_gpu *gpu)
 		MUST(cuModuleUnload(gpu->images[i]));
 	MUST(cuDevicePrimaryCtxRelease(gpu->device));
 	free(gpu->kernels);
-	dlclose(gpu->library);
 	free(gpu);
 	return NULL;
 }
@@ -193,6 +156,40 @@ void fa_gpu_upload(struct fa_gpu *gpu, uint64_t to, const void *from, size_t byt
 void fa_gpu_download(struct fa_gpu *gpu, void *to, uint64_t from, size_t bytes)
 {
 	MUST(cuMemcpyDtoH(to, from, bytes));
+}
+
+void fa_gpu_copy_rows(struct fa_gpu *gpu, uint64_t to, size_t to_pitch, uint64_t from,
+                      size_t from_pitch, size_t bytes, size_t rows)
+{
+	uint64_t to_words = to_pitch / 4, from_words = from_pitch / 4, words = bytes / 4;
+	void *args[] = { &to, &to_words, &from, &from_words, &words };
+
+	MUST(cuLaunchKernel(gpu->fn_copy, (unsigned int)rows, 1, 1, 256, 1, 1, 0, NULL, args,
+	                    NULL));
+}
+
+uint64_t fa_gpu_memory_free(struct fa_gpu *gpu)
+{
+	size_t available, total;
+
+	MUST(cuMemGetInfo(&available, &total));
+	return available;
+}
+
+void fa_gpu_compare(struct fa_gpu *gpu, uint64_t a, uint64_t b, size_t bytes, uint64_t ret_count)
+{
+	uint64_t count = bytes / 4;
+	void *args[] = { &a, &b, &count, &ret_count };
+
+	MUST(cuLaunchKernel(gpu->fn_compare, (unsigned int)gpu->sms * 2, 1, 1, 256, 1, 1, 0, NULL,
+	                    args, NULL));
+}
+
+void *fa_gpu_stream(struct fa_gpu *gpu)
+{
+	if (!gpu->stream)
+		MUST(cuStreamCreateWithPriority(&gpu->stream, CU_STREAM_NON_BLOCKING, 0));
+	return gpu->stream;
 }
 
 void fa_gpu_poison(struct fa_gpu *gpu, uint64_t address, size_t bytes)

@@ -21,12 +21,20 @@ const char *fa_gpu_name(const struct fa_gpu *gpu);
 
 uint64_t fa_gpu_alloc(struct fa_gpu *gpu, size_t bytes);
 void fa_gpu_free(struct fa_gpu *gpu, uint64_t address);
+uint64_t fa_gpu_memory_free(struct fa_gpu *gpu);
 void fa_gpu_upload(struct fa_gpu *gpu, uint64_t to, const void *from, size_t bytes);
 void fa_gpu_download(struct fa_gpu *gpu, void *to, uint64_t from, size_t bytes);
+/* Enqueues the copy of @rows rows of @bytes; all are multiples of 4. */
+void fa_gpu_copy_rows(struct fa_gpu *gpu, uint64_t to, size_t to_pitch, uint64_t from,
+                      size_t from_pitch, size_t bytes, size_t rows);
+/* Enqueues: add to the word at @ret_count in how many words @a and @b differ. */
+void fa_gpu_compare(struct fa_gpu *gpu, uint64_t a, uint64_t b, size_t bytes, uint64_t ret_count);
 /* Sets every byte to 0xff. */
 void fa_gpu_poison(struct fa_gpu *gpu, uint64_t address, size_t bytes);
 /* Waits for everything; dies of what the device reports. */
 void fa_gpu_sync(struct fa_gpu *gpu);
+/* A stream beside the default one, which does not wait for it. */
+void *fa_gpu_stream(struct fa_gpu *gpu);
 
 /* Enqueues a planned launch on @stream (a CUstream; NULL: the default stream). */
 void fa_gpu_launch(struct fa_gpu *gpu, const struct fa_cuda_launch *launch, void *stream);

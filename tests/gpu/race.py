@@ -3,19 +3,25 @@
 Times fad's attention kernels beside PyTorch's backends in one process: FlashAttention 2
 (the flash backend of scaled_dot_product_attention) and cuDNN. Every sample: L2 is
 flushed by reading, a spin kernel lets the host run ahead, then event, kernel, event.
-Contestants take turns; the median of the samples counts.
+Contestants take turns; the median of the samples counts. Inputs are random and rotated.
 
   boost      the GPU is busy at most a fifth of the time
-  sustained  each contestant follows a second of load of its own
+  sustained  it is never idle: each contestant's samples follow load of its own, and
+             the first round, of a second or more, does not count
 
-Heads * dim is 2048 and tokens 16,384 in every cell. Prints a line a cell, TFLOP/s and
-our speed over each peer's; --json FILE writes the results as fabench does.
+Heads * dim is 2048 and tokens 16,384 in every cell. Prints a line a cell, TFLOP/s,
+our speed over each peer's, and clock and power; --json FILE writes what
+tests/bench/results.py keeps.
 """
 import argparse
 import ctypes
+import datetime
 import json
+import shlex
 import statistics
 import subprocess
+import sys
+import threading
 import time
 
 import torch
@@ -96,35 +102,51 @@ def view(tensor):
 
 
 class Cell:
-    def __init__(self, gpu, dtype, dim, seqlen, causal, tokens=16384, width=2048):
+    SETS = 2
+
+    def __init__(self, dtype, dim, seqlen, causal, tokens=16384, width=2048):
         code, torch_dtype = DTYPES[dtype]
         self.name = f"prefill/{dtype}/d{dim}-s{seqlen}/{'causal' if causal else 'full'}"
-        self.batch, self.heads, self.causal = tokens // seqlen, width // dim, causal
-        shape = (self.batch, seqlen, self.heads, dim)
+        batch, heads, self.causal = tokens // seqlen, width // dim, causal
+        shape = (batch, seqlen, heads, dim)
         make = lambda: torch.randn(shape, device="cuda", dtype=torch_dtype).transpose(1, 2)
-        self.q, self.k, self.v = make(), make(), make()
+        self.sets = [(make(), make(), make()) for _ in range(self.SETS)]
         self.out = torch.full(shape, float("nan"), device="cuda",
                               dtype=torch_dtype).transpose(1, 2)
-        self.params = Params(dtype=code, batch=self.batch, heads=self.heads, kv_heads=self.heads,
-                             head_dim=dim, head_dim_v=dim, seqlen_q=seqlen, seqlen_k=seqlen,
-                             q=view(self.q), k=view(self.k), v=view(self.v), out=view(self.out),
-                             scale=dim ** -0.5, causal=causal, window_left=-1, window_right=-1)
+        self.params = [Params(dtype=code, batch=batch, heads=heads, kv_heads=heads,
+                              head_dim=dim, head_dim_v=dim, seqlen_q=seqlen, seqlen_k=seqlen,
+                              q=view(q), k=view(k), v=view(v), out=view(self.out),
+                              scale=dim ** -0.5, causal=causal, window_left=-1, window_right=-1)
+                       for q, k, v in self.sets]
         pairs = seqlen * (seqlen + 1) // 2 if causal else seqlen * seqlen
-        self.flops = 4 * pairs * dim * self.heads * self.batch
+        self.flops = 4 * pairs * dim * heads * batch
+
+    def ours(self, gpu, kernel=None):
+        """A launch of set i, on what the plan picks or on one kernel; None if that
+        does not cover the cell."""
+        launches = [gpu.on(kernel, params) if kernel else gpu.planned(params)
+                    for params in self.params]
+        return (lambda i: launches[i]()) if all(launches) else None
 
     def peer(self, backend):
-        def launch():
+        def launch(i):
             with sdpa_kernel(backend):
-                return scaled_dot_product_attention(self.q, self.k, self.v, is_causal=self.causal)
+                return scaled_dot_product_attention(*self.sets[i], is_causal=self.causal)
         return launch
 
+    def check(self, ours, peer):
+        for i in range(self.SETS):
+            self.out.fill_(float("nan"))
+            ours(i)
+            torch.testing.assert_close(self.out, peer(i), atol=2e-2, rtol=2e-2)
 
-def sample(gpu, launch):
+
+def sample(gpu, launch, i):
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     gpu.flush()
     gpu.spin(150_000)
     start.record()
-    launch()
+    launch(i % Cell.SETS)
     stop.record()
     stop.synchronize()
     return start.elapsed_time(stop) * 1e-3
@@ -134,38 +156,81 @@ def boost(gpu, contestants, samples):
     times = {name: [] for name in contestants}
     for i in range(samples + 1):
         for name, launch in contestants.items():
-            seconds = sample(gpu, launch)
+            seconds = sample(gpu, launch, i)
             time.sleep(4 * (seconds + 300e-6))
             if i:
                 times[name].append(seconds)
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def sustained(gpu, contestants, samples):
-    times = {}
-    for name, launch in contestants.items():
-        seconds = sample(gpu, launch)
-        end = time.monotonic() + 1
-        while time.monotonic() < end:
-            for _ in range(max(1, int(0.05 / seconds))):
-                launch()
-            torch.cuda.synchronize()
-        times[name] = statistics.median(sample(gpu, launch) for _ in range(samples))
-    return times
+def load(launch, seconds, kernel_seconds):
+    """Keeps the GPU busy; the queue never runs dry and never grows far."""
+    end, events = time.monotonic() + seconds, []
+    while time.monotonic() < end:
+        for i in range(max(1, int(0.01 / kernel_seconds))):
+            launch(i % Cell.SETS)
+        events.append(torch.cuda.Event())
+        events[-1].record()
+        if len(events) > 3:
+            events.pop(0).synchronize()
 
 
-def clocks():
-    try:
-        return subprocess.run(["nvidia-smi", "--query-gpu=clocks.sm,power.draw",
-                               "--format=csv,noheader"], capture_output=True,
-                              text=True).stdout.strip()
-    except OSError:
-        return "?"
+def sustained(gpu, contestants, samples, rounds=3):
+    times = {name: [] for name in contestants}
+    kernel_seconds = {name: sample(gpu, launch, 0) for name, launch in contestants.items()}
+    for n in range(rounds):
+        for name, launch in contestants.items():
+            load(launch, 0.1 if n else 1.0 / len(contestants), kernel_seconds[name])
+            for i in range(max(1, samples // (rounds - 1))):
+                seconds = sample(gpu, launch, i)
+                if n:
+                    times[name].append(seconds)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+class Clocks:
+    """Clock and power, read beside the measurement all the time."""
+
+    def __init__(self):
+        self.lines = []
+        try:
+            self.process = subprocess.Popen(
+                ["nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits",
+                 "-lms", "100"], stdout=subprocess.PIPE, text=True)
+            threading.Thread(target=self.read, daemon=True).start()
+        except OSError:
+            self.process = None
+
+    def read(self):
+        for line in self.process.stdout:
+            self.lines.append(line)
+
+    def since(self, mark):
+        """Medians of the clock in MHz and the power in W, as text."""
+        values = []
+        for line in self.lines[mark:]:
+            try:
+                values.append([float(value) for value in line.split(",")])
+            except ValueError:
+                pass
+        if not values:
+            return "? MHz ? W"
+        return "{:.0f} MHz {:.0f} W".format(*(statistics.median(column)
+                                              for column in zip(*values)))
+
+    def mark(self):
+        return len(self.lines)
+
+    def close(self):
+        if self.process:
+            self.process.terminate()
+            self.process.wait()
 
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--library", required=True)
+    parser.add_argument("--library", required=True, help="build/tests/gpu/libfagpu.so")
+    parser.add_argument("--other", help="another build of it, as a further contestant")
     parser.add_argument("--dtypes", default="bf16")
     parser.add_argument("--dims", default="64,128,256")
     parser.add_argument("--seqlens", default="512,1024,2048,4096,8192,16384")
@@ -175,36 +240,41 @@ def main():
     parser.add_argument("--kernels", action="store_true",
                         help="every kernel of the table that covers a cell, not the planned one")
     parser.add_argument("--no-cudnn", action="store_true")
+    parser.add_argument("--commit", default="?", help="what the library was built from")
     parser.add_argument("--json")
     args = parser.parse_args()
 
     gpu = Gpu(args.library)
+    other = Gpu(args.other) if args.other else None
+    clocks = Clocks()
     results = []
     device = torch.cuda.get_device_name()
-    print(f"{device}, torch {torch.__version__}, {args.state}, clock and power {clocks()}")
+    cudnn = torch.backends.cudnn.version()
+    print(f"{device}, torch {torch.__version__}, cuDNN {cudnn}, {args.state}")
     for dtype in args.dtypes.split(","):
         for dim in map(int, args.dims.split(",")):
             for mask in args.masks.split(","):
                 for seqlen in map(int, args.seqlens.split(",")):
-                    cell = Cell(gpu, dtype, dim, seqlen, mask == "causal")
+                    cell = Cell(dtype, dim, seqlen, mask == "causal")
                     ours = {}
                     if args.kernels:
                         for kernel in gpu.kernels:
-                            launch = gpu.on(kernel, cell.params)
+                            launch = cell.ours(gpu, kernel)
                             if launch and kernel.dim == dim:
                                 ours[kernel.symbol.decode()] = launch
                     else:
-                        ours["fad"] = gpu.planned(cell.params)
+                        ours["fad"] = cell.ours(gpu)
                     peers = {"fa2": cell.peer(SDPBackend.FLASH_ATTENTION)}
                     if not args.no_cudnn:
                         peers["cudnn"] = cell.peer(SDPBackend.CUDNN_ATTENTION)
                     if dtype == "f32":
                         peers = {"efficient": cell.peer(SDPBackend.EFFICIENT_ATTENTION)}
-                    want = next(iter(peers.values()))()
+                    if other:
+                        peers["other"] = cell.ours(other)
+                    judge = next(iter(peers.values()))
                     for launch in ours.values():
-                        cell.out.fill_(float("nan"))
-                        launch()
-                        torch.testing.assert_close(cell.out, want, atol=2e-2, rtol=2e-2)
+                        cell.check(launch, judge)
+                    mark = clocks.mark()
                     times = (boost if args.state == "boost" else sustained)(
                         gpu, {**ours, **peers}, args.samples)
                     line = [f"{cell.name:32s}"]
@@ -213,19 +283,25 @@ def main():
                     for name in peers:
                         best = min(times[o] for o in ours)
                         line.append(f"/{name} {times[name] / best:.3f}")
-                        results.append({"name": cell.name, "value": cell.flops / best * 1e-12,
+                        results.append({"name": cell.name,
+                                        "value": round(cell.flops / best * 1e-12, 1),
                                         "unit": "TFLOP/s", "peer": name,
-                                        "ratio": times[name] / best, "commit": "",
-                                        "device": device, "state": args.state})
-                    line.append(f"({clocks()})" if args.state == "sustained" else "")
+                                        "ratio": round(times[name] / best, 3),
+                                        "commit": args.commit, "device": device})
+                    line.append(f"({clocks.since(mark)})")
                     print("  ".join(line), flush=True)
+                    del cell
+    clocks.close()
     for name in sorted({result["peer"] for result in results}):
         ratios = [result["ratio"] for result in results if result["peer"] == name]
         print(f"/{name}: least {min(ratios):.3f}, geometric mean "
               f"{statistics.geometric_mean(ratios):.3f}")
     if args.json:
         with open(args.json, "w") as file:
-            json.dump({"results": results}, file, indent=1)
+            json.dump({"command": shlex.join(["tests/gpu/race.py", *sys.argv[1:]]),
+                       "machine": f"{device}, torch {torch.__version__}, cuDNN {cudnn}",
+                       "date": datetime.date.today().isoformat(), "results": results},
+                      file, indent=1)
 
 
 if __name__ == "__main__":

@@ -74,12 +74,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 	                     first_k * params.v.stride_token + kv_head * params.v.stride_head;
 	const int64_t position = i + n_k - n_q;
 
+	const auto visible = [&](int64_t j) {
+		return !(params.causal && j > position) &&
+		       !(params.window_left >= 0 && j < position - params.window_left) &&
+		       !(params.window_right >= 0 && j > position + params.window_right);
+	};
 	const auto score = [&](int64_t j) {
 		double s = 0;
 
-		if ((params.causal && j > position) ||
-		    (params.window_left >= 0 && j < position - params.window_left) ||
-		    (params.window_right >= 0 && j > position + params.window_right))
+		if (!visible(j))
 			return (double)-INFINITY;
 		for (int d = 0; d < params.head_dim; d++)
 			s += load(params.dtype, params.q.data, q_at + d) *
@@ -112,17 +115,22 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 		return y;
 	};
 
-	double max = params.sinks ? params.sinks[h] : -INFINITY, sum = 0, lse;
-	for (int64_t j = threadIdx.x; j < n_k; j += THREADS)
-		max = fmax(max, score(j));
+	double max = params.sinks ? params.sinks[h] : -INFINITY, sum = 0, nans = 0, lse;
+	for (int64_t j = threadIdx.x; j < n_k; j += THREADS) {
+		const double s = score(j);
+
+		nans += isnan(s);
+		max = fmax(max, s);
+	}
 	max = reduce(max, true);
+	nans = reduce(nans, false);
 	if (max != -INFINITY)
 		for (int64_t j = threadIdx.x; j < n_k; j += THREADS)
 			sum += exp(score(j) - max);
 	sum = reduce(sum, false);
 	if (params.sinks && max != -INFINITY)
 		sum += exp(params.sinks[h] - max);
-	lse = max == -INFINITY ? -INFINITY : max + log(sum);
+	lse = nans > 0 ? NAN : max == -INFINITY ? -INFINITY : max + log(sum);
 
 	const int64_t row =
 		((params.cu_seqlens_q ? first_q : b * params.seqlen_q) + i) * params.heads + h;
@@ -139,7 +147,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 		__syncthreads();
 		for (int c = 0; c * THREADS + threadIdx.x < params.head_dim_v; c++)
 			for (int64_t j = tile; j < n_k && j < tile + THREADS; j++)
-				if (scratch[j - tile] != 0)
+				if (visible(j))
 					out[c] += scratch[j - tile] *
 					          load(params.dtype, params.v.data,
 					               v_at + j * params.v.stride_token +
@@ -159,6 +167,27 @@ extern "C" __global__ void fa_test_poison_shared(uint32_t bytes)
 
 	for (uint32_t i = threadIdx.x; i < bytes / 4; i += blockDim.x)
 		((volatile uint32_t *)words)[i] = ~0u;
+}
+
+/* Adds to @ret_count the words in which @a and @b differ. */
+extern "C" __global__ void fa_test_compare(const uint32_t *a, const uint32_t *b, uint64_t count,
+                                           uint32_t *ret_count)
+{
+	uint32_t n = 0;
+
+	for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count;
+	     i += (uint64_t)gridDim.x * blockDim.x)
+		n += a[i] != b[i];
+	if (n)
+		atomicAdd(ret_count, n);
+}
+
+/* One block a row; pitches in words. */
+extern "C" __global__ void fa_test_copy_rows(uint32_t *to, uint64_t to_pitch, const uint32_t *from,
+                                             uint64_t from_pitch, uint64_t words)
+{
+	for (uint64_t i = threadIdx.x; i < words; i += blockDim.x)
+		to[blockIdx.x * to_pitch + i] = from[blockIdx.x * from_pitch + i];
 }
 
 /* Keeps the device busy for @ns, so that what is enqueued meanwhile runs back to back. */

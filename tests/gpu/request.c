@@ -1,5 +1,7 @@
 #include "tests/gpu/request.h"
 
+#include "tests/kernels/reference.h"
+
 #include <float.h>
 #include <math.h>
 #include <stdio.h>
@@ -32,14 +34,6 @@ static float random_normal(uint64_t *state)
 	return sum * 1.7320508f;
 }
 
-static float bits_float(uint32_t bits)
-{
-	float value;
-
-	memcpy(&value, &bits, sizeof(value));
-	return value;
-}
-
 static uint32_t float_bits(float value)
 {
 	uint32_t bits;
@@ -53,70 +47,12 @@ static size_t element_bytes(enum fa_attention_dtype dtype)
 	return dtype == FA_ATTENTION_F32 ? 4 : 2;
 }
 
-static double from_f16(uint16_t half)
-{
-	const int exponent = half >> 10 & 31, mantissa = half & 1023;
-	double value;
-
-	if (exponent == 31)
-		value = mantissa ? NAN : INFINITY;
-	else if (exponent)
-		value = ldexp(1024 + mantissa, exponent - 25);
-	else
-		value = ldexp(mantissa, -24);
-	return half & 0x8000 ? -value : value;
-}
-
-/* Rounded to nearest, ties to even; no overflow to be expected. */
-static uint16_t to_f16(double value)
-{
-	const uint16_t sign = signbit(value) ? 0x8000 : 0;
-	int exponent;
-
-	value = fabs(value);
-	frexp(value, &exponent);
-	if (exponent < -13)
-		return (uint16_t)(sign | (uint16_t)nearbyint(ldexp(value, 24)));
-	return (uint16_t)(sign + ((exponent + 13) << 10) +
-	                  (int)nearbyint(ldexp(value, 11 - exponent)));
-}
-
-static double element_get(enum fa_attention_dtype dtype, const void *data, int64_t index)
-{
-	if (dtype == FA_ATTENTION_F32)
-		return ((const float *)data)[index];
-	if (dtype == FA_ATTENTION_F16)
-		return from_f16(((const uint16_t *)data)[index]);
-	return bits_float((uint32_t)((const uint16_t *)data)[index] << 16);
-}
-
-static void element_set(enum fa_attention_dtype dtype, void *data, int64_t index, float value)
-{
-	uint32_t bits;
-
-	if (dtype == FA_ATTENTION_F32) {
-		((float *)data)[index] = value;
-	} else if (dtype == FA_ATTENTION_F16) {
-		((uint16_t *)data)[index] = to_f16(value);
-	} else {
-		bits = float_bits(value);
-		((uint16_t *)data)[index] = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-	}
-}
-
-static double round_to(enum fa_attention_dtype dtype, double value)
-{
-	uint32_t slot[1];
-
-	element_set(dtype, slot, 0, (float)value);
-	return element_get(dtype, slot, 0);
-}
-
-/* Lays a tensor out and makes its buffer, poisoned; fills it if @random. */
+/* Lays a tensor out and makes its buffer, poisoned; fills it if @random, @broken
+ * elements with infinities and NaN. */
 static void tensor_make(struct fa_gpu *gpu, const struct fa_attention_params *params,
                         struct fa_request_layout layout, int64_t tokens, int heads, int dim,
-                        struct fa_request_tensor *tensor, struct fa_attention_tensor *ret_view,
-                        uint64_t *random)
+                        int broken, struct fa_request_tensor *tensor,
+                        struct fa_attention_tensor *ret_view, uint64_t *random)
 {
 	const size_t bytes = element_bytes(params->dtype);
 	const int64_t batch = params->cu_seqlens_q ? 1 : params->batch, row = dim + layout.gap;
@@ -149,11 +85,22 @@ static void tensor_make(struct fa_gpu *gpu, const struct fa_attention_params *pa
 		for (int64_t t = 0; t < tokens; t++)
 			for (int h = 0; h < heads; h++)
 				for (int d = 0; d < dim; d++)
-					element_set(params->dtype, data,
-					            tensor->first + b * ret_view->stride_batch +
-					                    t * ret_view->stride_token +
-					                    h * ret_view->stride_head + d,
-					            random_normal(random));
+					reference_set(params->dtype, data,
+					              tensor->first + b * ret_view->stride_batch +
+					                      t * ret_view->stride_token +
+					                      h * ret_view->stride_head + d,
+					              random_normal(random));
+	for (int i = 0; i < broken && tokens > 0; i++) {
+		static const float values[] = { INFINITY, -INFINITY, NAN };
+
+		reference_set(params->dtype, data,
+		              tensor->first +
+		                      fa_random_below(random, batch) * ret_view->stride_batch +
+		                      fa_random_below(random, tokens) * ret_view->stride_token +
+		                      fa_random_below(random, heads) * ret_view->stride_head +
+		                      fa_random_below(random, dim),
+		              values[fa_random_below(random, 3)]);
+	}
 	fa_gpu_upload(gpu, tensor->address, data, (size_t)tensor->elements * bytes);
 	free(data);
 }
@@ -203,18 +150,18 @@ void fa_request_make(struct fa_gpu *gpu, struct fa_request *request,
 		request->tokens_q = lengths_q[p->batch];
 		request->tokens_k = lengths_k[p->batch];
 	}
-	tensor_make(gpu, p, layout, request->tokens_q, p->heads, p->head_dim, &request->q, &p->q,
+	tensor_make(gpu, p, layout, request->tokens_q, p->heads, p->head_dim, 0, &request->q, &p->q,
 	            random);
-	tensor_make(gpu, p, layout, request->tokens_k, p->kv_heads, p->head_dim, &request->k, &p->k,
-	            random);
-	tensor_make(gpu, p, layout, request->tokens_k, p->kv_heads, p->head_dim_v, &request->v,
-	            &p->v, random);
-	tensor_make(gpu, p, layout, request->tokens_q, p->heads, p->head_dim_v, &request->out,
+	tensor_make(gpu, p, layout, request->tokens_k, p->kv_heads, p->head_dim, layout.broken,
+	            &request->k, &p->k, random);
+	tensor_make(gpu, p, layout, request->tokens_k, p->kv_heads, p->head_dim_v, layout.broken,
+	            &request->v, &p->v, random);
+	tensor_make(gpu, p, layout, request->tokens_q, p->heads, p->head_dim_v, 0, &request->out,
 	            &p->out, NULL);
 	lse_params = *p;
 	lse_params.dtype = FA_ATTENTION_F32;
-	tensor_make(gpu, &lse_params, layout, request->tokens_q, p->heads, 1, &request->lse, &lse,
-	            NULL);
+	tensor_make(gpu, &lse_params, layout, request->tokens_q, p->heads, 1, 0, &request->lse,
+	            &lse, NULL);
 	p->lse = lse.data;
 	p->lse_stride_batch = lse.stride_batch;
 	p->lse_stride_head = lse.stride_head;
@@ -235,7 +182,7 @@ void fa_request_make(struct fa_gpu *gpu, struct fa_request *request,
 
 	snprintf(request->text, sizeof(request->text),
 	         "%s batch %d heads %d/%d dim %d/%d tokens %lld/%lld (longest %lld/%lld)%s scale %g"
-	         "%s window %lld,%lld softcap %g%s%s%s gap %d first %d",
+	         "%s window %lld,%lld softcap %g%s%s broken %d%s gap %d first %d",
 	         p->dtype == FA_ATTENTION_F32   ? "f32"
 	         : p->dtype == FA_ATTENTION_F16 ? "f16"
 	                                        : "bf16",
@@ -243,7 +190,7 @@ void fa_request_make(struct fa_gpu *gpu, struct fa_request *request,
 	         (long long)request->tokens_q, (long long)request->tokens_k, (long long)p->seqlen_q,
 	         (long long)p->seqlen_k, lengths_q ? " ragged" : "", p->scale,
 	         p->causal ? " causal" : "", (long long)p->window_left, (long long)p->window_right,
-	         p->softcap, alibi ? " alibi" : "", sinks ? " sinks" : "",
+	         p->softcap, alibi ? " alibi" : "", sinks ? " sinks" : "", layout.broken,
 	         layout.head_major ? " head-major" : "", layout.gap, layout.first);
 }
 
@@ -320,6 +267,8 @@ void fa_request_random(struct fa_gpu *gpu, struct fa_request *request, uint64_t 
 		layout.gap = (int)fa_random_below(random, 20);
 		layout.first = (int)fa_random_below(random, 8);
 	}
+	if (fa_random_below(random, 6) == 0)
+		layout.broken = 1 + (int)fa_random_below(random, 20);
 	const bool alibi = fa_random_below(random, 6) == 0;
 	const bool sinks = fa_random_below(random, 6) == 0;
 
@@ -349,14 +298,14 @@ static int64_t rows_of(const struct fa_request *request)
 	       request->params.heads;
 }
 
-static double *download_doubles(struct fa_gpu *gpu, uint64_t address, int64_t count)
+static void *download(struct fa_gpu *gpu, uint64_t address, size_t bytes)
 {
-	double *values = malloc((size_t)count * sizeof(double) + 1);
+	void *data = malloc(bytes + 1);
 
-	if (!values)
+	if (!data)
 		abort();
-	fa_gpu_download(gpu, values, address, (size_t)count * sizeof(double));
-	return values;
+	fa_gpu_download(gpu, data, address, bytes);
+	return data;
 }
 
 void fa_request_reference(struct fa_gpu *gpu, const struct fa_request *request,
@@ -368,11 +317,11 @@ void fa_request_reference(struct fa_gpu *gpu, const struct fa_request *request,
 
 	fa_gpu_reference(gpu, &request->params, out, lse, true);
 	fa_gpu_sync(gpu);
-	ret_reference->naive = download_doubles(gpu, out, count);
+	ret_reference->naive = download(gpu, out, (size_t)count * sizeof(double));
 	fa_gpu_reference(gpu, &request->params, out, lse, false);
 	fa_gpu_sync(gpu);
-	ret_reference->out = download_doubles(gpu, out, count);
-	ret_reference->lse = download_doubles(gpu, lse, rows);
+	ret_reference->out = download(gpu, out, (size_t)count * sizeof(double));
+	ret_reference->lse = download(gpu, lse, (size_t)rows * sizeof(double));
 	fa_gpu_free(gpu, out);
 	fa_gpu_free(gpu, lse);
 }
@@ -383,6 +332,40 @@ void fa_request_reference_free(struct fa_request_reference *reference)
 	free(reference->naive);
 	free(reference->lse);
 	memset(reference, 0, sizeof(*reference));
+}
+
+void fa_request_download(struct fa_gpu *gpu, const struct fa_request *request,
+                         struct fa_request_copy *ret_copy)
+{
+	const size_t bytes = element_bytes(request->params.dtype);
+	const size_t heads_bytes = (size_t)request->params.heads * sizeof(float);
+	struct fa_attention_params *p = &ret_copy->params;
+
+	*p = request->params;
+	ret_copy->q = download(gpu, request->q.address, (size_t)request->q.elements * bytes);
+	ret_copy->k = download(gpu, request->k.address, (size_t)request->k.elements * bytes);
+	ret_copy->v = download(gpu, request->v.address, (size_t)request->v.elements * bytes);
+	ret_copy->alibi = request->alibi ? download(gpu, request->alibi, heads_bytes) : NULL;
+	ret_copy->sinks = request->sinks ? download(gpu, request->sinks, heads_bytes) : NULL;
+	p->q.data = ret_copy->q + (size_t)request->q.first * bytes;
+	p->k.data = ret_copy->k + (size_t)request->k.first * bytes;
+	p->v.data = ret_copy->v + (size_t)request->v.first * bytes;
+	p->out.data = NULL;
+	p->lse = NULL;
+	p->cu_seqlens_q = request->lengths_q;
+	p->cu_seqlens_k = request->lengths_k;
+	p->alibi_slopes = ret_copy->alibi;
+	p->sinks = ret_copy->sinks;
+}
+
+void fa_request_copy_free(struct fa_request_copy *copy)
+{
+	free(copy->q);
+	free(copy->k);
+	free(copy->v);
+	free(copy->alibi);
+	free(copy->sinks);
+	memset(copy, 0, sizeof(*copy));
 }
 
 static void *run(struct fa_gpu *gpu, const struct fa_request *request,
@@ -417,11 +400,15 @@ static double allowed(const struct fa_request *request,
 
 	for (int64_t i = 0; i < count; i++) {
 		const double value = reference->out[i];
-		const double there = round_to(request->params.dtype, value + 0.3);
 
-		naive = fmax(naive, fabs(reference->naive[i] - value));
-		rounding = fmax(rounding, fabs(round_to(request->params.dtype, there - 0.3) -
-		                               round_to(request->params.dtype, value)));
+		if (!isfinite(value))
+			continue;
+		const double there = reference_round(request->params.dtype, value + 0.3);
+
+		if (isfinite(reference->naive[i]))
+			naive = fmax(naive, fabs(reference->naive[i] - value));
+		rounding = fmax(rounding, fabs(reference_round(request->params.dtype, there - 0.3) -
+		                               reference_round(request->params.dtype, value)));
 		largest = fmax(largest, fabs(value));
 	}
 	if (request->params.dtype == FA_ATTENTION_F32)
@@ -441,7 +428,7 @@ bool fa_request_check(struct fa_gpu *gpu, const struct fa_request *request,
 	char *out = run(gpu, request, launch, &lse);
 	char *again = run(gpu, request, launch, &lse_again);
 	const double bound = allowed(request, reference);
-	double error = 0, lse_error = 0;
+	double error = 0;
 	bool ok = true;
 
 #define FAIL(...)                                                                                  \
@@ -467,26 +454,29 @@ bool fa_request_check(struct fa_gpu *gpu, const struct fa_request *request,
 				const double want = reference->lse[row];
 
 				for (int d = 0; d < p->head_dim_v; d++) {
-					const double value = element_get(p->dtype, out, at + d);
-					const double off = fabs(
-						value - reference->out[row * p->head_dim_v + d]);
+					const double value = reference_get(p->dtype, out, at + d);
+					const double expected =
+						reference->out[row * p->head_dim_v + d];
+					const double off = isfinite(expected)
+					                           ? fabs(value - expected)
+					                   : isfinite(value) ? INFINITY
+					                                     : 0;
 
 					if (!(off <= bound))
 						FAIL("out[%lld][%lld][%d][%d] is %g, not %g "
 						     "(error %g, allowed %g)",
 						     (long long)b, (long long)t, h, d, value,
-						     reference->out[row * p->head_dim_v + d], off,
-						     bound);
+						     expected, off, bound);
 					error = fmax(error, off);
 				}
 				memset(out + at * (int64_t)bytes, 0xff,
 				       (size_t)p->head_dim_v * bytes);
-				if (isinf(want) ? *l != want
-				                : !(fabs(*l - want) <= 2e-5 * fmax(1, fabs(want))))
+				if (isnan(want) ? isfinite(*l)
+				    : isinf(want)
+				            ? *l != want
+				            : !(fabs(*l - want) <= 2e-5 * fmax(1, fabs(want))))
 					FAIL("lse[%lld][%lld][%d] is %g, not %g", (long long)b,
 					     (long long)t, h, *l, want);
-				if (!isinf(want))
-					lse_error = fmax(lse_error, fabs(*l - want));
 				memset(l, 0xff, sizeof(*l));
 			}
 	for (int64_t i = 0; i < request->out.elements * (int64_t)bytes; i++)

@@ -37,6 +37,7 @@ struct fa_request_layout {
 	bool head_major; /* [batch][head][token][dim], not [batch][token][head][dim] */
 	int gap;         /* elements between rows */
 	int first;       /* elements before the tensor, besides the guard */
+	int broken;      /* elements of K and of V that are infinite or NaN */
 };
 
 /*
@@ -51,10 +52,16 @@ void fa_request_make(struct fa_gpu *gpu, struct fa_request *request,
 void fa_request_random(struct fa_gpu *gpu, struct fa_request *request, uint64_t *random);
 void fa_request_free(struct fa_gpu *gpu, struct fa_request *request);
 
-struct fa_request_result {
-	void *out;
-	float *lse;
+/* The same in host memory, all but the results. */
+struct fa_request_copy {
+	struct fa_attention_params params; /* with host addresses */
+	char *q, *k, *v;
+	float *alibi, *sinks;
 };
+
+void fa_request_download(struct fa_gpu *gpu, const struct fa_request *request,
+                         struct fa_request_copy *ret_copy);
+void fa_request_copy_free(struct fa_request_copy *copy);
 
 struct fa_request_reference {
 	double *out, *naive, *lse; /* dense, see reference.cu */
@@ -66,7 +73,8 @@ void fa_request_reference_free(struct fa_request_reference *reference);
 
 /*
  * Runs @launch twice and judges what it wrote. Returns whether all is well, else with
- * a sentence in @text. @ret_error: the largest error over what the rule allows.
+ * a sentence in @text. @ret_error: the largest error over what the rule allows. Where
+ * the reference is infinite or NaN, any value that is one of these will do.
  */
 bool fa_request_check(struct fa_gpu *gpu, const struct fa_request *request,
                       const struct fa_cuda_launch *launch,

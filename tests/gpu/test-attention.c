@@ -1,157 +1,350 @@
 /*
- * The GPU kernels against fp64: chosen shapes and random ones, on the kernel that the
- * plan picks and on every other that covers the request.
- *   test-attention [--seed N] [--random N]
- * Skips (77) without a GPU.
+ * The GPU kernels against fp64, on the kernel that the plan picks and on every other
+ * that covers the request.
+ *   test-attention [--seed N] [--random N] [--reruns N] [--kernel PART] [CASE...]
+ * Without a CASE all are run; --list says which there are. --kernel leaves out kernels
+ * whose names do not contain PART: racecheck takes minutes for one. --probe runs none. Skips (77)
+ * without a GPU.
  */
-#include "tests/gpu/request.h"
+#include "tests/gpu/cases.h"
+#include "tests/kernels/reference.h"
 
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-static int failed, passed;
-static double worst[FA_ATTENTION_BF16 + 1];
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
-static void check(struct fa_gpu *gpu, struct fa_request *request)
+static const struct fa_request_layout usual;
+
+void fa_cases_count(struct fa_cases *cases, bool ok, const char *format, ...)
 {
-	struct fa_request_reference reference;
-	struct fa_cuda_launch launch;
-	char text[512];
-	double error;
+	va_list list;
 
-	if (fa_cuda_attention_plan(fa_gpu_chip(gpu), &request->params, text, sizeof(text),
-	                           &launch) < 0) {
-		printf("FAIL %s: %s\n", request->text, text);
-		failed++;
+	if (ok) {
+		cases->passed++;
 		return;
 	}
-	fa_request_reference(gpu, request, &reference);
+	cases->failed++;
+	printf("FAIL ");
+	va_start(list, format);
+	vprintf(format, list);
+	va_end(list);
+	printf("\n");
+}
+
+static void check(struct fa_cases *cases, const struct fa_request *request)
+{
+	const struct fa_cuda_chip *chip = fa_gpu_chip(cases->gpu);
+	struct fa_request_reference reference;
+	struct fa_cuda_launch launch;
+	char text[512] = "";
+	double error;
+
+	if (fa_cuda_attention_plan(chip, &request->params, text, sizeof(text), &launch) < 0) {
+		fa_cases_count(cases, false, "%s: %s", request->text, text);
+		return;
+	}
+	fa_request_reference(cases->gpu, request, &reference);
 	for (size_t i = 0; i < fa_cuda_kernels_count; i++) {
 		const struct fa_cuda_kernel *kernel = &fa_cuda_kernels[i];
+		bool ok;
 
-		if (!fa_cuda_kernel_covers(kernel, &request->params) ||
-		    kernel->shared_bytes > fa_gpu_chip(gpu)->shared_bytes_max ||
-		    fa_cuda_attention_plan_on(fa_gpu_chip(gpu), kernel, &request->params, text,
-		                              sizeof(text), &launch) < 0)
+		if (!strstr(kernel->symbol, cases->kernel) ||
+		    !fa_cuda_kernel_covers(kernel, &request->params) ||
+		    kernel->shared_bytes > chip->shared_bytes_max ||
+		    fa_cuda_attention_plan_on(chip, kernel, &request->params, text, sizeof(text),
+		                              &launch) < 0)
 			continue;
-		if (fa_request_check(gpu, request, &launch, &reference, text, sizeof(text),
-		                     &error)) {
-			passed++;
-		} else {
-			failed++;
-			printf("FAIL %s: %s: %s\n", kernel->symbol, request->text, text);
-		}
-		worst[kernel->dtype] = fmax(worst[kernel->dtype], error);
+		ok = fa_request_check(cases->gpu, request, &launch, &reference, text, sizeof(text),
+		                      &error);
+		fa_cases_count(cases, ok, "%s: %s: %s", kernel->symbol, request->text, text);
+		cases->worst[kernel->dtype] = fmax(cases->worst[kernel->dtype], error);
 	}
 	fa_request_reference_free(&reference);
 }
 
+static void check_shape(struct fa_cases *cases, int dtype, int heads, int kv_heads, int dim,
+                        int dim_v, int n_q, int n_k, bool causal)
+{
+	const struct fa_attention_params params = {
+		.dtype = (enum fa_attention_dtype)dtype,
+		.batch = 1,
+		.heads = heads,
+		.kv_heads = kv_heads,
+		.head_dim = dim,
+		.head_dim_v = dim_v,
+		.seqlen_q = n_q,
+		.seqlen_k = n_k,
+		.scale = (float)(1 / sqrt(dim)),
+		.causal = causal,
+		.window_left = -1,
+		.window_right = -1,
+	};
+	struct fa_request request;
+
+	fa_request_make(cases->gpu, &request, &params, NULL, NULL, usual, false, false,
+	                &cases->random);
+	check(cases, &request);
+	fa_request_free(cases->gpu, &request);
+}
+
 /* Shapes at which kernels like these have failed before. */
-static void chosen(struct fa_gpu *gpu, uint64_t *random)
+static void case_shapes(struct fa_cases *cases)
 {
 	static const int lengths[][2] = { { 1, 1 },   { 239, 1 }, { 799, 3 },    { 113, 203 },
 		                          { 511, 1 }, { 3, 513 }, { 128, 128 },  { 1023, 1024 },
 		                          { 17, 0 },  { 0, 17 },  { 2048, 2048 } };
 	static const int dims[][2] = { { 64, 64 },   { 128, 128 }, { 256, 256 }, { 96, 96 },
 		                       { 192, 128 }, { 192, 192 }, { 64, 512 },  { 8, 8 } };
-	struct fa_request request;
 
 	for (int dtype = FA_ATTENTION_F32; dtype <= FA_ATTENTION_BF16; dtype++)
-		for (size_t d = 0; d < sizeof(dims) / sizeof(dims[0]); d++)
-			for (size_t l = 0; l < sizeof(lengths) / sizeof(lengths[0]); l++)
-				for (int causal = 0; causal < 2; causal++) {
-					struct fa_attention_params params = {
+		for (size_t d = 0; d < COUNT(dims); d++)
+			for (size_t l = 0; l < COUNT(lengths); l++)
+				for (int causal = 0; causal < 2; causal++)
+					check_shape(cases, dtype, 2, 1, dims[d][0], dims[d][1],
+					            lengths[l][0], lengths[l][1], causal);
+}
+
+/* Query heads that share a KV head. */
+static void case_groups(struct fa_cases *cases)
+{
+	for (int dtype = FA_ATTENTION_F32; dtype <= FA_ATTENTION_BF16; dtype++)
+		for (int group = 1; group <= 16; group++)
+			for (int kv_heads = 1; kv_heads <= 3; kv_heads += 2)
+				check_shape(cases, dtype, group * kv_heads, kv_heads,
+				            group % 2 ? 64 : 128, group % 2 ? 64 : 128, 113, 203,
+				            group % 3 != 0);
+}
+
+/* Sequences of no tokens, on either side, on both, first and last. */
+static void case_ragged(struct fa_cases *cases)
+{
+	static const uint32_t cu_q[] = { 0, 0, 1, 18, 18, 146, 349, 349, 350, 350 };
+	static const uint32_t cu_k[] = { 0, 5, 5, 135, 135, 262, 1262, 1300, 1301, 1301 };
+	static const int dims[] = { 64, 128, 192, 256, 80 };
+
+	for (int dtype = FA_ATTENTION_F32; dtype <= FA_ATTENTION_BF16; dtype++)
+		for (size_t d = 0; d < COUNT(dims); d++)
+			for (int mask = 0; mask < 3; mask++) {
+				const struct fa_attention_params params = {
+					.dtype = (enum fa_attention_dtype)dtype,
+					.batch = COUNT(cu_q) - 1,
+					.heads = 4,
+					.kv_heads = 2,
+					.head_dim = dims[d],
+					.head_dim_v = dims[d],
+					.scale = (float)(1 / sqrt(dims[d])),
+					.causal = mask == 1,
+					.window_left = mask == 2 ? 40 : -1,
+					.window_right = mask == 2 ? 7 : -1,
+				};
+				struct fa_request request;
+
+				fa_request_make(cases->gpu, &request, &params, cu_q, cu_k, usual,
+				                false, mask == 2, &cases->random);
+				check(cases, &request);
+				fa_request_free(cases->gpu, &request);
+			}
+}
+
+static void case_random(struct fa_cases *cases)
+{
+	for (int i = 0; i < cases->count; i++) {
+		struct fa_request request;
+
+		fa_request_random(cases->gpu, &request, &cases->random);
+		check(cases, &request);
+		fa_request_free(cases->gpu, &request);
+	}
+}
+
+/* Every kernel on a few tiles, with and without infinities and NaN in K and V: little
+ * enough to run under compute-sanitizer. */
+static void case_small(struct fa_cases *cases)
+{
+	static const int dims[][2] = { { 64, 64 },   { 96, 96 },   { 128, 128 },
+		                       { 192, 128 }, { 192, 192 }, { 256, 256 } };
+
+	for (int dtype = FA_ATTENTION_F32; dtype <= FA_ATTENTION_BF16; dtype++)
+		for (size_t d = 0; d < COUNT(dims); d++)
+			for (int rich = 0; rich < 2; rich++)
+				for (int broken = 0; broken <= 6; broken += 6) {
+					const struct fa_attention_params params = {
 						.dtype = (enum fa_attention_dtype)dtype,
 						.batch = 1,
 						.heads = 2,
 						.kv_heads = 1,
 						.head_dim = dims[d][0],
 						.head_dim_v = dims[d][1],
-						.seqlen_q = lengths[l][0],
-						.seqlen_k = lengths[l][1],
-						.scale = (float)(1 / sqrt(dims[d][0])),
-						.causal = causal,
-						.window_left = -1,
+						.seqlen_q = 150,
+						.seqlen_k = 170,
+						.scale = (float)(4 / sqrt(dims[d][0])),
+						.softcap = rich ? 20 : 0,
+						.causal = true,
+						.window_left = rich ? 90 : -1,
 						.window_right = -1,
 					};
+					const struct fa_request_layout layout = {
+						.gap = rich ? 3 : 0,
+						.broken = broken,
+					};
+					struct fa_request request;
 
-					fa_request_make(gpu, &request, &params, NULL, NULL,
-					                (struct fa_request_layout){ 0 }, false,
-					                false, random);
-					check(gpu, &request);
-					fa_request_free(gpu, &request);
+					fa_request_make(cases->gpu, &request, &params, NULL, NULL,
+					                layout, rich, rich, &cases->random);
+					check(cases, &request);
+					fa_request_free(cases->gpu, &request);
 				}
 }
 
-/* One long enough for many tiles, sections and waves. */
-static void longer(struct fa_gpu *gpu, uint64_t *random)
+/* Long enough for many tiles, sections and waves. */
+static void case_long(struct fa_cases *cases)
 {
-	struct fa_request request;
-
 	for (int dtype = FA_ATTENTION_F32; dtype <= FA_ATTENTION_BF16; dtype++)
 		for (int dim = 64; dim <= 256; dim *= 2)
-			for (int causal = 0; causal < 2; causal++) {
-				struct fa_attention_params params = {
-					.dtype = (enum fa_attention_dtype)dtype,
-					.batch = 1,
-					.heads = 2,
-					.kv_heads = 1,
-					.head_dim = dim,
-					.head_dim_v = dim,
-					.seqlen_q = 4224,
-					.seqlen_k = 4224,
-					.scale = (float)(1 / sqrt(dim)),
-					.causal = causal,
-					.window_left = -1,
-					.window_right = -1,
-				};
+			for (int causal = 0; causal < 2; causal++)
+				check_shape(cases, dtype, 2, 1, dim, dim, 4224, 4224, causal);
+}
 
-				fa_request_make(gpu, &request, &params, NULL, NULL,
-				                (struct fa_request_layout){ 0 }, false, false,
-				                random);
-				check(gpu, &request);
-				fa_request_free(gpu, &request);
+/* The reference itself, on the GPU, against the one that judges the CPU's kernels. */
+static void case_reference(struct fa_cases *cases)
+{
+	for (int i = 0; i < 20; i++) {
+		struct fa_request_reference reference;
+		struct fa_request_copy copy;
+		struct fa_request request;
+		double worst = 0, *out;
+
+		fa_request_random(cases->gpu, &request, &cases->random);
+		fa_request_reference(cases->gpu, &request, &reference);
+		fa_request_download(cases->gpu, &request, &copy);
+		out = calloc((size_t)request.params.head_dim_v, sizeof(*out));
+		if (!out)
+			abort();
+		for (int n = 0; n < 40; n++) {
+			const int b = (int)fa_random_below(&cases->random, request.params.batch);
+			const int h = (int)fa_random_below(&cases->random, request.params.heads);
+			const int64_t n_q = reference_n_q(&copy.params, b);
+			const int64_t first = request.lengths_q ? request.lengths_q[b]
+			                                        : b * request.tokens_q;
+			int64_t t, row;
+			double lse;
+
+			if (n_q == 0)
+				continue;
+			t = fa_random_below(&cases->random, n_q);
+			row = (first + t) * request.params.heads + h;
+			reference_row(&copy.params, b, t, h, false, out, &lse);
+			/* Where all scores are NaN, that one says what it says of no keys. */
+			if (isnan(reference.lse[row])) {
+				if (!isnan(lse) && lse != -INFINITY)
+					worst = INFINITY;
+				continue;
 			}
+			if (lse != reference.lse[row])
+				worst = fmax(worst, fabs(lse - reference.lse[row]));
+			for (int d = 0; d < request.params.head_dim_v; d++) {
+				const double other =
+					reference.out[row * request.params.head_dim_v + d];
+
+				if (!isfinite(out[d]) || !isfinite(other))
+					worst = isfinite(out[d]) || isfinite(other) ? INFINITY
+					                                            : worst;
+				else
+					worst = fmax(worst, fabs(out[d] - other));
+			}
+		}
+		fa_cases_count(cases, worst < 1e-9, "%s: the references differ by %g", request.text,
+		               worst);
+		free(out);
+		fa_request_copy_free(&copy);
+		fa_request_reference_free(&reference);
+		fa_request_free(cases->gpu, &request);
+	}
+}
+
+static const struct {
+	const char *name;
+	void (*run)(struct fa_cases *cases);
+} all[] = {
+	{ "reference", case_reference }, { "small", case_small },    { "shapes", case_shapes },
+	{ "groups", case_groups },       { "ragged", case_ragged },  { "random", case_random },
+	{ "long", case_long },           { "alone", fa_case_alone }, { "far", fa_case_far },
+	{ "rerun", fa_case_rerun },
+};
+
+/* Runs a case and says how it went. */
+static void run(struct fa_cases *cases, size_t i)
+{
+	const int passed = cases->passed, failed = cases->failed;
+	struct timespec start, end;
+
+	clock_gettime(CLOCK_MONOTONIC, &start);
+	all[i].run(cases);
+	clock_gettime(CLOCK_MONOTONIC, &end);
+	printf("%s: %d passed, %d failed, %.1f s\n", all[i].name, cases->passed - passed,
+	       cases->failed - failed,
+	       (double)(end.tv_sec - start.tv_sec) + (double)(end.tv_nsec - start.tv_nsec) * 1e-9);
+	fflush(stdout);
 }
 
 int main(int argc, char **argv)
 {
-	uint64_t seed = (uint64_t)time(NULL), random;
-	int count = 200;
-	struct fa_gpu *gpu;
+	struct fa_cases cases = { .count = 200, .reruns = 1000, .kernel = "" };
+	uint64_t seed = (uint64_t)time(NULL);
+	bool wanted[COUNT(all)] = { false }, any = false, probe = false;
 
-	for (int i = 1; i + 1 < argc; i += 2) {
-		if (!strcmp(argv[i], "--seed"))
-			seed = strtoull(argv[i + 1], NULL, 0);
-		else if (!strcmp(argv[i], "--random"))
-			count = atoi(argv[i + 1]);
+	for (int i = 1; i < argc; i++) {
+		const bool more = i + 1 < argc;
+		bool known = false;
+
+		for (size_t c = 0; c < COUNT(all); c++)
+			if (!strcmp(argv[i], all[c].name))
+				wanted[c] = any = known = true;
+		if (known)
+			continue;
+		if (!strcmp(argv[i], "--list")) {
+			for (size_t c = 0; c < COUNT(all); c++)
+				printf("%s\n", all[c].name);
+			return 0;
+		}
+		if (!strcmp(argv[i], "--probe")) {
+			probe = true;
+		} else if (!strcmp(argv[i], "--seed") && more) {
+			seed = strtoull(argv[++i], NULL, 0);
+		} else if (!strcmp(argv[i], "--random") && more) {
+			cases.count = atoi(argv[++i]);
+		} else if (!strcmp(argv[i], "--kernel") && more) {
+			cases.kernel = argv[++i];
+		} else if (!strcmp(argv[i], "--reruns") && more) {
+			cases.reruns = atoi(argv[++i]);
+		} else {
+			fprintf(stderr, "unknown argument %s\n", argv[i]);
+			return 2;
+		}
 	}
-	gpu = fa_gpu_open();
-	if (!gpu)
+	cases.gpu = fa_gpu_open();
+	if (!cases.gpu)
 		return 77;
-	printf("%s, seed %llu\n", fa_gpu_name(gpu), (unsigned long long)seed);
-	random = seed * 2 + 1;
-
-	chosen(gpu, &random);
-	printf("chosen: %d passed, %d failed\n", passed, failed);
-	fflush(stdout);
-	for (int i = 0; i < count; i++) {
-		struct fa_request request;
-
-		fa_request_random(gpu, &request, &random);
-		check(gpu, &request);
-		fa_request_free(gpu, &request);
+	if (probe) {
+		printf("%s\n", fa_gpu_name(cases.gpu));
+		fa_gpu_close(cases.gpu);
+		return 0;
 	}
-	printf("random: %d passed, %d failed\n", passed, failed);
+	printf("%s, seed %llu\n", fa_gpu_name(cases.gpu), (unsigned long long)seed);
 	fflush(stdout);
-	longer(gpu, &random);
-	printf("%d passed, %d failed; largest share of the allowed error: f32 %.2f, f16 %.2f, "
-	       "bf16 %.2f\n",
-	       passed, failed, worst[FA_ATTENTION_F32], worst[FA_ATTENTION_F16],
-	       worst[FA_ATTENTION_BF16]);
-	fa_gpu_close(gpu);
-	return failed ? 1 : 0;
+	cases.random = seed * 2 + 1;
+	for (size_t c = 0; c < COUNT(all); c++)
+		if (!any || wanted[c])
+			run(&cases, c);
+	printf("%d passed, %d failed, %d skipped; largest share of the allowed error: f32 %.2f, "
+	       "f16 %.2f, bf16 %.2f\n",
+	       cases.passed, cases.failed, cases.skipped, cases.worst[FA_ATTENTION_F32],
+	       cases.worst[FA_ATTENTION_F16], cases.worst[FA_ATTENTION_BF16]);
+	fa_gpu_close(cases.gpu);
+	return cases.failed ? 1 : cases.passed ? 0 : 77;
 }

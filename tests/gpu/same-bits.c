@@ -1,0 +1,227 @@
+/* Cases that need no reference: one result must have the bits of another. */
+#include "tests/gpu/cases.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const struct fa_request_layout usual;
+
+static uint64_t address(const void *data)
+{
+	return (uint64_t)(uintptr_t)data;
+}
+
+static size_t element_bytes(const struct fa_request *request)
+{
+	return request->params.dtype == FA_ATTENTION_F32 ? 4 : 2;
+}
+
+static uint32_t take_count(struct fa_gpu *gpu, uint64_t count)
+{
+	uint32_t value, zero = 0;
+
+	fa_gpu_sync(gpu);
+	fa_gpu_download(gpu, &value, count, 4);
+	fa_gpu_upload(gpu, count, &zero, 4);
+	return value;
+}
+
+void fa_case_far(struct fa_cases *cases)
+{
+	/* The longest rows that are loaded in pieces of 16 bytes, and longer ones. */
+	static const size_t pitches[] = { ((size_t)4 << 20) - 16, ((size_t)4 << 20) + 16 };
+	const size_t row = 128 * 2;
+	const struct fa_attention_params params = {
+		.dtype = FA_ATTENTION_BF16,
+		.batch = 1,
+		.heads = 1,
+		.kv_heads = 1,
+		.head_dim = 128,
+		.head_dim_v = 128,
+		.seqlen_q = 1500,
+		.seqlen_k = 1500,
+		.scale = 0.1f,
+		.causal = true,
+		.window_left = -1,
+		.window_right = -1,
+	};
+	const size_t rows = (size_t)params.seqlen_q, bytes = rows * row;
+	struct fa_gpu *gpu = cases->gpu;
+	struct fa_request request;
+	uint64_t close, count;
+
+	if (fa_gpu_memory_free(gpu) < 4 * rows * pitches[1] + ((uint64_t)2 << 30)) {
+		printf("far: skipped, too little memory\n");
+		cases->skipped++;
+		return;
+	}
+	fa_request_make(gpu, &request, &params, NULL, NULL, usual, false, false, &cases->random);
+	close = fa_gpu_alloc(gpu, bytes);
+	count = fa_gpu_alloc(gpu, 4);
+	take_count(gpu, count);
+	for (size_t n = 0; n < sizeof(pitches) / sizeof(pitches[0]); n++) {
+		const size_t pitch = pitches[n];
+		struct fa_attention_params far = request.params;
+		struct fa_attention_tensor *tensors[4] = { &far.q, &far.k, &far.v, &far.out };
+		uint64_t spread[4];
+
+		for (int i = 0; i < 4; i++) {
+			spread[i] = fa_gpu_alloc(gpu, rows * pitch);
+			fa_gpu_poison(gpu, spread[i], rows * pitch);
+			fa_gpu_copy_rows(gpu, spread[i], pitch, address(tensors[i]->data), row, row,
+			                 rows);
+			tensors[i]->data = (void *)(uintptr_t)spread[i];
+			tensors[i]->stride_token = (int64_t)(pitch / 2);
+		}
+		for (size_t i = 0; i < fa_cuda_kernels_count; i++) {
+			const struct fa_cuda_kernel *kernel = &fa_cuda_kernels[i];
+			struct fa_cuda_launch launch;
+			char text[256];
+			uint32_t differences;
+
+			if (!fa_cuda_kernel_covers(kernel, &far) ||
+			    kernel->shared_bytes > fa_gpu_chip(gpu)->shared_bytes_max)
+				continue;
+			if (fa_cuda_attention_plan_on(fa_gpu_chip(gpu), kernel, &request.params,
+			                              text, sizeof(text), &launch) < 0)
+				abort();
+			fa_gpu_launch(gpu, &launch, NULL);
+			if (fa_cuda_attention_plan_on(fa_gpu_chip(gpu), kernel, &far, text,
+			                              sizeof(text), &launch) < 0)
+				abort();
+			fa_gpu_launch(gpu, &launch, NULL);
+			fa_gpu_copy_rows(gpu, close, row, spread[3], pitch, row, rows);
+			fa_gpu_compare(gpu, address(request.params.out.data), close, bytes, count);
+			differences = take_count(gpu, count);
+			fa_cases_count(cases, differences == 0,
+			               "%s: rows %zu bytes apart: %u words differ", kernel->symbol,
+			               pitch, differences);
+		}
+		for (int i = 0; i < 4; i++)
+			fa_gpu_free(gpu, spread[i]);
+	}
+	fa_gpu_free(gpu, close);
+	fa_gpu_free(gpu, count);
+	fa_request_free(gpu, &request);
+}
+
+void fa_case_alone(struct fa_cases *cases)
+{
+	static const uint32_t cu_q[] = { 0, 77, 77, 378, 379, 800 };
+	static const uint32_t cu_k[] = { 0, 500, 517, 517, 1117, 1538 };
+	static const int dims[] = { 64, 128, 192, 256 };
+	struct fa_gpu *gpu = cases->gpu;
+	const uint64_t count = fa_gpu_alloc(gpu, 4),
+		       alone = fa_gpu_alloc(gpu, 4 * sizeof(uint32_t));
+
+	take_count(gpu, count);
+	for (int dtype = FA_ATTENTION_F32; dtype <= FA_ATTENTION_BF16; dtype++)
+		for (size_t d = 0; d < sizeof(dims) / sizeof(dims[0]); d++)
+			for (int causal = 0; causal < 2; causal++) {
+				const struct fa_attention_params params = {
+					.dtype = (enum fa_attention_dtype)dtype,
+					.batch = 5,
+					.heads = 6,
+					.kv_heads = 2,
+					.head_dim = dims[d],
+					.head_dim_v = dims[d],
+					.scale = (float)(8 / sqrt(dims[d])), /* maxima move */
+					.causal = causal,
+					.window_left = -1,
+					.window_right = -1,
+				};
+				struct fa_request request;
+				struct fa_attention_params one;
+				uint64_t together;
+				size_t bytes;
+
+				fa_request_make(gpu, &request, &params, cu_q, cu_k, usual, false,
+				                false, &cases->random);
+				bytes = (size_t)request.out.elements * element_bytes(&request);
+				together = fa_gpu_alloc(gpu, bytes);
+				fa_gpu_attention(gpu, &request.params, NULL);
+				fa_gpu_copy_rows(gpu, together, bytes, request.out.address, bytes,
+				                 bytes, 1);
+				fa_gpu_sync(gpu);
+				fa_gpu_poison(gpu, request.out.address, bytes);
+				for (int b = 0; b < params.batch; b++) {
+					/* Lengths of the whole batch's longest stay: those are
+					 * the request's, not the sequence's. */
+					const uint32_t lengths[4] = { cu_q[b], cu_q[b + 1], cu_k[b],
+						                      cu_k[b + 1] };
+
+					fa_gpu_upload(gpu, alone, lengths, sizeof(lengths));
+					one = request.params;
+					one.batch = 1;
+					one.cu_seqlens_q = (const uint32_t *)(uintptr_t)alone;
+					one.cu_seqlens_k = one.cu_seqlens_q + 2;
+					fa_gpu_attention(gpu, &one, NULL);
+					fa_gpu_sync(gpu);
+				}
+				fa_gpu_compare(gpu, together, request.out.address, bytes, count);
+				const uint32_t differences = take_count(gpu, count);
+				fa_cases_count(cases, differences == 0,
+				               "%s: %u words differ from those of sequences alone",
+				               request.text, differences);
+				fa_gpu_free(gpu, together);
+				fa_request_free(gpu, &request);
+			}
+	fa_gpu_free(gpu, count);
+	fa_gpu_free(gpu, alone);
+}
+
+void fa_case_rerun(struct fa_cases *cases)
+{
+	static const int dims[] = { 64, 128, 256 };
+	struct fa_gpu *gpu = cases->gpu;
+	const uint64_t count = fa_gpu_alloc(gpu, 4);
+
+	take_count(gpu, count);
+	for (int dtype = FA_ATTENTION_F32; dtype <= FA_ATTENTION_BF16; dtype++)
+		for (size_t d = 0; d < sizeof(dims) / sizeof(dims[0]); d++) {
+			const struct fa_attention_params params = {
+				.dtype = (enum fa_attention_dtype)dtype,
+				.batch = 2,
+				.heads = 8,
+				.kv_heads = 2,
+				.head_dim = dims[d],
+				.head_dim_v = dims[d],
+				.seqlen_q = 777,
+				.seqlen_k = 1111,
+				.scale = (float)(4 / sqrt(dims[d])),
+				.causal = true,
+				.window_left = -1,
+				.window_right = -1,
+			};
+			struct fa_request request, other;
+			uint32_t differences;
+			uint64_t first;
+			size_t bytes;
+
+			fa_request_make(gpu, &request, &params, NULL, NULL, usual, false, false,
+			                &cases->random);
+			fa_request_make(gpu, &other, &params, NULL, NULL, usual, false, false,
+			                &cases->random);
+			bytes = (size_t)request.out.elements * element_bytes(&request);
+			first = fa_gpu_alloc(gpu, bytes);
+			fa_gpu_attention(gpu, &request.params, NULL);
+			fa_gpu_copy_rows(gpu, first, bytes, request.out.address, bytes, bytes, 1);
+			for (int i = 0; i < cases->reruns; i++) {
+				if (i % 3)
+					fa_gpu_attention(gpu, &other.params, fa_gpu_stream(gpu));
+				fa_gpu_poison(gpu, request.out.address, bytes);
+				fa_gpu_poison_shared(gpu);
+				fa_gpu_attention(gpu, &request.params, NULL);
+				fa_gpu_compare(gpu, first, request.out.address, bytes, count);
+			}
+			differences = take_count(gpu, count);
+			fa_cases_count(cases, differences == 0, "%s: %u words differ in %d runs",
+			               request.text, differences, cases->reruns);
+			fa_gpu_free(gpu, first);
+			fa_request_free(gpu, &request);
+			fa_request_free(gpu, &other);
+		}
+	fa_gpu_free(gpu, count);
+}
