@@ -3,14 +3,17 @@
 
     results.py record NAME COMMAND...   run a benchmark (fabench ... --json) and keep
                                         what it says as NAME.json
+    results.py keep NAME FILE COMMIT    keep what tests/gpu/race.py --json wrote on another
+                                        machine, with a build of COMMIT
     results.py write                    make RESULTS.md anew
     results.py check                    fail if RESULTS.md is not what write makes
 
 A NAME.json holds the results and, for each, what was run, where and when.
-targets.json says which numbers are wanted.
+targets.json says which numbers are wanted; a name there may be a pattern.
 """
 
 import datetime
+import fnmatch
 import json
 import os
 import shlex
@@ -40,7 +43,7 @@ def number(value):
 def wanted(result, targets):
     """What is wanted of this result, and whether it is so."""
     for target in targets:
-        if target["name"] != result["name"] or target.get("peer") != result.get("peer"):
+        if not fnmatch.fnmatchcase(result["name"], target["name"]) or target.get("peer") != result.get("peer"):
             continue
         if "ratio_min" in target:
             met = result["ratio"] >= target["ratio_min"]
@@ -93,6 +96,16 @@ def record(name, command):
         file.write("\n")
 
 
+def keep(name, path, commit):
+    with open(path, encoding="utf-8") as file:
+        recorded = json.load(file)
+    for result in recorded["results"]:
+        result["commit"] = commit
+    with open(os.path.join(HERE, name + ".json"), "w", encoding="utf-8") as file:
+        json.dump(recorded, file, indent=1, ensure_ascii=False)
+        file.write("\n")
+
+
 def write():
     with open(RESULTS, "w", encoding="utf-8") as file:
         file.write(generate())
@@ -107,6 +120,9 @@ def check():
 def main(arguments):
     if len(arguments) >= 3 and arguments[0] == "record":
         record(arguments[1], arguments[2:])
+        write()
+    elif len(arguments) == 4 and arguments[0] == "keep":
+        keep(*arguments[1:])
         write()
     elif arguments == ["write"]:
         write()
