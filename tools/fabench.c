@@ -19,6 +19,8 @@ static const struct {
 	{ "cpu", "the CPU kernels, against a matrix multiply and against reading", fa_bench_cpu },
 	{ "wire", "writing and reading messages", fa_bench_wire },
 	{ "gpu", "requests to a daemon with a GPU, against launches of one's own", fa_bench_gpu },
+	{ "prefill", "the GPU's kernels alone, in boost and under sustained load",
+	  fa_bench_prefill },
 	{ NULL, NULL, NULL },
 };
 

@@ -1,7 +1,5 @@
 #include "tools/gpu.h"
 
-#include "kernels/cuda/images.h"
-
 #include <errno.h>
 #include <stdlib.h>
 
@@ -36,6 +34,25 @@ static int load(struct fa_gpu *gpu, struct fa_error *error)
 	return 0;
 }
 
+static int load_bench(struct fa_gpu *gpu, struct fa_error *error)
+{
+	const struct fa_cudriver *driver = &gpu->driver;
+	CUresult result;
+
+	result = driver->cuModuleLoadData(&gpu->bench, fa_bench_image.data);
+	if (result == CUDA_SUCCESS)
+		result = driver->cuModuleGetFunction(&gpu->spin, gpu->bench, "fa_bench_spin");
+	if (result == CUDA_SUCCESS)
+		result = driver->cuModuleGetFunction(&gpu->read, gpu->bench, "fa_bench_read");
+	if (result == CUDA_SUCCESS)
+		result = driver->cuEventCreate(&gpu->start, CU_EVENT_DEFAULT);
+	if (result == CUDA_SUCCESS)
+		result = driver->cuEventCreate(&gpu->stop, CU_EVENT_DEFAULT);
+	if (result != CUDA_SUCCESS)
+		return fa_cudriver_fail(driver, error, result, "loading what measures");
+	return 0;
+}
+
 static int describe(struct fa_gpu *gpu, struct fa_error *error)
 {
 	const struct fa_cudriver *driver = &gpu->driver;
@@ -56,6 +73,9 @@ static int describe(struct fa_gpu *gpu, struct fa_error *error)
 	if (result == CUDA_SUCCESS)
 		result = driver->cuDeviceGetAttribute(&l2, CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE,
 		                                      gpu->device);
+	if (result == CUDA_SUCCESS)
+		result = driver->cuDeviceGetAttribute(
+			&gpu->sms, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, gpu->device);
 	if (result != CUDA_SUCCESS)
 		return fa_cudriver_fail(driver, error, result, "asking what the GPU is");
 	gpu->chip = (struct fa_cuda_chip){
@@ -88,7 +108,9 @@ static int open_device(struct fa_gpu *gpu, struct fa_error *error)
 	if (result != CUDA_SUCCESS)
 		return fa_cudriver_fail(driver, error, result, "using the first GPU");
 	r = describe(gpu, error);
-	return r < 0 ? r : load(gpu, error);
+	if (r == 0)
+		r = load(gpu, error);
+	return r < 0 ? r : load_bench(gpu, error);
 }
 
 int fa_gpu_open(struct fa_error *error, struct fa_gpu **ret_gpu)
@@ -97,7 +119,7 @@ int fa_gpu_open(struct fa_error *error, struct fa_gpu **ret_gpu)
 	int r;
 
 	for (int i = 0; i < FA_CUDA_IMAGES; i++)
-		if (!fa_cuda_images[i].bytes)
+		if (!fa_cuda_images[i].bytes || !fa_bench_image.bytes)
 			return fa_fail(error, -ENODEV, "this build has no GPU kernels");
 	gpu = calloc(1, sizeof(*gpu));
 	if (!gpu)
@@ -120,6 +142,14 @@ struct fa_gpu *fa_gpu_close(struct fa_gpu *gpu)
 	for (int i = 0; i < FA_CUDA_IMAGES; i++)
 		if (gpu->modules[i])
 			(void)gpu->driver.cuModuleUnload(gpu->modules[i]);
+	if (gpu->bench)
+		(void)gpu->driver.cuModuleUnload(gpu->bench);
+	if (gpu->start)
+		(void)gpu->driver.cuEventDestroy(gpu->start);
+	if (gpu->stop)
+		(void)gpu->driver.cuEventDestroy(gpu->stop);
+	if (gpu->flush)
+		(void)gpu->driver.cuMemFree(gpu->flush);
 	if (gpu->stream)
 		(void)gpu->driver.cuStreamDestroy(gpu->stream);
 	if (gpu->context)
@@ -148,5 +178,48 @@ int fa_gpu_launch(struct fa_gpu *gpu, const struct fa_attention_params *params,
 	                                    NULL);
 	if (result != CUDA_SUCCESS)
 		return fa_cudriver_fail(&gpu->driver, error, result, "launching a kernel");
+	return 0;
+}
+
+int fa_gpu_spin(struct fa_gpu *gpu, uint64_t ns)
+{
+	void *args[] = { &ns };
+
+	return gpu->driver.cuLaunchKernel(gpu->spin, 1, 1, 1, 1, 1, 1, 0, gpu->stream, args, NULL)
+	               ? -EIO
+	               : 0;
+}
+
+int fa_gpu_read(struct fa_gpu *gpu)
+{
+	const struct fa_cudriver *driver = &gpu->driver;
+	uint64_t count = FA_GPU_FLUSH_BYTES / 16;
+	void *args[] = { &gpu->flush, &count, &gpu->flush };
+
+	if (!gpu->flush &&
+	    (driver->cuMemAlloc(&gpu->flush, FA_GPU_FLUSH_BYTES) != CUDA_SUCCESS ||
+	     driver->cuMemsetD8(gpu->flush, 0x5a, FA_GPU_FLUSH_BYTES) != CUDA_SUCCESS))
+		return -EIO;
+	return driver->cuLaunchKernel(gpu->read, (unsigned int)gpu->sms * 4, 1, 1, 512, 1, 1, 0,
+	                              gpu->stream, args, NULL)
+	               ? -EIO
+	               : 0;
+}
+
+int fa_gpu_time_start(struct fa_gpu *gpu)
+{
+	return gpu->driver.cuEventRecord(gpu->start, gpu->stream) ? -EIO : 0;
+}
+
+int fa_gpu_time_stop(struct fa_gpu *gpu, double *ret_ns)
+{
+	const struct fa_cudriver *driver = &gpu->driver;
+	float ms;
+
+	if (driver->cuEventRecord(gpu->stop, gpu->stream) != CUDA_SUCCESS ||
+	    driver->cuEventSynchronize(gpu->stop) != CUDA_SUCCESS ||
+	    driver->cuEventElapsedTime(&ms, gpu->start, gpu->stop) != CUDA_SUCCESS)
+		return -EIO;
+	*ret_ns = (double)ms * 1e6;
 	return 0;
 }
