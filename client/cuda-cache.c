@@ -39,6 +39,8 @@ static void drop(struct fa_client *client, struct fa_registration *registration)
 {
 	fa_list_remove(&registration->link);
 	fa_registration_forget(client, registration);
+	/* The lists stand still while another thread connects again. */
+	fa_client_settle(client);
 	fa_registration_free(registration);
 }
 

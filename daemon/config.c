@@ -34,6 +34,7 @@ static const struct limit_field limit_fields[] = {
 	TENANT_LIMIT("sessions", FA_RESOURCE_SESSIONS, 1u << 20),
 	TENANT_LIMIT("buffers", FA_RESOURCE_BUFFERS, 1u << 30),
 	TENANT_LIMIT("buffer_bytes", FA_RESOURCE_BUFFER_BYTES, INT64_MAX),
+	TENANT_LIMIT("device_bytes", FA_RESOURCE_DEVICE_BYTES, INT64_MAX),
 	TENANT_LIMIT("fds", FA_RESOURCE_FDS, 1u << 30),
 	TENANT_LIMIT("requests", FA_RESOURCE_REQUESTS, 1u << 30),
 	LIMIT(uid_factor, 1, 1u << 20),
@@ -46,6 +47,7 @@ static const struct limit_field limit_fields[] = {
 
 int fa_config_init(struct fa_config *ret_config)
 {
+	uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
 	char *backend = strdup("auto");
 
 	if (!backend)
@@ -60,7 +62,8 @@ int fa_config_init(struct fa_config *ret_config)
 			.tenant = {
 				[FA_RESOURCE_SESSIONS] = 1024,
 				[FA_RESOURCE_BUFFERS] = 65536,
-				[FA_RESOURCE_BUFFER_BYTES] = FA_LIMIT_AUTO,
+				[FA_RESOURCE_BUFFER_BYTES] = memory / 2,
+				[FA_RESOURCE_DEVICE_BYTES] = FA_LIMIT_AUTO,
 				[FA_RESOURCE_FDS] = 8192, /* a buffer of most pieces has room */
 				[FA_RESOURCE_REQUESTS] = 16384,
 			},
@@ -77,11 +80,10 @@ int fa_config_init(struct fa_config *ret_config)
 
 void fa_config_resolve(struct fa_config *config, uint64_t device_bytes)
 {
-	uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
-	uint64_t *buffer_bytes = &config->limits.tenant[FA_RESOURCE_BUFFER_BYTES];
+	uint64_t *limit = &config->limits.tenant[FA_RESOURCE_DEVICE_BYTES];
 
-	if (*buffer_bytes == FA_LIMIT_AUTO)
-		*buffer_bytes = memory / 2 + device_bytes;
+	if (*limit == FA_LIMIT_AUTO)
+		*limit = device_bytes;
 }
 
 void fa_config_deinit(struct fa_config *config)

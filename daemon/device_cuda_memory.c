@@ -83,7 +83,8 @@ void fa_cuda_unpin(struct fa_device *device, struct fa_cuda_memory *memory)
 		if (device->driver.cuMemHostUnregister(memory->host + memory->pinned_bytes) !=
 		    CUDA_SUCCESS)
 			unpinned = false;
-		if (memory->pinned_bytes)
+		if (memory->pinned_bytes &&
+		    !atomic_load_explicit(&device->lost, memory_order_relaxed))
 			fa_cuda_pause(device->pin_pause_ns);
 	}
 	/* Addresses that the driver still takes for pinned must not become other memory. */

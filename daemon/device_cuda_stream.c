@@ -73,8 +73,9 @@ static CUresult open_streams(struct fa_device *device)
 
 	result = driver->cuCtxGetStreamPriorityRange(&least, &greatest);
 	if (result == CUDA_SUCCESS)
+		/* What clients wait for must not wait for clients' kernels. */
 		result = driver->cuStreamCreateWithPriority(&device->memory_stream,
-		                                            CU_STREAM_NON_BLOCKING, least);
+		                                            CU_STREAM_NON_BLOCKING, greatest);
 	for (unsigned int i = 0; i < device->n_streams && result == CUDA_SUCCESS; ++i)
 		result = driver->cuStreamCreateWithPriority(&device->streams[i].stream,
 		                                            CU_STREAM_NON_BLOCKING,

@@ -180,17 +180,31 @@ static int buffer_new(struct fa_session *session, const struct fa_wire_message *
 	return 0;
 }
 
+/* Whether such a buffer takes of the device's own memory. */
+static bool is_on_device(const struct fa_server *server, enum fa_wire_buffer_kind kind)
+{
+	return kind == FA_WIRE_BUFFER_CUDA_IPC || kind == FA_WIRE_BUFFER_CUDA_FD ||
+	       (kind == FA_WIRE_BUFFER_ARENA && server->info.memory_bytes);
+}
+
 /* All of its descriptors at once: pieces that were let in must not meet the limit. */
 static int charge(struct fa_session *session, struct fa_buffer *buffer, struct fa_error *error)
 {
 	uint64_t n_fds = buffer->kind == FA_WIRE_BUFFER_CUDA_IPC  ? 0
 	                 : buffer->kind == FA_WIRE_BUFFER_CUDA_FD ? buffer->n_pieces_wanted
 	                                                          : 1;
+	/* A piece is a mapping, like a buffer. */
+	uint64_t n_mappings = buffer->kind == FA_WIRE_BUFFER_CUDA_FD ? buffer->n_pieces_wanted : 1;
 	int r;
 
-	r = fa_charge_add(&buffer->charge_count, session->tenant, FA_RESOURCE_BUFFERS, 1, error);
-	if (r == 0)
-		r = fa_charge_add(&buffer->charge_bytes, session->tenant, FA_RESOURCE_BUFFER_BYTES,
+	r = fa_charge_add(&buffer->charge_count, session->tenant, FA_RESOURCE_BUFFERS, n_mappings,
+	                  error);
+	/* Pieces are paid for whole, as they come. */
+	if (r == 0 && buffer->kind != FA_WIRE_BUFFER_CUDA_FD)
+		r = fa_charge_add(&buffer->charge_bytes, session->tenant,
+		                  is_on_device(session->server, buffer->kind)
+		                          ? FA_RESOURCE_DEVICE_BYTES
+		                          : FA_RESOURCE_BUFFER_BYTES,
 		                  buffer->bytes, error);
 	if (r == 0 && n_fds) {
 		fa_session_settle(session);
@@ -201,10 +215,12 @@ static int charge(struct fa_session *session, struct fa_buffer *buffer, struct f
 }
 
 /* Takes the descriptors if all is well with them. */
-static int add_pieces(struct fa_buffer *buffer, const uint64_t *piece_bytes, size_t n_piece_bytes,
-                      int *fds, size_t n_fds, struct fa_error *error)
+static int add_pieces(struct fa_session *session, struct fa_buffer *buffer,
+                      const uint64_t *piece_bytes, size_t n_piece_bytes, int *fds, size_t n_fds,
+                      struct fa_error *error)
 {
 	uint64_t sum = buffer->pieces_bytes;
+	int r;
 
 	if (n_piece_bytes != n_fds)
 		return fa_fail(error, -EINVAL,
@@ -231,6 +247,10 @@ static int add_pieces(struct fa_buffer *buffer, const uint64_t *piece_bytes, siz
 		               " reach beyond the pieces, which have %" PRIu64 " bytes",
 		               buffer->offset, buffer->bytes, sum);
 
+	r = fa_charge_add(&buffer->charge_bytes, session->tenant, FA_RESOURCE_DEVICE_BYTES,
+	                  sum - buffer->pieces_bytes, error);
+	if (r < 0)
+		return r;
 	for (size_t i = 0; i < n_fds; ++i)
 		buffer->pieces[buffer->n_pieces++] = (struct fa_device_piece){
 			.fd = fa_steal_fd(&fds[i]),
@@ -321,8 +341,8 @@ int fa_registration_start(struct fa_session *session, const struct fa_wire_messa
 		return r;
 	r = charge(session, buffer, error);
 	if (r == 0 && buffer->kind == FA_WIRE_BUFFER_CUDA_FD)
-		r = add_pieces(buffer, request->piece_bytes, request->n_piece_bytes, fds, n_fds,
-		               error);
+		r = add_pieces(session, buffer, request->piece_bytes, request->n_piece_bytes, fds,
+		               n_fds, error);
 	if (r == 0 && buffer->n_pieces < buffer->n_pieces_wanted) {
 		r = start_waiting(session, buffer, error);
 		if (r == 0)
@@ -352,8 +372,8 @@ int fa_registration_pieces(struct fa_session *session, const struct fa_wire_mess
 	if (!request->n_piece_bytes && !n_fds)
 		r = fa_fail(error, -EINVAL, "no pieces came; expected at least 1");
 	else
-		r = add_pieces(buffer, request->piece_bytes, request->n_piece_bytes, fds, n_fds,
-		               error);
+		r = add_pieces(session, buffer, request->piece_bytes, request->n_piece_bytes, fds,
+		               n_fds, error);
 	if (r < 0) {
 		fa_registration_abort(session, r, error->text);
 		return r;

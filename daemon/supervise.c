@@ -23,6 +23,8 @@
 #define NAME_BYTES 64
 #define FDS_AT_ONCE 16
 #define MESSAGE_BYTES 4096
+/* Between two looks for signals. */
+#define MESSAGES_AT_ONCE 64
 
 /* A child that lived shorter is started again only after a pause, each time twice as
  * long. */
@@ -38,7 +40,8 @@ struct kept {
 struct supervisor {
 	char **argv;
 	int ready_fd, signal_fd, notify_fd;
-	char notify_name[32]; /* for NOTIFY_SOCKET */
+	char directory[32];   /* of the notify socket, ours alone */
+	char notify_name[48]; /* its path, for NOTIFY_SOCKET */
 	sigset_t old_mask;
 
 	pid_t child;
@@ -218,7 +221,7 @@ static bool receive(struct supervisor *s)
 			memcpy(fds, CMSG_DATA(c), n_fds * sizeof(int));
 		}
 	}
-	/* Anybody can find the socket; only the child is listened to. */
+	/* Of this user's processes only the child is listened to. */
 	if (who.pid == s->child && s->child && !(header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)))
 		handle_message(s, message, fds, n_fds);
 	for (size_t i = 0; i < n_fds; ++i)
@@ -234,8 +237,8 @@ static int child_ended(struct supervisor *s, int status)
 	bool exited = WIFEXITED(status);
 	pid_t pid = s->child;
 
-	/* What it stored with its last breath counts. */
-	while (receive(s))
+	/* What it stored with its last breath counts; it sends nothing any more. */
+	for (int i = 0; i < KEPT_MAX && receive(s); ++i)
 		;
 	s->child = 0;
 	if (exited && (s->asked || WEXITSTATUS(status) == 0))
@@ -282,7 +285,7 @@ static int run(struct supervisor *s)
 	for (;;) {
 		timeout = s->child ? -1 : s->pause_ms;
 		n = poll(polled, 2, timeout);
-		while (receive(s))
+		for (int i = 0; i < MESSAGES_AT_ONCE && receive(s); ++i)
 			;
 		status = handle_signals(s);
 		if (status >= 0)
@@ -298,23 +301,35 @@ static int run(struct supervisor *s)
 
 /* ---- at the start */
 
-/* A socket without a file: its name goes with it. */
+/* Nobody else may send: descriptors are received before it is known whose they are, and
+ * to close them can take as long as their sender wants. */
 static int open_notify(struct supervisor *s)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
-	socklen_t length = sizeof(address.sun_family);
 	const int on = 1;
 
+	strcpy(s->directory, "/tmp/fad-supervise-XXXXXX");
+	if (!mkdtemp(s->directory)) {
+		s->directory[0] = '\0';
+		return -errno;
+	}
+	snprintf(s->notify_name, sizeof(s->notify_name), "%s/notify", s->directory);
+	snprintf(address.sun_path, sizeof(address.sun_path), "%s", s->notify_name);
 	s->notify_fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	if (s->notify_fd < 0 || bind(s->notify_fd, (struct sockaddr *)&address, length) < 0 ||
+	if (s->notify_fd < 0 ||
+	    bind(s->notify_fd, (struct sockaddr *)&address, sizeof(address)) < 0 ||
 	    setsockopt(s->notify_fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof(on)) < 0)
 		return -errno;
-	length = sizeof(address);
-	if (getsockname(s->notify_fd, (struct sockaddr *)&address, &length) < 0)
-		return -errno;
-	snprintf(s->notify_name, sizeof(s->notify_name), "@%.*s",
-	         (int)(length - offsetof(struct sockaddr_un, sun_path) - 1), address.sun_path + 1);
 	return 0;
+}
+
+static void close_notify(struct supervisor *s)
+{
+	fa_close_fdp(&s->notify_fd);
+	if (s->notify_name[0])
+		(void)unlink(s->notify_name);
+	if (s->directory[0])
+		(void)rmdir(s->directory);
 }
 
 static int open_signals(struct supervisor *s)
@@ -393,7 +408,7 @@ int fa_supervise(char **argv, int ready_fd)
 	for (size_t i = 0; i < s->n_kept; ++i)
 		close(s->kept[i].fd);
 	fa_close_fdp(&s->signal_fd);
-	fa_close_fdp(&s->notify_fd);
+	close_notify(s);
 	fa_close_fdp(&s->ready_fd);
 	free(s->argv);
 	free(s);

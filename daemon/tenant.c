@@ -104,8 +104,11 @@ struct fa_closer_lane *fa_tenant_lane(struct fa_tenant *tenant)
 const char *fa_resource_name(enum fa_resource resource)
 {
 	static const char *const names[_FA_RESOURCE_N] = {
-		[FA_RESOURCE_SESSIONS] = "sessions",         [FA_RESOURCE_BUFFERS] = "buffers",
-		[FA_RESOURCE_BUFFER_BYTES] = "buffer_bytes", [FA_RESOURCE_FDS] = "fds",
+		[FA_RESOURCE_SESSIONS] = "sessions",
+		[FA_RESOURCE_BUFFERS] = "buffers",
+		[FA_RESOURCE_BUFFER_BYTES] = "buffer_bytes",
+		[FA_RESOURCE_DEVICE_BYTES] = "device_bytes",
+		[FA_RESOURCE_FDS] = "fds",
 		[FA_RESOURCE_REQUESTS] = "requests",
 	};
 
