@@ -52,8 +52,11 @@ struct fa_paged_step {
 	const uint32_t *lengths_before;
 	/* [batch], or NULL for zeros: tokens before it were dropped, or are hidden. */
 	const uint32_t *first;
-	const uint32_t *table;       /* slots */
-	const uint32_t *table_start; /* [batch]: where in table the sequence's begin */
+	const uint32_t *table; /* slots */
+	/* [batch]: where in table the entry of the sequence's page 0 is or would be, modulo 2^32:
+	 * page p is table[(uint32_t)(table_start + p)]. Pages before first / page_tokens need
+	 * no entries, so a long sequence of which a window is left has a short table. */
+	const uint32_t *table_start;
 	uint32_t table_entries;
 };
 
