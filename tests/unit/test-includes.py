@@ -14,7 +14,7 @@ LAYERS = {
     "schema": ["common/"],
     "kernels": [],
     "client": ["common/", "schema/"],
-    "daemon": ["common/", "schema/", "kernels/attention.h"],
+    "daemon": ["common/", "schema/", "kernels/attention.h", "kernels/paged.h"],
     # programs and tests are not layers: they may see everything below them
     "tools": ["common/", "schema/", "client/", "kernels/attention.h"],
 }
