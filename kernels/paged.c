@@ -116,17 +116,18 @@ static int check_layer(const struct fa_paged_cache *cache, int32_t layer, char *
 	return 0;
 }
 
-/* Entries [start, start + pages of length) are in the table. */
-static int check_table(int32_t b, uint32_t start, uint32_t length, int32_t page_tokens,
-                       uint32_t entries, char *text, size_t text_bytes)
+/* The entries of the pages that tokens [first, length) lie in are in the table. */
+static int check_table(int32_t b, uint32_t start, uint32_t first, uint32_t length,
+                       int32_t page_tokens, uint32_t entries, char *text, size_t text_bytes)
 {
+	uint32_t page = first / (uint32_t)page_tokens, begin = start + page;
 	uint64_t pages = ((uint64_t)length + (uint32_t)page_tokens - 1) / (uint32_t)page_tokens;
 
-	if (start + pages > entries)
+	if (length > first && begin + (pages - page) > entries)
 		REFUSE(-EINVAL,
 		       "sequence %" PRId32 " has table entries %" PRIu32 " to %" PRIu64
 		       ", the table has %" PRIu32,
-		       b, start, start + pages, entries);
+		       b, begin, begin + (pages - page), entries);
 	return 0;
 }
 
@@ -167,8 +168,8 @@ static int check_step(const struct fa_paged_cache *cache, const struct fa_paged_
 			REFUSE(-EINVAL,
 			       "first[%" PRId32 "] %" PRIu32 " is beyond the length %" PRIu32, b,
 			       step->first[b], length);
-		r = check_table(b, step->table_start[b], length, cache->page_tokens,
-		                step->table_entries, text, text_bytes);
+		r = check_table(b, step->table_start[b], step->first ? step->first[b] : 0, length,
+		                cache->page_tokens, step->table_entries, text, text_bytes);
 		if (r < 0)
 			return r;
 	}
@@ -318,8 +319,8 @@ static int check_move(const struct fa_paged_move *p, char *text, size_t text_byt
 			REFUSE(-ENOTSUP,
 			       "token %" PRIu32 " of sequence %" PRId32 " is not below %" PRIu32,
 			       p->from[end - 1], b, FA_PAGED_LENGTH_MAX);
-		r = check_table(b, p->table_start[b], p->from[end - 1] + 1, p->cache->page_tokens,
-		                p->table_entries, text, text_bytes);
+		r = check_table(b, p->table_start[b], p->to[b], p->from[end - 1] + 1,
+		                p->cache->page_tokens, p->table_entries, text, text_bytes);
 		if (r < 0)
 			return r;
 	}

@@ -159,10 +159,10 @@ struct fa_paged_pages {
 struct fa_paged_move {
 	const struct fa_paged_cache *cache;
 	int32_t batch;
-	const uint32_t *cu_moves; /* [batch + 1] */
-	const uint32_t *from;     /* [cu_moves[batch]] */
-	const uint32_t *to;       /* [batch] */
-	const uint32_t *table, *table_start;
+	const uint32_t *cu_moves;            /* [batch + 1] */
+	const uint32_t *from;                /* [cu_moves[batch]] */
+	const uint32_t *to;                  /* [batch] */
+	const uint32_t *table, *table_start; /* as in a step */
 	uint32_t table_entries;
 };
 

@@ -19,7 +19,8 @@
 
 struct fa_cpu_job {
 	/* Token 0 of the sequence; q and out at the first query head of the group. With a
-	 * table, key j lies at k + table[j / page_tokens] * slot_bytes + its place in the page. */
+	 * table, key j lies at k + table[(uint32_t)(table_start + j / page_tokens)] * slot_bytes +
+	 * its place in the page. */
 	const char *q, *k, *v;
 	char *out;
 	float *lse;                            /* or NULL */
@@ -27,6 +28,7 @@ struct fa_cpu_job {
 	int64_t k_stride, v_stride;            /* from token to token */
 	int64_t k_stride_head, v_stride_head;
 	const uint32_t *table; /* or NULL: keys follow one another */
+	uint32_t table_start;
 	int64_t page_tokens, slot_bytes;
 	int64_t out_stride_token, out_stride_head;
 	int64_t lse_stride_token, lse_stride_head;

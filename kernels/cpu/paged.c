@@ -35,11 +35,11 @@ struct page_row {
 };
 
 static void find_row(const struct fa_paged_cache *cache, int64_t layer, const uint32_t *table,
-                     int64_t token, struct page_row *ret_row)
+                     uint32_t table_start, int64_t token, struct page_row *ret_row)
 {
 	int64_t bytes = element_bytes(cache->dtype), at = token % cache->page_tokens;
-	char *page = (char *)cache->pool +
-	             (int64_t)table[token / cache->page_tokens] * FA_PAGED_SLOT_BYTES +
+	uint32_t slot = table[table_start + (uint32_t)(token / cache->page_tokens)];
+	char *page = (char *)cache->pool + (int64_t)slot * FA_PAGED_SLOT_BYTES +
 	             layer * cache->layer_stride;
 	int64_t k_row = cache->head_dim * bytes;
 	int64_t v_row = cache->v_offset ? cache->head_dim_v * bytes : k_row;
@@ -136,7 +136,7 @@ static void append_token(const struct fa_cpu_isa *isa, const struct fa_paged_app
 	for (int32_t h = 0; h < p->cache->kv_heads; h++) {
 		struct page_row row;
 
-		find_row(p->cache, p->layer, step->table + step->table_start[b],
+		find_row(p->cache, p->layer, step->table, step->table_start[b],
 		         step->lengths_before[b] + i, &row);
 		if (p->k.data)
 			rotate(isa, p, row.k + h * row.k_stride, tensor_row(&p->k, bytes, token, h),
@@ -156,7 +156,7 @@ static void read_token(const struct fa_paged_append *p, int64_t token)
 
 	if (step->lengths_before[b] == step->lengths[b])
 		return;
-	find_row(p->cache, p->layer, step->table + step->table_start[b],
+	find_row(p->cache, p->layer, step->table, step->table_start[b],
 	         step->lengths_before[b] + token - step->cu_new[b], &row);
 	for (int32_t h = 0; h < p->cache->kv_heads; h++) {
 		if (p->k.data)
@@ -222,7 +222,6 @@ static void move_tile(const struct fa_paged_move *p, int64_t tile)
 {
 	const struct fa_paged_cache *cache = p->cache;
 	int64_t b = tile / cache->layers, layer = tile % cache->layers;
-	const uint32_t *table = p->table + p->table_start[b];
 
 	for (uint32_t i = p->cu_moves[b]; i < p->cu_moves[b + 1]; i++) {
 		int64_t target = (int64_t)p->to[b] + (i - p->cu_moves[b]);
@@ -230,8 +229,8 @@ static void move_tile(const struct fa_paged_move *p, int64_t tile)
 
 		if (p->from[i] == target)
 			continue;
-		find_row(cache, layer, table, p->from[i], &from);
-		find_row(cache, layer, table, target, &to);
+		find_row(cache, layer, p->table, p->table_start[b], p->from[i], &from);
+		find_row(cache, layer, p->table, p->table_start[b], target, &to);
 		for (int32_t h = 0; h < cache->kv_heads; h++) {
 			memcpy(to.k + h * to.k_stride, from.k + h * from.k_stride,
 			       (size_t)from.k_bytes);

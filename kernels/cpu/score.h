@@ -117,7 +117,8 @@ static inline const char *score_key_at(const struct fa_cpu_job *job, const char 
 {
 	if (!job->table)
 		return base + key * stride;
-	return base + job->table[key / job->page_tokens] * job->slot_bytes +
+	return base +
+	       job->table[job->table_start + (uint32_t)(key / job->page_tokens)] * job->slot_bytes +
 	       key % job->page_tokens * stride;
 }
 

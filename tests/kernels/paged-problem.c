@@ -45,7 +45,8 @@ static char *row_at(const struct paged_problem *problem, int32_t layer, int32_t 
                     int32_t head, int64_t offset, int64_t row_dim)
 {
 	const struct fa_paged_cache *cache = &problem->cache;
-	uint32_t slot = problem->table[problem->table_start[b] + token / cache->page_tokens];
+	uint32_t slot = problem->table[(uint32_t)(problem->table_start[b] +
+	                                          (uint32_t)(token / cache->page_tokens))];
 	int64_t row = (int64_t)head * cache->page_tokens + token % cache->page_tokens;
 
 	return (char *)cache->pool + (int64_t)slot * 256 + layer * cache->layer_stride + offset +
@@ -108,19 +109,22 @@ static void make_pool(struct paged_problem *problem)
 	}
 	problem->table = malloc((entries + 1) * sizeof(*problem->table));
 	problem->spare = malloc(SPARE * sizeof(*problem->spare));
-	problem->step.table_entries = entries;
+
 	entries = 0;
 	for (int32_t b = 0; b < spec->batch; b++) {
-		problem->table_start[b] = entries;
-		for (uint32_t i = 0; i < pages_of(problem, b) + 2; i++) {
-			bool dropped = (i + 1) * (uint32_t)spec->page_tokens <= spec->first[b];
+		uint32_t dropped = spec->first[b] / (uint32_t)spec->page_tokens;
+		/* Every second sequence has no entries for dropped pages. */
+		uint32_t missing = b % 2 ? dropped : 0;
 
-			problem->table[entries + i] = PAGED_WILD;
-			if (i < pages_of(problem, b) && !dropped)
-				problem->table[entries + i] = slots[--pages];
+		problem->table_start[b] = entries - missing;
+		for (uint32_t i = missing; i < pages_of(problem, b) + 2; i++) {
+			problem->table[entries] = PAGED_WILD;
+			if (i < pages_of(problem, b) && i >= dropped)
+				problem->table[entries] = slots[--pages];
+			entries++;
 		}
-		entries += pages_of(problem, b) + 2;
 	}
+	problem->step.table_entries = entries;
 	problem->n_spare = SPARE;
 	for (uint32_t i = 0; i < SPARE; i++)
 		problem->spare[i] = slots[--pages];

@@ -102,8 +102,13 @@ static void test_dropped(void **state)
 
 	spec.lengths[0] = 1400;
 	spec.first[0] = 1100;
-	spec.first[1] = 3;
+	spec.first[1] = 30;
 	spec.first[2] = 128;
+	spec.lengths[1] = 500;
+	spec.batch = 4;
+	spec.n_new[3] = 3;
+	spec.lengths[3] = 600;
+	spec.first[3] = 550; /* before the table's begin, modulo 2^32 */
 	for (int32_t page = 16; page <= 256; page *= 2) {
 		spec.page_tokens = page;
 		spec.causal = page != 32;
