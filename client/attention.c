@@ -96,6 +96,23 @@ static int fill_attention(struct fa_client *client, const struct fa_attention *a
 	return fill_vectors(attention, wire);
 }
 
+/* With the mutex. */
+static int check_buffers(const struct fa_attention *attention)
+{
+	int r;
+
+	r = fa_tensor_check("q", &attention->q);
+	if (r >= 0)
+		r = fa_tensor_check("k", &attention->k);
+	if (r >= 0)
+		r = fa_tensor_check("v", &attention->v);
+	if (r >= 0)
+		r = fa_tensor_check("out", &attention->out);
+	if (r >= 0 && attention->lse.buffer)
+		r = fa_tensor_check("lse", &attention->lse);
+	return r;
+}
+
 static bool room_ready(const struct fa_client *client, const struct fa_waiter *waiter)
 {
 	return client->state == FA_CLIENT_LOST || client->in_flight < client->max_requests;
@@ -174,7 +191,9 @@ int fa_attention(struct fa_client *client, const struct fa_attention *attention,
 	r = fa_client_enter_connected(client);
 	if (r < 0)
 		return r;
-	r = submit(client, &message, !ret_ticket, &value);
+	r = check_buffers(attention);
+	if (r >= 0)
+		r = submit(client, &message, !ret_ticket, &value);
 	if (r >= 0 && ret_ticket)
 		*ret_ticket = (struct fa_ticket){ .value = value,
 			                          .stream = attention->stream,

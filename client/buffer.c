@@ -1,7 +1,9 @@
 /*
- * Buffers: memory that both sides map. Each keeps its descriptor for as long as
- * it lives, so that it can be handed over again when the daemon was restarted.
+ * Buffers: memory that both sides see. What is made here or by the daemon keeps its
+ * descriptor for as long as it lives, so that it can be handed over again when the
+ * daemon was restarted. CUDA memory of the program's is in cuda-cache.c.
  */
+#include "client/cuda.h"
 #include "client/internal.h"
 
 #include "common/memfd.h"
@@ -13,11 +15,27 @@
 
 #define FLAGS_NEW (FA_BUFFER_ARENA | FA_BUFFER_READ_ONLY)
 
+/* ---- life */
+
+/* The driver is of no use in a child of fork(), where nothing is mapped either. */
+static void mapping_free(const struct fa_client *client, struct fa_cuda_mapping *mapping)
+{
+	const struct fa_cudriver *driver;
+	struct fa_error error;
+
+	if (mapping && !fa_client_forked(client) && fa_cuda_open(&error, &driver) == 0)
+		fa_cuda_unmap(driver, mapping);
+	free(mapping);
+}
+
 void fa_buffer_release(struct fa_buffer *buffer)
 {
 	if (buffer->data)
 		(void)munmap(buffer->data, buffer->bytes);
-	fa_close_fdp(&buffer->fd);
+	mapping_free(buffer->client, buffer->mapping);
+	/* Of CUDA memory others may be windows, too. */
+	if (buffer->registration && !buffer->registration->cuda)
+		fa_registration_free(buffer->registration);
 	free(buffer);
 }
 
@@ -27,54 +45,51 @@ static void releasep(struct fa_buffer **buffer)
 		fa_buffer_release(*buffer);
 }
 
-static int buffer_alloc(struct fa_client *client, uint64_t bytes, uint32_t flags,
-                        struct fa_buffer **ret_buffer)
+int fa_buffer_alloc(struct fa_client *client, uint64_t bytes, struct fa_buffer **ret_buffer)
 {
 	struct fa_buffer *buffer;
 
+	if (!client)
+		return fa_error_set(-EINVAL, "the client is NULL");
 	if (!bytes || bytes > PTRDIFF_MAX)
 		return fa_error_set(-EINVAL, "a buffer of %llu bytes is not possible",
 		                    (unsigned long long)bytes);
 	buffer = fa_new(struct fa_buffer);
 	if (!buffer)
 		return fa_error_set(-ENOMEM, "no memory for a buffer");
-	*buffer = (struct fa_buffer){ .client = client, .bytes = bytes, .fd = -1 };
+	*buffer = (struct fa_buffer){ .client = client, .bytes = bytes };
 	fa_list_init(&buffer->link);
-	if (flags & FA_BUFFER_READ_ONLY)
-		buffer->wire_flags |= FA_WIRE_BUFFER_READ_ONLY;
 	*ret_buffer = buffer;
 	return 0;
 }
 
-/* With the mutex. */
-static bool id_is_used(const struct fa_client *client, uint32_t id)
+/* One with a registration of its own. */
+static int buffer_new(struct fa_client *client, uint64_t offset, uint64_t bytes, uint32_t flags,
+                      struct fa_buffer **ret_buffer)
 {
-	struct fa_list *pos;
+	_fa_cleanup_(releasep) struct fa_buffer *buffer = NULL;
+	uint32_t wire_flags = flags & FA_BUFFER_READ_ONLY ? FA_WIRE_BUFFER_READ_ONLY : 0;
+	int r;
 
-	fa_list_for_each(pos, &client->buffers)
-		if (fa_container_of(pos, struct fa_buffer, link)->id == id)
-			return true;
-	return false;
+	r = fa_buffer_alloc(client, bytes, &buffer);
+	if (r < 0)
+		return r;
+	buffer->registration = fa_registration_new(flags & FA_BUFFER_ARENA ? FA_WIRE_BUFFER_ARENA
+	                                                                   : FA_WIRE_BUFFER_HOST_FD,
+	                                           wire_flags, offset, bytes);
+	if (!buffer->registration)
+		return fa_error_set(-ENOMEM, "no memory for a buffer");
+	*ret_buffer = fa_steal_ptr(buffer);
+	return 0;
 }
 
-static uint32_t new_id(struct fa_client *client)
-{
-	static const uint32_t wrapped = UINT32_MAX / 2;
+/* ---- mapping */
 
-	/* Ids are used once, until there are no more; searching is for then. */
-	do
-		++client->last_buffer;
-	while (!client->last_buffer ||
-	       (client->last_buffer > wrapped && id_is_used(client, client->last_buffer)));
-	if (client->last_buffer == UINT32_MAX)
-		client->last_buffer = wrapped;
-	return client->last_buffer;
-}
-
-static int buffer_map(struct fa_buffer *buffer, int protection)
+static int map_host(struct fa_buffer *buffer, int protection)
 {
-	void *data = mmap(NULL, buffer->bytes, protection, MAP_SHARED, buffer->fd,
-	                  (off_t)buffer->offset);
+	const struct fa_registration *registration = buffer->registration;
+	void *data = mmap(NULL, buffer->bytes, protection, MAP_SHARED, registration->fd,
+	                  (off_t)registration->offset);
 
 	if (data == MAP_FAILED)
 		return fa_error_set(-errno, "cannot map a buffer of %llu bytes: %m",
@@ -83,48 +98,92 @@ static int buffer_map(struct fa_buffer *buffer, int protection)
 	return 0;
 }
 
-/* Sees that what the daemon gave for an arena can be mapped, and is what was asked for. */
-static int arena_take(struct fa_buffer *buffer, int *fd)
+/* A driver's allocation of @piece_bytes on the GPU with @uuid. */
+static int map_device(struct fa_buffer *buffer, uint64_t piece_bytes, const uint64_t uuid[2])
 {
+	struct fa_registration *registration = buffer->registration;
+	_fa_cleanup_(fa_freep) struct fa_cuda_mapping *mapping = NULL;
+	const struct fa_cudriver *driver;
+	struct fa_error error;
+	int r;
+
+	if (piece_bytes < buffer->bytes)
+		return fa_error_set(-EPROTO, "the daemon's memory has %llu bytes; expected %llu",
+		                    (unsigned long long)piece_bytes,
+		                    (unsigned long long)buffer->bytes);
+	r = fa_cuda_open(&error, &driver);
+	if (r < 0)
+		return fa_error_copy(r, &error);
+	mapping = fa_new(struct fa_cuda_mapping);
+	if (!mapping)
+		return fa_error_set(-ENOMEM, "no memory for a buffer");
+	r = fa_cuda_map(driver, registration->fd, piece_bytes, uuid, &error, mapping);
+	if (r < 0)
+		return fa_error_copy(r, &error);
+	registration->piece_bytes = piece_bytes;
+	memcpy(registration->uuid, uuid, sizeof(registration->uuid));
+	buffer->device_data = mapping->at;
+	buffer->mapping = fa_steal_ptr(mapping);
+	return 0;
+}
+
+/* Sees that what the daemon gave for an arena can be mapped, and is what was asked for.
+ * From here on it is registered like memory of this side's. */
+static int arena_take(struct fa_buffer *buffer, struct fa_call *call, const uint64_t uuid[2])
+{
+	struct fa_registration *registration = buffer->registration;
 	struct fa_error why;
 	uint64_t size;
 	int r, seals;
 
-	r = fa_memfd_check(*fd, 0, buffer->bytes, &why, &size, &seals);
+	registration->fd = fa_steal_fd(&call->fd);
+	if (call->piece_bytes) {
+		registration->kind = FA_WIRE_BUFFER_CUDA_FD;
+		return map_device(buffer, call->piece_bytes, uuid);
+	}
+	registration->kind = FA_WIRE_BUFFER_HOST_FD;
+	r = fa_memfd_check(registration->fd, 0, buffer->bytes, &why, &size, &seals);
 	if (r < 0)
 		return fa_error_set(-EPROTO, "the daemon's memory is unusable: %.180s", why.text);
-	buffer->fd = fa_steal_fd(fd);
-	return buffer_map(buffer, PROT_READ | PROT_WRITE);
+	return map_host(buffer, PROT_READ | PROT_WRITE);
 }
 
-/* Registers @buffer and, when the daemon has it, puts it into the client's list. */
-static int buffer_register(struct fa_client *client, struct fa_buffer *buffer, bool arena)
+/* ---- registering */
+
+/* Registers @buffer and, when the daemon has it, puts it into the client's lists. */
+static int buffer_register(struct fa_client *client, struct fa_buffer *buffer)
 {
-	struct fa_wire_message message = {
-		.type = FA_WIRE_BUFFER_REGISTER,
-		.buffer_register = { .kind = arena ? FA_WIRE_BUFFER_ARENA : FA_WIRE_BUFFER_HOST_FD,
-		                     .flags = buffer->wire_flags,
-		                     .offset = buffer->offset,
-		                     .bytes = buffer->bytes },
-	};
+	struct fa_registration *registration = buffer->registration;
+	bool arena = registration->kind == FA_WIRE_BUFFER_ARENA;
 	struct fa_call call = { .expect = FA_WIRE_BUFFER_REPLY, .expect_fds = arena };
+	struct fa_wire_message message;
+	uint64_t uuid[2];
 	int r;
 
 	r = fa_client_enter_connected(client);
 	if (r < 0)
 		return r;
-	buffer->id = message.buffer_register.buffer = new_id(client);
-	r = fa_io_call(client, &message, &buffer->fd, arena ? 0 : 1, true, &call);
-	if (r >= 0 && arena)
-		r = arena_take(buffer, &call.fd);
+	fa_registration_name(client, registration);
+	fa_registration_message(registration, &message);
+	r = fa_io_call(client, &message, &registration->fd, arena ? 0 : 1, true, &call);
+	if (r >= 0 && arena) {
+		memcpy(uuid, client->connection.device_uuid, sizeof(uuid));
+		fa_client_leave(client);
+		r = arena_take(buffer, &call, uuid);
+		pthread_mutex_lock(&client->lock);
+		if (r < 0 && call.epoch == client->epoch)
+			fa_registration_forget(client, registration);
+	}
 	fa_close_fdp(&call.fd);
-	/* The list stands still while another thread connects again, and what it
+	/* The lists stand still while another thread connects again, and what it
 	 * connects to knows nothing of this buffer. */
 	fa_client_settle(client);
 	if (r >= 0 && call.epoch != client->epoch)
 		r = fa_client_lost_error(client);
-	if (r >= 0)
+	if (r >= 0) {
+		fa_list_append(&client->registrations, &registration->link);
 		fa_list_append(&client->buffers, &buffer->link);
+	}
 	fa_client_leave(client);
 	return r;
 }
@@ -133,26 +192,25 @@ int fa_buffer_new(struct fa_client *client, uint64_t bytes, uint32_t flags,
                   struct fa_buffer **ret_buffer)
 {
 	_fa_cleanup_(releasep) struct fa_buffer *buffer = NULL;
-	bool arena = flags & FA_BUFFER_ARENA;
 	int r;
 
 	if (!ret_buffer)
 		return fa_error_set(-EINVAL, "ret_buffer is NULL");
 	if (flags & ~FLAGS_NEW)
 		return fa_error_set(-EINVAL, "fa_buffer_new: flags has unknown bits: 0x%x", flags);
-	r = buffer_alloc(client, bytes, flags, &buffer);
+	r = buffer_new(client, 0, bytes, flags, &buffer);
 	if (r < 0)
 		return r;
-	if (!arena) {
-		r = fa_memfd_new("fad-buffer", bytes, 1, &buffer->fd);
+	if (!(flags & FA_BUFFER_ARENA)) {
+		r = fa_memfd_new("fad-buffer", bytes, 1, &buffer->registration->fd);
 		if (r < 0)
 			return fa_error_set(r, "cannot make a memfd of %llu bytes: %s",
 			                    (unsigned long long)bytes, strerror(-r));
-		r = buffer_map(buffer, PROT_READ | PROT_WRITE);
+		r = map_host(buffer, PROT_READ | PROT_WRITE);
 		if (r < 0)
 			return r;
 	}
-	r = buffer_register(client, buffer, arena);
+	r = buffer_register(client, buffer);
 	if (r < 0)
 		return r;
 	*ret_buffer = fa_steal_ptr(buffer);
@@ -181,26 +239,32 @@ int fa_buffer_import_fd(struct fa_client *client, int fd, uint64_t offset, uint6
 	if (!writable && !(flags & FA_BUFFER_READ_ONLY))
 		return fa_error_set(-EINVAL, "the memfd cannot be written; FA_BUFFER_READ_ONLY is "
 		                             "needed for it");
-	r = buffer_alloc(client, bytes, flags, &buffer);
+	r = buffer_new(client, offset, bytes, flags, &buffer);
 	if (r < 0)
 		return r;
-	buffer->offset = offset;
-	buffer->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-	if (buffer->fd < 0)
+	buffer->registration->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	if (buffer->registration->fd < 0)
 		return fa_error_set(-errno, "cannot duplicate the descriptor: %m");
-	r = buffer_map(buffer, PROT_READ | (writable ? PROT_WRITE : 0));
+	r = map_host(buffer, PROT_READ | (writable ? PROT_WRITE : 0));
 	if (r < 0)
 		return r;
-	r = buffer_register(client, buffer, false);
+	r = buffer_register(client, buffer);
 	if (r < 0)
 		return r;
 	*ret_buffer = fa_steal_ptr(buffer);
 	return 0;
 }
 
+/* ---- asking and freeing */
+
 void *fa_buffer_data(struct fa_buffer *buffer)
 {
 	return buffer ? buffer->data : NULL;
+}
+
+uint64_t fa_buffer_device_data(struct fa_buffer *buffer)
+{
+	return buffer ? buffer->device_data : 0;
 }
 
 uint64_t fa_buffer_bytes(struct fa_buffer *buffer)
@@ -210,30 +274,34 @@ uint64_t fa_buffer_bytes(struct fa_buffer *buffer)
 
 struct fa_buffer *fa_buffer_free(struct fa_buffer *buffer)
 {
-	struct fa_wire_message message = { .type = FA_WIRE_BUFFER_FREE };
 	struct fa_client *client;
 
 	if (!buffer)
 		return NULL;
 	client = buffer->client;
-	/* In a child of fork() the list may be in any state and is never used again,
+	/* In a child of fork() the lists may be in any state and are never used again,
 	 * except by fa_disconnect(), which must not meet this buffer. */
 	if (fa_client_forked(client)) {
 		if (!pthread_mutex_trylock(&client->lock)) {
 			fa_list_remove(&buffer->link);
+			if (!buffer->registration->cuda)
+				fa_list_remove(&buffer->registration->link);
 			pthread_mutex_unlock(&client->lock);
 			fa_buffer_release(buffer);
 		}
 		return NULL;
 	}
 
-	(void)fa_client_enter(client);
-	fa_client_settle(client);
-	fa_list_remove(&buffer->link);
-	message.buffer_free.buffer = buffer->id;
-	if (client->state == FA_CLIENT_CONNECTED)
-		fa_io_tell(client, &message);
-	fa_client_leave(client);
+	if (buffer->registration->cuda) {
+		fa_cuda_cache_put(client, buffer);
+	} else {
+		(void)fa_client_enter(client);
+		fa_client_settle(client);
+		fa_list_remove(&buffer->link);
+		fa_list_remove(&buffer->registration->link);
+		fa_registration_forget(client, buffer->registration);
+		fa_client_leave(client);
+	}
 	fa_buffer_release(buffer);
 	return NULL;
 }

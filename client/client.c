@@ -120,10 +120,14 @@ static int client_new(const struct fa_options *options, struct fa_client **ret_c
 	fa_list_init(&client->waiters);
 	fa_list_init(&client->calls);
 	fa_list_init(&client->buffers);
+	fa_list_init(&client->registrations);
+	fa_list_init(&client->cuda_used);
+	fa_list_init(&client->cuda_unused);
 	client->streams[0].state = FA_STREAM_OPEN;
 	atomic_init(&client->lost, true);
 	pthread_condattr_init(&client->clock);
 	pthread_condattr_setclock(&client->clock, CLOCK_MONOTONIC);
+	pthread_mutex_init(&client->importing, NULL);
 	pthread_mutex_init(&client->lock, NULL);
 	pthread_cond_init(&client->changed, &client->clock);
 	*ret_client = client;
@@ -145,6 +149,13 @@ static int client_new(const struct fa_options *options, struct fa_client **ret_c
 	return 0;
 }
 
+static void free_registrations(struct fa_list *registrations)
+{
+	while (!fa_list_empty(registrations))
+		fa_registration_free(
+			fa_container_of(registrations->next, struct fa_registration, link));
+}
+
 /* Frees what the process holds; the daemon learns of it if it was told before. */
 static struct fa_client *client_free(struct fa_client *client)
 {
@@ -160,6 +171,8 @@ static struct fa_client *client_free(struct fa_client *client)
 		fa_list_remove(&buffer->link);
 		fa_buffer_release(buffer);
 	}
+	free_registrations(&client->cuda_used);
+	free_registrations(&client->cuda_unused);
 	for (size_t i = 0; i < FA_COMPLETION_SLOTS; ++i) {
 		struct fa_result *results = client->streams[i].results;
 
@@ -314,6 +327,7 @@ struct fa_client *fa_disconnect(struct fa_client *client)
 		fa_spawn_clean(client->path);
 	pthread_cond_destroy(&client->changed);
 	pthread_mutex_destroy(&client->lock);
+	pthread_mutex_destroy(&client->importing);
 	pthread_condattr_destroy(&client->clock);
 	return client_free(client);
 }

@@ -17,6 +17,13 @@
  *   -EINVAL      an argument is wrong, the sentence says which
  *   -ENOMEM, -EMFILE, -ENFILE  no memory or descriptors in this process
  *
+ * GPUs: with a daemon that computes on an NVIDIA GPU, buffers may be memory of that
+ * GPU, too (fa_buffer_import_cuda(), FA_BUFFER_ARENA). Only these load the CUDA driver
+ * into this process. The daemon has streams of its own, which know nothing of this
+ * process's: work that fills the tensors of a request must have finished on the GPU
+ * before fa_attention() (cuStreamSynchronize(), or an event that was waited for), and
+ * what fa_wait() returned for is complete and can be read by any stream.
+ *
  * Threads: a client and all its objects may be used by any number of threads at
  * once; calls wait for one another only briefly. An object is freed by one
  * thread when no other uses it, a client when none of its objects is used. A
@@ -142,10 +149,10 @@ struct fa_info {
 	uint32_t size;
 	uint32_t protocol; /* version spoken */
 	char daemon_version[32];
-	char backend[16]; /* "cpu" */
+	char backend[16]; /* "cpu", "cuda" */
 	char device_name[64];
-	uint64_t device_uuid[2];
-	uint64_t generation; /* changes when the daemon was restarted */
+	uint64_t device_uuid[2]; /* of a GPU: the 16 bytes of its UUID, as they lie */
+	uint64_t generation;     /* changes when the daemon was restarted */
 	uint64_t session;
 	uint64_t reconnects;       /* how often this client had to connect again */
 	uint64_t max_buffers;      /* of one client */
@@ -163,16 +170,20 @@ int fa_ping(struct fa_client *client);
 
 /* ---- memory */
 
-/* The daemon makes the memory, and it is mapped here. Without it the memory is
- * made here (a memfd) and handed over, which is as fast for the CPU backend. */
+/* The daemon makes the memory, of its device's own kind, and it is mapped here: with
+ * the CPU backend host memory, with a GPU device memory (fa_buffer_device_data()).
+ * Without it the memory is made here (a memfd) and handed over, which is as fast for
+ * the CPU backend; a GPU reads it through the bus. */
 #define FA_BUFFER_ARENA (1u << 0)
 /* The daemon cannot write it; good for queries, keys and values only. */
 #define FA_BUFFER_READ_ONLY (1u << 1)
 
 /*
  * Zeroed memory that both sides see, writable here. Freed by fa_buffer_free(). Each
- * buffer holds a descriptor: many small tensors are better off in one buffer.
- *   -EDQUOT  more buffers or bytes than this user may have
+ * buffer holds a descriptor: many small tensors are better off in one buffer. An arena
+ * of a GPU is mapped for every context of this process on that GPU.
+ *   -EDQUOT          more buffers or bytes than this user may have
+ *   -ENODEV, -ENOSYS an arena of a GPU: no CUDA driver here, too old, or without that GPU
  */
 int fa_buffer_new(struct fa_client *client, uint64_t bytes, uint32_t flags,
                   struct fa_buffer **ret_buffer);
@@ -188,8 +199,43 @@ int fa_buffer_new(struct fa_client *client, uint64_t bytes, uint32_t flags,
 int fa_buffer_import_fd(struct fa_client *client, int fd, uint64_t offset, uint64_t bytes,
                         uint32_t flags, struct fa_buffer **ret_buffer);
 
-/* Where it is mapped in this process, page-aligned; lives until fa_buffer_free(). */
+/*
+ * Makes a buffer of [ptr, ptr + bytes), memory of the daemon's GPU that this process
+ * has allocated: a device pointer of cuMemAlloc() (or cudaMalloc()), or of memory of
+ * cuMemCreate() with CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, where the range may
+ * span up to 4096 allocations side by side. Nothing is copied. @flags: 0 or
+ * FA_BUFFER_READ_ONLY.
+ *
+ * The daemon gets whole allocations, once each; further buffers in the same one cost
+ * no round trip. The last 256 allocations that no buffer uses any more stay known to
+ * it. Memory of an allocation that it knows returns to the GPU only when both sides
+ * have let go: after its cuMemFree() that is with the next import or fa_buffer_free()
+ * of this client, or fa_trim(). Allocations must not be freed while buffers are in them.
+ *
+ * It uses the context that is current in this thread; if that is none, or the memory
+ * belongs to another, it makes one current for the time of the call.
+ *   -EINVAL   no CUDA memory, or not so much of it
+ *   -ENOTSUP  memory that cannot be handed over (of cuMemAllocAsync(), managed, pinned
+ *             host memory, of another GPU), a daemon without a GPU, or one that cannot
+ *             open it, as it has this process's id in another container; the sentence
+ *             names the way out
+ *   -ENODEV, -ENOSYS  no CUDA driver here, too old, or its context is lost
+ *   -EDQUOT   as above: whole allocations count
+ * After a reconnect allocations are handed over again. One that cannot be (it was
+ * freed, or the new daemon has another GPU or none) leaves its buffers good for nothing
+ * but fa_buffer_free(): fa_attention() says -ESTALE.
+ */
+int fa_buffer_import_cuda(struct fa_client *client, uint64_t ptr, uint64_t bytes, uint32_t flags,
+                          struct fa_buffer **ret_buffer);
+
+/* Lets go of the allocations that no buffer uses. */
+int fa_trim(struct fa_client *client);
+
+/* Where it is mapped in this process, page-aligned; lives until fa_buffer_free(). NULL
+ * if it is memory of a GPU. */
 void *fa_buffer_data(struct fa_buffer *buffer);
+/* Its device pointer in this process (a CUdeviceptr), if it is memory of a GPU; else 0. */
+uint64_t fa_buffer_device_data(struct fa_buffer *buffer);
 uint64_t fa_buffer_bytes(struct fa_buffer *buffer);
 
 /* Here it is unmapped at once; the daemon keeps it until work in flight on it has
@@ -280,6 +326,7 @@ struct fa_ticket {
  * Buffers must not be freed, and what is read must not be changed, before the end.
  *   -EAGAIN   with a ticket: max_requests are in flight; wait for one
  *   -ENOTSUP  no kernel covers it
+ *   -ESTALE   a buffer is memory of a GPU that was lost with a reconnect
  */
 int fa_attention(struct fa_client *client, const struct fa_attention *attention,
                  struct fa_ticket *ret_ticket);

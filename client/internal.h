@@ -32,6 +32,9 @@
 #include <sys/types.h>
 #include <sys/un.h>
 
+struct fa_cuda_mapping;
+struct fa_cuda_memory;
+
 /* Results of one stream that are remembered, and so the most requests in flight. */
 #define FA_RESULTS 4096
 
@@ -93,26 +96,55 @@ struct fa_waiter {
 struct fa_call {
 	struct fa_waiter waiter;
 	struct fa_list link; /* fa_client.calls */
-	enum fa_wire_type expect;
+	enum fa_wire_type type, expect;
 	size_t expect_fds;
+	uint64_t deadline_ns;
 	uint64_t id;
 	uint64_t bytes; /* of BufferReply and StatusReply */
-	int fd;         /* that came with the reply, owned; or -1 */
+	uint64_t piece_bytes;
+	int fd; /* that came with the reply, owned; or -1 */
 	bool done;
 	int status;
 	uint32_t epoch; /* of the connection it went over */
 	struct fa_error error;
 };
 
+/*
+ * What the daemon knows under one id. Those of memory of this side's or the daemon's
+ * belong to one buffer; those of CUDA memory of the program's cover whole allocations
+ * and are shared by the buffers that are windows of them, and kept for a while when
+ * there are none (cuda-cache.c).
+ */
+struct fa_registration {
+	struct fa_list link; /* fa_client.registrations, or .cuda_used or .cuda_unused */
+	uint32_t id;
+	enum fa_wire_buffer_kind kind; /* as it is registered again */
+	uint32_t wire_flags;
+	uint64_t offset, bytes;
+	int fd;               /* HOST_FD; CUDA_FD: of an arena, else -1 */
+	uint64_t piece_bytes; /* CUDA_FD: of the allocation that fd is */
+	uint64_t uuid[2];     /* CUDA_*: of its GPU */
+
+	struct fa_cuda_memory *cuda;          /* the program's, owned; else NULL */
+	uint8_t handle[FA_WIRE_HANDLE_BYTES]; /* CUDA_IPC */
+	unsigned int n_users;                 /* windows of cuda */
+	bool freed;                           /* cuda was seen to be */
+
+	/* 0, or why the daemon that was connected to last does not have it. */
+	int missing;
+	struct fa_error why;
+};
+
+/* A window of a registration. */
 struct fa_buffer {
 	struct fa_list link; /* fa_client.buffers; written under the client's mutex */
 	/* The rest never changes. */
 	struct fa_client *client;
-	void *data;
-	uint64_t bytes, offset;
-	uint32_t id;
-	uint32_t wire_flags;
-	int fd;
+	struct fa_registration *registration; /* owned unless it is one of cuda */
+	uint64_t offset, bytes;               /* in the registration */
+	void *data;                           /* mapped here; or NULL */
+	uint64_t device_data;                 /* the GPU's address in this process; or 0 */
+	struct fa_cuda_mapping *mapping;      /* behind device_data, if it is an arena; owned */
 };
 
 struct fa_client {
@@ -130,6 +162,9 @@ struct fa_client {
 	pthread_condattr_t clock; /* CLOCK_MONOTONIC for condition variables */
 	uint8_t *in, *out;        /* messages, FA_WIRE_BYTES_MAX each */
 
+	/* Imports and drops of CUDA memory, one at a time; taken before `lock`. Calls of the
+	 * driver are made with this one alone. */
+	pthread_mutex_t importing;
 	pthread_mutex_t lock;   /* guards all that follows */
 	pthread_cond_t changed; /* connecting ended, or outside fell to 0 on a lost connection */
 	enum fa_client_state state;
@@ -146,7 +181,7 @@ struct fa_client {
 	struct fa_error attempt_error;
 
 	unsigned int outside;
-	bool leader; /* there is one */
+	bool leader;                          /* there is one */
 	unsigned int spun_in_vain, spin_rest; /* of the leader */
 	struct fa_list waiters;
 	struct fa_list calls;
@@ -159,7 +194,10 @@ struct fa_client {
 	bool rung;    /* event_fd is readable */
 
 	struct fa_list buffers;
-	uint32_t last_buffer;
+	struct fa_list registrations;
+	/* Changed with `importing` as well, so that either is enough to read them. */
+	struct fa_list cuda_used, cuda_unused; /* the latter: least recently used first */
+	uint32_t last_registration;
 	struct fa_client_stream streams[FA_COMPLETION_SLOTS];
 };
 
@@ -233,8 +271,14 @@ int fa_io_await(struct fa_client *client, struct fa_waiter *waiter, uint64_t dea
 /* Sends a request and waits for its reply; returns its status, with the sentence set. */
 int fa_io_call(struct fa_client *client, struct fa_wire_message *message, const int *fds,
                size_t n_fds, bool again, struct fa_call *call);
-/* Sends a request whose reply does not matter; errors do not matter either. */
-void fa_io_tell(struct fa_client *client, struct fa_wire_message *message);
+/* The same in two steps, between which the mutex may be released; a call that was
+ * begun has to be ended. */
+int fa_io_call_begin(struct fa_client *client, struct fa_wire_message *message, const int *fds,
+                     size_t n_fds, bool again, struct fa_call *call);
+int fa_io_call_end(struct fa_client *client, struct fa_call *call);
+/* Sends a request whose reply does not matter, and mostly its errors neither. */
+int fa_io_tell(struct fa_client *client, struct fa_wire_message *message, const int *fds,
+               size_t n_fds);
 /* The descriptor of fa_fd() becomes readable. */
 void fa_io_ring(struct fa_client *client);
 void fa_io_outside_begin(struct fa_client *client);
@@ -254,6 +298,27 @@ int fa_result_wait(struct fa_client *client, uint32_t stream, uint64_t value, ui
 
 /* Unmaps and frees; the daemon is not told. */
 void fa_buffer_release(struct fa_buffer *buffer);
+/* -EINVAL: a buffer of that size is not possible. */
+int fa_buffer_alloc(struct fa_client *client, uint64_t bytes, struct fa_buffer **ret_buffer);
+
+/* ---- registration.c */
+
+struct fa_registration *fa_registration_new(enum fa_wire_buffer_kind kind, uint32_t wire_flags,
+                                            uint64_t offset, uint64_t bytes);
+/* Takes it out of its list, closes and frees; the daemon is not told. Takes NULL. */
+void fa_registration_free(struct fa_registration *registration);
+/* With the mutex: an id that no other registration has. */
+void fa_registration_name(struct fa_client *client, struct fa_registration *registration);
+/* The BufferRegister of one that is registered by a single message. */
+void fa_registration_message(const struct fa_registration *registration,
+                             struct fa_wire_message *ret_message);
+/* With the mutex: BufferFree, if the daemon has it. */
+void fa_registration_forget(struct fa_client *client, const struct fa_registration *registration);
+
+/* ---- cuda-cache.c */
+
+/* Lets go of a window of CUDA memory; the buffer itself is the caller's to free. */
+void fa_cuda_cache_put(struct fa_client *client, struct fa_buffer *buffer);
 
 /* ---- spawn.c; without the mutex */
 

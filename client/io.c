@@ -111,10 +111,12 @@ static void handle_reply(struct fa_client *client, const struct fa_wire_message 
 		               fa_wire_type_name(message->type), n_fds);
 		return;
 	}
-	if (message->type == FA_WIRE_BUFFER_REPLY)
+	if (message->type == FA_WIRE_BUFFER_REPLY) {
 		call->bytes = message->buffer_reply.bytes;
-	else if (message->type == FA_WIRE_STATUS_REPLY)
+		call->piece_bytes = message->buffer_reply.piece_bytes;
+	} else if (message->type == FA_WIRE_STATUS_REPLY) {
 		call->bytes = message->status_reply.bytes;
+	}
 	if (call->expect_fds && n_fds)
 		call->fd = fa_steal_fd(&fds[0]);
 	call->done = true;
@@ -440,36 +442,58 @@ static bool call_ready(const struct fa_client *client, const struct fa_waiter *w
 	return fa_container_of(waiter, const struct fa_call, waiter)->done;
 }
 
-int fa_io_call(struct fa_client *client, struct fa_wire_message *message, const int *fds,
-               size_t n_fds, bool again, struct fa_call *call)
+int fa_io_call_begin(struct fa_client *client, struct fa_wire_message *message, const int *fds,
+                     size_t n_fds, bool again, struct fa_call *call)
 {
-	uint64_t deadline = fa_deadline_ns(client->call_ns);
 	int r;
 
+	call->deadline_ns = fa_deadline_ns(client->call_ns);
 	message->id = call->id = ++client->last_id;
+	call->type = message->type;
 	call->waiter.ready = call_ready;
 	call->done = false;
 	call->status = 0;
 	call->fd = -1;
 
-	r = fa_io_post(client, message, fds, n_fds, deadline, again);
+	r = fa_io_post(client, message, fds, n_fds, call->deadline_ns, again);
 	if (r < 0)
 		return r;
 	call->epoch = client->epoch;
 	fa_list_append(&client->calls, &call->link);
-	r = fa_io_await(client, &call->waiter, deadline);
+	return 0;
+}
+
+int fa_io_call_end(struct fa_client *client, struct fa_call *call)
+{
+	int r;
+
+	r = fa_io_await(client, &call->waiter, call->deadline_ns);
 	fa_list_remove(&call->link);
 	if (r == -EAGAIN) {
 		fa_client_lose(client, -ECONNRESET, "the daemon did not answer %s in time",
-		               fa_wire_type_name(message->type));
+		               fa_wire_type_name(call->type));
 		return fa_error_copy(-ETIMEDOUT, &client->lost_error);
 	}
 	return call->status < 0 ? fa_error_copy(call->status, &call->error) : 0;
 }
 
-void fa_io_tell(struct fa_client *client, struct fa_wire_message *message)
+int fa_io_call(struct fa_client *client, struct fa_wire_message *message, const int *fds,
+               size_t n_fds, bool again, struct fa_call *call)
 {
+	int r;
+
+	r = fa_io_call_begin(client, message, fds, n_fds, again, call);
+	return r < 0 ? r : fa_io_call_end(client, call);
+}
+
+int fa_io_tell(struct fa_client *client, struct fa_wire_message *message, const int *fds,
+               size_t n_fds)
+{
+	int r;
+
 	message->id = ++client->last_id | FA_ID_DETACHED;
-	if (!fa_io_post(client, message, NULL, 0, fa_deadline_ns(client->call_ns), false))
+	r = fa_io_post(client, message, fds, n_fds, fa_deadline_ns(client->call_ns), false);
+	if (r == 0)
 		++client->detached;
+	return r;
 }

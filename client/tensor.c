@@ -107,7 +107,7 @@ int fa_tensor_view(const char *name, struct fa_client *client, const struct fa_t
 		                    name, (unsigned long long)tensor->offset, element);
 
 	*ret_view = (struct fa_wire_view){ .offset = tensor->offset,
-		                           .buffer = tensor->buffer->id,
+		                           .buffer = tensor->buffer->registration->id,
 		                           .dtype = (uint8_t)tensor->dtype,
 		                           .rank = (uint8_t)rank };
 	for (uint32_t i = 0; i < rank; ++i) {
@@ -125,5 +125,22 @@ int fa_tensor_view(const char *name, struct fa_client *client, const struct fa_t
 		if (r < 0)
 			return r;
 	}
-	return check_bounds(name, ret_view, tensor->buffer->bytes);
+	r = check_bounds(name, ret_view, tensor->buffer->bytes);
+	if (r < 0)
+		return r;
+	if (__builtin_add_overflow(ret_view->offset, tensor->buffer->offset, &ret_view->offset))
+		return fa_error_set(-EINVAL, "%s.offset is %llu, which is beyond its buffer", name,
+		                    (unsigned long long)tensor->offset);
+	return 0;
+}
+
+int fa_tensor_check(const char *name, const struct fa_tensor *tensor)
+{
+	const struct fa_registration *registration = tensor->buffer->registration;
+
+	if (!registration->missing)
+		return 0;
+	return fa_error_set(registration->missing,
+	                    "%s.buffer is lost since the daemon was restarted: %.200s", name,
+	                    registration->why.text);
 }

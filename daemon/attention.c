@@ -9,8 +9,6 @@
 #include <inttypes.h>
 #include <string.h>
 
-#define STOPPING_TEXT "the daemon is stopping and takes no new work"
-
 /* A request with all that it keeps alive. */
 struct work {
 	struct fa_request request; /* first: what the engine gives back */
@@ -101,6 +99,13 @@ static int find_buffers(struct fa_session *session, const struct fa_wire_attenti
 	return 0;
 }
 
+static int refuse_stopping(const struct fa_server *server, struct fa_error *error)
+{
+	if (server->is_lost)
+		return fa_fail(error, -ENODEV, "the device is lost: %s", server->lost_reason.text);
+	return fa_fail(error, -ESHUTDOWN, "the daemon is stopping and takes no new work");
+}
+
 static int check(struct fa_session *session, const struct fa_wire_attention *attention,
                  size_t n_fds, struct work *work, struct fa_error *error)
 {
@@ -110,7 +115,7 @@ static int check(struct fa_session *session, const struct fa_wire_attention *att
 	int r;
 
 	if (server->state != FA_SERVER_RUNNING)
-		return fa_fail(error, -ESHUTDOWN, STOPPING_TEXT);
+		return refuse_stopping(server, error);
 	if (n_fds)
 		return fa_fail(error, -EINVAL, "Attention came with %zu descriptors; expected none",
 		               n_fds);
@@ -175,7 +180,7 @@ int fa_attention_submit(struct fa_session *session, const struct fa_wire_message
 			none.status = fa_fail(&none.error, -ENOENT, "there is no stream %" PRIu32,
 			                      attention->stream);
 		else
-			none.status = fa_fail(&none.error, -ESHUTDOWN, STOPPING_TEXT);
+			none.status = refuse_stopping(server, &none.error);
 		send_completion(session, message->id, attention->stream, &none);
 		return 0;
 	}

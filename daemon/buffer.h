@@ -1,9 +1,9 @@
 /*
  * Buffers: memory that a client handed over or asked for, as the device sees it.
- * Importing and releasing run on workers; everything else, and every field, is the
- * loop thread's, but for what a worker is given from the start of its job to the
- * end. A buffer lives while somebody holds a reference: its session's table, each
- * request that uses it, the job that makes it. Its charges go when its memory has.
+ * Every field is the loop thread's, but for what a worker is given from the start of
+ * its job to the end (import.h). A buffer lives while somebody holds a reference: its
+ * session's table, each request that uses it, the registration or the job that makes
+ * it. Its charges go when its memory and its descriptors have.
  */
 #pragma once
 
@@ -12,6 +12,7 @@
 #include "daemon/closer.h"
 #include "daemon/device.h"
 #include "daemon/tenant.h"
+#include "schema/wire.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -29,12 +30,17 @@ struct fa_buffer {
 	uint32_t id;
 	uint64_t message_id;
 	uint64_t deadline_ns;
-	bool arena;
+	enum fa_wire_buffer_kind kind;
 	bool read_only;
 	uint64_t offset, bytes;
-	int fd;               /* the client's; ARENA: made with the memory */
+	int fd;               /* HOST_FD: the client's; ARENA: made with the memory */
 	uint64_t piece_bytes; /* ARENA: of the driver's allocation that fd is; 0: fd is a memfd */
-	struct fa_charge charge_fd;
+	uint8_t handle[FA_WIRE_HANDLE_BYTES]; /* CUDA_IPC */
+	uint32_t pid;                         /* CUDA_IPC: as the client sees its own; 0: unknown */
+	struct fa_device_piece *pieces;       /* CUDA_FD: [n_pieces_wanted], the client's fds */
+	size_t n_pieces, n_pieces_wanted;
+	uint64_t pieces_bytes; /* of those that have come */
+	struct fa_charge charge_fds;
 	void *owner; /* opaque */
 
 	/* What came of it. */
@@ -45,40 +51,14 @@ struct fa_buffer {
 	struct fa_list link; /* in the importer */
 };
 
-/* The jobs of one daemon; embedded in the server. */
-struct fa_importer {
-	uv_loop_t *loop;
-	const struct fa_device_ops *ops;
-	struct fa_device *device;
-	struct fa_closer *closer;
-	/* Called when a job has ended; the reference given to _start() comes back. */
-	void (*done)(struct fa_buffer *buffer);
-	/* Called when memory was released. */
-	void (*released)(struct fa_importer *importer);
-	uint64_t buffers_max; /* mappings that this process can have */
-	uint64_t n_buffers;
-
-	struct fa_list waiting; /* jobs: one of each session at most, so their order is fair */
-	unsigned int n_running;
-	struct fa_list unreferenced; /* buffers to release */
-	struct fa_list releasing;    /* the worker's, while release_running */
-	bool release_running;
-	uv_work_t release;
-};
-
-void fa_importer_init(struct fa_importer *importer, uv_loop_t *loop,
-                      const struct fa_device_ops *ops, struct fa_device *device,
-                      struct fa_closer *closer, void (*done)(struct fa_buffer *buffer),
-                      void (*released)(struct fa_importer *importer));
-
-/* Whether there are no jobs and no memory. */
-bool fa_importer_is_idle(const struct fa_importer *importer);
-
 /* One reference, no memory. -ENOMEM; -EDQUOT if the daemon has as many as it can. */
 int fa_buffer_new(struct fa_importer *importer, struct fa_error *error,
                   struct fa_buffer **ret_buffer);
 struct fa_buffer *fa_buffer_ref(struct fa_buffer *buffer);
 struct fa_buffer *fa_buffer_unref(struct fa_buffer *buffer);
 
-/* Consumes the reference until importer.done(buffer), which comes in any case. */
-void fa_importer_start(struct fa_importer *importer, struct fa_buffer *buffer);
+/* Gives the client's descriptors, and what is charged for them, to the closer. */
+void fa_buffer_close_fds(struct fa_buffer *buffer);
+
+/* The end of one that has no memory and no references; the importer's. */
+void fa_buffer_destroy(struct fa_buffer *buffer);

@@ -22,7 +22,7 @@ struct entry {
 	struct fa_tenant *tenant; /* may be NULL */
 	struct fa_charge charge;
 	bool connection;
-	bool rejected;
+	bool rejected, stranger; /* counted as such */
 	size_t n_fds;
 	int fds[];
 };
@@ -34,6 +34,7 @@ struct fa_closer {
 	void (*notify)(void *userdata); /* NULL: nobody is there any more */
 	void *userdata;
 	struct fa_closer_lane strangers; /* of those without a tenant */
+	unsigned int n_strangers;        /* the loop thread's */
 	struct fa_list ready;            /* lanes with entries and without a thread */
 	struct fa_list closed;
 	unsigned int n_ready, n_threads, n_idle;
@@ -225,7 +226,8 @@ struct fa_closer *fa_closer_free(struct fa_closer *closer)
 
 static void enqueue(struct fa_closer *closer, struct entry *entry)
 {
-	struct fa_closer_lane *lane = entry->tenant ? &entry->tenant->lane : &closer->strangers;
+	struct fa_closer_lane *lane = entry->tenant ? fa_tenant_lane(entry->tenant)
+	                                            : &closer->strangers;
 
 	pthread_mutex_lock(&closer->mutex);
 	if (!lane->started) {
@@ -273,7 +275,7 @@ void fa_closer_take(struct fa_closer *closer, struct fa_tenant *tenant, int *fds
 	entry = entry_new(tenant, fds, n_fds, NULL);
 	if (entry) {
 		entry->rejected = true;
-		tenant->n_rejected += entry->n_fds;
+		fa_tenant_lane(tenant)->n_rejected += entry->n_fds;
 		enqueue(closer, entry);
 		for (size_t i = 0; i < n_fds; ++i)
 			fds[i] = -1;
@@ -290,6 +292,8 @@ static void take_one(struct fa_closer *closer, struct fa_tenant *tenant, int fd,
 
 	if (entry) {
 		entry->connection = connection;
+		entry->stranger = !entry->charge.tenant;
+		closer->n_strangers += entry->stranger;
 		enqueue(closer, entry);
 	} else {
 		close(fd);
@@ -318,6 +322,11 @@ void fa_closer_hang_up(struct fa_closer *closer, struct fa_tenant *tenant, int f
 		fa_charge_release(charge);
 }
 
+bool fa_closer_is_full(const struct fa_closer *closer)
+{
+	return closer->n_strangers >= FA_CLOSER_STRANGERS_MAX;
+}
+
 bool fa_closer_settle(struct fa_closer *closer)
 {
 	struct fa_list closed = FA_LIST_INIT(closed);
@@ -331,11 +340,13 @@ bool fa_closer_settle(struct fa_closer *closer)
 		struct entry *entry = fa_container_of(pos, struct entry, link);
 
 		if (entry->rejected) {
-			bool over = entry->tenant->n_rejected > FA_CLOSER_REJECTED_MAX;
+			struct fa_closer_lane *lane = fa_tenant_lane(entry->tenant);
+			bool over = lane->n_rejected > FA_CLOSER_REJECTED_MAX;
 
-			entry->tenant->n_rejected -= entry->n_fds;
-			again |= over && entry->tenant->n_rejected <= FA_CLOSER_REJECTED_MAX;
+			lane->n_rejected -= entry->n_fds;
+			again |= over && lane->n_rejected <= FA_CLOSER_REJECTED_MAX;
 		}
+		closer->n_strangers -= entry->stranger;
 		fa_charge_release(&entry->charge);
 		fa_tenant_unref(entry->tenant);
 		free(entry);

@@ -2,10 +2,13 @@
  * Closes descriptors that clients sent, and clients' connections, which may hold
  * more of them unread. close() of a file on some filesystems, or of a connection that
  * lingers, waits for somebody else, which may be the client, and may be for ever: so
- * threads that do nothing else close what may be anything. Each tenant has a lane of
- * its own, of which one descriptor is being closed at a time; a tenant thus holds up
- * nobody but itself. What is given back for a closed descriptor is given back by the
- * loop thread, as everything here is called by it.
+ * threads that do nothing else close what may be anything. Each user (root: each
+ * tenant) has a lane of its own, of which one descriptor is being closed at a time; a
+ * user thus holds up nobody but itself. What is given back for a closed descriptor is
+ * given back by the loop thread, as everything here is called by it.
+ *
+ * Nothing piles up without bound: what was charged stays charged until it is closed;
+ * what is rejected is counted, and so are connections that were never let in.
  */
 #pragma once
 
@@ -13,6 +16,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 struct fa_charge;
 struct fa_closer;
@@ -21,12 +25,19 @@ struct fa_tenant;
 /* Descriptors that a tenant may have rejected and not closed; who sends more waits. */
 #define FA_CLOSER_REJECTED_MAX 64
 
-/* A tenant's; zeroed at first. Its fields are the closer's, under its mutex. */
+/* Connections that nobody was charged for and that are not closed; while there are so
+ * many, no others should be accepted. */
+#define FA_CLOSER_STRANGERS_MAX 128
+
+/* A user's or tenant's; zeroed at first. */
 struct fa_closer_lane {
+	/* The closer's, under its mutex. */
 	struct fa_list link;    /* closer.ready */
 	struct fa_list entries; /* oldest first */
 	bool started;           /* the lists are initialised */
 	bool busy;              /* in closer.ready, or at a thread */
+	/* The loop thread's. */
+	uint64_t n_rejected; /* descriptors among them that nobody wanted */
 };
 
 /* @notify is called by any thread when something was closed. */
@@ -43,6 +54,9 @@ void fa_closer_take(struct fa_closer *closer, struct fa_tenant *tenant, int *fds
 /* Consumes one descriptor and its charge, which is released when it is closed. */
 void fa_closer_take_charged(struct fa_closer *closer, struct fa_tenant *tenant, int fd,
                             struct fa_charge *charge);
+
+/* Whether FA_CLOSER_STRANGERS_MAX is reached. */
+bool fa_closer_is_full(const struct fa_closer *closer);
 
 /*
  * Ends a connection so that the client sees what was sent, and then its end, at once,

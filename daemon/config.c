@@ -36,6 +36,7 @@ static const struct limit_field limit_fields[] = {
 	TENANT_LIMIT("buffer_bytes", FA_RESOURCE_BUFFER_BYTES, INT64_MAX),
 	TENANT_LIMIT("fds", FA_RESOURCE_FDS, 1u << 30),
 	TENANT_LIMIT("requests", FA_RESOURCE_REQUESTS, 1u << 30),
+	LIMIT(uid_factor, 1, 1u << 20),
 	LIMIT(session_buffers, 0, 1u << 20),
 	LIMIT(session_streams, 1, 64),
 	LIMIT(session_requests, 1, 1u << 20),
@@ -64,6 +65,7 @@ int fa_config_init(struct fa_config *ret_config)
 				[FA_RESOURCE_FDS] = 4096,
 				[FA_RESOURCE_REQUESTS] = 16384,
 			},
+			.uid_factor = 4,
 			.session_buffers = 4096,
 			.session_streams = 64,
 			.session_requests = 1024,
@@ -79,6 +81,7 @@ void fa_config_deinit(struct fa_config *config)
 	free(config->socket);
 	free(config->group);
 	free(config->backend);
+	free(config->device);
 	*config = (struct fa_config){};
 }
 
@@ -199,6 +202,8 @@ static int set_daemon(struct fa_config *config, const char *name, const char *va
 		return set_string(value, &config->group);
 	if (!strcmp(name, "backend"))
 		return set_string(*value ? value : "auto", &config->backend);
+	if (!strcmp(name, "device"))
+		return set_string(value, &config->device);
 	if (!strcmp(name, "threads")) {
 		r = set_number(name, value, 0, THREADS_MAX, &number, error);
 		if (!r)

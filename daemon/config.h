@@ -17,7 +17,8 @@ struct fa_config {
 	char *socket; /* NULL: the usual place */
 	mode_t mode;
 	char *group;      /* NULL: the process's */
-	char *backend;    /* "auto", "cpu" */
+	char *backend;    /* "auto", "cpu", "cuda" */
+	char *device;     /* ordinal or GPU-... UUID; NULL: the backend's choice */
 	unsigned threads; /* 0: one a processor */
 	enum fa_log_target log;
 	enum fa_log_level log_level;

@@ -5,6 +5,7 @@
 #include <string.h>
 
 const struct fa_device_ops *const fa_device_backends[] = {
+	&fa_device_cuda,
 	&fa_device_cpu,
 	NULL,
 };
@@ -13,19 +14,29 @@ int fa_device_open(const char *name, const struct fa_device_config *config, stru
                    const struct fa_device_ops **ret_ops, struct fa_device **ret_device)
 {
 	bool any = !name || strcmp(name, "auto") == 0;
+	struct fa_error why, passed_over = { "" };
 	const struct fa_device_ops *const *ops;
 	int r = -ENOENT;
 
 	for (ops = fa_device_backends; *ops; ops++) {
 		if (!any && strcmp(name, (*ops)->name) != 0)
 			continue;
-		r = (*ops)->open(config, error, ret_device);
+		/* Who named a GPU does not want a processor. */
+		if (any && config->device && *ops == &fa_device_cpu)
+			continue;
+		why.text[0] = 0;
+		r = (*ops)->open(config, &why, ret_device);
 		if (r == 0) {
+			if (error)
+				*error = passed_over;
 			*ret_ops = *ops;
 			return 0;
 		}
+		passed_over = why;
 	}
 	if (r == -ENOENT && !any)
 		return fa_fail(error, r, "there is no backend called \"%s\"", name);
+	if (error)
+		*error = passed_over;
 	return r;
 }

@@ -171,11 +171,13 @@ struct fa_device_ops {
 /* All backends of this build, best first, ended by NULL. */
 extern const struct fa_device_ops *const fa_device_backends[];
 
+extern const struct fa_device_ops fa_device_cuda;
 extern const struct fa_device_ops fa_device_cpu;
 
 /*
- * Opens the backend called @name, or with NULL or "auto" the best that works.
- * @error gets the reason why a better one was passed over, or why none opened.
+ * Opens the backend called @name, or with NULL or "auto" the best that works, which
+ * is none but a GPU's if config->device names one. @error gets the reason why a
+ * better one was passed over (empty if none was), or why none opened.
  */
 int fa_device_open(const char *name, const struct fa_device_config *config, struct fa_error *error,
                    const struct fa_device_ops **ret_ops, struct fa_device **ret_device);

@@ -433,6 +433,7 @@ static void cpu_describe(struct fa_device *device, struct fa_device_info *ret_in
 	describe_model(info.name, sizeof(info.name) - strlen(isa) - 3);
 	used = strlen(info.name);
 	snprintf(info.name + used, sizeof(info.name) - used, used ? " (%s)" : "%s", isa);
+	snprintf(info.details, sizeof(info.details), "%u threads", device->n_workers);
 	describe_uuid(info.uuid);
 	*ret_info = info;
 }

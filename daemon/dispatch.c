@@ -5,6 +5,7 @@
 #include "common/memfd.h"
 #include "daemon/attention.h"
 #include "daemon/drain.h"
+#include "daemon/registration.h"
 #include "daemon/server.h"
 #include "daemon/status.h"
 #include "daemon/text.h"
@@ -152,139 +153,19 @@ static int handle_ping(struct call *call, struct fa_error *error)
 
 /* ---- buffers */
 
-static int check_register(struct call *call, struct fa_error *error)
-{
-	const struct fa_wire_buffer_register *request = &call->message->buffer_register;
-	struct fa_session *session = call->session;
-	uint64_t max = session->server->config.limits.session_buffers;
-
-	if (session->server->state != FA_SERVER_RUNNING)
-		return fa_fail(error, -ESHUTDOWN, "the daemon is stopping");
-	if (!request->buffer)
-		return fa_fail(error, -EINVAL, "buffer is 0; expected an id of at least 1");
-	if (fa_table_find(&session->buffers, request->buffer))
-		return fa_fail(error, -EEXIST, "buffer %" PRIu32 " is registered already",
-		               request->buffer);
-	if (request->kind != FA_WIRE_BUFFER_HOST_FD && request->kind != FA_WIRE_BUFFER_ARENA)
-		return fa_fail(error, -ENOTSUP,
-		               "kind %u is not supported; expected HOST_FD (%d) or ARENA (%d)",
-		               request->kind, FA_WIRE_BUFFER_HOST_FD, FA_WIRE_BUFFER_ARENA);
-	if (request->flags & ~FA_WIRE_BUFFER_READ_ONLY)
-		return fa_fail(error, -ENOTSUP,
-		               "flags %#" PRIx32
-		               " are not supported; expected none but %#x, READ_ONLY",
-		               request->flags, FA_WIRE_BUFFER_READ_ONLY);
-	if (!request->bytes)
-		return fa_fail(error, -EINVAL, "bytes is 0; expected at least 1");
-	if (request->kind == FA_WIRE_BUFFER_HOST_FD && call->n_fds != 1)
-		return fa_fail(error, -EINVAL,
-		               "kind HOST_FD came without a descriptor; expected a memfd");
-	if (request->kind == FA_WIRE_BUFFER_ARENA && call->n_fds)
-		return fa_fail(error, -EINVAL, "kind ARENA came with a descriptor; expected none");
-	if (request->kind == FA_WIRE_BUFFER_ARENA && request->offset)
-		return fa_fail(error, -EINVAL, "offset is %" PRIu64 "; expected 0 with kind ARENA",
-		               request->offset);
-	if (session->buffers.n_used >= max)
-		return fa_fail(error, -EDQUOT,
-		               "1 more would exceed the limit session_buffers, which is %" PRIu64
-		               " for a session",
-		               max);
-	return 0;
-}
-
 static int handle_buffer_register(struct call *call, struct fa_error *error)
 {
-	const struct fa_wire_buffer_register *request = &call->message->buffer_register;
-	struct fa_session *session = call->session;
-	struct fa_buffer *buffer = NULL;
-	int r;
-
-	r = check_register(call, error);
-	if (r < 0)
-		return r;
-	r = fa_buffer_new(&session->server->importer, error, &buffer);
-	if (r < 0)
-		return r == -ENOMEM ? fa_fail(error, r, "the daemon has no memory for a buffer")
-		                    : r;
-	buffer->id = request->buffer;
-	buffer->message_id = call->message->id;
-	buffer->deadline_ns = call->message->timeout_ns ? fa_deadline_ns(call->message->timeout_ns)
-	                                                : FA_NS_NEVER;
-	buffer->arena = request->kind == FA_WIRE_BUFFER_ARENA;
-	buffer->read_only = request->flags & FA_WIRE_BUFFER_READ_ONLY;
-	buffer->offset = request->offset;
-	buffer->bytes = request->bytes;
-	buffer->owner = session;
-	r = fa_charge_add(&buffer->charge_count, session->tenant, FA_RESOURCE_BUFFERS, 1, error);
-	if (r == 0)
-		r = fa_charge_add(&buffer->charge_bytes, session->tenant, FA_RESOURCE_BUFFER_BYTES,
-		                  request->bytes, error);
-	if (r == 0)
-		r = fa_session_charge_fd(session, &buffer->charge_fd, error);
-	if (r < 0) {
-		fa_buffer_unref(buffer);
-		return r;
-	}
-	if (call->n_fds)
-		buffer->fd = fa_steal_fd(&call->fds[0]);
-	session->import = buffer;
-	fa_session_ref(session); /* until the import is done */
-	fa_session_pause(session, FA_PAUSE_IMPORT);
-	fa_importer_start(&session->server->importer, buffer);
-	return 0;
+	return fa_registration_start(call->session, call->message, call->fds, call->n_fds, error);
 }
 
-void fa_dispatch_imported(struct fa_buffer *buffer)
+static int handle_buffer_pieces(struct call *call, struct fa_error *error)
 {
-	struct fa_session *session = buffer->owner;
-	struct fa_wire_message reply;
-	int fd = -1;
-
-	session->import = NULL;
-	buffer->owner = NULL;
-	if (session->state != FA_SESSION_CLOSING && buffer->status == 0) {
-		buffer->status = fa_table_add(&session->buffers, buffer->id, buffer);
-		if (buffer->status < 0)
-			fa_fail(&buffer->error, buffer->status,
-			        "the daemon has no memory for the buffer's id");
-	}
-	if (session->state == FA_SESSION_CLOSING) {
-		fa_buffer_unref(buffer);
-	} else if (buffer->status < 0) {
-		fa_session_reply(session, buffer->message_id, buffer->status, buffer->error.text);
-		fa_buffer_unref(buffer);
-	} else {
-		/* The reference is the table's now. */
-		session->buffer_bytes += buffer->bytes;
-		if (buffer->arena)
-			fd = fa_steal_fd(&buffer->fd);
-		reply = (struct fa_wire_message){
-			.id = buffer->message_id,
-			.fds = fd >= 0,
-			.type = FA_WIRE_BUFFER_REPLY,
-			.buffer_reply = { .buffer = buffer->id,
-			                  .bytes = buffer->bytes,
-			                  .piece_bytes = buffer->piece_bytes },
-		};
-		fa_session_send(session, &reply, fd, &buffer->charge_fd);
-	}
-	fa_session_resume(session, FA_PAUSE_IMPORT);
-	fa_drain_advance(session->server);
-	fa_session_unref(session);
+	return fa_registration_pieces(call->session, call->message, call->fds, call->n_fds, error);
 }
 
 static int handle_buffer_free(struct call *call, struct fa_error *error)
 {
-	uint32_t id = call->message->buffer_free.buffer;
-	struct fa_session *session = call->session;
-	struct fa_buffer *buffer = fa_table_remove(&session->buffers, id);
-
-	if (!buffer)
-		return fa_fail(error, -ENOENT, "buffer %" PRIu32 " is not registered", id);
-	session->buffer_bytes -= buffer->bytes;
-	fa_buffer_unref(buffer);
-	fa_session_reply(session, call->message->id, 0, NULL);
-	return 0;
+	return fa_registration_free(call->session, call->message, error);
 }
 
 /* ---- streams */
@@ -413,7 +294,8 @@ static int handle_drain(struct call *call, struct fa_error *error)
 static const struct method methods[_FA_WIRE_TYPE_N] = {
 	[FA_WIRE_HELLO] = { "Hello", true, 0, false, handle_hello },
 	[FA_WIRE_PING] = { "Ping", false, 0, false, handle_ping },
-	[FA_WIRE_BUFFER_REGISTER] = { "BufferRegister", false, 1, false, handle_buffer_register },
+	[FA_WIRE_BUFFER_REGISTER] = { "BufferRegister", false, FA_WIRE_FDS_MAX, false,
+	                              handle_buffer_register },
 	[FA_WIRE_BUFFER_FREE] = { "BufferFree", false, 0, true, handle_buffer_free },
 	[FA_WIRE_STREAM_CREATE] = { "StreamCreate", false, 0, false, handle_stream_create },
 	[FA_WIRE_STREAM_FREE] = { "StreamFree", false, 0, false, handle_stream_free },
@@ -422,6 +304,8 @@ static const struct method methods[_FA_WIRE_TYPE_N] = {
 	[FA_WIRE_CANCEL] = { "Cancel", false, 0, false, handle_cancel },
 	[FA_WIRE_STATUS] = { "Status", false, 0, false, handle_status },
 	[FA_WIRE_DRAIN] = { "Drain", false, 0, false, handle_drain },
+	[FA_WIRE_BUFFER_PIECES] = { "BufferPieces", false, FA_WIRE_FDS_MAX, true,
+	                            handle_buffer_pieces },
 };
 
 static bool is_fatal(int status)

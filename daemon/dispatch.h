@@ -17,8 +17,5 @@
 bool fa_dispatch(struct fa_session *session, const void *bytes, size_t length, int *fds,
                  size_t n_fds);
 
-/* The importer's done(): answers the BufferRegister. */
-void fa_dispatch_imported(struct fa_buffer *buffer);
-
 /* Answers a request that came back from the engine, and frees it. */
 void fa_dispatch_finished(struct fa_request *request);

@@ -1,12 +1,15 @@
 #include "daemon/drain.h"
 
 #include "daemon/attention.h"
+#include "daemon/registration.h"
 #include "daemon/session.h"
 
 #include <errno.h>
 
 /* From the cancellation of what is in flight until nothing more is read. */
 #define CANCEL_MS 1000
+/* The drain timeout when the device is lost: nothing is computed any more. */
+#define LOST_MS 1000
 /* For clients that do not read their last answers. */
 #define FLUSH_MS 500
 
@@ -86,10 +89,15 @@ static void close_sessions(struct fa_server *server, bool strangers_only)
 
 static void stop_listening(struct fa_server *server)
 {
+	struct fa_list *pos;
+
 	server->state = FA_SERVER_DRAINING;
 	fa_server_close_listener(server);
 	server->draining(server->userdata);
 	close_sessions(server, true);
+	fa_list_for_each(pos, &server->sessions)
+		fa_registration_abort(fa_container_of(pos, struct fa_session, link), -ESHUTDOWN,
+		                      "the daemon is stopping");
 }
 
 void fa_drain_start(struct fa_server *server)
@@ -99,6 +107,16 @@ void fa_drain_start(struct fa_server *server)
 	fa_log(FA_LOG_INFO, "stopping; %u requests in flight", server->n_requests);
 	stop_listening(server);
 	uv_timer_start(&server->drain_timer, on_drain_timeout, server->config.drain_timeout_ms, 0);
+	fa_drain_advance(server);
+}
+
+void fa_drain_lost(struct fa_server *server)
+{
+	if (server->state > FA_SERVER_DRAINING)
+		return;
+	if (server->state == FA_SERVER_RUNNING)
+		stop_listening(server);
+	uv_timer_start(&server->drain_timer, on_drain_timeout, LOST_MS, 0);
 	fa_drain_advance(server);
 }
 

@@ -56,6 +56,16 @@ static void receive(struct fa_engine *engine)
 	}
 }
 
+/* What waits is ended by launch(), in its turn. */
+static void look_after_device(struct fa_engine *engine)
+{
+	if (engine->lost || !engine->ops->health ||
+	    engine->ops->health(engine->device, &engine->lost_reason) == 0)
+		return;
+	atomic_store_explicit(&engine->lost, true, memory_order_release);
+	engine->notify(engine->userdata);
+}
+
 static void reap(struct fa_engine *engine)
 {
 	struct fa_request *request;
@@ -63,6 +73,7 @@ static void reap(struct fa_engine *engine)
 
 	fa_list_init(&works);
 	engine->ops->reap(engine->device, &works);
+	look_after_device(engine);
 	if (engine->polled && !fa_list_empty(&works))
 		fa_waiter_came(&engine->waiter);
 	while (!fa_list_empty(&works)) {
@@ -241,6 +252,14 @@ struct fa_engine *fa_engine_free(struct fa_engine *engine)
 	pthread_mutex_destroy(&engine->mutex);
 	free(engine);
 	return NULL;
+}
+
+bool fa_engine_lost(struct fa_engine *engine, struct fa_error *ret_reason)
+{
+	if (!atomic_load_explicit(&engine->lost, memory_order_acquire))
+		return false;
+	*ret_reason = engine->lost_reason;
+	return true;
 }
 
 void fa_engine_wake(void *userdata)

@@ -62,8 +62,8 @@ struct fa_request {
 /*
  * @notify is called on the engine thread when fa_engine_take() has something after
  * it had nothing (uv_async_send): who is notified takes until there is nothing, or
- * remembers to come back. Not called any more once fa_engine_free() returned. The
- * device's notify must be wired to fa_engine_wake.
+ * remembers to come back; and when the device is lost. Not called any more once
+ * fa_engine_free() returned. The device's notify must be wired to fa_engine_wake.
  */
 int fa_engine_new(const struct fa_device_ops *ops, void (*notify)(void *userdata), void *userdata,
                   struct fa_engine **ret_engine);
@@ -75,6 +75,13 @@ int fa_engine_start(struct fa_engine *engine, struct fa_device *device);
 /* Stops the thread. Every stream was closed and taken before. The device, which
  * may still call fa_engine_wake() until then, is idle. Takes NULL. */
 struct fa_engine *fa_engine_free(struct fa_engine *engine);
+
+/*
+ * Whether the device is lost, and then why. From that moment on every request ends
+ * with -ENODEV, whether it waits, runs (as soon as the device lets go of it) or is
+ * submitted later. Any thread.
+ */
+bool fa_engine_lost(struct fa_engine *engine, struct fa_error *ret_reason);
 
 /* Wakes the engine thread; any thread. @engine is a struct fa_engine. */
 void fa_engine_wake(void *engine);

@@ -90,6 +90,10 @@ struct fa_engine {
 	struct fa_deadlines deadlines;
 	unsigned int n_running; /* requests that the device has */
 
+	/* Written by the engine thread, once: the reason, and then that there is one. */
+	struct fa_error lost_reason;
+	atomic_bool lost;
+
 	struct {
 		_Atomic uint64_t submitted, finished, launched, cancelled, failed, busy_ns;
 	} stats;

@@ -206,6 +206,24 @@ int fa_listener_take(int fd, bool unlink_path, struct fa_error *error,
 	return 0;
 }
 
+int fa_listener_retake(int fd, struct fa_error *error, struct fa_listener *ret_listener)
+{
+	struct fa_listener listener;
+	int r;
+
+	r = fa_listener_take(fd, true, error, &listener);
+	if (r < 0)
+		return r;
+	listener.owns_dir = false;
+	if (!listener.owns_path)
+		return fa_fail(error, -ESTALE, "the path %s of the socket has gone", listener.path);
+	r = lock_path(listener.path, error, &listener.lock_fd);
+	if (r < 0)
+		return r;
+	*ret_listener = listener;
+	return 0;
+}
+
 void fa_listener_close(struct fa_listener *listener)
 {
 	char name[PATH_MAX], dir[PATH_MAX];

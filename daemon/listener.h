@@ -41,5 +41,11 @@ int fa_listener_open(const struct fa_config *config, struct fa_error *error,
 int fa_listener_take(int fd, bool unlink_path, struct fa_error *error,
                      struct fa_listener *ret_listener);
 
+/*
+ * Takes one back that fa_listener_open() made in a process that died since: its path is
+ * ours again. Consumes @fd if it succeeds. -ESTALE: the path has gone.
+ */
+int fa_listener_retake(int fd, struct fa_error *error, struct fa_listener *ret_listener);
+
 /* Stops listening and removes the path. */
 void fa_listener_close(struct fa_listener *listener);

@@ -6,8 +6,10 @@
 #include "common/clock.h"
 #include "daemon/config.h"
 #include "daemon/drain.h"
+#include "daemon/keeper.h"
 #include "daemon/log.h"
 #include "daemon/server.h"
+#include "daemon/supervise.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -18,10 +20,13 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sysexits.h>
 #include <systemd/sd-daemon.h>
 
 /* How often the same signal may come until nothing is waited for. */
 #define PATIENCE_SIGNALS 3
+/* How long the way out may take once the device is lost: its driver may hang. */
+#define PATIENCE_LOST_S 5
 
 struct override {
 	const char *name, *value;
@@ -33,7 +38,7 @@ struct options {
 	struct override overrides[8];
 	unsigned int n_overrides;
 	int listen_fd, ready_fd;
-	bool exit_when_idle, check_config;
+	bool exit_when_idle, check_config, supervise;
 };
 
 struct program {
@@ -42,6 +47,7 @@ struct program {
 	uv_signal_t signals[3];
 	unsigned int n_asked;
 	struct fa_server *server;
+	struct fa_keeper keeper;
 };
 
 static const char usage[] =
@@ -52,8 +58,10 @@ static const char usage[] =
 	"  --socket PATH          listen at PATH\n"
 	"  --listen-fd N          serve the listening socket that is descriptor N, and remove\n"
 	"                         its path at the end\n"
+	"  --supervise            start fad as a child, and again when it dies\n"
 	"  --exit-when-idle       exit when the last client has gone\n"
-	"  --backend NAME         cpu, or auto for the best that works\n"
+	"  --backend NAME         cuda, cpu, or auto for the best that works\n"
+	"  --device GPU           serve this GPU, by its number or GPU-... UUID, and none else\n"
 	"  --threads N            threads of the CPU backend; 0: one a processor\n"
 	"  --log TARGET           stderr or journal\n"
 	"  --log-level LEVEL      error, warning, info or debug\n"
@@ -63,7 +71,8 @@ static const char usage[] =
 	"  --version, --help\n"
 	"\n"
 	"SIGTERM and SIGINT finish what is in flight and exit, a second one exits at once;\n"
-	"SIGHUP reads the configuration again.\n";
+	"SIGHUP reads the configuration again. Exit status 75 says that the device was lost\n"
+	"and that a new start may find it again.\n";
 
 /* ---- options */
 
@@ -88,6 +97,7 @@ static int parse_options(int argc, char **argv, struct options *ret_options)
 		LISTEN_FD,
 		READY_FD,
 		EXIT_WHEN_IDLE,
+		SUPERVISE,
 		CHECK_CONFIG,
 		VERSION,
 		HELP,
@@ -98,6 +108,7 @@ static int parse_options(int argc, char **argv, struct options *ret_options)
 		{ "listen-fd", required_argument, NULL, LISTEN_FD },
 		{ "ready-fd", required_argument, NULL, READY_FD },
 		{ "exit-when-idle", no_argument, NULL, EXIT_WHEN_IDLE },
+		{ "supervise", no_argument, NULL, SUPERVISE },
 		{ "check-config", no_argument, NULL, CHECK_CONFIG },
 		{ "version", no_argument, NULL, VERSION },
 		{ "help", no_argument, NULL, HELP },
@@ -108,10 +119,11 @@ static int parse_options(int argc, char **argv, struct options *ret_options)
 		{ "log", required_argument, NULL, SET + 3 },
 		{ "log-level", required_argument, NULL, SET + 4 },
 		{ "drain-timeout-ms", required_argument, NULL, SET + 5 },
+		{ "device", required_argument, NULL, SET + 6 },
 		{ NULL, 0, NULL, 0 },
 	};
-	static const char *const overridden[] = { "socket", "backend",   "threads",
-		                                  "log",    "log_level", "drain_timeout_ms" };
+	static const char *const overridden[] = { "socket",    "backend",          "threads", "log",
+		                                  "log_level", "drain_timeout_ms", "device" };
 	struct options options = { .listen_fd = -1, .ready_fd = -1 };
 	const char *values[sizeof(overridden) / sizeof(*overridden)] = { NULL };
 	int option;
@@ -132,6 +144,9 @@ static int parse_options(int argc, char **argv, struct options *ret_options)
 		case EXIT_WHEN_IDLE:
 			options.exit_when_idle = true;
 			break;
+		case SUPERVISE:
+			options.supervise = true;
+			break;
 		case CHECK_CONFIG:
 			options.check_config = true;
 			break;
@@ -149,6 +164,10 @@ static int parse_options(int argc, char **argv, struct options *ret_options)
 	}
 	if (optind < argc) {
 		fa_log(FA_LOG_ERROR, "unknown argument \"%s\"; see fad --help", argv[optind]);
+		return -EINVAL;
+	}
+	if (options.supervise && options.listen_fd >= 0) {
+		fa_log(FA_LOG_ERROR, "--supervise does not go with --listen-fd");
 		return -EINVAL;
 	}
 	for (size_t i = 0; i < sizeof(values) / sizeof(*values); ++i)
@@ -208,15 +227,50 @@ static void raise_fd_limit(void)
 }
 
 /* The socket that systemd hands over, or -1. */
-static int activation_fd(void)
+static int activation_fd(struct fa_keeper *keeper)
 {
-	int n = sd_listen_fds(1);
+	int fd = fa_keeper_take(keeper, NULL), more;
+	unsigned int n = 1;
 
-	for (int i = 1; i < n; ++i)
-		close(SD_LISTEN_FDS_START + i);
+	while (fd >= 0 && (more = fa_keeper_take(keeper, NULL)) >= 0) {
+		close(more);
+		++n;
+	}
 	if (n > 1)
-		fa_log(FA_LOG_WARNING, "%d sockets were handed over; only the first is served", n);
-	return n > 0 ? SD_LISTEN_FDS_START : -1;
+		fa_log(FA_LOG_WARNING, "%u sockets were handed over; only the first is served", n);
+	return fd;
+}
+
+/* Makes the server on the socket that it is given, has had, or makes itself. */
+static int make_server(struct program *program, struct fa_server_options *options,
+                       struct fa_error *error)
+{
+	struct fa_keeper *keeper = &program->keeper;
+	int r;
+
+	if (options->listen_fd < 0)
+		options->listen_fd = activation_fd(keeper);
+	if (options->listen_fd >= 0)
+		return fa_server_new(options, error, &program->server);
+
+	options->listen_fd = fa_keeper_take(keeper, FA_KEEPER_LISTEN);
+	options->listen_fd_kept = options->listen_fd >= 0;
+	r = fa_server_new(options, error, &program->server);
+	if (r == -ESTALE && options->listen_fd_kept) {
+		fa_log(FA_LOG_WARNING, "%s; another is made", error->text);
+		fa_keeper_forget(FA_KEEPER_LISTEN);
+		fa_close_fdp(&options->listen_fd);
+		options->listen_fd_kept = false;
+		r = fa_server_new(options, error, &program->server);
+	}
+	if (r < 0 || options->listen_fd_kept)
+		return r;
+	/* Whoever connects while we are dead is served by who comes after. */
+	r = fa_keeper_store(FA_KEEPER_LISTEN, program->server->listener.fd);
+	if (r < 0)
+		fa_log(FA_LOG_WARNING, "the socket cannot be kept beyond this process: %s",
+		       strerror(-r));
+	return 0;
 }
 
 static void say_ready(struct program *program)
@@ -225,9 +279,9 @@ static void say_ready(struct program *program)
 	const struct fa_server *server = program->server;
 	int fd = fa_steal_fd(&program->options.ready_fd);
 
-	fa_log(FA_LOG_INFO, "fad " FAD_VERSION " serves %s on %s, %u threads",
+	fa_log(FA_LOG_INFO, "fad " FAD_VERSION " serves %s on %s, %s",
 	       *server->listener.path ? server->listener.path : "a socket without a path",
-	       server->info.name, server->info.threads);
+	       server->info.name, server->info.details);
 	(void)sd_notifyf(0, "READY=1\nSTATUS=Serving on %s", server->info.name);
 	if (fd >= 0) {
 		if (write(fd, ready, sizeof(ready) - 1) < 0)
@@ -294,7 +348,22 @@ static int watch_signals(struct program *program)
 
 static void on_draining(void *userdata)
 {
+	fa_keeper_forget(FA_KEEPER_LISTEN);
 	(void)sd_notify(0, "STOPPING=1");
+}
+
+static void on_patience_lost(int signal)
+{
+	_exit(EX_TEMPFAIL);
+}
+
+static void on_lost(void *userdata)
+{
+	struct program *program = userdata;
+
+	(void)sd_notifyf(0, "ERRNO=%d\nSTATUS=%s", ENODEV, program->server->lost_reason.text);
+	(void)signal(SIGALRM, on_patience_lost);
+	(void)alarm(PATIENCE_LOST_S);
 }
 
 static void on_stopped(void *userdata)
@@ -307,6 +376,7 @@ static void on_stopped(void *userdata)
 
 /* ---- all together */
 
+/* Returns the exit status, or a negative errno with a sentence. */
 static int serve(struct program *program, struct fa_config *config, struct fa_error *error)
 {
 	struct options *options = &program->options;
@@ -318,6 +388,7 @@ static int serve(struct program *program, struct fa_config *config, struct fa_er
 		.exit_when_idle = options->exit_when_idle,
 		.draining = on_draining,
 		.stopped = on_stopped,
+		.lost = on_lost,
 		.userdata = program,
 	};
 	int r;
@@ -325,9 +396,7 @@ static int serve(struct program *program, struct fa_config *config, struct fa_er
 	r = watch_signals(program);
 	if (r < 0)
 		return fa_fail(error, r, "signals cannot be watched: %s", uv_strerror(r));
-	if (server_options.listen_fd < 0)
-		server_options.listen_fd = activation_fd();
-	r = fa_server_new(&server_options, error, &program->server);
+	r = make_server(program, &server_options, error);
 	if (r < 0) {
 		on_stopped(program);
 		(void)uv_run(&program->loop, UV_RUN_DEFAULT);
@@ -335,9 +404,10 @@ static int serve(struct program *program, struct fa_config *config, struct fa_er
 	}
 	say_ready(program);
 	(void)uv_run(&program->loop, UV_RUN_DEFAULT);
+	r = program->server->is_lost ? EX_TEMPFAIL : EXIT_SUCCESS;
 	program->server = fa_server_free(program->server);
 	fa_log(FA_LOG_INFO, "bye");
-	return 0;
+	return r;
 }
 
 int main(int argc, char **argv)
@@ -358,8 +428,13 @@ int main(int argc, char **argv)
 	}
 	if (program.options.check_config)
 		return EXIT_SUCCESS;
+	if (program.options.supervise)
+		return fa_supervise(argv, program.options.ready_fd);
 	fa_log_set(config.log, config.log_level);
 	raise_fd_limit();
+	r = fa_keeper_open(&program.keeper);
+	if (r < 0)
+		fa_log(FA_LOG_WARNING, "what was handed over cannot be taken: %s", strerror(-r));
 
 	r = uv_loop_init(&program.loop);
 	if (r < 0) {
@@ -369,7 +444,8 @@ int main(int argc, char **argv)
 	r = serve(&program, &config, &error);
 	if (r < 0)
 		fa_log(FA_LOG_ERROR, "%s", error.text);
+	fa_keeper_close(&program.keeper);
 	(void)uv_loop_close(&program.loop);
 	uv_library_shutdown();
-	return r < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
+	return r < 0 ? EXIT_FAILURE : r;
 }

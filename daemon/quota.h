@@ -15,6 +15,7 @@ enum fa_resource {
 
 struct fa_limits {
 	uint64_t tenant[_FA_RESOURCE_N];
+	uint64_t uid_factor; /* how often all tenants of one uid may have that together */
 
 	uint64_t session_buffers;
 	uint64_t session_streams; /* with stream 0 */

@@ -4,6 +4,7 @@
 #include "common/clock.h"
 #include "daemon/dispatch.h"
 #include "daemon/drain.h"
+#include "daemon/registration.h"
 #include "daemon/session.h"
 
 #include <assert.h>
@@ -105,11 +106,30 @@ static void let_in(struct fa_server *server, int fd)
 		fa_server_watch_strangers(server);
 }
 
+/* One more could not be let in, nor be let go of. */
+static bool is_clogged(struct fa_server *server)
+{
+	bool full = fa_closer_is_full(server->closer);
+
+	if (full && !server->clogged)
+		fa_log(FA_LOG_WARNING,
+		       "%d connections that were turned away are not closed yet: no others are "
+		       "accepted until they are",
+		       FA_CLOSER_STRANGERS_MAX);
+	server->clogged = full;
+	return full;
+}
+
 static void accept_connections(struct fa_server *server)
 {
 	for (unsigned int i = 0; i < ACCEPT_MAX && server->accepting; ++i) {
-		int fd = accept4(server->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+		int fd;
 
+		if (is_clogged(server)) {
+			pause_accepting(server);
+			return;
+		}
+		fd = accept4(server->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 		if (fd >= 0) {
 			let_in(server, fd);
 			continue;
@@ -267,8 +287,21 @@ static bool take_one(struct fa_server *server)
 	return true;
 }
 
+static void look_for_loss(struct fa_server *server)
+{
+	if (server->is_lost || !fa_engine_lost(server->engine, &server->lost_reason))
+		return;
+	server->is_lost = true;
+	fa_log(FA_LOG_ERROR, "the device is lost, and this process ends: %s",
+	       server->lost_reason.text);
+	if (server->lost)
+		server->lost(server->userdata);
+	fa_drain_lost(server);
+}
+
 static void on_engine(uv_async_t *async)
 {
+	look_for_loss(async->data);
 	for (unsigned int i = 0; i < TAKE_MAX; ++i)
 		if (!take_one(async->data))
 			return;
@@ -303,7 +336,7 @@ static void on_closer(uv_async_t *async)
 		struct fa_session *session = fa_container_of(pos, struct fa_session, link);
 
 		if ((session->paused & FA_PAUSE_REJECTED) &&
-		    session->tenant->n_rejected <= FA_CLOSER_REJECTED_MAX)
+		    fa_tenant_lane(session->tenant)->n_rejected <= FA_CLOSER_REJECTED_MAX)
 			fa_session_resume(session, FA_PAUSE_REJECTED);
 	}
 }
@@ -330,17 +363,17 @@ static int open_device(struct fa_server *server, struct fa_error *error)
 {
 	struct fa_device_config config = {
 		.threads = server->config.threads,
+		.device = server->config.device,
 		.notify = wake_engine,
 		.userdata = server,
 	};
 	int r;
 
-	error->text[0] = 0;
 	r = fa_device_open(server->config.backend, &config, error, &server->ops, &server->device);
 	if (r < 0)
 		return r;
 	if (error->text[0])
-		fa_log(FA_LOG_WARNING, "a better device was passed over: %s", error->text);
+		fa_log(FA_LOG_INFO, "no GPU is used: %s", error->text);
 	server->ops->describe(server->device, &server->info);
 
 	r = fa_engine_new(server->ops, notify, server, &server->engine);
@@ -429,6 +462,7 @@ static struct fa_server *server_new(const struct fa_server_options *options)
 	server->exit_when_idle = options->exit_when_idle;
 	server->draining = options->draining;
 	server->stopped = options->stopped;
+	server->lost = options->lost;
 	server->userdata = options->userdata;
 	server->uid = geteuid();
 	server->generation = (uint64_t)now.tv_sec * FA_NS_PER_SEC + (uint64_t)now.tv_nsec;
@@ -453,7 +487,9 @@ int fa_server_new(const struct fa_server_options *options, struct fa_error *erro
 	/* Lent until all has gone well. */
 	server->config = *options->config;
 
-	if (options->listen_fd >= 0)
+	if (options->listen_fd >= 0 && options->listen_fd_kept)
+		r = fa_listener_retake(options->listen_fd, error, &server->listener);
+	else if (options->listen_fd >= 0)
 		r = fa_listener_take(options->listen_fd, options->unlink_listen_fd, error,
 		                     &server->listener);
 	else
@@ -475,7 +511,7 @@ int fa_server_new(const struct fa_server_options *options, struct fa_error *erro
 	if (r < 0)
 		goto fail;
 	fa_importer_init(&server->importer, server->loop, server->ops, server->device,
-	                 server->closer, fa_dispatch_imported, on_released);
+	                 server->closer, fa_registration_imported, on_released);
 	r = start_accepting(server, error);
 	if (r < 0)
 		goto fail;
@@ -519,9 +555,9 @@ void fa_server_reload(struct fa_server *server, struct fa_config *config)
 
 	if (!same_text(old->socket, config->socket) || old->mode != config->mode ||
 	    !same_text(old->group, config->group) || !same_text(old->backend, config->backend) ||
-	    old->threads != config->threads)
-		fa_log(FA_LOG_WARNING,
-		       "socket, mode, group, backend and threads change with the next start only");
+	    !same_text(old->device, config->device) || old->threads != config->threads)
+		fa_log(FA_LOG_WARNING, "socket, mode, group, backend, device and threads change "
+		                       "with the next start only");
 	old->limits = config->limits;
 	old->drain_timeout_ms = config->drain_timeout_ms;
 	old->log = config->log;

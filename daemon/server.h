@@ -4,16 +4,17 @@
  *
  * It runs; then it drains: nobody new is let in, new work is refused, and what is
  * in flight may finish until the deadline; then it stops: sessions are closed, and
- * when the last has gone, so are all handles of the loop, which thereby ends.
+ * when the last has gone, so are all handles of the loop, which thereby ends. A lost
+ * device makes it drain: all that is in flight, or comes, ends with -ENODEV.
  */
 #pragma once
 
 #include "common/error.h"
 #include "common/list.h"
-#include "daemon/buffer.h"
 #include "daemon/closer.h"
 #include "daemon/config.h"
 #include "daemon/engine.h"
+#include "daemon/import.h"
 #include "daemon/listener.h"
 #include "daemon/spin.h"
 #include "daemon/tenant.h"
@@ -36,9 +37,11 @@ struct fa_server {
 	uv_loop_t *loop;
 	struct fa_config config; /* replaced by a reload */
 	bool exit_when_idle;
-	/* Called when draining starts, and when all has ended and loop handles close. */
+	/* Called when draining starts, when all has ended and loop handles close, and when
+	 * the device is lost, which precedes those. */
 	void (*draining)(void *userdata);
 	void (*stopped)(void *userdata);
+	void (*lost)(void *userdata);
 	void *userdata;
 
 	enum fa_server_state state;
@@ -50,6 +53,8 @@ struct fa_server {
 	const struct fa_device_ops *ops;
 	struct fa_device *device;
 	struct fa_engine *engine;
+	bool is_lost; /* the device; another process may get it back */
+	struct fa_error lost_reason;
 	struct fa_closer *closer;
 	struct fa_importer importer;
 	struct fa_tenants tenants;
@@ -60,6 +65,7 @@ struct fa_server {
 	uv_timer_t accept_timer; /* goes on accepting after a shortage */
 	int spare_fd;            /* given up to turn a connection away */
 	bool short_of_fds;       /* said in the log */
+	bool clogged;            /* too many that were turned away are not closed */
 
 	struct fa_list sessions;
 	unsigned int n_sessions; /* not freed yet */
@@ -87,9 +93,11 @@ struct fa_server_options {
 	struct fa_config *config; /* consumed if it succeeds */
 	int listen_fd;            /* -1: make a socket as configured */
 	bool unlink_listen_fd;    /* its path is to be removed at the end */
+	bool listen_fd_kept;      /* an earlier process of ours made it */
 	bool exit_when_idle;
 	void (*draining)(void *userdata);
 	void (*stopped)(void *userdata);
+	void (*lost)(void *userdata); /* NULL: nobody wants to know */
 	void *userdata;
 };
 

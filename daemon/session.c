@@ -5,6 +5,7 @@
 #include "common/packet.h"
 #include "daemon/dispatch.h"
 #include "daemon/drain.h"
+#include "daemon/registration.h"
 #include "daemon/server.h"
 
 #include <errno.h>
@@ -77,6 +78,7 @@ static void on_closed(uv_handle_t *handle)
 static void out_free(struct fa_session *session, struct out *out)
 {
 	fa_list_remove(&out->link);
+	--session->n_out;
 	session->out_bytes -= out->length;
 	fa_close_fdp(&out->fd);
 	fa_charge_release(&out->charge);
@@ -112,6 +114,7 @@ void fa_session_close(struct fa_session *session)
 	while (!fa_list_empty(&session->out))
 		out_free(session, fa_container_of(session->out.next, struct out, link));
 	close_streams(session);
+	fa_registration_abort(session, -ECANCELED, "the session is over");
 	while ((buffer = fa_table_pop(&session->buffers)))
 		fa_buffer_unref(buffer);
 	session->buffer_bytes = 0;
@@ -210,6 +213,7 @@ static int enqueue(struct fa_session *session, const void *bytes, size_t length,
 	out->length = length;
 	memcpy(out->bytes, bytes, length);
 	fa_list_append(&session->out, &out->link);
+	++session->n_out;
 	session->out_bytes += length;
 	return 0;
 }
@@ -282,12 +286,18 @@ void fa_session_turn_away(struct fa_server *server, int fd, int status, const ch
 {
 	struct fa_wire_message message = reply_message(0, status, text);
 	uint64_t buffer[SEND_BYTES / sizeof(uint64_t)];
+	struct fa_tenant *tenant = NULL;
+	struct fa_peer peer;
 	const void *bytes;
 	size_t length;
 
 	if (fa_wire_encode(&message, buffer, sizeof(buffer), &bytes, &length) == 0)
 		(void)fa_packet_send(fd, bytes, length, NULL, 0, MSG_DONTWAIT);
-	fa_closer_hang_up(server->closer, NULL, fd, NULL);
+	/* If closing it takes long, others who are turned away do not wait for it. */
+	if (fa_peer_read(fd, &peer) == 0)
+		(void)fa_tenant_get(&server->tenants, peer.uid, peer.cgroup, &tenant);
+	fa_closer_hang_up(server->closer, tenant, fd, NULL);
+	fa_tenant_unref(tenant);
 }
 
 /* ---- receiving */
@@ -343,11 +353,11 @@ static bool read_packet(struct fa_session *session, int *fds, size_t *ret_n_fds)
 /* What nobody has taken. */
 static void reject(struct fa_session *session, int *fds, size_t n_fds)
 {
-	uint64_t before = session->tenant->n_rejected;
+	const struct fa_closer_lane *lane = fa_tenant_lane(session->tenant);
+	uint64_t before = lane->n_rejected;
 
 	fa_closer_take(session->server->closer, session->tenant, fds, n_fds);
-	if (session->tenant->n_rejected > before &&
-	    session->tenant->n_rejected > FA_CLOSER_REJECTED_MAX)
+	if (lane->n_rejected > before && lane->n_rejected > FA_CLOSER_REJECTED_MAX)
 		fa_session_pause(session, FA_PAUSE_REJECTED);
 }
 

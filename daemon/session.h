@@ -34,6 +34,7 @@
 #include <stdbool.h>
 #include <uv.h>
 
+struct fa_registration;
 struct fa_server;
 
 /* A client that connects and does not say Hello is not waited for any longer. */
@@ -88,6 +89,7 @@ struct fa_session {
 	struct fa_completion_slot *completions; /* NULL until Hello */
 	struct fa_table buffers;                /* struct fa_buffer, one reference each */
 	struct fa_buffer *import;               /* the one that is being made */
+	struct fa_registration *registration;   /* one that waits for pieces (registration.h) */
 	uint64_t buffer_bytes;                  /* of those in the table */
 	struct fa_engine_group *group;          /* of its streams; NULL before the first */
 	struct fa_session_stream streams[FA_COMPLETION_SLOTS];
@@ -96,6 +98,7 @@ struct fa_session {
 	unsigned int n_refused;  /* of these, those that only wait for their turn */
 
 	struct fa_list out; /* answers that the socket did not take */
+	unsigned int n_out;
 	uint64_t out_bytes;
 	struct fa_charge charge_sent; /* descriptors sent and perhaps not received */
 

@@ -35,11 +35,9 @@ static int add_session(json_t *sessions, struct fa_session *session)
 {
 	static const char *const states[] = { "connected", "ready", "closing" };
 	json_t *object = json_object();
-	unsigned int queued = 0;
 	int r = 0;
 
-	for (struct fa_list *pos = session->out.next; pos != &session->out; pos = pos->next)
-		++queued;
+	fa_session_settle(session);
 	r |= set(object, "session", session->id);
 	r |= set_text(object, "name", session->name);
 	r |= set(object, "pid", (uint64_t)session->peer.pid);
@@ -50,7 +48,7 @@ static int add_session(json_t *sessions, struct fa_session *session)
 	r |= set(object, "buffer_bytes", session->buffer_bytes);
 	r |= set(object, "streams", session->n_streams);
 	r |= set(object, "requests", session->n_requests);
-	r |= set(object, "out_messages", queued);
+	r |= set(object, "out_messages", session->n_out);
 	r |= set(object, "out_bytes", session->out_bytes);
 	r |= set(object, "messages", session->n_messages);
 	r |= set(object, "errors", session->n_errors);
@@ -79,6 +77,7 @@ static int add_limits(json_t *object, const struct fa_limits *limits)
 	int r = 0;
 
 	r |= set(bounds, "connections", limits->connections);
+	r |= set(bounds, "uid_factor", limits->uid_factor);
 	r |= set(bounds, "session_buffers", limits->session_buffers);
 	r |= set(bounds, "session_streams", limits->session_streams);
 	r |= set(bounds, "session_requests", limits->session_requests);
@@ -136,6 +135,7 @@ static json_t *describe(struct fa_session *viewer)
 	_fa_cleanup_(json_freep) json_t *object = json_object();
 	struct fa_server *server = viewer->server;
 	json_t *sessions = json_array(), *tenants = json_array();
+	unsigned int n_sessions = 1, n_tenants = 1; /* the viewer's */
 	struct fa_list *pos;
 	int r = 0;
 
@@ -144,19 +144,27 @@ static json_t *describe(struct fa_session *viewer)
 		r |= add_totals(object, server);
 	r |= add_requests(object, server->engine);
 	r |= add_limits(object, &server->config.limits);
+	r |= add_session(sessions, viewer);
 	fa_list_for_each(pos, &server->sessions) {
 		struct fa_session *session = fa_container_of(pos, struct fa_session, link);
 
-		fa_session_settle(session);
-		if (viewer->privileged || session->tenant == viewer->tenant)
+		if (!viewer->privileged && session->tenant != viewer->tenant)
+			continue;
+		if (session != viewer && n_sessions < FA_STATUS_LISTED_MAX)
 			r |= add_session(sessions, session);
+		n_sessions += session != viewer;
 	}
-	fa_list_for_each(pos, &server->tenants.tenants) {
-		struct fa_tenant *tenant = fa_container_of(pos, struct fa_tenant, link);
+	r |= add_tenant(tenants, viewer->tenant);
+	if (viewer->privileged)
+		fa_list_for_each(pos, &server->tenants.tenants) {
+			struct fa_tenant *tenant = fa_container_of(pos, struct fa_tenant, link);
 
-		if (viewer->privileged || tenant == viewer->tenant)
-			r |= add_tenant(tenants, tenant);
-	}
+			if (tenant != viewer->tenant && n_tenants < FA_STATUS_LISTED_MAX)
+				r |= add_tenant(tenants, tenant);
+			n_tenants += tenant != viewer->tenant;
+		}
+	r |= set(object, "sessions_total", n_sessions);
+	r |= set(object, "tenants_total", n_tenants);
 	r |= json_object_set_new(object, "sessions", sessions);
 	r |= json_object_set_new(object, "tenants", tenants);
 	return r ? NULL : fa_steal_ptr(object);

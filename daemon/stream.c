@@ -157,6 +157,23 @@ void fa_stream_receive(struct fa_stream *stream, struct fa_request *request)
 	stream_update(stream);
 }
 
+/* Nothing will ever run again; they leave behind those that the device still has. */
+static void end_waiting(struct fa_stream *stream)
+{
+	struct fa_request *request;
+	struct fa_list *pos;
+
+	fa_list_for_each(pos, &stream->waiting) {
+		request = fa_container_of(pos, struct fa_request, link);
+		if (request->state == FA_REQUEST_WAITING)
+			request_settle(request,
+			               fa_fail(&request->error, -ENODEV, "the device was lost: %s",
+			                       stream->engine->lost_reason.text));
+	}
+	fa_list_splice(&stream->started, &stream->waiting);
+	stream_update(stream);
+}
+
 /* Launches the stream's next request. */
 static void stream_launch(struct fa_stream *stream)
 {
@@ -207,5 +224,8 @@ void fa_engine_launch_next(struct fa_engine *engine)
 	                                           turn_link);
 
 	fa_turns_charge(&engine->turns, &stream->group->turns, 1);
-	stream_launch(stream);
+	if (engine->lost)
+		end_waiting(stream);
+	else
+		stream_launch(stream);
 }

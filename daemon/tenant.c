@@ -10,7 +10,40 @@
 void fa_tenants_init(struct fa_tenants *tenants, const struct fa_limits *limits)
 {
 	fa_list_init(&tenants->tenants);
+	fa_list_init(&tenants->users);
 	tenants->limits = limits;
+}
+
+static int user_get(struct fa_tenants *tenants, uid_t uid, struct fa_user **ret_user)
+{
+	struct fa_user *user;
+	struct fa_list *pos;
+
+	fa_list_for_each(pos, &tenants->users) {
+		user = fa_container_of(pos, struct fa_user, link);
+		if (user->uid == uid) {
+			++user->n_refs;
+			*ret_user = user;
+			return 0;
+		}
+	}
+
+	user = fa_new(struct fa_user);
+	if (!user)
+		return -ENOMEM;
+	user->n_refs = 1;
+	user->uid = uid;
+	fa_list_append(&tenants->users, &user->link);
+	*ret_user = user;
+	return 0;
+}
+
+static void user_unref(struct fa_user *user)
+{
+	if (!user || --user->n_refs)
+		return;
+	fa_list_remove(&user->link);
+	free(user);
 }
 
 int fa_tenant_get(struct fa_tenants *tenants, uid_t uid, const char *cgroup,
@@ -31,7 +64,8 @@ int fa_tenant_get(struct fa_tenants *tenants, uid_t uid, const char *cgroup,
 	if (!tenant)
 		return -ENOMEM;
 	tenant->cgroup = strdup(cgroup);
-	if (!tenant->cgroup) {
+	if (!tenant->cgroup || (uid && user_get(tenants, uid, &tenant->user) < 0)) {
+		free(tenant->cgroup);
 		free(tenant);
 		return -ENOMEM;
 	}
@@ -56,9 +90,15 @@ struct fa_tenant *fa_tenant_unref(struct fa_tenant *tenant)
 	for (unsigned int i = 0; i < _FA_RESOURCE_N; ++i)
 		assert(!tenant->used[i]);
 	fa_list_remove(&tenant->link);
+	user_unref(tenant->user);
 	free(tenant->cgroup);
 	free(tenant);
 	return NULL;
+}
+
+struct fa_closer_lane *fa_tenant_lane(struct fa_tenant *tenant)
+{
+	return tenant->user ? &tenant->user->lane : &tenant->lane;
 }
 
 const char *fa_resource_name(enum fa_resource resource)
@@ -72,24 +112,42 @@ const char *fa_resource_name(enum fa_resource resource)
 	return names[resource];
 }
 
+/* A reload may have put the limit below what is in use. */
+static bool fits(uint64_t amount, uint64_t limit, uint64_t used)
+{
+	return used <= limit && amount <= limit - used;
+}
+
 int fa_charge_add(struct fa_charge *charge, struct fa_tenant *tenant, enum fa_resource resource,
                   uint64_t amount, struct fa_error *error)
 {
-	uint64_t limit = tenant->tenants->limits->tenant[resource];
-	uint64_t used = tenant->used[resource];
+	const struct fa_limits *limits = tenant->tenants->limits;
+	uint64_t limit = limits->tenant[resource], used = tenant->used[resource], user_limit;
+	struct fa_user *user = tenant->user;
 
 	assert(!charge->tenant || (charge->tenant == tenant && charge->resource == resource));
-	/* A reload may have put the limit below what is in use. */
-	if (used > limit || amount > limit - used)
+	if (!fits(amount, limit, used))
 		return fa_fail(error, -EDQUOT,
 		               "%" PRIu64 " more would exceed the limit %s, which is %" PRIu64
 		               " for a user, of which %" PRIu64 " are in use",
 		               amount, fa_resource_name(resource), limit, used);
+	if (__builtin_mul_overflow(limit, limits->uid_factor, &user_limit))
+		user_limit = UINT64_MAX;
+	if (user && !fits(amount, user_limit, user->used[resource]))
+		return fa_fail(error, -EDQUOT,
+		               "%" PRIu64
+		               " more would exceed the limit %s for all cgroups of uid %u "
+		               "together, which is %" PRIu64 " (uid_factor is %" PRIu64
+		               "), of which %" PRIu64 " are in use",
+		               amount, fa_resource_name(resource), (unsigned int)user->uid,
+		               user_limit, limits->uid_factor, user->used[resource]);
 	if (!charge->tenant) {
 		charge->tenant = fa_tenant_ref(tenant);
 		charge->resource = resource;
 	}
 	tenant->used[resource] += amount;
+	if (user)
+		user->used[resource] += amount;
 	charge->amount += amount;
 	return 0;
 }
@@ -108,12 +166,27 @@ void fa_charge_move(struct fa_charge *to, struct fa_charge *from)
 	*from = (struct fa_charge){};
 }
 
+void fa_charge_split(struct fa_charge *from, uint64_t amount, struct fa_charge *ret_charge)
+{
+	assert(from->tenant && from->amount >= amount);
+	*ret_charge = (struct fa_charge){
+		.tenant = fa_tenant_ref(from->tenant),
+		.resource = from->resource,
+		.amount = amount,
+	};
+	from->amount -= amount;
+}
+
 void fa_charge_release(struct fa_charge *charge)
 {
+	struct fa_user *user = charge->tenant ? charge->tenant->user : NULL;
+
 	if (!charge->tenant)
 		return;
 	assert(charge->tenant->used[charge->resource] >= charge->amount);
 	charge->tenant->used[charge->resource] -= charge->amount;
+	if (user)
+		user->used[charge->resource] -= charge->amount;
 	fa_tenant_unref(charge->tenant);
 	*charge = (struct fa_charge){};
 }

@@ -1,7 +1,9 @@
 /*
  * Tenants: the accounts to which all that clients make grow is charged. A tenant
- * is a user in a cgroup, so that containers that are all uid 0 are not one. Loop
- * thread only.
+ * is a user in a cgroup, so that containers that are all uid 0 are not one. As a user
+ * may be able to make cgroups, what all tenants of one uid hold is charged to that uid
+ * besides, which may have a few times as much; uid 0 makes cgroups for others, and has
+ * no such account. Loop thread only.
  *
  * A charge is a value embedded in the object that it pays for and is released by
  * that object's destructor; it keeps its tenant alive.
@@ -18,7 +20,17 @@
 
 struct fa_tenants {
 	struct fa_list tenants;
+	struct fa_list users;
 	const struct fa_limits *limits; /* looked at with each charge; may change */
+};
+
+/* All tenants of one uid, which hold a reference each. */
+struct fa_user {
+	unsigned int n_refs;
+	struct fa_list link;
+	uid_t uid;
+	uint64_t used[_FA_RESOURCE_N];
+	struct fa_closer_lane lane;
 };
 
 struct fa_tenant {
@@ -26,10 +38,10 @@ struct fa_tenant {
 	struct fa_list link;
 	struct fa_tenants *tenants;
 	uid_t uid;
-	char *cgroup; /* "" if unknown */
+	struct fa_user *user; /* NULL: uid 0 */
+	char *cgroup;         /* "" if unknown */
 	uint64_t used[_FA_RESOURCE_N];
-	struct fa_closer_lane lane; /* its descriptors that are to be closed */
-	uint64_t n_rejected;        /* those among them that nobody wanted */
+	struct fa_closer_lane lane; /* its own, where there is no user */
 };
 
 struct fa_charge {
@@ -46,6 +58,9 @@ int fa_tenant_get(struct fa_tenants *tenants, uid_t uid, const char *cgroup,
 struct fa_tenant *fa_tenant_ref(struct fa_tenant *tenant);
 struct fa_tenant *fa_tenant_unref(struct fa_tenant *tenant);
 
+/* That of its descriptors that are to be closed. */
+struct fa_closer_lane *fa_tenant_lane(struct fa_tenant *tenant);
+
 /* "buffer_bytes", as the configuration calls it. */
 const char *fa_resource_name(enum fa_resource resource);
 
@@ -58,6 +73,9 @@ int fa_charge_add(struct fa_charge *charge, struct fa_tenant *tenant, enum fa_re
 
 /* Adds @from, of the same resource, to @to, and zeroes it. */
 void fa_charge_move(struct fa_charge *to, struct fa_charge *from);
+
+/* Moves @amount of @from, which has that much, to @ret_charge. */
+void fa_charge_split(struct fa_charge *from, uint64_t amount, struct fa_charge *ret_charge);
 
 /* Gives everything back. A zeroed charge is fine. */
 void fa_charge_release(struct fa_charge *charge);

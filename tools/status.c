@@ -79,6 +79,18 @@ static void print_tenants(const json_t *tenants, FILE *file)
 	}
 }
 
+/* A daemon with very many lists some of them. */
+static void print_rest(const json_t *root, const char *what, const json_t *listed, FILE *file)
+{
+	char key[32];
+	long long rest;
+
+	snprintf(key, sizeof(key), "%s_total", what);
+	rest = number(root, key) - (long long)json_array_size(listed);
+	if (rest > 0)
+		fprintf(file, "and %lld more %s\n", rest, what);
+}
+
 int fa_status_print(const char *json, FILE *file)
 {
 	json_t *root, *requests, *sessions, *tenants;
@@ -105,8 +117,10 @@ int fa_status_print(const char *json, FILE *file)
 	fprintf(file, "clients   %lld connections\n", number(root, "connections"));
 	if (json_array_size(sessions) > 0)
 		print_sessions(sessions, file);
+	print_rest(root, "sessions", sessions, file);
 	if (json_array_size(tenants) > 0)
 		print_tenants(tenants, file);
+	print_rest(root, "tenants", tenants, file);
 	json_decref(root);
 	return 0;
 }

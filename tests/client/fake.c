@@ -3,6 +3,7 @@
 #include "common/cleanup.h"
 #include "common/memfd.h"
 #include "tests/lib/check.h"
+#include "tests/lib/dir.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -39,8 +40,7 @@ void fa_fake_start(struct fa_fake *fake, void (*serve)(struct fa_raw *raw, void 
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
 
 	*fake = (struct fa_fake){ .serve = serve, .userdata = userdata };
-	strcpy(fake->dir, "/tmp/fad-test-XXXXXX");
-	fa_check(mkdtemp(fake->dir));
+	fa_test_dir_make(fake->dir, sizeof(fake->dir));
 	snprintf(fake->socket, sizeof(fake->socket), "%s/fad.sock", fake->dir);
 	strcpy(address.sun_path, fake->socket);
 	fake->listen_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
@@ -57,8 +57,7 @@ void fa_fake_stop(struct fa_fake *fake)
 	if (fake->serve)
 		pthread_join(fake->thread, NULL);
 	close(fake->listen_fd);
-	unlink(fake->socket);
-	rmdir(fake->dir);
+	fa_test_dir_remove(fake->dir);
 }
 
 struct fa_wire_message fa_fake_hello_reply(uint64_t id)

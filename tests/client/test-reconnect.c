@@ -6,6 +6,7 @@
 #include "tests/client/view.h"
 #include "tests/lib/check.h"
 #include "tests/lib/daemon.h"
+#include "tests/lib/dir.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -22,25 +23,19 @@
 
 #include <cmocka.h>
 
-static char dir[] = "/tmp/fad-restart-XXXXXX";
+static char dir[48];
 static const struct fa_test_daemon_options in_dir = { .dir = dir };
 
 static int setup(void **state)
 {
-	fa_check(mkdtemp(dir));
+	fa_test_dir_make(dir, sizeof(dir));
 	return 0;
 }
 
 static int teardown(void **state)
 {
-	static const char *const files[] = { "fad.conf", "log", "fad.sock" };
-	char path[96];
-
-	for (size_t i = 0; i < sizeof(files) / sizeof(*files); ++i) {
-		snprintf(path, sizeof(path), "%s/%s", dir, files[i]);
-		unlink(path);
-	}
-	return rmdir(dir);
+	fa_test_dir_remove(dir);
+	return 0;
 }
 
 static struct fa_client *connect_to(const struct fa_test_daemon *daemon)

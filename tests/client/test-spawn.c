@@ -3,6 +3,7 @@
 #include "common/cleanup.h"
 #include "tests/client/fake.h"
 #include "tests/lib/check.h"
+#include "tests/lib/dir.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -29,8 +30,7 @@ static int setup(void **state)
 {
 	if (!getenv("FAD_DAEMON"))
 		exit(77);
-	strcpy(runtime, "/tmp/fad-test-XXXXXX");
-	fa_check(mkdtemp(runtime));
+	fa_test_dir_make(runtime, sizeof(runtime));
 	setenv("XDG_RUNTIME_DIR", runtime, 1);
 	unsetenv("FAD_SOCKET");
 	return 0;

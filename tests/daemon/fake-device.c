@@ -150,6 +150,16 @@ static void fake_reap(struct fa_device *device, struct fa_list *done)
 	pthread_mutex_unlock(&device->mutex);
 }
 
+static int fake_health(struct fa_device *device, struct fa_error *error)
+{
+	bool lost;
+
+	pthread_mutex_lock(&device->mutex);
+	lost = device->lost;
+	pthread_mutex_unlock(&device->mutex);
+	return lost ? fa_fail(error, -ENODEV, "it fell out") : 0;
+}
+
 static const struct fa_device_ops fake_ops = {
 	.name = "fake",
 	.describe = fake_describe,
@@ -160,6 +170,7 @@ static const struct fa_device_ops fake_ops = {
 	.launch = fake_launch,
 	.cancel = fake_cancel,
 	.reap = fake_reap,
+	.health = fake_health,
 };
 
 /* ---- the test's side */
@@ -326,6 +337,14 @@ void complete(struct fixture *f, struct fa_request *request, int status)
 	fake_finish(&f->device, &request->work, status);
 	pthread_mutex_unlock(&f->device.mutex);
 	wake(&f->device);
+}
+
+void lose(struct fixture *f)
+{
+	pthread_mutex_lock(&f->device.mutex);
+	f->device.lost = true;
+	pthread_mutex_unlock(&f->device.mutex);
+	fa_engine_wake(f->engine);
 }
 
 void block(struct fixture *f, bool blocked)

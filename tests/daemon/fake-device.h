@@ -33,6 +33,7 @@ struct fa_device {
 
 	pthread_mutex_t mutex;
 	pthread_cond_t changed;
+	bool lost;                    /* what health() says */
 	bool blocked;                 /* launch() waits, and with it the engine */
 	bool reap_blocked, reaping;   /* the same for reap(), which it has reached */
 	struct fa_list running, done; /* works */
@@ -76,6 +77,8 @@ void wait_launched(struct fixture *f, uint64_t n);
 void wait_cancelled(struct fixture *f, uint64_t n);
 /* The device is done with @request. */
 void complete(struct fixture *f, struct fa_request *request, int status);
+/* The device is lost; what it has, it still has. */
+void lose(struct fixture *f);
 void block(struct fixture *f, bool blocked);
 /* Makes the engine wait in its next reap(), until it is released. */
 void hold_at_reap(struct fixture *f);

@@ -256,6 +256,60 @@ static void test_pile(void **state)
 	expect_prompt();
 }
 
+/* Whether the daemon takes a connection, whatever it then says. */
+static bool is_answered(void)
+{
+	struct fa_raw raw;
+	bool answered;
+
+	fa_raw_connect(&raw, daemon_.socket);
+	answered = fa_raw_receive(&raw, 500) == 1;
+	if (answered)
+		fa_check_eq(raw.message.reply.status, -EDQUOT);
+	fa_raw_close(&raw);
+	return answered;
+}
+
+/*
+ * Connections that are turned away and cannot be closed: there are never more than so
+ * many of them, whoever is let in notices nothing, and it goes on when they are closed.
+ */
+static void test_turned_away(void **state)
+{
+	static struct fa_raw raws[200];
+	struct fa_test_usage before, after;
+
+	fa_raw_close(&bystander);
+	fa_test_daemon_stop(&daemon_);
+	fa_test_daemon_start(&daemon_, &(struct fa_test_daemon_options){
+					       .config = "[limits]\nconnections = 1\n" });
+	fa_raw_open(&bystander, daemon_.socket);
+	fa_test_daemon_usage(&daemon_, &before);
+	fa_check(is_answered());
+
+	/* The first hangs, and so hold up those of the same user that come after it. */
+	fa_test_daemon_signal(&daemon_, SIGSTOP);
+	for (int i = 0; i < 200; ++i) {
+		fa_raw_connect(&raws[i], daemon_.socket);
+		send_away(raws[i].fd, i ? dup(STDERR_FILENO) : wrapped(), 1);
+	}
+	fa_test_daemon_signal(&daemon_, SIGCONT);
+	fa_test_daemon_log_wait(&daemon_, "no others are accepted");
+	expect_prompt();
+	fa_check(!is_answered());
+	fa_test_daemon_usage(&daemon_, &after);
+	fa_check(after.fds >= before.fds + 128);
+	fa_check(after.fds <= before.fds + 128 + 16);
+
+	/* Nobody holds what lingers any more: it ends. */
+	teardown(NULL);
+	setup(NULL);
+	fa_check_eventually(is_answered());
+	for (int i = 0; i < 200; ++i)
+		fa_raw_close(&raws[i]);
+	fa_check_eventually((fa_test_daemon_usage(&daemon_, &after), after.fds <= before.fds));
+}
+
 /* What merely lingers does not hang, and who sent it goes on. */
 static void test_lingering(void **state)
 {
@@ -285,7 +339,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		test(test_behind_empty), test(test_behind_refusal), test(test_beyond_allowed),
 		test(test_at_exit),      test(test_in_queue),       test(test_pile),
-		test(test_lingering),
+		test(test_lingering),    test(test_turned_away),
 	};
 
 	return cmocka_run_group_tests_name("close", tests, setup, teardown);

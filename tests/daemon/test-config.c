@@ -26,6 +26,7 @@ static void test_defaults(void **state)
 	assert_int_equal(config.limits.tenant[FA_RESOURCE_BUFFERS], 65536);
 	assert_true(config.limits.tenant[FA_RESOURCE_BUFFER_BYTES] > 1 << 20);
 	assert_int_equal(config.limits.session_streams, 64);
+	assert_int_equal(config.limits.uid_factor, 4);
 	assert_int_equal(config.limits.connections, 4096);
 	fa_config_deinit(&config);
 	fa_config_deinit(&config);
@@ -50,6 +51,7 @@ static void test_all(void **state)
 				   "buffer_bytes = 3G\n"
 				   "fds = 4k\n"
 				   "requests = 5\n"
+				   "uid_factor = 11\n"
 				   "session_buffers = 6\n"
 				   "session_streams = 7\n"
 				   "session_requests = 8\n"
@@ -73,6 +75,7 @@ static void test_all(void **state)
 	assert_true(config.limits.tenant[FA_RESOURCE_BUFFER_BYTES] == 3ull << 30);
 	assert_int_equal(config.limits.tenant[FA_RESOURCE_FDS], 4096);
 	assert_int_equal(config.limits.tenant[FA_RESOURCE_REQUESTS], 5);
+	assert_int_equal(config.limits.uid_factor, 11);
 	assert_int_equal(config.limits.session_buffers, 6);
 	assert_int_equal(config.limits.session_streams, 7);
 	assert_int_equal(config.limits.session_requests, 8);
@@ -122,6 +125,7 @@ static void test_wrong(void **state)
 	refuse("[limits]\nsessions = 1x\n", 2, "sessions is \"1x\"");
 	refuse("[limits]\nsessions = 1KB\n", 2, "sessions");
 	refuse("[limits]\nsessions =\n", 2, "sessions");
+	refuse("[limits]\nuid_factor = 0\n", 2, "expected a number from 1 ");
 	refuse("[limits]\nsessions = 0x10\n", 2, "sessions");
 	refuse("[limits]\nbuffer_bytes = 99999999999999999999\n", 2, "buffer_bytes");
 	refuse("[limits]\nbuffer_bytes = 99999999999T\n", 2, "buffer_bytes");

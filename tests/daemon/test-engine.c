@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 /* ---- order */
@@ -355,6 +356,79 @@ static void test_close(void **state)
 	fixture_deinit(&f);
 }
 
+/* ---- the device is lost */
+
+static void expect_lost(struct fixture *f, struct fa_request *request)
+{
+	struct fa_request *taken;
+	struct fa_stream *closed;
+
+	take(f, &taken, &closed);
+	assert_ptr_equal(taken, request);
+	assert_int_equal(taken->status, -ENODEV);
+	assert_non_null(strstr(taken->error.text, "it fell out"));
+	free(taken);
+}
+
+static void lost(bool polled)
+{
+	struct fa_request *a, *b, *c, *refused, *d, *other, *late;
+	struct fa_error reason;
+	struct fixture f;
+
+	if (polled)
+		fixture_init_polled(&f, 2);
+	else
+		fixture_init(&f, 2);
+	for (unsigned int i = 0; i < 3; i++)
+		stream_open(&f, i, 0);
+	a = submit(&f, 0);
+	b = submit(&f, 0);
+	c = submit(&f, 0);
+	refused = request_new(&f, 0);
+	refused->status = fa_fail(&refused->error, -EINVAL, "no");
+	fa_engine_submit(f.engine, refused);
+	d = request_new(&f, 0);
+	d->deadline_ns = fa_deadline_ns(3600 * FA_NS_PER_SEC);
+	fa_engine_submit(f.engine, d);
+	other = submit(&f, 1);
+	wait_launched(&f, 3);
+	assert_false(fa_engine_lost(f.engine, &reason));
+
+	lose(&f);
+	while (!fa_engine_lost(f.engine, &reason))
+		assert_int_equal(sem_wait(&f.notified), 0);
+	assert_string_equal(reason.text, "it fell out");
+	late = submit(&f, 2);
+	expect_lost(&f, late);
+	late = submit(&f, 1); /* there is room, but one before it is not back */
+	expect_nothing(&f);
+
+	/* What had been done was done. */
+	complete(&f, a, 0);
+	expect(&f, a, 0);
+	complete(&f, b, -ENODEV);
+	expect(&f, b, -ENODEV);
+	expect_lost(&f, c);
+	expect(&f, refused, -EINVAL);
+	expect_lost(&f, d);
+	complete(&f, other, -ENODEV);
+	expect(&f, other, -ENODEV);
+	expect_lost(&f, late);
+	assert_int_equal(f.device.n_launched, 3);
+	fixture_deinit(&f);
+}
+
+static void test_lost(void **state)
+{
+	lost(false);
+}
+
+static void test_lost_polled(void **state)
+{
+	lost(true);
+}
+
 /* ---- fairness */
 
 static void test_crowd_does_not_hold_up_others(void **state)
@@ -610,6 +684,8 @@ int main(void)
 		cmocka_unit_test(test_cancel_too_late),
 		cmocka_unit_test(test_cancel_crosses_finish),
 		cmocka_unit_test(test_close),
+		cmocka_unit_test(test_lost),
+		cmocka_unit_test(test_lost_polled),
 		cmocka_unit_test(test_crowd_does_not_hold_up_others),
 		cmocka_unit_test(test_groups_take_turns),
 		cmocka_unit_test(test_priority_in_a_group),

@@ -5,6 +5,7 @@
  */
 #include "common/cleanup.h"
 #include "tests/lib/check.h"
+#include "tests/lib/dir.h"
 #include "tests/lib/scene.h"
 
 #include <errno.h>
@@ -28,18 +29,16 @@ static struct fa_test_daemon first, second;
 
 static int make_dir(void **state)
 {
-	strcpy(dir, "/tmp/fad-start-XXXXXX");
-	return mkdtemp(dir) ? 0 : -1;
+	fa_test_dir_make(dir, sizeof(dir));
+	return 0;
 }
 
 static int remove_dir(void **state)
 {
-	char command[128];
-
 	fa_test_daemon_stop(&first);
 	fa_test_daemon_stop(&second);
-	snprintf(command, sizeof(command), "rm -rf -- '%s'", dir);
-	return system(command);
+	fa_test_dir_remove(dir);
+	return 0;
 }
 
 /* It must not come up, end with a failure of its own, and say why. */

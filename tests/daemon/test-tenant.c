@@ -17,7 +17,8 @@ static int set_up(void **state)
 {
 	limits = (struct fa_limits){ .tenant = { [FA_RESOURCE_SESSIONS] = 3,
 		                                 [FA_RESOURCE_BUFFER_BYTES] = 1000,
-		                                 [FA_RESOURCE_REQUESTS] = UINT64_MAX } };
+		                                 [FA_RESOURCE_REQUESTS] = UINT64_MAX },
+		                     .uid_factor = 2 };
 	fa_tenants_init(&tenants, &limits);
 	return 0;
 }
@@ -114,6 +115,71 @@ static void test_amounts(void **state)
 	assert_true(fa_list_empty(&tenants.tenants));
 }
 
+/* Cgroups of one uid share an account that is uid_factor as large; root's do not. */
+static void test_user(void **state)
+{
+	struct fa_tenant *a = get(1, "/a"), *b = get(1, "/b"), *c = get(1, "/c");
+	struct fa_tenant *other = get(2, "/a"), *roots[4];
+	struct fa_charge charges[8] = {}, bytes = {}, much[2] = {};
+	struct fa_error error = {};
+
+	assert_ptr_equal(a->user, b->user);
+	assert_ptr_not_equal(a->user, other->user);
+	assert_int_equal(fa_charge_add(&charges[0], a, FA_RESOURCE_SESSIONS, 3, &error), 0);
+	assert_int_equal(fa_charge_add(&charges[1], b, FA_RESOURCE_SESSIONS, 2, &error), 0);
+	assert_int_equal(fa_charge_add(&charges[2], c, FA_RESOURCE_SESSIONS, 2, &error), -EDQUOT);
+	assert_non_null(strstr(error.text, "sessions"));
+	assert_non_null(strstr(error.text, "uid 1 "));
+	assert_non_null(strstr(error.text, "which is 6 (uid_factor is 2)"));
+	assert_non_null(strstr(error.text, "of which 5 are in use"));
+	assert_null(charges[2].tenant);
+	assert_int_equal(c->used[FA_RESOURCE_SESSIONS], 0);
+	assert_int_equal(a->user->used[FA_RESOURCE_SESSIONS], 5);
+	assert_int_equal(fa_charge_add(&charges[2], c, FA_RESOURCE_SESSIONS, 1, &error), 0);
+	/* The tenant's own limit comes first. */
+	assert_int_equal(fa_charge_add(&charges[3], a, FA_RESOURCE_SESSIONS, 1, &error), -EDQUOT);
+	assert_null(strstr(error.text, "uid_factor"));
+	/* Other resources and users are not concerned. */
+	assert_int_equal(fa_charge_add(&bytes, c, FA_RESOURCE_BUFFER_BYTES, 1000, &error), 0);
+	assert_int_equal(fa_charge_add(&charges[4], other, FA_RESOURCE_SESSIONS, 3, &error), 0);
+	/* A product that overflows is no limit but that of numbers. */
+	assert_int_equal(fa_charge_add(&much[0], a, FA_RESOURCE_REQUESTS, UINT64_MAX - 1, &error),
+	                 0);
+	assert_int_equal(fa_charge_add(&much[1], b, FA_RESOURCE_REQUESTS, 2, &error), -EDQUOT);
+	assert_int_equal(fa_charge_add(&much[1], b, FA_RESOURCE_REQUESTS, 1, &error), 0);
+
+	/* What is given back can be had again, also by another cgroup. */
+	fa_charge_release(&charges[0]);
+	assert_int_equal(fa_charge_add(&charges[0], c, FA_RESOURCE_SESSIONS, 2, &error), 0);
+	limits.uid_factor = 1;
+	assert_int_equal(fa_charge_add(&charges[5], a, FA_RESOURCE_SESSIONS, 1, &error), -EDQUOT);
+
+	for (int i = 0; i < 8; ++i)
+		fa_charge_release(&charges[i]);
+	fa_charge_release(&bytes);
+	fa_charge_release(&much[0]);
+	fa_charge_release(&much[1]);
+	for (int i = 0; i < _FA_RESOURCE_N; ++i)
+		assert_int_equal(a->user->used[i], 0);
+
+	for (int i = 0; i < 4; ++i) {
+		roots[i] = get(0, (const char *[]){ "/a", "/b", "/c", "/d" }[i]);
+		assert_null(roots[i]->user);
+		assert_int_equal(
+			fa_charge_add(&charges[i], roots[i], FA_RESOURCE_SESSIONS, 3, &error), 0);
+	}
+	for (int i = 0; i < 4; ++i) {
+		fa_charge_release(&charges[i]);
+		fa_tenant_unref(roots[i]);
+	}
+	fa_tenant_unref(a);
+	fa_tenant_unref(b);
+	fa_tenant_unref(c);
+	fa_tenant_unref(other);
+	assert_true(fa_list_empty(&tenants.tenants));
+	assert_true(fa_list_empty(&tenants.users));
+}
+
 static void test_names(void **state)
 {
 	assert_string_equal(fa_resource_name(FA_RESOURCE_SESSIONS), "sessions");
@@ -129,6 +195,7 @@ int main(void)
 		cmocka_unit_test_setup(test_identity, set_up),
 		cmocka_unit_test_setup(test_limit, set_up),
 		cmocka_unit_test_setup(test_amounts, set_up),
+		cmocka_unit_test_setup(test_user, set_up),
 		cmocka_unit_test(test_names),
 	};
 

@@ -2,6 +2,7 @@
 
 #include "common/cleanup.h"
 #include "tests/lib/check.h"
+#include "tests/lib/dir.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -132,8 +133,8 @@ bool fa_test_daemon_try(struct fa_test_daemon *daemon, const struct fa_test_daem
 	if (options->dir) {
 		snprintf(daemon->dir, sizeof(daemon->dir), "%s", options->dir);
 	} else {
-		strcpy(daemon->dir, "/tmp/fad-test-XXXXXX");
-		fa_check(mkdtemp(daemon->dir));
+		fa_test_dir_make(daemon->dir, sizeof(daemon->dir));
+		daemon->own_dir = true;
 	}
 	if (options->everyone)
 		fa_check(!chmod(daemon->dir, 0755));
@@ -155,16 +156,10 @@ bool fa_test_daemon_try(struct fa_test_daemon *daemon, const struct fa_test_daem
 	return wait_ready(ready);
 }
 
-/* Removes what a test may have left there, unless the directory is the test's. */
 static void remove_dir(const struct fa_test_daemon *daemon)
 {
-	char command[128];
-
-	if (strncmp(daemon->dir, "/tmp/fad-test-", 14))
-		return;
-	snprintf(command, sizeof(command), "rm -rf -- '%s'", daemon->dir);
-	if (system(command) != 0)
-		fprintf(stderr, "%s was not removed\n", daemon->dir);
+	if (daemon->own_dir)
+		fa_test_dir_remove(daemon->dir);
 }
 
 void fa_test_daemon_start(struct fa_test_daemon *daemon,

@@ -12,8 +12,9 @@
 #include <sys/types.h>
 
 struct fa_test_daemon {
-	pid_t pid;         /* 0: not running */
-	char dir[48];      /* removed by fa_test_daemon_stop() */
+	pid_t pid; /* 0: not running */
+	char dir[48];
+	bool own_dir;      /* made here, and removed when it is reaped */
 	char socket[64];   /* in dir */
 	char config[64];   /* in dir, written if options.config was given */
 	char log[64];      /* in dir: its stderr */

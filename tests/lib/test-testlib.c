@@ -5,10 +5,12 @@
 #include "tests/lib/attention.h"
 #include "tests/lib/check.h"
 #include "tests/lib/daemon.h"
+#include "tests/lib/dir.h"
 
 #include <errno.h>
 #include <math.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -187,8 +189,27 @@ static int start_and_stop(void *userdata)
 	return 0;
 }
 
+/* A directory of the caller's stays, whatever it is called; one of the daemon's goes. */
+static int start_in_dir(void *userdata)
+{
+	struct fa_test_daemon daemon;
+	char dir[48];
+
+	fa_test_dir_make(dir, sizeof(dir));
+	fa_test_daemon_start(&daemon, &(struct fa_test_daemon_options){ .dir = dir });
+	fa_test_daemon_stop(&daemon);
+	fa_check(!access(dir, F_OK));
+	fa_test_dir_remove(dir);
+	fa_check(access(dir, F_OK) < 0);
+	fa_test_daemon_start(&daemon, NULL);
+	fa_check(!access(daemon.dir, F_OK));
+	fa_test_daemon_stop(&daemon);
+	fa_check(access(daemon.dir, F_OK) < 0);
+	return 0;
+}
+
 /* A shell script instead of fad, which may end by itself; $ready is where READY goes. */
-static bool script_fails(const char *script, bool ends)
+static bool run_script_fails(const char *script, int (*run)(void *userdata), void *userdata)
 {
 	char path[] = "/tmp/fad-script-XXXXXX", command[2048];
 	bool failed;
@@ -209,9 +230,14 @@ static bool script_fails(const char *script, bool ends)
 	assert_int_equal(fclose(file), 0);
 	snprintf(command, sizeof(command), "%s", path);
 	setenv("FAD_DAEMON", command, 1);
-	failed = fails(start_and_stop, ends ? &ends : NULL);
+	failed = fails(run, userdata);
 	unlink(path);
 	return failed;
+}
+
+static bool script_fails(const char *script, bool ends)
+{
+	return run_script_fails(script, start_and_stop, ends ? &ends : NULL);
 }
 
 static void test_broken_daemons(void **state)
@@ -221,6 +247,7 @@ static void test_broken_daemons(void **state)
 
 	snprintf(script, sizeof(script), "trap 'exit 0' TERM; ready; %s", wait);
 	assert_false(script_fails(script, false)); /* one that does all that is asked */
+	assert_false(run_script_fails(script, start_in_dir, NULL));
 	assert_true(script_fails("exit 0", false));
 	assert_true(script_fails("eval \"exec $fd>&-\"; exec sleep 60", false));
 	snprintf(script, sizeof(script), "trap 'exit 3' TERM; ready; %s", wait);
@@ -233,6 +260,40 @@ static void test_broken_daemons(void **state)
 	assert_true(script_fails("ready; exit 0", true)); /* before it was told to */
 }
 
+/* ---- directories */
+
+static int wait_in_dir(void *userdata)
+{
+	char dir[48], path[64];
+	FILE *file;
+
+	fa_test_dir_make(dir, sizeof(dir));
+	snprintf(path, sizeof(path), "%s/file", dir);
+	file = fopen(path, "we");
+	fa_check(file && fclose(file) == 0);
+	fa_check_eq(write(*(int *)userdata, dir, sizeof(dir)), sizeof(dir));
+	pause();
+	return 0;
+}
+
+/* One that is killed leaves nothing, though it could do nothing about it. */
+static void test_killed(void **state)
+{
+	char dir[48];
+	int fds[2];
+	pid_t pid;
+
+	assert_int_equal(pipe(fds), 0);
+	pid = fa_test_fork(wait_in_dir, &fds[1]);
+	assert_int_equal(read(fds[0], dir, sizeof(dir)), sizeof(dir));
+	assert_int_equal(access(dir, F_OK), 0);
+	kill(pid, SIGKILL);
+	fa_test_reap(pid);
+	fa_check_eventually(access(dir, F_OK) < 0);
+	close(fds[0]);
+	close(fds[1]);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -241,6 +302,7 @@ int main(void)
 		cmocka_unit_test(test_reference_empty_rows),
 		cmocka_unit_test(test_formats),
 		cmocka_unit_test(test_broken_daemons),
+		cmocka_unit_test(test_killed),
 	};
 
 	return cmocka_run_group_tests_name("testlib", tests, NULL, NULL);

@@ -1,0 +1,417 @@
+/*
+ * CUDA memory of the program's. The daemon learns of whole allocations, and buffers
+ * are windows of them; an allocation that was handed over is found again by where it
+ * begins and by the driver's id of it, which is never used twice. What no buffer uses
+ * is kept, up to a bound, for the next buffer.
+ *
+ * While the daemon has an allocation open, its memory does not return to the GPU even
+ * if the program frees it. So each import and each free looks which of the unused
+ * ones were freed, and lets go of those.
+ *
+ * client->importing is held throughout: one import, free or trim at a time. Calls of
+ * the driver are made without the client's mutex.
+ */
+#include "client/cuda.h"
+#include "client/internal.h"
+
+#include "common/packet.h"
+
+#include <errno.h>
+#include <string.h>
+
+/* Registrations that no buffer uses, and the allocations in them: looking whether they
+ * were freed takes a fraction of a microsecond each. */
+#define UNUSED_MAX 256
+#define UNUSED_PIECES_MAX 4096
+
+/* Packets of pieces under way: the kernel bounds the descriptors that lie in sockets. */
+#define PIECES_DEPTH 8
+
+static struct fa_registration *registration_of(struct fa_list *link)
+{
+	return fa_container_of(link, struct fa_registration, link);
+}
+
+/* ---- letting go */
+
+/* With the mutex, settled. */
+static void drop(struct fa_client *client, struct fa_registration *registration)
+{
+	fa_list_remove(&registration->link);
+	fa_registration_forget(client, registration);
+	fa_registration_free(registration);
+}
+
+static void drop_unused(struct fa_client *client)
+{
+	while (!fa_list_empty(&client->cuda_unused))
+		drop(client, registration_of(client->cuda_unused.next));
+}
+
+/* Drops the least recently used ones that are too many. */
+static void bound_unused(struct fa_client *client)
+{
+	size_t n = 0, n_pieces = 0;
+	struct fa_list *pos;
+
+	fa_list_for_each(pos, &client->cuda_unused) {
+		++n;
+		n_pieces += registration_of(pos)->cuda->n_pieces;
+	}
+	while (n > UNUSED_MAX || n_pieces > UNUSED_PIECES_MAX) {
+		struct fa_registration *oldest = registration_of(client->cuda_unused.next);
+
+		--n;
+		n_pieces -= oldest->cuda->n_pieces;
+		drop(client, oldest);
+	}
+}
+
+/* Without the mutex: finds out which unused ones were freed. */
+static void look_for_freed(struct fa_client *client, const struct fa_cudriver *driver)
+{
+	struct fa_list *pos;
+
+	fa_list_for_each(pos, &client->cuda_unused) {
+		struct fa_registration *registration = registration_of(pos);
+
+		registration->freed = !fa_cuda_is_alive(driver, registration->cuda);
+	}
+}
+
+/* With the mutex, settled: drops them, and those that the daemon has no more. */
+static void drop_freed(struct fa_client *client)
+{
+	struct fa_list *pos, *tmp;
+
+	fa_list_for_each_safe(pos, tmp, &client->cuda_unused) {
+		struct fa_registration *registration = registration_of(pos);
+
+		if (registration->freed || registration->missing)
+			drop(client, registration);
+	}
+}
+
+void fa_cuda_cache_put(struct fa_client *client, struct fa_buffer *buffer)
+{
+	struct fa_registration *registration = fa_steal_ptr(buffer->registration);
+	const struct fa_cudriver *driver;
+	struct fa_error error;
+
+	pthread_mutex_lock(&client->importing);
+	if (fa_cuda_open(&error, &driver) == 0)
+		look_for_freed(client, driver);
+	(void)fa_client_enter(client);
+	fa_client_settle(client);
+	drop_freed(client);
+	fa_list_remove(&buffer->link);
+	if (!--registration->n_users) {
+		fa_list_remove(&registration->link);
+		if (registration->cuda->has_ids && !registration->missing) {
+			fa_list_append(&client->cuda_unused, &registration->link);
+			bound_unused(client);
+		} else {
+			drop(client, registration);
+		}
+	}
+	fa_client_leave(client);
+	pthread_mutex_unlock(&client->importing);
+}
+
+int fa_trim(struct fa_client *client)
+{
+	int r;
+
+	if (client && fa_client_forked(client))
+		return fa_client_child_error();
+	if (client)
+		pthread_mutex_lock(&client->importing);
+	r = fa_client_enter(client);
+	if (r == 0) {
+		fa_client_settle(client);
+		drop_unused(client);
+		fa_client_leave(client);
+	}
+	if (client)
+		pthread_mutex_unlock(&client->importing);
+	return r;
+}
+
+/* ---- finding */
+
+/* Whether all of @part is in @whole, as the same allocations. */
+static bool contains(const struct fa_cuda_memory *whole, const struct fa_cuda_memory *part)
+{
+	for (size_t first = 0; first + part->n_pieces <= whole->n_pieces; ++first)
+		if (whole->pieces[first].at == part->pieces[0].at)
+			return !memcmp(&whole->pieces[first], part->pieces,
+			               part->n_pieces * sizeof(part->pieces[0]));
+	return false;
+}
+
+static struct fa_registration *find_in(struct fa_list *registrations,
+                                       const struct fa_cuda_memory *memory, uint32_t wire_flags)
+{
+	struct fa_list *pos;
+
+	fa_list_for_each(pos, registrations) {
+		struct fa_registration *registration = registration_of(pos);
+
+		if (registration->wire_flags == wire_flags && !registration->missing &&
+		    registration->cuda->has_ids && contains(registration->cuda, memory))
+			return registration;
+	}
+	return NULL;
+}
+
+/* With the mutex, settled: makes @buffer a window of @registration. */
+static void attach(struct fa_client *client, struct fa_buffer *buffer,
+                   struct fa_registration *registration)
+{
+	fa_list_remove(&registration->link);
+	fa_list_append(&client->cuda_used, &registration->link);
+	++registration->n_users;
+	buffer->registration = registration;
+	buffer->offset = buffer->device_data - registration->cuda->at;
+	fa_list_append(&client->buffers, &buffer->link);
+}
+
+/* Finds one that the daemon has. */
+static bool find(struct fa_client *client, const struct fa_cuda_memory *memory, uint32_t wire_flags,
+                 struct fa_buffer *buffer)
+{
+	struct fa_registration *registration = NULL;
+
+	(void)fa_client_enter(client);
+	fa_client_settle(client);
+	drop_freed(client);
+	if (memory->has_ids)
+		registration = find_in(&client->cuda_used, memory, wire_flags);
+	if (memory->has_ids && !registration)
+		registration = find_in(&client->cuda_unused, memory, wire_flags);
+	if (registration)
+		attach(client, buffer, registration);
+	fa_client_leave(client);
+	return registration;
+}
+
+/* ---- handing over */
+
+static bool depth_ready(const struct fa_client *client, const struct fa_waiter *waiter)
+{
+	return client->state == FA_CLIENT_LOST || client->detached < PIECES_DEPTH;
+}
+
+static size_t batch(const struct fa_cuda_memory *memory, size_t sent)
+{
+	size_t left = memory->n_pieces - sent;
+
+	return left < FA_WIRE_FDS_MAX ? left : FA_WIRE_FDS_MAX;
+}
+
+/* With the mutex, which is released: sends what did not fit into the BufferRegister. */
+static int send_pieces(struct fa_client *client, const struct fa_cudriver *driver,
+                       const struct fa_registration *registration, const struct fa_call *call)
+{
+	const struct fa_cuda_memory *memory = registration->cuda;
+	struct fa_waiter waiter = { .ready = depth_ready };
+
+	for (size_t sent = batch(memory, 0), n; sent < memory->n_pieces; sent += n) {
+		struct fa_wire_message message = { .type = FA_WIRE_BUFFER_PIECES };
+		int fds[FA_WIRE_FDS_MAX], r;
+		struct fa_error error;
+
+		n = batch(memory, sent);
+		message.buffer_pieces.buffer = registration->id;
+		message.buffer_pieces.n_piece_bytes = n;
+		for (size_t i = 0; i < n; ++i)
+			message.buffer_pieces.piece_bytes[i] = memory->pieces[sent + i].bytes;
+
+		pthread_mutex_unlock(&client->lock);
+		r = fa_cuda_export(driver, memory, sent, n, &error, fds);
+		pthread_mutex_lock(&client->lock);
+		if (r < 0)
+			return fa_error_copy(r, &error);
+		r = fa_io_await(client, &waiter, call->deadline_ns);
+		/* It was refused, or the connection is lost: the call's end says so. */
+		if (r == 0 && !call->done && call->epoch == client->epoch)
+			r = fa_io_tell(client, &message, fds, n);
+		fa_packet_close_fds(fds, n);
+		if (r < 0 || call->done || call->epoch != client->epoch)
+			return r == -EAGAIN ? 0 : r;
+	}
+	return 0;
+}
+
+/* With the mutex: registers what @fds are the first pieces of. */
+static int send_registration(struct fa_client *client, const struct fa_cudriver *driver,
+                             struct fa_registration *registration, const int *fds, size_t n_fds)
+{
+	const struct fa_cuda_memory *memory = registration->cuda;
+	struct fa_call call = { .expect = FA_WIRE_BUFFER_REPLY };
+	struct fa_wire_message message;
+	int r, sent;
+
+	fa_registration_name(client, registration);
+	fa_registration_message(registration, &message);
+	if (!memory->legacy) {
+		message.buffer_register.n_pieces = (uint32_t)memory->n_pieces;
+		message.buffer_register.n_piece_bytes = n_fds;
+		for (size_t i = 0; i < n_fds; ++i)
+			message.buffer_register.piece_bytes[i] = memory->pieces[i].bytes;
+	}
+	r = fa_io_call_begin(client, &message, fds, n_fds, true, &call);
+	if (r < 0)
+		return r;
+	sent = memory->legacy ? 0 : send_pieces(client, driver, registration, &call);
+	if (sent < 0) {
+		struct fa_error error;
+
+		/* The daemon waits for what cannot be sent. */
+		(void)fa_fail(&error, sent, "%s", fa_error());
+		if (call.epoch == client->epoch)
+			fa_registration_forget(client, registration);
+		r = fa_io_call_end(client, &call);
+		if (r == -ECANCELED)
+			r = fa_error_copy(sent, &error);
+	} else {
+		r = fa_io_call_end(client, &call);
+	}
+	/* The lists stand still while another thread connects again, and what it
+	 * connects to knows nothing of this one. */
+	fa_client_settle(client);
+	if (r >= 0 && call.epoch != client->epoch)
+		r = fa_client_lost_error(client);
+	return r;
+}
+
+/* Makes a registration of @memory (consumed if it succeeds) and @buffer a window of it. */
+static int hand_over(struct fa_client *client, const struct fa_cudriver *driver,
+                     struct fa_cuda_memory *memory, const uint64_t uuid[2], uint32_t wire_flags,
+                     struct fa_buffer *buffer)
+{
+	size_t n_fds = memory->legacy ? 0 : batch(memory, 0);
+	struct fa_registration *registration;
+	int fds[FA_WIRE_FDS_MAX], r;
+	struct fa_error error;
+
+	registration = fa_registration_new(memory->legacy ? FA_WIRE_BUFFER_CUDA_IPC
+	                                                  : FA_WIRE_BUFFER_CUDA_FD,
+	                                   wire_flags, 0, memory->bytes);
+	if (!registration)
+		return fa_error_set(-ENOMEM, "no memory for a buffer");
+	memcpy(registration->uuid, uuid, sizeof(registration->uuid));
+	if (memory->legacy)
+		r = fa_cuda_handle(driver, memory, &error, registration->handle);
+	else
+		r = fa_cuda_export(driver, memory, 0, n_fds, &error, fds);
+	if (r < 0) {
+		fa_registration_free(registration);
+		return fa_error_copy(r, &error);
+	}
+	registration->cuda = memory;
+	r = fa_client_enter_connected(client);
+	if (r >= 0) {
+		r = send_registration(client, driver, registration, fds, n_fds);
+		if (r >= 0)
+			attach(client, buffer, registration);
+		fa_client_leave(client);
+	}
+	fa_packet_close_fds(fds, n_fds);
+	if (r < 0) {
+		registration->cuda = NULL;
+		fa_registration_free(registration);
+	}
+	return r;
+}
+
+/* Whether there was something to let go of. */
+static bool make_room(struct fa_client *client)
+{
+	bool any;
+
+	(void)fa_client_enter(client);
+	fa_client_settle(client);
+	any = !fa_list_empty(&client->cuda_unused);
+	drop_unused(client);
+	fa_client_leave(client);
+	return any;
+}
+
+static int import(struct fa_client *client, const struct fa_cudriver *driver,
+                  const uint64_t uuid[2], uint32_t wire_flags, struct fa_buffer *buffer)
+{
+	_fa_cleanup_(fa_freep) struct fa_cuda_memory *memory = NULL;
+	struct fa_error error;
+	int r;
+
+	r = fa_cuda_find(driver, buffer->device_data, buffer->bytes, uuid, &error, &memory);
+	if (r < 0)
+		return fa_error_copy(r, &error);
+	look_for_freed(client, driver);
+	if (find(client, memory, wire_flags, buffer))
+		return 0;
+	r = hand_over(client, driver, memory, uuid, wire_flags, buffer);
+	if (r == -EDQUOT && make_room(client))
+		r = hand_over(client, driver, memory, uuid, wire_flags, buffer);
+	if (r == 0)
+		(void)fa_steal_ptr(memory); /* the registration's */
+	return r;
+}
+
+/* The GPU of the daemon's, if it has one. */
+static int daemon_device(struct fa_client *client, uint64_t ret_uuid[2])
+{
+	int r;
+
+	r = fa_client_enter_connected(client);
+	if (r < 0)
+		return r;
+	memcpy(ret_uuid, client->connection.device_uuid, 2 * sizeof(*ret_uuid));
+	if (strcmp(client->connection.backend, "cuda") != 0)
+		r = fa_error_set(-ENOTSUP,
+		                 "the daemon's backend is %s, which takes no memory of a GPU; copy "
+		                 "it into one of fa_buffer_new()'s, or start fad with --backend "
+		                 "cuda",
+		                 client->connection.backend);
+	fa_client_leave(client);
+	return r;
+}
+
+int fa_buffer_import_cuda(struct fa_client *client, uint64_t ptr, uint64_t bytes, uint32_t flags,
+                          struct fa_buffer **ret_buffer)
+{
+	uint32_t wire_flags = flags & FA_BUFFER_READ_ONLY ? FA_WIRE_BUFFER_READ_ONLY : 0;
+	const struct fa_cudriver *driver;
+	struct fa_buffer *buffer;
+	struct fa_error error;
+	uint64_t uuid[2];
+	int r;
+
+	if (!ret_buffer)
+		return fa_error_set(-EINVAL, "ret_buffer is NULL");
+	if (flags & ~FA_BUFFER_READ_ONLY)
+		return fa_error_set(-EINVAL, "fa_buffer_import_cuda: flags has unknown bits: 0x%x",
+		                    flags);
+	r = fa_buffer_alloc(client, bytes, &buffer);
+	if (r < 0)
+		return r;
+	buffer->device_data = ptr;
+	r = daemon_device(client, uuid);
+	if (r == 0) {
+		r = fa_cuda_open(&error, &driver);
+		if (r < 0)
+			(void)fa_error_copy(r, &error);
+	}
+	if (r == 0) {
+		pthread_mutex_lock(&client->importing);
+		r = import(client, driver, uuid, wire_flags, buffer);
+		pthread_mutex_unlock(&client->importing);
+	}
+	if (r < 0) {
+		fa_buffer_release(buffer);
+		return r;
+	}
+	*ret_buffer = buffer;
+	return 0;
+}

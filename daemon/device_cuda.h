@@ -1,0 +1,245 @@
+/*
+ * What the files of the CUDA backend share (device_cuda*.c); nobody else includes it.
+ *
+ * Threads: a device's streams, groups, queues and works are the engine thread's. Its
+ * memory is the workers', one at a time by their turn. What the engine thread and
+ * workers both touch is atomic or under device.mutex. The rest never changes between
+ * open and close.
+ *
+ * Every thread that calls the driver enters the device first, which is a comparison
+ * once it has been there.
+ */
+#pragma once
+
+#include "common/cleanup.h"
+#include "common/cudriver.h"
+#include "daemon/device.h"
+#include "kernels/cuda/plan.h"
+
+#include <pthread.h>
+
+/* ---- limits */
+
+/* Streams that the driver can serve without one waiting for another; a user may ask
+ * for fewer with CUDA_DEVICE_MAX_CONNECTIONS. */
+#define FA_CUDA_CONNECTIONS 32
+/* A quarter for high priority, half for normal, one for memory; the driver's own use
+ * the rest. */
+#define FA_CUDA_STREAMS_MAX (FA_CUDA_CONNECTIONS * 3 / 4)
+/* Works that a CUDA stream holds at once: enough to keep it busy while the engine looks
+ * elsewhere, few enough that a queue which shares the stream is soon served. */
+#define FA_CUDA_STREAM_DEPTH 4
+/* Works that a queue may have outstanding. */
+#define FA_CUDA_QUEUE_DEPTH 4
+/* CUDA streams of one priority that a group spreads over. */
+#define FA_CUDA_GROUP_STREAMS 4
+
+/* Entries of a work's vectors: cu_seqlens have one more, slopes and sinks as many. */
+#define FA_CUDA_SEQUENCES_MAX 4096
+#define FA_CUDA_VECTOR_HEADS_MAX 1024
+/* Room for all four, each on 16 bytes. */
+#define FA_CUDA_VECTORS_BYTES (2 * 4 * (FA_CUDA_SEQUENCES_MAX + 4 + FA_CUDA_VECTOR_HEADS_MAX))
+
+/* ---- the device */
+
+/* Ranges of the staging area, in order; a work owns one while it is on its way. */
+struct fa_cuda_range {
+	struct fa_list link; /* device.stage.ranges */
+	uint64_t begin, end; /* offsets; the same: none */
+};
+
+struct fa_cuda_stream {
+	CUstream stream;
+	unsigned int n_queues;
+	/* The GPU writes here, in order, the sequence of each work that it has finished. */
+	const uint64_t *word;
+	CUdeviceptr word_at;
+	uint64_t sequence;      /* of the last work given to the driver */
+	uint64_t finished_ns;   /* when the last one was seen to be finished */
+	struct fa_list works;   /* that the driver has, by fa_device_work.link */
+	unsigned int n_works;   /* of them */
+	struct fa_list shares;  /* of groups that have works for it, in their turn */
+	char *vectors;          /* [FA_CUDA_STREAM_DEPTH][FA_CUDA_VECTORS_BYTES] */
+	CUdeviceptr vectors_at; /* the same on the GPU */
+};
+
+enum fa_cuda_stage_mode {
+	FA_CUDA_STAGE_AUTO,
+	FA_CUDA_STAGE_ALWAYS,
+	FA_CUDA_STAGE_NEVER,
+};
+
+/* Whose turn it is to call the driver for memory: first come, first served. */
+struct fa_cuda_turn {
+	pthread_mutex_t mutex;
+	pthread_cond_t next;
+	uint64_t n_asked, n_done;
+};
+
+struct fa_device {
+	struct fa_cudriver driver;
+	struct fa_device_config config;
+	uint64_t serial; /* of devices that this process opened */
+	CUdevice ordinal;
+	CUcontext context;
+	int driver_version;
+	struct fa_cuda_chip chip;
+	struct fa_device_info info; /* but the free memory */
+	size_t granularity;         /* of allocations that are mapped */
+
+	CUmodule modules[FA_CUDA_IMAGES];
+	CUfunction *functions; /* [fa_cuda_kernels_count]; NULL: not for this chip */
+	unsigned int n_functions;
+
+	void *pinned; /* words, then vectors */
+	CUdeviceptr vectors;
+	struct fa_cuda_stream streams[FA_CUDA_STREAMS_MAX];
+	unsigned int n_streams, n_high; /* those of high priority come first */
+	struct fa_list done;            /* to be reaped */
+	bool reaping;
+	unsigned int n_works;             /* that the driver has */
+	uint64_t progress_ns, queried_ns; /* last finished; last asked for errors */
+
+	struct {
+		CUdeviceptr at;
+		uint64_t bytes;
+		enum fa_cuda_stage_mode mode;
+		struct fa_list ranges;
+	} stage;
+
+	struct fa_cuda_turn turn;
+	CUstream memory_stream;
+	uint64_t pin_part_bytes, pin_pause_ns;
+
+	pthread_mutex_t mutex;
+	atomic_bool lost;
+	struct fa_error lost_error;         /* under the mutex until lost, then never changed */
+	uint64_t free_bytes, free_bytes_ns; /* under the mutex: what was asked when */
+};
+
+/* Makes the device's context this thread's. */
+CUresult fa_cuda_enter(struct fa_device *device);
+
+/* The device is lost for good, for the reason in @why. Any thread. */
+void fa_cuda_lose(struct fa_device *device, const char *why);
+
+/*
+ * A call of the driver failed on @stream, or on one that has nothing to do with it:
+ * writes the sentence, finds out whether the device is lost, and returns the errno,
+ * which is -ENODEV if and only if it is.
+ */
+int fa_cuda_fail(struct fa_device *device, CUstream stream, struct fa_error *error, CUresult result,
+                 const char *doing);
+
+/* ---- kernels (device_cuda_kernels.c) */
+
+/* Loads every kernel that the chip can run. */
+int fa_cuda_kernels_load(struct fa_device *device, struct fa_error *error);
+void fa_cuda_kernels_unload(struct fa_device *device);
+
+int fa_cuda_check(struct fa_device *device, const struct fa_attention_params *params,
+                  struct fa_error *error);
+
+/* ---- memory (device_cuda_memory.c, _host.c, _vmm.c); on workers */
+
+enum fa_cuda_memory_kind {
+	FA_CUDA_MEMORY_HOST,   /* pinned */
+	FA_CUDA_MEMORY_IPC,    /* opened by its handle */
+	FA_CUDA_MEMORY_MAPPED, /* allocations mapped side by side */
+};
+
+/* What fa_device_memory.backend points to. */
+struct fa_cuda_memory {
+	enum fa_cuda_memory_kind kind;
+	CUdeviceptr at; /* of what was pinned, opened or reserved */
+	uint64_t bytes; /* of it */
+	/* Pinned memory: where it is in this process, how much of it is pinned, and in
+	 * parts of which size: no copy may cross their borders. */
+	char *host;
+	uint64_t pinned_bytes, part_bytes;
+	size_t n_mapped; /* pieces that are mapped */
+	uint64_t piece_bytes[];
+};
+
+/* Whose turn it is to call the driver for memory. */
+struct fa_device *fa_cuda_turn_begin(struct fa_device *device);
+void fa_cuda_turn_endp(struct fa_device **device);
+
+/* Waits for its turn, which lasts until the end of the block. */
+#define FA_CUDA_TAKE_TURN(device)                                                                  \
+	_fa_cleanup_(fa_cuda_turn_endp) struct fa_device *_turn                                    \
+		__attribute__((unused)) = fa_cuda_turn_begin(device)
+
+/* In the middle of a turn: leaves the driver to others for a while. */
+void fa_cuda_pause(uint64_t ns);
+
+/* Between the allocations of one buffer. */
+#define FA_CUDA_PIECE_PAUSE_NS 20000
+
+/* fa_cuda_fail() on the workers' stream. */
+int fa_cuda_memory_fail(struct fa_device *device, struct fa_error *error, CUresult result,
+                        const char *doing);
+int fa_cuda_memory_enter(struct fa_device *device, struct fa_error *error);
+
+/* Zeroed, or NULL. */
+struct fa_cuda_memory *fa_cuda_memory_new(enum fa_cuda_memory_kind kind, size_t n_pieces);
+/* Gives back what the driver gave, however far it had got. Takes NULL. */
+struct fa_cuda_memory *fa_cuda_memory_free(struct fa_device *device, struct fa_cuda_memory *memory);
+/* ... of host memory: unpins and unmaps it. */
+void fa_cuda_unpin(struct fa_device *device, struct fa_cuda_memory *memory);
+
+/* Whether [offset, offset + bytes) lies in @whole_bytes. */
+bool fa_cuda_memory_fits(uint64_t offset, uint64_t bytes, uint64_t whole_bytes);
+
+int fa_cuda_memory_import_host(struct fa_device *device, int fd, uint64_t offset, uint64_t bytes,
+                               bool read_only, struct fa_error *error,
+                               struct fa_device_memory *ret_memory);
+int fa_cuda_memory_new_arena(struct fa_device *device, uint64_t bytes, struct fa_error *error,
+                             struct fa_device_memory *ret_memory, int *ret_fd,
+                             uint64_t *ret_piece_bytes);
+int fa_cuda_memory_import_ipc(struct fa_device *device, const uint8_t handle[64], uint64_t offset,
+                              uint64_t bytes, bool read_only, struct fa_error *error,
+                              struct fa_device_memory *ret_memory);
+int fa_cuda_memory_import_pieces(struct fa_device *device, const struct fa_device_piece *pieces,
+                                 size_t n_pieces, uint64_t offset, uint64_t bytes, bool read_only,
+                                 struct fa_error *error, struct fa_device_memory *ret_memory);
+void fa_cuda_memory_release(struct fa_device *device, struct fa_device_memory *memory);
+
+/* ---- staging (device_cuda_stage.c) */
+
+/*
+ * Whether @span_bytes of pinned memory, of which @data_bytes are the tensor's, are to
+ * be copied to the GPU before a kernel that reads each of them @n_reads times.
+ */
+bool fa_cuda_stage_pays(uint64_t span_bytes, uint64_t data_bytes, uint64_t n_reads);
+
+/* How often @launch reads each element of K and V, about. */
+uint64_t fa_cuda_stage_reads(const struct fa_cuda_launch *launch);
+
+/*
+ * Copies what of K and V lies in host memory to the staging area, as far as that pays
+ * and there is room, and makes @launch read it there. @range holds the room until
+ * fa_cuda_stage_free(). On the engine thread.
+ */
+CUresult fa_cuda_stage(struct fa_device *device, CUstream stream, const struct fa_device_work *work,
+                       struct fa_cuda_launch *launch, struct fa_cuda_range *range);
+void fa_cuda_stage_free(struct fa_cuda_range *range);
+
+/* ---- streams (device_cuda_stream.c) */
+
+int fa_cuda_streams_open(struct fa_device *device, struct fa_error *error);
+void fa_cuda_streams_close(struct fa_device *device);
+
+/* ---- queues (device_cuda_queue.c); on the engine thread */
+
+int fa_cuda_group_new(struct fa_device *device, struct fa_error *error,
+                      struct fa_device_group **ret_group);
+struct fa_device_group *fa_cuda_group_free(struct fa_device *device, struct fa_device_group *group);
+int fa_cuda_queue_new(struct fa_device *device, struct fa_device_group *group, int priority,
+                      struct fa_error *error, struct fa_device_queue **ret_queue);
+struct fa_device_queue *fa_cuda_queue_free(struct fa_device *device, struct fa_device_queue *queue);
+void fa_cuda_launch(struct fa_device *device, struct fa_device_queue *queue,
+                    struct fa_device_work *work);
+void fa_cuda_cancel(struct fa_device *device, struct fa_device_work *work);
+void fa_cuda_reap(struct fa_device *device, struct fa_list *done);
+int fa_cuda_health(struct fa_device *device, struct fa_error *error);

@@ -1,0 +1,114 @@
+/*
+ * The CUDA backend's kernels: loaded when the device is opened, since a module that is
+ * loaded later may hold up all that runs, and which requests they cover.
+ */
+#include "daemon/device_cuda.h"
+#include "kernels/cuda/images.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* More than this a kernel gets only if it was asked for. */
+#define SHARED_BYTES_DEFAULT (48 << 10)
+
+static int load_module(struct fa_device *device, enum fa_cuda_image image, struct fa_error *error)
+{
+	const struct fa_cuda_image_data *data = &fa_cuda_images[image];
+	char doing[64];
+	CUresult result;
+
+	if (device->modules[image])
+		return 0;
+	if (!data->bytes)
+		return fa_fail(error, -ENODEV,
+		               "this fad was built without module %d of its GPU "
+		               "kernels",
+		               (int)image);
+	result = device->driver.cuModuleLoadData(&device->modules[image], data->data);
+	if (result == CUDA_SUCCESS)
+		return 0;
+	device->modules[image] = NULL;
+	snprintf(doing, sizeof(doing), "module %d of the GPU kernels cannot be loaded", (int)image);
+	return fa_cudriver_fail(&device->driver, error, result, doing);
+}
+
+static int load_function(struct fa_device *device, const struct fa_cuda_kernel *kernel,
+                         CUfunction *ret_function, struct fa_error *error)
+{
+	const struct fa_cudriver *driver = &device->driver;
+	CUfunction function;
+	char doing[128];
+	CUresult result;
+
+	snprintf(doing, sizeof(doing), "kernel %s cannot be loaded", kernel->symbol);
+	result = driver->cuModuleGetFunction(&function, device->modules[kernel->image],
+	                                     kernel->symbol);
+	if (result != CUDA_SUCCESS)
+		return fa_cudriver_fail(driver, error, result, doing);
+	if (kernel->shared_bytes > SHARED_BYTES_DEFAULT)
+		result = driver->cuFuncSetAttribute(function,
+		                                    CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+		                                    kernel->shared_bytes);
+	if (result != CUDA_SUCCESS)
+		return fa_cudriver_fail(driver, error, result, doing);
+	*ret_function = function;
+	return 0;
+}
+
+int fa_cuda_kernels_load(struct fa_device *device, struct fa_error *error)
+{
+	int r;
+
+	device->functions = calloc(fa_cuda_kernels_count, sizeof(*device->functions));
+	if (!device->functions)
+		return fa_fail(error, -ENOMEM, "no memory for the table of GPU kernels");
+	for (size_t i = 0; i < fa_cuda_kernels_count; ++i) {
+		const struct fa_cuda_kernel *kernel = &fa_cuda_kernels[i];
+
+		/* As fa_cuda_attention_plan() chooses. */
+		if (kernel->arch > device->chip.arch ||
+		    kernel->shared_bytes > device->chip.shared_bytes_max)
+			continue;
+		r = load_module(device, kernel->image, error);
+		if (r == 0)
+			r = load_function(device, kernel, &device->functions[i], error);
+		if (r < 0)
+			return r;
+		++device->n_functions;
+	}
+	return 0;
+}
+
+void fa_cuda_kernels_unload(struct fa_device *device)
+{
+	for (int i = 0; i < FA_CUDA_IMAGES; ++i)
+		if (device->modules[i])
+			(void)device->driver.cuModuleUnload(device->modules[i]);
+	free(device->functions);
+}
+
+int fa_cuda_check(struct fa_device *device, const struct fa_attention_params *params,
+                  struct fa_error *error)
+{
+	struct fa_cuda_launch launch;
+	struct fa_error unused;
+	int r;
+
+	if (!error)
+		error = &unused;
+	r = fa_attention_check(params, error->text, sizeof(error->text));
+	if (r == 0)
+		r = fa_cuda_attention_plan(&device->chip, params, error->text, sizeof(error->text),
+		                           &launch);
+	if (r < 0)
+		return r;
+	if (params->cu_seqlens_q && params->batch > FA_CUDA_SEQUENCES_MAX)
+		return fa_fail(error, -ENOTSUP, "batch %d is not supported: at most %d if ragged",
+		               params->batch, FA_CUDA_SEQUENCES_MAX);
+	if ((params->alibi_slopes || params->sinks) && params->heads > FA_CUDA_VECTOR_HEADS_MAX)
+		return fa_fail(error, -ENOTSUP,
+		               "heads %d is not supported: at most %d with slopes or sinks",
+		               params->heads, FA_CUDA_VECTOR_HEADS_MAX);
+	return 0;
+}

@@ -1,0 +1,437 @@
+/*
+ * The CUDA backend's queues: how works come to the GPU, and how they come back. All of
+ * it is the engine thread's.
+ *
+ * Queues share a few CUDA streams, as streams beyond what the hardware can tell apart
+ * would wait for one another: a queue is given the least used one of its priority, and
+ * a group spreads over FA_CUDA_GROUP_STREAMS of them, so that a crowd of queues does
+ * not get a crowd's share of the GPU. A CUDA stream holds FA_CUDA_STREAM_DEPTH works;
+ * more wait here, and groups take turns, and within a group its queues. So what is
+ * outstanding of others when a work arrives is bounded whatever they do; how much of
+ * the GPU each kernel gets is then the hardware's affair, which gives high priority
+ * first.
+ *
+ * Behind each work the GPU writes the work's number in its stream to a word in pinned
+ * memory that is the daemon's alone. reap() compares words with works, so that nothing
+ * of the driver is called to find out; nothing waits on the GPU, ever, but for what
+ * stands before it in its stream.
+ *
+ * Between launch and reap only copies, kernels and word writes are asked of the driver
+ * (unless something failed). A work's small vectors go through a place of the stream's,
+ * one for each work that the stream can hold.
+ */
+#include "daemon/device_cuda.h"
+
+#include "common/cleanup.h"
+#include "common/clock.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* When nothing has finished for so long the driver is asked whether it still lives. */
+#define QUIET_NS (20 * FA_NS_PER_MS)
+
+enum work_state {
+	WAITING,  /* in its queue */
+	LAUNCHED, /* the driver has it */
+	FINISHED, /* in device.done, or reaped */
+};
+
+/* What fa_device_work.backend holds. */
+struct cuda_work {
+	uint64_t sequence; /* in its CUDA stream */
+	struct fa_cuda_range range;
+	enum work_state state;
+};
+
+_Static_assert(sizeof(struct cuda_work) <= sizeof(((struct fa_device_work *)0)->backend),
+               "it fits");
+
+/* A group's part of a CUDA stream. */
+struct share {
+	struct fa_list link;   /* stream.shares, while there are queues */
+	struct fa_list queues; /* that have waiting works, by fa_device_queue.link */
+	unsigned int n_queues; /* all of them */
+};
+
+struct fa_device_group {
+	struct share shares[FA_CUDA_STREAMS_MAX]; /* one for each of device.streams */
+};
+
+struct fa_device_queue {
+	struct fa_cuda_stream *stream;
+	struct share *share;
+	struct fa_list link;  /* share.queues, while there are works */
+	struct fa_list works; /* waiting, by fa_device_work.link */
+};
+
+static struct cuda_work *cuda_work(struct fa_device_work *work)
+{
+	return (struct cuda_work *)work->backend;
+}
+
+static struct fa_device_work *first_work(const struct fa_list *list)
+{
+	return fa_container_of(list->next, struct fa_device_work, link);
+}
+
+static bool is_lost(struct fa_device *device)
+{
+	return atomic_load_explicit(&device->lost, memory_order_acquire);
+}
+
+/* ---- the end of a work */
+
+/* Its status stands. */
+static void work_finish(struct fa_device *device, struct fa_device_work *work)
+{
+	struct cuda_work *cuda = cuda_work(work);
+
+	fa_list_remove(&work->link);
+	fa_cuda_stage_free(&cuda->range);
+	cuda->state = FINISHED;
+	if (!work->finished_ns)
+		work->finished_ns = fa_now_ns();
+	if (!device->reaping && fa_list_empty(&device->done))
+		device->config.notify(device->config.userdata);
+	fa_list_append(&device->done, &work->link);
+}
+
+static void work_finish_lost(struct fa_device *device, struct fa_device_work *work)
+{
+	work->status = fa_fail(&work->error, -ENODEV, "%s", device->lost_error.text);
+	work_finish(device, work);
+}
+
+/* ---- works on their way to the GPU */
+
+/* Appends @n words to what is to be copied, and says where the GPU will find them. */
+static void *put_vector(char *place, CUdeviceptr place_at, size_t *used, const void *vector,
+                        size_t n)
+{
+	const CUdeviceptr at = place_at + *used;
+
+	if (!vector)
+		return NULL;
+	memcpy(place + *used, vector, n * 4);
+	*used += (n * 4 + 15) & ~(size_t)15;
+	return (void *)at;
+}
+
+/* Takes cu_seqlens, slopes and sinks along. */
+static CUresult copy_vectors(struct fa_device *device, struct fa_cuda_stream *stream,
+                             const struct fa_attention_params *params,
+                             struct fa_cuda_attention *args)
+{
+	const size_t offset = (stream->sequence % FA_CUDA_STREAM_DEPTH) * FA_CUDA_VECTORS_BYTES;
+	const size_t n_lengths = (size_t)params->batch + 1, heads = (size_t)params->heads;
+	const CUdeviceptr at = stream->vectors_at + offset;
+	char *place = stream->vectors + offset;
+	size_t used = 0;
+
+	args->cu_seqlens_q = put_vector(place, at, &used, params->cu_seqlens_q, n_lengths);
+	args->cu_seqlens_k = put_vector(place, at, &used, params->cu_seqlens_k, n_lengths);
+	args->alibi_slopes = put_vector(place, at, &used, params->alibi_slopes, heads);
+	args->sinks = put_vector(place, at, &used, params->sinks, heads);
+	if (!used)
+		return CUDA_SUCCESS;
+	return device->driver.cuMemcpyHtoDAsync(at, place, used, stream->stream);
+}
+
+static CUresult launch_kernel(struct fa_device *device, struct fa_cuda_stream *stream,
+                              struct fa_cuda_launch *launch)
+{
+	void *params[] = { &launch->args };
+
+	return device->driver.cuLaunchKernel(
+		device->functions[launch->kernel - fa_cuda_kernels], launch->grid, 1, 1,
+		(unsigned int)launch->kernel->threads, 1, 1,
+		(unsigned int)launch->kernel->shared_bytes, stream->stream, params, NULL);
+}
+
+/* All that the driver is told of @work; returns 0 or its status. */
+static int work_enqueue(struct fa_device *device, struct fa_cuda_stream *stream,
+                        struct fa_device_work *work)
+{
+	const char *doing = "the GPU's context cannot be used";
+	struct fa_cuda_launch launch;
+	CUresult result;
+	int r;
+
+	r = fa_cuda_attention_plan(&device->chip, work->params, work->error.text,
+	                           sizeof(work->error.text), &launch);
+	if (r < 0)
+		return r;
+	result = fa_cuda_enter(device);
+	if (!launch.grid && !result)
+		return 0;
+	if (!result) {
+		doing = "the request's vectors cannot be copied to the GPU";
+		result = copy_vectors(device, stream, work->params, &launch.args);
+	}
+	if (!result) {
+		doing = "K and V cannot be copied to the GPU";
+		result = fa_cuda_stage(device, stream->stream, work, &launch,
+		                       &cuda_work(work)->range);
+	}
+	if (!result) {
+		doing = "the kernel cannot be launched";
+		result = launch_kernel(device, stream, &launch);
+	}
+	return result ? fa_cuda_fail(device, stream->stream, &work->error, result, doing) : 0;
+}
+
+/*
+ * Gives @work to the driver. If that fails halfway the stream may still be using what
+ * the work has: it stays in flight then, too, until its word is written.
+ */
+static void work_start(struct fa_device *device, struct fa_cuda_stream *stream,
+                       struct fa_device_work *work)
+{
+	struct cuda_work *cuda = cuda_work(work);
+	struct fa_error error;
+	CUresult result;
+
+	work->started_ns = fa_now_ns();
+	work->status = work_enqueue(device, stream, work);
+	cuda->sequence = ++stream->sequence;
+	result = device->driver.cuStreamWriteValue64(stream->stream, stream->word_at,
+	                                             cuda->sequence, CU_STREAM_WRITE_VALUE_DEFAULT);
+	if (result != CUDA_SUCCESS) {
+		/* Nobody will learn when the stream's works end. */
+		(void)fa_cudriver_fail(&device->driver, &error, result,
+		                       "the end of a request cannot be asked for");
+		fa_cuda_lose(device, error.text);
+	}
+	if (!device->n_works++)
+		device->progress_ns = work->started_ns;
+	++stream->n_works;
+	fa_list_append(&stream->works, &work->link);
+	cuda->state = LAUNCHED;
+}
+
+/* Gives the CUDA stream what it can hold, a work of each group and queue in turn. */
+static void stream_feed(struct fa_device *device, struct fa_cuda_stream *stream)
+{
+	struct fa_device_queue *queue;
+	struct fa_device_work *work;
+	struct share *share;
+
+	while (stream->n_works < FA_CUDA_STREAM_DEPTH && !fa_list_empty(&stream->shares) &&
+	       !is_lost(device)) {
+		share = fa_container_of(stream->shares.next, struct share, link);
+		queue = fa_container_of(share->queues.next, struct fa_device_queue, link);
+		work = first_work(&queue->works);
+		fa_list_remove(&work->link);
+		fa_list_remove(&queue->link);
+		fa_list_remove(&share->link);
+		if (!fa_list_empty(&queue->works))
+			fa_list_append(&share->queues, &queue->link);
+		if (!fa_list_empty(&share->queues))
+			fa_list_append(&stream->shares, &share->link);
+		work_start(device, stream, work);
+	}
+}
+
+/* Ends all that is outstanding. The driver answers at once if the GPU stopped with an
+ * error; if not, what runs may use its memory until it has ended. */
+static void fail_all(struct fa_device *device)
+{
+	for (unsigned int i = 0; i < device->n_streams; ++i) {
+		struct fa_cuda_stream *stream = &device->streams[i];
+
+		if (stream->n_works)
+			(void)device->driver.cuStreamSynchronize(stream->stream);
+		while (!fa_list_empty(&stream->works))
+			work_finish_lost(device, first_work(&stream->works));
+		device->n_works -= stream->n_works;
+		stream->n_works = 0;
+		while (!fa_list_empty(&stream->shares)) {
+			struct share *share = fa_container_of(stream->shares.next, struct share,
+			                                      link);
+
+			while (!fa_list_empty(&share->queues)) {
+				struct fa_device_queue *queue = fa_container_of(
+					share->queues.next, struct fa_device_queue, link);
+
+				while (!fa_list_empty(&queue->works))
+					work_finish_lost(device, first_work(&queue->works));
+				fa_list_remove(&queue->link);
+			}
+			fa_list_remove(&share->link);
+		}
+	}
+}
+
+/* ---- the table's functions */
+
+void fa_cuda_launch(struct fa_device *device, struct fa_device_queue *queue,
+                    struct fa_device_work *work)
+{
+	struct cuda_work *cuda = cuda_work(work);
+	struct share *share = queue->share;
+
+	work->queue = queue;
+	work->status = 0;
+	work->started_ns = work->finished_ns = 0;
+	atomic_store_explicit(&work->cancelled, false, memory_order_relaxed);
+	*cuda = (struct cuda_work){ .state = WAITING };
+	fa_list_init(&cuda->range.link);
+	fa_list_init(&work->link);
+	if (is_lost(device)) {
+		work_finish_lost(device, work);
+		return;
+	}
+	if (fa_list_empty(&queue->works))
+		fa_list_append(&share->queues, &queue->link);
+	if (fa_list_empty(&share->link))
+		fa_list_append(&queue->stream->shares, &share->link);
+	fa_list_append(&queue->works, &work->link);
+	stream_feed(device, queue->stream);
+}
+
+void fa_cuda_cancel(struct fa_device *device, struct fa_device_work *work)
+{
+	struct fa_device_queue *queue = work->queue;
+
+	/* A kernel runs to its end. */
+	if (cuda_work(work)->state != WAITING)
+		return;
+	atomic_store_explicit(&work->cancelled, true, memory_order_relaxed);
+	work->status = fa_fail(&work->error, -ECANCELED, "the work was cancelled");
+	work_finish(device, work);
+	if (fa_list_empty(&queue->works))
+		fa_list_remove(&queue->link);
+	if (fa_list_empty(&queue->share->queues))
+		fa_list_remove(&queue->share->link);
+}
+
+static void stream_reap(struct fa_device *device, struct fa_cuda_stream *stream)
+{
+	/* Acquire: what the GPU wrote before it is seen after it. */
+	const uint64_t finished = __atomic_load_n(stream->word, __ATOMIC_ACQUIRE);
+	struct fa_device_work *work = first_work(&stream->works);
+	uint64_t now_ns;
+
+	if (cuda_work(work)->sequence > finished)
+		return;
+	now_ns = fa_now_ns();
+	device->progress_ns = now_ns;
+	do {
+		/* It was not the stream's turn before the one ahead had ended. */
+		if (work->started_ns < stream->finished_ns)
+			work->started_ns = stream->finished_ns;
+		work->finished_ns = now_ns;
+		work_finish(device, work);
+		--stream->n_works;
+		--device->n_works;
+		work = first_work(&stream->works);
+	} while (!fa_list_empty(&stream->works) && cuda_work(work)->sequence <= finished);
+	stream->finished_ns = now_ns;
+	stream_feed(device, stream);
+}
+
+void fa_cuda_reap(struct fa_device *device, struct fa_list *done)
+{
+	device->reaping = true;
+	for (unsigned int i = 0; i < device->n_streams && device->n_works; ++i)
+		if (device->streams[i].n_works)
+			stream_reap(device, &device->streams[i]);
+	if (is_lost(device))
+		fail_all(device);
+	device->reaping = false;
+	fa_list_splice(done, &device->done);
+}
+
+int fa_cuda_health(struct fa_device *device, struct fa_error *error)
+{
+	struct fa_error why;
+	CUresult result;
+	uint64_t now_ns;
+
+	if (!is_lost(device) && device->n_works) {
+		now_ns = fa_now_ns();
+		if (now_ns - device->progress_ns >= QUIET_NS &&
+		    now_ns - device->queried_ns >= QUIET_NS) {
+			device->queried_ns = now_ns;
+			for (unsigned int i = 0; i < device->n_streams; ++i) {
+				if (!device->streams[i].n_works)
+					continue;
+				result = device->driver.cuStreamQuery(device->streams[i].stream);
+				if (result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_READY)
+					continue;
+				(void)fa_cudriver_fail(&device->driver, &why, result,
+				                       "what runs on the GPU failed");
+				fa_cuda_lose(device, why.text);
+				break;
+			}
+		}
+	}
+	return is_lost(device) ? fa_fail(error, -ENODEV, "%s", device->lost_error.text) : 0;
+}
+
+int fa_cuda_group_new(struct fa_device *device, struct fa_error *error,
+                      struct fa_device_group **ret_group)
+{
+	struct fa_device_group *group;
+
+	group = fa_new(struct fa_device_group);
+	if (!group)
+		return fa_fail(error, -ENOMEM, "no memory for a group of queues");
+	for (int i = 0; i < FA_CUDA_STREAMS_MAX; ++i) {
+		fa_list_init(&group->shares[i].link);
+		fa_list_init(&group->shares[i].queues);
+	}
+	*ret_group = group;
+	return 0;
+}
+
+struct fa_device_group *fa_cuda_group_free(struct fa_device *device, struct fa_device_group *group)
+{
+	free(group);
+	return NULL;
+}
+
+int fa_cuda_queue_new(struct fa_device *device, struct fa_device_group *group, int priority,
+                      struct fa_error *error, struct fa_device_queue **ret_queue)
+{
+	const unsigned int begin = priority > 0 ? 0 : device->n_high;
+	const unsigned int end = priority > 0 ? device->n_high : device->n_streams;
+	unsigned int n_shares = 0, best = end;
+	struct fa_device_queue *queue;
+
+	queue = fa_new(struct fa_device_queue);
+	if (!queue)
+		return fa_fail(error, -ENOMEM, "no memory for a queue");
+	for (unsigned int i = begin; i < end; ++i)
+		n_shares += group->shares[i].n_queues > 0;
+	for (unsigned int i = begin; i < end; ++i) {
+		if (n_shares >= FA_CUDA_GROUP_STREAMS && !group->shares[i].n_queues)
+			continue;
+		/* The group's own queues are the worst company: they hold one another up
+		 * where another stream would have room. */
+		if (best == end || group->shares[i].n_queues < group->shares[best].n_queues ||
+		    (group->shares[i].n_queues == group->shares[best].n_queues &&
+		     device->streams[i].n_queues < device->streams[best].n_queues))
+			best = i;
+	}
+	queue->stream = &device->streams[best];
+	queue->share = &group->shares[best];
+	++queue->stream->n_queues;
+	++queue->share->n_queues;
+	fa_list_init(&queue->link);
+	fa_list_init(&queue->works);
+	*ret_queue = queue;
+	return 0;
+}
+
+struct fa_device_queue *fa_cuda_queue_free(struct fa_device *device, struct fa_device_queue *queue)
+{
+	if (!queue)
+		return NULL;
+	--queue->stream->n_queues;
+	--queue->share->n_queues;
+	free(queue);
+	return NULL;
+}

@@ -1,0 +1,75 @@
+#include "daemon/keeper.h"
+
+#include "common/cleanup.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <systemd/sd-daemon.h>
+
+#define PREFIX "fad-"
+
+int fa_keeper_open(struct fa_keeper *keeper)
+{
+	char **names = NULL;
+	int n;
+
+	*keeper = (struct fa_keeper){ 0 };
+	n = sd_listen_fds_with_names(1, &names);
+	if (n < 0)
+		return n;
+	if (n == 0)
+		return 0;
+	keeper->kept = calloc((size_t)n, sizeof(*keeper->kept));
+	if (!keeper->kept) {
+		for (int i = 0; i < n; ++i) {
+			close(SD_LISTEN_FDS_START + i);
+			free(names[i]);
+		}
+		free(names);
+		return -ENOMEM;
+	}
+	for (int i = 0; i < n; ++i)
+		keeper->kept[keeper->n_kept++] = (struct fa_kept){ .name = names[i],
+			                                           .fd = SD_LISTEN_FDS_START + i };
+	free(names);
+	return 0;
+}
+
+void fa_keeper_close(struct fa_keeper *keeper)
+{
+	for (size_t i = 0; i < keeper->n_kept; ++i) {
+		fa_close_fdp(&keeper->kept[i].fd);
+		free(keeper->kept[i].name);
+	}
+	free(keeper->kept);
+	*keeper = (struct fa_keeper){ 0 };
+}
+
+int fa_keeper_take(struct fa_keeper *keeper, const char *name)
+{
+	for (size_t i = 0; i < keeper->n_kept; ++i) {
+		struct fa_kept *kept = &keeper->kept[i];
+
+		if (kept->fd >= 0 && (name ? !strcmp(kept->name, name)
+		                           : strncmp(kept->name, PREFIX, strlen(PREFIX)) != 0))
+			return fa_steal_fd(&kept->fd);
+	}
+	return -1;
+}
+
+int fa_keeper_store(const char *name, int fd)
+{
+	char text[128];
+	int r;
+
+	snprintf(text, sizeof(text), "FDSTORE=1\nFDNAME=%s", name);
+	r = sd_pid_notify_with_fds(0, 0, text, &fd, 1);
+	return r < 0 ? r : 0;
+}
+
+void fa_keeper_forget(const char *name)
+{
+	(void)sd_notifyf(0, "FDSTOREREMOVE=1\nFDNAME=%s", name);
+}

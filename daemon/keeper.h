@@ -1,0 +1,37 @@
+/*
+ * Descriptors that outlive this process: systemd's fd store, or the parent that
+ * `fad --supervise` is, which speaks the same protocol. What was stored is handed to
+ * the next process at its start, under the same name. Loop thread.
+ *
+ * Names of what we store begin with "fad-"; others are sockets of socket activation.
+ */
+#pragma once
+
+#include <stddef.h>
+
+#define FA_KEEPER_LISTEN "fad-listen" /* the listening socket */
+
+struct fa_keeper {
+	struct fa_kept {
+		char *name;
+		int fd; /* -1: taken */
+	} * kept;
+	size_t n_kept;
+};
+
+/* Takes what was handed over out of the environment, for good. -ENOMEM. */
+int fa_keeper_open(struct fa_keeper *keeper);
+
+/* Closes what nobody took. */
+void fa_keeper_close(struct fa_keeper *keeper);
+
+/* The next descriptor of that name, which is the caller's then, or -1. NULL: a socket
+ * that we did not store ourselves. */
+int fa_keeper_take(struct fa_keeper *keeper, const char *name);
+
+/* Has @fd kept (a copy of it). 0 too if there is nobody to keep it; a negative errno
+ * if it could not be handed over. */
+int fa_keeper_store(const char *name, int fd);
+
+/* Has all of that name let go. */
+void fa_keeper_forget(const char *name);

@@ -1,0 +1,401 @@
+#include "daemon/supervise.h"
+
+#include "common/cleanup.h"
+#include "common/clock.h"
+#include "daemon/log.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <systemd/sd-daemon.h>
+
+#define KEPT_MAX 4096
+#define NAME_BYTES 64
+#define FDS_AT_ONCE 16
+#define MESSAGE_BYTES 4096
+
+/* A child that lived shorter is started again only after a pause, each time twice as
+ * long. */
+#define SHORT_LIFE_NS (5 * FA_NS_PER_SEC)
+#define PAUSE_MIN_MS 50
+#define PAUSE_MAX_MS 5000
+
+struct kept {
+	char name[NAME_BYTES];
+	int fd;
+};
+
+struct supervisor {
+	char **argv;
+	int ready_fd, signal_fd, notify_fd;
+	char notify_name[32]; /* for NOTIFY_SOCKET */
+	sigset_t old_mask;
+
+	pid_t child;
+	uint64_t started_ns;
+	bool ready;     /* this child said so */
+	bool was_ready; /* some child did */
+	bool asked;     /* to end */
+	int pause_ms;   /* before the next start */
+
+	struct kept kept[KEPT_MAX];
+	size_t n_kept;
+};
+
+/* ---- the child */
+
+/* Everything that is kept lies at 3, 4, 5 … in the child. */
+static int place_fds(struct supervisor *s, char *names, size_t size)
+{
+	size_t used = 0;
+	int *moved;
+
+	moved = calloc(s->n_kept + 1, sizeof(*moved));
+	if (!moved)
+		return -ENOMEM;
+	/* Out of the way first, so that none is overwritten before it was placed. */
+	for (size_t i = 0; i < s->n_kept; ++i) {
+		moved[i] = fcntl(s->kept[i].fd, F_DUPFD, SD_LISTEN_FDS_START + (int)s->n_kept);
+		if (moved[i] < 0)
+			return -errno;
+	}
+	for (size_t i = 0; i < s->n_kept; ++i) {
+		if (dup2(moved[i], SD_LISTEN_FDS_START + (int)i) < 0)
+			return -errno;
+		close(moved[i]);
+		used += (size_t)snprintf(names + used, size - used, "%s%s", i ? ":" : "",
+		                         s->kept[i].name);
+	}
+	free(moved);
+	return 0;
+}
+
+static void run_child(struct supervisor *s)
+{
+	char number[16], *names = calloc(KEPT_MAX, NAME_BYTES);
+
+	fa_close_fdp(&s->ready_fd);
+	if (!names || place_fds(s, names, (size_t)KEPT_MAX * NAME_BYTES) < 0)
+		_exit(EXIT_FAILURE);
+	snprintf(number, sizeof(number), "%zu", s->n_kept);
+	if (s->n_kept) {
+		setenv("LISTEN_FDS", number, 1);
+		setenv("LISTEN_FDNAMES", names, 1);
+		snprintf(number, sizeof(number), "%ld", (long)getpid());
+		setenv("LISTEN_PID", number, 1);
+	} else {
+		unsetenv("LISTEN_FDS");
+	}
+	setenv("NOTIFY_SOCKET", s->notify_name, 1);
+	unsetenv("WATCHDOG_USEC");
+	sigprocmask(SIG_SETMASK, &s->old_mask, NULL);
+	execv("/proc/self/exe", s->argv);
+	_exit(127);
+}
+
+static int start_child(struct supervisor *s)
+{
+	s->ready = false;
+	s->started_ns = fa_now_ns();
+	s->child = fork();
+	if (s->child == 0)
+		run_child(s);
+	if (s->child > 0)
+		return 0;
+	s->child = 0;
+	fa_log(FA_LOG_ERROR, "fad cannot be started: %m");
+	return -1;
+}
+
+/* ---- what the child tells */
+
+/* The value of @key in "KEY=VALUE" lines, copied; false if it is not there. */
+static bool find(const char *message, const char *key, char *ret_value, size_t size)
+{
+	size_t length = strlen(key);
+
+	for (const char *line = message; line; line = strchr(line, '\n'), line += line != NULL) {
+		if (strncmp(line, key, length) != 0 || line[length] != '=')
+			continue;
+		line += length + 1;
+		snprintf(ret_value, size, "%.*s", (int)strcspn(line, "\n"), line);
+		return true;
+	}
+	return false;
+}
+
+static void forget(struct supervisor *s, const char *name)
+{
+	for (size_t i = 0; i < s->n_kept;) {
+		if (strcmp(s->kept[i].name, name) != 0) {
+			++i;
+			continue;
+		}
+		close(s->kept[i].fd);
+		s->kept[i] = s->kept[--s->n_kept];
+	}
+}
+
+static void keep(struct supervisor *s, const char *name, int *fds, size_t n_fds)
+{
+	for (size_t i = 0; i < n_fds && s->n_kept < KEPT_MAX; ++i) {
+		s->kept[s->n_kept].fd = fa_steal_fd(&fds[i]);
+		snprintf(s->kept[s->n_kept].name, NAME_BYTES, "%s", name);
+		++s->n_kept;
+	}
+}
+
+static void say_ready(struct supervisor *s)
+{
+	static const char ready[] = "READY\n";
+	int fd = fa_steal_fd(&s->ready_fd);
+
+	s->ready = s->was_ready = true;
+	if (fd >= 0) {
+		(void)!write(fd, ready, sizeof(ready) - 1);
+		close(fd);
+	}
+}
+
+static void handle_message(struct supervisor *s, const char *message, int *fds, size_t n_fds)
+{
+	char value[NAME_BYTES], name[NAME_BYTES] = "stored";
+
+	(void)find(message, "FDNAME", name, sizeof(name));
+	if (find(message, "FDSTOREREMOVE", value, sizeof(value)))
+		forget(s, name);
+	else if (find(message, "FDSTORE", value, sizeof(value)))
+		keep(s, name, fds, n_fds);
+	if (find(message, "READY", value, sizeof(value)))
+		say_ready(s);
+	/* Whoever supervises us hears the rest; the descriptors stay here. */
+	if (!find(message, "FDNAME", value, sizeof(value)))
+		(void)sd_notify(0, message);
+}
+
+/* Takes one message; false if there is none. */
+static bool receive(struct supervisor *s)
+{
+	union {
+		char bytes[CMSG_SPACE(sizeof(int) * FDS_AT_ONCE) +
+		           CMSG_SPACE(sizeof(struct ucred))];
+		struct cmsghdr align;
+	} control;
+	char message[MESSAGE_BYTES + 1];
+	struct iovec iov = { .iov_base = message, .iov_len = MESSAGE_BYTES };
+	struct msghdr header = {
+		.msg_iov = &iov,
+		.msg_iovlen = 1,
+		.msg_control = &control,
+		.msg_controllen = sizeof(control),
+	};
+	struct ucred who = { .pid = 0 };
+	int fds[FDS_AT_ONCE];
+	size_t n_fds = 0;
+	ssize_t n;
+
+	n = recvmsg(s->notify_fd, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+	if (n < 0)
+		return errno == EINTR;
+	message[n] = '\0';
+	for (struct cmsghdr *c = CMSG_FIRSTHDR(&header); c; c = CMSG_NXTHDR(&header, c)) {
+		if (c->cmsg_level != SOL_SOCKET)
+			continue;
+		if (c->cmsg_type == SCM_CREDENTIALS) {
+			memcpy(&who, CMSG_DATA(c), sizeof(who));
+		} else if (c->cmsg_type == SCM_RIGHTS) {
+			n_fds = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+			memcpy(fds, CMSG_DATA(c), n_fds * sizeof(int));
+		}
+	}
+	/* Anybody can find the socket; only the child is listened to. */
+	if (who.pid == s->child && s->child && !(header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)))
+		handle_message(s, message, fds, n_fds);
+	for (size_t i = 0; i < n_fds; ++i)
+		fa_close_fdp(&fds[i]);
+	return true;
+}
+
+/* ---- signals, ends and starts */
+
+/* Returns the exit status if all is over, else -1. */
+static int child_ended(struct supervisor *s, int status)
+{
+	bool exited = WIFEXITED(status);
+	pid_t pid = s->child;
+
+	/* What it stored with its last breath counts. */
+	while (receive(s))
+		;
+	s->child = 0;
+	if (exited && (s->asked || WEXITSTATUS(status) == 0))
+		return WEXITSTATUS(status);
+	if (s->asked)
+		return EXIT_FAILURE;
+	if (!s->was_ready) {
+		fa_log(FA_LOG_ERROR, "fad (%ld) ended before it was ready", (long)pid);
+		return exited ? WEXITSTATUS(status) : EXIT_FAILURE;
+	}
+	if (s->ready && fa_now_ns() - s->started_ns > SHORT_LIFE_NS)
+		s->pause_ms = 0;
+	fa_log(FA_LOG_ERROR, "fad (%ld) %s %d; starting it again with %zu kept descriptors%s",
+	       (long)pid, exited ? "exited with status" : "was killed by signal",
+	       exited ? WEXITSTATUS(status) : WTERMSIG(status), s->n_kept,
+	       s->pause_ms ? ", after a pause" : "");
+	return -1;
+}
+
+static int handle_signals(struct supervisor *s)
+{
+	struct signalfd_siginfo info;
+	int status;
+
+	while (read(s->signal_fd, &info, sizeof(info)) == sizeof(info)) {
+		if (info.ssi_signo == SIGCHLD)
+			continue;
+		if (info.ssi_signo != SIGHUP)
+			s->asked = true;
+		if (s->child)
+			kill(s->child, (int)info.ssi_signo);
+	}
+	if (s->child && waitpid(s->child, &status, WNOHANG) == s->child)
+		return child_ended(s, status);
+	return s->asked && !s->child ? EXIT_SUCCESS : -1;
+}
+
+static int run(struct supervisor *s)
+{
+	struct pollfd polled[] = { { .fd = s->signal_fd, .events = POLLIN },
+		                   { .fd = s->notify_fd, .events = POLLIN } };
+	int timeout, n, status;
+
+	for (;;) {
+		timeout = s->child ? -1 : s->pause_ms;
+		n = poll(polled, 2, timeout);
+		while (receive(s))
+			;
+		status = handle_signals(s);
+		if (status >= 0)
+			return status;
+		if (s->child || n > 0)
+			continue;
+		s->pause_ms = s->pause_ms ? s->pause_ms * 2 : PAUSE_MIN_MS;
+		if (s->pause_ms > PAUSE_MAX_MS)
+			s->pause_ms = PAUSE_MAX_MS;
+		(void)start_child(s);
+	}
+}
+
+/* ---- at the start */
+
+/* A socket without a file: its name goes with it. */
+static int open_notify(struct supervisor *s)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	socklen_t length = sizeof(address.sun_family);
+	const int on = 1;
+
+	s->notify_fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (s->notify_fd < 0 || bind(s->notify_fd, (struct sockaddr *)&address, length) < 0 ||
+	    setsockopt(s->notify_fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof(on)) < 0)
+		return -errno;
+	length = sizeof(address);
+	if (getsockname(s->notify_fd, (struct sockaddr *)&address, &length) < 0)
+		return -errno;
+	snprintf(s->notify_name, sizeof(s->notify_name), "@%.*s",
+	         (int)(length - offsetof(struct sockaddr_un, sun_path) - 1), address.sun_path + 1);
+	return 0;
+}
+
+static int open_signals(struct supervisor *s)
+{
+	sigset_t mask;
+
+	sigemptyset(&mask);
+	sigaddset(&mask, SIGCHLD);
+	sigaddset(&mask, SIGTERM);
+	sigaddset(&mask, SIGINT);
+	sigaddset(&mask, SIGHUP);
+	if (sigprocmask(SIG_BLOCK, &mask, &s->old_mask) < 0)
+		return -errno;
+	s->signal_fd = signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);
+	return s->signal_fd < 0 ? -errno : 0;
+}
+
+/* Sockets that somebody activates us with are the child's from the first start on. */
+static int take_activation(struct supervisor *s)
+{
+	char **names = NULL;
+	int n, fd;
+
+	n = sd_listen_fds_with_names(1, &names);
+	for (int i = 0; i < n; ++i) {
+		fd = SD_LISTEN_FDS_START + i;
+		keep(s, names[i], &fd, 1);
+		free(names[i]);
+	}
+	free(names);
+	return n < 0 ? n : 0;
+}
+
+/* argv without what is the supervisor's own. */
+static char **child_argv(char **argv)
+{
+	size_t n = 0, used = 0;
+	char **child;
+
+	while (argv[n])
+		++n;
+	child = calloc(n + 1, sizeof(*child));
+	if (!child)
+		return NULL;
+	for (size_t i = 0; i < n; ++i) {
+		if (!strcmp(argv[i], "--supervise") || !strncmp(argv[i], "--ready-fd=", 11))
+			continue;
+		if (!strcmp(argv[i], "--ready-fd"))
+			++i;
+		else
+			child[used++] = argv[i];
+	}
+	return child;
+}
+
+int fa_supervise(char **argv, int ready_fd)
+{
+	struct supervisor *s = calloc(1, sizeof(*s));
+	int r = -ENOMEM, status = EXIT_FAILURE;
+
+	if (!s)
+		return EXIT_FAILURE;
+	s->ready_fd = ready_fd;
+	s->signal_fd = s->notify_fd = -1;
+	s->argv = child_argv(argv);
+	if (s->argv)
+		r = open_signals(s);
+	if (r == 0)
+		r = open_notify(s);
+	if (r == 0)
+		r = take_activation(s);
+	if (r < 0)
+		fa_log(FA_LOG_ERROR, "nothing can be supervised: %s", strerror(-r));
+	else if (start_child(s) == 0)
+		status = run(s);
+	for (size_t i = 0; i < s->n_kept; ++i)
+		close(s->kept[i].fd);
+	fa_close_fdp(&s->signal_fd);
+	fa_close_fdp(&s->notify_fd);
+	fa_close_fdp(&s->ready_fd);
+	free(s->argv);
+	free(s);
+	return status;
+}

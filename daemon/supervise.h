@@ -1,0 +1,18 @@
+/*
+ * `fad --supervise`: a parent that starts fad, keeps the descriptors that it stores,
+ * and starts it again with them when it dies. It is to its child what systemd is to a
+ * service (the same environment, the same notifications), so the child knows of one
+ * protocol only. It maps nothing, opens no device, and uses no library but libc and
+ * libsystemd, so that there is little that could end it.
+ *
+ * SIGTERM, SIGINT and SIGHUP are passed on. It ends when the child ends by itself
+ * with status 0 or was asked to end; a child that never got ready takes it along.
+ */
+#pragma once
+
+/*
+ * Runs @argv (which names this program; "--supervise" and "--ready-fd N" are left
+ * out) until all is over, and returns the exit status. @ready_fd: where to write READY
+ * once, or -1.
+ */
+int fa_supervise(char **argv, int ready_fd);

@@ -1,0 +1,43 @@
+/*
+ * Processes of a test of the tests' CUDA driver. The test itself never calls the
+ * driver, so that it can fork at any time: each case runs in children, which talk by
+ * packets. A child begins with the table of functions, a context and its page.
+ */
+#pragma once
+
+#include "common/cudriver.h"
+#include "tests/cuda-driver/control.h"
+
+#include <stddef.h>
+
+struct fa_cuda_child {
+	pid_t pid;
+	int socket; /* of packets, to the other side */
+};
+
+/* What a child has; nothing of it is in the test. */
+extern struct fa_cudriver cu;
+extern struct fa_test_cuda_page *cu_page;
+
+/* Must succeed. */
+#define fa_cu(call)                                                                                \
+	do {                                                                                       \
+		const CUresult _result = cu.call;                                                  \
+		if (_result != CUDA_SUCCESS)                                                       \
+			fa_test_fail(__FILE__, __LINE__, "%s gives %d", #call, (int)_result);      \
+	} while (0)
+
+/* Forks a child that runs @function(socket) with device @device current (-1: without
+ * cuInit), and then exits with 0. */
+struct fa_cuda_child fa_cuda_child(void (*function)(int socket), int device);
+
+/* Waits for its end, which must be as it should. */
+void fa_cuda_child_end(struct fa_cuda_child *child);
+
+/* The whole of a case in one child. */
+void fa_cuda_alone(void (*function)(int socket));
+
+/* Packets between child and test. */
+void fa_cuda_send(int socket, const void *bytes, size_t length, int fd);
+/* Returns the descriptor that came, or -1. */
+int fa_cuda_receive(int socket, void *bytes, size_t length);

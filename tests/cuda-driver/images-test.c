@@ -1,0 +1,17 @@
+/* Modules that the tests' CUDA driver takes, for the daemon that its tests run. */
+#include "kernels/cuda/images.h"
+#include "tests/cuda-driver/image.h"
+
+static const struct fa_fake_image images[FA_CUDA_IMAGES] = {
+#define IMAGE(name) [FA_CUDA_IMAGE_##name] = { FA_FAKE_IMAGE_MAGIC, FA_CUDA_IMAGE_##name }
+	IMAGE(SM80_F16),
+	IMAGE(SM80_BF16),
+	IMAGE(SM80_F32),
+};
+
+const struct fa_cuda_image_data fa_cuda_images[FA_CUDA_IMAGES] = {
+#define DATA(name) [FA_CUDA_IMAGE_##name] = { &images[FA_CUDA_IMAGE_##name], sizeof(images[0]) }
+	DATA(SM80_F16),
+	DATA(SM80_BF16),
+	DATA(SM80_F32),
+};

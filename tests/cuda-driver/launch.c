@@ -1,0 +1,514 @@
+/*
+ * Modules, functions and launches. A function is a row of the table of built kernels;
+ * a launch of it is turned back into the request that it was planned from, and computed
+ * by the CPU kernels, once it has been checked as a GPU would: by what happens if not.
+ */
+#include "tests/cuda-driver/driver.h"
+#include "tests/cuda-driver/image.h"
+
+#include "common/clock.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define SHARED_BYTES_PLAIN (48 << 10) /* what a kernel may have without being asked for */
+#define SHARED_BYTES_MAX 232448
+#define POLL_US 200
+
+struct module {
+	struct module *next;
+	struct fa_fake_context *context;
+	uint32_t image;
+};
+
+struct function {
+	struct function *next;
+	struct module *module;
+	const struct fa_cuda_kernel *kernel;
+	int shared_bytes_max;
+};
+
+static struct module *modules;
+static struct function *functions;
+static const struct fa_cpu_isa *isa;
+
+/* ---- modules; all with the lock held */
+
+static struct module *module_find(CUmodule value)
+{
+	for (struct module *module = modules; module; module = module->next)
+		if (module == (struct module *)value)
+			return module;
+	return NULL;
+}
+
+static struct function *function_find(CUfunction value)
+{
+	for (struct function *function = functions; function; function = function->next)
+		if (function == (struct function *)value)
+			return function;
+	return NULL;
+}
+
+static void module_free(struct module *module)
+{
+	struct function **at = &functions;
+	struct module **link = &modules;
+
+	while (*at)
+		if ((*at)->module == module) {
+			struct function *function = *at;
+
+			*at = function->next;
+			free(function);
+		} else {
+			at = &(*at)->next;
+		}
+	while (*link != module)
+		link = &(*link)->next;
+	*link = module->next;
+	free(module);
+	fa_fake_count(FA_TEST_CUDA_MODULES, -1);
+}
+
+void fa_fake_modules_end(struct fa_fake_context *context)
+{
+	struct module *module = modules;
+
+	while (module) {
+		struct module *next = module->next;
+
+		if (module->context == context) {
+			atomic_fetch_add(&fa_fake.page->abandoned, 1);
+			module_free(module);
+		}
+		module = next;
+	}
+}
+
+CUresult cuModuleLoadData(CUmodule *ret_module, const void *data)
+{
+	const struct fa_fake_image *image = data;
+	CUresult result = CUDA_SUCCESS;
+	struct module *module;
+	char text[256];
+
+	FA_FAKE_ENTER(cuModuleLoadData, FA_FAKE_INIT | FA_FAKE_CURRENT | FA_FAKE_ALIVE);
+	if (strncmp(image->magic, FA_FAKE_IMAGE_MAGIC, sizeof(image->magic)) ||
+	    image->image >= FA_CUDA_IMAGES)
+		return CUDA_ERROR_INVALID_IMAGE;
+	module = calloc(1, sizeof(*module));
+	if (!module)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	fa_fake_lock();
+	if (!isa && fa_cpu_isa_select(text, sizeof(text), &isa) < 0) {
+		result = fa_fake_misuse(CUDA_ERROR_NO_BINARY_FOR_GPU, "%s", text);
+		free(module);
+	} else {
+		module->context = fa_fake_current();
+		module->image = image->image;
+		module->next = modules;
+		modules = module;
+		fa_fake_count(FA_TEST_CUDA_MODULES, 1);
+		*ret_module = (CUmodule)module;
+	}
+	fa_fake_unlock();
+	return result;
+}
+
+CUresult cuModuleUnload(CUmodule value)
+{
+	struct module *module;
+
+	FA_FAKE_ENTER(cuModuleUnload, FA_FAKE_INIT | FA_FAKE_CURRENT | FA_FAKE_ALIVE);
+	fa_fake_lock();
+	module = module_find(value);
+	if (module)
+		module_free(module);
+	fa_fake_unlock();
+	return module ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+CUresult cuModuleGetFunction(CUfunction *ret_function, CUmodule value, const char *name)
+{
+	CUresult result = CUDA_ERROR_NOT_FOUND;
+	struct module *module;
+
+	FA_FAKE_ENTER(cuModuleGetFunction, FA_FAKE_INIT | FA_FAKE_CURRENT | FA_FAKE_ALIVE);
+	fa_fake_lock();
+	module = module_find(value);
+	if (!module)
+		result = CUDA_ERROR_INVALID_HANDLE;
+	for (size_t i = 0; module && i < fa_cuda_kernels_count; ++i) {
+		const struct fa_cuda_kernel *kernel = &fa_cuda_kernels[i];
+		struct function *function;
+
+		if (strcmp(kernel->symbol, name) || (uint32_t)kernel->image != module->image)
+			continue;
+		function = calloc(1, sizeof(*function));
+		result = function ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+		if (!function)
+			break;
+		*function = (struct function){
+			.next = functions,
+			.module = module,
+			.kernel = kernel,
+			.shared_bytes_max = SHARED_BYTES_PLAIN,
+		};
+		functions = function;
+		*ret_function = (CUfunction)function;
+		break;
+	}
+	fa_fake_unlock();
+	return result;
+}
+
+CUresult cuFuncGetAttribute(int *ret_value, CUfunction_attribute attribute, CUfunction value)
+{
+	CUresult result = CUDA_SUCCESS;
+	const struct function *function;
+
+	FA_FAKE_ENTER(cuFuncGetAttribute, FA_FAKE_INIT | FA_FAKE_CURRENT | FA_FAKE_ALIVE);
+	fa_fake_lock();
+	function = function_find(value);
+	if (!function)
+		result = CUDA_ERROR_INVALID_HANDLE;
+	else if (attribute == CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)
+		*ret_value = 0;
+	else if (attribute == CU_FUNC_ATTRIBUTE_NUM_REGS)
+		*ret_value = 255;
+	else if (attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)
+		*ret_value = function->shared_bytes_max;
+	else
+		result = CUDA_ERROR_INVALID_VALUE;
+	fa_fake_unlock();
+	return result;
+}
+
+CUresult cuFuncSetAttribute(CUfunction value, CUfunction_attribute attribute, int number)
+{
+	CUresult result = CUDA_SUCCESS;
+	struct function *function;
+
+	FA_FAKE_ENTER(cuFuncSetAttribute, FA_FAKE_INIT | FA_FAKE_CURRENT | FA_FAKE_ALIVE);
+	fa_fake_lock();
+	function = function_find(value);
+	if (!function)
+		result = CUDA_ERROR_INVALID_HANDLE;
+	else if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || number < 0 ||
+	         number > SHARED_BYTES_MAX)
+		result = CUDA_ERROR_INVALID_VALUE;
+	else
+		function->shared_bytes_max = number;
+	fa_fake_unlock();
+	return result;
+}
+
+/* ---- from a launch back to a request */
+
+static int64_t element_bytes(const struct fa_cuda_kernel *kernel)
+{
+	return kernel->dtype == FA_ATTENTION_F32 ? 4 : 2;
+}
+
+static struct fa_attention_tensor tensor_of(const struct fa_cuda_kernel *kernel,
+                                            const struct fa_cuda_tensor *tensor)
+{
+	const int64_t bytes = element_bytes(kernel);
+
+	return (struct fa_attention_tensor){
+		.data = (void *)tensor->data,
+		.stride_batch = tensor->stride_batch / bytes,
+		.stride_token = tensor->stride_token / bytes,
+		.stride_head = tensor->stride_head / bytes,
+	};
+}
+
+static int64_t window_of(int32_t window)
+{
+	return window == FA_CUDA_WINDOW_MAX ? -1 : window;
+}
+
+static struct fa_attention_params params_of(const struct fa_cuda_kernel *kernel,
+                                            const struct fa_cuda_attention *args)
+{
+	struct fa_attention_params params = {
+		.dtype = kernel->dtype,
+		.batch = args->triples / args->slices / args->heads,
+		.heads = args->heads,
+		.kv_heads = args->heads / args->group,
+		.head_dim = args->head_dim,
+		.head_dim_v = args->head_dim_v,
+		.seqlen_q = args->seqlen_q,
+		.seqlen_k = args->seqlen_k,
+		.cu_seqlens_q = args->cu_seqlens_q,
+		.cu_seqlens_k = args->cu_seqlens_k,
+		.q = tensor_of(kernel, &args->q),
+		.k = tensor_of(kernel, &args->k),
+		.v = tensor_of(kernel, &args->v),
+		.out = tensor_of(kernel, &args->out),
+		.lse = args->lse,
+		.lse_stride_batch = args->lse_stride_batch,
+		.lse_stride_head = args->lse_stride_head,
+		.lse_stride_token = args->lse_stride_token,
+		.scale = (float)(args->scale_log2 * M_LN2),
+		.window_left = window_of(args->window_left),
+		.window_right = window_of(args->window_right),
+		.alibi_slopes = args->alibi_slopes,
+		.sinks = args->sinks,
+	};
+
+	if (args->cap_in != 0) {
+		params.softcap = (float)(args->cap_out * M_LN2);
+		params.scale = args->cap_in * params.softcap;
+	}
+	return params;
+}
+
+/* Whether the kernel may move rows of @tensor in pieces of 16 bytes. */
+static bool rows_aligned(const struct fa_cuda_tensor *tensor, int64_t batch, int64_t tokens,
+                         int64_t heads)
+{
+	return (uintptr_t)tensor->data % 16 == 0 &&
+	       (batch <= 1 || tensor->stride_batch % 16 == 0) &&
+	       (tokens <= 1 || tensor->stride_token % 16 == 0) &&
+	       (heads <= 1 || tensor->stride_head % 16 == 0);
+}
+
+/* Whether a launch is what its table row asks for; a sentence if not. */
+static const char *args_wrong(const struct fa_cuda_kernel *kernel,
+                              const struct fa_cuda_attention *args, unsigned int grid)
+{
+	if (args->seqlen_q < 0 || args->seqlen_k < 0 || args->heads <= 0 || args->group <= 0 ||
+	    args->heads % args->group || args->slices <= 0 || args->section <= 0)
+		return "lengths or heads";
+	if (args->head_dim > kernel->dim || args->slices * kernel->dim_v < args->head_dim_v)
+		return "head dims";
+	if (args->blocks_m != (args->seqlen_q + kernel->rows - 1) / kernel->rows)
+		return "blocks_m";
+	if (args->triples % (args->slices * args->heads) ||
+	    grid != (uint64_t)args->blocks_m * (uint64_t)args->triples)
+		return "triples or the grid";
+	if (!args->cu_seqlens_q != !args->cu_seqlens_k)
+		return "cu_seqlens";
+	if (kernel->kind != FA_CUDA_RICH &&
+	    (args->cap_in != 0 || args->alibi_slopes || args->sinks || !(args->scale_log2 > 0) ||
+	     !args->aligned))
+		return "a feature that this kind of kernel does not have";
+	if (kernel->kind == FA_CUDA_FULL &&
+	    (args->window_left != FA_CUDA_WINDOW_MAX || args->window_right != FA_CUDA_WINDOW_MAX))
+		return "a window";
+	return NULL;
+}
+
+/* ---- running */
+
+static void pin_table(struct fa_fake_pin *pin, const void *at, size_t bytes)
+{
+	if (at)
+		pin->spans[pin->n_spans++] = (struct fa_fake_span){ (CUdeviceptr)(uintptr_t)at,
+			                                            bytes, false };
+}
+
+static void pin_tensor(struct fa_fake_pin *pin, const void *at, int64_t strides[3],
+                       const int64_t sizes[3], int64_t row_bytes, bool write)
+{
+	int64_t low = 0, high = row_bytes;
+
+	for (int i = 0; i < 3; ++i) {
+		const int64_t reach = (sizes[i] - 1) * strides[i];
+
+		if (sizes[i] <= 0)
+			return;
+		if (reach < 0)
+			low += reach;
+		else
+			high += reach;
+	}
+	pin->spans[pin->n_spans++] = (struct fa_fake_span){
+		(CUdeviceptr)((intptr_t)at + low),
+		(size_t)(high - low),
+		write,
+	};
+}
+
+/* The tokens of all sequences of a ragged batch; -1 if the table is not one. */
+static int64_t ragged_tokens(const uint32_t *cu_seqlens, int32_t batch, int64_t longest)
+{
+	for (int32_t i = 0; i < batch; ++i)
+		if (cu_seqlens[i + 1] < cu_seqlens[i] ||
+		    cu_seqlens[i + 1] - cu_seqlens[i] > longest)
+			return -1;
+	return cu_seqlens[0] == 0 ? (int64_t)cu_seqlens[batch] : -1;
+}
+
+static CUresult pin_tables(struct fa_fake_pin *pin, const struct fa_attention_params *params)
+{
+	const size_t batch = (size_t)params->batch, heads = (size_t)params->heads;
+
+	pin_table(pin, params->cu_seqlens_q, (batch + 1) * sizeof(uint32_t));
+	pin_table(pin, params->cu_seqlens_k, (batch + 1) * sizeof(uint32_t));
+	pin_table(pin, params->alibi_slopes, heads * sizeof(float));
+	pin_table(pin, params->sinks, heads * sizeof(float));
+	return fa_fake_pin(pin);
+}
+
+/* Tensors as far as they are touched, whose tables are pinned already. */
+static CUresult pin_tensors(struct fa_fake_pin *pin, const struct fa_cuda_kernel *kernel,
+                            const struct fa_cuda_attention *args,
+                            const struct fa_attention_params *params)
+{
+	const int64_t bytes = element_bytes(kernel);
+	int64_t batch = params->batch, n_q = params->seqlen_q, n_k = params->seqlen_k;
+	const struct {
+		const struct fa_cuda_tensor *tensor;
+		bool of_keys, write;
+		int32_t heads, dim;
+	} tensors[] = {
+		{ &args->q, false, false, params->heads, params->head_dim },
+		{ &args->k, true, false, params->kv_heads, params->head_dim },
+		{ &args->v, true, false, params->kv_heads, params->head_dim_v },
+		{ &args->out, false, true, params->heads, params->head_dim_v },
+	};
+
+	if (params->cu_seqlens_q) {
+		n_q = ragged_tokens(params->cu_seqlens_q, params->batch, n_q);
+		n_k = ragged_tokens(params->cu_seqlens_k, params->batch, n_k);
+		if (n_q < 0 || n_k < 0)
+			return fa_fake_misuse(CUDA_ERROR_ILLEGAL_ADDRESS,
+			                      "cu_seqlens are not lengths of sequences");
+		batch = 1;
+	}
+	for (size_t i = 0; i < sizeof(tensors) / sizeof(tensors[0]); ++i) {
+		const struct fa_cuda_tensor *tensor = tensors[i].tensor;
+		const int64_t tokens = tensors[i].of_keys ? n_k : n_q;
+		int64_t strides[3] = { tensor->stride_batch, tensor->stride_token,
+			               tensor->stride_head };
+		const int64_t sizes[3] = { batch, tokens, tensors[i].heads };
+
+		if (args->aligned && !rows_aligned(tensor, batch, tokens, tensors[i].heads))
+			return fa_fake_misuse(CUDA_ERROR_MISALIGNED_ADDRESS,
+			                      "rows of tensor %zu are not on 16 bytes", i);
+		pin_tensor(pin, tensor->data, strides, sizes, tensors[i].dim * bytes,
+		           tensors[i].write);
+	}
+	if (params->lse) {
+		int64_t strides[3] = { 4 * params->lse_stride_batch, 4 * params->lse_stride_token,
+			               4 * params->lse_stride_head };
+		const int64_t sizes[3] = { batch, n_q, params->heads };
+
+		pin_tensor(pin, params->lse, strides, sizes, 4, true);
+	}
+	return fa_fake_pin(pin);
+}
+
+/* How long a kernel takes at least, and until when it is held up. */
+static void linger(const struct fa_fake_context *context, uint64_t started_ns)
+{
+	const uint64_t end_ns = started_ns + atomic_load(&fa_fake.page->kernel_us) * FA_NS_PER_US;
+
+	for (;;) {
+		const uint64_t now_ns = fa_now_ns();
+		bool ends;
+
+		fa_fake_lock();
+		ends = context->lost || context->ending;
+		fa_fake_unlock();
+		if (ends || (now_ns >= end_ns && !atomic_load(&fa_fake.page->held)))
+			return;
+		usleep(now_ns < end_ns && end_ns - now_ns < POLL_US * FA_NS_PER_US
+		               ? (useconds_t)((end_ns - now_ns) / FA_NS_PER_US + 1)
+		               : POLL_US);
+	}
+}
+
+static CUresult compute(const struct fa_attention_params *params)
+{
+	const size_t bytes = fa_cpu_attention_scratch_bytes(isa, params);
+	const int64_t tiles = fa_cpu_attention_tiles(isa, params);
+	void *scratch = aligned_alloc(64, (bytes + 127) / 64 * 64);
+
+	if (!scratch)
+		return CUDA_ERROR_LAUNCH_FAILED;
+	for (int64_t tile = 0; tile < tiles; ++tile)
+		fa_cpu_attention_tile(isa, params, tile, scratch, NULL);
+	free(scratch);
+	return CUDA_SUCCESS;
+}
+
+static CUresult launch_run(struct fa_fake_op *op, struct fa_fake_context *context)
+{
+	const struct fa_cuda_kernel *kernel = op->object;
+	const struct fa_attention_params params = params_of(kernel, &op->args);
+	struct fa_fake_pin tables = { .context = context }, tensors = { .context = context };
+	const uint64_t started_ns = fa_now_ns();
+	CUresult result;
+	char text[256];
+
+	result = fa_fake_enter_kernel();
+	if (result != CUDA_SUCCESS) {
+		linger(context, started_ns);
+		return result;
+	}
+	result = pin_tables(&tables, &params);
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (fa_attention_check(&params, text, sizeof(text)) < 0)
+		result = fa_fake_misuse(CUDA_ERROR_LAUNCH_FAILED, "%s: %s", kernel->symbol, text);
+	else
+		result = pin_tensors(&tensors, kernel, &op->args, &params);
+	if (result == CUDA_SUCCESS) {
+		result = compute(&params);
+		linger(context, started_ns);
+		fa_fake_unpin(&tensors);
+	}
+	fa_fake_unpin(&tables);
+	return result;
+}
+
+CUresult cuLaunchKernel(CUfunction value, unsigned int grid_x, unsigned int grid_y,
+                        unsigned int grid_z, unsigned int block_x, unsigned int block_y,
+                        unsigned int block_z, unsigned int shared_bytes, CUstream stream,
+                        void **params, void **extra)
+{
+	const struct fa_cuda_attention *args;
+	const struct fa_cuda_kernel *kernel;
+	const struct function *function;
+	CUresult result = CUDA_SUCCESS;
+	struct fa_fake_op *op;
+	const char *wrong;
+
+	FA_FAKE_ENTER(cuLaunchKernel, FA_FAKE_INIT | FA_FAKE_CURRENT | FA_FAKE_ALIVE);
+	fa_fake_lock();
+	function = function_find(value);
+	if (!function || function->module->context != fa_fake_current())
+		result = CUDA_ERROR_INVALID_HANDLE;
+	else if (shared_bytes > (unsigned int)function->shared_bytes_max)
+		result = CUDA_ERROR_INVALID_VALUE;
+	kernel = function ? function->kernel : NULL;
+	fa_fake_unlock();
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!grid_x || grid_y != 1 || grid_z != 1 || block_x != (unsigned int)kernel->threads ||
+	    block_y != 1 || block_z != 1 || shared_bytes != (unsigned int)kernel->shared_bytes ||
+	    !params || !params[0] || extra)
+		return fa_fake_misuse(CUDA_ERROR_INVALID_VALUE,
+		                      "%s: launched with %ux%ux%u blocks of %ux%ux%u threads and "
+		                      "%u bytes; it takes blocks of %d and %d bytes",
+		                      kernel->symbol, grid_x, grid_y, grid_z, block_x, block_y,
+		                      block_z, shared_bytes, kernel->threads, kernel->shared_bytes);
+	args = params[0];
+	wrong = args_wrong(kernel, args, grid_x);
+	if (wrong)
+		return fa_fake_misuse(CUDA_ERROR_INVALID_VALUE, "%s: wrong: %s", kernel->symbol,
+		                      wrong);
+	op = fa_fake_op_new(launch_run);
+	if (op) {
+		op->object = (void *)kernel;
+		op->args = *args;
+	}
+	return fa_fake_submit(stream, op);
+}

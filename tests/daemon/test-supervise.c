@@ -1,0 +1,167 @@
+/*
+ * fad --supervise: the child that dies is started again with the socket that it had,
+ * so that clients find it however quickly they come back; signals reach it; what cannot
+ * start ends.
+ */
+#include "common/cleanup.h"
+#include "tests/lib/check.h"
+#include "tests/lib/daemon.h"
+#include "tests/lib/raw.h"
+
+#include <dirent.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static struct fa_test_daemon supervisor;
+
+static const char *const supervise[] = { "--supervise", NULL };
+
+static void start(const struct fa_test_daemon_options *more)
+{
+	struct fa_test_daemon_options options = more ? *more : (struct fa_test_daemon_options){ 0 };
+
+	if (!options.args)
+		options.args = supervise;
+	fa_test_daemon_start(&supervisor, &options);
+}
+
+static int stop(void **state)
+{
+	fa_test_daemon_stop(&supervisor);
+	return 0;
+}
+
+/* The supervisor's only child; 0: there is none now. */
+static pid_t child_pid(void)
+{
+	char path[64], line[32] = "";
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/%ld/task/%ld/children", (long)supervisor.pid,
+	         (long)supervisor.pid);
+	file = fopen(path, "re");
+	if (!file)
+		return 0;
+	if (!fgets(line, sizeof(line), file))
+		line[0] = '\0';
+	(void)fclose(file);
+	return (pid_t)atol(line);
+}
+
+static void check_serves(void)
+{
+	struct fa_raw raw;
+
+	fa_raw_open(&raw, supervisor.socket);
+	fa_raw_ping(&raw);
+	fa_raw_close(&raw);
+}
+
+/* No connection is ever refused, and each is served, whatever dies. */
+static void test_kill(void **state)
+{
+	pid_t before, after = 0;
+
+	start(NULL);
+	check_serves();
+	for (int i = 0; i < 5; i++) {
+		before = child_pid();
+		fa_check(before > 0);
+		kill(before, i % 2 ? SIGKILL : SIGSEGV);
+		check_serves();
+		fa_check_eventually((after = child_pid()) > 0 && after != before);
+	}
+	fa_test_daemon_log_wait(&supervisor,
+	                        "was killed by signal 9; starting it again with 1 kept");
+}
+
+static void test_sigterm(void **state)
+{
+	pid_t child;
+
+	start(NULL);
+	child = child_pid();
+	fa_test_daemon_signal(&supervisor, SIGTERM);
+	fa_check_eq(fa_test_daemon_reap(&supervisor), 0);
+	fa_check(kill(child, 0) < 0);
+	fa_check(access(supervisor.socket, F_OK) < 0);
+}
+
+static void test_sighup(void **state)
+{
+	start(NULL);
+	fa_test_daemon_signal(&supervisor, SIGHUP);
+	fa_test_daemon_log_wait(&supervisor, "the configuration was read again");
+	check_serves();
+}
+
+/* It was asked to end while nothing runs: between death and the next start. */
+static void test_sigterm_after_kills(void **state)
+{
+	start(NULL);
+	for (int i = 0; i < 3; i++) {
+		pid_t child = child_pid();
+
+		if (child > 0)
+			kill(child, SIGKILL);
+		fa_test_sleep_ms(5);
+	}
+	fa_test_daemon_signal(&supervisor, SIGTERM);
+	(void)fa_test_daemon_reap(&supervisor);
+}
+
+/* The path was removed by somebody: another socket is made. */
+static void test_path_gone(void **state)
+{
+	start(NULL);
+	fa_check_eq(unlink(supervisor.socket), 0);
+	kill(child_pid(), SIGKILL);
+	fa_test_daemon_log_wait(&supervisor, "has gone; another is made");
+	fa_check_eventually(access(supervisor.socket, F_OK) == 0);
+	check_serves();
+}
+
+static void test_exit_when_idle(void **state)
+{
+	static const char *const args[] = { "--supervise", "--exit-when-idle", NULL };
+	const struct fa_test_daemon_options options = { .args = args };
+
+	start(&options);
+	check_serves();
+	fa_check_eq(fa_test_daemon_reap(&supervisor), 0);
+}
+
+static void test_never_ready(void **state)
+{
+	static const char *const args[] = { "--supervise", "--backend", "abacus", NULL };
+	const struct fa_test_daemon_options options = { .args = args };
+	int status;
+
+	fa_check(!fa_test_daemon_try(&supervisor, &options));
+	status = fa_test_daemon_reap(&supervisor);
+	fa_check(WIFEXITED(status) && WEXITSTATUS(status) != 0);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_teardown(test_kill, stop),
+		cmocka_unit_test_teardown(test_sigterm, stop),
+		cmocka_unit_test_teardown(test_sighup, stop),
+		cmocka_unit_test_teardown(test_sigterm_after_kills, stop),
+		cmocka_unit_test_teardown(test_path_gone, stop),
+		cmocka_unit_test_teardown(test_exit_when_idle, stop),
+		cmocka_unit_test(test_never_ready),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

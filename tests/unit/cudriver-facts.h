@@ -1,0 +1,153 @@
+/*
+ * Every number and struct of common/cudriver.h, to be listed once as that header has
+ * them (cudriver-ours.c) and once as <cuda.h> has them (cudriver-theirs.c), and to be
+ * compared by test-cudriver.c.
+ */
+#pragma once
+
+#include <stddef.h>
+
+#define FA_CUDRIVER_NUMBERS(X)                                                                     \
+	X(CUDA_SUCCESS)                                                                            \
+	X(CUDA_ERROR_INVALID_VALUE)                                                                \
+	X(CUDA_ERROR_OUT_OF_MEMORY)                                                                \
+	X(CUDA_ERROR_NOT_INITIALIZED)                                                              \
+	X(CUDA_ERROR_DEINITIALIZED)                                                                \
+	X(CUDA_ERROR_DEVICE_UNAVAILABLE)                                                           \
+	X(CUDA_ERROR_NO_DEVICE)                                                                    \
+	X(CUDA_ERROR_INVALID_DEVICE)                                                               \
+	X(CUDA_ERROR_INVALID_IMAGE)                                                                \
+	X(CUDA_ERROR_INVALID_CONTEXT)                                                              \
+	X(CUDA_ERROR_MAP_FAILED)                                                                   \
+	X(CUDA_ERROR_ALREADY_MAPPED)                                                               \
+	X(CUDA_ERROR_NO_BINARY_FOR_GPU)                                                            \
+	X(CUDA_ERROR_ECC_UNCORRECTABLE)                                                            \
+	X(CUDA_ERROR_INVALID_PTX)                                                                  \
+	X(CUDA_ERROR_NVLINK_UNCORRECTABLE)                                                         \
+	X(CUDA_ERROR_INVALID_HANDLE)                                                               \
+	X(CUDA_ERROR_NOT_FOUND)                                                                    \
+	X(CUDA_ERROR_NOT_READY)                                                                    \
+	X(CUDA_ERROR_ILLEGAL_ADDRESS)                                                              \
+	X(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES)                                                      \
+	X(CUDA_ERROR_LAUNCH_TIMEOUT)                                                               \
+	X(CUDA_ERROR_CONTEXT_IS_DESTROYED)                                                         \
+	X(CUDA_ERROR_ASSERT)                                                                       \
+	X(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)                                               \
+	X(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED)                                                   \
+	X(CUDA_ERROR_HARDWARE_STACK_ERROR)                                                         \
+	X(CUDA_ERROR_ILLEGAL_INSTRUCTION)                                                          \
+	X(CUDA_ERROR_MISALIGNED_ADDRESS)                                                           \
+	X(CUDA_ERROR_INVALID_ADDRESS_SPACE)                                                        \
+	X(CUDA_ERROR_INVALID_PC)                                                                   \
+	X(CUDA_ERROR_LAUNCH_FAILED)                                                                \
+	X(CUDA_ERROR_NOT_PERMITTED)                                                                \
+	X(CUDA_ERROR_NOT_SUPPORTED)                                                                \
+	X(CUDA_ERROR_SYSTEM_NOT_READY)                                                             \
+	X(CUDA_ERROR_SYSTEM_DRIVER_MISMATCH)                                                       \
+	X(CUDA_ERROR_MPS_CONNECTION_FAILED)                                                        \
+	X(CUDA_ERROR_MPS_RPC_FAILURE)                                                              \
+	X(CUDA_ERROR_MPS_CLIENT_TERMINATED)                                                        \
+	X(CUDA_ERROR_UNKNOWN)                                                                      \
+	X(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)                                                \
+	X(CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)                                                          \
+	X(CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)                                                       \
+	X(CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING)                                                  \
+	X(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)                                            \
+	X(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)                                            \
+	X(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)                                   \
+	X(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)                                 \
+	X(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)                         \
+	X(CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)                                                      \
+	X(CU_FUNC_ATTRIBUTE_NUM_REGS)                                                              \
+	X(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)                                         \
+	X(CU_MEMORYTYPE_HOST)                                                                      \
+	X(CU_MEMORYTYPE_DEVICE)                                                                    \
+	X(CU_POINTER_ATTRIBUTE_CONTEXT)                                                            \
+	X(CU_POINTER_ATTRIBUTE_MEMORY_TYPE)                                                        \
+	X(CU_POINTER_ATTRIBUTE_BUFFER_ID)                                                          \
+	X(CU_POINTER_ATTRIBUTE_IS_MANAGED)                                                         \
+	X(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)                                                     \
+	X(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE)                                         \
+	X(CU_POINTER_ATTRIBUTE_RANGE_START_ADDR)                                                   \
+	X(CU_POINTER_ATTRIBUTE_RANGE_SIZE)                                                         \
+	X(CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES)                                               \
+	X(CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE)                                                     \
+	X(CU_STREAM_NON_BLOCKING)                                                                  \
+	X(CU_STREAM_WRITE_VALUE_DEFAULT)                                                           \
+	X(CU_STREAM_WAIT_VALUE_GEQ)                                                                \
+	X(CU_EVENT_DEFAULT)                                                                        \
+	X(CU_EVENT_DISABLE_TIMING)                                                                 \
+	X(CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)                                                      \
+	X(CU_MEM_ALLOCATION_TYPE_PINNED)                                                           \
+	X(CU_MEM_LOCATION_TYPE_DEVICE)                                                             \
+	X(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)                                                \
+	X(CU_MEM_ACCESS_FLAGS_PROT_READ)                                                           \
+	X(CU_MEM_ACCESS_FLAGS_PROT_READWRITE)                                                      \
+	X(CU_MEM_ALLOC_GRANULARITY_MINIMUM)                                                        \
+	X(CU_MEM_ALLOC_GRANULARITY_RECOMMENDED)                                                    \
+	X(CU_MEMHOSTALLOC_PORTABLE)                                                                \
+	X(CU_MEMHOSTALLOC_DEVICEMAP)                                                               \
+	X(CU_MEMHOSTREGISTER_PORTABLE)                                                             \
+	X(CU_MEMHOSTREGISTER_DEVICEMAP)                                                            \
+	X(CU_MEMHOSTREGISTER_READ_ONLY)
+
+#define FA_CUDRIVER_MEMBERS(X)                                                                     \
+	X(CUmemLocation, type)                                                                     \
+	X(CUmemLocation, id)                                                                       \
+	X(CUmemAllocationProp, type)                                                               \
+	X(CUmemAllocationProp, requestedHandleTypes)                                               \
+	X(CUmemAllocationProp, location)                                                           \
+	X(CUmemAllocationProp, win32HandleMetaData)                                                \
+	X(CUmemAllocationProp, allocFlags.compressionType)                                         \
+	X(CUmemAllocationProp, allocFlags.gpuDirectRDMACapable)                                    \
+	X(CUmemAllocationProp, allocFlags.usage)                                                   \
+	X(CUmemAllocationProp, allocFlags.reserved)                                                \
+	X(CUmemAccessDesc, location)                                                               \
+	X(CUmemAccessDesc, flags)                                                                  \
+	X(CUuuid, bytes)                                                                           \
+	X(CUipcMemHandle, reserved)
+
+#define FA_CUDRIVER_TYPES(X)                                                                       \
+	X(CUresult)                                                                                \
+	X(CUdevice)                                                                                \
+	X(CUdeviceptr)                                                                             \
+	X(CUmemGenericAllocationHandle)                                                            \
+	X(CUcontext)                                                                               \
+	X(CUmodule)                                                                                \
+	X(CUfunction)                                                                              \
+	X(CUstream)                                                                                \
+	X(CUevent)                                                                                 \
+	X(cuuint64_t)                                                                              \
+	X(CUdevice_attribute)                                                                      \
+	X(CUfunction_attribute)                                                                    \
+	X(CUpointer_attribute)                                                                     \
+	X(CUmemAllocationHandleType)                                                               \
+	X(CUmemAllocationGranularity_flags)                                                        \
+	X(CUmemLocation)                                                                           \
+	X(CUmemAllocationProp)                                                                     \
+	X(CUmemAccessDesc)                                                                         \
+	X(CUuuid)                                                                                  \
+	X(CUipcMemHandle)
+
+struct cudriver_fact {
+	const char *name;
+	long long value;
+};
+
+/* Numbers, then offsets and sizes of members, then sizes of types; ended by NULL. */
+#define CUDRIVER_NUMBER(name) { #name, (long long)(name) },
+#define CUDRIVER_MEMBER(type, member)                                                              \
+	{ "offset of " #type "." #member, offsetof(type, member) },                                \
+		{ "size of " #type "." #member, sizeof(((type *)0)->member) },
+#define CUDRIVER_TYPE(type)                                                                        \
+	{ "size of " #type, sizeof(type) }, { "alignment of " #type, _Alignof(type) },
+#define CUDRIVER_FACTS                                                                             \
+	FA_CUDRIVER_NUMBERS(CUDRIVER_NUMBER)                                                       \
+	FA_CUDRIVER_MEMBERS(CUDRIVER_MEMBER) FA_CUDRIVER_TYPES(CUDRIVER_TYPE)                      \
+	{                                                                                          \
+		NULL, 0                                                                            \
+	}
+
+extern const struct cudriver_fact cudriver_ours[];
+/* NULL where there was no <cuda.h> to compile with. */
+extern const struct cudriver_fact *const cudriver_theirs;

@@ -1,0 +1,9 @@
+/* What common/cudriver.h says by itself. */
+#include "common/cudriver.h"
+#include "tests/unit/cudriver-facts.h"
+
+#ifdef CUDA_VERSION
+#error "this file must not see <cuda.h>"
+#endif
+
+const struct cudriver_fact cudriver_ours[] = { CUDRIVER_FACTS };
