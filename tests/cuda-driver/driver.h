@@ -80,6 +80,7 @@ enum {
 	FA_FAKE_INIT = 1,    /* cuInit */
 	FA_FAKE_CURRENT = 2, /* a context of the thread's */
 	FA_FAKE_ALIVE = 4,   /* that context is not lost; of any, if it needs none */
+	FA_FAKE_TELLS = 8,   /* nothing, but a sticky error of it means that a context is lost */
 };
 
 /* Begins every function: counts the call, and says what it returns instead. */

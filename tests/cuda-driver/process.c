@@ -149,7 +149,7 @@ CUresult fa_fake_enter(enum fa_test_cuda_call call, unsigned int needs)
 		else if (!(needs & FA_FAKE_CURRENT))
 			for (int i = 0; i < fa_fake.n_devices && !lost; ++i)
 				lost = fa_fake.contexts[i].lost;
-		if (fa_fake_is_sticky(result))
+		if (needs & (FA_FAKE_ALIVE | FA_FAKE_TELLS) && fa_fake_is_sticky(result))
 			fa_fake_lose(current ? current : &fa_fake.contexts[0], result);
 		fa_fake_unlock();
 		if (result == CUDA_SUCCESS && needs & FA_FAKE_CURRENT && !current)
