@@ -84,7 +84,6 @@ int fa_cache_load(struct fa_pool *pool, uint32_t index, struct fa_error *error)
 	                         1u << pool->page_shift, error, &cache->layout);
 	if (r < 0)
 		return r;
-	pool->n_caches++;
 	fa_tenant_account(pool, record->tenant)->n_caches++;
 	pool->caches[index] = fa_steal_ptr(cache);
 	return 0;
@@ -200,7 +199,6 @@ void fa_cache_settle(struct fa_pool *pool, struct fa_cache *cache)
 		return;
 	fa_state_store(&cache->record->state, FA_STATE_FREE);
 	pool->caches[cache->index] = NULL;
-	pool->n_caches--;
 	fa_tenant_account(pool, cache->record->tenant)->n_caches--;
 	fa_tenant_settle(pool, cache->record->tenant);
 	free(cache);

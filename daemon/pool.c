@@ -281,7 +281,6 @@ void fa_pool_get_info(const struct fa_pool *pool, struct fa_pool_info *ret_info)
 		.chunk_bytes = pool->header->chunk_bytes,
 		.chunks = pool->n_chunks,
 		.chunks_free = pool->n_free_chunks,
-		.caches = pool->n_caches,
 		.sequences = pool->n_sequences,
 		.tenants = pool->n_tenants,
 		.steps = pool->n_steps,
@@ -294,7 +293,15 @@ void fa_pool_get_info(const struct fa_pool *pool, struct fa_pool_info *ret_info)
 
 		if (!cache)
 			continue;
+		if (cache->leaving)
+			ret_info->chunks_held_back += cache->n_chunks;
+		else
+			ret_info->caches++;
 		ret_info->used_bytes += cache->n_used * cache->layout.page_bytes;
 		ret_info->idle_bytes += cache->n_idle * cache->layout.page_bytes;
 	}
+	for (uint32_t i = 0; i < pool->header->max_chunks; i++)
+		if (pool->chunk_records[i].owner == FA_STATE_CHUNK_FREE &&
+		    pool->chunks[i].n_quarantined)
+			ret_info->chunks_held_back++;
 }

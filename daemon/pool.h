@@ -177,6 +177,7 @@ size_t fa_pool_expire(struct fa_pool *pool, uint64_t now_ns);
 struct fa_pool_info {
 	uint64_t chunk_bytes;
 	uint32_t chunks, chunks_free; /* that have memory; that belong to no cache */
+	uint32_t chunks_held_back;    /* of removed caches, but something may write to them */
 	uint32_t caches, sequences, tenants, steps;
 	uint64_t generation;
 	uint64_t used_bytes, idle_bytes; /* pages of sequences and steps; published alone */

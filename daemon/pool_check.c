@@ -376,6 +376,8 @@ static int check_published(struct check *check, struct fa_cache *cache, uint32_t
 		record->state = 0;
 		return 0;
 	}
+	/* It is full, so nothing was appending to it, though a sequence may have a part of it. */
+	pool->pages[index].flags &= ~FA_PAGE_SUSPECT;
 	pool->pages[index].flags |= FA_PAGE_PUBLISHED;
 	pool->pages[index].tenant = record->tenant;
 	return 0;

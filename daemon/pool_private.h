@@ -141,7 +141,7 @@ struct fa_pool {
 	uint64_t n_free_cells;
 
 	uint32_t n_chunks, n_free_chunks;
-	uint32_t n_caches, n_sequences, n_tenants, n_steps;
+	uint32_t n_sequences, n_tenants, n_steps;
 	uint64_t n_quarantined, n_evicted;
 	bool quarantine;
 	uint64_t now_ns; /* as last heard */

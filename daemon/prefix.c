@@ -102,6 +102,8 @@ static void publish_page(struct fa_pool *pool, struct fa_cache *cache, uint32_t 
 	memcpy(record->hash, hash, FA_STATE_HASH_BYTES);
 	record->tenant = tenant;
 	fa_state_store(&record->state, FA_STATE_PAGE_PUBLISHED);
+	/* It is full, so nothing of a dead daemon was appending to it. */
+	pool->pages[index].flags &= ~FA_PAGE_SUSPECT;
 	pool->pages[index].flags |= FA_PAGE_PUBLISHED;
 	(void)fa_prefix_index_add(pool, index);
 	if (pool->pages[index].tenant != tenant) {
