@@ -223,6 +223,7 @@ class Reader
 	                struct fa_wire_cache_find *__restrict ret_cache_find)
 	{
 		string(body->name(), FA_WIRE_NAME_BYTES_MAX, &ret_cache_find->name);
+		ret_cache_find->cache = body->cache();
 	}
 
 	void cache_remove(const wire::CacheRemove *body,

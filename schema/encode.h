@@ -52,7 +52,7 @@ constexpr size_t FIXED_BYTES[_FA_WIRE_TYPE_N] = {
 	FRAME_BYTES + tables_bytes(1, 1),  /* STATUS_REPLY */
 	FRAME_BYTES + tables_bytes(1, 2),  /* BUFFER_PIECES */
 	FRAME_BYTES + tables_bytes(1, 11), /* CACHE_CREATE */
-	FRAME_BYTES + tables_bytes(1, 1),  /* CACHE_FIND */
+	FRAME_BYTES + tables_bytes(1, 2),  /* CACHE_FIND */
 	FRAME_BYTES + tables_bytes(1, 1),  /* CACHE_REMOVE */
 	FRAME_BYTES + tables_bytes(1, 14), /* CACHE_REPLY */
 	FRAME_BYTES + tables_bytes(1, 1),  /* SEQUENCE_CREATE */
@@ -364,7 +364,7 @@ flatbuffers::Offset<wire::CacheFind> cache_find_write(Builder &builder,
 {
 	auto name = string_write(builder, body.name);
 
-	return wire::CreateCacheFind(builder, name);
+	return wire::CreateCacheFind(builder, name, body.cache);
 }
 
 flatbuffers::Offset<wire::CacheRemove> cache_remove_write(Builder &builder,

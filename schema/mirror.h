@@ -141,6 +141,7 @@ MIRROR_FIELD(CacheCreate, head_dim, cache_create, head_dim);
 MIRROR_FIELD(CacheCreate, head_dim_v, cache_create, head_dim_v);
 MIRROR_FIELD(CacheCreate, page_tokens, cache_create, page_tokens);
 MIRROR_FIELD(CacheCreate, max_pages, cache_create, max_pages);
+MIRROR_FIELD(CacheFind, cache, cache_find, cache);
 MIRROR_FIELD(CacheRemove, cache, cache_remove, cache);
 MIRROR_FIELD(CacheReply, cache, cache_reply, cache);
 MIRROR_FIELD(CacheReply, mode, cache_reply, mode);

@@ -126,8 +126,7 @@ struct fa_wire_hello {
 	uint16_t version_min, version_max;
 	uint64_t features;
 	struct fa_wire_string name; /* for people: shown by factl */
-	/* For a daemon that keeps sessions across its own death. This release keeps none: it
-	 * looks at neither field, and answers resumed = false. */
+	/* The session that this client had, if the daemon died under it. */
 	bool has_resume;                     /* the two fields below are given */
 	struct fa_wire_secret resume_secret; /* from the HelloReply of the lost session */
 	uint64_t resume_generation;
@@ -240,7 +239,9 @@ struct fa_wire_hello_reply {
 	struct fa_wire_secret device_uuid;
 	uint64_t session; /* for people and logs; no proof of anything */
 	struct fa_wire_secret secret;
-	bool resumed; /* the ids of the lost session are all still there */
+	/* This is the session that Hello named: its caches, sequences and their durable tokens
+	 * are all there. Buffers and streams have to be made anew, steps in flight are gone. */
+	bool resumed;
 	struct fa_wire_limits limits;
 };
 

@@ -32,8 +32,10 @@ struct fa_wire_cache_create {
 	uint64_t max_pages;
 };
 
+/* By its name or, if that is absent, its number. Answered by CacheReply. */
 struct fa_wire_cache_find {
 	struct fa_wire_string name;
+	uint64_t cache;
 };
 
 /* Frees its sequences too. Answered by Reply. */
@@ -208,7 +210,8 @@ struct fa_wire_step_attend {
 /*
  * Ends a step when all that was asked for it has ended. keep: of the new tokens of
  * item i only keep[cu_keep[i]] … keep[cu_keep[i + 1] - 1] stay, one path of a tree; both
- * absent: all of all. Answered by Completion: 0 once the tokens are durable.
+ * absent: all of all. Answered by Completion: 0 once the tokens are durable. A commit that
+ * fails, or cannot be, because something asked for the step has failed, aborts it.
  */
 struct fa_wire_step_end {
 	uint32_t stream;

@@ -23,6 +23,7 @@ static const char *cache_find_difference(const struct fa_wire_cache_find *a,
                                          const struct fa_wire_cache_find *b)
 {
 	SAME_STRING(name);
+	SAME(cache);
 	return NULL;
 }
 

@@ -293,6 +293,8 @@ const struct fa_sample fa_samples_v1[] = {
 	  { .id = 41,
 	    .type = FA_WIRE_CACHE_FIND,
 	    .cache_find = { .name = STRING("a name of some kind") } } },
+	{ "cache-find-number",
+	  { .id = 41, .type = FA_WIRE_CACHE_FIND, .cache_find = { .cache = 0x4000000002 } } },
 	{ "cache-find-none", { .id = 42, .type = FA_WIRE_CACHE_FIND } },
 	{ "cache-remove",
 	  { .id = 43,
