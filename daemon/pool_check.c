@@ -293,7 +293,6 @@ static int load_sequence(struct check *check, uint32_t index, uint32_t n_pages, 
 		/* The first that has it is taken to pay. */
 		if (!pool->pages[page].refs++)
 			pool->pages[page].tenant = record->tenant;
-		pool->pages[page].flags |= FA_PAGE_TAINTED;
 		/* A step may have been appending to it. */
 		if ((first + i + 1) * (uint64_t)cache->layout.page_tokens > body->length)
 			pool->pages[page].flags |= FA_PAGE_SUSPECT;
