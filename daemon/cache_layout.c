@@ -111,6 +111,8 @@ int fa_cache_layout_init(const struct fa_cache_geometry *geometry, uint64_t chun
 		layout.v_offset_bytes = n * layout.k_bytes;
 	}
 	layout.page_slots = (uint32_t)(layout.page_stride_bytes / FA_SLOT_BYTES);
+	layout.token_shift = (uint32_t)__builtin_ctz(geometry->page_tokens);
+	layout.page_reciprocal = ((uint64_t)1 << 39) / layout.page_slots + 1;
 	*ret_layout = layout;
 	return 0;
 }

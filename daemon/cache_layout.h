@@ -55,6 +55,8 @@ struct fa_cache_layout {
 	uint32_t pages_per_chunk;
 	uint32_t page_slots; /* page_stride_bytes in units of a slot */
 	uint32_t page_tokens;
+	uint32_t token_shift;     /* log2 of page_tokens */
+	uint64_t page_reciprocal; /* 2^39 / page_slots, rounded up: divides multiples of it */
 };
 
 /*
@@ -64,6 +66,12 @@ struct fa_cache_layout {
 int fa_cache_layout_init(const struct fa_cache_geometry *geometry, uint64_t chunk_bytes,
                          uint32_t max_pages, struct fa_error *error,
                          struct fa_cache_layout *ret_layout);
+
+/* The page's place in its chunk, where @slots are those before it in the chunk. */
+static inline uint32_t fa_cache_page_place(const struct fa_cache_layout *layout, uint32_t slots)
+{
+	return (uint32_t)(slots * layout->page_reciprocal >> 39);
+}
 
 /* The accessor: where K and V of a page lie in one layer, from the pool's start. */
 static inline uint64_t fa_cache_k_at(const struct fa_cache_layout *layout, uint32_t slot,

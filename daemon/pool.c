@@ -216,7 +216,7 @@ static int map(struct fa_pool *pool, int fd, const struct fa_state_header *heade
 	pool->cells = (void *)(pool->map + header->cells_at);
 	pool->page_records = (void *)(pool->map + header->pages_at);
 	pool->page_shift = header->page_shift;
-	pool->chunk_slots = (uint32_t)(header->chunk_bytes / FA_SLOT_BYTES);
+	pool->slot_shift = (uint32_t)__builtin_ctzll(header->chunk_bytes / FA_SLOT_BYTES);
 
 	pages = mmap(NULL, pages_bytes(header), PROT_READ | PROT_WRITE,
 	             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

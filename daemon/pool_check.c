@@ -170,7 +170,8 @@ static int grow(uint32_t **array, uint32_t *size, uint32_t n)
 static bool find_page(const struct fa_pool *pool, const struct fa_cache *cache, uint32_t slot,
                       uint32_t *ret_index)
 {
-	uint32_t chunk = slot / pool->chunk_slots, place = slot % pool->chunk_slots;
+	uint32_t chunk = slot >> pool->slot_shift;
+	uint32_t place = slot & ((1u << pool->slot_shift) - 1);
 
 	if (chunk >= pool->header->max_chunks ||
 	    pool->chunk_records[chunk].owner != FA_STATE_CHUNK_CACHE + cache->index ||
@@ -358,16 +359,14 @@ static int check_sequences(struct check *check)
 	return 0;
 }
 
-static int check_published(struct check *check, struct fa_cache *cache, uint32_t index)
+static void check_published(struct check *check, struct fa_cache *cache, uint32_t index)
 {
 	struct fa_pool *pool = check->pool;
 	struct fa_state_page *record = &pool->page_records[index];
 	const char *fault = NULL;
 
 	if (!record->state)
-		return 0;
-	if (fa_prefix_index_prepare(pool, 1) < 0)
-		return -ENOMEM;
+		return;
 	if (record->state != FA_STATE_PAGE_PUBLISHED)
 		fault = "its state is unknown";
 	else if (!fa_tenant_known(pool, record->tenant))
@@ -379,20 +378,24 @@ static int check_published(struct check *check, struct fa_cache *cache, uint32_t
 		                 "page %" PRIu32 " of cache %" PRIu32 " is published no more: %s",
 		                 fa_page_slot(pool, cache, index), cache->index, fault);
 		record->state = 0;
-		return 0;
+		return;
 	}
 	/* It is full, so nothing was appending to it, though a sequence may have a part of it. */
 	pool->pages[index].flags &= ~FA_PAGE_SUSPECT;
 	pool->pages[index].flags |= FA_PAGE_PUBLISHED;
 	pool->pages[index].tenant = record->tenant;
-	return 0;
 }
 
 /* Counts pages, and finds those that are idle or free. */
 static int check_pages(struct check *check)
 {
 	struct fa_pool *pool = check->pool;
+	uint64_t n_pages = 0;
 
+	for (uint32_t i = 0; i < pool->header->max_chunks; i++)
+		n_pages += pool->chunks[i].n_fresh;
+	if (fa_prefix_index_prepare(pool, n_pages) < 0)
+		return -ENOMEM;
 	for (uint32_t i = 0; i < pool->header->max_chunks; i++) {
 		uint32_t owner = pool->chunk_records[i].owner, first = i << pool->page_shift;
 		struct fa_cache *cache;
@@ -401,8 +404,7 @@ static int check_pages(struct check *check)
 			continue;
 		cache = pool->caches[owner - FA_STATE_CHUNK_CACHE];
 		for (uint32_t j = 0; j < pool->chunks[i].n_fresh; j++) {
-			if (check_published(check, cache, first + j) < 0)
-				return -ENOMEM;
+			check_published(check, cache, first + j);
 			fa_page_load(pool, cache, first + j);
 		}
 	}

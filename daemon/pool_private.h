@@ -129,8 +129,8 @@ struct fa_pool {
 	struct fa_state_cell *cells;
 	struct fa_state_page *page_records;
 
-	uint32_t page_shift, chunk_slots;
-	struct fa_page *pages; /* sparse, as large as page_records */
+	uint32_t page_shift, slot_shift; /* log2 of the pages, and the slots, of a chunk */
+	struct fa_page *pages;           /* sparse, as large as page_records */
 	struct fa_chunk *chunks;
 	struct fa_cache *caches[FA_STATE_CACHES];
 	struct fa_tenant_account *tenants; /* [max_tenants] */
@@ -182,14 +182,14 @@ static inline void fa_state_store(uint32_t *at, uint32_t value)
 static inline uint32_t fa_page_index(const struct fa_pool *pool, const struct fa_cache *cache,
                                      uint32_t slot)
 {
-	return (slot / pool->chunk_slots) << pool->page_shift |
-	       (slot & (pool->chunk_slots - 1)) / cache->layout.page_slots;
+	return (slot >> pool->slot_shift) << pool->page_shift |
+	       fa_cache_page_place(&cache->layout, slot & ((1u << pool->slot_shift) - 1));
 }
 
 static inline uint32_t fa_page_slot(const struct fa_pool *pool, const struct fa_cache *cache,
                                     uint32_t index)
 {
-	return (index >> pool->page_shift) * pool->chunk_slots +
+	return ((index >> pool->page_shift) << pool->slot_shift) +
 	       (index & ((1u << pool->page_shift) - 1)) * cache->layout.page_slots;
 }
 
@@ -277,12 +277,19 @@ static inline struct fa_state_body *fa_sequence_body(const struct fa_sequence *s
 /* Pages up to @tokens, counted from the beginning. */
 static inline uint32_t fa_pages_of(const struct fa_cache *cache, uint64_t tokens)
 {
-	return (uint32_t)((tokens + cache->layout.page_tokens - 1) / cache->layout.page_tokens);
+	return (uint32_t)((tokens + cache->layout.page_tokens - 1) >> cache->layout.token_shift);
 }
 
 static inline uint32_t fa_sequence_first_page(const struct fa_sequence *sequence)
 {
-	return (uint32_t)(sequence->first / sequence->cache->layout.page_tokens);
+	return (uint32_t)(sequence->first >> sequence->cache->layout.token_shift);
+}
+
+/* A page that will be looked at soon. */
+static inline void fa_page_prefetch(const struct fa_pool *pool, const struct fa_cache *cache,
+                                    uint32_t slot)
+{
+	__builtin_prefetch(&pool->pages[fa_page_index(pool, cache, slot)], 1);
 }
 
 /* The durable page of a number. */
@@ -298,8 +305,9 @@ uint32_t fa_page_list_missing(const struct fa_sequence *sequence, uint32_t end);
 /* Room for pages up to number @end, and @n_limbo more in limbo. -ENOMEM. */
 int fa_page_list_prepare(struct fa_sequence *sequence, uint32_t end, uint32_t n_limbo);
 int fa_cells_check(const struct fa_pool *pool, uint64_t n, struct fa_error *error);
-/* Adds the page with the next number, as it is planned; prepared, and there are cells. */
-void fa_page_list_append(struct fa_pool *pool, struct fa_sequence *sequence, uint32_t slot);
+/* Adds the pages with the next numbers, as they are planned; prepared, and there are cells. */
+void fa_page_list_append(struct fa_pool *pool, struct fa_sequence *sequence, const uint32_t *slots,
+                         uint32_t n);
 /* Changes the list in the state where it counts already. */
 void fa_page_list_replace(struct fa_pool *pool, struct fa_sequence *sequence, uint32_t number,
                           uint32_t slot);
@@ -338,7 +346,7 @@ uint64_t fa_prefix_hash_short(const uint8_t secret[32], const void *data, size_t
 void fa_prefix_hash_begin(const struct fa_pool *pool, const struct fa_cache *cache, uint32_t tenant,
                           const struct fa_prefix_key *key, uint8_t hash[FA_STATE_HASH_BYTES]);
 /* From the hash of a page to that of the next. */
-void fa_prefix_hash_next(const struct fa_pool *pool, const uint32_t *tokens, uint32_t n_tokens,
+void fa_prefix_hash_next(const uint32_t *tokens, uint32_t n_tokens,
                          uint8_t hash[FA_STATE_HASH_BYTES]);
 
 /* ---- pool.c, pool_check.c */

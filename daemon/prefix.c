@@ -157,8 +157,7 @@ int fa_prefix_publish(struct fa_pool *pool, const struct fa_actor *actor, uint64
 
 	fa_prefix_hash_begin(pool, sequence->cache, actor->tenant, key, hash);
 	for (uint32_t number = 0; number < end; number++) {
-		fa_prefix_hash_next(pool, tokens + (uint64_t)number * page_tokens, page_tokens,
-		                    hash);
+		fa_prefix_hash_next(tokens + (uint64_t)number * page_tokens, page_tokens, hash);
 		if (number < first || !is_open(pool, sequence, number) || find(pool, hash))
 			continue;
 		publish_page(
@@ -187,7 +186,7 @@ static uint32_t match(const struct fa_pool *pool, const struct fa_cache *cache,
 	for (n = 0; n < n_pages; n++) {
 		uint32_t at;
 
-		fa_prefix_hash_next(pool, tokens + (uint64_t)n * page_tokens, page_tokens, hash);
+		fa_prefix_hash_next(tokens + (uint64_t)n * page_tokens, page_tokens, hash);
 		at = find(pool, hash);
 		if (!at)
 			break;
@@ -268,8 +267,10 @@ int fa_prefix_attach(struct fa_pool *pool, const struct fa_actor *actor, uint64_
 		return r;
 
 	for (uint32_t i = 0; i < n_pages; i++) {
+		uint32_t slot = fa_page_slot(pool, cache, indices[i]);
+
 		fa_page_ref(pool, cache, indices[i]);
-		fa_page_list_append(pool, sequence, fa_page_slot(pool, cache, indices[i]));
+		fa_page_list_append(pool, sequence, &slot, 1);
 	}
 	length = (uint64_t)n_pages * cache->layout.page_tokens;
 	sequence->planned = length;

@@ -1,5 +1,5 @@
 /*
- * The hashes: BLAKE2b with 256 bits, keyed with the state's secret, from libsodium: a small
+ * The hashes: BLAKE2b with 256 bits, in a chain that begins with the state's secret, from libsodium: a small
  * library that every distribution has, with one function for it, vectorised, and no set-up.
  * (SHA-256 of a larger library is as fast only where the processor has instructions for it;
  * xxHash is faster, but whoever knows it can make two prompts collide.)
@@ -50,7 +50,7 @@ void fa_prefix_hash_begin(const struct fa_pool *pool, const struct fa_cache *cac
 	crypto_generichash_final(&state, hash, FA_STATE_HASH_BYTES);
 }
 
-void fa_prefix_hash_next(const struct fa_pool *pool, const uint32_t *tokens, uint32_t n_tokens,
+void fa_prefix_hash_next(const uint32_t *tokens, uint32_t n_tokens,
                          uint8_t hash[FA_STATE_HASH_BYTES])
 {
 	uint8_t text[FA_STATE_HASH_BYTES + FA_CACHE_PAGE_TOKENS_MAX * sizeof(*tokens)];
@@ -58,6 +58,5 @@ void fa_prefix_hash_next(const struct fa_pool *pool, const uint32_t *tokens, uin
 
 	memcpy(text, hash, FA_STATE_HASH_BYTES);
 	memcpy(text + FA_STATE_HASH_BYTES, tokens, bytes);
-	crypto_generichash(hash, FA_STATE_HASH_BYTES, text, FA_STATE_HASH_BYTES + bytes,
-	                   pool->header->secret, sizeof(pool->header->secret));
+	crypto_generichash(hash, FA_STATE_HASH_BYTES, text, FA_STATE_HASH_BYTES + bytes, NULL, 0);
 }

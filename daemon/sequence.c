@@ -6,6 +6,9 @@
 #include <inttypes.h>
 #include <string.h>
 
+/* Pages lie anywhere: so far ahead they are asked for. */
+#define PREFETCH 16
+
 uint64_t fa_sequence_id(const struct fa_sequence *sequence)
 {
 	return (uint64_t)sequence->record->generation << 32 | sequence->index;
@@ -169,11 +172,15 @@ int fa_sequence_fork(struct fa_pool *pool, const struct fa_actor *actor, uint64_
 		return r;
 
 	begin_record(pool, child, actor);
-	for (uint32_t number = begin; number < end; number++) {
-		uint32_t slot = fa_sequence_slot(parent, number);
-
-		fa_page_ref(pool, child->cache, fa_page_index(pool, child->cache, slot));
-		fa_page_list_append(pool, child, slot);
+	fa_page_list_append(pool, child, parent->pages, end - begin);
+	if (parent->copied && parent->copied_number < end) {
+		child->pages[parent->copied_number - begin] = parent->copied_slot;
+		fa_page_list_replace(pool, child, parent->copied_number, parent->copied_slot);
+	}
+	for (uint32_t i = 0; i < child->n_pages; i++) {
+		if (i + PREFETCH < child->n_pages)
+			fa_page_prefetch(pool, child->cache, child->pages[i + PREFETCH]);
+		fa_page_ref(pool, child->cache, fa_page_index(pool, child->cache, child->pages[i]));
 	}
 	child->planned = tokens;
 	fa_page_list_commit(pool, child, tokens, child->first, fa_sequence_body(parent)->step);

@@ -104,20 +104,11 @@ void fa_cell_free(struct fa_pool *pool, uint32_t cell)
 	pool->n_free_cells++;
 }
 
-static void put(struct fa_pool *pool, const struct fa_sequence *sequence, uint32_t number,
-                uint32_t slot)
+/* The cell of a page, which is the next one's if it is one too far. */
+static struct fa_state_cell *cell_of(struct fa_pool *pool, struct fa_sequence *sequence,
+                                     uint32_t place)
 {
-	uint32_t place = number - cells_begin(sequence);
-	struct fa_state_cell *cell = &pool->cells[sequence->cells[place / FA_STATE_CELL_PAGES]];
-
-	fa_state_store(&cell->slots[place % FA_STATE_CELL_PAGES], slot);
-}
-
-void fa_page_list_append(struct fa_pool *pool, struct fa_sequence *sequence, uint32_t slot)
-{
-	uint32_t number = fa_sequence_first_page(sequence) + sequence->n_pages;
-
-	if ((number - cells_begin(sequence)) / FA_STATE_CELL_PAGES == sequence->n_cells) {
+	if (place / FA_STATE_CELL_PAGES == sequence->n_cells) {
 		uint32_t cell = take_cell(pool);
 
 		if (sequence->n_cells)
@@ -125,14 +116,37 @@ void fa_page_list_append(struct fa_pool *pool, struct fa_sequence *sequence, uin
 			               cell + 1);
 		sequence->cells[sequence->n_cells++] = cell;
 	}
-	sequence->pages[sequence->n_pages++] = slot;
-	put(pool, sequence, number, slot);
+	return &pool->cells[sequence->cells[place / FA_STATE_CELL_PAGES]];
+}
+
+void fa_page_list_append(struct fa_pool *pool, struct fa_sequence *sequence, const uint32_t *slots,
+                         uint32_t n)
+{
+	uint32_t place = fa_sequence_first_page(sequence) + sequence->n_pages -
+	                 cells_begin(sequence);
+
+	memcpy(sequence->pages + sequence->n_pages, slots, n * sizeof(*slots));
+	sequence->n_pages += n;
+	while (n) {
+		uint32_t begin = place % FA_STATE_CELL_PAGES, room = FA_STATE_CELL_PAGES - begin;
+		struct fa_state_cell *cell = cell_of(pool, sequence, place);
+
+		if (room > n)
+			room = n;
+		fa_fault_point();
+		memcpy(cell->slots + begin, slots, room * sizeof(*slots));
+		slots += room;
+		place += room;
+		n -= room;
+	}
 }
 
 void fa_page_list_replace(struct fa_pool *pool, struct fa_sequence *sequence, uint32_t number,
                           uint32_t slot)
 {
-	put(pool, sequence, number, slot);
+	uint32_t place = number - cells_begin(sequence);
+
+	fa_state_store(&cell_of(pool, sequence, place)->slots[place % FA_STATE_CELL_PAGES], slot);
 }
 
 void fa_page_list_commit(struct fa_pool *pool, struct fa_sequence *sequence, uint64_t length,

@@ -237,7 +237,7 @@ static void append_pages(struct fa_pool *pool, struct fa_step_part *part, uint32
 		uint32_t index = fa_page_take(pool, cache, sequence->record->tenant, &clear);
 		uint32_t slot = fa_page_slot(pool, cache, index);
 
-		fa_page_list_append(pool, sequence, slot);
+		fa_page_list_append(pool, sequence, &slot, 1);
 		if (clear)
 			*(*clears)++ = slot;
 	}

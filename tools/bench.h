@@ -51,3 +51,4 @@ int fa_bench_rtt(struct fa_bench *bench);
 int fa_bench_throughput(struct fa_bench *bench);
 int fa_bench_cpu(struct fa_bench *bench);
 int fa_bench_wire(struct fa_bench *bench);
+int fa_bench_pool(struct fa_bench *bench);

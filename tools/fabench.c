@@ -17,6 +17,7 @@ static const struct {
 	{ "throughput", "32 clients at once; 64 idle clients", fa_bench_throughput },
 	{ "cpu", "the CPU kernels, against a matrix multiply and against reading", fa_bench_cpu },
 	{ "wire", "writing and reading messages", fa_bench_wire },
+	{ "pool", "the bookkeeping of the KV pool", fa_bench_pool },
 	{ NULL, NULL, NULL },
 };
 

@@ -20,7 +20,7 @@ LAYERS = {
                            "kernels/cuda/plan.h", "kernels/cuda/paged-plan.h",
                            "kernels/cuda/images.h"],
     # programs and tests are not layers: they may see everything below them
-    "tools": ["common/", "schema/", "client/", "kernels/attention.h"],
+    "tools": ["common/", "schema/", "client/", "kernels/attention.h", "daemon/pool_private.h"],
 }
 
 # Foreign headers that are kept in: pattern, files or folders that may include them.
