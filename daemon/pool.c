@@ -194,16 +194,24 @@ static int read_header(int fd, struct fa_state_header *header, struct fa_error *
 	return 0;
 }
 
-static uint64_t pages_bytes(const struct fa_state_header *header)
+static uint64_t pages_of(const struct fa_state_header *header)
 {
-	return ((uint64_t)header->max_chunks << header->page_shift) * sizeof(struct fa_page);
+	return (uint64_t)header->max_chunks << header->page_shift;
+}
+
+/* Zeros, of which only those cost memory that are written to. */
+static void *map_sparse(uint64_t bytes)
+{
+	void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+	                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+	return memory == MAP_FAILED ? NULL : memory;
 }
 
 static int map(struct fa_pool *pool, int fd, const struct fa_state_header *header,
                struct fa_error *error)
 {
 	void *state = mmap(NULL, header->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	void *pages;
 
 	if (state == MAP_FAILED)
 		return fa_fail(error, -errno, "the pool's state cannot be mapped: %m");
@@ -218,11 +226,10 @@ static int map(struct fa_pool *pool, int fd, const struct fa_state_header *heade
 	pool->page_shift = header->page_shift;
 	pool->slot_shift = (uint32_t)__builtin_ctzll(header->chunk_bytes / FA_SLOT_BYTES);
 
-	pages = mmap(NULL, pages_bytes(header), PROT_READ | PROT_WRITE,
-	             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (pages == MAP_FAILED)
-		return fa_fail(error, -errno, "there is no memory for the pool's pages: %m");
-	pool->pages = pages;
+	pool->pages = map_sparse(pages_of(header) * sizeof(*pool->pages));
+	pool->refs = map_sparse(pages_of(header) * sizeof(*pool->refs));
+	if (!pool->pages || !pool->refs)
+		return fa_fail(error, -ENOMEM, "there is no memory for the pool's pages");
 	return 0;
 }
 
@@ -274,7 +281,9 @@ struct fa_pool *fa_pool_free(struct fa_pool *pool)
 	free(pool->buckets);
 	free(pool->names);
 	if (pool->pages)
-		munmap(pool->pages, pages_bytes(pool->header));
+		munmap(pool->pages, pages_of(pool->header) * sizeof(*pool->pages));
+	if (pool->refs)
+		munmap(pool->refs, pages_of(pool->header) * sizeof(*pool->refs));
 	if (pool->map)
 		munmap(pool->map, pool->header->bytes);
 	free(pool);

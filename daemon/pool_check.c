@@ -262,7 +262,7 @@ static int read_list(struct check *check, uint32_t index, uint32_t *ret_pages, u
 	for (uint32_t i = 0; i < *ret_pages; i++) {
 		uint32_t page;
 
-		if (find_page(pool, cache, check->slots[i], &page) && !pool->pages[page].refs)
+		if (find_page(pool, cache, check->slots[i], &page) && !pool->refs[page])
 			check->numbers[page] = 0;
 	}
 	while (*ret_cells)
@@ -298,7 +298,7 @@ static int load_sequence(struct check *check, uint32_t index, uint32_t n_pages, 
 		uint32_t page = fa_page_index(pool, cache, check->slots[i]);
 
 		/* The first that has it is taken to pay. */
-		if (!pool->pages[page].refs++)
+		if (!pool->refs[page]++)
 			pool->pages[page].tenant = record->tenant;
 		/* A step may have been appending to it. */
 		if ((first + i + 1) * (uint64_t)cache->layout.page_tokens > body->length)

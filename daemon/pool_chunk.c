@@ -86,8 +86,7 @@ void fa_chunk_take_back(struct fa_pool *pool, uint32_t number)
 	uint32_t first = number << pool->page_shift;
 
 	for (uint32_t i = 0; chunk->n_idle && i < chunk->n_fresh; i++)
-		if (!pool->pages[first + i].refs &&
-		    (pool->pages[first + i].flags & FA_PAGE_PUBLISHED))
+		if (!pool->refs[first + i] && (pool->pages[first + i].flags & FA_PAGE_PUBLISHED))
 			fa_page_evict(pool, cache, first + i);
 	fa_state_store(&pool->chunk_records[number].owner, FA_STATE_CHUNK_FREE);
 	fa_list_remove(&chunk->link);

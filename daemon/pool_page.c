@@ -96,7 +96,7 @@ uint32_t fa_page_take(struct fa_pool *pool, struct fa_cache *cache, uint32_t ten
 	index = fa_chunk_take_free(pool, cache);
 	page = &pool->pages[index];
 	*ret_clear = (page->flags & FA_PAGE_TAINTED) || (page->tenant && page->tenant != tenant);
-	page->refs = 1;
+	pool->refs[index] = 1;
 	page->tenant = tenant;
 	page->flags = 0;
 	cache->n_used++;
@@ -154,9 +154,7 @@ static void idle_remove(struct fa_pool *pool, struct fa_cache *cache, uint32_t i
 
 void fa_page_ref(struct fa_pool *pool, struct fa_cache *cache, uint32_t index)
 {
-	struct fa_page *page = &pool->pages[index];
-
-	if (!page->refs++) {
+	if (!pool->refs[index]++) {
 		idle_remove(pool, cache, index);
 		cache->n_used++;
 		chunk_of(pool, index)->n_used++;
@@ -165,13 +163,11 @@ void fa_page_ref(struct fa_pool *pool, struct fa_cache *cache, uint32_t index)
 
 void fa_page_unref(struct fa_pool *pool, struct fa_cache *cache, uint32_t index)
 {
-	struct fa_page *page = &pool->pages[index];
-
-	if (--page->refs)
+	if (--pool->refs[index])
 		return;
 	cache->n_used--;
 	chunk_of(pool, index)->n_used--;
-	if (page->flags & FA_PAGE_PUBLISHED)
+	if (pool->pages[index].flags & FA_PAGE_PUBLISHED)
 		idle_add(pool, cache, index);
 	else
 		free_page(pool, cache, index);
@@ -191,7 +187,7 @@ void fa_page_load(struct fa_pool *pool, struct fa_cache *cache, uint32_t index)
 {
 	struct fa_page *page = &pool->pages[index];
 
-	if (!page->refs && !(page->flags & FA_PAGE_PUBLISHED)) {
+	if (!pool->refs[index] && !(page->flags & FA_PAGE_PUBLISHED)) {
 		*page = (struct fa_page){ .flags = FA_PAGE_TAINTED | FA_PAGE_SUSPECT |
 			                           FA_PAGE_QUARANTINED };
 		chunk_of(pool, index)->n_quarantined++;
@@ -200,7 +196,7 @@ void fa_page_load(struct fa_pool *pool, struct fa_cache *cache, uint32_t index)
 	}
 	page->flags |= FA_PAGE_TAINTED;
 	fa_tenant_account(pool, page->tenant)->bytes += cache->layout.page_bytes;
-	if (page->refs) {
+	if (pool->refs[index]) {
 		cache->n_used++;
 		chunk_of(pool, index)->n_used++;
 	} else {

@@ -23,7 +23,6 @@
 #define FA_PAGE_QUARANTINED 8u /* suspect and free, and in no free list */
 
 struct fa_page {
-	uint32_t refs;   /* sequences, and steps that will give it to one */
 	uint32_t tenant; /* tag of who pays for it or, if it is free, paid last; 0: never used */
 	uint32_t next, prev; /* free: next; idle: both, in the order of use */
 	uint32_t chain;      /* published: next of its bucket */
@@ -130,7 +129,10 @@ struct fa_pool {
 	struct fa_state_page *page_records;
 
 	uint32_t page_shift, slot_shift; /* log2 of the pages, and the slots, of a chunk */
-	struct fa_page *pages;           /* sparse, as large as page_records */
+	/* Sparse, as large as page_records. The references, of sequences and of steps that will
+	 * give the page to one, lie apart: forks touch nothing else. */
+	uint32_t *refs;
+	struct fa_page *pages;
 	struct fa_chunk *chunks;
 	struct fa_cache *caches[FA_STATE_CACHES];
 	struct fa_tenant_account *tenants; /* [max_tenants] */
@@ -289,7 +291,7 @@ static inline uint32_t fa_sequence_first_page(const struct fa_sequence *sequence
 static inline void fa_page_prefetch(const struct fa_pool *pool, const struct fa_cache *cache,
                                     uint32_t slot)
 {
-	__builtin_prefetch(&pool->pages[fa_page_index(pool, cache, slot)], 1);
+	__builtin_prefetch(&pool->refs[fa_page_index(pool, cache, slot)], 1);
 }
 
 /* The durable page of a number. */

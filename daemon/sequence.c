@@ -249,7 +249,8 @@ void fa_sequence_settle(struct fa_pool *pool, struct fa_sequence *sequence)
 	}
 	sequence->n_limbo = n;
 
-	if (!sequence->n_cancelled) {
+	/* What a step that was not committed reserved those behind it may still use. */
+	if (!sequence->n_cancelled && !(sequence->dead && sequence->n_in_flight)) {
 		struct fa_list *pos;
 
 		if (sequence->copy_aborted)

@@ -29,9 +29,10 @@ static uint64_t before_of(const struct fa_step_part *part)
 /* Nobody else sees the page, so it can be appended to where it is. */
 static bool is_own(const struct fa_pool *pool, const struct fa_sequence *sequence, uint32_t slot)
 {
-	const struct fa_page *page = &pool->pages[fa_page_index(pool, sequence->cache, slot)];
+	uint32_t index = fa_page_index(pool, sequence->cache, slot);
+	const struct fa_page *page = &pool->pages[index];
 
-	return page->refs == 1 && page->tenant == sequence->record->tenant &&
+	return pool->refs[index] == 1 && page->tenant == sequence->record->tenant &&
 	       !(page->flags & FA_PAGE_PUBLISHED) &&
 	       !(pool->quarantine && (page->flags & FA_PAGE_SUSPECT));
 }

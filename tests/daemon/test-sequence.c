@@ -199,6 +199,31 @@ static void test_leave_in_flight(void **state)
 	assert_int_equal(scene_cache_info(&scene, cache).sequences, 0);
 }
 
+/* What a step reserved for a sequence that was freed since is there for those behind it. */
+static void test_freed_with_copy(void **state)
+{
+	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0);
+	uint64_t sequence = scene_sequence(&scene, SCENE_ANNA, cache), fork;
+	const struct fa_actor *anna = &scene.actors[SCENE_ANNA];
+	struct fa_step *a, *b;
+
+	scene_append(&scene, SCENE_ANNA, sequence, 5, 100);
+	assert_int_equal(
+		fa_sequence_fork(scene.pool, anna, sequence, UINT64_MAX, &scene.error, &fork), 0);
+	a = scene_plan(&scene, SCENE_ANNA, sequence, 20);
+	assert_int_equal(a->groups[0].n_copies, 1);
+	b = scene_plan(&scene, SCENE_ANNA, sequence, 20);
+	assert_int_equal(fa_sequence_free(scene.pool, anna, sequence, &scene.error), 0);
+	assert_int_equal(scene_cache_info(&scene, cache).used_pages, 4);
+	assert_int_equal(fa_step_commit(scene.pool, a, &scene.error), 0);
+	assert_true(a->entries[0].stale);
+	fa_step_free(a);
+	assert_int_equal(scene_cache_info(&scene, cache).used_pages, 4);
+	scene_abort(&scene, b);
+	assert_int_equal(scene_cache_info(&scene, cache).used_pages, 1);
+	scene_check(&scene, fork, 0, 5, 100);
+}
+
 static void test_many(void **state)
 {
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0), ids[SCENE_SEQUENCES], id;
@@ -224,6 +249,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_fork_in_flight, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_drop, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_leave_in_flight, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_freed_with_copy, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_many, set_up, tear_down),
 	};
 
