@@ -32,7 +32,7 @@ for result in results:
     if result["name"].endswith("/lost"):
         assert result["value"] == 0, result
 areas = {name.split("/")[0] for name, _ in seen}
-assert areas >= {"rtt", "throughput", "idle", "cpu", "wire"}, areas
+assert areas >= {"rtt", "throughput", "idle", "cpu", "wire", "pool"}, areas
 EOF
 
 # And for people.
