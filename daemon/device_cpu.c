@@ -38,6 +38,9 @@
 #define DEPTH 8
 /* How long a worker stays with one work while others are ready. */
 #define QUANTUM_NS (500 * FA_NS_PER_US)
+/* How long the whole pool may make up for what a group left to others: while the one
+ * work that it has ready is run to its end, for one. */
+#define SLACK_NS (10 * FA_NS_PER_MS)
 /* Sleepers that a worker wakes when it finds more than it can do. */
 #define WAKE_FAN_OUT 2
 
@@ -367,6 +370,7 @@ static int cpu_open(const struct fa_device_config *config, struct fa_error *erro
 	device->isa = isa;
 	pthread_mutex_init(&device->mutex, NULL);
 	pthread_cond_init(&device->work_available, NULL);
+	device->turns.slack = n * SLACK_NS;
 	fa_list_init(&device->done);
 	for (; device->n_workers < n; device->n_workers++) {
 		device->workers[device->n_workers].device = device;
