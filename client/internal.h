@@ -247,6 +247,13 @@ void fa_client_lose(struct fa_client *client, int code, const char *format, ...)
 /* The thread's sentence says why the connection was lost; returns the code. */
 int fa_client_lost_error(struct fa_client *client);
 
+/* ---- restore.c; without the mutex */
+
+/* Registers every buffer and stream with @connection, many at a time. Memory of a GPU
+ * that it cannot have is marked as missing. */
+int fa_restore(struct fa_client *client, struct fa_connection *connection, uint64_t deadline_ns,
+               struct fa_error *error);
+
 /* ---- connection.c; without the mutex */
 
 /* Connects to client->path, or the usual places if it is empty, and shakes hands. */

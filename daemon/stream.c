@@ -24,7 +24,10 @@ static void request_explain(struct fa_request *request, int status)
 {
 	const char *when = request->state == FA_REQUEST_WAITING ? "queued" : "running";
 
-	if (status == -ETIMEDOUT)
+	if (status == -ENODEV)
+		fa_fail(&request->error, status, "the device was lost: %s",
+		        request->stream->engine->lost_reason.text);
+	else if (status == -ETIMEDOUT)
 		fa_fail(&request->error, status, "the deadline passed while the request was %s",
 		        when);
 	else if (status == -ECANCELED)
@@ -39,6 +42,8 @@ static void request_end(struct fa_request *request, int status)
 {
 	struct fa_engine *engine = request->stream->engine;
 
+	if (engine->lost)
+		status = -ENODEV;
 	if (request->state == FA_REQUEST_WAITING) {
 		request_explain(request, status);
 		request_settle(request, status);
@@ -59,6 +64,9 @@ void fa_request_reaped(struct fa_request *request)
 {
 	int status = request->work.status, end = request->end_status;
 	struct fa_stream *stream = request->stream;
+
+	if (stream->engine->lost && end)
+		end = -ENODEV;
 
 	request->started_ns = request->work.started_ns;
 	request->finished_ns = request->work.finished_ns;
@@ -160,16 +168,10 @@ void fa_stream_receive(struct fa_stream *stream, struct fa_request *request)
 /* Nothing will ever run again; they leave behind those that the device still has. */
 static void end_waiting(struct fa_stream *stream)
 {
-	struct fa_request *request;
 	struct fa_list *pos;
 
-	fa_list_for_each(pos, &stream->waiting) {
-		request = fa_container_of(pos, struct fa_request, link);
-		if (request->state == FA_REQUEST_WAITING)
-			request_settle(request,
-			               fa_fail(&request->error, -ENODEV, "the device was lost: %s",
-			                       stream->engine->lost_reason.text));
-	}
+	fa_list_for_each(pos, &stream->waiting)
+		request_end(fa_container_of(pos, struct fa_request, link), -ENODEV);
 	fa_list_splice(&stream->started, &stream->waiting);
 	stream_update(stream);
 }

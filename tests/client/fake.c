@@ -60,6 +60,15 @@ void fa_fake_stop(struct fa_fake *fake)
 	fa_test_dir_remove(fake->dir);
 }
 
+int fa_fake_setup(void **state)
+{
+	char dir[48];
+
+	fa_test_dir_make(dir, sizeof(dir));
+	fa_test_dir_remove(dir);
+	return 0;
+}
+
 struct fa_wire_message fa_fake_hello_reply(uint64_t id)
 {
 	return (struct fa_wire_message){

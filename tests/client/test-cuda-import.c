@@ -1,6 +1,6 @@
 /* CUDA memory that a program hands over: each kind, windows, what is kept, and when
  * it is let go. */
-#include "tests/client/cuda.h"
+#include "tests/client/cuda-scene.h"
 #include "tests/lib/check.h"
 
 #include <errno.h>

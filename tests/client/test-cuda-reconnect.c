@@ -2,7 +2,7 @@
  * Buffers of GPU memory when the daemon dies and another takes its place: the same
  * again, one without a GPU, and again one with it.
  */
-#include "tests/client/cuda.h"
+#include "tests/client/cuda-scene.h"
 #include "tests/lib/check.h"
 #include "tests/lib/dir.h"
 

@@ -312,7 +312,7 @@ CUresult cuCtxSetCurrent(CUcontext context)
 	struct fa_fake_context *next = (struct fa_fake_context *)context;
 	CUresult result = CUDA_SUCCESS;
 
-	FA_FAKE_ENTER(cuCtxSetCurrent, FA_FAKE_INIT);
+	FA_FAKE_ENTER(cuCtxSetCurrent, FA_FAKE_INIT | FA_FAKE_TELLS);
 	if (next && (next < fa_fake.contexts || next >= fa_fake.contexts + fa_fake.n_devices))
 		return CUDA_ERROR_INVALID_CONTEXT;
 	fa_fake_lock();

@@ -77,6 +77,7 @@ static void begin(void)
 		fa_fake.n_devices = FA_FAKE_DEVICES_MAX;
 	fa_fake.version = (int)number("FAD_TEST_CUDA_VERSION", 13000);
 	fa_fake.memory_bytes = (size_t)number("FAD_TEST_CUDA_MEMORY_MIB", 16384) << 20;
+	fa_fake.flops_max = 1e9 * (double)number("FAD_TEST_CUDA_GFLOP", 0);
 	for (int i = 0; i < FA_FAKE_DEVICES_MAX; ++i)
 		fa_fake.contexts[i].device = i;
 	atomic_store(&page->kernel_us, (uint32_t)number("FAD_TEST_CUDA_KERNEL_US", 0));
@@ -149,7 +150,7 @@ CUresult fa_fake_enter(enum fa_test_cuda_call call, unsigned int needs)
 		else if (!(needs & FA_FAKE_CURRENT))
 			for (int i = 0; i < fa_fake.n_devices && !lost; ++i)
 				lost = fa_fake.contexts[i].lost;
-		if (fa_fake_is_sticky(result))
+		if (needs & (FA_FAKE_ALIVE | FA_FAKE_TELLS) && fa_fake_is_sticky(result))
 			fa_fake_lose(current ? current : &fa_fake.contexts[0], result);
 		fa_fake_unlock();
 		if (result == CUDA_SUCCESS && needs & FA_FAKE_CURRENT && !current)

@@ -22,6 +22,7 @@ static void test_defaults(void **state)
 	assert_int_equal(config.mode, 0660);
 	assert_string_equal(config.backend, "auto");
 	assert_int_equal(config.threads, 0);
+	assert_null(config.device);
 	assert_int_equal(config.limits.tenant[FA_RESOURCE_SESSIONS], 1024);
 	assert_int_equal(config.limits.tenant[FA_RESOURCE_BUFFERS], 65536);
 	assert_true(config.limits.tenant[FA_RESOURCE_BUFFER_BYTES] > 1 << 20);
@@ -41,6 +42,7 @@ static void test_all(void **state)
 				   "group = wheel\n"
 				   "backend = cpu\n"
 				   "threads = 7\n"
+				   "device = GPU-5\n"
 				   "log = journal\n"
 				   "log_level = debug\n"
 				   "drain_timeout_ms = 0\n"
@@ -67,6 +69,7 @@ static void test_all(void **state)
 	assert_string_equal(config.group, "wheel");
 	assert_string_equal(config.backend, "cpu");
 	assert_int_equal(config.threads, 7);
+	assert_string_equal(config.device, "GPU-5");
 	assert_int_equal(config.log, FA_LOG_JOURNAL);
 	assert_int_equal(config.log_level, FA_LOG_DEBUG);
 	assert_int_equal(config.drain_timeout_ms, 0);

@@ -38,7 +38,9 @@ struct party {
 static void party_open(struct party *party)
 {
 	/* A millisecond or so, in several tiles. */
-	party->attention = (struct fa_case){ .heads = 4, .seqlen_q = 128, .seqlen_k = 256 };
+	party->attention = (struct fa_case){ .heads = 4,
+		                             .seqlen_q = fa_test_sanitized() ? 32 : 128,
+		                             .seqlen_k = fa_test_sanitized() ? 64 : 256 };
 	fa_case_plan(&party->attention);
 	fa_raw_open(&party->raw, scene.daemon.socket);
 	fa_raw_buffer_register(&party->raw, &party->buffer, 1, party->attention.bytes, 0);

@@ -1,13 +1,13 @@
 /*
  * Clients with memory of the tests' GPU. The test itself starts a daemon and never
- * calls the driver; each case is a child (tests/cuda-driver/scene.h), which has the
+ * calls the driver; each case is a child (tests/cuda-driver/child.h), which has the
  * driver's functions, a context and a client.
  */
 #pragma once
 
 #include "client/faclient.h"
 #include "tests/client/view.h"
-#include "tests/cuda-driver/scene.h"
+#include "tests/cuda-driver/child.h"
 #include "tests/lib/daemon.h"
 
 #include <stdint.h>
