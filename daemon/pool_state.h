@@ -74,7 +74,7 @@ struct fa_state_cache {
 	uint32_t layers, kv_heads, head_dim, head_dim_v;
 	uint32_t dtype, page_tokens, v_in_k, order;
 	char name[FA_STATE_NAME_BYTES]; /* "": none */
-	uint8_t reserved[80];
+	uint8_t reserved[112];
 };
 
 struct fa_state_tenant {
