@@ -27,14 +27,14 @@ struct fa_cuda_pages {
 
 /* A sequence of a step, [48 bytes]. */
 struct fa_cuda_paged_item {
-	uint32_t tile;       /* tiles of all items before it */
-	uint32_t tiles;      /* of one part: a row block of a KV head, a slice of V; at least 1 */
+	uint32_t tile;  /* tiles of all items before it */
+	uint32_t tiles; /* of one part: a row block of a KV head, a slice of V; at least 1 */
 	uint32_t parts;
 	uint32_t row_blocks; /* of a KV head */
 	uint32_t first_q;    /* its first row in dense tensors */
 	uint32_t n_q, n_k;
-	uint32_t begin;       /* tokens that any row sees are [begin, n_k); tiles start at its strip */
-	uint32_t first;       /* tokens before it are hidden */
+	uint32_t begin; /* tokens that any row sees are [begin, n_k); tiles start at its strip */
+	uint32_t first; /* tokens before it are hidden */
 	uint32_t table_start; /* modulo 2^32 */
 	uint32_t tree_start;  /* words, or FA_CUDA_PAGED_NO_TREE */
 	uint32_t append;      /* token that new row 0 becomes; n_k: nothing is appended */
@@ -53,8 +53,8 @@ struct fa_cuda_paged_attention {
 	struct fa_cuda_attention attention; /* k, v, cu_seqlens, seqlens, grid fields unused */
 	struct fa_cuda_pages pages;
 	const struct fa_cuda_paged_item *items;
-	const uint32_t *block_items;               /* decode: [grid], of each block's first tile */
-	const struct fa_cuda_paged_block *blocks;  /* forward */
+	const uint32_t *block_items;              /* decode: [grid], of each block's first tile */
+	const struct fa_cuda_paged_block *blocks; /* forward */
 	const uint32_t *tree, *positions;
 	int32_t tree_right; /* window_right without causal, which a tree's mask replaces */
 	/* Decode: a partial result of each block's first and of its last part:
@@ -87,8 +87,8 @@ struct fa_cuda_paged_append {
 	int32_t batch, tokens;
 	int32_t heads, kv_heads;
 	int32_t dtype;
-	int32_t head_dim, head_dim_v; /* elements; V's 0: V is not written */
-	int32_t aligned;              /* rows of all tensors start on 16 bytes */
+	int32_t head_dim, head_dim_v;         /* elements; V's 0: V is not written */
+	int32_t aligned;                      /* rows of all tensors start on 16 bytes */
 	struct fa_cuda_tensor k, v, q, q_out; /* data NULL: left out */
 	struct fa_cuda_rotary rotary;
 };

@@ -27,8 +27,8 @@
 	X(64, 64, 1, 4, 2)                                                                         \
 	X(128, 128, 1, 4, 3)                                                                       \
 	X(128, 128, 1, 2, 2)                                                                       \
-	X(256, 256, 1, 2, 3)                                                                       \
-	X(256, 256, 1, 1, 2)
+	X(256, 128, 1, 4, 2)                                                                       \
+	X(256, 128, 1, 1, 3)
 
 /* Rows of K (and Q) in shared memory: fp32 is padded, 16-bit elements are swizzled. */
 #define FA_SM80_PAGED_PITCH(dim, bytes) ((dim) * (bytes) + ((bytes) == 4 ? 16 : 0))
