@@ -76,6 +76,12 @@ int fa_pool_lay_out(struct fa_state_header *header, struct fa_error *error)
 	return 0;
 }
 
+static uint64_t check_of(const struct fa_state_header *header)
+{
+	return fa_prefix_hash_short(header->secret, header,
+	                            offsetof(struct fa_state_header, check));
+}
+
 static uint64_t default_cells(const struct fa_state_header *header)
 {
 	uint64_t n = ((uint64_t)header->max_chunks << header->page_shift) * CELL_BYTES_PER_PAGE /
@@ -116,6 +122,7 @@ int fa_pool_format(const struct fa_pool_config *config, struct fa_error *error, 
 	if (r < 0)
 		return fa_fail(error, r, "libsodium does not start");
 	fa_prefix_hash_secret(header.secret);
+	header.check = check_of(&header);
 	r = fa_memfd_new("fad-pool-state", header.bytes, true, &fd);
 	if (r < 0)
 		return fa_fail(error, r, "no memory for the pool's state, %" PRIu64 " bytes: %s",
@@ -174,11 +181,10 @@ static int read_header(int fd, struct fa_state_header *header, struct fa_error *
 		return fa_fail(error, -EBADMSG, "the header of the pool's state is damaged: %s",
 		               reason.text);
 	if (memcmp(&laid_out, header, sizeof(laid_out)) != 0 ||
-	    header->bytes != (uint64_t)st.st_size)
-		return fa_fail(
-			error, -EBADMSG,
-			"the header of the pool's state is damaged: its tables are not where "
-			"they belong");
+	    header->bytes != (uint64_t)st.st_size || header->check != check_of(header))
+		return fa_fail(error, -EBADMSG,
+		               "the header of the pool's state is damaged: its parts do not fit "
+		               "together");
 	if (header->high_tenants > header->max_tenants ||
 	    header->high_sequences > header->max_sequences ||
 	    header->high_cells > header->max_cells)

@@ -251,12 +251,19 @@ static int read_list(struct check *check, uint32_t index, uint32_t *ret_pages, u
 			break;
 		}
 		if (check->numbers[page] && check->numbers[page] != number + 1) {
-			*ret_fault = "a page of it is another's at another place";
+			*ret_fault = "a page of it is at another place too";
 			break;
 		}
+		check->numbers[page] = number + 1;
 	}
 	if (!*ret_fault)
 		return 0;
+	for (uint32_t i = 0; i < *ret_pages; i++) {
+		uint32_t page;
+
+		if (find_page(pool, cache, check->slots[i], &page) && !pool->pages[page].refs)
+			check->numbers[page] = 0;
+	}
 	while (*ret_cells)
 		check->cells_used[check->cells[--*ret_cells]] = 0;
 	return 0;
@@ -289,11 +296,9 @@ static int load_sequence(struct check *check, uint32_t index, uint32_t n_pages, 
 	for (uint32_t i = 0; i < n_pages; i++) {
 		uint32_t page = fa_page_index(pool, cache, check->slots[i]);
 
-		check->numbers[page] = first + i + 1;
 		/* The first that has it is taken to pay. */
 		if (!pool->pages[page].refs++)
 			pool->pages[page].tenant = record->tenant;
-		pool->pages[page].flags |= FA_PAGE_TAINTED;
 		/* A step may have been appending to it. */
 		if ((first + i + 1) * (uint64_t)cache->layout.page_tokens > body->length)
 			pool->pages[page].flags |= FA_PAGE_SUSPECT;

@@ -332,7 +332,8 @@ int fa_prefix_index_prepare(struct fa_pool *pool, uint64_t n_more);
 /* The loader of the library; -ENOSYS. Once, before all others. */
 int fa_prefix_hash_init(void);
 void fa_prefix_hash_secret(uint8_t secret[32]);
-uint64_t fa_prefix_hash_name(const struct fa_pool *pool, const char *name);
+/* Fast, for tables and checks. */
+uint64_t fa_prefix_hash_short(const uint8_t secret[32], const void *data, size_t bytes);
 /* The hash before the first page. */
 void fa_prefix_hash_begin(const struct fa_pool *pool, const struct fa_cache *cache, uint32_t tenant,
                           const struct fa_prefix_key *key, uint8_t hash[FA_STATE_HASH_BYTES]);

@@ -16,6 +16,7 @@
 #pragma once
 
 #include <assert.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #define FA_STATE_MAGIC 0x6c6f6f702d646166ull /* "fad-pool" */
@@ -39,13 +40,15 @@ struct fa_state_header {
 	uint32_t max_tenants;
 	uint32_t max_sequences;
 	uint32_t max_cells;
+	uint64_t chunks_at, caches_at, tenants_at, sequences_at, cells_at, pages_at;
+	uint64_t bytes;
+	uint8_t secret[32]; /* key of the hashes of prefixes */
+	uint64_t check;     /* of all before it, which never changes */
+
+	uint64_t generation; /* how often it was opened */
 	/* Every index in use, or ever used, is below. They only rise. */
 	uint32_t high_tenants, high_sequences, high_cells;
 	uint32_t reserved;
-	uint64_t chunks_at, caches_at, tenants_at, sequences_at, cells_at, pages_at;
-	uint64_t bytes;
-	uint64_t generation; /* how often it was opened */
-	uint8_t secret[32];  /* key of the hashes of prefixes */
 };
 
 #define FA_STATE_CHUNK_ABSENT 0u /* there is no memory */
@@ -125,7 +128,8 @@ struct fa_state_page {
 	uint32_t state;
 };
 
-static_assert(sizeof(struct fa_state_header) <= FA_STATE_HEADER_BYTES, "format");
+static_assert(sizeof(struct fa_state_header) == 168, "format");
+static_assert(offsetof(struct fa_state_header, check) == 136, "format");
 static_assert(sizeof(struct fa_state_chunk) == 8, "format");
 static_assert(sizeof(struct fa_state_cache) == 256, "format");
 static_assert(sizeof(struct fa_state_tenant) == 528, "format");

@@ -22,12 +22,12 @@ void fa_prefix_hash_secret(uint8_t secret[32])
 	randombytes_buf(secret, 32);
 }
 
-uint64_t fa_prefix_hash_name(const struct fa_pool *pool, const char *name)
+uint64_t fa_prefix_hash_short(const uint8_t secret[32], const void *data, size_t bytes)
 {
 	uint8_t hash[crypto_shorthash_BYTES];
 	uint64_t value;
 
-	crypto_shorthash(hash, (const uint8_t *)name, strlen(name), pool->header->secret);
+	crypto_shorthash(hash, data, bytes, secret);
 	memcpy(&value, hash, sizeof(value));
 	return value;
 }

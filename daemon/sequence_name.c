@@ -9,7 +9,9 @@
 
 static uint32_t *bucket_of(const struct fa_pool *pool, const char *name)
 {
-	return &pool->names[fa_prefix_hash_name(pool, name) & (pool->n_name_buckets - 1)];
+	uint64_t hash = fa_prefix_hash_short(pool->header->secret, name, strlen(name));
+
+	return &pool->names[hash & (pool->n_name_buckets - 1)];
 }
 
 struct fa_sequence *fa_name_find(const struct fa_pool *pool, const char *name)

@@ -172,12 +172,30 @@ static void run_keep(struct runner *runner, struct op *op)
 		*device_step_token(&scene->device, step, entry, to + i) = moved[i];
 }
 
+/* What a step was planned with is there until it ends, also if it was dropped since. */
+static void check_held(struct runner *runner, const struct op *op, const struct fa_step *step)
+{
+	for (uint32_t i = 0; i < step->n_entries; i++) {
+		const struct fa_step_entry *entry = &step->entries[i];
+		const struct model_part *part = &runner->model->steps[op->step].parts[entry->item];
+		const struct model_sequence *sequence = model_find(runner->model, entry->sequence);
+
+		/* Of one that is only read the tokens may have been taken back. */
+		if (!part->appends || part->cancelled)
+			continue;
+		for (uint64_t p = entry->first; p < entry->before && p < sequence->length; p++)
+			fa_check_eq(*device_step_token(&runner->scene.device, step, i, p),
+			            sequence->tokens[p]);
+	}
+}
+
 static void run_end(struct runner *runner, struct op *op)
 {
 	struct fa_step *step = runner->steps[op->step];
 	struct scene *scene = &runner->scene;
 
 	op->result = 0;
+	check_held(runner, op, step);
 	if (op->kind == OP_COMMIT)
 		op->result = fa_step_commit(scene->pool, step, &scene->error);
 	else if (op->kind == OP_ABORT)

@@ -18,7 +18,7 @@ LAYERS = {
     # its CUDA backend launches what the tables of kernels say
     "daemon/device_cuda": ["common/", "kernels/attention.h", "kernels/paged.h",
                            "kernels/cuda/plan.h", "kernels/cuda/paged-plan.h",
-                           "kernels/cuda/images.h"],
+                           "kernels/cuda/images.h", "kernels/cuda/paged-images.h"],
     # programs and tests are not layers: they may see everything below them
     "tools": ["common/", "schema/", "client/", "kernels/attention.h", "kernels/cuda/plan.h",
               "kernels/cuda/images.h"],
