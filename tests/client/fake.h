@@ -11,6 +11,11 @@
 #include <pthread.h>
 #include <stdbool.h>
 
+/* The numbers of what it makes and finds, whatever it is asked for. */
+#define FA_FAKE_CACHE 0x700000001ull
+#define FA_FAKE_SEQUENCE 0x900000002ull
+#define FA_FAKE_STEP 0xb00000003ull
+
 struct fa_fake {
 	char dir[48], socket[64];
 	int listen_fd;
