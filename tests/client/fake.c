@@ -90,23 +90,40 @@ struct fa_wire_message fa_fake_hello_reply(uint64_t id)
 	};
 }
 
-struct fa_completion_slot *fa_fake_welcome(struct fa_raw *raw)
+static struct fa_completion_slot *welcome(struct fa_raw *raw, struct fa_wire_message *reply)
 {
 	_fa_cleanup_(fa_close_fdp) int fd = -1;
-	struct fa_wire_message reply;
 	void *page;
 
-	if (!fa_fake_next(raw))
-		return NULL;
-	fa_check_eq(raw->message.type, FA_WIRE_HELLO);
 	fa_check_eq(fa_memfd_new("page", FA_COMPLETION_PAGE_BYTES, 0, &fd), 0);
 	page = mmap(NULL, FA_COMPLETION_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	fa_check(page != MAP_FAILED);
 	/* fa_raw_close() unmaps it. */
 	raw->page = page;
-	reply = fa_fake_hello_reply(raw->message.id);
-	(void)fa_raw_send(raw, &reply, &fd, 1);
+	(void)fa_raw_send(raw, reply, &fd, 1);
 	return page;
+}
+
+struct fa_completion_slot *fa_fake_welcome(struct fa_raw *raw)
+{
+	struct fa_wire_message reply;
+
+	if (!fa_fake_next(raw))
+		return NULL;
+	fa_check_eq(raw->message.type, FA_WIRE_HELLO);
+	reply = fa_fake_hello_reply(raw->message.id);
+	return welcome(raw, &reply);
+}
+
+struct fa_completion_slot *fa_fake_welcome_as(struct fa_raw *raw, uint64_t generation,
+                                              struct fa_wire_secret secret, bool resumed)
+{
+	struct fa_wire_message reply = fa_fake_hello_reply(raw->message.id);
+
+	reply.hello_reply.generation = generation;
+	reply.hello_reply.secret = secret;
+	reply.hello_reply.resumed = resumed;
+	return welcome(raw, &reply);
 }
 
 bool fa_fake_next(struct fa_raw *raw)

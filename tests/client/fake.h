@@ -36,6 +36,10 @@ int fa_fake_setup(void **state);
 /* Answers Hello as it should be; the page, writable, or NULL if nobody is there. */
 struct fa_completion_slot *fa_fake_welcome(struct fa_raw *raw);
 
+/* Answers the Hello that was received as a session with this secret. */
+struct fa_completion_slot *fa_fake_welcome_as(struct fa_raw *raw, uint64_t generation,
+                                              struct fa_wire_secret secret, bool resumed);
+
 /* A HelloReply that is right; it carries one descriptor. */
 struct fa_wire_message fa_fake_hello_reply(uint64_t id);
 
