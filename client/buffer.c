@@ -3,7 +3,7 @@
  * descriptor for as long as it lives, so that it can be handed over again when the
  * daemon was restarted. CUDA memory of the program's is in cuda-cache.c.
  */
-#include "client/cuda.h"
+#include "client/cuda-memory.h"
 #include "client/internal.h"
 
 #include "common/memfd.h"

@@ -11,7 +11,7 @@
  * client->importing is held throughout: one import, free or trim at a time. Calls of
  * the driver are made without the client's mutex.
  */
-#include "client/cuda.h"
+#include "client/cuda-memory.h"
 #include "client/internal.h"
 
 #include "common/packet.h"

@@ -46,7 +46,6 @@ static const struct limit_field limit_fields[] = {
 
 int fa_config_init(struct fa_config *ret_config)
 {
-	uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
 	char *backend = strdup("auto");
 
 	if (!backend)
@@ -61,8 +60,8 @@ int fa_config_init(struct fa_config *ret_config)
 			.tenant = {
 				[FA_RESOURCE_SESSIONS] = 1024,
 				[FA_RESOURCE_BUFFERS] = 65536,
-				[FA_RESOURCE_BUFFER_BYTES] = memory / 2,
-				[FA_RESOURCE_FDS] = 4096,
+				[FA_RESOURCE_BUFFER_BYTES] = FA_LIMIT_AUTO,
+				[FA_RESOURCE_FDS] = 8192, /* a buffer of most pieces has room */
 				[FA_RESOURCE_REQUESTS] = 16384,
 			},
 			.uid_factor = 4,
@@ -74,6 +73,15 @@ int fa_config_init(struct fa_config *ret_config)
 		},
 	};
 	return 0;
+}
+
+void fa_config_resolve(struct fa_config *config, uint64_t device_bytes)
+{
+	uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+	uint64_t *buffer_bytes = &config->limits.tenant[FA_RESOURCE_BUFFER_BYTES];
+
+	if (*buffer_bytes == FA_LIMIT_AUTO)
+		*buffer_bytes = memory / 2 + device_bytes;
 }
 
 void fa_config_deinit(struct fa_config *config)

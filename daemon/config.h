@@ -26,8 +26,12 @@ struct fa_config {
 	struct fa_limits limits;
 };
 
-/* The defaults; what buffers may hold depends on the machine's memory. */
+/* The defaults. */
 int fa_config_init(struct fa_config *ret_config);
+
+/* Puts numbers where limits are FA_LIMIT_AUTO: buffers may hold half of the machine's
+ * memory, and all of the device's own. */
+void fa_config_resolve(struct fa_config *config, uint64_t device_bytes);
 void fa_config_deinit(struct fa_config *config);
 
 /*

@@ -31,8 +31,9 @@
 #define FA_CUDA_STREAM_DEPTH 4
 /* Works that a queue may have outstanding. */
 #define FA_CUDA_QUEUE_DEPTH 4
-/* CUDA streams of one priority that a group spreads over. */
-#define FA_CUDA_GROUP_STREAMS 4
+/* CUDA streams of one priority that a group spreads over: with more of them a group gets
+ * more of the GPU than one that has a single queue. */
+#define FA_CUDA_GROUP_STREAMS 1
 
 /* Entries of a work's vectors: cu_seqlens have one more, slopes and sinks as many. */
 #define FA_CUDA_SEQUENCES_MAX 4096

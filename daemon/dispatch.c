@@ -21,27 +21,22 @@
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
 
-/* One message and what came with it. */
-struct call {
-	struct fa_session *session;
-	const struct fa_wire_message *message;
-	int *fds;
-	size_t n_fds;
-	uint64_t received_ns;
-};
-
-/*
- * A handler answers the client itself and returns 0, or returns a negative errno
- * with a sentence, which is then the answer. -EPROTO and -EPROTONOSUPPORT end the
- * connection after it; no handler returns them for anything else.
- */
 struct method {
 	const char *name;
 	bool before_hello;
 	unsigned int fds_max;
 	bool pipelined; /* clients send several without waiting for the answers */
-	int (*handle)(struct call *call, struct fa_error *error);
+	fa_call_handler *handle;
 };
+
+int fa_call_submit(const struct fa_call *call, const struct fa_work_kind *kind, uint32_t stream,
+                   uint64_t value, struct fa_error *error)
+{
+	const struct fa_work_place place = { .stream = stream, .value = value };
+
+	return fa_work_submit(call->session, call->message, call->n_fds, call->received_ns, kind,
+	                      place, error);
+}
 
 /* ---- Hello */
 
@@ -73,7 +68,7 @@ static struct fa_wire_string wire_string(const char *text)
 	return (struct fa_wire_string){ .text = text, .length = strlen(text) };
 }
 
-static int handle_hello(struct call *call, struct fa_error *error)
+static int handle_hello(struct fa_call *call, struct fa_error *error)
 {
 	const struct fa_wire_hello *hello = &call->message->hello;
 	struct fa_session *session = call->session;
@@ -145,7 +140,7 @@ static int handle_hello(struct call *call, struct fa_error *error)
 	return 0;
 }
 
-static int handle_ping(struct call *call, struct fa_error *error)
+static int handle_ping(struct fa_call *call, struct fa_error *error)
 {
 	fa_session_reply(call->session, call->message->id, 0, NULL);
 	return 0;
@@ -153,24 +148,24 @@ static int handle_ping(struct call *call, struct fa_error *error)
 
 /* ---- buffers */
 
-static int handle_buffer_register(struct call *call, struct fa_error *error)
+static int handle_buffer_register(struct fa_call *call, struct fa_error *error)
 {
 	return fa_registration_start(call->session, call->message, call->fds, call->n_fds, error);
 }
 
-static int handle_buffer_pieces(struct call *call, struct fa_error *error)
+static int handle_buffer_pieces(struct fa_call *call, struct fa_error *error)
 {
 	return fa_registration_pieces(call->session, call->message, call->fds, call->n_fds, error);
 }
 
-static int handle_buffer_free(struct call *call, struct fa_error *error)
+static int handle_buffer_free(struct fa_call *call, struct fa_error *error)
 {
 	return fa_registration_free(call->session, call->message, error);
 }
 
 /* ---- streams */
 
-static int handle_stream_create(struct call *call, struct fa_error *error)
+static int handle_stream_create(struct fa_call *call, struct fa_error *error)
 {
 	const struct fa_wire_stream_create *request = &call->message->stream_create;
 	struct fa_session *session = call->session;
@@ -198,7 +193,7 @@ static int handle_stream_create(struct call *call, struct fa_error *error)
 	return 0;
 }
 
-static int handle_stream_free(struct call *call, struct fa_error *error)
+static int handle_stream_free(struct fa_call *call, struct fa_error *error)
 {
 	uint32_t id = call->message->stream_free.stream;
 	struct fa_session *session = call->session;
@@ -222,13 +217,14 @@ static int handle_stream_free(struct call *call, struct fa_error *error)
 
 /* ---- work */
 
-static int handle_attention(struct call *call, struct fa_error *error)
+static int handle_attention(struct fa_call *call, struct fa_error *error)
 {
-	return fa_attention_submit(call->session, call->message, call->n_fds, call->received_ns,
-	                           error);
+	const struct fa_wire_attention *request = &call->message->attention;
+
+	return fa_call_submit(call, &fa_attention_kind, request->stream, request->value, error);
 }
 
-static int handle_cancel(struct call *call, struct fa_error *error)
+static int handle_cancel(struct fa_call *call, struct fa_error *error)
 {
 	const struct fa_wire_cancel *request = &call->message->cancel;
 	struct fa_session *session = call->session;
@@ -250,7 +246,7 @@ static int handle_cancel(struct call *call, struct fa_error *error)
 
 /* ---- administration */
 
-static int handle_status(struct call *call, struct fa_error *error)
+static int handle_status(struct fa_call *call, struct fa_error *error)
 {
 	struct fa_session *session = call->session;
 	struct fa_charge charge = {};
@@ -276,7 +272,7 @@ static int handle_status(struct call *call, struct fa_error *error)
 	return 0;
 }
 
-static int handle_drain(struct call *call, struct fa_error *error)
+static int handle_drain(struct fa_call *call, struct fa_error *error)
 {
 	struct fa_session *session = call->session;
 
@@ -314,7 +310,7 @@ static bool is_fatal(int status)
 }
 
 /* All that can be wrong with a message before its handler sees it. */
-static int check(struct call *call, int decoded, const struct method **ret_method,
+static int check(struct fa_call *call, int decoded, const struct method **ret_method,
                  struct fa_error *error)
 {
 	const struct fa_wire_message *message = call->message;
@@ -348,7 +344,9 @@ bool fa_dispatch(struct fa_session *session, const void *bytes, size_t length, i
                  size_t n_fds)
 {
 	struct fa_wire_message message;
-	struct call call = { .session = session, .message = &message, .fds = fds, .n_fds = n_fds };
+	struct fa_call call = {
+		.session = session, .message = &message, .fds = fds, .n_fds = n_fds
+	};
 	const struct method *method = NULL;
 	struct fa_error error;
 	int decoded, r;
@@ -381,6 +379,6 @@ void fa_dispatch_finished(struct fa_request *request)
 	struct fa_session *session = request->owner;
 	struct fa_server *server = session->server;
 
-	fa_attention_finish(session, request);
+	fa_work_finish(request);
 	fa_drain_advance(server);
 }

@@ -3,6 +3,9 @@
 
 #include <stdint.h>
 
+/* A limit that the configuration leaves to the machine. */
+#define FA_LIMIT_AUTO UINT64_MAX
+
 /* What is charged to tenants. The names are those of the configuration. */
 enum fa_resource {
 	FA_RESOURCE_SESSIONS,

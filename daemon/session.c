@@ -88,11 +88,11 @@ static void out_free(struct fa_session *session, struct out *out)
 /* Cancels what is in flight on all streams, and ends the streams. */
 static void close_streams(struct fa_session *session)
 {
-	for (unsigned int i = 0; i < FA_COMPLETION_SLOTS; ++i) {
+	for (unsigned int i = 0; i < FA_SESSION_STREAMS; ++i) {
 		struct fa_stream *stream = fa_steal_ptr(session->streams[i].stream);
 
 		if (stream) {
-			--session->n_streams;
+			session->n_streams -= i != FA_SESSION_STREAM_OWN;
 			fa_engine_stream_close(session->server->engine, stream, -ECANCELED);
 		}
 	}
@@ -128,13 +128,15 @@ int fa_session_stream_new(struct fa_session *session, uint32_t id, int priority)
 	if (!session->group)
 		r = fa_engine_group_new(session->server->engine, &session->group);
 	if (r == 0)
-		r = fa_engine_stream_new(session->group, priority, &session->completions[id],
+		r = fa_engine_stream_new(session->group, priority,
+		                         id == FA_SESSION_STREAM_OWN ? &session->own_slot
+		                                                     : &session->completions[id],
 		                         slot->next_value, session, &slot->stream);
 	if (r < 0)
 		return r;
 	/* Given back when the engine returns the stream as closed. */
 	fa_session_ref(session);
-	++session->n_streams;
+	session->n_streams += id != FA_SESSION_STREAM_OWN;
 	return 0;
 }
 
@@ -432,8 +434,9 @@ int fa_session_new(struct fa_server *server, int fd, struct fa_error *error,
 	fa_list_init(&session->link);
 	fa_list_init(&session->hello_link);
 	fa_list_init(&session->out);
+	fa_list_init(&session->held);
 	fa_server_session_made(server);
-	for (unsigned int i = 0; i < FA_COMPLETION_SLOTS; ++i)
+	for (unsigned int i = 0; i < FA_SESSION_STREAMS; ++i)
 		session->streams[i].next_value = 1;
 
 	r = fa_peer_read(fd, &session->peer);

@@ -24,8 +24,8 @@ void fa_turns_add(struct fa_turns *turns, struct fa_turns_group *group, enum fa_
                   struct fa_list *link)
 {
 	if (group_empty(group)) {
-		if (group->used < turns->floor)
-			group->used = turns->floor;
+		if (group->used + turns->slack < turns->floor)
+			group->used = turns->floor - turns->slack;
 		fa_deadlines_insert(&turns->groups, &group->place, group->used);
 	}
 	fa_list_append(&group->ready[class], link);

@@ -1,8 +1,8 @@
 /*
  * Whose turn it is. What wants to be served stands in groups: a session's streams, or
  * their works. Of the groups that have something, the one that has used least is next,
- * so that they get equal shares however much stands in each; one that comes back after
- * a while has no claim to what it left to others. Inside a group what is urgent goes
+ * so that they get equal shares however much stands in each. One that comes back has a
+ * claim to what it left to others, up to the slack and no further. Inside a group what is urgent goes
  * first, but for every eighth turn, so that it cannot starve the rest; what is equally
  * urgent takes turns. So urgency is of no use against another group.
  *
@@ -25,6 +25,7 @@ enum fa_turns_class {
 struct fa_turns {
 	struct fa_deadlines groups; /* those that have something, by what they used */
 	uint64_t floor;             /* what the last one served had used; never falls */
+	uint64_t slack;             /* the caller's */
 };
 
 struct fa_turns_group {
@@ -39,7 +40,7 @@ static inline enum fa_turns_class fa_turns_class(int priority)
 	return priority > 0 ? FA_TURNS_HIGH : FA_TURNS_NORMAL;
 }
 
-/* A zeroed struct fa_turns needs no such thing. */
+/* A zeroed struct fa_turns needs no such thing; its slack is none. */
 void fa_turns_group_init(struct fa_turns_group *group);
 
 /* Adds @link, which is in no list, to @group. */

@@ -3,14 +3,14 @@
  * precision what should come out, and then asks fad for it again and again until
  * the driver says stop; every number of every answer is checked.
  *
- * A number may be off by ALLOWED_ABSOLUTE + ALLOWED_RELATIVE * |what it should be|:
- * rounding the result to the dtype costs half a unit in the last place (2^-9 for
- * bf16, 2^-12 for fp16), weights may be rounded to the dtype inside the kernel,
- * and sums are in fp32.
+ * How far a number x may be off: kernels may round the softmax weights to the dtype,
+ * which is worth its unit roundoff u times what x would be with |v| for v; the result is
+ * rounded to the dtype, which is worth u |x|; and sums are in fp32.
  */
 #include "demo/client.h"
 
 #include "client/faclient.h"
+#include "demo/memory.h"
 #include "demo/npy.h"
 #include "demo/reference.h"
 
@@ -31,27 +31,51 @@ static const struct demo_case {
 	uint32_t dtype;
 	int heads, kv_heads, dim;
 	bool causal;
-	bool files;    /* Q, K and V come from .npy files */
-	int sequences; /* more than one: ragged */
+	bool files;                   /* Q, K and V come from .npy files */
+	enum demo_memory_kind on_gpu; /* where its tensors are if the daemon has a GPU */
+	int sequences;                /* more than one: ragged */
 	uint32_t n_q[SEQUENCES_MAX], n_k[SEQUENCES_MAX];
 } cases[] = {
-	{ "alpha", FA_F32, 4, 4, 128, false, false, 1, { 2048 }, { 2048 } },
-	{ "bravo", FA_F16, 8, 2, 64, true, false, 4, { 1, 777, 1300, 150 }, { 1, 777, 1300, 150 } },
-	{ "charlie", FA_BF16, 4, 1, 128, true, false, 2, { 301, 1748 }, { 1024, 2100 } },
-	{ "delta", FA_F16, 2, 1, 64, false, true, 1, { 2050 }, { 2050 } },
-	/* 4.4 * 10^12 operations: still running when the driver kills it */
-	{ "victim", FA_F32, 32, 1, 64, false, false, 1, { 8192 }, { 65536 } },
+	{ "alpha", FA_F32, 4, 4, 128, false, false, DEMO_CUDA_IPC, 1, { 2048 }, { 2048 } },
+	{ "bravo",
+	  FA_F16,
+	  8,
+	  2,
+	  64,
+	  true,
+	  false,
+	  DEMO_CUDA_FD,
+	  4,
+	  { 1, 777, 1300, 150 },
+	  { 1, 777, 1300, 150 } },
+	{ "charlie",
+	  FA_BF16,
+	  4,
+	  1,
+	  128,
+	  true,
+	  false,
+	  DEMO_ARENA,
+	  2,
+	  { 301, 1748 },
+	  { 1024, 2100 } },
+	{ "delta", FA_F16, 2, 1, 64, false, true, DEMO_MEMFD, 1, { 2050 }, { 2050 } },
+	/* 4.4 * 10^12 operations each: still running when the driver kills it */
+	{ "victim", FA_F32, 32, 1, 64, false, false, DEMO_CUDA_IPC, 1, { 8192 }, { 65536 } },
 };
 _Static_assert(sizeof(cases) / sizeof(cases[0]) == DEMO_VICTIM + 1, "one case a client");
 
 static const struct {
 	const char *name;
-	double absolute, relative;
-} allowed[] = {
-	[FA_F32] = { "fp32", 2e-6, 2e-6 },
-	[FA_F16] = { "fp16", 2e-4, 1e-3 },
-	[FA_BF16] = { "bf16", 2e-3, 8e-3 },
+	double roundoff;
+} dtypes[] = {
+	[FA_F32] = { "fp32", 0x1p-24 },
+	[FA_F16] = { "fp16", 0x1p-11 },
+	[FA_BF16] = { "bf16", 0x1p-8 },
 };
+
+/* What sums in fp32 cost, in proportion to what is summed. */
+#define SUMS 2e-6
 
 enum {
 	Q,
@@ -64,15 +88,17 @@ enum {
 struct run {
 	const struct demo_case *what;
 	struct fa_client *client;
-	struct fa_buffer *buffers[TENSORS];
+	struct demo_memory *memories[TENSORS];
+	bool gpu; /* the daemon's backend */
 	struct fa_attention attention;
 	uint32_t cu_seqlens_q[SEQUENCES_MAX + 1], cu_seqlens_k[SEQUENCES_MAX + 1];
 	size_t elements[TENSORS];
-	double *expected; /* of out */
+	double *expected, *magnitude; /* of out */
 	double flops;
 	int rounds;
 	double seconds[4096]; /* of each round */
 	double error;         /* the largest */
+	double part;          /* of what is allowed, the largest */
 	bool wrong;
 };
 
@@ -133,16 +159,18 @@ static int make_tensors(struct run *run)
 		/* batch form has one dimension more, of one sequence */
 		int64_t shape[4] = { 1, tokens, of_q ? c->heads : c->kv_heads, c->dim };
 		uint64_t bytes = fa_tensor_bytes(c->dtype, 4, shape);
-		int r;
+		/* On the CPU, memory made here and memory made by the daemon serve alike. */
+		enum demo_memory_kind kind = run->gpu   ? c->on_gpu
+		                             : i == OUT ? DEMO_ARENA
+		                                        : DEMO_MEMFD;
+		char text[256];
 
 		run->elements[i] = (size_t)(tokens * shape[2] * c->dim);
-		/* Memory made here and memory made by the daemon serve alike. */
-		r = fa_buffer_new(run->client, bytes, i == OUT ? FA_BUFFER_ARENA : 0,
-		                  &run->buffers[i]);
-		if (r < 0)
-			return fail("no memory from fad: %s", fa_error());
-		fa_tensor_init(tensors[i], run->buffers[i], 0, c->dtype, ragged ? 3 : 4,
-		               ragged ? shape + 1 : shape);
+		if (demo_memory_new(run->client, kind, bytes, text, sizeof(text),
+		                    &run->memories[i]) < 0)
+			return fail("no %s memory: %s", demo_memory_name(kind), text);
+		fa_tensor_init(tensors[i], demo_memory_buffer(run->memories[i]), 0, c->dtype,
+		               ragged ? 3 : 4, ragged ? shape + 1 : shape);
 	}
 	return 0;
 }
@@ -158,11 +186,12 @@ static int read_file(struct run *run, const char *data, const char *name, int in
 	r = demo_npy_read(path, text, sizeof(text), &npy);
 	if (r < 0)
 		return fail("%s", text);
-	if (strcmp(npy.type, type) != 0 || npy.bytes != fa_buffer_bytes(run->buffers[index])) {
+	if (strcmp(npy.type, type) != 0 ||
+	    npy.bytes != fa_buffer_bytes(demo_memory_buffer(run->memories[index]))) {
 		demo_npy_free(&npy);
 		return fail("%s is not of the shape and type the demo expects", path);
 	}
-	memcpy(fa_buffer_data(run->buffers[index]), npy.data, npy.bytes);
+	memcpy(demo_memory_host(run->memories[index]), npy.data, npy.bytes);
 	demo_npy_free(&npy);
 	return 0;
 }
@@ -175,11 +204,13 @@ static int fill_tensors(struct run *run, const char *data, uint64_t seed)
 		if (run->what->files) {
 			if (read_file(run, data, names[i], i) != 0)
 				return 1;
-			continue;
+		} else {
+			for (size_t j = 0; j < run->elements[i]; j++)
+				demo_store(demo_memory_host(run->memories[i]), run->what->dtype, j,
+				           next_number(&seed));
 		}
-		for (size_t j = 0; j < run->elements[i]; j++)
-			demo_store(fa_buffer_data(run->buffers[i]), run->what->dtype, j,
-			           next_number(&seed));
+		if (demo_memory_push(run->memories[i]) < 0)
+			return fail("a tensor cannot be copied to the GPU");
 	}
 	return 0;
 }
@@ -189,7 +220,7 @@ static double *load_tensor(struct run *run, int index)
 	double *values = malloc(sizeof(double) * run->elements[index]);
 
 	for (size_t i = 0; values && i < run->elements[index]; i++)
-		values[i] = demo_load(fa_buffer_data(run->buffers[index]), run->what->dtype, i);
+		values[i] = demo_load(demo_memory_host(run->memories[index]), run->what->dtype, i);
 	return values;
 }
 
@@ -200,7 +231,8 @@ static int compute_expected(struct run *run)
 	int r = inputs[Q] && inputs[K] && inputs[V] ? 0 : -ENOMEM;
 
 	run->expected = malloc(sizeof(double) * run->elements[OUT]);
-	if (!run->expected)
+	run->magnitude = malloc(sizeof(double) * run->elements[OUT]);
+	if (!run->expected || !run->magnitude)
 		r = -ENOMEM;
 	for (int i = 0; r == 0 && i < c->sequences; i++) {
 		size_t q = (size_t)run->cu_seqlens_q[i] * (size_t)(c->heads * c->dim);
@@ -217,7 +249,7 @@ static int compute_expected(struct run *run)
 			.causal = c->causal,
 		};
 
-		r = demo_reference(&sequence, run->expected + q);
+		r = demo_reference(&sequence, run->expected + q, run->magnitude + q);
 		run->flops += demo_flops(&sequence);
 	}
 	for (int i = Q; i <= V; i++)
@@ -230,17 +262,21 @@ static void check(struct run *run)
 	uint32_t dtype = run->what->dtype;
 
 	for (size_t i = 0; i < run->elements[OUT]; i++) {
-		double value = demo_load(fa_buffer_data(run->buffers[OUT]), dtype, i);
+		double value = demo_load(demo_memory_host(run->memories[OUT]), dtype, i);
 		double error = fabs(value - run->expected[i]);
+		double allowed = dtypes[dtype].roundoff *
+		                         (run->magnitude[i] + fabs(run->expected[i])) +
+		                 SUMS * run->magnitude[i];
 
 		/* written so that NaN is wrong too */
-		if (!(error <=
-		      allowed[dtype].absolute + allowed[dtype].relative * fabs(run->expected[i])))
+		if (!(error <= allowed))
 			run->wrong = true;
 		if (isnan(error))
-			run->error = INFINITY;
+			run->error = run->part = INFINITY;
 		else if (error > run->error)
 			run->error = error;
+		if (error > run->part * allowed)
+			run->part = error / allowed;
 	}
 }
 
@@ -258,7 +294,10 @@ static int run_round(struct run *run)
 	struct fa_ticket ticket;
 	double start;
 
-	memset(fa_buffer_data(run->buffers[OUT]), 0xff, fa_buffer_bytes(run->buffers[OUT]));
+	memset(demo_memory_host(run->memories[OUT]), 0xff,
+	       fa_buffer_bytes(run->attention.out.buffer));
+	if (demo_memory_push(run->memories[OUT]) < 0)
+		return fail("a tensor cannot be copied to the GPU");
 	start = now();
 	if (fa_attention(run->client, &run->attention, &ticket) < 0)
 		return fail("fad refused the request: %s", fa_error());
@@ -269,6 +308,8 @@ static int run_round(struct run *run)
 	if (fa_wait(run->client, &ticket, UINT64_MAX, NULL) < 0)
 		return fail("the request failed: %s", fa_error());
 	run->seconds[run->rounds++] = now() - start;
+	if (demo_memory_pull(run->memories[OUT]) < 0)
+		return fail("the result cannot be copied from the GPU");
 	check(run);
 	return 0;
 }
@@ -288,10 +329,10 @@ static void print_result(struct run *run)
 			                 c->n_k[i]);
 	}
 	qsort(run->seconds, (size_t)run->rounds, sizeof(double), compare_doubles);
-	printf("result %s\t%s\t%s\t%d\t%.6f\t%.0f\t%.3g\t%.0e + %.0e |x|\t%s\n", shape,
-	       allowed[c->dtype].name, c->causal ? "causal" : "full", run->rounds,
-	       run->seconds[run->rounds / 2], run->flops, run->error, allowed[c->dtype].absolute,
-	       allowed[c->dtype].relative, run->wrong ? "WRONG" : "right");
+	printf("result %s\t%s\t%s\t%s\t%d\t%.6f\t%.0f\t%.3g\t%.0f %%\t%s\n", shape,
+	       demo_memory_name(run->gpu ? c->on_gpu : DEMO_MEMFD), dtypes[c->dtype].name,
+	       c->causal ? "causal" : "full", run->rounds, run->seconds[run->rounds / 2],
+	       run->flops, run->error, run->part * 100, run->wrong ? "WRONG" : "right");
 	fflush(stdout);
 }
 
@@ -315,22 +356,43 @@ static int wait_for(const char *word)
 	return 0;
 }
 
+/* Asks for more than can be done before it is killed: GPUs are fast. */
+static int run_victim(struct run *run)
+{
+	const int n = run->gpu ? 100 : 1;
+	struct fa_ticket ticket;
+
+	for (int i = 0; i < n; i++) {
+		if (fa_attention(run->client, &run->attention, &ticket) < 0)
+			return fail("fad refused the request: %s", fa_error());
+	}
+	puts("running");
+	fflush(stdout);
+	(void)fa_wait(run->client, &ticket, UINT64_MAX, NULL);
+	return fail("its requests ended before it was killed");
+}
+
 static int run_client(struct run *run, const char *data, int index)
 {
 	const size_t rounds_max = sizeof(run->seconds) / sizeof(run->seconds[0]);
 	struct fa_options options = { .size = sizeof(options), .name = run->what->name };
+	struct fa_info info;
 
 	if (fa_connect(&options, &run->client) < 0)
 		return fail("no connection to fad: %s", fa_error());
+	info.size = sizeof(info);
+	if (fa_info(run->client, &info) < 0)
+		return fail("%s", fa_error());
+	run->gpu = strcmp(info.backend, "cuda") == 0;
 	if (make_tensors(run) != 0)
 		return 1;
 	if (index == DEMO_VICTIM) {
-		/* zeros will do: nobody will see the result */
+		/* whatever is there will do: nobody will see the result */
 		puts("ready");
 		fflush(stdout);
-		if (wait_for("go") != 0 || run_round(run) != 0)
+		if (wait_for("go") != 0)
 			return 1;
-		return fail("its request ended before it was killed");
+		return run_victim(run);
 	}
 	if (fill_tensors(run, data, 1000 + (uint64_t)index) != 0 || compute_expected(run) != 0)
 		return 1;
@@ -364,9 +426,10 @@ int demo_client_run(int index, const char *data)
 	run->what = &cases[index];
 	status = run_client(run, data, index);
 	for (int i = 0; i < TENSORS; i++)
-		fa_buffer_free(run->buffers[i]);
+		demo_memory_free(run->memories[i]);
 	fa_disconnect(run->client);
 	free(run->expected);
+	free(run->magnitude);
 	free(run);
 	return status;
 }

@@ -3,7 +3,7 @@
  * lines: on stdout
  *   ready              tensors are made, what should come out is known
  *   running            the first request is on its way
- *   result SHAPE DTYPE MASK ROUNDS SECONDS FLOPS ERROR ALLOWED VERDICT   (with tabs)
+ *   result SHAPE MEMORY DTYPE MASK ROUNDS SECONDS FLOPS ERROR PART VERDICT   (with tabs)
  *   failed SENTENCE
  * and on stdin it gets "go", then "stop" once it is to finish.
  */

@@ -27,7 +27,7 @@ static int64_t visible(const struct demo_sequence *s, int64_t row)
 	return n > 0 ? n : 0;
 }
 
-int demo_reference(const struct demo_sequence *s, double *ret_out)
+int demo_reference(const struct demo_sequence *s, double *ret_out, double *ret_magnitude)
 {
 	double scale = 1 / sqrt(s->dim);
 	double *weights;
@@ -41,6 +41,7 @@ int demo_reference(const struct demo_sequence *s, double *ret_out)
 		for (int64_t i = 0; i < s->n_q; i++) {
 			const double *q = s->q + (i * s->heads + h) * s->dim;
 			double *out = ret_out + (i * s->heads + h) * s->dim;
+			double *magnitude = ret_magnitude + (i * s->heads + h) * s->dim;
 			int64_t n = visible(s, i);
 			double max = -INFINITY, sum = 0;
 
@@ -55,12 +56,15 @@ int demo_reference(const struct demo_sequence *s, double *ret_out)
 				sum += weights[j];
 			}
 			memset(out, 0, sizeof(double) * (size_t)s->dim);
+			memset(magnitude, 0, sizeof(double) * (size_t)s->dim);
 			for (int64_t j = 0; j < n; j++) {
 				const double *v = s->v + (j * s->kv_heads + kv) * s->dim;
 				double weight = weights[j] / sum;
 
-				for (int d = 0; d < s->dim; d++)
+				for (int d = 0; d < s->dim; d++) {
 					out[d] += weight * v[d];
+					magnitude[d] += weight * fabs(v[d]);
+				}
 			}
 		}
 	}

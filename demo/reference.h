@@ -16,8 +16,11 @@ struct demo_sequence {
 	bool causal; /* the last row sees the last key */
 };
 
-/* Writes n_q * heads * dim numbers. Returns 0 or -ENOMEM. */
-int demo_reference(const struct demo_sequence *sequence, double *ret_out);
+/*
+ * Writes n_q * heads * dim numbers, and as many magnitudes: the same with |v| for v, which
+ * is what errors of the weights are in proportion to. Returns 0 or -ENOMEM.
+ */
+int demo_reference(const struct demo_sequence *sequence, double *ret_out, double *ret_magnitude);
 
 /* Multiplications and additions that attention takes: visible pairs only. */
 double demo_flops(const struct demo_sequence *sequence);

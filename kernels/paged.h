@@ -15,9 +15,9 @@
  * anything and are not followed; memory of a page that no such token lies in may hold
  * anything, NaN too, and never matters.
  *
- * All arrays are in memory that the kernels' device addresses. What checks and plans also
- * read on the host is said to be so: cu_new, lengths_before, lengths, first, table_start,
- * tree_start, cu_moves, from and to.
+ * cu_new, lengths_before, lengths, first, table_start, tree_start, cu_moves, from and to are
+ * in host memory: checks and plans read them. All other pointers are to memory that the
+ * kernels' device addresses.
  */
 #pragma once
 

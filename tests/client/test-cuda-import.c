@@ -1,6 +1,6 @@
 /* CUDA memory that a program hands over: each kind, windows, what is kept, and when
  * it is let go. */
-#include "tests/client/cuda.h"
+#include "tests/client/cuda-scene.h"
 #include "tests/lib/check.h"
 
 #include <errno.h>
@@ -128,6 +128,29 @@ static void packets_case(int socket)
 		fa_ok(fa_trim(client));
 	}
 	fa_cuda_expect_buffers(client, 0);
+	fa_disconnect(client);
+	fa_cuda_vmm_free(&vmm);
+}
+
+/* More packets than may be under way at once. */
+static void many_case(int socket)
+{
+	struct fa_buffer *buffer;
+	struct fa_cuda_vmm vmm;
+	uint64_t begin_ns;
+
+	begin();
+	fa_cuda_vmm_new(&vmm, 300, POSIX_FD);
+	begin_ns = fa_now_ns();
+	buffer = import(vmm.at, vmm.bytes);
+	print_message("300 allocations: %llu us\n",
+	              (unsigned long long)(fa_now_ns() - begin_ns) / 1000);
+	fa_cuda_attend(client, buffer, vmm.at, 1);
+	fa_buffer_free(buffer);
+	buffer = import(vmm.at + vmm.bytes - FA_CUDA_CHUNK, FA_CUDA_CHUNK);
+	fa_cuda_attend(client, buffer, vmm.at + vmm.bytes - FA_CUDA_CHUNK, 1);
+	fa_cuda_expect_buffers(client, 1);
+	fa_buffer_free(buffer);
 	fa_disconnect(client);
 	fa_cuda_vmm_free(&vmm);
 }
@@ -395,6 +418,7 @@ static void threads_case(int socket)
 CASE(handle)
 CASE(pieces)
 CASE(packets)
+CASE(many)
 CASE(read_only)
 CASE(arena)
 CASE(contexts)
@@ -406,11 +430,12 @@ CASE(threads)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_handle),       cmocka_unit_test(test_pieces),
-		cmocka_unit_test(test_packets),      cmocka_unit_test(test_read_only),
-		cmocka_unit_test(test_arena),        cmocka_unit_test(test_contexts),
-		cmocka_unit_test(test_kept),         cmocka_unit_test(test_freed),
-		cmocka_unit_test(test_freed_in_use), cmocka_unit_test(test_threads),
+		cmocka_unit_test(test_handle),    cmocka_unit_test(test_pieces),
+		cmocka_unit_test(test_packets),   cmocka_unit_test(test_many),
+		cmocka_unit_test(test_read_only), cmocka_unit_test(test_arena),
+		cmocka_unit_test(test_contexts),  cmocka_unit_test(test_kept),
+		cmocka_unit_test(test_freed),     cmocka_unit_test(test_freed_in_use),
+		cmocka_unit_test(test_threads),
 	};
 
 	return cmocka_run_group_tests_name("cuda import", tests, setup, teardown);

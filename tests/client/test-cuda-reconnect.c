@@ -2,14 +2,16 @@
  * Buffers of GPU memory when the daemon dies and another takes its place: the same
  * again, one without a GPU, and again one with it.
  */
-#include "tests/client/cuda.h"
+#include "tests/client/cuda-scene.h"
 #include "tests/lib/check.h"
 #include "tests/lib/dir.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -196,6 +198,58 @@ static void other_backend_case(int socket)
 	end();
 }
 
+/* Imports, frees and trims of several threads while daemons come and go. */
+#define THREADS 3
+
+static atomic_bool finished;
+
+static void *import_and_free(void *userdata)
+{
+	struct fa_test_random random = { (uintptr_t)userdata };
+
+	while (!atomic_load(&finished)) {
+		const uint64_t first = fa_test_random_below(&random, 20);
+		const uint64_t bytes = (20 - first) * FA_CUDA_CHUNK;
+		struct fa_buffer *buffer;
+		int r;
+
+		if (fa_test_random_below(&random, 3))
+			r = fa_buffer_import_cuda(client, vmm.at + first * FA_CUDA_CHUNK, bytes, 0,
+			                          &buffer);
+		else
+			r = fa_buffer_import_cuda(client, at, 4096, 0, &buffer);
+		if (r == 0)
+			fa_buffer_free(buffer);
+		else if (r != -ECONNRESET)
+			fa_test_fail(__FILE__, __LINE__, "%d: %s", r, fa_error());
+		if (!fa_test_random_below(&random, 8))
+			fa_ok(fa_trim(client));
+	}
+	return NULL;
+}
+
+static void threads_case(int socket)
+{
+	pthread_t threads[THREADS];
+
+	begin(20);
+	for (uintptr_t i = 0; i < THREADS; ++i)
+		fa_check(!pthread_create(&threads[i], NULL, import_and_free, (void *)(i + 1)));
+	for (int i = 0; i < 5; ++i) {
+		fa_test_sleep_ms(30);
+		fa_test_daemon_signal(&server, SIGKILL);
+		fa_check_eq(WTERMSIG(fa_test_daemon_reap(&server)), SIGKILL);
+		start(false);
+	}
+	fa_test_sleep_ms(30);
+	atomic_store(&finished, true);
+	for (int i = 0; i < THREADS; ++i)
+		pthread_join(threads[i], NULL);
+	fa_ok(fa_reconnect(client));
+	attend(1);
+	end();
+}
+
 static int make_scene(void **state)
 {
 	fa_test_dir_make(dir, sizeof(dir));
@@ -222,6 +276,7 @@ CASE(freed)
 CASE(fault)
 CASE(refused)
 CASE(other_backend)
+CASE(threads)
 
 int main(void)
 {
@@ -229,6 +284,7 @@ int main(void)
 		cmocka_unit_test(test_same),    cmocka_unit_test(test_contents),
 		cmocka_unit_test(test_freed),   cmocka_unit_test(test_fault),
 		cmocka_unit_test(test_refused), cmocka_unit_test(test_other_backend),
+		cmocka_unit_test(test_threads),
 	};
 
 	return cmocka_run_group_tests_name("cuda reconnect", tests, make_scene, remove_scene);

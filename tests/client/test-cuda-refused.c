@@ -1,6 +1,6 @@
 /* CUDA memory that cannot be handed over, and calls of the driver that fail: a sentence
  * says why, and nothing stays behind on either side. */
-#include "tests/client/cuda.h"
+#include "tests/client/cuda-scene.h"
 #include "tests/lib/check.h"
 
 #include <errno.h>

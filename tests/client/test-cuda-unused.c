@@ -1,6 +1,6 @@
 /* Programs that hand over no GPU memory do not load the driver, whatever the daemon
  * computes on; and children of those that do. */
-#include "tests/client/cuda.h"
+#include "tests/client/cuda-scene.h"
 #include "tests/lib/check.h"
 
 #include <errno.h>

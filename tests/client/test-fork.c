@@ -176,5 +176,5 @@ int main(void)
 		cmocka_unit_test(test_parent_leaves),
 	};
 
-	return cmocka_run_group_tests_name("fork", tests, NULL, NULL);
+	return cmocka_run_group_tests_name("fork", tests, fa_fake_setup, NULL);
 }

@@ -655,5 +655,5 @@ int main(void)
 		cmocka_unit_test(test_mute),
 	};
 
-	return cmocka_run_group_tests_name("hostile-daemon", tests, NULL, NULL);
+	return cmocka_run_group_tests_name("hostile-daemon", tests, fa_fake_setup, NULL);
 }

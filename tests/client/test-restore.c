@@ -411,5 +411,5 @@ int main(void)
 		cmocka_unit_test(test_beside),
 	};
 
-	return cmocka_run_group_tests_name("restore", tests, NULL, NULL);
+	return cmocka_run_group_tests_name("restore", tests, fa_fake_setup, NULL);
 }

@@ -14,6 +14,9 @@
  *   FAD_TEST_CUDA_LACKS       a function that it does not have
  *   FAD_TEST_CUDA_PID         the process's number as IPC handles have it
  *   FAD_TEST_CUDA_KERNEL_US   kernels take at least so long (0)
+ *   FAD_TEST_CUDA_GFLOP       kernels with more work are not computed, and take 50 ms:
+ *                             for tests in which slow requests never come to their end (0:
+ *                             all are computed)
  *
  * What is simpler than in the real one: two GPUs cannot reach one another's memory;
  * work on the legacy default stream waits for that of blocking streams, and theirs for
@@ -68,7 +71,8 @@ struct fa_fake_process {
 	bool forked;            /* from a process that had called cuInit */
 	int n_devices, version;
 	size_t memory_bytes;
-	char dir[256]; /* empty: none */
+	double flops_max; /* of a kernel that is computed; 0: all are */
+	char dir[256];    /* empty: none */
 	struct fa_test_cuda_page *page;
 	struct fa_fake_context contexts[FA_FAKE_DEVICES_MAX];
 };

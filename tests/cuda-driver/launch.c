@@ -17,6 +17,7 @@
 #define SHARED_BYTES_PLAIN (48 << 10) /* what a kernel may have without being asked for */
 #define SHARED_BYTES_MAX 232448
 #define POLL_US 200
+#define SKIPPED_NS (50 * FA_NS_PER_MS) /* how long a kernel takes that is not computed */
 
 struct module {
 	struct module *next;
@@ -405,11 +406,9 @@ static CUresult pin_tensors(struct fa_fake_pin *pin, const struct fa_cuda_kernel
 	return fa_fake_pin(pin);
 }
 
-/* How long a kernel takes at least, and until when it is held up. */
-static void linger(const struct fa_fake_context *context, uint64_t started_ns)
+/* Until a kernel may end: not before @end_ns, and not while it is held up. */
+static void linger(const struct fa_fake_context *context, uint64_t end_ns)
 {
-	const uint64_t end_ns = started_ns + atomic_load(&fa_fake.page->kernel_us) * FA_NS_PER_US;
-
 	for (;;) {
 		const uint64_t now_ns = fa_now_ns();
 		bool ends;
@@ -444,13 +443,13 @@ static CUresult launch_run(struct fa_fake_op *op, struct fa_fake_context *contex
 	const struct fa_cuda_kernel *kernel = op->object;
 	const struct fa_attention_params params = params_of(kernel, &op->args);
 	struct fa_fake_pin tables = { .context = context }, tensors = { .context = context };
-	const uint64_t started_ns = fa_now_ns();
+	uint64_t end_ns = fa_now_ns() + atomic_load(&fa_fake.page->kernel_us) * FA_NS_PER_US;
 	CUresult result;
 	char text[256];
 
 	result = fa_fake_enter_kernel();
 	if (result != CUDA_SUCCESS) {
-		linger(context, started_ns);
+		linger(context, end_ns);
 		return result;
 	}
 	result = pin_tables(&tables, &params);
@@ -461,8 +460,11 @@ static CUresult launch_run(struct fa_fake_op *op, struct fa_fake_context *contex
 	else
 		result = pin_tensors(&tensors, kernel, &op->args, &params);
 	if (result == CUDA_SUCCESS) {
-		result = compute(&params);
-		linger(context, started_ns);
+		if (fa_fake.flops_max > 0 && fa_attention_flops(&params) > fa_fake.flops_max)
+			end_ns += SKIPPED_NS;
+		else
+			result = compute(&params);
+		linger(context, end_ns);
 		fa_fake_unpin(&tensors);
 	}
 	fa_fake_unpin(&tables);

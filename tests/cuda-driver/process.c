@@ -77,6 +77,7 @@ static void begin(void)
 		fa_fake.n_devices = FA_FAKE_DEVICES_MAX;
 	fa_fake.version = (int)number("FAD_TEST_CUDA_VERSION", 13000);
 	fa_fake.memory_bytes = (size_t)number("FAD_TEST_CUDA_MEMORY_MIB", 16384) << 20;
+	fa_fake.flops_max = 1e9 * (double)number("FAD_TEST_CUDA_GFLOP", 0);
 	for (int i = 0; i < FA_FAKE_DEVICES_MAX; ++i)
 		fa_fake.contexts[i].device = i;
 	atomic_store(&page->kernel_us, (uint32_t)number("FAD_TEST_CUDA_KERNEL_US", 0));

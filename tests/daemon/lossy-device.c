@@ -115,13 +115,14 @@ static void lossy_launch(struct fa_device *device, struct fa_device_queue *queue
 		return;
 	}
 	work->started_ns = work->finished_ns = 0;
+	work->queue = NULL; /* the CPU does not know it */
 	fa_list_append(&device->ended, &work->link);
 	device->config.notify(device->config.userdata);
 }
 
 static void lossy_cancel(struct fa_device *device, struct fa_device_work *work)
 {
-	if (!device->lost)
+	if (work->queue)
 		fa_device_cpu.cancel(device->cpu, work);
 }
 
@@ -173,6 +174,7 @@ const struct fa_device_ops *const fa_device_backends[] = { &lossy, NULL };
 int fa_device_open(const char *name, const struct fa_device_config *config, struct fa_error *error,
                    const struct fa_device_ops **ret_ops, struct fa_device **ret_device)
 {
+	error->text[0] = 0; /* nothing was passed over */
 	*ret_ops = &lossy;
 	return lossy.open(config, error, ret_device);
 }

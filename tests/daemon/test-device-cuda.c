@@ -724,16 +724,17 @@ static void full_child(void)
 	};
 	static struct cuda_job jobs[N];
 	struct fa_device_queue *queues[4];
-	struct fa_device_group *group;
+	struct fa_device_group *groups[4];
 	struct cuda_device cuda;
 	uint64_t before;
 
 	setenv("FAD_TEST_CUDA_MEMORY_MIB", "64", 1);
 	setenv("FAD_STAGE", "always", 1);
 	cuda_device_open(&cuda, NULL);
-	group = cuda_group(&cuda);
-	for (int i = 0; i < 4; ++i)
-		queues[i] = cuda_queue(&cuda, group, 0);
+	for (int i = 0; i < 4; ++i) {
+		groups[i] = cuda_group(&cuda);
+		queues[i] = cuda_queue(&cuda, groups[i], 0);
+	}
 	for (int i = 0; i < N; ++i) {
 		jobs[i] = (struct cuda_job){
 			.attention = { .seqlen_q = 9, .seqlen_k = 800, .seed = (uint64_t)i },
@@ -759,9 +760,10 @@ static void full_child(void)
 		cuda_job_wait(&jobs[i], &cuda);
 		cuda_job_deinit(&jobs[i], &cuda);
 	}
-	for (int i = 0; i < 4; ++i)
+	for (int i = 0; i < 4; ++i) {
 		ops->queue_free(cuda.device, queues[i]);
-	ops->group_free(cuda.device, group);
+		ops->group_free(cuda.device, groups[i]);
+	}
 	cuda_device_close(&cuda);
 }
 

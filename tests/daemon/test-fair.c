@@ -13,11 +13,10 @@
 
 #include <cmocka.h>
 
-/* As many as a session may have in flight, almost. */
 #define CROWD_STREAMS 40
-#define CROWD_EACH 25
+#define CROWD_EACH 12
 #define CROWD (CROWD_STREAMS * CROWD_EACH)
-#define ALONE 150
+#define ALONE 80
 
 static struct fa_scene scene;
 
@@ -37,8 +36,10 @@ struct party {
 
 static void party_open(struct party *party)
 {
-	/* A millisecond or so, in several tiles. */
-	party->attention = (struct fa_case){ .heads = 4, .seqlen_q = 128, .seqlen_k = 256 };
+	/* Milliseconds, in several tiles: more than any message takes. */
+	party->attention = (struct fa_case){ .heads = 4,
+		                             .seqlen_q = fa_test_sanitized() ? 64 : 256,
+		                             .seqlen_k = fa_test_sanitized() ? 128 : 512 };
 	fa_case_plan(&party->attention);
 	fa_raw_open(&party->raw, scene.daemon.socket);
 	fa_raw_buffer_register(&party->raw, &party->buffer, 1, party->attention.bytes, 0);
@@ -93,6 +94,9 @@ static void two_parties(int priority)
 			ask(crowd, stream, value);
 	for (uint64_t value = 1; value <= ALONE; ++value)
 		ask(alone, 0, value);
+	/* All of it has been read. */
+	fa_raw_ping(&crowd->raw);
+	fa_raw_ping(&alone->raw);
 	begin_ns = fa_now_ns();
 	for (uint64_t value = 1; value <= ALONE; ++value)
 		await(alone, 0, value);
@@ -147,6 +151,7 @@ static void test_urgent_inside(void **state)
 			ask(party, stream, value);
 	for (uint64_t value = 1; value <= URGENT; ++value)
 		ask(party, STREAMS + 1, value);
+	fa_raw_ping(&party->raw);
 	for (uint64_t value = 1; value <= URGENT; ++value)
 		await(party, STREAMS + 1, value);
 	urgent_ns = party->finished_ns[URGENT - 1];

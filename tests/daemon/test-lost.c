@@ -19,7 +19,9 @@
 
 #include <cmocka.h>
 
-#define STREAMS 20
+/* Few enough that their answers wait nowhere, and more than the device takes at once. */
+#define STREAMS 12
+#define EACH 10
 
 static struct fa_test_daemon daemon_;
 static struct fa_raw raws[3];
@@ -73,7 +75,10 @@ static void expect_exit(bool in_order)
 /* With one client idle, one with much in flight, and one that does it. */
 static void test_lost(void **state)
 {
-	struct fa_case attention = { .heads = 4, .seqlen_q = 256, .seqlen_k = 2048 };
+	/* Milliseconds each. */
+	struct fa_case attention = { .heads = 4,
+		                     .seqlen_q = fa_test_sanitized() ? 64 : 256,
+		                     .seqlen_k = fa_test_sanitized() ? 512 : 2048 };
 	unsigned int n_lost = 0;
 	struct fa_case fatal;
 
@@ -81,16 +86,18 @@ static void test_lost(void **state)
 	start(&attention);
 	for (uint32_t stream = 1; stream <= STREAMS; ++stream)
 		fa_raw_stream_create(&raws[1], stream, 0);
-	for (uint64_t value = 1; value <= 20; ++value)
+	for (uint64_t value = 1; value <= EACH; ++value)
 		for (uint32_t stream = 1; stream <= STREAMS; ++stream)
 			ask(1, &attention, stream, value);
+	/* What was not even read may end with the connection. */
+	fa_raw_ping(&raws[1]);
 	fatal = attention;
 	fatal.scale = FA_LOSSY_LOSE;
 	ask(2, &fatal, 0, 1);
 	fa_raw_wait_expect(&raws[2], 0, 1, -ENODEV, NULL);
 
 	/* Each is answered once, in its order, and the page says the same. */
-	for (uint64_t value = 1; value <= 20; ++value)
+	for (uint64_t value = 1; value <= EACH; ++value)
 		for (uint32_t stream = 1; stream <= STREAMS; ++stream) {
 			struct fa_raw_completion completion;
 
@@ -98,13 +105,14 @@ static void test_lost(void **state)
 			if (!completion.status)
 				continue;
 			fa_check_eq(completion.status, -ENODEV);
-			fa_check_contains(completion.text,
-			                  completion.started_ns ? "running" : "pulled the plug");
+			fa_check(strstr(completion.text, "it was running then") ||
+			         (strstr(completion.text, "somebody pulled the plug") &&
+			          !completion.started_ns));
 			n_lost++;
 		}
 	fa_check(n_lost > 0);
 	for (uint32_t stream = 1; stream <= STREAMS; ++stream)
-		fa_check_eq(atomic_load(&raws[1].page[stream].completed), 20);
+		fa_check_eq(atomic_load(&raws[1].page[stream].completed), EACH);
 	for (int i = 0; i < 3; ++i)
 		fa_raw_expect_end(&raws[i]);
 	expect_exit(true);

@@ -141,6 +141,35 @@ static void test_latecomer(void **state)
 		assert_int_equal(serve(&f, 1), 0);
 }
 
+/* With slack it makes up for a short absence, and not for a long one. */
+static void test_slack(void **state)
+{
+	static struct fixture f;
+
+	init(&f);
+	f.turns.slack = 10;
+	add(&f, 0, 0, 0);
+	add(&f, 1, 1, 0);
+	for (int i = 0; i < 100; i++)
+		(void)serve(&f, 1);
+	take_away(&f, 1);
+	for (int i = 0; i < 5; i++)
+		assert_int_equal(serve(&f, 1), 0);
+	add(&f, 1, 1, 0);
+	for (int i = 0; i < 15; i++)
+		(void)serve(&f, 1);
+	assert_in_range(f.n_served[1], f.n_served[0] - 1, f.n_served[0] + 1);
+
+	take_away(&f, 1);
+	for (int i = 0; i < 1000; i++)
+		assert_int_equal(serve(&f, 1), 0);
+	add(&f, 1, 1, 0);
+	f.n_served[0] = f.n_served[1] = 0;
+	for (int i = 0; i < 110; i++)
+		(void)serve(&f, 1);
+	assert_in_range(f.n_served[1], f.n_served[0] + 8, f.n_served[0] + 12);
+}
+
 static void test_urgent(void **state)
 {
 	static struct fixture f;
@@ -204,7 +233,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_groups),    cmocka_unit_test(test_costs),
 		cmocka_unit_test(test_latecomer), cmocka_unit_test(test_urgent),
-		cmocka_unit_test(test_random),
+		cmocka_unit_test(test_slack),     cmocka_unit_test(test_random),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

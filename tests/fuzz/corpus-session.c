@@ -52,6 +52,42 @@ static void arena(uint32_t buffer)
 	put(PACKET_WAIT | PACKET_READ, message);
 }
 
+static void handle(uint32_t buffer, uint8_t first)
+{
+	struct fa_wire_message message = fa_raw_register_message(buffer, 32768);
+
+	message.buffer_register.kind = FA_WIRE_BUFFER_CUDA_IPC;
+	message.buffer_register.offset = 32768;
+	message.buffer_register.handle[0] = first;
+	message.buffer_register.pid = 1;
+	put(PACKET_WAIT, message);
+}
+
+/* Two descriptors at a time. */
+static void pieces_begin(uint32_t buffer, uint32_t n)
+{
+	struct fa_wire_message message = fa_raw_register_message(buffer, 65536);
+
+	message.fds = 2;
+	message.buffer_register.kind = FA_WIRE_BUFFER_CUDA_FD;
+	message.buffer_register.offset = 32768;
+	message.buffer_register.n_pieces = n;
+	message.buffer_register.n_piece_bytes = 2;
+	message.buffer_register.piece_bytes[0] = message.buffer_register.piece_bytes[1] = 65536;
+	put(PACKET_TWO_FDS | PACKET_TURN, message);
+}
+
+static void pieces_go_on(uint32_t buffer)
+{
+	struct fa_wire_message message = fa_raw_message(FA_WIRE_BUFFER_PIECES);
+
+	message.fds = 2;
+	message.buffer_pieces.buffer = buffer;
+	message.buffer_pieces.n_piece_bytes = 2;
+	message.buffer_pieces.piece_bytes[0] = message.buffer_pieces.piece_bytes[1] = 4096;
+	put(PACKET_TWO_FDS | PACKET_WAIT, message);
+}
+
 static void releases(uint32_t buffer)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_BUFFER_FREE);
@@ -184,6 +220,34 @@ int main(int argc, char **argv)
 	releases(1);
 	releases(2);
 	save(directory, "free-in-use");
+
+	hello();
+	handle(1, 1);
+	handle(2, 2);
+	attention(plain, 1, 0, 1, PACKET_WAIT | PACKET_READ, 0);
+	releases(1);
+	save(directory, "handle");
+
+	hello();
+	pieces_begin(1, 2);
+	pieces_begin(2, 4);
+	handle(3, 1);
+	pieces_go_on(2);
+	attention(plain, 1, 0, 1, PACKET_WAIT | PACKET_READ, 0);
+	attention(plain, 2, 0, 2, PACKET_WAIT | PACKET_READ, 0);
+	save(directory, "pieces");
+
+	hello();
+	pieces_begin(1, 5);
+	pieces_begin(2, 5);
+	attention(plain, 1, 0, 1, PACKET_WAIT | PACKET_READ, 0);
+	pieces_go_on(2);
+	releases(1);
+	pieces_go_on(1);
+	pieces_begin(1, 3);
+	pieces_go_on(1);
+	pieces_begin(1, 4);
+	save(directory, "pieces-wrong");
 
 	hello();
 	for (uint32_t buffer = 1; buffer <= 6; ++buffer)

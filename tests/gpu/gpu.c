@@ -115,6 +115,7 @@ struct fa_gpu *fa_gpu_open(void)
 	gpu->chip.l2_bytes = value;
 	MUST(cuDeviceGetAttribute(&gpu->sms, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
 	                          gpu->device));
+	gpu->chip.sms = gpu->sms;
 
 	for (int i = 0; i < FA_CUDA_IMAGES; i++)
 		MUST(cuModuleLoadData(&gpu->images[i], images[i]));

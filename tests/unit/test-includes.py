@@ -18,9 +18,10 @@ LAYERS = {
     # its CUDA backend launches what the tables of kernels say
     "daemon/device_cuda": ["common/", "kernels/attention.h", "kernels/paged.h",
                            "kernels/cuda/plan.h", "kernels/cuda/paged-plan.h",
-                           "kernels/cuda/images.h"],
+                           "kernels/cuda/images.h", "kernels/cuda/paged-images.h"],
     # programs and tests are not layers: they may see everything below them
-    "tools": ["common/", "schema/", "client/", "kernels/attention.h", "daemon/pool_private.h"],
+    "tools": ["common/", "schema/", "client/", "kernels/attention.h", "kernels/cuda/plan.h",
+              "kernels/cuda/images.h", "daemon/pool_private.h"],
 }
 
 # Foreign headers that are kept in: pattern, files or folders that may include them.
@@ -30,7 +31,7 @@ FOREIGN = [
     (r"flatbuffers/.*|.*_generated\.h", ["schema/wire.cc"]),
     (r"ini\.h", ["daemon/config.c"]),
     (r"sodium.*\.h", ["daemon/prefix_hash.c"]),
-    (r"cuda.*\.h", ["kernels/cuda/", "tests/"]),
+    (r"cuda.*\.h", ["kernels/cuda/", "client/examples/cuda.c", "tests/"]),
     (r"cmocka\.h", ["tests/"]),
 ]
 

@@ -14,6 +14,9 @@
  * 8 (in units of ln 2). p is then at most 256, harmless in fp16, bf16 and the fp32
  * sums, and after the first tiles a warp hardly ever touches O between products.
  *
+ * Where K and V come from, and which rows a block has, is a SOURCE: fa_sm80_dense here,
+ * pages in paged_forward.h.
+ *
  * A pair (SPLIT 2) has named barrier 1 + its index to itself, 64 threads, twice a tile:
  * once to agree whether to raise m (both have read the other's P of the tile before),
  * once when P is written. Raising takes one more, and so does the end.
@@ -33,6 +36,51 @@
 #include <float.h>
 #include <math.h>
 #include <stdint.h>
+
+/* K and V as tensors. */
+struct fa_sm80_dense {
+	using ARGS = struct fa_cuda_attention;
+	using WORK = struct fa_work;
+	template <int KEYS, int D, int THREADS> using LOADER = struct fa_loader<KEYS, D, THREADS>;
+
+	static __device__ __forceinline__ const struct fa_cuda_attention &
+	attention(const ARGS &args)
+	{
+		return args;
+	}
+
+	static __device__ __forceinline__ WORK work(const ARGS &args, int32_t rows)
+	{
+		return fa_work_get(args, rows);
+	}
+
+	/* Whether keys before start() are hidden. */
+	static constexpr bool STARTS = false;
+
+	static __device__ __forceinline__ int32_t start(const WORK &)
+	{
+		return 0;
+	}
+
+	template <class C>
+	static __device__ __forceinline__ LOADER<C::KEYS, C::DIM, C::THREADS>
+	k(const ARGS &args, const WORK &work, int32_t key)
+	{
+		return LOADER<C::KEYS, C::DIM, C::THREADS>(
+			fa_work_base(args.k, work.sequence, work.first_k, work.head / args.group),
+			args.k.stride_token, key, args.head_dim);
+	}
+
+	template <class C, class K>
+	static __device__ __forceinline__ LOADER<C::KEYS, C::DIM_V, C::THREADS>
+	v(const ARGS &args, const WORK &work, int32_t key, const K &)
+	{
+		return LOADER<C::KEYS, C::DIM_V, C::THREADS>(
+			fa_work_base(args.v, work.sequence, work.first_k, work.head / args.group) +
+				work.slice * C::DIM_V * 2,
+			args.v.stride_token, key, args.head_dim_v - work.slice * C::DIM_V);
+	}
+};
 
 /* A warp's rows: each thread has rows g and g + 8 of every atom, row = 2 * atom + half. */
 template <class C> struct fa_sm80_rows {
@@ -128,17 +176,19 @@ __device__ __forceinline__ void fa_sm80_dots(float (&dots)[C::ATOMS][C::WARP_KEY
 
 /*
  * Sets what a row does not see to -inf. @key: that of dots[0][0][0], from the
- * position of the row of dots[0][0][0] or, without BAND, from 0; @end: from there to
- * the sequence's end.
+ * position of the row of dots[0][0][0] or, without BAND, from 0; @start, @end: from
+ * there to where the sequence begins and ends.
  */
-template <class C>
+template <class C, bool STARTS>
 __device__ __forceinline__ void fa_sm80_mask(float (&dots)[C::ATOMS][C::WARP_KEYS / 8][4],
                                              const struct fa_cuda_attention &args, int32_t key,
-                                             int32_t end)
+                                             int32_t start, int32_t end)
 {
 #pragma unroll
 	for (int r = 0; r < 2 * C::ATOMS; r++) {
-		const int32_t first = r * 8 - args.window_left - key;
+		const int32_t first = (STARTS ? max(start, r * 8 - args.window_left)
+		                              : r * 8 - args.window_left) -
+		                      key;
 		const int32_t last = C::BAND ? min(end - 1, r * 8 + args.window_right) - key
 		                             : end - 1 - key;
 
@@ -299,12 +349,13 @@ fa_sm80_accumulate(struct fa_sm80_rows<C> &rows, const float (&dots)[C::ATOMS][C
 
 /* Divides O by the sums, writes O and the LSE. @tile: the part of Q's shared memory
  * that belongs to these rows, which nobody reads any more. */
-template <class C>
+template <class C, class SOURCE>
 __device__ __forceinline__ void fa_sm80_finish(struct fa_sm80_rows<C> &rows,
-                                               const struct fa_cuda_attention &args, uint32_t tile,
+                                               const typename SOURCE::ARGS &given, uint32_t tile,
                                                const struct fa_sm80_pair<C> &pair)
 {
-	const struct fa_work work = fa_work_get(args, C::ROWS);
+	const struct fa_cuda_attention &args = SOURCE::attention(given);
+	const typename SOURCE::WORK work = SOURCE::work(given, C::ROWS);
 	const int32_t first_row = work.row + threadIdx.x / 32 / C::SPLIT * C::WARP_ROWS;
 	const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 	float sink = -INFINITY;
@@ -375,12 +426,13 @@ __device__ __forceinline__ void fa_sm80_finish(struct fa_sm80_rows<C> &rows,
 		args.head_dim_v - work.slice * C::DIM_V, args.aligned);
 }
 
-template <class C>
-__device__ __forceinline__ void fa_sm80_forward(const struct fa_cuda_attention &args)
+template <class C, class SOURCE = struct fa_sm80_dense>
+__device__ __forceinline__ void fa_sm80_forward(const typename SOURCE::ARGS &given)
 {
 	extern __shared__ __align__(1024) char shared_memory[];
 
-	const struct fa_work work = fa_work_get(args, C::ROWS);
+	const struct fa_cuda_attention &args = SOURCE::attention(given);
+	const typename SOURCE::WORK work = SOURCE::work(given, C::ROWS);
 	if (work.row >= work.n_q)
 		return;
 
@@ -396,7 +448,8 @@ __device__ __forceinline__ void fa_sm80_forward(const struct fa_cuda_attention &
 	if (C::BAND) {
 		const int32_t last_row = min(work.row + C::ROWS, work.n_q) - 1;
 
-		begin = max(begin, work.row + work.diagonal - args.window_left);
+		begin = max(max(begin, SOURCE::start(work)),
+		            work.row + work.diagonal - args.window_left);
 		end = min(end, last_row + work.diagonal + args.window_right + 1);
 	}
 	const int32_t first_tile = begin / C::KEYS;
@@ -405,13 +458,8 @@ __device__ __forceinline__ void fa_sm80_forward(const struct fa_cuda_attention &
 	const struct fa_loader<C::ROWS, C::DIM, C::THREADS> q_loader(
 		fa_work_base(args.q, work.sequence, work.first_q, work.head), args.q.stride_token,
 		work.row, args.head_dim);
-	struct fa_loader<C::KEYS, C::DIM, C::THREADS> k_loader(
-		fa_work_base(args.k, work.sequence, work.first_k, work.head / args.group),
-		args.k.stride_token, tile * C::KEYS, args.head_dim);
-	struct fa_loader<C::KEYS, C::DIM_V, C::THREADS> v_loader(
-		fa_work_base(args.v, work.sequence, work.first_k, work.head / args.group) +
-			work.slice * C::DIM_V * 2,
-		args.v.stride_token, tile * C::KEYS, args.head_dim_v - work.slice * C::DIM_V);
+	auto k_loader = SOURCE::template k<C>(given, work, tile * C::KEYS);
+	auto v_loader = SOURCE::template v<C>(given, work, tile * C::KEYS, k_loader);
 	const bool elements = C::LOGITS::any_alignment && !args.aligned;
 
 	/* Only the tile that is walked first can have keys past the end. */
@@ -458,6 +506,7 @@ __device__ __forceinline__ void fa_sm80_forward(const struct fa_cuda_attention &
 	/* Keys are counted from where the warp's first row stands: few registers. */
 	const int32_t origin = C::BAND ? work.row + warp_row + work.diagonal : 0;
 	const int32_t rest = work.n_k - origin, last_key = first_tile * C::KEYS - origin;
+	const int32_t start = SOURCE::start(work) - origin;
 	int32_t key = tile * C::KEYS - origin;
 	uint32_t stage = 0;
 
@@ -496,14 +545,17 @@ __device__ __forceinline__ void fa_sm80_forward(const struct fa_cuda_attention &
 		/* Is there a key that some row does not see? */
 		if (key + C::KEYS > rest ||
 		    (C::BAND && (key + C::KEYS - 1 > args.window_right ||
-		                 key < C::WARP_ROWS - 1 - args.window_left)))
-			fa_sm80_mask<C>(dots, args, lane_key, rest - (C::BAND ? lane / 4 : 0));
+		                 key < C::WARP_ROWS - 1 - args.window_left ||
+		                 (SOURCE::STARTS && key < start))))
+			fa_sm80_mask<C, SOURCE::STARTS>(dots, args, lane_key,
+			                                start - (C::BAND ? lane / 4 : 0),
+			                                rest - (C::BAND ? lane / 4 : 0));
 		fa_sm80_raise<C>(rows, dots, factor, pair);
 		fa_sm80_accumulate<C>(rows, dots, factor, kv + v_lane, pair);
 	}
 
-	fa_sm80_finish<C>(rows, args,
-	                  fa_shared_address(shared_memory) +
-	                          threadIdx.x / 32 / C::SPLIT * C::WARP_ROWS * C::DIM * 2,
-	                  pair);
+	fa_sm80_finish<C, SOURCE>(rows, given,
+	                          fa_shared_address(shared_memory) +
+	                                  threadIdx.x / 32 / C::SPLIT * C::WARP_ROWS * C::DIM * 2,
+	                          pair);
 }

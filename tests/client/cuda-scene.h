@@ -46,7 +46,7 @@ void fa_cuda_expect_buffers(struct fa_client *client, int64_t n);
 struct fa_cuda_vmm {
 	uint64_t at, bytes;
 	size_t n;
-	CUmemGenericAllocationHandle handles[64];
+	CUmemGenericAllocationHandle handles[512];
 };
 void fa_cuda_vmm_new(struct fa_cuda_vmm *vmm, size_t n, unsigned int handle_types);
 /* Maps a new allocation in place of the one of number @i. */

@@ -1,4 +1,4 @@
-#include "client/cuda.h"
+#include "client/cuda-memory.h"
 
 #include "common/cleanup.h"
 #include "common/packet.h"

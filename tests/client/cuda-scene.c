@@ -1,4 +1,4 @@
-#include "tests/client/cuda.h"
+#include "tests/client/cuda-scene.h"
 
 #include "tests/lib/check.h"
 
