@@ -130,6 +130,7 @@ struct fa_pool {
 	struct fa_state_page *page_records;
 
 	uint32_t page_shift, chunk_slots;
+	uint32_t generation_base;
 	struct fa_page *pages; /* sparse, as large as page_records */
 	struct fa_chunk *chunks;
 	struct fa_cache *caches[FA_STATE_CACHES];
@@ -340,6 +341,13 @@ void fa_prefix_hash_begin(const struct fa_pool *pool, const struct fa_cache *cac
 /* From the hash of a page to that of the next. */
 void fa_prefix_hash_next(const struct fa_pool *pool, const uint32_t *tokens, uint32_t n_tokens,
                          uint8_t hash[FA_STATE_HASH_BYTES]);
+
+/* Of the next to use a record, after the one with @generation; 0: nobody has used it. Each
+ * pool begins elsewhere, so that ids of a pool that is gone are not those of others. */
+static inline uint32_t fa_pool_next_generation(const struct fa_pool *pool, uint32_t generation)
+{
+	return generation ? generation + 1 : pool->generation_base;
+}
 
 /* ---- pool.c, pool_check.c */
 
