@@ -139,7 +139,7 @@ int fa_cache_new(struct fa_pool *pool, const struct fa_actor *actor,
 
 	record = &pool->cache_records[i];
 	*record = (struct fa_state_cache){
-		.generation = record->generation + 1,
+		.generation = fa_pool_next_generation(pool, record->generation),
 		.tenant = actor->tenant,
 		.mode = config->mode,
 		.owner = actor->owner,

@@ -233,6 +233,14 @@ static int map(struct fa_pool *pool, int fd, const struct fa_state_header *heade
 	return 0;
 }
 
+/* Above 0, and leaves room for as many more again. */
+static uint32_t generation_base(const struct fa_state_header *header)
+{
+	static const char what[] = "generation";
+
+	return (uint32_t)(fa_prefix_hash_short(header->secret, what, sizeof(what)) >> 33) + 1;
+}
+
 int fa_pool_open(int fd, struct fa_pool_report *report, struct fa_error *error,
                  struct fa_pool **ret_pool)
 {
@@ -258,6 +266,7 @@ int fa_pool_open(int fd, struct fa_pool_report *report, struct fa_error *error,
 	pool->free_sequences = calloc(header.max_sequences, sizeof(*pool->free_sequences));
 	if (!pool->chunks || !pool->tenants || !pool->sequences || !pool->free_sequences)
 		return fa_fail(error, -ENOMEM, "there is no memory for the pool's tables");
+	pool->generation_base = generation_base(&header);
 	r = fa_pool_check(pool, report, error);
 	if (r < 0)
 		return r;

@@ -129,6 +129,7 @@ struct fa_pool {
 	struct fa_state_page *page_records;
 
 	uint32_t page_shift, slot_shift; /* log2 of the pages, and the slots, of a chunk */
+	uint32_t generation_base;
 	/* Sparse, as large as page_records. The references, of sequences and of steps that will
 	 * give the page to one, lie apart: forks touch nothing else. */
 	uint32_t *refs;
@@ -350,6 +351,13 @@ void fa_prefix_hash_begin(const struct fa_pool *pool, const struct fa_cache *cac
 /* From the hash of a page to that of the next. */
 void fa_prefix_hash_next(const uint32_t *tokens, uint32_t n_tokens,
                          uint8_t hash[FA_STATE_HASH_BYTES]);
+
+/* Of the next to use a record, after the one with @generation; 0: nobody has used it. Each
+ * pool begins elsewhere, so that ids of a pool that is gone are not those of others. */
+static inline uint32_t fa_pool_next_generation(const struct fa_pool *pool, uint32_t generation)
+{
+	return generation ? generation + 1 : pool->generation_base;
+}
 
 /* ---- pool.c, pool_check.c */
 

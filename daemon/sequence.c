@@ -95,7 +95,7 @@ static void begin_record(struct fa_pool *pool, struct fa_sequence *sequence,
 	else
 		fa_state_store(&pool->header->high_sequences, sequence->index + 1);
 	*record = (struct fa_state_sequence){
-		.generation = record->generation + 1,
+		.generation = fa_pool_next_generation(pool, record->generation),
 		.cache = sequence->cache->index,
 		.tenant = actor->tenant,
 		.owner = actor->owner,

@@ -55,6 +55,26 @@ static void test_format(void **state)
 	close(fd);
 }
 
+/* Ids mean nothing to another pool. */
+static void test_other_pool(void **state)
+{
+	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0);
+	uint64_t sequence = scene_sequence(&scene, SCENE_ANNA, cache);
+	struct fa_sequence_info info;
+	struct scene other;
+	uint64_t other_cache;
+	int r;
+
+	scene_init(&other, 1);
+	other_cache = scene_cache(&other, SCENE_ANNA, NULL, 0);
+	fa_check(other_cache != cache);
+	fa_check(scene_sequence(&other, SCENE_ANNA, other_cache) != sequence);
+	r = fa_sequence_get_info(other.pool, &other.actors[SCENE_ANNA], sequence, &other.error,
+	                         &info);
+	fa_check(r == -ENOENT || r == -ESTALE);
+	scene_deinit(&other);
+}
+
 static void test_chunks(void **state)
 {
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0);
@@ -404,6 +424,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_format),
+		cmocka_unit_test_setup_teardown(test_other_pool, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_chunks, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_tenants, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_many_tenants, set_up, tear_down),
