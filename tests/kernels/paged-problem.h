@@ -49,6 +49,24 @@ char *paged_k(const struct paged_problem *problem, int32_t layer, int32_t b, int
 char *paged_v(const struct paged_problem *problem, int32_t layer, int32_t b, int64_t token,
               int32_t head);
 
+/* Makes out and lse poison. */
+void paged_poison(struct paged_problem *problem);
+
+/* What a kernel rounds to the tensors' type besides its output. */
+enum paged_rounding {
+	PAGED_ROUNDS_OUTPUT,
+	PAGED_ROUNDS_WEIGHTS,      /* FlashAttention's rule applies */
+	PAGED_ROUNDS_WEIGHTS_FAST, /* the same, with the GPU's exponential */
+};
+
+/* Judges out and lse, which then are poison again but for what should not be; @by: whose. */
+void paged_judge(struct paged_problem *problem, const char *by, enum paged_rounding rounding);
+
+/* The test's own: reports a failure, and does not return. */
+void __attribute__((format(printf, 1, 2), noreturn)) paged_fail(const char *format, ...);
+
+/* ---- paged-run.c: on the CPU's kernels, in tests with cmocka */
+
 /* Runs all tiles of any request in a shuffled order, with poisoned scratch and workspace. */
 void paged_run(const struct fa_cpu_isa *isa, const struct fa_paged_request *request);
 

@@ -289,7 +289,7 @@ __device__ __forceinline__ void fa_rotate_unit(const struct fa_cuda_paged_append
 template <bool READ>
 __device__ __forceinline__ void fa_paged_append(const struct fa_cuda_paged_append &args)
 {
-	__shared__ struct fa_append_shared shared;
+	static __shared__ struct fa_append_shared shared;
 	const int32_t first = blockIdx.x * FA_CUDA_APPEND_TOKENS;
 	const int32_t count = min(FA_CUDA_APPEND_TOKENS, args.tokens - first);
 	const int32_t bytes = args.dtype == FA_DTYPE_F32 ? 4 : 2;
