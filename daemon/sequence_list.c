@@ -125,6 +125,8 @@ void fa_page_list_append(struct fa_pool *pool, struct fa_sequence *sequence, con
 	uint32_t place = fa_sequence_first_page(sequence) + sequence->n_pages -
 	                 cells_begin(sequence);
 
+	if (!n)
+		return;
 	memcpy(sequence->pages + sequence->n_pages, slots, n * sizeof(*slots));
 	sequence->n_pages += n;
 	while (n) {

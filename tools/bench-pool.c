@@ -3,6 +3,8 @@
  * memory behind the pool. Pages are in random order, as they come to be after a while:
  * everything was used and freed once before.
  *
+ * A program of its own, fabench-pool: the daemon's functions have the names of libfaclient's.
+ *
  * pool/page/… is the mean of two million pages; the rest medians of many.
  */
 #include "tools/bench.h"
@@ -11,6 +13,7 @@
 #include "common/clock.h"
 #include "daemon/pool_private.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -116,7 +119,7 @@ static int stir(struct pool_bench *b, struct fa_cache *cache, uint32_t **ret_pag
 	int r;
 
 	if (!pages)
-		return -1;
+		return -ENOMEM;
 	cache->need_pages = n;
 	r = fa_pages_reserve(b->pool, cache, &b->error);
 	cache->need_pages = 0;
@@ -220,7 +223,7 @@ static int measure_prefixes(struct pool_bench *b, uint64_t cache, uint32_t page_
 	int r;
 
 	if (!tokens)
-		return -1;
+		return -ENOMEM;
 	r = fa_sequence_new(b->pool, &b->actor, cache, &b->error, &item.sequence);
 	if (r >= 0)
 		r = step(b, &item, 1, &ns, &commit_ns);
@@ -252,7 +255,7 @@ static int measure_steps(struct pool_bench *b, uint64_t cache, uint32_t page_tok
 {
 	struct fa_step_item items[SEQUENCES];
 	uint64_t *commits = calloc(b->n_rounds, sizeof(*commits)), ns, commit_ns;
-	int r = commits ? 0 : -1;
+	int r = commits ? 0 : -ENOMEM;
 
 	for (uint32_t i = 0; r >= 0 && i < SEQUENCES; i++) {
 		/* Not all of them come to the end of a page at once. */
@@ -342,7 +345,7 @@ static int measure(struct pool_bench *b, uint32_t page_tokens)
 	return r;
 }
 
-int fa_bench_pool(struct fa_bench *bench)
+static int bench_pool(struct fa_bench *bench)
 {
 	struct pool_bench b = {
 		.bench = bench,
@@ -355,11 +358,35 @@ int fa_bench_pool(struct fa_bench *bench)
 
 	b.times = calloc(b.n_rounds, sizeof(*b.times));
 	if (!b.times)
-		r = -1;
+		r = -ENOMEM;
 	for (uint32_t page_tokens = 16; r >= 0 && page_tokens <= 64; page_tokens *= 4)
 		r = measure(&b, page_tokens);
 	if (r < 0)
 		fa_bench_say(bench, "pool: %s", b.error.text);
 	free(b.times);
 	return r;
+}
+
+int main(int argc, char **argv)
+{
+	struct fa_bench bench;
+	int r;
+
+	fa_bench_init(&bench);
+	for (int i = 1; i < argc; i++) {
+		if (!strcmp(argv[i], "--json")) {
+			bench.json = true;
+		} else if (!strcmp(argv[i], "--quick")) {
+			bench.quick = true;
+		} else {
+			fprintf(stderr, "Usage: fabench-pool [--json] [--quick]\n"
+			                "Measures the bookkeeping of the KV pool.\n");
+			return 2;
+		}
+	}
+	r = bench_pool(&bench);
+	if (bench.json && fa_bench_print_json(&bench) < 0)
+		r = -EIO;
+	fa_bench_deinit(&bench);
+	return r < 0;
 }

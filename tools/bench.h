@@ -51,7 +51,6 @@ int fa_bench_rtt(struct fa_bench *bench);
 int fa_bench_throughput(struct fa_bench *bench);
 int fa_bench_cpu(struct fa_bench *bench);
 int fa_bench_wire(struct fa_bench *bench);
-int fa_bench_pool(struct fa_bench *bench);
 int fa_bench_gpu(struct fa_bench *bench); /* -ENODEV: there is no GPU, or none for us */
 
 /* The other client of fa_bench_gpu(), in a process of its own; its exit status. */

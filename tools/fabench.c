@@ -18,7 +18,6 @@ static const struct {
 	{ "throughput", "32 clients at once; 64 idle clients", fa_bench_throughput },
 	{ "cpu", "the CPU kernels, against a matrix multiply and against reading", fa_bench_cpu },
 	{ "wire", "writing and reading messages", fa_bench_wire },
-	{ "pool", "the bookkeeping of the KV pool", fa_bench_pool },
 	{ "gpu", "requests to a daemon with a GPU, against launches of one's own", fa_bench_gpu },
 	{ NULL, NULL, NULL },
 };
