@@ -5,7 +5,8 @@
  *
  * A program of its own, fabench-pool: the daemon's functions have the names of libfaclient's.
  *
- * pool/page/… is the mean of two million pages; the rest medians of many.
+ * pool/page/… is the mean of two million pages, in the best of five passes; the rest are
+ * medians of many, open and state single values.
  */
 #include "tools/bench.h"
 
@@ -25,6 +26,7 @@
 #define LONG_TOKENS 100000u
 #define SEQUENCES 256u
 #define SEQUENCE_TOKENS 4096u
+#define PASSES 5u
 #define ROUNDS 300u
 #define QUICK_ROUNDS 10u
 
@@ -137,33 +139,40 @@ static int stir(struct pool_bench *b, struct fa_cache *cache, uint32_t **ret_pag
 	return 0;
 }
 
+static void keep_least(uint64_t *least, uint64_t ns)
+{
+	if (ns < *least)
+		*least = ns;
+}
+
 static int measure_pages(struct pool_bench *b, struct fa_cache *cache, uint32_t *pages, uint32_t n)
 {
-	uint32_t tokens = cache->layout.page_tokens;
-	uint64_t start, taken, shared, unshared, released;
-	bool clear;
-	int r;
+	static const char *const names[] = { "allocate", "share", "unshare", "release" };
+	uint64_t least[] = { UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX };
+	int r = 0;
 
-	start = fa_now_ns();
-	for (uint32_t i = 0; i < n; i++)
-		pages[i] = fa_page_take(b->pool, cache, b->actor.tenant, &clear);
-	taken = fa_now_ns();
-	for (uint32_t i = 0; i < n; i++)
-		fa_page_ref(b->pool, cache, pages[i]);
-	shared = fa_now_ns();
-	for (uint32_t i = 0; i < n; i++)
-		fa_page_unref(b->pool, cache, pages[i]);
-	unshared = fa_now_ns();
-	for (uint32_t i = 0; i < n; i++)
-		fa_page_unref(b->pool, cache, pages[i]);
-	released = fa_now_ns();
-	r = add(b, "page", tokens, "allocate", (double)(taken - start) / n, "ns");
-	if (r >= 0)
-		r = add(b, "page", tokens, "share", (double)(shared - taken) / n, "ns");
-	if (r >= 0)
-		r = add(b, "page", tokens, "unshare", (double)(unshared - shared) / n, "ns");
-	if (r >= 0)
-		r = add(b, "page", tokens, "release", (double)(released - unshared) / n, "ns");
+	for (uint32_t pass = 0; pass < PASSES; pass++) {
+		uint64_t times[5];
+		bool clear;
+
+		times[0] = fa_now_ns();
+		for (uint32_t i = 0; i < n; i++)
+			pages[i] = fa_page_take(b->pool, cache, b->actor.tenant, &clear);
+		times[1] = fa_now_ns();
+		for (uint32_t i = 0; i < n; i++)
+			fa_page_ref(b->pool, cache, pages[i]);
+		times[2] = fa_now_ns();
+		for (uint32_t i = 0; i < n; i++)
+			fa_page_unref(b->pool, cache, pages[i]);
+		times[3] = fa_now_ns();
+		for (uint32_t i = 0; i < n; i++)
+			fa_page_unref(b->pool, cache, pages[i]);
+		times[4] = fa_now_ns();
+		for (int i = 0; i < 4; i++)
+			keep_least(&least[i], times[i + 1] - times[i]);
+	}
+	for (int i = 0; r >= 0 && i < 4; i++)
+		r = add(b, "page", cache->layout.page_tokens, names[i], (double)least[i] / n, "ns");
 	return r;
 }
 
