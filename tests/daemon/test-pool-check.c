@@ -329,6 +329,38 @@ static void test_quarantine(void **state)
 	scene_append(&scene, SCENE_ANNA, a, (7 * SCENE_CHUNK_PAGES - 4) * 16 + 1, 100);
 }
 
+/* A page of which one sequence has a part, and that another published, is full: when it is
+ * evicted it is free, quarantine or not. */
+static void test_quarantine_published(void **state)
+{
+	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0), s[4], n;
+	const struct fa_actor *anna = &scene.actors[SCENE_ANNA];
+	uint32_t tokens[2][32] = { { 1 }, { 2 } };
+	const struct fa_prefix_key key = {};
+	struct fa_step *step;
+
+	for (uint32_t i = 0; i < 2; i++) {
+		s[i] = scene_sequence(&scene, SCENE_ANNA, cache);
+		scene_append(&scene, SCENE_ANNA, s[i], 32, 100);
+		assert_int_equal(
+			fa_sequence_fork(scene.pool, anna, s[i], 20, &scene.error, &s[2 + i]), 0);
+	}
+	assert_int_equal(
+		fa_prefix_publish(scene.pool, anna, s[0], &key, tokens[0], 32, &scene.error, &n),
+		0);
+	scene_reopen(&scene);
+	assert_int_equal(
+		fa_prefix_publish(scene.pool, anna, s[1], &key, tokens[1], 32, &scene.error, &n),
+		0);
+	for (uint32_t i = 0; i < 4; i++)
+		assert_int_equal(fa_sequence_free(scene.pool, anna, s[i], &scene.error), 0);
+	assert_int_equal(scene_cache_info(&scene, cache).idle_pages, 4);
+	s[0] = scene_sequence(&scene, SCENE_ANNA, cache);
+	step = scene_plan(&scene, SCENE_ANNA, s[0], (7 * SCENE_CHUNK_PAGES + 4) * 16);
+	assert_int_equal(scene_cache_info(&scene, cache).idle_pages, 0);
+	scene_abort(&scene, step);
+}
+
 /* The process died between marking sequences suspect and dropping them. */
 static void test_suspect(void **state)
 {
@@ -398,6 +430,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_rest, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_random, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_quarantine, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_quarantine_published, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_suspect, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_size, set_up, tear_down),
 	};

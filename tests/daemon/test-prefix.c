@@ -211,6 +211,31 @@ static void test_eviction(void **state)
 	assert_int_equal(scene_cache_info(&scene, cache).idle_pages, 0);
 }
 
+/* Of other caches the chunk goes that was not used for longest. */
+static void test_eviction_of_others(void **state)
+{
+	uint64_t caches[SCENE_CHUNKS], a, found;
+	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0);
+
+	for (uint32_t i = 0; i < SCENE_CHUNKS; i++) {
+		caches[i] = scene_cache(&scene, SCENE_ANNA, NULL, 0);
+		a = scene_sequence(&scene, SCENE_ANNA, caches[i]);
+		scene_append(&scene, SCENE_ANNA, a, 256, 100);
+		assert_int_equal(publish(SCENE_ANNA, a, &own, 256), 16);
+		free_sequence(SCENE_ANNA, a);
+	}
+	for (uint32_t i = 0; i < 3; i++) {
+		a = attach(SCENE_ANNA, caches[i], &own, 256, &found);
+		assert_int_equal(found, 256);
+		free_sequence(SCENE_ANNA, a);
+	}
+	a = scene_sequence(&scene, SCENE_ANNA, cache);
+	scene_append(&scene, SCENE_ANNA, a, 512, 100);
+	for (uint32_t i = 0; i < SCENE_CHUNKS; i++)
+		assert_int_equal(find(SCENE_ANNA, caches[i], &own, 256),
+		                 i == 3 || i == 4 ? 0 : 256);
+}
+
 static void test_refused(void **state)
 {
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0), n;
@@ -249,6 +274,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_tenants, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_twice, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_eviction, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_eviction_of_others, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_refused, set_up, tear_down),
 	};
 
