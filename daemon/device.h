@@ -150,6 +150,8 @@ struct fa_device_ops {
 	                            bool read_only, struct fa_error *error,
 	                            struct fa_device_memory *ret_memory);
 	void (*memory_release)(struct fa_device *device, struct fa_device_memory *memory);
+	/* Where the daemon itself can read it; NULL: nowhere. Any thread. */
+	const void *(*memory_host)(struct fa_device *device, const struct fa_device_memory *memory);
 
 	/*
 	 * The KV pool's memory: one range of addresses for up to @max_chunks chunks. Once,

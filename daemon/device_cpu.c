@@ -567,6 +567,11 @@ static void cpu_memory_release(struct fa_device *device, struct fa_device_memory
 	*memory = (struct fa_device_memory){ 0 };
 }
 
+static const void *cpu_memory_host(struct fa_device *device, const struct fa_device_memory *memory)
+{
+	return memory->address;
+}
+
 static int cpu_check(struct fa_device *device, const struct fa_attention_params *params,
                      struct fa_error *error)
 {
@@ -717,6 +722,7 @@ const struct fa_device_ops fa_device_cpu = {
 	.memory_import_host = cpu_memory_import_host,
 	.memory_new_arena = cpu_memory_new_arena,
 	.memory_release = cpu_memory_release,
+	.memory_host = cpu_memory_host,
 	.pool_open = cpu_pool_open,
 	.pool_close = cpu_pool_close,
 	.pool_chunk_add = cpu_pool_chunk_add,

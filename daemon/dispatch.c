@@ -5,6 +5,7 @@
 #include "common/memfd.h"
 #include "daemon/attention.h"
 #include "daemon/drain.h"
+#include "daemon/kv_messages.h"
 #include "daemon/registration.h"
 #include "daemon/server.h"
 #include "daemon/status.h"
@@ -244,6 +245,27 @@ static int handle_cancel(struct fa_call *call, struct fa_error *error)
 	return 0;
 }
 
+static int handle_sequence_copy(struct fa_call *call, struct fa_error *error)
+{
+	const struct fa_wire_sequence_copy *request = &call->message->sequence_copy;
+
+	return fa_call_submit(call, &fa_kv_copy_kind, request->stream, request->value, error);
+}
+
+static int handle_step_attend(struct fa_call *call, struct fa_error *error)
+{
+	const struct fa_wire_step_attend *request = &call->message->step_attend;
+
+	return fa_call_submit(call, &fa_kv_attend_kind, request->stream, request->value, error);
+}
+
+static int handle_step_end(struct fa_call *call, struct fa_error *error)
+{
+	const struct fa_wire_step_end *request = &call->message->step_end;
+
+	return fa_call_submit(call, &fa_kv_end_kind, request->stream, request->value, error);
+}
+
 /* ---- administration */
 
 static int handle_status(struct fa_call *call, struct fa_error *error)
@@ -302,6 +324,26 @@ static const struct method methods[_FA_WIRE_TYPE_N] = {
 	[FA_WIRE_DRAIN] = { "Drain", false, 0, false, handle_drain },
 	[FA_WIRE_BUFFER_PIECES] = { "BufferPieces", false, FA_WIRE_FDS_MAX, true,
 	                            handle_buffer_pieces },
+	[FA_WIRE_CACHE_CREATE] = { "CacheCreate", false, 0, false, fa_kv_cache_create },
+	[FA_WIRE_CACHE_FIND] = { "CacheFind", false, 0, false, fa_kv_cache_find },
+	[FA_WIRE_CACHE_REMOVE] = { "CacheRemove", false, 0, false, fa_kv_cache_remove },
+	[FA_WIRE_SEQUENCE_CREATE] = { "SequenceCreate", false, 0, true, fa_kv_sequence_create },
+	[FA_WIRE_SEQUENCE_FIND] = { "SequenceFind", false, 0, false, fa_kv_sequence_find },
+	[FA_WIRE_SEQUENCE_FORK] = { "SequenceFork", false, 0, true, fa_kv_sequence_fork },
+	[FA_WIRE_SEQUENCE_SET_NAME] = { "SequenceSetName", false, 0, false,
+	                                fa_kv_sequence_set_name },
+	[FA_WIRE_SEQUENCE_TRUNCATE] = { "SequenceTruncate", false, 0, true,
+	                                fa_kv_sequence_truncate },
+	[FA_WIRE_SEQUENCE_DROP] = { "SequenceDrop", false, 0, true, fa_kv_sequence_drop },
+	[FA_WIRE_SEQUENCE_FREE] = { "SequenceFree", false, 0, true, fa_kv_sequence_free },
+	[FA_WIRE_SEQUENCE_INFO] = { "SequenceInfo", false, 0, false, fa_kv_sequence_info },
+	[FA_WIRE_SEQUENCE_PUBLISH] = { "SequencePublish", false, 0, false, fa_kv_sequence_publish },
+	[FA_WIRE_SEQUENCE_ATTACH] = { "SequenceAttach", false, 0, false, fa_kv_sequence_attach },
+	[FA_WIRE_SEQUENCE_COPY] = { "SequenceCopy", false, FA_WIRE_FDS_MAX, true,
+	                            handle_sequence_copy },
+	[FA_WIRE_STEP_BEGIN] = { "StepBegin", false, 0, true, fa_kv_step_begin },
+	[FA_WIRE_STEP_ATTEND] = { "StepAttend", false, FA_WIRE_FDS_MAX, true, handle_step_attend },
+	[FA_WIRE_STEP_END] = { "StepEnd", false, FA_WIRE_FDS_MAX, true, handle_step_end },
 };
 
 static bool is_fatal(int status)

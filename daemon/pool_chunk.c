@@ -146,6 +146,12 @@ int fa_pool_chunk_add(struct fa_pool *pool, uint32_t number, bool zeroed, struct
 	return 0;
 }
 
+void fa_pool_grow_set(struct fa_pool *pool, fa_pool_grow_fn *grow, void *userdata)
+{
+	pool->grow = grow;
+	pool->grow_userdata = userdata;
+}
+
 int fa_pool_chunk_remove(struct fa_pool *pool, struct fa_error *error, uint32_t *ret_chunk)
 {
 	/* Free ones first, then empty ones, then those with idle pages: nothing is evicted

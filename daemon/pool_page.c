@@ -43,10 +43,24 @@ static int exhausted(const struct fa_pool *pool, const struct fa_cache *caches, 
 	return -ENOMEM;
 }
 
+/* Has the pool grow rather than evict. */
+static void grow(struct fa_pool *pool, const struct fa_cache *caches)
+{
+	uint64_t want = 0;
+
+	if (!pool->grow)
+		return;
+	for (const struct fa_cache *cache = caches; cache; cache = cache->touched)
+		want += chunks_for(cache, cache->n_free);
+	while (want > pool->n_free_chunks && pool->grow(pool->grow_userdata))
+		;
+}
+
 int fa_pages_reserve(struct fa_pool *pool, struct fa_cache *caches, struct fa_error *error)
 {
 	uint64_t must = 0;
 
+	grow(pool, caches);
 	for (struct fa_cache *cache = caches; cache; cache = cache->touched)
 		must += chunks_for(cache, cache->n_free + cache->n_idle);
 	if (must > pool->n_free_chunks) {

@@ -158,6 +158,8 @@ struct fa_pool {
 
 	fa_pool_quota_fn *quota;
 	void *quota_userdata;
+	fa_pool_grow_fn *grow;
+	void *grow_userdata;
 };
 
 static inline void fa_fault_point(void)

@@ -54,6 +54,7 @@ struct fa_session *fa_session_unref(struct fa_session *session)
 	if (!session || --session->n_refs)
 		return NULL;
 	server = session->server;
+	fa_kv_session_end(session);
 	fa_list_remove(&session->link);
 	fa_list_remove(&session->hello_link);
 	fa_table_deinit(&session->buffers);
@@ -114,6 +115,7 @@ void fa_session_close(struct fa_session *session)
 	while (!fa_list_empty(&session->out))
 		out_free(session, fa_container_of(session->out.next, struct out, link));
 	close_streams(session);
+	fa_kv_session_close(session);
 	fa_registration_abort(session, -ECANCELED, "the session is over");
 	while ((buffer = fa_table_pop(&session->buffers)))
 		fa_buffer_unref(buffer);
@@ -435,6 +437,7 @@ int fa_session_new(struct fa_server *server, int fd, struct fa_error *error,
 	fa_list_init(&session->hello_link);
 	fa_list_init(&session->out);
 	fa_list_init(&session->held);
+	fa_kv_session_init(session);
 	fa_server_session_made(server);
 	for (unsigned int i = 0; i < FA_SESSION_STREAMS; ++i)
 		session->streams[i].next_value = 1;

@@ -25,6 +25,7 @@
 #include "common/list.h"
 #include "daemon/buffer.h"
 #include "daemon/engine.h"
+#include "daemon/kv.h"
 #include "daemon/log.h"
 #include "daemon/peer.h"
 #include "daemon/table.h"
@@ -102,6 +103,8 @@ struct fa_session {
 	unsigned int n_streams;             /* the client's */
 	unsigned int n_requests;            /* in flight, of all streams */
 	unsigned int n_refused;             /* of these, those that only wait for their turn */
+
+	struct fa_kv_session kv;
 
 	struct fa_list out; /* answers that the socket did not take */
 	unsigned int n_out;

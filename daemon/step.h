@@ -34,6 +34,9 @@ struct fa_step_entry {
 	uint64_t before, after; /* lengths */
 	uint64_t first;         /* tokens before it were dropped */
 	bool stale;             /* it was freed: it was not committed */
+	/* It was planned on what other steps are to write, or others may be on what it does:
+	 * of those with the sequence that are so, it ends in its turn. */
+	bool ordered;
 };
 
 /* The sequences of one cache, as struct fa_paged_step wants them. */

@@ -285,6 +285,7 @@ static void fill_entry(const struct fa_step_part *part, struct fa_step_entry *en
 	entry->before = before_of(part);
 	entry->after = part->after;
 	entry->first = sequence->first;
+	entry->ordered = part->appends;
 	arrays->cu_new[i + 1] = arrays->cu_new[i] + part->n_tokens;
 	arrays->lengths[i] = (uint32_t)entry->after;
 	arrays->lengths_before[i] = (uint32_t)entry->before;

@@ -213,7 +213,6 @@ int fa_work_submit(struct fa_session *session, const struct fa_wire_message *mes
 		if (kind->refused)
 			kind->refused(work, message);
 		release(work);
-		fa_list_remove(&work->step_link);
 	}
 
 	++session->n_requests;
