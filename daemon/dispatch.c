@@ -78,6 +78,7 @@ static int handle_hello(struct fa_call *call, struct fa_error *error)
 	struct fa_charge charge = {};
 	struct fa_wire_message reply;
 	int r, fd = -1;
+	bool resumed;
 
 	if (session->state != FA_SESSION_CONNECTED)
 		return fa_fail(error, -EPROTO, "a second Hello; expected one for each connection");
@@ -111,8 +112,10 @@ static int handle_hello(struct fa_call *call, struct fa_error *error)
 		fa_text_clean(hello->name.text, hello->name.length, session->name,
 		              sizeof(session->name));
 	session->state = FA_SESSION_READY;
+	resumed = fa_kv_session_hello(session, hello->has_resume ? &hello->resume_secret : NULL);
 	fa_server_session_ready(server, session);
-	fa_log_about(&session->subject, FA_LOG_DEBUG, "\"%s\" said Hello", session->name);
+	fa_log_about(&session->subject, FA_LOG_DEBUG, "\"%s\" said Hello%s", session->name,
+	             resumed ? ", and is back" : "");
 
 	reply = (struct fa_wire_message){
 		.id = call->message->id,
@@ -128,6 +131,7 @@ static int handle_hello(struct fa_call *call, struct fa_error *error)
 			.device_uuid = { server->info.uuid[0], server->info.uuid[1] },
 			.session = session->id,
 			.secret = session->secret,
+			.resumed = resumed,
 			.limits = {
 				.message_bytes = FA_WIRE_BYTES_MAX,
 				.buffers = limits->session_buffers,

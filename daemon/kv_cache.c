@@ -77,9 +77,11 @@ int fa_kv_cache_create(struct fa_call *call, struct fa_error *error)
 		r = fa_cache_new(pool, actor, &config, fa_kv_now_ns(), error, &id);
 	if (r == 0)
 		r = fa_cache_get_info(pool, actor, id, error, &info);
-	if (r == 0)
-		reply(call, &info);
-	return r;
+	if (r < 0)
+		return r;
+	fa_kv_wake(&call->session->server->kv);
+	reply(call, &info);
+	return 0;
 }
 
 int fa_kv_cache_find(struct fa_call *call, struct fa_error *error)

@@ -515,7 +515,7 @@ int fa_server_new(const struct fa_server_options *options, struct fa_error *erro
 		goto fail;
 	fa_importer_init(&server->importer, server->loop, server->ops, server->device,
 	                 server->closer, fa_registration_imported, on_released);
-	fa_kv_open(server);
+	fa_kv_open(server, &options->keeper);
 	r = start_accepting(server, error);
 	if (r < 0)
 		goto fail;

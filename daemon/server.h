@@ -101,6 +101,7 @@ struct fa_server_options {
 	void (*stopped)(void *userdata);
 	void (*lost)(void *userdata); /* NULL: nobody wants to know */
 	void *userdata;
+	struct fa_kv_keeper keeper;
 };
 
 /* Opens the device, starts the engine and accepts connections. */

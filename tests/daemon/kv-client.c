@@ -99,6 +99,25 @@ void kv_open(struct kv_client *client, const char *socket)
 	fa_raw_buffer_register(&client->raw, &client->buffer, BUFFER, BUFFER_BYTES, 0);
 }
 
+void kv_open_resumed(struct kv_client *client, const char *socket,
+                     const struct fa_wire_secret *secret, uint64_t generation)
+{
+	struct fa_wire_message hello = fa_raw_hello_message("test");
+
+	memset(client->values, 0, sizeof(client->values));
+	client->used = 0;
+	fa_raw_connect(&client->raw, socket);
+	hello.hello.has_resume = true;
+	hello.hello.resume_secret = *secret;
+	hello.hello.resume_generation = generation;
+	fa_raw_hello_with(&client->raw, &hello);
+}
+
+void kv_open_buffer(struct kv_client *client)
+{
+	fa_raw_buffer_register(&client->raw, &client->buffer, BUFFER, BUFFER_BYTES, 0);
+}
+
 void kv_close(struct kv_client *client)
 {
 	if (client->buffer.data)

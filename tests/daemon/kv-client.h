@@ -28,6 +28,12 @@ struct kv_client {
 void kv_open(struct kv_client *client, const char *socket);
 void kv_close(struct kv_client *client);
 
+/* The two halves of kv_open(), the first as the session that had @secret. HelloReply is in
+ * raw.message between them. */
+void kv_open_resumed(struct kv_client *client, const char *socket,
+                     const struct fa_wire_secret *secret, uint64_t generation);
+void kv_open_buffer(struct kv_client *client);
+
 /* ---- one message each; those that end with _try return what the daemon says */
 
 struct fa_wire_message kv_cache_message(const char *name, uint32_t mode);
