@@ -32,7 +32,7 @@
  *   -ESTALE  it was freed, or lost with its session
  *   -EACCES  its mode does not admit this user
  * and all of these functions
- *   -ENODEV  the daemon has no pool for keys and values
+ *   -ENOTSUP the daemon has no pool for keys and values
  */
 #ifndef FACLIENT_KV_H
 #define FACLIENT_KV_H
@@ -230,7 +230,8 @@ struct fa_step_options {
 
 /*
  * Reserves room for the new tokens of all items, or changes nothing.
- *   -EBUSY   another client is appending to one of the sequences
+ *   -EBUSY   another client is appending to one of the sequences; or a step in progress is,
+ *            to a page that another sequence has, too, and that is to be copied
  *   -ENOMEM  the pool has not so many pages
  *   -EDQUOT  more than this user, or the cache, may have
  *   -EINVAL  a sequence twice, or too many tokens
