@@ -155,7 +155,8 @@ int kv_attend(struct kv *kv, struct fa_step *step, const struct kv_item *items, 
 	const int64_t lse_shape[] = { KV_HEADS, rows };
 	struct fa_step_attend attend = { .size = sizeof(attend),
 		                         .flags = FA_STEP_CAUSAL,
-		                         .stream = stream };
+		                         .stream = stream,
+		                         .cache = kv->cache };
 	struct fa_ticket tickets[KV_LAYERS];
 	int r = 0;
 
