@@ -18,15 +18,11 @@
 __device__ __forceinline__ float fa_element_get(int32_t dtype, const void *row, int32_t i)
 {
 	uint16_t half;
-	float value;
 
 	if (dtype == FA_DTYPE_F32)
 		return ((const float *)row)[i];
 	half = ((const uint16_t *)row)[i];
-	if (dtype != FA_DTYPE_F16)
-		return __uint_as_float((uint32_t)half << 16);
-	asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(half));
-	return value;
+	return dtype == FA_DTYPE_F16 ? fa_from_f16(half) : __uint_as_float((uint32_t)half << 16);
 }
 
 __device__ __forceinline__ void fa_element_set(int32_t dtype, void *row, int32_t i, float value)
@@ -49,10 +45,8 @@ __device__ __forceinline__ void fa_chunk_get(int32_t dtype, uint4 chunk, float (
 		if (dtype == FA_DTYPE_F32) {
 			ret[i] = __uint_as_float(words[i]);
 		} else if (dtype == FA_DTYPE_F16) {
-			asm("cvt.f32.f16 %0, %1;" : "=f"(ret[2 * i]) : "h"((uint16_t)words[i]));
-			asm("cvt.f32.f16 %0, %1;"
-			    : "=f"(ret[2 * i + 1])
-			    : "h"((uint16_t)(words[i] >> 16)));
+			ret[2 * i] = fa_from_f16((uint16_t)words[i]);
+			ret[2 * i + 1] = fa_from_f16((uint16_t)(words[i] >> 16));
 		} else {
 			ret[2 * i] = __uint_as_float(words[i] << 16);
 			ret[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000);
@@ -382,8 +376,6 @@ __device__ __forceinline__ void fa_paged_merge(const struct fa_cuda_paged_merge 
 		return;
 	lse_a = args.a.lse[token * args.a.lse_stride_token + head * args.a.lse_stride_head];
 	lse_b = args.b.lse[token * args.b.lse_stride_token + head * args.b.lse_stride_head];
-	/* The result may be one of the two: all have read before one writes. */
-	__syncwarp(__activemask());
 	lse_a = lse_a == INFINITY ? -INFINITY : lse_a;
 	lse_b = lse_b == INFINITY ? -INFINITY : lse_b;
 	top = fmaxf(lse_a, lse_b);
@@ -395,6 +387,8 @@ __device__ __forceinline__ void fa_paged_merge(const struct fa_cuda_paged_merge 
 		weight_a /= sum;
 		weight_b /= sum;
 	}
+	/* The result may be one of the two: all lanes of the row have read before one writes. */
+	__syncwarp(0xffu << (threadIdx.x % 32 / 8 * 8));
 	if (lane == 0 && args.result.lse)
 		args.result.lse[token * args.result.lse_stride_token +
 		                head * args.result.lse_stride_head] = lse;
