@@ -245,9 +245,9 @@ template <class C> struct fa_paged_loader {
 		enter(args);
 	}
 
-	/* Rows [low, high) of 16, @width bytes each; the others, and what is past the width up
-	 * to D elements, become zero. */
-	template <int D, bool V>
+	/* Rows [low, high) of 16 (all, but for a PART), @width bytes each; the others, and what
+	 * is past the width up to D elements, become zero. */
+	template <int D, bool V, bool PART>
 	__device__ __forceinline__ void copy(uint32_t to, const char *from, uint32_t row_bytes,
 	                                     uint32_t width, int32_t low, int32_t high) const
 	{
@@ -261,8 +261,8 @@ template <class C> struct fa_paged_loader {
 			constexpr uint32_t pitch = V ? C::PITCH_V : C::PITCH;
 			const int row = i * 32 / chunks, chunk = i * 32 % chunks;
 			const bool there = lane_chunk * 16 + chunk * 16 < width &&
-			                   row + (int32_t)lane_row >= low &&
-			                   row + (int32_t)lane_row < high;
+			                   (!PART || (row + (int32_t)lane_row >= low &&
+			                              row + (int32_t)lane_row < high));
 			const uint32_t place = C::F32 ? lane_chunk + chunk
 			                              : (lane_chunk ^ lane_row ^ (row % 8)) + chunk;
 
@@ -282,13 +282,21 @@ template <class C> struct fa_paged_loader {
 			const int32_t low = (int32_t)walk.item.begin - token;
 			const int32_t high = (int32_t)walk.item.n_k - token;
 			const uint64_t place = (uint64_t)slot * 256;
+			const char *const from_k = k + place + in_page * 16 * pages.k_row;
+			const char *const from_v = v + place + in_page * 16 * pages.v_row;
+			const uint32_t width = args.attention.head_dim * C::BYTES;
 
-			copy<C::DIM, false>(stage, k + place + in_page * 16 * pages.k_row,
-			                    pages.k_row, args.attention.head_dim * C::BYTES, low,
-			                    high);
-			copy<C::DIM_V, true>(stage + C::K_BYTES,
-			                     v + place + in_page * 16 * pages.v_row, pages.v_row,
-			                     width_v, low, high);
+			if (low <= 0 && high >= FA_CUDA_PAGED_STRIP) {
+				copy<C::DIM, false, false>(stage, from_k, pages.k_row, width, low,
+				                           high);
+				copy<C::DIM_V, true, false>(stage + C::K_BYTES, from_v, pages.v_row,
+				                            width_v, low, high);
+			} else {
+				copy<C::DIM, false, true>(stage, from_k, pages.k_row, width, low,
+				                          high);
+				copy<C::DIM_V, true, true>(stage + C::K_BYTES, from_v, pages.v_row,
+				                           width_v, low, high);
+			}
 			stage += C::STRIP_BYTES;
 			if (stage == ring + C::STAGES * C::STRIP_BYTES)
 				stage = ring;
