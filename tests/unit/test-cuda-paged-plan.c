@@ -49,6 +49,7 @@ static void scene_init(struct scene *scene, int32_t batch)
 	memset(scene, 0, sizeof(*scene));
 	scene->cache = (struct fa_paged_cache){
 		.dtype = FA_ATTENTION_BF16,
+		.pool = (void *)(uintptr_t)(1 << 20),
 		.layers = 2,
 		.kv_heads = 8,
 		.head_dim = 128,
