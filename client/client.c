@@ -195,11 +195,13 @@ static int try_path(struct fa_client *client, const char *path, uint64_t deadlin
 	struct fa_connection connection;
 	int r;
 
-	r = fa_connection_open(path, client->name, client->in, client->out, deadline_ns, error,
-	                       &connection);
+	r = fa_connection_open(path, client->name, &client->resume, client->in, client->out,
+	                       deadline_ns, error, &connection);
 	if (r < 0)
 		return r;
 	(void)snprintf(client->path, sizeof(client->path), "%s", path);
+	client->resume = (struct fa_resume){ .secret = connection.secret,
+		                             .generation = connection.generation };
 	fa_client_adopt(client, &connection);
 	return 0;
 }
@@ -387,6 +389,7 @@ int fa_info(struct fa_client *client, struct fa_info *ret_info)
 	info.generation = connection->generation;
 	info.session = connection->session;
 	info.reconnects = client->reconnects;
+	info.resumed = client->resumed;
 	info.max_buffers = connection->limits.buffers;
 	info.max_buffer_bytes = connection->limits.buffer_bytes;
 	info.max_streams = connection->limits.streams < FA_COMPLETION_SLOTS

@@ -82,14 +82,17 @@ static int connect_socket(const char *path, uint64_t deadline_ns, struct fa_erro
 	return 0;
 }
 
-static int send_hello(int socket, const char *name, uint8_t *out)
+static int send_hello(int socket, const char *name, const struct fa_resume *resume, uint8_t *out)
 {
 	struct fa_wire_message message = {
 		.id = HELLO_ID,
 		.type = FA_WIRE_HELLO,
 		.hello = { .version_min = FA_WIRE_VERSION_MIN,
 		           .version_max = FA_WIRE_VERSION_MAX,
-		           .name = { .text = name, .length = strlen(name) } },
+		           .name = { .text = name, .length = strlen(name) },
+		           .has_resume = resume->generation != 0,
+		           .resume_secret = resume->secret,
+		           .resume_generation = resume->generation },
 	};
 	const void *bytes;
 	size_t length;
@@ -126,7 +129,8 @@ static int map_page(int fd, struct fa_error *error, const struct fa_completion_s
 }
 
 static int read_hello_reply(const struct fa_wire_message *message, const int *fds, size_t n_fds,
-                            struct fa_error *error, struct fa_connection *connection)
+                            const struct fa_resume *resume, struct fa_error *error,
+                            struct fa_connection *connection)
 {
 	const struct fa_wire_hello_reply *reply = &message->hello_reply;
 
@@ -147,7 +151,8 @@ static int read_hello_reply(const struct fa_wire_message *message, const int *fd
 		return fa_fail(error, -EPROTO,
 		               "the daemon chose protocol version %u; offered %u to %u",
 		               reply->version, FA_WIRE_VERSION_MIN, FA_WIRE_VERSION_MAX);
-	if (!reply->limits.requests || !reply->limits.streams || reply->resumed)
+	if (!reply->limits.requests || !reply->limits.streams ||
+	    (reply->resumed && !resume->generation))
 		return fa_fail(error, -EPROTO, "the daemon's HelloReply makes no sense");
 
 	connection->version = reply->version;
@@ -159,12 +164,14 @@ static int read_hello_reply(const struct fa_wire_message *message, const int *fd
 	connection->device_uuid[1] = reply->device_uuid.hi;
 	connection->generation = reply->generation;
 	connection->session = reply->session;
+	connection->secret = reply->secret;
+	connection->resumed = reply->resumed;
 	connection->limits = reply->limits;
 	return map_page(fds[0], error, &connection->page);
 }
 
-static int shake_hands(const char *path, const char *name, uint8_t *in, uint8_t *out,
-                       uint64_t deadline_ns, struct fa_error *error,
+static int shake_hands(const char *path, const char *name, const struct fa_resume *resume,
+                       uint8_t *in, uint8_t *out, uint64_t deadline_ns, struct fa_error *error,
                        struct fa_connection *connection)
 {
 	struct fa_wire_message message;
@@ -173,7 +180,7 @@ static int shake_hands(const char *path, const char *name, uint8_t *in, uint8_t 
 	ssize_t n;
 
 	/* A send that fails has its reason in the socket: read on. */
-	r = send_hello(connection->socket, name, out);
+	r = send_hello(connection->socket, name, resume, out);
 	if (r < 0 && r != -EPIPE && r != -ECONNRESET)
 		return fa_fail(error, r, "cannot greet fad at %s: %s", path, strerror(-r));
 
@@ -195,13 +202,13 @@ static int shake_hands(const char *path, const char *name, uint8_t *in, uint8_t 
 		r = fa_fail(error, -EPROTO, "what answers at %s does not speak fad's protocol",
 		            path);
 	else
-		r = read_hello_reply(&message, fds, n_fds, error, connection);
+		r = read_hello_reply(&message, fds, n_fds, resume, error, connection);
 	fa_packet_close_fds(fds, n_fds);
 	return r;
 }
 
-int fa_connection_open(const char *path, const char *name, uint8_t *in, uint8_t *out,
-                       uint64_t deadline_ns, struct fa_error *error,
+int fa_connection_open(const char *path, const char *name, const struct fa_resume *resume,
+                       uint8_t *in, uint8_t *out, uint64_t deadline_ns, struct fa_error *error,
                        struct fa_connection *ret_connection)
 {
 	struct fa_connection connection = { .socket = -1 };
@@ -209,7 +216,7 @@ int fa_connection_open(const char *path, const char *name, uint8_t *in, uint8_t 
 
 	r = connect_socket(path, deadline_ns, error, &connection.socket);
 	if (r >= 0)
-		r = shake_hands(path, name, in, out, deadline_ns, error, &connection);
+		r = shake_hands(path, name, resume, in, out, deadline_ns, error, &connection);
 	if (r < 0) {
 		fa_connection_close(&connection);
 		return r;

@@ -42,7 +42,7 @@
  * fa_options.reconnect_ns), and registers every buffer and stream of the client
  * again; handles and tickets stay good, and memory keeps its contents. A request
  * that could not even be sent is sent to the new daemon. fa_client_state() and
- * fa_info.generation tell.
+ * fa_info.generation tell. What becomes of the KV cache is said in faclient_kv.h.
  *
  * Units: lengths in tokens, strides in elements, sizes and offsets in bytes,
  * times in nanoseconds.
@@ -159,6 +159,7 @@ struct fa_info {
 	uint64_t max_buffer_bytes; /* of all buffers of this user */
 	uint64_t max_streams;
 	uint64_t max_requests; /* in flight, of one client; at most 4096 */
+	uint64_t resumed;      /* of the reconnects, those that lost no cache or sequence */
 };
 
 /* What the daemon said when it was connected to last. Set ret_info->size before.
@@ -398,6 +399,8 @@ int fa_status(struct fa_client *client, char **ret_json);
 /* Asks the daemon to finish what is in flight and exit. -EPERM unless root or the
  * daemon's own user. */
 int fa_drain(struct fa_client *client);
+
+#include "faclient_kv.h"
 
 #ifdef __GNUC__
 #pragma GCC visibility pop

@@ -70,6 +70,12 @@ struct fa_client_stream {
 	enum fa_stream_state state;
 };
 
+/* What Hello says of the session before, and HelloReply of this one. */
+struct fa_resume {
+	struct fa_wire_secret secret;
+	uint64_t generation; /* 0: there was none */
+};
+
 /* A connection after its handshake. */
 struct fa_connection {
 	int socket;
@@ -81,6 +87,8 @@ struct fa_connection {
 	uint64_t device_uuid[2];
 	uint64_t generation;
 	uint64_t session;
+	struct fa_wire_secret secret;
+	bool resumed;
 	struct fa_wire_limits limits;
 };
 
@@ -100,8 +108,15 @@ struct fa_call {
 	size_t expect_fds;
 	uint64_t deadline_ns;
 	uint64_t id;
-	uint64_t bytes; /* of BufferReply and StatusReply */
-	uint64_t piece_bytes;
+	union {
+		struct {
+			uint64_t bytes; /* of BufferReply and StatusReply */
+			uint64_t piece_bytes;
+		};
+		struct fa_wire_cache_reply cache;
+		struct fa_wire_sequence_reply sequence;
+		struct fa_wire_step_reply step;
+	};
 	int fd; /* that came with the reply, owned; or -1 */
 	bool done;
 	int status;
@@ -171,11 +186,15 @@ struct fa_client {
 	atomic_bool lost; /* state == FA_CLIENT_LOST, for those outside */
 	struct fa_connection connection;
 	uint32_t epoch; /* counts connections */
-	uint64_t reconnects;
+	uint64_t reconnects, resumed;
 	int lost_code;
 	struct fa_error lost_error;
 
 	bool connecting;
+	/* The connecting thread's: the session to come back to, and whether that is another
+	 * than the last connection had. */
+	struct fa_resume resume;
+	bool session_lost;
 	uint64_t attempts; /* ended */
 	int attempt_code;
 	struct fa_error attempt_error;
@@ -187,7 +206,7 @@ struct fa_client {
 	struct fa_list calls;
 	uint64_t last_id;
 	uint64_t detached;  /* replies to come that nobody waits for */
-	uint64_t in_flight; /* attention requests whose Completion has not been read */
+	uint64_t in_flight; /* requests of streams whose Completion has not been read */
 	uint64_t max_requests;
 
 	bool watched; /* fa_fd() was called */
@@ -198,6 +217,7 @@ struct fa_client {
 	/* Changed with `importing` as well, so that either is enough to read them. */
 	struct fa_list cuda_used, cuda_unused; /* the latter: least recently used first */
 	uint32_t last_registration;
+	uint32_t last_step;
 	struct fa_client_stream streams[FA_COMPLETION_SLOTS];
 };
 
@@ -256,9 +276,9 @@ int fa_restore(struct fa_client *client, struct fa_connection *connection, uint6
 
 /* ---- connection.c; without the mutex */
 
-/* Connects to client->path, or the usual places if it is empty, and shakes hands. */
-int fa_connection_open(const char *path, const char *name, uint8_t *in, uint8_t *out,
-                       uint64_t deadline_ns, struct fa_error *error,
+/* Connects and shakes hands. */
+int fa_connection_open(const char *path, const char *name, const struct fa_resume *resume,
+                       uint8_t *in, uint8_t *out, uint64_t deadline_ns, struct fa_error *error,
                        struct fa_connection *ret_connection);
 void fa_connection_close(struct fa_connection *connection);
 /* Polls for @events; 0, or -EAGAIN at the deadline. */
@@ -290,6 +310,53 @@ int fa_io_tell(struct fa_client *client, struct fa_wire_message *message, const 
 void fa_io_ring(struct fa_client *client);
 void fa_io_outside_begin(struct fa_client *client);
 void fa_io_outside_end(struct fa_client *client);
+
+/* ---- submit.c: requests of streams */
+
+#define FA_REQUEST_TENSORS 7
+
+/* On the calling thread's stack; message.type is set by the caller. */
+struct fa_request {
+	struct fa_wire_message message;
+	struct fa_request_tensor {
+		const char *name;
+		const struct fa_tensor *tensor;
+	} tensors[FA_REQUEST_TENSORS];
+	size_t n_tensors;
+	struct fa_step *step; /* it is part of that, and nothing without it; or NULL */
+};
+
+/* fa_tensor_view() of one of its tensors; before it is submitted, its buffer is checked. */
+int fa_request_tensor(struct fa_request *request, const char *name, struct fa_client *client,
+                      const struct fa_tensor *tensor, uint32_t rank, struct fa_wire_view *ret_view);
+/* Where the stream and the value of such a message are; NULL if it is none. */
+uint32_t *fa_request_stream(struct fa_wire_message *message, uint64_t **ret_value);
+/*
+ * With the mutex: sends it as the next of its stream. While too many are in flight it
+ * waits if @wait, else -EAGAIN. -ECONNRESET: its step is gone.
+ */
+int fa_request_send(struct fa_client *client, struct fa_request *request, bool wait,
+                    uint64_t *ret_value);
+/* Without the mutex: sends it, and waits for its end if there is no @ret_ticket. */
+int fa_request_submit(struct fa_client *client, struct fa_request *request,
+                      struct fa_ticket *ret_ticket);
+
+/* ---- kv.c */
+
+/*
+ * Without the mutex: asks, and waits for the reply. @by_number: a number that is not known
+ * is of a session that was lost, if one was (-ESTALE).
+ */
+int fa_kv_call(struct fa_client *client, struct fa_wire_message *message, bool by_number,
+               struct fa_call *call);
+/* -EINVAL, -ENAMETOOLONG. */
+int fa_kv_name(const char *name, struct fa_wire_string *ret_name);
+
+/* ---- step.c; with the mutex */
+
+/* 0 if it can go on; -EINVAL it was ended, -ECONNRESET its connection. */
+int fa_step_check(struct fa_step *step);
+void fa_step_set_ended(struct fa_step *step);
 
 /* ---- wait.c; with the mutex */
 

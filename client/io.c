@@ -80,17 +80,17 @@ static void handle_reply(struct fa_client *client, const struct fa_wire_message 
                          size_t n_fds)
 {
 	const struct fa_wire_reply *reply = &message->reply;
-	bool is_reply = message->type == FA_WIRE_REPLY;
+	bool plain = message->type == FA_WIRE_REPLY;
 	struct fa_call *call;
 
 	/* The daemon says why it is about to close the connection. */
-	if (is_reply && !message->id && reply->status < 0) {
+	if (plain && !message->id && reply->status < 0) {
 		fa_client_lose(client, reply->status == -EPROTO ? -EPROTO : -ECONNRESET,
 		               "the daemon closed the connection: %.*s", (int)reply->text.length,
 		               text_of(&reply->text));
 		return;
 	}
-	if (message->id & FA_ID_DETACHED && is_reply && client->detached) {
+	if (message->id & FA_ID_DETACHED && plain && client->detached) {
 		--client->detached;
 		return;
 	}
@@ -100,22 +100,36 @@ static void handle_reply(struct fa_client *client, const struct fa_wire_message 
 		fa_client_lose(client, -EPROTO, "the daemon answered a request that was not made");
 		return;
 	}
-	if (is_reply && reply->status < 0) {
+	if (plain && reply->status < 0) {
 		call->status = fa_fail(&call->error, reply->status, "%.*s", (int)reply->text.length,
 		                       text_of(&reply->text));
 	} else if (message->type != call->expect || n_fds != call->expect_fds ||
-	           (is_reply && reply->status)) {
+	           (plain && reply->status)) {
 		fa_client_lose(client, -EPROTO,
 		               "the daemon gave a wrong answer: %s with %zu "
 		               "descriptors",
 		               fa_wire_type_name(message->type), n_fds);
 		return;
 	}
-	if (message->type == FA_WIRE_BUFFER_REPLY) {
+	switch (message->type) {
+	case FA_WIRE_BUFFER_REPLY:
 		call->bytes = message->buffer_reply.bytes;
 		call->piece_bytes = message->buffer_reply.piece_bytes;
-	} else if (message->type == FA_WIRE_STATUS_REPLY) {
+		break;
+	case FA_WIRE_STATUS_REPLY:
 		call->bytes = message->status_reply.bytes;
+		break;
+	case FA_WIRE_CACHE_REPLY:
+		call->cache = message->cache_reply;
+		break;
+	case FA_WIRE_SEQUENCE_REPLY:
+		call->sequence = message->sequence_reply;
+		break;
+	case FA_WIRE_STEP_REPLY:
+		call->step = message->step_reply;
+		break;
+	default:
+		break;
 	}
 	if (call->expect_fds && n_fds)
 		call->fd = fa_steal_fd(&fds[0]);
@@ -144,6 +158,13 @@ static void handle_completion(struct fa_client *client, const struct fa_wire_mes
 	                completion->queued_ns, completion->started_ns, completion->finished_ns);
 	--client->in_flight;
 	fa_io_ring(client);
+}
+
+static bool is_reply(enum fa_wire_type type)
+{
+	return type == FA_WIRE_REPLY || type == FA_WIRE_BUFFER_REPLY ||
+	       type == FA_WIRE_STATUS_REPLY || type == FA_WIRE_CACHE_REPLY ||
+	       type == FA_WIRE_SEQUENCE_REPLY || type == FA_WIRE_STEP_REPLY;
 }
 
 /* What lies in client->in, and came with it. */
@@ -182,8 +203,7 @@ static bool handle_packet(struct fa_client *client, struct packet *packet)
 		               message.fds, n_fds);
 	else if (message.type == FA_WIRE_COMPLETION && !n_fds)
 		handle_completion(client, &message);
-	else if (message.type == FA_WIRE_REPLY || message.type == FA_WIRE_BUFFER_REPLY ||
-	         message.type == FA_WIRE_STATUS_REPLY)
+	else if (is_reply(message.type))
 		handle_reply(client, &message, fds, n_fds);
 	else
 		fa_client_lose(client, -EPROTO, "the daemon sent %s with %zu descriptors",
@@ -368,6 +388,11 @@ static int try_send(struct fa_client *client, const struct fa_wire_message *mess
 	int r;
 
 	r = fa_wire_encode(message, client->out, FA_WIRE_BYTES_MAX, &bytes, &length);
+	if (r == -EMSGSIZE)
+		return fa_error_set(r,
+		                    "the request is too long: what comes with it (lengths, "
+		                    "masks, positions, items) has more than about %u bytes",
+		                    FA_WIRE_BYTES_MAX - FA_WIRE_FIXED_BYTES_MAX);
 	if (r < 0)
 		return fa_error_set(r, "the request cannot be encoded: %s", strerror(-r));
 	r = fa_packet_send(client->connection.socket, bytes, length, fds, n_fds, MSG_DONTWAIT);
@@ -407,6 +432,8 @@ static int wait_room(struct fa_client *client, uint64_t deadline_ns)
 int fa_io_post(struct fa_client *client, struct fa_wire_message *message, const int *fds,
                size_t n_fds, uint64_t deadline_ns, bool again)
 {
+	uint64_t *value;
+	uint32_t *id;
 	int r;
 
 	message->fds = (uint8_t)n_fds;
@@ -414,12 +441,9 @@ int fa_io_post(struct fa_client *client, struct fa_wire_message *message, const 
 		uint32_t epoch = client->epoch;
 
 		/* The value is the next one at the moment of sending. */
-		if (message->type == FA_WIRE_ATTENTION) {
-			const struct fa_client_stream *stream =
-				&client->streams[message->attention.stream];
-
-			message->attention.value = stream->submitted + 1 - stream->base;
-		}
+		id = fa_request_stream(message, &value);
+		if (id)
+			*value = client->streams[*id].submitted + 1 - client->streams[*id].base;
 		r = try_send(client, message, fds, n_fds);
 		if (r == -EAGAIN) {
 			r = wait_room(client, deadline_ns);

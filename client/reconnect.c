@@ -88,6 +88,14 @@ static bool is_passing(int code)
 	       code == -ESHUTDOWN || code == -EAGAIN || code == -EDQUOT;
 }
 
+/* Even if nothing comes of @connection, its session is the one to come back to. */
+static void remember_session(struct fa_client *client, const struct fa_connection *connection)
+{
+	client->resume = (struct fa_resume){ .secret = connection->secret,
+		                             .generation = connection->generation };
+	client->session_lost = client->session_lost || !connection->resumed;
+}
+
 static int connect_again(struct fa_client *client, uint64_t deadline_ns, struct fa_error *error,
                          struct fa_connection *ret_connection)
 {
@@ -98,8 +106,8 @@ static int connect_again(struct fa_client *client, uint64_t deadline_ns, struct 
 		struct timespec sleep = { .tv_nsec = (long)pause };
 		struct fa_connection connection;
 
-		r = fa_connection_open(client->path, client->name, client->in, client->out,
-		                       deadline_ns, error, &connection);
+		r = fa_connection_open(client->path, client->name, &client->resume, client->in,
+		                       client->out, deadline_ns, error, &connection);
 		if ((r == -ENOENT || r == -ECONNREFUSED) && client->spawned &&
 		    spawns++ < SPAWNS_MAX) {
 			r = fa_spawn(client->daemon, client->path, error);
@@ -108,6 +116,7 @@ static int connect_again(struct fa_client *client, uint64_t deadline_ns, struct 
 			continue;
 		}
 		if (r >= 0) {
+			remember_session(client, &connection);
 			r = fa_restore(client, &connection, deadline_ns, error);
 			if (r >= 0) {
 				*ret_connection = connection;
@@ -166,6 +175,8 @@ static int reconnect(struct fa_client *client, uint64_t timeout_ns)
 	if (r >= 0) {
 		fa_client_adopt(client, &connection);
 		++client->reconnects;
+		client->resumed += !client->session_lost;
+		client->session_lost = false;
 	}
 	client->connecting = false;
 	client->attempt_code = r;

@@ -13,6 +13,10 @@
 #include <sys/un.h>
 
 #define THREADS_MAX 1024
+/* The pool of a daemon that a client has for itself. */
+#define CHUNK_BYTES_MIN ((uint64_t)64 << 10)
+#define CHUNK_BYTES_MAX ((uint64_t)4 << 30)
+#define POOL_BYTES_OWN ((uint64_t)256 << 20)
 
 /* A number that some field of struct fa_limits takes. */
 struct limit_field {
@@ -38,9 +42,11 @@ static const struct limit_field limit_fields[] = {
 	TENANT_LIMIT("fds", FA_RESOURCE_FDS, 1u << 30),
 	TENANT_LIMIT("requests", FA_RESOURCE_REQUESTS, 1u << 30),
 	LIMIT(uid_factor, 1, 1u << 20),
+	LIMIT(pool_bytes, 0, INT64_MAX),
 	LIMIT(session_buffers, 0, 1u << 20),
 	LIMIT(session_streams, 1, 64),
 	LIMIT(session_requests, 1, 1u << 20),
+	LIMIT(session_steps, 0, 4096),
 	LIMIT(session_out_bytes, 4096, 1u << 30),
 	LIMIT(connections, 1, 1u << 20),
 };
@@ -58,6 +64,7 @@ int fa_config_init(struct fa_config *ret_config)
 		.log = FA_LOG_STDERR,
 		.log_level = FA_LOG_INFO,
 		.drain_timeout_ms = 10000,
+		.pool_bytes = FA_LIMIT_AUTO,
 		.limits = {
 			.tenant = {
 				[FA_RESOURCE_SESSIONS] = 1024,
@@ -68,9 +75,11 @@ int fa_config_init(struct fa_config *ret_config)
 				[FA_RESOURCE_REQUESTS] = 16384,
 			},
 			.uid_factor = 4,
+			.pool_bytes = INT64_MAX,
 			.session_buffers = 4096,
 			.session_streams = 64,
 			.session_requests = 1024,
+			.session_steps = 64,
 			.session_out_bytes = 1 << 20,
 			.connections = 4096,
 		},
@@ -78,12 +87,29 @@ int fa_config_init(struct fa_config *ret_config)
 	return 0;
 }
 
-void fa_config_resolve(struct fa_config *config, uint64_t device_bytes)
+static uint64_t pool_bytes(const struct fa_config *config, uint64_t device_bytes,
+                           uint64_t device_free_bytes, bool own)
+{
+	const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+	uint64_t free_bytes = device_bytes ? device_free_bytes
+	                                   : (uint64_t)sysconf(_SC_AVPHYS_PAGES) * page;
+	uint64_t bytes;
+
+	if (config->pool_percent)
+		return free_bytes / 100 * config->pool_percent;
+	bytes = device_bytes ? device_free_bytes / 2 : (uint64_t)sysconf(_SC_PHYS_PAGES) * page / 8;
+	return own && bytes > POOL_BYTES_OWN ? POOL_BYTES_OWN : bytes;
+}
+
+void fa_config_resolve(struct fa_config *config, uint64_t device_bytes, uint64_t device_free_bytes,
+                       bool own)
 {
 	uint64_t *limit = &config->limits.tenant[FA_RESOURCE_DEVICE_BYTES];
 
 	if (*limit == FA_LIMIT_AUTO)
 		*limit = device_bytes;
+	if (config->pool_bytes == FA_LIMIT_AUTO)
+		config->pool_bytes = pool_bytes(config, device_bytes, device_free_bytes, own);
 }
 
 void fa_config_deinit(struct fa_config *config)
@@ -233,6 +259,46 @@ static int set_daemon(struct fa_config *config, const char *name, const char *va
 	return fa_fail(error, -EINVAL, "[daemon] has no \"%.40s\"", name);
 }
 
+static int set_pool_bytes(struct fa_config *config, const char *value, struct fa_error *error)
+{
+	unsigned long percent;
+	char *end;
+	int r;
+
+	percent = strtoul(value, &end, 10);
+	if (isdigit((unsigned char)*value) && !strcmp(end, "%") && percent >= 1 && percent <= 100) {
+		config->pool_bytes = FA_LIMIT_AUTO;
+		config->pool_percent = (unsigned int)percent;
+		return 0;
+	}
+	r = set_number("bytes", value, 0, INT64_MAX, &config->pool_bytes, NULL);
+	return r ? fa_fail(error, r,
+	                   "bytes is \"%.40s\"; expected a number of bytes, K, M, G or T may "
+	                   "follow, or a share of the free memory, from 1%% to 100%%",
+	                   value)
+	         : 0;
+}
+
+static int set_pool(struct fa_config *config, const char *name, const char *value,
+                    struct fa_error *error)
+{
+	uint64_t number;
+	int r;
+
+	if (!strcmp(name, "bytes"))
+		return set_pool_bytes(config, value, error);
+	if (strcmp(name, "chunk_bytes") != 0)
+		return fa_fail(error, -EINVAL, "[pool] has no \"%.40s\"", name);
+	r = set_number(name, value, CHUNK_BYTES_MIN, CHUNK_BYTES_MAX, &number, error);
+	if (r < 0)
+		return r;
+	if (number & (number - 1))
+		return fa_fail(error, -EINVAL, "chunk_bytes is \"%.40s\"; expected a power of two",
+		               value);
+	config->pool_chunk_bytes = number;
+	return 0;
+}
+
 int fa_config_set(struct fa_config *config, const char *section, const char *name,
                   const char *value, struct fa_error *error)
 {
@@ -250,9 +316,12 @@ int fa_config_set(struct fa_config *config, const char *section, const char *nam
 		}
 		return fa_fail(error, -EINVAL, "[limits] has no \"%.40s\"", name);
 	}
+	if (!strcmp(section, "pool"))
+		return set_pool(config, name, value, error);
 	if (!*section)
 		return fa_fail(error, -EINVAL, "\"%.40s\" stands before the first [section]", name);
-	return fa_fail(error, -EINVAL, "there is no section [%.40s]; expected [daemon] or [limits]",
+	return fa_fail(error, -EINVAL,
+	               "there is no section [%.40s]; expected [daemon], [limits] or [pool]",
 	               section);
 }
 

@@ -24,14 +24,22 @@ struct fa_config {
 	enum fa_log_level log_level;
 	unsigned drain_timeout_ms;
 	struct fa_limits limits;
+
+	uint64_t pool_bytes;       /* FA_LIMIT_AUTO: pool_percent says */
+	unsigned pool_percent;     /* of the memory that is free; 0: the default */
+	uint64_t pool_chunk_bytes; /* 0: chosen */
 };
 
 /* The defaults; what buffers may hold depends on the machine's memory. */
 int fa_config_init(struct fa_config *ret_config);
 
-/* Puts numbers where limits are FA_LIMIT_AUTO: a tenant may have all of the device's own
- * memory. */
-void fa_config_resolve(struct fa_config *config, uint64_t device_bytes);
+/*
+ * Puts numbers where there are FA_LIMIT_AUTO: a tenant may have all of the device's own memory.
+ * The pool has half of what the device has free or, if it has no memory of its own, an eighth
+ * of the machine's; less if the daemon is somebody's @own.
+ */
+void fa_config_resolve(struct fa_config *config, uint64_t device_bytes, uint64_t device_free_bytes,
+                       bool own);
 void fa_config_deinit(struct fa_config *config);
 
 /*

@@ -5,13 +5,15 @@
  *
  * Threads: memory_* are called by workers (they may take milliseconds), and may
  * run beside everything else; group_*, queue_*, launch, cancel, reap and health by
- * the engine thread alone; check and describe by any thread.
+ * the engine thread alone; pool_*, tables_* and paged_* by the loop thread; check and
+ * describe by any thread.
  */
 #pragma once
 
 #include "common/error.h"
 #include "common/list.h"
 #include "kernels/attention.h"
+#include "kernels/paged.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -77,14 +79,29 @@ enum fa_device_tensor {
 	_FA_DEVICE_TENSOR_N,
 };
 
+enum fa_device_op {
+	FA_DEVICE_ATTENTION, /* params */
+	FA_DEVICE_PAGED,     /* paged, in the pool's memory */
+	FA_DEVICE_NONE,      /* nothing: it is never launched */
+};
+
 /*
- * One launch; embedded in the engine's request. The caller sets params (which,
- * with all it points to, must live until the work is reaped); the backend sets
+ * One launch; embedded in the engine's request. The caller sets op and params or paged
+ * (which, with all they point to, must live until the work is reaped); the backend sets
  * the rest.
  */
 struct fa_device_work {
 	struct fa_list link; /* the backend's from launch() to reap() */
+	enum fa_device_op op;
 	const struct fa_attention_params *params;
+	/*
+	 * [n_paged], done in order: each when the one before has ended. A q_out of append
+	 * without data is room that the backend has, with strides that leave no gaps; q
+	 * without data of an attention behind it is that.
+	 */
+	struct fa_paged_request *paged;
+	uint32_t n_paged;
+	void *room; /* the backend's, from paged_prepare() to paged_release() */
 	/* Which memory each tensor lies in; NULL: there is no such tensor. */
 	const struct fa_device_memory *memories[_FA_DEVICE_TENSOR_N];
 	int status; /* 0, -ECANCELED, -ENODEV (the device is lost), or what went wrong */
@@ -133,10 +150,40 @@ struct fa_device_ops {
 	                            bool read_only, struct fa_error *error,
 	                            struct fa_device_memory *ret_memory);
 	void (*memory_release)(struct fa_device *device, struct fa_device_memory *memory);
+	/* Where the daemon itself can read it; NULL: nowhere. Any thread. */
+	const void *(*memory_host)(struct fa_device *device, const struct fa_device_memory *memory);
+
+	/*
+	 * The KV pool's memory: one range of addresses for up to @max_chunks chunks. Once,
+	 * before any other of pool_*; NULL where there is none. Given back by close().
+	 */
+	int (*pool_open)(struct fa_device *device, uint64_t chunk_bytes, uint32_t max_chunks,
+	                 struct fa_error *error, void **ret_base);
+	/* Gives back all of it. Nothing is in flight. */
+	void (*pool_close)(struct fa_device *device);
+	/* Makes the memory of a chunk, zeroed, and a descriptor by which a process that comes
+	 * after this one adopts it, contents and all. */
+	int (*pool_chunk_add)(struct fa_device *device, uint32_t chunk, struct fa_error *error,
+	                      int *ret_fd);
+	/* @fd stays the caller's. -EINVAL it stands for no memory of a chunk of this pool. */
+	int (*pool_chunk_adopt)(struct fa_device *device, uint32_t chunk, int fd,
+	                        struct fa_error *error);
+	/* Nothing in flight has to do with it. */
+	void (*pool_chunk_remove)(struct fa_device *device, uint32_t chunk);
 
 	/* Whether a kernel of this device covers @params (fa_attention_check's rules). */
 	int (*check)(struct fa_device *device, const struct fa_attention_params *params,
 	             struct fa_error *error);
+
+	/*
+	 * Checks the paged requests of @work, and finds the room that they need besides their
+	 * tensors. What the contract says the host reads is read now. -EINVAL, -ENOTSUP,
+	 * -ENOMEM. NULL where there is no pool. paged_release() takes one that was not
+	 * prepared.
+	 */
+	int (*paged_prepare)(struct fa_device *device, struct fa_device_work *work,
+	                     struct fa_error *error);
+	void (*paged_release)(struct fa_device *device, struct fa_device_work *work);
 
 	/* Queues that have one share of the device together: a session's. Groups share it
 	 * fairly, however many queues each has. Freed after its queues. */

@@ -1,6 +1,9 @@
 /*
  * The CPU backend: a pool of threads that runs the tiles of attention requests.
  *
+ * A work of several paged requests is run as so many phases: when nobody runs a tile of
+ * one any more, the last of its workers begins the next.
+ *
  * Each queue has at most one active work, so that a work sees all that the one
  * before it wrote. Active works that have tiles left to hand out are `ready`, and
  * stand in their groups (daemon/turns.h); a worker takes the one whose turn it is
@@ -17,10 +20,10 @@
  * Threads: everything that has no other owner is under device.mutex. A scratch is
  * its worker's. Workers without work sleep on device.work_available.
  */
+#include "daemon/device_cpu.h"
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/memfd.h"
-#include "daemon/device.h"
 #include "daemon/turns.h"
 
 #include <errno.h>
@@ -52,13 +55,14 @@ enum work_state {
 
 /* What fa_device_work.backend holds. */
 struct cpu_work {
-	_Atomic int64_t next; /* next tile to claim; grows past n_tiles */
+	_Atomic int64_t next; /* next tile of the phase to claim; grows past n_tiles */
 	int64_t n_tiles;
 	struct fa_list ready_link;
 	size_t scratch_bytes;
 	uint32_t n_workers; /* that run its tiles now */
 	uint32_t state;
 	int32_t failure;     /* a worker could not go on */
+	uint32_t phase;      /* of n_paged; else 0 */
 	atomic_bool stopped; /* a tile was given up halfway */
 };
 
@@ -93,6 +97,8 @@ struct fa_device {
 	struct fa_list done; /* fa_device_work.link */
 	bool stop;
 
+	struct fa_cpu_pool pool; /* the loop thread's */
+
 	unsigned int n_workers;
 	struct worker workers[];
 };
@@ -126,6 +132,12 @@ static bool work_all_claimed(struct fa_device_work *work)
 	return atomic_load_explicit(&cpu->next, memory_order_relaxed) >= cpu->n_tiles;
 }
 
+static bool work_last_phase(struct fa_device_work *work)
+{
+	return work->op != FA_DEVICE_PAGED || cpu_work(work)->phase + 1 >= work->n_paged;
+}
+
+/* Of its phase there is nothing left to hand out. */
 static bool work_over(struct fa_device_work *work)
 {
 	return work_all_claimed(work) ||
@@ -140,7 +152,8 @@ static void work_finish(struct fa_device *device, struct fa_device_work *work)
 	fa_list_remove(&work->link);
 	cpu->state = FINISHED;
 	work->finished_ns = fa_now_ns();
-	if (work_all_claimed(work) && !atomic_load_explicit(&cpu->stopped, memory_order_relaxed))
+	if (work_all_claimed(work) && work_last_phase(work) &&
+	    !atomic_load_explicit(&cpu->stopped, memory_order_relaxed))
 		work->status = 0;
 	else if (cpu->failure)
 		work->status = fa_fail(&work->error, cpu->failure,
@@ -153,6 +166,13 @@ static void work_finish(struct fa_device *device, struct fa_device_work *work)
 	if (fa_list_empty(&device->done))
 		device->config.notify(device->config.userdata);
 	fa_list_append(&device->done, &work->link);
+}
+
+static void work_ready(struct fa_device *device, struct fa_device_work *work)
+{
+	fa_turns_add(&device->turns, &work->queue->group->turns, work->queue->class,
+	             &cpu_work(work)->ready_link);
+	atomic_fetch_add_explicit(&device->n_ready, 1, memory_order_relaxed);
 }
 
 /* Makes the first work of the queue active; those that have nothing to run
@@ -169,9 +189,7 @@ static void queue_activate(struct fa_device *device, struct fa_device_queue *que
 			return;
 		cpu->state = ACTIVE;
 		if (!work_over(work)) {
-			fa_turns_add(&device->turns, &queue->group->turns, queue->class,
-			             &cpu->ready_link);
-			atomic_fetch_add_explicit(&device->n_ready, 1, memory_order_relaxed);
+			work_ready(device, work);
 			return;
 		}
 		work_finish(device, work);
@@ -209,7 +227,56 @@ static uint32_t device_to_wake(struct fa_device *device, struct cpu_work *cpu)
 	return rest < wake ? (uint32_t)(rest > 0 ? rest : 0) : wake;
 }
 
+/* ---- phases */
+
+/* Begins the phase, or the next after it that has tiles, or the last. Nobody else has to
+ * do with the work now. */
+static void work_begin_phase(struct fa_device *device, struct fa_device_work *work)
+{
+	struct cpu_work *cpu = cpu_work(work);
+
+	for (;;) {
+		struct fa_paged_request *request = &work->paged[cpu->phase];
+
+		cpu->n_tiles = fa_cpu_paged_tiles(device->isa, request);
+		if (cpu->n_tiles || work_last_phase(work))
+			break;
+		++cpu->phase;
+	}
+	cpu->scratch_bytes = fa_cpu_paged_scratch_bytes(device->isa, &work->paged[cpu->phase]);
+	if (cpu->n_tiles)
+		fa_cpu_paged_begin(device->isa, &work->paged[cpu->phase], work->room);
+	atomic_store_explicit(&cpu->next, 0, memory_order_relaxed);
+}
+
+/* Under the mutex, which is given up meanwhile, by the last of the work's workers. */
+static void work_next_phase(struct fa_device *device, struct fa_device_work *work)
+{
+	struct cpu_work *cpu = cpu_work(work);
+
+	if (atomic_load_explicit(&work->cancelled, memory_order_relaxed))
+		return;
+	work_unready(device, work);
+	pthread_mutex_unlock(&device->mutex);
+	++cpu->phase;
+	work_begin_phase(device, work);
+	pthread_mutex_lock(&device->mutex);
+	if (!work_over(work))
+		work_ready(device, work);
+}
+
 /* ---- workers */
+
+static bool worker_tile(struct worker *worker, struct fa_device_work *work, int64_t tile)
+{
+	const struct fa_cpu_isa *isa = worker->device->isa;
+	const bool *stop = (const bool *)&work->cancelled;
+
+	if (work->op != FA_DEVICE_PAGED)
+		return fa_cpu_attention_tile(isa, work->params, tile, worker->scratch, stop);
+	return fa_cpu_paged_tile(isa, &work->paged[cpu_work(work)->phase], work->room, tile,
+	                         worker->scratch, stop);
+}
 
 static int worker_reserve(struct worker *worker, size_t bytes)
 {
@@ -239,8 +306,7 @@ static uint64_t worker_serve(struct worker *worker, struct fa_device_work *work)
 		tile = atomic_fetch_add_explicit(&cpu->next, 1, memory_order_relaxed);
 		if (tile >= cpu->n_tiles)
 			break;
-		if (!fa_cpu_attention_tile(device->isa, work->params, tile, worker->scratch,
-		                           (const bool *)&work->cancelled))
+		if (!worker_tile(worker, work, tile))
 			atomic_store_explicit(&cpu->stopped, true, memory_order_relaxed);
 
 		now_ns = fa_now_ns();
@@ -290,6 +356,8 @@ static void *worker_run(void *userdata)
 			cpu->failure = -ENOMEM;
 			atomic_store_explicit(&work->cancelled, true, memory_order_relaxed);
 		}
+		if (cpu->n_workers == 1 && work_over(work) && !work_last_phase(work))
+			work_next_phase(device, work);
 		if (--cpu->n_workers == 0 && work_over(work)) {
 			work_finish(device, work);
 			queue_activate(device, queue);
@@ -335,6 +403,7 @@ static struct fa_device *cpu_close(struct fa_device *device)
 		pthread_join(device->workers[i].thread, NULL);
 		free(device->workers[i].scratch);
 	}
+	fa_cpu_pool_close(&device->pool);
 	pthread_cond_destroy(&device->work_available);
 	pthread_mutex_destroy(&device->mutex);
 	free(device);
@@ -498,6 +567,11 @@ static void cpu_memory_release(struct fa_device *device, struct fa_device_memory
 	*memory = (struct fa_device_memory){ 0 };
 }
 
+static const void *cpu_memory_host(struct fa_device *device, const struct fa_device_memory *memory)
+{
+	return memory->address;
+}
+
 static int cpu_check(struct fa_device *device, const struct fa_attention_params *params,
                      struct fa_error *error)
 {
@@ -547,6 +621,45 @@ static struct fa_device_queue *cpu_queue_free(struct fa_device *device,
 	return NULL;
 }
 
+static int cpu_paged_prepare(struct fa_device *device, struct fa_device_work *work,
+                             struct fa_error *error)
+{
+	return fa_cpu_room_new(device->isa, work, error);
+}
+
+static void cpu_paged_release(struct fa_device *device, struct fa_device_work *work)
+{
+	fa_cpu_room_free(work);
+}
+
+static int cpu_pool_open(struct fa_device *device, uint64_t chunk_bytes, uint32_t max_chunks,
+                         struct fa_error *error, void **ret_base)
+{
+	return fa_cpu_pool_open(&device->pool, chunk_bytes, max_chunks, error, ret_base);
+}
+
+static void cpu_pool_close(struct fa_device *device)
+{
+	fa_cpu_pool_close(&device->pool);
+}
+
+static int cpu_pool_chunk_add(struct fa_device *device, uint32_t chunk, struct fa_error *error,
+                              int *ret_fd)
+{
+	return fa_cpu_pool_chunk_add(&device->pool, chunk, error, ret_fd);
+}
+
+static int cpu_pool_chunk_adopt(struct fa_device *device, uint32_t chunk, int fd,
+                                struct fa_error *error)
+{
+	return fa_cpu_pool_chunk_adopt(&device->pool, chunk, fd, error);
+}
+
+static void cpu_pool_chunk_remove(struct fa_device *device, uint32_t chunk)
+{
+	fa_cpu_pool_chunk_remove(&device->pool, chunk);
+}
+
 static void cpu_launch(struct fa_device *device, struct fa_device_queue *queue,
                        struct fa_device_work *work)
 {
@@ -557,12 +670,14 @@ static void cpu_launch(struct fa_device *device, struct fa_device_queue *queue,
 	work->status = 0;
 	work->started_ns = work->finished_ns = 0;
 	atomic_store_explicit(&work->cancelled, false, memory_order_relaxed);
-	*cpu = (struct cpu_work){
-		.n_tiles = fa_cpu_attention_tiles(device->isa, work->params),
-		.scratch_bytes = fa_cpu_attention_scratch_bytes(device->isa, work->params),
-		.state = QUEUED,
-	};
+	*cpu = (struct cpu_work){ .state = QUEUED };
 	fa_list_init(&cpu->ready_link);
+	if (work->op == FA_DEVICE_PAGED) {
+		work_begin_phase(device, work);
+	} else {
+		cpu->n_tiles = fa_cpu_attention_tiles(device->isa, work->params);
+		cpu->scratch_bytes = fa_cpu_attention_scratch_bytes(device->isa, work->params);
+	}
 
 	pthread_mutex_lock(&device->mutex);
 	fa_list_append(&queue->works, &work->link);
@@ -607,6 +722,14 @@ const struct fa_device_ops fa_device_cpu = {
 	.memory_import_host = cpu_memory_import_host,
 	.memory_new_arena = cpu_memory_new_arena,
 	.memory_release = cpu_memory_release,
+	.memory_host = cpu_memory_host,
+	.pool_open = cpu_pool_open,
+	.pool_close = cpu_pool_close,
+	.pool_chunk_add = cpu_pool_chunk_add,
+	.pool_chunk_adopt = cpu_pool_chunk_adopt,
+	.pool_chunk_remove = cpu_pool_chunk_remove,
+	.paged_prepare = cpu_paged_prepare,
+	.paged_release = cpu_paged_release,
 	.check = cpu_check,
 	.group_new = cpu_group_new,
 	.group_free = cpu_group_free,

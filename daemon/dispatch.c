@@ -5,6 +5,7 @@
 #include "common/memfd.h"
 #include "daemon/attention.h"
 #include "daemon/drain.h"
+#include "daemon/kv_messages.h"
 #include "daemon/registration.h"
 #include "daemon/server.h"
 #include "daemon/status.h"
@@ -21,27 +22,22 @@
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
 
-/* One message and what came with it. */
-struct call {
-	struct fa_session *session;
-	const struct fa_wire_message *message;
-	int *fds;
-	size_t n_fds;
-	uint64_t received_ns;
-};
-
-/*
- * A handler answers the client itself and returns 0, or returns a negative errno
- * with a sentence, which is then the answer. -EPROTO and -EPROTONOSUPPORT end the
- * connection after it; no handler returns them for anything else.
- */
 struct method {
 	const char *name;
 	bool before_hello;
 	unsigned int fds_max;
 	bool pipelined; /* clients send several without waiting for the answers */
-	int (*handle)(struct call *call, struct fa_error *error);
+	fa_call_handler *handle;
 };
+
+int fa_call_submit(const struct fa_call *call, const struct fa_work_kind *kind, uint32_t stream,
+                   uint64_t value, struct fa_error *error)
+{
+	const struct fa_work_place place = { .stream = stream, .value = value };
+
+	return fa_work_submit(call->session, call->message, call->n_fds, call->received_ns, kind,
+	                      place, error);
+}
 
 /* ---- Hello */
 
@@ -73,7 +69,7 @@ static struct fa_wire_string wire_string(const char *text)
 	return (struct fa_wire_string){ .text = text, .length = strlen(text) };
 }
 
-static int handle_hello(struct call *call, struct fa_error *error)
+static int handle_hello(struct fa_call *call, struct fa_error *error)
 {
 	const struct fa_wire_hello *hello = &call->message->hello;
 	struct fa_session *session = call->session;
@@ -82,6 +78,7 @@ static int handle_hello(struct call *call, struct fa_error *error)
 	struct fa_charge charge = {};
 	struct fa_wire_message reply;
 	int r, fd = -1;
+	bool resumed;
 
 	if (session->state != FA_SESSION_CONNECTED)
 		return fa_fail(error, -EPROTO, "a second Hello; expected one for each connection");
@@ -115,8 +112,10 @@ static int handle_hello(struct call *call, struct fa_error *error)
 		fa_text_clean(hello->name.text, hello->name.length, session->name,
 		              sizeof(session->name));
 	session->state = FA_SESSION_READY;
+	resumed = fa_kv_session_hello(session, hello->has_resume ? &hello->resume_secret : NULL);
 	fa_server_session_ready(server, session);
-	fa_log_about(&session->subject, FA_LOG_DEBUG, "\"%s\" said Hello", session->name);
+	fa_log_about(&session->subject, FA_LOG_DEBUG, "\"%s\" said Hello%s", session->name,
+	             resumed ? ", and is back" : "");
 
 	reply = (struct fa_wire_message){
 		.id = call->message->id,
@@ -132,6 +131,7 @@ static int handle_hello(struct call *call, struct fa_error *error)
 			.device_uuid = { server->info.uuid[0], server->info.uuid[1] },
 			.session = session->id,
 			.secret = session->secret,
+			.resumed = resumed,
 			.limits = {
 				.message_bytes = FA_WIRE_BYTES_MAX,
 				.buffers = limits->session_buffers,
@@ -145,7 +145,7 @@ static int handle_hello(struct call *call, struct fa_error *error)
 	return 0;
 }
 
-static int handle_ping(struct call *call, struct fa_error *error)
+static int handle_ping(struct fa_call *call, struct fa_error *error)
 {
 	fa_session_reply(call->session, call->message->id, 0, NULL);
 	return 0;
@@ -153,24 +153,24 @@ static int handle_ping(struct call *call, struct fa_error *error)
 
 /* ---- buffers */
 
-static int handle_buffer_register(struct call *call, struct fa_error *error)
+static int handle_buffer_register(struct fa_call *call, struct fa_error *error)
 {
 	return fa_registration_start(call->session, call->message, call->fds, call->n_fds, error);
 }
 
-static int handle_buffer_pieces(struct call *call, struct fa_error *error)
+static int handle_buffer_pieces(struct fa_call *call, struct fa_error *error)
 {
 	return fa_registration_pieces(call->session, call->message, call->fds, call->n_fds, error);
 }
 
-static int handle_buffer_free(struct call *call, struct fa_error *error)
+static int handle_buffer_free(struct fa_call *call, struct fa_error *error)
 {
 	return fa_registration_free(call->session, call->message, error);
 }
 
 /* ---- streams */
 
-static int handle_stream_create(struct call *call, struct fa_error *error)
+static int handle_stream_create(struct fa_call *call, struct fa_error *error)
 {
 	const struct fa_wire_stream_create *request = &call->message->stream_create;
 	struct fa_session *session = call->session;
@@ -198,7 +198,7 @@ static int handle_stream_create(struct call *call, struct fa_error *error)
 	return 0;
 }
 
-static int handle_stream_free(struct call *call, struct fa_error *error)
+static int handle_stream_free(struct fa_call *call, struct fa_error *error)
 {
 	uint32_t id = call->message->stream_free.stream;
 	struct fa_session *session = call->session;
@@ -222,13 +222,14 @@ static int handle_stream_free(struct call *call, struct fa_error *error)
 
 /* ---- work */
 
-static int handle_attention(struct call *call, struct fa_error *error)
+static int handle_attention(struct fa_call *call, struct fa_error *error)
 {
-	return fa_attention_submit(call->session, call->message, call->n_fds, call->received_ns,
-	                           error);
+	const struct fa_wire_attention *request = &call->message->attention;
+
+	return fa_call_submit(call, &fa_attention_kind, request->stream, request->value, error);
 }
 
-static int handle_cancel(struct call *call, struct fa_error *error)
+static int handle_cancel(struct fa_call *call, struct fa_error *error)
 {
 	const struct fa_wire_cancel *request = &call->message->cancel;
 	struct fa_session *session = call->session;
@@ -248,9 +249,30 @@ static int handle_cancel(struct call *call, struct fa_error *error)
 	return 0;
 }
 
+static int handle_sequence_copy(struct fa_call *call, struct fa_error *error)
+{
+	const struct fa_wire_sequence_copy *request = &call->message->sequence_copy;
+
+	return fa_call_submit(call, &fa_kv_copy_kind, request->stream, request->value, error);
+}
+
+static int handle_step_attend(struct fa_call *call, struct fa_error *error)
+{
+	const struct fa_wire_step_attend *request = &call->message->step_attend;
+
+	return fa_call_submit(call, &fa_kv_attend_kind, request->stream, request->value, error);
+}
+
+static int handle_step_end(struct fa_call *call, struct fa_error *error)
+{
+	const struct fa_wire_step_end *request = &call->message->step_end;
+
+	return fa_call_submit(call, &fa_kv_end_kind, request->stream, request->value, error);
+}
+
 /* ---- administration */
 
-static int handle_status(struct call *call, struct fa_error *error)
+static int handle_status(struct fa_call *call, struct fa_error *error)
 {
 	struct fa_session *session = call->session;
 	struct fa_charge charge = {};
@@ -276,7 +298,7 @@ static int handle_status(struct call *call, struct fa_error *error)
 	return 0;
 }
 
-static int handle_drain(struct call *call, struct fa_error *error)
+static int handle_drain(struct fa_call *call, struct fa_error *error)
 {
 	struct fa_session *session = call->session;
 
@@ -306,6 +328,26 @@ static const struct method methods[_FA_WIRE_TYPE_N] = {
 	[FA_WIRE_DRAIN] = { "Drain", false, 0, false, handle_drain },
 	[FA_WIRE_BUFFER_PIECES] = { "BufferPieces", false, FA_WIRE_FDS_MAX, true,
 	                            handle_buffer_pieces },
+	[FA_WIRE_CACHE_CREATE] = { "CacheCreate", false, 0, false, fa_kv_cache_create },
+	[FA_WIRE_CACHE_FIND] = { "CacheFind", false, 0, false, fa_kv_cache_find },
+	[FA_WIRE_CACHE_REMOVE] = { "CacheRemove", false, 0, false, fa_kv_cache_remove },
+	[FA_WIRE_SEQUENCE_CREATE] = { "SequenceCreate", false, 0, true, fa_kv_sequence_create },
+	[FA_WIRE_SEQUENCE_FIND] = { "SequenceFind", false, 0, false, fa_kv_sequence_find },
+	[FA_WIRE_SEQUENCE_FORK] = { "SequenceFork", false, 0, true, fa_kv_sequence_fork },
+	[FA_WIRE_SEQUENCE_SET_NAME] = { "SequenceSetName", false, 0, false,
+	                                fa_kv_sequence_set_name },
+	[FA_WIRE_SEQUENCE_TRUNCATE] = { "SequenceTruncate", false, 0, true,
+	                                fa_kv_sequence_truncate },
+	[FA_WIRE_SEQUENCE_DROP] = { "SequenceDrop", false, 0, true, fa_kv_sequence_drop },
+	[FA_WIRE_SEQUENCE_FREE] = { "SequenceFree", false, 0, true, fa_kv_sequence_free },
+	[FA_WIRE_SEQUENCE_INFO] = { "SequenceInfo", false, 0, false, fa_kv_sequence_info },
+	[FA_WIRE_SEQUENCE_PUBLISH] = { "SequencePublish", false, 0, false, fa_kv_sequence_publish },
+	[FA_WIRE_SEQUENCE_ATTACH] = { "SequenceAttach", false, 0, false, fa_kv_sequence_attach },
+	[FA_WIRE_SEQUENCE_COPY] = { "SequenceCopy", false, FA_WIRE_FDS_MAX, true,
+	                            handle_sequence_copy },
+	[FA_WIRE_STEP_BEGIN] = { "StepBegin", false, 0, true, fa_kv_step_begin },
+	[FA_WIRE_STEP_ATTEND] = { "StepAttend", false, FA_WIRE_FDS_MAX, true, handle_step_attend },
+	[FA_WIRE_STEP_END] = { "StepEnd", false, FA_WIRE_FDS_MAX, true, handle_step_end },
 };
 
 static bool is_fatal(int status)
@@ -314,7 +356,7 @@ static bool is_fatal(int status)
 }
 
 /* All that can be wrong with a message before its handler sees it. */
-static int check(struct call *call, int decoded, const struct method **ret_method,
+static int check(struct fa_call *call, int decoded, const struct method **ret_method,
                  struct fa_error *error)
 {
 	const struct fa_wire_message *message = call->message;
@@ -348,7 +390,9 @@ bool fa_dispatch(struct fa_session *session, const void *bytes, size_t length, i
                  size_t n_fds)
 {
 	struct fa_wire_message message;
-	struct call call = { .session = session, .message = &message, .fds = fds, .n_fds = n_fds };
+	struct fa_call call = {
+		.session = session, .message = &message, .fds = fds, .n_fds = n_fds
+	};
 	const struct method *method = NULL;
 	struct fa_error error;
 	int decoded, r;
@@ -381,6 +425,6 @@ void fa_dispatch_finished(struct fa_request *request)
 	struct fa_session *session = request->owner;
 	struct fa_server *server = session->server;
 
-	fa_attention_finish(session, request);
+	fa_work_finish(request);
 	fa_drain_advance(server);
 }

@@ -9,6 +9,28 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+struct fa_work_kind;
+
+/* One message and what came with it. */
+struct fa_call {
+	struct fa_session *session;
+	const struct fa_wire_message *message;
+	int *fds;
+	size_t n_fds;
+	uint64_t received_ns;
+};
+
+/*
+ * A handler answers the client itself and returns 0, or returns a negative errno
+ * with a sentence, which is then the answer. -EPROTO and -EPROTONOSUPPORT end the
+ * connection after it; no handler returns them for anything else.
+ */
+typedef int fa_call_handler(struct fa_call *call, struct fa_error *error);
+
+/* For handlers of requests of streams: fa_work_submit(). */
+int fa_call_submit(const struct fa_call *call, const struct fa_work_kind *kind, uint32_t stream,
+                   uint64_t value, struct fa_error *error);
+
 /*
  * Handles one packet. Handlers take what they keep of @fds by setting it to -1.
  * Returns whether it pays to look for the next packet at once: it does not if the

@@ -1,8 +1,8 @@
 #include "daemon/drain.h"
 
-#include "daemon/attention.h"
 #include "daemon/registration.h"
 #include "daemon/session.h"
+#include "daemon/work.h"
 
 #include <errno.h>
 
@@ -60,7 +60,7 @@ static void on_drain_timeout(uv_timer_t *timer)
 	fa_log(FA_LOG_WARNING, "%u requests did not end in time and are cancelled",
 	       server->n_requests);
 	fa_list_for_each(pos, &server->sessions)
-		fa_attention_cancel_all(fa_container_of(pos, struct fa_session, link), -ESHUTDOWN);
+		fa_work_cancel_all(fa_container_of(pos, struct fa_session, link), -ESHUTDOWN);
 	uv_timer_start(&server->drain_timer, on_cancel_timeout, CANCEL_MS, 0);
 }
 

@@ -26,16 +26,18 @@
  * looked at in the same round. */
 static void receive(struct fa_engine *engine)
 {
-	struct fa_list submitted, cancelled, closing;
+	struct fa_list submitted, cancelled, answered, closing;
 	struct fa_request *request;
 	struct fa_stream *stream;
 
 	fa_list_init(&submitted);
 	fa_list_init(&cancelled);
+	fa_list_init(&answered);
 	fa_list_init(&closing);
 	pthread_mutex_lock(&engine->mutex);
 	fa_list_splice(&submitted, &engine->inbox.submitted);
 	fa_list_splice(&cancelled, &engine->inbox.cancelled);
+	fa_list_splice(&answered, &engine->inbox.answered);
 	fa_list_splice(&closing, &engine->inbox.closing);
 	pthread_mutex_unlock(&engine->mutex);
 
@@ -48,6 +50,11 @@ static void receive(struct fa_engine *engine)
 		request = fa_container_of(cancelled.next, struct fa_request, cancel_link);
 		fa_list_remove(&request->cancel_link);
 		fa_request_end(request, request->cancel_status);
+	}
+	while (!fa_list_empty(&answered)) {
+		request = fa_container_of(answered.next, struct fa_request, answer_link);
+		fa_list_remove(&request->answer_link);
+		fa_request_answered(request);
 	}
 	while (!fa_list_empty(&closing)) {
 		stream = fa_container_of(closing.next, struct fa_stream, link);
@@ -115,7 +122,8 @@ static void deliver(struct fa_engine *engine)
 	struct fa_list *pos;
 	bool was_empty;
 
-	if (fa_list_empty(&engine->done) && fa_list_empty(&engine->closed))
+	if (fa_list_empty(&engine->done) && fa_list_empty(&engine->confirms) &&
+	    fa_list_empty(&engine->closed))
 		return;
 	now_ns = fa_now_ns();
 	fa_list_for_each(pos, &engine->done) {
@@ -134,14 +142,17 @@ static void deliver(struct fa_engine *engine)
 	 * sends next, than the loop thread can take this request. */
 	pthread_mutex_lock(&engine->mutex);
 	was_empty = fa_list_empty(&engine->outbox.requests) &&
+	            fa_list_empty(&engine->outbox.confirms) &&
 	            fa_list_empty(&engine->outbox.closed);
 	fa_list_for_each(pos, &engine->done) {
 		request = fa_container_of(pos, struct fa_request, link);
 		fa_list_remove(&request->cancel_link);
+		fa_list_remove(&request->answer_link);
 		request->delivered = true;
 		publish(request);
 	}
 	fa_list_splice(&engine->outbox.requests, &engine->done);
+	fa_list_splice(&engine->outbox.confirms, &engine->confirms);
 	fa_list_splice(&engine->outbox.closed, &engine->closed);
 	pthread_mutex_unlock(&engine->mutex);
 	if (was_empty)
@@ -185,7 +196,7 @@ static void *run(void *userdata)
 		deliver(engine);
 		launch(engine);
 		if (fa_turns_empty(&engine->turns) && fa_list_empty(&engine->done) &&
-		    fa_list_empty(&engine->closed))
+		    fa_list_empty(&engine->confirms) && fa_list_empty(&engine->closed))
 			wait_for_news(engine);
 	}
 }
@@ -206,12 +217,16 @@ int fa_engine_new(const struct fa_device_ops *ops, void (*notify)(void *userdata
 	pthread_mutex_init(&engine->mutex, NULL);
 	fa_list_init(&engine->inbox.submitted);
 	fa_list_init(&engine->inbox.cancelled);
+	fa_list_init(&engine->inbox.answered);
 	fa_list_init(&engine->inbox.closing);
 	fa_list_init(&engine->outbox.requests);
+	fa_list_init(&engine->outbox.confirms);
 	fa_list_init(&engine->outbox.closed);
 	fa_list_init(&engine->taken_requests);
+	fa_list_init(&engine->taken_confirms);
 	fa_list_init(&engine->taken_closed);
 	fa_list_init(&engine->done);
+	fa_list_init(&engine->confirms);
 	fa_list_init(&engine->closed);
 	*ret_engine = engine;
 	return 0;
@@ -342,6 +357,8 @@ void fa_engine_submit(struct fa_engine *engine, struct fa_request *request)
 	stream->next_value++;
 	fa_list_append(&stream->index[request->value % FA_STREAM_CHAINS], &request->index_link);
 	fa_list_init(&request->cancel_link);
+	fa_list_init(&request->answer_link);
+	request->confirming = false;
 	request->cancel_status = 0;
 	request->end_status = 0;
 	request->started_ns = request->finished_ns = 0;
@@ -354,6 +371,34 @@ void fa_engine_submit(struct fa_engine *engine, struct fa_request *request)
 	fa_list_append(&engine->inbox.submitted, &request->link);
 	pthread_mutex_unlock(&engine->mutex);
 	fa_engine_wake(engine);
+}
+
+/* A request that was ended meanwhile needs no answer. */
+static void answer(struct fa_engine *engine, struct fa_request *request, int status,
+                   const struct fa_error *error)
+{
+	pthread_mutex_lock(&engine->mutex);
+	if (!request->delivered) {
+		request->answer = status;
+		if (status)
+			request->answer_error = *error;
+		fa_list_append(&engine->inbox.answered, &request->answer_link);
+	}
+	pthread_mutex_unlock(&engine->mutex);
+	fa_engine_wake(engine);
+}
+
+void fa_engine_release(struct fa_engine *engine, struct fa_request *request, int status,
+                       const struct fa_error *error)
+{
+	answer(engine, request, status, error);
+}
+
+void fa_engine_confirm(struct fa_engine *engine, struct fa_request *request, int status,
+                       const struct fa_error *error)
+{
+	request->confirming = false;
+	answer(engine, request, status, error);
 }
 
 void fa_engine_cancel(struct fa_engine *engine, struct fa_stream *stream, uint64_t value,
@@ -393,9 +438,11 @@ bool fa_engine_take(struct fa_engine *engine, struct fa_request **ret_request,
 	struct fa_request *request = NULL;
 	struct fa_stream *closed = NULL;
 
-	if (fa_list_empty(&engine->taken_requests) && fa_list_empty(&engine->taken_closed)) {
+	if (fa_list_empty(&engine->taken_requests) && fa_list_empty(&engine->taken_confirms) &&
+	    fa_list_empty(&engine->taken_closed)) {
 		pthread_mutex_lock(&engine->mutex);
 		fa_list_splice(&engine->taken_requests, &engine->outbox.requests);
+		fa_list_splice(&engine->taken_confirms, &engine->outbox.confirms);
 		fa_list_splice(&engine->taken_closed, &engine->outbox.closed);
 		pthread_mutex_unlock(&engine->mutex);
 	}
@@ -403,6 +450,11 @@ bool fa_engine_take(struct fa_engine *engine, struct fa_request **ret_request,
 		request = fa_request_first(&engine->taken_requests);
 		fa_list_remove(&request->link);
 		fa_list_remove(&request->index_link);
+	} else if (!fa_list_empty(&engine->taken_confirms)) {
+		request = fa_container_of(engine->taken_confirms.next, struct fa_request,
+		                          answer_link);
+		fa_list_remove(&request->answer_link);
+		request->confirming = true;
 	} else if (!fa_list_empty(&engine->taken_closed)) {
 		closed = fa_container_of(engine->taken_closed.next, struct fa_stream, link);
 		fa_list_remove(&closed->link);

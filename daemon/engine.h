@@ -26,8 +26,13 @@ struct fa_engine;
 struct fa_engine_group;
 struct fa_stream;
 
-/* One attention request. Allocated and freed on the loop thread; the engine's
- * from fa_engine_submit() until it comes out of fa_engine_take(). */
+/*
+ * One request. Allocated and freed on the loop thread; the engine's from
+ * fa_engine_submit() until it comes out of fa_engine_take().
+ *
+ * What the device is to do is in work; of op FA_DEVICE_NONE it does nothing, and those
+ * behind it do not wait for it.
+ */
 struct fa_request {
 	/* Set by the loop thread before submission. */
 	struct fa_stream *stream;
@@ -37,6 +42,16 @@ struct fa_request {
 	uint64_t queued_ns;
 	struct fa_attention_params params; /* what it points to lives as long as the request */
 	void *owner;                       /* the session; opaque to the engine */
+	/* It is not started (if the device has nothing to do: not ended) before
+	 * fa_engine_release(). */
+	bool held;
+	/*
+	 * Once its work has been done, and without an error, the loop thread has a part in
+	 * it: it is taken with confirming set, and ends with fa_engine_confirm(). If the
+	 * device has nothing to do, that is when all before it in its stream have ended.
+	 */
+	bool confirms;
+	bool confirming;
 
 	/*
 	 * status: 0 or a negative errno. A request that was refused is submitted all
@@ -51,8 +66,11 @@ struct fa_request {
 	struct fa_list link;        /* in the stream, then among the finished */
 	struct fa_list index_link;  /* loop thread: in the stream's index, by value */
 	struct fa_list cancel_link; /* on its way to be cancelled */
-	int cancel_status;          /* loop thread: what the first cancel asked for */
-	int end_status;             /* why the device was asked to end it early */
+	struct fa_list answer_link; /* released or confirmed, or on its way to be confirmed */
+	int answer;                 /* what it was released or confirmed with */
+	struct fa_error answer_error;
+	int cancel_status; /* loop thread: what the first cancel asked for */
+	int end_status;    /* why the device was asked to end it early */
 	unsigned int state;
 	bool delivered; /* in fa_engine_take()'s queue; under the mutex */
 	struct fa_deadline deadline;
@@ -109,6 +127,17 @@ uint64_t fa_stream_finished(struct fa_stream *stream);
  */
 void fa_engine_submit(struct fa_engine *engine, struct fa_request *request);
 
+/*
+ * What a held request waited for is over; with @status (and a sentence in @error) it ends
+ * with that instead of being started. Once, and not after it was taken.
+ */
+void fa_engine_release(struct fa_engine *engine, struct fa_request *request, int status,
+                       const struct fa_error *error);
+
+/* The loop thread's part in a request is done: it ends with @status, and is taken again. */
+void fa_engine_confirm(struct fa_engine *engine, struct fa_request *request, int status,
+                       const struct fa_error *error);
+
 /* Asks that request @value end early: -ECANCELED (or @status, if it is not 0).
  * Nothing happens if it is finished. */
 void fa_engine_cancel(struct fa_engine *engine, struct fa_stream *stream, uint64_t value,
@@ -122,8 +151,9 @@ void fa_engine_cancel(struct fa_engine *engine, struct fa_stream *stream, uint64
 void fa_engine_stream_close(struct fa_engine *engine, struct fa_stream *stream, int status);
 struct fa_stream *fa_stream_free(struct fa_stream *stream);
 
-/* Takes one finished request (*ret_request) or one closed stream (*ret_closed);
- * the other is NULL. Returns false if there is nothing. */
+/* Takes one finished request, or one to be confirmed (*ret_request), or one closed
+ * stream (*ret_closed); the other is NULL. Those that finished before one that is to be
+ * confirmed could be, in any stream, are taken before it. Returns false if there is nothing. */
 bool fa_engine_take(struct fa_engine *engine, struct fa_request **ret_request,
                     struct fa_stream **ret_closed);
 

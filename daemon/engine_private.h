@@ -2,8 +2,9 @@
  * The engine from inside: what its thread and mailboxes (engine.c) and the life of
  * requests and streams on that thread (stream.c) share.
  *
- * A request is waiting (behind others, or for room on the device), running (the
- * device has it), or settled (its status stands). Settled requests leave in the
+ * A request is waiting (behind others, for room on the device, or held), running (the
+ * device has it, or would, if it had anything to do), confirming (the loop thread has
+ * it), or settled (its status stands). Settled requests leave in the
  * stream's order, whatever the order in which they settled.
  */
 #pragma once
@@ -20,6 +21,7 @@
 enum fa_request_state {
 	FA_REQUEST_WAITING,
 	FA_REQUEST_RUNNING,
+	FA_REQUEST_CONFIRMING,
 	FA_REQUEST_SETTLED,
 };
 
@@ -73,20 +75,21 @@ struct fa_engine {
 
 	pthread_mutex_t mutex;
 	struct {
-		struct fa_list submitted, cancelled; /* requests */
-		struct fa_list closing;              /* streams */
+		struct fa_list submitted, cancelled, answered; /* requests */
+		struct fa_list closing;                        /* streams */
 	} inbox;
 	struct {
 		struct fa_list requests;
-		struct fa_list closed; /* streams; their requests are out before them */
+		struct fa_list confirms; /* requests; those that ended are out before them */
+		struct fa_list closed;   /* streams; their requests are out before them */
 	} outbox;
 
 	/* The loop thread's: taken out of the outbox in one go. */
-	struct fa_list taken_requests, taken_closed;
+	struct fa_list taken_requests, taken_confirms, taken_closed;
 
 	/* The engine thread's. */
-	struct fa_turns turns;       /* in launches */
-	struct fa_list done, closed; /* on the way to the outbox */
+	struct fa_turns turns;                 /* in launches */
+	struct fa_list done, confirms, closed; /* on the way to the outbox */
 	struct fa_deadlines deadlines;
 	unsigned int n_running; /* requests that the device has */
 
@@ -113,6 +116,9 @@ static inline struct fa_request *fa_request_first(struct fa_list *list)
 
 /* @request came in. */
 void fa_stream_receive(struct fa_stream *stream, struct fa_request *request);
+
+/* The loop thread has released or confirmed it. */
+void fa_request_answered(struct fa_request *request);
 
 /* Ends a request early, with @status, unless it is settled. */
 void fa_request_end(struct fa_request *request, int status);

@@ -241,6 +241,21 @@ static int activation_fd(struct fa_keeper *keeper)
 	return fd;
 }
 
+static int take_kept(void *userdata, const char *name)
+{
+	return fa_keeper_take(userdata, name);
+}
+
+static int store(void *userdata, const char *name, int fd)
+{
+	return fa_keeper_store(name, fd);
+}
+
+static void forget(void *userdata, const char *name)
+{
+	fa_keeper_forget(name);
+}
+
 /* Makes the server on the socket that it is given, has had, or makes itself. */
 static int make_server(struct program *program, struct fa_server_options *options,
                        struct fa_error *error)
@@ -390,6 +405,10 @@ static int serve(struct program *program, struct fa_config *config, struct fa_er
 		.stopped = on_stopped,
 		.lost = on_lost,
 		.userdata = program,
+		.keeper = { .take = take_kept,
+		            .store = store,
+		            .forget = forget,
+		            .userdata = &program->keeper },
 	};
 	int r;
 

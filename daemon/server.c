@@ -375,7 +375,8 @@ static int open_device(struct fa_server *server, struct fa_error *error)
 	if (error->text[0])
 		fa_log(FA_LOG_INFO, "no GPU is used: %s", error->text);
 	server->ops->describe(server->device, &server->info);
-	fa_config_resolve(&server->config, server->info.memory_bytes);
+	fa_config_resolve(&server->config, server->info.memory_bytes,
+	                  server->info.memory_free_bytes, server->exit_when_idle);
 
 	r = fa_engine_new(server->ops, notify, server, &server->engine);
 	if (r == 0)
@@ -386,6 +387,7 @@ static int open_device(struct fa_server *server, struct fa_error *error)
 static void take_apart(struct fa_server *server)
 {
 	server->engine = fa_engine_free(server->engine);
+	fa_kv_close(server);
 	if (server->device)
 		server->device = server->ops->close(server->device);
 	server->closer = fa_closer_free(server->closer);
@@ -513,6 +515,7 @@ int fa_server_new(const struct fa_server_options *options, struct fa_error *erro
 		goto fail;
 	fa_importer_init(&server->importer, server->loop, server->ops, server->device,
 	                 server->closer, fa_registration_imported, on_released);
+	fa_kv_open(server, &options->keeper);
 	r = start_accepting(server, error);
 	if (r < 0)
 		goto fail;
@@ -559,7 +562,8 @@ void fa_server_reload(struct fa_server *server, struct fa_config *config)
 	    !same_text(old->device, config->device) || old->threads != config->threads)
 		fa_log(FA_LOG_WARNING, "socket, mode, group, backend, device and threads change "
 		                       "with the next start only");
-	fa_config_resolve(config, server->info.memory_bytes);
+	fa_config_resolve(config, server->info.memory_bytes, server->info.memory_free_bytes,
+	                  server->exit_when_idle);
 	old->limits = config->limits;
 	old->drain_timeout_ms = config->drain_timeout_ms;
 	old->log = config->log;

@@ -15,6 +15,7 @@
 #include "daemon/config.h"
 #include "daemon/engine.h"
 #include "daemon/import.h"
+#include "daemon/kv.h"
 #include "daemon/listener.h"
 #include "daemon/spin.h"
 #include "daemon/tenant.h"
@@ -58,6 +59,7 @@ struct fa_server {
 	struct fa_closer *closer;
 	struct fa_importer importer;
 	struct fa_tenants tenants;
+	struct fa_kv kv;
 
 	struct fa_listener listener;
 	uv_poll_t accept_poll;
@@ -99,6 +101,7 @@ struct fa_server_options {
 	void (*stopped)(void *userdata);
 	void (*lost)(void *userdata); /* NULL: nobody wants to know */
 	void *userdata;
+	struct fa_kv_keeper keeper;
 };
 
 /* Opens the device, starts the engine and accepts connections. */

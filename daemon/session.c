@@ -54,6 +54,7 @@ struct fa_session *fa_session_unref(struct fa_session *session)
 	if (!session || --session->n_refs)
 		return NULL;
 	server = session->server;
+	fa_kv_session_end(session);
 	fa_list_remove(&session->link);
 	fa_list_remove(&session->hello_link);
 	fa_table_deinit(&session->buffers);
@@ -88,11 +89,11 @@ static void out_free(struct fa_session *session, struct out *out)
 /* Cancels what is in flight on all streams, and ends the streams. */
 static void close_streams(struct fa_session *session)
 {
-	for (unsigned int i = 0; i < FA_COMPLETION_SLOTS; ++i) {
+	for (unsigned int i = 0; i < FA_SESSION_STREAMS; ++i) {
 		struct fa_stream *stream = fa_steal_ptr(session->streams[i].stream);
 
 		if (stream) {
-			--session->n_streams;
+			session->n_streams -= i != FA_SESSION_STREAM_OWN;
 			fa_engine_stream_close(session->server->engine, stream, -ECANCELED);
 		}
 	}
@@ -114,6 +115,7 @@ void fa_session_close(struct fa_session *session)
 	while (!fa_list_empty(&session->out))
 		out_free(session, fa_container_of(session->out.next, struct out, link));
 	close_streams(session);
+	fa_kv_session_close(session);
 	fa_registration_abort(session, -ECANCELED, "the session is over");
 	while ((buffer = fa_table_pop(&session->buffers)))
 		fa_buffer_unref(buffer);
@@ -128,13 +130,15 @@ int fa_session_stream_new(struct fa_session *session, uint32_t id, int priority)
 	if (!session->group)
 		r = fa_engine_group_new(session->server->engine, &session->group);
 	if (r == 0)
-		r = fa_engine_stream_new(session->group, priority, &session->completions[id],
+		r = fa_engine_stream_new(session->group, priority,
+		                         id == FA_SESSION_STREAM_OWN ? &session->own_slot
+		                                                     : &session->completions[id],
 		                         slot->next_value, session, &slot->stream);
 	if (r < 0)
 		return r;
 	/* Given back when the engine returns the stream as closed. */
 	fa_session_ref(session);
-	++session->n_streams;
+	session->n_streams += id != FA_SESSION_STREAM_OWN;
 	return 0;
 }
 
@@ -432,8 +436,10 @@ int fa_session_new(struct fa_server *server, int fd, struct fa_error *error,
 	fa_list_init(&session->link);
 	fa_list_init(&session->hello_link);
 	fa_list_init(&session->out);
+	fa_list_init(&session->held);
+	fa_kv_session_init(session);
 	fa_server_session_made(server);
-	for (unsigned int i = 0; i < FA_COMPLETION_SLOTS; ++i)
+	for (unsigned int i = 0; i < FA_SESSION_STREAMS; ++i)
 		session->streams[i].next_value = 1;
 
 	r = fa_peer_read(fd, &session->peer);

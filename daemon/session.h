@@ -25,6 +25,7 @@
 #include "common/list.h"
 #include "daemon/buffer.h"
 #include "daemon/engine.h"
+#include "daemon/kv.h"
 #include "daemon/log.h"
 #include "daemon/peer.h"
 #include "daemon/table.h"
@@ -36,6 +37,10 @@
 
 struct fa_registration;
 struct fa_server;
+
+/* Streams of a session: those of its client, and behind them one of its own. */
+#define FA_SESSION_STREAM_OWN FA_COMPLETION_SLOTS
+#define FA_SESSION_STREAMS (FA_SESSION_STREAM_OWN + 1)
 
 /* A client that connects and does not say Hello is not waited for any longer. */
 #define FA_SESSION_HELLO_NS (10 * FA_NS_PER_SEC)
@@ -92,10 +97,14 @@ struct fa_session {
 	struct fa_registration *registration;   /* one that waits for pieces (registration.h) */
 	uint64_t buffer_bytes;                  /* of those in the table */
 	struct fa_engine_group *group;          /* of its streams; NULL before the first */
-	struct fa_session_stream streams[FA_COMPLETION_SLOTS];
-	unsigned int n_streams;
-	unsigned int n_requests; /* in flight, of all streams */
-	unsigned int n_refused;  /* of these, those that only wait for their turn */
+	struct fa_session_stream streams[FA_SESSION_STREAMS];
+	struct fa_completion_slot own_slot; /* of its own stream: nobody looks at it */
+	struct fa_list held;                /* struct fa_work that wait for other streams */
+	unsigned int n_streams;             /* the client's */
+	unsigned int n_requests;            /* in flight, of all streams */
+	unsigned int n_refused;             /* of these, those that only wait for their turn */
+
+	struct fa_kv_session kv;
 
 	struct fa_list out; /* answers that the socket did not take */
 	unsigned int n_out;

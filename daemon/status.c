@@ -2,6 +2,7 @@
 
 #include "common/cleanup.h"
 #include "common/clock.h"
+#include "daemon/kv_status.h"
 #include "daemon/server.h"
 #include "daemon/text.h"
 
@@ -48,6 +49,7 @@ static int add_session(json_t *sessions, struct fa_session *session)
 	r |= set(object, "buffer_bytes", session->buffer_bytes);
 	r |= set(object, "streams", session->n_streams);
 	r |= set(object, "requests", session->n_requests);
+	r |= set(object, "steps", session->kv.n_steps);
 	r |= set(object, "out_messages", session->n_out);
 	r |= set(object, "out_bytes", session->out_bytes);
 	r |= set(object, "messages", session->n_messages);
@@ -82,6 +84,8 @@ static int add_limits(json_t *object, const struct fa_limits *limits)
 	r |= set(bounds, "session_streams", limits->session_streams);
 	r |= set(bounds, "session_requests", limits->session_requests);
 	r |= set(bounds, "session_out_bytes", limits->session_out_bytes);
+	r |= set(bounds, "session_steps", limits->session_steps);
+	r |= set(bounds, "pool_bytes", limits->pool_bytes);
 	return r | json_object_set_new(object, "limits", bounds);
 }
 
@@ -163,6 +167,7 @@ static json_t *describe(struct fa_session *viewer)
 				r |= add_tenant(tenants, tenant);
 			n_tenants += tenant != viewer->tenant;
 		}
+	r |= fa_kv_status(object, viewer);
 	r |= set(object, "sessions_total", n_sessions);
 	r |= set(object, "tenants_total", n_tenants);
 	r |= json_object_set_new(object, "sessions", sessions);

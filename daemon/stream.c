@@ -37,6 +37,21 @@ static void request_explain(struct fa_request *request, int status)
 		        strerrordesc_np(-status));
 }
 
+static bool has_work(const struct fa_request *request)
+{
+	return request->work.op != FA_DEVICE_NONE;
+}
+
+/* The loop thread has the rest of it. */
+static void request_confirm(struct fa_request *request)
+{
+	struct fa_engine *engine = request->stream->engine;
+
+	fa_deadlines_remove(&engine->deadlines, &request->deadline);
+	request->state = FA_REQUEST_CONFIRMING;
+	fa_list_append(&engine->confirms, &request->answer_link);
+}
+
 /* The caller updates the stream. */
 static void request_end(struct fa_request *request, int status)
 {
@@ -44,7 +59,8 @@ static void request_end(struct fa_request *request, int status)
 
 	if (engine->lost)
 		status = -ENODEV;
-	if (request->state == FA_REQUEST_WAITING) {
+	if (request->state == FA_REQUEST_WAITING ||
+	    (request->state == FA_REQUEST_RUNNING && !has_work(request))) {
 		request_explain(request, status);
 		request_settle(request, status);
 	} else if (request->state == FA_REQUEST_RUNNING && !request->end_status) {
@@ -57,6 +73,18 @@ static void request_end(struct fa_request *request, int status)
 void fa_request_end(struct fa_request *request, int status)
 {
 	request_end(request, status);
+	stream_update(request->stream);
+}
+
+void fa_request_answered(struct fa_request *request)
+{
+	request->held = false;
+	if (request->state == FA_REQUEST_CONFIRMING ||
+	    (request->answer && request->state != FA_REQUEST_SETTLED)) {
+		if (request->answer)
+			request->error = request->answer_error;
+		request_settle(request, request->answer);
+	}
 	stream_update(request->stream);
 }
 
@@ -82,7 +110,10 @@ void fa_request_reaped(struct fa_request *request)
 	} else if (status) {
 		request->error = request->work.error;
 	}
-	request_settle(request, status);
+	if (!status && request->confirms)
+		request_confirm(request);
+	else
+		request_settle(request, status);
 	stream->outstanding--;
 	stream->engine->n_running--;
 	stream_update(stream);
@@ -124,6 +155,18 @@ static void queue_free(struct fa_stream *stream)
 	group_trim(stream->group);
 }
 
+/* Whether something of the stream can be started. */
+static bool can_launch(const struct fa_stream *stream)
+{
+	const struct fa_request *request = fa_request_first((struct fa_list *)&stream->waiting);
+
+	if (fa_list_empty(&stream->waiting))
+		return false;
+	if (request->state != FA_REQUEST_WAITING || !has_work(request))
+		return true;
+	return !request->held && stream->outstanding < stream->engine->depth;
+}
+
 /* Brings everything that follows from the state of its requests up to date. */
 static void stream_update(struct fa_stream *stream)
 {
@@ -134,13 +177,21 @@ static void stream_update(struct fa_stream *stream)
 	for (;;) {
 		head = fa_list_empty(&stream->started) ? &stream->waiting : &stream->started;
 		request = fa_request_first(head);
-		if (fa_list_empty(head) || request->state != FA_REQUEST_SETTLED)
+		if (fa_list_empty(head))
+			break;
+		if (request->state == FA_REQUEST_RUNNING && !has_work(request) && !request->held) {
+			if (request->confirms)
+				request_confirm(request);
+			else
+				request_settle(request, 0);
+		}
+		if (request->state != FA_REQUEST_SETTLED)
 			break;
 		fa_list_remove(&request->link);
 		fa_list_append(&engine->done, &request->link);
 	}
 
-	if (fa_list_empty(&stream->waiting) || stream->outstanding >= engine->depth)
+	if (!can_launch(stream))
 		fa_turns_remove(&engine->turns, &stream->group->turns, &stream->turn_link);
 	else if (fa_list_empty(&stream->turn_link))
 		fa_turns_add(&engine->turns, &stream->group->turns,
@@ -187,9 +238,11 @@ static void stream_launch(struct fa_stream *stream)
 		request = fa_request_first(&stream->waiting);
 		fa_list_remove(&request->link);
 		fa_list_append(&stream->started, &request->link);
-	} while (request->state == FA_REQUEST_SETTLED && !fa_list_empty(&stream->waiting));
+	} while (request->state == FA_REQUEST_SETTLED && can_launch(stream));
 
-	if (request->state == FA_REQUEST_WAITING) {
+	if (request->state == FA_REQUEST_WAITING && !has_work(request)) {
+		request->state = FA_REQUEST_RUNNING;
+	} else if (request->state == FA_REQUEST_WAITING) {
 		if (!stream->queue)
 			r = queue_new(stream, &request->error);
 		if (r < 0) {

@@ -27,10 +27,11 @@
 #define MESSAGES_AT_ONCE 64
 
 /* A child that lived shorter is started again only after a pause, each time twice as
- * long. */
+ * long; but never long if it had served, as its clients are waiting. */
 #define SHORT_LIFE_NS (5 * FA_NS_PER_SEC)
 #define PAUSE_MIN_MS 50
 #define PAUSE_MAX_MS 5000
+#define PAUSE_SERVED_MAX_MS 100
 
 struct kept {
 	char name[NAME_BYTES];
@@ -251,6 +252,8 @@ static int child_ended(struct supervisor *s, int status)
 	}
 	if (s->ready && fa_now_ns() - s->started_ns > SHORT_LIFE_NS)
 		s->pause_ms = 0;
+	if (s->ready && s->pause_ms > PAUSE_SERVED_MAX_MS)
+		s->pause_ms = PAUSE_SERVED_MAX_MS;
 	fa_log(FA_LOG_ERROR, "fad (%ld) %s %d; starting it again with %zu kept descriptors%s",
 	       (long)pid, exited ? "exited with status" : "was killed by signal",
 	       exited ? WEXITSTATUS(status) : WTERMSIG(status), s->n_kept,

@@ -429,11 +429,7 @@ static int bind_numbers(struct bind *bind)
 	return 0;
 }
 
-/*
- * A stride that no element is reached by may be any number; as 0 it cannot make the
- * arithmetic of kernels overflow.
- */
-static int64_t stride(const struct fa_wire_view *view, unsigned int i)
+int64_t fa_view_stride(const struct fa_wire_view *view, unsigned int i)
 {
 	for (unsigned int j = 0; j < view->rank; ++j)
 		if (!view->shape[j])
@@ -446,9 +442,9 @@ static struct fa_attention_tensor tensor(const struct bind *bind, const struct f
 {
 	return (struct fa_attention_tensor){
 		.data = (char *)memory->address + view->offset,
-		.stride_batch = bind->ragged ? 0 : stride(view, 0),
-		.stride_token = stride(view, bind->token),
-		.stride_head = stride(view, bind->head),
+		.stride_batch = bind->ragged ? 0 : fa_view_stride(view, 0),
+		.stride_token = fa_view_stride(view, bind->token),
+		.stride_head = fa_view_stride(view, bind->head),
 	};
 }
 
@@ -482,9 +478,9 @@ int fa_attention_bind(const struct fa_wire_attention *attention,
 		const struct fa_wire_view *lse = &attention->lse;
 
 		params.lse = (float *)((char *)memories[FA_VIEW_LSE]->address + lse->offset);
-		params.lse_stride_batch = bind.ragged ? 0 : stride(lse, 0);
-		params.lse_stride_head = stride(lse, bind.ragged ? 0 : 1);
-		params.lse_stride_token = stride(lse, bind.ragged ? 1 : 2);
+		params.lse_stride_batch = bind.ragged ? 0 : fa_view_stride(lse, 0);
+		params.lse_stride_head = fa_view_stride(lse, bind.ragged ? 0 : 1);
+		params.lse_stride_token = fa_view_stride(lse, bind.ragged ? 1 : 2);
 	}
 	*ret_params = params;
 	return 0;

@@ -44,6 +44,12 @@ int fa_view_check(const struct fa_wire_view *view, const char *name, bool output
                   const struct fa_device_memory *memory, struct fa_error *error);
 
 /*
+ * The stride of dimension @i of a checked view, for kernels: one that no element is reached
+ * by may be any number; as 0 it cannot make their arithmetic overflow.
+ */
+int64_t fa_view_stride(const struct fa_wire_view *view, unsigned int i);
+
+/*
  * Checks the whole request. @memories are those of the views' buffers; LSE's is
  * not looked at if there is no LSE. cu_seqlens, slopes and sinks of @ret_params
  * point into @attention. Whether a kernel covers it is not this function's affair.

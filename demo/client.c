@@ -12,16 +12,15 @@
 #include "client/faclient.h"
 #include "demo/memory.h"
 #include "demo/npy.h"
+#include "demo/process.h"
 #include "demo/reference.h"
 
 #include <errno.h>
 #include <math.h>
 #include <poll.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #define SEQUENCES_MAX 4
@@ -102,19 +101,6 @@ struct run {
 	bool wrong;
 };
 
-__attribute__((format(printf, 1, 2))) static int fail(const char *format, ...)
-{
-	va_list args;
-
-	printf("failed ");
-	va_start(args, format);
-	vprintf(format, args);
-	va_end(args);
-	printf("\n");
-	fflush(stdout);
-	return 1;
-}
-
 static int compare_doubles(const void *a, const void *b)
 {
 	double x = *(const double *)a, y = *(const double *)b;
@@ -168,7 +154,7 @@ static int make_tensors(struct run *run)
 		run->elements[i] = (size_t)(tokens * shape[2] * c->dim);
 		if (demo_memory_new(run->client, kind, bytes, text, sizeof(text),
 		                    &run->memories[i]) < 0)
-			return fail("no %s memory: %s", demo_memory_name(kind), text);
+			return demo_client_fail("no %s memory: %s", demo_memory_name(kind), text);
 		fa_tensor_init(tensors[i], demo_memory_buffer(run->memories[i]), 0, c->dtype,
 		               ragged ? 3 : 4, ragged ? shape + 1 : shape);
 	}
@@ -185,11 +171,11 @@ static int read_file(struct run *run, const char *data, const char *name, int in
 	snprintf(path, sizeof(path), "%s/%s.npy", data, name);
 	r = demo_npy_read(path, text, sizeof(text), &npy);
 	if (r < 0)
-		return fail("%s", text);
+		return demo_client_fail("%s", text);
 	if (strcmp(npy.type, type) != 0 ||
 	    npy.bytes != fa_buffer_bytes(demo_memory_buffer(run->memories[index]))) {
 		demo_npy_free(&npy);
-		return fail("%s is not of the shape and type the demo expects", path);
+		return demo_client_fail("%s is not of the shape and type the demo expects", path);
 	}
 	memcpy(demo_memory_host(run->memories[index]), npy.data, npy.bytes);
 	demo_npy_free(&npy);
@@ -210,7 +196,7 @@ static int fill_tensors(struct run *run, const char *data, uint64_t seed)
 				           next_number(&seed));
 		}
 		if (demo_memory_push(run->memories[i]) < 0)
-			return fail("a tensor cannot be copied to the GPU");
+			return demo_client_fail("a tensor cannot be copied to the GPU");
 	}
 	return 0;
 }
@@ -254,7 +240,7 @@ static int compute_expected(struct run *run)
 	}
 	for (int i = Q; i <= V; i++)
 		free(inputs[i]);
-	return r < 0 ? fail("no memory") : 0;
+	return r < 0 ? demo_client_fail("no memory") : 0;
 }
 
 static void check(struct run *run)
@@ -280,14 +266,6 @@ static void check(struct run *run)
 	}
 }
 
-static double now(void)
-{
-	struct timespec time;
-
-	clock_gettime(CLOCK_MONOTONIC, &time);
-	return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
-}
-
 /* One request, one check. What is not written stays NaN and is found. */
 static int run_round(struct run *run)
 {
@@ -297,19 +275,18 @@ static int run_round(struct run *run)
 	memset(demo_memory_host(run->memories[OUT]), 0xff,
 	       fa_buffer_bytes(run->attention.out.buffer));
 	if (demo_memory_push(run->memories[OUT]) < 0)
-		return fail("a tensor cannot be copied to the GPU");
-	start = now();
+		return demo_client_fail("a tensor cannot be copied to the GPU");
+	start = demo_now();
 	if (fa_attention(run->client, &run->attention, &ticket) < 0)
-		return fail("fad refused the request: %s", fa_error());
+		return demo_client_fail("fad refused the request: %s", fa_error());
 	if (run->rounds == 0) {
-		puts("running");
-		fflush(stdout);
+		demo_client_say("running");
 	}
 	if (fa_wait(run->client, &ticket, UINT64_MAX, NULL) < 0)
-		return fail("the request failed: %s", fa_error());
-	run->seconds[run->rounds++] = now() - start;
+		return demo_client_fail("the request failed: %s", fa_error());
+	run->seconds[run->rounds++] = demo_now() - start;
 	if (demo_memory_pull(run->memories[OUT]) < 0)
-		return fail("the result cannot be copied from the GPU");
+		return demo_client_fail("the result cannot be copied from the GPU");
 	check(run);
 	return 0;
 }
@@ -344,18 +321,6 @@ static bool told(void)
 	return poll(&stdin_poll, 1, 0) != 0;
 }
 
-static int wait_for(const char *word)
-{
-	char line[16];
-	size_t length = strlen(word);
-
-	/* not buffered by stdio, so that told() sees what is there */
-	if (read(STDIN_FILENO, line, length + 1) != (ssize_t)length + 1 ||
-	    strncmp(line, word, length) != 0)
-		return fail("the driver did not say %s", word);
-	return 0;
-}
-
 /* Asks for more than can be done before it is killed: GPUs are fast. */
 static int run_victim(struct run *run)
 {
@@ -364,12 +329,11 @@ static int run_victim(struct run *run)
 
 	for (int i = 0; i < n; i++) {
 		if (fa_attention(run->client, &run->attention, &ticket) < 0)
-			return fail("fad refused the request: %s", fa_error());
+			return demo_client_fail("fad refused the request: %s", fa_error());
 	}
-	puts("running");
-	fflush(stdout);
+	demo_client_say("running");
 	(void)fa_wait(run->client, &ticket, UINT64_MAX, NULL);
-	return fail("its requests ended before it was killed");
+	return demo_client_fail("its requests ended before it was killed");
 }
 
 static int run_client(struct run *run, const char *data, int index)
@@ -379,33 +343,31 @@ static int run_client(struct run *run, const char *data, int index)
 	struct fa_info info;
 
 	if (fa_connect(&options, &run->client) < 0)
-		return fail("no connection to fad: %s", fa_error());
+		return demo_client_fail("no connection to fad: %s", fa_error());
 	info.size = sizeof(info);
 	if (fa_info(run->client, &info) < 0)
-		return fail("%s", fa_error());
+		return demo_client_fail("%s", fa_error());
 	run->gpu = strcmp(info.backend, "cuda") == 0;
 	if (make_tensors(run) != 0)
 		return 1;
 	if (index == DEMO_VICTIM) {
 		/* whatever is there will do: nobody will see the result */
-		puts("ready");
-		fflush(stdout);
-		if (wait_for("go") != 0)
+		demo_client_say("ready");
+		if (demo_client_wait("go") != 0)
 			return 1;
 		return run_victim(run);
 	}
 	if (fill_tensors(run, data, 1000 + (uint64_t)index) != 0 || compute_expected(run) != 0)
 		return 1;
-	puts("ready");
-	fflush(stdout);
-	if (wait_for("go") != 0)
+	demo_client_say("ready");
+	if (demo_client_wait("go") != 0)
 		return 1;
 	while (!told() && (size_t)run->rounds + 1 < rounds_max) {
 		if (run_round(run) != 0)
 			return 1;
 	}
 	/* One more, which has begun after the driver said stop. */
-	if (wait_for("stop") != 0 || run_round(run) != 0)
+	if (demo_client_wait("stop") != 0 || run_round(run) != 0)
 		return 1;
 	print_result(run);
 	return run->wrong ? 1 : 0;
@@ -422,7 +384,7 @@ int demo_client_run(int index, const char *data)
 	int status;
 
 	if (!run)
-		return fail("no memory");
+		return demo_client_fail("no memory");
 	run->what = &cases[index];
 	status = run_client(run, data, index);
 	for (int i = 0; i < TENSORS; i++)

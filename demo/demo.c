@@ -9,120 +9,30 @@
 #include "demo/client.h"
 
 #include "client/faclient.h"
+#include "demo/process.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <jansson.h>
-#include <poll.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #define PROCESSES (DEMO_CLIENTS + 1)
 #define LIMIT_SECONDS 240
 
-struct process {
-	const char *name;
-	pid_t pid;
-	FILE *to, *from;
-	char result[512]; /* the line's fields, once it came */
-};
-
-static struct process processes[PROCESSES];
-
-__attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
-{
-	va_list args;
-
-	va_start(args, format);
-	vprintf(format, args);
-	va_end(args);
-	printf("\n");
-	fflush(stdout);
-}
-
-__attribute__((format(printf, 1, 2))) static int fail(const char *format, ...)
-{
-	va_list args;
-
-	printf("FAILED: ");
-	va_start(args, format);
-	vprintf(format, args);
-	va_end(args);
-	printf("\n");
-	fflush(stdout);
-	return -1;
-}
-
-static double now(void)
-{
-	struct timespec time;
-
-	clock_gettime(CLOCK_MONOTONIC, &time);
-	return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
-}
+static struct demo_process processes[PROCESSES];
+static char results[PROCESSES][DEMO_LINE_BYTES]; /* the lines' fields, once they came */
 
 static int start(int index, const char *data)
 {
-	struct process *process = &processes[index];
-	int to[2], from[2];
 	char number[8];
+	const char *argv[] = { "demo", "--data", data, "--client", number, NULL };
 
-	process->name = demo_client_name(index);
 	snprintf(number, sizeof(number), "%d", index);
-	if (pipe2(to, O_CLOEXEC) < 0)
-		return fail("pipe: %s", strerror(errno));
-	if (pipe2(from, O_CLOEXEC) < 0) {
-		close(to[0]);
-		close(to[1]);
-		return fail("pipe: %s", strerror(errno));
-	}
-	process->pid = fork();
-	if (process->pid == 0) {
-		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		dup2(to[0], STDIN_FILENO);
-		dup2(from[1], STDOUT_FILENO);
-		execl("/proc/self/exe", "demo", "--data", data, "--client", number, NULL);
-		_exit(127);
-	}
-	close(to[0]);
-	close(from[1]);
-	process->to = fdopen(to[1], "w");
-	process->from = fdopen(from[0], "r");
-	if (process->pid < 0)
-		return fail("fork: %s", strerror(errno));
-	return 0;
-}
-
-/* Reads the client's next line, which must start with @word; what follows goes to
- * @ret_rest (of 512 bytes) if that is not NULL. */
-static int expect(struct process *process, const char *word, char *ret_rest)
-{
-	char line[512];
-	size_t length = strlen(word);
-
-	if (!fgets(line, sizeof(line), process->from))
-		return fail("%s ended without a word", process->name);
-	line[strcspn(line, "\n")] = '\0';
-	if (strncmp(line, word, length) != 0 || (line[length] && line[length] != ' '))
-		return fail("%s says: %s", process->name, line);
-	if (ret_rest)
-		strcpy(ret_rest, line[length] ? line + length + 1 : "");
-	return 0;
-}
-
-static void tell(struct process *process, const char *word)
-{
-	/* a client that is gone is noticed when it is listened to */
-	fprintf(process->to, "%s\n", word);
-	fflush(process->to);
+	return demo_process_start(&processes[index], demo_client_name(index), argv);
 }
 
 /* What the daemon says of the session of process @pid. */
@@ -146,11 +56,11 @@ static int look(struct fa_client *client, pid_t pid, struct view *ret_view)
 	char *text;
 
 	if (fa_status(client, &text) < 0)
-		return fail("the daemon does not say how it is: %s", fa_error());
+		return demo_fail("the daemon does not say how it is: %s", fa_error());
 	root = json_loads(text, 0, NULL);
 	free(text);
 	if (!root)
-		return fail("the daemon's status is no JSON");
+		return demo_fail("the daemon's status is no JSON");
 	json_array_foreach(json_object_get(root, "sessions"), i, session)
 	{
 		view.total_bytes += integer(session, "buffer_bytes");
@@ -174,84 +84,85 @@ enum state {
 
 static int look_until(struct fa_client *client, pid_t pid, enum state state, struct view *ret_view)
 {
-	double end = now() + 30;
+	double end = demo_now() + 30;
 
-	while (now() < end) {
+	while (demo_now() < end) {
 		if (look(client, pid, ret_view) < 0)
 			return -1;
 		if (state == RUNNING ? ret_view->there && ret_view->requests > 0 : !ret_view->there)
 			return 0;
 		usleep(5000);
 	}
-	return fail(state == RUNNING ? "the daemon never showed the request"
-	                             : "the daemon still keeps the session after 30 s");
+	return demo_fail(state == RUNNING ? "the daemon never showed the request"
+	                                  : "the daemon still keeps the session after 30 s");
 }
 
 static int kill_victim(struct fa_client *client)
 {
-	struct process *victim = &processes[DEMO_VICTIM];
+	struct demo_process *victim = &processes[DEMO_VICTIM];
 	struct view before, after;
 	double start;
 
 	if (look(client, victim->pid, &before) < 0)
 		return -1;
 	if (before.requests == 0)
-		return fail("the request of %s had ended before the kill", victim->name);
-	start = now();
+		return demo_fail("the request of %s had ended before the kill", victim->name);
+	start = demo_now();
 	kill(victim->pid, SIGKILL);
 	waitpid(victim->pid, NULL, 0);
 	if (look_until(client, victim->pid, GONE, &after) < 0)
 		return -1;
-	say("%s (%d) was killed in the middle of its request. After %.0f ms the daemon has\n"
-	    "forgotten its session and given back its %.0f MiB.",
-	    victim->name, victim->pid, (now() - start) * 1e3,
-	    (double)(before.total_bytes - after.total_bytes) / (1 << 20));
+	demo_say("%s (%d) was killed in the middle of its request. After %.0f ms the daemon has\n"
+	         "forgotten its session and given back its %.0f MiB.",
+	         victim->name, victim->pid, (demo_now() - start) * 1e3,
+	         (double)(before.total_bytes - after.total_bytes) / (1 << 20));
 	victim->pid = 0;
 	if (before.bytes == 0 || after.total_bytes != before.total_bytes - before.bytes)
-		return fail("%lld bytes of buffers were left, not %lld",
-		            (long long)after.total_bytes,
-		            (long long)(before.total_bytes - before.bytes));
+		return demo_fail("%lld bytes of buffers were left, not %lld",
+		                 (long long)after.total_bytes,
+		                 (long long)(before.total_bytes - before.bytes));
 	return 0;
 }
 
 static int run(struct fa_client *client, const char *data)
 {
-	struct process *victim = &processes[DEMO_VICTIM];
+	struct demo_process *victim = &processes[DEMO_VICTIM];
 	struct view view;
 
-	say("Five processes connect. Four make their tensors (delta reads them from %s/*.npy)\n"
-	    "and compute in double precision what attention over them is ...",
-	    data);
+	demo_say(
+		"Five processes connect. Four make their tensors (delta reads them from %s/*.npy)\n"
+		"and compute in double precision what attention over them is ...",
+		data);
 	for (int i = 0; i < PROCESSES; i++) {
 		if (start(i, data) < 0)
 			return -1;
 	}
 	for (int i = 0; i < PROCESSES; i++) {
-		if (expect(&processes[i], "ready", NULL) < 0)
+		if (demo_process_expect(&processes[i], "ready", NULL) < 0)
 			return -1;
 	}
 
-	say("The fifth, %s, asks for something that takes for ever ...", victim->name);
-	tell(victim, "go");
-	if (expect(victim, "running", NULL) < 0 ||
+	demo_say("The fifth, %s, asks for something that takes for ever ...", victim->name);
+	demo_process_tell(victim, "go");
+	if (demo_process_expect(victim, "running", NULL) < 0 ||
 	    look_until(client, victim->pid, RUNNING, &view) < 0)
 		return -1;
-	say("... and beside it the four ask, again and again, and check every number.");
+	demo_say("... and beside it the four ask, again and again, and check every number.");
 	for (int i = 0; i < DEMO_CLIENTS; i++)
-		tell(&processes[i], "go");
+		demo_process_tell(&processes[i], "go");
 	for (int i = 0; i < DEMO_CLIENTS; i++) {
-		if (expect(&processes[i], "running", NULL) < 0)
+		if (demo_process_expect(&processes[i], "running", NULL) < 0)
 			return -1;
 	}
 	sleep(1);
 	if (kill_victim(client) < 0)
 		return -1;
-	say("The others go on, and stop after one more request each.");
+	demo_say("The others go on, and stop after one more request each.");
 	sleep(1);
 	for (int i = 0; i < DEMO_CLIENTS; i++)
-		tell(&processes[i], "stop");
+		demo_process_tell(&processes[i], "stop");
 	for (int i = 0; i < DEMO_CLIENTS; i++) {
-		if (expect(&processes[i], "result", processes[i].result) < 0)
+		if (demo_process_expect(&processes[i], "result", results[i]) < 0)
 			return -1;
 	}
 	return 0;
@@ -263,15 +174,15 @@ static int finish(void)
 	int r = 0;
 
 	for (int i = 0; i < PROCESSES; i++) {
-		struct process *process = &processes[i];
+		struct demo_process *process = &processes[i];
 		int status;
 
 		if (process->pid <= 0)
 			continue;
-		if (!process->result[0])
+		if (!results[i][0])
 			kill(process->pid, SIGKILL);
 		if (waitpid(process->pid, &status, 0) < 0 || status != 0)
-			r = fail("%s did not end well", process->name);
+			r = demo_fail("%s did not end well", process->name);
 	}
 	return r;
 }
@@ -283,15 +194,15 @@ static int print_table(void)
 	printf("\n%-8s %7s  %-37s %-8s %-5s %-6s %6s %9s %8s %9s %9s\n", "process", "pid", "shape",
 	       "memory", "dtype", "mask", "rounds", "median ms", "GFLOP/s", "error", "of allowed");
 	for (int i = 0; i < DEMO_CLIENTS; i++) {
-		struct process *process = &processes[i];
-		char *fields[10], *rest = process->result;
+		struct demo_process *process = &processes[i];
+		char *fields[10], *rest = results[i];
 		double seconds, flops;
 		int n = 0;
 
 		while (n < 10 && rest)
 			fields[n++] = strsep(&rest, "\t");
 		if (n != 10)
-			return fail("%s says too little", process->name);
+			return demo_fail("%s says too little", process->name);
 		seconds = atof(fields[5]);
 		flops = atof(fields[6]);
 		printf("%-8s %7d  %-37s %-8s %-5s %-6s %6s %9.2f %8.1f %9s %9s  %s\n",
@@ -334,7 +245,7 @@ int main(int argc, char **argv)
 	signal(SIGALRM, out_of_time);
 	alarm(LIMIT_SECONDS);
 	if (fa_connect(&options, &client) < 0) {
-		fail("no connection to fad: %s", fa_error());
+		demo_fail("no connection to fad: %s", fa_error());
 		return 1;
 	}
 	r = run(client, data);

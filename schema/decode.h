@@ -185,6 +185,237 @@ class Reader
 		string(body->text(), FA_WIRE_TEXT_BYTES_MAX, &ret_completion->text);
 	}
 
+	/* FlatBuffers before 23 do not verify that a vector of structs is aligned. */
+	void step_items(const flatbuffers::Vector<const wire::StepItem *> *vector,
+	                const struct fa_wire_step_item **ret_items, size_t *ret_n)
+	{
+		*ret_items = nullptr;
+		*ret_n = 0;
+		if (!vector || !vector->size())
+			return;
+		if (vector->size() > FA_WIRE_STEP_MAX ||
+		    reinterpret_cast<uintptr_t>(vector->Data()) %
+		            alignof(struct fa_wire_step_item)) {
+			too_long_ = true;
+			return;
+		}
+		*ret_items = reinterpret_cast<const struct fa_wire_step_item *>(vector->Data());
+		*ret_n = vector->size();
+	}
+
+	void cache_create(const wire::CacheCreate *body,
+	                  struct fa_wire_cache_create *__restrict ret_cache_create)
+	{
+		string(body->name(), FA_WIRE_NAME_BYTES_MAX, &ret_cache_create->name);
+		ret_cache_create->mode = body->mode();
+		ret_cache_create->ttl_ns = body->ttl_ns();
+		ret_cache_create->dtype = body->dtype();
+		ret_cache_create->flags = body->flags();
+		ret_cache_create->layers = body->layers();
+		ret_cache_create->kv_heads = body->kv_heads();
+		ret_cache_create->head_dim = body->head_dim();
+		ret_cache_create->head_dim_v = body->head_dim_v();
+		ret_cache_create->page_tokens = body->page_tokens();
+		ret_cache_create->max_pages = body->max_pages();
+	}
+
+	void cache_find(const wire::CacheFind *body,
+	                struct fa_wire_cache_find *__restrict ret_cache_find)
+	{
+		string(body->name(), FA_WIRE_NAME_BYTES_MAX, &ret_cache_find->name);
+		ret_cache_find->cache = body->cache();
+	}
+
+	void cache_remove(const wire::CacheRemove *body,
+	                  struct fa_wire_cache_remove *__restrict ret_cache_remove)
+	{
+		ret_cache_remove->cache = body->cache();
+	}
+
+	void cache_reply(const wire::CacheReply *body,
+	                 struct fa_wire_cache_reply *__restrict ret_cache_reply)
+	{
+		ret_cache_reply->cache = body->cache();
+		ret_cache_reply->mode = body->mode();
+		ret_cache_reply->dtype = body->dtype();
+		ret_cache_reply->flags = body->flags();
+		ret_cache_reply->layers = body->layers();
+		ret_cache_reply->kv_heads = body->kv_heads();
+		ret_cache_reply->head_dim = body->head_dim();
+		ret_cache_reply->head_dim_v = body->head_dim_v();
+		ret_cache_reply->page_tokens = body->page_tokens();
+		ret_cache_reply->page_bytes = body->page_bytes();
+		ret_cache_reply->max_pages = body->max_pages();
+		ret_cache_reply->used_pages = body->used_pages();
+		ret_cache_reply->idle_pages = body->idle_pages();
+		ret_cache_reply->sequences = body->sequences();
+	}
+
+	void sequence_create(const wire::SequenceCreate *body,
+	                     struct fa_wire_sequence_create *__restrict ret_sequence_create)
+	{
+		ret_sequence_create->cache = body->cache();
+	}
+
+	void sequence_find(const wire::SequenceFind *body,
+	                   struct fa_wire_sequence_find *__restrict ret_sequence_find)
+	{
+		string(body->name(), FA_WIRE_NAME_BYTES_MAX, &ret_sequence_find->name);
+	}
+
+	void sequence_fork(const wire::SequenceFork *body,
+	                   struct fa_wire_sequence_fork *__restrict ret_sequence_fork)
+	{
+		ret_sequence_fork->sequence = body->sequence();
+		ret_sequence_fork->tokens = body->tokens();
+	}
+
+	void sequence_set_name(const wire::SequenceSetName *body,
+	                       struct fa_wire_sequence_set_name *__restrict ret_sequence_set_name)
+	{
+		ret_sequence_set_name->sequence = body->sequence();
+		string(body->name(), FA_WIRE_NAME_BYTES_MAX, &ret_sequence_set_name->name);
+		ret_sequence_set_name->mode = body->mode();
+		ret_sequence_set_name->ttl_ns = body->ttl_ns();
+	}
+
+	void sequence_truncate(const wire::SequenceTruncate *body,
+	                       struct fa_wire_sequence_truncate *__restrict ret_sequence_truncate)
+	{
+		ret_sequence_truncate->sequence = body->sequence();
+		ret_sequence_truncate->tokens = body->tokens();
+	}
+
+	void sequence_drop(const wire::SequenceDrop *body,
+	                   struct fa_wire_sequence_drop *__restrict ret_sequence_drop)
+	{
+		ret_sequence_drop->sequence = body->sequence();
+		ret_sequence_drop->first = body->first();
+	}
+
+	void sequence_free(const wire::SequenceFree *body,
+	                   struct fa_wire_sequence_free *__restrict ret_sequence_free)
+	{
+		ret_sequence_free->sequence = body->sequence();
+	}
+
+	void sequence_info(const wire::SequenceInfo *body,
+	                   struct fa_wire_sequence_info *__restrict ret_sequence_info)
+	{
+		ret_sequence_info->sequence = body->sequence();
+	}
+
+	void sequence_reply(const wire::SequenceReply *body,
+	                    struct fa_wire_sequence_reply *__restrict ret_sequence_reply)
+	{
+		ret_sequence_reply->sequence = body->sequence();
+		ret_sequence_reply->cache = body->cache();
+		ret_sequence_reply->length = body->length();
+		ret_sequence_reply->planned = body->planned();
+		ret_sequence_reply->first = body->first();
+		ret_sequence_reply->step = body->step();
+		ret_sequence_reply->mode = body->mode();
+		ret_sequence_reply->matched = body->matched();
+	}
+
+	void sequence_publish(const wire::SequencePublish *body,
+	                      struct fa_wire_sequence_publish *__restrict ret_sequence_publish)
+	{
+		ret_sequence_publish->sequence = body->sequence();
+		ret_sequence_publish->flags = body->flags();
+		vector(body->extra(), FA_WIRE_EXTRA_MAX, &ret_sequence_publish->extra,
+		       &ret_sequence_publish->n_extra);
+		vector(body->tokens(), FA_WIRE_TOKENS_MAX, &ret_sequence_publish->tokens,
+		       &ret_sequence_publish->n_tokens);
+		view(body->tokens_view(), &ret_sequence_publish->tokens_view);
+	}
+
+	void sequence_attach(const wire::SequenceAttach *body,
+	                     struct fa_wire_sequence_attach *__restrict ret_sequence_attach)
+	{
+		ret_sequence_attach->sequence = body->sequence();
+		ret_sequence_attach->flags = body->flags();
+		vector(body->extra(), FA_WIRE_EXTRA_MAX, &ret_sequence_attach->extra,
+		       &ret_sequence_attach->n_extra);
+		vector(body->tokens(), FA_WIRE_TOKENS_MAX, &ret_sequence_attach->tokens,
+		       &ret_sequence_attach->n_tokens);
+		view(body->tokens_view(), &ret_sequence_attach->tokens_view);
+	}
+
+	void sequence_copy(const wire::SequenceCopy *body,
+	                   struct fa_wire_sequence_copy *__restrict ret_sequence_copy)
+	{
+		ret_sequence_copy->stream = body->stream();
+		ret_sequence_copy->value = body->value();
+		ret_sequence_copy->sequence = body->sequence();
+		ret_sequence_copy->flags = body->flags();
+		ret_sequence_copy->layer = body->layer();
+		ret_sequence_copy->first = body->first();
+		view(body->k(), &ret_sequence_copy->k);
+		view(body->v(), &ret_sequence_copy->v);
+	}
+
+	void step_begin(const wire::StepBegin *body,
+	                struct fa_wire_step_begin *__restrict ret_step_begin)
+	{
+		ret_step_begin->step = body->step();
+		step_items(body->items(), &ret_step_begin->items, &ret_step_begin->n_items);
+		vector(body->tree(), FA_WIRE_TOKENS_MAX, &ret_step_begin->tree,
+		       &ret_step_begin->n_tree);
+		vector(body->tree_start(), FA_WIRE_STEP_MAX, &ret_step_begin->tree_start,
+		       &ret_step_begin->n_tree_start);
+	}
+
+	void step_reply(const wire::StepReply *body,
+	                struct fa_wire_step_reply *__restrict ret_step_reply)
+	{
+		ret_step_reply->step = body->step();
+		ret_step_reply->number = body->number();
+	}
+
+	void step_attend(const wire::StepAttend *body,
+	                 struct fa_wire_step_attend *__restrict ret_step_attend)
+	{
+		ret_step_attend->stream = body->stream();
+		ret_step_attend->value = body->value();
+		ret_step_attend->step = body->step();
+		ret_step_attend->cache = body->cache();
+		ret_step_attend->layer = body->layer();
+		ret_step_attend->flags = body->flags();
+		view(body->q(), &ret_step_attend->q);
+		view(body->k(), &ret_step_attend->k);
+		view(body->v(), &ret_step_attend->v);
+		view(body->out(), &ret_step_attend->out);
+		view(body->lse(), &ret_step_attend->lse);
+		ret_step_attend->scale = body->scale();
+		ret_step_attend->softcap = body->softcap();
+		ret_step_attend->window_left = body->window_left();
+		ret_step_attend->window_right = body->window_right();
+		vector(body->alibi_slopes(), FA_WIRE_HEADS_MAX, &ret_step_attend->alibi_slopes,
+		       &ret_step_attend->n_alibi_slopes);
+		vector(body->sinks(), FA_WIRE_HEADS_MAX, &ret_step_attend->sinks,
+		       &ret_step_attend->n_sinks);
+		ret_step_attend->rotary_dim = body->rotary_dim();
+		ret_step_attend->rotary_base = body->rotary_base();
+		ret_step_attend->rotary_scale = body->rotary_scale();
+		view(body->cos(), &ret_step_attend->cos);
+		view(body->sin(), &ret_step_attend->sin);
+		vector(body->positions(), FA_WIRE_TOKENS_MAX, &ret_step_attend->positions,
+		       &ret_step_attend->n_positions);
+	}
+
+	void step_end(const wire::StepEnd *body, struct fa_wire_step_end *__restrict ret_step_end)
+	{
+		ret_step_end->stream = body->stream();
+		ret_step_end->value = body->value();
+		ret_step_end->step = body->step();
+		ret_step_end->flags = body->flags();
+		vector(body->keep(), FA_WIRE_TOKENS_MAX, &ret_step_end->keep,
+		       &ret_step_end->n_keep);
+		vector(body->cu_keep(), FA_WIRE_STEP_MAX + 1, &ret_step_end->cu_keep,
+		       &ret_step_end->n_cu_keep);
+	}
+
 	void body(const wire::Message *message, struct fa_wire_message *ret_message);
 
       private:
@@ -254,6 +485,69 @@ void Reader::body(const wire::Message *message, struct fa_wire_message *ret_mess
 		break;
 	case wire::Body::StatusReply:
 		ret_message->status_reply.bytes = message->body_as_StatusReply()->bytes();
+		break;
+	case wire::Body::CacheCreate:
+		cache_create(message->body_as_CacheCreate(), &ret_message->cache_create);
+		break;
+	case wire::Body::CacheFind:
+		cache_find(message->body_as_CacheFind(), &ret_message->cache_find);
+		break;
+	case wire::Body::CacheRemove:
+		cache_remove(message->body_as_CacheRemove(), &ret_message->cache_remove);
+		break;
+	case wire::Body::CacheReply:
+		cache_reply(message->body_as_CacheReply(), &ret_message->cache_reply);
+		break;
+	case wire::Body::SequenceCreate:
+		sequence_create(message->body_as_SequenceCreate(), &ret_message->sequence_create);
+		break;
+	case wire::Body::SequenceFind:
+		sequence_find(message->body_as_SequenceFind(), &ret_message->sequence_find);
+		break;
+	case wire::Body::SequenceFork:
+		sequence_fork(message->body_as_SequenceFork(), &ret_message->sequence_fork);
+		break;
+	case wire::Body::SequenceSetName:
+		sequence_set_name(message->body_as_SequenceSetName(),
+		                  &ret_message->sequence_set_name);
+		break;
+	case wire::Body::SequenceTruncate:
+		sequence_truncate(message->body_as_SequenceTruncate(),
+		                  &ret_message->sequence_truncate);
+		break;
+	case wire::Body::SequenceDrop:
+		sequence_drop(message->body_as_SequenceDrop(), &ret_message->sequence_drop);
+		break;
+	case wire::Body::SequenceFree:
+		sequence_free(message->body_as_SequenceFree(), &ret_message->sequence_free);
+		break;
+	case wire::Body::SequenceInfo:
+		sequence_info(message->body_as_SequenceInfo(), &ret_message->sequence_info);
+		break;
+	case wire::Body::SequenceReply:
+		sequence_reply(message->body_as_SequenceReply(), &ret_message->sequence_reply);
+		break;
+	case wire::Body::SequencePublish:
+		sequence_publish(message->body_as_SequencePublish(),
+		                 &ret_message->sequence_publish);
+		break;
+	case wire::Body::SequenceAttach:
+		sequence_attach(message->body_as_SequenceAttach(), &ret_message->sequence_attach);
+		break;
+	case wire::Body::SequenceCopy:
+		sequence_copy(message->body_as_SequenceCopy(), &ret_message->sequence_copy);
+		break;
+	case wire::Body::StepBegin:
+		step_begin(message->body_as_StepBegin(), &ret_message->step_begin);
+		break;
+	case wire::Body::StepReply:
+		step_reply(message->body_as_StepReply(), &ret_message->step_reply);
+		break;
+	case wire::Body::StepAttend:
+		step_attend(message->body_as_StepAttend(), &ret_message->step_attend);
+		break;
+	case wire::Body::StepEnd:
+		step_end(message->body_as_StepEnd(), &ret_message->step_end);
 		break;
 	case wire::Body::NONE:
 	case wire::Body::Ping:

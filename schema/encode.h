@@ -47,14 +47,37 @@ constexpr size_t FIXED_BYTES[_FA_WIRE_TYPE_N] = {
 	FRAME_BYTES + tables_bytes(1, 0),                                          /* DRAIN */
 	FRAME_BYTES + tables_bytes(1, 2),                                          /* REPLY */
 	FRAME_BYTES + tables_bytes(2, 16) + 2 * array_bytes(sizeof(wire::Secret)), /* HELLO_REPLY */
-	FRAME_BYTES + tables_bytes(1, 3), /* BUFFER_REPLY */
-	FRAME_BYTES + tables_bytes(1, 7), /* COMPLETION */
-	FRAME_BYTES + tables_bytes(1, 1), /* STATUS_REPLY */
-	FRAME_BYTES + tables_bytes(1, 2), /* BUFFER_PIECES */
+	FRAME_BYTES + tables_bytes(1, 3),  /* BUFFER_REPLY */
+	FRAME_BYTES + tables_bytes(1, 7),  /* COMPLETION */
+	FRAME_BYTES + tables_bytes(1, 1),  /* STATUS_REPLY */
+	FRAME_BYTES + tables_bytes(1, 2),  /* BUFFER_PIECES */
+	FRAME_BYTES + tables_bytes(1, 11), /* CACHE_CREATE */
+	FRAME_BYTES + tables_bytes(1, 2),  /* CACHE_FIND */
+	FRAME_BYTES + tables_bytes(1, 1),  /* CACHE_REMOVE */
+	FRAME_BYTES + tables_bytes(1, 14), /* CACHE_REPLY */
+	FRAME_BYTES + tables_bytes(1, 1),  /* SEQUENCE_CREATE */
+	FRAME_BYTES + tables_bytes(1, 1),  /* SEQUENCE_FIND */
+	FRAME_BYTES + tables_bytes(1, 2),  /* SEQUENCE_FORK */
+	FRAME_BYTES + tables_bytes(1, 4),  /* SEQUENCE_SET_NAME */
+	FRAME_BYTES + tables_bytes(1, 2),  /* SEQUENCE_TRUNCATE */
+	FRAME_BYTES + tables_bytes(1, 2),  /* SEQUENCE_DROP */
+	FRAME_BYTES + tables_bytes(1, 1),  /* SEQUENCE_FREE */
+	FRAME_BYTES + tables_bytes(1, 1),  /* SEQUENCE_INFO */
+	FRAME_BYTES + tables_bytes(1, 8),  /* SEQUENCE_REPLY */
+	FRAME_BYTES + tables_bytes(1, 5) +
+		1 * array_bytes(sizeof(wire::View)), /* SEQUENCE_PUBLISH */
+	FRAME_BYTES + tables_bytes(1, 5) +
+		1 * array_bytes(sizeof(wire::View)), /* SEQUENCE_ATTACH */
+	FRAME_BYTES + tables_bytes(1, 8) + 2 * array_bytes(sizeof(wire::View)),  /* SEQUENCE_COPY */
+	FRAME_BYTES + tables_bytes(1, 4),                                        /* STEP_BEGIN */
+	FRAME_BYTES + tables_bytes(1, 2),                                        /* STEP_REPLY */
+	FRAME_BYTES + tables_bytes(1, 23) + 7 * array_bytes(sizeof(wire::View)), /* STEP_ATTEND */
+	FRAME_BYTES + tables_bytes(1, 6),                                        /* STEP_END */
 };
 
-static_assert(FIXED_BYTES[FA_WIRE_ATTENTION] <= FA_WIRE_FIXED_BYTES_MAX, "longest");
-static_assert(FIXED_BYTES[FA_WIRE_HELLO_REPLY] <= FA_WIRE_FIXED_BYTES_MAX, "second longest");
+static_assert(FIXED_BYTES[FA_WIRE_STEP_ATTEND] <= FA_WIRE_FIXED_BYTES_MAX, "longest");
+static_assert(FIXED_BYTES[FA_WIRE_ATTENTION] <= FA_WIRE_FIXED_BYTES_MAX, "long, too");
+static_assert(FIXED_BYTES[FA_WIRE_HELLO_REPLY] <= FA_WIRE_FIXED_BYTES_MAX, "long, too");
 
 /* Adds up what a message needs; stays above every limit once it was above one. */
 class Bound
@@ -122,6 +145,50 @@ size_t encoded_bytes_max(const struct fa_wire_message *message, uint32_t type)
 		break;
 	case FA_WIRE_COMPLETION:
 		bound.string(message->completion.text);
+		break;
+	case FA_WIRE_CACHE_CREATE:
+		bound.string(message->cache_create.name);
+		break;
+	case FA_WIRE_CACHE_FIND:
+		bound.string(message->cache_find.name);
+		break;
+	case FA_WIRE_SEQUENCE_FIND:
+		bound.string(message->sequence_find.name);
+		break;
+	case FA_WIRE_SEQUENCE_SET_NAME:
+		bound.string(message->sequence_set_name.name);
+		break;
+	case FA_WIRE_SEQUENCE_PUBLISH:
+		bound.array(message->sequence_publish.extra, message->sequence_publish.n_extra,
+		            sizeof(uint8_t));
+		bound.array(message->sequence_publish.tokens, message->sequence_publish.n_tokens,
+		            sizeof(uint32_t));
+		break;
+	case FA_WIRE_SEQUENCE_ATTACH:
+		bound.array(message->sequence_attach.extra, message->sequence_attach.n_extra,
+		            sizeof(uint8_t));
+		bound.array(message->sequence_attach.tokens, message->sequence_attach.n_tokens,
+		            sizeof(uint32_t));
+		break;
+	case FA_WIRE_STEP_BEGIN:
+		bound.array(message->step_begin.items, message->step_begin.n_items,
+		            sizeof(struct fa_wire_step_item));
+		bound.array(message->step_begin.tree, message->step_begin.n_tree, sizeof(uint32_t));
+		bound.array(message->step_begin.tree_start, message->step_begin.n_tree_start,
+		            sizeof(uint32_t));
+		break;
+	case FA_WIRE_STEP_ATTEND:
+		bound.array(message->step_attend.alibi_slopes, message->step_attend.n_alibi_slopes,
+		            sizeof(float));
+		bound.array(message->step_attend.sinks, message->step_attend.n_sinks,
+		            sizeof(float));
+		bound.array(message->step_attend.positions, message->step_attend.n_positions,
+		            sizeof(uint32_t));
+		break;
+	case FA_WIRE_STEP_END:
+		bound.array(message->step_end.keep, message->step_end.n_keep, sizeof(uint32_t));
+		bound.array(message->step_end.cu_keep, message->step_end.n_cu_keep,
+		            sizeof(uint32_t));
 		break;
 	default:
 		break;
@@ -273,6 +340,187 @@ flatbuffers::Offset<wire::HelloReply> hello_reply_write(Builder &builder,
 	                              reply.session, &secret, reply.resumed, limits);
 }
 
+flatbuffers::Offset<flatbuffers::Vector<const wire::StepItem *>>
+step_items_write(Builder &builder, const struct fa_wire_step_item *items, size_t n)
+{
+	if (!items || !n)
+		return {};
+	/* One layout: mirror.h proves it. */
+	return builder.CreateVectorOfStructs(reinterpret_cast<const wire::StepItem *>(items), n);
+}
+
+flatbuffers::Offset<wire::CacheCreate> cache_create_write(Builder &builder,
+                                                          const struct fa_wire_cache_create &body)
+{
+	auto name = string_write(builder, body.name);
+
+	return wire::CreateCacheCreate(builder, name, body.mode, body.ttl_ns, body.dtype,
+	                               body.flags, body.layers, body.kv_heads, body.head_dim,
+	                               body.head_dim_v, body.page_tokens, body.max_pages);
+}
+
+flatbuffers::Offset<wire::CacheFind> cache_find_write(Builder &builder,
+                                                      const struct fa_wire_cache_find &body)
+{
+	auto name = string_write(builder, body.name);
+
+	return wire::CreateCacheFind(builder, name, body.cache);
+}
+
+flatbuffers::Offset<wire::CacheRemove> cache_remove_write(Builder &builder,
+                                                          const struct fa_wire_cache_remove &body)
+{
+	return wire::CreateCacheRemove(builder, body.cache);
+}
+
+flatbuffers::Offset<wire::CacheReply> cache_reply_write(Builder &builder,
+                                                        const struct fa_wire_cache_reply &body)
+{
+	return wire::CreateCacheReply(builder, body.cache, body.mode, body.dtype, body.flags,
+	                              body.layers, body.kv_heads, body.head_dim, body.head_dim_v,
+	                              body.page_tokens, body.page_bytes, body.max_pages,
+	                              body.used_pages, body.idle_pages, body.sequences);
+}
+
+flatbuffers::Offset<wire::SequenceCreate>
+sequence_create_write(Builder &builder, const struct fa_wire_sequence_create &body)
+{
+	return wire::CreateSequenceCreate(builder, body.cache);
+}
+
+flatbuffers::Offset<wire::SequenceFind>
+sequence_find_write(Builder &builder, const struct fa_wire_sequence_find &body)
+{
+	auto name = string_write(builder, body.name);
+
+	return wire::CreateSequenceFind(builder, name);
+}
+
+flatbuffers::Offset<wire::SequenceFork>
+sequence_fork_write(Builder &builder, const struct fa_wire_sequence_fork &body)
+{
+	return wire::CreateSequenceFork(builder, body.sequence, body.tokens);
+}
+
+flatbuffers::Offset<wire::SequenceSetName>
+sequence_set_name_write(Builder &builder, const struct fa_wire_sequence_set_name &body)
+{
+	auto name = string_write(builder, body.name);
+
+	return wire::CreateSequenceSetName(builder, body.sequence, name, body.mode, body.ttl_ns);
+}
+
+flatbuffers::Offset<wire::SequenceTruncate>
+sequence_truncate_write(Builder &builder, const struct fa_wire_sequence_truncate &body)
+{
+	return wire::CreateSequenceTruncate(builder, body.sequence, body.tokens);
+}
+
+flatbuffers::Offset<wire::SequenceDrop>
+sequence_drop_write(Builder &builder, const struct fa_wire_sequence_drop &body)
+{
+	return wire::CreateSequenceDrop(builder, body.sequence, body.first);
+}
+
+flatbuffers::Offset<wire::SequenceFree>
+sequence_free_write(Builder &builder, const struct fa_wire_sequence_free &body)
+{
+	return wire::CreateSequenceFree(builder, body.sequence);
+}
+
+flatbuffers::Offset<wire::SequenceInfo>
+sequence_info_write(Builder &builder, const struct fa_wire_sequence_info &body)
+{
+	return wire::CreateSequenceInfo(builder, body.sequence);
+}
+
+flatbuffers::Offset<wire::SequenceReply>
+sequence_reply_write(Builder &builder, const struct fa_wire_sequence_reply &body)
+{
+	return wire::CreateSequenceReply(builder, body.sequence, body.cache, body.length,
+	                                 body.planned, body.first, body.step, body.mode,
+	                                 body.matched);
+}
+
+flatbuffers::Offset<wire::SequencePublish>
+sequence_publish_write(Builder &builder, const struct fa_wire_sequence_publish &body)
+{
+	auto extra = vector_write(builder, body.extra, body.n_extra);
+	auto tokens = vector_write(builder, body.tokens, body.n_tokens);
+	ViewWriter tokens_view(body.tokens_view);
+
+	return wire::CreateSequencePublish(builder, body.sequence, body.flags, extra, tokens,
+	                                   tokens_view.get());
+}
+
+flatbuffers::Offset<wire::SequenceAttach>
+sequence_attach_write(Builder &builder, const struct fa_wire_sequence_attach &body)
+{
+	auto extra = vector_write(builder, body.extra, body.n_extra);
+	auto tokens = vector_write(builder, body.tokens, body.n_tokens);
+	ViewWriter tokens_view(body.tokens_view);
+
+	return wire::CreateSequenceAttach(builder, body.sequence, body.flags, extra, tokens,
+	                                  tokens_view.get());
+}
+
+flatbuffers::Offset<wire::SequenceCopy>
+sequence_copy_write(Builder &builder, const struct fa_wire_sequence_copy &body)
+{
+	ViewWriter k(body.k);
+	ViewWriter v(body.v);
+
+	return wire::CreateSequenceCopy(builder, body.stream, body.value, body.sequence, body.flags,
+	                                body.layer, body.first, k.get(), v.get());
+}
+
+flatbuffers::Offset<wire::StepBegin> step_begin_write(Builder &builder,
+                                                      const struct fa_wire_step_begin &body)
+{
+	auto items = step_items_write(builder, body.items, body.n_items);
+	auto tree = vector_write(builder, body.tree, body.n_tree);
+	auto tree_start = vector_write(builder, body.tree_start, body.n_tree_start);
+
+	return wire::CreateStepBegin(builder, body.step, items, tree, tree_start);
+}
+
+flatbuffers::Offset<wire::StepReply> step_reply_write(Builder &builder,
+                                                      const struct fa_wire_step_reply &body)
+{
+	return wire::CreateStepReply(builder, body.step, body.number);
+}
+
+flatbuffers::Offset<wire::StepAttend> step_attend_write(Builder &builder,
+                                                        const struct fa_wire_step_attend &body)
+{
+	ViewWriter q(body.q);
+	ViewWriter k(body.k);
+	ViewWriter v(body.v);
+	ViewWriter out(body.out);
+	ViewWriter lse(body.lse);
+	auto alibi_slopes = vector_write(builder, body.alibi_slopes, body.n_alibi_slopes);
+	auto sinks = vector_write(builder, body.sinks, body.n_sinks);
+	ViewWriter cos(body.cos);
+	ViewWriter sin(body.sin);
+	auto positions = vector_write(builder, body.positions, body.n_positions);
+
+	return wire::CreateStepAttend(
+		builder, body.stream, body.value, body.step, body.cache, body.layer, body.flags,
+		q.get(), k.get(), v.get(), out.get(), lse.get(), body.scale, body.softcap,
+		body.window_left, body.window_right, alibi_slopes, sinks, body.rotary_dim,
+		body.rotary_base, body.rotary_scale, cos.get(), sin.get(), positions);
+}
+
+flatbuffers::Offset<wire::StepEnd> step_end_write(Builder &builder,
+                                                  const struct fa_wire_step_end &body)
+{
+	auto keep = vector_write(builder, body.keep, body.n_keep);
+	auto cu_keep = vector_write(builder, body.cu_keep, body.n_cu_keep);
+
+	return wire::CreateStepEnd(builder, body.stream, body.value, body.step, body.flags, keep,
+	                           cu_keep);
+}
+
 flatbuffers::Offset<void> body_write(Builder &builder, const struct fa_wire_message *message,
                                      uint32_t type)
 {
@@ -335,6 +583,46 @@ flatbuffers::Offset<void> body_write(Builder &builder, const struct fa_wire_mess
 			       vector_write(builder, body.piece_bytes, body.n_piece_bytes))
 		        .Union();
 	}
+	case FA_WIRE_CACHE_CREATE:
+		return cache_create_write(builder, message->cache_create).Union();
+	case FA_WIRE_CACHE_FIND:
+		return cache_find_write(builder, message->cache_find).Union();
+	case FA_WIRE_CACHE_REMOVE:
+		return cache_remove_write(builder, message->cache_remove).Union();
+	case FA_WIRE_CACHE_REPLY:
+		return cache_reply_write(builder, message->cache_reply).Union();
+	case FA_WIRE_SEQUENCE_CREATE:
+		return sequence_create_write(builder, message->sequence_create).Union();
+	case FA_WIRE_SEQUENCE_FIND:
+		return sequence_find_write(builder, message->sequence_find).Union();
+	case FA_WIRE_SEQUENCE_FORK:
+		return sequence_fork_write(builder, message->sequence_fork).Union();
+	case FA_WIRE_SEQUENCE_SET_NAME:
+		return sequence_set_name_write(builder, message->sequence_set_name).Union();
+	case FA_WIRE_SEQUENCE_TRUNCATE:
+		return sequence_truncate_write(builder, message->sequence_truncate).Union();
+	case FA_WIRE_SEQUENCE_DROP:
+		return sequence_drop_write(builder, message->sequence_drop).Union();
+	case FA_WIRE_SEQUENCE_FREE:
+		return sequence_free_write(builder, message->sequence_free).Union();
+	case FA_WIRE_SEQUENCE_INFO:
+		return sequence_info_write(builder, message->sequence_info).Union();
+	case FA_WIRE_SEQUENCE_REPLY:
+		return sequence_reply_write(builder, message->sequence_reply).Union();
+	case FA_WIRE_SEQUENCE_PUBLISH:
+		return sequence_publish_write(builder, message->sequence_publish).Union();
+	case FA_WIRE_SEQUENCE_ATTACH:
+		return sequence_attach_write(builder, message->sequence_attach).Union();
+	case FA_WIRE_SEQUENCE_COPY:
+		return sequence_copy_write(builder, message->sequence_copy).Union();
+	case FA_WIRE_STEP_BEGIN:
+		return step_begin_write(builder, message->step_begin).Union();
+	case FA_WIRE_STEP_REPLY:
+		return step_reply_write(builder, message->step_reply).Union();
+	case FA_WIRE_STEP_ATTEND:
+		return step_attend_write(builder, message->step_attend).Union();
+	case FA_WIRE_STEP_END:
+		return step_end_write(builder, message->step_end).Union();
 	default:
 		__builtin_unreachable(); /* fa_wire_encode() has looked */
 	}

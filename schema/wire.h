@@ -30,7 +30,7 @@ extern "C" {
 #define FA_WIRE_RANK_MAX 4
 #define FA_WIRE_HANDLE_BYTES 64
 #define FA_WIRE_PIECES_MAX 4096      /* allocations of one buffer */
-#define FA_WIRE_FIXED_BYTES_MAX 1280 /* see fa_wire_encode() */
+#define FA_WIRE_FIXED_BYTES_MAX 1664 /* see fa_wire_encode() */
 
 /* The numbers are the protocol's: they equal the union tags of fad.fbs. */
 enum fa_wire_type {
@@ -54,6 +54,27 @@ enum fa_wire_type {
 	FA_WIRE_STATUS_REPLY,
 	/* requests that were added later */
 	FA_WIRE_BUFFER_PIECES,
+	/* the KV cache */
+	FA_WIRE_CACHE_CREATE,
+	FA_WIRE_CACHE_FIND,
+	FA_WIRE_CACHE_REMOVE,
+	FA_WIRE_CACHE_REPLY,
+	FA_WIRE_SEQUENCE_CREATE,
+	FA_WIRE_SEQUENCE_FIND,
+	FA_WIRE_SEQUENCE_FORK,
+	FA_WIRE_SEQUENCE_SET_NAME,
+	FA_WIRE_SEQUENCE_TRUNCATE,
+	FA_WIRE_SEQUENCE_DROP,
+	FA_WIRE_SEQUENCE_FREE,
+	FA_WIRE_SEQUENCE_INFO,
+	FA_WIRE_SEQUENCE_REPLY,
+	FA_WIRE_SEQUENCE_PUBLISH,
+	FA_WIRE_SEQUENCE_ATTACH,
+	FA_WIRE_SEQUENCE_COPY,
+	FA_WIRE_STEP_BEGIN,
+	FA_WIRE_STEP_REPLY,
+	FA_WIRE_STEP_ATTEND,
+	FA_WIRE_STEP_END,
 	_FA_WIRE_TYPE_N,
 };
 
@@ -105,8 +126,7 @@ struct fa_wire_hello {
 	uint16_t version_min, version_max;
 	uint64_t features;
 	struct fa_wire_string name; /* for people: shown by factl */
-	/* For a daemon that keeps sessions across its own death. This release keeps none: it
-	 * looks at neither field, and answers resumed = false. */
+	/* The session that this client had, if the daemon died under it. */
 	bool has_resume;                     /* the two fields below are given */
 	struct fa_wire_secret resume_secret; /* from the HelloReply of the lost session */
 	uint64_t resume_generation;
@@ -219,7 +239,9 @@ struct fa_wire_hello_reply {
 	struct fa_wire_secret device_uuid;
 	uint64_t session; /* for people and logs; no proof of anything */
 	struct fa_wire_secret secret;
-	bool resumed; /* the ids of the lost session are all still there */
+	/* This is the session that Hello named: its caches, sequences and their durable tokens
+	 * are all there. Buffers and streams have to be made anew, steps in flight are gone. */
+	bool resumed;
 	struct fa_wire_limits limits;
 };
 
@@ -243,6 +265,8 @@ struct fa_wire_completion {
 struct fa_wire_status_reply {
 	uint64_t bytes;
 };
+
+#include "schema/wire_kv.h"
 
 /*
  * id: chosen by the client, repeated in the answer. timeout_ns: 0 none, else the
@@ -268,6 +292,26 @@ struct fa_wire_message {
 		struct fa_wire_completion completion;
 		struct fa_wire_status_reply status_reply;
 		struct fa_wire_buffer_pieces buffer_pieces;
+		struct fa_wire_cache_create cache_create;
+		struct fa_wire_cache_find cache_find;
+		struct fa_wire_cache_remove cache_remove;
+		struct fa_wire_cache_reply cache_reply;
+		struct fa_wire_sequence_create sequence_create;
+		struct fa_wire_sequence_find sequence_find;
+		struct fa_wire_sequence_fork sequence_fork;
+		struct fa_wire_sequence_set_name sequence_set_name;
+		struct fa_wire_sequence_truncate sequence_truncate;
+		struct fa_wire_sequence_drop sequence_drop;
+		struct fa_wire_sequence_free sequence_free;
+		struct fa_wire_sequence_info sequence_info;
+		struct fa_wire_sequence_reply sequence_reply;
+		struct fa_wire_sequence_publish sequence_publish;
+		struct fa_wire_sequence_attach sequence_attach;
+		struct fa_wire_sequence_copy sequence_copy;
+		struct fa_wire_step_begin step_begin;
+		struct fa_wire_step_reply step_reply;
+		struct fa_wire_step_attend step_attend;
+		struct fa_wire_step_end step_end;
 	};
 };
 

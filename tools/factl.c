@@ -29,7 +29,14 @@ struct factl {
 	bool json;
 	bool wait;
 	unsigned long count;
+	char **arguments; /* of the command */
 };
+
+static int wrong_usage(const char *what, const char *which)
+{
+	fprintf(stderr, "factl: %s%s\nTry 'factl --help'.\n", what, which);
+	return EXIT_USAGE;
+}
 
 static int fail(const char *what)
 {
@@ -147,14 +154,34 @@ static int run_drain(struct factl *factl)
 	return 0;
 }
 
+/* What it named may be gone a moment later, or be another's: the number says which. */
+static int run_rm(struct factl *factl)
+{
+	const char *kind = factl->arguments[0], *name = factl->arguments[1];
+	const bool cache = strcmp(kind, "cache") == 0;
+	uint64_t id;
+	int r;
+
+	if (!cache && strcmp(kind, "sequence") != 0)
+		return wrong_usage("what can be removed is a cache or a sequence, not a ", kind);
+	r = connect_daemon(factl);
+	if (r != 0)
+		return r;
+	r = cache ? fa_cache_find(factl->client, name, &id)
+	          : fa_sequence_find(factl->client, name, &id);
+	if (r == 0)
+		r = cache ? fa_cache_remove(factl->client, id)
+		          : fa_sequence_free(factl->client, id);
+	return r < 0 ? fail("rm") : 0;
+}
+
 static const struct {
 	const char *name;
 	int (*run)(struct factl *factl);
+	int n_arguments;
 } commands[] = {
-	{ "status", run_status },
-	{ "ping", run_ping },
-	{ "version", run_version },
-	{ "drain", run_drain },
+	{ "status", run_status }, { "ping", run_ping }, { "version", run_version },
+	{ "drain", run_drain },   { "rm", run_rm, 2 },
 };
 
 static void usage(void)
@@ -166,6 +193,8 @@ static void usage(void)
 	     "  ping [-c N]        time N empty round trips (default: 1)\n"
 	     "  version            of this tool and of the daemon\n"
 	     "  drain [--no-wait]  let it finish what is in flight and exit; waits until then\n"
+	     "  rm cache NAME      remove a cache and all its sequences\n"
+	     "  rm sequence NAME   remove a sequence\n"
 	     "\n"
 	     "  -s, --socket PATH  where it listens (default: FAD_SOCKET, or\n"
 	     "                     $XDG_RUNTIME_DIR/fad/fad.sock if there, or\n"
@@ -175,12 +204,6 @@ static void usage(void)
 	     "      --version      the same as the command version, without the daemon\n"
 	     "\n"
 	     "Exit status: 0 done, 1 it did not work, 2 wrong usage, 3 no daemon there.");
-}
-
-static int wrong_usage(const char *what, const char *which)
-{
-	fprintf(stderr, "factl: %s%s\nTry 'factl --help'.\n", what, which);
-	return EXIT_USAGE;
 }
 
 int main(int argc, char **argv)
@@ -233,12 +256,17 @@ int main(int argc, char **argv)
 	}
 	if (optind == argc)
 		return wrong_usage("what shall it do?", "");
-	if (optind + 1 < argc)
-		return wrong_usage("one command at a time; do not know what to do with ",
-		                   argv[optind + 1]);
+	factl.arguments = argv + optind + 1;
 	for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++) {
+		int n = commands[i].n_arguments;
+
 		if (strcmp(argv[optind], commands[i].name) != 0)
 			continue;
+		if (optind + 1 + n < argc)
+			return wrong_usage("one command at a time; do not know what to do with ",
+			                   argv[optind + 1 + n]);
+		if (optind + 1 + n > argc)
+			return wrong_usage("more is to be said after ", argv[optind]);
 		r = commands[i].run(&factl);
 		fa_disconnect(factl.client);
 		return r;

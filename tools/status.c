@@ -79,6 +79,66 @@ static void print_tenants(const json_t *tenants, FILE *file)
 	}
 }
 
+static void print_pool(const json_t *pool, FILE *file)
+{
+	char size[16], used[16], idle[16];
+
+	fprintf(file,
+	        "pool      %lld of %lld chunks of %s, %lld free; %s in use, %s published alone\n",
+	        number(pool, "chunks"), number(pool, "chunks_max"),
+	        bytes(number(pool, "chunk_bytes"), size), number(pool, "chunks_free"),
+	        bytes(number(pool, "used_bytes"), used), bytes(number(pool, "idle_bytes"), idle));
+	fprintf(file, "          %lld caches, %lld sequences, %lld steps in flight\n",
+	        number(pool, "caches"), number(pool, "sequences"), number(pool, "steps"));
+}
+
+static void print_caches(const json_t *caches, FILE *file)
+{
+	json_t *cache;
+	char size[16];
+	size_t i;
+
+	fprintf(file, "\n%12s %6s %8s %6s %9s %10s %9s %9s  %s\n", "cache", "uid", "session",
+	        "layers", "sequences", "page", "in use", "idle", "name");
+	json_array_foreach(caches, i, cache)
+	{
+		fprintf(file, "%12llx %6lld %8lld %6lld %9lld %10s %9lld %9lld  %s\n",
+		        number(cache, "cache"), number(cache, "uid"), number(cache, "session"),
+		        number(cache, "layers"), number(cache, "sequences"),
+		        bytes(number(cache, "page_bytes"), size), number(cache, "used_pages"),
+		        number(cache, "idle_pages"), string(cache, "name"));
+	}
+}
+
+static void print_sequences(const json_t *sequences, FILE *file)
+{
+	json_t *sequence;
+	size_t i;
+
+	fprintf(file, "\n%12s %12s %6s %8s %9s %9s %6s  %s\n", "sequence", "cache", "uid",
+	        "session", "tokens", "planned", "steps", "name");
+	json_array_foreach(sequences, i, sequence)
+	{
+		fprintf(file, "%12llx %12llx %6lld %8lld %9lld %9lld %6lld  %s\n",
+		        number(sequence, "sequence"), number(sequence, "cache"),
+		        number(sequence, "uid"), number(sequence, "session"),
+		        number(sequence, "length"), number(sequence, "planned"),
+		        number(sequence, "steps"), string(sequence, "name"));
+	}
+}
+
+/* Other daemons have no pool, or an empty one. */
+static void print_kv(const json_t *root, FILE *file)
+{
+	const json_t *caches = json_object_get(root, "caches");
+	const json_t *sequences = json_object_get(root, "sequences");
+
+	if (json_array_size(caches) > 0)
+		print_caches(caches, file);
+	if (json_array_size(sequences) > 0)
+		print_sequences(sequences, file);
+}
+
 /* A daemon with very many lists some of them. */
 static void print_rest(const json_t *root, const char *what, const json_t *listed, FILE *file)
 {
@@ -114,6 +174,8 @@ int fa_status_print(const char *json, FILE *file)
 	        number(requests, "finished"), number(requests, "submitted"),
 	        number(requests, "failed"), number(requests, "cancelled"),
 	        duration(number(requests, "busy_ns"), text));
+	if (json_is_object(json_object_get(root, "pool")))
+		print_pool(json_object_get(root, "pool"), file);
 	fprintf(file, "clients   %lld connections\n", number(root, "connections"));
 	if (json_array_size(sessions) > 0)
 		print_sessions(sessions, file);
@@ -121,6 +183,7 @@ int fa_status_print(const char *json, FILE *file)
 	if (json_array_size(tenants) > 0)
 		print_tenants(tenants, file);
 	print_rest(root, "tenants", tenants, file);
+	print_kv(root, file);
 	json_decref(root);
 	return 0;
 }

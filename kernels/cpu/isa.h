@@ -18,13 +18,18 @@
 #define FA_CPU_THIN_HEADS 16
 
 struct fa_cpu_job {
-	/* Token 0 of the sequence; q and out at the first query head of the group. */
+	/* Token 0 of the sequence; q and out at the first query head of the group. With a
+	 * table, key j lies at k + table[(uint32_t)(table_start + j / page_tokens)] * slot_bytes +
+	 * its place in the page. */
 	const char *q, *k, *v;
 	char *out;
 	float *lse;                            /* or NULL */
 	int64_t q_stride_token, q_stride_head; /* all strides in bytes, but lse's */
 	int64_t k_stride, v_stride;            /* from token to token */
 	int64_t k_stride_head, v_stride_head;
+	const uint32_t *table; /* or NULL: keys follow one another */
+	uint32_t table_start;
+	int64_t page_tokens, slot_bytes;
 	int64_t out_stride_token, out_stride_head;
 	int64_t lse_stride_token, lse_stride_head;
 
@@ -39,8 +44,19 @@ struct fa_cpu_job {
 	int64_t row;     /* the first */
 
 	/* Row i sees keys [i + n_k - n_q - left, i + n_k - n_q + right]; clamped so
-	 * that no sum overflows. */
+	 * that no sum overflows. Of those, the ones in [begin, end). */
 	int64_t left, right;
+	int64_t begin, end;
+
+	/* A tree: of the last n_q keys, row i sees those in its mask. The rows' and those
+	 * keys' positions are not in order of tokens; NULL if neither window nor ALiBi asks. */
+	const uint32_t *tree;      /* [n_q][tree_words], or NULL */
+	const uint32_t *positions; /* [n_q] */
+	int64_t tree_words;
+
+	/* Where rows end that see only a part of their keys, instead of in out and lse:
+	 * [KV head][row of the job][fa_cpu_partial_floats()]; or NULL. */
+	float *partial;
 
 	const bool *stop; /* set from outside; or NULL */
 
@@ -53,6 +69,18 @@ static inline bool fa_cpu_job_stopped(const struct fa_cpu_job *job)
 	return job->stop && __atomic_load_n(job->stop, __ATOMIC_RELAXED);
 }
 
+/* A partial row: the sums of head_dim_v, up to a multiple of 16, then the maximum (log2)
+ * that they are relative to and the sum of weights. */
+static inline int64_t fa_cpu_partial_values(const struct fa_cpu_job *job)
+{
+	return ((int64_t)job->head_dim_v + 15) / 16 * 16;
+}
+
+static inline int64_t fa_cpu_partial_floats(const struct fa_cpu_job *job)
+{
+	return fa_cpu_partial_values(job) + 16;
+}
+
 struct fa_cpu_isa {
 	const char *name;
 	int32_t panel_rows; /* query rows that the wide kernel takes at once */
@@ -60,6 +88,17 @@ struct fa_cpu_isa {
 	size_t scratch_bytes;
 	void (*wide)(const struct fa_cpu_job *job, void *scratch);
 	void (*thin)(const struct fa_cpu_job *job, void *scratch);
+
+	/* Ends the rows of @job, whose @n partial results lie @stride floats apart. */
+	void (*reduce)(const struct fa_cpu_job *job, const float *partials, int64_t n,
+	               int64_t stride);
+	/* @dim elements: @to = @weight_a * @a + @weight_b * @b; of weight 0, not read. */
+	void (*blend)(enum fa_attention_dtype dtype, void *to, const void *a, float weight_a,
+	              const void *b, float weight_b, int32_t dim);
+	/* Rotates the first @dim elements of a row by angles whose cosines and sines are
+	 * given, [dim / 2]; @to may be @from. */
+	void (*rotate)(enum fa_attention_dtype dtype, void *to, const void *from, const float *cos,
+	               const float *sin, int32_t dim, bool interleaved);
 };
 
 extern const struct fa_cpu_isa fa_cpu_isa_avx512bf16, fa_cpu_isa_avx512, fa_cpu_isa_avx2,

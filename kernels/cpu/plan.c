@@ -272,6 +272,11 @@ bool fa_cpu_attention_tile(const struct fa_cpu_isa *isa, const struct fa_attenti
 	job.row = place.block * block;
 	job.rows = (int32_t)min64(block, job.n_q * job.group - job.row);
 
+	job.table = NULL;
+	job.tree = job.positions = NULL;
+	job.partial = NULL;
+	job.begin = 0;
+	job.end = job.n_k;
 	far = job.n_q + job.n_k;
 	job.left = window(p->window_left, far);
 	job.right = p->causal ? 0 : window(p->window_right, far);

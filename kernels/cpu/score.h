@@ -66,17 +66,89 @@ static inline int64_t score_clamp(int64_t x, int64_t low, int64_t high)
 /* Packed row @row: its position among the keys, and the keys [low, high) that it sees. */
 static inline int64_t score_position(const struct fa_cpu_job *job, int64_t row)
 {
+	if (job->positions)
+		return job->positions[row / job->group];
 	return row / job->group + job->n_k - job->n_q;
 }
 
 static inline int64_t score_low(const struct fa_cpu_job *job, int64_t row)
 {
-	return score_clamp(score_position(job, row) - job->left, 0, job->n_k);
+	return score_clamp(score_position(job, row) - job->left, job->begin, job->end);
 }
 
 static inline int64_t score_high(const struct fa_cpu_job *job, int64_t row)
 {
-	return score_clamp(score_position(job, row) + job->right + 1, 0, job->n_k);
+	/* A new key of a tree may stand before its number says. */
+	if (job->tree)
+		return job->end;
+	return score_clamp(score_position(job, row) + job->right + 1, job->begin, job->end);
+}
+
+/* The keys that rows [row, last] see lie in [low, high). */
+static inline int64_t score_low_of(const struct fa_cpu_job *job, int64_t row, int64_t last)
+{
+	int64_t low;
+
+	if (!job->tree)
+		return score_low(job, row);
+	for (low = job->end; row <= last; row++) {
+		int64_t of_row = score_low(job, row);
+
+		low = of_row < low ? of_row : low;
+	}
+	return low;
+}
+
+static inline int64_t score_high_of(const struct fa_cpu_job *job, int64_t row, int64_t last)
+{
+	return score_high(job, last);
+}
+
+/* Where a key stands, and where its K and V lie. */
+static inline int64_t score_key_position(const struct fa_cpu_job *job, int64_t key)
+{
+	int64_t old = job->n_k - job->n_q;
+
+	return job->positions && key >= old ? job->positions[key - old] : key;
+}
+
+static inline const char *score_key_at(const struct fa_cpu_job *job, const char *base,
+                                       int64_t stride, int64_t key)
+{
+	if (!job->table)
+		return base + key * stride;
+	return base +
+	       job->table[job->table_start + (uint32_t)(key / job->page_tokens)] * job->slot_bytes +
+	       key % job->page_tokens * stride;
+}
+
+static inline const char *score_k(const struct fa_cpu_job *job, int64_t key)
+{
+	return score_key_at(job, job->k, job->k_stride, key);
+}
+
+static inline const char *score_v(const struct fa_cpu_job *job, int64_t key)
+{
+	return score_key_at(job, job->v, job->v_stride, key);
+}
+
+/* The first key behind @key that does not lie beside its predecessor. */
+static inline int64_t score_page_end(const struct fa_cpu_job *job, int64_t key)
+{
+	return job->table ? (key / job->page_tokens + 1) * job->page_tokens : INT64_MAX;
+}
+
+/* Whether a row of a tree sees a key of [low, high), the new keys by its mask. */
+static inline bool score_tree_sees(const struct fa_cpu_job *job, int64_t row, int64_t key)
+{
+	int64_t token = key - (job->n_k - job->n_q), distance;
+
+	if (token < 0)
+		return true;
+	if (!(job->tree[row / job->group * job->tree_words + token / 32] >> token % 32 & 1))
+		return false;
+	distance = score_key_position(job, key) - score_position(job, row);
+	return distance >= -job->left && distance <= job->right;
 }
 
 static inline const char *score_q(const struct fa_cpu_job *job, int64_t row)
@@ -95,6 +167,14 @@ static inline float score_finish(const struct fa_cpu_job *job, int64_t row, floa
 	int64_t head = row % job->group;
 	float factor, lse;
 
+	if (job->partial) {
+		float *to = job->partial + (row - job->row) * fa_cpu_partial_floats(job) +
+		            fa_cpu_partial_values(job);
+
+		to[0] = highest;
+		to[1] = sum;
+		return 1;
+	}
 	if (job->sinks && !(highest == -INFINITY && sum == 0)) {
 		/* In double: once a row, and exact wherever the sink lies. */
 		double sink = job->sinks[head], top = (double)highest * VEC_LN2;
@@ -129,6 +209,11 @@ static inline void score_store(const struct fa_cpu_job *job, int64_t row, const 
 	int bytes = vec_element_bytes(job->dtype);
 	int c = 0;
 
+	if (job->partial) {
+		memcpy(job->partial + (row - job->row) * fa_cpu_partial_floats(job), values,
+		       (size_t)job->head_dim_v * sizeof(float));
+		return;
+	}
 	for (; c + VEC_LANES <= job->head_dim_v; c += VEC_LANES)
 		vec_store_elements(job->dtype, out + c * bytes,
 		                   vec_load(values + c) * vec_set(factor), VEC_LANES);

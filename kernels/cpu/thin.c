@@ -8,6 +8,8 @@
  * in that of one head; so a tile may hold several KV heads. It goes through the keys in
  * rounds, a round head by head, and asks for the next round token by token meanwhile.
  *
+ * Where K and V lie in pages, a round ends where its page does.
+ *
  * Scores are sums over lanes; softmax runs along keys, a row at a time; the accumulators
  * of a row's output are vectors again. Rows whose view of a round is partial are
  * accumulated alone, each over just the keys that it sees, so that no others' V can
@@ -39,11 +41,13 @@ _Static_assert(sizeof(struct scratch) <= 768u << 10, "less than any wide kernel'
 
 /* A round, as the rows see it: keys relative to its first. */
 struct round {
-	int64_t key;  /* its first, in the sequence */
-	int32_t end;  /* keys [0, end) are seen by some row */
-	int32_t next; /* so many keys the following round has */
+	int64_t key;                 /* its first, in the sequence */
+	const char *next_k, *next_v; /* of the first key of the following one */
+	int32_t end;                 /* keys [0, end) are seen by some row */
+	int32_t next;                /* so many keys the following round has */
 	int32_t low[ROWS], high[ROWS];
 	int32_t n_steps, step; /* chunks of all heads, and how many of them are begun */
+	bool tree;             /* has keys that rows see by their masks */
 };
 
 VEC_INLINE void prefetch_row(const char *row, int32_t bytes)
@@ -57,18 +61,17 @@ VEC_INLINE void prefetch_share(enum fa_attention_dtype dtype, const struct fa_cp
                                struct round *round)
 {
 	int bytes = vec_element_bytes(dtype);
-	int64_t next = round->key + round->end;
 	int32_t key = round->next * round->step / round->n_steps;
 	int32_t end = round->next * (round->step + 1) / round->n_steps;
 
 	for (int32_t j = key; j < end; j++) {
 		for (int32_t h = 0; h < job->n_heads; h++)
-			prefetch_row(job->k + (next + j) * job->k_stride + h * job->k_stride_head,
+			prefetch_row(round->next_k + j * job->k_stride + h * job->k_stride_head,
 			             job->head_dim * bytes);
 	}
 	for (int32_t j = key; j < end; j++) {
 		for (int32_t h = 0; h < job->n_heads; h++)
-			prefetch_row(job->v + (next + j) * job->v_stride + h * job->v_stride_head,
+			prefetch_row(round->next_v + j * job->v_stride + h * job->v_stride_head,
 			             job->head_dim_v * bytes);
 	}
 	round->step++;
@@ -145,7 +148,7 @@ VEC_INLINE void round_products(enum fa_attention_dtype dtype, const struct fa_cp
                                const struct fa_cpu_job *job, struct state *state,
                                struct round *round)
 {
-	const char *k = job->k + round->key * job->k_stride;
+	const char *k = score_k(job, round->key);
 	int32_t key = 0;
 
 	for (; key + CHUNK_KEYS <= round->end; key += CHUNK_KEYS) {
@@ -156,6 +159,19 @@ VEC_INLINE void round_products(enum fa_attention_dtype dtype, const struct fa_cp
 		prefetch_share(dtype, tile, round);
 	for (; key < round->end; key++)
 		products_of_rows(dtype, 1, job, state, k + key * job->k_stride, key);
+}
+
+/* Where the keys from the round's @first on stand, relative to the round. */
+static vec tree_positions(const struct fa_cpu_job *job, const struct round *round, int32_t first)
+{
+	float positions[VEC_LANES];
+
+	for (int32_t i = 0; i < VEC_LANES; i++)
+		positions[i] = first + i < round->end
+		                       ? (float)(score_key_position(job, round->key + first + i) -
+		                                 round->key)
+		                       : 0;
+	return vec_load(positions);
 }
 
 /* Scores and weights of one row; those of keys it does not see become 0. */
@@ -181,9 +197,22 @@ static void row_softmax(const struct fa_cpu_job *job, const struct score_map *ma
 
 		if (map->capped)
 			score = vec_tanh(score) * vec_set(map->cap);
-		if (job->alibi_slopes)
-			score = score_bias(score, slope, key, position);
+		if (job->alibi_slopes) {
+			vec at = key;
+
+			if (round->tree)
+				at = tree_positions(job, round, j);
+			score = score_bias(score, slope, at, position);
+		}
 		score = score_mask(score, key, low, high);
+		if (round->tree) {
+			vec_store(s + j, score);
+			for (int32_t i = j; i < j + VEC_LANES && i < round->end; i++) {
+				if (!score_tree_sees(job, job->row + row, round->key + i))
+					s[i] = -INFINITY;
+			}
+			score = vec_load(s + j);
+		}
 		vec_store(s + j, score);
 		top = vec_max(score, top);
 	}
@@ -252,13 +281,36 @@ VEC_INLINE void values_of_rows(enum fa_attention_dtype dtype, const int rows,
 		values(dtype, rows, 1, 8, job, state, row, c, v, first, end);
 }
 
+/* One row over each run of keys that it sees. */
+VEC_INLINE void values_of_tree_row(enum fa_attention_dtype dtype, const struct fa_cpu_job *job,
+                                   struct state *state, const struct round *round, int32_t row,
+                                   const char *v)
+{
+	for (int32_t j = round->low[row], end; j < round->high[row]; j = end) {
+		bool sees = score_tree_sees(job, job->row + row, round->key + j);
+
+		for (end = j + 1; end < round->high[row] &&
+		                  score_tree_sees(job, job->row + row, round->key + end) == sees;)
+			end++;
+		if (!sees)
+			continue;
+		values_of_rows(dtype, 1, job, state, row, v, j, end);
+		state->rescale[row] = 1;
+	}
+}
+
 VEC_INLINE void round_values(enum fa_attention_dtype dtype, const struct fa_cpu_job *job,
                              struct state *state, const struct round *round)
 {
-	const char *v = job->v + round->key * job->v_stride;
+	const char *v = score_v(job, round->key);
 	int32_t row = 0;
 	bool hidden = false;
 
+	if (round->tree) {
+		for (; row < job->rows; row++)
+			values_of_tree_row(dtype, job, state, round, row, v);
+		return;
+	}
 	for (int32_t r = 0; r < job->rows; r++)
 		hidden |= round->low[r] > 0 || round->high[r] < round->end;
 	if (hidden) {
@@ -309,13 +361,24 @@ static void job_of_head(const struct fa_cpu_job *tile, int32_t h, struct fa_cpu_
 		ret_job->alibi_slopes += head;
 	if (tile->sinks)
 		ret_job->sinks += head;
+	if (tile->partial)
+		ret_job->partial += h * tile->rows * fa_cpu_partial_floats(tile);
+}
+
+/* The first round is short if it must be, so that others start at multiples. */
+static int64_t round_end(const struct fa_cpu_job *tile, int64_t key, int64_t end)
+{
+	int64_t next = (key / ROUND_KEYS + 1) * ROUND_KEYS, page_end = score_page_end(tile, key);
+
+	next = next < page_end ? next : page_end;
+	return next < end ? next : end;
 }
 
 VEC_INLINE void thin(enum fa_attention_dtype dtype, const struct fa_cpu_job *tile,
                      struct scratch *scratch)
 {
-	int64_t begin = score_low(tile, tile->row);
-	int64_t end = score_high(tile, tile->row + tile->rows - 1);
+	int64_t begin = score_low_of(tile, tile->row, tile->row + tile->rows - 1);
+	int64_t end = score_high_of(tile, tile->row, tile->row + tile->rows - 1);
 	struct score_map map;
 
 	score_map_init(&map, tile);
@@ -324,16 +387,19 @@ VEC_INLINE void thin(enum fa_attention_dtype dtype, const struct fa_cpu_job *til
 		state_init(&scratch->states[h], &scratch->jobs[h]);
 	}
 
-	/* The first round is short if it must be, so that others start at multiples. */
 	for (int64_t key = begin; key < end;) {
-		int64_t next = (key / ROUND_KEYS + 1) * ROUND_KEYS;
+		int64_t next = round_end(tile, key, end);
 		struct round round = { .key = key };
 
 		if (fa_cpu_job_stopped(tile))
 			return;
-		next = next < end ? next : end;
 		round.end = (int32_t)(next - key);
-		round.next = (int32_t)(end - next < ROUND_KEYS ? end - next : ROUND_KEYS);
+		round.tree = tile->tree && next > tile->n_k - tile->n_q;
+		if (next < end) {
+			round.next = (int32_t)(round_end(tile, next, end) - next);
+			round.next_k = score_k(tile, next);
+			round.next_v = score_v(tile, next);
+		}
 		round.n_steps = (round.end + CHUNK_KEYS - 1) / CHUNK_KEYS * tile->n_heads;
 		for (int32_t r = 0; r < tile->rows; r++) {
 			round.low[r] = (int32_t)score_clamp(score_low(tile, tile->row + r) - key, 0,

@@ -56,6 +56,7 @@ struct tile {
 	int32_t v_stride;   /* words */
 	int64_t round;      /* its first key; a multiple of SCORE_KEYS */
 	bool v_has_special; /* the round's V holds an infinity or NaN */
+	bool tree;          /* the round has keys that rows see by their masks */
 };
 
 /* ---- packing */
@@ -159,46 +160,58 @@ static bool pack_v_pair(const uint16_t *first, const uint16_t *second, uint32_t 
 	return special != 0;
 }
 
-/* Packs keys [first, end) of the round, and zeros up to a whole step. */
-static void pack_round(struct tile *tile, int32_t first, int32_t end)
+/* Packs keys [first, end) of the round, which lie side by side. Pages are of whole steps,
+ * so that keys of a pair lie side by side. */
+static void pack_keys(struct tile *tile, int32_t first, int32_t end)
 {
 	const struct fa_cpu_job *job = tile->job;
 	struct scratch *scratch = tile->scratch;
-	int32_t padded = (end + KEY_STEP - 1) / KEY_STEP * KEY_STEP;
-	const char *k = job->k + (tile->round + first) * job->k_stride;
-	const char *v = job->v + (tile->round + first) * job->v_stride;
-	float *to_k = scratch->k + first * K_STRIDE;
-	float *to_v;
+	const char *k = score_k(job, tile->round + first);
+	const char *v = score_v(job, tile->round + first);
 
 	if (!tile->paired) {
-		to_v = scratch->v + first * tile->v_stride;
-		pack_any(job->dtype, k, job->k_stride, to_k, K_STRIDE, end - first, job->head_dim,
-		         false);
-		tile->v_has_special = pack_any(job->dtype, v, job->v_stride, to_v, tile->v_stride,
-		                               end - first, job->head_dim_v, true);
-		for (int32_t j = end; j < padded; j++)
-			memset(scratch->v + j * tile->v_stride, 0, (size_t)job->head_dim_v * 4);
+		pack_any(job->dtype, k, job->k_stride, scratch->k + first * K_STRIDE, K_STRIDE,
+		         end - first, job->head_dim, false);
+		tile->v_has_special |= pack_any(job->dtype, v, job->v_stride,
+		                                scratch->v + first * tile->v_stride, tile->v_stride,
+		                                end - first, job->head_dim_v, true);
 	} else {
-		tile->v_has_special = false;
 		for (int32_t j = first; j < end; j++)
 			memcpy(scratch->k + j * K_STRIDE, k + (j - first) * job->k_stride,
 			       (size_t)tile->q_words * 4);
-		for (int32_t j = first; j < padded; j += 2) {
+		for (int32_t j = first; j < end; j += 2) {
 			uint32_t *pair = (uint32_t *)(scratch->v + j / 2 * tile->v_stride);
 			const char *row = v + (j - first) * job->v_stride;
 
-			if (j >= end) {
-				memset(pair, 0, (size_t)job->head_dim_v * 4);
-				continue;
-			}
 			tile->v_has_special |= pack_v_pair(
 				(const uint16_t *)row,
 				j + 1 < end ? (const uint16_t *)(row + job->v_stride) : NULL, pair,
 				job->head_dim_v);
 		}
 	}
-	for (int32_t j = end; j < padded; j++)
+}
+
+/* Packs keys [first, end) of the round, and zeros up to a whole step. */
+static void pack_round(struct tile *tile, int32_t first, int32_t end)
+{
+	struct scratch *scratch = tile->scratch;
+	int32_t padded = (end + KEY_STEP - 1) / KEY_STEP * KEY_STEP;
+
+	tile->v_has_special = false;
+	for (int32_t key = first, next; key < end; key = next) {
+		next = (int32_t)score_clamp(
+			score_page_end(tile->job, tile->round + key) - tile->round, 0, end);
+		pack_keys(tile, key, next);
+	}
+	for (int32_t j = end; j < padded; j++) {
 		memset(scratch->k + j * K_STRIDE, 0, (size_t)tile->q_words * 4);
+		if (!tile->paired)
+			memset(scratch->v + j * tile->v_stride, 0,
+			       (size_t)tile->job->head_dim_v * 4);
+		else if (j % 2 == 0)
+			memset(scratch->v + j / 2 * tile->v_stride, 0,
+			       (size_t)tile->job->head_dim_v * 4);
+	}
 }
 
 /* ---- the register block */
@@ -303,8 +316,11 @@ static void panel_finish_scores(const struct tile *tile, int32_t panel, int vect
 	struct scratch *scratch = tile->scratch;
 
 	for (int32_t j = first; j < end; j++) {
-		vec key = vec_set((float)j);
+		vec key = vec_set((float)j), stands = key;
 
+		if (tile->tree && tile->round + j < tile->job->n_k)
+			stands = vec_set((float)(score_key_position(tile->job, tile->round + j) -
+			                         tile->round));
 		for (int i = 0; i < vectors; i++) {
 			int at = i * VEC_LANES;
 			vec score = vec_load(scratch->s[j] + at);
@@ -312,12 +328,29 @@ static void panel_finish_scores(const struct tile *tile, int32_t panel, int vect
 			if (tile->map.capped)
 				score = vec_tanh(score) * vec_set(tile->map.cap);
 			if (tile->job->alibi_slopes)
-				score = score_bias(score, vec_load(scratch->slope[panel] + at), key,
-				                   vec_load(scratch->position + at));
+				score = score_bias(score, vec_load(scratch->slope[panel] + at),
+				                   stands, vec_load(scratch->position + at));
 			if (hidden)
 				score = score_mask(score, key, vec_load(scratch->low + at),
 				                   vec_load(scratch->high + at));
 			vec_store(scratch->s[j] + at, score);
+		}
+	}
+}
+
+/* Hides from each row the new keys that its mask does not name. */
+static void panel_mask_tree(const struct tile *tile, int32_t panel, int vectors, int32_t first,
+                            int32_t end)
+{
+	const struct fa_cpu_job *job = tile->job;
+
+	for (int32_t j = first; j < end && tile->round + j < job->n_k; j++) {
+		for (int32_t r = 0; r < vectors * VEC_LANES; r++) {
+			int64_t row = panel * PANEL + r < job->rows ? panel * PANEL + r
+			                                            : job->rows - 1;
+
+			if (!score_tree_sees(job, job->row + row, tile->round + j))
+				tile->scratch->s[j][r] = -INFINITY;
 		}
 	}
 }
@@ -412,6 +445,11 @@ static void panel_values_seen(const struct tile *tile, int32_t panel, int vector
 				added = vec_fma(vec_load(scratch->s[j] + i * VEC_LANES),
 				                vec_set(value), sum);
 				added = vec_select(vec_less(key, low), sum, added);
+				if (tile->tree)
+					added = vec_select(
+						vec_equal(vec_load(scratch->s[j] + i * VEC_LANES),
+					                  vec_set(0.0f)),
+						sum, added);
 				sum = vec_select(vec_less(key, high), added, sum);
 			}
 			vec_store(o, sum);
@@ -427,6 +465,8 @@ VEC_INLINE void panel_round_of(const struct tile *tile, int32_t panel, const boo
 	panel_scores(tile, panel, paired, vectors, first, end);
 	if (hidden || tile->map.capped || tile->job->alibi_slopes)
 		panel_finish_scores(tile, panel, vectors, first, end, hidden);
+	if (tile->tree)
+		panel_mask_tree(tile, panel, vectors, first, end);
 	panel_softmax(tile, panel, vectors, first, end);
 	if (hidden && tile->v_has_special) {
 		panel_values_seen(tile, panel, vectors, first, end);
@@ -484,16 +524,17 @@ static void panel_round(const struct tile *tile, int32_t panel)
 	int32_t low_first, low_last, high_first, high_last, first, end;
 	bool hidden;
 
-	/* Rows are in order of tokens, so both ends of what they see only rise. */
-	low_first = (int32_t)score_clamp(score_low(job, row) - round, 0, SCORE_KEYS);
+	/* Rows are in order of tokens, so both ends of what they see only rise. Those of
+	 * trees are not: they are taken to see as little and as much as any. */
+	low_first = (int32_t)score_clamp(score_low_of(job, row, last) - round, 0, SCORE_KEYS);
 	low_last = (int32_t)score_clamp(score_low(job, last) - round, 0, SCORE_KEYS);
 	high_first = (int32_t)score_clamp(score_high(job, row) - round, 0, SCORE_KEYS);
-	high_last = (int32_t)score_clamp(score_high(job, last) - round, 0, SCORE_KEYS);
+	high_last = (int32_t)score_clamp(score_high_of(job, row, last) - round, 0, SCORE_KEYS);
 	first = low_first / KEY_STEP * KEY_STEP;
 	end = (high_last + KEY_STEP - 1) / KEY_STEP * KEY_STEP;
 	if (low_first >= high_last)
 		return;
-	hidden = low_last > first || high_first < end;
+	hidden = low_last > first || high_first < end || job->tree;
 
 	if (hidden || job->alibi_slopes) {
 		for (int32_t r = 0; r < PANEL; r++) {
@@ -556,8 +597,8 @@ static void wide(const struct fa_cpu_job *job, void *scratch)
 		.v_stride = (((job->head_dim_v + 23) / 16) | 1) * 16,
 	};
 	int32_t panels = (job->rows + PANEL - 1) / PANEL;
-	int64_t begin = score_low(job, job->row);
-	int64_t end = score_high(job, job->row + job->rows - 1);
+	int64_t begin = score_low_of(job, job->row, job->row + job->rows - 1);
+	int64_t end = score_high_of(job, job->row, job->row + job->rows - 1);
 
 	tile.q_words = tile.paired ? job->head_dim / 2 : job->head_dim;
 	score_map_init(&tile.map, job);
@@ -570,6 +611,7 @@ static void wide(const struct fa_cpu_job *job, void *scratch)
 
 		if (fa_cpu_job_stopped(job))
 			return;
+		tile.tree = job->tree && tile.round + SCORE_KEYS > job->n_k - job->n_q;
 		pack_round(&tile, (int32_t)first / KEY_STEP * KEY_STEP,
 		           (int32_t)score_clamp(end - tile.round, 0, SCORE_KEYS));
 		for (int32_t panel = 0; panel < panels; panel++)
@@ -588,4 +630,7 @@ const struct fa_cpu_isa FA_CPU_ROW = {
 	.scratch_bytes = sizeof(struct scratch),
 	.wide = wide,
 	.thin = FA_CPU_THIN,
+	.reduce = FA_CPU_REDUCE,
+	.blend = FA_CPU_BLEND,
+	.rotate = FA_CPU_ROTATE,
 };

@@ -90,23 +90,40 @@ struct fa_wire_message fa_fake_hello_reply(uint64_t id)
 	};
 }
 
-struct fa_completion_slot *fa_fake_welcome(struct fa_raw *raw)
+static struct fa_completion_slot *welcome(struct fa_raw *raw, struct fa_wire_message *reply)
 {
 	_fa_cleanup_(fa_close_fdp) int fd = -1;
-	struct fa_wire_message reply;
 	void *page;
 
-	if (!fa_fake_next(raw))
-		return NULL;
-	fa_check_eq(raw->message.type, FA_WIRE_HELLO);
 	fa_check_eq(fa_memfd_new("page", FA_COMPLETION_PAGE_BYTES, 0, &fd), 0);
 	page = mmap(NULL, FA_COMPLETION_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	fa_check(page != MAP_FAILED);
 	/* fa_raw_close() unmaps it. */
 	raw->page = page;
-	reply = fa_fake_hello_reply(raw->message.id);
-	(void)fa_raw_send(raw, &reply, &fd, 1);
+	(void)fa_raw_send(raw, reply, &fd, 1);
 	return page;
+}
+
+struct fa_completion_slot *fa_fake_welcome(struct fa_raw *raw)
+{
+	struct fa_wire_message reply;
+
+	if (!fa_fake_next(raw))
+		return NULL;
+	fa_check_eq(raw->message.type, FA_WIRE_HELLO);
+	reply = fa_fake_hello_reply(raw->message.id);
+	return welcome(raw, &reply);
+}
+
+struct fa_completion_slot *fa_fake_welcome_as(struct fa_raw *raw, uint64_t generation,
+                                              struct fa_wire_secret secret, bool resumed)
+{
+	struct fa_wire_message reply = fa_fake_hello_reply(raw->message.id);
+
+	reply.hello_reply.generation = generation;
+	reply.hello_reply.secret = secret;
+	reply.hello_reply.resumed = resumed;
+	return welcome(raw, &reply);
 }
 
 bool fa_fake_next(struct fa_raw *raw)
@@ -144,6 +161,13 @@ void fa_fake_complete(struct fa_raw *raw, uint32_t stream, uint64_t value, int s
 	(void)fa_raw_send(raw, &message, NULL, 0);
 }
 
+static void finish(struct fa_raw *raw, struct fa_completion_slot *page, uint32_t stream,
+                   uint64_t value)
+{
+	atomic_store_explicit(&page[stream].completed, value, memory_order_release);
+	fa_fake_complete(raw, stream, value, 0, NULL);
+}
+
 void fa_fake_answer(struct fa_raw *raw, struct fa_completion_slot *page)
 {
 	struct fa_wire_message *request = &raw->message;
@@ -152,9 +176,65 @@ void fa_fake_answer(struct fa_raw *raw, struct fa_completion_slot *page)
 
 	switch (request->type) {
 	case FA_WIRE_ATTENTION:
-		atomic_store_explicit(&page[request->attention.stream].completed,
-		                      request->attention.value, memory_order_release);
-		fa_fake_complete(raw, request->attention.stream, request->attention.value, 0, NULL);
+		finish(raw, page, request->attention.stream, request->attention.value);
+		break;
+	case FA_WIRE_SEQUENCE_COPY:
+		finish(raw, page, request->sequence_copy.stream, request->sequence_copy.value);
+		break;
+	case FA_WIRE_STEP_ATTEND:
+		finish(raw, page, request->step_attend.stream, request->step_attend.value);
+		break;
+	case FA_WIRE_STEP_END:
+		finish(raw, page, request->step_end.stream, request->step_end.value);
+		break;
+	case FA_WIRE_CACHE_CREATE:
+	case FA_WIRE_CACHE_FIND:
+		reply.type = FA_WIRE_CACHE_REPLY;
+		reply.cache_reply = (struct fa_wire_cache_reply){
+			.cache = FA_FAKE_CACHE,
+			.mode = 1,
+			.dtype = FA_WIRE_DTYPE_F16,
+			.flags = FA_WIRE_CACHE_V_IN_K,
+			.layers = 2,
+			.kv_heads = 3,
+			.head_dim = 4,
+			.head_dim_v = 5,
+			.page_tokens = 6,
+			.page_bytes = 7,
+			.max_pages = 8,
+			.used_pages = 9,
+			.idle_pages = 10,
+			.sequences = 11,
+		};
+		(void)fa_raw_send(raw, &reply, NULL, 0);
+		break;
+	case FA_WIRE_SEQUENCE_CREATE:
+	case FA_WIRE_SEQUENCE_FIND:
+	case FA_WIRE_SEQUENCE_FORK:
+	case FA_WIRE_SEQUENCE_SET_NAME:
+	case FA_WIRE_SEQUENCE_TRUNCATE:
+	case FA_WIRE_SEQUENCE_DROP:
+	case FA_WIRE_SEQUENCE_INFO:
+	case FA_WIRE_SEQUENCE_PUBLISH:
+	case FA_WIRE_SEQUENCE_ATTACH:
+		reply.type = FA_WIRE_SEQUENCE_REPLY;
+		reply.sequence_reply = (struct fa_wire_sequence_reply){
+			.sequence = FA_FAKE_SEQUENCE,
+			.cache = FA_FAKE_CACHE,
+			.length = 20,
+			.planned = 21,
+			.first = 16,
+			.step = 22,
+			.mode = 2,
+			.matched = 23,
+		};
+		(void)fa_raw_send(raw, &reply, NULL, 0);
+		break;
+	case FA_WIRE_STEP_BEGIN:
+		reply.type = FA_WIRE_STEP_REPLY;
+		reply.step_reply.step = request->step_begin.step;
+		reply.step_reply.number = FA_FAKE_STEP;
+		(void)fa_raw_send(raw, &reply, NULL, 0);
 		break;
 	case FA_WIRE_BUFFER_REGISTER:
 		reply.type = FA_WIRE_BUFFER_REPLY;

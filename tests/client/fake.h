@@ -11,6 +11,11 @@
 #include <pthread.h>
 #include <stdbool.h>
 
+/* The numbers of what it makes and finds, whatever it is asked for. */
+#define FA_FAKE_CACHE 0x700000001ull
+#define FA_FAKE_SEQUENCE 0x900000002ull
+#define FA_FAKE_STEP 0xb00000003ull
+
 struct fa_fake {
 	char dir[48], socket[64];
 	int listen_fd;
@@ -30,6 +35,10 @@ int fa_fake_setup(void **state);
 
 /* Answers Hello as it should be; the page, writable, or NULL if nobody is there. */
 struct fa_completion_slot *fa_fake_welcome(struct fa_raw *raw);
+
+/* Answers the Hello that was received as a session with this secret. */
+struct fa_completion_slot *fa_fake_welcome_as(struct fa_raw *raw, uint64_t generation,
+                                              struct fa_wire_secret secret, bool resumed);
 
 /* A HelloReply that is right; it carries one descriptor. */
 struct fa_wire_message fa_fake_hello_reply(uint64_t id);

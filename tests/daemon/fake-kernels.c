@@ -1,7 +1,7 @@
 #include "fake-kernels.h"
 
 #include "common/clock.h"
-#include "kernels/attention.h"
+#include "kernels/paged.h"
 
 struct fa_cpu_isa {
 	const char *name;
@@ -44,10 +44,8 @@ static void sleep_ns(uint64_t ns)
 	          NULL);
 }
 
-bool fa_cpu_attention_tile(const struct fa_cpu_isa *isa, const struct fa_attention_params *params,
-                           int64_t tile, void *scratch, const bool *stop)
+static bool run_tile(struct fake_job *job, int64_t tile, void *scratch)
 {
-	struct fake_job *job = params->q.data;
 	uint8_t *bytes = scratch;
 	uint64_t never = 0, begin_ns = fa_now_ns();
 
@@ -72,4 +70,50 @@ bool fa_cpu_attention_tile(const struct fa_cpu_isa *isa, const struct fa_attenti
 	atomic_fetch_add(&job->ran_ns, fa_now_ns() - begin_ns);
 	atomic_fetch_add(&job->n_ran, 1);
 	return true;
+}
+
+bool fa_cpu_attention_tile(const struct fa_cpu_isa *isa, const struct fa_attention_params *params,
+                           int64_t tile, void *scratch, const bool *stop)
+{
+	return run_tile(params->q.data, tile, scratch);
+}
+
+/* ---- paged requests: attention's q.data is the job */
+
+int fa_paged_check(const struct fa_paged_request *request, char *text, size_t text_bytes)
+{
+	return 0;
+}
+
+int64_t fa_cpu_paged_tiles(const struct fa_cpu_isa *isa, const struct fa_paged_request *request)
+{
+	return ((struct fake_job *)request->attention.q.data)->n_tiles;
+}
+
+size_t fa_cpu_paged_scratch_bytes(const struct fa_cpu_isa *isa,
+                                  const struct fa_paged_request *request)
+{
+	return ((struct fake_job *)request->attention.q.data)->scratch_bytes;
+}
+
+size_t fa_cpu_paged_workspace_bytes(const struct fa_cpu_isa *isa,
+                                    const struct fa_paged_request *request)
+{
+	return sizeof(struct fake_job *);
+}
+
+void fa_cpu_paged_begin(const struct fa_cpu_isa *isa, const struct fa_paged_request *request,
+                        void *workspace)
+{
+	*(struct fake_job **)workspace = request->attention.q.data;
+}
+
+bool fa_cpu_paged_tile(const struct fa_cpu_isa *isa, const struct fa_paged_request *request,
+                       void *workspace, int64_t tile, void *scratch, const bool *stop)
+{
+	struct fake_job *job = request->attention.q.data;
+
+	if (*(struct fake_job **)workspace != job)
+		job->wrong = true;
+	return run_tile(job, tile, scratch);
 }

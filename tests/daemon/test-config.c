@@ -27,9 +27,9 @@ static void test_defaults(void **state)
 	assert_int_equal(config.limits.tenant[FA_RESOURCE_BUFFERS], 65536);
 	assert_true(config.limits.tenant[FA_RESOURCE_BUFFER_BYTES] > 1 << 20);
 	assert_true(config.limits.tenant[FA_RESOURCE_DEVICE_BYTES] == FA_LIMIT_AUTO);
-	fa_config_resolve(&config, 1ull << 50);
+	fa_config_resolve(&config, 1ull << 50, 0, false);
 	assert_true(config.limits.tenant[FA_RESOURCE_DEVICE_BYTES] == 1ull << 50);
-	fa_config_resolve(&config, 1ull << 51);
+	fa_config_resolve(&config, 1ull << 51, 0, false);
 	assert_true(config.limits.tenant[FA_RESOURCE_DEVICE_BYTES] == 1ull << 50);
 	assert_int_equal(config.limits.session_streams, 64);
 	assert_int_equal(config.limits.uid_factor, 4);

@@ -81,7 +81,7 @@ static void test_kill(void **state)
 		fa_check_eventually((after = child_pid()) > 0 && after != before);
 	}
 	fa_test_daemon_log_wait(&supervisor,
-	                        "was killed by signal 9; starting it again with 1 kept");
+	                        "was killed by signal 9; starting it again with 3 kept");
 }
 
 static void test_sigterm(void **state)

@@ -61,9 +61,15 @@ void fa_raw_open(struct fa_raw *raw, const char *socket_path)
 void fa_raw_hello(struct fa_raw *raw)
 {
 	struct fa_wire_message hello = fa_raw_hello_message("test");
+
+	fa_raw_hello_with(raw, &hello);
+}
+
+void fa_raw_hello_with(struct fa_raw *raw, struct fa_wire_message *hello)
+{
 	void *page;
 
-	fa_raw_call(raw, &hello, NULL, 0);
+	fa_raw_call(raw, hello, NULL, 0);
 	if (raw->message.type == FA_WIRE_REPLY)
 		fa_test_fail(__FILE__, __LINE__, "Hello was refused: %d, %s",
 		             raw->message.reply.status, raw->message.reply.text.text);

@@ -57,6 +57,9 @@ void fa_raw_open(struct fa_raw *raw, const char *socket_path);
 /* Says Hello on a connection; must be welcomed. */
 void fa_raw_hello(struct fa_raw *raw);
 
+/* The same with this message. */
+void fa_raw_hello_with(struct fa_raw *raw, struct fa_wire_message *hello);
+
 /* Closes and forgets everything. May be called twice. */
 void fa_raw_close(struct fa_raw *raw);
 

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 #
 # fabench: its usage, and that each benchmark works and gives results of the form
-# that results.py reads. Says nothing about speed. Run as: test-fabench.sh FABENCH
+# that results.py reads. Says nothing about speed. Run as: test-fabench.sh FABENCH FABENCH-POOL
 set -euo pipefail
 
 fabench=$1
+fabench_pool=$2
 temporary=$(mktemp -d)
 trap 'rm -rf "$temporary"' EXIT
 
@@ -38,3 +39,6 @@ EOF
 # And for people.
 "$fabench" --quick rtt >"$temporary/rtt"
 grep -qE '^rtt/socket/ping .* of bare$' "$temporary/rtt"
+
+"$fabench_pool" --quick >"$temporary/pool"
+grep -qE '^pool/fork/p64/100k ' "$temporary/pool"

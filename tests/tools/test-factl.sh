@@ -50,6 +50,9 @@ expect 2 'one command' ping ping
 expect 2 'unknown option' --nonsense
 expect 2 'number from 1' ping -c 0
 expect 2 'number from 1' ping -c 5x
+expect 2 'more is to be said after rm' rm
+expect 2 'more is to be said after rm' rm cache
+expect 2 'what can be removed' rm stream x
 for command in status ping version drain; do
 	expect 3 'no connection to fad: .+' "$command"
 	expect 3 'no connection to fad: .+' -s "$temporary/none.sock" "$command"
@@ -58,6 +61,9 @@ done
 start_daemon
 expect 0 '^answer from .*fad.sock: [0-9.]+ us$' ping
 expect 0 '^3 answers: least' ping -c 3
+expect 1 "no cache named 'x'" rm cache x
+expect 1 "no sequence named 'x'" rm sequence x
+expect 0 '^pool +0 of [0-9]+ chunks' status
 expect 0 '^fad +[0-9]+\.[0-9]+\.[0-9]+ .*backend cpu' version
 expect 0 "^fad .*process $daemon" status
 expect 0 '^ +[0-9]+ .* factl$' status # its own session

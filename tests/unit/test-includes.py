@@ -14,13 +14,14 @@ LAYERS = {
     "schema": ["common/"],
     "kernels": [],
     "client": ["common/", "schema/"],
-    "daemon": ["common/", "schema/", "kernels/attention.h"],
-    # its CUDA backend launches what the table of kernels says
-    "daemon/device_cuda": ["common/", "kernels/attention.h", "kernels/cuda/plan.h",
-                           "kernels/cuda/images.h"],
+    "daemon": ["common/", "schema/", "kernels/attention.h", "kernels/paged.h"],
+    # its CUDA backend launches what the tables of kernels say
+    "daemon/device_cuda": ["common/", "kernels/attention.h", "kernels/paged.h",
+                           "kernels/cuda/plan.h", "kernels/cuda/paged-plan.h",
+                           "kernels/cuda/images.h", "kernels/cuda/paged-images.h"],
     # programs and tests are not layers: they may see everything below them
     "tools": ["common/", "schema/", "client/", "kernels/attention.h", "kernels/cuda/plan.h",
-              "kernels/cuda/images.h"],
+              "kernels/cuda/images.h", "daemon/pool_private.h"],
 }
 
 # Foreign headers that are kept in: pattern, files or folders that may include them.
@@ -29,6 +30,7 @@ FOREIGN = [
     (r"systemd/.*", ["daemon/main.c", "daemon/log.c", "daemon/keeper.c", "daemon/supervise.c"]),
     (r"flatbuffers/.*|.*_generated\.h", ["schema/wire.cc"]),
     (r"ini\.h", ["daemon/config.c"]),
+    (r"sodium.*\.h", ["daemon/prefix_hash.c"]),
     (r"cuda.*\.h", ["kernels/cuda/", "client/examples/cuda.c", "tests/"]),
     (r"cmocka\.h", ["tests/"]),
 ]

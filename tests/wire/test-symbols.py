@@ -7,6 +7,7 @@ The shared library needs libc alone and exports exactly what faclient.h
 declares, which is what the symbol map lists. The static library gives C and C++
 programs nothing but fa_*, and asks nothing of a run-time library of C++."""
 
+import os
 import re
 import subprocess
 import sys
@@ -32,9 +33,13 @@ def run(*command):
 
 
 def declared(header):
-    """The functions that faclient.h declares."""
+    """The functions that faclient.h declares, with the headers beside it that it includes."""
     with open(header, encoding="utf-8") as file:
         text = file.read()
+    beside = re.findall(r'^#include "(.*)"', text, flags=re.MULTILINE)
+    for name in beside:
+        with open(os.path.join(os.path.dirname(header), name), encoding="utf-8") as file:
+            text += file.read()
     text = re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.DOTALL)
     text = re.sub(r"^\s*#.*(?:\\\n.*)*$", "", text, flags=re.MULTILINE)
     return set(re.findall(r"\b(fa_\w+)\s*\(", text))

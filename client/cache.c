@@ -1,0 +1,119 @@
+/* Caches: made, found, looked at and removed. */
+#include "client/internal.h"
+
+#include <errno.h>
+
+_Static_assert(FA_CACHE_V_IN_K == FA_WIRE_CACHE_V_IN_K, "flags travel as they are");
+_Static_assert(FA_READ_UID == FA_WIRE_ADMIT_UID && FA_READ_ALL == FA_WIRE_ADMIT_ALL &&
+                       FA_APPEND_UID == FA_WIRE_ADMIT_UID << 2 &&
+                       FA_APPEND_ALL == FA_WIRE_ADMIT_ALL << 2 &&
+                       FA_FORK_UID == FA_WIRE_ADMIT_UID << 4 &&
+                       FA_FORK_ALL == FA_WIRE_ADMIT_ALL << 4,
+               "modes travel as they are");
+
+int fa_cache_create(struct fa_client *client, const struct fa_cache_options *options,
+                    uint64_t *ret_cache)
+{
+	struct fa_wire_message message = { .type = FA_WIRE_CACHE_CREATE };
+	struct fa_call call = { .expect = FA_WIRE_CACHE_REPLY };
+	struct fa_wire_cache_create *wire = &message.cache_create;
+	struct fa_cache_options known;
+	const void *o;
+	int r;
+
+	r = fa_struct_in("fa_cache_options", options, &known, sizeof(known), &o);
+	if (r < 0)
+		return r;
+	options = o;
+	if (!ret_cache)
+		return fa_error_set(-EINVAL, "ret_cache is NULL");
+	if (!fa_dtype_bytes(options->dtype))
+		return fa_error_set(
+			-EINVAL, "fa_cache_options.dtype is %u; expected FA_F32, FA_F16 or FA_BF16",
+			options->dtype);
+	if (options->reserved)
+		return fa_error_set(-EINVAL, "fa_cache_options.reserved is not 0");
+	if (options->name) {
+		r = fa_kv_name(options->name, &wire->name);
+		if (r < 0)
+			return r;
+	} else if (options->mode || options->ttl_ns) {
+		return fa_error_set(-EINVAL, "fa_cache_options.%s is for caches with a name",
+		                    options->mode ? "mode" : "ttl_ns");
+	}
+	wire->mode = options->mode;
+	wire->ttl_ns = options->ttl_ns;
+	wire->dtype = (uint8_t)options->dtype;
+	wire->flags = options->flags;
+	wire->layers = options->layers;
+	wire->kv_heads = options->kv_heads;
+	wire->head_dim = options->head_dim;
+	wire->head_dim_v = options->head_dim_v ? options->head_dim_v : options->head_dim;
+	wire->page_tokens = options->page_tokens;
+	wire->max_pages = options->max_pages;
+	r = fa_kv_call(client, &message, false, &call);
+	if (r < 0)
+		return r;
+	*ret_cache = call.cache.cache;
+	return 0;
+}
+
+int fa_cache_find(struct fa_client *client, const char *name, uint64_t *ret_cache)
+{
+	struct fa_wire_message message = { .type = FA_WIRE_CACHE_FIND };
+	struct fa_call call = { .expect = FA_WIRE_CACHE_REPLY };
+	int r;
+
+	if (!ret_cache)
+		return fa_error_set(-EINVAL, "ret_cache is NULL");
+	r = fa_kv_name(name, &message.cache_find.name);
+	if (r < 0)
+		return r;
+	r = fa_kv_call(client, &message, false, &call);
+	if (r < 0)
+		return r;
+	*ret_cache = call.cache.cache;
+	return 0;
+}
+
+int fa_cache_info(struct fa_client *client, uint64_t cache, struct fa_cache_info *ret_info)
+{
+	struct fa_wire_message message = { .type = FA_WIRE_CACHE_FIND, .cache_find.cache = cache };
+	struct fa_call call = { .expect = FA_WIRE_CACHE_REPLY };
+	const struct fa_wire_cache_reply *reply = &call.cache;
+	struct fa_cache_info info;
+	int r;
+
+	r = fa_struct_out_check("fa_cache_info", ret_info);
+	if (r < 0)
+		return r;
+	r = fa_kv_call(client, &message, true, &call);
+	if (r < 0)
+		return r;
+	info = (struct fa_cache_info){
+		.flags = reply->flags,
+		.mode = reply->mode,
+		.dtype = reply->dtype,
+		.layers = reply->layers,
+		.kv_heads = reply->kv_heads,
+		.head_dim = reply->head_dim,
+		.head_dim_v = reply->head_dim_v,
+		.page_tokens = reply->page_tokens,
+		.sequences = reply->sequences,
+		.page_bytes = reply->page_bytes,
+		.max_pages = reply->max_pages,
+		.used_pages = reply->used_pages,
+		.idle_pages = reply->idle_pages,
+	};
+	fa_struct_out(ret_info, &info, sizeof(info));
+	return 0;
+}
+
+int fa_cache_remove(struct fa_client *client, uint64_t cache)
+{
+	struct fa_wire_message message = { .type = FA_WIRE_CACHE_REMOVE,
+		                           .cache_remove.cache = cache };
+	struct fa_call call = { .expect = FA_WIRE_REPLY };
+
+	return fa_kv_call(client, &message, true, &call);
+}

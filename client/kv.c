@@ -1,0 +1,36 @@
+/* What the calls about caches and sequences have in common. */
+#include "client/internal.h"
+
+#include <errno.h>
+#include <string.h>
+
+int fa_kv_name(const char *name, struct fa_wire_string *ret_name)
+{
+	size_t length;
+
+	if (!name || !*name)
+		return fa_error_set(-EINVAL, "the name is %s", name ? "empty" : "NULL");
+	length = strlen(name);
+	if (length >= FA_WIRE_NAME_BYTES_MAX)
+		return fa_error_set(-ENAMETOOLONG,
+		                    "the name has %zu bytes; at most %d are possible", length,
+		                    FA_WIRE_NAME_BYTES_MAX - 1);
+	*ret_name = (struct fa_wire_string){ .text = name, .length = length };
+	return 0;
+}
+
+int fa_kv_call(struct fa_client *client, struct fa_wire_message *message, bool by_number,
+               struct fa_call *call)
+{
+	int r;
+
+	r = fa_client_enter_connected(client);
+	if (r < 0)
+		return r;
+	r = fa_io_call(client, message, NULL, 0, true, call);
+	if (r == -ENOENT && by_number && client->resumed < client->reconnects)
+		r = fa_error_set(-ESTALE, "there is no such object: the session was lost when the "
+		                          "daemon was restarted, and what it had without a name");
+	fa_client_leave(client);
+	return r;
+}

@@ -1,0 +1,296 @@
+/* Sequences: all that is not a step. */
+#include "client/internal.h"
+
+#include <errno.h>
+#include <string.h>
+
+_Static_assert(FA_PREFIX_SHARED == FA_WIRE_PREFIX_SHARED, "flags travel as they are");
+
+/* One whose answer is SequenceReply. */
+static int ask(struct fa_client *client, struct fa_wire_message *message,
+               struct fa_wire_sequence_reply *ret_reply)
+{
+	struct fa_call call = { .expect = FA_WIRE_SEQUENCE_REPLY };
+	int r;
+
+	r = fa_kv_call(client, message, message->type != FA_WIRE_SEQUENCE_FIND, &call);
+	if (r < 0)
+		return r;
+	*ret_reply = call.sequence;
+	return 0;
+}
+
+/* ... and gives a sequence. */
+static int ask_sequence(struct fa_client *client, struct fa_wire_message *message,
+                        uint64_t *ret_sequence)
+{
+	struct fa_wire_sequence_reply reply;
+	int r;
+
+	if (!ret_sequence)
+		return fa_error_set(-EINVAL, "ret_sequence is NULL");
+	r = ask(client, message, &reply);
+	if (r < 0)
+		return r;
+	*ret_sequence = reply.sequence;
+	return 0;
+}
+
+/* ---- making and finding */
+
+int fa_sequence_create(struct fa_client *client, uint64_t cache, uint64_t *ret_sequence)
+{
+	struct fa_wire_message message = { .type = FA_WIRE_SEQUENCE_CREATE,
+		                           .sequence_create.cache = cache };
+
+	return ask_sequence(client, &message, ret_sequence);
+}
+
+int fa_sequence_find(struct fa_client *client, const char *name, uint64_t *ret_sequence)
+{
+	struct fa_wire_message message = { .type = FA_WIRE_SEQUENCE_FIND };
+	int r;
+
+	r = fa_kv_name(name, &message.sequence_find.name);
+	return r < 0 ? r : ask_sequence(client, &message, ret_sequence);
+}
+
+int fa_sequence_fork(struct fa_client *client, uint64_t sequence, uint64_t tokens,
+                     uint64_t *ret_sequence)
+{
+	struct fa_wire_message message = { .type = FA_WIRE_SEQUENCE_FORK,
+		                           .sequence_fork = { .sequence = sequence,
+		                                              .tokens = tokens } };
+
+	return ask_sequence(client, &message, ret_sequence);
+}
+
+/* ---- changing */
+
+int fa_sequence_set_name(struct fa_client *client, uint64_t sequence, const char *name,
+                         uint32_t mode, uint64_t ttl_ns)
+{
+	struct fa_wire_message message = {
+		.type = FA_WIRE_SEQUENCE_SET_NAME,
+		.sequence_set_name = { .sequence = sequence, .mode = mode, .ttl_ns = ttl_ns }
+	};
+	struct fa_wire_sequence_reply reply;
+	int r;
+
+	r = fa_kv_name(name, &message.sequence_set_name.name);
+	return r < 0 ? r : ask(client, &message, &reply);
+}
+
+int fa_sequence_truncate(struct fa_client *client, uint64_t sequence, uint64_t tokens)
+{
+	struct fa_wire_message message = { .type = FA_WIRE_SEQUENCE_TRUNCATE,
+		                           .sequence_truncate = { .sequence = sequence,
+		                                                  .tokens = tokens } };
+	struct fa_wire_sequence_reply reply;
+
+	return ask(client, &message, &reply);
+}
+
+int fa_sequence_drop(struct fa_client *client, uint64_t sequence, uint64_t first,
+                     uint64_t *ret_first)
+{
+	struct fa_wire_message message = { .type = FA_WIRE_SEQUENCE_DROP,
+		                           .sequence_drop = { .sequence = sequence,
+		                                              .first = first } };
+	struct fa_wire_sequence_reply reply;
+	int r;
+
+	r = ask(client, &message, &reply);
+	if (r < 0)
+		return r;
+	if (ret_first)
+		*ret_first = reply.first;
+	return 0;
+}
+
+int fa_sequence_free(struct fa_client *client, uint64_t sequence)
+{
+	struct fa_wire_message message = { .type = FA_WIRE_SEQUENCE_FREE,
+		                           .sequence_free.sequence = sequence };
+	struct fa_call call = { .expect = FA_WIRE_REPLY };
+
+	return fa_kv_call(client, &message, true, &call);
+}
+
+int fa_sequence_info(struct fa_client *client, uint64_t sequence, struct fa_sequence_info *ret_info)
+{
+	struct fa_wire_message message = { .type = FA_WIRE_SEQUENCE_INFO,
+		                           .sequence_info.sequence = sequence };
+	struct fa_wire_sequence_reply reply;
+	struct fa_sequence_info info;
+	int r;
+
+	r = fa_struct_out_check("fa_sequence_info", ret_info);
+	if (r < 0)
+		return r;
+	r = ask(client, &message, &reply);
+	if (r < 0)
+		return r;
+	info = (struct fa_sequence_info){ .mode = reply.mode,
+		                          .cache = reply.cache,
+		                          .length = reply.length,
+		                          .planned = reply.planned,
+		                          .first = reply.first,
+		                          .step = reply.step };
+	fa_struct_out(ret_info, &info, sizeof(info));
+	return 0;
+}
+
+/* ---- by content */
+
+static int check_prefix(const struct fa_prefix *prefix)
+{
+	if (prefix->n_tokens && !prefix->tokens)
+		return fa_error_set(-EINVAL, "fa_prefix.tokens is NULL, and n_tokens %llu",
+		                    (unsigned long long)prefix->n_tokens);
+	if (prefix->n_tokens > UINT32_MAX)
+		return fa_error_set(-EINVAL, "fa_prefix.n_tokens is %llu; expected less than 2^32",
+		                    (unsigned long long)prefix->n_tokens);
+	if (prefix->extra_bytes > FA_WIRE_EXTRA_MAX || (prefix->extra_bytes && !prefix->extra))
+		return fa_error_set(
+			-EINVAL, "fa_prefix has %llu extra_bytes at %p; expected at most %u",
+			(unsigned long long)prefix->extra_bytes, prefix->extra, FA_WIRE_EXTRA_MAX);
+	return 0;
+}
+
+/* More tokens than fit into a message travel in a buffer that lives as long as the call. */
+static int ask_with_tokens(struct fa_client *client, struct fa_wire_message *message,
+                           const struct fa_prefix *prefix, const uint32_t **tokens,
+                           size_t *n_tokens, struct fa_wire_view *view,
+                           struct fa_wire_sequence_reply *ret_reply)
+{
+	struct fa_buffer *buffer = NULL;
+	int r;
+
+	if (prefix->n_tokens <= FA_WIRE_TOKENS_MAX) {
+		*tokens = prefix->n_tokens ? prefix->tokens : NULL;
+		*n_tokens = (size_t)prefix->n_tokens;
+	} else {
+		r = fa_buffer_new(client, prefix->n_tokens * sizeof(uint32_t), 0, &buffer);
+		if (r < 0)
+			return r;
+		memcpy(fa_buffer_data(buffer), prefix->tokens, prefix->n_tokens * sizeof(uint32_t));
+		*view = (struct fa_wire_view){ .buffer = buffer->registration->id,
+			                       .rank = 1,
+			                       .shape = { (int64_t)prefix->n_tokens },
+			                       .strides = { 1 } };
+	}
+	r = ask(client, message, ret_reply);
+	fa_buffer_free(buffer);
+	return r;
+}
+
+int fa_sequence_publish(struct fa_client *client, uint64_t sequence, const struct fa_prefix *prefix,
+                        uint64_t *ret_pages)
+{
+	struct fa_wire_message message = { .type = FA_WIRE_SEQUENCE_PUBLISH };
+	struct fa_wire_sequence_publish *wire = &message.sequence_publish;
+	struct fa_wire_sequence_reply reply;
+	struct fa_prefix known;
+	const void *p;
+	int r;
+
+	r = fa_struct_in("fa_prefix", prefix, &known, sizeof(known), &p);
+	if (r < 0)
+		return r;
+	prefix = p;
+	r = check_prefix(prefix);
+	if (r < 0)
+		return r;
+	wire->sequence = sequence;
+	wire->flags = prefix->flags;
+	wire->extra = prefix->extra;
+	wire->n_extra = (size_t)prefix->extra_bytes;
+	r = ask_with_tokens(client, &message, prefix, &wire->tokens, &wire->n_tokens,
+	                    &wire->tokens_view, &reply);
+	if (r < 0)
+		return r;
+	if (ret_pages)
+		*ret_pages = reply.matched;
+	return 0;
+}
+
+int fa_sequence_attach(struct fa_client *client, uint64_t sequence, const struct fa_prefix *prefix,
+                       uint64_t *ret_tokens)
+{
+	struct fa_wire_message message = { .type = FA_WIRE_SEQUENCE_ATTACH };
+	struct fa_wire_sequence_attach *wire = &message.sequence_attach;
+	struct fa_wire_sequence_reply reply;
+	struct fa_prefix known;
+	const void *p;
+	int r;
+
+	r = fa_struct_in("fa_prefix", prefix, &known, sizeof(known), &p);
+	if (r < 0)
+		return r;
+	prefix = p;
+	r = check_prefix(prefix);
+	if (r < 0)
+		return r;
+	wire->sequence = sequence;
+	wire->flags = prefix->flags;
+	wire->extra = prefix->extra;
+	wire->n_extra = (size_t)prefix->extra_bytes;
+	r = ask_with_tokens(client, &message, prefix, &wire->tokens, &wire->n_tokens,
+	                    &wire->tokens_view, &reply);
+	if (r < 0)
+		return r;
+	if (ret_tokens)
+		*ret_tokens = reply.matched;
+	return 0;
+}
+
+/* ---- reading and writing */
+
+static int copy(struct fa_client *client, const struct fa_sequence_copy *copy, uint32_t flags,
+                struct fa_ticket *ret_ticket)
+{
+	struct fa_request request = { .message.type = FA_WIRE_SEQUENCE_COPY };
+	struct fa_wire_sequence_copy *wire = &request.message.sequence_copy;
+	struct fa_sequence_copy known;
+	const void *c;
+	int r;
+
+	r = fa_struct_in("fa_sequence_copy", copy, &known, sizeof(known), &c);
+	if (r < 0)
+		return r;
+	copy = c;
+	if (copy->reserved)
+		return fa_error_set(-EINVAL, "fa_sequence_copy.reserved is not 0");
+	if (!copy->k.buffer && !copy->v.buffer)
+		return fa_error_set(-EINVAL, "neither k nor v has a buffer");
+	if (copy->k.buffer) {
+		r = fa_request_tensor(&request, "k", client, &copy->k, 3, &wire->k);
+		if (r < 0)
+			return r;
+	}
+	if (copy->v.buffer) {
+		r = fa_request_tensor(&request, "v", client, &copy->v, 3, &wire->v);
+		if (r < 0)
+			return r;
+	}
+	wire->stream = copy->stream;
+	wire->sequence = copy->sequence;
+	wire->flags = flags;
+	wire->layer = copy->layer;
+	wire->first = copy->first;
+	request.message.timeout_ns = copy->timeout_ns;
+	return fa_request_submit(client, &request, ret_ticket);
+}
+
+int fa_sequence_read(struct fa_client *client, const struct fa_sequence_copy *options,
+                     struct fa_ticket *ret_ticket)
+{
+	return copy(client, options, 0, ret_ticket);
+}
+
+int fa_sequence_write(struct fa_client *client, const struct fa_sequence_copy *options,
+                      struct fa_ticket *ret_ticket)
+{
+	return copy(client, options, FA_WIRE_COPY_WRITE, ret_ticket);
+}

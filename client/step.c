@@ -1,0 +1,351 @@
+/*
+ * Steps. One lives in the daemon as long as the connection over which it was begun: the
+ * handle remembers which that was, and is good for nothing afterwards.
+ */
+#include "client/internal.h"
+
+#include <errno.h>
+
+#define FLAGS_ATTEND (FA_STEP_CAUSAL | FA_STEP_WINDOW | FA_STEP_ROTARY_INTERLEAVED)
+
+#define ROTARY_BASE_DEFAULT 10000.0
+
+_Static_assert(FA_STEP_CAUSAL == FA_WIRE_STEP_CAUSAL, "flags travel as they are");
+_Static_assert(sizeof(struct fa_step_item) == sizeof(struct fa_wire_step_item) &&
+                       offsetof(struct fa_step_item, n_new) ==
+                               offsetof(struct fa_wire_step_item, n_new) &&
+                       offsetof(struct fa_step_item, reserved) ==
+                               offsetof(struct fa_wire_step_item, reserved),
+               "items travel as they are");
+
+struct fa_step {
+	/* Never change. */
+	struct fa_client *client;
+	uint64_t number;
+	uint32_t id, epoch, n_items;
+	bool ended; /* its end was sent; with the client's mutex */
+};
+
+/* ---- with the mutex */
+
+int fa_step_check(struct fa_step *step)
+{
+	const struct fa_client *client = step->client;
+
+	if (step->ended)
+		return fa_error_set(-EINVAL, "the step was committed or aborted before");
+	if (client->state == FA_CLIENT_LOST || client->epoch != step->epoch)
+		return fa_error_set(-ECONNRESET, "the step is gone with the connection: %.200s",
+		                    client->lost_error.text);
+	return 0;
+}
+
+void fa_step_set_ended(struct fa_step *step)
+{
+	step->ended = true;
+}
+
+/* ---- beginning */
+
+/* How many words of tree there are: up to the last that a mask needs. */
+static int count_tree(const struct fa_step_options *options, size_t *ret_n_tree)
+{
+	uint64_t n = 0;
+
+	for (uint32_t i = 0; i < options->n_items; ++i) {
+		uint64_t rows = options->items[i].n_new, words = (rows + 31) / 32;
+
+		if (options->tree_start[i] == FA_STEP_NO_TREE)
+			continue;
+		if (rows > FA_WIRE_TOKENS_MAX ||
+		    options->tree_start[i] + rows * words > FA_WIRE_TOKENS_MAX)
+			return fa_error_set(
+				-EINVAL,
+				"item %u has a tree of %llu tokens from word %u on; all "
+				"trees together have at most %u words",
+				i, (unsigned long long)rows, options->tree_start[i],
+				FA_WIRE_TOKENS_MAX);
+		if (options->tree_start[i] + rows * words > n)
+			n = options->tree_start[i] + rows * words;
+	}
+	*ret_n_tree = (size_t)n;
+	return 0;
+}
+
+static int fill_begin(const struct fa_step_options *options, struct fa_wire_step_begin *wire)
+{
+	int r;
+
+	if (!options->n_items || !options->items)
+		return fa_error_set(-EINVAL, "the step has no items");
+	if (options->n_items > FA_WIRE_STEP_MAX)
+		return fa_error_set(-EINVAL, "the step has %u items; at most %u are possible",
+		                    options->n_items, FA_WIRE_STEP_MAX);
+	for (uint32_t i = 0; i < options->n_items; ++i)
+		if (options->items[i].reserved)
+			return fa_error_set(-EINVAL, "items[%u].reserved is not 0", i);
+	if (!options->tree != !options->tree_start)
+		return fa_error_set(-EINVAL, "of tree and tree_start only one is given");
+	wire->items = (const struct fa_wire_step_item *)options->items;
+	wire->n_items = options->n_items;
+	if (!options->tree)
+		return 0;
+	r = count_tree(options, &wire->n_tree);
+	if (r < 0 || !wire->n_tree)
+		return r;
+	wire->tree = options->tree;
+	wire->tree_start = options->tree_start;
+	wire->n_tree_start = options->n_items;
+	return 0;
+}
+
+int fa_step_begin(struct fa_client *client, const struct fa_step_options *options,
+                  struct fa_step **ret_step)
+{
+	struct fa_wire_message message = { .type = FA_WIRE_STEP_BEGIN };
+	struct fa_call call = { .expect = FA_WIRE_STEP_REPLY };
+	_fa_cleanup_(fa_freep) struct fa_step *step = NULL;
+	struct fa_step_options known;
+	const void *o;
+	int r;
+
+	r = fa_struct_in("fa_step_options", options, &known, sizeof(known), &o);
+	if (r < 0)
+		return r;
+	options = o;
+	if (!ret_step)
+		return fa_error_set(-EINVAL, "ret_step is NULL");
+	r = fill_begin(options, &message.step_begin);
+	if (r < 0)
+		return r;
+	step = fa_new(struct fa_step);
+	if (!step)
+		return fa_error_set(-ENOMEM, "no memory for a step");
+	*step = (struct fa_step){ .client = client, .n_items = options->n_items };
+
+	r = fa_client_enter(client);
+	if (r < 0)
+		return r;
+	/* So many begin and do not end that this comes round to one in progress: never. */
+	step->id = ++client->last_step ? client->last_step : ++client->last_step;
+	fa_client_leave(client);
+	message.step_begin.step = step->id;
+	r = fa_kv_call(client, &message, true, &call);
+	if (r < 0)
+		return r;
+	step->number = call.step.number;
+	step->epoch = call.epoch;
+	*ret_step = fa_steal_ptr(step);
+	return 0;
+}
+
+uint64_t fa_step_number(const struct fa_step *step)
+{
+	return step ? step->number : 0;
+}
+
+/* ---- a layer */
+
+static int fill_heads(const struct fa_step_attend *attend, struct fa_wire_step_attend *wire)
+{
+	uint64_t heads = (uint64_t)wire->q.shape[1];
+
+	if (!attend->alibi_slopes && !attend->sinks)
+		return 0;
+	if (!attend->out.buffer || heads > FA_WIRE_HEADS_MAX)
+		return fa_error_set(-EINVAL,
+		                    "q has %llu heads; expected 1 to %u with alibi_slopes or sinks",
+		                    (unsigned long long)heads, FA_WIRE_HEADS_MAX);
+	if (attend->alibi_slopes) {
+		wire->alibi_slopes = attend->alibi_slopes;
+		wire->n_alibi_slopes = heads;
+	}
+	if (attend->sinks) {
+		wire->sinks = attend->sinks;
+		wire->n_sinks = heads;
+	}
+	return 0;
+}
+
+static int fill_rotary(struct fa_request *request, struct fa_client *client,
+                       const struct fa_step_attend *attend, struct fa_wire_step_attend *wire)
+{
+	int64_t rows = wire->q.rank ? wire->q.shape[0] : wire->k.shape[0];
+	int r;
+
+	if (attend->positions) {
+		if (rows > FA_WIRE_TOKENS_MAX)
+			return fa_error_set(-EINVAL,
+			                    "positions are given for %lld tokens; at most %u are "
+			                    "possible",
+			                    (long long)rows, FA_WIRE_TOKENS_MAX);
+		wire->positions = attend->positions;
+		wire->n_positions = (size_t)rows;
+	}
+	if (!attend->rotary_dim)
+		return 0;
+	wire->rotary_dim = attend->rotary_dim;
+	wire->rotary_base = attend->rotary_base ? attend->rotary_base : ROTARY_BASE_DEFAULT;
+	wire->rotary_scale = attend->rotary_scale ? attend->rotary_scale : 1;
+	if (!attend->cos.buffer != !attend->sin.buffer)
+		return fa_error_set(-EINVAL, "of cos and sin only one has a buffer");
+	if (!attend->cos.buffer)
+		return 0;
+	r = fa_request_tensor(request, "cos", client, &attend->cos, 2, &wire->cos);
+	return r < 0 ? r : fa_request_tensor(request, "sin", client, &attend->sin, 2, &wire->sin);
+}
+
+static int fill_tensors(struct fa_request *request, struct fa_client *client,
+                        const struct fa_step_attend *attend, struct fa_wire_step_attend *wire)
+{
+	int r = 0;
+
+	if (!attend->out.buffer && !attend->k_new.buffer)
+		return fa_error_set(-EINVAL,
+		                    "neither out nor k_new has a buffer: nothing is asked");
+	if (attend->v_new.buffer && !attend->k_new.buffer)
+		return fa_error_set(-EINVAL, "v_new is given, but k_new.buffer is NULL");
+	if (attend->out.buffer) {
+		r = fa_request_tensor(request, "q", client, &attend->q, 3, &wire->q);
+		if (r >= 0)
+			r = fa_request_tensor(request, "out", client, &attend->out, 3, &wire->out);
+		if (r >= 0 && attend->lse.buffer)
+			r = fa_request_tensor(request, "lse", client, &attend->lse, 2, &wire->lse);
+	} else if (attend->lse.buffer) {
+		r = fa_error_set(-EINVAL, "lse is given, but out.buffer is NULL");
+	}
+	if (r >= 0 && attend->k_new.buffer)
+		r = fa_request_tensor(request, "k_new", client, &attend->k_new, 3, &wire->k);
+	if (r >= 0 && attend->v_new.buffer)
+		r = fa_request_tensor(request, "v_new", client, &attend->v_new, 3, &wire->v);
+	return r;
+}
+
+int fa_step_attend(struct fa_step *step, const struct fa_step_attend *attend,
+                   struct fa_ticket *ret_ticket)
+{
+	struct fa_request request = { .message.type = FA_WIRE_STEP_ATTEND, .step = step };
+	struct fa_wire_step_attend *wire = &request.message.step_attend;
+	struct fa_step_attend known;
+	bool window;
+	const void *a;
+	int r;
+
+	if (!step)
+		return fa_error_set(-EINVAL, "the step is NULL");
+	r = fa_struct_in("fa_step_attend", attend, &known, sizeof(known), &a);
+	if (r < 0)
+		return r;
+	attend = a;
+	if (attend->flags & ~FLAGS_ATTEND)
+		return fa_error_set(-EINVAL, "fa_step_attend.flags has unknown bits: 0x%x",
+		                    attend->flags);
+	if (attend->reserved)
+		return fa_error_set(-EINVAL, "fa_step_attend.reserved is not 0");
+
+	window = attend->flags & FA_STEP_WINDOW;
+	wire->stream = attend->stream;
+	wire->step = step->id;
+	wire->cache = attend->cache;
+	wire->layer = attend->layer;
+	wire->flags = attend->flags & FA_STEP_CAUSAL;
+	if (attend->flags & FA_STEP_ROTARY_INTERLEAVED)
+		wire->flags |= FA_WIRE_STEP_ROTARY_INTERLEAVED;
+	wire->scale = attend->scale;
+	wire->softcap = attend->softcap;
+	wire->window_left = window ? attend->window_left : -1;
+	wire->window_right = window ? attend->window_right : -1;
+	r = fill_tensors(&request, step->client, attend, wire);
+	if (r >= 0)
+		r = fill_heads(attend, wire);
+	if (r >= 0)
+		r = fill_rotary(&request, step->client, attend, wire);
+	if (r < 0)
+		return r;
+	request.message.timeout_ns = attend->timeout_ns;
+	return fa_request_submit(step->client, &request, ret_ticket);
+}
+
+/* ---- ending */
+
+static int fill_keep(const struct fa_step *step, const struct fa_step_commit *commit,
+                     struct fa_wire_step_end *wire)
+{
+	if (!commit->cu_keep) {
+		if (commit->keep)
+			return fa_error_set(-EINVAL, "keep is given, but cu_keep is NULL");
+		return 0;
+	}
+	for (uint32_t i = 0; i < step->n_items; ++i)
+		if (commit->cu_keep[i] > commit->cu_keep[i + 1])
+			return fa_error_set(-EINVAL, "cu_keep[%u] is %u, and the entry before %u",
+			                    i + 1, commit->cu_keep[i + 1], commit->cu_keep[i]);
+	wire->n_keep = commit->cu_keep[step->n_items];
+	if (commit->cu_keep[0] || wire->n_keep > FA_WIRE_TOKENS_MAX ||
+	    (wire->n_keep && !commit->keep))
+		return fa_error_set(-EINVAL,
+		                    "keep is %p, and cu_keep goes from %u to %zu; expected 0 to at "
+		                    "most %u",
+		                    (const void *)commit->keep, commit->cu_keep[0], wire->n_keep,
+		                    FA_WIRE_TOKENS_MAX);
+	wire->keep = wire->n_keep ? commit->keep : NULL;
+	wire->cu_keep = commit->cu_keep;
+	wire->n_cu_keep = (size_t)step->n_items + 1;
+	return 0;
+}
+
+int fa_step_commit(struct fa_step *step, const struct fa_step_commit *commit,
+                   struct fa_ticket *ret_ticket)
+{
+	struct fa_request request = { .message.type = FA_WIRE_STEP_END, .step = step };
+	struct fa_wire_step_end *wire = &request.message.step_end;
+	struct fa_step_commit known = { .size = sizeof(known) };
+	const void *c = &known;
+	int r;
+
+	if (!step)
+		return fa_error_set(-EINVAL, "the step is NULL");
+	if (commit) {
+		r = fa_struct_in("fa_step_commit", commit, &known, sizeof(known), &c);
+		if (r < 0)
+			return r;
+	}
+	commit = c;
+	r = fill_keep(step, commit, wire);
+	if (r < 0)
+		return r;
+	wire->stream = commit->stream;
+	wire->step = step->id;
+	wire->flags = FA_WIRE_STEP_COMMIT;
+	request.message.timeout_ns = commit->timeout_ns;
+	return fa_request_submit(step->client, &request, ret_ticket);
+}
+
+int fa_step_abort(struct fa_step *step, uint32_t stream, struct fa_ticket *ret_ticket)
+{
+	struct fa_request request = { .message = { .type = FA_WIRE_STEP_END }, .step = step };
+
+	if (!step)
+		return fa_error_set(-EINVAL, "the step is NULL");
+	request.message.step_end.stream = stream;
+	request.message.step_end.step = step->id;
+	return fa_request_submit(step->client, &request, ret_ticket);
+}
+
+struct fa_step *fa_step_free(struct fa_step *step)
+{
+	struct fa_request request = { .message.type = FA_WIRE_STEP_END, .step = step };
+	uint64_t value;
+
+	if (!step)
+		return NULL;
+	request.message.step_end.step = step->id;
+	/* In a child of fork() the step is the parent's. */
+	if (!fa_client_forked(step->client) && fa_client_enter(step->client) == 0) {
+		if (!step->ended)
+			(void)fa_request_send(step->client, &request, true, &value);
+		fa_client_leave(step->client);
+	}
+	free(step);
+	return NULL;
+}

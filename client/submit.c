@@ -1,0 +1,147 @@
+/*
+ * Requests of streams: attention, and what is asked for steps. They are numbered in
+ * the order in which they are sent, which is the daemon's as well, and end with a
+ * Completion.
+ */
+#include "client/tensor.h"
+
+#include <errno.h>
+
+/* A caller that spins on the completion page leaves its Completions in the socket;
+ * now and then they are read, many in one go. */
+#define READ_BEHIND 32
+
+int fa_request_tensor(struct fa_request *request, const char *name, struct fa_client *client,
+                      const struct fa_tensor *tensor, uint32_t rank, struct fa_wire_view *ret_view)
+{
+	int r;
+
+	r = fa_tensor_view(name, client, tensor, rank, ret_view);
+	if (r < 0)
+		return r;
+	request->tensors[request->n_tensors++] = (struct fa_request_tensor){ name, tensor };
+	return 0;
+}
+
+uint32_t *fa_request_stream(struct fa_wire_message *message, uint64_t **ret_value)
+{
+	switch (message->type) {
+	case FA_WIRE_ATTENTION:
+		*ret_value = &message->attention.value;
+		return &message->attention.stream;
+	case FA_WIRE_SEQUENCE_COPY:
+		*ret_value = &message->sequence_copy.value;
+		return &message->sequence_copy.stream;
+	case FA_WIRE_STEP_ATTEND:
+		*ret_value = &message->step_attend.value;
+		return &message->step_attend.stream;
+	case FA_WIRE_STEP_END:
+		*ret_value = &message->step_end.value;
+		return &message->step_end.stream;
+	default:
+		return NULL;
+	}
+}
+
+/* ---- with the mutex */
+
+static bool room_ready(const struct fa_client *client, const struct fa_waiter *waiter)
+{
+	return client->state == FA_CLIENT_LOST || client->in_flight < client->max_requests;
+}
+
+/* Waits, if @wait, until another request may be sent. */
+static int wait_in_flight(struct fa_client *client, struct fa_step *step, bool wait)
+{
+	struct fa_waiter waiter = { .ready = room_ready };
+	int r = 0;
+
+	if (client->in_flight < client->max_requests)
+		return 0;
+	fa_io_receive(client, true);
+	while (client->state == FA_CLIENT_LOST || client->in_flight >= client->max_requests) {
+		if (step)
+			r = fa_step_check(step);
+		if (r < 0)
+			return r;
+		if (client->state == FA_CLIENT_LOST)
+			r = fa_client_restore(client, client->reconnect_ns);
+		else if (wait)
+			r = fa_io_await(client, &waiter, FA_NS_NEVER);
+		else
+			r = fa_error_set(-EAGAIN,
+			                 "%llu requests are in flight, and no more are "
+			                 "possible; wait for one",
+			                 (unsigned long long)client->in_flight);
+		if (r < 0)
+			return r;
+	}
+	return step ? fa_step_check(step) : 0;
+}
+
+int fa_request_send(struct fa_client *client, struct fa_request *request, bool wait,
+                    uint64_t *ret_value)
+{
+	uint64_t *value;
+	uint32_t id = *fa_request_stream(&request->message, &value);
+	struct fa_client_stream *stream = &client->streams[id];
+	int r;
+
+	if (request->step) {
+		r = fa_step_check(request->step);
+		if (r < 0)
+			return r;
+	}
+	for (size_t i = 0; i < request->n_tensors; ++i) {
+		r = fa_tensor_check(request->tensors[i].name, request->tensors[i].tensor);
+		if (r < 0)
+			return r;
+	}
+	if (stream->state != FA_STREAM_OPEN)
+		return fa_error_set(-EINVAL, "there is no stream %u", id);
+	if (!stream->results) {
+		stream->results = calloc(FA_RESULTS, sizeof(*stream->results));
+		if (!stream->results)
+			return fa_error_set(-ENOMEM, "no memory for a stream's results");
+	}
+	r = wait_in_flight(client, request->step, wait);
+	if (r < 0)
+		return r;
+	request->message.id = ++client->last_id;
+	r = fa_io_post(client, &request->message, NULL, 0, fa_deadline_ns(client->call_ns),
+	               !request->step);
+	if (r < 0)
+		return r;
+	*ret_value = ++stream->submitted;
+	if (request->message.type == FA_WIRE_STEP_END)
+		fa_step_set_ended(request->step);
+	if (++client->in_flight % READ_BEHIND == 0)
+		fa_io_receive(client, false);
+	return 0;
+}
+
+/* ---- without */
+
+int fa_request_submit(struct fa_client *client, struct fa_request *request,
+                      struct fa_ticket *ret_ticket)
+{
+	uint64_t *unused, value = 0;
+	uint32_t stream = *fa_request_stream(&request->message, &unused);
+	int r;
+
+	if (stream >= FA_COMPLETION_SLOTS)
+		return fa_error_set(-EINVAL, "stream is %u; expected less than %u", stream,
+		                    FA_COMPLETION_SLOTS);
+	r = request->step ? fa_client_enter(client) : fa_client_enter_connected(client);
+	if (r < 0)
+		return r;
+	r = fa_request_send(client, request, !ret_ticket, &value);
+	if (r >= 0 && ret_ticket)
+		*ret_ticket = (struct fa_ticket){ .value = value,
+			                          .stream = stream,
+			                          .client = client->tag };
+	else if (r >= 0)
+		r = fa_result_wait(client, stream, value, FA_NS_NEVER, NULL);
+	fa_client_leave(client);
+	return r;
+}

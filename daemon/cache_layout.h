@@ -1,0 +1,87 @@
+/*
+ * Where the pages of a cache lie in the pool: pure arithmetic, and the only place that
+ * knows it. Any thread.
+ *
+ * The pool is one range of chunks, and a chunk belongs to one cache. For kernels a page
+ * is a *slot*, a uint32: where its K of layer 0 lies, from the pool's start, in units of
+ * 256 bytes. The same for every layer, so that one table serves them all:
+ *
+ *     K of layer l  =  pool + slot * 256 + l * layer_stride_bytes
+ *     V of layer l  =  K + v_offset_bytes
+ *
+ * K is [kv_head][page_tokens][head_dim], V is [kv_head][page_tokens][head_dim_v], both
+ * without gaps. If V is the front of K (v_in_k), v_offset_bytes is 0 and a row of V has
+ * the stride of K's: head_dim.
+ *
+ * Layer-major, a chunk is [layer][K of all pages][V of all pages], or, if K and V differ
+ * in size, [layer][page][K, V]. Page-major it is [page][layer][K, V].
+ */
+#pragma once
+
+#include "common/error.h"
+#include "kernels/attention.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define FA_SLOT_BYTES 256u
+
+#define FA_CACHE_LAYERS_MAX 1024u
+#define FA_CACHE_KV_HEADS_MAX 1024u
+#define FA_CACHE_HEAD_DIM_MAX 1024u /* K; MLA's is 576 */
+#define FA_CACHE_PAGE_TOKENS_MIN 16u
+#define FA_CACHE_PAGE_TOKENS_MAX 256u
+
+enum fa_cache_order {
+	FA_CACHE_LAYER_MAJOR,
+	FA_CACHE_PAGE_MAJOR,
+};
+
+struct fa_cache_geometry {
+	uint32_t layers, kv_heads;
+	uint32_t head_dim, head_dim_v;
+	enum fa_attention_dtype dtype;
+	uint32_t page_tokens; /* a power of two */
+	bool v_in_k;          /* V is the first head_dim_v elements of each row of K */
+	enum fa_cache_order order;
+};
+
+struct fa_cache_layout {
+	uint64_t layer_stride_bytes;
+	uint64_t v_offset_bytes;
+	uint64_t page_stride_bytes; /* from a page to the next of its chunk */
+	uint64_t k_bytes, v_bytes;  /* of a page in one layer, with padding; v_bytes 0 if v_in_k */
+	uint64_t page_bytes;        /* of a page in all layers: what it is charged as */
+	uint32_t pages_per_chunk;
+	uint32_t page_slots; /* page_stride_bytes in units of a slot */
+	uint32_t page_tokens;
+	uint32_t token_shift;     /* log2 of page_tokens */
+	uint64_t page_reciprocal; /* 2^39 / page_slots, rounded up: divides multiples of it */
+};
+
+/*
+ * Checks @geometry and lays it out for chunks of @chunk_bytes (a power of two) with at
+ * most @max_pages pages each. -EINVAL, -ENOTSUP (dtype) with a sentence.
+ */
+int fa_cache_layout_init(const struct fa_cache_geometry *geometry, uint64_t chunk_bytes,
+                         uint32_t max_pages, struct fa_error *error,
+                         struct fa_cache_layout *ret_layout);
+
+/* The page's place in its chunk, where @slots are those before it in the chunk. */
+static inline uint32_t fa_cache_page_place(const struct fa_cache_layout *layout, uint32_t slots)
+{
+	return (uint32_t)(slots * layout->page_reciprocal >> 39);
+}
+
+/* The accessor: where K and V of a page lie in one layer, from the pool's start. */
+static inline uint64_t fa_cache_k_at(const struct fa_cache_layout *layout, uint32_t slot,
+                                     uint32_t layer)
+{
+	return (uint64_t)slot * FA_SLOT_BYTES + layer * layout->layer_stride_bytes;
+}
+
+static inline uint64_t fa_cache_v_at(const struct fa_cache_layout *layout, uint32_t slot,
+                                     uint32_t layer)
+{
+	return fa_cache_k_at(layout, slot, layer) + layout->v_offset_bytes;
+}

@@ -1,0 +1,416 @@
+#include "daemon/kv.h"
+
+#include "common/cleanup.h"
+#include "common/clock.h"
+#include "daemon/kv_step.h"
+#include "daemon/server.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+#include <time.h>
+
+/* How often it is looked for what has expired and for chunks to give back. */
+#define TICK_MS 1000
+#define CHUNK_IDLE_NS (10 * FA_NS_PER_SEC)
+#define CHUNKS_A_TICK 8
+
+/* A chunk holds whole pages, of all layers: small ones would not hold any. */
+#define CHUNK_BYTES_MIN ((uint64_t)4 << 20)
+#define CHUNK_BYTES_LARGE ((uint64_t)1 << 30)
+#define POOL_BYTES_LARGE ((uint64_t)64 << 30)
+#define CHUNKS_WANTED 16
+
+uint64_t fa_kv_now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_BOOTTIME, &now);
+	return (uint64_t)now.tv_sec * FA_NS_PER_SEC + (uint64_t)now.tv_nsec;
+}
+
+/* ---- growing and shrinking */
+
+static bool grow(void *userdata)
+{
+	struct fa_kv *kv = userdata;
+	const struct fa_server *server = kv->server;
+	_fa_cleanup_(fa_close_fdp) int fd = -1;
+	struct fa_pool_info info;
+	struct fa_error error;
+	uint32_t chunk = 0;
+
+	fa_pool_get_info(kv->pool, &info);
+	if (info.chunks >= kv->chunks_max || info.chunks == kv->grow_failed)
+		return false;
+	while (chunk < kv->chunks_max && fa_pool_chunk_state(kv->pool, chunk) != FA_CHUNK_ABSENT)
+		++chunk;
+	if (chunk == kv->chunks_max)
+		return false;
+	if (server->ops->pool_chunk_add(server->device, chunk, &error, &fd) < 0) {
+		/* Said once, until something has changed. */
+		kv->grow_failed = info.chunks;
+		fa_log(FA_LOG_WARNING, "the pool stays at %" PRIu32 " chunks: %s", info.chunks,
+		       error.text);
+		return false;
+	}
+	/* Kept before it counts. */
+	fa_kv_keep_chunk(kv, chunk, fd);
+	if (fa_pool_chunk_add(kv->pool, chunk, true, &error) < 0) {
+		server->ops->pool_chunk_remove(server->device, chunk);
+		fa_kv_forget_chunk(kv, chunk);
+		return false;
+	}
+	return true;
+}
+
+/* Whether there is a chunk that nothing is in. */
+static bool has_empty_chunk(const struct fa_kv *kv)
+{
+	struct fa_pool_info info;
+
+	fa_pool_get_info(kv->pool, &info);
+	return info.chunks_free || (info.chunks && !info.used_bytes && !info.idle_bytes);
+}
+
+static void shrink(struct fa_kv *kv)
+{
+	const struct fa_server *server = kv->server;
+	uint64_t now = fa_now_ns();
+	uint32_t chunk;
+
+	if (!has_empty_chunk(kv)) {
+		kv->idle_since_ns = 0;
+		return;
+	}
+	if (!kv->idle_since_ns)
+		kv->idle_since_ns = now;
+	if (now - kv->idle_since_ns < CHUNK_IDLE_NS)
+		return;
+	for (int i = 0; i < CHUNKS_A_TICK && has_empty_chunk(kv) &&
+	                fa_pool_chunk_remove(kv->pool, NULL, &chunk) == 0;
+	     ++i) {
+		server->ops->pool_chunk_remove(server->device, chunk);
+		fa_kv_forget_chunk(kv, chunk);
+		kv->grow_failed = UINT32_MAX;
+	}
+}
+
+/* Sessions that did not come back. */
+static void end_grace(struct fa_kv *kv)
+{
+	uint32_t n = kv->resume.n_lost;
+	uint64_t number;
+
+	if (!n || fa_now_ns() < kv->grace_ns)
+		return;
+	while (fa_resume_give_up(&kv->resume, &number))
+		fa_pool_owner_gone(kv->pool, number);
+	fa_log(FA_LOG_INFO, "%" PRIu32 " sessions of the daemon before did not come back", n);
+}
+
+static void rest(struct fa_kv *kv)
+{
+	struct fa_pool_info info;
+
+	fa_pool_get_info(kv->pool, &info);
+	if (!info.chunks && !info.caches && !kv->resume.n_lost)
+		uv_timer_stop(&kv->timer);
+}
+
+static void on_tick(uv_timer_t *timer)
+{
+	struct fa_kv *kv = timer->data;
+	size_t n = fa_pool_expire(kv->pool, fa_kv_now_ns());
+
+	if (n)
+		fa_log(FA_LOG_DEBUG, "%zu named sequences and caches have expired", n);
+	shrink(kv);
+	end_grace(kv);
+	rest(kv);
+}
+
+/* A loop without timers is faster: there is none while there is nothing to look after. */
+void fa_kv_wake(struct fa_kv *kv)
+{
+	if (!uv_is_active((uv_handle_t *)&kv->timer))
+		(void)uv_timer_start(&kv->timer, on_tick, TICK_MS, TICK_MS);
+}
+
+/* ---- quotas */
+
+static int check_limit(uint64_t limit, uint64_t held_bytes, uint64_t more_bytes, const char *whose,
+                       struct fa_error *error)
+{
+	if (held_bytes <= limit && more_bytes <= limit - held_bytes)
+		return 0;
+	return fa_fail(error, -EDQUOT,
+	               "%" PRIu64 " bytes more would exceed the limit pool_bytes, which is %" PRIu64
+	               " for %s, of which %" PRIu64 " are in use",
+	               more_bytes, limit, whose, held_bytes);
+}
+
+static int check_quota(void *userdata, uint32_t uid, const char *cgroup, uint64_t held_bytes,
+                       uint64_t more_bytes, struct fa_error *error)
+{
+	const struct fa_kv *kv = userdata;
+	const struct fa_limits *limits = &kv->server->config.limits;
+	struct fa_pool_tenant_info tenant;
+	uint64_t limit, user_bytes = 0;
+	uint32_t cursor = 0;
+	int r;
+
+	r = check_limit(limits->pool_bytes, held_bytes, more_bytes, "a user", error);
+	/* uid 0 makes cgroups for others. */
+	if (r < 0 || !uid || __builtin_mul_overflow(limits->pool_bytes, limits->uid_factor, &limit))
+		return r;
+	while (fa_pool_tenant_each(kv->pool, &cursor, &tenant))
+		if (tenant.uid == uid)
+			user_bytes += tenant.bytes;
+	return check_limit(limit, user_bytes, more_bytes, "all cgroups of the uid together", error);
+}
+
+/* ---- sessions */
+
+int fa_kv_actor(struct fa_session *session, const struct fa_actor **ret_actor,
+                struct fa_error *error)
+{
+	struct fa_kv_session *own = &session->kv;
+	struct fa_kv *kv = &session->server->kv;
+	int r;
+
+	if (!kv->pool)
+		return fa_fail(error, -ENOTSUP, "this daemon has no KV pool: %s", kv->reason.text);
+	if (session->server->state >= FA_SERVER_FLUSHING)
+		return fa_fail(error, -ESHUTDOWN, "the daemon is stopping");
+	if (!own->known) {
+		r = fa_pool_tenant_get(kv->pool, session->peer.uid, session->tenant->cgroup, error,
+		                       &own->actor.tenant);
+		if (r < 0)
+			return r;
+		own->known = true;
+		own->actor.owner = session->id;
+	}
+	*ret_actor = &own->actor;
+	return 0;
+}
+
+int fa_kv_actor_admin(struct fa_session *session, struct fa_actor *ret_actor,
+                      struct fa_error *error)
+{
+	const struct fa_actor *actor = NULL;
+	int r;
+
+	r = fa_kv_actor(session, &actor, error);
+	if (r < 0)
+		return r;
+	*ret_actor = *actor;
+	ret_actor->admin = session->privileged;
+	return 0;
+}
+
+void fa_kv_session_init(struct fa_session *session)
+{
+	fa_list_init(&session->kv.steps);
+	session->kv.record = FA_RESUME_NONE;
+}
+
+bool fa_kv_session_hello(struct fa_session *session, const struct fa_wire_secret *resume)
+{
+	struct fa_kv *kv = &session->server->kv;
+	uint64_t number;
+
+	if (!kv->pool)
+		return false;
+	if (resume && fa_resume_take(&kv->resume, session->peer.uid, resume, &session->kv.record,
+	                             &number) == 0) {
+		session->id = session->subject.session = number;
+		session->secret = *resume;
+		return true;
+	}
+	session->kv.record = fa_resume_add(&kv->resume, session->id, session->peer.uid,
+	                                   &session->secret);
+	return false;
+}
+
+void fa_kv_session_close(struct fa_session *session)
+{
+	fa_kv_step_doom_all(session);
+}
+
+void fa_kv_session_end(struct fa_session *session)
+{
+	struct fa_kv *kv = &session->server->kv;
+
+	if (!kv->pool)
+		return;
+	/* A daemon that ends has one that comes after it: what was kept waits for the client. */
+	if (session->server->state == FA_SERVER_RUNNING) {
+		if (session->kv.known || session->kv.record != FA_RESUME_NONE)
+			fa_pool_owner_gone(kv->pool, session->id);
+		fa_resume_remove(&kv->resume, session->kv.record);
+	}
+	if (session->kv.known)
+		fa_pool_tenant_put(kv->pool, session->kv.actor.tenant);
+	session->kv.known = false;
+}
+
+/* ---- beginning and end */
+
+static uint64_t floor_power(uint64_t value)
+{
+	return value ? (uint64_t)1 << (63 - __builtin_clzll(value)) : 0;
+}
+
+static uint64_t choose_chunk_bytes(uint64_t bytes)
+{
+	uint64_t chunk = floor_power(bytes / CHUNKS_WANTED);
+
+	if (bytes >= POOL_BYTES_LARGE)
+		return CHUNK_BYTES_LARGE;
+	if (chunk > FA_POOL_CHUNK_BYTES_DEFAULT)
+		return FA_POOL_CHUNK_BYTES_DEFAULT;
+	return chunk < CHUNK_BYTES_MIN ? CHUNK_BYTES_MIN : chunk;
+}
+
+static int make_pool(struct fa_kv *kv, struct fa_error *error)
+{
+	const struct fa_server *server = kv->server;
+	const struct fa_config *config = &server->config;
+	struct fa_pool_config pool = { .chunk_bytes = config->pool_chunk_bytes };
+	_fa_cleanup_(fa_close_fdp) int fd = -1;
+	uint64_t chunks;
+	int r;
+
+	if (!server->ops->pool_open)
+		return fa_fail(error, -ENOTSUP, "the backend %s has none", server->info.backend);
+	if (!config->pool_bytes)
+		return fa_fail(error, -ENOTSUP, "the configuration wants none");
+	if (!pool.chunk_bytes)
+		pool.chunk_bytes = choose_chunk_bytes(config->pool_bytes);
+	chunks = config->pool_bytes / pool.chunk_bytes;
+	if (!chunks)
+		return fa_fail(error, -EINVAL,
+		               "%" PRIu64 " bytes are not enough for a chunk of %" PRIu64,
+		               config->pool_bytes, pool.chunk_bytes);
+	if (chunks > FA_POOL_BYTES_MAX / pool.chunk_bytes)
+		chunks = FA_POOL_BYTES_MAX / pool.chunk_bytes;
+	pool.max_chunks = (uint32_t)chunks;
+	r = fa_pool_format(&pool, error, &fd);
+	if (r < 0)
+		return r;
+	r = server->ops->pool_open(server->device, pool.chunk_bytes, pool.max_chunks, error,
+	                           &kv->base);
+	if (r < 0)
+		return r;
+	r = fa_pool_open(fd, NULL, error, &kv->pool);
+	if (r < 0) {
+		server->ops->pool_close(server->device);
+		return r;
+	}
+	fa_kv_keep(kv, FA_KV_KEEP_STATE, fd);
+	return 0;
+}
+
+void fa_kv_device(const struct fa_server *server, struct fa_resume_device *ret_device)
+{
+	*ret_device = (struct fa_resume_device){
+		.uuid = { server->info.uuid[0], server->info.uuid[1] },
+	};
+	memcpy(ret_device->backend, server->info.backend, sizeof(ret_device->backend));
+}
+
+static int make(struct fa_kv *kv, struct fa_error *error)
+{
+	_fa_cleanup_(fa_close_fdp) int fd = -1;
+	struct fa_resume_device device;
+	int r;
+
+	fa_kv_device(kv->server, &device);
+	r = fa_resume_new(&device, error, &kv->resume, &fd);
+	if (r < 0)
+		return r;
+	r = make_pool(kv, error);
+	if (r < 0)
+		fa_resume_close(&kv->resume);
+	else
+		fa_kv_keep(kv, FA_KV_KEEP_SESSIONS, fd);
+	return r;
+}
+
+/* Numbers of sessions go on where they were; what is nobody's who may come back, goes. */
+static void welcome_back(struct fa_kv *kv)
+{
+	struct fa_server *server = kv->server;
+	struct fa_pool_info info;
+	uint32_t cursor = 0;
+	uint64_t owner;
+
+	fa_pool_get_info(kv->pool, &info);
+	fa_log(FA_LOG_INFO,
+	       "the pool is back, for the %" PRIu64 ". time: %" PRIu32 " chunks, %" PRIu32
+	       " caches, %" PRIu32 " sequences; %" PRIu32 " sessions may resume",
+	       info.generation - 1, info.chunks, info.caches, info.sequences, kv->resume.n_lost);
+	server->last_session = fa_resume_last(&kv->resume);
+	while (fa_pool_owner_each(kv->pool, &cursor, &owner)) {
+		if (owner > server->last_session)
+			server->last_session = owner;
+		if (!fa_resume_is_lost(&kv->resume, owner))
+			fa_pool_owner_gone(kv->pool, owner);
+	}
+	kv->grace_ns = fa_deadline_ns(FA_KV_GRACE_NS);
+}
+
+static void start(struct fa_kv *kv)
+{
+	const struct fa_server *server = kv->server;
+	uint64_t chunks = server->config.pool_bytes / fa_pool_chunk_bytes(kv->pool);
+
+	kv->chunks_max = fa_pool_max_chunks(kv->pool);
+	if (kv->chunks_max > chunks)
+		kv->chunks_max = (uint32_t)chunks;
+	fa_pool_quota_set(kv->pool, check_quota, kv);
+	fa_pool_grow_set(kv->pool, grow, kv);
+	fa_log(FA_LOG_INFO, "the KV pool may have %" PRIu32 " chunks of %" PRIu64 " KiB",
+	       kv->chunks_max, fa_pool_chunk_bytes(kv->pool) >> 10);
+	(void)uv_timer_init(server->loop, &kv->timer);
+	kv->timer.data = kv;
+	fa_kv_wake(kv);
+	uv_unref((uv_handle_t *)&kv->timer);
+}
+
+void fa_kv_open(struct fa_server *server, const struct fa_kv_keeper *keeper)
+{
+	struct fa_kv *kv = &server->kv;
+	int r;
+
+	kv->server = server;
+	kv->keeper = *keeper;
+	kv->grow_failed = UINT32_MAX;
+	/* Grows across restarts, as the clock does; and no daemon makes steps that fast. */
+	kv->last_step = server->generation;
+	r = fa_kv_recover(kv, &kv->reason);
+	if (r == 0) {
+		welcome_back(kv);
+	} else {
+		if (r != -ENOENT || kv->reason.text[0])
+			fa_log(FA_LOG_ERROR, "the pool that was kept is dropped: %s",
+			       kv->reason.text);
+		r = make(kv, &kv->reason);
+	}
+	if (r < 0)
+		fa_log(FA_LOG_INFO, "there is no KV pool: %s", kv->reason.text);
+	else
+		start(kv);
+}
+
+void fa_kv_close(struct fa_server *server)
+{
+	struct fa_kv *kv = &server->kv;
+
+	if (!kv->pool)
+		return;
+	kv->pool = fa_pool_free(kv->pool);
+	fa_resume_close(&kv->resume);
+	uv_close((uv_handle_t *)&kv->timer, NULL);
+}

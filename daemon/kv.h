@@ -1,0 +1,91 @@
+/*
+ * The daemon's KV pool: its state (pool.h) with the device's memory under it. It grows by
+ * chunks when steps need them, up to the configured size, and gives back those that were
+ * empty for a while. Loop thread.
+ *
+ * Without a pool, because the device has none or it was not wanted, everything else is
+ * served.
+ */
+#pragma once
+
+#include "common/clock.h"
+#include "common/error.h"
+#include "common/list.h"
+#include "daemon/cache.h"
+#include "daemon/kv_keep.h"
+#include "daemon/pool.h"
+#include "daemon/resume.h"
+#include "daemon/sequence.h"
+#include "daemon/step.h"
+#include "schema/wire.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <uv.h>
+
+struct fa_server;
+struct fa_session;
+
+/* How long what a session had waits for it, once another daemon serves. */
+#define FA_KV_GRACE_NS (30 * FA_NS_PER_SEC)
+
+struct fa_kv {
+	struct fa_server *server;
+	struct fa_kv_keeper keeper;
+	struct fa_resume resume;
+	uint64_t grace_ns;      /* until when lost sessions are waited for */
+	struct fa_pool *pool;   /* NULL: there is none */
+	struct fa_error reason; /* then why */
+	void *base;             /* where the device has it */
+	uint32_t chunks_max;    /* it grows up to that */
+	uint32_t grow_failed;   /* chunks there were when the device had no more memory */
+	uint64_t last_step;     /* number */
+	uint64_t idle_since_ns; /* since when it has had empty chunks to spare; 0: it has not */
+	uv_timer_t timer;
+};
+
+/* What a session has of it. */
+struct fa_kv_session {
+	struct fa_actor actor;
+	bool known;           /* actor.tenant is held */
+	uint32_t record;      /* of struct fa_resume */
+	struct fa_list steps; /* struct fa_kv_step, oldest first */
+	uint32_t n_steps;     /* that the client began */
+};
+
+/* Takes back the pool that an earlier daemon had, or makes one as it is configured, or says
+ * in the log why there is none. */
+void fa_kv_open(struct fa_server *server, const struct fa_kv_keeper *keeper);
+
+struct fa_resume_device;
+void fa_kv_device(const struct fa_server *server, struct fa_resume_device *ret_device);
+
+/* Its handle is closed too. Nothing is in flight. */
+void fa_kv_close(struct fa_server *server);
+
+/* Whether there is a pool, and who asks. -ENOTSUP, -ESHUTDOWN, and what
+ * fa_pool_tenant_get() says. */
+int fa_kv_actor(struct fa_session *session, const struct fa_actor **ret_actor,
+                struct fa_error *error);
+
+/* The same, for what an administrator may do with what is not his: find and remove it. */
+int fa_kv_actor_admin(struct fa_session *session, struct fa_actor *ret_actor,
+                      struct fa_error *error);
+
+/* There is something to look after from time to time: a cache, and all that needs one. */
+void fa_kv_wake(struct fa_kv *kv);
+
+/* CLOCK_BOOTTIME, by which objects have their time to live. */
+uint64_t fa_kv_now_ns(void);
+
+void fa_kv_session_init(struct fa_session *session);
+
+/* It says Hello, with a secret of its own. Returns whether it is the session that had the
+ * secret @resume (NULL: none) before the daemon died, whose number and secret it has then. */
+bool fa_kv_session_hello(struct fa_session *session, const struct fa_wire_secret *resume);
+
+/* The session closes: nothing new is asked for; steps end when their requests have. */
+void fa_kv_session_close(struct fa_session *session);
+
+/* Nothing of it is in flight: what was its own goes, unless the daemon itself ends. */
+void fa_kv_session_end(struct fa_session *session);

@@ -1,0 +1,36 @@
+/*
+ * The handlers of the messages of schema/wire_kv.h (kv_cache.c, kv_sequence.c, kv_prefix.c,
+ * kv_begin.c), and the kinds of work that come of others (kv_attend.c, kv_copy.c, kv_end.c).
+ * Loop thread.
+ */
+#pragma once
+
+#include "daemon/dispatch.h"
+#include "daemon/kv.h"
+#include "daemon/work.h"
+
+fa_call_handler fa_kv_cache_create;
+fa_call_handler fa_kv_cache_find;
+fa_call_handler fa_kv_cache_remove;
+
+fa_call_handler fa_kv_sequence_create;
+fa_call_handler fa_kv_sequence_find;
+fa_call_handler fa_kv_sequence_fork;
+fa_call_handler fa_kv_sequence_set_name;
+fa_call_handler fa_kv_sequence_truncate;
+fa_call_handler fa_kv_sequence_drop;
+fa_call_handler fa_kv_sequence_free;
+fa_call_handler fa_kv_sequence_info;
+
+fa_call_handler fa_kv_sequence_publish;
+fa_call_handler fa_kv_sequence_attach;
+
+fa_call_handler fa_kv_step_begin;
+
+extern const struct fa_work_kind fa_kv_copy_kind;
+extern const struct fa_work_kind fa_kv_attend_kind;
+extern const struct fa_work_kind fa_kv_end_kind;
+
+/* Answers with a SequenceReply. -ENOENT, -ESTALE, -EACCES. */
+int fa_kv_sequence_reply(struct fa_call *call, const struct fa_actor *actor, uint64_t id,
+                         uint64_t matched, struct fa_error *error);

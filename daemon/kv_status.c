@@ -1,0 +1,141 @@
+#include "daemon/kv_status.h"
+
+#include "daemon/kv.h"
+#include "daemon/server.h"
+#include "daemon/status.h"
+#include "daemon/text.h"
+
+#include <string.h>
+
+/* Looked at, to find those that are listed. */
+#define LOOKED_AT_MAX 4096
+
+static int set(json_t *object, const char *key, uint64_t number)
+{
+	return json_object_set_new(object, key, json_integer((json_int_t)number));
+}
+
+static int set_text(json_t *object, const char *key, const char *text)
+{
+	char clean[FA_NAME_BYTES * 4];
+
+	fa_text_clean(text, strlen(text), clean, sizeof(clean));
+	return json_object_set_new(object, key, json_string(clean));
+}
+
+static uint32_t uid_of(const struct fa_pool *pool, uint32_t tag)
+{
+	struct fa_pool_tenant_info tenant;
+	uint32_t cursor = 0;
+
+	while (fa_pool_tenant_each(pool, &cursor, &tenant))
+		if (tenant.tag == tag)
+			return tenant.uid;
+	return UINT32_MAX;
+}
+
+static bool sees(const struct fa_session *viewer, uint32_t tenant)
+{
+	return viewer->privileged || (viewer->kv.known && viewer->kv.actor.tenant == tenant);
+}
+
+static const char *dtype_name(enum fa_attention_dtype dtype)
+{
+	return dtype == FA_ATTENTION_F32 ? "fp32" : dtype == FA_ATTENTION_F16 ? "fp16" : "bf16";
+}
+
+static int add_cache(json_t *caches, const struct fa_pool *pool, const struct fa_cache_info *info)
+{
+	json_t *object = json_object();
+	int r = 0;
+
+	r |= set(object, "cache", info->id);
+	r |= set_text(object, "name", info->name);
+	r |= set(object, "uid", uid_of(pool, info->tenant));
+	r |= set(object, "session", info->owner);
+	r |= set(object, "mode", info->mode);
+	r |= set(object, "layers", info->geometry.layers);
+	r |= set(object, "kv_heads", info->geometry.kv_heads);
+	r |= set(object, "head_dim", info->geometry.head_dim);
+	r |= set(object, "head_dim_v", info->geometry.head_dim_v);
+	r |= set_text(object, "dtype", dtype_name(info->geometry.dtype));
+	r |= set(object, "page_tokens", info->geometry.page_tokens);
+	r |= set(object, "page_bytes", info->layout.page_bytes);
+	r |= set(object, "used_pages", info->used_pages);
+	r |= set(object, "idle_pages", info->idle_pages);
+	r |= set(object, "free_pages", info->free_pages);
+	r |= set(object, "max_pages", info->max_pages);
+	r |= set(object, "sequences", info->sequences);
+	return r | json_array_append_new(caches, object);
+}
+
+static int add_sequence(json_t *sequences, const struct fa_pool *pool,
+                        const struct fa_sequence_info *info)
+{
+	json_t *object = json_object();
+	int r = 0;
+
+	r |= set(object, "sequence", info->id);
+	r |= set_text(object, "name", info->name);
+	r |= set(object, "cache", info->cache);
+	r |= set(object, "uid", uid_of(pool, info->tenant));
+	r |= set(object, "session", info->owner);
+	r |= set(object, "mode", info->mode);
+	r |= set(object, "length", info->length);
+	r |= set(object, "planned", info->planned);
+	r |= set(object, "first", info->first);
+	r |= set(object, "steps", info->in_flight);
+	return r | json_array_append_new(sequences, object);
+}
+
+static int add_totals(json_t *object, const struct fa_kv *kv)
+{
+	json_t *pool = json_object();
+	struct fa_pool_info info;
+	int r = 0;
+
+	fa_pool_get_info(kv->pool, &info);
+	r |= set(pool, "generation", info.generation);
+	r |= set(pool, "chunk_bytes", info.chunk_bytes);
+	r |= set(pool, "chunks", info.chunks);
+	r |= set(pool, "chunks_max", kv->chunks_max);
+	r |= set(pool, "chunks_free", info.chunks_free);
+	r |= set(pool, "used_bytes", info.used_bytes);
+	r |= set(pool, "idle_bytes", info.idle_bytes);
+	r |= set(pool, "caches", info.caches);
+	r |= set(pool, "sequences", info.sequences);
+	r |= set(pool, "steps", info.steps);
+	r |= set(pool, "evicted_pages", info.evicted_pages);
+	r |= set(pool, "quarantined_pages", info.quarantined_pages);
+	r |= set(pool, "sessions_awaited", kv->resume.n_lost);
+	return r | json_object_set_new(object, "pool", pool);
+}
+
+int fa_kv_status(json_t *object, struct fa_session *viewer)
+{
+	const struct fa_kv *kv = &viewer->server->kv;
+	json_t *caches = json_array(), *sequences = json_array();
+	struct fa_sequence_info sequence;
+	struct fa_cache_info cache;
+	uint32_t cursor = 0;
+	int r = 0;
+
+	if (!kv->pool) {
+		json_decref(caches);
+		json_decref(sequences);
+		return 0;
+	}
+	while (fa_cache_each(kv->pool, &cursor, &cache) &&
+	       json_array_size(caches) < FA_STATUS_LISTED_MAX)
+		if (sees(viewer, cache.tenant))
+			r |= add_cache(caches, kv->pool, &cache);
+	cursor = 0;
+	for (int i = 0; i < LOOKED_AT_MAX && fa_sequence_each(kv->pool, &cursor, &sequence) &&
+	                json_array_size(sequences) < FA_STATUS_LISTED_MAX;
+	     ++i)
+		if (sees(viewer, sequence.tenant))
+			r |= add_sequence(sequences, kv->pool, &sequence);
+	r |= add_totals(object, kv);
+	r |= json_object_set_new(object, "caches", caches);
+	return r | json_object_set_new(object, "sequences", sequences);
+}

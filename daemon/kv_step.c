@@ -1,0 +1,491 @@
+#include "daemon/kv_step.h"
+
+#include "common/cleanup.h"
+#include "daemon/server.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+/* ---- life */
+
+static void forget(struct fa_kv_step *step)
+{
+	struct fa_list *pos;
+
+	fa_list_for_each(pos, &step->session->kv.steps) {
+		struct fa_kv_step *other = fa_container_of(pos, struct fa_kv_step, link);
+
+		for (uint32_t i = 0; i < other->n_before; ++i)
+			if (other->before[i] == step) {
+				other->before[i] = other->before[--other->n_before];
+				break;
+			}
+	}
+}
+
+static void step_free(struct fa_kv_step *step)
+{
+	if (step->id && !fa_list_empty(&step->link))
+		--step->session->kv.n_steps;
+	fa_list_remove(&step->link);
+	forget(step);
+	fa_step_free(step->plan);
+	free(step->groups);
+	free(step->places);
+	free(step->tree);
+	free(step->vectors);
+	free(step->ordered);
+	free(step->before);
+	free(step);
+}
+
+static void end_badly(struct fa_kv_step *step)
+{
+	struct fa_pool *pool = step->session->server->kv.pool;
+	uint32_t n;
+
+	if (step->over)
+		return;
+	step->over = true;
+	if (!step->suspect) {
+		fa_step_abort(pool, step->plan);
+		return;
+	}
+	n = fa_step_suspect(pool, step->plan);
+	if (n)
+		fa_log_about(&step->session->subject, FA_LOG_WARNING,
+		             "%" PRIu32 " sequences are dropped: the device was lost while a step "
+		             "wrote to them",
+		             n);
+}
+
+static void settle(struct fa_kv_step *step)
+{
+	if (!fa_list_empty(&step->works) || (!step->over && !step->doomed))
+		return;
+	end_badly(step);
+	step_free(step);
+}
+
+void fa_kv_step_doom(struct fa_kv_step *step)
+{
+	step->doomed = true;
+	settle(step);
+}
+
+void fa_kv_step_doom_all(struct fa_session *session)
+{
+	struct fa_list *pos, *tmp;
+
+	fa_list_for_each_safe(pos, tmp, &session->kv.steps)
+		fa_kv_step_doom(fa_container_of(pos, struct fa_kv_step, link));
+}
+
+int fa_kv_step_find(struct fa_session *session, uint32_t id, struct fa_error *error,
+                    struct fa_kv_step **ret_step)
+{
+	struct fa_list *pos;
+
+	fa_list_for_each(pos, &session->kv.steps) {
+		struct fa_kv_step *step = fa_container_of(pos, struct fa_kv_step, link);
+
+		if (id && step->id == id) {
+			*ret_step = step;
+			return 0;
+		}
+	}
+	return fa_fail(error, -ENOENT, "there is no step %" PRIu32, id);
+}
+
+/* ---- requests */
+
+/* Behind the last of the step's in each other stream that has to do with @layer. */
+static int wait_for(struct fa_work *work, const struct fa_kv_step *step, uint32_t layer,
+                    struct fa_error *error)
+{
+	struct fa_list *pos;
+	int r;
+
+	fa_list_for_each(pos, &step->works) {
+		const struct fa_work *other = fa_container_of(pos, struct fa_work, step_link);
+
+		if (other->layer != layer || other == step->end)
+			continue;
+		r = fa_work_wait(work, other->stream, other->request.value, error);
+		if (r < 0)
+			return r;
+	}
+	return 0;
+}
+
+int fa_kv_step_add(struct fa_kv_step *step, struct fa_work *work, uint32_t layer,
+                   struct fa_error *error)
+{
+	int r = 0;
+
+	if (step->end)
+		return fa_fail(error, -EINVAL, "step %" PRIu32 " was asked to end", step->id);
+	if (step->failed)
+		return fa_fail(error, -ECANCELED,
+		               "a request of step %" PRIu32 " has failed: it can only be aborted",
+		               step->id);
+	if (step->prepared)
+		r = fa_work_wait(work, FA_SESSION_STREAM_OWN, step->prepared, error);
+	if (r == 0)
+		r = wait_for(work, step, layer, error);
+	for (uint32_t i = 0; i < step->n_before && r == 0; ++i) {
+		if (step->before[i]->prepared)
+			r = fa_work_wait(work, FA_SESSION_STREAM_OWN, step->before[i]->prepared,
+			                 error);
+		if (r == 0)
+			r = wait_for(work, step->before[i], layer, error);
+	}
+	if (r < 0)
+		return r;
+	work->step = step;
+	work->layer = layer;
+	fa_list_append(&step->works, &work->step_link);
+	return 0;
+}
+
+void fa_kv_step_work_ended(struct fa_work *work)
+{
+	struct fa_kv_step *step = work->step;
+
+	if (!step || fa_list_empty(&work->step_link))
+		return;
+	fa_list_remove(&work->step_link);
+	if (work->request.status < 0)
+		step->failed = true;
+	if (work->request.status == -ENODEV && work->request.started_ns)
+		step->suspect = true;
+	settle(step);
+}
+
+void fa_kv_step_work_refused(struct fa_work *work)
+{
+	struct fa_kv_step *step = fa_steal_ptr(work->step);
+
+	if (!step)
+		return;
+	fa_list_remove(&work->step_link);
+	step->failed = true;
+	settle(step);
+}
+
+/* ---- preparation */
+
+struct prepare {
+	struct fa_work work; /* first */
+	struct fa_paged_request *requests;
+};
+
+static void prepare_release(struct fa_work *work)
+{
+	struct prepare *prepare = fa_container_of(work, struct prepare, work);
+	struct fa_server *server = work->session->server;
+
+	server->ops->paged_release(server->device, &work->request.work);
+	free(fa_steal_ptr(prepare->requests));
+}
+
+static void prepare_ended(struct fa_work *work)
+{
+	if (work->request.status < 0)
+		fa_work_release_held(work->session, work->step);
+	fa_kv_step_work_ended(work);
+}
+
+static const struct fa_work_kind prepare_kind = {
+	.bytes = sizeof(struct prepare),
+	.release = prepare_release,
+	.ended = prepare_ended,
+};
+
+static void fill_requests(const struct fa_kv_step *step, struct prepare *prepare)
+{
+	struct fa_device_work *work = &prepare->work.request.work;
+
+	for (uint32_t i = 0; i < step->plan->n_groups; ++i) {
+		const struct fa_step_group *group = &step->plan->groups[i];
+
+		if (group->n_clears)
+			work->paged[work->n_paged++] = (struct fa_paged_request){
+				.op = FA_PAGED_CLEAR,
+				.pages = { .cache = &step->groups[i].cache,
+				           .count = (int32_t)group->n_clears,
+				           .to = group->clears },
+			};
+		if (group->n_copies)
+			work->paged[work->n_paged++] = (struct fa_paged_request){
+				.op = FA_PAGED_COPY,
+				.pages = { .cache = &step->groups[i].cache,
+				           .count = (int32_t)group->n_copies,
+				           .from = group->copies_from,
+				           .to = group->copies_to },
+			};
+	}
+}
+
+/* Has what needs it cleared and copied. */
+static int prepare(struct fa_kv_step *step, struct fa_error *error)
+{
+	struct fa_session *session = step->session;
+	struct fa_server *server = session->server;
+	struct fa_device_work *device_work;
+	uint64_t n_clears = 0, n_copies = 0;
+	struct prepare *prepare;
+	struct fa_work *work;
+	int r = 0;
+
+	for (uint32_t i = 0; i < step->plan->n_groups; ++i) {
+		n_clears += step->plan->groups[i].n_clears;
+		n_copies += step->plan->groups[i].n_copies;
+	}
+	if (!n_clears && !n_copies)
+		return 0;
+	if (n_copies && step->n_before)
+		return fa_fail(error, -EBUSY,
+		               "a page that a step in flight writes to is shared with another "
+		               "sequence, and is to be copied: end that step first");
+	if (!session->streams[FA_SESSION_STREAM_OWN].stream)
+		r = fa_session_stream_new(session, FA_SESSION_STREAM_OWN, 1);
+	if (r < 0)
+		return fa_fail(error, r, "a stream cannot be made: %s", strerror(-r));
+
+	work = fa_work_new(session, &prepare_kind);
+	if (!work)
+		return fa_fail(error, -ENOMEM, "the daemon has no memory for a step");
+	prepare = fa_container_of(work, struct prepare, work);
+	device_work = &work->request.work;
+	device_work->op = FA_DEVICE_PAGED;
+	device_work->paged = prepare->requests = calloc(2 * (size_t)step->plan->n_groups,
+	                                                sizeof(*prepare->requests));
+	if (!device_work->paged)
+		r = fa_fail(error, -ENOMEM, "the daemon has no memory for a step");
+	if (r == 0) {
+		fill_requests(step, prepare);
+		r = server->ops->paged_prepare(server->device, device_work, error);
+	}
+	if (r < 0) {
+		fa_work_free(work);
+		return r;
+	}
+	work->step = step;
+	work->layer = UINT32_MAX; /* others come behind it by step.prepared */
+	fa_list_append(&step->works, &work->step_link);
+	step->prepared = session->streams[FA_SESSION_STREAM_OWN].next_value;
+	fa_work_submit_own(work);
+	return 0;
+}
+
+/* ---- making one */
+
+static int check_tokens(const struct fa_step_item *items, uint32_t n_items, struct fa_error *error)
+{
+	uint64_t tokens = 0;
+
+	for (uint32_t i = 0; i < n_items; ++i)
+		tokens += items[i].n_tokens;
+	if (tokens > FA_KV_STEP_TOKENS_MAX)
+		return fa_fail(error, -EINVAL,
+		               "the step has %" PRIu64 " new tokens; expected at most %u", tokens,
+		               FA_KV_STEP_TOKENS_MAX);
+	return 0;
+}
+
+static int check_trees(const struct fa_step_item *items, uint32_t n_items, size_t n_tree,
+                       const uint32_t *tree_start, struct fa_error *error)
+{
+	for (uint32_t i = 0; i < n_items; ++i) {
+		uint64_t n = items[i].n_tokens, words = n * ((n + 31) / 32);
+
+		if (tree_start[i] == FA_PAGED_NO_TREE)
+			continue;
+		if (tree_start[i] > n_tree || words > n_tree - tree_start[i])
+			return fa_fail(error, -EINVAL,
+			               "tree_start[%" PRIu32 "] is %" PRIu32 ", and its %" PRIu64
+			               " tokens have masks of %" PRIu64 " words; tree has %zu",
+			               i, tree_start[i], n, words, n_tree);
+	}
+	return 0;
+}
+
+static int fill_group(struct fa_kv_step *step, uint32_t i, struct fa_error *error)
+{
+	const struct fa_actor admin = { .admin = true };
+	const struct fa_step_group *from = &step->plan->groups[i];
+	struct fa_kv_group *group = &step->groups[i];
+	struct fa_kv *kv = &step->session->server->kv;
+	struct fa_cache_info info;
+	int r;
+
+	r = fa_cache_get_info(kv->pool, &admin, from->cache, error, &info);
+	if (r < 0)
+		return r;
+	*group = (struct fa_kv_group){
+		.cache_id = from->cache,
+		.v_in_k = info.geometry.v_in_k,
+		.cache = {
+			.pool = kv->base,
+			.dtype = info.geometry.dtype,
+			.layers = (int32_t)info.geometry.layers,
+			.kv_heads = (int32_t)info.geometry.kv_heads,
+			.head_dim = (int32_t)info.geometry.head_dim,
+			.head_dim_v = (int32_t)info.geometry.head_dim_v,
+			.page_tokens = (int32_t)info.geometry.page_tokens,
+			.layer_stride = (int64_t)from->layout.layer_stride_bytes,
+			.v_offset = (int64_t)from->layout.v_offset_bytes,
+		},
+		.step = {
+			.batch = (int32_t)(from->end - from->begin),
+			.cu_new = from->cu_new,
+			.lengths = from->lengths,
+			.lengths_before = from->lengths_before,
+			.first = from->first,
+			.table = from->table,
+			.table_start = from->table_start,
+			.table_entries = from->table_entries,
+		},
+	};
+	return 0;
+}
+
+/* Masks, where they begin for each entry, and where the tokens of trees stand. */
+static int fill_trees(struct fa_kv_step *step, const uint32_t *tree, size_t n_tree,
+                      const uint32_t *tree_start, struct fa_error *error)
+{
+	const struct fa_step *plan = step->plan;
+	size_t n = plan->n_entries;
+	uint32_t *vectors;
+
+	for (uint32_t i = 0; i < plan->n_groups; ++i)
+		n += plan->groups[i].cu_new[plan->groups[i].end - plan->groups[i].begin];
+	step->tree = calloc(n_tree + 1, sizeof(*step->tree));
+	step->vectors = vectors = calloc(n + 1, sizeof(*step->vectors));
+	if (!step->tree || !vectors)
+		return fa_fail(error, -ENOMEM, "the daemon has no memory for trees");
+	if (n_tree)
+		memcpy(step->tree, tree, n_tree * sizeof(*tree));
+	for (uint32_t i = 0; i < plan->n_entries; ++i)
+		vectors[i] = tree_start[plan->entries[i].item];
+
+	n = plan->n_entries;
+	for (uint32_t i = 0; i < plan->n_groups; ++i) {
+		struct fa_kv_group *group = &step->groups[i];
+
+		group->tree_start = vectors + plan->groups[i].begin;
+		group->positions = vectors + n;
+		fa_paged_tree_positions(&group->step, step->tree, group->tree_start, vectors + n);
+		n += group->step.cu_new[group->step.batch];
+	}
+	return 0;
+}
+
+static int compare(const void *a, const void *b)
+{
+	uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+	return (x > y) - (x < y);
+}
+
+static bool shares_ordered(const struct fa_kv_step *a, const struct fa_kv_step *b)
+{
+	for (uint32_t i = 0, j = 0; i < a->n_ordered && j < b->n_ordered;) {
+		if (a->ordered[i] == b->ordered[j])
+			return true;
+		if (a->ordered[i] < b->ordered[j])
+			++i;
+		else
+			++j;
+	}
+	return false;
+}
+
+/* Finds the steps that this one is planned on. */
+static int find_before(struct fa_kv_step *step, struct fa_error *error)
+{
+	const struct fa_step *plan = step->plan;
+	struct fa_list *pos, *steps = &step->session->kv.steps;
+	uint32_t n = 0;
+
+	step->ordered = calloc(plan->n_entries, sizeof(*step->ordered));
+	fa_list_for_each(pos, steps)
+		++n;
+	step->before = calloc(n + 1, sizeof(struct fa_kv_step *));
+	if (!step->ordered || !step->before)
+		return fa_fail(error, -ENOMEM, "the daemon has no memory for a step");
+	for (uint32_t i = 0; i < plan->n_entries; ++i)
+		if (plan->entries[i].ordered)
+			step->ordered[step->n_ordered++] = plan->entries[i].sequence;
+	qsort(step->ordered, step->n_ordered, sizeof(*step->ordered), compare);
+	fa_list_for_each(pos, steps) {
+		struct fa_kv_step *other = fa_container_of(pos, struct fa_kv_step, link);
+
+		if (shares_ordered(step, other))
+			step->before[step->n_before++] = other;
+	}
+	return 0;
+}
+
+static int fill(struct fa_kv_step *step, uint32_t n_items, const uint32_t *tree, size_t n_tree,
+                const uint32_t *tree_start, struct fa_error *error)
+{
+	const struct fa_step *plan = step->plan;
+	int r = 0;
+
+	step->groups = calloc(plan->n_groups, sizeof(*step->groups));
+	step->places = calloc(n_items, sizeof(*step->places));
+	if (!step->groups || !step->places)
+		return fa_fail(error, -ENOMEM, "the daemon has no memory for a step");
+	step->n_items = n_items;
+	for (uint32_t i = 0; i < plan->n_entries; ++i)
+		step->places[plan->entries[i].item] = i;
+	for (uint32_t i = 0; i < plan->n_groups && r == 0; ++i)
+		r = fill_group(step, i, error);
+	if (r == 0 && tree_start)
+		r = fill_trees(step, tree, n_tree, tree_start, error);
+	if (r == 0)
+		r = find_before(step, error);
+	return r ? r : prepare(step, error);
+}
+
+int fa_kv_step_new(struct fa_session *session, const struct fa_actor *actor, uint32_t id,
+                   const struct fa_step_item *items, uint32_t n_items, const uint32_t *tree,
+                   size_t n_tree, const uint32_t *tree_start, struct fa_error *error,
+                   struct fa_kv_step **ret_step)
+{
+	struct fa_kv *kv = &session->server->kv;
+	struct fa_kv_step *step;
+	int r;
+
+	r = check_tokens(items, n_items, error);
+	if (r == 0 && tree_start)
+		r = check_trees(items, n_items, n_tree, tree_start, error);
+	if (r < 0)
+		return r;
+	step = fa_new(struct fa_kv_step);
+	if (!step)
+		return fa_fail(error, -ENOMEM, "the daemon has no memory for a step");
+	step->session = session;
+	step->id = id;
+	fa_list_init(&step->link);
+	fa_list_init(&step->works);
+	r = fa_step_plan(kv->pool, actor, items, n_items, kv->last_step + 1, fa_kv_now_ns(), error,
+	                 &step->plan);
+	if (r < 0) {
+		free(step);
+		return r;
+	}
+	++kv->last_step;
+	r = fill(step, n_items, tree, n_tree, tree_start, error);
+	if (r < 0) {
+		fa_kv_step_doom(step);
+		return r;
+	}
+	fa_list_append(&session->kv.steps, &step->link);
+	session->kv.n_steps += id != 0;
+	*ret_step = step;
+	return 0;
+}

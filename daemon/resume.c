@@ -1,0 +1,216 @@
+#include "daemon/resume.h"
+
+#include "common/cleanup.h"
+#include "common/memfd.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#define MAGIC 0x736e6f6973736573ull /* "sessions" */
+#define VERSION 1u
+
+enum record_state {
+	FREE,
+	USED, /* by a session of the daemon that wrote it */
+	LOST, /* in this process's eyes; written so that it need not remember */
+};
+
+struct fa_resume_header {
+	uint64_t magic;
+	uint32_t version, max_records;
+	struct fa_resume_device device;
+	uint64_t last_number;
+	uint32_t high_records; /* every one that was ever used is below */
+	uint32_t reserved;
+};
+
+struct fa_resume_record {
+	uint32_t state;
+	uint32_t uid;
+	uint64_t number;
+	struct fa_wire_secret secret;
+};
+
+#define RECORDS_AT 4096u
+#define BYTES (RECORDS_AT + FA_RESUME_SESSIONS_MAX * sizeof(struct fa_resume_record))
+
+static_assert(sizeof(struct fa_resume_header) <= RECORDS_AT, "format");
+static_assert(sizeof(struct fa_resume_record) == 32, "format");
+
+/* A store that takes effect: the record is complete before it. */
+static void set_state(struct fa_resume_record *record, enum record_state state)
+{
+	__atomic_store_n(&record->state, (uint32_t)state, __ATOMIC_RELEASE);
+}
+
+static int map(int fd, struct fa_error *error, struct fa_resume *ret_resume)
+{
+	void *at = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+
+	if (at == MAP_FAILED)
+		return fa_fail(error, -errno, "the sessions cannot be mapped: %m");
+	/* Secrets do not belong in a core dump. */
+	(void)madvise(at, BYTES, MADV_DONTDUMP);
+	*ret_resume = (struct fa_resume){
+		.header = at,
+		.records = (struct fa_resume_record *)((char *)at + RECORDS_AT),
+	};
+	return 0;
+}
+
+int fa_resume_new(const struct fa_resume_device *device, struct fa_error *error,
+                  struct fa_resume *ret_resume, int *ret_fd)
+{
+	_fa_cleanup_(fa_close_fdp) int fd = -1;
+	int r;
+
+	r = fa_memfd_new("fad-sessions", BYTES, true, &fd);
+	if (r < 0)
+		return fa_fail(error, r, "no memory for the sessions: %s", strerrordesc_np(-r));
+	r = map(fd, error, ret_resume);
+	if (r < 0)
+		return r;
+	*ret_resume->header = (struct fa_resume_header){
+		.magic = MAGIC,
+		.version = VERSION,
+		.max_records = FA_RESUME_SESSIONS_MAX,
+		.device = *device,
+	};
+	*ret_fd = fa_steal_fd(&fd);
+	return 0;
+}
+
+static int check(const struct fa_resume_header *header, const struct fa_resume_device *device,
+                 struct fa_error *error)
+{
+	if (header->magic != MAGIC || header->version != VERSION ||
+	    header->max_records != FA_RESUME_SESSIONS_MAX ||
+	    header->high_records > header->max_records)
+		return fa_fail(error, -EBADMSG, "what was kept of the sessions is damaged");
+	if (memcmp(&header->device, device, sizeof(*device)) != 0)
+		return fa_fail(error, -ESTALE,
+		               "what was kept is another device's, of backend %.15s",
+		               header->device.backend);
+	return 0;
+}
+
+int fa_resume_open(int fd, const struct fa_resume_device *device, struct fa_error *error,
+                   struct fa_resume *ret_resume)
+{
+	struct fa_resume resume;
+	struct stat st;
+	int r;
+
+	if (fstat(fd, &st) < 0 || st.st_size != (off_t)BYTES)
+		return fa_fail(error, -EBADMSG, "what was kept of the sessions is damaged");
+	r = map(fd, error, &resume);
+	if (r < 0)
+		return r;
+	r = check(resume.header, device, error);
+	if (r < 0) {
+		fa_resume_close(&resume);
+		return r;
+	}
+	for (uint32_t i = 0; i < resume.header->high_records; ++i) {
+		if (resume.records[i].state == FREE)
+			continue;
+		set_state(&resume.records[i], LOST);
+		++resume.n_lost;
+	}
+	*ret_resume = resume;
+	return 0;
+}
+
+void fa_resume_close(struct fa_resume *resume)
+{
+	if (resume->header)
+		(void)munmap(resume->header, BYTES);
+	*resume = (struct fa_resume){};
+}
+
+uint64_t fa_resume_last(const struct fa_resume *resume)
+{
+	return resume->header->last_number;
+}
+
+uint32_t fa_resume_add(struct fa_resume *resume, uint64_t number, uint32_t uid,
+                       const struct fa_wire_secret *secret)
+{
+	struct fa_resume_header *header = resume->header;
+	struct fa_resume_record *record;
+	uint32_t i = resume->free_at;
+
+	if (number > header->last_number)
+		header->last_number = number;
+	while (i < header->high_records && resume->records[i].state != FREE)
+		++i;
+	resume->free_at = i;
+	if (i == header->max_records)
+		return FA_RESUME_NONE;
+	if (i == header->high_records)
+		__atomic_store_n(&header->high_records, i + 1, __ATOMIC_RELEASE);
+	record = &resume->records[i];
+	record->uid = uid;
+	record->number = number;
+	record->secret = *secret;
+	set_state(record, USED);
+	return i;
+}
+
+void fa_resume_remove(struct fa_resume *resume, uint32_t record)
+{
+	if (record == FA_RESUME_NONE)
+		return;
+	set_state(&resume->records[record], FREE);
+	resume->records[record].secret = (struct fa_wire_secret){};
+	if (record < resume->free_at)
+		resume->free_at = record;
+}
+
+/* Takes as long whatever differs. */
+static bool is_secret(const struct fa_wire_secret *a, const struct fa_wire_secret *b)
+{
+	return ((a->lo ^ b->lo) | (a->hi ^ b->hi)) == 0;
+}
+
+int fa_resume_take(struct fa_resume *resume, uint32_t uid, const struct fa_wire_secret *secret,
+                   uint32_t *ret_record, uint64_t *ret_number)
+{
+	for (uint32_t i = 0; resume->n_lost && i < resume->header->high_records; ++i) {
+		struct fa_resume_record *record = &resume->records[i];
+
+		if (record->state != LOST || record->uid != uid ||
+		    !is_secret(&record->secret, secret))
+			continue;
+		set_state(record, USED);
+		--resume->n_lost;
+		*ret_record = i;
+		*ret_number = record->number;
+		return 0;
+	}
+	return -ENOENT;
+}
+
+bool fa_resume_is_lost(const struct fa_resume *resume, uint64_t number)
+{
+	for (uint32_t i = 0; resume->n_lost && i < resume->header->high_records; ++i)
+		if (resume->records[i].state == LOST && resume->records[i].number == number)
+			return true;
+	return false;
+}
+
+bool fa_resume_give_up(struct fa_resume *resume, uint64_t *ret_number)
+{
+	for (uint32_t i = 0; resume->n_lost && i < resume->header->high_records; ++i) {
+		if (resume->records[i].state != LOST)
+			continue;
+		*ret_number = resume->records[i].number;
+		fa_resume_remove(resume, i);
+		--resume->n_lost;
+		return true;
+	}
+	return false;
+}

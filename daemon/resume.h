@@ -1,0 +1,62 @@
+/*
+ * Sessions that outlive the daemon: the number and the secret of each, in a memfd that is
+ * kept. A client whose daemon died says the secret, and is the session again that it was;
+ * until then, and for a while, what the session had is there. Loop thread only.
+ */
+#pragma once
+
+#include "common/error.h"
+#include "schema/wire.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define FA_RESUME_SESSIONS_MAX 65536u /* more have no secret that counts */
+#define FA_RESUME_NONE UINT32_MAX
+
+struct fa_resume_header;
+struct fa_resume_record;
+
+struct fa_resume {
+	struct fa_resume_header *header; /* the map; NULL: not open */
+	struct fa_resume_record *records;
+	uint32_t free_at; /* no record before it is free */
+	uint32_t n_lost;
+};
+
+/* What the pool's memory is of: that of another device is not the same pool. */
+struct fa_resume_device {
+	char backend[16];
+	uint64_t uuid[2];
+};
+
+/* An empty one, in a sealed memfd, which the caller has kept. */
+int fa_resume_new(const struct fa_resume_device *device, struct fa_error *error,
+                  struct fa_resume *ret_resume, int *ret_fd);
+
+/*
+ * What an earlier daemon had; its sessions are lost now. @fd stays the caller's. -EBADMSG it
+ * is none; -ESTALE it is another device's.
+ */
+int fa_resume_open(int fd, const struct fa_resume_device *device, struct fa_error *error,
+                   struct fa_resume *ret_resume);
+void fa_resume_close(struct fa_resume *resume);
+
+/* The highest number that a session had. */
+uint64_t fa_resume_last(const struct fa_resume *resume);
+
+/* A session with the secret @secret; its record, or FA_RESUME_NONE if there is no room. */
+uint32_t fa_resume_add(struct fa_resume *resume, uint64_t number, uint32_t uid,
+                       const struct fa_wire_secret *secret);
+/* Takes FA_RESUME_NONE. */
+void fa_resume_remove(struct fa_resume *resume, uint32_t record);
+
+/* The lost session of that secret: it is none any more. -ENOENT. */
+int fa_resume_take(struct fa_resume *resume, uint32_t uid, const struct fa_wire_secret *secret,
+                   uint32_t *ret_record, uint64_t *ret_number);
+
+/* Whether a session with this number is lost, and may come back. */
+bool fa_resume_is_lost(const struct fa_resume *resume, uint64_t number);
+
+/* A lost session, which is given up; false: there is none. */
+bool fa_resume_give_up(struct fa_resume *resume, uint64_t *ret_number);

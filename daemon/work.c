@@ -1,0 +1,300 @@
+#include "daemon/work.h"
+
+#include "common/cleanup.h"
+#include "common/clock.h"
+#include "daemon/server.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+/* Gives up what only a request that is to run needs. */
+static void release(struct fa_work *work)
+{
+	work->kind->release(work);
+	while (work->n_buffers)
+		fa_buffer_unref(fa_steal_ptr(work->buffers[--work->n_buffers]));
+	fa_charge_release(&work->charge);
+	free(fa_steal_ptr(work->after));
+}
+
+struct fa_work *fa_work_new(struct fa_session *session, const struct fa_work_kind *kind)
+{
+	struct fa_work *work = calloc(1, kind->bytes);
+
+	if (!work)
+		return NULL;
+	work->kind = kind;
+	work->session = session;
+	work->request.owner = session;
+	work->request.deadline_ns = FA_NS_NEVER;
+	fa_list_init(&work->held_link);
+	fa_list_init(&work->step_link);
+	return work;
+}
+
+struct fa_work *fa_work_free(struct fa_work *work)
+{
+	if (!work)
+		return NULL;
+	release(work);
+	fa_list_remove(&work->held_link);
+	fa_list_remove(&work->step_link);
+	free(work);
+	return NULL;
+}
+
+int fa_work_buffer(struct fa_work *work, const struct fa_wire_view *view, const char *name,
+                   const struct fa_device_memory **ret_memory, struct fa_error *error)
+{
+	struct fa_buffer *buffer = fa_table_find(&work->session->buffers, view->buffer);
+
+	if (!buffer)
+		return fa_fail(error, -ENOENT,
+		               "%s.buffer is %" PRIu32 ", which is not registered in this session",
+		               name, view->buffer);
+	work->buffers[work->n_buffers++] = fa_buffer_ref(buffer);
+	*ret_memory = &buffer->memory;
+	return 0;
+}
+
+int fa_work_wait(struct fa_work *work, uint32_t stream, uint64_t value, struct fa_error *error)
+{
+	if (stream == work->stream || work->session->streams[stream].finished >= value)
+		return 0;
+	if (!work->after)
+		work->after = calloc(FA_SESSION_STREAMS, sizeof(*work->after));
+	if (!work->after)
+		return fa_fail(error, -ENOMEM, "the daemon has no memory for a request's order");
+	if (work->after[stream] < value)
+		work->after[stream] = value;
+	return 0;
+}
+
+/* ---- in */
+
+static int refuse_stopping(const struct fa_server *server, struct fa_error *error)
+{
+	if (server->is_lost)
+		return fa_fail(error, -ENODEV, "the device is lost: %s", server->lost_reason.text);
+	return fa_fail(error, -ESHUTDOWN, "the daemon is stopping and takes no new work");
+}
+
+static bool is_stopping(const struct fa_server *server, const struct fa_work_kind *kind)
+{
+	if (server->state == FA_SERVER_DRAINING && kind->while_draining)
+		return server->is_lost;
+	return server->state != FA_SERVER_RUNNING;
+}
+
+static int check(struct fa_work *work, const struct fa_wire_message *message, size_t n_fds,
+                 struct fa_error *error)
+{
+	struct fa_session *session = work->session;
+	struct fa_server *server = session->server;
+	uint64_t max = server->config.limits.session_requests;
+	int r;
+
+	if (is_stopping(server, work->kind))
+		return refuse_stopping(server, error);
+	if (n_fds)
+		return fa_fail(error, -EINVAL, "%s came with %zu descriptors; expected none",
+		               fa_wire_type_name(message->type), n_fds);
+	if (session->n_requests >= max)
+		return fa_fail(error, -EDQUOT,
+		               "1 more would exceed the limit session_requests, which is %" PRIu64
+		               " in flight for a session",
+		               max);
+	r = fa_charge_add(&work->charge, session->tenant, FA_RESOURCE_REQUESTS, 1, error);
+	if (r == 0)
+		r = work->kind->bind(work, message, error);
+	return r;
+}
+
+static void send_completion(struct fa_session *session, uint64_t id, uint32_t stream,
+                            const struct fa_request *request)
+{
+	struct fa_wire_message message = {
+		.id = id,
+		.type = FA_WIRE_COMPLETION,
+		.completion = {
+			.stream = stream,
+			.value = request->value,
+			.status = request->status,
+			.queued_ns = request->queued_ns,
+			.started_ns = request->started_ns,
+			.finished_ns = request->finished_ns,
+		},
+	};
+
+	if (request->status < 0) {
+		++session->n_errors;
+		message.completion.text.text = request->error.text;
+		message.completion.text.length = strlen(request->error.text);
+		fa_log_about(&session->subject, FA_LOG_DEBUG,
+		             "request %" PRIu64 " of stream %" PRIu32 ": %s: %s", request->value,
+		             stream, strerror(-request->status), request->error.text);
+	}
+	fa_session_send(session, &message, -1, NULL);
+}
+
+/* No stream, no order: the answer can go at once. */
+static void answer_without_stream(struct fa_session *session, const struct fa_wire_message *message,
+                                  uint64_t received_ns, const struct fa_work_kind *kind,
+                                  struct fa_work_place place)
+{
+	struct fa_request none = { .value = place.value, .queued_ns = received_ns };
+
+	if (is_stopping(session->server, kind))
+		none.status = refuse_stopping(session->server, &none.error);
+	else
+		none.status = fa_fail(&none.error, -ENOENT, "there is no stream %" PRIu32,
+		                      place.stream);
+	send_completion(session, message->id, place.stream, &none);
+}
+
+static void submit(struct fa_work *work)
+{
+	struct fa_session *session = work->session;
+	struct fa_session_stream *slot = &session->streams[work->stream];
+
+	work->request.stream = slot->stream;
+	if (work->after) {
+		work->request.held = true;
+		fa_list_append(&session->held, &work->held_link);
+	}
+	++slot->next_value;
+	++slot->n_requests;
+	++session->server->n_requests;
+	fa_engine_submit(session->server->engine, &work->request);
+}
+
+int fa_work_submit(struct fa_session *session, const struct fa_wire_message *message, size_t n_fds,
+                   uint64_t received_ns, const struct fa_work_kind *kind,
+                   struct fa_work_place place, struct fa_error *error)
+{
+	struct fa_session_stream *slot;
+	struct fa_request *request;
+	struct fa_work *work;
+	int r;
+
+	if (place.stream >= FA_COMPLETION_SLOTS || !session->streams[place.stream].stream) {
+		answer_without_stream(session, message, received_ns, kind, place);
+		return 0;
+	}
+	slot = &session->streams[place.stream];
+	if (place.value != slot->next_value)
+		return fa_fail(error, -EPROTO,
+		               "value is %" PRIu64 "; expected %" PRIu64
+		               ", the next one of stream %" PRIu32,
+		               place.value, slot->next_value, place.stream);
+
+	work = fa_work_new(session, kind);
+	if (!work) {
+		/* Without a request its value cannot be finished, nor any after it. */
+		fa_session_refuse(session, message->id, -ENOMEM,
+		                  "the daemon has no memory for a request");
+		return 0;
+	}
+
+	request = &work->request;
+	work->stream = place.stream;
+	request->id = message->id;
+	request->value = place.value;
+	request->queued_ns = received_ns;
+	if (message->timeout_ns &&
+	    __builtin_add_overflow(received_ns, message->timeout_ns, &request->deadline_ns))
+		request->deadline_ns = FA_NS_NEVER;
+	r = check(work, message, n_fds, &request->error);
+	if (r < 0) {
+		request->status = r;
+		work->refused = true;
+		++session->n_refused;
+		if (kind->refused)
+			kind->refused(work, message);
+		release(work);
+	}
+
+	++session->n_requests;
+	submit(work);
+	if (session->n_refused >= FA_SESSION_REFUSED_MAX)
+		fa_session_pause(session, FA_PAUSE_REQUESTS);
+	return 0;
+}
+
+void fa_work_submit_own(struct fa_work *work)
+{
+	work->stream = FA_SESSION_STREAM_OWN;
+	work->request.value = work->session->streams[work->stream].next_value;
+	work->request.queued_ns = fa_now_ns();
+	submit(work);
+}
+
+/* ---- out */
+
+static bool is_over(const struct fa_work *work)
+{
+	for (unsigned int i = 0; i < FA_SESSION_STREAMS; ++i)
+		if (work->session->streams[i].finished < work->after[i])
+			return false;
+	return true;
+}
+
+void fa_work_release_held(struct fa_session *session, const struct fa_kv_step *doomed)
+{
+	struct fa_engine *engine = session->server->engine;
+	struct fa_list *pos, *tmp;
+	struct fa_error error;
+
+	fa_list_for_each_safe(pos, tmp, &session->held) {
+		struct fa_work *work = fa_container_of(pos, struct fa_work, held_link);
+		int status = 0;
+
+		if (doomed && work->step == doomed)
+			status = fa_fail(&error, -ECANCELED,
+			                 "the pages of its step could not be prepared");
+		else if (!is_over(work))
+			continue;
+		fa_list_remove(&work->held_link);
+		fa_engine_release(engine, &work->request, status, &error);
+	}
+}
+
+void fa_work_finish(struct fa_request *request)
+{
+	struct fa_work *work = fa_container_of(request, struct fa_work, request);
+	struct fa_session *session = work->session;
+	struct fa_session_stream *slot = &session->streams[work->stream];
+
+	if (request->confirming) {
+		work->kind->confirm(work);
+		return;
+	}
+	--slot->n_requests;
+	slot->finished = request->value;
+	--session->server->n_requests;
+	if (work->kind->ended)
+		work->kind->ended(work);
+	if (work->stream != FA_SESSION_STREAM_OWN) {
+		--session->n_requests;
+		if (work->refused)
+			--session->n_refused;
+		send_completion(session, request->id, work->stream, request);
+	}
+	fa_work_free(work);
+	fa_work_release_held(session, NULL);
+	if (session->n_refused < FA_SESSION_REFUSED_MAX)
+		fa_session_resume(session, FA_PAUSE_REQUESTS);
+}
+
+void fa_work_cancel_all(struct fa_session *session, int status)
+{
+	for (unsigned int i = 0; i < FA_COMPLETION_SLOTS; ++i) {
+		struct fa_session_stream *slot = &session->streams[i];
+
+		if (!slot->stream)
+			continue;
+		for (uint64_t value = slot->finished + 1; value < slot->next_value; ++value)
+			fa_engine_cancel(session->server->engine, slot->stream, value, status);
+	}
+}

@@ -1,0 +1,101 @@
+/*
+ * Requests of streams from the message to the completion: checked, charged, handed to
+ * the engine with references to their buffers, and answered when they come back. Loop
+ * thread.
+ *
+ * What they are to do is their kind's affair: attention.c, kv_attend.c and others. A
+ * refused one goes through the engine all the same, so that its value is finished in its
+ * turn.
+ */
+#pragma once
+
+#include "common/error.h"
+#include "daemon/session.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct fa_kv_step;
+struct fa_work_kind;
+
+#define FA_WORK_BUFFERS_MAX 8
+
+struct fa_work {
+	struct fa_request request; /* first: what the engine gives back */
+	const struct fa_work_kind *kind;
+	struct fa_session *session;
+	uint32_t stream; /* id; the stream itself may be closing */
+	bool refused;    /* holds nothing, but waits for its turn */
+	struct fa_buffer *buffers[FA_WORK_BUFFERS_MAX];
+	unsigned int n_buffers;
+	struct fa_charge charge;
+
+	/* Values of other streams that must have finished before it starts, or before it is
+	 * confirmed if the device has nothing to do. */
+	uint64_t *after;          /* [FA_SESSION_STREAMS], 0: none; NULL: it waits for nothing */
+	struct fa_list held_link; /* session.held */
+
+	/* Of the KV cache's kinds. */
+	struct fa_kv_step *step; /* which it is part of; NULL: none */
+	struct fa_list step_link;
+	uint32_t layer;
+};
+
+struct fa_work_kind {
+	size_t bytes; /* of the kind's own struct, which begins with struct fa_work */
+	/* It may come while work in flight is waited for, at the end. */
+	bool while_draining;
+	/* Says what is to be done, in request.work and what belongs to it; @message will be
+	 * gone. An error: it is refused. */
+	int (*bind)(struct fa_work *work, const struct fa_wire_message *message,
+	            struct fa_error *error);
+	/* Gives up what only a request that is to run needs; also of a half-bound one. */
+	void (*release)(struct fa_work *work);
+	/* NULL where there is nothing to do: it was refused, by bind() or before; the loop's
+	 * part in it (request.confirms); it has ended. */
+	void (*refused)(struct fa_work *work, const struct fa_wire_message *message);
+	void (*confirm)(struct fa_work *work);
+	void (*ended)(struct fa_work *work);
+};
+
+/* The place of a request in its stream, as its message says it. */
+struct fa_work_place {
+	uint32_t stream;
+	uint64_t value;
+};
+
+/*
+ * Takes the request, whether it is good or not. Returns 0, or -EPROTO with a sentence if
+ * the stream's values are out of order.
+ */
+int fa_work_submit(struct fa_session *session, const struct fa_wire_message *message, size_t n_fds,
+                   uint64_t received_ns, const struct fa_work_kind *kind,
+                   struct fa_work_place place, struct fa_error *error);
+
+/*
+ * The same for one of the daemon's own, on the session's own stream, which nobody is told
+ * of: @work, made by fa_work_new(), is bound already.
+ */
+struct fa_work *fa_work_new(struct fa_session *session, const struct fa_work_kind *kind);
+void fa_work_submit_own(struct fa_work *work);
+/* Of one that was not submitted. */
+struct fa_work *fa_work_free(struct fa_work *work);
+
+/* For bind(): the memory of a view's buffer, which the request keeps alive from now on.
+ * -ENOENT. */
+int fa_work_buffer(struct fa_work *work, const struct fa_wire_view *view, const char *name,
+                   const struct fa_device_memory **ret_memory, struct fa_error *error);
+
+/* For bind(): it is not to start before @value of another stream has finished. -ENOMEM. */
+int fa_work_wait(struct fa_work *work, uint32_t stream, uint64_t value, struct fa_error *error);
+
+/* Asks that all requests in flight end early, with @status. Their streams stay, so
+ * that what comes later is still answered in its turn. */
+void fa_work_cancel_all(struct fa_session *session, int status);
+
+/* Takes a request that the engine gave back: has it confirmed, or answers and frees it. */
+void fa_work_finish(struct fa_request *request);
+
+/* Lets what is held start whose wait is over, and @doomed's end. NULL: nobody's. */
+void fa_work_release_held(struct fa_session *session, const struct fa_kv_step *doomed);

@@ -1,0 +1,364 @@
+/*
+ * Paged requests on the CPU: what is a tile of each operation, and the operations that
+ * move tokens. Attention is in paged-plan.c. Tiles write disjoint memory.
+ */
+#include "kernels/cpu/paged-plan.h"
+
+#include <math.h>
+#include <string.h>
+
+#define TOKENS 16     /* of a tile of append and read */
+#define MERGE_ROWS 64 /* of a tile of merge */
+
+static int64_t ceil_div(int64_t a, int64_t b)
+{
+	return (a + b - 1) / b;
+}
+
+static int64_t element_bytes(enum fa_attention_dtype dtype)
+{
+	return dtype == FA_ATTENTION_F32 ? 4 : 2;
+}
+
+static char *tensor_row(const struct fa_attention_tensor *tensor, int64_t bytes, int64_t token,
+                        int64_t head)
+{
+	return (char *)tensor->data +
+	       (token * tensor->stride_token + head * tensor->stride_head) * bytes;
+}
+
+/* Token @token of a sequence, head 0, in layer @layer, and the bytes from head to head. */
+struct page_row {
+	char *k, *v;
+	int64_t k_bytes, v_bytes;
+	int64_t k_stride, v_stride;
+};
+
+static void find_row(const struct fa_paged_cache *cache, int64_t layer, const uint32_t *table,
+                     uint32_t table_start, int64_t token, struct page_row *ret_row)
+{
+	int64_t bytes = element_bytes(cache->dtype), at = token % cache->page_tokens;
+	uint32_t slot = table[table_start + (uint32_t)(token / cache->page_tokens)];
+	char *page = (char *)cache->pool + (int64_t)slot * FA_PAGED_SLOT_BYTES +
+	             layer * cache->layer_stride;
+	int64_t k_row = cache->head_dim * bytes;
+	int64_t v_row = cache->v_offset ? cache->head_dim_v * bytes : k_row;
+
+	*ret_row = (struct page_row){
+		.k = page + at * k_row,
+		.v = page + cache->v_offset + at * v_row,
+		.k_bytes = k_row,
+		.v_bytes = cache->head_dim_v * bytes,
+		.k_stride = cache->page_tokens * k_row,
+		.v_stride = cache->page_tokens * v_row,
+	};
+}
+
+/* The sequence that new token @token belongs to. */
+static int32_t find_sequence(const struct fa_paged_step *step, int64_t token)
+{
+	int32_t low = 0, high = step->batch;
+
+	while (high - low > 1) {
+		int32_t middle = low + (high - low) / 2;
+
+		if (step->cu_new[middle] <= token)
+			low = middle;
+		else
+			high = middle;
+	}
+	return low;
+}
+
+/* ---- append and read */
+
+struct append_scratch {
+	float cos[FA_ATTENTION_HEAD_DIM_MAX / 2], sin[FA_ATTENTION_HEAD_DIM_MAX / 2];
+};
+
+static void angles(const struct fa_paged_rotary *rotary, int64_t position,
+                   struct append_scratch *scratch)
+{
+	int32_t half = rotary->dim / 2;
+
+	if (rotary->cos) {
+		if (position >= rotary->table_positions)
+			position = (int64_t)rotary->table_positions - 1;
+		position = position < 0 ? 0 : position;
+		memcpy(scratch->cos, rotary->cos + position * half, (size_t)half * sizeof(float));
+		memcpy(scratch->sin, rotary->sin + position * half, (size_t)half * sizeof(float));
+		return;
+	}
+	for (int32_t i = 0; i < half; i++) {
+		double angle = (double)position * rotary->scale *
+		               pow(rotary->base, -2.0 * i / rotary->dim);
+
+		scratch->cos[i] = (float)cos(angle);
+		scratch->sin[i] = (float)sin(angle);
+	}
+}
+
+static void rotate(const struct fa_cpu_isa *isa, const struct fa_paged_append *p, char *to,
+                   const char *from, const struct append_scratch *scratch)
+{
+	int64_t bytes = element_bytes(p->cache->dtype);
+	int64_t rotated = p->rotary.dim * bytes, all = p->cache->head_dim * bytes;
+
+	if (rotated > 0)
+		isa->rotate(p->cache->dtype, to, from, scratch->cos, scratch->sin, p->rotary.dim,
+		            p->rotary.interleaved);
+	if (to != from)
+		memcpy(to + rotated, from + rotated, (size_t)(all - rotated));
+}
+
+static void append_token(const struct fa_cpu_isa *isa, const struct fa_paged_append *p,
+                         int64_t token, struct append_scratch *scratch)
+{
+	const struct fa_paged_step *step = p->step;
+	int64_t bytes = element_bytes(p->cache->dtype);
+	int32_t b = find_sequence(step, token);
+	int64_t i = token - step->cu_new[b];
+
+	if (p->rotary.dim > 0) {
+		int64_t n_new = (int64_t)step->cu_new[b + 1] - step->cu_new[b];
+
+		angles(&p->rotary,
+		       p->rotary.positions ? p->rotary.positions[token]
+		                           : (int64_t)step->lengths[b] - n_new + i,
+		       scratch);
+	}
+	for (int32_t h = 0; h < p->heads; h++)
+		rotate(isa, p, tensor_row(&p->q_out, bytes, token, h),
+		       tensor_row(&p->q, bytes, token, h), scratch);
+
+	if (step->lengths_before[b] == step->lengths[b])
+		return;
+	for (int32_t h = 0; h < p->cache->kv_heads; h++) {
+		struct page_row row;
+
+		find_row(p->cache, p->layer, step->table, step->table_start[b],
+		         step->lengths_before[b] + i, &row);
+		if (p->k.data)
+			rotate(isa, p, row.k + h * row.k_stride, tensor_row(&p->k, bytes, token, h),
+			       scratch);
+		if (p->v.data && p->cache->v_offset)
+			memcpy(row.v + h * row.v_stride, tensor_row(&p->v, bytes, token, h),
+			       (size_t)row.v_bytes);
+	}
+}
+
+static void read_token(const struct fa_paged_append *p, int64_t token)
+{
+	const struct fa_paged_step *step = p->step;
+	int64_t bytes = element_bytes(p->cache->dtype);
+	int32_t b = find_sequence(step, token);
+	struct page_row row;
+
+	if (step->lengths_before[b] == step->lengths[b])
+		return;
+	find_row(p->cache, p->layer, step->table, step->table_start[b],
+	         step->lengths_before[b] + token - step->cu_new[b], &row);
+	for (int32_t h = 0; h < p->cache->kv_heads; h++) {
+		if (p->k.data)
+			memcpy(tensor_row(&p->k, bytes, token, h), row.k + h * row.k_stride,
+			       (size_t)row.k_bytes);
+		if (p->v.data)
+			memcpy(tensor_row(&p->v, bytes, token, h), row.v + h * row.v_stride,
+			       (size_t)row.v_bytes);
+	}
+}
+
+/* ---- merge */
+
+static void merge_row(const struct fa_cpu_isa *isa, const struct fa_paged_merge *p, int64_t token,
+                      int32_t head)
+{
+	const struct fa_paged_partial *a = &p->a, *b = &p->b, *result = &p->result;
+	int64_t bytes = element_bytes(p->dtype);
+	double lse_a = a->lse[token * a->lse_stride_token + head * a->lse_stride_head];
+	double lse_b = b->lse[token * b->lse_stride_token + head * b->lse_stride_head];
+	double top, weight_a = 0, weight_b = 0, lse = -INFINITY;
+
+	lse_a = lse_a == INFINITY ? -INFINITY : lse_a;
+	lse_b = lse_b == INFINITY ? -INFINITY : lse_b;
+	top = lse_a > lse_b ? lse_a : lse_b;
+	if (top != -INFINITY) {
+		lse = top + log(exp(lse_a - top) + exp(lse_b - top));
+		weight_a = exp(lse_a - lse);
+		weight_b = exp(lse_b - lse);
+	}
+	isa->blend(p->dtype, tensor_row(&result->out, bytes, token, head),
+	           tensor_row(&a->out, bytes, token, head), (float)weight_a,
+	           tensor_row(&b->out, bytes, token, head), (float)weight_b, p->head_dim_v);
+	if (result->lse)
+		result->lse[token * result->lse_stride_token + head * result->lse_stride_head] =
+			(float)lse;
+}
+
+/* ---- pages */
+
+static void page_tile(const struct fa_paged_pages *p, bool clear, int64_t tile)
+{
+	const struct fa_paged_cache *cache = p->cache;
+	int64_t i = tile / cache->layers, layer = tile % cache->layers, k_bytes, v_bytes;
+	char *pool = (char *)cache->pool + layer * cache->layer_stride;
+	char *to = pool + (int64_t)p->to[i] * FA_PAGED_SLOT_BYTES;
+	const char *from;
+
+	fa_paged_page_bytes(cache, &k_bytes, &v_bytes);
+	if (clear) {
+		memset(to, 0, (size_t)k_bytes);
+		memset(to + cache->v_offset, 0, (size_t)v_bytes);
+		return;
+	}
+	from = pool + (int64_t)p->from[i] * FA_PAGED_SLOT_BYTES;
+	memcpy(to, from, (size_t)k_bytes);
+	memcpy(to + cache->v_offset, from + cache->v_offset, (size_t)v_bytes);
+}
+
+/* As tokens only move towards the front, and in order, none is overwritten before it has
+ * moved. */
+static void move_tile(const struct fa_paged_move *p, int64_t tile)
+{
+	const struct fa_paged_cache *cache = p->cache;
+	int64_t b = tile / cache->layers, layer = tile % cache->layers;
+
+	for (uint32_t i = p->cu_moves[b]; i < p->cu_moves[b + 1]; i++) {
+		int64_t target = (int64_t)p->to[b] + (i - p->cu_moves[b]);
+		struct page_row from, to;
+
+		if (p->from[i] == target)
+			continue;
+		find_row(cache, layer, p->table, p->table_start[b], p->from[i], &from);
+		find_row(cache, layer, p->table, p->table_start[b], target, &to);
+		for (int32_t h = 0; h < cache->kv_heads; h++) {
+			memcpy(to.k + h * to.k_stride, from.k + h * from.k_stride,
+			       (size_t)from.k_bytes);
+			if (cache->v_offset)
+				memcpy(to.v + h * to.v_stride, from.v + h * from.v_stride,
+				       (size_t)from.v_bytes);
+		}
+	}
+}
+
+/* ---- requests */
+
+int64_t fa_cpu_paged_tiles(const struct fa_cpu_isa *isa, const struct fa_paged_request *request)
+{
+	struct fa_cpu_paged_plan plan;
+
+	switch (request->op) {
+	case FA_PAGED_ATTEND:
+		fa_cpu_paged_plan(isa, &request->attention, NULL, &plan);
+		return plan.n_tiles;
+	case FA_PAGED_APPEND:
+	case FA_PAGED_READ: {
+		const struct fa_paged_step *step = request->append.step;
+
+		return ceil_div(step->cu_new[step->batch], TOKENS);
+	}
+	case FA_PAGED_MERGE:
+		return ceil_div(request->merge.tokens * request->merge.heads, MERGE_ROWS);
+	case FA_PAGED_COPY:
+	case FA_PAGED_CLEAR:
+		return (int64_t)request->pages.count * request->pages.cache->layers;
+	case FA_PAGED_MOVE:
+		return (int64_t)request->move.batch * request->move.cache->layers;
+	}
+	return 0;
+}
+
+size_t fa_cpu_paged_scratch_bytes(const struct fa_cpu_isa *isa,
+                                  const struct fa_paged_request *request)
+{
+	switch (request->op) {
+	case FA_PAGED_ATTEND:
+		return isa->scratch_bytes;
+	case FA_PAGED_APPEND:
+		return sizeof(struct append_scratch);
+	default:
+		return 0;
+	}
+}
+
+size_t fa_cpu_paged_workspace_bytes(const struct fa_cpu_isa *isa,
+                                    const struct fa_paged_request *request)
+{
+	struct fa_cpu_paged_workspace workspace;
+	struct fa_cpu_paged_plan plan;
+
+	if (request->op != FA_PAGED_ATTEND)
+		return 0;
+	fa_cpu_paged_plan(isa, &request->attention, NULL, &plan);
+	fa_cpu_paged_lay_out(&request->attention, &plan, NULL, &workspace);
+	return workspace.bytes;
+}
+
+void fa_cpu_paged_begin(const struct fa_cpu_isa *isa, const struct fa_paged_request *request,
+                        void *workspace)
+{
+	struct fa_cpu_paged_workspace parts;
+	struct fa_cpu_paged_plan plan;
+
+	if (request->op != FA_PAGED_ATTEND)
+		return;
+	fa_cpu_paged_plan(isa, &request->attention, workspace, &plan);
+	fa_cpu_paged_lay_out(&request->attention, &plan, workspace, &parts);
+	for (int64_t i = 0; i < plan.n_counters; i++)
+		atomic_init(&parts.counters[i], 0);
+}
+
+/* Where a request's workspace has its parts: all that changes their place is in the last
+ * sequence's. */
+static void find_parts(const struct fa_cpu_isa *isa, const struct fa_paged_attention *params,
+                       void *workspace, struct fa_cpu_paged_workspace *ret_parts)
+{
+	const struct fa_cpu_paged_place *last = (const struct fa_cpu_paged_place *)workspace +
+	                                        params->step->batch - 1;
+	struct fa_cpu_paged_plan plan = { .n_counters = last->counter };
+
+	if (last->n_splits > 1)
+		plan.n_counters += last->n_blocks * params->cache->kv_heads;
+	fa_cpu_paged_lay_out(params, &plan, workspace, ret_parts);
+}
+
+bool fa_cpu_paged_tile(const struct fa_cpu_isa *isa, const struct fa_paged_request *request,
+                       void *workspace, int64_t tile, void *scratch, const bool *stop)
+{
+	struct fa_cpu_paged_workspace parts;
+	int64_t end;
+
+	if (stop && __atomic_load_n(stop, __ATOMIC_RELAXED))
+		return false;
+	switch (request->op) {
+	case FA_PAGED_ATTEND:
+		find_parts(isa, &request->attention, workspace, &parts);
+		return fa_cpu_paged_attend(isa, &request->attention, &parts, tile, scratch, stop);
+	case FA_PAGED_APPEND:
+	case FA_PAGED_READ:
+		end = request->append.step->cu_new[request->append.step->batch];
+		end = end < (tile + 1) * TOKENS ? end : (tile + 1) * TOKENS;
+		for (int64_t token = tile * TOKENS; token < end; token++) {
+			if (request->op == FA_PAGED_APPEND)
+				append_token(isa, &request->append, token, scratch);
+			else
+				read_token(&request->append, token);
+		}
+		return true;
+	case FA_PAGED_MERGE:
+		end = request->merge.tokens * request->merge.heads;
+		end = end < (tile + 1) * MERGE_ROWS ? end : (tile + 1) * MERGE_ROWS;
+		for (int64_t row = tile * MERGE_ROWS; row < end; row++)
+			merge_row(isa, &request->merge, row / request->merge.heads,
+			          (int32_t)(row % request->merge.heads));
+		return true;
+	case FA_PAGED_COPY:
+	case FA_PAGED_CLEAR:
+		page_tile(&request->pages, request->op == FA_PAGED_CLEAR, tile);
+		return true;
+	case FA_PAGED_MOVE:
+		move_tile(&request->move, tile);
+		return true;
+	}
+	return true;
+}

@@ -1,0 +1,405 @@
+/*
+ * What the contract of paged kernels says of a request before any kernel sees it. Pure
+ * functions, any thread; they read the arrays that the host has.
+ */
+#include "kernels/paged.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#define HEADS_MAX 65536
+
+static int __attribute__((format(printf, 4, 5)))
+refuse(int error, char *text, size_t text_bytes, const char *format, ...)
+{
+	va_list args;
+
+	if (text && text_bytes > 0) {
+		va_start(args, format);
+		vsnprintf(text, text_bytes, format, args);
+		va_end(args);
+	}
+	return error;
+}
+
+#define REFUSE(error, ...) return refuse(error, text, text_bytes, __VA_ARGS__)
+
+static int64_t element_bytes(enum fa_attention_dtype dtype)
+{
+	return dtype == FA_ATTENTION_F32 ? 4 : 2;
+}
+
+void fa_paged_page_bytes(const struct fa_paged_cache *cache, int64_t *ret_k_bytes,
+                         int64_t *ret_v_bytes)
+{
+	int64_t rows = (int64_t)cache->kv_heads * cache->page_tokens;
+
+	*ret_k_bytes = rows * cache->head_dim * element_bytes(cache->dtype);
+	*ret_v_bytes = cache->v_offset ? rows * cache->head_dim_v * element_bytes(cache->dtype) : 0;
+}
+
+static int check_dtype(enum fa_attention_dtype dtype, char *text, size_t text_bytes)
+{
+	if (dtype != FA_ATTENTION_F32 && dtype != FA_ATTENTION_F16 && dtype != FA_ATTENTION_BF16)
+		REFUSE(-ENOTSUP, "dtype %d is not supported: fp32 (%d), fp16 (%d) or bf16 (%d)",
+		       (int)dtype, FA_ATTENTION_F32, FA_ATTENTION_F16, FA_ATTENTION_BF16);
+	return 0;
+}
+
+static int check_dim(const char *name, int32_t dim, int32_t max, char *text, size_t text_bytes)
+{
+	if (dim <= 0)
+		REFUSE(-EINVAL, "%s %" PRId32 " is not positive", name, dim);
+	if (dim > max || dim % 8 != 0)
+		REFUSE(-ENOTSUP,
+		       "%s %" PRId32 " is not supported: at most %" PRId32 ", a multiple of 8",
+		       name, dim, max);
+	return 0;
+}
+
+static int check_heads(const char *name, int32_t heads, char *text, size_t text_bytes)
+{
+	if (heads <= 0)
+		REFUSE(-EINVAL, "%s %" PRId32 " is not positive", name, heads);
+	if (heads > HEADS_MAX)
+		REFUSE(-ENOTSUP, "%s %" PRId32 " is not supported: at most %d", name, heads,
+		       HEADS_MAX);
+	return 0;
+}
+
+static int check_cache(const struct fa_paged_cache *cache, char *text, size_t text_bytes)
+{
+	int r;
+
+	r = check_dtype(cache->dtype, text, text_bytes);
+	if (r < 0)
+		return r;
+	r = check_heads("kv_heads", cache->kv_heads, text, text_bytes);
+	if (r < 0)
+		return r;
+	r = check_dim("head_dim", cache->head_dim, FA_ATTENTION_HEAD_DIM_MAX, text, text_bytes);
+	if (r < 0)
+		return r;
+	r = check_dim("head_dim_v", cache->head_dim_v, FA_ATTENTION_HEAD_DIM_V_MAX, text,
+	              text_bytes);
+	if (r < 0)
+		return r;
+	if (cache->page_tokens < FA_PAGED_PAGE_TOKENS_MIN ||
+	    cache->page_tokens > FA_PAGED_PAGE_TOKENS_MAX ||
+	    cache->page_tokens % FA_PAGED_PAGE_TOKENS_MIN != 0)
+		REFUSE(-ENOTSUP, "page_tokens %" PRId32 " is not a multiple of %d from %d to %d",
+		       cache->page_tokens, FA_PAGED_PAGE_TOKENS_MIN, FA_PAGED_PAGE_TOKENS_MIN,
+		       FA_PAGED_PAGE_TOKENS_MAX);
+	if (cache->layers <= 0)
+		REFUSE(-EINVAL, "layers %" PRId32 " is not positive", cache->layers);
+	if (cache->layer_stride < 0 || cache->layer_stride % 16 != 0)
+		REFUSE(-EINVAL, "layer_stride %" PRId64 " is not a multiple of 16",
+		       cache->layer_stride);
+	if (cache->v_offset < 0 || cache->v_offset % 16 != 0)
+		REFUSE(-EINVAL, "v_offset %" PRId64 " is not a multiple of 16", cache->v_offset);
+	if (cache->v_offset == 0 && cache->head_dim_v > cache->head_dim)
+		REFUSE(-EINVAL,
+		       "head_dim_v %" PRId32 " is larger than head_dim %" PRId32
+		       ", whose front V is to be",
+		       cache->head_dim_v, cache->head_dim);
+	return 0;
+}
+
+static int check_layer(const struct fa_paged_cache *cache, int32_t layer, char *text,
+                       size_t text_bytes)
+{
+	if (layer < 0 || layer >= cache->layers)
+		REFUSE(-EINVAL, "layer %" PRId32 " is not below %" PRId32, layer, cache->layers);
+	return 0;
+}
+
+/* The entries of the pages that tokens [first, length) lie in are in the table. */
+static int check_table(int32_t b, uint32_t start, uint32_t first, uint32_t length,
+                       int32_t page_tokens, uint32_t entries, char *text, size_t text_bytes)
+{
+	uint32_t page = first / (uint32_t)page_tokens, begin = start + page;
+	uint64_t pages = ((uint64_t)length + (uint32_t)page_tokens - 1) / (uint32_t)page_tokens;
+
+	if (length > first && begin + (pages - page) > entries)
+		REFUSE(-EINVAL,
+		       "sequence %" PRId32 " has table entries %" PRIu32 " to %" PRIu64
+		       ", the table has %" PRIu32,
+		       b, begin, begin + (pages - page), entries);
+	return 0;
+}
+
+static int check_step(const struct fa_paged_cache *cache, const struct fa_paged_step *step,
+                      char *text, size_t text_bytes)
+{
+	int r;
+
+	if (step->batch <= 0)
+		REFUSE(-EINVAL, "batch %" PRId32 " is not positive", step->batch);
+	if (step->cu_new[0] != 0)
+		REFUSE(-EINVAL, "cu_new[0] is %" PRIu32 ", not 0", step->cu_new[0]);
+	for (int32_t b = 0; b < step->batch; b++) {
+		uint32_t length = step->lengths[b];
+		uint32_t before = step->lengths_before[b], n_new;
+
+		if (step->cu_new[b + 1] < step->cu_new[b])
+			REFUSE(-EINVAL,
+			       "cu_new[%" PRId32 "] %" PRIu32 " is below its predecessor %" PRIu32,
+			       b + 1, step->cu_new[b + 1], step->cu_new[b]);
+		if (length > FA_PAGED_LENGTH_MAX)
+			REFUSE(-ENOTSUP,
+			       "length %" PRIu32 " of sequence %" PRId32
+			       " is not supported: at most %" PRIu32,
+			       length, b, FA_PAGED_LENGTH_MAX);
+		n_new = step->cu_new[b + 1] - step->cu_new[b];
+		if (n_new > FA_PAGED_LENGTH_MAX)
+			REFUSE(-ENOTSUP,
+			       "sequence %" PRId32 " has %" PRIu32 " new tokens, at most %" PRIu32
+			       " are supported",
+			       b, n_new, FA_PAGED_LENGTH_MAX);
+		if (before != length && (before > length || length - before != n_new))
+			REFUSE(-EINVAL,
+			       "sequence %" PRId32 " grows from %" PRIu32 " to %" PRIu32
+			       " tokens, with %" PRIu32 " new ones",
+			       b, before, length, n_new);
+		if (step->first && step->first[b] > length)
+			REFUSE(-EINVAL,
+			       "first[%" PRId32 "] %" PRIu32 " is beyond the length %" PRIu32, b,
+			       step->first[b], length);
+		r = check_table(b, step->table_start[b], step->first ? step->first[b] : 0, length,
+		                cache->page_tokens, step->table_entries, text, text_bytes);
+		if (r < 0)
+			return r;
+	}
+	return 0;
+}
+
+static int check_trees(const struct fa_paged_attention *p, char *text, size_t text_bytes)
+{
+	if (!p->tree)
+		return 0;
+	for (int32_t b = 0; b < p->step->batch; b++) {
+		uint32_t n_new = p->step->cu_new[b + 1] - p->step->cu_new[b];
+
+		if (p->tree_start[b] == FA_PAGED_NO_TREE || n_new == 0)
+			continue;
+		if (n_new > p->step->lengths[b])
+			REFUSE(-EINVAL,
+			       "sequence %" PRId32 " has a tree of %" PRIu32
+			       " tokens and a length of %" PRIu32,
+			       b, n_new, p->step->lengths[b]);
+		if (!p->positions &&
+		    (p->window_left >= 0 || p->window_right >= 0 || p->alibi_slopes))
+			REFUSE(-EINVAL, "trees with windows or ALiBi need positions");
+	}
+	return 0;
+}
+
+static int check_attention(const struct fa_paged_attention *p, char *text, size_t text_bytes)
+{
+	int r;
+
+	r = check_cache(p->cache, text, text_bytes);
+	if (r < 0)
+		return r;
+	r = check_layer(p->cache, p->layer, text, text_bytes);
+	if (r < 0)
+		return r;
+	r = check_step(p->cache, p->step, text, text_bytes);
+	if (r < 0)
+		return r;
+	r = check_heads("heads", p->heads, text, text_bytes);
+	if (r < 0)
+		return r;
+	if (p->heads % p->cache->kv_heads != 0)
+		REFUSE(-EINVAL, "heads %" PRId32 " is not a multiple of kv_heads %" PRId32,
+		       p->heads, p->cache->kv_heads);
+	if (!isfinite(p->scale))
+		REFUSE(-EINVAL, "scale %g is not finite", (double)p->scale);
+	if (!isfinite(p->softcap) || p->softcap < 0)
+		REFUSE(-EINVAL, "softcap %g is not a finite number of at least 0",
+		       (double)p->softcap);
+	if (p->window_left < -1)
+		REFUSE(-EINVAL, "window_left %" PRId64 " is below -1", p->window_left);
+	if (p->window_right < -1)
+		REFUSE(-EINVAL, "window_right %" PRId64 " is below -1", p->window_right);
+	return check_trees(p, text, text_bytes);
+}
+
+static int check_append(const struct fa_paged_append *p, enum fa_paged_op op, char *text,
+                        size_t text_bytes)
+{
+	const struct fa_paged_rotary *rotary = &p->rotary;
+	int r;
+
+	r = check_cache(p->cache, text, text_bytes);
+	if (r < 0)
+		return r;
+	r = check_layer(p->cache, p->layer, text, text_bytes);
+	if (r < 0)
+		return r;
+	r = check_step(p->cache, p->step, text, text_bytes);
+	if (r < 0)
+		return r;
+	if (op == FA_PAGED_READ)
+		return 0;
+	if (p->heads < 0 || p->heads > HEADS_MAX)
+		REFUSE(-EINVAL, "heads %" PRId32 " is not from 0 to %d", p->heads, HEADS_MAX);
+	if (rotary->dim < 0 || rotary->dim % 2 != 0 || rotary->dim > p->cache->head_dim)
+		REFUSE(-EINVAL,
+		       "rotary dim %" PRId32 " is not an even number of at most head_dim %" PRId32,
+		       rotary->dim, p->cache->head_dim);
+	if (rotary->dim == 0)
+		return 0;
+	if (!rotary->cos != !rotary->sin)
+		REFUSE(-EINVAL, "rotary %s is given without %s", rotary->cos ? "cos" : "sin",
+		       rotary->cos ? "sin" : "cos");
+	if (rotary->cos && rotary->table_positions == 0)
+		REFUSE(-EINVAL, "the rotary table has no positions");
+	if (!rotary->cos && (!isfinite(rotary->base) || rotary->base <= 0))
+		REFUSE(-EINVAL, "rotary base %g is not a positive number", rotary->base);
+	if (!rotary->cos && !isfinite(rotary->scale))
+		REFUSE(-EINVAL, "rotary scale %g is not finite", rotary->scale);
+	return 0;
+}
+
+static int check_merge(const struct fa_paged_merge *p, char *text, size_t text_bytes)
+{
+	int r;
+
+	r = check_dtype(p->dtype, text, text_bytes);
+	if (r < 0)
+		return r;
+	r = check_heads("heads", p->heads, text, text_bytes);
+	if (r < 0)
+		return r;
+	if (p->tokens < 0 || p->tokens > UINT32_MAX)
+		REFUSE(-EINVAL, "tokens %" PRId64 " is not from 0 to %" PRIu32, p->tokens,
+		       UINT32_MAX);
+	return check_dim("head_dim_v", p->head_dim_v, FA_ATTENTION_HEAD_DIM_V_MAX, text,
+	                 text_bytes);
+}
+
+static int check_move(const struct fa_paged_move *p, char *text, size_t text_bytes)
+{
+	int r;
+
+	r = check_cache(p->cache, text, text_bytes);
+	if (r < 0)
+		return r;
+	if (p->batch <= 0)
+		REFUSE(-EINVAL, "batch %" PRId32 " is not positive", p->batch);
+	if (p->cu_moves[0] != 0)
+		REFUSE(-EINVAL, "cu_moves[0] is %" PRIu32 ", not 0", p->cu_moves[0]);
+	for (int32_t b = 0; b < p->batch; b++) {
+		uint32_t begin = p->cu_moves[b], end = p->cu_moves[b + 1];
+
+		if (end < begin)
+			REFUSE(-EINVAL,
+			       "cu_moves[%" PRId32 "] %" PRIu32
+			       " is below its predecessor %" PRIu32,
+			       b + 1, end, begin);
+		for (uint32_t i = begin; i < end; i++) {
+			if (i > begin && p->from[i] <= p->from[i - 1])
+				REFUSE(-EINVAL,
+				       "from[%" PRIu32 "] %" PRIu32
+				       " is not above its predecessor %" PRIu32,
+				       i, p->from[i], p->from[i - 1]);
+		}
+		if (end == begin)
+			continue;
+		if (p->from[begin] < p->to[b])
+			REFUSE(-EINVAL,
+			       "sequence %" PRId32 " moves token %" PRIu32
+			       " towards its end, to %" PRIu32,
+			       b, p->from[begin], p->to[b]);
+		if (p->from[end - 1] >= FA_PAGED_LENGTH_MAX)
+			REFUSE(-ENOTSUP,
+			       "token %" PRIu32 " of sequence %" PRId32 " is not below %" PRIu32,
+			       p->from[end - 1], b, FA_PAGED_LENGTH_MAX);
+		r = check_table(b, p->table_start[b], p->to[b], p->from[end - 1] + 1,
+		                p->cache->page_tokens, p->table_entries, text, text_bytes);
+		if (r < 0)
+			return r;
+	}
+	return 0;
+}
+
+int fa_paged_check(const struct fa_paged_request *request, char *text, size_t text_bytes)
+{
+	switch (request->op) {
+	case FA_PAGED_ATTEND:
+		return check_attention(&request->attention, text, text_bytes);
+	case FA_PAGED_APPEND:
+	case FA_PAGED_READ:
+		return check_append(&request->append, request->op, text, text_bytes);
+	case FA_PAGED_MERGE:
+		return check_merge(&request->merge, text, text_bytes);
+	case FA_PAGED_COPY:
+	case FA_PAGED_CLEAR:
+		if (request->pages.count < 0)
+			REFUSE(-EINVAL, "count %" PRId32 " is negative", request->pages.count);
+		return check_cache(request->pages.cache, text, text_bytes);
+	case FA_PAGED_MOVE:
+		return check_move(&request->move, text, text_bytes);
+	}
+	REFUSE(-EINVAL, "operation %d is unknown", (int)request->op);
+}
+
+void fa_paged_tree_positions(const struct fa_paged_step *step, const uint32_t *tree,
+                             const uint32_t *tree_start, uint32_t *ret_positions)
+{
+	for (int32_t b = 0; b < step->batch; b++) {
+		uint32_t n_new = step->cu_new[b + 1] - step->cu_new[b];
+		uint32_t old = step->lengths[b] - n_new, n_words = (n_new + 31) / 32;
+		uint32_t *positions = ret_positions + step->cu_new[b];
+
+		for (uint32_t i = 0; i < n_new; i++) {
+			const uint32_t *row;
+			uint32_t seen = 0;
+
+			positions[i] = old + i;
+			if (!tree || tree_start[b] == FA_PAGED_NO_TREE)
+				continue;
+			row = tree + tree_start[b] + (size_t)i * n_words;
+			for (uint32_t w = 0; w < n_words; w++) {
+				uint32_t bits = n_new - w * 32 < 32 ? (1u << (n_new - w * 32)) - 1
+				                                    : ~0u;
+
+				seen += (uint32_t)__builtin_popcount(row[w] & bits);
+			}
+			positions[i] = old + (seen > 0 ? seen - 1 : 0);
+		}
+	}
+}
+
+double fa_paged_flops(const struct fa_paged_request *request)
+{
+	const struct fa_paged_attention *p = &request->attention;
+	double flops = 0;
+
+	if (request->op != FA_PAGED_ATTEND)
+		return 0;
+	for (int32_t b = 0; b < p->step->batch; b++) {
+		int64_t first = p->step->first ? p->step->first[b] : 0;
+		int64_t n_q = (int64_t)p->step->cu_new[b + 1] - p->step->cu_new[b];
+		bool tree = p->tree && p->tree_start[b] != FA_PAGED_NO_TREE;
+		struct fa_attention_params one = {
+			.batch = 1,
+			.heads = p->heads,
+			.kv_heads = p->cache->kv_heads,
+			.head_dim = p->cache->head_dim,
+			.head_dim_v = p->cache->head_dim_v,
+			.seqlen_q = n_q,
+			.seqlen_k = p->step->lengths[b] - first,
+			.causal = p->causal && !tree,
+			.window_left = p->window_left,
+			.window_right = p->window_right,
+		};
+
+		flops += fa_attention_flops(&one);
+	}
+	return flops;
+}

@@ -1,0 +1,230 @@
+/*
+ * The contract of the kernels over a paged KV cache, on every backend: where K and V
+ * lie, what a step is, and what each operation does. Numbers mean what they mean in
+ * kernels/attention.h. Needs libc alone. The CPU kernels define the meaning.
+ *
+ * The pool is one range of memory. A page holds page_tokens tokens of every layer of
+ * its cache and is named by a slot: in layer l, token t of the page and KV head h lie at
+ *   K: pool + slot * 256 + l * layer_stride + (h * page_tokens + t) * head_dim elements
+ *   V: the same + v_offset,                   (h * page_tokens + t) * head_dim_v elements
+ * With v_offset 0 V is the front of K (as in MLA): the first head_dim_v elements of K's
+ * row; it is never written on its own.
+ *
+ * The tokens of a sequence lie in its pages in order: token j in entry j / page_tokens of
+ * the sequence's table. Table entries that no token of [first, length) lies in may hold
+ * anything and are not followed; memory of a page that no such token lies in may hold
+ * anything, NaN too, and never matters.
+ *
+ * cu_new, lengths_before, lengths, first, table_start, tree_start, cu_moves, from and to are
+ * in host memory: checks and plans read them. All other pointers are to memory that the
+ * kernels' device addresses.
+ */
+#pragma once
+
+#include "kernels/attention.h"
+
+#define FA_PAGED_SLOT_BYTES 256
+#define FA_PAGED_PAGE_TOKENS_MIN 16 /* and a multiple of it */
+#define FA_PAGED_PAGE_TOKENS_MAX 256
+#define FA_PAGED_LENGTH_MAX ((uint32_t)1 << 29)
+#define FA_PAGED_NO_TREE UINT32_MAX
+
+struct fa_paged_cache {
+	void *pool;                    /* on 256 bytes */
+	enum fa_attention_dtype dtype; /* of K and V, and of what is computed with them */
+	int32_t layers;
+	int32_t kv_heads, head_dim, head_dim_v;
+	int32_t page_tokens;
+	int64_t layer_stride; /* bytes; a multiple of 16 */
+	int64_t v_offset;     /* bytes; a multiple of 16; 0: V is the front of K */
+};
+
+/*
+ * Some sequences, and of each its last n_new = cu_new[b + 1] - cu_new[b] tokens. The
+ * rows of those in dense tensors follow one another: sequence b's begin at cu_new[b].
+ */
+struct fa_paged_step {
+	int32_t batch;
+	const uint32_t *cu_new;  /* [batch + 1], ascending from 0 */
+	const uint32_t *lengths; /* [batch], with the new tokens */
+	/* [batch]; what is appended, or read, are tokens [lengths_before, lengths): as many as
+	 * are new, or none. */
+	const uint32_t *lengths_before;
+	/* [batch], or NULL for zeros: tokens before it were dropped, or are hidden. */
+	const uint32_t *first;
+	const uint32_t *table; /* slots */
+	/* [batch]: where in table the entry of the sequence's page 0 is or would be, modulo 2^32:
+	 * page p is table[(uint32_t)(table_start + p)]. Pages before first / page_tokens need
+	 * no entries, so a long sequence of which a window is left has a short table. */
+	const uint32_t *table_start;
+	uint32_t table_entries;
+};
+
+/*
+ * out = attention(q, K, V) for the new tokens of every sequence, exactly as
+ * kernels/attention.h defines it with n_q = n_new and n_k = length, over the tokens from
+ * first on (which keep their numbers).
+ *
+ * In a sequence with a tree the new tokens are a tree of guesses: new token i sees new
+ * token j if bit j is set in row i of the sequence's mask, and every token before the new
+ * ones. The mask takes the place of causal. In windows and ALiBi a new token stands at
+ * positions[] (fa_paged_tree_positions()), others where they lie.
+ */
+struct fa_paged_attention {
+	const struct fa_paged_cache *cache;
+	const struct fa_paged_step *step;
+	int32_t layer;
+	int32_t heads;                     /* a multiple of kv_heads */
+	struct fa_attention_tensor q, out; /* [new token][head][dim]; no stride_batch */
+	float *lse;                        /* may be NULL */
+	int64_t lse_stride_token, lse_stride_head;
+	float scale;
+	float softcap; /* 0: none */
+	bool causal;
+	int64_t window_left, window_right; /* -1: unbounded */
+	const float *alibi_slopes;         /* [heads] or NULL */
+	const float *sinks;                /* [heads] or NULL */
+
+	/* Trees: NULL, or the masks and where in them each sequence's rows begin, in words
+	 * ([batch]; FA_PAGED_NO_TREE: it has none). A row has (n_new + 31) / 32 words, bit
+	 * j % 32 of word j / 32 is token j. */
+	const uint32_t *tree;
+	const uint32_t *tree_start;
+	/* [new token]; needed with trees if there are windows or ALiBi. */
+	const uint32_t *positions;
+};
+
+/*
+ * Rotary embedding of the first dim elements of each head: with a = position * scale *
+ * base^(-2i / dim), elements x (i) and y (i + dim / 2; interleaved: 2i and 2i + 1) become
+ * x cos a - y sin a and y cos a + x sin a, computed in fp32 and rounded once.
+ */
+struct fa_paged_rotary {
+	int32_t dim; /* even, at most head_dim; 0: no rotation */
+	bool interleaved;
+	double base, scale;
+	/* Instead of base and scale: both [table_positions][dim / 2], or both NULL. */
+	const float *cos, *sin;
+	uint32_t table_positions; /* positions beyond take the last row */
+	/* [new token], or NULL: new token i stands at length - n_new + i. */
+	const uint32_t *positions;
+};
+
+/*
+ * Puts the new tokens' K and V into the pages, K rotated, and writes q rotated to q_out,
+ * which may be q. Also the reverse, FA_PAGED_READ: tokens [lengths_before, lengths) from
+ * the pages to k and v.
+ */
+struct fa_paged_append {
+	const struct fa_paged_cache *cache;
+	const struct fa_paged_step *step;
+	int32_t layer;
+	struct fa_attention_tensor k, v; /* [new token][kv_head][dim]; data NULL: left out */
+	int32_t heads;                   /* of q; 0: there is none */
+	struct fa_attention_tensor q, q_out;
+	struct fa_paged_rotary rotary; /* not for FA_PAGED_READ */
+};
+
+struct fa_paged_partial {
+	struct fa_attention_tensor out; /* [token][head][dim] */
+	float *lse;
+	int64_t lse_stride_token, lse_stride_head;
+};
+
+/*
+ * Two results over disjoint sets of keys become the result over both. A result whose lse
+ * is -inf (or +inf, as others write it) saw nothing, and its out is not read; two of them
+ * give zeros and -inf. @result may be @a or @b; its lse may be NULL.
+ */
+struct fa_paged_merge {
+	enum fa_attention_dtype dtype;
+	int64_t tokens;
+	int32_t heads, head_dim_v;
+	struct fa_paged_partial a, b, result;
+};
+
+/* FA_PAGED_COPY: page from[i] to page to[i], all layers; no page is in both, or twice in
+ * @to. FA_PAGED_CLEAR: pages to[] become zeros. */
+struct fa_paged_pages {
+	const struct fa_paged_cache *cache;
+	int32_t count;
+	const uint32_t *from, *to; /* [count], slots */
+};
+
+/*
+ * Within sequence b, in all layers: token from[i] becomes token to[b] + i - cu_moves[b], for
+ * i from cu_moves[b] to cu_moves[b + 1]. from ascends, and nothing moves towards the end. It
+ * keeps one path of a tree.
+ */
+struct fa_paged_move {
+	const struct fa_paged_cache *cache;
+	int32_t batch;
+	const uint32_t *cu_moves;            /* [batch + 1] */
+	const uint32_t *from;                /* [cu_moves[batch]] */
+	const uint32_t *to;                  /* [batch] */
+	const uint32_t *table, *table_start; /* as in a step */
+	uint32_t table_entries;
+};
+
+enum fa_paged_op {
+	FA_PAGED_ATTEND,
+	FA_PAGED_APPEND,
+	FA_PAGED_READ,
+	FA_PAGED_MERGE,
+	FA_PAGED_COPY,
+	FA_PAGED_CLEAR,
+	FA_PAGED_MOVE,
+};
+
+struct fa_paged_request {
+	enum fa_paged_op op;
+	union {
+		struct fa_paged_attention attention;
+		struct fa_paged_append append; /* and read */
+		struct fa_paged_merge merge;
+		struct fa_paged_pages pages;
+		struct fa_paged_move move;
+	};
+};
+
+/*
+ * Says whether a kernel covers @request; reads the arrays that the host has, and no other.
+ * Returns 0, or -ENOTSUP / -EINVAL with a sentence in @text. Pointers, strides and slots
+ * are not judged: bounds are the caller's affair.
+ */
+int fa_paged_check(const struct fa_paged_request *request, char *text, size_t text_bytes);
+
+/* Bytes of a page's K and of its V in one layer; V's are 0 where it is the front of K. */
+void fa_paged_page_bytes(const struct fa_paged_cache *cache, int64_t *ret_k_bytes,
+                         int64_t *ret_v_bytes);
+
+/*
+ * Where the new tokens of each sequence stand, [cu_new[batch]]: in a tree behind the last
+ * old token by as many as it sees before itself, else where it lies. @tree and @tree_start
+ * as in fa_paged_attention, or NULL; here @tree is read on the host.
+ */
+void fa_paged_tree_positions(const struct fa_paged_step *step, const uint32_t *tree,
+                             const uint32_t *tree_start, uint32_t *ret_positions);
+
+/* Like fa_attention_flops(); a tree counts as if every new token saw all others. */
+double fa_paged_flops(const struct fa_paged_request *request);
+
+/* ---- CPU kernels. Pure functions but for *workspace, any thread; @isa never changes.
+ *
+ * As with fa_cpu_attention_*: running every tile 0…n-1 once, in any order, on any threads,
+ * completes a checked request; results are the same to the bit, also whatever else is in
+ * the batch. Before the first tile fa_cpu_paged_begin() is called once, with a workspace of
+ * the request's own, 64-byte aligned, that lives until the last tile has ended. */
+
+int64_t fa_cpu_paged_tiles(const struct fa_cpu_isa *isa, const struct fa_paged_request *request);
+/* At most FA_CPU_SCRATCH_BYTES_MAX. */
+size_t fa_cpu_paged_scratch_bytes(const struct fa_cpu_isa *isa,
+                                  const struct fa_paged_request *request);
+/* 0: none is needed. */
+size_t fa_cpu_paged_workspace_bytes(const struct fa_cpu_isa *isa,
+                                    const struct fa_paged_request *request);
+void fa_cpu_paged_begin(const struct fa_cpu_isa *isa, const struct fa_paged_request *request,
+                        void *workspace);
+/* False: *@stop was set and the tile given up; then the request has no result. */
+bool fa_cpu_paged_tile(const struct fa_cpu_isa *isa, const struct fa_paged_request *request,
+                       void *workspace, int64_t tile, void *scratch, const bool *stop);

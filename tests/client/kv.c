@@ -1,0 +1,330 @@
+#include "tests/client/kv.h"
+
+#include "tests/lib/check.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ERROR_MAX 2e-5 /* of the largest value */
+
+enum part {
+	Q,
+	K,
+	V
+};
+
+static const struct {
+	int heads;
+} parts[] = { [Q] = { KV_HEADS }, [K] = { KV_KV_HEADS }, [V] = { KV_KV_HEADS } };
+
+/* ---- numbers */
+
+/* From -1 to 1; those of queries and keys are spread so that weights differ. */
+static float number(uint32_t tag, uint32_t layer, enum part part, uint32_t j)
+{
+	uint64_t x = ((uint64_t)tag << 32 | layer << 24 | (uint64_t)part << 16 | j) + 1;
+
+	x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+	x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+	x ^= x >> 31;
+	return (float)((int32_t)(x >> 32) * (1.0 / 2147483648.0)) * (part == Q ? 4 : 1);
+}
+
+static void fill(float *to, uint32_t tag, uint32_t layer, enum part part)
+{
+	for (uint32_t j = 0; j < (uint32_t)(parts[part].heads * KV_DIM); ++j)
+		to[j] = number(tag, layer, part, j);
+}
+
+/* ---- life */
+
+static size_t count(enum part part)
+{
+	return (size_t)KV_LAYERS * KV_ROWS_MAX * (size_t)parts[part].heads * KV_DIM;
+}
+
+void kv_init_in(struct kv *kv, struct fa_client *client, uint64_t cache)
+{
+	const size_t n_lse = (size_t)KV_LAYERS * KV_ROWS_MAX * KV_HEADS;
+	const size_t n = 2 * count(Q) + count(K) + count(V) + n_lse;
+
+	*kv = (struct kv){ .client = client, .cache = cache };
+	fa_check_eq(fa_buffer_new(client, n * sizeof(float), 0, &kv->buffer), 0);
+	kv->q = fa_buffer_data(kv->buffer);
+	kv->k = kv->q + count(Q);
+	kv->v = kv->k + count(K);
+	kv->out = kv->v + count(V);
+	kv->lse = kv->out + count(Q);
+}
+
+void kv_init(struct kv *kv, struct fa_client *client, const char *name, uint64_t max_pages)
+{
+	struct fa_cache_options options = { .size = sizeof(options),
+		                            .name = name,
+		                            .dtype = FA_F32,
+		                            .layers = KV_LAYERS,
+		                            .kv_heads = KV_KV_HEADS,
+		                            .head_dim = KV_DIM,
+		                            .page_tokens = KV_PAGE_TOKENS,
+		                            .max_pages = max_pages };
+	uint64_t cache;
+	int r;
+
+	r = fa_cache_create(client, &options, &cache);
+	if (r < 0)
+		fa_test_fail(__FILE__, __LINE__, "no cache: %d, %s", r, fa_error());
+	kv_init_in(kv, client, cache);
+}
+
+void kv_deinit(struct kv *kv)
+{
+	kv->buffer = fa_buffer_free(kv->buffer);
+}
+
+/* ---- steps */
+
+static uint32_t count_rows(const struct kv_item *items, uint32_t n_items)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < n_items; ++i)
+		n += items[i].n_new;
+	fa_check(n <= KV_ROWS_MAX);
+	return n;
+}
+
+/* Whether new token i of a tree sees new token j: itself, or one that it follows. */
+static bool follows(const struct kv_item *item, uint32_t i, uint32_t j)
+{
+	for (;;) {
+		if (i == j)
+			return true;
+		if (item->parents[i] == i)
+			return false;
+		i = item->parents[i];
+	}
+}
+
+int kv_begin(struct kv *kv, const struct kv_item *items, uint32_t n_items,
+             struct fa_step **ret_step)
+{
+	uint32_t tree[4 * KV_ROWS_MAX] = {}, tree_start[KV_ROWS_MAX], n_tree = 0;
+	struct fa_step_item wire[KV_ROWS_MAX] = {};
+	struct fa_step_options options = { .size = sizeof(options),
+		                           .n_items = n_items,
+		                           .items = wire };
+
+	fa_check(n_items <= KV_ROWS_MAX);
+	for (uint32_t i = 0; i < n_items; ++i) {
+		const struct kv_item *item = &items[i];
+		uint32_t words = (item->n_new + 31) / 32;
+
+		wire[i].sequence = item->sequence;
+		wire[i].n_new = item->n_new;
+		tree_start[i] = FA_STEP_NO_TREE;
+		if (!item->parents || !item->n_new)
+			continue;
+		options.tree = tree;
+		options.tree_start = tree_start;
+		tree_start[i] = n_tree;
+		for (uint32_t row = 0; row < item->n_new; ++row)
+			for (uint32_t j = 0; j < item->n_new; ++j)
+				if (follows(item, row, j))
+					tree[n_tree + row * words + j / 32] |= 1u << j % 32;
+		n_tree += item->n_new * words;
+	}
+	return fa_step_begin(kv->client, &options, ret_step);
+}
+
+static struct fa_tensor tensor(const struct kv *kv, const float *at, int64_t rows, int64_t heads)
+{
+	const int64_t shape[] = { rows, heads, KV_DIM };
+	struct fa_tensor tensor;
+
+	fa_tensor_init(&tensor, kv->buffer,
+	               (uint64_t)((const char *)at - (const char *)fa_buffer_data(kv->buffer)),
+	               FA_F32, 3, shape);
+	return tensor;
+}
+
+int kv_attend(struct kv *kv, struct fa_step *step, const struct kv_item *items, uint32_t n_items,
+              uint32_t stream, bool wait)
+{
+	const uint32_t rows = count_rows(items, n_items);
+	const int64_t lse_shape[] = { KV_HEADS, rows };
+	struct fa_step_attend attend = { .size = sizeof(attend),
+		                         .flags = FA_STEP_CAUSAL,
+		                         .stream = stream,
+		                         .cache = kv->cache };
+	struct fa_ticket tickets[KV_LAYERS];
+	int r = 0;
+
+	memset(kv->out, 0xff, count(Q) * sizeof(float));
+	for (uint32_t l = 0; l < KV_LAYERS && r == 0; ++l) {
+		float *q = kv->q + (size_t)l * KV_ROWS_MAX * KV_HEADS * KV_DIM;
+		float *k = kv->k + (size_t)l * KV_ROWS_MAX * KV_KV_HEADS * KV_DIM;
+		float *v = kv->v + (size_t)l * KV_ROWS_MAX * KV_KV_HEADS * KV_DIM;
+		float *out = kv->out + (size_t)l * KV_ROWS_MAX * KV_HEADS * KV_DIM;
+		float *lse = kv->lse + (size_t)l * KV_ROWS_MAX * KV_HEADS;
+		uint32_t row = 0;
+
+		for (uint32_t i = 0; i < n_items; ++i)
+			for (uint32_t j = 0; j < items[i].n_new; ++j, ++row) {
+				uint32_t tag = items[i].tags[items[i].length - items[i].n_new + j];
+
+				fill(q + row * KV_HEADS * KV_DIM, tag, l, Q);
+				fill(k + row * KV_KV_HEADS * KV_DIM, tag, l, K);
+				fill(v + row * KV_KV_HEADS * KV_DIM, tag, l, V);
+			}
+		attend.layer = l;
+		attend.q = tensor(kv, q, rows, KV_HEADS);
+		attend.k_new = tensor(kv, k, rows, KV_KV_HEADS);
+		attend.v_new = tensor(kv, v, rows, KV_KV_HEADS);
+		attend.out = tensor(kv, out, rows, KV_HEADS);
+		fa_tensor_init(&attend.lse, kv->buffer,
+		               (uint64_t)((char *)lse - (char *)fa_buffer_data(kv->buffer)), FA_F32,
+		               2, lse_shape);
+		r = fa_step_attend(step, &attend, &tickets[l]);
+	}
+	for (uint32_t l = 0; l < KV_LAYERS && r == 0 && wait; ++l)
+		r = fa_wait(kv->client, &tickets[l], UINT64_MAX, NULL);
+	return r;
+}
+
+/* Whether new token @row of an item sees token @at of its sequence. */
+static bool sees(const struct kv_item *item, uint32_t row, uint32_t at)
+{
+	uint32_t before = item->length - item->n_new;
+
+	if (at < item->first)
+		return false;
+	if (at < before)
+		return true;
+	return item->parents ? follows(item, row, at - before) : at - before <= row;
+}
+
+static void check_row(const struct kv_item *item, uint32_t row, uint32_t layer, int head,
+                      const float *out, float lse)
+{
+	uint32_t tag = item->tags[item->length - item->n_new + row];
+	uint32_t kv_at = (uint32_t)(head / (KV_HEADS / KV_KV_HEADS)) * KV_DIM;
+	double sum = 0, result[KV_DIM] = {};
+
+	for (uint32_t at = item->first; at < item->length; ++at) {
+		double s = 0, weight;
+
+		if (!sees(item, row, at))
+			continue;
+		for (uint32_t d = 0; d < KV_DIM; ++d)
+			s += (double)number(tag, layer, Q, (uint32_t)head * KV_DIM + d) *
+			     number(item->tags[at], layer, K, kv_at + d);
+		weight = exp(s / sqrt(KV_DIM));
+		sum += weight;
+		for (uint32_t d = 0; d < KV_DIM; ++d)
+			result[d] += weight * number(item->tags[at], layer, V, kv_at + d);
+	}
+	for (uint32_t d = 0; d < KV_DIM; ++d)
+		/* Written so that NaN is wrong, too. */
+		if (!(fabs(out[d] - result[d] / sum) <= ERROR_MAX))
+			fa_test_fail(__FILE__, __LINE__,
+			             "sequence %llx, %u tokens of which %u are new, layer %u, head "
+			             "%d, new token %u: %.8g at %u; expected %.8g",
+			             (unsigned long long)item->sequence, item->length, item->n_new,
+			             layer, head, row, out[d], d, result[d] / sum);
+	if (!(fabs(lse - log(sum)) <= ERROR_MAX))
+		fa_test_fail(__FILE__, __LINE__, "lse is %.8g; expected %.8g", lse, log(sum));
+}
+
+void kv_check_out(const struct kv *kv, const struct kv_item *items, uint32_t n_items)
+{
+	const uint32_t rows = count_rows(items, n_items);
+
+	for (uint32_t l = 0; l < KV_LAYERS; ++l) {
+		uint32_t row = 0;
+
+		for (uint32_t i = 0; i < n_items; ++i)
+			for (uint32_t j = 0; j < items[i].n_new; ++j, ++row)
+				for (int h = 0; h < KV_HEADS; ++h) {
+					const float *out = kv->out +
+					                   ((size_t)(l * KV_ROWS_MAX + row) *
+					                            KV_HEADS +
+					                    (size_t)h) *
+					                           KV_DIM;
+					const float *lse = kv->lse +
+					                   (size_t)l * KV_ROWS_MAX * KV_HEADS +
+					                   (size_t)h * rows + row;
+
+					check_row(&items[i], j, l, h, out, *lse);
+				}
+	}
+}
+
+/* ---- pages */
+
+static void compare(uint64_t sequence, const float *got, uint32_t tag, uint32_t at, uint32_t layer,
+                    enum part part)
+{
+	float expected[KV_KV_HEADS * KV_DIM];
+
+	fill(expected, tag, layer, part);
+	if (memcmp(got, expected, sizeof(expected)) != 0)
+		fa_test_fail(__FILE__, __LINE__,
+		             "sequence %llx, token %u, layer %u: %s is not that of tag %x",
+		             (unsigned long long)sequence, at, layer, part == K ? "K" : "V", tag);
+}
+
+/* As many tokens as there is room for. */
+static int check_some(struct kv *kv, uint64_t sequence, const uint32_t *tags, uint32_t first,
+                      uint32_t n)
+{
+	struct fa_sequence_copy copy = { .size = sizeof(copy),
+		                         .sequence = sequence,
+		                         .first = first };
+	int r;
+
+	for (uint32_t l = 0; l < KV_LAYERS; ++l) {
+		copy.layer = l;
+		copy.k = tensor(kv, kv->k, n, KV_KV_HEADS);
+		copy.v = tensor(kv, kv->v, n, KV_KV_HEADS);
+		memset(kv->k, 0xff, count(K) * sizeof(float));
+		memset(kv->v, 0xff, count(V) * sizeof(float));
+		r = fa_sequence_read(kv->client, &copy, NULL);
+		if (r < 0)
+			return r;
+		for (uint32_t i = 0; i < n; ++i) {
+			const size_t at = (size_t)i * KV_KV_HEADS * KV_DIM;
+
+			compare(sequence, kv->k + at, tags[first + i], first + i, l, K);
+			compare(sequence, kv->v + at, tags[first + i], first + i, l, V);
+		}
+	}
+	return 0;
+}
+
+int kv_check_pages(struct kv *kv, uint64_t sequence, const uint32_t *tags, uint32_t first,
+                   uint32_t n)
+{
+	const uint32_t at_once = KV_LAYERS * KV_ROWS_MAX;
+	int r = 0;
+
+	for (uint32_t i = 0; i < n && r == 0; i += at_once)
+		r = check_some(kv, sequence, tags, first + i, n - i < at_once ? n - i : at_once);
+	return r;
+}
+
+void kv_check_sequence(struct kv *kv, uint64_t sequence, const uint32_t *tags, uint32_t length,
+                       uint32_t first)
+{
+	struct fa_sequence_info info = { .size = sizeof(info) };
+	int r;
+
+	fa_check_eq(fa_sequence_info(kv->client, sequence, &info), 0);
+	fa_check_eq(info.length, length);
+	fa_check_eq(info.planned, length);
+	fa_check_eq(info.first, first);
+	r = kv_check_pages(kv, sequence, tags, first, length - first);
+	if (r < 0)
+		fa_test_fail(__FILE__, __LINE__, "sequence %llx cannot be read: %d, %s",
+		             (unsigned long long)sequence, r, fa_error());
+}

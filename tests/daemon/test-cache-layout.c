@@ -1,0 +1,136 @@
+/* Where pages lie: no two tiles overlap, all lie in their chunk, and the formula holds. */
+#include "daemon/cache_layout.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define CHUNK (1u << 20)
+
+static const struct fa_cache_geometry plain = {
+	.layers = 2,
+	.kv_heads = 2,
+	.head_dim = 64,
+	.head_dim_v = 64,
+	.dtype = FA_ATTENTION_BF16,
+	.page_tokens = 64,
+};
+
+/* Marks the bytes of every tile of a chunk; each may be marked once. */
+static void check_tiles(const struct fa_cache_geometry *geometry)
+{
+	struct fa_cache_layout layout;
+	struct fa_error error;
+	unsigned char *marks;
+	uint32_t chunk = 3;
+
+	assert_int_equal(fa_cache_layout_init(geometry, CHUNK, 1u << 16, &error, &layout), 0);
+	assert_true(layout.pages_per_chunk > 0);
+	assert_true(layout.pages_per_chunk * layout.page_bytes <= CHUNK);
+	assert_true((layout.pages_per_chunk + 1) * layout.page_bytes > CHUNK);
+	marks = calloc(1, CHUNK);
+	assert_non_null(marks);
+	for (uint32_t page = 0; page < layout.pages_per_chunk; page++)
+		for (uint32_t layer = 0; layer < geometry->layers; layer++) {
+			uint32_t slot = chunk * (CHUNK / FA_SLOT_BYTES) + page * layout.page_slots;
+			uint64_t k = fa_cache_k_at(&layout, slot, layer);
+			uint64_t v = fa_cache_v_at(&layout, slot, layer);
+
+			assert_int_equal(k % FA_SLOT_BYTES, 0);
+			assert_int_equal(v % FA_SLOT_BYTES, 0);
+			assert_in_range(k, (uint64_t)chunk * CHUNK,
+			                (uint64_t)(chunk + 1) * CHUNK - layout.k_bytes);
+			for (uint64_t i = 0; i < layout.k_bytes; i++)
+				assert_int_equal(marks[k % CHUNK + i]++, 0);
+			if (geometry->v_in_k) {
+				assert_int_equal(v, k);
+				continue;
+			}
+			assert_in_range(v, (uint64_t)chunk * CHUNK,
+			                (uint64_t)(chunk + 1) * CHUNK - layout.v_bytes);
+			for (uint64_t i = 0; i < layout.v_bytes; i++)
+				assert_int_equal(marks[v % CHUNK + i]++, 0);
+		}
+	free(marks);
+}
+
+static void test_tiles(void **state)
+{
+	struct fa_cache_geometry geometry = plain;
+
+	for (int order = FA_CACHE_LAYER_MAJOR; order <= FA_CACHE_PAGE_MAJOR; order++) {
+		geometry = plain;
+		geometry.order = (enum fa_cache_order)order;
+		check_tiles(&geometry);
+		geometry.layers = 5; /* the chunk is not filled */
+		check_tiles(&geometry);
+		geometry.head_dim_v = 32;
+		check_tiles(&geometry);
+		geometry.v_in_k = true;
+		check_tiles(&geometry);
+		geometry.head_dim = geometry.head_dim_v = 8; /* 24-row tiles that are padded */
+		geometry.kv_heads = 3;
+		geometry.page_tokens = 16;
+		geometry.v_in_k = false;
+		check_tiles(&geometry);
+		geometry.dtype = FA_ATTENTION_F32;
+		check_tiles(&geometry);
+	}
+}
+
+static void test_bound_on_pages(void **state)
+{
+	struct fa_cache_layout layout;
+
+	assert_int_equal(fa_cache_layout_init(&plain, CHUNK, 3, NULL, &layout), 0);
+	assert_int_equal(layout.pages_per_chunk, 3);
+	assert_int_equal(layout.v_offset_bytes, 3 * layout.k_bytes);
+}
+
+static void test_refused(void **state)
+{
+	struct fa_cache_layout layout;
+	struct fa_cache_geometry g;
+	struct fa_error error;
+
+#define REFUSED(code, word, ...)                                                                   \
+	do {                                                                                       \
+		g = plain;                                                                         \
+		__VA_ARGS__;                                                                       \
+		error.text[0] = '\0';                                                              \
+		assert_int_equal(fa_cache_layout_init(&g, CHUNK, 1u << 16, &error, &layout),       \
+		                 code);                                                            \
+		assert_non_null(strstr(error.text, word));                                         \
+	} while (0)
+
+	REFUSED(-EINVAL, "layers", g.layers = 0);
+	REFUSED(-EINVAL, "layers", g.layers = FA_CACHE_LAYERS_MAX + 1);
+	REFUSED(-EINVAL, "kv_heads", g.kv_heads = 0);
+	REFUSED(-EINVAL, "head_dim ", g.head_dim = 12);
+	REFUSED(-EINVAL, "head_dim ", g.head_dim = 0);
+	REFUSED(-EINVAL, "head_dim ", g.head_dim = UINT32_MAX - 7);
+	REFUSED(-EINVAL, "head_dim_v", g.head_dim_v = FA_CACHE_HEAD_DIM_MAX + 8);
+	REFUSED(-EINVAL, "head_dim_v", g.v_in_k = true, g.head_dim_v = 72);
+	REFUSED(-ENOTSUP, "dtype", g.dtype = 0);
+	REFUSED(-EINVAL, "page_tokens", g.page_tokens = 8);
+	REFUSED(-EINVAL, "page_tokens", g.page_tokens = 48);
+	REFUSED(-EINVAL, "page_tokens", g.page_tokens = 512);
+	REFUSED(-EINVAL, "order", g.order = 2);
+	REFUSED(-EINVAL, "chunk", g.layers = 1000);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_tiles),
+		cmocka_unit_test(test_bound_on_pages),
+		cmocka_unit_test(test_refused),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,399 @@
+/*
+ * Several clients of one pool: who may do what, who wins, what each may have, and what is
+ * left of one that is killed.
+ */
+#include "kv-client.h"
+#include "tests/lib/check.h"
+#include "tests/lib/daemon.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define NOBODY 65534
+#define SOMEBODY 65533
+
+static struct fa_test_daemon daemon_process;
+static struct kv_client client, other;
+static uint32_t numbers[4096];
+
+static void start_with(const char *config)
+{
+	struct fa_test_daemon_options options = { .config = config, .everyone = true };
+
+	fa_test_daemon_start(&daemon_process, &options);
+	kv_open(&client, daemon_process.socket);
+	kv_open(&other, daemon_process.socket);
+	kv_count(numbers, 1, 4096);
+}
+
+static int start(void **state)
+{
+	start_with("[daemon]\nmode = 0666\n[pool]\nbytes = 1M\nchunk_bytes = 256K\n");
+	return 0;
+}
+
+static int stop(void **state)
+{
+	kv_close(&client);
+	kv_close(&other);
+	fa_test_daemon_stop(&daemon_process);
+	return 0;
+}
+
+/* Who begins a step has the sequence until it has ended; the other is told. */
+static void test_two_append(void **state)
+{
+	uint64_t cache = kv_cache(&client, "c", 0), sequence = kv_sequence(&client, cache);
+	struct fa_wire_step_item item = { .sequence = sequence, .n_new = 5 };
+
+	kv_set_name(&client, sequence, "s", 0);
+	kv_begin(&client, 1, &item, 1);
+	kv_begin_expect(&other, 1, &item, 1, -EBUSY, "another session");
+	item.n_new = 0;
+	kv_begin(&other, 1, &item, 1);
+	kv_wait(&other, 0, kv_end(&other, 0, 1, true));
+	for (uint32_t layer = 0; layer < KV_LAYERS; layer++)
+		kv_attend(&client, 0, 1, layer, numbers, 5, NULL);
+	kv_wait(&client, 0, kv_end(&client, 0, 1, true));
+	kv_append(&other, sequence, numbers, 5, 10);
+	kv_check(&client, sequence, numbers, 0, 15);
+}
+
+/* Both try, again and again; each token is there once, in some order. */
+static int appender(void *userdata)
+{
+	const uint32_t mine = *(const uint32_t *)userdata;
+	struct fa_wire_message message = fa_raw_message(FA_WIRE_STEP_BEGIN);
+	struct fa_wire_step_item item = { .n_new = 1 };
+	uint32_t done = 0;
+
+	kv_open(&other, daemon_process.socket);
+	item.sequence = kv_sequence_find(&other, "s");
+	message.step_begin = (struct fa_wire_step_begin){ .step = 1, .items = &item, .n_items = 1 };
+	while (done < 50) {
+		uint32_t number = mine + done;
+
+		fa_raw_call(&other.raw, &message, NULL, 0);
+		if (other.raw.message.type == FA_WIRE_REPLY) {
+			fa_check_eq(other.raw.message.reply.status, -EBUSY);
+			continue;
+		}
+		for (uint32_t layer = 0; layer < KV_LAYERS; layer++)
+			kv_attend(&other, 0, 1, layer, &number, 1, NULL);
+		kv_wait(&other, 0, kv_end(&other, 0, 1, true));
+		done++;
+	}
+	kv_close(&other);
+	return 0;
+}
+
+static void test_race(void **state)
+{
+	const uint32_t firsts[2] = { 1000, 2000 };
+	uint64_t cache = kv_cache(&client, "c", 0), sequence = kv_sequence(&client, cache);
+	struct fa_wire_message message;
+	float first[KV_KV_HEADS * KV_DIM], *k, *v;
+	pid_t pids[2];
+	uint32_t seen[2] = { 0, 0 };
+
+	kv_close(&other);
+	kv_set_name(&client, sequence, "s", 0);
+	for (int i = 0; i < 2; i++)
+		pids[i] = fa_test_fork(appender, (void *)&firsts[i]);
+	for (int i = 0; i < 2; i++)
+		fa_check_eq(fa_test_reap(pids[i]), 0);
+	fa_check_eq(kv_info(&client, sequence).length, 100);
+	message = kv_copy_message(&client, 0, sequence, 0, 0, 100, false, &k, &v);
+	kv_wait(&client, 0, kv_send(&client, &message, 0));
+	for (int i = 0; i < 100; i++) {
+		bool found = false;
+
+		for (int j = 0; j < 2 && !found; j++) {
+			kv_fill(0, firsts[j] + seen[j], first, NULL, NULL);
+			found = memcmp(first, k + i * KV_KV_HEADS * KV_DIM, sizeof(first)) == 0;
+			seen[j] += found;
+		}
+		fa_check(found);
+	}
+	fa_check(seen[0] == 50 && seen[1] == 50);
+}
+
+/* ---- rights */
+
+static const uint32_t modes[] = { 0, 1 | 1 << 4, 2, 2 | 2 << 2 | 2 << 4 };
+
+/* What another uid may do with objects of each of these modes. */
+static int stranger(void *userdata)
+{
+	static const char *const names[] = { "s0", "s1", "s2", "s3" };
+	struct fa_wire_message message;
+
+	if (setgid(NOBODY) < 0 || setuid(NOBODY) < 0)
+		return 1;
+	kv_open(&client, daemon_process.socket);
+	for (uint32_t i = 0; i < 4; i++) {
+		bool read = modes[i] & 2, append = modes[i] >> 2 & 2, fork = modes[i] >> 4 & 2;
+		struct fa_wire_step_item item = { .n_new = 1 };
+
+		message = fa_raw_message(FA_WIRE_SEQUENCE_FIND);
+		message.sequence_find.name = (struct fa_wire_string){ names[i], 2 };
+		if (!read) {
+			kv_call_expect(&client, &message, -EACCES, "read");
+			continue;
+		}
+		kv_call(&client, &message, FA_WIRE_SEQUENCE_REPLY);
+		item.sequence = client.raw.message.sequence_reply.sequence;
+		kv_check(&client, item.sequence, numbers, 0, 20);
+		if (append) {
+			kv_append(&client, item.sequence, numbers, 20, 1);
+			kv_truncate(&client, item.sequence, 20);
+		} else {
+			kv_begin_expect(&client, 1, &item, 1, -EACCES, "append");
+		}
+		message = fa_raw_message(FA_WIRE_SEQUENCE_FORK);
+		message.sequence_fork.sequence = item.sequence;
+		message.sequence_fork.tokens = UINT64_MAX;
+		if (fork)
+			kv_call(&client, &message, FA_WIRE_SEQUENCE_REPLY);
+		else
+			kv_call_expect(&client, &message, -EACCES, "fork");
+		message = fa_raw_message(FA_WIRE_SEQUENCE_FREE);
+		message.sequence_free.sequence = item.sequence;
+		kv_call_expect(&client, &message, -EACCES, "another tenant");
+		message = fa_raw_message(FA_WIRE_SEQUENCE_SET_NAME);
+		message.sequence_set_name.sequence = item.sequence;
+		message.sequence_set_name.name = (struct fa_wire_string){ names[i], 2 };
+		kv_call_expect(&client, &message, -EACCES, "another tenant");
+	}
+	/* A name of another tenant is taken all the same. */
+	message = kv_cache_message("c", 0);
+	kv_call_expect(&client, &message, -EEXIST, "c");
+	kv_close(&client);
+	return 0;
+}
+
+static void test_rights(void **state)
+{
+	uint64_t cache, sequence;
+
+	if (geteuid() != 0)
+		skip();
+	cache = kv_cache(&client, "c", 2 | 2 << 2);
+	for (uint32_t i = 0; i < 4; i++) {
+		char name[3] = { 's', (char)('0' + i), 0 };
+
+		sequence = kv_sequence(&client, cache);
+		kv_append(&client, sequence, numbers, 0, 20);
+		kv_set_name(&client, sequence, name, modes[i]);
+	}
+	fa_check_eq(fa_test_reap(fa_test_fork(stranger, NULL)), 0);
+}
+
+/* What another tenant publishes for itself is not found, and what it freed is not seen. */
+static int prober(void *userdata)
+{
+	struct fa_wire_message message = fa_raw_message(FA_WIRE_SEQUENCE_ATTACH);
+	uint64_t cache, sequence;
+
+	if (setgid(SOMEBODY) < 0 || setuid(SOMEBODY) < 0)
+		return 1;
+	kv_open(&client, daemon_process.socket);
+	cache = kv_cache_find(&client, "c");
+	for (uint32_t shared = 0; shared < 2; shared++) {
+		sequence = kv_sequence(&client, cache);
+		message.sequence_attach.sequence = sequence;
+		message.sequence_attach.tokens = numbers;
+		message.sequence_attach.n_tokens = 64;
+		message.sequence_attach.flags = shared ? FA_WIRE_PREFIX_SHARED : 0;
+		kv_call(&client, &message, FA_WIRE_SEQUENCE_REPLY);
+		fa_check_eq(client.raw.message.sequence_reply.matched, shared ? 32 : 0);
+	}
+	kv_close(&client);
+	return 0;
+}
+
+static void test_probe(void **state)
+{
+	struct fa_wire_message message = fa_raw_message(FA_WIRE_SEQUENCE_PUBLISH);
+	uint64_t cache, sequence;
+
+	if (geteuid() != 0)
+		skip();
+	cache = kv_cache(&client, "c", 2 | 2 << 2);
+	sequence = kv_sequence(&client, cache);
+	kv_append(&client, sequence, numbers, 0, 64);
+	message.sequence_publish.sequence = sequence;
+	message.sequence_publish.tokens = numbers;
+	message.sequence_publish.n_tokens = 64;
+	kv_call(&client, &message, FA_WIRE_SEQUENCE_REPLY);
+	fa_check_eq(client.raw.message.sequence_reply.matched, 4);
+	/* Others, for everybody. */
+	sequence = kv_sequence(&client, cache);
+	kv_append(&client, sequence, numbers, 0, 64);
+	message.sequence_publish.sequence = sequence;
+	message.sequence_publish.n_tokens = 32;
+	message.sequence_publish.flags = FA_WIRE_PREFIX_SHARED;
+	kv_call(&client, &message, FA_WIRE_SEQUENCE_REPLY);
+	fa_check_eq(client.raw.message.sequence_reply.matched, 2);
+	fa_check_eq(fa_test_reap(fa_test_fork(prober, NULL)), 0);
+}
+
+/*
+ * Pages that were another tenant's are zeros, whatever of them is not written: a step that
+ * appends nothing and attends sees nothing of him.
+ */
+static int scavenger(void *userdata)
+{
+	uint64_t cache, sequence;
+	struct fa_wire_message message;
+	float *k, *v;
+
+	if (setgid(NOBODY) < 0 || setuid(NOBODY) < 0)
+		return 1;
+	kv_open(&client, daemon_process.socket);
+	cache = kv_cache_find(&client, "c");
+	sequence = kv_sequence(&client, cache);
+	kv_begin_one(&client, 1, sequence, 1000);
+	for (uint32_t layer = 0; layer < KV_LAYERS; layer++) {
+		message = kv_copy_message(&client, 0, sequence, layer, 0, 1000, false, &k, &v);
+		kv_wait(&client, 0, kv_send(&client, &message, 0));
+		for (int i = 0; i < 1000 * KV_KV_HEADS * KV_DIM; i++)
+			fa_check(k[i] == 0);
+		for (int i = 0; i < 1000 * KV_KV_HEADS * KV_DIM_V; i++)
+			fa_check(v[i] == 0);
+	}
+	kv_wait(&client, 0, kv_end(&client, 0, 1, false));
+	kv_close(&client);
+	return 0;
+}
+
+static void test_cleared(void **state)
+{
+	uint64_t cache, sequence;
+
+	if (geteuid() != 0)
+		skip();
+	cache = kv_cache(&client, "c", 2 | 2 << 2);
+	sequence = kv_sequence(&client, cache);
+	kv_append(&client, sequence, numbers, 0, 1500);
+	kv_free(&client, sequence);
+	fa_check_eq(fa_test_reap(fa_test_fork(scavenger, NULL)), 0);
+}
+
+/* ---- limits */
+
+/* 1 MiB of pages of 16 tokens, 2 layers, 2 heads of 16 + 8 floats: 6 KiB each. */
+static void test_exhausted(void **state)
+{
+	uint64_t cache = kv_cache(&client, NULL, 0), sequences[2];
+	struct fa_wire_step_item items[2];
+
+	for (int i = 0; i < 2; i++)
+		sequences[i] = kv_sequence(&client, cache);
+	kv_append(&client, sequences[0], numbers, 0, 1500);
+	items[0] = (struct fa_wire_step_item){ .sequence = sequences[0], .n_new = 1000 };
+	items[1] = (struct fa_wire_step_item){ .sequence = sequences[1], .n_new = 1000 };
+	/* Each alone would fit; together they do not, and nothing has changed. */
+	kv_begin_expect(&client, 1, items, 2, -ENOMEM, "exhausted");
+	fa_check_eq(kv_info(&client, sequences[0]).planned, 1500);
+	kv_append(&client, sequences[1], numbers, 0, 1000);
+	kv_begin_expect(&client, 1, items, 1, -ENOMEM, "exhausted");
+	kv_free(&client, sequences[0]);
+	kv_append(&client, sequences[1], numbers, 1000, 1000);
+	kv_check(&client, sequences[1], numbers, 0, 2000);
+}
+
+static int start_with_quota(void **state)
+{
+	start_with("[pool]\nbytes = 1M\nchunk_bytes = 256K\n[limits]\npool_bytes = 100K\n");
+	return 0;
+}
+
+static void test_quota(void **state)
+{
+	uint64_t cache = kv_cache(&client, NULL, 0), sequence = kv_sequence(&client, cache);
+	struct fa_wire_step_item item = { .sequence = sequence, .n_new = 100 };
+	struct fa_wire_message message = kv_cache_message(NULL, 0);
+
+	/* 16 pages of 6144 bytes. */
+	kv_append(&client, sequence, numbers, 0, 200);
+	kv_begin_expect(&client, 1, &item, 1, -EDQUOT, "pool_bytes");
+	fa_check_eq(kv_info(&client, sequence).planned, 200);
+	kv_append(&client, sequence, numbers, 200, 56);
+
+	message.cache_create.max_pages = 2;
+	kv_call(&other, &message, FA_WIRE_CACHE_REPLY);
+	item.sequence = kv_sequence(&other, other.raw.message.cache_reply.cache);
+	item.n_new = 33;
+	kv_begin_expect(&other, 1, &item, 1, -EDQUOT, "at most 2");
+	kv_free(&client, sequence);
+	item.n_new = 32;
+	kv_begin(&other, 1, &item, 1);
+}
+
+/* ---- those who die */
+
+static int dies_between(void *userdata)
+{
+	uint64_t sequence;
+
+	kv_open(&client, daemon_process.socket);
+	sequence = kv_sequence_find(&client, "s");
+	kv_begin_one(&client, 1, sequence, 30);
+	for (uint32_t layer = 0; layer < KV_LAYERS; layer++)
+		kv_wait(&client, 0, kv_attend(&client, 0, 1, layer, numbers + 100, 30, NULL));
+	kv_begin_one(&client, 2, kv_sequence(&client, kv_cache_find(&client, "c")), 100);
+	raise(SIGKILL);
+	return 0;
+}
+
+static void test_killed(void **state)
+{
+	uint64_t cache = kv_cache(&client, "c", 0), sequence = kv_sequence(&client, cache);
+	struct fa_wire_message message = fa_raw_message(FA_WIRE_CACHE_FIND);
+	struct fa_wire_cache_reply info;
+
+	kv_append(&client, sequence, numbers, 0, 20);
+	kv_set_name(&client, sequence, "s", 0);
+	message.cache_find.name = (struct fa_wire_string){ "c", 1 };
+	kv_call(&client, &message, FA_WIRE_CACHE_REPLY);
+	info = client.raw.message.cache_reply;
+	for (int i = 0; i < 20; i++) {
+		int status = fa_test_reap(fa_test_fork(dies_between, NULL));
+
+		fa_check(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+		fa_check_eventually(kv_info(&client, sequence).planned == 20);
+		kv_check(&client, sequence, numbers, 0, 20);
+		fa_check_eventually((kv_call(&client, &message, FA_WIRE_CACHE_REPLY),
+		                     client.raw.message.cache_reply.used_pages == info.used_pages));
+		fa_check_eq(client.raw.message.cache_reply.sequences, 1);
+	}
+	kv_append(&client, sequence, numbers, 20, 30);
+	kv_check(&client, sequence, numbers, 0, 50);
+}
+
+int main(void)
+{
+#define TEST(name) cmocka_unit_test_setup_teardown(test_##name, start, stop)
+	const struct CMUnitTest tests[] = {
+		TEST(two_append),
+		TEST(race),
+		TEST(rights),
+		TEST(probe),
+		TEST(cleared),
+		TEST(exhausted),
+		cmocka_unit_test_setup_teardown(test_quota, start_with_quota, stop),
+		TEST(killed),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,181 @@
+/*
+ * What the status says of the KV cache, and to whom; what an administrator may remove.
+ */
+#include "kv-client.h"
+#include "tests/lib/check.h"
+#include "tests/lib/daemon.h"
+
+#include <errno.h>
+#include <jansson.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define NOBODY 65534
+
+static struct fa_test_daemon daemon_process;
+static struct kv_client client;
+static uint32_t numbers[100];
+
+static int start(void **state)
+{
+	static const struct fa_test_daemon_options options = {
+		.config = "[daemon]\nmode = 0666\n[pool]\nbytes = 1M\nchunk_bytes = 256K\n",
+		.everyone = true,
+	};
+
+	fa_test_daemon_start(&daemon_process, &options);
+	kv_open(&client, daemon_process.socket);
+	kv_count(numbers, 1, 100);
+	return 0;
+}
+
+static int stop(void **state)
+{
+	kv_close(&client);
+	fa_test_daemon_stop(&daemon_process);
+	return 0;
+}
+
+static json_t *status_of(struct kv_client *c)
+{
+	char *text = fa_raw_status(&c->raw);
+	json_t *json = json_loads(text, 0, NULL);
+
+	fa_check(json);
+	free(text);
+	return json;
+}
+
+static long long number(const json_t *json, const char *array, size_t i, const char *key)
+{
+	const json_t *object = array ? json_array_get(json_object_get(json, array), i)
+	                             : json_object_get(json, "pool");
+
+	fa_check(json_is_integer(json_object_get(object, key)));
+	return json_integer_value(json_object_get(object, key));
+}
+
+static void test_contents(void **state)
+{
+	uint64_t cache = kv_cache(&client, "named", 0), sequence;
+	json_t *json = status_of(&client);
+
+	fa_check_eq(number(json, NULL, 0, "chunks"), 0);
+	fa_check_eq(number(json, NULL, 0, "chunks_max"), 4);
+	json_decref(json);
+	sequence = kv_sequence(&client, cache);
+	kv_append(&client, sequence, numbers, 0, 40);
+	kv_begin_one(&client, 1, sequence, 9);
+
+	json = status_of(&client);
+	fa_check_eq(number(json, NULL, 0, "chunks"), 1);
+	fa_check_eq(number(json, NULL, 0, "caches"), 1);
+	fa_check_eq(number(json, NULL, 0, "sequences"), 1);
+	fa_check_eq(number(json, NULL, 0, "steps"), 1);
+	fa_check_eq(number(json, NULL, 0, "used_bytes"), 4 * 6144);
+	fa_check_eq(number(json, "caches", 0, "cache"), cache);
+	fa_check_eq(number(json, "caches", 0, "uid"), geteuid());
+	fa_check_eq(number(json, "caches", 0, "session"), client.raw.session);
+	fa_check_eq(number(json, "caches", 0, "used_pages"), 4);
+	fa_check_eq(number(json, "sequences", 0, "sequence"), sequence);
+	fa_check_eq(number(json, "sequences", 0, "length"), 40);
+	fa_check_eq(number(json, "sequences", 0, "planned"), 49);
+	fa_check_eq(number(json, "sequences", 0, "steps"), 1);
+	fa_check_eq(number(json, "sessions", 0, "steps"), 1);
+	json_decref(json);
+}
+
+static void test_bounded(void **state)
+{
+	uint64_t cache = kv_cache(&client, NULL, 0);
+	json_t *json;
+
+	for (int i = 0; i < 1000; i++)
+		(void)kv_sequence(&client, cache);
+	json = status_of(&client);
+	fa_check_eq(number(json, NULL, 0, "sequences"), 1000);
+	fa_check_eq(json_array_size(json_object_get(json, "sequences")), 128);
+	json_decref(json);
+}
+
+static int stranger(void *userdata)
+{
+	json_t *json;
+
+	if (setgid(NOBODY) < 0 || setuid(NOBODY) < 0)
+		return 1;
+	kv_open(&client, daemon_process.socket);
+	(void)kv_sequence(&client, kv_cache(&client, "theirs", 0));
+	json = status_of(&client);
+	fa_check_eq(json_array_size(json_object_get(json, "caches")), 1);
+	fa_check_eq(json_array_size(json_object_get(json, "sequences")), 1);
+	fa_check_eq(number(json, "caches", 0, "uid"), NOBODY);
+	json_decref(json);
+	kv_close(&client);
+	return 0;
+}
+
+/* Others see what is theirs; who administers sees, and may remove, everything. */
+static void test_strangers(void **state)
+{
+	struct fa_wire_message message = fa_raw_message(FA_WIRE_CACHE_REMOVE);
+	json_t *json;
+
+	if (geteuid() != 0)
+		skip();
+	(void)kv_sequence(&client, kv_cache(&client, "ours", 0));
+	fa_check_eq(fa_test_reap(fa_test_fork(stranger, NULL)), 0);
+	json = status_of(&client);
+	fa_check_eq(json_array_size(json_object_get(json, "caches")), 2);
+	json_decref(json);
+	message.cache_remove.cache = kv_cache_find(&client, "theirs");
+	kv_call_expect(&client, &message, 0, NULL);
+	json = status_of(&client);
+	fa_check_eq(json_array_size(json_object_get(json, "caches")), 1);
+	json_decref(json);
+}
+
+/* Memory that nothing is in goes back, after a while. */
+static void test_shrinks(void **state)
+{
+	uint64_t sequence = kv_sequence(&client, kv_cache(&client, NULL, 0));
+	struct fa_test_usage usage;
+	uint64_t full;
+	json_t *json;
+
+	kv_append(&client, sequence, numbers, 0, 100);
+	fa_test_daemon_usage(&daemon_process, &usage);
+	full = usage.memfd_bytes;
+	kv_free(&client, sequence);
+	for (int i = 0; i < 400; i++) {
+		json = status_of(&client);
+		if (!number(json, NULL, 0, "chunks")) {
+			json_decref(json);
+			fa_test_daemon_usage(&daemon_process, &usage);
+			fa_check(usage.memfd_bytes + (256 << 10) <= full);
+			return;
+		}
+		json_decref(json);
+		fa_test_sleep_ms(100);
+	}
+	fa_check(!"the chunk was given back");
+}
+
+int main(void)
+{
+#define TEST(name) cmocka_unit_test_setup_teardown(test_##name, start, stop)
+	const struct CMUnitTest tests[] = {
+		TEST(contents),
+		TEST(bounded),
+		TEST(strangers),
+		TEST(shrinks),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

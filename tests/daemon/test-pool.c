@@ -1,0 +1,440 @@
+/* The pool's chunks, tenants, caches, names and quotas. */
+#include "daemon/pool_state.h"
+#include "tests/daemon/pool-scene.h"
+#include "tests/lib/check.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static struct scene scene;
+
+static int set_up(void **state)
+{
+	scene_init(&scene, 2);
+	return 0;
+}
+
+static int tear_down(void **state)
+{
+	scene_check_counts(&scene);
+	scene_deinit(&scene);
+	return 0;
+}
+
+static void test_format(void **state)
+{
+	struct fa_pool_config config = { .max_chunks = 4 };
+	struct fa_error error;
+	int fd;
+
+#define BAD(part, ...)                                                                             \
+	do {                                                                                       \
+		config = (struct fa_pool_config){ __VA_ARGS__ };                                   \
+		assert_int_equal(fa_pool_format(&config, &error, &fd), -EINVAL);                   \
+		assert_non_null(strstr(error.text, part));                                         \
+	} while (0)
+	BAD("power of two", .max_chunks = 4, .chunk_bytes = 3 << 20);
+	BAD("power of two", .max_chunks = 4, .chunk_bytes = 2048);
+	BAD("power of two", .max_chunks = 4, .chunk_bytes = (uint64_t)8 << 30);
+	BAD("may have 0 chunks", .max_chunks = 0);
+	BAD("expected 1 to 4096", .max_chunks = 4097);
+	BAD("at least 3000", .max_chunks = 4, .page_bytes_min = 3000);
+	BAD("too many", .max_chunks = 4, .page_bytes_min = 128);
+	BAD("tables", .max_chunks = 4, .max_sequences = 1 << 25);
+	config = (struct fa_pool_config){ .max_chunks = 4096 };
+	assert_int_equal(fa_pool_format(&config, &error, &fd), 0);
+	close(fd);
+}
+
+/* Ids mean nothing to another pool. */
+static void test_other_pool(void **state)
+{
+	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0);
+	uint64_t sequence = scene_sequence(&scene, SCENE_ANNA, cache);
+	struct fa_sequence_info info;
+	struct scene other;
+	uint64_t other_cache;
+	int r;
+
+	scene_init(&other, 1);
+	other_cache = scene_cache(&other, SCENE_ANNA, NULL, 0);
+	fa_check(other_cache != cache);
+	fa_check(scene_sequence(&other, SCENE_ANNA, other_cache) != sequence);
+	r = fa_sequence_get_info(other.pool, &other.actors[SCENE_ANNA], sequence, &other.error,
+	                         &info);
+	fa_check(r == -ENOENT || r == -ESTALE);
+	scene_deinit(&other);
+}
+
+static void test_chunks(void **state)
+{
+	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0);
+	uint64_t other = scene_cache(&scene, SCENE_ANNA, NULL, 0);
+	uint64_t a = scene_sequence(&scene, SCENE_ANNA, cache);
+	const struct fa_actor *anna = &scene.actors[SCENE_ANNA];
+	uint32_t chunk;
+
+	assert_int_equal(fa_pool_chunk_bytes(scene.pool), SCENE_CHUNK_BYTES);
+	assert_int_equal(fa_pool_max_chunks(scene.pool), SCENE_CHUNKS);
+	SCENE_FAILS(&scene, -EINVAL, "chunk 8",
+	            fa_pool_chunk_add(scene.pool, SCENE_CHUNKS, true, &scene.error));
+	SCENE_FAILS(&scene, -EEXIST, "chunk 1",
+	            fa_pool_chunk_add(scene.pool, 1, true, &scene.error));
+	scene_append(&scene, SCENE_ANNA, a, 20 * 16, 100);
+	SCENE_FAILS(&scene, -EBUSY, "2 chunks",
+	            fa_pool_chunk_remove(scene.pool, &scene.error, &chunk));
+	assert_int_equal(fa_sequence_truncate(scene.pool, anna, a, 16 * 16, &scene.error), 0);
+	assert_int_equal(fa_pool_chunk_state(scene.pool, 1), FA_CHUNK_CACHE);
+	assert_int_equal(fa_pool_chunk_remove(scene.pool, &scene.error, &chunk), 0);
+	assert_int_equal(chunk, 1);
+	assert_int_equal(fa_pool_chunk_state(scene.pool, 1), FA_CHUNK_ABSENT);
+	scene_plan_fails(&scene, SCENE_ANNA, a, 1, -ENOMEM);
+	scene_reopen(&scene);
+	assert_int_equal(fa_pool_chunk_state(scene.pool, 1), FA_CHUNK_ABSENT);
+	scene_check(&scene, a, 0, 16 * 16, 100);
+
+	/* What one cache does not use any more another gets. */
+	fa_pool_quarantine_end(scene.pool);
+	assert_int_equal(fa_sequence_free(scene.pool, anna, a, &scene.error), 0);
+	assert_int_equal(scene_cache_info(&scene, cache).chunks, 1);
+	a = scene_sequence(&scene, SCENE_ANNA, other);
+	scene_append(&scene, SCENE_ANNA, a, 1, 100);
+	assert_int_equal(scene_cache_info(&scene, cache).chunks, 0);
+	assert_int_equal(scene_cache_info(&scene, other).chunks, 1);
+}
+
+static void test_tenants(void **state)
+{
+	char cgroup[FA_STATE_CGROUP_BYTES + 1];
+	struct fa_pool_tenant_info info;
+	uint32_t tag, again, cursor = 0;
+
+	memset(cgroup, 'x', sizeof(cgroup));
+	cgroup[FA_STATE_CGROUP_BYTES] = '\0';
+	SCENE_FAILS(&scene, -ENAMETOOLONG, "512 bytes",
+	            fa_pool_tenant_get(scene.pool, 7, cgroup, &scene.error, &tag));
+	cgroup[FA_STATE_CGROUP_BYTES - 1] = '\0';
+	assert_int_equal(fa_pool_tenant_get(scene.pool, 7, cgroup, &scene.error, &tag), 0);
+	assert_int_equal(fa_pool_tenant_get(scene.pool, 7, cgroup, &scene.error, &again), 0);
+	assert_int_equal(tag, again);
+	while (fa_pool_tenant_each(scene.pool, &cursor, &info) && info.tag != tag)
+		;
+	assert_int_equal(info.uid, 7);
+	assert_string_equal(info.cgroup, cgroup);
+	fa_pool_tenant_put(scene.pool, tag);
+	assert_int_equal(fa_pool_tenant_get(scene.pool, 7, cgroup, &scene.error, &again), 0);
+	assert_int_equal(tag, again);
+	fa_pool_tenant_put(scene.pool, tag);
+	fa_pool_tenant_put(scene.pool, tag);
+	/* The next in its place is another. */
+	assert_int_equal(fa_pool_tenant_get(scene.pool, 8, "", &scene.error, &again), 0);
+	assert_int_not_equal(tag, again);
+	fa_pool_tenant_put(scene.pool, again);
+}
+
+static void test_many_tenants(void **state)
+{
+	uint32_t tags[FA_STATE_TENANTS], n = 0, tag;
+
+	while (fa_pool_tenant_get(scene.pool, 10000 + n, "", &scene.error, &tag) == 0)
+		tags[n++] = tag;
+	assert_int_equal(n, FA_STATE_TENANTS - 4);
+	assert_non_null(strstr(scene.error.text, "4096 tenants"));
+	while (n)
+		fa_pool_tenant_put(scene.pool, tags[--n]);
+	assert_int_equal(fa_pool_tenant_get(scene.pool, 1, "", &scene.error, &tag), 0);
+	fa_pool_tenant_put(scene.pool, tag);
+}
+
+static void test_caches(void **state)
+{
+	struct fa_cache_config config = { .geometry = scene_geometry, .name = "c" };
+	uint64_t cache = scene_cache(&scene, SCENE_ANNA, "c", FA_MODE(1, 0, 0)), id, own, s;
+	const struct fa_actor *anna = &scene.actors[SCENE_ANNA];
+	const struct fa_actor *claire = &scene.actors[SCENE_CLAIRE];
+	const struct fa_actor *david = &scene.actors[SCENE_DAVID];
+	struct fa_cache_info info;
+	char name[FA_NAME_BYTES + 1];
+	struct fa_step *step;
+
+	own = scene_cache(&scene, SCENE_ANNA, NULL, 0);
+	SCENE_FAILS(&scene, -EEXIST, "'c'",
+	            fa_cache_new(scene.pool, david, &config, 0, &scene.error, &id));
+	memset(name, 'n', sizeof(name));
+	name[FA_NAME_BYTES] = '\0';
+	config.name = name;
+	SCENE_FAILS(&scene, -ENAMETOOLONG, "64 bytes",
+	            fa_cache_new(scene.pool, anna, &config, 0, &scene.error, &id));
+	config.name = "a\nb";
+	SCENE_FAILS(&scene, -EINVAL, "control",
+	            fa_cache_new(scene.pool, anna, &config, 0, &scene.error, &id));
+	config.name = "";
+	SCENE_FAILS(&scene, -EINVAL, "empty",
+	            fa_cache_new(scene.pool, anna, &config, 0, &scene.error, &id));
+	config.name = "x";
+	config.mode = 3;
+	SCENE_FAILS(&scene, -EINVAL, "mode",
+	            fa_cache_new(scene.pool, anna, &config, 0, &scene.error, &id));
+	config.mode = 64;
+	SCENE_FAILS(&scene, -EINVAL, "mode",
+	            fa_cache_new(scene.pool, anna, &config, 0, &scene.error, &id));
+	config.mode = 0;
+	config.geometry.page_tokens = 256;
+	config.geometry.layers = 64;
+	SCENE_FAILS(&scene, -EINVAL, "chunk",
+	            fa_cache_new(scene.pool, anna, &config, 0, &scene.error, &id));
+	config.geometry = scene_geometry;
+	config.name = NULL;
+	config.ttl_ns = 1;
+	SCENE_FAILS(&scene, -EINVAL, "time to live",
+	            fa_cache_new(scene.pool, anna, &config, 0, &scene.error, &id));
+
+	/* Read: uid; append: the tenant alone. */
+	assert_int_equal(fa_cache_find(scene.pool, claire, "c", 0, &scene.error, &id), 0);
+	assert_int_equal(id, cache);
+	SCENE_FAILS(&scene, -EACCES, "'c'",
+	            fa_cache_find(scene.pool, david, "c", 0, &scene.error, &id));
+	SCENE_FAILS(&scene, -ENOENT, "'d'",
+	            fa_cache_find(scene.pool, david, "d", 0, &scene.error, &id));
+	SCENE_FAILS(&scene, -EACCES, "make sequences",
+	            fa_sequence_new(scene.pool, claire, cache, &scene.error, &id));
+	SCENE_FAILS(&scene, -EACCES, "remove",
+	            fa_cache_remove(scene.pool, claire, cache, &scene.error));
+	SCENE_FAILS(
+		&scene, -ENOENT, "no such",
+		fa_cache_get_info(scene.pool, &scene.actors[SCENE_BOB], own, &scene.error, &info));
+	SCENE_FAILS(&scene, -ENOENT, "no such",
+	            fa_cache_get_info(scene.pool, anna, UINT64_MAX, &scene.error, &info));
+
+	/* One that is removed while a step is in flight goes with that. */
+	s = scene_sequence(&scene, SCENE_BOB, cache);
+	step = scene_plan(&scene, SCENE_BOB, s, 10);
+	assert_int_equal(fa_cache_remove(scene.pool, anna, cache, &scene.error), 0);
+	SCENE_FAILS(&scene, -ESTALE, "removed",
+	            fa_cache_remove(scene.pool, anna, cache, &scene.error));
+	SCENE_FAILS(&scene, -ESTALE, "freed",
+	            fa_sequence_free(scene.pool, &scene.actors[SCENE_BOB], s, &scene.error));
+	id = scene_cache(&scene, SCENE_DAVID, "c", 0); /* the name is free at once */
+	assert_int_equal(fa_step_commit(scene.pool, step, &scene.error), 0);
+	assert_true(step->entries[0].stale);
+	fa_step_free(step);
+	scene_reopen(&scene);
+	assert_int_equal(scene_cache_info(&scene, id).chunks, 0);
+}
+
+static void test_many_caches(void **state)
+{
+	struct fa_cache_config config = { .geometry = scene_geometry };
+	const struct fa_actor *anna = &scene.actors[SCENE_ANNA];
+	struct fa_pool_info info;
+	uint64_t id;
+
+	for (uint32_t i = 0; i < FA_STATE_CACHES; i++)
+		scene_cache(&scene, SCENE_ANNA, NULL, 0);
+	SCENE_FAILS(&scene, -ENOSPC, "256 caches",
+	            fa_cache_new(scene.pool, anna, &config, 0, &scene.error, &id));
+	fa_pool_owner_gone(scene.pool, anna->owner);
+	fa_pool_get_info(scene.pool, &info);
+	assert_int_equal(info.caches, 0);
+}
+
+static void test_names(void **state)
+{
+	uint64_t cache = scene_cache(&scene, SCENE_ANNA, "c", FA_MODE(2, 2, 2)), id;
+	uint64_t a = scene_sequence(&scene, SCENE_ANNA, cache);
+	uint64_t b = scene_sequence(&scene, SCENE_DAVID, cache);
+	const struct fa_actor *anna = &scene.actors[SCENE_ANNA];
+	const struct fa_actor *bob = &scene.actors[SCENE_BOB];
+	const struct fa_actor *claire = &scene.actors[SCENE_CLAIRE];
+	const struct fa_actor *david = &scene.actors[SCENE_DAVID];
+	struct fa_sequence_info info;
+
+	scene_append(&scene, SCENE_ANNA, a, 5, 100);
+	SCENE_FAILS(&scene, -ENOENT, "no such",
+	            fa_sequence_get_info(scene.pool, bob, a, &scene.error, &info));
+	assert_int_equal(fa_sequence_set_name(scene.pool, anna, a, "s", FA_MODE(2, 0, 1), 0, 0,
+	                                      &scene.error),
+	                 0);
+	SCENE_FAILS(&scene, -EEXIST, "'s'",
+	            fa_sequence_set_name(scene.pool, david, b, "s", 0, 0, 0, &scene.error));
+	SCENE_FAILS(&scene, -EEXIST, "already",
+	            fa_sequence_set_name(scene.pool, anna, a, "t", 0, 0, 0, &scene.error));
+	SCENE_FAILS(&scene, -EACCES, "change",
+	            fa_sequence_set_name(scene.pool, david, a, "s", 0, 0, 0, &scene.error));
+	SCENE_FAILS(&scene, -EINVAL, "mode",
+	            fa_sequence_set_name(scene.pool, anna, a, "s", 3, 0, 0, &scene.error));
+
+	/* Its own tenant may all, of others each what the mode says. */
+	assert_int_equal(fa_sequence_find(scene.pool, david, "s", 0, &scene.error, &id), 0);
+	assert_int_equal(id, a);
+	SCENE_FAILS(&scene, -EACCES, "fork",
+	            fa_sequence_fork(scene.pool, david, a, 5, &scene.error, &id));
+	assert_int_equal(fa_sequence_fork(scene.pool, claire, a, 5, &scene.error, &id), 0);
+	scene_plan_fails(&scene, SCENE_CLAIRE, a, 1, -EACCES);
+	scene_append(&scene, SCENE_CLAIRE, id, 1, 100);
+	assert_int_equal(scene_tenant_bytes(&scene, SCENE_CLAIRE), 512);
+	SCENE_FAILS(&scene, -EACCES, "free it",
+	            fa_sequence_free(scene.pool, claire, a, &scene.error));
+	scene_append(&scene, SCENE_BOB, a, 1, 100);
+
+	/* It outlives its session. */
+	fa_pool_owner_gone(scene.pool, anna->owner);
+	scene_check(&scene, a, 0, 6, 100);
+	scene_reopen(&scene);
+	assert_int_equal(fa_sequence_find(scene.pool, bob, "s", 0, &scene.error, &id), 0);
+	assert_int_equal(id, a);
+	assert_int_equal(scene_info(&scene, a).owner, 0);
+	assert_int_equal(fa_sequence_free(scene.pool, bob, a, &scene.error), 0);
+	SCENE_FAILS(&scene, -ENOENT, "'s'",
+	            fa_sequence_find(scene.pool, bob, "s", 0, &scene.error, &id));
+	for (uint32_t i = 0; i < SCENE_SEQUENCES - 2; i++) {
+		char name[8];
+
+		snprintf(name, sizeof(name), "n%u", i);
+		a = scene_sequence(&scene, SCENE_BOB, cache);
+		assert_int_equal(
+			fa_sequence_set_name(scene.pool, bob, a, name, 0, 0, 0, &scene.error), 0);
+	}
+	scene_reopen(&scene);
+	for (uint32_t i = 0; i < SCENE_SEQUENCES - 2; i++) {
+		char name[8];
+
+		snprintf(name, sizeof(name), "n%u", i);
+		assert_int_equal(fa_sequence_find(scene.pool, bob, name, 0, &scene.error, &id), 0);
+	}
+}
+
+static void test_owners(void **state)
+{
+	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0), owner;
+	uint64_t named = scene_cache(&scene, SCENE_BOB, "c", 0), a;
+	uint32_t cursor = 0, seen[4] = { 0 };
+
+	a = scene_sequence(&scene, SCENE_ANNA, cache);
+	scene_append(&scene, SCENE_ANNA, a, 30, 100);
+	scene_append(&scene, SCENE_BOB, scene_sequence(&scene, SCENE_BOB, named), 30, 100);
+	scene_reopen(&scene);
+	while (fa_pool_owner_each(scene.pool, &cursor, &owner)) {
+		assert_in_range(owner, 1, 3);
+		seen[owner]++;
+	}
+	assert_true(seen[1] && seen[2] && !seen[3]);
+	fa_pool_owner_gone(scene.pool, scene.actors[SCENE_ANNA].owner);
+	assert_int_equal(scene_cache_info(&scene, named).sequences, 1);
+	fa_pool_owner_gone(scene.pool, scene.actors[SCENE_BOB].owner);
+	assert_int_equal(scene_cache_info(&scene, named).sequences, 0);
+	cursor = 0;
+	assert_false(fa_pool_owner_each(scene.pool, &cursor, &owner));
+}
+
+static void test_expiry(void **state)
+{
+	struct fa_cache_config config = { .geometry = scene_geometry, .name = "c", .ttl_ns = 100 };
+	const struct fa_actor *anna = &scene.actors[SCENE_ANNA];
+	struct fa_step *step;
+	uint64_t cache, a, id;
+
+	assert_int_equal(fa_cache_new(scene.pool, anna, &config, 1000, &scene.error, &cache), 0);
+	a = scene_sequence(&scene, SCENE_ANNA, cache);
+	assert_int_equal(fa_sequence_set_name(scene.pool, anna, a, "s", 0, 50, 1000, &scene.error),
+	                 0);
+	assert_int_equal(fa_pool_expire(scene.pool, 1050), 0);
+	assert_int_equal(fa_sequence_find(scene.pool, anna, "s", 1050, &scene.error, &id), 0);
+	assert_int_equal(fa_pool_expire(scene.pool, 1051), 0);
+	scene.now_ns = 1090;
+	step = scene_plan(&scene, SCENE_ANNA, a, 5);
+	assert_int_equal(fa_pool_expire(scene.pool, 2000), 0); /* in flight */
+	scene_write(&scene, step, 100);
+	scene_commit(&scene, step);
+	scene_reopen(&scene);
+	assert_int_equal(fa_pool_expire(scene.pool, 1140), 0);
+	assert_int_equal(fa_pool_expire(scene.pool, 1141), 1);
+	SCENE_FAILS(&scene, -ENOENT, "'s'",
+	            fa_sequence_find(scene.pool, anna, "s", 1141, &scene.error, &id));
+	/* The cache was in use until then. */
+	assert_int_equal(fa_pool_expire(scene.pool, 1241), 0);
+	fa_pool_quarantine_end(scene.pool);
+	assert_int_equal(fa_pool_expire(scene.pool, 1242), 1);
+}
+
+static uint64_t quota_bytes, quota_calls;
+
+static int quota(void *userdata, uint32_t uid, const char *cgroup, uint64_t held_bytes,
+                 uint64_t more_bytes, struct fa_error *error)
+{
+	assert_ptr_equal(userdata, &quota_bytes);
+	assert_int_equal(uid, 1000);
+	assert_string_equal(cgroup, "/a");
+	quota_calls++;
+	if (held_bytes + more_bytes <= quota_bytes)
+		return 0;
+	return fa_fail(error, -EDQUOT, "%llu bytes are held", (unsigned long long)held_bytes);
+}
+
+static void test_quotas(void **state)
+{
+	struct fa_cache_config config = { .geometry = scene_geometry, .max_pages = 3 };
+	const struct fa_actor *anna = &scene.actors[SCENE_ANNA];
+	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0), small, a, b;
+	struct fa_step_item items[2];
+	struct fa_pool_info before, after;
+	struct fa_step *step;
+
+	fa_pool_quota_set(scene.pool, quota, &quota_bytes);
+	quota_bytes = 4 * 512;
+	a = scene_sequence(&scene, SCENE_ANNA, cache);
+	b = scene_sequence(&scene, SCENE_ANNA, cache);
+	items[0] = (struct fa_step_item){ a, 48 };
+	items[1] = (struct fa_step_item){ b, 32 };
+	fa_pool_get_info(scene.pool, &before);
+	SCENE_FAILS(&scene, -EDQUOT, "0 bytes are held",
+	            fa_step_plan(scene.pool, anna, items, 2, 1, 0, &scene.error, &step));
+	fa_pool_get_info(scene.pool, &after);
+	assert_memory_equal(&before, &after, sizeof(before));
+	assert_int_equal(quota_calls, 1);
+	items[1].n_tokens = 16;
+	assert_int_equal(fa_step_plan(scene.pool, anna, items, 2, 1, 0, &scene.error, &step), 0);
+	scene_commit(&scene, step);
+	scene_plan_fails(&scene, SCENE_ANNA, a, 1, -EDQUOT);
+	/* What is shared is paid for once. */
+	assert_int_equal(fa_sequence_fork(scene.pool, anna, a, 40, &scene.error, &b), 0);
+	scene_plan_fails(&scene, SCENE_ANNA, b, 1, -EDQUOT);
+	assert_int_equal(fa_sequence_truncate(scene.pool, anna, a, 32, &scene.error), 0);
+	scene_append(&scene, SCENE_ANNA, b, 8, 100);
+
+	quota_bytes = UINT64_MAX;
+	assert_int_equal(fa_cache_new(scene.pool, anna, &config, 0, &scene.error, &small), 0);
+	a = scene_sequence(&scene, SCENE_ANNA, small);
+	scene_plan_fails(&scene, SCENE_ANNA, a, 49, -EDQUOT);
+	scene_append(&scene, SCENE_ANNA, a, 48, 100);
+	scene_plan_fails(&scene, SCENE_ANNA, a, 1, -EDQUOT);
+	assert_non_null(strstr(scene.error.text, "3 of at most 3"));
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_format),
+		cmocka_unit_test_setup_teardown(test_other_pool, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_chunks, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_tenants, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_many_tenants, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_caches, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_many_caches, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_names, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_owners, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_expiry, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_quotas, set_up, tear_down),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,399 @@
+/* Steps: all or nothing, in order, pipelined, and what they tell kernels to do. */
+#include "tests/daemon/pool-scene.h"
+#include "tests/lib/check.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static struct scene scene;
+
+static int set_up(void **state)
+{
+	scene_init(&scene, SCENE_CHUNKS);
+	return 0;
+}
+
+static int tear_down(void **state)
+{
+	scene_check_counts(&scene);
+	scene_deinit(&scene);
+	return 0;
+}
+
+/* What happens to the pool if a step of these items is planned and refused: nothing. */
+static void refuse(enum scene_actor actor, const struct fa_step_item *items, uint32_t n, int code,
+                   const char *part)
+{
+	struct fa_pool_info before, after;
+	struct fa_step *step;
+
+	fa_pool_get_info(scene.pool, &before);
+	SCENE_FAILS(&scene, code, part,
+	            fa_step_plan(scene.pool, &scene.actors[actor], items, n, ++scene.number, 0,
+	                         &scene.error, &step));
+	fa_pool_get_info(scene.pool, &after);
+	assert_memory_equal(&before, &after, sizeof(before));
+}
+
+static void test_refused(void **state)
+{
+	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0);
+	uint64_t a = scene_sequence(&scene, SCENE_ANNA, cache);
+	uint64_t b = scene_sequence(&scene, SCENE_ANNA, cache);
+	uint64_t gone = scene_sequence(&scene, SCENE_ANNA, cache);
+	struct fa_step_item items[] = { { a, 10 }, { b, 10 } };
+	struct fa_step *step;
+
+	assert_int_equal(
+		fa_sequence_free(scene.pool, &scene.actors[SCENE_ANNA], gone, &scene.error), 0);
+	SCENE_FAILS(&scene, -EINVAL, "number",
+	            fa_step_plan(scene.pool, &scene.actors[SCENE_ANNA], items, 2, 0, 0,
+	                         &scene.error, &step));
+	refuse(SCENE_ANNA, items, 0, -EINVAL, "0 sequences");
+	refuse(SCENE_ANNA, items, FA_STEP_SEQUENCES_MAX + 1, -EINVAL, "4097 sequences");
+	items[1].sequence = a;
+	refuse(SCENE_ANNA, items, 2, -EINVAL, "item 1");
+	items[1].sequence = gone;
+	refuse(SCENE_ANNA, items, 2, -ESTALE, "item 1");
+	items[1].sequence = 0;
+	refuse(SCENE_ANNA, items, 2, -ENOENT, "item 1");
+	items[1].sequence = UINT64_MAX;
+	refuse(SCENE_ANNA, items, 2, -ENOENT, "item 1");
+	items[1].sequence = b + ((uint64_t)1 << 32); /* what will be */
+	refuse(SCENE_ANNA, items, 2, -ENOENT, "item 1");
+	items[1].sequence = b;
+	refuse(SCENE_BOB, items, 2, -ENOENT, "item 0");
+	items[1].n_tokens = UINT32_MAX;
+	refuse(SCENE_ANNA, items, 2, -EINVAL, "4294967295");
+	/* More than the pool has, of which the first alone would have fitted. */
+	items[1].n_tokens = SCENE_CHUNKS * SCENE_CHUNK_PAGES * SCENE_PAGE_TOKENS;
+	refuse(SCENE_ANNA, items, 2, -ENOMEM, "exhausted: 129 pages");
+	items[1].n_tokens -= 16;
+	scene.number++;
+	assert_int_equal(fa_step_plan(scene.pool, &scene.actors[SCENE_ANNA], items, 2, scene.number,
+	                              0, &scene.error, &step),
+	                 0);
+	scene_abort(&scene, step);
+}
+
+static void test_order(void **state)
+{
+	uint64_t cache = scene_cache(&scene, SCENE_ANNA, "c", FA_MODE(2, 2, 2));
+	uint64_t sequence = scene_sequence(&scene, SCENE_ANNA, cache);
+	struct fa_step *a, *b, *c, *reader;
+
+	scene_append(&scene, SCENE_ANNA, sequence, 3, 100);
+	assert_int_equal(fa_sequence_set_name(scene.pool, &scene.actors[SCENE_ANNA], sequence, "s",
+	                                      FA_MODE(2, 2, 2), 0, 0, &scene.error),
+	                 0);
+	a = scene_plan(&scene, SCENE_ANNA, sequence, 20);
+	b = scene_plan(&scene, SCENE_ANNA, sequence, 1);
+	assert_int_equal(b->entries[0].before, 23);
+	assert_int_equal(scene_info(&scene, sequence).planned, 24);
+	scene_plan_fails(&scene, SCENE_DAVID, sequence, 1, -EBUSY);
+	/* Others read what is durable; the session itself what it has planned. */
+	reader = scene_plan(&scene, SCENE_DAVID, sequence, 0);
+	assert_int_equal(reader->entries[0].after, 3);
+	assert_int_equal(reader->groups[0].table_entries, 1);
+	c = scene_plan(&scene, SCENE_ANNA, sequence, 0);
+	assert_int_equal(c->entries[0].after, 24);
+
+	SCENE_FAILS(&scene, -EBUSY, "item 0", fa_step_commit(scene.pool, b, &scene.error));
+	scene_write(&scene, a, 100);
+	scene_commit(&scene, a);
+	scene_commit(&scene, reader);
+	scene_check(&scene, sequence, 0, 23, 100);
+	SCENE_FAILS(&scene, -EBUSY, "item 0", fa_step_commit(scene.pool, c, &scene.error));
+	scene_abort(&scene, b);
+	SCENE_FAILS(&scene, -ECANCELED, "item 0", fa_step_commit(scene.pool, c, &scene.error));
+	scene_plan_fails(&scene, SCENE_ANNA, sequence, 1, -EBUSY);
+	scene_abort(&scene, c);
+	scene_check(&scene, sequence, 0, 23, 100);
+	scene_append(&scene, SCENE_DAVID, sequence, 5, 100);
+	scene_check(&scene, sequence, 0, 28, 100);
+}
+
+static void test_several_caches(void **state)
+{
+	uint64_t one = scene_cache(&scene, SCENE_ANNA, NULL, 0);
+	uint64_t two = scene_cache(&scene, SCENE_ANNA, NULL, 0), s[4];
+	struct fa_step_item items[4];
+	struct fa_step *step;
+
+	for (uint32_t i = 0; i < 4; i++) {
+		s[i] = scene_sequence(&scene, SCENE_ANNA, i % 2 ? two : one);
+		items[i] = (struct fa_step_item){ s[i], 17 * (i + 1) };
+	}
+	assert_int_equal(fa_step_plan(scene.pool, &scene.actors[SCENE_ANNA], items, 4, 7, 0,
+	                              &scene.error, &step),
+	                 0);
+	assert_int_equal(step->n_groups, 2);
+	for (uint32_t g = 0; g < 2; g++) {
+		const struct fa_step_group *group = &step->groups[g];
+		uint32_t first = group->cache == one ? 0 : 1;
+
+		assert_int_equal(group->end - group->begin, 2);
+		assert_int_equal(step->entries[group->begin].item, first);
+		assert_int_equal(step->entries[group->begin + 1].item, first + 2);
+		assert_int_equal(group->cu_new[0], 0);
+		assert_int_equal(group->cu_new[1], 17 * (first + 1));
+		assert_int_equal(group->cu_new[2], 17 * (first + 1) + 17 * (first + 3));
+		assert_int_equal(group->lengths[1], 17 * (first + 3));
+		assert_int_equal(group->lengths_before[1], 0);
+		assert_int_equal(group->table_start[0], 0);
+		assert_int_equal(group->table_start[1], 2 + first);
+	}
+	scene_write(&scene, step, 1000);
+	scene_commit(&scene, step);
+	for (uint32_t i = 0; i < 4; i++) {
+		scene_check(&scene, s[i], 0, 17 * (i + 1), 1000);
+		assert_int_equal(scene_info(&scene, s[i]).step, 7);
+	}
+}
+
+/* A chunk that one cache needs is not spent on sparing the other an eviction. */
+static void test_last_chunk(void **state)
+{
+	uint64_t one = scene_cache(&scene, SCENE_ANNA, NULL, 0);
+	uint64_t two = scene_cache(&scene, SCENE_ANNA, NULL, 0);
+	uint64_t s = scene_sequence(&scene, SCENE_ANNA, one), n;
+	const struct fa_actor *anna = &scene.actors[SCENE_ANNA];
+	struct fa_prefix_key key = {};
+	uint32_t tokens[2048];
+	struct fa_step_item items[2];
+	struct fa_step *step;
+
+	for (uint32_t i = 0; i < 2048; i++)
+		tokens[i] = 1 + i;
+	scene_append(&scene, SCENE_ANNA, s, 7 * 256, 1);
+	assert_int_equal(
+		fa_prefix_publish(scene.pool, anna, s, &key, tokens, 7 * 256, &scene.error, &n), 0);
+	assert_int_equal(n, 112);
+	assert_int_equal(fa_sequence_free(scene.pool, anna, s, &scene.error), 0);
+	items[0] = (struct fa_step_item){ scene_sequence(&scene, SCENE_ANNA, one), 256 };
+	items[1] = (struct fa_step_item){ scene_sequence(&scene, SCENE_ANNA, two), 256 };
+	assert_int_equal(fa_step_plan(scene.pool, anna, items, 2, 1, 0, &scene.error, &step), 0);
+	assert_int_equal(scene_cache_info(&scene, one).idle_pages, 96);
+	scene_abort(&scene, step);
+
+	/* All of one's pages but a chunk's evicted for the other, the oldest first. */
+	items[1].n_tokens = 7 * 256;
+	assert_int_equal(fa_step_plan(scene.pool, anna, items + 1, 1, 1, 0, &scene.error, &step),
+	                 0);
+	assert_int_equal(scene_cache_info(&scene, one).chunks, 1);
+	scene_abort(&scene, step);
+}
+
+static void test_keep(void **state)
+{
+	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0), before;
+	uint64_t sequence = scene_sequence(&scene, SCENE_ANNA, cache);
+	static const uint32_t path[] = { 0, 1, 4, 40 }, wrong[] = { 1, 1 }, beyond[] = { 41 };
+	struct fa_step *step, *later;
+	const uint32_t *from;
+	uint32_t n, to;
+
+	scene_append(&scene, SCENE_ANNA, sequence, 10, 100);
+	before = scene_cache_info(&scene, cache).used_pages;
+	step = scene_plan(&scene, SCENE_ANNA, sequence, 41);
+	SCENE_FAILS(&scene, -EINVAL, "predecessor",
+	            fa_step_keep(scene.pool, step, 0, wrong, 2, &scene.error, &from, &n, &to));
+	SCENE_FAILS(&scene, -EINVAL, "below 41",
+	            fa_step_keep(scene.pool, step, 0, beyond, 1, &scene.error, &from, &n, &to));
+	SCENE_FAILS(&scene, -EINVAL, "no entry",
+	            fa_step_keep(scene.pool, step, 1, path, 1, &scene.error, &from, &n, &to));
+	later = scene_plan(&scene, SCENE_ANNA, sequence, 1);
+	SCENE_FAILS(&scene, -EBUSY, "later",
+	            fa_step_keep(scene.pool, step, 0, path, 4, &scene.error, &from, &n, &to));
+	scene_abort(&scene, later);
+	assert_int_equal(fa_step_keep(scene.pool, step, 0, path, 4, &scene.error, &from, &n, &to),
+	                 0);
+	assert_int_equal(n, 2);
+	assert_int_equal(to, 12);
+	assert_int_equal(from[0], 14);
+	assert_int_equal(from[1], 50);
+	SCENE_FAILS(&scene, -EINVAL, "already",
+	            fa_step_keep(scene.pool, step, 0, path, 4, &scene.error, &from, &n, &to));
+	scene_plan_fails(&scene, SCENE_ANNA, sequence, 1, -EBUSY);
+	for (uint32_t i = 0; i < 4; i++)
+		*device_step_token(&scene.device, step, 0, 10 + i) = 110 + i;
+	scene_commit(&scene, step);
+	scene_check(&scene, sequence, 0, 14, 100);
+	assert_int_equal(scene_cache_info(&scene, cache).used_pages, before);
+
+	/* None of them. */
+	step = scene_plan(&scene, SCENE_ANNA, sequence, 41);
+	assert_int_equal(fa_step_keep(scene.pool, step, 0, path, 0, &scene.error, &from, &n, &to),
+	                 0);
+	assert_int_equal(n, 0);
+	scene_commit(&scene, step);
+	scene_check(&scene, sequence, 0, 14, 100);
+	assert_int_equal(scene_info(&scene, sequence).step, scene.number);
+}
+
+/* The entries of dropped pages are not in the table, and its start says so. */
+static void test_window(void **state)
+{
+	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0), first;
+	uint64_t sequence = scene_sequence(&scene, SCENE_ANNA, cache);
+	struct fa_step *step;
+
+	scene_append(&scene, SCENE_ANNA, sequence, 500, 100);
+	assert_int_equal(fa_sequence_drop(scene.pool, &scene.actors[SCENE_ANNA], sequence, 470,
+	                                  &scene.error, &first),
+	                 0);
+	step = scene_plan(&scene, SCENE_ANNA, sequence, 1);
+	assert_int_equal(step->groups[0].first[0], 464);
+	assert_int_equal(step->groups[0].table_entries, 3);
+	assert_int_equal((uint32_t)(step->groups[0].table_start[0] + 29), 0);
+	assert_int_equal(*device_step_token(&scene.device, step, 0, 470), 570);
+	scene_write(&scene, step, 100);
+	scene_commit(&scene, step);
+	scene_check(&scene, sequence, 464, 501, 100);
+}
+
+/* What others had in a page is gone before it is anybody's again, or is said to be there. */
+static void test_clears(void **state)
+{
+	uint64_t cache = scene_cache(&scene, SCENE_ANNA, "c", FA_MODE(2, 2, 2)), s;
+	const uint32_t all = SCENE_CHUNKS * SCENE_CHUNK_PAGES;
+	struct fa_step *step;
+
+	s = scene_sequence(&scene, SCENE_ANNA, cache);
+	step = scene_plan(&scene, SCENE_ANNA, s, all * SCENE_PAGE_TOKENS);
+	assert_int_equal(step->groups[0].n_clears, 0); /* all is new */
+	scene_commit(&scene, step);
+	fa_pool_owner_gone(scene.pool, scene.actors[SCENE_ANNA].owner);
+
+	s = scene_sequence(&scene, SCENE_BOB, cache); /* the same tenant */
+	step = scene_plan(&scene, SCENE_BOB, s, SCENE_PAGE_TOKENS);
+	assert_int_equal(step->groups[0].n_clears, 0);
+	scene_commit(&scene, step);
+	fa_pool_owner_gone(scene.pool, scene.actors[SCENE_BOB].owner);
+
+	s = scene_sequence(&scene, SCENE_DAVID, cache);
+	for (int i = 0; i < 2; i++) {
+		step = scene_plan(&scene, SCENE_DAVID, s, all * SCENE_PAGE_TOKENS);
+		assert_int_equal(step->groups[0].n_clears, all);
+		/* Perhaps it never came to clearing them. */
+		scene_abort(&scene, step);
+	}
+	step = scene_plan(&scene, SCENE_DAVID, s, all * SCENE_PAGE_TOKENS);
+	scene_commit(&scene, step);
+	fa_pool_owner_gone(scene.pool, scene.actors[SCENE_DAVID].owner);
+	s = scene_sequence(&scene, SCENE_DAVID, cache);
+	step = scene_plan(&scene, SCENE_DAVID, s, all * SCENE_PAGE_TOKENS);
+	assert_int_equal(step->groups[0].n_clears, 0);
+	scene_abort(&scene, step);
+
+	scene_reopen(&scene);
+	fa_pool_quarantine_end(scene.pool);
+	step = scene_plan(&scene, SCENE_DAVID, s, all * SCENE_PAGE_TOKENS);
+	assert_int_equal(step->groups[0].n_clears, all);
+	scene_abort(&scene, step);
+}
+
+/* A page that was to be copied over, and was not, is no clean page. */
+static void test_copies_aborted(void **state)
+{
+	uint64_t cache = scene_cache(&scene, SCENE_ANNA, "c", FA_MODE(2, 2, 2)), s, fork;
+	const uint32_t all = SCENE_CHUNKS * SCENE_CHUNK_PAGES;
+	struct fa_step *step;
+	uint32_t slot;
+
+	s = scene_sequence(&scene, SCENE_DAVID, cache);
+	scene_append(&scene, SCENE_DAVID, s, all * SCENE_PAGE_TOKENS, 100);
+	fa_pool_owner_gone(scene.pool, scene.actors[SCENE_DAVID].owner);
+	s = scene_sequence(&scene, SCENE_ANNA, cache);
+	scene_append(&scene, SCENE_ANNA, s, 3, 100);
+	assert_int_equal(fa_sequence_fork(scene.pool, &scene.actors[SCENE_ANNA], s, UINT64_MAX,
+	                                  &scene.error, &fork),
+	                 0);
+	step = scene_plan(&scene, SCENE_ANNA, fork, 1);
+	assert_int_equal(step->groups[0].n_copies, 1);
+	slot = step->groups[0].copies_to[0];
+	assert_int_not_equal(step->groups[0].copies_from[0], slot);
+	scene_abort(&scene, step);
+	s = scene_sequence(&scene, SCENE_ANNA, cache);
+	step = scene_plan(&scene, SCENE_ANNA, s, SCENE_PAGE_TOKENS * (all - 1));
+	for (uint32_t i = 0; slot != UINT32_MAX && i < step->groups[0].n_clears; i++)
+		if (step->groups[0].clears[i] == slot)
+			slot = UINT32_MAX;
+	assert_int_equal(slot, UINT32_MAX);
+	scene_abort(&scene, step);
+}
+
+/* A fork has the page as it is durable, not the copy that a step has not filled yet. */
+static void test_fork_of_copied(void **state)
+{
+	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0), a, b, c;
+	uint32_t slot_a, slot_c;
+	struct fa_step *step, *reader;
+
+	a = scene_sequence(&scene, SCENE_ANNA, cache);
+	scene_append(&scene, SCENE_ANNA, a, 3, 100);
+	assert_int_equal(fa_sequence_fork(scene.pool, &scene.actors[SCENE_ANNA], a, UINT64_MAX,
+	                                  &scene.error, &b),
+	                 0);
+	fa_sequence_slots(scene.pool, a, &slot_a, 1);
+	step = scene_plan(&scene, SCENE_ANNA, a, 1);
+	assert_int_equal(fa_sequence_fork(scene.pool, &scene.actors[SCENE_ANNA], a, UINT64_MAX,
+	                                  &scene.error, &c),
+	                 0);
+	fa_sequence_slots(scene.pool, c, &slot_c, 1);
+	assert_int_equal(slot_a, slot_c);
+	assert_int_equal(fa_sequence_set_name(scene.pool, &scene.actors[SCENE_ANNA], b, "b", 0, 0,
+	                                      0, &scene.error),
+	                 -EINVAL); /* its cache has none */
+	reader = scene_plan(&scene, SCENE_ADMIN, a, 0);
+	assert_int_equal(reader->groups[0].table[0], slot_a);
+	scene_abort(&scene, reader);
+	scene_abort(&scene, step);
+	scene_check(&scene, a, 0, 3, 100);
+}
+
+static void test_suspect(void **state)
+{
+	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0);
+	uint64_t a = scene_sequence(&scene, SCENE_ANNA, cache);
+	uint64_t b = scene_sequence(&scene, SCENE_ANNA, cache);
+	uint64_t c = scene_sequence(&scene, SCENE_ANNA, cache);
+	struct fa_step_item items[] = { { a, 10 }, { b, 0 } };
+	struct fa_step *step;
+
+	scene_append(&scene, SCENE_ANNA, b, 3, 100);
+	scene_append(&scene, SCENE_ANNA, c, 3, 100);
+	assert_int_equal(fa_step_plan(scene.pool, &scene.actors[SCENE_ANNA], items, 2,
+	                              ++scene.number, 0, &scene.error, &step),
+	                 0);
+	assert_int_equal(fa_step_suspect(scene.pool, step), 1);
+	fa_step_free(step);
+	SCENE_FAILS(&scene, -ESTALE, "freed",
+	            fa_sequence_free(scene.pool, &scene.actors[SCENE_ANNA], a, &scene.error));
+	scene_check(&scene, b, 0, 3, 100);
+	scene_check(&scene, c, 0, 3, 100);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(test_refused, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_order, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_several_caches, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_last_chunk, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_keep, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_window, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_clears, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_copies_aborted, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_fork_of_copied, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_suspect, set_up, tear_down),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,520 @@
+/*
+ * See paged-problem.h. The reference follows the formulas of the contract, row by row in
+ * fp64, and shares no code with the kernels.
+ */
+#include "tests/kernels/paged-problem.h"
+#include "tests/kernels/reference.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define POISON 0xff /* a NaN in every type */
+#define LAYERS 3
+#define LAYER 1 /* that attention is tested in */
+#define SPARE 3
+
+static size_t element_bytes(enum fa_attention_dtype dtype)
+{
+	return dtype == FA_ATTENTION_F32 ? 4 : 2;
+}
+
+static void *poisoned(size_t bytes)
+{
+	void *memory = malloc(bytes + 1);
+
+	if (!memory)
+		paged_fail("no memory");
+	memset(memory, POISON, bytes + 1);
+	return memory;
+}
+
+static uint32_t pages_of(const struct paged_problem *problem, int32_t b)
+{
+	uint32_t page = (uint32_t)problem->spec.page_tokens;
+
+	return (problem->spec.lengths[b] + page - 1) / page;
+}
+
+static char *row_at(const struct paged_problem *problem, int32_t layer, int32_t b, int64_t token,
+                    int32_t head, int64_t offset, int64_t row_dim)
+{
+	const struct fa_paged_cache *cache = &problem->cache;
+	uint32_t slot = problem->table[(uint32_t)(problem->table_start[b] +
+	                                          (uint32_t)(token / cache->page_tokens))];
+	int64_t row = (int64_t)head * cache->page_tokens + token % cache->page_tokens;
+
+	return (char *)cache->pool + (int64_t)slot * 256 + layer * cache->layer_stride + offset +
+	       row * row_dim * (int64_t)element_bytes(cache->dtype);
+}
+
+char *paged_k(const struct paged_problem *problem, int32_t layer, int32_t b, int64_t token,
+              int32_t head)
+{
+	return row_at(problem, layer, b, token, head, 0, problem->cache.head_dim);
+}
+
+char *paged_v(const struct paged_problem *problem, int32_t layer, int32_t b, int64_t token,
+              int32_t head)
+{
+	return row_at(problem, layer, b, token, head, problem->cache.v_offset,
+	              problem->cache.v_offset ? problem->cache.head_dim_v
+	                                      : problem->cache.head_dim);
+}
+
+/* ---- making one */
+
+static void make_pool(struct paged_problem *problem)
+{
+	const struct paged_spec *spec = &problem->spec;
+	struct fa_paged_cache *cache = &problem->cache;
+	int64_t rows = (int64_t)spec->kv_heads * spec->page_tokens;
+	int64_t bytes = (int64_t)element_bytes(spec->dtype), layer_bytes, page_bytes;
+	uint32_t pages = SPARE, entries = 0, *slots;
+
+	cache->v_offset = spec->v_in_k ? 0 : rows * spec->head_dim * bytes + 16;
+	layer_bytes = spec->v_in_k ? rows * spec->head_dim * bytes
+	                           : cache->v_offset + rows * spec->head_dim_v * bytes;
+	layer_bytes = (layer_bytes + 15) / 16 * 16;
+	for (int32_t b = 0; b < spec->batch; b++) {
+		pages += pages_of(problem, b);
+		entries += pages_of(problem, b) + 2;
+	}
+	if (spec->layer_major) {
+		page_bytes = (layer_bytes + 255) / 256 * 256;
+		cache->layer_stride = page_bytes * pages;
+	} else {
+		page_bytes = (layer_bytes * LAYERS + 255) / 256 * 256;
+		cache->layer_stride = layer_bytes;
+	}
+	problem->pool_bytes = (size_t)page_bytes * pages * (spec->layer_major ? LAYERS : 1);
+	cache->pool = aligned_alloc(256, problem->pool_bytes);
+	if (!cache->pool)
+		paged_fail("no memory");
+	memset(cache->pool, POISON, problem->pool_bytes);
+
+	slots = malloc(pages * sizeof(*slots));
+	for (uint32_t i = 0; i < pages; i++)
+		slots[i] = (uint32_t)(i * (page_bytes / 256));
+	for (uint32_t i = pages - 1; i > 0; i--) {
+		uint32_t j = (uint32_t)problem_random(i + 1), slot = slots[i];
+
+		slots[i] = slots[j];
+		slots[j] = slot;
+	}
+	problem->table = malloc((entries + 1) * sizeof(*problem->table));
+	problem->spare = malloc(SPARE * sizeof(*problem->spare));
+
+	entries = 0;
+	for (int32_t b = 0; b < spec->batch; b++) {
+		uint32_t dropped = spec->first[b] / (uint32_t)spec->page_tokens;
+		/* Every second sequence has no entries for dropped pages. */
+		uint32_t missing = b % 2 ? dropped : 0;
+
+		problem->table_start[b] = entries - missing;
+		for (uint32_t i = missing; i < pages_of(problem, b) + 2; i++) {
+			problem->table[entries] = PAGED_WILD;
+			if (i < pages_of(problem, b) && i >= dropped)
+				problem->table[entries] = slots[--pages];
+			entries++;
+		}
+	}
+	problem->step.table_entries = entries;
+	problem->n_spare = SPARE;
+	for (uint32_t i = 0; i < SPARE; i++)
+		problem->spare[i] = slots[--pages];
+	free(slots);
+}
+
+static void fill_row(enum fa_attention_dtype dtype, char *row, int32_t dim)
+{
+	for (int32_t c = 0; c < dim; c++)
+		reference_set(dtype, row, c, problem_normal());
+}
+
+static void fill_pool(struct paged_problem *problem)
+{
+	const struct paged_spec *spec = &problem->spec;
+
+	for (int32_t b = 0; b < spec->batch; b++) {
+		for (int64_t j = spec->first[b]; j < spec->lengths[b]; j++) {
+			for (int32_t h = 0; h < spec->kv_heads; h++) {
+				for (int32_t layer = 0; layer < LAYERS; layer++) {
+					fill_row(spec->dtype, paged_k(problem, layer, b, j, h),
+					         spec->head_dim);
+					if (!spec->v_in_k)
+						fill_row(spec->dtype,
+						         paged_v(problem, layer, b, j, h),
+						         spec->head_dim_v);
+				}
+			}
+		}
+	}
+}
+
+static int64_t make_tensor(const struct paged_problem *problem, int32_t dim,
+                           struct fa_attention_tensor *tensor)
+{
+	int64_t gap = problem->spec.gaps ? 8 : 0;
+
+	tensor->stride_head = dim + gap;
+	tensor->stride_token = problem->spec.heads * tensor->stride_head + gap;
+	return problem->cu_new[problem->spec.batch] * tensor->stride_token;
+}
+
+/* Each token hangs on one before it, or on none. */
+static void make_trees(struct paged_problem *problem)
+{
+	const struct paged_spec *spec = &problem->spec;
+	uint32_t words = 0;
+
+	for (int32_t b = 0; b < spec->batch; b++) {
+		problem->tree_start[b] = FA_PAGED_NO_TREE;
+		if (b % 2 == 0 && spec->n_new[b] <= spec->lengths[b]) {
+			problem->tree_start[b] = words;
+			words += spec->n_new[b] * ((spec->n_new[b] + 31) / 32);
+		}
+	}
+	problem->tree = calloc(words + 1, sizeof(uint32_t));
+	for (int32_t b = 0; b < spec->batch; b++) {
+		uint32_t n_words = (spec->n_new[b] + 31) / 32;
+		uint32_t *rows = problem->tree + problem->tree_start[b];
+
+		if (problem->tree_start[b] == FA_PAGED_NO_TREE)
+			continue;
+		for (uint32_t i = 0; i < spec->n_new[b]; i++) {
+			uint32_t parent = (uint32_t)problem_random(i + 1);
+
+			if (parent < i)
+				memcpy(rows + i * n_words, rows + parent * n_words, n_words * 4);
+			rows[i * n_words + i / 32] |= 1u << i % 32;
+		}
+	}
+	problem->positions = malloc((problem->cu_new[spec->batch] + 1) * sizeof(uint32_t));
+	fa_paged_tree_positions(&problem->step, problem->tree, problem->tree_start,
+	                        problem->positions);
+	problem->request.attention.tree = problem->tree;
+	problem->request.attention.tree_start = problem->tree_start;
+	problem->request.attention.positions = problem->positions;
+}
+
+static void make_expectation(struct paged_problem *problem);
+
+void paged_init(struct paged_problem *problem, const struct paged_spec *spec)
+{
+	struct fa_paged_attention *p = &problem->request.attention;
+	size_t bytes = element_bytes(spec->dtype);
+	struct fa_attention_tensor lse = { 0 };
+	int64_t q, out;
+	char text[256] = "";
+
+	memset(problem, 0, sizeof(*problem));
+	problem->spec = *spec;
+	problem->cache = (struct fa_paged_cache){
+		.dtype = spec->dtype,
+		.layers = LAYERS,
+		.kv_heads = spec->kv_heads,
+		.head_dim = spec->head_dim,
+		.head_dim_v = spec->head_dim_v,
+		.page_tokens = spec->page_tokens,
+	};
+	for (int32_t b = 0; b < spec->batch; b++) {
+		problem->cu_new[b + 1] = problem->cu_new[b] + spec->n_new[b];
+		problem->before[b] = spec->n_new[b] <= spec->lengths[b]
+		                             ? spec->lengths[b] - spec->n_new[b]
+		                             : spec->lengths[b];
+	}
+	make_pool(problem);
+	problem->step.batch = spec->batch;
+	problem->step.cu_new = problem->cu_new;
+	problem->step.lengths = problem->spec.lengths;
+	problem->step.lengths_before = problem->before;
+	problem->step.first = problem->spec.first;
+	problem->step.table = problem->table;
+	problem->step.table_start = problem->table_start;
+	fill_pool(problem);
+
+	problem->request.op = FA_PAGED_ATTEND;
+	*p = (struct fa_paged_attention){
+		.cache = &problem->cache,
+		.step = &problem->step,
+		.layer = LAYER,
+		.heads = spec->heads,
+		.scale = spec->scale ? spec->scale : 1 / sqrtf((float)spec->head_dim),
+		.softcap = spec->softcap,
+		.causal = spec->causal,
+		.window_left = spec->left_1 - 1,
+		.window_right = spec->right_1 - 1,
+	};
+	for (int32_t h = 0; h < spec->heads; h++) {
+		problem->slopes[h] = (float)exp2(-8.0 * (h + 1) / spec->heads);
+		problem->sinks[h] = (float)problem_normal() * 2;
+	}
+	p->alibi_slopes = spec->alibi ? problem->slopes : NULL;
+	p->sinks = spec->sinks ? problem->sinks : NULL;
+	if (spec->tree)
+		make_trees(problem);
+
+	q = make_tensor(problem, spec->head_dim, &p->q);
+	out = make_tensor(problem, spec->head_dim_v, &p->out);
+	problem->lse_bytes = (size_t)make_tensor(problem, 1, &lse) * sizeof(float);
+	p->lse_stride_token = lse.stride_token;
+	p->lse_stride_head = lse.stride_head;
+	problem->q_bytes = (size_t)q * bytes;
+	problem->out_bytes = (size_t)out * bytes;
+	p->q.data = problem->q = poisoned(problem->q_bytes);
+	p->out.data = problem->out = poisoned(problem->out_bytes);
+	problem->lse = poisoned(problem->lse_bytes);
+	p->lse = spec->no_lse ? NULL : problem->lse;
+	for (int64_t i = 0; i < problem->cu_new[spec->batch]; i++) {
+		for (int32_t h = 0; h < spec->heads; h++)
+			fill_row(spec->dtype,
+			         (char *)problem->q +
+			                 (size_t)(i * p->q.stride_token + h * p->q.stride_head) *
+			                         bytes,
+			         spec->head_dim);
+	}
+	if (fa_paged_check(&problem->request, text, sizeof(text)) != 0)
+		paged_fail("%s: refused: %s", paged_describe(problem), text);
+	make_expectation(problem);
+}
+
+void paged_deinit(struct paged_problem *problem)
+{
+	free(problem->cache.pool);
+	free(problem->table);
+	free(problem->tree);
+	free(problem->positions);
+	free(problem->spare);
+	free(problem->q);
+	free(problem->out);
+	free(problem->lse);
+	free(problem->exact);
+	free(problem->naive);
+	free(problem->exact_lse);
+}
+
+const char *paged_describe(const struct paged_problem *problem)
+{
+	static char text[1024];
+	const struct paged_spec *s = &problem->spec;
+	int n;
+
+	n = snprintf(text, sizeof(text),
+	             "dtype %d batch %d heads %d/%d dims %d/%d page %d causal %d window %lld/%lld "
+	             "softcap %g scale %g alibi %d sinks %d tree %d v_in_k %d layer_major %d "
+	             "new/length/first",
+	             (int)s->dtype, s->batch, s->heads, s->kv_heads, s->head_dim, s->head_dim_v,
+	             s->page_tokens, s->causal, (long long)s->left_1 - 1, (long long)s->right_1 - 1,
+	             (double)s->softcap, (double)s->scale, s->alibi, s->sinks, s->tree, s->v_in_k,
+	             s->layer_major);
+	for (int32_t b = 0; b < s->batch && n > 0 && (size_t)n < sizeof(text); b++)
+		n += snprintf(text + n, sizeof(text) - (size_t)n, " %u/%u/%u", s->n_new[b],
+		              s->lengths[b], s->first[b]);
+	return text;
+}
+
+/* ---- the reference */
+
+static bool has_tree(const struct paged_problem *problem, int32_t b)
+{
+	return problem->tree && problem->tree_start[b] != FA_PAGED_NO_TREE;
+}
+
+static int64_t position_of_row(const struct paged_problem *problem, int32_t b, int64_t i)
+{
+	if (has_tree(problem, b))
+		return problem->positions[problem->cu_new[b] + i];
+	return i + (int64_t)problem->spec.lengths[b] - problem->spec.n_new[b];
+}
+
+static int64_t position_of_key(const struct paged_problem *problem, int32_t b, int64_t j)
+{
+	int64_t old = (int64_t)problem->spec.lengths[b] - problem->spec.n_new[b];
+
+	return has_tree(problem, b) && j >= old ? position_of_row(problem, b, j - old) : j;
+}
+
+static bool sees(const struct paged_problem *problem, int32_t b, int64_t i, int64_t j)
+{
+	const struct fa_paged_attention *p = &problem->request.attention;
+	int64_t old = (int64_t)problem->spec.lengths[b] - problem->spec.n_new[b];
+	int64_t row = position_of_row(problem, b, i), key = position_of_key(problem, b, j);
+
+	if (j < problem->spec.first[b])
+		return false;
+	if (has_tree(problem, b)) {
+		int64_t n_words = (problem->spec.n_new[b] + 31) / 32;
+		const uint32_t *mask = problem->tree + problem->tree_start[b] + i * n_words;
+
+		if (j >= old && !(mask[(j - old) / 32] >> (j - old) % 32 & 1))
+			return false;
+	} else if (p->causal && key > row) {
+		return false;
+	}
+	if (p->window_left >= 0 && row - key > p->window_left)
+		return false;
+	return p->window_right < 0 || key - row <= p->window_right;
+}
+
+static void expect_row(struct paged_problem *problem, int32_t b, int64_t i, int32_t h, bool rounded,
+                       double *ret_out, double *ret_lse)
+{
+	const struct fa_paged_attention *p = &problem->request.attention;
+	const struct paged_spec *spec = &problem->spec;
+	enum fa_attention_dtype dtype = spec->dtype;
+	int32_t kv_head = h / (spec->heads / spec->kv_heads);
+	double *scores = malloc((spec->lengths[b] + 1) * sizeof(*scores));
+	double highest = p->sinks ? p->sinks[h] : -INFINITY, sum = 0;
+	int64_t q = (problem->cu_new[b] + i) * p->q.stride_token + h * p->q.stride_head;
+
+	for (int32_t c = 0; c < spec->head_dim_v; c++)
+		ret_out[c] = 0;
+	for (int64_t j = 0; j < spec->lengths[b]; j++) {
+		const char *k;
+		double s = 0;
+
+		scores[j] = -INFINITY;
+		if (!sees(problem, b, i, j))
+			continue;
+		k = paged_k(problem, LAYER, b, j, kv_head);
+		for (int32_t c = 0; c < spec->head_dim; c++)
+			s += reference_get(dtype, problem->q, q + c) * reference_get(dtype, k, c);
+		s *= (double)p->scale;
+		if (rounded)
+			s = reference_round(dtype, s);
+		if (p->softcap > 0)
+			s = p->softcap * tanh(s / p->softcap);
+		if (p->alibi_slopes)
+			s -= p->alibi_slopes[h] * fabs((double)(position_of_key(problem, b, j) -
+			                                        position_of_row(problem, b, i)));
+		scores[j] = rounded ? reference_round(dtype, s) : s;
+		highest = fmax(highest, scores[j]);
+	}
+	*ret_lse = -INFINITY;
+	if (highest == -INFINITY) {
+		free(scores);
+		return;
+	}
+	for (int64_t j = 0; j < spec->lengths[b]; j++)
+		sum += exp(scores[j] - highest);
+	if (p->sinks)
+		sum += exp(p->sinks[h] - highest);
+	*ret_lse = highest + log(sum);
+	for (int64_t j = 0; j < spec->lengths[b]; j++) {
+		double weight = exp(scores[j] - highest) / sum;
+		const char *v;
+
+		if (!sees(problem, b, i, j))
+			continue;
+		v = paged_v(problem, LAYER, b, j, kv_head);
+		if (rounded)
+			weight = reference_round(dtype, weight);
+		for (int32_t c = 0; c < spec->head_dim_v; c++)
+			ret_out[c] += weight * reference_get(dtype, v, c);
+	}
+	for (int32_t c = 0; c < spec->head_dim_v; c++)
+		ret_out[c] = rounded ? reference_round(dtype, ret_out[c]) : ret_out[c];
+	free(scores);
+}
+
+static void make_expectation(struct paged_problem *problem)
+{
+	const struct paged_spec *spec = &problem->spec;
+	size_t rows = (size_t)problem->cu_new[spec->batch] * (size_t)spec->heads, row = 0;
+	size_t dim = (size_t)spec->head_dim_v;
+
+	problem->exact = calloc(rows * dim + 1, sizeof(double));
+	problem->naive = calloc(rows * dim + 1, sizeof(double));
+	problem->exact_lse = calloc(rows + 1, sizeof(double));
+	for (int32_t b = 0; b < spec->batch; b++) {
+		for (int64_t i = 0; i < spec->n_new[b]; i++) {
+			for (int32_t h = 0; h < spec->heads; h++, row++) {
+				double unused;
+
+				expect_row(problem, b, i, h, false, problem->exact + row * dim,
+				           problem->exact_lse + row);
+				expect_row(problem, b, i, h, true, problem->naive + row * dim,
+				           &unused);
+			}
+		}
+	}
+}
+
+/* ---- judging */
+
+static bool all_poison(const void *memory, size_t bytes)
+{
+	const unsigned char *begin = memory;
+
+	return bytes == 0 || (begin[0] == POISON && memcmp(begin, begin + 1, bytes - 1) == 0);
+}
+
+void paged_poison(struct paged_problem *problem)
+{
+	memset(problem->out, POISON, problem->out_bytes);
+	memset(problem->lse, POISON, problem->lse_bytes);
+}
+
+void paged_judge(struct paged_problem *problem, const char *by, enum paged_rounding rounding)
+{
+	const struct fa_paged_attention *p = &problem->request.attention;
+	const struct paged_spec *spec = &problem->spec;
+	size_t bytes = element_bytes(spec->dtype);
+	double highest = 0, naive = 0, kernel = 0, lse_error = 0, allowed, tiny, lse_allowed;
+	int64_t row = 0;
+
+	for (int64_t i = 0; i < problem->cu_new[spec->batch]; i++) {
+		for (int32_t h = 0; h < spec->heads; h++, row++) {
+			int64_t at = i * p->out.stride_token + h * p->out.stride_head;
+			double lse = problem->exact_lse[row];
+
+			for (int32_t c = 0; c < spec->head_dim_v; c++) {
+				int64_t value = row * spec->head_dim_v + c;
+				double exact = problem->exact[value];
+				double got = reference_get(spec->dtype, problem->out, at + c);
+
+				highest = fmax(highest, fabs(exact));
+				naive = fmax(naive, fabs(problem->naive[value] - exact));
+				kernel = isfinite(got) ? fmax(kernel, fabs(got - exact)) : INFINITY;
+			}
+			memset((char *)problem->out + (size_t)at * bytes, POISON,
+			       (size_t)spec->head_dim_v * bytes);
+			if (p->lse) {
+				float *got =
+					&p->lse[i * p->lse_stride_token + h * p->lse_stride_head];
+
+				if (isinf(lse) || !isfinite(*got))
+					lse_error = fmax(lse_error, *got == lse ? 0 : INFINITY);
+				else
+					lse_error = fmax(lse_error,
+					                 fabs(*got - lse) / (1 + fabs(lse)));
+				memset(got, POISON, sizeof(*got));
+			}
+		}
+	}
+
+	tiny = 8e-6 * fmax(1, highest) * (spec->alibi ? 3 : 1);
+	lse_allowed = spec->alibi ? 9e-6 : 3e-6;
+	if (rounding == PAGED_ROUNDS_WEIGHTS_FAST) {
+		tiny *= 3;
+		lse_allowed = 2e-5;
+	}
+	if (spec->dtype == FA_ATTENTION_F32)
+		allowed = tiny;
+	else if (rounding != PAGED_ROUNDS_OUTPUT)
+		allowed = 2 * naive +
+		          highest * (spec->dtype == FA_ATTENTION_F16 ? 0x1p-11 : 0x1p-8) + tiny;
+	else
+		allowed = highest * (spec->dtype == FA_ATTENTION_F16 ? 0x1p-11 : 0x1p-8) + tiny;
+	if (!(kernel <= allowed))
+		paged_fail("%s on %s: largest error %g, allowed %g", paged_describe(problem), by,
+		           kernel, allowed);
+	if (!(lse_error <= lse_allowed))
+		paged_fail("%s on %s: largest error of lse %g", paged_describe(problem), by,
+		           lse_error);
+	if (!all_poison(problem->out, problem->out_bytes) ||
+	    !all_poison(problem->lse, problem->lse_bytes))
+		paged_fail("%s on %s: wrote outside the rows", paged_describe(problem), by);
+}

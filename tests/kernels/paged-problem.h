@@ -1,0 +1,77 @@
+/*
+ * A paged request to test: a pool in which all that is no visible token of a sequence is
+ * NaN, tables whose unused entries point nowhere, and the judgement of attention over it
+ * against fp64, on every instruction set that the machine has.
+ */
+#pragma once
+
+#include "kernels/paged.h"
+#include "tests/kernels/problem.h"
+
+#define PAGED_BATCH_MAX 16
+#define PAGED_WILD 2147480000u /* an entry that nobody may follow */
+
+/* What is asked for; zero is none of it. Window bounds: 0 is none, n is n - 1. */
+struct paged_spec {
+	enum fa_attention_dtype dtype;
+	int32_t batch, heads, kv_heads, head_dim, head_dim_v, page_tokens;
+	uint32_t n_new[PAGED_BATCH_MAX], lengths[PAGED_BATCH_MAX], first[PAGED_BATCH_MAX];
+	bool v_in_k, layer_major, causal, alibi, sinks, no_lse, gaps;
+	int64_t left_1, right_1;
+	float softcap, scale; /* scale 0: 1 / sqrt(head_dim) */
+	bool tree;            /* of every second sequence that may have one */
+};
+
+struct paged_problem {
+	struct paged_spec spec;
+	struct fa_paged_cache cache;
+	struct fa_paged_step step;
+	struct fa_paged_request request; /* attention */
+	size_t pool_bytes;
+	uint32_t cu_new[PAGED_BATCH_MAX + 1], before[PAGED_BATCH_MAX];
+	uint32_t table_start[PAGED_BATCH_MAX], tree_start[PAGED_BATCH_MAX];
+	uint32_t *table, *tree, *positions;
+	uint32_t *spare; /* slots of pages that are in no table */
+	uint32_t n_spare;
+	float slopes[PROBLEM_HEADS_MAX], sinks[PROBLEM_HEADS_MAX];
+	void *q, *out, *lse;
+	size_t q_bytes, out_bytes, lse_bytes;
+	double *exact, *naive, *exact_lse; /* [token][head][dim], the same, [token][head] */
+};
+
+void paged_init(struct paged_problem *problem, const struct paged_spec *spec);
+void paged_deinit(struct paged_problem *problem);
+const char *paged_describe(const struct paged_problem *problem);
+
+/* Element 0 of a token's K or V, as the contract places it. */
+char *paged_k(const struct paged_problem *problem, int32_t layer, int32_t b, int64_t token,
+              int32_t head);
+char *paged_v(const struct paged_problem *problem, int32_t layer, int32_t b, int64_t token,
+              int32_t head);
+
+/* Makes out and lse poison. */
+void paged_poison(struct paged_problem *problem);
+
+/* What a kernel rounds to the tensors' type besides its output. */
+enum paged_rounding {
+	PAGED_ROUNDS_OUTPUT,
+	PAGED_ROUNDS_WEIGHTS,      /* FlashAttention's rule applies */
+	PAGED_ROUNDS_WEIGHTS_FAST, /* the same, with the GPU's exponential */
+};
+
+/* Judges out and lse, which then are poison again but for what should not be; @by: whose. */
+void paged_judge(struct paged_problem *problem, const char *by, enum paged_rounding rounding);
+
+/* The test's own: reports a failure, and does not return. */
+void __attribute__((format(printf, 1, 2), noreturn)) paged_fail(const char *format, ...);
+
+/* ---- paged-run.c: on the CPU's kernels, in tests with cmocka */
+
+/* Runs all tiles of any request in a shuffled order, with poisoned scratch and workspace. */
+void paged_run(const struct fa_cpu_isa *isa, const struct fa_paged_request *request);
+
+/* Runs the attention of @problem on @isa and fails the test unless it is right. */
+void paged_check(struct paged_problem *problem, const struct fa_cpu_isa *isa);
+
+/* init, then check on every instruction set, deinit. */
+void paged_test(const struct paged_spec *spec);

@@ -1,0 +1,335 @@
+#include "tests/wire/inspect-kv.h"
+
+#include "tests/wire/inspect-parts.h"
+
+static const char *cache_create_difference(const struct fa_wire_cache_create *a,
+                                           const struct fa_wire_cache_create *b)
+{
+	SAME_STRING(name);
+	SAME(mode);
+	SAME(ttl_ns);
+	SAME(dtype);
+	SAME(flags);
+	SAME(layers);
+	SAME(kv_heads);
+	SAME(head_dim);
+	SAME(head_dim_v);
+	SAME(page_tokens);
+	SAME(max_pages);
+	return NULL;
+}
+
+static const char *cache_find_difference(const struct fa_wire_cache_find *a,
+                                         const struct fa_wire_cache_find *b)
+{
+	SAME_STRING(name);
+	SAME(cache);
+	return NULL;
+}
+
+static const char *cache_remove_difference(const struct fa_wire_cache_remove *a,
+                                           const struct fa_wire_cache_remove *b)
+{
+	SAME(cache);
+	return NULL;
+}
+
+static const char *cache_reply_difference(const struct fa_wire_cache_reply *a,
+                                          const struct fa_wire_cache_reply *b)
+{
+	SAME(cache);
+	SAME(mode);
+	SAME(dtype);
+	SAME(flags);
+	SAME(layers);
+	SAME(kv_heads);
+	SAME(head_dim);
+	SAME(head_dim_v);
+	SAME(page_tokens);
+	SAME(page_bytes);
+	SAME(max_pages);
+	SAME(used_pages);
+	SAME(idle_pages);
+	SAME(sequences);
+	return NULL;
+}
+
+static const char *sequence_create_difference(const struct fa_wire_sequence_create *a,
+                                              const struct fa_wire_sequence_create *b)
+{
+	SAME(cache);
+	return NULL;
+}
+
+static const char *sequence_find_difference(const struct fa_wire_sequence_find *a,
+                                            const struct fa_wire_sequence_find *b)
+{
+	SAME_STRING(name);
+	return NULL;
+}
+
+static const char *sequence_fork_difference(const struct fa_wire_sequence_fork *a,
+                                            const struct fa_wire_sequence_fork *b)
+{
+	SAME(sequence);
+	SAME(tokens);
+	return NULL;
+}
+
+static const char *sequence_set_name_difference(const struct fa_wire_sequence_set_name *a,
+                                                const struct fa_wire_sequence_set_name *b)
+{
+	SAME(sequence);
+	SAME_STRING(name);
+	SAME(mode);
+	SAME(ttl_ns);
+	return NULL;
+}
+
+static const char *sequence_truncate_difference(const struct fa_wire_sequence_truncate *a,
+                                                const struct fa_wire_sequence_truncate *b)
+{
+	SAME(sequence);
+	SAME(tokens);
+	return NULL;
+}
+
+static const char *sequence_drop_difference(const struct fa_wire_sequence_drop *a,
+                                            const struct fa_wire_sequence_drop *b)
+{
+	SAME(sequence);
+	SAME(first);
+	return NULL;
+}
+
+static const char *sequence_free_difference(const struct fa_wire_sequence_free *a,
+                                            const struct fa_wire_sequence_free *b)
+{
+	SAME(sequence);
+	return NULL;
+}
+
+static const char *sequence_info_difference(const struct fa_wire_sequence_info *a,
+                                            const struct fa_wire_sequence_info *b)
+{
+	SAME(sequence);
+	return NULL;
+}
+
+static const char *sequence_reply_difference(const struct fa_wire_sequence_reply *a,
+                                             const struct fa_wire_sequence_reply *b)
+{
+	SAME(sequence);
+	SAME(cache);
+	SAME(length);
+	SAME(planned);
+	SAME(first);
+	SAME(step);
+	SAME(mode);
+	SAME(matched);
+	return NULL;
+}
+
+static const char *sequence_publish_difference(const struct fa_wire_sequence_publish *a,
+                                               const struct fa_wire_sequence_publish *b)
+{
+	SAME(sequence);
+	SAME(flags);
+	SAME_VECTOR(extra);
+	SAME_VECTOR(tokens);
+	SAME_VIEW(tokens_view);
+	return NULL;
+}
+
+static const char *sequence_attach_difference(const struct fa_wire_sequence_attach *a,
+                                              const struct fa_wire_sequence_attach *b)
+{
+	SAME(sequence);
+	SAME(flags);
+	SAME_VECTOR(extra);
+	SAME_VECTOR(tokens);
+	SAME_VIEW(tokens_view);
+	return NULL;
+}
+
+static const char *sequence_copy_difference(const struct fa_wire_sequence_copy *a,
+                                            const struct fa_wire_sequence_copy *b)
+{
+	SAME(stream);
+	SAME(value);
+	SAME(sequence);
+	SAME(flags);
+	SAME(layer);
+	SAME(first);
+	SAME_VIEW(k);
+	SAME_VIEW(v);
+	return NULL;
+}
+
+static const char *step_begin_difference(const struct fa_wire_step_begin *a,
+                                         const struct fa_wire_step_begin *b)
+{
+	SAME(step);
+	SAME_VECTOR(items);
+	SAME_VECTOR(tree);
+	SAME_VECTOR(tree_start);
+	return NULL;
+}
+
+static const char *step_reply_difference(const struct fa_wire_step_reply *a,
+                                         const struct fa_wire_step_reply *b)
+{
+	SAME(step);
+	SAME(number);
+	return NULL;
+}
+
+static const char *step_attend_difference(const struct fa_wire_step_attend *a,
+                                          const struct fa_wire_step_attend *b)
+{
+	SAME(stream);
+	SAME(value);
+	SAME(step);
+	SAME(cache);
+	SAME(layer);
+	SAME(flags);
+	SAME_VIEW(q);
+	SAME_VIEW(k);
+	SAME_VIEW(v);
+	SAME_VIEW(out);
+	SAME_VIEW(lse);
+	SAME_FLOAT(scale);
+	SAME_FLOAT(softcap);
+	SAME(window_left);
+	SAME(window_right);
+	SAME_VECTOR(alibi_slopes);
+	SAME_VECTOR(sinks);
+	SAME(rotary_dim);
+	SAME_FLOAT(rotary_base);
+	SAME_FLOAT(rotary_scale);
+	SAME_VIEW(cos);
+	SAME_VIEW(sin);
+	SAME_VECTOR(positions);
+	return NULL;
+}
+
+static const char *step_end_difference(const struct fa_wire_step_end *a,
+                                       const struct fa_wire_step_end *b)
+{
+	SAME(stream);
+	SAME(value);
+	SAME(step);
+	SAME(flags);
+	SAME_VECTOR(keep);
+	SAME_VECTOR(cu_keep);
+	return NULL;
+}
+
+const char *fa_inspect_kv_difference(const struct fa_wire_message *a,
+                                     const struct fa_wire_message *b)
+{
+	switch (a->type) {
+	case FA_WIRE_CACHE_CREATE:
+		return cache_create_difference(&a->cache_create, &b->cache_create);
+	case FA_WIRE_CACHE_FIND:
+		return cache_find_difference(&a->cache_find, &b->cache_find);
+	case FA_WIRE_CACHE_REMOVE:
+		return cache_remove_difference(&a->cache_remove, &b->cache_remove);
+	case FA_WIRE_CACHE_REPLY:
+		return cache_reply_difference(&a->cache_reply, &b->cache_reply);
+	case FA_WIRE_SEQUENCE_CREATE:
+		return sequence_create_difference(&a->sequence_create, &b->sequence_create);
+	case FA_WIRE_SEQUENCE_FIND:
+		return sequence_find_difference(&a->sequence_find, &b->sequence_find);
+	case FA_WIRE_SEQUENCE_FORK:
+		return sequence_fork_difference(&a->sequence_fork, &b->sequence_fork);
+	case FA_WIRE_SEQUENCE_SET_NAME:
+		return sequence_set_name_difference(&a->sequence_set_name, &b->sequence_set_name);
+	case FA_WIRE_SEQUENCE_TRUNCATE:
+		return sequence_truncate_difference(&a->sequence_truncate, &b->sequence_truncate);
+	case FA_WIRE_SEQUENCE_DROP:
+		return sequence_drop_difference(&a->sequence_drop, &b->sequence_drop);
+	case FA_WIRE_SEQUENCE_FREE:
+		return sequence_free_difference(&a->sequence_free, &b->sequence_free);
+	case FA_WIRE_SEQUENCE_INFO:
+		return sequence_info_difference(&a->sequence_info, &b->sequence_info);
+	case FA_WIRE_SEQUENCE_REPLY:
+		return sequence_reply_difference(&a->sequence_reply, &b->sequence_reply);
+	case FA_WIRE_SEQUENCE_PUBLISH:
+		return sequence_publish_difference(&a->sequence_publish, &b->sequence_publish);
+	case FA_WIRE_SEQUENCE_ATTACH:
+		return sequence_attach_difference(&a->sequence_attach, &b->sequence_attach);
+	case FA_WIRE_SEQUENCE_COPY:
+		return sequence_copy_difference(&a->sequence_copy, &b->sequence_copy);
+	case FA_WIRE_STEP_BEGIN:
+		return step_begin_difference(&a->step_begin, &b->step_begin);
+	case FA_WIRE_STEP_REPLY:
+		return step_reply_difference(&a->step_reply, &b->step_reply);
+	case FA_WIRE_STEP_ATTEND:
+		return step_attend_difference(&a->step_attend, &b->step_attend);
+	case FA_WIRE_STEP_END:
+		return step_end_difference(&a->step_end, &b->step_end);
+	default:
+		return "type, which is none of ours";
+	}
+}
+
+uint64_t fa_inspect_kv_read(const struct fa_wire_message *message, struct range range)
+{
+	switch (message->type) {
+	case FA_WIRE_CACHE_CREATE:
+		return read_string(range, &message->cache_create.name, FA_WIRE_NAME_BYTES_MAX);
+	case FA_WIRE_CACHE_FIND:
+		return read_string(range, &message->cache_find.name, FA_WIRE_NAME_BYTES_MAX);
+	case FA_WIRE_SEQUENCE_FIND:
+		return read_string(range, &message->sequence_find.name, FA_WIRE_NAME_BYTES_MAX);
+	case FA_WIRE_SEQUENCE_SET_NAME:
+		return read_string(range, &message->sequence_set_name.name, FA_WIRE_NAME_BYTES_MAX);
+	case FA_WIRE_SEQUENCE_PUBLISH:
+		return read_vector(range, message->sequence_publish.extra,
+		                   message->sequence_publish.n_extra, FA_WIRE_EXTRA_MAX,
+		                   sizeof(*message->sequence_publish.extra)) +
+		       read_vector(range, message->sequence_publish.tokens,
+		                   message->sequence_publish.n_tokens, FA_WIRE_TOKENS_MAX,
+		                   sizeof(*message->sequence_publish.tokens)) +
+		       read_view(&message->sequence_publish.tokens_view);
+	case FA_WIRE_SEQUENCE_ATTACH:
+		return read_vector(range, message->sequence_attach.extra,
+		                   message->sequence_attach.n_extra, FA_WIRE_EXTRA_MAX,
+		                   sizeof(*message->sequence_attach.extra)) +
+		       read_vector(range, message->sequence_attach.tokens,
+		                   message->sequence_attach.n_tokens, FA_WIRE_TOKENS_MAX,
+		                   sizeof(*message->sequence_attach.tokens)) +
+		       read_view(&message->sequence_attach.tokens_view);
+	case FA_WIRE_SEQUENCE_COPY:
+		return read_view(&message->sequence_copy.k) + read_view(&message->sequence_copy.v);
+	case FA_WIRE_STEP_BEGIN:
+		return read_vector(range, message->step_begin.items, message->step_begin.n_items,
+		                   FA_WIRE_STEP_MAX, sizeof(*message->step_begin.items)) +
+		       read_vector(range, message->step_begin.tree, message->step_begin.n_tree,
+		                   FA_WIRE_TOKENS_MAX, sizeof(*message->step_begin.tree)) +
+		       read_vector(range, message->step_begin.tree_start,
+		                   message->step_begin.n_tree_start, FA_WIRE_STEP_MAX,
+		                   sizeof(*message->step_begin.tree_start));
+	case FA_WIRE_STEP_ATTEND:
+		return read_view(&message->step_attend.q) + read_view(&message->step_attend.k) +
+		       read_view(&message->step_attend.v) + read_view(&message->step_attend.out) +
+		       read_view(&message->step_attend.lse) +
+		       read_vector(range, message->step_attend.alibi_slopes,
+		                   message->step_attend.n_alibi_slopes, FA_WIRE_HEADS_MAX,
+		                   sizeof(*message->step_attend.alibi_slopes)) +
+		       read_vector(range, message->step_attend.sinks, message->step_attend.n_sinks,
+		                   FA_WIRE_HEADS_MAX, sizeof(*message->step_attend.sinks)) +
+		       read_view(&message->step_attend.cos) + read_view(&message->step_attend.sin) +
+		       read_vector(range, message->step_attend.positions,
+		                   message->step_attend.n_positions, FA_WIRE_TOKENS_MAX,
+		                   sizeof(*message->step_attend.positions));
+	case FA_WIRE_STEP_END:
+		return read_vector(range, message->step_end.keep, message->step_end.n_keep,
+		                   FA_WIRE_TOKENS_MAX, sizeof(*message->step_end.keep)) +
+		       read_vector(range, message->step_end.cu_keep, message->step_end.n_cu_keep,
+		                   FA_WIRE_STEP_MAX + 1, sizeof(*message->step_end.cu_keep));
+	default:
+		return 0;
+	}
+}
