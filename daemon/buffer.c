@@ -58,6 +58,7 @@ void fa_buffer_destroy(struct fa_buffer *buffer)
 	fa_buffer_close_fds(buffer);
 	fa_charge_release(&buffer->charge_bytes);
 	fa_charge_release(&buffer->charge_count);
+	fa_charge_release(&buffer->charge_pieces);
 	--buffer->importer->n_buffers;
 	free(buffer);
 }

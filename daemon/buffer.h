@@ -24,7 +24,7 @@ struct fa_buffer {
 	unsigned int n_refs;
 	struct fa_importer *importer;
 	struct fa_device_memory memory; /* address NULL: none (yet) */
-	struct fa_charge charge_count, charge_bytes;
+	struct fa_charge charge_count, charge_pieces, charge_bytes;
 
 	/* What is to be made; set before fa_importer_start(). */
 	uint32_t id;

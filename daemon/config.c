@@ -39,6 +39,7 @@ static const struct limit_field limit_fields[] = {
 	TENANT_LIMIT("buffers", FA_RESOURCE_BUFFERS, 1u << 30),
 	TENANT_LIMIT("buffer_bytes", FA_RESOURCE_BUFFER_BYTES, INT64_MAX),
 	TENANT_LIMIT("device_bytes", FA_RESOURCE_DEVICE_BYTES, INT64_MAX),
+	TENANT_LIMIT("pieces", FA_RESOURCE_PIECES, 1u << 30),
 	TENANT_LIMIT("fds", FA_RESOURCE_FDS, 1u << 30),
 	TENANT_LIMIT("requests", FA_RESOURCE_REQUESTS, 1u << 30),
 	LIMIT(uid_factor, 1, 1u << 20),
@@ -71,6 +72,7 @@ int fa_config_init(struct fa_config *ret_config)
 				[FA_RESOURCE_BUFFERS] = 65536,
 				[FA_RESOURCE_BUFFER_BYTES] = memory / 2,
 				[FA_RESOURCE_DEVICE_BYTES] = FA_LIMIT_AUTO,
+				[FA_RESOURCE_PIECES] = 65536,
 				[FA_RESOURCE_FDS] = 8192, /* a buffer of most pieces has room */
 				[FA_RESOURCE_REQUESTS] = 16384,
 			},

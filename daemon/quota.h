@@ -12,6 +12,7 @@ enum fa_resource {
 	FA_RESOURCE_BUFFERS,
 	FA_RESOURCE_BUFFER_BYTES, /* of the machine's memory */
 	FA_RESOURCE_DEVICE_BYTES, /* of the device's own */
+	FA_RESOURCE_PIECES,       /* allocations that buffers are made of, if of several */
 	FA_RESOURCE_FDS,
 	FA_RESOURCE_REQUESTS,
 	_FA_RESOURCE_N,

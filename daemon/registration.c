@@ -193,12 +193,12 @@ static int charge(struct fa_session *session, struct fa_buffer *buffer, struct f
 	uint64_t n_fds = buffer->kind == FA_WIRE_BUFFER_CUDA_IPC  ? 0
 	                 : buffer->kind == FA_WIRE_BUFFER_CUDA_FD ? buffer->n_pieces_wanted
 	                                                          : 1;
-	/* A piece is a mapping, like a buffer. */
-	uint64_t n_mappings = buffer->kind == FA_WIRE_BUFFER_CUDA_FD ? buffer->n_pieces_wanted : 1;
 	int r;
 
-	r = fa_charge_add(&buffer->charge_count, session->tenant, FA_RESOURCE_BUFFERS, n_mappings,
-	                  error);
+	r = fa_charge_add(&buffer->charge_count, session->tenant, FA_RESOURCE_BUFFERS, 1, error);
+	if (r == 0)
+		r = fa_charge_add(&buffer->charge_pieces, session->tenant, FA_RESOURCE_PIECES,
+		                  buffer->n_pieces_wanted, error);
 	/* Pieces are paid for whole, as they come. */
 	if (r == 0 && buffer->kind != FA_WIRE_BUFFER_CUDA_FD)
 		r = fa_charge_add(&buffer->charge_bytes, session->tenant,

@@ -128,14 +128,16 @@ static bool find(const char *message, const char *key, char *ret_value, size_t s
 {
 	size_t length = strlen(key);
 
-	for (const char *line = message; line; line = strchr(line, '\n'), line += line != NULL) {
-		if (strncmp(line, key, length) != 0 || line[length] != '=')
-			continue;
-		line += length + 1;
-		snprintf(ret_value, size, "%.*s", (int)strcspn(line, "\n"), line);
-		return true;
+	for (const char *line = message;; ++line) {
+		if (strncmp(line, key, length) == 0 && line[length] == '=') {
+			line += length + 1;
+			snprintf(ret_value, size, "%.*s", (int)strcspn(line, "\n"), line);
+			return true;
+		}
+		line = strchr(line, '\n');
+		if (!line)
+			return false;
 	}
-	return false;
 }
 
 static void forget(struct supervisor *s, const char *name)

@@ -108,6 +108,7 @@ const char *fa_resource_name(enum fa_resource resource)
 		[FA_RESOURCE_BUFFERS] = "buffers",
 		[FA_RESOURCE_BUFFER_BYTES] = "buffer_bytes",
 		[FA_RESOURCE_DEVICE_BYTES] = "device_bytes",
+		[FA_RESOURCE_PIECES] = "pieces",
 		[FA_RESOURCE_FDS] = "fds",
 		[FA_RESOURCE_REQUESTS] = "requests",
 	};

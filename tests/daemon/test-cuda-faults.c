@@ -298,12 +298,17 @@ static void expect_lives(const struct fa_test_cuda_lives *lives, const char *nam
 	}
 }
 
-/* What it holds once all is done that goes on behind answers. */
+/*
+ * What it holds once all is done that goes on behind answers, which can be long after
+ * them where a sanitizer slows the daemon and other tests take its processors.
+ */
 static void lives_settle(struct fa_test_cuda_lives *ret_lives)
 {
+	const unsigned int step_ms = (unsigned int)(fa_test_patience_ns() / 10000000000U);
+
 	fa_test_cuda_lives(page, ret_lives);
-	for (int calm = 0; calm < 10; ++calm) {
-		fa_test_sleep_ms(2);
+	for (int calm = 0; calm < 20; ++calm) {
+		fa_test_sleep_ms(step_ms);
 		if (fa_test_cuda_lives_equal(page, ret_lives, false))
 			continue;
 		fa_test_cuda_lives(page, ret_lives);
