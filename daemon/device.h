@@ -79,6 +79,16 @@ enum fa_device_tensor {
 	_FA_DEVICE_TENSOR_N,
 };
 
+/*
+ * Arrays that many works share, a step's tables: written once, before the first of them
+ * is launched.
+ */
+struct fa_device_tables {
+	void *data; /* as the host sees it */
+	size_t bytes;
+	uint64_t backend[2]; /* the backend's own */
+};
+
 enum fa_device_op {
 	FA_DEVICE_ATTENTION, /* params */
 	FA_DEVICE_PAGED,     /* paged, in the pool's memory */
@@ -95,12 +105,15 @@ struct fa_device_work {
 	enum fa_device_op op;
 	const struct fa_attention_params *params;
 	/*
-	 * [n_paged], done in order: each when the one before has ended. A q_out of append
-	 * without data is room that the backend has, with strides that leave no gaps; q
-	 * without data of an attention behind it is that.
+	 * [n_paged], done in order: each when the one before has ended. Tensors, cos and sin
+	 * are in the device's memory; all other arrays are the host's or, where they are as
+	 * large as those of a step, in tables. A q_out of append without data is room that
+	 * the backend has, with strides that leave no gaps; q without data of an attention
+	 * behind it is that.
 	 */
 	struct fa_paged_request *paged;
 	uint32_t n_paged;
+	struct fa_device_tables *tables; /* NULL: arrays are nowhere but where the host has them */
 	void *room; /* the backend's, from paged_prepare() to paged_release() */
 	/* Which memory each tensor lies in; NULL: there is no such tensor. */
 	const struct fa_device_memory *memories[_FA_DEVICE_TENSOR_N];
@@ -174,6 +187,13 @@ struct fa_device_ops {
 	/* Whether a kernel of this device covers @params (fa_attention_check's rules). */
 	int (*check)(struct fa_device *device, const struct fa_attention_params *params,
 	             struct fa_error *error);
+
+	/* NULL where any memory of the host's will do. Freed when no work has to do with
+	 * them. -ENOMEM. */
+	int (*tables_new)(struct fa_device *device, size_t bytes, struct fa_error *error,
+	                  struct fa_device_tables **ret_tables);
+	struct fa_device_tables *(*tables_free)(struct fa_device *device,
+	                                        struct fa_device_tables *tables);
 
 	/*
 	 * Checks the paged requests of @work, and finds the room that they need besides their

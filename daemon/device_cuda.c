@@ -306,6 +306,9 @@ static struct fa_device *cuda_close(struct fa_device *device)
 		/* Calls fail if the device is lost; then its process ends anyway. */
 		(void)fa_cuda_enter(device);
 		fa_cuda_streams_close(device);
+		fa_cuda_paged_close(device);
+		fa_cuda_pool_close(device);
+		fa_cuda_room_close(device);
 		if (device->stage.at)
 			(void)device->driver.cuMemFree(device->stage.at);
 		fa_cuda_kernels_unload(device);
@@ -440,6 +443,16 @@ const struct fa_device_ops fa_device_cuda = {
 	.memory_import_ipc = fa_cuda_memory_import_ipc,
 	.memory_import_pieces = fa_cuda_memory_import_pieces,
 	.memory_release = fa_cuda_memory_release,
+	.memory_host = fa_cuda_memory_host,
+	.pool_open = fa_cuda_pool_open,
+	.pool_close = fa_cuda_pool_close,
+	.pool_chunk_add = fa_cuda_pool_chunk_add,
+	.pool_chunk_adopt = fa_cuda_pool_chunk_adopt,
+	.pool_chunk_remove = fa_cuda_pool_chunk_remove,
+	.tables_new = fa_cuda_tables_new,
+	.tables_free = fa_cuda_tables_free,
+	.paged_prepare = fa_cuda_paged_prepare,
+	.paged_release = fa_cuda_paged_release,
 	.check = fa_cuda_check,
 	.group_new = fa_cuda_group_new,
 	.group_free = fa_cuda_group_free,

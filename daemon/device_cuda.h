@@ -14,6 +14,7 @@
 #include "common/cleanup.h"
 #include "common/cudriver.h"
 #include "daemon/device.h"
+#include "kernels/cuda/paged-plan.h"
 #include "kernels/cuda/plan.h"
 
 #include <pthread.h>
@@ -62,6 +63,44 @@ struct fa_cuda_stream {
 	struct fa_list shares;  /* of groups that have works for it, in their turn */
 	char *vectors;          /* [FA_CUDA_STREAM_DEPTH][FA_CUDA_VECTORS_BYTES] */
 	CUdeviceptr vectors_at; /* the same on the GPU */
+	/* What paged requests use while they run: counters and partial results, then q. It
+	 * grows, and what it was before is freed at the end. */
+	CUdeviceptr scratch;
+	size_t scratch_bytes;
+	uint32_t epoch; /* of the last that used its counters */
+};
+
+/* Scratch of all streams that were ever made. */
+struct fa_cuda_scratch {
+	struct fa_cuda_scratch *next;
+	CUdeviceptr at;
+};
+
+/*
+ * Room for what travels with paged requests: pinned, and as much on the GPU. Who has a span
+ * writes to it on the host; it is copied to the same place before it is used. The loop
+ * thread's.
+ */
+#define FA_CUDA_ROOM_BYTES ((size_t)64 << 20)
+
+struct fa_cuda_span {
+	struct fa_list link; /* room.spans, by place */
+	size_t begin, end;
+};
+
+struct fa_cuda_room {
+	char *host;     /* NULL: there is none */
+	CUdeviceptr at; /* the same on the GPU */
+	struct fa_list spans;
+	struct fa_list *last; /* where the search for a gap goes on */
+};
+
+/* The KV pool's memory: chunks side by side in one range of addresses. The loop thread's. */
+struct fa_cuda_pool {
+	CUdeviceptr at; /* 0: not open */
+	uint64_t chunk_bytes;
+	uint32_t max_chunks;
+	bool *mapped; /* [max_chunks] */
 };
 
 enum fa_cuda_stage_mode {
@@ -91,6 +130,8 @@ struct fa_device {
 	CUmodule modules[FA_CUDA_IMAGES];
 	CUfunction *functions; /* [fa_cuda_kernels_count]; NULL: not for this chip */
 	unsigned int n_functions;
+	CUmodule paged_modules[FA_CUDA_PAGED_IMAGES];
+	CUfunction *paged_functions; /* [fa_cuda_paged_kernels_count]; NULL: not for this chip */
 
 	void *pinned; /* words, then vectors */
 	CUdeviceptr vectors;
@@ -107,6 +148,10 @@ struct fa_device {
 		enum fa_cuda_stage_mode mode;
 		struct fa_list ranges;
 	} stage;
+
+	struct fa_cuda_room room;
+	struct fa_cuda_pool pool;
+	struct fa_cuda_scratch *scratches; /* the engine thread's */
 
 	struct fa_cuda_turn turn;
 	CUstream memory_stream;
@@ -137,6 +182,8 @@ int fa_cuda_fail(struct fa_device *device, CUstream stream, struct fa_error *err
 /* Loads every kernel that the chip can run. */
 int fa_cuda_kernels_load(struct fa_device *device, struct fa_error *error);
 void fa_cuda_kernels_unload(struct fa_device *device);
+/* The same for those over pages, which a build may lack. */
+int fa_cuda_paged_kernels_load(struct fa_device *device, struct fa_error *error);
 
 int fa_cuda_check(struct fa_device *device, const struct fa_attention_params *params,
                   struct fa_error *error);
@@ -205,6 +252,51 @@ int fa_cuda_memory_import_pieces(struct fa_device *device, const struct fa_devic
                                  size_t n_pieces, uint64_t offset, uint64_t bytes, bool read_only,
                                  struct fa_error *error, struct fa_device_memory *ret_memory);
 void fa_cuda_memory_release(struct fa_device *device, struct fa_device_memory *memory);
+
+/* Fills it with zeros, and waits for that. */
+int fa_cuda_zero(struct fa_device *device, CUdeviceptr at, uint64_t bytes, struct fa_error *error);
+/* Lets the GPU read and write it; @read_only: only read it, if the driver can say so. */
+int fa_cuda_set_access(struct fa_device *device, CUdeviceptr at, uint64_t bytes, bool read_only,
+                       struct fa_error *error);
+/* An allocation that can be exported as a descriptor. */
+CUmemAllocationProp fa_cuda_allocation(const struct fa_device *device);
+const void *fa_cuda_memory_host(struct fa_device *device, const struct fa_device_memory *memory);
+
+/* ---- the KV pool (device_cuda_pool.c); on the loop thread */
+
+int fa_cuda_pool_open(struct fa_device *device, uint64_t chunk_bytes, uint32_t max_chunks,
+                      struct fa_error *error, void **ret_base);
+void fa_cuda_pool_close(struct fa_device *device);
+int fa_cuda_pool_chunk_add(struct fa_device *device, uint32_t chunk, struct fa_error *error,
+                           int *ret_fd);
+int fa_cuda_pool_chunk_adopt(struct fa_device *device, uint32_t chunk, int fd,
+                             struct fa_error *error);
+void fa_cuda_pool_chunk_remove(struct fa_device *device, uint32_t chunk);
+
+/* ---- room (device_cuda_room.c); on the loop thread */
+
+int fa_cuda_room_open(struct fa_device *device, struct fa_error *error);
+void fa_cuda_room_close(struct fa_device *device);
+/* A span of at least @bytes, on 256 bytes; false: there is no gap so large. */
+bool fa_cuda_room_take(struct fa_cuda_room *room, size_t bytes, struct fa_cuda_span *span);
+/* Keeps the first @bytes of it. */
+void fa_cuda_room_cut(struct fa_cuda_span *span, size_t bytes);
+void fa_cuda_room_give(struct fa_cuda_room *room, struct fa_cuda_span *span);
+int fa_cuda_tables_new(struct fa_device *device, size_t bytes, struct fa_error *error,
+                       struct fa_device_tables **ret_tables);
+struct fa_device_tables *fa_cuda_tables_free(struct fa_device *device,
+                                             struct fa_device_tables *tables);
+
+/* ---- paged requests (device_cuda_paged.c) */
+
+/* On the loop thread. */
+int fa_cuda_paged_prepare(struct fa_device *device, struct fa_device_work *work,
+                          struct fa_error *error);
+void fa_cuda_paged_release(struct fa_device *device, struct fa_device_work *work);
+/* All that the driver is told of a prepared work; on the engine thread. 0 or its status. */
+int fa_cuda_paged_enqueue(struct fa_device *device, struct fa_cuda_stream *stream,
+                          struct fa_device_work *work);
+void fa_cuda_paged_close(struct fa_device *device);
 
 /* ---- staging (device_cuda_stage.c) */
 

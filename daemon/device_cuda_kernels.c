@@ -4,6 +4,7 @@
  */
 #include "daemon/device_cuda.h"
 #include "kernels/cuda/images.h"
+#include "kernels/cuda/paged-images.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -12,44 +13,39 @@
 /* More than this a kernel gets only if it was asked for. */
 #define SHARED_BYTES_DEFAULT (48 << 10)
 
-static int load_module(struct fa_device *device, enum fa_cuda_image image, struct fa_error *error)
+static int load_module(struct fa_device *device, const struct fa_cuda_image_data *data,
+                       const char *name, CUmodule *module, struct fa_error *error)
 {
-	const struct fa_cuda_image_data *data = &fa_cuda_images[image];
 	char doing[64];
 	CUresult result;
 
-	if (device->modules[image])
+	if (*module)
 		return 0;
 	if (!data->bytes)
-		return fa_fail(error, -ENODEV,
-		               "this fad was built without module %d of its GPU "
-		               "kernels",
-		               (int)image);
-	result = device->driver.cuModuleLoadData(&device->modules[image], data->data);
+		return fa_fail(error, -ENODEV, "this fad was built without %s", name);
+	result = device->driver.cuModuleLoadData(module, data->data);
 	if (result == CUDA_SUCCESS)
 		return 0;
-	device->modules[image] = NULL;
-	snprintf(doing, sizeof(doing), "module %d of the GPU kernels cannot be loaded", (int)image);
+	*module = NULL;
+	snprintf(doing, sizeof(doing), "%s cannot be loaded", name);
 	return fa_cudriver_fail(&device->driver, error, result, doing);
 }
 
-static int load_function(struct fa_device *device, const struct fa_cuda_kernel *kernel,
-                         CUfunction *ret_function, struct fa_error *error)
+static int load_function(struct fa_device *device, CUmodule module, const char *symbol,
+                         int shared_bytes, CUfunction *ret_function, struct fa_error *error)
 {
 	const struct fa_cudriver *driver = &device->driver;
 	CUfunction function;
 	char doing[128];
 	CUresult result;
 
-	snprintf(doing, sizeof(doing), "kernel %s cannot be loaded", kernel->symbol);
-	result = driver->cuModuleGetFunction(&function, device->modules[kernel->image],
-	                                     kernel->symbol);
+	snprintf(doing, sizeof(doing), "kernel %s cannot be loaded", symbol);
+	result = driver->cuModuleGetFunction(&function, module, symbol);
 	if (result != CUDA_SUCCESS)
 		return fa_cudriver_fail(driver, error, result, doing);
-	if (kernel->shared_bytes > SHARED_BYTES_DEFAULT)
-		result = driver->cuFuncSetAttribute(function,
-		                                    CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-		                                    kernel->shared_bytes);
+	if (shared_bytes > SHARED_BYTES_DEFAULT)
+		result = driver->cuFuncSetAttribute(
+			function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes);
 	if (result != CUDA_SUCCESS)
 		return fa_cudriver_fail(driver, error, result, doing);
 	*ret_function = function;
@@ -65,14 +61,18 @@ int fa_cuda_kernels_load(struct fa_device *device, struct fa_error *error)
 		return fa_fail(error, -ENOMEM, "no memory for the table of GPU kernels");
 	for (size_t i = 0; i < fa_cuda_kernels_count; ++i) {
 		const struct fa_cuda_kernel *kernel = &fa_cuda_kernels[i];
+		char name[48];
 
 		/* As fa_cuda_attention_plan() chooses. */
 		if (kernel->arch > device->chip.arch ||
 		    kernel->shared_bytes > device->chip.shared_bytes_max)
 			continue;
-		r = load_module(device, kernel->image, error);
+		snprintf(name, sizeof(name), "module %d of its GPU kernels", (int)kernel->image);
+		r = load_module(device, &fa_cuda_images[kernel->image], name,
+		                &device->modules[kernel->image], error);
 		if (r == 0)
-			r = load_function(device, kernel, &device->functions[i], error);
+			r = load_function(device, device->modules[kernel->image], kernel->symbol,
+			                  kernel->shared_bytes, &device->functions[i], error);
 		if (r < 0)
 			return r;
 		++device->n_functions;
@@ -80,8 +80,44 @@ int fa_cuda_kernels_load(struct fa_device *device, struct fa_error *error)
 	return 0;
 }
 
+int fa_cuda_paged_kernels_load(struct fa_device *device, struct fa_error *error)
+{
+	int r;
+
+	if (device->paged_functions)
+		return 0;
+	device->paged_functions = calloc(fa_cuda_paged_kernels_count,
+	                                 sizeof(*device->paged_functions));
+	if (!device->paged_functions)
+		return fa_fail(error, -ENOMEM, "no memory for the table of GPU kernels");
+	for (size_t i = 0; i < fa_cuda_paged_kernels_count; ++i) {
+		const struct fa_cuda_paged_kernel *kernel = &fa_cuda_paged_kernels[i];
+		char name[64];
+
+		/* As fa_cuda_paged_plan() chooses. */
+		if (kernel->arch > device->chip.arch ||
+		    kernel->shared_bytes > device->chip.shared_bytes_max)
+			continue;
+		snprintf(name, sizeof(name), "module %d of its GPU kernels over pages",
+		         (int)kernel->image);
+		r = load_module(device, &fa_cuda_paged_images[kernel->image], name,
+		                &device->paged_modules[kernel->image], error);
+		if (r == 0)
+			r = load_function(device, device->paged_modules[kernel->image],
+			                  kernel->symbol, kernel->shared_bytes,
+			                  &device->paged_functions[i], error);
+		if (r < 0)
+			return r;
+	}
+	return 0;
+}
+
 void fa_cuda_kernels_unload(struct fa_device *device)
 {
+	for (int i = 0; i < FA_CUDA_PAGED_IMAGES; ++i)
+		if (device->paged_modules[i])
+			(void)device->driver.cuModuleUnload(device->paged_modules[i]);
+	free(device->paged_functions);
 	for (int i = 0; i < FA_CUDA_IMAGES; ++i)
 		if (device->modules[i])
 			(void)device->driver.cuModuleUnload(device->modules[i]);

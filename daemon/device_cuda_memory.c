@@ -132,6 +132,13 @@ struct fa_cuda_memory *fa_cuda_memory_free(struct fa_device *device, struct fa_c
 	return NULL;
 }
 
+const void *fa_cuda_memory_host(struct fa_device *device, const struct fa_device_memory *memory)
+{
+	const struct fa_cuda_memory *cuda = memory->backend;
+
+	return cuda->host ? cuda->host + ((CUdeviceptr)memory->address - cuda->at) : NULL;
+}
+
 void fa_cuda_memory_release(struct fa_device *device, struct fa_device_memory *memory)
 {
 	/* On a lost device calls fail; what they would free ends with the process. */

@@ -159,6 +159,8 @@ static int work_enqueue(struct fa_device *device, struct fa_cuda_stream *stream,
 	CUresult result;
 	int r;
 
+	if (work->op == FA_DEVICE_PAGED)
+		return fa_cuda_paged_enqueue(device, stream, work);
 	r = fa_cuda_attention_plan(&device->chip, work->params, work->error.text,
 	                           sizeof(work->error.text), &launch);
 	if (r < 0)

@@ -35,20 +35,20 @@ static int reserve(struct fa_device *device, struct fa_cuda_memory *memory, uint
 	return 0;
 }
 
-static int set_access(struct fa_device *device, struct fa_cuda_memory *memory, bool read_only,
-                      struct fa_error *error)
+int fa_cuda_set_access(struct fa_device *device, CUdeviceptr at, uint64_t bytes, bool read_only,
+                       struct fa_error *error)
 {
 	CUmemAccessDesc access = { .location = location(device) };
 	CUresult result = CUDA_ERROR_NOT_SUPPORTED;
 
 	if (read_only) {
 		access.flags = CU_MEM_ACCESS_FLAGS_PROT_READ;
-		result = device->driver.cuMemSetAccess(memory->at, memory->bytes, &access, 1);
+		result = device->driver.cuMemSetAccess(at, bytes, &access, 1);
 	}
 	/* Not every driver maps the GPU's own memory for reading alone. */
 	if (result != CUDA_SUCCESS) {
 		access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-		result = device->driver.cuMemSetAccess(memory->at, memory->bytes, &access, 1);
+		result = device->driver.cuMemSetAccess(at, bytes, &access, 1);
 	}
 	return result ? fa_cuda_memory_fail(device, error, result,
 	                                    "the memory cannot be made accessible")
@@ -139,7 +139,7 @@ static int map_pieces(struct fa_device *device, struct fa_cuda_memory *memory,
 		if (i + 1 < n_pieces)
 			fa_cuda_pause(FA_CUDA_PIECE_PAUSE_NS);
 	}
-	return set_access(device, memory, read_only, error);
+	return fa_cuda_set_access(device, memory->at, memory->bytes, read_only, error);
 }
 
 int fa_cuda_memory_import_pieces(struct fa_device *device, const struct fa_device_piece *pieces,
@@ -174,13 +174,22 @@ int fa_cuda_memory_import_pieces(struct fa_device *device, const struct fa_devic
 
 /* ---- of the daemon's own */
 
+CUmemAllocationProp fa_cuda_allocation(const struct fa_device *device)
+{
+	return (CUmemAllocationProp){
+		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+		.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+		.location = location(device),
+	};
+}
+
 /* On a stream that only workers wait for. */
-static int zero(struct fa_device *device, struct fa_cuda_memory *memory, struct fa_error *error)
+int fa_cuda_zero(struct fa_device *device, CUdeviceptr at, uint64_t bytes, struct fa_error *error)
 {
 	const struct fa_cudriver *driver = &device->driver;
 	CUresult result;
 
-	result = driver->cuMemsetD8Async(memory->at, 0, memory->bytes, device->memory_stream);
+	result = driver->cuMemsetD8Async(at, 0, bytes, device->memory_stream);
 	if (result == CUDA_SUCCESS) {
 		while ((result = driver->cuStreamQuery(device->memory_stream)) ==
 		       CUDA_ERROR_NOT_READY)
@@ -196,11 +205,7 @@ static int zero(struct fa_device *device, struct fa_cuda_memory *memory, struct 
 static int make_arena(struct fa_device *device, struct fa_cuda_memory *memory, uint64_t bytes,
                       int *ret_fd, struct fa_error *error)
 {
-	const CUmemAllocationProp properties = {
-		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-		.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-		.location = location(device),
-	};
+	const CUmemAllocationProp properties = fa_cuda_allocation(device);
 	const struct fa_cudriver *driver = &device->driver;
 	CUmemGenericAllocationHandle allocation;
 	char doing[96];
@@ -222,9 +227,9 @@ static int make_arena(struct fa_device *device, struct fa_cuda_memory *memory, u
 			memory->piece_bytes[memory->n_mapped++] = bytes;
 	}
 	if (r == 0)
-		r = set_access(device, memory, false, error);
+		r = fa_cuda_set_access(device, memory->at, memory->bytes, false, error);
 	if (r == 0)
-		r = zero(device, memory, error);
+		r = fa_cuda_zero(device, memory->at, memory->bytes, error);
 	if (r == 0) {
 		result = driver->cuMemExportToShareableHandle(
 			&fd, allocation, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);

@@ -114,7 +114,7 @@ static void rest(struct fa_kv *kv)
 	struct fa_pool_info info;
 
 	fa_pool_get_info(kv->pool, &info);
-	if (!info.chunks && !info.caches && !kv->resume.n_lost)
+	if (!info.chunks && !info.caches && !kv->resume.n_lost && !kv->quarantine_ns)
 		uv_timer_stop(&kv->timer);
 }
 
@@ -125,6 +125,10 @@ static void on_tick(uv_timer_t *timer)
 
 	if (n)
 		fa_log(FA_LOG_DEBUG, "%zu named sequences and caches have expired", n);
+	if (kv->quarantine_ns && fa_now_ns() > kv->quarantine_ns) {
+		kv->quarantine_ns = 0;
+		fa_pool_quarantine_end(kv->pool);
+	}
 	shrink(kv);
 	end_grace(kv);
 	rest(kv);

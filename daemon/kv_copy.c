@@ -211,6 +211,7 @@ static int bind_copy(struct fa_work *work, const struct fa_wire_message *message
 	work->request.work.op = FA_DEVICE_PAGED;
 	work->request.work.paged = &copy->request;
 	work->request.work.n_paged = 1;
+	work->request.work.tables = step->tables;
 	return server->ops->paged_prepare(server->device, &work->request.work, error);
 }
 

@@ -154,6 +154,7 @@ static int keep(struct end *end, struct fa_kv_step *step, const struct fa_wire_s
 	if (r < 0 || !work->n_paged)
 		return r;
 	work->op = FA_DEVICE_PAGED;
+	work->tables = step->tables;
 	return server->ops->paged_prepare(server->device, work, error);
 }
 

@@ -1,6 +1,7 @@
 #include "daemon/kv_keep.h"
 
 #include "common/cleanup.h"
+#include "common/clock.h"
 #include "daemon/kv.h"
 #include "daemon/server.h"
 
@@ -11,6 +12,8 @@
 
 #define CHUNK_NAME "fad-pool-%" PRIu32
 #define NAME_BYTES 32
+
+#define QUARANTINE_NS (5 * FA_NS_PER_SEC)
 
 /* ---- storing */
 
@@ -143,8 +146,12 @@ static int take_state(struct fa_kv *kv, int fd, struct fa_error *error)
 		kv->pool = fa_pool_free(kv->pool);
 		return r;
 	}
-	/* The process that wrote to it is dead, and its device with it. */
-	fa_pool_quarantine_end(kv->pool);
+	/* The process that wrote to it is dead, and with it what computed for it, unless that
+	 * was a GPU, which a server of several processes may hold on to for a moment. */
+	if (kv->server->info.polled)
+		kv->quarantine_ns = fa_deadline_ns(QUARANTINE_NS);
+	else
+		fa_pool_quarantine_end(kv->pool);
 	return 0;
 }
 

@@ -26,6 +26,8 @@ static void forget(struct fa_kv_step *step)
 
 static void step_free(struct fa_kv_step *step)
 {
+	const struct fa_device_ops *ops = step->session->server->ops;
+
 	if (step->id && !fa_list_empty(&step->link))
 		--step->session->kv.n_steps;
 	fa_list_remove(&step->link);
@@ -33,8 +35,10 @@ static void step_free(struct fa_kv_step *step)
 	fa_step_free(step->plan);
 	free(step->groups);
 	free(step->places);
-	free(step->tree);
-	free(step->vectors);
+	free(step->tree_start);
+	free(step->host_tables);
+	if (step->tables)
+		ops->tables_free(step->session->server->device, step->tables);
 	free(step->ordered);
 	free(step->before);
 	free(step);
@@ -352,34 +356,81 @@ static int fill_group(struct fa_kv_step *step, uint32_t i, struct fa_error *erro
 	return 0;
 }
 
-/* Masks, where they begin for each entry, and where the tokens of trees stand. */
-static int fill_trees(struct fa_kv_step *step, const uint32_t *tree, size_t n_tree,
-                      const uint32_t *tree_start, struct fa_error *error)
+static size_t new_tokens(const struct fa_kv_group *group)
 {
+	return group->step.cu_new[group->step.batch];
+}
+
+/* Room for @n words that kernels read. */
+static int tables_new(struct fa_kv_step *step, size_t n, struct fa_error *error,
+                      uint32_t **ret_words)
+{
+	const struct fa_server *server = step->session->server;
+	int r;
+
+	if (server->ops->tables_new) {
+		r = server->ops->tables_new(server->device, n * sizeof(uint32_t), error,
+		                            &step->tables);
+		if (r == 0)
+			*ret_words = step->tables->data;
+		return r;
+	}
+	*ret_words = step->host_tables = calloc(n + 1, sizeof(uint32_t));
+	return step->host_tables ? 0
+	                         : fa_fail(error, -ENOMEM, "the daemon has no memory for a step");
+}
+
+/* The pool's tables stay where they are unless the device wants them elsewhere. */
+static int fill_tables(struct fa_kv_step *step, const uint32_t *tree, size_t n_tree,
+                       const uint32_t *tree_start, struct fa_error *error)
+{
+	const bool moves = step->session->server->ops->tables_new != NULL;
 	const struct fa_step *plan = step->plan;
-	size_t n = plan->n_entries;
-	uint32_t *vectors;
+	uint32_t *words = NULL;
+	size_t n = n_tree;
+	int r;
 
-	for (uint32_t i = 0; i < plan->n_groups; ++i)
-		n += plan->groups[i].cu_new[plan->groups[i].end - plan->groups[i].begin];
-	step->tree = calloc(n_tree + 1, sizeof(*step->tree));
-	step->vectors = vectors = calloc(n + 1, sizeof(*step->vectors));
-	if (!step->tree || !vectors)
-		return fa_fail(error, -ENOMEM, "the daemon has no memory for trees");
+	for (uint32_t i = 0; i < plan->n_groups; ++i) {
+		n += tree_start ? new_tokens(&step->groups[i]) : 0;
+		n += moves ? plan->groups[i].table_entries : 0;
+	}
+	if (!n)
+		return 0;
+	r = tables_new(step, n, error, &words);
+	if (r < 0)
+		return r;
 	if (n_tree)
-		memcpy(step->tree, tree, n_tree * sizeof(*tree));
-	for (uint32_t i = 0; i < plan->n_entries; ++i)
-		vectors[i] = tree_start[plan->entries[i].item];
-
-	n = plan->n_entries;
+		memcpy(words, tree, n_tree * sizeof(*words));
+	step->tree = words;
+	words += n_tree;
 	for (uint32_t i = 0; i < plan->n_groups; ++i) {
 		struct fa_kv_group *group = &step->groups[i];
 
-		group->tree_start = vectors + plan->groups[i].begin;
-		group->positions = vectors + n;
-		fa_paged_tree_positions(&group->step, step->tree, group->tree_start, vectors + n);
-		n += group->step.cu_new[group->step.batch];
+		if (moves && group->step.table_entries) {
+			memcpy(words, group->step.table,
+			       group->step.table_entries * sizeof(*words));
+			group->step.table = words;
+			words += group->step.table_entries;
+		}
+		if (!tree_start)
+			continue;
+		group->tree_start = step->tree_start + plan->groups[i].begin;
+		group->positions = words;
+		fa_paged_tree_positions(&group->step, step->tree, group->tree_start, words);
+		words += new_tokens(group);
 	}
+	return 0;
+}
+
+/* Where the masks of each entry begin. */
+static int fill_tree_start(struct fa_kv_step *step, const uint32_t *tree_start,
+                           struct fa_error *error)
+{
+	step->tree_start = calloc(step->plan->n_entries, sizeof(*step->tree_start));
+	if (!step->tree_start)
+		return fa_fail(error, -ENOMEM, "the daemon has no memory for trees");
+	for (uint32_t i = 0; i < step->plan->n_entries; ++i)
+		step->tree_start[i] = tree_start[step->plan->entries[i].item];
 	return 0;
 }
 
@@ -445,7 +496,9 @@ static int fill(struct fa_kv_step *step, uint32_t n_items, const uint32_t *tree,
 	for (uint32_t i = 0; i < plan->n_groups && r == 0; ++i)
 		r = fill_group(step, i, error);
 	if (r == 0 && tree_start)
-		r = fill_trees(step, tree, n_tree, tree_start, error);
+		r = fill_tree_start(step, tree_start, error);
+	if (r == 0)
+		r = fill_tables(step, tree, n_tree, tree_start, error);
 	if (r == 0)
 		r = find_before(step, error);
 	return r ? r : prepare(step, error);

@@ -48,8 +48,12 @@ struct fa_kv_step {
 	struct fa_kv_group *groups; /* [plan->n_groups] */
 	uint32_t *places;           /* [items of the client]: entries of the plan */
 	uint32_t n_items;
-	uint32_t *tree; /* all masks */
-	uint32_t *vectors;
+	/* Where the device wants arrays to be that are read by kernels: slots, masks,
+	 * positions. */
+	struct fa_device_tables *tables;
+	uint32_t *host_tables; /* instead, where it does not mind: masks and positions */
+	const uint32_t *tree;  /* all masks; NULL: none */
+	uint32_t *tree_start;  /* [entries of the plan] */
 
 	uint64_t *ordered; /* ids of sequences that are ordered, ascending */
 	uint32_t n_ordered;

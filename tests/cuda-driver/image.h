@@ -7,5 +7,5 @@
 
 struct fa_fake_image {
 	char magic[16];
-	uint32_t image; /* enum fa_cuda_image */
+	uint32_t image; /* enum fa_cuda_image, and behind them enum fa_cuda_paged_image */
 };

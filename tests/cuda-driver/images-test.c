@@ -1,5 +1,6 @@
 /* Modules that the tests' CUDA driver takes, for the daemon that its tests run. */
 #include "kernels/cuda/images.h"
+#include "kernels/cuda/paged-images.h"
 #include "tests/cuda-driver/image.h"
 
 static const struct fa_fake_image images[FA_CUDA_IMAGES] = {
@@ -14,4 +15,22 @@ const struct fa_cuda_image_data fa_cuda_images[FA_CUDA_IMAGES] = {
 	DATA(SM80_F16),
 	DATA(SM80_BF16),
 	DATA(SM80_F32),
+};
+
+static const struct fa_fake_image paged_images[FA_CUDA_PAGED_IMAGES] = {
+#define PAGED(name)                                                                                \
+	[FA_CUDA_IMAGE_##name] = { FA_FAKE_IMAGE_MAGIC, FA_CUDA_IMAGES + FA_CUDA_IMAGE_##name }
+	PAGED(SM80_PAGED_F16),
+	PAGED(SM80_PAGED_BF16),
+	PAGED(SM80_PAGED_F32),
+	PAGED(SM80_PAGED_TOKENS),
+};
+
+const struct fa_cuda_image_data fa_cuda_paged_images[FA_CUDA_PAGED_IMAGES] = {
+#define PAGED_DATA(name)                                                                           \
+	[FA_CUDA_IMAGE_##name] = { &paged_images[FA_CUDA_IMAGE_##name], sizeof(paged_images[0]) }
+	PAGED_DATA(SM80_PAGED_F16),
+	PAGED_DATA(SM80_PAGED_BF16),
+	PAGED_DATA(SM80_PAGED_F32),
+	PAGED_DATA(SM80_PAGED_TOKENS),
 };

@@ -5,6 +5,7 @@
  */
 #include "tests/cuda-driver/driver.h"
 #include "tests/cuda-driver/image.h"
+#include "tests/cuda-driver/paged.h"
 
 #include "common/clock.h"
 
@@ -29,6 +30,7 @@ struct function {
 	struct function *next;
 	struct module *module;
 	const struct fa_cuda_kernel *kernel;
+	const struct fa_cuda_paged_kernel *paged; /* instead of kernel */
 	int shared_bytes_max;
 };
 
@@ -99,7 +101,7 @@ CUresult cuModuleLoadData(CUmodule *ret_module, const void *data)
 
 	FA_FAKE_ENTER(cuModuleLoadData, FA_FAKE_INIT | FA_FAKE_CURRENT | FA_FAKE_ALIVE);
 	if (strncmp(image->magic, FA_FAKE_IMAGE_MAGIC, sizeof(image->magic)) ||
-	    image->image >= FA_CUDA_IMAGES)
+	    image->image >= FA_CUDA_IMAGES + FA_CUDA_PAGED_IMAGES)
 		return CUDA_ERROR_INVALID_IMAGE;
 	module = calloc(1, sizeof(*module));
 	if (!module)
@@ -133,35 +135,39 @@ CUresult cuModuleUnload(CUmodule value)
 	return module ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
+/* The row of one of the two tables; false: the module has no such kernel. */
+static bool find_kernel(const struct module *module, const char *name, struct function *function)
+{
+	for (size_t i = 0; i < fa_cuda_kernels_count; ++i)
+		if ((uint32_t)fa_cuda_kernels[i].image == module->image &&
+		    !strcmp(fa_cuda_kernels[i].symbol, name))
+			function->kernel = &fa_cuda_kernels[i];
+	for (size_t i = 0; i < fa_cuda_paged_kernels_count; ++i)
+		if ((uint32_t)fa_cuda_paged_kernels[i].image + FA_CUDA_IMAGES == module->image &&
+		    !strcmp(fa_cuda_paged_kernels[i].symbol, name))
+			function->paged = &fa_cuda_paged_kernels[i];
+	return function->kernel || function->paged;
+}
+
 CUresult cuModuleGetFunction(CUfunction *ret_function, CUmodule value, const char *name)
 {
+	struct function *function, found = { .shared_bytes_max = SHARED_BYTES_PLAIN };
 	CUresult result = CUDA_ERROR_NOT_FOUND;
-	struct module *module;
 
 	FA_FAKE_ENTER(cuModuleGetFunction, FA_FAKE_INIT | FA_FAKE_CURRENT | FA_FAKE_ALIVE);
 	fa_fake_lock();
-	module = module_find(value);
-	if (!module)
+	found.module = module_find(value);
+	if (!found.module) {
 		result = CUDA_ERROR_INVALID_HANDLE;
-	for (size_t i = 0; module && i < fa_cuda_kernels_count; ++i) {
-		const struct fa_cuda_kernel *kernel = &fa_cuda_kernels[i];
-		struct function *function;
-
-		if (strcmp(kernel->symbol, name) || (uint32_t)kernel->image != module->image)
-			continue;
+	} else if (find_kernel(found.module, name, &found)) {
 		function = calloc(1, sizeof(*function));
 		result = function ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-		if (!function)
-			break;
-		*function = (struct function){
-			.next = functions,
-			.module = module,
-			.kernel = kernel,
-			.shared_bytes_max = SHARED_BYTES_PLAIN,
-		};
-		functions = function;
-		*ret_function = (CUfunction)function;
-		break;
+		if (function) {
+			*function = found;
+			function->next = functions;
+			functions = function;
+			*ret_function = (CUfunction)function;
+		}
 	}
 	fa_fake_unlock();
 	return result;
@@ -471,15 +477,72 @@ static CUresult launch_run(struct fa_fake_op *op, struct fa_fake_context *contex
 	return result;
 }
 
+static CUresult paged_run(struct fa_fake_op *op, struct fa_fake_context *context)
+{
+	uint64_t end_ns = fa_now_ns() + atomic_load(&fa_fake.page->kernel_us) * FA_NS_PER_US;
+	CUresult result = fa_fake_enter_kernel();
+
+	if (result == CUDA_SUCCESS)
+		fa_fake_paged_run(op->staged);
+	linger(context, end_ns);
+	return result;
+}
+
+static size_t args_bytes(enum fa_cuda_paged_kind kind)
+{
+	switch (kind) {
+	case FA_CUDA_PAGED_APPEND:
+	case FA_CUDA_PAGED_READ:
+		return sizeof(struct fa_cuda_paged_append);
+	case FA_CUDA_PAGED_MERGE:
+		return sizeof(struct fa_cuda_paged_merge);
+	case FA_CUDA_PAGED_COPY:
+		return sizeof(struct fa_cuda_paged_copy);
+	case FA_CUDA_PAGED_MOVE:
+		return sizeof(struct fa_cuda_paged_moves);
+	default:
+		return sizeof(struct fa_cuda_paged_attention);
+	}
+}
+
+static CUresult launch_paged(const struct fa_cuda_paged_kernel *kernel, unsigned int grid_x,
+                             unsigned int grid_y, const void *args, CUstream stream)
+{
+	struct fa_cuda_paged_launch *launch = calloc(1, sizeof(*launch));
+	struct fa_fake_op *op;
+	const char *wrong;
+
+	if (!launch)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	launch->kernel = kernel;
+	launch->grid_x = grid_x;
+	launch->grid_y = grid_y;
+	memcpy(&launch->args, args, args_bytes(kernel->kind));
+	wrong = fa_fake_paged_wrong(launch);
+	if (wrong) {
+		free(launch);
+		return fa_fake_misuse(CUDA_ERROR_INVALID_VALUE, "%s: wrong: %s", kernel->symbol,
+		                      wrong);
+	}
+	op = fa_fake_op_new(paged_run);
+	if (op)
+		op->staged = launch;
+	else
+		free(launch);
+	return fa_fake_submit(stream, op);
+}
+
 CUresult cuLaunchKernel(CUfunction value, unsigned int grid_x, unsigned int grid_y,
                         unsigned int grid_z, unsigned int block_x, unsigned int block_y,
                         unsigned int block_z, unsigned int shared_bytes, CUstream stream,
                         void **params, void **extra)
 {
+	const struct fa_cuda_paged_kernel *paged;
 	const struct fa_cuda_attention *args;
 	const struct fa_cuda_kernel *kernel;
 	const struct function *function;
 	CUresult result = CUDA_SUCCESS;
+	int threads, kernel_bytes;
 	struct fa_fake_op *op;
 	const char *wrong;
 
@@ -491,17 +554,23 @@ CUresult cuLaunchKernel(CUfunction value, unsigned int grid_x, unsigned int grid
 	else if (shared_bytes > (unsigned int)function->shared_bytes_max)
 		result = CUDA_ERROR_INVALID_VALUE;
 	kernel = function ? function->kernel : NULL;
+	paged = function ? function->paged : NULL;
 	fa_fake_unlock();
 	if (result != CUDA_SUCCESS)
 		return result;
-	if (!grid_x || grid_y != 1 || grid_z != 1 || block_x != (unsigned int)kernel->threads ||
-	    block_y != 1 || block_z != 1 || shared_bytes != (unsigned int)kernel->shared_bytes ||
-	    !params || !params[0] || extra)
+	threads = paged ? paged->threads : kernel->threads;
+	kernel_bytes = paged ? paged->shared_bytes : kernel->shared_bytes;
+	if (!grid_x || !grid_y || (!paged && grid_y != 1) || grid_z != 1 ||
+	    block_x != (unsigned int)threads || block_y != 1 || block_z != 1 ||
+	    shared_bytes != (unsigned int)kernel_bytes || !params || !params[0] || extra)
 		return fa_fake_misuse(CUDA_ERROR_INVALID_VALUE,
 		                      "%s: launched with %ux%ux%u blocks of %ux%ux%u threads and "
 		                      "%u bytes; it takes blocks of %d and %d bytes",
-		                      kernel->symbol, grid_x, grid_y, grid_z, block_x, block_y,
-		                      block_z, shared_bytes, kernel->threads, kernel->shared_bytes);
+		                      paged ? paged->symbol : kernel->symbol, grid_x, grid_y,
+		                      grid_z, block_x, block_y, block_z, shared_bytes, threads,
+		                      kernel_bytes);
+	if (paged)
+		return launch_paged(paged, grid_x, grid_y, params[0], stream);
 	args = params[0];
 	wrong = args_wrong(kernel, args, grid_x);
 	if (wrong)

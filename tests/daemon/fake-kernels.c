@@ -117,3 +117,9 @@ bool fa_cpu_paged_tile(const struct fa_cpu_isa *isa, const struct fa_paged_reque
 		job->wrong = true;
 	return run_tile(job, tile, scratch);
 }
+
+void fa_paged_page_bytes(const struct fa_paged_cache *cache, int64_t *ret_k_bytes,
+                         int64_t *ret_v_bytes)
+{
+	*ret_k_bytes = *ret_v_bytes = 0;
+}

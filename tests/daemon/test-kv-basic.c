@@ -22,7 +22,7 @@ static struct kv_client client;
 static int start(void **state)
 {
 	static const struct fa_test_daemon_options options = {
-		.config = "[pool]\nbytes = 8M\nchunk_bytes = 1M\n",
+		.config = "[pool]\nbytes = 16M\nchunk_bytes = 2M\n",
 	};
 
 	fa_test_daemon_start(&daemon_process, &options);

@@ -23,7 +23,7 @@ static uint32_t numbers[256];
 static int start(void **state)
 {
 	static const struct fa_test_daemon_options options = {
-		.config = "[pool]\nbytes = 1M\nchunk_bytes = 256K\n"
+		.config = "[pool]\nbytes = 16M\nchunk_bytes = 2M\n"
 			  "[limits]\nsession_steps = 3\n",
 	};
 

@@ -25,7 +25,7 @@ static int start(void **state)
 	static const char *const args[] = { "--supervise", NULL };
 	static const struct fa_test_daemon_options options = {
 		.args = args,
-		.config = "[pool]\nbytes = 8M\nchunk_bytes = 1M\n",
+		.config = "[pool]\nbytes = 16M\nchunk_bytes = 2M\n",
 	};
 
 	fa_test_daemon_start(&supervisor, &options);

@@ -1,0 +1,355 @@
+#include "tests/cuda-driver/paged.h"
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- elements */
+
+static float load(enum fa_attention_dtype dtype, const void *at, int64_t i)
+{
+	uint32_t bits;
+	float value;
+
+	if (dtype == FA_ATTENTION_F32)
+		return ((const float *)at)[i];
+	bits = ((const uint16_t *)at)[i];
+	if (dtype == FA_ATTENTION_F16) {
+		const uint32_t exponent = bits >> 10 & 31, mantissa = bits & 1023;
+
+		value = exponent ? ldexpf((float)(mantissa | 1024), (int)exponent - 25)
+		                 : ldexpf((float)mantissa, -24);
+		return bits >> 15 ? -value : value;
+	}
+	bits <<= 16;
+	memcpy(&value, &bits, sizeof(value));
+	return value;
+}
+
+static void store(enum fa_attention_dtype dtype, void *at, int64_t i, float value)
+{
+	uint32_t bits;
+
+	if (dtype == FA_ATTENTION_F32) {
+		((float *)at)[i] = value;
+		return;
+	}
+	if (dtype == FA_ATTENTION_F16) {
+		int exponent;
+		float mantissa = frexpf(fabsf(value), &exponent);
+
+		bits = value < 0 ? 1u << 15 : 0;
+		if (value != 0 && exponent > -14)
+			bits |= (uint32_t)lrintf(ldexpf(mantissa, 11)) +
+			        ((uint32_t)(exponent + 13) << 10);
+		else
+			bits |= (uint32_t)lrintf(ldexpf(fabsf(value), 24));
+		((uint16_t *)at)[i] = (uint16_t)bits;
+		return;
+	}
+	memcpy(&bits, &value, sizeof(bits));
+	((uint16_t *)at)[i] = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+static int64_t element_bytes(enum fa_attention_dtype dtype)
+{
+	return dtype == FA_ATTENTION_F32 ? 4 : 2;
+}
+
+static char *row_of(const struct fa_cuda_tensor *tensor, int64_t token, int64_t head)
+{
+	return (char *)tensor->data + token * tensor->stride_token + head * tensor->stride_head;
+}
+
+/* K (or V) of a token and KV head. */
+static char *page_row(const struct fa_cuda_pages *pages, uint32_t table_start, int64_t token,
+                      int64_t head, bool v)
+{
+	const int64_t page_tokens = (int64_t)pages->page_strips * FA_CUDA_PAGED_STRIP;
+	const uint32_t slot = pages->table[table_start + (uint32_t)(token / page_tokens)];
+	const int64_t row = head * page_tokens + token % page_tokens;
+
+	return (v ? pages->v : pages->k) + (int64_t)slot * FA_PAGED_SLOT_BYTES +
+	       row * (v ? pages->v_row : pages->k_row);
+}
+
+/* ---- attention */
+
+/* A row of q. */
+struct row {
+	const struct fa_cuda_paged_attention *args;
+	const struct fa_cuda_paged_item *item;
+	enum fa_attention_dtype dtype;
+	uint32_t i; /* of the item's new tokens */
+	int32_t head;
+};
+
+static bool sees(const struct row *row, int64_t j, int64_t *ret_distance)
+{
+	const struct fa_cuda_paged_attention *args = row->args;
+	const struct fa_cuda_paged_item *item = row->item;
+	const int64_t old = (int64_t)item->n_k - item->n_q;
+	const bool tree = item->tree_start != FA_CUDA_PAGED_NO_TREE;
+	int64_t left = args->attention.window_left, right = args->attention.window_right;
+	int64_t p = old + row->i, k = j;
+
+	if (tree) {
+		const uint32_t *mask = args->tree + item->tree_start +
+		                       (size_t)row->i * ((item->n_q + 31) / 32);
+
+		if (j >= old && !(mask[(j - old) / 32] >> (j - old) % 32 & 1))
+			return false;
+		right = args->tree_right;
+		if (args->positions) {
+			p = args->positions[item->first_q + row->i];
+			k = j >= old ? args->positions[item->first_q + (j - old)] : j;
+		}
+	}
+	*ret_distance = k > p ? k - p : p - k;
+	return k >= p - left && k <= p + right;
+}
+
+static float score(const struct row *row, const float *q, int64_t j, int64_t distance)
+{
+	const struct fa_cuda_attention *a = &row->args->attention;
+	const char *k = page_row(&row->args->pages, row->item->table_start, j, row->head / a->group,
+	                         false);
+	double s = 0;
+
+	for (int32_t d = 0; d < a->head_dim; d++)
+		s += (double)q[d] * load(row->dtype, k, d);
+	if (a->cap_in != 0)
+		s = a->cap_out * M_LN2 * tanh(s * a->cap_in);
+	else
+		s *= a->scale_log2 * M_LN2;
+	if (a->alibi_slopes)
+		s -= a->alibi_slopes[row->head] * (double)distance;
+	return (float)s;
+}
+
+static void attend_row(const struct row *row)
+{
+	const struct fa_cuda_attention *a = &row->args->attention;
+	const int64_t token = row->item->first_q + row->i, n_k = row->item->n_k;
+	double *sum = calloc((size_t)a->head_dim_v, sizeof(*sum));
+	float *q = calloc((size_t)a->head_dim, sizeof(*q));
+	double top = a->sinks ? a->sinks[row->head] : -INFINITY;
+	double weight = a->sinks ? 1 : 0;
+	char *out = row_of(&a->out, token, row->head);
+	int64_t distance;
+
+	for (int32_t d = 0; d < a->head_dim; d++)
+		q[d] = load(row->dtype, row_of(&a->q, token, row->head), d);
+	for (int64_t j = row->item->first; j < n_k; j++) {
+		const char *v = page_row(&row->args->pages, row->item->table_start, j,
+		                         row->head / a->group, true);
+		double s, shrink, grow;
+
+		if (!sees(row, j, &distance))
+			continue;
+		s = score(row, q, j, distance);
+		shrink = s > top ? exp(top - s) : 1;
+		grow = s > top ? 1 : exp(s - top);
+		top = s > top ? s : top;
+		weight = weight * shrink + grow;
+		for (int32_t d = 0; d < a->head_dim_v; d++)
+			sum[d] = sum[d] * shrink + grow * load(row->dtype, v, d);
+	}
+	for (int32_t d = 0; d < a->head_dim_v; d++)
+		store(row->dtype, out, d, weight > 0 ? (float)(sum[d] / weight) : 0);
+	if (a->lse)
+		a->lse[token * a->lse_stride_token + row->head * a->lse_stride_head] =
+			weight > 0 ? (float)(top + log(weight)) : -INFINITY;
+	free(sum);
+	free(q);
+}
+
+static void attend(const struct fa_cuda_paged_launch *launch)
+{
+	const struct fa_cuda_paged_attention *args = &launch->args.attention;
+	const uint32_t heads = (uint32_t)args->attention.heads;
+	struct row row = { .args = args, .dtype = launch->kernel->dtype };
+
+	if (launch->kernel->kind == FA_CUDA_PAGED_DECODE) {
+		const uint64_t tiles = (uint64_t)args->tiles_each * launch->grid_x +
+		                       args->tiles_extra;
+
+		for (row.item = args->items;
+		     row.item == args->items ||
+		     row.item[-1].tile + (uint64_t)row.item[-1].parts * row.item[-1].tiles < tiles;
+		     row.item++)
+			for (row.i = 0; row.i < row.item->n_q; row.i++)
+				for (row.head = 0; row.head < args->attention.heads; row.head++)
+					attend_row(&row);
+		return;
+	}
+	for (uint32_t b = 0; b < launch->grid_x / (heads * (uint32_t)args->slices); b++) {
+		const uint32_t begin = args->blocks[b].row;
+
+		row.item = &args->items[args->blocks[b].item];
+		for (row.i = begin;
+		     row.i < row.item->n_q && row.i < begin + (uint32_t)launch->kernel->rows;
+		     row.i++)
+			for (row.head = 0; row.head < args->attention.heads; row.head++)
+				attend_row(&row);
+	}
+}
+
+/* ---- tokens and pages */
+
+static void rotate(const struct fa_cuda_paged_append *p, const char *from, char *to, int64_t at)
+{
+	const enum fa_attention_dtype dtype = (enum fa_attention_dtype)p->dtype;
+	const struct fa_cuda_rotary *rotary = &p->rotary;
+	float *row = calloc((size_t)p->head_dim, sizeof(*row));
+
+	for (int32_t d = 0; d < p->head_dim; d++)
+		row[d] = load(dtype, from, d);
+	if (at >= rotary->table_positions && rotary->cos)
+		at = (int64_t)rotary->table_positions - 1;
+	for (int32_t i = 0; i < rotary->half; i++) {
+		const double angle = 2 * M_PI * fmod((double)at * rotary->turns[i], 1);
+		const float c = rotary->cos ? rotary->cos[at * rotary->half + i]
+		                            : (float)cos(angle);
+		const float s = rotary->sin ? rotary->sin[at * rotary->half + i]
+		                            : (float)sin(angle);
+		float *x = &row[rotary->interleaved ? 2 * i : i];
+		float *y = &row[rotary->interleaved ? 2 * i + 1 : i + rotary->half];
+		const float old = *x;
+
+		*x = old * c - *y * s;
+		*y = *y * c + old * s;
+	}
+	for (int32_t d = 0; d < p->head_dim; d++)
+		store(dtype, to, d, row[d]);
+	free(row);
+}
+
+static void append_or_read(const struct fa_cuda_paged_append *p, bool read)
+{
+	const int64_t bytes = element_bytes((enum fa_attention_dtype)p->dtype);
+
+	for (int32_t b = 0; b < p->batch; b++)
+		for (uint32_t i = 0; i < p->items[b].n_q; i++) {
+			const struct fa_cuda_paged_item *item = &p->items[b];
+			const int64_t token = item->first_q + i;
+			const int64_t at = p->rotary.positions ? p->rotary.positions[token]
+			                                       : (int64_t)item->n_k - item->n_q + i;
+
+			for (int32_t h = 0; p->q.data && h < p->heads; h++)
+				rotate(p, row_of(&p->q, token, h), row_of(&p->q_out, token, h), at);
+			for (int32_t h = 0; h < p->kv_heads && item->append != item->n_k; h++) {
+				char *k = page_row(&p->pages, item->table_start, item->append + i,
+				                   h, false);
+				char *v = page_row(&p->pages, item->table_start, item->append + i,
+				                   h, true);
+
+				if (p->k.data && read)
+					memcpy(row_of(&p->k, token, h), k,
+					       (size_t)(p->head_dim * bytes));
+				else if (p->k.data)
+					rotate(p, row_of(&p->k, token, h), k, at);
+				if (p->v.data && read)
+					memcpy(row_of(&p->v, token, h), v,
+					       (size_t)(p->head_dim_v * bytes));
+				else if (p->v.data)
+					memcpy(v, row_of(&p->v, token, h),
+					       (size_t)(p->head_dim_v * bytes));
+			}
+		}
+}
+
+static void copy_pages(const struct fa_cuda_paged_copy *p, uint32_t pages, uint32_t layers)
+{
+	for (uint32_t i = 0; i < pages; i++)
+		for (uint32_t layer = 0; layer < layers; layer++) {
+			char *pool = p->pool + layer * p->layer_stride;
+			char *to = pool + (int64_t)p->to[i] * FA_PAGED_SLOT_BYTES, *from;
+
+			if (!p->from) {
+				memset(to, 0, (size_t)p->k_bytes);
+				memset(to + p->v_offset, 0, (size_t)p->v_bytes);
+				continue;
+			}
+			from = pool + (int64_t)p->from[i] * FA_PAGED_SLOT_BYTES;
+			memcpy(to, from, (size_t)p->k_bytes);
+			memcpy(to + p->v_offset, from + p->v_offset, (size_t)p->v_bytes);
+		}
+}
+
+static void move_tokens(const struct fa_cuda_paged_moves *p, uint32_t sequences, uint32_t layers)
+{
+	for (uint32_t b = 0; b < sequences; b++)
+		for (uint32_t layer = 0; layer < layers; layer++) {
+			const struct fa_cuda_paged_moved *moved = &p->sequences[b];
+			struct fa_cuda_pages pages = p->pages;
+
+			pages.k += layer * p->layer_stride;
+			pages.v += layer * p->layer_stride;
+			for (uint32_t i = moved->begin; i < moved->end; i++)
+				for (int32_t h = 0; h < p->kv_heads; h++) {
+					const int64_t to = moved->to + (i - moved->begin);
+
+					memmove(page_row(&pages, moved->table_start, to, h, false),
+					        page_row(&pages, moved->table_start, p->from[i], h,
+					                 false),
+					        p->k_bytes);
+					memmove(page_row(&pages, moved->table_start, to, h, true),
+					        page_row(&pages, moved->table_start, p->from[i], h,
+					                 true),
+					        p->v_bytes);
+				}
+		}
+}
+
+/* ---- launches */
+
+const char *fa_fake_paged_wrong(const struct fa_cuda_paged_launch *launch)
+{
+	const struct fa_cuda_paged_attention *a = &launch->args.attention;
+
+	switch (launch->kernel->kind) {
+	case FA_CUDA_PAGED_DECODE:
+	case FA_CUDA_PAGED_BAND:
+	case FA_CUDA_PAGED_RICH:
+		if (a->attention.head_dim > launch->kernel->dim ||
+		    a->slices * launch->kernel->dim_v < a->attention.head_dim_v)
+			return "head dims";
+		if (!a->items || !a->pages.table || !a->attention.q.data || !a->attention.out.data)
+			return "an array that is not there";
+		if (launch->kernel->kind == FA_CUDA_PAGED_DECODE && (!a->counters || !a->epoch))
+			return "no counters, or no epoch";
+		return NULL;
+	case FA_CUDA_PAGED_APPEND:
+	case FA_CUDA_PAGED_READ:
+		return launch->args.append.items && launch->args.append.pages.table
+		               ? NULL
+		               : "an array that is not there";
+	default:
+		return NULL;
+	}
+}
+
+void fa_fake_paged_run(const struct fa_cuda_paged_launch *launch)
+{
+	switch (launch->kernel->kind) {
+	case FA_CUDA_PAGED_DECODE:
+	case FA_CUDA_PAGED_BAND:
+	case FA_CUDA_PAGED_RICH:
+		attend(launch);
+		break;
+	case FA_CUDA_PAGED_APPEND:
+	case FA_CUDA_PAGED_READ:
+		append_or_read(&launch->args.append, launch->kernel->kind == FA_CUDA_PAGED_READ);
+		break;
+	case FA_CUDA_PAGED_COPY:
+		copy_pages(&launch->args.copy, launch->grid_x, launch->grid_y);
+		break;
+	case FA_CUDA_PAGED_MOVE:
+		move_tokens(&launch->args.moves, launch->grid_x, launch->grid_y);
+		break;
+	case FA_CUDA_PAGED_MERGE:
+		break;
+	}
+}
