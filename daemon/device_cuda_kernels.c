@@ -67,8 +67,7 @@ int fa_cuda_kernels_load(struct fa_device *device, struct fa_error *error)
 		const struct fa_cuda_kernel *kernel = &fa_cuda_kernels[i];
 
 		/* As fa_cuda_attention_plan() chooses. */
-		if (kernel->arch > device->chip.arch ||
-		    kernel->shared_bytes > device->chip.shared_bytes_max)
+		if (!fa_cuda_kernel_runs(kernel, &device->chip))
 			continue;
 		r = load_module(device, kernel->image, error);
 		if (r == 0)
