@@ -119,3 +119,15 @@ int fa_cudriver_fail(const struct fa_cudriver *driver, struct fa_error *error, C
 	return fa_fail(error, fa_cudriver_errno(result), "%s: %s, %s", doing,
 	               name ? name : "an unknown error", text ? text : "no description");
 }
+
+CUresult fa_cudriver_map(const struct fa_cudriver *driver, const void *address,
+                         const uint64_t dims[4], const uint64_t strides[3], const uint32_t box[4],
+                         void *ret_map)
+{
+	static const cuuint32_t ones[] = { 1, 1, 1, 1 };
+
+	return driver->cuTensorMapEncodeTiled(
+		ret_map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 4, (void *)address, dims, strides, box,
+		ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+		CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+}

@@ -31,6 +31,12 @@ typedef unsigned int CUfunction_attribute;
 typedef unsigned int CUpointer_attribute;
 typedef unsigned int CUmemAllocationHandleType;
 typedef unsigned int CUmemAllocationGranularity_flags;
+typedef uint32_t cuuint32_t;
+typedef unsigned int CUtensorMapDataType;
+typedef unsigned int CUtensorMapInterleave;
+typedef unsigned int CUtensorMapSwizzle;
+typedef unsigned int CUtensorMapL2promotion;
+typedef unsigned int CUtensorMapFloatOOBfill;
 
 typedef struct {
 	char bytes[16];
@@ -62,6 +68,11 @@ typedef struct {
 	CUmemLocation location;
 	unsigned int flags;
 } CUmemAccessDesc;
+
+/* Its alignment is 64 at first, 128 later. */
+typedef struct {
+	cuuint64_t opaque[16];
+} __attribute__((aligned(128))) CUtensorMap;
 
 enum {
 	CUDA_SUCCESS = 0,
@@ -153,6 +164,11 @@ enum {
 	CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
 	CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0,
 	CU_MEM_ALLOC_GRANULARITY_RECOMMENDED = 1,
+	CU_TENSOR_MAP_DATA_TYPE_UINT16 = 1,
+	CU_TENSOR_MAP_INTERLEAVE_NONE = 0,
+	CU_TENSOR_MAP_SWIZZLE_128B = 3,
+	CU_TENSOR_MAP_L2_PROMOTION_L2_256B = 3,
+	CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE = 0,
 };
 
 #define CU_MEMHOSTALLOC_PORTABLE 0x01
@@ -252,7 +268,13 @@ enum {
 	X(cuLaunchKernel,                                                                          \
 	  (CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,     \
 	   unsigned int block_x, unsigned int block_y, unsigned int block_z,                       \
-	   unsigned int shared_bytes, CUstream stream, void **params, void **extra))
+	   unsigned int shared_bytes, CUstream stream, void **params, void **extra))               \
+	X(cuTensorMapEncodeTiled,                                                                  \
+	  (CUtensorMap * ret_map, CUtensorMapDataType type, cuuint32_t rank, void *address,        \
+	   const cuuint64_t *dims, const cuuint64_t *strides, const cuuint32_t *box,               \
+	   const cuuint32_t *element_strides, CUtensorMapInterleave interleave,                    \
+	   CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,                           \
+	   CUtensorMapFloatOOBfill fill))
 
 /* driver->cuMemAlloc(...) and so on. */
 struct fa_cudriver {
@@ -285,3 +307,13 @@ int fa_cudriver_errno(CUresult result);
 /* Writes "DOING: NAME, description" and returns fa_cudriver_errno(@result). */
 int fa_cudriver_fail(const struct fa_cudriver *driver, struct fa_error *error, CUresult result,
                      const char *doing);
+
+/*
+ * The map by which kernels find a tensor of 16-bit elements and four dims, in boxes of
+ * 128 bytes by @box[1] rows, swizzled as wgmma reads them; what lies outside of the tensor
+ * is read as 0. @strides, in bytes, are those of all dims but the first. Touches no
+ * device. @ret_map is 128 bytes, aligned to as many.
+ */
+CUresult fa_cudriver_map(const struct fa_cudriver *driver, const void *address,
+                         const uint64_t dims[4], const uint64_t strides[3], const uint32_t box[4],
+                         void *ret_map);

@@ -158,7 +158,7 @@ static int find_device(struct fa_device *device, const char *wanted, struct fa_e
 static int ask_device(struct fa_device *device, struct fa_error *error)
 {
 	const struct fa_cudriver *driver = &device->driver;
-	int major = 0, minor = 0, shared = 0, l2 = 0, unified = 0;
+	int major = 0, minor = 0, shared = 0, l2 = 0, sms = 0, unified = 0;
 	const struct {
 		CUdevice_attribute attribute;
 		int *value;
@@ -167,6 +167,7 @@ static int ask_device(struct fa_device *device, struct fa_error *error)
 		{ CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, &minor },
 		{ CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, &shared },
 		{ CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, &l2 },
+		{ CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, &sms },
 		{ CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, &unified },
 	};
 	struct fa_device_info *info = &device->info;
@@ -190,6 +191,7 @@ static int ask_device(struct fa_device *device, struct fa_error *error)
 		.arch = 10 * major + minor,
 		.shared_bytes_max = shared,
 		.l2_bytes = l2,
+		.sms = sms,
 	};
 	snprintf(info->backend, sizeof(info->backend), "cuda");
 	memcpy(info->uuid, uuid.bytes, sizeof(info->uuid));

@@ -64,8 +64,7 @@ int fa_cuda_kernels_load(struct fa_device *device, struct fa_error *error)
 		char name[48];
 
 		/* As fa_cuda_attention_plan() chooses. */
-		if (kernel->arch > device->chip.arch ||
-		    kernel->shared_bytes > device->chip.shared_bytes_max)
+		if (!fa_cuda_kernel_runs(kernel, &device->chip))
 			continue;
 		snprintf(name, sizeof(name), "module %d of its GPU kernels", (int)kernel->image);
 		r = load_module(device, &fa_cuda_images[kernel->image], name,

@@ -142,8 +142,18 @@ static CUresult copy_vectors(struct fa_device *device, struct fa_cuda_stream *st
 static CUresult launch_kernel(struct fa_device *device, struct fa_cuda_stream *stream,
                               struct fa_cuda_launch *launch)
 {
-	void *params[] = { &launch->args };
+	struct fa_cuda_maps maps;
+	void *params[] = { &launch->args, &maps };
+	CUresult result;
 
+	for (uint32_t i = 0; i < launch->n_maps; ++i) {
+		const struct fa_cuda_map *map = &launch->maps[i];
+
+		result = fa_cudriver_map(&device->driver, map->data, map->dims, map->strides,
+		                         map->box, &maps.maps[i]);
+		if (result)
+			return result;
+	}
 	return device->driver.cuLaunchKernel(
 		device->functions[launch->kernel - fa_cuda_kernels], launch->grid, 1, 1,
 		(unsigned int)launch->kernel->threads, 1, 1,

@@ -151,12 +151,12 @@ static CUresult copy(struct fa_device *device, CUstream stream, const struct spa
 	return result;
 }
 
-static void redirect(struct fa_cuda_tensor *tensor, const struct span *span)
+static void redirect(const void **data, const struct span *span)
 {
-	const uint64_t at = (uint64_t)tensor->data;
+	const uint64_t at = (uint64_t)*data;
 
 	if (at >= span->begin && at < span->end)
-		tensor->data = (const void *)(span->staged_at + (at - span->begin));
+		*data = (const void *)(span->staged_at + (at - span->begin));
 }
 
 CUresult fa_cuda_stage(struct fa_device *device, CUstream stream, const struct fa_device_work *work,
@@ -190,8 +190,10 @@ CUresult fa_cuda_stage(struct fa_device *device, CUstream stream, const struct f
 	for (int i = 0; i < 2; ++i) {
 		if (!spans[i].memory)
 			continue;
-		redirect(&launch->args.k, &spans[i]);
-		redirect(&launch->args.v, &spans[i]);
+		redirect(&launch->args.k.data, &spans[i]);
+		redirect(&launch->args.v.data, &spans[i]);
+		redirect(&launch->maps[FA_CUDA_MAP_K].data, &spans[i]);
+		redirect(&launch->maps[FA_CUDA_MAP_V].data, &spans[i]);
 	}
 	return CUDA_SUCCESS;
 }

@@ -8,20 +8,20 @@ static int load(struct fa_gpu *gpu, struct fa_error *error)
 	const struct fa_cudriver *driver = &gpu->driver;
 	CUresult result;
 
-	for (int i = 0; i < FA_CUDA_IMAGES; i++) {
-		result = driver->cuModuleLoadData(&gpu->modules[i], fa_cuda_images[i].data);
-		if (result != CUDA_SUCCESS)
-			return fa_cudriver_fail(driver, error, result, "loading the kernels");
-	}
 	gpu->kernels = calloc(fa_cuda_kernels_count, sizeof(gpu->kernels[0]));
 	if (!gpu->kernels)
 		return fa_fail(error, -ENOMEM, "no memory for a table of kernels");
 	for (size_t i = 0; i < fa_cuda_kernels_count; i++) {
 		const struct fa_cuda_kernel *kernel = &fa_cuda_kernels[i];
 
-		if (kernel->arch > gpu->chip.arch ||
-		    kernel->shared_bytes > gpu->chip.shared_bytes_max)
+		if (!fa_cuda_kernel_runs(kernel, &gpu->chip))
 			continue;
+		result = CUDA_SUCCESS;
+		if (!gpu->modules[kernel->image])
+			result = driver->cuModuleLoadData(&gpu->modules[kernel->image],
+			                                  fa_cuda_images[kernel->image].data);
+		if (result != CUDA_SUCCESS)
+			return fa_cudriver_fail(driver, error, result, "loading the kernels");
 		result = driver->cuModuleGetFunction(&gpu->kernels[i], gpu->modules[kernel->image],
 		                                     kernel->symbol);
 		if (result == CUDA_SUCCESS)
@@ -82,6 +82,7 @@ static int describe(struct fa_gpu *gpu, struct fa_error *error)
 		.arch = 10 * major + minor,
 		.shared_bytes_max = shared,
 		.l2_bytes = l2,
+		.sms = gpu->sms,
 	};
 	return 0;
 }
@@ -164,7 +165,8 @@ int fa_gpu_launch(struct fa_gpu *gpu, const struct fa_attention_params *params,
 {
 	const struct fa_cuda_kernel *kernel;
 	struct fa_cuda_launch launch;
-	void *args[] = { &launch.args };
+	struct fa_cuda_maps maps;
+	void *args[] = { &launch.args, &maps };
 	CUresult result;
 	int r;
 
@@ -172,6 +174,15 @@ int fa_gpu_launch(struct fa_gpu *gpu, const struct fa_attention_params *params,
 	if (r < 0 || !launch.grid)
 		return r;
 	kernel = launch.kernel;
+	for (uint32_t i = 0; i < launch.n_maps; i++) {
+		const struct fa_cuda_map *map = &launch.maps[i];
+
+		result = fa_cudriver_map(&gpu->driver, map->data, map->dims, map->strides, map->box,
+		                         &maps.maps[i]);
+		if (result != CUDA_SUCCESS)
+			return fa_cudriver_fail(&gpu->driver, error, result,
+			                        "describing the tensors");
+	}
 	result = gpu->driver.cuLaunchKernel(gpu->kernels[kernel - fa_cuda_kernels], launch.grid, 1,
 	                                    1, (unsigned int)kernel->threads, 1, 1,
 	                                    (unsigned int)kernel->shared_bytes, gpu->stream, args,

@@ -72,6 +72,75 @@ static bool params_aligned(const struct fa_attention_params *params)
 	       tensor_aligned(params, &params->out, params->seqlen_q, params->heads);
 }
 
+/* What of @tensor a kernel that copies by TMA sees: @dim columns, in boxes of @rows. A
+ * ragged batch is one sequence. */
+static struct fa_cuda_map map(const struct fa_attention_params *params,
+                              const struct fa_attention_tensor *tensor, int64_t tokens,
+                              int32_t heads, int32_t dim, int32_t rows)
+{
+	const uint64_t bytes = (uint64_t)element_bytes(params);
+	const int32_t batch = params->cu_seqlens_q ? 1 : params->batch;
+
+	/* Strides of dims of size 1 are never used, but must be such as strides may be. */
+	return (struct fa_cuda_map){
+		.data = tensor->data,
+		.dims = { (uint64_t)dim, (uint64_t)tokens, (uint64_t)heads, (uint64_t)batch },
+		.strides = { tokens > 1 ? (uint64_t)tensor->stride_token * bytes : 16,
+		             heads > 1 ? (uint64_t)tensor->stride_head * bytes : 16,
+		             batch > 1 ? (uint64_t)tensor->stride_batch * bytes : 16 },
+		.box = { 64, (uint32_t)rows, 1, 1 },
+	};
+}
+
+static int64_t tokens_of(const struct fa_attention_params *params, const uint32_t *cu_seqlens,
+                         int64_t seqlen)
+{
+	return cu_seqlens ? cu_seqlens[params->batch] : seqlen;
+}
+
+static void make_maps(const struct fa_cuda_kernel *kernel, const struct fa_attention_params *params,
+                      struct fa_cuda_map maps[FA_CUDA_MAPS])
+{
+	const int64_t n_q = tokens_of(params, params->cu_seqlens_q, params->seqlen_q);
+	const int64_t n_k = tokens_of(params, params->cu_seqlens_k, params->seqlen_k);
+
+	maps[FA_CUDA_MAP_Q] = map(params, &params->q, n_q, params->heads, params->head_dim,
+	                          kernel->rows_q);
+	maps[FA_CUDA_MAP_K] = map(params, &params->k, n_k, params->kv_heads, params->head_dim,
+	                          kernel->keys);
+	maps[FA_CUDA_MAP_V] = map(params, &params->v, n_k, params->kv_heads, params->head_dim_v,
+	                          kernel->keys);
+}
+
+/* Whether TMA can move the tensors: strides are multiples of 16 bytes, of 40 bits and not
+ * 0, coordinates of 31 bits, and nothing is empty. */
+static bool params_mapped(const struct fa_cuda_kernel *kernel,
+                          const struct fa_attention_params *params)
+{
+	struct fa_cuda_map maps[FA_CUDA_MAPS];
+
+	make_maps(kernel, params, maps);
+	for (int m = 0; m < FA_CUDA_MAPS; m++) {
+		const struct fa_cuda_map *map = &maps[m];
+
+		if ((uintptr_t)map->data % 16)
+			return false;
+		for (int i = 0; i < 4; i++)
+			if (map->dims[i] == 0 || map->dims[i] > INT32_MAX)
+				return false;
+		for (int i = 0; i < 3; i++)
+			if (map->strides[i] % 16 || map->strides[i] == 0 || map->strides[i] >> 40)
+				return false;
+	}
+	return true;
+}
+
+bool fa_cuda_kernel_runs(const struct fa_cuda_kernel *kernel, const struct fa_cuda_chip *chip)
+{
+	return chip->arch >= kernel->arch && chip->arch < kernel->arch_end &&
+	       kernel->shared_bytes <= chip->shared_bytes_max;
+}
+
 bool fa_cuda_kernel_covers(const struct fa_cuda_kernel *kernel,
                            const struct fa_attention_params *params)
 {
@@ -83,6 +152,8 @@ bool fa_cuda_kernel_covers(const struct fa_cuda_kernel *kernel,
 		return true;
 	if (params->softcap > 0 || params->alibi_slopes || params->sinks || !(params->scale > 0) ||
 	    !params_aligned(params))
+		return false;
+	if (kernel->keys && !params_mapped(kernel, params))
 		return false;
 	if (kernel->kind == FA_CUDA_BAND)
 		return true;
@@ -121,6 +192,58 @@ static int32_t section(const struct fa_cuda_chip *chip, const struct fa_cuda_ker
 		return 1;
 	wide = kv_bytes > 0 ? chip->l2_bytes / 2 / kv_bytes * group : triples;
 	return wide < 1 ? 1 : wide > triples ? triples : (int32_t)wide;
+}
+
+/* The keys that a row sees, in the mean, of a sequence of the longest. */
+static int64_t keys_seen(const struct fa_cuda_attention *args)
+{
+	const bool left = args->window_left < FA_CUDA_WINDOW_MAX;
+	const bool right = args->window_right < FA_CUDA_WINDOW_MAX;
+	int64_t keys = args->seqlen_k, window;
+
+	if (left && right) {
+		window = (int64_t)args->window_left + args->window_right + 1;
+		return window < keys ? window : keys;
+	}
+	/* A triangle is missing, at the end or at the beginning. */
+	if (left || right)
+		keys -= (args->seqlen_q < args->seqlen_k ? args->seqlen_q : args->seqlen_k) / 2;
+	return keys;
+}
+
+/*
+ * How many blocks of threads an SM has to compute one after another, so that each takes
+ * about BLOCK_NS or one unit: what is more urgent gets an SM only when a block ends there.
+ * Longer blocks would be faster by what it takes to begin one, about 2 us.
+ */
+#define BLOCK_NS 200000
+#define SM_FLOPS_PER_NS 6000 /* of an H200 */
+
+static int64_t waves(const struct fa_cuda_chip *chip, const struct fa_cuda_launch *launch)
+{
+	const struct fa_cuda_kernel *kernel = launch->kernel;
+	const double flops = 2.0 * (double)launch->grid * kernel->rows *
+	                     (launch->args.pairs ? 2 : 1) * (double)keys_seen(&launch->args) *
+	                     (kernel->dim + kernel->dim_v);
+
+	return (int64_t)(flops / SM_FLOPS_PER_NS / BLOCK_NS / chip->sms) + 1;
+}
+
+/* Blocks of threads that each compute several blocks of rows, one after another. */
+static void chain(const struct fa_cuda_chip *chip, struct fa_cuda_launch *launch)
+{
+	struct fa_cuda_attention *args = &launch->args;
+	int64_t blocks;
+
+	args->pairs = launch->kernel->kind != FA_CUDA_FULL;
+	args->units_m = args->pairs ? (args->blocks_m + 1) / 2 : args->blocks_m;
+	launch->grid = (uint32_t)args->units_m * (uint32_t)args->triples;
+	/* Of a ragged batch nobody knows here which units are empty. */
+	if (args->cu_seqlens_q || chip->sms <= 0)
+		return;
+	blocks = waves(chip, launch) * chip->sms;
+	if (blocks < launch->grid)
+		launch->grid = (uint32_t)blocks;
 }
 
 int fa_cuda_attention_plan_on(const struct fa_cuda_chip *chip, const struct fa_cuda_kernel *kernel,
@@ -179,6 +302,11 @@ int fa_cuda_attention_plan_on(const struct fa_cuda_chip *chip, const struct fa_c
 		args->cap_out = (float)(params->softcap * M_LOG2E);
 	}
 	launch.grid = (uint32_t)(blocks_m * triples);
+	if (kernel->keys) {
+		launch.n_maps = FA_CUDA_MAPS;
+		make_maps(kernel, params, launch.maps);
+		chain(chip, &launch);
+	}
 	*ret_launch = launch;
 	return 0;
 }
@@ -192,7 +320,9 @@ static int64_t cost(const struct fa_cuda_kernel *kernel, const struct fa_attenti
 	/* Every slice of V computes the dot products anew. */
 	const int64_t slices = (params->head_dim_v + kernel->dim_v - 1) / kernel->dim_v;
 
-	return slices * (kernel->dim + kernel->dim_v) * weight[kernel->kind];
+	/* wgmma does twice as much in a time. */
+	return slices * (kernel->dim + kernel->dim_v) * weight[kernel->kind] *
+	       (kernel->keys ? 1 : 2);
 }
 
 int fa_cuda_attention_plan(const struct fa_cuda_chip *chip,
@@ -204,8 +334,8 @@ int fa_cuda_attention_plan(const struct fa_cuda_chip *chip,
 	for (size_t i = 0; i < fa_cuda_kernels_count; i++) {
 		const struct fa_cuda_kernel *kernel = &fa_cuda_kernels[i];
 
-		if (chip->arch >= kernel->arch && kernel->shared_bytes <= chip->shared_bytes_max &&
-		    fa_cuda_kernel_covers(kernel, params) &&
+		if (fa_cuda_kernel_runs(kernel, chip) && fa_cuda_kernel_covers(kernel, params) &&
+		    params->seqlen_k <= kernel->seqlen_k_max &&
 		    (!best || cost(kernel, params) < cost(best, params)))
 			best = kernel;
 	}

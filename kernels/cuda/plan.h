@@ -1,12 +1,13 @@
 /*
  * From a request to a launch: pure functions over the table of built kernels. They
- * touch no device and no tensor, so that every choice can be tested, and printed,
+ * touch no device and no tensor (cu_seqlens they read), so that every choice can be tested, and printed,
  * without a GPU.
  */
 #pragma once
 
 #include "kernels/attention.h"
 #include "kernels/cuda/common/args.h"
+#include "kernels/cuda/common/maps.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -16,6 +17,8 @@ enum fa_cuda_image {
 	FA_CUDA_IMAGE_SM80_F16,
 	FA_CUDA_IMAGE_SM80_BF16,
 	FA_CUDA_IMAGE_SM80_F32,
+	FA_CUDA_IMAGE_SM90_F16,
+	FA_CUDA_IMAGE_SM90_BF16,
 	FA_CUDA_IMAGES,
 };
 
@@ -36,6 +39,10 @@ struct fa_cuda_kernel {
 	int32_t rows;       /* query rows of a block */
 	int32_t threads;
 	int32_t shared_bytes;
+	int32_t arch_end;     /* the oldest after @arch that does not, or INT32_MAX */
+	int32_t keys;         /* tokens of a box of K and V for those that copy by TMA; else 0 */
+	int32_t rows_q;       /* likewise of Q */
+	int32_t seqlen_k_max; /* the longest sequence of keys that is best served by it */
 };
 
 extern const struct fa_cuda_kernel fa_cuda_kernels[];
@@ -46,13 +53,28 @@ struct fa_cuda_chip {
 	int32_t arch;             /* 10 * major + minor of the compute capability */
 	int32_t shared_bytes_max; /* CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN */
 	int64_t l2_bytes;
+	int32_t sms; /* CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT */
+};
+
+/* A tensor as TMA is to see it, of four dims of 16-bit elements. */
+struct fa_cuda_map {
+	const void *data;
+	uint64_t dims[4];
+	uint64_t strides[3]; /* of all but the first, in bytes */
+	uint32_t box[4];
 };
 
 struct fa_cuda_launch {
 	const struct fa_cuda_kernel *kernel;
 	uint32_t grid; /* blocks, along x; 0: there is nothing to compute, launch nothing */
-	struct fa_cuda_attention args; /* the kernel's only parameter */
+	struct fa_cuda_attention args; /* the kernel's first parameter */
+	/* What its second, struct fa_cuda_maps, is made of, if it has one. */
+	uint32_t n_maps; /* FA_CUDA_MAPS or 0 */
+	struct fa_cuda_map maps[FA_CUDA_MAPS];
 };
+
+/* Whether the chip runs @kernel. */
+bool fa_cuda_kernel_runs(const struct fa_cuda_kernel *kernel, const struct fa_cuda_chip *chip);
 
 /* Whether @kernel computes @params, as far as its table row says; not whether it fits
  * a chip. */

@@ -1,6 +1,9 @@
 /* The table of built kernels, made from the lists that also instantiate them. */
 #include "kernels/cuda/plan.h"
 #include "kernels/cuda/sm80/kernels.h"
+#include "kernels/cuda/sm90/kernels.h"
+
+#include <stdint.h>
 
 #define ROW_16(type, TYPE, kind_, KIND, dim_, dim_v_, warps, atoms, split, keys, stages, blocks)   \
 	{                                                                                          \
@@ -15,6 +18,8 @@
 		.threads = (warps)*32,                                                             \
 		.shared_bytes = FA_SM80_SHARED_BYTES(dim_, dim_v_, warps, atoms, split, keys,      \
 		                                     stages),                                      \
+		.arch_end = INT32_MAX,                                                             \
+		.seqlen_k_max = INT32_MAX,                                                         \
 	},
 #define ROW_F16(...) ROW_16(f16, F16, __VA_ARGS__)
 #define ROW_BF16(...) ROW_16(bf16, BF16, __VA_ARGS__)
@@ -30,13 +35,38 @@
 		.rows = 16 * (rows_),                                                              \
 		.threads = FA_SM80_F32_THREADS,                                                    \
 		.shared_bytes = FA_SM80_F32_SHARED_BYTES(dim_, dim_v_, rows_, keys_),              \
+		.arch_end = INT32_MAX,                                                             \
+		.seqlen_k_max = INT32_MAX,                                                         \
 	},
+/* Code for sm_90a runs on compute capability 9.0 and nowhere else. */
+#define ROW_SM90(type, TYPE, name, KIND, dim_, dim_v_, groups, keys_, stages, q_slots, turns,      \
+                 seqlen_k_max_)                                                                    \
+	{                                                                                          \
+		.symbol = "fa_sm90_forward_" #type "_d" #dim_ "_v" #dim_v_ "_" #name,              \
+		.image = FA_CUDA_IMAGE_SM90_##TYPE,                                                \
+		.dtype = FA_ATTENTION_##TYPE,                                                      \
+		.kind = FA_CUDA_##KIND,                                                            \
+		.arch = 90,                                                                        \
+		.dim = dim_,                                                                       \
+		.dim_v = dim_v_,                                                                   \
+		.rows = (groups)*FA_SM90_GROUP_ROWS,                                               \
+		.threads = ((groups) + 1) * 128,                                                   \
+		.shared_bytes = FA_SM90_SHARED_BYTES(dim_, dim_v_, keys_, stages, q_slots),        \
+		.arch_end = 91,                                                                    \
+		.keys = keys_,                                                                     \
+		.rows_q = FA_SM90_GROUP_ROWS,                                                      \
+		.seqlen_k_max = seqlen_k_max_,                                                     \
+	},
+#define ROW_SM90_F16(...) ROW_SM90(f16, F16, __VA_ARGS__)
+#define ROW_SM90_BF16(...) ROW_SM90(bf16, BF16, __VA_ARGS__)
 
 const struct fa_cuda_kernel fa_cuda_kernels[] = {
 	/* clang-format off */
 	FA_SM80_FORWARD(ROW_F16)
 	FA_SM80_FORWARD(ROW_BF16)
 	FA_SM80_FORWARD_F32(ROW_F32)
+	FA_SM90_FORWARD(ROW_SM90_F16)
+	FA_SM90_FORWARD(ROW_SM90_BF16)
 	/* clang-format on */
 };
 

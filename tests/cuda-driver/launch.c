@@ -296,9 +296,13 @@ static const char *args_wrong(const struct fa_cuda_kernel *kernel,
 		return "head dims";
 	if (args->blocks_m != (args->seqlen_q + kernel->rows - 1) / kernel->rows)
 		return "blocks_m";
-	if (args->triples % (args->slices * args->heads) ||
-	    grid != (uint64_t)args->blocks_m * (uint64_t)args->triples)
-		return "triples or the grid";
+	if (args->triples % (args->slices * args->heads))
+		return "triples";
+	if (kernel->keys
+	            ? args->units_m != (args->pairs ? (args->blocks_m + 1) / 2 : args->blocks_m) ||
+	                      grid > (uint64_t)args->units_m * (uint64_t)args->triples
+	            : grid != (uint64_t)args->blocks_m * (uint64_t)args->triples)
+		return "the grid";
 	if (!args->cu_seqlens_q != !args->cu_seqlens_k)
 		return "cu_seqlens";
 	if (kernel->kind != FA_CUDA_RICH &&
@@ -308,6 +312,85 @@ static const char *args_wrong(const struct fa_cuda_kernel *kernel,
 	if (kernel->kind == FA_CUDA_FULL &&
 	    (args->window_left != FA_CUDA_WINDOW_MAX || args->window_right != FA_CUDA_WINDOW_MAX))
 		return "a window";
+	return NULL;
+}
+
+/* What a map here holds: enough to compare it with the request. */
+struct map {
+	const void *data;
+	uint64_t dims[4];
+	uint64_t strides[3];
+};
+
+CUresult cuTensorMapEncodeTiled(CUtensorMap *ret_map, CUtensorMapDataType type, cuuint32_t rank,
+                                void *address, const cuuint64_t *dims, const cuuint64_t *strides,
+                                const cuuint32_t *box, const cuuint32_t *element_strides,
+                                CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                                CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill)
+{
+	struct map *map = (struct map *)ret_map;
+
+	FA_FAKE_ENTER(cuTensorMapEncodeTiled, FA_FAKE_INIT);
+	if ((uintptr_t)ret_map % 64 || type != CU_TENSOR_MAP_DATA_TYPE_UINT16 || rank != 4 ||
+	    (uintptr_t)address % 16 || interleave != CU_TENSOR_MAP_INTERLEAVE_NONE ||
+	    swizzle != CU_TENSOR_MAP_SWIZZLE_128B ||
+	    promotion > CU_TENSOR_MAP_L2_PROMOTION_L2_256B ||
+	    fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
+		return CUDA_ERROR_INVALID_VALUE;
+	for (int i = 0; i < 4; ++i)
+		if (!dims[i] || dims[i] > 1ull << 32 || !box[i] || box[i] > 256 ||
+		    element_strides[i] != 1 || (i < 3 && (strides[i] % 16 || strides[i] >> 40)))
+			return CUDA_ERROR_INVALID_VALUE;
+	if (box[0] * 2 > 128)
+		return CUDA_ERROR_INVALID_VALUE;
+	memset(map, 0, sizeof(*ret_map));
+	map->data = address;
+	memcpy(map->dims, dims, sizeof(map->dims));
+	memcpy(map->strides, strides, sizeof(map->strides));
+	return CUDA_SUCCESS;
+}
+
+/* Whether @map is of @tensor: strides of dims of size 1 are never used. */
+static bool map_is_of(const void *where, const struct fa_cuda_tensor *tensor, int64_t dim,
+                      int64_t tokens, int64_t heads, int64_t batch)
+{
+	const uint64_t dims[] = { (uint64_t)dim, (uint64_t)tokens, (uint64_t)heads,
+		                  (uint64_t)batch };
+	const int64_t strides[] = { tensor->stride_token, tensor->stride_head,
+		                    tensor->stride_batch };
+	const struct map *map = where;
+
+	if (map->data != tensor->data || memcmp(map->dims, dims, sizeof(dims)))
+		return false;
+	for (int i = 0; i < 3; ++i)
+		if (dims[i + 1] > 1 && map->strides[i] != (uint64_t)strides[i])
+			return false;
+	return true;
+}
+
+/* The same for the maps that a kernel takes besides its args; ragged lengths are known to
+ * the GPU alone, later. */
+static const char *maps_wrong(const struct fa_cuda_kernel *kernel,
+                              const struct fa_cuda_attention *args, const struct fa_cuda_maps *maps)
+{
+	const bool ragged = args->cu_seqlens_q;
+	const int64_t batch = ragged ? 1 : args->triples / args->slices / args->heads;
+	const int64_t n_q =
+		ragged ? (int64_t)((const struct map *)&maps->maps[FA_CUDA_MAP_Q])->dims[1]
+		       : args->seqlen_q;
+	const int64_t n_k =
+		ragged ? (int64_t)((const struct map *)&maps->maps[FA_CUDA_MAP_K])->dims[1]
+		       : args->seqlen_k;
+	const int64_t kv_heads = args->heads / args->group;
+
+	if (!map_is_of(&maps->maps[FA_CUDA_MAP_Q], &args->q, args->head_dim, n_q, args->heads,
+	               batch))
+		return "the map of q";
+	if (!map_is_of(&maps->maps[FA_CUDA_MAP_K], &args->k, args->head_dim, n_k, kv_heads, batch))
+		return "the map of k";
+	if (!map_is_of(&maps->maps[FA_CUDA_MAP_V], &args->v, args->head_dim_v, n_k, kv_heads,
+	               batch))
+		return "the map of v";
 	return NULL;
 }
 
@@ -573,6 +656,8 @@ CUresult cuLaunchKernel(CUfunction value, unsigned int grid_x, unsigned int grid
 		return launch_paged(paged, grid_x, grid_y, params[0], stream);
 	args = params[0];
 	wrong = args_wrong(kernel, args, grid_x);
+	if (!wrong && kernel->keys)
+		wrong = maps_wrong(kernel, args, params[1]);
 	if (wrong)
 		return fa_fake_misuse(CUDA_ERROR_INVALID_VALUE, "%s: wrong: %s", kernel->symbol,
 		                      wrong);

@@ -46,14 +46,17 @@ static int attribute(struct fa_gpu *gpu, CUdevice_attribute which)
 
 static void load(struct fa_gpu *gpu)
 {
-	for (int i = 0; i < FA_CUDA_IMAGES; i++)
-		MUST(cuModuleLoadData(&gpu->images[i], fa_cuda_images[i].data));
 	gpu->kernels = calloc(fa_cuda_kernels_count, sizeof(*gpu->kernels));
 	if (!gpu->kernels)
 		abort();
 	for (size_t i = 0; i < fa_cuda_kernels_count; i++) {
 		const struct fa_cuda_kernel *kernel = &fa_cuda_kernels[i];
 
+		if (!fa_cuda_kernel_runs(kernel, &gpu->chip))
+			continue;
+		if (!gpu->images[kernel->image])
+			MUST(cuModuleLoadData(&gpu->images[kernel->image],
+			                      fa_cuda_images[kernel->image].data));
 		MUST(cuModuleGetFunction(&gpu->kernels[i], gpu->images[kernel->image],
 		                         kernel->symbol));
 		if (kernel->shared_bytes <= gpu->chip.shared_bytes_max)
@@ -99,6 +102,7 @@ struct fa_gpu *fa_gpu_open(void)
 		gpu, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
 	gpu->chip.l2_bytes = attribute(gpu, CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE);
 	gpu->sms = attribute(gpu, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+	gpu->chip.sms = gpu->sms;
 	load(gpu);
 	MUST(cuEventCreate(&gpu->start, CU_EVENT_DEFAULT));
 	MUST(cuEventCreate(&gpu->stop, CU_EVENT_DEFAULT));
@@ -117,7 +121,8 @@ struct fa_gpu *fa_gpu_close(struct fa_gpu *gpu)
 	MUST(cuEventDestroy(gpu->stop));
 	MUST(cuModuleUnload(gpu->reference));
 	for (int i = 0; i < FA_CUDA_IMAGES; i++)
-		MUST(cuModuleUnload(gpu->images[i]));
+		if (gpu->images[i])
+			MUST(cuModuleUnload(gpu->images[i]));
 	MUST(cuDevicePrimaryCtxRelease(gpu->device));
 	free(gpu->kernels);
 	free(gpu);
@@ -146,6 +151,20 @@ void fa_gpu_free(struct fa_gpu *gpu, uint64_t address)
 {
 	if (address)
 		MUST(cuMemFree(address));
+}
+
+uint64_t fa_gpu_alloc_shared(struct fa_gpu *gpu, size_t bytes)
+{
+	void *at;
+
+	MUST(cuMemHostAlloc(&at, bytes, CU_MEMHOSTALLOC_PORTABLE));
+	return (uint64_t)(uintptr_t)at;
+}
+
+void fa_gpu_free_shared(struct fa_gpu *gpu, uint64_t address)
+{
+	if (address)
+		MUST(cuMemFreeHost((void *)(uintptr_t)address));
 }
 
 void fa_gpu_upload(struct fa_gpu *gpu, uint64_t to, const void *from, size_t bytes)
@@ -204,10 +223,18 @@ void fa_gpu_sync(struct fa_gpu *gpu)
 
 void fa_gpu_launch(struct fa_gpu *gpu, const struct fa_cuda_launch *launch, void *stream)
 {
-	void *args[] = { (void *)&launch->args };
+	struct fa_cuda_maps maps;
+	void *args[] = { (void *)&launch->args, &maps };
 
 	if (launch->grid == 0)
 		return;
+	for (uint32_t i = 0; i < launch->n_maps; i++) {
+		const struct fa_cuda_map *map = &launch->maps[i];
+
+		if (fa_cudriver_map(&gpu->driver, map->data, map->dims, map->strides, map->box,
+		                    &maps.maps[i]) != CUDA_SUCCESS)
+			abort();
+	}
 	MUST(cuLaunchKernel(gpu->kernels[launch->kernel - fa_cuda_kernels], launch->grid, 1, 1,
 	                    (unsigned int)launch->kernel->threads, 1, 1,
 	                    (unsigned int)launch->kernel->shared_bytes, stream, args, NULL));

@@ -21,6 +21,9 @@ const char *fa_gpu_name(const struct fa_gpu *gpu);
 
 uint64_t fa_gpu_alloc(struct fa_gpu *gpu, size_t bytes);
 void fa_gpu_free(struct fa_gpu *gpu, uint64_t address);
+/* The same of host memory that the GPU reads at the same address. */
+uint64_t fa_gpu_alloc_shared(struct fa_gpu *gpu, size_t bytes);
+void fa_gpu_free_shared(struct fa_gpu *gpu, uint64_t address);
 uint64_t fa_gpu_memory_free(struct fa_gpu *gpu);
 void fa_gpu_upload(struct fa_gpu *gpu, uint64_t to, const void *from, size_t bytes);
 void fa_gpu_download(struct fa_gpu *gpu, void *to, uint64_t from, size_t bytes);

@@ -54,7 +54,8 @@ class Params(ctypes.Structure):
 class Kernel(ctypes.Structure):
     """struct fa_cuda_kernel"""
     _fields_ = [("symbol", ctypes.c_char_p)] + [(name, ctypes.c_int32) for name in (
-        "image", "dtype", "kind", "arch", "dim", "dim_v", "rows", "threads", "shared_bytes")]
+        "image", "dtype", "kind", "arch", "dim", "dim_v", "rows", "threads", "shared_bytes",
+        "arch_end", "keys", "rows_q", "seqlen_k_max")]
 
 
 class Gpu:

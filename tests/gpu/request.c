@@ -136,8 +136,10 @@ void fa_request_make(struct fa_gpu *gpu, struct fa_request *request,
 			abort();
 		memcpy(request->lengths_q, lengths_q, bytes);
 		memcpy(request->lengths_k, lengths_k, bytes);
-		request->cu_q = upload_new(gpu, lengths_q, bytes);
-		request->cu_k = upload_new(gpu, lengths_k, bytes);
+		request->cu_q = fa_gpu_alloc_shared(gpu, bytes);
+		memcpy((void *)(uintptr_t)request->cu_q, lengths_q, bytes);
+		request->cu_k = fa_gpu_alloc_shared(gpu, bytes);
+		memcpy((void *)(uintptr_t)request->cu_k, lengths_k, bytes);
 		p->cu_seqlens_q = (const uint32_t *)(uintptr_t)request->cu_q;
 		p->cu_seqlens_k = (const uint32_t *)(uintptr_t)request->cu_k;
 		p->seqlen_q = p->seqlen_k = 0;
@@ -283,8 +285,8 @@ void fa_request_free(struct fa_gpu *gpu, struct fa_request *request)
 	fa_gpu_free(gpu, request->v.address);
 	fa_gpu_free(gpu, request->out.address);
 	fa_gpu_free(gpu, request->lse.address);
-	fa_gpu_free(gpu, request->cu_q);
-	fa_gpu_free(gpu, request->cu_k);
+	fa_gpu_free_shared(gpu, request->cu_q);
+	fa_gpu_free_shared(gpu, request->cu_k);
 	fa_gpu_free(gpu, request->alibi);
 	fa_gpu_free(gpu, request->sinks);
 	free(request->lengths_q);

@@ -29,7 +29,8 @@ struct fa_request {
 	uint32_t *lengths_q, *lengths_k;   /* cu_seqlens in host memory, or NULL */
 	int64_t tokens_q, tokens_k;        /* of a batch entry; of all if ragged */
 	struct fa_request_tensor q, k, v, out, lse;
-	uint64_t cu_q, cu_k, alibi, sinks; /* device memory */
+	uint64_t cu_q, cu_k;   /* memory that the host reads, too, as plans do */
+	uint64_t alibi, sinks; /* device memory */
 };
 
 /* How a request is to be laid out; zeros are the usual. */

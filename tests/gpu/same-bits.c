@@ -81,8 +81,8 @@ void fa_case_far(struct fa_cases *cases)
 			char text[256];
 			uint32_t differences;
 
-			if (!fa_cuda_kernel_covers(kernel, &far) ||
-			    kernel->shared_bytes > fa_gpu_chip(gpu)->shared_bytes_max)
+			if (!fa_cuda_kernel_runs(kernel, fa_gpu_chip(gpu)) ||
+			    !fa_cuda_kernel_covers(kernel, &far))
 				continue;
 			if (fa_cuda_attention_plan_on(fa_gpu_chip(gpu), kernel, &request.params,
 			                              text, sizeof(text), &launch) < 0)
@@ -114,7 +114,7 @@ void fa_case_alone(struct fa_cases *cases)
 	static const int dims[] = { 64, 128, 192, 256 };
 	struct fa_gpu *gpu = cases->gpu;
 	const uint64_t count = fa_gpu_alloc(gpu, 4),
-		       alone = fa_gpu_alloc(gpu, 4 * sizeof(uint32_t));
+		       alone = fa_gpu_alloc_shared(gpu, 4 * sizeof(uint32_t));
 
 	take_count(gpu, count);
 	for (int dtype = FA_ATTENTION_F32; dtype <= FA_ATTENTION_BF16; dtype++)
@@ -152,7 +152,7 @@ void fa_case_alone(struct fa_cases *cases)
 					const uint32_t lengths[4] = { cu_q[b], cu_q[b + 1], cu_k[b],
 						                      cu_k[b + 1] };
 
-					fa_gpu_upload(gpu, alone, lengths, sizeof(lengths));
+					memcpy((void *)(uintptr_t)alone, lengths, sizeof(lengths));
 					one = request.params;
 					one.batch = 1;
 					one.cu_seqlens_q = (const uint32_t *)(uintptr_t)alone;
@@ -169,7 +169,7 @@ void fa_case_alone(struct fa_cases *cases)
 				fa_request_free(gpu, &request);
 			}
 	fa_gpu_free(gpu, count);
-	fa_gpu_free(gpu, alone);
+	fa_gpu_free_shared(gpu, alone);
 }
 
 void fa_case_rerun(struct fa_cases *cases)

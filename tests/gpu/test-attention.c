@@ -53,9 +53,8 @@ static void check(struct fa_cases *cases, const struct fa_request *request)
 		const struct fa_cuda_kernel *kernel = &fa_cuda_kernels[i];
 		bool ok;
 
-		if (!strstr(kernel->symbol, cases->kernel) ||
+		if (!strstr(kernel->symbol, cases->kernel) || !fa_cuda_kernel_runs(kernel, chip) ||
 		    !fa_cuda_kernel_covers(kernel, &request->params) ||
-		    kernel->shared_bytes > chip->shared_bytes_max ||
 		    fa_cuda_attention_plan_on(chip, kernel, &request->params, text, sizeof(text),
 		                              &launch) < 0)
 			continue;

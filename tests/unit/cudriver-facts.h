@@ -85,6 +85,11 @@
 	X(CU_MEM_ACCESS_FLAGS_PROT_READWRITE)                                                      \
 	X(CU_MEM_ALLOC_GRANULARITY_MINIMUM)                                                        \
 	X(CU_MEM_ALLOC_GRANULARITY_RECOMMENDED)                                                    \
+	X(CU_TENSOR_MAP_DATA_TYPE_UINT16)                                                          \
+	X(CU_TENSOR_MAP_INTERLEAVE_NONE)                                                           \
+	X(CU_TENSOR_MAP_SWIZZLE_128B)                                                              \
+	X(CU_TENSOR_MAP_L2_PROMOTION_L2_256B)                                                      \
+	X(CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)                                                       \
 	X(CU_MEMHOSTALLOC_PORTABLE)                                                                \
 	X(CU_MEMHOSTALLOC_DEVICEMAP)                                                               \
 	X(CU_MEMHOSTREGISTER_PORTABLE)                                                             \
@@ -104,6 +109,7 @@
 	X(CUmemAllocationProp, allocFlags.reserved)                                                \
 	X(CUmemAccessDesc, location)                                                               \
 	X(CUmemAccessDesc, flags)                                                                  \
+	X(CUtensorMap, opaque)                                                                     \
 	X(CUuuid, bytes)                                                                           \
 	X(CUipcMemHandle, reserved)
 
@@ -123,6 +129,12 @@
 	X(CUpointer_attribute)                                                                     \
 	X(CUmemAllocationHandleType)                                                               \
 	X(CUmemAllocationGranularity_flags)                                                        \
+	X(cuuint32_t)                                                                              \
+	X(CUtensorMapDataType)                                                                     \
+	X(CUtensorMapInterleave)                                                                   \
+	X(CUtensorMapSwizzle)                                                                      \
+	X(CUtensorMapL2promotion)                                                                  \
+	X(CUtensorMapFloatOOBfill)                                                                 \
 	X(CUmemLocation)                                                                           \
 	X(CUmemAllocationProp)                                                                     \
 	X(CUmemAccessDesc)                                                                         \

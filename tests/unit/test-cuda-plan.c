@@ -17,18 +17,18 @@
 #include <cmocka.h>
 
 /* What the drivers of these say of themselves. */
-static const struct fa_cuda_chip hopper = { .arch = 90,
-	                                    .shared_bytes_max = 232448,
-	                                    .l2_bytes = 50 << 20 };
-static const struct fa_cuda_chip ampere = { .arch = 80,
-	                                    .shared_bytes_max = 166912,
-	                                    .l2_bytes = 40 << 20 };
-static const struct fa_cuda_chip small = { .arch = 86,
-	                                   .shared_bytes_max = 101376,
-	                                   .l2_bytes = 6 << 20 };
-static const struct fa_cuda_chip later = { .arch = 120,
-	                                   .shared_bytes_max = 101376,
-	                                   .l2_bytes = 96 << 20 };
+static const struct fa_cuda_chip hopper = {
+	.arch = 90, .shared_bytes_max = 232448, .l2_bytes = 50 << 20, .sms = 132
+};
+static const struct fa_cuda_chip ampere = {
+	.arch = 80, .shared_bytes_max = 166912, .l2_bytes = 40 << 20, .sms = 108
+};
+static const struct fa_cuda_chip small = {
+	.arch = 86, .shared_bytes_max = 101376, .l2_bytes = 6 << 20, .sms = 84
+};
+static const struct fa_cuda_chip later = {
+	.arch = 120, .shared_bytes_max = 101376, .l2_bytes = 96 << 20, .sms = 170
+};
 static const struct fa_cuda_chip *const chips[] = { &hopper, &ampere, &small, &later };
 static const struct fa_cuda_chip turing = { .arch = 75,
 	                                    .shared_bytes_max = 65536,
@@ -109,7 +109,9 @@ static void test_table(void **state)
 		       k->shared_bytes);
 		snprintf(symbol, sizeof(symbol), "fa_sm%d_forward_%s_d%d_v%d_%s", k->arch,
 		         dtypes[k->dtype], k->dim, k->dim_v, kinds[k->kind]);
-		assert_string_equal(k->symbol, symbol);
+		/* Of several that cover the same, the others say what they are for. */
+		assert_memory_equal(k->symbol, symbol, strlen(symbol));
+		assert_true(k->symbol[strlen(symbol)] == '\0' || k->seqlen_k_max < INT32_MAX);
 		for (size_t j = 0; j < i; j++)
 			assert_string_not_equal(k->symbol, fa_cuda_kernels[j].symbol);
 		assert_true(k->rows > 0 && k->threads % 32 == 0 && k->threads <= 1024);
@@ -148,9 +150,7 @@ static void test_every_combination(void **state)
 						launch = plan_on(chips[c], &params);
 						if (launch.kernel->dtype != params.dtype ||
 						    launch.kernel->dim < dim ||
-						    launch.kernel->arch > chips[c]->arch ||
-						    launch.kernel->shared_bytes >
-						            chips[c]->shared_bytes_max ||
+						    !fa_cuda_kernel_runs(launch.kernel, chips[c]) ||
 						    launch.kernel->dim_v * launch.args.slices <
 						            dim_v ||
 						    (features > 7 &&
@@ -173,19 +173,29 @@ static void test_choice(void **state)
 		const struct fa_cuda_chip *chip;
 		const char *symbol;
 	} cases[] = {
-		{ FA_ATTENTION_BF16, 64, 64, 1, &hopper, "fa_sm80_forward_bf16_d64_v64_full" },
-		{ FA_ATTENTION_F16, 64, 64, 1, &hopper, "fa_sm80_forward_f16_d64_v64_full" },
+		{ FA_ATTENTION_BF16, 64, 64, 1, &hopper,
+		  "fa_sm90_forward_bf16_d64_v64_full_short" },
+		{ FA_ATTENTION_F16, 64, 64, 1, &hopper, "fa_sm90_forward_f16_d64_v64_full_short" },
 		{ FA_ATTENTION_F32, 64, 64, 1, &hopper, "fa_sm80_forward_f32_d64_v64_rich" },
-		{ FA_ATTENTION_F32, 72, 64, 1, &hopper, "fa_sm80_forward_f32_d128_v128_rich" },
-		{ FA_ATTENTION_F32, 256, 512, 2, &hopper, "fa_sm80_forward_f32_d256_v256_rich" },
-		{ FA_ATTENTION_BF16, 8, 8, 1, &hopper, "fa_sm80_forward_bf16_d64_v64_full" },
-		{ FA_ATTENTION_BF16, 72, 72, 1, &hopper, "fa_sm80_forward_bf16_d96_v96_full" },
-		{ FA_ATTENTION_BF16, 104, 104, 1, &hopper, "fa_sm80_forward_bf16_d128_v128_full" },
-		{ FA_ATTENTION_BF16, 192, 128, 1, &hopper, "fa_sm80_forward_bf16_d192_v128_full" },
-		{ FA_ATTENTION_BF16, 192, 192, 1, &hopper, "fa_sm80_forward_bf16_d192_v192_full" },
-		{ FA_ATTENTION_BF16, 256, 256, 1, &hopper, "fa_sm80_forward_bf16_d256_v256_full" },
-		{ FA_ATTENTION_BF16, 256, 512, 2, &hopper, "fa_sm80_forward_bf16_d256_v256_full" },
-		{ FA_ATTENTION_BF16, 128, 512, 4, &hopper, "fa_sm80_forward_bf16_d128_v128_full" },
+		{ FA_ATTENTION_BF16, 8, 8, 1, &hopper, "fa_sm90_forward_bf16_d64_v64_full_short" },
+		{ FA_ATTENTION_BF16, 72, 72, 1, &hopper, "fa_sm90_forward_bf16_d128_v128_full" },
+		{ FA_ATTENTION_BF16, 192, 128, 1, &hopper, "fa_sm90_forward_bf16_d256_v256_full" },
+		{ FA_ATTENTION_BF16, 256, 512, 2, &hopper, "fa_sm90_forward_bf16_d256_v256_full" },
+		{ FA_ATTENTION_BF16, 128, 512, 4, &hopper, "fa_sm90_forward_bf16_d128_v128_full" },
+		/* Code for sm_90a is for no other chip. */
+		{ FA_ATTENTION_BF16, 64, 64, 1, &ampere, "fa_sm80_forward_bf16_d64_v64_full" },
+		{ FA_ATTENTION_F16, 64, 64, 1, &ampere, "fa_sm80_forward_f16_d64_v64_full" },
+		{ FA_ATTENTION_F32, 64, 64, 1, &ampere, "fa_sm80_forward_f32_d64_v64_rich" },
+		{ FA_ATTENTION_F32, 72, 64, 1, &ampere, "fa_sm80_forward_f32_d128_v128_rich" },
+		{ FA_ATTENTION_F32, 256, 512, 2, &ampere, "fa_sm80_forward_f32_d256_v256_rich" },
+		{ FA_ATTENTION_BF16, 8, 8, 1, &ampere, "fa_sm80_forward_bf16_d64_v64_full" },
+		{ FA_ATTENTION_BF16, 72, 72, 1, &ampere, "fa_sm80_forward_bf16_d96_v96_full" },
+		{ FA_ATTENTION_BF16, 104, 104, 1, &ampere, "fa_sm80_forward_bf16_d128_v128_full" },
+		{ FA_ATTENTION_BF16, 192, 128, 1, &ampere, "fa_sm80_forward_bf16_d192_v128_full" },
+		{ FA_ATTENTION_BF16, 192, 192, 1, &ampere, "fa_sm80_forward_bf16_d192_v192_full" },
+		{ FA_ATTENTION_BF16, 256, 256, 1, &ampere, "fa_sm80_forward_bf16_d256_v256_rich" },
+		{ FA_ATTENTION_BF16, 256, 512, 2, &ampere, "fa_sm80_forward_bf16_d256_v256_rich" },
+		{ FA_ATTENTION_BF16, 128, 512, 4, &ampere, "fa_sm80_forward_bf16_d128_v128_full" },
 		/* Wide tiles of Q, K and V do not fit every chip. */
 		{ FA_ATTENTION_BF16, 256, 256, 1, &small, "fa_sm80_forward_bf16_d256_v256_rich" },
 		{ FA_ATTENTION_BF16, 128, 128, 1, &small, "fa_sm80_forward_bf16_d128_v128_full" },
@@ -436,6 +446,112 @@ static void test_sections(void **state)
 	assert_int_equal(plan(&params).args.section, 1);
 }
 
+/* What TMA is told of the tensors, and what it cannot be told. */
+static void test_maps(void **state)
+{
+	static const uint32_t cu_q[] = { 0, 7, 307 }, cu_k[] = { 0, 300, 301 };
+	struct fa_attention_params params = usual(FA_ATTENTION_BF16, 128);
+	struct fa_cuda_launch launch = plan(&params);
+	const struct fa_cuda_map *q = &launch.maps[FA_CUDA_MAP_Q];
+	const struct fa_cuda_map *k = &launch.maps[FA_CUDA_MAP_K];
+	const struct fa_cuda_map *v = &launch.maps[FA_CUDA_MAP_V];
+
+	assert_int_equal(launch.kernel->arch, 90);
+	assert_int_equal(launch.n_maps, FA_CUDA_MAPS);
+	assert_ptr_equal(q->data, params.q.data);
+	assert_ptr_equal(k->data, params.k.data);
+	assert_ptr_equal(v->data, params.v.data);
+	assert_memory_equal(q->dims, ((uint64_t[]){ 128, 300, 6, 2 }), sizeof(q->dims));
+	assert_memory_equal(k->dims, ((uint64_t[]){ 128, 300, 2, 2 }), sizeof(k->dims));
+	assert_memory_equal(q->strides, ((uint64_t[]){ 1536, 256, 460800 }), sizeof(q->strides));
+	assert_memory_equal(v->strides, ((uint64_t[]){ 512, 256, 153600 }), sizeof(v->strides));
+	assert_memory_equal(q->box, ((uint32_t[]){ 64, 64, 1, 1 }), sizeof(q->box));
+	assert_memory_equal(k->box, ((uint32_t[]){ 64, (uint32_t)launch.kernel->keys, 1, 1 }),
+	                    sizeof(k->box));
+
+	/* A ragged batch is one sequence; columns are the tensor's, not the kernel's. */
+	params.head_dim = params.head_dim_v = 104;
+	params.cu_seqlens_q = cu_q;
+	params.cu_seqlens_k = cu_k;
+	launch = plan(&params);
+	assert_memory_equal(q->dims, ((uint64_t[]){ 104, 307, 6, 1 }), sizeof(q->dims));
+	assert_memory_equal(v->dims, ((uint64_t[]){ 104, 301, 2, 1 }), sizeof(v->dims));
+
+	/* Strides of dims of size 1 do not count, others must be such as TMA takes. */
+	params = usual(FA_ATTENTION_BF16, 128);
+	params.batch = 1;
+	params.k.stride_batch = 1;
+	assert_int_equal(plan(&params).n_maps, FA_CUDA_MAPS);
+	params = usual(FA_ATTENTION_BF16, 128);
+	params.k.stride_head = 0;
+	assert_int_equal(plan(&params).n_maps, 0);
+	params.k.stride_head = -128;
+	assert_int_equal(plan(&params).n_maps, 0);
+	params.k.stride_head = (int64_t)1 << 39;
+	assert_int_equal(plan(&params).n_maps, 0);
+	params.k.stride_head = ((int64_t)1 << 39) - 8;
+	assert_int_equal(plan(&params).n_maps, FA_CUDA_MAPS);
+	params.seqlen_k = 0;
+	assert_int_equal(plan(&params).n_maps, 0);
+	assert_int_equal(plan_on(&ampere, &params).n_maps, 0);
+}
+
+/* Kernels for short sequences, whatever the queries. */
+static void test_lengths(void **state)
+{
+	struct fa_attention_params params = usual(FA_ATTENTION_BF16, 64);
+
+	params.seqlen_k = 1536;
+	assert_string_equal(plan(&params).kernel->symbol,
+	                    "fa_sm90_forward_bf16_d64_v64_full_short");
+	params.seqlen_k = 1537;
+	assert_string_equal(plan(&params).kernel->symbol, "fa_sm90_forward_bf16_d64_v64_full");
+	params.causal = true;
+	assert_string_equal(plan(&params).kernel->symbol,
+	                    "fa_sm90_forward_bf16_d64_v64_band_short");
+	params.seqlen_k = 3073;
+	assert_string_equal(plan(&params).kernel->symbol, "fa_sm90_forward_bf16_d64_v64_band");
+}
+
+/* Blocks of rows that a block of threads computes one after another. */
+static void test_units(void **state)
+{
+	static const uint32_t cu[] = { 0, 300, 600 };
+	struct fa_attention_params params = usual(FA_ATTENTION_BF16, 128);
+	struct fa_cuda_launch launch = plan(&params);
+
+	/* 3 blocks of 128 rows of 12 triples. */
+	assert_false(launch.args.pairs);
+	assert_int_equal(launch.args.units_m, 3);
+	assert_int_equal(launch.grid, 36);
+	params.causal = true;
+	launch = plan(&params);
+	assert_true(launch.args.pairs);
+	assert_int_equal(launch.args.units_m, 2);
+	assert_int_equal(launch.grid, 24);
+
+	/* No more than there are SMs, unless nobody knows how long the sequences are. */
+	params.batch = 100;
+	params.q.stride_batch = params.k.stride_batch = params.v.stride_batch = 0x10000;
+	assert_int_equal(plan(&params).grid, 132);
+	/* More where one would take longer than others should wait: 2 or 3 units each. */
+	params.causal = false;
+	params.seqlen_q = params.seqlen_k = 8192;
+	params.batch = 4;
+	params.heads = params.kv_heads = 8; /* 2048 units of 93 us */
+	launch = plan(&params);
+	assert_int_equal(launch.args.units_m * launch.args.triples, 2048);
+	assert_int_equal(launch.grid, 7 * 132);
+	params.batch = 1;
+	params.seqlen_q = params.seqlen_k = 32768;
+	assert_int_equal(plan(&params).grid, 2048);
+	params.seqlen_q = params.seqlen_k = 300;
+	params.batch = 2;
+	params.heads = params.kv_heads = 200;
+	params.cu_seqlens_q = params.cu_seqlens_k = cu;
+	assert_int_equal(plan(&params).grid, 3 * 2 * 200);
+}
+
 static void refused(const struct fa_cuda_chip *chip, const struct fa_attention_params *params,
                     const char *part)
 {
@@ -469,15 +585,16 @@ static void test_bounds(void **state)
 	params.seqlen_q = FA_CUDA_SEQLEN_MAX;
 	params.kv_heads = 1;
 	params.heads = 511;
-	assert_int_equal(plan(&params).grid, 511u << 22);
+	assert_int_equal(plan_on(&ampere, &params).grid, 511u << 22);
+	assert_int_equal(plan(&params).grid, 511u * 2796203); /* of 192 rows, each takes long */
 	params.heads = 512;
-	refused(&hopper, &params, "more than 2147483647 blocks");
+	refused(&ampere, &params, "more than 2147483647 blocks");
 
 	/* Triples alone. */
 	params.seqlen_q = 1;
 	params.heads = 65536;
 	params.batch = 32767;
-	assert_int_equal(plan(&params).grid, 32767u << 16);
+	assert_int_equal(plan_on(&ampere, &params).grid, 32767u << 16);
 	params.batch = 32768;
 	refused(&hopper, &params, "batch 32768");
 	params.head_dim_v = 512;
@@ -510,6 +627,9 @@ int main(void)
 		cmocka_unit_test(test_ragged),
 		cmocka_unit_test(test_arguments),
 		cmocka_unit_test(test_sections),
+		cmocka_unit_test(test_maps),
+		cmocka_unit_test(test_units),
+		cmocka_unit_test(test_lengths),
 		cmocka_unit_test(test_bounds),
 		cmocka_unit_test(test_chips),
 	};

@@ -45,4 +45,11 @@ struct fa_cuda_attention {
 	int32_t triples;      /* batch * heads * slices */
 	int32_t section;      /* triples of a section */
 	int32_t longest_last; /* rows further down see more keys: start with them */
+
+	/* Kernels whose blocks of threads compute several blocks of rows, one after
+	 * another: units of one block, or of two if @pairs, the n-th and the n-th from
+	 * last, which together see as many keys as any such pair. Block b of n computes
+	 * units b, b + n, ... of all. */
+	int32_t pairs;
+	int32_t units_m; /* of a triple */
 };

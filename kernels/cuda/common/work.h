@@ -18,28 +18,21 @@ struct fa_work {
 	uint32_t first_k;
 };
 
-/*
- * @rows is the height of a block. Reads blockIdx in a way that the compiler does not
- * see through, so that a kernel can ask again at its end instead of holding the
- * answer in registers.
- */
-__device__ __forceinline__ struct fa_work fa_work_get(const struct fa_cuda_attention &args,
-                                                      int32_t rows)
+/* The part of triple number @triple whose first row is @row. */
+__device__ __forceinline__ struct fa_work fa_work_at(const struct fa_cuda_attention &args,
+                                                     int32_t triple, int32_t row)
 {
-	const int32_t block_index = fa_block_index();
-	const int32_t section_blocks = args.section * args.blocks_m;
-	const int32_t section = block_index / section_blocks;
-	const int32_t rest = block_index % section_blocks;
-	const int32_t width = min(args.section, args.triples - section * args.section);
-	const int32_t block = rest / width;
-	const int32_t triple = section * args.section + rest % width;
 	const int32_t heads = args.heads * args.slices;
 	struct fa_work work;
 
-	work.sequence = triple / heads;
-	work.slice = triple % heads / args.heads;
-	work.head = triple % args.heads;
-	work.row = (args.longest_last ? args.blocks_m - 1 - block : block) * rows;
+	work.sequence = (int32_t)((uint32_t)triple / (uint32_t)heads);
+	work.head = triple - work.sequence * heads;
+	work.slice = 0;
+	if (args.slices > 1) {
+		work.slice = (int32_t)((uint32_t)work.head / (uint32_t)args.heads);
+		work.head -= work.slice * args.heads;
+	}
+	work.row = row;
 	work.n_q = args.seqlen_q;
 	work.n_k = args.seqlen_k;
 	work.first_q = 0;
@@ -57,6 +50,26 @@ __device__ __forceinline__ struct fa_work fa_work_get(const struct fa_cuda_atten
 	work.first_k = __shfl_sync(~0u, work.first_k, 0);
 	work.diagonal = work.n_k - work.n_q;
 	return work;
+}
+
+/*
+ * The part of this block of threads; @rows is the height of a block. Reads blockIdx in a
+ * way that the compiler does not see through, so that a kernel can ask again at its end
+ * instead of holding the answer in registers.
+ */
+__device__ __forceinline__ struct fa_work fa_work_get(const struct fa_cuda_attention &args,
+                                                      int32_t rows)
+{
+	const int32_t block_index = fa_block_index();
+	const int32_t section_blocks = args.section * args.blocks_m;
+	const int32_t section = block_index / section_blocks;
+	const int32_t rest = block_index % section_blocks;
+	const int32_t width = min(args.section, args.triples - section * args.section);
+	const int32_t block = rest / width;
+	const int32_t triple = section * args.section + rest % width;
+
+	return fa_work_at(args, triple,
+	                  (args.longest_last ? args.blocks_m - 1 - block : block) * rows);
 }
 
 /* Where the sequence's and head's part of a tensor begins. */

@@ -20,3 +20,9 @@ __device__ __forceinline__ bool fa_barrier_any(uint32_t id, uint32_t threads, bo
 	             : "memory");
 	return any != 0;
 }
+
+/* Arrives without waiting; @threads counts those who wait, too. */
+__device__ __forceinline__ void fa_barrier_arrive(uint32_t id, uint32_t threads)
+{
+	asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}

@@ -85,3 +85,19 @@ template <> __device__ constexpr uint32_t fa_infinity<fa_bf16>(void)
 {
 	return 0x7f80;
 }
+
+/* A 16-bit element as a float. */
+template <class T> __device__ __forceinline__ float fa_widen(uint16_t x);
+
+template <> __device__ __forceinline__ float fa_widen<fa_f16>(uint16_t x)
+{
+	float y;
+
+	asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+	return y;
+}
+
+template <> __device__ __forceinline__ float fa_widen<fa_bf16>(uint16_t x)
+{
+	return __uint_as_float((uint32_t)x << 16);
+}

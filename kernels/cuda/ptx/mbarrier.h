@@ -1,0 +1,65 @@
+/*
+ * mbarrier: barriers in shared memory that count arrivals of threads and bytes of
+ * bulk copies. A barrier's phases are told apart by their parity: the first is 0.
+ */
+#pragma once
+
+#include <stdint.h>
+
+/* A phase ends when @count arrivals and all expected bytes have come. */
+__device__ __forceinline__ void fa_mbarrier_init(uint32_t barrier, uint32_t count)
+{
+	asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count)
+	             : "memory");
+}
+
+/* Makes inits visible to the copy engine; a barrier among threads must follow. */
+__device__ __forceinline__ void fa_mbarrier_init_fence(void)
+{
+	asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void fa_mbarrier_arrive(uint32_t barrier)
+{
+	asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+/* Arrives, and has the phase wait for @bytes besides. */
+__device__ __forceinline__ void fa_mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes)
+{
+	asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
+	             "r"(bytes)
+	             : "memory");
+}
+
+/* Whether the phase of @parity has ended. */
+__device__ __forceinline__ bool fa_mbarrier_test(uint32_t barrier, uint32_t parity)
+{
+	uint32_t done;
+
+	asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; "
+	             "selp.b32 %0, 1, 0, p;}"
+	             : "=r"(done)
+	             : "r"(barrier), "r"(parity)
+	             : "memory");
+	return done != 0;
+}
+
+/* The same; waits a while for it. */
+__device__ __forceinline__ bool fa_mbarrier_try_wait(uint32_t barrier, uint32_t parity)
+{
+	uint32_t done;
+
+	asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; "
+	             "selp.b32 %0, 1, 0, p;}"
+	             : "=r"(done)
+	             : "r"(barrier), "r"(parity)
+	             : "memory");
+	return done != 0;
+}
+
+__device__ __forceinline__ void fa_mbarrier_wait(uint32_t barrier, uint32_t parity)
+{
+	while (!fa_mbarrier_try_wait(barrier, parity))
+		;
+}

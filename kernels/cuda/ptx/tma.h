@@ -1,0 +1,43 @@
+/*
+ * The tensor memory accelerator: copies of boxes of a tensor of four dimensions, which
+ * a map describes (kernels/cuda/common/maps.h), from global to shared memory. One thread
+ * issues; coordinates are the box's first element, the innermost first. What of a box lies
+ * outside of the tensor is zero.
+ */
+#pragma once
+
+#include <stdint.h>
+
+/* Boxes that many will read, and boxes that nobody else will. */
+__device__ __forceinline__ uint64_t fa_tma_policy_keep(void)
+{
+	uint64_t policy;
+
+	asm("createpolicy.fractional.L2::evict_last.b64 %0;" : "=l"(policy));
+	return policy;
+}
+
+__device__ __forceinline__ uint64_t fa_tma_policy_once(void)
+{
+	uint64_t policy;
+
+	asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
+	return policy;
+}
+
+/* Fetches the map itself. */
+__device__ __forceinline__ void fa_tma_prefetch_map(const void *map)
+{
+	asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+/* Starts a load; its bytes are counted by @barrier. */
+__device__ __forceinline__ void fa_tma_load(uint32_t shared, const void *map, uint32_t barrier,
+                                            int32_t x, int32_t y, int32_t z, int32_t w,
+                                            uint64_t policy)
+{
+	asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+	             ".L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(shared),
+	             "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w), "l"(policy)
+	             : "memory");
+}

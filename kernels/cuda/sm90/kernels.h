@@ -1,0 +1,42 @@
+/*
+ * The table of built sm_90a kernels: plain C preprocessor, read by forward_rows.h, which
+ * instantiates a kernel from every row, and by table.c, which makes of every row one of
+ * what the host looks up.
+ *
+ * X(name, KIND, dim, dim_v, groups, keys, stages, q_slots, TURNS, seqlen_k_max); config.h
+ * says what the numbers mean. Kinds are those of sm80/kernels.h. seqlen_k_max: the longest
+ * sequence for which the row is preferred to those that follow.
+ *
+ * Tried and slower, on an H200, bf16, 16,384 tokens (TFLOP/s at boost, this against that):
+ *   d128  176 keys 730, 160 keys and three stages of 128 with two slots of Q 739, no turns
+ *         741, turns of exponentials 784, dot products in halves of 64 keys so that
+ *         exponentials start sooner 766; against 801 (full, 16k)
+ *         a diagonal tile of 64 keys for the upper group 697 against 717 (causal, 16k):
+ *         more code in the loop costs all other tiles more
+ *   d256  80 keys 831 against 843 (full, 16k)
+ *   d64   two groups 493, a polynomial for every fourth exponential 565, turns of products
+ *         580; against 596 (full, 16k). Four groups of 64 keys are better while sequences
+ *         are short: 468 against 450 (full, 1k), 394 against 371 (causal, 2k), but not
+ *         when they are long: 553 against 596 (full, 16k)
+ * and everywhere: O through shared memory by TMA, blocks of threads that compute one block
+ * of rows each, prefetches of the next block's K and V to L2.
+ */
+#pragma once
+
+#define FA_SM90_FORWARD(X)                                                                         \
+	X(full_short, FULL, 64, 64, 4, 64, 4, 8, PRODUCTS, 1536)                                   \
+	X(band_short, BAND, 64, 64, 4, 64, 4, 8, PRODUCTS, 3072)                                   \
+	X(full, FULL, 64, 64, 3, 128, 2, 6, EXPONENTIALS, INT32_MAX)                               \
+	X(band, BAND, 64, 64, 3, 128, 2, 6, EXPONENTIALS, INT32_MAX)                               \
+	X(full, FULL, 128, 128, 2, 128, 2, 4, PRODUCTS, INT32_MAX)                                 \
+	X(band, BAND, 128, 128, 2, 128, 2, 4, PRODUCTS, INT32_MAX)                                 \
+	X(full, FULL, 256, 256, 2, 64, 2, 3, PRODUCTS, INT32_MAX)                                  \
+	X(band, BAND, 256, 256, 2, 64, 2, 3, PRODUCTS, INT32_MAX)
+
+/* Q, STAGES tiles of K and V, and the barriers. */
+#define FA_SM90_SHARED_BYTES(dim, dim_v, keys, stages, q_slots)                                    \
+	(2 * ((q_slots)*64 * (dim) + (stages) * (keys) * ((dim) + (dim_v))) + FA_SM90_BARRIER_BYTES)
+#define FA_SM90_BARRIER_BYTES 256
+
+/* A warpgroup's rows. */
+#define FA_SM90_GROUP_ROWS 64

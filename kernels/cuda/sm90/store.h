@@ -1,0 +1,147 @@
+/*
+ * The end of a block of rows: O divided by the sums, and the LSE. O leaves from
+ * registers, so that shared memory is all K's, V's and Q's.
+ */
+#pragma once
+
+#include "kernels/cuda/common/work.h"
+#include "kernels/cuda/ptx/math.h"
+#include "kernels/cuda/sm90/config.h"
+#include "kernels/cuda/sm90/softmax.h"
+#include "kernels/cuda/sm90/span.h"
+
+#include <stdint.h>
+
+/* Where the group's @first_row of O begins. */
+template <class C>
+__device__ __forceinline__ char *fa_sm90_out_row(const struct fa_cuda_attention &args,
+                                                 const struct fa_work &work, int32_t first_row)
+{
+	return (char *)fa_work_base(args.out, work.sequence, work.first_q, work.head) +
+	       first_row * args.out.stride_token + work.slice * C::DIM_V * 2;
+}
+
+/* Thread t of each quad of threads gets word t of all four. */
+__device__ __forceinline__ void fa_sm90_transpose(uint32_t (&words)[4], uint32_t t)
+{
+#pragma unroll
+	for (int step = 1; step <= 2; step *= 2)
+#pragma unroll
+		for (int n = 0; n < 2; n++) {
+			uint32_t &a = words[step == 1 ? 2 * n : n];
+			uint32_t &b = words[step == 1 ? 2 * n + 1 : n + 2];
+			const bool high = t & step;
+			const uint32_t other = __shfl_xor_sync(~0u, high ? a : b, step);
+
+			if (high)
+				a = other;
+			else
+				b = other;
+		}
+}
+
+/* O from registers, where quads of threads have put together pieces of 16 bytes. */
+template <class C>
+__device__ __forceinline__ void
+fa_sm90_store(const fa_sm90_out_rows<C> &out, const float (&scale)[2],
+              const struct fa_cuda_attention &args, const struct fa_work &work, int32_t first_row)
+{
+	const uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+	const int32_t width = args.head_dim_v - work.slice * C::DIM_V;
+
+#pragma unroll
+	for (int r = 0; r < 2; r++) {
+		const int32_t row = first_row + threadIdx.x % 128 / 32 * 16 + r * 8 + g;
+		char *const base = fa_sm90_out_row<C>(args, work, row);
+
+#pragma unroll
+		for (int j = 0; j < C::DIM_V / 8; j += 4) {
+			uint32_t words[4];
+
+#pragma unroll
+			for (int i = 0; i < 4; i++)
+				words[i] = fa_pack<typename C::T>(
+					out[(j + i) * 4 + r * 2] * scale[r],
+					out[(j + i) * 4 + r * 2 + 1] * scale[r]);
+			fa_sm90_transpose(words, t);
+			if (row < work.n_q && (int32_t)(j + t) * 8 < width)
+				*(uint4 *)(base + (j + t) * 16) = make_uint4(words[0], words[1],
+				                                             words[2], words[3]);
+		}
+	}
+}
+
+/* Whether the thread's part of row @r of O, or @scale, is infinite or NaN. */
+template <class C>
+__device__ __forceinline__ bool fa_sm90_broken(const fa_sm90_out_rows<C> &out, float scale, int r)
+{
+	float zero = scale * 0;
+
+#pragma unroll
+	for (int j = 0; j < C::DIM_V / 8; j++)
+#pragma unroll
+		for (int e = 0; e < 2; e++)
+			zero = fmaf(out[j * 4 + r * 2 + e], 0, zero);
+	return zero != 0;
+}
+
+/* Divides O by the sums, writes O and the LSE. Returns whether this thread has written
+ * what redo.h is to look at. */
+template <class C>
+__device__ __forceinline__ bool fa_sm90_finish(const fa_sm90_out_rows<C> &out,
+                                               const struct fa_sm90_sums &sums,
+                                               const struct fa_cuda_attention &args,
+                                               const struct fa_sm90_block &block, uint32_t group)
+{
+	const struct fa_work work = fa_work_at(args, block.triple, block.row);
+	const int32_t first_row = work.row + group * C::GROUP_ROWS;
+	const int32_t warp_row = first_row + threadIdx.x % 128 / 32 * 16;
+	bool broken = false;
+	float scale[2];
+
+#pragma unroll
+	for (int r = 0; r < 2; r++) {
+		const int32_t row = warp_row + r * 8 + threadIdx.x % 32 / 4;
+		float sum = sums.sum[r];
+
+		sum += __shfl_xor_sync(~0u, sum, 1);
+		sum += __shfl_xor_sync(~0u, sum, 2);
+		/* A sum that nobody has lowered in time is as good as an infinite one. */
+		scale[r] = sum == 0 ? 0 : sum < 0x1p100f ? fa_rcp(sum) : NAN;
+		broken |= (C::BAND || C::LAZY) && fa_sm90_broken<C>(out, scale[r], r) &&
+		          row < work.n_q;
+		if (args.lse && threadIdx.x % 4 == 0 && work.slice == 0 && row < work.n_q)
+			args.lse[work.sequence * args.lse_stride_batch +
+			         ((int64_t)work.first_q + row) * args.lse_stride_token +
+			         work.head * args.lse_stride_head] =
+				sum == 0 ? -INFINITY
+					 : (fa_lg2(sum) - sums.offset[r]) * 0.693147181f;
+	}
+	fa_sm90_store<C>(out, scale, args, work, first_row);
+	return broken;
+}
+
+/* What rows that see no key give. */
+template <class C>
+__device__ __forceinline__ void fa_sm90_finish_empty(const struct fa_cuda_attention &args,
+                                                     const struct fa_work &work, uint32_t group)
+{
+	constexpr int32_t chunks = C::DIM_V / 8;
+	const int32_t first_row = work.row + group * C::GROUP_ROWS;
+	const int32_t width = args.head_dim_v - work.slice * C::DIM_V;
+
+#pragma unroll 1
+	for (int32_t i = threadIdx.x % 128; i < C::GROUP_ROWS * chunks; i += 128) {
+		const int32_t row = first_row + i / chunks, chunk = i % chunks;
+
+		if (row >= work.n_q)
+			return;
+		if (chunk * 8 < width)
+			*(uint4 *)(fa_sm90_out_row<C>(args, work, row) +
+			           chunk * 16) = make_uint4(0, 0, 0, 0);
+		if (args.lse && chunk == 0 && work.slice == 0)
+			args.lse[work.sequence * args.lse_stride_batch +
+			         ((int64_t)work.first_q + row) * args.lse_stride_token +
+			         work.head * args.lse_stride_head] = -INFINITY;
+	}
+}
