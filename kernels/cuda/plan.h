@@ -46,6 +46,7 @@ struct fa_cuda_chip {
 	int32_t arch;             /* 10 * major + minor of the compute capability */
 	int32_t shared_bytes_max; /* CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN */
 	int64_t l2_bytes;
+	int32_t sms; /* multiprocessors */
 };
 
 struct fa_cuda_launch {
