@@ -4,15 +4,7 @@
  * enum fa_cuda_image makes every lookup of a kernel fail, so that the daemon says so
  * at its start.
  */
-	.macro image path
-	.section .rodata, "a", @progbits
-	.balign 64
-1:
-	.incbin "\path"
-2:
-	.section .data.rel.ro, "aw", @progbits
-	.quad 1b, 2b - 1b
-	.endm
+#include "images-macro.S"
 
 	.section .data.rel.ro, "aw", @progbits
 	.balign 8

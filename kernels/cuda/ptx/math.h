@@ -32,6 +32,14 @@ __device__ __forceinline__ float fa_rcp(float x)
 	return y;
 }
 
+__device__ __forceinline__ float fa_from_f16(uint16_t half)
+{
+	float y;
+
+	asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(half));
+	return y;
+}
+
 /* Two floats rounded to nearest and packed, @lo into the low half. */
 template <class T> __device__ __forceinline__ uint32_t fa_pack(float lo, float hi);
 

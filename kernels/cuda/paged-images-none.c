@@ -1,0 +1,4 @@
+/* Instead of the modules of kernels over pages, where there was no nvcc to make them. */
+#include "kernels/cuda/paged-images.h"
+
+const struct fa_cuda_image_data fa_cuda_paged_images[FA_CUDA_PAGED_IMAGES] = { { NULL, 0 } };

@@ -1,0 +1,16 @@
+/* The modules of kernels over pages, as images.S, in the order of enum fa_cuda_paged_image. */
+#include "images-macro.S"
+
+	.section .data.rel.ro, "aw", @progbits
+	.balign 8
+	.globl fa_cuda_paged_images
+	.hidden fa_cuda_paged_images
+	.type fa_cuda_paged_images, @object
+fa_cuda_paged_images:
+	image "sm80_paged_f16.fatbin"
+	image "sm80_paged_bf16.fatbin"
+	image "sm80_paged_f32.fatbin"
+	image "sm80_paged_tokens.fatbin"
+	.size fa_cuda_paged_images, . - fa_cuda_paged_images
+
+	.section .note.GNU-stack, "", @progbits

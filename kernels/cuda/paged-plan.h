@@ -1,0 +1,108 @@
+/*
+ * From a request over pages to launches: pure functions over the table of built kernels.
+ * They touch no device. A step's work is divided once, by fa_cuda_paged_plan(), and then
+ * launched for layer after layer.
+ *
+ * Of a request's arrays those that the host reads (kernels/paged.h) are in host memory; the
+ * plan takes over what kernels need of them, as a blob that the caller uploads. All other
+ * pointers are the device's.
+ */
+#pragma once
+
+#include "kernels/cuda/common/paged-args.h"
+#include "kernels/cuda/plan.h"
+#include "kernels/paged.h"
+
+/* Modules that the build makes (paged-images.h). */
+enum fa_cuda_paged_image {
+	FA_CUDA_IMAGE_SM80_PAGED_F16,
+	FA_CUDA_IMAGE_SM80_PAGED_BF16,
+	FA_CUDA_IMAGE_SM80_PAGED_F32,
+	FA_CUDA_IMAGE_SM80_PAGED_TOKENS,
+	FA_CUDA_PAGED_IMAGES,
+};
+
+enum fa_cuda_paged_kind {
+	FA_CUDA_PAGED_DECODE, /* few rows of a sequence: any request */
+	FA_CUDA_PAGED_BAND,   /* many rows: a window of keys, scale > 0, aligned, V like K */
+	FA_CUDA_PAGED_RICH,   /* many rows: all but trees */
+	FA_CUDA_PAGED_APPEND,
+	FA_CUDA_PAGED_READ,
+	FA_CUDA_PAGED_MERGE,
+	FA_CUDA_PAGED_COPY, /* and clear */
+	FA_CUDA_PAGED_MOVE,
+};
+
+/* One built kernel. */
+struct fa_cuda_paged_kernel {
+	const char *symbol;
+	enum fa_cuda_paged_image image;
+	enum fa_cuda_paged_kind kind;
+	enum fa_attention_dtype dtype; /* 0: any */
+	int32_t arch;
+	int32_t dim, dim_v; /* columns that it computes */
+	int32_t rows;       /* decode: of a part; forward: of a block */
+	int32_t threads;
+	int32_t shared_bytes;
+};
+
+extern const struct fa_cuda_paged_kernel fa_cuda_paged_kernels[];
+extern const size_t fa_cuda_paged_kernels_count;
+
+/* Device memory of launches in order: one for each stream. Zeros at first; counters stay. */
+#define FA_CUDA_PAGED_COUNTERS_BYTES ((size_t)FA_CUDA_PAGED_COUNTERS * 8)
+
+struct fa_cuda_paged_plan {
+	enum fa_paged_op op;
+	size_t blob_bytes;      /* to be uploaded before the first launch; may be 0 */
+	size_t workspace_bytes; /* at least FA_CUDA_PAGED_COUNTERS_BYTES for attention */
+
+	/* Attention: the sequences of few rows and those of many, either may be none. */
+	const struct fa_cuda_paged_kernel *decode, *forward;
+	uint32_t decode_items, decode_grid, tiles_each, tiles_extra;
+	uint32_t forward_items, forward_blocks;
+	/* Where in the blob. */
+	size_t decode_items_at, block_items_at, forward_items_at, forward_blocks_at;
+	/* Other operations: a kernel, its grid, and up to two arrays in the blob. */
+	const struct fa_cuda_paged_kernel *kernel;
+	uint32_t grid_x, grid_y;
+	size_t first_at, second_at;
+};
+
+struct fa_cuda_paged_launch {
+	const struct fa_cuda_paged_kernel *kernel;
+	uint32_t grid_x, grid_y;
+	union { /* the kernel's only parameter */
+		struct fa_cuda_paged_attention attention;
+		struct fa_cuda_paged_append append;
+		struct fa_cuda_paged_merge merge;
+		struct fa_cuda_paged_copy copy;
+		struct fa_cuda_paged_moves moves;
+	} args;
+};
+
+#define FA_CUDA_PAGED_LAUNCHES_MAX 2
+
+/* Bytes that a blob of @request has at most. */
+size_t fa_cuda_paged_blob_bytes(const struct fa_paged_request *request);
+
+/*
+ * Divides the work of @request, which fa_paged_check() has passed, and fills @blob, which
+ * has room for fa_cuda_paged_blob_bytes(), 16-byte aligned. -ENOTSUP, with a sentence in
+ * @text: no kernel of the table covers it on this chip, or it is beyond what they count
+ * with.
+ */
+int fa_cuda_paged_plan(const struct fa_cuda_chip *chip, const struct fa_paged_request *request,
+                       void *blob, char *text, size_t text_bytes,
+                       struct fa_cuda_paged_plan *ret_plan);
+
+/*
+ * The launches of @request, of which since the plan only the layer, data pointers of tensors
+ * (aligned as they were) and lse may have changed; returns how many, which run in order in
+ * one stream. @blob and @workspace: device addresses. @epoch: another one, and never 0, for
+ * each call with the same workspace.
+ */
+int fa_cuda_paged_launches(const struct fa_cuda_paged_plan *plan,
+                           const struct fa_paged_request *request, uint64_t blob,
+                           uint64_t workspace, uint32_t epoch,
+                           struct fa_cuda_paged_launch ret_launches[FA_CUDA_PAGED_LAUNCHES_MAX]);

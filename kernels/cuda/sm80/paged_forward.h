@@ -1,0 +1,295 @@
+/*
+ * The forward kernels over pages, for many query rows: forward.h with a loader that looks
+ * up where each 16 keys lie. A block has rows of one sequence and query head, as in dense
+ * attention; which ones stands in a list that the plan of the step made, long ones first.
+ */
+#pragma once
+
+#include "kernels/cuda/common/paged-args.h"
+#include "kernels/cuda/sm80/forward.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct fa_sm80_paged_work {
+	int32_t sequence; /* 0: tensors have no stride for it */
+	int32_t head, slice;
+	int32_t row;
+	int32_t n_q, n_k, diagonal;
+	uint32_t first_q;
+	int32_t first;
+	uint32_t table_start;
+};
+
+/*
+ * Where the keys of a tile lie. Lane l of each warp knows the page of 16 keys, those from
+ * key 16 * (l % GROUPS) of the tile on: of the tile to be loaded, and of the one after it,
+ * so that the table's words are there when they are needed.
+ */
+template <int KEYS> struct fa_sm80_paged_keys {
+	static constexpr int groups = KEYS / 16;
+	static_assert(groups <= 32, "a lane for each");
+
+	const struct fa_cuda_pages &pages;
+	uint32_t table_start;
+	int32_t key; /* the first of the tile to load next */
+	int32_t begin;
+	uint32_t slot, next_slot;
+
+	__device__ __forceinline__ fa_sm80_paged_keys(const struct fa_cuda_pages &all,
+	                                              const struct fa_sm80_paged_work &work,
+	                                              int32_t first_key)
+	    : pages(all)
+	{
+		table_start = work.table_start;
+		begin = work.first;
+		key = first_key;
+		slot = look_up(key, work.n_k);
+		next_slot = look_up(key - KEYS, work.n_k);
+	}
+
+	__device__ __forceinline__ uint32_t look_up(int32_t first_key,
+	                                            int32_t end = INT32_MAX) const
+	{
+		const int32_t at = first_key + (int32_t)(threadIdx.x % groups) * 16;
+
+		/* Pages of which no key is there need no entry. */
+		if (at + 16 <= begin || at >= end)
+			return 0;
+		return pages.table[table_start +
+		                   (uint32_t)((uint32_t)(at / 16) * pages.page_magic >> 32)];
+	}
+
+	__device__ __forceinline__ void retreat(void)
+	{
+		key -= KEYS;
+		slot = next_slot;
+		next_slot = look_up(key - KEYS);
+	}
+
+	/* This lane's 16 keys, in units of 256 bytes, of which 16 rows of any width are a
+	 * whole number. */
+	__device__ __forceinline__ uint32_t place(uint32_t row_bytes) const
+	{
+		const uint32_t strip = key / 16 + threadIdx.x % groups;
+		const uint32_t page = (uint32_t)(strip * pages.page_magic >> 32);
+
+		return slot + (strip - page * pages.page_strips) * (row_bytes / 16);
+	}
+};
+
+/* fa_loader for K or V in pages; who moves on is the keys. */
+template <int KEYS, int D, int THREADS> struct fa_sm80_paged_loader {
+	static constexpr int lanes = fa_swizzle<D>::lanes;
+	static constexpr int pass = THREADS / lanes;
+	static constexpr int columns = D / 8 / lanes;
+	static_assert(D / 8 % lanes == 0 && KEYS % pass == 0 && pass % 8 == 0 && pass <= 16,
+	              "a pass lies in 16 keys");
+
+	const char *base; /* slot 0's, of the head and slice, with this thread's place in 16 keys */
+	uint32_t row_bytes;
+	uint32_t shared;
+	uint32_t bytes[columns];
+
+	__device__ __forceinline__ fa_sm80_paged_loader(const char *head, uint32_t row_stride,
+	                                                int32_t width)
+	{
+		const int32_t row = threadIdx.x / lanes, chunk = threadIdx.x % lanes;
+
+		row_bytes = row_stride;
+		base = head + row * row_stride + chunk * 16;
+		shared = fa_swizzle<D>::offset(row, chunk);
+#pragma unroll
+		for (int c = 0; c < columns; c++)
+			bytes[c] = (chunk + c * lanes) * 8 < width ? 16 : 0;
+	}
+
+	/* Rows [low, high) of the tile; the others become zero. @delta: to where they lie. */
+	template <bool PART>
+	__device__ __forceinline__ void copy(uint32_t tile, uint32_t place, int32_t low,
+	                                     int32_t high, ptrdiff_t delta) const
+	{
+		const int32_t row = threadIdx.x / lanes;
+
+#pragma unroll
+		for (int i = 0; i < KEYS / pass; i++) {
+			const uint64_t at = __shfl_sync(~0u, place, i * pass / 16);
+			const char *const from = base + delta + at * 256 +
+			                         i * pass % 16 * row_bytes;
+			const bool there = !PART ||
+			                   (i * pass + row >= low && i * pass + row < high);
+
+#pragma unroll
+			for (int c = 0; c < columns; c++)
+				fa_cp_async_16_zfill(tile + shared + i * pass * D * 2 +
+				                             c * lanes * 16,
+				                     from + c * lanes * 16, there ? bytes[c] : 0);
+		}
+	}
+
+	__device__ __forceinline__ void
+	copy_tile(uint32_t tile, const struct fa_sm80_paged_keys<KEYS> &keys, ptrdiff_t delta) const
+	{
+		if (keys.key >= keys.begin)
+			copy<false>(tile, keys.place(row_bytes), 0, KEYS, delta);
+		else
+			copy<true>(tile, keys.place(row_bytes), keys.begin - keys.key, KEYS, delta);
+	}
+
+	__device__ __forceinline__ void copy_part(uint32_t tile,
+	                                          const struct fa_sm80_paged_keys<KEYS> &keys,
+	                                          int32_t rows, ptrdiff_t delta) const
+	{
+		copy<true>(tile, keys.place(row_bytes), keys.begin - keys.key, rows, delta);
+	}
+};
+
+template <int KEYS, int D, int THREADS> struct fa_sm80_paged_k {
+	struct fa_sm80_paged_keys<KEYS> keys;
+	struct fa_sm80_paged_loader<KEYS, D, THREADS> loader;
+
+	__device__ __forceinline__ void retreat(void)
+	{
+		keys.retreat();
+	}
+
+	__device__ __forceinline__ void load(uint32_t tile) const
+	{
+		loader.copy_tile(tile, keys, 0);
+	}
+
+	__device__ __forceinline__ void load_part(uint32_t tile, int32_t rows) const
+	{
+		loader.copy_part(tile, keys, rows, 0);
+	}
+
+	/* Pages are aligned whatever q and out are. */
+	__device__ __forceinline__ void load_elements(uint32_t tile, int32_t rows) const
+	{
+		load_part(tile, rows);
+	}
+};
+
+/* Follows the keys that K's loader moves. */
+template <int KEYS, int D, int THREADS> struct fa_sm80_paged_v {
+	const struct fa_sm80_paged_keys<KEYS> &keys;
+	struct fa_sm80_paged_loader<KEYS, D, THREADS> loader;
+
+	__device__ __forceinline__ void retreat(void)
+	{
+	}
+
+	__device__ __forceinline__ void load(uint32_t tile) const
+	{
+		loader.copy_tile(tile, keys, 0);
+	}
+
+	__device__ __forceinline__ void load_part(uint32_t tile, int32_t rows) const
+	{
+		loader.copy_part(tile, keys, rows, 0);
+	}
+
+	__device__ __forceinline__ void load_elements(uint32_t tile, int32_t rows) const
+	{
+		load_part(tile, rows);
+	}
+};
+
+/*
+ * V where its rows are as long as K's, because it is as wide, or the front of K: a thread
+ * copies what it copies of K, from elsewhere; that costs no register. What is past V's
+ * width then holds whatever stands there, in columns of O that nobody stores.
+ */
+template <int KEYS, int D, int THREADS> struct fa_sm80_paged_v_alike {
+	const struct fa_sm80_paged_k<KEYS, D, THREADS> &k;
+	const struct fa_cuda_pages &pages;
+
+	__device__ __forceinline__ void retreat(void)
+	{
+	}
+
+	__device__ __forceinline__ void load(uint32_t tile) const
+	{
+		k.loader.copy_tile(tile, k.keys, pages.v - pages.k);
+	}
+
+	__device__ __forceinline__ void load_part(uint32_t tile, int32_t rows) const
+	{
+		k.loader.copy_part(tile, k.keys, rows, pages.v - pages.k);
+	}
+
+	__device__ __forceinline__ void load_elements(uint32_t tile, int32_t rows) const
+	{
+		load_part(tile, rows);
+	}
+};
+
+struct fa_sm80_pages {
+	using ARGS = struct fa_cuda_paged_attention;
+	using WORK = struct fa_sm80_paged_work;
+	static constexpr bool STARTS = true;
+
+	static __device__ __forceinline__ const struct fa_cuda_attention &
+	attention(const ARGS &args)
+	{
+		return args.attention;
+	}
+
+	static __device__ __forceinline__ WORK work(const ARGS &args, int32_t)
+	{
+		const uint32_t index = fa_block_index();
+		const uint32_t width = args.attention.heads * args.slices, part = index % width;
+		const struct fa_cuda_paged_block block = args.blocks[index / width];
+		const uint4 *words = (const uint4 *)(args.items + block.item);
+		const uint4 b = words[1], c = words[2];
+		WORK work;
+
+		/* The shuffles tell the compiler that these are the same for all threads. */
+		work.sequence = 0;
+		work.head = part % args.attention.heads;
+		work.slice = part / args.attention.heads;
+		work.row = __shfl_sync(~0u, block.row, 0);
+		work.first_q = __shfl_sync(~0u, b.x, 0);
+		work.n_q = __shfl_sync(~0u, b.y, 0);
+		work.n_k = __shfl_sync(~0u, b.z, 0);
+		work.first = __shfl_sync(~0u, c.x, 0);
+		work.table_start = __shfl_sync(~0u, c.y, 0);
+		work.diagonal = work.n_k - work.n_q;
+		return work;
+	}
+
+	static __device__ __forceinline__ int32_t start(const WORK &work)
+	{
+		return work.first;
+	}
+
+	static __device__ __forceinline__ uint64_t head_tokens(const ARGS &args, const WORK &work)
+	{
+		return (uint64_t)(work.head / args.attention.group) * args.pages.page_strips * 16;
+	}
+
+	template <class C>
+	static __device__ __forceinline__ struct fa_sm80_paged_k<C::KEYS, C::DIM, C::THREADS>
+	k(const ARGS &args, const WORK &work, int32_t key) {
+		return { { args.pages, work, key },
+			 { args.pages.k + head_tokens(args, work) * args.pages.k_row,
+			   args.pages.k_row, args.attention.head_dim } };
+	}
+
+	template <class C, class K>
+	static __device__ __forceinline__ auto v(const ARGS &args, const WORK &work, int32_t,
+	                                         const K &k)
+	{
+		if constexpr (C::LOGITS::any_alignment)
+			return fa_sm80_paged_v<C::KEYS, C::DIM_V, C::THREADS>{
+				k.keys,
+				{ args.pages.v + head_tokens(args, work) * args.pages.v_row +
+				          work.slice * C::DIM_V * 2,
+				  args.pages.v_row,
+				  args.attention.head_dim_v - work.slice * C::DIM_V }
+			};
+		else
+			return fa_sm80_paged_v_alike<C::KEYS, C::DIM_V, C::THREADS>{ k,
+				                                                     args.pages };
+	}
+};

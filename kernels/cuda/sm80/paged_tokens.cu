@@ -1,0 +1,30 @@
+#include "kernels/cuda/sm80/paged_tokens.h"
+
+#define FA_TOKENS_KERNEL(name, args_name)                                                          \
+	extern "C" __global__ void __launch_bounds__(FA_CUDA_TOKENS_THREADS)                       \
+		fa_sm80_paged_##name(const __grid_constant__ struct args_name args)
+
+FA_TOKENS_KERNEL(append, fa_cuda_paged_append)
+{
+	fa_paged_append<false>(args);
+}
+
+FA_TOKENS_KERNEL(read, fa_cuda_paged_append)
+{
+	fa_paged_append<true>(args);
+}
+
+FA_TOKENS_KERNEL(merge, fa_cuda_paged_merge)
+{
+	fa_paged_merge(args);
+}
+
+FA_TOKENS_KERNEL(copy, fa_cuda_paged_copy)
+{
+	fa_paged_copy(args);
+}
+
+FA_TOKENS_KERNEL(move, fa_cuda_paged_moves)
+{
+	fa_paged_move(args);
+}

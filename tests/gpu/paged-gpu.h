@@ -1,0 +1,56 @@
+/*
+ * The GPU for tests of the kernels over pages: the driver's table, modules, memory, launches
+ * of planned requests, timing. One thread. Failures of the driver end the process.
+ */
+#pragma once
+
+#include "kernels/cuda/paged-plan.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct paged_gpu;
+
+/* NULL, with the reason on stderr, if there is no GPU or this build has no kernels. */
+struct paged_gpu *paged_gpu_open(void);
+struct paged_gpu *paged_gpu_close(struct paged_gpu *gpu);
+const struct fa_cuda_chip *paged_gpu_chip(const struct paged_gpu *gpu);
+const char *paged_gpu_name(const struct paged_gpu *gpu);
+
+/* 0 if there is not enough memory. */
+uint64_t paged_gpu_alloc(struct paged_gpu *gpu, size_t bytes);
+void paged_gpu_free(struct paged_gpu *gpu, uint64_t address);
+void paged_gpu_upload(struct paged_gpu *gpu, uint64_t to, const void *from, size_t bytes);
+void paged_gpu_download(struct paged_gpu *gpu, void *to, uint64_t from, size_t bytes);
+void paged_gpu_fill(struct paged_gpu *gpu, uint64_t to, unsigned char byte, size_t bytes);
+/* A copy on the device, enqueued. */
+void paged_gpu_copy(struct paged_gpu *gpu, uint64_t to, uint64_t from, size_t bytes);
+void paged_gpu_sync(struct paged_gpu *gpu);
+
+/* A planned request with its blob uploaded. The workspace is the GPU's own, of all of them,
+ * and starts as zeros. */
+struct paged_gpu_plan {
+	struct fa_cuda_paged_plan plan;
+	uint64_t blob;
+};
+
+/* Plans for @chip; returns what the plan returned, with its sentence on stderr. */
+int paged_gpu_plan(struct paged_gpu *gpu, const struct fa_cuda_chip *chip,
+                   const struct fa_paged_request *request, struct paged_gpu_plan *ret_plan);
+void paged_gpu_plan_free(struct paged_gpu *gpu, struct paged_gpu_plan *plan);
+/* Enqueues the launches. */
+void paged_gpu_launch(struct paged_gpu *gpu, const struct paged_gpu_plan *plan,
+                      const struct fa_paged_request *request);
+
+/* Dense attention, for comparison: the kernel that is planned for @chip. */
+int paged_gpu_dense(struct paged_gpu *gpu, const struct fa_cuda_chip *chip,
+                    const struct fa_attention_params *params);
+
+/* See paged-measure.cu. */
+void paged_gpu_poison_shared(struct paged_gpu *gpu);
+void paged_gpu_flush(struct paged_gpu *gpu);
+void paged_gpu_spin(struct paged_gpu *gpu, uint64_t ns);
+void paged_gpu_bare(struct paged_gpu *gpu, uint64_t pieces, uint64_t count, uint32_t piece_bytes);
+void paged_gpu_normal(struct paged_gpu *gpu, uint64_t to, size_t bytes, uint32_t seed);
+void paged_gpu_time_start(struct paged_gpu *gpu);
+double paged_gpu_time_stop_ns(struct paged_gpu *gpu);

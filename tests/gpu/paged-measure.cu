@@ -1,0 +1,75 @@
+/* What tests and timings of the kernels over pages need on the device besides. */
+#include <stdint.h>
+
+/* Leaves NaN (in every type) in the shared memory of the SMs that run it. */
+extern "C" __global__ void fa_test_poison_shared(uint32_t bytes)
+{
+	extern __shared__ uint32_t words[];
+
+	for (uint32_t i = threadIdx.x; i < bytes / 4; i += blockDim.x)
+		((volatile uint32_t *)words)[i] = ~0u;
+}
+
+/* Keeps the device busy for @ns, so that what is enqueued meanwhile runs back to back. */
+extern "C" __global__ void fa_test_spin(uint64_t ns)
+{
+	uint64_t start, now;
+
+	asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
+	do
+		asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+	while (now - start < ns);
+}
+
+/* Reads @count pieces of @bytes (a multiple of 4096) from their addresses: what a decode
+ * must read, and nothing else. 256 threads. */
+extern "C" __global__ void __launch_bounds__(256, 4)
+	fa_test_bare(const uint64_t *pieces, uint64_t count, uint32_t bytes, uint32_t *ret)
+{
+	uint32_t x = 0;
+
+	for (uint64_t i = blockIdx.x; i < count; i += gridDim.x) {
+		const uint4 *piece = (const uint4 *)pieces[i];
+
+#pragma unroll 4
+		for (uint32_t at = threadIdx.x; at < bytes / 16; at += 256) {
+			const uint4 value = __ldcs(&piece[at]);
+
+			x ^= value.x ^ value.y ^ value.z ^ value.w;
+		}
+	}
+	if (x == 0x12345678)
+		*ret = x;
+}
+
+/* Fills L2 by reading, which leaves no dirty lines behind. */
+extern "C" __global__ void fa_test_read(const uint4 *data, uint64_t count, uint32_t *ret)
+{
+	uint32_t x = 0;
+
+	for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count;
+	     i += (uint64_t)gridDim.x * blockDim.x) {
+		const uint4 value = data[i];
+
+		x ^= value.x ^ value.y ^ value.z ^ value.w;
+	}
+	if (x == 0x12345678)
+		*ret = x;
+}
+
+/* bf16 elements, about normal with variance 1. */
+extern "C" __global__ void fa_test_normal(uint16_t *data, uint64_t count, uint32_t seed)
+{
+	for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count;
+	     i += (uint64_t)gridDim.x * blockDim.x) {
+		uint64_t bits = (i + 1) * 0x9e3779b97f4a7c15ull + seed * 0xbf58476d1ce4e5b9ull;
+		float sum = 0;
+
+		bits = (bits ^ bits >> 30) * 0xbf58476d1ce4e5b9ull;
+		bits = (bits ^ bits >> 27) * 0x94d049bb133111ebull;
+		bits ^= bits >> 31;
+		for (int j = 0; j < 4; j++)
+			sum += (float)(bits >> 16 * j & 0xffff) / 65536 - 0.5f;
+		data[i] = (uint16_t)(__float_as_uint(sum * 1.7320508f) >> 16);
+	}
+}
