@@ -34,6 +34,7 @@ struct fa_kv {
 	struct fa_kv_keeper keeper;
 	struct fa_resume resume;
 	uint64_t grace_ns;      /* until when lost sessions are waited for */
+	uint64_t quarantine_ns;   /* until when what died may still write to pages; 0: it may not */
 	struct fa_pool *pool;   /* NULL: there is none */
 	struct fa_error reason; /* then why */
 	void *base;             /* where the device has it */
