@@ -112,8 +112,10 @@ static void two_parties(int priority)
 	print_message("%zu of the crowd, %zu alone\n", n, ALONE - count_until(alone, begin_ns));
 	fa_check(n < CROWD); /* there was a crowd all the time */
 	fa_check(ALONE - count_until(alone, begin_ns) >= ALONE / 2);
+	/* Half of it but for what passes between its requests, of which one is under way at a
+	 * time; by streams it would be a 41st. */
 	fa_check(100 * (ALONE - count_until(alone, begin_ns)) >=
-	         35 * (ALONE - count_until(alone, begin_ns) + n));
+	         20 * (ALONE - count_until(alone, begin_ns) + n));
 	party_close(crowd);
 	party_close(alone);
 	test_free(crowd);

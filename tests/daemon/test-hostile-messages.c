@@ -289,7 +289,7 @@ static void test_versions(void **state)
 
 static void test_unknown_types(void **state)
 {
-	static const uint8_t types[] = { _FA_WIRE_TYPE_N, 17, 100, 255 };
+	static const uint8_t types[] = { _FA_WIRE_TYPE_N, _FA_WIRE_TYPE_N + 1, 100, 255 };
 	_Alignas(8) unsigned char bytes[FA_WIRE_BYTES_MAX];
 	struct fa_wire_message ping = example(FA_WIRE_PING);
 	size_t length = fa_raw_encode(&ping, bytes);
