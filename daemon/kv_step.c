@@ -183,6 +183,7 @@ void fa_kv_step_work_refused(struct fa_work *work)
 struct prepare {
 	struct fa_work work; /* first */
 	struct fa_paged_request *requests;
+	uint32_t *vectors; /* of the copies */
 };
 
 static void prepare_release(struct fa_work *work)
@@ -192,6 +193,7 @@ static void prepare_release(struct fa_work *work)
 
 	server->ops->paged_release(server->device, &work->request.work);
 	free(fa_steal_ptr(prepare->requests));
+	free(fa_steal_ptr(prepare->vectors));
 }
 
 static void prepare_ended(struct fa_work *work)
@@ -207,8 +209,49 @@ static const struct fa_work_kind prepare_kind = {
 	.ended = prepare_ended,
 };
 
+/* As moves within sequences of two pages, from the second to the first. Returns how many
+ * words of @at are used. */
+static size_t fill_copies(const struct fa_step_group *group, const uint32_t *table, uint32_t *at,
+                          struct fa_paged_move *move)
+{
+	uint32_t n = group->n_copies, page_tokens = group->layout.page_tokens, n_tokens = 0;
+	uint32_t *cu_moves = at, *to = cu_moves + n + 1, *table_start = to + n;
+	uint32_t *from = table_start + n;
+
+	for (uint32_t i = 0; i < n; ++i) {
+		cu_moves[i] = n_tokens;
+		to[i] = 0;
+		table_start[i] = 2 * i;
+		for (uint32_t j = 0; j < group->copies_tokens[i]; ++j)
+			from[n_tokens++] = page_tokens + j;
+	}
+	cu_moves[n] = n_tokens;
+	move->batch = (int32_t)n;
+	move->cu_moves = cu_moves;
+	move->from = from;
+	move->to = to;
+	move->table = table;
+	move->table_start = table_start;
+	move->table_entries = 2 * n;
+	return (size_t)(from + n_tokens - at);
+}
+
+/* At most so many words are needed by fill_copies(). */
+static size_t copies_words(const struct fa_kv_step *step)
+{
+	size_t n = 0;
+
+	for (uint32_t i = 0; i < step->plan->n_groups; ++i) {
+		const struct fa_step_group *group = &step->plan->groups[i];
+
+		n += 1 + group->n_copies * (2 + (size_t)group->layout.page_tokens);
+	}
+	return n;
+}
+
 static void fill_requests(const struct fa_kv_step *step, struct prepare *prepare)
 {
+	uint32_t *vectors = prepare->vectors;
 	struct fa_device_work *work = &prepare->work.request.work;
 
 	for (uint32_t i = 0; i < step->plan->n_groups; ++i) {
@@ -221,14 +264,14 @@ static void fill_requests(const struct fa_kv_step *step, struct prepare *prepare
 				           .count = (int32_t)group->n_clears,
 				           .to = group->clears },
 			};
-		if (group->n_copies)
-			work->paged[work->n_paged++] = (struct fa_paged_request){
-				.op = FA_PAGED_COPY,
-				.pages = { .cache = &step->groups[i].cache,
-				           .count = (int32_t)group->n_copies,
-				           .from = group->copies_from,
-				           .to = group->copies_to },
+		if (group->n_copies) {
+			work->paged[work->n_paged] = (struct fa_paged_request){
+				.op = FA_PAGED_MOVE,
+				.move = { .cache = &step->groups[i].cache },
 			};
+			vectors += fill_copies(group, step->groups[i].copies, vectors,
+			                       &work->paged[work->n_paged++].move);
+		}
 	}
 }
 
@@ -264,9 +307,11 @@ static int prepare(struct fa_kv_step *step, struct fa_error *error)
 	prepare = fa_container_of(work, struct prepare, work);
 	device_work = &work->request.work;
 	device_work->op = FA_DEVICE_PAGED;
+	device_work->tables = step->tables;
 	device_work->paged = prepare->requests = calloc(2 * (size_t)step->plan->n_groups,
 	                                                sizeof(*prepare->requests));
-	if (!device_work->paged)
+	prepare->vectors = calloc(copies_words(step), sizeof(*prepare->vectors));
+	if (!device_work->paged || !prepare->vectors)
 		r = fa_fail(error, -ENOMEM, "the daemon has no memory for a step");
 	if (r == 0) {
 		fill_requests(step, prepare);
@@ -393,6 +438,7 @@ static int fill_tables(struct fa_kv_step *step, const uint32_t *tree, size_t n_t
 	for (uint32_t i = 0; i < plan->n_groups; ++i) {
 		n += tree_start ? new_tokens(&step->groups[i]) : 0;
 		n += moves ? plan->groups[i].table_entries : 0;
+		n += 2 * (size_t)plan->groups[i].n_copies;
 	}
 	if (!n)
 		return 0;
@@ -411,6 +457,11 @@ static int fill_tables(struct fa_kv_step *step, const uint32_t *tree, size_t n_t
 			       group->step.table_entries * sizeof(*words));
 			group->step.table = words;
 			words += group->step.table_entries;
+		}
+		group->copies = words;
+		for (uint32_t j = 0; j < plan->groups[i].n_copies; ++j) {
+			*words++ = plan->groups[i].copies_to[j];
+			*words++ = plan->groups[i].copies_from[j];
 		}
 		if (!tree_start)
 			continue;

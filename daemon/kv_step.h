@@ -33,6 +33,7 @@ struct fa_kv_group {
 	bool v_in_k;
 	const uint32_t *tree_start; /* [batch]; NULL: no trees */
 	const uint32_t *positions;  /* [new tokens], with trees */
+	const uint32_t *copies;     /* slots to and from, in turn, of pages that are copied */
 };
 
 struct fa_kv_step {

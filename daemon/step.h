@@ -52,7 +52,9 @@ struct fa_step_group {
 
 	const uint32_t *clears; /* slots of pages to be filled with zeros */
 	uint32_t n_clears;
-	const uint32_t *copies_from, *copies_to; /* whole pages; no page is in both */
+	/* After that, the first tokens of pages, and nothing that lies behind them in the old
+	 * page: that is not the sequence's. [n_copies]; no page is in both. */
+	const uint32_t *copies_from, *copies_to, *copies_tokens;
 	uint32_t n_copies;
 };
 

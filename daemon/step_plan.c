@@ -182,7 +182,7 @@ static struct fa_step_private *alloc_step(const struct plan *plan, uint64_t numb
 {
 	struct fa_step_private *private = fa_new(struct fa_step_private);
 	uint64_t n = 5ull * plan->n_items + plan->n_caches + plan->n_entries + plan->n_pages +
-	             2 * plan->n_copies;
+	             4 * plan->n_copies;
 
 	if (!private)
 		return NULL;
@@ -203,9 +203,14 @@ static struct fa_step_private *alloc_step(const struct plan *plan, uint64_t numb
 	return private;
 }
 
+/* Where a group's arrays lie. */
+struct arrays {
+	uint32_t *cu_new, *lengths, *lengths_before, *first, *table_start;
+	uint32_t *table, *clears, *from, *to, *tokens;
+};
+
 /* Puts the page with the end of the sequence's tokens in a place of its own. */
-static void copy_page(struct fa_pool *pool, struct fa_step_part *part, uint32_t **from,
-                      uint32_t **to)
+static void copy_page(struct fa_pool *pool, struct fa_step_part *part, struct arrays *next)
 {
 	struct fa_sequence *sequence = part->sequence;
 	struct fa_cache *cache = sequence->cache;
@@ -214,20 +219,22 @@ static void copy_page(struct fa_pool *pool, struct fa_step_part *part, uint32_t 
 	const struct fa_page *old = &pool->pages[fa_page_index(pool, cache, *slot)];
 	bool clear;
 
-	/* All of it is written over, so it need not be cleared; but what is behind the tokens
-	 * in the old page comes along. */
 	index = fa_page_take(pool, cache, sequence->record->tenant, &clear);
+	/* The other's tokens are in it. */
 	if (old->tenant != sequence->record->tenant || (old->flags & FA_PAGE_TAINTED))
 		pool->pages[index].flags |= FA_PAGE_TAINTED;
 	sequence->copied = true;
 	sequence->copied_number = number;
 	sequence->copied_slot = *slot;
-	*(*from)++ = *slot;
+	*next->from++ = *slot;
 	*slot = fa_page_slot(pool, cache, index);
-	*(*to)++ = *slot;
+	*next->to++ = *slot;
+	*next->tokens++ = (uint32_t)(before_of(part) % cache->layout.page_tokens);
+	if (clear)
+		*next->clears++ = *slot;
 }
 
-static void append_pages(struct fa_pool *pool, struct fa_step_part *part, uint32_t **clears)
+static void append_pages(struct fa_pool *pool, struct fa_step_part *part, struct arrays *next)
 {
 	struct fa_sequence *sequence = part->sequence;
 	struct fa_cache *cache = sequence->cache;
@@ -240,7 +247,7 @@ static void append_pages(struct fa_pool *pool, struct fa_step_part *part, uint32
 
 		fa_page_list_append(pool, sequence, &slot, 1);
 		if (clear)
-			*(*clears)++ = slot;
+			*next->clears++ = slot;
 	}
 }
 
@@ -257,12 +264,6 @@ static void put_in_flight(const struct plan *plan, struct fa_step_part *part)
 	}
 	sequence->record->used_ns = plan->pool->now_ns;
 }
-
-/* Where a group's arrays lie. */
-struct arrays {
-	uint32_t *cu_new, *lengths, *lengths_before, *first, *table_start;
-	uint32_t *table, *clears, *from, *to;
-};
 
 static uint32_t *cut(uint32_t **at, uint64_t n)
 {
@@ -330,15 +331,18 @@ static void apply(const struct plan *plan, struct fa_step_private *private)
 	struct fa_step *step = &private->step;
 	uint32_t *at = private->arrays;
 	/* Tables first: their sizes are known only once they are filled. */
-	uint32_t *tables = cut(&at, plan->n_entries), *clears = cut(&at, plan->n_pages);
-	uint32_t *from = cut(&at, plan->n_copies), *to = cut(&at, plan->n_copies);
+	struct arrays next = {
+		.table = cut(&at, plan->n_entries),
+		.clears = cut(&at, plan->n_pages + plan->n_copies),
+		.from = cut(&at, plan->n_copies),
+		.to = cut(&at, plan->n_copies),
+		.tokens = cut(&at, plan->n_copies),
+	};
 
 	for (uint32_t g = 0; g < step->n_groups; g++) {
 		struct fa_step_group *group = &step->groups[g];
 		uint32_t n = group->end - group->begin;
-		struct arrays arrays = {
-			.table = tables, .clears = clears, .from = from, .to = to
-		};
+		struct arrays arrays = next;
 
 		arrays.cu_new = cut(&at, n + 1);
 		arrays.lengths = cut(&at, n);
@@ -350,13 +354,13 @@ static void apply(const struct plan *plan, struct fa_step_private *private)
 			struct fa_step_part *part = &private->parts[group->begin + i];
 
 			if (part->copies)
-				copy_page(pool, part, &from, &to);
-			append_pages(pool, part, &clears);
+				copy_page(pool, part, &next);
+			append_pages(pool, part, &next);
 			put_in_flight(plan, part);
 			fill_entry(part, &step->entries[group->begin + i], i, &arrays,
 			           &group->table_entries);
 		}
-		tables += group->table_entries;
+		next.table += group->table_entries;
 		group->cu_new = arrays.cu_new;
 		group->lengths = arrays.lengths;
 		group->lengths_before = arrays.lengths_before;
@@ -364,10 +368,11 @@ static void apply(const struct plan *plan, struct fa_step_private *private)
 		group->table_start = arrays.table_start;
 		group->table = arrays.table;
 		group->clears = arrays.clears;
-		group->n_clears = (uint32_t)(clears - arrays.clears);
+		group->n_clears = (uint32_t)(next.clears - arrays.clears);
 		group->copies_from = arrays.from;
 		group->copies_to = arrays.to;
-		group->n_copies = (uint32_t)(from - arrays.from);
+		group->copies_tokens = arrays.tokens;
+		group->n_copies = (uint32_t)(next.from - arrays.from);
 	}
 }
 

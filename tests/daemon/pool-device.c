@@ -44,7 +44,8 @@ void device_begin(const struct device *device, const struct fa_step *step)
 			memset(device_token(device, group->clears[i], 0), 0, bytes);
 		for (uint32_t i = 0; i < group->n_copies; i++)
 			memcpy(device_token(device, group->copies_to[i], 0),
-			       device_token(device, group->copies_from[i], 0), bytes);
+			       device_token(device, group->copies_from[i], 0),
+			       group->copies_tokens[i] * sizeof(*device->tokens));
 	}
 }
 

@@ -289,6 +289,50 @@ static void test_cleared(void **state)
 	fa_check_eq(fa_test_reap(fa_test_fork(scavenger, NULL)), 0);
 }
 
+/*
+ * What lies behind a sequence's tokens in the page that a fork has copied is not the fork's:
+ * who keeps tokens that were never written finds zeros.
+ */
+static int forger(void *userdata)
+{
+	struct fa_wire_message message;
+	uint64_t sequence;
+	float *k, *v;
+
+	if (setgid(NOBODY) < 0 || setuid(NOBODY) < 0)
+		return 1;
+	kv_open(&client, daemon_process.socket);
+	sequence = kv_fork(&client, kv_sequence_find(&client, "s"), UINT64_MAX);
+	kv_begin_one(&client, 1, sequence, 12);
+	kv_wait(&client, 0, kv_end(&client, 0, 1, true));
+	for (uint32_t layer = 0; layer < KV_LAYERS; layer++) {
+		message = kv_copy_message(&client, 0, sequence, layer, 20, 12, false, &k, &v);
+		kv_wait(&client, 0, kv_send(&client, &message, 0));
+		for (int i = 0; i < 12 * KV_KV_HEADS * KV_DIM; i++)
+			fa_check(k[i] == 0);
+		for (int i = 0; i < 12 * KV_KV_HEADS * KV_DIM_V; i++)
+			fa_check(v[i] == 0);
+	}
+	kv_truncate(&client, sequence, 20);
+	kv_check(&client, sequence, numbers, 0, 20);
+	kv_close(&client);
+	return 0;
+}
+
+static void test_copied_tail(void **state)
+{
+	uint64_t cache, sequence;
+
+	if (geteuid() != 0)
+		skip();
+	cache = kv_cache(&client, "c", 2 | 2 << 2);
+	sequence = kv_sequence(&client, cache);
+	kv_append(&client, sequence, numbers, 0, 30);
+	kv_truncate(&client, sequence, 20);
+	kv_set_name(&client, sequence, "s", 2 | 2 << 4);
+	fa_check_eq(fa_test_reap(fa_test_fork(forger, NULL)), 0);
+}
+
 /* ---- limits */
 
 /* 1 MiB of pages of 16 tokens, 2 layers, 2 heads of 16 + 8 floats: 6 KiB each. */
@@ -390,6 +434,7 @@ int main(void)
 		TEST(rights),
 		TEST(probe),
 		TEST(cleared),
+		TEST(copied_tail),
 		TEST(exhausted),
 		cmocka_unit_test_setup_teardown(test_quota, start_with_quota, stop),
 		TEST(killed),
