@@ -49,6 +49,9 @@ struct fa_device_info {
 	 * what the backend itself finds out.
 	 */
 	bool polled;
+	/* How long after the end of its process the device may go on with what it was given,
+	 * and write to memory that others adopt. */
+	uint64_t linger_ns;
 	uint64_t memory_bytes, memory_free_bytes; /* the device's own; 0 where it has none */
 };
 
@@ -174,10 +177,11 @@ struct fa_device_ops {
 	                 struct fa_error *error, void **ret_base);
 	/* Gives back all of it. Nothing is in flight. */
 	void (*pool_close)(struct fa_device *device);
-	/* Makes the memory of a chunk, zeroed, and a descriptor by which a process that comes
-	 * after this one adopts it, contents and all. */
+	/* Makes the memory of a chunk, and a descriptor by which a process that comes after
+	 * this one adopts it, contents and all. Never waits for the device: what cannot be had
+	 * zeroed at once holds anything. */
 	int (*pool_chunk_add)(struct fa_device *device, uint32_t chunk, struct fa_error *error,
-	                      int *ret_fd);
+	                      bool *ret_zeroed, int *ret_fd);
 	/* @fd stays the caller's. -EINVAL it stands for no memory of a chunk of this pool. */
 	int (*pool_chunk_adopt)(struct fa_device *device, uint32_t chunk, int fd,
 	                        struct fa_error *error);

@@ -644,9 +644,14 @@ static void cpu_pool_close(struct fa_device *device)
 }
 
 static int cpu_pool_chunk_add(struct fa_device *device, uint32_t chunk, struct fa_error *error,
-                              int *ret_fd)
+                              bool *ret_zeroed, int *ret_fd)
 {
-	return fa_cpu_pool_chunk_add(&device->pool, chunk, error, ret_fd);
+	int r;
+
+	r = fa_cpu_pool_chunk_add(&device->pool, chunk, error, ret_fd);
+	if (r == 0)
+		*ret_zeroed = true;
+	return r;
 }
 
 static int cpu_pool_chunk_adopt(struct fa_device *device, uint32_t chunk, int fd,

@@ -24,6 +24,14 @@
 #define TEXT_OF(number) #number
 #define TEXT(number) TEXT_OF(number)
 
+/*
+ * A process is reaped when its descriptors are closed, and with the driver's went its context
+ * and all that ran there; what is left of the time is for a driver that closes late. Under MPS
+ * the context is a server's, which learns of the death by itself and lets kernels run out.
+ */
+#define LINGER_NS (FA_NS_PER_SEC / 2)
+#define LINGER_MPS_NS (5 * FA_NS_PER_SEC)
+
 #define UUID_TEXT_BYTES 41 /* GPU-8-4-4-4-12 */
 /* The free memory that is told may be so old: asking takes the driver's locks. */
 #define FREE_MEMORY_NS (100 * FA_NS_PER_MS)
@@ -173,6 +181,7 @@ static int ask_device(struct fa_device *device, struct fa_error *error)
 	struct fa_device_info *info = &device->info;
 	CUresult result = CUDA_SUCCESS;
 	size_t total = 0;
+	int mps;
 	CUuuid uuid;
 
 	for (size_t i = 0; i < sizeof(attributes) / sizeof(*attributes) && !result; ++i)
@@ -198,6 +207,10 @@ static int ask_device(struct fa_device *device, struct fa_error *error)
 	info->depth = FA_CUDA_QUEUE_DEPTH;
 	info->polled = true;
 	info->memory_bytes = total;
+	info->linger_ns = LINGER_NS;
+	if (driver->cuDeviceGetAttribute(&mps, CU_DEVICE_ATTRIBUTE_MPS_ENABLED, device->ordinal) ||
+	    mps)
+		info->linger_ns = LINGER_MPS_NS;
 	if (device->chip.arch < ARCH_MIN)
 		return fa_fail(error, -ENODEV,
 		               "%s has compute capability %d.%d; the kernels need %d.%d or later",

@@ -10,6 +10,7 @@
  */
 #include "daemon/device_cuda.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <string.h>
 
@@ -59,6 +60,9 @@ static void *move_array(struct filling *filling, const void *array, size_t n)
 	    (const char *)array < (const char *)tables->data + tables->bytes)
 		return (void *)(tables->backend[0] +
 		                (size_t)((const char *)array - (const char *)tables->data));
+	/* bytes_of() has not counted an array that was to be in tables. */
+	assert(filling->used + align(n * sizeof(uint32_t)) <=
+	       filling->room->span.end - filling->room->span.begin);
 	memcpy(room->host + at, array, n * sizeof(uint32_t));
 	filling->used += align(n * sizeof(uint32_t));
 	return (void *)(room->at + at);
@@ -76,7 +80,8 @@ static size_t bytes_of(const struct fa_paged_request *request)
 
 	if (request->op == FA_PAGED_ATTEND)
 		words = 2 * (size_t)request->attention.heads;
-	else if (request->op == FA_PAGED_APPEND && request->append.rotary.positions)
+	else if ((request->op == FA_PAGED_APPEND || request->op == FA_PAGED_READ) &&
+	         request->append.rotary.positions)
 		words = tokens_of(request->append.step);
 	return bytes + align(words * sizeof(uint32_t)) + 2 * 256;
 }
@@ -151,6 +156,9 @@ static int fill_part(struct filling *filling, const struct fa_paged_request *req
 		               "q has %zu bytes; at most %zu can be rotated in one request",
 		               q_bytes, Q_BYTES_MAX);
 	room->q_bytes = align(q_bytes);
+	/* Behind the counters in any case: they are all works' of the stream. */
+	if (room->workspace_bytes < FA_CUDA_PAGED_COUNTERS_BYTES)
+		room->workspace_bytes = align(FA_CUDA_PAGED_COUNTERS_BYTES);
 	return 0;
 }
 
@@ -216,10 +224,13 @@ static CUresult grow_scratch(struct fa_device *device, struct fa_cuda_stream *st
 	/* Works that the stream has may still use the old one. */
 	scratch->next = device->scratches;
 	device->scratches = scratch;
+	result = device->driver.cuMemsetD8Async(scratch->at, 0, FA_CUDA_PAGED_COUNTERS_BYTES,
+	                                        stream->stream);
+	if (result != CUDA_SUCCESS)
+		return result;
 	stream->scratch = scratch->at;
 	stream->scratch_bytes = wanted;
-	return device->driver.cuMemsetD8Async(scratch->at, 0, FA_CUDA_PAGED_COUNTERS_BYTES,
-	                                      stream->stream);
+	return CUDA_SUCCESS;
 }
 
 void fa_cuda_paged_close(struct fa_device *device)

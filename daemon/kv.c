@@ -39,6 +39,7 @@ static bool grow(void *userdata)
 	struct fa_pool_info info;
 	struct fa_error error;
 	uint32_t chunk = 0;
+	bool zeroed;
 
 	fa_pool_get_info(kv->pool, &info);
 	if (info.chunks >= kv->chunks_max || info.chunks == kv->grow_failed)
@@ -47,7 +48,7 @@ static bool grow(void *userdata)
 		++chunk;
 	if (chunk == kv->chunks_max)
 		return false;
-	if (server->ops->pool_chunk_add(server->device, chunk, &error, &fd) < 0) {
+	if (server->ops->pool_chunk_add(server->device, chunk, &error, &zeroed, &fd) < 0) {
 		/* Said once, until something has changed. */
 		kv->grow_failed = info.chunks;
 		fa_log(FA_LOG_WARNING, "the pool stays at %" PRIu32 " chunks: %s", info.chunks,
@@ -56,7 +57,7 @@ static bool grow(void *userdata)
 	}
 	/* Kept before it counts. */
 	fa_kv_keep_chunk(kv, chunk, fd);
-	if (fa_pool_chunk_add(kv->pool, chunk, true, &error) < 0) {
+	if (fa_pool_chunk_add(kv->pool, chunk, zeroed, &error) < 0) {
 		server->ops->pool_chunk_remove(server->device, chunk);
 		fa_kv_forget_chunk(kv, chunk);
 		return false;
@@ -118,6 +119,14 @@ static void rest(struct fa_kv *kv)
 		uv_timer_stop(&kv->timer);
 }
 
+void fa_kv_quarantine_end(struct fa_kv *kv)
+{
+	if (!kv->quarantine_ns || fa_now_ns() < kv->quarantine_ns)
+		return;
+	kv->quarantine_ns = 0;
+	fa_pool_quarantine_end(kv->pool);
+}
+
 static void on_tick(uv_timer_t *timer)
 {
 	struct fa_kv *kv = timer->data;
@@ -125,10 +134,7 @@ static void on_tick(uv_timer_t *timer)
 
 	if (n)
 		fa_log(FA_LOG_DEBUG, "%zu named sequences and caches have expired", n);
-	if (kv->quarantine_ns && fa_now_ns() > kv->quarantine_ns) {
-		kv->quarantine_ns = 0;
-		fa_pool_quarantine_end(kv->pool);
-	}
+	fa_kv_quarantine_end(kv);
 	shrink(kv);
 	end_grace(kv);
 	rest(kv);

@@ -34,7 +34,7 @@ struct fa_kv {
 	struct fa_kv_keeper keeper;
 	struct fa_resume resume;
 	uint64_t grace_ns;      /* until when lost sessions are waited for */
-	uint64_t quarantine_ns;   /* until when what died may still write to pages; 0: it may not */
+	uint64_t quarantine_ns; /* until when what died may still write to pages; 0: it may not */
 	struct fa_pool *pool;   /* NULL: there is none */
 	struct fa_error reason; /* then why */
 	void *base;             /* where the device has it */
@@ -75,6 +75,9 @@ int fa_kv_actor_admin(struct fa_session *session, struct fa_actor *ret_actor,
 
 /* There is something to look after from time to time: a cache, and all that needs one. */
 void fa_kv_wake(struct fa_kv *kv);
+
+/* Pages that what died may have written to can be used again, if it is time. */
+void fa_kv_quarantine_end(struct fa_kv *kv);
 
 /* CLOCK_BOOTTIME, by which objects have their time to live. */
 uint64_t fa_kv_now_ns(void);

@@ -13,8 +13,6 @@
 #define CHUNK_NAME "fad-pool-%" PRIu32
 #define NAME_BYTES 32
 
-#define QUARANTINE_NS (5 * FA_NS_PER_SEC)
-
 /* ---- storing */
 
 void fa_kv_keep(struct fa_kv *kv, const char *name, int fd)
@@ -146,12 +144,10 @@ static int take_state(struct fa_kv *kv, int fd, struct fa_error *error)
 		kv->pool = fa_pool_free(kv->pool);
 		return r;
 	}
-	/* The process that wrote to it is dead, and with it what computed for it, unless that
-	 * was a GPU, which a server of several processes may hold on to for a moment. */
-	if (kv->server->info.polled)
-		kv->quarantine_ns = fa_deadline_ns(QUARANTINE_NS);
-	else
-		fa_pool_quarantine_end(kv->pool);
+	/* The process that wrote to it was dead before this one was started; what computed for
+	 * it may not be. */
+	kv->quarantine_ns = kv->server->started_ns + kv->server->info.linger_ns;
+	fa_kv_quarantine_end(kv);
 	return 0;
 }
 

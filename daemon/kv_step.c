@@ -576,6 +576,8 @@ int fa_kv_step_new(struct fa_session *session, const struct fa_actor *actor, uin
 	step->id = id;
 	fa_list_init(&step->link);
 	fa_list_init(&step->works);
+	/* Not a tick later than need be: it may want those pages. */
+	fa_kv_quarantine_end(kv);
 	r = fa_step_plan(kv->pool, actor, items, n_items, kv->last_step + 1, fa_kv_now_ns(), error,
 	                 &step->plan);
 	if (r < 0) {

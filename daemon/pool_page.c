@@ -36,10 +36,13 @@ static int exhausted(const struct fa_pool *pool, const struct fa_cache *caches, 
 		if (chunks_for(cache, cache->n_free + cache->n_idle))
 			return fa_fail(error, -ENOMEM,
 			               "the pool is exhausted: %" PRIu64 " pages of %" PRIu64
-			               " bytes are needed, %" PRIu64 " can be had",
+			               " bytes are needed, %" PRIu64 " can be had%s",
 			               cache->need_pages, cache->layout.page_bytes,
 			               cache->n_free + cache->n_idle +
-			                       chunks * cache->layout.pages_per_chunk);
+			                       chunks * cache->layout.pages_per_chunk,
+			               pool->n_quarantined ? ", more in some seconds, when the "
+			                                     "daemon before has let go"
+			                                   : "");
 	return -ENOMEM;
 }
 

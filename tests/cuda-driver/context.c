@@ -2,6 +2,7 @@
 #include "tests/cuda-driver/driver.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* The current context of a thread, and which of its lives. */
@@ -233,6 +234,9 @@ CUresult cuDeviceGetAttribute(int *ret_value, CUdevice_attribute attribute, CUde
 	case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
 	case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
 		*ret_value = 1;
+		break;
+	case CU_DEVICE_ATTRIBUTE_MPS_ENABLED:
+		*ret_value = getenv("FAD_TEST_CUDA_MPS") != NULL;
 		break;
 	default:
 		return CUDA_ERROR_INVALID_VALUE;

@@ -13,6 +13,7 @@
  *   FAD_TEST_CUDA_VERSION     of the driver (13000)
  *   FAD_TEST_CUDA_LACKS       a function that it does not have
  *   FAD_TEST_CUDA_PID         the process's number as IPC handles have it
+ *   FAD_TEST_CUDA_MPS         contexts say that they are a server's of several processes
  *   FAD_TEST_CUDA_KERNEL_US   kernels take at least so long (0)
  *   FAD_TEST_CUDA_GFLOP       kernels with more work are not computed, and take 50 ms:
  *                             for tests in which slow requests never come to their end (0:

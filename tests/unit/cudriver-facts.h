@@ -57,6 +57,7 @@
 	X(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)                                   \
 	X(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)                                 \
 	X(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)                         \
+	X(CU_DEVICE_ATTRIBUTE_MPS_ENABLED)                                                         \
 	X(CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)                                                      \
 	X(CU_FUNC_ATTRIBUTE_NUM_REGS)                                                              \
 	X(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)                                         \
