@@ -8,8 +8,6 @@
 #include <string.h>
 #include <systemd/sd-daemon.h>
 
-#define PREFIX "fad-"
-
 int fa_keeper_open(struct fa_keeper *keeper)
 {
 	char **names = NULL;
@@ -52,8 +50,9 @@ int fa_keeper_take(struct fa_keeper *keeper, const char *name)
 	for (size_t i = 0; i < keeper->n_kept; ++i) {
 		struct fa_kept *kept = &keeper->kept[i];
 
-		if (kept->fd >= 0 && (name ? !strcmp(kept->name, name)
-		                           : strncmp(kept->name, PREFIX, strlen(PREFIX)) != 0))
+		if (kept->fd >= 0 &&
+		    (name ? !strcmp(kept->name, name)
+		          : strncmp(kept->name, FA_KEEPER_PREFIX, strlen(FA_KEEPER_PREFIX)) != 0))
 			return fa_steal_fd(&kept->fd);
 	}
 	return -1;

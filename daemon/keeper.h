@@ -9,6 +9,7 @@
 
 #include <stddef.h>
 
+#define FA_KEEPER_PREFIX "fad-"
 #define FA_KEEPER_LISTEN "fad-listen" /* the listening socket */
 
 struct fa_keeper {

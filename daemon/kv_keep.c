@@ -122,8 +122,14 @@ static int adopt_memory(struct fa_kv *kv, struct fa_error *error)
 		return r;
 	for (uint32_t i = 0; i < fa_pool_max_chunks(kv->pool) && r == 0; ++i)
 		r = adopt_chunk(kv, i, error);
-	if (r < 0)
-		server->ops->pool_close(server->device);
+	if (r == 0)
+		return 0;
+	server->ops->pool_close(server->device);
+	/* Those that were taken, drop_all() does not find; and what stayed would be taken for
+	 * the memory of the next pool. */
+	for (uint32_t i = 0; i < fa_pool_max_chunks(kv->pool); ++i)
+		if (fa_pool_chunk_state(kv->pool, i) != FA_CHUNK_ABSENT)
+			fa_kv_forget_chunk(kv, i);
 	return r;
 }
 

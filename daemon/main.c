@@ -447,10 +447,11 @@ int main(int argc, char **argv)
 	}
 	if (program.options.check_config)
 		return EXIT_SUCCESS;
+	/* A supervisor keeps as many as its child makes. */
+	raise_fd_limit();
 	if (program.options.supervise)
 		return fa_supervise(argv, program.options.ready_fd);
 	fa_log_set(config.log, config.log_level);
-	raise_fd_limit();
 	r = fa_keeper_open(&program.keeper);
 	if (r < 0)
 		fa_log(FA_LOG_WARNING, "what was handed over cannot be taken: %s", strerror(-r));

@@ -2,6 +2,7 @@
 
 #include "common/cleanup.h"
 #include "common/clock.h"
+#include "daemon/keeper.h"
 #include "daemon/log.h"
 
 #include <errno.h>
@@ -13,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -32,6 +34,8 @@
 #define PAUSE_MIN_MS 50
 #define PAUSE_MAX_MS 5000
 #define PAUSE_SERVED_MAX_MS 100
+/* In a row, before they were ready: then it may be what is kept that they crash of. */
+#define CRASHES_MAX 5
 
 struct kept {
 	char name[NAME_BYTES];
@@ -41,8 +45,7 @@ struct kept {
 struct supervisor {
 	char **argv;
 	int ready_fd, signal_fd, notify_fd;
-	char directory[32];   /* of the notify socket, ours alone */
-	char notify_name[48]; /* its path, for NOTIFY_SOCKET */
+	int notify_path_fd; /* O_PATH, of the notify socket: it has no name any more */
 	sigset_t old_mask;
 
 	pid_t child;
@@ -51,56 +54,65 @@ struct supervisor {
 	bool was_ready; /* some child did */
 	bool asked;     /* to end */
 	int pause_ms;   /* before the next start */
+	int n_crashes;  /* in a row, before they were ready */
 
 	struct kept kept[KEPT_MAX];
 	size_t n_kept;
+
+	/* Of the child, which needs no memory to start. */
+	char names[KEPT_MAX * NAME_BYTES];
+	int moved[KEPT_MAX + 1];
 };
 
 /* ---- the child */
 
-/* Everything that is kept lies at 3, 4, 5 … in the child. */
-static int place_fds(struct supervisor *s, char *names, size_t size)
+/* Everything that is kept lies at 3, 4, 5 … in the child, and behind it what names the
+ * notify socket. */
+static int place_fds(struct supervisor *s)
 {
+	const int n = (int)s->n_kept + 1;
 	size_t used = 0;
-	int *moved;
 
-	moved = calloc(s->n_kept + 1, sizeof(*moved));
-	if (!moved)
-		return -ENOMEM;
 	/* Out of the way first, so that none is overwritten before it was placed. */
-	for (size_t i = 0; i < s->n_kept; ++i) {
-		moved[i] = fcntl(s->kept[i].fd, F_DUPFD, SD_LISTEN_FDS_START + (int)s->n_kept);
-		if (moved[i] < 0)
+	for (int i = 0; i < n; ++i) {
+		int fd = i < n - 1 ? s->kept[i].fd : s->notify_path_fd;
+
+		s->moved[i] = fcntl(fd, F_DUPFD, SD_LISTEN_FDS_START + n);
+		if (s->moved[i] < 0)
 			return -errno;
 	}
-	for (size_t i = 0; i < s->n_kept; ++i) {
-		if (dup2(moved[i], SD_LISTEN_FDS_START + (int)i) < 0)
+	for (int i = 0; i < n; ++i) {
+		if (dup2(s->moved[i], SD_LISTEN_FDS_START + i) < 0)
 			return -errno;
-		close(moved[i]);
-		used += (size_t)snprintf(names + used, size - used, "%s%s", i ? ":" : "",
-		                         s->kept[i].name);
+		close(s->moved[i]);
+		if (i < n - 1)
+			used += (size_t)snprintf(s->names + used, sizeof(s->names) - used, "%s%s",
+			                         i ? ":" : "", s->kept[i].name);
 	}
-	free(moved);
 	return 0;
 }
 
-static void run_child(struct supervisor *s)
+static void run_child(struct supervisor *s, pid_t parent)
 {
-	char number[16], *names = calloc(KEPT_MAX, NAME_BYTES);
+	char number[16], path[32];
 
+	/* Nobody would start it again, nor keep what it has. */
+	if (prctl(PR_SET_PDEATHSIG, SIGTERM) < 0 || getppid() != parent)
+		_exit(EXIT_FAILURE);
 	fa_close_fdp(&s->ready_fd);
-	if (!names || place_fds(s, names, (size_t)KEPT_MAX * NAME_BYTES) < 0)
+	if (place_fds(s) < 0)
 		_exit(EXIT_FAILURE);
 	snprintf(number, sizeof(number), "%zu", s->n_kept);
 	if (s->n_kept) {
 		setenv("LISTEN_FDS", number, 1);
-		setenv("LISTEN_FDNAMES", names, 1);
+		setenv("LISTEN_FDNAMES", s->names, 1);
 		snprintf(number, sizeof(number), "%ld", (long)getpid());
 		setenv("LISTEN_PID", number, 1);
 	} else {
 		unsetenv("LISTEN_FDS");
 	}
-	setenv("NOTIFY_SOCKET", s->notify_name, 1);
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", SD_LISTEN_FDS_START + (int)s->n_kept);
+	setenv("NOTIFY_SOCKET", path, 1);
 	unsetenv("WATCHDOG_USEC");
 	sigprocmask(SIG_SETMASK, &s->old_mask, NULL);
 	execv("/proc/self/exe", s->argv);
@@ -109,11 +121,13 @@ static void run_child(struct supervisor *s)
 
 static int start_child(struct supervisor *s)
 {
+	pid_t self = getpid();
+
 	s->ready = false;
 	s->started_ns = fa_now_ns();
 	s->child = fork();
 	if (s->child == 0)
-		run_child(s);
+		run_child(s, self);
 	if (s->child > 0)
 		return 0;
 	s->child = 0;
@@ -152,9 +166,33 @@ static void forget(struct supervisor *s, const char *name)
 	}
 }
 
+/* All that was stored but the socket. */
+static void let_go(struct supervisor *s)
+{
+	size_t n = 0;
+
+	for (size_t i = 0; i < s->n_kept; ++i)
+		if (strcmp(s->kept[i].name, FA_KEEPER_LISTEN) != 0 &&
+		    !strncmp(s->kept[i].name, FA_KEEPER_PREFIX, strlen(FA_KEEPER_PREFIX)))
+			close(s->kept[i].fd);
+		else
+			s->kept[n++] = s->kept[i];
+	fa_log(FA_LOG_ERROR,
+	       "fad has crashed %d times in a row before it was ready: %zu descriptors that were "
+	       "kept are let go",
+	       s->n_crashes, s->n_kept - n);
+	s->n_kept = n;
+	s->n_crashes = 0;
+}
+
 static void keep(struct supervisor *s, const char *name, int *fds, size_t n_fds)
 {
-	for (size_t i = 0; i < n_fds && s->n_kept < KEPT_MAX; ++i) {
+	for (size_t i = 0; i < n_fds; ++i) {
+		if (s->n_kept == KEPT_MAX) {
+			fa_log(FA_LOG_ERROR, "%s cannot be kept: there are %d descriptors already",
+			       name, KEPT_MAX);
+			return;
+		}
 		s->kept[s->n_kept].fd = fa_steal_fd(&fds[i]);
 		snprintf(s->kept[s->n_kept].name, NAME_BYTES, "%s", name);
 		++s->n_kept;
@@ -224,6 +262,8 @@ static bool receive(struct supervisor *s)
 			memcpy(fds, CMSG_DATA(c), n_fds * sizeof(int));
 		}
 	}
+	if (header.msg_flags & MSG_CTRUNC)
+		fa_log(FA_LOG_ERROR, "a descriptor cannot be kept: the supervisor has too many");
 	/* Of this user's processes only the child is listened to. */
 	if (who.pid == s->child && s->child && !(header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)))
 		handle_message(s, message, fds, n_fds);
@@ -246,12 +286,17 @@ static int child_ended(struct supervisor *s, int status)
 	s->child = 0;
 	if (exited && (s->asked || WEXITSTATUS(status) == 0))
 		return WEXITSTATUS(status);
+	/* One that was asked before it could listen. */
 	if (s->asked)
-		return EXIT_FAILURE;
+		return WTERMSIG(status) == SIGTERM || WTERMSIG(status) == SIGINT ? EXIT_SUCCESS
+		                                                                 : EXIT_FAILURE;
 	if (!s->was_ready) {
 		fa_log(FA_LOG_ERROR, "fad (%ld) ended before it was ready", (long)pid);
 		return exited ? WEXITSTATUS(status) : EXIT_FAILURE;
 	}
+	s->n_crashes = s->ready || exited ? 0 : s->n_crashes + 1;
+	if (s->n_crashes == CRASHES_MAX)
+		let_go(s);
 	if (s->ready && fa_now_ns() - s->started_ns > SHORT_LIFE_NS)
 		s->pause_ms = 0;
 	if (s->ready && s->pause_ms > PAUSE_SERVED_MAX_MS)
@@ -306,35 +351,34 @@ static int run(struct supervisor *s)
 
 /* ---- at the start */
 
-/* Nobody else may send: descriptors are received before it is known whose they are, and
- * to close them can take as long as their sender wants. */
+/*
+ * Nobody else may send: descriptors are received before it is known whose they are, and
+ * to close them can take as long as their sender wants. So the socket lies in a directory of
+ * ours, and only until it is open; from then on who has that descriptor has its name,
+ * and nothing is left behind however we end.
+ */
 static int open_notify(struct supervisor *s)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	char directory[] = "/tmp/fad-supervise-XXXXXX";
 	const int on = 1;
+	int r = 0;
 
-	strcpy(s->directory, "/tmp/fad-supervise-XXXXXX");
-	if (!mkdtemp(s->directory)) {
-		s->directory[0] = '\0';
+	if (!mkdtemp(directory))
 		return -errno;
-	}
-	snprintf(s->notify_name, sizeof(s->notify_name), "%s/notify", s->directory);
-	snprintf(address.sun_path, sizeof(address.sun_path), "%s", s->notify_name);
+	snprintf(address.sun_path, sizeof(address.sun_path), "%s/notify", directory);
 	s->notify_fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (s->notify_fd < 0 ||
 	    bind(s->notify_fd, (struct sockaddr *)&address, sizeof(address)) < 0 ||
 	    setsockopt(s->notify_fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof(on)) < 0)
-		return -errno;
-	return 0;
-}
-
-static void close_notify(struct supervisor *s)
-{
-	fa_close_fdp(&s->notify_fd);
-	if (s->notify_name[0])
-		(void)unlink(s->notify_name);
-	if (s->directory[0])
-		(void)rmdir(s->directory);
+		r = -errno;
+	if (r == 0) {
+		s->notify_path_fd = open(address.sun_path, O_PATH | O_CLOEXEC);
+		r = s->notify_path_fd < 0 ? -errno : 0;
+	}
+	(void)unlink(address.sun_path);
+	(void)rmdir(directory);
+	return r;
 }
 
 static int open_signals(struct supervisor *s)
@@ -398,7 +442,7 @@ int fa_supervise(char **argv, int ready_fd)
 	if (!s)
 		return EXIT_FAILURE;
 	s->ready_fd = ready_fd;
-	s->signal_fd = s->notify_fd = -1;
+	s->signal_fd = s->notify_fd = s->notify_path_fd = -1;
 	s->argv = child_argv(argv);
 	if (s->argv)
 		r = open_signals(s);
@@ -413,7 +457,8 @@ int fa_supervise(char **argv, int ready_fd)
 	for (size_t i = 0; i < s->n_kept; ++i)
 		close(s->kept[i].fd);
 	fa_close_fdp(&s->signal_fd);
-	close_notify(s);
+	fa_close_fdp(&s->notify_fd);
+	fa_close_fdp(&s->notify_path_fd);
 	fa_close_fdp(&s->ready_fd);
 	free(s->argv);
 	free(s);

@@ -3,10 +3,13 @@
  * and starts it again with them when it dies. It is to its child what systemd is to a
  * service (the same environment, the same notifications), so the child knows of one
  * protocol only. It maps nothing, opens no device, and uses no library but libc and
- * libsystemd, so that there is little that could end it.
+ * libsystemd, so that there is little that could end it. If something does, the child is
+ * asked to end too, and nothing stays.
  *
  * SIGTERM, SIGINT and SIGHUP are passed on. It ends when the child ends by itself
- * with status 0 or was asked to end; a child that never got ready takes it along.
+ * with status 0 or was asked to end; a child that never got ready takes it along. If later
+ * ones crash again and again before they are ready, what was stored is let go, but for the
+ * socket: rather a daemon without its pool than none.
  */
 #pragma once
 

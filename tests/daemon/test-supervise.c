@@ -16,7 +16,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -155,6 +158,71 @@ static void test_never_ready(void **state)
 	fa_check(WIFEXITED(status) && WEXITSTATUS(status) != 0);
 }
 
+/* One that was made since, and is there still. */
+static bool has_notify_directory(time_t since)
+{
+	struct dirent *entry;
+	bool found = false;
+	DIR *directory = opendir("/tmp");
+
+	fa_check(directory != NULL);
+	while ((entry = readdir(directory)) != NULL) {
+		struct stat st;
+		char path[300];
+
+		snprintf(path, sizeof(path), "/tmp/%s", entry->d_name);
+		found |= !strncmp(entry->d_name, "fad-supervise-", 14) && stat(path, &st) == 0 &&
+		         st.st_uid == geteuid() && st.st_ctime >= since;
+	}
+	closedir(directory);
+	return found;
+}
+
+/* Whatever kills the supervisor, its child ends in order, and nothing is left of both. */
+static void test_supervisor_killed(void **state)
+{
+	const time_t since = time(NULL);
+	char exe[32], target[8];
+	pid_t child;
+	int status;
+
+	start(NULL);
+	child = child_pid();
+	check_serves();
+	snprintf(exe, sizeof(exe), "/proc/%ld/exe", (long)child);
+	fa_test_daemon_signal(&supervisor, SIGKILL);
+	fa_check_eventually(access(supervisor.socket, F_OK) < 0);
+	fa_check_eventually(readlink(exe, target, sizeof(target)) < 0);
+	status = fa_test_daemon_reap(&supervisor);
+	fa_check(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+	/* Those of other supervisors that are just starting go. */
+	fa_check_eventually(!has_notify_directory(since));
+}
+
+/*
+ * What was kept makes every child crash, as far as the supervisor can tell: here no memory
+ * is left for them to start. It is let go, but for the socket, and fad serves again.
+ */
+static void test_crash_loop(void **state)
+{
+	const struct rlimit none = { .rlim_cur = 4096, .rlim_max = RLIM_INFINITY };
+	struct rlimit before;
+
+	/* They need memory to crash. */
+	if (fa_test_sanitized())
+		skip();
+	start(NULL);
+	check_serves();
+	fa_check_eq(prlimit(supervisor.pid, RLIMIT_AS, NULL, &before), 0);
+	if (before.rlim_max != RLIM_INFINITY)
+		skip();
+	fa_check_eq(prlimit(supervisor.pid, RLIMIT_AS, &none, NULL), 0);
+	kill(child_pid(), SIGKILL);
+	fa_test_daemon_log_wait(&supervisor, "2 descriptors that were kept are let go");
+	fa_check_eq(prlimit(supervisor.pid, RLIMIT_AS, &before, NULL), 0);
+	check_serves();
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -165,6 +233,8 @@ int main(void)
 		cmocka_unit_test_teardown(test_path_gone, stop),
 		cmocka_unit_test_teardown(test_exit_when_idle, stop),
 		cmocka_unit_test(test_never_ready),
+		cmocka_unit_test_teardown(test_supervisor_killed, stop),
+		cmocka_unit_test_teardown(test_crash_loop, stop),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
