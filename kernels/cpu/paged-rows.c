@@ -30,8 +30,6 @@ void FA_CPU_REDUCE(const struct fa_cpu_job *job, const float *partials, int64_t 
 			const float *part = partials + i * stride;
 			float weight = exp2f(part[values] - base);
 
-			if (weight == 0)
-				continue;
 			sum += part[values + 1] * weight;
 			for (int32_t c = 0; c < job->head_dim_v; c++)
 				row[c] += part[c] * weight;

@@ -338,6 +338,16 @@ static void panel_finish_scores(const struct tile *tile, int32_t panel, int vect
 	}
 }
 
+/* Whether row @r of a panel sees the round's key @j by its mask; rows that only fill the
+ * panel do as the last one does. */
+static inline bool panel_tree_sees(const struct tile *tile, int32_t panel, int32_t r, int32_t j)
+{
+	const struct fa_cpu_job *job = tile->job;
+	int64_t row = panel * PANEL + r < job->rows ? panel * PANEL + r : job->rows - 1;
+
+	return score_tree_sees(job, job->row + row, tile->round + j);
+}
+
 /* Hides from each row the new keys that its mask does not name. */
 static void panel_mask_tree(const struct tile *tile, int32_t panel, int vectors, int32_t first,
                             int32_t end)
@@ -346,10 +356,7 @@ static void panel_mask_tree(const struct tile *tile, int32_t panel, int vectors,
 
 	for (int32_t j = first; j < end && tile->round + j < job->n_k; j++) {
 		for (int32_t r = 0; r < vectors * VEC_LANES; r++) {
-			int64_t row = panel * PANEL + r < job->rows ? panel * PANEL + r
-			                                            : job->rows - 1;
-
-			if (!score_tree_sees(job, job->row + row, tile->round + j))
+			if (!panel_tree_sees(tile, panel, r, j))
 				tile->scratch->s[j][r] = -INFINITY;
 		}
 	}
@@ -416,6 +423,20 @@ static void panel_pair_weights(const struct tile *tile, int vectors, int32_t fir
 }
 #endif
 
+/* Makes the weights of new keys that a row's mask does not name -1, for what follows. */
+static void panel_mark_tree(const struct tile *tile, int32_t panel, int vectors, int32_t first,
+                            int32_t end)
+{
+	const struct fa_cpu_job *job = tile->job;
+
+	for (int32_t j = first; j < end && tile->round + j < job->n_k; j++) {
+		for (int32_t r = 0; r < vectors * VEC_LANES; r++) {
+			if (!panel_tree_sees(tile, panel, r, j))
+				tile->scratch->s[j][r] = -1;
+		}
+	}
+}
+
 /* Like panel_values, but what a row does not see is not even multiplied by 0. */
 static void panel_values_seen(const struct tile *tile, int32_t panel, int vectors, int32_t first,
                               int32_t end)
@@ -447,8 +468,8 @@ static void panel_values_seen(const struct tile *tile, int32_t panel, int vector
 				added = vec_select(vec_less(key, low), sum, added);
 				if (tile->tree)
 					added = vec_select(
-						vec_equal(vec_load(scratch->s[j] + i * VEC_LANES),
-					                  vec_set(0.0f)),
+						vec_less(vec_load(scratch->s[j] + i * VEC_LANES),
+					                 vec_set(0.0f)),
 						sum, added);
 				sum = vec_select(vec_less(key, high), added, sum);
 			}
@@ -469,6 +490,8 @@ VEC_INLINE void panel_round_of(const struct tile *tile, int32_t panel, const boo
 		panel_mask_tree(tile, panel, vectors, first, end);
 	panel_softmax(tile, panel, vectors, first, end);
 	if (hidden && tile->v_has_special) {
+		if (tile->tree)
+			panel_mark_tree(tile, panel, vectors, first, end);
 		panel_values_seen(tile, panel, vectors, first, end);
 		return;
 	}

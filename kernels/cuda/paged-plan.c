@@ -37,11 +37,16 @@ static size_t align(size_t bytes)
 	return (bytes + 15) / 16 * 16;
 }
 
+/*
+ * Whether rows of @tensor can be moved in pieces of 16 bytes, with the offsets inside a
+ * tile of at most 512 rows in 32 bits.
+ */
 static bool tensor_aligned(const struct fa_attention_tensor *tensor, int64_t bytes)
 {
 	return !tensor->data ||
 	       ((uintptr_t)tensor->data % 16 == 0 && tensor->stride_token * bytes % 16 == 0 &&
-	        tensor->stride_head * bytes % 16 == 0);
+	        tensor->stride_head * bytes % 16 == 0 && tensor->stride_token >= 0 &&
+	        tensor->stride_token * bytes < 1 << 22);
 }
 
 static struct fa_cuda_tensor tensor_of(const struct fa_attention_tensor *tensor, int64_t bytes)

@@ -286,6 +286,8 @@ uint16_t fa_emulated_to_f16(float given)
 
 	if (isnan(value))
 		return 0x7fff;
+	if (isinf(value))
+		return sign | 0x7c00;
 	if (value == 0)
 		return sign;
 	frexp(value, &exponent);

@@ -124,6 +124,11 @@ static inline void __syncthreads(void)
 	fa_emulated_barrier(0, fa_emulated_block_threads(), false);
 }
 
+static inline int __syncthreads_or(int value)
+{
+	return fa_emulated_barrier(0, fa_emulated_block_threads(), value != 0);
+}
+
 static inline void __syncwarp(uint32_t mask = ~0u)
 {
 	if (mask == ~0u)

@@ -347,6 +347,38 @@ static void chosen(void)
 	}
 }
 
+/*
+ * Infinities and NaNs in K and V at tokens that some rows see and others do not: through
+ * windows, causal rows, dropped pages and trees, with few rows and many, alone or beside
+ * others in a block.
+ */
+static void broken(void)
+{
+	static const int32_t dims[] = { 64, 128, 256 };
+	struct paged_spec spec;
+
+	for (int i = 0; i < 18; i++) {
+		spec = usual;
+		spec.dtype = dtypes[(i + i / 3) % 3];
+		spec.head_dim = spec.head_dim_v = dims[i / 2 % 3];
+		spec.page_tokens = 16 << i % 5;
+		spec.broken = 2 + i % 4;
+		spec.heads = i % 4 == 2 ? 2 : 8;
+		spec.n_new[0] = 1 + (uint32_t)i % 3;
+		spec.lengths[0] = 200 + 113 * (uint32_t)(i % 3);
+		spec.first[2] = i % 5 == 0 ? 61 : 0;
+		spec.causal = i % 6 != 5;
+		spec.left_1 = i % 3 == 1 ? 1 + 5 * i : 0;
+		spec.right_1 = i % 6 == 5 ? 3 : 0;
+		spec.tree = i % 4 == 3;
+		spec.v_in_k = i % 7 == 6;
+		spec.softcap = i % 9 == 4 ? 20 : 0;
+		spec.alibi = i % 7 == 3;
+		spec.sinks = i % 5 == 1;
+		check(&spec);
+	}
+}
+
 static bool one_in(uint64_t n)
 {
 	return problem_random(n) == 0;
@@ -389,6 +421,7 @@ static void random_one(uint64_t seed)
 	spec.sinks = one_in(4);
 	spec.tree = one_in(4);
 	spec.no_lse = one_in(8);
+	spec.broken = one_in(4) ? (int32_t)pick(1, 6) : 0;
 	check(&spec);
 }
 
@@ -800,10 +833,29 @@ static void merge(int i)
 	passed++;
 }
 
+/* Says how a part went, and begins the next one. */
+static void report(const char *part)
+{
+	static int passed_before, failed_before;
+	static double seconds_before;
+	struct timespec now;
+	double seconds;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	seconds = (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+	if (part)
+		printf("%-9s %5d passed, %d failed, %.1f s\n", part, passed - passed_before,
+		       failed - failed_before, seconds - seconds_before);
+	fflush(stdout);
+	passed_before = passed;
+	failed_before = failed;
+	seconds_before = seconds;
+}
+
 int main(int argc, char **argv)
 {
 	uint64_t seed = (uint64_t)time(NULL);
-	int count = 150;
+	int count = 200;
 
 	for (int i = 1; i < argc; i++) {
 		if (!strcmp(argv[i], "--small"))
@@ -821,24 +873,27 @@ int main(int argc, char **argv)
 		return 77;
 	printf("%s, seed %llu\n", paged_gpu_name(gpu), (unsigned long long)seed);
 	problem_seed(seed);
+	report(NULL);
 	for (int i = 0; i < 28; i++)
 		append(i);
 	for (int i = 0; i < 15; i++)
 		pages_and_moves(i);
 	for (int i = 0; i < 12; i++)
 		merge(i);
-	printf("tokens: %d passed, %d failed\n", passed, failed);
-	fflush(stdout);
+	report("tokens");
 	chosen();
-	printf("chosen: %d passed, %d failed\n", passed, failed);
-	fflush(stdout);
+	report("chosen");
 	reruns();
+	report("reruns");
 	far_slots();
-	printf("reruns and far slots: %d passed, %d failed\n", passed, failed);
-	fflush(stdout);
+	report("far slots");
+	every = (every + 3) / 4;
+	broken();
+	report("broken");
 	every = 1;
 	for (int i = 0; i < count; i++)
 		random_one(seed + (uint64_t)i);
+	report("random");
 	printf("%d passed, %d failed\n", passed, failed);
 	paged_gpu_close(gpu);
 	return failed ? 1 : 0;

@@ -153,6 +153,38 @@ static void fill_pool(struct paged_problem *problem)
 	}
 }
 
+static void break_pool(struct paged_problem *problem)
+{
+	static const double values[] = { NAN, INFINITY, -INFINITY };
+	const struct paged_spec *spec = &problem->spec;
+
+	for (int32_t i = 0; i < spec->broken * 3 / 2; i++) {
+		const int32_t b = (int32_t)problem_random((uint64_t)spec->batch);
+		const int32_t h = (int32_t)problem_random((uint64_t)spec->kv_heads);
+		const int64_t first = spec->first[b], n = spec->lengths[b] - first;
+		/* New tokens, and those just where a window of some row may begin. */
+		const uint64_t within = problem_random(4) == 0 ? (uint64_t)n
+		                        : problem_random(2)
+		                                ? spec->n_new[b]
+		                                : (uint64_t)(spec->n_new[b] + spec->left_1);
+		int64_t token;
+
+		if (n <= 0)
+			continue;
+		token = spec->lengths[b] - 1 - (int64_t)problem_random(within + 1);
+		if (token < first)
+			token = first;
+		if (i < spec->broken)
+			reference_set(spec->dtype, paged_v(problem, LAYER, b, token, h),
+			              (int64_t)problem_random((uint64_t)spec->head_dim_v),
+			              values[problem_random(3)]);
+		else
+			reference_set(spec->dtype, paged_k(problem, LAYER, b, token, h),
+			              (int64_t)problem_random((uint64_t)spec->head_dim),
+			              values[problem_random(3)]);
+	}
+}
+
 static int64_t make_tensor(const struct paged_problem *problem, int32_t dim,
                            struct fa_attention_tensor *tensor)
 {
@@ -234,6 +266,7 @@ void paged_init(struct paged_problem *problem, const struct paged_spec *spec)
 	problem->step.table = problem->table;
 	problem->step.table_start = problem->table_start;
 	fill_pool(problem);
+	break_pool(problem);
 
 	problem->request.op = FA_PAGED_ATTEND;
 	*p = (struct fa_paged_attention){
@@ -301,14 +334,15 @@ const char *paged_describe(const struct paged_problem *problem)
 	const struct paged_spec *s = &problem->spec;
 	int n;
 
-	n = snprintf(text, sizeof(text),
-	             "dtype %d batch %d heads %d/%d dims %d/%d page %d causal %d window %lld/%lld "
-	             "softcap %g scale %g alibi %d sinks %d tree %d v_in_k %d layer_major %d "
-	             "new/length/first",
-	             (int)s->dtype, s->batch, s->heads, s->kv_heads, s->head_dim, s->head_dim_v,
-	             s->page_tokens, s->causal, (long long)s->left_1 - 1, (long long)s->right_1 - 1,
-	             (double)s->softcap, (double)s->scale, s->alibi, s->sinks, s->tree, s->v_in_k,
-	             s->layer_major);
+	n = snprintf(
+		text, sizeof(text),
+		"dtype %d batch %d heads %d/%d dims %d/%d page %d causal %d window %lld/%lld "
+		"softcap %g scale %g alibi %d sinks %d tree %d broken %d v_in_k %d layer_major %d "
+		"new/length/first",
+		(int)s->dtype, s->batch, s->heads, s->kv_heads, s->head_dim, s->head_dim_v,
+		s->page_tokens, s->causal, (long long)s->left_1 - 1, (long long)s->right_1 - 1,
+		(double)s->softcap, (double)s->scale, s->alibi, s->sinks, s->tree, s->broken,
+		s->v_in_k, s->layer_major);
 	for (int32_t b = 0; b < s->batch && n > 0 && (size_t)n < sizeof(text); b++)
 		n += snprintf(text + n, sizeof(text) - (size_t)n, " %u/%u/%u", s->n_new[b],
 		              s->lengths[b], s->first[b]);
@@ -358,86 +392,141 @@ static bool sees(const struct paged_problem *problem, int32_t b, int64_t i, int6
 	return p->window_right < 0 || key - row <= p->window_right;
 }
 
-static void expect_row(struct paged_problem *problem, int32_t b, int64_t i, int32_t h, bool rounded,
-                       double *ret_out, double *ret_lse)
+/* A sequence's K and V of one KV head as numbers, [token][dim]. */
+struct keys {
+	double *k, *v;
+};
+
+static double *numbers_of(enum fa_attention_dtype dtype, double *to, const void *from, int32_t n)
+{
+	for (int32_t c = 0; c < n; c++)
+		to[c] = reference_get(dtype, from, c);
+	return to + n;
+}
+
+static void keys_of(const struct paged_problem *problem, int32_t b, int32_t kv_head,
+                    struct keys *ret_keys)
+{
+	const struct paged_spec *spec = &problem->spec;
+	const size_t tokens = spec->lengths[b] - spec->first[b] + 1;
+	double *k = malloc(tokens * (size_t)spec->head_dim * sizeof(*k));
+	double *v = malloc(tokens * (size_t)spec->head_dim_v * sizeof(*v));
+
+	*ret_keys = (struct keys){ k, v };
+	for (int64_t j = spec->first[b]; j < spec->lengths[b]; j++) {
+		k = numbers_of(spec->dtype, k, paged_k(problem, LAYER, b, j, kv_head),
+		               spec->head_dim);
+		v = numbers_of(spec->dtype, v, paged_v(problem, LAYER, b, j, kv_head),
+		               spec->head_dim_v);
+	}
+}
+
+/* From scores to a row; those of keys that it does not see are -inf. */
+static void finish_row(const struct paged_problem *problem, int32_t b, int32_t h,
+                       const struct keys *keys, const bool *seen, const double *scores,
+                       bool rounded, double *ret_out, double *ret_lse)
+{
+	const struct fa_paged_attention *p = &problem->request.attention;
+	const struct paged_spec *spec = &problem->spec;
+	const int64_t n = (int64_t)spec->lengths[b] - spec->first[b];
+	double highest = p->sinks ? p->sinks[h] : -INFINITY, sum = 0;
+	bool nothing = !p->sinks;
+
+	for (int64_t j = 0; j < n; j++) {
+		highest = fmax(highest, scores[j]);
+		nothing = nothing && scores[j] == -INFINITY;
+	}
+	for (int64_t j = 0; j < n && !nothing; j++)
+		sum += exp(scores[j] - highest);
+	if (p->sinks)
+		sum += exp(p->sinks[h] - highest);
+	*ret_lse = nothing ? -INFINITY : highest + log(sum);
+	for (int32_t c = 0; c < spec->head_dim_v; c++)
+		ret_out[c] = 0;
+	for (int64_t j = 0; j < n; j++) {
+		const double *v = keys->v + j * spec->head_dim_v;
+		double weight = nothing ? 0 : exp(scores[j] - highest) / sum;
+
+		if (!seen[j])
+			continue;
+		if (rounded)
+			weight = reference_round(spec->dtype, weight);
+		for (int32_t c = 0; c < spec->head_dim_v; c++)
+			ret_out[c] += weight * v[c];
+	}
+	for (int32_t c = 0; c < spec->head_dim_v && rounded; c++)
+		ret_out[c] = reference_round(spec->dtype, ret_out[c]);
+}
+
+/* Row @row of the expectation. */
+static void expect_row(struct paged_problem *problem, int32_t b, int64_t i, int32_t h,
+                       const struct keys *keys, int64_t row)
 {
 	const struct fa_paged_attention *p = &problem->request.attention;
 	const struct paged_spec *spec = &problem->spec;
 	enum fa_attention_dtype dtype = spec->dtype;
-	int32_t kv_head = h / (spec->heads / spec->kv_heads);
-	double *scores = malloc((spec->lengths[b] + 1) * sizeof(*scores));
-	double highest = p->sinks ? p->sinks[h] : -INFINITY, sum = 0;
-	int64_t q = (problem->cu_new[b] + i) * p->q.stride_token + h * p->q.stride_head;
+	const int64_t first = spec->first[b], n = (int64_t)spec->lengths[b] - first;
+	double *scores = malloc((size_t)(n + 1) * 2 * sizeof(*scores));
+	double *rounded_scores = scores + n + 1, unused, q[FA_ATTENTION_HEAD_DIM_MAX];
+	bool *seen = malloc((size_t)(n + 1) * sizeof(*seen));
 
-	for (int32_t c = 0; c < spec->head_dim_v; c++)
-		ret_out[c] = 0;
-	for (int64_t j = 0; j < spec->lengths[b]; j++) {
-		const char *k;
-		double s = 0;
+	for (int32_t c = 0; c < spec->head_dim; c++)
+		q[c] = reference_get(dtype, problem->q,
+		                     (problem->cu_new[b] + i) * p->q.stride_token +
+		                             h * p->q.stride_head + c);
+	for (int64_t j = 0; j < n; j++) {
+		const double *k = keys->k + j * spec->head_dim;
+		double s[2] = { 0 };
 
-		scores[j] = -INFINITY;
-		if (!sees(problem, b, i, j))
+		scores[j] = rounded_scores[j] = -INFINITY;
+		seen[j] = sees(problem, b, i, first + j);
+		if (!seen[j])
 			continue;
-		k = paged_k(problem, LAYER, b, j, kv_head);
 		for (int32_t c = 0; c < spec->head_dim; c++)
-			s += reference_get(dtype, problem->q, q + c) * reference_get(dtype, k, c);
-		s *= (double)p->scale;
-		if (rounded)
-			s = reference_round(dtype, s);
-		if (p->softcap > 0)
-			s = p->softcap * tanh(s / p->softcap);
-		if (p->alibi_slopes)
-			s -= p->alibi_slopes[h] * fabs((double)(position_of_key(problem, b, j) -
-			                                        position_of_row(problem, b, i)));
-		scores[j] = rounded ? reference_round(dtype, s) : s;
-		highest = fmax(highest, scores[j]);
+			s[0] += q[c] * k[c];
+		s[0] *= (double)p->scale;
+		s[1] = reference_round(dtype, s[0]);
+		for (int r = 0; r < 2; r++) {
+			if (p->softcap > 0)
+				s[r] = p->softcap * tanh(s[r] / p->softcap);
+			if (p->alibi_slopes)
+				s[r] -= p->alibi_slopes[h] *
+				        fabs((double)(position_of_key(problem, b, first + j) -
+				                      position_of_row(problem, b, i)));
+		}
+		scores[j] = s[0];
+		rounded_scores[j] = reference_round(dtype, s[1]);
 	}
-	*ret_lse = -INFINITY;
-	if (highest == -INFINITY) {
-		free(scores);
-		return;
-	}
-	for (int64_t j = 0; j < spec->lengths[b]; j++)
-		sum += exp(scores[j] - highest);
-	if (p->sinks)
-		sum += exp(p->sinks[h] - highest);
-	*ret_lse = highest + log(sum);
-	for (int64_t j = 0; j < spec->lengths[b]; j++) {
-		double weight = exp(scores[j] - highest) / sum;
-		const char *v;
-
-		if (!sees(problem, b, i, j))
-			continue;
-		v = paged_v(problem, LAYER, b, j, kv_head);
-		if (rounded)
-			weight = reference_round(dtype, weight);
-		for (int32_t c = 0; c < spec->head_dim_v; c++)
-			ret_out[c] += weight * reference_get(dtype, v, c);
-	}
-	for (int32_t c = 0; c < spec->head_dim_v; c++)
-		ret_out[c] = rounded ? reference_round(dtype, ret_out[c]) : ret_out[c];
+	finish_row(problem, b, h, keys, seen, scores, false,
+	           problem->exact + row * spec->head_dim_v, problem->exact_lse + row);
+	finish_row(problem, b, h, keys, seen, rounded_scores, true,
+	           problem->naive + row * spec->head_dim_v, &unused);
+	free(seen);
 	free(scores);
 }
 
 static void make_expectation(struct paged_problem *problem)
 {
 	const struct paged_spec *spec = &problem->spec;
-	size_t rows = (size_t)problem->cu_new[spec->batch] * (size_t)spec->heads, row = 0;
+	const int32_t group = spec->heads / spec->kv_heads;
+	size_t rows = (size_t)problem->cu_new[spec->batch] * (size_t)spec->heads;
 	size_t dim = (size_t)spec->head_dim_v;
 
 	problem->exact = calloc(rows * dim + 1, sizeof(double));
 	problem->naive = calloc(rows * dim + 1, sizeof(double));
 	problem->exact_lse = calloc(rows + 1, sizeof(double));
 	for (int32_t b = 0; b < spec->batch; b++) {
-		for (int64_t i = 0; i < spec->n_new[b]; i++) {
-			for (int32_t h = 0; h < spec->heads; h++, row++) {
-				double unused;
+		for (int32_t kv_head = 0; kv_head < spec->kv_heads; kv_head++) {
+			struct keys keys;
 
-				expect_row(problem, b, i, h, false, problem->exact + row * dim,
-				           problem->exact_lse + row);
-				expect_row(problem, b, i, h, true, problem->naive + row * dim,
-				           &unused);
+			keys_of(problem, b, kv_head, &keys);
+			for (int64_t i = 0; i < spec->n_new[b]; i++) {
+				for (int32_t h = kv_head * group; h < (kv_head + 1) * group; h++)
+					expect_row(problem, b, i, h, &keys,
+					           (problem->cu_new[b] + i) * spec->heads + h);
 			}
+			free(keys.k);
+			free(keys.v);
 		}
 	}
 }
@@ -475,6 +564,10 @@ void paged_judge(struct paged_problem *problem, const char *by, enum paged_round
 				double exact = problem->exact[value];
 				double got = reference_get(spec->dtype, problem->out, at + c);
 
+				if (!isfinite(exact)) {
+					kernel = isfinite(got) ? INFINITY : kernel;
+					continue;
+				}
 				highest = fmax(highest, fabs(exact));
 				naive = fmax(naive, fabs(problem->naive[value] - exact));
 				kernel = isfinite(got) ? fmax(kernel, fabs(got - exact)) : INFINITY;
@@ -485,7 +578,9 @@ void paged_judge(struct paged_problem *problem, const char *by, enum paged_round
 				float *got =
 					&p->lse[i * p->lse_stride_token + h * p->lse_stride_head];
 
-				if (isinf(lse) || !isfinite(*got))
+				if (isnan(lse))
+					lse_error = isfinite(*got) ? INFINITY : lse_error;
+				else if (isinf(lse) || !isfinite(*got))
 					lse_error = fmax(lse_error, *got == lse ? 0 : INFINITY);
 				else
 					lse_error = fmax(lse_error,

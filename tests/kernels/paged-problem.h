@@ -20,6 +20,9 @@ struct paged_spec {
 	int64_t left_1, right_1;
 	float softcap, scale; /* scale 0: 1 / sqrt(head_dim) */
 	bool tree;            /* of every second sequence that may have one */
+	/* So many infinities and NaNs in V, and half as many in K, among tokens of which most
+	 * are seen by some rows and not by others. */
+	int32_t broken;
 };
 
 struct paged_problem {

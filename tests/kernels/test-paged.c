@@ -310,6 +310,34 @@ static void test_hidden(void **state)
 	}
 }
 
+/*
+ * Infinities and NaNs in K and V, at tokens that some rows see and others do not, through
+ * windows, causal rows, dropped pages and trees: with few rows, many, and splits.
+ */
+static void test_broken(void **state)
+{
+	for (int i = 0; i < 24; i++) {
+		struct paged_spec spec = usual;
+
+		spec.dtype = dtypes[i % 3];
+		spec.page_tokens = 16 << i % 5;
+		spec.broken = 1 + i % 4;
+		spec.n_new[0] = 1 + (uint32_t)i % 4;
+		spec.n_new[2] = i % 2 ? 70 : 33;
+		spec.lengths[0] = i % 4 == 3 ? 1500 : 132;
+		spec.first[2] = i % 5 == 0 ? 61 : 0;
+		spec.causal = i % 6 != 5;
+		spec.left_1 = i % 3 == 1 ? 1 + 7 * i : 0;
+		spec.right_1 = i % 6 == 5 ? 3 : 0;
+		spec.tree = i >= 14;
+		spec.v_in_k = i % 8 == 7;
+		spec.softcap = i % 9 == 4 ? 20 : 0;
+		spec.alibi = i % 7 == 3;
+		spec.sinks = i % 4 == 1;
+		paged_test(&spec);
+	}
+}
+
 static void test_stop(void **state)
 {
 	const bool stop = true;
@@ -379,6 +407,7 @@ static void test_random(void **state)
 		spec.sinks = one_in(4);
 		spec.tree = one_in(3);
 		spec.no_lse = one_in(8);
+		spec.broken = one_in(4) ? (int32_t)pick(1, 6) : 0;
 		paged_test(&spec);
 	}
 }
@@ -451,8 +480,8 @@ int main(void)
 		cmocka_unit_test(test_features), cmocka_unit_test(test_dims),
 		cmocka_unit_test(test_groups),   cmocka_unit_test(test_v_in_k),
 		cmocka_unit_test(test_trees),    cmocka_unit_test(test_alone),
-		cmocka_unit_test(test_hidden),   cmocka_unit_test(test_stop),
-		cmocka_unit_test(test_random),
+		cmocka_unit_test(test_hidden),   cmocka_unit_test(test_broken),
+		cmocka_unit_test(test_stop),     cmocka_unit_test(test_random),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

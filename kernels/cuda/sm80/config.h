@@ -11,11 +11,13 @@
  *   STAGES      tiles of K and V in shared memory
  *   BLOCKS      that share an SM
  *   BAND        rows see a window of keys (causal is one), not all of them
+ *   SOURCE      where rows, K and V come from (source.h)
  */
 #pragma once
 
 #include "kernels/cuda/common/logits.h"
 #include "kernels/cuda/sm80/kernels.h"
+#include "kernels/cuda/sm80/source.h"
 
 #include <stdint.h>
 
@@ -36,10 +38,12 @@ struct fa_sm80_rich {
 };
 
 template <class T_, class KIND, int DIM_, int DIM_V_, int WARPS_, int ATOMS_, int SPLIT_, int KEYS_,
-          int STAGES_, int BLOCKS_>
+          int STAGES_, int BLOCKS_, class SOURCE_ = struct fa_sm80_tensors>
 struct fa_sm80_config {
 	using T = T_;
+	using SOURCE = SOURCE_;
 	using LOGITS = typename KIND::LOGITS;
+	static constexpr bool NEAR = !LOGITS::any_alignment; /* tile.h */
 	static constexpr bool BAND = KIND::BAND;
 	static constexpr int DIM = DIM_, DIM_V = DIM_V_;
 	static constexpr int WARPS = WARPS_, ATOMS = ATOMS_, THREADS = WARPS * 32;

@@ -1,7 +1,8 @@
 /*
- * Dense forward attention on mma.sync, for fp16 and bf16. A block computes ROWS
+ * Forward attention on mma.sync, for fp16 and bf16. A block computes ROWS
  * query rows of one head; each warp, or pair of warps, has WARP_ROWS of them, their
- * part of Q and O to itself, and shares the tiles of K and V with the others.
+ * part of Q and O to itself, and shares the tiles of K and V with the others. Where
+ * those come from is the config's SOURCE (source.h).
  *
  * Keys are walked from the last tile to the first. K and V of a tile arrive by
  * cp.async in STAGES buffers: at the top of a tile each thread waits for its own
@@ -30,6 +31,7 @@
 #include "kernels/cuda/sm80/pair.h"
 #include "kernels/cuda/sm80/product.h"
 #include "kernels/cuda/sm80/softmax.h"
+#include "kernels/cuda/sm80/source.h"
 
 #include <float.h>
 #include <math.h>
@@ -40,9 +42,10 @@
  */
 template <class C>
 __device__ __forceinline__ void fa_sm80_walk(struct fa_sm80_rows<C> &rows,
-                                             const struct fa_cuda_attention &args,
-                                             const struct fa_work &work, uint32_t q_tile)
+                                             const typename C::SOURCE::ARGS &given,
+                                             const typename C::SOURCE::WORK &work, uint32_t q_tile)
 {
+	const struct fa_cuda_attention &args = C::SOURCE::attention(given);
 	const uint32_t kv_tiles = q_tile + C::Q_BYTES; /* a stage: K, then V */
 	constexpr uint32_t stage_bytes = C::K_BYTES + C::V_BYTES;
 	const uint32_t lane = threadIdx.x % 32;
@@ -54,7 +57,7 @@ __device__ __forceinline__ void fa_sm80_walk(struct fa_sm80_rows<C> &rows,
 	if (C::BAND) {
 		const int32_t last_row = min(work.row + C::ROWS, work.n_q) - 1;
 
-		begin = max(begin, work.row + work.diagonal - args.window_left);
+		begin = max(C::SOURCE::start(work), work.row + work.diagonal - args.window_left);
 		end = min(end, last_row + work.diagonal + args.window_right + 1);
 	}
 	const int32_t first_tile = begin / C::KEYS;
@@ -66,17 +69,11 @@ __device__ __forceinline__ void fa_sm80_walk(struct fa_sm80_rows<C> &rows,
 	                       ? -1
 	                       : min(work.n_k, (tile + 1) * C::KEYS) - first_tile * C::KEYS - 1;
 
-	constexpr bool near = !C::LOGITS::any_alignment;
-	const struct fa_loader<C::ROWS, C::DIM, C::THREADS, near> q_loader(
+	const struct fa_loader<C::ROWS, C::DIM, C::THREADS, C::NEAR> q_loader(
 		fa_work_base(args.q, work.sequence, work.first_q, work.head), args.q.stride_token,
 		work.row, args.head_dim);
-	struct fa_loader<C::KEYS, C::DIM, C::THREADS, near> k_loader(
-		fa_work_base(args.k, work.sequence, work.first_k, work.head / args.group),
-		args.k.stride_token, tile * C::KEYS, args.head_dim);
-	struct fa_loader<C::KEYS, C::DIM_V, C::THREADS, near> v_loader(
-		fa_work_base(args.v, work.sequence, work.first_k, work.head / args.group) +
-			work.slice * C::DIM_V * 2,
-		args.v.stride_token, tile * C::KEYS, args.head_dim_v - work.slice * C::DIM_V);
+	auto k_loader = C::SOURCE::template k<C>(given, work, tile * C::KEYS);
+	auto v_loader = C::SOURCE::template v<C>(given, work, tile * C::KEYS, k_loader);
 	const bool elements = C::LOGITS::any_alignment && !args.aligned;
 
 	if (last >= 0) {
@@ -139,8 +136,11 @@ __device__ __forceinline__ void fa_sm80_walk(struct fa_sm80_rows<C> &rows,
 			continue;
 
 		const int32_t lane_key = pair.half * C::WARP_KEYS + lane % 4 * 2;
+		/* Of the tile's keys, those that the source hides: only the one that is walked
+		 * last has any, and then it is the loader's. */
+		const int32_t hidden = last < C::KEYS ? C::SOURCE::hidden(k_loader) : 0;
 		const struct fa_sm80_sight<C> sight = {
-			.key = key + lane_key - (int32_t)(lane / 4),
+			.key = key + lane_key - (int32_t)(lane / 4), .start = hidden - lane_key,
 			.rest = last % C::KEYS + 1 - lane_key, .left = args.window_left,
 			.right = args.window_right,
 		};
@@ -151,7 +151,8 @@ __device__ __forceinline__ void fa_sm80_walk(struct fa_sm80_rows<C> &rows,
 		/* Is there a key that some row does not see? */
 		if (last % C::KEYS != C::KEYS - 1 ||
 		    (C::BAND && (key + C::KEYS - 1 > args.window_right ||
-		                 key < C::WARP_ROWS - 1 - args.window_left)))
+		                 key < C::WARP_ROWS - 1 - args.window_left ||
+		                 (C::SOURCE::STARTS && hidden > 0))))
 			fa_sm80_mask<C>(dots, sight);
 		fa_sm80_raise<C>(rows, dots, factor, pair);
 		fa_sm80_accumulate<C, false>(rows, dots, factor, kv + v_lane, pair, sight);
@@ -163,14 +164,15 @@ __device__ __forceinline__ void fa_sm80_walk(struct fa_sm80_rows<C> &rows,
  * thread has written an infinity or NaN, where that may not be what the rows see. */
 template <class C>
 __device__ __forceinline__ bool fa_sm80_finish(struct fa_sm80_rows<C> &rows,
-                                               const struct fa_cuda_attention &args,
+                                               const typename C::SOURCE::ARGS &given,
                                                uint32_t shared, uint32_t thread)
 {
+	const struct fa_cuda_attention &args = C::SOURCE::attention(given);
 	const uint32_t warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
 	const struct fa_sm80_pair<C> pair(
 		shared + C::Q_BYTES + C::STAGES * (C::K_BYTES + C::V_BYTES), warp);
 	const uint32_t tile = shared + warp / C::SPLIT * C::WARP_ROWS * C::DIM * 2;
-	const struct fa_work work = fa_work_get(args, C::ROWS);
+	const typename C::SOURCE::WORK work = C::SOURCE::work(given, C::ROWS);
 	const int32_t first_row = work.row + warp / C::SPLIT * C::WARP_ROWS;
 	float sink = -INFINITY;
 
@@ -241,30 +243,30 @@ __device__ __forceinline__ bool fa_sm80_finish(struct fa_sm80_rows<C> &rows,
 }
 
 template <class C>
-__device__ __forceinline__ void fa_sm80_forward(const struct fa_cuda_attention &args)
+__device__ __forceinline__ void fa_sm80_forward(const typename C::SOURCE::ARGS &given)
 {
 	extern __shared__ __align__(1024) char shared_memory[];
 	const uint32_t shared = fa_shared_address(shared_memory);
 	bool broken;
 
 	{
-		const struct fa_work work = fa_work_get(args, C::ROWS);
+		const typename C::SOURCE::WORK work = C::SOURCE::work(given, C::ROWS);
 		struct fa_sm80_rows<C> rows;
 
 		if (work.row >= work.n_q)
 			return;
-		fa_sm80_walk<C>(rows, args, work, shared);
-		broken = fa_sm80_finish<C>(rows, args, shared, threadIdx.x);
+		fa_sm80_walk<C>(rows, given, work, shared);
+		broken = fa_sm80_finish<C>(rows, given, shared, threadIdx.x);
 	}
 	if constexpr (C::BAND) {
 		/* All threads: nobody reads shared memory of this walk any more. */
 		if (__syncthreads_or(broken)) {
 			struct fa_sm80_rows<C> rows;
 
-			fa_sm80_walk_isolated<C>(rows, args, shared);
+			fa_sm80_walk_isolated<C>(rows, given, shared);
 			/* The index asked anew: else the first walk would hold registers for
 			 * addresses that both ends need. */
-			fa_sm80_finish<C>(rows, args, shared, fa_thread_index());
+			fa_sm80_finish<C>(rows, given, shared, fa_thread_index());
 		}
 	}
 }

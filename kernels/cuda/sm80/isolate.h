@@ -17,51 +17,48 @@
 
 #include <stdint.h>
 
-/* Copies ROWS rows of D elements, through registers; @base is the first row's, what is
- * past @rows rows or @width elements becomes zero. */
-template <int ROWS, int D, int THREADS>
-__device__ __forceinline__ void fa_sm80_copy(uint32_t tile, const char *base, int64_t stride,
-                                             int32_t rows, int32_t width)
+/* Copies ROWS rows of D elements, through registers; rows that are not there and what is
+ * past @width elements become zero. */
+template <int ROWS, int D, int THREADS, class FROM>
+__device__ __forceinline__ void fa_sm80_copy(uint32_t tile, const FROM &rows, int32_t width)
 {
 #pragma unroll 1
 	for (int i = fa_thread_index(); i < ROWS * (D / 2); i += THREADS) {
 		const int32_t row = i / (D / 2), pair = i % (D / 2);
-		const uint16_t *element = (const uint16_t *)(base + row * stride) + pair * 2;
 		uint32_t value = 0;
 
-		if (row < rows && pair * 2 < width)
+		if (rows.has(row) && pair * 2 < width) {
+			const uint16_t *element = (const uint16_t *)rows.at(row) + pair * 2;
+
 			value = element[0] | (uint32_t)element[1] << 16;
+		}
 		fa_st_shared(tile + fa_swizzle<D>::offset(row, pair / 4) + pair % 4 * 4, value);
 	}
 }
 
 /* The tile of K and V from @key on, into @kv. */
 template <class C>
-__device__ __forceinline__ void fa_sm80_copy_kv(const struct fa_cuda_attention &args, uint32_t kv,
+__device__ __forceinline__ void fa_sm80_copy_kv(const typename C::SOURCE::ARGS &given, uint32_t kv,
                                                 int32_t key)
 {
-	const struct fa_work work = fa_work_get(args, C::ROWS);
-	const int32_t kv_head = work.head / args.group;
+	const struct fa_cuda_attention &args = C::SOURCE::attention(given);
+	const typename C::SOURCE::WORK work = C::SOURCE::work(given, C::ROWS);
 
 	fa_sm80_copy<C::KEYS, C::DIM, C::THREADS>(
-		kv,
-		fa_work_base(args.k, work.sequence, work.first_k, kv_head) +
-			key * args.k.stride_token,
-		args.k.stride_token, work.n_k - key, args.head_dim);
-	fa_sm80_copy<C::KEYS, C::DIM_V, C::THREADS>(
-		kv + C::K_BYTES,
-		fa_work_base(args.v, work.sequence, work.first_k, kv_head) +
-			work.slice * C::DIM_V * 2 + key * args.v.stride_token,
-		args.v.stride_token, work.n_k - key, args.head_dim_v - work.slice * C::DIM_V);
+		kv, C::SOURCE::template k_rows<C>(given, work, key), args.head_dim);
+	fa_sm80_copy<C::KEYS, C::DIM_V, C::THREADS>(kv + C::K_BYTES,
+	                                            C::SOURCE::template v_rows<C>(given, work, key),
+	                                            args.head_dim_v - work.slice * C::DIM_V);
 }
 
 /* The warp's 16 keys from @first on of the tile that begins at @key. */
 template <class C>
 __device__ __forceinline__ void fa_sm80_piece(struct fa_sm80_rows<C> &rows,
-                                              const struct fa_cuda_attention &args, uint32_t q_tile,
-                                              int32_t key, int32_t first)
+                                              const typename C::SOURCE::ARGS &given,
+                                              uint32_t q_tile, int32_t key, int32_t first)
 {
-	const struct fa_work work = fa_work_get(args, C::ROWS);
+	const struct fa_cuda_attention &args = C::SOURCE::attention(given);
+	const typename C::SOURCE::WORK work = C::SOURCE::work(given, C::ROWS);
 	const uint32_t kv = q_tile + C::Q_BYTES; /* K, then V */
 	const uint32_t thread = fa_thread_index(), warp = thread / 32, lane = thread % 32;
 	const int32_t warp_row = warp / C::SPLIT * C::WARP_ROWS;
@@ -70,7 +67,8 @@ __device__ __forceinline__ void fa_sm80_piece(struct fa_sm80_rows<C> &rows,
 	const int32_t lane_key = key + first + (int32_t)(pair.half * C::WARP_KEYS + lane % 4 * 2);
 	const struct fa_sm80_sight<C> sight = {
 		.key = lane_key - (int32_t)(work.row + warp_row + work.diagonal + lane / 4),
-		.rest = work.n_k - lane_key, .left = args.window_left, .right = args.window_right,
+		.start = C::SOURCE::start(work) - lane_key, .rest = work.n_k - lane_key,
+		.left = args.window_left, .right = args.window_right,
 	};
 	const uint32_t q = q_tile + fa_swizzle<C::DIM>::offset(warp_row + lane % 16, lane / 16);
 	const uint32_t k = kv + fa_swizzle<C::DIM>::offset(pair.half * C::WARP_KEYS + first +
@@ -91,34 +89,36 @@ __device__ __forceinline__ void fa_sm80_piece(struct fa_sm80_rows<C> &rows,
 /* As fa_sm80_walk(). Nobody may be reading shared memory any more. */
 template <class C>
 __device__ __forceinline__ void fa_sm80_walk_isolated(struct fa_sm80_rows<C> &rows,
-                                                      const struct fa_cuda_attention &args,
+                                                      const typename C::SOURCE::ARGS &given,
                                                       uint32_t q_tile)
 {
 	int32_t key, begin;
 
 	fa_sm80_clear<C>(rows);
 	{
-		const struct fa_work work = fa_work_get(args, C::ROWS);
+		const struct fa_cuda_attention &args = C::SOURCE::attention(given);
+		const typename C::SOURCE::WORK work = C::SOURCE::work(given, C::ROWS);
 		const int32_t last_row = min(work.row + C::ROWS, work.n_q) - 1;
 		const int32_t end = min(work.n_k, last_row + work.diagonal + args.window_right + 1);
 
-		begin = max(0, work.row + work.diagonal - args.window_left);
+		begin = max(C::SOURCE::start(work), work.row + work.diagonal - args.window_left);
 		key = end > begin ? (end - 1) / C::KEYS * C::KEYS : -1;
-		fa_sm80_copy<C::ROWS, C::DIM, C::THREADS>(
-			q_tile,
-			fa_work_base(args.q, work.sequence, work.first_q, work.head) +
-				work.row * args.q.stride_token,
-			args.q.stride_token, work.n_q - work.row, args.head_dim);
+		const struct fa_sm80_tensor_rows q = { fa_work_base(args.q, work.sequence,
+			                                            work.first_q, work.head) +
+			                                       work.row * args.q.stride_token,
+			                               args.q.stride_token, work.n_q - work.row };
+
+		fa_sm80_copy<C::ROWS, C::DIM, C::THREADS>(q_tile, q, args.head_dim);
 	}
 
 #pragma unroll 1
 	for (; key >= 0 && key + C::KEYS > begin; key -= C::KEYS) {
 		__syncthreads(); /* all threads: the tile before is not read any more */
-		fa_sm80_copy_kv<C>(args, q_tile + C::Q_BYTES, key);
+		fa_sm80_copy_kv<C>(given, q_tile + C::Q_BYTES, key);
 		__syncthreads(); /* all threads: this one is whole */
 #pragma unroll 1
 		for (int32_t first = 0; first < C::WARP_KEYS; first += 16)
-			fa_sm80_piece<C>(rows, args, q_tile, key, first);
+			fa_sm80_piece<C>(rows, given, q_tile, key, first);
 	}
 	__syncthreads(); /* all threads: also where there was no key */
 }

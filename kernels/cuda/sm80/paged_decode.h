@@ -18,65 +18,21 @@
  */
 #pragma once
 
+#include "kernels/cuda/common/logits.h"
 #include "kernels/cuda/common/paged-args.h"
 #include "kernels/cuda/common/swizzle.h"
 #include "kernels/cuda/ptx/atomic.h"
 #include "kernels/cuda/ptx/cp_async.h"
-#include "kernels/cuda/ptx/ldmatrix.h"
 #include "kernels/cuda/ptx/math.h"
 #include "kernels/cuda/ptx/memory.h"
-#include "kernels/cuda/ptx/mma.h"
-#include "kernels/cuda/sm80/paged_kernels.h"
+#include "kernels/cuda/sm80/paged_walk.h"
+#include "kernels/cuda/sm80/pair.h"
+#include "kernels/cuda/sm80/product.h"
+#include "kernels/cuda/sm80/softmax.h"
 
 #include <float.h>
 #include <math.h>
 #include <stdint.h>
-
-template <class T> struct fa_paged_element {
-	static constexpr int bytes = 2;
-};
-
-template <> struct fa_paged_element<float> {
-	static constexpr int bytes = 4;
-};
-
-/*
- *   DIM, DIM_V  columns of Q and K, of V and O, padded with zeros
- *   ATOMS       16-row fragments
- *   WARPS       of a block; there is one block to an SM
- *   STAGES      strips of a warp's ring
- */
-template <class T_, int DIM_, int DIM_V_, int ATOMS_, int WARPS_, int STAGES_>
-struct fa_paged_config {
-	using T = T_;
-	static constexpr int DIM = DIM_, DIM_V = DIM_V_, ATOMS = ATOMS_, WARPS = WARPS_;
-	static constexpr int STAGES = STAGES_, THREADS = WARPS * 32, ROWS = ATOMS * 16;
-	static constexpr int BYTES = fa_paged_element<T>::bytes;
-	static constexpr bool F32 = BYTES == 4;
-
-	static constexpr uint32_t PITCH = FA_SM80_PAGED_PITCH(DIM, BYTES);
-	static constexpr uint32_t PITCH_V = DIM_V * BYTES;
-	static constexpr uint32_t K_BYTES = 16 * PITCH, STRIP_BYTES = K_BYTES + 16 * PITCH_V;
-	static constexpr uint32_t MERGE_COLUMNS = FA_SM80_PAGED_MERGE_COLUMNS(ATOMS);
-	static constexpr uint32_t MERGE_PITCH = FA_SM80_PAGED_MERGE_PITCH(ATOMS);
-
-	/* The block's shared memory, in this order. */
-	static constexpr uint32_t RING = 0;
-	static constexpr uint32_t Q = RING + WARPS * STAGES * STRIP_BYTES;
-	static constexpr uint32_t MERGE = Q + ROWS * PITCH; /* [warp][row][MERGE_PITCH] */
-	static constexpr uint32_t STATS = MERGE + WARPS * ROWS * MERGE_PITCH * 4;
-	static constexpr uint32_t FACTS = STATS + WARPS * ROWS * 8;
-	static constexpr uint32_t SHARED_BYTES = FACTS + ROWS * 32;
-
-	static_assert(SHARED_BYTES ==
-	                      FA_SM80_PAGED_SHARED_BYTES(DIM, DIM_V, ATOMS, WARPS, STAGES, BYTES),
-	              "the host's table must agree");
-	static_assert(DIM % 64 == 0 && DIM_V % 64 == 0 && DIM <= 256 && DIM_V <= 256,
-	              "copies are whole");
-	static_assert(!F32 || ATOMS == 1, "one fragment of rows");
-	static_assert(THREADS * 2 <= ROWS * MERGE_COLUMNS || ROWS * MERGE_COLUMNS % 2 == 0,
-	              "pairs of columns");
-};
 
 /* What all rows of a part share about one row; 32 bytes of shared memory. */
 struct fa_paged_fact {
@@ -88,349 +44,142 @@ struct fa_paged_fact {
 	float unused;
 };
 
-/* A block's walk over its range, segment by segment; the same in all its threads. */
-struct fa_paged_walk {
-	uint32_t index, part; /* of the item; of the part in it */
-	uint32_t left;        /* tiles behind the segment */
-	int32_t begin, end;   /* its tokens */
-	bool whole;           /* it is all of the part */
-	bool first;           /* it is the block's first */
-	uint32_t tile;        /* the part's first, of all */
-	struct fa_cuda_paged_item item;
+/* Which of its 16 scores of a strip a thread's rows see: bit 4 r + i is row g + 8 r and
+ * key i of 2t, 2t + 1, 2t + 8, 2t + 9. Takes the place of fa_sm80_sight. */
+struct fa_paged_sight {
+	uint32_t bits;
 
-	__device__ __forceinline__ void load(const struct fa_cuda_paged_attention &args)
+	/* @offset: from key 2t on. */
+	__device__ __forceinline__ bool sees(int r, int offset) const
 	{
-		const uint4 *words = (const uint4 *)(args.items + index);
-		const uint4 a = words[0], b = words[1], c = words[2];
-
-		item.tile = a.x;
-		item.tiles = a.y;
-		item.parts = a.z;
-		item.row_blocks = a.w;
-		item.first_q = b.x;
-		item.n_q = b.y;
-		item.n_k = b.z;
-		item.begin = b.w;
-		item.first = c.x;
-		item.table_start = c.y;
-		item.tree_start = c.z;
-	}
-
-	__device__ __forceinline__ void enter(uint32_t tile_in_part)
-	{
-		const uint32_t n = min(item.tiles - tile_in_part, left);
-		const int32_t origin = item.begin & ~(FA_CUDA_PAGED_STRIP - 1);
-
-		left -= n;
-		tile = item.tile + part * item.tiles;
-		begin = origin + tile_in_part * FA_CUDA_PAGED_TILE;
-		/* Every strip has a token that is there, or its page need not be. */
-		end = item.begin < item.n_k
-		              ? min((int32_t)item.n_k, begin + (int32_t)n * FA_CUDA_PAGED_TILE)
-		              : begin;
-		whole = n == item.tiles;
-	}
-
-	__device__ __forceinline__ void start(const struct fa_cuda_paged_attention &args,
-	                                      uint32_t block)
-	{
-		const uint32_t at = block * args.tiles_each + min(block, args.tiles_extra);
-		uint32_t in_item;
-
-		index = args.block_items[block];
-		left = args.tiles_each + (block < args.tiles_extra);
-		load(args);
-		in_item = at - item.tile;
-		part = in_item / item.tiles;
-		first = true;
-		enter(in_item - part * item.tiles);
-	}
-
-	/* Whether there is a segment behind this one, which is then entered. */
-	__device__ __forceinline__ bool next(const struct fa_cuda_paged_attention &args)
-	{
-		if (left == 0)
-			return false;
-		if (++part == item.parts) {
-			part = 0;
-			index++;
-			load(args);
-		}
-		first = false;
-		enter(0);
-		return true;
-	}
-
-	__device__ __forceinline__ uint32_t slice(const struct fa_cuda_paged_attention &args) const
-	{
-		return args.slices == 1 ? 0 : part % args.slices;
-	}
-
-	__device__ __forceinline__ uint32_t
-	kv_head(const struct fa_cuda_paged_attention &args) const
-	{
-		return part / args.slices / item.row_blocks;
-	}
-
-	/* The part's first row, of the sequence's rows of one KV head. */
-	__device__ __forceinline__ uint32_t row(const struct fa_cuda_paged_attention &args,
-	                                        uint32_t rows) const
-	{
-		return part / args.slices % item.row_blocks * rows;
+		return bits >> (4 * r + offset / 8 * 2 + offset % 2) & 1;
 	}
 };
 
-/* The block that has a tile, of the launch's. */
-__device__ __forceinline__ uint32_t fa_paged_block_of(const struct fa_cuda_paged_attention &args,
-                                                      uint32_t tile)
-{
-	const uint32_t larger = args.tiles_extra * (args.tiles_each + 1);
-
-	return tile < larger ? tile / (args.tiles_each + 1)
-	                     : args.tiles_extra + (tile - larger) / args.tiles_each;
-}
-
-/* Copies of strips to a warp's ring, in the order in which the warp computes them. */
-template <class C> struct fa_paged_loader {
-	struct fa_paged_walk walk;
-	bool done;
-	int32_t token; /* the next strip's first */
-	uint32_t slot; /* and its page */
-	const char *k, *v;
-	uint32_t stage; /* shared memory of the stage that it goes to */
-	uint32_t ring;
-	uint32_t width_v; /* bytes of V's rows in this slice */
-
-	__device__ __forceinline__ void look_up(const struct fa_cuda_paged_attention &args)
-	{
-		const struct fa_cuda_pages &pages = args.pages;
-		const uint32_t page = (uint32_t)((token / FA_CUDA_PAGED_STRIP) * pages.page_magic >>
-		                                 32);
-
-		slot = pages.table[walk.item.table_start + page];
-	}
-
-	/* To the warp's first strip of the segment, or of the next one that has any. */
-	__device__ __forceinline__ void enter(const struct fa_cuda_paged_attention &args)
-	{
-		const struct fa_cuda_pages &pages = args.pages;
-
-		for (;;) {
-			token = walk.begin + threadIdx.x / 32 * FA_CUDA_PAGED_STRIP;
-			if (token < walk.end)
-				break;
-			done = !walk.next(args);
-			if (done)
-				return;
-		}
-
-		const uint32_t slice = walk.slice(args);
-		const uint64_t head_tokens = (uint64_t)walk.kv_head(args) * pages.page_strips *
-		                             FA_CUDA_PAGED_STRIP;
-
-		k = pages.k + head_tokens * pages.k_row;
-		v = pages.v + head_tokens * pages.v_row + slice * C::PITCH_V;
-		width_v = min((uint32_t)args.attention.head_dim_v * C::BYTES - slice * C::PITCH_V,
-		              C::PITCH_V);
-		look_up(args);
-	}
-
-	__device__ __forceinline__ void start(const struct fa_cuda_paged_attention &args,
-	                                      uint32_t shared)
-	{
-		walk.start(args, blockIdx.x);
-		ring = shared + C::RING + threadIdx.x / 32 * C::STAGES * C::STRIP_BYTES;
-		stage = ring;
-		done = false;
-		enter(args);
-	}
-
-	/* Rows [low, high) of 16 (all, but for a PART), @width bytes each; the others, and what
-	 * is past the width up to D elements, become zero. */
-	template <int D, bool V, bool PART>
-	__device__ __forceinline__ void copy(uint32_t to, const char *from, uint32_t row_bytes,
-	                                     uint32_t width, int32_t low, int32_t high) const
-	{
-		constexpr int chunks = D * C::BYTES / 16; /* of a row: 8 to 64 */
-		const uint32_t lane = threadIdx.x % 32;
-		const uint32_t lane_row = lane / chunks, lane_chunk = lane % chunks;
-		const char *at = from + lane_row * row_bytes + lane_chunk * 16;
-
-#pragma unroll
-		for (int i = 0; i < chunks / 2; i++) {
-			constexpr uint32_t pitch = V ? C::PITCH_V : C::PITCH;
-			const int row = i * 32 / chunks, chunk = i * 32 % chunks;
-			const bool there = lane_chunk * 16 + chunk * 16 < width &&
-			                   (!PART || (row + (int32_t)lane_row >= low &&
-			                              row + (int32_t)lane_row < high));
-			const uint32_t place = C::F32 ? lane_chunk + chunk
-			                              : (lane_chunk ^ lane_row ^ (row % 8)) + chunk;
-
-			fa_cp_async_16_zfill(to + (row + lane_row) * pitch + place * 16,
-			                     at + row * row_bytes + chunk * 16, there ? 16 : 0);
-		}
-	}
-
-	/* Starts the copy of the next strip, if there is one, and ends a group of copies. */
-	__device__ __forceinline__ void step(const struct fa_cuda_paged_attention &args)
-	{
-		if (!done) {
-			const struct fa_cuda_pages &pages = args.pages;
-			const uint32_t strip = token / FA_CUDA_PAGED_STRIP;
-			const uint32_t page = (uint32_t)(strip * pages.page_magic >> 32);
-			const uint32_t in_page = strip - page * pages.page_strips;
-			const int32_t low = (int32_t)walk.item.begin - token;
-			const int32_t high = (int32_t)walk.item.n_k - token;
-			const uint64_t place = (uint64_t)slot * 256;
-			const char *const from_k = k + place + in_page * 16 * pages.k_row;
-			const char *const from_v = v + place + in_page * 16 * pages.v_row;
-			const uint32_t width = args.attention.head_dim * C::BYTES;
-
-			if (low <= 0 && high >= FA_CUDA_PAGED_STRIP) {
-				copy<C::DIM, false, false>(stage, from_k, pages.k_row, width, low,
-				                           high);
-				copy<C::DIM_V, true, false>(stage + C::K_BYTES, from_v, pages.v_row,
-				                            width_v, low, high);
-			} else {
-				copy<C::DIM, false, true>(stage, from_k, pages.k_row, width, low,
-				                          high);
-				copy<C::DIM_V, true, true>(stage + C::K_BYTES, from_v, pages.v_row,
-				                           width_v, low, high);
-			}
-			stage += C::STRIP_BYTES;
-			if (stage == ring + C::STAGES * C::STRIP_BYTES)
-				stage = ring;
-			token += C::WARPS * FA_CUDA_PAGED_STRIP;
-			if (token < walk.end) {
-				look_up(args);
-			} else {
-				done = !walk.next(args);
-				if (!done)
-					enter(args);
-			}
-		}
-		fa_cp_async_commit();
-	}
-};
-
-/* A warp's rows: thread (g, t) has rows g + 8 r, row = 2 * atom + half. */
-template <class C> struct fa_paged_rows {
-	float offset[2 * C::ATOMS]; /* less a recent maximum; FLT_MAX at first: see forward.h */
-	float sum[2 * C::ATOMS];    /* of this thread's keys */
-	float out[C::ATOMS][C::DIM_V / 8][4];
-};
-
-/* dots = Q K^T. 16-bit: @q and @k are this lane's ldmatrix addresses; fp32: the tiles. */
+/* dots = Q K^T in fp32. @q and @k: the tiles. */
 template <class C>
-__device__ __forceinline__ void fa_paged_dots(float (&dots)[C::ATOMS][2][4], uint32_t q, uint32_t k)
+__device__ __forceinline__ void fa_paged_dots_f32(float (&dots)[C::ATOMS][2][4], uint32_t q,
+                                                  uint32_t k)
 {
-#pragma unroll
-	for (int a = 0; a < C::ATOMS; a++)
-#pragma unroll
-		for (int n = 0; n < 2; n++)
-#pragma unroll
-			for (int e = 0; e < 4; e++)
-				dots[a][n][e] = 0;
+	const uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 
-	if constexpr (C::F32) {
-		const uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+	for (int n = 0; n < 2; n++)
+#pragma unroll
+		for (int e = 0; e < 4; e++)
+			dots[0][n][e] = 0;
 
 #pragma unroll 2
-		for (int d = 0; d < C::DIM; d += 4) {
-			float rows[2][4], keys[4][4];
+	for (int d = 0; d < C::DIM; d += 4) {
+		float rows[2][4], keys[4][4];
 
 #pragma unroll
-			for (int i = 0; i < 2; i++)
-				*(uint4 *)rows[i] = fa_ld_shared_v4(q + (g + 8 * i) * C::PITCH +
-				                                    d * 4);
+		for (int i = 0; i < 2; i++)
+			*(uint4 *)rows[i] = fa_ld_shared_v4(q + (g + 8 * i) * C::PITCH + d * 4);
+#pragma unroll
+		for (int j = 0; j < 4; j++)
+			*(uint4 *)keys[j] = fa_ld_shared_v4(
+				k + (2 * t + j % 2 + j / 2 * 8) * C::PITCH + d * 4);
+#pragma unroll
+		for (int i = 0; i < 2; i++)
 #pragma unroll
 			for (int j = 0; j < 4; j++)
-				*(uint4 *)keys[j] = fa_ld_shared_v4(
-					k + (2 * t + j % 2 + j / 2 * 8) * C::PITCH + d * 4);
 #pragma unroll
-			for (int i = 0; i < 2; i++)
+				for (int e = 0; e < 4; e++)
+					dots[0][j / 2][2 * i + j % 2] = fmaf(
+						rows[i][e], keys[j][e],
+						dots[0][j / 2][2 * i + j % 2]);
+	}
+}
+
+/* As fa_sm80_accumulate, in fp32. @v: the tile. */
+template <class C, bool ISOLATE>
+__device__ __forceinline__ void
+fa_paged_accumulate_f32(struct fa_sm80_rows<C> &rows, const float (&dots)[C::ATOMS][2][4],
+                        uint32_t v, const struct fa_paged_sight &sight)
+{
+	const uint32_t lane = threadIdx.x % 32, t = lane % 4;
+	float p[2][4]; /* [row][key]; -1 where it is not seen, if ISOLATE */
+
 #pragma unroll
-				for (int j = 0; j < 4; j++)
+	for (int r = 0; r < 2; r++)
 #pragma unroll
-					for (int e = 0; e < 4; e++)
-						dots[0][j / 2][2 * i + j % 2] = fmaf(
-							rows[i][e], keys[j][e],
-							dots[0][j / 2][2 * i + j % 2]);
+		for (int i = 0; i < 4; i++) {
+			p[r][i] = fa_ex2(dots[0][i / 2][2 * r + i % 2] + rows.offset[r]);
+			rows.sum[r] += p[r][i];
+			if (ISOLATE && !sight.sees(r, i / 2 * 8 + i % 2))
+				p[r][i] = -1;
 		}
-	} else {
-#pragma unroll
-		for (int d = 0; d < C::DIM / 16; d++) {
-			uint32_t b[4];
 
-			fa_ldmatrix_x4(b, fa_swizzle<C::DIM>::advance(k, 2 * d));
-#pragma unroll
-			for (int a = 0; a < C::ATOMS; a++) {
-				uint32_t rows[4];
+#pragma unroll 4
+	for (int key = 0; key < 16; key++) {
+		float weight[2];
 
-				fa_ldmatrix_x4(rows, fa_swizzle<C::DIM>::advance(q, 2 * d) +
-				                             a * 16 * C::PITCH);
-				fa_mma_m16n8k16<typename C::T>(dots[a][0], rows, b[0], b[1]);
-				fa_mma_m16n8k16<typename C::T>(dots[a][1], rows, b[2], b[3]);
+#pragma unroll
+		for (int r = 0; r < 2; r++) {
+			const float even = key < 8 ? p[r][0] : p[r][2];
+			const float odd = key < 8 ? p[r][1] : p[r][3];
+
+			weight[r] = __shfl_sync(~0u, key % 2 ? odd : even,
+			                        (lane & ~3u) + key % 8 / 2);
+		}
+#pragma unroll
+		for (int j = 0; j < C::DIM_V / 8; j++) {
+			const uint32_t at = v + key * C::PITCH_V + (8 * j + 2 * t) * 4;
+			const float x = __uint_as_float(fa_ld_shared(at));
+			const float y = __uint_as_float(fa_ld_shared(at + 4));
+
+#pragma unroll
+			for (int r = 0; r < 2; r++) {
+				if (ISOLATE && weight[r] < 0)
+					continue;
+				rows.out[0][j][2 * r] = fmaf(weight[r], x, rows.out[0][j][2 * r]);
+				rows.out[0][j][2 * r + 1] = fmaf(weight[r], y,
+				                                 rows.out[0][j][2 * r + 1]);
 			}
 		}
 	}
 }
 
-/* O += P V for the strip. 16-bit: @v is this lane's ldmatrix address; fp32: the tile. */
-template <class C>
-__device__ __forceinline__ void fa_paged_product(struct fa_paged_rows<C> &rows,
-                                                 const float (&p)[C::ATOMS][2][4], uint32_t v)
+/* O += exp(dots + offset) V, and the sums with it. @v as in fa_paged_decode(). */
+template <class C, bool ISOLATE>
+__device__ __forceinline__ void
+fa_paged_accumulate(struct fa_sm80_rows<C> &rows, const float (&dots)[C::ATOMS][2][4], uint32_t v,
+                    const struct fa_sm80_pair<C> &alone, const struct fa_paged_sight &sight)
 {
-	if constexpr (C::F32) {
-		const uint32_t lane = threadIdx.x % 32, t = lane % 4;
+	if constexpr (C::F32)
+		fa_paged_accumulate_f32<C, ISOLATE>(rows, dots, v, sight);
+	else
+		fa_sm80_accumulate<C, ISOLATE>(rows, dots, 1, v, alone, sight);
+}
+
+/* Whether all of a strip's V is finite, the same in all lanes. */
+template <class C> __device__ __forceinline__ bool fa_paged_is_finite(uint32_t v_tile)
+{
+	bool finite = true;
 
 #pragma unroll 4
-		for (int key = 0; key < 16; key++) {
-			float weight[2];
+	for (uint32_t at = threadIdx.x % 32 * 16; at < 16 * C::PITCH_V; at += 512) {
+		const uint4 value = fa_ld_shared_v4(v_tile + at);
 
-#pragma unroll
-			for (int i = 0; i < 2; i++) {
-				const float even = key < 8 ? p[0][0][2 * i] : p[0][1][2 * i];
-				const float odd = key < 8 ? p[0][0][2 * i + 1] : p[0][1][2 * i + 1];
+		/* 0 times what is finite is 0. */
+		if constexpr (C::F32) {
+			float zeros = fmaf(__uint_as_float(value.x), 0, 0);
 
-				weight[i] = __shfl_sync(~0u, key % 2 ? odd : even,
-				                        (lane & ~3u) + key % 8 / 2);
-			}
-#pragma unroll
-			for (int j = 0; j < C::DIM_V / 8; j++) {
-				const uint32_t at = v + key * C::PITCH_V + (8 * j + 2 * t) * 4;
-				const float x = __uint_as_float(fa_ld_shared(at));
-				const float y = __uint_as_float(fa_ld_shared(at + 4));
+			zeros = fmaf(__uint_as_float(value.y), 0, zeros);
+			zeros = fmaf(__uint_as_float(value.z), 0, zeros);
+			zeros = fmaf(__uint_as_float(value.w), 0, zeros);
+			finite &= zeros == 0;
+		} else {
+			uint32_t zeros = fa_fma_packed<typename C::T>(value.x, 0, 0);
 
-				rows.out[0][j][0] = fmaf(weight[0], x, rows.out[0][j][0]);
-				rows.out[0][j][1] = fmaf(weight[0], y, rows.out[0][j][1]);
-				rows.out[0][j][2] = fmaf(weight[1], x, rows.out[0][j][2]);
-				rows.out[0][j][3] = fmaf(weight[1], y, rows.out[0][j][3]);
-			}
-		}
-	} else {
-		uint32_t fragment[C::ATOMS][4];
-
-#pragma unroll
-		for (int a = 0; a < C::ATOMS; a++)
-#pragma unroll
-			for (int i = 0; i < 4; i++)
-				fragment[a][i] = fa_pack<typename C::T>(p[a][i / 2][i % 2 * 2],
-				                                        p[a][i / 2][i % 2 * 2 + 1]);
-#pragma unroll
-		for (int j = 0; j < C::DIM_V / 16; j++) {
-			uint32_t b[4];
-
-			fa_ldmatrix_x4_trans(b, fa_swizzle<C::DIM_V>::advance(v, 2 * j));
-#pragma unroll
-			for (int a = 0; a < C::ATOMS; a++) {
-				fa_mma_m16n8k16<typename C::T>(rows.out[a][2 * j], fragment[a],
-				                               b[0], b[1]);
-				fa_mma_m16n8k16<typename C::T>(rows.out[a][2 * j + 1], fragment[a],
-				                               b[2], b[3]);
-			}
+			zeros = fa_fma_packed<typename C::T>(value.y, 0, zeros);
+			zeros = fa_fma_packed<typename C::T>(value.z, 0, zeros);
+			zeros = fa_fma_packed<typename C::T>(value.w, 0, zeros);
+			finite &= zeros == 0;
 		}
 	}
+	return !__any_sync(~0u, !finite);
 }
 
 __device__ __forceinline__ struct fa_paged_fact fa_paged_fact_get(uint32_t facts, uint32_t row)
@@ -446,9 +195,9 @@ __device__ __forceinline__ struct fa_paged_fact fa_paged_fact_get(uint32_t facts
 	return fact;
 }
 
-/* ALiBi, trees and masks: what depends on where a key stands. */
+/* ALiBi, trees and masks: what depends on where a key stands. Returns what rows see. */
 template <class C>
-__device__ __forceinline__ void
+__device__ __forceinline__ struct fa_paged_sight
 fa_paged_place(float (&dots)[C::ATOMS][2][4], const struct fa_cuda_paged_attention &args,
                const struct fa_cuda_paged_item &item, uint32_t facts, int32_t token)
 {
@@ -456,6 +205,7 @@ fa_paged_place(float (&dots)[C::ATOMS][2][4], const struct fa_cuda_paged_attenti
 	const int32_t old = (int32_t)item.n_k - (int32_t)item.n_q;
 	const bool tree = item.tree_start != FA_CUDA_PAGED_NO_TREE;
 	const uint32_t words = (item.n_q + 31) / 32;
+	struct fa_paged_sight sight = { 0 };
 
 #pragma unroll
 	for (int r = 0; r < 2 * C::ATOMS; r++) {
@@ -481,53 +231,10 @@ fa_paged_place(float (&dots)[C::ATOMS][2][4], const struct fa_cuda_paged_attenti
 			}
 			dot -= fact.slope * fabsf((float)(position - fact.position));
 			dot = sees ? dot : -INFINITY;
+			sight.bits |= (uint32_t)sees << (4 * r + i);
 		}
 	}
-}
-
-/* Dots to weights, relative to each row's offset, which follows the maximum. */
-template <class C>
-__device__ __forceinline__ void fa_paged_weights(struct fa_paged_rows<C> &rows,
-                                                 float (&dots)[C::ATOMS][2][4])
-{
-	float max[2 * C::ATOMS];
-	bool raise = false;
-
-#pragma unroll
-	for (int r = 0; r < 2 * C::ATOMS; r++) {
-		const int a = r / 2, e = r % 2 * 2;
-
-		max[r] = fmaxf(fmaxf(dots[a][0][e], dots[a][0][e + 1]),
-		               fmaxf(dots[a][1][e], dots[a][1][e + 1]));
-		raise |= max[r] + rows.offset[r] > 8;
-	}
-	if (__any_sync(~0u, raise)) {
-#pragma unroll
-		for (int r = 0; r < 2 * C::ATOMS; r++) {
-			max[r] = fmaxf(max[r], __shfl_xor_sync(~0u, max[r], 1));
-			max[r] = fmaxf(max[r], __shfl_xor_sync(~0u, max[r], 2));
-
-			const float offset = fminf(rows.offset[r], -max[r]);
-			const float scale = fa_ex2(offset - rows.offset[r]);
-
-			rows.offset[r] = offset;
-			rows.sum[r] *= scale;
-#pragma unroll
-			for (int j = 0; j < C::DIM_V / 8; j++)
-#pragma unroll
-				for (int e = 0; e < 2; e++)
-					rows.out[r / 2][j][r % 2 * 2 + e] *= scale;
-		}
-	}
-#pragma unroll
-	for (int a = 0; a < C::ATOMS; a++)
-#pragma unroll
-		for (int n = 0; n < 2; n++)
-#pragma unroll
-			for (int e = 0; e < 4; e++) {
-				dots[a][n][e] = fa_ex2(dots[a][n][e] + rows.offset[2 * a + e / 2]);
-				rows.sum[2 * a + e / 2] += dots[a][n][e];
-			}
+	return sight;
 }
 
 /* ---- the ends of a segment */
@@ -627,7 +334,7 @@ fa_paged_target_of(const struct fa_cuda_paged_attention &args, const struct fa_p
 __device__ __forceinline__ float fa_paged_factor(const struct fa_cuda_attention &p, uint32_t head,
                                                  float max, float sum, float *lse)
 {
-	float factor = sum > 0 ? 1 / sum : 0;
+	float factor = sum == 0 ? 0 : 1 / sum;
 
 	/* As fa_sm80_finish. */
 	if (p.sinks) {
@@ -642,7 +349,7 @@ __device__ __forceinline__ float fa_paged_factor(const struct fa_cuda_attention 
 		}
 	}
 	if (lse)
-		*lse = sum > 0 ? (max + fa_lg2(sum)) * 0.693147181f : -INFINITY;
+		*lse = sum == 0 ? -INFINITY : (max + fa_lg2(sum)) * 0.693147181f;
 	return factor;
 }
 
@@ -734,7 +441,7 @@ __device__ __forceinline__ bool fa_paged_arrive(unsigned long long *counter, uin
 template <class C>
 __device__ __forceinline__ void fa_paged_end(const struct fa_cuda_paged_attention &args,
                                              const struct fa_paged_walk &walk,
-                                             struct fa_paged_rows<C> &rows, char *shared)
+                                             struct fa_sm80_rows<C> &rows, char *shared)
 {
 	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 	float2 *const stats = (float2 *)(shared + C::STATS); /* [warp][row] */
@@ -867,8 +574,9 @@ __device__ __forceinline__ void fa_paged_decode(const struct fa_cuda_paged_atten
 	const uint32_t shared = fa_shared_address(shared_memory);
 	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 	const uint32_t ring = shared + C::RING + warp * C::STAGES * C::STRIP_BYTES;
-	const float cap_in = p.cap_in * 2.88539008f;
 	uint32_t q = shared + C::Q, k = 0, v = C::K_BYTES, stage = ring;
+	const struct fa_sm80_pair<C> alone(0, 0);
+	struct fa_logits_rich logits(p, 0);
 	struct fa_paged_loader<C> loader;
 	struct fa_paged_walk walk;
 
@@ -878,6 +586,7 @@ __device__ __forceinline__ void fa_paged_decode(const struct fa_cuda_paged_atten
 		k += fa_swizzle<C::DIM>::offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 		v += fa_swizzle<C::DIM_V>::offset(lane % 16, lane / 16);
 	}
+	logits.slope = 0; /* rows have their own: fa_paged_place() */
 
 	loader.start(args, shared);
 #pragma unroll
@@ -888,23 +597,12 @@ __device__ __forceinline__ void fa_paged_decode(const struct fa_cuda_paged_atten
 	do {
 		const struct fa_cuda_paged_item &item = walk.item;
 		const uint32_t facts = shared + C::FACTS;
-		struct fa_paged_rows<C> rows;
+		struct fa_sm80_rows<C> rows;
 
 		fa_paged_begin<C>(args, walk, shared_memory);
 		__syncthreads(); /* Q and the facts are there */
 
-#pragma unroll
-		for (int r = 0; r < 2 * C::ATOMS; r++) {
-			rows.offset[r] = FLT_MAX;
-			rows.sum[r] = 0;
-		}
-#pragma unroll
-		for (int a = 0; a < C::ATOMS; a++)
-#pragma unroll
-			for (int j = 0; j < C::DIM_V / 8; j++)
-#pragma unroll
-				for (int e = 0; e < 4; e++)
-					rows.out[a][j][e] = 0;
+		fa_sm80_clear<C>(rows);
 
 		/* Strips of which every row sees every key need no mask: between where the
 		 * last row's window begins and where the first row's ends. */
@@ -919,45 +617,32 @@ __device__ __forceinline__ void fa_paged_decode(const struct fa_cuda_paged_atten
 			                                                 : (int32_t)item.first;
 			clear_end = (int32_t)item.n_k - (int32_t)item.n_q;
 		}
-		if (p.alibi_slopes)
-			clear_end = 0;
-
 #pragma unroll 1
 		for (int32_t token = walk.begin + warp * FA_CUDA_PAGED_STRIP; token < walk.end;
 		     token += C::WARPS * FA_CUDA_PAGED_STRIP) {
+			/* Is there a key that some row does not see? */
+			const bool hides = token < clear_begin ||
+			                   token + FA_CUDA_PAGED_STRIP > clear_end;
+			struct fa_paged_sight sight = { ~0u };
 			float dots[C::ATOMS][2][4];
 
 			fa_cp_async_wait<C::STAGES - 2>();
 			__syncwarp(); /* the strip is there, and all are done with the one before */
 			loader.step(args);
 
-			fa_paged_dots<C>(dots, q, stage + k);
-#pragma unroll
-			for (int a = 0; a < C::ATOMS; a++)
-#pragma unroll
-				for (int n = 0; n < 2; n++)
-#pragma unroll
-					for (int e = 0; e < 4; e++)
-						dots[a][n][e] *= p.cap_out != 0 ? cap_in
-						                                : p.scale_log2;
-			if (p.cap_out != 0) {
-				/* tanh as in logits.h */
-#pragma unroll
-				for (int a = 0; a < C::ATOMS; a++)
-#pragma unroll
-					for (int n = 0; n < 2; n++)
-#pragma unroll
-						for (int e = 0; e < 4; e++)
-							dots[a][n][e] =
-								p.cap_out -
-								2 * p.cap_out *
-									fa_rcp(1 + fa_ex2(dots[a][n]
-							                                      [e]));
-			}
-			if (token < clear_begin || token + FA_CUDA_PAGED_STRIP > clear_end)
-				fa_paged_place<C>(dots, args, item, facts, token);
-			fa_paged_weights<C>(rows, dots);
-			fa_paged_product<C>(rows, dots, stage + v);
+			if constexpr (C::F32)
+				fa_paged_dots_f32<C>(dots, q, stage + k);
+			else
+				fa_sm80_dots<C, C::DIM / 16>(dots, q, stage + k);
+			logits.apply(dots, 0);
+			if (hides || p.alibi_slopes)
+				sight = fa_paged_place<C>(dots, args, item, facts, token);
+			fa_sm80_raise<C>(rows, dots, 1, alone);
+			/* What rows do not see must not change them: see product.h. */
+			if (hides && !fa_paged_is_finite<C>(stage + C::K_BYTES))
+				fa_paged_accumulate<C, true>(rows, dots, stage + v, alone, sight);
+			else
+				fa_paged_accumulate<C, false>(rows, dots, stage + v, alone, sight);
 
 			stage += C::STRIP_BYTES;
 			if (stage == ring + C::STAGES * C::STRIP_BYTES)

@@ -1,6 +1,6 @@
 /*
- * The forward kernels over pages, for many query rows: forward.h with a loader that looks
- * up where each 16 keys lie. A block has rows of one sequence and query head, as in dense
+ * The forward kernels over pages, for many query rows: forward.h with a source (source.h)
+ * that looks up where each 16 keys lie. A block has rows of one sequence and query head, as in dense
  * attention; which ones stands in a list that the plan of the step made, long ones first.
  */
 #pragma once
@@ -24,7 +24,8 @@ struct fa_sm80_paged_work {
 /*
  * Where the keys of a tile lie. Lane l of each warp knows the page of 16 keys, those from
  * key 16 * (l % GROUPS) of the tile on: of the tile to be loaded, and of the one after it,
- * so that the table's words are there when they are needed.
+ * so that the table's words are there when they are needed. The thread's number is read anew
+ * each time, which takes no register from one tile to the next.
  */
 template <int KEYS> struct fa_sm80_paged_keys {
 	static constexpr int groups = KEYS / 16;
@@ -51,7 +52,7 @@ template <int KEYS> struct fa_sm80_paged_keys {
 	__device__ __forceinline__ uint32_t look_up(int32_t first_key,
 	                                            int32_t end = INT32_MAX) const
 	{
-		const int32_t at = first_key + (int32_t)(threadIdx.x % groups) * 16;
+		const int32_t at = first_key + (int32_t)(fa_thread_index() % groups) * 16;
 
 		/* Pages of which no key is there need no entry. */
 		if (at + 16 <= begin || at >= end)
@@ -71,7 +72,7 @@ template <int KEYS> struct fa_sm80_paged_keys {
 	 * whole number. */
 	__device__ __forceinline__ uint32_t place(uint32_t row_bytes) const
 	{
-		const uint32_t strip = key / 16 + threadIdx.x % groups;
+		const uint32_t strip = key / 16 + fa_thread_index() % groups;
 		const uint32_t page = (uint32_t)(strip * pages.page_magic >> 32);
 
 		return slot + (strip - page * pages.page_strips) * (row_bytes / 16);
@@ -86,18 +87,20 @@ template <int KEYS, int D, int THREADS> struct fa_sm80_paged_loader {
 	static_assert(D / 8 % lanes == 0 && KEYS % pass == 0 && pass % 8 == 0 && pass <= 16,
 	              "a pass lies in 16 keys");
 
-	const char *base; /* slot 0's, of the head and slice, with this thread's place in 16 keys */
+	const char *pool; /* slot 0's, the same for all threads */
+	uint32_t chunks;  /* from there to this thread's place in 16 keys of the head and slice */
 	uint32_t row_bytes;
 	uint32_t shared;
 	uint32_t bytes[columns];
 
-	__device__ __forceinline__ fa_sm80_paged_loader(const char *head, uint32_t row_stride,
-	                                                int32_t width)
+	__device__ __forceinline__ fa_sm80_paged_loader(const char *slots, uint64_t offset,
+	                                                uint32_t row_stride, int32_t width)
 	{
 		const int32_t row = threadIdx.x / lanes, chunk = threadIdx.x % lanes;
 
+		pool = slots;
+		chunks = (uint32_t)(offset / 16) + row * (row_stride / 16) + chunk;
 		row_bytes = row_stride;
-		base = head + row * row_stride + chunk * 16;
 		shared = fa_swizzle<D>::offset(row, chunk);
 #pragma unroll
 		for (int c = 0; c < columns; c++)
@@ -109,12 +112,12 @@ template <int KEYS, int D, int THREADS> struct fa_sm80_paged_loader {
 	__device__ __forceinline__ void copy(uint32_t tile, uint32_t place, int32_t low,
 	                                     int32_t high, ptrdiff_t delta) const
 	{
-		const int32_t row = threadIdx.x / lanes;
+		const int32_t row = PART ? fa_thread_index() / lanes : 0;
 
 #pragma unroll
 		for (int i = 0; i < KEYS / pass; i++) {
 			const uint64_t at = __shfl_sync(~0u, place, i * pass / 16);
-			const char *const from = base + delta + at * 256 +
+			const char *const from = pool + delta + (uint64_t)chunks * 16 + at * 256 +
 			                         i * pass % 16 * row_bytes;
 			const bool there = !PART ||
 			                   (i * pass + row >= low && i * pass + row < high);
@@ -224,6 +227,28 @@ template <int KEYS, int D, int THREADS> struct fa_sm80_paged_v_alike {
 	}
 };
 
+/* The rows of a head's tokens from @key on, for source.h. */
+struct fa_sm80_paged_token_rows {
+	const struct fa_cuda_pages &pages;
+	const char *head; /* slot 0's */
+	uint32_t row_bytes, table_start;
+	int32_t key, begin, end;
+
+	__device__ __forceinline__ bool has(int32_t row) const
+	{
+		return key + row >= begin && key + row < end;
+	}
+
+	__device__ __forceinline__ const char *at(int32_t row) const
+	{
+		const uint32_t token = key + row;
+		const uint32_t page = (uint32_t)(token / 16 * pages.page_magic >> 32);
+		const uint64_t slot = pages.table[table_start + page];
+
+		return head + slot * 256 + (token - page * pages.page_strips * 16) * row_bytes;
+	}
+};
+
 struct fa_sm80_pages {
 	using ARGS = struct fa_cuda_paged_attention;
 	using WORK = struct fa_sm80_paged_work;
@@ -263,17 +288,58 @@ struct fa_sm80_pages {
 		return work.first;
 	}
 
-	static __device__ __forceinline__ uint64_t head_tokens(const ARGS &args, const WORK &work)
+	template <class K> static __device__ __forceinline__ int32_t hidden(const K &k)
 	{
-		return (uint64_t)(work.head / args.attention.group) * args.pages.page_strips * 16;
+		return k.keys.begin - k.keys.key;
+	}
+
+	/* Bytes from a slot to its rows of the work's head, and slice. */
+	static __device__ __forceinline__ uint64_t k_offset(const ARGS &args, const WORK &work)
+	{
+		return (uint64_t)(work.head / args.attention.group) * args.pages.page_strips * 16 *
+		       args.pages.k_row;
+	}
+
+	template <class C>
+	static __device__ __forceinline__ uint64_t v_offset(const ARGS &args, const WORK &work)
+	{
+		return (uint64_t)(work.head / args.attention.group) * args.pages.page_strips * 16 *
+		               args.pages.v_row +
+		       work.slice * C::DIM_V * 2;
+	}
+
+	template <class C>
+	static __device__ __forceinline__ struct fa_sm80_paged_token_rows
+	k_rows(const ARGS &args, const WORK &work, int32_t key)
+	{
+		return { args.pages,
+			 args.pages.k + k_offset(args, work),
+			 args.pages.k_row,
+			 work.table_start,
+			 key,
+			 work.first,
+			 work.n_k };
+	}
+
+	template <class C>
+	static __device__ __forceinline__ struct fa_sm80_paged_token_rows
+	v_rows(const ARGS &args, const WORK &work, int32_t key)
+	{
+		return { args.pages,
+			 args.pages.v + v_offset<C>(args, work),
+			 args.pages.v_row,
+			 work.table_start,
+			 key,
+			 work.first,
+			 work.n_k };
 	}
 
 	template <class C>
 	static __device__ __forceinline__ struct fa_sm80_paged_k<C::KEYS, C::DIM, C::THREADS>
 	k(const ARGS &args, const WORK &work, int32_t key) {
 		return { { args.pages, work, key },
-			 { args.pages.k + head_tokens(args, work) * args.pages.k_row,
-			   args.pages.k_row, args.attention.head_dim } };
+			 { args.pages.k, k_offset(args, work), args.pages.k_row,
+			   args.attention.head_dim } };
 	}
 
 	template <class C, class K>
@@ -283,9 +349,7 @@ struct fa_sm80_pages {
 		if constexpr (C::LOGITS::any_alignment)
 			return fa_sm80_paged_v<C::KEYS, C::DIM_V, C::THREADS>{
 				k.keys,
-				{ args.pages.v + head_tokens(args, work) * args.pages.v_row +
-				          work.slice * C::DIM_V * 2,
-				  args.pages.v_row,
+				{ args.pages.v, v_offset<C>(args, work), args.pages.v_row,
 				  args.attention.head_dim_v - work.slice * C::DIM_V }
 			};
 		else

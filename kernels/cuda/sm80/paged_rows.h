@@ -9,8 +9,7 @@
 			const __grid_constant__ struct fa_cuda_paged_attention args)               \
 	{                                                                                          \
 		fa_sm80_forward<fa_sm80_config<FA_TYPE, fa_sm80_##kind, dim, dim_v, warps, atoms,  \
-		                               split, keys, stages, blocks>,                       \
-		                fa_sm80_pages>(args);                                              \
+		                               split, keys, stages, blocks, fa_sm80_pages>>(args); \
 	}
 #define FA_FORWARD_ROW_EXPANDED(type, ...) FA_FORWARD_ROW(type, __VA_ARGS__)
 #define FA_FORWARD_ROW_OF_TYPE(...) FA_FORWARD_ROW_EXPANDED(FA_TYPE_NAME, __VA_ARGS__)

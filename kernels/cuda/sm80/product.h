@@ -76,9 +76,9 @@ template <class T> struct fa_sm80_parts {
 
 /* For 16 keys from @offset on, where P's fragment has its elements: the largest bf16
  * where the row sees the key, else 0. */
-template <class C>
-__device__ __forceinline__ void fa_sm80_seen(uint32_t (&ret_seen)[C::ATOMS][4],
-                                             const struct fa_sm80_sight<C> &sight, int offset)
+template <class C, class SIGHT>
+__device__ __forceinline__ void fa_sm80_seen(uint32_t (&ret_seen)[C::ATOMS][4], const SIGHT &sight,
+                                             int offset)
 {
 #pragma unroll
 	for (int a = 0; a < C::ATOMS; a++)
@@ -91,11 +91,11 @@ __device__ __forceinline__ void fa_sm80_seen(uint32_t (&ret_seen)[C::ATOMS][4],
 }
 
 /* O += P V for 16 keys, the keys from @offset of @sight on. @v: this lane's ldmatrix
- * address of the keys' first fragment. */
-template <class C, bool ISOLATE>
+ * address of the keys' first fragment. A SIGHT is fa_sm80_sight or like it. */
+template <class C, bool ISOLATE, class SIGHT>
 __device__ __forceinline__ void fa_sm80_product(struct fa_sm80_rows<C> &rows,
                                                 const uint32_t (&p)[C::ATOMS][4], uint32_t v,
-                                                const struct fa_sm80_sight<C> &sight, int offset)
+                                                const SIGHT &sight, int offset)
 {
 	using T = typename C::T;
 	uint32_t seen[C::ATOMS][4];
@@ -140,11 +140,10 @@ __device__ __forceinline__ void fa_sm80_product(struct fa_sm80_rows<C> &rows,
 /* O += exp(dots + offset) V for a tile, and the sums with it. Exponentials of 16 keys
  * at a time, so that they overlap the products of the 16 before. @v: this lane's
  * ldmatrix address of the tile's first fragment. */
-template <class C, bool ISOLATE, int TILES>
+template <class C, bool ISOLATE, int TILES, class SIGHT>
 __device__ __forceinline__ void
 fa_sm80_accumulate(struct fa_sm80_rows<C> &rows, const float (&dots)[C::ATOMS][TILES][4],
-                   float factor, uint32_t v, const struct fa_sm80_pair<C> &pair,
-                   const struct fa_sm80_sight<C> &sight)
+                   float factor, uint32_t v, const struct fa_sm80_pair<C> &pair, const SIGHT &sight)
 {
 	constexpr int steps = TILES / 2;
 	constexpr uint32_t step_bytes = 16 * C::DIM_V * 2;

@@ -45,15 +45,17 @@ template <class C> __device__ __forceinline__ void fa_sm80_clear(struct fa_sm80_
 
 /* Which keys of a tile a thread's rows see. */
 template <class C> struct fa_sm80_sight {
-	int32_t key;  /* the thread's first key, counted from where its first row stands;
+	int32_t key;   /* the thread's first key, counted from where its first row stands;
 	               * without BAND, anything */
-	int32_t rest; /* keys from there to the sequence's end */
+	int32_t start; /* keys from there to the first that is not hidden, if the source STARTS */
+	int32_t rest;  /* keys from there to the sequence's end */
 	int32_t left, right;
 
 	/* Does row @r see the key @offset keys further? */
 	__device__ __forceinline__ bool sees(int r, int offset) const
 	{
-		const int32_t first = r * 8 - left - key;
+		const int32_t first = C::SOURCE::STARTS ? max(start, r * 8 - left - key)
+		                                        : r * 8 - left - key;
 		const int32_t last = C::BAND ? min(rest - 1, r * 8 + right - key) : rest - 1;
 
 		return offset <= last && (!C::BAND || offset >= first);

@@ -33,3 +33,26 @@ template <> inline uint32_t fa_pack<fa_bf16>(float lo, float hi)
 {
 	return fa_emulated_to_bf16(lo) | (uint32_t)fa_emulated_to_bf16(hi) << 16;
 }
+
+template <class T> static inline uint32_t fa_fma_packed(uint32_t a, uint32_t b, uint32_t c)
+{
+	float sums[2];
+
+	for (int i = 0; i < 2; i++)
+		sums[i] = fmaf(fa_emulated_element<T>((uint16_t)(a >> 16 * i)),
+		               fa_emulated_element<T>((uint16_t)(b >> 16 * i)),
+		               fa_emulated_element<T>((uint16_t)(c >> 16 * i)));
+	return fa_pack<T>(sums[0], sums[1]);
+}
+
+template <class T> constexpr uint32_t fa_infinity(void);
+
+template <> constexpr uint32_t fa_infinity<fa_f16>(void)
+{
+	return 0x7c00;
+}
+
+template <> constexpr uint32_t fa_infinity<fa_bf16>(void)
+{
+	return 0x7f80;
+}

@@ -46,3 +46,8 @@ static inline int32_t fa_block_index(void)
 {
 	return (int32_t)blockIdx.x;
 }
+
+static inline uint32_t fa_thread_index(void)
+{
+	return threadIdx.x;
+}
