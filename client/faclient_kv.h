@@ -113,7 +113,7 @@ int fa_cache_remove(struct fa_client *client, uint64_t cache);
  * Tokens are numbered from the sequence's beginning, also when leading ones were dropped.
  */
 
-/* An empty one. -ENOSPC: there are too many. */
+/* An empty one. -ENOSPC: there are too many. -EDQUOT: too many of this user. */
 int fa_sequence_create(struct fa_client *client, uint64_t cache, uint64_t *ret_sequence);
 
 /* By name. */
@@ -124,6 +124,8 @@ int fa_sequence_find(struct fa_client *client, const char *name, uint64_t *ret_s
  * copied; what they share stays as it is for both.
  *   -EINVAL  it has not so many, or they were dropped
  *   -ENOSPC  there are too many
+ *   -EDQUOT  too many of this user
+ *   -ENOMEM  the pool's lists are full
  */
 int fa_sequence_fork(struct fa_client *client, uint64_t sequence, uint64_t tokens,
                      uint64_t *ret_sequence);
@@ -188,6 +190,9 @@ int fa_sequence_publish(struct fa_client *client, uint64_t sequence, const struc
  * Puts the longest prefix of these tokens that was published, in full pages, into an empty
  * sequence. *ret_tokens (may be NULL): its length, and the sequence's then; may be 0.
  *   -EINVAL  the sequence is not empty
+ *   -EBUSY   it is part of steps in progress
+ *   -EDQUOT  more pages than the cache may have in use
+ *   -ENOMEM  the pool's lists are full
  */
 int fa_sequence_attach(struct fa_client *client, uint64_t sequence, const struct fa_prefix *prefix,
                        uint64_t *ret_tokens);

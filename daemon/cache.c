@@ -123,10 +123,14 @@ int fa_cache_new(struct fa_pool *pool, const struct fa_actor *actor,
 {
 	const struct fa_cache_geometry *geometry = &config->geometry;
 	struct fa_state_cache *record;
+	const struct fa_pool_more more = { .caches = 1 };
 	uint32_t i;
 	int r;
 
 	r = check_config(pool, config, error);
+	if (r < 0)
+		return r;
+	r = fa_tenant_check_quota(pool, actor->tenant, &more, error);
 	if (r < 0)
 		return r;
 	/* A generation that would come round is not used: ids are never another cache's. */

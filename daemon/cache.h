@@ -29,7 +29,7 @@ struct fa_cache_info {
 
 /*
  * Ids are never reused. -EINVAL, -ENOTSUP, -ENAMETOOLONG, -EEXIST the name is taken,
- * -ENOSPC too many caches.
+ * -EDQUOT too many of the tenant's, -ENOSPC too many caches.
  */
 int fa_cache_new(struct fa_pool *pool, const struct fa_actor *actor,
                  const struct fa_cache_config *config, uint64_t now_ns, struct fa_error *error,

@@ -149,35 +149,58 @@ void fa_kv_wake(struct fa_kv *kv)
 
 /* ---- quotas */
 
-static int check_limit(uint64_t limit, uint64_t held_bytes, uint64_t more_bytes, const char *whose,
-                       struct fa_error *error)
+static int check_limit(const char *name, uint64_t limit, uint64_t held, uint64_t more,
+                       const char *whose, struct fa_error *error)
 {
-	if (held_bytes <= limit && more_bytes <= limit - held_bytes)
+	if (!more || (held <= limit && more <= limit - held))
 		return 0;
 	return fa_fail(error, -EDQUOT,
-	               "%" PRIu64 " bytes more would exceed the limit pool_bytes, which is %" PRIu64
+	               "%" PRIu64 " more would exceed the limit %s, which is %" PRIu64
 	               " for %s, of which %" PRIu64 " are in use",
-	               more_bytes, limit, whose, held_bytes);
+	               more, name, limit, whose, held);
 }
 
-static int check_quota(void *userdata, uint32_t uid, const char *cgroup, uint64_t held_bytes,
-                       uint64_t more_bytes, struct fa_error *error)
+static int check_limits(const struct fa_limits *limits, uint64_t factor,
+                        const struct fa_pool_tenant_info *held, const struct fa_pool_more *more,
+                        const char *whose, struct fa_error *error)
+{
+	uint64_t bytes;
+	int r;
+
+	if (__builtin_mul_overflow(limits->pool_bytes, factor, &bytes))
+		bytes = UINT64_MAX;
+	r = check_limit("pool_bytes", bytes, held->bytes, more->bytes, whose, error);
+	if (r == 0)
+		r = check_limit("sequences", limits->sequences * factor, held->n_sequences,
+		                more->sequences, whose, error);
+	if (r == 0)
+		r = check_limit("caches", limits->caches * factor, held->n_caches, more->caches,
+		                whose, error);
+	return r;
+}
+
+static int check_quota(void *userdata, const struct fa_pool_tenant_info *held,
+                       const struct fa_pool_more *more, struct fa_error *error)
 {
 	const struct fa_kv *kv = userdata;
 	const struct fa_limits *limits = &kv->server->config.limits;
-	struct fa_pool_tenant_info tenant;
-	uint64_t limit, user_bytes = 0;
+	struct fa_pool_tenant_info tenant, all = *held;
 	uint32_t cursor = 0;
 	int r;
 
-	r = check_limit(limits->pool_bytes, held_bytes, more_bytes, "a user", error);
+	r = check_limits(limits, 1, held, more, "a user", error);
 	/* uid 0 makes cgroups for others. */
-	if (r < 0 || !uid || __builtin_mul_overflow(limits->pool_bytes, limits->uid_factor, &limit))
+	if (r < 0 || !held->uid)
 		return r;
-	while (fa_pool_tenant_each(kv->pool, &cursor, &tenant))
-		if (tenant.uid == uid)
-			user_bytes += tenant.bytes;
-	return check_limit(limit, user_bytes, more_bytes, "all cgroups of the uid together", error);
+	while (fa_pool_tenant_each(kv->pool, &cursor, &tenant)) {
+		if (tenant.uid != held->uid || tenant.tag == held->tag)
+			continue;
+		all.bytes += tenant.bytes;
+		all.n_sequences += tenant.n_sequences;
+		all.n_caches += tenant.n_caches;
+	}
+	return check_limits(limits, limits->uid_factor, &all, more,
+	                    "all cgroups of the uid together", error);
 }
 
 /* ---- sessions */

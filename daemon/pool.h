@@ -106,12 +106,26 @@ void fa_pool_grow_set(struct fa_pool *pool, fa_pool_grow_fn *grow, void *userdat
 
 /* ---- Tenants. */
 
+struct fa_pool_tenant_info {
+	uint32_t tag, uid;
+	const char *cgroup;  /* good until the tenant is gone */
+	uint64_t bytes;      /* of the pages it pays for */
+	uint64_t idle_bytes; /* of those, published alone: evicted before it is told -EDQUOT */
+	uint32_t n_sequences, n_caches;
+};
+
+/* What a tenant wants to have besides. */
+struct fa_pool_more {
+	uint64_t bytes;
+	uint32_t sequences, caches;
+};
+
 /*
- * Says whether a tenant that pays for @held_bytes may have @more_bytes: 0, or -EDQUOT with a
+ * Says whether a tenant that has what @held says may have @more: 0, or -EDQUOT with a
  * sentence. NULL: everybody may.
  */
-typedef int fa_pool_quota_fn(void *userdata, uint32_t uid, const char *cgroup, uint64_t held_bytes,
-                             uint64_t more_bytes, struct fa_error *error);
+typedef int fa_pool_quota_fn(void *userdata, const struct fa_pool_tenant_info *held,
+                             const struct fa_pool_more *more, struct fa_error *error);
 void fa_pool_quota_set(struct fa_pool *pool, fa_pool_quota_fn *quota, void *userdata);
 
 /*
@@ -122,13 +136,6 @@ void fa_pool_quota_set(struct fa_pool *pool, fa_pool_quota_fn *quota, void *user
 int fa_pool_tenant_get(struct fa_pool *pool, uint32_t uid, const char *cgroup,
                        struct fa_error *error, uint32_t *ret_tag);
 void fa_pool_tenant_put(struct fa_pool *pool, uint32_t tag);
-
-struct fa_pool_tenant_info {
-	uint32_t tag, uid;
-	const char *cgroup; /* good until the tenant is gone */
-	uint64_t bytes;     /* of the pages it pays for */
-	uint32_t n_sequences, n_caches;
-};
 
 /* One after another, from *cursor = 0 on; false: that was all. */
 bool fa_pool_tenant_each(const struct fa_pool *pool, uint32_t *cursor,

@@ -149,6 +149,7 @@ static void idle_add(struct fa_pool *pool, struct fa_cache *cache, uint32_t inde
 		cache->oldest = index + 1;
 	cache->newest = index + 1;
 	cache->n_idle++;
+	fa_tenant_account(pool, page->tenant)->idle_bytes += cache->layout.page_bytes;
 	chunk_of(pool, index)->n_idle++;
 	chunk_of(pool, index)->idled = ++pool->clock;
 }
@@ -166,6 +167,7 @@ static void idle_remove(struct fa_pool *pool, struct fa_cache *cache, uint32_t i
 	else
 		cache->newest = page->prev;
 	cache->n_idle--;
+	fa_tenant_account(pool, page->tenant)->idle_bytes -= cache->layout.page_bytes;
 	chunk_of(pool, index)->n_idle--;
 }
 
@@ -228,4 +230,21 @@ uint64_t fa_pages_evict_all(struct fa_pool *pool, struct fa_cache *cache)
 	for (n = 0; cache->oldest; n++)
 		fa_page_evict(pool, cache, cache->oldest - 1);
 	return n;
+}
+
+void fa_pages_evict_of(struct fa_pool *pool, uint32_t tenant, uint64_t bytes)
+{
+	uint64_t done = 0;
+
+	for (uint32_t i = 0; i < pool->header->max_caches && done < bytes; i++) {
+		struct fa_cache *cache = pool->caches[i];
+
+		for (uint32_t at = cache ? cache->oldest : 0, next; at && done < bytes; at = next) {
+			next = pool->pages[at - 1].next;
+			if (pool->pages[at - 1].tenant != tenant)
+				continue;
+			fa_page_evict(pool, cache, at - 1);
+			done += cache->layout.page_bytes;
+		}
+	}
 }

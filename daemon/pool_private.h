@@ -58,7 +58,7 @@ struct fa_cache {
 struct fa_tenant_account {
 	uint32_t n_held; /* by sessions */
 	uint32_t n_sequences, n_caches;
-	uint64_t bytes;
+	uint64_t bytes, idle_bytes;
 	uint64_t need_bytes; /* while a step is planned */
 	struct fa_tenant_account *touched;
 };
@@ -215,6 +215,8 @@ void fa_page_evict(struct fa_pool *pool, struct fa_cache *cache, uint32_t index)
 /* Takes up a page of a state that was opened: used, idle, or free and quarantined. */
 void fa_page_load(struct fa_pool *pool, struct fa_cache *cache, uint32_t index);
 uint64_t fa_pages_evict_all(struct fa_pool *pool, struct fa_cache *cache);
+/* Evicts idle pages that the tenant pays for, if there are any, until they were @bytes. */
+void fa_pages_evict_of(struct fa_pool *pool, uint32_t tenant, uint64_t bytes);
 
 /* ---- pool_chunk.c */
 
@@ -238,8 +240,10 @@ static inline struct fa_tenant_account *fa_tenant_account(const struct fa_pool *
 
 /* Whether the tag is that of a tenant that exists. */
 bool fa_tenant_known(const struct fa_pool *pool, uint32_t tag);
-int fa_tenant_check_quota(const struct fa_pool *pool, uint32_t tag, uint64_t more_bytes,
+/* -EDQUOT; if it is not, fa_tenant_make_room() evicts what is to go for that. */
+int fa_tenant_check_quota(const struct fa_pool *pool, uint32_t tag, const struct fa_pool_more *more,
                           struct fa_error *error);
+void fa_tenant_make_room(struct fa_pool *pool, uint32_t tag, uint64_t more_bytes);
 /* Frees the tenant if it has nothing left. */
 void fa_tenant_settle(struct fa_pool *pool, uint32_t tag);
 /* Whether an object of @tenant with @mode admits @actor to @right. */

@@ -91,6 +91,20 @@ void fa_pool_tenant_put(struct fa_pool *pool, uint32_t tag)
 	fa_tenant_settle(pool, tag);
 }
 
+static void describe(const struct fa_state_tenant *record, const struct fa_tenant_account *account,
+                     struct fa_pool_tenant_info *info)
+{
+	*info = (struct fa_pool_tenant_info){
+		.tag = record->tag,
+		.uid = record->uid,
+		.cgroup = record->cgroup,
+		.bytes = account->bytes,
+		.idle_bytes = account->idle_bytes,
+		.n_sequences = account->n_sequences,
+		.n_caches = account->n_caches,
+	};
+}
+
 bool fa_pool_tenant_each(const struct fa_pool *pool, uint32_t *cursor,
                          struct fa_pool_tenant_info *ret_info)
 {
@@ -100,14 +114,7 @@ bool fa_pool_tenant_each(const struct fa_pool *pool, uint32_t *cursor,
 
 		if (record->state != FA_STATE_USED)
 			continue;
-		*ret_info = (struct fa_pool_tenant_info){
-			.tag = record->tag,
-			.uid = record->uid,
-			.cgroup = record->cgroup,
-			.bytes = account->bytes,
-			.n_sequences = account->n_sequences,
-			.n_caches = account->n_caches,
-		};
+		describe(record, account, ret_info);
 		return true;
 	}
 	return false;
@@ -119,15 +126,32 @@ void fa_pool_quota_set(struct fa_pool *pool, fa_pool_quota_fn *quota, void *user
 	pool->quota_userdata = userdata;
 }
 
-int fa_tenant_check_quota(const struct fa_pool *pool, uint32_t tag, uint64_t more_bytes,
+int fa_tenant_check_quota(const struct fa_pool *pool, uint32_t tag, const struct fa_pool_more *more,
                           struct fa_error *error)
 {
-	const struct fa_state_tenant *record = record_of(pool, tag);
+	struct fa_pool_tenant_info held;
 
-	if (!more_bytes || !pool->quota)
+	if (!pool->quota)
 		return 0;
-	return pool->quota(pool->quota_userdata, record->uid, record->cgroup,
-	                   fa_tenant_account(pool, tag)->bytes, more_bytes, error);
+	describe(record_of(pool, tag), fa_tenant_account(pool, tag), &held);
+	if (more->bytes) {
+		held.bytes -= held.idle_bytes;
+		held.idle_bytes = 0;
+	}
+	return pool->quota(pool->quota_userdata, &held, more, error);
+}
+
+void fa_tenant_make_room(struct fa_pool *pool, uint32_t tag, uint64_t more_bytes)
+{
+	const struct fa_pool_more more = { .bytes = more_bytes };
+	struct fa_pool_tenant_info held;
+
+	while (pool->quota && fa_tenant_account(pool, tag)->idle_bytes) {
+		describe(record_of(pool, tag), fa_tenant_account(pool, tag), &held);
+		if (pool->quota(pool->quota_userdata, &held, &more, NULL) == 0)
+			break;
+		fa_pages_evict_of(pool, tag, more_bytes);
+	}
 }
 
 bool fa_tenant_admits(const struct fa_pool *pool, uint32_t tenant, uint32_t mode,

@@ -120,7 +120,8 @@ int fa_prefix_publish(struct fa_pool *pool, const struct fa_actor *actor, uint64
 	uint8_t hash[FA_STATE_HASH_BYTES];
 	struct fa_sequence *sequence = NULL;
 	uint32_t page_tokens, first, end;
-	uint64_t n_foreign = 0, n = 0;
+	struct fa_pool_more more = {};
+	uint64_t n = 0;
 	int r;
 
 	r = fa_sequence_get(pool, actor, id, FA_RIGHT_APPEND, error, &sequence);
@@ -144,17 +145,20 @@ int fa_prefix_publish(struct fa_pool *pool, const struct fa_actor *actor, uint64
 
 		if (is_open(pool, sequence, number) &&
 		    pool->pages[fa_page_index(pool, sequence->cache, slot)].tenant != actor->tenant)
-			n_foreign++;
+			more.bytes += sequence->cache->layout.page_bytes;
 	}
-	r = fa_tenant_check_quota(pool, actor->tenant,
-	                          n_foreign * sequence->cache->layout.page_bytes, error);
-	if (r < 0)
-		return r;
+	if (more.bytes) {
+		r = fa_tenant_check_quota(pool, actor->tenant, &more, error);
+		if (r < 0)
+			return r;
+	}
 	r = fa_prefix_index_prepare(pool, end > first ? end - first : 0);
 	if (r < 0)
 		return fa_fail(error, r, "there is no memory for the index of %" PRIu32 " pages",
 		               end - first);
 
+	if (more.bytes)
+		fa_tenant_make_room(pool, actor->tenant, more.bytes);
 	fa_prefix_hash_begin(pool, sequence->cache, actor->tenant, key, hash);
 	for (uint32_t number = 0; number < end; number++) {
 		fa_prefix_hash_next(tokens + (uint64_t)number * page_tokens, page_tokens, hash);
@@ -194,6 +198,22 @@ static uint32_t match(const struct fa_pool *pool, const struct fa_cache *cache,
 			indices[n] = at - 1;
 	}
 	return n;
+}
+
+/* Idle pages are used again. */
+static int check_max_pages(const struct fa_pool *pool, const struct fa_cache *cache,
+                           const uint32_t *indices, uint32_t n_pages, struct fa_error *error)
+{
+	uint64_t max = cache->record->max_pages, n_idle = 0;
+
+	for (uint32_t i = 0; max && i < n_pages; i++)
+		n_idle += !pool->refs[indices[i]];
+	if (!max || !n_idle || (cache->n_used <= max && n_idle <= max - cache->n_used))
+		return 0;
+	return fa_fail(error, -EDQUOT,
+	               "the prefix needs %" PRIu64 " pages more of a cache that uses %" PRIu64
+	               " of at most %" PRIu64,
+	               n_idle, cache->n_used, max);
 }
 
 static int check_tokens(uint64_t n_tokens, struct fa_error *error)
@@ -258,6 +278,9 @@ int fa_prefix_attach(struct fa_pool *pool, const struct fa_actor *actor, uint64_
 		return fa_fail(error, -ENOMEM, "there is no memory to look up %" PRIu64 " tokens",
 		               n_tokens);
 	n_pages = match(pool, cache, actor, key, tokens, n_tokens, indices);
+	r = check_max_pages(pool, cache, indices, n_pages, error);
+	if (r < 0)
+		return r;
 	r = fa_page_list_prepare(sequence, n_pages, 0);
 	if (r < 0)
 		return fa_fail(error, r, "there is no memory for the list of %" PRIu32 " pages",

@@ -33,7 +33,8 @@ int fa_prefix_publish(struct fa_pool *pool, const struct fa_actor *actor, uint64
 
 /*
  * Puts the longest published prefix of @tokens, in full pages, into @sequence, which is
- * empty. Returns 0 and its length in tokens, which may be 0. -EINVAL it is not empty; -EBUSY.
+ * empty. Returns 0 and its length in tokens, which may be 0. -EINVAL it is not empty; -EBUSY;
+ * -EDQUOT the cache may not have so many pages in use.
  */
 int fa_prefix_attach(struct fa_pool *pool, const struct fa_actor *actor, uint64_t sequence,
                      const struct fa_prefix_key *key, const uint32_t *tokens, uint64_t n_tokens,

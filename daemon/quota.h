@@ -22,12 +22,15 @@ struct fa_limits {
 	uint64_t tenant[_FA_RESOURCE_N];
 	uint64_t uid_factor; /* how often all tenants of one uid may have that together */
 
-	uint64_t pool_bytes; /* pages of the KV pool, for a tenant */
+	/* Of the KV pool, for a tenant; it keeps these accounts itself, as they outlive us. */
+	uint64_t pool_bytes; /* pages */
+	uint64_t sequences;
+	uint64_t caches;
 
 	uint64_t session_buffers;
 	uint64_t session_streams; /* with stream 0 */
 	uint64_t session_requests;
-	uint64_t session_steps; /* of the KV pool, in flight */
+	uint64_t session_steps;     /* of the KV pool, in flight */
 	uint64_t session_out_bytes; /* answers that the client has not read */
 
 	uint64_t connections; /* of everybody */

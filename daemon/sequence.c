@@ -70,8 +70,15 @@ static void sequence_discardp(struct fa_sequence **sequence)
 }
 
 /* An index whose generations are used up is not used again. */
-static int take_index(struct fa_pool *pool, struct fa_error *error, uint32_t *ret_index)
+static int take_index(struct fa_pool *pool, const struct fa_actor *actor, struct fa_error *error,
+                      uint32_t *ret_index)
 {
+	const struct fa_pool_more more = { .sequences = 1 };
+	int r;
+
+	r = fa_tenant_check_quota(pool, actor->tenant, &more, error);
+	if (r < 0)
+		return r;
 	if (pool->free_sequence) {
 		*ret_index = pool->free_sequence - 1;
 		return 0;
@@ -124,7 +131,7 @@ int fa_sequence_new(struct fa_pool *pool, const struct fa_actor *actor, uint64_t
 	r = fa_cache_get(pool, actor, cache_id, FA_RIGHT_APPEND, error, &cache);
 	if (r < 0)
 		return r;
-	r = take_index(pool, error, &index);
+	r = take_index(pool, actor, error, &index);
 	if (r < 0)
 		return r;
 	sequence = fa_sequence_alloc(pool, cache, index);
@@ -156,7 +163,7 @@ int fa_sequence_fork(struct fa_pool *pool, const struct fa_actor *actor, uint64_
 		               tokens, parent->first, parent->length);
 	begin = fa_sequence_first_page(parent);
 	end = fa_pages_of(parent->cache, tokens);
-	r = take_index(pool, error, &index);
+	r = take_index(pool, actor, error, &index);
 	if (r < 0)
 		return r;
 	child = fa_sequence_alloc(pool, parent->cache, index);

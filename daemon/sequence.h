@@ -30,14 +30,14 @@ struct fa_sequence_info {
 	uint32_t in_flight; /* steps */
 };
 
-/* -ENOENT, -ESTALE, -EACCES for the cache; -ENOSPC too many sequences. */
+/* -ENOENT, -ESTALE, -EACCES for the cache; -EDQUOT, -ENOSPC too many sequences. */
 int fa_sequence_new(struct fa_pool *pool, const struct fa_actor *actor, uint64_t cache,
                     struct fa_error *error, uint64_t *ret_id);
 
 /*
  * A new sequence with the first @tokens durable tokens of @parent (UINT64_MAX: all), which
  * the actor's session owns and tenant pays for what it adds. -EINVAL @tokens beyond the
- * length or before what was dropped; -EACCES, -ENOENT, -ESTALE, -ENOSPC, -ENOMEM.
+ * length or before what was dropped; -EACCES, -ENOENT, -ESTALE, -EDQUOT, -ENOSPC, -ENOMEM.
  */
 int fa_sequence_fork(struct fa_pool *pool, const struct fa_actor *actor, uint64_t parent,
                      uint64_t tokens, struct fa_error *error, uint64_t *ret_id);

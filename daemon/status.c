@@ -86,6 +86,8 @@ static int add_limits(json_t *object, const struct fa_limits *limits)
 	r |= set(bounds, "session_out_bytes", limits->session_out_bytes);
 	r |= set(bounds, "session_steps", limits->session_steps);
 	r |= set(bounds, "pool_bytes", limits->pool_bytes);
+	r |= set(bounds, "sequences", limits->sequences);
+	r |= set(bounds, "caches", limits->caches);
 	return r | json_object_set_new(object, "limits", bounds);
 }
 

@@ -135,6 +135,11 @@ static int check_item(struct plan *plan, uint32_t i, struct fa_error *error)
 	return 0;
 }
 
+static uint32_t tag_of(const struct fa_pool *pool, const struct fa_tenant_account *account)
+{
+	return pool->tenant_records[account - pool->tenants].tag;
+}
+
 static int check_quotas(const struct plan *plan, struct fa_error *error)
 {
 	const struct fa_pool *pool = plan->pool;
@@ -149,8 +154,9 @@ static int check_quotas(const struct plan *plan, struct fa_error *error)
 			               cache->need_pages, cache->n_used, cache->record->max_pages);
 	for (const struct fa_tenant_account *account = plan->tenants; account;
 	     account = account->touched) {
-		r = fa_tenant_check_quota(pool, pool->tenant_records[account - pool->tenants].tag,
-		                          account->need_bytes, error);
+		const struct fa_pool_more more = { .bytes = account->need_bytes };
+
+		r = fa_tenant_check_quota(pool, tag_of(pool, account), &more, error);
 		if (r < 0)
 			return r;
 	}
@@ -423,6 +429,9 @@ int fa_step_plan(struct fa_pool *pool, const struct fa_actor *actor,
 		fa_step_free(&private->step);
 		return r;
 	}
+	for (const struct fa_tenant_account *account = plan.tenants; account;
+	     account = account->touched)
+		fa_tenant_make_room(pool, tag_of(pool, account), account->need_bytes);
 	sort(&plan, private);
 	apply(&plan, private);
 	private->ended = false;

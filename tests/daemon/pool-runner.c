@@ -11,12 +11,13 @@
 
 static const uint32_t page_tokens[MODEL_CACHES] = { 16, 32, 16 };
 
-int runner_quota(void *userdata, uint32_t uid, const char *cgroup, uint64_t held_bytes,
-                 uint64_t more_bytes, struct fa_error *error)
+int runner_quota(void *userdata, const struct fa_pool_tenant_info *held,
+                 const struct fa_pool_more *more, struct fa_error *error)
 {
 	const struct runner *runner = userdata;
 
-	if (uid != 2000 || held_bytes + more_bytes <= runner->quota_bytes)
+	if (held->uid != 2000 || !more->bytes ||
+	    held->bytes + more->bytes <= runner->quota_bytes)
 		return 0;
 	return fa_fail(error, -EDQUOT, "no more");
 }

@@ -15,8 +15,8 @@ struct runner {
 };
 
 /* A fa_pool_quota_fn. */
-int runner_quota(void *userdata, uint32_t uid, const char *cgroup, uint64_t held_bytes,
-                 uint64_t more_bytes, struct fa_error *error);
+int runner_quota(void *userdata, const struct fa_pool_tenant_info *held,
+                 const struct fa_pool_more *more, struct fa_error *error);
 
 void runner_init(struct runner *runner);
 void runner_deinit(struct runner *runner);

@@ -196,7 +196,7 @@ uint64_t scene_tenant_bytes(struct scene *scene, enum scene_actor actor)
 
 void scene_check_counts(struct scene *scene)
 {
-	uint64_t used_bytes = 0, idle_bytes = 0, tenants_bytes = 0;
+	uint64_t used_bytes = 0, idle_bytes = 0, tenants_bytes = 0, tenants_idle = 0;
 	struct fa_pool_tenant_info tenant;
 	struct fa_sequence_info sequence;
 	struct fa_cache_info cache;
@@ -238,8 +238,11 @@ void scene_check_counts(struct scene *scene)
 	fa_check_eq(info.caches, caches);
 	fa_check_eq(info.steps, 0);
 	at = 0;
-	while (fa_pool_tenant_each(scene->pool, &at, &tenant))
+	while (fa_pool_tenant_each(scene->pool, &at, &tenant)) {
 		tenants_bytes += tenant.bytes;
+		tenants_idle += tenant.idle_bytes;
+	}
+	fa_check_eq(tenants_idle, idle_bytes);
 	fa_check_eq(tenants_bytes, used_bytes + idle_bytes);
 	free(seen);
 }

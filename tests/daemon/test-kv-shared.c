@@ -358,7 +358,8 @@ static void test_exhausted(void **state)
 
 static int start_with_quota(void **state)
 {
-	start_with("[pool]\nbytes = 1M\nchunk_bytes = 256K\n[limits]\npool_bytes = 100K\n");
+	start_with("[pool]\nbytes = 1M\nchunk_bytes = 256K\n[limits]\npool_bytes = 100K\n"
+	           "sequences = 3\ncaches = 2\n");
 	return 0;
 }
 
@@ -382,6 +383,20 @@ static void test_quota(void **state)
 	kv_free(&client, sequence);
 	item.n_new = 32;
 	kv_begin(&other, 1, &item, 1);
+
+	/* Of all sessions of the tenant together. */
+	message = kv_cache_message(NULL, 0);
+	kv_call_expect(&other, &message, -EDQUOT, "limit caches, which is 2");
+	for (int i = 0; i < 2; i++)
+		sequence = kv_sequence(&client, cache);
+	message = fa_raw_message(FA_WIRE_SEQUENCE_CREATE);
+	message.sequence_create.cache = cache;
+	kv_call_expect(&client, &message, -EDQUOT, "limit sequences, which is 3");
+	message = fa_raw_message(FA_WIRE_SEQUENCE_FORK);
+	message.sequence_fork.sequence = sequence;
+	kv_call_expect(&client, &message, -EDQUOT, "limit sequences, which is 3");
+	kv_free(&client, sequence);
+	kv_sequence(&client, cache);
 }
 
 /* ---- those who die */

@@ -367,17 +367,21 @@ static void test_expiry(void **state)
 }
 
 static uint64_t quota_bytes, quota_calls;
+static uint32_t quota_sequences = 100, quota_caches = 100;
 
-static int quota(void *userdata, uint32_t uid, const char *cgroup, uint64_t held_bytes,
-                 uint64_t more_bytes, struct fa_error *error)
+static int quota(void *userdata, const struct fa_pool_tenant_info *held,
+                 const struct fa_pool_more *more, struct fa_error *error)
 {
 	assert_ptr_equal(userdata, &quota_bytes);
-	assert_int_equal(uid, 1000);
-	assert_string_equal(cgroup, "/a");
-	quota_calls++;
-	if (held_bytes + more_bytes <= quota_bytes)
+	assert_int_equal(held->uid, 1000);
+	assert_string_equal(held->cgroup, "/a");
+	quota_calls += more->bytes != 0;
+	if (held->n_sequences + more->sequences > quota_sequences ||
+	    held->n_caches + more->caches > quota_caches)
+		return fa_fail(error, -EDQUOT, "too many objects");
+	if (held->bytes + more->bytes <= quota_bytes)
 		return 0;
-	return fa_fail(error, -EDQUOT, "%llu bytes are held", (unsigned long long)held_bytes);
+	return fa_fail(error, -EDQUOT, "%llu bytes are held", (unsigned long long)held->bytes);
 }
 
 static void test_quotas(void **state)
@@ -420,6 +424,100 @@ static void test_quotas(void **state)
 	assert_non_null(strstr(scene.error.text, "3 of at most 3"));
 }
 
+/* What a tenant has published and nobody uses goes before it is told that it has too much;
+ * but only if that helps. */
+static void test_quota_of_idle(void **state)
+{
+	const struct fa_actor *anna = &scene.actors[SCENE_ANNA];
+	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0), other, a, n;
+	uint32_t tokens[80] = { 0 };
+	const struct fa_prefix_key key = {};
+
+	fa_pool_quota_set(scene.pool, quota, &quota_bytes);
+	quota_bytes = 5 * 512;
+	a = scene_sequence(&scene, SCENE_ANNA, cache);
+	scene_append(&scene, SCENE_ANNA, a, 48, 100);
+	assert_int_equal(fa_prefix_publish(scene.pool, anna, a, &key, tokens, 48, &scene.error, &n),
+	                 0);
+	assert_int_equal(n, 3);
+	assert_int_equal(fa_sequence_free(scene.pool, anna, a, &scene.error), 0);
+	assert_int_equal(scene_cache_info(&scene, cache).idle_pages, 3);
+
+	other = scene_cache(&scene, SCENE_ANNA, NULL, 0);
+	a = scene_sequence(&scene, SCENE_ANNA, other);
+	scene_plan_fails(&scene, SCENE_ANNA, a, 81, -EDQUOT);
+	assert_int_equal(scene_cache_info(&scene, cache).idle_pages, 3);
+	scene_append(&scene, SCENE_ANNA, a, 32, 100);
+	assert_int_equal(scene_cache_info(&scene, cache).idle_pages, 3);
+	scene_append(&scene, SCENE_ANNA, a, 1, 100);
+	assert_int_equal(scene_cache_info(&scene, cache).idle_pages, 2);
+	/* The oldest went: the end of the prefix. */
+	assert_int_equal(
+		fa_prefix_find(scene.pool, anna, cache, &key, tokens, 48, &scene.error, &n), 0);
+	assert_int_equal(n, 32);
+	scene_append(&scene, SCENE_ANNA, a, 47, 100);
+	assert_int_equal(scene_cache_info(&scene, cache).idle_pages, 0);
+	scene_check(&scene, a, 0, 80, 100);
+	scene_plan_fails(&scene, SCENE_ANNA, a, 1, -EDQUOT);
+	scene_check_counts(&scene);
+}
+
+/* Pages that are found again are used again: a cache may have so many, and no more. */
+static void test_quota_of_attached(void **state)
+{
+	struct fa_cache_config config = { .geometry = scene_geometry, .max_pages = 3 };
+	const struct fa_actor *anna = &scene.actors[SCENE_ANNA];
+	const struct fa_prefix_key key = {};
+	uint32_t tokens[32] = { 0 };
+	uint64_t cache, a, b, n;
+
+	assert_int_equal(fa_cache_new(scene.pool, anna, &config, 0, &scene.error, &cache), 0);
+	a = scene_sequence(&scene, SCENE_ANNA, cache);
+	scene_append(&scene, SCENE_ANNA, a, 32, 100);
+	assert_int_equal(fa_prefix_publish(scene.pool, anna, a, &key, tokens, 32, &scene.error, &n),
+	                 0);
+	assert_int_equal(fa_sequence_free(scene.pool, anna, a, &scene.error), 0);
+	a = scene_sequence(&scene, SCENE_ANNA, cache);
+	b = scene_sequence(&scene, SCENE_ANNA, cache);
+	scene_append(&scene, SCENE_ANNA, b, 20, 200);
+	SCENE_FAILS(&scene, -EDQUOT, "2 pages more of a cache that uses 2 of at most 3",
+	            fa_prefix_attach(scene.pool, anna, a, &key, tokens, 32, &scene.error, &n));
+	assert_int_equal(scene_info(&scene, a).length, 0);
+	assert_int_equal(fa_prefix_attach(scene.pool, anna, a, &key, tokens, 16, &scene.error, &n),
+	                 0);
+	assert_int_equal(n, 16);
+	/* What others have already costs nothing. */
+	a = scene_sequence(&scene, SCENE_ANNA, cache);
+	assert_int_equal(fa_prefix_attach(scene.pool, anna, a, &key, tokens, 16, &scene.error, &n),
+	                 0);
+	scene_check_counts(&scene);
+}
+
+static void test_quota_of_objects(void **state)
+{
+	struct fa_cache_config config = { .geometry = scene_geometry };
+	const struct fa_actor *anna = &scene.actors[SCENE_ANNA];
+	uint64_t cache, a, b;
+
+	fa_pool_quota_set(scene.pool, quota, &quota_bytes);
+	quota_bytes = UINT64_MAX;
+	quota_caches = 1;
+	cache = scene_cache(&scene, SCENE_ANNA, NULL, 0);
+	SCENE_FAILS(&scene, -EDQUOT, "too many objects",
+	            fa_cache_new(scene.pool, anna, &config, 0, &scene.error, &a));
+	quota_caches = 100;
+	quota_sequences = 2;
+	a = scene_sequence(&scene, SCENE_ANNA, cache);
+	assert_int_equal(fa_sequence_fork(scene.pool, anna, a, 0, &scene.error, &b), 0);
+	SCENE_FAILS(&scene, -EDQUOT, "too many objects",
+	            fa_sequence_fork(scene.pool, anna, a, 0, &scene.error, &b));
+	SCENE_FAILS(&scene, -EDQUOT, "too many objects",
+	            fa_sequence_new(scene.pool, anna, cache, &scene.error, &b));
+	assert_int_equal(fa_sequence_free(scene.pool, anna, a, &scene.error), 0);
+	(void)scene_sequence(&scene, SCENE_ANNA, cache);
+	quota_sequences = 100;
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -434,6 +532,9 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_owners, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_expiry, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_quotas, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_quota_of_idle, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_quota_of_attached, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_quota_of_objects, set_up, tear_down),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
