@@ -33,86 +33,83 @@ struct fa_sm90_BAND {
 	static constexpr bool BAND = true;
 };
 
-template <class A, class B> struct fa_same {
+/* Whether maxima are those of the first tile: see softmax.h. */
+template <class T> struct fa_sm90_lazy {
 	static constexpr bool value = false;
 };
 
-template <class A> struct fa_same<A, A> {
+template <> struct fa_sm90_lazy<struct fa_bf16> {
 	static constexpr bool value = true;
 };
 
 template <class T_, class KIND, int DIM_, int DIM_V_, int GROUPS_, int KEYS_, int STAGES_,
-          int Q_SLOTS_, enum fa_sm90_turns TURNS_>
+          int Q_SLOTS_, fa_sm90_turns TURNS_>
 struct fa_sm90_config {
-	using T = T_; using LOGITS = typename KIND::LOGITS; static constexpr bool BAND = KIND::BAND;
-		static constexpr int DIM = DIM_,
-	DIM_V = DIM_V_; static constexpr int GROUPS = GROUPS_,
-	THREADS = (GROUPS + 1) * 128; static constexpr int KEYS = KEYS_,
-	STAGES = STAGES_; static constexpr int Q_SLOTS = Q_SLOTS_;
-		static constexpr enum fa_sm90_turns TURNS = TURNS_;
-		/* Maxima are those of the first tile: see softmax.h. */
-		static constexpr bool LAZY = fa_same < T,
-	struct fa_bf16 > ::value; static constexpr int GROUP_ROWS = FA_SM90_GROUP_ROWS,
-	ROWS = GROUPS * GROUP_ROWS;
+	using T = T_;
+	using LOGITS = typename KIND::LOGITS;
+	static constexpr bool BAND = KIND::BAND, LAZY = fa_sm90_lazy<T>::value;
+	static constexpr int DIM = DIM_, DIM_V = DIM_V_;
+	static constexpr int GROUPS = GROUPS_, THREADS = (GROUPS + 1) * 128;
+	static constexpr int KEYS = KEYS_, STAGES = STAGES_, Q_SLOTS = Q_SLOTS_;
+	static constexpr int GROUP_ROWS = FA_SM90_GROUP_ROWS, ROWS = GROUPS * GROUP_ROWS;
+	static constexpr fa_sm90_turns TURNS = TURNS_;
 
-		/* Registers of a thread. All have as many at first, 65,536 / THREADS rounded down to
+	/* Registers of a thread. All have as many at first, 65,536 / THREADS rounded down to
 	 * eights; what those who load give, the others can take. */
-		static constexpr int LOADER_REGISTERS = GROUPS == 3 ? 32 : 24;
-		static constexpr int GROUP_REGISTERS = GROUPS == 4   ? 112
-	                                               : GROUPS == 3 ? 160
-	                                                             : 240;
-		static_assert(LOADER_REGISTERS + GROUPS * GROUP_REGISTERS <=
-	                              65536 / THREADS / 8 * 8 * (GROUPS + 1),
-	                      "nobody waits for registers for ever");
+	static constexpr int LOADER_REGISTERS = GROUPS == 3 ? 32 : 24;
+	static constexpr int GROUP_REGISTERS = GROUPS == 4 ? 112 : GROUPS == 3 ? 160 : 240;
+	static_assert(LOADER_REGISTERS + GROUPS * GROUP_REGISTERS <=
+	                      65536 / THREADS / 8 * 8 * (GROUPS + 1),
+	              "nobody waits for registers for ever");
 
-		/*
+	/*
 	 * Tiles are columns of 64 elements (128 bytes), each column all of the tile's
 	 * rows, as a TMA box puts them and wgmma reads them. Each group has its own of Q.
 	 */
-		static constexpr int COLUMN = 64,
-	COLUMN_BYTES = 128; static constexpr uint32_t Q_COLUMN = GROUP_ROWS * COLUMN_BYTES;
-		static constexpr uint32_t KV_COLUMN = KEYS * COLUMN_BYTES;
-		static constexpr uint32_t Q_BYTES = DIM / COLUMN * Q_COLUMN;
-		static constexpr uint32_t K_BYTES = DIM / COLUMN * KV_COLUMN;
-		static constexpr uint32_t V_BYTES = DIM_V / COLUMN * KV_COLUMN;
+	static constexpr int COLUMN = 64, COLUMN_BYTES = 128;
+	static constexpr uint32_t Q_COLUMN = GROUP_ROWS * COLUMN_BYTES;
+	static constexpr uint32_t KV_COLUMN = KEYS * COLUMN_BYTES;
+	static constexpr uint32_t Q_BYTES = DIM / COLUMN * Q_COLUMN;
+	static constexpr uint32_t K_BYTES = DIM / COLUMN * KV_COLUMN;
+	static constexpr uint32_t V_BYTES = DIM_V / COLUMN * KV_COLUMN;
 
-		static constexpr uint32_t Q_AT = 0;
-		static constexpr uint32_t K_AT = Q_AT + Q_SLOTS * Q_BYTES;
-		static constexpr uint32_t V_AT = K_AT + STAGES * K_BYTES;
-		static constexpr uint32_t BARRIERS_AT = V_AT + STAGES * V_BYTES;
-		static constexpr uint32_t SHARED_BYTES = BARRIERS_AT + FA_SM90_BARRIER_BYTES;
+	static constexpr uint32_t Q_AT = 0;
+	static constexpr uint32_t K_AT = Q_AT + Q_SLOTS * Q_BYTES;
+	static constexpr uint32_t V_AT = K_AT + STAGES * K_BYTES;
+	static constexpr uint32_t BARRIERS_AT = V_AT + STAGES * V_BYTES;
+	static constexpr uint32_t SHARED_BYTES = BARRIERS_AT + FA_SM90_BARRIER_BYTES;
 
-		/*
+	/*
 	 * Barriers, 8 bytes each. One thread of the loaders arrives at a _FULL with the
 	 * bytes of its copies, those wait who compute with them; at an _EMPTY each warp of
 	 * those arrives, the loading warp waits. Q's are a group's, once per block of rows,
 	 * K's and V's are all groups', once per tile.
 	 */
-		static constexpr uint32_t Q_FULL = BARRIERS_AT,
-	Q_EMPTY = Q_FULL + 8 * Q_SLOTS; static constexpr uint32_t K_FULL = Q_EMPTY + 8 * Q_SLOTS,
-	K_EMPTY = K_FULL + 8 * STAGES; static constexpr uint32_t V_FULL = K_EMPTY + 8 * STAGES,
-	V_EMPTY = V_FULL + 8 * STAGES;
-		static constexpr uint32_t BARRIERS_END = V_EMPTY + 8 * STAGES;
+	static constexpr uint32_t Q_FULL = BARRIERS_AT, Q_EMPTY = Q_FULL + 8 * Q_SLOTS;
+	static constexpr uint32_t K_FULL = Q_EMPTY + 8 * Q_SLOTS, K_EMPTY = K_FULL + 8 * STAGES;
+	static constexpr uint32_t V_FULL = K_EMPTY + 8 * STAGES, V_EMPTY = V_FULL + 8 * STAGES;
+	static constexpr uint32_t BARRIERS_END = V_EMPTY + 8 * STAGES;
 
-		/*
+	/*
 	 * Named barriers: of a group's 128 threads among themselves, where they have
 	 * cleared the tail of V; and a group's turn, once a tile: all of it wait, all of the
 	 * group before it arrive.
 	 */
-		static __device__ __forceinline__ uint32_t group_barrier(uint32_t group){
-			return 1 + group;
-}
+	static __device__ __forceinline__ uint32_t group_barrier(uint32_t group)
+	{
+		return 1 + group;
+	}
 
-static __device__ __forceinline__ uint32_t turn_barrier(uint32_t group)
-{
-	return 1 + GROUPS + group;
-}
+	static __device__ __forceinline__ uint32_t turn_barrier(uint32_t group)
+	{
+		return 1 + GROUPS + group;
+	}
 
-static_assert(SHARED_BYTES == FA_SM90_SHARED_BYTES(DIM, DIM_V, KEYS, STAGES, Q_SLOTS),
-              "the host's table must agree");
-static_assert(BARRIERS_END <= SHARED_BYTES, "barriers fit");
-static_assert(DIM % COLUMN == 0 && DIM_V % COLUMN == 0 && KEYS % 16 == 0, "whole columns");
-static_assert(GROUPS > 1, "several take turns");
-static_assert(Q_SLOTS >= GROUPS, "every group has rows");
-}
-;
+	static_assert(SHARED_BYTES == FA_SM90_SHARED_BYTES(DIM, DIM_V, KEYS, STAGES, Q_SLOTS),
+	              "the host's table must agree");
+	static_assert(BARRIERS_END <= SHARED_BYTES, "barriers fit");
+	static_assert(DIM % COLUMN == 0 && DIM_V % COLUMN == 0 && KEYS % 16 == 0, "whole columns");
+	static_assert(KEYS <= 256 && KV_COLUMN % 1024 == 0, "a box of TMA's, on 1024 bytes");
+	static_assert(GROUPS > 1 && 2 * GROUPS < 16, "several take turns, at barriers that exist");
+	static_assert(Q_SLOTS >= GROUPS, "every group has rows");
+};

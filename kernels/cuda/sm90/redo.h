@@ -1,12 +1,13 @@
 /*
- * Rows whose O came out infinite or NaN, computed again by one warp, a key at a time, on
- * the CUDA cores, after everything else. That is for two cases, both rare, so it is short
- * and not fast:
+ * Rows whose O came out infinite or NaN, computed again by one warp, a few keys at a time,
+ * on the CUDA cores, after everything else. That is for two cases, both rare, so it is
+ * short and not fast:
  *   - K or V have an infinity or NaN in a key that other rows of the tile see and this
  *     one does not: its p is 0 there, but 0 times NaN is NaN. Here a row touches nothing
  *     that it does not see;
  *   - a row's logits rose by more than the exponents of bf16 reach (fa_sm90_lower()).
- * In all other cases the result is infinite or NaN again.
+ * In all other cases the result is infinite or NaN again. Where it is NaN the walk ends
+ * as soon as that is sure: whoever has NaN everywhere does not wait for it.
  */
 #pragma once
 
@@ -20,25 +21,73 @@
 #include <math.h>
 #include <stdint.h>
 
-/* A lane's COUNT elements of a row of @width elements at @row; 0 past the end. */
+/* Keys whose loads are under way together. */
+#define FA_SM90_REDO_KEYS 4
+
+/* A lane's COUNT elements of a row of @width elements at @row; 0 past the end. Rows start
+ * on 16 bytes and have whole eights of elements: a lane's are all there or none. */
 template <class T, int COUNT>
 __device__ __forceinline__ void fa_sm90_elements(float (&ret)[COUNT], const char *row,
                                                  int32_t width)
 {
 	const int32_t first = threadIdx.x % 32 * COUNT;
+	uint32_t words[COUNT / 2];
 
+	static_assert(COUNT == 2 || COUNT == 4 || COUNT == 8, "one load");
+#pragma unroll
+	for (int i = 0; i < COUNT / 2; i++)
+		words[i] = 0;
+	if (first < width) {
+		const char *const at = row + first * 2;
+
+		if constexpr (COUNT == 8) {
+			const uint4 value = *(const uint4 *)at;
+
+			words[0] = value.x;
+			words[1] = value.y;
+			words[2] = value.z;
+			words[3] = value.w;
+		} else if constexpr (COUNT == 4) {
+			const uint2 value = *(const uint2 *)at;
+
+			words[0] = value.x;
+			words[1] = value.y;
+		} else {
+			words[0] = *(const uint32_t *)at;
+		}
+	}
 #pragma unroll
 	for (int i = 0; i < COUNT; i++)
-		ret[i] = first + i < width ? fa_widen<T>(((const uint16_t *)row)[first + i]) : 0;
+		ret[i] = fa_widen<T>((uint16_t)(words[i / 2] >> i % 2 * 16));
 }
 
+/* Which of a lane's elements of a row that this warp has written are infinite or NaN. */
+template <class C>
+__device__ __forceinline__ uint32_t fa_sm90_broken_columns(const char *row, int32_t width)
+{
+	constexpr int count = C::DIM_V / 32;
+	uint32_t broken = 0;
+
+#pragma unroll
+	for (int i = 0; i < count; i++) {
+		const int32_t column = threadIdx.x % 32 * count + i;
+
+		if (column < width &&
+		    !(fabsf(fa_widen<typename C::T>(((const volatile uint16_t *)row)[column])) <
+		      INFINITY))
+			broken |= 1u << i;
+	}
+	return broken;
+}
+
+/* @broken: this lane's columns of @target that are infinite or NaN. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_redo_row(const struct fa_cuda_attention &args,
                                                  const struct fa_work &work, int32_t row,
-                                                 char *target)
+                                                 char *target, uint32_t broken)
 {
 	using T = typename C::T;
-	constexpr int count = C::DIM / 32, count_v = C::DIM_V / 32;
+	constexpr int count = C::DIM / 32, count_v = C::DIM_V / 32, keys = FA_SM90_REDO_KEYS;
 	const int32_t position = row + work.diagonal, kv_head = work.head / args.group;
 	const int32_t width_v = args.head_dim_v - work.slice * C::DIM_V;
 	int32_t key = C::BAND ? max(0, position - args.window_left) : 0;
@@ -47,6 +96,14 @@ __device__ __forceinline__ void fa_sm90_redo_row(const struct fa_cuda_attention 
 	                key * args.k.stride_token;
 	const char *v = fa_work_base(args.v, work.sequence, work.first_k, kv_head) +
 	                key * args.v.stride_token + work.slice * C::DIM_V * 2;
+	float *const lse =
+		args.lse && work.slice == 0
+			? &args.lse[work.sequence * args.lse_stride_batch +
+	                            ((int64_t)work.first_q + row) * args.lse_stride_token +
+	                            work.head * args.lse_stride_head]
+			: NULL;
+	/* Sums that went too far show in it, not so what V has. */
+	const bool lse_stands = !lse || fabsf(*(const volatile float *)lse) < INFINITY;
 	float q[count], out[count_v], offset = FLT_MAX, sum = 0;
 
 	fa_sm90_elements<T>(q,
@@ -57,26 +114,57 @@ __device__ __forceinline__ void fa_sm90_redo_row(const struct fa_cuda_attention 
 	for (int i = 0; i < count_v; i++)
 		out[i] = 0;
 #pragma unroll 1
-	for (; key < end; key++, k += args.k.stride_token, v += args.v.stride_token) {
-		float elements[count], values[count_v], dot = 0, lower, scale, p;
+	for (; key < end; key += keys) {
+		float dots[keys], values[keys][count_v], lower = offset, scale;
+		uint32_t sure = 0;
 
-		fa_sm90_elements<T>(elements, k, args.head_dim);
-		fa_sm90_elements<T>(values, v, width_v);
 #pragma unroll
-		for (int i = 0; i < count; i++)
-			dot = fmaf(q[i], elements[i], dot);
+		for (int j = 0; j < keys; j++) {
+			const bool seen = key + j < end;
+			float elements[count];
+
+			fa_sm90_elements<T>(elements, k, seen ? args.head_dim : 0);
+			fa_sm90_elements<T>(values[j], v, seen ? width_v : 0);
+			dots[j] = 0;
 #pragma unroll
-		for (int step = 1; step < 32; step *= 2)
-			dot += __shfl_xor_sync(~0u, dot, step);
-		dot *= args.scale_log2;
-		lower = fminf(offset, -dot);
+			for (int i = 0; i < count; i++)
+				dots[j] = fmaf(q[i], elements[i], dots[j]);
+			k += args.k.stride_token;
+			v += args.v.stride_token;
+		}
+#pragma unroll
+		for (int j = 0; j < keys; j++) {
+#pragma unroll
+			for (int step = 1; step < 32; step *= 2)
+				dots[j] += __shfl_xor_sync(~0u, dots[j], step);
+			dots[j] = key + j < end ? dots[j] * args.scale_log2 : -INFINITY;
+			lower = fminf(lower, -dots[j]);
+		}
 		scale = fa_ex2(lower - offset);
-		p = fa_ex2(dot + lower);
 		offset = lower;
-		sum = fmaf(sum, scale, p);
+		sum *= scale;
 #pragma unroll
 		for (int i = 0; i < count_v; i++)
-			out[i] = fmaf(p, values[i], out[i] * scale);
+			out[i] *= scale;
+#pragma unroll
+		for (int j = 0; j < keys; j++) {
+			const float p = fa_ex2(dots[j] + lower);
+
+			sum += p;
+#pragma unroll
+			for (int i = 0; i < count_v; i++)
+				out[i] = fmaf(p, values[j][i], out[i]);
+		}
+
+		/* All of the row is NaN, and that is to be written; or all of its columns are
+		 * that were, and what is written stands. */
+		if (isnan(sum))
+			break;
+#pragma unroll
+		for (int i = 0; i < count_v; i++)
+			sure |= isnan(out[i]) ? 1u << i : 0;
+		if (lse_stands && __all_sync(~0u, !(broken & ~sure)))
+			return;
 	}
 
 	const float scale = sum == 0 ? 0 : fa_rcp(sum);
@@ -88,30 +176,8 @@ __device__ __forceinline__ void fa_sm90_redo_row(const struct fa_cuda_attention 
 		if (column < width_v)
 			((uint16_t *)target)[column] = (uint16_t)fa_pack<T>(out[i] * scale, 0);
 	}
-	if (args.lse && threadIdx.x % 32 == 0 && work.slice == 0)
-		args.lse[work.sequence * args.lse_stride_batch +
-		         ((int64_t)work.first_q + row) * args.lse_stride_token +
-		         work.head * args.lse_stride_head] = sum == 0 ? -INFINITY
-		                                                      : (fa_lg2(sum) - offset) *
-		                                                                0.693147181f;
-}
-
-/* Whether a row of @width elements that this warp has written is infinite or NaN anywhere. */
-template <class C>
-__device__ __forceinline__ bool fa_sm90_row_broken(const char *row, int32_t width)
-{
-	constexpr int count = C::DIM_V / 32;
-	bool broken = false;
-
-#pragma unroll
-	for (int i = 0; i < count; i++) {
-		const int32_t column = threadIdx.x % 32 * count + i;
-
-		if (column < width)
-			broken |= !(fabsf(fa_widen<typename C::T>(
-					    ((const volatile uint16_t *)row)[column])) < INFINITY);
-	}
-	return __any_sync(~0u, broken);
+	if (lse && threadIdx.x % 32 == 0)
+		*lse = sum == 0 ? -INFINITY : (fa_lg2(sum) - offset) * 0.693147181f;
 }
 
 /* Goes through all rows of this warp again. */
@@ -122,6 +188,7 @@ __device__ __forceinline__ void fa_sm90_redo(const struct fa_cuda_attention &arg
 	struct fa_sm90_block block;
 	struct fa_work work;
 
+	/* What its lanes have written, all of them read. */
 	__syncwarp();
 #pragma unroll 1
 	while (walk.next(args, block, work)) {
@@ -134,9 +201,11 @@ __device__ __forceinline__ void fa_sm90_redo(const struct fa_cuda_attention &arg
 			                                          work.first_q, work.head) +
 			                     row * args.out.stride_token +
 			                     work.slice * C::DIM_V * 2;
+			const uint32_t broken = fa_sm90_broken_columns<C>(
+				target, args.head_dim_v - work.slice * C::DIM_V);
 
-			if (fa_sm90_row_broken<C>(target, args.head_dim_v - work.slice * C::DIM_V))
-				fa_sm90_redo_row<C>(args, work, row, target);
+			if (__any_sync(~0u, broken))
+				fa_sm90_redo_row<C>(args, work, row, target, broken);
 		}
 	}
 }

@@ -84,8 +84,8 @@ __device__ __forceinline__ bool fa_sm90_raise(struct fa_sm90_sums &sums,
 	float max[2];
 	bool raise = false;
 
-	const auto behind = [&](int r) {
-		return fmaf(max[r], factor, sums.offset[r]) > 8 && (!C::LAZY || sums.unset(r));
+	const auto behind = [&](int r, float logit) {
+		return fmaf(logit, factor, sums.offset[r]) > 8 && (!C::LAZY || sums.unset(r));
 	};
 
 #pragma unroll
@@ -94,7 +94,7 @@ __device__ __forceinline__ bool fa_sm90_raise(struct fa_sm90_sums &sums,
 #pragma unroll
 		for (int j = 1; j < C::KEYS / 8; j++)
 			max[r] = fmaxf(max[r], fmaxf(dots[j * 4 + r * 2], dots[j * 4 + r * 2 + 1]));
-		raise |= behind(r);
+		raise |= behind(r, max[r]);
 	}
 	if (!__any_sync(~0u, raise))
 		return false;
@@ -104,7 +104,7 @@ __device__ __forceinline__ bool fa_sm90_raise(struct fa_sm90_sums &sums,
 		max[r] = fmaxf(max[r], __shfl_xor_sync(~0u, max[r], 1));
 		max[r] = fmaxf(max[r], __shfl_xor_sync(~0u, max[r], 2));
 
-		const float offset = behind(r) ? -max[r] * factor : sums.offset[r];
+		const float offset = behind(r, max[r]) ? -max[r] * factor : sums.offset[r];
 		const float shrink = fa_ex2(offset - sums.offset[r]);
 
 		sums.offset[r] = offset;

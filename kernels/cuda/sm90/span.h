@@ -34,7 +34,10 @@ struct fa_sm90_block {
 
 /* Goes from one block of rows to the next. */
 template <class C> struct fa_sm90_walk {
-	int32_t triple, n;           /* the next unit's, the n-th of the triple */
+	/* The next unit's, the n-th of the triple. Unsigned: one past the last may be twice
+	 * as many as there are. */
+	uint32_t triple;
+	int32_t n;
 	int32_t triple_step, n_step; /* from a unit to the next: no division on the way */
 	int32_t second;              /* the second block of a pair is next */
 
@@ -53,10 +56,10 @@ template <class C> struct fa_sm90_walk {
 	                                     struct fa_work &ret_work)
 	{
 #pragma unroll 1
-		while (triple < args.triples) {
+		while (triple < (uint32_t)args.triples) {
 			const int32_t opposite = args.blocks_m - 1 - n;
 
-			ret_block.triple = triple;
+			ret_block.triple = (int32_t)triple;
 			/* Of a pair, the longer goes first. */
 			if (!second && args.pairs && opposite != n) {
 				second = 1;
