@@ -39,7 +39,7 @@ struct fa_device_config {
 struct fa_device_info {
 	char backend[16];
 	char name[64];     /* the processor's or the GPU's model */
-	char details[128]; /* for the log: driver, kernels, time to open; may be empty */
+	char details[256]; /* for the log: driver, kernels, time to open; may be empty */
 	uint64_t uuid[2];
 	unsigned int threads; /* 0 where it means nothing */
 	unsigned int depth;   /* launches of one queue that may be outstanding */

@@ -393,11 +393,13 @@ static int open_all(struct fa_device *device, struct fa_error *error)
 	open_stage(device);
 	snprintf(device->info.details, sizeof(device->info.details),
 	         "CUDA driver %d.%d, %u kernels, opened in %u ms (driver %u, context %u, kernels "
-	         "%u)",
+	         "%u)%s%.120s",
 	         device->driver_version / 1000, device->driver_version % 1000 / 10,
 	         device->n_functions, milliseconds(fa_now_ns() - begin_ns),
 	         milliseconds(started_ns - begin_ns), milliseconds(ready_ns - started_ns),
-	         milliseconds(loaded_ns - ready_ns));
+	         milliseconds(loaded_ns - ready_ns),
+	         device->chip.portable ? ", none for its chip alone: " : "",
+	         device->chip.portable ? device->special_error.text : "");
 	return 0;
 }
 

@@ -109,6 +109,24 @@ enum fa_cuda_stage_mode {
 	FA_CUDA_STAGE_NEVER,
 };
 
+/*
+ * Maps as the driver encoded them, by all that they are made of: requests come again with
+ * the same tensors, and encoding takes longer than finding. A map says where a tensor
+ * lies and how, not what is there, so it never grows old. The engine thread's.
+ */
+#define FA_CUDA_MAP_SETS 64
+#define FA_CUDA_MAP_WAYS 4
+
+struct fa_cuda_known_map {
+	struct fa_cuda_map of;                                  /* data NULL: there is none */
+	uint64_t words[sizeof(CUtensorMap) / sizeof(uint64_t)]; /* not aligned as it is to be */
+};
+
+struct fa_cuda_known_maps {
+	struct fa_cuda_known_map sets[FA_CUDA_MAP_SETS][FA_CUDA_MAP_WAYS];
+	uint8_t oldest[FA_CUDA_MAP_SETS]; /* the way that is replaced next */
+};
+
 /* Whose turn it is to call the driver for memory: first come, first served. */
 struct fa_cuda_turn {
 	pthread_mutex_t mutex;
@@ -130,6 +148,8 @@ struct fa_device {
 	CUmodule modules[FA_CUDA_IMAGES];
 	CUfunction *functions; /* [fa_cuda_kernels_count]; NULL: not for this chip */
 	unsigned int n_functions;
+	struct fa_error special_error; /* why chip.portable, if it is */
+	struct fa_cuda_known_maps maps;
 	CUmodule paged_modules[FA_CUDA_PAGED_IMAGES];
 	CUfunction *paged_functions; /* [fa_cuda_paged_kernels_count]; NULL: not for this chip */
 
@@ -187,6 +207,12 @@ int fa_cuda_paged_kernels_load(struct fa_device *device, struct fa_error *error)
 
 int fa_cuda_check(struct fa_device *device, const struct fa_attention_params *params,
                   struct fa_error *error);
+
+/* ---- maps (device_cuda_maps.c); on the engine thread */
+
+/* What @launch's kernel takes besides its args, if it takes maps. */
+CUresult fa_cuda_maps_make(struct fa_device *device, const struct fa_cuda_launch *launch,
+                           struct fa_cuda_maps *ret_maps);
 
 /* ---- memory (device_cuda_memory.c, _host.c, _vmm.c); on workers */
 

@@ -52,6 +52,38 @@ static int load_function(struct fa_device *device, CUmodule module, const char *
 	return 0;
 }
 
+static int load_kernel(struct fa_device *device, size_t i, struct fa_error *error)
+{
+	const struct fa_cuda_kernel *kernel = &fa_cuda_kernels[i];
+	char name[48];
+	int r;
+
+	snprintf(name, sizeof(name), "module %d of its GPU kernels", (int)kernel->image);
+	r = load_module(device, &fa_cuda_images[kernel->image], name,
+	                &device->modules[kernel->image], error);
+	if (r == 0)
+		r = load_function(device, device->modules[kernel->image], kernel->symbol,
+		                  kernel->shared_bytes, &device->functions[i], error);
+	return r;
+}
+
+/* Goes on without the kernels for this chip alone: the others cover all that they do. */
+static void leave_special(struct fa_device *device, const struct fa_error *why)
+{
+	for (size_t i = 0; i < fa_cuda_kernels_count; ++i) {
+		const struct fa_cuda_kernel *kernel = &fa_cuda_kernels[i];
+
+		if (!fa_cuda_kernel_is_special(kernel))
+			continue;
+		device->functions[i] = NULL;
+		if (device->modules[kernel->image])
+			(void)device->driver.cuModuleUnload(device->modules[kernel->image]);
+		device->modules[kernel->image] = NULL;
+	}
+	device->chip.portable = true;
+	device->special_error = *why;
+}
+
 int fa_cuda_kernels_load(struct fa_device *device, struct fa_error *error)
 {
 	int r;
@@ -60,22 +92,17 @@ int fa_cuda_kernels_load(struct fa_device *device, struct fa_error *error)
 	if (!device->functions)
 		return fa_fail(error, -ENOMEM, "no memory for the table of GPU kernels");
 	for (size_t i = 0; i < fa_cuda_kernels_count; ++i) {
-		const struct fa_cuda_kernel *kernel = &fa_cuda_kernels[i];
-		char name[48];
-
 		/* As fa_cuda_attention_plan() chooses. */
-		if (!fa_cuda_kernel_runs(kernel, &device->chip))
+		if (!fa_cuda_kernel_runs(&fa_cuda_kernels[i], &device->chip))
 			continue;
-		snprintf(name, sizeof(name), "module %d of its GPU kernels", (int)kernel->image);
-		r = load_module(device, &fa_cuda_images[kernel->image], name,
-		                &device->modules[kernel->image], error);
-		if (r == 0)
-			r = load_function(device, device->modules[kernel->image], kernel->symbol,
-			                  kernel->shared_bytes, &device->functions[i], error);
-		if (r < 0)
+		r = load_kernel(device, i, error);
+		if (r < 0 && fa_cuda_kernel_is_special(&fa_cuda_kernels[i]))
+			leave_special(device, error);
+		else if (r < 0)
 			return r;
-		++device->n_functions;
 	}
+	for (size_t i = 0; i < fa_cuda_kernels_count; ++i)
+		device->n_functions += device->functions[i] != NULL;
 	return 0;
 }
 

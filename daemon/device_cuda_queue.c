@@ -146,14 +146,9 @@ static CUresult launch_kernel(struct fa_device *device, struct fa_cuda_stream *s
 	void *params[] = { &launch->args, &maps };
 	CUresult result;
 
-	for (uint32_t i = 0; i < launch->n_maps; ++i) {
-		const struct fa_cuda_map *map = &launch->maps[i];
-
-		result = fa_cudriver_map(&device->driver, map->data, map->dims, map->strides,
-		                         map->box, &maps.maps[i]);
-		if (result)
-			return result;
-	}
+	result = fa_cuda_maps_make(device, launch, &maps);
+	if (result != CUDA_SUCCESS)
+		return result;
 	return device->driver.cuLaunchKernel(
 		device->functions[launch->kernel - fa_cuda_kernels], launch->grid, 1, 1,
 		(unsigned int)launch->kernel->threads, 1, 1,

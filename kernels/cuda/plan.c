@@ -112,6 +112,9 @@ static void make_maps(const struct fa_cuda_kernel *kernel, const struct fa_atten
 	                          kernel->keys);
 }
 
+/* The kernels count in int32 where boxes begin, up to one past the last row's. */
+#define MAP_DIM_MAX (INT32_MAX - 256)
+
 /* Whether TMA can move the tensors: strides are multiples of 16 bytes, of 40 bits and not
  * 0, coordinates of 31 bits, and nothing is empty. */
 static bool params_mapped(const struct fa_cuda_kernel *kernel,
@@ -126,7 +129,7 @@ static bool params_mapped(const struct fa_cuda_kernel *kernel,
 		if ((uintptr_t)map->data % 16)
 			return false;
 		for (int i = 0; i < 4; i++)
-			if (map->dims[i] == 0 || map->dims[i] > INT32_MAX)
+			if (map->dims[i] == 0 || map->dims[i] > MAP_DIM_MAX)
 				return false;
 		for (int i = 0; i < 3; i++)
 			if (map->strides[i] % 16 || map->strides[i] == 0 || map->strides[i] >> 40)
@@ -135,10 +138,16 @@ static bool params_mapped(const struct fa_cuda_kernel *kernel,
 	return true;
 }
 
+bool fa_cuda_kernel_is_special(const struct fa_cuda_kernel *kernel)
+{
+	return kernel->arch_end < INT32_MAX;
+}
+
 bool fa_cuda_kernel_runs(const struct fa_cuda_kernel *kernel, const struct fa_cuda_chip *chip)
 {
 	return chip->arch >= kernel->arch && chip->arch < kernel->arch_end &&
-	       kernel->shared_bytes <= chip->shared_bytes_max;
+	       kernel->shared_bytes <= chip->shared_bytes_max &&
+	       !(chip->portable && fa_cuda_kernel_is_special(kernel));
 }
 
 bool fa_cuda_kernel_covers(const struct fa_cuda_kernel *kernel,

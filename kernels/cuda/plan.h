@@ -9,6 +9,7 @@
 #include "kernels/cuda/common/args.h"
 #include "kernels/cuda/common/maps.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -54,6 +55,9 @@ struct fa_cuda_chip {
 	int32_t shared_bytes_max; /* CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN */
 	int64_t l2_bytes;
 	int32_t sms; /* CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT */
+	/* Kernels for this compute capability alone are not to be used: their modules could
+	 * not be loaded. */
+	bool portable;
 };
 
 /* A tensor as TMA is to see it, of four dims of 16-bit elements. */
@@ -72,6 +76,9 @@ struct fa_cuda_launch {
 	uint32_t n_maps; /* FA_CUDA_MAPS or 0 */
 	struct fa_cuda_map maps[FA_CUDA_MAPS];
 };
+
+/* Whether @kernel is for one compute capability alone. */
+bool fa_cuda_kernel_is_special(const struct fa_cuda_kernel *kernel);
 
 /* Whether the chip runs @kernel. */
 bool fa_cuda_kernel_runs(const struct fa_cuda_kernel *kernel, const struct fa_cuda_chip *chip);

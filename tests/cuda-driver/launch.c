@@ -316,11 +316,17 @@ static const char *args_wrong(const struct fa_cuda_kernel *kernel,
 }
 
 /* What a map here holds: enough to compare it with the request. */
+#define MAP_MAGIC 0x70616d2d64616601ull
+
 struct map {
+	uint64_t magic; /* the driver encoded it */
 	const void *data;
 	uint64_t dims[4];
 	uint64_t strides[3];
+	uint32_t box[4];
 };
+
+_Static_assert(sizeof(struct map) <= sizeof(CUtensorMap), "it fits");
 
 CUresult cuTensorMapEncodeTiled(CUtensorMap *ret_map, CUtensorMapDataType type, cuuint32_t rank,
                                 void *address, const cuuint64_t *dims, const cuuint64_t *strides,
@@ -344,23 +350,28 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap *ret_map, CUtensorMapDataType type, 
 	if (box[0] * 2 > 128)
 		return CUDA_ERROR_INVALID_VALUE;
 	memset(map, 0, sizeof(*ret_map));
+	map->magic = MAP_MAGIC;
 	map->data = address;
 	memcpy(map->dims, dims, sizeof(map->dims));
 	memcpy(map->strides, strides, sizeof(map->strides));
+	memcpy(map->box, box, sizeof(map->box));
 	return CUDA_SUCCESS;
 }
 
-/* Whether @map is of @tensor: strides of dims of size 1 are never used. */
-static bool map_is_of(const void *where, const struct fa_cuda_tensor *tensor, int64_t dim,
-                      int64_t tokens, int64_t heads, int64_t batch)
+/* Whether @map is of @tensor, in boxes of @rows: strides of dims of size 1 are never used. */
+static bool map_is_of(const void *where, const struct fa_cuda_tensor *tensor, int32_t rows,
+                      int64_t dim, int64_t tokens, int64_t heads, int64_t batch)
 {
+	/* The kernel waits for as many bytes as such boxes have. */
+	const uint32_t box[] = { 64, (uint32_t)rows, 1, 1 };
 	const uint64_t dims[] = { (uint64_t)dim, (uint64_t)tokens, (uint64_t)heads,
 		                  (uint64_t)batch };
 	const int64_t strides[] = { tensor->stride_token, tensor->stride_head,
 		                    tensor->stride_batch };
 	const struct map *map = where;
 
-	if (map->data != tensor->data || memcmp(map->dims, dims, sizeof(dims)))
+	if (map->magic != MAP_MAGIC || map->data != tensor->data ||
+	    memcmp(map->dims, dims, sizeof(dims)) || memcmp(map->box, box, sizeof(box)))
 		return false;
 	for (int i = 0; i < 3; ++i)
 		if (dims[i + 1] > 1 && map->strides[i] != (uint64_t)strides[i])
@@ -383,15 +394,29 @@ static const char *maps_wrong(const struct fa_cuda_kernel *kernel,
 		       : args->seqlen_k;
 	const int64_t kv_heads = args->heads / args->group;
 
-	if (!map_is_of(&maps->maps[FA_CUDA_MAP_Q], &args->q, args->head_dim, n_q, args->heads,
-	               batch))
+	if (!map_is_of(&maps->maps[FA_CUDA_MAP_Q], &args->q, kernel->rows_q, args->head_dim, n_q,
+	               args->heads, batch))
 		return "the map of q";
-	if (!map_is_of(&maps->maps[FA_CUDA_MAP_K], &args->k, args->head_dim, n_k, kv_heads, batch))
+	if (!map_is_of(&maps->maps[FA_CUDA_MAP_K], &args->k, kernel->keys, args->head_dim, n_k,
+	               kv_heads, batch))
 		return "the map of k";
-	if (!map_is_of(&maps->maps[FA_CUDA_MAP_V], &args->v, args->head_dim_v, n_k, kv_heads,
-	               batch))
+	if (!map_is_of(&maps->maps[FA_CUDA_MAP_V], &args->v, kernel->keys, args->head_dim_v, n_k,
+	               kv_heads, batch))
 		return "the map of v";
 	return NULL;
+}
+
+/* Whether @maps say of a ragged batch's lengths what its tables say. */
+static bool maps_fit(const struct fa_cuda_maps *maps, int64_t n_q, int64_t n_k)
+{
+	const int64_t tokens[] = {
+		[FA_CUDA_MAP_Q] = n_q, [FA_CUDA_MAP_K] = n_k, [FA_CUDA_MAP_V] = n_k
+	};
+
+	for (int i = 0; i < FA_CUDA_MAPS; ++i)
+		if (((const struct map *)&maps->maps[i])->dims[1] != (uint64_t)tokens[i])
+			return false;
+	return true;
 }
 
 /* ---- running */
@@ -446,9 +471,10 @@ static CUresult pin_tables(struct fa_fake_pin *pin, const struct fa_attention_pa
 	return fa_fake_pin(pin);
 }
 
-/* Tensors as far as they are touched, whose tables are pinned already. */
+/* Tensors as far as they are touched, whose tables are pinned already. @maps: NULL if the
+ * kernel takes none. */
 static CUresult pin_tensors(struct fa_fake_pin *pin, const struct fa_cuda_kernel *kernel,
-                            const struct fa_cuda_attention *args,
+                            const struct fa_cuda_attention *args, const struct fa_cuda_maps *maps,
                             const struct fa_attention_params *params)
 {
 	const int64_t bytes = element_bytes(kernel);
@@ -470,6 +496,10 @@ static CUresult pin_tensors(struct fa_fake_pin *pin, const struct fa_cuda_kernel
 		if (n_q < 0 || n_k < 0)
 			return fa_fake_misuse(CUDA_ERROR_ILLEGAL_ADDRESS,
 			                      "cu_seqlens are not lengths of sequences");
+		if (maps && !maps_fit(maps, n_q, n_k))
+			return fa_fake_misuse(CUDA_ERROR_LAUNCH_FAILED,
+			                      "%s: maps of other lengths than cu_seqlens",
+			                      kernel->symbol);
 		batch = 1;
 	}
 	for (size_t i = 0; i < sizeof(tensors) / sizeof(tensors[0]); ++i) {
@@ -547,7 +577,7 @@ static CUresult launch_run(struct fa_fake_op *op, struct fa_fake_context *contex
 	if (fa_attention_check(&params, text, sizeof(text)) < 0)
 		result = fa_fake_misuse(CUDA_ERROR_LAUNCH_FAILED, "%s: %s", kernel->symbol, text);
 	else
-		result = pin_tensors(&tensors, kernel, &op->args, &params);
+		result = pin_tensors(&tensors, kernel, &op->args, op->staged, &params);
 	if (result == CUDA_SUCCESS) {
 		if (fa_fake.flops_max > 0 && fa_attention_flops(&params) > fa_fake.flops_max)
 			end_ns += SKIPPED_NS;
@@ -624,6 +654,7 @@ CUresult cuLaunchKernel(CUfunction value, unsigned int grid_x, unsigned int grid
 	const struct fa_cuda_attention *args;
 	const struct fa_cuda_kernel *kernel;
 	const struct function *function;
+	struct fa_cuda_maps *maps = NULL;
 	CUresult result = CUDA_SUCCESS;
 	int threads, kernel_bytes;
 	struct fa_fake_op *op;
@@ -661,10 +692,19 @@ CUresult cuLaunchKernel(CUfunction value, unsigned int grid_x, unsigned int grid
 	if (wrong)
 		return fa_fake_misuse(CUDA_ERROR_INVALID_VALUE, "%s: wrong: %s", kernel->symbol,
 		                      wrong);
+	if (kernel->keys) {
+		maps = aligned_alloc(_Alignof(struct fa_cuda_maps), sizeof(*maps));
+		if (!maps)
+			return CUDA_ERROR_OUT_OF_MEMORY;
+		memcpy(maps, params[1], sizeof(*maps));
+	}
 	op = fa_fake_op_new(launch_run);
 	if (op) {
 		op->object = (void *)kernel;
 		op->args = *args;
+		op->staged = maps;
+	} else {
+		free(maps);
 	}
 	return fa_fake_submit(stream, op);
 }

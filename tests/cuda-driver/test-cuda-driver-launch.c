@@ -158,7 +158,7 @@ static void results_case(int socket)
 			on_host.cu_seqlens_q = on_host.cu_seqlens_k = problem.cu_seqlens;
 			on_gpu.lse_stride_head = on_host.lse_stride_head = 5 + SEQLEN;
 		}
-		/* The plan looks at cu_seqlens no more than at tensors. */
+		/* The plan of this type looks at cu_seqlens no more than at tensors. */
 		plan_make(&on_gpu, &plan);
 		fa_check_eq(launch(function_get(plan.kernel, module), &plan), CUDA_SUCCESS);
 		fa_cu(cuMemcpyDtoH(&got, at, sizeof(got)));
@@ -306,6 +306,132 @@ LOST(null, CUDA_ERROR_ILLEGAL_ADDRESS)
 LOST(free, CUDA_ERROR_ILLEGAL_ADDRESS)
 LOST(alignment, CUDA_ERROR_MISALIGNED_ADDRESS)
 
+/* ---- maps */
+
+/* The same as bf16, ragged: what the kernel for this chip takes. */
+static struct fa_attention_params mapped_params(CUdeviceptr at)
+{
+	struct fa_attention_params params = params_of(at);
+
+	params.dtype = FA_ATTENTION_BF16;
+	params.cu_seqlens_q = params.cu_seqlens_k = AT(at, cu_seqlens);
+	params.lse_stride_head = 5 + SEQLEN;
+	return params;
+}
+
+/* What the driver encodes of @plan, with the first map as @spoilt says. */
+static CUresult launch_mapped(CUfunction function, const struct fa_cuda_launch *plan,
+                              const struct fa_cuda_map *spoilt)
+{
+	struct fa_cuda_maps maps;
+	void *args[] = { (void *)&plan->args, &maps };
+
+	memset(&maps, 0, sizeof(maps));
+	for (uint32_t i = 0; i < plan->n_maps; ++i) {
+		const struct fa_cuda_map *map = i || !spoilt ? &plan->maps[i] : spoilt;
+
+		if (map->data)
+			fa_check_eq(fa_cudriver_map(&cu, map->data, map->dims, map->strides,
+			                            map->box, &maps.maps[i]),
+			            CUDA_SUCCESS);
+	}
+	return cu.cuLaunchKernel(function, plan->grid, 1, 1, (unsigned int)plan->kernel->threads, 1,
+	                         1, (unsigned int)plan->kernel->shared_bytes, NULL, args, NULL);
+}
+
+/* Maps that are not of the tensors that the arguments name. */
+static void maps_case(int socket)
+{
+	struct fa_attention_params params;
+	struct fa_cuda_launch plan;
+	struct fa_cuda_map map;
+	CUfunction function;
+	CUmodule module;
+	CUdeviceptr at;
+
+	fa_cu(cuMemAlloc(&at, sizeof(problem)));
+	problem_fill();
+	fa_cu(cuMemcpyHtoD(at, &problem, sizeof(problem)));
+	params = mapped_params(at);
+	plan_make(&params, &plan);
+	fa_check_eq(plan.n_maps, FA_CUDA_MAPS);
+	module = module_load(plan.kernel->image);
+	function = function_get(plan.kernel, module);
+	fa_check_eq(launch_mapped(function, &plan, NULL), CUDA_SUCCESS);
+	fa_cu(cuCtxSynchronize());
+	fa_check_eq(fa_test_cuda_misuses(cu_page), 0);
+
+#define SPOILT(change)                                                                             \
+	do {                                                                                       \
+		map = plan.maps[0];                                                                \
+		change;                                                                            \
+		fa_check_eq(launch_mapped(function, &plan, &map), CUDA_ERROR_INVALID_VALUE);       \
+	} while (0)
+	SPOILT(map.data = (const char *)map.data + 16);
+	SPOILT(map.data = NULL); /* not encoded at all */
+	SPOILT(map.dims[0] -= 8);
+	SPOILT(map.dims[2] += 1);
+	SPOILT(map.dims[3] += 1);
+	SPOILT(map.strides[0] += 16);
+	SPOILT(map.strides[1] += 16);
+	SPOILT(map.box[0] = 32);
+	SPOILT(map.box[1] += 1);
+#undef SPOILT
+	fa_check_eq(fa_test_cuda_misuses(cu_page), 9);
+
+	/* Lengths that only the tables say: when it runs. */
+	map = plan.maps[0];
+	map.dims[1] -= 1;
+	fa_check_eq(launch_mapped(function, &plan, &map), CUDA_SUCCESS);
+	fa_check_eq(cu.cuCtxSynchronize(), CUDA_ERROR_LAUNCH_FAILED);
+	fa_check_eq(fa_test_cuda_misuses(cu_page), 10);
+}
+
+static void maps(void **state)
+{
+	fa_cuda_alone(maps_case);
+}
+
+/* What the driver refuses to encode. */
+static void encode_case(int socket)
+{
+	static const struct fa_cuda_map good = {
+		.data = (const void *)0x1000,
+		.dims = { 64, 100, 2, 3 },
+		.strides = { 256, 128, 25600 },
+		.box = { 64, 64, 1, 1 },
+	};
+	CUtensorMap encoded;
+	struct fa_cuda_map map;
+
+#define ENCODE(result, change)                                                                     \
+	do {                                                                                       \
+		map = good;                                                                        \
+		change;                                                                            \
+		fa_check_eq(                                                                       \
+			fa_cudriver_map(&cu, map.data, map.dims, map.strides, map.box, &encoded),  \
+			result);                                                                   \
+	} while (0)
+	ENCODE(CUDA_SUCCESS, (void)0);
+	ENCODE(CUDA_SUCCESS, map.strides[2] = ((uint64_t)1 << 40) - 16);
+	ENCODE(CUDA_SUCCESS, map.dims[1] = (uint64_t)1 << 32);
+	ENCODE(CUDA_SUCCESS, map.box[1] = 256);
+	ENCODE(CUDA_ERROR_INVALID_VALUE, map.data = (const void *)0x1008);
+	ENCODE(CUDA_ERROR_INVALID_VALUE, map.strides[0] += 8);
+	ENCODE(CUDA_ERROR_INVALID_VALUE, map.strides[2] = (uint64_t)1 << 40);
+	ENCODE(CUDA_ERROR_INVALID_VALUE, map.dims[1] = 0);
+	ENCODE(CUDA_ERROR_INVALID_VALUE, map.dims[1] = ((uint64_t)1 << 32) + 1);
+	ENCODE(CUDA_ERROR_INVALID_VALUE, map.box[1] = 257);
+	ENCODE(CUDA_ERROR_INVALID_VALUE, map.box[1] = 0);
+	ENCODE(CUDA_ERROR_INVALID_VALUE, map.box[0] = 128);
+#undef ENCODE
+}
+
+static void encode(void **state)
+{
+	fa_cuda_alone(encode_case);
+}
+
 /* ---- time */
 
 /* Kernels can be held up, take their time, and fault. */
@@ -371,7 +497,8 @@ int main(void)
 		cmocka_unit_test(refused),        cmocka_unit_test(lost_by_end),
 		cmocka_unit_test(lost_by_stride), cmocka_unit_test(lost_by_null),
 		cmocka_unit_test(lost_by_free),   cmocka_unit_test(lost_by_alignment),
-		cmocka_unit_test(held),
+		cmocka_unit_test(held),           cmocka_unit_test(maps),
+		cmocka_unit_test(encode),
 	};
 
 	return cmocka_run_group_tests(tests, setup, teardown);

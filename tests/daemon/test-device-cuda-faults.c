@@ -49,11 +49,13 @@ static void live_jobs(struct life *life, struct fa_device_queue *queue)
 		int r;
 
 		jobs[i] = (struct cuda_job){
-			.attention = { .seqlen_q = 20,
+			/* The last on a kernel that takes maps. */
+			.attention = { .dtype = i == 2 ? FA_WIRE_DTYPE_BF16 : FA_WIRE_DTYPE_F32,
+			               .seqlen_q = 20,
 			               .batch = 2,
 			               .heads = 2,
 			               .ragged = true,
-			               .sinks = true,
+			               .sinks = i != 2,
 			               .seed = (uint64_t)i },
 			.place = i == 1 ? CUDA_HOST : CUDA_ARENA,
 		};

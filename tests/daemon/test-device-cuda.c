@@ -109,6 +109,86 @@ static void environment_child(void)
 	open_refused(NULL, -EINVAL, "expected a number");
 }
 
+static void portable_run(struct cuda_device *cuda, bool portable)
+{
+	const struct fa_case attention = { .dtype = FA_WIRE_DTYPE_BF16,
+		                           .seqlen_q = 70,
+		                           .lse = true };
+	struct fa_device_group *group = cuda_group(cuda);
+	struct fa_device_queue *queue = cuda_queue(cuda, group, 0);
+	struct fa_test_cuda_calls before, after;
+
+	fa_test_cuda_calls(cuda->page, &before);
+	cuda_job_run(cuda, queue, &attention, CUDA_ARENA);
+	fa_test_cuda_calls(cuda->page, &after);
+	fa_check_eq(after.n[FA_TEST_CUDA_cuTensorMapEncodeTiled] -
+	                    before.n[FA_TEST_CUDA_cuTensorMapEncodeTiled],
+	            portable ? 0 : FA_CUDA_MAPS);
+	ops->queue_free(cuda->device, queue);
+	ops->group_free(cuda->device, group);
+}
+
+/* Kernels for the chip alone that cannot be loaded are done without; the others not. */
+static void portable_child(void)
+{
+	static const struct {
+		const char *call;
+		int code;
+		const char *part;
+	} cases[] = {
+		{ "cuModuleLoadData", CUDA_ERROR_NO_BINARY_FOR_GPU, "NO_BINARY_FOR_GPU" },
+		{ "cuModuleGetFunction", CUDA_ERROR_NOT_FOUND, "NOT_FOUND" },
+		{ "cuFuncSetAttribute", CUDA_ERROR_INVALID_VALUE, "INVALID_VALUE" },
+	};
+	struct fa_test_cuda_calls before, after;
+	struct fa_test_cuda_page *page;
+	struct fa_device_info info;
+	struct cuda_device cuda;
+	size_t portable = 0;
+	char text[64];
+
+	for (size_t i = 0; i < fa_cuda_kernels_count; ++i)
+		portable += !fa_cuda_kernel_is_special(&fa_cuda_kernels[i]);
+	fa_check(portable < fa_cuda_kernels_count);
+	cuda_device_open(&cuda, NULL);
+	fa_check(!cuda.device->chip.portable);
+	fa_check_eq(cuda.device->n_functions, fa_cuda_kernels_count);
+	portable_run(&cuda, false);
+	page = fa_test_cuda_attach(&cuda_dir, getpid());
+	cuda_device_close(&cuda);
+
+	/* The last such call of those that loading makes, when the module is there already,
+	 * and the first of all. */
+	for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); ++i) {
+		fa_test_cuda_calls(page, &before);
+		cuda_device_open(&cuda, NULL);
+		fa_test_cuda_calls(page, &after);
+		cuda_device_close(&cuda);
+		for (enum fa_test_cuda_call call = 0; call < FA_TEST_CUDA_CALLS; ++call)
+			if (!strcmp(fa_test_cuda_call_name(call), cases[i].call))
+				snprintf(text, sizeof(text), "%s:%d=%d", cases[i].call,
+				         (int)(after.n[call] - before.n[call]), cases[i].code);
+		fa_test_cuda_fail(page, text);
+		cuda_device_open(&cuda, NULL);
+		fa_test_cuda_fail(page, NULL);
+		fa_check(cuda.device->chip.portable);
+		fa_check_eq(cuda.device->n_functions, portable);
+		ops->describe(cuda.device, &info);
+		snprintf(text, sizeof(text), " %zu kernels,", portable);
+		fa_check_contains(info.details, text);
+		fa_check_contains(info.details, "none for its chip alone: ");
+		fa_check_contains(info.details, cases[i].part);
+		portable_run(&cuda, true);
+		cuda_device_close(&cuda);
+
+		snprintf(text, sizeof(text), "%s:1=%d", cases[i].call, cases[i].code);
+		fa_test_cuda_fail(page, text);
+		open_refused(NULL, fa_cudriver_errno(cases[i].code), cases[i].part);
+		fa_test_cuda_fail(page, NULL);
+	}
+	fa_test_cuda_detach(page);
+}
+
 static void test_open(void **state)
 {
 	cuda_in_child(open_child);
@@ -116,6 +196,7 @@ static void test_open(void **state)
 	cuda_in_child(old_driver_child);
 	cuda_in_child(exclusive_child);
 	cuda_in_child(environment_child);
+	cuda_in_child(portable_child);
 }
 
 /* ---- results */
@@ -364,9 +445,89 @@ static void calls_child(void)
 	cuda_device_close(&cuda);
 }
 
+static uint64_t maps_encoded(const struct cuda_device *cuda)
+{
+	struct fa_test_cuda_calls calls;
+
+	fa_test_cuda_calls(cuda->page, &calls);
+	return calls.n[FA_TEST_CUDA_cuTensorMapEncodeTiled];
+}
+
+/* Maps of tensors are encoded once, as long as not too many others come in between; who
+ * gets a wrong one is told by the driver. */
+static void maps_child(void)
+{
+	enum {
+		N = FA_CUDA_MAP_SETS * FA_CUDA_MAP_WAYS / FA_CUDA_MAPS + 40
+	};
+	static struct cuda_job jobs[N];
+	struct fa_device_group *group;
+	struct fa_device_queue *queue;
+	struct cuda_device cuda;
+	uint64_t n_encoded;
+
+	cuda_device_open(&cuda, NULL);
+	group = cuda_group(&cuda);
+	queue = cuda_queue(&cuda, group, 1);
+	for (int i = 0; i < N; ++i) {
+		jobs[i].attention = (struct fa_case){
+			.dtype = i % 2 ? FA_WIRE_DTYPE_BF16 : FA_WIRE_DTYPE_F16,
+			.seqlen_q = 3 + i % 5,
+			.seqlen_k = 4 + i % 7,
+			.batch = 2,
+			.heads = 2,
+			.ragged = i % 3 == 0,
+			.causal = i % 4 == 0,
+			.seed = (uint64_t)i,
+		};
+		jobs[i].place = i % 5 == 0 ? CUDA_HOST : CUDA_ARENA;
+		cuda_job_init(&jobs[i], &cuda);
+	}
+	/* The same few again and again. */
+	for (int round = 0; round < 5; ++round) {
+		n_encoded = maps_encoded(&cuda);
+		for (int i = 0; i < 4; ++i) {
+			cuda_job_launch(&jobs[i], &cuda, queue);
+			cuda_job_wait(&jobs[i], &cuda);
+			cuda_job_check(&jobs[i]);
+		}
+		fa_check_eq(maps_encoded(&cuda) - n_encoded, round ? 0 : 4 * FA_CUDA_MAPS);
+	}
+	/* More than are kept. */
+	n_encoded = maps_encoded(&cuda);
+	for (int round = 0; round < 3; ++round)
+		for (int i = 0; i < N; ++i) {
+			cuda_job_launch(&jobs[i], &cuda, queue);
+			cuda_job_wait(&jobs[i], &cuda);
+			cuda_job_check(&jobs[i]);
+		}
+	fa_check(maps_encoded(&cuda) - n_encoded > (N - 4) * FA_CUDA_MAPS);
+	fa_check(maps_encoded(&cuda) - n_encoded < 3 * N * FA_CUDA_MAPS);
+	for (int i = 0; i < N; ++i)
+		cuda_job_deinit(&jobs[i], &cuda);
+
+	/* One that the driver does not encode fails alone, and is not kept. */
+	cuda_job_init(&jobs[0], &cuda);
+	jobs[0].message.attention.q.shape[1] = jobs[0].message.attention.out.shape[1] = 2;
+	cuda_job_bind(&jobs[0]);
+	for (int i = 0; i < 2; ++i) {
+		fa_test_cuda_fail(cuda.page, i ? NULL : "cuTensorMapEncodeTiled:1=1");
+		cuda_job_launch(&jobs[0], &cuda, queue);
+		cuda_job_wait(&jobs[0], &cuda);
+		fa_check_eq(jobs[0].work.status, i ? 0 : -EINVAL);
+		if (!i)
+			fa_check_contains(jobs[0].work.error.text, "CUDA_ERROR_INVALID_VALUE");
+	}
+	cuda_job_deinit(&jobs[0], &cuda);
+	ops->queue_free(cuda.device, queue);
+	ops->group_free(cuda.device, group);
+	cuda_device_close(&cuda);
+}
+
 static void test_calls(void **state)
 {
 	cuda_in_child(calls_child);
+	cuda_in_child(maps_child);
 }
 
 /* ---- queues */

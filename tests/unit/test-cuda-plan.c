@@ -450,6 +450,8 @@ static void test_sections(void **state)
 static void test_maps(void **state)
 {
 	static const uint32_t cu_q[] = { 0, 7, 307 }, cu_k[] = { 0, 300, 301 };
+	static const uint32_t cu_none[] = { 0, 0, 0 };
+	uint32_t cu_many[] = { 0, 1u << 29, 2u << 29, 3u << 29, INT32_MAX - 256 };
 	struct fa_attention_params params = usual(FA_ATTENTION_BF16, 128);
 	struct fa_cuda_launch launch = plan(&params);
 	const struct fa_cuda_map *q = &launch.maps[FA_CUDA_MAP_Q];
@@ -494,6 +496,19 @@ static void test_maps(void **state)
 	params.seqlen_k = 0;
 	assert_int_equal(plan(&params).n_maps, 0);
 	assert_int_equal(plan_on(&ampere, &params).n_maps, 0);
+
+	/* All tokens of a ragged batch together, and none at all. */
+	params = usual(FA_ATTENTION_BF16, 128);
+	params.batch = 4;
+	params.seqlen_q = params.seqlen_k = FA_CUDA_SEQLEN_MAX;
+	params.cu_seqlens_q = params.cu_seqlens_k = cu_many;
+	assert_int_equal(plan(&params).n_maps, FA_CUDA_MAPS);
+	cu_many[4]++;
+	assert_int_equal(plan(&params).n_maps, 0);
+	params.batch = 2;
+	params.cu_seqlens_q = cu_q;
+	params.cu_seqlens_k = cu_none;
+	assert_int_equal(plan(&params).n_maps, 0);
 }
 
 /* Kernels for short sequences, whatever the queries. */
@@ -610,8 +625,22 @@ static void test_chips(void **state)
 	const struct fa_attention_params params = usual(FA_ATTENTION_F16, 64);
 	const struct fa_cuda_chip cramped = { .arch = 90, .shared_bytes_max = 1024 };
 
+	struct fa_cuda_chip portable = hopper, next = hopper;
+
 	refused(&turing, &params, "compute capability 7.5");
 	refused(&cramped, &params, "1024 bytes of shared memory");
+
+	/* Kernels for sm_90a run on compute capability 9.0 alone, if they could be loaded. */
+	assert_int_equal(plan_on(&hopper, &params).kernel->arch, 90);
+	next.arch = 91;
+	assert_int_equal(plan_on(&next, &params).kernel->arch, 80);
+	next.arch = 89;
+	assert_int_equal(plan_on(&next, &params).kernel->arch, 80);
+	portable.portable = true;
+	assert_int_equal(plan_on(&portable, &params).kernel->arch, 80);
+	for (size_t i = 0; i < fa_cuda_kernels_count; i++)
+		assert_int_equal(fa_cuda_kernel_is_special(&fa_cuda_kernels[i]),
+		                 fa_cuda_kernels[i].arch == 90);
 }
 
 int main(void)
