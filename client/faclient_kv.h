@@ -49,7 +49,7 @@
  * Modes: whom an object with a name admits, besides the tenant that made it (the same
  * user in the same cgroup; it may do everything), or'ed together. Read: attend to it, look
  * at it; cache: find it. Append: change it; cache: make sequences in it. Fork: only for
- * sequences.
+ * sequences. Whoever may append or fork may read, too.
  */
 enum fa_mode {
 	FA_READ_UID = 1 << 0, /* the same user in any cgroup */
@@ -236,10 +236,11 @@ struct fa_step_options {
 /*
  * Reserves room for the new tokens of all items, or changes nothing.
  *   -EBUSY   another client is appending to one of the sequences; or a step in progress is,
- *            to a page that another sequence has, too, and that is to be copied
+ *            to a page that another sequence has, too, and that is to be copied; or one that
+ *            is being aborted, or that keeps some of its tokens
  *   -ENOMEM  the pool has not so many pages
- *   -EDQUOT  more than this user, or the cache, may have
- *   -EINVAL  a sequence twice, or too many tokens
+ *   -EDQUOT  more than this user, or the cache, may have; or too many steps in progress
+ *   -EINVAL  a sequence twice, too many tokens, or too many pages of all sequences together
  */
 int fa_step_begin(struct fa_client *client, const struct fa_step_options *options,
                   struct fa_step **ret_step);
@@ -321,11 +322,12 @@ struct fa_step_commit {
 int fa_step_commit(struct fa_step *step, const struct fa_step_commit *commit,
                    struct fa_ticket *ret_ticket);
 
-/* Ends the step, too: its sequences are as if it had not been. */
+/* Ends the step, too: its sequences are as if it had not been. Until that has happened
+ * fa_step_begin() with one of them says -EBUSY. */
 int fa_step_abort(struct fa_step *step, uint32_t stream, struct fa_ticket *ret_ticket);
 
-/* Forgets the handle; aborts the step if it has not ended. Before fa_disconnect(), by the
- * last thread that uses it. Takes NULL, returns NULL. */
+/* Forgets the handle; aborts the step if it has not ended, and waits for that. Before
+ * fa_disconnect(), by the last thread that uses it. Takes NULL, returns NULL. */
 struct fa_step *fa_step_free(struct fa_step *step);
 
 /* ---- moving keys and values in and out */

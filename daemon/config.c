@@ -42,6 +42,7 @@ static const struct limit_field limit_fields[] = {
 	TENANT_LIMIT("pieces", FA_RESOURCE_PIECES, 1u << 30),
 	TENANT_LIMIT("fds", FA_RESOURCE_FDS, 1u << 30),
 	TENANT_LIMIT("requests", FA_RESOURCE_REQUESTS, 1u << 30),
+	TENANT_LIMIT("step_bytes", FA_RESOURCE_STEP_BYTES, INT64_MAX),
 	LIMIT(uid_factor, 1, 1u << 20),
 	LIMIT(pool_bytes, 0, INT64_MAX),
 	LIMIT(sequences, 0, 1u << 24),
@@ -77,6 +78,7 @@ int fa_config_init(struct fa_config *ret_config)
 				[FA_RESOURCE_PIECES] = 65536,
 				[FA_RESOURCE_FDS] = 8192, /* a buffer of most pieces has room */
 				[FA_RESOURCE_REQUESTS] = 16384,
+				[FA_RESOURCE_STEP_BYTES] = 256 << 20,
 			},
 			.uid_factor = 4,
 			.pool_bytes = INT64_MAX,

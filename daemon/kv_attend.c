@@ -348,8 +348,11 @@ static int bind_attend(struct fa_work *work, const struct fa_wire_message *messa
 
 static void refused(struct fa_work *work, const struct fa_wire_message *message)
 {
-	if (!work->step)
-		(void)fa_kv_step_find(work->session, message->step_attend.step, NULL, &work->step);
+	/* What comes too late for a step is no part of it. */
+	if (!work->step &&
+	    fa_kv_step_find(work->session, message->step_attend.step, NULL, &work->step) == 0 &&
+	    work->step->end)
+		work->step = NULL;
 	fa_kv_step_work_refused(work);
 }
 

@@ -232,6 +232,7 @@ static int bind_end(struct fa_work *work, const struct fa_wire_message *message,
 	work->request.work.op = FA_DEVICE_NONE;
 	work->request.confirms = true;
 	end->commits = m->flags & FA_WIRE_STEP_COMMIT;
+	step->aborts = !end->commits;
 	if (m->flags & ~FA_WIRE_STEP_COMMIT)
 		return fa_fail(error, -ENOTSUP,
 		               "flags %#" PRIx32
@@ -250,7 +251,9 @@ static void refused(struct fa_work *work, const struct fa_wire_message *message)
 {
 	struct fa_kv_step *step = NULL;
 
-	if (!work->step && fa_kv_step_find(work->session, message->step_end.step, NULL, &step) == 0)
+	if (work->step)
+		work->step->aborts = true;
+	else if (fa_kv_step_find(work->session, message->step_end.step, NULL, &step) == 0)
 		fa_kv_step_doom(step);
 }
 

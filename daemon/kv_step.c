@@ -41,6 +41,7 @@ static void step_free(struct fa_kv_step *step)
 		ops->tables_free(step->session->server->device, step->tables);
 	free(step->ordered);
 	free(step->before);
+	fa_charge_release(&step->charge);
 	free(step);
 }
 
@@ -531,12 +532,27 @@ static int find_before(struct fa_kv_step *step, struct fa_error *error)
 	return 0;
 }
 
+/* The pool's tables, and where the device wants them. */
+static int charge(struct fa_kv_step *step, size_t n_tree, struct fa_error *error)
+{
+	const struct fa_session *session = step->session;
+	uint64_t words = n_tree;
+
+	for (uint32_t i = 0; i < step->plan->n_groups; ++i)
+		words += 2 * (uint64_t)step->plan->groups[i].table_entries;
+	return fa_charge_add(&step->charge, session->tenant, FA_RESOURCE_STEP_BYTES,
+	                     words * sizeof(uint32_t), error);
+}
+
 static int fill(struct fa_kv_step *step, uint32_t n_items, const uint32_t *tree, size_t n_tree,
                 const uint32_t *tree_start, struct fa_error *error)
 {
 	const struct fa_step *plan = step->plan;
-	int r = 0;
+	int r;
 
+	r = charge(step, n_tree, error);
+	if (r < 0)
+		return r;
 	step->groups = calloc(plan->n_groups, sizeof(*step->groups));
 	step->places = calloc(n_items, sizeof(*step->places));
 	if (!step->groups || !step->places)
@@ -552,6 +568,13 @@ static int fill(struct fa_kv_step *step, uint32_t n_items, const uint32_t *tree,
 		r = fill_tables(step, tree, n_tree, tree_start, error);
 	if (r == 0)
 		r = find_before(step, error);
+	for (uint32_t i = 0; i < step->n_before && r == 0; ++i)
+		if (!step->before[i]->over &&
+		    (step->before[i]->aborts || (step->before[i]->id && step->before[i]->doomed)))
+			r = fa_fail(error, -EBUSY,
+			            "step %" PRIu32
+			            " of the same sequence is being aborted; wait for its end",
+			            step->before[i]->id);
 	return r ? r : prepare(step, error);
 }
 

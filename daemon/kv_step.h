@@ -16,6 +16,7 @@
 #include "common/error.h"
 #include "common/list.h"
 #include "daemon/step.h"
+#include "daemon/tenant.h"
 #include "daemon/work.h"
 #include "kernels/paged.h"
 
@@ -44,7 +45,9 @@ struct fa_kv_step {
 	bool over;    /* the plan was committed or aborted */
 	bool doomed;  /* it can only be aborted, and is once its last request has ended */
 	bool failed;  /* a request of it did */
+	bool aborts;  /* StepEnd says so, or will */
 	bool suspect; /* ... while the device was lost */
+	struct fa_charge charge; /* of its tables */
 
 	struct fa_kv_group *groups; /* [plan->n_groups] */
 	uint32_t *places;           /* [items of the client]: entries of the plan */

@@ -156,7 +156,8 @@ struct fa_actor {
  * with it; to one with a name its own tenant has every right.
  */
 enum fa_right {
-	FA_RIGHT_READ,   /* attend, look at, look up; caches: find */
+	/* attend, look at, look up; caches: find. The others include it. */
+	FA_RIGHT_READ,
 	FA_RIGHT_APPEND, /* append, truncate, drop, publish; caches: make sequences */
 	FA_RIGHT_FORK,   /* copy by reference; caches: nothing */
 };

@@ -157,9 +157,15 @@ void fa_tenant_make_room(struct fa_pool *pool, uint32_t tag, uint64_t more_bytes
 bool fa_tenant_admits(const struct fa_pool *pool, uint32_t tenant, uint32_t mode,
                       const struct fa_actor *actor, enum fa_right right)
 {
+	uint32_t admitted = mode >> 2 * right & 3;
+
 	if (actor->admin || actor->tenant == tenant)
 		return true;
-	switch (mode >> 2 * right & 3) {
+	/* Whoever may append or fork sees what is there. */
+	for (int other = FA_RIGHT_APPEND; right == FA_RIGHT_READ && other <= FA_RIGHT_FORK; other++)
+		if ((mode >> 2 * other & 3) > admitted)
+			admitted = mode >> 2 * other & 3;
+	switch (admitted) {
 	case FA_ADMIT_ALL:
 		return true;
 	case FA_ADMIT_UID:

@@ -22,6 +22,7 @@
 #include "daemon/pool.h"
 
 #define FA_STEP_SEQUENCES_MAX 4096u
+#define FA_STEP_PAGES_MAX (1u << 22) /* in the tables: forks count what they share */
 
 struct fa_step_item {
 	uint64_t sequence;
@@ -69,7 +70,7 @@ struct fa_step {
 /*
  * @number, above 0, is what a sequence's info will say once the step is committed.
  *
- * -EINVAL no or too many items, a sequence twice, too many tokens; -ENOENT, -ESTALE,
+ * -EINVAL no or too many items, a sequence twice, too many tokens or pages; -ENOENT, -ESTALE,
  * -EACCES of a sequence; -EBUSY another session is appending to it, or a step before was
  * aborted and those behind it have not ended; -EDQUOT; -ENOMEM the pool is exhausted.
  * All name the item.

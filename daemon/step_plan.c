@@ -181,6 +181,11 @@ static int check(struct plan *plan, uint64_t number, struct fa_error *error)
 		if (r < 0)
 			return r;
 	}
+	if (plan->n_entries > FA_STEP_PAGES_MAX)
+		return fa_fail(error, -EINVAL,
+		               "the sequences of the step have %" PRIu64
+		               " pages, each with what it shares; expected at most %u",
+		               plan->n_entries, FA_STEP_PAGES_MAX);
 	return check_quotas(plan, error);
 }
 

@@ -111,6 +111,7 @@ const char *fa_resource_name(enum fa_resource resource)
 		[FA_RESOURCE_PIECES] = "pieces",
 		[FA_RESOURCE_FDS] = "fds",
 		[FA_RESOURCE_REQUESTS] = "requests",
+		[FA_RESOURCE_STEP_BYTES] = "step_bytes",
 	};
 
 	return names[resource];

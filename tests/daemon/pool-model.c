@@ -51,6 +51,10 @@ static bool admits(enum scene_actor tenant, uint32_t mode, enum scene_actor acto
 {
 	uint32_t who = mode >> 2 * right & 3;
 
+	/* Whoever may append or fork may read. */
+	for (int other = FA_RIGHT_APPEND; right == FA_RIGHT_READ && other <= FA_RIGHT_FORK; other++)
+		if ((mode >> 2 * other & 3) > who)
+			who = mode >> 2 * other & 3;
 	return model_tenant(actor) == tenant || who == FA_ADMIT_ALL ||
 	       (who == FA_ADMIT_UID && uid_of(model_tenant(actor)) == uid_of(tenant));
 }

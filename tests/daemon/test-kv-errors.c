@@ -328,6 +328,38 @@ static void test_step_end(void **state)
 	kv_wait(&client, 0, value);
 }
 
+/* What is begun while a step of the same sequence is being aborted could only be aborted, too:
+ * it is refused, and possible as soon as that one has ended. */
+static void test_begin_after_abort(void **state)
+{
+	uint64_t mine = kv_sequence(&client, cache);
+	struct fa_wire_step_item item = { .sequence = mine, .n_new = 40 };
+	struct fa_wire_message begin = fa_raw_message(FA_WIRE_STEP_BEGIN);
+
+	begin.step_begin = (struct fa_wire_step_begin){ .step = 2, .items = &item, .n_items = 1 };
+	for (int i = 0; i < 100; i++) {
+		uint64_t value;
+		bool begun;
+
+		kv_begin(&client, 1, &item, 1);
+		kv_attend(&client, 0, 1, 0, numbers, 40, NULL);
+		value = kv_end(&client, 0, 1, false);
+		fa_raw_call(&client.raw, &begin, NULL, 0);
+		begun = client.raw.message.type == FA_WIRE_STEP_REPLY;
+		if (!begun)
+			fa_check_eq(client.raw.message.reply.status, -EBUSY);
+		kv_wait(&client, 0, value);
+		if (!begun)
+			kv_begin(&client, 2, &item, 1);
+		fa_check_eq(kv_info(&client, mine).planned, 40);
+		for (uint32_t layer = 0; layer < KV_LAYERS; layer++)
+			kv_attend(&client, 0, 2, layer, numbers, 40, NULL);
+		kv_wait(&client, 0, kv_end(&client, 0, 2, true));
+		kv_check(&client, mine, numbers, 0, 40);
+		kv_truncate(&client, mine, 0);
+	}
+}
+
 /* More than was reserved, or for what is nobody's. */
 static void test_copy(void **state)
 {
@@ -394,6 +426,7 @@ int main(void)
 		TEST(step_begin),
 		TEST(step_attend),
 		TEST(step_end),
+		TEST(begin_after_abort),
 		TEST(copy),
 		TEST(storm),
 	};

@@ -129,19 +129,22 @@ static void test_race(void **state)
 
 /* ---- rights */
 
-static const uint32_t modes[] = { 0, 1 | 1 << 4, 2, 2 | 2 << 2 | 2 << 4 };
+/* Nobody; the same uid; all may read; all may do all; all may append, and so read. */
+static const uint32_t modes[] = { 0, 1 | 1 << 4, 2, 2 | 2 << 2 | 2 << 4, 2 << 2 };
+#define N_MODES 5
 
 /* What another uid may do with objects of each of these modes. */
 static int stranger(void *userdata)
 {
-	static const char *const names[] = { "s0", "s1", "s2", "s3" };
+	static const char *const names[N_MODES] = { "s0", "s1", "s2", "s3", "s4" };
 	struct fa_wire_message message;
 
 	if (setgid(NOBODY) < 0 || setuid(NOBODY) < 0)
 		return 1;
 	kv_open(&client, daemon_process.socket);
-	for (uint32_t i = 0; i < 4; i++) {
-		bool read = modes[i] & 2, append = modes[i] >> 2 & 2, fork = modes[i] >> 4 & 2;
+	for (uint32_t i = 0; i < N_MODES; i++) {
+		bool append = modes[i] >> 2 & 2, fork = modes[i] >> 4 & 2;
+		bool read = (modes[i] & 2) || append || fork;
 		struct fa_wire_step_item item = { .n_new = 1 };
 
 		message = fa_raw_message(FA_WIRE_SEQUENCE_FIND);
@@ -188,7 +191,7 @@ static void test_rights(void **state)
 	if (geteuid() != 0)
 		skip();
 	cache = kv_cache(&client, "c", 2 | 2 << 2);
-	for (uint32_t i = 0; i < 4; i++) {
+	for (uint32_t i = 0; i < N_MODES; i++) {
 		char name[3] = { 's', (char)('0' + i), 0 };
 
 		sequence = kv_sequence(&client, cache);
@@ -399,6 +402,50 @@ static void test_quota(void **state)
 	kv_sequence(&client, cache);
 }
 
+static int start_with_small_steps(void **state)
+{
+	start_with("[pool]\nbytes = 1M\nchunk_bytes = 256K\n[limits]\nstep_bytes = 40\n");
+	return 0;
+}
+
+/* What tables of steps take is paid for as long as they are in flight. */
+static void test_step_bytes(void **state)
+{
+	uint64_t cache = kv_cache(&client, NULL, 0), sequence = kv_sequence(&client, cache);
+	struct fa_wire_step_item item = { .sequence = sequence, .n_new = 81 };
+
+	kv_begin_expect(&client, 1, &item, 1, -EDQUOT, "step_bytes");
+	fa_check_eq(kv_info(&client, sequence).planned, 0);
+	for (int i = 0; i < 3; i++) {
+		kv_begin_one(&client, 1, sequence, 64);
+		kv_begin_expect(&client, 2, &item, 1, -EDQUOT, "step_bytes");
+		kv_wait(&client, 0, kv_end(&client, 0, 1, false));
+	}
+	kv_append(&client, sequence, numbers, 0, 80);
+}
+
+/* A request that comes after its step was asked to end is refused, and does no harm. */
+static void test_too_late(void **state)
+{
+	uint64_t cache = kv_cache(&client, NULL, 0), sequence = kv_sequence(&client, cache);
+	struct fa_raw_completion late;
+
+	for (int i = 0; i < 50; i++) {
+		uint64_t end, value;
+
+		kv_begin_one(&client, 1, sequence, 16);
+		for (uint32_t layer = 0; layer < KV_LAYERS; layer++)
+			kv_attend(&client, 0, 1, layer, numbers + 16 * i, 16, NULL);
+		end = kv_end(&client, 0, 1, true);
+		value = kv_attend(&client, 0, 1, 0, numbers, 16, NULL);
+		kv_wait(&client, 0, end);
+		/* The step may be over by then. */
+		fa_raw_wait(&client.raw, 0, value, &late);
+		fa_check(late.status == -EINVAL || late.status == -ENOENT);
+	}
+	kv_check(&client, sequence, numbers, 0, 800);
+}
+
 /* ---- those who die */
 
 static int dies_between(void *userdata)
@@ -452,6 +499,8 @@ int main(void)
 		TEST(copied_tail),
 		TEST(exhausted),
 		cmocka_unit_test_setup_teardown(test_quota, start_with_quota, stop),
+		cmocka_unit_test_setup_teardown(test_step_bytes, start_with_small_steps, stop),
+		TEST(too_late),
 		TEST(killed),
 	};
 

@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -380,6 +381,53 @@ static void test_suspect(void **state)
 	scene_check(&scene, c, 0, 3, 100);
 }
 
+/* Forks cost no pages, but a step has a table for each. */
+static void test_many_pages(void **state)
+{
+	enum {
+		PAGES = 2048,
+		SEQUENCES = FA_STEP_PAGES_MAX / PAGES
+	};
+	const struct fa_pool_config config = { .chunk_bytes = PAGES * 512,
+		                               .max_chunks = 1024,
+		                               .page_bytes_min = 512,
+		                               .max_sequences = SEQUENCES + 1 };
+	const struct fa_cache_config of_cache = { .geometry = scene_geometry };
+	struct fa_step_item items[SEQUENCES + 1] = {};
+	struct fa_actor actor = { .owner = 1 };
+	struct fa_pool *pool;
+	struct fa_error error;
+	struct fa_step *step;
+	uint64_t cache;
+	int fd;
+
+	assert_int_equal(fa_pool_format(&config, &error, &fd), 0);
+	assert_int_equal(fa_pool_open(fd, NULL, &error, &pool), 0);
+	close(fd);
+	fa_pool_quarantine_end(pool);
+	assert_int_equal(fa_pool_tenant_get(pool, 1000, "/", &error, &actor.tenant), 0);
+	assert_int_equal(fa_pool_chunk_add(pool, 0, true, &error), 0);
+	assert_int_equal(fa_cache_new(pool, &actor, &of_cache, 0, &error, &cache), 0);
+	assert_int_equal(fa_sequence_new(pool, &actor, cache, &error, &items[0].sequence), 0);
+	items[0].n_tokens = PAGES * SCENE_PAGE_TOKENS;
+	assert_int_equal(fa_step_plan(pool, &actor, items, 1, 1, 0, &error, &step), 0);
+	assert_int_equal(fa_step_commit(pool, step, &error), 0);
+	fa_step_free(step);
+	items[0].n_tokens = 0;
+	for (uint32_t i = 1; i <= SEQUENCES; i++)
+		assert_int_equal(fa_sequence_fork(pool, &actor, items[0].sequence, UINT64_MAX,
+		                                  &error, &items[i].sequence),
+		                 0);
+	SCENE_FAILS(&scene, -EINVAL, "4196352 pages",
+	            fa_step_plan(pool, &actor, items, SEQUENCES + 1, 2, 0, &scene.error, &step));
+	assert_int_equal(fa_step_plan(pool, &actor, items, SEQUENCES, 2, 0, &error, &step), 0);
+	assert_int_equal(step->groups[0].table_entries, FA_STEP_PAGES_MAX);
+	fa_step_abort(pool, step);
+	fa_step_free(step);
+	fa_pool_tenant_put(pool, actor.tenant);
+	fa_pool_free(pool);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -393,6 +441,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_copies_aborted, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_fork_of_copied, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_suspect, set_up, tear_down),
+		cmocka_unit_test(test_many_pages),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
