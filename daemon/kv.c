@@ -14,6 +14,7 @@
 #define TICK_MS 1000
 #define CHUNK_IDLE_NS (10 * FA_NS_PER_SEC)
 #define CHUNKS_A_TICK 8
+#define LOOKED_AT_A_TICK (1u << 22) /* sequences */
 
 /* A chunk holds whole pages, of all layers: small ones would not hold any. */
 #define CHUNK_BYTES_MIN ((uint64_t)4 << 20)
@@ -97,15 +98,18 @@ static void shrink(struct fa_kv *kv)
 	}
 }
 
-/* Sessions that did not come back. */
+/* Sessions that did not come back: so many at a time that nobody waits long. */
 static void end_grace(struct fa_kv *kv)
 {
-	uint32_t n = kv->resume.n_lost;
+	struct fa_pool_info info;
 	uint64_t number;
+	uint32_t n, max;
 
-	if (!n || fa_now_ns() < kv->grace_ns)
+	if (!kv->resume.n_lost || fa_now_ns() < kv->grace_ns)
 		return;
-	while (fa_resume_give_up(&kv->resume, &number))
+	fa_pool_get_info(kv->pool, &info);
+	max = 1 + LOOKED_AT_A_TICK / (info.sequences + 1);
+	for (n = 0; n < max && fa_resume_give_up(&kv->resume, &number); ++n)
 		fa_pool_owner_gone(kv->pool, number);
 	fa_log(FA_LOG_INFO, "%" PRIu32 " sessions of the daemon before did not come back", n);
 }
@@ -258,6 +262,7 @@ bool fa_kv_session_hello(struct fa_session *session, const struct fa_wire_secret
 	if (resume && fa_resume_take(&kv->resume, session->peer.uid, resume, &session->kv.record,
 	                             &number) == 0) {
 		session->id = session->subject.session = number;
+		session->kv.resumed = true;
 		session->secret = *resume;
 		return true;
 	}
@@ -279,7 +284,7 @@ void fa_kv_session_end(struct fa_session *session)
 		return;
 	/* A daemon that ends has one that comes after it: what was kept waits for the client. */
 	if (session->server->state == FA_SERVER_RUNNING) {
-		if (session->kv.known || session->kv.record != FA_RESUME_NONE)
+		if (session->kv.known || session->kv.resumed)
 			fa_pool_owner_gone(kv->pool, session->id);
 		fa_resume_remove(&kv->resume, session->kv.record);
 	}
@@ -376,8 +381,8 @@ static void welcome_back(struct fa_kv *kv)
 {
 	struct fa_server *server = kv->server;
 	struct fa_pool_info info;
+	uint64_t owner, last = 0;
 	uint32_t cursor = 0;
-	uint64_t owner;
 
 	fa_pool_get_info(kv->pool, &info);
 	fa_log(FA_LOG_INFO,
@@ -386,6 +391,10 @@ static void welcome_back(struct fa_kv *kv)
 	       info.generation - 1, info.chunks, info.caches, info.sequences, kv->resume.n_lost);
 	server->last_session = fa_resume_last(&kv->resume);
 	while (fa_pool_owner_each(kv->pool, &cursor, &owner)) {
+		/* They are looked up one by one, and have several. */
+		if (owner == last)
+			continue;
+		last = owner;
 		if (owner > server->last_session)
 			server->last_session = owner;
 		if (!fa_resume_is_lost(&kv->resume, owner))

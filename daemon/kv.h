@@ -49,6 +49,7 @@ struct fa_kv {
 struct fa_kv_session {
 	struct fa_actor actor;
 	bool known;           /* actor.tenant is held */
+	bool resumed;         /* it may have had something before */
 	uint32_t record;      /* of struct fa_resume */
 	struct fa_list steps; /* struct fa_kv_step, oldest first */
 	uint32_t n_steps;     /* that the client began */

@@ -88,8 +88,22 @@ static int add_sequence(json_t *sequences, const struct fa_pool *pool,
 	return r | json_array_append_new(sequences, object);
 }
 
-static int add_totals(json_t *object, const struct fa_kv *kv)
+/* What the viewer's tenant has. */
+static void describe_own(const struct fa_kv *kv, const struct fa_session *viewer,
+                         struct fa_pool_tenant_info *ret_info)
 {
+	uint32_t cursor = 0;
+
+	while (viewer->kv.known && fa_pool_tenant_each(kv->pool, &cursor, ret_info))
+		if (ret_info->tag == viewer->kv.actor.tenant)
+			return;
+	*ret_info = (struct fa_pool_tenant_info){};
+}
+
+/* What all have together is nobody's business but the administrator's. */
+static int add_pool(json_t *object, const struct fa_kv *kv, const struct fa_session *viewer)
+{
+	struct fa_pool_tenant_info own;
 	json_t *pool = json_object();
 	struct fa_pool_info info;
 	int r = 0;
@@ -97,17 +111,25 @@ static int add_totals(json_t *object, const struct fa_kv *kv)
 	fa_pool_get_info(kv->pool, &info);
 	r |= set(pool, "generation", info.generation);
 	r |= set(pool, "chunk_bytes", info.chunk_bytes);
-	r |= set(pool, "chunks", info.chunks);
 	r |= set(pool, "chunks_max", kv->chunks_max);
-	r |= set(pool, "chunks_free", info.chunks_free);
-	r |= set(pool, "used_bytes", info.used_bytes);
-	r |= set(pool, "idle_bytes", info.idle_bytes);
-	r |= set(pool, "caches", info.caches);
-	r |= set(pool, "sequences", info.sequences);
-	r |= set(pool, "steps", info.steps);
-	r |= set(pool, "evicted_pages", info.evicted_pages);
-	r |= set(pool, "quarantined_pages", info.quarantined_pages);
-	r |= set(pool, "sessions_awaited", kv->resume.n_lost);
+	if (viewer->privileged) {
+		r |= set(pool, "chunks", info.chunks);
+		r |= set(pool, "chunks_free", info.chunks_free);
+		r |= set(pool, "used_bytes", info.used_bytes);
+		r |= set(pool, "idle_bytes", info.idle_bytes);
+		r |= set(pool, "caches", info.caches);
+		r |= set(pool, "sequences", info.sequences);
+		r |= set(pool, "steps", info.steps);
+		r |= set(pool, "evicted_pages", info.evicted_pages);
+		r |= set(pool, "quarantined_pages", info.quarantined_pages);
+		r |= set(pool, "sessions_awaited", kv->resume.n_lost);
+	} else {
+		describe_own(kv, viewer, &own);
+		r |= set(pool, "used_bytes", own.bytes - own.idle_bytes);
+		r |= set(pool, "idle_bytes", own.idle_bytes);
+		r |= set(pool, "caches", own.n_caches);
+		r |= set(pool, "sequences", own.n_sequences);
+	}
 	return r | json_object_set_new(object, "pool", pool);
 }
 
@@ -135,7 +157,7 @@ int fa_kv_status(json_t *object, struct fa_session *viewer)
 	     ++i)
 		if (sees(viewer, sequence.tenant))
 			r |= add_sequence(sequences, kv->pool, &sequence);
-	r |= add_totals(object, kv);
+	r |= add_pool(object, kv, viewer);
 	r |= json_object_set_new(object, "caches", caches);
 	return r | json_object_set_new(object, "sequences", sequences);
 }

@@ -568,7 +568,8 @@ static int fill(struct fa_kv_step *step, uint32_t n_items, const uint32_t *tree,
 		r = fill_tables(step, tree, n_tree, tree_start, error);
 	if (r == 0)
 		r = find_before(step, error);
-	for (uint32_t i = 0; i < step->n_before && r == 0; ++i)
+	/* What only reads can do so behind it. */
+	for (uint32_t i = 0; step->id && i < step->n_before && r == 0; ++i)
 		if (!step->before[i]->over &&
 		    (step->before[i]->aborts || (step->before[i]->id && step->before[i]->doomed)))
 			r = fa_fail(error, -EBUSY,

@@ -83,11 +83,23 @@ static void print_pool(const json_t *pool, FILE *file)
 {
 	char size[16], used[16], idle[16];
 
+	bytes(number(pool, "chunk_bytes"), size);
+	bytes(number(pool, "used_bytes"), used);
+	bytes(number(pool, "idle_bytes"), idle);
+	/* The whole is for who administers; others see their own. */
+	if (!json_object_get(pool, "chunks")) {
+		fprintf(file, "pool      at most %lld chunks of %s\n", number(pool, "chunks_max"),
+		        size);
+		fprintf(file,
+		        "          yours: %lld caches, %lld sequences; %s in use, %s published "
+		        "alone\n",
+		        number(pool, "caches"), number(pool, "sequences"), used, idle);
+		return;
+	}
 	fprintf(file,
 	        "pool      %lld of %lld chunks of %s, %lld free; %s in use, %s published alone\n",
-	        number(pool, "chunks"), number(pool, "chunks_max"),
-	        bytes(number(pool, "chunk_bytes"), size), number(pool, "chunks_free"),
-	        bytes(number(pool, "used_bytes"), used), bytes(number(pool, "idle_bytes"), idle));
+	        number(pool, "chunks"), number(pool, "chunks_max"), size,
+	        number(pool, "chunks_free"), used, idle);
 	fprintf(file, "          %lld caches, %lld sequences, %lld steps in flight\n",
 	        number(pool, "caches"), number(pool, "sequences"), number(pool, "steps"));
 }

@@ -116,6 +116,12 @@ static int stranger(void *userdata)
 	fa_check_eq(json_array_size(json_object_get(json, "caches")), 1);
 	fa_check_eq(json_array_size(json_object_get(json, "sequences")), 1);
 	fa_check_eq(number(json, "caches", 0, "uid"), NOBODY);
+	/* Of the pool, too. */
+	fa_check_eq(number(json, NULL, 0, "caches"), 1);
+	fa_check_eq(number(json, NULL, 0, "sequences"), 1);
+	fa_check_eq(number(json, NULL, 0, "used_bytes"), 0);
+	fa_check(!json_object_get(json_object_get(json, "pool"), "chunks"));
+	fa_check(!json_object_get(json_object_get(json, "pool"), "evicted_pages"));
 	json_decref(json);
 	kv_close(&client);
 	return 0;
@@ -129,7 +135,7 @@ static void test_strangers(void **state)
 
 	if (geteuid() != 0)
 		skip();
-	(void)kv_sequence(&client, kv_cache(&client, "ours", 0));
+	kv_append(&client, kv_sequence(&client, kv_cache(&client, "ours", 0)), numbers, 0, 20);
 	fa_check_eq(fa_test_reap(fa_test_fork(stranger, NULL)), 0);
 	json = status_of(&client);
 	fa_check_eq(json_array_size(json_object_get(json, "caches")), 2);
