@@ -366,7 +366,7 @@ static void broken(void)
 		spec.heads = i % 4 == 2 ? 2 : 8;
 		spec.n_new[0] = 1 + (uint32_t)i % 3;
 		spec.lengths[0] = 200 + 113 * (uint32_t)(i % 3);
-		spec.first[2] = i % 5 == 0 ? 61 : 0;
+		spec.first[2] = i % 2 ? 250 : 0;
 		spec.causal = i % 6 != 5;
 		spec.left_1 = i % 3 == 1 ? 1 + 5 * i : 0;
 		spec.right_1 = i % 6 == 5 ? 3 : 0;
