@@ -280,8 +280,25 @@ static void test_forward_kind(void **state)
 	assert_string_equal(plan.forward->symbol, "fa_sm80_paged_forward_bf16_d128_v128_rich");
 	free(scene.blob);
 
-	/* V's rows unlike K's. */
+	/* Rows too far from each other for offsets in 32 bits, and backwards. */
 	scene.request.attention.softcap = 0;
+	for (int i = 0; i < 3; i++) {
+		static const int64_t strides[] = { (1 << 21) - 8, 1 << 21, -4096 };
+
+		scene.request.attention.q.data = (void *)4096;
+		scene.request.attention.q.stride_token = strides[i];
+		scene_plan(&scene, &h200, &plan);
+		assert_int_equal(
+			fa_cuda_paged_launches(&plan, &scene.request, 4096, 1 << 20, 7, launches),
+			2);
+		assert_string_equal(plan.forward->symbol,
+		                    i == 0 ? "fa_sm80_paged_forward_bf16_d128_v128_band"
+		                           : "fa_sm80_paged_forward_bf16_d128_v128_rich");
+		free(scene.blob);
+	}
+	scene.request.attention.q = (struct fa_attention_tensor){ 0 };
+
+	/* V's rows unlike K's. */
 	scene.cache.head_dim_v = 64;
 	scene_plan(&scene, &h200, &plan);
 	assert_string_equal(plan.forward->symbol, "fa_sm80_paged_forward_bf16_d128_v128_rich");

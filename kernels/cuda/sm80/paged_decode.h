@@ -15,6 +15,10 @@
  *
  * A strip's scores have the layout of mma.m16n8k16's accumulators: thread (g, t) has rows
  * g + 8 r and keys 2t, 2t + 1, 2t + 8, 2t + 9. fp32 keeps that layout on the CUDA cores.
+ *
+ * Of strips with keys that some rows do not see, V is searched for infinities and NaNs;
+ * one that has any is multiplied so that it changes no row that does not see them
+ * (product.h; fp32 leaves out what is not seen).
  */
 #pragma once
 
@@ -617,6 +621,7 @@ __device__ __forceinline__ void fa_paged_decode(const struct fa_cuda_paged_atten
 			                                                 : (int32_t)item.first;
 			clear_end = (int32_t)item.n_k - (int32_t)item.n_q;
 		}
+
 #pragma unroll 1
 		for (int32_t token = walk.begin + warp * FA_CUDA_PAGED_STRIP; token < walk.end;
 		     token += C::WARPS * FA_CUDA_PAGED_STRIP) {
@@ -638,7 +643,6 @@ __device__ __forceinline__ void fa_paged_decode(const struct fa_cuda_paged_atten
 			if (hides || p.alibi_slopes)
 				sight = fa_paged_place<C>(dots, args, item, facts, token);
 			fa_sm80_raise<C>(rows, dots, 1, alone);
-			/* What rows do not see must not change them: see product.h. */
 			if (hides && !fa_paged_is_finite<C>(stage + C::K_BYTES))
 				fa_paged_accumulate<C, true>(rows, dots, stage + v, alone, sight);
 			else
