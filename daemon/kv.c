@@ -41,6 +41,7 @@ static bool grow(void *userdata)
 	struct fa_error error;
 	uint32_t chunk = 0;
 	bool zeroed;
+	int r;
 
 	fa_pool_get_info(kv->pool, &info);
 	if (info.chunks >= kv->chunks_max || info.chunks == kv->grow_failed)
@@ -49,7 +50,9 @@ static bool grow(void *userdata)
 		++chunk;
 	if (chunk == kv->chunks_max)
 		return false;
-	if (server->ops->pool_chunk_add(server->device, chunk, &error, &zeroed, &fd) < 0) {
+	r = server->ops->pool_chunk_add(server->device, chunk, &error, &zeroed, &fd);
+	if (r < 0) {
+		kv->lost = r == -ENODEV;
 		/* Said once, until something has changed. */
 		kv->grow_failed = info.chunks;
 		fa_log(FA_LOG_WARNING, "the pool stays at %" PRIu32 " chunks: %s", info.chunks,

@@ -40,6 +40,7 @@ struct fa_kv {
 	void *base;             /* where the device has it */
 	uint32_t chunks_max;    /* it grows up to that */
 	uint32_t grow_failed;   /* chunks there were when the device had no more memory */
+	bool lost;              /* it did not grow as the device is lost */
 	uint64_t last_step;     /* number */
 	uint64_t idle_since_ns; /* since when it has had empty chunks to spare; 0: it has not */
 	uv_timer_t timer;

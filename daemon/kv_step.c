@@ -604,6 +604,8 @@ int fa_kv_step_new(struct fa_session *session, const struct fa_actor *actor, uin
 	fa_kv_quarantine_end(kv);
 	r = fa_step_plan(kv->pool, actor, items, n_items, kv->last_step + 1, fa_kv_now_ns(), error,
 	                 &step->plan);
+	if (r == -ENOMEM && kv->lost)
+		r = fa_fail(error, -ENODEV, "the device was lost when the pool had to grow");
 	if (r < 0) {
 		free(step);
 		return r;

@@ -44,18 +44,36 @@ static size_t count(enum part part)
 	return (size_t)KV_LAYERS * KV_ROWS_MAX * (size_t)parts[part].heads * KV_DIM;
 }
 
-void kv_init_in(struct kv *kv, struct fa_client *client, uint64_t cache)
+void kv_init_over(struct kv *kv, struct fa_client *client, uint64_t cache, struct fa_buffer *buffer,
+                  void *host)
 {
-	const size_t n_lse = (size_t)KV_LAYERS * KV_ROWS_MAX * KV_HEADS;
-	const size_t n = 2 * count(Q) + count(K) + count(V) + n_lse;
-
-	*kv = (struct kv){ .client = client, .cache = cache };
-	fa_check_eq(fa_buffer_new(client, n * sizeof(float), 0, &kv->buffer), 0);
-	kv->q = fa_buffer_data(kv->buffer);
+	*kv = (struct kv){ .client = client, .cache = cache, .buffer = buffer, .host = host };
+	kv->q = host;
 	kv->k = kv->q + count(Q);
 	kv->v = kv->k + count(K);
 	kv->out = kv->v + count(V);
 	kv->lse = kv->out + count(Q);
+}
+
+void kv_init_in(struct kv *kv, struct fa_client *client, uint64_t cache)
+{
+	struct fa_buffer *buffer;
+
+	fa_check_eq(fa_buffer_new(client, KV_BUFFER_BYTES, 0, &buffer), 0);
+	kv_init_over(kv, client, cache, buffer, fa_buffer_data(buffer));
+	kv->owns_buffer = true;
+}
+
+static void push(const struct kv *kv)
+{
+	if (kv->move)
+		kv->move(kv->userdata, true);
+}
+
+static void pull(const struct kv *kv)
+{
+	if (kv->move)
+		kv->move(kv->userdata, false);
 }
 
 void kv_init(struct kv *kv, struct fa_client *client, const char *name, uint64_t max_pages)
@@ -79,7 +97,9 @@ void kv_init(struct kv *kv, struct fa_client *client, const char *name, uint64_t
 
 void kv_deinit(struct kv *kv)
 {
-	kv->buffer = fa_buffer_free(kv->buffer);
+	if (kv->owns_buffer)
+		fa_buffer_free(kv->buffer);
+	kv->buffer = NULL;
 }
 
 /* ---- steps */
@@ -142,10 +162,28 @@ static struct fa_tensor tensor(const struct kv *kv, const float *at, int64_t row
 	const int64_t shape[] = { rows, heads, KV_DIM };
 	struct fa_tensor tensor;
 
-	fa_tensor_init(&tensor, kv->buffer,
-	               (uint64_t)((const char *)at - (const char *)fa_buffer_data(kv->buffer)),
-	               FA_F32, 3, shape);
+	fa_tensor_init(&tensor, kv->buffer, (uint64_t)((const char *)at - kv->host), FA_F32, 3,
+	               shape);
 	return tensor;
+}
+
+/* What the new tokens have in one layer. */
+static void fill_layer(const struct kv *kv, const struct kv_item *items, uint32_t n_items,
+                       uint32_t layer)
+{
+	float *q = kv->q + (size_t)layer * KV_ROWS_MAX * KV_HEADS * KV_DIM;
+	float *k = kv->k + (size_t)layer * KV_ROWS_MAX * KV_KV_HEADS * KV_DIM;
+	float *v = kv->v + (size_t)layer * KV_ROWS_MAX * KV_KV_HEADS * KV_DIM;
+	uint32_t row = 0;
+
+	for (uint32_t i = 0; i < n_items; ++i)
+		for (uint32_t j = 0; j < items[i].n_new; ++j, ++row) {
+			uint32_t tag = items[i].tags[items[i].length - items[i].n_new + j];
+
+			fill(q + row * KV_HEADS * KV_DIM, tag, layer, Q);
+			fill(k + row * KV_KV_HEADS * KV_DIM, tag, layer, K);
+			fill(v + row * KV_KV_HEADS * KV_DIM, tag, layer, V);
+		}
 }
 
 int kv_attend(struct kv *kv, struct fa_step *step, const struct kv_item *items, uint32_t n_items,
@@ -161,34 +199,48 @@ int kv_attend(struct kv *kv, struct fa_step *step, const struct kv_item *items, 
 	int r = 0;
 
 	memset(kv->out, 0xff, count(Q) * sizeof(float));
+	for (uint32_t l = 0; l < KV_LAYERS; ++l)
+		fill_layer(kv, items, n_items, l);
+	push(kv);
 	for (uint32_t l = 0; l < KV_LAYERS && r == 0; ++l) {
 		float *q = kv->q + (size_t)l * KV_ROWS_MAX * KV_HEADS * KV_DIM;
 		float *k = kv->k + (size_t)l * KV_ROWS_MAX * KV_KV_HEADS * KV_DIM;
 		float *v = kv->v + (size_t)l * KV_ROWS_MAX * KV_KV_HEADS * KV_DIM;
 		float *out = kv->out + (size_t)l * KV_ROWS_MAX * KV_HEADS * KV_DIM;
 		float *lse = kv->lse + (size_t)l * KV_ROWS_MAX * KV_HEADS;
-		uint32_t row = 0;
 
-		for (uint32_t i = 0; i < n_items; ++i)
-			for (uint32_t j = 0; j < items[i].n_new; ++j, ++row) {
-				uint32_t tag = items[i].tags[items[i].length - items[i].n_new + j];
-
-				fill(q + row * KV_HEADS * KV_DIM, tag, l, Q);
-				fill(k + row * KV_KV_HEADS * KV_DIM, tag, l, K);
-				fill(v + row * KV_KV_HEADS * KV_DIM, tag, l, V);
-			}
 		attend.layer = l;
 		attend.q = tensor(kv, q, rows, KV_HEADS);
 		attend.k_new = tensor(kv, k, rows, KV_KV_HEADS);
 		attend.v_new = tensor(kv, v, rows, KV_KV_HEADS);
 		attend.out = tensor(kv, out, rows, KV_HEADS);
-		fa_tensor_init(&attend.lse, kv->buffer,
-		               (uint64_t)((char *)lse - (char *)fa_buffer_data(kv->buffer)), FA_F32,
+		fa_tensor_init(&attend.lse, kv->buffer, (uint64_t)((char *)lse - kv->host), FA_F32,
 		               2, lse_shape);
 		r = fa_step_attend(step, &attend, &tickets[l]);
 	}
 	for (uint32_t l = 0; l < KV_LAYERS && r == 0 && wait; ++l)
 		r = fa_wait(kv->client, &tickets[l], UINT64_MAX, NULL);
+	return r;
+}
+
+int kv_write(struct kv *kv, const struct kv_item *item)
+{
+	struct fa_sequence_copy copy = { .size = sizeof(copy), .sequence = item->sequence };
+	int r = 0;
+
+	copy.first = item->length - item->n_new;
+	copy.k = tensor(kv, kv->k, item->n_new, KV_KV_HEADS);
+	copy.v = tensor(kv, kv->v, item->n_new, KV_KV_HEADS);
+	for (copy.layer = 0; copy.layer < KV_LAYERS && r == 0; ++copy.layer) {
+		for (uint32_t i = 0; i < item->n_new; ++i) {
+			const uint32_t tag = item->tags[copy.first + i];
+
+			fill(kv->k + i * KV_KV_HEADS * KV_DIM, tag, copy.layer, K);
+			fill(kv->v + i * KV_KV_HEADS * KV_DIM, tag, copy.layer, V);
+		}
+		push(kv);
+		r = fa_sequence_write(kv->client, &copy, NULL);
+	}
 	return r;
 }
 
@@ -240,6 +292,7 @@ void kv_check_out(const struct kv *kv, const struct kv_item *items, uint32_t n_i
 {
 	const uint32_t rows = count_rows(items, n_items);
 
+	pull(kv);
 	for (uint32_t l = 0; l < KV_LAYERS; ++l) {
 		uint32_t row = 0;
 
@@ -289,9 +342,11 @@ static int check_some(struct kv *kv, uint64_t sequence, const uint32_t *tags, ui
 		copy.v = tensor(kv, kv->v, n, KV_KV_HEADS);
 		memset(kv->k, 0xff, count(K) * sizeof(float));
 		memset(kv->v, 0xff, count(V) * sizeof(float));
+		push(kv);
 		r = fa_sequence_read(kv->client, &copy, NULL);
 		if (r < 0)
 			return r;
+		pull(kv);
 		for (uint32_t i = 0; i < n; ++i) {
 			const size_t at = (size_t)i * KV_KV_HEADS * KV_DIM;
 

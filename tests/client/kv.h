@@ -19,20 +19,31 @@ enum {
 	KV_PAGE_TOKENS = 16,
 	KV_ROWS_MAX = 128,    /* new tokens of one step */
 	KV_LENGTH_MAX = 4096, /* of a sequence that is checked */
+	/* queries and results, keys and values, lse */
+	KV_BUFFER_BYTES = 4 * KV_LAYERS * KV_ROWS_MAX *
+	                  (2 * KV_HEADS * KV_DIM + 2 * KV_KV_HEADS * KV_DIM + KV_HEADS),
 };
 
 struct kv {
 	struct fa_client *client;
 	uint64_t cache;
 	struct fa_buffer *buffer;
-	float *q, *k, *v, *out, *lse; /* in buffer: [KV_LAYERS][KV_ROWS_MAX][heads][KV_DIM] */
+	bool owns_buffer;
+	char *host;                   /* its contents */
+	float *q, *k, *v, *out, *lse; /* in host: [KV_LAYERS][KV_ROWS_MAX][heads][KV_DIM] */
+	/* Where the daemon sees another place: makes that the same as host, or host as that. */
+	void (*move)(void *userdata, bool to_device);
+	void *userdata;
 };
 
 /* With a cache of its own, which has @name unless that is NULL; @max_pages as there. */
 void kv_init(struct kv *kv, struct fa_client *client, const char *name, uint64_t max_pages);
 /* With the cache of another. */
 void kv_init_in(struct kv *kv, struct fa_client *client, uint64_t cache);
-/* Leaves the cache. */
+/* ... and the caller's memory: a buffer of KV_BUFFER_BYTES, of which it sees @host. */
+void kv_init_over(struct kv *kv, struct fa_client *client, uint64_t cache, struct fa_buffer *buffer,
+                  void *host);
+/* Leaves the cache, and, with kv_init_over(), the buffer. */
 void kv_deinit(struct kv *kv);
 
 /* ---- steps */
@@ -53,6 +64,9 @@ int kv_begin(struct kv *kv, const struct kv_item *items, uint32_t n_items,
 /* Asks for all layers, on @stream; waits if @wait. The first error. */
 int kv_attend(struct kv *kv, struct fa_step *step, const struct kv_item *items, uint32_t n_items,
               uint32_t stream, bool wait);
+/* Writes the keys and values of the new tokens of a step's only item, of all layers, without
+ * attention. The first error. */
+int kv_write(struct kv *kv, const struct kv_item *item);
 /* Fails unless all that came out is right. */
 void kv_check_out(const struct kv *kv, const struct kv_item *items, uint32_t n_items);
 

@@ -226,6 +226,7 @@ static void test_write(void **state)
 	step = begin(&hand, ROWS);
 	copy.first = 1;
 	fa_check(fa_sequence_write(client, &copy, NULL) < 0);
+	must(fa_step_abort(step, 0, NULL), "abort");
 	fa_step_free(step);
 
 	step = begin(&hand, ROWS);

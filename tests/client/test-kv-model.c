@@ -573,9 +573,10 @@ static void run_one(struct model *m)
 		}
 }
 
+static uint32_t n_operations;
+
 static void test_model(void **state)
 {
-	const uint32_t n = fa_test_long() ? 60000 : fa_test_sanitized() ? 1500 : 6000;
 	struct fa_cache_info info = { .size = sizeof(info) };
 	struct model *m = calloc(1, sizeof(*m));
 	struct fa_options options = { .size = sizeof(options) };
@@ -590,7 +591,7 @@ static void test_model(void **state)
 	kv_init(&m->kv, client, NULL, 0);
 	must(fa_stream_new(client, 1, &m->stream), "stream");
 	do_create(m);
-	for (uint32_t i = 0; i < n; ++i) {
+	for (uint32_t i = 0; i < n_operations; ++i) {
 		run_one(m);
 		/* There are only so many that the model can remember. */
 		if (m->n_published + LENGTH_MAX / KV_PAGE_TOKENS > PUBLISHED_MAX) {
@@ -622,11 +623,16 @@ static void test_model(void **state)
 	free(m);
 }
 
-int main(void)
+/* An argument says how many. */
+int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_model),
 	};
 
+	n_operations = fa_test_long() ? 60000 : fa_test_sanitized() ? 1500 : 6000;
+	if (argc > 1)
+		n_operations = (uint32_t)atoi(argv[1]);
+	fa_check(n_operations > 0);
 	return cmocka_run_group_tests_name("kv-model", tests, NULL, NULL);
 }

@@ -14,6 +14,8 @@
 #define Q_FLOATS (KV_HEADS * KV_DIM)
 #define OUT_FLOATS (KV_HEADS * KV_DIM_V)
 
+uint32_t kv_spare_layers;
+
 /* ---- contents */
 
 static float noise(uint32_t layer, uint32_t number, uint32_t what)
@@ -177,7 +179,7 @@ struct fa_wire_message kv_cache_message(const char *name, uint32_t mode)
 		.name = string(name),
 		.mode = mode,
 		.dtype = FA_WIRE_DTYPE_F32,
-		.layers = KV_LAYERS,
+		.layers = KV_LAYERS + kv_spare_layers,
 		.kv_heads = KV_KV_HEADS,
 		.head_dim = KV_DIM,
 		.head_dim_v = KV_DIM_V,

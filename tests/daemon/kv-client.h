@@ -24,6 +24,8 @@ struct kv_client {
 #define KV_DIM 16
 #define KV_DIM_V 8
 #define KV_PAGE 16
+/* Layers that they have besides, and nobody uses: for pages of more bytes. */
+extern uint32_t kv_spare_layers;
 
 void kv_open(struct kv_client *client, const char *socket);
 void kv_close(struct kv_client *client);

@@ -29,6 +29,8 @@ static void start_with(const char *config)
 {
 	struct fa_test_daemon_options options = { .config = config, .everyone = true };
 
+	/* As few pages as in a small pool, and chunks as large as a GPU's must be. */
+	kv_spare_layers = 7 * KV_LAYERS;
 	fa_test_daemon_start(&daemon_process, &options);
 	kv_open(&client, daemon_process.socket);
 	kv_open(&other, daemon_process.socket);
@@ -37,7 +39,7 @@ static void start_with(const char *config)
 
 static int start(void **state)
 {
-	start_with("[daemon]\nmode = 0666\n[pool]\nbytes = 1M\nchunk_bytes = 256K\n");
+	start_with("[daemon]\nmode = 0666\n[pool]\nbytes = 8M\nchunk_bytes = 2M\n");
 	return 0;
 }
 
@@ -338,7 +340,7 @@ static void test_copied_tail(void **state)
 
 /* ---- limits */
 
-/* 1 MiB of pages of 16 tokens, 2 layers, 2 heads of 16 + 8 floats: 6 KiB each. */
+/* 8 MiB of pages of 16 tokens, 16 layers, 2 heads of 16 + 8 floats: 48 KiB each. */
 static void test_exhausted(void **state)
 {
 	uint64_t cache = kv_cache(&client, NULL, 0), sequences[2];
@@ -361,7 +363,7 @@ static void test_exhausted(void **state)
 
 static int start_with_quota(void **state)
 {
-	start_with("[pool]\nbytes = 1M\nchunk_bytes = 256K\n[limits]\npool_bytes = 100K\n"
+	start_with("[pool]\nbytes = 8M\nchunk_bytes = 2M\n[limits]\npool_bytes = 800K\n"
 	           "sequences = 3\ncaches = 2\n");
 	return 0;
 }
@@ -372,7 +374,7 @@ static void test_quota(void **state)
 	struct fa_wire_step_item item = { .sequence = sequence, .n_new = 100 };
 	struct fa_wire_message message = kv_cache_message(NULL, 0);
 
-	/* 16 pages of 6144 bytes. */
+	/* 16 pages of 48 KiB. */
 	kv_append(&client, sequence, numbers, 0, 200);
 	kv_begin_expect(&client, 1, &item, 1, -EDQUOT, "pool_bytes");
 	fa_check_eq(kv_info(&client, sequence).planned, 200);

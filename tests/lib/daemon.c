@@ -70,6 +70,7 @@ static void run(struct fa_test_daemon *daemon, const struct fa_test_daemon_optio
                 int ready_fd)
 {
 	const char *args[ARGS_MAX], *path = getenv("FAD_DAEMON");
+	const char *backend = getenv("FAD_TEST_BACKEND");
 	int n = 0, log;
 	char number[16];
 
@@ -95,6 +96,10 @@ static void run(struct fa_test_daemon *daemon, const struct fa_test_daemon_optio
 	args[n++] = "stderr";
 	args[n++] = "--config";
 	args[n++] = daemon->config;
+	if (backend) {
+		args[n++] = "--backend";
+		args[n++] = backend;
+	}
 	for (const char *const *arg = options->args; arg && *arg && n < ARGS_MAX - 1; ++arg)
 		args[n++] = *arg;
 	args[n] = NULL;

@@ -1,6 +1,7 @@
 /*
  * A private fad: a real process on a socket in a temporary directory, started
- * from the environment's FAD_DAEMON. Its stderr is collected; when it is
+ * from the environment's FAD_DAEMON, with the backend FAD_TEST_BACKEND, if there is such
+ * a variable and the test does not choose one. Its stderr is collected; when it is
  * stopped, its exit status and what sanitizers wrote are checked. It dies with
  * the test whatever happens.
  */

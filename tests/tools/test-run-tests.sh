@@ -15,6 +15,7 @@ script() {
 }
 script test-attention 'echo "a GPU"; exit ${NO_GPU:-0}'
 script good 'test "$1" = x && test "${FAD_DAEMON##*/}" = fad'
+script backend 'test "$FAD_TEST_BACKEND" = cuda && test $# -eq 0'
 script bad 'echo "what went wrong"; exit 3'
 script skips 'echo "not here"; exit 77'
 script hangs 'sleep 60'
@@ -24,6 +25,7 @@ one-bad 10 bad
 two-good 10 good x
 skips 10 skips
 hangs 1 hangs
+backend 10 backend FAD_TEST_BACKEND=cuda
 EOF
 
 # expect STATUS LAST-LINE PART ARGUMENT...
@@ -40,9 +42,10 @@ expect() {
 	fi
 }
 
-expect 1 '2 passed, 2 failed, 1 skipped' 'failed: one-bad hangs'
-expect 1 '2 passed, 2 failed, 1 skipped' 'what went wrong'
-expect 1 '2 passed, 2 failed, 1 skipped' 'did not end'
+expect 1 '3 passed, 2 failed, 1 skipped' 'failed: one-bad hangs'
+expect 1 '3 passed, 2 failed, 1 skipped' 'what went wrong'
+expect 1 '3 passed, 2 failed, 1 skipped' 'did not end'
+expect 0 '1 passed, 0 failed, 0 skipped' 'ok       backend' backend
 expect 0 '2 passed, 0 failed, 0 skipped' 'ok       two-good' '*-good'
 expect 0 '0 passed, 0 failed, 1 skipped' 'not here' skips
 expect 1 '1 passed, 1 failed, 0 skipped' 'one-bad' 'one-*'
@@ -53,6 +56,6 @@ expect 0 '2 passed, 0 failed, 0 skipped' 'a GPU' --logs "$folder/logs" '*-good'
 test -f "$folder/logs/two-good.log"
 NO_GPU=77
 export NO_GPU
-expect 0 '0 passed, 0 failed, 5 skipped' 'skipped  one-bad: a GPU'
+expect 0 '0 passed, 0 failed, 6 skipped' 'skipped  one-bad: a GPU'
 NO_GPU=1
 expect 1 '0 passed, 1 failed, 0 skipped' 'cannot be used'

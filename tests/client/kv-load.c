@@ -1,0 +1,423 @@
+#include "tests/client/kv-load.h"
+
+#include "tests/client/kv.h"
+#include "tests/lib/check.h"
+#include "tests/lib/daemon.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+	THREADS = 4,
+	CLIENTS = 2, /* threads share them */
+	SEQUENCES = 4,
+	LENGTH_MAX = 400,
+	PIPELINE = 4, /* steps at once */
+};
+
+static atomic_bool stop;
+static atomic_uint_fast64_t progress;
+static bool drops; /* sequences that a step wrote to when the GPU was lost */
+
+struct sequence {
+	uint64_t id; /* 0: none */
+	uint32_t tags[LENGTH_MAX + KV_ROWS_MAX];
+	uint32_t length;
+	bool risked; /* a step wrote to it when the device may have been lost */
+};
+
+struct worker {
+	pthread_t thread;
+	struct kv kv;
+	struct kv pipeline[PIPELINE]; /* the same with other memory */
+	struct fa_test_random random;
+	struct sequence sequences[SEQUENCES];
+	uint32_t last_tag, stream;
+	uint64_t reconnects;       /* seen */
+	uint64_t happened, undone; /* steps under way when the daemon died */
+	uint64_t dropped;          /* sequences */
+};
+
+static uint32_t below(struct worker *w, uint32_t n)
+{
+	return (uint32_t)fa_test_random_below(&w->random, n);
+}
+
+static void broken(const char *what, int r)
+{
+	fa_test_fail(__FILE__, __LINE__, "%s: %d, %s", what, r, fa_error());
+}
+
+/* Where its device is lost, the daemon says so before it dies: what is in flight fails, what
+ * comes behind it for the step is cancelled, and nothing new is taken. */
+static bool is_lost(int r)
+{
+	return drops && (r == -ENODEV || r == -ECANCELED || r == -ESHUTDOWN);
+}
+
+/* 0, or the daemon died under it. */
+static bool died(const char *what, int r)
+{
+	if (r < 0 && r != -ECONNRESET && !is_lost(r))
+		broken(what, r);
+	return r < 0;
+}
+
+/* A sequence that was made when the daemon died stays the session's, unknown to us. */
+static void create(struct worker *w, struct sequence *s)
+{
+	while (died("create", fa_sequence_create(w->kv.client, w->kv.cache, &s->id)))
+		;
+	s->length = 0;
+	s->risked = false;
+}
+
+/* Whether @r says that it was dropped, as it may be; then it is another. */
+static bool is_gone(struct worker *w, struct sequence *s, int r)
+{
+	if (r != -ESTALE || !s->risked)
+		return false;
+	++w->dropped;
+	create(w, s);
+	return true;
+}
+
+/* What can be asked again until it is answered. False: it is gone. */
+static bool ask(struct worker *w, struct sequence *s, struct fa_sequence_info *ret_info)
+{
+	int r;
+
+	do {
+		ret_info->size = sizeof(*ret_info);
+		r = fa_sequence_info(w->kv.client, s->id, ret_info);
+	} while (!is_gone(w, s, r) && died("info", r));
+	return r == 0;
+}
+
+static void check(struct worker *w, struct sequence *s)
+{
+	struct fa_sequence_info info;
+	int r;
+
+	if (!ask(w, s, &info))
+		return;
+	fa_check_eq(info.length, s->length);
+	do
+		r = kv_check_pages(&w->kv, s->id, s->tags, 0, s->length);
+	while (!is_gone(w, s, r) && died("read", r));
+}
+
+static uint64_t reconnects_of(const struct worker *w)
+{
+	struct fa_info info = { .size = sizeof(info) };
+
+	fa_check_eq(fa_info(w->kv.client, &info), 0);
+	return info.reconnects;
+}
+
+static void append(struct worker *w, struct sequence *s)
+{
+	uint32_t n = below(w, 4) ? 1 + below(w, 4) : 1 + below(w, 60);
+	struct fa_sequence_info info;
+	struct kv_item item;
+	struct fa_step *step;
+	uint64_t number;
+	bool commits = below(w, 8);
+	int r;
+
+	if (s->length + n > LENGTH_MAX)
+		return;
+	for (uint32_t i = 0; i < n; ++i)
+		s->tags[s->length + i] = ++w->last_tag;
+	item = (struct kv_item){
+		.sequence = s->id, .tags = s->tags, .length = s->length + n, .n_new = n
+	};
+	r = kv_begin(&w->kv, &item, 1, &step);
+	if (is_gone(w, s, r))
+		return;
+	/* From here on pages of it are cleared, also if that it was begun is never heard of. */
+	s->risked = drops;
+	if (died("begin", r))
+		return;
+	number = fa_step_number(step);
+	/* That it is aborted does not say whether it was computed. */
+	r = kv_attend(&w->kv, step, &item, 1, w->stream, below(w, 2) || (drops && !commits));
+	if (!r)
+		r = commits ? fa_step_commit(step, NULL, NULL) : fa_step_abort(step, 0, NULL);
+	fa_step_free(step);
+	if (!died("step", r)) {
+		/* What was asked before it has ended, too. */
+		kv_check_out(&w->kv, &item, 1);
+		s->length += commits ? n : 0;
+		s->risked = false;
+		return;
+	}
+	if (!ask(w, s, &info))
+		return;
+	if (info.step == number) {
+		fa_check(commits);
+		s->length += n;
+		++w->happened;
+	} else {
+		++w->undone;
+	}
+	fa_check_eq(info.length, s->length);
+	/* One that is about to end may not have aborted the step yet. */
+	fa_check(info.planned == s->length || drops);
+}
+
+/*
+ * Several steps, each on what the one before has planned, committed without waiting: when
+ * the daemon dies some of them have happened, in order, and those that said so among them.
+ */
+static void append_many(struct worker *w, struct sequence *s)
+{
+	struct fa_ticket tickets[PIPELINE];
+	struct fa_step *steps[PIPELINE] = {};
+	struct kv_item items[PIPELINE];
+	uint32_t n = 1 + below(w, 20), asked = 0, done = 0;
+	const uint64_t reconnects = reconnects_of(w);
+	struct fa_sequence_info info;
+	bool lost = false;
+	int r = 0;
+
+	if (s->length + PIPELINE * n > LENGTH_MAX)
+		return;
+	for (uint32_t i = 0; i < PIPELINE * n; ++i)
+		s->tags[s->length + i] = ++w->last_tag;
+	for (uint32_t begun = 0; begun < PIPELINE && !lost; ++begun) {
+		items[begun] = (struct kv_item){ .sequence = s->id,
+			                         .tags = s->tags,
+			                         .length = s->length + (begun + 1) * n,
+			                         .n_new = n };
+		r = kv_begin(&w->pipeline[begun], &items[begun], 1, &steps[begun]);
+		/* A page that is shared is copied before anything can follow. */
+		if (r == -EBUSY || (!begun && is_gone(w, s, r)))
+			break;
+		s->risked = drops;
+		/* With another daemon it is planned on something else. */
+		lost = (r == -ESTALE && drops) || died("begin", r) ||
+		       reconnects_of(w) != reconnects;
+		if (lost && !r)
+			(void)fa_step_abort(steps[begun], w->stream, NULL);
+		if (lost)
+			break;
+		r = kv_attend(&w->pipeline[begun], steps[begun], &items[begun], 1, w->stream,
+		              false);
+		if (!r)
+			r = fa_step_commit(steps[begun], NULL, &tickets[begun]);
+		lost = died("step", r);
+		asked += !lost;
+	}
+	for (uint32_t i = 0; i < asked; ++i) {
+		if (died("commit", fa_wait(w->kv.client, &tickets[i], UINT64_MAX, NULL))) {
+			lost = true;
+			break;
+		}
+		kv_check_out(&w->pipeline[i], &items[i], 1);
+		++done;
+	}
+	if (!ask(w, s, &info))
+		goto free;
+	s->risked = lost && drops;
+	if (lost) {
+		uint32_t had = (uint32_t)(info.length - s->length) / n;
+
+		fa_check(had >= done && had <= asked);
+		w->happened += had - done;
+		w->undone += asked - had;
+		done = had;
+	}
+	if (done)
+		fa_check_eq(info.step, fa_step_number(steps[done - 1]));
+	s->length += done * n;
+	fa_check_eq(info.length, s->length);
+free:
+	for (uint32_t i = 0; i < PIPELINE; ++i)
+		fa_step_free(steps[i]);
+}
+
+static void fork_one(struct worker *w, struct sequence *s)
+{
+	struct sequence *parent = &w->sequences[below(w, SEQUENCES)];
+	uint32_t n = below(w, parent->length + 1);
+	int r;
+
+	if (parent == s || !parent->id)
+		return;
+	/* Freed twice is freed. */
+	do
+		r = s->id ? fa_sequence_free(w->kv.client, s->id) : 0;
+	while (r != -ESTALE && died("free", r));
+	do
+		r = fa_sequence_fork(w->kv.client, parent->id, n, &s->id);
+	while (!is_gone(w, parent, r) && died("fork", r));
+	if (r < 0) {
+		create(w, s);
+		return;
+	}
+	s->risked = false;
+	memcpy(s->tags, parent->tags, n * sizeof(*s->tags));
+	s->length = n;
+}
+
+static void truncate_one(struct worker *w, struct sequence *s)
+{
+	uint32_t n = below(w, s->length + 1);
+
+	int r;
+
+	do
+		r = fa_sequence_truncate(w->kv.client, s->id, n);
+	while (!is_gone(w, s, r) && died("truncate", r));
+	if (r == 0)
+		s->length = n;
+}
+
+static void *work(void *userdata)
+{
+	struct worker *w = userdata;
+	struct fa_info info = { .size = sizeof(info) };
+
+	for (uint32_t i = 0; i < SEQUENCES; ++i)
+		create(w, &w->sequences[i]);
+	while (!atomic_load(&stop)) {
+		struct sequence *s = &w->sequences[below(w, SEQUENCES)];
+
+		switch (below(w, 12)) {
+		case 0:
+			fork_one(w, s);
+			break;
+		case 1:
+			if (s->length > LENGTH_MAX / 2)
+				truncate_one(w, s);
+			break;
+		case 2:
+			check(w, s);
+			break;
+		case 3:
+		case 4:
+		case 5:
+			append_many(w, s);
+			break;
+		default:
+			append(w, s);
+		}
+		atomic_fetch_add(&progress, 1);
+		fa_check_eq(fa_info(w->kv.client, &info), 0);
+		if (info.reconnects != w->reconnects) {
+			w->reconnects = info.reconnects;
+			for (uint32_t i = 0; i < SEQUENCES; ++i)
+				check(w, &w->sequences[i]);
+		}
+	}
+	for (uint32_t i = 0; i < SEQUENCES; ++i)
+		check(w, &w->sequences[i]);
+	return NULL;
+}
+
+/* ---- all of them */
+
+static struct worker workers[THREADS];
+static struct fa_client *clients[CLIENTS];
+
+static struct fa_client *connect_client(const char *socket)
+{
+	struct fa_options options = { .size = sizeof(options), .socket = socket };
+	struct fa_client *client;
+
+	options.reconnect_ns = fa_test_patience_ns();
+	fa_check_eq(fa_connect(&options, &client), 0);
+	return client;
+}
+
+void kv_load_begin(const char *socket, bool may_drop)
+{
+	drops = may_drop;
+	memset(workers, 0, sizeof(workers));
+	atomic_store(&stop, false);
+	atomic_store(&progress, 0);
+	for (int i = 0; i < CLIENTS; ++i) {
+		clients[i] = connect_client(socket);
+		kv_init(&workers[i].kv, clients[i], NULL, 0);
+	}
+	for (int i = 0; i < THREADS; ++i) {
+		if (i >= CLIENTS)
+			kv_init_in(&workers[i].kv, clients[i % CLIENTS],
+			           workers[i % CLIENTS].kv.cache);
+		for (int k = 0; k < PIPELINE; ++k)
+			kv_init_in(&workers[i].pipeline[k], clients[i % CLIENTS],
+			           workers[i % CLIENTS].kv.cache);
+		workers[i].random.state = (uint64_t)i + 1;
+		workers[i].last_tag = (uint32_t)i << 24;
+		fa_check_eq(fa_stream_new(clients[i % CLIENTS], i % 2, &workers[i].stream), 0);
+		fa_check(!pthread_create(&workers[i].thread, NULL, work, &workers[i]));
+	}
+}
+
+uint64_t kv_load_progress(void)
+{
+	return atomic_load(&progress);
+}
+
+void kv_load_end(void)
+{
+	struct fa_info info = { .size = sizeof(info) };
+	uint64_t happened = 0, undone = 0, dropped = 0;
+
+	atomic_store(&stop, true);
+	for (int i = 0; i < THREADS; ++i) {
+		pthread_join(workers[i].thread, NULL);
+		kv_deinit(&workers[i].kv);
+		for (int k = 0; k < PIPELINE; ++k)
+			kv_deinit(&workers[i].pipeline[k]);
+		happened += workers[i].happened;
+		undone += workers[i].undone;
+		dropped += workers[i].dropped;
+	}
+	for (int i = 0; i < CLIENTS; ++i) {
+		struct fa_cache_info cache = { .size = sizeof(cache) };
+
+		/* Nobody is in the cache, and no page of it in use: none is forgotten. */
+		fa_check_eq(fa_info(clients[i], &info), 0);
+		fa_check(info.reconnects > 0);
+		fa_check_eq(info.resumed, info.reconnects);
+		fa_check_eq(fa_cache_info(clients[i], workers[i].kv.cache, &cache), 0);
+		fa_check(cache.sequences >= SEQUENCES * THREADS / CLIENTS);
+		fa_disconnect(clients[i]);
+	}
+	printf("%" PRIu64 " operations; steps under way: %" PRIu64 " had happened, %" PRIu64
+	       " had not; %" PRIu64 " sequences were dropped\n",
+	       kv_load_progress(), happened, undone, dropped);
+}
+
+/* ---- the daemon */
+
+pid_t kv_load_daemon(pid_t supervisor)
+{
+	char path[64], line[32] = "";
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/%ld/task/%ld/children", (long)supervisor,
+	         (long)supervisor);
+	file = fopen(path, "re");
+	if (!file)
+		return 0;
+	if (!fgets(line, sizeof(line), file))
+		line[0] = '\0';
+	(void)fclose(file);
+	return (pid_t)atol(line);
+}
+
+pid_t kv_load_next_daemon(pid_t supervisor, pid_t before)
+{
+	pid_t next = 0;
+
+	fa_check_eventually((next = kv_load_daemon(supervisor)) > 0 && next != before);
+	return next;
+}
