@@ -313,6 +313,7 @@ static int load_sequence(struct check *check, uint32_t index, uint32_t n_pages, 
 	pool->n_sequences++;
 	cache->n_sequences++;
 	fa_tenant_account(pool, record->tenant)->n_sequences++;
+	fa_tenant_account(pool, record->tenant)->n_cells += n_cells;
 	return 0;
 }
 

@@ -59,7 +59,9 @@ struct fa_tenant_account {
 	uint32_t n_held; /* by sessions */
 	uint32_t n_sequences, n_caches;
 	uint64_t bytes, idle_bytes;
+	uint64_t n_cells;    /* of the lists of its sequences */
 	uint64_t need_bytes; /* while a step is planned */
+	uint64_t need_cells;
 	struct fa_tenant_account *touched;
 };
 
@@ -83,6 +85,11 @@ struct fa_sequence {
 	/* The page with the durable length's end was copied for a step; here is the old one. */
 	bool copied, copy_aborted;
 	uint32_t copied_number, copied_slot;
+
+	/* Of this page tokens were taken back that steps up to that one may be reading. */
+	bool truncated;
+	uint32_t truncated_slot;
+	uint64_t truncated_serial;
 
 	struct fa_list in_flight; /* struct fa_step_part, oldest first */
 	uint32_t n_in_flight, n_appending;
@@ -314,6 +321,9 @@ uint32_t fa_page_list_missing(const struct fa_sequence *sequence, uint32_t end);
 /* Room for pages up to number @end, and @n_limbo more in limbo. -ENOMEM. */
 int fa_page_list_prepare(struct fa_sequence *sequence, uint32_t end, uint32_t n_limbo);
 int fa_cells_check(const struct fa_pool *pool, uint64_t n, struct fa_error *error);
+/* Whether one tenant may have @n more. -EDQUOT. */
+int fa_tenant_check_cells(const struct fa_pool *pool, uint32_t tag, uint64_t n,
+                          struct fa_error *error);
 /* Adds the pages with the next numbers, as they are planned; prepared, and there are cells. */
 void fa_page_list_append(struct fa_pool *pool, struct fa_sequence *sequence, const uint32_t *slots,
                          uint32_t n);

@@ -288,6 +288,10 @@ int fa_prefix_attach(struct fa_pool *pool, const struct fa_actor *actor, uint64_
 	r = fa_cells_check(pool, fa_page_list_missing(sequence, n_pages), error);
 	if (r < 0)
 		return r;
+	r = fa_tenant_check_cells(pool, sequence->record->tenant,
+	                          fa_page_list_missing(sequence, n_pages), error);
+	if (r < 0)
+		return r;
 
 	for (uint32_t i = 0; i < n_pages; i++) {
 		uint32_t slot = fa_page_slot(pool, cache, indices[i]);

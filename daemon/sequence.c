@@ -177,6 +177,9 @@ int fa_sequence_fork(struct fa_pool *pool, const struct fa_actor *actor, uint64_
 	r = fa_cells_check(pool, fa_page_list_missing(child, end), error);
 	if (r < 0)
 		return r;
+	r = fa_tenant_check_cells(pool, actor->tenant, fa_page_list_missing(child, end), error);
+	if (r < 0)
+		return r;
 
 	begin_record(pool, child, actor);
 	fa_page_list_append(pool, child, parent->pages, end - begin);
@@ -308,6 +311,15 @@ int fa_sequence_truncate(struct fa_pool *pool, const struct fa_actor *actor, uin
 	r = prepare_limbo(sequence, error);
 	if (r < 0)
 		return r;
+	if (sequence->n_in_flight && tokens < sequence->length &&
+	    tokens % sequence->cache->layout.page_tokens) {
+		sequence->truncated = true;
+		sequence->truncated_slot = fa_sequence_slot(
+			sequence, (uint32_t)(tokens / sequence->cache->layout.page_tokens));
+		sequence->truncated_serial = fa_container_of(sequence->in_flight.prev,
+		                                             struct fa_step_part, link)
+		                                     ->serial;
+	}
 	fa_page_list_commit(pool, sequence, tokens, sequence->first,
 	                    fa_sequence_body(sequence)->step);
 	sequence->planned = tokens;

@@ -7,7 +7,7 @@
  *
  * Pages are shared by reference: a fork copies none. A page that a sequence does not have for
  * itself (another has it too, it is published, or another tenant pays for it) is copied when a
- * step appends to it.
+ * step appends to it; and so is one of which tokens were taken back while steps read them.
  *
  * While steps are in flight a sequence can be freed and leading pages dropped: the pages
  * leave when those steps have ended.

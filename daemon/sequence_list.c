@@ -83,6 +83,21 @@ int fa_cells_check(const struct fa_pool *pool, uint64_t n, struct fa_error *erro
 	               n, have);
 }
 
+/* Lists of forks cost no pages: of what there is for lists, some is left for others. */
+int fa_tenant_check_cells(const struct fa_pool *pool, uint32_t tag, uint64_t n,
+                          struct fa_error *error)
+{
+	uint64_t max = pool->header->max_cells - pool->header->max_cells / 4;
+	uint64_t have = fa_tenant_account(pool, tag)->n_cells;
+
+	if (!n || (have <= max && n <= max - have))
+		return 0;
+	return fa_fail(error, -EDQUOT,
+	               "%" PRIu64 " cells more of the pool's lists are needed; of at most %" PRIu64
+	               " that one user may have, %" PRIu64 " are in use",
+	               n, max, have);
+}
+
 static uint32_t take_cell(struct fa_pool *pool)
 {
 	uint32_t cell = pool->free_cell;
@@ -104,6 +119,12 @@ void fa_cell_free(struct fa_pool *pool, uint32_t cell)
 	pool->n_free_cells++;
 }
 
+static void give_back(struct fa_pool *pool, const struct fa_sequence *sequence, uint32_t cell)
+{
+	fa_cell_free(pool, cell);
+	fa_tenant_account(pool, sequence->record->tenant)->n_cells--;
+}
+
 /* The cell of a page, which is the next one's if it is one too far. */
 static struct fa_state_cell *cell_of(struct fa_pool *pool, struct fa_sequence *sequence,
                                      uint32_t place)
@@ -115,6 +136,7 @@ static struct fa_state_cell *cell_of(struct fa_pool *pool, struct fa_sequence *s
 			fa_state_store(&pool->cells[sequence->cells[sequence->n_cells - 1]].next,
 			               cell + 1);
 		sequence->cells[sequence->n_cells++] = cell;
+		fa_tenant_account(pool, sequence->record->tenant)->n_cells++;
 	}
 	return &pool->cells[sequence->cells[place / FA_STATE_CELL_PAGES]];
 }
@@ -199,7 +221,7 @@ void fa_page_list_trim(struct fa_pool *pool, struct fa_sequence *sequence, bool 
 			              fa_page_index(pool, sequence->cache, slot));
 	}
 	while (sequence->n_cells > n_cells)
-		fa_cell_free(pool, sequence->cells[--sequence->n_cells]);
+		give_back(pool, sequence, sequence->cells[--sequence->n_cells]);
 }
 
 void fa_page_list_drop_before(struct fa_pool *pool, struct fa_sequence *sequence, uint64_t first)
@@ -220,7 +242,7 @@ void fa_page_list_drop_before(struct fa_pool *pool, struct fa_sequence *sequence
 	if (n_cells > sequence->n_cells)
 		n_cells = sequence->n_cells;
 	for (uint32_t i = 0; i < n_cells; i++)
-		fa_cell_free(pool, sequence->cells[i]);
+		give_back(pool, sequence, sequence->cells[i]);
 	sequence->n_cells -= n_cells;
 	if (sequence->n_cells)
 		memmove(sequence->cells, sequence->cells + n_cells,

@@ -37,6 +37,14 @@ static bool is_own(const struct fa_pool *pool, const struct fa_sequence *sequenc
 	       !(pool->quarantine && (page->flags & FA_PAGE_SUSPECT));
 }
 
+/* Some step still reads what would be written over. */
+static bool is_read(const struct fa_sequence *sequence, uint32_t slot)
+{
+	return sequence->truncated && slot == sequence->truncated_slot && sequence->n_in_flight &&
+	       fa_container_of(sequence->in_flight.next, struct fa_step_part, link)->serial <=
+	               sequence->truncated_serial;
+}
+
 static int check_busy(const struct plan *plan, uint32_t i, const struct fa_sequence *sequence,
                       struct fa_error *error)
 {
@@ -58,7 +66,8 @@ static int check_busy(const struct plan *plan, uint32_t i, const struct fa_seque
 	return 0;
 }
 
-static void need(struct plan *plan, const struct fa_sequence *sequence, uint64_t n_pages)
+static void need(struct plan *plan, const struct fa_sequence *sequence, uint64_t n_pages,
+                 uint64_t n_cells)
 {
 	struct fa_cache *cache = sequence->cache;
 	struct fa_tenant_account *account = fa_tenant_account(plan->pool, sequence->record->tenant);
@@ -76,6 +85,7 @@ static void need(struct plan *plan, const struct fa_sequence *sequence, uint64_t
 	}
 	cache->need_pages += n_pages;
 	account->need_bytes += n_pages * cache->layout.page_bytes;
+	account->need_cells += n_cells;
 }
 
 static int check_item(struct plan *plan, uint32_t i, struct fa_error *error)
@@ -84,7 +94,7 @@ static int check_item(struct plan *plan, uint32_t i, struct fa_error *error)
 	struct fa_step_part *part = &plan->parts[i];
 	struct fa_sequence *sequence = NULL;
 	struct fa_error reason;
-	uint32_t end, first, n_pages;
+	uint32_t end, first, n_pages, n_cells;
 	uint64_t before;
 	int r;
 
@@ -117,21 +127,24 @@ static int check_item(struct plan *plan, uint32_t i, struct fa_error *error)
 	first = fa_sequence_first_page(sequence);
 	end = fa_pages_of(sequence->cache, part->after);
 	n_pages = end - fa_pages_of(sequence->cache, before);
-	if (item->n_tokens && before % sequence->cache->layout.page_tokens)
-		part->copies = !is_own(
-			plan->pool, sequence,
-			sequence->pages[before / sequence->cache->layout.page_tokens - first]);
+	if (item->n_tokens && before % sequence->cache->layout.page_tokens) {
+		uint32_t slot =
+			sequence->pages[before / sequence->cache->layout.page_tokens - first];
+
+		part->copies = !is_own(plan->pool, sequence, slot) || is_read(sequence, slot);
+	}
 	r = fa_page_list_prepare(sequence, end, 0);
 	if (r < 0)
 		return fa_fail(error, r,
 		               "item %" PRIu32 " of the step: there is no memory for the list of "
 		               "%" PRIu32 " pages",
 		               i, end);
-	plan->n_cells += fa_page_list_missing(sequence, end);
+	n_cells = fa_page_list_missing(sequence, end);
+	plan->n_cells += n_cells;
 	plan->n_pages += n_pages;
 	plan->n_copies += part->copies;
 	plan->n_entries += end > first ? end - first : 0;
-	need(plan, sequence, n_pages + part->copies);
+	need(plan, sequence, n_pages + part->copies, n_cells);
 	return 0;
 }
 
@@ -160,7 +173,11 @@ static int check_quotas(const struct plan *plan, struct fa_error *error)
 		if (r < 0)
 			return r;
 	}
-	return fa_cells_check(pool, plan->n_cells, error);
+	r = fa_cells_check(pool, plan->n_cells, error);
+	for (const struct fa_tenant_account *account = plan->tenants; account && r == 0;
+	     account = account->touched)
+		r = fa_tenant_check_cells(pool, tag_of(pool, account), account->need_cells, error);
+	return r;
 }
 
 static int check(struct plan *plan, uint64_t number, struct fa_error *error)
@@ -402,7 +419,7 @@ static void forget(struct plan *plan)
 		struct fa_tenant_account *account = plan->tenants;
 
 		plan->tenants = account->touched;
-		account->need_bytes = 0;
+		account->need_bytes = account->need_cells = 0;
 		account->touched = NULL;
 	}
 	free(plan->parts);

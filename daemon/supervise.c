@@ -294,7 +294,11 @@ static int child_ended(struct supervisor *s, int status)
 		fa_log(FA_LOG_ERROR, "fad (%ld) ended before it was ready", (long)pid);
 		return exited ? WEXITSTATUS(status) : EXIT_FAILURE;
 	}
-	s->n_crashes = s->ready || exited ? 0 : s->n_crashes + 1;
+	/* Killed by somebody, or ended in order: that says nothing of what is kept. */
+	if (s->ready || exited)
+		s->n_crashes = 0;
+	else if (WTERMSIG(status) != SIGKILL && WTERMSIG(status) != SIGTERM)
+		++s->n_crashes;
 	if (s->n_crashes == CRASHES_MAX)
 		let_go(s);
 	if (s->ready && fa_now_ns() - s->started_ns > SHORT_LIFE_NS)

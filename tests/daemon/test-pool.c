@@ -493,6 +493,60 @@ static void test_quota_of_attached(void **state)
 	scene_check_counts(&scene);
 }
 
+/* Forks cost no pages, but lists: one tenant cannot have all of them. */
+static void test_quota_of_lists(void **state)
+{
+	const struct fa_pool_config config = {
+		.chunk_bytes = 1 << 20, .max_chunks = 1, .page_bytes_min = 512, .max_sequences = 100
+	};
+	const struct fa_cache_config of_cache = { .geometry = scene_geometry,
+		                                  .name = "c",
+		                                  .mode = FA_MODE(2, 2, 2) };
+	struct fa_actor first = { .owner = 1 }, second = { .owner = 2 };
+	uint64_t cache, sequence, forks[100], id;
+	struct fa_step_item item = { .n_tokens = 1500 * SCENE_PAGE_TOKENS };
+	uint32_t n = 0;
+	struct fa_error error;
+	struct fa_step *step;
+	struct fa_pool *pool;
+	int fd, r;
+
+	assert_int_equal(fa_pool_format(&config, &error, &fd), 0);
+	assert_int_equal(fa_pool_open(fd, NULL, &error, &pool), 0);
+	close(fd);
+	fa_pool_quarantine_end(pool);
+	assert_int_equal(fa_pool_tenant_get(pool, 1000, "/", &error, &first.tenant), 0);
+	assert_int_equal(fa_pool_tenant_get(pool, 2000, "/", &error, &second.tenant), 0);
+	assert_int_equal(fa_pool_chunk_add(pool, 0, true, &error), 0);
+	assert_int_equal(fa_cache_new(pool, &first, &of_cache, 0, &error, &cache), 0);
+	assert_int_equal(fa_sequence_new(pool, &first, cache, &error, &sequence), 0);
+	item.sequence = sequence;
+	assert_int_equal(fa_step_plan(pool, &first, &item, 1, 1, 0, &error, &step), 0);
+	assert_int_equal(fa_step_commit(pool, step, &error), 0);
+	fa_step_free(step);
+	/* A list has 100 cells, and there are 1024. */
+	while ((r = fa_sequence_fork(pool, &first, sequence, UINT64_MAX, &error, &forks[n])) == 0)
+		n++;
+	assert_int_equal(r, -EDQUOT);
+	assert_int_equal(n, 6);
+	assert_int_equal(fa_sequence_new(pool, &second, cache, &error, &id), 0);
+	item = (struct fa_step_item){ id, 500 * SCENE_PAGE_TOKENS };
+	assert_int_equal(fa_step_plan(pool, &second, &item, 1, 1, 0, &error, &step), 0);
+	fa_step_abort(pool, step);
+	fa_step_free(step);
+	/* What was given back counts no more. */
+	for (int i = 0; i < 3; i++) {
+		assert_int_equal(fa_sequence_free(pool, &first, forks[i], &error), 0);
+		assert_int_equal(
+			fa_sequence_fork(pool, &first, sequence, UINT64_MAX, &error, &forks[i]), 0);
+	}
+	assert_int_equal(fa_sequence_fork(pool, &first, sequence, UINT64_MAX, &error, &id),
+	                 -EDQUOT);
+	fa_pool_tenant_put(pool, first.tenant);
+	fa_pool_tenant_put(pool, second.tenant);
+	fa_pool_free(pool);
+}
+
 static void test_quota_of_objects(void **state)
 {
 	struct fa_cache_config config = { .geometry = scene_geometry };
@@ -535,6 +589,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_quota_of_idle, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_quota_of_attached, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_quota_of_objects, set_up, tear_down),
+		cmocka_unit_test(test_quota_of_lists),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -241,6 +241,52 @@ static void test_many(void **state)
 	}
 }
 
+/* Who reads tokens that are taken back reads them to the end, whatever is appended instead. */
+static void test_truncate_under_reader(void **state)
+{
+	const struct fa_actor *anna = &scene.actors[SCENE_ANNA];
+	uint64_t cache = scene_cache(&scene, SCENE_ANNA, "c", FA_MODE(2, 2, 2)), a;
+	struct fa_step *reader, *step;
+	struct fa_sequence_info info;
+
+	a = scene_sequence(&scene, SCENE_ANNA, cache);
+	scene_append(&scene, SCENE_ANNA, a, 30, 100);
+	assert_int_equal(fa_sequence_set_name(scene.pool, anna, a, "s", FA_MODE(2, 0, 0), 0, 0,
+	                                      &scene.error),
+	                 0);
+	reader = scene_plan(&scene, SCENE_BOB, a, 0);
+	assert_int_equal(fa_sequence_truncate(scene.pool, anna, a, 20, &scene.error), 0);
+	/* Also once it was tried, and given up. */
+	for (int i = 0; i < 2; i++) {
+		step = scene_plan(&scene, SCENE_ANNA, a, 10);
+		assert_int_equal(step->groups[0].n_copies, 1);
+		assert_int_equal(step->groups[0].copies_from[0], reader->groups[0].table[1]);
+		assert_int_equal(step->groups[0].copies_tokens[0], 4);
+		scene_write(&scene, step, 500);
+		if (i == 0)
+			scene_abort(&scene, step);
+	}
+	scene_commit(&scene, step);
+	info = scene_info(&scene, a);
+	for (uint64_t p = 0; p < 30; p++)
+		assert_int_equal(
+			device_read(&scene.device, scene.pool, &info, SCENE_PAGE_TOKENS, p),
+			(p < 20 ? 100 : 500) + p);
+	for (uint64_t p = 0; p < 30; p++)
+		assert_int_equal(*device_step_token(&scene.device, reader, 0, p), 100 + p);
+	/* The page is its own now. */
+	step = scene_plan(&scene, SCENE_ANNA, a, 1);
+	assert_int_equal(step->groups[0].n_copies, 0);
+	scene_abort(&scene, step);
+	scene_abort(&scene, reader);
+
+	/* Nobody reads: it is written over where it is. */
+	assert_int_equal(fa_sequence_truncate(scene.pool, anna, a, 20, &scene.error), 0);
+	step = scene_plan(&scene, SCENE_ANNA, a, 10);
+	assert_int_equal(step->groups[0].n_copies, 0);
+	scene_abort(&scene, step);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -251,6 +297,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_leave_in_flight, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_freed_with_copy, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_many, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_truncate_under_reader, set_up, tear_down),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
