@@ -95,29 +95,29 @@ int fa_config_init(struct fa_config *ret_config)
 	return 0;
 }
 
-static uint64_t pool_bytes(const struct fa_config *config, uint64_t device_bytes,
-                           uint64_t device_free_bytes, bool own)
+uint64_t fa_config_pool_bytes(const struct fa_config *config, uint64_t device_bytes,
+                              uint64_t device_free_bytes, uint64_t pool_bytes, bool own)
 {
 	const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
-	uint64_t free_bytes = device_bytes ? device_free_bytes
-	                                   : (uint64_t)sysconf(_SC_AVPHYS_PAGES) * page;
-	uint64_t bytes;
+	uint64_t free_bytes, bytes;
 
+	if (config->pool_bytes != FA_LIMIT_AUTO)
+		return config->pool_bytes;
+	device_free_bytes += pool_bytes;
+	free_bytes = device_bytes ? device_free_bytes
+	                          : (uint64_t)sysconf(_SC_AVPHYS_PAGES) * page + pool_bytes;
 	if (config->pool_percent)
 		return free_bytes / 100 * config->pool_percent;
 	bytes = device_bytes ? device_free_bytes / 2 : (uint64_t)sysconf(_SC_PHYS_PAGES) * page / 8;
 	return own && bytes > POOL_BYTES_OWN ? POOL_BYTES_OWN : bytes;
 }
 
-void fa_config_resolve(struct fa_config *config, uint64_t device_bytes, uint64_t device_free_bytes,
-                       bool own)
+void fa_config_resolve(struct fa_config *config, uint64_t device_bytes)
 {
 	uint64_t *limit = &config->limits.tenant[FA_RESOURCE_DEVICE_BYTES];
 
 	if (*limit == FA_LIMIT_AUTO)
 		*limit = device_bytes;
-	if (config->pool_bytes == FA_LIMIT_AUTO)
-		config->pool_bytes = pool_bytes(config, device_bytes, device_free_bytes, own);
 }
 
 void fa_config_deinit(struct fa_config *config)

@@ -33,13 +33,18 @@ struct fa_config {
 /* The defaults; what buffers may hold depends on the machine's memory. */
 int fa_config_init(struct fa_config *ret_config);
 
+/* Puts numbers where limits are FA_LIMIT_AUTO: a tenant may have all of the device's own
+ * memory. */
+void fa_config_resolve(struct fa_config *config, uint64_t device_bytes);
+
 /*
- * Puts numbers where there are FA_LIMIT_AUTO: a tenant may have all of the device's own memory.
- * The pool has half of what the device has free or, if it has no memory of its own, an eighth
- * of the machine's; less if the daemon is somebody's @own.
+ * Bytes that the pool may have, which has @pool_bytes. Without a number in the configuration
+ * a share of what is free or the pool's: half of the device's memory or, if that has none of
+ * its own, an eighth of the machine's; less if the daemon is somebody's @own.
  */
-void fa_config_resolve(struct fa_config *config, uint64_t device_bytes, uint64_t device_free_bytes,
-                       bool own);
+uint64_t fa_config_pool_bytes(const struct fa_config *config, uint64_t device_bytes,
+                              uint64_t device_free_bytes, uint64_t pool_bytes, bool own);
+
 void fa_config_deinit(struct fa_config *config);
 
 /*

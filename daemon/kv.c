@@ -7,12 +7,15 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
 /* How often it is looked for what has expired and for chunks to give back. */
 #define TICK_MS 1000
 #define CHUNK_IDLE_NS (10 * FA_NS_PER_SEC)
+/* Not for each step that wants pages. */
+#define GROW_AGAIN_NS FA_NS_PER_SEC
 #define CHUNKS_A_TICK 8
 #define LOOKED_AT_A_TICK (1u << 22) /* sequences */
 
@@ -21,6 +24,10 @@
 #define CHUNK_BYTES_LARGE ((uint64_t)1 << 30)
 #define POOL_BYTES_LARGE ((uint64_t)64 << 30)
 #define CHUNKS_WANTED 16
+/* Each is a descriptor that its keeper has, too. */
+#define CHUNKS_MAX 4000
+/* A pool can become so many times as large as it was made. */
+#define GROWTH_MAX 4
 
 uint64_t fa_kv_now_ns(void)
 {
@@ -44,7 +51,7 @@ static bool grow(void *userdata)
 	int r;
 
 	fa_pool_get_info(kv->pool, &info);
-	if (info.chunks >= kv->chunks_max || info.chunks == kv->grow_failed)
+	if (info.chunks >= kv->chunks_max || fa_now_ns() < kv->grow_again_ns)
 		return false;
 	while (chunk < kv->chunks_max && fa_pool_chunk_state(kv->pool, chunk) != FA_CHUNK_ABSENT)
 		++chunk;
@@ -53,10 +60,12 @@ static bool grow(void *userdata)
 	r = server->ops->pool_chunk_add(server->device, chunk, &error, &zeroed, &fd);
 	if (r < 0) {
 		kv->lost = r == -ENODEV;
-		/* Said once, until something has changed. */
+		/* Others may give some back; it is said once, until something has changed. */
+		kv->grow_again_ns = fa_deadline_ns(GROW_AGAIN_NS);
+		if (kv->grow_failed != info.chunks)
+			fa_log(FA_LOG_WARNING, "the pool stays at %" PRIu32 " chunks: %s",
+			       info.chunks, error.text);
 		kv->grow_failed = info.chunks;
-		fa_log(FA_LOG_WARNING, "the pool stays at %" PRIu32 " chunks: %s", info.chunks,
-		       error.text);
 		return false;
 	}
 	/* Kept before it counts. */
@@ -78,12 +87,35 @@ static bool has_empty_chunk(const struct fa_kv *kv)
 	return info.chunks_free || (info.chunks && !info.used_bytes && !info.idle_bytes);
 }
 
-static void shrink(struct fa_kv *kv)
+static bool give_back(struct fa_kv *kv)
 {
 	const struct fa_server *server = kv->server;
-	uint64_t now = fa_now_ns();
 	uint32_t chunk;
 
+	if (fa_pool_chunk_remove(kv->pool, NULL, &chunk) < 0)
+		return false;
+	server->ops->pool_chunk_remove(server->device, chunk);
+	fa_kv_forget_chunk(kv, chunk);
+	kv->grow_failed = UINT32_MAX;
+	return true;
+}
+
+/* It has more than it may have since it was configured anew. */
+static void give_back_excess(struct fa_kv *kv)
+{
+	struct fa_pool_info info;
+
+	fa_pool_get_info(kv->pool, &info);
+	for (uint32_t i = 0; i < CHUNKS_A_TICK && info.chunks - i > kv->chunks_max; ++i)
+		if (!give_back(kv))
+			return;
+}
+
+static void shrink(struct fa_kv *kv)
+{
+	uint64_t now = fa_now_ns();
+
+	give_back_excess(kv);
 	if (!has_empty_chunk(kv)) {
 		kv->idle_since_ns = 0;
 		return;
@@ -92,13 +124,8 @@ static void shrink(struct fa_kv *kv)
 		kv->idle_since_ns = now;
 	if (now - kv->idle_since_ns < CHUNK_IDLE_NS)
 		return;
-	for (int i = 0; i < CHUNKS_A_TICK && has_empty_chunk(kv) &&
-	                fa_pool_chunk_remove(kv->pool, NULL, &chunk) == 0;
-	     ++i) {
-		server->ops->pool_chunk_remove(server->device, chunk);
-		fa_kv_forget_chunk(kv, chunk);
-		kv->grow_failed = UINT32_MAX;
-	}
+	for (int i = 0; i < CHUNKS_A_TICK && has_empty_chunk(kv) && give_back(kv); ++i)
+		;
 }
 
 /* Sessions that did not come back: so many at a time that nobody waits long. */
@@ -314,29 +341,68 @@ static uint64_t choose_chunk_bytes(uint64_t bytes)
 	return chunk < CHUNK_BYTES_MIN ? CHUNK_BYTES_MIN : chunk;
 }
 
+/* Bytes that it may have, as it is configured. */
+static uint64_t wanted_bytes(const struct fa_kv *kv)
+{
+	const struct fa_server *server = kv->server;
+	struct fa_pool_info info = {};
+	struct fa_device_info device;
+
+	if (kv->pool)
+		fa_pool_get_info(kv->pool, &info);
+	server->ops->describe(server->device, &device);
+	return fa_config_pool_bytes(&server->config, device.memory_bytes, device.memory_free_bytes,
+	                            kv->pool ? info.chunks * fa_pool_chunk_bytes(kv->pool) : 0,
+	                            server->exit_when_idle);
+}
+
+/* Chunks that a pool of @chunks can ever have: with another configuration, more. What it
+ * takes for those that never come are addresses. */
+static uint32_t room_for(const struct fa_kv *kv, uint64_t chunks, uint64_t chunk_bytes)
+{
+	const struct fa_device_info *device = &kv->server->info;
+	uint64_t memory = device->memory_bytes, most = chunks * GROWTH_MAX;
+
+	if (!memory)
+		memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+	if (most > memory / chunk_bytes)
+		most = memory / chunk_bytes;
+	if (most < chunks)
+		most = chunks;
+	if (most > CHUNKS_MAX)
+		most = CHUNKS_MAX;
+	if (most > FA_POOL_BYTES_MAX / chunk_bytes)
+		most = FA_POOL_BYTES_MAX / chunk_bytes;
+	return (uint32_t)most;
+}
+
 static int make_pool(struct fa_kv *kv, struct fa_error *error)
 {
 	const struct fa_server *server = kv->server;
 	const struct fa_config *config = &server->config;
 	struct fa_pool_config pool = { .chunk_bytes = config->pool_chunk_bytes };
 	_fa_cleanup_(fa_close_fdp) int fd = -1;
+	const uint64_t bytes = wanted_bytes(kv);
 	uint64_t chunks;
 	int r;
 
 	if (!server->ops->pool_open)
 		return fa_fail(error, -ENOTSUP, "the backend %s has none", server->info.backend);
-	if (!config->pool_bytes)
+	if (!bytes)
 		return fa_fail(error, -ENOTSUP, "the configuration wants none");
 	if (!pool.chunk_bytes)
-		pool.chunk_bytes = choose_chunk_bytes(config->pool_bytes);
-	chunks = config->pool_bytes / pool.chunk_bytes;
+		pool.chunk_bytes = choose_chunk_bytes(bytes);
+	chunks = bytes / pool.chunk_bytes;
 	if (!chunks)
 		return fa_fail(error, -EINVAL,
-		               "%" PRIu64 " bytes are not enough for a chunk of %" PRIu64,
-		               config->pool_bytes, pool.chunk_bytes);
-	if (chunks > FA_POOL_BYTES_MAX / pool.chunk_bytes)
-		chunks = FA_POOL_BYTES_MAX / pool.chunk_bytes;
-	pool.max_chunks = (uint32_t)chunks;
+		               "%" PRIu64 " bytes are not enough for a chunk of %" PRIu64, bytes,
+		               pool.chunk_bytes);
+	if (chunks > CHUNKS_MAX)
+		return fa_fail(error, -EINVAL,
+		               "%" PRIu64 " bytes are %" PRIu64 " chunks of %" PRIu64
+		               "; expected at most %d, each has a descriptor",
+		               bytes, chunks, pool.chunk_bytes, CHUNKS_MAX);
+	pool.max_chunks = room_for(kv, chunks, pool.chunk_bytes);
 	r = fa_pool_format(&pool, error, &fd);
 	if (r < 0)
 		return r;
@@ -406,18 +472,50 @@ static void welcome_back(struct fa_kv *kv)
 	kv->grace_ns = fa_deadline_ns(FA_KV_GRACE_NS);
 }
 
+/* Says how large it may be from now on. */
+static void set_size(struct fa_kv *kv)
+{
+	const uint64_t wanted = wanted_bytes(kv) / fa_pool_chunk_bytes(kv->pool);
+	struct fa_pool_info info;
+	char more[128] = "";
+
+	fa_pool_get_info(kv->pool, &info);
+	kv->chunks_max = fa_pool_max_chunks(kv->pool);
+	if (wanted > kv->chunks_max)
+		snprintf(more, sizeof(more),
+		         ", not the %" PRIu64 " that are wanted: that takes a new pool", wanted);
+	else
+		kv->chunks_max = (uint32_t)wanted;
+	if (info.chunks > kv->chunks_max)
+		snprintf(more, sizeof(more), "; it has %" PRIu32 ", of which empty ones go",
+		         info.chunks);
+	kv->grow_failed = UINT32_MAX;
+	kv->grow_again_ns = 0;
+	fa_log(FA_LOG_INFO, "the KV pool may have %" PRIu32 " chunks of %" PRIu64 " KiB%s",
+	       kv->chunks_max, fa_pool_chunk_bytes(kv->pool) >> 10, more);
+}
+
+void fa_kv_resize(struct fa_server *server, uint64_t chunk_bytes)
+{
+	struct fa_kv *kv = &server->kv;
+
+	if (!kv->pool) {
+		fa_log(FA_LOG_WARNING, "a KV pool is made with the next start only");
+		return;
+	}
+	if (chunk_bytes && chunk_bytes != fa_pool_chunk_bytes(kv->pool))
+		fa_log(FA_LOG_WARNING, "the KV pool's chunks change only when a new one is made");
+	set_size(kv);
+	fa_kv_wake(kv);
+}
+
 static void start(struct fa_kv *kv)
 {
 	const struct fa_server *server = kv->server;
-	uint64_t chunks = server->config.pool_bytes / fa_pool_chunk_bytes(kv->pool);
 
-	kv->chunks_max = fa_pool_max_chunks(kv->pool);
-	if (kv->chunks_max > chunks)
-		kv->chunks_max = (uint32_t)chunks;
+	set_size(kv);
 	fa_pool_quota_set(kv->pool, check_quota, kv);
 	fa_pool_grow_set(kv->pool, grow, kv);
-	fa_log(FA_LOG_INFO, "the KV pool may have %" PRIu32 " chunks of %" PRIu64 " KiB",
-	       kv->chunks_max, fa_pool_chunk_bytes(kv->pool) >> 10);
 	(void)uv_timer_init(server->loop, &kv->timer);
 	kv->timer.data = kv;
 	fa_kv_wake(kv);

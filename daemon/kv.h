@@ -40,6 +40,7 @@ struct fa_kv {
 	void *base;             /* where the device has it */
 	uint32_t chunks_max;    /* it grows up to that */
 	uint32_t grow_failed;   /* chunks there were when the device had no more memory */
+	uint64_t grow_again_ns; /* ... and when it is asked again */
 	bool lost;              /* it did not grow as the device is lost */
 	uint64_t last_step;     /* number */
 	uint64_t idle_since_ns; /* since when it has had empty chunks to spare; 0: it has not */
@@ -59,6 +60,10 @@ struct fa_kv_session {
 /* Takes back the pool that an earlier daemon had, or makes one as it is configured, or says
  * in the log why there is none. */
 void fa_kv_open(struct fa_server *server, const struct fa_kv_keeper *keeper);
+
+/* The configuration says another size: @chunk_bytes is what it says of chunks. The pool may
+ * have as many chunks from now on; those that are too many go when they are empty. */
+void fa_kv_resize(struct fa_server *server, uint64_t chunk_bytes);
 
 struct fa_resume_device;
 void fa_kv_device(const struct fa_server *server, struct fa_resume_device *ret_device);

@@ -375,8 +375,7 @@ static int open_device(struct fa_server *server, struct fa_error *error)
 	if (error->text[0])
 		fa_log(FA_LOG_INFO, "no GPU is used: %s", error->text);
 	server->ops->describe(server->device, &server->info);
-	fa_config_resolve(&server->config, server->info.memory_bytes,
-	                  server->info.memory_free_bytes, server->exit_when_idle);
+	fa_config_resolve(&server->config, server->info.memory_bytes);
 
 	r = fa_engine_new(server->ops, notify, server, &server->engine);
 	if (r == 0)
@@ -562,9 +561,15 @@ void fa_server_reload(struct fa_server *server, struct fa_config *config)
 	    !same_text(old->device, config->device) || old->threads != config->threads)
 		fa_log(FA_LOG_WARNING, "socket, mode, group, backend, device and threads change "
 		                       "with the next start only");
-	fa_config_resolve(config, server->info.memory_bytes, server->info.memory_free_bytes,
-	                  server->exit_when_idle);
+	fa_config_resolve(config, server->info.memory_bytes);
 	old->limits = config->limits;
+	if (old->pool_bytes != config->pool_bytes || old->pool_percent != config->pool_percent ||
+	    old->pool_chunk_bytes != config->pool_chunk_bytes) {
+		old->pool_bytes = config->pool_bytes;
+		old->pool_percent = config->pool_percent;
+		fa_kv_resize(server, config->pool_chunk_bytes);
+		old->pool_chunk_bytes = config->pool_chunk_bytes;
+	}
 	old->drain_timeout_ms = config->drain_timeout_ms;
 	old->log = config->log;
 	old->log_level = config->log_level;

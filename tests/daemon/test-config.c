@@ -27,10 +27,19 @@ static void test_defaults(void **state)
 	assert_int_equal(config.limits.tenant[FA_RESOURCE_BUFFERS], 65536);
 	assert_true(config.limits.tenant[FA_RESOURCE_BUFFER_BYTES] > 1 << 20);
 	assert_true(config.limits.tenant[FA_RESOURCE_DEVICE_BYTES] == FA_LIMIT_AUTO);
-	fa_config_resolve(&config, 1ull << 50, 0, false);
+	fa_config_resolve(&config, 1ull << 50);
 	assert_true(config.limits.tenant[FA_RESOURCE_DEVICE_BYTES] == 1ull << 50);
-	fa_config_resolve(&config, 1ull << 51, 0, false);
+	fa_config_resolve(&config, 1ull << 51);
 	assert_true(config.limits.tenant[FA_RESOURCE_DEVICE_BYTES] == 1ull << 50);
+	/* Half of the device's memory, whether it is free or the pool's. */
+	assert_true(fa_config_pool_bytes(&config, 1ull << 40, 1ull << 38, 0, false) == 1ull << 37);
+	assert_true(fa_config_pool_bytes(&config, 1ull << 40, 1ull << 38, 1ull << 38, false) ==
+	            1ull << 38);
+	assert_true(fa_config_pool_bytes(&config, 1ull << 40, 1ull << 38, 0, true) == 256 << 20);
+	config.pool_percent = 25;
+	assert_true(fa_config_pool_bytes(&config, 1ull << 40, 300, 100, false) == 100);
+	config.pool_bytes = 12345;
+	assert_true(fa_config_pool_bytes(&config, 1ull << 40, 300, 100, false) == 12345);
 	assert_int_equal(config.limits.session_streams, 64);
 	assert_int_equal(config.limits.uid_factor, 4);
 	assert_int_equal(config.limits.connections, 4096);
