@@ -210,22 +210,32 @@ static const struct fa_work_kind prepare_kind = {
 	.ended = prepare_ended,
 };
 
+/* Each is moved on its own, as moves within one are done one after another. */
+#define PIECE_TOKENS 8
+
+static uint32_t copies_pieces(const struct fa_step_group *group)
+{
+	return group->n_copies * (group->layout.page_tokens / PIECE_TOKENS);
+}
+
 /* As moves within sequences of two pages, from the second to the first. Returns how many
  * words of @at are used. */
 static size_t fill_copies(const struct fa_step_group *group, const uint32_t *table, uint32_t *at,
                           struct fa_paged_move *move)
 {
-	uint32_t n = group->n_copies, page_tokens = group->layout.page_tokens, n_tokens = 0;
-	uint32_t *cu_moves = at, *to = cu_moves + n + 1, *table_start = to + n;
-	uint32_t *from = table_start + n;
+	uint32_t n_max = copies_pieces(group), page_tokens = group->layout.page_tokens;
+	uint32_t *cu_moves = at, *to = cu_moves + n_max + 1, *table_start = to + n_max;
+	uint32_t *from = table_start + n_max, n = 0, n_tokens = 0;
 
-	for (uint32_t i = 0; i < n; ++i) {
-		cu_moves[i] = n_tokens;
-		to[i] = 0;
-		table_start[i] = 2 * i;
-		for (uint32_t j = 0; j < group->copies_tokens[i]; ++j)
+	for (uint32_t i = 0; i < group->n_copies; ++i)
+		for (uint32_t j = 0; j < group->copies_tokens[i]; ++j) {
+			if (j % PIECE_TOKENS == 0) {
+				cu_moves[n] = n_tokens;
+				to[n] = j;
+				table_start[n++] = 2 * i;
+			}
 			from[n_tokens++] = page_tokens + j;
-	}
+		}
 	cu_moves[n] = n_tokens;
 	move->batch = (int32_t)n;
 	move->cu_moves = cu_moves;
@@ -233,7 +243,7 @@ static size_t fill_copies(const struct fa_step_group *group, const uint32_t *tab
 	move->to = to;
 	move->table = table;
 	move->table_start = table_start;
-	move->table_entries = 2 * n;
+	move->table_entries = 2 * group->n_copies;
 	return (size_t)(from + n_tokens - at);
 }
 
@@ -245,7 +255,8 @@ static size_t copies_words(const struct fa_kv_step *step)
 	for (uint32_t i = 0; i < step->plan->n_groups; ++i) {
 		const struct fa_step_group *group = &step->plan->groups[i];
 
-		n += 1 + group->n_copies * (2 + (size_t)group->layout.page_tokens);
+		n += 1 + 3 * (size_t)copies_pieces(group) +
+		     group->n_copies * (size_t)group->layout.page_tokens;
 	}
 	return n;
 }

@@ -7,6 +7,7 @@
 #include "tests/lib/check.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -20,7 +21,7 @@ static struct fa_fake fake;
 static struct fa_client *client;
 
 /* What came. Written by the fake's thread before it answers, read after the answer. */
-static struct {
+static struct seen {
 	struct fa_wire_message last;
 	int count[_FA_WIRE_TYPE_N];
 	/* Vectors and strings point into the bytes of the connection, which are those of the
@@ -30,12 +31,24 @@ static struct {
 	struct fa_wire_view tokens_view; /* of the last SequencePublish */
 	int status;                      /* of the next answers; 0: they are good */
 } seen;
+static pthread_mutex_t seen_mutex = PTHREAD_MUTEX_INITIALIZER;
+
+/* The answer may have come by memory, of which thread sanitizers know nothing. */
+static struct seen *heard(void)
+{
+	pthread_mutex_lock(&seen_mutex);
+	pthread_mutex_unlock(&seen_mutex);
+	return &seen;
+}
 
 static void serve(struct fa_raw *raw, void *userdata)
 {
 	struct fa_completion_slot *page = fa_fake_welcome(raw);
 
 	while (page && fa_fake_next(raw)) {
+		int status;
+
+		pthread_mutex_lock(&seen_mutex);
 		seen.last = raw->message;
 		++seen.count[raw->message.type];
 		if (raw->message.type == FA_WIRE_BUFFER_REGISTER) {
@@ -46,8 +59,10 @@ static void serve(struct fa_raw *raw, void *userdata)
 		}
 		if (raw->message.type == FA_WIRE_SEQUENCE_PUBLISH)
 			seen.tokens_view = raw->message.sequence_publish.tokens_view;
-		if (seen.status)
-			fa_fake_reply(raw, raw->message.id, seen.status, "for a reason");
+		status = seen.status;
+		pthread_mutex_unlock(&seen_mutex);
+		if (status)
+			fa_fake_reply(raw, raw->message.id, status, "for a reason");
 		else
 			fa_fake_answer(raw, page);
 	}
@@ -95,12 +110,12 @@ static void test_cache(void **state)
 		.ttl_ns = 77,
 	};
 	struct fa_cache_info info = { .size = sizeof(info) };
-	const struct fa_wire_cache_create *create = &seen.last.cache_create;
+	const struct fa_wire_cache_create *create = &heard()->last.cache_create;
 	uint64_t cache = 0;
 
 	fa_check_eq(fa_cache_create(client, &options, &cache), 0);
 	fa_check_eq(cache, FA_FAKE_CACHE);
-	fa_check_eq(seen.last.type, FA_WIRE_CACHE_CREATE);
+	fa_check_eq(heard()->last.type, FA_WIRE_CACHE_CREATE);
 	check_string(create->name, "llama");
 	fa_check_eq(create->mode, 2 | 1 << 2 | 2 << 4);
 	fa_check_eq(create->ttl_ns, 77);
@@ -125,13 +140,13 @@ static void test_cache(void **state)
 	cache = 0;
 	fa_check_eq(fa_cache_find(client, "other", &cache), 0);
 	fa_check_eq(cache, FA_FAKE_CACHE);
-	check_string(seen.last.cache_find.name, "other");
-	fa_check_eq(seen.last.cache_find.cache, 0);
+	check_string(heard()->last.cache_find.name, "other");
+	fa_check_eq(heard()->last.cache_find.cache, 0);
 
 	fa_check_eq(fa_cache_info(client, 12, &info), 0);
-	fa_check_eq(seen.last.type, FA_WIRE_CACHE_FIND);
-	fa_check(!seen.last.cache_find.name.text);
-	fa_check_eq(seen.last.cache_find.cache, 12);
+	fa_check_eq(heard()->last.type, FA_WIRE_CACHE_FIND);
+	fa_check(!heard()->last.cache_find.name.text);
+	fa_check_eq(heard()->last.cache_find.cache, 12);
 	fa_check_eq(info.flags, FA_CACHE_V_IN_K);
 	fa_check_eq(info.mode, FA_READ_UID);
 	fa_check_eq(info.dtype, FA_F16);
@@ -147,8 +162,8 @@ static void test_cache(void **state)
 	fa_check_eq(info.sequences, 11);
 
 	fa_check_eq(fa_cache_remove(client, 13), 0);
-	fa_check_eq(seen.last.type, FA_WIRE_CACHE_REMOVE);
-	fa_check_eq(seen.last.cache_remove.cache, 13);
+	fa_check_eq(heard()->last.type, FA_WIRE_CACHE_REMOVE);
+	fa_check_eq(heard()->last.cache_remove.cache, 13);
 }
 
 static void test_cache_refused(void **state)
@@ -160,7 +175,7 @@ static void test_cache_refused(void **state)
 	struct fa_cache_info info = {};
 	char name[66] = "";
 	uint64_t cache = 5;
-	int before = seen.count[FA_WIRE_CACHE_CREATE];
+	int before = heard()->count[FA_WIRE_CACHE_CREATE];
 
 	memset(name, 'n', 64);
 	fa_check_eq(fa_cache_create(client, NULL, &cache), -EINVAL);
@@ -192,19 +207,19 @@ static void test_cache_refused(void **state)
 	fa_check_eq(fa_cache_find(client, "x", NULL), -EINVAL);
 	fa_check_eq(fa_cache_info(client, 1, &info), -EINVAL);
 	fa_check_eq(fa_cache_info(client, 1, NULL), -EINVAL);
-	fa_check_eq(seen.count[FA_WIRE_CACHE_CREATE], before);
+	fa_check_eq(heard()->count[FA_WIRE_CACHE_CREATE], before);
 	fa_check_eq(cache, 5);
 
 	/* What the daemon refuses. */
 	name[63] = '\0';
 	options.name = name;
-	seen.status = -EEXIST;
+	heard()->status = -EEXIST;
 	fa_check_eq(fa_cache_create(client, &options, &cache), -EEXIST);
 	fa_check_contains(fa_error(), "for a reason");
 	fa_check_eq(cache, 5);
-	seen.status = -ENOENT;
+	heard()->status = -ENOENT;
 	fa_check_eq(fa_cache_remove(client, 1), -ENOENT);
-	seen.status = 0;
+	heard()->status = 0;
 	fa_check_eq(fa_client_state(client), FA_CLIENT_CONNECTED);
 }
 
@@ -213,7 +228,7 @@ static void test_cache_refused(void **state)
 static void test_sequence(void **state)
 {
 	struct fa_sequence_info info = { .size = sizeof(info) };
-	const struct fa_wire_message *last = &seen.last;
+	const struct fa_wire_message *last = &heard()->last;
 	uint64_t sequence = 0, first = 0;
 
 	fa_check_eq(fa_sequence_create(client, 31, &sequence), 0);
@@ -277,14 +292,14 @@ static void test_sequence_refused(void **state)
 	fa_check_eq(fa_sequence_find(client, NULL, &sequence), -EINVAL);
 	fa_check_eq(fa_sequence_set_name(client, 1, NULL, 0, 0), -EINVAL);
 	fa_check_eq(fa_sequence_info(client, 1, NULL), -EINVAL);
-	seen.status = -EACCES;
+	heard()->status = -EACCES;
 	fa_check_eq(fa_sequence_find(client, "x", &sequence), -EACCES);
 	fa_check_eq(fa_sequence_info(client, 1, &info), -EACCES);
 	fa_check_eq(info.length, 3);
 	/* No session was lost: nothing is made of it. */
-	seen.status = -ENOENT;
+	heard()->status = -ENOENT;
 	fa_check_eq(fa_sequence_truncate(client, 1, 2), -ENOENT);
-	seen.status = 0;
+	heard()->status = 0;
 	fa_check_eq(sequence, 5);
 }
 
@@ -297,12 +312,12 @@ static void test_prefix(void **state)
 		                    .n_tokens = 3,
 		                    .extra = "lora",
 		                    .extra_bytes = 4 };
-	const struct fa_wire_sequence_publish *publish = &seen.last.sequence_publish;
-	const struct fa_wire_sequence_attach *attach = &seen.last.sequence_attach;
+	const struct fa_wire_sequence_publish *publish = &heard()->last.sequence_publish;
+	const struct fa_wire_sequence_attach *attach = &heard()->last.sequence_attach;
 	uint64_t n = 0;
 
 	fa_check_eq(fa_sequence_publish(client, 41, &prefix, &n), 0);
-	fa_check_eq(seen.last.type, FA_WIRE_SEQUENCE_PUBLISH);
+	fa_check_eq(heard()->last.type, FA_WIRE_SEQUENCE_PUBLISH);
 	fa_check_eq(n, 23);
 	fa_check_eq(publish->sequence, 41);
 	fa_check_eq(publish->flags, FA_WIRE_PREFIX_SHARED);
@@ -317,7 +332,7 @@ static void test_prefix(void **state)
 	prefix.extra = NULL;
 	prefix.extra_bytes = 0;
 	fa_check_eq(fa_sequence_attach(client, 42, &prefix, &n), 0);
-	fa_check_eq(seen.last.type, FA_WIRE_SEQUENCE_ATTACH);
+	fa_check_eq(heard()->last.type, FA_WIRE_SEQUENCE_ATTACH);
 	fa_check_eq(n, 23);
 	fa_check_eq(attach->sequence, 42);
 	fa_check_eq(attach->flags, 0);
@@ -348,8 +363,8 @@ static void test_long_prefix(void **state)
 	};
 	static uint32_t tokens[N];
 	struct fa_prefix prefix = { .size = sizeof(prefix), .tokens = tokens, .n_tokens = N };
-	const struct fa_wire_view *view = &seen.tokens_view;
-	int frees = seen.count[FA_WIRE_BUFFER_FREE];
+	const struct fa_wire_view *view = &heard()->tokens_view;
+	int frees = heard()->count[FA_WIRE_BUFFER_FREE];
 
 	for (uint32_t i = 0; i < N; ++i)
 		tokens[i] = i * 3;
@@ -362,17 +377,17 @@ static void test_long_prefix(void **state)
 	fa_check_eq(view->strides[0], 1);
 	/* The buffer is freed without waiting for the answer. */
 	fa_check_eq(fa_ping(client), 0);
-	fa_check_eq(seen.count[FA_WIRE_BUFFER_FREE], frees + 1);
-	fa_check_eq(seen.buffer_bytes, sizeof(tokens));
-	fa_check(!memcmp(seen.buffer, tokens, sizeof(tokens)));
+	fa_check_eq(heard()->count[FA_WIRE_BUFFER_FREE], frees + 1);
+	fa_check_eq(heard()->buffer_bytes, sizeof(tokens));
+	fa_check(!memcmp(heard()->buffer, tokens, sizeof(tokens)));
 
 	/* The longest that fits. */
 	prefix.n_tokens = N - 1;
 	prefix.extra = tokens;
 	prefix.extra_bytes = 256;
 	fa_check_eq(fa_sequence_publish(client, 41, &prefix, NULL), 0);
-	fa_check_eq(seen.last.type, FA_WIRE_SEQUENCE_PUBLISH);
-	fa_check_eq(seen.last.sequence_publish.n_tokens, N - 1);
+	fa_check_eq(heard()->last.type, FA_WIRE_SEQUENCE_PUBLISH);
+	fa_check_eq(heard()->last.sequence_publish.n_tokens, N - 1);
 	fa_check_eq(view->rank, 0);
 	prefix.n_tokens = (uint64_t)UINT32_MAX + 1;
 	fa_check_eq(fa_sequence_publish(client, 41, &prefix, NULL), -EINVAL);
@@ -404,7 +419,7 @@ static void test_begin(void **state)
 		                           .items = items,
 		                           .tree = tree,
 		                           .tree_start = tree_start };
-	const struct fa_wire_step_begin *wire = &seen.last.step_begin;
+	const struct fa_wire_step_begin *wire = &heard()->last.step_begin;
 	struct fa_step *step, *other;
 	uint32_t id;
 
@@ -462,7 +477,7 @@ static void test_largest_step(void **state)
 	for (uint32_t i = 0; i < 2048; ++i)
 		items[i] = (struct fa_step_item){ .sequence = i + 1, .n_new = 1 };
 	fa_check_eq(fa_step_begin(client, &options, &step), 0);
-	fa_check_eq(seen.last.step_begin.n_items, 2048);
+	fa_check_eq(heard()->last.step_begin.n_items, 2048);
 	fa_step_free(step);
 	/* Items, and a tree as long as may be, do not fit into one message together. */
 	options.tree = tree;
@@ -516,10 +531,10 @@ static void test_attend(void **state)
 {
 	const float slopes[] = { 1, 2 }, sinks[] = { 3, 4 };
 	const uint32_t positions[] = { 9, 8, 7, 6 };
-	const struct fa_wire_step_attend *wire = &seen.last.step_attend;
+	const struct fa_wire_step_attend *wire = &heard()->last.step_attend;
 	struct fa_step_attend attend;
 	struct fa_step *step = begin(1);
-	uint32_t id = seen.last.step_begin.step;
+	uint32_t id = heard()->last.step_begin.step;
 	struct fa_ticket ticket;
 	struct fa_buffer *buffer;
 	uint64_t value;
@@ -530,8 +545,8 @@ static void test_attend(void **state)
 	attend.sinks = sinks;
 	attend.positions = positions;
 	fa_check_eq(fa_step_attend(step, &attend, NULL), 0);
-	fa_check_eq(seen.last.type, FA_WIRE_STEP_ATTEND);
-	fa_check_eq(seen.last.timeout_ns, 123456789);
+	fa_check_eq(heard()->last.type, FA_WIRE_STEP_ATTEND);
+	fa_check_eq(heard()->last.timeout_ns, 123456789);
 	fa_check_eq(wire->stream, 0);
 	value = wire->value;
 	fa_check_eq(wire->step, id);
@@ -595,12 +610,12 @@ static void test_attend(void **state)
 
 static void refuse(struct fa_step *step, const struct fa_step_attend *attend, const char *part)
 {
-	int before = seen.count[FA_WIRE_STEP_ATTEND];
+	int before = heard()->count[FA_WIRE_STEP_ATTEND];
 
 	fa_check_eq(fa_step_attend(step, attend, NULL), -EINVAL);
 	fa_check_contains(fa_error(), part);
 	fa_check_eq(fa_ping(client), 0);
-	fa_check_eq(seen.count[FA_WIRE_STEP_ATTEND], before);
+	fa_check_eq(heard()->count[FA_WIRE_STEP_ATTEND], before);
 }
 
 static void test_attend_refused(void **state)
@@ -669,9 +684,9 @@ static void test_commit(void **state)
 	struct fa_step_commit commit = {
 		.size = sizeof(commit), .keep = keep, .cu_keep = cu_keep, .timeout_ns = 1000
 	};
-	const struct fa_wire_step_end *wire = &seen.last.step_end;
+	const struct fa_wire_step_end *wire = &heard()->last.step_end;
 	struct fa_step *step = begin(3);
-	uint32_t id = seen.last.step_begin.step;
+	uint32_t id = heard()->last.step_begin.step;
 	struct fa_ticket ticket;
 	uint32_t stream;
 	uint64_t value;
@@ -700,8 +715,8 @@ static void test_commit(void **state)
 	fa_check_eq(fa_step_commit(step, &commit, &ticket), 0);
 	fa_check_eq(ticket.stream, stream);
 	fa_check_eq(fa_wait(client, &ticket, UINT64_MAX, NULL), 0);
-	fa_check_eq(seen.last.type, FA_WIRE_STEP_END);
-	fa_check_eq(seen.last.timeout_ns, 1000);
+	fa_check_eq(heard()->last.type, FA_WIRE_STEP_END);
+	fa_check_eq(heard()->last.timeout_ns, 1000);
 	fa_check_eq(wire->stream, stream);
 	value = wire->value;
 	fa_check_eq(wire->step, id);
@@ -715,10 +730,10 @@ static void test_commit(void **state)
 	fa_check_eq(fa_step_commit(step, NULL, NULL), -EINVAL);
 	fa_check_contains(fa_error(), "before");
 	fa_check_eq(fa_step_abort(step, 0, NULL), -EINVAL);
-	ends = seen.count[FA_WIRE_STEP_END];
+	ends = heard()->count[FA_WIRE_STEP_END];
 	fa_step_free(step);
 	fa_check_eq(fa_ping(client), 0);
-	fa_check_eq(seen.count[FA_WIRE_STEP_END], ends);
+	fa_check_eq(heard()->count[FA_WIRE_STEP_END], ends);
 
 	/* Nothing kept; all kept; aborted; forgotten. */
 	step = begin(3);
@@ -739,12 +754,12 @@ static void test_commit(void **state)
 	fa_check_eq(wire->stream, stream);
 	fa_check_eq(wire->flags, 0);
 	fa_step_free(step);
-	ends = seen.count[FA_WIRE_STEP_END];
+	ends = heard()->count[FA_WIRE_STEP_END];
 	step = begin(3);
-	id = seen.last.step_begin.step;
+	id = heard()->last.step_begin.step;
 	fa_step_free(step);
 	fa_check_eq(fa_ping(client), 0);
-	fa_check_eq(seen.count[FA_WIRE_STEP_END], ends + 1);
+	fa_check_eq(heard()->count[FA_WIRE_STEP_END], ends + 1);
 	fa_check_eq(fa_stream_free(client, stream), 0);
 }
 
@@ -752,7 +767,7 @@ static void test_commit(void **state)
 
 static void test_copy(void **state)
 {
-	const struct fa_wire_sequence_copy *wire = &seen.last.sequence_copy;
+	const struct fa_wire_sequence_copy *wire = &heard()->last.sequence_copy;
 	struct fa_sequence_copy copy = { .size = sizeof(copy), .sequence = 61, .first = 10 };
 	struct fa_buffer *buffer;
 	struct fa_ticket ticket;
@@ -762,8 +777,8 @@ static void test_copy(void **state)
 	copy.timeout_ns = 55;
 	copy.k = tensor(buffer, 3, 7, 2, 16);
 	fa_check_eq(fa_sequence_read(client, &copy, NULL), 0);
-	fa_check_eq(seen.last.type, FA_WIRE_SEQUENCE_COPY);
-	fa_check_eq(seen.last.timeout_ns, 55);
+	fa_check_eq(heard()->last.type, FA_WIRE_SEQUENCE_COPY);
+	fa_check_eq(heard()->last.timeout_ns, 55);
 	fa_check_eq(wire->sequence, 61);
 	fa_check_eq(wire->flags, 0);
 	fa_check_eq(wire->layer, 3);
@@ -835,7 +850,7 @@ static void test_sizes(void **state)
 	attend = attend_all(buffer);
 	copy = copy_of(&attend, sizeof(attend), offsetof(struct fa_step_attend, scale));
 	fa_check_eq(fa_step_attend(step, (void *)copy, NULL), 0);
-	fa_check_eq(seen.last.step_attend.rotary_dim, 0);
+	fa_check_eq(heard()->last.step_attend.rotary_dim, 0);
 	free(copy);
 	fa_step_free(step);
 	fa_buffer_free(buffer);

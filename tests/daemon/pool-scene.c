@@ -246,3 +246,20 @@ void scene_check_counts(struct scene *scene)
 	fa_check_eq(tenants_bytes, used_bytes + idle_bytes);
 	free(seen);
 }
+
+void scene_check_same(const struct fa_pool_info *before, const struct fa_pool_info *after)
+{
+	fa_check_eq(before->chunk_bytes, after->chunk_bytes);
+	fa_check_eq(before->chunks, after->chunks);
+	fa_check_eq(before->chunks_free, after->chunks_free);
+	fa_check_eq(before->chunks_held_back, after->chunks_held_back);
+	fa_check_eq(before->caches, after->caches);
+	fa_check_eq(before->sequences, after->sequences);
+	fa_check_eq(before->tenants, after->tenants);
+	fa_check_eq(before->steps, after->steps);
+	fa_check_eq(before->generation, after->generation);
+	fa_check_eq(before->used_bytes, after->used_bytes);
+	fa_check_eq(before->idle_bytes, after->idle_bytes);
+	fa_check_eq(before->quarantined_pages, after->quarantined_pages);
+	fa_check_eq(before->evicted_pages, after->evicted_pages);
+}

@@ -75,6 +75,9 @@ uint64_t scene_tenant_bytes(struct scene *scene, enum scene_actor actor);
 /* Every count is what follows from the lists of the sequences; nothing is in flight. */
 void scene_check_counts(struct scene *scene);
 
+/* Nothing has changed. */
+void scene_check_same(const struct fa_pool_info *before, const struct fa_pool_info *after);
+
 /* A call fails with @code and a sentence that contains @part. */
 #define SCENE_FAILS(scene, code, part, call)                                                       \
 	do {                                                                                       \

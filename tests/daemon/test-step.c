@@ -39,7 +39,7 @@ static void refuse(enum scene_actor actor, const struct fa_step_item *items, uin
 	            fa_step_plan(scene.pool, &scene.actors[actor], items, n, ++scene.number, 0,
 	                         &scene.error, &step));
 	fa_pool_get_info(scene.pool, &after);
-	assert_memory_equal(&before, &after, sizeof(before));
+	scene_check_same(&before, &after);
 }
 
 static void test_refused(void **state)
