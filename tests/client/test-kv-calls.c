@@ -110,23 +110,22 @@ static void test_cache(void **state)
 		.ttl_ns = 77,
 	};
 	struct fa_cache_info info = { .size = sizeof(info) };
-	const struct fa_wire_cache_create *create = &heard()->last.cache_create;
 	uint64_t cache = 0;
 
 	fa_check_eq(fa_cache_create(client, &options, &cache), 0);
 	fa_check_eq(cache, FA_FAKE_CACHE);
 	fa_check_eq(heard()->last.type, FA_WIRE_CACHE_CREATE);
-	check_string(create->name, "llama");
-	fa_check_eq(create->mode, 2 | 1 << 2 | 2 << 4);
-	fa_check_eq(create->ttl_ns, 77);
-	fa_check_eq(create->dtype, FA_WIRE_DTYPE_BF16);
-	fa_check_eq(create->flags, FA_WIRE_CACHE_V_IN_K);
-	fa_check_eq(create->layers, 32);
-	fa_check_eq(create->kv_heads, 8);
-	fa_check_eq(create->head_dim, 128);
-	fa_check_eq(create->head_dim_v, 64);
-	fa_check_eq(create->page_tokens, 32);
-	fa_check_eq(create->max_pages, 1000);
+	check_string(heard()->last.cache_create.name, "llama");
+	fa_check_eq(heard()->last.cache_create.mode, 2 | 1 << 2 | 2 << 4);
+	fa_check_eq(heard()->last.cache_create.ttl_ns, 77);
+	fa_check_eq(heard()->last.cache_create.dtype, FA_WIRE_DTYPE_BF16);
+	fa_check_eq(heard()->last.cache_create.flags, FA_WIRE_CACHE_V_IN_K);
+	fa_check_eq(heard()->last.cache_create.layers, 32);
+	fa_check_eq(heard()->last.cache_create.kv_heads, 8);
+	fa_check_eq(heard()->last.cache_create.head_dim, 128);
+	fa_check_eq(heard()->last.cache_create.head_dim_v, 64);
+	fa_check_eq(heard()->last.cache_create.page_tokens, 32);
+	fa_check_eq(heard()->last.cache_create.max_pages, 1000);
 
 	/* Without a name, and with the head dim for both. */
 	options.name = NULL;
@@ -134,8 +133,8 @@ static void test_cache(void **state)
 	options.ttl_ns = 0;
 	options.head_dim_v = 0;
 	fa_check_eq(fa_cache_create(client, &options, &cache), 0);
-	fa_check(!create->name.text);
-	fa_check_eq(create->head_dim_v, 128);
+	fa_check(!heard()->last.cache_create.name.text);
+	fa_check_eq(heard()->last.cache_create.head_dim_v, 128);
 
 	cache = 0;
 	fa_check_eq(fa_cache_find(client, "other", &cache), 0);
@@ -228,47 +227,46 @@ static void test_cache_refused(void **state)
 static void test_sequence(void **state)
 {
 	struct fa_sequence_info info = { .size = sizeof(info) };
-	const struct fa_wire_message *last = &heard()->last;
 	uint64_t sequence = 0, first = 0;
 
 	fa_check_eq(fa_sequence_create(client, 31, &sequence), 0);
 	fa_check_eq(sequence, FA_FAKE_SEQUENCE);
-	fa_check_eq(last->type, FA_WIRE_SEQUENCE_CREATE);
-	fa_check_eq(last->sequence_create.cache, 31);
+	fa_check_eq(heard()->last.type, FA_WIRE_SEQUENCE_CREATE);
+	fa_check_eq(heard()->last.sequence_create.cache, 31);
 
 	sequence = 0;
 	fa_check_eq(fa_sequence_find(client, "prompt", &sequence), 0);
 	fa_check_eq(sequence, FA_FAKE_SEQUENCE);
-	check_string(last->sequence_find.name, "prompt");
+	check_string(heard()->last.sequence_find.name, "prompt");
 
 	sequence = 0;
 	fa_check_eq(fa_sequence_fork(client, 32, UINT64_MAX, &sequence), 0);
 	fa_check_eq(sequence, FA_FAKE_SEQUENCE);
-	fa_check_eq(last->sequence_fork.sequence, 32);
-	fa_check_eq(last->sequence_fork.tokens, UINT64_MAX);
+	fa_check_eq(heard()->last.sequence_fork.sequence, 32);
+	fa_check_eq(heard()->last.sequence_fork.tokens, UINT64_MAX);
 	fa_check_eq(fa_sequence_fork(client, 32, 0, &sequence), 0);
-	fa_check_eq(last->sequence_fork.tokens, 0);
+	fa_check_eq(heard()->last.sequence_fork.tokens, 0);
 
 	fa_check_eq(fa_sequence_set_name(client, 33, "chat", FA_FORK_UID, 9), 0);
-	check_string(last->sequence_set_name.name, "chat");
-	fa_check_eq(last->sequence_set_name.sequence, 33);
-	fa_check_eq(last->sequence_set_name.mode, 1 << 4);
-	fa_check_eq(last->sequence_set_name.ttl_ns, 9);
+	check_string(heard()->last.sequence_set_name.name, "chat");
+	fa_check_eq(heard()->last.sequence_set_name.sequence, 33);
+	fa_check_eq(heard()->last.sequence_set_name.mode, 1 << 4);
+	fa_check_eq(heard()->last.sequence_set_name.ttl_ns, 9);
 
 	fa_check_eq(fa_sequence_truncate(client, 34, 100), 0);
-	fa_check_eq(last->type, FA_WIRE_SEQUENCE_TRUNCATE);
-	fa_check_eq(last->sequence_truncate.sequence, 34);
-	fa_check_eq(last->sequence_truncate.tokens, 100);
+	fa_check_eq(heard()->last.type, FA_WIRE_SEQUENCE_TRUNCATE);
+	fa_check_eq(heard()->last.sequence_truncate.sequence, 34);
+	fa_check_eq(heard()->last.sequence_truncate.tokens, 100);
 
 	fa_check_eq(fa_sequence_drop(client, 35, 17, &first), 0);
-	fa_check_eq(last->type, FA_WIRE_SEQUENCE_DROP);
-	fa_check_eq(last->sequence_drop.sequence, 35);
-	fa_check_eq(last->sequence_drop.first, 17);
+	fa_check_eq(heard()->last.type, FA_WIRE_SEQUENCE_DROP);
+	fa_check_eq(heard()->last.sequence_drop.sequence, 35);
+	fa_check_eq(heard()->last.sequence_drop.first, 17);
 	fa_check_eq(first, 16);
 	fa_check_eq(fa_sequence_drop(client, 35, 17, NULL), 0);
 
 	fa_check_eq(fa_sequence_info(client, 36, &info), 0);
-	fa_check_eq(last->sequence_info.sequence, 36);
+	fa_check_eq(heard()->last.sequence_info.sequence, 36);
 	fa_check_eq(info.mode, 2);
 	fa_check_eq(info.cache, FA_FAKE_CACHE);
 	fa_check_eq(info.length, 20);
@@ -277,8 +275,8 @@ static void test_sequence(void **state)
 	fa_check_eq(info.step, 22);
 
 	fa_check_eq(fa_sequence_free(client, 37), 0);
-	fa_check_eq(last->type, FA_WIRE_SEQUENCE_FREE);
-	fa_check_eq(last->sequence_free.sequence, 37);
+	fa_check_eq(heard()->last.type, FA_WIRE_SEQUENCE_FREE);
+	fa_check_eq(heard()->last.sequence_free.sequence, 37);
 }
 
 static void test_sequence_refused(void **state)
@@ -312,20 +310,18 @@ static void test_prefix(void **state)
 		                    .n_tokens = 3,
 		                    .extra = "lora",
 		                    .extra_bytes = 4 };
-	const struct fa_wire_sequence_publish *publish = &heard()->last.sequence_publish;
-	const struct fa_wire_sequence_attach *attach = &heard()->last.sequence_attach;
 	uint64_t n = 0;
 
 	fa_check_eq(fa_sequence_publish(client, 41, &prefix, &n), 0);
 	fa_check_eq(heard()->last.type, FA_WIRE_SEQUENCE_PUBLISH);
 	fa_check_eq(n, 23);
-	fa_check_eq(publish->sequence, 41);
-	fa_check_eq(publish->flags, FA_WIRE_PREFIX_SHARED);
-	fa_check_eq(publish->n_extra, 4);
-	fa_check(!memcmp(publish->extra, "lora", 4));
-	fa_check_eq(publish->n_tokens, 3);
-	fa_check(!memcmp(publish->tokens, tokens, sizeof(tokens)));
-	fa_check_eq(publish->tokens_view.rank, 0);
+	fa_check_eq(heard()->last.sequence_publish.sequence, 41);
+	fa_check_eq(heard()->last.sequence_publish.flags, FA_WIRE_PREFIX_SHARED);
+	fa_check_eq(heard()->last.sequence_publish.n_extra, 4);
+	fa_check(!memcmp(heard()->last.sequence_publish.extra, "lora", 4));
+	fa_check_eq(heard()->last.sequence_publish.n_tokens, 3);
+	fa_check(!memcmp(heard()->last.sequence_publish.tokens, tokens, sizeof(tokens)));
+	fa_check_eq(heard()->last.sequence_publish.tokens_view.rank, 0);
 
 	n = 0;
 	prefix.flags = 0;
@@ -334,10 +330,10 @@ static void test_prefix(void **state)
 	fa_check_eq(fa_sequence_attach(client, 42, &prefix, &n), 0);
 	fa_check_eq(heard()->last.type, FA_WIRE_SEQUENCE_ATTACH);
 	fa_check_eq(n, 23);
-	fa_check_eq(attach->sequence, 42);
-	fa_check_eq(attach->flags, 0);
-	fa_check_eq(attach->n_extra, 0);
-	fa_check_eq(attach->n_tokens, 3);
+	fa_check_eq(heard()->last.sequence_attach.sequence, 42);
+	fa_check_eq(heard()->last.sequence_attach.flags, 0);
+	fa_check_eq(heard()->last.sequence_attach.n_extra, 0);
+	fa_check_eq(heard()->last.sequence_attach.n_tokens, 3);
 	fa_check_eq(fa_sequence_attach(client, 42, &prefix, NULL), 0);
 
 	prefix.tokens = NULL;
@@ -345,7 +341,7 @@ static void test_prefix(void **state)
 	fa_check_contains(fa_error(), "tokens is NULL");
 	prefix.n_tokens = 0;
 	fa_check_eq(fa_sequence_publish(client, 1, &prefix, NULL), 0);
-	fa_check_eq(publish->n_tokens, 0);
+	fa_check_eq(heard()->last.sequence_publish.n_tokens, 0);
 	prefix.extra_bytes = 1;
 	fa_check_eq(fa_sequence_publish(client, 1, &prefix, NULL), -EINVAL);
 	prefix.extra = tokens;
@@ -363,18 +359,17 @@ static void test_long_prefix(void **state)
 	};
 	static uint32_t tokens[N];
 	struct fa_prefix prefix = { .size = sizeof(prefix), .tokens = tokens, .n_tokens = N };
-	const struct fa_wire_view *view = &heard()->tokens_view;
 	int frees = heard()->count[FA_WIRE_BUFFER_FREE];
 
 	for (uint32_t i = 0; i < N; ++i)
 		tokens[i] = i * 3;
 	fa_check_eq(fa_sequence_publish(client, 41, &prefix, NULL), 0);
-	fa_check(view->buffer);
-	fa_check_eq(view->rank, 1);
-	fa_check_eq(view->dtype, 0);
-	fa_check_eq(view->offset, 0);
-	fa_check_eq(view->shape[0], N);
-	fa_check_eq(view->strides[0], 1);
+	fa_check(heard()->tokens_view.buffer);
+	fa_check_eq(heard()->tokens_view.rank, 1);
+	fa_check_eq(heard()->tokens_view.dtype, 0);
+	fa_check_eq(heard()->tokens_view.offset, 0);
+	fa_check_eq(heard()->tokens_view.shape[0], N);
+	fa_check_eq(heard()->tokens_view.strides[0], 1);
 	/* The buffer is freed without waiting for the answer. */
 	fa_check_eq(fa_ping(client), 0);
 	fa_check_eq(heard()->count[FA_WIRE_BUFFER_FREE], frees + 1);
@@ -388,7 +383,7 @@ static void test_long_prefix(void **state)
 	fa_check_eq(fa_sequence_publish(client, 41, &prefix, NULL), 0);
 	fa_check_eq(heard()->last.type, FA_WIRE_SEQUENCE_PUBLISH);
 	fa_check_eq(heard()->last.sequence_publish.n_tokens, N - 1);
-	fa_check_eq(view->rank, 0);
+	fa_check_eq(heard()->tokens_view.rank, 0);
 	prefix.n_tokens = (uint64_t)UINT32_MAX + 1;
 	fa_check_eq(fa_sequence_publish(client, 41, &prefix, NULL), -EINVAL);
 }
@@ -419,28 +414,27 @@ static void test_begin(void **state)
 		                           .items = items,
 		                           .tree = tree,
 		                           .tree_start = tree_start };
-	const struct fa_wire_step_begin *wire = &heard()->last.step_begin;
 	struct fa_step *step, *other;
 	uint32_t id;
 
 	fa_check_eq(fa_step_begin(client, &options, &step), 0);
 	fa_check_eq(fa_step_number(step), FA_FAKE_STEP);
-	id = wire->step;
+	id = heard()->last.step_begin.step;
 	fa_check(id);
-	fa_check_eq(wire->n_items, 3);
-	fa_check(!memcmp(wire->items, items, sizeof(items)));
-	fa_check_eq(wire->n_tree, 83);
-	fa_check(!memcmp(wire->tree, tree, sizeof(tree)));
-	fa_check_eq(wire->n_tree_start, 3);
-	fa_check(!memcmp(wire->tree_start, tree_start, sizeof(tree_start)));
+	fa_check_eq(heard()->last.step_begin.n_items, 3);
+	fa_check(!memcmp(heard()->last.step_begin.items, items, sizeof(items)));
+	fa_check_eq(heard()->last.step_begin.n_tree, 83);
+	fa_check(!memcmp(heard()->last.step_begin.tree, tree, sizeof(tree)));
+	fa_check_eq(heard()->last.step_begin.n_tree_start, 3);
+	fa_check(!memcmp(heard()->last.step_begin.tree_start, tree_start, sizeof(tree_start)));
 
 	/* Beside it, another, without trees. */
 	options.tree = NULL;
 	options.tree_start = NULL;
 	fa_check_eq(fa_step_begin(client, &options, &other), 0);
-	fa_check(wire->step && wire->step != id);
-	fa_check_eq(wire->n_tree, 0);
-	fa_check_eq(wire->n_tree_start, 0);
+	fa_check(heard()->last.step_begin.step && heard()->last.step_begin.step != id);
+	fa_check_eq(heard()->last.step_begin.n_tree, 0);
+	fa_check_eq(heard()->last.step_begin.n_tree_start, 0);
 	fa_step_free(other);
 	fa_step_free(step);
 	fa_check(!fa_step_free(NULL));
@@ -531,7 +525,6 @@ static void test_attend(void **state)
 {
 	const float slopes[] = { 1, 2 }, sinks[] = { 3, 4 };
 	const uint32_t positions[] = { 9, 8, 7, 6 };
-	const struct fa_wire_step_attend *wire = &heard()->last.step_attend;
 	struct fa_step_attend attend;
 	struct fa_step *step = begin(1);
 	uint32_t id = heard()->last.step_begin.step;
@@ -547,33 +540,36 @@ static void test_attend(void **state)
 	fa_check_eq(fa_step_attend(step, &attend, NULL), 0);
 	fa_check_eq(heard()->last.type, FA_WIRE_STEP_ATTEND);
 	fa_check_eq(heard()->last.timeout_ns, 123456789);
-	fa_check_eq(wire->stream, 0);
-	value = wire->value;
-	fa_check_eq(wire->step, id);
-	fa_check_eq(wire->cache, 6);
-	fa_check_eq(wire->layer, 5);
-	fa_check_eq(wire->flags, FA_WIRE_STEP_CAUSAL | FA_WIRE_STEP_ROTARY_INTERLEAVED);
-	fa_check_eq(wire->q.rank, 3);
-	fa_check_eq(wire->q.offset, 64);
-	fa_check_eq(wire->q.shape[1], 2);
-	fa_check_eq(wire->q.strides[0], 32);
-	fa_check_eq(wire->k.shape[2], 16);
-	fa_check_eq(wire->v.shape[2], 8);
-	fa_check_eq(wire->out.shape[2], 8);
-	fa_check_eq(wire->lse.rank, 2);
-	fa_check(wire->scale == 0.5f && wire->softcap == 30);
-	fa_check_eq(wire->window_left, 128);
-	fa_check_eq(wire->window_right, 0);
-	fa_check_eq(wire->n_alibi_slopes, 2);
-	fa_check(wire->alibi_slopes[1] == 2);
-	fa_check_eq(wire->n_sinks, 2);
-	fa_check(wire->sinks[0] == 3);
-	fa_check_eq(wire->rotary_dim, 8);
-	fa_check(wire->rotary_base == 5e5 && wire->rotary_scale == 0.25);
-	fa_check_eq(wire->cos.rank, 2);
-	fa_check_eq(wire->sin.shape[0], 32);
-	fa_check_eq(wire->n_positions, 4);
-	fa_check(!memcmp(wire->positions, positions, sizeof(positions)));
+	fa_check_eq(heard()->last.step_attend.stream, 0);
+	value = heard()->last.step_attend.value;
+	fa_check_eq(heard()->last.step_attend.step, id);
+	fa_check_eq(heard()->last.step_attend.cache, 6);
+	fa_check_eq(heard()->last.step_attend.layer, 5);
+	fa_check_eq(heard()->last.step_attend.flags,
+	            FA_WIRE_STEP_CAUSAL | FA_WIRE_STEP_ROTARY_INTERLEAVED);
+	fa_check_eq(heard()->last.step_attend.q.rank, 3);
+	fa_check_eq(heard()->last.step_attend.q.offset, 64);
+	fa_check_eq(heard()->last.step_attend.q.shape[1], 2);
+	fa_check_eq(heard()->last.step_attend.q.strides[0], 32);
+	fa_check_eq(heard()->last.step_attend.k.shape[2], 16);
+	fa_check_eq(heard()->last.step_attend.v.shape[2], 8);
+	fa_check_eq(heard()->last.step_attend.out.shape[2], 8);
+	fa_check_eq(heard()->last.step_attend.lse.rank, 2);
+	fa_check(heard()->last.step_attend.scale == 0.5f &&
+	         heard()->last.step_attend.softcap == 30);
+	fa_check_eq(heard()->last.step_attend.window_left, 128);
+	fa_check_eq(heard()->last.step_attend.window_right, 0);
+	fa_check_eq(heard()->last.step_attend.n_alibi_slopes, 2);
+	fa_check(heard()->last.step_attend.alibi_slopes[1] == 2);
+	fa_check_eq(heard()->last.step_attend.n_sinks, 2);
+	fa_check(heard()->last.step_attend.sinks[0] == 3);
+	fa_check_eq(heard()->last.step_attend.rotary_dim, 8);
+	fa_check(heard()->last.step_attend.rotary_base == 5e5 &&
+	         heard()->last.step_attend.rotary_scale == 0.25);
+	fa_check_eq(heard()->last.step_attend.cos.rank, 2);
+	fa_check_eq(heard()->last.step_attend.sin.shape[0], 32);
+	fa_check_eq(heard()->last.step_attend.n_positions, 4);
+	fa_check(!memcmp(heard()->last.step_attend.positions, positions, sizeof(positions)));
 
 	/* Defaults. Windows without their flag do not count. */
 	attend = (struct fa_step_attend){ .size = sizeof(attend),
@@ -584,15 +580,16 @@ static void test_attend(void **state)
 		                          .rotary_dim = 8 };
 	fa_check_eq(fa_step_attend(step, &attend, &ticket), 0);
 	fa_check_eq(fa_wait(client, &ticket, UINT64_MAX, NULL), 0);
-	fa_check_eq(wire->value, value + 1);
-	fa_check_eq(wire->k.rank, 0);
-	fa_check_eq(wire->v.rank, 0);
-	fa_check_eq(wire->lse.rank, 0);
-	fa_check_eq(wire->window_left, -1);
-	fa_check_eq(wire->window_right, -1);
-	fa_check(wire->rotary_base == 10000 && wire->rotary_scale == 1);
-	fa_check_eq(wire->cos.rank, 0);
-	fa_check_eq(wire->n_positions, 0);
+	fa_check_eq(heard()->last.step_attend.value, value + 1);
+	fa_check_eq(heard()->last.step_attend.k.rank, 0);
+	fa_check_eq(heard()->last.step_attend.v.rank, 0);
+	fa_check_eq(heard()->last.step_attend.lse.rank, 0);
+	fa_check_eq(heard()->last.step_attend.window_left, -1);
+	fa_check_eq(heard()->last.step_attend.window_right, -1);
+	fa_check(heard()->last.step_attend.rotary_base == 10000 &&
+	         heard()->last.step_attend.rotary_scale == 1);
+	fa_check_eq(heard()->last.step_attend.cos.rank, 0);
+	fa_check_eq(heard()->last.step_attend.n_positions, 0);
 
 	/* Only written, with positions: as many as there are tokens of k. */
 	attend = (struct fa_step_attend){ .size = sizeof(attend),
@@ -601,9 +598,9 @@ static void test_attend(void **state)
 		                          .rotary_dim = 8,
 		                          .positions = positions };
 	fa_check_eq(fa_step_attend(step, &attend, NULL), 0);
-	fa_check_eq(wire->q.rank, 0);
-	fa_check_eq(wire->out.rank, 0);
-	fa_check_eq(wire->n_positions, 4);
+	fa_check_eq(heard()->last.step_attend.q.rank, 0);
+	fa_check_eq(heard()->last.step_attend.out.rank, 0);
+	fa_check_eq(heard()->last.step_attend.n_positions, 4);
 	fa_step_free(step);
 	fa_buffer_free(buffer);
 }
@@ -684,7 +681,6 @@ static void test_commit(void **state)
 	struct fa_step_commit commit = {
 		.size = sizeof(commit), .keep = keep, .cu_keep = cu_keep, .timeout_ns = 1000
 	};
-	const struct fa_wire_step_end *wire = &heard()->last.step_end;
 	struct fa_step *step = begin(3);
 	uint32_t id = heard()->last.step_begin.step;
 	struct fa_ticket ticket;
@@ -717,14 +713,14 @@ static void test_commit(void **state)
 	fa_check_eq(fa_wait(client, &ticket, UINT64_MAX, NULL), 0);
 	fa_check_eq(heard()->last.type, FA_WIRE_STEP_END);
 	fa_check_eq(heard()->last.timeout_ns, 1000);
-	fa_check_eq(wire->stream, stream);
-	value = wire->value;
-	fa_check_eq(wire->step, id);
-	fa_check_eq(wire->flags, FA_WIRE_STEP_COMMIT);
-	fa_check_eq(wire->n_keep, 4);
-	fa_check(!memcmp(wire->keep, keep, sizeof(keep)));
-	fa_check_eq(wire->n_cu_keep, 4);
-	fa_check(!memcmp(wire->cu_keep, cu_keep, sizeof(cu_keep)));
+	fa_check_eq(heard()->last.step_end.stream, stream);
+	value = heard()->last.step_end.value;
+	fa_check_eq(heard()->last.step_end.step, id);
+	fa_check_eq(heard()->last.step_end.flags, FA_WIRE_STEP_COMMIT);
+	fa_check_eq(heard()->last.step_end.n_keep, 4);
+	fa_check(!memcmp(heard()->last.step_end.keep, keep, sizeof(keep)));
+	fa_check_eq(heard()->last.step_end.n_cu_keep, 4);
+	fa_check(!memcmp(heard()->last.step_end.cu_keep, cu_keep, sizeof(cu_keep)));
 
 	/* It has ended, and its end is not sent twice. */
 	fa_check_eq(fa_step_commit(step, NULL, NULL), -EINVAL);
@@ -740,19 +736,19 @@ static void test_commit(void **state)
 	memset(cu_keep, 0, sizeof(cu_keep));
 	commit.keep = NULL;
 	fa_check_eq(fa_step_commit(step, &commit, NULL), 0);
-	fa_check_eq(wire->value, value + 1);
-	fa_check_eq(wire->n_keep, 0);
-	fa_check_eq(wire->n_cu_keep, 4);
+	fa_check_eq(heard()->last.step_end.value, value + 1);
+	fa_check_eq(heard()->last.step_end.n_keep, 0);
+	fa_check_eq(heard()->last.step_end.n_cu_keep, 4);
 	fa_step_free(step);
 	step = begin(3);
 	fa_check_eq(fa_step_commit(step, NULL, NULL), 0);
-	fa_check_eq(wire->n_cu_keep, 0);
-	fa_check_eq(wire->flags, FA_WIRE_STEP_COMMIT);
+	fa_check_eq(heard()->last.step_end.n_cu_keep, 0);
+	fa_check_eq(heard()->last.step_end.flags, FA_WIRE_STEP_COMMIT);
 	fa_step_free(step);
 	step = begin(3);
 	fa_check_eq(fa_step_abort(step, stream, NULL), 0);
-	fa_check_eq(wire->stream, stream);
-	fa_check_eq(wire->flags, 0);
+	fa_check_eq(heard()->last.step_end.stream, stream);
+	fa_check_eq(heard()->last.step_end.flags, 0);
 	fa_step_free(step);
 	ends = heard()->count[FA_WIRE_STEP_END];
 	step = begin(3);
@@ -767,7 +763,6 @@ static void test_commit(void **state)
 
 static void test_copy(void **state)
 {
-	const struct fa_wire_sequence_copy *wire = &heard()->last.sequence_copy;
 	struct fa_sequence_copy copy = { .size = sizeof(copy), .sequence = 61, .first = 10 };
 	struct fa_buffer *buffer;
 	struct fa_ticket ticket;
@@ -779,17 +774,17 @@ static void test_copy(void **state)
 	fa_check_eq(fa_sequence_read(client, &copy, NULL), 0);
 	fa_check_eq(heard()->last.type, FA_WIRE_SEQUENCE_COPY);
 	fa_check_eq(heard()->last.timeout_ns, 55);
-	fa_check_eq(wire->sequence, 61);
-	fa_check_eq(wire->flags, 0);
-	fa_check_eq(wire->layer, 3);
-	fa_check_eq(wire->first, 10);
-	fa_check_eq(wire->k.shape[0], 7);
-	fa_check_eq(wire->v.rank, 0);
+	fa_check_eq(heard()->last.sequence_copy.sequence, 61);
+	fa_check_eq(heard()->last.sequence_copy.flags, 0);
+	fa_check_eq(heard()->last.sequence_copy.layer, 3);
+	fa_check_eq(heard()->last.sequence_copy.first, 10);
+	fa_check_eq(heard()->last.sequence_copy.k.shape[0], 7);
+	fa_check_eq(heard()->last.sequence_copy.v.rank, 0);
 	copy.v = tensor(buffer, 3, 7, 2, 8);
 	fa_check_eq(fa_sequence_write(client, &copy, &ticket), 0);
 	fa_check_eq(fa_wait(client, &ticket, UINT64_MAX, NULL), 0);
-	fa_check_eq(wire->flags, FA_WIRE_COPY_WRITE);
-	fa_check_eq(wire->v.shape[2], 8);
+	fa_check_eq(heard()->last.sequence_copy.flags, FA_WIRE_COPY_WRITE);
+	fa_check_eq(heard()->last.sequence_copy.v.shape[2], 8);
 
 	copy.reserved = 1;
 	fa_check_eq(fa_sequence_read(client, &copy, NULL), -EINVAL);
