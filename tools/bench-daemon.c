@@ -76,7 +76,7 @@ static int ask_status(const char *socket, pid_t *ret_pid, size_t *ret_sessions)
 	return 0;
 }
 
-static int spawn(struct fa_bench_daemon *daemon, const char *path)
+static int spawn(struct fa_bench_daemon *daemon, const char *path, bool supervised)
 {
 	_fa_cleanup_(fa_close_fdp) int ready = -1;
 	struct pollfd poll_fd;
@@ -91,8 +91,9 @@ static int spawn(struct fa_bench_daemon *daemon, const char *path)
 		prctl(PR_SET_PDEATHSIG, SIGTERM);
 		fcntl(ends[1], F_SETFD, 0);
 		snprintf(number, sizeof(number), "%d", ends[1]);
+		/* A supervisor says what it restarts, and that is an error to it. */
 		execl(path, "fad", "--socket", daemon->socket, "--ready-fd", number, "--log-level",
-		      "warning", NULL);
+		      "warning", supervised ? "--supervise" : NULL, NULL);
 		_exit(127);
 	}
 	r = -errno;
@@ -105,24 +106,12 @@ static int spawn(struct fa_bench_daemon *daemon, const char *path)
 	return -EIO;
 }
 
-int fa_bench_daemon_start(const struct fa_bench *bench, struct fa_bench_daemon *ret_daemon)
+static int start_private(const struct fa_bench *bench, bool supervised,
+                         struct fa_bench_daemon *ret_daemon)
 {
 	struct fa_bench_daemon daemon = { 0 };
 	char path[4096];
-	size_t sessions;
 	int r;
-
-	if (bench->socket) {
-		snprintf(daemon.socket, sizeof(daemon.socket), "%s", bench->socket);
-		r = ask_status(daemon.socket, &daemon.pid, &sessions);
-		if (r < 0) {
-			fa_bench_say(bench, "fabench: no daemon at %s: %s", bench->socket,
-			             fa_error());
-			return r;
-		}
-		*ret_daemon = daemon;
-		return 0;
-	}
 
 	r = find_daemon(path, sizeof(path));
 	if (r < 0) {
@@ -136,7 +125,7 @@ int fa_bench_daemon_start(const struct fa_bench *bench, struct fa_bench_daemon *
 		return r;
 	}
 	snprintf(daemon.socket, sizeof(daemon.socket), "%s/fad.sock", daemon.directory);
-	r = spawn(&daemon, path);
+	r = spawn(&daemon, path, supervised);
 	if (r < 0) {
 		fa_bench_say(bench, "fabench: %s did not start", path);
 		fa_bench_daemon_stop(&daemon);
@@ -144,6 +133,37 @@ int fa_bench_daemon_start(const struct fa_bench *bench, struct fa_bench_daemon *
 	}
 	*ret_daemon = daemon;
 	return 0;
+}
+
+int fa_bench_daemon_start(const struct fa_bench *bench, struct fa_bench_daemon *ret_daemon)
+{
+	struct fa_bench_daemon daemon = { 0 };
+	size_t sessions;
+	int r;
+
+	if (!bench->socket)
+		return start_private(bench, false, ret_daemon);
+	snprintf(daemon.socket, sizeof(daemon.socket), "%s", bench->socket);
+	r = ask_status(daemon.socket, &daemon.pid, &sessions);
+	if (r < 0) {
+		fa_bench_say(bench, "fabench: no daemon at %s: %s", bench->socket, fa_error());
+		return r;
+	}
+	*ret_daemon = daemon;
+	return 0;
+}
+
+int fa_bench_daemon_start_supervised(const struct fa_bench *bench,
+                                     struct fa_bench_daemon *ret_daemon)
+{
+	return start_private(bench, true, ret_daemon);
+}
+
+int fa_bench_daemon_process(const struct fa_bench_daemon *daemon, pid_t *ret_pid)
+{
+	size_t sessions;
+
+	return ask_status(daemon->socket, ret_pid, &sessions);
 }
 
 int fa_bench_daemon_stop(struct fa_bench_daemon *daemon)

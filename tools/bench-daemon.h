@@ -22,6 +22,13 @@ struct fa_bench_daemon {
  */
 int fa_bench_daemon_start(const struct fa_bench *bench, struct fa_bench_daemon *ret_daemon);
 
+/* The same, a private one, under a supervisor: that is @ret_daemon's pid. */
+int fa_bench_daemon_start_supervised(const struct fa_bench *bench,
+                                     struct fa_bench_daemon *ret_daemon);
+
+/* The process that serves. */
+int fa_bench_daemon_process(const struct fa_bench_daemon *daemon, pid_t *ret_pid);
+
 /* Ends a private daemon. Returns 0, or -EIO if it did not exit with status 0. */
 int fa_bench_daemon_stop(struct fa_bench_daemon *daemon);
 

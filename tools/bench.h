@@ -51,6 +51,7 @@ int fa_bench_rtt(struct fa_bench *bench);
 int fa_bench_throughput(struct fa_bench *bench);
 int fa_bench_cpu(struct fa_bench *bench);
 int fa_bench_wire(struct fa_bench *bench);
+int fa_bench_restart(struct fa_bench *bench);
 int fa_bench_prefill(struct fa_bench *bench); /* -ENODEV as fa_bench_gpu() */
 int fa_bench_gpu(struct fa_bench *bench);     /* -ENODEV: there is no GPU, or none for us */
 

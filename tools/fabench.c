@@ -18,6 +18,7 @@ static const struct {
 	{ "throughput", "32 clients at once; 64 idle clients", fa_bench_throughput },
 	{ "cpu", "the CPU kernels, against a matrix multiply and against reading", fa_bench_cpu },
 	{ "wire", "writing and reading messages", fa_bench_wire },
+	{ "restart", "from the daemon's death to the first answer", fa_bench_restart },
 	{ "gpu", "requests to a daemon with a GPU, against launches of one's own", fa_bench_gpu },
 	{ "prefill", "the GPU's kernels alone, in boost and under sustained load",
 	  fa_bench_prefill },

@@ -33,7 +33,7 @@ for result in results:
     if result["name"].endswith("/lost"):
         assert result["value"] == 0, result
 areas = {name.split("/")[0] for name, _ in seen}
-assert areas >= {"rtt", "throughput", "idle", "cpu", "wire"}, areas
+assert areas >= {"rtt", "throughput", "idle", "cpu", "wire", "restart"}, areas
 EOF
 
 # And for people.
