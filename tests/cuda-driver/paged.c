@@ -7,24 +7,66 @@
 
 /* ---- elements */
 
-static float load(enum fa_attention_dtype dtype, const void *at, int64_t i)
+/* The number that half's bits are; subnormal ones by way of the smallest normal one. */
+static inline float half_value(uint16_t half)
+{
+	const uint32_t magnitude = (uint32_t)(half & 0x7fff) << 13;
+	const uint32_t sign = (uint32_t)(half & 0x8000) << 16;
+	uint32_t bits = magnitude + (112u << 23);
+	float value;
+
+	if (magnitude >= 31u << 23)
+		bits = magnitude + (224u << 23); /* infinite, or no number */
+	else if (magnitude < 1u << 23)
+		bits = magnitude + (113u << 23);
+	memcpy(&value, &bits, sizeof(value));
+	if (magnitude < 1u << 23) {
+		value -= 0x1p-14f;
+		memcpy(&bits, &value, sizeof(bits));
+	}
+	bits |= sign;
+	memcpy(&value, &bits, sizeof(value));
+	return value;
+}
+
+static inline float load(enum fa_attention_dtype dtype, const void *at, int64_t i)
 {
 	uint32_t bits;
 	float value;
 
 	if (dtype == FA_ATTENTION_F32)
 		return ((const float *)at)[i];
-	bits = ((const uint16_t *)at)[i];
-	if (dtype == FA_ATTENTION_F16) {
-		const uint32_t exponent = bits >> 10 & 31, mantissa = bits & 1023;
-
-		value = exponent ? ldexpf((float)(mantissa | 1024), (int)exponent - 25)
-		                 : ldexpf((float)mantissa, -24);
-		return bits >> 15 ? -value : value;
-	}
-	bits <<= 16;
+	if (dtype == FA_ATTENTION_F16)
+		return half_value(((const uint16_t *)at)[i]);
+	bits = (uint32_t)((const uint16_t *)at)[i] << 16;
 	memcpy(&value, &bits, sizeof(value));
 	return value;
+}
+
+/* Sum of the products of @n elements at @a, of @dtype, with @b. */
+static double dot(enum fa_attention_dtype dtype, const void *a, const float *b, int32_t n)
+{
+	double sum = 0;
+
+	if (dtype == FA_ATTENTION_F16)
+		for (int32_t i = 0; i < n; i++)
+			sum += (double)half_value(((const uint16_t *)a)[i]) * b[i];
+	else
+		for (int32_t i = 0; i < n; i++)
+			sum += (double)load(dtype, a, i) * b[i];
+	return sum;
+}
+
+/* sum = sum * shrink + grow * what is at @a. */
+static void blend(double *sum, double shrink, double grow, enum fa_attention_dtype dtype,
+                  const void *a, int32_t n)
+{
+	if (dtype == FA_ATTENTION_F16)
+		for (int32_t i = 0; i < n; i++)
+			sum[i] = sum[i] * shrink + grow * half_value(((const uint16_t *)a)[i]);
+	else
+		for (int32_t i = 0; i < n; i++)
+			sum[i] = sum[i] * shrink + grow * load(dtype, a, i);
 }
 
 static void store(enum fa_attention_dtype dtype, void *at, int64_t i, float value)
@@ -115,10 +157,8 @@ static float score(const struct row *row, const float *q, int64_t j, int64_t dis
 	const struct fa_cuda_attention *a = &row->args->attention;
 	const char *k = page_row(&row->args->pages, row->item->table_start, j, row->head / a->group,
 	                         false);
-	double s = 0;
+	double s = dot(row->dtype, k, q, a->head_dim);
 
-	for (int32_t d = 0; d < a->head_dim; d++)
-		s += (double)q[d] * load(row->dtype, k, d);
 	if (a->cap_in != 0)
 		s = a->cap_out * M_LN2 * tanh(s * a->cap_in);
 	else
@@ -153,8 +193,7 @@ static void attend_row(const struct row *row)
 		grow = s > top ? 1 : exp(s - top);
 		top = s > top ? s : top;
 		weight = weight * shrink + grow;
-		for (int32_t d = 0; d < a->head_dim_v; d++)
-			sum[d] = sum[d] * shrink + grow * load(row->dtype, v, d);
+		blend(sum, shrink, grow, row->dtype, v, a->head_dim_v);
 	}
 	for (int32_t d = 0; d < a->head_dim_v; d++)
 		store(row->dtype, out, d, weight > 0 ? (float)(sum[d] / weight) : 0);
