@@ -8,10 +8,12 @@
 #include "client/faclient.h"
 #include "common/cleanup.h"
 #include "tests/client/kv-load.h"
+#include "tests/client/kv.h"
 #include "tests/cuda-driver/control.h"
 #include "tests/lib/check.h"
 #include "tests/lib/daemon.h"
 
+#include <errno.h>
 #include <jansson.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -22,8 +24,6 @@
 #include <sysexits.h>
 
 #include <cmocka.h>
-
-#define CHUNK_BYTES (2u << 20)
 
 static struct fa_test_cuda cuda;
 static struct fa_test_daemon supervisor;
@@ -181,11 +181,89 @@ static void test_faults(void **state)
 	check_nothing_left(first_fds);
 }
 
+/* ---- what may still run after the death */
+
+static int setup_mps(void **state)
+{
+	static const char *const args[] = { "--supervise", NULL };
+	const struct fa_test_daemon_options options = {
+		.args = args, .config = "[pool]\nbytes = 2M\nchunk_bytes = 2M\n"
+	};
+
+	fa_check(!setenv("FAD_TEST_CUDA_MPS", "1", 1));
+	fa_test_cuda_begin(&cuda);
+	fa_test_daemon_start(&supervisor, &options);
+	fa_check(!unsetenv("FAD_TEST_CUDA_MPS"));
+	return 0;
+}
+
+/*
+ * Under MPS kernels of a process outlive it for a while. What they may write to is not used
+ * until that is over: no free page, and not the rest of a page that a sequence has.
+ */
+static void test_quarantine(void **state)
+{
+	struct fa_options options = { .size = sizeof(options), .socket = supervisor.socket };
+	uint32_t tags[KV_PAGE_TOKENS + 1];
+	struct kv_item item = { .tags = tags };
+	pid_t pid = kv_load_daemon(supervisor.pid);
+	struct fa_client *client;
+	struct fa_step *step;
+	uint64_t died_ns;
+	json_t *status;
+	struct kv kv;
+	int r;
+
+	options.reconnect_ns = fa_test_patience_ns();
+	fa_check_eq(fa_connect(&options, &client), 0);
+	kv_init(&kv, client, NULL, 0);
+	fa_check_eq(fa_sequence_create(client, kv.cache, &item.sequence), 0);
+	for (uint32_t i = 0; i <= KV_PAGE_TOKENS; ++i)
+		tags[i] = i + 1;
+	item.length = item.n_new = KV_PAGE_TOKENS / 2;
+	fa_check_eq(kv_begin(&kv, &item, 1, &step), 0);
+	fa_check_eq(kv_attend(&kv, step, &item, 1, 0, true), 0);
+	fa_check_eq(fa_step_commit(step, NULL, NULL), 0);
+	fa_step_free(step);
+
+	died_ns = fa_now_ns();
+	fa_check(!kill(pid, SIGKILL));
+	(void)kv_load_next_daemon(supervisor.pid, pid);
+	item.n_new = 1;
+	item.length++;
+	do
+		r = kv_begin(&kv, &item, 1, &step);
+	while (r == -ECONNRESET);
+	/* The page has room, but the one that died may write there, too. */
+	if (r == -ENOMEM)
+		fa_check_contains(fa_error(), "let go");
+	else
+		fa_check(r == 0 && fa_now_ns() - died_ns > 4 * FA_NS_PER_SEC);
+	/* What is durable can be read. */
+	fa_check_eq(kv_check_pages(&kv, item.sequence, tags, 0, KV_PAGE_TOKENS / 2), 0);
+	while (r == -ENOMEM) {
+		fa_test_sleep_ms(20);
+		r = kv_begin(&kv, &item, 1, &step);
+	}
+	fa_check_eq(r, 0);
+	fa_check(fa_now_ns() - died_ns > 4 * FA_NS_PER_SEC);
+	fa_check_eq(kv_attend(&kv, step, &item, 1, 0, true), 0);
+	kv_check_out(&kv, &item, 1);
+	fa_check_eq(fa_step_commit(step, NULL, NULL), 0);
+	fa_step_free(step);
+	status = status_of(client);
+	fa_check_eq(pool_number(status, "quarantined_pages"), 0);
+	json_decref(status);
+	kv_deinit(&kv);
+	fa_disconnect(client);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_killed, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_faults, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_quarantine, setup_mps, teardown),
 	};
 
 	return cmocka_run_group_tests_name("cuda-kv-crash", tests, NULL, NULL);
