@@ -113,13 +113,65 @@ static void publish_page(struct fa_pool *pool, struct fa_cache *cache, uint32_t 
 	}
 }
 
-int fa_prefix_publish(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
-                      const struct fa_prefix_key *key, const uint32_t *tokens, uint64_t n_tokens,
-                      struct fa_error *error, uint64_t *ret_pages)
+static int check_tokens(uint64_t n_tokens, struct fa_error *error)
+{
+	if (n_tokens > FA_SEQUENCE_TOKENS_MAX)
+		return fa_fail(error, -EINVAL,
+		               "%" PRIu64 " tokens are looked up; expected at most %" PRIu64,
+		               n_tokens, FA_SEQUENCE_TOKENS_MAX);
+	return 0;
+}
+
+int fa_prefix_hashes_init(const struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                          const struct fa_prefix_key *key, uint64_t n_tokens,
+                          struct fa_error *error, struct fa_prefix_hashes *ret_hashes)
+{
+	struct fa_prefix_hashes hashes = {};
+	struct fa_sequence *sequence = NULL;
+	int r;
+
+	r = fa_sequence_get(pool, actor, id, FA_RIGHT_APPEND, error, &sequence);
+	if (r == 0)
+		r = check_key(key, error);
+	if (r == 0)
+		r = check_tokens(n_tokens, error);
+	if (r < 0)
+		return r;
+	fa_prefix_hash_begin(pool, sequence->cache, actor->tenant, key, hashes.begin);
+	hashes.page_tokens = sequence->cache->layout.page_tokens;
+	hashes.n = (uint32_t)(n_tokens / hashes.page_tokens);
+	hashes.pages = malloc(hashes.n * sizeof(*hashes.pages) + 1);
+	if (!hashes.pages)
+		return fa_fail(error, -ENOMEM, "there is no memory for %" PRIu32 " hashes",
+		               hashes.n);
+	*ret_hashes = hashes;
+	return 0;
+}
+
+void fa_prefix_hashes_compute(struct fa_prefix_hashes *hashes, const uint32_t *tokens)
 {
 	uint8_t hash[FA_STATE_HASH_BYTES];
+
+	memcpy(hash, hashes->begin, sizeof(hash));
+	for (uint32_t i = 0; i < hashes->n; i++) {
+		fa_prefix_hash_next(tokens + (uint64_t)i * hashes->page_tokens, hashes->page_tokens,
+		                    hash);
+		memcpy(hashes->pages[i], hash, sizeof(hash));
+	}
+}
+
+void fa_prefix_hashes_deinit(struct fa_prefix_hashes *hashes)
+{
+	free(hashes->pages);
+	*hashes = (struct fa_prefix_hashes){};
+}
+
+int fa_prefix_publish_hashed(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                             const struct fa_prefix_hashes *hashes, uint64_t n_tokens,
+                             struct fa_error *error, uint64_t *ret_pages)
+{
 	struct fa_sequence *sequence = NULL;
-	uint32_t page_tokens, first, end;
+	uint32_t first, end = hashes->n;
 	struct fa_pool_more more = {};
 	uint64_t n = 0;
 	int r;
@@ -127,17 +179,12 @@ int fa_prefix_publish(struct fa_pool *pool, const struct fa_actor *actor, uint64
 	r = fa_sequence_get(pool, actor, id, FA_RIGHT_APPEND, error, &sequence);
 	if (r < 0)
 		return r;
-	r = check_key(key, error);
-	if (r < 0)
-		return r;
 	if (n_tokens > sequence->length)
 		return fa_fail(error, -EINVAL,
 		               "%" PRIu64 " tokens are to be published; expected at most %" PRIu64
 		               ", the sequence's length",
 		               n_tokens, sequence->length);
-	page_tokens = sequence->cache->layout.page_tokens;
 	first = fa_sequence_first_page(sequence);
-	end = (uint32_t)(n_tokens / page_tokens);
 
 	/* Those that would be paid for by somebody else from now on. */
 	for (uint32_t number = first; number < end; number++) {
@@ -159,45 +206,31 @@ int fa_prefix_publish(struct fa_pool *pool, const struct fa_actor *actor, uint64
 
 	if (more.bytes)
 		fa_tenant_make_room(pool, actor->tenant, more.bytes);
-	fa_prefix_hash_begin(pool, sequence->cache, actor->tenant, key, hash);
-	for (uint32_t number = 0; number < end; number++) {
-		fa_prefix_hash_next(tokens + (uint64_t)number * page_tokens, page_tokens, hash);
-		if (number < first || !is_open(pool, sequence, number) || find(pool, hash))
+	for (uint32_t number = first; number < end; number++) {
+		uint32_t slot = fa_sequence_slot(sequence, number);
+
+		if (!is_open(pool, sequence, number) || find(pool, hashes->pages[number]))
 			continue;
-		publish_page(
-			pool, sequence->cache,
-			fa_page_index(pool, sequence->cache, fa_sequence_slot(sequence, number)),
-			actor->tenant, hash);
+		publish_page(pool, sequence->cache, fa_page_index(pool, sequence->cache, slot),
+		             actor->tenant, hashes->pages[number]);
 		n++;
 	}
 	*ret_pages = n;
 	return 0;
 }
 
-/*
- * How many pages of @tokens are published. Their indices are written to @indices, unless
- * that is NULL.
- */
-static uint32_t match(const struct fa_pool *pool, const struct fa_cache *cache,
-                      const struct fa_actor *actor, const struct fa_prefix_key *key,
-                      const uint32_t *tokens, uint64_t n_tokens, uint32_t *indices)
+int fa_prefix_publish(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                      const struct fa_prefix_key *key, const uint32_t *tokens, uint64_t n_tokens,
+                      struct fa_error *error, uint64_t *ret_pages)
 {
-	uint32_t page_tokens = cache->layout.page_tokens, n_pages, n;
-	uint8_t hash[FA_STATE_HASH_BYTES];
+	_fa_cleanup_(fa_prefix_hashes_deinit) struct fa_prefix_hashes hashes = {};
+	int r;
 
-	n_pages = (uint32_t)(n_tokens / page_tokens);
-	fa_prefix_hash_begin(pool, cache, actor->tenant, key, hash);
-	for (n = 0; n < n_pages; n++) {
-		uint32_t at;
-
-		fa_prefix_hash_next(tokens + (uint64_t)n * page_tokens, page_tokens, hash);
-		at = find(pool, hash);
-		if (!at)
-			break;
-		if (indices)
-			indices[n] = at - 1;
-	}
-	return n;
+	r = fa_prefix_hashes_init(pool, actor, id, key, n_tokens, error, &hashes);
+	if (r < 0)
+		return r;
+	fa_prefix_hashes_compute(&hashes, tokens);
+	return fa_prefix_publish_hashed(pool, actor, id, &hashes, n_tokens, error, ret_pages);
 }
 
 /* Idle pages are used again. */
@@ -216,54 +249,46 @@ static int check_max_pages(const struct fa_pool *pool, const struct fa_cache *ca
 	               n_idle, cache->n_used, max);
 }
 
-static int check_tokens(uint64_t n_tokens, struct fa_error *error)
-{
-	if (n_tokens > FA_SEQUENCE_TOKENS_MAX)
-		return fa_fail(error, -EINVAL,
-		               "%" PRIu64 " tokens are looked up; expected at most %" PRIu64,
-		               n_tokens, FA_SEQUENCE_TOKENS_MAX);
-	return 0;
-}
-
 int fa_prefix_find(struct fa_pool *pool, const struct fa_actor *actor, uint64_t cache_id,
                    const struct fa_prefix_key *key, const uint32_t *tokens, uint64_t n_tokens,
                    struct fa_error *error, uint64_t *ret_tokens)
 {
+	uint8_t hash[FA_STATE_HASH_BYTES];
 	struct fa_cache *cache = NULL;
+	uint32_t page_tokens;
+	uint64_t n;
 	int r;
 
 	r = fa_cache_get(pool, actor, cache_id, FA_RIGHT_APPEND, error, &cache);
+	if (r == 0)
+		r = check_key(key, error);
+	if (r == 0)
+		r = check_tokens(n_tokens, error);
 	if (r < 0)
 		return r;
-	r = check_key(key, error);
-	if (r < 0)
-		return r;
-	r = check_tokens(n_tokens, error);
-	if (r < 0)
-		return r;
-	*ret_tokens = (uint64_t)match(pool, cache, actor, key, tokens, n_tokens, NULL) *
-	              cache->layout.page_tokens;
+	page_tokens = cache->layout.page_tokens;
+	fa_prefix_hash_begin(pool, cache, actor->tenant, key, hash);
+	for (n = 0; n < n_tokens / page_tokens; n++) {
+		fa_prefix_hash_next(tokens + n * page_tokens, page_tokens, hash);
+		if (!find(pool, hash))
+			break;
+	}
+	*ret_tokens = n * page_tokens;
 	return 0;
 }
 
-int fa_prefix_attach(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
-                     const struct fa_prefix_key *key, const uint32_t *tokens, uint64_t n_tokens,
-                     struct fa_error *error, uint64_t *ret_tokens)
+int fa_prefix_attach_hashed(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                            const struct fa_prefix_hashes *hashes, struct fa_error *error,
+                            uint64_t *ret_tokens)
 {
 	_fa_cleanup_(fa_freep) uint32_t *indices = NULL;
 	struct fa_sequence *sequence = NULL;
 	struct fa_cache *cache = NULL;
-	uint32_t n_pages;
+	uint32_t n_pages = 0, at;
 	uint64_t length;
 	int r;
 
 	r = fa_sequence_get(pool, actor, id, FA_RIGHT_APPEND, error, &sequence);
-	if (r < 0)
-		return r;
-	r = check_key(key, error);
-	if (r < 0)
-		return r;
-	r = check_tokens(n_tokens, error);
 	if (r < 0)
 		return r;
 	if (sequence->n_in_flight)
@@ -273,11 +298,12 @@ int fa_prefix_attach(struct fa_pool *pool, const struct fa_actor *actor, uint64_
 		               "the sequence has %" PRIu64 " tokens; expected an empty one",
 		               sequence->length);
 	cache = sequence->cache;
-	indices = calloc(n_tokens / cache->layout.page_tokens + 1, sizeof(*indices));
+	indices = calloc((size_t)hashes->n + 1, sizeof(*indices));
 	if (!indices)
-		return fa_fail(error, -ENOMEM, "there is no memory to look up %" PRIu64 " tokens",
-		               n_tokens);
-	n_pages = match(pool, cache, actor, key, tokens, n_tokens, indices);
+		return fa_fail(error, -ENOMEM, "there is no memory to look up %" PRIu32 " pages",
+		               hashes->n);
+	while (n_pages < hashes->n && (at = find(pool, hashes->pages[n_pages])))
+		indices[n_pages++] = at - 1;
 	r = check_max_pages(pool, cache, indices, n_pages, error);
 	if (r < 0)
 		return r;
@@ -305,4 +331,18 @@ int fa_prefix_attach(struct fa_pool *pool, const struct fa_actor *actor, uint64_
 		fa_page_list_commit(pool, sequence, length, 0, fa_sequence_body(sequence)->step);
 	*ret_tokens = length;
 	return 0;
+}
+
+int fa_prefix_attach(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                     const struct fa_prefix_key *key, const uint32_t *tokens, uint64_t n_tokens,
+                     struct fa_error *error, uint64_t *ret_tokens)
+{
+	_fa_cleanup_(fa_prefix_hashes_deinit) struct fa_prefix_hashes hashes = {};
+	int r;
+
+	r = fa_prefix_hashes_init(pool, actor, id, key, n_tokens, error, &hashes);
+	if (r < 0)
+		return r;
+	fa_prefix_hashes_compute(&hashes, tokens);
+	return fa_prefix_attach_hashed(pool, actor, id, &hashes, error, ret_tokens);
 }

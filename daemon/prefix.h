@@ -21,6 +21,33 @@ struct fa_prefix_key {
 	bool shared; /* with every tenant that says so too */
 };
 
+/* The hashes of full pages of tokens. */
+struct fa_prefix_hashes {
+	uint8_t begin[32]; /* before the first */
+	uint32_t page_tokens, n;
+	uint8_t (*pages)[32]; /* [n] */
+};
+
+/*
+ * Makes room for those of @n_tokens tokens of @sequence, which the actor has the right to append
+ * to. fa_prefix_hashes_compute() then takes its time (10 ns a token), on any thread, and
+ * touches nothing else. -EINVAL; -ENOMEM.
+ */
+int fa_prefix_hashes_init(const struct fa_pool *pool, const struct fa_actor *actor,
+                          uint64_t sequence, const struct fa_prefix_key *key, uint64_t n_tokens,
+                          struct fa_error *error, struct fa_prefix_hashes *ret_hashes);
+void fa_prefix_hashes_compute(struct fa_prefix_hashes *hashes, const uint32_t *tokens);
+/* Zeroed is fine. */
+void fa_prefix_hashes_deinit(struct fa_prefix_hashes *hashes);
+
+/* The two that follow, of tokens whose hashes were computed for the same actor and sequence. */
+int fa_prefix_publish_hashed(struct fa_pool *pool, const struct fa_actor *actor, uint64_t sequence,
+                             const struct fa_prefix_hashes *hashes, uint64_t n_tokens,
+                             struct fa_error *error, uint64_t *ret_pages);
+int fa_prefix_attach_hashed(struct fa_pool *pool, const struct fa_actor *actor, uint64_t sequence,
+                            const struct fa_prefix_hashes *hashes, struct fa_error *error,
+                            uint64_t *ret_tokens);
+
 /*
  * Publishes the full durable pages of @sequence among its first @n_tokens, whose tokens are
  * @tokens, counted from the sequence's beginning. Pages whose content is known already, or

@@ -15,7 +15,7 @@ enum fa_resource {
 	FA_RESOURCE_PIECES,       /* allocations that buffers are made of, if of several */
 	FA_RESOURCE_FDS,
 	FA_RESOURCE_REQUESTS,
-	FA_RESOURCE_STEP_BYTES, /* tables of steps of the KV pool in flight */
+	FA_RESOURCE_STEP_BYTES, /* tables of steps of the KV pool in flight, tokens looked up */
 	_FA_RESOURCE_N,
 };
 

@@ -61,6 +61,7 @@ enum fa_session_pause {
 	FA_PAUSE_REQUESTS = 1 << 2,
 	FA_PAUSE_DRAIN = 1 << 3,
 	FA_PAUSE_REJECTED = 1 << 4,
+	FA_PAUSE_HASHES = 1 << 5,
 };
 
 struct fa_session_stream {

@@ -346,6 +346,62 @@ static void test_prefix(void **state)
 	kv_call_expect(&client, &message, -EINVAL, "out of bounds");
 }
 
+/* What takes long to hash is answered in its turn, and costs nothing if nobody waits for it. */
+static void test_many_tokens(void **state)
+{
+	enum {
+		N = 12000
+	};
+	uint64_t cache = kv_cache(&client, "long", 2 | 2 << 2), sequence, next;
+	struct fa_wire_message message = fa_raw_message(FA_WIRE_SEQUENCE_PUBLISH), info;
+	static uint32_t numbers[N];
+	struct kv_client other;
+
+	kv_count(numbers, 1, N);
+	sequence = kv_sequence(&client, cache);
+	kv_begin_one(&client, 1, sequence, N);
+	kv_wait(&client, 0, kv_end(&client, 0, 1, true));
+	message.sequence_publish.sequence = sequence;
+	message.sequence_publish.tokens = numbers;
+	message.sequence_publish.n_tokens = N;
+	kv_call(&client, &message, FA_WIRE_SEQUENCE_REPLY);
+	fa_check_eq(client.raw.message.sequence_reply.matched, N / KV_PAGE);
+	/* Known by now. */
+	kv_call(&client, &message, FA_WIRE_SEQUENCE_REPLY);
+	fa_check_eq(client.raw.message.sequence_reply.matched, 0);
+
+	next = kv_sequence(&client, cache);
+	message = attach_message(next, numbers, N);
+	info = fa_raw_message(FA_WIRE_SEQUENCE_INFO);
+	info.sequence_info.sequence = next;
+	message.id = 1000001;
+	info.id = 1000002;
+	fa_check_eq(fa_raw_send(&client.raw, &message, NULL, 0), 0);
+	fa_check_eq(fa_raw_send(&client.raw, &info, NULL, 0), 0);
+	for (uint64_t id = 1000001; id <= 1000002; id++) {
+		fa_raw_receive_reply(&client.raw);
+		fa_check_eq(client.raw.message.id, id);
+		fa_check_eq(client.raw.message.type, FA_WIRE_SEQUENCE_REPLY);
+		fa_check_eq(client.raw.message.sequence_reply.length, N);
+	}
+	kv_call_expect(&client, &message, -EINVAL, "12000 tokens; expected an empty one");
+
+	for (int i = 0; i < 30; i++) {
+		kv_open(&other, daemon_process.socket);
+		message = attach_message(kv_sequence(&other, cache), numbers, N);
+		message.id = 1000003;
+		fa_check_eq(fa_raw_send(&other.raw, &message, NULL, 0), 0);
+		kv_close(&other);
+	}
+	message = fa_raw_message(FA_WIRE_CACHE_FIND);
+	message.cache_find.name = (struct fa_wire_string){ "long", 4 };
+	fa_check_eventually((kv_call(&client, &message, FA_WIRE_CACHE_REPLY),
+	                     client.raw.message.cache_reply.sequences == 2));
+	message = fa_raw_message(FA_WIRE_CACHE_REMOVE);
+	message.cache_remove.cache = cache;
+	kv_call_expect(&client, &message, 0, NULL);
+}
+
 /*
  * A tree of guesses behind 21 tokens: 0 and 1 are two roots, 2 follows 0, 3 and 4 follow 2.
  * The path 0, 2, 4 is kept.
@@ -452,6 +508,7 @@ int main(void)
 		TEST(copy),
 		TEST(names),
 		TEST(prefix),
+		TEST(many_tokens),
 		TEST(tree),
 		TEST(rotary),
 	};
