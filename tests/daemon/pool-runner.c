@@ -16,8 +16,7 @@ int runner_quota(void *userdata, const struct fa_pool_tenant_info *held,
 {
 	const struct runner *runner = userdata;
 
-	if (held->uid != 2000 || !more->bytes ||
-	    held->bytes + more->bytes <= runner->quota_bytes)
+	if (held->uid != 2000 || !more->bytes || held->bytes + more->bytes <= runner->quota_bytes)
 		return 0;
 	return fa_fail(error, -EDQUOT, "no more");
 }
