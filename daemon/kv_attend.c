@@ -351,7 +351,7 @@ static void refused(struct fa_work *work, const struct fa_wire_message *message)
 	/* What comes too late for a step is no part of it. */
 	if (!work->step &&
 	    fa_kv_step_find(work->session, message->step_attend.step, NULL, &work->step) == 0 &&
-	    work->step->end)
+	    work->step->ends)
 		work->step = NULL;
 	fa_kv_step_work_refused(work);
 }

@@ -49,7 +49,7 @@ static int find_step(struct fa_session *session, const struct fa_wire_sequence_c
 		uint32_t i = find_entry(step, m->sequence);
 		const struct fa_step_entry *entry;
 
-		if (i == UINT32_MAX || step->end)
+		if (i == UINT32_MAX || step->ends)
 			continue;
 		entry = &step->plan->entries[i];
 		if (m->first < entry->before || end > entry->after)

@@ -172,7 +172,12 @@ static int wait_for_ends(struct fa_work *work, const struct fa_kv_step *step,
 		if (before->end)
 			r = fa_work_wait(work, before->end->stream, before->end->request.value,
 			                 error);
-		else if (before->id)
+		else if (before->ends && !before->over)
+			r = fa_fail(error, -ECANCELED,
+			            "step %" PRIu32 ", on which step %" PRIu32
+			            " is planned, was not committed",
+			            before->id, step->id);
+		else if (!before->ends && before->id)
 			r = fa_fail(error, -EBUSY,
 			            "step %" PRIu32 " is planned on step %" PRIu32
 			            ", which was not asked to end",
@@ -221,10 +226,11 @@ static int bind_end(struct fa_work *work, const struct fa_wire_message *message,
 	r = fa_kv_step_find(work->session, m->step, error, &step);
 	if (r < 0)
 		return r;
-	if (step->end)
+	if (step->ends)
 		return fa_fail(error, -EINVAL, "step %" PRIu32 " was asked to end already",
 		               m->step);
 	/* From here on, it ends. */
+	step->ends = true;
 	step->end = work;
 	work->step = step;
 	work->layer = UINT32_MAX;
@@ -280,8 +286,11 @@ static void confirm(struct fa_work *work)
 /* Whatever was not committed is aborted. */
 static void ended(struct fa_work *work)
 {
-	if (work->step)
+	if (work->step) {
 		work->step->doomed = true;
+		/* Where a device is lost, or all is cancelled, it may be the first to end. */
+		work->step->end = NULL;
+	}
 	fa_kv_step_work_ended(work);
 }
 

@@ -129,7 +129,7 @@ int fa_kv_step_add(struct fa_kv_step *step, struct fa_work *work, uint32_t layer
 {
 	int r = 0;
 
-	if (step->end)
+	if (step->ends)
 		return fa_fail(error, -EINVAL, "step %" PRIu32 " was asked to end", step->id);
 	if (step->failed)
 		return fa_fail(error, -ECANCELED,

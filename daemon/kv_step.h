@@ -65,7 +65,8 @@ struct fa_kv_step {
 	uint32_t n_before;
 
 	struct fa_list works; /* struct fa_work in flight, by step_link; end is among them */
-	struct fa_work *end;  /* StepEnd */
+	bool ends;            /* StepEnd came */
+	struct fa_work *end;  /* it; NULL again once it has ended, which others may outlive */
 	uint64_t prepared;    /* its value in the session's own stream; 0: it needed none */
 };
 
