@@ -11,14 +11,18 @@ struct fa_cases {
 	const char *kernel; /* a part of the names of the kernels to check */
 	int passed, failed, skipped;
 	double worst[FA_ATTENTION_BF16 + 1]; /* largest share of the allowed error */
+	int *checks;                         /* [fa_cuda_kernels_count]: of each kernel */
 };
 
 /* Counts a check; a failed one says @format. */
 void fa_cases_count(struct fa_cases *cases, bool ok, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 
-/* Rows so far apart that offsets need more than 32 bits: the same bits as close by. */
+/* Rows, and heads, so far apart that offsets need more than 32 bits: the same bits as close
+ * by. */
 void fa_case_far(struct fa_cases *cases);
+/* The same bits however many blocks of threads share the blocks of rows. */
+void fa_case_chain(struct fa_cases *cases);
 /* A sequence gets the same bits whatever else is in its batch. */
 void fa_case_alone(struct fa_cases *cases);
 /* The same bits @reruns times, while other work comes and goes beside. */

@@ -38,7 +38,7 @@ struct fa_request_layout {
 	bool head_major; /* [batch][head][token][dim], not [batch][token][head][dim] */
 	int gap;         /* elements between rows */
 	int first;       /* elements before the tensor, besides the guard */
-	int broken;      /* elements of K and of V that are infinite or NaN */
+	int broken;      /* elements of V that are infinite or NaN; a sixth as many of K */
 };
 
 /*

@@ -28,7 +28,7 @@ static uint32_t take_count(struct fa_gpu *gpu, uint64_t count)
 	return value;
 }
 
-void fa_case_far(struct fa_cases *cases)
+static void far_rows(struct fa_cases *cases)
 {
 	/* The longest rows that are loaded in pieces of 16 bytes, and longer ones. */
 	static const size_t pitches[] = { ((size_t)4 << 20) - 16, ((size_t)4 << 20) + 16 };
@@ -81,9 +81,11 @@ void fa_case_far(struct fa_cases *cases)
 			char text[256];
 			uint32_t differences;
 
-			if (!fa_cuda_kernel_runs(kernel, fa_gpu_chip(gpu)) ||
+			if (!strstr(kernel->symbol, cases->kernel) ||
+			    !fa_cuda_kernel_runs(kernel, fa_gpu_chip(gpu)) ||
 			    !fa_cuda_kernel_covers(kernel, &far))
 				continue;
+			cases->checks[i]++;
 			if (fa_cuda_attention_plan_on(fa_gpu_chip(gpu), kernel, &request.params,
 			                              text, sizeof(text), &launch) < 0)
 				abort();
@@ -105,6 +107,201 @@ void fa_case_far(struct fa_cases *cases)
 	fa_gpu_free(gpu, close);
 	fa_gpu_free(gpu, count);
 	fa_request_free(gpu, &request);
+}
+
+/* Heads that are 3 GiB apart. */
+static void far_heads(struct fa_cases *cases)
+{
+	static const int dims[] = { 64, 128, 256 };
+	const size_t pitch = (size_t)3 << 30;
+	struct fa_gpu *gpu = cases->gpu;
+	const uint64_t count = fa_gpu_alloc(gpu, 4);
+	uint64_t spread[4];
+
+	if (fa_gpu_memory_free(gpu) < 4 * 3 * (uint64_t)pitch + ((uint64_t)2 << 30)) {
+		printf("far: heads skipped, too little memory\n");
+		cases->skipped++;
+		fa_gpu_free(gpu, count);
+		return;
+	}
+	take_count(gpu, count);
+	for (int i = 0; i < 4; i++) {
+		spread[i] = fa_gpu_alloc(gpu, 3 * pitch);
+		fa_gpu_poison(gpu, spread[i], 3 * pitch);
+	}
+	for (int n = 0; n < 12; n++) {
+		const int dim = dims[n / 2 % 3];
+		const struct fa_attention_params params = {
+			.dtype = n < 6 ? FA_ATTENTION_F16 : FA_ATTENTION_BF16,
+			.batch = 1,
+			.heads = 3,
+			.kv_heads = 3,
+			.head_dim = dim,
+			.head_dim_v = dim,
+			.seqlen_q = 333,
+			.seqlen_k = 333,
+			.scale = 0.1f,
+			.causal = n % 2,
+			.window_left = -1,
+			.window_right = -1,
+		};
+		const size_t row = (size_t)dim * 2, rows = (size_t)params.seqlen_q;
+		struct fa_request request;
+		struct fa_attention_params far;
+		struct fa_attention_tensor *tensors[4] = { &far.q, &far.k, &far.v, &far.out };
+		uint64_t close;
+
+		fa_request_make(gpu, &request, &params, NULL, NULL, usual, false, false,
+		                &cases->random);
+		close = fa_gpu_alloc(gpu, 3 * rows * row);
+		far = request.params;
+		for (int i = 0; i < 4; i++) {
+			for (size_t h = 0; h < 3; h++)
+				fa_gpu_copy_rows(gpu, spread[i] + h * pitch, row,
+				                 address(tensors[i]->data) + h * row, 3 * row, row,
+				                 rows);
+			tensors[i]->data = (void *)(uintptr_t)spread[i];
+			tensors[i]->stride_token = dim;
+			tensors[i]->stride_head = (int64_t)(pitch / 2);
+		}
+		for (size_t i = 0; i < fa_cuda_kernels_count; i++) {
+			const struct fa_cuda_kernel *kernel = &fa_cuda_kernels[i];
+			struct fa_cuda_launch launch;
+			char text[256];
+			uint32_t differences;
+
+			if (!strstr(kernel->symbol, cases->kernel) ||
+			    !fa_cuda_kernel_runs(kernel, fa_gpu_chip(gpu)) ||
+			    !fa_cuda_kernel_covers(kernel, &far))
+				continue;
+			if (fa_cuda_attention_plan_on(fa_gpu_chip(gpu), kernel, &request.params,
+			                              text, sizeof(text), &launch) < 0)
+				abort();
+			fa_gpu_launch(gpu, &launch, NULL);
+			if (fa_cuda_attention_plan_on(fa_gpu_chip(gpu), kernel, &far, text,
+			                              sizeof(text), &launch) < 0)
+				abort();
+			fa_gpu_launch(gpu, &launch, NULL);
+			for (size_t h = 0; h < 3; h++)
+				fa_gpu_copy_rows(gpu, close + h * row, 3 * row,
+				                 spread[3] + h * pitch, row, row, rows);
+			fa_gpu_compare(gpu, address(request.params.out.data), close, 3 * rows * row,
+			               count);
+			differences = take_count(gpu, count);
+			fa_cases_count(cases, differences == 0,
+			               "%s: heads %zu bytes apart: %u words differ", kernel->symbol,
+			               pitch, differences);
+			cases->checks[i]++;
+		}
+		fa_gpu_free(gpu, close);
+		fa_request_free(gpu, &request);
+	}
+	for (int i = 0; i < 4; i++)
+		fa_gpu_free(gpu, spread[i]);
+	fa_gpu_free(gpu, count);
+}
+
+void fa_case_far(struct fa_cases *cases)
+{
+	far_rows(cases);
+	far_heads(cases);
+}
+
+/* Runs @request on @kernel with @grid blocks of threads (0: as planned) into poison. */
+static void launch_with(struct fa_gpu *gpu, const struct fa_request *request,
+                        const struct fa_cuda_kernel *kernel, uint32_t grid, uint32_t *ret_planned)
+{
+	struct fa_cuda_launch launch;
+	char text[256];
+
+	if (fa_cuda_attention_plan_on(fa_gpu_chip(gpu), kernel, &request->params, text,
+	                              sizeof(text), &launch) < 0)
+		abort();
+	*ret_planned = (uint32_t)launch.args.units_m * (uint32_t)launch.args.triples;
+	if (grid)
+		launch.grid = grid;
+	fa_gpu_poison(gpu, request->out.address,
+	              (size_t)request->out.elements * element_bytes(request));
+	fa_gpu_poison(gpu, request->lse.address, (size_t)request->lse.elements * 4);
+	fa_gpu_poison_shared(gpu);
+	fa_gpu_launch(gpu, &launch, NULL);
+}
+
+static void chain(struct fa_cases *cases, const struct fa_request *request,
+                  const struct fa_cuda_kernel *kernel, uint64_t count)
+{
+	const size_t bytes = (size_t)request->out.elements * element_bytes(request) / 4 * 4;
+	const size_t lse_bytes = (size_t)request->lse.elements * 4;
+	struct fa_gpu *gpu = cases->gpu;
+	const uint64_t out = fa_gpu_alloc(gpu, bytes), lse = fa_gpu_alloc(gpu, lse_bytes);
+	uint32_t units, differences;
+
+	/* Each unit has a block of threads of its own; then fewer and fewer. */
+	launch_with(gpu, request, kernel, 0, &units);
+	for (uint32_t grid = units; grid > 0; grid /= 3) {
+		launch_with(gpu, request, kernel, grid, &units);
+		if (grid == units) {
+			fa_gpu_copy_rows(gpu, out, bytes, request->out.address, bytes, bytes, 1);
+			fa_gpu_copy_rows(gpu, lse, lse_bytes, request->lse.address, lse_bytes,
+			                 lse_bytes, 1);
+			continue;
+		}
+		fa_gpu_compare(gpu, out, request->out.address, bytes, count);
+		fa_gpu_compare(gpu, lse, request->lse.address, lse_bytes, count);
+		differences = take_count(gpu, count);
+		fa_cases_count(cases, differences == 0,
+		               "%s: %s: %u words differ with %u blocks of threads for %u units",
+		               kernel->symbol, request->text, differences, grid, units);
+	}
+	fa_gpu_free(gpu, out);
+	fa_gpu_free(gpu, lse);
+}
+
+void fa_case_chain(struct fa_cases *cases)
+{
+	/* No keys, no queries, more queries than keys, a whole tile, and a tail. */
+	static const uint32_t cu_q[] = { 0, 70, 70, 170, 298, 301, 501 };
+	static const uint32_t cu_k[] = { 0, 0, 50, 70, 198, 498, 629 };
+	static const int dims[] = { 64, 128, 256 };
+	struct fa_gpu *gpu = cases->gpu;
+	const uint64_t count = fa_gpu_alloc(gpu, 4);
+
+	take_count(gpu, count);
+	for (int n = 0; n < 2 * 3 * 3 * 2; n++) {
+		const int dim = dims[n / 2 % 3], mask = n / 6 % 3;
+		const bool ragged = n / 18;
+		const struct fa_attention_params params = {
+			.dtype = n % 2 ? FA_ATTENTION_BF16 : FA_ATTENTION_F16,
+			.batch = ragged ? 6 : 2,
+			.heads = 2,
+			.kv_heads = 1,
+			.head_dim = dim,
+			.head_dim_v = dim,
+			.seqlen_q = 260,
+			.seqlen_k = 230, /* causal: the first rows see nothing */
+			.scale = (float)(4 / sqrt(dim)),
+			.causal = mask == 1,
+			.window_left = mask == 2 ? 40 : -1,
+			.window_right = mask == 2 ? 3 : -1,
+		};
+		const struct fa_request_layout layout = { .broken = mask == 1 ? 3 : 0 };
+		struct fa_request request;
+
+		fa_request_make(gpu, &request, &params, ragged ? cu_q : NULL, ragged ? cu_k : NULL,
+		                layout, false, false, &cases->random);
+		for (size_t i = 0; i < fa_cuda_kernels_count; i++) {
+			const struct fa_cuda_kernel *kernel = &fa_cuda_kernels[i];
+
+			if (!kernel->keys || !strstr(kernel->symbol, cases->kernel) ||
+			    !fa_cuda_kernel_runs(kernel, fa_gpu_chip(gpu)) ||
+			    !fa_cuda_kernel_covers(kernel, &request.params) || kernel->dim != dim)
+				continue;
+			chain(cases, &request, kernel, count);
+			cases->checks[i]++;
+		}
+		fa_request_free(gpu, &request);
+	}
+	fa_gpu_free(gpu, count);
 }
 
 void fa_case_alone(struct fa_cases *cases)
@@ -180,7 +377,8 @@ void fa_case_rerun(struct fa_cases *cases)
 
 	take_count(gpu, count);
 	for (int dtype = FA_ATTENTION_F32; dtype <= FA_ATTENTION_BF16; dtype++)
-		for (size_t d = 0; d < sizeof(dims) / sizeof(dims[0]); d++) {
+		for (size_t n = 0; n < 2 * sizeof(dims) / sizeof(dims[0]); n++) {
+			const size_t d = n / 2;
 			const struct fa_attention_params params = {
 				.dtype = (enum fa_attention_dtype)dtype,
 				.batch = 2,
@@ -191,7 +389,7 @@ void fa_case_rerun(struct fa_cases *cases)
 				.seqlen_q = 777,
 				.seqlen_k = 1111,
 				.scale = (float)(4 / sqrt(dims[d])),
-				.causal = true,
+				.causal = n % 2,
 				.window_left = -1,
 				.window_right = -1,
 			};

@@ -39,7 +39,7 @@ void fa_cases_count(struct fa_cases *cases, bool ok, const char *format, ...)
 static void check(struct fa_cases *cases, const struct fa_request *request)
 {
 	const struct fa_cuda_chip *chip = fa_gpu_chip(cases->gpu);
-	struct fa_request_reference reference;
+	struct fa_request_reference reference = { NULL };
 	struct fa_cuda_launch launch;
 	char text[512] = "";
 	double error;
@@ -48,7 +48,6 @@ static void check(struct fa_cases *cases, const struct fa_request *request)
 		fa_cases_count(cases, false, "%s: %s", request->text, text);
 		return;
 	}
-	fa_request_reference(cases->gpu, request, &reference);
 	for (size_t i = 0; i < fa_cuda_kernels_count; i++) {
 		const struct fa_cuda_kernel *kernel = &fa_cuda_kernels[i];
 		bool ok;
@@ -58,10 +57,13 @@ static void check(struct fa_cases *cases, const struct fa_request *request)
 		    fa_cuda_attention_plan_on(chip, kernel, &request->params, text, sizeof(text),
 		                              &launch) < 0)
 			continue;
+		if (!reference.out)
+			fa_request_reference(cases->gpu, request, &reference);
 		ok = fa_request_check(cases->gpu, request, &launch, &reference, text, sizeof(text),
 		                      &error);
 		fa_cases_count(cases, ok, "%s: %s: %s", kernel->symbol, request->text, text);
 		cases->worst[kernel->dtype] = fmax(cases->worst[kernel->dtype], error);
+		cases->checks[i]++;
 	}
 	fa_request_reference_free(&reference);
 }
@@ -106,6 +108,89 @@ static void case_shapes(struct fa_cases *cases)
 				for (int causal = 0; causal < 2; causal++)
 					check_shape(cases, dtype, 2, 1, dims[d][0], dims[d][1],
 					            lengths[l][0], lengths[l][1], causal);
+}
+
+/* Logits that rise from tile to tile, as tiles are walked: by what rounding hides, by more
+ * than sums may grow in one go, and by more than the exponents of bf16 reach. */
+static void case_peaked(struct fa_cases *cases)
+{
+	static const float scales[] = { 1, 4, 40 };
+
+	for (int dtype = FA_ATTENTION_F32; dtype <= FA_ATTENTION_BF16; dtype++)
+		for (int dim = 64; dim <= 256; dim *= 2)
+			for (size_t s = 0; s < COUNT(scales); s++)
+				for (int causal = 0; causal < 2; causal++) {
+					const struct fa_attention_params params = {
+						.dtype = (enum fa_attention_dtype)dtype,
+						.batch = 1,
+						.heads = 1,
+						.kv_heads = 1,
+						.head_dim = dim,
+						.head_dim_v = dim,
+						.seqlen_q = 200,
+						.seqlen_k = 520,
+						.scale = scales[s] * 8 / (float)sqrt(dim),
+						.causal = causal,
+						.window_left = -1,
+						.window_right = -1,
+					};
+					struct fa_request request;
+
+					fa_request_make(cases->gpu, &request, &params, NULL, NULL,
+					                usual, false, false, &cases->random);
+					check(cases, &request);
+					fa_request_free(cases->gpu, &request);
+				}
+}
+
+/* Strides that few have, but that all kernels must take: rows, and heads, that overlap;
+ * K that is V; O from the last head to the first. */
+static void case_strides(struct fa_cases *cases)
+{
+	for (int dtype = FA_ATTENTION_F32; dtype <= FA_ATTENTION_BF16; dtype++)
+		for (int dim = 64; dim <= 256; dim *= 2)
+			for (int kind = 0; kind < 4; kind++) {
+				const struct fa_attention_params params = {
+					.dtype = (enum fa_attention_dtype)dtype,
+					.batch = 2,
+					.heads = 4,
+					.kv_heads = 2,
+					.head_dim = dim,
+					.head_dim_v = dim,
+					.seqlen_q = 70,
+					.seqlen_k = 150,
+					.scale = (float)(1 / sqrt(dim)),
+					.causal = kind % 2,
+					.window_left = -1,
+					.window_right = -1,
+				};
+				const struct fa_request_layout layout = { .head_major = true };
+				static const char *const kinds[] = { " overlapping rows",
+					                             " overlapping heads",
+					                             " K is V", " O backwards" };
+				struct fa_request request;
+				struct fa_attention_params *p = &request.params;
+
+				fa_request_make(cases->gpu, &request, &params, NULL, NULL, layout,
+				                false, false, &cases->random);
+				if (kind == 0)
+					p->k.stride_token = p->v.stride_token = 8;
+				if (kind == 1)
+					p->k.stride_head = p->q.stride_head = 16;
+				if (kind == 2)
+					p->v = p->k;
+				if (kind == 3) {
+					p->out.data = (char *)p->out.data +
+					              (p->heads - 1) * p->out.stride_head *
+					                      (dtype == FA_ATTENTION_F32 ? 4 : 2);
+					request.out.first += (p->heads - 1) * p->out.stride_head;
+					p->out.stride_head *= -1;
+				}
+				strncat(request.text, kinds[kind],
+				        sizeof(request.text) - strlen(request.text) - 1);
+				check(cases, &request);
+				fa_request_free(cases->gpu, &request);
+			}
 }
 
 /* Query heads that share a KV head. */
@@ -171,7 +256,7 @@ static void case_small(struct fa_cases *cases)
 	for (int dtype = FA_ATTENTION_F32; dtype <= FA_ATTENTION_BF16; dtype++)
 		for (size_t d = 0; d < COUNT(dims); d++)
 			for (int rich = 0; rich < 2; rich++)
-				for (int broken = 0; broken <= 6; broken += 6) {
+				for (int broken = 0; broken <= 10; broken += 5) {
 					const struct fa_attention_params params = {
 						.dtype = (enum fa_attention_dtype)dtype,
 						.batch = 1,
@@ -273,29 +358,59 @@ static const struct {
 	{ "reference", case_reference }, { "small", case_small },    { "shapes", case_shapes },
 	{ "groups", case_groups },       { "ragged", case_ragged },  { "random", case_random },
 	{ "long", case_long },           { "alone", fa_case_alone }, { "far", fa_case_far },
-	{ "rerun", fa_case_rerun },
+	{ "rerun", fa_case_rerun },      { "peaked", case_peaked },  { "strides", case_strides },
+	{ "chain", fa_case_chain },
 };
+
+/* Checks so far of kernels for this chip alone. */
+static int special_checks(const struct fa_cases *cases)
+{
+	int n = 0;
+
+	for (size_t i = 0; i < fa_cuda_kernels_count; i++)
+		if (fa_cuda_kernel_is_special(&fa_cuda_kernels[i]))
+			n += cases->checks[i];
+	return n;
+}
 
 /* Runs a case and says how it went. */
 static void run(struct fa_cases *cases, size_t i)
 {
-	const int passed = cases->passed, failed = cases->failed;
+	const int passed = cases->passed, failed = cases->failed, special = special_checks(cases);
 	struct timespec start, end;
 
 	clock_gettime(CLOCK_MONOTONIC, &start);
 	all[i].run(cases);
 	clock_gettime(CLOCK_MONOTONIC, &end);
-	printf("%s: %d passed, %d failed, %.1f s\n", all[i].name, cases->passed - passed,
-	       cases->failed - failed,
-	       (double)(end.tv_sec - start.tv_sec) + (double)(end.tv_nsec - start.tv_nsec) * 1e-9);
+	printf("%s: %d passed, %d failed, %.1f s; %d checks of kernels for this chip alone\n",
+	       all[i].name, cases->passed - passed, cases->failed - failed,
+	       (double)(end.tv_sec - start.tv_sec) + (double)(end.tv_nsec - start.tv_nsec) * 1e-9,
+	       special_checks(cases) - special);
 	fflush(stdout);
+}
+
+/* How often each kernel was checked. A case that is to reach all that the chip runs and
+ * does not has checked less than it says. */
+static void say_kernels(struct fa_cases *cases, bool want_all)
+{
+	for (size_t i = 0; i < fa_cuda_kernels_count; i++) {
+		const struct fa_cuda_kernel *kernel = &fa_cuda_kernels[i];
+
+		if (!fa_cuda_kernel_runs(kernel, fa_gpu_chip(cases->gpu)) ||
+		    !strstr(kernel->symbol, cases->kernel))
+			continue;
+		if (cases->checks[i])
+			printf("%6d %s\n", cases->checks[i], kernel->symbol);
+		else if (want_all)
+			fa_cases_count(cases, false, "%s was never checked", kernel->symbol);
+	}
 }
 
 int main(int argc, char **argv)
 {
 	struct fa_cases cases = { .count = 200, .reruns = 1000, .kernel = "" };
 	uint64_t seed = (uint64_t)time(NULL);
-	bool wanted[COUNT(all)] = { false }, any = false, probe = false;
+	bool wanted[COUNT(all)] = { false }, any = false, probe = false, want_all = false;
 
 	for (int i = 1; i < argc; i++) {
 		const bool more = i + 1 < argc;
@@ -334,16 +449,23 @@ int main(int argc, char **argv)
 		fa_gpu_close(cases.gpu);
 		return 0;
 	}
+	cases.checks = calloc(fa_cuda_kernels_count, sizeof(*cases.checks));
+	if (!cases.checks)
+		abort();
 	printf("%s, seed %llu\n", fa_gpu_name(cases.gpu), (unsigned long long)seed);
 	fflush(stdout);
 	cases.random = seed * 2 + 1;
 	for (size_t c = 0; c < COUNT(all); c++)
 		if (!any || wanted[c])
 			run(&cases, c);
+	for (size_t c = 0; c < COUNT(all); c++)
+		want_all |= (!any || wanted[c]) && all[c].run == case_shapes;
+	say_kernels(&cases, want_all);
 	printf("%d passed, %d failed, %d skipped; largest share of the allowed error: f32 %.2f, "
 	       "f16 %.2f, bf16 %.2f\n",
 	       cases.passed, cases.failed, cases.skipped, cases.worst[FA_ATTENTION_F32],
 	       cases.worst[FA_ATTENTION_F16], cases.worst[FA_ATTENTION_BF16]);
 	fa_gpu_close(cases.gpu);
+	free(cases.checks);
 	return cases.failed ? 1 : cases.passed ? 0 : 77;
 }
