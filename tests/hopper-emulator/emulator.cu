@@ -106,7 +106,8 @@ static struct named named[NAMED_MAX];
 static struct mbarrier mbarriers[MBARRIERS_MAX];
 static struct load loads[LOADS_MAX];
 static uint32_t n_threads, n_loads, current;
-static bool eager; /* products happen when they are committed, not when waited for */
+static uint32_t load_rarity; /* copies take so long */
+static bool eager;           /* products happen when they are committed, not when waited for */
 static uint64_t n_redone;
 static uint64_t n_events; /* that somebody may have waited for */
 static jmp_buf scheduler;
@@ -223,7 +224,7 @@ static void run_block(void)
 				lane++;
 				fibre_resume(warp * 32 + lane - 1);
 			}
-		if (n_loads > 0 && random_below(4) == 0)
+		if (n_loads > 0 && random_below(load_rarity) == 0)
 			load_run(random_below(n_loads));
 		warp = random_below(n_threads / 32);
 		if (random_below(warps[warp].rarity) != 0)
@@ -668,6 +669,7 @@ void fa_hopper_launch(uint32_t grid, uint32_t threads, uint32_t shared_bytes,
 		memset(named, 0, sizeof(named));
 		memset(mbarriers, 0, sizeof(mbarriers));
 		eager = random_below(2);
+		load_rarity = 4u << 3 * random_below(4);
 		for (uint32_t i = 0; i < threads / 32; i++)
 			warps[i].rarity = random_below(4) ? 1 : 1 + random_below(60);
 		for (uint32_t i = 0; i < threads; i++) {
