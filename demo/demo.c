@@ -173,17 +173,9 @@ static int finish(void)
 {
 	int r = 0;
 
-	for (int i = 0; i < PROCESSES; i++) {
-		struct demo_process *process = &processes[i];
-		int status;
-
-		if (process->pid <= 0)
-			continue;
-		if (!results[i][0])
-			kill(process->pid, SIGKILL);
-		if (waitpid(process->pid, &status, 0) < 0 || status != 0)
-			r = demo_fail("%s did not end well", process->name);
-	}
+	for (int i = 0; i < PROCESSES; i++)
+		if (demo_process_finish(&processes[i], !results[i][0]) < 0)
+			r = -1;
 	return r;
 }
 

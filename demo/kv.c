@@ -17,7 +17,6 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #define LIMIT_SECONDS 150
@@ -139,17 +138,9 @@ static int finish(void)
 {
 	int r = 0;
 
-	for (int i = 0; i < DEMO_ROLES; i++) {
-		struct demo_process *process = &processes[i];
-		int status;
-
-		if (process->pid <= 0)
-			continue;
-		if (!results[i][0])
-			kill(process->pid, SIGKILL);
-		if (waitpid(process->pid, &status, 0) < 0 || status != 0)
-			r = demo_fail("%s did not end well", process->name);
-	}
+	for (int i = 0; i < DEMO_ROLES; i++)
+		if (demo_process_finish(&processes[i], !results[i][0]) < 0)
+			r = -1;
 	return r;
 }
 

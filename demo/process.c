@@ -6,6 +6,7 @@
 #include <stdarg.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -84,6 +85,19 @@ void demo_process_tell(struct demo_process *process, const char *word)
 	/* a client that is gone is noticed when it is listened to */
 	fprintf(process->to, "%s\n", word);
 	fflush(process->to);
+}
+
+int demo_process_finish(struct demo_process *process, bool unwanted)
+{
+	int status;
+
+	if (process->pid <= 0)
+		return 0;
+	if (unwanted)
+		kill(process->pid, SIGKILL);
+	if (waitpid(process->pid, &status, 0) < 0 || status != 0)
+		return demo_fail("%s did not end well", process->name);
+	return 0;
 }
 
 /* ---- a client's */

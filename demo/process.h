@@ -4,6 +4,7 @@
  */
 #pragma once
 
+#include <stdbool.h>
 #include <stdio.h>
 #include <sys/types.h>
 
@@ -25,6 +26,10 @@ int demo_process_start(struct demo_process *process, const char *name, const cha
 int demo_process_expect(struct demo_process *process, const char *word, char *ret_rest);
 
 void demo_process_tell(struct demo_process *process, const char *word);
+
+/* Waits for its end, after SIGKILL if @unwanted; says if it did not end well, and returns -1.
+ * One that was never started, or is no more, ended well. */
+int demo_process_finish(struct demo_process *process, bool unwanted);
 
 /* A line on stdout; demo_fail() begins it with FAILED, and returns -1. */
 void demo_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
