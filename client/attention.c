@@ -109,6 +109,9 @@ int fa_attention(struct fa_client *client, const struct fa_attention *attention,
 	r = fill_attention(client, attention, &request);
 	if (r < 0)
 		return r;
+	r = fa_request_gates(&request, attention->gates);
+	if (r < 0)
+		return r;
 	request.message.timeout_ns = attention->timeout_ns;
 	return fa_request_submit(client, &request, ret_ticket);
 }

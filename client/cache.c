@@ -3,13 +3,55 @@
 
 #include <errno.h>
 
-_Static_assert(FA_CACHE_V_IN_K == FA_WIRE_CACHE_V_IN_K, "flags travel as they are");
+_Static_assert(FA_CACHE_V_IN_K == FA_WIRE_CACHE_V_IN_K &&
+                       FA_CACHE_TOKEN_SCALES == FA_WIRE_CACHE_TOKEN_SCALES,
+               "flags travel as they are");
+_Static_assert(FA_STORE_PLAIN == FA_WIRE_STORE_PLAIN && FA_STORE_E4M3 == FA_WIRE_STORE_E4M3 &&
+                       FA_STORE_INT8 == FA_WIRE_STORE_INT8,
+               "stores travel as they are");
 _Static_assert(FA_READ_UID == FA_WIRE_ADMIT_UID && FA_READ_ALL == FA_WIRE_ADMIT_ALL &&
                        FA_APPEND_UID == FA_WIRE_ADMIT_UID << 2 &&
                        FA_APPEND_ALL == FA_WIRE_ADMIT_ALL << 2 &&
                        FA_FORK_UID == FA_WIRE_ADMIT_UID << 4 &&
                        FA_FORK_ALL == FA_WIRE_ADMIT_ALL << 4,
                "modes travel as they are");
+
+static int put_scales(const struct fa_cache_options *options, struct fa_wire_cache_create *wire)
+{
+	const bool heads = options->store && !(options->flags & FA_CACHE_TOKEN_SCALES);
+	const uint64_t n = (uint64_t)options->layers * options->kv_heads;
+
+	if (options->store > FA_STORE_INT8)
+		return fa_error_set(
+			-EINVAL,
+			"fa_cache_options.store is %u; expected FA_STORE_PLAIN, FA_STORE_E4M3 or "
+			"FA_STORE_INT8",
+			options->store);
+	if (!options->store && options->flags & FA_CACHE_TOKEN_SCALES)
+		return fa_error_set(-EINVAL,
+		                    "FA_CACHE_TOKEN_SCALES is for FA_STORE_E4M3 and FA_STORE_INT8");
+	if (!heads && (options->k_scales || options->v_scales))
+		return fa_error_set(-EINVAL,
+		                    "fa_cache_options.%s is for FA_STORE_E4M3 and FA_STORE_INT8 "
+		                    "without FA_CACHE_TOKEN_SCALES",
+		                    options->k_scales ? "k_scales" : "v_scales");
+	if (!heads)
+		return 0;
+	if (!options->k_scales || !options->v_scales)
+		return fa_error_set(-EINVAL,
+		                    "fa_cache_options.%s is NULL; expected scales of all heads, or "
+		                    "FA_CACHE_TOKEN_SCALES",
+		                    options->k_scales ? "v_scales" : "k_scales");
+	if (n > FA_WIRE_SCALES_MAX)
+		return fa_error_set(-ENOTSUP,
+		                    "all layers together have %llu heads; with scales of heads at "
+		                    "most %u are supported",
+		                    (unsigned long long)n, FA_WIRE_SCALES_MAX);
+	wire->k_scales = options->k_scales;
+	wire->v_scales = options->v_scales;
+	wire->n_k_scales = wire->n_v_scales = n;
+	return 0;
+}
 
 int fa_cache_create(struct fa_client *client, const struct fa_cache_options *options,
                     uint64_t *ret_cache)
@@ -31,8 +73,9 @@ int fa_cache_create(struct fa_client *client, const struct fa_cache_options *opt
 		return fa_error_set(
 			-EINVAL, "fa_cache_options.dtype is %u; expected FA_F32, FA_F16 or FA_BF16",
 			options->dtype);
-	if (options->reserved)
-		return fa_error_set(-EINVAL, "fa_cache_options.reserved is not 0");
+	r = put_scales(options, wire);
+	if (r < 0)
+		return r;
 	if (options->name) {
 		r = fa_kv_name(options->name, &wire->name);
 		if (r < 0)
@@ -45,6 +88,7 @@ int fa_cache_create(struct fa_client *client, const struct fa_cache_options *opt
 	wire->ttl_ns = options->ttl_ns;
 	wire->dtype = (uint8_t)options->dtype;
 	wire->flags = options->flags;
+	wire->store = (uint8_t)options->store;
 	wire->layers = options->layers;
 	wire->kv_heads = options->kv_heads;
 	wire->head_dim = options->head_dim;
@@ -104,6 +148,7 @@ int fa_cache_info(struct fa_client *client, uint64_t cache, struct fa_cache_info
 		.max_pages = reply->max_pages,
 		.used_pages = reply->used_pages,
 		.idle_pages = reply->idle_pages,
+		.store = reply->store,
 	};
 	fa_struct_out(ret_info, &info, sizeof(info));
 	return 0;

@@ -115,6 +115,7 @@ static int client_new(const struct fa_options *options, struct fa_client **ret_c
 	client->connect_ns = or_default(options->connect_ns, CONNECT_NS_DEFAULT);
 	client->reconnect_ns = or_default(options->reconnect_ns, RECONNECT_NS_DEFAULT);
 	client->call_ns = or_default(options->reply_ns, REPLY_NS_DEFAULT);
+	client->no_ring = options->flags & FA_CONNECT_NO_RING;
 	choose_spin(client, options->spin_ns);
 	(void)snprintf(client->name, sizeof(client->name), "%s", name);
 	fa_list_init(&client->waiters);
@@ -180,6 +181,7 @@ static struct fa_client *client_free(struct fa_client *client)
 			free(results[k].text);
 		free(results);
 	}
+	fa_timeline_release(client->timeline, fa_client_forked(client));
 	if (client->alive)
 		(void)munmap((void *)client->alive, sizeof(uint64_t));
 	free(client->daemon);
@@ -272,7 +274,7 @@ int fa_connect(const struct fa_options *options, struct fa_client **ret_client)
 			return r;
 	}
 	options = o;
-	if (options->flags & ~(FA_CONNECT_SPAWN | FA_CONNECT_PRIVATE))
+	if (options->flags & ~(FA_CONNECT_SPAWN | FA_CONNECT_PRIVATE | FA_CONNECT_NO_RING))
 		return fa_error_set(-EINVAL, "fa_options.flags has unknown bits: 0x%x",
 		                    options->flags);
 
@@ -310,6 +312,10 @@ static void disconnect_child(struct fa_client *client)
 		return;
 	}
 	fa_close_fdp(&client->connection.socket);
+	if (client->connection.ring.memory) {
+		fa_close_fdp(&client->connection.ring.doorbell);
+		fa_close_fdp(&client->connection.ring.wake);
+	}
 	fa_close_fdp(&client->epoll_fd);
 	fa_close_fdp(&client->event_fd);
 }
@@ -396,6 +402,7 @@ int fa_info(struct fa_client *client, struct fa_info *ret_info)
 	                           ? connection->limits.streams
 	                           : FA_COMPLETION_SLOTS;
 	info.max_requests = client->max_requests;
+	info.ring_bytes = client->connection.ring.memory ? client->connection.ring.end.bytes : 0;
 	fa_client_leave(client);
 	fa_struct_out(ret_info, &info, sizeof(info));
 	return 0;
@@ -411,6 +418,7 @@ int fa_fd(struct fa_client *client)
 	/* Of what was read before, nobody was told. */
 	if (!client->watched) {
 		client->watched = true;
+		fa_ring_watch(client);
 		fa_io_ring(client);
 	}
 	fa_client_leave(client);
@@ -425,6 +433,13 @@ int fa_dispatch(struct fa_client *client)
 	r = fa_client_enter(client);
 	if (r < 0)
 		return r;
+	/* Wake-ups are let go of first, and asked for again; then comes the last look. But a
+	 * thread that sleeps for them would sleep on: it lets go of them itself. */
+	if (client->connection.ring.memory && client->state == FA_CLIENT_CONNECTED) {
+		if (!client->leader)
+			fa_ring_drain(&client->connection.ring);
+		fa_ring_watch(client);
+	}
 	fa_io_receive(client, true);
 	if (client->rung)
 		(void)eventfd_read(client->event_fd, &count);

@@ -23,6 +23,12 @@
 int fa_poll(int fd, short events, uint64_t deadline_ns)
 {
 	struct pollfd pollfd = { .fd = fd, .events = events };
+
+	return fa_poll_all(&pollfd, 1, deadline_ns);
+}
+
+int fa_poll_all(struct pollfd *fds, unsigned int n, uint64_t deadline_ns)
+{
 	struct timespec timeout, *timeout_ptr = NULL;
 
 	if (deadline_ns != FA_NS_NEVER) {
@@ -32,7 +38,7 @@ int fa_poll(int fd, short events, uint64_t deadline_ns)
 			                     .tv_nsec = (long)(left % FA_NS_PER_SEC) };
 		timeout_ptr = &timeout;
 	}
-	return ppoll(&pollfd, 1, timeout_ptr, NULL) ? 0 : -EAGAIN;
+	return ppoll(fds, n, timeout_ptr, NULL) ? 0 : -EAGAIN;
 }
 
 static int connect_socket(const char *path, uint64_t deadline_ns, struct fa_error *error,
@@ -156,6 +162,7 @@ static int read_hello_reply(const struct fa_wire_message *message, const int *fd
 		return fa_fail(error, -EPROTO, "the daemon's HelloReply makes no sense");
 
 	connection->version = reply->version;
+	connection->features = reply->features;
 	copy_string(connection->daemon_version, sizeof(connection->daemon_version),
 	            &reply->daemon_version);
 	copy_string(connection->backend, sizeof(connection->backend), &reply->backend);
@@ -230,5 +237,6 @@ void fa_connection_close(struct fa_connection *connection)
 	if (connection->page)
 		(void)munmap((void *)connection->page, FA_COMPLETION_PAGE_BYTES);
 	connection->page = NULL;
+	fa_ring_end(&connection->ring);
 	fa_close_fdp(&connection->socket);
 }

@@ -21,7 +21,8 @@
  * GPU, too (fa_buffer_import_cuda(), FA_BUFFER_ARENA). Only these load the CUDA driver
  * into this process. The daemon has streams of its own, which know nothing of this
  * process's: work that fills the tensors of a request must have finished on the GPU
- * before fa_attention() (cuStreamSynchronize(), or an event that was waited for), and
+ * before fa_attention() (cuStreamSynchronize(), or an event that was waited for), or the
+ * request waits for a value that a stream writes behind it (faclient_timeline.h); and
  * what fa_wait() returned for is complete and can be read by any stream.
  *
  * Threads: a client and all its objects may be used by any number of threads at
@@ -71,6 +72,7 @@ extern "C" {
 
 struct fa_client;
 struct fa_buffer;
+struct fa_gates;
 
 /* "0.1.0", of the library. Static. */
 const char *fa_version(void);
@@ -84,6 +86,8 @@ const char *fa_error(void);
 /* fa_options.flags: start a daemon of our own. */
 #define FA_CONNECT_SPAWN (1u << 0)   /* if none answers that this user may talk to */
 #define FA_CONNECT_PRIVATE (1u << 1) /* in any case */
+/* Requests go through the socket, even if the daemon offers memory to put them in. */
+#define FA_CONNECT_NO_RING (1u << 2)
 
 struct fa_options {
 	uint32_t size; /* sizeof(struct fa_options) */
@@ -160,6 +164,7 @@ struct fa_info {
 	uint64_t max_streams;
 	uint64_t max_requests; /* in flight, of one client; at most 4096 */
 	uint64_t resumed;      /* of the reconnects, those that lost no cache or sequence */
+	uint64_t ring_bytes;   /* requests go through shared memory; 0: through the socket */
 };
 
 /* What the daemon said when it was connected to last. Set ret_info->size before.
@@ -310,6 +315,7 @@ struct fa_attention {
 	const float *alibi_slopes; /* [heads, at most 1024] or NULL; copied */
 	const float *sinks;        /* the same */
 	uint64_t timeout_ns; /* the request ends with -ETIMEDOUT if it takes longer; 0: none */
+	const struct fa_gates *gates; /* what it waits for, and signals; NULL: nothing */
 };
 
 /* Names one request of one client; plain data, may be copied and forgotten. */
@@ -344,8 +350,8 @@ struct fa_completion {
  * Waits for a request, @timeout_ns at most (UINT64_MAX: for ever, 0: only looks).
  * Returns its result; its output can be read then. Any thread may ask, any number
  * of times. @ret_completion may be NULL; set its size before. It is filled whenever
- * the request has ended, also with an error. (Asking for it costs the trip through
- * the socket that a spinning wait saves.) Never connects again.
+ * the request has ended, also with an error. (Where requests go through the socket,
+ * asking for it costs the trip that a spinning wait saves.) Never connects again.
  *   -EAGAIN      not finished in that time; it goes on
  *   -ECANCELED, -ETIMEDOUT (its own timeout), -ECONNRESET, -EINVAL, -ENOTSUP: its end
  *   -ESTALE      so long ago that the result is forgotten: 4096 requests of its
@@ -353,6 +359,14 @@ struct fa_completion {
  */
 int fa_wait(struct fa_client *client, const struct fa_ticket *ticket, uint64_t timeout_ns,
             struct fa_completion *ret_completion);
+
+/*
+ * Submits a request that does nothing: it ends when all before it in its stream have, and
+ * what @gates (may be NULL) say it waits for has come. Tickets, waiting and errors are
+ * those of fa_attention().
+ */
+int fa_marker(struct fa_client *client, uint32_t stream, const struct fa_gates *gates,
+              struct fa_ticket *ret_ticket);
 
 /* Asks that a request end early. 0: it was told, and the request ends with
  * -ECANCELED unless it was faster. -ENOENT: it had finished. */
@@ -387,12 +401,15 @@ int fa_stream_free(struct fa_client *client, uint32_t stream);
  * sessions and tenants are shown only to root and to the daemon's own user. At least:
  *   { "version": "0.1.0", "pid": N, "generation": N, "uptime_ns": N, "draining": false,
  *     "backend": "cpu", "device": "...", "threads": N, "connections": N,
+ *     "mps": "on", "off" or "unknown" (of a GPU: whether the daemon runs under MPS),
  *     "requests": { "submitted": N, "finished": N, "failed": N, "cancelled": N, "busy_ns": N },
  *     "sessions": [ { "session": N, "name": "...", "pid": N, "uid": N, "buffers": N,
- *                     "buffer_bytes": N, "streams": N, "requests": N } ],
+ *                     "buffer_bytes": N, "gpu_buffers": N, "timeline": false, "streams": N,
+ *                     "requests": N } ],
  *     "tenants": [ { "uid": N, "cgroup": "...", "sessions": N, "buffers": N, "buffer_bytes": N,
  *                    "fds": N, "requests": N } ] }
- * requests of a session or tenant are those in flight.
+ * requests of a session or tenant are those in flight; gpu_buffers the buffers that are memory
+ * of the GPU which the client can use itself; timeline whether it has set one up.
  */
 int fa_status(struct fa_client *client, char **ret_json);
 
@@ -401,6 +418,7 @@ int fa_status(struct fa_client *client, char **ret_json);
 int fa_drain(struct fa_client *client);
 
 #include "faclient_kv.h"
+#include "faclient_timeline.h"
 
 #ifdef __GNUC__
 #pragma GCC visibility pop

@@ -43,7 +43,31 @@
 
 /* ---- caches */
 
-#define FA_CACHE_V_IN_K (1u << 0) /* V is the front of K (as in MLA), and not stored */
+#define FA_CACHE_V_IN_K (1u << 0)       /* V is the front of K (as in MLA), and not stored */
+#define FA_CACHE_TOKEN_SCALES (1u << 1) /* with codes: each token has scales of its own */
+
+/*
+ * How keys and values are stored. What goes in and comes out is of the cache's dtype in any
+ * case. Codes take a byte an element, which is then code * scale, in fp32: K and V have
+ * scales of their own, for each head of each layer as fa_cache_options says; or, with
+ * FA_CACHE_TOKEN_SCALES, for each token and head, so that its largest element is the largest
+ * code: 8 bytes more a token and head.
+ *
+ * Putting tokens in rounds to the nearest code, ties to even. What is beyond the largest code
+ * becomes that; an infinity does, too, and with scales of tokens counts as the largest finite
+ * number of fp32. A row of zeros stays zeros. A NaN stays one in e4m3; in int8, its token's
+ * whole row of that head becomes NaN, or with scales of heads it becomes 0. No token is
+ * changed by one that it does not see.
+ *
+ * GPUs have kernels for fp16 and bf16, head dims that are multiples of 16, and, with scales
+ * of heads, up to 64 of them. They are made for few new tokens a sequence: steps with many
+ * take longer than with FA_STORE_PLAIN.
+ */
+enum fa_store {
+	FA_STORE_PLAIN = 0, /* of the cache's dtype */
+	FA_STORE_E4M3 = 1,  /* fp8: the largest is 448 */
+	FA_STORE_INT8 = 2,  /* -127 to 127 */
+};
 
 /*
  * Modes: whom an object with a name admits, besides the tenant that made it (the same
@@ -62,7 +86,7 @@ enum fa_mode {
 
 struct fa_cache_options {
 	uint32_t size;    /* sizeof(struct fa_cache_options) */
-	uint32_t flags;   /* FA_CACHE_V_IN_K */
+	uint32_t flags;   /* FA_CACHE_V_IN_K, FA_CACHE_TOKEN_SCALES */
 	const char *name; /* at most 63 bytes; NULL: none, the client's own */
 	uint32_t mode;    /* enum fa_mode; only with a name */
 	uint32_t dtype;   /* enum fa_dtype */
@@ -70,16 +94,19 @@ struct fa_cache_options {
 	uint32_t head_dim;
 	uint32_t head_dim_v;  /* 0: head_dim */
 	uint32_t page_tokens; /* a power of two from 16 to 256; 0: 64 */
-	uint32_t reserved;
-	uint64_t max_pages; /* of all its sequences; 0: as many as there are */
-	uint64_t ttl_ns;    /* it goes when it was not used for so long and has no sequences;
+	uint32_t store;       /* enum fa_store; codes not with FA_CACHE_V_IN_K */
+	uint64_t max_pages;   /* of all its sequences; 0: as many as there are */
+	uint64_t ttl_ns;      /* it goes when it was not used for so long and has no sequences;
 	                     * 0: never; only with a name */
+	/* With codes and without FA_CACHE_TOKEN_SCALES: [layers][kv_heads], at most 8000, each
+	 * from 2^-100 to 2^100; else NULL. Copied. */
+	const float *k_scales, *v_scales;
 };
 
 /*
  * Makes a cache.
  *   -EEXIST   the name is taken
- *   -ENOTSUP  no kernel covers the shape
+ *   -ENOTSUP  no kernel covers the shape, or what is stored
  *   -ENOSPC   there are too many
  *   -EDQUOT   too many of this user
  */
@@ -100,6 +127,8 @@ struct fa_cache_info {
 	uint64_t max_pages;  /* 0: as many as there are */
 	uint64_t used_pages; /* in sequences and steps */
 	uint64_t idle_pages; /* published, in no sequence: to be had for the asking */
+	uint32_t store;
+	uint32_t reserved;
 };
 /* Set ret_info->size before. */
 int fa_cache_info(struct fa_client *client, uint64_t cache, struct fa_cache_info *ret_info);
@@ -210,6 +239,7 @@ int fa_sequence_attach(struct fa_client *client, uint64_t sequence, const struct
  */
 
 struct fa_step;
+struct fa_gate;
 
 struct fa_step_item {
 	uint64_t sequence;
@@ -252,6 +282,13 @@ uint64_t fa_step_number(const struct fa_step *step);
 #define FA_STEP_CAUSAL (1u << 0)             /* new token i sees new tokens up to i */
 #define FA_STEP_WINDOW (1u << 1)             /* window_left and window_right count */
 #define FA_STEP_ROTARY_INTERLEAVED (1u << 2) /* pairs are 2i, 2i + 1; else i, i + dim / 2 */
+/*
+ * out and lse of an item are the same to the bit whatever other items the step has, and in
+ * every step of the same tokens on the same daemon and GPU. Costs some speed; without it the
+ * daemon reads what sequences of a step have in common once, and sums up in an order that
+ * depends on the step. -ENOTSUP from a daemon that is older than the flag.
+ */
+#define FA_STEP_DETERMINISTIC (1u << 3)
 
 /*
  * One layer: appends k_new and v_new, rotated, and computes attention of q, rotated, over
@@ -292,11 +329,42 @@ struct fa_step_attend {
 	struct fa_tensor cos, sin; /* fp32 [positions, rotary_dim / 2]; buffer NULL: no tables */
 	const uint32_t *positions; /* [new], at most 16000; NULL: where each token lies; copied */
 	uint64_t timeout_ns;
+	const struct fa_gates *gates;
 };
 
 /* -ECONNRESET: the step is gone with the connection. */
 int fa_step_attend(struct fa_step *step, const struct fa_step_attend *attend,
                    struct fa_ticket *ret_ticket);
+
+struct fa_step_attend_layers {
+	uint32_t size;                       /* sizeof(struct fa_step_attend_layers) */
+	uint32_t n_layers;                   /* at most 256, and max_requests */
+	const struct fa_step_attend *attend; /* of the first layer */
+	/* Each layer's tensor begins so many bytes behind that of the one before it; 0: where
+	 * that does, too. */
+	uint64_t q_bytes, k_bytes, v_bytes, out_bytes, lse_bytes;
+	/* What each layer waits for and signals, if not NULL: with each layer that value grows
+	 * by the increment, which of signals is at least 1. Gates of attend besides: its waits are the first layer's, its
+	 * signals the last one's. */
+	const struct fa_gate *wait;
+	uint64_t wait_increment;
+	const struct fa_gate *signal;
+	uint64_t signal_increment;
+};
+
+/*
+ * All layers of a step, or some that follow one another, by one request to the daemon: as
+ * many fa_step_attend(), of which each waits for its own value and gives one. So a stream
+ * or CUDA graph of this process computes what lies between the layers (faclient_timeline.h),
+ * and its CPU has nothing to do with it.
+ *
+ * The ticket is that of the last layer. If a layer fails, those behind it end with the same
+ * error, and the signals of all are given; to cancel is to cancel all that have not ended
+ * (before fa_step_abort(), which comes behind them, if their values may never come).
+ * The timeout is that of each layer, counted from now.
+ */
+int fa_step_attend_layers(struct fa_step *step, const struct fa_step_attend_layers *layers,
+                          struct fa_ticket *ret_ticket);
 
 struct fa_step_commit {
 	uint32_t size; /* sizeof(struct fa_step_commit) */
@@ -309,6 +377,7 @@ struct fa_step_commit {
 	const uint32_t *keep;
 	const uint32_t *cu_keep; /* [n_items + 1], from 0 */
 	uint64_t timeout_ns;
+	const struct fa_gates *gates;
 };
 
 /*
@@ -339,9 +408,10 @@ struct fa_sequence_copy {
 	uint64_t first; /* token */
 	uint32_t layer;
 	uint32_t reserved;
-	struct fa_tensor k; /* [tokens, kv_heads, head_dim] of the cache's dtype; */
+	struct fa_tensor k; /* [tokens, kv_heads, head_dim] of the cache's dtype, not codes; */
 	struct fa_tensor v; /* [tokens, kv_heads, head_dim_v]; one of them may have no buffer */
 	uint64_t timeout_ns;
+	const struct fa_gates *gates;
 };
 
 /*

@@ -19,6 +19,7 @@
 #pragma once
 
 #include "client/faclient.h"
+#include "client/ring.h"
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/completion.h"
@@ -26,6 +27,7 @@
 #include "common/list.h"
 #include "schema/wire.h"
 
+#include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -81,6 +83,8 @@ struct fa_connection {
 	int socket;
 	const struct fa_completion_slot *page;
 	uint32_t version;
+	uint64_t features;
+	struct fa_client_ring ring;
 	char daemon_version[32];
 	char backend[16];
 	char device_name[64];
@@ -116,8 +120,12 @@ struct fa_call {
 		struct fa_wire_cache_reply cache;
 		struct fa_wire_sequence_reply sequence;
 		struct fa_wire_step_reply step;
+		struct fa_wire_ring_reply ring;
+		struct fa_wire_timeline_reply timeline;
 	};
-	int fd; /* that came with the reply, owned; or -1 */
+	int ring_fds[FA_WIRE_RING_FDS]; /* of RingReply, owned */
+	int fd;                         /* that came with the reply, owned; or -1 */
+	int second_fd;                  /* the same */
 	bool done;
 	int status;
 	uint32_t epoch; /* of the connection it went over */
@@ -169,6 +177,7 @@ struct fa_client {
 	uint32_t tag; /* in tickets */
 	uint64_t connect_ns, reconnect_ns, spin_ns, call_ns;
 	bool yields; /* while it spins */
+	bool no_ring;
 	bool spawned;
 	char *daemon; /* options.daemon, absolute, or NULL */
 	char name[FA_WIRE_NAME_BYTES_MAX + 1];
@@ -199,6 +208,8 @@ struct fa_client {
 	int attempt_code;
 	struct fa_error attempt_error;
 
+	bool ring_tried;  /* with this connection */
+	bool ring_making; /* a thread does */
 	unsigned int outside;
 	bool leader;                          /* there is one */
 	unsigned int spun_in_vain, spin_rest; /* of the leader */
@@ -206,6 +217,7 @@ struct fa_client {
 	struct fa_list calls;
 	uint64_t last_id;
 	uint64_t detached;  /* replies to come that nobody waits for */
+	uint64_t posting;   /* requests that are on their way out */
 	uint64_t in_flight; /* requests of streams whose Completion has not been read */
 	uint64_t max_requests;
 
@@ -219,6 +231,7 @@ struct fa_client {
 	uint32_t last_registration;
 	uint32_t last_step;
 	struct fa_client_stream streams[FA_COMPLETION_SLOTS];
+	struct fa_timeline *timeline; /* NULL: fa_timeline_open() was not called */
 };
 
 /* ---- error.c: the calling thread's sentence */
@@ -283,8 +296,13 @@ int fa_connection_open(const char *path, const char *name, const struct fa_resum
 void fa_connection_close(struct fa_connection *connection);
 /* Polls for @events; 0, or -EAGAIN at the deadline. */
 int fa_poll(int fd, short events, uint64_t deadline_ns);
+/* The same for several. */
+int fa_poll_all(struct pollfd *fds, unsigned int n, uint64_t deadline_ns);
 
 /* ---- io.c; with the mutex, which all but receive may release meanwhile */
+
+/* As a deadline: that of calls, from the moment in which there is something to wait for. */
+#define FA_IO_USUAL 0
 
 /* Sends @message, waiting while the socket is full. A request that could not be
  * sent as the daemon is gone goes to its successor if @again. */
@@ -293,6 +311,8 @@ int fa_io_post(struct fa_client *client, struct fa_wire_message *message, const 
 /* Reads what is there, without waiting; stops early if nothing more is due unless
  * @all. Leaves it to the leader if there is one. */
 void fa_io_receive(struct fa_client *client, bool all);
+/* Takes what the records of a stream say into the books, and wakes who waits for that. */
+void fa_io_collect(struct fa_client *client, uint32_t stream);
 /* Waits for waiter->ready; -EAGAIN at the deadline. */
 int fa_io_await(struct fa_client *client, struct fa_waiter *waiter, uint64_t deadline_ns);
 /* Sends a request and waits for its reply; returns its status, with the sentence set. */
@@ -323,7 +343,8 @@ struct fa_request {
 		const struct fa_tensor *tensor;
 	} tensors[FA_REQUEST_TENSORS];
 	size_t n_tensors;
-	struct fa_step *step; /* it is part of that, and nothing without it; or NULL */
+	struct fa_step *step;  /* it is part of that, and nothing without it; or NULL */
+	struct fa_gates gates; /* where an older caller's are completed */
 };
 
 /* fa_tensor_view() of one of its tensors; before it is submitted, its buffer is checked. */
@@ -337,9 +358,25 @@ uint32_t *fa_request_stream(struct fa_wire_message *message, uint64_t **ret_valu
  */
 int fa_request_send(struct fa_client *client, struct fa_request *request, bool wait,
                     uint64_t *ret_value);
+/* How many values of its stream it takes. */
+uint64_t fa_request_values(const struct fa_wire_message *message);
 /* Without the mutex: sends it, and waits for its end if there is no @ret_ticket. */
 int fa_request_submit(struct fa_client *client, struct fa_request *request,
                       struct fa_ticket *ret_ticket);
+
+/* ---- timeline.c */
+
+/* The caller's gates go with the request; NULL: it has none. */
+int fa_request_gates(struct fa_request *request, const struct fa_gates *gates);
+int fa_gate_check(const char *what, const struct fa_gate *gate, bool may_be_out);
+bool fa_request_is_gated(const struct fa_request *request);
+/* With the mutex: before one that is gated is sent over a connection that stands (the mutex
+ * may be released meanwhile), and after. -ECONNRESET: it waits for what was lost. */
+int fa_timeline_prepare(struct fa_client *client, const struct fa_request *request);
+bool fa_timeline_is_ready(const struct fa_client *client);
+void fa_timeline_sent(struct fa_client *client, const struct fa_request *request);
+/* With the client; takes NULL. */
+struct fa_timeline *fa_timeline_release(struct fa_timeline *timeline, bool forked);
 
 /* ---- kv.c */
 

@@ -128,10 +128,20 @@ static void handle_reply(struct fa_client *client, const struct fa_wire_message 
 	case FA_WIRE_STEP_REPLY:
 		call->step = message->step_reply;
 		break;
+	case FA_WIRE_RING_REPLY:
+		call->ring = message->ring_reply;
+		for (size_t i = 0; i < FA_WIRE_RING_FDS; ++i)
+			call->ring_fds[i] = fa_steal_fd(&fds[i]);
+		break;
+	case FA_WIRE_TIMELINE_REPLY:
+		call->timeline = message->timeline_reply;
+		call->fd = fa_steal_fd(&fds[0]);
+		call->second_fd = fa_steal_fd(&fds[1]);
+		break;
 	default:
 		break;
 	}
-	if (call->expect_fds && n_fds)
+	if (call->expect_fds == 1 && n_fds)
 		call->fd = fa_steal_fd(&fds[0]);
 	call->done = true;
 }
@@ -147,6 +157,19 @@ static void handle_completion(struct fa_client *client, const struct fa_wire_mes
 		return;
 	}
 	stream = &client->streams[completion->stream];
+	/* Those before it that succeeded have no Completion. */
+	(void)fa_ring_collect_stream(client, completion->stream);
+	if (client->state == FA_CLIENT_LOST)
+		return;
+	/* The records go when the daemon closes the connection; what it sent before is here. */
+	if (client->connection.ring.memory && completion->status <= 0 &&
+	    completion->value > stream->known + 1 - stream->base &&
+	    completion->value <= stream->submitted - stream->base &&
+	    fa_result_probe(client, completion->stream, completion->value + stream->base)) {
+		fa_client_lose(client, -ECONNRESET,
+		               "the daemon ended the connection before its results were read");
+		return;
+	}
 	if (stream->known == stream->submitted ||
 	    completion->value != stream->known + 1 - stream->base || completion->status > 0) {
 		fa_client_lose(client, -EPROTO,
@@ -164,7 +187,8 @@ static bool is_reply(enum fa_wire_type type)
 {
 	return type == FA_WIRE_REPLY || type == FA_WIRE_BUFFER_REPLY ||
 	       type == FA_WIRE_STATUS_REPLY || type == FA_WIRE_CACHE_REPLY ||
-	       type == FA_WIRE_SEQUENCE_REPLY || type == FA_WIRE_STEP_REPLY;
+	       type == FA_WIRE_SEQUENCE_REPLY || type == FA_WIRE_STEP_REPLY ||
+	       type == FA_WIRE_RING_REPLY || type == FA_WIRE_TIMELINE_REPLY;
 }
 
 /* What lies in client->in, and came with it. */
@@ -238,12 +262,24 @@ static void wake_ready(struct fa_client *client)
 {
 	struct fa_list *pos;
 
+	/* Behind a failure whose Completion has come there may be more. */
+	(void)fa_ring_collect(client);
+	if (client->state != FA_CLIENT_CONNECTED)
+		return;
 	fa_list_for_each(pos, &client->waiters) {
 		struct fa_waiter *waiter = fa_container_of(pos, struct fa_waiter, link);
 
 		if (waiter->ready(client, waiter))
 			pthread_cond_signal(&waiter->wake);
 	}
+}
+
+void fa_io_collect(struct fa_client *client, uint32_t stream)
+{
+	if (!fa_ring_collect_stream(client, stream))
+		return;
+	fa_io_ring(client);
+	wake_ready(client);
 }
 
 /* @any: something was read before. */
@@ -259,10 +295,18 @@ static void receive(struct fa_client *client, bool all, bool any)
 
 void fa_io_receive(struct fa_client *client, bool all)
 {
+	if (fa_ring_collect(client))
+		wake_ready(client);
 	/* Were what the leader waits for read by another thread, poll() would not
 	 * return. It is about to read. */
 	if (!client->leader)
 		receive(client, all, false);
+}
+
+/* Who waits for requests in a ring has spun on their page. */
+static bool is_worth_spinning(const struct fa_client *client)
+{
+	return !client->connection.ring.memory || !fa_list_empty(&client->calls);
 }
 
 /*
@@ -270,11 +314,11 @@ void fa_io_receive(struct fa_client *client, bool all)
  * this thread would be woken. When they were not several times, the next ones are
  * waited for asleep. Outside the mutex; what counts is the leader's.
  */
-static bool receive_spinning(struct fa_client *client, int fd, struct packet *packet)
+static bool receive_spinning(struct fa_client *client, bool worth, int fd, struct packet *packet)
 {
 	uint64_t end_ns;
 
-	if (!client->spin_ns)
+	if (!client->spin_ns || !worth)
 		return false;
 	if (client->spin_rest) {
 		--client->spin_rest;
@@ -298,6 +342,60 @@ static bool receive_spinning(struct fa_client *client, int fd, struct packet *pa
 	return false;
 }
 
+/* Sleeps until there is a packet, or the daemon says that requests of the ring have
+ * ended, or there is room in it. */
+static void lead_ring(struct fa_client *client, uint64_t deadline_ns)
+{
+	const struct fa_client_ring *ring = &client->connection.ring;
+	struct packet packet = { .n = -EAGAIN };
+	struct pollfd fds[] = {
+		{ .fd = client->connection.socket, .events = POLLIN },
+		{ .fd = ring->wake, .events = POLLIN },
+	};
+	uint64_t slice_ns = fa_deadline_ns(FA_RECEIVE_SLICE_NS);
+	bool worth;
+
+	/* Armed first, and then the last look: what ends after it wakes. */
+	fa_ring_arm(&client->connection.ring.end);
+	if (fa_ring_collect(client)) {
+		if (!client->watched)
+			fa_ring_disarm(&client->connection.ring.end);
+		wake_ready(client);
+		return;
+	}
+	if (client->state == FA_CLIENT_LOST)
+		return;
+
+	client->leader = true;
+	worth = is_worth_spinning(client);
+	fa_io_outside_begin(client);
+	if (!receive_spinning(client, worth, fds[0].fd, &packet) &&
+	    !fa_poll_all(fds, 2, deadline_ns < slice_ns ? deadline_ns : slice_ns)) {
+		if (fds[1].revents)
+			fa_ring_drain(ring);
+		if (fds[0].revents)
+			packet.n = fa_packet_receive(fds[0].fd, client->in, FA_WIRE_BYTES_MAX,
+			                             packet.fds, &packet.n_fds, MSG_DONTWAIT);
+	}
+	fa_io_outside_end(client);
+	client->leader = false;
+
+	if (client->state == FA_CLIENT_LOST) {
+		fa_packet_close_fds(packet.fds, packet.n_fds);
+		return;
+	}
+	/* The wake-up may have been meant for who polls the client's descriptor, and what it
+	 * told of may be known by now. */
+	if (client->watched)
+		fa_ring_watch(client);
+	else
+		fa_ring_disarm(&client->connection.ring.end);
+	if (handle_packet(client, &packet))
+		receive(client, false, true);
+	else if (client->state == FA_CLIENT_CONNECTED)
+		wake_ready(client);
+}
+
 /*
  * Waits for a packet as the leader, reads it and what else is there. A receive
  * that sleeps saves the call of poll(), but keeps time only coarsely.
@@ -308,11 +406,12 @@ static void lead(struct fa_client *client, uint64_t deadline_ns)
 	               deadline_ns < fa_deadline_ns(FA_RECEIVE_SLICE_NS);
 	struct packet packet = { .n = -EAGAIN };
 	int fd = client->connection.socket;
-	bool any;
+	bool any, worth;
 
 	client->leader = true;
+	worth = is_worth_spinning(client);
 	fa_io_outside_begin(client);
-	if (receive_spinning(client, fd, &packet))
+	if (receive_spinning(client, worth, fd, &packet))
 		;
 	else if (!precise || !fa_poll(fd, POLLIN, deadline_ns))
 		packet.n = fa_packet_receive(fd, client->in, FA_WIRE_BYTES_MAX, packet.fds,
@@ -343,7 +442,10 @@ int fa_io_await(struct fa_client *client, struct fa_waiter *waiter, uint64_t dea
 			r = -EAGAIN;
 			break;
 		}
-		if (!client->leader) {
+		if (!client->leader && client->connection.ring.memory &&
+		    client->state == FA_CLIENT_CONNECTED) {
+			lead_ring(client, deadline_ns);
+		} else if (!client->leader) {
 			lead(client, deadline_ns);
 		} else if (deadline_ns == FA_NS_NEVER) {
 			pthread_cond_wait(&waiter->wake, &client->lock);
@@ -378,9 +480,9 @@ static bool end_ready(const struct fa_client *client, const struct fa_waiter *wa
 	       client->epoch != fa_container_of(waiter, const struct end_waiter, waiter)->epoch;
 }
 
-/* One attempt; -EAGAIN if the socket is full. */
+/* One attempt; -EAGAIN if the socket is full, or the ring. */
 static int try_send(struct fa_client *client, const struct fa_wire_message *message, const int *fds,
-                    size_t n_fds)
+                    size_t n_fds, bool by_ring, size_t *ret_length)
 {
 	struct end_waiter end = { .waiter.ready = end_ready };
 	const void *bytes;
@@ -395,6 +497,11 @@ static int try_send(struct fa_client *client, const struct fa_wire_message *mess
 		                    FA_WIRE_BYTES_MAX - FA_WIRE_FIXED_BYTES_MAX);
 	if (r < 0)
 		return fa_error_set(r, "the request cannot be encoded: %s", strerror(-r));
+	if (by_ring) {
+		r = fa_ring_send(client, bytes, length);
+		*ret_length = length;
+		return r;
+	}
 	r = fa_packet_send(client->connection.socket, bytes, length, fds, n_fds, MSG_DONTWAIT);
 	if (r == 0 || r == -EAGAIN)
 		return r;
@@ -409,6 +516,12 @@ static int try_send(struct fa_client *client, const struct fa_wire_message *mess
 	return fa_client_lost_error(client);
 }
 
+static int gave_up(struct fa_client *client)
+{
+	fa_client_lose(client, -ECONNRESET, "the daemon takes no more requests");
+	return fa_error_copy(-ETIMEDOUT, &client->lost_error);
+}
+
 /*
  * Waits until the socket takes more. The daemon may have stopped reading because
  * its replies to us pile up; so they are read meanwhile, whoever leads.
@@ -417,16 +530,43 @@ static int wait_room(struct fa_client *client, uint64_t deadline_ns)
 {
 	uint32_t epoch = client->epoch;
 
-	if (deadline_ns != FA_NS_NEVER && fa_now_ns() >= deadline_ns) {
-		fa_client_lose(client, -ECONNRESET, "the daemon takes no more requests");
-		return fa_error_copy(-ETIMEDOUT, &client->lost_error);
-	}
+	if (deadline_ns != FA_NS_NEVER && fa_now_ns() >= deadline_ns)
+		return gave_up(client);
 	poll_outside(client, POLLIN | POLLOUT, deadline_ns);
 	if (client->epoch == epoch)
 		fa_io_receive(client, true);
 	if (client->epoch != epoch || client->state == FA_CLIENT_LOST)
 		return fa_client_lost_error(client);
 	return 0;
+}
+
+/* The same for the ring. */
+static int wait_ring_room(struct fa_client *client, size_t length, uint64_t deadline_ns)
+{
+	uint32_t epoch = client->epoch;
+	int r;
+
+	r = fa_ring_await_room(client, length, deadline_ns);
+	if (client->epoch != epoch || client->state == FA_CLIENT_LOST)
+		return fa_client_lost_error(client);
+	return r < 0 ? gave_up(client) : 0;
+}
+
+/*
+ * A ring takes messages whether anybody lives at its other end or not. What is put while
+ * requests follow one another is in flight then, like those before; but after a pause it
+ * is worth a look at the socket.
+ */
+static int look_after_pause(struct fa_client *client)
+{
+	struct fa_client_ring *ring = &client->connection.ring;
+	uint64_t now_ns = fa_now_ns(), pause_ns = now_ns - ring->put_ns;
+
+	ring->put_ns = now_ns;
+	if (pause_ns < FA_RING_PAUSE_NS)
+		return 0;
+	fa_io_receive(client, true);
+	return client->state == FA_CLIENT_LOST ? fa_client_lost_error(client) : 0;
 }
 
 int fa_io_post(struct fa_client *client, struct fa_wire_message *message, const int *fds,
@@ -439,14 +579,32 @@ int fa_io_post(struct fa_client *client, struct fa_wire_message *message, const 
 	message->fds = (uint8_t)n_fds;
 	for (;;) {
 		uint32_t epoch = client->epoch;
+		size_t ring_length = 0;
+		bool by_ring;
 
 		/* The value is the next one at the moment of sending. */
 		id = fa_request_stream(message, &value);
+		while (id && client->state == FA_CLIENT_CONNECTED &&
+		       (!client->ring_tried || client->ring_making)) {
+			fa_ring_begin(client);
+			if (!again && client->epoch != epoch)
+				return fa_client_lost_error(client);
+			epoch = client->epoch;
+		}
 		if (id)
 			*value = client->streams[*id].submitted + 1 - client->streams[*id].base;
-		r = try_send(client, message, fds, n_fds);
+		by_ring = id && client->connection.ring.memory;
+		if (id && client->state == FA_CLIENT_LOST)
+			r = fa_client_lost_error(client);
+		else
+			r = by_ring ? look_after_pause(client) : 0;
+		if (r == 0)
+			r = try_send(client, message, fds, n_fds, by_ring, &ring_length);
+		if (r == -EAGAIN && deadline_ns == FA_IO_USUAL)
+			deadline_ns = fa_deadline_ns(client->call_ns);
 		if (r == -EAGAIN) {
-			r = wait_room(client, deadline_ns);
+			r = by_ring ? wait_ring_room(client, ring_length, deadline_ns)
+			            : wait_room(client, deadline_ns);
 			if (r == 0)
 				continue;
 		}
@@ -477,7 +635,7 @@ int fa_io_call_begin(struct fa_client *client, struct fa_wire_message *message, 
 	call->waiter.ready = call_ready;
 	call->done = false;
 	call->status = 0;
-	call->fd = -1;
+	call->fd = call->second_fd = -1;
 
 	r = fa_io_post(client, message, fds, n_fds, call->deadline_ns, again);
 	if (r < 0)

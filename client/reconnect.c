@@ -32,6 +32,7 @@ static void end_requests(struct fa_client *client)
 	for (uint32_t i = 0; i < FA_COMPLETION_SLOTS; ++i) {
 		struct fa_client_stream *stream = &client->streams[i];
 
+		(void)fa_ring_collect_stream(client, i);
 		while (stream->known < stream->submitted) {
 			if (fa_result_probe(client, i, stream->known + 1) > 0)
 				fa_result_store(stream, 0, NULL, 0, 0, 0, 0);
@@ -72,6 +73,9 @@ void fa_client_lose(struct fa_client *client, int code, const char *format, ...)
 	/* Wakes who polls it. It has to leave the epoll set by name, as a child of
 	 * fork() may keep it open. */
 	(void)epoll_ctl(client->epoll_fd, EPOLL_CTL_DEL, client->connection.socket, NULL);
+	if (client->connection.ring.memory)
+		(void)epoll_ctl(client->epoll_fd, EPOLL_CTL_DEL, client->connection.ring.wake,
+		                NULL);
 	(void)shutdown(client->connection.socket, SHUT_RDWR);
 	fa_list_for_each(pos, &client->waiters)
 		pthread_cond_signal(&fa_container_of(pos, struct fa_waiter, link)->wake);
@@ -80,12 +84,12 @@ void fa_client_lose(struct fa_client *client, int code, const char *format, ...)
 
 /* ---- connecting again, without the mutex */
 
-/* Worth another try: the daemon may be on its way back; or it lives, and still holds
- * what the lost session had. */
+/* Worth another try: the daemon may be on its way back; or it is about to end, as its GPU is
+ * lost; or it lives, and still holds what the lost session had. */
 static bool is_passing(int code)
 {
 	return code == -ENOENT || code == -ECONNREFUSED || code == -ECONNRESET ||
-	       code == -ESHUTDOWN || code == -EAGAIN || code == -EDQUOT;
+	       code == -ESHUTDOWN || code == -ENODEV || code == -EAGAIN || code == -EDQUOT;
 }
 
 /* Even if nothing comes of @connection, its session is the one to come back to. */
@@ -149,6 +153,7 @@ void fa_client_adopt(struct fa_client *client, struct fa_connection *connection)
 	                               ? client->connection.limits.requests
 	                               : FA_RESULTS;
 	++client->epoch;
+	client->ring_tried = false;
 	for (size_t i = 0; i < FA_COMPLETION_SLOTS; ++i)
 		client->streams[i].base = client->streams[i].submitted;
 	client->state = FA_CLIENT_CONNECTED;

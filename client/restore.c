@@ -270,8 +270,10 @@ static bool restore_refused(struct restore *restore, const struct fa_wire_messag
 	struct fa_registration *registration;
 	struct fa_error why;
 
-	/* These pass: the lost session may hold what this one needs. */
-	if (message->reply.status == -EDQUOT || message->reply.status == -ESHUTDOWN)
+	/* These pass: the lost session may hold what this one needs, and a daemon that ends has
+	 * one that comes after it. */
+	if (message->reply.status == -EDQUOT || message->reply.status == -ESHUTDOWN ||
+	    message->reply.status == -ENODEV)
 		return false;
 	registration = find_registration(&restore->client->registrations, message->id);
 	if (!registration)

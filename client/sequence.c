@@ -279,6 +279,9 @@ static int copy(struct fa_client *client, const struct fa_sequence_copy *copy, u
 	wire->flags = flags;
 	wire->layer = copy->layer;
 	wire->first = copy->first;
+	r = fa_request_gates(&request, copy->gates);
+	if (r < 0)
+		return r;
 	request.message.timeout_ns = copy->timeout_ns;
 	return fa_request_submit(client, &request, ret_ticket);
 }

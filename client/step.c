@@ -6,7 +6,8 @@
 
 #include <errno.h>
 
-#define FLAGS_ATTEND (FA_STEP_CAUSAL | FA_STEP_WINDOW | FA_STEP_ROTARY_INTERLEAVED)
+#define FLAGS_ATTEND                                                                               \
+	(FA_STEP_CAUSAL | FA_STEP_WINDOW | FA_STEP_ROTARY_INTERLEAVED | FA_STEP_DETERMINISTIC)
 
 #define ROTARY_BASE_DEFAULT 10000.0
 
@@ -221,19 +222,17 @@ static int fill_tensors(struct fa_request *request, struct fa_client *client,
 	return r;
 }
 
-int fa_step_attend(struct fa_step *step, const struct fa_step_attend *attend,
-                   struct fa_ticket *ret_ticket)
+/* The message of one layer. What an older caller leaves out is in @known, which lives as
+ * long as the request. */
+static int fill_attend(struct fa_request *request, struct fa_step *step,
+                       const struct fa_step_attend *attend, struct fa_step_attend *known,
+                       struct fa_wire_step_attend *wire)
 {
-	struct fa_request request = { .message.type = FA_WIRE_STEP_ATTEND, .step = step };
-	struct fa_wire_step_attend *wire = &request.message.step_attend;
-	struct fa_step_attend known;
 	bool window;
 	const void *a;
 	int r;
 
-	if (!step)
-		return fa_error_set(-EINVAL, "the step is NULL");
-	r = fa_struct_in("fa_step_attend", attend, &known, sizeof(known), &a);
+	r = fa_struct_in("fa_step_attend", attend, known, sizeof(*known), &a);
 	if (r < 0)
 		return r;
 	attend = a;
@@ -251,18 +250,105 @@ int fa_step_attend(struct fa_step *step, const struct fa_step_attend *attend,
 	wire->flags = attend->flags & FA_STEP_CAUSAL;
 	if (attend->flags & FA_STEP_ROTARY_INTERLEAVED)
 		wire->flags |= FA_WIRE_STEP_ROTARY_INTERLEAVED;
+	if (attend->flags & FA_STEP_DETERMINISTIC)
+		wire->flags |= FA_WIRE_STEP_DETERMINISTIC;
 	wire->scale = attend->scale;
 	wire->softcap = attend->softcap;
 	wire->window_left = window ? attend->window_left : -1;
 	wire->window_right = window ? attend->window_right : -1;
-	r = fill_tensors(&request, step->client, attend, wire);
+	r = fill_tensors(request, step->client, attend, wire);
 	if (r >= 0)
 		r = fill_heads(attend, wire);
 	if (r >= 0)
-		r = fill_rotary(&request, step->client, attend, wire);
+		r = fill_rotary(request, step->client, attend, wire);
+	if (r >= 0)
+		r = fa_request_gates(request, attend->gates);
+	request->message.timeout_ns = attend->timeout_ns;
+	return r;
+}
+
+int fa_step_attend(struct fa_step *step, const struct fa_step_attend *attend,
+                   struct fa_ticket *ret_ticket)
+{
+	struct fa_request request = { .message.type = FA_WIRE_STEP_ATTEND, .step = step };
+	struct fa_step_attend known;
+	int r;
+
+	if (!step)
+		return fa_error_set(-EINVAL, "the step is NULL");
+	r = fill_attend(&request, step, attend, &known, &request.message.step_attend);
+	return r < 0 ? r : fa_request_submit(step->client, &request, ret_ticket);
+}
+
+static int fill_layer_gate(const char *what, const struct fa_gate *gate, bool may_be_out,
+                           bool *ret_has, struct fa_wire_gate *ret_gate)
+{
+	if (!gate)
+		return 0;
+	*ret_has = true;
+	*ret_gate = (struct fa_wire_gate){ .slot = gate->slot,
+		                           .reserved = gate->reserved,
+		                           .value = gate->value };
+	return fa_gate_check(what, gate, may_be_out);
+}
+
+/* From the first layer to the last a slot's values only grow, and by less than half around;
+ * those of signals with each. */
+static int check_increment(const char *name, const struct fa_gate *gate, uint64_t increment,
+                           uint64_t least, uint32_t n_layers)
+{
+	uint64_t most = n_layers > 1 ? INT64_MAX / (n_layers - 1) : UINT64_MAX;
+
+	if (!gate || n_layers < 2 || (increment >= least && increment <= most))
+		return 0;
+	return fa_error_set(-EINVAL, "%s_increment is %llu; expected %llu to %llu with %u layers",
+	                    name, (unsigned long long)increment, (unsigned long long)least,
+	                    (unsigned long long)most, n_layers);
+}
+
+int fa_step_attend_layers(struct fa_step *step, const struct fa_step_attend_layers *layers,
+                          struct fa_ticket *ret_ticket)
+{
+	struct fa_request request = { .message.type = FA_WIRE_STEP_ATTEND_LAYERS, .step = step };
+	struct fa_wire_step_attend_layers *wire = &request.message.step_attend_layers;
+	struct fa_step_attend_layers known;
+	struct fa_step_attend attend;
+	const void *l;
+	int r;
+
+	if (!step)
+		return fa_error_set(-EINVAL, "the step is NULL");
+	r = fa_struct_in("fa_step_attend_layers", layers, &known, sizeof(known), &l);
 	if (r < 0)
 		return r;
-	request.message.timeout_ns = attend->timeout_ns;
+	layers = l;
+	if (!layers->attend)
+		return fa_error_set(-EINVAL, "fa_step_attend_layers.attend is NULL");
+	if (!layers->n_layers || layers->n_layers > FA_WIRE_LAYERS_MAX)
+		return fa_error_set(-EINVAL, "n_layers is %u; expected 1 to %d", layers->n_layers,
+		                    FA_WIRE_LAYERS_MAX);
+	r = fill_attend(&request, step, layers->attend, &attend, &wire->attend);
+	if (r >= 0)
+		r = fill_layer_gate("wait", layers->wait, true, &wire->has_wait, &wire->wait);
+	if (r >= 0)
+		r = fill_layer_gate("signal", layers->signal, false, &wire->has_signal,
+		                    &wire->signal);
+	if (r >= 0)
+		r = check_increment("wait", layers->wait, layers->wait_increment, 0,
+		                    layers->n_layers);
+	if (r >= 0)
+		r = check_increment("signal", layers->signal, layers->signal_increment, 1,
+		                    layers->n_layers);
+	if (r < 0)
+		return r;
+	wire->n_layers = layers->n_layers;
+	wire->q_bytes = layers->q_bytes;
+	wire->k_bytes = layers->k_bytes;
+	wire->v_bytes = layers->v_bytes;
+	wire->out_bytes = layers->out_bytes;
+	wire->lse_bytes = layers->lse_bytes;
+	wire->wait_increment = layers->wait_increment;
+	wire->signal_increment = layers->signal_increment;
 	return fa_request_submit(step->client, &request, ret_ticket);
 }
 
@@ -317,6 +403,9 @@ int fa_step_commit(struct fa_step *step, const struct fa_step_commit *commit,
 	wire->stream = commit->stream;
 	wire->step = step->id;
 	wire->flags = FA_WIRE_STEP_COMMIT;
+	r = fa_request_gates(&request, commit->gates);
+	if (r < 0)
+		return r;
 	request.message.timeout_ns = commit->timeout_ns;
 	return fa_request_submit(step->client, &request, ret_ticket);
 }

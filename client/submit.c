@@ -35,31 +35,60 @@ uint32_t *fa_request_stream(struct fa_wire_message *message, uint64_t **ret_valu
 	case FA_WIRE_STEP_ATTEND:
 		*ret_value = &message->step_attend.value;
 		return &message->step_attend.stream;
+	case FA_WIRE_STEP_ATTEND_LAYERS:
+		*ret_value = &message->step_attend_layers.attend.value;
+		return &message->step_attend_layers.attend.stream;
 	case FA_WIRE_STEP_END:
 		*ret_value = &message->step_end.value;
 		return &message->step_end.stream;
+	case FA_WIRE_MARKER:
+		*ret_value = &message->marker.value;
+		return &message->marker.stream;
 	default:
 		return NULL;
 	}
 }
 
+uint64_t fa_request_values(const struct fa_wire_message *message)
+{
+	return message->type == FA_WIRE_STEP_ATTEND_LAYERS ? message->step_attend_layers.n_layers
+	                                                   : 1;
+}
+
 /* ---- with the mutex */
+
+struct room_waiter {
+	struct fa_waiter waiter;
+	uint64_t n;
+};
+
+static bool has_room(const struct fa_client *client, uint64_t n)
+{
+	return client->in_flight + client->posting + n <= client->max_requests;
+}
 
 static bool room_ready(const struct fa_client *client, const struct fa_waiter *waiter)
 {
-	return client->state == FA_CLIENT_LOST || client->in_flight < client->max_requests;
+	return client->state == FA_CLIENT_LOST ||
+	       has_room(client, fa_container_of(waiter, const struct room_waiter, waiter)->n);
 }
 
-/* Waits, if @wait, until another request may be sent. */
-static int wait_in_flight(struct fa_client *client, struct fa_step *step, bool wait)
+/* Waits, if @wait, until another @n requests may be sent. */
+static int wait_in_flight(struct fa_client *client, struct fa_step *step, uint64_t n, bool wait)
 {
-	struct fa_waiter waiter = { .ready = room_ready };
+	struct room_waiter room = { .waiter.ready = room_ready, .n = n };
 	int r = 0;
 
-	if (client->in_flight < client->max_requests)
+	if (has_room(client, n))
 		return 0;
+	if (n > client->max_requests)
+		return fa_error_set(-EINVAL,
+		                    "%llu layers are more requests than may be in flight; "
+		                    "at most %llu are possible",
+		                    (unsigned long long)n,
+		                    (unsigned long long)client->max_requests);
 	fa_io_receive(client, true);
-	while (client->state == FA_CLIENT_LOST || client->in_flight >= client->max_requests) {
+	while (client->state == FA_CLIENT_LOST || !has_room(client, n)) {
 		if (step)
 			r = fa_step_check(step);
 		if (r < 0)
@@ -67,7 +96,7 @@ static int wait_in_flight(struct fa_client *client, struct fa_step *step, bool w
 		if (client->state == FA_CLIENT_LOST)
 			r = fa_client_restore(client, client->reconnect_ns);
 		else if (wait)
-			r = fa_io_await(client, &waiter, FA_NS_NEVER);
+			r = fa_io_await(client, &room.waiter, FA_NS_NEVER);
 		else
 			r = fa_error_set(-EAGAIN,
 			                 "%llu requests are in flight, and no more are "
@@ -85,6 +114,8 @@ int fa_request_send(struct fa_client *client, struct fa_request *request, bool w
 	uint64_t *value;
 	uint32_t id = *fa_request_stream(&request->message, &value);
 	struct fa_client_stream *stream = &client->streams[id];
+	const uint64_t n = fa_request_values(&request->message);
+	const bool gated = fa_request_is_gated(request);
 	int r;
 
 	if (request->step) {
@@ -104,18 +135,30 @@ int fa_request_send(struct fa_client *client, struct fa_request *request, bool w
 		if (!stream->results)
 			return fa_error_set(-ENOMEM, "no memory for a stream's results");
 	}
-	r = wait_in_flight(client, request->step, wait);
-	if (r < 0)
-		return r;
+	/* Each of both may wait, and what the other has seen to is over then. */
+	do {
+		r = gated ? fa_timeline_prepare(client, request) : 0;
+		if (r >= 0)
+			r = wait_in_flight(client, request->step, n, wait);
+		if (r >= 0 && gated && request->step)
+			r = fa_step_check(request->step);
+		if (r < 0)
+			return r;
+	} while (gated && !fa_timeline_is_ready(client));
 	request->message.id = ++client->last_id;
-	r = fa_io_post(client, &request->message, NULL, 0, fa_deadline_ns(client->call_ns),
-	               !request->step);
+	/* It may have to wait with the mutex free; others are not to take its room. */
+	client->posting += n;
+	r = fa_io_post(client, &request->message, NULL, 0, FA_IO_USUAL, !request->step && !gated);
+	client->posting -= n;
 	if (r < 0)
 		return r;
-	*ret_value = ++stream->submitted;
+	*ret_value = stream->submitted += n;
+	if (gated)
+		fa_timeline_sent(client, request);
 	if (request->message.type == FA_WIRE_STEP_END)
 		fa_step_set_ended(request->step);
-	if (++client->in_flight % READ_BEHIND == 0)
+	client->in_flight += n;
+	if (client->in_flight % READ_BEHIND < n)
 		fa_io_receive(client, false);
 	return 0;
 }
@@ -144,4 +187,22 @@ int fa_request_submit(struct fa_client *client, struct fa_request *request,
 		r = fa_result_wait(client, stream, value, FA_NS_NEVER, NULL);
 	fa_client_leave(client);
 	return r;
+}
+
+int fa_marker(struct fa_client *client, uint32_t stream, const struct fa_gates *gates,
+              struct fa_ticket *ret_ticket)
+{
+	struct fa_request request;
+	int r;
+
+	/* Not all of it: that takes as long as the rest. */
+	request.message.type = FA_WIRE_MARKER;
+	request.message.timeout_ns = 0;
+	request.message.waits = request.message.signals = NULL;
+	request.message.n_waits = request.message.n_signals = 0;
+	request.message.marker.stream = stream;
+	request.n_tensors = 0;
+	request.step = NULL;
+	r = fa_request_gates(&request, gates);
+	return r < 0 ? r : fa_request_submit(client, &request, ret_ticket);
 }

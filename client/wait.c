@@ -143,7 +143,9 @@ int fa_result_wait(struct fa_client *client, uint32_t stream, uint64_t value, ui
 		                        .value = value };
 	int r;
 
-	if (value > s->known && !ret_completion) {
+	const bool by_ring = client->connection.ring.memory;
+
+	if (value > s->known && (by_ring || !ret_completion)) {
 		uint64_t spin_ns = client->spin_ns < timeout_ns ? client->spin_ns : timeout_ns;
 		uint64_t begin_ns = spin_ns ? fa_now_ns() : 0;
 
@@ -156,8 +158,11 @@ int fa_result_wait(struct fa_client *client, uint32_t stream, uint64_t value, ui
 				timeout_ns -= spun < timeout_ns ? spun : timeout_ns;
 			}
 		}
-		if (r > 0 && value > s->known)
+		if (r > 0 && value > s->known && !ret_completion)
 			return 0;
+		/* The record has the times, too; and others may sleep for what was collected. */
+		if (r)
+			fa_io_collect(client, stream);
 	}
 	if (value > s->known && timeout_ns)
 		(void)fa_io_await(client, &ticket.waiter, fa_deadline_ns(timeout_ns));

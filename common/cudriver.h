@@ -179,7 +179,8 @@ enum {
 #define CU_MEMHOSTREGISTER_READ_ONLY 0x08
 #endif
 
-/* What the library needs: to find out about a pointer and hand its memory over. */
+/* What the library needs: to find out about a pointer and hand its memory over, and to have
+ * streams write and wait for words. */
 #define FA_CUDRIVER_CLIENT(X)                                                                      \
 	X(cuGetErrorName, (CUresult error, const char **ret_name))                                 \
 	X(cuGetErrorString, (CUresult error, const char **ret_text))                               \
@@ -214,7 +215,14 @@ enum {
 	             CUmemGenericAllocationHandle handle, unsigned long long flags))               \
 	X(cuMemUnmap, (CUdeviceptr at, size_t bytes))                                              \
 	X(cuMemSetAccess,                                                                          \
-	  (CUdeviceptr at, size_t bytes, const CUmemAccessDesc *access, size_t count))
+	  (CUdeviceptr at, size_t bytes, const CUmemAccessDesc *access, size_t count))             \
+	X(cuMemHostRegister, (void *at, size_t bytes, unsigned int flags))                         \
+	X(cuMemHostUnregister, (void *at))                                                         \
+	X(cuMemHostGetDevicePointer, (CUdeviceptr * ret_at, void *host, unsigned int flags))       \
+	X(cuStreamWriteValue64,                                                                    \
+	  (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned int flags))                 \
+	X(cuStreamWaitValue64,                                                                     \
+	  (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned int flags))
 
 /* What the daemon and the tests need besides. */
 #define FA_CUDRIVER_REST(X)                                                                        \
@@ -232,9 +240,6 @@ enum {
 	X(cuMemFreeAsync, (CUdeviceptr at, CUstream stream))                                       \
 	X(cuMemHostAlloc, (void **ret_at, size_t bytes, unsigned int flags))                       \
 	X(cuMemFreeHost, (void *at))                                                               \
-	X(cuMemHostRegister, (void *at, size_t bytes, unsigned int flags))                         \
-	X(cuMemHostUnregister, (void *at))                                                         \
-	X(cuMemHostGetDevicePointer, (CUdeviceptr * ret_at, void *host, unsigned int flags))       \
 	X(cuIpcOpenMemHandle, (CUdeviceptr * ret_at, CUipcMemHandle handle, unsigned int flags))   \
 	X(cuIpcCloseMemHandle, (CUdeviceptr at))                                                   \
 	X(cuMemCreate, (CUmemGenericAllocationHandle * ret_handle, size_t bytes,                   \
@@ -250,10 +255,6 @@ enum {
 	X(cuStreamDestroy, (CUstream stream))                                                      \
 	X(cuStreamQuery, (CUstream stream))                                                        \
 	X(cuStreamSynchronize, (CUstream stream))                                                  \
-	X(cuStreamWriteValue64,                                                                    \
-	  (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned int flags))                 \
-	X(cuStreamWaitValue64,                                                                     \
-	  (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned int flags))                 \
 	X(cuEventCreate, (CUevent * ret_event, unsigned int flags))                                \
 	X(cuEventDestroy, (CUevent event))                                                         \
 	X(cuEventRecord, (CUevent event, CUstream stream))                                         \

@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <linux/magic.h>
+#include <stdio.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
@@ -30,6 +31,28 @@ int fa_memfd_new(const char *name, uint64_t bytes, int seal_all, int *ret_fd)
 		return -errno;
 	*ret_fd = fa_steal_fd(&fd);
 	return 0;
+}
+
+int fa_memfd_reopen_read_only(int fd, int *ret_fd)
+{
+	char path[32];
+	int r;
+
+	/* Nobody but its owner may open it in another way. */
+	if (fchmod(fd, S_IRUSR | S_IWUSR) < 0)
+		return -errno;
+	(void)snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	r = open(path, O_RDONLY | O_CLOEXEC);
+	if (r < 0)
+		return -errno;
+	*ret_fd = r;
+	return 0;
+}
+
+void fa_memfd_give_back(void *memory, uint64_t bytes)
+{
+	/* What cannot be given back goes with the last who maps it. */
+	(void)madvise(memory, bytes, MADV_REMOVE);
 }
 
 int fa_memfd_check(int fd, uint64_t offset, uint64_t bytes, struct fa_error *error,

@@ -78,6 +78,8 @@ int fa_cache_load(struct fa_pool *pool, uint32_t index, struct fa_error *error)
 		.page_tokens = record->page_tokens,
 		.v_in_k = record->v_in_k,
 		.order = (enum fa_cache_order)record->order,
+		.store = (enum fa_paged_store)record->store,
+		.token_scales = record->token_scales,
 	};
 	fa_list_init(&cache->open_chunks);
 	r = fa_cache_layout_init(&cache->geometry, pool->header->chunk_bytes,
@@ -89,12 +91,53 @@ int fa_cache_load(struct fa_pool *pool, uint32_t index, struct fa_error *error)
 	return 0;
 }
 
+bool fa_cache_scales_good(const float *scales, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		if (!(scales[i] >= FA_PAGED_SCALE_MIN && scales[i] <= FA_PAGED_SCALE_MAX))
+			return false;
+	return true;
+}
+
+static bool has_head_scales(const struct fa_cache_geometry *geometry)
+{
+	return geometry->store != FA_PAGED_PLAIN && !geometry->token_scales;
+}
+
+static int check_scales(const struct fa_cache_config *config, struct fa_error *error)
+{
+	const struct fa_cache_geometry *geometry = &config->geometry;
+	const size_t n = has_head_scales(geometry) ? (size_t)geometry->layers * geometry->kv_heads
+	                                           : 0;
+
+	if (n > FA_STATE_SCALES)
+		return fa_fail(error, -ENOTSUP,
+		               "%zu heads of all layers are to have scales; expected at most %u", n,
+		               FA_STATE_SCALES);
+	if (config->n_k_scales != n || config->n_v_scales != n)
+		return fa_fail(error, -EINVAL,
+		               "k_scales has %zu entries, v_scales %zu; expected %zu, %s",
+		               config->n_k_scales, config->n_v_scales, n,
+		               n ? "one a head of each layer"
+		                 : "as heads have scales only where codes are stored, and tokens "
+		                   "have none");
+	if (!fa_cache_scales_good(config->k_scales, n) ||
+	    !fa_cache_scales_good(config->v_scales, n))
+		return fa_fail(error, -EINVAL,
+		               "a scale is none; expected finite numbers above 0, from 2^-100 to "
+		               "2^100");
+	return 0;
+}
+
 static int check_config(const struct fa_pool *pool, const struct fa_cache_config *config,
                         struct fa_error *error)
 {
 	struct fa_cache_layout layout;
 	int r;
 
+	r = check_scales(config, error);
+	if (r < 0)
+		return r;
 	r = fa_cache_layout_init(&config->geometry, pool->header->chunk_bytes,
 	                         1u << pool->page_shift, error, &layout);
 	if (r < 0)
@@ -158,7 +201,15 @@ int fa_cache_new(struct fa_pool *pool, const struct fa_actor *actor,
 		.page_tokens = geometry->page_tokens,
 		.v_in_k = geometry->v_in_k,
 		.order = (uint32_t)geometry->order,
+		.store = (uint32_t)geometry->store,
+		.token_scales = geometry->token_scales,
 	};
+	if (has_head_scales(geometry)) {
+		memcpy(pool->scale_records[i].k, config->k_scales,
+		       config->n_k_scales * sizeof(float));
+		memcpy(pool->scale_records[i].v, config->v_scales,
+		       config->n_v_scales * sizeof(float));
+	}
 	if (config->name)
 		strcpy(record->name, config->name);
 	r = fa_cache_load(pool, i, error);
@@ -239,12 +290,19 @@ int fa_cache_remove(struct fa_pool *pool, const struct fa_actor *actor, uint64_t
 	return 0;
 }
 
-static void describe(const struct fa_cache *cache, struct fa_cache_info *info)
+static void describe(const struct fa_pool *pool, const struct fa_cache *cache,
+                     struct fa_cache_info *info)
 {
+	const struct fa_state_scales *scales = has_head_scales(&cache->geometry)
+	                                               ? &pool->scale_records[cache->index]
+	                                               : NULL;
+
 	*info = (struct fa_cache_info){
 		.id = fa_cache_id(cache),
 		.geometry = cache->geometry,
 		.layout = cache->layout,
+		.k_scales = scales ? scales->k : NULL,
+		.v_scales = scales ? scales->v : NULL,
 		.name = cache->record->name,
 		.mode = cache->record->mode,
 		.tenant = cache->record->tenant,
@@ -268,7 +326,7 @@ int fa_cache_get_info(struct fa_pool *pool, const struct fa_actor *actor, uint64
 	r = fa_cache_get(pool, actor, id, FA_RIGHT_READ, error, &cache);
 	if (r < 0)
 		return r;
-	describe(cache, ret_info);
+	describe(pool, cache, ret_info);
 	return 0;
 }
 
@@ -289,7 +347,7 @@ bool fa_cache_each(const struct fa_pool *pool, uint32_t *cursor, struct fa_cache
 
 		if (!cache || cache->leaving)
 			continue;
-		describe(cache, ret_info);
+		describe(pool, cache, ret_info);
 		return true;
 	}
 	return false;

@@ -12,12 +12,17 @@ struct fa_cache_config {
 	uint32_t mode;      /* FA_MODE() */
 	uint64_t ttl_ns;    /* 0: for ever; only with a name */
 	uint64_t max_pages; /* that all its sequences may use together; 0: as many as there are */
+	/* Of heads, [layers][kv_heads], if the geometry wants them. */
+	const float *k_scales, *v_scales;
+	size_t n_k_scales, n_v_scales;
 };
 
 struct fa_cache_info {
 	uint64_t id;
 	struct fa_cache_geometry geometry;
 	struct fa_cache_layout layout;
+	/* Of heads, [layers][kv_heads], or NULL; good until the cache is gone. */
+	const float *k_scales, *v_scales;
 	const char *name; /* "" if it has none; good until the cache is gone */
 	uint32_t mode;
 	uint32_t tenant; /* tag */

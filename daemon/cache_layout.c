@@ -3,7 +3,7 @@
 #include <errno.h>
 #include <inttypes.h>
 
-static uint32_t element_bytes(enum fa_attention_dtype dtype)
+static uint32_t dtype_bytes(enum fa_attention_dtype dtype)
 {
 	switch (dtype) {
 	case FA_ATTENTION_F32:
@@ -13,6 +13,12 @@ static uint32_t element_bytes(enum fa_attention_dtype dtype)
 		return 2;
 	}
 	return 0;
+}
+
+/* Of what pages hold. */
+static uint32_t element_bytes(const struct fa_cache_geometry *geometry)
+{
+	return geometry->store == FA_PAGED_PLAIN ? dtype_bytes(geometry->dtype) : 1;
 }
 
 static int check_bound(const char *field, uint32_t value, uint32_t max, struct fa_error *error)
@@ -49,9 +55,21 @@ static int check(const struct fa_cache_geometry *geometry, struct fa_error *erro
 	              geometry->v_in_k ? geometry->head_dim : FA_CACHE_HEAD_DIM_MAX, error);
 	if (r < 0)
 		return r;
-	if (!element_bytes(geometry->dtype))
+	if (!dtype_bytes(geometry->dtype))
 		return fa_fail(error, -ENOTSUP, "no cache can hold elements of dtype %d",
 		               (int)geometry->dtype);
+	if (geometry->store < FA_PAGED_PLAIN || geometry->store > FA_PAGED_INT8)
+		return fa_fail(error, -ENOTSUP,
+		               "store is %d; expected plain (%d), e4m3 (%d) or int8 (%d)",
+		               (int)geometry->store, FA_PAGED_PLAIN, FA_PAGED_E4M3, FA_PAGED_INT8);
+	if (geometry->store == FA_PAGED_PLAIN && geometry->token_scales)
+		return fa_fail(error, -EINVAL,
+		               "tokens are to have scales; expected that with e4m3 or int8 only");
+	if (geometry->store != FA_PAGED_PLAIN && geometry->v_in_k)
+		return fa_fail(
+			error, -ENOTSUP,
+			"V is to be the front of K, and stored as e4m3 or int8; expected one "
+			"of the two");
 	if (geometry->page_tokens < FA_CACHE_PAGE_TOKENS_MIN ||
 	    geometry->page_tokens > FA_CACHE_PAGE_TOKENS_MAX ||
 	    (geometry->page_tokens & (geometry->page_tokens - 1)))
@@ -75,7 +93,7 @@ int fa_cache_layout_init(const struct fa_cache_geometry *geometry, uint64_t chun
                          struct fa_cache_layout *ret_layout)
 {
 	struct fa_cache_layout layout = { .page_tokens = geometry->page_tokens };
-	uint64_t rows, n, both;
+	uint64_t rows, n, both, scales;
 	int r;
 
 	r = check(geometry, error);
@@ -84,10 +102,11 @@ int fa_cache_layout_init(const struct fa_cache_geometry *geometry, uint64_t chun
 
 	/* The bounds keep all of it below 2^51. */
 	rows = (uint64_t)geometry->kv_heads * geometry->page_tokens;
-	layout.k_bytes = round_up(rows * geometry->head_dim * element_bytes(geometry->dtype));
+	scales = geometry->token_scales ? rows * sizeof(float) : 0;
+	layout.k_bytes = round_up(rows * geometry->head_dim * element_bytes(geometry) + scales);
 	if (!geometry->v_in_k)
-		layout.v_bytes = round_up(rows * geometry->head_dim_v *
-		                          element_bytes(geometry->dtype));
+		layout.v_bytes = round_up(rows * geometry->head_dim_v * element_bytes(geometry) +
+		                          scales);
 	both = layout.k_bytes + layout.v_bytes;
 	layout.page_bytes = both * geometry->layers;
 	n = chunk_bytes / layout.page_bytes;

@@ -10,8 +10,9 @@
  *     V of layer l  =  K + v_offset_bytes
  *
  * K is [kv_head][page_tokens][head_dim], V is [kv_head][page_tokens][head_dim_v], both
- * without gaps. If V is the front of K (v_in_k), v_offset_bytes is 0 and a row of V has
- * the stride of K's: head_dim.
+ * without gaps; of codes whose tokens have scales, these lie behind each of the two:
+ * [kv_head][page_tokens]. If V is the front of K (v_in_k), v_offset_bytes is 0 and a row of
+ * V has the stride of K's: head_dim.
  *
  * Layer-major, a chunk is [layer][K of all pages][V of all pages], or, if K and V differ
  * in size, [layer][page][K, V]. Page-major it is [page][layer][K, V].
@@ -19,7 +20,7 @@
 #pragma once
 
 #include "common/error.h"
-#include "kernels/attention.h"
+#include "kernels/paged.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -44,6 +45,8 @@ struct fa_cache_geometry {
 	uint32_t page_tokens; /* a power of two */
 	bool v_in_k;          /* V is the first head_dim_v elements of each row of K */
 	enum fa_cache_order order;
+	enum fa_paged_store store;
+	bool token_scales; /* with codes: each token's rows have their own; else heads have */
 };
 
 struct fa_cache_layout {

@@ -43,6 +43,7 @@ static const struct limit_field limit_fields[] = {
 	TENANT_LIMIT("fds", FA_RESOURCE_FDS, 1u << 30),
 	TENANT_LIMIT("requests", FA_RESOURCE_REQUESTS, 1u << 30),
 	TENANT_LIMIT("step_bytes", FA_RESOURCE_STEP_BYTES, INT64_MAX),
+	TENANT_LIMIT("gates", FA_RESOURCE_GATES, 1u << 30),
 	LIMIT(uid_factor, 1, 1u << 20),
 	LIMIT(pool_bytes, 0, INT64_MAX),
 	LIMIT(sequences, 0, 1u << 24),
@@ -68,6 +69,7 @@ int fa_config_init(struct fa_config *ret_config)
 		.log = FA_LOG_STDERR,
 		.log_level = FA_LOG_INFO,
 		.drain_timeout_ms = 10000,
+		.spin_us = 50,
 		.pool_bytes = FA_LIMIT_AUTO,
 		.limits = {
 			.tenant = {
@@ -78,7 +80,8 @@ int fa_config_init(struct fa_config *ret_config)
 				[FA_RESOURCE_PIECES] = 65536,
 				[FA_RESOURCE_FDS] = 8192, /* a buffer of most pieces has room */
 				[FA_RESOURCE_REQUESTS] = 16384,
-				[FA_RESOURCE_STEP_BYTES] = 256 << 20,
+				[FA_RESOURCE_STEP_BYTES] = 32 << 20, /* a GPU's room has 64 */
+				[FA_RESOURCE_GATES] = 65536,
 			},
 			.uid_factor = 4,
 			.pool_bytes = INT64_MAX,
@@ -262,6 +265,12 @@ static int set_daemon(struct fa_config *config, const char *name, const char *va
 		r = set_number(name, value, 0, INT_MAX, &number, error);
 		if (!r)
 			config->drain_timeout_ms = (unsigned int)number;
+		return r;
+	}
+	if (!strcmp(name, "spin_us")) {
+		r = set_number(name, value, 0, 1000000, &number, error);
+		if (!r)
+			config->spin_us = (unsigned int)number;
 		return r;
 	}
 	return fa_fail(error, -EINVAL, "[daemon] has no \"%.40s\"", name);

@@ -23,6 +23,7 @@ struct fa_config {
 	enum fa_log_target log;
 	enum fa_log_level log_level;
 	unsigned drain_timeout_ms;
+	unsigned spin_us; /* a ring is polled so long after its last request */
 	struct fa_limits limits;
 
 	uint64_t pool_bytes;       /* FA_LIMIT_AUTO: pool_percent says */

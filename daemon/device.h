@@ -36,6 +36,14 @@ struct fa_device_config {
 	void *userdata;
 };
 
+/* Whether contexts on the device are a server's that several processes share. */
+enum fa_device_mps {
+	FA_DEVICE_MPS_NONE, /* it knows no such thing */
+	FA_DEVICE_MPS_OFF,
+	FA_DEVICE_MPS_ON,
+	FA_DEVICE_MPS_UNKNOWN, /* the driver does not say */
+};
+
 struct fa_device_info {
 	char backend[16];
 	char name[64];     /* the processor's or the GPU's model */
@@ -52,6 +60,7 @@ struct fa_device_info {
 	/* How long after the end of its process the device may go on with what it was given,
 	 * and write to memory that others adopt. */
 	uint64_t linger_ns;
+	enum fa_device_mps mps;
 	uint64_t memory_bytes, memory_free_bytes; /* the device's own; 0 where it has none */
 };
 
@@ -117,7 +126,13 @@ struct fa_device_work {
 	struct fa_paged_request *paged;
 	uint32_t n_paged;
 	struct fa_device_tables *tables; /* NULL: arrays are nowhere but where the host has them */
+	/* The caches and steps of paged stay what and where they are as long as tables: works
+	 * for other layers that come with the same ones can be planned as this one was. */
+	bool repeats;
 	void *room; /* the backend's, from paged_prepare() to paged_release() */
+	/* What that takes of the room that steps' tables have, or of the machine's memory; set
+	 * by paged_prepare() if it succeeds. */
+	uint64_t room_bytes, heap_bytes;
 	/* Which memory each tensor lies in; NULL: there is no such tensor. */
 	const struct fa_device_memory *memories[_FA_DEVICE_TENSOR_N];
 	int status; /* 0, -ECANCELED, -ENODEV (the device is lost), or what went wrong */
@@ -199,6 +214,11 @@ struct fa_device_ops {
 	struct fa_device_tables *(*tables_free)(struct fa_device *device,
 	                                        struct fa_device_tables *tables);
 
+	/* Whether its kernels cover a cache that stores codes. @cache has neither a pool nor a
+	 * place for V. NULL: there are none. */
+	int (*paged_cache_check)(struct fa_device *device, const struct fa_paged_cache *cache,
+	                         struct fa_error *error);
+
 	/*
 	 * Checks the paged requests of @work, and finds the room that they need besides their
 	 * tensors. What the contract says the host reads is read now. -EINVAL, -ENOTSUP,
@@ -237,6 +257,9 @@ struct fa_device_ops {
 	 * NULL where that cannot happen. The engine thread asks after reap().
 	 */
 	int (*health)(struct fa_device *device, struct fa_error *error);
+	/* Whether a call has found out, which may be before health() says so: true before any
+	 * call returns -ENODEV for it. Any thread; NULL with health(). */
+	bool (*is_lost)(struct fa_device *device);
 };
 
 /* All backends of this build, best first, ended by NULL. */

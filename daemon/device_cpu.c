@@ -621,6 +621,12 @@ static struct fa_device_queue *cpu_queue_free(struct fa_device *device,
 	return NULL;
 }
 
+static int cpu_paged_cache_check(struct fa_device *device, const struct fa_paged_cache *cache,
+                                 struct fa_error *error)
+{
+	return fa_paged_check_cache(cache, error->text, sizeof(error->text));
+}
+
 static int cpu_paged_prepare(struct fa_device *device, struct fa_device_work *work,
                              struct fa_error *error)
 {
@@ -733,6 +739,7 @@ const struct fa_device_ops fa_device_cpu = {
 	.pool_chunk_add = cpu_pool_chunk_add,
 	.pool_chunk_adopt = cpu_pool_chunk_adopt,
 	.pool_chunk_remove = cpu_pool_chunk_remove,
+	.paged_cache_check = cpu_paged_cache_check,
 	.paged_prepare = cpu_paged_prepare,
 	.paged_release = cpu_paged_release,
 	.check = cpu_check,

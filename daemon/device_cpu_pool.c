@@ -146,6 +146,7 @@ int fa_cpu_room_new(const struct fa_cpu_isa *isa, struct fa_device_work *work,
 	if (!work->room)
 		return fa_fail(error, -ENOMEM, "no memory for the %zu bytes that a request needs",
 		               workspace + q);
+	work->heap_bytes = workspace + q;
 	if (q)
 		put_q(work, (char *)work->room + workspace);
 	return 0;

@@ -162,6 +162,16 @@ static int find_device(struct fa_device *device, const char *wanted, struct fa_e
 	return 0;
 }
 
+static enum fa_device_mps ask_mps(struct fa_device *device)
+{
+	int mps;
+
+	if (device->driver.cuDeviceGetAttribute(&mps, CU_DEVICE_ATTRIBUTE_MPS_ENABLED,
+	                                        device->ordinal) != CUDA_SUCCESS)
+		return FA_DEVICE_MPS_UNKNOWN;
+	return mps ? FA_DEVICE_MPS_ON : FA_DEVICE_MPS_OFF;
+}
+
 /* What the backend has to know of its GPU, and whether it can serve with it. */
 static int ask_device(struct fa_device *device, struct fa_error *error)
 {
@@ -181,7 +191,6 @@ static int ask_device(struct fa_device *device, struct fa_error *error)
 	struct fa_device_info *info = &device->info;
 	CUresult result = CUDA_SUCCESS;
 	size_t total = 0;
-	int mps;
 	CUuuid uuid;
 
 	for (size_t i = 0; i < sizeof(attributes) / sizeof(*attributes) && !result; ++i)
@@ -207,10 +216,8 @@ static int ask_device(struct fa_device *device, struct fa_error *error)
 	info->depth = FA_CUDA_QUEUE_DEPTH;
 	info->polled = true;
 	info->memory_bytes = total;
-	info->linger_ns = LINGER_NS;
-	if (driver->cuDeviceGetAttribute(&mps, CU_DEVICE_ATTRIBUTE_MPS_ENABLED, device->ordinal) ||
-	    mps)
-		info->linger_ns = LINGER_MPS_NS;
+	info->mps = ask_mps(device);
+	info->linger_ns = info->mps == FA_DEVICE_MPS_OFF ? LINGER_NS : LINGER_MPS_NS;
 	if (device->chip.arch < ARCH_MIN)
 		return fa_fail(error, -ENODEV,
 		               "%s has compute capability %d.%d; the kernels need %d.%d or later",
@@ -291,6 +298,9 @@ static int read_environment(struct fa_device *device, struct fa_error *error)
 	if (r == 0)
 		r = environment_number("FAD_PIN_PAUSE_NS", PIN_PAUSE_NS, error,
 		                       &device->pin_pause_ns);
+	if (r == 0)
+		r = environment_number("FAD_YIELD_NS", FA_CUDA_YIELD_NS, error,
+		                       &device->yield.least_work_ns);
 	if (r == 0 && (!device->pin_part_bytes || device->pin_part_bytes % (1 << 20)))
 		return fa_fail(error, -EINVAL,
 		               "FAD_PIN_PART_BYTES is %" PRIu64 "; expected a multiple of %d",
@@ -468,6 +478,7 @@ const struct fa_device_ops fa_device_cuda = {
 	.pool_chunk_remove = fa_cuda_pool_chunk_remove,
 	.tables_new = fa_cuda_tables_new,
 	.tables_free = fa_cuda_tables_free,
+	.paged_cache_check = fa_cuda_paged_cache_check,
 	.paged_prepare = fa_cuda_paged_prepare,
 	.paged_release = fa_cuda_paged_release,
 	.check = fa_cuda_check,
@@ -479,4 +490,5 @@ const struct fa_device_ops fa_device_cuda = {
 	.cancel = fa_cuda_cancel,
 	.reap = fa_cuda_reap,
 	.health = fa_cuda_health,
+	.is_lost = fa_cuda_is_lost,
 };

@@ -12,6 +12,7 @@
 #pragma once
 
 #include "common/cleanup.h"
+#include "common/clock.h"
 #include "common/cudriver.h"
 #include "daemon/device.h"
 #include "kernels/cuda/paged-plan.h"
@@ -42,6 +43,18 @@
 /* Room for all four, each on 16 bytes. */
 #define FA_CUDA_VECTORS_BYTES (2 * 4 * (FA_CUDA_SEQUENCES_MAX + 4 + FA_CUDA_VECTOR_HEADS_MAX))
 
+/* A launch of so many blocks at most tells its end itself (kernels/cuda/common/done.h): of
+ * more, the fences of all blocks cost what the driver's word behind the launch does not. */
+#define FA_CUDA_TELL_BLOCKS 1024
+/* A launch of so few tiles to a block reads its vectors and tables where the host has them:
+ * each is read once, sooner than it could be copied. */
+#define FA_CUDA_IN_PLACE_TILES 2
+
+/* Launches that are expected to take so long may give way to what is more urgent. What it costs
+ * them when nobody asks is that the next launch is not there when they end: some 5 us.
+ * FAD_YIELD_NS changes it, to measure. */
+#define FA_CUDA_YIELD_NS (300 * FA_NS_PER_US)
+
 /* ---- the device */
 
 /* Ranges of the staging area, in order; a work owns one while it is on its way. */
@@ -50,24 +63,55 @@ struct fa_cuda_range {
 	uint64_t begin, end; /* offsets; the same: none */
 };
 
+/* The launch of a stream that may give way to what is more urgent (device_cuda_yield.c): the
+ * stream's last, as nothing is launched behind it. */
+struct fa_cuda_yielding {
+	struct fa_device_work *work; /* NULL: there is none */
+	uint64_t stopped_ns;         /* when it was seen to have ended early; 0: it runs */
+	CUfunction function;
+	unsigned int grid, threads, shared_bytes; /* of the next launch, if it was stopped */
+	union {
+		struct fa_cuda_attention attention;
+		struct fa_cuda_paged_attention paged;
+	} args;
+	struct fa_cuda_maps maps;
+	CUdeviceptr area; /* struct fa_cuda_yield_area and states */
+	size_t area_bytes;
+	uint64_t *report; /* the GPU writes here how many blocks are left */
+	CUdeviceptr report_at;
+};
+
+/* What is launched, as far as its args do not say it. */
+struct fa_cuda_yield_kernel {
+	CUfunction function;
+	uint32_t grid;
+	int32_t threads, shared_bytes;
+};
+
 struct fa_cuda_stream {
 	CUstream stream;
 	unsigned int n_queues;
 	/* The GPU writes here, in order, the sequence of each work that it has finished. */
 	const uint64_t *word;
 	CUdeviceptr word_at;
-	uint64_t sequence;      /* of the last work given to the driver */
-	uint64_t finished_ns;   /* when the last one was seen to be finished */
-	struct fa_list works;   /* that the driver has, by fa_device_work.link */
-	unsigned int n_works;   /* of them */
-	struct fa_list shares;  /* of groups that have works for it, in their turn */
-	char *vectors;          /* [FA_CUDA_STREAM_DEPTH][FA_CUDA_VECTORS_BYTES] */
-	CUdeviceptr vectors_at; /* the same on the GPU */
+	uint64_t sequence; /* of the last work given to the driver */
+	/* ... or the last launch of a work writes it, whose blocks have counted themselves. */
+	CUdeviceptr counter_at;
+	uint64_t n_counted;           /* blocks of all launches that were asked to */
+	uint64_t told;                /* the last work whose launch does */
+	uint64_t finished_ns;         /* when the last one was seen to be finished */
+	struct fa_list works;         /* that the driver has, by fa_device_work.link */
+	unsigned int n_works;         /* of them */
+	struct fa_list shares;        /* of groups that have works for it, in their turn */
+	char *vectors;                /* [FA_CUDA_STREAM_DEPTH][FA_CUDA_VECTORS_BYTES] */
+	CUdeviceptr vectors_at;       /* the same on the GPU */
+	CUdeviceptr vectors_in_place; /* vectors, as the GPU sees the host's memory */
 	/* What paged requests use while they run: counters and partial results, then q. It
 	 * grows, and what it was before is freed at the end. */
 	CUdeviceptr scratch;
 	size_t scratch_bytes;
-	uint32_t epoch; /* of the last that used its counters */
+	uint64_t epoch; /* of the last that used its counters */
+	struct fa_cuda_yielding yielding;
 };
 
 /* Scratch of all streams that were ever made. */
@@ -89,10 +133,34 @@ struct fa_cuda_span {
 };
 
 struct fa_cuda_room {
-	char *host;     /* NULL: there is none */
-	CUdeviceptr at; /* the same on the GPU */
+	char *host;           /* NULL: there is none */
+	CUdeviceptr at;       /* the same on the GPU */
+	CUdeviceptr in_place; /* host, as the GPU sees it */
 	struct fa_list spans;
 	struct fa_list *last; /* where the search for a gap goes on */
+};
+
+/* A work of a step's as it was planned: that of another layer is the same. */
+struct fa_cuda_kept {
+	struct fa_paged_request request; /* without what a layer has of its own */
+	struct fa_cuda_paged_plan plan;
+	size_t blob_at; /* in the room */
+};
+
+#define FA_CUDA_KEPT 2 /* append, and attention */
+#define FA_CUDA_KEPT_BYTES ((size_t)8192)
+
+/* A step's tables, and behind them what is kept for its works. */
+struct fa_cuda_tables {
+	struct fa_device_tables tables; /* first; backend[0]: where they are on the GPU */
+	struct fa_cuda_span span;
+	/* The loop thread's. */
+	size_t used; /* of the span; what was written once stays as it is */
+	struct fa_cuda_kept kept[FA_CUDA_KEPT];
+	unsigned int n_kept;
+	/* The engine thread's. */
+	bool read_in_place;                   /* by a work */
+	size_t uploaded[FA_CUDA_STREAMS_MAX]; /* of the span; each stream copies for itself */
 };
 
 /* The KV pool's memory: chunks side by side in one range of addresses. The loop thread's. */
@@ -153,8 +221,8 @@ struct fa_device {
 	CUmodule paged_modules[FA_CUDA_PAGED_IMAGES];
 	CUfunction *paged_functions; /* [fa_cuda_paged_kernels_count]; NULL: not for this chip */
 
-	void *pinned; /* words, then vectors */
-	CUdeviceptr vectors;
+	void *pinned;        /* words, then vectors */
+	CUdeviceptr vectors; /* and the streams' counters behind them */
 	struct fa_cuda_stream streams[FA_CUDA_STREAMS_MAX];
 	unsigned int n_streams, n_high; /* those of high priority come first */
 	struct fa_list done;            /* to be reaped */
@@ -172,6 +240,17 @@ struct fa_device {
 	struct fa_cuda_room room;
 	struct fa_cuda_pool pool;
 	struct fa_cuda_scratch *scratches; /* the engine thread's */
+
+	/* The engine thread's. */
+	struct {
+		CUstream stream;     /* that the word is written on */
+		CUdeviceptr word_at; /* launches whose turn it has reached are to end */
+		uint64_t turn;       /* of the last launch that may yield */
+		uint64_t asked;      /* what was written to the word */
+		unsigned int n_running;
+		uint64_t not_before_ns; /* nobody is asked */
+		uint64_t least_work_ns, longest_stop_ns;
+	} yield;
 
 	struct fa_cuda_turn turn;
 	CUstream memory_stream;
@@ -210,8 +289,8 @@ int fa_cuda_check(struct fa_device *device, const struct fa_attention_params *pa
 
 /* ---- maps (device_cuda_maps.c); on the engine thread */
 
-/* What @launch's kernel takes besides its args, if it takes maps. */
-CUresult fa_cuda_maps_make(struct fa_device *device, const struct fa_cuda_launch *launch,
+/* What a kernel takes besides its args, if it takes maps: @n of them, or none. */
+CUresult fa_cuda_maps_make(struct fa_device *device, const struct fa_cuda_map *maps, uint32_t n,
                            struct fa_cuda_maps *ret_maps);
 
 /* ---- memory (device_cuda_memory.c, _host.c, _vmm.c); on workers */
@@ -316,6 +395,8 @@ struct fa_device_tables *fa_cuda_tables_free(struct fa_device *device,
 /* ---- paged requests (device_cuda_paged.c) */
 
 /* On the loop thread. */
+int fa_cuda_paged_cache_check(struct fa_device *device, const struct fa_paged_cache *cache,
+                              struct fa_error *error);
 int fa_cuda_paged_prepare(struct fa_device *device, struct fa_device_work *work,
                           struct fa_error *error);
 void fa_cuda_paged_release(struct fa_device *device, struct fa_device_work *work);
@@ -349,6 +430,42 @@ void fa_cuda_stage_free(struct fa_cuda_range *range);
 int fa_cuda_streams_open(struct fa_device *device, struct fa_error *error);
 void fa_cuda_streams_close(struct fa_device *device);
 
+/*
+ * Asks the launch that is the last of the stream's newest work to tell its end; @done is its
+ * argument. Whoever launched says so with fa_cuda_told(), else the driver is asked for a word.
+ * On the engine thread.
+ */
+void fa_cuda_tell(const struct fa_cuda_stream *stream, uint64_t blocks, struct fa_cuda_done *done);
+void fa_cuda_told(struct fa_cuda_stream *stream, uint64_t blocks);
+
+/* ---- giving way (device_cuda_yield.c); on the engine thread but for the first two */
+
+int fa_cuda_yield_open(struct fa_device *device, struct fa_error *error);
+void fa_cuda_yield_close(struct fa_device *device);
+
+/* Whether a launch of @stream that takes @work_ns is to be one that may yield; finds the room
+ * for its states then. */
+bool fa_cuda_yield_prepare(struct fa_device *device, struct fa_cuda_stream *stream,
+                           int32_t state_bytes, uint64_t work_ns);
+/* Launches it as the last of @work, the stream's newest. @args: those of attention over tensors
+ * or over pages. */
+CUresult fa_cuda_yield_launch(struct fa_device *device, struct fa_cuda_stream *stream,
+                              struct fa_device_work *work,
+                              const struct fa_cuda_yield_kernel *kernel, const void *args,
+                              size_t args_bytes, const struct fa_cuda_maps *maps);
+/* A work is about to be launched on @stream. */
+void fa_cuda_yield_ask(struct fa_device *device, const struct fa_cuda_stream *stream);
+/* The work that may yield was cancelled: asks for its end. */
+void fa_cuda_yield_cancel(struct fa_device *device, struct fa_cuda_stream *stream);
+/* Whether the stream has a work that ended early and is not done. */
+bool fa_cuda_yield_stopped(struct fa_device *device, struct fa_cuda_stream *stream);
+/* The stream's work that may yield has ended. */
+void fa_cuda_yield_end(struct fa_device *device, struct fa_cuda_stream *stream);
+/* Launches the rest of one that was stopped, if it is time. */
+CUresult fa_cuda_yield_resume(struct fa_device *device, struct fa_cuda_stream *stream);
+/* Asks those who could not be asked so far. */
+void fa_cuda_yield_look(struct fa_device *device);
+
 /* ---- queues (device_cuda_queue.c); on the engine thread */
 
 int fa_cuda_group_new(struct fa_device *device, struct fa_error *error,
@@ -362,3 +479,4 @@ void fa_cuda_launch(struct fa_device *device, struct fa_device_queue *queue,
 void fa_cuda_cancel(struct fa_device *device, struct fa_device_work *work);
 void fa_cuda_reap(struct fa_device *device, struct fa_list *done);
 int fa_cuda_health(struct fa_device *device, struct fa_error *error);
+bool fa_cuda_is_lost(struct fa_device *device);

@@ -106,6 +106,22 @@ int fa_cuda_kernels_load(struct fa_device *device, struct fa_error *error)
 	return 0;
 }
 
+/* The same for those over pages. The dense ones, which work already, stay. */
+static void leave_special_paged(struct fa_device *device)
+{
+	for (size_t i = 0; i < fa_cuda_paged_kernels_count; ++i) {
+		const struct fa_cuda_paged_kernel *kernel = &fa_cuda_paged_kernels[i];
+
+		if (!fa_cuda_paged_kernel_is_special(kernel))
+			continue;
+		device->paged_functions[i] = NULL;
+		if (device->paged_modules[kernel->image])
+			(void)device->driver.cuModuleUnload(device->paged_modules[kernel->image]);
+		device->paged_modules[kernel->image] = NULL;
+	}
+	device->chip.portable_paged = true;
+}
+
 int fa_cuda_paged_kernels_load(struct fa_device *device, struct fa_error *error)
 {
 	int r;
@@ -121,8 +137,7 @@ int fa_cuda_paged_kernels_load(struct fa_device *device, struct fa_error *error)
 		char name[64];
 
 		/* As fa_cuda_paged_plan() chooses. */
-		if (kernel->arch > device->chip.arch ||
-		    kernel->shared_bytes > device->chip.shared_bytes_max)
+		if (!fa_cuda_paged_kernel_runs(kernel, &device->chip))
 			continue;
 		snprintf(name, sizeof(name), "module %d of its GPU kernels over pages",
 		         (int)kernel->image);
@@ -132,7 +147,10 @@ int fa_cuda_paged_kernels_load(struct fa_device *device, struct fa_error *error)
 			r = load_function(device, device->paged_modules[kernel->image],
 			                  kernel->symbol, kernel->shared_bytes,
 			                  &device->paged_functions[i], error);
-		if (r < 0)
+		/* The others cover all that those for this chip alone do. */
+		if (r < 0 && fa_cuda_paged_kernel_is_special(kernel))
+			leave_special_paged(device);
+		else if (r < 0)
 			return r;
 	}
 	return 0;

@@ -48,12 +48,12 @@ static CUresult make(struct fa_device *device, const struct fa_cuda_map *map, vo
 	return CUDA_SUCCESS;
 }
 
-CUresult fa_cuda_maps_make(struct fa_device *device, const struct fa_cuda_launch *launch,
+CUresult fa_cuda_maps_make(struct fa_device *device, const struct fa_cuda_map *maps, uint32_t n,
                            struct fa_cuda_maps *ret_maps)
 {
 	CUresult result = CUDA_SUCCESS;
 
-	for (uint32_t i = 0; i < launch->n_maps && result == CUDA_SUCCESS; ++i)
-		result = make(device, &launch->maps[i], &ret_maps->maps[i]);
+	for (uint32_t i = 0; i < n && result == CUDA_SUCCESS; ++i)
+		result = make(device, &maps[i], &ret_maps->maps[i]);
 	return result;
 }

@@ -4,6 +4,14 @@
  * and the kernels launched, one after another on the stream. A step's tables are copied
  * once to each stream that one of its works comes to, by whichever comes first.
  *
+ * What the layers of a step have in common is planned once, and kept behind the tables.
+ *
+ * What a request over few and short sequences needs of all this its launches carry
+ * themselves. Another that is so small that each of its blocks looks things up once reads
+ * them in the room itself, and a step's tables if it is the first of the step to come to its
+ * stream: there a copy would take longer than all else. Then its launches are all that the
+ * driver is told.
+ *
  * A stream has scratch for those that run on it: counters and partial results of attention
  * and, behind them, q as it was rotated. It grows when something larger comes, which is
  * the one case of a driver call that is no launch, copy or word.
@@ -22,9 +30,14 @@
 struct room {
 	struct fa_cuda_span span;
 	size_t workspace_bytes, q_bytes;
+	size_t tables_bytes; /* of the tables' span, that are to be on the GPU; 0: not read */
+	bool in_place;       /* the span is read by the GPU where the host has it */
+	bool tables_in_place;
 	struct part {
-		struct fa_cuda_paged_plan plan;
-		size_t blob_at; /* in the span */
+		const struct fa_cuda_paged_plan *plan;
+		struct fa_cuda_paged_plan *own_plan; /* the same, unless it is kept */
+		size_t blob_at;                      /* in the device's room */
+		bool kept;                           /* plan and blob are, with the tables */
 		/* The request as the kernels are to have it. */
 		struct fa_paged_request request;
 		struct fa_paged_step step;
@@ -33,6 +46,11 @@ struct room {
 };
 
 /* ---- preparing; on the loop thread */
+
+static struct fa_cuda_tables *tables_of(const struct fa_device_work *work)
+{
+	return work->tables ? fa_container_of(work->tables, struct fa_cuda_tables, tables) : NULL;
+}
 
 static size_t align(size_t bytes)
 {
@@ -65,7 +83,7 @@ static void *move_array(struct filling *filling, const void *array, size_t n)
 	       filling->room->span.end - filling->room->span.begin);
 	memcpy(room->host + at, array, n * sizeof(uint32_t));
 	filling->used += align(n * sizeof(uint32_t));
-	return (void *)(room->at + at);
+	return (void *)((filling->room->in_place ? room->in_place : room->at) + at);
 }
 
 static size_t tokens_of(const struct fa_paged_step *step)
@@ -128,24 +146,158 @@ static void move_arrays(struct filling *filling, struct part *part)
 	}
 }
 
-static int fill_part(struct filling *filling, const struct fa_paged_request *request,
-                     struct part *part, struct fa_error *error)
+/* Whether its kernels read what is in the step's tables. */
+static bool reads_tables(const struct part *part)
 {
+	const struct fa_paged_request *request = &part->request;
+
+	if (!part->plan->table_here)
+		return true;
+	return request->op == FA_PAGED_ATTEND
+	               ? request->attention.tree || request->attention.positions
+	               : request->append.rotary.positions != NULL;
+}
+
+/* Whether its kernel looks each thing up about once. */
+static bool is_small(const struct part *part)
+{
+	const struct fa_cuda_paged_plan *plan = part->plan;
+
+	switch (part->request.op) {
+	case FA_PAGED_ATTEND:
+		/* Those in pieces look up where shares are, too. */
+		return !plan->forward_blocks && plan->tiles_each < FA_CUDA_IN_PLACE_TILES &&
+		       (!plan->decode || plan->decode->kind == FA_CUDA_PAGED_DECODE);
+	case FA_PAGED_APPEND:
+		return tokens_of(part->request.append.step) <= FA_CUDA_APPEND_TOKENS;
+	default:
+		return false;
+	}
+}
+
+/* Of a pointer, what plans depend on. */
+static void *alignment_of(const void *pointer)
+{
+	return (void *)(pointer ? ((uintptr_t)pointer & 15) | 16 : 0);
+}
+
+/* Makes of @request what is the same for every layer. False: it has vectors of its own. */
+static bool make_common(struct fa_paged_request *request)
+{
+	struct fa_paged_attention *attention = &request->attention;
+	struct fa_paged_append *append = &request->append;
+
+	switch (request->op) {
+	case FA_PAGED_ATTEND:
+		attention->layer = 0;
+		attention->q.data = alignment_of(attention->q.data);
+		attention->out.data = alignment_of(attention->out.data);
+		attention->lse = alignment_of(attention->lse);
+		return !attention->alibi_slopes && !attention->sinks;
+	case FA_PAGED_APPEND:
+		append->layer = 0;
+		append->k.data = alignment_of(append->k.data);
+		append->v.data = alignment_of(append->v.data);
+		append->q.data = alignment_of(append->q.data);
+		append->q_out.data = alignment_of(append->q_out.data);
+		return !append->rotary.positions;
+	default:
+		return false;
+	}
+}
+
+/* Bytes between members may differ: then it is planned once more. */
+static bool is_same(const struct fa_paged_request *a, const struct fa_paged_request *b)
+{
+	if (a->op != b->op)
+		return false;
+	return a->op == FA_PAGED_ATTEND
+	               ? !memcmp(&a->attention, &b->attention, sizeof(a->attention))
+	               : !memcmp(&a->append, &b->append, sizeof(a->append));
+}
+
+static bool find_kept(const struct fa_cuda_tables *tables, const struct fa_paged_request *request,
+                      struct part *part)
+{
+	struct fa_paged_request common = *request;
+
+	if (!tables || !tables->n_kept || !make_common(&common))
+		return false;
+	for (unsigned int i = 0; i < tables->n_kept; ++i) {
+		const struct fa_cuda_kept *kept = &tables->kept[i];
+
+		if (!is_same(&kept->request, &common))
+			continue;
+		part->plan = &kept->plan;
+		part->blob_at = kept->blob_at;
+		return true;
+	}
+	return false;
+}
+
+/* Keeps what @request was planned as, if there is room for it. Once kept it stays what and
+ * where it is as long as the tables. */
+static void keep(struct fa_device *device, struct fa_cuda_tables *tables,
+                 const struct fa_paged_request *request, struct part *part)
+{
+	const size_t bytes = part->plan->blob_bytes;
+	struct fa_cuda_kept *kept;
+	size_t at;
+
+	if (!tables || tables->n_kept == FA_CUDA_KEPT)
+		return;
+	at = tables->span.begin + align(tables->used);
+	if (at + bytes > tables->span.end)
+		return;
+	kept = &tables->kept[tables->n_kept];
+	kept->request = *request;
+	if (!make_common(&kept->request))
+		return;
+	++tables->n_kept;
+	memcpy(device->room.host + at, device->room.host + part->blob_at, bytes);
+	kept->plan = *part->plan;
+	kept->blob_at = part->blob_at = at;
+	part->plan = &kept->plan;
+	free(fa_steal_ptr(part->own_plan));
+	part->kept = true;
+	tables->used = at + bytes - tables->span.begin;
+}
+
+static int plan_part(struct filling *filling, struct fa_cuda_tables *tables,
+                     const struct fa_paged_request *request, struct part *part,
+                     struct fa_error *error)
+{
+	struct fa_device *device = filling->device;
 	struct room *room = filling->room;
-	size_t q_bytes;
 	int r;
 
 	part->request = *request;
-	part->blob_at = filling->used;
-	r = fa_cuda_paged_plan(&filling->device->chip, request,
-	                       filling->device->room.host + room->span.begin + part->blob_at,
-	                       error->text, sizeof(error->text), &part->plan);
-	if (r < 0)
-		return r;
-	filling->used += align(part->plan.blob_bytes);
+	if (!part->kept) {
+		part->blob_at = room->span.begin + filling->used;
+		part->plan = part->own_plan = malloc(sizeof(*part->own_plan));
+		if (!part->own_plan)
+			return fa_fail(error, -ENOMEM, "no memory for a request over pages");
+		r = fa_cuda_paged_plan(&device->chip, request, device->room.host + part->blob_at,
+		                       error->text, sizeof(error->text), part->own_plan);
+		if (r < 0)
+			return r;
+		keep(device, tables, request, part);
+		if (!part->kept)
+			filling->used += align(part->plan->blob_bytes);
+	}
+	room->in_place = room->in_place && is_small(part);
+	return 0;
+}
+
+static int fill_part(struct filling *filling, struct part *part, struct fa_error *error)
+{
+	const struct fa_paged_request *request = &part->request;
+	struct room *room = filling->room;
+	size_t q_bytes;
+
 	move_arrays(filling, part);
-	if (room->workspace_bytes < part->plan.workspace_bytes)
-		room->workspace_bytes = align(part->plan.workspace_bytes);
+	if (room->workspace_bytes < part->plan->workspace_bytes)
+		room->workspace_bytes = align(part->plan->workspace_bytes);
 	if (!part->writes_q)
 		return 0;
 	q_bytes = tokens_of(&part->step) * (size_t)request->append.heads *
@@ -162,34 +314,51 @@ static int fill_part(struct filling *filling, const struct fa_paged_request *req
 	return 0;
 }
 
+int fa_cuda_paged_cache_check(struct fa_device *device, const struct fa_paged_cache *cache,
+                              struct fa_error *error)
+{
+	return fa_cuda_paged_check_cache(&device->chip, cache, error->text, sizeof(error->text));
+}
+
 int fa_cuda_paged_prepare(struct fa_device *device, struct fa_device_work *work,
                           struct fa_error *error)
 {
 	struct filling filling = { .device = device, .tables = work->tables };
+	struct fa_cuda_tables *tables = tables_of(work), *keeper = work->repeats ? tables : NULL;
 	size_t bytes = 0;
 	struct room *room;
 	int r = 0;
 
+	room = calloc(1, sizeof(*room) + work->n_paged * sizeof(room->parts[0]));
+	if (!room)
+		return fa_fail(error, -ENOMEM, "no memory for a request over pages");
+	fa_list_init(&room->span.link);
+	work->room = filling.room = room;
 	for (uint32_t i = 0; i < work->n_paged; ++i) {
 		r = fa_paged_check(&work->paged[i], error->text, sizeof(error->text));
 		if (r < 0)
 			return r;
-		bytes += bytes_of(&work->paged[i]);
+		room->parts[i].kept = find_kept(keeper, &work->paged[i], &room->parts[i]);
+		if (!room->parts[i].kept)
+			bytes += bytes_of(&work->paged[i]);
 	}
-	room = calloc(1, sizeof(*room) + work->n_paged * sizeof(room->parts[0]));
-	if (!room)
-		return fa_fail(error, -ENOMEM, "no memory for a request over pages");
-	if (!fa_cuda_room_take(&device->room, bytes, &room->span)) {
-		free(room);
+	if (bytes && !fa_cuda_room_take(&device->room, bytes, &room->span))
 		return fa_fail(error, -ENOMEM,
 		               "requests in flight are so large that there is no room for the "
 		               "%zu bytes that go with this one",
 		               bytes);
-	}
-	work->room = filling.room = room;
+	room->in_place = true;
 	for (uint32_t i = 0; i < work->n_paged && r == 0; ++i)
-		r = fill_part(&filling, &work->paged[i], &room->parts[i], error);
-	fa_cuda_room_cut(&room->span, filling.used);
+		r = plan_part(&filling, keeper, &work->paged[i], &room->parts[i], error);
+	for (uint32_t i = 0; i < work->n_paged && r == 0; ++i)
+		r = fill_part(&filling, &room->parts[i], error);
+	if (bytes) {
+		fa_cuda_room_cut(&room->span, filling.used);
+		work->room_bytes = room->span.end - room->span.begin;
+	}
+	for (uint32_t i = 0; tables && i < work->n_paged && r == 0; ++i)
+		if (reads_tables(&room->parts[i]))
+			room->tables_bytes = tables->used;
 	return r;
 }
 
@@ -199,6 +368,8 @@ void fa_cuda_paged_release(struct fa_device *device, struct fa_device_work *work
 
 	if (!room)
 		return;
+	for (uint32_t i = 0; i < work->n_paged; ++i)
+		free(room->parts[i].own_plan);
 	fa_cuda_room_give(&device->room, &room->span);
 	free(room);
 }
@@ -244,53 +415,127 @@ void fa_cuda_paged_close(struct fa_device *device)
 	}
 }
 
+static void redirect(const uint32_t **array, const struct fa_device_tables *tables, CUdeviceptr to)
+{
+	const CUdeviceptr at = (CUdeviceptr)*array;
+
+	if (at >= tables->backend[0] && at - tables->backend[0] < tables->bytes)
+		*array = (const uint32_t *)(at - tables->backend[0] + to);
+}
+
+static void read_tables_in_place(struct fa_device *device, struct fa_device_work *work)
+{
+	const struct fa_device_tables *tables = work->tables;
+	const CUdeviceptr to = tables->backend[0] - device->room.at + device->room.in_place;
+	struct room *room = work->room;
+
+	for (uint32_t i = 0; i < work->n_paged; ++i) {
+		struct part *part = &room->parts[i];
+
+		redirect(&part->step.table, tables, to);
+		if (part->request.op == FA_PAGED_ATTEND) {
+			redirect(&part->request.attention.tree, tables, to);
+			redirect(&part->request.attention.positions, tables, to);
+		} else {
+			redirect(&part->request.append.rotary.positions, tables, to);
+		}
+	}
+}
+
+/* Later works of a step find the tables on the GPU. */
+static CUresult upload_tables(struct fa_device *device, struct fa_cuda_stream *stream,
+                              struct fa_device_work *work)
+{
+	struct fa_cuda_tables *tables = tables_of(work);
+	struct room *room = work->room;
+	size_t *uploaded, begin;
+	CUresult result;
+
+	if (!tables)
+		return CUDA_SUCCESS;
+	uploaded = &tables->uploaded[stream - device->streams];
+	if (*uploaded >= room->tables_bytes)
+		return CUDA_SUCCESS;
+	if (room->in_place && !tables->read_in_place) {
+		tables->read_in_place = room->tables_in_place = true;
+		read_tables_in_place(device, work);
+		return CUDA_SUCCESS;
+	}
+	begin = tables->span.begin + *uploaded;
+	result = device->driver.cuMemcpyHtoDAsync(device->room.at + begin,
+	                                          device->room.host + begin,
+	                                          room->tables_bytes - *uploaded, stream->stream);
+	if (result == CUDA_SUCCESS)
+		*uploaded = room->tables_bytes;
+	return result;
+}
+
 static CUresult upload(struct fa_device *device, struct fa_cuda_stream *stream,
                        struct fa_device_work *work)
 {
 	const struct room *room = work->room;
-	const uint64_t bit = (uint64_t)1 << (stream - device->streams);
-	struct fa_device_tables *tables = work->tables;
-	CUresult result = CUDA_SUCCESS;
+	CUresult result;
 
-	if (tables && tables->bytes && !(tables->backend[1] & bit)) {
-		result = device->driver.cuMemcpyHtoDAsync(tables->backend[0], tables->data,
-		                                          tables->bytes, stream->stream);
-		if (result == CUDA_SUCCESS)
-			tables->backend[1] |= bit;
-	}
-	if (result == CUDA_SUCCESS && room->span.end > room->span.begin)
-		result = device->driver.cuMemcpyHtoDAsync(
-			device->room.at + room->span.begin, device->room.host + room->span.begin,
-			room->span.end - room->span.begin, stream->stream);
-	return result;
+	result = upload_tables(device, stream, work);
+	if (result != CUDA_SUCCESS || room->in_place || room->span.end == room->span.begin)
+		return result;
+	return device->driver.cuMemcpyHtoDAsync(device->room.at + room->span.begin,
+	                                        device->room.host + room->span.begin,
+	                                        room->span.end - room->span.begin, stream->stream);
 }
 
+/* @last: nothing of the work comes after. */
 static CUresult launch_part(struct fa_device *device, struct fa_cuda_stream *stream,
-                            const struct room *room, struct part *part)
+                            struct fa_device_work *work, struct part *part, bool last)
 {
+	const struct room *room = work->room;
+	const bool in_place = part->kept ? room->tables_in_place : room->in_place;
 	struct fa_cuda_paged_launch launches[FA_CUDA_PAGED_LAUNCHES_MAX];
 	void *q = (void *)(stream->scratch + room->workspace_bytes);
 	CUresult result = CUDA_SUCCESS;
+	bool yields;
 	int n;
 
 	if (part->reads_q)
 		part->request.attention.q.data = q;
 	if (part->writes_q)
 		part->request.append.q_out.data = q;
-	if (!++stream->epoch)
-		++stream->epoch;
-	n = fa_cuda_paged_launches(&part->plan, &part->request,
-	                           device->room.at + room->span.begin + part->blob_at,
+	++stream->epoch;
+	n = fa_cuda_paged_launches(part->plan, &part->request,
+	                           (in_place ? device->room.in_place : device->room.at) +
+	                                   part->blob_at,
 	                           stream->scratch, stream->epoch, launches);
+	/* Many rows' kernel, the first, may yield: nothing comes behind it then. */
+	yields = last && part->request.op == FA_PAGED_ATTEND && part->plan->forward_blocks > 0 &&
+	         fa_cuda_yield_prepare(device, stream, part->plan->forward->state_bytes,
+	                               part->plan->forward_ns);
 	for (int i = 0; i < n && result == CUDA_SUCCESS; ++i) {
-		void *params[] = { &launches[i].args };
+		struct fa_cuda_paged_launch *launch = &launches[yields ? n - 1 - i : i];
+		const uint64_t blocks = (uint64_t)launch->grid_x * launch->grid_y;
+		const CUfunction function =
+			device->paged_functions[launch->kernel - fa_cuda_paged_kernels];
+		const bool tells = last && i == n - 1;
+		struct fa_cuda_maps maps;
+		void *params[] = { &launch->args, &maps };
 
-		result = device->driver.cuLaunchKernel(
-			device->paged_functions[launches[i].kernel - fa_cuda_paged_kernels],
-			launches[i].grid_x, launches[i].grid_y, 1,
-			(unsigned int)launches[i].kernel->threads, 1, 1,
-			(unsigned int)launches[i].kernel->shared_bytes, stream->stream, params,
-			NULL);
+		result = fa_cuda_maps_make(device, launch->maps, launch->n_maps, &maps);
+		if (result != CUDA_SUCCESS)
+			break;
+		if (yields && tells)
+			return fa_cuda_yield_launch(
+				device, stream, work,
+				&(struct fa_cuda_yield_kernel){ function, launch->grid_x,
+			                                        launch->kernel->threads,
+			                                        launch->kernel->shared_bytes },
+				&launch->args.attention, sizeof(launch->args.attention), &maps);
+		if (tells)
+			fa_cuda_tell(stream, blocks, fa_cuda_paged_done(launch));
+		result = device->driver.cuLaunchKernel(function, launch->grid_x, launch->grid_y, 1,
+		                                       (unsigned int)launch->kernel->threads, 1, 1,
+		                                       (unsigned int)launch->kernel->shared_bytes,
+		                                       stream->stream, params, NULL);
+		if (tells && result == CUDA_SUCCESS)
+			fa_cuda_told(stream, blocks);
 	}
 	return result;
 }
@@ -314,7 +559,7 @@ int fa_cuda_paged_enqueue(struct fa_device *device, struct fa_cuda_stream *strea
 	}
 	for (uint32_t i = 0; i < work->n_paged && !result; ++i) {
 		doing = "a kernel over pages cannot be launched";
-		result = launch_part(device, stream, room, &room->parts[i]);
+		result = launch_part(device, stream, work, &room->parts[i], i == work->n_paged - 1);
 	}
 	return result ? fa_cuda_fail(device, stream->stream, &work->error, result, doing) : 0;
 }

@@ -11,14 +11,15 @@
  * the GPU each kernel gets is then the hardware's affair, which gives high priority
  * first.
  *
- * Behind each work the GPU writes the work's number in its stream to a word in pinned
- * memory that is the daemon's alone. reap() compares words with works, so that nothing
+ * At the end of each work the GPU writes the work's number in its stream to a word in pinned
+ * memory that is the daemon's alone: the last block of its last launch does, or, where a
+ * work ends with something else, the driver's word behind it. reap() compares words with works, so that nothing
  * of the driver is called to find out; nothing waits on the GPU, ever, but for what
  * stands before it in its stream.
  *
  * Between launch and reap only copies, kernels and word writes are asked of the driver
  * (unless something failed). A work's small vectors go through a place of the stream's,
- * one for each work that the stream can hold.
+ * one for each work that the stream can hold; a launch of few blocks reads them there.
  */
 #include "daemon/device_cuda.h"
 
@@ -76,7 +77,7 @@ static struct fa_device_work *first_work(const struct fa_list *list)
 	return fa_container_of(list->next, struct fa_device_work, link);
 }
 
-static bool is_lost(struct fa_device *device)
+bool fa_cuda_is_lost(struct fa_device *device)
 {
 	return atomic_load_explicit(&device->lost, memory_order_acquire);
 }
@@ -121,12 +122,12 @@ static void *put_vector(char *place, CUdeviceptr place_at, size_t *used, const v
 
 /* Takes cu_seqlens, slopes and sinks along. */
 static CUresult copy_vectors(struct fa_device *device, struct fa_cuda_stream *stream,
-                             const struct fa_attention_params *params,
+                             const struct fa_attention_params *params, bool in_place,
                              struct fa_cuda_attention *args)
 {
 	const size_t offset = (stream->sequence % FA_CUDA_STREAM_DEPTH) * FA_CUDA_VECTORS_BYTES;
 	const size_t n_lengths = (size_t)params->batch + 1, heads = (size_t)params->heads;
-	const CUdeviceptr at = stream->vectors_at + offset;
+	const CUdeviceptr at = (in_place ? stream->vectors_in_place : stream->vectors_at) + offset;
 	char *place = stream->vectors + offset;
 	size_t used = 0;
 
@@ -134,25 +135,36 @@ static CUresult copy_vectors(struct fa_device *device, struct fa_cuda_stream *st
 	args->cu_seqlens_k = put_vector(place, at, &used, params->cu_seqlens_k, n_lengths);
 	args->alibi_slopes = put_vector(place, at, &used, params->alibi_slopes, heads);
 	args->sinks = put_vector(place, at, &used, params->sinks, heads);
-	if (!used)
+	if (!used || in_place)
 		return CUDA_SUCCESS;
 	return device->driver.cuMemcpyHtoDAsync(at, place, used, stream->stream);
 }
 
 static CUresult launch_kernel(struct fa_device *device, struct fa_cuda_stream *stream,
-                              struct fa_cuda_launch *launch)
+                              struct fa_device_work *work, struct fa_cuda_launch *launch)
 {
+	const struct fa_cuda_kernel *kernel = launch->kernel;
+	const CUfunction function = device->functions[kernel - fa_cuda_kernels];
 	struct fa_cuda_maps maps;
 	void *params[] = { &launch->args, &maps };
 	CUresult result;
 
-	result = fa_cuda_maps_make(device, launch, &maps);
+	result = fa_cuda_maps_make(device, launch->maps, launch->n_maps, &maps);
 	if (result != CUDA_SUCCESS)
 		return result;
-	return device->driver.cuLaunchKernel(
-		device->functions[launch->kernel - fa_cuda_kernels], launch->grid, 1, 1,
-		(unsigned int)launch->kernel->threads, 1, 1,
-		(unsigned int)launch->kernel->shared_bytes, stream->stream, params, NULL);
+	if (fa_cuda_yield_prepare(device, stream, kernel->state_bytes, launch->work_ns))
+		return fa_cuda_yield_launch(device, stream, work,
+		                            &(struct fa_cuda_yield_kernel){ function, launch->grid,
+		                                                            kernel->threads,
+		                                                            kernel->shared_bytes },
+		                            &launch->args, sizeof(launch->args), &maps);
+	fa_cuda_tell(stream, launch->grid, &launch->args.done);
+	result = device->driver.cuLaunchKernel(
+		function, launch->grid, 1, 1, (unsigned int)kernel->threads, 1, 1,
+		(unsigned int)kernel->shared_bytes, stream->stream, params, NULL);
+	if (result == CUDA_SUCCESS)
+		fa_cuda_told(stream, launch->grid);
+	return result;
 }
 
 /* All that the driver is told of @work; returns 0 or its status. */
@@ -175,7 +187,8 @@ static int work_enqueue(struct fa_device *device, struct fa_cuda_stream *stream,
 		return 0;
 	if (!result) {
 		doing = "the request's vectors cannot be copied to the GPU";
-		result = copy_vectors(device, stream, work->params, &launch.args);
+		result = copy_vectors(device, stream, work->params,
+		                      launch.grid <= (uint32_t)device->chip.sms, &launch.args);
 	}
 	if (!result) {
 		doing = "K and V cannot be copied to the GPU";
@@ -184,7 +197,7 @@ static int work_enqueue(struct fa_device *device, struct fa_cuda_stream *stream,
 	}
 	if (!result) {
 		doing = "the kernel cannot be launched";
-		result = launch_kernel(device, stream, &launch);
+		result = launch_kernel(device, stream, work, &launch);
 	}
 	return result ? fa_cuda_fail(device, stream->stream, &work->error, result, doing) : 0;
 }
@@ -197,14 +210,17 @@ static void work_start(struct fa_device *device, struct fa_cuda_stream *stream,
                        struct fa_device_work *work)
 {
 	struct cuda_work *cuda = cuda_work(work);
+	CUresult result = CUDA_SUCCESS;
 	struct fa_error error;
-	CUresult result;
 
 	work->started_ns = fa_now_ns();
-	work->status = work_enqueue(device, stream, work);
 	cuda->sequence = ++stream->sequence;
-	result = device->driver.cuStreamWriteValue64(stream->stream, stream->word_at,
-	                                             cuda->sequence, CU_STREAM_WRITE_VALUE_DEFAULT);
+	fa_cuda_yield_ask(device, stream);
+	work->status = work_enqueue(device, stream, work);
+	if (stream->told != cuda->sequence)
+		result = device->driver.cuStreamWriteValue64(stream->stream, stream->word_at,
+		                                             cuda->sequence,
+		                                             CU_STREAM_WRITE_VALUE_DEFAULT);
 	if (result != CUDA_SUCCESS) {
 		/* Nobody will learn when the stream's works end. */
 		(void)fa_cudriver_fail(&device->driver, &error, result,
@@ -225,8 +241,8 @@ static void stream_feed(struct fa_device *device, struct fa_cuda_stream *stream)
 	struct fa_device_work *work;
 	struct share *share;
 
-	while (stream->n_works < FA_CUDA_STREAM_DEPTH && !fa_list_empty(&stream->shares) &&
-	       !is_lost(device)) {
+	while (stream->n_works < FA_CUDA_STREAM_DEPTH && !stream->yielding.work &&
+	       !fa_list_empty(&stream->shares) && !fa_cuda_is_lost(device)) {
 		share = fa_container_of(stream->shares.next, struct share, link);
 		queue = fa_container_of(share->queues.next, struct fa_device_queue, link);
 		work = first_work(&queue->works);
@@ -250,6 +266,8 @@ static void fail_all(struct fa_device *device)
 
 		if (stream->n_works)
 			(void)device->driver.cuStreamSynchronize(stream->stream);
+		if (stream->yielding.work)
+			fa_cuda_yield_end(device, stream);
 		while (!fa_list_empty(&stream->works))
 			work_finish_lost(device, first_work(&stream->works));
 		device->n_works -= stream->n_works;
@@ -286,7 +304,7 @@ void fa_cuda_launch(struct fa_device *device, struct fa_device_queue *queue,
 	*cuda = (struct cuda_work){ .state = WAITING };
 	fa_list_init(&cuda->range.link);
 	fa_list_init(&work->link);
-	if (is_lost(device)) {
+	if (fa_cuda_is_lost(device)) {
 		work_finish_lost(device, work);
 		return;
 	}
@@ -302,7 +320,12 @@ void fa_cuda_cancel(struct fa_device *device, struct fa_device_work *work)
 {
 	struct fa_device_queue *queue = work->queue;
 
-	/* A kernel runs to its end. */
+	/* Most kernels run to their end; one that can give way does. */
+	if (cuda_work(work)->state == LAUNCHED && queue->stream->yielding.work == work) {
+		atomic_store_explicit(&work->cancelled, true, memory_order_relaxed);
+		fa_cuda_yield_cancel(device, queue->stream);
+		return;
+	}
 	if (cuda_work(work)->state != WAITING)
 		return;
 	atomic_store_explicit(&work->cancelled, true, memory_order_relaxed);
@@ -314,6 +337,43 @@ void fa_cuda_cancel(struct fa_device *device, struct fa_device_work *work)
 		fa_list_remove(&queue->share->link);
 }
 
+/* A work of the stream has ended. */
+static void stream_finish(struct fa_device *device, struct fa_cuda_stream *stream,
+                          struct fa_device_work *work, uint64_t now_ns)
+{
+	/* It was not the stream's turn before the one ahead had ended. */
+	if (work->started_ns < stream->finished_ns)
+		work->started_ns = stream->finished_ns;
+	work->finished_ns = now_ns;
+	if (work == stream->yielding.work)
+		fa_cuda_yield_end(device, stream);
+	work_finish(device, work);
+	--stream->n_works;
+	--device->n_works;
+}
+
+/* The stream's one work has ended early: it goes on when it is time, if anybody wants it. */
+static void stream_go_on(struct fa_device *device, struct fa_cuda_stream *stream)
+{
+	struct fa_device_work *work = stream->yielding.work;
+	const char *doing = "the rest of the kernel cannot be launched";
+	CUresult result;
+
+	if (atomic_load_explicit(&work->cancelled, memory_order_relaxed)) {
+		work->status = fa_fail(&work->error, -ECANCELED, "the work was cancelled");
+	} else {
+		result = fa_cuda_yield_resume(device, stream);
+		if (result == CUDA_SUCCESS)
+			return;
+		work->status = fa_cuda_fail(device, stream->stream, &work->error, result, doing);
+		if (fa_cuda_is_lost(device))
+			return; /* with all others */
+	}
+	stream->finished_ns = fa_now_ns();
+	stream_finish(device, stream, work, stream->finished_ns);
+	stream_feed(device, stream);
+}
+
 static void stream_reap(struct fa_device *device, struct fa_cuda_stream *stream)
 {
 	/* Acquire: what the GPU wrote before it is seen after it. */
@@ -321,18 +381,16 @@ static void stream_reap(struct fa_device *device, struct fa_cuda_stream *stream)
 	struct fa_device_work *work = first_work(&stream->works);
 	uint64_t now_ns;
 
-	if (cuda_work(work)->sequence > finished)
+	if (cuda_work(work)->sequence > finished) {
+		/* Those ahead of it have ended before it was stopped: their turn is first. */
+		if (work == stream->yielding.work && fa_cuda_yield_stopped(device, stream))
+			stream_go_on(device, stream);
 		return;
+	}
 	now_ns = fa_now_ns();
 	device->progress_ns = now_ns;
 	do {
-		/* It was not the stream's turn before the one ahead had ended. */
-		if (work->started_ns < stream->finished_ns)
-			work->started_ns = stream->finished_ns;
-		work->finished_ns = now_ns;
-		work_finish(device, work);
-		--stream->n_works;
-		--device->n_works;
+		stream_finish(device, stream, work, now_ns);
 		work = first_work(&stream->works);
 	} while (!fa_list_empty(&stream->works) && cuda_work(work)->sequence <= finished);
 	stream->finished_ns = now_ns;
@@ -345,7 +403,8 @@ void fa_cuda_reap(struct fa_device *device, struct fa_list *done)
 	for (unsigned int i = 0; i < device->n_streams && device->n_works; ++i)
 		if (device->streams[i].n_works)
 			stream_reap(device, &device->streams[i]);
-	if (is_lost(device))
+	fa_cuda_yield_look(device);
+	if (fa_cuda_is_lost(device))
 		fail_all(device);
 	device->reaping = false;
 	fa_list_splice(done, &device->done);
@@ -357,7 +416,7 @@ int fa_cuda_health(struct fa_device *device, struct fa_error *error)
 	CUresult result;
 	uint64_t now_ns;
 
-	if (!is_lost(device) && device->n_works) {
+	if (!fa_cuda_is_lost(device) && device->n_works) {
 		now_ns = fa_now_ns();
 		if (now_ns - device->progress_ns >= QUIET_NS &&
 		    now_ns - device->queried_ns >= QUIET_NS) {
@@ -375,7 +434,7 @@ int fa_cuda_health(struct fa_device *device, struct fa_error *error)
 			}
 		}
 	}
-	return is_lost(device) ? fa_fail(error, -ENODEV, "%s", device->lost_error.text) : 0;
+	return fa_cuda_is_lost(device) ? fa_fail(error, -ENODEV, "%s", device->lost_error.text) : 0;
 }
 
 int fa_cuda_group_new(struct fa_device *device, struct fa_error *error,

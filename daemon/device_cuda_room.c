@@ -27,12 +27,21 @@ int fa_cuda_room_open(struct fa_device *device, struct fa_error *error)
 		room->at = 0;
 		return fa_cuda_memory_fail(device, error, result, "no memory for tables of pages");
 	}
-	result = driver->cuMemHostAlloc(&host, FA_CUDA_ROOM_BYTES, CU_MEMHOSTALLOC_PORTABLE);
+	result = driver->cuMemHostAlloc(&host, FA_CUDA_ROOM_BYTES,
+	                                CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
 	if (result != CUDA_SUCCESS) {
 		(void)driver->cuMemFree(room->at);
 		room->at = 0;
 		return fa_cuda_memory_fail(device, error, result,
 		                           "no pinned memory for tables of pages");
+	}
+	result = driver->cuMemHostGetDevicePointer(&room->in_place, host, 0);
+	if (result != CUDA_SUCCESS) {
+		(void)driver->cuMemFreeHost(host);
+		(void)driver->cuMemFree(room->at);
+		room->at = 0;
+		return fa_cuda_memory_fail(device, error, result,
+		                           "tables of pages cannot be read by the GPU");
 	}
 	room->host = host;
 	return 0;
@@ -100,20 +109,15 @@ void fa_cuda_room_give(struct fa_cuda_room *room, struct fa_cuda_span *span)
 
 /* ---- tables */
 
-struct tables {
-	struct fa_device_tables tables; /* first; backend: where, and which streams have them */
-	struct fa_cuda_span span;
-};
-
 int fa_cuda_tables_new(struct fa_device *device, size_t bytes, struct fa_error *error,
                        struct fa_device_tables **ret_tables)
 {
-	struct tables *tables;
+	struct fa_cuda_tables *tables;
 
-	tables = fa_new(struct tables);
+	tables = fa_new(struct fa_cuda_tables);
 	if (!tables)
 		return fa_fail(error, -ENOMEM, "no memory for a step's tables");
-	if (!fa_cuda_room_take(&device->room, bytes, &tables->span)) {
+	if (!fa_cuda_room_take(&device->room, bytes + FA_CUDA_KEPT_BYTES, &tables->span)) {
 		free(tables);
 		return fa_fail(error, -ENOMEM,
 		               "steps in flight have so large tables that there is no room for "
@@ -122,6 +126,7 @@ int fa_cuda_tables_new(struct fa_device *device, size_t bytes, struct fa_error *
 	}
 	tables->tables.data = device->room.host + tables->span.begin;
 	tables->tables.bytes = bytes;
+	tables->used = bytes;
 	tables->tables.backend[0] = device->room.at + tables->span.begin;
 	*ret_tables = &tables->tables;
 	return 0;
@@ -130,11 +135,11 @@ int fa_cuda_tables_new(struct fa_device *device, size_t bytes, struct fa_error *
 struct fa_device_tables *fa_cuda_tables_free(struct fa_device *device,
                                              struct fa_device_tables *tables)
 {
-	struct tables *own;
+	struct fa_cuda_tables *own;
 
 	if (!tables)
 		return NULL;
-	own = fa_container_of(tables, struct tables, tables);
+	own = fa_container_of(tables, struct fa_cuda_tables, tables);
 	fa_cuda_room_give(&device->room, &own->span);
 	free(own);
 	return NULL;

@@ -33,7 +33,8 @@ static void count_streams(struct fa_device *device)
 static CUresult open_pinned(struct fa_device *device)
 {
 	const size_t vectors_bytes = (size_t)FA_CUDA_STREAM_DEPTH * FA_CUDA_VECTORS_BYTES;
-	const size_t words_bytes = device->n_streams * WORD_BYTES;
+	/* Of works that have ended, and of launches that have ended early. */
+	const size_t words_bytes = 2 * device->n_streams * WORD_BYTES;
 	const struct fa_cudriver *driver = &device->driver;
 	CUdeviceptr words_at;
 	CUresult result;
@@ -45,7 +46,8 @@ static CUresult open_pinned(struct fa_device *device)
 		device->pinned = NULL;
 		return result;
 	}
-	result = driver->cuMemAlloc(&device->vectors, device->n_streams * vectors_bytes);
+	result = driver->cuMemAlloc(&device->vectors,
+	                            device->n_streams * (vectors_bytes + WORD_BYTES));
 	if (result != CUDA_SUCCESS) {
 		device->vectors = 0;
 		return result;
@@ -59,8 +61,14 @@ static CUresult open_pinned(struct fa_device *device)
 
 		stream->word = (const uint64_t *)((char *)device->pinned + i * WORD_BYTES);
 		stream->word_at = words_at + i * WORD_BYTES;
+		stream->yielding.report = (uint64_t *)((char *)device->pinned +
+		                                       (device->n_streams + i) * WORD_BYTES);
+		stream->yielding.report_at = words_at + (device->n_streams + i) * WORD_BYTES;
 		stream->vectors = (char *)device->pinned + words_bytes + i * vectors_bytes;
 		stream->vectors_at = device->vectors + i * vectors_bytes;
+		stream->vectors_in_place = words_at + words_bytes + i * vectors_bytes;
+		stream->counter_at = device->vectors + device->n_streams * vectors_bytes +
+		                     i * WORD_BYTES;
 	}
 	return CUDA_SUCCESS;
 }
@@ -99,6 +107,9 @@ static int try_streams(struct fa_device *device, struct fa_error *error)
 		result = driver->cuMemcpyHtoDAsync(stream->vectors_at, stream->vectors, 16,
 		                                   stream->stream);
 		if (result == CUDA_SUCCESS)
+			result = driver->cuMemsetD8Async(stream->counter_at, 0, WORD_BYTES,
+			                                 stream->stream);
+		if (result == CUDA_SUCCESS)
 			result = driver->cuStreamWriteValue64(stream->stream, stream->word_at,
 			                                      ++stream->sequence,
 			                                      CU_STREAM_WRITE_VALUE_DEFAULT);
@@ -117,9 +128,30 @@ static int try_streams(struct fa_device *device, struct fa_error *error)
 	return 0;
 }
 
+void fa_cuda_tell(const struct fa_cuda_stream *stream, uint64_t blocks, struct fa_cuda_done *done)
+{
+	if (blocks > FA_CUDA_TELL_BLOCKS)
+		return;
+	*done = (struct fa_cuda_done){
+		.word = (uint64_t *)stream->word_at,
+		.value = stream->sequence,
+		.counter = (uint64_t *)stream->counter_at,
+		.last = stream->n_counted + blocks - 1,
+	};
+}
+
+void fa_cuda_told(struct fa_cuda_stream *stream, uint64_t blocks)
+{
+	if (blocks > FA_CUDA_TELL_BLOCKS)
+		return;
+	stream->n_counted += blocks;
+	stream->told = stream->sequence;
+}
+
 int fa_cuda_streams_open(struct fa_device *device, struct fa_error *error)
 {
 	CUresult result;
+	int r;
 
 	fa_list_init(&device->done);
 	count_streams(device);
@@ -135,13 +167,15 @@ int fa_cuda_streams_open(struct fa_device *device, struct fa_error *error)
 	if (result != CUDA_SUCCESS)
 		return fa_cudriver_fail(&device->driver, error, result,
 		                        "streams of the GPU cannot be made");
-	return try_streams(device, error);
+	r = fa_cuda_yield_open(device, error);
+	return r < 0 ? r : try_streams(device, error);
 }
 
 void fa_cuda_streams_close(struct fa_device *device)
 {
 	const struct fa_cudriver *driver = &device->driver;
 
+	fa_cuda_yield_close(device);
 	for (unsigned int i = 0; i < device->n_streams; ++i)
 		if (device->streams[i].stream)
 			(void)driver->cuStreamDestroy(device->streams[i].stream);

@@ -7,9 +7,11 @@
 #include "daemon/drain.h"
 #include "daemon/kv_messages.h"
 #include "daemon/registration.h"
+#include "daemon/ring.h"
 #include "daemon/server.h"
 #include "daemon/status.h"
 #include "daemon/text.h"
+#include "daemon/timeline.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -28,12 +30,15 @@ struct method {
 	unsigned int fds_max;
 	bool pipelined; /* clients send several without waiting for the answers */
 	fa_call_handler *handle;
+	bool by_ring; /* it may come through a ring */
 };
 
 int fa_call_submit(const struct fa_call *call, const struct fa_work_kind *kind, uint32_t stream,
                    uint64_t value, struct fa_error *error)
 {
-	const struct fa_work_place place = { .stream = stream, .value = value };
+	const struct fa_work_place place = {
+		.stream = stream, .value = value, .by_ring = call->by_ring, .chained = call->chained
+	};
 
 	return fa_work_submit(call->session, call->message, call->n_fds, call->received_ns, kind,
 	                      place, error);
@@ -88,7 +93,9 @@ static int handle_hello(struct fa_call *call, struct fa_error *error)
 		               "the client speaks protocol versions %u to %u, this daemon %d to %d",
 		               hello->version_min, hello->version_max, FA_WIRE_VERSION_MIN,
 		               FA_WIRE_VERSION_MAX);
-	if (server->state != FA_SERVER_RUNNING)
+	/* A client that was refused as the device is lost comes again; its session is the next
+	 * daemon's to give back. */
+	if (server->state != FA_SERVER_RUNNING || fa_kv_device_lost(server))
 		return fa_fail(error, -ESHUTDOWN, "the daemon is stopping");
 
 	if (getrandom(&session->secret, sizeof(session->secret), 0) != sizeof(session->secret))
@@ -124,6 +131,7 @@ static int handle_hello(struct fa_call *call, struct fa_error *error)
 		.hello_reply = {
 			.version = hello->version_max < FA_WIRE_VERSION_MAX ? hello->version_max
 			                                                    : FA_WIRE_VERSION_MAX,
+			.features = FA_WIRE_FEATURE_RING,
 			.daemon_version = wire_string(FAD_VERSION),
 			.generation = server->generation,
 			.backend = wire_string(server->info.backend),
@@ -270,6 +278,27 @@ static int handle_step_end(struct fa_call *call, struct fa_error *error)
 	return fa_call_submit(call, &fa_kv_end_kind, request->stream, request->value, error);
 }
 
+static int handle_marker(struct fa_call *call, struct fa_error *error)
+{
+	const struct fa_wire_marker *request = &call->message->marker;
+	const struct fa_work_place place = { .stream = request->stream,
+		                             .value = request->value,
+		                             .by_ring = call->by_ring };
+
+	return fa_work_mark(call->session, call->message, call->n_fds, call->received_ns, place,
+	                    error);
+}
+
+static int handle_ring_setup(struct fa_call *call, struct fa_error *error)
+{
+	return fa_ring_setup(call->session, call->message, error);
+}
+
+static int handle_timeline_setup(struct fa_call *call, struct fa_error *error)
+{
+	return fa_timeline_setup(call->session, call->message, error);
+}
+
 /* ---- administration */
 
 static int handle_status(struct fa_call *call, struct fa_error *error)
@@ -322,7 +351,8 @@ static const struct method methods[_FA_WIRE_TYPE_N] = {
 	[FA_WIRE_STREAM_CREATE] = { "StreamCreate", false, 0, false, handle_stream_create },
 	[FA_WIRE_STREAM_FREE] = { "StreamFree", false, 0, false, handle_stream_free },
 	/* Its own fds_max is its handler's affair, as its answer is a Completion. */
-	[FA_WIRE_ATTENTION] = { "Attention", false, FA_WIRE_FDS_MAX, true, handle_attention },
+	[FA_WIRE_ATTENTION] = { "Attention", false, FA_WIRE_FDS_MAX, true, handle_attention,
+	                        .by_ring = true },
 	[FA_WIRE_CANCEL] = { "Cancel", false, 0, false, handle_cancel },
 	[FA_WIRE_STATUS] = { "Status", false, 0, false, handle_status },
 	[FA_WIRE_DRAIN] = { "Drain", false, 0, false, handle_drain },
@@ -344,10 +374,18 @@ static const struct method methods[_FA_WIRE_TYPE_N] = {
 	[FA_WIRE_SEQUENCE_PUBLISH] = { "SequencePublish", false, 0, false, fa_kv_sequence_publish },
 	[FA_WIRE_SEQUENCE_ATTACH] = { "SequenceAttach", false, 0, false, fa_kv_sequence_attach },
 	[FA_WIRE_SEQUENCE_COPY] = { "SequenceCopy", false, FA_WIRE_FDS_MAX, true,
-	                            handle_sequence_copy },
+	                            handle_sequence_copy, .by_ring = true },
 	[FA_WIRE_STEP_BEGIN] = { "StepBegin", false, 0, true, fa_kv_step_begin },
-	[FA_WIRE_STEP_ATTEND] = { "StepAttend", false, FA_WIRE_FDS_MAX, true, handle_step_attend },
-	[FA_WIRE_STEP_END] = { "StepEnd", false, FA_WIRE_FDS_MAX, true, handle_step_end },
+	[FA_WIRE_STEP_ATTEND] = { "StepAttend", false, FA_WIRE_FDS_MAX, true, handle_step_attend,
+	                          .by_ring = true },
+	[FA_WIRE_STEP_END] = { "StepEnd", false, FA_WIRE_FDS_MAX, true, handle_step_end,
+	                       .by_ring = true },
+	[FA_WIRE_RING_SETUP] = { "RingSetup", false, 0, false, handle_ring_setup },
+	[FA_WIRE_MARKER] = { "Marker", false, FA_WIRE_FDS_MAX, true, handle_marker,
+	                     .by_ring = true },
+	[FA_WIRE_TIMELINE_SETUP] = { "TimelineSetup", false, 0, false, handle_timeline_setup },
+	[FA_WIRE_STEP_ATTEND_LAYERS] = { "StepAttendLayers", false, FA_WIRE_FDS_MAX, true,
+	                                 fa_kv_attend_layers, .by_ring = true },
 };
 
 static bool is_fatal(int status)
@@ -382,32 +420,41 @@ static int check(struct fa_call *call, int decoded, const struct method **ret_me
 	if (call->n_fds > method->fds_max)
 		return fa_fail(error, -EINVAL, "%s came with %zu descriptors; expected at most %u",
 		               method->name, call->n_fds, method->fds_max);
+	/* Those of streams are all that may come through a ring. */
+	if ((message->n_waits || message->n_signals) && !method->by_ring)
+		return fa_fail(error, -EINVAL,
+		               "%s came with gates, which only requests of streams have",
+		               method->name);
+	if (call->by_ring && !method->by_ring)
+		return fa_fail(error, -ENOTSUP,
+		               "%s cannot come through a ring; send it as a packet", method->name);
 	*ret_method = method;
 	return 0;
 }
 
-bool fa_dispatch(struct fa_session *session, const void *bytes, size_t length, int *fds,
-                 size_t n_fds)
+/* Returns whether the answer will come later. */
+static bool dispatch(struct fa_call *call, const void *bytes, size_t length)
 {
-	struct fa_wire_message message;
-	struct fa_call call = {
-		.session = session, .message = &message, .fds = fds, .n_fds = n_fds
-	};
+	struct fa_session *session = call->session;
 	const struct method *method = NULL;
+	struct fa_wire_message message;
 	struct fa_error error;
 	int decoded, r;
 
+	call->message = &message;
 	decoded = fa_wire_decode(bytes, length, &message);
 	if (decoded < 0 && decoded != -ENOSYS && decoded != -EMSGSIZE) {
-		fa_session_refuse(session, 0, -EPROTO, "the packet is no valid message");
+		fa_session_refuse(session, 0, -EPROTO,
+		                  call->by_ring ? "an entry of the ring is no valid message"
+		                                : "the packet is no valid message");
 		return false;
 	}
 	error.text[0] = 0;
-	r = check(&call, decoded, &method, &error);
+	r = check(call, decoded, &method, &error);
 	if (r == 0) {
-		if (method->pipelined)
-			call.received_ns = fa_now_ns();
-		r = method->handle(&call, &error);
+		if (method->pipelined && !call->received_ns)
+			call->received_ns = fa_now_ns();
+		r = method->handle(call, &error);
 		if (r == 0)
 			return method->pipelined;
 	}
@@ -416,6 +463,22 @@ bool fa_dispatch(struct fa_session *session, const void *bytes, size_t length, i
 	else
 		fa_session_reply(session, message.id, r, error.text);
 	return false;
+}
+
+bool fa_dispatch(struct fa_session *session, const void *bytes, size_t length, int *fds,
+                 size_t n_fds)
+{
+	struct fa_call call = { .session = session, .fds = fds, .n_fds = n_fds };
+
+	return dispatch(&call, bytes, length);
+}
+
+void fa_dispatch_ring(struct fa_session *session, const void *bytes, size_t length,
+                      uint64_t received_ns)
+{
+	struct fa_call call = { .session = session, .received_ns = received_ns, .by_ring = true };
+
+	(void)dispatch(&call, bytes, length);
 }
 
 /* ---- what came back */

@@ -18,6 +18,8 @@ struct fa_call {
 	int *fds;
 	size_t n_fds;
 	uint64_t received_ns;
+	bool by_ring;
+	bool chained; /* a part of one message, behind another of its parts */
 };
 
 /*
@@ -38,6 +40,10 @@ int fa_call_submit(const struct fa_call *call, const struct fa_work_kind *kind, 
  */
 bool fa_dispatch(struct fa_session *session, const void *bytes, size_t length, int *fds,
                  size_t n_fds);
+
+/* Handles one message that came through the session's ring at @received_ns. */
+void fa_dispatch_ring(struct fa_session *session, const void *bytes, size_t length,
+                      uint64_t received_ns);
 
 /* Answers a request that came back from the engine, and frees it. */
 void fa_dispatch_finished(struct fa_request *request);

@@ -19,6 +19,23 @@
 
 /* Launches between two looks for news, so that decode does not wait for a crowd. */
 #define LAUNCHES_A_ROUND 16
+/* Looks at gates between two looks at everything else. */
+#define LOOKS_A_ROUND 32
+
+/* Attempts at the mutex before its other holder is slept for. */
+#define LOCK_TRIES 200
+
+/* It is held for a few stores, and often just when the other thread, which polls, sees the
+ * first of them: to sleep then, and be woken, would take longer than a request does. */
+static void lock(struct fa_engine *engine)
+{
+	for (int i = 0; engine->waiter.may_spin && i < LOCK_TRIES; i++) {
+		if (pthread_mutex_trylock(&engine->mutex) == 0)
+			return;
+		fa_waiter_relax(&engine->waiter);
+	}
+	pthread_mutex_lock(&engine->mutex);
+}
 
 /* ---- the thread */
 
@@ -34,7 +51,7 @@ static void receive(struct fa_engine *engine)
 	fa_list_init(&cancelled);
 	fa_list_init(&answered);
 	fa_list_init(&closing);
-	pthread_mutex_lock(&engine->mutex);
+	lock(engine);
 	fa_list_splice(&submitted, &engine->inbox.submitted);
 	fa_list_splice(&cancelled, &engine->inbox.cancelled);
 	fa_list_splice(&answered, &engine->inbox.answered);
@@ -105,19 +122,71 @@ static void expire(struct fa_engine *engine)
 }
 
 /* The private word, which alone releases anything, and then what the client sees. */
-static void publish(struct fa_request *request)
+static void publish(struct fa_stream *stream, uint64_t value, const struct fa_outcome *outcome)
 {
-	struct fa_stream *stream = request->stream;
+	struct fa_results *results = atomic_load_explicit(&stream->results, memory_order_acquire);
 
-	atomic_store_explicit(&stream->finished, request->value, memory_order_release);
-	if (request->status)
-		atomic_store_explicit(&stream->slot->failed, request->value, memory_order_relaxed);
-	atomic_store_explicit(&stream->slot->completed, request->value, memory_order_release);
+	atomic_store_explicit(&stream->finished, value, memory_order_release);
+	if (results)
+		fa_results_record(results, stream->id, value, outcome);
+	if (outcome->status)
+		atomic_store_explicit(&stream->slot->failed, value, memory_order_relaxed);
+	atomic_store_explicit(&stream->slot->completed, value, memory_order_release);
+}
+
+static void publish_request(struct fa_request *request)
+{
+	const struct fa_outcome outcome = {
+		.status = request->status,
+		.queued_ns = request->queued_ns,
+		.started_ns = request->started_ns,
+		.finished_ns = request->finished_ns,
+	};
+
+	publish(request->stream, request->value, &outcome);
+	if (request->gates)
+		fa_gates_signal(request->gates, request->status);
+}
+
+/* Those who sleep for something that was just published, each once and with a reference:
+ * they are woken without the mutex, when their streams may have gone. */
+static struct fa_results *find_sleepers(const struct fa_list *done)
+{
+	struct fa_results *sleepers = NULL, *last = NULL;
+	const struct fa_list *pos;
+
+	fa_list_for_each(pos, done) {
+		const struct fa_stream *stream =
+			fa_container_of(pos, const struct fa_request, link)->stream;
+		struct fa_results *results = atomic_load_explicit(&stream->results,
+		                                                  memory_order_acquire);
+
+		if (!results || results == last)
+			continue;
+		last = results;
+		if (!fa_ring_must_wake(fa_results_words(results)))
+			continue;
+		results->next = sleepers;
+		sleepers = fa_results_ref(results);
+	}
+	return sleepers;
+}
+
+static void wake_sleepers(struct fa_results *sleepers)
+{
+	while (sleepers) {
+		struct fa_results *results = sleepers;
+
+		sleepers = results->next;
+		fa_results_wake(results);
+		fa_results_unref(results);
+	}
 }
 
 static void deliver(struct fa_engine *engine)
 {
 	uint64_t now_ns, finished = 0, cancelled = 0, failed = 0;
+	struct fa_results *sleepers;
 	struct fa_request *request;
 	struct fa_list *pos;
 	bool was_empty;
@@ -140,21 +209,24 @@ static void deliver(struct fa_engine *engine)
 
 	/* Published under the mutex: a client that saw it cannot be faster, with what it
 	 * sends next, than the loop thread can take this request. */
-	pthread_mutex_lock(&engine->mutex);
+	lock(engine);
 	was_empty = fa_list_empty(&engine->outbox.requests) &&
 	            fa_list_empty(&engine->outbox.confirms) &&
 	            fa_list_empty(&engine->outbox.closed);
+	atomic_store_explicit(&engine->has_news, true, memory_order_relaxed);
 	fa_list_for_each(pos, &engine->done) {
 		request = fa_container_of(pos, struct fa_request, link);
 		fa_list_remove(&request->cancel_link);
 		fa_list_remove(&request->answer_link);
 		request->delivered = true;
-		publish(request);
+		publish_request(request);
 	}
+	sleepers = find_sleepers(&engine->done);
 	fa_list_splice(&engine->outbox.requests, &engine->done);
 	fa_list_splice(&engine->outbox.confirms, &engine->confirms);
 	fa_list_splice(&engine->outbox.closed, &engine->closed);
 	pthread_mutex_unlock(&engine->mutex);
+	wake_sleepers(sleepers);
 	if (was_empty)
 		engine->notify(engine->userdata);
 }
@@ -167,13 +239,29 @@ static void launch(struct fa_engine *engine)
 		fa_engine_launch_next(engine);
 }
 
+/* Looks at gates alone for a moment, where a device says when it has finished: to ask it
+ * takes a lock that its own threads need. */
+static void wait_at_gates(struct fa_engine *engine)
+{
+	int looks = engine->polled || !engine->waiter.may_spin ? 1 : LOOKS_A_ROUND;
+
+	while (looks-- && !fa_waiter_is_woken(&engine->waiter) && !fa_engine_gate_is_open(engine))
+		fa_waiter_relax(&engine->waiter);
+}
+
 /* Returns when there may be news. */
 static void wait_for_news(struct fa_engine *engine)
 {
 	uint64_t until_ns = engine->deadlines.root ? engine->deadlines.root->at_ns : FA_NS_NEVER;
 
-	if (engine->polled && engine->n_running)
+	if (engine->gate_looks.root && engine->gate_looks.root->at_ns < until_ns)
+		until_ns = engine->gate_looks.root->at_ns;
+	if (!fa_list_empty(&engine->gated))
+		wait_at_gates(engine);
+	else if (engine->polled && engine->n_running)
 		fa_waiter_poll(&engine->waiter, until_ns);
+	else if (engine->gate_looks.root)
+		fa_waiter_sleep(&engine->waiter, until_ns);
 	else
 		fa_waiter_wait(&engine->waiter, until_ns);
 }
@@ -182,9 +270,8 @@ static void *run(void *userdata)
 {
 	struct fa_engine *engine = userdata;
 
-	/* Sleeps between two looks at a device are short, and to be no longer. */
-	if (engine->polled)
-		(void)prctl(PR_SET_TIMERSLACK, 1UL);
+	/* Sleeps between two looks at a device or a gate are short, and to be no longer. */
+	(void)prctl(PR_SET_TIMERSLACK, 1UL);
 	for (;;) {
 		if (fa_waiter_look(&engine->waiter)) {
 			if (atomic_load_explicit(&engine->stop, memory_order_relaxed))
@@ -193,6 +280,7 @@ static void *run(void *userdata)
 		}
 		reap(engine);
 		expire(engine);
+		fa_engine_look_at_gates(engine);
 		deliver(engine);
 		launch(engine);
 		if (fa_turns_empty(&engine->turns) && fa_list_empty(&engine->done) &&
@@ -225,9 +313,11 @@ int fa_engine_new(const struct fa_device_ops *ops, void (*notify)(void *userdata
 	fa_list_init(&engine->taken_requests);
 	fa_list_init(&engine->taken_confirms);
 	fa_list_init(&engine->taken_closed);
+	fa_list_init(&engine->staged);
 	fa_list_init(&engine->done);
 	fa_list_init(&engine->confirms);
 	fa_list_init(&engine->closed);
+	fa_list_init(&engine->gated);
 	*ret_engine = engine;
 	return 0;
 }
@@ -264,6 +354,7 @@ struct fa_engine *fa_engine_free(struct fa_engine *engine)
 		fa_engine_wake(engine);
 		pthread_join(engine->thread, NULL);
 	}
+	fa_waiter_deinit(&engine->waiter);
 	pthread_mutex_destroy(&engine->mutex);
 	free(engine);
 	return NULL;
@@ -275,6 +366,11 @@ bool fa_engine_lost(struct fa_engine *engine, struct fa_error *ret_reason)
 		return false;
 	*ret_reason = engine->lost_reason;
 	return true;
+}
+
+void fa_engine_listen(struct fa_engine *engine, int fd)
+{
+	(void)fa_waiter_listen(&engine->waiter, fd);
 }
 
 void fa_engine_wake(void *userdata)
@@ -329,8 +425,16 @@ int fa_engine_stream_new(struct fa_engine_group *group, int priority,
 	fa_list_init(&stream->started);
 	fa_list_init(&stream->waiting);
 	fa_list_init(&stream->turn_link);
+	fa_list_init(&stream->gate_link);
 	*ret_stream = stream;
 	return 0;
+}
+
+void fa_engine_stream_record(struct fa_stream *stream, struct fa_results *results, uint32_t id)
+{
+	stream->results_ref = fa_results_ref(results);
+	stream->id = id;
+	atomic_store_explicit(&stream->results, results, memory_order_release);
 }
 
 void *fa_stream_owner(struct fa_stream *stream)
@@ -345,8 +449,21 @@ uint64_t fa_stream_finished(struct fa_stream *stream)
 
 struct fa_stream *fa_stream_free(struct fa_stream *stream)
 {
+	if (stream)
+		fa_results_unref(stream->results_ref);
 	free(stream);
 	return NULL;
+}
+
+/* What was submitted reaches the engine before anything that is said of it. */
+static void send_staged(struct fa_engine *engine)
+{
+	if (fa_list_empty(&engine->staged))
+		return;
+	lock(engine);
+	fa_list_splice(&engine->inbox.submitted, &engine->staged);
+	pthread_mutex_unlock(&engine->mutex);
+	fa_engine_wake(engine);
 }
 
 void fa_engine_submit(struct fa_engine *engine, struct fa_request *request)
@@ -364,20 +481,51 @@ void fa_engine_submit(struct fa_engine *engine, struct fa_request *request)
 	request->started_ns = request->finished_ns = 0;
 	request->state = FA_REQUEST_WAITING;
 	request->delivered = false;
+	request->chain_ended = false;
 	request->deadline = (struct fa_deadline){ 0 };
 	fa_engine_count(&engine->stats.submitted, 1);
 
-	pthread_mutex_lock(&engine->mutex);
-	fa_list_append(&engine->inbox.submitted, &request->link);
-	pthread_mutex_unlock(&engine->mutex);
-	fa_engine_wake(engine);
+	fa_list_append(&engine->staged, &request->link);
+	if (!engine->batching)
+		send_staged(engine);
+}
+
+void fa_engine_prepare(struct fa_engine *engine)
+{
+	fa_waiter_prepare(&engine->waiter);
+}
+
+void fa_engine_batch_begin(struct fa_engine *engine)
+{
+	engine->batching = true;
+}
+
+void fa_engine_batch_end(struct fa_engine *engine)
+{
+	engine->batching = false;
+	send_staged(engine);
+}
+
+void fa_engine_pass(struct fa_engine *engine, struct fa_stream *stream, uint64_t value,
+                    uint64_t now_ns)
+{
+	const struct fa_outcome outcome = { .queued_ns = now_ns, .finished_ns = now_ns };
+
+	/* The engine thread touches these words for requests alone: the last was taken, and
+	 * the next will be submitted, under the mutex. */
+	assert(value == stream->next_value);
+	stream->next_value++;
+	fa_engine_count(&engine->stats.submitted, 1);
+	fa_engine_count(&engine->stats.finished, 1);
+	publish(stream, value, &outcome);
 }
 
 /* A request that was ended meanwhile needs no answer. */
 static void answer(struct fa_engine *engine, struct fa_request *request, int status,
                    const struct fa_error *error)
 {
-	pthread_mutex_lock(&engine->mutex);
+	send_staged(engine);
+	lock(engine);
 	if (!request->delivered) {
 		request->answer = status;
 		if (status)
@@ -401,35 +549,63 @@ void fa_engine_confirm(struct fa_engine *engine, struct fa_request *request, int
 	answer(engine, request, status, error);
 }
 
-void fa_engine_cancel(struct fa_engine *engine, struct fa_stream *stream, uint64_t value,
-                      int status)
+/* One that was not taken yet; NULL: there is none. */
+static struct fa_request *find_request(struct fa_stream *stream, uint64_t value)
 {
-	struct fa_request *request = NULL;
 	struct fa_list *pos, *chain = &stream->index[value % FA_STREAM_CHAINS];
 
 	fa_list_for_each(pos, chain) {
-		request = fa_container_of(pos, struct fa_request, index_link);
+		struct fa_request *request = fa_container_of(pos, struct fa_request, index_link);
+
 		if (request->value == value)
-			break;
+			return request;
 	}
-	if (pos == chain || request->cancel_status)
+	return NULL;
+}
+
+static void cancel_one(struct fa_engine *engine, struct fa_request *request, int status)
+{
+	if (request->cancel_status)
 		return;
 	request->cancel_status = status ? status : -ECANCELED;
 
-	pthread_mutex_lock(&engine->mutex);
+	send_staged(engine);
+	lock(engine);
 	if (!request->delivered)
 		fa_list_append(&engine->inbox.cancelled, &request->cancel_link);
 	pthread_mutex_unlock(&engine->mutex);
+}
+
+void fa_engine_cancel(struct fa_engine *engine, struct fa_stream *stream, uint64_t value,
+                      int status)
+{
+	struct fa_request *first = find_request(stream, value), *request, *before;
+
+	if (!first || first->cancel_status)
+		return;
+	while (first->chained && (before = find_request(stream, first->value - 1)))
+		first = before;
+	for (request = first; request && (request == first || request->chained);
+	     request = find_request(stream, request->value + 1))
+		cancel_one(engine, request, status);
 	fa_engine_wake(engine);
 }
 
 void fa_engine_stream_close(struct fa_engine *engine, struct fa_stream *stream, int status)
 {
 	stream->close_status = status ? status : -ECANCELED;
-	pthread_mutex_lock(&engine->mutex);
+	send_staged(engine);
+	lock(engine);
 	fa_list_append(&engine->inbox.closing, &stream->link);
 	pthread_mutex_unlock(&engine->mutex);
 	fa_engine_wake(engine);
+}
+
+bool fa_engine_has_news(struct fa_engine *engine)
+{
+	return !fa_list_empty(&engine->taken_requests) || !fa_list_empty(&engine->taken_confirms) ||
+	       !fa_list_empty(&engine->taken_closed) ||
+	       atomic_load_explicit(&engine->has_news, memory_order_relaxed);
 }
 
 bool fa_engine_take(struct fa_engine *engine, struct fa_request **ret_request,
@@ -439,8 +615,10 @@ bool fa_engine_take(struct fa_engine *engine, struct fa_request **ret_request,
 	struct fa_stream *closed = NULL;
 
 	if (fa_list_empty(&engine->taken_requests) && fa_list_empty(&engine->taken_confirms) &&
-	    fa_list_empty(&engine->taken_closed)) {
-		pthread_mutex_lock(&engine->mutex);
+	    fa_list_empty(&engine->taken_closed) &&
+	    atomic_load_explicit(&engine->has_news, memory_order_relaxed)) {
+		lock(engine);
+		atomic_store_explicit(&engine->has_news, false, memory_order_relaxed);
 		fa_list_splice(&engine->taken_requests, &engine->outbox.requests);
 		fa_list_splice(&engine->taken_confirms, &engine->outbox.confirms);
 		fa_list_splice(&engine->taken_closed, &engine->outbox.closed);

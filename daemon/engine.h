@@ -9,7 +9,11 @@
  * and a stream's priority counts against the other streams of its group only. On
  * finishing request v the engine writes first the daemon-private word
  * (stream.finished), which alone releases anything, then the completion slot
- * that the client can read.
+ * that the client can read, and then the request's signals (gate.h).
+ *
+ * A request whose waits are not met is held here, and never put on the device. While there
+ * is one the engine looks at its words again and again: all the time at first, and after
+ * long waits between sleeps that stay short beside them.
  */
 #pragma once
 
@@ -18,12 +22,14 @@
 #include "common/list.h"
 #include "daemon/deadline.h"
 #include "daemon/device.h"
+#include "daemon/results.h"
 
 #include <stdbool.h>
 #include <stdint.h>
 
 struct fa_engine;
 struct fa_engine_group;
+struct fa_gates;
 struct fa_stream;
 
 /*
@@ -32,6 +38,9 @@ struct fa_stream;
  *
  * What the device is to do is in work; of op FA_DEVICE_NONE it does nothing, and those
  * behind it do not wait for it.
+ *
+ * One with gates is not started before its waits are met, and no other of its stream
+ * before it. Its signals are given when it is finished, however it ended.
  */
 struct fa_request {
 	/* Set by the loop thread before submission. */
@@ -52,6 +61,10 @@ struct fa_request {
 	 */
 	bool confirms;
 	bool confirming;
+	struct fa_gates *gates; /* NULL: none; lives as long as the request */
+	/* If the one before it in its stream fails, it ends with the same error. To cancel one
+	 * is to cancel all that hang together so. */
+	bool chained;
 
 	/*
 	 * status: 0 or a negative errno. A request that was refused is submitted all
@@ -72,7 +85,8 @@ struct fa_request {
 	int cancel_status; /* loop thread: what the first cancel asked for */
 	int end_status;    /* why the device was asked to end it early */
 	unsigned int state;
-	bool delivered; /* in fa_engine_take()'s queue; under the mutex */
+	bool delivered;   /* in fa_engine_take()'s queue; under the mutex */
+	bool chain_ended; /* the one that it is chained to has failed: so does it */
 	struct fa_deadline deadline;
 	struct fa_device_work work;
 };
@@ -101,6 +115,10 @@ struct fa_engine *fa_engine_free(struct fa_engine *engine);
  */
 bool fa_engine_lost(struct fa_engine *engine, struct fa_error *ret_reason);
 
+/* The loop thread is woken by @fd, too, and will have requests then: the engine thread wakes
+ * up with it. Once; a copy is made. What fails here costs time alone. */
+void fa_engine_listen(struct fa_engine *engine, int fd);
+
 /* Wakes the engine thread; any thread. @engine is a struct fa_engine. */
 void fa_engine_wake(void *engine);
 
@@ -117,6 +135,9 @@ struct fa_engine_group *fa_engine_group_free(struct fa_engine_group *group);
 int fa_engine_stream_new(struct fa_engine_group *group, int priority,
                          struct fa_completion_slot *slot, uint64_t first, void *owner,
                          struct fa_stream **ret_stream);
+/* From now on each end of a request is recorded in @results as well, in the table of
+ * stream @id, and wakes who sleeps for them. A reference is held until it is freed. */
+void fa_engine_stream_record(struct fa_stream *stream, struct fa_results *results, uint32_t id);
 void *fa_stream_owner(struct fa_stream *stream);
 /* The daemon-private word: all requests up to this value are finished. Any thread. */
 uint64_t fa_stream_finished(struct fa_stream *stream);
@@ -126,6 +147,20 @@ uint64_t fa_stream_finished(struct fa_stream *stream);
  * the client can see in the completion page that it finished, it can be taken.
  */
 void fa_engine_submit(struct fa_engine *engine, struct fa_request *request);
+
+/* Requests will come in a moment: if the engine thread sleeps it wakes up meanwhile. */
+void fa_engine_prepare(struct fa_engine *engine);
+
+/* Between these two, requests that are submitted reach the engine in one go. */
+void fa_engine_batch_begin(struct fa_engine *engine);
+void fa_engine_batch_end(struct fa_engine *engine);
+
+/*
+ * Request @value, the next one of @stream, which has none in flight, needs nothing: it
+ * ends here and now. Nobody is woken.
+ */
+void fa_engine_pass(struct fa_engine *engine, struct fa_stream *stream, uint64_t value,
+                    uint64_t now_ns);
 
 /*
  * What a held request waited for is over; with @status (and a sentence in @error) it ends
@@ -156,6 +191,9 @@ struct fa_stream *fa_stream_free(struct fa_stream *stream);
  * confirmed could be, in any stream, are taken before it. Returns false if there is nothing. */
 bool fa_engine_take(struct fa_engine *engine, struct fa_request **ret_request,
                     struct fa_stream **ret_closed);
+
+/* Whether fa_engine_take() may have something; a look costs next to nothing. */
+bool fa_engine_has_news(struct fa_engine *engine);
 
 /* Counters for status; any thread. */
 struct fa_engine_stats {

@@ -10,6 +10,7 @@
 #pragma once
 
 #include "daemon/engine.h"
+#include "daemon/gate.h"
 #include "daemon/turns.h"
 #include "daemon/waiter.h"
 
@@ -43,6 +44,7 @@ struct fa_stream {
 
 	/* The loop thread's. */
 	uint64_t next_value;
+	struct fa_results *results_ref;
 	struct fa_list index[FA_STREAM_CHAINS]; /* requests not taken yet */
 
 	/* Crosses over. */
@@ -57,6 +59,18 @@ struct fa_stream {
 	unsigned int outstanding;      /* running requests */
 	bool closing;
 	_Atomic uint64_t finished;
+	/* Of the last one that left, for the one chained to it. */
+	int chain_status;
+	struct fa_error chain_error;
+	/* The one that is first in waiting, and waits for its gates; NULL: it does not. */
+	struct fa_request *gated;
+	uint64_t gated_ns;            /* since when */
+	struct fa_list gate_link;     /* engine.gated, while it has not waited for long */
+	struct fa_deadline gate_look; /* engine.gate_looks, afterwards */
+
+	/* Set by the loop thread, before any request that relies on it is submitted. */
+	struct fa_results *_Atomic results; /* NULL: none */
+	uint32_t id;                        /* in these */
 };
 
 struct fa_engine {
@@ -83,15 +97,20 @@ struct fa_engine {
 		struct fa_list confirms; /* requests; those that ended are out before them */
 		struct fa_list closed;   /* streams; their requests are out before them */
 	} outbox;
+	atomic_bool has_news; /* something is in the outbox; written under the mutex */
 
 	/* The loop thread's: taken out of the outbox in one go. */
 	struct fa_list taken_requests, taken_confirms, taken_closed;
+	struct fa_list staged; /* requests of a batch */
+	bool batching;
 
 	/* The engine thread's. */
 	struct fa_turns turns;                 /* in launches */
 	struct fa_list done, confirms, closed; /* on the way to the outbox */
 	struct fa_deadlines deadlines;
-	unsigned int n_running; /* requests that the device has */
+	unsigned int n_running;         /* requests that the device has */
+	struct fa_list gated;           /* streams whose gates are looked at all the time */
+	struct fa_deadlines gate_looks; /* the others: when next */
 
 	/* Written by the engine thread, once: the reason, and then that there is one. */
 	struct fa_error lost_reason;
@@ -125,6 +144,11 @@ void fa_request_end(struct fa_request *request, int status);
 
 /* The device has returned it. */
 void fa_request_reaped(struct fa_request *request);
+
+/* Looks at gates that requests wait for. */
+void fa_engine_look_at_gates(struct fa_engine *engine);
+/* Whether one of those that are looked at all the time has opened. */
+bool fa_engine_gate_is_open(const struct fa_engine *engine);
 
 /* Launches one request of the stream whose turn it is; there is one. */
 void fa_engine_launch_next(struct fa_engine *engine);

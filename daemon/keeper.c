@@ -3,17 +3,28 @@
 #include "common/cleanup.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <systemd/sd-daemon.h>
+
+static size_t timelines_max(void)
+{
+	const char *text = getenv(FA_KEEPER_MAX_VARIABLE);
+	size_t max = text ? strtoul(text, NULL, 10) : 0;
+
+	if (!max || max == ULONG_MAX)
+		return 0;
+	return (max + 1) / 2;
+}
 
 int fa_keeper_open(struct fa_keeper *keeper)
 {
 	char **names = NULL;
 	int n;
 
-	*keeper = (struct fa_keeper){ 0 };
+	*keeper = (struct fa_keeper){ .timelines_max = timelines_max() };
 	n = sd_listen_fds_with_names(1, &names);
 	if (n < 0)
 		return n;
@@ -54,6 +65,19 @@ int fa_keeper_take(struct fa_keeper *keeper, const char *name)
 		    (name ? !strcmp(kept->name, name)
 		          : strncmp(kept->name, FA_KEEPER_PREFIX, strlen(FA_KEEPER_PREFIX)) != 0))
 			return fa_steal_fd(&kept->fd);
+	}
+	return -1;
+}
+
+int fa_keeper_take_any(struct fa_keeper *keeper, const char *prefix, char *ret_name, size_t size)
+{
+	for (size_t i = 0; i < keeper->n_kept; ++i) {
+		struct fa_kept *kept = &keeper->kept[i];
+
+		if (kept->fd < 0 || strncmp(kept->name, prefix, strlen(prefix)) != 0)
+			continue;
+		(void)snprintf(ret_name, size, "%s", kept->name);
+		return fa_steal_fd(&kept->fd);
 	}
 	return -1;
 }

@@ -11,6 +11,9 @@
 
 #define FA_KEEPER_PREFIX "fad-"
 #define FA_KEEPER_LISTEN "fad-listen" /* the listening socket */
+/* How many descriptors are kept, which systemd says from version 254 on. Half of them are
+ * for the pool and what there is once: clients make timelines, and could fill all of it. */
+#define FA_KEEPER_MAX_VARIABLE "FDSTORE"
 
 struct fa_keeper {
 	struct fa_kept {
@@ -18,6 +21,7 @@ struct fa_keeper {
 		int fd; /* -1: taken */
 	} * kept;
 	size_t n_kept;
+	size_t timelines_max; /* that can be stored; 0: nobody keeps any, or says how many */
 };
 
 /* Takes what was handed over out of the environment, for good. -ENOMEM. */
@@ -29,6 +33,10 @@ void fa_keeper_close(struct fa_keeper *keeper);
 /* The next descriptor of that name, which is the caller's then, or -1. NULL: a socket
  * that we did not store ourselves. */
 int fa_keeper_take(struct fa_keeper *keeper, const char *name);
+
+/* The same, of any name that begins with @prefix, which is written to @ret_name, cut to
+ * @size bytes. */
+int fa_keeper_take_any(struct fa_keeper *keeper, const char *prefix, char *ret_name, size_t size);
 
 /* Has @fd kept (a copy of it). 0 too if there is nobody to keep it; a negative errno
  * if it could not be handed over. */

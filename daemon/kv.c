@@ -237,6 +237,11 @@ static int check_quota(void *userdata, const struct fa_pool_tenant_info *held,
 	                    "all cgroups of the uid together", error);
 }
 
+bool fa_kv_device_lost(const struct fa_server *server)
+{
+	return server->ops->is_lost && server->ops->is_lost(server->device);
+}
+
 /* ---- sessions */
 
 int fa_kv_actor(struct fa_session *session, const struct fa_actor **ret_actor,
@@ -312,8 +317,9 @@ void fa_kv_session_end(struct fa_session *session)
 
 	if (!kv->pool)
 		return;
-	/* A daemon that ends has one that comes after it: what was kept waits for the client. */
-	if (session->server->state == FA_SERVER_RUNNING) {
+	/* A daemon that ends has one that comes after it: what was kept waits for the client. One
+	 * that was refused as the device is lost may be gone before the loop has been told. */
+	if (session->server->state == FA_SERVER_RUNNING && !fa_kv_device_lost(session->server)) {
 		if (session->kv.known || session->kv.resumed)
 			fa_pool_owner_gone(kv->pool, session->id);
 		fa_resume_remove(&kv->resume, session->kv.record);
@@ -522,7 +528,7 @@ static void start(struct fa_kv *kv)
 	uv_unref((uv_handle_t *)&kv->timer);
 }
 
-void fa_kv_open(struct fa_server *server, const struct fa_kv_keeper *keeper)
+int fa_kv_open(struct fa_server *server, const struct fa_kv_keeper *keeper, struct fa_error *error)
 {
 	struct fa_kv *kv = &server->kv;
 	int r;
@@ -533,6 +539,9 @@ void fa_kv_open(struct fa_server *server, const struct fa_kv_keeper *keeper)
 	/* Grows across restarts, as the clock does; and no daemon makes steps that fast. */
 	kv->last_step = server->generation;
 	r = fa_kv_recover(kv, &kv->reason);
+	if (r == -EAGAIN)
+		return fa_fail(error, r, "the pool that was kept waits for its device: %.200s",
+		               kv->reason.text);
 	if (r == 0) {
 		welcome_back(kv);
 	} else {
@@ -545,6 +554,7 @@ void fa_kv_open(struct fa_server *server, const struct fa_kv_keeper *keeper)
 		fa_log(FA_LOG_INFO, "there is no KV pool: %s", kv->reason.text);
 	else
 		start(kv);
+	return 0;
 }
 
 void fa_kv_close(struct fa_server *server)

@@ -58,8 +58,11 @@ struct fa_kv_session {
 };
 
 /* Takes back the pool that an earlier daemon had, or makes one as it is configured, or says
- * in the log why there is none. */
-void fa_kv_open(struct fa_server *server, const struct fa_kv_keeper *keeper);
+ * in the log why there is none. 0; or -EAGAIN, with a sentence: the device that has the pool
+ * which was kept cannot be used now, and this process is to end, so that another one tries. */
+int fa_kv_open(struct fa_server *server, const struct fa_kv_keeper *keeper, struct fa_error *error);
+/* Whether the device was lost, which the loop may not have been told yet. */
+bool fa_kv_device_lost(const struct fa_server *server);
 
 /* The configuration says another size: @chunk_bytes is what it says of chunks. The pool may
  * have as many chunks from now on; those that are too many go when they are empty. */

@@ -15,7 +15,7 @@
 #include <math.h>
 #include <string.h>
 
-#define FLAGS (FA_WIRE_STEP_CAUSAL | FA_WIRE_STEP_ROTARY_INTERLEAVED)
+#define FLAGS (FA_WIRE_STEP_CAUSAL | FA_WIRE_STEP_ROTARY_INTERLEAVED | FA_WIRE_STEP_DETERMINISTIC)
 
 struct attend {
 	struct fa_work work; /* first */
@@ -225,6 +225,7 @@ static int bind_numbers(struct binding *b, struct fa_paged_attention *attention)
 	                                    : 1.0f / sqrtf((float)b->group->cache.head_dim);
 	attention->softcap = m->softcap;
 	attention->causal = m->flags & FA_WIRE_STEP_CAUSAL;
+	attention->deterministic = m->flags & FA_WIRE_STEP_DETERMINISTIC;
 	/* What is farther than any token is unbounded. */
 	attention->window_left = m->window_left > FA_PAGED_LENGTH_MAX ? -1 : m->window_left;
 	attention->window_right = m->window_right > FA_PAGED_LENGTH_MAX ? -1 : m->window_right;
@@ -307,6 +308,7 @@ static int bind_requests(struct binding *b)
 	work->op = FA_DEVICE_PAGED;
 	work->paged = b->attend->requests;
 	work->tables = b->attend->work.step->tables;
+	work->repeats = true;
 	if (is_there(&m->out) && append.rotary.dim)
 		rotate_q(&append, &attention);
 	if (is_there(&m->k) || append.heads)
@@ -321,7 +323,6 @@ static int bind_requests(struct binding *b)
 static int bind_attend(struct fa_work *work, const struct fa_wire_message *message,
                        struct fa_error *error)
 {
-	struct fa_server *server = work->session->server;
 	struct binding b = {
 		.attend = attend_of(work),
 		.message = &message->step_attend,
@@ -342,7 +343,7 @@ static int bind_attend(struct fa_work *work, const struct fa_wire_message *messa
 	if (r == 0)
 		r = bind_requests(&b);
 	if (r == 0)
-		r = server->ops->paged_prepare(server->device, &work->request.work, error);
+		r = fa_work_prepare(work, error);
 	return r;
 }
 

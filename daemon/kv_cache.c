@@ -8,6 +8,10 @@
 
 #define PAGE_TOKENS_DEFAULT 64
 
+_Static_assert(FA_WIRE_STORE_PLAIN == (int)FA_PAGED_PLAIN &&
+                       FA_WIRE_STORE_E4M3 == (int)FA_PAGED_E4M3 &&
+                       FA_WIRE_STORE_INT8 == (int)FA_PAGED_INT8,
+               "stores travel as they are");
 _Static_assert(FA_WIRE_NAME_BYTES_MAX >= FA_NAME_BYTES - 1, "what is too long, is told so");
 
 static void reply(struct fa_call *call, const struct fa_cache_info *info)
@@ -19,7 +23,8 @@ static void reply(struct fa_call *call, const struct fa_cache_info *info)
 			.cache = info->id,
 			.mode = info->mode,
 			.dtype = (uint8_t)info->geometry.dtype,
-			.flags = info->geometry.v_in_k ? FA_WIRE_CACHE_V_IN_K : 0,
+			.flags = (info->geometry.v_in_k ? FA_WIRE_CACHE_V_IN_K : 0) |
+			         (info->geometry.token_scales ? FA_WIRE_CACHE_TOKEN_SCALES : 0),
 			.layers = info->geometry.layers,
 			.kv_heads = info->geometry.kv_heads,
 			.head_dim = info->geometry.head_dim,
@@ -30,6 +35,7 @@ static void reply(struct fa_call *call, const struct fa_cache_info *info)
 			.used_pages = info->used_pages,
 			.idle_pages = info->idle_pages,
 			.sequences = info->sequences,
+			.store = (uint8_t)info->geometry.store,
 		},
 	};
 
@@ -38,11 +44,42 @@ static void reply(struct fa_call *call, const struct fa_cache_info *info)
 
 static int check_create(const struct fa_wire_cache_create *request, struct fa_error *error)
 {
-	if (request->flags & ~FA_WIRE_CACHE_V_IN_K)
+	const uint32_t known = FA_WIRE_CACHE_V_IN_K | FA_WIRE_CACHE_TOKEN_SCALES;
+
+	if (request->flags & ~known)
 		return fa_fail(error, -ENOTSUP,
-		               "flags %#x are not supported; expected none but %#x, V_IN_K",
-		               request->flags, FA_WIRE_CACHE_V_IN_K);
+		               "flags %#x are not supported; expected none but %#x, V_IN_K and "
+		               "TOKEN_SCALES",
+		               request->flags, known);
 	return 0;
+}
+
+/* Whether there are kernels for its codes. */
+static int check_codes(const struct fa_server *server, const struct fa_cache_config *config,
+                       struct fa_error *error)
+{
+	const struct fa_cache_geometry *geometry = &config->geometry;
+	static const float one = 1;
+	const struct fa_paged_cache cache = {
+		.dtype = geometry->dtype,
+		.layers = (int32_t)geometry->layers,
+		.kv_heads = (int32_t)geometry->kv_heads,
+		.head_dim = (int32_t)geometry->head_dim,
+		.head_dim_v = (int32_t)geometry->head_dim_v,
+		.page_tokens = (int32_t)geometry->page_tokens,
+		/* Which matters is that it is not 0. */
+		.v_offset = FA_PAGED_SLOT_BYTES,
+		.store = geometry->store,
+		/* Those of the request are judged where they are kept. */
+		.k_scales = geometry->token_scales ? NULL : &one,
+		.v_scales = geometry->token_scales ? NULL : &one,
+	};
+
+	if (geometry->store == FA_PAGED_PLAIN || geometry->v_in_k)
+		return 0;
+	if (!server->ops->paged_cache_check)
+		return fa_fail(error, -ENOTSUP, "this device has no kernels for e4m3 and int8");
+	return server->ops->paged_cache_check(server->device, &cache, error);
 }
 
 int fa_kv_cache_create(struct fa_call *call, struct fa_error *error)
@@ -58,7 +95,13 @@ int fa_kv_cache_create(struct fa_call *call, struct fa_error *error)
 			.page_tokens = request->page_tokens ? request->page_tokens
 			                                    : PAGE_TOKENS_DEFAULT,
 			.v_in_k = request->flags & FA_WIRE_CACHE_V_IN_K,
+			.store = (enum fa_paged_store)request->store,
+			.token_scales = request->flags & FA_WIRE_CACHE_TOKEN_SCALES,
 		},
+		.k_scales = request->k_scales,
+		.v_scales = request->v_scales,
+		.n_k_scales = request->n_k_scales,
+		.n_v_scales = request->n_v_scales,
 		.name = request->name.text,
 		.mode = request->mode,
 		.ttl_ns = request->ttl_ns,
@@ -71,6 +114,8 @@ int fa_kv_cache_create(struct fa_call *call, struct fa_error *error)
 	int r;
 
 	r = check_create(request, error);
+	if (r == 0)
+		r = check_codes(call->session->server, &config, error);
 	if (r == 0)
 		r = fa_kv_actor(call->session, &actor, error);
 	if (r == 0)

@@ -141,6 +141,7 @@ static void bind_step(struct copy *copy, const struct fa_kv_group *group, uint32
 		.table = group->step.table,
 		.table_start = &copy->table_start,
 		.table_entries = group->step.table_entries,
+		.host_table = group->step.host_table,
 	};
 }
 
@@ -169,7 +170,6 @@ static int bind_copy(struct fa_work *work, const struct fa_wire_message *message
 {
 	const struct fa_wire_sequence_copy *m = &message->sequence_copy;
 	const bool writes = m->flags & FA_WIRE_COPY_WRITE;
-	struct fa_server *server = work->session->server;
 	struct copy *copy = copy_of(work);
 	const struct fa_kv_group *group;
 	uint32_t entry = 0, place = 0;
@@ -212,7 +212,7 @@ static int bind_copy(struct fa_work *work, const struct fa_wire_message *message
 	work->request.work.paged = &copy->request;
 	work->request.work.n_paged = 1;
 	work->request.work.tables = step->tables;
-	return server->ops->paged_prepare(server->device, &work->request.work, error);
+	return fa_work_prepare(work, error);
 }
 
 static void refused(struct fa_work *work, const struct fa_wire_message *message)

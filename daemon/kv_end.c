@@ -135,7 +135,6 @@ static int fill_group(struct end *end, struct fa_kv_step *step, uint32_t i,
 static int keep(struct end *end, struct fa_kv_step *step, const struct fa_wire_step_end *m,
                 struct fa_error *error)
 {
-	struct fa_server *server = step->session->server;
 	struct fa_device_work *work = &end->work.request.work;
 	uint32_t *vectors;
 	int r;
@@ -155,7 +154,7 @@ static int keep(struct end *end, struct fa_kv_step *step, const struct fa_wire_s
 		return r;
 	work->op = FA_DEVICE_PAGED;
 	work->tables = step->tables;
-	return server->ops->paged_prepare(server->device, work, error);
+	return fa_work_prepare(&end->work, error);
 }
 
 /* ---- order */

@@ -125,6 +125,9 @@ static int adopt_memory(struct fa_kv *kv, struct fa_error *error)
 	if (r == 0)
 		return 0;
 	server->ops->pool_close(server->device);
+	/* It says nothing of what is kept. */
+	if (fa_kv_device_lost(server))
+		return -EAGAIN;
 	/* Those that were taken, drop_all() does not find; and what stayed would be taken for
 	 * the memory of the next pool. */
 	for (uint32_t i = 0; i < fa_pool_max_chunks(kv->pool); ++i)
@@ -157,6 +160,14 @@ static int take_state(struct fa_kv *kv, int fd, struct fa_error *error)
 	return 0;
 }
 
+/* What was kept is a GPU's, and the daemon would take any: it was there, and may be again. */
+static bool may_be_back(const struct fa_server *server)
+{
+	const char *backend = server->config.backend;
+
+	return (!backend || !strcmp(backend, "auto")) && !strcmp(server->info.backend, "cpu");
+}
+
 int fa_kv_recover(struct fa_kv *kv, struct fa_error *error)
 {
 	_fa_cleanup_(fa_close_fdp) int state = take(kv, FA_KV_KEEP_STATE);
@@ -171,13 +182,16 @@ int fa_kv_recover(struct fa_kv *kv, struct fa_error *error)
 	fa_kv_device(kv->server, &device);
 	r = sessions >= 0 ? fa_resume_open(sessions, &device, error, &kv->resume)
 	                  : fa_fail(error, -ENOENT, "the sessions were not kept");
+	if (r == -ESTALE && may_be_back(kv->server))
+		r = -EAGAIN;
 	if (r == 0 && state < 0)
 		r = fa_fail(error, -ENOENT, "its state was not kept");
 	if (r == 0)
 		r = take_state(kv, state, error);
 	if (r < 0) {
 		fa_resume_close(&kv->resume);
-		drop_all(kv);
+		if (r != -EAGAIN)
+			drop_all(kv);
 	}
 	return r;
 }

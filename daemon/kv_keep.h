@@ -6,6 +6,7 @@
 
 #include "common/error.h"
 
+#include <stddef.h>
 #include <stdint.h>
 
 struct fa_kv;
@@ -15,7 +16,9 @@ struct fa_kv_keeper {
 	int (*take)(void *userdata, const char *name);
 	int (*store)(void *userdata, const char *name, int fd);
 	void (*forget)(void *userdata, const char *name);
+	int (*take_any)(void *userdata, const char *prefix, char *ret_name, size_t size);
 	void *userdata;
+	uint64_t timelines_max; /* 0: as many as there are */
 };
 
 #define FA_KV_KEEP_STATE "fad-pool-state"
@@ -23,7 +26,9 @@ struct fa_kv_keeper {
 
 /*
  * Takes back what an earlier daemon had: pool, memory and sessions. Returns 0; -ENOENT if
- * there was nothing; or an error, with a sentence: then it is dropped.
+ * there was nothing; -EAGAIN, with a sentence, if the device is lost or cannot be used now:
+ * the keeper keeps it for the next process; or another error, with a sentence: then it is
+ * dropped.
  */
 int fa_kv_recover(struct fa_kv *kv, struct fa_error *error);
 

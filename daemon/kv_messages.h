@@ -1,6 +1,6 @@
 /*
  * The handlers of the messages of schema/wire_kv.h (kv_cache.c, kv_sequence.c, kv_prefix.c,
- * kv_begin.c), and the kinds of work that come of others (kv_attend.c, kv_copy.c, kv_end.c).
+ * kv_begin.c, kv_layers.c), and the kinds of work that come of others (kv_attend.c, kv_copy.c, kv_end.c).
  * Loop thread.
  */
 #pragma once
@@ -26,6 +26,7 @@ fa_call_handler fa_kv_sequence_publish;
 fa_call_handler fa_kv_sequence_attach;
 
 fa_call_handler fa_kv_step_begin;
+fa_call_handler fa_kv_attend_layers;
 
 extern const struct fa_work_kind fa_kv_copy_kind;
 extern const struct fa_work_kind fa_kv_attend_kind;

@@ -39,6 +39,12 @@ static bool sees(const struct fa_session *viewer, uint32_t tenant)
 	return viewer->privileged || (viewer->kv.known && viewer->kv.actor.tenant == tenant);
 }
 
+/* What a cache holds instead of numbers of its dtype. */
+static const char *store_name(enum fa_paged_store store)
+{
+	return store == FA_PAGED_E4M3 ? "e4m3" : store == FA_PAGED_INT8 ? "int8" : "plain";
+}
+
 static const char *dtype_name(enum fa_attention_dtype dtype)
 {
 	return dtype == FA_ATTENTION_F32 ? "fp32" : dtype == FA_ATTENTION_F16 ? "fp16" : "bf16";
@@ -59,6 +65,7 @@ static int add_cache(json_t *caches, const struct fa_pool *pool, const struct fa
 	r |= set(object, "head_dim", info->geometry.head_dim);
 	r |= set(object, "head_dim_v", info->geometry.head_dim_v);
 	r |= set_text(object, "dtype", dtype_name(info->geometry.dtype));
+	r |= set_text(object, "store", store_name(info->geometry.store));
 	r |= set(object, "page_tokens", info->geometry.page_tokens);
 	r |= set(object, "page_bytes", info->layout.page_bytes);
 	r |= set(object, "used_pages", info->used_pages);

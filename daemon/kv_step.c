@@ -291,7 +291,6 @@ static void fill_requests(const struct fa_kv_step *step, struct prepare *prepare
 static int prepare(struct fa_kv_step *step, struct fa_error *error)
 {
 	struct fa_session *session = step->session;
-	struct fa_server *server = session->server;
 	struct fa_device_work *device_work;
 	uint64_t n_clears = 0, n_copies = 0;
 	struct prepare *prepare;
@@ -327,7 +326,7 @@ static int prepare(struct fa_kv_step *step, struct fa_error *error)
 		r = fa_fail(error, -ENOMEM, "the daemon has no memory for a step");
 	if (r == 0) {
 		fill_requests(step, prepare);
-		r = server->ops->paged_prepare(server->device, device_work, error);
+		r = fa_work_prepare(work, error);
 	}
 	if (r < 0) {
 		fa_work_free(work);
@@ -398,6 +397,9 @@ static int fill_group(struct fa_kv_step *step, uint32_t i, struct fa_error *erro
 			.page_tokens = (int32_t)info.geometry.page_tokens,
 			.layer_stride = (int64_t)from->layout.layer_stride_bytes,
 			.v_offset = (int64_t)from->layout.v_offset_bytes,
+			.store = info.geometry.store,
+			.k_scales = info.k_scales,
+			.v_scales = info.v_scales,
 		},
 		.step = {
 			.batch = (int32_t)(from->end - from->begin),
@@ -408,6 +410,7 @@ static int fill_group(struct fa_kv_step *step, uint32_t i, struct fa_error *erro
 			.table = from->table,
 			.table_start = from->table_start,
 			.table_entries = from->table_entries,
+			.host_table = from->table,
 		},
 	};
 	return 0;
@@ -544,10 +547,13 @@ static int find_before(struct fa_kv_step *step, struct fa_error *error)
 }
 
 /* The pool's tables, and where the device wants them. */
+/* Of every step, beside its tables: what its layers have in common (device_cuda_room.c). */
+#define STEP_WORDS 2112
+
 static int charge(struct fa_kv_step *step, size_t n_tree, struct fa_error *error)
 {
 	const struct fa_session *session = step->session;
-	uint64_t words = n_tree;
+	uint64_t words = n_tree + STEP_WORDS;
 
 	for (uint32_t i = 0; i < step->plan->n_groups; ++i)
 		words += 2 * (uint64_t)step->plan->groups[i].table_entries;

@@ -246,6 +246,11 @@ static int take_kept(void *userdata, const char *name)
 	return fa_keeper_take(userdata, name);
 }
 
+static int take_any_kept(void *userdata, const char *prefix, char *ret_name, size_t size)
+{
+	return fa_keeper_take_any(userdata, prefix, ret_name, size);
+}
+
 static int store(void *userdata, const char *name, int fd)
 {
 	return fa_keeper_store(name, fd);
@@ -406,9 +411,11 @@ static int serve(struct program *program, struct fa_config *config, struct fa_er
 		.lost = on_lost,
 		.userdata = program,
 		.keeper = { .take = take_kept,
+		            .take_any = take_any_kept,
 		            .store = store,
 		            .forget = forget,
-		            .userdata = &program->keeper },
+		            .userdata = &program->keeper,
+		            .timelines_max = program->keeper.timelines_max },
 	};
 	int r;
 
@@ -467,5 +474,7 @@ int main(int argc, char **argv)
 	fa_keeper_close(&program.keeper);
 	(void)uv_loop_close(&program.loop);
 	uv_library_shutdown();
+	if (r == -EAGAIN)
+		return EX_TEMPFAIL;
 	return r < 0 ? EXIT_FAILURE : r;
 }

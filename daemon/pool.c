@@ -72,6 +72,8 @@ int fa_pool_lay_out(struct fa_state_header *header, struct fa_error *error)
 	header->pages_at = at;
 	at += align(((uint64_t)header->max_chunks << header->page_shift) *
 	            sizeof(struct fa_state_page));
+	header->scales_at = at;
+	at += align(header->max_caches * sizeof(struct fa_state_scales));
 	header->bytes = at;
 	return 0;
 }
@@ -223,6 +225,7 @@ static int map(struct fa_pool *pool, int fd, const struct fa_state_header *heade
 	pool->sequence_records = (void *)(pool->map + header->sequences_at);
 	pool->cells = (void *)(pool->map + header->cells_at);
 	pool->page_records = (void *)(pool->map + header->pages_at);
+	pool->scale_records = (void *)(pool->map + header->scales_at);
 	pool->page_shift = header->page_shift;
 	pool->slot_shift = (uint32_t)__builtin_ctzll(header->chunk_bytes / FA_SLOT_BYTES);
 

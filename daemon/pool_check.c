@@ -69,6 +69,15 @@ static const char *judge_cache(const struct fa_pool *pool, uint32_t index)
 		return "its name has no end";
 	if (record->v_in_k > 1)
 		return "its geometry is damaged";
+	if (record->token_scales > 1)
+		return "its scales are damaged";
+	if (record->store && !record->token_scales &&
+	    ((uint64_t)record->layers * record->kv_heads > FA_STATE_SCALES ||
+	     !fa_cache_scales_good(pool->scale_records[index].k,
+	                           (size_t)record->layers * record->kv_heads) ||
+	     !fa_cache_scales_good(pool->scale_records[index].v,
+	                           (size_t)record->layers * record->kv_heads)))
+		return "its scales are damaged";
 	for (uint32_t i = 0; record->name[0] && i < index; i++)
 		if (pool->caches[i] && !strcmp(pool->cache_records[i].name, record->name))
 			return "another has its name";

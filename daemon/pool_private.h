@@ -134,6 +134,7 @@ struct fa_pool {
 	struct fa_state_sequence *sequence_records;
 	struct fa_state_cell *cells;
 	struct fa_state_page *page_records;
+	struct fa_state_scales *scale_records;
 
 	uint32_t page_shift, slot_shift; /* log2 of the pages, and the slots, of a chunk */
 	uint32_t generation_base;
@@ -266,6 +267,8 @@ int fa_cache_get(const struct fa_pool *pool, const struct fa_actor *actor, uint6
 uint64_t fa_cache_id(const struct fa_cache *cache);
 /* Makes what is known of a cache from its record. */
 int fa_cache_load(struct fa_pool *pool, uint32_t index, struct fa_error *error);
+/* Whether all @n numbers can be scales of heads. */
+bool fa_cache_scales_good(const float *scales, size_t n);
 /* Frees a leaving cache of which nothing is left. */
 void fa_cache_settle(struct fa_pool *pool, struct fa_cache *cache);
 /* Removes it, whoever may. */

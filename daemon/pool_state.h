@@ -20,7 +20,7 @@
 #include <stdint.h>
 
 #define FA_STATE_MAGIC 0x6c6f6f702d646166ull /* "fad-pool" */
-#define FA_STATE_VERSION 1u
+#define FA_STATE_VERSION 2u
 #define FA_STATE_HEADER_BYTES 4096u
 
 #define FA_STATE_CACHES 256u
@@ -29,6 +29,7 @@
 #define FA_STATE_CGROUP_BYTES 512
 #define FA_STATE_HASH_BYTES 32
 #define FA_STATE_CELL_PAGES 15u
+#define FA_STATE_SCALES 8000u /* of heads of a cache, for K and for V */
 
 struct fa_state_header {
 	uint64_t magic;
@@ -40,7 +41,7 @@ struct fa_state_header {
 	uint32_t max_tenants;
 	uint32_t max_sequences;
 	uint32_t max_cells;
-	uint64_t chunks_at, caches_at, tenants_at, sequences_at, cells_at, pages_at;
+	uint64_t chunks_at, caches_at, tenants_at, sequences_at, cells_at, pages_at, scales_at;
 	uint64_t bytes;
 	uint8_t secret[32]; /* key of the hashes of prefixes */
 	uint64_t check;     /* of all before it, which never changes */
@@ -77,7 +78,14 @@ struct fa_state_cache {
 	uint32_t layers, kv_heads, head_dim, head_dim_v;
 	uint32_t dtype, page_tokens, v_in_k, order;
 	char name[FA_STATE_NAME_BYTES]; /* "": none */
-	uint8_t reserved[112];
+	uint32_t store, token_scales;
+	uint8_t reserved[104];
+};
+
+/* A cache's, by index: [layer][kv_head]. Read only if it stores codes and its tokens have no
+ * scales of their own. */
+struct fa_state_scales {
+	float k[FA_STATE_SCALES], v[FA_STATE_SCALES];
 };
 
 struct fa_state_tenant {
@@ -128,10 +136,11 @@ struct fa_state_page {
 	uint32_t state;
 };
 
-static_assert(sizeof(struct fa_state_header) == 168, "format");
-static_assert(offsetof(struct fa_state_header, check) == 136, "format");
+static_assert(sizeof(struct fa_state_header) == 176, "format");
+static_assert(offsetof(struct fa_state_header, check) == 144, "format");
 static_assert(sizeof(struct fa_state_chunk) == 8, "format");
 static_assert(sizeof(struct fa_state_cache) == 256, "format");
+static_assert(sizeof(struct fa_state_scales) == 64000, "format");
 static_assert(sizeof(struct fa_state_tenant) == 528, "format");
 static_assert(sizeof(struct fa_state_body) == 32, "format");
 static_assert(sizeof(struct fa_state_sequence) == 192, "format");

@@ -16,6 +16,7 @@ enum fa_resource {
 	FA_RESOURCE_FDS,
 	FA_RESOURCE_REQUESTS,
 	FA_RESOURCE_STEP_BYTES, /* tables of steps of the KV pool in flight, tokens looked up */
+	FA_RESOURCE_GATES,      /* waits and signals of requests in flight */
 	_FA_RESOURCE_N,
 };
 

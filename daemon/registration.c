@@ -395,6 +395,7 @@ int fa_registration_free(struct fa_session *session, const struct fa_wire_messag
 
 	if (buffer) {
 		session->buffer_bytes -= buffer->bytes;
+		session->n_device_buffers -= is_on_device(session->server, buffer->kind);
 		fa_buffer_unref(buffer);
 	} else if (session->registration && session->registration->buffer->id == id) {
 		fa_registration_abort(session, -ECANCELED,
@@ -428,6 +429,7 @@ void fa_registration_imported(struct fa_buffer *buffer)
 	} else {
 		/* The reference is the table's now. */
 		session->buffer_bytes += buffer->bytes;
+		session->n_device_buffers += is_on_device(session->server, buffer->kind);
 		if (buffer->kind == FA_WIRE_BUFFER_ARENA)
 			fd = fa_steal_fd(&buffer->fd);
 		reply = (struct fa_wire_message){

@@ -6,6 +6,7 @@
 #include "daemon/drain.h"
 #include "daemon/registration.h"
 #include "daemon/session.h"
+#include "daemon/timeline.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -266,7 +267,8 @@ static void notify(void *userdata)
 {
 	struct fa_server *server = userdata;
 
-	uv_async_send(&server->engine_async);
+	if (atomic_exchange(&server->asleep, 0))
+		uv_async_send(&server->engine_async);
 }
 
 static bool take_one(struct fa_server *server)
@@ -299,13 +301,36 @@ static void look_for_loss(struct fa_server *server)
 	fa_drain_lost(server);
 }
 
+bool fa_server_look_after_engine(struct fa_server *server)
+{
+	unsigned int n = 0;
+
+	look_for_loss(server);
+	if (!fa_engine_has_news(server->engine))
+		return false;
+	while (n < TAKE_MAX && take_one(server))
+		++n;
+	return n;
+}
+
+void fa_server_rest(struct fa_server *server)
+{
+	struct fa_error unused;
+
+	if (fa_rings_are_polled(&server->rings))
+		return;
+	(void)atomic_exchange(&server->asleep, 1);
+	if (fa_engine_has_news(server->engine) ||
+	    (!server->is_lost && fa_engine_lost(server->engine, &unused)))
+		notify(server);
+}
+
 static void on_engine(uv_async_t *async)
 {
-	look_for_loss(async->data);
-	for (unsigned int i = 0; i < TAKE_MAX; ++i)
-		if (!take_one(async->data))
-			return;
-	uv_async_send(async);
+	struct fa_server *server = async->data;
+
+	(void)fa_server_look_after_engine(server);
+	fa_server_rest(server);
 }
 
 void fa_server_take_finished(struct fa_server *server)
@@ -380,6 +405,8 @@ static int open_device(struct fa_server *server, struct fa_error *error)
 	r = fa_engine_new(server->ops, notify, server, &server->engine);
 	if (r == 0)
 		r = fa_engine_start(server->engine, server->device);
+	if (r == 0)
+		fa_engine_listen(server->engine, server->rings.bells);
 	return r < 0 ? fa_fail(error, r, "the engine cannot be started: %s", strerror(-r)) : 0;
 }
 
@@ -413,6 +440,8 @@ static int init_handles(struct fa_server *server)
 	server->engine_async.data = server;
 	if (r == 0)
 		r = uv_async_init(server->loop, &server->closer_async, on_closer);
+	if (r == 0)
+		r = fa_rings_init(&server->rings, server);
 	fa_spin_init(&server->spin, server->loop);
 	server->closer_async.data = server;
 	return r;
@@ -424,12 +453,14 @@ static void close_handles(struct fa_server *server)
 		(uv_handle_t *)&server->accept_timer, (uv_handle_t *)&server->hello_timer,
 		(uv_handle_t *)&server->drain_timer,  (uv_handle_t *)&server->idle_timer,
 		(uv_handle_t *)&server->engine_async, (uv_handle_t *)&server->closer_async,
-		(uv_handle_t *)&server->spin.idle,
+		(uv_handle_t *)&server->spin.idle,    (uv_handle_t *)&server->rings.idle,
+		(uv_handle_t *)&server->rings.poll,
 	};
 
 	for (size_t i = 0; i < sizeof(handles) / sizeof(*handles); ++i)
 		if (handles[i]->type != UV_UNKNOWN_HANDLE && !uv_is_closing(handles[i]))
 			uv_close(handles[i], NULL);
+	fa_rings_deinit(&server->rings);
 }
 
 static int start_accepting(struct fa_server *server, struct fa_error *error)
@@ -471,6 +502,8 @@ static struct fa_server *server_new(const struct fa_server_options *options)
 	server->started_ns = fa_now_ns();
 	server->listener = FA_LISTENER_NULL;
 	server->spare_fd = -1;
+	server->rings.bells = -1;
+	atomic_init(&server->asleep, 1);
 	fa_list_init(&server->sessions);
 	fa_list_init(&server->strangers);
 	fa_tenants_init(&server->tenants, &server->config.limits);
@@ -486,6 +519,8 @@ int fa_server_new(const struct fa_server_options *options, struct fa_error *erro
 	server = server_new(options);
 	if (!server)
 		return fa_fail(error, -ENOMEM, "no memory for the server");
+	/* Whether we get to serve or not: who wrote to them is dead. */
+	fa_timeline_recover(&options->keeper);
 	/* Lent until all has gone well. */
 	server->config = *options->config;
 
@@ -514,7 +549,13 @@ int fa_server_new(const struct fa_server_options *options, struct fa_error *erro
 		goto fail;
 	fa_importer_init(&server->importer, server->loop, server->ops, server->device,
 	                 server->closer, fa_registration_imported, on_released);
-	fa_kv_open(server, &options->keeper);
+	r = fa_kv_open(server, &options->keeper, error);
+	if (r < 0) {
+		/* The next process has the socket, and who connects waits for it. */
+		if (options->listen_fd_kept)
+			server->listener.owns_path = false;
+		goto fail;
+	}
 	r = start_accepting(server, error);
 	if (r < 0)
 		goto fail;
@@ -571,6 +612,7 @@ void fa_server_reload(struct fa_server *server, struct fa_config *config)
 		old->pool_chunk_bytes = config->pool_chunk_bytes;
 	}
 	old->drain_timeout_ms = config->drain_timeout_ms;
+	old->spin_us = config->spin_us;
 	old->log = config->log;
 	old->log_level = config->log_level;
 	fa_log_set(old->log, old->log_level);

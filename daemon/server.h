@@ -17,6 +17,7 @@
 #include "daemon/import.h"
 #include "daemon/kv.h"
 #include "daemon/listener.h"
+#include "daemon/ring.h"
 #include "daemon/spin.h"
 #include "daemon/tenant.h"
 #include "schema/wire.h"
@@ -77,14 +78,19 @@ struct fa_server {
 	uv_timer_t hello_timer;   /* runs while there are any */
 
 	uv_async_t engine_async;
+	/* The loop sleeps, or is about to look once more before it does: only then it is told
+	 * that the engine has something for it. */
+	_Atomic uint32_t asleep;
 	uv_async_t closer_async;
 	struct fa_spin spin;
+	struct fa_rings rings;
 	unsigned int n_requests; /* in flight, of all sessions */
 	uv_timer_t drain_timer;
 	uv_timer_t idle_timer; /* exit_when_idle: nobody came */
 
 	/* Since the start. */
 	uint64_t n_connections, n_refused;
+	uint64_t n_timelines; /* that are kept beyond this process */
 
 	/* The message that is being handled: private, aligned. */
 	_Alignas(8) unsigned char packet[FA_WIRE_BYTES_MAX];
@@ -118,6 +124,13 @@ void fa_server_reload(struct fa_server *server, struct fa_config *config);
 /* Answers all that the engine has finished so far, and lets go of it. A client may
  * have seen that in its page before this thread did. */
 void fa_server_take_finished(struct fa_server *server);
+
+/* The same and everything else that the engine has news of, but not without end. Returns
+ * whether there was anything. */
+bool fa_server_look_after_engine(struct fa_server *server);
+
+/* The loop polls the engine no more: from now on it is told. */
+void fa_server_rest(struct fa_server *server);
 
 /* Called by a drain: nobody new is let in; all has ended, and is taken apart. */
 void fa_server_close_listener(struct fa_server *server);

@@ -6,7 +6,9 @@
 #include "daemon/dispatch.h"
 #include "daemon/drain.h"
 #include "daemon/registration.h"
+#include "daemon/ring.h"
 #include "daemon/server.h"
+#include "daemon/timeline.h"
 
 #include <errno.h>
 #include <linux/sockios.h>
@@ -23,7 +25,8 @@
 /* An answer that waits for room in the socket. */
 struct out {
 	struct fa_list link;
-	int fd;
+	int fds[FA_SESSION_SEND_FDS];
+	size_t n_fds;
 	struct fa_charge charge;
 	size_t length;
 	char bytes[];
@@ -59,6 +62,8 @@ struct fa_session *fa_session_unref(struct fa_session *session)
 	fa_list_remove(&session->hello_link);
 	fa_table_deinit(&session->buffers);
 	fa_engine_group_free(session->group);
+	fa_ring_free(session);
+	fa_timeline_end(session);
 	if (session->completions)
 		munmap(session->completions, FA_COMPLETION_PAGE_BYTES);
 	hang_up(session);
@@ -81,7 +86,7 @@ static void out_free(struct fa_session *session, struct out *out)
 	fa_list_remove(&out->link);
 	--session->n_out;
 	session->out_bytes -= out->length;
-	fa_close_fdp(&out->fd);
+	fa_packet_close_fds(out->fds, out->n_fds);
 	fa_charge_release(&out->charge);
 	free(out);
 }
@@ -112,6 +117,7 @@ void fa_session_close(struct fa_session *session)
 	/* Before the socket: the loop must not wait for a number that may be reused. */
 	uv_close((uv_handle_t *)&session->poll, on_closed);
 	hang_up(session);
+	fa_ring_close(session);
 	while (!fa_list_empty(&session->out))
 		out_free(session, fa_container_of(session->out.next, struct out, link));
 	close_streams(session);
@@ -120,6 +126,7 @@ void fa_session_close(struct fa_session *session)
 	while ((buffer = fa_table_pop(&session->buffers)))
 		fa_buffer_unref(buffer);
 	session->buffer_bytes = 0;
+	session->n_device_buffers = 0;
 }
 
 int fa_session_stream_new(struct fa_session *session, uint32_t id, int priority)
@@ -136,6 +143,8 @@ int fa_session_stream_new(struct fa_session *session, uint32_t id, int priority)
 		                         slot->next_value, session, &slot->stream);
 	if (r < 0)
 		return r;
+	if (session->ring && id != FA_SESSION_STREAM_OWN)
+		fa_engine_stream_record(slot->stream, fa_ring_results(session), id);
 	/* Given back when the engine returns the stream as closed. */
 	fa_session_ref(session);
 	session->n_streams += id != FA_SESSION_STREAM_OWN;
@@ -159,11 +168,17 @@ void fa_session_settle(struct fa_session *session)
 		fa_charge_release(&session->charge_sent);
 }
 
+int fa_session_charge_fds(struct fa_session *session, uint64_t n, struct fa_charge *charge,
+                          struct fa_error *error)
+{
+	fa_session_settle(session);
+	return fa_charge_add(charge, session->tenant, FA_RESOURCE_FDS, n, error);
+}
+
 int fa_session_charge_fd(struct fa_session *session, struct fa_charge *charge,
                          struct fa_error *error)
 {
-	fa_session_settle(session);
-	return fa_charge_add(charge, session->tenant, FA_RESOURCE_FDS, 1, error);
+	return fa_session_charge_fds(session, 1, charge, error);
 }
 
 static void pause_if_unread(struct fa_session *session)
@@ -176,12 +191,12 @@ static void pause_if_unread(struct fa_session *session)
 		fa_session_resume(session, FA_PAUSE_OUT);
 }
 
-static int send_packet(struct fa_session *session, const void *bytes, size_t length, int fd,
-                       struct fa_charge *charge)
+static int send_packet(struct fa_session *session, const void *bytes, size_t length, const int *fds,
+                       size_t n_fds, struct fa_charge *charge)
 {
 	int r;
 
-	r = fa_packet_send(session->fd, bytes, length, &fd, fd >= 0, MSG_DONTWAIT);
+	r = fa_packet_send(session->fd, bytes, length, fds, n_fds, MSG_DONTWAIT);
 	if (r == 0 && charge)
 		fa_charge_move(&session->charge_sent, charge);
 	return r;
@@ -194,7 +209,8 @@ static int flush(struct fa_session *session)
 		struct out *out = fa_container_of(session->out.next, struct out, link);
 		int r;
 
-		r = send_packet(session, out->bytes, out->length, out->fd, &out->charge);
+		r = send_packet(session, out->bytes, out->length, out->fds, out->n_fds,
+		                &out->charge);
 		if (r < 0)
 			return r;
 		out_free(session, out);
@@ -202,15 +218,17 @@ static int flush(struct fa_session *session)
 	return 0;
 }
 
-static int enqueue(struct fa_session *session, const void *bytes, size_t length, int *fd,
-                   struct fa_charge *charge)
+static int enqueue(struct fa_session *session, const void *bytes, size_t length, int *fds,
+                   size_t n_fds, struct fa_charge *charge)
 {
 	struct out *out;
 
 	out = malloc(sizeof(*out) + length);
 	if (!out)
 		return -ENOMEM;
-	out->fd = fa_steal_fd(fd);
+	out->n_fds = n_fds;
+	for (size_t i = 0; i < n_fds; ++i)
+		out->fds[i] = fa_steal_fd(&fds[i]);
 	out->charge = (struct fa_charge){};
 	if (charge)
 		fa_charge_move(&out->charge, charge);
@@ -222,10 +240,15 @@ static int enqueue(struct fa_session *session, const void *bytes, size_t length,
 	return 0;
 }
 
-void fa_session_send(struct fa_session *session, const struct fa_wire_message *message, int fd_,
+void fa_session_send(struct fa_session *session, const struct fa_wire_message *message, int fd,
                      struct fa_charge *charge)
 {
-	_fa_cleanup_(fa_close_fdp) int fd = fd_;
+	fa_session_send_fds(session, message, &fd, fd >= 0, charge);
+}
+
+void fa_session_send_fds(struct fa_session *session, const struct fa_wire_message *message,
+                         int *fds, size_t n_fds, struct fa_charge *charge)
+{
 	uint64_t buffer[SEND_BYTES / sizeof(uint64_t)];
 	const void *bytes;
 	size_t length;
@@ -235,10 +258,11 @@ void fa_session_send(struct fa_session *session, const struct fa_wire_message *m
 		goto out;
 	r = fa_wire_encode(message, buffer, sizeof(buffer), &bytes, &length);
 	if (r == 0)
-		r = fa_list_empty(&session->out) ? send_packet(session, bytes, length, fd, charge)
-		                                 : -EAGAIN;
+		r = fa_list_empty(&session->out)
+		            ? send_packet(session, bytes, length, fds, n_fds, charge)
+		            : -EAGAIN;
 	if (r == -EAGAIN) {
-		r = enqueue(session, bytes, length, &fd, charge);
+		r = enqueue(session, bytes, length, fds, n_fds, charge);
 		if (r == 0) {
 			pause_if_unread(session);
 			update_poll(session);
@@ -250,6 +274,8 @@ void fa_session_send(struct fa_session *session, const struct fa_wire_message *m
 		fa_session_close(session);
 	}
 out:
+	for (size_t i = 0; i < n_fds; ++i)
+		fa_close_fdp(&fds[i]);
 	if (charge)
 		fa_charge_release(charge);
 }
@@ -314,8 +340,12 @@ void fa_session_pause(struct fa_session *session, enum fa_session_pause reason)
 
 void fa_session_resume(struct fa_session *session, enum fa_session_pause reason)
 {
+	bool was_paused = session->paused;
+
 	session->paused &= ~(unsigned int)reason;
 	update_poll(session);
+	if (was_paused && !session->paused && session->ring && session->state == FA_SESSION_READY)
+		fa_ring_activate(session->ring);
 }
 
 /* Handles one packet. Returns whether to look for the next one at once. */
@@ -323,7 +353,19 @@ static bool read_packet(struct fa_session *session, int *fds, size_t *ret_n_fds)
 {
 	struct fa_server *server = session->server;
 	ssize_t n;
+	char byte;
 
+	/* What the client put into its ring before it sent a packet comes first. As long as
+	 * there is more of that than a turn, or nothing is to be read, the packet stays where
+	 * it is. */
+	if (session->ring) {
+		if (recv(session->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 &&
+		    (errno == EAGAIN || errno == EINTR))
+			return false;
+		fa_server_take_finished(server);
+		if (session->state == FA_SESSION_CLOSING || !fa_ring_catch_up(session))
+			return false;
+	}
 	n = fa_packet_receive_keep(session->fd, server->packet, FA_WIRE_BYTES_MAX, fds, ret_n_fds,
 	                           MSG_DONTWAIT);
 	if (n == -EAGAIN)
@@ -367,9 +409,12 @@ static void reject(struct fa_session *session, int *fds, size_t n_fds)
 
 static void read_packets(struct fa_session *session)
 {
+	uint64_t submitted = session->n_submitted;
 	bool more = true;
 
-	for (unsigned int i = 0; i < READ_MAX && more; ++i) {
+	/* A message may be many requests: those of all layers of a step. */
+	for (unsigned int i = 0;
+	     i < READ_MAX && session->n_submitted - submitted < READ_MAX && more; ++i) {
 		int fds[FA_PACKET_KEEP_MAX];
 		size_t n_fds = 0;
 

@@ -37,6 +37,8 @@
 
 struct fa_registration;
 struct fa_server;
+struct fa_session_ring;
+struct fa_timeline;
 
 /* Streams of a session: those of its client, and behind them one of its own. */
 #define FA_SESSION_STREAM_OWN FA_COMPLETION_SLOTS
@@ -93,11 +95,14 @@ struct fa_session {
 	char name[FA_WIRE_NAME_BYTES_MAX + 1];
 	struct fa_wire_secret secret;
 	struct fa_completion_slot *completions; /* NULL until Hello */
+	struct fa_session_ring *ring;           /* NULL unless it asked for one (ring.h) */
+	struct fa_timeline *timeline;           /* NULL unless it asked for one (timeline.h) */
 	struct fa_table buffers;                /* struct fa_buffer, one reference each */
 	struct fa_buffer *import;               /* the one that is being made */
 	struct fa_registration *registration;   /* one that waits for pieces (registration.h) */
 	uint64_t buffer_bytes;                  /* of those in the table */
-	struct fa_engine_group *group;          /* of its streams; NULL before the first */
+	unsigned int n_device_buffers; /* of them, the device's memory that the client has, too */
+	struct fa_engine_group *group; /* of its streams; NULL before the first */
 	struct fa_session_stream streams[FA_SESSION_STREAMS];
 	struct fa_completion_slot own_slot; /* of its own stream: nobody looks at it */
 	struct fa_list held;                /* struct fa_work that wait for other streams */
@@ -113,6 +118,7 @@ struct fa_session {
 	struct fa_charge charge_sent; /* descriptors sent and perhaps not received */
 
 	uint64_t n_messages, n_errors;
+	uint64_t n_submitted; /* requests, of which one message may be several */
 };
 
 /* Consumes @fd if it succeeds. -EDQUOT and others, with a sentence for the client. */
@@ -133,13 +139,20 @@ void fa_session_close(struct fa_session *session);
 void fa_session_send(struct fa_session *session, const struct fa_wire_message *message, int fd,
                      struct fa_charge *charge);
 
+/* The same with several descriptors, all of which are consumed. */
+#define FA_SESSION_SEND_FDS 4
+void fa_session_send_fds(struct fa_session *session, const struct fa_wire_message *message,
+                         int *fds, size_t n_fds, struct fa_charge *charge);
+
 /* Answers request @id with a status and a sentence. */
 void fa_session_reply(struct fa_session *session, uint64_t id, int status, const char *text);
 
 /* The same, after which the connection is closed. */
 void fa_session_refuse(struct fa_session *session, uint64_t id, int status, const char *text);
 
-/* Charges one descriptor that is to be sent. -EDQUOT. */
+/* Charges descriptors that are to be sent. -EDQUOT. */
+int fa_session_charge_fds(struct fa_session *session, uint64_t n, struct fa_charge *charge,
+                          struct fa_error *error);
 int fa_session_charge_fd(struct fa_session *session, struct fa_charge *charge,
                          struct fa_error *error);
 

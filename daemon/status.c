@@ -3,6 +3,7 @@
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "daemon/kv_status.h"
+#include "daemon/ring.h"
 #include "daemon/server.h"
 #include "daemon/text.h"
 
@@ -35,6 +36,7 @@ static int set_text(json_t *object, const char *key, const char *text)
 static int add_session(json_t *sessions, struct fa_session *session)
 {
 	static const char *const states[] = { "connected", "ready", "closing" };
+	struct fa_ring_status ring;
 	json_t *object = json_object();
 	int r = 0;
 
@@ -47,9 +49,17 @@ static int add_session(json_t *sessions, struct fa_session *session)
 	r |= set_text(object, "state", states[session->state]);
 	r |= set(object, "buffers", session->buffers.n_used);
 	r |= set(object, "buffer_bytes", session->buffer_bytes);
+	r |= set(object, "gpu_buffers", session->n_device_buffers);
+	r |= json_object_set_new(object, "timeline", json_boolean(session->timeline != NULL));
 	r |= set(object, "streams", session->n_streams);
 	r |= set(object, "requests", session->n_requests);
 	r |= set(object, "steps", session->kv.n_steps);
+	if (fa_ring_status(session, &ring)) {
+		r |= set(object, "ring_bytes", ring.bytes);
+		r |= set(object, "ring_requests", ring.requests);
+		r |= set(object, "ring_doorbells", ring.doorbells);
+		r |= json_object_set_new(object, "ring_asleep", json_boolean(!ring.polled));
+	}
 	r |= set(object, "out_messages", session->n_out);
 	r |= set(object, "out_bytes", session->out_bytes);
 	r |= set(object, "messages", session->n_messages);
@@ -109,6 +119,11 @@ static int add_requests(json_t *object, struct fa_engine *engine)
 
 static int add_daemon(json_t *object, struct fa_server *server)
 {
+	static const char *const mps[] = {
+		[FA_DEVICE_MPS_OFF] = "off",
+		[FA_DEVICE_MPS_ON] = "on",
+		[FA_DEVICE_MPS_UNKNOWN] = "unknown",
+	};
 	int r = 0;
 
 	r |= set_text(object, "version", FAD_VERSION);
@@ -119,6 +134,8 @@ static int add_daemon(json_t *object, struct fa_server *server)
 	                         json_boolean(server->state != FA_SERVER_RUNNING));
 	r |= set_text(object, "backend", server->info.backend);
 	r |= set_text(object, "device", server->info.name);
+	if (server->info.mps != FA_DEVICE_MPS_NONE)
+		r |= set_text(object, "mps", mps[server->info.mps]);
 	r |= set(object, "threads", server->info.threads);
 	r |= set(object, "connections", server->n_sessions);
 	return r;

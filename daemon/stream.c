@@ -102,12 +102,18 @@ void fa_request_reaped(struct fa_request *request)
 		fa_engine_count(&stream->engine->stats.busy_ns,
 		                request->finished_ns - request->started_ns);
 
+	/* What it was chained to has failed: it is of no use, however far it came. */
+	if (request->chain_ended && (!status || status == -ECANCELED)) {
+		request->error = stream->chain_error;
+		status = stream->chain_status;
+		end = 0;
+	}
 	/* A cancel that came too late changes nothing. A deadline that passed did pass,
 	 * though the device could not stop. */
 	if (end && (status == -ECANCELED || (!status && end == -ETIMEDOUT))) {
 		request_explain(request, end);
 		status = end;
-	} else if (status) {
+	} else if (status && !request->chain_ended) {
 		request->error = request->work.error;
 	}
 	if (!status && request->confirms)
@@ -155,16 +161,59 @@ static void queue_free(struct fa_stream *stream)
 	group_trim(stream->group);
 }
 
+/* It stays where it is until its gates open; that of a lost device are all open. */
+static bool is_gated(const struct fa_request *request)
+{
+	return request->state == FA_REQUEST_WAITING && request->gates &&
+	       !request->stream->engine->lost && !fa_gates_met(request->gates);
+}
+
 /* Whether something of the stream can be started. */
 static bool can_launch(const struct fa_stream *stream)
 {
 	const struct fa_request *request = fa_request_first((struct fa_list *)&stream->waiting);
 
-	if (fa_list_empty(&stream->waiting))
+	if (fa_list_empty(&stream->waiting) || stream->gated)
 		return false;
 	if (request->state != FA_REQUEST_WAITING || !has_work(request))
 		return true;
 	return !request->held && stream->outstanding < stream->engine->depth;
+}
+
+/* Has the gates of the first one that waits looked at, if they are what it waits for. */
+static void stream_watch(struct fa_stream *stream)
+{
+	struct fa_engine *engine = stream->engine;
+	struct fa_request *request = NULL;
+
+	if (!fa_list_empty(&stream->waiting))
+		request = fa_request_first(&stream->waiting);
+	if (request && !is_gated(request))
+		request = NULL;
+	if (request == stream->gated)
+		return;
+	fa_list_remove(&stream->gate_link);
+	fa_deadlines_remove(&engine->gate_looks, &stream->gate_look);
+	stream->gated = request;
+	if (!request)
+		return;
+	stream->gated_ns = fa_now_ns();
+	fa_list_append(&engine->gated, &stream->gate_link);
+}
+
+/* The one before it has left with an error. */
+static void chain_end(struct fa_stream *stream, struct fa_request *request)
+{
+	if (request->state == FA_REQUEST_CONFIRMING || request->chain_ended)
+		return;
+	request->chain_ended = true;
+	if (request->state == FA_REQUEST_RUNNING && has_work(request)) {
+		request_end(request, stream->chain_status);
+		return;
+	}
+	request->error = stream->chain_error;
+	/* Also one that was refused: perhaps it was so because of the one before. */
+	request_settle(request, stream->chain_status);
 }
 
 /* Brings everything that follows from the state of its requests up to date. */
@@ -179,6 +228,8 @@ static void stream_update(struct fa_stream *stream)
 		request = fa_request_first(head);
 		if (fa_list_empty(head))
 			break;
+		if (request->chained && stream->chain_status)
+			chain_end(stream, request);
 		if (request->state == FA_REQUEST_RUNNING && !has_work(request) && !request->held) {
 			if (request->confirms)
 				request_confirm(request);
@@ -189,8 +240,12 @@ static void stream_update(struct fa_stream *stream)
 			break;
 		fa_list_remove(&request->link);
 		fa_list_append(&engine->done, &request->link);
+		stream->chain_status = request->status;
+		if (request->status)
+			stream->chain_error = request->error;
 	}
 
+	stream_watch(stream);
 	if (!can_launch(stream))
 		fa_turns_remove(&engine->turns, &stream->group->turns, &stream->turn_link);
 	else if (fa_list_empty(&stream->turn_link))
@@ -238,6 +293,8 @@ static void stream_launch(struct fa_stream *stream)
 		request = fa_request_first(&stream->waiting);
 		fa_list_remove(&request->link);
 		fa_list_append(&stream->started, &request->link);
+		/* The next one may wait for something. */
+		stream_watch(stream);
 	} while (request->state == FA_REQUEST_SETTLED && can_launch(stream));
 
 	if (request->state == FA_REQUEST_WAITING && !has_work(request)) {
@@ -269,6 +326,95 @@ void fa_stream_end(struct fa_stream *stream, int status)
 		request_end(fa_container_of(pos, struct fa_request, link), status);
 	stream->closing = true;
 	stream_update(stream);
+}
+
+/* ---- gates */
+
+/* Looked at all the time for so long; what takes longer is not quick. */
+#define GATE_LOOK_NS (200 * FA_NS_PER_US)
+/* Then between sleeps: a part of the time waited so far, and at most so much; and at most
+ * so much more once nobody counts milliseconds. */
+#define GATE_PAUSE_PART 16
+#define GATE_PAUSE_MAX_NS FA_NS_PER_MS
+#define GATE_LONG_NS FA_NS_PER_SEC
+#define GATE_LONG_PAUSE_MAX_NS (8 * FA_NS_PER_MS)
+/* Gates that one round looks at, of each kind, so that other news do not wait for a crowd. */
+#define GATES_A_ROUND 64
+
+static uint64_t gate_pause_ns(uint64_t waited_ns)
+{
+	uint64_t max_ns = waited_ns < GATE_LONG_NS ? GATE_PAUSE_MAX_NS : GATE_LONG_PAUSE_MAX_NS;
+
+	return waited_ns / GATE_PAUSE_PART < max_ns ? waited_ns / GATE_PAUSE_PART : max_ns;
+}
+
+/* Those that are new, or have not waited for long: each in turn. */
+static void look_often(struct fa_engine *engine, uint64_t now_ns)
+{
+	struct fa_list due;
+
+	fa_list_init(&due);
+	fa_list_splice(&due, &engine->gated);
+	for (int i = 0; i < GATES_A_ROUND && !fa_list_empty(&due); i++) {
+		struct fa_stream *stream = fa_container_of(due.next, struct fa_stream, gate_link);
+
+		fa_list_remove(&stream->gate_link);
+		if (!is_gated(stream->gated))
+			stream_update(stream);
+		else if (now_ns - stream->gated_ns < GATE_LOOK_NS)
+			fa_list_append(&engine->gated, &stream->gate_link);
+		else
+			fa_deadlines_insert(&engine->gate_looks, &stream->gate_look,
+			                    now_ns + gate_pause_ns(now_ns - stream->gated_ns));
+	}
+	/* What was left out comes first. */
+	fa_list_splice(&due, &engine->gated);
+	fa_list_splice(&engine->gated, &due);
+}
+
+static void look_seldom(struct fa_engine *engine, uint64_t now_ns)
+{
+	struct fa_deadline *first;
+
+	for (int i = 0; i < GATES_A_ROUND; i++) {
+		struct fa_stream *stream;
+
+		first = engine->gate_looks.root;
+		if (!first || first->at_ns > now_ns)
+			return;
+		stream = fa_container_of(first, struct fa_stream, gate_look);
+		fa_deadlines_remove(&engine->gate_looks, first);
+		if (is_gated(stream->gated))
+			fa_deadlines_insert(&engine->gate_looks, first,
+			                    now_ns + gate_pause_ns(now_ns - stream->gated_ns));
+		else
+			stream_update(stream);
+	}
+}
+
+bool fa_engine_gate_is_open(const struct fa_engine *engine)
+{
+	const struct fa_list *pos;
+	int n = 0;
+
+	fa_list_for_each(pos, &engine->gated) {
+		if (!is_gated(fa_container_of(pos, const struct fa_stream, gate_link)->gated))
+			return true;
+		if (++n == GATES_A_ROUND)
+			break;
+	}
+	return false;
+}
+
+void fa_engine_look_at_gates(struct fa_engine *engine)
+{
+	uint64_t now_ns;
+
+	if (fa_list_empty(&engine->gated) && !engine->gate_looks.root)
+		return;
+	now_ns = fa_now_ns();
+	look_often(engine, now_ns);
+	look_seldom(engine, now_ns);
 }
 
 /* ---- turns */

@@ -2,6 +2,7 @@
 
 #include "common/cleanup.h"
 #include "common/clock.h"
+#include "daemon/gate.h"
 #include "daemon/keeper.h"
 #include "daemon/log.h"
 
@@ -15,16 +16,23 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
+#include <sysexits.h>
 #include <systemd/sd-daemon.h>
 
 #define KEPT_MAX 4096
+/* A descriptor each; and so many are for other things. */
+#define TIMELINES_MAX 65536
+#define OTHERS 64
 #define NAME_BYTES 64
 #define FDS_AT_ONCE 16
 #define MESSAGE_BYTES 4096
+/* Of a child that has died. */
+#define LAST_MESSAGES (4 * TIMELINES_MAX)
 /* Between two looks for signals. */
 #define MESSAGES_AT_ONCE 64
 
@@ -58,6 +66,8 @@ struct supervisor {
 
 	struct kept kept[KEPT_MAX];
 	size_t n_kept;
+	struct kept *timelines;
+	size_t n_timelines, size_timelines, max_timelines;
 
 	/* Of the child, which needs no memory to start. */
 	char names[KEPT_MAX * NAME_BYTES];
@@ -113,6 +123,8 @@ static void run_child(struct supervisor *s, pid_t parent)
 	}
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", SD_LISTEN_FDS_START + (int)s->n_kept);
 	setenv("NOTIFY_SOCKET", path, 1);
+	snprintf(number, sizeof(number), "%zu", 2 * s->max_timelines);
+	setenv(FA_KEEPER_MAX_VARIABLE, number, 1);
 	unsetenv("WATCHDOG_USEC");
 	sigprocmask(SIG_SETMASK, &s->old_mask, NULL);
 	execv("/proc/self/exe", s->argv);
@@ -154,15 +166,42 @@ static bool find(const char *message, const char *key, char *ret_value, size_t s
 	}
 }
 
-static void forget(struct supervisor *s, const char *name)
+static void forget_one(struct kept *kept, size_t *n_kept, const char *name)
 {
-	for (size_t i = 0; i < s->n_kept;) {
-		if (strcmp(s->kept[i].name, name) != 0) {
+	for (size_t i = 0; i < *n_kept;) {
+		if (strcmp(kept[i].name, name) != 0) {
 			++i;
 			continue;
 		}
-		close(s->kept[i].fd);
-		s->kept[i] = s->kept[--s->n_kept];
+		close(kept[i].fd);
+		kept[i] = kept[--*n_kept];
+	}
+}
+
+static bool is_timeline(const char *name)
+{
+	return !strncmp(name, FA_TIMELINE_KEEP_PREFIX, strlen(FA_TIMELINE_KEEP_PREFIX));
+}
+
+static void forget(struct supervisor *s, const char *name)
+{
+	if (is_timeline(name))
+		forget_one(s->timelines, &s->n_timelines, name);
+	else
+		forget_one(s->kept, &s->n_kept, name);
+}
+
+/* The child that wrote their words is no more: nobody is to wait for them. */
+static void release_timelines(struct supervisor *s)
+{
+	if (s->n_timelines)
+		fa_log(FA_LOG_INFO, "who waited for one of %zu timelines is released",
+		       s->n_timelines);
+	while (s->n_timelines) {
+		struct kept *timeline = &s->timelines[--s->n_timelines];
+
+		(void)fa_timeline_fd_release(timeline->fd);
+		close(timeline->fd);
 	}
 }
 
@@ -178,24 +217,46 @@ static void let_go(struct supervisor *s)
 		else
 			s->kept[n++] = s->kept[i];
 	fa_log(FA_LOG_ERROR,
-	       "fad has crashed %d times in a row before it was ready: %zu descriptors that were "
+	       "fad has ended %d times in a row before it was ready: %zu descriptors that were "
 	       "kept are let go",
 	       s->n_crashes, s->n_kept - n);
 	s->n_kept = n;
 	s->n_crashes = 0;
 }
 
+/* Room for one timeline more; false: there is none. */
+static bool grow_timelines(struct supervisor *s)
+{
+	size_t size = s->size_timelines ? 2 * s->size_timelines : 64;
+	struct kept *timelines;
+
+	if (s->n_timelines >= s->max_timelines)
+		return false;
+	if (s->n_timelines < s->size_timelines)
+		return true;
+	timelines = reallocarray(s->timelines, size, sizeof(*timelines));
+	if (!timelines)
+		return false;
+	s->timelines = timelines;
+	s->size_timelines = size;
+	return true;
+}
+
 static void keep(struct supervisor *s, const char *name, int *fds, size_t n_fds)
 {
+	const bool timeline = is_timeline(name);
+
 	for (size_t i = 0; i < n_fds; ++i) {
-		if (s->n_kept == KEPT_MAX) {
-			fa_log(FA_LOG_ERROR, "%s cannot be kept: there are %d descriptors already",
-			       name, KEPT_MAX);
+		struct kept *kept;
+
+		if (timeline ? !grow_timelines(s) : s->n_kept >= KEPT_MAX) {
+			fa_log(FA_LOG_ERROR, "%s cannot be kept: there are %zu descriptors already",
+			       name, s->n_kept + s->n_timelines);
 			return;
 		}
-		s->kept[s->n_kept].fd = fa_steal_fd(&fds[i]);
-		snprintf(s->kept[s->n_kept].name, NAME_BYTES, "%s", name);
-		++s->n_kept;
+		kept = timeline ? &s->timelines[s->n_timelines++] : &s->kept[s->n_kept++];
+		kept->fd = fa_steal_fd(&fds[i]);
+		snprintf(kept->name, NAME_BYTES, "%s", name);
 	}
 }
 
@@ -281,9 +342,10 @@ static int child_ended(struct supervisor *s, int status)
 	pid_t pid = s->child;
 
 	/* What it stored with its last breath counts; it sends nothing any more. */
-	for (int i = 0; i < KEPT_MAX && receive(s); ++i)
+	for (int i = 0; i < LAST_MESSAGES && receive(s); ++i)
 		;
 	s->child = 0;
+	release_timelines(s);
 	if (exited && (s->asked || WEXITSTATUS(status) == 0))
 		return WEXITSTATUS(status);
 	/* One that was asked before it could listen. */
@@ -294,10 +356,11 @@ static int child_ended(struct supervisor *s, int status)
 		fa_log(FA_LOG_ERROR, "fad (%ld) ended before it was ready", (long)pid);
 		return exited ? WEXITSTATUS(status) : EXIT_FAILURE;
 	}
-	/* Killed by somebody, or ended in order: that says nothing of what is kept. */
-	if (s->ready || exited)
+	/* Killed by somebody, or ended in order: that says nothing of what is kept. One whose
+	 * device is not there for it may have it the next time, but not for ever. */
+	if (s->ready || (exited && WEXITSTATUS(status) != EX_TEMPFAIL))
 		s->n_crashes = 0;
-	else if (WTERMSIG(status) != SIGKILL && WTERMSIG(status) != SIGTERM)
+	else if (exited || (WTERMSIG(status) != SIGKILL && WTERMSIG(status) != SIGTERM))
 		++s->n_crashes;
 	if (s->n_crashes == CRASHES_MAX)
 		let_go(s);
@@ -400,6 +463,16 @@ static int open_signals(struct supervisor *s)
 	return s->signal_fd < 0 ? -errno : 0;
 }
 
+/* Other limits are lower than that of timelines for few. */
+static size_t max_timelines(void)
+{
+	struct rlimit limit;
+
+	if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur > 2 * TIMELINES_MAX + OTHERS)
+		return TIMELINES_MAX;
+	return limit.rlim_cur > OTHERS ? (size_t)(limit.rlim_cur - OTHERS) / 2 : 1;
+}
+
 /* Sockets that somebody activates us with are the child's from the first start on. */
 static int take_activation(struct supervisor *s)
 {
@@ -446,6 +519,7 @@ int fa_supervise(char **argv, int ready_fd)
 	if (!s)
 		return EXIT_FAILURE;
 	s->ready_fd = ready_fd;
+	s->max_timelines = max_timelines();
 	s->signal_fd = s->notify_fd = s->notify_path_fd = -1;
 	s->argv = child_argv(argv);
 	if (s->argv)
@@ -460,6 +534,8 @@ int fa_supervise(char **argv, int ready_fd)
 		status = run(s);
 	for (size_t i = 0; i < s->n_kept; ++i)
 		close(s->kept[i].fd);
+	release_timelines(s);
+	free(s->timelines);
 	fa_close_fdp(&s->signal_fd);
 	fa_close_fdp(&s->notify_fd);
 	fa_close_fdp(&s->notify_path_fd);

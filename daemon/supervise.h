@@ -2,9 +2,13 @@
  * `fad --supervise`: a parent that starts fad, keeps the descriptors that it stores,
  * and starts it again with them when it dies. It is to its child what systemd is to a
  * service (the same environment, the same notifications), so the child knows of one
- * protocol only. It maps nothing, opens no device, and uses no library but libc and
+ * protocol only. It maps hardly anything, opens no device, and uses no library but libc and
  * libsystemd, so that there is little that could end it. If something does, the child is
  * asked to end too, and nothing stays.
+ *
+ * But timelines, of which clients make as many as there are of them, are not handed over:
+ * when the child has died their words are released here (gate.h), before another one is
+ * started.
  *
  * SIGTERM, SIGINT and SIGHUP are passed on. It ends when the child ends by itself
  * with status 0 or was asked to end; a child that never got ready takes it along. If later

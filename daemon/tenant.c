@@ -112,6 +112,7 @@ const char *fa_resource_name(enum fa_resource resource)
 		[FA_RESOURCE_FDS] = "fds",
 		[FA_RESOURCE_REQUESTS] = "requests",
 		[FA_RESOURCE_STEP_BYTES] = "step_bytes",
+		[FA_RESOURCE_GATES] = "gates",
 	};
 
 	return names[resource];

@@ -7,7 +7,15 @@
  * makes it look again.
  *
  * It spins before it sleeps where that has paid lately, and where there are more
- * than two processors.
+ * than two processors. Who only expects to have news says so, and the thread wakes up
+ * meanwhile.
+ *
+ * Who has news may have to be woken himself before: then to wake this thread when that one
+ * is awake makes them wake up one after the other. With more than two processors the thread
+ * sleeps on a bell, too, a descriptor that becomes readable when the other one is woken. It
+ * never reads it; when the bell has woken it, it spins for longer, and leaves the bell alone
+ * until it was woken or prepared by the other one, who has read it by then. Where the bell
+ * has rung in vain several times, it is not listened to for some sleeps.
  *
  * For some of its news nobody wakes it: a device that only writes words. While such
  * news are due it polls: it looks again and again, for as long as the quick ones take,
@@ -24,22 +32,45 @@
 struct fa_waiter {
 	_Atomic uint32_t signal;
 	bool may_spin;
-	uint64_t spin_ns;  /* before a sleep without polling */
-	uint64_t look_ns;  /* how long it polls without sleeping */
-	uint64_t since_ns; /* when it began to wait for what it polls for */
+	/* The bell and what wakes a thread that sleeps on it, both owned; there is none before
+	 * `listens`. */
+	int bell_fd, wake_fd;
+	atomic_bool listens;
+	bool heard;                 /* the bell has rung, and nobody has woken it since */
+	unsigned int in_vain, rest; /* how often the bell did; sleeps without it */
+	uint64_t spin_ns;           /* before a sleep without polling */
+	uint64_t look_ns;           /* how long it polls without sleeping */
+	uint64_t since_ns;          /* when it began to wait for what it polls for */
 };
 
 /* A zeroed waiter can be woken, too. */
 void fa_waiter_init(struct fa_waiter *waiter);
 
+void fa_waiter_deinit(struct fa_waiter *waiter);
+
+/* Any thread, once: @fd is the bell, of which a copy is made. Without it all works as well. */
+int fa_waiter_listen(struct fa_waiter *waiter, int fd);
+
 /* Any thread. */
 void fa_waiter_wake(struct fa_waiter *waiter);
+
+/* Any thread: there will be news in a moment. */
+void fa_waiter_prepare(struct fa_waiter *waiter);
 
 /* Before each look for news. Returns whether it was woken since the last. */
 bool fa_waiter_look(struct fa_waiter *waiter);
 
+/* Whether it was woken since then. */
+bool fa_waiter_is_woken(const struct fa_waiter *waiter);
+
 /* Returns when woken since the last fa_waiter_look(), at @until_ns, or for no reason. */
 void fa_waiter_wait(struct fa_waiter *waiter, uint64_t until_ns);
+
+/* The same, without spinning before. */
+void fa_waiter_sleep(struct fa_waiter *waiter, uint64_t until_ns);
+
+/* Between two looks of who looks all the time. */
+void fa_waiter_relax(const struct fa_waiter *waiter);
 
 /* ---- polling */
 

@@ -2,7 +2,10 @@
 
 #include "common/cleanup.h"
 #include "common/clock.h"
+#include "daemon/gate.h"
+#include "daemon/ring.h"
 #include "daemon/server.h"
+#include "daemon/timeline.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -15,6 +18,9 @@ static void release(struct fa_work *work)
 	while (work->n_buffers)
 		fa_buffer_unref(fa_steal_ptr(work->buffers[--work->n_buffers]));
 	fa_charge_release(&work->charge);
+	fa_charge_release(&work->charge_gates);
+	fa_charge_release(&work->charge_room);
+	fa_charge_release(&work->charge_heap);
 	free(fa_steal_ptr(work->after));
 }
 
@@ -40,6 +46,7 @@ struct fa_work *fa_work_free(struct fa_work *work)
 	release(work);
 	fa_list_remove(&work->held_link);
 	fa_list_remove(&work->step_link);
+	free(work->request.gates);
 	free(work);
 	return NULL;
 }
@@ -56,6 +63,23 @@ int fa_work_buffer(struct fa_work *work, const struct fa_wire_view *view, const 
 	work->buffers[work->n_buffers++] = fa_buffer_ref(buffer);
 	*ret_memory = &buffer->memory;
 	return 0;
+}
+
+int fa_work_prepare(struct fa_work *work, struct fa_error *error)
+{
+	struct fa_session *session = work->session;
+	const struct fa_server *server = session->server;
+	struct fa_device_work *device_work = &work->request.work;
+	int r;
+
+	r = server->ops->paged_prepare(server->device, device_work, error);
+	if (r == 0 && device_work->room_bytes)
+		r = fa_charge_add(&work->charge_room, session->tenant, FA_RESOURCE_STEP_BYTES,
+		                  device_work->room_bytes, error);
+	if (r == 0 && device_work->heap_bytes)
+		r = fa_charge_add(&work->charge_heap, session->tenant, FA_RESOURCE_BUFFER_BYTES,
+		                  device_work->heap_bytes, error);
+	return r;
 }
 
 int fa_work_wait(struct fa_work *work, uint32_t stream, uint64_t value, struct fa_error *error)
@@ -144,12 +168,31 @@ static void answer_without_stream(struct fa_session *session, const struct fa_wi
                                   struct fa_work_place place)
 {
 	struct fa_request none = { .value = place.value, .queued_ns = received_ns };
+	struct fa_work *work = kind->refused ? fa_work_new(session, kind) : NULL;
+	struct fa_charge charge = {};
+	struct fa_error unused;
+
+	/* A step that it was to be part of lacks something from now on. */
+	if (kind->refused && !work) {
+		fa_session_refuse(session, message->id, -ENOMEM,
+		                  "the daemon has no memory for a request");
+		return;
+	}
+	if (work)
+		kind->refused(work, message);
+	fa_work_free(work);
 
 	if (is_stopping(session->server, kind))
 		none.status = refuse_stopping(session->server, &none.error);
 	else
 		none.status = fa_fail(&none.error, -ENOENT, "there is no stream %" PRIu32,
 		                      place.stream);
+	/* Whoever waits for its signals has the answer, too. */
+	(void)fa_timeline_bind(session, message, &charge, &unused, &none.gates);
+	if (none.gates)
+		fa_gates_signal(none.gates, none.status);
+	free(none.gates);
+	fa_charge_release(&charge);
 	send_completion(session, message->id, place.stream, &none);
 }
 
@@ -158,6 +201,7 @@ static void submit(struct fa_work *work)
 	struct fa_session *session = work->session;
 	struct fa_session_stream *slot = &session->streams[work->stream];
 
+	++session->n_submitted;
 	work->request.stream = slot->stream;
 	if (work->after) {
 		work->request.held = true;
@@ -199,13 +243,18 @@ int fa_work_submit(struct fa_session *session, const struct fa_wire_message *mes
 
 	request = &work->request;
 	work->stream = place.stream;
+	work->by_ring = place.by_ring;
 	request->id = message->id;
 	request->value = place.value;
 	request->queued_ns = received_ns;
 	if (message->timeout_ns &&
 	    __builtin_add_overflow(received_ns, message->timeout_ns, &request->deadline_ns))
 		request->deadline_ns = FA_NS_NEVER;
-	r = check(work, message, n_fds, &request->error);
+	request->chained = place.chained;
+	r = fa_timeline_bind(session, message, &work->charge_gates, &request->error,
+	                     &request->gates);
+	if (r == 0)
+		r = check(work, message, n_fds, &request->error);
 	if (r < 0) {
 		request->status = r;
 		work->refused = true;
@@ -219,6 +268,66 @@ int fa_work_submit(struct fa_session *session, const struct fa_wire_message *mes
 	submit(work);
 	if (session->n_refused >= FA_SESSION_REFUSED_MAX)
 		fa_session_pause(session, FA_PAUSE_REQUESTS);
+	return 0;
+}
+
+/* ---- markers */
+
+static int bind_marker(struct fa_work *work, const struct fa_wire_message *message,
+                       struct fa_error *error)
+{
+	work->request.work.op = FA_DEVICE_NONE;
+	return 0;
+}
+
+static void release_marker(struct fa_work *work)
+{
+}
+
+const struct fa_work_kind fa_marker_kind = {
+	.bytes = sizeof(struct fa_work),
+	.bind = bind_marker,
+	.release = release_marker,
+};
+
+/* It would be finished as soon as the engine saw it, and nothing can come between: it has
+ * neither to go there nor to come back. */
+static bool can_pass(const struct fa_session *session, const struct fa_wire_message *message,
+                     size_t n_fds, struct fa_work_place place)
+{
+	const struct fa_session_stream *slot;
+
+	if (place.stream >= FA_COMPLETION_SLOTS || n_fds || message->n_waits ||
+	    message->n_signals || session->server->state != FA_SERVER_RUNNING ||
+	    session->server->is_lost)
+		return false;
+	slot = &session->streams[place.stream];
+	return slot->stream && !slot->n_requests && place.value == slot->next_value;
+}
+
+int fa_work_mark(struct fa_session *session, const struct fa_wire_message *message, size_t n_fds,
+                 uint64_t received_ns, struct fa_work_place place, struct fa_error *error)
+{
+	struct fa_session_stream *slot;
+
+	if (!can_pass(session, message, n_fds, place))
+		return fa_work_submit(session, message, n_fds, received_ns, &fa_marker_kind, place,
+		                      error);
+	slot = &session->streams[place.stream];
+	++slot->next_value;
+	slot->finished = place.value;
+	fa_engine_pass(session->server->engine, slot->stream, place.value, received_ns);
+	if (place.by_ring) {
+		fa_ring_note_passed(session);
+	} else {
+		const struct fa_request passed = { .value = place.value,
+			                           .queued_ns = received_ns,
+			                           .finished_ns = received_ns };
+
+		send_completion(session, message->id, place.stream, &passed);
+	}
+	if (!fa_list_empty(&session->held))
+		fa_work_release_held(session, NULL);
 	return 0;
 }
 
@@ -279,7 +388,8 @@ void fa_work_finish(struct fa_request *request)
 		--session->n_requests;
 		if (work->refused)
 			--session->n_refused;
-		send_completion(session, request->id, work->stream, request);
+		if (!work->by_ring || request->status)
+			send_completion(session, request->id, work->stream, request);
 	}
 	fa_work_free(work);
 	fa_work_release_held(session, NULL);

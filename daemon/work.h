@@ -27,9 +27,10 @@ struct fa_work {
 	struct fa_session *session;
 	uint32_t stream; /* id; the stream itself may be closing */
 	bool refused;    /* holds nothing, but waits for its turn */
+	bool by_ring;    /* its record is its answer, unless it fails */
 	struct fa_buffer *buffers[FA_WORK_BUFFERS_MAX];
 	unsigned int n_buffers;
-	struct fa_charge charge;
+	struct fa_charge charge, charge_gates, charge_room, charge_heap;
 
 	/* Values of other streams that must have finished before it starts, or before it is
 	 * confirmed if the device has nothing to do. */
@@ -63,6 +64,8 @@ struct fa_work_kind {
 struct fa_work_place {
 	uint32_t stream;
 	uint64_t value;
+	bool by_ring;
+	bool chained; /* to the one before it (engine.h) */
 };
 
 /*
@@ -72,6 +75,14 @@ struct fa_work_place {
 int fa_work_submit(struct fa_session *session, const struct fa_wire_message *message, size_t n_fds,
                    uint64_t received_ns, const struct fa_work_kind *kind,
                    struct fa_work_place place, struct fa_error *error);
+
+extern const struct fa_work_kind fa_marker_kind;
+
+/*
+ * The same for a Marker. One that nothing is before, in its stream, ends here and now.
+ */
+int fa_work_mark(struct fa_session *session, const struct fa_wire_message *message, size_t n_fds,
+                 uint64_t received_ns, struct fa_work_place place, struct fa_error *error);
 
 /*
  * The same for one of the daemon's own, on the session's own stream, which nobody is told
@@ -86,6 +97,10 @@ struct fa_work *fa_work_free(struct fa_work *work);
  * -ENOENT. */
 int fa_work_buffer(struct fa_work *work, const struct fa_wire_view *view, const char *name,
                    const struct fa_device_memory **ret_memory, struct fa_error *error);
+
+/* For bind() of what is over pages: the device prepares it, and what that takes is charged.
+ * -EDQUOT, and what paged_prepare() says. */
+int fa_work_prepare(struct fa_work *work, struct fa_error *error);
 
 /* For bind(): it is not to start before @value of another stream has finished. -ENOMEM. */
 int fa_work_wait(struct fa_work *work, uint32_t stream, uint64_t value, struct fa_error *error);

@@ -27,9 +27,12 @@ refuse(int error, char *text, size_t text_bytes, const char *format, ...)
 
 #define REFUSE(error, ...) return refuse(error, text, text_bytes, __VA_ARGS__)
 
-static int64_t element_bytes(enum fa_attention_dtype dtype)
+/* Of what a page holds. */
+static int64_t element_bytes(const struct fa_paged_cache *cache)
 {
-	return dtype == FA_ATTENTION_F32 ? 4 : 2;
+	if (cache->store != FA_PAGED_PLAIN)
+		return 1;
+	return cache->dtype == FA_ATTENTION_F32 ? 4 : 2;
 }
 
 void fa_paged_page_bytes(const struct fa_paged_cache *cache, int64_t *ret_k_bytes,
@@ -37,8 +40,13 @@ void fa_paged_page_bytes(const struct fa_paged_cache *cache, int64_t *ret_k_byte
 {
 	int64_t rows = (int64_t)cache->kv_heads * cache->page_tokens;
 
-	*ret_k_bytes = rows * cache->head_dim * element_bytes(cache->dtype);
-	*ret_v_bytes = cache->v_offset ? rows * cache->head_dim_v * element_bytes(cache->dtype) : 0;
+	int64_t scales = cache->store != FA_PAGED_PLAIN && !cache->k_scales
+	                         ? rows * (int64_t)sizeof(float)
+	                         : 0;
+
+	*ret_k_bytes = rows * cache->head_dim * element_bytes(cache) + scales;
+	*ret_v_bytes = cache->v_offset ? rows * cache->head_dim_v * element_bytes(cache) + scales
+	                               : 0;
 }
 
 static int check_dtype(enum fa_attention_dtype dtype, char *text, size_t text_bytes)
@@ -105,7 +113,20 @@ static int check_cache(const struct fa_paged_cache *cache, char *text, size_t te
 		       "head_dim_v %" PRId32 " is larger than head_dim %" PRId32
 		       ", whose front V is to be",
 		       cache->head_dim_v, cache->head_dim);
+	if (cache->store < FA_PAGED_PLAIN || cache->store > FA_PAGED_INT8)
+		REFUSE(-ENOTSUP, "store %d is not supported: plain (%d), e4m3 (%d) or int8 (%d)",
+		       (int)cache->store, FA_PAGED_PLAIN, FA_PAGED_E4M3, FA_PAGED_INT8);
+	if (cache->store != FA_PAGED_PLAIN && cache->v_offset == 0)
+		REFUSE(-ENOTSUP, "V as the front of K is not supported with e4m3 or int8");
+	if (!cache->k_scales != !cache->v_scales)
+		REFUSE(-EINVAL, "scales of %s are given without those of %s",
+		       cache->k_scales ? "K" : "V", cache->k_scales ? "V" : "K");
 	return 0;
+}
+
+int fa_paged_check_cache(const struct fa_paged_cache *cache, char *text, size_t text_bytes)
+{
+	return check_cache(cache, text, text_bytes);
 }
 
 static int check_layer(const struct fa_paged_cache *cache, int32_t layer, char *text,
@@ -373,33 +394,4 @@ void fa_paged_tree_positions(const struct fa_paged_step *step, const uint32_t *t
 			positions[i] = old + (seen > 0 ? seen - 1 : 0);
 		}
 	}
-}
-
-double fa_paged_flops(const struct fa_paged_request *request)
-{
-	const struct fa_paged_attention *p = &request->attention;
-	double flops = 0;
-
-	if (request->op != FA_PAGED_ATTEND)
-		return 0;
-	for (int32_t b = 0; b < p->step->batch; b++) {
-		int64_t first = p->step->first ? p->step->first[b] : 0;
-		int64_t n_q = (int64_t)p->step->cu_new[b + 1] - p->step->cu_new[b];
-		bool tree = p->tree && p->tree_start[b] != FA_PAGED_NO_TREE;
-		struct fa_attention_params one = {
-			.batch = 1,
-			.heads = p->heads,
-			.kv_heads = p->cache->kv_heads,
-			.head_dim = p->cache->head_dim,
-			.head_dim_v = p->cache->head_dim_v,
-			.seqlen_q = n_q,
-			.seqlen_k = p->step->lengths[b] - first,
-			.causal = p->causal && !tree,
-			.window_left = p->window_left,
-			.window_right = p->window_right,
-		};
-
-		flops += fa_attention_flops(&one);
-	}
-	return flops;
 }

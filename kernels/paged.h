@@ -10,14 +10,28 @@
  * With v_offset 0 V is the front of K (as in MLA): the first head_dim_v elements of K's
  * row; it is never written on its own.
  *
+ * A cache may store codes of a byte instead: an element is then code * scale, in fp32. The
+ * scale is the head's, or each token's and head's own; those are fp32 behind all codes of
+ * the page's K, [kv_head][page_tokens], and behind those of its V. What is appended is
+ * quantised, in fp32 (K: as it was rotated, and not rounded before):
+ *   - an infinity counts as the largest finite number of fp32;
+ *   - a token's scale is its row's largest magnitude / 448 (E4M3) or / 127 (INT8); one
+ *     below 2^-126 becomes 0, and with it all of the row. NaN does not count;
+ *   - the code is x * (1 / scale), 0 if that is 0, rounded to the nearest, ties to even;
+ *     what is beyond 448 or 127 becomes that;
+ *   - NaN is 0x7f in E4M3. In INT8 it makes the token's scale NaN; with scales of heads
+ *     INT8 has nothing to say it with: it is 0.
+ * So the scale of a visible token is NaN or finite, and never below 0; of others it may be
+ * anything, as their codes may.
+ *
  * The tokens of a sequence lie in its pages in order: token j in entry j / page_tokens of
  * the sequence's table. Table entries that no token of [first, length) lies in may hold
  * anything and are not followed; memory of a page that no such token lies in may hold
  * anything, NaN too, and never matters.
  *
- * cu_new, lengths_before, lengths, first, table_start, tree_start, cu_moves, from and to are
- * in host memory: checks and plans read them. All other pointers are to memory that the
- * kernels' device addresses.
+ * cu_new, lengths_before, lengths, first, table_start, host_table, tree_start, cu_moves, from
+ * and to are in host memory: checks and plans read them. All other pointers are to memory
+ * that the kernels' device addresses.
  */
 #pragma once
 
@@ -29,14 +43,30 @@
 #define FA_PAGED_LENGTH_MAX ((uint32_t)1 << 29)
 #define FA_PAGED_NO_TREE UINT32_MAX
 
+enum fa_paged_store {
+	FA_PAGED_PLAIN, /* elements of the cache's dtype */
+	FA_PAGED_E4M3,  /* fp8: codes with 4 bits of exponent and 3 of mantissa, no infinity */
+	FA_PAGED_INT8,  /* codes from -127 to 127 */
+};
+
+#define FA_PAGED_E4M3_MAX 448.0f
+#define FA_PAGED_INT8_MAX 127.0f
+/* What a scale of a head may be. */
+#define FA_PAGED_SCALE_MIN 0x1p-100f
+#define FA_PAGED_SCALE_MAX 0x1p100f
+
 struct fa_paged_cache {
 	void *pool;                    /* on 256 bytes */
-	enum fa_attention_dtype dtype; /* of K and V, and of what is computed with them */
+	enum fa_attention_dtype dtype; /* of what goes in, comes out and is computed with */
 	int32_t layers;
 	int32_t kv_heads, head_dim, head_dim_v;
 	int32_t page_tokens;
-	int64_t layer_stride; /* bytes; a multiple of 16 */
-	int64_t v_offset;     /* bytes; a multiple of 16; 0: V is the front of K */
+	int64_t layer_stride;      /* bytes; a multiple of 16 */
+	int64_t v_offset;          /* bytes; a multiple of 16; 0: V is the front of K */
+	enum fa_paged_store store; /* not FA_PAGED_PLAIN: V is not the front of K */
+	/* With codes: the heads' scales, [layer][kv_head], in host memory; both NULL: each
+	 * token's row has its own. */
+	const float *k_scales, *v_scales;
 };
 
 /*
@@ -58,6 +88,9 @@ struct fa_paged_step {
 	 * no entries, so a long sequence of which a window is left has a short table. */
 	const uint32_t *table_start;
 	uint32_t table_entries;
+	/* NULL, or table's entries once more: a plan may take over a short table, and what it
+	 * launches then does not read table; and it can find what sequences have in common. */
+	const uint32_t *host_table;
 };
 
 /*
@@ -84,6 +117,8 @@ struct fa_paged_attention {
 	int64_t window_left, window_right; /* -1: unbounded */
 	const float *alibi_slopes;         /* [heads] or NULL */
 	const float *sinks;                /* [heads] or NULL */
+	/* A sequence's results are the same to the bit whatever else is in the step. */
+	bool deterministic;
 
 	/* Trees: NULL, or the masks and where in them each sequence's rows begin, in words
 	 * ([batch]; FA_PAGED_NO_TREE: it has none). A row has (n_new + 31) / 32 words, bit
@@ -194,7 +229,11 @@ struct fa_paged_request {
  */
 int fa_paged_check(const struct fa_paged_request *request, char *text, size_t text_bytes);
 
-/* Bytes of a page's K and of its V in one layer; V's are 0 where it is the front of K. */
+/* The same of a cache alone; its pool and scales are not looked at. */
+int fa_paged_check_cache(const struct fa_paged_cache *cache, char *text, size_t text_bytes);
+
+/* Bytes of a page's K and of its V in one layer, with the tokens' scales; V's are 0 where it
+ * is the front of K. */
 void fa_paged_page_bytes(const struct fa_paged_cache *cache, int64_t *ret_k_bytes,
                          int64_t *ret_v_bytes);
 
@@ -205,9 +244,6 @@ void fa_paged_page_bytes(const struct fa_paged_cache *cache, int64_t *ret_k_byte
  */
 void fa_paged_tree_positions(const struct fa_paged_step *step, const uint32_t *tree,
                              const uint32_t *tree_start, uint32_t *ret_positions);
-
-/* Like fa_attention_flops(); a tree counts as if every new token saw all others. */
-double fa_paged_flops(const struct fa_paged_request *request);
 
 /* ---- CPU kernels. Pure functions but for *workspace, any thread; @isa never changes.
  *

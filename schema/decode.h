@@ -217,6 +217,11 @@ class Reader
 		ret_cache_create->head_dim_v = body->head_dim_v();
 		ret_cache_create->page_tokens = body->page_tokens();
 		ret_cache_create->max_pages = body->max_pages();
+		ret_cache_create->store = body->store();
+		vector(body->k_scales(), FA_WIRE_SCALES_MAX, &ret_cache_create->k_scales,
+		       &ret_cache_create->n_k_scales);
+		vector(body->v_scales(), FA_WIRE_SCALES_MAX, &ret_cache_create->v_scales,
+		       &ret_cache_create->n_v_scales);
 	}
 
 	void cache_find(const wire::CacheFind *body,
@@ -249,6 +254,7 @@ class Reader
 		ret_cache_reply->used_pages = body->used_pages();
 		ret_cache_reply->idle_pages = body->idle_pages();
 		ret_cache_reply->sequences = body->sequences();
+		ret_cache_reply->store = body->store();
 	}
 
 	void sequence_create(const wire::SequenceCreate *body,
@@ -416,6 +422,55 @@ class Reader
 		       &ret_step_end->n_cu_keep);
 	}
 
+	void gate(const wire::Gate *gate, bool *ret_has, struct fa_wire_gate *ret_gate)
+	{
+		*ret_has = gate;
+		*ret_gate = {};
+		if (!gate)
+			return;
+		ret_gate->slot = gate->slot();
+		ret_gate->reserved = gate->reserved();
+		ret_gate->value = gate->value();
+	}
+
+	/* FlatBuffers before 23 do not verify that a vector of structs is aligned. */
+	void gates(const flatbuffers::Vector<const wire::Gate *> *vector,
+	           const struct fa_wire_gate **ret_gates, size_t *ret_n)
+	{
+		*ret_gates = nullptr;
+		*ret_n = 0;
+		if (!vector || !vector->size())
+			return;
+		if (vector->size() > FA_WIRE_GATES_MAX ||
+		    reinterpret_cast<uintptr_t>(vector->Data()) % alignof(struct fa_wire_gate)) {
+			too_long_ = true;
+			return;
+		}
+		*ret_gates = reinterpret_cast<const struct fa_wire_gate *>(vector->Data());
+		*ret_n = vector->size();
+	}
+
+	void step_attend_layers(const wire::StepAttendLayers *body,
+	                        struct fa_wire_step_attend_layers *__restrict ret_layers)
+	{
+		if (body->attend()) {
+			step_attend(body->attend(), &ret_layers->attend);
+		} else {
+			ret_layers->attend = {};
+			ret_layers->attend.window_left = ret_layers->attend.window_right = -1;
+		}
+		ret_layers->n_layers = body->n_layers();
+		ret_layers->q_bytes = body->q_bytes();
+		ret_layers->k_bytes = body->k_bytes();
+		ret_layers->v_bytes = body->v_bytes();
+		ret_layers->out_bytes = body->out_bytes();
+		ret_layers->lse_bytes = body->lse_bytes();
+		gate(body->wait(), &ret_layers->has_wait, &ret_layers->wait);
+		ret_layers->wait_increment = body->wait_increment();
+		gate(body->signal(), &ret_layers->has_signal, &ret_layers->signal);
+		ret_layers->signal_increment = body->signal_increment();
+	}
+
 	void body(const wire::Message *message, struct fa_wire_message *ret_message);
 
       private:
@@ -549,6 +604,37 @@ void Reader::body(const wire::Message *message, struct fa_wire_message *ret_mess
 	case wire::Body::StepEnd:
 		step_end(message->body_as_StepEnd(), &ret_message->step_end);
 		break;
+	case wire::Body::RingSetup:
+		ret_message->ring_setup.bytes = message->body_as_RingSetup()->bytes();
+		break;
+	case wire::Body::RingReply: {
+		auto body = message->body_as_RingReply();
+
+		ret_message->ring_reply.bytes = body->bytes();
+		ret_message->ring_reply.results_bytes = body->results_bytes();
+		ret_message->ring_reply.records = body->records();
+		break;
+	}
+	case wire::Body::Marker: {
+		auto body = message->body_as_Marker();
+
+		ret_message->marker.stream = body->stream();
+		ret_message->marker.value = body->value();
+		break;
+	}
+	case wire::Body::TimelineReply: {
+		auto body = message->body_as_TimelineReply();
+
+		ret_message->timeline_reply.slots = body->slots();
+		ret_message->timeline_reply.in_bytes = body->in_bytes();
+		ret_message->timeline_reply.out_bytes = body->out_bytes();
+		break;
+	}
+	case wire::Body::StepAttendLayers:
+		step_attend_layers(message->body_as_StepAttendLayers(),
+		                   &ret_message->step_attend_layers);
+		break;
+	case wire::Body::TimelineSetup:
 	case wire::Body::NONE:
 	case wire::Body::Ping:
 	case wire::Body::Status:

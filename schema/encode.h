@@ -31,7 +31,7 @@ constexpr size_t array_bytes(size_t bytes)
 	return bytes + 24;
 }
 
-constexpr size_t FRAME_BYTES = tables_bytes(1, 5) + 24; /* Message, root offset, identifier */
+constexpr size_t FRAME_BYTES = tables_bytes(1, 7) + 24; /* Message, root offset, identifier */
 
 constexpr size_t FIXED_BYTES[_FA_WIRE_TYPE_N] = {
 	0,                                                                    /* NONE */
@@ -51,10 +51,10 @@ constexpr size_t FIXED_BYTES[_FA_WIRE_TYPE_N] = {
 	FRAME_BYTES + tables_bytes(1, 7),  /* COMPLETION */
 	FRAME_BYTES + tables_bytes(1, 1),  /* STATUS_REPLY */
 	FRAME_BYTES + tables_bytes(1, 2),  /* BUFFER_PIECES */
-	FRAME_BYTES + tables_bytes(1, 11), /* CACHE_CREATE */
+	FRAME_BYTES + tables_bytes(1, 14), /* CACHE_CREATE */
 	FRAME_BYTES + tables_bytes(1, 2),  /* CACHE_FIND */
 	FRAME_BYTES + tables_bytes(1, 1),  /* CACHE_REMOVE */
-	FRAME_BYTES + tables_bytes(1, 14), /* CACHE_REPLY */
+	FRAME_BYTES + tables_bytes(1, 15), /* CACHE_REPLY */
 	FRAME_BYTES + tables_bytes(1, 1),  /* SEQUENCE_CREATE */
 	FRAME_BYTES + tables_bytes(1, 1),  /* SEQUENCE_FIND */
 	FRAME_BYTES + tables_bytes(1, 2),  /* SEQUENCE_FORK */
@@ -73,9 +73,16 @@ constexpr size_t FIXED_BYTES[_FA_WIRE_TYPE_N] = {
 	FRAME_BYTES + tables_bytes(1, 2),                                        /* STEP_REPLY */
 	FRAME_BYTES + tables_bytes(1, 23) + 7 * array_bytes(sizeof(wire::View)), /* STEP_ATTEND */
 	FRAME_BYTES + tables_bytes(1, 6),                                        /* STEP_END */
+	FRAME_BYTES + tables_bytes(1, 1),                                        /* RING_SETUP */
+	FRAME_BYTES + tables_bytes(1, 3),                                        /* RING_REPLY */
+	FRAME_BYTES + tables_bytes(1, 2),                                        /* MARKER */
+	FRAME_BYTES + tables_bytes(1, 0), /* TIMELINE_SETUP */
+	FRAME_BYTES + tables_bytes(1, 3), /* TIMELINE_REPLY */
+	FRAME_BYTES + tables_bytes(2, 34) + 7 * array_bytes(sizeof(wire::View)) +
+		2 * array_bytes(sizeof(wire::Gate)), /* STEP_ATTEND_LAYERS */
 };
 
-static_assert(FIXED_BYTES[FA_WIRE_STEP_ATTEND] <= FA_WIRE_FIXED_BYTES_MAX, "longest");
+static_assert(FIXED_BYTES[FA_WIRE_STEP_ATTEND_LAYERS] <= FA_WIRE_FIXED_BYTES_MAX, "longest");
 static_assert(FIXED_BYTES[FA_WIRE_ATTENTION] <= FA_WIRE_FIXED_BYTES_MAX, "long, too");
 static_assert(FIXED_BYTES[FA_WIRE_HELLO_REPLY] <= FA_WIRE_FIXED_BYTES_MAX, "long, too");
 
@@ -101,6 +108,13 @@ class Bound
 		array(string.text, string.length, 1);
 	}
 
+	void step_attend(const struct fa_wire_step_attend &attend)
+	{
+		array(attend.alibi_slopes, attend.n_alibi_slopes, sizeof(float));
+		array(attend.sinks, attend.n_sinks, sizeof(float));
+		array(attend.positions, attend.n_positions, sizeof(uint32_t));
+	}
+
 	size_t bytes() const
 	{
 		return bytes_;
@@ -114,6 +128,8 @@ size_t encoded_bytes_max(const struct fa_wire_message *message, uint32_t type)
 {
 	Bound bound(FIXED_BYTES[type]);
 
+	bound.array(message->waits, message->n_waits, sizeof(struct fa_wire_gate));
+	bound.array(message->signals, message->n_signals, sizeof(struct fa_wire_gate));
 	switch (type) {
 	case FA_WIRE_HELLO:
 		bound.string(message->hello.name);
@@ -148,6 +164,10 @@ size_t encoded_bytes_max(const struct fa_wire_message *message, uint32_t type)
 		break;
 	case FA_WIRE_CACHE_CREATE:
 		bound.string(message->cache_create.name);
+		bound.array(message->cache_create.k_scales, message->cache_create.n_k_scales,
+		            sizeof(float));
+		bound.array(message->cache_create.v_scales, message->cache_create.n_v_scales,
+		            sizeof(float));
 		break;
 	case FA_WIRE_CACHE_FIND:
 		bound.string(message->cache_find.name);
@@ -178,12 +198,10 @@ size_t encoded_bytes_max(const struct fa_wire_message *message, uint32_t type)
 		            sizeof(uint32_t));
 		break;
 	case FA_WIRE_STEP_ATTEND:
-		bound.array(message->step_attend.alibi_slopes, message->step_attend.n_alibi_slopes,
-		            sizeof(float));
-		bound.array(message->step_attend.sinks, message->step_attend.n_sinks,
-		            sizeof(float));
-		bound.array(message->step_attend.positions, message->step_attend.n_positions,
-		            sizeof(uint32_t));
+		bound.step_attend(message->step_attend);
+		break;
+	case FA_WIRE_STEP_ATTEND_LAYERS:
+		bound.step_attend(message->step_attend_layers.attend);
 		break;
 	case FA_WIRE_STEP_END:
 		bound.array(message->step_end.keep, message->step_end.n_keep, sizeof(uint32_t));
@@ -353,10 +371,13 @@ flatbuffers::Offset<wire::CacheCreate> cache_create_write(Builder &builder,
                                                           const struct fa_wire_cache_create &body)
 {
 	auto name = string_write(builder, body.name);
+	auto k_scales = vector_write(builder, body.k_scales, body.n_k_scales);
+	auto v_scales = vector_write(builder, body.v_scales, body.n_v_scales);
 
 	return wire::CreateCacheCreate(builder, name, body.mode, body.ttl_ns, body.dtype,
 	                               body.flags, body.layers, body.kv_heads, body.head_dim,
-	                               body.head_dim_v, body.page_tokens, body.max_pages);
+	                               body.head_dim_v, body.page_tokens, body.max_pages,
+	                               body.store, k_scales, v_scales);
 }
 
 flatbuffers::Offset<wire::CacheFind> cache_find_write(Builder &builder,
@@ -379,7 +400,7 @@ flatbuffers::Offset<wire::CacheReply> cache_reply_write(Builder &builder,
 	return wire::CreateCacheReply(builder, body.cache, body.mode, body.dtype, body.flags,
 	                              body.layers, body.kv_heads, body.head_dim, body.head_dim_v,
 	                              body.page_tokens, body.page_bytes, body.max_pages,
-	                              body.used_pages, body.idle_pages, body.sequences);
+	                              body.used_pages, body.idle_pages, body.sequences, body.store);
 }
 
 flatbuffers::Offset<wire::SequenceCreate>
@@ -511,6 +532,27 @@ flatbuffers::Offset<wire::StepAttend> step_attend_write(Builder &builder,
 		body.rotary_base, body.rotary_scale, cos.get(), sin.get(), positions);
 }
 
+flatbuffers::Offset<wire::StepAttendLayers>
+step_attend_layers_write(Builder &builder, const struct fa_wire_step_attend_layers &body)
+{
+	auto attend = step_attend_write(builder, body.attend);
+	wire::Gate wait(body.wait.slot, body.wait.reserved, body.wait.value);
+	wire::Gate signal(body.signal.slot, body.signal.reserved, body.signal.value);
+
+	return wire::CreateStepAttendLayers(
+		builder, attend, body.n_layers, body.q_bytes, body.k_bytes, body.v_bytes,
+		body.out_bytes, body.lse_bytes, body.has_wait ? &wait : nullptr,
+		body.wait_increment, body.has_signal ? &signal : nullptr, body.signal_increment);
+}
+
+flatbuffers::Offset<flatbuffers::Vector<const wire::Gate *>>
+gates_write(Builder &builder, const struct fa_wire_gate *gates, size_t n)
+{
+	if (!gates || !n)
+		return {};
+	return builder.CreateVectorOfStructs(reinterpret_cast<const wire::Gate *>(gates), n);
+}
+
 flatbuffers::Offset<wire::StepEnd> step_end_write(Builder &builder,
                                                   const struct fa_wire_step_end &body)
 {
@@ -623,6 +665,27 @@ flatbuffers::Offset<void> body_write(Builder &builder, const struct fa_wire_mess
 		return step_attend_write(builder, message->step_attend).Union();
 	case FA_WIRE_STEP_END:
 		return step_end_write(builder, message->step_end).Union();
+	case FA_WIRE_RING_SETUP:
+		return wire::CreateRingSetup(builder, message->ring_setup.bytes).Union();
+	case FA_WIRE_RING_REPLY: {
+		const auto &body = message->ring_reply;
+
+		return wire::CreateRingReply(builder, body.bytes, body.results_bytes, body.records)
+		        .Union();
+	}
+	case FA_WIRE_MARKER:
+		return wire::CreateMarker(builder, message->marker.stream, message->marker.value)
+		        .Union();
+	case FA_WIRE_TIMELINE_SETUP:
+		return wire::CreateTimelineSetup(builder).Union();
+	case FA_WIRE_TIMELINE_REPLY: {
+		const auto &body = message->timeline_reply;
+
+		return wire::CreateTimelineReply(builder, body.slots, body.in_bytes, body.out_bytes)
+		        .Union();
+	}
+	case FA_WIRE_STEP_ATTEND_LAYERS:
+		return step_attend_layers_write(builder, message->step_attend_layers).Union();
 	default:
 		__builtin_unreachable(); /* fa_wire_encode() has looked */
 	}

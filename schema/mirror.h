@@ -28,6 +28,11 @@ static_assert(sizeof(struct fa_wire_step_item) == sizeof(wire::StepItem), "StepI
 static_assert(alignof(struct fa_wire_step_item) == alignof(wire::StepItem), "StepItem");
 static_assert(offsetof(struct fa_wire_step_item, n_new) == 8, "StepItem.n_new");
 
+static_assert(sizeof(struct fa_wire_gate) == sizeof(wire::Gate), "Gate");
+static_assert(alignof(struct fa_wire_gate) == alignof(wire::Gate), "Gate");
+static_assert(offsetof(struct fa_wire_gate, reserved) == 4, "Gate.reserved");
+static_assert(offsetof(struct fa_wire_gate, value) == 8, "Gate.value");
+
 #define MIRROR_TAG(NAME, Name)                                                                     \
 	static_assert(FA_WIRE_##NAME == static_cast<int>(wire::Body::Name), #Name)
 
@@ -68,6 +73,12 @@ MIRROR_TAG(STEP_BEGIN, StepBegin);
 MIRROR_TAG(STEP_REPLY, StepReply);
 MIRROR_TAG(STEP_ATTEND, StepAttend);
 MIRROR_TAG(STEP_END, StepEnd);
+MIRROR_TAG(RING_SETUP, RingSetup);
+MIRROR_TAG(RING_REPLY, RingReply);
+MIRROR_TAG(MARKER, Marker);
+MIRROR_TAG(TIMELINE_SETUP, TimelineSetup);
+MIRROR_TAG(TIMELINE_REPLY, TimelineReply);
+MIRROR_TAG(STEP_ATTEND_LAYERS, StepAttendLayers);
 static_assert(_FA_WIRE_TYPE_N == static_cast<int>(wire::Body::MAX) + 1, "Body");
 
 #undef MIRROR_TAG
@@ -141,6 +152,7 @@ MIRROR_FIELD(CacheCreate, head_dim, cache_create, head_dim);
 MIRROR_FIELD(CacheCreate, head_dim_v, cache_create, head_dim_v);
 MIRROR_FIELD(CacheCreate, page_tokens, cache_create, page_tokens);
 MIRROR_FIELD(CacheCreate, max_pages, cache_create, max_pages);
+MIRROR_FIELD(CacheCreate, store, cache_create, store);
 MIRROR_FIELD(CacheFind, cache, cache_find, cache);
 MIRROR_FIELD(CacheRemove, cache, cache_remove, cache);
 MIRROR_FIELD(CacheReply, cache, cache_reply, cache);
@@ -157,6 +169,7 @@ MIRROR_FIELD(CacheReply, max_pages, cache_reply, max_pages);
 MIRROR_FIELD(CacheReply, used_pages, cache_reply, used_pages);
 MIRROR_FIELD(CacheReply, idle_pages, cache_reply, idle_pages);
 MIRROR_FIELD(CacheReply, sequences, cache_reply, sequences);
+MIRROR_FIELD(CacheReply, store, cache_reply, store);
 MIRROR_FIELD(SequenceCreate, cache, sequence_create, cache);
 MIRROR_FIELD(SequenceFork, sequence, sequence_fork, sequence);
 MIRROR_FIELD(SequenceFork, tokens, sequence_fork, tokens);
@@ -207,6 +220,26 @@ MIRROR_FIELD(StepEnd, stream, step_end, stream);
 MIRROR_FIELD(StepEnd, value, step_end, value);
 MIRROR_FIELD(StepEnd, step, step_end, step);
 MIRROR_FIELD(StepEnd, flags, step_end, flags);
+MIRROR_FIELD(RingSetup, bytes, ring_setup, bytes);
+MIRROR_FIELD(RingReply, bytes, ring_reply, bytes);
+MIRROR_FIELD(RingReply, results_bytes, ring_reply, results_bytes);
+MIRROR_FIELD(RingReply, records, ring_reply, records);
+MIRROR_FIELD(Marker, stream, marker, stream);
+MIRROR_FIELD(Marker, value, marker, value);
+MIRROR_FIELD(TimelineReply, slots, timeline_reply, slots);
+MIRROR_FIELD(TimelineReply, in_bytes, timeline_reply, in_bytes);
+MIRROR_FIELD(TimelineReply, out_bytes, timeline_reply, out_bytes);
+MIRROR_FIELD(StepAttendLayers, n_layers, step_attend_layers, n_layers);
+MIRROR_FIELD(StepAttendLayers, q_bytes, step_attend_layers, q_bytes);
+MIRROR_FIELD(StepAttendLayers, k_bytes, step_attend_layers, k_bytes);
+MIRROR_FIELD(StepAttendLayers, v_bytes, step_attend_layers, v_bytes);
+MIRROR_FIELD(StepAttendLayers, out_bytes, step_attend_layers, out_bytes);
+MIRROR_FIELD(StepAttendLayers, lse_bytes, step_attend_layers, lse_bytes);
+MIRROR_FIELD(StepAttendLayers, wait_increment, step_attend_layers, wait_increment);
+MIRROR_FIELD(StepAttendLayers, signal_increment, step_attend_layers, signal_increment);
+MIRROR_FIELD(Gate, slot, gate, slot);
+MIRROR_FIELD(Gate, reserved, gate, reserved);
+MIRROR_FIELD(Gate, value, gate, value);
 MIRROR_FIELD(Message, id, message, id);
 MIRROR_FIELD(Message, timeout_ns, message, timeout_ns);
 MIRROR_FIELD(Message, fds, message, fds);

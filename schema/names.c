@@ -40,6 +40,12 @@ const char *fa_wire_type_name(enum fa_wire_type type)
 		[FA_WIRE_STEP_REPLY] = "StepReply",
 		[FA_WIRE_STEP_ATTEND] = "StepAttend",
 		[FA_WIRE_STEP_END] = "StepEnd",
+		[FA_WIRE_RING_SETUP] = "RingSetup",
+		[FA_WIRE_RING_REPLY] = "RingReply",
+		[FA_WIRE_MARKER] = "Marker",
+		[FA_WIRE_TIMELINE_SETUP] = "TimelineSetup",
+		[FA_WIRE_TIMELINE_REPLY] = "TimelineReply",
+		[FA_WIRE_STEP_ATTEND_LAYERS] = "StepAttendLayers",
 	};
 
 	return (unsigned)type < _FA_WIRE_TYPE_N ? names[type] : "unknown";

@@ -30,7 +30,7 @@ extern "C" {
 #define FA_WIRE_RANK_MAX 4
 #define FA_WIRE_HANDLE_BYTES 64
 #define FA_WIRE_PIECES_MAX 4096      /* allocations of one buffer */
-#define FA_WIRE_FIXED_BYTES_MAX 1664 /* see fa_wire_encode() */
+#define FA_WIRE_FIXED_BYTES_MAX 2048 /* see fa_wire_encode() */
 
 /* The numbers are the protocol's: they equal the union tags of fad.fbs. */
 enum fa_wire_type {
@@ -75,6 +75,13 @@ enum fa_wire_type {
 	FA_WIRE_STEP_REPLY,
 	FA_WIRE_STEP_ATTEND,
 	FA_WIRE_STEP_END,
+	/* the request path */
+	FA_WIRE_RING_SETUP,
+	FA_WIRE_RING_REPLY,
+	FA_WIRE_MARKER,
+	FA_WIRE_TIMELINE_SETUP,
+	FA_WIRE_TIMELINE_REPLY,
+	FA_WIRE_STEP_ATTEND_LAYERS,
 	_FA_WIRE_TYPE_N,
 };
 
@@ -267,16 +274,21 @@ struct fa_wire_status_reply {
 };
 
 #include "schema/wire_kv.h"
+#include "schema/wire_ring.h"
+#include "schema/wire_timeline.h"
 
 /*
  * id: chosen by the client, repeated in the answer. timeout_ns: 0 none, else the
  * request ends with -ETIMEDOUT if it is not finished that long after it came.
- * fds: how many descriptors travel with the packet; the receiver checks.
+ * fds: how many descriptors travel with the packet; the receiver checks. waits,
+ * signals: of requests of streams alone (wire_timeline.h).
  */
 struct fa_wire_message {
 	uint64_t id;
 	uint64_t timeout_ns;
 	uint8_t fds;
+	const struct fa_wire_gate *waits, *signals;
+	size_t n_waits, n_signals;
 	enum fa_wire_type type;
 	union {
 		struct fa_wire_hello hello;
@@ -312,6 +324,11 @@ struct fa_wire_message {
 		struct fa_wire_step_reply step_reply;
 		struct fa_wire_step_attend step_attend;
 		struct fa_wire_step_end step_end;
+		struct fa_wire_ring_setup ring_setup;
+		struct fa_wire_ring_reply ring_reply;
+		struct fa_wire_marker marker;
+		struct fa_wire_timeline_reply timeline_reply;
+		struct fa_wire_step_attend_layers step_attend_layers;
 	};
 };
 

@@ -16,11 +16,22 @@
 #define FA_WIRE_ADMIT_ALL 2u
 
 #define FA_WIRE_CACHE_V_IN_K (1u << 0) /* V is the front of K: it is not stored */
+/* With codes: each token's rows have scales of their own; else k_scales and v_scales say
+ * those of heads. */
+#define FA_WIRE_CACHE_TOKEN_SCALES (1u << 1)
+
+/* How K and V are stored: as they come, or as codes of a byte. */
+#define FA_WIRE_STORE_PLAIN 0u
+#define FA_WIRE_STORE_E4M3 1u
+#define FA_WIRE_STORE_INT8 2u
+
+#define FA_WIRE_SCALES_MAX 8000 /* entries of k_scales and v_scales */
 
 /*
  * layers, kv_heads, head_dim, head_dim_v (of V), dtype as in views; page_tokens 0: 64;
- * max_pages 0: as many as there are; ttl_ns 0: for ever, only with a name. Answered by
- * CacheReply.
+ * max_pages 0: as many as there are; ttl_ns 0: for ever, only with a name. k_scales,
+ * v_scales: [layers][kv_heads], with codes and without TOKEN_SCALES, else absent. Answered
+ * by CacheReply.
  */
 struct fa_wire_cache_create {
 	struct fa_wire_string name; /* absent: none */
@@ -30,6 +41,9 @@ struct fa_wire_cache_create {
 	uint32_t flags;
 	uint32_t layers, kv_heads, head_dim, head_dim_v, page_tokens;
 	uint64_t max_pages;
+	uint8_t store;
+	const float *k_scales, *v_scales;
+	size_t n_k_scales, n_v_scales;
 };
 
 /* By its name or, if that is absent, its number. Answered by CacheReply. */
@@ -52,6 +66,7 @@ struct fa_wire_cache_reply {
 	uint64_t page_bytes; /* of all layers */
 	uint64_t max_pages, used_pages, idle_pages;
 	uint32_t sequences;
+	uint8_t store;
 };
 
 /* Answered by SequenceReply, like all that follow up to SequenceAttach, but for
@@ -176,6 +191,7 @@ struct fa_wire_step_reply {
 
 #define FA_WIRE_STEP_CAUSAL (1u << 0)
 #define FA_WIRE_STEP_ROTARY_INTERLEAVED (1u << 1)
+#define FA_WIRE_STEP_DETERMINISTIC (1u << 2)
 
 /*
  * For one layer: appends k and v, rotated, to the sequences of a step, and computes

@@ -312,6 +312,9 @@ static int storm_run(const struct storm *storm)
 		}
 	}
 	fa_disconnect(client);
+	(void)gpu->driver.cuMemFree(at);
+	(void)fa_gpu_close(gpu);
+	close(memfd);
 	return rounds ? 0 : 1;
 }
 
@@ -455,10 +458,7 @@ int fa_bench_gpu(struct fa_bench *bench)
 
 	r = fa_gpu_open(&g.error, &g.gpu);
 	if (r == 0) {
-		char cpu[sizeof(bench->device)];
-
-		snprintf(cpu, sizeof(cpu), "%s", bench->device);
-		snprintf(bench->device, sizeof(bench->device), "%.60s; %.60s", g.gpu->name, cpu);
+		fa_bench_name_gpu(bench, g.gpu->name);
 		r = run(&g);
 	}
 	if (r < 0)

@@ -75,6 +75,8 @@ static int new_cache(struct pool_bench *b, uint32_t page_tokens, uint64_t *ret_i
 		              .head_dim_v = page_tokens == 16 ? 64 : 128,
 		              .dtype = FA_ATTENTION_BF16,
 		              .page_tokens = page_tokens },
+		.name = "bench",
+		.mode = FA_MODE(FA_ADMIT_ALL, FA_ADMIT_ALL, 0),
 	};
 
 	return fa_cache_new(b->pool, &b->actor, &config, 0, &b->error, ret_id);
@@ -260,6 +262,59 @@ static int measure_prefixes(struct pool_bench *b, uint64_t cache, uint32_t page_
 	return r;
 }
 
+/*
+ * Another tenant, who may use the cache, asks for tokens that were published, just not for it,
+ * and for some that nobody published, in turn: the two may not be told apart.
+ */
+static int measure_probes(struct pool_bench *b, uint64_t cache, uint32_t page_tokens)
+{
+	_fa_cleanup_(fa_freep) uint32_t *tokens = calloc(SEQUENCE_TOKENS, sizeof(*tokens));
+	_fa_cleanup_(fa_freep) uint64_t *unknown = calloc(b->n_rounds, sizeof(*unknown));
+	struct fa_step_item item = { .n_tokens = SEQUENCE_TOKENS };
+	struct fa_actor stranger = { .owner = 2 };
+	const struct fa_prefix_key key = {};
+	uint64_t ns, commit_ns, n, found = 0;
+	char name[64];
+	int r;
+
+	if (!tokens || !unknown)
+		return -ENOMEM;
+	r = fa_sequence_new(b->pool, &b->actor, cache, &b->error, &item.sequence);
+	if (r >= 0)
+		r = step(b, &item, 1, &ns, &commit_ns);
+	tokens[0] = 1;
+	if (r >= 0)
+		r = fa_prefix_publish(b->pool, &b->actor, item.sequence, &key, tokens,
+		                      SEQUENCE_TOKENS, &b->error, &n);
+	if (r >= 0)
+		r = fa_pool_tenant_get(b->pool, 1, "", &b->error, &stranger.tenant);
+	for (uint32_t i = 0; r >= 0 && i < 2 * b->n_rounds; i++) {
+		uint64_t start;
+
+		tokens[0] = i % 2 ? 1 : 2 + i;
+		start = fa_now_ns();
+		/* 64 lookups are one sample: one alone is as short as the clock's steps. */
+		for (uint32_t j = 0; r >= 0 && j < 64; j++) {
+			r = fa_prefix_find(b->pool, &stranger, cache, &key, tokens, SEQUENCE_TOKENS,
+			                   &b->error, &n);
+			found += n;
+		}
+		(i % 2 ? b->times : unknown)[i / 2] = (fa_now_ns() - start) / 64;
+	}
+	if (r >= 0 && found)
+		r = fa_fail(&b->error, -EPROTO, "a tenant found what another published");
+	if (r < 0)
+		return r;
+	ns = fa_bench_percentile(b->times, b->n_rounds, 50);
+	snprintf(name, sizeof(name), "pool/probe/p%u/published-by-another", page_tokens);
+	r = fa_bench_add(b->bench, name, (double)ns, "ns", "unknown",
+	                 (double)fa_bench_percentile(unknown, b->n_rounds, 50) / (double)ns);
+	fa_pool_tenant_put(b->pool, stranger.tenant);
+	if (r >= 0)
+		r = fa_sequence_free(b->pool, &b->actor, item.sequence, &b->error);
+	return r;
+}
+
 static int measure_steps(struct pool_bench *b, uint64_t cache, uint32_t page_tokens)
 {
 	struct fa_step_item items[SEQUENCES];
@@ -348,6 +403,8 @@ static int measure(struct pool_bench *b, uint32_t page_tokens)
 		r = measure_steps(b, id, page_tokens);
 	if (r >= 0)
 		r = measure_prefixes(b, id, page_tokens);
+	if (r >= 0)
+		r = measure_probes(b, id, page_tokens);
 	if (r >= 0)
 		r = measure_state(b, id, page_tokens, n);
 	close_pool(b);

@@ -23,8 +23,11 @@
 #include <unistd.h>
 
 #define CLIENTS 32
+#define CLIENTS_MAX 64
 #define REQUESTS 100000
 #define DEPTH 16 /* requests in flight of one client, where pipelined */
+#define NOOPS 2000000
+#define NOOP_DEPTH 64
 #define IDLE_CLIENTS 64
 #define IDLE_MS 10000
 
@@ -44,6 +47,7 @@ struct work {
 	uint32_t requests; /* of each client */
 	uint32_t depth;
 	int index;
+	bool noop; /* requests that do nothing */
 };
 
 static void fill(float *values, size_t n, uint32_t seed)
@@ -116,6 +120,30 @@ static int ask(struct fa_client *client, const struct work *work, struct fa_buff
 	return 0;
 }
 
+/* Each is waited for, and comes in its turn: its ticket says so. */
+static int mark(struct fa_client *client, const struct work *work, struct outcome *outcome)
+{
+	struct fa_ticket tickets[NOOP_DEPTH];
+	int r;
+
+	for (uint32_t i = 0; i < work->requests + work->depth; i++) {
+		struct fa_ticket *ticket = &tickets[i % work->depth];
+
+		if (i >= work->depth) {
+			r = fa_wait(client, ticket, UINT64_MAX, NULL);
+			if (r < 0)
+				return r;
+			outcome->right += ticket->value == i - work->depth + 2;
+		}
+		if (i < work->requests) {
+			r = fa_marker(client, 0, NULL, ticket);
+			if (r < 0)
+				return r;
+		}
+	}
+	return 0;
+}
+
 /* In a process of its own; @start becomes readable (its end) when all are ready. */
 static int run_client(const struct work *work, int ready, int start, struct outcome *outcome)
 {
@@ -136,7 +164,10 @@ static int run_client(const struct work *work, int ready, int start, struct outc
 	if (r == 0)
 		r = fa_buffer_new(client, sizeof(float) * DIM * (1 + 2 * KEYS), 0, &in);
 	if (r == 0)
-		r = fa_buffer_new(client, sizeof(float) * DIM * work->requests, 0, &out);
+		r = fa_buffer_new(client, work->noop ? 1 : sizeof(float) * DIM * work->requests, 0,
+		                  &out);
+	if (r == 0)
+		r = fa_marker(client, 0, NULL, NULL); /* what comes with the first is there */
 	if (r == 0) {
 		data = fa_buffer_data(in);
 		fill(data, DIM * (1 + 2 * KEYS), (uint32_t)work->index);
@@ -149,9 +180,10 @@ static int run_client(const struct work *work, int ready, int start, struct outc
 		return r;
 
 	begin = fa_now_ns();
-	r = ask(client, work, in, out);
+	r = work->noop ? mark(client, work, outcome) : ask(client, work, in, out);
 	outcome->ns = fa_now_ns() - begin;
-	outcome->right = count_right(fa_buffer_data(out), work->requests, expected);
+	if (!work->noop)
+		outcome->right = count_right(fa_buffer_data(out), work->requests, expected);
 	if (r < 0)
 		fprintf(stderr, "fabench throughput: client %d: %s\n", work->index, fa_error());
 	fa_buffer_free(in);
@@ -163,7 +195,7 @@ static int run_client(const struct work *work, int ready, int start, struct outc
 /* Starts @clients processes, lets them go at once, and waits for all. */
 static int run_clients(struct work work, int clients, struct outcome *outcomes)
 {
-	pid_t pids[CLIENTS];
+	pid_t pids[CLIENTS_MAX];
 	int ready[2], start[2], r = 0;
 	char byte;
 
@@ -200,17 +232,32 @@ static int run_clients(struct work work, int clients, struct outcome *outcomes)
 	return r;
 }
 
-static int measure(struct fa_bench *bench, const struct fa_bench_daemon *daemon, const char *name,
-                   uint32_t depth)
+/* Memory of sessions that have gone is unmapped by another thread, a little later. */
+static double rss_growth_bytes(const struct fa_bench_daemon *daemon, uint64_t before)
 {
-	int clients = bench->quick ? 4 : CLIENTS, r;
-	uint32_t each = (bench->quick ? 400u : REQUESTS) / (uint32_t)clients, lost = 0;
-	struct work work = { .socket = daemon->socket, .requests = each, .depth = depth };
+	double growth = 0;
+
+	for (int i = 0; i < 50; i++) {
+		growth = (double)fa_bench_daemon_rss_bytes(daemon) - (double)before;
+		if (growth <= 0)
+			break;
+		poll(NULL, 0, 10);
+	}
+	return growth;
+}
+
+/* The numbers beside the first are named with @clients where there are several such. */
+static int measure(struct fa_bench *bench, struct work work, const char *name, const char *others,
+                   int clients, const struct fa_bench_daemon *daemon)
+{
+	const uint32_t each = work.requests;
+	uint32_t lost = 0;
+	int r;
 	uint64_t fastest = UINT64_MAX, slowest = 0, rss;
 	struct outcome *outcomes;
 	char full[64];
 
-	outcomes = mmap(NULL, sizeof(*outcomes) * CLIENTS, PROT_READ | PROT_WRITE,
+	outcomes = mmap(NULL, sizeof(*outcomes) * CLIENTS_MAX, PROT_READ | PROT_WRITE,
 	                MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (outcomes == MAP_FAILED)
 		return -errno;
@@ -220,7 +267,7 @@ static int measure(struct fa_bench *bench, const struct fa_bench_daemon *daemon,
 		r = fa_bench_daemon_settle(daemon);
 	if (r < 0)
 		goto out;
-	memset(outcomes, 0, sizeof(*outcomes) * CLIENTS);
+	memset(outcomes, 0, sizeof(*outcomes) * CLIENTS_MAX);
 	rss = fa_bench_daemon_rss_bytes(daemon);
 	r = run_clients(work, clients, outcomes);
 	if (r == 0)
@@ -240,25 +287,50 @@ static int measure(struct fa_bench *bench, const struct fa_bench_daemon *daemon,
 	snprintf(full, sizeof(full), "throughput/%s/%d-clients", name, clients);
 	r = fa_bench_add(bench, full, (double)each * clients / ((double)slowest / 1e9), "req/s",
 	                 NULL, 0);
-	snprintf(full, sizeof(full), "throughput/%s/lost", name);
+	snprintf(full, sizeof(full), "throughput/%s/lost", others);
 	if (r == 0)
 		r = fa_bench_add(bench, full, lost, "requests", NULL, 0);
-	snprintf(full, sizeof(full), "throughput/%s/slowest-client", name);
+	snprintf(full, sizeof(full), "throughput/%s/slowest-client", others);
 	if (r == 0)
 		r = fa_bench_add(bench, full, (double)slowest / 1e6, "ms", "fastest",
 		                 (double)fastest / (double)slowest);
-	snprintf(full, sizeof(full), "throughput/%s/rss-growth", name);
+	snprintf(full, sizeof(full), "throughput/%s/rss-growth", others);
 	if (r == 0)
-		r = fa_bench_add(bench, full,
-		                 ((double)fa_bench_daemon_rss_bytes(daemon) - (double)rss) / 1024,
-		                 "KiB", NULL, 0);
+		r = fa_bench_add(bench, full, rss_growth_bytes(daemon, rss) / 1024, "KiB", NULL, 0);
 	if (r == 0 && lost > 0) {
 		fa_bench_say(bench, "fabench throughput: %u requests were lost", lost);
 		r = -EIO;
 	}
 out:
-	munmap(outcomes, sizeof(*outcomes) * CLIENTS);
+	munmap(outcomes, sizeof(*outcomes) * CLIENTS_MAX);
 	return r;
+}
+
+static int measure_attention(struct fa_bench *bench, const struct fa_bench_daemon *daemon,
+                             const char *name, uint32_t depth)
+{
+	const int clients = bench->quick ? 4 : CLIENTS;
+	const struct work work = {
+		.socket = daemon->socket,
+		.requests = (bench->quick ? 400u : REQUESTS) / (uint32_t)clients,
+		.depth = depth,
+	};
+
+	return measure(bench, work, name, name, clients, daemon);
+}
+
+static int measure_noop(struct fa_bench *bench, const struct fa_bench_daemon *daemon, int clients)
+{
+	const struct work work = {
+		.socket = daemon->socket,
+		.requests = (bench->quick ? 6400u : NOOPS) / (uint32_t)clients,
+		.depth = NOOP_DEPTH,
+		.noop = true,
+	};
+	char others[48];
+
+	snprintf(others, sizeof(others), "ring/noop/%d-clients", clients);
+	return measure(bench, work, "ring/noop", others, clients, daemon);
 }
 
 static int measure_idle(struct fa_bench *bench, const struct fa_bench_daemon *daemon)
@@ -303,9 +375,13 @@ int fa_bench_throughput(struct fa_bench *bench)
 	r = fa_bench_daemon_start(bench, &daemon);
 	if (r < 0)
 		return r;
-	r = measure(bench, &daemon, "attention", 1);
+	r = measure_attention(bench, &daemon, "attention", 1);
 	if (r == 0)
-		r = measure(bench, &daemon, "attention-pipelined", DEPTH);
+		r = measure_attention(bench, &daemon, "attention-pipelined", DEPTH);
+	if (r == 0)
+		r = measure_noop(bench, &daemon, 8);
+	if (r == 0)
+		r = measure_noop(bench, &daemon, CLIENTS_MAX);
 	if (r == 0)
 		r = measure_idle(bench, &daemon);
 	if (r < 0)

@@ -43,6 +43,16 @@ void fa_bench_init(struct fa_bench *bench)
 	find_device(bench->device, sizeof(bench->device));
 }
 
+void fa_bench_name_gpu(struct fa_bench *bench, const char *gpu)
+{
+	char rest[sizeof(bench->device)];
+
+	if (strncmp(bench->device, gpu, strlen(gpu)) == 0)
+		return;
+	snprintf(rest, sizeof(rest), "%s", bench->device);
+	snprintf(bench->device, sizeof(bench->device), "%.60s; %.60s", gpu, rest);
+}
+
 void fa_bench_deinit(struct fa_bench *bench)
 {
 	free(bench->results);

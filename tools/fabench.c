@@ -2,24 +2,33 @@
  * fabench: measures fad and its parts against peers in the same run.
  */
 #include "tools/bench.h"
+#include "tools/mps.h"
 
 #include <errno.h>
 #include <getopt.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 static const struct {
 	const char *name;
 	const char *what;
 	int (*run)(struct fa_bench *bench);
 } benches[] = {
-	{ "rtt", "one request through the socket against a bare ping-pong", fa_bench_rtt },
-	{ "throughput", "32 clients at once; 64 idle clients", fa_bench_throughput },
+	{ "rtt", "one request, through socket and ring, against bare ping-pongs", fa_bench_rtt },
+	{ "throughput", "8, 32 and 64 clients at once; 64 idle clients", fa_bench_throughput },
+	{ "crowd", "64 clients for a minute; 62 beside two that are a burden", fa_bench_crowd },
 	{ "cpu", "the CPU kernels, against a matrix multiply and against reading", fa_bench_cpu },
 	{ "wire", "writing and reading messages", fa_bench_wire },
 	{ "restart", "from the daemon's death to the first answer", fa_bench_restart },
 	{ "gpu", "requests to a daemon with a GPU, against launches of one's own", fa_bench_gpu },
+	{ "request", "a decode request, a step and pairs of kernels, against one's own launches",
+	  fa_bench_request },
+	{ "step", "whole decode steps of 32 sequences, against the kernels alone", fa_bench_step },
 	{ "prefill", "the GPU's kernels alone, in boost and under sustained load",
 	  fa_bench_prefill },
 	{ NULL, NULL, NULL },
@@ -36,24 +45,55 @@ static void usage(FILE *file)
 	        "  -s, --socket PATH  measure the daemon that listens there (default: start one;\n"
 	        "                     FAD_DAEMON says where fad is, else it is looked for nearby)\n"
 	        "      --json         print JSON instead of lines\n"
+	        "      --mps          under the MPS of CUDA_MPS_PIPE_DIRECTORY, or, without\n"
+	        "                     that, one that is started for it\n"
+	        "      --seconds N    how long crowd lets its clients ask (default: 60)\n"
 	        "      --quick        make it short: to see whether it works, not for numbers\n"
 	        "  -h, --help\n"
 	        "      --version\n\n"
 	        "A ratio is speed against the peer: above 1 is faster than it.\n");
 }
 
+/* All of it in another process: who uses an MPS keeps it from ending. */
+static int run_under_mps(char **argv)
+{
+	struct fa_mps mps;
+	int r, status = 1;
+	pid_t pid;
+
+	r = fa_mps_start(&mps);
+	if (r < 0) {
+		fprintf(stderr, "fabench: MPS does not start: %s\n", strerror(-r));
+		return 1;
+	}
+	pid = fork();
+	if (pid == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		execv("/proc/self/exe", argv);
+		_exit(127);
+	}
+	if (pid > 0 && waitpid(pid, &status, 0) == pid)
+		status = WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+	fa_mps_stop(&mps);
+	return status;
+}
+
 int main(int argc, char **argv)
 {
 	enum {
 		OPT_JSON = 256,
+		OPT_MPS,
 		OPT_QUICK,
+		OPT_SECONDS,
 		OPT_STORM,
 		OPT_VERSION
 	};
 	static const struct option options[] = {
 		{ "socket", required_argument, NULL, 's' },
 		{ "json", no_argument, NULL, OPT_JSON },
+		{ "mps", no_argument, NULL, OPT_MPS },
 		{ "quick", no_argument, NULL, OPT_QUICK },
+		{ "seconds", required_argument, NULL, OPT_SECONDS },
 		{ "storm", required_argument, NULL, OPT_STORM },
 		{ "help", no_argument, NULL, 'h' },
 		{ "version", no_argument, NULL, OPT_VERSION },
@@ -61,6 +101,7 @@ int main(int argc, char **argv)
 	};
 	struct fa_bench bench;
 	const char *storm = NULL;
+	char *end;
 	int c, r, failed = 0;
 
 	fa_bench_init(&bench);
@@ -72,8 +113,18 @@ int main(int argc, char **argv)
 		case OPT_JSON:
 			bench.json = true;
 			break;
+		case OPT_MPS:
+			bench.mps = true;
+			break;
 		case OPT_QUICK:
 			bench.quick = true;
+			break;
+		case OPT_SECONDS:
+			bench.seconds = (unsigned int)strtoul(optarg, &end, 10);
+			if (end == optarg || *end || !bench.seconds || bench.seconds > 3600) {
+				fprintf(stderr, "fabench: --seconds is a number from 1 to 3600\n");
+				return 2;
+			}
 			break;
 		case 'h':
 			usage(stdout);
@@ -96,6 +147,10 @@ int main(int argc, char **argv)
 		return 2;
 	}
 
+	if (bench.mps && !getenv("CUDA_MPS_PIPE_DIRECTORY")) {
+		fa_bench_deinit(&bench);
+		return run_under_mps(argv);
+	}
 	for (int i = optind; i < argc; i++) {
 		bool all = strcmp(argv[i], "all") == 0, found = all;
 
@@ -110,11 +165,11 @@ int main(int argc, char **argv)
 		}
 		if (!found) {
 			fprintf(stderr, "fabench: there is no benchmark '%s'\n", argv[i]);
-			fa_bench_deinit(&bench);
-			return 2;
+			failed = 2;
+			break;
 		}
 	}
-	if (bench.json && fa_bench_print_json(&bench) < 0)
+	if (failed != 2 && bench.json && fa_bench_print_json(&bench) < 0)
 		failed = 1;
 	fa_bench_deinit(&bench);
 	return failed;

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <jansson.h>
 #include <stdint.h>
+#include <string.h>
 
 static long long number(const json_t *object, const char *key)
 {
@@ -44,21 +45,40 @@ static const char *duration(long long ns, char text[32])
 	return text;
 }
 
+/* Whether the daemon looks for its entries or waits for the doorbell, how many came through
+ * it, and how often the bell was rung. */
+static void print_ring(const json_t *session, FILE *file)
+{
+	const json_t *asleep = json_object_get(session, "ring_asleep");
+
+	/* A daemon that has rings and no such word is an older one. */
+	if (!json_object_get(session, "ring_bytes"))
+		fprintf(file, " %6s %10s %9s", "-", "-", "-");
+	else
+		fprintf(file, " %6s %10lld %9lld",
+		        !asleep                ? "yes"
+		        : json_is_true(asleep) ? "asleep"
+		                               : "polled",
+		        number(session, "ring_requests"), number(session, "ring_doorbells"));
+}
+
 static void print_sessions(const json_t *sessions, FILE *file)
 {
 	char size[16];
 	json_t *session;
 	size_t i;
 
-	fprintf(file, "\n%8s %8s %6s %8s %10s %8s %9s  %s\n", "session", "pid", "uid", "buffers",
-	        "memory", "streams", "in flight", "name");
+	fprintf(file, "\n%8s %8s %6s %8s %10s %8s %9s %6s %10s %9s  %s\n", "session", "pid", "uid",
+	        "buffers", "memory", "streams", "in flight", "ring", "by ring", "doorbells",
+	        "name");
 	json_array_foreach(sessions, i, session)
 	{
-		fprintf(file, "%8lld %8lld %6lld %8lld %10s %8lld %9lld  %s\n",
+		fprintf(file, "%8lld %8lld %6lld %8lld %10s %8lld %9lld",
 		        number(session, "session"), number(session, "pid"), number(session, "uid"),
 		        number(session, "buffers"), bytes(number(session, "buffer_bytes"), size),
-		        number(session, "streams"), number(session, "requests"),
-		        string(session, "name"));
+		        number(session, "streams"), number(session, "requests"));
+		print_ring(session, file);
+		fprintf(file, "  %s\n", string(session, "name"));
 	}
 }
 
@@ -151,6 +171,32 @@ static void print_kv(const json_t *root, FILE *file)
 		print_sequences(sequences, file);
 }
 
+/* Without MPS the GPU gives itself to one process at a time: who launches kernels of his own
+ * beside the daemon's waits for its turns, and it for his. */
+static void print_mps(const json_t *root, FILE *file)
+{
+	const char *mps = json_string_value(json_object_get(root, "mps"));
+	unsigned int n_clients = 0;
+	json_t *session;
+	size_t i;
+
+	if (!mps)
+		return;
+	json_array_foreach(json_object_get(root, "sessions"), i, session)
+	{
+		n_clients += number(session, "gpu_buffers") > 0 ||
+		             json_is_true(json_object_get(session, "timeline"));
+	}
+	fprintf(file, "MPS       %s\n", mps);
+	if (n_clients > 0 && strcmp(mps, "on") != 0)
+		fprintf(file,
+		        "          warning: %u %s memory of the GPU or a timeline; without MPS\n"
+		        "          kernels of one process wait for those of others, for "
+		        "milliseconds\n"
+		        "          (README.md, MPS)\n",
+		        n_clients, n_clients == 1 ? "client uses" : "clients use");
+}
+
 /* A daemon with very many lists some of them. */
 static void print_rest(const json_t *root, const char *what, const json_t *listed, FILE *file)
 {
@@ -182,6 +228,7 @@ int fa_status_print(const char *json, FILE *file)
 	        json_is_true(json_object_get(root, "draining")) ? ", draining" : "");
 	fprintf(file, "backend   %s: %s, %lld threads\n", string(root, "backend"),
 	        string(root, "device"), number(root, "threads"));
+	print_mps(root, file);
 	fprintf(file, "requests  %lld finished of %lld, %lld failed, %lld cancelled; busy for %s\n",
 	        number(requests, "finished"), number(requests, "submitted"),
 	        number(requests, "failed"), number(requests, "cancelled"),

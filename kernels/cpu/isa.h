@@ -6,7 +6,7 @@
  */
 #pragma once
 
-#include "kernels/attention.h"
+#include "kernels/paged.h"
 
 /* Rows of a tile at most: a multiple of every row's panel (48, 24, 8). */
 #define FA_CPU_TILE_ROWS 192
@@ -27,6 +27,11 @@ struct fa_cpu_job {
 	int64_t q_stride_token, q_stride_head; /* all strides in bytes, but lse's */
 	int64_t k_stride, v_stride;            /* from token to token */
 	int64_t k_stride_head, v_stride_head;
+	/* Codes, in pages: where the scale of token 0 is, if tokens have their own; else NULL,
+	 * and the head's. Only the wide kernel takes them. */
+	enum fa_paged_store store;
+	const char *k_scales, *v_scales;
+	float k_scale, v_scale;
 	const uint32_t *table; /* or NULL: keys follow one another */
 	uint32_t table_start;
 	int64_t page_tokens, slot_bytes;

@@ -142,6 +142,7 @@ static void fill_job(const struct fa_paged_attention *p, int32_t b, int32_t kv_h
 	const struct fa_paged_cache *cache = p->cache;
 	const struct fa_paged_step *step = p->step;
 	int64_t bytes = cache->dtype == FA_ATTENTION_F32 ? 4 : 2;
+	int64_t stored = cache->store != FA_PAGED_PLAIN ? 1 : bytes;
 	int64_t group = p->heads / cache->kv_heads, head = kv_head * group;
 	int64_t token = step->cu_new[b];
 	bool tree = p->tree && p->tree_start[b] != FA_PAGED_NO_TREE;
@@ -155,8 +156,9 @@ static void fill_job(const struct fa_paged_attention *p, int32_t b, int32_t kv_h
 		.n_heads = 1,
 		.n_q = (int64_t)step->cu_new[b + 1] - token,
 		.n_k = step->lengths[b],
-		.k_stride = cache->head_dim * bytes,
-		.v_stride = (in_k ? cache->head_dim : cache->head_dim_v) * bytes,
+		.store = cache->store,
+		.k_stride = cache->head_dim * stored,
+		.v_stride = (in_k ? cache->head_dim : cache->head_dim_v) * stored,
 		.table = step->table,
 		.table_start = step->table_start[b],
 		.page_tokens = cache->page_tokens,
@@ -177,6 +179,16 @@ static void fill_job(const struct fa_paged_attention *p, int32_t b, int32_t kv_h
 	job.v_stride_head = cache->page_tokens * job.v_stride;
 	job.k = layer + kv_head * job.k_stride_head;
 	job.v = layer + cache->v_offset + kv_head * job.v_stride_head;
+	if (cache->k_scales) {
+		job.k_scale = cache->k_scales[p->layer * cache->kv_heads + kv_head];
+		job.v_scale = cache->v_scales[p->layer * cache->kv_heads + kv_head];
+	} else if (cache->store != FA_PAGED_PLAIN) {
+		int64_t of_head = cache->page_tokens * (int64_t)sizeof(float);
+
+		job.k_scales = layer + cache->kv_heads * job.k_stride_head + kv_head * of_head;
+		job.v_scales = layer + cache->v_offset + cache->kv_heads * job.v_stride_head +
+		               kv_head * of_head;
+	}
 	job.q = (const char *)p->q.data + token * job.q_stride_token + head * job.q_stride_head;
 	job.out = (char *)p->out.data + token * job.out_stride_token + head * job.out_stride_head;
 	if (p->lse)
@@ -218,7 +230,7 @@ bool fa_cpu_paged_attend(const struct fa_cpu_isa *isa, const struct fa_paged_att
 	partials = workspace->partials + place->partial + list * place->n_splits * split_floats;
 	if (place->n_splits > 1)
 		job.partial = partials + split * split_floats;
-	if (job.rows <= FA_CPU_THIN_ROWS)
+	if (job.rows <= FA_CPU_THIN_ROWS && job.store == FA_PAGED_PLAIN)
 		isa->thin(&job, scratch);
 	else
 		isa->wide(&job, scratch);

@@ -3,6 +3,7 @@
  * move tokens. Attention is in paged-plan.c. Tiles write disjoint memory.
  */
 #include "kernels/cpu/paged-plan.h"
+#include "kernels/quantise.h"
 
 #include <math.h>
 #include <string.h>
@@ -32,12 +33,16 @@ struct page_row {
 	char *k, *v;
 	int64_t k_bytes, v_bytes;
 	int64_t k_stride, v_stride;
+	/* Codes whose tokens have scales: head 0's, one head after another; else NULL. */
+	float *k_scale, *v_scale;
+	int64_t scale_stride; /* floats */
 };
 
 static void find_row(const struct fa_paged_cache *cache, int64_t layer, const uint32_t *table,
                      uint32_t table_start, int64_t token, struct page_row *ret_row)
 {
-	int64_t bytes = element_bytes(cache->dtype), at = token % cache->page_tokens;
+	bool codes = cache->store != FA_PAGED_PLAIN;
+	int64_t bytes = codes ? 1 : element_bytes(cache->dtype), at = token % cache->page_tokens;
 	uint32_t slot = table[table_start + (uint32_t)(token / cache->page_tokens)];
 	char *page = (char *)cache->pool + (int64_t)slot * FA_PAGED_SLOT_BYTES +
 	             layer * cache->layer_stride;
@@ -52,6 +57,13 @@ static void find_row(const struct fa_paged_cache *cache, int64_t layer, const ui
 		.k_stride = cache->page_tokens * k_row,
 		.v_stride = cache->page_tokens * v_row,
 	};
+	if (codes && !cache->k_scales) {
+		ret_row->k_scale = (float *)(page + cache->kv_heads * ret_row->k_stride) + at;
+		ret_row->v_scale = (float *)(page + cache->v_offset +
+		                             cache->kv_heads * ret_row->v_stride) +
+		                   at;
+		ret_row->scale_stride = cache->page_tokens;
+	}
 }
 
 /* The sequence that new token @token belongs to. */
@@ -74,6 +86,7 @@ static int32_t find_sequence(const struct fa_paged_step *step, int64_t token)
 
 struct append_scratch {
 	float cos[FA_ATTENTION_HEAD_DIM_MAX / 2], sin[FA_ATTENTION_HEAD_DIM_MAX / 2];
+	float row[FA_ATTENTION_HEAD_DIM_V_MAX]; /* to be quantised */
 };
 
 static void angles(const struct fa_paged_rotary *rotary, int64_t position,
@@ -111,6 +124,29 @@ static void rotate(const struct fa_cpu_isa *isa, const struct fa_paged_append *p
 		memcpy(to + rotated, from + rotated, (size_t)(all - rotated));
 }
 
+/* Head @head of a token's K or V into its page, as codes. */
+static void append_codes(const struct fa_cpu_isa *isa, const struct fa_paged_append *p,
+                         const char *from, bool is_v, int32_t head, const struct page_row *row,
+                         struct append_scratch *scratch)
+{
+	const struct fa_paged_cache *cache = p->cache;
+	int32_t dim = is_v ? cache->head_dim_v : cache->head_dim;
+	char *to = is_v ? row->v + head * row->v_stride : row->k + head * row->k_stride;
+	const float *scales = is_v ? cache->v_scales : cache->k_scales;
+	float *scale = is_v ? row->v_scale : row->k_scale;
+
+	fa_floats_of(cache->dtype, scratch->row, from, dim);
+	if (!is_v && p->rotary.dim > 0)
+		isa->rotate(FA_ATTENTION_F32, scratch->row, scratch->row, scratch->cos,
+		            scratch->sin, p->rotary.dim, p->rotary.interleaved);
+	if (scales)
+		fa_quantise_row(cache->store, scratch->row, dim,
+		                scales[p->layer * cache->kv_heads + head], (uint8_t *)to);
+	else
+		scale[head * row->scale_stride] = fa_quantise_token(cache->store, scratch->row, dim,
+		                                                    (uint8_t *)to);
+}
+
 static void append_token(const struct fa_cpu_isa *isa, const struct fa_paged_append *p,
                          int64_t token, struct append_scratch *scratch)
 {
@@ -138,6 +174,15 @@ static void append_token(const struct fa_cpu_isa *isa, const struct fa_paged_app
 
 		find_row(p->cache, p->layer, step->table, step->table_start[b],
 		         step->lengths_before[b] + i, &row);
+		if (p->cache->store != FA_PAGED_PLAIN) {
+			if (p->k.data)
+				append_codes(isa, p, tensor_row(&p->k, bytes, token, h), false, h,
+				             &row, scratch);
+			if (p->v.data)
+				append_codes(isa, p, tensor_row(&p->v, bytes, token, h), true, h,
+				             &row, scratch);
+			continue;
+		}
 		if (p->k.data)
 			rotate(isa, p, row.k + h * row.k_stride, tensor_row(&p->k, bytes, token, h),
 			       scratch);
@@ -145,6 +190,23 @@ static void append_token(const struct fa_cpu_isa *isa, const struct fa_paged_app
 			memcpy(row.v + h * row.v_stride, tensor_row(&p->v, bytes, token, h),
 			       (size_t)row.v_bytes);
 	}
+}
+
+static void read_codes(const struct fa_paged_append *p, char *to, bool is_v, int32_t head,
+                       const struct page_row *row)
+{
+	const struct fa_paged_cache *cache = p->cache;
+	int32_t dim = is_v ? cache->head_dim_v : cache->head_dim;
+	const char *from = is_v ? row->v + head * row->v_stride : row->k + head * row->k_stride;
+	const float *scales = is_v ? cache->v_scales : cache->k_scales;
+	const float *scale = is_v ? row->v_scale : row->k_scale;
+	float values[FA_ATTENTION_HEAD_DIM_V_MAX];
+
+	fa_dequantise_row(cache->store, (const uint8_t *)from,
+	                  scales ? scales[p->layer * cache->kv_heads + head]
+	                         : scale[head * row->scale_stride],
+	                  values, dim);
+	fa_floats_to(cache->dtype, to, values, dim);
 }
 
 static void read_token(const struct fa_paged_append *p, int64_t token)
@@ -159,6 +221,13 @@ static void read_token(const struct fa_paged_append *p, int64_t token)
 	find_row(p->cache, p->layer, step->table, step->table_start[b],
 	         step->lengths_before[b] + token - step->cu_new[b], &row);
 	for (int32_t h = 0; h < p->cache->kv_heads; h++) {
+		if (p->cache->store != FA_PAGED_PLAIN) {
+			if (p->k.data)
+				read_codes(p, tensor_row(&p->k, bytes, token, h), false, h, &row);
+			if (p->v.data)
+				read_codes(p, tensor_row(&p->v, bytes, token, h), true, h, &row);
+			continue;
+		}
 		if (p->k.data)
 			memcpy(tensor_row(&p->k, bytes, token, h), row.k + h * row.k_stride,
 			       (size_t)row.k_bytes);
@@ -237,6 +306,12 @@ static void move_tile(const struct fa_paged_move *p, int64_t tile)
 			if (cache->v_offset)
 				memcpy(to.v + h * to.v_stride, from.v + h * from.v_stride,
 				       (size_t)from.v_bytes);
+			if (from.k_scale) {
+				to.k_scale[h * to.scale_stride] =
+					from.k_scale[h * from.scale_stride];
+				to.v_scale[h * to.scale_stride] =
+					from.v_scale[h * from.scale_stride];
+			}
 		}
 	}
 }

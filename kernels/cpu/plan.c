@@ -272,6 +272,7 @@ bool fa_cpu_attention_tile(const struct fa_cpu_isa *isa, const struct fa_attenti
 	job.row = place.block * block;
 	job.rows = (int32_t)min64(block, job.n_q * job.group - job.row);
 
+	job.store = FA_PAGED_PLAIN;
 	job.table = NULL;
 	job.tree = job.positions = NULL;
 	job.partial = NULL;

@@ -132,6 +132,13 @@ static inline const char *score_v(const struct fa_cpu_job *job, int64_t key)
 	return score_key_at(job, job->v, job->v_stride, key);
 }
 
+/* The scales of keys from @key to the page's end; NULL: the head's counts. */
+static inline const float *score_scales(const struct fa_cpu_job *job, const char *scales,
+                                        int64_t key)
+{
+	return scales ? (const float *)score_key_at(job, scales, sizeof(float), key) : NULL;
+}
+
 /* The first key behind @key that does not lie beside its predecessor. */
 static inline int64_t score_page_end(const struct fa_cpu_job *job, int64_t key)
 {

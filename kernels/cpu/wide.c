@@ -21,6 +21,7 @@
  */
 #include "kernels/cpu/row.h"
 #include "kernels/cpu/score.h"
+#include "kernels/quantise.h"
 
 #define PANEL (VEC_WIDE_VECTORS * VEC_LANES)
 #define PANELS (FA_CPU_TILE_ROWS / PANEL)
@@ -146,6 +147,24 @@ static bool pack_any(enum fa_attention_dtype dtype, const char *from, int64_t fr
 	return false;
 }
 
+/* Rows of codes as fp32. */
+static bool pack_codes(const struct fa_cpu_job *job, const char *from, int64_t from_stride,
+                       const float *scales, float scale, float *to, int32_t to_stride, int32_t rows,
+                       int32_t dim)
+{
+	bool special = false;
+
+	for (int32_t r = 0; r < rows; r++) {
+		float *row = to + r * to_stride;
+
+		fa_dequantise_row(job->store, (const uint8_t *)from + r * from_stride,
+		                  scales ? scales[r] : scale, row, dim);
+		for (int32_t c = 0; c < dim; c++)
+			special |= !isfinite(row[c]);
+	}
+	return special;
+}
+
 /* Two keys' rows of V side by side; the second may be missing. */
 static bool pack_v_pair(const uint16_t *first, const uint16_t *second, uint32_t *to, int32_t dim)
 {
@@ -169,7 +188,17 @@ static void pack_keys(struct tile *tile, int32_t first, int32_t end)
 	const char *k = score_k(job, tile->round + first);
 	const char *v = score_v(job, tile->round + first);
 
-	if (!tile->paired) {
+	if (job->store != FA_PAGED_PLAIN) {
+		int64_t key = tile->round + first;
+
+		pack_codes(job, k, job->k_stride, score_scales(job, job->k_scales, key),
+		           job->k_scale, scratch->k + first * K_STRIDE, K_STRIDE, end - first,
+		           job->head_dim);
+		tile->v_has_special |= pack_codes(job, v, job->v_stride,
+		                                  score_scales(job, job->v_scales, key),
+		                                  job->v_scale, scratch->v + first * tile->v_stride,
+		                                  tile->v_stride, end - first, job->head_dim_v);
+	} else if (!tile->paired) {
 		pack_any(job->dtype, k, job->k_stride, scratch->k + first * K_STRIDE, K_STRIDE,
 		         end - first, job->head_dim, false);
 		tile->v_has_special |= pack_any(job->dtype, v, job->v_stride,
@@ -615,7 +644,8 @@ static void wide(const struct fa_cpu_job *job, void *scratch)
 	struct tile tile = {
 		.job = job,
 		.scratch = scratch,
-		.paired = VEC_HAS_DOT && job->dtype == FA_ATTENTION_BF16,
+		.paired = VEC_HAS_DOT && job->dtype == FA_ATTENTION_BF16 &&
+		          job->store == FA_PAGED_PLAIN,
 		/* An odd number of cache lines, with room for half a vector. */
 		.v_stride = (((job->head_dim_v + 23) / 16) | 1) * 16,
 	};

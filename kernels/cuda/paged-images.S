@@ -11,6 +11,11 @@ fa_cuda_paged_images:
 	image "sm80_paged_bf16.fatbin"
 	image "sm80_paged_f32.fatbin"
 	image "sm80_paged_tokens.fatbin"
+	image "sm80_paged_codes.fatbin"
+	image "sm90_prefill_f16.fatbin"
+	image "sm90_prefill_bf16.fatbin"
+	image "sm90_paged_f16.fatbin"
+	image "sm90_paged_bf16.fatbin"
 	.size fa_cuda_paged_images, . - fa_cuda_paged_images
 
 	.section .note.GNU-stack, "", @progbits

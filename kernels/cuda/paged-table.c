@@ -1,25 +1,58 @@
 /* The table of built kernels over pages, made from the lists that also instantiate them. */
 #include "kernels/cuda/paged-plan.h"
 #include "kernels/cuda/sm80/paged_kernels.h"
+#include "kernels/cuda/sm90/paged_kernels.h"
+#include "kernels/cuda/sm90/prefill_kernels.h"
 
-#define DECODE(type, TYPE, bytes_, dim_, dim_v_, atoms, warps, stages)                             \
+#define DECODE(name, KIND, type, TYPE, bytes_, dim_, dim_v_, atoms, warps, stages)                 \
 	{                                                                                          \
-		.symbol = "fa_sm80_paged_decode_" #type "_d" #dim_ "_v" #dim_v_ "_a" #atoms        \
+		.symbol = "fa_sm80_paged_" #name "_" #type "_d" #dim_ "_v" #dim_v_ "_a" #atoms     \
 			  "_w" #warps,                                                             \
 		.image = FA_CUDA_IMAGE_SM80_PAGED_##TYPE,                                          \
-		.kind = FA_CUDA_PAGED_DECODE,                                                      \
+		.kind = FA_CUDA_PAGED_##KIND,                                                      \
 		.dtype = FA_ATTENTION_##TYPE,                                                      \
 		.arch = 80,                                                                        \
+		.arch_end = INT32_MAX,                                                             \
 		.dim = dim_,                                                                       \
 		.dim_v = dim_v_,                                                                   \
 		.rows = (atoms)*16,                                                                \
 		.threads = (warps)*32,                                                             \
 		.shared_bytes = FA_SM80_PAGED_SHARED_BYTES(dim_, dim_v_, atoms, warps, stages,     \
 		                                           bytes_),                                \
+		.blocks = 1,                                                                       \
 	},
-#define DECODE_F16(...) DECODE(f16, F16, 2, __VA_ARGS__)
-#define DECODE_BF16(...) DECODE(bf16, BF16, 2, __VA_ARGS__)
-#define DECODE_F32(...) DECODE(f32, F32, 4, __VA_ARGS__)
+#define DECODE_F16(...) DECODE(decode, DECODE, f16, F16, 2, __VA_ARGS__)
+#define PIECES_F16(...) DECODE(pieces, PIECES, f16, F16, 2, __VA_ARGS__)
+#define DECODE_BF16(...) DECODE(decode, DECODE, bf16, BF16, 2, __VA_ARGS__)
+#define PIECES_BF16(...) DECODE(pieces, PIECES, bf16, BF16, 2, __VA_ARGS__)
+#define DECODE_F32(...) DECODE(decode, DECODE, f32, F32, 4, __VA_ARGS__)
+#define PIECES_F32(...) DECODE(pieces, PIECES, f32, F32, 4, __VA_ARGS__)
+
+#define DECODE_90(...)                                                                             \
+	DECODE_90_AS("", false, decode, DECODE, __VA_ARGS__)                                       \
+	DECODE_90_AS("_small", true, decode, DECODE, __VA_ARGS__)
+#define PIECES_90(...) DECODE_90_AS("", false, pieces, PIECES, __VA_ARGS__)
+#define DECODE_90_AS(suffix, small_, name, KIND, type, TYPE, dim_, atoms, stages, blocks_)         \
+	{                                                                                          \
+		.symbol = "fa_sm90_paged_" #name "_" #type "_d" #dim_ "_a" #atoms suffix,          \
+		.small = small_,                                                                   \
+		.image = FA_CUDA_IMAGE_SM90_PAGED_##TYPE,                                          \
+		.kind = FA_CUDA_PAGED_##KIND,                                                      \
+		.dtype = FA_ATTENTION_##TYPE,                                                      \
+		.arch = 90,                                                                        \
+		.arch_end = 91,                                                                    \
+		.dim = dim_,                                                                       \
+		.dim_v = dim_,                                                                     \
+		.exact = true,                                                                     \
+		.rows = (atoms)*16,                                                                \
+		.threads = 160,                                                                    \
+		.shared_bytes = FA_SM90_PAGED_SHARED_BYTES(dim_, atoms, stages),                   \
+		.blocks = blocks_,                                                                 \
+	},
+#define DECODE_90_F16(...) DECODE_90(f16, F16, __VA_ARGS__)
+#define PIECES_90_F16(...) PIECES_90(f16, F16, __VA_ARGS__)
+#define DECODE_90_BF16(...) DECODE_90(bf16, BF16, __VA_ARGS__)
+#define PIECES_90_BF16(...) PIECES_90(bf16, BF16, __VA_ARGS__)
 
 #define FORWARD(type, TYPE, kind_, KIND, dim_, dim_v_, warps, atoms, split, keys, stages, blocks)  \
 	{                                                                                          \
@@ -28,6 +61,7 @@
 		.kind = FA_CUDA_PAGED_##KIND,                                                      \
 		.dtype = FA_ATTENTION_##TYPE,                                                      \
 		.arch = 80,                                                                        \
+		.arch_end = INT32_MAX,                                                             \
 		.dim = dim_,                                                                       \
 		.dim_v = dim_v_,                                                                   \
 		.rows = (warps) / (split) * (atoms)*16,                                            \
@@ -38,27 +72,93 @@
 #define FORWARD_F16(...) FORWARD(f16, F16, __VA_ARGS__)
 #define FORWARD_BF16(...) FORWARD(bf16, BF16, __VA_ARGS__)
 
-#define TOKENS(name, NAME)                                                                         \
+#define HOPPER(type, TYPE, name, KIND, dim_, dim_v_, groups, keys_, stages, q_slots, turns)        \
+	{                                                                                          \
+		.symbol = "fa_sm90_paged_prefill_" #type "_d" #dim_ "_v" #dim_v_ "_" #name,        \
+		.image = FA_CUDA_IMAGE_SM90_PREFILL_##TYPE,                                        \
+		.kind = FA_CUDA_PAGED_##KIND,                                                      \
+		.dtype = FA_ATTENTION_##TYPE,                                                      \
+		.arch = 90,                                                                        \
+		.arch_end = 91,                                                                    \
+		.dim = dim_,                                                                       \
+		.dim_v = dim_v_,                                                                   \
+		.rows = (groups)*FA_SM90_GROUP_ROWS,                                               \
+		.threads = ((groups) + 1) * 128,                                                   \
+		.shared_bytes = FA_SM90_SHARED_BYTES(dim_, dim_v_, keys_, stages, q_slots),        \
+		.keys = keys_,                                                                     \
+		.rows_q = FA_SM90_GROUP_ROWS,                                                      \
+		.state_bytes = FA_SM90_YIELDS_##turns * FA_SM90_STATE_BYTES(dim_v_, groups),       \
+	},
+#define HOPPER_F16(...) HOPPER(f16, F16, __VA_ARGS__)
+#define HOPPER_BF16(...) HOPPER(bf16, BF16, __VA_ARGS__)
+
+#define CODES(store, STORE, dim_, atoms, warps, stages_)                                           \
+	{                                                                                          \
+		.symbol = "fa_sm80_codes_decode_" #store "_d" #dim_ "_a" #atoms "_w" #warps,       \
+		.image = FA_CUDA_IMAGE_SM80_PAGED_CODES,                                           \
+		.kind = FA_CUDA_PAGED_DECODE,                                                      \
+		.stores = 1u << FA_PAGED_##STORE,                                                  \
+		.arch = 80,                                                                        \
+		.arch_end = INT32_MAX,                                                             \
+		.dim = dim_,                                                                       \
+		.dim_v = dim_,                                                                     \
+		.rows = (atoms)*16,                                                                \
+		.threads = (warps)*32,                                                             \
+		.shared_bytes = FA_SM80_CODES_SHARED_BYTES(dim_, atoms, warps, stages_),           \
+		.blocks = 1,                                                                       \
+	},
+#define CODES_E4M3(...) CODES(e4m3, E4M3, __VA_ARGS__)
+#define CODES_INT8(...) CODES(int8, INT8, __VA_ARGS__)
+
+#define TOKENS_CODES(name, NAME)                                                                   \
 	{                                                                                          \
 		.symbol = "fa_sm80_paged_" #name,                                                  \
 		.image = FA_CUDA_IMAGE_SM80_PAGED_TOKENS,                                          \
 		.kind = FA_CUDA_PAGED_##NAME,                                                      \
+		.stores = 1u << FA_PAGED_E4M3 | 1u << FA_PAGED_INT8,                               \
 		.arch = 80,                                                                        \
+		.arch_end = INT32_MAX,                                                             \
+		.threads = FA_CUDA_TOKENS_THREADS,                                                 \
+	},
+
+#define TOKENS(name, NAME, small_)                                                                 \
+	{                                                                                          \
+		.symbol = "fa_sm80_paged_" #name,                                                  \
+		.small = small_,                                                                   \
+		.image = FA_CUDA_IMAGE_SM80_PAGED_TOKENS,                                          \
+		.kind = FA_CUDA_PAGED_##NAME,                                                      \
+		.arch = 80,                                                                        \
+		.arch_end = INT32_MAX,                                                             \
 		.threads = FA_CUDA_TOKENS_THREADS,                                                 \
 	},
 
 const struct fa_cuda_paged_kernel fa_cuda_paged_kernels[] = {
 	/* clang-format off */
+	/* Among equals the first is chosen. */
+	FA_SM90_PAGED_DECODE(DECODE_90_F16)
+	FA_SM90_PAGED_DECODE(DECODE_90_BF16)
 	FA_SM80_PAGED_DECODE(DECODE_F16)
 	FA_SM80_PAGED_DECODE(DECODE_BF16)
 	FA_SM80_PAGED_DECODE_F32(DECODE_F32)
+	FA_SM90_PAGED_PIECES(PIECES_90_F16)
+	FA_SM90_PAGED_PIECES(PIECES_90_BF16)
+	FA_SM80_PAGED_PIECES(PIECES_F16)
+	FA_SM80_PAGED_PIECES(PIECES_BF16)
+	FA_SM80_PAGED_DECODE_F32(PIECES_F32)
 	FA_SM80_PAGED_FORWARD(FORWARD_F16)
 	FA_SM80_PAGED_FORWARD(FORWARD_BF16)
-	TOKENS(append, APPEND)
-	TOKENS(read, READ)
-	TOKENS(merge, MERGE)
-	TOKENS(copy, COPY)
-	TOKENS(move, MOVE)
+	FA_SM90_PREFILL(HOPPER_F16)
+	FA_SM90_PREFILL(HOPPER_BF16)
+	FA_SM80_CODES_DECODE(CODES_E4M3)
+	FA_SM80_CODES_DECODE(CODES_INT8)
+	TOKENS(append, APPEND, false)
+	TOKENS(append_small, APPEND, true)
+	TOKENS(read, READ, false)
+	TOKENS(merge, MERGE, false)
+	TOKENS(copy, COPY, false)
+	TOKENS(move, MOVE, false)
+	TOKENS_CODES(append_codes, APPEND)
+	TOKENS_CODES(read_codes, READ)
 	/* clang-format on */
 };
 

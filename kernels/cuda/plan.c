@@ -157,12 +157,13 @@ bool fa_cuda_kernel_covers(const struct fa_cuda_kernel *kernel,
 
 	if (kernel->dtype != params->dtype || kernel->dim < params->head_dim)
 		return false;
+	/* TMA wants more than other copies of elements. */
+	if (kernel->keys && (!params_aligned(params) || !params_mapped(kernel, params)))
+		return false;
 	if (kernel->kind == FA_CUDA_RICH)
 		return true;
 	if (params->softcap > 0 || params->alibi_slopes || params->sinks || !(params->scale > 0) ||
 	    !params_aligned(params))
-		return false;
-	if (kernel->keys && !params_mapped(kernel, params))
 		return false;
 	if (kernel->kind == FA_CUDA_BAND)
 		return true;
@@ -228,14 +229,14 @@ static int64_t keys_seen(const struct fa_cuda_attention *args)
 #define BLOCK_NS 200000
 #define SM_FLOPS_PER_NS 6000 /* of an H200 */
 
-static int64_t waves(const struct fa_cuda_chip *chip, const struct fa_cuda_launch *launch)
+static double work_ns(const struct fa_cuda_chip *chip, const struct fa_cuda_launch *launch)
 {
 	const struct fa_cuda_kernel *kernel = launch->kernel;
 	const double flops = 2.0 * (double)launch->grid * kernel->rows *
 	                     (launch->args.pairs ? 2 : 1) * (double)keys_seen(&launch->args) *
 	                     (kernel->dim + kernel->dim_v);
 
-	return (int64_t)(flops / SM_FLOPS_PER_NS / BLOCK_NS / chip->sms) + 1;
+	return flops / SM_FLOPS_PER_NS / (chip->sms > 0 ? chip->sms : 1);
 }
 
 /* Blocks of threads that each compute several blocks of rows, one after another. */
@@ -247,10 +248,11 @@ static void chain(const struct fa_cuda_chip *chip, struct fa_cuda_launch *launch
 	args->pairs = launch->kernel->kind != FA_CUDA_FULL;
 	args->units_m = args->pairs ? (args->blocks_m + 1) / 2 : args->blocks_m;
 	launch->grid = (uint32_t)args->units_m * (uint32_t)args->triples;
+	launch->work_ns = (uint64_t)work_ns(chip, launch);
 	/* Of a ragged batch nobody knows here which units are empty. */
 	if (args->cu_seqlens_q || chip->sms <= 0)
 		return;
-	blocks = waves(chip, launch) * chip->sms;
+	blocks = (int64_t)(launch->work_ns / BLOCK_NS + 1) * chip->sms;
 	if (blocks < launch->grid)
 		launch->grid = (uint32_t)blocks;
 }

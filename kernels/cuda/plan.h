@@ -44,6 +44,7 @@ struct fa_cuda_kernel {
 	int32_t keys;         /* tokens of a box of K and V for those that copy by TMA; else 0 */
 	int32_t rows_q;       /* likewise of Q */
 	int32_t seqlen_k_max; /* the longest sequence of keys that is best served by it */
+	int32_t state_bytes;  /* that a block saves when its launch yields (yield.h); 0: never */
 };
 
 extern const struct fa_cuda_kernel fa_cuda_kernels[];
@@ -57,7 +58,7 @@ struct fa_cuda_chip {
 	int32_t sms; /* CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT */
 	/* Kernels for this compute capability alone are not to be used: their modules could
 	 * not be loaded. */
-	bool portable;
+	bool portable, portable_paged; /* ... that work on tensors; that work on pages */
 };
 
 /* A tensor as TMA is to see it, of four dims of 16-bit elements. */
@@ -72,6 +73,7 @@ struct fa_cuda_launch {
 	const struct fa_cuda_kernel *kernel;
 	uint32_t grid; /* blocks, along x; 0: there is nothing to compute, launch nothing */
 	struct fa_cuda_attention args; /* the kernel's first parameter */
+	uint64_t work_ns; /* how long it is expected to take at most, on wgmma; else 0 */
 	/* What its second, struct fa_cuda_maps, is made of, if it has one. */
 	uint32_t n_maps; /* FA_CUDA_MAPS or 0 */
 	struct fa_cuda_map maps[FA_CUDA_MAPS];

@@ -56,6 +56,7 @@
 		.keys = keys_,                                                                     \
 		.rows_q = FA_SM90_GROUP_ROWS,                                                      \
 		.seqlen_k_max = seqlen_k_max_,                                                     \
+		.state_bytes = FA_SM90_YIELDS_##turns * FA_SM90_STATE_BYTES(dim_v_, groups),       \
 	},
 #define ROW_SM90_F16(...) ROW_SM90(f16, F16, __VA_ARGS__)
 #define ROW_SM90_BF16(...) ROW_SM90(bf16, BF16, __VA_ARGS__)

@@ -1,28 +1,36 @@
 #!/usr/bin/env python3
-"""Keeps tests/bench/RESULTS.md, which is made from the JSON files beside it.
+"""Keeps tests/bench/RESULTS.md, which is made from the JSON files beside it, and what
+README.md shows of them.
 
     results.py record NAME COMMAND...   run a benchmark (fabench ... --json) and keep
                                         what it says as NAME.json
     results.py keep NAME FILE COMMIT    keep what tests/gpu/race.py --json wrote on another
                                         machine, with a build of COMMIT
-    results.py write                    make RESULTS.md anew
-    results.py check                    fail if RESULTS.md is not what write makes
+    results.py keep-all PREFIX DIRECTORY COMMIT
+                                        the same of all that tests/gpu/all.py wrote there, each
+                                        PART.json as PREFIX-PART.json
+    results.py write                    make RESULTS.md and the tables of README.md anew
+    results.py check                    fail if they are not what write makes
 
 A NAME.json holds the results and, for each, what was run, where and when.
-targets.json says which numbers are wanted; a name there may be a pattern.
+targets.json says which numbers are wanted; a name there may be a pattern. tables.json has the
+tables of README.md: {FILE:NAME} in a cell is the value of that result in FILE.json.
 """
 
 import datetime
 import fnmatch
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 RESULTS = os.path.join(HERE, "RESULTS.md")
+README = os.path.join(HERE, "../../README.md")
 TARGETS = "targets.json"
+TABLES = "tables.json"
 
 HEAD = """# Benchmark results
 
@@ -48,6 +56,9 @@ def wanted(result, targets):
         if "ratio_min" in target:
             met = result["ratio"] >= target["ratio_min"]
             text = f"ratio ≥ {number(target['ratio_min'])}"
+        elif "value_min" in target:
+            met = result["value"] >= target["value_min"]
+            text = f"≥ {number(target['value_min'])} {result['unit']}"
         else:
             met = result["value"] <= target["value_max"]
             text = f"≤ {number(target['value_max'])} {result['unit']}"
@@ -76,8 +87,39 @@ def section(name, recorded, targets):
 
 def generate():
     targets = load(TARGETS)["targets"]
-    names = sorted(n for n in os.listdir(HERE) if n.endswith(".json") and n != TARGETS)
+    names = sorted(n for n in os.listdir(HERE) if n.endswith(".json") and n not in (TARGETS, TABLES))
     return HEAD + "".join(section(n[: -len(".json")], load(n), targets) for n in names)
+
+
+def cell(template):
+    """A cell of a table of README.md, with the numbers that it names."""
+
+    def value(match):
+        name = match.group(2)
+        found = [r for r in load(match.group(1) + ".json")["results"] if r["name"] == name]
+        if not found:
+            sys.exit(f"{TABLES} wants {name}, which {match.group(1)}.json does not have")
+        number_, unit = found[0]["value"], found[0]["unit"].replace("us", "µs")
+        return f"{number_:.0f} {unit}" if number_ >= 100 else f"{number_:.1f} {unit}"
+
+    return re.sub(r"\{([^:{}]+):([^{}]+)\}", value, template)
+
+
+def table(name, rows):
+    lines = ["| " + " | ".join(map(cell, row)) + " |" for row in rows]
+    lines.insert(1, "|---" * len(rows[0]) + "|")
+    lines = [re.sub(r"\|  (?=\|)", "| ", line) for line in lines]
+    return "\n".join([f"<!-- {name}: made by tests/bench/results.py write -->", *lines, f"<!-- end of {name} -->"])
+
+
+def generate_readme(text):
+    """@text with its tables made anew."""
+    for name, rows in load(TABLES).items():
+        text, n = re.subn(f"<!-- {name}: .*?<!-- end of {name} -->", lambda _: table(name, rows), text,
+                          flags=re.DOTALL)
+        if n != 1:
+            sys.exit(f"README.md has {n} tables called {name}, not one")
+    return text
 
 
 def record(name, command):
@@ -106,15 +148,32 @@ def keep(name, path, commit):
         file.write("\n")
 
 
+def keep_all(prefix, directory, commit):
+    names = sorted(name for name in os.listdir(directory) if name.endswith(".json"))
+    if not names:
+        sys.exit(f"{directory} has no results")
+    for name in names:
+        keep(f"{prefix}-{name[: -len('.json')]}", os.path.join(directory, name), commit)
+
+
+def generated():
+    """The files that are made, and what is to be in them."""
+    with open(README, encoding="utf-8") as file:
+        return {RESULTS: generate(), README: generate_readme(file.read())}
+
+
 def write():
-    with open(RESULTS, "w", encoding="utf-8") as file:
-        file.write(generate())
+    for path, text in generated().items():
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
 
 
 def check():
-    with open(RESULTS, encoding="utf-8") as file:
-        if file.read() != generate():
-            sys.exit("RESULTS.md is not what 'tests/bench/results.py write' makes of the JSON files")
+    for path, text in generated().items():
+        with open(path, encoding="utf-8") as file:
+            if file.read() != text:
+                sys.exit(f"{os.path.basename(path)} is not what 'tests/bench/results.py write' makes "
+                         "of the JSON files")
 
 
 def main(arguments):
@@ -123,6 +182,9 @@ def main(arguments):
         write()
     elif len(arguments) == 4 and arguments[0] == "keep":
         keep(*arguments[1:])
+        write()
+    elif len(arguments) == 4 and arguments[0] == "keep-all":
+        keep_all(*arguments[1:])
         write()
     elif arguments == ["write"]:
         write()

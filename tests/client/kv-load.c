@@ -68,6 +68,18 @@ static bool died(const char *what, int r)
 	return r < 0;
 }
 
+/* As kv_begin(). Under MPS what a dead daemon may still write to is not to be had at once. */
+static int begin(struct kv *kv, const struct kv_item *item, struct fa_step **ret_step)
+{
+	int r = kv_begin(kv, item, 1, ret_step);
+
+	while (drops && r == -ENOMEM && strstr(fa_error(), "has let go")) {
+		fa_test_sleep_ms(10);
+		r = kv_begin(kv, item, 1, ret_step);
+	}
+	return r;
+}
+
 /* A sequence that was made when the daemon died stays the session's, unknown to us. */
 static void create(struct worker *w, struct sequence *s)
 {
@@ -137,7 +149,7 @@ static void append(struct worker *w, struct sequence *s)
 	item = (struct kv_item){
 		.sequence = s->id, .tags = s->tags, .length = s->length + n, .n_new = n
 	};
-	r = kv_begin(&w->kv, &item, 1, &step);
+	r = begin(&w->kv, &item, &step);
 	if (is_gone(w, s, r))
 		return;
 	/* From here on pages of it are cleared, also if that it was begun is never heard of. */
@@ -195,7 +207,7 @@ static void append_many(struct worker *w, struct sequence *s)
 			                         .tags = s->tags,
 			                         .length = s->length + (begun + 1) * n,
 			                         .n_new = n };
-		r = kv_begin(&w->pipeline[begun], &items[begun], 1, &steps[begun]);
+		r = begin(&w->pipeline[begun], &items[begun], &steps[begun]);
 		/* A page that is shared is copied before anything can follow. */
 		if (r == -EBUSY || (!begun && is_gone(w, s, r)))
 			break;
@@ -394,30 +406,4 @@ void kv_load_end(void)
 	printf("%" PRIu64 " operations; steps under way: %" PRIu64 " had happened, %" PRIu64
 	       " had not; %" PRIu64 " sequences were dropped\n",
 	       kv_load_progress(), happened, undone, dropped);
-}
-
-/* ---- the daemon */
-
-pid_t kv_load_daemon(pid_t supervisor)
-{
-	char path[64], line[32] = "";
-	FILE *file;
-
-	snprintf(path, sizeof(path), "/proc/%ld/task/%ld/children", (long)supervisor,
-	         (long)supervisor);
-	file = fopen(path, "re");
-	if (!file)
-		return 0;
-	if (!fgets(line, sizeof(line), file))
-		line[0] = '\0';
-	(void)fclose(file);
-	return (pid_t)atol(line);
-}
-
-pid_t kv_load_next_daemon(pid_t supervisor, pid_t before)
-{
-	pid_t next = 0;
-
-	fa_check_eventually((next = kv_load_daemon(supervisor)) > 0 && next != before);
-	return next;
 }

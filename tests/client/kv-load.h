@@ -8,7 +8,6 @@
 
 #include <stdbool.h>
 #include <stdint.h>
-#include <sys/types.h>
 
 /*
  * Two clients of two threads each. @may_drop: the device is lost now and then, and with it
@@ -19,8 +18,3 @@ void kv_load_begin(const char *socket, bool may_drop);
 uint64_t kv_load_progress(void);
 /* Checks everything once more, says what happened, and disconnects. */
 void kv_load_end(void);
-
-/* The supervisor's only child; 0: there is none now. */
-pid_t kv_load_daemon(pid_t supervisor);
-/* Waits for another than @before. */
-pid_t kv_load_next_daemon(pid_t supervisor, pid_t before);

@@ -49,12 +49,12 @@ static int setup(void **state)
 static int count_first_fds(void)
 {
 	struct fa_options options = { .size = sizeof(options), .socket = supervisor.socket };
-	pid_t first = kv_load_daemon(supervisor.pid);
+	pid_t first = fa_test_daemon_child(&supervisor);
 	struct fa_client *client;
 	int n;
 
 	fa_check(first > 0 && !kill(first, SIGKILL));
-	(void)kv_load_next_daemon(supervisor.pid, first);
+	(void)fa_test_daemon_next_child(&supervisor, first);
 	fa_check_eq(fa_connect(&options, &client), 0);
 	fa_disconnect(client);
 	/* The daemon may serve before the supervisor has heard that it does. */
@@ -129,7 +129,7 @@ static void check_nothing_left(int first_fds)
 	fa_check_eq(pool_number(status, "steps"), 0);
 	chunks = pool_number(status, "chunks");
 	fa_check(chunks > 0);
-	page = fa_test_cuda_attach(&cuda, kv_load_daemon(supervisor.pid));
+	page = fa_test_cuda_attach(&cuda, fa_test_daemon_child(&supervisor));
 	fa_check_eventually(live(page, FA_TEST_CUDA_REGISTRATIONS) == 0);
 	fa_check_eq(live(page, FA_TEST_CUDA_MAPPINGS), chunks);
 	fa_check_eq(live(page, FA_TEST_CUDA_HANDLES), 0);
@@ -150,13 +150,13 @@ static void test_killed(void **state)
 	kv_load_begin(supervisor.socket, false);
 	for (int i = 0; i < kills(); ++i) {
 		uint64_t before = kv_load_progress();
-		pid_t pid = kv_load_daemon(supervisor.pid);
+		pid_t pid = fa_test_daemon_child(&supervisor);
 
 		fa_check_eventually(kv_load_progress() > before + 20);
 		for (uint64_t k = fa_test_random_below(&random, 12); k; --k)
 			fa_test_sleep_ms(1);
 		fa_check(pid > 0 && !kill(pid, SIGKILL));
-		(void)kv_load_next_daemon(supervisor.pid, pid);
+		(void)fa_test_daemon_next_child(&supervisor, pid);
 	}
 	kv_load_end();
 	check_nothing_left(first_fds);
@@ -170,7 +170,7 @@ static void test_faults(void **state)
 	kv_load_begin(supervisor.socket, true);
 	for (int i = 0; i < kills(); ++i) {
 		uint64_t before = kv_load_progress();
-		pid_t pid = kv_load_daemon(supervisor.pid);
+		pid_t pid = fa_test_daemon_child(&supervisor);
 		struct fa_test_cuda_page *page = fa_test_cuda_attach(&cuda, pid);
 		char text[64], said[64];
 
@@ -182,7 +182,7 @@ static void test_faults(void **state)
 			fa_test_cuda_fail(page, text);
 			fa_test_sleep_ms(20);
 		}
-		(void)kv_load_next_daemon(supervisor.pid, pid);
+		(void)fa_test_daemon_next_child(&supervisor, pid);
 		fa_check_eq(fa_test_cuda_misuses(page), 0);
 		fa_test_cuda_detach(page);
 		snprintf(said, sizeof(said), "fad (%ld) exited with status %d", (long)pid,
@@ -191,6 +191,102 @@ static void test_faults(void **state)
 	}
 	kv_load_end();
 	check_nothing_left(first_fds);
+}
+
+/* A client, and a sequence of KV_PAGE_TOKENS + 3 tokens. */
+struct owner {
+	struct fa_client *client;
+	uint32_t tags[KV_PAGE_TOKENS + 3];
+	struct kv_item item;
+	struct kv kv;
+};
+
+static void owner_begin(struct owner *owner)
+{
+	struct fa_options options = { .size = sizeof(options), .socket = supervisor.socket };
+	const uint32_t n = sizeof(owner->tags) / sizeof(*owner->tags);
+	struct fa_step *step;
+
+	options.reconnect_ns = fa_test_patience_ns();
+	fa_check_eq(fa_connect(&options, &owner->client), 0);
+	kv_init(&owner->kv, owner->client, NULL, 0);
+	owner->item = (struct kv_item){ .tags = owner->tags, .length = n, .n_new = n };
+	fa_check_eq(fa_sequence_create(owner->client, owner->kv.cache, &owner->item.sequence), 0);
+	for (uint32_t i = 0; i < n; ++i)
+		owner->tags[i] = i + 1;
+	fa_check_eq(kv_begin(&owner->kv, &owner->item, 1, &step), 0);
+	fa_check_eq(kv_attend(&owner->kv, step, &owner->item, 1, 0, true), 0);
+	fa_check_eq(fa_step_commit(step, NULL, NULL), 0);
+	fa_step_free(step);
+}
+
+/* The daemon that there was died; the one that answers now has all of it. */
+static void owner_check(struct owner *owner)
+{
+	_fa_cleanup_(fa_freep) char *log = NULL;
+	struct fa_info info = { .size = sizeof(info) };
+	int r;
+
+	r = kv_check_pages(&owner->kv, owner->item.sequence, owner->tags, 0, owner->item.length);
+	if (r < 0) {
+		log = fa_test_daemon_log(&supervisor);
+		fa_test_fail(__FILE__, __LINE__, "read: %d, %s; the daemon's log: %s", r,
+		             fa_error(), log);
+	}
+	fa_check_eq(fa_info(owner->client, &info), 0);
+	fa_check(info.reconnects > 0);
+	fa_check_eq(info.resumed, info.reconnects);
+}
+
+static void owner_end(struct owner *owner)
+{
+	kv_deinit(&owner->kv);
+	fa_disconnect(owner->client);
+}
+
+/*
+ * The daemon's GPU is lost while it takes back what a client has: that is refused, and the
+ * client, which thereupon leaves, finds all of it with the daemon after that.
+ */
+static void test_lost_while_resuming(void **state)
+{
+	const pid_t first = fa_test_daemon_child(&supervisor);
+	struct fa_test_cuda_page *page;
+	struct owner owner;
+	pid_t second;
+
+	owner_begin(&owner);
+	fa_check(!kill(first, SIGKILL));
+	second = fa_test_daemon_next_child(&supervisor, first);
+	page = fa_test_cuda_attach(&cuda, second);
+	fa_test_cuda_fail(page, "cuMemHostRegister:1=700");
+	owner_check(&owner);
+	fa_check(fa_test_cuda_is_lost(page));
+	fa_check(fa_test_daemon_child(&supervisor) != second);
+	fa_test_cuda_detach(page);
+	owner_end(&owner);
+}
+
+/* No daemon gets as far as having the pool again: one loses its GPU meanwhile, or finds none,
+ * or had rather begin without one. The pool waits for one that does. */
+static void test_lost_while_starting(void **state)
+{
+	static const char *const faults[] = { "cuMemMap:1=700", "cuMemSetAccess:1=700",
+		                              "cuInit:1=100", "cuCtxSetCurrent:1=719" };
+	struct owner owner;
+
+	owner_begin(&owner);
+	for (size_t i = 0; i < sizeof(faults) / sizeof(*faults); ++i) {
+		const pid_t first = fa_test_daemon_child(&supervisor);
+
+		fa_test_cuda_fail_next(&cuda, faults[i]);
+		fa_check(!kill(first, SIGKILL));
+		/* Once, or twice: fewer than the supervisor puts down to what it keeps. */
+		fa_test_daemon_log_wait(&supervisor, "the pool that was kept waits for its device");
+		fa_test_cuda_fail_next(&cuda, NULL);
+		owner_check(&owner);
+	}
+	owner_end(&owner);
 }
 
 /* ---- what may still run after the death */
@@ -218,7 +314,7 @@ static void test_quarantine(void **state)
 	struct fa_options options = { .size = sizeof(options), .socket = supervisor.socket };
 	uint32_t tags[KV_PAGE_TOKENS + 1];
 	struct kv_item item = { .tags = tags };
-	pid_t pid = kv_load_daemon(supervisor.pid);
+	pid_t pid = fa_test_daemon_child(&supervisor);
 	struct fa_client *client;
 	struct fa_step *step;
 	uint64_t died_ns;
@@ -240,7 +336,7 @@ static void test_quarantine(void **state)
 
 	died_ns = fa_now_ns();
 	fa_check(!kill(pid, SIGKILL));
-	(void)kv_load_next_daemon(supervisor.pid, pid);
+	(void)fa_test_daemon_next_child(&supervisor, pid);
 	item.n_new = 1;
 	item.length++;
 	do
@@ -275,6 +371,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_killed, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_faults, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_lost_while_resuming, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_lost_while_starting, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_quarantine, setup_mps, teardown),
 	};
 

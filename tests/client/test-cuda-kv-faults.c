@@ -200,9 +200,9 @@ static void test_not_taken_back(void **state)
 		fa_check(!unsetenv("FAD_TEST_CUDA_FAIL"));
 		fa_check_eq(fa_sequence_create(client, kv.cache, &sequence), 0);
 		fa_check_eq(append(sequence, &tag, 1, 1), 0);
-		pid = kv_load_daemon(daemon_.pid);
+		pid = fa_test_daemon_child(&daemon_);
 		fa_check(pid > 0 && !kill(pid, SIGKILL));
-		pid = kv_load_next_daemon(daemon_.pid, pid);
+		pid = fa_test_daemon_next_child(&daemon_, pid);
 		fa_test_daemon_log_wait(&daemon_, "the pool that was kept is dropped");
 		do
 			r = append(sequence, &tag, 1, 1);

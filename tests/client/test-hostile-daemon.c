@@ -377,6 +377,54 @@ static void test_memory(void **state)
 	fa_check_eq(fa_test_count_fds(0), before);
 }
 
+static void spoilt_timeline(struct fa_raw *raw, void *userdata)
+{
+	struct fa_wire_message reply = { .fds = 2, .type = FA_WIRE_TIMELINE_REPLY };
+	int how = *(int *)userdata, fds[2];
+
+	if (!fa_fake_welcome(raw) || !fa_fake_next(raw))
+		return;
+	reply.id = raw->message.id;
+	reply.timeline_reply.slots = 64;
+	reply.timeline_reply.in_bytes = 4096;
+	reply.timeline_reply.out_bytes = how == 3 ? 64 : 4096;
+	for (int i = 0; i < 2; ++i)
+		if (how == i) {
+			fds[i] = memfd_create("open", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+			fa_check(!ftruncate(fds[i], 4096));
+		} else if (how == 2) {
+			fds[i] = open("/dev/zero", O_RDWR | O_CLOEXEC);
+		} else {
+			fa_check_eq(fa_memfd_new("short", how == 4 ? 0 : 4096, 1, &fds[i]), 0);
+		}
+	if (how == 5)
+		reply.fds = 1;
+	(void)fa_raw_send(raw, &reply, fds, reply.fds);
+	close(fds[0]);
+	close(fds[1]);
+	while (fa_fake_next(raw))
+		;
+}
+
+static void test_timeline(void **state)
+{
+	int before = fa_test_count_fds(0);
+
+	for (int i = 0; i < 6; ++i) {
+		struct fa_timeline *timeline = NULL;
+		struct fa_client *client;
+		struct fa_fake fake;
+
+		fa_fake_start(&fake, spoilt_timeline, &i);
+		client = connect_to(&fake);
+		fa_check_eq(fa_timeline_open(client, &timeline), -EPROTO);
+		fa_check(!timeline);
+		fa_disconnect(client);
+		fa_fake_stop(&fake);
+	}
+	fa_check_eq(fa_test_count_fds(0), before);
+}
+
 /* ---- completions */
 
 enum lie {
@@ -648,10 +696,15 @@ static void test_mute(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_replies),     cmocka_unit_test(test_twice),
-		cmocka_unit_test(test_handshake),   cmocka_unit_test(test_memory),
-		cmocka_unit_test(test_completions), cmocka_unit_test(test_page),
-		cmocka_unit_test(test_choked),      cmocka_unit_test(test_choked_by_frees),
+		cmocka_unit_test(test_replies),
+		cmocka_unit_test(test_twice),
+		cmocka_unit_test(test_handshake),
+		cmocka_unit_test(test_memory),
+		cmocka_unit_test(test_timeline),
+		cmocka_unit_test(test_completions),
+		cmocka_unit_test(test_page),
+		cmocka_unit_test(test_choked),
+		cmocka_unit_test(test_choked_by_frees),
 		cmocka_unit_test(test_mute),
 	};
 

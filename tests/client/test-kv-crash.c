@@ -31,7 +31,7 @@ static void test_kills(void **state)
 	kv_load_begin(supervisor.socket, false);
 	for (int i = 0; i < kills; ++i) {
 		uint64_t before = kv_load_progress(), died_ns;
-		pid_t pid = kv_load_daemon(supervisor.pid);
+		pid_t pid = fa_test_daemon_child(&supervisor);
 
 		/* At any moment of what it does, starting included now and then. */
 		if (i % 8)
@@ -42,7 +42,7 @@ static void test_kills(void **state)
 		fa_check(!kill(pid, SIGKILL));
 		died_ns = fa_now_ns();
 		before = kv_load_progress();
-		(void)kv_load_next_daemon(supervisor.pid, pid);
+		(void)fa_test_daemon_next_child(&supervisor, pid);
 		if (i % 8 == 7)
 			continue;
 		fa_check_eventually(kv_load_progress() > before);

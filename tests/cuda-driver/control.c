@@ -49,6 +49,22 @@ void fa_test_cuda_fail(struct fa_test_cuda_page *page, const char *text)
 			atomic_store(&page->rules[i].state, 0);
 }
 
+void fa_test_cuda_fail_next(const struct fa_test_cuda *cuda, const char *text)
+{
+	char path[sizeof(cuda->dir) + 24], made[sizeof(path) + 4];
+	FILE *file;
+
+	snprintf(path, sizeof(path), "%s/fail", cuda->dir);
+	if (!text) {
+		fa_check(!unlink(path));
+		return;
+	}
+	snprintf(made, sizeof(made), "%s.new", path);
+	file = fopen(made, "we");
+	fa_check(file && fputs(text, file) >= 0 && !fclose(file));
+	fa_check(!rename(made, path));
+}
+
 uint64_t fa_test_cuda_failed(const struct fa_test_cuda_page *page)
 {
 	return atomic_load(&page->failed);

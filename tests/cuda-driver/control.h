@@ -34,6 +34,8 @@ void fa_test_cuda_detach(struct fa_test_cuda_page *page);
 
 /* Adds faults, see fa_test_cuda_page_fail(); NULL takes all back. */
 void fa_test_cuda_fail(struct fa_test_cuda_page *page, const char *text);
+/* The same for each process that uses the driver for the first time from now on. */
+void fa_test_cuda_fail_next(const struct fa_test_cuda *cuda, const char *text);
 /* How many happened so far, and at what the last of them. */
 uint64_t fa_test_cuda_failed(const struct fa_test_cuda_page *page);
 enum fa_test_cuda_call fa_test_cuda_failed_at(const struct fa_test_cuda_page *page);

@@ -219,6 +219,7 @@ struct fa_fake_op {
 	void *staged; /* freed with it */
 	void *object;
 	struct fa_cuda_attention args;
+	uint64_t blocks; /* of a launch */
 };
 
 struct fa_fake_op *fa_fake_op_new(CUresult (*run)(struct fa_fake_op *op,

@@ -1,11 +1,17 @@
 /* What stands for a module of device code here: enough to say which one it is. */
 #pragma once
 
+#include "kernels/cuda/paged-plan.h"
+
 #include <stdint.h>
 
 #define FA_FAKE_IMAGE_MAGIC "fad test image"
 
 struct fa_fake_image {
 	char magic[16];
-	uint32_t image; /* enum fa_cuda_image, and behind them enum fa_cuda_paged_image */
+	/* enum fa_cuda_image, and behind them enum fa_cuda_paged_image; or FA_FAKE_IMAGE_PLAIN,
+	 * which has kernels of any name that compute nothing. */
+	uint32_t image;
 };
+
+#define FA_FAKE_IMAGE_PLAIN (FA_CUDA_IMAGES + FA_CUDA_PAGED_IMAGES)

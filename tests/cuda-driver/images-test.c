@@ -16,17 +16,15 @@ const struct fa_cuda_image_data fa_cuda_images[FA_CUDA_IMAGES] = {
 static const struct fa_fake_image paged_images[FA_CUDA_PAGED_IMAGES] = {
 #define PAGED(name)                                                                                \
 	[FA_CUDA_IMAGE_##name] = { FA_FAKE_IMAGE_MAGIC, FA_CUDA_IMAGES + FA_CUDA_IMAGE_##name }
-	PAGED(SM80_PAGED_F16),
-	PAGED(SM80_PAGED_BF16),
-	PAGED(SM80_PAGED_F32),
-	PAGED(SM80_PAGED_TOKENS),
+	PAGED(SM80_PAGED_F16),    PAGED(SM80_PAGED_BF16),  PAGED(SM80_PAGED_F32),
+	PAGED(SM80_PAGED_TOKENS), PAGED(SM90_PREFILL_F16), PAGED(SM90_PREFILL_BF16),
+	PAGED(SM90_PAGED_F16),    PAGED(SM90_PAGED_BF16),  PAGED(SM80_PAGED_CODES),
 };
 
 const struct fa_cuda_image_data fa_cuda_paged_images[FA_CUDA_PAGED_IMAGES] = {
 #define PAGED_DATA(name)                                                                           \
 	[FA_CUDA_IMAGE_##name] = { &paged_images[FA_CUDA_IMAGE_##name], sizeof(paged_images[0]) }
-	PAGED_DATA(SM80_PAGED_F16),
-	PAGED_DATA(SM80_PAGED_BF16),
-	PAGED_DATA(SM80_PAGED_F32),
-	PAGED_DATA(SM80_PAGED_TOKENS),
+	PAGED_DATA(SM80_PAGED_F16),    PAGED_DATA(SM80_PAGED_BF16),  PAGED_DATA(SM80_PAGED_F32),
+	PAGED_DATA(SM80_PAGED_TOKENS), PAGED_DATA(SM90_PREFILL_F16), PAGED_DATA(SM90_PREFILL_BF16),
+	PAGED_DATA(SM90_PAGED_F16),    PAGED_DATA(SM90_PAGED_BF16),  PAGED_DATA(SM80_PAGED_CODES),
 };

@@ -6,6 +6,7 @@
 #include "tests/cuda-driver/driver.h"
 #include "tests/cuda-driver/image.h"
 #include "tests/cuda-driver/paged.h"
+#include "tests/cuda-driver/run.h"
 
 #include "common/clock.h"
 
@@ -31,6 +32,7 @@ struct function {
 	struct module *module;
 	const struct fa_cuda_kernel *kernel;
 	const struct fa_cuda_paged_kernel *paged; /* instead of kernel */
+	bool plain;                               /* instead of both: one that computes nothing */
 	int shared_bytes_max;
 };
 
@@ -101,7 +103,7 @@ CUresult cuModuleLoadData(CUmodule *ret_module, const void *data)
 
 	FA_FAKE_ENTER(cuModuleLoadData, FA_FAKE_INIT | FA_FAKE_CURRENT | FA_FAKE_ALIVE);
 	if (strncmp(image->magic, FA_FAKE_IMAGE_MAGIC, sizeof(image->magic)) ||
-	    image->image >= FA_CUDA_IMAGES + FA_CUDA_PAGED_IMAGES)
+	    image->image > FA_FAKE_IMAGE_PLAIN)
 		return CUDA_ERROR_INVALID_IMAGE;
 	module = calloc(1, sizeof(*module));
 	if (!module)
@@ -146,7 +148,8 @@ static bool find_kernel(const struct module *module, const char *name, struct fu
 		if ((uint32_t)fa_cuda_paged_kernels[i].image + FA_CUDA_IMAGES == module->image &&
 		    !strcmp(fa_cuda_paged_kernels[i].symbol, name))
 			function->paged = &fa_cuda_paged_kernels[i];
-	return function->kernel || function->paged;
+	function->plain = module->image == FA_FAKE_IMAGE_PLAIN;
+	return function->kernel || function->paged || function->plain;
 }
 
 CUresult cuModuleGetFunction(CUfunction *ret_function, CUmodule value, const char *name)
@@ -525,24 +528,6 @@ static CUresult pin_tensors(struct fa_fake_pin *pin, const struct fa_cuda_kernel
 	return fa_fake_pin(pin);
 }
 
-/* Until a kernel may end: not before @end_ns, and not while it is held up. */
-static void linger(const struct fa_fake_context *context, uint64_t end_ns)
-{
-	for (;;) {
-		const uint64_t now_ns = fa_now_ns();
-		bool ends;
-
-		fa_fake_lock();
-		ends = context->lost || context->ending;
-		fa_fake_unlock();
-		if (ends || (now_ns >= end_ns && !atomic_load(&fa_fake.page->held)))
-			return;
-		usleep(now_ns < end_ns && end_ns - now_ns < POLL_US * FA_NS_PER_US
-		               ? (useconds_t)((end_ns - now_ns) / FA_NS_PER_US + 1)
-		               : POLL_US);
-	}
-}
-
 static CUresult compute(const struct fa_attention_params *params)
 {
 	const size_t bytes = fa_cpu_attention_scratch_bytes(isa, params);
@@ -563,12 +548,13 @@ static CUresult launch_run(struct fa_fake_op *op, struct fa_fake_context *contex
 	const struct fa_attention_params params = params_of(kernel, &op->args);
 	struct fa_fake_pin tables = { .context = context }, tensors = { .context = context };
 	uint64_t end_ns = fa_now_ns() + atomic_load(&fa_fake.page->kernel_us) * FA_NS_PER_US;
+	bool yielded = false;
 	CUresult result;
 	char text[256];
 
 	result = fa_fake_enter_kernel();
 	if (result != CUDA_SUCCESS) {
-		linger(context, end_ns);
+		fa_fake_linger(context, end_ns);
 		return result;
 	}
 	result = pin_tables(&tables, &params);
@@ -579,34 +565,59 @@ static CUresult launch_run(struct fa_fake_op *op, struct fa_fake_context *contex
 	else
 		result = pin_tensors(&tensors, kernel, &op->args, op->staged, &params);
 	if (result == CUDA_SUCCESS) {
-		if (fa_fake.flops_max > 0 && fa_attention_flops(&params) > fa_fake.flops_max)
-			end_ns += SKIPPED_NS;
-		else
+		const bool skipped = fa_fake.flops_max > 0 &&
+		                     fa_attention_flops(&params) > fa_fake.flops_max;
+
+		result = fa_fake_linger_yielding(context, end_ns + (skipped ? SKIPPED_NS : 0),
+		                                 &op->args, op->blocks, &yielded);
+		if (result == CUDA_SUCCESS && !yielded && !skipped)
 			result = compute(&params);
-		linger(context, end_ns);
 		fa_fake_unpin(&tensors);
 	}
 	fa_fake_unpin(&tables);
+	if (result == CUDA_SUCCESS && !yielded)
+		result = fa_fake_tell(context, &op->args.done, op->blocks);
 	return result;
 }
 
 static CUresult paged_run(struct fa_fake_op *op, struct fa_fake_context *context)
 {
 	uint64_t end_ns = fa_now_ns() + atomic_load(&fa_fake.page->kernel_us) * FA_NS_PER_US;
+	const struct fa_cuda_paged_launch *launch = op->staged;
 	CUresult result = fa_fake_enter_kernel();
+	bool yielded = false;
 
-	if (result == CUDA_SUCCESS)
+	if (result != CUDA_SUCCESS || !launch->kernel->state_bytes)
+		fa_fake_linger(context, end_ns);
+	else
+		result = fa_fake_linger_yielding(context, end_ns, &launch->args.attention.attention,
+		                                 op->blocks, &yielded);
+	if (result == CUDA_SUCCESS && !yielded)
 		fa_fake_paged_run(op->staged);
-	linger(context, end_ns);
+	if (result == CUDA_SUCCESS && !yielded)
+		result = fa_fake_tell(context, fa_cuda_paged_done(op->staged), op->blocks);
 	return result;
 }
 
-static size_t args_bytes(enum fa_cuda_paged_kind kind)
+static CUresult plain_run(struct fa_fake_op *op, struct fa_fake_context *context)
 {
-	switch (kind) {
+	const uint64_t end_ns = fa_now_ns() + atomic_load(&fa_fake.page->kernel_us) * FA_NS_PER_US;
+	const CUresult result = fa_fake_enter_kernel();
+
+	fa_fake_linger(context, end_ns);
+	return result;
+}
+
+static size_t args_bytes(const struct fa_cuda_paged_kernel *kernel)
+{
+	const bool codes = kernel->stores != 0;
+
+	switch (kernel->kind) {
 	case FA_CUDA_PAGED_APPEND:
 	case FA_CUDA_PAGED_READ:
-		return sizeof(struct fa_cuda_paged_append);
+		return kernel->small ? sizeof(struct fa_cuda_paged_small_append)
+		       : codes       ? sizeof(struct fa_cuda_paged_append_codes)
+		                     : sizeof(struct fa_cuda_paged_append);
 	case FA_CUDA_PAGED_MERGE:
 		return sizeof(struct fa_cuda_paged_merge);
 	case FA_CUDA_PAGED_COPY:
@@ -614,12 +625,46 @@ static size_t args_bytes(enum fa_cuda_paged_kind kind)
 	case FA_CUDA_PAGED_MOVE:
 		return sizeof(struct fa_cuda_paged_moves);
 	default:
-		return sizeof(struct fa_cuda_paged_attention);
+		return kernel->small ? sizeof(struct fa_cuda_paged_small_attention)
+		       : codes       ? sizeof(struct fa_cuda_paged_attention_codes)
+		                     : sizeof(struct fa_cuda_paged_attention);
 	}
 }
 
+/* The same for maps of pages: as many keys as boxes have must divide a page and a tile. */
+static const char *paged_maps_wrong(const struct fa_cuda_paged_kernel *kernel,
+                                    const struct fa_cuda_paged_attention *args,
+                                    const struct fa_cuda_maps *maps)
+{
+	const struct map *q = (const void *)&maps->maps[FA_CUDA_MAP_Q];
+	const int64_t kv_heads = args->attention.heads / args->attention.group;
+	const int32_t page = (int32_t)args->pages.page_strips * 16;
+
+	if (!map_is_of(q, &args->attention.q, kernel->rows_q, args->attention.head_dim,
+	               (int64_t)q->dims[1], args->attention.heads, 1))
+		return "the map of q";
+	if (args->box_keys <= 0 || page % args->box_keys || kernel->keys % args->box_keys)
+		return "boxes";
+	for (int i = FA_CUDA_MAP_K; i <= FA_CUDA_MAP_V; ++i) {
+		const bool is_k = i == FA_CUDA_MAP_K;
+		const uint32_t row = is_k ? args->pages.k_row : args->pages.v_row;
+		const struct fa_cuda_tensor tensor = {
+			.data = is_k ? args->pages.k : args->pages.v,
+			.stride_token = row,
+			.stride_head = (int64_t)row * page,
+			.stride_batch = 256,
+		};
+
+		if (!map_is_of(&maps->maps[i], &tensor, args->box_keys,
+		               is_k ? args->attention.head_dim : args->attention.head_dim_v, page,
+		               kv_heads, INT32_MAX))
+			return "a map of pages";
+	}
+	return NULL;
+}
+
 static CUresult launch_paged(const struct fa_cuda_paged_kernel *kernel, unsigned int grid_x,
-                             unsigned int grid_y, const void *args, CUstream stream)
+                             unsigned int grid_y, void **params, CUstream stream)
 {
 	struct fa_cuda_paged_launch *launch = calloc(1, sizeof(*launch));
 	struct fa_fake_op *op;
@@ -630,18 +675,22 @@ static CUresult launch_paged(const struct fa_cuda_paged_kernel *kernel, unsigned
 	launch->kernel = kernel;
 	launch->grid_x = grid_x;
 	launch->grid_y = grid_y;
-	memcpy(&launch->args, args, args_bytes(kernel->kind));
+	memcpy(&launch->args, params[0], args_bytes(kernel));
 	wrong = fa_fake_paged_wrong(launch);
+	if (!wrong && kernel->keys)
+		wrong = paged_maps_wrong(kernel, &launch->args.attention, params[1]);
 	if (wrong) {
 		free(launch);
 		return fa_fake_misuse(CUDA_ERROR_INVALID_VALUE, "%s: wrong: %s", kernel->symbol,
 		                      wrong);
 	}
 	op = fa_fake_op_new(paged_run);
-	if (op)
+	if (op) {
 		op->staged = launch;
-	else
+		op->blocks = (uint64_t)grid_x * grid_y;
+	} else {
 		free(launch);
+	}
 	return fa_fake_submit(stream, op);
 }
 
@@ -654,6 +703,7 @@ CUresult cuLaunchKernel(CUfunction value, unsigned int grid_x, unsigned int grid
 	const struct fa_cuda_attention *args;
 	const struct fa_cuda_kernel *kernel;
 	const struct function *function;
+	bool plain;
 	struct fa_cuda_maps *maps = NULL;
 	CUresult result = CUDA_SUCCESS;
 	int threads, kernel_bytes;
@@ -669,9 +719,12 @@ CUresult cuLaunchKernel(CUfunction value, unsigned int grid_x, unsigned int grid
 		result = CUDA_ERROR_INVALID_VALUE;
 	kernel = function ? function->kernel : NULL;
 	paged = function ? function->paged : NULL;
+	plain = function && function->plain;
 	fa_fake_unlock();
 	if (result != CUDA_SUCCESS)
 		return result;
+	if (plain)
+		return fa_fake_submit(stream, fa_fake_op_new(plain_run));
 	threads = paged ? paged->threads : kernel->threads;
 	kernel_bytes = paged ? paged->shared_bytes : kernel->shared_bytes;
 	if (!grid_x || !grid_y || (!paged && grid_y != 1) || grid_z != 1 ||
@@ -684,7 +737,7 @@ CUresult cuLaunchKernel(CUfunction value, unsigned int grid_x, unsigned int grid
 		                      grid_z, block_x, block_y, block_z, shared_bytes, threads,
 		                      kernel_bytes);
 	if (paged)
-		return launch_paged(paged, grid_x, grid_y, params[0], stream);
+		return launch_paged(paged, grid_x, grid_y, params, stream);
 	args = params[0];
 	wrong = args_wrong(kernel, args, grid_x);
 	if (!wrong && kernel->keys)
@@ -702,6 +755,7 @@ CUresult cuLaunchKernel(CUfunction value, unsigned int grid_x, unsigned int grid
 	if (op) {
 		op->object = (void *)kernel;
 		op->args = *args;
+		op->blocks = grid_x;
 		op->staged = maps;
 	} else {
 		free(maps);

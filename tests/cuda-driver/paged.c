@@ -1,5 +1,7 @@
 #include "tests/cuda-driver/paged.h"
 
+#include "kernels/quantise.h"
+
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -116,6 +118,22 @@ static char *page_row(const struct fa_cuda_pages *pages, uint32_t table_start, i
 	       row * (v ? pages->v_row : pages->k_row);
 }
 
+/* ---- codes */
+
+/* The scale of a token's K (or V) of a head: its own, in its page, or the head's. */
+static float *scale_of(const struct fa_cuda_pages *pages, struct fa_cuda_paged_codes *codes,
+                       uint32_t table_start, int64_t token, int32_t head, bool v)
+{
+	const int64_t page_tokens = (int64_t)pages->page_strips * FA_CUDA_PAGED_STRIP;
+	char *first;
+
+	if (!codes->token_scales)
+		return v ? &codes->v_scales[head] : &codes->k_scales[head];
+	first = page_row(pages, table_start, token - token % page_tokens, 0, v);
+	return (float *)(first + (v ? codes->v_scales_at : codes->k_scales_at)) +
+	       head * page_tokens + token % page_tokens;
+}
+
 /* ---- attention */
 
 /* A row of q. */
@@ -125,7 +143,29 @@ struct row {
 	enum fa_attention_dtype dtype;
 	uint32_t i; /* of the item's new tokens */
 	int32_t head;
+	struct fa_cuda_paged_codes *codes; /* or NULL */
+	/* Its keys before the item's begin are where this table says. */
+	uint32_t prefix_start;
 };
+
+static uint32_t table_start_of(const struct row *row, int64_t j)
+{
+	return j < row->item->begin ? row->prefix_start : row->item->table_start;
+}
+
+/* What a token's codes of K (or V) stand for. */
+static void decode_row(const struct row *row, int64_t j, bool v, float *to)
+{
+	const struct fa_cuda_pages *pages = &row->args->pages;
+	const struct fa_cuda_attention *a = &row->args->attention;
+	const int32_t head = row->head / a->group;
+	const uint32_t start = table_start_of(row, j);
+
+	fa_dequantise_row((enum fa_paged_store)row->codes->store,
+	                  (const uint8_t *)page_row(pages, start, j, head, v),
+	                  *scale_of(pages, row->codes, start, j, head, v), to,
+	                  v ? a->head_dim_v : a->head_dim);
+}
 
 static bool sees(const struct row *row, int64_t j, int64_t *ret_distance)
 {
@@ -155,10 +195,15 @@ static bool sees(const struct row *row, int64_t j, int64_t *ret_distance)
 static float score(const struct row *row, const float *q, int64_t j, int64_t distance)
 {
 	const struct fa_cuda_attention *a = &row->args->attention;
-	const char *k = page_row(&row->args->pages, row->item->table_start, j, row->head / a->group,
+	const char *k = page_row(&row->args->pages, table_start_of(row, j), j, row->head / a->group,
 	                         false);
-	double s = dot(row->dtype, k, q, a->head_dim);
+	float decoded[FA_ATTENTION_HEAD_DIM_MAX];
+	double s;
 
+	if (row->codes)
+		decode_row(row, j, false, decoded);
+	s = row->codes ? dot(FA_ATTENTION_F32, decoded, q, a->head_dim)
+	               : dot(row->dtype, k, q, a->head_dim);
 	if (a->cap_in != 0)
 		s = a->cap_out * M_LN2 * tanh(s * a->cap_in);
 	else
@@ -182,7 +227,7 @@ static void attend_row(const struct row *row)
 	for (int32_t d = 0; d < a->head_dim; d++)
 		q[d] = load(row->dtype, row_of(&a->q, token, row->head), d);
 	for (int64_t j = row->item->first; j < n_k; j++) {
-		const char *v = page_row(&row->args->pages, row->item->table_start, j,
+		const char *v = page_row(&row->args->pages, table_start_of(row, j), j,
 		                         row->head / a->group, true);
 		double s, shrink, grow;
 
@@ -193,6 +238,13 @@ static void attend_row(const struct row *row)
 		grow = s > top ? 1 : exp(s - top);
 		top = s > top ? s : top;
 		weight = weight * shrink + grow;
+		if (row->codes) {
+			float decoded[FA_ATTENTION_HEAD_DIM_V_MAX];
+
+			decode_row(row, j, true, decoded);
+			blend(sum, shrink, grow, FA_ATTENTION_F32, decoded, a->head_dim_v);
+			continue;
+		}
 		blend(sum, shrink, grow, row->dtype, v, a->head_dim_v);
 	}
 	for (int32_t d = 0; d < a->head_dim_v; d++)
@@ -204,29 +256,84 @@ static void attend_row(const struct row *row)
 	free(q);
 }
 
+/* Where the rows of @item are in its prefix, which has its first keys; NULL: there is none. */
+static const struct fa_cuda_paged_item *prefix_of(const struct fa_cuda_paged_attention *args,
+                                                  const struct fa_cuda_paged_item *item)
+{
+	const uint32_t tail = args->pieces[item - args->items].tails;
+	const struct fa_cuda_paged_item *prefix;
+
+	if (tail == FA_CUDA_PAGED_NO_TAIL)
+		return NULL;
+	prefix = &args->items[args->tails[tail].prefix];
+	if (prefix->n_k != item->begin)
+		abort();
+	for (uint32_t i = 0; i < item->n_q; i++) {
+		const uint32_t row = args->tails[tail].row / (uint32_t)args->attention.group + i;
+
+		if (args->tokens[prefix->first_q + row] != item->first_q + i)
+			abort();
+	}
+	return prefix;
+}
+
+/* All items of a launch that decodes, but for prefixes: those are seen with their tails. */
+static void decode(const struct fa_cuda_paged_launch *launch, struct row *row)
+{
+	const struct fa_cuda_paged_attention *args = row->args;
+	const bool pieces = launch->kernel->kind == FA_CUDA_PAGED_PIECES;
+	const struct fa_cuda_paged_item *items = args->items_here ? args->first_items : args->items;
+	const uint64_t tiles = (uint64_t)args->tiles_each * launch->grid_x + args->tiles_extra;
+
+	for (row->item = items;
+	     row->item == items ||
+	     row->item[-1].tile + (uint64_t)row->item[-1].parts * row->item[-1].tiles < tiles;
+	     row->item++) {
+		const struct fa_cuda_paged_item *prefix;
+
+		if (pieces && args->pieces[row->item - items].n_tails > 0)
+			continue;
+		prefix = pieces ? prefix_of(args, row->item) : NULL;
+		row->prefix_start = prefix ? prefix->table_start : row->item->table_start;
+		for (row->i = 0; row->i < row->item->n_q; row->i++)
+			for (row->head = 0; row->head < args->attention.heads; row->head++)
+				attend_row(row);
+	}
+}
+
 static void attend(const struct fa_cuda_paged_launch *launch)
 {
 	const struct fa_cuda_paged_attention *args = &launch->args.attention;
 	const uint32_t heads = (uint32_t)args->attention.heads;
+	struct fa_cuda_paged_attention own;
 	struct row row = { .args = args, .dtype = launch->kernel->dtype };
 
-	if (launch->kernel->kind == FA_CUDA_PAGED_DECODE) {
-		const uint64_t tiles = (uint64_t)args->tiles_each * launch->grid_x +
-		                       args->tiles_extra;
+	struct fa_cuda_paged_codes codes;
 
-		for (row.item = args->items;
-		     row.item == args->items ||
-		     row.item[-1].tile + (uint64_t)row.item[-1].parts * row.item[-1].tiles < tiles;
-		     row.item++)
-			for (row.i = 0; row.i < row.item->n_q; row.i++)
-				for (row.head = 0; row.head < args->attention.heads; row.head++)
-					attend_row(&row);
+	if (launch->kernel->stores) {
+		codes = launch->args.attention_codes.codes;
+		row.codes = &codes;
+		row.dtype = (enum fa_attention_dtype)codes.dtype;
+	}
+	if (launch->kernel->small) {
+		own = *args;
+		own.pages.table = launch->args.small_attention.table;
+		row.args = args = &own;
+	}
+	if (launch->kernel->kind == FA_CUDA_PAGED_DECODE ||
+	    launch->kernel->kind == FA_CUDA_PAGED_PIECES) {
+		decode(launch, &row);
 		return;
 	}
-	for (uint32_t b = 0; b < launch->grid_x / (heads * (uint32_t)args->slices); b++) {
+	/* Blocks of threads may compute several blocks of rows. */
+	for (uint32_t b = 0;
+	     b < (launch->kernel->keys ? (uint32_t)args->attention.blocks_m
+	                               : launch->grid_x / (heads * (uint32_t)args->slices));
+	     b++) {
 		const uint32_t begin = args->blocks[b].row;
 
 		row.item = &args->items[args->blocks[b].item];
+		row.prefix_start = row.item->table_start;
 		for (row.i = begin;
 		     row.i < row.item->n_q && row.i < begin + (uint32_t)launch->kernel->rows;
 		     row.i++)
@@ -237,11 +344,11 @@ static void attend(const struct fa_cuda_paged_launch *launch)
 
 /* ---- tokens and pages */
 
-static void rotate(const struct fa_cuda_paged_append *p, const char *from, char *to, int64_t at)
+static void rotate_row(const struct fa_cuda_paged_append *p, const char *from, float *row,
+                       int64_t at)
 {
 	const enum fa_attention_dtype dtype = (enum fa_attention_dtype)p->dtype;
 	const struct fa_cuda_rotary *rotary = &p->rotary;
-	float *row = calloc((size_t)p->head_dim, sizeof(*row));
 
 	for (int32_t d = 0; d < p->head_dim; d++)
 		row[d] = load(dtype, from, d);
@@ -260,12 +367,53 @@ static void rotate(const struct fa_cuda_paged_append *p, const char *from, char 
 		*x = old * c - *y * s;
 		*y = *y * c + old * s;
 	}
-	for (int32_t d = 0; d < p->head_dim; d++)
-		store(dtype, to, d, row[d]);
-	free(row);
 }
 
-static void append_or_read(const struct fa_cuda_paged_append *p, bool read)
+static void rotate(const struct fa_cuda_paged_append *p, const char *from, char *to, int64_t at)
+{
+	float row[FA_ATTENTION_HEAD_DIM_V_MAX];
+
+	rotate_row(p, from, row, at);
+	for (int32_t d = 0; d < p->head_dim; d++)
+		store((enum fa_attention_dtype)p->dtype, to, d, row[d]);
+}
+
+/* A head's K (or V) of an item's new token @i, from a tensor to codes or back. */
+static void append_or_read_codes(const struct fa_cuda_paged_append *p,
+                                 struct fa_cuda_paged_codes *codes,
+                                 const struct fa_cuda_paged_item *item, uint32_t i, int32_t head,
+                                 bool v, int64_t at, bool read)
+{
+	const enum fa_paged_store stored = (enum fa_paged_store)codes->store;
+	const struct fa_cuda_tensor *tensor = v ? &p->v : &p->k;
+	const int64_t token = item->append + i;
+	char *dense, *page;
+	float row[FA_ATTENTION_HEAD_DIM_V_MAX], *scale;
+	const int32_t dim = v ? p->head_dim_v : p->head_dim;
+
+	if (!tensor->data)
+		return;
+	dense = row_of(tensor, item->first_q + i, head);
+	page = page_row(&p->pages, item->table_start, token, head, v);
+	scale = scale_of(&p->pages, codes, item->table_start, token, head, v);
+	if (read) {
+		fa_dequantise_row(stored, (const uint8_t *)page, *scale, row, dim);
+		for (int32_t d = 0; d < dim; d++)
+			store((enum fa_attention_dtype)p->dtype, dense, d, row[d]);
+		return;
+	}
+	for (int32_t d = 0; v && d < dim; d++)
+		row[d] = load((enum fa_attention_dtype)p->dtype, dense, d);
+	if (!v)
+		rotate_row(p, dense, row, at);
+	if (codes->token_scales)
+		*scale = fa_quantise_token(stored, row, dim, (uint8_t *)page);
+	else
+		fa_quantise_row(stored, row, dim, *scale, (uint8_t *)page);
+}
+
+static void append_or_read(const struct fa_cuda_paged_append *p, struct fa_cuda_paged_codes *codes,
+                           bool read)
 {
 	const int64_t bytes = element_bytes((enum fa_attention_dtype)p->dtype);
 
@@ -284,6 +432,11 @@ static void append_or_read(const struct fa_cuda_paged_append *p, bool read)
 				char *v = page_row(&p->pages, item->table_start, item->append + i,
 				                   h, true);
 
+				if (codes) {
+					append_or_read_codes(p, codes, item, i, h, false, at, read);
+					append_or_read_codes(p, codes, item, i, h, true, at, read);
+					continue;
+				}
 				if (p->k.data && read)
 					memcpy(row_of(&p->k, token, h), k,
 					       (size_t)(p->head_dim * bytes));
@@ -317,6 +470,18 @@ static void copy_pages(const struct fa_cuda_paged_copy *p, uint32_t pages, uint3
 		}
 }
 
+static void move_scales(const struct fa_cuda_paged_moves *p, const struct fa_cuda_pages *pages,
+                        const struct fa_cuda_paged_moved *moved, uint32_t i, int32_t head)
+{
+	struct fa_cuda_paged_codes codes = { .token_scales = true,
+		                             .k_scales_at = p->k_scales_at,
+		                             .v_scales_at = p->v_scales_at };
+
+	for (int v = 0; v < 2; v++)
+		*scale_of(pages, &codes, moved->table_start, moved->to + (i - moved->begin), head,
+		          v) = *scale_of(pages, &codes, moved->table_start, p->from[i], head, v);
+}
+
 static void move_tokens(const struct fa_cuda_paged_moves *p, uint32_t sequences, uint32_t layers)
 {
 	for (uint32_t b = 0; b < sequences; b++)
@@ -338,6 +503,8 @@ static void move_tokens(const struct fa_cuda_paged_moves *p, uint32_t sequences,
 					        page_row(&pages, moved->table_start, p->from[i], h,
 					                 true),
 					        p->v_bytes);
+					if (p->k_scales_at)
+						move_scales(p, &pages, moved, i, h);
 				}
 		}
 }
@@ -350,18 +517,27 @@ const char *fa_fake_paged_wrong(const struct fa_cuda_paged_launch *launch)
 
 	switch (launch->kernel->kind) {
 	case FA_CUDA_PAGED_DECODE:
+	case FA_CUDA_PAGED_PIECES:
 	case FA_CUDA_PAGED_BAND:
 	case FA_CUDA_PAGED_RICH:
 		if (a->attention.head_dim > launch->kernel->dim ||
 		    a->slices * launch->kernel->dim_v < a->attention.head_dim_v)
 			return "head dims";
-		if (!a->items || !a->pages.table || !a->attention.q.data || !a->attention.out.data)
+		if ((!a->items && !a->items_here) || (!a->pages.table && !launch->kernel->small) ||
+		    !a->attention.q.data || !a->attention.out.data)
 			return "an array that is not there";
-		if (launch->kernel->kind == FA_CUDA_PAGED_DECODE && (!a->counters || !a->epoch))
+		if (a->items_here > FA_CUDA_PAGED_ITEMS_HERE ||
+		    (launch->kernel->small && !a->items_here))
+			return "items";
+		if (launch->kernel->kind != FA_CUDA_PAGED_BAND &&
+		    launch->kernel->kind != FA_CUDA_PAGED_RICH && (!a->counters || !a->epoch))
 			return "no counters, or no epoch";
 		return NULL;
 	case FA_CUDA_PAGED_APPEND:
 	case FA_CUDA_PAGED_READ:
+		if (launch->kernel->small)
+			return launch->args.append.batch <= FA_CUDA_PAGED_ITEMS_HERE ? NULL
+			                                                             : "items";
 		return launch->args.append.items && launch->args.append.pages.table
 		               ? NULL
 		               : "an array that is not there";
@@ -374,13 +550,26 @@ void fa_fake_paged_run(const struct fa_cuda_paged_launch *launch)
 {
 	switch (launch->kernel->kind) {
 	case FA_CUDA_PAGED_DECODE:
+	case FA_CUDA_PAGED_PIECES:
 	case FA_CUDA_PAGED_BAND:
 	case FA_CUDA_PAGED_RICH:
 		attend(launch);
 		break;
 	case FA_CUDA_PAGED_APPEND:
 	case FA_CUDA_PAGED_READ:
-		append_or_read(&launch->args.append, launch->kernel->kind == FA_CUDA_PAGED_READ);
+		if (launch->kernel->small) {
+			const struct fa_cuda_paged_small_append *args = &launch->args.small_append;
+			struct fa_cuda_paged_append own = args->plain;
+
+			own.items = args->items;
+			own.pages.table = args->table;
+			append_or_read(&own, NULL, false);
+		} else {
+			struct fa_cuda_paged_codes codes = launch->args.append_codes.codes;
+
+			append_or_read(&launch->args.append, launch->kernel->stores ? &codes : NULL,
+			               launch->kernel->kind == FA_CUDA_PAGED_READ);
+		}
 		break;
 	case FA_CUDA_PAGED_COPY:
 		copy_pages(&launch->args.copy, launch->grid_x, launch->grid_y);

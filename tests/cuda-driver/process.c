@@ -66,11 +66,30 @@ static struct fa_test_cuda_page *page_new(void)
 	return page;
 }
 
+/* What a test lets fail in processes that begin; "" if nothing. */
+static void read_faults(char *ret_text, int size)
+{
+	const char *fail = getenv("FAD_TEST_CUDA_FAIL");
+	char path[sizeof(fa_fake.dir) + 32];
+	FILE *file = NULL;
+
+	snprintf(ret_text, (size_t)size, "%s", fail ? fail : "");
+	if (fa_fake.dir[0]) {
+		snprintf(path, sizeof(path), "%s/fail", fa_fake.dir);
+		file = fopen(path, "re");
+	}
+	if (!file)
+		return;
+	if (!fgets(ret_text, size, file))
+		ret_text[0] = '\0';
+	(void)fclose(file);
+}
+
 /* At the first call of all; the lock is held. */
 static void begin(void)
 {
 	struct fa_test_cuda_page *page = page_new();
-	const char *fail = getenv("FAD_TEST_CUDA_FAIL");
+	char fail[512];
 
 	fa_fake.n_devices = (int)number("FAD_TEST_CUDA_DEVICES", 1);
 	if (fa_fake.n_devices > FA_FAKE_DEVICES_MAX)
@@ -81,8 +100,9 @@ static void begin(void)
 	for (int i = 0; i < FA_FAKE_DEVICES_MAX; ++i)
 		fa_fake.contexts[i].device = i;
 	atomic_store(&page->kernel_us, (uint32_t)number("FAD_TEST_CUDA_KERNEL_US", 0));
-	if (fail && fa_test_cuda_page_fail(page, fail) < 0) {
-		fprintf(stderr, "tests' CUDA driver: FAD_TEST_CUDA_FAIL=%s says nothing\n", fail);
+	read_faults(fail, sizeof(fail));
+	if (fail[0] && fa_test_cuda_page_fail(page, fail) < 0) {
+		fprintf(stderr, "tests' CUDA driver: the faults \"%s\" say nothing\n", fail);
 		abort();
 	}
 	__atomic_store_n(&page->magic, FA_TEST_CUDA_PAGE_MAGIC, __ATOMIC_RELEASE);

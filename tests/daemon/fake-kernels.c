@@ -85,6 +85,11 @@ int fa_paged_check(const struct fa_paged_request *request, char *text, size_t te
 	return 0;
 }
 
+int fa_paged_check_cache(const struct fa_paged_cache *cache, char *text, size_t text_bytes)
+{
+	return 0;
+}
+
 int64_t fa_cpu_paged_tiles(const struct fa_cpu_isa *isa, const struct fa_paged_request *request)
 {
 	return ((struct fake_job *)request->attention.q.data)->n_tiles;

@@ -80,7 +80,36 @@ static void test_tiles(void **state)
 		check_tiles(&geometry);
 		geometry.dtype = FA_ATTENTION_F32;
 		check_tiles(&geometry);
+		for (int store = FA_PAGED_E4M3; store <= FA_PAGED_INT8; store++) {
+			geometry = plain;
+			geometry.order = (enum fa_cache_order)order;
+			geometry.store = (enum fa_paged_store)store;
+			check_tiles(&geometry);
+			geometry.token_scales = true;
+			check_tiles(&geometry);
+			geometry.kv_heads = 3; /* padded */
+			geometry.head_dim_v = 24;
+			check_tiles(&geometry);
+		}
 	}
+}
+
+/* A byte an element, and four for the scale of a token's row of a head. */
+static void test_codes(void **state)
+{
+	const uint64_t rows = (uint64_t)plain.kv_heads * plain.page_tokens;
+	struct fa_cache_geometry geometry = plain;
+	struct fa_cache_layout layout;
+
+	geometry.store = FA_PAGED_E4M3;
+	geometry.kv_heads *= 16;
+	assert_int_equal(fa_cache_layout_init(&geometry, 64 * CHUNK, 3, NULL, &layout), 0);
+	assert_int_equal(layout.k_bytes, 16 * rows * plain.head_dim);
+	assert_int_equal(layout.v_bytes, 16 * rows * plain.head_dim_v);
+	geometry.token_scales = true;
+	assert_int_equal(fa_cache_layout_init(&geometry, 64 * CHUNK, 3, NULL, &layout), 0);
+	assert_int_equal(layout.k_bytes, 16 * rows * (plain.head_dim + 4));
+	assert_int_equal(layout.v_bytes, 16 * rows * (plain.head_dim_v + 4));
 }
 
 static void test_bound_on_pages(void **state)
@@ -120,6 +149,9 @@ static void test_refused(void **state)
 	REFUSED(-EINVAL, "page_tokens", g.page_tokens = 8);
 	REFUSED(-EINVAL, "page_tokens", g.page_tokens = 48);
 	REFUSED(-EINVAL, "page_tokens", g.page_tokens = 512);
+	REFUSED(-ENOTSUP, "store is 3", g.store = 3);
+	REFUSED(-EINVAL, "tokens are to have scales", g.token_scales = true);
+	REFUSED(-ENOTSUP, "front of K", g.store = FA_PAGED_INT8, g.v_in_k = true);
 	REFUSED(-EINVAL, "order", g.order = 2);
 	REFUSED(-EINVAL, "chunk", g.layers = 1000);
 }
@@ -128,6 +160,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_tiles),
+		cmocka_unit_test(test_codes),
 		cmocka_unit_test(test_bound_on_pages),
 		cmocka_unit_test(test_refused),
 	};

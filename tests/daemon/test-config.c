@@ -60,6 +60,7 @@ static void test_all(void **state)
 				   "log = journal\n"
 				   "log_level = debug\n"
 				   "drain_timeout_ms = 0\n"
+				   "spin_us = 7\n"
 				   "\n"
 				   "[limits]\n"
 				   "sessions = 1\n"
@@ -87,6 +88,7 @@ static void test_all(void **state)
 	assert_int_equal(config.log, FA_LOG_JOURNAL);
 	assert_int_equal(config.log_level, FA_LOG_DEBUG);
 	assert_int_equal(config.drain_timeout_ms, 0);
+	assert_int_equal(config.spin_us, 7);
 	assert_int_equal(config.limits.tenant[FA_RESOURCE_SESSIONS], 1);
 	assert_int_equal(config.limits.tenant[FA_RESOURCE_BUFFERS], 2);
 	assert_true(config.limits.tenant[FA_RESOURCE_BUFFER_BYTES] == 3ull << 30);
@@ -138,6 +140,7 @@ static void test_wrong(void **state)
 	refuse("[daemon]\nlog = syslog\n", 2, "stderr or journal");
 	refuse("[daemon]\nlog_level = loud\n", 2, "log_level");
 	refuse("[daemon]\ndrain_timeout_ms = -1\n", 2, "drain_timeout_ms");
+	refuse("[daemon]\nspin_us = 1000001\n", 2, "spin_us");
 	refuse("[daemon]\njust words\n", 2, "expected [section] or name = value");
 	refuse("[limits]\nsessions = 1x\n", 2, "sessions is \"1x\"");
 	refuse("[limits]\nsessions = 1KB\n", 2, "sessions");

@@ -1,5 +1,6 @@
 /* Which functions of the driver the daemon calls, and how often, between a request and
- * its answer: launches, copies and the writing of words, and nothing while idle. */
+ * its answer: launches, which tell their end themselves unless they have many blocks, and
+ * copies; nothing while idle. */
 #include "cuda-client.h"
 
 #include <setjmp.h>
@@ -42,8 +43,8 @@ static void since(struct fa_test_cuda_calls *calls)
 		calls->n[i] -= before.n[i];
 }
 
-/* A slow machine may take so long for a kernel that the daemon asks whether it lives. */
-static void nothing_but(const struct fa_test_cuda_calls *calls, uint64_t launches,
+/* @words: launches whose end the driver is asked to tell. A slow machine may take so long for a kernel that the daemon asks whether it lives. */
+static void nothing_but(const struct fa_test_cuda_calls *calls, uint64_t launches, uint64_t words,
                         uint64_t copies_max, uint64_t elapsed_ns)
 {
 	for (int i = 0; i < FA_TEST_CUDA_any; ++i) {
@@ -52,9 +53,11 @@ static void nothing_but(const struct fa_test_cuda_calls *calls, uint64_t launche
 
 		switch (i) {
 		case FA_TEST_CUDA_cuLaunchKernel:
-		case FA_TEST_CUDA_cuStreamWriteValue64:
 		case FA_TEST_CUDA_kernel:
 			good = n == launches;
+			break;
+		case FA_TEST_CUDA_cuStreamWriteValue64:
+			good = n == words;
 			break;
 		case FA_TEST_CUDA_cuTensorMapEncodeTiled: /* computes, and asks no device */
 			good = n <= 3 * launches;
@@ -105,16 +108,25 @@ static void client(int socket)
 		.sinks = true,
 		.lse = true,
 	};
+	struct fa_case crowd = {
+		.heads = 64,
+		.head_dim = 8,
+		.batch = 8,
+		.seqlen_q = 129,
+		.seqlen_k = 1,
+		.ragged = true,
+	};
 	struct fa_test_cuda_calls calls;
 	struct cuda_buffer buffer;
 	struct fa_raw raw;
 	uint64_t value = 0, begin;
 
+	fa_case_plan(&crowd);
 	fa_case_plan(&dense);
 	fa_case_plan(&ragged);
 	fa_raw_open(&raw, daemon_.socket);
-	cuda_buffer_ipc(&buffer, 1, MIB);
-	cuda_register(&raw, &buffer, 0, MIB, 0, 0, NULL);
+	cuda_buffer_ipc(&buffer, 1, 16 * MIB);
+	cuda_register(&raw, &buffer, 0, 16 * MIB, 0, 0, NULL);
 	cuda_case_fill(&dense, buffer.at);
 	run(&raw, &dense, &value);
 
@@ -122,21 +134,30 @@ static void client(int socket)
 	begin = fa_now_ns();
 	run(&raw, &dense, &value);
 	since(&calls);
-	nothing_but(&calls, REQUESTS, 0, fa_now_ns() - begin);
+	nothing_but(&calls, REQUESTS, 0, 0, fa_now_ns() - begin);
 
+	/* Small vectors are read where they are. */
 	cuda_case_fill(&ragged, buffer.at);
 	fa_test_cuda_calls(page, &calls);
 	begin = fa_now_ns();
 	run(&raw, &ragged, &value);
 	since(&calls);
-	nothing_but(&calls, REQUESTS, REQUESTS, fa_now_ns() - begin);
+	nothing_but(&calls, REQUESTS, 0, 0, fa_now_ns() - begin);
+
+	/* A launch of many blocks: its vectors are copied, and the driver tells its end. */
+	cuda_case_fill(&crowd, buffer.at);
+	fa_test_cuda_calls(page, &calls);
+	begin = fa_now_ns();
+	run(&raw, &crowd, &value);
+	since(&calls);
+	nothing_but(&calls, REQUESTS, REQUESTS, REQUESTS, fa_now_ns() - begin);
 
 	/* Idle, and pinged, is silent. */
 	fa_test_cuda_calls(page, &calls);
 	fa_raw_ping(&raw);
 	fa_test_sleep_ms(300);
 	since(&calls);
-	nothing_but(&calls, 0, 0, 0);
+	nothing_but(&calls, 0, 0, 0, 0);
 	fa_raw_close(&raw);
 }
 
@@ -164,7 +185,7 @@ static void test_host_memory(void **state)
 	begin = fa_now_ns();
 	run(&raw, &attention, &value);
 	since(&calls);
-	nothing_but(&calls, REQUESTS, 4 * REQUESTS, fa_now_ns() - begin);
+	nothing_but(&calls, REQUESTS, 0, 4 * REQUESTS, fa_now_ns() - begin);
 	fa_check(fa_case_error(&attention, buffer.data) <= 1);
 	fa_raw_buffer_free(&raw, &buffer);
 	fa_raw_close(&raw);

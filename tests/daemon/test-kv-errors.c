@@ -7,6 +7,7 @@
 #include "tests/lib/daemon.h"
 
 #include <errno.h>
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -82,7 +83,7 @@ static void test_cache_create(void **state)
 	EXPECT(dtype, 9, -ENOTSUP, "dtype");
 	EXPECT(page_tokens, 17, -EINVAL, "page_tokens");
 	EXPECT(page_tokens, 512, -EINVAL, "page_tokens");
-	EXPECT(flags, 6, -ENOTSUP, "flags");
+	EXPECT(flags, 12, -ENOTSUP, "flags");
 	EXPECT(mode, 3, -EINVAL, "mode");
 	EXPECT(ttl_ns, 5, -EINVAL, "time to live");
 	EXPECT(kv_heads, 1000, -EINVAL, NULL); /* no page fits a chunk */
@@ -108,6 +109,63 @@ static void test_cache_create(void **state)
 	message.cache_remove.cache = client.raw.message.cache_reply.cache;
 	kv_call_expect(&client, &message, 0, NULL);
 	kv_call_expect(&client, &message, -ESTALE, "removed");
+}
+
+/* Of codes: each with the scales that it needs, and no others. */
+static void test_cache_codes(void **state)
+{
+	struct fa_wire_cache_create good = kv_cache_message(NULL, 0).cache_create;
+	float scales[KV_LAYERS * KV_KV_HEADS + 1] = { 1, 0.5f, 0x1p-100f, 0x1p100f, 1 };
+	const float bad[] = { 0, -0.0f, -1, NAN, INFINITY, -INFINITY, 0x1p-101f, 0x1p101f };
+	struct fa_wire_message message = kv_cache_message(NULL, 0);
+	struct fa_wire_cache_create *create = &message.cache_create;
+
+	/* A GPU has no codes of fp32, nor of heads that are no multiple of 16. */
+	good.dtype = FA_WIRE_DTYPE_F16;
+	good.head_dim = good.head_dim_v = 16;
+	good.store = FA_WIRE_STORE_E4M3;
+	good.k_scales = good.v_scales = scales;
+	good.n_k_scales = good.n_v_scales = KV_LAYERS * KV_KV_HEADS;
+#define EXPECT(change, status, part)                                                               \
+	do {                                                                                       \
+		*create = good;                                                                    \
+		change;                                                                            \
+		kv_call_expect(&client, &message, status, part);                                   \
+	} while (0)
+	EXPECT(create->store = 3, -ENOTSUP, "store");
+	EXPECT(create->store = 255, -ENOTSUP, "store");
+	EXPECT(create->n_k_scales = 0, -EINVAL, "k_scales has 0 entries");
+	EXPECT(create->n_v_scales = 0, -EINVAL, "v_scales 0");
+	EXPECT(create->n_k_scales--, -EINVAL, "k_scales has 3 entries");
+	EXPECT(create->n_v_scales++, -EINVAL, "v_scales 5");
+	EXPECT(create->n_k_scales = create->n_v_scales = 0, -EINVAL, "one a head of each layer");
+	EXPECT(create->flags = FA_WIRE_CACHE_TOKEN_SCALES, -EINVAL, "tokens");
+	EXPECT(create->store = FA_WIRE_STORE_PLAIN, -EINVAL, "expected 0");
+	EXPECT((create->flags = FA_WIRE_CACHE_TOKEN_SCALES, create->store = FA_WIRE_STORE_PLAIN,
+	        create->n_k_scales = create->n_v_scales = 0),
+	       -EINVAL, "tokens are to have scales");
+	EXPECT((create->flags = FA_WIRE_CACHE_TOKEN_SCALES | FA_WIRE_CACHE_V_IN_K,
+	        create->n_k_scales = create->n_v_scales = 0),
+	       -ENOTSUP, "front of K");
+	EXPECT(create->head_dim = create->head_dim_v = 576, -ENOTSUP, "576");
+	EXPECT((create->layers = 1024, create->kv_heads = 8), -ENOTSUP, "at most 8000");
+	for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); ++i) {
+		scales[3] = bad[i];
+		EXPECT(, -EINVAL, "scale");
+		EXPECT(create->store = FA_WIRE_STORE_INT8, -EINVAL, "scale");
+	}
+	scales[3] = 2;
+	*create = good;
+	kv_call(&client, &message, FA_WIRE_CACHE_REPLY);
+	fa_check_eq(client.raw.message.cache_reply.store, FA_WIRE_STORE_E4M3);
+	fa_check_eq(client.raw.message.cache_reply.flags, 0);
+	*create = good;
+	create->store = FA_WIRE_STORE_INT8;
+	create->flags = FA_WIRE_CACHE_TOKEN_SCALES;
+	create->n_k_scales = create->n_v_scales = 0;
+	kv_call(&client, &message, FA_WIRE_CACHE_REPLY);
+	fa_check_eq(client.raw.message.cache_reply.flags, FA_WIRE_CACHE_TOKEN_SCALES);
+#undef EXPECT
 }
 
 /* Another session's own objects are not there, and those that were freed are stale. */
@@ -254,7 +312,7 @@ static void test_step_attend(void **state)
 	} while (0)
 	EXPECT(attend->layer = KV_LAYERS, -EINVAL, "layer");
 	EXPECT(attend->cache = 12345, -ENOENT, "no sequences of cache");
-	EXPECT(attend->flags = 4, -ENOTSUP, "flags");
+	EXPECT(attend->flags = 8, -ENOTSUP, "flags");
 	EXPECT(attend->q.buffer = 77, -ENOENT, "q.buffer");
 	EXPECT(attend->k.shape[0] = 2, -EINVAL, "k.shape[0]");
 	EXPECT(attend->k.shape[1] = 1, -EINVAL, "k.shape[1]");
@@ -420,14 +478,9 @@ int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(test_##name, open_clients, close_clients)
 	const struct CMUnitTest tests[] = {
-		TEST(cache_create),
-		TEST(foreign_and_stale),
-		TEST(sequence_values),
-		TEST(step_begin),
-		TEST(step_attend),
-		TEST(step_end),
-		TEST(begin_after_abort),
-		TEST(copy),
+		TEST(cache_create),    TEST(cache_codes),       TEST(foreign_and_stale),
+		TEST(sequence_values), TEST(step_begin),        TEST(step_attend),
+		TEST(step_end),        TEST(begin_after_abort), TEST(copy),
 		TEST(storm),
 	};
 

@@ -33,6 +33,7 @@ static uint64_t n_calls, n_works; /* that succeeded */
 static struct fa_wire_message message;
 static uint32_t words[4][WORDS];
 static struct fa_wire_step_item items[WORDS];
+static const float scales[WORDS] = { 0.01f, 2, 0.5f, 0x1p-100f, 0, -1 };
 static uint64_t caches[KNOWN], sequences[KNOWN], victim, theirs;
 
 /* The last that was begun; it may be over. */
@@ -147,6 +148,18 @@ static void fill_cache(struct fa_wire_cache_create *m)
 	m->head_dim_v = rarely(m->head_dim_v);
 	m->max_pages = below(3) ? 0 : number();
 	m->flags = rarely(below(4) == 0);
+	if (below(3) == 0) {
+		m->store = (uint8_t)rarely(1 + below(2));
+		m->flags = rarely(below(2) ? FA_WIRE_CACHE_TOKEN_SCALES : 0);
+		m->k_scales = m->v_scales = scales;
+		m->n_k_scales = m->n_v_scales = KV_LAYERS * KV_KV_HEADS;
+		if (m->flags & FA_WIRE_CACHE_TOKEN_SCALES && below(8))
+			m->n_k_scales = m->n_v_scales = 0;
+		if (below(8) == 0)
+			m->n_v_scales = below(WORDS);
+		if (below(8) == 0)
+			m->k_scales = (const float *)words[0];
+	}
 }
 
 static void fill_attend(struct fa_wire_step_attend *m, uint32_t tokens)
@@ -418,6 +431,9 @@ static void test_random(void **state)
 		rush(rounds);
 		kv_check(&other, victim, numbers, 0, 150);
 		kv_close(&client);
+		/* What it had without a name is gone in a moment; the next one needs the room. */
+		fa_check_eventually(of_pool("sequences") <= 1 + NAMES &&
+		                    of_pool("caches") <= 1 + NAMES);
 	}
 	/* What is all refused tests little. */
 	printf("%llu calls and %llu requests did something\n", (unsigned long long)n_calls,

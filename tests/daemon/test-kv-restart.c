@@ -40,30 +40,13 @@ static int stop(void **state)
 	return 0;
 }
 
-/* The supervisor's only child; 0: there is none now. */
-static pid_t child_pid(void)
-{
-	char path[64], line[32] = "";
-	FILE *file;
-
-	snprintf(path, sizeof(path), "/proc/%ld/task/%ld/children", (long)supervisor.pid,
-	         (long)supervisor.pid);
-	file = fopen(path, "re");
-	if (!file)
-		return 0;
-	if (!fgets(line, sizeof(line), file))
-		line[0] = '\0';
-	(void)fclose(file);
-	return (pid_t)atol(line);
-}
-
 static void kill_child(void)
 {
-	pid_t before = child_pid(), after = 0;
+	const pid_t before = fa_test_daemon_child(&supervisor);
 
 	fa_check(before > 0);
 	kill(before, SIGKILL);
-	fa_check_eventually((after = child_pid()) > 0 && after != before);
+	(void)fa_test_daemon_next_child(&supervisor, before);
 }
 
 /* Connects again, saying that it is the session that it was. */

@@ -99,7 +99,7 @@ static void test_header(void **state)
 		memcpy(header, &saved, sizeof(saved));                                             \
 	} while (0)
 	REFUSED(-EBADMSG, "no state", header->magic++);
-	REFUSED(-EPROTONOSUPPORT, "format 2", header->version = 2);
+	REFUSED(-EPROTONOSUPPORT, "format 3", header->version = 3);
 	REFUSED(-EBADMSG, "damaged", header->chunk_bytes = 0);
 	REFUSED(-EBADMSG, "damaged", header->chunk_bytes *= 2);
 	REFUSED(-EBADMSG, "damaged", header->max_chunks = 0);
@@ -209,6 +209,53 @@ static void test_rest(void **state)
 	scene_hold_tenants(&scene);
 }
 
+/* Scales of heads outlive the process, and a cache whose scales are damaged is dropped. */
+static void test_scales(void **state)
+{
+	struct fa_state_scales *records = at(header->scales_at);
+	struct fa_state_cache *caches = at(header->caches_at);
+	float scales[2 * FA_STATE_SCALES];
+	struct fa_cache_config config = {
+		.geometry = scene_geometry,
+		.name = "codes",
+		.k_scales = scales,
+		.v_scales = scales + FA_STATE_SCALES,
+	};
+	const size_t n = (size_t)scene_geometry.layers * scene_geometry.kv_heads;
+	struct fa_cache_info info;
+	uint64_t id;
+
+	for (size_t i = 0; i < 2 * FA_STATE_SCALES; i++)
+		scales[i] = (float)(i + 1);
+	config.geometry.store = FA_PAGED_INT8;
+	config.n_k_scales = config.n_v_scales = n;
+	for (int round = 0; round < 5; round++) {
+		assert_int_equal(fa_cache_new(scene.pool, &scene.actors[SCENE_ANNA], &config, 1,
+		                              &scene.error, &id),
+		                 0);
+		scene_reopen(&scene);
+		info = scene_cache_info(&scene, id);
+		assert_int_equal(info.geometry.store, FA_PAGED_INT8);
+		assert_false(info.geometry.token_scales);
+		assert_memory_equal(info.k_scales, config.k_scales, n * sizeof(float));
+		assert_memory_equal(info.v_scales, config.v_scales, n * sizeof(float));
+		if (round == 0)
+			records[(uint32_t)id].k[0] = 0;
+		else if (round == 1)
+			records[(uint32_t)id].v[n - 1] = -1;
+		else if (round == 2)
+			caches[(uint32_t)id].token_scales = 2;
+		else if (round == 3)
+			caches[(uint32_t)id].store = 7;
+		else
+			caches[(uint32_t)id].layers = UINT32_MAX;
+		reopen_damaged(round == 3   ? "store"
+		               : round == 4 ? "scales"
+		                            : "its scales are damaged",
+		               1);
+	}
+}
+
 /* Bytes of the tables at random: whatever they say, it can be opened, and then used. */
 static void test_random(void **state)
 {
@@ -225,7 +272,7 @@ static void test_random(void **state)
 		const uint64_t starts[] = { header->chunks_at,    header->caches_at,
 			                    header->tenants_at,   header->sequences_at,
 			                    header->sequences_at, header->cells_at,
-			                    header->pages_at };
+			                    header->pages_at,     header->scales_at };
 		uint32_t n_bytes = 1 + (uint32_t)fa_test_random_below(&random, 8);
 
 		cache = scene_cache(&scene, SCENE_ANNA, round % 2 ? "c" : NULL, FA_MODE(2, 2, 2));
@@ -428,6 +475,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_header, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_sequences, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_rest, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_scales, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_random, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_quarantine, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_quarantine_published, set_up, tear_down),

@@ -4,11 +4,13 @@
  * start ends.
  */
 #include "common/cleanup.h"
+#include "common/timeline.h"
 #include "tests/lib/check.h"
 #include "tests/lib/daemon.h"
 #include "tests/lib/raw.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -16,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -41,23 +44,6 @@ static int stop(void **state)
 	return 0;
 }
 
-/* The supervisor's only child; 0: there is none now. */
-static pid_t child_pid(void)
-{
-	char path[64], line[32] = "";
-	FILE *file;
-
-	snprintf(path, sizeof(path), "/proc/%ld/task/%ld/children", (long)supervisor.pid,
-	         (long)supervisor.pid);
-	file = fopen(path, "re");
-	if (!file)
-		return 0;
-	if (!fgets(line, sizeof(line), file))
-		line[0] = '\0';
-	(void)fclose(file);
-	return (pid_t)atol(line);
-}
-
 static void check_serves(void)
 {
 	struct fa_raw raw;
@@ -70,16 +56,16 @@ static void check_serves(void)
 /* No connection is ever refused, and each is served, whatever dies. */
 static void test_kill(void **state)
 {
-	pid_t before, after = 0;
+	pid_t before;
 
 	start(NULL);
 	check_serves();
 	for (int i = 0; i < 5; i++) {
-		before = child_pid();
+		before = fa_test_daemon_child(&supervisor);
 		fa_check(before > 0);
 		kill(before, i % 2 ? SIGKILL : SIGABRT); /* sanitizers answer SIGSEGV themselves */
 		check_serves();
-		fa_check_eventually((after = child_pid()) > 0 && after != before);
+		(void)fa_test_daemon_next_child(&supervisor, before);
 	}
 	fa_test_daemon_log_wait(&supervisor,
 	                        "was killed by signal 9; starting it again with 3 kept");
@@ -90,7 +76,7 @@ static void test_sigterm(void **state)
 	pid_t child;
 
 	start(NULL);
-	child = child_pid();
+	child = fa_test_daemon_next_child(&supervisor, 0);
 	fa_test_daemon_signal(&supervisor, SIGTERM);
 	fa_check_eq(fa_test_daemon_reap(&supervisor), 0);
 	fa_check(kill(child, 0) < 0);
@@ -110,7 +96,7 @@ static void test_sigterm_after_kills(void **state)
 {
 	start(NULL);
 	for (int i = 0; i < 3; i++) {
-		pid_t child = child_pid();
+		pid_t child = fa_test_daemon_child(&supervisor);
 
 		if (child > 0)
 			kill(child, SIGKILL);
@@ -127,7 +113,7 @@ static void test_path_gone(void **state)
 
 	start(NULL);
 	fa_check_eq(unlink(supervisor.socket), 0);
-	kill(child_pid(), SIGKILL);
+	kill(fa_test_daemon_next_child(&supervisor, 0), SIGKILL);
 	fa_test_daemon_log_wait(&supervisor, "has gone; another is made");
 	/* There is a moment between the path and listening. */
 	fa_check_eventually(fa_raw_connect_try(&raw, supervisor.socket) == 0);
@@ -206,7 +192,7 @@ static void test_supervisor_killed(void **state)
 	int status;
 
 	start(NULL);
-	child = child_pid();
+	child = fa_test_daemon_next_child(&supervisor, 0);
 	check_serves();
 	check_nameless();
 	snprintf(exe, sizeof(exe), "/proc/%ld/exe", (long)child);
@@ -235,10 +221,113 @@ static void test_crash_loop(void **state)
 	if (before.rlim_max != RLIM_INFINITY)
 		skip();
 	fa_check_eq(prlimit(supervisor.pid, RLIMIT_AS, &none, NULL), 0);
-	kill(child_pid(), SIGKILL);
+	kill(fa_test_daemon_next_child(&supervisor, 0), SIGKILL);
 	fa_test_daemon_log_wait(&supervisor, "2 descriptors that were kept are let go");
 	fa_check_eq(prlimit(supervisor.pid, RLIMIT_AS, &before, NULL), 0);
 	check_serves();
+}
+
+/* ---- timelines, of which clients make many */
+
+static int timeline_setup(struct fa_raw *raw)
+{
+	struct fa_wire_message message = fa_raw_message(FA_WIRE_TIMELINE_SETUP);
+
+	fa_raw_call(raw, &message, NULL, 0);
+	if (raw->message.type == FA_WIRE_TIMELINE_REPLY)
+		return 0;
+	fa_check_eq(raw->message.type, FA_WIRE_REPLY);
+	return raw->message.reply.status;
+}
+
+static const struct fa_timeline_out *map_out(const struct fa_raw *raw)
+{
+	const struct fa_timeline_out *out = mmap(NULL, FA_TIMELINE_BYTES, PROT_READ, MAP_SHARED,
+	                                         raw->fds[1], 0);
+
+	fa_check(out != MAP_FAILED);
+	return out;
+}
+
+static bool is_released(const struct fa_timeline_out *out)
+{
+	for (int i = 0; i < FA_TIMELINE_SLOTS; ++i)
+		if (out[i].value != FA_TIMELINE_RELEASE || out[i].failed != out[i].value ||
+		    out[i].status != -ECONNRESET)
+			return false;
+	return true;
+}
+
+/* More than there used to be room for: each is released when the daemon dies. */
+static void test_timelines(void **state)
+{
+	enum {
+		N = 2300,
+	};
+	static const struct fa_timeline_out *outs[N];
+	static struct fa_raw raw;
+	static int fds[N];
+	struct rlimit limit;
+	pid_t child;
+
+	fa_check(!getrlimit(RLIMIT_NOFILE, &limit));
+	/* One here and two in the daemon; and the supervisor takes half of what it may. */
+	if (limit.rlim_max < 3 * N)
+		skip();
+	limit.rlim_cur = limit.rlim_max;
+	fa_check(!setrlimit(RLIMIT_NOFILE, &limit));
+	start(&(struct fa_test_daemon_options){ .config = "[limits]\nsessions = 4000\n" });
+	child = fa_test_daemon_next_child(&supervisor, 0);
+	for (int i = 0; i < N; ++i) {
+		fa_raw_open(&raw, supervisor.socket);
+		fa_check_eq(timeline_setup(&raw), 0);
+		outs[i] = map_out(&raw);
+		fds[i] = dup(raw.fd);
+		fa_check(fds[i] >= 0);
+		fa_raw_close(&raw);
+	}
+	for (int i = 0; i < N; ++i)
+		fa_check(!is_released(outs[i]));
+	kill(child, SIGKILL);
+	for (int i = 0; i < N; ++i)
+		fa_check_eventually(is_released(outs[i]));
+	check_serves();
+	/* Once, and not again by those who come after. */
+	kill(fa_test_daemon_next_child(&supervisor, 0), SIGKILL);
+	fa_test_daemon_log_wait(&supervisor, "starting it again");
+	fa_test_daemon_log_wait(&supervisor, "starting it again");
+	check_serves();
+	for (int i = 0; i < N; ++i) {
+		fa_check(is_released(outs[i]));
+		munmap((void *)outs[i], FA_TIMELINE_BYTES);
+		close(fds[i]);
+	}
+}
+
+/* More than the supervisor has room for are refused, until others are gone. */
+static void test_timelines_full(void **state)
+{
+	enum {
+		FILES = 300,
+		MOST = (FILES - 64) / 2,
+	};
+	static struct fa_raw raws[MOST], one_more;
+
+	start(&(struct fa_test_daemon_options){ .nofile = FILES });
+	for (int i = 0; i < MOST; ++i) {
+		fa_raw_open(&raws[i], supervisor.socket);
+		fa_check_eq(timeline_setup(&raws[i]), 0);
+	}
+	fa_raw_open(&one_more, supervisor.socket);
+	fa_check_eq(timeline_setup(&one_more), -EDQUOT);
+	fa_check_contains(one_more.message.reply.text.text, "1 more timeline than 118");
+	/* It has none, and may ask again. */
+	fa_check_eq(timeline_setup(&one_more), -EDQUOT);
+	fa_raw_close(&raws[7]);
+	fa_check_eventually(timeline_setup(&one_more) == 0);
+	fa_raw_close(&one_more);
+	for (int i = 0; i < MOST; ++i)
+		fa_raw_close(&raws[i]);
 }
 
 int main(void)
@@ -253,6 +342,8 @@ int main(void)
 		cmocka_unit_test(test_never_ready),
 		cmocka_unit_test_teardown(test_supervisor_killed, stop),
 		cmocka_unit_test_teardown(test_crash_loop, stop),
+		cmocka_unit_test_teardown(test_timelines, stop),
+		cmocka_unit_test_teardown(test_timelines_full, stop),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -7,6 +7,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -34,14 +35,15 @@ static void test_look(void **state)
 struct pair {
 	struct fa_waiter waiters[2];
 	_Atomic unsigned int turn;
-	bool polled;
+	unsigned int rounds;
+	bool polled, prepared;
 };
 
 static void play(struct pair *pair, unsigned int me)
 {
 	struct fa_waiter *mine = &pair->waiters[me];
 
-	for (unsigned int i = me; i < ROUNDS; i += 2) {
+	for (unsigned int i = me; i < pair->rounds; i += 2) {
 		fa_waiter_expect(mine);
 		for (;;) {
 			(void)fa_waiter_look(mine);
@@ -52,6 +54,8 @@ static void play(struct pair *pair, unsigned int me)
 			else
 				fa_waiter_wait(mine, FA_NS_NEVER);
 		}
+		if (pair->prepared)
+			fa_waiter_prepare(&pair->waiters[!me]);
 		pair->turn = i + 1;
 		fa_waiter_wake(&pair->waiters[!me]);
 	}
@@ -64,9 +68,12 @@ static void *other(void *userdata)
 }
 
 /* A wake-up lost anywhere stops this, unless it is polled. */
-static void ping_pong(bool polled, bool may_spin)
+static void ping_pong(bool polled, bool may_spin, bool prepared)
 {
-	struct pair pair = { .polled = polled };
+	/* Where there are few processors those that spin for nothing are in the way. */
+	struct pair pair = { .rounds = prepared && may_spin ? ROUNDS / 10 : ROUNDS,
+		             .polled = polled,
+		             .prepared = prepared };
 	pthread_t thread;
 
 	for (int i = 0; i < 2; i++) {
@@ -76,19 +83,201 @@ static void ping_pong(bool polled, bool may_spin)
 	assert_int_equal(pthread_create(&thread, NULL, other, &pair), 0);
 	play(&pair, 0);
 	pthread_join(thread, NULL);
-	assert_int_equal(pair.turn, ROUNDS);
+	assert_int_equal(pair.turn, pair.rounds);
 }
 
 static void test_ping_pong(void **state)
 {
-	ping_pong(false, false);
-	ping_pong(false, true);
+	ping_pong(false, false, false);
+	ping_pong(false, true, false);
+	ping_pong(false, false, true);
+	ping_pong(false, true, true);
 }
 
 static void test_ping_pong_polled(void **state)
 {
-	ping_pong(true, false);
-	ping_pong(true, true);
+	ping_pong(true, false, false);
+	ping_pong(true, true, false);
+	ping_pong(true, true, true);
+}
+
+/* Of two that sleep on bells, each rings the other's, and takes it back before it has news,
+ * as a loop does that was woken by it. */
+struct bells {
+	struct fa_waiter waiters[2];
+	int bells[2];
+	_Atomic unsigned int turn;
+};
+
+static void play_bells(struct bells *bells, unsigned int me)
+{
+	struct fa_waiter *mine = &bells->waiters[me];
+	eventfd_t count;
+
+	for (unsigned int i = me; i < ROUNDS / 10; i += 2) {
+		for (;;) {
+			(void)fa_waiter_look(mine);
+			if (bells->turn == i)
+				break;
+			fa_waiter_wait(mine, FA_NS_NEVER);
+		}
+		if (i % 3)
+			assert_int_equal(eventfd_write(bells->bells[!me], 1), 0);
+		if (i % 5 == 0)
+			fa_waiter_prepare(&bells->waiters[!me]);
+		if (i % 3)
+			assert_int_equal(eventfd_read(bells->bells[!me], &count), 0);
+		bells->turn = i + 1;
+		fa_waiter_wake(&bells->waiters[!me]);
+	}
+}
+
+static void *other_bells(void *userdata)
+{
+	play_bells(userdata, 1);
+	return NULL;
+}
+
+static void open_bell(struct fa_waiter *waiter, int *ret_bell)
+{
+	fa_waiter_init(waiter);
+	waiter->may_spin = true;
+	*ret_bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	assert_true(*ret_bell >= 0);
+	assert_int_equal(fa_waiter_listen(waiter, *ret_bell), 0);
+}
+
+static void test_ping_pong_bells(void **state)
+{
+	struct bells bells = { .turn = 0 };
+	pthread_t thread;
+
+	for (int i = 0; i < 2; i++)
+		open_bell(&bells.waiters[i], &bells.bells[i]);
+	assert_int_equal(pthread_create(&thread, NULL, other_bells, &bells), 0);
+	play_bells(&bells, 0);
+	pthread_join(thread, NULL);
+	assert_int_equal(bells.turn, ROUNDS / 10);
+	for (int i = 0; i < 2; i++) {
+		fa_waiter_deinit(&bells.waiters[i]);
+		close(bells.bells[i]);
+	}
+}
+
+struct sleeper {
+	struct fa_waiter waiter;
+	_Atomic unsigned int n_waits, n_looks;
+	atomic_bool over;
+};
+
+static void *sleep_until_over(void *userdata)
+{
+	struct sleeper *sleeper = userdata;
+
+	while (!sleeper->over) {
+		fa_waiter_wait(&sleeper->waiter, FA_NS_NEVER);
+		sleeper->n_waits++;
+		sleeper->n_looks += fa_waiter_look(&sleeper->waiter);
+	}
+	return NULL;
+}
+
+/* Who was only prepared wakes up, has no news, and sleeps again. */
+static void test_prepare(void **state)
+{
+	struct sleeper sleeper = { 0 };
+	pthread_t thread;
+
+	fa_waiter_init(&sleeper.waiter);
+	sleeper.waiter.may_spin = true;
+	assert_int_equal(pthread_create(&thread, NULL, sleep_until_over, &sleeper), 0);
+	/* It comes to sleep sooner or later. */
+	while (!sleeper.n_waits) {
+		fa_waiter_prepare(&sleeper.waiter);
+		usleep(1000);
+	}
+	assert_int_equal(sleeper.n_looks, 0);
+	sleeper.over = true;
+	fa_waiter_wake(&sleeper.waiter);
+	pthread_join(thread, NULL);
+	assert_int_equal(sleeper.n_looks, 1);
+
+	/* Where nobody may spin nobody wakes up for nothing. */
+	sleeper.waiter.may_spin = false;
+	fa_waiter_prepare(&sleeper.waiter);
+	assert_false(fa_waiter_look(&sleeper.waiter));
+}
+
+/* A bell wakes it, but not again and again while nobody has read it. */
+static void test_bell(void **state)
+{
+	struct sleeper sleeper = { 0 };
+	pthread_t thread;
+	eventfd_t count;
+	int bell;
+
+	open_bell(&sleeper.waiter, &bell);
+	assert_int_equal(pthread_create(&thread, NULL, sleep_until_over, &sleeper), 0);
+	usleep(20000);
+	assert_int_equal(sleeper.n_waits, 0);
+	assert_int_equal(eventfd_write(bell, 1), 0);
+	while (!sleeper.n_waits)
+		usleep(1000);
+	usleep(100000);
+	assert_int_equal(sleeper.n_waits, 1);
+	/* Nothing came of it; when somebody wakes it, it is as before. */
+	assert_int_equal(eventfd_read(bell, &count), 0);
+	fa_waiter_wake(&sleeper.waiter);
+	while (!sleeper.n_looks)
+		usleep(1000);
+	usleep(20000);
+	assert_int_equal(sleeper.n_waits, 2);
+	assert_int_equal(eventfd_write(bell, 1), 0);
+	while (sleeper.n_waits < 3)
+		usleep(1000);
+	assert_int_equal(sleeper.n_looks, 1);
+	/* Who reads the bell makes it ready for the next, without news. */
+	assert_int_equal(eventfd_read(bell, &count), 0);
+	usleep(20000);
+	fa_waiter_prepare(&sleeper.waiter);
+	while (sleeper.n_waits < 4)
+		usleep(1000);
+	usleep(20000);
+	assert_int_equal(eventfd_write(bell, 1), 0);
+	while (sleeper.n_waits < 5)
+		usleep(1000);
+	assert_int_equal(sleeper.n_looks, 1);
+
+	sleeper.over = true;
+	fa_waiter_wake(&sleeper.waiter);
+	pthread_join(thread, NULL);
+	fa_waiter_deinit(&sleeper.waiter);
+	close(bell);
+}
+
+/* One that rings for nothing is not heard for some time, and then again. */
+static void test_bell_in_vain(void **state)
+{
+	struct fa_waiter waiter = { 0 };
+	unsigned int n_heard = 0;
+	int bell;
+
+	open_bell(&waiter, &bell);
+	assert_int_equal(eventfd_write(bell, 1), 0);
+	for (int i = 0; i < 200; i++) {
+		uint64_t begin_ns = fa_now_ns();
+
+		(void)fa_waiter_look(&waiter);
+		waiter.spin_ns = 0;
+		fa_waiter_wait(&waiter, begin_ns + FA_NS_PER_MS);
+		n_heard += waiter.heard;
+		/* As one does that was prepared. */
+		waiter.heard = false;
+	}
+	/* Four, and 64 without; so twice, and the beginning of the third. */
+	assert_int_equal(n_heard, 12);
+	fa_waiter_deinit(&waiter);
+	close(bell);
 }
 
 static void test_pause(void **state)
@@ -158,6 +347,10 @@ int main(void)
 		cmocka_unit_test(test_look),
 		cmocka_unit_test(test_ping_pong),
 		cmocka_unit_test(test_ping_pong_polled),
+		cmocka_unit_test(test_ping_pong_bells),
+		cmocka_unit_test(test_prepare),
+		cmocka_unit_test(test_bell),
+		cmocka_unit_test(test_bell_in_vain),
 		cmocka_unit_test(test_pause),
 		cmocka_unit_test(test_slow_ones),
 		cmocka_unit_test(test_until),

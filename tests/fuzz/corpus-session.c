@@ -118,6 +118,58 @@ static void attention(struct fa_case attention_case, uint32_t buffer, uint32_t n
 	put(flags, message);
 }
 
+/* Waits for 1 in @slot (of its own: for 0), and gives slot 1 the value @signal. */
+static void add_gates(struct fa_wire_message *message, uint32_t slot, uint64_t signal)
+{
+	static struct fa_wire_gate wait, signals[2];
+
+	wait = (struct fa_wire_gate){ .slot = slot, .value = slot != 0 };
+	signals[0] = (struct fa_wire_gate){ .slot = 1, .value = signal };
+	signals[1] = (struct fa_wire_gate){ .slot = 1, .value = signal };
+	message->waits = &wait;
+	message->n_waits = 1;
+	message->signals = signals;
+	message->n_signals = slot == 64 ? 2 : 1;
+}
+
+static void gated(struct fa_case attention_case, uint32_t buffer, uint32_t number, uint64_t value,
+                  uint32_t slot, uint64_t signal)
+{
+	struct fa_wire_message message;
+
+	fa_case_plan(&attention_case);
+	message = fa_case_message(&attention_case, buffer, 0, number, value);
+	add_gates(&message, slot, signal + value);
+	put(0, message);
+}
+
+static void marker(uint32_t number, uint64_t value, uint32_t slot, uint64_t signal)
+{
+	struct fa_wire_message message = fa_raw_message(FA_WIRE_MARKER);
+
+	message.marker.stream = number;
+	message.marker.value = value;
+	add_gates(&message, slot, signal);
+	put(0, message);
+}
+
+static void layers(uint32_t number, uint64_t value, uint32_t n_layers)
+{
+	struct fa_wire_message message = fa_raw_message(FA_WIRE_STEP_ATTEND_LAYERS);
+
+	message.step_attend_layers.attend.stream = number;
+	message.step_attend_layers.attend.value = value;
+	message.step_attend_layers.attend.step = 1;
+	message.step_attend_layers.n_layers = n_layers;
+	message.step_attend_layers.has_wait = true;
+	message.step_attend_layers.wait.value = 1;
+	message.step_attend_layers.has_signal = true;
+	message.step_attend_layers.signal.slot = 2;
+	message.step_attend_layers.signal.value = 1;
+	message.step_attend_layers.signal_increment = 1;
+	put(0, message);
+}
+
 static void cancel(uint32_t number, uint64_t value)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_CANCEL);
@@ -262,6 +314,44 @@ int main(int argc, char **argv)
 		put(fds | PACKET_WAIT, message);
 	}
 	save(directory, "descriptors");
+
+	hello();
+	registers(1, PACKET_MEMFD);
+	put(PACKET_WAIT, fa_raw_message(FA_WIRE_TIMELINE_SETUP));
+	stream(FA_WIRE_STREAM_CREATE, 1);
+	gated(plain, 1, 0, 1, 0, 1);                    /* met, as 0 is */
+	gated(plain, 1, 1, 1, FA_WIRE_GATE_OUT | 1, 1); /* behind that one */
+	gated(plain, 1, 0, 2, 5, 1);                    /* never */
+	marker(1, 2, 6, 1);
+	marker(0, 3, 64, 1); /* no such slot */
+	layers(0, 4, 3);
+	layers(1, 3, 257);
+	cancel(0, 5);
+	cancel(0, 2);
+	put(PACKET_WAIT, fa_raw_message(FA_WIRE_TIMELINE_SETUP));
+	cancel(1, 2);
+	put(PACKET_WAIT, fa_raw_message(FA_WIRE_STATUS));
+	save(directory, "timeline");
+
+	/* A ring, which nothing is put into, and markers beside it; a second one. */
+	hello();
+	message = fa_raw_message(FA_WIRE_RING_SETUP);
+	put(PACKET_WAIT, message);
+	stream(FA_WIRE_STREAM_CREATE, 2);
+	for (uint64_t value = 1; value <= 4; ++value) {
+		message = fa_raw_message(FA_WIRE_MARKER);
+		message.marker.stream = value % 2 ? 2 : 0;
+		message.marker.value = (value + 1) / 2;
+		put(value % 2 ? 0 : PACKET_WAIT, message);
+	}
+	message = fa_raw_message(FA_WIRE_RING_SETUP);
+	message.ring_setup.bytes = UINT64_MAX;
+	put(PACKET_WAIT, message);
+	put(PACKET_WAIT, fa_raw_message(FA_WIRE_STATUS));
+	message = fa_raw_message(FA_WIRE_MARKER);
+	message.marker.value = 9;
+	put(PACKET_WAIT, message);
+	save(directory, "ring");
 
 	message = fa_raw_hello_message("future");
 	message.hello.version_min = message.hello.version_max = 9;

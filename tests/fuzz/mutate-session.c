@@ -172,9 +172,56 @@ static void change_attention(struct fa_wire_attention *attention)
 	}
 }
 
+static void change_layers(struct fa_wire_step_attend_layers *layers)
+{
+	switch (pick(5)) {
+	case 0:
+		CHANGE(layers->n_layers);
+		break;
+	case 1:
+		CHANGE(layers->q_bytes);
+		break;
+	case 2:
+		layers->has_wait = pick(2);
+		layers->wait.slot = pick(66);
+		CHANGE(layers->wait_increment);
+		break;
+	case 3:
+		layers->has_signal = pick(2);
+		layers->signal.slot = pick(66);
+		CHANGE(layers->signal_increment);
+		break;
+	default:
+		CHANGE(layers->attend.value);
+		break;
+	}
+}
+
+/* Some that are met at once, some never, some that cannot be. */
+static void change_gates(struct fa_wire_message *message)
+{
+	static struct fa_wire_gate gates[2][FA_WIRE_GATES_MAX];
+
+	for (size_t i = 0; i < 2; ++i)
+		for (size_t j = 0; j < FA_WIRE_GATES_MAX; ++j) {
+			gates[i][j] = (struct fa_wire_gate){ .slot = pick(66), .value = pick(4) };
+			if (!pick(4))
+				gates[i][j].slot |= FA_WIRE_GATE_OUT;
+			if (!pick(8))
+				CHANGE(gates[i][j].value);
+		}
+	message->n_waits = pick(FA_WIRE_GATES_MAX + 1);
+	message->n_signals = pick(FA_WIRE_GATES_MAX + 1);
+	message->waits = message->n_waits ? gates[0] : NULL;
+	message->signals = message->n_signals ? gates[1] : NULL;
+}
+
 static void change_message(struct fa_wire_message *message)
 {
-	switch (pick(8)) {
+	switch (pick(9)) {
+	case 2:
+		change_gates(message);
+		return;
 	case 0:
 		message->fds = (uint8_t)pick(10);
 		return;
@@ -240,6 +287,18 @@ static void change_message(struct fa_wire_message *message)
 	case FA_WIRE_STREAM_FREE:
 		CHANGE(message->stream_free.stream);
 		break;
+	case FA_WIRE_RING_SETUP:
+		CHANGE(message->ring_setup.bytes);
+		break;
+	case FA_WIRE_STEP_ATTEND_LAYERS:
+		change_layers(&message->step_attend_layers);
+		break;
+	case FA_WIRE_MARKER:
+		if (pick(2))
+			CHANGE(message->marker.stream);
+		else
+			CHANGE(message->marker.value);
+		break;
 	case FA_WIRE_CANCEL:
 		if (pick(2))
 			CHANGE(message->cancel.stream);
@@ -289,6 +348,15 @@ static void new_message(struct fa_wire_message *ret_message)
 		break;
 	case FA_WIRE_STREAM_FREE:
 		ret_message->stream_free.stream = 1 + pick(3);
+		break;
+	case FA_WIRE_STEP_ATTEND_LAYERS:
+		ret_message->step_attend_layers.attend.stream = pick(3);
+		ret_message->step_attend_layers.attend.value = 1 + pick(4);
+		ret_message->step_attend_layers.n_layers = pick(4);
+		break;
+	case FA_WIRE_MARKER:
+		ret_message->marker.stream = pick(3);
+		ret_message->marker.value = 1 + pick(4);
 		break;
 	case FA_WIRE_CANCEL:
 		ret_message->cancel.stream = pick(3);

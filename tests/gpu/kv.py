@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """
 What the KV cache is measured by on a GPU, in one run: its kernels beside what bounds them
-(bench/time-paged: decode beside a bare read, prefill beside the dense kernels, append beside
-a copy), and the time from a daemon's death to the next answer over a pool of 64 GiB
-(bin/fabench restart). Run in the GPU bundle, as bench/kv.py; prints a line a number, and
---json FILE writes what tests/bench/results.py keeps.
+(bench/time-paged: decode beside a bare read and beside every --peer, prefill beside the
+dense kernels, append beside a copy), and the time from a daemon's death to the next answer
+over a pool of 64 GiB (bin/fabench restart). Run in the GPU bundle, as bench/kv.py; prints
+a line a number, and --json FILE writes what tests/bench/results.py keeps.
 """
 import argparse
 import datetime
@@ -14,7 +14,8 @@ import subprocess
 import sys
 
 BUNDLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
-PROGRAMS = (["bench/time-paged", "--json"], ["bin/fabench", "restart", "--json"])
+TIME_PAGED = "bench/time-paged"
+PROGRAMS = ([TIME_PAGED, "--json"], ["bin/fabench", "restart", "--json"])
 
 
 def measure(bundle, command):
@@ -25,14 +26,24 @@ def measure(bundle, command):
     return json.loads(output.stdout)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def run(programs, name, description):
+    """Runs each of @programs, and keeps what they say as if @name had said it."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bundle", default=BUNDLE, help="where bin/ and bench/ are (default: beside this)")
+    if any(command[0] == TIME_PAGED for command in programs):
+        parser.add_argument("--peer", metavar="LIBRARY[:NAME]", action="append", default=[],
+                            help="other kernels for decode, see tests/gpu/peer.h")
+        parser.add_argument("--store", metavar="NAME", action="append", default=[],
+                            help="decode over pages of codes as well: e4m3, int8, e4m3-heads, int8-heads")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
 
     device, results = "", []
-    for command in PROGRAMS:
+    stores = [[TIME_PAGED, "--json", "--only", "decode", "--store", name]
+              for name in getattr(args, "store", [])]
+    for command in [*programs, *stores]:
+        if command[0] == TIME_PAGED and command not in stores:
+            command = [*command, *(word for peer in args.peer for word in ("--peer", peer))]
         said = measure(args.bundle, command)
         device = device or said.get("device", "")
         for result in said["results"]:
@@ -43,7 +54,7 @@ def main():
             print(f"{result['name']:<52} {result['value']:10.4g} {result['unit']:<8} {peer}", flush=True)
     if args.json:
         recorded = {
-            "command": "bench/kv.py",
+            "command": name,
             "machine": device,
             "date": datetime.date.today().isoformat(),
             "results": results,
@@ -54,4 +65,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(PROGRAMS, "bench/kv.py", __doc__)

@@ -2,6 +2,7 @@
 
 #include "common/cudriver.h"
 #include "kernels/cuda/paged-images.h"
+#include "tests/gpu/gpu.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,12 +17,13 @@ struct paged_gpu {
 	CUdevice device;
 	struct fa_cuda_chip chip;
 	char name[128];
-	CUmodule modules[FA_CUDA_PAGED_IMAGES], dense_modules[FA_CUDA_IMAGES], measure;
-	CUfunction *kernels, *dense; /* [fa_cuda_paged_kernels_count], [fa_cuda_kernels_count] */
-	CUfunction poison, spin, bare, read, normal;
+	struct fa_gpu *dense; /* the same device, with the dense kernels */
+	CUmodule modules[FA_CUDA_PAGED_IMAGES], measure;
+	CUfunction *kernels; /* [fa_cuda_paged_kernels_count] */
+	CUfunction poison, spin, bare, read, normal, token_major;
 	CUdeviceptr flush, workspace;
 	size_t workspace_bytes;
-	uint32_t epoch;
+	uint64_t epoch;
 	CUevent start, stop;
 };
 
@@ -60,26 +62,19 @@ static CUfunction function(struct paged_gpu *gpu, CUmodule module, const char *s
 static void load(struct paged_gpu *gpu)
 {
 	gpu->kernels = calloc(fa_cuda_paged_kernels_count, sizeof(*gpu->kernels));
-	gpu->dense = calloc(fa_cuda_kernels_count, sizeof(*gpu->dense));
-	if (!gpu->kernels || !gpu->dense)
+	if (!gpu->kernels)
 		abort();
-	for (int i = 0; i < FA_CUDA_PAGED_IMAGES; i++)
-		MUST(cuModuleLoadData(&gpu->modules[i], fa_cuda_paged_images[i].data));
-	for (size_t i = 0; i < fa_cuda_paged_kernels_count; i++)
-		gpu->kernels[i] = function(gpu, gpu->modules[fa_cuda_paged_kernels[i].image],
-		                           fa_cuda_paged_kernels[i].symbol,
-		                           fa_cuda_paged_kernels[i].shared_bytes);
-	/* The dense ones that this chip runs. */
-	for (size_t i = 0; i < fa_cuda_kernels_count; i++) {
-		const struct fa_cuda_kernel *kernel = &fa_cuda_kernels[i];
+	for (size_t i = 0; i < fa_cuda_paged_kernels_count; i++) {
+		const struct fa_cuda_paged_kernel *kernel = &fa_cuda_paged_kernels[i];
 
-		if (kernel->arch > gpu->chip.arch)
+		/* Tests plan for chips with less shared memory, too. */
+		if (!fa_cuda_paged_kernel_runs(kernel, &gpu->chip))
 			continue;
-		if (!gpu->dense_modules[kernel->image])
-			MUST(cuModuleLoadData(&gpu->dense_modules[kernel->image],
-			                      fa_cuda_images[kernel->image].data));
-		gpu->dense[i] = function(gpu, gpu->dense_modules[kernel->image], kernel->symbol,
-		                         kernel->shared_bytes);
+		if (!gpu->modules[kernel->image])
+			MUST(cuModuleLoadData(&gpu->modules[kernel->image],
+			                      fa_cuda_paged_images[kernel->image].data));
+		gpu->kernels[i] = function(gpu, gpu->modules[kernel->image], kernel->symbol,
+		                           kernel->shared_bytes);
 	}
 	MUST(cuModuleLoadData(&gpu->measure, paged_measure_image));
 	gpu->poison = function(gpu, gpu->measure, "fa_test_poison_shared",
@@ -88,6 +83,7 @@ static void load(struct paged_gpu *gpu)
 	gpu->bare = function(gpu, gpu->measure, "fa_test_bare", 0);
 	gpu->read = function(gpu, gpu->measure, "fa_test_read", 0);
 	gpu->normal = function(gpu, gpu->measure, "fa_test_normal", 0);
+	gpu->token_major = function(gpu, gpu->measure, "fa_test_token_major", 0);
 }
 
 struct paged_gpu *paged_gpu_open(void)
@@ -121,6 +117,9 @@ struct paged_gpu *paged_gpu_open(void)
 		.sms = attribute(gpu, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
 	};
 	load(gpu);
+	gpu->dense = fa_gpu_open();
+	if (!gpu->dense)
+		abort();
 	MUST(cuEventCreate(&gpu->start, 0));
 	MUST(cuEventCreate(&gpu->stop, 0));
 	return gpu;
@@ -138,7 +137,7 @@ struct paged_gpu *paged_gpu_close(struct paged_gpu *gpu)
 	MUST(cuEventDestroy(gpu->stop));
 	MUST(cuDevicePrimaryCtxRelease(gpu->device));
 	free(gpu->kernels);
-	free(gpu->dense);
+	fa_gpu_close(gpu->dense);
 	free(gpu);
 	return NULL;
 }
@@ -232,6 +231,17 @@ void paged_gpu_plan_free(struct paged_gpu *gpu, struct paged_gpu_plan *plan)
 	plan->blob = 0;
 }
 
+static void make_maps(struct paged_gpu *gpu, const struct fa_cuda_map *maps, uint32_t n,
+                      struct fa_cuda_maps *ret_maps)
+{
+	for (uint32_t i = 0; i < n; i++)
+		if (fa_cudriver_map(&gpu->driver, maps[i].data, maps[i].dims, maps[i].strides,
+		                    maps[i].box, &ret_maps->maps[i]) != CUDA_SUCCESS) {
+			fprintf(stderr, "the driver refuses map %u\n", i);
+			abort();
+		}
+}
+
 void paged_gpu_launch(struct paged_gpu *gpu, const struct paged_gpu_plan *plan,
                       const struct fa_paged_request *request)
 {
@@ -241,8 +251,10 @@ void paged_gpu_launch(struct paged_gpu *gpu, const struct paged_gpu_plan *plan,
 
 	for (int i = 0; i < n; i++) {
 		const struct fa_cuda_paged_kernel *kernel = launches[i].kernel;
-		void *args[] = { &launches[i].args };
+		struct fa_cuda_maps maps;
+		void *args[] = { &launches[i].args, &maps };
 
+		make_maps(gpu, launches[i].maps, launches[i].n_maps, &maps);
 		MUST(cuLaunchKernel(gpu->kernels[kernel - fa_cuda_paged_kernels],
 		                    launches[i].grid_x, launches[i].grid_y, 1,
 		                    (unsigned int)kernel->threads, 1, 1,
@@ -255,7 +267,6 @@ int paged_gpu_dense(struct paged_gpu *gpu, const struct fa_cuda_chip *chip,
 {
 	struct fa_cuda_launch launch;
 	char text[256] = "";
-	void *args[] = { &launch.args };
 	int r;
 
 	r = fa_cuda_attention_plan(chip, params, text, sizeof(text), &launch);
@@ -263,9 +274,7 @@ int paged_gpu_dense(struct paged_gpu *gpu, const struct fa_cuda_chip *chip,
 		fprintf(stderr, "%s\n", text);
 		return r;
 	}
-	MUST(cuLaunchKernel(gpu->dense[launch.kernel - fa_cuda_kernels], launch.grid, 1, 1,
-	                    (unsigned int)launch.kernel->threads, 1, 1,
-	                    (unsigned int)launch.kernel->shared_bytes, NULL, args, NULL));
+	fa_gpu_launch(gpu->dense, &launch, NULL);
 	return 0;
 }
 
@@ -313,6 +322,18 @@ void paged_gpu_normal(struct paged_gpu *gpu, uint64_t to, size_t bytes, uint32_t
 
 	MUST(cuLaunchKernel(gpu->normal, (unsigned int)gpu->chip.sms * 8, 1, 1, 256, 1, 1, 0, NULL,
 	                    args, NULL));
+}
+
+void paged_gpu_token_major(struct paged_gpu *gpu, uint64_t from, size_t page_stride_bytes,
+                           uint64_t to, uint64_t pages, uint32_t heads, uint32_t tokens,
+                           uint32_t row_bytes)
+{
+	uint64_t stride = page_stride_bytes / 16;
+	uint32_t row = row_bytes / 16;
+	void *args[] = { &from, &stride, &to, &pages, &heads, &tokens, &row };
+
+	MUST(cuLaunchKernel(gpu->token_major, (unsigned int)gpu->chip.sms * 8, 1, 1, 256, 1, 1, 0,
+	                    NULL, args, NULL));
 }
 
 void paged_gpu_time_start(struct paged_gpu *gpu)

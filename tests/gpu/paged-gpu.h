@@ -52,5 +52,9 @@ void paged_gpu_flush(struct paged_gpu *gpu);
 void paged_gpu_spin(struct paged_gpu *gpu, uint64_t ns);
 void paged_gpu_bare(struct paged_gpu *gpu, uint64_t pieces, uint64_t count, uint32_t piece_bytes);
 void paged_gpu_normal(struct paged_gpu *gpu, uint64_t to, size_t bytes, uint32_t seed);
+/* Pages of [head][token][dim], @page_stride_bytes apart, as pages of [token][head][dim]. */
+void paged_gpu_token_major(struct paged_gpu *gpu, uint64_t from, size_t page_stride_bytes,
+                           uint64_t to, uint64_t pages, uint32_t heads, uint32_t tokens,
+                           uint32_t row_bytes);
 void paged_gpu_time_start(struct paged_gpu *gpu);
 double paged_gpu_time_stop_ns(struct paged_gpu *gpu);

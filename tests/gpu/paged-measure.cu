@@ -57,6 +57,23 @@ extern "C" __global__ void fa_test_read(const uint4 *data, uint64_t count, uint3
 		*ret = x;
 }
 
+/* Copies @pages pages, @page_stride apart, from [head][token][row] to [token][head][row] close
+ * together; all in pieces of 16 bytes, as are the stride and a row of @row of them. */
+extern "C" __global__ void fa_test_token_major(const uint4 *from, uint64_t page_stride, uint4 *to,
+                                               uint64_t pages, uint32_t heads, uint32_t tokens,
+                                               uint32_t row)
+{
+	const uint64_t page_pieces = (uint64_t)heads * tokens * row;
+
+	for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < pages * page_pieces;
+	     i += (uint64_t)gridDim.x * blockDim.x) {
+		const uint64_t page = i / page_pieces, rows = i % page_pieces / row;
+		const uint64_t token = rows / heads, head = rows % heads;
+
+		to[i] = from[page * page_stride + (head * tokens + token) * row + i % row];
+	}
+}
+
 /* bf16 elements, about normal with variance 1. */
 extern "C" __global__ void fa_test_normal(uint16_t *data, uint64_t count, uint32_t seed)
 {

@@ -12,10 +12,17 @@ Contestants take turns; the median of the samples counts. Inputs are random and 
 Heads * dim is 2048 and tokens 16,384 in every cell. Prints a line a cell, TFLOP/s,
 our speed over each peer's, and clock and power; --json FILE writes what
 tests/bench/results.py keeps.
+
+--peers FILE.py adds contestants. The file defines contestants(cell), which returns
+{name: launch} for what it can do of a cell (see class Cell; {} for nothing). launch(i)
+enqueues the attention of cell.sets[i] on PyTorch's current stream and returns its result,
+[batch, heads, tokens, dim], which is compared with the others' before anything is timed. It
+is called often: what it needs is to be prepared in contestants().
 """
 import argparse
 import ctypes
 import datetime
+import importlib.util
 import json
 import shlex
 import statistics
@@ -103,12 +110,18 @@ def view(tensor):
 
 
 class Cell:
+    """
+    One size and mask, with inputs: sets[i] is q, k, v, each [batch, heads, tokens, dim]
+    as a view of [batch, tokens, heads, dim]. dtype is a key of DTYPES, scale is that of q . k.
+    """
     SETS = 2
 
     def __init__(self, dtype, dim, seqlen, causal, tokens=16384, width=2048):
         code, torch_dtype = DTYPES[dtype]
         self.name = f"prefill/{dtype}/d{dim}-s{seqlen}/{'causal' if causal else 'full'}"
-        batch, heads, self.causal = tokens // seqlen, width // dim, causal
+        batch, heads = tokens // seqlen, width // dim
+        self.dtype, self.dim, self.seqlen, self.causal = dtype, dim, seqlen, causal
+        self.scale = dim ** -0.5
         shape = (batch, seqlen, heads, dim)
         make = lambda: torch.randn(shape, device="cuda", dtype=torch_dtype).transpose(1, 2)
         self.sets = [(make(), make(), make()) for _ in range(self.SETS)]
@@ -117,7 +130,7 @@ class Cell:
         self.params = [Params(dtype=code, batch=batch, heads=heads, kv_heads=heads,
                               head_dim=dim, head_dim_v=dim, seqlen_q=seqlen, seqlen_k=seqlen,
                               q=view(q), k=view(k), v=view(v), out=view(self.out),
-                              scale=dim ** -0.5, causal=causal, window_left=-1, window_right=-1)
+                              scale=self.scale, causal=causal, window_left=-1, window_right=-1)
                        for q, k, v in self.sets]
         pairs = seqlen * (seqlen + 1) // 2 if causal else seqlen * seqlen
         self.flops = 4 * pairs * dim * heads * batch
@@ -127,7 +140,13 @@ class Cell:
         does not cover the cell."""
         launches = [gpu.on(kernel, params) if kernel else gpu.planned(params)
                     for params in self.params]
-        return (lambda i: launches[i]()) if all(launches) else None
+        if not all(launches):
+            return None
+
+        def launch(i):
+            launches[i]()
+            return self.out
+        return launch
 
     def peer(self, backend):
         def launch(i):
@@ -135,11 +154,11 @@ class Cell:
                 return scaled_dot_product_attention(*self.sets[i], is_causal=self.causal)
         return launch
 
-    def check(self, ours, peer):
+    def check(self, name, launch, judge):
         for i in range(self.SETS):
             self.out.fill_(float("nan"))
-            ours(i)
-            torch.testing.assert_close(self.out, peer(i), atol=2e-2, rtol=2e-2)
+            torch.testing.assert_close(launch(i), judge(i), atol=2e-2, rtol=2e-2,
+                                       msg=lambda text: f"{name}, set {i}: {text}")
 
 
 def sample(gpu, launch, i):
@@ -189,6 +208,13 @@ def sustained(gpu, contestants, samples, rounds=3):
     return {name: statistics.median(values) for name, values in times.items()}
 
 
+def load_peers(path):
+    spec = importlib.util.spec_from_file_location("peers", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.contestants
+
+
 class Clocks:
     """Clock and power, read beside the measurement all the time."""
 
@@ -229,9 +255,11 @@ class Clocks:
 
 
 def main():
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", required=True, help="build/tests/gpu/libfagpu.so")
     parser.add_argument("--other", help="another build of it, as a further contestant")
+    parser.add_argument("--peers", metavar="FILE.py", help="further contestants, see above")
     parser.add_argument("--dtypes", default="bf16")
     parser.add_argument("--dims", default="64,128,256")
     parser.add_argument("--seqlens", default="512,1024,2048,4096,8192,16384")
@@ -247,6 +275,7 @@ def main():
 
     gpu = Gpu(args.library)
     other = Gpu(args.other) if args.other else None
+    more_peers = load_peers(args.peers) if args.peers else lambda cell: {}
     clocks = Clocks()
     results = []
     device = torch.cuda.get_device_name()
@@ -273,8 +302,10 @@ def main():
                     if other:
                         peers["other"] = cell.ours(other)
                     judge = next(iter(peers.values()))
-                    for launch in ours.values():
-                        cell.check(launch, judge)
+                    more = more_peers(cell)
+                    for name, launch in {**ours, **more}.items():
+                        cell.check(name, launch, judge)
+                    peers.update(more)
                     mark = clocks.mark()
                     times = (boost if args.state == "boost" else sustained)(
                         gpu, {**ours, **peers}, args.samples)

@@ -393,14 +393,22 @@ static void *run(struct fa_gpu *gpu, const struct fa_request *request,
 	return out;
 }
 
-/* FlashAttention's rule: twice the error of the naive computation in the same type,
- * plus what rounding near the values costs. */
+/*
+ * FlashAttention's rule: twice the error of the naive computation in the same type,
+ * plus what rounding near the values costs. For fp32 a fixed share of the largest value;
+ * but a score is rounded in steps of 2^-23 of itself, whoever computes it, and a weight is
+ * off by as much as its score is, and so with large scores (no score that counts is
+ * above the LSE) twice that is allowed, if it is more.
+ */
 static double allowed(const struct fa_request *request,
                       const struct fa_request_reference *reference)
 {
 	const int64_t count = rows_of(request) * request->params.head_dim_v;
-	double naive = 0, rounding = 0, largest = 0;
+	double naive = 0, rounding = 0, largest = 0, lse = 0;
 
+	for (int64_t i = 0; i < rows_of(request); i++)
+		if (isfinite(reference->lse[i]))
+			lse = fmax(lse, fabs(reference->lse[i]));
 	for (int64_t i = 0; i < count; i++) {
 		const double value = reference->out[i];
 
@@ -415,7 +423,7 @@ static double allowed(const struct fa_request *request,
 		largest = fmax(largest, fabs(value));
 	}
 	if (request->params.dtype == FA_ATTENTION_F32)
-		return 1e-5 * largest;
+		return fmax(1e-5, 2 * ldexp(lse, -23)) * largest;
 	return 2 * naive + 2 * rounding;
 }
 

@@ -3,8 +3,9 @@
  * that covers the request.
  *   test-attention [--seed N] [--random N] [--reruns N] [--kernel PART] [CASE...]
  * Without a CASE all are run; --list says which there are. --kernel leaves out kernels
- * whose names do not contain PART: racecheck takes minutes for one. --probe runs none. Skips (77)
- * without a GPU.
+ * whose names do not contain PART: racecheck takes minutes for one. --probe runs none. --fault
+ * reads what is nobody's, and dies of it, and with it all of its MPS server. Skips (77) without
+ * a GPU.
  */
 #include "tests/gpu/cases.h"
 #include "tests/kernels/reference.h"
@@ -412,7 +413,8 @@ int main(int argc, char **argv)
 {
 	struct fa_cases cases = { .count = 200, .reruns = 1000, .kernel = "" };
 	uint64_t seed = (uint64_t)time(NULL);
-	bool wanted[COUNT(all)] = { false }, any = false, probe = false, want_all = false;
+	bool wanted[COUNT(all)] = { false }, any = false, probe = false, fault = false;
+	bool want_all = false;
 
 	for (int i = 1; i < argc; i++) {
 		const bool more = i + 1 < argc;
@@ -430,6 +432,8 @@ int main(int argc, char **argv)
 		}
 		if (!strcmp(argv[i], "--probe")) {
 			probe = true;
+		} else if (!strcmp(argv[i], "--fault")) {
+			fault = true;
 		} else if (!strcmp(argv[i], "--seed") && more) {
 			seed = strtoull(argv[++i], NULL, 0);
 		} else if (!strcmp(argv[i], "--random") && more) {
@@ -450,6 +454,11 @@ int main(int argc, char **argv)
 		printf("%s\n", fa_gpu_name(cases.gpu));
 		fa_gpu_close(cases.gpu);
 		return 0;
+	}
+	if (fault) {
+		fa_gpu_compare(cases.gpu, 16, 16, 4096, 16);
+		fa_gpu_sync(cases.gpu);
+		return 1;
 	}
 	cases.checks = calloc(fa_cuda_kernels_count, sizeof(*cases.checks));
 	if (!cases.checks)

@@ -5,7 +5,7 @@
  *   test-paged [--seed N] [--random N] [--every N] [--small]
  * Skips (77) without a GPU.
  */
-#include "tests/gpu/paged-gpu.h"
+#include "tests/gpu/paged-device.h"
 #include "tests/kernels/paged-problem.h"
 #include "tests/kernels/reference.h"
 
@@ -17,132 +17,20 @@
 #include <string.h>
 #include <time.h>
 
-static struct paged_gpu *gpu;
 static int passed, failed;
-static jmp_buf failure;
 
-/* ---- what paged-problem.c wants */
-
-static uint64_t random_state = 1;
-
-void problem_seed(uint64_t seed)
+/* Lets launches carry the table, which nobody may then read in memory. */
+static void hide_table(struct paged_device *device, const struct paged_problem *problem)
 {
-	random_state = seed * 2 + 1;
-	for (int i = 0; i < 8; i++)
-		problem_random(2);
+	device->step.host_table = problem->table;
+	paged_gpu_fill(paged_device_gpu, device->table, 0xfe, problem->step.table_entries * 4);
 }
 
-uint64_t problem_random(uint64_t below)
+static void show_table(struct paged_device *device, const struct paged_problem *problem)
 {
-	uint64_t x;
-
-	random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-	x = random_state ^ random_state >> 29;
-	x *= 0x9e3779b97f4a7c15u;
-	return (x >> 20) % below;
-}
-
-double problem_normal(void)
-{
-	double sum = 0;
-
-	for (int i = 0; i < 4; i++)
-		sum += (double)problem_random(1u << 24) / (1u << 24) - 0.5;
-	return sum * 1.7320508;
-}
-
-void paged_fail(const char *format, ...)
-{
-	va_list args;
-
-	printf("FAIL ");
-	va_start(args, format);
-	vprintf(format, args);
-	va_end(args);
-	printf("\n");
-	fflush(stdout);
-	longjmp(failure, 1);
-}
-
-/* ---- a problem on the device */
-
-struct device {
-	struct fa_paged_cache cache;
-	struct fa_paged_step step;
-	struct fa_paged_request request;
-	uint64_t pool, table, tree, positions, q, out, lse, slopes, sinks;
-};
-
-static uint64_t upload_new(const void *from, size_t bytes)
-{
-	const uint64_t to = paged_gpu_alloc(gpu, bytes);
-
-	if (!to)
-		paged_fail("no memory for %zu bytes", bytes);
-	paged_gpu_upload(gpu, to, from, bytes);
-	return to;
-}
-
-static size_t tree_words(const struct paged_problem *problem)
-{
-	size_t words = 0;
-
-	for (int32_t b = 0; b < problem->spec.batch; b++) {
-		const size_t n_new = problem->spec.n_new[b];
-
-		if (problem->tree_start[b] != FA_PAGED_NO_TREE)
-			words = problem->tree_start[b] + n_new * ((n_new + 31) / 32);
-	}
-	return words;
-}
-
-#define POINTER(address) ((void *)(uintptr_t)(address))
-
-static void device_init(struct device *device, const struct paged_problem *problem)
-{
-	const struct paged_spec *spec = &problem->spec;
-	struct fa_paged_attention *p = &device->request.attention;
-	const size_t tokens = problem->cu_new[spec->batch];
-
-	memset(device, 0, sizeof(*device));
-	device->request = problem->request;
-	device->cache = problem->cache;
-	device->step = problem->step;
-	device->pool = upload_new(problem->cache.pool, problem->pool_bytes);
-	device->table = upload_new(problem->table, problem->step.table_entries * 4);
-	device->q = upload_new(problem->q, problem->q_bytes);
-	device->out = upload_new(problem->out, problem->out_bytes);
-	device->lse = upload_new(problem->lse, problem->lse_bytes);
-	device->slopes = upload_new(problem->slopes, sizeof(problem->slopes));
-	device->sinks = upload_new(problem->sinks, sizeof(problem->sinks));
-	device->cache.pool = POINTER(device->pool);
-	device->step.table = POINTER(device->table);
-	p->cache = &device->cache;
-	p->step = &device->step;
-	p->q.data = POINTER(device->q);
-	p->out.data = POINTER(device->out);
-	p->lse = p->lse ? POINTER(device->lse) : NULL;
-	p->alibi_slopes = p->alibi_slopes ? POINTER(device->slopes) : NULL;
-	p->sinks = p->sinks ? POINTER(device->sinks) : NULL;
-	if (p->tree) {
-		device->tree = upload_new(problem->tree, tree_words(problem) * 4);
-		device->positions = upload_new(problem->positions, tokens * 4);
-		p->tree = POINTER(device->tree);
-		p->positions = POINTER(device->positions);
-	}
-}
-
-static void device_deinit(struct device *device)
-{
-	paged_gpu_free(gpu, device->pool);
-	paged_gpu_free(gpu, device->table);
-	paged_gpu_free(gpu, device->tree);
-	paged_gpu_free(gpu, device->positions);
-	paged_gpu_free(gpu, device->q);
-	paged_gpu_free(gpu, device->out);
-	paged_gpu_free(gpu, device->lse);
-	paged_gpu_free(gpu, device->slopes);
-	paged_gpu_free(gpu, device->sinks);
+	device->step.host_table = NULL;
+	paged_gpu_upload(paged_device_gpu, device->table, problem->table,
+	                 problem->step.table_entries * 4);
 }
 
 static const enum fa_attention_dtype dtypes[] = { FA_ATTENTION_F32, FA_ATTENTION_F16,
@@ -189,36 +77,24 @@ static void make_small(struct paged_spec *spec)
 
 /* ---- attention */
 
-static void run(struct device *device, struct paged_problem *problem,
-                const struct paged_gpu_plan *plan)
-{
-	paged_gpu_fill(gpu, device->out, 0xff, problem->out_bytes);
-	paged_gpu_fill(gpu, device->lse, 0xff, problem->lse_bytes);
-	paged_gpu_poison_shared(gpu);
-	paged_gpu_launch(gpu, plan, &device->request);
-	paged_gpu_sync(gpu);
-	paged_gpu_download(gpu, problem->out, device->out, problem->out_bytes);
-	paged_gpu_download(gpu, problem->lse, device->lse, problem->lse_bytes);
-}
-
-static void check_on(struct device *device, struct paged_problem *problem,
+static void check_on(struct paged_device *device, struct paged_problem *problem,
                      const struct fa_cuda_chip *chip)
 {
 	void *volatile once = malloc(problem->out_bytes + 1);
 	struct paged_gpu_plan plan = { .blob = 0 };
 	char by[128];
 
-	if (setjmp(failure)) {
+	if (setjmp(paged_failure)) {
 		failed++;
 	} else {
-		if (paged_gpu_plan(gpu, chip, &device->request, &plan) < 0)
+		if (paged_gpu_plan(paged_device_gpu, chip, &device->request, &plan) < 0)
 			paged_fail("%s: no plan", paged_describe(problem));
 		snprintf(by, sizeof(by), "%s, %s, %d blocks",
 		         plan.plan.decode ? plan.plan.decode->symbol : "-",
 		         plan.plan.forward ? plan.plan.forward->symbol : "-", chip->sms);
-		run(device, problem, &plan);
+		paged_device_run(device, problem, &plan);
 		memcpy(once, problem->out, problem->out_bytes);
-		run(device, problem, &plan);
+		paged_device_run(device, problem, &plan);
 		if (memcmp(once, problem->out, problem->out_bytes) != 0)
 			paged_fail("%s on %s: two runs differ", paged_describe(problem), by);
 		paged_judge(problem, by,
@@ -226,28 +102,28 @@ static void check_on(struct device *device, struct paged_problem *problem,
 		                                                    : PAGED_ROUNDS_WEIGHTS_FAST);
 		passed++;
 	}
-	paged_gpu_plan_free(gpu, &plan);
+	paged_gpu_plan_free(paged_device_gpu, &plan);
 	free(once);
 }
 
 static void check(const struct paged_spec *given)
 {
-	const struct fa_cuda_chip *chip = paged_gpu_chip(gpu);
+	const struct fa_cuda_chip *chip = paged_gpu_chip(paged_device_gpu);
 	struct fa_cuda_chip other = *chip;
 	struct paged_spec spec = *given;
 	struct paged_problem problem;
-	struct device device;
+	struct paged_device device;
 	static int number;
 
 	if (number++ % every)
 		return;
 	make_small(&spec);
 	paged_init(&problem, &spec);
-	if (setjmp(failure)) {
+	if (setjmp(paged_failure)) {
 		failed++;
 		return;
 	}
-	device_init(&device, &problem);
+	paged_device_init(&device, &problem);
 	check_on(&device, &problem, chip);
 	other.sms = 1;
 	if (!small)
@@ -255,10 +131,149 @@ static void check(const struct paged_spec *given)
 	other.sms = 7 + (int32_t)problem_random(300);
 	if (!small)
 		check_on(&device, &problem, &other);
+	/* And without the kernels for this chip alone. */
+	other.portable_paged = true;
+	if (!small)
+		check_on(&device, &problem, &other);
 	other.shared_bytes_max = 101376;
 	check_on(&device, &problem, &other);
-	device_deinit(&device);
+	paged_device_deinit(&device);
 	paged_deinit(&problem);
+}
+
+static bool has_small(void)
+{
+	bool has = false;
+
+	for (size_t i = 0; i < fa_cuda_paged_kernels_count; i++)
+		has = has || (fa_cuda_paged_kernels[i].kind == FA_CUDA_PAGED_DECODE &&
+		              fa_cuda_paged_kernels[i].small &&
+		              fa_cuda_paged_kernel_runs(&fa_cuda_paged_kernels[i],
+		                                        paged_gpu_chip(paged_device_gpu)));
+	return has;
+}
+
+/* Of few sequences of the same number of new tokens. */
+struct few {
+	int32_t batch, head_dim, page_tokens, heads, kv_heads;
+	uint32_t n_new, length;
+	bool carried; /* where kernels can */
+};
+
+static void few_one(const struct few *few, int i)
+{
+	struct paged_spec spec = usual;
+	struct paged_problem problem;
+	struct paged_gpu_plan plan = { .blob = 0 };
+	struct paged_device device;
+	void *once;
+	bool carries;
+
+	spec.dtype = i % 2 ? FA_ATTENTION_F16 : FA_ATTENTION_BF16;
+	spec.batch = few->batch;
+	spec.head_dim = spec.head_dim_v = few->head_dim;
+	spec.page_tokens = few->page_tokens;
+	spec.heads = few->heads;
+	spec.kv_heads = few->kv_heads;
+	for (int32_t b = 0; b < spec.batch; b++) {
+		spec.n_new[b] = few->n_new;
+		spec.lengths[b] = few->length + 17 * (uint32_t)b;
+		spec.first[b] = b % 3 == 1 ? 33 : 0;
+	}
+	paged_init(&problem, &spec);
+	once = malloc(problem.out_bytes);
+	if (setjmp(paged_failure)) {
+		failed++;
+		return;
+	}
+	paged_device_init(&device, &problem);
+	check_on(&device, &problem, paged_gpu_chip(paged_device_gpu));
+	memcpy(once, problem.out, problem.out_bytes);
+
+	device.step.host_table = problem.table;
+	if (paged_gpu_plan(paged_device_gpu, paged_gpu_chip(paged_device_gpu), &device.request,
+	                   &plan) < 0)
+		paged_fail("%s: no plan", paged_describe(&problem));
+	carries = plan.plan.table_here > 0;
+	paged_gpu_plan_free(paged_device_gpu, &plan);
+	if (carries != (few->carried && has_small()))
+		paged_fail("%s: a table of %u entries is %scarried", paged_describe(&problem),
+		           problem.step.table_entries, carries ? "" : "not ");
+	if (carries)
+		hide_table(&device, &problem);
+	check_on(&device, &problem, paged_gpu_chip(paged_device_gpu));
+	if (memcmp(once, problem.out, problem.out_bytes) != 0)
+		paged_fail("%s: other bits with the table in the launch", paged_describe(&problem));
+	passed++;
+	paged_device_deinit(&device);
+	paged_deinit(&problem);
+	free(once);
+}
+
+/*
+ * Few and short sequences, with the table in memory and in the launch, of as many entries and
+ * sequences as that can have and of one more: the same bits.
+ */
+static void few(void)
+{
+	static const struct few cases[] = {
+		{ 1, 128, 64, 8, 2, 1, 1000, true },
+		{ 1, 128, 16, 4, 1, 1, 16 * (FA_CUDA_PAGED_TABLE_HERE - 2), true },
+		{ 1, 128, 16, 4, 1, 1, 16 * (FA_CUDA_PAGED_TABLE_HERE - 2) + 1, false },
+		{ FA_CUDA_PAGED_ITEMS_HERE, 128, 32, 8, 2, 1, 40, true },
+		{ FA_CUDA_PAGED_ITEMS_HERE + 1, 128, 32, 8, 2, 1, 40, false },
+		{ 3, 128, 16, 16, 2, 5, 200, true }, /* two fragments of rows */
+		{ 2, 256, 128, 6, 2, 2, 300, true },
+		{ 5, 128, 48, 6, 3, 9, 100, true },
+		{ 2, 64, 16, 4, 1, 1, 100, false }, /* the portable kernel */
+	};
+
+	for (int i = 0; i < (int)(sizeof(cases) / sizeof(cases[0])); i++)
+		few_one(&cases[i], i);
+}
+
+/* One of the four ways to store codes. */
+static struct paged_spec way_of(const struct paged_spec *spec, int i)
+{
+	struct paged_spec way = *spec;
+
+	way.dtype = i / 4 % 2 ? FA_ATTENTION_F16 : FA_ATTENTION_BF16;
+	way.store = i % 2 ? FA_PAGED_INT8 : FA_PAGED_E4M3;
+	way.head_scales = i / 2 % 2;
+	return way;
+}
+
+/* Pages of codes; also with NaNs and infinities. */
+static void codes(void)
+{
+	static const int32_t dims[][2] = { { 128, 128 }, { 64, 64 },  { 256, 256 }, { 16, 48 },
+		                           { 192, 128 }, { 128, 80 }, { 64, 512 } };
+	static const int32_t groups[] = { 4, 1, 8, 3, 16, 5 };
+
+	for (int i = 0; i < 48; i++) {
+		struct paged_spec spec = way_of(&usual, i);
+
+		spec.head_dim = dims[i % 7][0];
+		spec.head_dim_v = dims[i % 7][1];
+		spec.heads = spec.kv_heads * groups[i % 6];
+		spec.page_tokens = 16 << i % 5;
+		spec.layer_major = i % 2;
+		spec.gaps = i % 3 == 1;
+		spec.n_new[0] = 1 + (uint32_t)i % 3;
+		spec.n_new[2] = i % 2 ? 60 : 20;
+		spec.lengths[0] = 200 + 300 * (uint32_t)(i % 4);
+		spec.lengths[2] = 463;
+		spec.first[2] = i % 4 == 1 ? 250 : 0;
+		spec.causal = i % 6 != 5;
+		spec.left_1 = i % 5 == 2 ? 1 + 5 * i : 0;
+		spec.softcap = i % 9 == 8 ? 20 : 0;
+		spec.alibi = i % 8 == 3;
+		spec.sinks = i % 5 == 1;
+		spec.tree = i % 7 == 4;
+		spec.scale = i % 11 == 10 ? -0.1f : 0;
+		spec.broken = i % 3 == 2 ? 4 + i % 5 : 0;
+		check(&spec);
+	}
 }
 
 static void chosen(void)
@@ -381,13 +396,33 @@ static void broken(void)
 	}
 }
 
-/* The last tokens' K grows: other rows, which do not see it, stay as they are to the bit. */
-static void unseen(enum fa_attention_dtype dtype)
+/* The last token's K, and where codes are stored its V. */
+static void grow_last(struct paged_problem *problem, int32_t b, int32_t h)
 {
-	struct paged_spec spec = usual;
+	const struct paged_spec *spec = &problem->spec;
+	const int64_t token = spec->lengths[b] - 1;
+	char *const k = paged_k(problem, 1, b, token, h);
+
+	for (int32_t c = 0; c < spec->head_dim; c++) {
+		if (spec->store == FA_PAGED_PLAIN)
+			reference_set(spec->dtype, k, c, 100 * problem_normal());
+		else
+			k[c] = (char)problem_random(127);
+	}
+	if (spec->store == FA_PAGED_PLAIN)
+		return;
+	memset(paged_v(problem, 1, b, token, h), 0x7e, (size_t)spec->head_dim_v);
+	if (!spec->head_scales)
+		*paged_scale(problem, 1, b, token, h, true) *= 1e10f;
+}
+
+/* The last tokens' K grows: other rows, which do not see it, stay as they are to the bit. */
+static void unseen(enum fa_attention_dtype dtype, int codes)
+{
+	struct paged_spec spec = codes < 0 ? usual : way_of(&usual, codes);
 	struct paged_problem problem;
 	struct paged_gpu_plan plan;
-	struct device device;
+	struct paged_device device;
 	size_t row_bytes;
 	void *once;
 
@@ -399,23 +434,21 @@ static void unseen(enum fa_attention_dtype dtype)
 	paged_init(&problem, &spec);
 	once = malloc(problem.out_bytes);
 	row_bytes = problem.out_bytes / problem.cu_new[2];
-	if (setjmp(failure)) {
+	if (setjmp(paged_failure)) {
 		failed++;
 		return;
 	}
-	device_init(&device, &problem);
-	if (paged_gpu_plan(gpu, paged_gpu_chip(gpu), &device.request, &plan) < 0)
+	paged_device_init(&device, &problem);
+	if (paged_gpu_plan(paged_device_gpu, paged_gpu_chip(paged_device_gpu), &device.request,
+	                   &plan) < 0)
 		paged_fail("no plan");
-	run(&device, &problem, &plan);
+	paged_device_run(&device, &problem, &plan);
 	memcpy(once, problem.out, problem.out_bytes);
 	for (int32_t b = 0; b < 2; b++)
 		for (int32_t h = 0; h < spec.kv_heads; h++)
-			for (int32_t c = 0; c < spec.head_dim; c++)
-				reference_set(dtype,
-				              paged_k(&problem, 1, b, spec.lengths[b] - 1, h), c,
-				              100 * problem_normal());
-	paged_gpu_upload(gpu, device.pool, problem.cache.pool, problem.pool_bytes);
-	run(&device, &problem, &plan);
+			grow_last(&problem, b, h);
+	paged_gpu_upload(paged_device_gpu, device.pool, problem.cache.pool, problem.pool_bytes);
+	paged_device_run(&device, &problem, &plan);
 	for (uint32_t row = 0; row < problem.cu_new[2]; row++) {
 		const bool sees = row + 1 == problem.cu_new[1] || row + 1 == problem.cu_new[2];
 		const size_t at = row * row_bytes;
@@ -425,8 +458,8 @@ static void unseen(enum fa_attention_dtype dtype)
 			           sees ? "did not change" : "saw what it does not see");
 	}
 	passed++;
-	paged_gpu_plan_free(gpu, &plan);
-	device_deinit(&device);
+	paged_gpu_plan_free(paged_device_gpu, &plan);
+	paged_device_deinit(&device);
 	paged_deinit(&problem);
 	free(once);
 }
@@ -483,33 +516,34 @@ static void reruns(void)
 	struct paged_spec spec = usual;
 	struct paged_problem problem;
 	struct paged_gpu_plan plan;
-	struct device device;
+	struct paged_device device;
 	void *once;
 
 	spec.lengths[0] = 9000;
 	make_small(&spec);
 	paged_init(&problem, &spec);
 	once = malloc(problem.out_bytes);
-	if (setjmp(failure)) {
+	if (setjmp(paged_failure)) {
 		failed++;
 		return;
 	}
-	device_init(&device, &problem);
-	if (paged_gpu_plan(gpu, paged_gpu_chip(gpu), &device.request, &plan) < 0)
+	paged_device_init(&device, &problem);
+	if (paged_gpu_plan(paged_device_gpu, paged_gpu_chip(paged_device_gpu), &device.request,
+	                   &plan) < 0)
 		paged_fail("no plan");
-	run(&device, &problem, &plan);
+	paged_device_run(&device, &problem, &plan);
 	memcpy(once, problem.out, problem.out_bytes);
 	for (int i = 0; i < (small ? 20 : 1000); i++) {
-		paged_gpu_launch(gpu, &plan, &device.request);
+		paged_gpu_launch(paged_device_gpu, &plan, &device.request);
 		if (i % 20 && !small)
 			continue;
-		run(&device, &problem, &plan);
+		paged_device_run(&device, &problem, &plan);
 		if (memcmp(once, problem.out, problem.out_bytes) != 0)
 			paged_fail("run %d differs", i);
 	}
 	passed++;
-	paged_gpu_plan_free(gpu, &plan);
-	device_deinit(&device);
+	paged_gpu_plan_free(paged_device_gpu, &plan);
+	paged_device_deinit(&device);
 	paged_deinit(&problem);
 	free(once);
 }
@@ -520,31 +554,32 @@ static void far_slots(void)
 	const size_t far = (size_t)36 << 30;
 	struct paged_spec spec = usual;
 	struct paged_problem problem;
-	struct device device;
+	struct paged_device device;
 	uint64_t pool;
 
-	pool = paged_gpu_alloc(gpu, far + (64 << 20));
+	pool = paged_gpu_alloc(paged_device_gpu, far + (64 << 20));
 	if (!pool) {
 		printf("no memory for far slots\n");
 		return;
 	}
 	spec.page_tokens = 16;
 	paged_init(&problem, &spec);
-	if (problem.pool_bytes > 64 << 20 || setjmp(failure)) {
+	if (problem.pool_bytes > 64 << 20 || setjmp(paged_failure)) {
 		failed++;
 		return;
 	}
-	device_init(&device, &problem);
-	paged_gpu_upload(gpu, pool + far, problem.cache.pool, problem.pool_bytes);
+	paged_device_init(&device, &problem);
+	paged_gpu_upload(paged_device_gpu, pool + far, problem.cache.pool, problem.pool_bytes);
 	for (uint32_t i = 0; i < problem.step.table_entries; i++)
 		if (problem.table[i] != PAGED_WILD)
 			problem.table[i] += (uint32_t)(far / 256);
-	paged_gpu_upload(gpu, device.table, problem.table, problem.step.table_entries * 4);
+	paged_gpu_upload(paged_device_gpu, device.table, problem.table,
+	                 problem.step.table_entries * 4);
 	device.cache.pool = POINTER(pool);
-	check_on(&device, &problem, paged_gpu_chip(gpu));
-	device_deinit(&device);
+	check_on(&device, &problem, paged_gpu_chip(paged_device_gpu));
+	paged_device_deinit(&device);
 	paged_deinit(&problem);
-	paged_gpu_free(gpu, pool);
+	paged_gpu_free(paged_device_gpu, pool);
 }
 
 /* ---- tokens in pages: against the CPU's kernels */
@@ -584,7 +619,7 @@ static void compare(const struct paged_problem *problem, const void *a, const vo
 
 struct tokens {
 	struct paged_problem problem;
-	struct device device;
+	struct paged_device device;
 	struct fa_paged_request host, request;
 	char *k, *v, *q_out;
 	size_t k_bytes, v_bytes;
@@ -595,7 +630,8 @@ struct tokens {
 	uint64_t device_positions;
 };
 
-static void tokens_init(struct tokens *t, int i)
+/* @ways: -1, or that of way_of(). */
+static void tokens_init(struct tokens *t, int i, int ways)
 {
 	struct paged_spec spec = usual;
 	struct fa_paged_append *host = &t->host.append, *p = &t->request.append;
@@ -610,9 +646,15 @@ static void tokens_init(struct tokens *t, int i)
 	spec.v_in_k = i % 7 == 6;
 	spec.head_dim = i % 2 ? 128 : 72;
 	spec.head_dim_v = i % 2 ? 128 : 40;
+	if (ways >= 0) {
+		spec = way_of(&spec, ways);
+		spec.v_in_k = false;
+		spec.head_dim = i % 2 ? 128 : 80;
+		spec.head_dim_v = i % 2 ? 128 : 48;
+	}
 	spec.gaps = i % 3 == 0;
 	paged_init(&t->problem, &spec);
-	device_init(&t->device, &t->problem);
+	paged_device_init(&t->device, &t->problem);
 	tokens = t->problem.cu_new[5];
 	bytes = spec.dtype == FA_ATTENTION_F32 ? 4 : 2;
 	/* Every fourth has rows that start on no 16 bytes. */
@@ -629,9 +671,9 @@ static void tokens_init(struct tokens *t, int i)
 	for (size_t e = 0; e < t->v_bytes / bytes; e++)
 		reference_set(spec.dtype, t->v, (int64_t)e, problem_normal());
 	memset(t->q_out, 0xff, t->problem.q_bytes);
-	t->device_k = upload_new(t->k, t->k_bytes);
-	t->device_v = upload_new(t->v, t->v_bytes);
-	t->device_q_out = upload_new(t->q_out, t->problem.q_bytes);
+	t->device_k = paged_device_upload(t->k, t->k_bytes);
+	t->device_v = paged_device_upload(t->v, t->v_bytes);
+	t->device_q_out = paged_device_upload(t->q_out, t->problem.q_bytes);
 
 	t->host.op = t->request.op = FA_PAGED_APPEND;
 	host->cache = &t->problem.cache;
@@ -653,33 +695,36 @@ static void tokens_init(struct tokens *t, int i)
 
 static void tokens_deinit(struct tokens *t)
 {
-	paged_gpu_free(gpu, t->device_k);
-	paged_gpu_free(gpu, t->device_v);
-	paged_gpu_free(gpu, t->device_q_out);
-	paged_gpu_free(gpu, t->device_table);
-	paged_gpu_free(gpu, t->device_positions);
+	paged_gpu_free(paged_device_gpu, t->device_k);
+	paged_gpu_free(paged_device_gpu, t->device_v);
+	paged_gpu_free(paged_device_gpu, t->device_q_out);
+	paged_gpu_free(paged_device_gpu, t->device_table);
+	paged_gpu_free(paged_device_gpu, t->device_positions);
 	free(t->k);
 	free(t->v);
 	free(t->q_out);
 	free(t->table);
-	device_deinit(&t->device);
+	paged_device_deinit(&t->device);
 	paged_deinit(&t->problem);
 }
 
-/* Runs on both, and compares the pools. */
+/* Runs on both, and compares the pools, unless @unit is below 0. */
 static void tokens_run(struct tokens *t, double unit, const char *what)
 {
 	struct paged_gpu_plan plan;
 	char *pool = malloc(t->problem.pool_bytes);
 
-	if (paged_gpu_plan(gpu, paged_gpu_chip(gpu), &t->request, &plan) < 0)
+	if (paged_gpu_plan(paged_device_gpu, paged_gpu_chip(paged_device_gpu), &t->request, &plan) <
+	    0)
 		paged_fail("%s: no plan", what);
-	paged_gpu_launch(gpu, &plan, &t->request);
-	paged_gpu_sync(gpu);
-	paged_gpu_plan_free(gpu, &plan);
+	paged_gpu_launch(paged_device_gpu, &plan, &t->request);
+	paged_gpu_sync(paged_device_gpu);
+	paged_gpu_plan_free(paged_device_gpu, &plan);
 	run_on_cpu(&t->host);
-	paged_gpu_download(gpu, pool, t->device.pool, t->problem.pool_bytes);
-	compare(&t->problem, pool, t->problem.cache.pool, t->problem.pool_bytes, unit, what);
+	paged_gpu_download(paged_device_gpu, pool, t->device.pool, t->problem.pool_bytes);
+	if (unit >= 0)
+		compare(&t->problem, pool, t->problem.cache.pool, t->problem.pool_bytes, unit,
+		        what);
 	free(pool);
 }
 
@@ -688,7 +733,7 @@ static void compare_back(struct tokens *t, uint64_t from, const void *host, size
 {
 	char *back = malloc(bytes);
 
-	paged_gpu_download(gpu, back, from, bytes);
+	paged_gpu_download(paged_device_gpu, back, from, bytes);
 	compare(&t->problem, back, host, bytes, unit, what);
 	free(back);
 }
@@ -708,7 +753,7 @@ static void rotary_of(struct tokens *t, int i)
 	if (i % 4 == 1) {
 		for (int token = 0; token < 512; token++)
 			t->positions[token] = (uint32_t)problem_random(130000);
-		t->device_positions = upload_new(t->positions, sizeof(t->positions));
+		t->device_positions = paged_device_upload(t->positions, sizeof(t->positions));
 		t->host.append.rotary.positions = t->positions;
 		t->request.append.rotary.positions = POINTER(t->device_positions);
 	}
@@ -718,7 +763,7 @@ static void rotary_of(struct tokens *t, int i)
 			t->table[a] = (float)cos((double)a * 0.37);
 			t->table[angles + a] = (float)sin((double)a * 0.37);
 		}
-		t->device_table = upload_new(t->table, 2 * angles * sizeof(float));
+		t->device_table = paged_device_upload(t->table, 2 * angles * sizeof(float));
 		t->host.append.rotary.cos = t->table;
 		t->host.append.rotary.sin = t->table + angles;
 		t->request.append.rotary.cos = POINTER(t->device_table);
@@ -728,29 +773,35 @@ static void rotary_of(struct tokens *t, int i)
 	}
 }
 
-static void append(int i)
+static void append(int i, int ways)
 {
 	static struct tokens t;
 	double unit;
 
-	if (setjmp(failure)) {
+	if (setjmp(paged_failure)) {
 		failed++;
 		return;
 	}
-	tokens_init(&t, i);
+	tokens_init(&t, i, ways);
+	/* Every other one carries the table, but for codes. */
+	if (i % 2 && ways < 0)
+		hide_table(&t.device, &t.problem);
 	tokens_run(&t, 0, "append");
+	show_table(&t.device, &t.problem);
 	compare_back(&t, t.device_q_out, t.q_out, t.problem.q_bytes, 0, "q of append");
 
 	t.host.op = t.request.op = FA_PAGED_READ;
 	memset(t.k, 0xff, t.k_bytes);
 	memset(t.v, 0xff, t.v_bytes);
-	paged_gpu_fill(gpu, t.device_k, 0xff, t.k_bytes);
-	paged_gpu_fill(gpu, t.device_v, 0xff, t.v_bytes);
+	paged_gpu_fill(paged_device_gpu, t.device_k, 0xff, t.k_bytes);
+	paged_gpu_fill(paged_device_gpu, t.device_v, 0xff, t.v_bytes);
 	tokens_run(&t, 0, "read");
 	compare_back(&t, t.device_k, t.k, t.k_bytes, 0, "k of read");
 	compare_back(&t, t.device_v, t.v, t.v_bytes, 0, "v of read");
 
 	t.host.op = t.request.op = FA_PAGED_APPEND;
+	if (i % 2 && ways < 0)
+		hide_table(&t.device, &t.problem);
 	rotary_of(&t, i);
 	if (i % 3 == 1) {
 		/* In place. */
@@ -760,14 +811,21 @@ static void append(int i)
 	unit = t.problem.spec.dtype == FA_ATTENTION_F32   ? 3e-6
 	       : t.problem.spec.dtype == FA_ATTENTION_F16 ? 0x1p-10
 	                                                  : 0x1p-7;
-	tokens_run(&t, unit, "rotary append");
+	/* A code may be the next one; what it stands for is judged. */
+	tokens_run(&t, ways < 0 ? unit : -1, "rotary append");
+	if (ways >= 0) {
+		t.host.op = t.request.op = FA_PAGED_READ;
+		tokens_run(&t, -1, "read");
+		compare_back(&t, t.device_k, t.k, t.k_bytes, 0.13, "k of read");
+		compare_back(&t, t.device_v, t.v, t.v_bytes, 0, "v of read");
+	}
 	compare_back(&t, t.device.q, t.problem.q, t.problem.q_bytes, unit, "q rotated in place");
 	compare_back(&t, t.device_q_out, t.q_out, t.problem.q_bytes, unit, "q rotated");
 	tokens_deinit(&t);
 	passed++;
 }
 
-static void pages_and_moves(int i)
+static void pages_and_moves(int i, int ways)
 {
 	static const uint32_t from[] = { 60, 62, 63, 64, 90, 99, 5, 6 },
 			      cu[] = { 0, 0, 0, 6, 6, 8 };
@@ -775,11 +833,11 @@ static void pages_and_moves(int i)
 	static struct tokens t;
 	uint32_t source[2];
 
-	if (setjmp(failure)) {
+	if (setjmp(paged_failure)) {
 		failed++;
 		return;
 	}
-	tokens_init(&t, i);
+	tokens_init(&t, i, ways);
 	source[0] = t.problem.table[t.problem.table_start[0]];
 	source[1] = t.problem.table[t.problem.table_start[4]];
 	t.host.op = t.request.op = FA_PAGED_COPY;
@@ -829,7 +887,7 @@ static void merge(int i)
 	struct paged_gpu_plan plan;
 	char *back = malloc(bytes);
 
-	if (setjmp(failure)) {
+	if (setjmp(paged_failure)) {
 		failed++;
 		return;
 	}
@@ -845,8 +903,8 @@ static void merge(int i)
 				reference_set(dtype, host[side], row * (dim + gap) + c,
 				              isinf(lse[side][row]) ? NAN : problem_normal());
 		}
-		data[side] = upload_new(host[side], bytes);
-		lses[side] = upload_new(lse[side], sizeof(lse[side]));
+		data[side] = paged_device_upload(host[side], bytes);
+		lses[side] = paged_device_upload(lse[side], sizeof(lse[side]));
 		*sides[side] = (struct fa_paged_partial){
 			{ host[side], 0, 2 * (dim + gap), dim + gap }, lse[side], 2, 1
 		};
@@ -858,14 +916,14 @@ static void merge(int i)
 	request.merge.b.lse = POINTER(lses[1]);
 	request.merge.result.out.data = POINTER(data[i % 2 ? 2 : 0]);
 	request.merge.result.lse = POINTER(lses[i % 2 ? 2 : 0]);
-	if (paged_gpu_plan(gpu, paged_gpu_chip(gpu), &request, &plan) < 0)
+	if (paged_gpu_plan(paged_device_gpu, paged_gpu_chip(paged_device_gpu), &request, &plan) < 0)
 		paged_fail("merge: no plan");
-	paged_gpu_launch(gpu, &plan, &request);
-	paged_gpu_sync(gpu);
-	paged_gpu_plan_free(gpu, &plan);
+	paged_gpu_launch(paged_device_gpu, &plan, &request);
+	paged_gpu_sync(paged_device_gpu);
+	paged_gpu_plan_free(paged_device_gpu, &plan);
 	run_on_cpu(&on_cpu);
-	paged_gpu_download(gpu, back, data[i % 2 ? 2 : 0], bytes);
-	paged_gpu_download(gpu, lse_back, lses[i % 2 ? 2 : 0], sizeof(lse_back));
+	paged_gpu_download(paged_device_gpu, back, data[i % 2 ? 2 : 0], bytes);
+	paged_gpu_download(paged_device_gpu, lse_back, lses[i % 2 ? 2 : 0], sizeof(lse_back));
 	for (int64_t row = 0; row < rows; row++) {
 		const int64_t element = dtype == FA_ATTENTION_F32 ? 4 : 2;
 		const int64_t at = row * (dim + gap) * element;
@@ -877,8 +935,8 @@ static void merge(int i)
 			           lse[2][row]);
 	}
 	for (int side = 0; side < 3; side++) {
-		paged_gpu_free(gpu, data[side]);
-		paged_gpu_free(gpu, lses[side]);
+		paged_gpu_free(paged_device_gpu, data[side]);
+		paged_gpu_free(paged_device_gpu, lses[side]);
 		free(host[side]);
 	}
 	free(back);
@@ -920,21 +978,29 @@ int main(int argc, char **argv)
 			count = atoi(argv[++i]);
 	}
 	every = every < 1 ? 1 : every;
-	gpu = paged_gpu_open();
-	if (!gpu)
+	paged_device_gpu = paged_gpu_open();
+	if (!paged_device_gpu)
 		return 77;
-	printf("%s, seed %llu\n", paged_gpu_name(gpu), (unsigned long long)seed);
+	printf("%s, seed %llu\n", paged_gpu_name(paged_device_gpu), (unsigned long long)seed);
 	problem_seed(seed);
 	report(NULL);
 	for (int i = 0; i < 28; i++)
-		append(i);
+		append(i, -1);
+	for (int i = 0; i < 16; i++)
+		append(i, i / 2);
 	for (int i = 0; i < 15; i++)
-		pages_and_moves(i);
+		pages_and_moves(i, -1);
+	for (int i = 0; i < 4; i++)
+		pages_and_moves(i, i);
 	for (int i = 0; i < 12; i++)
 		merge(i);
 	report("tokens");
+	few();
+	report("few");
 	chosen();
 	report("chosen");
+	codes();
+	report("codes");
 	reruns();
 	report("reruns");
 	far_slots();
@@ -943,12 +1009,14 @@ int main(int argc, char **argv)
 	broken();
 	report("broken");
 	for (int i = 0; i < 3; i++)
-		unseen(dtypes[i]);
+		unseen(dtypes[i], -1);
+	for (int i = 0; i < 8; i++)
+		unseen(way_of(&usual, i).dtype, i);
 	report("unseen");
 	for (int i = 0; i < count; i++)
 		random_one(seed + (uint64_t)i);
 	report("random");
 	printf("%d passed, %d failed\n", passed, failed);
-	paged_gpu_close(gpu);
+	paged_gpu_close(paged_device_gpu);
 	return failed ? 1 : 0;
 }

@@ -20,6 +20,17 @@ static size_t element_bytes(enum fa_attention_dtype dtype)
 	return dtype == FA_ATTENTION_F32 ? 4 : 2;
 }
 
+/* Of the pool. */
+static size_t stored_bytes(const struct paged_spec *spec)
+{
+	return spec->store != FA_PAGED_PLAIN ? 1 : element_bytes(spec->dtype);
+}
+
+static bool has_token_scales(const struct paged_spec *spec)
+{
+	return spec->store != FA_PAGED_PLAIN && !spec->head_scales;
+}
+
 static void *poisoned(size_t bytes)
 {
 	void *memory = malloc(bytes + 1);
@@ -46,7 +57,7 @@ static char *row_at(const struct paged_problem *problem, int32_t layer, int32_t 
 	int64_t row = (int64_t)head * cache->page_tokens + token % cache->page_tokens;
 
 	return (char *)cache->pool + (int64_t)slot * 256 + layer * cache->layer_stride + offset +
-	       row * row_dim * (int64_t)element_bytes(cache->dtype);
+	       row * row_dim * (int64_t)stored_bytes(&problem->spec);
 }
 
 char *paged_k(const struct paged_problem *problem, int32_t layer, int32_t b, int64_t token,
@@ -63,19 +74,46 @@ char *paged_v(const struct paged_problem *problem, int32_t layer, int32_t b, int
 	                                      : problem->cache.head_dim);
 }
 
+float *paged_scale(const struct paged_problem *problem, int32_t layer, int32_t b, int64_t token,
+                   int32_t head, bool v)
+{
+	const struct fa_paged_cache *cache = &problem->cache;
+	int64_t rows = (int64_t)cache->kv_heads * cache->page_tokens;
+	char *page;
+
+	if (!has_token_scales(&problem->spec))
+		return (v ? problem->v_scales : problem->k_scales) + layer * cache->kv_heads + head;
+	/* Of head 0 and the page's token 0; then behind all rows. */
+	page = row_at(problem, layer, b, token / cache->page_tokens * cache->page_tokens, 0,
+	              v ? cache->v_offset : 0, 0);
+	page += rows * (v ? cache->head_dim_v : cache->head_dim);
+	return (float *)page + head * cache->page_tokens + token % cache->page_tokens;
+}
+
 /* ---- making one */
+
+/* Whether page @i of sequence @b is also one of the sequence that it begins like. */
+static bool is_shared(const struct paged_problem *problem, int32_t b, uint32_t i)
+{
+	const struct paged_spec *spec = &problem->spec;
+	const int32_t other = spec->prefix_of_1[b] - 1;
+
+	return other >= 0 && i < spec->prefix_pages[b] && i < pages_of(problem, other) &&
+	       i >= spec->first[other] / (uint32_t)spec->page_tokens;
+}
 
 static void make_pool(struct paged_problem *problem)
 {
 	const struct paged_spec *spec = &problem->spec;
 	struct fa_paged_cache *cache = &problem->cache;
 	int64_t rows = (int64_t)spec->kv_heads * spec->page_tokens;
-	int64_t bytes = (int64_t)element_bytes(spec->dtype), layer_bytes, page_bytes;
+	int64_t bytes = (int64_t)stored_bytes(spec), layer_bytes, page_bytes;
+	int64_t scales = has_token_scales(spec) ? rows * 4 : 0;
 	uint32_t pages = SPARE, entries = 0, *slots;
 
-	cache->v_offset = spec->v_in_k ? 0 : rows * spec->head_dim * bytes + 16;
+	cache->v_offset = spec->v_in_k ? 0 : rows * spec->head_dim * bytes + scales + 16;
 	layer_bytes = spec->v_in_k ? rows * spec->head_dim * bytes
-	                           : cache->v_offset + rows * spec->head_dim_v * bytes;
+	                           : cache->v_offset + rows * spec->head_dim_v * bytes + scales;
 	layer_bytes = (layer_bytes + 15) / 16 * 16;
 	for (int32_t b = 0; b < spec->batch; b++) {
 		pages += pages_of(problem, b);
@@ -116,7 +154,14 @@ static void make_pool(struct paged_problem *problem)
 		for (uint32_t i = missing; i < pages_of(problem, b) + 2; i++) {
 			problem->table[entries] = PAGED_WILD;
 			if (i < pages_of(problem, b) && i >= dropped)
-				problem->table[entries] = slots[--pages];
+				problem->table[entries] =
+					is_shared(problem, b, i)
+						? problem->table[(
+							  uint32_t)(problem->table_start
+				                                            [spec->prefix_of_1[b] -
+				                                             1] +
+				                                    i)]
+						: slots[--pages];
 			entries++;
 		}
 	}
@@ -133,6 +178,51 @@ static void fill_row(enum fa_attention_dtype dtype, char *row, int32_t dim)
 		reference_set(dtype, row, c, problem_normal());
 }
 
+/* A token's K or V as codes, some rows much smaller than others. */
+static void fill_codes(const struct paged_problem *problem, char *row, float *scale, int32_t dim)
+{
+	float values[FA_ATTENTION_HEAD_DIM_V_MAX];
+	float size = has_token_scales(&problem->spec) ? (float)exp2(-(double)problem_random(4)) : 1;
+
+	for (int32_t c = 0; c < dim; c++)
+		values[c] = size * (float)problem_normal();
+	*scale = reference_quantise(problem->spec.store, values, dim,
+	                            has_token_scales(&problem->spec) ? 0 : *scale, (uint8_t *)row);
+}
+
+static void make_scales(struct paged_problem *problem)
+{
+	const size_t n = LAYERS * (size_t)problem->spec.kv_heads;
+
+	problem->k_scales = malloc(n * sizeof(float));
+	problem->v_scales = malloc(n * sizeof(float));
+	for (size_t i = 0; i < n; i++) {
+		problem->k_scales[i] = (float)(0.005 + 0.03 * (double)problem_random(100) / 100);
+		problem->v_scales[i] = (float)(0.005 + 0.03 * (double)problem_random(100) / 100);
+	}
+	if (problem->spec.store != FA_PAGED_PLAIN && problem->spec.head_scales) {
+		problem->cache.k_scales = problem->k_scales;
+		problem->cache.v_scales = problem->v_scales;
+	}
+}
+
+static void fill_token(struct paged_problem *problem, int32_t layer, int32_t b, int64_t j,
+                       int32_t h)
+{
+	const struct paged_spec *spec = &problem->spec;
+
+	if (spec->store != FA_PAGED_PLAIN) {
+		fill_codes(problem, paged_k(problem, layer, b, j, h),
+		           paged_scale(problem, layer, b, j, h, false), spec->head_dim);
+		fill_codes(problem, paged_v(problem, layer, b, j, h),
+		           paged_scale(problem, layer, b, j, h, true), spec->head_dim_v);
+		return;
+	}
+	fill_row(spec->dtype, paged_k(problem, layer, b, j, h), spec->head_dim);
+	if (!spec->v_in_k)
+		fill_row(spec->dtype, paged_v(problem, layer, b, j, h), spec->head_dim_v);
+}
+
 static void fill_pool(struct paged_problem *problem)
 {
 	const struct paged_spec *spec = &problem->spec;
@@ -140,22 +230,32 @@ static void fill_pool(struct paged_problem *problem)
 	for (int32_t b = 0; b < spec->batch; b++) {
 		for (int64_t j = spec->first[b]; j < spec->lengths[b]; j++) {
 			for (int32_t h = 0; h < spec->kv_heads; h++) {
-				for (int32_t layer = 0; layer < LAYERS; layer++) {
-					fill_row(spec->dtype, paged_k(problem, layer, b, j, h),
-					         spec->head_dim);
-					if (!spec->v_in_k)
-						fill_row(spec->dtype,
-						         paged_v(problem, layer, b, j, h),
-						         spec->head_dim_v);
-				}
+				for (int32_t layer = 0; layer < LAYERS; layer++)
+					fill_token(problem, layer, b, j, h);
 			}
 		}
 	}
 }
 
-static void break_pool(struct paged_problem *problem)
+/* What is broken in a token's K or V: an element, or its scale. */
+static void break_token(struct paged_problem *problem, int32_t b, int64_t token, int32_t h, bool v)
 {
 	static const double values[] = { NAN, INFINITY, -INFINITY };
+	const struct paged_spec *spec = &problem->spec;
+	char *row = v ? paged_v(problem, LAYER, b, token, h) : paged_k(problem, LAYER, b, token, h);
+	int64_t at = (int64_t)problem_random((uint64_t)(v ? spec->head_dim_v : spec->head_dim));
+	double value = values[problem_random(3)];
+
+	if (spec->store == FA_PAGED_PLAIN)
+		reference_set(spec->dtype, row, at, value);
+	else if (has_token_scales(spec) && (spec->store == FA_PAGED_INT8 || problem_random(2)))
+		*paged_scale(problem, LAYER, b, token, h, v) = NAN;
+	else if (spec->store == FA_PAGED_E4M3)
+		row[at] = (char)(problem_random(2) ? 0x7f : 0xff);
+}
+
+static void break_pool(struct paged_problem *problem)
+{
 	const struct paged_spec *spec = &problem->spec;
 
 	for (int32_t i = 0; i < spec->broken * 3 / 2; i++) {
@@ -174,14 +274,7 @@ static void break_pool(struct paged_problem *problem)
 		token = spec->lengths[b] - 1 - (int64_t)problem_random(within + 1);
 		if (token < first)
 			token = first;
-		if (i < spec->broken)
-			reference_set(spec->dtype, paged_v(problem, LAYER, b, token, h),
-			              (int64_t)problem_random((uint64_t)spec->head_dim_v),
-			              values[problem_random(3)]);
-		else
-			reference_set(spec->dtype, paged_k(problem, LAYER, b, token, h),
-			              (int64_t)problem_random((uint64_t)spec->head_dim),
-			              values[problem_random(3)]);
+		break_token(problem, b, token, h, i < spec->broken);
 	}
 }
 
@@ -250,6 +343,7 @@ void paged_init(struct paged_problem *problem, const struct paged_spec *spec)
 		.head_dim = spec->head_dim,
 		.head_dim_v = spec->head_dim_v,
 		.page_tokens = spec->page_tokens,
+		.store = spec->store,
 	};
 	for (int32_t b = 0; b < spec->batch; b++) {
 		problem->cu_new[b + 1] = problem->cu_new[b] + spec->n_new[b];
@@ -258,12 +352,14 @@ void paged_init(struct paged_problem *problem, const struct paged_spec *spec)
 		                             : spec->lengths[b];
 	}
 	make_pool(problem);
+	make_scales(problem);
 	problem->step.batch = spec->batch;
 	problem->step.cu_new = problem->cu_new;
 	problem->step.lengths = problem->spec.lengths;
 	problem->step.lengths_before = problem->before;
 	problem->step.first = problem->spec.first;
 	problem->step.table = problem->table;
+	problem->step.host_table = problem->table;
 	problem->step.table_start = problem->table_start;
 	fill_pool(problem);
 	break_pool(problem);
@@ -279,6 +375,7 @@ void paged_init(struct paged_problem *problem, const struct paged_spec *spec)
 		.causal = spec->causal,
 		.window_left = spec->left_1 - 1,
 		.window_right = spec->right_1 - 1,
+		.deterministic = spec->deterministic,
 	};
 	for (int32_t h = 0; h < spec->heads; h++) {
 		problem->slopes[h] = (float)exp2(-8.0 * (h + 1) / spec->heads);
@@ -320,6 +417,8 @@ void paged_deinit(struct paged_problem *problem)
 	free(problem->tree);
 	free(problem->positions);
 	free(problem->spare);
+	free(problem->k_scales);
+	free(problem->v_scales);
 	free(problem->q);
 	free(problem->out);
 	free(problem->lse);
@@ -336,13 +435,14 @@ const char *paged_describe(const struct paged_problem *problem)
 
 	n = snprintf(
 		text, sizeof(text),
-		"dtype %d batch %d heads %d/%d dims %d/%d page %d causal %d window %lld/%lld "
+		"dtype %d store %d head scales %d batch %d heads %d/%d dims %d/%d page %d causal "
+		"%d window %lld/%lld "
 		"softcap %g scale %g alibi %d sinks %d tree %d broken %d v_in_k %d layer_major %d "
-		"new/length/first",
-		(int)s->dtype, s->batch, s->heads, s->kv_heads, s->head_dim, s->head_dim_v,
-		s->page_tokens, s->causal, (long long)s->left_1 - 1, (long long)s->right_1 - 1,
-		(double)s->softcap, (double)s->scale, s->alibi, s->sinks, s->tree, s->broken,
-		s->v_in_k, s->layer_major);
+		"deterministic %d new/length/first",
+		(int)s->dtype, (int)s->store, s->head_scales, s->batch, s->heads, s->kv_heads,
+		s->head_dim, s->head_dim_v, s->page_tokens, s->causal, (long long)s->left_1 - 1,
+		(long long)s->right_1 - 1, (double)s->softcap, (double)s->scale, s->alibi, s->sinks,
+		s->tree, s->broken, s->v_in_k, s->layer_major, s->deterministic);
 	for (int32_t b = 0; b < s->batch && n > 0 && (size_t)n < sizeof(text); b++)
 		n += snprintf(text + n, sizeof(text) - (size_t)n, " %u/%u/%u", s->n_new[b],
 		              s->lengths[b], s->first[b]);
@@ -404,6 +504,14 @@ static double *numbers_of(enum fa_attention_dtype dtype, double *to, const void 
 	return to + n;
 }
 
+static double *codes_of(enum fa_paged_store store, double *to, const char *from, float scale,
+                        int32_t n)
+{
+	for (int32_t c = 0; c < n; c++)
+		to[c] = reference_code_value(store, (uint8_t)from[c]) * (double)scale;
+	return to + n;
+}
+
 static void keys_of(const struct paged_problem *problem, int32_t b, int32_t kv_head,
                     struct keys *ret_keys)
 {
@@ -414,6 +522,15 @@ static void keys_of(const struct paged_problem *problem, int32_t b, int32_t kv_h
 
 	*ret_keys = (struct keys){ k, v };
 	for (int64_t j = spec->first[b]; j < spec->lengths[b]; j++) {
+		if (spec->store != FA_PAGED_PLAIN) {
+			k = codes_of(spec->store, k, paged_k(problem, LAYER, b, j, kv_head),
+			             *paged_scale(problem, LAYER, b, j, kv_head, false),
+			             spec->head_dim);
+			v = codes_of(spec->store, v, paged_v(problem, LAYER, b, j, kv_head),
+			             *paged_scale(problem, LAYER, b, j, kv_head, true),
+			             spec->head_dim_v);
+			continue;
+		}
 		k = numbers_of(spec->dtype, k, paged_k(problem, LAYER, b, j, kv_head),
 		               spec->head_dim);
 		v = numbers_of(spec->dtype, v, paged_v(problem, LAYER, b, j, kv_head),

@@ -16,7 +16,13 @@ struct paged_spec {
 	enum fa_attention_dtype dtype;
 	int32_t batch, heads, kv_heads, head_dim, head_dim_v, page_tokens;
 	uint32_t n_new[PAGED_BATCH_MAX], lengths[PAGED_BATCH_MAX], first[PAGED_BATCH_MAX];
+	enum fa_paged_store store;
+	bool head_scales; /* with codes: of heads, else of tokens */
 	bool v_in_k, layer_major, causal, alibi, sinks, no_lse, gaps;
+	bool deterministic;
+	/* Sequence b begins with so many pages of sequence prefix_of_1[b] - 1, an earlier one. */
+	int32_t prefix_of_1[PAGED_BATCH_MAX];
+	uint32_t prefix_pages[PAGED_BATCH_MAX];
 	int64_t left_1, right_1;
 	float softcap, scale; /* scale 0: 1 / sqrt(head_dim) */
 	bool tree;            /* of every second sequence that may have one */
@@ -36,6 +42,7 @@ struct paged_problem {
 	uint32_t *table, *tree, *positions;
 	uint32_t *spare; /* slots of pages that are in no table */
 	uint32_t n_spare;
+	float *k_scales, *v_scales; /* of heads */
 	float slopes[PROBLEM_HEADS_MAX], sinks[PROBLEM_HEADS_MAX];
 	void *q, *out, *lse;
 	size_t q_bytes, out_bytes, lse_bytes;
@@ -51,6 +58,10 @@ char *paged_k(const struct paged_problem *problem, int32_t layer, int32_t b, int
               int32_t head);
 char *paged_v(const struct paged_problem *problem, int32_t layer, int32_t b, int64_t token,
               int32_t head);
+
+/* The scale of a token's K or V: its own, or the head's. */
+float *paged_scale(const struct paged_problem *problem, int32_t layer, int32_t b, int64_t token,
+                   int32_t head, bool v);
 
 /* Makes out and lse poison. */
 void paged_poison(struct paged_problem *problem);

@@ -216,3 +216,74 @@ void reference_row(const struct fa_attention_params *params, int32_t b, int64_t 
 		ret_out[c] = rounded ? reference_round(params->dtype, ret_out[c]) : ret_out[c];
 	free(scores);
 }
+
+/* ---- codes */
+
+double reference_code_value(enum fa_paged_store store, uint8_t code)
+{
+	const int exponent = code >> 3 & 15, mantissa = code & 7;
+	double value;
+
+	if (store == FA_PAGED_INT8)
+		return (int8_t)code;
+	if ((code & 0x7f) == 0x7f)
+		return NAN;
+	value = exponent ? ldexp(8 + mantissa, exponent - 10) : ldexp(mantissa, -9);
+	return code & 0x80 ? -value : value;
+}
+
+uint8_t reference_code(enum fa_paged_store store, double value)
+{
+	static double values[3][128];
+	const uint8_t sign = signbit(value) ? 0x80 : 0;
+	uint8_t best = 0;
+	double least = INFINITY;
+
+	if (isnan(value))
+		return store == FA_PAGED_INT8 ? 0 : 0x7f;
+	if (fabs(value) > 448)
+		value = copysign(448, value);
+	/* Of each sign the codes of magnitudes ascend, up to the largest that counts. */
+	if (!values[store][127])
+		for (int code = 0; code <= 127; code++)
+			values[store][code] = reference_code_value(store, (uint8_t)code);
+	for (int code = 0; code <= (store == FA_PAGED_INT8 ? 127 : 0x7e); code++) {
+		double distance = fabs(fabs(value) - values[store][code]);
+
+		if (distance < least || (distance == least && code % 2 == 0)) {
+			least = distance;
+			best = (uint8_t)code;
+		}
+	}
+	if (store == FA_PAGED_INT8)
+		return (uint8_t)(sign ? -best : best);
+	return best | sign;
+}
+
+float reference_quantise(enum fa_paged_store store, const float *from, int32_t n, float scale,
+                         uint8_t *codes)
+{
+	const float largest = store == FA_PAGED_INT8 ? 127 : 448;
+	const bool of_token = !(scale > 0);
+	float inverse, highest = 0;
+	bool has_nan = false;
+
+	for (int32_t c = 0; c < n && of_token; c++) {
+		float magnitude = isinf(from[c]) ? 3.40282347e38f : fabsf(from[c]);
+
+		has_nan = has_nan || isnan(from[c]);
+		if (magnitude > highest)
+			highest = magnitude;
+	}
+	if (of_token)
+		scale = highest / largest;
+	if (of_token && scale < 0x1p-126f)
+		scale = 0;
+	inverse = scale > 0 ? 1 / scale : 0;
+	for (int32_t c = 0; c < n; c++) {
+		float x = isinf(from[c]) ? copysignf(3.40282347e38f, from[c]) : from[c];
+
+		codes[c] = reference_code(store, (double)(x * inverse));
+	}
+	return of_token && has_nan && store == FA_PAGED_INT8 ? NAN : scale;
+}

@@ -5,11 +5,22 @@
  */
 #pragma once
 
-#include "kernels/attention.h"
+#include "kernels/paged.h"
 
 /* Element @at of a tensor's memory, and its counterpart. */
 double reference_get(enum fa_attention_dtype dtype, const void *data, int64_t at);
 void reference_set(enum fa_attention_dtype dtype, void *data, int64_t at, double value);
+
+/* What a code of a byte stands for, before its scale. */
+double reference_code_value(enum fa_paged_store store, uint8_t code);
+
+/* The code nearest to @value, ties to even ones, as kernels/paged.h wants it. */
+uint8_t reference_code(enum fa_paged_store store, double value);
+
+/* @n numbers as codes; @scale not above 0: as a token's with a scale of its own. Returns the
+ * scale. */
+float reference_quantise(enum fa_paged_store store, const float *from, int32_t n, float scale,
+                         uint8_t *codes);
 
 /* The nearest value that @dtype has, ties to even. */
 double reference_round(enum fa_attention_dtype dtype, double value);

@@ -181,6 +181,30 @@ void fa_test_daemon_start(struct fa_test_daemon *daemon,
 	}
 }
 
+pid_t fa_test_daemon_child(const struct fa_test_daemon *supervisor)
+{
+	char path[64], line[32] = "";
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/%ld/task/%ld/children", (long)supervisor->pid,
+	         (long)supervisor->pid);
+	file = fopen(path, "re");
+	if (!file)
+		return 0;
+	if (!fgets(line, sizeof(line), file))
+		line[0] = '\0';
+	(void)fclose(file);
+	return (pid_t)atol(line);
+}
+
+pid_t fa_test_daemon_next_child(const struct fa_test_daemon *supervisor, pid_t before)
+{
+	pid_t next = 0;
+
+	fa_check_eventually((next = fa_test_daemon_child(supervisor)) > 0 && next != before);
+	return next;
+}
+
 char *fa_test_daemon_log(const struct fa_test_daemon *daemon)
 {
 	return file_read(daemon->log);

@@ -54,6 +54,11 @@ bool fa_test_daemon_is_dead(struct fa_test_daemon *daemon);
 
 void fa_test_daemon_signal(struct fa_test_daemon *daemon, int signal);
 
+/* The daemon that one with --supervise runs; 0: there is none now. */
+pid_t fa_test_daemon_child(const struct fa_test_daemon *supervisor);
+/* Waits for the one that follows @before, and returns it. */
+pid_t fa_test_daemon_next_child(const struct fa_test_daemon *supervisor, pid_t before);
+
 /* What it has written to stderr, as a string that the caller frees. */
 char *fa_test_daemon_log(const struct fa_test_daemon *daemon);
 

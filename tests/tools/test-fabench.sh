@@ -15,6 +15,9 @@ usage_status=0
 usage_status=0
 "$fabench" nonsense 2>/dev/null || usage_status=$?
 [ "$usage_status" -eq 2 ]
+usage_status=0
+"$fabench" --seconds 0 crowd 2>/dev/null || usage_status=$?
+[ "$usage_status" -eq 2 ]
 "$fabench" --help >"$temporary/help"
 grep -q '^Usage: fabench' "$temporary/help"
 
@@ -30,10 +33,10 @@ for result in results:
     key = (result["name"], result.get("peer"))
     assert key not in seen, key
     seen.add(key)
-    if result["name"].endswith("/lost"):
+    if result["name"].endswith(("/lost", "/out-of-order")):
         assert result["value"] == 0, result
 areas = {name.split("/")[0] for name, _ in seen}
-assert areas >= {"rtt", "throughput", "idle", "cpu", "wire", "restart"}, areas
+assert areas >= {"rtt", "throughput", "crowd", "idle", "cpu", "wire", "restart"}, areas
 EOF
 
 # And for people.

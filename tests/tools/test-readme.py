@@ -18,7 +18,7 @@ def main(source):
     if shown[:1] != [example]:
         sys.exit("the first C that README.md shows must be client/examples/attention.c")
     declared = ""
-    for header in ("client/faclient.h", "client/faclient_kv.h"):
+    for header in ("client/faclient.h", "client/faclient_kv.h", "client/faclient_timeline.h"):
         with open(os.path.join(source, header), encoding="utf-8") as file:
             declared += file.read()
     for call in re.findall(r"\bfa_\w+(?=\()", "".join(shown[1:])):

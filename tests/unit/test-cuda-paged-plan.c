@@ -20,6 +20,15 @@
 static const struct fa_cuda_chip h200 = {
 	.arch = 90, .shared_bytes_max = 232448, .l2_bytes = 50 << 20, .sms = 132
 };
+/* Its special kernels could not be loaded. */
+static const struct fa_cuda_chip portable_h200 = { .arch = 90,
+	                                           .shared_bytes_max = 232448,
+	                                           .l2_bytes = 50 << 20,
+	                                           .sms = 132,
+	                                           .portable_paged = true };
+static const struct fa_cuda_chip newer = {
+	.arch = 100, .shared_bytes_max = 232448, .l2_bytes = 126 << 20, .sms = 148
+};
 static const struct fa_cuda_chip rtx = {
 	.arch = 89, .shared_bytes_max = 101376, .l2_bytes = 72 << 20, .sms = 128
 };
@@ -72,6 +81,7 @@ static void scene_init(struct scene *scene, int32_t batch)
 		.cache = &scene->cache,
 		.step = &scene->step,
 		.heads = 32,
+		.q = { NULL, 0, 32 * 128, 128 },
 		.scale = 1,
 		.causal = true,
 		.window_left = -1,
@@ -101,8 +111,9 @@ static void scene_plan(struct scene *scene, const struct fa_cuda_chip *chip,
 /* Counts for each tile of each part how many blocks compute it. */
 static void check_decode(const struct scene *scene, const struct fa_cuda_paged_plan *plan)
 {
-	const struct fa_cuda_paged_item *items = (const void *)(scene->blob +
-	                                                        plan->decode_items_at);
+	const bool here = plan->decode_items <= FA_CUDA_PAGED_ITEMS_HERE;
+	const struct fa_cuda_paged_item *items =
+		here ? plan->first_items : (const void *)(scene->blob + plan->decode_items_at);
 	const uint32_t *block_items = (const void *)(scene->blob + plan->block_items_at);
 	uint64_t total = 0, covered = 0;
 
@@ -115,8 +126,13 @@ static void check_decode(const struct scene *scene, const struct fa_cuda_paged_p
 		const uint32_t extra = block < plan->tiles_extra ? block : plan->tiles_extra;
 		uint64_t at = (uint64_t)block * plan->tiles_each + extra;
 		uint32_t left = plan->tiles_each + (block < plan->tiles_extra);
-		uint32_t index = block_items[block], part, tile;
+		uint32_t index = 0, part, tile;
 
+		if (here)
+			while (index + 1 < plan->decode_items && items[index + 1].tile <= at)
+				index++;
+		else
+			index = block_items[block];
 		assert_int_equal(at, covered);
 		assert_true(left >= 1);
 		assert_true(at >= items[index].tile);
@@ -214,7 +230,7 @@ static void test_even(void **state)
 	scene_plan(&scene, &h200, &plan);
 	assert_int_equal(plan.decode_grid, 132);
 	assert_int_equal(plan.tiles_each, 32 * 8 * 64 / 132);
-	assert_string_equal(plan.decode->symbol, "fa_sm80_paged_decode_bf16_d128_v128_a1_w8");
+	assert_string_equal(plan.decode->symbol, "fa_sm90_paged_decode_bf16_d128_a1");
 	assert_null(plan.forward);
 	free(scene.blob);
 }
@@ -228,13 +244,23 @@ static void test_kernels(void **state)
 		const char *symbol;
 	} cases[] = {
 		{ 1, 8, 64, &h200, "fa_sm80_paged_decode_bf16_d64_v64_a1_w8" },
+		{ 1, 8, 64, &portable_h200, "fa_sm80_paged_decode_bf16_d64_v64_a1_w8" },
+		{ 1, 8, 64, &newer, "fa_sm80_paged_decode_bf16_d64_v64_a1_w8" },
+		{ 5, 64, 64, &h200, "fa_sm80_paged_decode_bf16_d64_v64_a2_w8" },
 		{ 1, 8, 64, &rtx, "fa_sm80_paged_decode_bf16_d64_v64_a1_w4" },
-		{ 4, 64, 128, &h200, "fa_sm80_paged_decode_bf16_d128_v128_a2_w8" },
+		{ 4, 64, 128, &h200, "fa_sm90_paged_decode_bf16_d128_a2" },
+		{ 4, 64, 128, &portable_h200, "fa_sm80_paged_decode_bf16_d128_v128_a2_w8" },
+		{ 4, 64, 256, &h200, "fa_sm90_paged_decode_bf16_d256_a1" },
 		{ 4, 64, 128, &rtx, "fa_sm80_paged_decode_bf16_d128_v128_a2_w4" },
 		{ 4, 64, 192, &h200, "fa_sm80_paged_decode_bf16_d256_v256_a1_w4" },
 		{ 4, 64, 256, &rtx, "fa_sm80_paged_decode_bf16_d256_v256_a1_w2" },
 		{ 1, 40, 96, &h200, "fa_sm80_paged_decode_bf16_d128_v128_a1_w8" },
-		{ 500, 32, 128, &h200, "fa_sm80_paged_forward_bf16_d128_v128_band" },
+		{ 500, 32, 128, &h200, "fa_sm90_paged_prefill_bf16_d128_v128_band" },
+		{ 500, 32, 96, &h200, "fa_sm90_paged_prefill_bf16_d96_v96_band" },
+		{ 500, 32, 192, &h200, "fa_sm90_paged_prefill_bf16_d192_v192_band" },
+		{ 500, 32, 120, &h200, "fa_sm90_paged_prefill_bf16_d128_v128_band" },
+		{ 500, 32, 40, &h200, "fa_sm90_paged_prefill_bf16_d64_v64_band" },
+		{ 500, 32, 256, &h200, "fa_sm90_paged_prefill_bf16_d256_v256_band" },
 		{ 500, 32, 128, &rtx, "fa_sm80_paged_forward_bf16_d128_v128_band" },
 	};
 
@@ -260,23 +286,28 @@ static void test_forward_kind(void **state)
 	struct fa_cuda_paged_launch launches[FA_CUDA_PAGED_LAUNCHES_MAX];
 	struct fa_cuda_paged_plan plan;
 	struct scene scene;
+	struct fa_cuda_chip portable = h200;
 	uint32_t tree_start = 0;
 
+	portable.portable_paged = true;
 	scene_init(&scene, 2);
 	scene.cu_new[1] = 1;
 	scene.cu_new[2] = 101;
 	scene.lengths[0] = scene.lengths[1] = 300;
-	scene_plan(&scene, &h200, &plan);
+	scene_plan(&scene, &portable, &plan);
 	assert_int_equal(fa_cuda_paged_launches(&plan, &scene.request, 4096, 1 << 20, 7, launches),
 	                 2);
 	assert_string_equal(launches[0].kernel->symbol,
 	                    "fa_sm80_paged_forward_bf16_d128_v128_band");
 	assert_int_equal(launches[0].grid_x, 32);
 	assert_int_equal(launches[1].args.attention.epoch, 7);
+	/* Few items travel with the launch. */
+	assert_int_equal(launches[1].args.attention.items_here, 1);
+	assert_int_equal(launches[1].args.attention.first_items[0].n_k, 300);
 	free(scene.blob);
 
 	scene.request.attention.softcap = 3;
-	scene_plan(&scene, &h200, &plan);
+	scene_plan(&scene, &portable, &plan);
 	assert_string_equal(plan.forward->symbol, "fa_sm80_paged_forward_bf16_d128_v128_rich");
 	free(scene.blob);
 
@@ -287,7 +318,7 @@ static void test_forward_kind(void **state)
 
 		scene.request.attention.q.data = (void *)4096;
 		scene.request.attention.q.stride_token = strides[i];
-		scene_plan(&scene, &h200, &plan);
+		scene_plan(&scene, &portable, &plan);
 		assert_int_equal(
 			fa_cuda_paged_launches(&plan, &scene.request, 4096, 1 << 20, 7, launches),
 			2);
@@ -300,11 +331,11 @@ static void test_forward_kind(void **state)
 
 	/* V's rows unlike K's. */
 	scene.cache.head_dim_v = 64;
-	scene_plan(&scene, &h200, &plan);
+	scene_plan(&scene, &portable, &plan);
 	assert_string_equal(plan.forward->symbol, "fa_sm80_paged_forward_bf16_d128_v128_rich");
 	free(scene.blob);
 	scene.cache.v_offset = 0;
-	scene_plan(&scene, &h200, &plan);
+	scene_plan(&scene, &portable, &plan);
 	assert_string_equal(plan.forward->symbol, "fa_sm80_paged_forward_bf16_d128_v128_band");
 	free(scene.blob);
 
@@ -312,16 +343,179 @@ static void test_forward_kind(void **state)
 	scene.request.attention.tree = &tree_start;
 	scene.tree_start[0] = FA_PAGED_NO_TREE;
 	scene.request.attention.tree_start = scene.tree_start;
-	scene_plan(&scene, &h200, &plan);
+	scene_plan(&scene, &portable, &plan);
 	assert_null(plan.forward);
 	assert_int_equal(plan.decode_items, 2);
 	check_decode(&scene, &plan);
 	free(scene.blob);
 	scene.request.attention.tree = NULL;
 	scene.cache.dtype = FA_ATTENTION_F32;
-	scene_plan(&scene, &h200, &plan);
+	scene_plan(&scene, &portable, &plan);
 	assert_null(plan.forward);
 	free(scene.blob);
+}
+
+/* The kernels by TMA: what they take, and what they leave to others. */
+static void test_hopper(void **state)
+{
+	static const int32_t pages[] = { 16, 32, 48, 64, 80, 112, 128, 256 };
+	static const int32_t boxes[] = { 16, 32, 16, 64, 16, 16, 128, 128 };
+	struct fa_cuda_paged_launch launches[FA_CUDA_PAGED_LAUNCHES_MAX];
+	const struct fa_cuda_paged_attention *args = &launches[0].args.attention;
+	struct fa_cuda_chip next = h200;
+	struct fa_cuda_paged_plan plan;
+	struct scene scene;
+
+	for (size_t i = 0; i < sizeof(pages) / sizeof(pages[0]); i++) {
+		const struct fa_cuda_map *map = &launches[0].maps[FA_CUDA_MAP_K];
+
+		scene_init(&scene, 1);
+		scene.cache.page_tokens = pages[i];
+		scene.cu_new[1] = 1000;
+		scene.lengths[0] = 3000;
+		scene_plan(&scene, &h200, &plan);
+		assert_int_equal(
+			fa_cuda_paged_launches(&plan, &scene.request, 4096, 1 << 20, 7, launches),
+			1);
+		assert_int_equal(launches[0].n_maps, FA_CUDA_MAPS);
+		assert_int_equal(args->box_keys, boxes[i]);
+		assert_int_equal(map->box[1], boxes[i]);
+		assert_int_equal(map->dims[1], pages[i]);
+		assert_int_equal(map->strides[2], 256);
+		assert_true(map->data == args->pages.k);
+		assert_int_equal(args->attention.blocks_m, 8);
+		assert_int_equal(args->attention.units_m, 4);
+		/* Fewer pairs than SMs: one each. */
+		assert_int_equal(launches[0].grid_x, 4 * scene.request.attention.heads < 132
+		                                             ? 4 * scene.request.attention.heads
+		                                             : 132);
+		free(scene.blob);
+	}
+
+	/* V's rows may be unlike K's, and logits what they like. */
+	scene_init(&scene, 1);
+	scene.cu_new[1] = 100;
+	scene.lengths[0] = 300;
+	scene.cache.head_dim_v = 64;
+	scene_plan(&scene, &h200, &plan);
+	assert_string_equal(plan.forward->symbol, "fa_sm90_paged_prefill_bf16_d128_v128_band");
+	free(scene.blob);
+	scene.request.attention.softcap = 3;
+	scene_plan(&scene, &h200, &plan);
+	assert_string_equal(plan.forward->symbol, "fa_sm90_paged_prefill_bf16_d128_v128_rich");
+	free(scene.blob);
+	scene.request.attention.softcap = 0;
+	scene.request.attention.q.data = (void *)4096;
+	scene.request.attention.q.stride_token = 8 * 128 + 4;
+	scene_plan(&scene, &h200, &plan);
+	assert_string_equal(plan.forward->symbol, "fa_sm80_paged_forward_bf16_d128_v128_rich");
+	free(scene.blob);
+	scene.request.attention.q.data = NULL;
+	/* Their code runs on no other chip. */
+	next.arch = 100;
+	scene_plan(&scene, &next, &plan);
+	assert_true(plan.forward->keys == 0);
+	free(scene.blob);
+}
+
+/* What launches carry of a step: its few items, and a short table. */
+static void test_carried(void **state)
+{
+	struct fa_cuda_paged_launch launches[FA_CUDA_PAGED_LAUNCHES_MAX];
+	const struct fa_cuda_paged_attention *args = &launches[0].args.attention;
+	uint32_t table[FA_CUDA_PAGED_TABLE_HERE + 1];
+	struct fa_cuda_paged_plan plan;
+	struct scene scene;
+
+	for (uint32_t i = 0; i <= FA_CUDA_PAGED_TABLE_HERE; i++)
+		table[i] = i * 7 + 3;
+	for (int32_t batch = FA_CUDA_PAGED_ITEMS_HERE; batch <= FA_CUDA_PAGED_ITEMS_HERE + 1;
+	     batch++)
+		for (int i = 0; i < 5; i++) {
+			/* At the table's bound, past it, without one to read; a chip that has no
+			 * such kernel; and beside rows of another kernel. */
+			const bool few = batch <= FA_CUDA_PAGED_ITEMS_HERE, fits = few && i == 0;
+
+			scene_init(&scene, batch);
+			for (int32_t b = 0; b < batch; b++) {
+				scene.cu_new[b + 1] = scene.cu_new[b] + (i == 4 && b == 1 ? 70 : 1);
+				scene.lengths[b] = 1000;
+				scene.table_start[b] = (uint32_t)b * 16;
+			}
+			scene.step.host_table = i == 2 ? NULL : table;
+			scene.step.table_entries = FA_CUDA_PAGED_TABLE_HERE + (i == 1);
+			scene.step.table = (void *)(uintptr_t)4096;
+			scene_plan(&scene, i == 3 ? &rtx : &h200, &plan);
+			assert_int_equal(plan.table_here, fits ? FA_CUDA_PAGED_TABLE_HERE : 0);
+			assert_int_equal(plan.decode->small, fits);
+			if (i != 4)
+				assert_int_equal(plan.blob_bytes == 0, few);
+			check_decode(&scene, &plan);
+			assert_int_equal(fa_cuda_paged_launches(&plan, &scene.request, 1 << 16,
+			                                        1 << 20, 1, launches),
+			                 i == 4 ? 2 : 1);
+			args = &launches[i == 4].args.attention;
+			/* The long one is not among those that decode. */
+			assert_int_equal(args->items_here, few || i == 4 ? plan.decode_items : 0);
+			assert_int_equal(!args->items, few || i == 4);
+			if (fits) {
+				assert_string_equal(launches[0].kernel->symbol,
+				                    "fa_sm90_paged_decode_bf16_d128_a1_small");
+				assert_memory_equal(launches[0].args.small_attention.table, table,
+				                    FA_CUDA_PAGED_TABLE_HERE * sizeof(*table));
+			}
+			free(scene.blob);
+		}
+}
+
+static void test_carried_append(void **state)
+{
+	struct fa_cuda_paged_launch launches[FA_CUDA_PAGED_LAUNCHES_MAX];
+	uint32_t table[FA_CUDA_PAGED_TABLE_HERE + 1];
+	struct fa_cuda_paged_plan plan;
+	struct scene scene;
+
+	for (uint32_t i = 0; i <= FA_CUDA_PAGED_TABLE_HERE; i++)
+		table[i] = i * 5 + 1;
+	for (int i = 0; i < 4; i++) {
+		const int32_t batch = FA_CUDA_PAGED_ITEMS_HERE + (i == 1);
+		const bool fits = i == 0;
+
+		scene_init(&scene, batch);
+		for (int32_t b = 0; b < batch; b++) {
+			scene.cu_new[b + 1] = (uint32_t)b + 1;
+			scene.lengths[b] = 100 + (uint32_t)b;
+			scene.table_start[b] = (uint32_t)b * 2;
+		}
+		scene.step.host_table = table;
+		scene.step.table_entries = FA_CUDA_PAGED_TABLE_HERE + (i == 2);
+		scene.request = (struct fa_paged_request){
+			.op = i == 3 ? FA_PAGED_READ : FA_PAGED_APPEND,
+			.append = {
+				.cache = &scene.cache,
+				.step = &scene.step,
+				.k = { (void *)(uintptr_t)4096, 0, 1024, 128 },
+				.v = { (void *)(uintptr_t)8192, 0, 1024, 128 },
+			},
+		};
+		scene_plan(&scene, &h200, &plan);
+		assert_int_equal(plan.kernel->small, fits);
+		assert_int_equal(plan.blob_bytes == 0, fits);
+		assert_int_equal(fa_cuda_paged_launches(&plan, &scene.request, 1 << 16, 1 << 20, 1,
+		                                        launches),
+		                 1);
+		if (fits) {
+			const struct fa_cuda_paged_small_append *args =
+				&launches[0].args.small_append;
+
+			assert_int_equal(args->plain.batch, batch);
+			assert_int_equal(args->items[batch - 1].n_k, 100 + batch - 1);
+			assert_int_equal(args->items[batch - 1].table_start, (batch - 1) * 2);
+			assert_memory_equal(args->table, table,
+			                    FA_CUDA_PAGED_TABLE_HERE * sizeof(*table));
+		}
+		free(scene.blob);
+	}
 }
 
 static void test_refused(void **state)
@@ -346,6 +540,71 @@ static void test_refused(void **state)
 	assert_non_null(strstr(text, "tiles"));
 }
 
+/* Caches of codes: which have kernels, and what they are told of the codes. */
+static void test_codes(void **state)
+{
+	struct fa_cuda_chip old = h200, small = h200;
+	struct fa_cuda_paged_launch launches[FA_CUDA_PAGED_LAUNCHES_MAX];
+	float scales[2 * 3] = { 1, 2, 3, 4, 5, 6 };
+	struct fa_cuda_paged_plan plan;
+	struct fa_paged_cache cache;
+	struct scene scene;
+	char text[256] = "";
+
+	scene_init(&scene, 1);
+	scene.cu_new[1] = 100; /* many rows, too */
+	scene.lengths[0] = 300;
+	scene.cache.store = FA_PAGED_INT8;
+	scene.cache.dtype = FA_ATTENTION_F16;
+	scene.cache.layers = 2;
+	scene.cache.kv_heads = 3;
+	scene.cache.page_tokens = 64;
+	scene.cache.head_dim = scene.cache.head_dim_v = 128;
+	scene.request.attention.heads = 6;
+	scene.request.attention.layer = 1;
+	scene_plan(&scene, &h200, &plan);
+	assert_null(plan.forward);
+	assert_string_equal(plan.decode->symbol, "fa_sm80_codes_decode_int8_d128_a2_w8");
+	assert_int_equal(fa_cuda_paged_launches(&plan, &scene.request, 0, 0, 1, launches), 1);
+	assert_true(launches[0].args.attention_codes.codes.token_scales);
+	assert_int_equal(launches[0].args.attention_codes.codes.k_scales_at, 3 * 64 * 128);
+	assert_int_equal(launches[0].args.attention.pages.k_row, 128);
+	free(scene.blob);
+	scene.cache.store = FA_PAGED_E4M3;
+	scene.cache.k_scales = scales;
+	scene.cache.v_scales = scales;
+	small.shared_bytes_max = 101376;
+	scene_plan(&scene, &small, &plan);
+	assert_string_equal(plan.decode->symbol, "fa_sm80_codes_decode_e4m3_d128_a2_w4");
+	assert_int_equal(fa_cuda_paged_launches(&plan, &scene.request, 0, 0, 1, launches), 1);
+	assert_false(launches[0].args.attention_codes.codes.token_scales);
+	assert_memory_equal(launches[0].args.attention_codes.codes.k_scales, scales + 3, 12);
+	free(scene.blob);
+
+#define REFUSED(chip, change, part)                                                                \
+	do {                                                                                       \
+		cache = scene.cache;                                                               \
+		change;                                                                            \
+		assert_int_equal(fa_cuda_paged_check_cache(&chip, &cache, text, sizeof(text)),     \
+		                 -ENOTSUP);                                                        \
+		assert_non_null(strstr(text, part));                                               \
+	} while (0)
+	cache = scene.cache;
+	assert_int_equal(fa_cuda_paged_check_cache(&h200, &cache, text, sizeof(text)), 0);
+	assert_int_equal(fa_cuda_paged_check_cache(&small, &cache, text, sizeof(text)), 0);
+	REFUSED(h200, cache.dtype = FA_ATTENTION_F32, "fp32");
+	REFUSED(h200, cache.head_dim = 72, "72");
+	REFUSED(h200, cache.head_dim_v = 8, "multiples of 16");
+	REFUSED(h200, cache.kv_heads = 65, "65 KV heads");
+	old.arch = 75;
+	REFUSED(old, , "7.5");
+	cache = scene.cache;
+	cache.kv_heads = 65;
+	cache.k_scales = cache.v_scales = NULL;
+	assert_int_equal(fa_cuda_paged_check_cache(&h200, &cache, text, sizeof(text)), 0);
+#undef REFUSED
+}
+
 static void test_table(void **state)
 {
 	bool images[FA_CUDA_PAGED_IMAGES] = { false };
@@ -357,6 +616,17 @@ static void test_table(void **state)
 		images[kernel->image] = true;
 		assert_true(kernel->shared_bytes <= h200.shared_bytes_max);
 		assert_true(kernel->threads % 32 == 0 && kernel->threads > 0);
+		if (kernel->small) {
+			/* It stands for the one before it in all else. */
+			assert_true(i > 0 && !kernel[-1].small);
+			assert_int_equal(kernel->image, kernel[-1].image);
+			assert_int_equal(kernel->kind, kernel[-1].kind);
+			assert_int_equal(kernel->dtype, kernel[-1].dtype);
+			assert_int_equal(kernel->dim, kernel[-1].dim);
+			assert_int_equal(kernel->rows, kernel[-1].rows);
+			assert_int_equal(kernel->shared_bytes, kernel[-1].shared_bytes);
+			assert_int_equal(kernel->blocks, kernel[-1].blocks);
+		}
 		for (size_t j = 0; j < i; j++)
 			assert_string_not_equal(kernel->symbol, fa_cuda_paged_kernels[j].symbol);
 	}
@@ -395,7 +665,9 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_random),  cmocka_unit_test(test_even),
 		cmocka_unit_test(test_kernels), cmocka_unit_test(test_forward_kind),
-		cmocka_unit_test(test_refused), cmocka_unit_test(test_table),
+		cmocka_unit_test(test_hopper),  cmocka_unit_test(test_refused),
+		cmocka_unit_test(test_carried), cmocka_unit_test(test_carried_append),
+		cmocka_unit_test(test_table),   cmocka_unit_test(test_codes),
 		cmocka_unit_test(test_magic),
 	};
 

@@ -178,8 +178,11 @@ static void test_choice(void **state)
 		{ FA_ATTENTION_F16, 64, 64, 1, &hopper, "fa_sm90_forward_f16_d64_v64_full_short" },
 		{ FA_ATTENTION_F32, 64, 64, 1, &hopper, "fa_sm80_forward_f32_d64_v64_rich" },
 		{ FA_ATTENTION_BF16, 8, 8, 1, &hopper, "fa_sm90_forward_bf16_d64_v64_full_short" },
-		{ FA_ATTENTION_BF16, 72, 72, 1, &hopper, "fa_sm90_forward_bf16_d128_v128_full" },
-		{ FA_ATTENTION_BF16, 192, 128, 1, &hopper, "fa_sm90_forward_bf16_d256_v256_full" },
+		{ FA_ATTENTION_BF16, 72, 72, 1, &hopper, "fa_sm90_forward_bf16_d96_v96_full" },
+		{ FA_ATTENTION_BF16, 104, 104, 1, &hopper, "fa_sm90_forward_bf16_d128_v128_full" },
+		{ FA_ATTENTION_BF16, 192, 128, 1, &hopper, "fa_sm90_forward_bf16_d192_v128_full" },
+		{ FA_ATTENTION_BF16, 192, 192, 1, &hopper, "fa_sm90_forward_bf16_d192_v192_full" },
+		{ FA_ATTENTION_BF16, 200, 192, 1, &hopper, "fa_sm90_forward_bf16_d256_v256_full" },
 		{ FA_ATTENTION_BF16, 256, 512, 2, &hopper, "fa_sm90_forward_bf16_d256_v256_full" },
 		{ FA_ATTENTION_BF16, 128, 512, 4, &hopper, "fa_sm90_forward_bf16_d128_v128_full" },
 		/* Code for sm_90a is for no other chip. */
@@ -412,7 +415,8 @@ static void test_arguments(void **state)
 	assert_true(fabs(launch.args.cap_in - 0.125 / 30) < 1e-8);
 	assert_true(fabs(launch.args.cap_out - 30 / M_LN2) < 1e-5);
 	assert_int_equal(launch.args.triples, 2 * 6 * launch.args.slices);
-	assert_int_equal(launch.grid, (uint32_t)(launch.args.blocks_m * launch.args.triples));
+	assert_int_equal(launch.grid, (uint32_t)(launch.args.units_m * launch.args.triples));
+	assert_int_equal(launch.args.units_m, (launch.args.blocks_m + 1) / 2);
 	assert_true((int64_t)launch.args.blocks_m * launch.kernel->rows >= 300);
 	assert_true(((int64_t)launch.args.blocks_m - 1) * launch.kernel->rows < 300);
 	assert_in_range(launch.args.section, 1, launch.args.triples);

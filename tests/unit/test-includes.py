@@ -21,7 +21,9 @@ LAYERS = {
                            "kernels/cuda/images.h", "kernels/cuda/paged-images.h"],
     # programs and tests are not layers: they may see everything below them
     "tools": ["common/", "schema/", "client/", "kernels/attention.h", "kernels/cuda/plan.h",
-              "kernels/cuda/images.h", "daemon/pool_private.h"],
+              "kernels/cuda/images.h", "kernels/cuda/paged-plan.h",
+              "kernels/cuda/paged-images.h", "daemon/pool_private.h",
+              "daemon/device.h"],
 }
 
 # Foreign headers that are kept in: pattern, files or folders that may include them.

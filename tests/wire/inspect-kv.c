@@ -16,6 +16,9 @@ static const char *cache_create_difference(const struct fa_wire_cache_create *a,
 	SAME(head_dim_v);
 	SAME(page_tokens);
 	SAME(max_pages);
+	SAME(store);
+	SAME_VECTOR(k_scales);
+	SAME_VECTOR(v_scales);
 	return NULL;
 }
 
@@ -51,6 +54,7 @@ static const char *cache_reply_difference(const struct fa_wire_cache_reply *a,
 	SAME(used_pages);
 	SAME(idle_pages);
 	SAME(sequences);
+	SAME(store);
 	return NULL;
 }
 
@@ -213,6 +217,28 @@ static const char *step_attend_difference(const struct fa_wire_step_attend *a,
 	return NULL;
 }
 
+static const char *step_attend_layers_difference(const struct fa_wire_step_attend_layers *a,
+                                                 const struct fa_wire_step_attend_layers *b)
+{
+	SAME(n_layers);
+	SAME(q_bytes);
+	SAME(k_bytes);
+	SAME(v_bytes);
+	SAME(out_bytes);
+	SAME(lse_bytes);
+	SAME(has_wait);
+	SAME(wait.slot);
+	SAME(wait.reserved);
+	SAME(wait.value);
+	SAME(wait_increment);
+	SAME(has_signal);
+	SAME(signal.slot);
+	SAME(signal.reserved);
+	SAME(signal.value);
+	SAME(signal_increment);
+	return step_attend_difference(&a->attend, &b->attend);
+}
+
 static const char *step_end_difference(const struct fa_wire_step_end *a,
                                        const struct fa_wire_step_end *b)
 {
@@ -267,6 +293,9 @@ const char *fa_inspect_kv_difference(const struct fa_wire_message *a,
 		return step_reply_difference(&a->step_reply, &b->step_reply);
 	case FA_WIRE_STEP_ATTEND:
 		return step_attend_difference(&a->step_attend, &b->step_attend);
+	case FA_WIRE_STEP_ATTEND_LAYERS:
+		return step_attend_layers_difference(&a->step_attend_layers,
+		                                     &b->step_attend_layers);
 	case FA_WIRE_STEP_END:
 		return step_end_difference(&a->step_end, &b->step_end);
 	default:
@@ -274,11 +303,30 @@ const char *fa_inspect_kv_difference(const struct fa_wire_message *a,
 	}
 }
 
+static uint64_t read_step_attend(struct range range, const struct fa_wire_step_attend *attend)
+{
+	return read_view(&attend->q) + read_view(&attend->k) + read_view(&attend->v) +
+	       read_view(&attend->out) + read_view(&attend->lse) +
+	       read_vector(range, attend->alibi_slopes, attend->n_alibi_slopes, FA_WIRE_HEADS_MAX,
+	                   sizeof(*attend->alibi_slopes)) +
+	       read_vector(range, attend->sinks, attend->n_sinks, FA_WIRE_HEADS_MAX,
+	                   sizeof(*attend->sinks)) +
+	       read_view(&attend->cos) + read_view(&attend->sin) +
+	       read_vector(range, attend->positions, attend->n_positions, FA_WIRE_TOKENS_MAX,
+	                   sizeof(*attend->positions));
+}
+
 uint64_t fa_inspect_kv_read(const struct fa_wire_message *message, struct range range)
 {
 	switch (message->type) {
 	case FA_WIRE_CACHE_CREATE:
-		return read_string(range, &message->cache_create.name, FA_WIRE_NAME_BYTES_MAX);
+		return read_string(range, &message->cache_create.name, FA_WIRE_NAME_BYTES_MAX) +
+		       read_vector(range, message->cache_create.k_scales,
+		                   message->cache_create.n_k_scales, FA_WIRE_SCALES_MAX,
+		                   sizeof(*message->cache_create.k_scales)) +
+		       read_vector(range, message->cache_create.v_scales,
+		                   message->cache_create.n_v_scales, FA_WIRE_SCALES_MAX,
+		                   sizeof(*message->cache_create.v_scales));
 	case FA_WIRE_CACHE_FIND:
 		return read_string(range, &message->cache_find.name, FA_WIRE_NAME_BYTES_MAX);
 	case FA_WIRE_SEQUENCE_FIND:
@@ -312,18 +360,9 @@ uint64_t fa_inspect_kv_read(const struct fa_wire_message *message, struct range 
 		                   message->step_begin.n_tree_start, FA_WIRE_STEP_MAX,
 		                   sizeof(*message->step_begin.tree_start));
 	case FA_WIRE_STEP_ATTEND:
-		return read_view(&message->step_attend.q) + read_view(&message->step_attend.k) +
-		       read_view(&message->step_attend.v) + read_view(&message->step_attend.out) +
-		       read_view(&message->step_attend.lse) +
-		       read_vector(range, message->step_attend.alibi_slopes,
-		                   message->step_attend.n_alibi_slopes, FA_WIRE_HEADS_MAX,
-		                   sizeof(*message->step_attend.alibi_slopes)) +
-		       read_vector(range, message->step_attend.sinks, message->step_attend.n_sinks,
-		                   FA_WIRE_HEADS_MAX, sizeof(*message->step_attend.sinks)) +
-		       read_view(&message->step_attend.cos) + read_view(&message->step_attend.sin) +
-		       read_vector(range, message->step_attend.positions,
-		                   message->step_attend.n_positions, FA_WIRE_TOKENS_MAX,
-		                   sizeof(*message->step_attend.positions));
+		return read_step_attend(range, &message->step_attend);
+	case FA_WIRE_STEP_ATTEND_LAYERS:
+		return read_step_attend(range, &message->step_attend_layers.attend);
 	case FA_WIRE_STEP_END:
 		return read_vector(range, message->step_end.keep, message->step_end.n_keep,
 		                   FA_WIRE_TOKENS_MAX, sizeof(*message->step_end.keep)) +

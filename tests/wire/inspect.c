@@ -87,6 +87,8 @@ const char *fa_inspect_difference(const struct fa_wire_message *a, const struct 
 	SAME(timeout_ns);
 	SAME(fds);
 	SAME(type);
+	SAME_VECTOR(waits);
+	SAME_VECTOR(signals);
 	switch (a->type) {
 	case FA_WIRE_HELLO:
 		return hello_difference(&a->hello, &b->hello);
@@ -103,6 +105,25 @@ const char *fa_inspect_difference(const struct fa_wire_message *a, const struct 
 		break;
 	case FA_WIRE_STREAM_FREE:
 		SAME(stream_free.stream);
+		break;
+	case FA_WIRE_RING_SETUP:
+		SAME(ring_setup.bytes);
+		break;
+	case FA_WIRE_RING_REPLY:
+		SAME(ring_reply.bytes);
+		SAME(ring_reply.results_bytes);
+		SAME(ring_reply.records);
+		break;
+	case FA_WIRE_TIMELINE_REPLY:
+		SAME(timeline_reply.slots);
+		SAME(timeline_reply.in_bytes);
+		SAME(timeline_reply.out_bytes);
+		break;
+	case FA_WIRE_TIMELINE_SETUP:
+		break;
+	case FA_WIRE_MARKER:
+		SAME(marker.stream);
+		SAME(marker.value);
 		break;
 	case FA_WIRE_ATTENTION:
 		return attention_difference(&a->attention, &b->attention);
@@ -160,10 +181,8 @@ static uint64_t read_attention(struct range range, const struct fa_wire_attentio
 	       read_vector(range, attention->sinks, attention->n_sinks, FA_WIRE_HEADS_MAX, 4);
 }
 
-uint64_t fa_inspect_read(const struct fa_wire_message *message, const void *bytes, size_t length)
+static uint64_t read_body(const struct fa_wire_message *message, struct range range)
 {
-	struct range range = { bytes, length };
-
 	switch (message->type) {
 	case FA_WIRE_HELLO:
 		return read_string(range, &message->hello.name, FA_WIRE_NAME_BYTES_MAX);
@@ -190,4 +209,15 @@ uint64_t fa_inspect_read(const struct fa_wire_message *message, const void *byte
 	default:
 		return fa_inspect_kv_read(message, range);
 	}
+}
+
+uint64_t fa_inspect_read(const struct fa_wire_message *message, const void *bytes, size_t length)
+{
+	struct range range = { bytes, length };
+
+	return read_vector(range, message->waits, message->n_waits, FA_WIRE_GATES_MAX,
+	                   sizeof(*message->waits)) +
+	       read_vector(range, message->signals, message->n_signals, FA_WIRE_GATES_MAX,
+	                   sizeof(*message->signals)) +
+	       read_body(message, range);
 }

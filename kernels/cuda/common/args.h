@@ -13,6 +13,48 @@ struct fa_cuda_tensor {
 	int64_t stride_batch, stride_token, stride_head;
 };
 
+/*
+ * How a launch itself says that it has ended (done.h). The counter is of all launches that
+ * run one after another with it; it is never set back, so that each launch knows from where
+ * it counts.
+ */
+struct fa_cuda_done {
+	uint64_t *word;    /* of the host's memory; NULL: nobody is told */
+	uint64_t value;    /* that the word gets */
+	uint64_t *counter; /* blocks that have ended */
+	uint64_t last;     /* what it is when all of the launch's blocks but one have counted */
+};
+
+/* What a block of threads has left undone. */
+struct fa_cuda_yield_record {
+	uint32_t block; /* which of the first launch */
+	uint32_t done;  /* of its blocks of rows that see a key */
+	uint32_t left;  /* tiles of the next, whose state is saved; 0: it has not begun */
+	uint32_t slot;  /* of the state, in the low half; FA_CUDA_YIELD_BROKEN */
+};
+
+#define FA_CUDA_YIELD_BROKEN 0x10000u /* rows are to be computed again (sm90/redo.h) */
+#define FA_CUDA_YIELD_RECORDS 16384   /* blocks of a launch that can yield, at most */
+
+/* Behind it the states, [2][slots]. Zeros at first. */
+struct fa_cuda_yield_area {
+	uint64_t counts; /* records, and in the high half states; 0 between launches */
+	uint64_t unused[31];
+	struct fa_cuda_yield_record records[2][FA_CUDA_YIELD_RECORDS];
+};
+
+/* How a launch may end early (yield.h). A launch that may tells its end itself. */
+struct fa_cuda_yield {
+	const uint64_t *word; /* of the device's memory; NULL: it never does */
+	uint64_t turn;        /* it does when the word is no less */
+	void *area;           /* struct fa_cuda_yield_area, of launches in order */
+	uint64_t *report;     /* of the host's memory: how many records there are */
+	uint32_t slots;       /* of each side */
+	uint32_t side;        /* written; the other is read */
+	uint32_t resumed;     /* block b goes on with record b */
+	uint32_t blocks;      /* of the first launch */
+};
+
 /* Bounds that keep positions, and sums of two of them, within int32. */
 #define FA_CUDA_SEQLEN_MAX ((int32_t)1 << 29)
 #define FA_CUDA_WINDOW_MAX ((int32_t)1 << 30)
@@ -52,4 +94,7 @@ struct fa_cuda_attention {
 	 * units b, b + n, ... of all. */
 	int32_t pairs;
 	int32_t units_m; /* of a triple */
+
+	struct fa_cuda_done done;   /* the caller's; plans leave it empty */
+	struct fa_cuda_yield yield; /* likewise */
 };

@@ -1,6 +1,6 @@
 /*
  * What the kernels over pages are given: plain structs, by value, and records that the
- * plan of a step uploads. Filled by paged-plan.c alone, so kernels trust every field.
+ * plan of a step uploads. Filled by the planner (paged-plan.h) alone, so kernels trust every field.
  * Strides are in bytes.
  */
 #pragma once
@@ -14,7 +14,14 @@
 #define FA_CUDA_PAGED_TILE 64
 
 #define FA_CUDA_PAGED_NO_TREE 0xffffffffu
-#define FA_CUDA_PAGED_COUNTERS 4096 /* blocks of a launch at most */
+#define FA_CUDA_PAGED_PARTS_MAX (1u << 24) /* heads and slices, for kernels that copy by TMA */
+#define FA_CUDA_PAGED_BLOCKS 4096          /* of a launch of decode at most */
+#define FA_CUDA_PAGED_TAIL_COUNTERS 16384  /* parts of all tails of a launch at most */
+#define FA_CUDA_PAGED_COUNTERS (FA_CUDA_PAGED_BLOCKS + FA_CUDA_PAGED_TAIL_COUNTERS)
+/* What a launch carries itself, of few sequences: what lies in memory, and be it the GPU's, is
+ * there later than the launch's own arguments, which have 4096 bytes at most. */
+#define FA_CUDA_PAGED_ITEMS_HERE 8
+#define FA_CUDA_PAGED_TABLE_HERE 384
 
 /* One layer of a cache. */
 struct fa_cuda_pages {
@@ -40,6 +47,30 @@ struct fa_cuda_paged_item {
 	uint32_t append;      /* token that new row 0 becomes; n_k: nothing is appended */
 };
 
+/*
+ * What the kernels in pieces (sm80/paged_pieces.h) are to know of an item besides, [16 bytes].
+ *
+ * A prefix is what several sequences begin with: an item of its own, with the rows of all of
+ * them, which all see all its tokens. Each of the sequences then is an item for the tokens
+ * behind it, its tail.
+ */
+struct fa_cuda_paged_piece {
+	/* Blocks divide units of so many tiles, which are computed each on its own. 0: tiles. */
+	uint32_t unit;
+	uint32_t parts;   /* of all items before it */
+	uint32_t tails;   /* of a prefix: its first; of a tail: itself, or FA_CUDA_PAGED_NO_TAIL */
+	uint32_t n_tails; /* of a prefix, else 0 */
+};
+
+#define FA_CUDA_PAGED_NO_TAIL 0xffffffffu
+
+/* A row block of an item whose tokens are behind a prefix, [16 bytes]; those of one prefix
+ * follow one another, as their rows do. */
+struct fa_cuda_paged_tail {
+	uint32_t item, prefix;
+	uint32_t row, rows; /* of the prefix's rows: its first, and how many */
+};
+
 /* A block of query rows of the forward kernels. */
 struct fa_cuda_paged_block {
 	uint32_t item, row;
@@ -61,11 +92,29 @@ struct fa_cuda_paged_attention {
 	 * [block][2][row][dim_v of the kernel], and of each row maximum and sum. */
 	float *partials;
 	float *partial_sums; /* [block][2][row][2] */
-	/* [grid]: high word the epoch of the launch that used it last, low word arrivals. */
-	unsigned long long *counters;
-	uint32_t epoch;
+	/* [grid]: 2^16 times the epoch of the launch that used it last, and its arrivals. */
+	uint64_t *counters;
+	uint64_t epoch; /* below 2^48, and above that of every earlier launch */
 	uint32_t tiles_each, tiles_extra;
 	int32_t kv_heads, slices;
+	int32_t box_keys; /* of a box of K or V, for kernels that copy by TMA */
+	/* Decode: all items, if there are no more; else 0. */
+	uint32_t items_here;
+	struct fa_cuda_paged_item first_items[FA_CUDA_PAGED_ITEMS_HERE];
+
+	/* Decode in pieces. A share's place is its own: units lie one behind another, and a
+	 * part's shares else are at its number and its blocks' together. [place][row]. */
+	const struct fa_cuda_paged_piece *pieces; /* of each item */
+	const struct fa_cuda_paged_tail *tails;
+	const uint32_t *tokens; /* of all prefixes: whose rows in dense tensors; first_q is where */
+	uint64_t *tail_counters; /* [tail][KV head][slice], as counters */
+	uint32_t place_rows;     /* rows of a place */
+};
+
+/* Decode that carries its items and the pages' table, and reads neither in memory. */
+struct fa_cuda_paged_small_attention {
+	struct fa_cuda_paged_attention plain; /* items_here is not 0 */
+	uint32_t table[FA_CUDA_PAGED_TABLE_HERE];
 };
 
 struct fa_cuda_rotary {
@@ -91,6 +140,39 @@ struct fa_cuda_paged_append {
 	int32_t aligned;                      /* rows of all tensors start on 16 bytes */
 	struct fa_cuda_tensor k, v, q, q_out; /* data NULL: left out */
 	struct fa_cuda_rotary rotary;
+	struct fa_cuda_done done; /* as in struct fa_cuda_attention */
+};
+
+/* The same, with all that lies in memory else. */
+struct fa_cuda_paged_small_append {
+	struct fa_cuda_paged_append plain;
+	struct fa_cuda_paged_item items[FA_CUDA_PAGED_ITEMS_HERE];
+	uint32_t table[FA_CUDA_PAGED_TABLE_HERE];
+};
+
+/* Where pages hold codes of a byte; FA_STORE_E4M3 and _INT8 as enum fa_paged_store. */
+#define FA_STORE_E4M3 1
+#define FA_STORE_INT8 2
+#define FA_CODES_BF16 3        /* as enum fa_attention_dtype */
+#define FA_CUDA_CODES_HEADS 64 /* KV heads that have scales of their own, at most */
+
+struct fa_cuda_paged_codes {
+	int32_t store, dtype; /* dtype: of tensors */
+	int32_t token_scales; /* each token's row has its own; else heads have */
+	/* From where a page's K, or V, begins in a layer to its tokens' scales, in bytes. */
+	uint32_t k_scales_at, v_scales_at;
+	float k_scales[FA_CUDA_CODES_HEADS], v_scales[FA_CUDA_CODES_HEADS]; /* of heads */
+};
+
+/* Kernels take these where plain ones take the first member. */
+struct fa_cuda_paged_attention_codes {
+	struct fa_cuda_paged_attention attention;
+	struct fa_cuda_paged_codes codes;
+};
+
+struct fa_cuda_paged_append_codes {
+	struct fa_cuda_paged_append append;
+	struct fa_cuda_paged_codes codes;
 };
 
 struct fa_cuda_paged_partial {
@@ -104,6 +186,7 @@ struct fa_cuda_paged_merge {
 	int64_t rows; /* tokens * heads */
 	int32_t heads, head_dim_v, dtype;
 	int32_t aligned;
+	struct fa_cuda_done done;
 };
 
 /* Copy and clear: grid (pages, layers). */
@@ -111,6 +194,7 @@ struct fa_cuda_paged_copy {
 	char *pool;
 	int64_t layer_stride, v_offset, k_bytes, v_bytes;
 	const uint32_t *from, *to; /* from NULL: clear */
+	struct fa_cuda_done done;
 };
 
 /* Moves [begin, end) of a sequence, the first to token @to. */
@@ -124,6 +208,9 @@ struct fa_cuda_paged_moves {
 	int64_t layer_stride;
 	int32_t kv_heads, page_tokens;
 	uint32_t k_bytes, v_bytes; /* of a row; V's 0: it is the front of K */
+	/* As in struct fa_cuda_paged_codes; K's 0: tokens have no scales. */
+	uint32_t k_scales_at, v_scales_at;
 	const struct fa_cuda_paged_moved *sequences;
 	const uint32_t *from;
+	struct fa_cuda_done done;
 };

@@ -7,14 +7,8 @@
 
 #include <stdint.h>
 
-/* 16 bytes, past L1. Both addresses 16-byte aligned. */
-__device__ __forceinline__ void fa_cp_async_16(uint32_t shared, const void *global)
-{
-	asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global)
-	             : "memory");
-}
-
-/* As above if @bytes is 16; zeros, without reading, if it is 0. */
+/* 16 bytes, past L1, if @bytes is 16; zeros, without reading, if it is 0. Both addresses
+ * 16-byte aligned. */
 __device__ __forceinline__ void fa_cp_async_16_zfill(uint32_t shared, const void *global,
                                                      uint32_t bytes)
 {

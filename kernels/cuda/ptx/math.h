@@ -81,6 +81,26 @@ __device__ __forceinline__ uint32_t fa_fma_packed<fa_bf16>(uint32_t a, uint32_t 
 	return y;
 }
 
+/* Two e4m3, the first in the low byte, as fp16. */
+__device__ __forceinline__ uint32_t fa_e4m3_to_f16(uint32_t codes)
+{
+	uint32_t y;
+
+#if __CUDA_ARCH__ >= 890
+	asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(y) : "h"((uint16_t)codes));
+#else
+	/* fp16 has one bit of exponent more, at another bias: moved into place, a code is 2^8
+	 * times too small. */
+	const uint32_t spread = __byte_perm(codes, 0, 0x1404);
+	const uint32_t magnitude = spread & 0x7f007f00;
+	const uint32_t nan = (magnitude + 0x01000100) & 0x80008000;
+
+	y = fa_fma_packed<fa_f16>((spread & 0x80008000) | magnitude >> 1, 0x5c005c00, 0x80008000);
+	y |= nan - (nan >> 9);
+#endif
+	return y;
+}
+
 /* The bits of infinity. */
 template <class T> __device__ constexpr uint32_t fa_infinity(void);
 

@@ -88,6 +88,10 @@ template <class T, int N> struct fa_wgmma;
 #define FA_FLOATS_64 FA_FLOATS(0), FA_FLOATS(16)
 #define FA_D_128 FA_D0 ", " FA_D16 ", " FA_D32 ", " FA_D48
 #define FA_FLOATS_128 FA_FLOATS(0), FA_FLOATS(16), FA_FLOATS(32), FA_FLOATS(48)
+#define FA_D_96 FA_D0 ", " FA_D16 ", " FA_D32
+#define FA_FLOATS_96 FA_FLOATS(0), FA_FLOATS(16), FA_FLOATS(32)
+#define FA_D_192 FA_D_96 ", " FA_D48 ", " FA_D64 ", " FA_D80
+#define FA_FLOATS_192 FA_FLOATS_96, FA_FLOATS(48), FA_FLOATS(64), FA_FLOATS(80)
 #define FA_D_256 \
 	FA_D0 ", " FA_D16 ", " FA_D32 ", " FA_D48 ", " \
 	FA_D64 ", " FA_D80 ", " FA_D96 ", " FA_D112
@@ -120,8 +124,12 @@ template <class T, int N> struct fa_wgmma;
 
 FA_WGMMA(fa_f16, "f16", 64, 32, 33, 34, 35, 36)
 FA_WGMMA(fa_bf16, "bf16", 64, 32, 33, 34, 35, 36)
+FA_WGMMA(fa_f16, "f16", 96, 48, 49, 50, 51, 52)
+FA_WGMMA(fa_bf16, "bf16", 96, 48, 49, 50, 51, 52)
 FA_WGMMA(fa_f16, "f16", 128, 64, 65, 66, 67, 68)
 FA_WGMMA(fa_bf16, "bf16", 128, 64, 65, 66, 67, 68)
+FA_WGMMA(fa_f16, "f16", 192, 96, 97, 98, 99, 100)
+FA_WGMMA(fa_bf16, "bf16", 192, 96, 97, 98, 99, 100)
 FA_WGMMA(fa_f16, "f16", 256, 128, 129, 130, 131, 132)
 FA_WGMMA(fa_bf16, "bf16", 256, 128, 129, 130, 131, 132)
 /* clang-format on */

@@ -1,3 +1,4 @@
+#include "kernels/cuda/common/done.h"
 #include "kernels/cuda/sm80/forward_f32.h"
 
 #define FA_ROW(dim, dim_v, rows, keys)                                                             \
@@ -6,6 +7,7 @@
 			const __grid_constant__ struct fa_cuda_attention args)                     \
 	{                                                                                          \
 		fa_sm80_forward_f32<dim, dim_v, rows, keys>(args);                                 \
+		fa_done(args.done);                                                                \
 	}
 
 FA_SM80_FORWARD_F32(FA_ROW)

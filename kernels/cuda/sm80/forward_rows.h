@@ -1,4 +1,5 @@
 /* Every row of FA_SM80_FORWARD as a kernel for the type FA_TYPE, called FA_TYPE_NAME. */
+#include "kernels/cuda/common/done.h"
 #include "kernels/cuda/sm80/forward.h"
 
 #define FA_ROW(type, kind, KIND, dim, dim_v, warps, atoms, split, keys, stages, blocks)            \
@@ -8,6 +9,7 @@
 	{                                                                                          \
 		fa_sm80_forward<fa_sm80_config<FA_TYPE, fa_sm80_##kind, dim, dim_v, warps, atoms,  \
 		                               split, keys, stages, blocks>>(args);                \
+		fa_done(args.done);                                                                \
 	}
 #define FA_ROW_EXPANDED(type, ...) FA_ROW(type, __VA_ARGS__)
 #define FA_ROW_OF_TYPE(...) FA_ROW_EXPANDED(FA_TYPE_NAME, __VA_ARGS__)

@@ -1,5 +1,6 @@
 /* Every row of FA_SM80_PAGED_FORWARD as a kernel for the type FA_TYPE, called FA_TYPE_NAME,
- * and of FA_SM80_PAGED_DECODE. */
+ * of FA_SM80_PAGED_DECODE and of FA_SM80_PAGED_PIECES. */
+#include "kernels/cuda/common/done.h"
 #include "kernels/cuda/sm80/paged_decode_rows.h"
 #include "kernels/cuda/sm80/paged_forward.h"
 
@@ -10,9 +11,11 @@
 	{                                                                                          \
 		fa_sm80_forward<fa_sm80_config<FA_TYPE, fa_sm80_##kind, dim, dim_v, warps, atoms,  \
 		                               split, keys, stages, blocks, fa_sm80_pages>>(args); \
+		fa_done(args.attention.done);                                                      \
 	}
 #define FA_FORWARD_ROW_EXPANDED(type, ...) FA_FORWARD_ROW(type, __VA_ARGS__)
 #define FA_FORWARD_ROW_OF_TYPE(...) FA_FORWARD_ROW_EXPANDED(FA_TYPE_NAME, __VA_ARGS__)
 
 FA_SM80_PAGED_FORWARD(FA_FORWARD_ROW_OF_TYPE)
 FA_SM80_PAGED_DECODE(FA_PAGED_ROW_OF_TYPE)
+FA_SM80_PAGED_PIECES(FA_PAGED_PIECES_OF_TYPE)

@@ -1,4 +1,5 @@
-#include "kernels/cuda/sm80/paged_tokens.h"
+#include "kernels/cuda/common/done.h"
+#include "kernels/cuda/sm80/paged_quantise.h"
 
 #define FA_TOKENS_KERNEL(name, args_name)                                                          \
 	extern "C" __global__ void __launch_bounds__(FA_CUDA_TOKENS_THREADS)                       \
@@ -6,25 +7,48 @@
 
 FA_TOKENS_KERNEL(append, fa_cuda_paged_append)
 {
-	fa_paged_append<false>(args);
+	fa_paged_append<false>(args, args.items, args.pages.table);
+	fa_done(args.done);
+}
+
+FA_TOKENS_KERNEL(append_small, fa_cuda_paged_small_append)
+{
+	fa_paged_append<false>(args.plain, args.items, args.table);
+	fa_done(args.plain.done);
 }
 
 FA_TOKENS_KERNEL(read, fa_cuda_paged_append)
 {
-	fa_paged_append<true>(args);
+	fa_paged_append<true>(args, args.items, args.pages.table);
+	fa_done(args.done);
+}
+
+FA_TOKENS_KERNEL(append_codes, fa_cuda_paged_append_codes)
+{
+	fa_paged_append_codes<false>(args);
+	fa_done(args.append.done);
+}
+
+FA_TOKENS_KERNEL(read_codes, fa_cuda_paged_append_codes)
+{
+	fa_paged_append_codes<true>(args);
+	fa_done(args.append.done);
 }
 
 FA_TOKENS_KERNEL(merge, fa_cuda_paged_merge)
 {
 	fa_paged_merge(args);
+	fa_done(args.done);
 }
 
 FA_TOKENS_KERNEL(copy, fa_cuda_paged_copy)
 {
 	fa_paged_copy(args);
+	fa_done(args.done);
 }
 
 FA_TOKENS_KERNEL(move, fa_cuda_paged_moves)
 {
 	fa_paged_move(args);
+	fa_done(args.done);
 }

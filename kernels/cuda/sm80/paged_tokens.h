@@ -109,12 +109,14 @@ struct fa_token_place {
 	int64_t k, v; /* bytes from slot 0's head 0; -1: nowhere */
 };
 
+/* @table: pages.table, or what stands for it; not by value, which has cost registers. */
 __device__ __forceinline__ struct fa_token_place fa_token_find(const struct fa_cuda_pages &pages,
+                                                               const uint32_t *const &table,
                                                                uint32_t table_start, uint32_t token)
 {
 	const uint32_t strip = token / FA_CUDA_PAGED_STRIP;
 	const uint32_t page = (uint32_t)(strip * pages.page_magic >> 32);
-	const int64_t slot = (int64_t)pages.table[table_start + page] * 256;
+	const int64_t slot = (int64_t)table[table_start + page] * 256;
 	const int64_t in_page = token - page * pages.page_strips * FA_CUDA_PAGED_STRIP;
 	const struct fa_token_place place = { slot + in_page * pages.k_row,
 		                              slot + in_page * pages.v_row };
@@ -132,12 +134,12 @@ struct fa_append_shared {
 };
 
 /* Threads look for the sequences whose tokens a block has. */
-__device__ __forceinline__ void fa_append_find(const struct fa_cuda_paged_append &args,
-                                               struct fa_append_shared &shared, int32_t first,
-                                               int32_t count)
+__device__ __forceinline__ void
+fa_append_find(const struct fa_cuda_paged_append &args, const struct fa_cuda_paged_item *items,
+               const uint32_t *table, struct fa_append_shared &shared, int32_t first, int32_t count)
 {
 	for (int32_t b = threadIdx.x; b < args.batch; b += FA_CUDA_TOKENS_THREADS) {
-		const struct fa_cuda_paged_item &item = args.items[b];
+		const struct fa_cuda_paged_item &item = items[b];
 		const int32_t begin = max((int32_t)item.first_q, first);
 		const int32_t end = min((int32_t)(item.first_q + item.n_q), first + count);
 
@@ -147,8 +149,8 @@ __device__ __forceinline__ void fa_append_find(const struct fa_cuda_paged_append
 			shared.positions[at] = (int32_t)item.n_k - (int32_t)item.n_q + i;
 			shared.places[at].k = shared.places[at].v = -1;
 			if (item.append < item.n_k)
-				shared.places[at] = fa_token_find(args.pages, item.table_start,
-				                                  item.append + i);
+				shared.places[at] = fa_token_find(
+					args.pages, table, item.table_start, item.append + i);
 		}
 	}
 }
@@ -279,9 +281,12 @@ __device__ __forceinline__ void fa_rotate_unit(const struct fa_cuda_paged_append
 	fa_store_16(to + offset + rotation.distance, fa_chunk_of(dtype, y), to_aligned, bytes);
 }
 
-/* A block has FA_CUDA_APPEND_TOKENS tokens. */
+/* A block has FA_CUDA_APPEND_TOKENS tokens. @items and @table: those of args and its pages, or
+ * what stands for them. */
 template <bool READ>
-__device__ __forceinline__ void fa_paged_append(const struct fa_cuda_paged_append &args)
+__device__ __forceinline__ void fa_paged_append(const struct fa_cuda_paged_append &args,
+                                                const struct fa_cuda_paged_item *items,
+                                                const uint32_t *table)
 {
 	static __shared__ struct fa_append_shared shared;
 	const int32_t first = blockIdx.x * FA_CUDA_APPEND_TOKENS;
@@ -289,7 +294,7 @@ __device__ __forceinline__ void fa_paged_append(const struct fa_cuda_paged_appen
 	const int32_t bytes = args.dtype == FA_DTYPE_F32 ? 4 : 2;
 	const uint32_t head_tokens = args.pages.page_strips * FA_CUDA_PAGED_STRIP;
 
-	fa_append_find(args, shared, first, count);
+	fa_append_find(args, items, table, shared, first, count);
 	__syncthreads(); /* places and positions are there */
 	if (!READ && args.rotary.half > 0) {
 		fa_append_turn(args, shared, first, count);
@@ -433,6 +438,36 @@ __device__ __forceinline__ void fa_paged_copy(const struct fa_cuda_paged_copy &a
 	fa_paged_copy_part(to + args.v_offset, from ? from + args.v_offset : NULL, args.v_bytes);
 }
 
+/* The scales that codes' tokens have; a thread has those of K or of V of a head. */
+__device__ __forceinline__ void fa_paged_move_scales(const struct fa_cuda_paged_moves &args,
+                                                     const struct fa_cuda_paged_moved &moved)
+{
+	const struct fa_cuda_pages &pages = args.pages;
+	const uint32_t page_tokens = args.page_tokens;
+
+	for (uint32_t i = threadIdx.x; i < 2 * (uint32_t)args.kv_heads;
+	     i += FA_CUDA_TOKENS_THREADS) {
+		char *const base = (i % 2 ? pages.v + args.v_scales_at
+		                          : pages.k + args.k_scales_at) +
+		                   blockIdx.y * args.layer_stride;
+		const uint32_t head = i / 2 * page_tokens;
+
+		for (uint32_t m = moved.begin; m < moved.end; m++) {
+			const uint32_t tokens[2] = { args.from[m], moved.to + (m - moved.begin) };
+			float *places[2];
+
+			for (int side = 0; side < 2; side++) {
+				const uint32_t page = tokens[side] / page_tokens;
+				const int64_t slot = pages.table[moved.table_start + page];
+
+				places[side] = (float *)(base + slot * 256) + head +
+				               tokens[side] % page_tokens;
+			}
+			*places[1] = *places[0];
+		}
+	}
+}
+
 /* A thread moves the same 16 bytes of every token, in order: as tokens only move towards
  * the front, none is overwritten before it has moved. */
 __device__ __forceinline__ void fa_paged_move(const struct fa_cuda_paged_moves &args)
@@ -453,12 +488,15 @@ __device__ __forceinline__ void fa_paged_move(const struct fa_cuda_paged_moves &
 
 		for (uint32_t m = moved.begin; m < moved.end; m++) {
 			const struct fa_token_place from = fa_token_find(
-				args.pages, moved.table_start, args.from[m]);
+				args.pages, args.pages.table, moved.table_start, args.from[m]);
 			const struct fa_token_place to = fa_token_find(
-				args.pages, moved.table_start, moved.to + (m - moved.begin));
+				args.pages, args.pages.table, moved.table_start,
+				moved.to + (m - moved.begin));
 
 			*(uint4 *)(base + (is_k ? to.k : to.v)) = *(
 				const uint4 *)(base + (is_k ? from.k : from.v));
 		}
 	}
+	if (args.k_scales_at)
+		fa_paged_move_scales(args, moved);
 }

@@ -26,14 +26,27 @@ template <> struct fa_paged_element<float> {
  *   ATOMS       16-row fragments
  *   WARPS       of a block; there is one block to an SM
  *   STAGES      strips of a warp's ring
+ *   PIECES      whether parts of a sequence may be merged that are apart (paged_pieces.h)
  */
-template <class T_, int DIM_, int DIM_V_, int ATOMS_, int WARPS_, int STAGES_>
+template <class T_, int DIM_, int DIM_V_, int ATOMS_, int WARPS_, int STAGES_, bool PIECES_ = false>
 struct fa_paged_config {
 	using T = T_;
 	static constexpr int DIM = DIM_, DIM_V = DIM_V_, ATOMS = ATOMS_, WARPS = WARPS_;
 	static constexpr int STAGES = STAGES_, THREADS = WARPS * 32, ROWS = ATOMS * 16;
 	static constexpr int BYTES = fa_paged_element<T>::bytes;
-	static constexpr bool F32 = BYTES == 4;
+	static constexpr int STORED = BYTES; /* of an element in a page */
+	static constexpr bool F32 = BYTES == 4, CODES = false, PIECES = PIECES_;
+
+	/* What paged_part.h wants to know. */
+	static constexpr int JOINED = THREADS;
+	static __device__ __forceinline__ void join(void)
+	{
+		__syncthreads();
+	}
+	static __device__ __forceinline__ int32_t key(uint32_t t, int i)
+	{
+		return 2 * t + i % 2 + i / 2 * 8;
+	}
 
 	/* What softmax.h and product.h want to know: no pairs, tiles of one strip. */
 	static constexpr int SPLIT = 1, WARP_DIM_V = DIM_V, WARP_KEYS = FA_CUDA_PAGED_STRIP;
@@ -63,8 +76,22 @@ struct fa_paged_config {
 	              "pairs of columns");
 };
 
-/* A block's walk over its range, segment by segment; the same in all its threads. */
-struct fa_paged_walk {
+/* What a walk in pieces knows besides. */
+template <bool PIECES> struct fa_paged_walk_piece {
+};
+
+template <> struct fa_paged_walk_piece<true> {
+	struct fa_cuda_paged_piece piece;
+	uint32_t behind; /* units of the part up to the segment's end */
+	uint32_t place;  /* of the segment's share */
+};
+
+/*
+ * A block's walk over its range, segment by segment; the same in all its threads. In pieces
+ * (paged_pieces.h), a segment is one unit where there are units, and whole is a part that is
+ * merged with nothing.
+ */
+template <bool PIECES> struct fa_paged_walk : fa_paged_walk_piece<PIECES> {
 	uint32_t index, part; /* of the item; of the part in it */
 	uint32_t left;        /* tiles behind the segment */
 	int32_t begin, end;   /* its tokens */
@@ -75,6 +102,20 @@ struct fa_paged_walk {
 
 	__device__ __forceinline__ void load(const struct fa_cuda_paged_attention &args)
 	{
+		if constexpr (PIECES) {
+			const uint4 words = *(const uint4 *)(args.pieces + index);
+
+			this->piece.unit = words.x;
+			this->piece.parts = words.y;
+			this->piece.tails = words.z;
+			this->piece.n_tails = words.w;
+		}
+		/* Few items come with the launch, sooner than from memory. */
+		if (args.items_here > 0) {
+			item = args.first_items[index];
+			return;
+		}
+
 		const uint4 *words = (const uint4 *)(args.items + index);
 		const uint4 a = words[0], b = words[1], c = words[2];
 
@@ -93,16 +134,36 @@ struct fa_paged_walk {
 
 	__device__ __forceinline__ void enter(uint32_t tile_in_part)
 	{
-		const uint32_t n = min(item.tiles - tile_in_part, left);
+		if constexpr (PIECES)
+			enter_piece(tile_in_part);
+		else
+			enter_tiles(tile_in_part, min(item.tiles - tile_in_part, left), 1);
+	}
+
+	__device__ __forceinline__ void enter_piece(uint32_t tile_in_part)
+	{
+		const uint32_t unit = this->piece.unit;
+		const uint32_t n = unit ? 1 : min(item.tiles - tile_in_part, left);
+
+		enter_tiles(tile_in_part, n, unit ? unit : 1);
+		whole = whole && this->piece.tails == FA_CUDA_PAGED_NO_TAIL;
+		this->behind = tile_in_part + n;
+		this->place = unit ? tile + tile_in_part : this->piece.parts + part + blockIdx.x;
+	}
+
+	/* @n units of @unit tiles each. */
+	__device__ __forceinline__ void enter_tiles(uint32_t tile_in_part, uint32_t n,
+	                                            uint32_t unit)
+	{
 		const int32_t origin = item.begin & ~(FA_CUDA_PAGED_STRIP - 1);
 
 		left -= n;
 		tile = item.tile + part * item.tiles;
-		begin = origin + tile_in_part * FA_CUDA_PAGED_TILE;
+		begin = origin + tile_in_part * unit * FA_CUDA_PAGED_TILE;
 		/* Every strip has a token that is there, or its page need not be. */
-		end = item.begin < item.n_k
-		              ? min((int32_t)item.n_k, begin + (int32_t)n * FA_CUDA_PAGED_TILE)
-		              : begin;
+		end = item.begin < item.n_k ? min((int32_t)item.n_k,
+		                                  begin + (int32_t)(n * unit) * FA_CUDA_PAGED_TILE)
+		                            : begin;
 		whole = n == item.tiles;
 	}
 
@@ -112,7 +173,15 @@ struct fa_paged_walk {
 		const uint32_t at = block * args.tiles_each + min(block, args.tiles_extra);
 		uint32_t in_item;
 
-		index = args.block_items[block];
+		if (args.items_here > 0) {
+			index = 0;
+#pragma unroll 1
+			for (uint32_t i = 1; i < args.items_here && args.first_items[i].tile <= at;
+			     i++)
+				index = i;
+		} else {
+			index = args.block_items[block];
+		}
 		left = args.tiles_each + (block < args.tiles_extra);
 		load(args);
 		in_item = at - item.tile;
@@ -126,6 +195,12 @@ struct fa_paged_walk {
 	{
 		if (left == 0)
 			return false;
+		if constexpr (PIECES) {
+			if (this->behind < item.tiles) {
+				enter(this->behind);
+				return true;
+			}
+		}
 		if (++part == item.parts) {
 			part = 0;
 			index++;
@@ -145,6 +220,13 @@ struct fa_paged_walk {
 	kv_head(const struct fa_cuda_paged_attention &args) const
 	{
 		return part / args.slices / item.row_blocks;
+	}
+
+	/* How many rows the part has of @most. */
+	__device__ __forceinline__ uint32_t rows(const struct fa_cuda_paged_attention &args,
+	                                         uint32_t most) const
+	{
+		return min(most, item.n_q * args.attention.group - row(args, most));
 	}
 
 	/* The part's first row, of the sequence's rows of one KV head. */
@@ -167,7 +249,7 @@ __device__ __forceinline__ uint32_t fa_paged_block_of(const struct fa_cuda_paged
 
 /* Copies of strips to a warp's ring, in the order in which the warp computes them. */
 template <class C> struct fa_paged_loader {
-	struct fa_paged_walk walk;
+	struct fa_paged_walk<C::PIECES> walk;
 	bool done;
 	int32_t token; /* the next strip's first */
 	uint32_t slot; /* and its page */
@@ -205,7 +287,7 @@ template <class C> struct fa_paged_loader {
 
 		k = pages.k + head_tokens * pages.k_row;
 		v = pages.v + head_tokens * pages.v_row + slice * C::PITCH_V;
-		width_v = min((uint32_t)args.attention.head_dim_v * C::BYTES - slice * C::PITCH_V,
+		width_v = min((uint32_t)args.attention.head_dim_v * C::STORED - slice * C::PITCH_V,
 		              C::PITCH_V);
 		look_up(args);
 	}
@@ -226,7 +308,7 @@ template <class C> struct fa_paged_loader {
 	__device__ __forceinline__ void copy(uint32_t to, const char *from, uint32_t row_bytes,
 	                                     uint32_t width, int32_t low, int32_t high) const
 	{
-		constexpr int chunks = D * C::BYTES / 16; /* of a row: 8 to 64 */
+		constexpr int chunks = D * C::STORED / 16; /* of a row: 8 to 64 */
 		const uint32_t lane = threadIdx.x % 32;
 		const uint32_t lane_row = lane / chunks, lane_chunk = lane % chunks;
 		const char *at = from + lane_row * row_bytes + lane_chunk * 16;
@@ -238,12 +320,34 @@ template <class C> struct fa_paged_loader {
 			const bool there = lane_chunk * 16 + chunk * 16 < width &&
 			                   (!PART || (row + (int32_t)lane_row >= low &&
 			                              row + (int32_t)lane_row < high));
-			const uint32_t place = C::F32 ? lane_chunk + chunk
-			                              : (lane_chunk ^ lane_row ^ (row % 8)) + chunk;
+			uint32_t place = C::F32 ? lane_chunk + chunk
+			                        : (lane_chunk ^ lane_row ^ (row % 8)) + chunk;
+
+			if constexpr (C::CODES)
+				place = C::template place<V>(row + lane_row, lane_chunk + chunk);
 
 			fa_cp_async_16_zfill(to + (row + lane_row) * pitch + place * 16,
 			                     at + row * row_bytes + chunk * 16, there ? 16 : 0);
 		}
+	}
+
+	/* Of codes, the scales of a strip's tokens: eight lanes have 16 bytes each, of K and of
+	 * V. Those of tokens that are not there may be anything. */
+	__device__ __forceinline__ void copy_scales(const struct fa_cuda_paged_attention &args,
+	                                            uint64_t place, uint32_t in_page) const
+	{
+		const struct fa_cuda_paged_codes &codes =
+			((const struct fa_cuda_paged_attention_codes &)args).codes;
+		const uint32_t lane = threadIdx.x % 32;
+		const uint32_t token_in_head = (walk.kv_head(args) * args.pages.page_strips +
+		                                in_page) *
+		                               FA_CUDA_PAGED_STRIP;
+		const char *const from = (lane < 4 ? args.pages.k + codes.k_scales_at
+		                                   : args.pages.v + codes.v_scales_at) +
+		                         place + token_in_head * 4 + lane % 4 * 16;
+
+		if (codes.token_scales && lane < 8)
+			fa_cp_async_16_zfill(stage + C::SCALES + lane * 16, from, 16);
 	}
 
 	/* Starts the copy of the next strip, if there is one, and ends a group of copies. */
@@ -259,7 +363,7 @@ template <class C> struct fa_paged_loader {
 			const uint64_t place = (uint64_t)slot * 256;
 			const char *const from_k = k + place + in_page * 16 * pages.k_row;
 			const char *const from_v = v + place + in_page * 16 * pages.v_row;
-			const uint32_t width = args.attention.head_dim * C::BYTES;
+			const uint32_t width = args.attention.head_dim * C::STORED;
 
 			if (low <= 0 && high >= FA_CUDA_PAGED_STRIP) {
 				copy<C::DIM, false, false>(stage, from_k, pages.k_row, width, low,
@@ -272,6 +376,8 @@ template <class C> struct fa_paged_loader {
 				copy<C::DIM_V, true, true>(stage + C::K_BYTES, from_v, pages.v_row,
 				                           width_v, low, high);
 			}
+			if constexpr (C::CODES)
+				copy_scales(args, place, in_page);
 			stage += C::STRIP_BYTES;
 			if (stage == ring + C::STAGES * C::STRIP_BYTES)
 				stage = ring;

@@ -8,29 +8,34 @@
  *               next block come in time
  *   TURNS       groups take turns, so that one has the tensor cores while others compute
  *               exponentials: to issue their dot products, or, where exponentials take
- *               as long as products, to compute them
+ *               as long as products, to compute them. Or they go their own ways (APART),
+ *               and each leaves out the tiles that none of its own rows sees
  *   BAND        rows see a window of keys (causal is one), not all of them
+ *   RICH        logits are more than scaled dot products: rich.h
+ *   SOURCE      where rows and keys come from: dense.h or pages.h
  */
 #pragma once
 
-#include "kernels/cuda/common/logits.h"
 #include "kernels/cuda/sm90/kernels.h"
 
 #include <stdint.h>
 
 enum fa_sm90_turns {
 	FA_SM90_PRODUCTS,
-	FA_SM90_EXPONENTIALS
+	FA_SM90_EXPONENTIALS,
+	FA_SM90_APART
 };
 
 struct fa_sm90_FULL {
-	using LOGITS = struct fa_logits_scaled;
-	static constexpr bool BAND = false;
+	static constexpr bool BAND = false, RICH = false;
 };
 
 struct fa_sm90_BAND {
-	using LOGITS = struct fa_logits_scaled;
-	static constexpr bool BAND = true;
+	static constexpr bool BAND = true, RICH = false;
+};
+
+struct fa_sm90_RICH {
+	static constexpr bool BAND = true, RICH = true;
 };
 
 /* Whether maxima are those of the first tile: see softmax.h. */
@@ -42,36 +47,53 @@ template <> struct fa_sm90_lazy<struct fa_bf16> {
 	static constexpr bool value = true;
 };
 
+struct fa_sm90_dense;
+
 template <class T_, class KIND, int DIM_, int DIM_V_, int GROUPS_, int KEYS_, int STAGES_,
-          int Q_SLOTS_, fa_sm90_turns TURNS_>
+          int Q_SLOTS_, fa_sm90_turns TURNS_, class SOURCE_ = struct fa_sm90_dense>
 struct fa_sm90_config {
 	using T = T_;
-	using LOGITS = typename KIND::LOGITS;
-	static constexpr bool BAND = KIND::BAND, LAZY = fa_sm90_lazy<T>::value;
+	using SOURCE = SOURCE_;
+	using ARGS = typename SOURCE::ARGS;
+	static constexpr bool BAND = KIND::BAND, RICH = KIND::RICH;
+	static constexpr bool LAZY = fa_sm90_lazy<T>::value;
 	static constexpr int DIM = DIM_, DIM_V = DIM_V_;
 	static constexpr int GROUPS = GROUPS_, THREADS = (GROUPS + 1) * 128;
 	static constexpr int KEYS = KEYS_, STAGES = STAGES_, Q_SLOTS = Q_SLOTS_;
 	static constexpr int GROUP_ROWS = FA_SM90_GROUP_ROWS, ROWS = GROUPS * GROUP_ROWS;
 	static constexpr fa_sm90_turns TURNS = TURNS_;
+	static constexpr bool APART = TURNS == FA_SM90_APART;
+	/* Launches can end early: yield.h. Where groups go their own ways there is no tile before
+	 * which all would stop, and their blocks are short. */
+	static constexpr bool YIELDS = !APART;
 
 	/* Registers of a thread. All have as many at first, 65,536 / THREADS rounded down to
-	 * eights; what those who load give, the others can take. */
-	static constexpr int LOADER_REGISTERS = GROUPS == 3 ? 32 : 24;
-	static constexpr int GROUP_REGISTERS = GROUPS == 4 ? 112 : GROUPS == 3 ? 160 : 240;
+	 * eights; what those who load give, the others can take. Those who look up pages
+	 * need more. */
+	static constexpr bool PAGED = SOURCE::PAGED;
+	static constexpr int LOADER_REGISTERS = GROUPS == 3  ? 32
+	                                        : !PAGED     ? 24
+	                                        : GROUPS > 3 ? 32
+	                                                     : 40;
+	static constexpr int GROUP_REGISTERS = GROUPS == 4   ? 112
+	                                       : GROUPS == 3 ? 160
+	                                       : PAGED       ? 232
+	                                                     : 240;
 	static_assert(LOADER_REGISTERS + GROUPS * GROUP_REGISTERS <=
 	                      65536 / THREADS / 8 * 8 * (GROUPS + 1),
 	              "nobody waits for registers for ever");
 
 	/*
-	 * Tiles are columns of 64 elements (128 bytes), each column all of the tile's
-	 * rows, as a TMA box puts them and wgmma reads them. Each group has its own of Q.
+	 * Tiles are columns of 64 elements (128 bytes), the last of which may be half
+	 * used, each column all of the tile's rows, as a TMA box puts them and wgmma reads them. Each group has its own of Q.
 	 */
 	static constexpr int COLUMN = 64, COLUMN_BYTES = 128;
+	static constexpr int COLUMNS = (DIM + 63) / COLUMN, COLUMNS_V = (DIM_V + 63) / COLUMN;
 	static constexpr uint32_t Q_COLUMN = GROUP_ROWS * COLUMN_BYTES;
 	static constexpr uint32_t KV_COLUMN = KEYS * COLUMN_BYTES;
-	static constexpr uint32_t Q_BYTES = DIM / COLUMN * Q_COLUMN;
-	static constexpr uint32_t K_BYTES = DIM / COLUMN * KV_COLUMN;
-	static constexpr uint32_t V_BYTES = DIM_V / COLUMN * KV_COLUMN;
+	static constexpr uint32_t Q_BYTES = COLUMNS * Q_COLUMN;
+	static constexpr uint32_t K_BYTES = COLUMNS * KV_COLUMN;
+	static constexpr uint32_t V_BYTES = COLUMNS_V * KV_COLUMN;
 
 	static constexpr uint32_t Q_AT = 0;
 	static constexpr uint32_t K_AT = Q_AT + Q_SLOTS * Q_BYTES;
@@ -91,6 +113,17 @@ struct fa_sm90_config {
 	static constexpr uint32_t BARRIERS_END = V_EMPTY + 8 * STAGES;
 
 	/*
+	 * Words of yield.h. RECORD: what this block of threads goes on with (16 bytes). ENDS:
+	 * it does not even begin. STOP: of each stage, whether it has stopped before the tile
+	 * that was to come there. Then SLOT is for its state; BEGUN and LEFT are its blocks of
+	 * rows before this one, and 1 more than the tiles that are left of this. BROKEN: it has
+	 * rows to compute again.
+	 */
+	static constexpr uint32_t RECORD = BARRIERS_END, ENDS = RECORD + 16, SLOT = ENDS + 4;
+	static constexpr uint32_t BEGUN = SLOT + 4, LEFT = BEGUN + 4, BROKEN = LEFT + 4;
+	static constexpr uint32_t STOP = BROKEN + 4, WORDS_END = STOP + 4 * STAGES;
+
+	/*
 	 * Named barriers: of a group's 128 threads among themselves, where they have
 	 * cleared the tail of V; and a group's turn, once a tile: all of it wait, all of the
 	 * group before it arrive.
@@ -107,8 +140,8 @@ struct fa_sm90_config {
 
 	static_assert(SHARED_BYTES == FA_SM90_SHARED_BYTES(DIM, DIM_V, KEYS, STAGES, Q_SLOTS),
 	              "the host's table must agree");
-	static_assert(BARRIERS_END <= SHARED_BYTES, "barriers fit");
-	static_assert(DIM % COLUMN == 0 && DIM_V % COLUMN == 0 && KEYS % 16 == 0, "whole columns");
+	static_assert(BARRIERS_END % 16 == 0 && WORDS_END <= SHARED_BYTES, "barriers fit");
+	static_assert(DIM % 32 == 0 && DIM_V % 32 == 0 && KEYS % 32 == 0, "whole products");
 	static_assert(KEYS <= 256 && KV_COLUMN % 1024 == 0, "a box of TMA's, on 1024 bytes");
 	static_assert(GROUPS > 1 && 2 * GROUPS < 16, "several take turns, at barriers that exist");
 	static_assert(Q_SLOTS >= GROUPS, "every group has rows");

@@ -1,5 +1,5 @@
 /*
- * Dense forward attention on wgmma, for fp16 and bf16. A block of threads has one
+ * Forward attention on wgmma, for fp16 and bf16. A block of threads has one
  * warpgroup that loads (load.h) and GROUPS that compute, 64 query rows each, and computes
  * one block of rows after another: while O of one leaves, Q, K and V of the next come.
  *
@@ -10,6 +10,7 @@
 #pragma once
 
 #include "kernels/cuda/common/args.h"
+#include "kernels/cuda/common/done.h"
 #include "kernels/cuda/common/maps.h"
 #include "kernels/cuda/ptx/barrier.h"
 #include "kernels/cuda/ptx/mbarrier.h"
@@ -18,11 +19,14 @@
 #include "kernels/cuda/ptx/warpgroup.h"
 #include "kernels/cuda/ptx/wgmma.h"
 #include "kernels/cuda/sm90/config.h"
+#include "kernels/cuda/sm90/dense.h"
 #include "kernels/cuda/sm90/load.h"
 #include "kernels/cuda/sm90/redo.h"
+#include "kernels/cuda/sm90/rich.h"
 #include "kernels/cuda/sm90/softmax.h"
 #include "kernels/cuda/sm90/span.h"
 #include "kernels/cuda/sm90/store.h"
+#include "kernels/cuda/sm90/yield.h"
 
 #include <stdint.h>
 
@@ -54,14 +58,15 @@ __device__ __forceinline__ void fa_sm90_issue_product(fa_sm90_out_rows<C> &out,
 	fa_wgmma_commit();
 }
 
-/* Zeroes the rows of V's tile from @row on: what lies past a sequence's end is another's
- * or nobody's, and 0 times NaN is NaN. Each group does it before its own products. */
+/* Zeroes rows [@row, @end) of V's tile: what lies outside of a sequence is another's or
+ * nobody's, and 0 times NaN is NaN. Each group does it before its own products. Of a column
+ * that is half used all of it: swizzled, its half lies all over. */
 template <class C>
-__device__ __forceinline__ void fa_sm90_clear(uint32_t v, int32_t row, uint32_t group)
+__device__ __forceinline__ void fa_sm90_clear(uint32_t v, int32_t row, int32_t end, uint32_t group)
 {
-	constexpr int chunks = C::DIM_V / 8;
+	constexpr int chunks = C::COLUMNS_V * 8;
 
-	for (int32_t i = row * chunks + threadIdx.x % 128; i < C::KEYS * chunks; i += 128)
+	for (int32_t i = row * chunks + threadIdx.x % 128; i < end * chunks; i += 128)
 		fa_st_shared_v4(v + i % chunks / 8 * C::KV_COLUMN + i / chunks * C::COLUMN_BYTES +
 		                        i % 8 * 16,
 		                make_uint4(0, 0, 0, 0));
@@ -70,56 +75,73 @@ __device__ __forceinline__ void fa_sm90_clear(uint32_t v, int32_t row, uint32_t 
 }
 
 template <class C>
-__device__ __forceinline__ void fa_sm90_compute(const struct fa_cuda_attention &args,
-                                                uint32_t shared, uint32_t group)
+__device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uint32_t shared,
+                                                uint32_t group)
 {
+	using SOURCE = typename C::SOURCE;
+	const struct fa_cuda_attention &args = SOURCE::attention(all);
 	constexpr int steps = C::KEYS / 16;
 	const uint32_t lane = threadIdx.x % 32;
 	const int32_t thread_row = C::BAND ? threadIdx.x % 128 / 32 * 16 + lane / 4 : 0;
-	const typename C::LOGITS logits(args, 0);
-	const float factor = logits.factor();
-	struct fa_sm90_walk<C> walk(args);
+	/* What a logit is multiplied by in the exponent; > 0. */
+	const float factor = C::RICH ? 1 : args.scale_log2;
+	typename SOURCE::template WALK<C> walk(all);
 	struct fa_sm90_place<C::STAGES> k, v;
 	struct fa_sm90_place<C::Q_SLOTS> q;
 	/* The block whose logits these are, the one after, and the one before as long as its
 	 * O has not left. */
-	struct fa_sm90_block block, next_block, done_block;
+	typename SOURCE::BLOCK block, next_block, done_block;
 	struct fa_sm90_sums sums, done_sums;
 	bool done = false, broken = false, k_there = false;
 	fa_sm90_out_rows<C> out;
 	fa_sm90_dots<C> dots;
 	fa_sm90_p<C> p;
 	float scale[2];
-	int32_t rest; /* the end of the sequence, from where the group's first row stands */
-	int32_t key;  /* the first of the tile, likewise */
-	int32_t left; /* tiles of the block after this one */
-	int32_t next_rest, next_key, next_left; /* -1: there is none */
-	bool fresh;                             /* a row has no maximum yet */
+	int32_t rest;  /* the end of the sequence, from where the group's first row stands */
+	int32_t first; /* the first key that is not hidden, likewise; if PAGED */
+	int32_t key;   /* the first of the tile */
+	int32_t left;  /* tiles of the block after this one */
+	int32_t next_rest, next_first, next_key, next_left; /* -1: there is none */
+	int32_t next_skip = 0; /* tiles before the next that this group leaves out */
+	int32_t after = 0;     /* of those, the ones of the block that is ahead of them */
+	float slope = 0, next_slope = 0;
+	bool fresh; /* a row has no maximum yet */
+	bool resumed = false;
+	uint32_t stop = 0; /* if k_there: there is no tile, and this block of threads ends */
 
 	const auto arrive = [&](uint32_t barrier) {
 		if (lane == 0)
 			fa_mbarrier_arrive(barrier);
 	};
 	const auto look_ahead = [&](void) {
-		struct fa_work work;
+		typename SOURCE::WORK work;
 
 		next_left = -1;
+		next_skip = after;
 #pragma unroll 1
-		while (next_left < 0 && walk.next(args, next_block, work)) {
+		while (next_left < 0 && walk.next(all, next_block, work)) {
 			const struct fa_sm90_span span = fa_sm90_span_get<C>(args, work);
-			const int32_t origin = C::BAND ? work.row + (int32_t)group * C::GROUP_ROWS +
-			                                         work.diagonal
-			                               : 0;
+			const int32_t row = fa_sm90_group_row<C>(work.row, group, walk.turned);
+			const struct fa_sm90_own own = fa_sm90_own_get<C>(args, work, span, row);
+			const int32_t origin = C::BAND ? row + work.diagonal : 0;
 
+			SOURCE::keep(next_block, work, row);
 			next_rest = work.n_k - origin;
-			next_key = span.last * C::KEYS - origin;
-			next_left = span.count - 1;
+			next_first = SOURCE::first(work) - origin;
+			next_key = own.span.last * C::KEYS - origin;
+			next_left = own.span.count - 1;
+			next_skip += own.before;
+			after = own.after;
+			if (C::RICH)
+				next_slope = fa_sm90_slope(args, work.head);
 			if (span.count == 0)
-				fa_sm90_finish_empty<C>(args, work, group);
+				fa_sm90_finish_empty<C>(args, work, row);
 		}
 	};
 	const auto begin = [&](void) {
 		rest = next_rest;
+		first = next_first;
+		slope = next_slope;
 		key = next_key;
 		left = next_left;
 	};
@@ -132,14 +154,23 @@ __device__ __forceinline__ void fa_sm90_compute(const struct fa_cuda_attention &
 	const auto wait_q = [&](void) {
 		fa_mbarrier_wait(shared + C::Q_FULL + 8 * q.stage, q.parity);
 	};
-	/* Waits for V and, where a sequence ends within its tile and others follow, clears
-	 * their rows. */
-	const auto wait_v = [&](int32_t tail) {
-		fa_mbarrier_wait(shared + C::V_FULL + 8 * v.stage, v.parity);
-		if (tail < C::KEYS)
-			fa_sm90_clear<C>(v_tile(), tail, group);
+	/* Which rows of the tile are its sequence's: the end in the high half, the first in the
+	 * low one. */
+	const auto rows_of_tile = [&](void) {
+		if (!SOURCE::tails(all))
+			return (uint32_t)C::KEYS << 16;
+		return (uint32_t)min(rest - key, C::KEYS) << 16 |
+		       (C::PAGED ? (uint32_t)max(first - key, 0) : 0);
 	};
-	const auto tail_of_tile = [&](void) { return args.cu_seqlens_q ? rest - key : C::KEYS; };
+	/* Waits for V and, where a sequence ends or begins within its tile and other rows follow
+	 * or precede, clears those. */
+	const auto wait_v = [&](uint32_t rows) {
+		fa_mbarrier_wait(shared + C::V_FULL + 8 * v.stage, v.parity);
+		if (rows >> 16 < C::KEYS)
+			fa_sm90_clear<C>(v_tile(), (int32_t)(rows >> 16), C::KEYS, group);
+		if (C::PAGED && rows % 65536 > 0)
+			fa_sm90_clear<C>(v_tile(), 0, (int32_t)(rows % 65536), group);
+	};
 	const auto release_k = [&](void) {
 		arrive(shared + C::K_EMPTY + 8 * k.stage);
 		k.advance();
@@ -148,6 +179,22 @@ __device__ __forceinline__ void fa_sm90_compute(const struct fa_cuda_attention &
 		arrive(shared + C::V_EMPTY + 8 * v.stage);
 		v.advance();
 	};
+	/* Releases tiles that this group does not look at: when they have come, or it might
+	 * be taken for having released others that were there before. */
+	const auto skip_k = [&](int32_t count) {
+#pragma unroll 1
+		for (; C::APART && count > 0; count--) {
+			wait_k();
+			release_k();
+		}
+	};
+	const auto skip_v = [&](int32_t count) {
+#pragma unroll 1
+		for (; C::APART && count > 0; count--) {
+			fa_mbarrier_wait(shared + C::V_FULL + 8 * v.stage, v.parity);
+			release_v();
+		}
+	};
 	const auto release_q = [&](void) {
 		if (left == 0) {
 			arrive(shared + C::Q_EMPTY + 8 * q.stage);
@@ -155,11 +202,14 @@ __device__ __forceinline__ void fa_sm90_compute(const struct fa_cuda_attention &
 		}
 	};
 	const auto mask = [&](void) {
-		if (key + C::KEYS > rest ||
+		if constexpr (C::RICH)
+			fa_sm90_logits(dots, args, slope,
+			               key + (int32_t)(lane % 4 * 2) - thread_row);
+		if (key + C::KEYS > rest || (C::PAGED && key < first) ||
 		    (C::BAND && (key + C::KEYS - 1 > args.window_right ||
 		                 key < C::GROUP_ROWS - 1 - args.window_left)))
 			fa_sm90_mask<C>(dots, args, key + (int32_t)(lane % 4 * 2) - thread_row,
-			                rest - thread_row);
+			                first - thread_row, rest - thread_row);
 	};
 	const auto raise = [&](void) {
 		const bool raised = fa_sm90_raise<C>(sums, dots, factor, scale);
@@ -177,123 +227,189 @@ __device__ __forceinline__ void fa_sm90_compute(const struct fa_cuda_attention &
 			out[i] = 0;
 	};
 
-	look_ahead();
+	/* A block of threads that goes on passes over what it has done before. */
+	uint32_t passed = C::YIELDS ? fa_ld_shared(shared + C::RECORD + 4) : 0;
+#pragma unroll 1
+	do
+		look_ahead();
+	while (passed-- > 0);
 	if (next_left < 0)
 		return;
-	if (group == C::GROUPS - 1)
+	if (!C::APART && group == C::GROUPS - 1)
 		turn_pass();
 	q.advance(group);
-	begin();
-	block = next_block;
-	sums.reset();
-	zero();
-	wait_q();
-	wait_k();
-	fa_wgmma_fence();
-	fa_sm90_issue_dots<C>(dots, q_tile(), k_tile());
-	look_ahead();
-	fa_wgmma_wait<0>();
-	fa_wgmma_hold(dots);
-	release_k();
-	release_q();
-	mask();
-	scale[0] = scale[1] = 1;
-	raise();
-	fa_sm90_exponentials<C, 0, steps>(sums, dots, factor);
-	fa_sm90_round<C>(p, dots);
-
+	/* Once, but for groups that leave out more tiles between two blocks than there is room
+	 * for: they begin anew. */
 #pragma unroll 1
-	for (;;) {
-		const int32_t tail = tail_of_tile();
-		const bool border = left == 0;
-		bool raised = false;
-
-		scale[0] = scale[1] = 1;
-		if (border) {
-			if (next_left < 0)
-				break;
-			begin();
-			wait_q();
-		} else {
-			key -= C::KEYS;
-			left--;
+	do {
+		for (; C::APART && next_skip > 0; next_skip--) {
+			skip_k(1);
+			skip_v(1);
 		}
-		if (!k_there)
-			wait_k();
-		if (C::TURNS == FA_SM90_PRODUCTS)
-			turn_wait();
+		begin();
+		block = next_block;
+		sums.reset();
+		zero();
+		if constexpr (C::YIELDS) {
+			const int32_t rest_tiles = (int32_t)fa_ld_shared(shared + C::RECORD + 8);
+			const uint32_t slot = fa_ld_shared(shared + C::RECORD + 12);
+
+			broken = slot & FA_CUDA_YIELD_BROKEN;
+			resumed = rest_tiles > 0;
+			if (resumed) {
+				key -= (left + 1 - rest_tiles) * C::KEYS;
+				left = rest_tiles - 1;
+				fa_sm90_load_state<C>(args.yield, slot % FA_CUDA_YIELD_BROKEN,
+				                      group, out, sums);
+			}
+		}
+		wait_q();
+		wait_k();
 		fa_wgmma_fence();
 		fa_sm90_issue_dots<C>(dots, q_tile(), k_tile());
-		if (C::TURNS == FA_SM90_PRODUCTS)
-			turn_pass();
-		/* In the shadow of the dot products. */
-		if (done) {
-			broken |= fa_sm90_finish<C>(out, done_sums, args, done_block, group);
-			zero();
-		}
-		wait_v(tail);
-		fa_wgmma_fence();
-		fa_sm90_issue_product<C>(out, p, v_tile());
-		done = border;
-		if (border) {
-			done_block = block;
-			done_sums = sums;
-			block = next_block;
-			sums.reset();
-			fresh = true;
-			look_ahead();
-		} else if (C::LAZY) {
-			raised = fa_sm90_lower(sums, scale);
-		}
-		fa_wgmma_wait<1>();
+		look_ahead();
+		fa_wgmma_wait<0>();
 		fa_wgmma_hold(dots);
 		release_k();
-		mask();
-		if (fresh)
-			raised |= raise();
-		if (C::TURNS == FA_SM90_EXPONENTIALS)
-			turn_wait();
-		/* By the time that some exponentials are there, so is O; with P free, all can
-		 * be rounded in the shadow of the others. The branch in between keeps the
-		 * compiler from waiting sooner. */
-		fa_sm90_exponentials<C, 0, steps / 2>(sums, dots, factor);
 		release_q();
+		mask();
+		scale[0] = scale[1] = 1;
+		if (C::YIELDS && C::LAZY && resumed)
+			fa_sm90_lower(sums, scale);
+		raise();
+		fa_sm90_exponentials<C, 0, steps>(sums, dots, factor);
+		fa_sm90_round<C>(p, dots);
+		if (C::YIELDS && resumed)
+			fa_sm90_rescale<C>(out, scale);
+
+#pragma unroll 1
+		for (;;) {
+			const uint32_t rows = rows_of_tile();
+			const bool border = left == 0;
+			bool raised = false;
+			int32_t skip = 0;
+
+			scale[0] = scale[1] = 1;
+			if constexpr (C::YIELDS) {
+				if (border && next_left < 0)
+					break;
+				if (!k_there) {
+					wait_k();
+					stop = fa_ld_shared(shared + C::STOP + 4 * k.stage);
+				}
+				if (stop)
+					break;
+			}
+			if (border) {
+				if (next_left < 0 || (C::APART && next_skip >= C::STAGES))
+					break;
+				begin();
+				skip = next_skip;
+				skip_k(skip);
+				k_there = k_there && (!C::APART || skip == 0);
+				wait_q();
+			} else {
+				key -= C::KEYS;
+				left--;
+			}
+			if (!C::YIELDS && !k_there)
+				wait_k();
+			if (C::TURNS == FA_SM90_PRODUCTS)
+				turn_wait();
+			fa_wgmma_fence();
+			fa_sm90_issue_dots<C>(dots, q_tile(), k_tile());
+			if (C::TURNS == FA_SM90_PRODUCTS)
+				turn_pass();
+			/* In the shadow of the dot products. */
+			if (done) {
+				broken |= fa_sm90_finish<C>(out, done_sums, all, done_block);
+				zero();
+			}
+			wait_v(rows);
+			fa_wgmma_fence();
+			fa_sm90_issue_product<C>(out, p, v_tile());
+			done = border;
+			if (border) {
+				done_block = block;
+				done_sums = sums;
+				block = next_block;
+				sums.reset();
+				fresh = true;
+				look_ahead();
+			} else if (C::LAZY) {
+				raised = fa_sm90_lower(sums, scale);
+			}
+			fa_wgmma_wait<1>();
+			fa_wgmma_hold(dots);
+			release_k();
+			mask();
+			if (fresh)
+				raised |= raise();
+			if (C::TURNS == FA_SM90_EXPONENTIALS)
+				turn_wait();
+			/* By the time that some exponentials are there, so is O; with P free, all can
+			 * be rounded in the shadow of the others. The branch in between keeps the
+			 * compiler from waiting sooner. */
+			fa_sm90_exponentials<C, 0, steps / 2>(sums, dots, factor);
+			release_q();
+			fa_wgmma_wait<0>();
+			fa_wgmma_hold(out);
+			release_v();
+			skip_v(skip);
+			k_there = fa_mbarrier_test(shared + C::K_FULL + 8 * k.stage, k.parity);
+			if (C::YIELDS)
+				stop = fa_ld_shared(shared + C::STOP + 4 * k.stage);
+			if constexpr (C::TURNS == FA_SM90_EXPONENTIALS) {
+				/* While these are computed the next group finds out that it may. */
+				fa_sm90_exponentials<C, steps / 2, steps * 3 / 4>(sums, dots,
+				                                                  factor);
+				turn_pass();
+				fa_sm90_exponentials<C, steps * 3 / 4, steps>(sums, dots, factor);
+			} else {
+				fa_sm90_exponentials<C, steps / 2, steps>(sums, dots, factor);
+			}
+			fa_sm90_round<C>(p, dots);
+			if (raised && !border)
+				fa_sm90_rescale<C>(out, scale);
+		}
+
+		/* The last group has passed one turn more than it waited for. */
+		if (!C::APART && group == 0)
+			turn_wait();
+		if (done) {
+			broken |= fa_sm90_finish<C>(out, done_sums, all, done_block);
+			zero();
+			done = false;
+		}
+		wait_v(rows_of_tile());
+		fa_wgmma_fence();
+		fa_sm90_issue_product<C>(out, p, v_tile());
 		fa_wgmma_wait<0>();
 		fa_wgmma_hold(out);
-		release_v();
-		k_there = fa_mbarrier_test(shared + C::K_FULL + 8 * k.stage, k.parity);
-		if constexpr (C::TURNS == FA_SM90_EXPONENTIALS) {
-			/* While these are computed the next group finds out that it may. */
-			fa_sm90_exponentials<C, steps / 2, steps * 3 / 4>(sums, dots, factor);
-			turn_pass();
-			fa_sm90_exponentials<C, steps * 3 / 4, steps>(sums, dots, factor);
-		} else {
-			fa_sm90_exponentials<C, steps / 2, steps>(sums, dots, factor);
+		if (C::APART) {
+			release_v();
+			k_there = false;
 		}
-		fa_sm90_round<C>(p, dots);
-		if (raised && !border)
-			fa_sm90_rescale<C>(out, scale);
+		if (C::YIELDS && stop && left > 0)
+			fa_sm90_save<C>(args.yield, fa_ld_shared(shared + C::SLOT), group, out,
+			                sums);
+		else
+			broken |= fa_sm90_finish<C>(out, sums, all, block);
+	} while (C::APART && next_left >= 0);
+	for (; C::APART && next_skip > 0; next_skip--) {
+		skip_k(1);
+		skip_v(1);
 	}
-
-	/* The last group has passed one turn more than it waited for. */
-	if (group == 0)
-		turn_wait();
-	if (done) {
-		broken |= fa_sm90_finish<C>(out, done_sums, args, done_block, group);
-		zero();
+	if ((C::BAND || C::LAZY) && __any_sync(~0u, broken)) {
+		if (C::YIELDS && stop)
+			fa_st_shared(shared + C::BROKEN, 1);
+		else
+			fa_sm90_redo<C>(all, group);
 	}
-	wait_v(tail_of_tile());
-	fa_wgmma_fence();
-	fa_sm90_issue_product<C>(out, p, v_tile());
-	fa_wgmma_wait<0>();
-	fa_wgmma_hold(out);
-	broken |= fa_sm90_finish<C>(out, sums, args, block, group);
-	if ((C::BAND || C::LAZY) && __any_sync(~0u, broken))
-		fa_sm90_redo<C>(args, group);
 }
 
 template <class C>
-__device__ __forceinline__ void fa_sm90_forward(const struct fa_cuda_attention &args,
+__device__ __forceinline__ void fa_sm90_forward(const typename C::ARGS &args,
                                                 const struct fa_cuda_maps &maps)
 {
 	extern __shared__ __align__(1024) char shared_memory[];
@@ -313,8 +429,12 @@ __device__ __forceinline__ void fa_sm90_forward(const struct fa_cuda_attention &
 			fa_mbarrier_init(shared + C::V_EMPTY + 8 * i, C::GROUPS * 4);
 		}
 		fa_mbarrier_init_fence();
+		if (C::YIELDS)
+			fa_sm90_begin<C>(C::SOURCE::attention(args), shared);
 	}
 	__syncthreads();
+	if (C::YIELDS && fa_ld_shared(shared + C::ENDS))
+		return;
 
 	if (warpgroup == 0) {
 		fa_registers_give<C::LOADER_REGISTERS>();
@@ -323,5 +443,11 @@ __device__ __forceinline__ void fa_sm90_forward(const struct fa_cuda_attention &
 	} else {
 		fa_registers_take<C::GROUP_REGISTERS>();
 		fa_sm90_compute<C>(args, shared, warpgroup - 1);
+		if (C::YIELDS)
+			fa_sm90_end<C>(C::SOURCE::attention(args), shared);
+		else
+			/* Those who load have stored nothing, and have too few registers for
+			 * more. */
+			fa_done_behind(C::SOURCE::attention(args).done, 128, C::GROUPS * 128);
 	}
 }

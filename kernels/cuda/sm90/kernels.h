@@ -17,26 +17,51 @@
  *   d64   two groups 493, a polynomial for every fourth exponential 565, turns of products
  *         580; against 596 (full, 16k). Four groups of 64 keys are better while sequences
  *         are short: 468 against 450 (full, 1k), 394 against 371 (causal, 2k), but not
- *         when they are long: 553 against 596 (full, 16k)
+ *         when they are long: 553 against 596 (full, 16k). With such tiles, groups that go
+ *         their own ways leave out a quarter of a short causal block's, which is worth more
+ *         than turns: 275 against 219 (causal, 512), 354 against 316 (1k), 415 against 402
+ *         (2k); not so with more tiles, 451 against 488 of the long one (4k), or where
+ *         nothing is left out, 389 against 418 (full, 512). Four stages 272 (causal, 512)
  * and everywhere: O through shared memory by TMA, blocks of threads that compute one block
  * of rows each, prefetches of the next block's K and V to L2.
+ *
+ * RICH does where BAND would do, 4k: d64 360 of 486 (causal), d128 651 of 718 (causal) and 711 of 797
+ * (full); short ones at d64 are faster on sm80's, 173 against 143 (causal, 512).
  */
 #pragma once
 
 #define FA_SM90_FORWARD(X)                                                                         \
 	X(full_short, FULL, 64, 64, 4, 64, 4, 8, PRODUCTS, 1536)                                   \
-	X(band_short, BAND, 64, 64, 4, 64, 4, 8, PRODUCTS, 3072)                                   \
+	X(band_short, BAND, 64, 64, 4, 64, 8, 8, APART, 3072)                                      \
 	X(full, FULL, 64, 64, 3, 128, 2, 6, EXPONENTIALS, INT32_MAX)                               \
 	X(band, BAND, 64, 64, 3, 128, 2, 6, EXPONENTIALS, INT32_MAX)                               \
+	X(rich, RICH, 64, 64, 3, 64, 4, 6, PRODUCTS, INT32_MAX)                                    \
+	X(full, FULL, 96, 96, 2, 128, 2, 4, PRODUCTS, INT32_MAX)                                   \
+	X(band, BAND, 96, 96, 2, 128, 2, 4, PRODUCTS, INT32_MAX)                                   \
 	X(full, FULL, 128, 128, 2, 128, 2, 4, PRODUCTS, INT32_MAX)                                 \
 	X(band, BAND, 128, 128, 2, 128, 2, 4, PRODUCTS, INT32_MAX)                                 \
+	X(rich, RICH, 128, 128, 2, 128, 2, 4, PRODUCTS, INT32_MAX)                                 \
+	X(full, FULL, 192, 128, 2, 128, 2, 2, PRODUCTS, INT32_MAX)                                 \
+	X(band, BAND, 192, 128, 2, 128, 2, 2, PRODUCTS, INT32_MAX)                                 \
+	X(full, FULL, 192, 192, 2, 96, 2, 3, PRODUCTS, INT32_MAX)                                  \
+	X(band, BAND, 192, 192, 2, 96, 2, 3, PRODUCTS, INT32_MAX)                                  \
 	X(full, FULL, 256, 256, 2, 64, 2, 3, PRODUCTS, INT32_MAX)                                  \
-	X(band, BAND, 256, 256, 2, 64, 2, 3, PRODUCTS, INT32_MAX)
+	X(band, BAND, 256, 256, 2, 64, 2, 3, PRODUCTS, INT32_MAX)                                  \
+	X(rich, RICH, 256, 256, 2, 64, 2, 3, PRODUCTS, INT32_MAX)
 
 /* Q, STAGES tiles of K and V, and the barriers. */
 #define FA_SM90_SHARED_BYTES(dim, dim_v, keys, stages, q_slots)                                    \
-	(2 * ((q_slots)*64 * (dim) + (stages) * (keys) * ((dim) + (dim_v))) + FA_SM90_BARRIER_BYTES)
-#define FA_SM90_BARRIER_BYTES 256
+	(2 * ((q_slots)*64 * FA_SM90_WIDTH(dim) +                                                  \
+	      (stages) * (keys) * (FA_SM90_WIDTH(dim) + FA_SM90_WIDTH(dim_v))) +                   \
+	 FA_SM90_BARRIER_BYTES)
+#define FA_SM90_WIDTH(dim) (((dim) + 63) / 64 * 64)
+#define FA_SM90_BARRIER_BYTES 512
+
+/* Whether a block of threads can stop early (config.h), and what it saves then (yield.h). */
+#define FA_SM90_YIELDS_PRODUCTS 1
+#define FA_SM90_YIELDS_EXPONENTIALS 1
+#define FA_SM90_YIELDS_APART 0
+#define FA_SM90_STATE_BYTES(dim_v, groups) ((groups)*128 * ((dim_v) / 8 + 1) * 16)
 
 /* A warpgroup's rows. */
 #define FA_SM90_GROUP_ROWS 64

@@ -10,7 +10,9 @@
 #include "kernels/cuda/ptx/tma.h"
 #include "kernels/cuda/ptx/warpgroup.h"
 #include "kernels/cuda/sm90/config.h"
+#include "kernels/cuda/sm90/dense.h"
 #include "kernels/cuda/sm90/span.h"
+#include "kernels/cuda/sm90/yield.h"
 
 #include <stdint.h>
 
@@ -29,107 +31,144 @@ template <int STAGES> struct fa_sm90_place {
 	}
 };
 
-/* Starts the copy of a tile of @columns columns of 64 elements: one thread does. */
-template <int columns, uint32_t column_bytes>
-__device__ __forceinline__ void fa_sm90_fetch(uint32_t tile, const void *map, uint32_t barrier,
-                                              int32_t first_column, int32_t token, int32_t head,
-                                              int32_t sequence, uint64_t policy)
+/* The same for a group's rows of Q: one thread does. */
+template <class C>
+__device__ __forceinline__ void fa_sm90_fetch_q(uint32_t shared, const void *map, uint32_t barrier,
+                                                int32_t token, int32_t head, int32_t sequence,
+                                                uint64_t policy)
 {
+	constexpr int columns = C::COLUMNS;
+
 	if (!fa_elect())
 		return;
-	fa_mbarrier_arrive_expect(barrier, columns * column_bytes);
+	fa_mbarrier_arrive_expect(barrier, columns * C::Q_COLUMN);
 #pragma unroll
 	for (int c = 0; c < columns; c++)
-		fa_tma_load(tile + c * column_bytes, map, barrier, first_column + c * 64, token,
-		            head, sequence, policy);
+		fa_tma_load(shared + c * C::Q_COLUMN, map, barrier, c * 64, token, head, sequence,
+		            policy);
 }
 
-/* A block of rows as the loading warp sees it: coordinates of TMA boxes. */
-template <class C> struct fa_sm90_source {
-	int32_t q_token, q_head, entry;     /* Q's first row */
-	int32_t token, head, column, count; /* K's and V's tile that is walked first */
+/* A block of rows as the loading warp sees it. */
+template <class C> struct fa_sm90_rows {
+	int32_t token, head, sequence;             /* of Q, the block's first row */
+	typename C::SOURCE::template TILE<C> tile; /* that is walked first */
+	int32_t count;                             /* of tiles */
 
-	/* Goes to the next block whose rows see a key; false: there is none. */
-	__device__ __forceinline__ bool next(const struct fa_cuda_attention &args,
-	                                     struct fa_sm90_walk<C> &walk)
+	/* Goes to the next block whose rows see a key; false: there is none. @left: tiles of it
+	 * that are left; 0: all. */
+	__device__ __forceinline__ bool
+	next(const typename C::ARGS &all, typename C::SOURCE::template WALK<C> &walk, int32_t left)
 	{
-		struct fa_sm90_block block;
-		struct fa_work work;
+		const struct fa_cuda_attention &args = C::SOURCE::attention(all);
+		typename C::SOURCE::BLOCK block;
+		typename C::SOURCE::WORK work;
 
 #pragma unroll 1
-		while (walk.next(args, block, work)) {
+		while (walk.next(all, block, work)) {
 			const struct fa_sm90_span span = fa_sm90_span_get<C>(args, work);
 
 			if (span.count == 0)
 				continue;
-			q_token = (int32_t)work.first_q + work.row;
-			q_head = work.head;
-			entry = args.cu_seqlens_q ? 0 : work.sequence;
-			token = (int32_t)work.first_k + span.last * C::KEYS;
-			head = (int32_t)((uint32_t)work.head / (uint32_t)args.group);
-			column = work.slice * C::DIM_V;
-			count = span.count;
+			token = (int32_t)work.first_q + work.row;
+			head = work.head;
+			sequence = args.cu_seqlens_q ? 0 : work.sequence;
+			count = left ? left : span.count;
+			tile.begin(all, work, span.last - (span.count - count));
 			return true;
 		}
 		return false;
 	}
 };
 
-/* A whole warp's, though one thread issues: warps know how to agree on the work. */
+/* A whole warp's, though one thread or a few issue: warps know how to agree on the work. */
 template <class C>
-__device__ __forceinline__ void fa_sm90_load(const struct fa_cuda_attention &args,
+__device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
                                              const struct fa_cuda_maps &maps, uint32_t shared)
 {
 	const uint64_t keep = fa_tma_policy_keep(), once = fa_tma_policy_once();
 	struct fa_sm90_place<C::STAGES> k, v;
 	struct fa_sm90_place<C::Q_SLOTS> q;
-	struct fa_sm90_walk<C> walk(args);
-	struct fa_sm90_source<C> now;
+	typename C::SOURCE::template WALK<C> walk(args);
+	struct fa_sm90_rows<C> now;
 	/* V's last tile of a block comes after K's first of the next. */
-	int32_t v_column = 0, v_token = 0, v_head = 0, v_entry = 0;
-	bool pending = false;
-
-	const auto fetch_k = [&](int32_t token, int32_t head, int32_t entry) {
+	typename C::SOURCE::template TILE<C> v_tile;
+	bool pending = false, stopped = false;
+	/* Of a block of threads that goes on: blocks of rows that are done, tiles left of the
+	 * next. */
+	const auto done_before = [&](void) {
+		return C::YIELDS ? fa_ld_shared(shared + C::RECORD + 4) : 0;
+	};
+	const auto left_of = [&](uint32_t begun) {
+		return C::YIELDS && begun == done_before()
+		               ? (int32_t)fa_ld_shared(shared + C::RECORD + 8)
+		               : 0;
+	};
+	const struct fa_cuda_yield &yield = C::SOURCE::attention(args).yield;
+	const auto wait_k_empty = [&](void) {
 		fa_mbarrier_wait(shared + C::K_EMPTY + 8 * k.stage, k.parity ^ 1);
-		fa_sm90_fetch<C::DIM / C::COLUMN, C::KV_COLUMN>(
-			shared + C::K_AT + k.stage * C::K_BYTES, &maps.maps[FA_CUDA_MAP_K],
-			shared + C::K_FULL + 8 * k.stage, 0, token, head, entry, keep);
+	};
+	/* Whether all stop before the tile that is next in K's ring. The word comes while the
+	 * warp waits for the tile's place. */
+	const auto stops = [&](uint32_t begun, uint32_t left) {
+		bool asked;
+
+		if (!C::YIELDS || !yield.word)
+			return false;
+		asked = fa_yield_asked(yield);
+		wait_k_empty();
+		return __any_sync(~0u, asked) &&
+		       fa_sm90_stop<C>(yield, shared, k.stage, begun, left);
+	};
+
+	const auto fetch_k = [&](void) {
+		wait_k_empty();
+		now.tile.template fetch<C::COLUMNS>(args, shared + C::K_AT + k.stage * C::K_BYTES,
+		                                    &maps.maps[FA_CUDA_MAP_K],
+		                                    shared + C::K_FULL + 8 * k.stage, 0, keep);
 		k.advance();
 	};
 	const auto fetch_v = [&](void) {
 		fa_mbarrier_wait(shared + C::V_EMPTY + 8 * v.stage, v.parity ^ 1);
-		fa_sm90_fetch<C::DIM_V / C::COLUMN, C::KV_COLUMN>(
-			shared + C::V_AT + v.stage * C::V_BYTES, &maps.maps[FA_CUDA_MAP_V],
-			shared + C::V_FULL + 8 * v.stage, v_column, v_token, v_head, v_entry, keep);
+		v_tile.template fetch<C::COLUMNS_V>(
+			args, shared + C::V_AT + v.stage * C::V_BYTES, &maps.maps[FA_CUDA_MAP_V],
+			shared + C::V_FULL + 8 * v.stage, v_tile.column, keep);
 		v.advance();
 	};
 
 #pragma unroll 1
-	while (now.next(args, walk)) {
+	for (uint32_t begun = 0; now.next(args, walk, left_of(begun)); begun++) {
+		if (C::YIELDS && begun < done_before())
+			continue;
+		if (C::YIELDS && begun > done_before() && stops(begun, 0))
+			break;
 #pragma unroll 1
 		for (int group = 0; group < C::GROUPS; group++) {
 			fa_mbarrier_wait(shared + C::Q_EMPTY + 8 * q.stage, q.parity ^ 1);
-			fa_sm90_fetch<C::DIM / C::COLUMN, C::Q_COLUMN>(
-				shared + C::Q_AT + q.stage * C::Q_BYTES, &maps.maps[FA_CUDA_MAP_Q],
-				shared + C::Q_FULL + 8 * q.stage, 0,
-				now.q_token + group * C::GROUP_ROWS, now.q_head, now.entry, once);
+			fa_sm90_fetch_q<C>(shared + C::Q_AT + q.stage * C::Q_BYTES,
+			                   &maps.maps[FA_CUDA_MAP_Q],
+			                   shared + C::Q_FULL + 8 * q.stage,
+			                   fa_sm90_group_row<C>(now.token, group, walk.turned),
+			                   now.head, now.sequence, once);
 			q.advance();
 		}
-		fetch_k(now.token, now.head, now.entry);
+		fetch_k();
 		if (pending)
 			fetch_v();
 		pending = true;
-		v_column = now.column;
-		v_token = now.token;
-		v_head = now.head;
-		v_entry = now.entry;
+		v_tile = now.tile;
 #pragma unroll 1
 		for (int32_t i = 1; i < now.count; i++) {
-			now.token -= C::KEYS;
-			fetch_k(now.token, now.head, now.entry);
+			if (C::YIELDS && stops(begun, (uint32_t)(now.count - i))) {
+				stopped = true;
+				break;
+			}
+			now.tile.retreat(args);
+			fetch_k();
 			fetch_v();
-			v_token = now.token;
+			v_tile = now.tile;
 		}
+		if (C::YIELDS && stopped)
+			break;
 	}
 	if (pending)
 		fetch_v();

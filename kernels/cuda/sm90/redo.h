@@ -15,7 +15,9 @@
 #include "kernels/cuda/common/work.h"
 #include "kernels/cuda/ptx/math.h"
 #include "kernels/cuda/sm90/config.h"
+#include "kernels/cuda/sm90/rich.h"
 #include "kernels/cuda/sm90/span.h"
+#include "kernels/cuda/sm90/store.h"
 
 #include <float.h>
 #include <math.h>
@@ -23,6 +25,11 @@
 
 /* Keys whose loads are under way together. */
 #define FA_SM90_REDO_KEYS 4
+
+/* How many elements of a row a lane has, so that a load takes them. */
+template <int DIM> struct fa_sm90_lane {
+	static constexpr int count = DIM <= 64 ? 2 : DIM <= 128 ? 4 : 8;
+};
 
 /* A lane's COUNT elements of a row of @width elements at @row; 0 past the end. Rows start
  * on 16 bytes and have whole eights of elements: a lane's are all there or none. */
@@ -61,11 +68,19 @@ __device__ __forceinline__ void fa_sm90_elements(float (&ret)[COUNT], const char
 		ret[i] = fa_widen<T>((uint16_t)(words[i / 2] >> i % 2 * 16));
 }
 
+/* Columns of V that a slice has: lanes may have room for more, which are another block's. */
+template <class C>
+__device__ __forceinline__ int32_t fa_sm90_width(const struct fa_cuda_attention &args,
+                                                 const struct fa_work &work)
+{
+	return min(args.head_dim_v - work.slice * C::DIM_V, C::DIM_V);
+}
+
 /* Which of a lane's elements of a row that this warp has written are infinite or NaN. */
 template <class C>
 __device__ __forceinline__ uint32_t fa_sm90_broken_columns(const char *row, int32_t width)
 {
-	constexpr int count = C::DIM_V / 32;
+	constexpr int count = fa_sm90_lane<C::DIM_V>::count;
 	uint32_t broken = 0;
 
 #pragma unroll
@@ -82,20 +97,18 @@ __device__ __forceinline__ uint32_t fa_sm90_broken_columns(const char *row, int3
 
 /* @broken: this lane's columns of @target that are infinite or NaN. */
 template <class C>
-__device__ __forceinline__ void fa_sm90_redo_row(const struct fa_cuda_attention &args,
-                                                 const struct fa_work &work, int32_t row,
+__device__ __forceinline__ void fa_sm90_redo_row(const typename C::ARGS &all,
+                                                 const typename C::SOURCE::WORK &work, int32_t row,
                                                  char *target, uint32_t broken)
 {
 	using T = typename C::T;
-	constexpr int count = C::DIM / 32, count_v = C::DIM_V / 32, keys = FA_SM90_REDO_KEYS;
-	const int32_t position = row + work.diagonal, kv_head = work.head / args.group;
-	const int32_t width_v = args.head_dim_v - work.slice * C::DIM_V;
-	int32_t key = C::BAND ? max(0, position - args.window_left) : 0;
+	const struct fa_cuda_attention &args = C::SOURCE::attention(all);
+	constexpr int count = fa_sm90_lane<C::DIM>::count, keys = FA_SM90_REDO_KEYS;
+	constexpr int count_v = fa_sm90_lane<C::DIM_V>::count;
+	const int32_t position = row + work.diagonal, first = C::SOURCE::first(work);
+	const int32_t width_v = fa_sm90_width<C>(args, work);
+	int32_t key = C::BAND ? max(first, position - args.window_left) : first;
 	const int32_t end = C::BAND ? min(work.n_k, position + args.window_right + 1) : work.n_k;
-	const char *k = fa_work_base(args.k, work.sequence, work.first_k, kv_head) +
-	                key * args.k.stride_token;
-	const char *v = fa_work_base(args.v, work.sequence, work.first_k, kv_head) +
-	                key * args.v.stride_token + work.slice * C::DIM_V * 2;
 	float *const lse =
 		args.lse && work.slice == 0
 			? &args.lse[work.sequence * args.lse_stride_batch +
@@ -104,6 +117,7 @@ __device__ __forceinline__ void fa_sm90_redo_row(const struct fa_cuda_attention 
 			: NULL;
 	/* Sums that went too far show in it, not so what V has. */
 	const bool lse_stands = !lse || fabsf(*(const volatile float *)lse) < INFINITY;
+	const float slope = C::RICH ? fa_sm90_slope(args, work.head) : 0;
 	float q[count], out[count_v], offset = FLT_MAX, sum = 0;
 
 	fa_sm90_elements<T>(q,
@@ -123,21 +137,28 @@ __device__ __forceinline__ void fa_sm90_redo_row(const struct fa_cuda_attention 
 			const bool seen = key + j < end;
 			float elements[count];
 
-			fa_sm90_elements<T>(elements, k, seen ? args.head_dim : 0);
-			fa_sm90_elements<T>(values[j], v, seen ? width_v : 0);
+			/* What is not there is not read, nor looked up. */
+			const int32_t at = min(key + j, end - 1);
+
+			fa_sm90_elements<T>(elements, C::SOURCE::k_row(all, work, at),
+			                    seen ? args.head_dim : 0);
+			fa_sm90_elements<T>(values[j],
+			                    C::SOURCE::v_row(all, work, at) +
+			                            work.slice * C::DIM_V * 2,
+			                    seen ? width_v : 0);
 			dots[j] = 0;
 #pragma unroll
 			for (int i = 0; i < count; i++)
 				dots[j] = fmaf(q[i], elements[i], dots[j]);
-			k += args.k.stride_token;
-			v += args.v.stride_token;
 		}
 #pragma unroll
 		for (int j = 0; j < keys; j++) {
 #pragma unroll
 			for (int step = 1; step < 32; step *= 2)
 				dots[j] += __shfl_xor_sync(~0u, dots[j], step);
-			dots[j] = key + j < end ? dots[j] * args.scale_log2 : -INFINITY;
+			dots[j] = C::RICH ? fa_sm90_logit(dots[j], args, slope, key + j - position)
+			                  : dots[j] * args.scale_log2;
+			dots[j] = key + j < end ? dots[j] : -INFINITY;
 			lower = fminf(lower, -dots[j]);
 		}
 		scale = fa_ex2(lower - offset);
@@ -167,7 +188,7 @@ __device__ __forceinline__ void fa_sm90_redo_row(const struct fa_cuda_attention 
 			return;
 	}
 
-	const float scale = sum == 0 ? 0 : fa_rcp(sum);
+	const float scale = fa_sm90_divisor<C>(args, work.head, offset, sum);
 
 #pragma unroll
 	for (int i = 0; i < count_v; i++) {
@@ -182,17 +203,18 @@ __device__ __forceinline__ void fa_sm90_redo_row(const struct fa_cuda_attention 
 
 /* Goes through all rows of this warp again. */
 template <class C>
-__device__ __forceinline__ void fa_sm90_redo(const struct fa_cuda_attention &args, uint32_t group)
+__device__ __forceinline__ void fa_sm90_redo(const typename C::ARGS &all, uint32_t group)
 {
-	struct fa_sm90_walk<C> walk(args);
-	struct fa_sm90_block block;
-	struct fa_work work;
+	const struct fa_cuda_attention &args = C::SOURCE::attention(all);
+	typename C::SOURCE::template WALK<C> walk(all);
+	typename C::SOURCE::BLOCK block;
+	typename C::SOURCE::WORK work;
 
 	/* What its lanes have written, all of them read. */
 	__syncwarp();
 #pragma unroll 1
-	while (walk.next(args, block, work)) {
-		const int32_t first = work.row + group * C::GROUP_ROWS +
+	while (walk.next(all, block, work)) {
+		const int32_t first = fa_sm90_group_row<C>(work.row, group, walk.turned) +
 		                      threadIdx.x % 128 / 32 * 16;
 
 #pragma unroll 1
@@ -202,10 +224,10 @@ __device__ __forceinline__ void fa_sm90_redo(const struct fa_cuda_attention &arg
 			                     row * args.out.stride_token +
 			                     work.slice * C::DIM_V * 2;
 			const uint32_t broken = fa_sm90_broken_columns<C>(
-				target, args.head_dim_v - work.slice * C::DIM_V);
+				target, fa_sm90_width<C>(args, work));
 
 			if (__any_sync(~0u, broken))
-				fa_sm90_redo_row<C>(args, work, row, target, broken);
+				fa_sm90_redo_row<C>(all, work, row, target, broken);
 		}
 	}
 }

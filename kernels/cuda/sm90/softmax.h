@@ -49,15 +49,18 @@ template <class C> using fa_sm90_p = uint32_t[C::KEYS / 16][4];
 
 /*
  * Sets what a row does not see to -inf. @key: that of dots[0], from the position of the
- * row of dots[0] or, without BAND, from 0; @end: from there to the sequence's end.
+ * row of dots[0] or, without BAND, from 0; @begin, @end: from there to the first key that is
+ * not hidden, if PAGED, and to the sequence's end.
  */
 template <class C>
-__device__ __forceinline__ void
-fa_sm90_mask(fa_sm90_dots<C> &dots, const struct fa_cuda_attention &args, int32_t key, int32_t end)
+__device__ __forceinline__ void fa_sm90_mask(fa_sm90_dots<C> &dots,
+                                             const struct fa_cuda_attention &args, int32_t key,
+                                             int32_t begin, int32_t end)
 {
 #pragma unroll
 	for (int r = 0; r < 2; r++) {
-		const int32_t first = r * 8 - args.window_left - key;
+		const int32_t first = max(r * 8 - args.window_left, C::PAGED ? begin : INT32_MIN) -
+		                      key;
 		const int32_t last = C::BAND ? min(end - 1, r * 8 + args.window_right) - key
 		                             : end - 1 - key;
 

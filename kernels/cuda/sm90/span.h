@@ -1,4 +1,4 @@
-/* Which blocks of rows a block of threads computes, and which keys of each. */
+/* Which keys a block of rows sees, and which of them a group's rows. */
 #pragma once
 
 #include "kernels/cuda/common/work.h"
@@ -10,16 +10,17 @@ struct fa_sm90_span {
 	int32_t last, count;
 };
 
-template <class C>
+/* Of @rows rows from @row on. */
+template <class C, class WORK>
 __device__ __forceinline__ struct fa_sm90_span
-fa_sm90_span_get(const struct fa_cuda_attention &args, const struct fa_work &work)
+fa_sm90_span_of(const struct fa_cuda_attention &args, const WORK &work, int32_t row, int32_t rows)
 {
-	int32_t begin = 0, end = work.n_k;
+	int32_t begin = C::SOURCE::first(work), end = work.n_k;
 
 	if (C::BAND) {
-		const int32_t last_row = min(work.row + C::ROWS, work.n_q) - 1;
+		const int32_t last_row = min(row + rows, work.n_q) - 1;
 
-		begin = max(begin, work.row + work.diagonal - args.window_left);
+		begin = max(begin, row + work.diagonal - args.window_left);
 		end = min(end, last_row + work.diagonal + args.window_right + 1);
 	}
 	if (end <= begin)
@@ -27,57 +28,48 @@ fa_sm90_span_get(const struct fa_cuda_attention &args, const struct fa_work &wor
 	return { (end - 1) / C::KEYS, (end - 1) / C::KEYS - begin / C::KEYS + 1 };
 }
 
-/* Which block of rows: enough to ask for the rest again. */
-struct fa_sm90_block {
-	int32_t triple, row;
+/* Of the whole block. */
+template <class C, class WORK>
+__device__ __forceinline__ struct fa_sm90_span
+fa_sm90_span_get(const struct fa_cuda_attention &args, const WORK &work)
+{
+	return fa_sm90_span_of<C>(args, work, work.row, C::ROWS);
+}
+
+/* Of the tiles of a block those of one group's rows, and how many of the block's come before
+ * and after them. */
+struct fa_sm90_own {
+	struct fa_sm90_span span;
+	int32_t before, after;
 };
 
-/* Goes from one block of rows to the next. */
-template <class C> struct fa_sm90_walk {
-	/* The next unit's, the n-th of the triple. Unsigned: one past the last may be twice
-	 * as many as there are. */
-	uint32_t triple;
-	int32_t n;
-	int32_t triple_step, n_step; /* from a unit to the next: no division on the way */
-	int32_t second;              /* the second block of a pair is next */
+/* @span: the block's; if it has tiles, the group has at least one, so that there is an end
+ * of the block for every group. */
+template <class C, class WORK>
+__device__ __forceinline__ struct fa_sm90_own
+fa_sm90_own_get(const struct fa_cuda_attention &args, const WORK &work,
+                const struct fa_sm90_span &span, int32_t row)
+{
+	struct fa_sm90_own own = { span, 0, 0 };
 
-	__device__ __forceinline__ fa_sm90_walk(const struct fa_cuda_attention &args)
-	{
-		triple = blockIdx.x / args.units_m;
-		n = blockIdx.x - triple * args.units_m;
-		triple_step = gridDim.x / args.units_m;
-		n_step = gridDim.x - triple_step * args.units_m;
-		second = 0;
+	if (C::APART && span.count > 0) {
+		own.span = row < work.n_q ? fa_sm90_span_of<C>(args, work, row, C::GROUP_ROWS)
+		                          : fa_sm90_span{ 0, 0 };
+		if (own.span.count == 0)
+			own.span = { span.last, 1 };
+		own.before = span.last - own.span.last;
+		own.after = span.count - own.before - own.span.count;
 	}
+	return own;
+}
 
-	/* Returns false where there are no more. */
-	__device__ __forceinline__ bool next(const struct fa_cuda_attention &args,
-	                                     struct fa_sm90_block &ret_block,
-	                                     struct fa_work &ret_work)
-	{
-#pragma unroll 1
-		while (triple < (uint32_t)args.triples) {
-			const int32_t opposite = args.blocks_m - 1 - n;
+/* The first row of a group in the block at @row. If groups are APART, the one that has a
+ * block's first rows has the next block's last: of two causal blocks each sees as many keys
+ * as the others. */
+template <class C>
+__device__ __forceinline__ int32_t fa_sm90_group_row(int32_t row, uint32_t group, bool turned)
+{
+	const uint32_t place = C::APART && turned ? C::GROUPS - 1 - group : group;
 
-			ret_block.triple = (int32_t)triple;
-			/* Of a pair, the longer goes first. */
-			if (!second && args.pairs && opposite != n) {
-				second = 1;
-				ret_block.row = opposite * C::ROWS;
-			} else {
-				second = 0;
-				ret_block.row = n * C::ROWS;
-				triple += triple_step;
-				n += n_step;
-				if (n >= args.units_m) {
-					n -= args.units_m;
-					triple++;
-				}
-			}
-			ret_work = fa_work_at(args, ret_block.triple, ret_block.row);
-			if (ret_work.row < ret_work.n_q)
-				return true;
-		}
-		return false;
-	}
-};
+	return row + (int32_t)place * C::GROUP_ROWS;
+}

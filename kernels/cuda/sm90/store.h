@@ -7,6 +7,7 @@
 #include "kernels/cuda/common/work.h"
 #include "kernels/cuda/ptx/math.h"
 #include "kernels/cuda/sm90/config.h"
+#include "kernels/cuda/sm90/rich.h"
 #include "kernels/cuda/sm90/softmax.h"
 #include "kernels/cuda/sm90/span.h"
 
@@ -85,16 +86,35 @@ __device__ __forceinline__ bool fa_sm90_broken(const fa_sm90_out_rows<C> &out, f
 	return zero != 0;
 }
 
+/* What a row of O is multiplied by at the end. If there is a sink, it enters the sum now,
+ * and what the exponents subtract may change. */
+template <class C>
+__device__ __forceinline__ float fa_sm90_divisor(const struct fa_cuda_attention &args, int32_t head,
+                                                 float &offset, float &sum)
+{
+	const float sink = C::RICH ? fa_sm90_sink(args, head) : -INFINITY;
+
+	if (C::RICH && sink != -INFINITY) {
+		const float lower = fminf(offset, -sink), shrink = fa_ex2(lower - offset);
+
+		sum = sum * shrink + fa_ex2(sink + lower);
+		offset = lower;
+		return sum < 0x1p100f ? shrink * fa_rcp(sum) : NAN;
+	}
+	/* A sum that nobody has lowered in time is as good as an infinite one. */
+	return sum == 0 ? 0 : sum < 0x1p100f ? fa_rcp(sum) : NAN;
+}
+
 /* Divides O by the sums, writes O and the LSE. Returns whether this thread has written
  * what redo.h is to look at. */
 template <class C>
-__device__ __forceinline__ bool fa_sm90_finish(const fa_sm90_out_rows<C> &out,
-                                               const struct fa_sm90_sums &sums,
-                                               const struct fa_cuda_attention &args,
-                                               const struct fa_sm90_block &block, uint32_t group)
+__device__ __forceinline__ bool
+fa_sm90_finish(const fa_sm90_out_rows<C> &out, const struct fa_sm90_sums &sums,
+               const typename C::ARGS &all, const typename C::SOURCE::BLOCK &block)
 {
-	const struct fa_work work = fa_work_at(args, block.triple, block.row);
-	const int32_t first_row = work.row + group * C::GROUP_ROWS;
+	const struct fa_cuda_attention &args = C::SOURCE::attention(all);
+	const struct fa_work work = C::SOURCE::work_of(all, block);
+	const int32_t first_row = work.row;
 	const int32_t warp_row = first_row + threadIdx.x % 128 / 32 * 16;
 	bool broken = false;
 	float scale[2];
@@ -102,20 +122,18 @@ __device__ __forceinline__ bool fa_sm90_finish(const fa_sm90_out_rows<C> &out,
 #pragma unroll
 	for (int r = 0; r < 2; r++) {
 		const int32_t row = warp_row + r * 8 + threadIdx.x % 32 / 4;
-		float sum = sums.sum[r];
+		float sum = sums.sum[r], offset = sums.offset[r];
 
 		sum += __shfl_xor_sync(~0u, sum, 1);
 		sum += __shfl_xor_sync(~0u, sum, 2);
-		/* A sum that nobody has lowered in time is as good as an infinite one. */
-		scale[r] = sum == 0 ? 0 : sum < 0x1p100f ? fa_rcp(sum) : NAN;
+		scale[r] = fa_sm90_divisor<C>(args, work.head, offset, sum);
 		broken |= (C::BAND || C::LAZY) && fa_sm90_broken<C>(out, scale[r], r) &&
 		          row < work.n_q;
 		if (args.lse && threadIdx.x % 4 == 0 && work.slice == 0 && row < work.n_q)
 			args.lse[work.sequence * args.lse_stride_batch +
 			         ((int64_t)work.first_q + row) * args.lse_stride_token +
 			         work.head * args.lse_stride_head] =
-				sum == 0 ? -INFINITY
-					 : (fa_lg2(sum) - sums.offset[r]) * 0.693147181f;
+				sum == 0 ? -INFINITY : (fa_lg2(sum) - offset) * 0.693147181f;
 	}
 	fa_sm90_store<C>(out, scale, args, work, first_row);
 	return broken;
@@ -124,10 +142,9 @@ __device__ __forceinline__ bool fa_sm90_finish(const fa_sm90_out_rows<C> &out,
 /* What rows that see no key give. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_finish_empty(const struct fa_cuda_attention &args,
-                                                     const struct fa_work &work, uint32_t group)
+                                                     const struct fa_work &work, int32_t first_row)
 {
 	constexpr int32_t chunks = C::DIM_V / 8;
-	const int32_t first_row = work.row + group * C::GROUP_ROWS;
 	const int32_t width = args.head_dim_v - work.slice * C::DIM_V;
 
 #pragma unroll 1
@@ -142,6 +159,7 @@ __device__ __forceinline__ void fa_sm90_finish_empty(const struct fa_cuda_attent
 		if (args.lse && chunk == 0 && work.slice == 0)
 			args.lse[work.sequence * args.lse_stride_batch +
 			         ((int64_t)work.first_q + row) * args.lse_stride_token +
-			         work.head * args.lse_stride_head] = -INFINITY;
+			         work.head * args.lse_stride_head] =
+				C::RICH ? fa_sm90_sink(args, work.head) * 0.693147181f : -INFINITY;
 	}
 }

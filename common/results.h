@@ -1,0 +1,74 @@
+/*
+ * How requests ended, in memory that the daemon writes and the client only reads: for
+ * each stream of a session the records of the last requests that ended, request v at
+ * v % records. With the completion page (completion.h), which says how far a stream has
+ * got, it saves a client that spins, or has thousands of answers to read, its socket; the
+ * daemon never reads it. When it has closed the connection the records become zeros.
+ *
+ * A record is rewritten when so many further requests of its stream have ended. Its value
+ * is cleared first and written last, so that a reader who finds the same value before
+ * and after has read one record.
+ */
+#pragma once
+
+#include "common/completion.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+struct fa_record {
+	_Atomic uint64_t value; /* 0: being written, or never was */
+	_Atomic uint64_t queued_ns, started_ns, finished_ns;
+	_Atomic int32_t status;
+	uint32_t reserved[7];
+};
+
+_Static_assert(sizeof(struct fa_record) == 64, "one cache line");
+
+/* The same without the tearing. */
+struct fa_outcome {
+	int32_t status;
+	uint64_t queued_ns, started_ns, finished_ns;
+};
+
+/* Bytes of the whole: @records of each stream, a power of two. */
+static inline uint64_t fa_results_bytes(uint32_t records)
+{
+	return (uint64_t)FA_COMPLETION_SLOTS * records * sizeof(struct fa_record);
+}
+
+static inline uint64_t fa_record_index(uint32_t stream, uint32_t records, uint64_t value)
+{
+	return (uint64_t)stream * records + (value & (records - 1));
+}
+
+static inline void fa_record_write(struct fa_record *record, uint64_t value,
+                                   const struct fa_outcome *outcome)
+{
+	atomic_store_explicit(&record->value, 0, memory_order_relaxed);
+	/* Release stores: no reader who sees one of them sees the value of before. */
+	atomic_store_explicit(&record->status, outcome->status, memory_order_release);
+	atomic_store_explicit(&record->queued_ns, outcome->queued_ns, memory_order_release);
+	atomic_store_explicit(&record->started_ns, outcome->started_ns, memory_order_release);
+	atomic_store_explicit(&record->finished_ns, outcome->finished_ns, memory_order_release);
+	atomic_store_explicit(&record->value, value, memory_order_release);
+}
+
+/* Whether @record is that of @value, whole; if not, it is another's by now. */
+static inline bool fa_record_read(const struct fa_record *record, uint64_t value,
+                                  struct fa_outcome *ret_outcome)
+{
+	struct fa_outcome outcome;
+
+	if (atomic_load_explicit(&record->value, memory_order_acquire) != value)
+		return false;
+	outcome.status = atomic_load_explicit(&record->status, memory_order_acquire);
+	outcome.queued_ns = atomic_load_explicit(&record->queued_ns, memory_order_acquire);
+	outcome.started_ns = atomic_load_explicit(&record->started_ns, memory_order_acquire);
+	outcome.finished_ns = atomic_load_explicit(&record->finished_ns, memory_order_acquire);
+	if (atomic_load_explicit(&record->value, memory_order_relaxed) != value)
+		return false;
+	*ret_outcome = outcome;
+	return true;
+}

@@ -1,0 +1,269 @@
+/*
+ * How long prefill gives way to works of streams with high priority, on the engine thread.
+ * kernels/cuda/common/yield.h says what a kernel does about it; here is who asks, and when a
+ * launch goes on.
+ *
+ * A launch that is expected to take long may yield: then nothing stands behind it in its CUDA
+ * stream, as that would go before the rest of it. When a work of high priority is launched, all
+ * launches that may yield are asked, by one word written to the device's memory on a stream of
+ * its own: what the GPU's front end does at once, however many blocks wait for an SM. A launch
+ * that has ended early says how many blocks are left; it goes on when no work of high priority
+ * is in flight. One that was cancelled meanwhile does not.
+ *
+ * Nobody starves: a launch has LEAST_RUN_NS before it is asked, so that it gets further each
+ * time; and where high priority is always in flight it goes on after LONGEST_STOP_NS all the
+ * same, for FORCED_RUN_NS.
+ */
+#include "daemon/device_cuda.h"
+
+#include "common/clock.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define LEAST_RUN_NS (15 * FA_NS_PER_US)
+#define LONGEST_STOP_NS (2 * FA_NS_PER_MS)
+#define FORCED_RUN_NS (500 * FA_NS_PER_US)
+/* Blocks for each SM, at most: those that have not begun end one after another when asked. */
+#define BLOCKS_AN_SM 16
+
+static bool is_high(const struct fa_device *device, const struct fa_cuda_stream *stream)
+{
+	return stream < device->streams + device->n_high;
+}
+
+int fa_cuda_yield_open(struct fa_device *device, struct fa_error *error)
+{
+	const struct fa_cudriver *driver = &device->driver;
+	int least, greatest;
+	CUresult result;
+
+	device->yield.longest_stop_ns = LONGEST_STOP_NS;
+	result = driver->cuCtxGetStreamPriorityRange(&least, &greatest);
+	if (result == CUDA_SUCCESS)
+		result = driver->cuStreamCreateWithPriority(&device->yield.stream,
+		                                            CU_STREAM_NON_BLOCKING, greatest);
+	if (result != CUDA_SUCCESS) {
+		device->yield.stream = NULL;
+		return fa_cudriver_fail(driver, error, result, "a stream cannot be made");
+	}
+	result = driver->cuMemAlloc(&device->yield.word_at, sizeof(uint64_t));
+	if (result != CUDA_SUCCESS) {
+		device->yield.word_at = 0;
+		return fa_cudriver_fail(driver, error, result, "no memory for a word");
+	}
+	/* Set up now what the driver sets up with the first. */
+	result = driver->cuStreamWriteValue64(device->yield.stream, device->yield.word_at, 0,
+	                                      CU_STREAM_WRITE_VALUE_DEFAULT);
+	if (result == CUDA_SUCCESS)
+		result = driver->cuStreamSynchronize(device->yield.stream);
+	if (result != CUDA_SUCCESS)
+		return fa_cudriver_fail(driver, error, result, "a word cannot be written");
+	return 0;
+}
+
+void fa_cuda_yield_close(struct fa_device *device)
+{
+	if (device->yield.stream)
+		(void)device->driver.cuStreamDestroy(device->yield.stream);
+	if (device->yield.word_at)
+		(void)device->driver.cuMemFree(device->yield.word_at);
+}
+
+/* ---- launching */
+
+/* Room for records and states of @stream's launches. */
+static CUresult grow_area(struct fa_device *device, struct fa_cuda_stream *stream, size_t bytes)
+{
+	struct fa_cuda_scratch *scratch;
+	CUresult result;
+
+	if (bytes <= stream->yielding.area_bytes)
+		return CUDA_SUCCESS;
+	scratch = fa_new(struct fa_cuda_scratch);
+	if (!scratch)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	result = device->driver.cuMemAlloc(&scratch->at, bytes);
+	if (result != CUDA_SUCCESS) {
+		free(scratch);
+		return result;
+	}
+	scratch->next = device->scratches;
+	device->scratches = scratch;
+	result = device->driver.cuMemsetD8Async(scratch->at, 0, sizeof(uint64_t), stream->stream);
+	if (result != CUDA_SUCCESS)
+		return result;
+	stream->yielding.area = scratch->at;
+	stream->yielding.area_bytes = bytes;
+	return CUDA_SUCCESS;
+}
+
+bool fa_cuda_yield_prepare(struct fa_device *device, struct fa_cuda_stream *stream,
+                           int32_t state_bytes, uint64_t work_ns)
+{
+	unsigned int n_queues = 0;
+
+	if (!state_bytes || work_ns < device->yield.least_work_ns || is_high(device, stream))
+		return false;
+	/* Nobody could ask. */
+	for (unsigned int i = 0; i < device->n_high; ++i)
+		n_queues += device->streams[i].n_queues;
+	if (!n_queues)
+		return false;
+	/* Without room it does not yield. */
+	return grow_area(device, stream,
+	                 sizeof(struct fa_cuda_yield_area) +
+	                         2 * (size_t)device->chip.sms * (size_t)state_bytes) ==
+	       CUDA_SUCCESS;
+}
+
+static struct fa_cuda_attention *attention_of(struct fa_cuda_yielding *yielding)
+{
+	/* Both kinds of args begin with it. */
+	return &yielding->args.attention;
+}
+
+_Static_assert(offsetof(struct fa_cuda_paged_attention, attention) == 0, "it begins with it");
+
+/* Launches blocks that have the latest turn, and tell the end or what is left. */
+static CUresult launch(struct fa_device *device, struct fa_cuda_stream *stream, uint64_t run_ns)
+{
+	struct fa_cuda_yielding *yielding = &stream->yielding;
+	struct fa_cuda_attention *args = attention_of(yielding);
+	void *params[] = { &yielding->args, &yielding->maps };
+	const uint64_t until_ns = fa_now_ns() + run_ns;
+	CUresult result;
+
+	args->yield.turn = ++device->yield.turn;
+	args->done = (struct fa_cuda_done){
+		.word = (uint64_t *)stream->word_at,
+		.value = stream->sequence,
+		.counter = (uint64_t *)stream->counter_at,
+		.last = stream->n_counted + yielding->grid - 1,
+	};
+	__atomic_store_n(yielding->report, 0, __ATOMIC_RELEASE);
+	result = device->driver.cuLaunchKernel(yielding->function, yielding->grid, 1, 1,
+	                                       yielding->threads, 1, 1, yielding->shared_bytes,
+	                                       stream->stream, params, NULL);
+	if (result != CUDA_SUCCESS)
+		return result;
+	stream->n_counted += yielding->grid;
+	stream->told = stream->sequence;
+	yielding->stopped_ns = 0;
+	++device->yield.n_running;
+	if (device->yield.not_before_ns < until_ns)
+		device->yield.not_before_ns = until_ns;
+	return CUDA_SUCCESS;
+}
+
+CUresult fa_cuda_yield_launch(struct fa_device *device, struct fa_cuda_stream *stream,
+                              struct fa_device_work *work,
+                              const struct fa_cuda_yield_kernel *kernel, const void *args,
+                              size_t args_bytes, const struct fa_cuda_maps *maps)
+{
+	const uint32_t slots = (uint32_t)device->chip.sms;
+	const uint32_t most = BLOCKS_AN_SM * slots < FA_CUDA_YIELD_RECORDS ? BLOCKS_AN_SM * slots
+	                                                                   : FA_CUDA_YIELD_RECORDS;
+	struct fa_cuda_yielding *yielding = &stream->yielding;
+	CUresult result;
+
+	memcpy(&yielding->args, args, args_bytes);
+	yielding->maps = *maps;
+	yielding->function = kernel->function;
+	yielding->grid = kernel->grid < most ? kernel->grid : most;
+	yielding->threads = (unsigned int)kernel->threads;
+	yielding->shared_bytes = (unsigned int)kernel->shared_bytes;
+	attention_of(yielding)->yield = (struct fa_cuda_yield){
+		.word = (const uint64_t *)device->yield.word_at,
+		.area = (void *)yielding->area,
+		.report = (uint64_t *)yielding->report_at,
+		.slots = slots,
+		.blocks = yielding->grid,
+	};
+	result = launch(device, stream, LEAST_RUN_NS);
+	if (result == CUDA_SUCCESS)
+		yielding->work = work;
+	return result;
+}
+
+/* ---- asking */
+
+static void ask(struct fa_device *device)
+{
+	if (!device->yield.n_running || device->yield.asked == device->yield.turn)
+		return;
+	/* If it fails, whoever waits waits until blocks end, as if nobody had asked. */
+	if (device->driver.cuStreamWriteValue64(device->yield.stream, device->yield.word_at,
+	                                        device->yield.turn,
+	                                        CU_STREAM_WRITE_VALUE_DEFAULT) == CUDA_SUCCESS)
+		device->yield.asked = device->yield.turn;
+}
+
+static bool is_urgent(const struct fa_device *device)
+{
+	for (unsigned int i = 0; i < device->n_high; ++i)
+		if (device->streams[i].n_works)
+			return true;
+	return false;
+}
+
+void fa_cuda_yield_ask(struct fa_device *device, const struct fa_cuda_stream *stream)
+{
+	if (is_high(device, stream) && device->yield.n_running &&
+	    fa_now_ns() >= device->yield.not_before_ns)
+		ask(device);
+}
+
+void fa_cuda_yield_cancel(struct fa_device *device, struct fa_cuda_stream *stream)
+{
+	if (!stream->yielding.stopped_ns)
+		ask(device);
+}
+
+bool fa_cuda_yield_stopped(struct fa_device *device, struct fa_cuda_stream *stream)
+{
+	struct fa_cuda_yielding *yielding = &stream->yielding;
+	uint64_t left;
+
+	if (!yielding->work)
+		return false;
+	if (yielding->stopped_ns)
+		return true;
+	/* Acquire: what the GPU wrote before it is seen after it. */
+	left = __atomic_load_n(yielding->report, __ATOMIC_ACQUIRE);
+	if (!left)
+		return false;
+	yielding->stopped_ns = device->progress_ns = fa_now_ns();
+	yielding->grid = (uint32_t)left;
+	--device->yield.n_running;
+	return true;
+}
+
+void fa_cuda_yield_end(struct fa_device *device, struct fa_cuda_stream *stream)
+{
+	if (!stream->yielding.stopped_ns)
+		--device->yield.n_running;
+	stream->yielding.work = NULL;
+	stream->yielding.stopped_ns = 0;
+}
+
+CUresult fa_cuda_yield_resume(struct fa_device *device, struct fa_cuda_stream *stream)
+{
+	struct fa_cuda_yielding *yielding = &stream->yielding;
+	struct fa_cuda_yield *yield = &attention_of(yielding)->yield;
+	const bool urgent = is_urgent(device);
+
+	if (urgent && fa_now_ns() - yielding->stopped_ns < device->yield.longest_stop_ns)
+		return CUDA_SUCCESS;
+	/* What it wrote is what it reads now. */
+	yield->side ^= 1;
+	yield->resumed = 1;
+	return launch(device, stream, urgent ? FORCED_RUN_NS : LEAST_RUN_NS);
+}
+
+void fa_cuda_yield_look(struct fa_device *device)
+{
+	if (device->yield.n_running && is_urgent(device) &&
+	    device->yield.asked != device->yield.turn && fa_now_ns() >= device->yield.not_before_ns)
+		ask(device);
+}

@@ -1,0 +1,299 @@
+#include "daemon/timeline.h"
+
+#include "common/cleanup.h"
+#include "common/memfd.h"
+#include "daemon/gate.h"
+#include "daemon/server.h"
+#include "daemon/session.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define KEEP_NAME FA_TIMELINE_KEEP_PREFIX "%" PRIu64
+#define NAME_BYTES 64
+
+struct fa_timeline {
+	struct fa_timeline_words words;
+	struct fa_charge charge;
+	uint64_t planned[FA_TIMELINE_SLOTS]; /* the highest value that a request is to give */
+	char name[NAME_BYTES];
+	bool kept;
+};
+
+/* ---- memory */
+
+static void unmap(void *memory)
+{
+	if (memory)
+		(void)munmap(memory, FA_TIMELINE_BYTES);
+}
+
+static int map(int fd, void **ret_memory)
+{
+	void *memory = mmap(NULL, FA_TIMELINE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+
+	if (memory == MAP_FAILED)
+		return -errno;
+	*ret_memory = memory;
+	return 0;
+}
+
+static struct fa_timeline *timeline_free(struct fa_timeline *timeline)
+{
+	if (!timeline)
+		return NULL;
+	unmap(timeline->words.in);
+	unmap(timeline->words.out);
+	pthread_mutex_destroy(&timeline->words.mutex);
+	fa_charge_release(&timeline->charge);
+	free(timeline);
+	return NULL;
+}
+
+static void timeline_freep(struct fa_timeline **timeline)
+{
+	timeline_free(*timeline);
+}
+
+/* @ret_fds: the client's slots, the daemon's for the client, and those to be kept. */
+static int timeline_new(struct fa_charge *charge, struct fa_timeline **ret_timeline, int ret_fds[3])
+{
+	_fa_cleanup_(timeline_freep) struct fa_timeline *timeline = NULL;
+	_fa_cleanup_(fa_close_fdp) int in = -1, out = -1, reading = -1;
+	void *memory = NULL;
+	int r;
+
+	timeline = fa_new(struct fa_timeline);
+	if (!timeline)
+		return -ENOMEM;
+	pthread_mutex_init(&timeline->words.mutex, NULL);
+	fa_charge_move(&timeline->charge, charge);
+	r = fa_memfd_new("fad-timeline-in", FA_TIMELINE_BYTES, 1, &in);
+	if (r == 0)
+		r = map(in, &memory);
+	if (r < 0)
+		return r;
+	timeline->words.in = memory;
+	r = fa_memfd_new("fad-timeline-out", FA_TIMELINE_BYTES, 1, &out);
+	if (r == 0)
+		r = map(out, &memory);
+	if (r < 0)
+		return r;
+	timeline->words.out = memory;
+	r = fa_memfd_reopen_read_only(out, &reading);
+	if (r < 0)
+		return r;
+	ret_fds[0] = fa_steal_fd(&in);
+	ret_fds[1] = fa_steal_fd(&reading);
+	ret_fds[2] = fa_steal_fd(&out);
+	*ret_timeline = fa_steal_ptr(timeline);
+	return 0;
+}
+
+/* ---- life */
+
+/* One that nobody would release, if this process died, is not given away. */
+static int keep(struct fa_session *session, struct fa_timeline *timeline, int fd,
+                struct fa_error *error)
+{
+	const struct fa_kv_keeper *keeper = &session->server->kv.keeper;
+	uint64_t max = keeper->timelines_max;
+	int r;
+
+	if (!keeper->store)
+		return 0;
+	if (max && session->server->n_timelines >= max)
+		return fa_fail(error, -EDQUOT,
+		               "1 more timeline than %" PRIu64
+		               " could not be kept for the daemon's successor",
+		               max);
+	(void)snprintf(timeline->name, sizeof(timeline->name), KEEP_NAME, session->id);
+	r = keeper->store(keeper->userdata, timeline->name, fd);
+	if (r < 0)
+		return fa_fail(error, r,
+		               "the timeline cannot be kept for the daemon's successor: %s",
+		               strerror(-r));
+	timeline->kept = true;
+	++session->server->n_timelines;
+	return 0;
+}
+
+int fa_timeline_setup(struct fa_session *session, const struct fa_wire_message *message,
+                      struct fa_error *error)
+{
+	_fa_cleanup_(timeline_freep) struct fa_timeline *timeline = NULL;
+	struct fa_charge charge = {}, bytes = {};
+	struct fa_wire_message reply = {
+		.id = message->id,
+		.fds = 2,
+		.type = FA_WIRE_TIMELINE_REPLY,
+		.timeline_reply = { .slots = FA_TIMELINE_SLOTS,
+		                    .in_bytes = FA_TIMELINE_BYTES,
+		                    .out_bytes = FA_TIMELINE_BYTES },
+	};
+	int r, fds[3];
+
+	if (session->timeline)
+		return fa_fail(error, -EEXIST, "the session has a timeline already");
+	if (session->server->state != FA_SERVER_RUNNING)
+		return fa_fail(error, -ESHUTDOWN, "the daemon is stopping");
+	r = fa_charge_add(&bytes, session->tenant, FA_RESOURCE_BUFFER_BYTES, 2 * FA_TIMELINE_BYTES,
+	                  error);
+	if (r == 0)
+		r = fa_session_charge_fds(session, 2, &charge, error);
+	if (r < 0) {
+		fa_charge_release(&bytes);
+		return r;
+	}
+	r = timeline_new(&bytes, &timeline, fds);
+	if (r < 0) {
+		fa_charge_release(&bytes);
+		fa_charge_release(&charge);
+		return fa_fail(error, r, "the timeline cannot be made: %s", strerror(-r));
+	}
+	r = keep(session, timeline, fds[2], error);
+	fa_close_fdp(&fds[2]);
+	if (r < 0) {
+		fa_close_fdp(&fds[0]);
+		fa_close_fdp(&fds[1]);
+		fa_charge_release(&charge);
+		return r;
+	}
+	session->timeline = fa_steal_ptr(timeline);
+	fa_session_send_fds(session, &reply, fds, 2, &charge);
+	return 0;
+}
+
+void fa_timeline_end(struct fa_session *session)
+{
+	const struct fa_kv_keeper *keeper = &session->server->kv.keeper;
+	struct fa_timeline *timeline = fa_steal_ptr(session->timeline);
+	uint64_t values[FA_TIMELINE_SLOTS];
+
+	if (!timeline)
+		return;
+	for (unsigned int i = 0; i < FA_TIMELINE_SLOTS; ++i)
+		values[i] = timeline->words.values[i];
+	fa_timeline_out_release(timeline->words.out, values);
+	if (timeline->kept) {
+		keeper->forget(keeper->userdata, timeline->name);
+		--session->server->n_timelines;
+	}
+	timeline_free(timeline);
+}
+
+void fa_timeline_recover(const struct fa_kv_keeper *keeper)
+{
+	char name[NAME_BYTES];
+	unsigned int n = 0;
+	int fd;
+
+	if (!keeper->take_any)
+		return;
+	while ((fd = keeper->take_any(keeper->userdata, FA_TIMELINE_KEEP_PREFIX, name,
+	                              sizeof(name))) >= 0) {
+		n += fa_timeline_fd_release(fd);
+		close(fd);
+		keeper->forget(keeper->userdata, name);
+	}
+	if (n)
+		fa_log(FA_LOG_INFO, "who waited for one of %u timelines was released", n);
+}
+
+/* ---- gates */
+
+static int check_gate(const struct fa_wire_gate *gate, const char *name, size_t i, bool may_be_out,
+                      struct fa_error *error)
+{
+	uint32_t slot = may_be_out ? gate->slot & ~FA_WIRE_GATE_OUT : gate->slot;
+
+	if (slot >= FA_TIMELINE_SLOTS)
+		return fa_fail(error, -EINVAL,
+		               "%s[%zu].slot is %#" PRIx32 "; expected less than %d", name, i,
+		               gate->slot, FA_TIMELINE_SLOTS);
+	if (gate->reserved)
+		return fa_fail(error, -EINVAL, "%s[%zu].reserved is %#" PRIx32 "; expected 0", name,
+		               i, gate->reserved);
+	return 0;
+}
+
+static int bind_waits(const struct fa_wire_message *message, struct fa_gates *gates,
+                      struct fa_error *error)
+{
+	int r = 0;
+
+	for (size_t i = 0; i < message->n_waits && r == 0; ++i) {
+		const struct fa_wire_gate *wait = &message->waits[i];
+
+		r = check_gate(wait, "waits", i, true, error);
+		if (r == 0)
+			gates->gates[gates->n_waits++] = (struct fa_gate){
+				.value = wait->value,
+				.slot = wait->slot & ~FA_WIRE_GATE_OUT,
+				.out = wait->slot & FA_WIRE_GATE_OUT,
+			};
+	}
+	return r;
+}
+
+/* All that can be given; returns what the first one says that cannot. */
+static int bind_signals(struct fa_timeline *timeline, const struct fa_wire_message *message,
+                        struct fa_gates *gates, struct fa_error *error)
+{
+	struct fa_error other;
+	int first = 0;
+
+	for (size_t i = 0; i < message->n_signals; ++i) {
+		const struct fa_wire_gate *signal = &message->signals[i];
+		struct fa_error *say = first ? &other : error;
+		int r;
+
+		r = check_gate(signal, "signals", i, false, say);
+		if (r == 0 && fa_timeline_reached(timeline->planned[signal->slot], signal->value))
+			r = fa_fail(say, -EINVAL,
+			            "signals[%zu].value is %" PRIu64 "; expected more than %" PRIu64
+			            ", which slot %" PRIu32 " was to get before",
+			            i, signal->value, timeline->planned[signal->slot],
+			            signal->slot);
+		if (r < 0) {
+			first = first ? first : r;
+			continue;
+		}
+		timeline->planned[signal->slot] = signal->value;
+		fa_gates_signals(gates)[gates->n_signals++] =
+			(struct fa_gate){ .value = signal->value, .slot = signal->slot };
+	}
+	return first;
+}
+
+int fa_timeline_bind(struct fa_session *session, const struct fa_wire_message *message,
+                     struct fa_charge *charge, struct fa_error *error, struct fa_gates **ret_gates)
+{
+	const size_t n = message->n_waits + message->n_signals;
+	struct fa_timeline *timeline = session->timeline;
+	struct fa_error other;
+	struct fa_gates *gates;
+	int r, s;
+
+	if (!n)
+		return 0;
+	if (!timeline)
+		return fa_fail(error, -EINVAL,
+		               "gates came, and the session has no timeline; set it up first");
+	gates = calloc(1, sizeof(*gates) + n * sizeof(gates->gates[0]));
+	if (!gates)
+		return fa_fail(error, -ENOMEM, "the daemon has no memory for a request's gates");
+	gates->words = &timeline->words;
+	r = fa_charge_add(charge, session->tenant, FA_RESOURCE_GATES, n, error);
+	if (r == 0)
+		r = bind_waits(message, gates, error);
+	/* It does not wait for anything but its turn. */
+	if (r < 0)
+		gates->n_waits = 0;
+	s = bind_signals(timeline, message, gates, r < 0 ? &other : error);
+	*ret_gates = gates;
+	return r < 0 ? r : s;
+}

@@ -1,0 +1,623 @@
+/*
+ * Attention over pages as launches: which kernels, and the division of a step's sequences over
+ * their blocks.
+ */
+#include "kernels/cuda/paged-hopper.h"
+#include "kernels/cuda/paged-plan-parts.h"
+#include "kernels/cuda/paged-plan-share.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Sequences with fewer new tokens than this decode; others are blocks of rows. */
+#define FORWARD_TOKENS 48
+
+/* Blocks that share a part, about. */
+#define SHARES_MAX 64
+
+/* Where a sequence is computed in units: tiles of one, and how many there are before they become
+ * larger. */
+#define UNIT_TILES 8
+#define UNITS_MAX 128
+
+static bool is_plain(const struct fa_paged_attention *p)
+{
+	const int64_t bytes = fa_cuda_paged_element_bytes(p->cache->dtype);
+
+	return !(p->softcap > 0) && !p->alibi_slopes && !p->sinks && p->scale > 0 &&
+	       fa_cuda_paged_tensor_aligned(&p->q, bytes) &&
+	       fa_cuda_paged_tensor_aligned(&p->out, bytes) &&
+	       (p->cache->v_offset == 0 || p->cache->head_dim == p->cache->head_dim_v);
+}
+
+static bool has_tree(const struct fa_paged_attention *p, int32_t b)
+{
+	return p->tree && p->tree_start[b] != FA_PAGED_NO_TREE;
+}
+
+static bool is_forward(const struct fa_paged_attention *p, int32_t b)
+{
+	return p->cache->dtype != FA_ATTENTION_F32 && p->cache->store == FA_PAGED_PLAIN &&
+	       !has_tree(p, b) && fa_cuda_paged_n_new(p->step, b) >= FORWARD_TOKENS;
+}
+
+/* Blocks of rows see more keys the later they are; the longest go first. */
+static int compare_blocks(const void *a, const void *b)
+{
+	const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+	return x > y ? -1 : x < y;
+}
+
+static int plan_forward(const struct fa_paged_attention *p, char *blob,
+                        struct fa_cuda_paged_plan *plan, char *text, size_t text_bytes)
+{
+	struct fa_cuda_paged_item *items = (void *)(blob + plan->forward_items_at);
+	struct fa_cuda_paged_block *blocks = (void *)(blob + plan->forward_blocks_at);
+	const uint32_t rows = (uint32_t)plan->forward->rows;
+	const uint64_t slices = fa_cuda_paged_ceil_div((uint64_t)p->cache->head_dim_v,
+	                                               (uint64_t)plan->forward->dim_v);
+	uint64_t *keys;
+	uint32_t n = 0, item = 0;
+
+	for (int32_t b = 0; b < p->step->batch; b++) {
+		const uint64_t blocks_of = fa_cuda_paged_ceil_div(fa_cuda_paged_n_new(p->step, b),
+		                                                  rows);
+
+		if (is_forward(p, b))
+			plan->forward_blocks += (uint32_t)blocks_of;
+	}
+	if ((uint64_t)plan->forward_blocks * (uint64_t)p->heads * slices > INT32_MAX)
+		return fa_cuda_paged_fail(text, text_bytes,
+		                          "%u new tokens of %d heads need more than %d blocks",
+		                          p->step->cu_new[p->step->batch], p->heads, INT32_MAX);
+	if (plan->forward_blocks == 0)
+		return 0;
+
+	/* First, in place of a block: how many keys its last row sees, and its number in order
+	 * of items and rows, which items keep as their tile. */
+	keys = (uint64_t *)blocks;
+	for (int32_t b = 0; b < p->step->batch; b++) {
+		const int64_t n_q = fa_cuda_paged_n_new(p->step, b);
+		const int64_t n_k = p->step->lengths[b];
+
+		if (!is_forward(p, b))
+			continue;
+		items[item] = fa_cuda_paged_item_of(p->step, b);
+		items[item].tile = n;
+		for (int64_t row = 0; row < n_q; row += rows) {
+			const int64_t last = (row + rows < n_q ? row + rows : n_q) - 1;
+			int64_t seen = p->causal ? last + n_k - n_q + 1 : n_k;
+
+			seen = seen < 0 ? 0 : seen;
+			if (p->window_left >= 0 && seen > p->window_left + (int64_t)rows)
+				seen = p->window_left + (int64_t)rows;
+			keys[n] = (uint64_t)seen << 32 | (UINT32_MAX - n);
+			n++;
+		}
+		item++;
+	}
+	qsort(keys, n, sizeof(*keys), compare_blocks);
+	for (uint32_t i = 0; i < n; i++) {
+		uint32_t number = UINT32_MAX - (uint32_t)keys[i], low = 0, high = item;
+
+		while (high - low > 1) {
+			const uint32_t middle = low + (high - low) / 2;
+
+			if (items[middle].tile <= number)
+				low = middle;
+			else
+				high = middle;
+		}
+		blocks[i].item = low;
+		blocks[i].row = (number - items[low].tile) * rows;
+	}
+	return 0;
+}
+
+static uint32_t slices_of(const struct fa_paged_attention *p,
+                          const struct fa_cuda_paged_kernel *kernel)
+{
+	return fa_cuda_paged_ceil_div((uint64_t)p->cache->head_dim_v, (uint64_t)kernel->dim_v);
+}
+
+/* The same whatever the step has. */
+static const struct fa_cuda_paged_kernel *find_pieces(const struct fa_cuda_chip *chip,
+                                                      const struct fa_paged_attention *p)
+{
+	return fa_cuda_paged_find(chip, FA_CUDA_PAGED_PIECES, p->cache->store, p->cache->dtype,
+	                          p->cache->head_dim, p->cache->head_dim_v, 1);
+}
+
+/* Tiles that are computed on their own, of a sequence that has so many: a part has few units
+ * of the same size, as long as sequences are not very long. */
+static uint32_t unit_of(uint32_t tiles)
+{
+	uint32_t unit = UNIT_TILES;
+
+	while (unit < fa_cuda_paged_ceil_div(tiles, UNITS_MAX))
+		unit *= 2;
+	return unit;
+}
+
+/* A plan of decoding as it is made. */
+struct making {
+	const struct fa_paged_attention *p;
+	struct fa_cuda_paged_plan *plan;
+	struct fa_cuda_paged_item *items;
+	struct fa_cuda_paged_piece *pieces; /* NULL: there are none */
+	struct fa_cuda_paged_tail *tails;
+	uint32_t *tokens;
+	uint32_t group, slices, n;
+	uint64_t tiles, parts;
+};
+
+/* Appends @item, of which what is before its tokens and rows is still to be filled in. */
+static int add_item(struct making *making, struct fa_cuda_paged_item item, char *text,
+                    size_t text_bytes)
+{
+	const struct fa_paged_attention *p = making->p;
+	const uint64_t rows = (uint64_t)item.n_q * making->group;
+	uint32_t most = (uint32_t)making->plan->decode->rows, unit = 0;
+	uint64_t parts;
+
+	item.row_blocks = fa_cuda_paged_ceil_div(rows, most);
+	parts = (uint64_t)p->cache->kv_heads * item.row_blocks * making->slices;
+	item.tiles = 1;
+	if (item.n_k > item.begin)
+		item.tiles = fa_cuda_paged_ceil_div(item.n_k - item.begin / FA_CUDA_PAGED_STRIP *
+		                                                       FA_CUDA_PAGED_STRIP,
+		                                    FA_CUDA_PAGED_TILE);
+	if (p->deterministic) {
+		unit = unit_of(item.tiles);
+		item.tiles = fa_cuda_paged_ceil_div(item.tiles, unit);
+	}
+	item.tile = (uint32_t)making->tiles;
+	item.parts = (uint32_t)parts;
+	if (making->pieces) {
+		making->pieces[making->n] = (struct fa_cuda_paged_piece){
+			.unit = unit,
+			.parts = (uint32_t)making->parts,
+			.tails = FA_CUDA_PAGED_NO_TAIL,
+		};
+		most = rows < most ? (uint32_t)rows : most;
+		if (making->plan->place_rows < most)
+			making->plan->place_rows = most;
+	}
+	making->tiles += parts * item.tiles;
+	making->parts += parts;
+	if (parts > INT32_MAX || making->tiles > INT32_MAX)
+		return fa_cuda_paged_fail(
+			text, text_bytes,
+			"a step of more than %d tiles of %d tokens is not supported", INT32_MAX,
+			FA_CUDA_PAGED_TILE);
+	making->items[making->n++] = item;
+	return 0;
+}
+
+static int add_sequences(struct making *making, const struct fa_cuda_paged_groups *groups,
+                         char *text, size_t text_bytes)
+{
+	const struct fa_paged_attention *p = making->p;
+
+	for (int32_t b = 0; b < p->step->batch; b++) {
+		struct fa_cuda_paged_item item = fa_cuda_paged_item_of(p->step, b);
+		int r;
+
+		if (item.n_q == 0 || is_forward(p, b))
+			continue;
+		if (p->window_left >= 0 &&
+		    (int64_t)item.n_k - item.n_q - p->window_left > item.begin)
+			item.begin = (uint32_t)((int64_t)item.n_k - item.n_q - p->window_left);
+		if (groups->n > 0 && groups->group_of[b] != FA_CUDA_PAGED_NO_GROUP)
+			item.begin = groups->groups[groups->group_of[b]].end;
+		if (has_tree(p, b))
+			item.tree_start = p->tree_start[b];
+		r = add_item(making, item, text, text_bytes);
+		if (r < 0)
+			return r;
+	}
+	return 0;
+}
+
+/* The prefixes, which are the first items: rows of their sequences in the order of the step. */
+static int add_prefixes(struct making *making, const struct fa_cuda_paged_groups *groups,
+                        char *text, size_t text_bytes)
+{
+	uint32_t first = 0;
+
+	for (uint32_t i = 0; i < groups->n; i++) {
+		const struct fa_cuda_paged_group *group = &groups->groups[i];
+		struct fa_cuda_paged_item item = fa_cuda_paged_item_of(making->p->step,
+		                                                       (int32_t)group->any);
+		int r;
+
+		item.first_q = first;
+		item.n_q = group->n_tokens;
+		item.n_k = item.append = group->end;
+		first += group->n_tokens;
+		r = add_item(making, item, text, text_bytes);
+		if (r < 0)
+			return r;
+	}
+	return 0;
+}
+
+/* Says of each grouped sequence where its rows are among its prefix's. */
+static void add_tails(struct making *making, const struct fa_cuda_paged_groups *groups)
+{
+	const struct fa_paged_step *step = making->p->step;
+	const uint32_t most = (uint32_t)making->plan->decode->rows;
+	uint32_t n_tails = 0;
+
+	for (uint32_t i = 0; i < groups->n; i++) {
+		making->pieces[i].tails = n_tails;
+		n_tails += groups->groups[i].tails;
+		making->items[i].n_q = 0; /* counted anew */
+	}
+	for (int32_t b = 0, at = (int32_t)groups->n; b < step->batch; b++) {
+		const uint32_t n_new = fa_cuda_paged_n_new(step, b), rows = n_new * making->group;
+		const uint32_t prefix = groups->group_of[b];
+		struct fa_cuda_paged_piece *piece;
+		struct fa_cuda_paged_item *item;
+
+		if (n_new == 0 || is_forward(making->p, b))
+			continue;
+		at++;
+		if (prefix == FA_CUDA_PAGED_NO_GROUP)
+			continue;
+		item = &making->items[prefix];
+		piece = &making->pieces[prefix];
+		making->pieces[at - 1].tails = piece->tails + piece->n_tails;
+		for (uint32_t row = 0; row < rows; row += most)
+			making->tails[piece->tails + piece->n_tails++] =
+				(struct fa_cuda_paged_tail){
+					.item = (uint32_t)at - 1,
+					.prefix = prefix,
+					.row = item->n_q * making->group + row,
+					.rows = rows - row < most ? rows - row : most,
+				};
+		for (uint32_t i = 0; i < n_new; i++)
+			making->tokens[item->first_q + item->n_q++] = step->cu_new[b] + i;
+	}
+}
+
+/* How many blocks, and what they have. */
+static void divide(const struct making *making, const struct fa_cuda_chip *chip,
+                   uint32_t *block_items)
+{
+	struct fa_cuda_paged_plan *plan = making->plan;
+	const uint64_t tiles = making->tiles;
+	uint32_t at = 0;
+
+	plan->decode_grid = (chip->sms > 0 ? (uint32_t)chip->sms : 1) *
+	                    (uint32_t)plan->decode->blocks;
+	if (plan->decode_grid > FA_CUDA_PAGED_BLOCKS)
+		plan->decode_grid = FA_CUDA_PAGED_BLOCKS;
+	/* One block adds up all shares of a part: more than these take longer to add up than
+	 * they save. */
+	if (making->parts * SHARES_MAX < plan->decode_grid)
+		plan->decode_grid = (uint32_t)making->parts * SHARES_MAX;
+	/* As few as do not take longer: where all sequences are as long, blocks then often begin
+	 * with a part, and fewer parts are shared. */
+	plan->decode_grid = fa_cuda_paged_ceil_div(
+		tiles, fa_cuda_paged_ceil_div(tiles, plan->decode_grid));
+	plan->tiles_each = (uint32_t)(tiles / plan->decode_grid);
+	plan->tiles_extra = (uint32_t)(tiles % plan->decode_grid);
+	for (uint32_t block = 0; block < plan->decode_grid; block++) {
+		const uint32_t extra = block < plan->tiles_extra ? block : plan->tiles_extra;
+		const uint64_t tile = (uint64_t)block * plan->tiles_each + extra;
+
+		while (at + 1 < making->n && making->items[at + 1].tile <= tile)
+			at++;
+		block_items[block] = at;
+	}
+}
+
+/* The part of the plan from @*at in the blob on, which then is behind it. */
+static int plan_decode(const struct fa_cuda_chip *chip, const struct fa_paged_attention *p,
+                       const struct fa_cuda_paged_groups *groups, char *blob, size_t *at,
+                       struct fa_cuda_paged_plan *plan, char *text, size_t text_bytes)
+{
+	const bool pieces = plan->decode->kind == FA_CUDA_PAGED_PIECES;
+	const uint32_t n = plan->decode_items + groups->n;
+	struct making making = {
+		.p = p,
+		.plan = plan,
+		.group = (uint32_t)(p->heads / p->cache->kv_heads),
+		.slices = slices_of(p, plan->decode),
+	};
+	uint32_t n_tails = 0, n_tokens = 0;
+	int r;
+
+	for (uint32_t i = 0; i < groups->n; i++) {
+		n_tails += groups->groups[i].tails;
+		n_tokens += groups->groups[i].n_tokens;
+	}
+	plan->decode_items_at = *at;
+	*at += fa_cuda_paged_align(n * sizeof(*making.items));
+	if (pieces) {
+		plan->pieces_at = *at;
+		*at += n * sizeof(*making.pieces);
+		plan->tails_at = *at;
+		*at += n_tails * sizeof(*making.tails);
+		plan->tokens_at = *at;
+		*at += fa_cuda_paged_align(n_tokens * sizeof(*making.tokens));
+		making.pieces = (void *)(blob + plan->pieces_at);
+		making.tails = (void *)(blob + plan->tails_at);
+		making.tokens = (void *)(blob + plan->tokens_at);
+	}
+	making.items = (void *)(blob + plan->decode_items_at);
+	r = add_prefixes(&making, groups, text, text_bytes);
+	if (r == 0)
+		r = add_sequences(&making, groups, text, text_bytes);
+	if (r < 0)
+		return r;
+	if (groups->n > 0)
+		add_tails(&making, groups);
+	plan->decode_items = n;
+	plan->prefixes = groups->n;
+	plan->block_items_at = *at;
+	divide(&making, chip, (void *)(blob + plan->block_items_at));
+	*at += fa_cuda_paged_align(plan->decode_grid * sizeof(uint32_t));
+	if (!pieces && n <= FA_CUDA_PAGED_ITEMS_HERE)
+		memcpy(plan->first_items, making.items, n * sizeof(*making.items));
+	plan->places = 2 * plan->decode_grid;
+	plan->place_rows = pieces ? plan->place_rows : (uint32_t)plan->decode->rows;
+	if (pieces)
+		plan->places = (uint32_t)(p->deterministic ? making.tiles
+		                                           : making.parts + plan->decode_grid);
+	plan->workspace_bytes += (size_t)plan->places * plan->place_rows *
+	                         ((size_t)plan->decode->dim_v + 2) * sizeof(float);
+	return 0;
+}
+
+/* Groups sequences, and finds the kernel for them; NULL: none are grouped. */
+static const struct fa_cuda_paged_kernel *find_groups(const struct fa_cuda_chip *chip,
+                                                      const struct fa_paged_attention *p,
+                                                      struct fa_cuda_paged_groups *ret_groups)
+{
+	const struct fa_cuda_paged_kernel *kernel;
+	uint64_t tails = 0, parts;
+	bool *candidates;
+
+	*ret_groups = (struct fa_cuda_paged_groups){ .n = 0 };
+	kernel = p->step->host_table ? find_pieces(chip, p) : NULL;
+	candidates = kernel ? malloc((size_t)p->step->batch * sizeof(*candidates)) : NULL;
+	if (!candidates)
+		return NULL;
+	for (int32_t b = 0; b < p->step->batch; b++)
+		candidates[b] = fa_cuda_paged_n_new(p->step, b) > 0 && !is_forward(p, b);
+	parts = (uint64_t)p->cache->kv_heads * slices_of(p, kernel);
+	fa_cuda_paged_groups_find(p, candidates, (uint32_t)kernel->rows,
+	                          parts > INT32_MAX ? INT32_MAX : (uint32_t)parts,
+	                          (uint32_t)(chip->sms * kernel->blocks), ret_groups);
+	free(candidates);
+	/* Each row block of each has a counter, and a place for shares of all its rows. */
+	for (uint32_t i = 0; i < ret_groups->n; i++)
+		tails += ret_groups->groups[i].tails;
+	if (tails * parts <= FA_CUDA_PAGED_TAIL_COUNTERS && tails > 0)
+		return kernel;
+	fa_cuda_paged_groups_free(ret_groups);
+	ret_groups->n = 0;
+	return NULL;
+}
+
+size_t fa_cuda_paged_pieces_bytes(const struct fa_paged_attention *p)
+{
+	const uint64_t group = (uint64_t)(p->heads / p->cache->kv_heads);
+	const size_t batch = (size_t)p->step->batch;
+	size_t bytes = 0, tokens = 0;
+
+	if (!p->deterministic && !p->step->host_table)
+		return 0;
+	/* As many prefixes as sequences, for simplicity, and kernels of 16 rows. */
+	bytes = batch *
+	        (sizeof(struct fa_cuda_paged_item) + 2 * sizeof(struct fa_cuda_paged_piece));
+	for (int32_t b = 0; b < p->step->batch; b++) {
+		const uint32_t n_new = fa_cuda_paged_n_new(p->step, b);
+
+		if (is_forward(p, b))
+			continue;
+		tokens += n_new;
+		bytes += fa_cuda_paged_ceil_div(n_new * group, 16) *
+		         sizeof(struct fa_cuda_paged_tail);
+	}
+	return bytes + fa_cuda_paged_align(tokens * sizeof(uint32_t));
+}
+
+int fa_cuda_paged_plan_attention(const struct fa_cuda_chip *chip,
+                                 const struct fa_paged_attention *p, char *blob,
+                                 struct fa_cuda_paged_plan *plan, char *text, size_t text_bytes)
+{
+	const struct fa_paged_cache *cache = p->cache;
+	const int32_t group = p->heads / cache->kv_heads;
+	uint32_t longest = 1, n_forward = 0, n_decode = 0;
+	size_t at = 0;
+	int r;
+
+	for (int32_t b = 0; b < p->step->batch; b++) {
+		const uint32_t n_new = fa_cuda_paged_n_new(p->step, b);
+
+		if (is_forward(p, b)) {
+			n_forward++;
+		} else if (n_new > 0) {
+			n_decode++;
+			longest = n_new > longest ? n_new : longest;
+		}
+	}
+	plan->workspace_bytes = FA_CUDA_PAGED_COUNTERS_BYTES;
+	if (n_decode > 0) {
+		const int64_t rows = (int64_t)longest * group;
+		struct fa_cuda_paged_groups groups = { .n = 0 };
+
+		plan->decode = p->deterministic ? find_pieces(chip, p)
+		                                : find_groups(chip, p, &groups);
+		if (!plan->decode && !p->deterministic)
+			plan->decode = fa_cuda_paged_find(chip, FA_CUDA_PAGED_DECODE, cache->store,
+			                                  cache->dtype, cache->head_dim,
+			                                  cache->head_dim_v,
+			                                  rows > 4096 ? 4096 : (int32_t)rows);
+		if (!plan->decode && p->deterministic && cache->store != FA_PAGED_PLAIN)
+			return fa_cuda_paged_fail(text, text_bytes,
+			                          "results that do not depend on the step are not "
+			                          "supported with e4m3 or int8 on a GPU");
+		if (!plan->decode)
+			return fa_cuda_paged_missing(chip, "attention over pages", text,
+			                             text_bytes);
+		plan->decode_items = n_decode;
+		r = plan_decode(chip, p, &groups, blob, &at, plan, text, text_bytes);
+		fa_cuda_paged_groups_free(&groups);
+		if (r < 0)
+			return r;
+		/* Launches carry few items, and nobody reads them in memory. */
+		if (plan->decode->kind == FA_CUDA_PAGED_DECODE &&
+		    n_decode <= FA_CUDA_PAGED_ITEMS_HERE) {
+			at = 0;
+			if (n_forward == 0)
+				plan->decode = fa_cuda_paged_carry_table(plan->decode, p->step,
+				                                         plan);
+		}
+	}
+	if (n_forward > 0) {
+		plan->forward = fa_cuda_paged_hopper_find(chip, p);
+		if (!plan->forward)
+			plan->forward = fa_cuda_paged_find(
+				chip, is_plain(p) ? FA_CUDA_PAGED_BAND : FA_CUDA_PAGED_RICH,
+				cache->store, cache->dtype, cache->head_dim, cache->head_dim_v, 0);
+		/* Chips with little shared memory have the rich ones alone. */
+		if (!plan->forward)
+			plan->forward = fa_cuda_paged_find(chip, FA_CUDA_PAGED_RICH, cache->store,
+			                                   cache->dtype, cache->head_dim,
+			                                   cache->head_dim_v, 0);
+		if (!plan->forward)
+			return fa_cuda_paged_missing(chip, "attention of many rows over pages",
+			                             text, text_bytes);
+		plan->forward_items = n_forward;
+		plan->forward_items_at = at;
+		at += fa_cuda_paged_align(n_forward * sizeof(struct fa_cuda_paged_item));
+		plan->forward_blocks_at = at;
+		r = plan_forward(p, blob, plan, text, text_bytes);
+		if (r < 0)
+			return r;
+		fa_cuda_paged_hopper_divide(chip, p, plan);
+		at += fa_cuda_paged_align(plan->forward_blocks *
+		                          sizeof(struct fa_cuda_paged_block));
+	}
+	plan->blob_bytes = at;
+	return 0;
+}
+
+static void fill_attention(const struct fa_cuda_paged_plan *plan,
+                           const struct fa_paged_attention *p,
+                           const struct fa_cuda_paged_kernel *kernel, uint64_t blob,
+                           uint64_t workspace, uint64_t epoch,
+                           struct fa_cuda_paged_attention *ret_args)
+{
+	const struct fa_paged_cache *cache = p->cache;
+	const int64_t bytes = fa_cuda_paged_element_bytes(cache->dtype);
+	const bool pieces = kernel->kind == FA_CUDA_PAGED_PIECES;
+	const bool decode = kernel->kind == FA_CUDA_PAGED_DECODE || pieces;
+	const size_t sums_at = (size_t)plan->places * plan->place_rows * (size_t)kernel->dim_v *
+	                       sizeof(float);
+	const uint64_t partials = workspace + FA_CUDA_PAGED_COUNTERS_BYTES;
+	int64_t left = p->window_left, right = p->window_right;
+	struct fa_cuda_paged_attention args = {
+		.attention = {
+			.q = fa_cuda_paged_tensor_of(&p->q, bytes),
+			.out = fa_cuda_paged_tensor_of(&p->out, bytes),
+			.lse = p->lse,
+			.lse_stride_token = p->lse_stride_token,
+			.lse_stride_head = p->lse_stride_head,
+			.alibi_slopes = p->alibi_slopes,
+			.sinks = p->sinks,
+			.heads = p->heads,
+			.group = p->heads / cache->kv_heads,
+			.head_dim = cache->head_dim,
+			.head_dim_v = cache->head_dim_v,
+			.scale_log2 = (float)(p->scale * M_LOG2E),
+			.aligned = fa_cuda_paged_tensor_aligned(&p->q, bytes) && fa_cuda_paged_tensor_aligned(&p->out, bytes),
+		},
+		.pages = fa_cuda_paged_pages_of(cache, p->layer, p->step->table),
+		.tree = p->tree,
+		.positions = p->positions,
+		.epoch = epoch,
+		.kv_heads = cache->kv_heads,
+		.slices = (int32_t)fa_cuda_paged_ceil_div((uint64_t)cache->head_dim_v, (uint64_t)kernel->dim_v),
+	};
+
+	left = left < 0 || left > FA_CUDA_WINDOW_MAX ? FA_CUDA_WINDOW_MAX : left;
+	right = right < 0 || right > FA_CUDA_WINDOW_MAX ? FA_CUDA_WINDOW_MAX : right;
+	args.tree_right = (int32_t)right;
+	args.attention.window_left = (int32_t)left;
+	args.attention.window_right = p->causal ? 0 : (int32_t)right;
+	if (p->softcap > 0) {
+		args.attention.cap_in = p->scale / p->softcap;
+		args.attention.cap_out = (float)(p->softcap * M_LOG2E);
+	}
+	if (decode) {
+		args.counters = (void *)(uintptr_t)workspace;
+		args.partials = (void *)(uintptr_t)partials;
+		args.partial_sums = (void *)(uintptr_t)(partials + sums_at);
+		args.tiles_each = plan->tiles_each;
+		args.tiles_extra = plan->tiles_extra;
+		if (pieces) {
+			args.items = (const void *)(uintptr_t)(blob + plan->decode_items_at);
+			args.block_items = (const void *)(uintptr_t)(blob + plan->block_items_at);
+			args.pieces = (const void *)(uintptr_t)(blob + plan->pieces_at);
+			args.tails = (const void *)(uintptr_t)(blob + plan->tails_at);
+			args.tokens = (const void *)(uintptr_t)(blob + plan->tokens_at);
+			args.tail_counters = args.counters + FA_CUDA_PAGED_BLOCKS;
+			args.place_rows = plan->place_rows;
+		} else if (plan->decode_items <= FA_CUDA_PAGED_ITEMS_HERE) {
+			args.items_here = plan->decode_items;
+			memcpy(args.first_items, plan->first_items,
+			       plan->decode_items * sizeof(args.first_items[0]));
+		} else {
+			args.items = (const void *)(uintptr_t)(blob + plan->decode_items_at);
+			args.block_items = (const void *)(uintptr_t)(blob + plan->block_items_at);
+		}
+	} else {
+		args.items = (const void *)(uintptr_t)(blob + plan->forward_items_at);
+		args.blocks = (const void *)(uintptr_t)(blob + plan->forward_blocks_at);
+	}
+	*ret_args = args;
+}
+
+int fa_cuda_paged_launch_attention(const struct fa_cuda_paged_plan *plan,
+                                   const struct fa_paged_attention *p, uint64_t blob,
+                                   uint64_t workspace, uint64_t epoch,
+                                   struct fa_cuda_paged_launch *launches)
+{
+	struct fa_cuda_paged_launch *launch = launches;
+
+	/* The long one first, so that the other fills up behind its end. */
+	if (plan->forward_blocks > 0) {
+		launch->kernel = plan->forward;
+		fill_attention(plan, p, plan->forward, blob, workspace, epoch,
+		               &launch->args.attention);
+		launch->grid_x = plan->forward_blocks * (uint32_t)p->heads *
+		                 (uint32_t)launch->args.attention.slices;
+		launch->grid_y = 1;
+		launch->n_maps = 0;
+		fa_cuda_paged_hopper_launch(plan, p, launch);
+		launch++;
+	}
+	if (plan->decode_grid > 0) {
+		launch->kernel = plan->decode;
+		launch->n_maps = 0;
+		fill_attention(plan, p, plan->decode, blob, workspace, epoch,
+		               &launch->args.attention);
+		if (p->cache->store != FA_PAGED_PLAIN)
+			fa_cuda_paged_codes_of(p->cache, p->layer,
+			                       &launch->args.attention_codes.codes);
+		if (plan->decode->small)
+			memcpy(launch->args.small_attention.table, plan->table,
+			       plan->table_here * sizeof(plan->table[0]));
+		launch->grid_x = plan->decode_grid;
+		launch->grid_y = 1;
+		launch++;
+	}
+	return (int)(launch - launches);
+}

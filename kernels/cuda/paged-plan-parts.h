@@ -1,0 +1,111 @@
+/*
+ * What the files of the planner share: of paged-plan.c, which finds kernels and knows tensors,
+ * and for it the operations of the others. Nobody else includes this.
+ */
+#pragma once
+
+#include "kernels/cuda/paged-plan.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+static inline int64_t fa_cuda_paged_element_bytes(enum fa_attention_dtype dtype)
+{
+	return dtype == FA_ATTENTION_F32 ? 4 : 2;
+}
+
+/* Of what pages hold. */
+static inline int64_t fa_cuda_paged_stored_bytes(const struct fa_paged_cache *cache)
+{
+	return cache->store != FA_PAGED_PLAIN ? 1 : fa_cuda_paged_element_bytes(cache->dtype);
+}
+
+static inline uint32_t fa_cuda_paged_ceil_div(uint64_t a, uint64_t b)
+{
+	return (uint32_t)((a + b - 1) / b);
+}
+
+/* Arrays in the blob start on 16 bytes. */
+static inline size_t fa_cuda_paged_align(size_t bytes)
+{
+	return (bytes + 15) / 16 * 16;
+}
+
+static inline uint32_t fa_cuda_paged_n_new(const struct fa_paged_step *step, int32_t b)
+{
+	return step->cu_new[b + 1] - step->cu_new[b];
+}
+
+/* -ENOTSUP, with a sentence in @text. */
+__attribute__((format(printf, 3, 4))) int fa_cuda_paged_fail(char *text, size_t text_bytes,
+                                                             const char *format, ...);
+
+/* The same: there is no kernel for @what. */
+int fa_cuda_paged_missing(const struct fa_cuda_chip *chip, const char *what, char *text,
+                          size_t text_bytes);
+
+/*
+ * Whether rows of @tensor can be moved in pieces of 16 bytes, with the offsets inside a
+ * tile of at most 512 rows in 32 bits.
+ */
+bool fa_cuda_paged_tensor_aligned(const struct fa_attention_tensor *tensor, int64_t bytes);
+
+struct fa_cuda_tensor fa_cuda_paged_tensor_of(const struct fa_attention_tensor *tensor,
+                                              int64_t bytes);
+struct fa_cuda_pages fa_cuda_paged_pages_of(const struct fa_paged_cache *cache, int32_t layer,
+                                            const uint32_t *table);
+/* With codes: what kernels are to know of them, of a layer. */
+void fa_cuda_paged_codes_of(const struct fa_paged_cache *cache, int32_t layer,
+                            struct fa_cuda_paged_codes *ret_codes);
+struct fa_cuda_paged_item fa_cuda_paged_item_of(const struct fa_paged_step *step, int32_t b);
+
+/* The kernel of a kind, but for those by TMA, that computes the least; among equals the first,
+ * which is the one with the larger ring. NULL if there is none. */
+const struct fa_cuda_paged_kernel *fa_cuda_paged_find(const struct fa_cuda_chip *chip,
+                                                      enum fa_cuda_paged_kind kind,
+                                                      enum fa_paged_store store,
+                                                      enum fa_attention_dtype dtype, int32_t dim,
+                                                      int32_t dim_v, int32_t rows);
+
+/* @kernel, or the one that does the same and whose launches carry the table, which @plan then
+ * gets: if there is one, and the table is short. */
+const struct fa_cuda_paged_kernel *
+fa_cuda_paged_carry_table(const struct fa_cuda_paged_kernel *kernel,
+                          const struct fa_paged_step *step, struct fa_cuda_paged_plan *plan);
+
+/* ---- paged-plan-attend.c */
+
+/* What a plan in pieces has in the blob besides, at most. */
+size_t fa_cuda_paged_pieces_bytes(const struct fa_paged_attention *p);
+int fa_cuda_paged_plan_attention(const struct fa_cuda_chip *chip,
+                                 const struct fa_paged_attention *p, char *blob,
+                                 struct fa_cuda_paged_plan *plan, char *text, size_t text_bytes);
+int fa_cuda_paged_launch_attention(const struct fa_cuda_paged_plan *plan,
+                                   const struct fa_paged_attention *p, uint64_t blob,
+                                   uint64_t workspace, uint64_t epoch,
+                                   struct fa_cuda_paged_launch *launches);
+
+/* ---- paged-plan-tokens.c */
+
+int fa_cuda_paged_plan_append(const struct fa_cuda_chip *chip, const struct fa_paged_append *p,
+                              char *blob, struct fa_cuda_paged_plan *plan, char *text,
+                              size_t text_bytes);
+int fa_cuda_paged_plan_merge(const struct fa_cuda_chip *chip, const struct fa_paged_merge *p,
+                             struct fa_cuda_paged_plan *plan, char *text, size_t text_bytes);
+int fa_cuda_paged_plan_pages(const struct fa_cuda_chip *chip, const struct fa_paged_pages *p,
+                             char *blob, struct fa_cuda_paged_plan *plan, char *text,
+                             size_t text_bytes);
+int fa_cuda_paged_plan_move(const struct fa_cuda_chip *chip, const struct fa_paged_move *p,
+                            char *blob, struct fa_cuda_paged_plan *plan, char *text,
+                            size_t text_bytes);
+
+void fa_cuda_paged_launch_append(const struct fa_cuda_paged_plan *plan,
+                                 const struct fa_paged_append *p, uint64_t blob,
+                                 struct fa_cuda_paged_launch *launch);
+void fa_cuda_paged_launch_merge(const struct fa_paged_merge *p,
+                                struct fa_cuda_paged_merge *ret_args);
+void fa_cuda_paged_launch_pages(const struct fa_cuda_paged_plan *plan,
+                                const struct fa_paged_pages *p, uint64_t blob,
+                                struct fa_cuda_paged_copy *ret_args);
+void fa_cuda_paged_launch_move(const struct fa_cuda_paged_plan *plan, const struct fa_paged_move *p,
+                               uint64_t blob, struct fa_cuda_paged_moves *ret_args);

@@ -1,0 +1,274 @@
+#include "kernels/cuda/paged-plan-share.h"
+#include "kernels/cuda/paged-plan-parts.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* What it costs to put a row block's two results together, and to have shares at all, of each
+ * block of threads, in the time that a tile takes. */
+#define MERGE_TILES 2
+#define BLOCK_TILES 3
+
+/* Sequences part so often before they are taken for all different. */
+#define LEVELS_MAX 32
+
+struct member {
+	const uint32_t *pages; /* of the first token that is there on */
+	uint32_t n_pages;      /* that hold no new token */
+	uint32_t b, first;
+	uint32_t n_new, rows, row_blocks;
+	uint32_t cut;   /* pages that its group has in common */
+	uint32_t group; /* a number that others of it have, or NO_GROUP */
+};
+
+struct search {
+	struct member *members;
+	uint64_t *keys; /* as many */
+	uint32_t *order;
+	uint32_t page_tokens, rows;
+	uint32_t groups; /* numbers that were given */
+};
+
+static struct member *member_at(const struct search *search, uint32_t i)
+{
+	return &search->members[search->order[i]];
+}
+
+/* How many pages members [low, high) have in common, which are at least @depth. */
+static uint32_t common_pages(const struct search *search, uint32_t low, uint32_t high,
+                             uint32_t depth)
+{
+	const struct member *one = member_at(search, low);
+	uint32_t common = one->n_pages;
+
+	for (uint32_t i = low + 1; i < high; i++) {
+		const struct member *other = member_at(search, i);
+		uint32_t at = depth;
+
+		common = other->n_pages < common ? other->n_pages : common;
+		while (at + 16 <= common &&
+		       memcmp(one->pages + at, other->pages + at, 16 * sizeof(uint32_t)) == 0)
+			at += 16;
+		while (at < common && one->pages[at] == other->pages[at])
+			at++;
+		common = at;
+	}
+	return common;
+}
+
+/* Tiles of one KV head that need not be read if those of members [low, high) that are in no
+ * group share so many pages. */
+static int64_t gain_of(const struct search *search, uint32_t low, uint32_t high, uint32_t pages,
+                       bool all)
+{
+	uint64_t rows = 0, row_blocks = 0;
+	int64_t tokens = 0;
+
+	for (uint32_t i = low; i < high; i++) {
+		const struct member *member = member_at(search, i);
+
+		if (!all && member->group != FA_CUDA_PAGED_NO_GROUP)
+			continue;
+		rows += member->rows;
+		row_blocks += member->row_blocks;
+		tokens = (int64_t)pages * search->page_tokens - member->first % search->page_tokens;
+	}
+	return ((int64_t)row_blocks - fa_cuda_paged_ceil_div(rows, search->rows)) * tokens /
+	               FA_CUDA_PAGED_TILE -
+	       (int64_t)row_blocks * MERGE_TILES;
+}
+
+static void make_group(struct search *search, uint32_t low, uint32_t high, uint32_t pages, bool all)
+{
+	for (uint32_t i = low; i < high; i++) {
+		struct member *member = member_at(search, i);
+
+		if (!all && member->group != FA_CUDA_PAGED_NO_GROUP)
+			continue;
+		member->group = search->groups;
+		member->cut = pages;
+	}
+	search->groups++;
+}
+
+static int compare_keys(const void *a, const void *b)
+{
+	const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+	return x < y ? -1 : x > y;
+}
+
+/* Puts members [low, high) in the order of what was filled in as their keys. */
+static void sort(struct search *search, uint32_t low, uint32_t high)
+{
+	bool sorted = true;
+
+	for (uint32_t i = low + 1; i < high && sorted; i++)
+		sorted = search->keys[i - 1] >> 32 <= search->keys[i] >> 32;
+	if (sorted)
+		return;
+	qsort(search->keys + low, high - low, sizeof(*search->keys), compare_keys);
+	for (uint32_t i = low; i < high; i++)
+		search->order[i] = (uint32_t)search->keys[i];
+}
+
+/* Groups members [low, high), that have @depth pages in common, as saves most. Returns what it
+ * saves, in tiles of one KV head. */
+static int64_t choose(struct search *search, uint32_t low, uint32_t high, uint32_t depth,
+                      unsigned int level)
+{
+	int64_t here, apart = 0;
+	uint32_t pages;
+
+	if (high - low < 2 || level == LEVELS_MAX)
+		return 0;
+	pages = common_pages(search, low, high, depth);
+	for (uint32_t i = low; i < high; i++) {
+		const struct member *member = member_at(search, i);
+		const uint32_t key = pages < member->n_pages ? member->pages[pages] : UINT32_MAX;
+
+		search->keys[i] = (uint64_t)key << 32 | search->order[i];
+	}
+	sort(search, low, high);
+	for (uint32_t i = low, end; i < high; i = end) {
+		const struct member *member = member_at(search, i);
+
+		for (end = i + 1; end < high; end++)
+			if (search->keys[end] >> 32 != search->keys[i] >> 32)
+				break;
+		if (pages < member->n_pages)
+			apart += choose(search, i, end, pages, level + 1);
+	}
+
+	here = gain_of(search, low, high, pages, true);
+	if (here > 0 && here >= apart) {
+		make_group(search, low, high, pages, true);
+		return here;
+	}
+	here = gain_of(search, low, high, pages, false);
+	if (here > 0) {
+		make_group(search, low, high, pages, false);
+		apart += here;
+	}
+	return apart;
+}
+
+/* All rows of sequence @b see all tokens before its new ones. */
+static bool sees_all(const struct fa_paged_attention *p, uint32_t length, uint32_t first)
+{
+	return p->window_left < 0 || (int64_t)length - 1 - p->window_left <= (int64_t)first;
+}
+
+static uint32_t find_members(const struct fa_paged_attention *p, const bool *candidates,
+                             struct search *search)
+{
+	const struct fa_paged_step *step = p->step;
+	const uint32_t group = (uint32_t)(p->heads / p->cache->kv_heads);
+	uint32_t n = 0;
+
+	for (int32_t b = 0; b < step->batch; b++) {
+		const uint32_t n_new = fa_cuda_paged_n_new(step, b), length = step->lengths[b];
+		const uint32_t first = step->first ? step->first[b] : 0;
+		const uint32_t skipped = first / search->page_tokens;
+
+		if (!candidates[b] || length < n_new || !sees_all(p, length, first) ||
+		    (length - n_new) / search->page_tokens <= skipped)
+			continue;
+		search->members[n] = (struct member){
+			.pages = step->host_table + (uint32_t)(step->table_start[b] + skipped),
+			.n_pages = (length - n_new) / search->page_tokens - skipped,
+			.b = (uint32_t)b,
+			.first = first,
+			.n_new = n_new,
+			.rows = n_new * group,
+			.row_blocks = fa_cuda_paged_ceil_div((uint64_t)n_new * group, search->rows),
+			.group = FA_CUDA_PAGED_NO_GROUP,
+		};
+		search->order[n] = n;
+		search->keys[n] = (uint64_t)search->members[n].pages[0] << 32 | n;
+		n++;
+	}
+	return n;
+}
+
+/* Groups that nobody left become numbers without gaps. */
+static void fill(const struct search *search, uint32_t n, struct fa_cuda_paged_groups *groups)
+{
+	uint32_t *numbers = search->order; /* of no more use */
+
+	for (uint32_t i = 0; i < search->groups; i++)
+		numbers[i] = FA_CUDA_PAGED_NO_GROUP;
+	for (uint32_t i = 0; i < n; i++) {
+		const struct member *member = &search->members[i];
+		struct fa_cuda_paged_group *group;
+
+		if (member->group == FA_CUDA_PAGED_NO_GROUP)
+			continue;
+		if (numbers[member->group] == FA_CUDA_PAGED_NO_GROUP) {
+			numbers[member->group] = groups->n;
+			groups->groups[groups->n++] = (struct fa_cuda_paged_group){
+				.end = (member->first / search->page_tokens + member->cut) *
+				       search->page_tokens,
+				.any = member->b,
+			};
+		}
+		group = &groups->groups[numbers[member->group]];
+		group->n_sequences++;
+		group->n_tokens += member->n_new;
+		group->tails += member->row_blocks;
+		groups->group_of[member->b] = numbers[member->group];
+	}
+}
+
+void fa_cuda_paged_groups_find(const struct fa_paged_attention *p, const bool *candidates,
+                               uint32_t rows, uint32_t parts, uint32_t blocks,
+                               struct fa_cuda_paged_groups *ret_groups)
+{
+	const size_t batch = (size_t)p->step->batch;
+	struct search search = { .page_tokens = (uint32_t)p->cache->page_tokens, .rows = rows };
+	struct fa_cuda_paged_groups groups = { .n = 0 };
+	uint32_t n;
+	int64_t gain = 0;
+	char *memory;
+
+	*ret_groups = groups;
+	/* ALiBi wants to know where rows are, which each sequence's are elsewhere. */
+	if (!p->step->host_table || p->alibi_slopes)
+		return;
+	memory = malloc(batch * (sizeof(*search.members) + sizeof(*search.keys) +
+	                         2 * sizeof(uint32_t) + sizeof(*groups.groups)));
+	if (!memory)
+		return;
+	search.members = (void *)memory;
+	search.keys = (void *)(search.members + batch);
+	groups.groups = (void *)(search.keys + batch);
+	/* A group has two members at least, but is chosen anew on every level. */
+	search.order = (void *)(groups.groups + batch);
+	groups.group_of = search.order + batch;
+	groups.memory = memory;
+	n = find_members(p, candidates, &search);
+	sort(&search, 0, n);
+	for (uint32_t i = 0, end; i < n; i = end) {
+		const struct member *member = member_at(&search, i);
+
+		for (end = i + 1; end < n; end++)
+			if (member_at(&search, end)->pages[0] != member->pages[0] ||
+			    member_at(&search, end)->first != member->first)
+				break;
+		gain += choose(&search, i, end, 1, 0);
+	}
+	if (gain * parts <= (int64_t)blocks * BLOCK_TILES) {
+		free(memory);
+		return;
+	}
+	for (size_t b = 0; b < batch; b++)
+		groups.group_of[b] = FA_CUDA_PAGED_NO_GROUP;
+	fill(&search, n, &groups);
+	*ret_groups = groups;
+}
+
+void fa_cuda_paged_groups_free(struct fa_cuda_paged_groups *groups)
+{
+	free(groups->memory);
+	groups->memory = NULL;
+}

@@ -1,0 +1,75 @@
+/*
+ * Shape of a decode kernel over pages on bulk copies.
+ *   DIM     columns of Q, K, V and O, all of them there
+ *   ATOMS   16-row fragments
+ *   STAGES  tiles of K and V in shared memory
+ *   BLOCKS  that share an SM
+ *   SMALL   the launch carries the pages' table
+ *   PIECES  as in sm80/paged_walk.h
+ */
+#pragma once
+
+#include "kernels/cuda/common/paged-args.h"
+#include "kernels/cuda/ptx/barrier.h"
+#include "kernels/cuda/sm90/paged_kernels.h"
+
+#include <stdint.h>
+
+template <class T_, int DIM_, int ATOMS_, int STAGES_, int BLOCKS_, bool SMALL_, bool PIECES_>
+struct fa_sm90_paged_config {
+	using T = T_;
+	static constexpr int DIM = DIM_, DIM_V = DIM_, ATOMS = ATOMS_, STAGES = STAGES_;
+	static constexpr int BLOCKS = BLOCKS_, ROWS = ATOMS * 16, BYTES = 2;
+	/* Those that compute, then one that loads. */
+	static constexpr int WARPS = 4, JOINED = WARPS * 32, THREADS = JOINED + 32;
+	static constexpr bool F32 = false, CODES = false, SMALL = SMALL_, PIECES = PIECES_;
+
+	/* What softmax.h of sm80 wants to know: no pairs, 16 keys at a time. */
+	static constexpr int SPLIT = 1, WARP_DIM_V = DIM_V, WARP_KEYS = 16;
+	static constexpr uint32_t P_BYTES = 0, ROW_BYTES = 0;
+
+	static constexpr uint32_t PITCH = DIM * 2; /* from token to token */
+	static constexpr uint32_t QUARTER = FA_SM90_PAGED_QUARTER(DIM);
+	static constexpr uint32_t K_BYTES = 4 * QUARTER, STAGE_BYTES = 2 * K_BYTES;
+	static constexpr bool Q_HELD = FA_SM90_PAGED_Q_HELD(DIM, ATOMS);
+	static constexpr uint32_t Q_PITCH = FA_SM90_PAGED_Q_PITCH(DIM);
+	static constexpr uint32_t MERGE_COLUMNS = FA_SM90_PAGED_MERGE_COLUMNS(DIM, ATOMS);
+	static constexpr uint32_t MERGE_PITCH = FA_SM90_PAGED_MERGE_PITCH(DIM, ATOMS);
+
+	/* The block's shared memory, in this order. */
+	static constexpr uint32_t RING = 0;
+	static constexpr uint32_t Q = RING + STAGES * STAGE_BYTES;
+	static constexpr uint32_t MERGE = Q + (Q_HELD ? 0 : ROWS * Q_PITCH); /* [warp][row] */
+	static constexpr uint32_t STATS = MERGE + WARPS * ROWS * MERGE_PITCH * 4;
+	static constexpr uint32_t FACTS = STATS + WARPS * ROWS * 8; /* [warp][row] */
+	static constexpr uint32_t LAST = FACTS + WARPS * ROWS * 32;
+
+	/*
+	 * Barriers, 8 bytes each. The loading warp's lane 0 arrives at a FULL with the bytes
+	 * of the tile's copies, and all warps that compute wait; each of those arrives at an
+	 * EMPTY, and the loading warp waits. Once a tile.
+	 */
+	static constexpr uint32_t FULL = LAST + 16, EMPTY = FULL + 8 * STAGES;
+	static constexpr uint32_t SHARED_BYTES = EMPTY + 8 * STAGES;
+
+	/* Named barriers: the mbarriers are there, once, where the loading warp arrives; and of
+	 * the warps that compute, at the ends of segments. */
+	static constexpr uint32_t BEGUN = 1, COMPUTE = 2;
+
+	static __device__ __forceinline__ void join(void)
+	{
+		fa_barrier_sync(COMPUTE, JOINED);
+	}
+
+	/* Each warp that computes has a quarter of a tile. */
+	static __device__ __forceinline__ int32_t key(uint32_t t, int i)
+	{
+		return 2 * t + i % 2 + i / 2 * 8;
+	}
+
+	static_assert(SHARED_BYTES == FA_SM90_PAGED_SHARED_BYTES(DIM, ATOMS, STAGES),
+	              "the host's table must agree");
+	static_assert(DIM % 64 == 0 && QUARTER % 128 == 0, "banks are as the loads think");
+	static_assert(FA_CUDA_PAGED_TILE == 64 && FA_CUDA_PAGED_STRIP == 16,
+	              "a quarter of a tile lies in one page");
+};

@@ -1,0 +1,473 @@
+/*
+ * Attention over pages for few query rows, with bulk copies: what is divided among blocks,
+ * and how, is as in sm80/paged_decode.h. One warp loads (paged_load.h), into a ring of tiles
+ * of 64 tokens; four compute, each 16 tokens of every tile, with a maximum, sums and O of
+ * their own, which they bring together at the end of a segment. Between, no warp waits for
+ * another.
+ *
+ * Bulk copies leave rows as they are in pages: eight rows of one column of 16-byte chunks lie
+ * in the same banks, and reading them as a fragment has them takes eight turns. (Moving rows
+ * off by less than 128 bytes while they are copied makes the copies slow: 15 % of all of it on
+ * an H200.) So lanes read chunks in an order of their own, which uses all banks at once, and
+ * sort them in registers. With the lane as (g, t) of mma.m16n8k16:
+ *   K  a lane loads 16 bytes, its fragments of two steps along k; Q is loaded alike. Eight
+ *      lanes, the turns of such loads, are two rows of four chunks. Odd rows read the second
+ *      four of eight when even ones read the first, and exchange the two afterwards.
+ *   V  ldmatrix.trans takes chunk c ^ i of row i where a fragment would have chunk c of all.
+ *      Lane (g, t) gets column g of chunk c ^ 2t for key 2t, of chunk c ^ 2t ^ 1 for key
+ *      2t + 1: halves of two registers are put together, then registers exchanged by the
+ *      bits of t.
+ */
+#pragma once
+
+#include "kernels/cuda/common/logits.h"
+#include "kernels/cuda/ptx/barrier.h"
+#include "kernels/cuda/ptx/ldmatrix.h"
+#include "kernels/cuda/ptx/math.h"
+#include "kernels/cuda/ptx/mbarrier.h"
+#include "kernels/cuda/ptx/memory.h"
+#include "kernels/cuda/ptx/mma.h"
+#include "kernels/cuda/ptx/proxy.h"
+#include "kernels/cuda/sm80/paged_part.h"
+#include "kernels/cuda/sm80/paged_pieces.h"
+#include "kernels/cuda/sm80/pair.h"
+#include "kernels/cuda/sm80/product.h"
+#include "kernels/cuda/sm80/softmax.h"
+#include "kernels/cuda/sm90/paged_config.h"
+#include "kernels/cuda/sm90/paged_load.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdint.h>
+
+/* A part's rows of Q: fragments, or where they are in shared memory. */
+template <class C, bool HELD = C::Q_HELD> struct fa_sm90_paged_q {
+	uint4 chunks[C::ATOMS][C::DIM / 32][2]; /* of rows g and g + 8 */
+
+	__device__ __forceinline__ void load(const struct fa_cuda_paged_attention &args,
+	                                     const struct fa_paged_walk<C::PIECES> &walk, uint32_t)
+	{
+		const uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+
+#pragma unroll
+		for (int r = 0; r < 2 * C::ATOMS; r++) {
+			const char *const row = fa_paged_q_row<C>(args, walk, g + 8 * r);
+
+#pragma unroll
+			for (int c = 0; c < C::DIM / 32; c++)
+				chunks[r / 2][c][r % 2] = fa_paged_q_chunk<C>(args.attention, row,
+				                                              4 * c + t);
+		}
+	}
+
+	__device__ __forceinline__ uint4 get(int atom, int c, int half) const
+	{
+		return chunks[atom][c][half];
+	}
+};
+
+template <class C> struct fa_sm90_paged_q<C, false> {
+	uint32_t at; /* this lane's of row g */
+
+	/* Nobody reads what was there before, and all wait until all have come here. */
+	__device__ __forceinline__ void load(const struct fa_cuda_paged_attention &args,
+	                                     const struct fa_paged_walk<C::PIECES> &walk,
+	                                     uint32_t shared)
+	{
+		constexpr uint32_t chunks = C::DIM / 8;
+
+		for (uint32_t i = threadIdx.x; i < C::ROWS * chunks; i += C::JOINED) {
+			const uint32_t row = i / chunks, chunk = i % chunks;
+
+			fa_st_shared_v4(shared + C::Q + row * C::Q_PITCH + chunk * 16,
+			                fa_paged_q_chunk<C>(args.attention,
+			                                    fa_paged_q_row<C>(args, walk, row),
+			                                    chunk));
+		}
+		at = shared + C::Q + threadIdx.x % 32 / 4 * C::Q_PITCH + threadIdx.x % 4 * 16;
+		fa_barrier_sync(C::COMPUTE, C::JOINED);
+	}
+
+	__device__ __forceinline__ uint4 get(int atom, int c, int half) const
+	{
+		return fa_ld_shared_v4(at + (16 * atom + 8 * half) * C::Q_PITCH + c * 64);
+	}
+};
+
+/* Exchanges @a and @b if @swap. */
+__device__ __forceinline__ void fa_sm90_paged_exchange(uint32_t &a, uint32_t &b, bool swap)
+{
+	const uint32_t x = swap ? b : a, y = swap ? a : b;
+
+	a = x;
+	b = y;
+}
+
+/* dots = Q K^T for the warp's 16 tokens, @k their first row. */
+template <class C>
+__device__ __forceinline__ void fa_sm90_paged_dots(float (&dots)[C::ATOMS][2][4],
+                                                   const fa_sm90_paged_q<C> &q, uint32_t k)
+{
+	const uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+	const bool odd = g % 2;
+	const uint32_t at = k + g * C::PITCH + t * 16;
+	const uint32_t places[2] = { at + odd * 64, at + !odd * 64 };
+
+#pragma unroll
+	for (int a = 0; a < C::ATOMS; a++)
+#pragma unroll
+		for (int j = 0; j < 2; j++)
+#pragma unroll
+			for (int e = 0; e < 4; e++)
+				dots[a][j][e] = 0;
+
+#pragma unroll
+	for (int pair = 0; pair < C::DIM / 64; pair++) {
+		uint4 keys[2][2]; /* [j][of the pair] */
+
+#pragma unroll
+		for (int j = 0; j < 2; j++)
+#pragma unroll
+			for (int i = 0; i < 2; i++)
+				keys[j][i] = fa_ld_shared_v4(places[i] + 8 * j * C::PITCH +
+				                             pair * 128);
+#pragma unroll
+		for (int j = 0; j < 2; j++) {
+			fa_sm90_paged_exchange(keys[j][0].x, keys[j][1].x, odd);
+			fa_sm90_paged_exchange(keys[j][0].y, keys[j][1].y, odd);
+			fa_sm90_paged_exchange(keys[j][0].z, keys[j][1].z, odd);
+			fa_sm90_paged_exchange(keys[j][0].w, keys[j][1].w, odd);
+		}
+#pragma unroll
+		for (int i = 0; i < 2; i++)
+#pragma unroll
+			for (int a = 0; a < C::ATOMS; a++) {
+				const uint4 low = q.get(a, 2 * pair + i, 0);
+				const uint4 high = q.get(a, 2 * pair + i, 1);
+				const uint32_t first[4] = { low.x, high.x, low.y, high.y };
+				const uint32_t second[4] = { low.z, high.z, low.w, high.w };
+
+#pragma unroll
+				for (int j = 0; j < 2; j++)
+					fa_mma_m16n8k16<typename C::T>(dots[a][j], first,
+					                               keys[j][i].x, keys[j][i].y);
+#pragma unroll
+				for (int j = 0; j < 2; j++)
+					fa_mma_m16n8k16<typename C::T>(dots[a][j], second,
+					                               keys[j][i].z, keys[j][i].w);
+			}
+	}
+}
+
+/* V's fragments of 16 tokens and 64 columns: ret[n][j] is tokens 8 n + 2t and the next, column
+ * 8 j + g. @v: this lane's address for ldmatrix. */
+__device__ __forceinline__ void fa_sm90_paged_values(uint32_t (&ret)[2][8], uint32_t v)
+{
+	const uint32_t t = threadIdx.x % 4;
+
+#pragma unroll
+	for (int j = 0; j < 8; j += 2) {
+		uint32_t part[4]; /* chunk j of both halves of the tokens, then chunk j + 1 */
+
+		fa_ldmatrix_x4_trans(part, v ^ j * 16);
+#pragma unroll
+		for (int n = 0; n < 2; n++) {
+			ret[n][j] = __byte_perm(part[n], part[2 + n], 0x7610);
+			ret[n][j + 1] = __byte_perm(part[2 + n], part[n], 0x7610);
+		}
+	}
+#pragma unroll
+	for (int n = 0; n < 2; n++) {
+#pragma unroll
+		for (int j = 0; j < 8; j++)
+			if (!(j & 2))
+				fa_sm90_paged_exchange(ret[n][j], ret[n][j + 2], t & 1);
+#pragma unroll
+		for (int j = 0; j < 4; j++)
+			fa_sm90_paged_exchange(ret[n][j], ret[n][j + 4], t & 2);
+	}
+}
+
+/* O += P V. @p: of the 16 tokens; @v: this lane's address for ldmatrix. ISOLATE: as in
+ * sm80/product.h. */
+template <class C, bool ISOLATE>
+__device__ __forceinline__ void fa_sm90_paged_product(struct fa_sm80_rows<C> &rows,
+                                                      const uint32_t (&p)[C::ATOMS][4], uint32_t v,
+                                                      const struct fa_paged_sight &sight)
+{
+	using T = typename C::T;
+	uint32_t seen[C::ATOMS][4];
+
+	if (ISOLATE)
+		fa_sm80_seen<C>(seen, sight, 0);
+#pragma unroll
+	for (int i = 0; i < C::DIM_V / 64; i++) {
+		uint32_t b[2][8];
+
+		fa_sm90_paged_values(b, v + i * 128);
+#pragma unroll
+		for (int j = 0; j < 8; j++) {
+			if constexpr (!ISOLATE) {
+#pragma unroll
+				for (int a = 0; a < C::ATOMS; a++)
+					fa_mma_m16n8k16<T>(rows.out[a][8 * i + j], p[a], b[0][j],
+					                   b[1][j]);
+			} else {
+				const fa_sm80_parts<T> lo(b[0][j]), hi(b[1][j]);
+
+#pragma unroll
+				for (int a = 0; a < C::ATOMS; a++)
+					fa_mma_m16n8k16<T>(rows.out[a][8 * i + j], p[a], lo.finite,
+					                   hi.finite);
+				if (!__any_sync(~0u, lo.plus | lo.minus | hi.plus | hi.minus))
+					continue;
+#pragma unroll
+				for (int a = 0; a < C::ATOMS; a++) {
+					fa_mma_m16n8k16<fa_bf16>(rows.out[a][8 * i + j], seen[a],
+					                         lo.plus, hi.plus);
+					fa_mma_m16n8k16<fa_bf16>(rows.out[a][8 * i + j], seen[a],
+					                         lo.minus, hi.minus);
+				}
+			}
+		}
+	}
+}
+
+/* Makes zeros of those of 16 rows of V, from @token on, that are not tokens of the item, and
+ * says whether all of V is finite then, the same in all lanes. @v: the first row. */
+template <class C>
+__device__ __forceinline__ bool fa_sm90_paged_clean(const struct fa_cuda_paged_item &item,
+                                                    uint32_t v, int32_t token)
+{
+	constexpr uint32_t chunks = C::DIM_V / 8;
+	bool finite = true;
+
+#pragma unroll 1
+	for (uint32_t i = threadIdx.x % 32; i < 16 * chunks; i += 32) {
+		const int32_t at_token = token + (int32_t)(i / chunks);
+		const uint32_t at = v + i * 16;
+
+		if (at_token < (int32_t)item.begin || at_token >= (int32_t)item.n_k) {
+			fa_st_shared_v4(at, make_uint4(0, 0, 0, 0));
+		} else {
+			const uint4 value = fa_ld_shared_v4(at);
+			/* 0 times what is finite is 0. */
+			uint32_t zeros = fa_fma_packed<typename C::T>(value.x, 0, 0);
+
+			zeros = fa_fma_packed<typename C::T>(value.y, 0, zeros);
+			zeros = fa_fma_packed<typename C::T>(value.z, 0, zeros);
+			zeros = fa_fma_packed<typename C::T>(value.w, 0, zeros);
+			finite &= zeros == 0;
+		}
+	}
+	/* What was stored comes before the copy that takes its place, and before other lanes'
+	 * loads. */
+	fa_proxy_fence_shared();
+	return !__any_sync(~0u, !finite);
+}
+
+/* Brings the warps' rows together and finishes the segment. All that compute. */
+template <class C>
+__device__ __forceinline__ void fa_sm90_paged_end(const struct fa_cuda_paged_attention &args,
+                                                  const struct fa_paged_walk<C::PIECES> &walk,
+                                                  struct fa_sm80_rows<C> &rows, char *shared)
+{
+	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+	const uint32_t there = walk.rows(args, C::ROWS);
+	const uint32_t share = fa_paged_share<C>(args, walk);
+	float2 *const stats = (float2 *)(shared + C::STATS); /* [warp][row] */
+	float *const merge = (float *)(shared + C::MERGE);
+	constexpr uint32_t quads = C::MERGE_COLUMNS / 4;
+
+#pragma unroll
+	for (int r = 0; r < 2 * C::ATOMS; r++) {
+		rows.sum[r] += __shfl_xor_sync(~0u, rows.sum[r], 1);
+		rows.sum[r] += __shfl_xor_sync(~0u, rows.sum[r], 2);
+		if (t == 0)
+			stats[warp * C::ROWS + g + 8 * r] = make_float2(-rows.offset[r],
+			                                                rows.sum[r]);
+	}
+
+#pragma unroll
+	for (int step = 0; step < C::DIM_V / (int)C::MERGE_COLUMNS; step++) {
+#pragma unroll
+		for (int r = 0; r < 2 * C::ATOMS; r++)
+#pragma unroll
+			for (int j = 0; j < (int)C::MERGE_COLUMNS / 8; j++) {
+				const float(&out)[4] =
+					rows.out[r / 2][step * (C::MERGE_COLUMNS / 8) + j];
+
+				if (g + 8 * r < there)
+					*(float2 *)&merge[(warp * C::ROWS + g + 8 * r) *
+					                          C::MERGE_PITCH +
+					                  8 * j + 2 * t] =
+						make_float2(out[r % 2 * 2], out[r % 2 * 2 + 1]);
+			}
+		/* The columns are there, and the stats. */
+		fa_barrier_sync(C::COMPUTE, C::JOINED);
+		for (uint32_t i = threadIdx.x; i < there * quads; i += C::JOINED) {
+			const uint32_t row = i / quads, quad = i % quads;
+			const uint32_t column = step * C::MERGE_COLUMNS + 4 * quad;
+			float max = -FLT_MAX, sum = 0, x = 0, y = 0, z = 0, w = 0;
+
+#pragma unroll
+			for (int from = 0; from < C::WARPS; from++)
+				max = fmaxf(max, stats[from * C::ROWS + row].x);
+#pragma unroll
+			for (int from = 0; from < C::WARPS; from++) {
+				const float2 stat = stats[from * C::ROWS + row];
+				const float4 out = *(const float4 *)&merge[(from * C::ROWS + row) *
+				                                                   C::MERGE_PITCH +
+				                                           4 * quad];
+				const float weight = fa_ex2(stat.x - max);
+
+				sum += weight * stat.y;
+				x += weight * out.x;
+				y += weight * out.y;
+				z += weight * out.z;
+				w += weight * out.w;
+			}
+			if (walk.whole) {
+				const struct fa_paged_target target = fa_paged_target_of<C>(
+					args, walk, row);
+				const float factor = fa_paged_factor(
+					args.attention, target.head, max, sum,
+					column == 0 ? target.lse : NULL);
+
+				fa_paged_store<C>(args, target.out, column, x * factor, y * factor);
+				fa_paged_store<C>(args, target.out, column + 2, z * factor,
+				                  w * factor);
+			} else {
+				const uint32_t at = share + row;
+
+				*(float4 *)&args.partials[(size_t)at * C::DIM_V + column] =
+					make_float4(x, y, z, w);
+				if (column == 0)
+					*(float2 *)&args.partial_sums[at * 2] = make_float2(max,
+					                                                    sum);
+			}
+		}
+		/* Nobody reads the columns any more, or Q. */
+		fa_barrier_sync(C::COMPUTE, C::JOINED);
+	}
+	if (walk.whole)
+		return;
+	if constexpr (C::PIECES) {
+		fa_paged_merge_pieces<C>(args, walk, (uint32_t *)(shared + C::STATS));
+		return;
+	}
+
+	/* The barrier has put all shares before this thread's fence. */
+	const uint32_t first = fa_paged_block_of(args, walk.tile);
+	const uint32_t last = fa_paged_block_of(args, walk.tile + walk.item.tiles - 1);
+	bool *const is_last = (bool *)(shared + C::LAST);
+
+	if (threadIdx.x == 0) {
+		__threadfence();
+		*is_last = fa_paged_arrive(&args.counters[first], args.epoch, last - first + 1);
+		__threadfence();
+	}
+	fa_barrier_sync(C::COMPUTE, C::JOINED); /* the answer is there */
+	if (*is_last)
+		fa_paged_reduce<C>(args, walk, first, last);
+	fa_barrier_sync(C::COMPUTE, C::JOINED); /* everybody has read it */
+}
+
+template <class C>
+__device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged_attention &args,
+                                                      char *shared_memory)
+{
+	const struct fa_cuda_attention &p = args.attention;
+	const uint32_t shared = fa_shared_address(shared_memory);
+	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+	const uint32_t facts = C::FACTS + warp * C::ROWS * 32;
+	/* The warp's tokens of a stage, and this lane's address for ldmatrix from there. */
+	const uint32_t mine = shared + C::RING + warp * C::QUARTER;
+	const uint32_t row = (lane % 16) * C::PITCH + (lane / 16 ^ lane % 8) * 16;
+	const struct fa_sm80_pair<C> alone(0, 0);
+	struct fa_logits_rich logits(p, 0);
+	struct fa_paged_walk<C::PIECES> walk;
+	uint32_t stage = 0, parity = 0;
+	bool begun = false;
+
+	logits.slope = 0; /* rows have their own: fa_paged_place() */
+	walk.start(args, blockIdx.x);
+	do {
+		const struct fa_cuda_paged_item &item = walk.item;
+		const bool tree = item.tree_start != FA_CUDA_PAGED_NO_TREE;
+		struct fa_sm80_rows<C> rows;
+		fa_sm90_paged_q<C> q;
+
+		q.load(args, walk, shared);
+		for (uint32_t i = lane; i < C::ROWS; i += 32)
+			((struct fa_paged_fact *)(shared_memory + facts))[i] = fa_paged_fact_of<C>(
+				args, walk, i);
+		__syncwarp();
+		if (!begun)
+			fa_barrier_sync(C::BEGUN, C::THREADS);
+		begun = true;
+		fa_sm80_clear<C>(rows);
+
+		/* As in sm80/paged_decode.h: tokens between these need no mask. */
+		const struct fa_paged_fact top = fa_paged_fact_get(shared + facts, 0);
+		const struct fa_paged_fact bottom = fa_paged_fact_get(shared + facts, C::ROWS - 1);
+		int32_t clear_begin = max(bottom.low, (int32_t)item.begin), clear_end = top.high;
+
+		if (tree) {
+			clear_begin = p.window_left < FA_CUDA_WINDOW_MAX ? (int32_t)item.n_k
+			                                                 : (int32_t)item.first;
+			clear_end = (int32_t)item.n_k - (int32_t)item.n_q;
+		}
+
+#pragma unroll 1
+		for (int32_t token = walk.begin; token < walk.end; token += FA_CUDA_PAGED_TILE) {
+			const uint32_t k = mine + stage * C::STAGE_BYTES, v = k + C::K_BYTES;
+			const int32_t own = token + (int32_t)warp * 16;
+
+			fa_mbarrier_wait(shared + C::FULL + 8 * stage, parity);
+			if (own < walk.end) {
+				/* Is there a key that some row does not see? */
+				const bool hides = own < clear_begin || own + 16 > clear_end;
+				struct fa_paged_sight sight = { ~0u };
+				uint32_t weights[C::ATOMS][4];
+				float dots[C::ATOMS][2][4];
+				bool finite = true;
+
+				fa_sm90_paged_dots<C>(dots, q, k);
+				logits.apply(dots, 0);
+				if (hides)
+					finite = fa_sm90_paged_clean<C>(item, v, own);
+				if (hides || p.alibi_slopes)
+					sight = fa_paged_place<C>(dots, args, item, shared + facts,
+					                          own);
+				fa_sm80_raise<C>(rows, dots, 1, alone);
+				fa_sm80_probabilities<C>(rows, weights, dots, 1, 0);
+				if (!finite)
+					fa_sm90_paged_product<C, true>(rows, weights, v + row,
+					                               sight);
+				else
+					fa_sm90_paged_product<C, false>(rows, weights, v + row,
+					                                sight);
+			}
+			__syncwarp(); /* the warp is done with the tile */
+			if (lane == 0)
+				fa_mbarrier_arrive(shared + C::EMPTY + 8 * stage);
+			if (++stage == C::STAGES) {
+				stage = 0;
+				parity ^= 1;
+			}
+		}
+		fa_sm90_paged_end<C>(args, walk, rows, shared_memory);
+	} while (walk.next(args));
+}
+
+template <class C>
+__device__ __forceinline__ void fa_sm90_paged_decode(const struct fa_cuda_paged_attention &args)
+{
+	extern __shared__ __align__(1024) char shared_memory[];
+
+	if (threadIdx.x >= C::JOINED)
+		fa_sm90_paged_load<C>(args, fa_shared_address(shared_memory));
+	else
+		fa_sm90_paged_compute<C>(args, shared_memory);
+}

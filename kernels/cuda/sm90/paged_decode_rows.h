@@ -1,0 +1,35 @@
+/* Every row of FA_SM90_PAGED_DECODE as a kernel for the type FA_TYPE, called FA_TYPE_NAME, and
+ * as one whose launch carries the pages' table; every row of FA_SM90_PAGED_PIECES as a kernel. */
+#include "kernels/cuda/common/done.h"
+#include "kernels/cuda/sm90/paged_decode.h"
+
+#define FA_PAGED_KERNEL(kind, pieces, type, dim, atoms, stages, blocks)                            \
+	extern "C" __global__ void __launch_bounds__(160, blocks)                                  \
+		fa_sm90_paged_##kind##_##type##_d##dim##_a##atoms(                                 \
+			const __grid_constant__ struct fa_cuda_paged_attention args)               \
+	{                                                                                          \
+		fa_sm90_paged_decode<                                                              \
+			fa_sm90_paged_config<FA_TYPE, dim, atoms, stages, blocks, false, pieces>>( \
+			args);                                                                     \
+		fa_done(args.attention.done);                                                      \
+	}
+#define FA_PAGED_SMALL(type, dim, atoms, stages, blocks)                                           \
+	extern "C" __global__ void __launch_bounds__(160, blocks)                                  \
+		fa_sm90_paged_decode_##type##_d##dim##_a##atoms##_small(                           \
+			const __grid_constant__ struct fa_cuda_paged_small_attention args)         \
+	{                                                                                          \
+		fa_sm90_paged_decode<                                                              \
+			fa_sm90_paged_config<FA_TYPE, dim, atoms, stages, blocks, true, false>>(   \
+			args.plain);                                                               \
+		fa_done(args.plain.attention.done);                                                \
+	}
+#define FA_PAGED_ROW(type, ...)                                                                    \
+	FA_PAGED_KERNEL(decode, false, type, __VA_ARGS__) FA_PAGED_SMALL(type, __VA_ARGS__)
+#define FA_PAGED_PIECES(type, ...) FA_PAGED_KERNEL(pieces, true, type, __VA_ARGS__)
+#define FA_PAGED_ROW_OF(type, ...) FA_PAGED_ROW(type, __VA_ARGS__)
+#define FA_PAGED_ROW_OF_TYPE(...) FA_PAGED_ROW_OF(FA_TYPE_NAME, __VA_ARGS__)
+#define FA_PAGED_PIECES_OF(type, ...) FA_PAGED_PIECES(type, __VA_ARGS__)
+#define FA_PAGED_PIECES_OF_TYPE(...) FA_PAGED_PIECES_OF(FA_TYPE_NAME, __VA_ARGS__)
+
+FA_SM90_PAGED_DECODE(FA_PAGED_ROW_OF_TYPE)
+FA_SM90_PAGED_PIECES(FA_PAGED_PIECES_OF_TYPE)

@@ -1,0 +1,257 @@
+/*
+ * Keys in the pages of a pool, rows in tensors: a SOURCE (dense.h). The step's plan has a list
+ * of blocks of rows, the longest first. The first makes a pair with the last, the second with
+ * the last but one, ..., so that pairs are about as long as each other. A block of threads
+ * computes pair after pair, each of one query head; in rounds, every other of which goes
+ * backwards, so that whoever had the longest has the shortest next.
+ */
+#pragma once
+
+#include "kernels/cuda/common/maps.h"
+#include "kernels/cuda/common/paged-args.h"
+#include "kernels/cuda/common/work.h"
+#include "kernels/cuda/ptx/mbarrier.h"
+#include "kernels/cuda/ptx/tma.h"
+#include "kernels/cuda/sm90/span.h"
+#include "kernels/cuda/sm90/yield.h"
+
+#include <stdint.h>
+
+struct fa_sm90_page_work : fa_work {
+	int32_t first; /* tokens before it are hidden */
+	uint32_t table_start;
+};
+
+/* A group's rows in tensors: the first, and how many there are of a group's, in the low bits
+ * beside the part. It takes few registers. */
+struct fa_sm90_page_block {
+	int32_t row;
+	uint32_t part_rows;
+};
+
+#define FA_SM90_PAGE_ROWS_BITS 7
+static_assert(FA_SM90_GROUP_ROWS < 1 << FA_SM90_PAGE_ROWS_BITS, "they fit");
+static_assert(FA_CUDA_PAGED_PARTS_MAX <= 1u << (32 - FA_SM90_PAGE_ROWS_BITS), "so do parts");
+
+/* Which of a step's parts is number @part: a query head and a slice of V. */
+__device__ __forceinline__ void fa_sm90_page_part(const struct fa_cuda_attention &args,
+                                                  int32_t part, struct fa_work &work)
+{
+	work.sequence = 0;
+	work.first_k = 0;
+	work.slice = args.slices > 1 ? (int32_t)((uint32_t)part / (uint32_t)args.heads) : 0;
+	work.head = part - work.slice * args.heads;
+}
+
+template <class C> struct fa_sm90_page_walk {
+	static constexpr uint32_t NONE = UINT32_MAX;
+
+	uint32_t round; /* the first of its pairs, of all parts' */
+	bool backwards = false, turned = true;
+	int32_t opposite; /* in the list, the second of the pair, if it is yet to come; or -1 */
+	int32_t part;
+	struct fa_cuda_paged_block ahead; /* what is next */
+
+	__device__ __forceinline__ fa_sm90_page_walk(const struct fa_cuda_paged_attention &all)
+	{
+		round = 0;
+		find(all);
+	}
+
+	/* Pairs are numbered inside sections of parts, whose keys fit in L2 together. */
+	__device__ __forceinline__ void find(const struct fa_cuda_paged_attention &all)
+	{
+		const struct fa_cuda_attention &args = all.attention;
+		const uint32_t block = fa_sm90_block_index<C>();
+		const uint32_t index = round +
+		                       (backwards ? fa_sm90_blocks<C>(args) - 1 - block : block);
+		const uint32_t section_pairs = (uint32_t)args.section * (uint32_t)args.units_m;
+		const uint32_t section = index / section_pairs;
+		const uint32_t rest = index - section * section_pairs;
+		const uint32_t width = min((uint32_t)args.section,
+		                           (uint32_t)args.triples - section * args.section);
+
+		ahead.item = NONE;
+		if (index >= (uint32_t)args.units_m * (uint32_t)args.triples)
+			return;
+		const uint32_t pair = rest / width;
+
+		part = (int32_t)(section * args.section + (rest - pair * width));
+		opposite = (int32_t)((uint32_t)args.blocks_m - 1 - pair);
+		if (opposite == (int32_t)pair)
+			opposite = -1;
+		ahead = all.blocks[pair];
+	}
+
+	__device__ __forceinline__ bool next(const struct fa_cuda_paged_attention &all,
+	                                     struct fa_sm90_page_block &ret_block,
+	                                     struct fa_sm90_page_work &ret_work)
+	{
+		const struct fa_cuda_attention &args = all.attention;
+
+		if (ahead.item == NONE)
+			return false;
+
+		const uint4 *words = (const uint4 *)(all.items + ahead.item);
+		const uint4 b = words[1], c = words[2];
+
+		fa_sm90_page_part(args, part, ret_work);
+		/* The shuffles tell the compiler that these are the same for all threads. */
+		ret_work.row = __shfl_sync(~0u, ahead.row, 0);
+		ret_work.first_q = __shfl_sync(~0u, b.x, 0);
+		ret_work.n_q = __shfl_sync(~0u, b.y, 0);
+		ret_work.n_k = __shfl_sync(~0u, b.z, 0);
+		ret_work.first = __shfl_sync(~0u, c.x, 0);
+		ret_work.table_start = __shfl_sync(~0u, c.y, 0);
+		ret_work.diagonal = ret_work.n_k - ret_work.n_q;
+		ret_block.part_rows = (uint32_t)part << FA_SM90_PAGE_ROWS_BITS;
+		turned = !turned;
+
+		/* The list's next words, long before they are needed. */
+		if (opposite >= 0) {
+			ahead = all.blocks[opposite];
+			opposite = -1;
+		} else {
+			round += fa_sm90_blocks<C>(args);
+			backwards = !backwards;
+			find(all);
+		}
+		return true;
+	}
+};
+
+/*
+ * A tile of keys. It comes in boxes of keys that lie in one page; each lane of the loading
+ * warp knows where one of them lies, and of the tile before it, and starts its copy.
+ */
+template <class C> struct fa_sm90_page_tile {
+	static constexpr int32_t NOWHERE = INT32_MAX; /* a slot past the maps' end: zeros */
+
+	int32_t key; /* this lane's first */
+	int32_t head, column;
+	int32_t begin_key, end_key;
+	uint32_t table_start;
+	int32_t slot, token;               /* in its page */
+	int32_t before_slot, before_token; /* of the tile before */
+
+	__device__ __forceinline__ void look_up(const struct fa_cuda_paged_attention &all,
+	                                        int32_t at, int32_t &ret_slot,
+	                                        int32_t &ret_token) const
+	{
+		const uint32_t strip = (uint32_t)at / 16;
+		const uint32_t page = (uint32_t)(strip * all.pages.page_magic >> 32);
+
+		ret_slot = NOWHERE;
+		ret_token = (int32_t)(strip - page * all.pages.page_strips) * 16;
+		/* Pages of which no key is there need no entry. */
+		if (at + all.box_keys > begin_key && at < end_key && at >= 0)
+			ret_slot = (int32_t)all.pages.table[table_start + page];
+	}
+
+	__device__ __forceinline__ void begin(const struct fa_cuda_paged_attention &all,
+	                                      const struct fa_sm90_page_work &work, int32_t tile)
+	{
+		head = (int32_t)((uint32_t)work.head / (uint32_t)all.attention.group);
+		column = work.slice * C::DIM_V;
+		begin_key = work.first;
+		end_key = work.n_k;
+		table_start = work.table_start;
+		key = tile * C::KEYS + (int32_t)(threadIdx.x % 32) * all.box_keys;
+		look_up(all, key, slot, token);
+		look_up(all, key - C::KEYS, before_slot, before_token);
+	}
+
+	__device__ __forceinline__ void retreat(const struct fa_cuda_paged_attention &all)
+	{
+		key -= C::KEYS;
+		slot = before_slot;
+		token = before_token;
+		look_up(all, key - C::KEYS, before_slot, before_token);
+	}
+
+	template <int COLUMNS>
+	__device__ __forceinline__ void fetch(const struct fa_cuda_paged_attention &all,
+	                                      uint32_t shared, const void *map, uint32_t barrier,
+	                                      int32_t first_column, uint64_t policy) const
+	{
+		const int32_t row = (int32_t)(threadIdx.x % 32) * all.box_keys;
+
+		if (threadIdx.x % 32 == 0)
+			fa_mbarrier_arrive_expect(barrier, COLUMNS * C::KV_COLUMN);
+		__syncwarp();
+		if (row < C::KEYS)
+#pragma unroll
+			for (int c = 0; c < COLUMNS; c++)
+				fa_tma_load(shared + c * C::KV_COLUMN + row * C::COLUMN_BYTES, map,
+				            barrier, first_column + c * 64, token, head, slot,
+				            policy);
+		__syncwarp();
+	}
+};
+
+struct fa_sm90_pages {
+	using ARGS = struct fa_cuda_paged_attention;
+	using WORK = struct fa_sm90_page_work;
+	using BLOCK = struct fa_sm90_page_block;
+	template <class C> using WALK = struct fa_sm90_page_walk<C>;
+	template <class C> using TILE = struct fa_sm90_page_tile<C>;
+	static constexpr bool PAGED = true;
+
+	static __device__ __forceinline__ const struct fa_cuda_attention &attention(const ARGS &all)
+	{
+		return all.attention;
+	}
+
+	static __device__ __forceinline__ int32_t first(const WORK &work)
+	{
+		return work.first;
+	}
+
+	static __device__ __forceinline__ bool tails(const ARGS &)
+	{
+		return true;
+	}
+
+	static __device__ __forceinline__ void keep(BLOCK &block, const WORK &work, int32_t row)
+	{
+		block.row = (int32_t)work.first_q + row;
+		block.part_rows += (uint32_t)max(0, min(work.n_q - row, FA_SM90_GROUP_ROWS));
+	}
+
+	/* Rows are counted from the tensors' first. */
+	static __device__ __forceinline__ struct fa_work work_of(const ARGS &all,
+	                                                         const BLOCK &block)
+	{
+		struct fa_work work = {};
+
+		fa_sm90_page_part(all.attention,
+		                  (int32_t)(block.part_rows >> FA_SM90_PAGE_ROWS_BITS), work);
+		work.row = block.row;
+		work.n_q = block.row + (int32_t)(block.part_rows % (1u << FA_SM90_PAGE_ROWS_BITS));
+		return work;
+	}
+
+	static __device__ __forceinline__ const char *
+	row_at(const ARGS &all, const WORK &work, int32_t key, const char *pool, uint32_t row_bytes)
+	{
+		const uint32_t head = (uint32_t)work.head / (uint32_t)all.attention.group;
+		const uint32_t tokens = all.pages.page_strips * 16;
+		const uint32_t page = (uint32_t)((uint32_t)key / 16 * all.pages.page_magic >> 32);
+		const uint64_t slot = all.pages.table[work.table_start + page];
+
+		return pool + slot * 256 +
+		       ((uint64_t)head * tokens + ((uint32_t)key - page * tokens)) * row_bytes;
+	}
+
+	static __device__ __forceinline__ const char *k_row(const ARGS &all, const WORK &work,
+	                                                    int32_t key)
+	{
+		return row_at(all, work, key, all.pages.k, all.pages.k_row);
+	}
+
+	static __device__ __forceinline__ const char *v_row(const ARGS &all, const WORK &work,
+	                                                    int32_t key)
+	{
+		return row_at(all, work, key, all.pages.v, all.pages.v_row);
+	}
+};

@@ -1,0 +1,27 @@
+/*
+ * The table of built sm_90a kernels for many query rows over pages, as kernels.h: read by the
+ * device code, which instantiates a kernel from every row, and by paged-table.c.
+ *
+ * X(name, KIND, dim, dim_v, groups, keys, stages, q_slots, TURNS); config.h says what the
+ * numbers mean. None is FULL: tokens that are dropped are hidden from all rows.
+ *
+ * On an H200, bf16, causal, 32 query and 8 KV heads, TFLOP/s and the share of what the dense
+ * kernel does: d128 one sequence of 8,192 with pages of 256 tokens 735 (0.95), of 64 721
+ * (0.94), of 16 617 (0.80: boxes are small); eight of 1,024 459 (0.90, pages of 64). d64 484
+ * (0.99), eight of 1,024 266 (0.80: the dense kernel for short ones has no like here). d256
+ * with 16 and 4 heads 763 (0.97). Four groups of 64 keys at d64 spill.
+ */
+#pragma once
+
+#include "kernels/cuda/sm90/kernels.h"
+
+#define FA_SM90_PREFILL(X)                                                                         \
+	X(band, BAND, 64, 64, 3, 128, 2, 6, EXPONENTIALS)                                          \
+	X(rich, RICH, 64, 64, 3, 64, 4, 6, PRODUCTS)                                               \
+	X(band, BAND, 96, 96, 2, 128, 2, 4, PRODUCTS)                                              \
+	X(band, BAND, 128, 128, 2, 128, 2, 4, PRODUCTS)                                            \
+	X(rich, RICH, 128, 128, 2, 128, 2, 4, PRODUCTS)                                            \
+	X(band, BAND, 192, 128, 2, 128, 2, 2, PRODUCTS)                                            \
+	X(band, BAND, 192, 192, 2, 64, 2, 4, PRODUCTS)                                             \
+	X(band, BAND, 256, 256, 2, 64, 2, 3, PRODUCTS)                                             \
+	X(rich, RICH, 256, 256, 2, 64, 2, 3, PRODUCTS)

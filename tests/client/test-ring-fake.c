@@ -1,0 +1,288 @@
+/*
+ * A ring whose other end is the test: what the client makes of records that are gone, and
+ * of results that one of its threads finds while others sleep for them.
+ */
+#include "client/faclient.h"
+#include "common/cleanup.h"
+#include "common/clock.h"
+#include "common/memfd.h"
+#include "common/results.h"
+#include "common/ring.h"
+#include "tests/client/fake.h"
+#include "tests/lib/check.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define RECORDS 64
+
+/* The daemon's end, of which the test's thread writes the words. */
+static struct {
+	struct fa_fake fake;
+	struct fa_completion_slot *page;
+	struct fa_ring_words *words;
+	struct fa_record *records;
+	int wake, socket;
+	_Atomic bool there;
+} end;
+
+static void *memory_of(int fd, uint64_t bytes)
+{
+	void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+
+	fa_check(memory != MAP_FAILED);
+	return memory;
+}
+
+static void give_ring(struct fa_raw *raw)
+{
+	const uint64_t bytes = FA_RING_HEAD_BYTES + FA_RING_BYTES_DEFAULT;
+	struct fa_wire_message reply = {
+		.id = raw->message.id,
+		.fds = FA_WIRE_RING_FDS,
+		.type = FA_WIRE_RING_REPLY,
+		.ring_reply = { .bytes = FA_RING_BYTES_DEFAULT,
+		                .results_bytes = fa_results_bytes(RECORDS),
+		                .records = RECORDS },
+	};
+	int fds[FA_WIRE_RING_FDS], wake[2];
+
+	fa_check_eq(fa_memfd_new("ring", bytes, 1, &fds[0]), 0);
+	fa_check_eq(fa_memfd_new("results", fa_results_bytes(RECORDS), 1, &fds[1]), 0);
+	fa_check((fds[2] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) >= 0);
+	fa_check(!socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, wake));
+	fds[3] = wake[0];
+	end.wake = wake[1];
+	end.words = memory_of(fds[0], bytes);
+	end.records = memory_of(fds[1], fa_results_bytes(RECORDS));
+	fa_check_eq(fa_raw_send(raw, &reply, fds, FA_WIRE_RING_FDS), 0);
+	for (int i = 0; i < FA_WIRE_RING_FDS; ++i)
+		close(fds[i]);
+	atomic_store(&end.there, true);
+}
+
+static void serve(struct fa_raw *raw, void *userdata)
+{
+	_fa_cleanup_(fa_close_fdp) int page = -1;
+	struct fa_wire_message reply;
+
+	if (!fa_fake_next(raw))
+		return;
+	reply = fa_fake_hello_reply(raw->message.id);
+	reply.hello_reply.features = FA_WIRE_FEATURE_RING;
+	fa_check_eq(fa_memfd_new("page", FA_COMPLETION_PAGE_BYTES, 0, &page), 0);
+	end.page = memory_of(page, FA_COMPLETION_PAGE_BYTES);
+	raw->page = end.page; /* unmapped with it */
+	end.socket = raw->fd;
+	fa_check_eq(fa_raw_send(raw, &reply, &page, 1), 0);
+	while (fa_raw_receive(raw, -1) == 1)
+		if (raw->message.type == FA_WIRE_RING_SETUP)
+			give_ring(raw);
+}
+
+/* The end of the next request of stream 0. */
+static void publish(uint64_t value, bool wake)
+{
+	const struct fa_outcome outcome = { .queued_ns = 1, .finished_ns = value };
+
+	fa_record_write(&end.records[fa_record_index(0, RECORDS, value)], value, &outcome);
+	atomic_store(&end.page[0].completed, value);
+	if (wake && fa_ring_must_wake(end.words))
+		fa_check_eq(send(end.wake, "", 1, MSG_DONTWAIT), 1);
+}
+
+/* A client with @n requests in flight, of which the first ticket is @ret_tickets[1]. */
+static struct fa_client *start(uint64_t spin_ns, unsigned int n, struct fa_ticket *ret_tickets)
+{
+	struct fa_options options = { .size = sizeof(options),
+		                      .spin_ns = spin_ns,
+		                      .reconnect_ns = UINT64_MAX };
+	struct fa_client *client;
+
+	atomic_store(&end.there, false);
+	fa_fake_start(&end.fake, serve, NULL);
+	options.socket = end.fake.socket;
+	fa_check_eq(fa_connect(&options, &client), 0);
+	for (unsigned int i = 1; i <= n; ++i)
+		fa_check_eq(fa_marker(client, 0, NULL, &ret_tickets[i]), 0);
+	/* Its requests may get there before the fake says so. */
+	fa_check_eventually(atomic_load(&end.there));
+	return client;
+}
+
+static void finish(struct fa_client *client)
+{
+	fa_disconnect(client);
+	fa_fake_stop(&end.fake);
+	munmap(end.words, FA_RING_HEAD_BYTES + FA_RING_BYTES_DEFAULT);
+	munmap(end.records, fa_results_bytes(RECORDS));
+	close(end.wake);
+}
+
+/* ---- records that are not there */
+
+static void test_missing(void **state)
+{
+	struct fa_ticket tickets[2];
+	struct fa_client *client = start(0, 1, tickets);
+
+	/* It says that the request has ended, and has no record of it. */
+	atomic_store(&end.page[0].completed, 1);
+	(void)fa_wait(client, &tickets[1], UINT64_MAX, NULL);
+	fa_check_eq(fa_dispatch(client), -EPROTO);
+	fa_check_contains(fa_error(), "no record");
+	finish(client);
+}
+
+/* The daemon closes the connection before it takes the records away. */
+static void test_given_back(void **state)
+{
+	struct fa_completion completion = { .size = sizeof(completion) };
+	struct fa_ticket tickets[3];
+	struct fa_client *client = start(0, 2, tickets);
+
+	publish(1, false);
+	atomic_store(&end.page[0].completed, 2);
+	fa_check(!shutdown(end.socket, SHUT_RDWR));
+	fa_check_eq(fa_wait(client, &tickets[2], UINT64_MAX, &completion), 0);
+	fa_check_eq(completion.status, 0);
+	fa_check_eq(fa_wait(client, &tickets[1], UINT64_MAX, &completion), 0);
+	fa_check_eq(completion.finished_ns, 1);
+	fa_check_eq(fa_dispatch(client), -ECONNRESET);
+	finish(client);
+}
+
+/* ---- threads that sleep */
+
+/* A part of what a thread sleeps at a time, which is a second. */
+#define SOON_NS (300 * FA_NS_PER_MS)
+
+struct waiter {
+	pthread_t thread;
+	struct fa_client *client;
+	struct fa_ticket ticket;
+	_Atomic bool begun;
+	_Atomic uint64_t done_ns;
+};
+
+static void *wait_for(void *userdata)
+{
+	struct waiter *waiter = userdata;
+
+	atomic_store(&waiter->begun, true);
+	fa_check_eq(fa_wait(waiter->client, &waiter->ticket, UINT64_MAX, NULL), 0);
+	atomic_store(&waiter->done_ns, fa_now_ns());
+	return NULL;
+}
+
+static void begin(struct waiter *waiter, struct fa_client *client, const struct fa_ticket *ticket)
+{
+	*waiter = (struct waiter){ .client = client, .ticket = *ticket };
+	fa_check(!pthread_create(&waiter->thread, NULL, wait_for, waiter));
+	fa_check_eventually(atomic_load(&waiter->begun));
+}
+
+/*
+ * Two sleep, of whom one looks after the daemon; a third finds what the other waits for.
+ * Returns how long that one slept on.
+ */
+static uint64_t collect_once(void)
+{
+	struct fa_ticket tickets[3];
+	struct fa_completion completion = { .size = sizeof(completion) };
+	struct fa_client *client = start(1, 2, tickets);
+	struct waiter leader, sleeper;
+	uint64_t then_ns;
+
+	begin(&leader, client, &tickets[2]);
+	fa_check_eventually(atomic_load(&end.words->armed));
+	begin(&sleeper, client, &tickets[1]);
+	fa_test_sleep_ms(20);
+	/* As if nobody had been armed: nobody is woken for it. */
+	publish(1, false);
+	then_ns = fa_now_ns();
+	fa_check_eq(fa_wait(client, &tickets[1], UINT64_MAX, &completion), 0);
+	pthread_join(sleeper.thread, NULL);
+	publish(2, true);
+	pthread_join(leader.thread, NULL);
+	finish(client);
+	return atomic_load(&sleeper.done_ns) - then_ns;
+}
+
+static void test_other_finds(void **state)
+{
+	int n_soon = 0, n = 0;
+
+	/* A loaded machine may let any of them come late. */
+	while (n < 15 && n_soon < 5 && n - n_soon < 10) {
+		n_soon += collect_once() < SOON_NS;
+		++n;
+	}
+	print_message("%d of %d times at once\n", n_soon, n);
+	fa_check_eq(n_soon, 5);
+}
+
+struct dispatcher {
+	pthread_t thread;
+	struct fa_client *client;
+	_Atomic bool stop;
+};
+
+static void *dispatch(void *userdata)
+{
+	struct dispatcher *dispatcher = userdata;
+
+	while (!atomic_load(&dispatcher->stop))
+		fa_check_eq(fa_dispatch(dispatcher->client), 0);
+	return NULL;
+}
+
+/* Wake-ups of a thread that sleeps are not taken by one that looks all the time. */
+static void test_dispatcher_takes(void **state)
+{
+	struct fa_ticket tickets[RECORDS];
+	struct fa_client *client = start(0, RECORDS - 1, tickets);
+	struct dispatcher dispatcher = { .client = client };
+	int n_late = 0;
+
+	fa_check(!pthread_create(&dispatcher.thread, NULL, dispatch, &dispatcher));
+	for (uint64_t value = 1; value < RECORDS && n_late <= 2; ++value) {
+		struct waiter waiter;
+		uint64_t then_ns;
+
+		begin(&waiter, client, &tickets[value]);
+		fa_check_eventually(atomic_load(&end.words->armed));
+		fa_test_sleep_ms(2);
+		then_ns = fa_now_ns();
+		publish(value, true);
+		pthread_join(waiter.thread, NULL);
+		n_late += atomic_load(&waiter.done_ns) - then_ns > SOON_NS;
+	}
+	atomic_store(&dispatcher.stop, true);
+	pthread_join(dispatcher.thread, NULL);
+	print_message("%d late\n", n_late);
+	fa_check(n_late <= 2);
+	finish(client);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_missing),
+		cmocka_unit_test(test_given_back),
+		cmocka_unit_test(test_other_finds),
+		cmocka_unit_test(test_dispatcher_takes),
+	};
+
+	return cmocka_run_group_tests(tests, fa_fake_setup, NULL);
+}

@@ -1,0 +1,115 @@
+#include "tests/cuda-driver/run.h"
+
+#include "common/clock.h"
+
+#include <unistd.h>
+
+#define POLL_US 200
+
+void fa_fake_linger(const struct fa_fake_context *context, uint64_t end_ns)
+{
+	for (;;) {
+		const uint64_t now_ns = fa_now_ns();
+		bool ends;
+
+		fa_fake_lock();
+		ends = context->lost || context->ending;
+		fa_fake_unlock();
+		if (ends || (now_ns >= end_ns && !atomic_load(&fa_fake.page->held)))
+			return;
+		usleep(now_ns < end_ns && end_ns - now_ns < POLL_US * FA_NS_PER_US
+		               ? (useconds_t)((end_ns - now_ns) / FA_NS_PER_US + 1)
+		               : POLL_US);
+	}
+}
+
+static void span(struct fa_fake_pin *pin, const void *at, size_t bytes)
+{
+	pin->spans[pin->n_spans++] = (struct fa_fake_span){ (CUdeviceptr)(uintptr_t)at, bytes,
+		                                            true };
+}
+
+CUresult fa_fake_linger_yielding(struct fa_fake_context *context, uint64_t end_ns,
+                                 const struct fa_cuda_attention *args, uint64_t blocks,
+                                 bool *ret_yielded)
+{
+	const struct fa_cuda_yield *yield = &args->yield;
+	struct fa_cuda_yield_area *area = yield->area;
+	struct fa_fake_pin pin = { .context = context };
+	CUresult result;
+
+	*ret_yielded = false;
+	if (!yield->word) {
+		fa_fake_linger(context, end_ns);
+		return CUDA_SUCCESS;
+	}
+	span(&pin, yield->word, sizeof(*yield->word));
+	span(&pin, area, sizeof(*area));
+	span(&pin, yield->report, sizeof(*yield->report));
+	result = fa_fake_pin(&pin);
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (blocks > FA_CUDA_YIELD_RECORDS || blocks > yield->blocks || area->counts ||
+	    *yield->report || !args->done.word || !yield->slots ||
+	    (!yield->resumed && blocks != yield->blocks))
+		result = fa_fake_misuse(CUDA_ERROR_LAUNCH_FAILED, "a launch cannot yield so");
+	for (uint64_t i = 0; yield->resumed && i < blocks && result == CUDA_SUCCESS; ++i)
+		if (area->records[yield->side ^ 1][i].block != i)
+			result = fa_fake_misuse(CUDA_ERROR_LAUNCH_FAILED,
+			                        "a launch goes on from what nobody left");
+	while (result == CUDA_SUCCESS && !*ret_yielded) {
+		const bool held = atomic_load(&fa_fake.page->held) || fa_now_ns() < end_ns;
+
+		/* Acquire: what was written before it is seen after it. */
+		*ret_yielded = __atomic_load_n(yield->word, __ATOMIC_ACQUIRE) >= yield->turn;
+		fa_fake_lock();
+		if (context->lost || context->ending)
+			result = CUDA_ERROR_LAUNCH_FAILED;
+		fa_fake_unlock();
+		if (!held)
+			break;
+		usleep(POLL_US / 4);
+	}
+	if (result == CUDA_SUCCESS && *ret_yielded) {
+		for (uint64_t i = 0; i < blocks; ++i)
+			area->records[yield->side][i] =
+				(struct fa_cuda_yield_record){ .block = (uint32_t)i };
+		*args->done.counter += blocks;
+		__atomic_store_n(yield->report, blocks, __ATOMIC_RELEASE);
+	}
+	fa_fake_unpin(&pin);
+	return result;
+}
+
+CUresult fa_fake_tell(struct fa_fake_context *context, const struct fa_cuda_done *done,
+                      uint64_t blocks)
+{
+	struct fa_fake_pin pin = { .context = context };
+	CUresult result;
+	bool ends;
+
+	/* It does not come to its end if the context is lost meanwhile. */
+	fa_fake_lock();
+	ends = context->lost || context->ending;
+	fa_fake_unlock();
+	if (!done->word || ends)
+		return CUDA_SUCCESS;
+	pin.spans[pin.n_spans++] = (struct fa_fake_span){ (CUdeviceptr)(uintptr_t)done->counter,
+		                                          sizeof(*done->counter), true };
+	pin.spans[pin.n_spans++] = (struct fa_fake_span){ (CUdeviceptr)(uintptr_t)done->word,
+		                                          sizeof(*done->word), true };
+	result = fa_fake_pin(&pin);
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (*done->counter + blocks - 1 != done->last)
+		result = fa_fake_misuse(CUDA_ERROR_LAUNCH_FAILED,
+		                        "%llu blocks count from %llu, and the last is to find %llu",
+		                        (unsigned long long)blocks,
+		                        (unsigned long long)*done->counter,
+		                        (unsigned long long)done->last);
+	*done->counter += blocks;
+	if (result == CUDA_SUCCESS)
+		__atomic_store_n(done->word, done->value, __ATOMIC_RELEASE);
+	fa_fake_unpin(&pin);
+	return result;
+}

@@ -1,0 +1,185 @@
+/*
+ * What the device needs for requests over pages that are in flight is charged to who asks
+ * for them, and given back when they have ended: the room of steps' tables on a GPU, the
+ * machine's memory elsewhere.
+ */
+#include "common/cleanup.h"
+#include "common/timeline.h"
+#include "kv-client.h"
+#include "tests/lib/check.h"
+#include "tests/lib/daemon.h"
+
+#include <errno.h>
+#include <jansson.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include <cmocka.h>
+
+enum {
+	STEP = 7,
+	TOKENS = 16,
+	ATTENDS = 150,
+};
+
+static struct fa_test_daemon daemon_process;
+static struct kv_client client;
+static struct fa_timeline_in *in;
+static uint64_t sequence, opened;
+static uint32_t numbers[64];
+
+static int start(void **state)
+{
+	struct fa_wire_message message = fa_raw_message(FA_WIRE_TIMELINE_SETUP);
+
+	/* Of the last a step takes a quarter, and a request at least 256 bytes. */
+	fa_test_daemon_start(&daemon_process, &(struct fa_test_daemon_options){
+						      .config = "[pool]\nbytes = 16M\n"
+								"chunk_bytes = 2M\n"
+								"[limits]\nstep_bytes = 32K\n" });
+	kv_count(numbers, 1, 64);
+	kv_open(&client, daemon_process.socket);
+	fa_raw_call(&client.raw, &message, NULL, 0);
+	fa_check_eq(client.raw.message.type, FA_WIRE_TIMELINE_REPLY);
+	in = mmap(NULL, FA_TIMELINE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, client.raw.fds[0],
+	          0);
+	fa_check(in != MAP_FAILED);
+	sequence = kv_sequence(&client, kv_cache(&client, NULL, 0));
+	kv_append(&client, sequence, numbers, 0, 20);
+	return 0;
+}
+
+static int stop(void **state)
+{
+	munmap(in, FA_TIMELINE_BYTES);
+	kv_close(&client);
+	fa_test_daemon_stop(&daemon_process);
+	return 0;
+}
+
+struct account {
+	bool gpu;
+	json_int_t room, heap;
+};
+
+static struct account account(void)
+{
+	_fa_cleanup_(fa_freep) char *text = fa_raw_status(&client.raw);
+	json_t *status = json_loads(text, 0, NULL);
+	json_t *tenant = json_array_get(json_object_get(status, "tenants"), 0);
+	struct account found = {
+		.gpu = strcmp(json_string_value(json_object_get(status, "backend")), "cpu") != 0,
+		.room = json_integer_value(json_object_get(tenant, "step_bytes")),
+		.heap = json_integer_value(json_object_get(tenant, "buffer_bytes")),
+	};
+
+	fa_check(tenant);
+	json_decref(status);
+	return found;
+}
+
+/* Behind a gate that is not open. */
+static uint64_t send_gated(struct fa_wire_message *message, uint64_t value)
+{
+	const struct fa_wire_gate wait = { .slot = 0, .value = value };
+
+	message->waits = &wait;
+	message->n_waits = 1;
+	return kv_send(&client, message, 0);
+}
+
+static void open_gate(void)
+{
+	atomic_store(&in[0].value, ++opened);
+}
+
+/* Slopes are each request's own; what layers have in common is charged with the step. */
+static uint64_t send_attend(int64_t window)
+{
+	static const float slopes[KV_HEADS] = { 0.5f, 0.25f, 0.125f, 0.0625f };
+	struct fa_wire_message message;
+	const float *out;
+
+	message = kv_attend_message(&client, 0, STEP, 0, numbers, TOKENS, &out);
+	message.step_attend.rotary_dim = KV_DIM;
+	message.step_attend.rotary_base = 10000;
+	message.step_attend.rotary_scale = 1;
+	message.step_attend.window_left = window;
+	message.step_attend.alibi_slopes = slopes;
+	message.step_attend.n_alibi_slopes = KV_HEADS;
+	return send_gated(&message, opened + 1);
+}
+
+static void test_charged(void **state)
+{
+	struct account before, with, after;
+	uint64_t value = 0;
+
+	kv_begin_one(&client, STEP, sequence, TOKENS);
+	for (int i = 0; i < 4; ++i)
+		send_attend(100 + i);
+	before = account();
+	for (int i = 0; i < 4; ++i)
+		value = send_attend(200 + i);
+	with = account();
+	if (with.gpu) {
+		fa_check(with.room > before.room);
+		fa_check_eq(with.heap, before.heap);
+	} else {
+		/* q as it is rotated */
+		fa_check(with.heap >=
+		         before.heap + 4 * (int64_t)sizeof(float) * TOKENS * KV_HEADS * KV_DIM);
+		fa_check_eq(with.room, before.room);
+	}
+	open_gate();
+	kv_wait(&client, 0, value);
+	kv_wait(&client, 0, kv_end(&client, 0, STEP, false));
+	after = account();
+	fa_check_eq(after.room, 0);
+	fa_check(after.heap < before.heap || after.gpu);
+	kv_check(&client, sequence, numbers, 0, 20);
+}
+
+/* More than the limit is refused by its name, and what was taken comes back. */
+static void test_limit(void **state)
+{
+	uint64_t first = client.values[0] + 1;
+	int n_refused = 0;
+
+	if (!account().gpu)
+		skip();
+	kv_begin_one(&client, STEP, sequence, TOKENS);
+	for (int i = 0; i < ATTENDS; ++i)
+		send_attend(100 + i);
+	open_gate();
+	for (uint64_t value = first; value < first + ATTENDS; ++value) {
+		struct fa_raw_completion completion;
+
+		fa_raw_wait(&client.raw, 0, value, &completion);
+		if (!completion.status)
+			continue;
+		/* Those behind it are no good to the step any more. */
+		fa_check_eq(completion.status, n_refused ? -ECANCELED : -EDQUOT);
+		if (!n_refused)
+			fa_check_contains(completion.text, "the limit step_bytes, which is 32768");
+		++n_refused;
+	}
+	fa_check(n_refused > 0 && n_refused < ATTENDS);
+	kv_wait(&client, 0, kv_end(&client, 0, STEP, false));
+	fa_check_eq(account().room, 0);
+	kv_check(&client, sequence, numbers, 0, 20);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_charged),
+		cmocka_unit_test(test_limit),
+	};
+
+	return cmocka_run_group_tests(tests, start, stop);
+}

@@ -1,0 +1,266 @@
+/*
+ * Device code on the host: enough of CUDA C++ to run this project's kernels as they are, with
+ * the functions of kernels/cuda/ptx written anew beside this file (the include path puts
+ * them before the real ones). For tests where there is no GPU; slow.
+ *
+ * A block's threads are fibres of one thread, that give way only where instructions of a
+ * warp or block meet, or wait for copies or products. Blocks run one after the other, in an
+ * order that is drawn. It judges how kernels are put together, not how fast they are:
+ *   - warps run in an order that is drawn, some of them seldom;
+ *   - copies by cp.async happen as late as they may: when they are waited for;
+ *   - bulk copies and those by TMA happen some time after they were asked for, in any order;
+ *     until a copy has happened NaN stands where it goes;
+ *   - products of wgmma happen when they are committed or when they are waited for, one or
+ *     the other throughout a block, with the operands that stand in shared memory and
+ *     registers then; until they are waited for NaN stands in their results;
+ *   - stores to shared memory reach tensor cores by wgmma at a proxy fence, not before;
+ *   - what waits for ever is found out, and too many arrivals are;
+ *   - rows that are computed again, which would hide that something went wrong, are counted.
+ */
+#pragma once
+
+#include "tests/emulator/launch.h"
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define __device__
+#define __global__
+#define __host__
+#define __forceinline__ inline
+#define __shared__
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __align__(n) __attribute__((aligned(n)))
+
+struct uint2 {
+	uint32_t x, y;
+};
+struct uint4 {
+	uint32_t x, y, z, w;
+};
+struct float2 {
+	float x, y;
+};
+struct float4 {
+	float x, y, z, w;
+};
+struct fa_emulated_index {
+	uint32_t x, y, z;
+};
+
+/* Of the fibre that runs. */
+extern struct fa_emulated_index threadIdx, blockIdx, gridDim;
+
+/* The block's dynamic shared memory, by the names that kernels give it. */
+extern char shared_memory[];
+
+#define FA_EMULATED_SHARED_MAX (228 << 10)
+
+static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w)
+{
+	return { x, y, z, w };
+}
+
+static inline float2 make_float2(float x, float y)
+{
+	return { x, y };
+}
+
+static inline float4 make_float4(float x, float y, float z, float w)
+{
+	return { x, y, z, w };
+}
+
+/* Four of the eight bytes of @x and @y. */
+static inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t which)
+{
+	const uint64_t bytes = x | (uint64_t)y << 32;
+	uint32_t value = 0;
+
+	for (int i = 0; i < 4; i++)
+		value |= (uint32_t)(bytes >> (which >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+	return value;
+}
+
+static inline int32_t min(int32_t a, int32_t b)
+{
+	return a < b ? a : b;
+}
+static inline uint32_t min(uint32_t a, uint32_t b)
+{
+	return a < b ? a : b;
+}
+static inline uint32_t min(int32_t a, uint32_t b)
+{
+	return min((uint32_t)a, b);
+}
+static inline uint32_t min(uint32_t a, int32_t b)
+{
+	return min(a, (uint32_t)b);
+}
+static inline int32_t max(int32_t a, int32_t b)
+{
+	return a > b ? a : b;
+}
+static inline uint32_t max(uint32_t a, uint32_t b)
+{
+	return a > b ? a : b;
+}
+
+static inline uint32_t __float_as_uint(float value)
+{
+	uint32_t bits;
+
+	memcpy(&bits, &value, 4);
+	return bits;
+}
+
+static inline float __uint_as_float(uint32_t bits)
+{
+	float value;
+
+	memcpy(&value, &bits, 4);
+	return value;
+}
+
+static inline int32_t __float_as_int(float value)
+{
+	return (int32_t)__float_as_uint(value);
+}
+
+static inline float __int_as_float(int32_t bits)
+{
+	return __uint_as_float((uint32_t)bits);
+}
+
+static inline float __fmul_rn(float a, float b)
+{
+	return a * b;
+}
+
+static inline void sincospif(float x, float *ret_sin, float *ret_cos)
+{
+	*ret_sin = (float)sin(M_PI * (double)x);
+	*ret_cos = (float)cos(M_PI * (double)x);
+}
+
+template <class T> static inline T __ldcg(const T *from)
+{
+	return *from;
+}
+
+/* Where all lanes of the warp meet: each gives a value and gets all 32, which stay good until
+ * they meet for the second time after. */
+const uint64_t *fa_emulated_meet(uint64_t value);
+/* The same with FA_EMULATED_WORDS words of each. */
+#define FA_EMULATED_WORDS 6
+const uint32_t (*fa_emulated_meet_words(const uint32_t *words))[FA_EMULATED_WORDS];
+/* Where lanes of @mask meet, no two masks that share a lane being in use at once. */
+void fa_emulated_meet_some(uint32_t mask);
+/* Where @threads threads meet at barrier @id; whether any gave true. */
+bool fa_emulated_barrier(uint32_t id, uint32_t threads, bool value);
+void fa_emulated_arrive(uint32_t id, uint32_t threads); /* does not wait */
+uint32_t fa_emulated_block_threads(void);
+
+static inline void __syncthreads(void)
+{
+	fa_emulated_barrier(0, fa_emulated_block_threads(), false);
+}
+
+static inline int __syncthreads_or(int value)
+{
+	return fa_emulated_barrier(0, fa_emulated_block_threads(), value != 0);
+}
+
+static inline void __syncwarp(uint32_t mask = ~0u)
+{
+	if (mask == ~0u)
+		fa_emulated_meet(0);
+	else
+		fa_emulated_meet_some(mask);
+}
+
+static inline void __threadfence(void)
+{
+}
+
+template <class T> static inline T fa_emulated_from(T value, uint32_t lane)
+{
+	uint64_t bits = 0;
+	T back;
+
+	static_assert(sizeof(T) <= 8, "a word");
+	memcpy(&bits, &value, sizeof(T));
+	bits = fa_emulated_meet(bits)[lane];
+	memcpy(&back, &bits, sizeof(T));
+	return back;
+}
+
+template <class T> static inline T __shfl_sync(uint32_t, T value, int lane)
+{
+	return fa_emulated_from(value, (uint32_t)lane % 32);
+}
+
+template <class T> static inline T __shfl_xor_sync(uint32_t, T value, int mask)
+{
+	return fa_emulated_from(value, (threadIdx.x ^ (uint32_t)mask) % 32);
+}
+
+static inline bool __any_sync(uint32_t, bool value)
+{
+	const uint64_t *all = fa_emulated_meet(value);
+	bool any = false;
+
+	for (int i = 0; i < 32; i++)
+		any |= all[i] != 0;
+	return any;
+}
+
+static inline bool __all_sync(uint32_t mask, bool value)
+{
+	return !__any_sync(mask, !value);
+}
+
+/* The end of a launch (kernels/cuda/common/done.h): a block's one count of itself, behind a
+ * fence of the thread that counts, and the one store, of the last block. */
+uint64_t fa_emulated_count(uint64_t *counter, uint64_t value);
+void fa_emulated_fence(void);
+void fa_emulated_tell(uint64_t *word, uint64_t value);
+
+/* mbarriers, by their address. */
+void fa_emulated_mbarrier_init(uint32_t barrier, uint32_t count);
+void fa_emulated_mbarrier_arrive(uint32_t barrier, uint32_t bytes);
+bool fa_emulated_mbarrier_test(uint32_t barrier, uint32_t parity);
+void fa_emulated_mbarrier_wait(uint32_t barrier, uint32_t parity);
+/* Copies that @barrier counts: in bulk, and by TMA of the box at @at of what @map, a struct
+ * fa_cuda_map, describes. */
+void fa_emulated_bulk(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier);
+void fa_emulated_box(uint32_t to, const void *map, uint32_t barrier, const int32_t (&at)[4]);
+
+/* cp.async */
+void fa_emulated_copy(uint32_t to, const void *from, uint32_t bytes, uint32_t zeros);
+void fa_emulated_commit(void);
+void fa_emulated_wait(uint32_t pending);
+
+/* A place in shared memory; misaligned ones are errors here. */
+char *fa_emulated_shared(uint32_t address, uint32_t bytes);
+/* A store of 4 or 16 bytes, and what makes this thread's visible to the asynchronous proxy. */
+void fa_emulated_store(uint32_t address, const void *value, uint32_t bytes);
+void fa_emulated_proxy_fence(void);
+
+/* One product by wgmma, m64nNk16, of this warpgroup; @a_registers NULL: A is @a, from shared
+ * memory. */
+void fa_emulated_product(float *d, int n, bool bf16, uint64_t a, const uint32_t *a_registers,
+                         uint64_t b, bool add);
+void fa_emulated_product_commit(void);
+void fa_emulated_product_wait(uint32_t pending);
+
+/* A warp goes through its rows again (kernels/cuda/sm90/redo.h). */
+void fa_emulated_redone(void);
+
+/* Elements of 16 bits. */
+float fa_emulated_from_f16(uint16_t half);
+uint16_t fa_emulated_to_f16(float value);
+uint16_t fa_emulated_to_bf16(float value);

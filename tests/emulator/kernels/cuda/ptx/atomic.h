@@ -1,0 +1,39 @@
+#pragma once
+#include "tests/emulator/emulator.h"
+#include "tests/emulator/yield.h"
+
+static inline uint64_t fa_atomic_add_ordered(uint64_t *address, uint64_t value)
+{
+	*address += value;
+	return *address - value;
+}
+
+static inline void fa_atomic_max(uint64_t *address, uint64_t value)
+{
+	*address = value > *address ? value : *address;
+}
+
+static inline uint64_t fa_atomic_add(uint64_t *address, uint64_t value)
+{
+	return fa_emulated_count(address, value);
+}
+
+static inline void fa_fence_system(void)
+{
+	fa_emulated_fence();
+}
+
+static inline void fa_st_relaxed_system(uint64_t *address, uint64_t value)
+{
+	fa_emulated_tell(address, value);
+}
+
+static inline uint64_t fa_count(uint64_t *address, uint64_t value)
+{
+	return fa_atomic_add_ordered(address, value);
+}
+
+static inline uint64_t fa_ld_relaxed_device(const uint64_t *address)
+{
+	return fa_emulated_look(address);
+}

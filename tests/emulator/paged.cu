@@ -1,0 +1,82 @@
+/*
+ * The kernels over pages as host code, one object for each module: EMULATED is its name.
+ * Compiled as C++.
+ */
+#include "tests/emulator/emulator.h"
+#include "tests/emulator/launch.h"
+
+#define JOIN_(a, b) a##b
+#define JOIN(a, b) JOIN_(a, b)
+#define ENTRY(symbol_, args_name)                                                                  \
+	{ #symbol_, [](const void *args) { symbol_(*(const struct args_name *)args); } },
+
+#if EMULATED_90
+#define FA_TYPE JOIN(fa_, EMULATED)
+#define FA_TYPE_NAME EMULATED
+#include "kernels/cuda/sm90/paged_decode_rows.h"
+#elif EMULATED_16
+#define FA_TYPE JOIN(fa_, EMULATED)
+#define FA_TYPE_NAME EMULATED
+#include "kernels/cuda/sm80/paged_rows.h"
+#elif EMULATED_32
+#include "kernels/cuda/sm80/paged_f32.cu"
+#elif EMULATED_CODES
+#include "kernels/cuda/sm80/paged_codes.cu"
+#else
+#include "kernels/cuda/sm80/paged_tokens.cu"
+#endif
+
+#define DECODE(name, type, dim, dim_v, atoms, warps, stages)                                       \
+	ENTRY(fa_sm80_paged_##name##_##type##_d##dim##_v##dim_v##_a##atoms##_w##warps,             \
+	      fa_cuda_paged_attention)
+#define DECODE_OF(name, type, ...) DECODE(name, type, __VA_ARGS__)
+#define DECODE_OF_TYPE(...) DECODE_OF(decode, FA_TYPE_NAME, __VA_ARGS__)
+#define PIECES_OF_TYPE(...) DECODE_OF(pieces, FA_TYPE_NAME, __VA_ARGS__)
+#define CODES(store, dim, atoms, warps, stages)                                                    \
+	ENTRY(fa_sm80_codes_decode_##store##_d##dim##_a##atoms##_w##warps,                         \
+	      fa_cuda_paged_attention_codes)
+#define CODES_E4M3(...) CODES(e4m3, __VA_ARGS__)
+#define CODES_INT8(...) CODES(int8, __VA_ARGS__)
+#define DECODE_90(type, dim, atoms, ...)                                                           \
+	ENTRY(fa_sm90_paged_decode_##type##_d##dim##_a##atoms, fa_cuda_paged_attention)            \
+	ENTRY(fa_sm90_paged_decode_##type##_d##dim##_a##atoms##_small,                             \
+	      fa_cuda_paged_small_attention)
+#define DECODE_90_OF(type, ...) DECODE_90(type, __VA_ARGS__)
+#define DECODE_90_OF_TYPE(...) DECODE_90_OF(FA_TYPE_NAME, __VA_ARGS__)
+#define PIECES_90(type, dim, atoms, ...)                                                           \
+	ENTRY(fa_sm90_paged_pieces_##type##_d##dim##_a##atoms, fa_cuda_paged_attention)
+#define PIECES_90_OF(type, ...) PIECES_90(type, __VA_ARGS__)
+#define PIECES_90_OF_TYPE(...) PIECES_90_OF(FA_TYPE_NAME, __VA_ARGS__)
+#define FORWARD(type, kind, KIND, dim, dim_v, ...)                                                 \
+	ENTRY(fa_sm80_paged_forward_##type##_d##dim##_v##dim_v##_##kind, fa_cuda_paged_attention)
+#define FORWARD_OF(type, ...) FORWARD(type, __VA_ARGS__)
+#define FORWARD_OF_TYPE(...) FORWARD_OF(FA_TYPE_NAME, __VA_ARGS__)
+
+#if EMULATED_90
+const struct fa_emulated_kernel JOIN(fa_emulated_90_, EMULATED)[] = {
+#else
+const struct fa_emulated_kernel JOIN(fa_emulated_, EMULATED)[] = {
+#endif
+#if EMULATED_90
+	FA_SM90_PAGED_DECODE(DECODE_90_OF_TYPE) FA_SM90_PAGED_PIECES(PIECES_90_OF_TYPE)
+#elif EMULATED_16
+	FA_SM80_PAGED_DECODE(DECODE_OF_TYPE) FA_SM80_PAGED_FORWARD(FORWARD_OF_TYPE)
+		FA_SM80_PAGED_PIECES(PIECES_OF_TYPE)
+#elif EMULATED_32
+FA_SM80_PAGED_DECODE_F32(DECODE_OF_TYPE)
+FA_SM80_PAGED_DECODE_F32(PIECES_OF_TYPE)
+#elif EMULATED_CODES
+FA_SM80_CODES_DECODE(CODES_E4M3)
+FA_SM80_CODES_DECODE(CODES_INT8)
+#else
+ENTRY(fa_sm80_paged_append, fa_cuda_paged_append)
+ENTRY(fa_sm80_paged_append_small, fa_cuda_paged_small_append)
+ENTRY(fa_sm80_paged_read, fa_cuda_paged_append)
+ENTRY(fa_sm80_paged_append_codes, fa_cuda_paged_append_codes)
+ENTRY(fa_sm80_paged_read_codes, fa_cuda_paged_append_codes)
+ENTRY(fa_sm80_paged_merge, fa_cuda_paged_merge)
+ENTRY(fa_sm80_paged_copy, fa_cuda_paged_copy)
+ENTRY(fa_sm80_paged_move, fa_cuda_paged_moves)
+#endif
+		{ nullptr, nullptr },
+};

@@ -1,0 +1,34 @@
+/*
+ * Problems (tests/kernels/paged-problem.h) on a GPU, for the tests of the kernels over pages; and
+ * what those want of a test.
+ */
+#pragma once
+
+#include "tests/gpu/paged-gpu.h"
+#include "tests/kernels/paged-problem.h"
+
+#include <setjmp.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Where paged_fail() goes. */
+extern jmp_buf paged_failure;
+/* The test's own to open and close. */
+extern struct paged_gpu *paged_device_gpu;
+
+#define POINTER(address) ((void *)(uintptr_t)(address))
+
+struct paged_device {
+	struct fa_paged_cache cache;
+	struct fa_paged_step step;
+	struct fa_paged_request request;
+	uint64_t pool, table, tree, positions, q, out, lse, slopes, sinks;
+};
+
+uint64_t paged_device_upload(const void *from, size_t bytes);
+void paged_device_init(struct paged_device *device, const struct paged_problem *problem);
+void paged_device_deinit(struct paged_device *device);
+
+/* Runs what was planned over poison, and fetches the results to @problem. */
+void paged_device_run(struct paged_device *device, struct paged_problem *problem,
+                      const struct paged_gpu_plan *plan);

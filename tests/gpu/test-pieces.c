@@ -1,0 +1,408 @@
+/*
+ * The kernels over pages where a sequence's tokens are in pieces: prefixes that sequences of a
+ * step share are read once and are right, against fp64; and in deterministic mode a sequence's
+ * results are the same to the bit whatever else is in the step.
+ *   test-pieces [--seed N] [--random N] [--small]
+ * Skips (77) without a GPU.
+ */
+#include "tests/gpu/paged-device.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define DETERMINISTIC UINT32_MAX /* no prefix, but units */
+#define ANY (UINT32_MAX - 1)     /* as many prefixes as the plan likes */
+
+static int passed, failed;
+static bool small;
+
+static const enum fa_attention_dtype dtypes[] = { FA_ATTENTION_BF16, FA_ATTENTION_F16,
+	                                          FA_ATTENTION_F32 };
+
+static bool one_in(uint32_t n)
+{
+	return problem_random(n) == 0;
+}
+
+static uint32_t pick(uint32_t low, uint32_t high)
+{
+	return low + (uint32_t)problem_random(high - low + 1);
+}
+
+/* Six sequences that share 512 tokens. */
+static struct paged_spec usual(enum fa_attention_dtype dtype, int32_t dim)
+{
+	struct paged_spec spec = {
+		.dtype = dtype,
+		.batch = 6,
+		.heads = 8,
+		.kv_heads = 2,
+		.head_dim = dim,
+		.head_dim_v = dim,
+		.page_tokens = 32,
+		.causal = true,
+	};
+
+	for (int32_t b = 0; b < spec.batch; b++) {
+		spec.n_new[b] = 1 + (uint32_t)b % 3;
+		spec.lengths[b] = 515 + 37 * (uint32_t)(b * b % 5);
+		spec.prefix_of_1[b] = b > 0;
+		spec.prefix_pages[b] = 16;
+	}
+	return spec;
+}
+
+/* ---- right */
+
+static void judge_plan(const struct paged_problem *problem, const struct fa_cuda_paged_plan *plan,
+                       uint32_t prefixes)
+{
+	const bool pieces = plan->decode && plan->decode->kind == FA_CUDA_PAGED_PIECES;
+
+	if (prefixes == DETERMINISTIC && plan->prefixes == 0 && (pieces || !plan->decode))
+		return;
+	if (prefixes == ANY && pieces == (plan->prefixes > 0))
+		return;
+	if (plan->prefixes == prefixes && pieces == (prefixes > 0))
+		return;
+	paged_fail("%s: %u prefixes, and %s", paged_describe(problem), plan->prefixes,
+	           plan->decode ? plan->decode->symbol : "nothing to decode");
+}
+
+static void check_on(struct paged_device *device, struct paged_problem *problem,
+                     const struct fa_cuda_chip *chip, uint32_t prefixes)
+{
+	void *volatile once = malloc(problem->out_bytes + 1);
+	struct paged_gpu_plan plan = { .blob = 0 };
+	char by[128];
+
+	if (setjmp(paged_failure)) {
+		failed++;
+	} else {
+		if (paged_gpu_plan(paged_device_gpu, chip, &device->request, &plan) < 0)
+			paged_fail("%s: no plan", paged_describe(problem));
+		judge_plan(problem, &plan.plan, prefixes);
+		snprintf(by, sizeof(by), "%s, %d SMs",
+		         plan.plan.decode ? plan.plan.decode->symbol : "-", chip->sms);
+		paged_device_run(device, problem, &plan);
+		memcpy(once, problem->out, problem->out_bytes);
+		paged_device_run(device, problem, &plan);
+		if (memcmp(once, problem->out, problem->out_bytes) != 0)
+			paged_fail("%s on %s: two runs differ", paged_describe(problem), by);
+		paged_judge(problem, by, PAGED_ROUNDS_WEIGHTS_FAST);
+		passed++;
+	}
+	paged_gpu_plan_free(paged_device_gpu, &plan);
+	free(once);
+}
+
+static void check(const struct paged_spec *spec, uint32_t prefixes)
+{
+	struct fa_cuda_chip chip = *paged_gpu_chip(paged_device_gpu);
+	struct paged_problem problem;
+	struct paged_device device;
+	static int number;
+
+	paged_init(&problem, spec);
+	if (setjmp(paged_failure)) {
+		failed++;
+		return;
+	}
+	paged_device_init(&device, &problem);
+	device.step.host_table = problem.table;
+	/* Few SMs, so that little pays; others only where plans may do as they like. */
+	chip.sms = prefixes == ANY || prefixes == DETERMINISTIC ? (int32_t)pick(1, 20) : 5;
+	/* An emulated GPU is slow: by turns on what is for this chip alone, and on the rest. */
+	for (int i = 0; i < 3; i++) {
+		chip.portable_paged = i != 0;
+		chip.shared_bytes_max = i == 2 ? 101376
+		                               : paged_gpu_chip(paged_device_gpu)->shared_bytes_max;
+		if (!small || number % 3 == i)
+			check_on(&device, &problem, &chip, prefixes);
+	}
+	number++;
+	paged_device_deinit(&device);
+	paged_deinit(&problem);
+}
+
+static void prefixes(void)
+{
+	static const int32_t dims[] = { 64, 128, 256 };
+	struct paged_spec spec;
+
+	for (size_t i = 0; i < 9; i++) {
+		spec = usual(dtypes[i % 3], dims[i / 3]);
+		check(&spec, 1);
+	}
+	/* Soft cap and sinks, which enter once; no LSE; V narrower, in K, or in slices. */
+	spec = usual(FA_ATTENTION_BF16, 128);
+	spec.softcap = 10;
+	spec.sinks = true;
+	check(&spec, 1);
+	spec = usual(FA_ATTENTION_F16, 128);
+	spec.no_lse = spec.gaps = true;
+	spec.head_dim_v = 72;
+	spec.v_in_k = true;
+	check(&spec, 1);
+	spec = usual(FA_ATTENTION_BF16, 64);
+	spec.head_dim_v = 136;
+	check(&spec, 1);
+	/* What is not grouped: who stands where, or that some do not see all, matters. */
+	spec = usual(FA_ATTENTION_BF16, 128);
+	spec.alibi = true;
+	check(&spec, 0);
+	spec = usual(FA_ATTENTION_BF16, 128);
+	spec.left_1 = 200;
+	check(&spec, 0);
+	/* Trees, which are in tails; a window that cuts nothing off. */
+	spec = usual(FA_ATTENTION_BF16, 128);
+	spec.tree = true;
+	spec.left_1 = 1000;
+	for (int32_t b = 0; b < spec.batch; b++) {
+		spec.n_new[b] = b == 5 ? 16 : 1 + 2 * (uint32_t)b % 5;
+		spec.lengths[b] += 16;
+	}
+	check(&spec, 1);
+	/* Row blocks that tails are in two of, and several row blocks of a tail. */
+	spec = usual(FA_ATTENTION_F16, 128);
+	spec.heads = 14;
+	for (int32_t b = 0; b < spec.batch; b++) {
+		spec.n_new[b] = 5;
+		spec.lengths[b] += 16;
+	}
+	check(&spec, 1);
+	/* All pages but those of new tokens, dropped ones, and a group of one query head. */
+	spec = usual(FA_ATTENTION_BF16, 128);
+	spec.heads = 2;
+	for (int32_t b = 0; b < spec.batch; b++) {
+		spec.n_new[b] = 1;
+		spec.lengths[b] = 513;
+		spec.first[b] = 70;
+	}
+	check(&spec, 1);
+	/* Two groups by turns, one that has nothing in common with them, one with no new token,
+	 * and one of many rows, which is none of decode's. */
+	spec = usual(FA_ATTENTION_BF16, 128);
+	spec.batch = 9;
+	for (int32_t b = 0; b < 9; b++) {
+		spec.n_new[b] = b == 7 ? 0 : b == 6 ? 60 : 1;
+		spec.lengths[b] = 600;
+		spec.prefix_of_1[b] = b < 2 || b == 8 ? 0 : 1 + b % 2;
+		spec.prefix_pages[b] = 16;
+	}
+	check(&spec, 2);
+	/* Nested: all share two pages, some of them eight more; either is right. */
+	spec = usual(FA_ATTENTION_BF16, 128);
+	for (int32_t b = 1; b < spec.batch; b++)
+		spec.prefix_pages[b] = b < 3 ? 16 : 2;
+	check(&spec, ANY);
+	for (int32_t b = 1; b < spec.batch; b++) {
+		spec.prefix_of_1[b] = 1 + (b > 3 ? 3 : 0);
+		spec.prefix_pages[b] = b == 3 ? 1 : 16;
+	}
+	check(&spec, 2);
+	/* What is broken for all of a group, or for one. */
+	for (int i = 0; i < 3; i++) {
+		spec = usual(dtypes[i], 128);
+		spec.broken = 6;
+		for (int32_t b = 0; b < spec.batch; b++)
+			spec.n_new[b] = dtypes[i] == FA_ATTENTION_F32 ? 2 : 4;
+		check(&spec, 1);
+	}
+}
+
+/* ---- the same to the bit */
+
+/* The same step with sequence @b alone. */
+static void alone(const struct paged_device *device, const struct paged_problem *problem, int32_t b,
+                  struct paged_device *ret_one, uint32_t *cu_new)
+{
+	struct fa_paged_attention *p = &ret_one->request.attention;
+	const uint32_t first = problem->cu_new[b];
+	const int64_t bytes = problem->spec.dtype == FA_ATTENTION_F32 ? 4 : 2;
+
+	*ret_one = *device;
+	cu_new[0] = 0;
+	cu_new[1] = problem->cu_new[b + 1] - first;
+	ret_one->step.batch = 1;
+	ret_one->step.cu_new = cu_new;
+	ret_one->step.lengths += b;
+	ret_one->step.lengths_before += b;
+	ret_one->step.first += b;
+	ret_one->step.table_start += b;
+	p->step = &ret_one->step;
+	p->q.data = (char *)p->q.data + first * p->q.stride_token * bytes;
+	p->out.data = (char *)p->out.data + first * p->out.stride_token * bytes;
+	if (p->lse)
+		p->lse += first * p->lse_stride_token;
+	if (p->tree) {
+		p->tree_start += b;
+		p->positions += first;
+	}
+}
+
+static void same(const struct paged_spec *spec)
+{
+	struct fa_cuda_chip chip = *paged_gpu_chip(paged_device_gpu);
+	struct paged_problem problem;
+	struct paged_device device;
+	struct paged_gpu_plan plan = { .blob = 0 };
+	void *volatile out = NULL, *volatile lse = NULL;
+	uint32_t cu_new[2];
+
+	paged_init(&problem, spec);
+	if (setjmp(paged_failure)) {
+		failed++;
+		return;
+	}
+	paged_device_init(&device, &problem);
+	device.step.host_table = problem.table;
+	chip.portable_paged = one_in(2);
+	chip.sms = (int32_t)pick(1, 20);
+	if (paged_gpu_plan(paged_device_gpu, &chip, &device.request, &plan) < 0)
+		paged_fail("%s: no plan", paged_describe(&problem));
+	judge_plan(&problem, &plan.plan, DETERMINISTIC);
+	paged_device_run(&device, &problem, &plan);
+	paged_gpu_plan_free(paged_device_gpu, &plan);
+	out = malloc(problem.out_bytes + 1);
+	lse = malloc(problem.lse_bytes + 1);
+	memcpy(out, problem.out, problem.out_bytes);
+	memcpy(lse, problem.lse, problem.lse_bytes);
+
+	/* Each alone, on another division of the work: together that is all that there was. */
+	paged_gpu_fill(paged_device_gpu, device.out, 0xff, problem.out_bytes);
+	paged_gpu_fill(paged_device_gpu, device.lse, 0xff, problem.lse_bytes);
+	for (int32_t b = 0; b < spec->batch; b++) {
+		struct paged_device one;
+
+		alone(&device, &problem, b, &one, cu_new);
+		chip.sms = (int32_t)pick(1, 20);
+		if (paged_gpu_plan(paged_device_gpu, &chip, &one.request, &plan) < 0)
+			paged_fail("%s: no plan for %d", paged_describe(&problem), b);
+		paged_gpu_launch(paged_device_gpu, &plan, &one.request);
+		paged_gpu_sync(paged_device_gpu);
+		paged_gpu_plan_free(paged_device_gpu, &plan);
+	}
+	paged_gpu_download(paged_device_gpu, problem.out, device.out, problem.out_bytes);
+	paged_gpu_download(paged_device_gpu, problem.lse, device.lse, problem.lse_bytes);
+	if (memcmp(out, problem.out, problem.out_bytes) != 0)
+		paged_fail("%s: alone, sequences have other results", paged_describe(&problem));
+	if (memcmp(lse, problem.lse, problem.lse_bytes) != 0)
+		paged_fail("%s: alone, sequences have other LSEs", paged_describe(&problem));
+	passed++;
+	free(out);
+	free(lse);
+	paged_device_deinit(&device);
+	paged_deinit(&problem);
+}
+
+static void deterministic(void)
+{
+	static const int32_t dims[] = { 64, 128, 256 };
+	struct paged_spec spec;
+
+	for (size_t i = 0; i < 9; i += small ? 2 : 1) {
+		spec = usual(dtypes[i % 3], dims[i / 3]);
+		spec.deterministic = true;
+		spec.sinks = i % 2;
+		spec.lengths[2] = 1300;
+		spec.lengths[4] = 1;
+		spec.n_new[4] = 1;
+		spec.prefix_of_1[4] = 0;
+		check(&spec, DETERMINISTIC);
+		same(&spec);
+	}
+	spec = usual(FA_ATTENTION_BF16, 128);
+	spec.deterministic = spec.tree = spec.alibi = true;
+	spec.left_1 = 300;
+	spec.lengths[1] = 900;
+	spec.n_new[2] = 13;
+	spec.n_new[5] = 40;
+	check(&spec, DETERMINISTIC);
+	same(&spec);
+	/* Very long ones have larger units. */
+	spec = usual(FA_ATTENTION_BF16, 64);
+	spec.deterministic = true;
+	spec.heads = spec.kv_heads = 1;
+	spec.batch = small ? 1 : 2;
+	spec.lengths[0] = 66000;
+	check(&spec, DETERMINISTIC);
+	same(&spec);
+}
+
+static void random_one(uint64_t seed)
+{
+	static const int32_t dims[] = { 64, 128, 256, 96, 40 };
+	struct paged_spec spec = { 0 };
+
+	problem_seed(seed);
+	spec.dtype = dtypes[problem_random(3)];
+	spec.batch = (int32_t)pick(2, 12);
+	spec.kv_heads = (int32_t)pick(1, 3);
+	spec.heads = spec.kv_heads * (int32_t)pick(1, 9);
+	spec.head_dim = dims[problem_random(5)];
+	spec.head_dim_v = one_in(4) ? (int32_t)(8 * pick(1, 20)) : spec.head_dim;
+	spec.page_tokens = (int32_t)(16 * pick(1, 6));
+	spec.v_in_k = spec.head_dim_v <= spec.head_dim && one_in(4);
+	spec.gaps = one_in(3);
+	for (int32_t b = 0; b < spec.batch; b++) {
+		const uint32_t page = (uint32_t)spec.page_tokens;
+
+		spec.n_new[b] = one_in(2) ? 1 : one_in(6) ? 0 : pick(1, 20);
+		spec.lengths[b] = spec.n_new[b] + pick(0, 700);
+		if (b == 0 || one_in(4))
+			continue;
+		spec.prefix_of_1[b] = 1 + (int32_t)problem_random((uint64_t)b);
+		spec.prefix_pages[b] = pick(0, 40);
+		spec.first[b] = spec.first[spec.prefix_of_1[b] - 1];
+		/* New tokens are in pages of its own, and in no other's. */
+		if (spec.prefix_pages[b] > (spec.lengths[b] - spec.n_new[b]) / page)
+			spec.prefix_pages[b] = (spec.lengths[b] - spec.n_new[b]) / page;
+	}
+	spec.causal = !one_in(3);
+	spec.left_1 = one_in(4) ? pick(1, 900) : 0;
+	spec.right_1 = one_in(4) ? pick(1, 60) : 0;
+	spec.softcap = one_in(4) ? (float)pick(1, 60) : 0;
+	spec.alibi = one_in(6);
+	spec.sinks = one_in(3);
+	spec.tree = one_in(4);
+	spec.no_lse = one_in(8);
+	spec.broken = one_in(4) ? (int32_t)pick(1, 6) : 0;
+	spec.deterministic = one_in(3);
+	check(&spec, spec.deterministic ? DETERMINISTIC : ANY);
+	if (spec.deterministic)
+		same(&spec);
+}
+
+int main(int argc, char **argv)
+{
+	uint64_t seed = (uint64_t)time(NULL);
+	int count = 200;
+
+	for (int i = 1; i < argc; i++) {
+		if (!strcmp(argv[i], "--small"))
+			small = true;
+		else if (i + 1 < argc && !strcmp(argv[i], "--seed"))
+			seed = strtoull(argv[++i], NULL, 0);
+		else if (i + 1 < argc && !strcmp(argv[i], "--random"))
+			count = atoi(argv[++i]);
+	}
+	paged_device_gpu = paged_gpu_open();
+	if (!paged_device_gpu)
+		return 77;
+	printf("%s, seed %llu\n", paged_gpu_name(paged_device_gpu), (unsigned long long)seed);
+	problem_seed(seed);
+	prefixes();
+	printf("prefixes: %d passed, %d failed\n", passed, failed);
+	fflush(stdout);
+	deterministic();
+	printf("deterministic: %d passed, %d failed\n", passed, failed);
+	fflush(stdout);
+	for (int i = 0; i < count; i++)
+		random_one(seed + (uint64_t)i);
+	printf("%d passed, %d failed\n", passed, failed);
+	paged_gpu_close(paged_device_gpu);
+	return failed ? 1 : 0;
+}

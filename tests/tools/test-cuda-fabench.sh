@@ -1,0 +1,81 @@
+#!/usr/bin/env bash
+#
+# fabench's benchmarks of a daemon with a GPU, on the tests' own driver: that they work and
+# give results. Says nothing about speed.
+# Run as: test-cuda-fabench.sh FABENCH FABENCH-LAUNCH, with FAD_DAEMON.
+set -euo pipefail
+
+fabench=$1
+fabench_launch=$2
+temporary=$(mktemp -d)
+trap 'rm -rf "$temporary"' EXIT
+
+"$fabench" --quick --json gpu request step >"$temporary/results.json"
+python3 - "$temporary/results.json" <<'EOF'
+import json, sys
+
+results = json.load(open(sys.argv[1]))["results"]
+names = {(result["name"], result.get("peer")) for result in results}
+assert len(names) == len(results)
+for name, peer in (
+    ("gpu/bf16/h8-d64-s128/socket", "inproc"),
+    ("request/noop/ring", "socket"),
+    ("request/decode-b1-c1024/inproc", None),
+    ("request/decode-b1-c1024/socket", "inproc"),
+    ("request/decode-b1-c1024/ring-p99", "inproc"),
+    ("request/decode-b1-c1024/doorbell", "eventfd-and-inproc"),
+    ("request/decode-b1-c1024-append/ring", "inproc"),
+    ("step/decode-b1-c1024-l32/attend/ring", "inproc"),
+    ("step/decode-b1-c1024-l32/layers/ring", "inproc"),
+    ("step/decode-b1-c1024-l32/layers-submit", None),
+    ("pair/decode-b1-c1024/cpu/ring", "inproc"),
+    ("pair/decode-b1-c1024/timeline/ring", "inproc"),
+    ("pair/decode-b1-c1024/layers/ring", "inproc"),
+    ("pair/tiny/cpu/ring", "inproc"),
+    ("step/decode-b4-c128-l4/kernels", None),
+    ("step/decode-b4-c128-l4/layers", "kernels"),
+    ("step/decode-b4-c128-l4/whole", "kernels"),
+    ("step/decode-b4-c128-l4/busy", None),
+    ("pair/tiny/timeline/ring", "inproc"),
+    ("pair/tiny/layers/ring", "inproc"),
+):
+    assert (name, peer) in names, (name, sorted(names))
+EOF
+
+# What the daemon's threads have to do.
+"$fabench_launch" --quick --json >"$temporary/launch.json"
+"$fabench_launch" --prepare --json >"$temporary/prepare.json"
+python3 - "$temporary/launch.json" "$temporary/prepare.json" <<'EOF'
+import json, sys
+
+launch, prepare = ({result["name"] for result in json.load(open(path))["results"]} for path in sys.argv[1:])
+for variant in ("", "-append"):
+    for part in ("tables", "first-prepare", "first-launch", "first", "next-prepare", "next-launch", "next"):
+        assert f"launch/decode-b64-c64{variant}/{part}" in launch, launch
+        assert f"launch/decode-b1-c64{variant}/{part}" in launch, launch
+    assert f"launch/decode-b64-c4096{variant}/next-prepare" in prepare, prepare
+assert not any(name.endswith("launch") for name in prepare), prepare
+EOF
+
+# Where there is no MPS that is said.
+status=0
+PATH=$temporary/none "$fabench" --quick --mps request 2>"$temporary/errors" || status=$?
+[ "$status" -eq 1 ]
+grep -q 'MPS does not start' "$temporary/errors"
+
+# One that is started for it is told to end, and leaves nothing behind.
+mkdir "$temporary/bin"
+cat >"$temporary/bin/nvidia-cuda-mps-control" <<EOF
+#!/bin/sh
+if [ "\$1" = -d ]; then
+	echo "\$CUDA_MPS_PIPE_DIRECTORY" >"$temporary/directory"
+	touch "\$CUDA_MPS_PIPE_DIRECTORY/control"
+else
+	cat >"$temporary/said"
+fi
+EOF
+chmod +x "$temporary/bin/nvidia-cuda-mps-control"
+PATH=$temporary/bin:$PATH "$fabench" --quick --mps wire >"$temporary/wire"
+grep -q '^wire/encode' "$temporary/wire"
+[ "$(cat "$temporary/said")" = quit ]
+[ ! -e "$(cat "$temporary/directory")" ]

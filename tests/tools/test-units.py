@@ -1,0 +1,174 @@
+#!/usr/bin/env python3
+"""fad.service: that systemd takes it as it is, that what it says of the fd store fits, and
+that a daemon run as it says leaves all it has to the next one, as `systemctl restart` and a
+crash do. This script keeps the descriptors, as systemd would.
+
+usage: test-units.py FAD_SERVICE SYSTEMD_DIRECTORY FACTL, with FAD_DAEMON in the environment"""
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+
+failed = False
+
+
+def check(condition, what):
+    global failed
+    if not condition:
+        print("FAILED:", what)
+        failed = True
+
+
+def settings(path):
+    """Of each setting the values, as systemd reads them: the last line counts, but for lists."""
+    found = {}
+    with open(path) as file:
+        for line in file:
+            line = line.strip()
+            if line and line[0] not in "#;[":
+                key, value = line.split("=", 1)
+                found.setdefault(key, []).append(value)
+    return found
+
+
+def verify(paths):
+    """systemd's own check; programs that it names must be there."""
+    tool = shutil.which("systemd-analyze")
+    if not tool:
+        print("no systemd-analyze: only read here")
+        return
+    for path in paths:
+        done = subprocess.run([tool, "verify", "--man=no", path], capture_output=True, text=True)
+        check(done.returncode == 0 and not done.stderr.strip(),
+              f"systemd-analyze verify {path}: {done.stdout}{done.stderr}")
+
+
+class Manager:
+    """What systemd is to a service of Type=notify with a fd store."""
+
+    def __init__(self, directory, command, environment, most):
+        self.command, self.most, self.kept = command, most, {}
+        self.path = os.path.join(directory, "notify")
+        self.notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.notify.bind(self.path)
+        self.notify.settimeout(60)
+        self.environment = {**os.environ, **environment, "NOTIFY_SOCKET": self.path}
+
+    def receive(self):
+        """One message; whether it says READY=1."""
+        message, fds, _, _ = socket.recv_fds(self.notify, 4096, 16)
+        words = dict(line.split("=", 1) for line in message.decode().splitlines())
+        name = words.get("FDNAME", "stored")
+        if "FDSTORE" in words:
+            self.kept.setdefault(name, []).extend(fds)
+        if "FDSTOREREMOVE" in words:
+            for fd in self.kept.pop(name, []):
+                os.close(fd)
+        check(sum(map(len, self.kept.values())) <= self.most, "more is stored than there is room")
+        return words.get("READY") == "1"
+
+    def start(self):
+        names = [name for name, fds in self.kept.items() for _ in fds]
+        fds = [fd for name, fds in self.kept.items() for fd in fds]
+        pid = os.fork()
+        if not pid:
+            try:
+                high = [os.dup(fd) for fd in fds]
+                high = [fd if fd > 3 + len(fds) else os.dup2(fd, 1000 + i)
+                        for i, fd in enumerate(high)]
+                for i, fd in enumerate(high):
+                    os.dup2(fd, 3 + i)
+                os.closerange(3 + len(fds), 2000)
+                if fds:
+                    self.environment.update(LISTEN_FDS=str(len(fds)), LISTEN_PID=str(os.getpid()),
+                                            LISTEN_FDNAMES=":".join(names))
+                os.execve(self.command[0], self.command, self.environment)
+            finally:
+                os._exit(127)
+        self.pid = pid
+        while not self.receive():
+            pass
+
+    def end(self, number):
+        os.kill(self.pid, number)
+        _, status = os.waitpid(self.pid, 0)
+        self.notify.settimeout(0)
+        try:
+            while True:
+                self.receive()
+        except BlockingIOError:
+            self.notify.settimeout(60)
+        return status
+
+
+def serves(factl, path, what):
+    done = subprocess.run([factl, "-s", path, "ping"], capture_output=True, text=True, timeout=60)
+    check(done.returncode == 0, f"{what}: {done.stderr}")
+
+
+def run(unit, factl, directory):
+    environment = dict(value.split("=", 1) for value in unit["Environment"])
+    path = environment["FAD_SOCKET"] = os.path.join(directory, "fad.sock")
+    config = os.path.join(directory, "fad.conf")
+    with open(config, "w") as file:
+        file.write("[pool]\nbytes = 16M\nchunk_bytes = 2M\n")
+    manager = Manager(directory, [os.environ["FAD_DAEMON"], "--config", config], environment,
+                      int(unit["FileDescriptorStoreMax"][-1]))
+    manager.start()
+    serves(factl, path, "at first")
+    socket_of = os.stat(path).st_ino
+    kept = sorted(manager.kept)
+    for name in ("fad-listen", "fad-pool-state", "fad-sessions"):
+        check(name in kept, f"{name} is not stored, but {kept}")
+    manager.end(signal.SIGKILL)
+    check(sorted(manager.kept) == kept, f"after its death {sorted(manager.kept)} are kept")
+    # Who connects now is served by the next one.
+    early = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    early.connect(path)
+    manager.start()
+    serves(factl, path, "after a crash")
+    check(os.stat(path).st_ino == socket_of, "the next one made a socket of its own")
+    early.close()
+    # systemctl restart: the pool stays.
+    check(manager.end(signal.SIGTERM) == 0, "it does not end in order")
+    check("fad-pool-state" in manager.kept, f"after a stop {sorted(manager.kept)} are kept")
+    manager.start()
+    serves(factl, path, "after a restart")
+    check(manager.end(signal.SIGTERM) == 0, "it does not end in order")
+
+
+def main():
+    service, directory, factl = sys.argv[1:]
+    unit = settings(service)
+
+    with tempfile.TemporaryDirectory(prefix="fad-units-") as temporary:
+        # Before it is installed, its program is somewhere else.
+        copy = os.path.join(temporary, "fad.service")
+        with open(service) as file, open(copy, "w") as out:
+            out.write(re.sub(r"(?m)^ExecStart=\S+", "ExecStart=" + os.environ["FAD_DAEMON"],
+                             file.read()))
+        verify([copy, os.path.join(directory, "fad-mps.service")])
+
+        most = int(unit["FileDescriptorStoreMax"][-1])
+        environment = dict(value.split("=", 1) for value in unit["Environment"])
+        check(environment.get("FDSTORE") == str(most), "FDSTORE is not FileDescriptorStoreMax")
+        # All names go into one variable, of which the kernel takes 128 KiB.
+        longest = len("fad-timeline-999999999999:")
+        check(most * longest < 128 * 1024 - 32, "the names of so many do not fit one variable")
+        check(unit["Type"] == ["notify"], "it does not wait for READY=1")
+        check(unit.get("NotifyAccess", ["main"]) != ["none"], "it does not listen to the daemon")
+        check(unit["RuntimeDirectoryPreserve"] == ["restart"], "the socket's path goes")
+        check(unit["ExecStart"][-1].startswith("/") and unit["ExecStart"][-1].endswith("/fad"),
+              "it starts something else, or with --supervise")
+        with open(os.path.join(directory, "fad.sysusers.conf")) as file:
+            check(f"\nu {unit['User'][-1]} " in file.read(), "nobody makes its user")
+        run(unit, factl, temporary)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,561 @@
+/*
+ * Plans of decode in pieces, without a GPU: every row of every sequence meets every token that
+ * it is to see exactly once, in its sequence's tail or in a prefix that begins as the sequence
+ * does; every share has a place of its own, and every counter counts up to what the last to come
+ * waits for. The walk is the kernels', written again.
+ */
+#include "kernels/cuda/paged-plan.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define BATCH_MAX 200
+#define PAGES_MAX 300
+#define NONE UINT32_MAX
+
+static uint64_t random_state = 88172645463325252ull;
+
+static uint32_t below(uint32_t n)
+{
+	random_state ^= random_state << 13;
+	random_state ^= random_state >> 7;
+	random_state ^= random_state << 17;
+	return (uint32_t)((random_state >> 20) % n);
+}
+
+struct scene {
+	struct fa_cuda_chip chip;
+	struct fa_paged_cache cache;
+	struct fa_paged_step step;
+	struct fa_paged_request request;
+	uint32_t cu_new[BATCH_MAX + 1], lengths[BATCH_MAX], before[BATCH_MAX], first[BATCH_MAX];
+	uint32_t table_start[BATCH_MAX], table[BATCH_MAX][PAGES_MAX];
+	struct fa_cuda_paged_plan plan;
+	char *blob;
+};
+
+static void scene_init(struct scene *scene, int32_t batch)
+{
+	memset(scene, 0, sizeof(*scene));
+	scene->chip = (struct fa_cuda_chip){
+		.arch = 90, .shared_bytes_max = 232448, .l2_bytes = 50 << 20, .sms = 132
+	};
+	scene->cache = (struct fa_paged_cache){
+		.dtype = FA_ATTENTION_BF16,
+		.pool = (void *)(uintptr_t)(1 << 20),
+		.layers = 2,
+		.kv_heads = 8,
+		.head_dim = 128,
+		.head_dim_v = 128,
+		.page_tokens = 64,
+		.layer_stride = 1 << 20,
+		.v_offset = 1 << 19,
+	};
+	scene->step = (struct fa_paged_step){
+		.batch = batch,
+		.cu_new = scene->cu_new,
+		.lengths = scene->lengths,
+		.lengths_before = scene->before,
+		.first = scene->first,
+		.table = scene->table[0],
+		.host_table = scene->table[0],
+		.table_start = scene->table_start,
+		.table_entries = BATCH_MAX * PAGES_MAX,
+	};
+	scene->request.op = FA_PAGED_ATTEND;
+	scene->request.attention = (struct fa_paged_attention){
+		.cache = &scene->cache,
+		.step = &scene->step,
+		.heads = 32,
+		.q = { NULL, 0, 32 * 128, 128 },
+		.scale = 1,
+		.causal = true,
+		.window_left = -1,
+		.window_right = -1,
+	};
+	for (int32_t b = 0; b < batch; b++) {
+		scene->table_start[b] = (uint32_t)b * PAGES_MAX;
+		for (uint32_t i = 0; i < PAGES_MAX; i++)
+			scene->table[b][i] = 1000 * (uint32_t)b + i;
+	}
+}
+
+static void begin_like(struct scene *scene, int32_t b, int32_t other, uint32_t pages)
+{
+	memcpy(scene->table[b], scene->table[other], pages * sizeof(uint32_t));
+}
+
+static void scene_plan(struct scene *scene)
+{
+	const size_t bytes = fa_cuda_paged_blob_bytes(&scene->request);
+	char text[256] = "";
+
+	memcpy(scene->before, scene->lengths, sizeof(scene->before));
+	assert_int_equal(fa_paged_check(&scene->request, text, sizeof(text)), 0);
+	scene->blob = malloc(bytes + 64);
+	memset(scene->blob, 0x5a, bytes + 64);
+	assert_int_equal(fa_cuda_paged_plan(&scene->chip, &scene->request, scene->blob, text,
+	                                    sizeof(text), &scene->plan),
+	                 0);
+	assert_true(scene->plan.blob_bytes <= bytes);
+	for (size_t i = 0; i < 64; i++)
+		assert_int_equal(scene->blob[bytes + i], 0x5a);
+}
+
+/* ---- what kernels do with it */
+
+struct view {
+	const struct fa_cuda_paged_plan *plan;
+	const struct fa_cuda_paged_item *items;
+	const struct fa_cuda_paged_piece *pieces;
+	const struct fa_cuda_paged_tail *tails;
+	const uint32_t *tokens, *block_items;
+	uint32_t rows, group, kv_heads, slices;
+};
+
+static struct view view_of(const struct scene *scene)
+{
+	const struct fa_cuda_paged_plan *plan = &scene->plan;
+	const uint32_t dim_v = (uint32_t)plan->decode->dim_v;
+
+	return (struct view){
+		.plan = plan,
+		.items = (const void *)(scene->blob + plan->decode_items_at),
+		.pieces = (const void *)(scene->blob + plan->pieces_at),
+		.tails = (const void *)(scene->blob + plan->tails_at),
+		.tokens = (const void *)(scene->blob + plan->tokens_at),
+		.block_items = (const void *)(scene->blob + plan->block_items_at),
+		.rows = (uint32_t)plan->decode->rows,
+		.group = (uint32_t)(scene->request.attention.heads / scene->cache.kv_heads),
+		.kv_heads = (uint32_t)scene->cache.kv_heads,
+		.slices = ((uint32_t)scene->cache.head_dim_v + dim_v - 1) / dim_v,
+	};
+}
+
+static uint32_t block_of(const struct view *view, uint32_t tile)
+{
+	const uint32_t each = view->plan->tiles_each, extra = view->plan->tiles_extra;
+
+	return tile < extra * (each + 1) ? tile / (each + 1)
+	                                 : extra + (tile - extra * (each + 1)) / each;
+}
+
+static uint32_t blocks_of(const struct view *view, uint32_t item, uint32_t part)
+{
+	const uint32_t tile = view->items[item].tile + part * view->items[item].tiles;
+
+	return block_of(view, tile + view->items[item].tiles - 1) - block_of(view, tile) + 1;
+}
+
+/* What the last to come at a tail waits for. */
+static uint32_t wanted(const struct view *view, uint32_t tail, uint32_t kv_head, uint32_t slice)
+{
+	const struct fa_cuda_paged_tail *t = &view->tails[tail];
+	const struct fa_cuda_paged_item *item = &view->items[t->item];
+	const uint32_t row_block = tail - view->pieces[t->item].tails;
+	uint32_t n = blocks_of(view, t->item,
+	                       (kv_head * item->row_blocks + row_block) * view->slices + slice);
+
+	for (uint32_t b = t->row / view->rows; b <= (t->row + t->rows - 1) / view->rows; b++)
+		n += blocks_of(view, t->prefix,
+		               (kv_head * view->items[t->prefix].row_blocks + b) * view->slices +
+		                       slice);
+	return n;
+}
+
+static void arrive(const struct view *view, uint32_t *counts, uint32_t item, uint32_t part)
+{
+	const struct fa_cuda_paged_piece *piece = &view->pieces[item];
+	const uint32_t row_blocks = view->items[item].row_blocks;
+	const uint32_t slice = part % view->slices, rest = part / view->slices;
+	const uint32_t kv_head = rest / row_blocks, begin = rest % row_blocks * view->rows;
+
+	if (piece->n_tails == 0 && piece->tails != NONE)
+		counts[((piece->tails + rest % row_blocks) * view->kv_heads + kv_head) *
+		               view->slices +
+		       slice]++;
+	for (uint32_t i = 0; i < piece->n_tails; i++) {
+		const struct fa_cuda_paged_tail *tail = &view->tails[piece->tails + i];
+
+		if (tail->row < begin + view->rows && tail->row + tail->rows > begin)
+			counts[((piece->tails + i) * view->kv_heads + kv_head) * view->slices +
+			       slice]++;
+	}
+}
+
+/* Every unit or tile once, every share in a place of its own, all counters full. */
+static void check_walk(const struct scene *scene)
+{
+	const struct view view = view_of(scene);
+	const struct fa_cuda_paged_plan *plan = view.plan;
+	uint8_t *places = calloc(plan->places, 1);
+	uint32_t *counts = calloc(FA_CUDA_PAGED_TAIL_COUNTERS, sizeof(*counts));
+	uint32_t n_tails = 0;
+	uint64_t tiles = 0, parts = 0;
+
+	for (uint32_t i = 0; i < plan->decode_items; i++) {
+		assert_int_equal(view.items[i].tile, tiles);
+		assert_int_equal(view.pieces[i].parts, parts);
+		tiles += (uint64_t)view.items[i].tiles * view.items[i].parts;
+		parts += view.items[i].parts;
+		n_tails += view.pieces[i].n_tails;
+	}
+	assert_true((uint64_t)n_tails * view.kv_heads * view.slices <= FA_CUDA_PAGED_TAIL_COUNTERS);
+	assert_true(plan->decode_grid <= FA_CUDA_PAGED_BLOCKS);
+	for (uint32_t block = 0, at = 0; block < plan->decode_grid; block++) {
+		uint32_t left = plan->tiles_each + (block < plan->tiles_extra);
+		uint32_t item = view.block_items[block];
+
+		while (left > 0) {
+			const struct fa_cuda_paged_item *i = &view.items[item];
+			const uint32_t part = (at - i->tile) / i->tiles;
+			const uint32_t behind = (at - i->tile) % i->tiles;
+			uint32_t n = i->tiles - behind < left ? i->tiles - behind : left, place;
+
+			assert_true(at >= i->tile && part < i->parts);
+			assert_int_equal(block_of(&view, at), block);
+			n = view.pieces[item].unit ? 1 : n;
+			place = view.pieces[item].unit ? at
+			                               : view.pieces[item].parts + part + block;
+			assert_true(place < plan->places);
+			assert_int_equal(places[place]++, 0);
+			arrive(&view, counts, item, part);
+			at += n;
+			left -= n;
+			if (at == i->tile + i->parts * i->tiles)
+				item++;
+		}
+		tiles -= plan->tiles_each + (block < plan->tiles_extra);
+	}
+	assert_int_equal(tiles, 0);
+	for (uint32_t tail = 0; tail < n_tails; tail++)
+		for (uint32_t h = 0; h < view.kv_heads; h++)
+			for (uint32_t s = 0; s < view.slices; s++)
+				assert_int_equal(
+					counts[(tail * view.kv_heads + h) * view.slices + s],
+					wanted(&view, tail, h, s));
+	free(places);
+	free(counts);
+}
+
+/* Every row's tokens: those of its sequence, in the pages that its table says. */
+static void check_tokens(const struct scene *scene)
+{
+	const struct view view = view_of(scene);
+	const struct fa_paged_step *step = &scene->step;
+	uint32_t item = scene->plan.prefixes, n_prefix_tokens[BATCH_MAX] = { 0 };
+
+	for (int32_t b = 0; b < step->batch; b++) {
+		const uint32_t n_new = step->cu_new[b + 1] - step->cu_new[b];
+		const struct fa_cuda_paged_item *tail = &view.items[item];
+		const struct fa_cuda_paged_piece *piece = &view.pieces[item];
+		const struct fa_cuda_paged_item *prefix;
+		uint32_t begin = step->first[b];
+
+		if (n_new == 0 || n_new >= 48)
+			continue;
+		if (scene->request.attention.window_left >= 0) {
+			const int64_t low = (int64_t)step->lengths[b] - n_new -
+			                    scene->request.attention.window_left;
+
+			begin = low > (int64_t)begin ? (uint32_t)low : begin;
+		}
+		assert_int_equal(tail->first_q, step->cu_new[b]);
+		assert_int_equal(tail->n_q, n_new);
+		assert_int_equal(tail->n_k, step->lengths[b]);
+		assert_int_equal(tail->table_start, step->table_start[b]);
+		assert_true(n_new * view.group <= view.plan->place_rows ||
+		            view.plan->place_rows == view.rows);
+		item++;
+		if (piece->tails == NONE) {
+			assert_int_equal(tail->begin, begin);
+			continue;
+		}
+		/* In a prefix: nothing of it is hidden, and it ends where the tail begins. */
+		prefix = &view.items[view.tails[piece->tails].prefix];
+		assert_int_equal(prefix->begin, begin);
+		assert_int_equal(prefix->first, step->first[b]);
+		assert_int_equal(prefix->n_k, tail->begin);
+		assert_true(tail->begin > begin && tail->begin <= step->lengths[b] - n_new);
+		assert_int_equal(tail->begin % (uint32_t)scene->cache.page_tokens, 0);
+		for (uint32_t page = begin / (uint32_t)scene->cache.page_tokens;
+		     page < tail->begin / (uint32_t)scene->cache.page_tokens; page++)
+			assert_int_equal(step->host_table[prefix->table_start + page],
+			                 step->host_table[tail->table_start + page]);
+		for (uint32_t block = 0, row = 0; block < tail->row_blocks; block++) {
+			const struct fa_cuda_paged_tail *t = &view.tails[piece->tails + block];
+
+			assert_int_equal(t->item, item - 1);
+			assert_int_equal(t->prefix, view.tails[piece->tails].prefix);
+			for (uint32_t i = 0; i < t->rows; i++, row++)
+				assert_int_equal(
+					view.tokens[prefix->first_q + (t->row + i) / view.group],
+					step->cu_new[b] + row / view.group);
+			assert_int_equal(t->row % view.group, block * view.rows % view.group);
+			if (block == tail->row_blocks - 1)
+				assert_int_equal(row, n_new * view.group);
+		}
+		n_prefix_tokens[view.tails[piece->tails].prefix] += n_new;
+	}
+	assert_int_equal(item, scene->plan.decode_items);
+	for (uint32_t i = 0; i < scene->plan.prefixes; i++)
+		assert_int_equal(view.items[i].n_q, n_prefix_tokens[i]);
+}
+
+static void check(struct scene *scene, uint32_t prefixes)
+{
+	scene_plan(scene);
+	assert_int_equal(scene->plan.prefixes, prefixes);
+	assert_true((prefixes > 0) == (scene->plan.decode->kind == FA_CUDA_PAGED_PIECES));
+	if (prefixes > 0) {
+		check_walk(scene);
+		check_tokens(scene);
+	}
+	free(scene->blob);
+}
+
+/* ---- tests */
+
+static struct scene scene;
+
+static void set(int32_t b, uint32_t n_new, uint32_t length)
+{
+	scene.cu_new[b + 1] = scene.cu_new[b] + n_new;
+	scene.lengths[b] = length;
+}
+
+/* 64 sequences that share 8,192 of 9,216 tokens. */
+static void set_usual(void)
+{
+	scene_init(&scene, 64);
+	for (int32_t b = 0; b < 64; b++) {
+		set(b, 1, 9216);
+		begin_like(&scene, b, 0, 128);
+	}
+}
+
+static void test_usual(void **state)
+{
+	struct fa_cuda_paged_launch launches[FA_CUDA_PAGED_LAUNCHES_MAX];
+	const struct fa_cuda_paged_attention *args = &launches[0].args.attention;
+
+	set_usual();
+	check(&scene, 1);
+	assert_string_equal(scene.plan.decode->symbol, "fa_sm90_paged_pieces_bf16_d128_a2");
+	assert_int_equal(scene.plan.decode_items, 65);
+	/* 8 row blocks of the prefix instead of 64, and a tail each. */
+	assert_int_equal((scene.plan.tiles_each * 132 + scene.plan.tiles_extra),
+	                 8 * (8 * 128 + 64 * 16));
+
+	scene_plan(&scene);
+	assert_int_equal(
+		fa_cuda_paged_launches(&scene.plan, &scene.request, 4096, 1 << 20, 7, launches), 1);
+	assert_int_equal((uintptr_t)args->pieces, 4096 + scene.plan.pieces_at);
+	assert_int_equal((uintptr_t)args->tail_counters, (1 << 20) + FA_CUDA_PAGED_BLOCKS * 8);
+	assert_int_equal(args->items_here, 0);
+	assert_non_null(args->items);
+	assert_int_equal((uintptr_t)args->partial_sums +
+	                         (size_t)scene.plan.places * scene.plan.place_rows * 8,
+	                 (1 << 20) + scene.plan.workspace_bytes);
+	free(scene.blob);
+}
+
+static void test_not(void **state)
+{
+	static const float slopes[32];
+
+	set_usual();
+	scene.step.host_table = NULL;
+	check(&scene, 0);
+	set_usual();
+	scene.request.attention.alibi_slopes = slopes;
+	check(&scene, 0);
+	/* The first token of all is just not seen by all. */
+	set_usual();
+	scene.request.attention.window_left = 9214;
+	check(&scene, 0);
+	scene.request.attention.window_left = 9215;
+	check(&scene, 1);
+	/* Too little. */
+	set_usual();
+	for (int32_t b = 0; b < 64; b++)
+		scene.table[b][1] = 7000 + (uint32_t)b;
+	check(&scene, 0);
+	scene_init(&scene, 2);
+	set(0, 1, 500);
+	set(1, 1, 500);
+	begin_like(&scene, 1, 0, 7);
+	check(&scene, 0);
+	/* Counters for so many parts there are not. */
+	set_usual();
+	scene.cache.kv_heads = scene.request.attention.heads = 300;
+	check(&scene, 0);
+	/* Different tokens are hidden. */
+	set_usual();
+	for (int32_t b = 0; b < 64; b++)
+		scene.first[b] = (uint32_t)b;
+	check(&scene, 0);
+}
+
+static void test_groups(void **state)
+{
+	/* Two, by turns; of each an odd one out. */
+	set_usual();
+	for (int32_t b = 1; b < 64; b++)
+		begin_like(&scene, b, b % 2, 128);
+	for (uint32_t i = 0; i < 128; i++)
+		scene.table[1][i] += 500, scene.table[3][i] = scene.table[1][i];
+	for (int32_t b = 1; b < 64; b += 2)
+		begin_like(&scene, b, 1, 128);
+	scene.table[5][0] = 77;
+	scene.table[6][0] = 78;
+	check(&scene, 2);
+
+	/* All share 16 pages, halves of them 112 more: the halves are taken. */
+	set_usual();
+	for (int32_t b = 0; b < 64; b++)
+		for (uint32_t i = 16; i < 128; i++)
+			scene.table[b][i] = 5000000 + (uint32_t)(b % 2) * 1000 + i;
+	check(&scene, 2);
+	/* All share 120, fours of them 8 more: all are taken. */
+	set_usual();
+	for (int32_t b = 0; b < 64; b++)
+		for (uint32_t i = 120; i < 128; i++)
+			scene.table[b][i] = 5000000 + (uint32_t)(b % 16) * 1000 + i;
+	check(&scene, 1);
+	/* 32 share all, 32 only 40 pages with them and one another: of these a group, too. */
+	set_usual();
+	for (int32_t b = 32; b < 64; b++)
+		for (uint32_t i = 40; i < 128; i++)
+			scene.table[b][i] = 9000000 + 1000 * (uint32_t)b + i;
+	check(&scene, 2);
+	/* A page that is the same behind one that is not. */
+	set_usual();
+	scene.table[9][64] = 3;
+	check(&scene, 1);
+}
+
+/* Pages that new tokens go to are not shared, whatever the table says. */
+static void test_new_tokens(void **state)
+{
+	set_usual();
+	for (int32_t b = 0; b < 64; b++) {
+		set(b, 5, 8195);
+		begin_like(&scene, b, 0, PAGES_MAX);
+	}
+	scene_plan(&scene);
+	check_walk(&scene);
+	check_tokens(&scene);
+	assert_int_equal(
+		((const struct fa_cuda_paged_item *)(const void *)(scene.blob +
+	                                                           scene.plan.decode_items_at))
+			->n_k,
+		8128);
+	free(scene.blob);
+}
+
+static void test_random(void **state)
+{
+	int grouped = 0;
+
+	for (int i = 0; i < 400; i++) {
+		const int32_t batch = 1 + (int32_t)below(i % 10 ? 20 : BATCH_MAX);
+
+		scene_init(&scene, batch);
+		scene.chip.sms = 1 + (int32_t)below(150);
+		scene.chip.portable_paged = below(2);
+		scene.cache.page_tokens = 16 * (1 + (int32_t)below(5));
+		scene.cache.kv_heads = 1 + (int32_t)below(8);
+		scene.request.attention.heads = scene.cache.kv_heads * (1 + (int32_t)below(8));
+		scene.request.attention.window_left = below(4) ? -1 : (int64_t)below(9000);
+		scene.request.attention.deterministic = below(4) == 0;
+		scene.cache.head_dim_v = below(4) ? 128 : 512;
+		for (int32_t b = 0; b < batch; b++) {
+			const uint32_t n_new = below(2) ? 1 : below(8) ? below(20) : below(60);
+			const uint32_t longest = (uint32_t)scene.cache.page_tokens * PAGES_MAX;
+
+			set(b, n_new, n_new + below(below(2) ? longest - 100 : 800));
+			if (b > 0 && below(4)) {
+				const int32_t other = (int32_t)below((uint32_t)b);
+
+				begin_like(&scene, b, other, below(PAGES_MAX));
+				scene.first[b] = scene.first[other];
+			} else if (below(4) == 0) {
+				scene.first[b] = below(300);
+			}
+			if (scene.first[b] > scene.lengths[b])
+				scene.first[b] = 0;
+		}
+		scene_plan(&scene);
+		if (scene.plan.decode && scene.plan.decode->kind == FA_CUDA_PAGED_PIECES) {
+			check_walk(&scene);
+			check_tokens(&scene);
+		}
+		grouped += scene.plan.prefixes > 0;
+		if (scene.request.attention.deterministic)
+			assert_int_equal(scene.plan.prefixes, 0);
+		free(scene.blob);
+	}
+	/* It has seen some. */
+	assert_true(grouped > 50);
+}
+
+/* A sequence's units are the same whatever else there is. */
+static void test_units(void **state)
+{
+	static const uint32_t lengths[] = { 1, 512, 513, 4096, 65536, 65537, 300000 };
+	static const uint32_t units[] = { 8, 8, 8, 8, 8, 16, 64 };
+
+	for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
+		const struct fa_cuda_paged_item *item;
+		const struct fa_cuda_paged_kernel *alone;
+		struct view view;
+
+		scene_init(&scene, 1);
+		scene.request.attention.deterministic = true;
+		scene.cache.page_tokens = 256;
+		scene.step.table_entries = 1 << 20;
+		scene.step.host_table = NULL;
+		set(0, 1, lengths[i]);
+		scene_plan(&scene);
+		alone = scene.plan.decode;
+		view = view_of(&scene);
+		item = &view.items[0];
+		assert_int_equal(view.pieces[0].unit, units[i]);
+		assert_int_equal(item->tiles, (lengths[i] + units[i] * 64 - 1) / (units[i] * 64));
+		check_walk(&scene);
+		free(scene.blob);
+
+		scene_init(&scene, 3);
+		scene.request.attention.deterministic = true;
+		scene.cache.page_tokens = 256;
+		scene.step.table_entries = 1 << 20;
+		set(0, 40, 70);
+		set(1, 1, lengths[i]);
+		set(2, 3, 20000);
+		scene.step.host_table = NULL;
+		scene_plan(&scene);
+		assert_ptr_equal(scene.plan.decode, alone);
+		view = view_of(&scene);
+		assert_int_equal(view.pieces[1].unit, units[i]);
+		check_walk(&scene);
+		free(scene.blob);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_usual),  cmocka_unit_test(test_not),
+		cmocka_unit_test(test_groups), cmocka_unit_test(test_new_tokens),
+		cmocka_unit_test(test_random), cmocka_unit_test(test_units),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
