@@ -9,34 +9,6 @@ struct paged_gpu *paged_device_gpu;
 
 /* ---- what paged-problem.c wants */
 
-static uint64_t random_state = 1;
-
-void problem_seed(uint64_t seed)
-{
-	random_state = seed * 2 + 1;
-	for (int i = 0; i < 8; i++)
-		problem_random(2);
-}
-
-uint64_t problem_random(uint64_t below)
-{
-	uint64_t x;
-
-	random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-	x = random_state ^ random_state >> 29;
-	x *= 0x9e3779b97f4a7c15u;
-	return (x >> 20) % below;
-}
-
-double problem_normal(void)
-{
-	double sum = 0;
-
-	for (int i = 0; i < 4; i++)
-		sum += (double)problem_random(1u << 24) / (1u << 24) - 0.5;
-	return sum * 1.7320508;
-}
-
 void paged_fail(const char *format, ...)
 {
 	va_list args;
@@ -133,4 +105,17 @@ void paged_device_run(struct paged_device *device, struct paged_problem *problem
 	paged_gpu_sync(paged_device_gpu);
 	paged_gpu_download(paged_device_gpu, problem->out, device->out, problem->out_bytes);
 	paged_gpu_download(paged_device_gpu, problem->lse, device->lse, problem->lse_bytes);
+}
+
+void paged_device_hide_table(struct paged_device *device, const struct paged_problem *problem)
+{
+	device->step.host_table = problem->table;
+	paged_gpu_fill(paged_device_gpu, device->table, 0xfe, problem->step.table_entries * 4);
+}
+
+void paged_device_show_table(struct paged_device *device, const struct paged_problem *problem)
+{
+	device->step.host_table = NULL;
+	paged_gpu_upload(paged_device_gpu, device->table, problem->table,
+	                 problem->step.table_entries * 4);
 }

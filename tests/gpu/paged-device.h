@@ -32,3 +32,7 @@ void paged_device_deinit(struct paged_device *device);
 /* Runs what was planned over poison, and fetches the results to @problem. */
 void paged_device_run(struct paged_device *device, struct paged_problem *problem,
                       const struct paged_gpu_plan *plan);
+
+/* Lets launches carry the table, which nobody may then read in memory; and no more. */
+void paged_device_hide_table(struct paged_device *device, const struct paged_problem *problem);
+void paged_device_show_table(struct paged_device *device, const struct paged_problem *problem);

@@ -1,12 +1,11 @@
 /*
  * The GPU kernels over pages: attention against fp64 (tests/kernels/paged-problem.h), with
  * work divided over different numbers of blocks and on the kernels for chips with less
- * shared memory; everything else against the CPU's.
+ * shared memory.
  *   test-paged [--seed N] [--random N] [--every N] [--small]
  * Skips (77) without a GPU.
  */
-#include "tests/gpu/paged-device.h"
-#include "tests/kernels/paged-problem.h"
+#include "tests/gpu/paged-fixture.h"
 #include "tests/kernels/reference.h"
 
 #include <math.h>
@@ -17,45 +16,10 @@
 #include <string.h>
 #include <time.h>
 
-static int passed, failed;
-
-/* Lets launches carry the table, which nobody may then read in memory. */
-static void hide_table(struct paged_device *device, const struct paged_problem *problem)
-{
-	device->step.host_table = problem->table;
-	paged_gpu_fill(paged_device_gpu, device->table, 0xfe, problem->step.table_entries * 4);
-}
-
-static void show_table(struct paged_device *device, const struct paged_problem *problem)
-{
-	device->step.host_table = NULL;
-	paged_gpu_upload(paged_device_gpu, device->table, problem->table,
-	                 problem->step.table_entries * 4);
-}
-
-static const enum fa_attention_dtype dtypes[] = { FA_ATTENTION_F32, FA_ATTENTION_F16,
-	                                          FA_ATTENTION_BF16 };
-
-static const struct paged_spec usual = {
-	.dtype = FA_ATTENTION_BF16,
-	.batch = 3,
-	.heads = 8,
-	.kv_heads = 2,
-	.head_dim = 128,
-	.head_dim_v = 128,
-	.page_tokens = 64,
-	.n_new = { 1, 5, 129 },
-	.lengths = { 1328, 18, 463 },
-	.causal = true,
-};
-
-/* For an emulated GPU: fewer tokens, where that changes nothing, and not every case. */
-static bool small;
-static int every = 1;
-
+/* For an emulated GPU: fewer tokens, where that changes nothing. */
 static void make_small(struct paged_spec *spec)
 {
-	for (int32_t b = 0; small && b < spec->batch; b++) {
+	for (int32_t b = 0; paged_options.small && b < spec->batch; b++) {
 		const uint32_t old = spec->lengths[b] - spec->n_new[b];
 
 		if (spec->n_new[b] > 60)
@@ -69,42 +33,13 @@ static void make_small(struct paged_spec *spec)
 		if (spec->lengths[b] > spec->n_new[b] + 500)
 			spec->lengths[b] = spec->n_new[b] + 400 + spec->lengths[b] % 64;
 	}
-	if (small && spec->heads > 9) {
+	if (paged_options.small && spec->heads > 9) {
 		spec->kv_heads = spec->heads % 3 == 0 ? spec->kv_heads : 1;
-		spec->heads = spec->kv_heads * (spec->heads / usual.kv_heads);
+		spec->heads = spec->kv_heads * (spec->heads / paged_usual.kv_heads);
 	}
 }
 
 /* ---- attention */
-
-static void check_on(struct paged_device *device, struct paged_problem *problem,
-                     const struct fa_cuda_chip *chip)
-{
-	void *volatile once = malloc(problem->out_bytes + 1);
-	struct paged_gpu_plan plan = { .blob = 0 };
-	char by[128];
-
-	if (setjmp(paged_failure)) {
-		failed++;
-	} else {
-		if (paged_gpu_plan(paged_device_gpu, chip, &device->request, &plan) < 0)
-			paged_fail("%s: no plan", paged_describe(problem));
-		snprintf(by, sizeof(by), "%s, %s, %d blocks",
-		         plan.plan.decode ? plan.plan.decode->symbol : "-",
-		         plan.plan.forward ? plan.plan.forward->symbol : "-", chip->sms);
-		paged_device_run(device, problem, &plan);
-		memcpy(once, problem->out, problem->out_bytes);
-		paged_device_run(device, problem, &plan);
-		if (memcmp(once, problem->out, problem->out_bytes) != 0)
-			paged_fail("%s on %s: two runs differ", paged_describe(problem), by);
-		paged_judge(problem, by,
-		            problem->spec.dtype == FA_ATTENTION_F32 ? PAGED_ROUNDS_WEIGHTS_FAST
-		                                                    : PAGED_ROUNDS_WEIGHTS_FAST);
-		passed++;
-	}
-	paged_gpu_plan_free(paged_device_gpu, &plan);
-	free(once);
-}
 
 static void check(const struct paged_spec *given)
 {
@@ -115,28 +50,28 @@ static void check(const struct paged_spec *given)
 	struct paged_device device;
 	static int number;
 
-	if (number++ % every)
+	if (number++ % paged_options.every)
 		return;
 	make_small(&spec);
 	paged_init(&problem, &spec);
 	if (setjmp(paged_failure)) {
-		failed++;
+		paged_failed++;
 		return;
 	}
 	paged_device_init(&device, &problem);
-	check_on(&device, &problem, chip);
+	paged_check_on(&device, &problem, chip, NULL, 0);
 	other.sms = 1;
-	if (!small)
-		check_on(&device, &problem, &other);
+	if (!paged_options.small)
+		paged_check_on(&device, &problem, &other, NULL, 0);
 	other.sms = 7 + (int32_t)problem_random(300);
-	if (!small)
-		check_on(&device, &problem, &other);
+	if (!paged_options.small)
+		paged_check_on(&device, &problem, &other, NULL, 0);
 	/* And without the kernels for this chip alone. */
 	other.portable_paged = true;
-	if (!small)
-		check_on(&device, &problem, &other);
+	if (!paged_options.small)
+		paged_check_on(&device, &problem, &other, NULL, 0);
 	other.shared_bytes_max = 101376;
-	check_on(&device, &problem, &other);
+	paged_check_on(&device, &problem, &other, NULL, 0);
 	paged_device_deinit(&device);
 	paged_deinit(&problem);
 }
@@ -162,7 +97,7 @@ struct few {
 
 static void few_one(const struct few *few, int i)
 {
-	struct paged_spec spec = usual;
+	struct paged_spec spec = paged_usual;
 	struct paged_problem problem;
 	struct paged_gpu_plan plan = { .blob = 0 };
 	struct paged_device device;
@@ -183,28 +118,26 @@ static void few_one(const struct few *few, int i)
 	paged_init(&problem, &spec);
 	once = malloc(problem.out_bytes);
 	if (setjmp(paged_failure)) {
-		failed++;
+		paged_failed++;
 		return;
 	}
 	paged_device_init(&device, &problem);
-	check_on(&device, &problem, paged_gpu_chip(paged_device_gpu));
+	paged_check_on(&device, &problem, paged_gpu_chip(paged_device_gpu), NULL, 0);
 	memcpy(once, problem.out, problem.out_bytes);
 
 	device.step.host_table = problem.table;
-	if (paged_gpu_plan(paged_device_gpu, paged_gpu_chip(paged_device_gpu), &device.request,
-	                   &plan) < 0)
-		paged_fail("%s: no plan", paged_describe(&problem));
+	paged_plan(&device, &problem, NULL, &plan);
 	carries = plan.plan.table_here > 0;
 	paged_gpu_plan_free(paged_device_gpu, &plan);
 	if (carries != (few->carried && has_small()))
 		paged_fail("%s: a table of %u entries is %scarried", paged_describe(&problem),
 		           problem.step.table_entries, carries ? "" : "not ");
 	if (carries)
-		hide_table(&device, &problem);
-	check_on(&device, &problem, paged_gpu_chip(paged_device_gpu));
+		paged_device_hide_table(&device, &problem);
+	paged_check_on(&device, &problem, paged_gpu_chip(paged_device_gpu), NULL, 0);
 	if (memcmp(once, problem.out, problem.out_bytes) != 0)
 		paged_fail("%s: other bits with the table in the launch", paged_describe(&problem));
-	passed++;
+	paged_passed++;
 	paged_device_deinit(&device);
 	paged_deinit(&problem);
 	free(once);
@@ -232,17 +165,6 @@ static void few(void)
 		few_one(&cases[i], i);
 }
 
-/* One of the four ways to store codes. */
-static struct paged_spec way_of(const struct paged_spec *spec, int i)
-{
-	struct paged_spec way = *spec;
-
-	way.dtype = i / 4 % 2 ? FA_ATTENTION_F16 : FA_ATTENTION_BF16;
-	way.store = i % 2 ? FA_PAGED_INT8 : FA_PAGED_E4M3;
-	way.head_scales = i / 2 % 2;
-	return way;
-}
-
 /* Pages of codes; also with NaNs and infinities. */
 static void codes(void)
 {
@@ -251,7 +173,7 @@ static void codes(void)
 	static const int32_t groups[] = { 4, 1, 8, 3, 16, 5 };
 
 	for (int i = 0; i < 48; i++) {
-		struct paged_spec spec = way_of(&usual, i);
+		struct paged_spec spec = paged_way_of(&paged_usual, i);
 
 		spec.head_dim = dims[i % 7][0];
 		spec.head_dim_v = dims[i % 7][1];
@@ -286,29 +208,29 @@ static void chosen(void)
 
 	for (size_t i = 0; i < sizeof(pages) / sizeof(pages[0]); i++)
 		for (size_t d = 0; d < 3; d++) {
-			spec = usual;
+			spec = paged_usual;
 			spec.page_tokens = pages[i];
-			spec.dtype = dtypes[d];
+			spec.dtype = paged_dtypes[d];
 			spec.layer_major = i % 2;
 			check(&spec);
 		}
 	for (size_t i = 0; i < sizeof(dims) / sizeof(dims[0]); i++)
 		for (size_t d = 0; d < 3; d++) {
-			spec = usual;
-			spec.dtype = dtypes[d];
+			spec = paged_usual;
+			spec.dtype = paged_dtypes[d];
 			spec.head_dim = dims[i][0];
 			spec.head_dim_v = dims[i][1];
 			spec.gaps = i % 2;
 			check(&spec);
 		}
 	for (size_t i = 0; i < sizeof(groups) / sizeof(groups[0]); i++) {
-		spec = usual;
+		spec = paged_usual;
 		spec.heads = groups[i] * 2;
-		spec.dtype = dtypes[i % 3];
+		spec.dtype = paged_dtypes[i % 3];
 		check(&spec);
 	}
 	/* Empty ones, dropped pages, V in K, long ones. */
-	spec = usual;
+	spec = paged_usual;
 	spec.batch = 7;
 	spec.n_new[0] = 0, spec.lengths[0] = 100;
 	spec.n_new[1] = 1, spec.lengths[1] = 0;
@@ -322,8 +244,8 @@ static void chosen(void)
 		check(&spec);
 	}
 	for (int i = 0; i < 6; i++) {
-		spec = usual;
-		spec.dtype = dtypes[i % 3];
+		spec = paged_usual;
+		spec.dtype = paged_dtypes[i % 3];
 		spec.page_tokens = pages[i];
 		spec.first[0] = 1000;
 		spec.first[1] = 7;
@@ -334,24 +256,24 @@ static void chosen(void)
 		spec.first[3] = 4321;
 		spec.causal = i % 2;
 		check(&spec);
-		spec = usual;
-		spec.dtype = dtypes[i % 3];
+		spec = paged_usual;
+		spec.dtype = paged_dtypes[i % 3];
 		spec.v_in_k = true;
 		spec.heads = 16;
 		spec.kv_heads = 1;
 		spec.head_dim = 32 + 32 * i;
 		spec.head_dim_v = 32 + 8 * i;
 		check(&spec);
-		spec = usual;
-		spec.dtype = dtypes[i % 3];
+		spec = paged_usual;
+		spec.dtype = paged_dtypes[i % 3];
 		spec.batch = 2;
 		spec.lengths[0] = 20000 + 777 * (uint32_t)i;
 		spec.head_dim = spec.head_dim_v = i % 2 ? 128 : 64;
 		spec.left_1 = i > 3 ? 15001 : 0;
 		check(&spec);
 		/* Trees of few and of many rows. */
-		spec = usual;
-		spec.dtype = dtypes[i % 3];
+		spec = paged_usual;
+		spec.dtype = paged_dtypes[i % 3];
 		spec.tree = true;
 		spec.n_new[0] = 3 + (uint32_t)i;
 		spec.n_new[2] = 33 + 20 * (uint32_t)i;
@@ -373,7 +295,7 @@ static void broken(void)
 	struct paged_spec spec;
 
 	for (int i = 0; i < 12; i++) {
-		spec = usual;
+		spec = paged_usual;
 		spec.dtype = i % 4 == 3 ? FA_ATTENTION_F32
 		             : i % 2    ? FA_ATTENTION_F16
 		                        : FA_ATTENTION_BF16;
@@ -419,7 +341,7 @@ static void grow_last(struct paged_problem *problem, int32_t b, int32_t h)
 /* The last tokens' K grows: other rows, which do not see it, stay as they are to the bit. */
 static void unseen(enum fa_attention_dtype dtype, int codes)
 {
-	struct paged_spec spec = codes < 0 ? usual : way_of(&usual, codes);
+	struct paged_spec spec = codes < 0 ? paged_usual : paged_way_of(&paged_usual, codes);
 	struct paged_problem problem;
 	struct paged_gpu_plan plan;
 	struct paged_device device;
@@ -435,13 +357,11 @@ static void unseen(enum fa_attention_dtype dtype, int codes)
 	once = malloc(problem.out_bytes);
 	row_bytes = problem.out_bytes / problem.cu_new[2];
 	if (setjmp(paged_failure)) {
-		failed++;
+		paged_failed++;
 		return;
 	}
 	paged_device_init(&device, &problem);
-	if (paged_gpu_plan(paged_device_gpu, paged_gpu_chip(paged_device_gpu), &device.request,
-	                   &plan) < 0)
-		paged_fail("no plan");
+	paged_plan(&device, &problem, NULL, &plan);
 	paged_device_run(&device, &problem, &plan);
 	memcpy(once, problem.out, problem.out_bytes);
 	for (int32_t b = 0; b < 2; b++)
@@ -457,21 +377,11 @@ static void unseen(enum fa_attention_dtype dtype, int codes)
 			paged_fail("dtype %d: token %u %s", dtype, row,
 			           sees ? "did not change" : "saw what it does not see");
 	}
-	passed++;
+	paged_passed++;
 	paged_gpu_plan_free(paged_device_gpu, &plan);
 	paged_device_deinit(&device);
 	paged_deinit(&problem);
 	free(once);
-}
-
-static bool one_in(uint64_t n)
-{
-	return problem_random(n) == 0;
-}
-
-static uint32_t pick(uint32_t low, uint32_t high)
-{
-	return low + (uint32_t)problem_random(high - low + 1);
 }
 
 static void random_one(uint64_t seed)
@@ -480,40 +390,47 @@ static void random_one(uint64_t seed)
 	struct paged_spec spec = { 0 };
 
 	problem_seed(seed);
-	spec.dtype = dtypes[problem_random(3)];
-	spec.batch = (int32_t)pick(1, 8);
-	spec.kv_heads = (int32_t)pick(1, 3);
-	spec.heads = spec.kv_heads * (int32_t)(one_in(3) ? 1 : pick(1, 9));
+	spec.dtype = paged_dtypes[problem_random(3)];
+	spec.batch = (int32_t)problem_pick(1, 8);
+	spec.kv_heads = (int32_t)problem_pick(1, 3);
+	spec.heads = spec.kv_heads * (int32_t)(problem_one_in(3) ? 1 : problem_pick(1, 9));
 	spec.head_dim = dims[problem_random(9)];
-	spec.head_dim_v = one_in(3) ? (int32_t)(8 * pick(1, one_in(4) ? 64 : 16)) : spec.head_dim;
-	spec.page_tokens = (int32_t)(16 * (one_in(3) ? pick(1, 16) : 1u << pick(0, 4)));
-	spec.v_in_k = spec.head_dim_v <= spec.head_dim && one_in(4);
-	spec.layer_major = one_in(2);
-	spec.gaps = one_in(3);
+	spec.head_dim_v = problem_one_in(3)
+	                          ? (int32_t)(8 * problem_pick(1, problem_one_in(4) ? 64 : 16))
+	                          : spec.head_dim;
+	spec.page_tokens = (int32_t)(16 * (problem_one_in(3) ? problem_pick(1, 16)
+	                                                     : 1u << problem_pick(0, 4)));
+	spec.v_in_k = spec.head_dim_v <= spec.head_dim && problem_one_in(4);
+	spec.layer_major = problem_one_in(2);
+	spec.gaps = problem_one_in(3);
 	for (int32_t b = 0; b < spec.batch; b++) {
-		spec.n_new[b] = one_in(2) ? 1 : one_in(4) ? 0 : pick(1, one_in(2) ? 20 : 150);
-		spec.lengths[b] = spec.n_new[b] + (one_in(4) ? 0 : pick(0, one_in(3) ? 2000 : 200));
-		if (one_in(20))
-			spec.lengths[b] = pick(0, 20);
-		spec.first[b] = one_in(4) ? pick(0, spec.lengths[b]) : 0;
+		spec.n_new[b] = problem_one_in(2)   ? 1
+		                : problem_one_in(4) ? 0
+		                                    : problem_pick(1, problem_one_in(2) ? 20 : 150);
+		spec.lengths[b] =
+			spec.n_new[b] +
+			(problem_one_in(4) ? 0 : problem_pick(0, problem_one_in(3) ? 2000 : 200));
+		if (problem_one_in(20))
+			spec.lengths[b] = problem_pick(0, 20);
+		spec.first[b] = problem_one_in(4) ? problem_pick(0, spec.lengths[b]) : 0;
 	}
-	spec.causal = one_in(2);
-	spec.left_1 = one_in(3) ? pick(1, 300) : 0;
-	spec.right_1 = one_in(3) ? pick(1, 60) : 0;
-	spec.softcap = one_in(4) ? (float)pick(1, 60) : 0;
-	spec.scale = one_in(10) ? -0.1f : 0;
-	spec.alibi = one_in(5);
-	spec.sinks = one_in(4);
-	spec.tree = one_in(4);
-	spec.no_lse = one_in(8);
-	spec.broken = one_in(4) ? (int32_t)pick(1, 6) : 0;
+	spec.causal = problem_one_in(2);
+	spec.left_1 = problem_one_in(3) ? problem_pick(1, 300) : 0;
+	spec.right_1 = problem_one_in(3) ? problem_pick(1, 60) : 0;
+	spec.softcap = problem_one_in(4) ? (float)problem_pick(1, 60) : 0;
+	spec.scale = problem_one_in(10) ? -0.1f : 0;
+	spec.alibi = problem_one_in(5);
+	spec.sinks = problem_one_in(4);
+	spec.tree = problem_one_in(4);
+	spec.no_lse = problem_one_in(8);
+	spec.broken = problem_one_in(4) ? (int32_t)problem_pick(1, 6) : 0;
 	check(&spec);
 }
 
 /* A split request gives the same bits every time, whatever the counters were. */
 static void reruns(void)
 {
-	struct paged_spec spec = usual;
+	struct paged_spec spec = paged_usual;
 	struct paged_problem problem;
 	struct paged_gpu_plan plan;
 	struct paged_device device;
@@ -524,24 +441,22 @@ static void reruns(void)
 	paged_init(&problem, &spec);
 	once = malloc(problem.out_bytes);
 	if (setjmp(paged_failure)) {
-		failed++;
+		paged_failed++;
 		return;
 	}
 	paged_device_init(&device, &problem);
-	if (paged_gpu_plan(paged_device_gpu, paged_gpu_chip(paged_device_gpu), &device.request,
-	                   &plan) < 0)
-		paged_fail("no plan");
+	paged_plan(&device, &problem, NULL, &plan);
 	paged_device_run(&device, &problem, &plan);
 	memcpy(once, problem.out, problem.out_bytes);
-	for (int i = 0; i < (small ? 20 : 1000); i++) {
+	for (int i = 0; i < (paged_options.small ? 20 : 1000); i++) {
 		paged_gpu_launch(paged_device_gpu, &plan, &device.request);
-		if (i % 20 && !small)
+		if (i % 20 && !paged_options.small)
 			continue;
 		paged_device_run(&device, &problem, &plan);
 		if (memcmp(once, problem.out, problem.out_bytes) != 0)
 			paged_fail("run %d differs", i);
 	}
-	passed++;
+	paged_passed++;
 	paged_gpu_plan_free(paged_device_gpu, &plan);
 	paged_device_deinit(&device);
 	paged_deinit(&problem);
@@ -552,7 +467,7 @@ static void reruns(void)
 static void far_slots(void)
 {
 	const size_t far = (size_t)36 << 30;
-	struct paged_spec spec = usual;
+	struct paged_spec spec = paged_usual;
 	struct paged_problem problem;
 	struct paged_device device;
 	uint64_t pool;
@@ -565,7 +480,7 @@ static void far_slots(void)
 	spec.page_tokens = 16;
 	paged_init(&problem, &spec);
 	if (problem.pool_bytes > 64 << 20 || setjmp(paged_failure)) {
-		failed++;
+		paged_failed++;
 		return;
 	}
 	paged_device_init(&device, &problem);
@@ -576,447 +491,38 @@ static void far_slots(void)
 	paged_gpu_upload(paged_device_gpu, device.table, problem.table,
 	                 problem.step.table_entries * 4);
 	device.cache.pool = POINTER(pool);
-	check_on(&device, &problem, paged_gpu_chip(paged_device_gpu));
+	paged_check_on(&device, &problem, paged_gpu_chip(paged_device_gpu), NULL, 0);
 	paged_device_deinit(&device);
 	paged_deinit(&problem);
 	paged_gpu_free(paged_device_gpu, pool);
 }
 
-/* ---- tokens in pages: against the CPU's kernels */
-
-static void run_on_cpu(const struct fa_paged_request *request)
+static void run(void)
 {
-	const struct fa_cpu_isa *isa;
-	char scratch[8192];
-
-	if (fa_cpu_isa_select(NULL, 0, &isa) < 0 ||
-	    fa_cpu_paged_scratch_bytes(isa, request) > sizeof(scratch))
-		paged_fail("no CPU kernel");
-	for (int64_t i = 0; i < fa_cpu_paged_tiles(isa, request); i++)
-		fa_cpu_paged_tile(isa, request, NULL, i, scratch, NULL);
-}
-
-/* Of elements that differ: at most @units of the last place. */
-static void compare(const struct paged_problem *problem, const void *a, const void *b, size_t bytes,
-                    double unit, const char *what)
-{
-	const enum fa_attention_dtype dtype = problem->spec.dtype;
-	const size_t element = dtype == FA_ATTENTION_F32 ? 4 : 2;
-
-	if (memcmp(a, b, bytes) == 0)
-		return;
-	for (size_t i = 0; i < bytes / element; i++) {
-		const double x = reference_get(dtype, a, (int64_t)i);
-		const double y = reference_get(dtype, b, (int64_t)i);
-
-		if (memcmp((const char *)a + i * element, (const char *)b + i * element, element) !=
-		            0 &&
-		    !(fabs(x - y) <= unit * (fabs(x) + 1)))
-			paged_fail("%s: element %zu is %g, not %g (%s)", what, i, x, y,
-			           paged_describe(problem));
-	}
-}
-
-struct tokens {
-	struct paged_problem problem;
-	struct paged_device device;
-	struct fa_paged_request host, request;
-	char *k, *v, *q_out;
-	size_t k_bytes, v_bytes;
-	uint64_t device_k, device_v, device_q_out;
-	float *table;
-	uint64_t device_table;
-	uint32_t positions[512];
-	uint64_t device_positions;
-};
-
-/* @ways: -1, or that of way_of(). */
-static void tokens_init(struct tokens *t, int i, int ways)
-{
-	struct paged_spec spec = usual;
-	struct fa_paged_append *host = &t->host.append, *p = &t->request.append;
-	size_t tokens, bytes;
-
-	memset(t, 0, sizeof(*t));
-	spec.dtype = dtypes[i % 3];
-	spec.batch = 5;
-	spec.n_new[3] = 0, spec.lengths[3] = 30;
-	spec.n_new[4] = 40, spec.lengths[4] = 40;
-	spec.page_tokens = 16 << i % 5;
-	spec.v_in_k = i % 7 == 6;
-	spec.head_dim = i % 2 ? 128 : 72;
-	spec.head_dim_v = i % 2 ? 128 : 40;
-	if (ways >= 0) {
-		spec = way_of(&spec, ways);
-		spec.v_in_k = false;
-		spec.head_dim = i % 2 ? 128 : 80;
-		spec.head_dim_v = i % 2 ? 128 : 48;
-	}
-	spec.gaps = i % 3 == 0;
-	paged_init(&t->problem, &spec);
-	paged_device_init(&t->device, &t->problem);
-	tokens = t->problem.cu_new[5];
-	bytes = spec.dtype == FA_ATTENTION_F32 ? 4 : 2;
-	/* Every fourth has rows that start on no 16 bytes. */
-	const int64_t k_head = spec.head_dim + (i % 4 == 3 ? 3 : 8);
-	const int64_t v_head = spec.head_dim_v;
-
-	t->k_bytes = tokens * 2 * (size_t)k_head * bytes;
-	t->v_bytes = tokens * 2 * (size_t)v_head * bytes;
-	t->k = malloc(t->k_bytes);
-	t->v = malloc(t->v_bytes);
-	t->q_out = malloc(t->problem.q_bytes);
-	for (size_t e = 0; e < t->k_bytes / bytes; e++)
-		reference_set(spec.dtype, t->k, (int64_t)e, problem_normal());
-	for (size_t e = 0; e < t->v_bytes / bytes; e++)
-		reference_set(spec.dtype, t->v, (int64_t)e, problem_normal());
-	memset(t->q_out, 0xff, t->problem.q_bytes);
-	t->device_k = paged_device_upload(t->k, t->k_bytes);
-	t->device_v = paged_device_upload(t->v, t->v_bytes);
-	t->device_q_out = paged_device_upload(t->q_out, t->problem.q_bytes);
-
-	t->host.op = t->request.op = FA_PAGED_APPEND;
-	host->cache = &t->problem.cache;
-	host->step = &t->problem.step;
-	host->layer = 1;
-	host->k = (struct fa_attention_tensor){ t->k, 0, 2 * k_head, k_head };
-	host->v = (struct fa_attention_tensor){ t->v, 0, v_head, (int64_t)tokens * v_head };
-	host->heads = spec.heads;
-	host->q = host->q_out = t->problem.request.attention.q;
-	host->q_out.data = t->q_out;
-	*p = *host;
-	p->cache = &t->device.cache;
-	p->step = &t->device.step;
-	p->k.data = POINTER(t->device_k);
-	p->v.data = POINTER(t->device_v);
-	p->q.data = POINTER(t->device.q);
-	p->q_out.data = POINTER(t->device_q_out);
-}
-
-static void tokens_deinit(struct tokens *t)
-{
-	paged_gpu_free(paged_device_gpu, t->device_k);
-	paged_gpu_free(paged_device_gpu, t->device_v);
-	paged_gpu_free(paged_device_gpu, t->device_q_out);
-	paged_gpu_free(paged_device_gpu, t->device_table);
-	paged_gpu_free(paged_device_gpu, t->device_positions);
-	free(t->k);
-	free(t->v);
-	free(t->q_out);
-	free(t->table);
-	paged_device_deinit(&t->device);
-	paged_deinit(&t->problem);
-}
-
-/* Runs on both, and compares the pools, unless @unit is below 0. */
-static void tokens_run(struct tokens *t, double unit, const char *what)
-{
-	struct paged_gpu_plan plan;
-	char *pool = malloc(t->problem.pool_bytes);
-
-	if (paged_gpu_plan(paged_device_gpu, paged_gpu_chip(paged_device_gpu), &t->request, &plan) <
-	    0)
-		paged_fail("%s: no plan", what);
-	paged_gpu_launch(paged_device_gpu, &plan, &t->request);
-	paged_gpu_sync(paged_device_gpu);
-	paged_gpu_plan_free(paged_device_gpu, &plan);
-	run_on_cpu(&t->host);
-	paged_gpu_download(paged_device_gpu, pool, t->device.pool, t->problem.pool_bytes);
-	if (unit >= 0)
-		compare(&t->problem, pool, t->problem.cache.pool, t->problem.pool_bytes, unit,
-		        what);
-	free(pool);
-}
-
-static void compare_back(struct tokens *t, uint64_t from, const void *host, size_t bytes,
-                         double unit, const char *what)
-{
-	char *back = malloc(bytes);
-
-	paged_gpu_download(paged_device_gpu, back, from, bytes);
-	compare(&t->problem, back, host, bytes, unit, what);
-	free(back);
-}
-
-static void rotary_of(struct tokens *t, int i)
-{
-	static const int32_t dims[] = { 72, 2, 64, 48, 22, 40, 16 };
-	struct fa_paged_rotary rotary = {
-		.dim = dims[i % 7],
-		.interleaved = i / 7 % 2,
-		.base = i % 3 ? 10000 : 500000,
-		.scale = i % 5 ? 1 : 0.125,
-	};
-	const size_t angles = 600 * (size_t)rotary.dim / 2;
-
-	t->host.append.rotary = t->request.append.rotary = rotary;
-	if (i % 4 == 1) {
-		for (int token = 0; token < 512; token++)
-			t->positions[token] = (uint32_t)problem_random(130000);
-		t->device_positions = paged_device_upload(t->positions, sizeof(t->positions));
-		t->host.append.rotary.positions = t->positions;
-		t->request.append.rotary.positions = POINTER(t->device_positions);
-	}
-	if (i % 4 >= 2) {
-		t->table = malloc(2 * angles * sizeof(float));
-		for (size_t a = 0; a < angles; a++) {
-			t->table[a] = (float)cos((double)a * 0.37);
-			t->table[angles + a] = (float)sin((double)a * 0.37);
-		}
-		t->device_table = paged_device_upload(t->table, 2 * angles * sizeof(float));
-		t->host.append.rotary.cos = t->table;
-		t->host.append.rotary.sin = t->table + angles;
-		t->request.append.rotary.cos = POINTER(t->device_table);
-		t->request.append.rotary.sin = POINTER(t->device_table + angles * sizeof(float));
-		t->host.append.rotary.table_positions = 600;
-		t->request.append.rotary.table_positions = 600;
-	}
-}
-
-static void append(int i, int ways)
-{
-	static struct tokens t;
-	double unit;
-
-	if (setjmp(paged_failure)) {
-		failed++;
-		return;
-	}
-	tokens_init(&t, i, ways);
-	/* Every other one carries the table, but for codes. */
-	if (i % 2 && ways < 0)
-		hide_table(&t.device, &t.problem);
-	tokens_run(&t, 0, "append");
-	show_table(&t.device, &t.problem);
-	compare_back(&t, t.device_q_out, t.q_out, t.problem.q_bytes, 0, "q of append");
-
-	t.host.op = t.request.op = FA_PAGED_READ;
-	memset(t.k, 0xff, t.k_bytes);
-	memset(t.v, 0xff, t.v_bytes);
-	paged_gpu_fill(paged_device_gpu, t.device_k, 0xff, t.k_bytes);
-	paged_gpu_fill(paged_device_gpu, t.device_v, 0xff, t.v_bytes);
-	tokens_run(&t, 0, "read");
-	compare_back(&t, t.device_k, t.k, t.k_bytes, 0, "k of read");
-	compare_back(&t, t.device_v, t.v, t.v_bytes, 0, "v of read");
-
-	t.host.op = t.request.op = FA_PAGED_APPEND;
-	if (i % 2 && ways < 0)
-		hide_table(&t.device, &t.problem);
-	rotary_of(&t, i);
-	if (i % 3 == 1) {
-		/* In place. */
-		t.host.append.q_out.data = t.problem.q;
-		t.request.append.q_out.data = POINTER(t.device.q);
-	}
-	unit = t.problem.spec.dtype == FA_ATTENTION_F32   ? 3e-6
-	       : t.problem.spec.dtype == FA_ATTENTION_F16 ? 0x1p-10
-	                                                  : 0x1p-7;
-	/* A code may be the next one; what it stands for is judged. */
-	tokens_run(&t, ways < 0 ? unit : -1, "rotary append");
-	if (ways >= 0) {
-		t.host.op = t.request.op = FA_PAGED_READ;
-		tokens_run(&t, -1, "read");
-		compare_back(&t, t.device_k, t.k, t.k_bytes, 0.13, "k of read");
-		compare_back(&t, t.device_v, t.v, t.v_bytes, 0, "v of read");
-	}
-	compare_back(&t, t.device.q, t.problem.q, t.problem.q_bytes, unit, "q rotated in place");
-	compare_back(&t, t.device_q_out, t.q_out, t.problem.q_bytes, unit, "q rotated");
-	tokens_deinit(&t);
-	passed++;
-}
-
-static void pages_and_moves(int i, int ways)
-{
-	static const uint32_t from[] = { 60, 62, 63, 64, 90, 99, 5, 6 },
-			      cu[] = { 0, 0, 0, 6, 6, 8 };
-	static const uint32_t to[] = { 0, 0, 60, 0, 3 };
-	static struct tokens t;
-	uint32_t source[2];
-
-	if (setjmp(paged_failure)) {
-		failed++;
-		return;
-	}
-	tokens_init(&t, i, ways);
-	source[0] = t.problem.table[t.problem.table_start[0]];
-	source[1] = t.problem.table[t.problem.table_start[4]];
-	t.host.op = t.request.op = FA_PAGED_COPY;
-	t.host.pages = (struct fa_paged_pages){ &t.problem.cache, 2, source, t.problem.spare };
-	t.request.pages = t.host.pages;
-	t.request.pages.cache = &t.device.cache;
-	tokens_run(&t, 0, "copy");
-	t.host.op = t.request.op = FA_PAGED_CLEAR;
-	tokens_run(&t, 0, "clear");
-
-	t.host.op = t.request.op = FA_PAGED_MOVE;
-	t.host.move = (struct fa_paged_move){ &t.problem.cache,
-		                              5,
-		                              cu,
-		                              from,
-		                              to,
-		                              t.problem.table,
-		                              t.problem.table_start,
-		                              t.problem.step.table_entries };
-	t.request.move = t.host.move;
-	t.request.move.cache = &t.device.cache;
-	t.request.move.table = t.device.step.table;
-	if (fa_paged_check(&t.host, NULL, 0) < 0)
-		paged_fail("moves are refused");
-	tokens_run(&t, 0, "move");
-	tokens_deinit(&t);
-	passed++;
-}
-
-static void merge(int i)
-{
-	static const float special[] = { -INFINITY, INFINITY, -200, 200, 0 };
-	const enum fa_attention_dtype dtype = dtypes[i % 3];
-	const double unit = dtype == FA_ATTENTION_F32   ? 3e-6
-	                    : dtype == FA_ATTENTION_F16 ? 0x1p-10
-	                                                : 0x1p-7;
-	const int32_t dim = i % 2 ? 40 : 128, gap = i % 4 == 3 ? 1 : 8;
-	const int64_t rows = 70, elements = rows * (dim + gap);
-	const size_t bytes = (size_t)elements * 4;
-	char *host[3] = { calloc(1, bytes), calloc(1, bytes), calloc(1, bytes) };
-	float lse[3][70], lse_back[70];
-	uint64_t data[3], lses[3];
-	struct fa_paged_request on_cpu = { .op = FA_PAGED_MERGE }, request;
-	struct fa_paged_partial *sides[] = { &on_cpu.merge.a, &on_cpu.merge.b,
-		                             &on_cpu.merge.result };
-	struct paged_problem fake = { .spec = { .dtype = dtype } };
-	struct paged_gpu_plan plan;
-	char *back = malloc(bytes);
-
-	if (setjmp(paged_failure)) {
-		failed++;
-		return;
-	}
-	on_cpu.merge.dtype = dtype;
-	on_cpu.merge.tokens = rows / 2;
-	on_cpu.merge.heads = 2;
-	on_cpu.merge.head_dim_v = dim;
-	for (int side = 0; side < 3; side++) {
-		for (int64_t row = 0; row < rows; row++) {
-			lse[side][row] = row < 25 ? special[side ? row % 5 : row / 5]
-			                          : (float)problem_normal() * 4;
-			for (int32_t c = 0; c < dim; c++)
-				reference_set(dtype, host[side], row * (dim + gap) + c,
-				              isinf(lse[side][row]) ? NAN : problem_normal());
-		}
-		data[side] = paged_device_upload(host[side], bytes);
-		lses[side] = paged_device_upload(lse[side], sizeof(lse[side]));
-		*sides[side] = (struct fa_paged_partial){
-			{ host[side], 0, 2 * (dim + gap), dim + gap }, lse[side], 2, 1
-		};
-	}
-	request = on_cpu;
-	request.merge.a.out.data = POINTER(data[0]);
-	request.merge.a.lse = POINTER(lses[0]);
-	request.merge.b.out.data = POINTER(data[1]);
-	request.merge.b.lse = POINTER(lses[1]);
-	request.merge.result.out.data = POINTER(data[i % 2 ? 2 : 0]);
-	request.merge.result.lse = POINTER(lses[i % 2 ? 2 : 0]);
-	if (paged_gpu_plan(paged_device_gpu, paged_gpu_chip(paged_device_gpu), &request, &plan) < 0)
-		paged_fail("merge: no plan");
-	paged_gpu_launch(paged_device_gpu, &plan, &request);
-	paged_gpu_sync(paged_device_gpu);
-	paged_gpu_plan_free(paged_device_gpu, &plan);
-	run_on_cpu(&on_cpu);
-	paged_gpu_download(paged_device_gpu, back, data[i % 2 ? 2 : 0], bytes);
-	paged_gpu_download(paged_device_gpu, lse_back, lses[i % 2 ? 2 : 0], sizeof(lse_back));
-	for (int64_t row = 0; row < rows; row++) {
-		const int64_t element = dtype == FA_ATTENTION_F32 ? 4 : 2;
-		const int64_t at = row * (dim + gap) * element;
-
-		compare(&fake, back + at, host[2] + at, (size_t)(dim * element), unit, "merge");
-		if (lse_back[row] != lse[2][row] &&
-		    !(fabs(lse_back[row] - lse[2][row]) <= 2e-5 * (1 + fabs(lse[2][row]))))
-			paged_fail("merge: lse %lld is %g, not %g", (long long)row, lse_back[row],
-			           lse[2][row]);
-	}
-	for (int side = 0; side < 3; side++) {
-		paged_gpu_free(paged_device_gpu, data[side]);
-		paged_gpu_free(paged_device_gpu, lses[side]);
-		free(host[side]);
-	}
-	free(back);
-	passed++;
-}
-
-/* Says how a part went, and begins the next one. */
-static void report(const char *part)
-{
-	static int passed_before, failed_before;
-	static double seconds_before;
-	struct timespec now;
-	double seconds;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	seconds = (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-	if (part)
-		printf("%-9s %5d passed, %d failed, %.1f s\n", part, passed - passed_before,
-		       failed - failed_before, seconds - seconds_before);
-	fflush(stdout);
-	passed_before = passed;
-	failed_before = failed;
-	seconds_before = seconds;
+	few();
+	paged_report("few");
+	chosen();
+	paged_report("chosen");
+	codes();
+	paged_report("codes");
+	reruns();
+	paged_report("reruns");
+	far_slots();
+	paged_report("far slots");
+	paged_options.every = 1;
+	broken();
+	paged_report("broken");
+	for (int i = 0; i < 3; i++)
+		unseen(paged_dtypes[i], -1);
+	for (int i = 0; i < 8; i++)
+		unseen(paged_way_of(&paged_usual, i).dtype, i);
+	paged_report("unseen");
+	for (int i = 0; i < paged_options.count; i++)
+		random_one(paged_options.seed + (uint64_t)i);
+	paged_report("random");
 }
 
 int main(int argc, char **argv)
 {
-	uint64_t seed = (uint64_t)time(NULL);
-	int count = 200;
-
-	for (int i = 1; i < argc; i++) {
-		if (!strcmp(argv[i], "--small"))
-			small = true;
-		else if (i + 1 < argc && !strcmp(argv[i], "--every"))
-			every = atoi(argv[++i]);
-		else if (i + 1 < argc && !strcmp(argv[i], "--seed"))
-			seed = strtoull(argv[++i], NULL, 0);
-		else if (i + 1 < argc && !strcmp(argv[i], "--random"))
-			count = atoi(argv[++i]);
-	}
-	every = every < 1 ? 1 : every;
-	paged_device_gpu = paged_gpu_open();
-	if (!paged_device_gpu)
-		return 77;
-	printf("%s, seed %llu\n", paged_gpu_name(paged_device_gpu), (unsigned long long)seed);
-	problem_seed(seed);
-	report(NULL);
-	for (int i = 0; i < 28; i++)
-		append(i, -1);
-	for (int i = 0; i < 16; i++)
-		append(i, i / 2);
-	for (int i = 0; i < 15; i++)
-		pages_and_moves(i, -1);
-	for (int i = 0; i < 4; i++)
-		pages_and_moves(i, i);
-	for (int i = 0; i < 12; i++)
-		merge(i);
-	report("tokens");
-	few();
-	report("few");
-	chosen();
-	report("chosen");
-	codes();
-	report("codes");
-	reruns();
-	report("reruns");
-	far_slots();
-	report("far slots");
-	every = 1;
-	broken();
-	report("broken");
-	for (int i = 0; i < 3; i++)
-		unseen(dtypes[i], -1);
-	for (int i = 0; i < 8; i++)
-		unseen(way_of(&usual, i).dtype, i);
-	report("unseen");
-	for (int i = 0; i < count; i++)
-		random_one(seed + (uint64_t)i);
-	report("random");
-	printf("%d passed, %d failed\n", passed, failed);
-	paged_gpu_close(paged_device_gpu);
-	return failed ? 1 : 0;
+	return paged_main(argc, argv, run);
 }

@@ -5,7 +5,7 @@
  *   test-pieces [--seed N] [--random N] [--small]
  * Skips (77) without a GPU.
  */
-#include "tests/gpu/paged-device.h"
+#include "tests/gpu/paged-fixture.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,21 +15,8 @@
 #define DETERMINISTIC UINT32_MAX /* no prefix, but units */
 #define ANY (UINT32_MAX - 1)     /* as many prefixes as the plan likes */
 
-static int passed, failed;
-static bool small;
-
 static const enum fa_attention_dtype dtypes[] = { FA_ATTENTION_BF16, FA_ATTENTION_F16,
 	                                          FA_ATTENTION_F32 };
-
-static bool one_in(uint32_t n)
-{
-	return problem_random(n) == 0;
-}
-
-static uint32_t pick(uint32_t low, uint32_t high)
-{
-	return low + (uint32_t)problem_random(high - low + 1);
-}
 
 /* Six sequences that share 512 tokens. */
 static struct paged_spec usual(enum fa_attention_dtype dtype, int32_t dim)
@@ -71,33 +58,6 @@ static void judge_plan(const struct paged_problem *problem, const struct fa_cuda
 	           plan->decode ? plan->decode->symbol : "nothing to decode");
 }
 
-static void check_on(struct paged_device *device, struct paged_problem *problem,
-                     const struct fa_cuda_chip *chip, uint32_t prefixes)
-{
-	void *volatile once = malloc(problem->out_bytes + 1);
-	struct paged_gpu_plan plan = { .blob = 0 };
-	char by[128];
-
-	if (setjmp(paged_failure)) {
-		failed++;
-	} else {
-		if (paged_gpu_plan(paged_device_gpu, chip, &device->request, &plan) < 0)
-			paged_fail("%s: no plan", paged_describe(problem));
-		judge_plan(problem, &plan.plan, prefixes);
-		snprintf(by, sizeof(by), "%s, %d SMs",
-		         plan.plan.decode ? plan.plan.decode->symbol : "-", chip->sms);
-		paged_device_run(device, problem, &plan);
-		memcpy(once, problem->out, problem->out_bytes);
-		paged_device_run(device, problem, &plan);
-		if (memcmp(once, problem->out, problem->out_bytes) != 0)
-			paged_fail("%s on %s: two runs differ", paged_describe(problem), by);
-		paged_judge(problem, by, PAGED_ROUNDS_WEIGHTS_FAST);
-		passed++;
-	}
-	paged_gpu_plan_free(paged_device_gpu, &plan);
-	free(once);
-}
-
 static void check(const struct paged_spec *spec, uint32_t prefixes)
 {
 	struct fa_cuda_chip chip = *paged_gpu_chip(paged_device_gpu);
@@ -107,20 +67,20 @@ static void check(const struct paged_spec *spec, uint32_t prefixes)
 
 	paged_init(&problem, spec);
 	if (setjmp(paged_failure)) {
-		failed++;
+		paged_failed++;
 		return;
 	}
 	paged_device_init(&device, &problem);
 	device.step.host_table = problem.table;
 	/* Few SMs, so that little pays; others only where plans may do as they like. */
-	chip.sms = prefixes == ANY || prefixes == DETERMINISTIC ? (int32_t)pick(1, 20) : 5;
+	chip.sms = prefixes == ANY || prefixes == DETERMINISTIC ? (int32_t)problem_pick(1, 20) : 5;
 	/* An emulated GPU is slow: by turns on what is for this chip alone, and on the rest. */
 	for (int i = 0; i < 3; i++) {
 		chip.portable_paged = i != 0;
 		chip.shared_bytes_max = i == 2 ? 101376
 		                               : paged_gpu_chip(paged_device_gpu)->shared_bytes_max;
-		if (!small || number % 3 == i)
-			check_on(&device, &problem, &chip, prefixes);
+		if (!paged_options.small || number % 3 == i)
+			paged_check_on(&device, &problem, &chip, judge_plan, prefixes);
 	}
 	number++;
 	paged_device_deinit(&device);
@@ -254,13 +214,13 @@ static void same(const struct paged_spec *spec)
 
 	paged_init(&problem, spec);
 	if (setjmp(paged_failure)) {
-		failed++;
+		paged_failed++;
 		return;
 	}
 	paged_device_init(&device, &problem);
 	device.step.host_table = problem.table;
-	chip.portable_paged = one_in(2);
-	chip.sms = (int32_t)pick(1, 20);
+	chip.portable_paged = problem_one_in(2);
+	chip.sms = (int32_t)problem_pick(1, 20);
 	if (paged_gpu_plan(paged_device_gpu, &chip, &device.request, &plan) < 0)
 		paged_fail("%s: no plan", paged_describe(&problem));
 	judge_plan(&problem, &plan.plan, DETERMINISTIC);
@@ -278,7 +238,7 @@ static void same(const struct paged_spec *spec)
 		struct paged_device one;
 
 		alone(&device, &problem, b, &one, cu_new);
-		chip.sms = (int32_t)pick(1, 20);
+		chip.sms = (int32_t)problem_pick(1, 20);
 		if (paged_gpu_plan(paged_device_gpu, &chip, &one.request, &plan) < 0)
 			paged_fail("%s: no plan for %d", paged_describe(&problem), b);
 		paged_gpu_launch(paged_device_gpu, &plan, &one.request);
@@ -291,7 +251,7 @@ static void same(const struct paged_spec *spec)
 		paged_fail("%s: alone, sequences have other results", paged_describe(&problem));
 	if (memcmp(lse, problem.lse, problem.lse_bytes) != 0)
 		paged_fail("%s: alone, sequences have other LSEs", paged_describe(&problem));
-	passed++;
+	paged_passed++;
 	free(out);
 	free(lse);
 	paged_device_deinit(&device);
@@ -303,7 +263,7 @@ static void deterministic(void)
 	static const int32_t dims[] = { 64, 128, 256 };
 	struct paged_spec spec;
 
-	for (size_t i = 0; i < 9; i += small ? 2 : 1) {
+	for (size_t i = 0; i < 9; i += paged_options.small ? 2 : 1) {
 		spec = usual(dtypes[i % 3], dims[i / 3]);
 		spec.deterministic = true;
 		spec.sinks = i % 2;
@@ -326,7 +286,7 @@ static void deterministic(void)
 	spec = usual(FA_ATTENTION_BF16, 64);
 	spec.deterministic = true;
 	spec.heads = spec.kv_heads = 1;
-	spec.batch = small ? 1 : 2;
+	spec.batch = paged_options.small ? 1 : 2;
 	spec.lengths[0] = 66000;
 	check(&spec, DETERMINISTIC);
 	same(&spec);
@@ -339,70 +299,55 @@ static void random_one(uint64_t seed)
 
 	problem_seed(seed);
 	spec.dtype = dtypes[problem_random(3)];
-	spec.batch = (int32_t)pick(2, 12);
-	spec.kv_heads = (int32_t)pick(1, 3);
-	spec.heads = spec.kv_heads * (int32_t)pick(1, 9);
+	spec.batch = (int32_t)problem_pick(2, 12);
+	spec.kv_heads = (int32_t)problem_pick(1, 3);
+	spec.heads = spec.kv_heads * (int32_t)problem_pick(1, 9);
 	spec.head_dim = dims[problem_random(5)];
-	spec.head_dim_v = one_in(4) ? (int32_t)(8 * pick(1, 20)) : spec.head_dim;
-	spec.page_tokens = (int32_t)(16 * pick(1, 6));
-	spec.v_in_k = spec.head_dim_v <= spec.head_dim && one_in(4);
-	spec.gaps = one_in(3);
+	spec.head_dim_v = problem_one_in(4) ? (int32_t)(8 * problem_pick(1, 20)) : spec.head_dim;
+	spec.page_tokens = (int32_t)(16 * problem_pick(1, 6));
+	spec.v_in_k = spec.head_dim_v <= spec.head_dim && problem_one_in(4);
+	spec.gaps = problem_one_in(3);
 	for (int32_t b = 0; b < spec.batch; b++) {
 		const uint32_t page = (uint32_t)spec.page_tokens;
 
-		spec.n_new[b] = one_in(2) ? 1 : one_in(6) ? 0 : pick(1, 20);
-		spec.lengths[b] = spec.n_new[b] + pick(0, 700);
-		if (b == 0 || one_in(4))
+		spec.n_new[b] = problem_one_in(2) ? 1 : problem_one_in(6) ? 0 : problem_pick(1, 20);
+		spec.lengths[b] = spec.n_new[b] + problem_pick(0, 700);
+		if (b == 0 || problem_one_in(4))
 			continue;
 		spec.prefix_of_1[b] = 1 + (int32_t)problem_random((uint64_t)b);
-		spec.prefix_pages[b] = pick(0, 40);
+		spec.prefix_pages[b] = problem_pick(0, 40);
 		spec.first[b] = spec.first[spec.prefix_of_1[b] - 1];
 		/* New tokens are in pages of its own, and in no other's. */
 		if (spec.prefix_pages[b] > (spec.lengths[b] - spec.n_new[b]) / page)
 			spec.prefix_pages[b] = (spec.lengths[b] - spec.n_new[b]) / page;
 	}
-	spec.causal = !one_in(3);
-	spec.left_1 = one_in(4) ? pick(1, 900) : 0;
-	spec.right_1 = one_in(4) ? pick(1, 60) : 0;
-	spec.softcap = one_in(4) ? (float)pick(1, 60) : 0;
-	spec.alibi = one_in(6);
-	spec.sinks = one_in(3);
-	spec.tree = one_in(4);
-	spec.no_lse = one_in(8);
-	spec.broken = one_in(4) ? (int32_t)pick(1, 6) : 0;
-	spec.deterministic = one_in(3);
+	spec.causal = !problem_one_in(3);
+	spec.left_1 = problem_one_in(4) ? problem_pick(1, 900) : 0;
+	spec.right_1 = problem_one_in(4) ? problem_pick(1, 60) : 0;
+	spec.softcap = problem_one_in(4) ? (float)problem_pick(1, 60) : 0;
+	spec.alibi = problem_one_in(6);
+	spec.sinks = problem_one_in(3);
+	spec.tree = problem_one_in(4);
+	spec.no_lse = problem_one_in(8);
+	spec.broken = problem_one_in(4) ? (int32_t)problem_pick(1, 6) : 0;
+	spec.deterministic = problem_one_in(3);
 	check(&spec, spec.deterministic ? DETERMINISTIC : ANY);
 	if (spec.deterministic)
 		same(&spec);
 }
 
+static void run(void)
+{
+	prefixes();
+	paged_report("prefixes");
+	deterministic();
+	paged_report("deterministic");
+	for (int i = 0; i < paged_options.count; i++)
+		random_one(paged_options.seed + (uint64_t)i);
+	paged_report("random");
+}
+
 int main(int argc, char **argv)
 {
-	uint64_t seed = (uint64_t)time(NULL);
-	int count = 200;
-
-	for (int i = 1; i < argc; i++) {
-		if (!strcmp(argv[i], "--small"))
-			small = true;
-		else if (i + 1 < argc && !strcmp(argv[i], "--seed"))
-			seed = strtoull(argv[++i], NULL, 0);
-		else if (i + 1 < argc && !strcmp(argv[i], "--random"))
-			count = atoi(argv[++i]);
-	}
-	paged_device_gpu = paged_gpu_open();
-	if (!paged_device_gpu)
-		return 77;
-	printf("%s, seed %llu\n", paged_gpu_name(paged_device_gpu), (unsigned long long)seed);
-	problem_seed(seed);
-	prefixes();
-	printf("prefixes: %d passed, %d failed\n", passed, failed);
-	fflush(stdout);
-	deterministic();
-	printf("deterministic: %d passed, %d failed\n", passed, failed);
-	fflush(stdout);
-	for (int i = 0; i < count; i++)
-		random_one(seed + (uint64_t)i);
-	printf("%d passed, %d failed\n", passed, failed);
-	paged_gpu_close(paged_device_gpu);
-	return failed ? 1 : 0;
+	return paged_main(argc, argv, run);
 }

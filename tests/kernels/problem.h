@@ -49,10 +49,15 @@ struct problem {
 	float slopes[PROBLEM_HEADS_MAX], sinks[PROBLEM_HEADS_MAX];
 };
 
-/* Random numbers: one state for the process. */
+/* ---- random.c: random numbers, one state for the process */
+
 void problem_seed(uint64_t seed);
 uint64_t problem_random(uint64_t below);
 double problem_normal(void);
+bool problem_one_in(uint64_t n);
+uint32_t problem_pick(uint32_t low, uint32_t high); /* of both and what is between */
+
+/* ---- problem.c */
 
 void problem_init(struct problem *problem, const struct problem_spec *spec);
 void problem_deinit(struct problem *problem);

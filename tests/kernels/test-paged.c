@@ -355,16 +355,6 @@ static void test_stop(void **state)
 	paged_deinit(&problem);
 }
 
-static bool one_in(uint64_t n)
-{
-	return problem_random(n) == 0;
-}
-
-static uint32_t pick(uint32_t low, uint32_t high)
-{
-	return low + (uint32_t)problem_random(high - low + 1);
-}
-
 static void test_random(void **state)
 {
 	const char *cases = getenv("FAD_TEST_CASES"), *given = getenv("FAD_TEST_SEED");
@@ -377,37 +367,43 @@ static void test_random(void **state)
 
 		problem_seed(seed + (uint64_t)i);
 		spec.dtype = dtypes[problem_random(3)];
-		spec.batch = (int32_t)pick(1, 5);
-		spec.kv_heads = (int32_t)pick(1, 3);
-		spec.heads = spec.kv_heads * (int32_t)(one_in(2) ? 1 : pick(2, 9));
-		spec.head_dim = (int32_t)(8 * (one_in(4) ? pick(1, 32) : pick(1, 10)));
-		spec.head_dim_v = one_in(2)
+		spec.batch = (int32_t)problem_pick(1, 5);
+		spec.kv_heads = (int32_t)problem_pick(1, 3);
+		spec.heads = spec.kv_heads * (int32_t)(problem_one_in(2) ? 1 : problem_pick(2, 9));
+		spec.head_dim = (int32_t)(8 * (problem_one_in(4) ? problem_pick(1, 32)
+		                                                 : problem_pick(1, 10)));
+		spec.head_dim_v = problem_one_in(2)
 		                          ? spec.head_dim
-		                          : (int32_t)(8 * (one_in(6) ? pick(1, 64) : pick(1, 10)));
-		spec.page_tokens = (int32_t)(16 * (one_in(3) ? pick(1, 16) : 1u << pick(0, 4)));
-		spec.v_in_k = spec.head_dim_v <= spec.head_dim && one_in(4);
-		spec.layer_major = one_in(2);
-		spec.gaps = one_in(3);
+		                          : (int32_t)(8 * (problem_one_in(6)
+		                                                   ? problem_pick(1, 64)
+		                                                   : problem_pick(1, 10)));
+		spec.page_tokens = (int32_t)(16 * (problem_one_in(3) ? problem_pick(1, 16)
+		                                                     : 1u << problem_pick(0, 4)));
+		spec.v_in_k = spec.head_dim_v <= spec.head_dim && problem_one_in(4);
+		spec.layer_major = problem_one_in(2);
+		spec.gaps = problem_one_in(3);
 		for (int32_t b = 0; b < spec.batch; b++) {
-			spec.n_new[b] = one_in(2)   ? 1
-			                : one_in(4) ? 0
-			                            : pick(1, spec.heads > 4 ? 12 : 80);
-			spec.lengths[b] = spec.n_new[b] + (one_in(4) ? 0 : pick(0, 200));
-			if (one_in(20))
-				spec.lengths[b] = pick(0, 20);
-			if (one_in(30))
+			spec.n_new[b] = problem_one_in(2) ? 1
+			                : problem_one_in(4)
+			                        ? 0
+			                        : problem_pick(1, spec.heads > 4 ? 12 : 80);
+			spec.lengths[b] = spec.n_new[b] +
+			                  (problem_one_in(4) ? 0 : problem_pick(0, 200));
+			if (problem_one_in(20))
+				spec.lengths[b] = problem_pick(0, 20);
+			if (problem_one_in(30))
 				spec.lengths[b] += 1100;
-			spec.first[b] = one_in(4) ? pick(0, spec.lengths[b]) : 0;
+			spec.first[b] = problem_one_in(4) ? problem_pick(0, spec.lengths[b]) : 0;
 		}
-		spec.causal = one_in(2);
-		spec.left_1 = one_in(3) ? pick(1, 100) : 0;
-		spec.right_1 = one_in(3) ? pick(1, 60) : 0;
-		spec.softcap = one_in(4) ? (float)pick(1, 60) : 0;
-		spec.alibi = one_in(4);
-		spec.sinks = one_in(4);
-		spec.tree = one_in(3);
-		spec.no_lse = one_in(8);
-		spec.broken = one_in(4) ? (int32_t)pick(1, 6) : 0;
+		spec.causal = problem_one_in(2);
+		spec.left_1 = problem_one_in(3) ? problem_pick(1, 100) : 0;
+		spec.right_1 = problem_one_in(3) ? problem_pick(1, 60) : 0;
+		spec.softcap = problem_one_in(4) ? (float)problem_pick(1, 60) : 0;
+		spec.alibi = problem_one_in(4);
+		spec.sinks = problem_one_in(4);
+		spec.tree = problem_one_in(3);
+		spec.no_lse = problem_one_in(8);
+		spec.broken = problem_one_in(4) ? (int32_t)problem_pick(1, 6) : 0;
 		paged_test(&spec);
 	}
 }

@@ -18,11 +18,6 @@ static int64_t pick(int64_t low, int64_t high)
 	return low + (int64_t)problem_random((uint64_t)(high - low + 1));
 }
 
-static bool one_in(uint64_t n)
-{
-	return problem_random(n) == 0;
-}
-
 /* Mostly small, sometimes around the sizes of tiles and rounds. */
 static int64_t pick_length(void)
 {
@@ -52,25 +47,26 @@ static void test_random(void **state)
 		spec.dtype = (enum fa_attention_dtype)pick(1, 3);
 		spec.batch = (int32_t)pick(1, 4);
 		spec.kv_heads = (int32_t)pick(1, 3);
-		spec.heads = spec.kv_heads * (int32_t)(one_in(2) ? 1 : pick(2, 9));
-		spec.head_dim = (int32_t)(8 * (one_in(4) ? pick(1, 32) : pick(1, 10)));
-		spec.head_dim_v = one_in(2)
+		spec.heads = spec.kv_heads * (int32_t)(problem_one_in(2) ? 1 : pick(2, 9));
+		spec.head_dim = (int32_t)(8 * (problem_one_in(4) ? pick(1, 32) : pick(1, 10)));
+		spec.head_dim_v = problem_one_in(2)
 		                          ? spec.head_dim
-		                          : (int32_t)(8 * (one_in(6) ? pick(1, 64) : pick(1, 10)));
+		                          : (int32_t)(8 * (problem_one_in(6) ? pick(1, 64)
+		                                                             : pick(1, 10)));
 		spec.n_q = pick_length();
 		spec.n_k = pick_length();
-		spec.ragged = one_in(3);
+		spec.ragged = problem_one_in(3);
 		for (int32_t b = 0; b < spec.batch; b++) {
 			spec.lengths_q[b] = (uint32_t)pick_length();
 			spec.lengths_k[b] = (uint32_t)pick_length();
 		}
-		spec.causal = one_in(2);
-		spec.left_1 = one_in(3) ? 1 + pick_length() : 0;
-		spec.right_1 = one_in(3) ? 1 + pick_length() : 0;
-		spec.softcap = one_in(4) ? (float)pick(1, 60) : 0;
-		spec.alibi = one_in(4);
-		spec.sinks = one_in(4);
-		spec.no_lse = one_in(8);
+		spec.causal = problem_one_in(2);
+		spec.left_1 = problem_one_in(3) ? 1 + pick_length() : 0;
+		spec.right_1 = problem_one_in(3) ? 1 + pick_length() : 0;
+		spec.softcap = problem_one_in(4) ? (float)pick(1, 60) : 0;
+		spec.alibi = problem_one_in(4);
+		spec.sinks = problem_one_in(4);
+		spec.no_lse = problem_one_in(8);
 		spec.layout = (enum problem_layout)pick(0, PROBLEM_LAYOUTS - 1);
 		/* Keep the reference's share of the time small. */
 		while (spec.n_q * spec.n_k * spec.heads * spec.batch > 100000 && !spec.ragged) {
