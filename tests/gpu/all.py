@@ -27,6 +27,10 @@ BUNDLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 FABENCH = ["bin/fabench", "--json"]
 TIME_PAGED = ["bench/time-paged", "--json"]
 DECODE = [*TIME_PAGED, "--only", "decode", "--samples", "12"]
+# Of what --only names here there are no peers.
+CODES = [*TIME_PAGED, "--only", "codes", "--samples", "12"]
+SHARED = [*TIME_PAGED, "--only", "shared", "--samples", "20"]
+DETERMINISTIC = [*TIME_PAGED, "--only", "deterministic", "--samples", "12"]
 PREFILL = [*TIME_PAGED, "--only", "prefill", "--samples", "10"]
 RACE = [sys.executable, "bench/race.py", "--library", "lib/libfagpu.so", "--samples", "12"]
 
@@ -37,7 +41,8 @@ PARTS = (
     ("request", 240, [[*FABENCH, "request"]]),
     ("request-mps", 300, [[*FABENCH, "--mps", "request"]]),
     ("step", 180, [[*FABENCH, "step"]]),
-    ("launch", 60, [["bin/fabench-launch", "--json"]]),
+    ("launch", 120, [["bin/fabench-launch", "--json"]]),
+    ("prepare", 60, [["bin/fabench-launch", "--prepare", "--json"]]),
     ("throughput", 240, [[*FABENCH, "throughput"]]),
     ("crowd", 300, [[*FABENCH, "crowd"]]),
     ("gpu", 120, [[*FABENCH, "gpu"]]),
@@ -46,6 +51,9 @@ PARTS = (
         [*DECODE, *shape.split()] for shape in (
             "--heads 64 --kv-heads 8", "--heads 32 --kv-heads 32", "--heads 8 --kv-heads 1",
             "--heads 40 --kv-heads 8", "--new 4", "--dim 64", "--dim 256", "--page 16")]),
+    ("decode-codes", 240, [CODES]),
+    ("decode-shared", 120, [SHARED]),
+    ("decode-deterministic", 120, [DETERMINISTIC]),
     ("paged-prefill", 240, [
         [*PREFILL, *shape.split()] for shape in (
             "--page 16", "--page 256", "--dim 64", "--dim 256 --heads 16 --kv-heads 4")]),
@@ -59,7 +67,7 @@ def with_peers(command, args):
     """Other people's kernels, where they can be set beside ours."""
     if "bench/race.py" in command:
         return command + (["--peers", args.race_peers] if args.race_peers else [])
-    if command[0] == TIME_PAGED[0] and "prefill" not in command or "bench/kv.py" in command:
+    if command[0] == TIME_PAGED[0] and "decode" in command or "bench/kv.py" in command:
         return command + [word for peer in args.peer for word in ("--peer", peer)]
     return command
 
@@ -174,7 +182,7 @@ def main():
             parser.error(f"there is no part {pattern}; --list has them")
     if args.list:
         for name, seconds, _ in wanted:
-            print(f"{name:<16} {seconds:4} s")
+            print(f"{name:<20} {seconds:4} s")
         return 0
     if not args.output:
         parser.error("--output DIR says where the results go")
