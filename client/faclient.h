@@ -407,7 +407,7 @@ int fa_stream_free(struct fa_client *client, uint32_t stream);
  *                     "buffer_bytes": N, "gpu_buffers": N, "timeline": false, "streams": N,
  *                     "requests": N } ],
  *     "tenants": [ { "uid": N, "cgroup": "...", "sessions": N, "buffers": N, "buffer_bytes": N,
- *                    "fds": N, "requests": N } ] }
+ *                    "fds": N, "requests": N, "timelines": N } ] }
  * requests of a session or tenant are those in flight; gpu_buffers the buffers that are memory
  * of the GPU which the client can use itself; timeline whether it has set one up.
  */

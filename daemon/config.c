@@ -44,6 +44,7 @@ static const struct limit_field limit_fields[] = {
 	TENANT_LIMIT("requests", FA_RESOURCE_REQUESTS, 1u << 30),
 	TENANT_LIMIT("step_bytes", FA_RESOURCE_STEP_BYTES, INT64_MAX),
 	TENANT_LIMIT("gates", FA_RESOURCE_GATES, 1u << 30),
+	TENANT_LIMIT("timelines", FA_RESOURCE_TIMELINES, 1u << 20),
 	LIMIT(uid_factor, 1, 1u << 20),
 	LIMIT(pool_bytes, 0, INT64_MAX),
 	LIMIT(sequences, 0, 1u << 24),
@@ -82,6 +83,7 @@ int fa_config_init(struct fa_config *ret_config)
 				[FA_RESOURCE_REQUESTS] = 16384,
 				[FA_RESOURCE_STEP_BYTES] = 32 << 20, /* a GPU's room has 64 */
 				[FA_RESOURCE_GATES] = 65536,
+				[FA_RESOURCE_TIMELINES] = FA_LIMIT_AUTO,
 			},
 			.uid_factor = 4,
 			.pool_bytes = INT64_MAX,
@@ -115,12 +117,24 @@ uint64_t fa_config_pool_bytes(const struct fa_config *config, uint64_t device_by
 	return own && bytes > POOL_BYTES_OWN ? POOL_BYTES_OWN : bytes;
 }
 
-void fa_config_resolve(struct fa_config *config, uint64_t device_bytes)
+/* All cgroups of one user together have half of those that are kept. */
+static uint64_t timelines_of_tenant(const struct fa_limits *limits, uint64_t timelines_max)
 {
-	uint64_t *limit = &config->limits.tenant[FA_RESOURCE_DEVICE_BYTES];
+	uint64_t share = timelines_max / 2 / limits->uid_factor;
 
-	if (*limit == FA_LIMIT_AUTO)
-		*limit = device_bytes;
+	if (!timelines_max)
+		return limits->tenant[FA_RESOURCE_SESSIONS];
+	return share ? share : 1;
+}
+
+void fa_config_resolve(struct fa_config *config, uint64_t device_bytes, uint64_t timelines_max)
+{
+	struct fa_limits *limits = &config->limits;
+
+	if (limits->tenant[FA_RESOURCE_DEVICE_BYTES] == FA_LIMIT_AUTO)
+		limits->tenant[FA_RESOURCE_DEVICE_BYTES] = device_bytes;
+	if (limits->tenant[FA_RESOURCE_TIMELINES] == FA_LIMIT_AUTO)
+		limits->tenant[FA_RESOURCE_TIMELINES] = timelines_of_tenant(limits, timelines_max);
 }
 
 void fa_config_deinit(struct fa_config *config)

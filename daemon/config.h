@@ -35,8 +35,9 @@ struct fa_config {
 int fa_config_init(struct fa_config *ret_config);
 
 /* Puts numbers where limits are FA_LIMIT_AUTO: a tenant may have all of the device's own
- * memory. */
-void fa_config_resolve(struct fa_config *config, uint64_t device_bytes);
+ * memory, and so many timelines that one user has at most half of the @timelines_max that
+ * are kept for the daemon's successor (0: nobody counts them). */
+void fa_config_resolve(struct fa_config *config, uint64_t device_bytes, uint64_t timelines_max);
 
 /*
  * Bytes that the pool may have, which has @pool_bytes. Without a number in the configuration

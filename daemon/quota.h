@@ -17,6 +17,7 @@ enum fa_resource {
 	FA_RESOURCE_REQUESTS,
 	FA_RESOURCE_STEP_BYTES, /* tables of steps of the KV pool in flight, tokens looked up */
 	FA_RESOURCE_GATES,      /* waits and signals of requests in flight */
+	FA_RESOURCE_TIMELINES,  /* of sessions, one at most each */
 	_FA_RESOURCE_N,
 };
 

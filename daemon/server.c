@@ -384,7 +384,7 @@ static void wake_engine(void *userdata)
 	fa_engine_wake(server->engine);
 }
 
-static int open_device(struct fa_server *server, struct fa_error *error)
+static int open_device(struct fa_server *server, uint64_t timelines_max, struct fa_error *error)
 {
 	struct fa_device_config config = {
 		.threads = server->config.threads,
@@ -400,7 +400,7 @@ static int open_device(struct fa_server *server, struct fa_error *error)
 	if (error->text[0])
 		fa_log(FA_LOG_INFO, "no GPU is used: %s", error->text);
 	server->ops->describe(server->device, &server->info);
-	fa_config_resolve(&server->config, server->info.memory_bytes);
+	fa_config_resolve(&server->config, server->info.memory_bytes, timelines_max);
 
 	r = fa_engine_new(server->ops, notify, server, &server->engine);
 	if (r == 0)
@@ -544,7 +544,7 @@ int fa_server_new(const struct fa_server_options *options, struct fa_error *erro
 		fa_fail(error, r, "the event loop cannot be used: %s", uv_strerror(r));
 		goto fail;
 	}
-	r = open_device(server, error);
+	r = open_device(server, options->keeper.timelines_max, error);
 	if (r < 0)
 		goto fail;
 	fa_importer_init(&server->importer, server->loop, server->ops, server->device,
@@ -602,7 +602,7 @@ void fa_server_reload(struct fa_server *server, struct fa_config *config)
 	    !same_text(old->device, config->device) || old->threads != config->threads)
 		fa_log(FA_LOG_WARNING, "socket, mode, group, backend, device and threads change "
 		                       "with the next start only");
-	fa_config_resolve(config, server->info.memory_bytes);
+	fa_config_resolve(config, server->info.memory_bytes, server->kv.keeper.timelines_max);
 	old->limits = config->limits;
 	if (old->pool_bytes != config->pool_bytes || old->pool_percent != config->pool_percent ||
 	    old->pool_chunk_bytes != config->pool_chunk_bytes) {

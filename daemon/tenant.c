@@ -113,6 +113,7 @@ const char *fa_resource_name(enum fa_resource resource)
 		[FA_RESOURCE_REQUESTS] = "requests",
 		[FA_RESOURCE_STEP_BYTES] = "step_bytes",
 		[FA_RESOURCE_GATES] = "gates",
+		[FA_RESOURCE_TIMELINES] = "timelines",
 	};
 
 	return names[resource];

@@ -17,7 +17,7 @@
 
 struct fa_timeline {
 	struct fa_timeline_words words;
-	struct fa_charge charge;
+	struct fa_charge charge, charge_bytes;
 	uint64_t planned[FA_TIMELINE_SLOTS]; /* the highest value that a request is to give */
 	char name[NAME_BYTES];
 	bool kept;
@@ -49,6 +49,7 @@ static struct fa_timeline *timeline_free(struct fa_timeline *timeline)
 	unmap(timeline->words.out);
 	pthread_mutex_destroy(&timeline->words.mutex);
 	fa_charge_release(&timeline->charge);
+	fa_charge_release(&timeline->charge_bytes);
 	free(timeline);
 	return NULL;
 }
@@ -58,19 +59,34 @@ static void timeline_freep(struct fa_timeline **timeline)
 	timeline_free(*timeline);
 }
 
-/* @ret_fds: the client's slots, the daemon's for the client, and those to be kept. */
-static int timeline_new(struct fa_charge *charge, struct fa_timeline **ret_timeline, int ret_fds[3])
+/* One without memory, which is charged for it. */
+static int timeline_new(struct fa_tenant *tenant, struct fa_error *error,
+                        struct fa_timeline **ret_timeline)
 {
 	_fa_cleanup_(timeline_freep) struct fa_timeline *timeline = NULL;
-	_fa_cleanup_(fa_close_fdp) int in = -1, out = -1, reading = -1;
-	void *memory = NULL;
 	int r;
 
 	timeline = fa_new(struct fa_timeline);
 	if (!timeline)
-		return -ENOMEM;
+		return fa_fail(error, -ENOMEM, "the daemon has no memory for a timeline");
 	pthread_mutex_init(&timeline->words.mutex, NULL);
-	fa_charge_move(&timeline->charge, charge);
+	r = fa_charge_add(&timeline->charge, tenant, FA_RESOURCE_TIMELINES, 1, error);
+	if (r == 0)
+		r = fa_charge_add(&timeline->charge_bytes, tenant, FA_RESOURCE_BUFFER_BYTES,
+		                  2 * FA_TIMELINE_BYTES, error);
+	if (r < 0)
+		return r;
+	*ret_timeline = fa_steal_ptr(timeline);
+	return 0;
+}
+
+/* @ret_fds: the client's slots, the daemon's for the client, and those to be kept. */
+static int timeline_map(struct fa_timeline *timeline, int ret_fds[3])
+{
+	_fa_cleanup_(fa_close_fdp) int in = -1, out = -1, reading = -1;
+	void *memory = NULL;
+	int r;
+
 	r = fa_memfd_new("fad-timeline-in", FA_TIMELINE_BYTES, 1, &in);
 	if (r == 0)
 		r = map(in, &memory);
@@ -89,7 +105,6 @@ static int timeline_new(struct fa_charge *charge, struct fa_timeline **ret_timel
 	ret_fds[0] = fa_steal_fd(&in);
 	ret_fds[1] = fa_steal_fd(&reading);
 	ret_fds[2] = fa_steal_fd(&out);
-	*ret_timeline = fa_steal_ptr(timeline);
 	return 0;
 }
 
@@ -125,7 +140,7 @@ int fa_timeline_setup(struct fa_session *session, const struct fa_wire_message *
                       struct fa_error *error)
 {
 	_fa_cleanup_(timeline_freep) struct fa_timeline *timeline = NULL;
-	struct fa_charge charge = {}, bytes = {};
+	struct fa_charge charge = {};
 	struct fa_wire_message reply = {
 		.id = message->id,
 		.fds = 2,
@@ -140,17 +155,13 @@ int fa_timeline_setup(struct fa_session *session, const struct fa_wire_message *
 		return fa_fail(error, -EEXIST, "the session has a timeline already");
 	if (session->server->state != FA_SERVER_RUNNING)
 		return fa_fail(error, -ESHUTDOWN, "the daemon is stopping");
-	r = fa_charge_add(&bytes, session->tenant, FA_RESOURCE_BUFFER_BYTES, 2 * FA_TIMELINE_BYTES,
-	                  error);
+	r = timeline_new(session->tenant, error, &timeline);
 	if (r == 0)
 		r = fa_session_charge_fds(session, 2, &charge, error);
-	if (r < 0) {
-		fa_charge_release(&bytes);
+	if (r < 0)
 		return r;
-	}
-	r = timeline_new(&bytes, &timeline, fds);
+	r = timeline_map(timeline, fds);
 	if (r < 0) {
-		fa_charge_release(&bytes);
 		fa_charge_release(&charge);
 		return fa_fail(error, r, "the timeline cannot be made: %s", strerror(-r));
 	}

@@ -27,10 +27,13 @@ static void test_defaults(void **state)
 	assert_int_equal(config.limits.tenant[FA_RESOURCE_BUFFERS], 65536);
 	assert_true(config.limits.tenant[FA_RESOURCE_BUFFER_BYTES] > 1 << 20);
 	assert_true(config.limits.tenant[FA_RESOURCE_DEVICE_BYTES] == FA_LIMIT_AUTO);
-	fa_config_resolve(&config, 1ull << 50);
+	assert_true(config.limits.tenant[FA_RESOURCE_TIMELINES] == FA_LIMIT_AUTO);
+	fa_config_resolve(&config, 1ull << 50, 2048);
 	assert_true(config.limits.tenant[FA_RESOURCE_DEVICE_BYTES] == 1ull << 50);
-	fa_config_resolve(&config, 1ull << 51);
+	assert_int_equal(config.limits.tenant[FA_RESOURCE_TIMELINES], 256);
+	fa_config_resolve(&config, 1ull << 51, 4096);
 	assert_true(config.limits.tenant[FA_RESOURCE_DEVICE_BYTES] == 1ull << 50);
+	assert_int_equal(config.limits.tenant[FA_RESOURCE_TIMELINES], 256);
 	/* Half of the device's memory, whether it is free or the pool's. */
 	assert_true(fa_config_pool_bytes(&config, 1ull << 40, 1ull << 38, 0, false) == 1ull << 37);
 	assert_true(fa_config_pool_bytes(&config, 1ull << 40, 1ull << 38, 1ull << 38, false) ==
@@ -45,6 +48,32 @@ static void test_defaults(void **state)
 	assert_int_equal(config.limits.connections, 4096);
 	fa_config_deinit(&config);
 	fa_config_deinit(&config);
+}
+
+/* What one user's cgroups have together is half of what there is, if that can be. */
+static void test_timelines(void **state)
+{
+	static const struct {
+		const char *text;
+		uint64_t kept, share;
+	} cases[] = {
+		{ "uid_factor = 8\n", 2048, 128 },    { "uid_factor = 1\n", 2048, 1024 },
+		{ "uid_factor = 100\n", 30, 1 },      { "sessions = 77\n", 0, 77 },
+		{ "timelines = 2000\n", 2048, 2000 }, { "timelines = 0\n", 2048, 0 },
+	};
+	struct fa_error error = {};
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); ++i) {
+		struct fa_config config;
+		char text[128];
+
+		snprintf(text, sizeof(text), "[limits]\n%s", cases[i].text);
+		assert_int_equal(fa_config_init(&config), 0);
+		assert_int_equal(fa_config_parse(&config, text, &error), 0);
+		fa_config_resolve(&config, 0, cases[i].kept);
+		assert_int_equal(config.limits.tenant[FA_RESOURCE_TIMELINES], cases[i].share);
+		fa_config_deinit(&config);
+	}
 }
 
 static void test_all(void **state)
@@ -206,7 +235,7 @@ int main(void)
 	static const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_defaults), cmocka_unit_test(test_all),
 		cmocka_unit_test(test_wrong),    cmocka_unit_test(test_file),
-		cmocka_unit_test(test_set),
+		cmocka_unit_test(test_set),      cmocka_unit_test(test_timelines),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

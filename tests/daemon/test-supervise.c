@@ -276,7 +276,8 @@ static void test_timelines(void **state)
 		skip();
 	limit.rlim_cur = limit.rlim_max;
 	fa_check(!setrlimit(RLIMIT_NOFILE, &limit));
-	start(&(struct fa_test_daemon_options){ .config = "[limits]\nsessions = 4000\n" });
+	start(&(struct fa_test_daemon_options){
+		.config = "[limits]\nsessions = 4000\ntimelines = 4000\n" });
 	child = fa_test_daemon_next_child(&supervisor, 0);
 	for (int i = 0; i < N; ++i) {
 		fa_raw_open(&raw, supervisor.socket);
@@ -304,30 +305,48 @@ static void test_timelines(void **state)
 	}
 }
 
-/* More than the supervisor has room for are refused, until others are gone. */
-static void test_timelines_full(void **state)
+enum {
+	FILES = 300,
+	/* That the supervisor keeps, and what one tenant has of them: with uid_factor 4, half of
+	 * them for all of its user's. */
+	MOST = (FILES - 64) / 2,
+	SHARE = MOST / 2 / 4,
+};
+
+/* @n can be had at once, and one more, refused with @text, when another is gone. */
+static void check_timelines(int n, const char *text)
 {
-	enum {
-		FILES = 300,
-		MOST = (FILES - 64) / 2,
-	};
 	static struct fa_raw raws[MOST], one_more;
 
-	start(&(struct fa_test_daemon_options){ .nofile = FILES });
-	for (int i = 0; i < MOST; ++i) {
+	for (int i = 0; i < n; ++i) {
 		fa_raw_open(&raws[i], supervisor.socket);
 		fa_check_eq(timeline_setup(&raws[i]), 0);
 	}
 	fa_raw_open(&one_more, supervisor.socket);
 	fa_check_eq(timeline_setup(&one_more), -EDQUOT);
-	fa_check_contains(one_more.message.reply.text.text, "1 more timeline than 118");
+	fa_check_contains(one_more.message.reply.text.text, text);
 	/* It has none, and may ask again. */
 	fa_check_eq(timeline_setup(&one_more), -EDQUOT);
 	fa_raw_close(&raws[7]);
 	fa_check_eventually(timeline_setup(&one_more) == 0);
 	fa_raw_close(&one_more);
-	for (int i = 0; i < MOST; ++i)
+	for (int i = 0; i < n; ++i)
 		fa_raw_close(&raws[i]);
+}
+
+/* More than the supervisor has room for are refused, until others are gone. */
+static void test_timelines_full(void **state)
+{
+	start(&(struct fa_test_daemon_options){ .nofile = FILES,
+	                                        .config = "[limits]\ntimelines = 1000\n" });
+	check_timelines(MOST, "1 more timeline than 118");
+}
+
+/* Nobody gets all of them. */
+static void test_timelines_share(void **state)
+{
+	start(&(struct fa_test_daemon_options){ .nofile = FILES });
+	check_timelines(SHARE, "the limit timelines, which is 14 for a user");
 }
 
 int main(void)
@@ -344,6 +363,7 @@ int main(void)
 		cmocka_unit_test_teardown(test_crash_loop, stop),
 		cmocka_unit_test_teardown(test_timelines, stop),
 		cmocka_unit_test_teardown(test_timelines_full, stop),
+		cmocka_unit_test_teardown(test_timelines_share, stop),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -102,6 +102,53 @@ static void test_quotas(void **state)
 	fa_scene_check(&scene);
 }
 
+static int take_timelines(void)
+{
+	static struct fa_raw raws[4];
+	int n = 0;
+
+	for (int i = 0; i < 4; i++) {
+		struct fa_wire_message message = fa_raw_message(FA_WIRE_TIMELINE_SETUP);
+
+		fa_raw_open(&raws[i], scene.daemon.socket);
+		fa_raw_call(&raws[i], &message, NULL, 0);
+		if (raws[i].message.type == FA_WIRE_TIMELINE_REPLY) {
+			n++;
+			continue;
+		}
+		fa_check_eq(raws[i].message.reply.status, -EDQUOT);
+		fa_check_contains(raws[i].message.reply.text.text, "timelines");
+	}
+	fa_check_eq(n, 3);
+	return 0;
+}
+
+/* Stays with them until it is killed. */
+static int keep_timelines(void)
+{
+	take_timelines();
+	raise(SIGSTOP);
+	return 0;
+}
+
+static void test_timelines(void **state)
+{
+	struct role role = { NOBODY, keep_timelines };
+	int status;
+	pid_t pid;
+
+	start("[daemon]\nmode = 0666\n[limits]\ntimelines = 3\n");
+	pid = fa_test_fork(become, &role);
+	fa_check_eq(waitpid(pid, &status, WUNTRACED), pid);
+	fa_check(WIFSTOPPED(status));
+	run_as(OTHER, take_timelines);
+	fa_check(!kill(pid, SIGKILL));
+	fa_test_reap(pid);
+	fa_scene_check(&scene);
+	run_as(NOBODY, take_timelines);
+	fa_scene_check(&scene);
+}
+
 static int64_t count_tenants(json_t *status, uid_t *ret_uid)
 {
 	json_t *tenants = json_object_get(status, "tenants");
@@ -246,8 +293,8 @@ static void test_ids(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		test(test_quotas), test(test_status), test(test_drain),
-		test(test_mode),   test(test_ids),
+		test(test_quotas), test(test_timelines), test(test_status),
+		test(test_drain),  test(test_mode),      test(test_ids),
 	};
 
 	if (geteuid()) {
