@@ -130,6 +130,11 @@ struct fa_device_work {
 	 * for other layers that come with the same ones can be planned as this one was. */
 	bool repeats;
 	void *room; /* the backend's, from paged_prepare() to paged_release() */
+	/* One that goes to the same queue before it, and is not released: as they never run at
+	 * the same time, paged_prepare() may take its room over, and then sets its room_taken.
+	 * That is the later one's from then on, heap_bytes and all. NULL: none. */
+	struct fa_device_work *before;
+	bool room_taken;
 	/* What that takes of the room that steps' tables have, or of the machine's memory; set
 	 * by paged_prepare() if it succeeds. */
 	uint64_t room_bytes, heap_bytes;

@@ -56,7 +56,7 @@ enum work_state {
 /* What fa_device_work.backend holds. */
 struct cpu_work {
 	_Atomic int64_t next; /* next tile of the phase to claim; grows past n_tiles */
-	int64_t n_tiles;
+	int64_t n_tiles;      /* of the phase, once that has begun */
 	struct fa_list ready_link;
 	size_t scratch_bytes;
 	uint32_t n_workers; /* that run its tiles now */
@@ -175,8 +175,45 @@ static void work_ready(struct fa_device *device, struct fa_device_work *work)
 	atomic_fetch_add_explicit(&device->n_ready, 1, memory_order_relaxed);
 }
 
+/* Begins the phase, or the next after it that has tiles, or the last. Nobody else has to
+ * do with the work now. */
+static void work_begin_phase(struct fa_device *device, struct fa_device_work *work)
+{
+	struct cpu_work *cpu = cpu_work(work);
+
+	for (;;) {
+		struct fa_paged_request *request = &work->paged[cpu->phase];
+
+		cpu->n_tiles = fa_cpu_paged_tiles(device->isa, request);
+		if (cpu->n_tiles || work_last_phase(work))
+			break;
+		++cpu->phase;
+	}
+	cpu->scratch_bytes = fa_cpu_paged_scratch_bytes(device->isa, &work->paged[cpu->phase]);
+	if (cpu->n_tiles)
+		fa_cpu_paged_begin(device->isa, &work->paged[cpu->phase], work->room);
+	atomic_store_explicit(&cpu->next, 0, memory_order_relaxed);
+}
+
+/* Under the mutex, which is given up meanwhile, as a work's room may be that of the one
+ * before it and is filled only now. It is in nobody's hands but counts as if a worker had it,
+ * so that who cancels it leaves it to us. */
+static void work_begin(struct fa_device *device, struct fa_device_work *work)
+{
+	struct cpu_work *cpu = cpu_work(work);
+
+	if (work->op != FA_DEVICE_PAGED ||
+	    atomic_load_explicit(&work->cancelled, memory_order_relaxed))
+		return;
+	cpu->n_workers++;
+	pthread_mutex_unlock(&device->mutex);
+	work_begin_phase(device, work);
+	pthread_mutex_lock(&device->mutex);
+	cpu->n_workers--;
+}
+
 /* Makes the first work of the queue active; those that have nothing to run
- * finish at once. */
+ * finish at once. The mutex is given up meanwhile. */
 static void queue_activate(struct fa_device *device, struct fa_device_queue *queue)
 {
 	struct fa_device_work *work;
@@ -188,6 +225,7 @@ static void queue_activate(struct fa_device *device, struct fa_device_queue *que
 		if (cpu->state == ACTIVE)
 			return;
 		cpu->state = ACTIVE;
+		work_begin(device, work);
 		if (!work_over(work)) {
 			work_ready(device, work);
 			return;
@@ -228,26 +266,6 @@ static uint32_t device_to_wake(struct fa_device *device, struct cpu_work *cpu)
 }
 
 /* ---- phases */
-
-/* Begins the phase, or the next after it that has tiles, or the last. Nobody else has to
- * do with the work now. */
-static void work_begin_phase(struct fa_device *device, struct fa_device_work *work)
-{
-	struct cpu_work *cpu = cpu_work(work);
-
-	for (;;) {
-		struct fa_paged_request *request = &work->paged[cpu->phase];
-
-		cpu->n_tiles = fa_cpu_paged_tiles(device->isa, request);
-		if (cpu->n_tiles || work_last_phase(work))
-			break;
-		++cpu->phase;
-	}
-	cpu->scratch_bytes = fa_cpu_paged_scratch_bytes(device->isa, &work->paged[cpu->phase]);
-	if (cpu->n_tiles)
-		fa_cpu_paged_begin(device->isa, &work->paged[cpu->phase], work->room);
-	atomic_store_explicit(&cpu->next, 0, memory_order_relaxed);
-}
 
 /* Under the mutex, which is given up meanwhile, by the last of the work's workers. */
 static void work_next_phase(struct fa_device *device, struct fa_device_work *work)
@@ -684,7 +702,7 @@ static void cpu_launch(struct fa_device *device, struct fa_device_queue *queue,
 	*cpu = (struct cpu_work){ .state = QUEUED };
 	fa_list_init(&cpu->ready_link);
 	if (work->op == FA_DEVICE_PAGED) {
-		work_begin_phase(device, work);
+		cpu->n_tiles = INT64_MAX; /* until it begins */
 	} else {
 		cpu->n_tiles = fa_cpu_attention_tiles(device->isa, work->params);
 		cpu->scratch_bytes = fa_cpu_attention_scratch_bytes(device->isa, work->params);

@@ -27,7 +27,8 @@ int fa_cpu_pool_chunk_adopt(struct fa_cpu_pool *pool, uint32_t chunk, int fd,
 void fa_cpu_pool_chunk_remove(struct fa_cpu_pool *pool, uint32_t chunk);
 
 /* ---- the room of a work of paged requests: their workspace, as one of them runs at a
- * time, and behind it q as it was rotated. */
+ * time, and behind it q as it was rotated. Works of one queue may have the same, as one of
+ * them runs at a time: it is written only from their activation on. */
 
 int fa_cpu_room_new(const struct fa_cpu_isa *isa, struct fa_device_work *work,
                     struct fa_error *error);

@@ -125,6 +125,19 @@ static void put_q(struct fa_device_work *work, void *q)
 	}
 }
 
+/* Another's does if that is large enough. */
+static bool take_over(struct fa_device_work *work, size_t bytes)
+{
+	struct fa_device_work *before = work->before;
+
+	if (!before || !before->room || before->room_taken || before->heap_bytes < bytes)
+		return false;
+	work->room = before->room;
+	work->heap_bytes = before->heap_bytes;
+	before->room_taken = true;
+	return true;
+}
+
 int fa_cpu_room_new(const struct fa_cpu_isa *isa, struct fa_device_work *work,
                     struct fa_error *error)
 {
@@ -140,13 +153,16 @@ int fa_cpu_room_new(const struct fa_cpu_isa *isa, struct fa_device_work *work,
 		bytes = wants_q(&work->paged[i]) ? align(q_bytes(&work->paged[i].append)) : 0;
 		q = bytes > q ? bytes : q;
 	}
-	if (!workspace && !q)
+	bytes = workspace + q;
+	if (!bytes)
 		return 0;
-	work->room = aligned_alloc(64, workspace + q);
-	if (!work->room)
-		return fa_fail(error, -ENOMEM, "no memory for the %zu bytes that a request needs",
-		               workspace + q);
-	work->heap_bytes = workspace + q;
+	if (!take_over(work, bytes)) {
+		work->room = aligned_alloc(64, bytes);
+		if (!work->room)
+			return fa_fail(error, -ENOMEM,
+			               "no memory for the %zu bytes that a request needs", bytes);
+		work->heap_bytes = bytes;
+	}
 	if (q)
 		put_q(work, (char *)work->room + workspace);
 	return 0;
@@ -154,6 +170,7 @@ int fa_cpu_room_new(const struct fa_cpu_isa *isa, struct fa_device_work *work,
 
 void fa_cpu_room_free(struct fa_device_work *work)
 {
-	free(work->room);
+	if (!work->room_taken)
+		free(work->room);
 	work->room = NULL;
 }

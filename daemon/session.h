@@ -71,6 +71,7 @@ struct fa_session_stream {
 	uint64_t next_value;      /* 1 at first; goes on after the stream was freed */
 	uint64_t finished;        /* highest value that was answered */
 	unsigned int n_requests;  /* in flight */
+	struct fa_work *last;     /* of those that are in flight; NULL: it has ended */
 };
 
 struct fa_session {

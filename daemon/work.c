@@ -65,18 +65,36 @@ int fa_work_buffer(struct fa_work *work, const struct fa_wire_view *view, const 
 	return 0;
 }
 
+/* The one before it in its stream, if both are of one step: none keeps what its step does
+ * not need. */
+static struct fa_work *find_before(const struct fa_work *work)
+{
+	const struct fa_session_stream *slot = &work->session->streams[work->stream];
+	struct fa_work *last = slot->last;
+
+	return last && work->step && last->step == work->step &&
+	                       last->request.stream == slot->stream
+	               ? last
+	               : NULL;
+}
+
 int fa_work_prepare(struct fa_work *work, struct fa_error *error)
 {
 	struct fa_session *session = work->session;
 	const struct fa_server *server = session->server;
 	struct fa_device_work *device_work = &work->request.work;
+	struct fa_work *before = find_before(work);
 	int r;
 
+	device_work->before = before ? &before->request.work : NULL;
 	r = server->ops->paged_prepare(server->device, device_work, error);
+	device_work->before = NULL;
 	if (r == 0 && device_work->room_bytes)
 		r = fa_charge_add(&work->charge_room, session->tenant, FA_RESOURCE_STEP_BYTES,
 		                  device_work->room_bytes, error);
-	if (r == 0 && device_work->heap_bytes)
+	if (r == 0 && before && before->request.work.room_taken)
+		fa_charge_move(&work->charge_heap, &before->charge_heap);
+	else if (r == 0 && device_work->heap_bytes)
 		r = fa_charge_add(&work->charge_heap, session->tenant, FA_RESOURCE_BUFFER_BYTES,
 		                  device_work->heap_bytes, error);
 	return r;
@@ -209,6 +227,7 @@ static void submit(struct fa_work *work)
 	}
 	++slot->next_value;
 	++slot->n_requests;
+	slot->last = work;
 	++session->server->n_requests;
 	fa_engine_submit(session->server->engine, &work->request);
 }
@@ -380,6 +399,8 @@ void fa_work_finish(struct fa_request *request)
 		return;
 	}
 	--slot->n_requests;
+	if (slot->last == work)
+		slot->last = NULL;
 	slot->finished = request->value;
 	--session->server->n_requests;
 	if (work->kind->ended)

@@ -24,7 +24,11 @@ enum {
 	STEP = 7,
 	TOKENS = 16,
 	ATTENDS = 150,
+	LAYERS = 32,
+	OTHER_STREAM = 1,
 };
+
+#define OUT_BYTES (TOKENS * KV_HEADS * KV_DIM_V * sizeof(float))
 
 static struct fa_test_daemon daemon_process;
 static struct kv_client client;
@@ -43,6 +47,7 @@ static int start(void **state)
 								"[limits]\nstep_bytes = 32K\n" });
 	kv_count(numbers, 1, 64);
 	kv_open(&client, daemon_process.socket);
+	fa_raw_stream_create(&client.raw, OTHER_STREAM, 0);
 	fa_raw_call(&client.raw, &message, NULL, 0);
 	fa_check_eq(client.raw.message.type, FA_WIRE_TIMELINE_REPLY);
 	in = mmap(NULL, FA_TIMELINE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, client.raw.fds[0],
@@ -114,12 +119,14 @@ static uint64_t send_attend(int64_t window)
 	return send_gated(&message, opened + 1);
 }
 
+/* On the CPU a stream has what the largest needs, as they run one after another. */
 static void test_charged(void **state)
 {
-	struct account before, with, after;
+	struct account none, before, with, after;
 	uint64_t value = 0;
 
 	kv_begin_one(&client, STEP, sequence, TOKENS);
+	none = account();
 	for (int i = 0; i < 4; ++i)
 		send_attend(100 + i);
 	before = account();
@@ -131,17 +138,87 @@ static void test_charged(void **state)
 		fa_check_eq(with.heap, before.heap);
 	} else {
 		/* q as it is rotated */
-		fa_check(with.heap >=
-		         before.heap + 4 * (int64_t)sizeof(float) * TOKENS * KV_HEADS * KV_DIM);
-		fa_check_eq(with.room, before.room);
+		fa_check(before.heap >=
+		         none.heap + (int64_t)sizeof(float) * TOKENS * KV_HEADS * KV_DIM);
+		fa_check_eq(with.heap, before.heap);
+		fa_check_eq(with.room, none.room);
 	}
 	open_gate();
 	kv_wait(&client, 0, value);
 	kv_wait(&client, 0, kv_end(&client, 0, STEP, false));
 	after = account();
 	fa_check_eq(after.room, 0);
-	fa_check(after.heap < before.heap || after.gpu);
+	fa_check_eq(after.heap, none.heap);
 	kv_check(&client, sequence, numbers, 0, 20);
+}
+
+/* Layers in a row, all with the same tokens at position 0, gated. */
+static uint64_t send_layers(struct fa_wire_step_attend attend, uint32_t n)
+{
+	static const uint32_t positions[TOKENS];
+	struct fa_wire_message message = fa_raw_message(FA_WIRE_STEP_ATTEND_LAYERS);
+
+	attend.rotary_dim = KV_DIM;
+	attend.rotary_base = 10000;
+	attend.rotary_scale = 1;
+	attend.positions = positions;
+	attend.n_positions = TOKENS;
+	message.step_attend_layers.attend = attend;
+	message.step_attend_layers.n_layers = n;
+	message.step_attend_layers.out_bytes = OUT_BYTES;
+	client.values[attend.stream] = attend.value + n - 1;
+	send_gated(&message, opened + 1);
+	return client.values[attend.stream];
+}
+
+/* Many layers need no more than one; what runs in another stream needs its own. Each
+ * computes what it should, though all have the same room. */
+static void test_layers(void **state)
+{
+	struct fa_wire_step_attend attend;
+	json_int_t none, one, other;
+	uint64_t layered, value;
+	const float *out;
+
+	if (account().gpu)
+		skip();
+	kv_spare_layers = LAYERS - KV_LAYERS;
+	layered = kv_sequence(&client, kv_cache(&client, NULL, 0));
+	kv_spare_layers = 0;
+	kv_begin_one(&client, STEP, layered, TOKENS);
+	none = account().heap;
+
+	/* Behind the tensors there is room for the other layers' results. */
+	client.used = 0;
+	attend = kv_attend_message(&client, 0, STEP, 0, numbers, TOKENS, &out).step_attend;
+	memset((float *)out, 0xff, (size_t)LAYERS * OUT_BYTES);
+	send_layers(attend, 1);
+	one = account().heap - none;
+	fa_check(one > 0);
+	attend.value = client.values[0] + 1;
+	attend.layer = 1;
+	attend.out.offset += OUT_BYTES;
+	value = send_layers(attend, LAYERS - 1);
+	fa_check_eq(account().heap, none + one);
+
+	/* Rotated and attended once more, not appended. */
+	attend.stream = OTHER_STREAM;
+	attend.value = client.values[OTHER_STREAM] + 1;
+	attend.layer = 0;
+	attend.out.offset -= OUT_BYTES;
+	attend.k.rank = attend.v.rank = 0;
+	send_layers(attend, LAYERS);
+	other = account().heap - none - one;
+	fa_check(other > 0 && other <= one);
+
+	open_gate();
+	kv_wait(&client, 0, value);
+	kv_wait(&client, OTHER_STREAM, client.values[OTHER_STREAM]);
+	for (uint32_t i = 0; i < LAYERS; ++i)
+		kv_check_out(0, numbers, TOKENS, TOKENS, out + i * (OUT_BYTES / sizeof(float)));
+	kv_wait(&client, 0, kv_end(&client, 0, STEP, true));
+	fa_check_eq(account().heap, none);
+	kv_free(&client, layered);
 }
 
 /* More than the limit is refused by its name, and what was taken comes back. */
@@ -178,6 +255,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_charged),
+		cmocka_unit_test(test_layers),
 		cmocka_unit_test(test_limit),
 	};
 
