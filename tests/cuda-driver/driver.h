@@ -101,6 +101,9 @@ CUresult fa_fake_enter(enum fa_test_cuda_call call, unsigned int needs);
 /* The same for a kernel that begins to run. */
 CUresult fa_fake_enter_kernel(void);
 
+/* At the end of a stream's thread: what its kernels had for their computing. */
+void fa_fake_scratch_free(void);
+
 void fa_fake_count(enum fa_test_cuda_live what, int64_t change);
 
 /* Says on stderr what a GPU would have choked on; returns @result. */

@@ -528,17 +528,37 @@ static CUresult pin_tensors(struct fa_fake_pin *pin, const struct fa_cuda_kernel
 	return fa_fake_pin(pin);
 }
 
+/*
+ * Each stream's thread has its own, several megabytes, and keeps it: threads share malloc's
+ * arenas, which would grow whenever two of them compute at the same time, and the process by
+ * that with them, while tests look whether it does.
+ */
+static _Thread_local struct {
+	void *data;
+	size_t bytes;
+} scratch;
+
+void fa_fake_scratch_free(void)
+{
+	free(scratch.data);
+	scratch.data = NULL;
+	scratch.bytes = 0;
+}
+
 static CUresult compute(const struct fa_attention_params *params)
 {
 	const size_t bytes = fa_cpu_attention_scratch_bytes(isa, params);
 	const int64_t tiles = fa_cpu_attention_tiles(isa, params);
-	void *scratch = aligned_alloc(64, (bytes + 127) / 64 * 64);
 
-	if (!scratch)
-		return CUDA_ERROR_LAUNCH_FAILED;
+	if (bytes > scratch.bytes) {
+		fa_fake_scratch_free();
+		scratch.data = aligned_alloc(64, (bytes + 127) / 64 * 64);
+		if (!scratch.data)
+			return CUDA_ERROR_LAUNCH_FAILED;
+		scratch.bytes = bytes;
+	}
 	for (int64_t tile = 0; tile < tiles; ++tile)
-		fa_cpu_attention_tile(isa, params, tile, scratch, NULL);
-	free(scratch);
+		fa_cpu_attention_tile(isa, params, tile, scratch.data, NULL);
 	return CUDA_SUCCESS;
 }
 

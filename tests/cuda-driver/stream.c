@@ -85,6 +85,7 @@ static void *stream_main(void *userdata)
 	}
 	stream_free(stream);
 	fa_fake_unlock();
+	fa_fake_scratch_free();
 	return NULL;
 }
 
