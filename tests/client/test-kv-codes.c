@@ -5,8 +5,8 @@
  */
 #include "client/faclient.h"
 #include "kernels/quantise.h"
+#include "tests/client/alone.h"
 #include "tests/lib/check.h"
-#include "tests/lib/daemon.h"
 
 #include <errno.h>
 #include <math.h>
@@ -29,9 +29,6 @@ enum {
 	Q_ROW = HEADS * DIM,
 };
 
-static struct fa_test_daemon daemon_;
-static struct fa_client *client;
-
 /* One cache, and a buffer with room for the tensors of a step. */
 static struct scene {
 	enum fa_dtype dtype;
@@ -42,29 +39,6 @@ static struct scene {
 	struct fa_buffer *buffer;
 	uint16_t *q, *k, *v, *out;
 } scene;
-
-static int setup(void **state)
-{
-	struct fa_options options = { .size = sizeof(options) };
-
-	fa_test_daemon_start(&daemon_, NULL);
-	options.socket = daemon_.socket;
-	fa_check_eq(fa_connect(&options, &client), 0);
-	return 0;
-}
-
-static int teardown(void **state)
-{
-	fa_disconnect(client);
-	fa_test_daemon_stop(&daemon_);
-	return 0;
-}
-
-static void must(int r, const char *what)
-{
-	if (r < 0)
-		fa_test_fail(__FILE__, __LINE__, "%s: %d, %s", what, r, fa_error());
-}
 
 /* ---- numbers */
 
@@ -140,8 +114,8 @@ static void open_scene(int way, uint32_t page_tokens)
 		options.k_scales = scene.k_scales;
 		options.v_scales = scene.v_scales;
 	}
-	must(fa_cache_create(client, &options, &scene.cache), "cache");
-	must(fa_cache_info(client, scene.cache, &info), "info");
+	must(fa_cache_create(alone_client, &options, &scene.cache), "cache");
+	must(fa_cache_info(alone_client, scene.cache, &info), "info");
 	fa_check_eq(info.store, scene.store);
 	fa_check_eq(info.flags, options.flags);
 	fa_check_eq(info.dtype, scene.dtype);
@@ -150,7 +124,7 @@ static void open_scene(int way, uint32_t page_tokens)
 	            2 * LAYERS *
 	                    ((KV_HEADS * page_tokens * (DIM + (scene.tokens ? 4 : 0)) + 255) / 256 *
 	                     256));
-	must(fa_buffer_new(client, rows * 2, 0, &scene.buffer), "buffer");
+	must(fa_buffer_new(alone_client, rows * 2, 0, &scene.buffer), "buffer");
 	scene.q = fa_buffer_data(scene.buffer);
 	scene.out = scene.q + ROWS * Q_ROW;
 	scene.k = scene.out + ROWS * Q_ROW;
@@ -159,7 +133,7 @@ static void open_scene(int way, uint32_t page_tokens)
 
 static void close_scene(void)
 {
-	must(fa_cache_remove(client, scene.cache), "remove");
+	must(fa_cache_remove(alone_client, scene.cache), "remove");
 	fa_buffer_free(scene.buffer);
 }
 
@@ -243,7 +217,7 @@ static void append(uint64_t sequence, const uint32_t *tags, uint32_t length, uin
 		                                 .items = &item };
 	struct fa_step *step;
 
-	must(fa_step_begin(client, &options, &step), "begin");
+	must(fa_step_begin(alone_client, &options, &step), "begin");
 	for (uint32_t layer = 0; layer < LAYERS; ++layer) {
 		struct fa_step_attend attend = { .size = sizeof(attend),
 			                         .flags = FA_STEP_CAUSAL,
@@ -285,7 +259,7 @@ static void check_pages(uint64_t sequence, const uint32_t *tags, uint32_t first,
 		tensor_init(&copy.k, scene.k, n, KV_HEADS);
 		tensor_init(&copy.v, scene.v, n, KV_HEADS);
 		memset(scene.k, 0xff, 2 * ROWS * K_ROW * sizeof(*scene.k));
-		must(fa_sequence_read(client, &copy, NULL), "read");
+		must(fa_sequence_read(alone_client, &copy, NULL), "read");
 		for (uint32_t i = 0; i < n; ++i) {
 			check_row(scene.k + i * K_ROW, tags[first + i], layer, 0);
 			check_row(scene.v + i * K_ROW, tags[first + i], layer, 1);
@@ -309,13 +283,13 @@ static void test_forks(void **state)
 
 		open_scene(way, way % 3 ? 16 : 64);
 		count(tags, 1, 160);
-		must(fa_sequence_create(client, scene.cache, &sequence), "create");
+		must(fa_sequence_create(alone_client, scene.cache, &sequence), "create");
 		append(sequence, tags, 70, 70);
 		append(sequence, tags, 71, 1);
 		check_pages(sequence, tags, 3, 68);
 
 		/* The last page is both's until one of them appends: it is copied, up to there. */
-		must(fa_sequence_fork(client, sequence, 67, &fork), "fork");
+		must(fa_sequence_fork(alone_client, sequence, 67, &fork), "fork");
 		memcpy(forked, tags, sizeof(tags));
 		count(forked + 67, 500, 60);
 		append(fork, forked, 70, 3);
@@ -323,11 +297,11 @@ static void test_forks(void **state)
 		check_pages(fork, forked, 0, 70);
 		check_pages(sequence, tags, 0, 76);
 
-		must(fa_sequence_truncate(client, fork, 60), "truncate");
+		must(fa_sequence_truncate(alone_client, fork, 60), "truncate");
 		count(forked + 60, 700, 60);
 		append(fork, forked, 80, 20);
 		check_pages(fork, forked, 10, 70);
-		must(fa_sequence_free(client, sequence), "free");
+		must(fa_sequence_free(alone_client, sequence), "free");
 		append(fork, forked, 81, 1);
 		check_pages(fork, forked, 0, 81);
 		close_scene();
@@ -353,10 +327,10 @@ static void test_tree(void **state)
 
 		open_scene(way, 16);
 		count(tags, 1, 64);
-		must(fa_sequence_create(client, scene.cache, &item.sequence), "create");
+		must(fa_sequence_create(alone_client, scene.cache, &item.sequence), "create");
 		append(item.sequence, tags, 29, 29);
 		options.items = &item;
-		must(fa_step_begin(client, &options, &step), "begin");
+		must(fa_step_begin(alone_client, &options, &step), "begin");
 		for (uint32_t layer = 0; layer < LAYERS; ++layer) {
 			struct fa_step_attend attend = { .size = sizeof(attend), .layer = layer };
 
@@ -386,9 +360,9 @@ static void test_write(void **state)
 
 		open_scene(way, 16);
 		count(tags, 1, 64);
-		must(fa_sequence_create(client, scene.cache, &item.sequence), "create");
+		must(fa_sequence_create(alone_client, scene.cache, &item.sequence), "create");
 		options.items = &item;
-		must(fa_step_begin(client, &options, &step), "begin");
+		must(fa_step_begin(alone_client, &options, &step), "begin");
 		for (uint32_t layer = 0; layer < LAYERS; ++layer) {
 			struct fa_sequence_copy copy = { .size = sizeof(copy),
 				                         .sequence = item.sequence,
@@ -397,7 +371,7 @@ static void test_write(void **state)
 			fill_tensors(tags, 20, layer);
 			tensor_init(&copy.k, scene.k, 20, KV_HEADS);
 			tensor_init(&copy.v, scene.v, 20, KV_HEADS);
-			must(fa_sequence_write(client, &copy, NULL), "write");
+			must(fa_sequence_write(alone_client, &copy, NULL), "write");
 		}
 		must(fa_step_commit(step, NULL, NULL), "commit");
 		fa_step_free(step);
@@ -420,16 +394,16 @@ static void test_refused(void **state)
 	uint64_t cache = 7;
 
 	options.flags |= FA_CACHE_V_IN_K;
-	fa_check_eq(fa_cache_create(client, &options, &cache), -ENOTSUP);
+	fa_check_eq(fa_cache_create(alone_client, &options, &cache), -ENOTSUP);
 	fa_check_contains(fa_error(), "front of K");
 	options.flags = FA_CACHE_TOKEN_SCALES;
 	options.head_dim = 576;
-	fa_check_eq(fa_cache_create(client, &options, &cache), -ENOTSUP);
+	fa_check_eq(fa_cache_create(alone_client, &options, &cache), -ENOTSUP);
 	fa_check_contains(fa_error(), "576");
 	fa_check_eq(cache, 7);
 	options.head_dim = 64;
-	must(fa_cache_create(client, &options, &cache), "create");
-	must(fa_cache_remove(client, cache), "remove");
+	must(fa_cache_create(alone_client, &options, &cache), "create");
+	must(fa_cache_remove(alone_client, cache), "remove");
 }
 
 int main(void)
@@ -441,5 +415,5 @@ int main(void)
 		cmocka_unit_test(test_refused),
 	};
 
-	return cmocka_run_group_tests_name("kv-codes", tests, setup, teardown);
+	return cmocka_run_group_tests_name("kv-codes", tests, alone_setup, alone_teardown);
 }

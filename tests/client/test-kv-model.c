@@ -4,6 +4,7 @@
  * the end every page is compared.
  */
 #include "client/faclient.h"
+#include "tests/client/alone.h"
 #include "tests/client/kv.h"
 #include "tests/lib/check.h"
 #include "tests/lib/daemon.h"
@@ -78,12 +79,6 @@ static struct sequence *none(struct model *m)
 		if (!m->sequences[i].id)
 			return &m->sequences[i];
 	return NULL;
-}
-
-static void must(int r, const char *what)
-{
-	if (r < 0)
-		fa_test_fail(__FILE__, __LINE__, "%s: %d, %s", what, r, fa_error());
 }
 
 static void check_info(struct model *m, const struct sequence *s, uint32_t planned)

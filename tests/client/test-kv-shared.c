@@ -4,6 +4,7 @@
  * the middle of something.
  */
 #include "client/faclient.h"
+#include "tests/client/alone.h"
 #include "tests/client/kv.h"
 #include "tests/lib/check.h"
 #include "tests/lib/daemon.h"
@@ -56,12 +57,6 @@ static int teardown(void **state)
 	fa_disconnect(clients[1]);
 	fa_test_daemon_stop(&daemon_);
 	return 0;
-}
-
-static void must(int r, const char *what)
-{
-	if (r < 0)
-		fa_test_fail(__FILE__, __LINE__, "%s: %d, %s", what, r, fa_error());
 }
 
 static void fill(uint32_t *tags, uint32_t n, uint32_t first)
