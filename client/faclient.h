@@ -405,11 +405,13 @@ int fa_stream_free(struct fa_client *client, uint32_t stream);
  *     "requests": { "submitted": N, "finished": N, "failed": N, "cancelled": N, "busy_ns": N },
  *     "sessions": [ { "session": N, "name": "...", "pid": N, "uid": N, "buffers": N,
  *                     "buffer_bytes": N, "gpu_buffers": N, "timeline": false, "streams": N,
- *                     "requests": N } ],
+ *                     "requests": N, "shared_prefixes": N } ],
  *     "tenants": [ { "uid": N, "cgroup": "...", "sessions": N, "buffers": N, "buffer_bytes": N,
  *                    "fds": N, "requests": N, "timelines": N } ] }
  * requests of a session or tenant are those in flight; gpu_buffers the buffers that are memory
- * of the GPU which the client can use itself; timeline whether it has set one up.
+ * of the GPU which the client can use itself; timeline whether it has set one up;
+ * shared_prefixes how often attention has read at once what several sequences of a step begin
+ * with, each layer counted.
  */
 int fa_status(struct fa_client *client, char **ret_json);
 

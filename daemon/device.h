@@ -138,6 +138,9 @@ struct fa_device_work {
 	/* What that takes of the room that steps' tables have, or of the machine's memory; set
 	 * by paged_prepare() if it succeeds. */
 	uint64_t room_bytes, heap_bytes;
+	/* What sequences of paged have in common and is read once for all of them: how many
+	 * such prefixes there are; set by paged_prepare(). */
+	uint32_t prefixes;
 	/* Which memory each tensor lies in; NULL: there is no such tensor. */
 	const struct fa_device_memory *memories[_FA_DEVICE_TENSOR_N];
 	int status; /* 0, -ECANCELED, -ENODEV (the device is lost), or what went wrong */

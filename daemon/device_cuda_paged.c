@@ -352,6 +352,8 @@ int fa_cuda_paged_prepare(struct fa_device *device, struct fa_device_work *work,
 		r = plan_part(&filling, keeper, &work->paged[i], &room->parts[i], error);
 	for (uint32_t i = 0; i < work->n_paged && r == 0; ++i)
 		r = fill_part(&filling, &room->parts[i], error);
+	for (uint32_t i = 0; i < work->n_paged && r == 0; ++i)
+		work->prefixes += room->parts[i].plan->prefixes;
 	if (bytes) {
 		fa_cuda_room_cut(&room->span, filling.used);
 		work->room_bytes = room->span.end - room->span.begin;

@@ -119,6 +119,7 @@ struct fa_session {
 	struct fa_charge charge_sent; /* descriptors sent and perhaps not received */
 
 	uint64_t n_messages, n_errors;
+	uint64_t n_prefixes;  /* that attention of its steps read once for several sequences */
 	uint64_t n_submitted; /* requests, of which one message may be several */
 };
 

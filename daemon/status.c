@@ -54,6 +54,7 @@ static int add_session(json_t *sessions, struct fa_session *session)
 	r |= set(object, "streams", session->n_streams);
 	r |= set(object, "requests", session->n_requests);
 	r |= set(object, "steps", session->kv.n_steps);
+	r |= set(object, "shared_prefixes", session->n_prefixes);
 	if (fa_ring_status(session, &ring)) {
 		r |= set(object, "ring_bytes", ring.bytes);
 		r |= set(object, "ring_requests", ring.requests);

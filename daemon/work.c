@@ -97,6 +97,8 @@ int fa_work_prepare(struct fa_work *work, struct fa_error *error)
 	else if (r == 0 && device_work->heap_bytes)
 		r = fa_charge_add(&work->charge_heap, session->tenant, FA_RESOURCE_BUFFER_BYTES,
 		                  device_work->heap_bytes, error);
+	if (r == 0)
+		session->n_prefixes += device_work->prefixes;
 	return r;
 }
 

@@ -2,6 +2,10 @@
 
 #include "tests/lib/check.h"
 
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
 struct fa_test_daemon alone_daemon;
 struct fa_client *alone_client;
 
@@ -26,4 +30,40 @@ void must(int r, const char *what)
 {
 	if (r < 0)
 		fa_test_fail(__FILE__, __LINE__, "%s: %d, %s", what, r, fa_error());
+}
+
+static struct fa_info info(void)
+{
+	struct fa_info info = { .size = sizeof(info) };
+
+	must(fa_info(alone_client, &info), "info");
+	return info;
+}
+
+bool alone_on_gpu(void)
+{
+	return !strcmp(info().backend, "cuda");
+}
+
+uint64_t alone_status(const char *key)
+{
+	const uint64_t own = info().session;
+	json_t *json, *session, *value = NULL;
+	uint64_t number;
+	char *text;
+	size_t i;
+
+	must(fa_status(alone_client, &text), "status");
+	json = json_loads(text, 0, NULL);
+	json_array_foreach(
+		json_object_get(json, "sessions"), i,
+		session) if ((uint64_t)json_integer_value(json_object_get(session, "session")) ==
+	                     own) value = json_object_get(session, key);
+	if (!json_is_integer(value))
+		fa_test_fail(__FILE__, __LINE__, "no %s of session %llu in %s", key,
+		             (unsigned long long)own, text);
+	number = (uint64_t)json_integer_value(value);
+	json_decref(json);
+	free(text);
+	return number;
 }

@@ -192,7 +192,7 @@ int kv_attend(struct kv *kv, struct fa_step *step, const struct kv_item *items, 
 	const uint32_t rows = count_rows(items, n_items);
 	const int64_t lse_shape[] = { KV_HEADS, rows };
 	struct fa_step_attend attend = { .size = sizeof(attend),
-		                         .flags = FA_STEP_CAUSAL,
+		                         .flags = FA_STEP_CAUSAL | kv->flags,
 		                         .stream = stream,
 		                         .cache = kv->cache };
 	struct fa_ticket tickets[KV_LAYERS];

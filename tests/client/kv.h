@@ -31,6 +31,7 @@ struct kv {
 	bool owns_buffer;
 	char *host;                   /* its contents */
 	float *q, *k, *v, *out, *lse; /* in host: [KV_LAYERS][KV_ROWS_MAX][heads][KV_DIM] */
+	uint32_t flags;               /* of attention, besides FA_STEP_CAUSAL */
 	/* Where the daemon sees another place: makes that the same as host, or host as that. */
 	void (*move)(void *userdata, bool to_device);
 	void *userdata;
