@@ -148,7 +148,8 @@ struct fa_cuda_kept {
 };
 
 #define FA_CUDA_KEPT 2 /* append, and attention */
-#define FA_CUDA_KEPT_BYTES ((size_t)8192)
+/* Of both of 64 sequences, with what those share; of twice as many that share nothing. */
+#define FA_CUDA_KEPT_BYTES ((size_t)16384)
 
 /* A step's tables, and behind them what is kept for its works. */
 struct fa_cuda_tables {

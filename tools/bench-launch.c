@@ -1,7 +1,9 @@
 /*
  * launch: what the daemon's threads have to do for the layers of a decode step on a GPU: 64
- * sequences of 4,096 tokens, and one of 1,024; bf16, 32 query and 8 key heads of 128. The first
- * layer's work is planned, those of the others are what it was planned as.
+ * sequences of 4,096 tokens, 64 of 9,216 that have nothing in common or all but the last 1,024
+ * ("-s8192"), and one of 1,024; bf16, 32 query and 8 key heads of 128. The first layer's work is
+ * planned, those of the others are what it was planned as. Whether sequences have anything in
+ * common is found out by the plan.
  *
  *   tables    the step's table of pages, put where the GPU can have it
  *   prepare   a request: checked, planned, its arrays put there, too; the loop thread does that
@@ -47,7 +49,9 @@
 
 static const struct shape {
 	uint32_t batch, length; /* sequences, and tokens of each */
-} shapes[] = { { 64, 4096 }, { 1, 1024 } }, quick_shapes[] = { { 64, 64 }, { 1, 64 } };
+	uint32_t shared;        /* of these all have so many; behind the same without that */
+} shapes[] = { { 64, 4096, 0 }, { 64, 9216, 0 }, { 64, 9216, 8192 }, { 1, 1024, 0 } },
+  quick_shapes[] = { { 64, 64, 0 }, { 64, 128, 0 }, { 64, 128, 64 }, { 1, 64, 0 } };
 
 #define SHAPES (sizeof(shapes) / sizeof(shapes[0]))
 
@@ -67,6 +71,7 @@ struct launch_bench {
 	uint32_t cu_new[BATCH_MAX + 1], lengths[BATCH_MAX], lengths_before[BATCH_MAX];
 	uint32_t table_start[BATCH_MAX];
 	uint32_t *table;
+	double unshared_ns[2]; /* first-prepare without and with append, of nothing in common */
 };
 
 /* Samples of many steps. */
@@ -84,16 +89,19 @@ static uint32_t pages_of(const struct shape *shape)
 	return (shape->length + PAGE_TOKENS - 1) / PAGE_TOKENS;
 }
 
-/* The pool's memory is one layer's, of the first shape, and that of all of them. */
+/* The pool's memory is one layer's, of the largest shape, and that of all of them. */
 static int make_pool(struct launch_bench *b)
 {
-	const struct shape *largest = b->bench->quick ? quick_shapes : shapes;
-	const uint64_t bytes = 2 * PAGE_K_BYTES * largest->batch * pages_of(largest);
-	const uint32_t chunks = (uint32_t)((bytes + CHUNK_BYTES - 1) / CHUNK_BYTES);
+	const struct shape *all = b->bench->quick ? quick_shapes : shapes;
+	uint32_t chunks, pages = 0;
 	bool zeroed;
 	void *base;
 	int r, fd;
 
+	for (size_t i = 0; i < SHAPES; i++)
+		if (pages < all[i].batch * pages_of(&all[i]))
+			pages = all[i].batch * pages_of(&all[i]);
+	chunks = (uint32_t)((2 * PAGE_K_BYTES * pages + CHUNK_BYTES - 1) / CHUNK_BYTES);
 	r = b->ops->pool_open(b->device, CHUNK_BYTES, chunks, &b->error, &base);
 	for (uint32_t i = 0; i < chunks && r == 0; i++) {
 		r = b->ops->pool_chunk_add(b->device, i, &b->error, &zeroed, &fd);
@@ -118,7 +126,7 @@ static int make_pool(struct launch_bench *b)
 
 static int make_step(struct launch_bench *b, const struct shape *shape)
 {
-	const uint32_t n = shape->batch * pages_of(shape);
+	const uint32_t n = shape->batch * pages_of(shape), shared = shape->shared / PAGE_TOKENS;
 
 	b->shape = shape;
 	b->pages = pages_of(shape);
@@ -126,8 +134,11 @@ static int make_step(struct launch_bench *b, const struct shape *shape)
 	b->table = calloc(n, sizeof(*b->table));
 	if (!b->table)
 		return fa_fail(&b->error, -ENOMEM, "no memory");
-	for (uint32_t i = 0; i < n; i++)
-		b->table[i] = (uint32_t)(i * (2 * PAGE_K_BYTES / FA_PAGED_SLOT_BYTES));
+	for (uint32_t i = 0; i < n; i++) {
+		const uint32_t page = i % b->pages < shared ? i % b->pages : i;
+
+		b->table[i] = (uint32_t)(page * (2 * PAGE_K_BYTES / FA_PAGED_SLOT_BYTES));
+	}
 	for (uint32_t i = 0; i <= shape->batch; i++)
 		b->cu_new[i] = i;
 	for (uint32_t i = 0; i < shape->batch; i++) {
@@ -217,6 +228,16 @@ static int run_layer(struct launch_bench *b, struct fa_device_tables *tables, in
 	prepared_ns = fa_now_ns();
 	*ret_prepare_ns = prepared_ns - start_ns;
 	*ret_launch_ns = 0;
+	/* What is planned once needs no room of its own in further layers. */
+	if (r == 0 && layer > 0 && work.room_bytes)
+		r = fa_fail(&b->error, -EPROTO, "layer %d of %u sequences was planned anew", layer,
+		            b->shape->batch);
+	/* The short ones of quick are not worth it. */
+	if (r == 0 && !b->bench->quick && (work.prefixes > 0) != (b->shape->shared > 0))
+		r = fa_fail(&b->error, -EPROTO,
+		            "%u prefixes were found among sequences that share "
+		            "%u tokens",
+		            work.prefixes, b->shape->shared);
 	if (r == 0 && !b->prepares_only) {
 		b->ops->launch(b->device, b->queue, &work);
 		*ret_launch_ns = fa_now_ns() - prepared_ns;
@@ -258,13 +279,17 @@ static int run_step(struct launch_bench *b, bool append, int i, struct samples *
 	return r;
 }
 
-static int add(struct launch_bench *b, bool append, const char *what, double ns)
+/* @unshared_ns: what it is without anything in common; 0: that is not compared. */
+static int add(struct launch_bench *b, bool append, const char *what, double ns, double unshared_ns)
 {
-	char name[96];
+	char shared[16] = "", name[96];
 
-	snprintf(name, sizeof(name), "launch/decode-b%u-c%u%s/%s", b->shape->batch,
-	         b->shape->length, append ? "-append" : "", what);
-	return fa_bench_add(b->bench, name, ns / 1e3, "us", NULL, 0);
+	if (b->shape->shared)
+		snprintf(shared, sizeof(shared), "-s%u", b->shape->shared);
+	snprintf(name, sizeof(name), "launch/decode-b%u-c%u%s%s/%s", b->shape->batch,
+	         b->shape->length, shared, append ? "-append" : "", what);
+	return fa_bench_add(b->bench, name, ns / 1e3, "us", unshared_ns > 0 ? "unshared" : NULL,
+	                    unshared_ns > 0 ? unshared_ns / ns : 0);
 }
 
 static int report(struct launch_bench *b, bool append, struct samples *s)
@@ -274,21 +299,24 @@ static int report(struct launch_bench *b, bool append, struct samples *s)
 	const double launch = (double)fa_bench_percentile(s->first_launch, s->n, 50);
 	const double next_prepare = (double)fa_bench_percentile(s->next_prepare, s->n_next, 50);
 	const double next_launch = (double)fa_bench_percentile(s->next_launch, s->n_next, 50);
+	const double unshared = b->shape->shared ? b->unshared_ns[append] : 0;
 	int r;
 
-	r = add(b, append, "tables", tables);
+	if (!b->shape->shared)
+		b->unshared_ns[append] = prepare;
+	r = add(b, append, "tables", tables, 0);
 	if (r == 0)
-		r = add(b, append, "first-prepare", prepare);
+		r = add(b, append, "first-prepare", prepare, unshared);
 	if (r == 0)
-		r = add(b, append, "next-prepare", next_prepare);
+		r = add(b, append, "next-prepare", next_prepare, 0);
 	if (r == 0 && !b->prepares_only)
-		r = add(b, append, "first-launch", launch);
+		r = add(b, append, "first-launch", launch, 0);
 	if (r == 0 && !b->prepares_only)
-		r = add(b, append, "first", prepare + launch);
+		r = add(b, append, "first", prepare + launch, 0);
 	if (r == 0 && !b->prepares_only)
-		r = add(b, append, "next-launch", next_launch);
+		r = add(b, append, "next-launch", next_launch, 0);
 	if (r == 0 && !b->prepares_only)
-		r = add(b, append, "next", next_prepare + next_launch);
+		r = add(b, append, "next", next_prepare + next_launch, 0);
 	return r < 0 ? fa_fail(&b->error, r, "no memory") : 0;
 }
 

@@ -48,12 +48,17 @@ EOF
 python3 - "$temporary/launch.json" "$temporary/prepare.json" <<'EOF'
 import json, sys
 
-launch, prepare = ({result["name"] for result in json.load(open(path))["results"]} for path in sys.argv[1:])
+launch, prepare = ({result["name"]: result.get("peer") for result in json.load(open(path))["results"]}
+                   for path in sys.argv[1:])
 for variant in ("", "-append"):
     for part in ("tables", "first-prepare", "first-launch", "first", "next-prepare", "next-launch", "next"):
         assert f"launch/decode-b64-c64{variant}/{part}" in launch, launch
         assert f"launch/decode-b1-c64{variant}/{part}" in launch, launch
-    assert f"launch/decode-b64-c4096{variant}/next-prepare" in prepare, prepare
+        assert f"launch/decode-b64-c128-s64{variant}/{part}" in launch, launch
+    for shape in ("b64-c4096", "b64-c9216", "b64-c9216-s8192", "b1-c1024"):
+        assert f"launch/decode-{shape}{variant}/next-prepare" in prepare, prepare
+        peer = prepare[f"launch/decode-{shape}{variant}/first-prepare"]
+        assert peer == ("unshared" if "-s" in shape else None), prepare
 assert not any(name.endswith("launch") for name in prepare), prepare
 EOF
 
