@@ -358,9 +358,13 @@ int fa_cuda_paged_prepare(struct fa_device *device, struct fa_device_work *work,
 		fa_cuda_room_cut(&room->span, filling.used);
 		work->room_bytes = room->span.end - room->span.begin;
 	}
-	for (uint32_t i = 0; tables && i < work->n_paged && r == 0; ++i)
-		if (reads_tables(&room->parts[i]))
+	work->heap_bytes = 0;
+	for (uint32_t i = 0; i < work->n_paged && r == 0; ++i) {
+		if (room->parts[i].own_plan)
+			work->heap_bytes += sizeof(*room->parts[i].own_plan);
+		if (tables && reads_tables(&room->parts[i]))
 			room->tables_bytes = tables->used;
+	}
 	return r;
 }
 
