@@ -301,6 +301,9 @@ static int read_environment(struct fa_device *device, struct fa_error *error)
 	if (r == 0)
 		r = environment_number("FAD_YIELD_NS", FA_CUDA_YIELD_NS, error,
 		                       &device->yield.least_work_ns);
+	if (r == 0)
+		r = environment_number("FAD_YIELD_STOP_NS", FA_CUDA_YIELD_STOP_NS, error,
+		                       &device->yield.longest_stop_ns);
 	if (r == 0 && (!device->pin_part_bytes || device->pin_part_bytes % (1 << 20)))
 		return fa_fail(error, -EINVAL,
 		               "FAD_PIN_PART_BYTES is %" PRIu64 "; expected a multiple of %d",

@@ -54,6 +54,11 @@
  * them when nobody asks is that the next launch is not there when they end: some 5 us.
  * FAD_YIELD_NS changes it, to measure. */
 #define FA_CUDA_YIELD_NS (300 * FA_NS_PER_US)
+/* Those that take so long may even where no stream of high priority has had a work: the 5 us are
+ * a thousandth of them, and its first work would wait for all the rest. */
+#define FA_CUDA_YIELD_ALWAYS_NS (5 * FA_NS_PER_MS)
+/* What is urgent stops them for so long at a time; FAD_YIELD_STOP_NS changes it. */
+#define FA_CUDA_YIELD_STOP_NS (2 * FA_NS_PER_MS)
 
 /* ---- the device */
 
@@ -68,6 +73,10 @@ struct fa_cuda_range {
 struct fa_cuda_yielding {
 	struct fa_device_work *work; /* NULL: there is none */
 	uint64_t stopped_ns;         /* when it was seen to have ended early; 0: it runs */
+	CUdeviceptr word_at;         /* launches whose turn it has reached are to end */
+	uint64_t run_ns;             /* that it has before it is asked, ... */
+	uint64_t not_before_ns;      /* ... which is until then; UINT64_MAX: it waits for others */
+	bool asked;
 	CUfunction function;
 	unsigned int grid, threads, shared_bytes; /* of the next launch, if it was stopped */
 	union {
@@ -244,12 +253,10 @@ struct fa_device {
 
 	/* The engine thread's. */
 	struct {
-		CUstream stream;     /* that the word is written on */
-		CUdeviceptr word_at; /* launches whose turn it has reached are to end */
-		uint64_t turn;       /* of the last launch that may yield */
-		uint64_t asked;      /* what was written to the word */
+		CUstream stream;   /* that words are written on */
+		CUdeviceptr words; /* one for each of streams */
+		uint64_t turn;     /* of the last launch that may yield */
 		unsigned int n_running;
-		uint64_t not_before_ns; /* nobody is asked */
 		uint64_t least_work_ns, longest_stop_ns;
 	} yield;
 
@@ -456,6 +463,9 @@ CUresult fa_cuda_yield_launch(struct fa_device *device, struct fa_cuda_stream *s
                               size_t args_bytes, const struct fa_cuda_maps *maps);
 /* A work is about to be launched on @stream. */
 void fa_cuda_yield_ask(struct fa_device *device, const struct fa_cuda_stream *stream);
+/* @work is now the first of the stream's works: those ahead of it have ended. */
+void fa_cuda_yield_first(struct fa_cuda_stream *stream, const struct fa_device_work *work,
+                         uint64_t now_ns);
 /* The work that may yield was cancelled: asks for its end. */
 void fa_cuda_yield_cancel(struct fa_device *device, struct fa_cuda_stream *stream);
 /* Whether the stream has a work that ended early and is not done. */

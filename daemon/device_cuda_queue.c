@@ -393,6 +393,8 @@ static void stream_reap(struct fa_device *device, struct fa_cuda_stream *stream)
 		stream_finish(device, stream, work, now_ns);
 		work = first_work(&stream->works);
 	} while (!fa_list_empty(&stream->works) && cuda_work(work)->sequence <= finished);
+	if (!fa_list_empty(&stream->works))
+		fa_cuda_yield_first(stream, work, now_ns);
 	stream->finished_ns = now_ns;
 	stream_feed(device, stream);
 }

@@ -4,15 +4,20 @@
  * launch goes on.
  *
  * A launch that is expected to take long may yield: then nothing stands behind it in its CUDA
- * stream, as that would go before the rest of it. When a work of high priority is launched, all
- * launches that may yield are asked, by one word written to the device's memory on a stream of
- * its own: what the GPU's front end does at once, however many blocks wait for an SM. A launch
- * that has ended early says how many blocks are left; it goes on when no work of high priority
- * is in flight. One that was cancelled meanwhile does not.
+ * stream, as that would go before the rest of it. When a work of high priority is launched, the
+ * launches that may yield are asked, each by a word of its stream's in the device's memory,
+ * which is written on a stream of its own: what the GPU's front end does at once, however many
+ * blocks wait for an SM. A launch that has ended early says how many blocks are left; it goes on
+ * when no work of high priority is in flight. A launch whose work was cancelled is asked, too,
+ * it alone, and does not go on.
  *
  * Nobody starves: a launch has LEAST_RUN_NS before it is asked, so that it gets further each
- * time; and where high priority is always in flight it goes on after LONGEST_STOP_NS all the
- * same, for FORCED_RUN_NS.
+ * time; and where high priority is always in flight it goes on after longest_stop_ns all the
+ * same, for FORCED_RUN_NS. Both count from when the works ahead of it in its stream were seen to
+ * have ended. What is not counted is the time that it then waits for an SM: those that high
+ * priority has are soon free, but a launch of another stream that came before it may have all of
+ * them for as long as it runs. So of several the first gets further, and the next when it has
+ * ended. To know when a block has begun the kernel would have to tell the host.
  */
 #include "daemon/device_cuda.h"
 
@@ -22,10 +27,11 @@
 #include <string.h>
 
 #define LEAST_RUN_NS (15 * FA_NS_PER_US)
-#define LONGEST_STOP_NS (2 * FA_NS_PER_MS)
 #define FORCED_RUN_NS (500 * FA_NS_PER_US)
 /* Blocks for each SM, at most: those that have not begun end one after another when asked. */
 #define BLOCKS_AN_SM 16
+/* Words apart, as each is read by all blocks of a launch while the next one is written. */
+#define WORD_BYTES 128
 
 static bool is_high(const struct fa_device *device, const struct fa_cuda_stream *stream)
 {
@@ -34,11 +40,11 @@ static bool is_high(const struct fa_device *device, const struct fa_cuda_stream 
 
 int fa_cuda_yield_open(struct fa_device *device, struct fa_error *error)
 {
+	const size_t words_bytes = (size_t)device->n_streams * WORD_BYTES;
 	const struct fa_cudriver *driver = &device->driver;
 	int least, greatest;
 	CUresult result;
 
-	device->yield.longest_stop_ns = LONGEST_STOP_NS;
 	result = driver->cuCtxGetStreamPriorityRange(&least, &greatest);
 	if (result == CUDA_SUCCESS)
 		result = driver->cuStreamCreateWithPriority(&device->yield.stream,
@@ -47,14 +53,18 @@ int fa_cuda_yield_open(struct fa_device *device, struct fa_error *error)
 		device->yield.stream = NULL;
 		return fa_cudriver_fail(driver, error, result, "a stream cannot be made");
 	}
-	result = driver->cuMemAlloc(&device->yield.word_at, sizeof(uint64_t));
+	result = driver->cuMemAlloc(&device->yield.words, words_bytes);
 	if (result != CUDA_SUCCESS) {
-		device->yield.word_at = 0;
-		return fa_cudriver_fail(driver, error, result, "no memory for a word");
+		device->yield.words = 0;
+		return fa_cudriver_fail(driver, error, result, "no memory for words");
 	}
+	for (unsigned int i = 0; i < device->n_streams; ++i)
+		device->streams[i].yielding.word_at = device->yield.words + i * WORD_BYTES;
+	result = driver->cuMemsetD8Async(device->yield.words, 0, words_bytes, device->yield.stream);
 	/* Set up now what the driver sets up with the first. */
-	result = driver->cuStreamWriteValue64(device->yield.stream, device->yield.word_at, 0,
-	                                      CU_STREAM_WRITE_VALUE_DEFAULT);
+	if (result == CUDA_SUCCESS)
+		result = driver->cuStreamWriteValue64(device->yield.stream, device->yield.words, 0,
+		                                      CU_STREAM_WRITE_VALUE_DEFAULT);
 	if (result == CUDA_SUCCESS)
 		result = driver->cuStreamSynchronize(device->yield.stream);
 	if (result != CUDA_SUCCESS)
@@ -66,8 +76,8 @@ void fa_cuda_yield_close(struct fa_device *device)
 {
 	if (device->yield.stream)
 		(void)device->driver.cuStreamDestroy(device->yield.stream);
-	if (device->yield.word_at)
-		(void)device->driver.cuMemFree(device->yield.word_at);
+	if (device->yield.words)
+		(void)device->driver.cuMemFree(device->yield.words);
 }
 
 /* ---- launching */
@@ -105,10 +115,10 @@ bool fa_cuda_yield_prepare(struct fa_device *device, struct fa_cuda_stream *stre
 
 	if (!state_bytes || work_ns < device->yield.least_work_ns || is_high(device, stream))
 		return false;
-	/* Nobody could ask. */
+	/* Nobody could ask now; but of what takes very long somebody new may want the place. */
 	for (unsigned int i = 0; i < device->n_high; ++i)
 		n_queues += device->streams[i].n_queues;
-	if (!n_queues)
+	if (!n_queues && work_ns < FA_CUDA_YIELD_ALWAYS_NS)
 		return false;
 	/* Without room it does not yield. */
 	return grow_area(device, stream,
@@ -131,7 +141,8 @@ static CUresult launch(struct fa_device *device, struct fa_cuda_stream *stream, 
 	struct fa_cuda_yielding *yielding = &stream->yielding;
 	struct fa_cuda_attention *args = attention_of(yielding);
 	void *params[] = { &yielding->args, &yielding->maps };
-	const uint64_t until_ns = fa_now_ns() + run_ns;
+	/* The rest of one that was stopped has nothing ahead of it. */
+	const bool waits = !yielding->work && stream->n_works > 0;
 	CUresult result;
 
 	args->yield.turn = ++device->yield.turn;
@@ -150,9 +161,10 @@ static CUresult launch(struct fa_device *device, struct fa_cuda_stream *stream, 
 	stream->n_counted += yielding->grid;
 	stream->told = stream->sequence;
 	yielding->stopped_ns = 0;
+	yielding->asked = false;
+	yielding->run_ns = run_ns;
+	yielding->not_before_ns = waits ? UINT64_MAX : fa_now_ns() + run_ns;
 	++device->yield.n_running;
-	if (device->yield.not_before_ns < until_ns)
-		device->yield.not_before_ns = until_ns;
 	return CUDA_SUCCESS;
 }
 
@@ -174,7 +186,7 @@ CUresult fa_cuda_yield_launch(struct fa_device *device, struct fa_cuda_stream *s
 	yielding->threads = (unsigned int)kernel->threads;
 	yielding->shared_bytes = (unsigned int)kernel->shared_bytes;
 	attention_of(yielding)->yield = (struct fa_cuda_yield){
-		.word = (const uint64_t *)device->yield.word_at,
+		.word = (const uint64_t *)yielding->word_at,
 		.area = (void *)yielding->area,
 		.report = (uint64_t *)yielding->report_at,
 		.slots = slots,
@@ -186,17 +198,26 @@ CUresult fa_cuda_yield_launch(struct fa_device *device, struct fa_cuda_stream *s
 	return result;
 }
 
+void fa_cuda_yield_first(struct fa_cuda_stream *stream, const struct fa_device_work *work,
+                         uint64_t now_ns)
+{
+	struct fa_cuda_yielding *yielding = &stream->yielding;
+
+	if (work == yielding->work && yielding->not_before_ns == UINT64_MAX)
+		yielding->not_before_ns = now_ns + yielding->run_ns;
+}
+
 /* ---- asking */
 
-static void ask(struct fa_device *device)
+static void ask(struct fa_device *device, struct fa_cuda_yielding *yielding)
 {
-	if (!device->yield.n_running || device->yield.asked == device->yield.turn)
+	if (!yielding->work || yielding->stopped_ns || yielding->asked)
 		return;
-	/* If it fails, whoever waits waits until blocks end, as if nobody had asked. */
-	if (device->driver.cuStreamWriteValue64(device->yield.stream, device->yield.word_at,
-	                                        device->yield.turn,
-	                                        CU_STREAM_WRITE_VALUE_DEFAULT) == CUDA_SUCCESS)
-		device->yield.asked = device->yield.turn;
+	/* If it fails, whoever waits waits until blocks end, or until it is tried again. */
+	yielding->asked = device->driver.cuStreamWriteValue64(
+				  device->yield.stream, yielding->word_at,
+				  attention_of(yielding)->yield.turn,
+				  CU_STREAM_WRITE_VALUE_DEFAULT) == CUDA_SUCCESS;
 }
 
 static bool is_urgent(const struct fa_device *device)
@@ -207,17 +228,31 @@ static bool is_urgent(const struct fa_device *device)
 	return false;
 }
 
+/* Those that have had their time if something is @urgent, and those that were cancelled. */
+static void ask_all(struct fa_device *device, bool urgent)
+{
+	const uint64_t now_ns = fa_now_ns();
+
+	for (unsigned int i = device->n_high; i < device->n_streams; ++i) {
+		struct fa_cuda_yielding *yielding = &device->streams[i].yielding;
+
+		if (yielding->work &&
+		    ((urgent && now_ns >= yielding->not_before_ns) ||
+		     atomic_load_explicit(&yielding->work->cancelled, memory_order_relaxed)))
+			ask(device, yielding);
+	}
+}
+
 void fa_cuda_yield_ask(struct fa_device *device, const struct fa_cuda_stream *stream)
 {
-	if (is_high(device, stream) && device->yield.n_running &&
-	    fa_now_ns() >= device->yield.not_before_ns)
-		ask(device);
+	if (is_high(device, stream) && device->yield.n_running)
+		ask_all(device, true);
 }
 
 void fa_cuda_yield_cancel(struct fa_device *device, struct fa_cuda_stream *stream)
 {
-	if (!stream->yielding.stopped_ns)
-		ask(device);
+	/* It needs to get no further: it is asked at once, even if it has not begun. */
+	ask(device, &stream->yielding);
 }
 
 bool fa_cuda_yield_stopped(struct fa_device *device, struct fa_cuda_stream *stream)
@@ -263,7 +298,6 @@ CUresult fa_cuda_yield_resume(struct fa_device *device, struct fa_cuda_stream *s
 
 void fa_cuda_yield_look(struct fa_device *device)
 {
-	if (device->yield.n_running && is_urgent(device) &&
-	    device->yield.asked != device->yield.turn && fa_now_ns() >= device->yield.not_before_ns)
-		ask(device);
+	if (device->yield.n_running)
+		ask_all(device, is_urgent(device));
 }

@@ -95,6 +95,11 @@ uint64_t fa_test_cuda_kernels(const struct fa_test_cuda_page *page)
 	return atomic_load(&page->calls[FA_TEST_CUDA_kernel]);
 }
 
+uint64_t fa_test_cuda_stopped(const struct fa_test_cuda_page *page)
+{
+	return atomic_load(&page->stopped);
+}
+
 void fa_test_cuda_calls(const struct fa_test_cuda_page *page, struct fa_test_cuda_calls *ret_calls)
 {
 	for (int i = 0; i < FA_TEST_CUDA_CALLS; ++i)

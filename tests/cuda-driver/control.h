@@ -48,6 +48,8 @@ void fa_test_cuda_kernel_us(struct fa_test_cuda_page *page, uint32_t us);
 void fa_test_cuda_hold(struct fa_test_cuda_page *page, bool hold);
 /* Kernels that began so far. */
 uint64_t fa_test_cuda_kernels(const struct fa_test_cuda_page *page);
+/* Those that were asked to give way, and did. */
+uint64_t fa_test_cuda_stopped(const struct fa_test_cuda_page *page);
 
 /* Calls of the driver so far, by enum fa_test_cuda_call. */
 struct fa_test_cuda_calls {

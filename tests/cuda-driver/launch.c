@@ -567,14 +567,14 @@ static CUresult launch_run(struct fa_fake_op *op, struct fa_fake_context *contex
 	const struct fa_cuda_kernel *kernel = op->object;
 	const struct fa_attention_params params = params_of(kernel, &op->args);
 	struct fa_fake_pin tables = { .context = context }, tensors = { .context = context };
-	uint64_t end_ns = fa_now_ns() + atomic_load(&fa_fake.page->kernel_us) * FA_NS_PER_US;
+	const uint64_t ns = atomic_load(&fa_fake.page->kernel_us) * FA_NS_PER_US;
 	bool yielded = false;
 	CUresult result;
 	char text[256];
 
 	result = fa_fake_enter_kernel();
 	if (result != CUDA_SUCCESS) {
-		fa_fake_linger(context, end_ns);
+		fa_fake_linger(context, fa_now_ns() + ns);
 		return result;
 	}
 	result = pin_tables(&tables, &params);
@@ -588,7 +588,7 @@ static CUresult launch_run(struct fa_fake_op *op, struct fa_fake_context *contex
 		const bool skipped = fa_fake.flops_max > 0 &&
 		                     fa_attention_flops(&params) > fa_fake.flops_max;
 
-		result = fa_fake_linger_yielding(context, end_ns + (skipped ? SKIPPED_NS : 0),
+		result = fa_fake_linger_yielding(context, ns + (skipped ? SKIPPED_NS : 0),
 		                                 &op->args, op->blocks, &yielded);
 		if (result == CUDA_SUCCESS && !yielded && !skipped)
 			result = compute(&params);
@@ -602,15 +602,15 @@ static CUresult launch_run(struct fa_fake_op *op, struct fa_fake_context *contex
 
 static CUresult paged_run(struct fa_fake_op *op, struct fa_fake_context *context)
 {
-	uint64_t end_ns = fa_now_ns() + atomic_load(&fa_fake.page->kernel_us) * FA_NS_PER_US;
+	const uint64_t ns = atomic_load(&fa_fake.page->kernel_us) * FA_NS_PER_US;
 	const struct fa_cuda_paged_launch *launch = op->staged;
 	CUresult result = fa_fake_enter_kernel();
 	bool yielded = false;
 
 	if (result != CUDA_SUCCESS || !launch->kernel->state_bytes)
-		fa_fake_linger(context, end_ns);
+		fa_fake_linger(context, fa_now_ns() + ns);
 	else
-		result = fa_fake_linger_yielding(context, end_ns, &launch->args.attention.attention,
+		result = fa_fake_linger_yielding(context, ns, &launch->args.attention.attention,
 		                                 op->blocks, &yielded);
 	if (result == CUDA_SUCCESS && !yielded)
 		fa_fake_paged_run(op->staged);

@@ -73,6 +73,7 @@ struct fa_test_cuda_page {
 	_Atomic uint32_t lost;      /* contexts that were lost */
 	_Atomic uint64_t misuses;   /* calls and kernels that a GPU would have choked on */
 	_Atomic uint64_t abandoned; /* objects that were left when their context ended */
+	_Atomic uint64_t stopped;   /* kernels that gave way before they had ended */
 
 	_Atomic uint32_t kernel_us; /* kernels take at least so long */
 	_Atomic uint32_t held;      /* kernels begin, and go on when this is 0 */

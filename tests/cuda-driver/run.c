@@ -29,18 +29,45 @@ static void span(struct fa_fake_pin *pin, const void *at, size_t bytes)
 		                                            true };
 }
 
-CUresult fa_fake_linger_yielding(struct fa_fake_context *context, uint64_t end_ns,
+/* Ends a launch of @blocks early: the last @left of the first launch's are undone. */
+static void leave(const struct fa_cuda_attention *args, uint64_t blocks, uint64_t left)
+{
+	const struct fa_cuda_yield *yield = &args->yield;
+	struct fa_cuda_yield_area *area = yield->area;
+
+	for (uint64_t i = 0; i < left; ++i)
+		area->records[yield->side][i] = (struct fa_cuda_yield_record){
+			.block = (uint32_t)(yield->blocks - left + i)
+		};
+	*args->done.counter += blocks;
+	atomic_fetch_add(&fa_fake.page->stopped, 1);
+	__atomic_store_n(yield->report, left, __ATOMIC_RELEASE);
+}
+
+/* What a launch that goes on is to do: the last blocks of the first. */
+static bool goes_on_wrong(const struct fa_cuda_yield *yield, uint64_t blocks)
+{
+	const struct fa_cuda_yield_area *area = yield->area;
+
+	for (uint64_t i = 0; i < blocks; ++i)
+		if (area->records[yield->side ^ 1][i].block != yield->blocks - blocks + i)
+			return true;
+	return false;
+}
+
+CUresult fa_fake_linger_yielding(struct fa_fake_context *context, uint64_t ns,
                                  const struct fa_cuda_attention *args, uint64_t blocks,
                                  bool *ret_yielded)
 {
 	const struct fa_cuda_yield *yield = &args->yield;
 	struct fa_cuda_yield_area *area = yield->area;
 	struct fa_fake_pin pin = { .context = context };
+	const uint64_t begin_ns = fa_now_ns();
 	CUresult result;
 
 	*ret_yielded = false;
 	if (!yield->word) {
-		fa_fake_linger(context, end_ns);
+		fa_fake_linger(context, begin_ns + ns);
 		return CUDA_SUCCESS;
 	}
 	span(&pin, yield->word, sizeof(*yield->word));
@@ -53,12 +80,15 @@ CUresult fa_fake_linger_yielding(struct fa_fake_context *context, uint64_t end_n
 	    *yield->report || !args->done.word || !yield->slots ||
 	    (!yield->resumed && blocks != yield->blocks))
 		result = fa_fake_misuse(CUDA_ERROR_LAUNCH_FAILED, "a launch cannot yield so");
-	for (uint64_t i = 0; yield->resumed && i < blocks && result == CUDA_SUCCESS; ++i)
-		if (area->records[yield->side ^ 1][i].block != i)
-			result = fa_fake_misuse(CUDA_ERROR_LAUNCH_FAILED,
-			                        "a launch goes on from what nobody left");
-	while (result == CUDA_SUCCESS && !*ret_yielded) {
-		const bool held = atomic_load(&fa_fake.page->held) || fa_now_ns() < end_ns;
+	else if (yield->resumed && goes_on_wrong(yield, blocks))
+		result = fa_fake_misuse(CUDA_ERROR_LAUNCH_FAILED,
+		                        "a launch goes on from what nobody left");
+	else
+		ns = ns * blocks / yield->blocks;
+	while (result == CUDA_SUCCESS) {
+		const bool held = atomic_load(&fa_fake.page->held);
+		const uint64_t ran_ns = fa_now_ns() - begin_ns;
+		uint64_t left = blocks;
 
 		/* Acquire: what was written before it is seen after it. */
 		*ret_yielded = __atomic_load_n(yield->word, __ATOMIC_ACQUIRE) >= yield->turn;
@@ -66,16 +96,14 @@ CUresult fa_fake_linger_yielding(struct fa_fake_context *context, uint64_t end_n
 		if (context->lost || context->ending)
 			result = CUDA_ERROR_LAUNCH_FAILED;
 		fa_fake_unlock();
-		if (!held)
+		if (*ret_yielded && result == CUDA_SUCCESS) {
+			if (!held && ns)
+				left -= ran_ns < ns ? blocks * ran_ns / ns : blocks - 1;
+			leave(args, blocks, left);
+		}
+		if (*ret_yielded || (!held && ran_ns >= ns))
 			break;
 		usleep(POLL_US / 4);
-	}
-	if (result == CUDA_SUCCESS && *ret_yielded) {
-		for (uint64_t i = 0; i < blocks; ++i)
-			area->records[yield->side][i] =
-				(struct fa_cuda_yield_record){ .block = (uint32_t)i };
-		*args->done.counter += blocks;
-		__atomic_store_n(yield->report, blocks, __ATOMIC_RELEASE);
 	}
 	fa_fake_unpin(&pin);
 	return result;

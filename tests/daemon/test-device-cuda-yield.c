@@ -1,6 +1,6 @@
 /*
  * How long launches give way to works of high priority, over the tests' driver: whose kernels
- * leave all of their blocks when they are asked in time.
+ * leave the blocks that they had no time for when they are asked, and all while they are held.
  */
 #include "daemon/device_cuda.h"
 #include "tests/daemon/cuda-device.h"
@@ -19,37 +19,53 @@ static const struct fa_device_ops *const ops = &fa_device_cuda;
 enum {
 	LONG,   /* may yield */
 	BEHIND, /* the same, in the same queue */
+	BESIDE, /* the same, of another group */
+	SHORT,  /* may not */
 	URGENT,
+	URGENT_TOO,
 	N_JOBS
 };
+
+#define N_GROUPS 3
 
 struct scene {
 	struct cuda_device cuda;
 	struct cuda_job jobs[N_JOBS];
-	struct fa_device_group *groups[2];
-	struct fa_device_queue *low, *high;
+	struct fa_device_group *groups[N_GROUPS];
+	struct fa_device_queue *low, *beside, *high;
 };
+
+static struct fa_case case_of(int job)
+{
+	struct fa_case attention = {
+		.dtype = FA_WIRE_DTYPE_BF16,
+		.head_dim = 128,
+		.heads = job == LONG ? 16 : 2,
+		.seqlen_q = job >= URGENT ? 1 : 300,
+		.seqlen_k = 400,
+		.causal = job == BEHIND,
+		.lse = true,
+		.seed = (uint64_t)job,
+	};
+
+	/* No kernel of this dtype gives way. */
+	if (job == SHORT)
+		attention.dtype = FA_WIRE_DTYPE_F32;
+	return attention;
+}
 
 static void begin(struct scene *scene)
 {
 	cuda_device_open(&scene->cuda, NULL);
 	/* However slow this machine is. */
 	scene->cuda.device->yield.longest_stop_ns = UINT64_MAX;
-	for (int i = 0; i < 2; ++i)
+	for (int i = 0; i < N_GROUPS; ++i)
 		scene->groups[i] = cuda_group(&scene->cuda);
 	scene->low = cuda_queue(&scene->cuda, scene->groups[0], 0);
 	scene->high = cuda_queue(&scene->cuda, scene->groups[1], 1);
+	scene->beside = cuda_queue(&scene->cuda, scene->groups[2], 0);
 	for (int i = 0; i < N_JOBS; ++i) {
-		scene->jobs[i] = (struct cuda_job){
-			.attention = { .dtype = FA_WIRE_DTYPE_BF16,
-			               .head_dim = 128,
-			               .heads = 2,
-			               .seqlen_q = i == URGENT ? 1 : 300,
-			               .seqlen_k = 400,
-			               .causal = i == BEHIND,
-			               .lse = true,
-			               .seed = (uint64_t)i },
-		};
+		scene->jobs[i] = (struct cuda_job){ .attention = case_of(i) };
 		cuda_job_init(&scene->jobs[i], &scene->cuda);
 	}
 }
@@ -61,7 +77,8 @@ static void free_all(struct scene *scene)
 	ops->queue_free(scene->cuda.device, scene->low);
 	if (scene->high)
 		ops->queue_free(scene->cuda.device, scene->high);
-	for (int i = 0; i < 2; ++i)
+	ops->queue_free(scene->cuda.device, scene->beside);
+	for (int i = 0; i < N_GROUPS; ++i)
 		ops->group_free(scene->cuda.device, scene->groups[i]);
 }
 
@@ -78,7 +95,10 @@ static uint64_t n_launches(const struct scene *scene)
 
 static void start(struct scene *scene, int job)
 {
-	cuda_job_launch(&scene->jobs[job], &scene->cuda, job == URGENT ? scene->high : scene->low);
+	cuda_job_launch(&scene->jobs[job], &scene->cuda,
+	                job >= URGENT   ? scene->high
+	                : job == BESIDE ? scene->beside
+	                                : scene->low);
 }
 
 static bool has_stopped(struct scene *scene)
@@ -90,6 +110,19 @@ static bool has_stopped(struct scene *scene)
 		if (streams[i].yielding.stopped_ns)
 			return true;
 	return false;
+}
+
+/* Where a work runs that may yield. */
+static const struct fa_cuda_stream *stream_of(const struct scene *scene, int job)
+{
+	const struct fa_cuda_stream *streams = scene->cuda.device->streams;
+	unsigned int i = 0;
+
+	while (streams[i].yielding.work != &scene->jobs[job].work) {
+		++i;
+		fa_check(i < scene->cuda.device->n_streams);
+	}
+	return &streams[i];
 }
 
 /* The long one runs until it is told to stop. */
@@ -152,6 +185,68 @@ static void starving_child(void)
 	end(&scene);
 }
 
+/* ... and gets further each time, however many there are and whatever it takes. */
+static void endless_child(void)
+{
+	static const int urgent[] = { URGENT, URGENT_TOO };
+	const uint64_t until_ns = fa_deadline_ns(fa_test_patience_ns());
+	static struct scene scene;
+	uint64_t n_stopped;
+
+	begin(&scene);
+	scene.cuda.device->yield.longest_stop_ns = FA_CUDA_YIELD_STOP_NS;
+	/* Much longer than it may run at a time. */
+	fa_test_cuda_kernel_us(scene.cuda.page, 20000);
+	for (int i = 0; i < 2; ++i)
+		start(&scene, urgent[i]);
+	start(&scene, LONG);
+	while (!scene.jobs[LONG].reaped) {
+		fa_check(fa_now_ns() < until_ns);
+		cuda_reap(&scene.cuda);
+		/* When one has ended the other is in flight. */
+		for (int i = 0; i < 2; ++i)
+			if (scene.jobs[urgent[i]].reaped)
+				start(&scene, urgent[i]);
+		usleep(50);
+	}
+	check_done(&scene, LONG);
+	/* It runs 500 us each time: that would be 40, if this machine had nothing else to do. */
+	n_stopped = fa_test_cuda_stopped(scene.cuda.page);
+	fa_check(n_stopped > 0 && n_stopped < 500);
+	for (int i = 0; i < 2; ++i)
+		check_done(&scene, urgent[i]);
+	end(&scene);
+}
+
+/* Its time counts from when it can have begun, not from when it was launched. */
+static void waits_child(void)
+{
+	const struct fa_cuda_stream *stream;
+	static struct scene scene;
+
+	begin(&scene);
+	fa_test_cuda_kernel_us(scene.cuda.page, 50000);
+	start(&scene, SHORT);
+	start(&scene, LONG);
+	fa_check_eq(n_launches(&scene), 2);
+	fa_check_eventually(fa_test_cuda_kernels(scene.cuda.page) == 1);
+	fa_test_cuda_kernel_us(scene.cuda.page, 1000000);
+	start(&scene, URGENT);
+	stream = stream_of(&scene, LONG);
+	do {
+		fa_check(!stream->yielding.asked);
+		cuda_reap(&scene.cuda);
+	} while (!scene.jobs[SHORT].reaped);
+	fa_check(stream->yielding.not_before_ns > scene.jobs[SHORT].work.finished_ns);
+	fa_check_eventually(has_stopped(&scene));
+	fa_check(!scene.jobs[URGENT].reaped);
+	fa_test_cuda_kernel_us(scene.cuda.page, 0);
+	for (int i = SHORT; i <= URGENT; ++i)
+		check_done(&scene, i);
+	check_done(&scene, LONG);
+	end(&scene);
+}
+
 static void cancel_child(void)
 {
 	static struct scene scene;
@@ -183,6 +278,44 @@ static void cancel_child(void)
 	end(&scene);
 }
 
+/* It alone is asked, whoever else may yield. */
+static void cancel_one_child(void)
+{
+	static struct scene scene;
+
+	begin(&scene);
+	run_long(&scene);
+	start(&scene, BESIDE);
+	fa_check_eventually(fa_test_cuda_kernels(scene.cuda.page) == 2);
+	ops->cancel(scene.cuda.device, &scene.jobs[LONG].work);
+	cuda_job_wait(&scene.jobs[LONG], &scene.cuda);
+	fa_check_eq(scene.jobs[LONG].work.status, -ECANCELED);
+	fa_test_sleep_ms(20);
+	cuda_reap(&scene.cuda);
+	fa_check(!stream_of(&scene, BESIDE)->yielding.asked);
+	fa_check_eq(fa_test_cuda_stopped(scene.cuda.page), 1);
+	fa_test_cuda_hold(scene.cuda.page, false);
+	check_done(&scene, BESIDE);
+	fa_check_eq(n_launches(&scene), 2);
+	end(&scene);
+}
+
+/* The driver did not take it: it is asked once more. */
+static void cancel_again_child(void)
+{
+	static struct scene scene;
+
+	begin(&scene);
+	run_long(&scene);
+	fa_test_cuda_fail(scene.cuda.page, "cuStreamWriteValue64:1=1");
+	ops->cancel(scene.cuda.device, &scene.jobs[LONG].work);
+	fa_check(!stream_of(&scene, LONG)->yielding.asked);
+	cuda_job_wait(&scene.jobs[LONG], &scene.cuda);
+	fa_check_eq(scene.jobs[LONG].work.status, -ECANCELED);
+	fa_test_cuda_hold(scene.cuda.page, false);
+	end(&scene);
+}
+
 /* The GPU is lost while it is stopped; or the rest cannot be launched. */
 static void fault_child(void)
 {
@@ -207,6 +340,7 @@ static void fault_child(void)
 
 static void lost_child(void)
 {
+	static const int launched[] = { LONG, BEHIND, URGENT };
 	static struct scene scene;
 	struct fa_error error;
 
@@ -218,9 +352,9 @@ static void lost_child(void)
 	fa_check_eventually(has_stopped(&scene));
 	fa_test_cuda_hold(scene.cuda.page, false);
 	fa_check_eventually(ops->health(scene.cuda.device, &error) == -ENODEV);
-	for (int i = 0; i < N_JOBS; ++i) {
-		cuda_job_wait(&scene.jobs[i], &scene.cuda);
-		fa_check_eq(scene.jobs[i].work.status, -ENODEV);
+	for (size_t i = 0; i < sizeof(launched) / sizeof(launched[0]); ++i) {
+		cuda_job_wait(&scene.jobs[launched[i]], &scene.cuda);
+		fa_check_eq(scene.jobs[launched[i]].work.status, -ENODEV);
 	}
 	/* A lost driver takes nothing back. */
 	free_all(&scene);
@@ -244,7 +378,39 @@ static void nobody_child(void)
 	end(&scene);
 }
 
-/* The same where works are short. */
+/* ... but those that take very long give way to who comes later. */
+static void later_child(void)
+{
+	static struct scene scene;
+	struct cuda_job job = {
+		.attention = { .dtype = FA_WIRE_DTYPE_BF16,
+		               .head_dim = 128,
+		               .heads = 32,
+		               .kv_heads = 1,
+		               .seqlen_q = 2048,
+		               .seqlen_k = 131072 },
+	};
+	const struct cuda_device *cuda = &scene.cuda;
+
+	setenv("FAD_TEST_CUDA_GFLOP", "1", 1); /* it is never computed */
+	begin(&scene);
+	ops->queue_free(cuda->device, scene.high);
+	cuda_job_init(&job, &scene.cuda);
+	fa_test_cuda_hold(cuda->page, true);
+	cuda_job_launch(&job, &scene.cuda, scene.low);
+	fa_check_eventually(fa_test_cuda_kernels(cuda->page) == 1);
+	scene.high = cuda_queue(&scene.cuda, scene.groups[1], 1);
+	start(&scene, URGENT);
+	fa_check_eventually(has_stopped(&scene));
+	fa_test_cuda_hold(cuda->page, false);
+	check_done(&scene, URGENT);
+	cuda_job_wait(&job, &scene.cuda);
+	fa_check_eq(job.work.status, 0);
+	cuda_job_deinit(&job, &scene.cuda);
+	end(&scene);
+}
+
+/* Nobody gives way to anybody where works are short. */
 static void short_child(void)
 {
 	static struct scene scene;
@@ -264,11 +430,15 @@ static void test_order(void **state)
 {
 	cuda_in_child(order_child);
 	cuda_in_child(starving_child);
+	cuda_in_child(endless_child);
+	cuda_in_child(waits_child);
 }
 
 static void test_cancel(void **state)
 {
 	cuda_in_child(cancel_child);
+	cuda_in_child(cancel_one_child);
+	cuda_in_child(cancel_again_child);
 }
 
 static void test_faults(void **state)
@@ -280,6 +450,7 @@ static void test_faults(void **state)
 static void test_when(void **state)
 {
 	cuda_in_child(nobody_child);
+	cuda_in_child(later_child);
 	cuda_in_child(short_child);
 }
 

@@ -1,0 +1,301 @@
+/*
+ * What becomes of a prefill that has given way to a request of high priority, and is to go on
+ * when that has ended: its client is killed, or the daemon is told to end. The real daemon, over
+ * the tests' GPU, whose kernels do not end until they are let: all else happens meanwhile.
+ */
+#include "cuda-client.h"
+
+#include "tests/lib/scene.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define MIB ((uint64_t)1 << 20)
+#define HIGH 1 /* the stream of high priority */
+
+static struct fa_test_cuda cuda;
+static struct fa_test_daemon daemon_;
+static struct fa_test_cuda_page *page; /* the daemon's */
+static uint64_t n_before;              /* launches that start() has made, and kernels */
+
+/* Who has something to do; the urgent one also in its stream of high priority. */
+struct asker {
+	struct fa_raw raw;
+	struct fa_raw_buffer buffer;
+	struct fa_case attention;
+	uint64_t values[2];
+};
+
+static struct asker urgent, patient;
+
+static struct fa_case small_case(void)
+{
+	struct fa_case attention = { .heads = 2, .head_dim = 64, .seqlen_q = 5, .seqlen_k = 23 };
+
+	fa_case_plan(&attention);
+	return attention;
+}
+
+/* There is a kernel for it that gives way. */
+static struct fa_case prefill_case(void)
+{
+	struct fa_case attention = {
+		.dtype = FA_WIRE_DTYPE_BF16,
+		.heads = 2,
+		.head_dim = 128,
+		.seqlen_q = 300,
+		.seqlen_k = 300,
+		.causal = true,
+	};
+
+	fa_case_plan(&attention);
+	return attention;
+}
+
+static void asker_open(struct asker *asker, struct fa_case attention)
+{
+	asker->attention = attention;
+	asker->values[0] = asker->values[1] = 0;
+	fa_raw_open(&asker->raw, daemon_.socket);
+	fa_raw_buffer_register(&asker->raw, &asker->buffer, 1, attention.bytes, 0);
+}
+
+static void asker_close(struct asker *asker)
+{
+	fa_raw_close(&asker->raw);
+	fa_raw_buffer_free(NULL, &asker->buffer);
+}
+
+static void ask(struct asker *asker, uint32_t stream)
+{
+	struct fa_wire_message message;
+
+	asker->attention.seed += 2;
+	fa_case_fill(&asker->attention, asker->buffer.data);
+	message = fa_case_message(&asker->attention, 1, 0, stream, ++asker->values[stream]);
+	fa_check_eq(fa_raw_send(&asker->raw, &message, NULL, 0), 0);
+}
+
+static void expect(struct asker *asker, uint32_t stream)
+{
+	fa_raw_wait_expect(&asker->raw, stream, asker->values[stream], 0, NULL);
+	fa_check(fa_case_error(&asker->attention, asker->buffer.data) <= 1);
+}
+
+static uint64_t n_launches(void)
+{
+	struct fa_test_cuda_calls calls;
+
+	fa_test_cuda_calls(page, &calls);
+	return calls.n[FA_TEST_CUDA_cuLaunchKernel];
+}
+
+/* What runs is to stop; what it stops for does not end. */
+static void stop_it(uint64_t n_kernels)
+{
+	const uint64_t n_stopped = fa_test_cuda_stopped(page);
+
+	fa_check_eventually(fa_test_cuda_kernels(page) == n_kernels + 1);
+	ask(&urgent, HIGH);
+	fa_check_eventually(fa_test_cuda_stopped(page) == n_stopped + 1);
+	fa_check_eventually(fa_test_cuda_kernels(page) == n_kernels + 2);
+}
+
+static void start(const char *drain_timeout_ms)
+{
+	const char *args[] = { "--drain-timeout-ms", drain_timeout_ms, NULL };
+
+	fa_test_cuda_begin(&cuda);
+	fa_test_daemon_start(&daemon_, &(struct fa_test_daemon_options){ .args = args });
+	page = fa_test_cuda_attach(&cuda, daemon_.pid);
+	asker_open(&urgent, small_case());
+	fa_raw_stream_create(&urgent.raw, HIGH, 1);
+	asker_open(&patient, prefill_case());
+	/* From its first request on others give way to it; and each has its place on the GPU. */
+	ask(&urgent, HIGH);
+	expect(&urgent, HIGH);
+	ask(&patient, 0);
+	expect(&patient, 0);
+	n_before = n_launches();
+}
+
+/* It has ended; nothing was left behind on the GPU. */
+static void finish(void)
+{
+	static const struct fa_test_cuda_lives nothing;
+	int status;
+
+	fa_check_eventually(fa_test_daemon_is_dead(&daemon_));
+	status = fa_test_daemon_reap(&daemon_);
+	fa_check(WIFEXITED(status));
+	fa_check_eq(WEXITSTATUS(status), 0);
+	fa_check(fa_test_cuda_lives_equal(page, &nothing, true));
+	fa_check_eq(fa_test_cuda_abandoned(page), 0);
+	fa_check_eq(fa_test_cuda_misuses(page), 0);
+}
+
+static int stop(void **state)
+{
+	asker_close(&urgent);
+	asker_close(&patient);
+	fa_test_daemon_stop(&daemon_);
+	fa_test_cuda_detach(page);
+	fa_test_cuda_end(&cuda);
+	return 0;
+}
+
+/* ---- killed */
+
+/* Has one request launched and two that wait behind it. */
+static void prefill_client(int socket)
+{
+	struct fa_case attention = prefill_case();
+	struct cuda_buffer buffer;
+	struct fa_raw raw;
+	char byte;
+
+	fa_raw_open(&raw, daemon_.socket);
+	cuda_arena(&raw, &buffer, 1, 2 * MIB);
+	cuda_case_fill(&attention, buffer.at);
+	for (uint64_t value = 1; value <= 3; ++value) {
+		struct fa_wire_message message = fa_case_message(&attention, 1, 0, 0, value);
+
+		fa_check_eq(fa_raw_send(&raw, &message, NULL, 0), 0);
+	}
+	fa_cuda_receive(socket, &byte, 1);
+}
+
+struct held {
+	struct fa_test_cuda_lives lives;
+	struct fa_test_usage usage;
+};
+
+static bool all_is_back(const struct held *before, bool loud)
+{
+	struct fa_test_usage now;
+
+	fa_test_daemon_usage(&daemon_, &now);
+	if (loud)
+		fprintf(stderr, "%d fds, were %d; %d memfds mapped, were %d\n", now.fds,
+		        before->usage.fds, now.memfd_maps, before->usage.memfd_maps);
+	return fa_test_cuda_lives_equal(page, &before->lives, loud) &&
+	       now.fds == before->usage.fds && now.memfd_maps == before->usage.memfd_maps &&
+	       (int64_t)fa_test_cuda_bytes(&cuda) == before->lives.n[FA_TEST_CUDA_DEVICE_BYTES];
+}
+
+/* @before: NULL in the first round, which makes what is made once and kept. */
+static void kill_round(const struct held *before)
+{
+	const uint64_t launches = n_launches(), kernels = fa_test_cuda_kernels(page);
+	uint64_t deadline, stopped;
+	struct fa_cuda_child child;
+	int status;
+
+	fa_test_cuda_hold(page, true);
+	child = fa_cuda_child(prefill_client, 0);
+	stop_it(kernels);
+	stopped = fa_test_cuda_stopped(page);
+	kill(child.pid, SIGKILL);
+	status = fa_test_reap(child.pid);
+	fa_check(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+	close(child.socket);
+
+	/* It does not wait for the urgent one. */
+	deadline = fa_deadline_ns(fa_test_patience_ns());
+	while (before && !all_is_back(before, fa_now_ns() > deadline)) {
+		fa_check(fa_now_ns() <= deadline);
+		fa_test_sleep_ms(2);
+	}
+	/* Others' come through: theirs may give way themselves. */
+	ask(&patient, 0);
+	fa_test_cuda_hold(page, false);
+	expect(&urgent, HIGH);
+	expect(&patient, 0);
+	fa_check_eventually(fa_test_cuda_kernels(page) == n_launches());
+	/* One each, and one for each time that the patient one was stopped. */
+	fa_check_eq(n_launches() - launches, 3 + fa_test_cuda_stopped(page) - stopped);
+}
+
+static void test_killed(void **state)
+{
+	const int rounds = fa_test_long() ? 100 : 10;
+	struct held before;
+
+	start("60000");
+	kill_round(NULL);
+	fa_raw_ping(&patient.raw);
+	fa_test_sleep_ms(100);
+	fa_test_cuda_lives(page, &before.lives);
+	fa_test_daemon_usage(&daemon_, &before.usage);
+	for (int round = 0; round < rounds; ++round)
+		kill_round(&before);
+	fa_test_daemon_signal(&daemon_, SIGTERM);
+	finish();
+}
+
+/* ---- drained */
+
+static void wait_draining(void)
+{
+	struct fa_test_accounts accounts;
+
+	fa_check_eventually((fa_test_accounts(&urgent.raw, &accounts), accounts.draining));
+}
+
+/* The daemon waits for both, and the prefill goes on. */
+static void test_drained(void **state)
+{
+	start("60000");
+	fa_test_cuda_hold(page, true);
+	ask(&patient, 0);
+	stop_it(n_before);
+	fa_test_daemon_signal(&daemon_, SIGTERM);
+	wait_draining();
+	fa_check_eq(n_launches() - n_before, 2);
+	fa_test_cuda_hold(page, false);
+	expect(&urgent, HIGH);
+	expect(&patient, 0);
+	fa_raw_expect_end(&urgent.raw);
+	fa_raw_expect_end(&patient.raw);
+	finish();
+	fa_check_eq(n_launches() - n_before, 3);
+}
+
+/* It waits for so long, and the prefill does not go on, but ends at once. */
+static void test_deadline(void **state)
+{
+	start("200");
+	fa_test_cuda_hold(page, true);
+	ask(&patient, 0);
+	stop_it(n_before);
+	fa_test_daemon_signal(&daemon_, SIGTERM);
+	fa_raw_wait_expect(&patient.raw, 0, patient.values[0], -ESHUTDOWN, NULL);
+	fa_test_cuda_hold(page, false);
+	fa_raw_expect_end(&urgent.raw);
+	fa_raw_expect_end(&patient.raw);
+	finish();
+	fa_check_eq(n_launches() - n_before, 2);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_teardown(test_killed, stop),
+		cmocka_unit_test_teardown(test_drained, stop),
+		cmocka_unit_test_teardown(test_deadline, stop),
+	};
+
+	/* Whatever is long enough for its kernel, and until what is urgent has ended. */
+	setenv("FAD_YIELD_NS", "0", 1);
+	setenv("FAD_YIELD_STOP_NS", "3600000000000", 1);
+	return cmocka_run_group_tests_name("cuda-yield", tests, NULL, NULL);
+}
