@@ -4,6 +4,7 @@
  * by the CPU kernels, once it has been checked as a GPU would: by what happens if not.
  */
 #include "tests/cuda-driver/driver.h"
+#include "tests/cuda-driver/emulate.h"
 #include "tests/cuda-driver/image.h"
 #include "tests/cuda-driver/paged.h"
 #include "tests/cuda-driver/run.h"
@@ -612,7 +613,7 @@ static CUresult paged_run(struct fa_fake_op *op, struct fa_fake_context *context
 	else
 		result = fa_fake_linger_yielding(context, ns, &launch->args.attention.attention,
 		                                 op->blocks, &yielded);
-	if (result == CUDA_SUCCESS && !yielded)
+	if (result == CUDA_SUCCESS && !yielded && !fa_fake_emulate(op->staged))
 		fa_fake_paged_run(op->staged);
 	if (result == CUDA_SUCCESS && !yielded)
 		result = fa_fake_tell(context, fa_cuda_paged_done(op->staged), op->blocks);

@@ -3,7 +3,7 @@
  * means anything. EMULATED_WITHOUT_TMA in the environment: without the kernels that load by it.
  */
 #include "tests/gpu/paged-gpu.h"
-#include "tests/emulator/launch.h"
+#include "tests/emulator/find.h"
 #include "tests/emulator/yield.h"
 #include "tests/kernels/problem.h"
 #include "tests/kernels/reference.h"
@@ -213,30 +213,6 @@ static void run_yielding(struct fa_cuda_paged_launch *launch, const struct paged
 		poison, &poisoned);
 }
 
-static const struct fa_emulated_kernel *find(const struct fa_cuda_paged_kernel *kernel)
-{
-	static const struct fa_emulated_kernel *const modules[] = {
-		[FA_CUDA_IMAGE_SM80_PAGED_F16] = fa_emulated_f16,
-		[FA_CUDA_IMAGE_SM80_PAGED_BF16] = fa_emulated_bf16,
-		[FA_CUDA_IMAGE_SM80_PAGED_F32] = fa_emulated_f32,
-		[FA_CUDA_IMAGE_SM80_PAGED_TOKENS] = fa_emulated_tokens,
-		[FA_CUDA_IMAGE_SM80_PAGED_CODES] = fa_emulated_codes,
-		[FA_CUDA_IMAGE_SM90_PREFILL_F16] = fa_emulated_prefill_f16,
-		[FA_CUDA_IMAGE_SM90_PREFILL_BF16] = fa_emulated_prefill_bf16,
-		[FA_CUDA_IMAGE_SM90_PAGED_F16] = fa_emulated_90_f16,
-		[FA_CUDA_IMAGE_SM90_PAGED_BF16] = fa_emulated_90_bf16,
-	};
-	const struct fa_emulated_kernel *emulated = modules[kernel->image];
-
-	while (emulated->symbol && strcmp(emulated->symbol, kernel->symbol) != 0)
-		emulated++;
-	if (!emulated->symbol) {
-		fprintf(stderr, "%s is not emulated\n", kernel->symbol);
-		abort();
-	}
-	return emulated;
-}
-
 void paged_gpu_launch(struct paged_gpu *gpu, const struct paged_gpu_plan *plan,
                       const struct fa_paged_request *request)
 {
@@ -260,12 +236,12 @@ void paged_gpu_launch(struct paged_gpu *gpu, const struct paged_gpu_plan *plan,
 		fa_emulated_end_ask(done, (uint64_t)launches[i].grid_x * launches[i].grid_y);
 		fa_emulated_launch(launches[i].grid_x, launches[i].grid_y,
 		                   (uint32_t)kernel->threads, (uint32_t)kernel->shared_bytes,
-		                   find(kernel)->run,
+		                   fa_emulated_find(kernel)->run,
 		                   kernel->keys ? (const void *)&mapped : &launches[i].args);
 		fa_emulated_end_check(done);
 		if (kernel->keys) {
 			run_yielding(&launches[i], plan, &mapped, kernel->symbol,
-			             find(kernel)->run);
+			             fa_emulated_find(kernel)->run);
 			judge_redone(&launches[i], plan);
 			gpu->n_mapped++;
 		}

@@ -1,0 +1,30 @@
+/*
+ * The tests' CUDA driver with the emulator in it: decode over pages, alone or in pieces, and what
+ * moves tokens are the kernels themselves, from the daemon's plans, tables and scratch. What
+ * loads by TMA is computed plainly, as the driver does without this.
+ */
+#include "tests/cuda-driver/emulate.h"
+#include "tests/emulator/find.h"
+
+#include <pthread.h>
+
+bool fa_fake_emulate(struct fa_cuda_paged_launch *launch)
+{
+	/* Of the emulator there is one, of streams' threads many. */
+	static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+	struct fa_cuda_done *const done = fa_cuda_paged_done(launch);
+	const struct fa_cuda_paged_kernel *kernel = launch->kernel;
+	const struct fa_cuda_done asked = *done;
+
+	if (kernel->keys)
+		return false;
+	/* The driver tells. */
+	*done = (struct fa_cuda_done){};
+	pthread_mutex_lock(&lock);
+	fa_emulated_launch(launch->grid_x, launch->grid_y, (uint32_t)kernel->threads,
+	                   (uint32_t)kernel->shared_bytes, fa_emulated_find(kernel)->run,
+	                   &launch->args);
+	pthread_mutex_unlock(&lock);
+	*done = asked;
+	return true;
+}

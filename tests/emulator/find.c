@@ -1,0 +1,29 @@
+#include "tests/emulator/find.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+const struct fa_emulated_kernel *fa_emulated_find(const struct fa_cuda_paged_kernel *kernel)
+{
+	static const struct fa_emulated_kernel *const modules[] = {
+		[FA_CUDA_IMAGE_SM80_PAGED_F16] = fa_emulated_f16,
+		[FA_CUDA_IMAGE_SM80_PAGED_BF16] = fa_emulated_bf16,
+		[FA_CUDA_IMAGE_SM80_PAGED_F32] = fa_emulated_f32,
+		[FA_CUDA_IMAGE_SM80_PAGED_TOKENS] = fa_emulated_tokens,
+		[FA_CUDA_IMAGE_SM80_PAGED_CODES] = fa_emulated_codes,
+		[FA_CUDA_IMAGE_SM90_PREFILL_F16] = fa_emulated_prefill_f16,
+		[FA_CUDA_IMAGE_SM90_PREFILL_BF16] = fa_emulated_prefill_bf16,
+		[FA_CUDA_IMAGE_SM90_PAGED_F16] = fa_emulated_90_f16,
+		[FA_CUDA_IMAGE_SM90_PAGED_BF16] = fa_emulated_90_bf16,
+	};
+	const struct fa_emulated_kernel *emulated = modules[kernel->image];
+
+	while (emulated->symbol && strcmp(emulated->symbol, kernel->symbol) != 0)
+		emulated++;
+	if (!emulated->symbol) {
+		fprintf(stderr, "%s is not emulated\n", kernel->symbol);
+		abort();
+	}
+	return emulated;
+}
