@@ -63,6 +63,7 @@ int fa_bench_prefill(struct fa_bench *bench); /* -ENODEV as fa_bench_gpu() */
 int fa_bench_gpu(struct fa_bench *bench);     /* -ENODEV: there is no GPU, or none for us */
 int fa_bench_request(struct fa_bench *bench); /* the same */
 int fa_bench_step(struct fa_bench *bench);    /* the same */
+int fa_bench_yield(struct fa_bench *bench);   /* the same */
 
 /* Of fabench-launch. @prepares_only: nothing is launched. -ENODEV as fa_bench_gpu(). */
 int fa_bench_launch(struct fa_bench *bench, bool prepares_only);

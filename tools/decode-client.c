@@ -18,7 +18,7 @@ static uint64_t align(uint64_t bytes)
 	return (bytes + 255) & ~(uint64_t)255;
 }
 
-static void fill_random(uint16_t *values, uint64_t n)
+void fa_decode_random(uint16_t *values, uint64_t n)
 {
 	uint64_t state = 1;
 
@@ -55,7 +55,7 @@ int fa_decode_tensors_new(struct fa_gpu *gpu, const struct fa_gpu_decode_shape *
 	values = malloc(tensors.bytes);
 	if (!values)
 		return fa_fail(error, -ENOMEM, "no memory");
-	fill_random(values, tensors.bytes / ELEMENT_BYTES);
+	fa_decode_random(values, tensors.bytes / ELEMENT_BYTES);
 	result = driver->cuMemAlloc(&tensors.at, tensors.bytes);
 	if (result == CUDA_SUCCESS)
 		result = driver->cuMemcpyHtoD(tensors.at, values, tensors.bytes);

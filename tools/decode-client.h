@@ -16,6 +16,9 @@ struct fa_decode_tensors {
 	uint64_t out_at, k_at, v_at, k_before_at, v_before_at;
 };
 
+/* The same @n random numbers each time, in bf16. */
+void fa_decode_random(uint16_t *values, uint64_t n);
+
 /* Random numbers. */
 int fa_decode_tensors_new(struct fa_gpu *gpu, const struct fa_gpu_decode_shape *shape,
                           struct fa_error *error, struct fa_decode_tensors *ret_tensors);

@@ -3,6 +3,7 @@
  */
 #include "tools/bench.h"
 #include "tools/mps.h"
+#include "tools/prefiller.h"
 
 #include <errno.h>
 #include <getopt.h>
@@ -29,6 +30,8 @@ static const struct {
 	{ "request", "a decode request, a step and pairs of kernels, against one's own launches",
 	  fa_bench_request },
 	{ "step", "whole decode steps of 32 sequences, against the kernels alone", fa_bench_step },
+	{ "yield", "decode steps that arrive beside a prefill, which gives way to them",
+	  fa_bench_yield },
 	{ "prefill", "the GPU's kernels alone, in boost and under sustained load",
 	  fa_bench_prefill },
 	{ NULL, NULL, NULL },
@@ -83,6 +86,7 @@ int main(int argc, char **argv)
 	enum {
 		OPT_JSON = 256,
 		OPT_MPS,
+		OPT_PREFILLER,
 		OPT_QUICK,
 		OPT_SECONDS,
 		OPT_STORM,
@@ -92,6 +96,7 @@ int main(int argc, char **argv)
 		{ "socket", required_argument, NULL, 's' },
 		{ "json", no_argument, NULL, OPT_JSON },
 		{ "mps", no_argument, NULL, OPT_MPS },
+		{ "prefiller", required_argument, NULL, OPT_PREFILLER },
 		{ "quick", no_argument, NULL, OPT_QUICK },
 		{ "seconds", required_argument, NULL, OPT_SECONDS },
 		{ "storm", required_argument, NULL, OPT_STORM },
@@ -100,7 +105,7 @@ int main(int argc, char **argv)
 		{ NULL, 0, NULL, 0 },
 	};
 	struct fa_bench bench;
-	const char *storm = NULL;
+	const char *storm = NULL, *prefiller = NULL;
 	char *end;
 	int c, r, failed = 0;
 
@@ -132,6 +137,9 @@ int main(int argc, char **argv)
 		case OPT_STORM:
 			storm = optarg; /* not for people: what fabench gpu starts */
 			break;
+		case OPT_PREFILLER:
+			prefiller = optarg; /* the same, of fabench yield */
+			break;
 		case OPT_VERSION:
 			printf("fabench %s\n", FAD_VERSION);
 			return 0;
@@ -142,6 +150,8 @@ int main(int argc, char **argv)
 	}
 	if (storm)
 		return fa_bench_gpu_storm(bench.socket, storm);
+	if (prefiller)
+		return fa_prefiller_main((int)strtol(prefiller, NULL, 10));
 	if (optind == argc) {
 		fprintf(stderr, "fabench: which benchmark? Try 'fabench --help'.\n");
 		return 2;

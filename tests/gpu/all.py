@@ -41,6 +41,7 @@ PARTS = (
     ("request", 240, [[*FABENCH, "request"]]),
     ("request-mps", 300, [[*FABENCH, "--mps", "request"]]),
     ("step", 180, [[*FABENCH, "step"]]),
+    ("yield", 150, [[*FABENCH, "yield"]]),
     ("launch", 120, [["bin/fabench-launch", "--json"]]),
     ("prepare", 60, [["bin/fabench-launch", "--prepare", "--json"]]),
     ("throughput", 240, [[*FABENCH, "throughput"]]),

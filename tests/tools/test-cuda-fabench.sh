@@ -10,7 +10,7 @@ fabench_launch=$2
 temporary=$(mktemp -d)
 trap 'rm -rf "$temporary"' EXIT
 
-"$fabench" --quick --json gpu request step >"$temporary/results.json"
+"$fabench" --quick --json gpu request step yield >"$temporary/results.json"
 python3 - "$temporary/results.json" <<'EOF'
 import json, sys
 
@@ -36,6 +36,13 @@ for name, peer in (
     ("step/decode-b4-c128-l4/layers", "kernels"),
     ("step/decode-b4-c128-l4/whole", "kernels"),
     ("step/decode-b4-c128-l4/busy", None),
+    ("yield/prefill-128/idle", None),
+    ("yield/prefill-128/decode", "idle"),
+    ("yield/prefill-128/decode-p99", "idle"),
+    ("yield/prefill-256/decode-off", "idle"),
+    ("yield/prefill-256/off", None),
+    ("yield/prefill-256/alone", "off"),
+    ("yield/prefill-256/beside", "alone"),
     ("pair/tiny/timeline/ring", "inproc"),
     ("pair/tiny/layers/ring", "inproc"),
 ):
