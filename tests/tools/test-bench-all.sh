@@ -81,6 +81,15 @@ state=$(cut -d ' ' -f 3 "/proc/$(cat "$folder/child")/stat" 2>/dev/null || true)
 [ "${state:-Z}" = Z ]
 [ "$(cd "$out" && echo *)" = 'decode-shapes.json kv.json log request-mps.json request.json rtt.json throughput.json' ]
 
+# Peers take part in decode of plain pages, and nowhere else.
+expect 0 '^ok       decode-deterministic: 1 results' --output "$folder/peers" --peer /x.so:a \
+	decode-codes decode-shared decode-deterministic
+if grep peer "$folder/peers"/*.json; then
+	echo "a peer takes part where there is none"
+	exit 1
+fi
+grep -q 'peer/x.so:a' "$out/decode-shapes.json"
+
 # No time is left for what comes last.
 expect 1 '^NOT RUN  kv: no time was left' --output "$out" --limit 2 crowd kv
 
