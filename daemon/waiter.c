@@ -262,6 +262,12 @@ void fa_waiter_expect(struct fa_waiter *waiter)
 	waiter->since_ns = fa_now_ns();
 }
 
+void fa_waiter_expect_soon(struct fa_waiter *waiter)
+{
+	fa_waiter_expect(waiter);
+	waiter->look_ns = LOOK_MAX_NS;
+}
+
 void fa_waiter_came(struct fa_waiter *waiter)
 {
 	uint64_t now_ns = fa_now_ns();

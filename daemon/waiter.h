@@ -76,6 +76,8 @@ void fa_waiter_relax(const struct fa_waiter *waiter);
 
 /* Something new is waited for. */
 void fa_waiter_expect(struct fa_waiter *waiter);
+/* ... that is likely to be quick, and urgent, however slow others were lately. */
+void fa_waiter_expect_soon(struct fa_waiter *waiter);
 
 /* Something that was waited for has come. */
 void fa_waiter_came(struct fa_waiter *waiter);

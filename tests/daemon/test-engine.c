@@ -1,4 +1,5 @@
 /* What the engine promises, one case at a time. */
+#include "daemon/engine_private.h"
 #include "fake-device.h"
 
 #include <errno.h>
@@ -472,6 +473,33 @@ static void test_crowd_does_not_hold_up_others(void **state)
 	fixture_deinit(&f);
 }
 
+/* Slow works make it look seldom; what is urgent is looked for all the time. */
+static void test_urgent_is_looked_for(void **state)
+{
+	struct fa_request *request;
+	struct fa_waiter *waiter;
+	struct fixture f;
+
+	fixture_init_polled(&f, 1);
+	waiter = &f.engine->waiter;
+	stream_open(&f, 0, 0);
+	stream_open(&f, 1, 1);
+	for (uint64_t i = 1; i <= 8; i++) {
+		request = submit(&f, 0);
+		wait_launched(&f, i);
+		usleep(1000);
+		complete(&f, request, 0);
+		expect(&f, request, 0);
+	}
+	assert_int_not_equal(fa_waiter_pause_ns(waiter, waiter->since_ns + 25 * FA_NS_PER_US), 0);
+	request = submit(&f, 1);
+	wait_launched(&f, 9);
+	assert_int_equal(fa_waiter_pause_ns(waiter, waiter->since_ns + 150 * FA_NS_PER_US), 0);
+	complete(&f, request, 0);
+	expect(&f, request, 0);
+	fixture_deinit(&f);
+}
+
 /* Opens @n streams from @first on, in @group, and submits @each requests to each. */
 static void crowd(struct fixture *f, unsigned int group, unsigned int first, unsigned int n,
                   int priority, unsigned int each)
@@ -692,6 +720,7 @@ int main(void)
 		cmocka_unit_test(test_crowd_does_not_hold_up_others),
 		cmocka_unit_test(test_groups_take_turns),
 		cmocka_unit_test(test_priority_in_a_group),
+		cmocka_unit_test(test_urgent_is_looked_for),
 		cmocka_unit_test(test_idle),
 		cmocka_unit_test(test_idle_polled),
 		cmocka_unit_test(test_polled),
