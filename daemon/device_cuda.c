@@ -423,9 +423,11 @@ static int cuda_open(const struct fa_device_config *config, struct fa_error *err
 	struct fa_device *device;
 	int r;
 
-	device = calloc(1, sizeof(*device));
+	/* Maps of tensors, which it has some of, want more than malloc() gives. */
+	device = aligned_alloc(_Alignof(struct fa_device), sizeof(*device));
 	if (!device)
 		return fa_fail(error, -ENOMEM, "no memory for the CUDA backend");
+	memset(device, 0, sizeof(*device));
 	device->config = *config;
 	device->config.device = config->device && *config->device ? config->device : NULL;
 	device->serial = atomic_fetch_add(&serials, 1) + 1;

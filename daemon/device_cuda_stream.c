@@ -16,7 +16,8 @@
 /* How long the GPU may take to write a word while the device is opened. */
 #define FIRST_WORD_NS (2 * FA_NS_PER_SEC)
 
-/* Streams of both priorities, no more than the driver keeps apart. */
+/* Streams of both priorities: with the one for memory and the one for words of launches that
+ * yield no more than the driver keeps apart. */
 static void count_streams(struct fa_device *device)
 {
 	const char *text = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
@@ -27,7 +28,7 @@ static void count_streams(struct fa_device *device)
 	if (n < 4)
 		n = 4;
 	device->n_high = (unsigned int)n / 4;
-	device->n_streams = device->n_high + (unsigned int)n / 2;
+	device->n_streams = device->n_high + (unsigned int)(n - 2) / 2;
 }
 
 static CUresult open_pinned(struct fa_device *device)
