@@ -21,6 +21,10 @@
 #define UNIT_TILES 8
 #define UNITS_MAX 128
 
+/* For shares of a step with prefixes. A stream keeps memory that it had once, and it is not the
+ * pool's then; larger steps go without. */
+#define SHARES_BYTES_MAX ((uint64_t)128 << 20)
+
 static bool is_plain(const struct fa_paged_attention *p)
 {
 	const int64_t bytes = fa_cuda_paged_element_bytes(p->cache->dtype);
@@ -373,6 +377,25 @@ static int plan_decode(const struct fa_cuda_chip *chip, const struct fa_paged_at
 	return 0;
 }
 
+/* What shares take at most if @groups are: each row block of all has a place for its own. */
+static uint64_t shares_bytes(const struct fa_cuda_chip *chip, const struct fa_paged_attention *p,
+                             const struct fa_cuda_paged_kernel *kernel, uint64_t parts,
+                             const struct fa_cuda_paged_groups *groups)
+{
+	const uint64_t group = (uint64_t)(p->heads / p->cache->kv_heads);
+	const uint64_t rows = (uint64_t)kernel->rows;
+	uint64_t blocks = 0;
+
+	for (int32_t b = 0; b < p->step->batch; b++)
+		if (!is_forward(p, b))
+			blocks += fa_cuda_paged_ceil_div(fa_cuda_paged_n_new(p->step, b) * group,
+			                                 rows);
+	for (uint32_t i = 0; i < groups->n; i++)
+		blocks += fa_cuda_paged_ceil_div(groups->groups[i].n_tokens * group, rows);
+	return (blocks * parts + (uint64_t)(chip->sms * kernel->blocks)) * rows *
+	       ((uint64_t)kernel->dim_v + 2) * sizeof(float);
+}
+
 /* Groups sequences, and finds the kernel for them; NULL: none are grouped. */
 static const struct fa_cuda_paged_kernel *find_groups(const struct fa_cuda_chip *chip,
                                                       const struct fa_paged_attention *p,
@@ -397,7 +420,8 @@ static const struct fa_cuda_paged_kernel *find_groups(const struct fa_cuda_chip 
 	/* Each row block of each has a counter, and a place for shares of all its rows. */
 	for (uint32_t i = 0; i < ret_groups->n; i++)
 		tails += ret_groups->groups[i].tails;
-	if (tails * parts <= FA_CUDA_PAGED_TAIL_COUNTERS && tails > 0)
+	if (tails * parts <= FA_CUDA_PAGED_TAIL_COUNTERS && tails > 0 &&
+	    shares_bytes(chip, p, kernel, parts, ret_groups) <= SHARES_BYTES_MAX)
 		return kernel;
 	fa_cuda_paged_groups_free(ret_groups);
 	ret_groups->n = 0;

@@ -396,6 +396,13 @@ static void test_not(void **state)
 	set_usual();
 	scene.cache.kv_heads = scene.request.attention.heads = 300;
 	check(&scene, 0);
+	/* Shares would take 138 MB, and 130. */
+	set_usual();
+	scene.cache.kv_heads = scene.request.attention.heads = 124;
+	check(&scene, 0);
+	set_usual();
+	scene.cache.kv_heads = scene.request.attention.heads = 116;
+	check(&scene, 1);
 	/* Different tokens are hidden. */
 	set_usual();
 	for (int32_t b = 0; b < 64; b++)
