@@ -169,14 +169,19 @@ static void poison(const void *userdata)
 			}
 }
 
-void fa_gpu_launch(struct fa_gpu *gpu, const struct fa_cuda_launch *launch, void *stream)
+/* What a launch is on the emulator. */
+struct emulated {
+	struct fa_cuda_attention attention;
+	struct fa_cuda_maps maps;
+	struct fa_emulated_mapped args;
+	struct fa_emulated_yielding yielding;
+};
+
+static void prepare(const struct fa_cuda_launch *launch, struct emulated *ret_emulated)
 {
 	const struct fa_emulated_kernel *kernel = launch->kernel->dtype == FA_ATTENTION_BF16
 	                                                  ? fa_emulated_forward_bf16
 	                                                  : fa_emulated_forward_f16;
-	struct fa_cuda_attention attention = launch->args;
-	struct fa_cuda_maps maps = { 0 };
-	const struct fa_emulated_mapped args = { &attention, &maps };
 
 	while (kernel->symbol && strcmp(kernel->symbol, launch->kernel->symbol) != 0)
 		kernel++;
@@ -184,26 +189,50 @@ void fa_gpu_launch(struct fa_gpu *gpu, const struct fa_cuda_launch *launch, void
 		fprintf(stderr, "%s does not run on the emulator\n", launch->kernel->symbol);
 		abort();
 	}
+	ret_emulated->attention = launch->args;
+	memset(&ret_emulated->maps, 0, sizeof(ret_emulated->maps));
 	for (uint32_t i = 0; i < launch->n_maps; i++)
-		maps.maps[i].words[0] = (uint64_t)(uintptr_t)&launch->maps[i];
-	fa_emulated_end_ask(&attention.done, launch->grid);
-	fa_emulated_launch(launch->grid, 1, (uint32_t)launch->kernel->threads,
-	                   (uint32_t)launch->kernel->shared_bytes, kernel->run, &args);
-	fa_emulated_end_check(&attention.done);
-	fa_emulated_yield(
-		&(struct fa_emulated_yielding){
-			.symbol = kernel->symbol,
-			.grid = launch->grid,
-			.threads = (uint32_t)launch->kernel->threads,
-			.shared_bytes = (uint32_t)launch->kernel->shared_bytes,
-			.state_bytes = (uint32_t)launch->kernel->state_bytes,
-			.run = kernel->run,
-			.args = &args,
-			.attention = &attention,
-			.q = &launch->maps[FA_CUDA_MAP_Q],
-		},
-		poison, launch);
+		ret_emulated->maps.maps[i].words[0] = (uint64_t)(uintptr_t)&launch->maps[i];
+	ret_emulated->args = (struct fa_emulated_mapped){ &ret_emulated->attention,
+		                                          &ret_emulated->maps };
+	ret_emulated->yielding = (struct fa_emulated_yielding){
+		.symbol = kernel->symbol,
+		.grid = launch->grid,
+		.threads = (uint32_t)launch->kernel->threads,
+		.shared_bytes = (uint32_t)launch->kernel->shared_bytes,
+		.state_bytes = (uint32_t)launch->kernel->state_bytes,
+		.run = kernel->run,
+		.args = &ret_emulated->args,
+		.attention = &ret_emulated->attention,
+		.q = &launch->maps[FA_CUDA_MAP_Q],
+	};
+}
+
+void fa_gpu_launch(struct fa_gpu *gpu, const struct fa_cuda_launch *launch, void *stream)
+{
+	struct emulated emulated;
+
+	prepare(launch, &emulated);
+	fa_emulated_end_ask(&emulated.attention.done, launch->grid);
+	fa_emulated_launch(launch->grid, 1, emulated.yielding.threads,
+	                   emulated.yielding.shared_bytes, emulated.yielding.run, &emulated.args);
+	fa_emulated_end_check(&emulated.attention.done);
+	fa_emulated_yield(&emulated.yielding, poison, launch);
 	judge_redone(launch);
+}
+
+int fa_gpu_launch_yielding(struct fa_gpu *gpu, const struct fa_cuda_launch *launch,
+                           uint64_t most_ns, uint64_t *random)
+{
+	struct emulated emulated;
+	int stops;
+
+	if (!launch->kernel->state_bytes || launch->grid > FA_CUDA_YIELD_RECORDS)
+		return -1;
+	prepare(launch, &emulated);
+	stops = (int)fa_emulated_yield_run(&emulated.yielding);
+	judge_redone(launch);
+	return stops;
 }
 
 int fa_gpu_attention(struct fa_gpu *gpu, const struct fa_attention_params *params, void *stream)

@@ -213,6 +213,11 @@ static void run_yielding(struct fa_cuda_paged_launch *launch, const struct paged
 		poison, &poisoned);
 }
 
+uint32_t paged_gpu_yield(struct paged_gpu *gpu, uint64_t most_ns)
+{
+	return 0;
+}
+
 void paged_gpu_launch(struct paged_gpu *gpu, const struct paged_gpu_plan *plan,
                       const struct fa_paged_request *request)
 {

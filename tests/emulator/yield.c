@@ -72,8 +72,8 @@ static bool rows(const struct fa_emulated_yielding *launch, char *to, bool compa
 	return true;
 }
 
-/* One launch after the other, until one tells its end. */
-static void run(const struct fa_emulated_yielding *launch)
+/* One launch after the other, until one tells its end. Returns how many did not. */
+static uint32_t run(const struct fa_emulated_yielding *launch)
 {
 	static uint64_t word, turn;
 	const uint32_t slots[] = { launch->grid, launch->grid, 1 + draw(3), 0 };
@@ -102,16 +102,23 @@ static void run(const struct fa_emulated_yielding *launch)
 			die(launch, "counts are left");
 		if (told == (report != 0))
 			die(launch, "the end was told wrongly");
-		if (told)
-			break;
+		if (told) {
+			asked_word = NULL;
+			free(area);
+			return n;
+		}
 		if (report > grid)
 			die(launch, "more is left than there was");
 		grid = (uint32_t)report;
 		a->yield.side ^= 1;
 		a->yield.resumed = 1;
 	}
-	asked_word = NULL;
-	free(area);
+}
+
+uint32_t fa_emulated_yield_run(const struct fa_emulated_yielding *launch)
+{
+	rarity = 2 + draw(8);
+	return run(launch);
 }
 
 void fa_emulated_yield(const struct fa_emulated_yielding *launch,

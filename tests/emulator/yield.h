@@ -31,6 +31,10 @@ struct fa_emulated_yielding {
 void fa_emulated_yield(const struct fa_emulated_yielding *launch,
                        void (*poison)(const void *userdata), const void *userdata);
 
+/* Only the second part of it, with what the first wrote poisoned by the caller, and without
+ * comparing. Returns how often it stopped. */
+uint32_t fa_emulated_yield_run(const struct fa_emulated_yielding *launch);
+
 #ifdef __cplusplus
 }
 #endif

@@ -27,3 +27,5 @@ void fa_case_chain(struct fa_cases *cases);
 void fa_case_alone(struct fa_cases *cases);
 /* The same bits @reruns times, while other work comes and goes beside. */
 void fa_case_rerun(struct fa_cases *cases);
+/* The same bits however often a launch gives way, and wherever. */
+void fa_case_yield(struct fa_cases *cases);

@@ -2,6 +2,7 @@
 
 #include "common/cudriver.h"
 #include "kernels/cuda/images.h"
+#include "tests/gpu/yielder.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,6 +22,7 @@ struct fa_gpu {
 	CUstream stream;
 	CUdeviceptr flush;
 	CUevent start, stop;
+	struct fa_yielder yielder;
 };
 
 extern const char fa_image_reference[];
@@ -117,6 +119,7 @@ struct fa_gpu *fa_gpu_close(struct fa_gpu *gpu)
 		MUST(cuMemFree(gpu->flush));
 	if (gpu->stream)
 		MUST(cuStreamDestroy(gpu->stream));
+	fa_yielder_close(&gpu->yielder, &gpu->driver);
 	MUST(cuEventDestroy(gpu->start));
 	MUST(cuEventDestroy(gpu->stop));
 	MUST(cuModuleUnload(gpu->reference));
@@ -221,6 +224,18 @@ void fa_gpu_sync(struct fa_gpu *gpu)
 	MUST(cuCtxSynchronize());
 }
 
+static void make_maps(struct fa_gpu *gpu, const struct fa_cuda_launch *launch,
+                      struct fa_cuda_maps *ret_maps)
+{
+	for (uint32_t i = 0; i < launch->n_maps; i++) {
+		const struct fa_cuda_map *map = &launch->maps[i];
+
+		if (fa_cudriver_map(&gpu->driver, map->data, map->dims, map->strides, map->box,
+		                    &ret_maps->maps[i]) != CUDA_SUCCESS)
+			abort();
+	}
+}
+
 void fa_gpu_launch(struct fa_gpu *gpu, const struct fa_cuda_launch *launch, void *stream)
 {
 	struct fa_cuda_maps maps;
@@ -228,16 +243,37 @@ void fa_gpu_launch(struct fa_gpu *gpu, const struct fa_cuda_launch *launch, void
 
 	if (launch->grid == 0)
 		return;
-	for (uint32_t i = 0; i < launch->n_maps; i++) {
-		const struct fa_cuda_map *map = &launch->maps[i];
-
-		if (fa_cudriver_map(&gpu->driver, map->data, map->dims, map->strides, map->box,
-		                    &maps.maps[i]) != CUDA_SUCCESS)
-			abort();
-	}
+	make_maps(gpu, launch, &maps);
 	MUST(cuLaunchKernel(gpu->kernels[launch->kernel - fa_cuda_kernels], launch->grid, 1, 1,
 	                    (unsigned int)launch->kernel->threads, 1, 1,
 	                    (unsigned int)launch->kernel->shared_bytes, stream, args, NULL));
+}
+
+int fa_gpu_launch_yielding(struct fa_gpu *gpu, const struct fa_cuda_launch *launch,
+                           uint64_t most_ns, uint64_t *random)
+{
+	struct fa_cuda_attention attention = launch->args;
+	struct fa_cuda_maps maps;
+	void *args[] = { &attention, &maps };
+
+	if (!launch->kernel->state_bytes || launch->grid > FA_CUDA_YIELD_RECORDS)
+		return -1;
+	if (launch->grid == 0)
+		return 0;
+	make_maps(gpu, launch, &maps);
+	return (int)fa_yielder_run(
+		&gpu->yielder, &gpu->driver,
+		&(struct fa_yielder_launch){
+			.function = gpu->kernels[launch->kernel - fa_cuda_kernels],
+			.grid = launch->grid,
+			.threads = (uint32_t)launch->kernel->threads,
+			.shared_bytes = (uint32_t)launch->kernel->shared_bytes,
+			.state_bytes = (uint32_t)launch->kernel->state_bytes,
+			.slots = (uint32_t)gpu->sms,
+			.attention = &attention,
+			.args = args,
+		},
+		most_ns, random);
 }
 
 int fa_gpu_attention(struct fa_gpu *gpu, const struct fa_attention_params *params, void *stream)

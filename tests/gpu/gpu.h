@@ -41,6 +41,12 @@ void *fa_gpu_stream(struct fa_gpu *gpu);
 
 /* Enqueues a planned launch on @stream (a CUstream; NULL: the default stream). */
 void fa_gpu_launch(struct fa_gpu *gpu, const struct fa_cuda_launch *launch, void *stream);
+/*
+ * Runs a planned launch that is asked to give way after random pauses of less than @most_ns, to
+ * its end. Returns how often it stopped; -1 if its kernel never does.
+ */
+int fa_gpu_launch_yielding(struct fa_gpu *gpu, const struct fa_cuda_launch *launch,
+                           uint64_t most_ns, uint64_t *random);
 /* Plans @params and enqueues it; 0 or what the plan returned, with its text on stderr. */
 int fa_gpu_attention(struct fa_gpu *gpu, const struct fa_attention_params *params, void *stream);
 

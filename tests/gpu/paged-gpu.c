@@ -3,6 +3,7 @@
 #include "common/cudriver.h"
 #include "kernels/cuda/paged-images.h"
 #include "tests/gpu/gpu.h"
+#include "tests/gpu/yielder.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,6 +26,9 @@ struct paged_gpu {
 	size_t workspace_bytes;
 	uint64_t epoch;
 	CUevent start, stop;
+	struct fa_yielder yielder;
+	uint64_t yield_most_ns, random;
+	uint32_t stops;
 };
 
 #define MUST(call)                                                                                 \
@@ -117,6 +121,7 @@ struct paged_gpu *paged_gpu_open(void)
 		.sms = attribute(gpu, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
 	};
 	load(gpu);
+	gpu->random = 88172645463325252ull;
 	gpu->dense = fa_gpu_open();
 	if (!gpu->dense)
 		abort();
@@ -133,6 +138,7 @@ struct paged_gpu *paged_gpu_close(struct paged_gpu *gpu)
 		MUST(cuMemFree(gpu->flush));
 	if (gpu->workspace)
 		MUST(cuMemFree(gpu->workspace));
+	fa_yielder_close(&gpu->yielder, &gpu->driver);
 	MUST(cuEventDestroy(gpu->start));
 	MUST(cuEventDestroy(gpu->stop));
 	MUST(cuDevicePrimaryCtxRelease(gpu->device));
@@ -242,6 +248,39 @@ static void make_maps(struct paged_gpu *gpu, const struct fa_cuda_map *maps, uin
 		}
 }
 
+uint32_t paged_gpu_yield(struct paged_gpu *gpu, uint64_t most_ns)
+{
+	const uint32_t stops = gpu->stops;
+
+	gpu->yield_most_ns = most_ns;
+	gpu->stops = 0;
+	return stops;
+}
+
+/* Kernels that can give way have one row of blocks. */
+static uint32_t launch_yielding(struct paged_gpu *gpu, struct fa_cuda_paged_launch *launch,
+                                void **args)
+{
+	const struct fa_cuda_paged_kernel *kernel = launch->kernel;
+
+	if (launch->grid_y != 1 || launch->grid_x > FA_CUDA_YIELD_RECORDS)
+		abort();
+	/* What came before it may have to end first. */
+	paged_gpu_sync(gpu);
+	return fa_yielder_run(&gpu->yielder, &gpu->driver,
+	                      &(struct fa_yielder_launch){
+				      .function = gpu->kernels[kernel - fa_cuda_paged_kernels],
+				      .grid = launch->grid_x,
+				      .threads = (uint32_t)kernel->threads,
+				      .shared_bytes = (uint32_t)kernel->shared_bytes,
+				      .state_bytes = (uint32_t)kernel->state_bytes,
+				      .slots = (uint32_t)gpu->chip.sms,
+				      .attention = &launch->args.attention.attention,
+				      .args = args,
+			      },
+	                      gpu->yield_most_ns, &gpu->random);
+}
+
 void paged_gpu_launch(struct paged_gpu *gpu, const struct paged_gpu_plan *plan,
                       const struct fa_paged_request *request)
 {
@@ -255,6 +294,10 @@ void paged_gpu_launch(struct paged_gpu *gpu, const struct paged_gpu_plan *plan,
 		void *args[] = { &launches[i].args, &maps };
 
 		make_maps(gpu, launches[i].maps, launches[i].n_maps, &maps);
+		if (gpu->yield_most_ns && kernel->state_bytes) {
+			gpu->stops += launch_yielding(gpu, &launches[i], args);
+			continue;
+		}
 		MUST(cuLaunchKernel(gpu->kernels[kernel - fa_cuda_paged_kernels],
 		                    launches[i].grid_x, launches[i].grid_y, 1,
 		                    (unsigned int)kernel->threads, 1, 1,

@@ -42,6 +42,13 @@ void paged_gpu_plan_free(struct paged_gpu *gpu, struct paged_gpu_plan *plan);
 void paged_gpu_launch(struct paged_gpu *gpu, const struct paged_gpu_plan *plan,
                       const struct fa_paged_request *request);
 
+/*
+ * From now on launches that can give way are asked to after random pauses of less than @most_ns,
+ * and have ended when paged_gpu_launch() returns; 0: they are not any more. Returns how often
+ * they stopped since the last call. On the emulator they give way without being told.
+ */
+uint32_t paged_gpu_yield(struct paged_gpu *gpu, uint64_t most_ns);
+
 /* Dense attention, for comparison: the kernel that is planned for @chip. */
 int paged_gpu_dense(struct paged_gpu *gpu, const struct fa_cuda_chip *chip,
                     const struct fa_attention_params *params);

@@ -8,6 +8,9 @@
 
 static const struct fa_request_layout usual;
 
+/* As long as what is asked to give way takes, or somewhat less. */
+#define YIELD_PAUSE_NS 200000
+
 static uint64_t address(const void *data)
 {
 	return (uint64_t)(uintptr_t)data;
@@ -421,5 +424,101 @@ void fa_case_rerun(struct fa_cases *cases)
 			fa_request_free(gpu, &request);
 			fa_request_free(gpu, &other);
 		}
+	fa_gpu_free(gpu, count);
+}
+
+/* Runs @request on @kernel as a whole, and then again and again giving way. Returns how often
+ * that stopped. */
+static int yield_on(struct fa_cases *cases, const struct fa_request *request,
+                    const struct fa_cuda_kernel *kernel, uint64_t count, int runs)
+{
+	const size_t bytes = (size_t)request->out.elements * element_bytes(request) / 4 * 4;
+	const size_t lse_bytes = (size_t)request->lse.elements * 4;
+	struct fa_gpu *gpu = cases->gpu;
+	const uint64_t out = fa_gpu_alloc(gpu, bytes), lse = fa_gpu_alloc(gpu, lse_bytes);
+	struct fa_cuda_launch launch;
+	uint32_t units, differences;
+	int stops = 0;
+	char text[256];
+
+	launch_with(gpu, request, kernel, 0, &units);
+	fa_gpu_copy_rows(gpu, out, bytes, request->out.address, bytes, bytes, 1);
+	fa_gpu_copy_rows(gpu, lse, lse_bytes, request->lse.address, lse_bytes, lse_bytes, 1);
+	if (fa_cuda_attention_plan_on(fa_gpu_chip(gpu), kernel, &request->params, text,
+	                              sizeof(text), &launch) < 0)
+		abort();
+	for (int i = 0; i < runs; i++) {
+		fa_gpu_poison(gpu, request->out.address,
+		              (size_t)request->out.elements * element_bytes(request));
+		fa_gpu_poison(gpu, request->lse.address, lse_bytes);
+		fa_gpu_poison_shared(gpu);
+		fa_gpu_sync(gpu);
+		stops += fa_gpu_launch_yielding(gpu, &launch, YIELD_PAUSE_NS, &cases->random);
+		fa_gpu_compare(gpu, out, request->out.address, bytes, count);
+		fa_gpu_compare(gpu, lse, request->lse.address, lse_bytes, count);
+	}
+	differences = take_count(gpu, count);
+	fa_cases_count(cases, differences == 0,
+	               "%s: %s: %u words differ in %d runs, stopped %d times", kernel->symbol,
+	               request->text, differences, runs, stops);
+	fa_gpu_free(gpu, out);
+	fa_gpu_free(gpu, lse);
+	return stops;
+}
+
+void fa_case_yield(struct fa_cases *cases)
+{
+	static const int dims[] = { 64, 96, 128, 192, 256 };
+	struct fa_gpu *gpu = cases->gpu;
+	/* Enough for some hundred microseconds; on the emulator's few SMs less is. */
+	const bool large = fa_gpu_chip(gpu)->sms > 8;
+	const uint64_t count = fa_gpu_alloc(gpu, 4);
+	int *stops = calloc(fa_cuda_kernels_count, sizeof(*stops));
+
+	if (!stops)
+		abort();
+	take_count(gpu, count);
+	/* Full, causal, a window, soft cap; half of them with an infinity or NaN. */
+	for (int n = 0; n < 2 * 4 * 5; n++) {
+		const int dim = dims[n % 5], mask = n / 5 % 4;
+		const struct fa_attention_params params = {
+			.dtype = n / 20 ? FA_ATTENTION_BF16 : FA_ATTENTION_F16,
+			.batch = 2,
+			.heads = large ? 16 : 2,
+			.kv_heads = large ? 4 : 1,
+			.head_dim = dim,
+			.head_dim_v = dim,
+			.seqlen_q = large ? 2100 : 300,
+			.seqlen_k = large ? 2777 : 400,
+			.scale = (float)(4 / sqrt(dim)),
+			.softcap = mask == 3 ? 8 : 0,
+			.causal = mask == 1,
+			.window_left = mask == 2 ? (large ? 1500 : 150) : -1,
+			.window_right = mask == 2 ? 70 : -1,
+		};
+		const struct fa_request_layout layout = { .broken = (n % 5 + mask) % 2 ? 3 : 0 };
+		struct fa_request request;
+
+		fa_request_make(gpu, &request, &params, NULL, NULL, layout, false, mask == 3,
+		                &cases->random);
+		for (size_t i = 0; i < fa_cuda_kernels_count; i++) {
+			const struct fa_cuda_kernel *kernel = &fa_cuda_kernels[i];
+
+			if (!kernel->state_bytes || kernel->dim != dim ||
+			    !strstr(kernel->symbol, cases->kernel) ||
+			    !fa_cuda_kernel_runs(kernel, fa_gpu_chip(gpu)) ||
+			    !fa_cuda_kernel_covers(kernel, &request.params))
+				continue;
+			stops[i] += yield_on(cases, &request, kernel, count, large ? 10 : 1);
+			cases->checks[i]++;
+		}
+		fa_request_free(gpu, &request);
+	}
+	for (size_t i = 0; i < fa_cuda_kernels_count; i++)
+		if (fa_cuda_kernels[i].state_bytes && cases->checks[i] &&
+		    strstr(fa_cuda_kernels[i].symbol, cases->kernel))
+			fa_cases_count(cases, stops[i] > 0, "%s never gave way",
+			               fa_cuda_kernels[i].symbol);
+	free(stops);
 	fa_gpu_free(gpu, count);
 }

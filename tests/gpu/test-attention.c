@@ -362,7 +362,7 @@ static const struct {
 	{ "groups", case_groups },       { "ragged", case_ragged },  { "random", case_random },
 	{ "long", case_long },           { "alone", fa_case_alone }, { "far", fa_case_far },
 	{ "rerun", fa_case_rerun },      { "peaked", case_peaked },  { "strides", case_strides },
-	{ "chain", fa_case_chain },
+	{ "chain", fa_case_chain },      { "yield", fa_case_yield },
 };
 
 /* Checks so far of kernels for this chip alone. */

@@ -463,6 +463,62 @@ static void reruns(void)
 	free(once);
 }
 
+/* Prefill that gives way, however often and wherever, gives the same bits. */
+static void yields(void)
+{
+	struct paged_spec spec = {
+		.dtype = FA_ATTENTION_BF16,
+		.batch = 8,
+		.heads = 8,
+		.kv_heads = 2,
+		.head_dim = 128,
+		.head_dim_v = 128,
+		.page_tokens = 64,
+		.causal = true,
+	};
+	struct paged_problem problem;
+	struct paged_gpu_plan plan;
+	struct paged_device device;
+	uint32_t stops = 0;
+	void *once;
+
+	/* Some of the new tokens see a context, and tiles end in the middle of pages. */
+	for (int b = 0; b < spec.batch; b++) {
+		spec.n_new[b] = 500 + 3 * (uint32_t)b;
+		spec.lengths[b] = spec.n_new[b] + 77 * (uint32_t)b;
+	}
+	paged_init(&problem, &spec);
+	once = malloc(problem.out_bytes);
+	if (setjmp(paged_failure)) {
+		paged_gpu_yield(paged_device_gpu, 0);
+		paged_failed++;
+		return;
+	}
+	paged_device_init(&device, &problem);
+	paged_plan(&device, &problem, NULL, &plan);
+	if (!plan.plan.forward || !plan.plan.forward->state_bytes) {
+		printf("no prefill gives way on this GPU\n");
+	} else {
+		paged_device_run(&device, &problem, &plan);
+		memcpy(once, problem.out, problem.out_bytes);
+		for (int i = 0; i < 60; i++) {
+			(void)paged_gpu_yield(paged_device_gpu, 40000);
+			paged_device_run(&device, &problem, &plan);
+			stops += paged_gpu_yield(paged_device_gpu, 0);
+			if (memcmp(once, problem.out, problem.out_bytes) != 0)
+				paged_fail("%s, having stopped: run %d differs",
+				           plan.plan.forward->symbol, i);
+		}
+		if (!stops)
+			paged_fail("%s never gave way", plan.plan.forward->symbol);
+		paged_passed++;
+	}
+	paged_gpu_plan_free(paged_device_gpu, &plan);
+	paged_device_deinit(&device);
+	paged_deinit(&problem);
+	free(once);
+}
+
 /* Slots beyond 2^24, whose bytes are beyond 2^32. */
 static void far_slots(void)
 {
@@ -507,6 +563,10 @@ static void run(void)
 	paged_report("codes");
 	reruns();
 	paged_report("reruns");
+	if (!paged_options.small) {
+		yields();
+		paged_report("yields");
+	}
 	far_slots();
 	paged_report("far slots");
 	paged_options.every = 1;

@@ -40,7 +40,7 @@
 /* One thread of a block: whether it is to give way. */
 __device__ __forceinline__ bool fa_yield_asked(const struct fa_cuda_yield &yield)
 {
-	return yield.word && fa_ld_relaxed_device(yield.word) >= yield.turn;
+	return yield.word && fa_ld_relaxed_system(yield.word) >= yield.turn;
 }
 
 __device__ __forceinline__ struct fa_cuda_yield_area *

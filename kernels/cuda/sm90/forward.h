@@ -357,7 +357,8 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			release_v();
 			skip_v(skip);
 			k_there = fa_mbarrier_test(shared + C::K_FULL + 8 * k.stage, k.parity);
-			if (C::YIELDS)
+			/* If it is not there yet, who loads may be writing this. */
+			if (C::YIELDS && k_there)
 				stop = fa_ld_shared(shared + C::STOP + 4 * k.stage);
 			if constexpr (C::TURNS == FA_SM90_EXPONENTIALS) {
 				/* While these are computed the next group finds out that it may. */

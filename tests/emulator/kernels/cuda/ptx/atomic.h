@@ -35,5 +35,10 @@ static inline uint64_t fa_count(uint64_t *address, uint64_t value)
 
 static inline uint64_t fa_ld_relaxed_device(const uint64_t *address)
 {
+	return *address;
+}
+
+static inline uint64_t fa_ld_relaxed_system(const uint64_t *address)
+{
 	return fa_emulated_look(address);
 }
