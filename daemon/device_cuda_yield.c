@@ -14,10 +14,12 @@
  * Nobody starves: a launch has LEAST_RUN_NS before it is asked, so that it gets further each
  * time; and where high priority is always in flight it goes on after longest_stop_ns all the
  * same, for FORCED_RUN_NS. Both count from when the works ahead of it in its stream were seen to
- * have ended. What is not counted is the time that it then waits for an SM: those that high
- * priority has are soon free, but a launch of another stream that came before it may have all of
- * them for as long as it runs. So of several the first gets further, and the next when it has
- * ended. To know when a block has begun the kernel would have to tell the host.
+ * have ended. What the work itself has ahead of its last launch is not seen to end: one that is
+ * asked meanwhile ends as it begins, and has its time when it goes on. Nor is it seen when a
+ * launch gets an SM: those that high priority has are soon free, but a launch of another stream
+ * that came before it may have all of them for as long as it runs. So of several the first gets
+ * further, and the next when it has ended. To know when a block has begun the kernel would have
+ * to tell the host.
  */
 #include "daemon/device_cuda.h"
 
