@@ -108,9 +108,13 @@ ssize_t fa_packet_receive(int socket, void *buffer, size_t size, int *ret_fds, s
 		struct cmsghdr align;
 		char space[CMSG_SPACE(FA_PACKET_FDS_MAX * sizeof(int))];
 	} control;
-	ssize_t n = receive(socket, buffer, size, control.space,
-	                    CMSG_LEN(FA_PACKET_FDS_MAX * sizeof(int)), ret_fds, ret_n_fds, flags);
+	ssize_t n = -ECONNRESET;
 
+	/* Who closes a connection with something unread in it resets it. What he had sent before
+	 * that comes behind the error, which the kernel says once. */
+	for (int i = 0; i < 2 && n == -ECONNRESET; ++i)
+		n = receive(socket, buffer, size, control.space,
+		            CMSG_LEN(FA_PACKET_FDS_MAX * sizeof(int)), ret_fds, ret_n_fds, flags);
 	/* An empty packet looks like the end of the stream, where nobody expects any. */
 	if (n <= 0) {
 		fa_packet_close_fds(ret_fds, *ret_n_fds);

@@ -27,7 +27,8 @@ int fa_packet_send(int socket, const void *bytes, size_t n_bytes, const int *fds
  * an empty packet, whose descriptors are closed), or a negative errno: -EAGAIN;
  * -EMSGSIZE, the packet was longer than @size (it is consumed); -E2BIG, it
  * carried more descriptors than FA_PACKET_FDS_MAX, or they could not all be
- * received (consumed, all closed).
+ * received (consumed, all closed). That the other end reset the connection comes
+ * behind what it had sent, as the end of the stream.
  * @flags are recv(2)'s; MSG_CMSG_CLOEXEC is added.
  */
 ssize_t fa_packet_receive(int socket, void *buffer, size_t size, int *ret_fds, size_t *ret_n_fds,

@@ -104,6 +104,26 @@ static void test_bytes(void **state)
 	assert_int_equal(receive(buffer, sizeof(buffer), fds, &n_fds), -EAGAIN);
 }
 
+/* Who closes with something unread has said what he has said. */
+static void test_reset(void **state)
+{
+	int fds[FA_PACKET_FDS_MAX];
+	size_t n_fds = 77;
+	char buffer[16];
+
+	assert_int_equal(fa_packet_send(ends[0], "one", 3, NULL, 0, 0), 0);
+	assert_int_equal(fa_packet_send(ends[0], "three", 5, NULL, 0, 0), 0);
+	assert_int_equal(fa_packet_send(ends[1], "unread", 6, NULL, 0, 0), 0);
+	fa_close_fdp(&ends[0]);
+	assert_int_equal(receive(buffer, sizeof(buffer), fds, &n_fds), 3);
+	assert_memory_equal(buffer, "one", 3);
+	assert_int_equal(receive(buffer, sizeof(buffer), fds, &n_fds), 5);
+	assert_memory_equal(buffer, "three", 5);
+	assert_int_equal(receive(buffer, sizeof(buffer), fds, &n_fds), 0);
+	assert_int_equal(n_fds, 0);
+	assert_int_equal(receive(buffer, sizeof(buffer), fds, &n_fds), 0);
+}
+
 static void test_descriptors(void **state)
 {
 	for (size_t n = 1; n <= FA_PACKET_FDS_MAX; ++n) {
@@ -256,6 +276,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_bytes, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_reset, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_descriptors, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_too_many_descriptors, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_no_room_for_descriptors, set_up, tear_down),
