@@ -631,35 +631,49 @@ static int compare(const void *a, const void *b)
 	return x < y ? -1 : x > y;
 }
 
-/* Nobody says when a work is done: it is found, the sooner the shorter it took. Of
- * many, as the machine may be busy. */
+/* How much later than works that take @took_ns have ended that is found, as half of them. */
+static uint64_t found_late_ns(struct fixture *f, uint64_t took_ns, size_t *n_launched)
+{
+	enum {
+		WORKS = 15
+	};
+	uint64_t late_ns[WORKS], at_ns;
+	struct fa_request *a, *taken;
+	struct fa_stream *closed;
+
+	for (size_t n = 0; n < WORKS; n++) {
+		a = submit(f, 0);
+		wait_launched(f, ++*n_launched);
+		usleep((useconds_t)(took_ns / FA_NS_PER_US));
+		at_ns = fa_now_ns();
+		complete(f, a, 0);
+		take(f, &taken, &closed);
+		late_ns[n] = fa_now_ns() - at_ns;
+		assert_ptr_equal(taken, a);
+		free(taken);
+	}
+	qsort(late_ns, WORKS, sizeof(*late_ns), compare);
+	print_message("took %d us: found %d us later\n", (int)(took_ns / 1000),
+	              (int)(late_ns[WORKS / 2] / 1000));
+	return late_ns[WORKS / 2];
+}
+
+/* Nobody says when a work is done: it is found, the sooner the shorter it took. Where the
+ * machine has other things to do that can take longer, but not each time. */
 static void test_polled(void **state)
 {
 	static const uint64_t took_ns[] = { 0, 10 * FA_NS_PER_US, 3 * FA_NS_PER_MS,
 		                            40 * FA_NS_PER_MS };
-	uint64_t late_ns[15], at_ns;
-	struct fa_request *a, *taken;
-	struct fa_stream *closed;
+	size_t n_launched = 0;
 	struct fixture f;
 
 	fixture_init_polled(&f, 2);
 	stream_open(&f, 0, 0);
 	for (size_t i = 0; i < sizeof(took_ns) / sizeof(*took_ns); i++) {
-		for (size_t n = 0; n < 15; n++) {
-			a = submit(&f, 0);
-			wait_launched(&f, i * 15 + n + 1);
-			usleep((useconds_t)(took_ns[i] / FA_NS_PER_US));
-			at_ns = fa_now_ns();
-			complete(&f, a, 0);
-			take(&f, &taken, &closed);
-			late_ns[n] = fa_now_ns() - at_ns;
-			assert_ptr_equal(taken, a);
-			free(taken);
-		}
-		qsort(late_ns, 15, sizeof(*late_ns), compare);
-		print_message("took %d us: found %d us later\n", (int)(took_ns[i] / 1000),
-		              (int)(late_ns[7] / 1000));
-		assert_true(late_ns[7] < FA_NS_PER_MS + took_ns[i] / 4);
+		int rounds = 10;
+
+		while (found_late_ns(&f, took_ns[i], &n_launched) >= FA_NS_PER_MS + took_ns[i] / 4)
+			assert_int_not_equal(--rounds, 0);
 	}
 	fixture_deinit(&f);
 }

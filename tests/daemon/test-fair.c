@@ -17,6 +17,7 @@
 #define CROWD_EACH 12
 #define CROWD (CROWD_STREAMS * CROWD_EACH)
 #define ALONE 80
+#define ROUNDS 10
 
 static struct fa_scene scene;
 
@@ -31,6 +32,7 @@ struct party {
 	struct fa_raw_buffer buffer;
 	struct fa_case attention;
 	uint64_t finished_ns[CROWD];
+	uint64_t queued_ns; /* of the last one that was waited for */
 	size_t n;
 };
 
@@ -66,6 +68,7 @@ static void await(struct party *party, uint32_t stream, uint64_t value)
 	fa_raw_wait(&party->raw, stream, value, &completion);
 	fa_check_eq(completion.status, 0);
 	party->finished_ns[party->n++] = completion.finished_ns;
+	party->queued_ns = completion.queued_ns;
 }
 
 static size_t count_until(const struct party *party, uint64_t ns)
@@ -77,14 +80,15 @@ static size_t count_until(const struct party *party, uint64_t ns)
 	return n;
 }
 
-static void two_parties(int priority)
+/* Whether they had equal shares, once. */
+static bool share(int priority)
 {
 	struct party *crowd = test_calloc(1, sizeof(*crowd)),
 		     *alone = test_calloc(1, sizeof(*alone));
 	uint64_t begin_ns, end_ns = 0;
-	size_t n;
+	size_t n, n_alone;
+	bool fair;
 
-	fa_scene_start(&scene, NULL);
 	party_open(crowd);
 	party_open(alone);
 	for (uint32_t stream = 1; stream <= CROWD_STREAMS; ++stream)
@@ -108,18 +112,31 @@ static void two_parties(int priority)
 	for (size_t i = 0; i < alone->n; ++i)
 		if (alone->finished_ns[i] > end_ns)
 			end_ns = alone->finished_ns[i];
-	n = count_until(crowd, end_ns) - count_until(crowd, begin_ns);
-	print_message("%zu of the crowd, %zu alone\n", n, ALONE - count_until(alone, begin_ns));
-	fa_check(n < CROWD); /* there was a crowd all the time */
-	fa_check(ALONE - count_until(alone, begin_ns) >= ALONE / 2);
+	n_alone = ALONE - count_until(alone, begin_ns);
+	n = end_ns > begin_ns ? count_until(crowd, end_ns) - count_until(crowd, begin_ns) : 0;
+	print_message("%zu of the crowd, %zu alone\n", n, n_alone);
 	/* Half of it but for what passes between its requests, of which one is under way at a
-	 * time: more where a sanitizer slows that. By streams it would be a 41st. */
-	fa_check(100 * (ALONE - count_until(alone, begin_ns)) >=
-	         (fa_test_sanitized() ? 20 : 35) * (ALONE - count_until(alone, begin_ns) + n));
+	 * time: more where a sanitizer slows that. By streams it would be a 41st. There was to be
+	 * a crowd all the time, and not too little of both. */
+	fair = n < CROWD && n_alone >= ALONE / 2 &&
+	       100 * n_alone >= (fa_test_sanitized() ? 20 : 35) * (n_alone + n);
 	party_close(crowd);
 	party_close(alone);
 	test_free(crowd);
 	test_free(alone);
+	return fair;
+}
+
+/* A machine with other things to do can keep the engine's thread from what the one stream
+ * waits for, while workers go on with the crowd's: a round like that says nothing. Where
+ * shares are wrong they are so each time, and far off. */
+static void two_parties(int priority)
+{
+	int rounds = ROUNDS;
+
+	fa_scene_start(&scene, NULL);
+	while (!share(priority))
+		fa_check(--rounds);
 	fa_scene_check(&scene);
 }
 
@@ -133,17 +150,19 @@ static void test_many_urgent_streams(void **state)
 	two_parties(1);
 }
 
-static void test_urgent_inside(void **state)
+/* Whether what is urgent went before most of what was there when it came, once. */
+static bool urgent_first(void)
 {
 	enum {
 		STREAMS = 10,
 		EACH = 40,
+		ALL = STREAMS * EACH,
 		URGENT = 20
 	};
 	struct party *party = test_calloc(1, sizeof(*party));
-	uint64_t urgent_ns = 0;
+	uint64_t came_ns, urgent_ns;
+	size_t n, left;
 
-	fa_scene_start(&scene, NULL);
 	party_open(party);
 	for (uint32_t stream = 1; stream <= STREAMS; ++stream)
 		fa_raw_stream_create(&party->raw, stream, 0);
@@ -153,18 +172,30 @@ static void test_urgent_inside(void **state)
 			ask(party, stream, value);
 	for (uint64_t value = 1; value <= URGENT; ++value)
 		ask(party, STREAMS + 1, value);
-	fa_raw_ping(&party->raw);
 	for (uint64_t value = 1; value <= URGENT; ++value)
 		await(party, STREAMS + 1, value);
 	urgent_ns = party->finished_ns[URGENT - 1];
+	came_ns = party->queued_ns;
 	party->n = 0;
 	for (uint32_t stream = 1; stream <= STREAMS; ++stream)
 		for (uint64_t value = 1; value <= EACH; ++value)
 			await(party, stream, value);
-	/* It came last and did not wait for most of the others. */
-	fa_check(count_until(party, urgent_ns) < STREAMS * EACH / 2);
+	left = ALL - count_until(party, came_ns);
+	n = count_until(party, urgent_ns) - count_until(party, came_ns);
+	print_message("%zu of %zu others before what is urgent\n", n, left);
 	party_close(party);
 	test_free(party);
+	/* Where nearly all was done when it came there is nothing to see. */
+	return left >= ALL / 4 && n < left / 2;
+}
+
+static void test_urgent_inside(void **state)
+{
+	int rounds = ROUNDS;
+
+	fa_scene_start(&scene, NULL);
+	while (!urgent_first())
+		fa_check(--rounds);
 	fa_scene_check(&scene);
 }
 
