@@ -104,6 +104,32 @@ static int64_t live(const struct fa_test_cuda_page *page, enum fa_test_cuda_live
 	return lives.n[what];
 }
 
+static long long count_chunks(struct fa_client *client)
+{
+	json_t *status = status_of(client);
+	long long chunks = pool_number(status, "chunks");
+
+	json_decref(status);
+	return chunks;
+}
+
+/*
+ * Each chunk is mapped, and a descriptor of the supervisor's; nobody holds a handle of one.
+ * What the daemon gives it to keep may be on its way; and chunks that nothing is in go when
+ * they have been so for a while.
+ */
+static bool has_chunks_alone(struct fa_client *client, const struct fa_test_cuda_page *page,
+                             int first_fds)
+{
+	const long long chunks = count_chunks(client);
+
+	return live(page, FA_TEST_CUDA_MAPPINGS) == chunks &&
+	       live(page, FA_TEST_CUDA_HANDLES) == 0 &&
+	       live(page, FA_TEST_CUDA_RESERVATIONS) == 1 &&
+	       fa_test_count_fds(supervisor.pid) == first_fds + chunks &&
+	       count_chunks(client) == chunks;
+}
+
 /*
  * @first_fds: the supervisor's when it had no chunk. The daemon has chunks mapped, holds no
  * handle of one, and its clients' memory is gone.
@@ -113,10 +139,10 @@ static void check_nothing_left(int first_fds)
 	struct fa_options options = { .size = sizeof(options), .socket = supervisor.socket };
 	struct fa_test_cuda_page *page;
 	struct fa_client *client;
-	long long chunks;
 	json_t *status;
 
 	fa_check_eq(fa_connect(&options, &client), 0);
+	fa_check(count_chunks(client) > 0);
 	for (;;) {
 		status = status_of(client);
 		if (!pool_number(status, "caches"))
@@ -127,15 +153,9 @@ static void check_nothing_left(int first_fds)
 	fa_check_eq(pool_number(status, "sequences"), 0);
 	fa_check_eq(pool_number(status, "used_bytes"), 0);
 	fa_check_eq(pool_number(status, "steps"), 0);
-	chunks = pool_number(status, "chunks");
-	fa_check(chunks > 0);
 	page = fa_test_cuda_attach(&cuda, fa_test_daemon_child(&supervisor));
 	fa_check_eventually(live(page, FA_TEST_CUDA_REGISTRATIONS) == 0);
-	fa_check_eq(live(page, FA_TEST_CUDA_MAPPINGS), chunks);
-	fa_check_eq(live(page, FA_TEST_CUDA_HANDLES), 0);
-	fa_check_eq(live(page, FA_TEST_CUDA_RESERVATIONS), 1);
-	/* What the daemon gives it to keep may be on its way. */
-	fa_check_eventually(fa_test_count_fds(supervisor.pid) == first_fds + chunks);
+	fa_check_eventually(has_chunks_alone(client, page, first_fds));
 	fa_check_eq(fa_test_cuda_misuses(page), 0);
 	fa_test_cuda_detach(page);
 	json_decref(status);

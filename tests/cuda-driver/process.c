@@ -123,13 +123,15 @@ static struct fa_test_cuda_page *page_get(void)
 	return page;
 }
 
-/* Counts, and returns the code of a rule for this very call. */
-static CUresult count_call(enum fa_test_cuda_call call)
+/* Counts, and returns the code of a rule for this very call; then it is for the caller to
+ * say by count_failed() that it has happened. */
+static CUresult count_call(enum fa_test_cuda_call call, bool *ret_failed)
 {
 	struct fa_test_cuda_page *page = page_get();
 	const uint64_t n = atomic_fetch_add(&page->calls[call], 1) + 1;
 	uint64_t n_any = 0;
 
+	*ret_failed = false;
 	if (call != FA_TEST_CUDA_kernel)
 		n_any = atomic_fetch_add(&page->calls[FA_TEST_CUDA_any], 1) + 1;
 	for (size_t i = 0; i < FA_TEST_CUDA_RULES; ++i) {
@@ -146,22 +148,32 @@ static CUresult count_call(enum fa_test_cuda_call call)
 			continue;
 		if (rule->at && rule->at != at)
 			continue;
-		atomic_store(&page->failed_at, call);
-		atomic_fetch_add(&page->failed, 1);
+		*ret_failed = true;
 		return rule->code;
 	}
 	return CUDA_SUCCESS;
 }
 
+/* When all of it is there to be seen: a GPU that is lost by it is. */
+static void count_failed(enum fa_test_cuda_call call, bool failed)
+{
+	if (!failed)
+		return;
+	atomic_store(&fa_fake.page->failed_at, call);
+	atomic_fetch_add(&fa_fake.page->failed, 1);
+}
+
 CUresult fa_fake_enter(enum fa_test_cuda_call call, unsigned int needs)
 {
-	CUresult result = count_call(call), lost = CUDA_SUCCESS;
+	bool failed;
+	CUresult result = count_call(call, &failed), lost = CUDA_SUCCESS;
 	struct fa_fake_context *current;
 
 	if (needs & FA_FAKE_INIT) {
 		fa_fake_lock();
 		if (!fa_fake.initialised) {
 			fa_fake_unlock();
+			count_failed(call, failed);
 			return result ? result : CUDA_ERROR_NOT_INITIALIZED;
 		}
 		current = fa_fake_current();
@@ -178,12 +190,17 @@ CUresult fa_fake_enter(enum fa_test_cuda_call call, unsigned int needs)
 		if (result == CUDA_SUCCESS && needs & FA_FAKE_ALIVE)
 			result = lost;
 	}
+	count_failed(call, failed);
 	return result;
 }
 
 CUresult fa_fake_enter_kernel(void)
 {
-	return count_call(FA_TEST_CUDA_kernel);
+	bool failed;
+	CUresult result = count_call(FA_TEST_CUDA_kernel, &failed);
+
+	count_failed(FA_TEST_CUDA_kernel, failed);
+	return result;
 }
 
 void fa_fake_count(enum fa_test_cuda_live what, int64_t change)
