@@ -14,7 +14,7 @@
 /* Words apart, so that the GPU writing one does not disturb who reads another. */
 #define WORD_BYTES 128
 /* How long the GPU may take to write a word while the device is opened. */
-#define FIRST_WORD_NS (2 * FA_NS_PER_SEC)
+#define FIRST_WORD_NS (10 * FA_NS_PER_SEC)
 
 /* Streams of both priorities: with the one for memory and the one for words of launches that
  * yield no more than the driver keeps apart. */
