@@ -107,17 +107,18 @@ __device__ __forceinline__ void fa_paged_add(const struct fa_cuda_paged_attentio
 	}
 }
 
-/* Finishes a part. @tail: of which row block, or FA_CUDA_PAGED_NO_TAIL. All that join. */
+/* Finishes a part; the thread is number @thread of @threads that do. @tail: of which row block, or
+ * FA_CUDA_PAGED_NO_TAIL. */
 template <class C>
-__device__ __forceinline__ void fa_paged_finish(const struct fa_cuda_paged_attention &args,
-                                                const struct fa_paged_walk<true> &walk,
-                                                const struct fa_paged_places &own, uint32_t tail)
+__device__ __forceinline__ void
+fa_paged_finish(const struct fa_cuda_paged_attention &args, const struct fa_paged_walk<true> &walk,
+                const struct fa_paged_places &own, uint32_t tail, uint32_t thread, uint32_t threads)
 {
 	constexpr uint32_t quads = C::DIM_V / 4;
 	const uint32_t rows = walk.rows(args, C::ROWS);
 
 #pragma unroll 1
-	for (uint32_t i = threadIdx.x; i < rows * quads; i += C::JOINED) {
+	for (uint32_t i = thread; i < rows * quads; i += threads) {
 		const uint32_t row = i / quads, quad = i % quads;
 		const struct fa_paged_target target = fa_paged_target_of<C>(args, walk, row);
 		struct fa_paged_total total = { -FLT_MAX, 0, 0, 0, 0, 0 };
@@ -192,12 +193,26 @@ __device__ __forceinline__ void fa_paged_merge_prefix(const struct fa_cuda_paged
 			flags[max(row, begin) - begin] = index;
 	}
 	C::join(); /* the answers are there */
+
+	/* Some warps each: a tail takes as long as its loads wait for one another, and there may
+	 * be one for each row. */
+	static_assert(C::JOINED % 32 == 0, "warps join");
+	constexpr uint32_t warps = C::JOINED / 32;
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < C::ROWS; i++)
+		n += flags[i] != FA_CUDA_PAGED_NO_TAIL;
+	const uint32_t teams = min(max(n, 1u), warps), team_warps = warps / teams;
+	const uint32_t team = threadIdx.x / 32 / team_warps;
+	uint32_t next = 0;
+
 #pragma unroll 1
 	for (uint32_t i = 0; i < C::ROWS; i++) {
 		const uint32_t index = flags[i];
 		struct fa_paged_walk<true> tail;
 
-		if (index == FA_CUDA_PAGED_NO_TAIL)
+		/* Warps may be left over. */
+		if (index == FA_CUDA_PAGED_NO_TAIL || next++ % teams != team)
 			continue;
 		tail.index = args.tails[index].item;
 		tail.load(args);
@@ -205,7 +220,7 @@ __device__ __forceinline__ void fa_paged_merge_prefix(const struct fa_cuda_paged
 		                    args.slices +
 		            slice;
 		fa_paged_finish<C>(args, tail, fa_paged_places_of(args, tail.index, tail.part),
-		                   index);
+		                   index, threadIdx.x - team * team_warps * 32, team_warps * 32);
 	}
 }
 
@@ -246,6 +261,6 @@ __device__ __forceinline__ void fa_paged_merge_pieces(const struct fa_cuda_paged
 		last = flags[0];
 	}
 	if (last)
-		fa_paged_finish<C>(args, walk, own, tail);
+		fa_paged_finish<C>(args, walk, own, tail, threadIdx.x, C::JOINED);
 	C::join(); /* everybody has read it */
 }
