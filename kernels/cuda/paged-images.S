@@ -16,6 +16,7 @@ fa_cuda_paged_images:
 	image "sm90_prefill_bf16.fatbin"
 	image "sm90_paged_f16.fatbin"
 	image "sm90_paged_bf16.fatbin"
+	image "sm90_paged_codes.fatbin"
 	.size fa_cuda_paged_images, . - fa_cuda_paged_images
 
 	.section .note.GNU-stack, "", @progbits

@@ -614,6 +614,7 @@ int fa_cuda_paged_launch_attention(const struct fa_cuda_paged_plan *plan,
                                    uint64_t workspace, uint64_t epoch,
                                    struct fa_cuda_paged_launch *launches)
 {
+	const bool codes = p->cache->store != FA_PAGED_PLAIN;
 	struct fa_cuda_paged_launch *launch = launches;
 
 	/* The long one first, so that the other fills up behind its end. */
@@ -633,12 +634,13 @@ int fa_cuda_paged_launch_attention(const struct fa_cuda_paged_plan *plan,
 		launch->n_maps = 0;
 		fill_attention(plan, p, plan->decode, blob, workspace, epoch,
 		               &launch->args.attention);
-		if (p->cache->store != FA_PAGED_PLAIN)
+		if (codes)
 			fa_cuda_paged_codes_of(p->cache, p->layer,
 			                       &launch->args.attention_codes.codes);
 		if (plan->decode->small)
-			memcpy(launch->args.small_attention.table, plan->table,
-			       plan->table_here * sizeof(plan->table[0]));
+			memcpy(codes ? launch->args.small_attention_codes.table
+			             : launch->args.small_attention.table,
+			       plan->table, plan->table_here * sizeof(plan->table[0]));
 		launch->grid_x = plan->decode_grid;
 		launch->grid_y = 1;
 		launch++;

@@ -10,6 +10,7 @@
 
 _Static_assert(sizeof(struct fa_cuda_paged_small_attention) <= ARGS_BYTES_MAX, "it is taken");
 _Static_assert(sizeof(struct fa_cuda_paged_attention_codes) <= ARGS_BYTES_MAX, "it is taken");
+_Static_assert(sizeof(struct fa_cuda_paged_small_attention_codes) <= ARGS_BYTES_MAX, "it is taken");
 _Static_assert(sizeof(struct fa_cuda_paged_append_codes) <= ARGS_BYTES_MAX, "it is taken");
 _Static_assert(FA_STORE_E4M3 == (int)FA_PAGED_E4M3 && FA_STORE_INT8 == (int)FA_PAGED_INT8 &&
                        FA_CODES_BF16 == (int)FA_ATTENTION_BF16,

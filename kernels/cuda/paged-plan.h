@@ -24,6 +24,7 @@ enum fa_cuda_paged_image {
 	FA_CUDA_IMAGE_SM90_PREFILL_BF16,
 	FA_CUDA_IMAGE_SM90_PAGED_F16,
 	FA_CUDA_IMAGE_SM90_PAGED_BF16,
+	FA_CUDA_IMAGE_SM90_PAGED_CODES,
 	FA_CUDA_PAGED_IMAGES,
 };
 
@@ -111,6 +112,7 @@ struct fa_cuda_paged_launch {
 		struct fa_cuda_paged_small_append small_append;
 		/* Where pages hold codes; likewise. */
 		struct fa_cuda_paged_attention_codes attention_codes;
+		struct fa_cuda_paged_small_attention_codes small_attention_codes;
 		struct fa_cuda_paged_append_codes append_codes;
 		struct fa_cuda_paged_merge merge;
 		struct fa_cuda_paged_copy copy;

@@ -110,6 +110,27 @@
 #define CODES_E4M3(...) CODES(e4m3, E4M3, __VA_ARGS__)
 #define CODES_INT8(...) CODES(int8, INT8, __VA_ARGS__)
 
+#define CODES_90(...) CODES_90_AS("", false, __VA_ARGS__) CODES_90_AS("_small", true, __VA_ARGS__)
+#define CODES_90_AS(suffix, small_, store, STORE, dim_, atoms, groups, stages_)                    \
+	{                                                                                          \
+		.symbol = "fa_sm90_codes_decode_" #store "_d" #dim_ "_a" #atoms suffix,            \
+		.small = small_,                                                                   \
+		.image = FA_CUDA_IMAGE_SM90_PAGED_CODES,                                           \
+		.kind = FA_CUDA_PAGED_DECODE,                                                      \
+		.stores = 1u << FA_PAGED_##STORE,                                                  \
+		.arch = 90,                                                                        \
+		.arch_end = 91,                                                                    \
+		.dim = dim_,                                                                       \
+		.dim_v = dim_,                                                                     \
+		.exact = true,                                                                     \
+		.rows = (atoms)*16,                                                                \
+		.threads = FA_SM90_CODES_THREADS(groups),                                          \
+		.shared_bytes = FA_SM90_CODES_SHARED_BYTES(dim_, atoms, groups, stages_),          \
+		.blocks = 1,                                                                       \
+	},
+#define CODES_90_E4M3(...) CODES_90(e4m3, E4M3, __VA_ARGS__)
+#define CODES_90_INT8(...) CODES_90(int8, INT8, __VA_ARGS__)
+
 #define TOKENS_CODES(name, NAME)                                                                   \
 	{                                                                                          \
 		.symbol = "fa_sm80_paged_" #name,                                                  \
@@ -149,6 +170,8 @@ const struct fa_cuda_paged_kernel fa_cuda_paged_kernels[] = {
 	FA_SM80_PAGED_FORWARD(FORWARD_BF16)
 	FA_SM90_PREFILL(HOPPER_F16)
 	FA_SM90_PREFILL(HOPPER_BF16)
+	FA_SM90_CODES_DECODE(CODES_90_E4M3)
+	FA_SM90_CODES_DECODE(CODES_90_INT8)
 	FA_SM80_CODES_DECODE(CODES_E4M3)
 	FA_SM80_CODES_DECODE(CODES_INT8)
 	TOKENS(append, APPEND, false)

@@ -646,8 +646,10 @@ static size_t args_bytes(const struct fa_cuda_paged_kernel *kernel)
 	case FA_CUDA_PAGED_MOVE:
 		return sizeof(struct fa_cuda_paged_moves);
 	default:
+		if (codes)
+			return kernel->small ? sizeof(struct fa_cuda_paged_small_attention_codes)
+			                     : sizeof(struct fa_cuda_paged_attention_codes);
 		return kernel->small ? sizeof(struct fa_cuda_paged_small_attention)
-		       : codes       ? sizeof(struct fa_cuda_paged_attention_codes)
 		                     : sizeof(struct fa_cuda_paged_attention);
 	}
 }

@@ -317,7 +317,8 @@ static void attend(const struct fa_cuda_paged_launch *launch)
 	}
 	if (launch->kernel->small) {
 		own = *args;
-		own.pages.table = launch->args.small_attention.table;
+		own.pages.table = launch->kernel->stores ? launch->args.small_attention_codes.table
+		                                         : launch->args.small_attention.table;
 		row.args = args = &own;
 	}
 	if (launch->kernel->kind == FA_CUDA_PAGED_DECODE ||

@@ -32,8 +32,8 @@ uint64_t fa_emulated_take_redone(void);
 /* The kernels, by module; the last of each has no symbol. */
 extern const struct fa_emulated_kernel fa_emulated_f16[], fa_emulated_bf16[], fa_emulated_f32[],
 	fa_emulated_tokens[], fa_emulated_codes[], fa_emulated_90_f16[], fa_emulated_90_bf16[],
-	fa_emulated_prefill_f16[], fa_emulated_prefill_bf16[], fa_emulated_forward_f16[],
-	fa_emulated_forward_bf16[];
+	fa_emulated_90_codes[], fa_emulated_prefill_f16[], fa_emulated_prefill_bf16[],
+	fa_emulated_forward_f16[], fa_emulated_forward_bf16[];
 
 /* The end of launches (end.cu). The caller of a launch that may be asked to tell its end
  * fills @done, and has it checked after the launch. */

@@ -10,7 +10,9 @@
 #define ENTRY(symbol_, args_name)                                                                  \
 	{ #symbol_, [](const void *args) { symbol_(*(const struct args_name *)args); } },
 
-#if EMULATED_90
+#if EMULATED_90 && EMULATED_CODES
+#include "kernels/cuda/sm90/paged_codes.cu"
+#elif EMULATED_90
 #define FA_TYPE JOIN(fa_, EMULATED)
 #define FA_TYPE_NAME EMULATED
 #include "kernels/cuda/sm90/paged_decode_rows.h"
@@ -47,6 +49,12 @@
 	ENTRY(fa_sm90_paged_pieces_##type##_d##dim##_a##atoms, fa_cuda_paged_attention)
 #define PIECES_90_OF(type, ...) PIECES_90(type, __VA_ARGS__)
 #define PIECES_90_OF_TYPE(...) PIECES_90_OF(FA_TYPE_NAME, __VA_ARGS__)
+#define CODES_90(store, dim, atoms, ...)                                                           \
+	ENTRY(fa_sm90_codes_decode_##store##_d##dim##_a##atoms, fa_cuda_paged_attention_codes)     \
+	ENTRY(fa_sm90_codes_decode_##store##_d##dim##_a##atoms##_small,                            \
+	      fa_cuda_paged_small_attention_codes)
+#define CODES_90_E4M3(...) CODES_90(e4m3, __VA_ARGS__)
+#define CODES_90_INT8(...) CODES_90(int8, __VA_ARGS__)
 #define FORWARD(type, kind, KIND, dim, dim_v, ...)                                                 \
 	ENTRY(fa_sm80_paged_forward_##type##_d##dim##_v##dim_v##_##kind, fa_cuda_paged_attention)
 #define FORWARD_OF(type, ...) FORWARD(type, __VA_ARGS__)
@@ -57,11 +65,14 @@ const struct fa_emulated_kernel JOIN(fa_emulated_90_, EMULATED)[] = {
 #else
 const struct fa_emulated_kernel JOIN(fa_emulated_, EMULATED)[] = {
 #endif
-#if EMULATED_90
+#if EMULATED_90 && EMULATED_CODES
+	FA_SM90_CODES_DECODE(CODES_90_E4M3) FA_SM90_CODES_DECODE(CODES_90_INT8)
+#elif EMULATED_90
 	FA_SM90_PAGED_DECODE(DECODE_90_OF_TYPE) FA_SM90_PAGED_PIECES(PIECES_90_OF_TYPE)
 #elif EMULATED_16
-	FA_SM80_PAGED_DECODE(DECODE_OF_TYPE) FA_SM80_PAGED_FORWARD(FORWARD_OF_TYPE)
-		FA_SM80_PAGED_PIECES(PIECES_OF_TYPE)
+FA_SM80_PAGED_DECODE(DECODE_OF_TYPE)
+FA_SM80_PAGED_FORWARD(FORWARD_OF_TYPE)
+FA_SM80_PAGED_PIECES(PIECES_OF_TYPE)
 #elif EMULATED_32
 FA_SM80_PAGED_DECODE_F32(DECODE_OF_TYPE)
 FA_SM80_PAGED_DECODE_F32(PIECES_OF_TYPE)

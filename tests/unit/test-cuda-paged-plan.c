@@ -546,8 +546,25 @@ static void test_codes(void **state)
 	struct fa_cuda_chip old = h200, small = h200;
 	struct fa_cuda_paged_launch launches[FA_CUDA_PAGED_LAUNCHES_MAX];
 	float scales[2 * 3] = { 1, 2, 3, 4, 5, 6 };
+	const uint32_t table[5] = { 7, 77, 777, 7777, 77777 };
+	const struct {
+		enum fa_paged_store store;
+		int32_t dim, group;
+		const struct fa_cuda_chip *chip;
+		const char *symbol;
+	} kernels[] = {
+		{ FA_PAGED_E4M3, 128, 4, &h200, "fa_sm90_codes_decode_e4m3_d128_a1" },
+		{ FA_PAGED_INT8, 128, 17, &h200, "fa_sm90_codes_decode_int8_d128_a2" },
+		{ FA_PAGED_INT8, 64, 1, &h200, "fa_sm90_codes_decode_int8_d64_a1" },
+		{ FA_PAGED_E4M3, 64, 32, &h200, "fa_sm90_codes_decode_e4m3_d64_a2" },
+		{ FA_PAGED_E4M3, 256, 32, &h200, "fa_sm90_codes_decode_e4m3_d256_a1" },
+		{ FA_PAGED_E4M3, 96, 4, &h200, "fa_sm80_codes_decode_e4m3_d128_a1_w8" },
+		{ FA_PAGED_E4M3, 128, 4, &portable_h200, "fa_sm80_codes_decode_e4m3_d128_a1_w8" },
+		{ FA_PAGED_E4M3, 128, 4, &newer, "fa_sm80_codes_decode_e4m3_d128_a1_w8" },
+		{ FA_PAGED_INT8, 128, 4, &rtx, "fa_sm80_codes_decode_int8_d128_a1_w4" },
+	};
 	struct fa_cuda_paged_plan plan;
-	struct fa_paged_cache cache;
+	struct fa_paged_cache cache, carried;
 	struct scene scene;
 	char text[256] = "";
 
@@ -564,7 +581,7 @@ static void test_codes(void **state)
 	scene.request.attention.layer = 1;
 	scene_plan(&scene, &h200, &plan);
 	assert_null(plan.forward);
-	assert_string_equal(plan.decode->symbol, "fa_sm80_codes_decode_int8_d128_a2_w8");
+	assert_string_equal(plan.decode->symbol, "fa_sm90_codes_decode_int8_d128_a2");
 	assert_int_equal(fa_cuda_paged_launches(&plan, &scene.request, 0, 0, 1, launches), 1);
 	assert_true(launches[0].args.attention_codes.codes.token_scales);
 	assert_int_equal(launches[0].args.attention_codes.codes.k_scales_at, 3 * 64 * 128);
@@ -578,6 +595,32 @@ static void test_codes(void **state)
 	assert_string_equal(plan.decode->symbol, "fa_sm80_codes_decode_e4m3_d128_a2_w4");
 	assert_int_equal(fa_cuda_paged_launches(&plan, &scene.request, 0, 0, 1, launches), 1);
 	assert_false(launches[0].args.attention_codes.codes.token_scales);
+	assert_memory_equal(launches[0].args.attention_codes.codes.k_scales, scales + 3, 12);
+	free(scene.blob);
+	carried = scene.cache;
+
+	/* Which chips and dims have kernels of their own, and which the portable ones. */
+	for (size_t i = 0; i < sizeof(kernels) / sizeof(kernels[0]); i++) {
+		scene.cache.store = kernels[i].store;
+		scene.cache.head_dim = scene.cache.head_dim_v = kernels[i].dim;
+		scene.cache.kv_heads = 1;
+		scene.cache.v_scales = scene.cache.k_scales = i % 2 ? scales : NULL;
+		scene.request.attention.heads = kernels[i].group;
+		scene.cu_new[1] = 1;
+		scene_plan(&scene, kernels[i].chip, &plan);
+		assert_string_equal(plan.decode->symbol, kernels[i].symbol);
+		free(scene.blob);
+	}
+	/* A launch that carries the table has it behind what is said of the codes. */
+	scene.cache = carried;
+	scene.request.attention.heads = 6;
+	scene.step.host_table = table;
+	scene.step.table_entries = 5;
+	scene_plan(&scene, &h200, &plan);
+	assert_string_equal(plan.decode->symbol, "fa_sm90_codes_decode_e4m3_d128_a1_small");
+	assert_int_equal(plan.blob_bytes, 0);
+	assert_int_equal(fa_cuda_paged_launches(&plan, &scene.request, 0, 0, 1, launches), 1);
+	assert_memory_equal(launches[0].args.small_attention_codes.table, table, sizeof(table));
 	assert_memory_equal(launches[0].args.attention_codes.codes.k_scales, scales + 3, 12);
 	free(scene.blob);
 

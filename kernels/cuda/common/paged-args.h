@@ -170,6 +170,12 @@ struct fa_cuda_paged_attention_codes {
 	struct fa_cuda_paged_codes codes;
 };
 
+/* As struct fa_cuda_paged_small_attention. */
+struct fa_cuda_paged_small_attention_codes {
+	struct fa_cuda_paged_attention_codes plain; /* items_here is not 0 */
+	uint32_t table[FA_CUDA_PAGED_TABLE_HERE];
+};
+
 struct fa_cuda_paged_append_codes {
 	struct fa_cuda_paged_append append;
 	struct fa_cuda_paged_codes codes;

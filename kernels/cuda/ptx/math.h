@@ -101,6 +101,22 @@ __device__ __forceinline__ uint32_t fa_e4m3_to_f16(uint32_t codes)
 	return y;
 }
 
+/* Four e4m3, the first in the low byte: the first two and the last two as fp16. */
+__device__ __forceinline__ void fa_e4m3_to_f16_pairs(uint32_t codes, uint32_t &ret_first,
+                                                     uint32_t &ret_last)
+{
+#if __CUDA_ARCH__ >= 890
+	/* A half of a register is an operand as it is, where a shift would be an instruction. */
+	asm("{.reg .b16 first, last; mov.b32 {first, last}, %2; "
+	    "cvt.rn.f16x2.e4m3x2 %0, first; cvt.rn.f16x2.e4m3x2 %1, last;}"
+	    : "=r"(ret_first), "=r"(ret_last)
+	    : "r"(codes));
+#else
+	ret_first = fa_e4m3_to_f16(codes & 0xffff);
+	ret_last = fa_e4m3_to_f16(codes >> 16);
+#endif
+}
+
 /* The bits of infinity. */
 template <class T> __device__ constexpr uint32_t fa_infinity(void);
 

@@ -20,6 +20,7 @@
  */
 #pragma once
 
+#include "kernels/cuda/sm80/codes.h"
 #include "kernels/cuda/sm80/paged_decode.h"
 
 #include <float.h>
@@ -77,48 +78,6 @@ template <int STORE_, int DIM_, int ATOMS_, int WARPS_, int STAGES_> struct fa_c
 	static_assert(DIM % 64 == 0 && DIM <= 256, "copies are whole");
 	static_assert(Q % 128 == 0, "rows of Q swizzle");
 };
-
-__device__ __forceinline__ const struct fa_cuda_paged_codes &
-fa_codes_of(const struct fa_cuda_paged_attention &args)
-{
-	return ((const struct fa_cuda_paged_attention_codes &)args).codes;
-}
-
-/* ---- codes as fp16 */
-
-/* Of four neighbours, the first two and the last two. */
-template <int STORE>
-__device__ __forceinline__ void fa_codes_neighbours(uint32_t word, uint32_t &first, uint32_t &last)
-{
-	if constexpr (STORE == FA_STORE_E4M3) {
-		first = fa_e4m3_to_f16(word & 0xffff);
-		last = fa_e4m3_to_f16(word >> 16);
-	} else {
-		/* 1024 + 128 + code, less that. */
-		const uint32_t raised = word ^ 0x80808080;
-
-		first = fa_fma_packed<fa_f16>(__byte_perm(raised, 0x64646464, 0x4140), 0x3c003c00,
-		                              0xe480e480);
-		last = fa_fma_packed<fa_f16>(__byte_perm(raised, 0x64646464, 0x4342), 0x3c003c00,
-		                             0xe480e480);
-	}
-}
-
-/* The even two, and the odd. */
-template <int STORE>
-__device__ __forceinline__ void fa_codes_apart(uint32_t word, uint32_t &even, uint32_t &odd)
-{
-	if constexpr (STORE == FA_STORE_E4M3) {
-		fa_codes_neighbours<STORE>(__byte_perm(word, 0, 0x3120), even, odd);
-	} else {
-		const uint32_t raised = word ^ 0x80808080;
-
-		even = fa_fma_packed<fa_f16>(__byte_perm(raised, 0x64646464, 0x4240), 0x3c003c00,
-		                             0xe480e480);
-		odd = fa_fma_packed<fa_f16>(__byte_perm(raised, 0x64646464, 0x4341), 0x3c003c00,
-		                            0xe480e480);
-	}
-}
 
 /* ---- the strips */
 
@@ -197,170 +156,6 @@ __device__ __forceinline__ void fa_codes_product(struct fa_sm80_rows<C> &rows,
 	}
 }
 
-/* Bit 7 of each byte that is NaN. */
-__device__ __forceinline__ uint32_t fa_codes_nan(uint32_t word)
-{
-	return ((word & 0x7f7f7f7f) + 0x01010101) & 0x80808080;
-}
-
-/* Takes a strip's NaNs out of V, and puts them into O where a row sees them: 0 times NaN
- * would put them into every row. @v: the tile. */
-template <class C>
-__device__ __forceinline__ void fa_codes_isolate(struct fa_sm80_rows<C> &rows, uint32_t v,
-                                                 const struct fa_paged_sight &sight)
-{
-	const uint32_t lane = threadIdx.x % 32, t = lane % 4;
-	uint32_t seen[2 * C::ATOMS]; /* bit j: the row sees token j */
-
-#pragma unroll
-	for (int r = 0; r < 2 * C::ATOMS; r++) {
-		seen[r] = (uint32_t)sight.sees(r, 0) << (2 * t) |
-		          (uint32_t)sight.sees(r, 1) << (2 * t + 1) |
-		          (uint32_t)sight.sees(r, 8) << (2 * t + 8) |
-		          (uint32_t)sight.sees(r, 9) << (2 * t + 9);
-		seen[r] |= __shfl_xor_sync(~0u, seen[r], 1);
-		seen[r] |= __shfl_xor_sync(~0u, seen[r], 2);
-	}
-#pragma unroll
-	for (int c = 0; c < C::DIM_V / 16; c++) {
-		uint32_t hit[2 * C::ATOMS] = { 0 };
-
-#pragma unroll 1
-		for (int j = 0; j < 16; j++) {
-			const uint32_t nan = fa_codes_nan(fa_ld_shared(
-				v + j * C::PITCH_V + C::template place<true>(j, c) * 16 + 4 * t));
-
-#pragma unroll
-			for (int r = 0; r < 2 * C::ATOMS; r++)
-				hit[r] |= seen[r] >> j & 1 ? nan : 0;
-		}
-#pragma unroll
-		for (int r = 0; r < 2 * C::ATOMS; r++)
-#pragma unroll
-			for (int b = 0; b < 4; b++)
-				if (hit[r] >> (8 * b + 7) & 1)
-					rows.out[r / 2][2 * c + b % 2][r % 2 * 2 + b / 2] = NAN;
-	}
-	__syncwarp(); /* all have read */
-#pragma unroll 1
-	for (uint32_t at = lane * 4; at < 16 * C::PITCH_V; at += 128) {
-		const uint32_t word = fa_ld_shared(v + at), nan = fa_codes_nan(word);
-
-		if (nan)
-			fa_st_shared(v + at, word & ~((nan >> 7) * 0xff));
-	}
-	__syncwarp(); /* they are gone */
-}
-
-/* Whether a strip's V has no NaN, the same in all lanes. */
-template <class C> __device__ __forceinline__ bool fa_codes_are_numbers(uint32_t v)
-{
-	constexpr int32_t bytes = C::STORE == FA_STORE_E4M3 ? 16 * C::PITCH_V : 0;
-	uint32_t nan = 0;
-
-#pragma unroll 1
-	for (int32_t at = threadIdx.x % 32 * 16; at < bytes; at += 512) {
-		const uint4 value = fa_ld_shared_v4(v + at);
-
-		nan |= fa_codes_nan(value.x) | fa_codes_nan(value.y) | fa_codes_nan(value.z) |
-		       fa_codes_nan(value.w);
-	}
-	return !__any_sync(~0u, nan);
-}
-
-/* The scales of a thread's four tokens of a strip. */
-__device__ __forceinline__ void fa_codes_scales(float (&ret)[4], uint32_t scales)
-{
-	const uint32_t t = threadIdx.x % 4;
-
-#pragma unroll
-	for (int i = 0; i < 4; i++)
-		ret[i] = __uint_as_float(fa_ld_shared(scales + (2 * t + i % 2 + i / 2 * 8) * 4));
-}
-
-/* What rows' weights are multiplied by: one by the unit of V's scales. */
-template <class C> struct fa_codes_unit {
-	float inverse[2 * C::ATOMS];
-
-	__device__ __forceinline__ void start(float value)
-	{
-#pragma unroll
-		for (int r = 0; r < 2 * C::ATOMS; r++)
-			inverse[r] = value;
-	}
-
-	/* The unit up to the largest scale of those tokens of a strip that a row sees, and O with
-	 * it. */
-	template <bool HIDES>
-	__device__ __forceinline__ void raise(struct fa_sm80_rows<C> &rows,
-	                                      const float (&scales)[4],
-	                                      const struct fa_paged_sight &sight)
-	{
-		float most[2 * C::ATOMS];
-		bool raises = false;
-
-#pragma unroll
-		for (int r = 0; r < 2 * C::ATOMS; r++) {
-			most[r] = 0;
-#pragma unroll
-			for (int i = 0; i < 4; i++) {
-				/* Neither infinity nor NaN is a unit. */
-				const bool counts = scales[i] <= FLT_MAX / 4 &&
-				                    (!HIDES || sight.sees(r, i / 2 * 8 + i % 2));
-
-				most[r] = counts ? fmaxf(most[r], scales[i]) : most[r];
-			}
-			raises |= most[r] * inverse[r] > 1;
-		}
-		if (!__any_sync(~0u, raises))
-			return;
-#pragma unroll
-		for (int r = 0; r < 2 * C::ATOMS; r++) {
-			float factor;
-
-			most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 1));
-			most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 2));
-			if (!(most[r] * inverse[r] > 1))
-				continue;
-			/* Twice, so that it seldom happens again. */
-			factor = 0.5f / most[r] / inverse[r];
-			inverse[r] = 0.5f / most[r];
-#pragma unroll
-			for (int j = 0; j < C::DIM_V / 8; j++)
-#pragma unroll
-				for (int e = 0; e < 2; e++)
-					rows.out[r / 2][j][r % 2 * 2 + e] *= factor;
-		}
-	}
-};
-
-/* exp(dots + offset) times the scales of V, as fragments; the sums of the exponentials. */
-template <class C, bool HIDES>
-__device__ __forceinline__ void
-fa_codes_weights(struct fa_sm80_rows<C> &rows, uint32_t (&ret_p)[C::ATOMS][4],
-                 const float (&dots)[C::ATOMS][2][4], const float (&scales)[4],
-                 const struct fa_codes_unit<C> &unit, const struct fa_paged_sight &sight)
-{
-#pragma unroll
-	for (int a = 0; a < C::ATOMS; a++)
-#pragma unroll
-		for (int i = 0; i < 4; i++) {
-			const int r = 2 * a + i % 2, j = i / 2;
-			float weights[2];
-
-#pragma unroll
-			for (int e = 0; e < 2; e++) {
-				const float p = fa_ex2(dots[a][j][i % 2 * 2 + e] + rows.offset[r]);
-
-				rows.sum[r] += p;
-				weights[e] = p * (scales[2 * j + e] * unit.inverse[r]);
-				if (HIDES && !sight.sees(r, 8 * j + e))
-					weights[e] = 0;
-			}
-			ret_p[a][i] = fa_pack<fa_f16>(weights[0], weights[1]);
-		}
-}
-
 /* ---- a segment */
 
 /* Q of a part as fp16, its columns in K's order, and what its rows' dots are to be multiplied
@@ -383,26 +178,18 @@ __device__ __forceinline__ void fa_codes_begin(const struct fa_cuda_paged_attent
 		float factor = 1;
 
 		if (bf16) {
-			uint32_t most = 0, exponent;
+			uint32_t most = fa_codes_most(value);
 
-#pragma unroll
-			for (int w = 0; w < 4; w++)
-				most = max(most, max(words[w] & 0x7fff, words[w] >> 16 & 0x7fff));
 #pragma unroll
 			for (int mask = chunks / 2; mask > 0; mask /= 2)
 				most = max(most, __shfl_xor_sync(~0u, most, mask));
-			exponent = most >> 7;
-			/* 2^10 where the row has an infinity or NaN; tiny rows stay so. */
-			exponent = exponent == 255 ? 137 : max(exponent, 11u);
-			factor = __uint_as_float(exponent - 10 << 23);
 
-			const float up = __uint_as_float((264 - exponent) << 23);
+			const struct fa_codes_power power(most);
 
+			factor = power.factor;
 #pragma unroll
 			for (int w = 0; w < 4; w++)
-				words[w] = fa_pack<fa_f16>(__uint_as_float(words[w] << 16) * up,
-				                           __uint_as_float(words[w] & 0xffff0000) *
-				                                   up);
+				words[w] = power.to_f16(words[w]);
 		}
 		/* Columns 8 chunk to 8 chunk + 7 are words 2 (chunk % 2) and the next of what lanes
 		 * with t load of K. */
@@ -421,30 +208,6 @@ __device__ __forceinline__ void fa_codes_begin(const struct fa_cuda_paged_attent
 	if (threadIdx.x < C::ROWS)
 		((struct fa_paged_fact *)(shared + C::FACTS))[threadIdx.x] = fa_paged_fact_of<C>(
 			args, walk, threadIdx.x);
-}
-
-/* The weights of a strip, of which some row does not see some key if HIDES. Returns what rows
- * see. */
-template <class C, bool HIDES>
-__device__ __forceinline__ struct fa_paged_sight
-fa_codes_weigh(const struct fa_cuda_paged_attention &args, const struct fa_cuda_paged_item &item,
-               struct fa_sm80_rows<C> &rows, struct fa_codes_unit<C> &unit,
-               uint32_t (&ret_p)[C::ATOMS][4], float (&dots)[C::ATOMS][2][4], uint32_t stage,
-               uint32_t facts, int32_t token)
-{
-	const struct fa_sm80_pair<C> alone(0, 0);
-	struct fa_paged_sight sight = { ~0u };
-	float scales[4] = { 1, 1, 1, 1 };
-
-	if (HIDES || args.attention.alibi_slopes)
-		sight = fa_paged_place<C>(dots, args, item, facts, token);
-	fa_sm80_raise<C>(rows, dots, 1, alone);
-	if (fa_codes_of(args).token_scales) {
-		fa_codes_scales(scales, stage + C::SCALES + 64);
-		unit.template raise<HIDES>(rows, scales, sight);
-	}
-	fa_codes_weights<C, HIDES>(rows, ret_p, dots, scales, unit, sight);
-	return sight;
 }
 
 template <class C>
@@ -484,23 +247,13 @@ __device__ __forceinline__ void fa_codes_decode(const struct fa_cuda_paged_atten
 		fa_sm80_clear<C>(rows);
 		unit.start(codes.token_scales ? FLT_MAX : 1);
 
-		/* As in fa_paged_decode(). */
-		const struct fa_paged_fact top = fa_paged_fact_get(facts, 0);
-		const struct fa_paged_fact bottom = fa_paged_fact_get(facts, C::ROWS - 1);
-		const bool tree = item.tree_start != FA_CUDA_PAGED_NO_TREE;
-		int32_t clear_begin = bottom.low, clear_end = top.high;
-
-		if (tree) {
-			clear_begin = p.window_left < FA_CUDA_WINDOW_MAX ? (int32_t)item.n_k
-			                                                 : (int32_t)item.first;
-			clear_end = (int32_t)item.n_k - (int32_t)item.n_q;
-		}
+		const struct fa_paged_clear clear = fa_paged_clear_of<C>(args, item, facts);
 
 #pragma unroll 1
 		for (int32_t token = walk.begin + warp * FA_CUDA_PAGED_STRIP; token < walk.end;
 		     token += C::WARPS * FA_CUDA_PAGED_STRIP) {
-			const bool hides = token < clear_begin ||
-			                   token + FA_CUDA_PAGED_STRIP > clear_end;
+			const uint32_t scales_v = stage + C::SCALES + 64;
+			const bool hides = clear.hides(token);
 			float dots[C::ATOMS][2][4], scales[4];
 			struct fa_paged_sight sight;
 			uint32_t weights[C::ATOMS][4];
@@ -529,10 +282,10 @@ __device__ __forceinline__ void fa_codes_decode(const struct fa_cuda_paged_atten
 			logits.apply(dots, 0);
 			if (hides)
 				sight = fa_codes_weigh<C, true>(args, item, rows, unit, weights,
-				                                dots, stage, facts, token);
+				                                dots, scales_v, facts, token);
 			else
 				sight = fa_codes_weigh<C, false>(args, item, rows, unit, weights,
-				                                 dots, stage, facts, token);
+				                                 dots, scales_v, facts, token);
 			if (hides && !fa_codes_are_numbers<C>(stage + C::K_BYTES))
 				fa_codes_isolate<C>(rows, stage + C::K_BYTES, sight);
 			fa_codes_product<C>(rows, weights, stage + v);
@@ -541,17 +294,7 @@ __device__ __forceinline__ void fa_codes_decode(const struct fa_cuda_paged_atten
 			if (stage == ring + C::STAGES * C::STRIP_BYTES)
 				stage = ring;
 		}
-#pragma unroll
-		for (int r = 0; r < 2 * C::ATOMS; r++) {
-			const float factor = codes.token_scales ? 1 / unit.inverse[r]
-			                                        : codes.v_scales[head];
-
-#pragma unroll
-			for (int j = 0; j < C::DIM_V / 8; j++)
-#pragma unroll
-				for (int e = 0; e < 2; e++)
-					rows.out[r / 2][j][r % 2 * 2 + e] *= factor;
-		}
+		unit.settle(rows, codes, head);
 		fa_paged_end<C>(args, walk, rows, shared_memory);
 	} while (walk.next(args));
 }

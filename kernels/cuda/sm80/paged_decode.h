@@ -374,26 +374,12 @@ __device__ __forceinline__ void fa_paged_decode(const struct fa_cuda_paged_atten
 
 		fa_sm80_clear<C>(rows);
 
-		/* Strips of which every row sees every key need no mask: between where the
-		 * last row's window begins and where the first row's ends. */
-		const struct fa_paged_fact top = fa_paged_fact_get(facts, 0);
-		const struct fa_paged_fact bottom = fa_paged_fact_get(facts, C::ROWS - 1);
-		const bool tree = item.tree_start != FA_CUDA_PAGED_NO_TREE;
-		int32_t clear_begin = bottom.low, clear_end = top.high;
-
-		if (tree) {
-			/* Rows' positions are in no order; a window hides all from this on. */
-			clear_begin = p.window_left < FA_CUDA_WINDOW_MAX ? (int32_t)item.n_k
-			                                                 : (int32_t)item.first;
-			clear_end = (int32_t)item.n_k - (int32_t)item.n_q;
-		}
+		const struct fa_paged_clear clear = fa_paged_clear_of<C>(args, item, facts);
 
 #pragma unroll 1
 		for (int32_t token = walk.begin + warp * FA_CUDA_PAGED_STRIP; token < walk.end;
 		     token += C::WARPS * FA_CUDA_PAGED_STRIP) {
-			/* Is there a key that some row does not see? */
-			const bool hides = token < clear_begin ||
-			                   token + FA_CUDA_PAGED_STRIP > clear_end;
+			const bool hides = clear.hides(token);
 			struct fa_paged_sight sight = { ~0u };
 			float dots[C::ATOMS][2][4];
 

@@ -86,6 +86,36 @@ fa_paged_fact_of(const struct fa_cuda_paged_attention &args,
 	return fact;
 }
 
+/* Strips between these need no mask: all of their tokens are there, and every row sees them. */
+struct fa_paged_clear {
+	int32_t begin, end;
+
+	/* Whether there is a key in the strip from @token on that some row does not see. */
+	__device__ __forceinline__ bool hides(int32_t token) const
+	{
+		return token < begin || token + FA_CUDA_PAGED_STRIP > end;
+	}
+};
+
+/* From where the last row's window begins to where the first row's ends. */
+template <class C>
+__device__ __forceinline__ struct fa_paged_clear
+fa_paged_clear_of(const struct fa_cuda_paged_attention &args, const struct fa_cuda_paged_item &item,
+                  uint32_t facts)
+{
+	const struct fa_paged_fact top = fa_paged_fact_get(facts, 0);
+	const struct fa_paged_fact bottom = fa_paged_fact_get(facts, C::ROWS - 1);
+	struct fa_paged_clear clear = { max(bottom.low, (int32_t)item.begin), top.high };
+
+	if (item.tree_start != FA_CUDA_PAGED_NO_TREE) {
+		/* Rows' positions are in no order; a window hides all from this on. */
+		clear.begin = args.attention.window_left < FA_CUDA_WINDOW_MAX ? (int32_t)item.n_k
+		                                                              : (int32_t)item.first;
+		clear.end = (int32_t)item.n_k - (int32_t)item.n_q;
+	}
+	return clear;
+}
+
 /* ALiBi, trees and masks: what depends on where a key stands. Returns what rows see. */
 template <class C>
 __device__ __forceinline__ struct fa_paged_sight

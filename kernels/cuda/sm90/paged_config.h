@@ -11,6 +11,7 @@
 
 #include "kernels/cuda/common/paged-args.h"
 #include "kernels/cuda/ptx/barrier.h"
+#include "kernels/cuda/ptx/math.h"
 #include "kernels/cuda/sm90/paged_kernels.h"
 
 #include <stdint.h>
@@ -20,9 +21,11 @@ struct fa_sm90_paged_config {
 	using T = T_;
 	static constexpr int DIM = DIM_, DIM_V = DIM_, ATOMS = ATOMS_, STAGES = STAGES_;
 	static constexpr int BLOCKS = BLOCKS_, ROWS = ATOMS * 16, BYTES = 2;
-	/* Those that compute, then one that loads. */
-	static constexpr int WARPS = 4, JOINED = WARPS * 32, THREADS = JOINED + 32;
+	/* Those that compute, all of every tile, then one that loads. */
+	static constexpr int WARPS = 4, TAKERS = WARPS;
+	static constexpr int JOINED = WARPS * 32, THREADS = JOINED + 32;
 	static constexpr bool F32 = false, CODES = false, SMALL = SMALL_, PIECES = PIECES_;
+	using SMALL_ARGS = struct fa_cuda_paged_small_attention;
 
 	/* What softmax.h of sm80 wants to know: no pairs, 16 keys at a time. */
 	static constexpr int SPLIT = 1, WARP_DIM_V = DIM_V, WARP_KEYS = 16;
@@ -65,6 +68,17 @@ struct fa_sm90_paged_config {
 	static __device__ __forceinline__ int32_t key(uint32_t t, int i)
 	{
 		return 2 * t + i % 2 + i / 2 * 8;
+	}
+
+	static __device__ __forceinline__ bool are_numbers(uint4 value)
+	{
+		/* 0 times what is finite is 0. */
+		uint32_t zeros = fa_fma_packed<T>(value.x, 0, 0);
+
+		zeros = fa_fma_packed<T>(value.y, 0, zeros);
+		zeros = fa_fma_packed<T>(value.z, 0, zeros);
+		zeros = fa_fma_packed<T>(value.w, 0, zeros);
+		return zeros == 0;
 	}
 
 	static_assert(SHARED_BYTES == FA_SM90_PAGED_SHARED_BYTES(DIM, ATOMS, STAGES),

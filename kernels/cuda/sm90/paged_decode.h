@@ -27,17 +27,14 @@
 #include "kernels/cuda/ptx/mbarrier.h"
 #include "kernels/cuda/ptx/memory.h"
 #include "kernels/cuda/ptx/mma.h"
-#include "kernels/cuda/ptx/proxy.h"
 #include "kernels/cuda/sm80/paged_part.h"
-#include "kernels/cuda/sm80/paged_pieces.h"
 #include "kernels/cuda/sm80/pair.h"
 #include "kernels/cuda/sm80/product.h"
 #include "kernels/cuda/sm80/softmax.h"
 #include "kernels/cuda/sm90/paged_config.h"
 #include "kernels/cuda/sm90/paged_load.h"
+#include "kernels/cuda/sm90/paged_part.h"
 
-#include <float.h>
-#include <math.h>
 #include <stdint.h>
 
 /* A part's rows of Q: fragments, or where they are in shared memory. */
@@ -93,15 +90,6 @@ template <class C> struct fa_sm90_paged_q<C, false> {
 		return fa_ld_shared_v4(at + (16 * atom + 8 * half) * C::Q_PITCH + c * 64);
 	}
 };
-
-/* Exchanges @a and @b if @swap. */
-__device__ __forceinline__ void fa_sm90_paged_exchange(uint32_t &a, uint32_t &b, bool swap)
-{
-	const uint32_t x = swap ? b : a, y = swap ? a : b;
-
-	a = x;
-	b = y;
-}
 
 /* dots = Q K^T for the warp's 16 tokens, @k their first row. */
 template <class C>
@@ -233,146 +221,6 @@ __device__ __forceinline__ void fa_sm90_paged_product(struct fa_sm80_rows<C> &ro
 	}
 }
 
-/* Makes zeros of those of 16 rows of V, from @token on, that are not tokens of the item, and
- * says whether all of V is finite then, the same in all lanes. @v: the first row. */
-template <class C>
-__device__ __forceinline__ bool fa_sm90_paged_clean(const struct fa_cuda_paged_item &item,
-                                                    uint32_t v, int32_t token)
-{
-	constexpr uint32_t chunks = C::DIM_V / 8;
-	bool finite = true;
-
-#pragma unroll 1
-	for (uint32_t i = threadIdx.x % 32; i < 16 * chunks; i += 32) {
-		const int32_t at_token = token + (int32_t)(i / chunks);
-		const uint32_t at = v + i * 16;
-
-		if (at_token < (int32_t)item.begin || at_token >= (int32_t)item.n_k) {
-			fa_st_shared_v4(at, make_uint4(0, 0, 0, 0));
-		} else {
-			const uint4 value = fa_ld_shared_v4(at);
-			/* 0 times what is finite is 0. */
-			uint32_t zeros = fa_fma_packed<typename C::T>(value.x, 0, 0);
-
-			zeros = fa_fma_packed<typename C::T>(value.y, 0, zeros);
-			zeros = fa_fma_packed<typename C::T>(value.z, 0, zeros);
-			zeros = fa_fma_packed<typename C::T>(value.w, 0, zeros);
-			finite &= zeros == 0;
-		}
-	}
-	/* What was stored comes before the copy that takes its place, and before other lanes'
-	 * loads. */
-	fa_proxy_fence_shared();
-	return !__any_sync(~0u, !finite);
-}
-
-/* Brings the warps' rows together and finishes the segment. All that compute. */
-template <class C>
-__device__ __forceinline__ void fa_sm90_paged_end(const struct fa_cuda_paged_attention &args,
-                                                  const struct fa_paged_walk<C::PIECES> &walk,
-                                                  struct fa_sm80_rows<C> &rows, char *shared)
-{
-	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-	const uint32_t there = walk.rows(args, C::ROWS);
-	const uint32_t share = fa_paged_share<C>(args, walk);
-	float2 *const stats = (float2 *)(shared + C::STATS); /* [warp][row] */
-	float *const merge = (float *)(shared + C::MERGE);
-	constexpr uint32_t quads = C::MERGE_COLUMNS / 4;
-
-#pragma unroll
-	for (int r = 0; r < 2 * C::ATOMS; r++) {
-		rows.sum[r] += __shfl_xor_sync(~0u, rows.sum[r], 1);
-		rows.sum[r] += __shfl_xor_sync(~0u, rows.sum[r], 2);
-		if (t == 0)
-			stats[warp * C::ROWS + g + 8 * r] = make_float2(-rows.offset[r],
-			                                                rows.sum[r]);
-	}
-
-#pragma unroll
-	for (int step = 0; step < C::DIM_V / (int)C::MERGE_COLUMNS; step++) {
-#pragma unroll
-		for (int r = 0; r < 2 * C::ATOMS; r++)
-#pragma unroll
-			for (int j = 0; j < (int)C::MERGE_COLUMNS / 8; j++) {
-				const float(&out)[4] =
-					rows.out[r / 2][step * (C::MERGE_COLUMNS / 8) + j];
-
-				if (g + 8 * r < there)
-					*(float2 *)&merge[(warp * C::ROWS + g + 8 * r) *
-					                          C::MERGE_PITCH +
-					                  8 * j + 2 * t] =
-						make_float2(out[r % 2 * 2], out[r % 2 * 2 + 1]);
-			}
-		/* The columns are there, and the stats. */
-		fa_barrier_sync(C::COMPUTE, C::JOINED);
-		for (uint32_t i = threadIdx.x; i < there * quads; i += C::JOINED) {
-			const uint32_t row = i / quads, quad = i % quads;
-			const uint32_t column = step * C::MERGE_COLUMNS + 4 * quad;
-			float max = -FLT_MAX, sum = 0, x = 0, y = 0, z = 0, w = 0;
-
-#pragma unroll
-			for (int from = 0; from < C::WARPS; from++)
-				max = fmaxf(max, stats[from * C::ROWS + row].x);
-#pragma unroll
-			for (int from = 0; from < C::WARPS; from++) {
-				const float2 stat = stats[from * C::ROWS + row];
-				const float4 out = *(const float4 *)&merge[(from * C::ROWS + row) *
-				                                                   C::MERGE_PITCH +
-				                                           4 * quad];
-				const float weight = fa_ex2(stat.x - max);
-
-				sum += weight * stat.y;
-				x += weight * out.x;
-				y += weight * out.y;
-				z += weight * out.z;
-				w += weight * out.w;
-			}
-			if (walk.whole) {
-				const struct fa_paged_target target = fa_paged_target_of<C>(
-					args, walk, row);
-				const float factor = fa_paged_factor(
-					args.attention, target.head, max, sum,
-					column == 0 ? target.lse : NULL);
-
-				fa_paged_store<C>(args, target.out, column, x * factor, y * factor);
-				fa_paged_store<C>(args, target.out, column + 2, z * factor,
-				                  w * factor);
-			} else {
-				const uint32_t at = share + row;
-
-				*(float4 *)&args.partials[(size_t)at * C::DIM_V + column] =
-					make_float4(x, y, z, w);
-				if (column == 0)
-					*(float2 *)&args.partial_sums[at * 2] = make_float2(max,
-					                                                    sum);
-			}
-		}
-		/* Nobody reads the columns any more, or Q. */
-		fa_barrier_sync(C::COMPUTE, C::JOINED);
-	}
-	if (walk.whole)
-		return;
-	if constexpr (C::PIECES) {
-		fa_paged_merge_pieces<C>(args, walk, (uint32_t *)(shared + C::STATS));
-		return;
-	}
-
-	/* The barrier has put all shares before this thread's fence. */
-	const uint32_t first = fa_paged_block_of(args, walk.tile);
-	const uint32_t last = fa_paged_block_of(args, walk.tile + walk.item.tiles - 1);
-	bool *const is_last = (bool *)(shared + C::LAST);
-
-	if (threadIdx.x == 0) {
-		__threadfence();
-		*is_last = fa_paged_arrive(&args.counters[first], args.epoch, last - first + 1);
-		__threadfence();
-	}
-	fa_barrier_sync(C::COMPUTE, C::JOINED); /* the answer is there */
-	if (*is_last)
-		fa_paged_reduce<C>(args, walk, first, last);
-	fa_barrier_sync(C::COMPUTE, C::JOINED); /* everybody has read it */
-}
-
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged_attention &args,
                                                       char *shared_memory)
@@ -394,7 +242,6 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 	walk.start(args, blockIdx.x);
 	do {
 		const struct fa_cuda_paged_item &item = walk.item;
-		const bool tree = item.tree_start != FA_CUDA_PAGED_NO_TREE;
 		struct fa_sm80_rows<C> rows;
 		fa_sm90_paged_q<C> q;
 
@@ -404,20 +251,12 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 				args, walk, i);
 		__syncwarp();
 		if (!begun)
-			fa_barrier_sync(C::BEGUN, C::THREADS);
+			fa_barrier_sync(C::BEGUN, C::JOINED + 32);
 		begun = true;
 		fa_sm80_clear<C>(rows);
 
-		/* As in sm80/paged_decode.h: tokens between these need no mask. */
-		const struct fa_paged_fact top = fa_paged_fact_get(shared + facts, 0);
-		const struct fa_paged_fact bottom = fa_paged_fact_get(shared + facts, C::ROWS - 1);
-		int32_t clear_begin = max(bottom.low, (int32_t)item.begin), clear_end = top.high;
-
-		if (tree) {
-			clear_begin = p.window_left < FA_CUDA_WINDOW_MAX ? (int32_t)item.n_k
-			                                                 : (int32_t)item.first;
-			clear_end = (int32_t)item.n_k - (int32_t)item.n_q;
-		}
+		const struct fa_paged_clear clear = fa_paged_clear_of<C>(args, item,
+		                                                         shared + facts);
 
 #pragma unroll 1
 		for (int32_t token = walk.begin; token < walk.end; token += FA_CUDA_PAGED_TILE) {
@@ -426,8 +265,7 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 
 			fa_mbarrier_wait(shared + C::FULL + 8 * stage, parity);
 			if (own < walk.end) {
-				/* Is there a key that some row does not see? */
-				const bool hides = own < clear_begin || own + 16 > clear_end;
+				const bool hides = clear.hides(own);
 				struct fa_paged_sight sight = { ~0u };
 				uint32_t weights[C::ATOMS][4];
 				float dots[C::ATOMS][2][4];

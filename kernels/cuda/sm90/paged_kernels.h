@@ -40,3 +40,43 @@
 	((stages)*8 * FA_SM90_PAGED_QUARTER(dim) +                                                 \
 	 (FA_SM90_PAGED_Q_HELD(dim, atoms) ? 0 : (atoms)*16 * FA_SM90_PAGED_Q_PITCH(dim)) +        \
 	 4 * (atoms)*16 * (FA_SM90_PAGED_MERGE_PITCH(dim, atoms) * 4 + 8 + 32) + 16 + (stages)*16)
+
+/*
+ * Decode of codes: X(dim, atoms, groups, stages) for each kind of them; paged_codes.h. One block
+ * to an SM, with 152 registers for each thread of three groups, 224 of two, and 56 of the one that
+ * loads; nothing spills (CUDA 13.0). Shared memory, in this order: 170, 160, 216, 198 and 183 KiB,
+ * of which the ring has 102, 102, 148, 132 and 130.
+ *
+ * None of it has been measured yet. What is behind the choice: an H200's memory brings an SM 16
+ * tokens of K and V of a KV head in 209 cycles at d128, and each of its four schedulers has four
+ * times that for a warp's 16 tokens, of which about 400 are instructions of the warp (d128, e4m3,
+ * one fragment of rows). Kernels of 16-bit elements show that one warp to a scheduler does not keep
+ * up with half of the bytes (above, d64); three do with latencies of 2500 cycles. At d64 they have
+ * half of that. Where O has two fragments of rows, or 256 columns, two is what registers allow.
+ */
+#define FA_SM90_CODES_DECODE(X)                                                                    \
+	X(64, 1, 3, 12)                                                                            \
+	X(64, 2, 2, 12)                                                                            \
+	X(128, 1, 3, 9)                                                                            \
+	X(128, 2, 2, 8)                                                                            \
+	X(256, 1, 2, 4)
+
+/* Groups of four warps that compute, and one that loads; registers of each, which together are
+ * what the block has. */
+#define FA_SM90_CODES_THREADS(groups) ((groups)*128 + 128)
+#define FA_SM90_CODES_LOADER_REGISTERS(groups) 56
+#define FA_SM90_CODES_GROUP_REGISTERS(groups) ((groups) == 3 ? 152 : 224)
+
+#define FA_SM90_CODES_Q_HELD(dim, atoms) ((dim) * (atoms) <= 128)
+
+/* Columns of O that the warps bring together at a time, and floats from row to row. */
+#define FA_SM90_CODES_MERGE_COLUMNS(atoms) (64 / (atoms))
+#define FA_SM90_CODES_MERGE_PITCH(atoms) (64 / (atoms) + 16)
+
+/* The ring of tiles and their tokens' scales, Q, what the warps bring together, each warp's
+ * facts, a row's factor, and barriers. */
+#define FA_SM90_CODES_SHARED_BYTES(dim, atoms, groups, stages)                                     \
+	((stages) * (128 * (dim) + 512) +                                                          \
+	 (FA_SM90_CODES_Q_HELD(dim, atoms) ? 0 : (atoms)*16 * (dim)*2) +                           \
+	 (groups)*4 * (atoms)*16 * (FA_SM90_CODES_MERGE_PITCH(atoms) * 4 + 8 + 32) +               \
+	 (atoms)*16 * 4 + 16 + (stages)*16)

@@ -5,6 +5,10 @@
  * tiles at a time, a lane for each 16 tokens, while the copies of the eight before are
  * issued. Of the last 16 tokens only those are copied that are there, and no slot past them
  * is looked up.
+ *
+ * 16 tokens of codes are little for a copy: STRIPS of them that lie in one page are one. The
+ * scales of a tile's tokens, if they have any, are copied like them by eight lanes more, 64
+ * bytes of each 16 tokens, or 256 where one page has them all.
  */
 #pragma once
 
@@ -17,11 +21,41 @@
 
 /* Up to eight tiles of a segment. */
 struct fa_sm90_paged_batch {
-	const char *k, *v;  /* the head's first row of slot 0 */
-	uint64_t at;        /* from there: this lane's 16 tokens */
+	const char *from;   /* what this lane copies, of slot 0: the head's first */
+	uint32_t slot;      /* of another strip, the one that this lane knows of */
+	uint32_t in_page;   /* where it is there, and the flags below */
 	int32_t token, end; /* tokens of the batch */
 	bool shared;        /* others will read the same */
 };
+
+/* Of the strips in which this lane's is: as many as a copy has, or a tile, lie in one page. */
+#define FA_SM90_PAGED_COPY_WHOLE 0x100
+#define FA_SM90_PAGED_TILE_WHOLE 0x200
+
+/* Whether the STRIPS that this lane's is one of lie in one page, in which it is @in_page. */
+template <uint32_t STRIPS>
+__device__ __forceinline__ bool fa_sm90_paged_whole(uint32_t in_page, uint32_t page_strips)
+{
+	const uint32_t before = threadIdx.x % STRIPS;
+
+	return in_page >= before && in_page - before + STRIPS <= page_strips;
+}
+
+template <class C>
+__device__ __forceinline__ uint32_t fa_sm90_paged_slot(const struct fa_cuda_paged_attention &args,
+                                                       uint32_t entry)
+{
+	if constexpr (C::SMALL)
+		return ((const typename C::SMALL_ARGS &)args).table[entry];
+	else
+		return args.pages.table[entry];
+}
+
+/* What the lanes copy of a strip: bytes of K in the first four, V in the next, then scales. */
+template <class C> __device__ __forceinline__ uint32_t fa_sm90_paged_strip_bytes(void)
+{
+	return FA_CUDA_PAGED_STRIP * (C::CODES && threadIdx.x % 16 >= 8 ? 4 : C::PITCH);
+}
 
 template <class C>
 __device__ __forceinline__ bool fa_sm90_paged_look_up(const struct fa_cuda_paged_attention &args,
@@ -30,7 +64,7 @@ __device__ __forceinline__ bool fa_sm90_paged_look_up(const struct fa_cuda_paged
                                                       struct fa_sm90_paged_batch &ret_batch)
 {
 	const struct fa_cuda_pages &pages = args.pages;
-	const uint32_t lane = threadIdx.x % 32;
+	const uint32_t lane = threadIdx.x % 32, is_v = lane / 4 % 2;
 
 #pragma unroll 1
 	while (token >= walk.end) {
@@ -39,23 +73,32 @@ __device__ __forceinline__ bool fa_sm90_paged_look_up(const struct fa_cuda_paged
 		token = walk.begin;
 	}
 
-	const uint64_t head = (uint64_t)walk.kv_head(args) * pages.page_strips *
-	                      (FA_CUDA_PAGED_STRIP * C::PITCH);
 	const uint32_t strip = token / FA_CUDA_PAGED_STRIP + lane;
 
-	ret_batch.k = pages.k + head;
-	ret_batch.v = pages.v + head;
-	ret_batch.at = 0;
+	ret_batch.from = (is_v ? pages.v : pages.k) + (uint64_t)walk.kv_head(args) *
+	                                                      pages.page_strips *
+	                                                      fa_sm90_paged_strip_bytes<C>();
+	if constexpr (C::CODES) {
+		const struct fa_cuda_paged_codes &codes =
+			((const struct fa_cuda_paged_attention_codes &)args).codes;
+
+		if (lane % 16 >= 8)
+			ret_batch.from += is_v ? codes.v_scales_at : codes.k_scales_at;
+	}
+	ret_batch.slot = ret_batch.in_page = 0;
 	ret_batch.shared = walk.item.row_blocks > 1;
 	if ((int32_t)(strip * FA_CUDA_PAGED_STRIP) < walk.end) {
 		const uint32_t page = (uint32_t)(strip * pages.page_magic >> 32);
-		const uint32_t at = walk.item.table_start + page;
-		const uint32_t slot =
-			C::SMALL ? ((const struct fa_cuda_paged_small_attention &)args).table[at]
-				 : pages.table[at];
+		const uint32_t in_page = strip - page * pages.page_strips;
 
-		ret_batch.at = (uint64_t)slot * 256 + (strip - page * pages.page_strips) *
-		                                              (FA_CUDA_PAGED_STRIP * C::PITCH);
+		ret_batch.slot = fa_sm90_paged_slot<C>(args, walk.item.table_start + page);
+		ret_batch.in_page = in_page;
+		if constexpr (C::CODES) {
+			if (fa_sm90_paged_whole<C::STRIPS>(in_page, pages.page_strips))
+				ret_batch.in_page |= FA_SM90_PAGED_COPY_WHOLE;
+			if (fa_sm90_paged_whole<4>(in_page, pages.page_strips))
+				ret_batch.in_page |= FA_SM90_PAGED_TILE_WHOLE;
+		}
 	}
 	ret_batch.token = token;
 	ret_batch.end = min(walk.end, token + 8 * FA_CUDA_PAGED_TILE);
@@ -63,56 +106,95 @@ __device__ __forceinline__ bool fa_sm90_paged_look_up(const struct fa_cuda_paged
 	return true;
 }
 
+/* Starts this lane's copy of a tile of @there tokens, if it has one. @from: its strip; the
+ * other arguments but @policy: shared memory, and the strip's flags. */
+template <class C>
+__device__ __forceinline__ void fa_sm90_paged_copy(const char *from, int32_t there, uint32_t flags,
+                                                   bool token_scales, uint32_t tile, uint32_t full,
+                                                   uint64_t policy)
+{
+	const uint32_t lane = threadIdx.x % 32, quarter = lane % 4, is_v = lane / 4 % 2;
+	const int32_t rest = there - (int32_t)quarter * FA_CUDA_PAGED_STRIP;
+
+	if (lane >= (token_scales ? 16 : 8) || rest <= 0)
+		return;
+	if constexpr (C::CODES) {
+		const bool is_scales = lane >= 8;
+		int32_t strips = flags & FA_SM90_PAGED_COPY_WHOLE ? C::STRIPS : 1, tokens;
+
+		if (is_scales)
+			strips = flags & FA_SM90_PAGED_TILE_WHOLE ? 4 : 1;
+		if (quarter % strips != 0)
+			return;
+		tokens = min(rest, strips * FA_CUDA_PAGED_STRIP);
+		if (is_scales)
+			fa_bulk_load(tile + C::SCALES + is_v * 256 + quarter * 64, from,
+			             (tokens + 15) / 16 * 64, full, policy);
+		else
+			fa_bulk_load(tile + is_v * C::K_BYTES + quarter * C::QUARTER, from,
+			             tokens * C::PITCH, full, policy);
+	} else {
+		fa_bulk_load(tile + is_v * C::K_BYTES + quarter * C::QUARTER, from,
+		             min(rest, FA_CUDA_PAGED_STRIP) * C::PITCH, full, policy);
+	}
+}
+
 /* A whole warp's. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_attention &args,
                                                    uint32_t shared)
 {
-	const uint32_t lane = threadIdx.x % 32, quarter = lane % 4, is_v = lane / 4 % 2;
-	const uint32_t place = is_v * C::K_BYTES + quarter * C::QUARTER;
+	const uint32_t lane = threadIdx.x % 32;
 	const uint64_t once = fa_bulk_policy_once(), normal = fa_bulk_policy_normal();
 	struct fa_sm90_paged_batch batch, next;
 	struct fa_paged_walk<C::PIECES> walk;
 	uint32_t stage = 0, parity = 1;
+	bool more, token_scales = false;
 	int32_t token;
-	bool more;
 
+	if constexpr (C::CODES)
+		token_scales =
+			((const struct fa_cuda_paged_attention_codes &)args).codes.token_scales;
 	walk.start(args, blockIdx.x);
 	token = walk.begin;
 	more = fa_sm90_paged_look_up<C>(args, walk, token, next);
 	if (lane == 0) {
 		for (int i = 0; i < C::STAGES; i++) {
 			fa_mbarrier_init(shared + C::FULL + 8 * i, 1);
-			fa_mbarrier_init(shared + C::EMPTY + 8 * i, C::WARPS);
+			fa_mbarrier_init(shared + C::EMPTY + 8 * i, C::TAKERS);
 		}
 		fa_mbarrier_init_fence();
 	}
 	__syncwarp();
-	fa_barrier_arrive(C::BEGUN, C::THREADS);
+	fa_barrier_arrive(C::BEGUN, C::JOINED + 32);
 
 #pragma unroll 1
 	while (more) {
 		batch = next;
 		more = fa_sm90_paged_look_up<C>(args, walk, token, next);
 
-		const char *const from = is_v ? batch.v : batch.k;
-		uint32_t source = quarter; /* the lane that knows where the tile's quarter is */
+		uint32_t source = lane % 4; /* the lane that knows where the tile's quarter is */
 
 #pragma unroll 1
 		for (; batch.token < batch.end; batch.token += FA_CUDA_PAGED_TILE) {
 			const int32_t there = min(batch.end - batch.token, FA_CUDA_PAGED_TILE);
-			const int32_t rows = min(there - (int32_t)quarter * 16, 16);
 			const uint32_t full = shared + C::FULL + 8 * stage;
-			const uint64_t at = __shfl_sync(~0u, batch.at, source);
+			const uint32_t slot = __shfl_sync(~0u, batch.slot, source);
+			const uint32_t in_page = __shfl_sync(~0u, batch.in_page, source);
+			uint32_t bytes = 2 * there * C::PITCH;
 
+			if (token_scales)
+				bytes += 2 * ((there + 15) / 16 * 64);
 			fa_mbarrier_wait(shared + C::EMPTY + 8 * stage, parity);
 			if (lane == 0)
-				fa_mbarrier_arrive_expect(full, 2 * there * C::PITCH);
+				fa_mbarrier_arrive_expect(full, bytes);
 			__syncwarp();
-			if (lane < 8 && rows > 0)
-				fa_bulk_load(shared + C::RING + stage * C::STAGE_BYTES + place,
-				             from + at, rows * C::PITCH, full,
-				             batch.shared ? normal : once);
+			fa_sm90_paged_copy<C>(batch.from + (uint64_t)slot * 256 +
+			                              in_page % 0x100 *
+			                                      fa_sm90_paged_strip_bytes<C>(),
+			                      there, in_page, token_scales,
+			                      shared + C::RING + stage * C::STAGE_BYTES, full,
+			                      batch.shared ? normal : once);
 			source += 4;
 			if (++stage == C::STAGES) {
 				stage = 0;

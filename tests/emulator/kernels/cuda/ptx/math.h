@@ -60,6 +60,12 @@ static inline uint32_t fa_e4m3_to_f16(uint32_t codes)
 	return pair;
 }
 
+static inline void fa_e4m3_to_f16_pairs(uint32_t codes, uint32_t &ret_first, uint32_t &ret_last)
+{
+	ret_first = fa_e4m3_to_f16(codes & 0xffff);
+	ret_last = fa_e4m3_to_f16(codes >> 16);
+}
+
 template <class T> constexpr uint32_t fa_infinity(void);
 
 template <> constexpr uint32_t fa_infinity<fa_f16>(void)

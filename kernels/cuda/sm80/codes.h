@@ -1,0 +1,301 @@
+/*
+ * Codes of a byte as the kernels over pages compute with them (sm80/paged_codes.h, whose head
+ * says how; sm90/paged_codes.h): as fp16, with the scales of heads or tokens. C is the kernel's
+ * config; its place<true>() is where a strip of V has a row's 16 bytes.
+ */
+#pragma once
+
+#include "kernels/cuda/common/paged-args.h"
+#include "kernels/cuda/ptx/math.h"
+#include "kernels/cuda/ptx/memory.h"
+#include "kernels/cuda/sm80/paged_part.h"
+#include "kernels/cuda/sm80/pair.h"
+#include "kernels/cuda/sm80/softmax.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdint.h>
+
+__device__ __forceinline__ const struct fa_cuda_paged_codes &
+fa_codes_of(const struct fa_cuda_paged_attention &args)
+{
+	return ((const struct fa_cuda_paged_attention_codes &)args).codes;
+}
+
+/* ---- codes as fp16 */
+
+/* Of four neighbours, the first two and the last two. */
+template <int STORE>
+__device__ __forceinline__ void fa_codes_neighbours(uint32_t word, uint32_t &first, uint32_t &last)
+{
+	if constexpr (STORE == FA_STORE_E4M3) {
+		fa_e4m3_to_f16_pairs(word, first, last);
+	} else {
+		/* 1024 + 128 + code, less that. */
+		const uint32_t raised = word ^ 0x80808080;
+
+		first = fa_fma_packed<fa_f16>(__byte_perm(raised, 0x64646464, 0x4140), 0x3c003c00,
+		                              0xe480e480);
+		last = fa_fma_packed<fa_f16>(__byte_perm(raised, 0x64646464, 0x4342), 0x3c003c00,
+		                             0xe480e480);
+	}
+}
+
+/* The even two, and the odd. */
+template <int STORE>
+__device__ __forceinline__ void fa_codes_apart(uint32_t word, uint32_t &even, uint32_t &odd)
+{
+	if constexpr (STORE == FA_STORE_E4M3) {
+		fa_codes_neighbours<STORE>(__byte_perm(word, 0, 0x3120), even, odd);
+	} else {
+		const uint32_t raised = word ^ 0x80808080;
+
+		even = fa_fma_packed<fa_f16>(__byte_perm(raised, 0x64646464, 0x4240), 0x3c003c00,
+		                             0xe480e480);
+		odd = fa_fma_packed<fa_f16>(__byte_perm(raised, 0x64646464, 0x4341), 0x3c003c00,
+		                            0xe480e480);
+	}
+}
+
+/* ---- Q as fp16 */
+
+/* The largest magnitude of eight bf16, as bits. */
+__device__ __forceinline__ uint32_t fa_codes_most(uint4 value)
+{
+	const uint32_t words[4] = { value.x, value.y, value.z, value.w };
+	uint32_t most = 0;
+
+#pragma unroll
+	for (int w = 0; w < 4; w++)
+		most = max(most, max(words[w] & 0x7fff, words[w] >> 16 & 0x7fff));
+	return most;
+}
+
+/* The power of two that a row of bf16 is divided by, @most being its largest magnitude. */
+struct fa_codes_power {
+	float factor, inverse;
+
+	__device__ __forceinline__ fa_codes_power(uint32_t most)
+	{
+		uint32_t exponent = most >> 7;
+
+		/* 2^10 where the row has an infinity or NaN; tiny rows stay so. */
+		exponent = exponent == 255 ? 137 : max(exponent, 11u);
+		factor = __uint_as_float(exponent - 10 << 23);
+		inverse = __uint_as_float((264 - exponent) << 23);
+	}
+
+	__device__ __forceinline__ uint32_t to_f16(uint32_t word) const
+	{
+		return fa_pack<fa_f16>(__uint_as_float(word << 16) * inverse,
+		                       __uint_as_float(word & 0xffff0000) * inverse);
+	}
+};
+
+/* ---- a strip */
+
+/* Bit 7 of each byte that is NaN. */
+__device__ __forceinline__ uint32_t fa_codes_nan(uint32_t word)
+{
+	return ((word & 0x7f7f7f7f) + 0x01010101) & 0x80808080;
+}
+
+/* Takes a strip's NaNs out of V, and puts them into O where a row sees them: 0 times NaN
+ * would put them into every row. @v: the tile. */
+template <class C>
+__device__ __forceinline__ void fa_codes_isolate(struct fa_sm80_rows<C> &rows, uint32_t v,
+                                                 const struct fa_paged_sight &sight)
+{
+	const uint32_t lane = threadIdx.x % 32, t = lane % 4;
+	uint32_t seen[2 * C::ATOMS]; /* bit j: the row sees token j */
+
+#pragma unroll
+	for (int r = 0; r < 2 * C::ATOMS; r++) {
+		seen[r] = (uint32_t)sight.sees(r, 0) << (2 * t) |
+		          (uint32_t)sight.sees(r, 1) << (2 * t + 1) |
+		          (uint32_t)sight.sees(r, 8) << (2 * t + 8) |
+		          (uint32_t)sight.sees(r, 9) << (2 * t + 9);
+		seen[r] |= __shfl_xor_sync(~0u, seen[r], 1);
+		seen[r] |= __shfl_xor_sync(~0u, seen[r], 2);
+	}
+#pragma unroll
+	for (int c = 0; c < C::DIM_V / 16; c++) {
+		uint32_t hit[2 * C::ATOMS] = { 0 };
+
+#pragma unroll 1
+		for (int j = 0; j < 16; j++) {
+			const uint32_t nan = fa_codes_nan(fa_ld_shared(
+				v + j * C::PITCH_V + C::template place<true>(j, c) * 16 + 4 * t));
+
+#pragma unroll
+			for (int r = 0; r < 2 * C::ATOMS; r++)
+				hit[r] |= seen[r] >> j & 1 ? nan : 0;
+		}
+#pragma unroll
+		for (int r = 0; r < 2 * C::ATOMS; r++)
+#pragma unroll
+			for (int b = 0; b < 4; b++)
+				if (hit[r] >> (8 * b + 7) & 1)
+					rows.out[r / 2][2 * c + b % 2][r % 2 * 2 + b / 2] = NAN;
+	}
+	__syncwarp(); /* all have read */
+#pragma unroll 1
+	for (uint32_t at = lane * 4; at < 16 * C::PITCH_V; at += 128) {
+		const uint32_t word = fa_ld_shared(v + at), nan = fa_codes_nan(word);
+
+		if (nan)
+			fa_st_shared(v + at, word & ~((nan >> 7) * 0xff));
+	}
+	__syncwarp(); /* they are gone */
+}
+
+/* Whether a strip's V has no NaN, the same in all lanes. */
+template <class C> __device__ __forceinline__ bool fa_codes_are_numbers(uint32_t v)
+{
+	constexpr int32_t bytes = C::STORE == FA_STORE_E4M3 ? 16 * C::PITCH_V : 0;
+	uint32_t nan = 0;
+
+#pragma unroll 1
+	for (int32_t at = threadIdx.x % 32 * 16; at < bytes; at += 512) {
+		const uint4 value = fa_ld_shared_v4(v + at);
+
+		nan |= fa_codes_nan(value.x) | fa_codes_nan(value.y) | fa_codes_nan(value.z) |
+		       fa_codes_nan(value.w);
+	}
+	return !__any_sync(~0u, nan);
+}
+
+/* The scales of a thread's four tokens of a strip. */
+__device__ __forceinline__ void fa_codes_scales(float (&ret)[4], uint32_t scales)
+{
+	const uint32_t t = threadIdx.x % 4;
+
+#pragma unroll
+	for (int i = 0; i < 4; i++)
+		ret[i] = __uint_as_float(fa_ld_shared(scales + (2 * t + i % 2 + i / 2 * 8) * 4));
+}
+
+/* What rows' weights are multiplied by: one by the unit of V's scales. */
+template <class C> struct fa_codes_unit {
+	float inverse[2 * C::ATOMS];
+
+	__device__ __forceinline__ void start(float value)
+	{
+#pragma unroll
+		for (int r = 0; r < 2 * C::ATOMS; r++)
+			inverse[r] = value;
+	}
+
+	/* The unit up to the largest scale of those tokens of a strip that a row sees, and O with
+	 * it. */
+	template <bool HIDES>
+	__device__ __forceinline__ void raise(struct fa_sm80_rows<C> &rows,
+	                                      const float (&scales)[4],
+	                                      const struct fa_paged_sight &sight)
+	{
+		float most[2 * C::ATOMS];
+		bool raises = false;
+
+#pragma unroll
+		for (int r = 0; r < 2 * C::ATOMS; r++) {
+			most[r] = 0;
+#pragma unroll
+			for (int i = 0; i < 4; i++) {
+				/* Neither infinity nor NaN is a unit. */
+				const bool counts = scales[i] <= FLT_MAX / 4 &&
+				                    (!HIDES || sight.sees(r, i / 2 * 8 + i % 2));
+
+				most[r] = counts ? fmaxf(most[r], scales[i]) : most[r];
+			}
+			raises |= most[r] * inverse[r] > 1;
+		}
+		if (!__any_sync(~0u, raises))
+			return;
+#pragma unroll
+		for (int r = 0; r < 2 * C::ATOMS; r++) {
+			float factor;
+
+			most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 1));
+			most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 2));
+			if (!(most[r] * inverse[r] > 1))
+				continue;
+			/* Twice, so that it seldom happens again. */
+			factor = 0.5f / most[r] / inverse[r];
+			inverse[r] = 0.5f / most[r];
+#pragma unroll
+			for (int j = 0; j < C::DIM_V / 8; j++)
+#pragma unroll
+				for (int e = 0; e < 2; e++)
+					rows.out[r / 2][j][r % 2 * 2 + e] *= factor;
+		}
+	}
+
+	/* At a segment's end: O in units of 1. */
+	__device__ __forceinline__ void settle(struct fa_sm80_rows<C> &rows,
+	                                       const struct fa_cuda_paged_codes &codes,
+	                                       uint32_t head) const
+	{
+#pragma unroll
+		for (int r = 0; r < 2 * C::ATOMS; r++) {
+			const float factor = codes.token_scales ? 1 / inverse[r]
+			                                        : codes.v_scales[head];
+
+#pragma unroll
+			for (int j = 0; j < C::DIM_V / 8; j++)
+#pragma unroll
+				for (int e = 0; e < 2; e++)
+					rows.out[r / 2][j][r % 2 * 2 + e] *= factor;
+		}
+	}
+};
+
+/* exp(dots + offset) times the scales of V, as fragments; the sums of the exponentials. */
+template <class C, bool HIDES>
+__device__ __forceinline__ void
+fa_codes_weights(struct fa_sm80_rows<C> &rows, uint32_t (&ret_p)[C::ATOMS][4],
+                 const float (&dots)[C::ATOMS][2][4], const float (&scales)[4],
+                 const struct fa_codes_unit<C> &unit, const struct fa_paged_sight &sight)
+{
+#pragma unroll
+	for (int a = 0; a < C::ATOMS; a++)
+#pragma unroll
+		for (int i = 0; i < 4; i++) {
+			const int r = 2 * a + i % 2, j = i / 2;
+			float weights[2];
+
+#pragma unroll
+			for (int e = 0; e < 2; e++) {
+				const float p = fa_ex2(dots[a][j][i % 2 * 2 + e] + rows.offset[r]);
+
+				rows.sum[r] += p;
+				weights[e] = p * (scales[2 * j + e] * unit.inverse[r]);
+				if (HIDES && !sight.sees(r, 8 * j + e))
+					weights[e] = 0;
+			}
+			ret_p[a][i] = fa_pack<fa_f16>(weights[0], weights[1]);
+		}
+}
+
+/* The weights of a strip, of which some row does not see some key if HIDES. @scales_v: of its
+ * tokens, if they have any. Returns what rows see. */
+template <class C, bool HIDES>
+__device__ __forceinline__ struct fa_paged_sight
+fa_codes_weigh(const struct fa_cuda_paged_attention &args, const struct fa_cuda_paged_item &item,
+               struct fa_sm80_rows<C> &rows, struct fa_codes_unit<C> &unit,
+               uint32_t (&ret_p)[C::ATOMS][4], float (&dots)[C::ATOMS][2][4], uint32_t scales_v,
+               uint32_t facts, int32_t token)
+{
+	const struct fa_sm80_pair<C> alone(0, 0);
+	struct fa_paged_sight sight = { ~0u };
+	float scales[4] = { 1, 1, 1, 1 };
+
+	if (HIDES || args.attention.alibi_slopes)
+		sight = fa_paged_place<C>(dots, args, item, facts, token);
+	fa_sm80_raise<C>(rows, dots, 1, alone);
+	if (fa_codes_of(args).token_scales) {
+		fa_codes_scales(scales, scales_v);
+		unit.template raise<HIDES>(rows, scales, sight);
+	}
+	fa_codes_weights<C, HIDES>(rows, ret_p, dots, scales, unit, sight);
+	return sight;
+}
