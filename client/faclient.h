@@ -410,8 +410,8 @@ int fa_stream_free(struct fa_client *client, uint32_t stream);
  *                    "fds": N, "requests": N, "timelines": N } ] }
  * requests of a session or tenant are those in flight; gpu_buffers the buffers that are memory
  * of the GPU which the client can use itself; timeline whether it has set one up;
- * shared_prefixes how often attention has read at once what several sequences of a step begin
- * with, each layer counted.
+ * shared_prefixes how often attention was planned to read at once, on a GPU, what several
+ * sequences of a step begin with, each layer counted.
  */
 int fa_status(struct fa_client *client, char **ret_json);
 

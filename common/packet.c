@@ -48,8 +48,8 @@ int fa_packet_send(int socket, const void *bytes, size_t n_bytes, const int *fds
 }
 
 /* Descriptors for which there is no room in @control are dropped by the kernel. */
-static ssize_t receive(int socket, void *buffer, size_t size, void *control, size_t control_bytes,
-                       int *ret_fds, size_t *ret_n_fds, int flags)
+static ssize_t receive_once(int socket, void *buffer, size_t size, void *control,
+                            size_t control_bytes, int *ret_fds, size_t *ret_n_fds, int flags)
 {
 	struct iovec iov = { .iov_base = buffer, .iov_len = size };
 	struct msghdr msg = { .msg_iov = &iov,
@@ -85,6 +85,19 @@ static ssize_t receive(int socket, void *buffer, size_t size, void *control, siz
 	return n;
 }
 
+/* Who closes a connection with something unread in it resets it. What he had sent before that
+ * comes behind the error, which the kernel says once. */
+static ssize_t receive(int socket, void *buffer, size_t size, void *control, size_t control_bytes,
+                       int *ret_fds, size_t *ret_n_fds, int flags)
+{
+	ssize_t n = receive_once(socket, buffer, size, control, control_bytes, ret_fds, ret_n_fds,
+	                         flags);
+
+	return n == -ECONNRESET ? receive_once(socket, buffer, size, control, control_bytes,
+	                                       ret_fds, ret_n_fds, flags)
+	                        : n;
+}
+
 ssize_t fa_packet_receive_keep(int socket, void *buffer, size_t size, int *ret_fds,
                                size_t *ret_n_fds, int flags)
 {
@@ -108,13 +121,10 @@ ssize_t fa_packet_receive(int socket, void *buffer, size_t size, int *ret_fds, s
 		struct cmsghdr align;
 		char space[CMSG_SPACE(FA_PACKET_FDS_MAX * sizeof(int))];
 	} control;
-	ssize_t n = -ECONNRESET;
+	ssize_t n;
 
-	/* Who closes a connection with something unread in it resets it. What he had sent before
-	 * that comes behind the error, which the kernel says once. */
-	for (int i = 0; i < 2 && n == -ECONNRESET; ++i)
-		n = receive(socket, buffer, size, control.space,
-		            CMSG_LEN(FA_PACKET_FDS_MAX * sizeof(int)), ret_fds, ret_n_fds, flags);
+	n = receive(socket, buffer, size, control.space, CMSG_LEN(FA_PACKET_FDS_MAX * sizeof(int)),
+	            ret_fds, ret_n_fds, flags);
 	/* An empty packet looks like the end of the stream, where nobody expects any. */
 	if (n <= 0) {
 		fa_packet_close_fds(ret_fds, *ret_n_fds);

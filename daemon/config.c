@@ -117,14 +117,12 @@ uint64_t fa_config_pool_bytes(const struct fa_config *config, uint64_t device_by
 	return own && bytes > POOL_BYTES_OWN ? POOL_BYTES_OWN : bytes;
 }
 
-/* All cgroups of one user together have half of those that are kept. */
+/* One user has half of those that are kept at most. */
 static uint64_t timelines_of_tenant(const struct fa_limits *limits, uint64_t timelines_max)
 {
-	uint64_t share = timelines_max / 2 / limits->uid_factor;
-
 	if (!timelines_max)
 		return limits->tenant[FA_RESOURCE_SESSIONS];
-	return share ? share : 1;
+	return timelines_max > 1 ? timelines_max / 2 : 1;
 }
 
 void fa_config_resolve(struct fa_config *config, uint64_t device_bytes, uint64_t timelines_max)

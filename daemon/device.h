@@ -107,6 +107,10 @@ enum fa_device_op {
 	FA_DEVICE_NONE,      /* nothing: it is never launched */
 };
 
+/* Of the room that steps' tables have: what a backend may keep there of how it planned the works
+ * of one step, beside its tables. */
+#define FA_DEVICE_KEPT_BYTES 16384
+
 /*
  * One launch; embedded in the engine's request. The caller sets op and params or paged
  * (which, with all they point to, must live until the work is reaped); the backend sets

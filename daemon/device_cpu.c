@@ -722,6 +722,7 @@ static void cpu_cancel(struct fa_device *device, struct fa_device_work *work)
 {
 	struct fa_device_queue *queue = work->queue;
 	struct cpu_work *cpu = cpu_work(work);
+	bool wake;
 
 	pthread_mutex_lock(&device->mutex);
 	if (cpu->state != FINISHED) {
@@ -733,7 +734,11 @@ static void cpu_cancel(struct fa_device *device, struct fa_device_work *work)
 			work_unready(device, work);
 		queue_activate(device, queue);
 	}
+	/* Whoever was woken for this one may have found nothing before the next was ready. */
+	wake = device->n_sleeping > 0 && device->n_ready > 0;
 	pthread_mutex_unlock(&device->mutex);
+	if (wake)
+		pthread_cond_signal(&device->work_available);
 }
 
 static void cpu_reap(struct fa_device *device, struct fa_list *done)

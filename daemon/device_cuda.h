@@ -25,8 +25,8 @@
 /* Streams that the driver can serve without one waiting for another; a user may ask
  * for fewer with CUDA_DEVICE_MAX_CONNECTIONS. */
 #define FA_CUDA_CONNECTIONS 32
-/* A quarter for high priority, half for normal, one for memory; the driver's own use
- * the rest. */
+/* A quarter for high priority, half less one for normal, one for memory, and one for words that
+ * ask launches to yield; the driver's own use the rest. */
 #define FA_CUDA_STREAMS_MAX (FA_CUDA_CONNECTIONS * 3 / 4)
 /* Works that a CUDA stream holds at once: enough to keep it busy while the engine looks
  * elsewhere, few enough that a queue which shares the stream is soon served. */
@@ -158,7 +158,7 @@ struct fa_cuda_kept {
 
 #define FA_CUDA_KEPT 2 /* append, and attention */
 /* Of both of 64 sequences, with what those share; of twice as many that share nothing. */
-#define FA_CUDA_KEPT_BYTES ((size_t)16384)
+#define FA_CUDA_KEPT_BYTES ((size_t)FA_DEVICE_KEPT_BYTES)
 
 /* A step's tables, and behind them what is kept for its works. */
 struct fa_cuda_tables {

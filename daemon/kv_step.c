@@ -546,9 +546,9 @@ static int find_before(struct fa_kv_step *step, struct fa_error *error)
 	return 0;
 }
 
-/* The pool's tables, and where the device wants them. */
-/* Of every step, beside its tables: what its layers have in common (device_cuda_room.c). */
-#define STEP_WORDS 2112
+/* Of every step, beside its tables: what its layers have in common, and what it takes to keep
+ * that apart from others'. */
+#define STEP_WORDS ((FA_DEVICE_KEPT_BYTES + 256) / sizeof(uint32_t))
 
 static int charge(struct fa_kv_step *step, size_t n_tree, struct fa_error *error)
 {

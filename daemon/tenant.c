@@ -130,6 +130,8 @@ int fa_charge_add(struct fa_charge *charge, struct fa_tenant *tenant, enum fa_re
 {
 	const struct fa_limits *limits = tenant->tenants->limits;
 	uint64_t limit = limits->tenant[resource], used = tenant->used[resource], user_limit;
+	/* What a supervisor can keep does not grow with cgroups. */
+	const uint64_t factor = resource == FA_RESOURCE_TIMELINES ? 1 : limits->uid_factor;
 	struct fa_user *user = tenant->user;
 
 	assert(!charge->tenant || (charge->tenant == tenant && charge->resource == resource));
@@ -138,7 +140,7 @@ int fa_charge_add(struct fa_charge *charge, struct fa_tenant *tenant, enum fa_re
 		               "%" PRIu64 " more would exceed the limit %s, which is %" PRIu64
 		               " for a user, of which %" PRIu64 " are in use",
 		               amount, fa_resource_name(resource), limit, used);
-	if (__builtin_mul_overflow(limit, limits->uid_factor, &user_limit))
+	if (__builtin_mul_overflow(limit, factor, &user_limit))
 		user_limit = UINT64_MAX;
 	if (user && !fits(amount, user_limit, user->used[resource]))
 		return fa_fail(error, -EDQUOT,
@@ -147,7 +149,7 @@ int fa_charge_add(struct fa_charge *charge, struct fa_tenant *tenant, enum fa_re
 		               "together, which is %" PRIu64 " (uid_factor is %" PRIu64
 		               "), of which %" PRIu64 " are in use",
 		               amount, fa_resource_name(resource), (unsigned int)user->uid,
-		               user_limit, limits->uid_factor, user->used[resource]);
+		               user_limit, factor, user->used[resource]);
 	if (!charge->tenant) {
 		charge->tenant = fa_tenant_ref(tenant);
 		charge->resource = resource;

@@ -99,6 +99,11 @@ int fa_work_prepare(struct fa_work *work, struct fa_error *error)
 		                  device_work->heap_bytes, error);
 	if (r == 0)
 		session->n_prefixes += device_work->prefixes;
+	/* The one before has its room back. */
+	if (r < 0 && before && before->request.work.room_taken) {
+		before->request.work.room_taken = false;
+		device_work->room = NULL;
+	}
 	return r;
 }
 

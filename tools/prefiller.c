@@ -294,6 +294,9 @@ static int await(struct fa_prefiller *prefiller,
 			return fa_fail(error, status, "%s", shared->error.text);
 		if (waitpid(prefiller->pid, NULL, WNOHANG) == prefiller->pid) {
 			prefiller->pid = 0;
+			/* It may have said why between the two. */
+			if (atomic_load(&shared->status) < 0)
+				continue;
 			return fa_fail(error, -ECHILD, "the client that prefills has ended");
 		}
 		if (fa_now_ns() > until_ns)

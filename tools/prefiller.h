@@ -13,8 +13,8 @@
 #define FA_PREFILLER_DAEMONS 2
 
 struct fa_prefiller_options {
-	const char *
-		sockets[FA_PREFILLER_DAEMONS]; /* of the daemons that it asks in turn; NULL: none */
+	/* Of the daemons that it asks in turn; NULL: none. */
+	const char *sockets[FA_PREFILLER_DAEMONS];
 	uint32_t tokens;
 };
 

@@ -3,6 +3,8 @@
 #include "common/clock.h"
 #include "kernels/paged.h"
 
+#include <unistd.h>
+
 struct fa_cpu_isa {
 	const char *name;
 };
@@ -110,7 +112,10 @@ size_t fa_cpu_paged_workspace_bytes(const struct fa_cpu_isa *isa,
 void fa_cpu_paged_begin(const struct fa_cpu_isa *isa, const struct fa_paged_request *request,
                         void *workspace)
 {
-	*(struct fake_job **)workspace = request->attention.q.data;
+	struct fake_job *job = request->attention.q.data;
+
+	usleep((useconds_t)(job->begin_ns / 1000));
+	*(struct fake_job **)workspace = job;
 }
 
 bool fa_cpu_paged_tile(const struct fa_cpu_isa *isa, const struct fa_paged_request *request,

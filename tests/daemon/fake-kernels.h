@@ -14,6 +14,7 @@ struct fake_job {
 	int64_t n_tiles;
 	size_t scratch_bytes;
 	uint64_t tile_ns;        /* how long a tile sleeps */
+	uint64_t begin_ns;       /* how long the beginning does, of a paged one */
 	atomic_bool *gate;       /* tiles wait until it is true; NULL: none */
 	struct fake_job *before; /* must have run all its tiles before; NULL: none */
 

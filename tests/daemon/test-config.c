@@ -30,10 +30,10 @@ static void test_defaults(void **state)
 	assert_true(config.limits.tenant[FA_RESOURCE_TIMELINES] == FA_LIMIT_AUTO);
 	fa_config_resolve(&config, 1ull << 50, 2048);
 	assert_true(config.limits.tenant[FA_RESOURCE_DEVICE_BYTES] == 1ull << 50);
-	assert_int_equal(config.limits.tenant[FA_RESOURCE_TIMELINES], 256);
+	assert_int_equal(config.limits.tenant[FA_RESOURCE_TIMELINES], 1024);
 	fa_config_resolve(&config, 1ull << 51, 4096);
 	assert_true(config.limits.tenant[FA_RESOURCE_DEVICE_BYTES] == 1ull << 50);
-	assert_int_equal(config.limits.tenant[FA_RESOURCE_TIMELINES], 256);
+	assert_int_equal(config.limits.tenant[FA_RESOURCE_TIMELINES], 1024);
 	/* Half of the device's memory, whether it is free or the pool's. */
 	assert_true(fa_config_pool_bytes(&config, 1ull << 40, 1ull << 38, 0, false) == 1ull << 37);
 	assert_true(fa_config_pool_bytes(&config, 1ull << 40, 1ull << 38, 1ull << 38, false) ==
@@ -50,15 +50,15 @@ static void test_defaults(void **state)
 	fa_config_deinit(&config);
 }
 
-/* What one user's cgroups have together is half of what there is, if that can be. */
+/* One user has half of what there is, if that can be. */
 static void test_timelines(void **state)
 {
 	static const struct {
 		const char *text;
 		uint64_t kept, share;
 	} cases[] = {
-		{ "uid_factor = 8\n", 2048, 128 },    { "uid_factor = 1\n", 2048, 1024 },
-		{ "uid_factor = 100\n", 30, 1 },      { "sessions = 77\n", 0, 77 },
+		{ "uid_factor = 8\n", 2048, 1024 },   { "uid_factor = 1\n", 2048, 1024 },
+		{ "uid_factor = 100\n", 1, 1 },       { "sessions = 77\n", 0, 77 },
 		{ "timelines = 2000\n", 2048, 2000 }, { "timelines = 0\n", 2048, 0 },
 	};
 	struct fa_error error = {};

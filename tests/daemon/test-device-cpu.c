@@ -264,6 +264,44 @@ static void test_cancel(void **state)
 	fixture_deinit(&f);
 }
 
+/* A worker that comes while what is behind a cancelled one begins, and finds nothing, is told
+ * when that is ready. */
+static void test_cancel_wakes(void **state)
+{
+	struct item running = { .job = { .n_tiles = 1, .tile_ns = 50 * FA_NS_PER_MS } };
+	struct item items[] = { { .job.n_tiles = 1 },
+		                { .job = { .n_tiles = 1, .begin_ns = 200 * FA_NS_PER_MS } } };
+	struct fa_paged_request requests[2];
+	struct fa_device_queue *a, *b;
+	struct fa_error error;
+	struct fixture f;
+
+	fixture_init(&f, 1);
+	a = queue_new(&f, 0);
+	b = queue_new(&f, 0);
+	launch(&f, a, &running);
+	wait_started(&running);
+	for (int i = 0; i < 2; i++) {
+		requests[i] = (struct fa_paged_request){ .op = FA_PAGED_ATTEND };
+		requests[i].attention.q.data = &items[i].job;
+		items[i].work.op = FA_DEVICE_PAGED;
+		items[i].work.paged = &requests[i];
+		items[i].work.n_paged = 1;
+		assert_int_equal(ops->paged_prepare(f.device, &items[i].work, &error), 0);
+		ops->launch(f.device, b, &items[i].work);
+	}
+	ops->cancel(f.device, &items[0].work);
+	finish(&f, &items[0]);
+	finish(&f, &items[1]);
+	assert_int_equal(items[1].work.status, 0);
+	finish(&f, &running);
+	for (int i = 0; i < 2; i++)
+		ops->paged_release(f.device, &items[i].work);
+	ops->queue_free(f.device, a);
+	ops->queue_free(f.device, b);
+	fixture_deinit(&f);
+}
+
 /* A cancel after the last tile was claimed changes nothing. */
 static void test_cancel_too_late(void **state)
 {
@@ -695,6 +733,7 @@ int main(void)
 		cmocka_unit_test(test_every_tile_once),
 		cmocka_unit_test(test_no_tiles),
 		cmocka_unit_test(test_cancel),
+		cmocka_unit_test(test_cancel_wakes),
 		cmocka_unit_test(test_cancel_too_late),
 		cmocka_unit_test(test_no_memory_for_scratch),
 		cmocka_unit_test(test_small_beside_huge),

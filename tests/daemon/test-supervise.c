@@ -307,10 +307,9 @@ static void test_timelines(void **state)
 
 enum {
 	FILES = 300,
-	/* That the supervisor keeps, and what one tenant has of them: with uid_factor 4, half of
-	 * them for all of its user's. */
+	/* That the supervisor keeps, and what one user has of them. */
 	MOST = (FILES - 64) / 2,
-	SHARE = MOST / 2 / 4,
+	SHARE = MOST / 2,
 };
 
 /* @n can be had at once, and one more, refused with @text, when another is gone. */
@@ -346,7 +345,7 @@ static void test_timelines_full(void **state)
 static void test_timelines_share(void **state)
 {
 	start(&(struct fa_test_daemon_options){ .nofile = FILES });
-	check_timelines(SHARE, "the limit timelines, which is 14 for a user");
+	check_timelines(SHARE, "the limit timelines, which is 59 for a user");
 }
 
 int main(void)

@@ -120,7 +120,7 @@ static void test_user(void **state)
 {
 	struct fa_tenant *a = get(1, "/a"), *b = get(1, "/b"), *c = get(1, "/c");
 	struct fa_tenant *other = get(2, "/a"), *roots[4];
-	struct fa_charge charges[8] = {}, bytes = {}, much[2] = {};
+	struct fa_charge charges[8] = {}, bytes = {}, much[2] = {}, timelines[3] = {};
 	struct fa_error error = {};
 
 	assert_ptr_equal(a->user, b->user);
@@ -142,6 +142,13 @@ static void test_user(void **state)
 	/* Other resources and users are not concerned. */
 	assert_int_equal(fa_charge_add(&bytes, c, FA_RESOURCE_BUFFER_BYTES, 1000, &error), 0);
 	assert_int_equal(fa_charge_add(&charges[4], other, FA_RESOURCE_SESSIONS, 3, &error), 0);
+	/* Of what does not grow with cgroups all of them have what one may have. */
+	limits.tenant[FA_RESOURCE_TIMELINES] = 3;
+	assert_int_equal(fa_charge_add(&timelines[0], a, FA_RESOURCE_TIMELINES, 2, &error), 0);
+	assert_int_equal(fa_charge_add(&timelines[1], b, FA_RESOURCE_TIMELINES, 1, &error), 0);
+	assert_int_equal(fa_charge_add(&timelines[2], c, FA_RESOURCE_TIMELINES, 1, &error),
+	                 -EDQUOT);
+	assert_non_null(strstr(error.text, "which is 3 (uid_factor is 1)"));
 	/* A product that overflows is no limit but that of numbers. */
 	assert_int_equal(fa_charge_add(&much[0], a, FA_RESOURCE_REQUESTS, UINT64_MAX - 1, &error),
 	                 0);
@@ -156,6 +163,8 @@ static void test_user(void **state)
 
 	for (int i = 0; i < 8; ++i)
 		fa_charge_release(&charges[i]);
+	for (int i = 0; i < 3; ++i)
+		fa_charge_release(&timelines[i]);
 	fa_charge_release(&bytes);
 	fa_charge_release(&much[0]);
 	fa_charge_release(&much[1]);
