@@ -5,6 +5,9 @@
 #include <stdio.h>
 #include <string.h>
 
+_Static_assert(FA_PAGED_PAGE_TOKENS_MAX / FA_CUDA_PAGED_STRIP <= 256,
+               "the number of a strip in its page is a byte (sm90/paged_load.h)");
+
 /* What any driver and chip takes of a launch's arguments. */
 #define ARGS_BYTES_MAX 4096
 

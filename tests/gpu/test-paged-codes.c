@@ -50,6 +50,9 @@ static void judge_kernel(const struct paged_problem *problem, const struct fa_cu
 	const bool special = dim >= 0 && chip->arch == 90 && !chip->portable_paged &&
 	                     chip->shared_bytes_max > 200000;
 
+	/* A step without new tokens needs none. */
+	if (!plan->decode)
+		return;
 	if (fa_cuda_paged_kernel_is_special(plan->decode) != special)
 		paged_fail("%s: %s is not what should compute it", paged_describe(problem),
 		           plan->decode->symbol);
@@ -70,7 +73,8 @@ static void run_on(struct paged_device *device, struct paged_problem *problem,
 	if (paged_gpu_plan(paged_device_gpu, chip, &device->request, &plan) < 0)
 		paged_fail("%s: no plan", paged_describe(problem));
 	judge_kernel(problem, chip, &plan.plan);
-	snprintf(by, sizeof(by), "%s, %d SMs", plan.plan.decode->symbol, chip->sms);
+	snprintf(by, sizeof(by), "%s, %d SMs", plan.plan.decode ? plan.plan.decode->symbol : "-",
+	         chip->sms);
 	paged_device_run(device, problem, &plan);
 	memcpy(once, problem->out, problem->out_bytes);
 	paged_device_run(device, problem, &plan);
@@ -248,6 +252,11 @@ static void edges(void)
 		spec.head_dim = spec.head_dim_v = i == 3 ? 64 : i == 2 ? 256 : 128;
 		check(&spec);
 	}
+	spec = usual;
+	set_way(&spec, 0);
+	spec.batch = 1;
+	spec.n_new[0] = 0;
+	check(&spec);
 	for (int i = 0; i < 3; i++) {
 		spec = usual;
 		set_way(&spec, i);

@@ -75,7 +75,8 @@ template <int STORE_, int DIM_, int ATOMS_, int WARPS_, int STAGES_> struct fa_c
 
 	static_assert(SHARED_BYTES == FA_SM80_CODES_SHARED_BYTES(DIM, ATOMS, WARPS, STAGES),
 	              "the host's table must agree");
-	static_assert(DIM % 64 == 0 && DIM <= 256, "copies are whole");
+	static_assert(DIM == 64 || DIM == 128 || DIM == 256,
+	              "copies are whole, and chunks stay in their rows");
 	static_assert(Q % 128 == 0, "rows of Q swizzle");
 };
 

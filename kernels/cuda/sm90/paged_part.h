@@ -49,6 +49,7 @@ __device__ __forceinline__ bool fa_sm90_paged_clean(const struct fa_cuda_paged_i
 	/* What was stored comes before the copy that takes its place, and before other lanes'
 	 * loads. */
 	fa_proxy_fence_shared();
+	__syncwarp();
 	return !__any_sync(~0u, !numbers);
 }
 
