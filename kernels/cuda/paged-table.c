@@ -32,7 +32,7 @@
 	DECODE_90_AS("", false, decode, DECODE, __VA_ARGS__)                                       \
 	DECODE_90_AS("_small", true, decode, DECODE, __VA_ARGS__)
 #define PIECES_90(...) DECODE_90_AS("", false, pieces, PIECES, __VA_ARGS__)
-#define DECODE_90_AS(suffix, small_, name, KIND, type, TYPE, dim_, atoms, stages, blocks_)         \
+#define DECODE_90_AS(suffix, small_, name, KIND, type, TYPE, dim_, atoms, groups, stages, blocks_) \
 	{                                                                                          \
 		.symbol = "fa_sm90_paged_" #name "_" #type "_d" #dim_ "_a" #atoms suffix,          \
 		.small = small_,                                                                   \
@@ -45,8 +45,8 @@
 		.dim_v = dim_,                                                                     \
 		.exact = true,                                                                     \
 		.rows = (atoms)*16,                                                                \
-		.threads = 160,                                                                    \
-		.shared_bytes = FA_SM90_PAGED_SHARED_BYTES(dim_, atoms, stages),                   \
+		.threads = FA_SM90_PAGED_THREADS(groups),                                          \
+		.shared_bytes = FA_SM90_PAGED_SHARED_BYTES(dim_, atoms, groups, stages),           \
 		.blocks = blocks_,                                                                 \
 	},
 #define DECODE_90_F16(...) DECODE_90(f16, F16, __VA_ARGS__)

@@ -158,11 +158,57 @@ static void few(void)
 		{ 3, 128, 16, 16, 2, 5, 200, true }, /* two fragments of rows */
 		{ 2, 256, 128, 6, 2, 2, 300, true },
 		{ 5, 128, 48, 6, 3, 9, 100, true },
-		{ 2, 64, 16, 4, 1, 1, 100, false }, /* the portable kernel */
+		{ 2, 64, 16, 4, 1, 1, 100, true },
+		{ 3, 64, 64, 16, 2, 5, 500, true },
+		{ 2, 96, 16, 4, 1, 1, 100, false }, /* the portable kernel */
 	};
 
 	for (int i = 0; i < (int)(sizeof(cases) / sizeof(cases[0])); i++)
 		few_one(&cases[i], i);
+}
+
+static void turns_one(int i)
+{
+	struct paged_spec spec = paged_usual;
+	struct fa_cuda_chip chip = *paged_gpu_chip(paged_device_gpu);
+	struct paged_problem problem;
+	struct paged_device device;
+
+	spec.dtype = i % 2 ? FA_ATTENTION_F16 : FA_ATTENTION_BF16;
+	spec.head_dim = spec.head_dim_v = 64;
+	spec.page_tokens = 16 * (1 + i * 3 % 8);
+	spec.batch = 8;
+	for (int32_t b = 0; b < spec.batch; b++) {
+		spec.n_new[b] = i % 3 == 2 ? 5 : 1; /* two fragments of rows, or one */
+		spec.lengths[b] = 64 * (uint32_t)((5 * b + i) % 9) + 5 + 9 * (uint32_t)b;
+		spec.first[b] = (b + i) % 4 == 1 ? spec.lengths[b] / 3 : 0;
+	}
+	spec.left_1 = i == 3 ? 200 : 0;
+	spec.alibi = i == 1 || i == 5;
+	spec.sinks = i % 4 == 1;
+	spec.softcap = i == 4 ? 20 : 0;
+	spec.tree = i == 2;
+	spec.broken = i > 4 ? i : 0;
+	chip.sms = 1 + i % 3 * 2;
+	paged_init(&problem, &spec);
+	if (setjmp(paged_failure)) {
+		paged_failed++;
+		return;
+	}
+	paged_device_init(&device, &problem);
+	paged_check_on(&device, &problem, &chip, NULL, 0);
+	paged_device_deinit(&device);
+	paged_deinit(&problem);
+}
+
+/*
+ * Rows of 64 columns, of which groups of warps take a block's tiles in turn: a block has
+ * sequences of few tiles and of many, one after the other, so that each group begins some.
+ */
+static void turns(void)
+{
+	for (int i = 0; i < 8; i++)
+		turns_one(i);
 }
 
 /* Pages of codes; also with NaNs and infinities. */
@@ -557,6 +603,8 @@ static void run(void)
 {
 	few();
 	paged_report("few");
+	turns();
+	paged_report("turns");
 	chosen();
 	paged_report("chosen");
 	codes();

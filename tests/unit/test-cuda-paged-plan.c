@@ -243,10 +243,12 @@ static void test_kernels(void **state)
 		const struct fa_cuda_chip *chip;
 		const char *symbol;
 	} cases[] = {
-		{ 1, 8, 64, &h200, "fa_sm80_paged_decode_bf16_d64_v64_a1_w8" },
+		{ 1, 8, 64, &h200, "fa_sm90_paged_decode_bf16_d64_a1" },
+		{ 1, 8, 40, &h200, "fa_sm80_paged_decode_bf16_d64_v64_a1_w8" },
 		{ 1, 8, 64, &portable_h200, "fa_sm80_paged_decode_bf16_d64_v64_a1_w8" },
 		{ 1, 8, 64, &newer, "fa_sm80_paged_decode_bf16_d64_v64_a1_w8" },
-		{ 5, 64, 64, &h200, "fa_sm80_paged_decode_bf16_d64_v64_a2_w8" },
+		{ 5, 64, 64, &h200, "fa_sm90_paged_decode_bf16_d64_a2" },
+		{ 5, 64, 64, &portable_h200, "fa_sm80_paged_decode_bf16_d64_v64_a2_w8" },
 		{ 1, 8, 64, &rtx, "fa_sm80_paged_decode_bf16_d64_v64_a1_w4" },
 		{ 4, 64, 128, &h200, "fa_sm90_paged_decode_bf16_d128_a2" },
 		{ 4, 64, 128, &portable_h200, "fa_sm80_paged_decode_bf16_d128_v128_a2_w8" },
@@ -277,6 +279,20 @@ static void test_kernels(void **state)
 		scene_plan(&scene, cases[i].chip, &plan);
 		kernel = plan.decode ? plan.decode : plan.forward;
 		assert_string_equal(kernel->symbol, cases[i].symbol);
+		free(scene.blob);
+		if (cases[i].n_new > 1 || cases[i].dim != 64 || cases[i].chip != &h200)
+			continue;
+		/* In pieces it stays on the portable kernel; whatever logits become, not. */
+		scene.request.attention.deterministic = true;
+		scene_plan(&scene, &h200, &plan);
+		assert_string_equal(plan.decode->symbol, "fa_sm80_paged_pieces_bf16_d64_v64_a2_w8");
+		free(scene.blob);
+		scene.request.attention.deterministic = false;
+		scene.request.attention.softcap = 30;
+		scene.request.attention.window_left = 100;
+		scene.cache.dtype = FA_ATTENTION_F16;
+		scene_plan(&scene, &h200, &plan);
+		assert_string_equal(plan.decode->symbol, "fa_sm90_paged_decode_f16_d64_a1");
 		free(scene.blob);
 	}
 }

@@ -2,6 +2,7 @@
  * Shape of a decode kernel over pages on bulk copies.
  *   DIM     columns of Q, K, V and O, all of them there
  *   ATOMS   16-row fragments
+ *   GROUPS  of four warps, which take tiles in turn
  *   STAGES  tiles of K and V in shared memory
  *   BLOCKS  that share an SM
  *   SMALL   the launch carries the pages' table
@@ -16,13 +17,15 @@
 
 #include <stdint.h>
 
-template <class T_, int DIM_, int ATOMS_, int STAGES_, int BLOCKS_, bool SMALL_, bool PIECES_>
+template <class T_, int DIM_, int ATOMS_, int GROUPS_, int STAGES_, int BLOCKS_, bool SMALL_,
+          bool PIECES_>
 struct fa_sm90_paged_config {
 	using T = T_;
-	static constexpr int DIM = DIM_, DIM_V = DIM_, ATOMS = ATOMS_, STAGES = STAGES_;
+	static constexpr int DIM = DIM_, DIM_V = DIM_, ATOMS = ATOMS_;
+	static constexpr int GROUPS = GROUPS_, STAGES = STAGES_;
 	static constexpr int BLOCKS = BLOCKS_, ROWS = ATOMS * 16, BYTES = 2;
-	/* Those that compute, all of every tile, then one that loads. */
-	static constexpr int WARPS = 4, TAKERS = WARPS;
+	/* Those that compute, four of each tile, then one that loads. */
+	static constexpr int TAKERS = 4, WARPS = GROUPS * TAKERS;
 	static constexpr int JOINED = WARPS * 32, THREADS = JOINED + 32;
 	static constexpr bool F32 = false, CODES = false, SMALL = SMALL_, PIECES = PIECES_;
 	using SMALL_ARGS = struct fa_cuda_paged_small_attention;
@@ -34,6 +37,7 @@ struct fa_sm90_paged_config {
 	static constexpr uint32_t PITCH = DIM * 2; /* from token to token */
 	static constexpr uint32_t QUARTER = FA_SM90_PAGED_QUARTER(DIM);
 	static constexpr uint32_t K_BYTES = 4 * QUARTER, STAGE_BYTES = 2 * K_BYTES;
+	static constexpr uint32_t STRIPS = DIM == 64 ? 2 : 1; /* of a copy, at most */
 	static constexpr bool Q_HELD = FA_SM90_PAGED_Q_HELD(DIM, ATOMS);
 	static constexpr uint32_t Q_PITCH = FA_SM90_PAGED_Q_PITCH(DIM);
 	static constexpr uint32_t MERGE_COLUMNS = FA_SM90_PAGED_MERGE_COLUMNS(DIM, ATOMS);
@@ -49,8 +53,8 @@ struct fa_sm90_paged_config {
 
 	/*
 	 * Barriers, 8 bytes each. The loading warp's lane 0 arrives at a FULL with the bytes
-	 * of the tile's copies, and all warps that compute wait; each of those arrives at an
-	 * EMPTY, and the loading warp waits. Once a tile.
+	 * of the tile's copies, and the four warps that take the tile wait; each of those arrives
+	 * at an EMPTY, and the loading warp waits. Once a tile.
 	 */
 	static constexpr uint32_t FULL = LAST + 16, EMPTY = FULL + 8 * STAGES;
 	static constexpr uint32_t SHARED_BYTES = EMPTY + 8 * STAGES;
@@ -64,7 +68,7 @@ struct fa_sm90_paged_config {
 		fa_barrier_sync(COMPUTE, JOINED);
 	}
 
-	/* Each warp that computes has a quarter of a tile. */
+	/* Each warp that takes a tile has a quarter of it. */
 	static __device__ __forceinline__ int32_t key(uint32_t t, int i)
 	{
 		return 2 * t + i % 2 + i / 2 * 8;
@@ -81,8 +85,12 @@ struct fa_sm90_paged_config {
 		return zeros == 0;
 	}
 
-	static_assert(SHARED_BYTES == FA_SM90_PAGED_SHARED_BYTES(DIM, ATOMS, STAGES),
+	static_assert(SHARED_BYTES == FA_SM90_PAGED_SHARED_BYTES(DIM, ATOMS, GROUPS, STAGES),
 	              "the host's table must agree");
+	static_assert(THREADS == FA_SM90_PAGED_THREADS(GROUPS), "likewise");
+	/* Else a group that is ahead could take a stage's old phase for the one after the next. */
+	static_assert(STAGES % GROUPS == 0, "a stage is one group's");
+	static_assert(STAGES > GROUPS, "some arrive while others are computed");
 	static_assert(DIM % 64 == 0 && QUARTER % 128 == 0, "banks are as the loads think");
 	static_assert(FA_CUDA_PAGED_TILE == 64 && FA_CUDA_PAGED_STRIP == 16,
 	              "a quarter of a tile lies in one page");

@@ -1,9 +1,10 @@
 /*
  * Attention over pages for few query rows, with bulk copies: what is divided among blocks,
  * and how, is as in sm80/paged_decode.h. One warp loads (paged_load.h), into a ring of tiles
- * of 64 tokens; four compute, each 16 tokens of every tile, with a maximum, sums and O of
- * their own, which they bring together at the end of a segment. Between, no warp waits for
- * another.
+ * of 64 tokens; groups of four compute and take tiles in turn, each warp 16 tokens of a tile,
+ * with a maximum, sums and O of their own, which they bring together at the end of a segment.
+ * Between, no warp waits for another. As long as a group is at a tile, GROUPS - 1 others
+ * arrive: short rows do so faster than one group is through.
  *
  * Bulk copies leave rows as they are in pages: eight rows of one column of 16-byte chunks lie
  * in the same banks, and reading them as a fragment has them takes eight turns. (Moving rows
@@ -228,20 +229,25 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 	const struct fa_cuda_attention &p = args.attention;
 	const uint32_t shared = fa_shared_address(shared_memory);
 	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+	const uint32_t group = C::GROUPS == 1 ? 0 : warp / C::TAKERS;
+	const uint32_t quarter = C::GROUPS == 1 ? warp : warp % C::TAKERS;
 	const uint32_t facts = C::FACTS + warp * C::ROWS * 32;
 	/* The warp's tokens of a stage, and this lane's address for ldmatrix from there. */
-	const uint32_t mine = shared + C::RING + warp * C::QUARTER;
+	const uint32_t mine = shared + C::RING + quarter * C::QUARTER;
 	const uint32_t row = (lane % 16) * C::PITCH + (lane / 16 ^ lane % 8) * 16;
 	const struct fa_sm80_pair<C> alone(0, 0);
 	struct fa_logits_rich logits(p, 0);
 	struct fa_paged_walk<C::PIECES> walk;
-	uint32_t stage = 0, parity = 0;
+	/* The next tile that is this warp's: where it goes, and how many the segment has before. */
+	uint32_t stage = group, parity = 0;
+	int32_t before = (int32_t)group;
 	bool begun = false;
 
 	logits.slope = 0; /* rows have their own: fa_paged_place() */
 	walk.start(args, blockIdx.x);
 	do {
 		const struct fa_cuda_paged_item &item = walk.item;
+		int32_t token = walk.begin + before * FA_CUDA_PAGED_TILE;
 		struct fa_sm80_rows<C> rows;
 		fa_sm90_paged_q<C> q;
 
@@ -259,9 +265,9 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 		                                                         shared + facts);
 
 #pragma unroll 1
-		for (int32_t token = walk.begin; token < walk.end; token += FA_CUDA_PAGED_TILE) {
+		for (; token < walk.end; token += C::GROUPS * FA_CUDA_PAGED_TILE) {
 			const uint32_t k = mine + stage * C::STAGE_BYTES, v = k + C::K_BYTES;
-			const int32_t own = token + (int32_t)warp * 16;
+			const int32_t own = token + (int32_t)quarter * FA_CUDA_PAGED_STRIP;
 
 			fa_mbarrier_wait(shared + C::FULL + 8 * stage, parity);
 			if (own < walk.end) {
@@ -290,11 +296,16 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 			__syncwarp(); /* the warp is done with the tile */
 			if (lane == 0)
 				fa_mbarrier_arrive(shared + C::EMPTY + 8 * stage);
-			if (++stage == C::STAGES) {
-				stage = 0;
+			stage += C::GROUPS;
+			if (stage == C::STAGES + group) {
+				stage = group;
 				parity ^= 1;
 			}
 		}
+		if (C::GROUPS > 1)
+			before = (token - walk.begin) / FA_CUDA_PAGED_TILE -
+			         (walk.end - walk.begin + FA_CUDA_PAGED_TILE - 1) /
+			                 FA_CUDA_PAGED_TILE;
 		fa_sm90_paged_end<C>(args, walk, rows, shared_memory);
 	} while (walk.next(args));
 }

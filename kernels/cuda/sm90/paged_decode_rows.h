@@ -3,24 +3,22 @@
 #include "kernels/cuda/common/done.h"
 #include "kernels/cuda/sm90/paged_decode.h"
 
-#define FA_PAGED_KERNEL(kind, pieces, type, dim, atoms, stages, blocks)                            \
-	extern "C" __global__ void __launch_bounds__(160, blocks)                                  \
+#define FA_PAGED_KERNEL(kind, pieces, type, dim, atoms, groups, stages, blocks)                    \
+	extern "C" __global__ void __launch_bounds__(FA_SM90_PAGED_THREADS(groups), blocks)        \
 		fa_sm90_paged_##kind##_##type##_d##dim##_a##atoms(                                 \
 			const __grid_constant__ struct fa_cuda_paged_attention args)               \
 	{                                                                                          \
-		fa_sm90_paged_decode<                                                              \
-			fa_sm90_paged_config<FA_TYPE, dim, atoms, stages, blocks, false, pieces>>( \
-			args);                                                                     \
+		fa_sm90_paged_decode<fa_sm90_paged_config<FA_TYPE, dim, atoms, groups, stages,     \
+		                                          blocks, false, pieces>>(args);           \
 		fa_done(args.attention.done);                                                      \
 	}
-#define FA_PAGED_SMALL(type, dim, atoms, stages, blocks)                                           \
-	extern "C" __global__ void __launch_bounds__(160, blocks)                                  \
+#define FA_PAGED_SMALL(type, dim, atoms, groups, stages, blocks)                                   \
+	extern "C" __global__ void __launch_bounds__(FA_SM90_PAGED_THREADS(groups), blocks)        \
 		fa_sm90_paged_decode_##type##_d##dim##_a##atoms##_small(                           \
 			const __grid_constant__ struct fa_cuda_paged_small_attention args)         \
 	{                                                                                          \
-		fa_sm90_paged_decode<                                                              \
-			fa_sm90_paged_config<FA_TYPE, dim, atoms, stages, blocks, true, false>>(   \
-			args.plain);                                                               \
+		fa_sm90_paged_decode<fa_sm90_paged_config<FA_TYPE, dim, atoms, groups, stages,     \
+		                                          blocks, true, false>>(args.plain);       \
 		fa_done(args.plain.attention.done);                                                \
 	}
 #define FA_PAGED_ROW(type, ...)                                                                    \

@@ -6,9 +6,9 @@
  * issued. Of the last 16 tokens only those are copied that are there, and no slot past them
  * is looked up.
  *
- * 16 tokens of codes are little for a copy: STRIPS of them that lie in one page are one. The
- * scales of a tile's tokens, if they have any, are copied like them by eight lanes more, 64
- * bytes of each 16 tokens, or 256 where one page has them all.
+ * 16 tokens of codes, or of 64 columns, are little for a copy: STRIPS of them that lie in one
+ * page are one. The scales of a tile's tokens, if they have any, are copied like them by eight
+ * lanes more, 64 bytes of each 16 tokens, or 256 where one page has them all.
  */
 #pragma once
 
@@ -93,9 +93,11 @@ __device__ __forceinline__ bool fa_sm90_paged_look_up(const struct fa_cuda_paged
 
 		ret_batch.slot = fa_sm90_paged_slot<C>(args, walk.item.table_start + page);
 		ret_batch.in_page = in_page;
-		if constexpr (C::CODES) {
+		if constexpr (C::STRIPS > 1) {
 			if (fa_sm90_paged_whole<C::STRIPS>(in_page, pages.page_strips))
 				ret_batch.in_page |= FA_SM90_PAGED_COPY_WHOLE;
+		}
+		if constexpr (C::CODES) {
 			if (fa_sm90_paged_whole<4>(in_page, pages.page_strips))
 				ret_batch.in_page |= FA_SM90_PAGED_TILE_WHOLE;
 		}
@@ -118,25 +120,24 @@ __device__ __forceinline__ void fa_sm90_paged_copy(const char *from, int32_t the
 
 	if (lane >= (token_scales ? 16 : 8) || rest <= 0)
 		return;
-	if constexpr (C::CODES) {
-		const bool is_scales = lane >= 8;
-		int32_t strips = flags & FA_SM90_PAGED_COPY_WHOLE ? C::STRIPS : 1, tokens;
 
-		if (is_scales)
-			strips = flags & FA_SM90_PAGED_TILE_WHOLE ? 4 : 1;
-		if (quarter % strips != 0)
-			return;
-		tokens = min(rest, strips * FA_CUDA_PAGED_STRIP);
-		if (is_scales)
+	const bool is_scales = C::CODES && lane >= 8;
+	int32_t strips = C::STRIPS > 1 && flags & FA_SM90_PAGED_COPY_WHOLE ? C::STRIPS : 1, tokens;
+
+	if (is_scales)
+		strips = flags & FA_SM90_PAGED_TILE_WHOLE ? 4 : 1;
+	if (quarter % strips != 0)
+		return;
+	tokens = min(rest, strips * FA_CUDA_PAGED_STRIP);
+	if constexpr (C::CODES) {
+		if (is_scales) {
 			fa_bulk_load(tile + C::SCALES + is_v * 256 + quarter * 64, from,
 			             (tokens + 15) / 16 * 64, full, policy);
-		else
-			fa_bulk_load(tile + is_v * C::K_BYTES + quarter * C::QUARTER, from,
-			             tokens * C::PITCH, full, policy);
-	} else {
-		fa_bulk_load(tile + is_v * C::K_BYTES + quarter * C::QUARTER, from,
-		             min(rest, FA_CUDA_PAGED_STRIP) * C::PITCH, full, policy);
+			return;
+		}
 	}
+	fa_bulk_load(tile + is_v * C::K_BYTES + quarter * C::QUARTER, from, tokens * C::PITCH, full,
+	             policy);
 }
 
 /* A whole warp's. */
