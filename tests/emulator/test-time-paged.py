@@ -13,7 +13,7 @@ import sys
 # What each part says, by the peers of its rows.
 PEERS = {
     "decode": {"bare", "sm80"},
-    "codes": {"bare", "bf16"},
+    "codes": {"bare", "bf16", "sm80"},
     "shared": {"bare", "unshared"},
     "deterministic": {"bare", "usual"},
     "prefill": {"sm80", "dense"},
