@@ -167,6 +167,14 @@ static void few(void)
 		few_one(&cases[i], i);
 }
 
+static void judge_special(const struct paged_problem *problem,
+                          const struct fa_cuda_paged_plan *plan, uint32_t expected)
+{
+	if (fa_cuda_paged_kernel_is_special(plan->decode) != expected)
+		paged_fail("%s: %s is not what should compute it", paged_describe(problem),
+		           plan->decode->symbol);
+}
+
 static void turns_one(int i)
 {
 	struct paged_spec spec = paged_usual;
@@ -196,7 +204,7 @@ static void turns_one(int i)
 		return;
 	}
 	paged_device_init(&device, &problem);
-	paged_check_on(&device, &problem, &chip, NULL, 0);
+	paged_check_on(&device, &problem, &chip, judge_special, has_small());
 	paged_device_deinit(&device);
 	paged_deinit(&problem);
 }
@@ -473,8 +481,9 @@ static void random_one(uint64_t seed)
 	check(&spec);
 }
 
-/* A split request gives the same bits every time, whatever the counters were. */
-static void reruns(void)
+/* A split request gives the same bits every time, whatever the counters were, and in whatever
+ * order groups of warps come. */
+static void reruns_of(int32_t head_dim, uint32_t n_new)
 {
 	struct paged_spec spec = paged_usual;
 	struct paged_problem problem;
@@ -482,6 +491,8 @@ static void reruns(void)
 	struct paged_device device;
 	void *once;
 
+	spec.head_dim = spec.head_dim_v = head_dim;
+	spec.n_new[1] = n_new;
 	spec.lengths[0] = 9000;
 	make_small(&spec);
 	paged_init(&problem, &spec);
@@ -509,6 +520,13 @@ static void reruns(void)
 	free(once);
 }
 
+static void reruns(void)
+{
+	reruns_of(128, 5);
+	reruns_of(64, 5);
+	reruns_of(64, 1);
+}
+
 /* Prefill that gives way, however often and wherever, gives the same bits. */
 static void yields(void)
 {
@@ -525,7 +543,7 @@ static void yields(void)
 	struct paged_problem problem;
 	struct paged_gpu_plan plan;
 	struct paged_device device;
-	uint32_t stops = 0;
+	volatile uint32_t stops = 0;
 	void *once;
 
 	/* Some of the new tokens see a context, and tiles end in the middle of pages. */
@@ -550,7 +568,7 @@ static void yields(void)
 		for (int i = 0; i < 60; i++) {
 			(void)paged_gpu_yield(paged_device_gpu, 40000);
 			paged_device_run(&device, &problem, &plan);
-			stops += paged_gpu_yield(paged_device_gpu, 0);
+			stops = stops + paged_gpu_yield(paged_device_gpu, 0);
 			if (memcmp(once, problem.out, problem.out_bytes) != 0)
 				paged_fail("%s, having stopped: run %d differs",
 				           plan.plan.forward->symbol, i);
