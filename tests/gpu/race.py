@@ -9,21 +9,32 @@ Contestants take turns; the median of the samples counts. Inputs are random and 
   sustained  it is never idle: each contestant's samples follow load of its own, and
              the first round, of a second or more, does not count
 
-Heads * dim is 2048 and tokens 16,384 in every cell. Prints a line a cell, TFLOP/s,
-our speed over each peer's, and clock and power; --json FILE writes what
-tests/bench/results.py keeps.
+Heads * dim is 2048, unless --heads says otherwise, and tokens 16,384 in every cell. Prints
+a line a cell, TFLOP/s, our speed over each peer's, and clock and power; --json FILE writes
+what tests/bench/results.py keeps.
+
+Masks are full, causal, and windowN: causal, of the last N keys. Each may end in -alibi or
+-softcap. Of these, and of windows, PyTorch's backends know nothing; the peer is fad itself:
+
+  full   of a window: what the whole square takes; TFLOP/s of both count visible pairs
+  plain  of -alibi and -softcap: what the same mask takes without
+
+What PyTorch is no judge of, and heads that share K and V, is compared with a naive
+computation in fp32, of some rows in all parts of a sequence. A peer that cannot do a cell,
+or gets it wrong, is left out of it with a sentence.
 
 --peers FILE.py adds contestants. The file defines contestants(cell), which returns
 {name: launch} for what it can do of a cell (see class Cell; {} for nothing). launch(i)
 enqueues the attention of cell.sets[i] on PyTorch's current stream and returns its result,
-[batch, heads, tokens, dim], which is compared with the others' before anything is timed. It
-is called often: what it needs is to be prepared in contestants().
+[batch, heads, tokens, dim], which is compared before anything is timed. It is called often:
+what it needs is to be prepared in contestants().
 """
 import argparse
 import ctypes
 import datetime
 import importlib.util
 import json
+import re
 import shlex
 import statistics
 import subprocess
@@ -37,6 +48,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 F32, F16, BF16 = 1, 2, 3
 DTYPES = {"f32": (F32, torch.float32), "f16": (F16, torch.float16), "bf16": (BF16, torch.bfloat16)}
+MASK = re.compile(r"(full|causal|window(?P<window>[1-9]\d*))(-(?P<feature>alibi|softcap))?")
 
 
 class Tensor(ctypes.Structure):
@@ -62,7 +74,7 @@ class Kernel(ctypes.Structure):
     """struct fa_cuda_kernel"""
     _fields_ = [("symbol", ctypes.c_char_p)] + [(name, ctypes.c_int32) for name in (
         "image", "dtype", "kind", "arch", "dim", "dim_v", "rows", "threads", "shared_bytes",
-        "arch_end", "keys", "rows_q", "seqlen_k_max")]
+        "arch_end", "keys", "rows_q", "seqlen_k_max", "state_bytes")]
 
 
 class Gpu:
@@ -111,29 +123,58 @@ def view(tensor):
 
 class Cell:
     """
-    One size and mask, with inputs: sets[i] is q, k, v, each [batch, heads, tokens, dim]
-    as a view of [batch, tokens, heads, dim]. dtype is a key of DTYPES, scale is that of q . k.
+    One size and mask, with inputs: sets[i] is q, k, v, each [batch, heads or kv_heads, tokens,
+    dim] as a view of [batch, tokens, heads, dim]. dtype is a key of DTYPES, scale is that of
+    q . k. causal is true of windows, too; window is None, or how many keys a row sees to its
+    left and right, besides its own. alibi is None or a slope in fp32 for each head, softcap
+    0 for none. kernels/attention.h says what they mean.
     """
     SETS = 2
+    SOFTCAP = 5.0  # So low that it matters to logits of random inputs.
 
-    def __init__(self, dtype, dim, seqlen, causal, tokens=16384, width=2048):
+    def __init__(self, dtype, dim, seqlen, mask, heads=None, kv_heads=None, tokens=16384,
+                 width=2048, like=None):
+        """@like: a cell of the same sizes, to have its inputs."""
         code, torch_dtype = DTYPES[dtype]
-        self.name = f"prefill/{dtype}/d{dim}-s{seqlen}/{'causal' if causal else 'full'}"
-        batch, heads = tokens // seqlen, width // dim
-        self.dtype, self.dim, self.seqlen, self.causal = dtype, dim, seqlen, causal
+        window, feature = MASK.fullmatch(mask).group("window", "feature")
+        shape = f"h{heads}.{kv_heads or heads}-d{dim}" if heads else f"d{dim}"
+        self.name = f"prefill/{dtype}/{shape}-s{seqlen}/{mask}"
+        self.tokens, batch = tokens, tokens // seqlen
+        heads = heads or width // dim
+        kv_heads = kv_heads or heads
+        self.dtype, self.dim, self.seqlen, self.mask = dtype, dim, seqlen, mask
+        self.heads, self.kv_heads = heads, kv_heads
+        self.causal = not mask.startswith("full")
+        self.window = (int(window) - 1, 0) if window else None
+        self.softcap = self.SOFTCAP if feature == "softcap" else 0
+        self.alibi = None
+        if feature == "alibi":
+            self.alibi = torch.tensor([2 ** (-8 * (head + 1) / heads) for head in range(heads)],
+                                      device="cuda", dtype=torch.float32)
         self.scale = dim ** -0.5
-        shape = (batch, seqlen, heads, dim)
-        make = lambda: torch.randn(shape, device="cuda", dtype=torch_dtype).transpose(1, 2)
-        self.sets = [(make(), make(), make()) for _ in range(self.SETS)]
-        self.out = torch.full(shape, float("nan"), device="cuda",
-                              dtype=torch_dtype).transpose(1, 2)
-        self.params = [Params(dtype=code, batch=batch, heads=heads, kv_heads=heads,
+        make = lambda heads: torch.randn((batch, seqlen, heads, dim), device="cuda",
+                                         dtype=torch_dtype).transpose(1, 2)
+        self.sets = like.sets if like else [(make(heads), make(kv_heads), make(kv_heads))
+                                            for _ in range(self.SETS)]
+        self.out = like.out if like else make(heads)
+        self.params = [Params(dtype=code, batch=batch, heads=heads, kv_heads=kv_heads,
                               head_dim=dim, head_dim_v=dim, seqlen_q=seqlen, seqlen_k=seqlen,
                               q=view(q), k=view(k), v=view(v), out=view(self.out),
-                              scale=self.scale, causal=causal, window_left=-1, window_right=-1)
+                              scale=self.scale, softcap=self.softcap, causal=self.causal,
+                              window_left=self.window[0] if window else -1,
+                              window_right=self.window[1] if window else -1,
+                              alibi_slopes=None if self.alibi is None else self.alibi.data_ptr())
                        for q, k, v in self.sets]
-        pairs = seqlen * (seqlen + 1) // 2 if causal else seqlen * seqlen
+        seen = min(int(window or seqlen), seqlen)
+        pairs = seen * (seen + 1) // 2 + (seqlen - seen) * seen if self.causal else seqlen * seqlen
         self.flops = 4 * pairs * dim * heads * batch
+
+    def beside(self):
+        """Cells of fad itself that this is set beside, with what they are called."""
+        plain, _, feature = self.mask.partition("-")
+        beside = [("plain", plain)] if feature else [("full", "full")] if self.window else []
+        return [(name, Cell(self.dtype, self.dim, self.seqlen, mask, self.heads, self.kv_heads,
+                            tokens=self.tokens, like=self)) for name, mask in beside]
 
     def ours(self, gpu, kernel=None):
         """A launch of set i, on what the plan picks or on one kernel; None if that
@@ -149,16 +190,74 @@ class Cell:
         return launch
 
     def peer(self, backend):
+        shared = self.heads != self.kv_heads
+
         def launch(i):
             with sdpa_kernel(backend):
-                return scaled_dot_product_attention(*self.sets[i], is_causal=self.causal)
+                return scaled_dot_product_attention(*self.sets[i], is_causal=self.causal,
+                                                    enable_gqa=shared)
         return launch
 
-    def check(self, name, launch, judge):
+    def torch_peers(self, cudnn):
+        if self.window or self.alibi is not None or self.softcap:
+            return {}
+        if self.dtype == "f32":
+            return {"efficient": self.peer(SDPBackend.EFFICIENT_ATTENTION)}
+        peers = {"fa2": self.peer(SDPBackend.FLASH_ATTENTION)}
+        if cudnn:
+            peers["cudnn"] = self.peer(SDPBackend.CUDNN_ATTENTION)
+        return peers
+
+    def naive(self, i, rows):
+        """Those rows of set i, in fp32."""
+        q, k, v = self.sets[i]
+        k, v = (x.float().repeat_interleave(self.heads // self.kv_heads, 1) for x in (k, v))
+        logits = self.scale * (q[:, :, rows].float() @ k.transpose(2, 3))
+        if self.softcap:
+            logits = self.softcap * torch.tanh(logits / self.softcap)
+        distance = torch.arange(self.seqlen, device=rows.device) - rows[:, None]
+        if self.alibi is not None:
+            logits -= self.alibi[:, None, None] * distance.abs()
+        if self.causal:
+            logits.masked_fill_(distance > 0, float("-inf"))
+        if self.window:
+            logits.masked_fill_(distance < -self.window[0], float("-inf"))
+        return logits.softmax(-1) @ v
+
+    def check_rows(self, name, i, result, count=256):
+        assert torch.isfinite(result).all(), f"{name}, set {i}: not every element is finite"
+        # One of each @count-th part of the sequence, the first and the last.
+        n = self.seqlen
+        rows = torch.arange(count, device="cuda") * n // count
+        rows += torch.randint(max(n // count, 1), (count,), device="cuda")
+        rows[0], rows[-1] = 0, n - 1
+        want = self.naive(i, rows)
+        error = (result[:, :, rows].float() - want).norm(dim=-1) / want.norm(dim=-1)
+        assert error.max() < 2e-2, \
+            f"{name}, set {i}: a row is wrong by {error.max():.3f} of its length"
+
+    def check(self, name, launch, judge=None):
+        """@judge: what is right; None: the naive computation."""
         for i in range(self.SETS):
             self.out.fill_(float("nan"))
-            torch.testing.assert_close(launch(i), judge(i), atol=2e-2, rtol=2e-2,
-                                       msg=lambda text: f"{name}, set {i}: {text}")
+            result = launch(i)
+            if judge:
+                torch.testing.assert_close(result, judge(i), atol=2e-2, rtol=2e-2,
+                                           msg=lambda text: f"{name}, set {i}: {text}")
+            else:
+                self.check_rows(name, i, result)
+
+    def able(self, peers, judge=None):
+        """Those of @peers that do this cell, and do it right."""
+        found = {}
+        for name, launch in peers.items():
+            try:
+                self.check(name, launch, judge)
+                found[name] = launch
+            except (AssertionError, RuntimeError) as error:
+                print(f"{self.name}: {name} is left out: {str(error).strip().splitlines()[0]}",
+                      flush=True)
+        return found
 
 
 def sample(gpu, launch, i):
@@ -263,7 +362,9 @@ def main():
     parser.add_argument("--dtypes", default="bf16")
     parser.add_argument("--dims", default="64,128,256")
     parser.add_argument("--seqlens", default="512,1024,2048,4096,8192,16384")
-    parser.add_argument("--masks", default="full,causal")
+    parser.add_argument("--masks", default="full,causal", help="see above")
+    parser.add_argument("--heads", type=int, help="of Q, instead of 2048 / dim")
+    parser.add_argument("--kv-heads", type=int, help="of K and V (default: as many)")
     parser.add_argument("--samples", type=int, default=20)
     parser.add_argument("--state", choices=("boost", "sustained"), default="boost")
     parser.add_argument("--kernels", action="store_true",
@@ -272,6 +373,11 @@ def main():
     parser.add_argument("--commit", default="?", help="what the library was built from")
     parser.add_argument("--json")
     args = parser.parse_args()
+    for mask in args.masks.split(","):
+        if not MASK.fullmatch(mask):
+            parser.error(f"there is no mask {mask}")
+    if args.kv_heads and (not args.heads or args.heads % args.kv_heads):
+        parser.error("--heads is to be a multiple of --kv-heads")
 
     gpu = Gpu(args.library)
     other = Gpu(args.other) if args.other else None
@@ -285,7 +391,7 @@ def main():
         for dim in map(int, args.dims.split(",")):
             for mask in args.masks.split(","):
                 for seqlen in map(int, args.seqlens.split(",")):
-                    cell = Cell(dtype, dim, seqlen, mask == "causal")
+                    cell = Cell(dtype, dim, seqlen, mask, args.heads, args.kv_heads)
                     ours = {}
                     if args.kernels:
                         for kernel in gpu.kernels:
@@ -294,38 +400,40 @@ def main():
                                 ours[kernel.symbol.decode()] = launch
                     else:
                         ours["fad"] = cell.ours(gpu)
-                    peers = {"fa2": cell.peer(SDPBackend.FLASH_ATTENTION)}
-                    if not args.no_cudnn:
-                        peers["cudnn"] = cell.peer(SDPBackend.CUDNN_ATTENTION)
-                    if dtype == "f32":
-                        peers = {"efficient": cell.peer(SDPBackend.EFFICIENT_ATTENTION)}
+                    peers = cell.torch_peers(not args.no_cudnn)
+                    judge = None
+                    if peers and cell.heads == cell.kv_heads:
+                        judge = next(iter(peers.values()))
+                    else:
+                        peers = cell.able(peers)
+                    for name, launch in ours.items():
+                        cell.check(name, launch, judge)
+                    flops = {}
+                    for name, beside in cell.beside():
+                        peers[name], flops[name] = beside.ours(gpu), beside.flops
+                        beside.check(name, peers[name])
                     if other:
                         peers["other"] = cell.ours(other)
-                    judge = next(iter(peers.values()))
-                    more = more_peers(cell)
-                    for name, launch in {**ours, **more}.items():
-                        cell.check(name, launch, judge)
-                    peers.update(more)
+                    peers.update(cell.able(more_peers(cell), judge))
                     mark = clocks.mark()
                     times = (boost if args.state == "boost" else sustained)(
                         gpu, {**ours, **peers}, args.samples)
-                    line = [f"{cell.name:32s}"]
-                    for name, seconds in times.items():
-                        line.append(f"{name} {cell.flops / seconds * 1e-12:.0f}")
-                    for name in peers:
-                        best = min(times[o] for o in ours)
-                        line.append(f"/{name} {times[name] / best:.3f}")
-                        results.append({"name": cell.name,
-                                        "value": round(cell.flops / best * 1e-12, 1),
-                                        "unit": "TFLOP/s", "peer": name,
-                                        "ratio": round(times[name] / best, 3),
-                                        "commit": args.commit, "device": device})
+                    rate = {name: flops.get(name, cell.flops) / seconds * 1e-12
+                            for name, seconds in times.items()}
+                    best = max(rate[name] for name in ours)
+                    line = [f"{cell.name:36s}", *(f"{name} {rate[name]:.0f}" for name in rate)]
+                    for name in peers or [None]:
+                        result = {"name": cell.name, "value": round(best, 1), "unit": "TFLOP/s"}
+                        if name:
+                            line.append(f"/{name} {best / rate[name]:.3f}")
+                            result.update(peer=name, ratio=round(best / rate[name], 3))
+                        results.append({**result, "commit": args.commit, "device": device})
                     line.append(f"({clocks.since(mark)})")
                     print("  ".join(line), flush=True)
                     del cell
     clocks.close()
-    for name in sorted({result["peer"] for result in results}):
-        ratios = [result["ratio"] for result in results if result["peer"] == name]
+    for name in sorted({result["peer"] for result in results if "peer" in result}):
+        ratios = [result["ratio"] for result in results if result.get("peer") == name]
         print(f"/{name}: least {min(ratios):.3f}, geometric mean "
               f"{statistics.geometric_mean(ratios):.3f}")
     if args.json:
