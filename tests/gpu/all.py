@@ -33,6 +33,11 @@ SHARED = [*TIME_PAGED, "--only", "shared", "--samples", "20"]
 DETERMINISTIC = [*TIME_PAGED, "--only", "deterministic", "--samples", "12"]
 PREFILL = [*TIME_PAGED, "--only", "prefill", "--samples", "10"]
 RACE = [sys.executable, "bench/race.py", "--library", "lib/libfagpu.so", "--samples", "12"]
+FP16 = [*RACE, "--dtypes", "f16", "--dims", "64,128", "--seqlens", "4096"]
+GQA = [*RACE, "--dims", "128", "--heads", "32", "--kv-heads", "8", "--seqlens", "1024,4096,16384"]
+# What PyTorch has no kernels for.
+WINDOW = [*RACE, "--masks", "window1024", "--seqlens", "16384"]
+FEATURES = [*RACE, "--masks", "full-alibi,causal-alibi,causal-softcap", "--seqlens", "4096"]
 
 # Name, seconds that it may take, its commands. What they print is their JSON, or, where {json}
 # is an argument, they write it there.
@@ -60,6 +65,11 @@ PARTS = (
             "--page 16", "--page 256", "--dim 64", "--dim 256 --heads 16 --kv-heads 4")]),
     ("prefill-boost", 480, [[*RACE, "--json", "{json}"]]),
     ("prefill-sustained", 900, [[*RACE, "--state", "sustained", "--json", "{json}"]]),
+    ("prefill-f16", 120, [[*FP16, "--json", "{json}"]]),
+    ("prefill-f16-sustained", 120, [[*FP16, "--state", "sustained", "--json", "{json}"]]),
+    ("prefill-gqa", 120, [[*GQA, "--json", "{json}"]]),
+    ("prefill-window", 120, [[*WINDOW, "--json", "{json}"]]),
+    ("prefill-features", 120, [[*FEATURES, "--json", "{json}"]]),
     ("prefill-alone", 300, [[*FABENCH, "prefill"]]),
 )
 
@@ -183,7 +193,7 @@ def main():
             parser.error(f"there is no part {pattern}; --list has them")
     if args.list:
         for name, seconds, _ in wanted:
-            print(f"{name:<20} {seconds:4} s")
+            print(f"{name:<22} {seconds:4} s")
         return 0
     if not args.output:
         parser.error("--output DIR says where the results go")
