@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""
+What of tests/gpu/race.py can be tested without PyTorch and a GPU: its structs are those of C, it
+knows the options that bench/all.py gives it, and counts and names cells as targets want them.
+    test-race.py RACE.PY ALL.PY TARGETS.JSON RACE_LAYOUT
+"""
+import ctypes
+import fnmatch
+import importlib.util
+import json
+import subprocess
+import sys
+from unittest import mock
+
+# Name, what makes the cell, and the peer with a target, if the targets are to have one.
+CELLS = (
+    ("prefill/bf16/d128-s4096/causal", ("bf16", 128, 4096, "causal"), "fa3"),
+    ("prefill/f16/d64-s4096/full", ("f16", 64, 4096, "full"), "cudnn"),
+    ("prefill/bf16/h32.8-d128-s4096/causal", ("bf16", 128, 4096, "causal", 32, 8), "fa2"),
+    ("prefill/bf16/d256-s16384/window1024", ("bf16", 256, 16384, "window1024"), "full"),
+    ("prefill/bf16/d64-s512/window1024", ("bf16", 64, 512, "window1024"), None),
+    ("prefill/bf16/d128-s4096/causal-alibi", ("bf16", 128, 4096, "causal-alibi"), "plain"),
+    ("prefill/bf16/d128-s4096/full-softcap", ("bf16", 128, 4096, "full-softcap"), None),
+)
+
+
+class Parsed(Exception):
+    pass
+
+
+def load(name, path):
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def check_layout(race, program):
+    for line in subprocess.run([program], stdout=subprocess.PIPE, check=True, text=True).stdout.splitlines():
+        struct, field, value = line.split()
+        type_ = getattr(race, struct)
+        found = ctypes.sizeof(type_) if field == "-" else getattr(type_, field).offset
+        assert found == int(value), f"{struct}.{field} is at {found}, in C at {value}"
+
+
+def parses(race, words):
+    with mock.patch.object(sys, "argv", ["race.py", *words]), \
+            mock.patch.object(race, "Gpu", side_effect=Parsed):
+        try:
+            race.main()
+        except Parsed:
+            return True
+        except SystemExit:
+            return False
+    raise AssertionError("it went on without a GPU")
+
+
+def check_cell(race, targets, name, what, peer):
+    cell = race.Cell(*what)
+    assert cell.name == name, cell.name
+    params = cell.params[0]
+    heads = 2048 // cell.dim if len(what) == 4 else what[4]
+    assert (params.heads, params.kv_heads) == (heads, what[5] if len(what) > 5 else heads), name
+    assert params.batch * params.seqlen_q == 16384, name
+    assert params.causal == ("full" not in name) and (params.softcap > 0) == ("softcap" in name), name
+    assert bool(params.alibi_slopes) == ("alibi" in name), name
+    # The definition of visible, of kernels/attention.h.
+    pairs = 0
+    for row in range(cell.seqlen):
+        last = row if params.causal else cell.seqlen - 1
+        first = max(row - params.window_left, 0) if params.window_left >= 0 else 0
+        pairs += last - first + 1
+    assert cell.flops == 4 * pairs * cell.dim * heads * params.batch, name
+    assert {beside for beside, _ in cell.beside()} == {peer} & {"full", "plain"} or not peer, name
+    for _, beside in cell.beside():
+        assert beside.sets is cell.sets and beside.params[0].heads == heads, name
+        assert not beside.params[0].alibi_slopes and beside.params[0].window_left == -1, name
+    if peer:
+        assert any(fnmatch.fnmatchcase(name, target["name"]) and target.get("peer") == peer
+                   for target in targets), f"there is no target for {name} and {peer}"
+
+
+def main():
+    race_path, all_path, targets_path, layout = sys.argv[1:]
+    torch = mock.MagicMock()
+    torch.tensor.return_value.data_ptr.return_value = 4096
+    modules = {name: torch for name in ("torch", "torch.nn.attention", "torch.nn.functional")}
+    with mock.patch.dict(sys.modules, modules):
+        race = load("race", race_path)
+    bench = load("all", all_path)
+    check_layout(race, layout)
+
+    asked = [command for _, _, commands in bench.PARTS for command in commands if "bench/race.py" in command]
+    assert len(asked) > 2, asked
+    for command in asked:
+        assert parses(race, command[2:]), command
+    for wrong in ("--masks window", "--masks causal-sinks", "--heads 6 --kv-heads 4", "--kv-heads 4"):
+        with mock.patch.object(sys, "stderr"):
+            assert not parses(race, ["--library", "x", *wrong.split()]), wrong
+
+    with open(targets_path, encoding="utf-8") as file:
+        targets = json.load(file)["targets"]
+    with mock.patch.object(race, "view", lambda tensor: race.Tensor()):
+        for cell in CELLS:
+            check_cell(race, targets, *cell)
+
+
+if __name__ == "__main__":
+    main()
