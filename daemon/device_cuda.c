@@ -302,6 +302,9 @@ static int read_environment(struct fa_device *device, struct fa_error *error)
 		r = environment_number("FAD_YIELD_NS", FA_CUDA_YIELD_NS, error,
 		                       &device->yield.least_work_ns);
 	if (r == 0)
+		r = environment_number("FAD_YIELD_RUN_NS", FA_CUDA_YIELD_RUN_NS, error,
+		                       &device->yield.least_run_ns);
+	if (r == 0)
 		r = environment_number("FAD_YIELD_STOP_NS", FA_CUDA_YIELD_STOP_NS, error,
 		                       &device->yield.longest_stop_ns);
 	if (r == 0 && (!device->pin_part_bytes || device->pin_part_bytes % (1 << 20)))

@@ -57,6 +57,9 @@
 /* Those that take so long may even where no stream of high priority has had a work: the 5 us are
  * a thousandth of them, and its first work would wait for all the rest. */
 #define FA_CUDA_YIELD_ALWAYS_NS (5 * FA_NS_PER_MS)
+/* They run for so long before they are asked, so that they get further each time;
+ * FAD_YIELD_RUN_NS changes it. */
+#define FA_CUDA_YIELD_RUN_NS (15 * FA_NS_PER_US)
 /* What is urgent stops them for so long at a time; FAD_YIELD_STOP_NS changes it. */
 #define FA_CUDA_YIELD_STOP_NS (2 * FA_NS_PER_MS)
 
@@ -257,7 +260,7 @@ struct fa_device {
 		CUdeviceptr words; /* one for each of streams */
 		uint64_t turn;     /* of the last launch that may yield */
 		unsigned int n_running;
-		uint64_t least_work_ns, longest_stop_ns;
+		uint64_t least_work_ns, least_run_ns, longest_stop_ns;
 	} yield;
 
 	struct fa_cuda_turn turn;

@@ -11,7 +11,7 @@
  * when no work of high priority is in flight. A launch whose work was cancelled is asked, too,
  * it alone, and does not go on.
  *
- * Nobody starves: a launch has LEAST_RUN_NS before it is asked, so that it gets further each
+ * Nobody starves: a launch has least_run_ns before it is asked, so that it gets further each
  * time; and where high priority is always in flight it goes on after longest_stop_ns all the
  * same, for FORCED_RUN_NS. Both count from when the works ahead of it in its stream were seen to
  * have ended. What the work itself has ahead of its last launch is not seen to end: one that is
@@ -28,7 +28,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LEAST_RUN_NS (15 * FA_NS_PER_US)
 #define FORCED_RUN_NS (500 * FA_NS_PER_US)
 /* Blocks for each SM, at most: those that have not begun end one after another when asked. */
 #define BLOCKS_AN_SM 16
@@ -194,7 +193,7 @@ CUresult fa_cuda_yield_launch(struct fa_device *device, struct fa_cuda_stream *s
 		.slots = slots,
 		.blocks = yielding->grid,
 	};
-	result = launch(device, stream, LEAST_RUN_NS);
+	result = launch(device, stream, device->yield.least_run_ns);
 	if (result == CUDA_SUCCESS)
 		yielding->work = work;
 	return result;
@@ -295,7 +294,7 @@ CUresult fa_cuda_yield_resume(struct fa_device *device, struct fa_cuda_stream *s
 	/* What it wrote is what it reads now. */
 	yield->side ^= 1;
 	yield->resumed = 1;
-	return launch(device, stream, urgent ? FORCED_RUN_NS : LEAST_RUN_NS);
+	return launch(device, stream, urgent ? FORCED_RUN_NS : device->yield.least_run_ns);
 }
 
 void fa_cuda_yield_look(struct fa_device *device)
