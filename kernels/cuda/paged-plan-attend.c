@@ -216,6 +216,8 @@ static int add_sequences(struct making *making, const struct fa_cuda_paged_group
 			item.begin = (uint32_t)((int64_t)item.n_k - item.n_q - p->window_left);
 		if (groups->n > 0 && groups->group_of[b] != FA_CUDA_PAGED_NO_GROUP)
 			item.begin = groups->groups[groups->group_of[b]].end;
+		/* New tokens that are hidden from the rows are in no tile. */
+		making->plan->appends &= item.append >= item.begin;
 		if (has_tree(p, b))
 			item.tree_start = p->tree_start[b];
 		r = add_item(making, item, text, text_bytes);
@@ -491,6 +493,7 @@ int fa_cuda_paged_plan_attention(const struct fa_cuda_chip *chip,
 			return fa_cuda_paged_missing(chip, "attention over pages", text,
 			                             text_bytes);
 		plan->decode_items = n_decode;
+		plan->appends = plan->decode->appends && n_forward == 0 && cache->v_offset > 0;
 		r = plan_decode(chip, p, &groups, blob, &at, plan, text, text_bytes);
 		fa_cuda_paged_groups_free(&groups);
 		if (r < 0)
@@ -607,6 +610,29 @@ static void fill_attention(const struct fa_cuda_paged_plan *plan,
 		args.blocks = (const void *)(uintptr_t)(blob + plan->forward_blocks_at);
 	}
 	*ret_args = args;
+}
+
+bool fa_cuda_paged_can_append(const struct fa_cuda_paged_plan *plan,
+                              const struct fa_paged_attention *attention,
+                              const struct fa_paged_append *append)
+{
+	const int64_t bytes = fa_cuda_paged_element_bytes(attention->cache->dtype);
+
+	return plan->appends && append->cache == attention->cache &&
+	       append->step == attention->step && append->layer == attention->layer &&
+	       append->k.data && append->v.data && append->heads == 0 && append->rotary.dim == 0 &&
+	       fa_cuda_paged_tensor_aligned(&append->k, bytes) &&
+	       fa_cuda_paged_tensor_aligned(&append->v, bytes);
+}
+
+void fa_cuda_paged_add_append(struct fa_cuda_paged_launch *launch,
+                              const struct fa_paged_append *append)
+{
+	struct fa_cuda_attention *attention = &launch->args.attention.attention;
+	const int64_t bytes = fa_cuda_paged_element_bytes(append->cache->dtype);
+
+	attention->k = fa_cuda_paged_tensor_of(&append->k, bytes);
+	attention->v = fa_cuda_paged_tensor_of(&append->v, bytes);
 }
 
 int fa_cuda_paged_launch_attention(const struct fa_cuda_paged_plan *plan,

@@ -59,6 +59,7 @@ struct fa_cuda_paged_kernel {
 	int32_t keys, rows_q;
 	int32_t state_bytes; /* as in struct fa_cuda_kernel */
 	int32_t blocks;      /* decode: that share an SM */
+	bool appends;        /* decode: it can put new tokens into the pages, too */
 };
 
 extern const struct fa_cuda_paged_kernel fa_cuda_paged_kernels[];
@@ -80,6 +81,7 @@ struct fa_cuda_paged_plan {
 	/* Attention: the sequences of few rows and those of many, either may be none. */
 	const struct fa_cuda_paged_kernel *decode, *forward;
 	uint32_t decode_items, decode_grid, tiles_each, tiles_extra;
+	bool appends; /* fa_cuda_paged_can_append(), as far as attention has to do with it */
 	/* Decode in pieces: places of shares, and rows of each. */
 	uint32_t prefixes, places, place_rows;
 	uint32_t forward_items, forward_blocks;
@@ -157,3 +159,16 @@ int fa_cuda_paged_launches(const struct fa_cuda_paged_plan *plan,
                            const struct fa_paged_request *request, uint64_t blob,
                            uint64_t workspace, uint64_t epoch,
                            struct fa_cuda_paged_launch ret_launches[FA_CUDA_PAGED_LAUNCHES_MAX]);
+
+/*
+ * Whether the launch of @plan, of @attention, can put into the pages what @append does, which
+ * would come right before: then there is nothing left to launch for that. Both are of the same
+ * step. Pages and results are the same to the bit.
+ */
+bool fa_cuda_paged_can_append(const struct fa_cuda_paged_plan *plan,
+                              const struct fa_paged_attention *attention,
+                              const struct fa_paged_append *append);
+
+/* Has @launch, the only one of such a plan, do so. */
+void fa_cuda_paged_add_append(struct fa_cuda_paged_launch *launch,
+                              const struct fa_paged_append *append);

@@ -10,7 +10,7 @@
 #include "tests/emulator/fibre.h"
 
 #define MBARRIERS_MAX 64
-#define FLIGHTS_MAX 1024 /* copies by the proxy, under way */
+#define FLIGHTS_MAX 2048 /* copies by the proxy, under way */
 #define COPIES_MAX 4096  /* of a thread by cp.async, waiting */
 #define GROUPS_MAX 64
 #define STORES_MAX 4096 /* of a thread, not yet fenced */

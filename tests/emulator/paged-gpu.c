@@ -221,6 +221,13 @@ uint32_t paged_gpu_yield(struct paged_gpu *gpu, uint64_t most_ns)
 void paged_gpu_launch(struct paged_gpu *gpu, const struct paged_gpu_plan *plan,
                       const struct fa_paged_request *request)
 {
+	paged_gpu_launch_append(gpu, plan, request, NULL);
+}
+
+void paged_gpu_launch_append(struct paged_gpu *gpu, const struct paged_gpu_plan *plan,
+                             const struct fa_paged_request *request,
+                             const struct fa_paged_append *append)
+{
 	struct fa_cuda_paged_launch launches[FA_CUDA_PAGED_LAUNCHES_MAX];
 	int n;
 
@@ -228,6 +235,8 @@ void paged_gpu_launch(struct paged_gpu *gpu, const struct paged_gpu_plan *plan,
 	memset(launches, 0xfe, sizeof(launches));
 	n = fa_cuda_paged_launches(&plan->plan, request, plan->blob,
 	                           (uint64_t)(uintptr_t)gpu->workspace, ++gpu->epoch, launches);
+	if (append)
+		fa_cuda_paged_add_append(&launches[0], append);
 	/* The same whatever was launched before. */
 	fa_emulated_seed(problem_random(1u << 30));
 	for (int i = 0; i < n; i++) {

@@ -284,10 +284,19 @@ static uint32_t launch_yielding(struct paged_gpu *gpu, struct fa_cuda_paged_laun
 void paged_gpu_launch(struct paged_gpu *gpu, const struct paged_gpu_plan *plan,
                       const struct fa_paged_request *request)
 {
+	paged_gpu_launch_append(gpu, plan, request, NULL);
+}
+
+void paged_gpu_launch_append(struct paged_gpu *gpu, const struct paged_gpu_plan *plan,
+                             const struct fa_paged_request *request,
+                             const struct fa_paged_append *append)
+{
 	struct fa_cuda_paged_launch launches[FA_CUDA_PAGED_LAUNCHES_MAX];
 	const int n = fa_cuda_paged_launches(&plan->plan, request, plan->blob, gpu->workspace,
 	                                     ++gpu->epoch, launches);
 
+	if (append)
+		fa_cuda_paged_add_append(&launches[0], append);
 	for (int i = 0; i < n; i++) {
 		const struct fa_cuda_paged_kernel *kernel = launches[i].kernel;
 		struct fa_cuda_maps maps;

@@ -41,6 +41,10 @@ void paged_gpu_plan_free(struct paged_gpu *gpu, struct paged_gpu_plan *plan);
 /* Enqueues the launches. */
 void paged_gpu_launch(struct paged_gpu *gpu, const struct paged_gpu_plan *plan,
                       const struct fa_paged_request *request);
+/* The same of attention whose launch does @append, too. */
+void paged_gpu_launch_append(struct paged_gpu *gpu, const struct paged_gpu_plan *plan,
+                             const struct fa_paged_request *request,
+                             const struct fa_paged_append *append);
 
 /*
  * From now on launches that can give way are asked to after random pauses of less than @most_ns,

@@ -81,7 +81,10 @@ struct fa_cuda_paged_block {
  * ranges: the first tiles_extra blocks have tiles_each + 1, the others tiles_each.
  */
 struct fa_cuda_paged_attention {
-	struct fa_cuda_attention attention; /* k, v, cu_seqlens, seqlens, grid fields unused */
+	/* cu_seqlens, seqlens and grid fields are unused, and k and v but in decode by bulk copies:
+	 * rows of the new tokens, which the launch is to put into pages; data NULL: they are
+	 * there. */
+	struct fa_cuda_attention attention;
 	struct fa_cuda_pages pages;
 	const struct fa_cuda_paged_item *items;
 	const uint32_t *block_items;              /* decode: [grid], of each block's first tile */

@@ -130,6 +130,7 @@ template <bool PIECES> struct fa_paged_walk : fa_paged_walk_piece<PIECES> {
 		item.first = c.x;
 		item.table_start = c.y;
 		item.tree_start = c.z;
+		item.append = c.w;
 	}
 
 	__device__ __forceinline__ void enter(uint32_t tile_in_part)

@@ -53,6 +53,7 @@ struct fa_sm90_codes_config {
 	static constexpr int LOADER_REGISTERS = FA_SM90_CODES_LOADER_REGISTERS(GROUPS);
 	static constexpr int GROUP_REGISTERS = FA_SM90_CODES_GROUP_REGISTERS(GROUPS);
 	static constexpr bool F32 = false, CODES = true, SMALL = SMALL_, PIECES = false;
+	static constexpr bool APPENDS = false;
 	using SMALL_ARGS = struct fa_cuda_paged_small_attention_codes;
 
 	static constexpr int SPLIT = 1, WARP_DIM_V = DIM_V, WARP_KEYS = FA_CUDA_PAGED_STRIP;

@@ -4,7 +4,8 @@
  * of 64 tokens; groups of four compute and take tiles in turn, each warp 16 tokens of a tile,
  * with a maximum, sums and O of their own, which they bring together at the end of a segment.
  * Between, no warp waits for another. As long as a group is at a tile, GROUPS - 1 others
- * arrive: short rows do so faster than one group is through.
+ * arrive: short rows do so faster than one group is through. New tokens may come from the
+ * request's tensors, and go into the pages (paged_append.h).
  *
  * Bulk copies leave rows as they are in pages: eight rows of one column of 16-byte chunks lie
  * in the same banks, and reading them as a fragment has them takes eight turns. (Moving rows
@@ -32,6 +33,7 @@
 #include "kernels/cuda/sm80/pair.h"
 #include "kernels/cuda/sm80/product.h"
 #include "kernels/cuda/sm80/softmax.h"
+#include "kernels/cuda/sm90/paged_append.h"
 #include "kernels/cuda/sm90/paged_config.h"
 #include "kernels/cuda/sm90/paged_load.h"
 #include "kernels/cuda/sm90/paged_part.h"
@@ -248,9 +250,11 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 	do {
 		const struct fa_cuda_paged_item &item = walk.item;
 		int32_t token = walk.begin + before * FA_CUDA_PAGED_TILE;
+		struct fa_sm90_paged_append<C> append;
 		struct fa_sm80_rows<C> rows;
 		fa_sm90_paged_q<C> q;
 
+		append.begin(args, walk);
 		q.load(args, walk, shared);
 		for (uint32_t i = lane; i < C::ROWS; i += 32)
 			((struct fa_paged_fact *)(shared_memory + facts))[i] = fa_paged_fact_of<C>(
@@ -259,6 +263,7 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 		if (!begun)
 			fa_barrier_sync(C::BEGUN, C::JOINED + 32);
 		begun = true;
+		append.end(args, walk);
 		fa_sm80_clear<C>(rows);
 
 		const struct fa_paged_clear clear = fa_paged_clear_of<C>(args, item,

@@ -9,12 +9,15 @@
  * 16 tokens of codes, or of 64 columns, are little for a copy: STRIPS of them that lie in one
  * page are one. The scales of a tile's tokens, if they have any, are copied like them by eight
  * lanes more, 64 bytes of each 16 tokens, or 256 where one page has them all.
+ *
+ * Rows of new tokens may come from elsewhere (paged_append.h), each by a copy of its own.
  */
 #pragma once
 
 #include "kernels/cuda/ptx/bulk.h"
 #include "kernels/cuda/ptx/mbarrier.h"
 #include "kernels/cuda/sm80/paged_walk.h"
+#include "kernels/cuda/sm90/paged_append.h"
 #include "kernels/cuda/sm90/paged_config.h"
 
 #include <stdint.h>
@@ -26,6 +29,8 @@ struct fa_sm90_paged_batch {
 	uint32_t in_page;   /* where it is there, and the flags below */
 	int32_t token, end; /* tokens of the batch */
 	bool shared;        /* others will read the same */
+
+	struct fa_sm90_paged_new fresh; /* C::APPENDS */
 };
 
 /* Of the strips in which this lane's is: as many as a copy has, or a tile, lie in one page. */
@@ -39,16 +44,6 @@ __device__ __forceinline__ bool fa_sm90_paged_whole(uint32_t in_page, uint32_t p
 	const uint32_t before = threadIdx.x % STRIPS;
 
 	return in_page >= before && in_page - before + STRIPS <= page_strips;
-}
-
-template <class C>
-__device__ __forceinline__ uint32_t fa_sm90_paged_slot(const struct fa_cuda_paged_attention &args,
-                                                       uint32_t entry)
-{
-	if constexpr (C::SMALL)
-		return ((const typename C::SMALL_ARGS &)args).table[entry];
-	else
-		return args.pages.table[entry];
 }
 
 /* What the lanes copy of a strip: bytes of K in the first four, V in the next, then scales. */
@@ -85,13 +80,14 @@ __device__ __forceinline__ bool fa_sm90_paged_look_up(const struct fa_cuda_paged
 		if (lane % 16 >= 8)
 			ret_batch.from += is_v ? codes.v_scales_at : codes.k_scales_at;
 	}
+	if constexpr (C::APPENDS)
+		ret_batch.fresh = fa_sm90_paged_new_of<C>(args, walk, is_v);
 	ret_batch.slot = ret_batch.in_page = 0;
 	ret_batch.shared = walk.item.row_blocks > 1;
 	if ((int32_t)(strip * FA_CUDA_PAGED_STRIP) < walk.end) {
-		const uint32_t page = (uint32_t)(strip * pages.page_magic >> 32);
-		const uint32_t in_page = strip - page * pages.page_strips;
+		uint32_t in_page;
 
-		ret_batch.slot = fa_sm90_paged_slot<C>(args, walk.item.table_start + page);
+		ret_batch.slot = fa_sm90_paged_find<C>(args, walk.item.table_start, strip, in_page);
 		ret_batch.in_page = in_page;
 		if constexpr (C::STRIPS > 1) {
 			if (fa_sm90_paged_whole<C::STRIPS>(in_page, pages.page_strips))
@@ -190,12 +186,23 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 			if (lane == 0)
 				fa_mbarrier_arrive_expect(full, bytes);
 			__syncwarp();
-			fa_sm90_paged_copy<C>(batch.from + (uint64_t)slot * 256 +
-			                              in_page % 0x100 *
-			                                      fa_sm90_paged_strip_bytes<C>(),
-			                      there, in_page, token_scales,
-			                      shared + C::RING + stage * C::STAGE_BYTES, full,
-			                      batch.shared ? normal : once);
+
+			const char *const from = batch.from + (uint64_t)slot * 256 +
+			                         in_page % 0x100 * fa_sm90_paged_strip_bytes<C>();
+			const uint32_t tile = shared + C::RING + stage * C::STAGE_BYTES;
+			const uint64_t policy = batch.shared ? normal : once;
+			bool is_new = false;
+
+			if constexpr (C::APPENDS) {
+				is_new = batch.token + there > batch.fresh.begin;
+				if (is_new)
+					fa_sm90_paged_copy_new<C>(args, batch.fresh, from,
+					                          batch.token, there, tile, full,
+					                          policy);
+			}
+			if (!is_new)
+				fa_sm90_paged_copy<C>(from, there, in_page, token_scales, tile,
+				                      full, policy);
 			source += 4;
 			if (++stage == C::STAGES) {
 				stage = 0;
