@@ -298,7 +298,8 @@ uint64_t fa_step_number(const struct fa_step *step);
  *   v_new [new, kv_heads, head_dim_v], out [new, heads, head_dim_v],
  *   lse (optional) fp32 [heads, new],
  * where new are the new tokens of all items, in their order; of a step with several caches
- * those of one. All of the cache's dtype. heads is a multiple of kv_heads.
+ * those of one. All of the cache's dtype. heads is a multiple of kv_heads. out and lse must not
+ * overlap anything else in use.
  */
 struct fa_step_attend {
 	uint32_t size; /* sizeof(struct fa_step_attend) */

@@ -4,7 +4,9 @@
  * and the kernels launched, one after another on the stream. A step's tables are copied
  * once to each stream that one of its works comes to, by whichever comes first.
  *
- * What the layers of a step have in common is planned once, and kept behind the tables.
+ * What the layers of a step have in common is planned once, and kept behind the tables. Where
+ * the launch that attends can put new tokens into the pages itself, the append before it is no
+ * part of its own: it has no plan and no launch.
  *
  * What a request over few and short sequences needs of all this its launches carry
  * themselves. Another that is so small that each of its blocks looks things up once reads
@@ -42,6 +44,8 @@ struct room {
 		struct fa_paged_request request;
 		struct fa_paged_step step;
 		bool writes_q, reads_q; /* in scratch */
+		/* Of an append: the next part's launch does it, and this has the request alone. */
+		bool joined;
 	} parts[];
 };
 
@@ -60,6 +64,7 @@ static size_t align(size_t bytes)
 /* Is being filled. */
 struct filling {
 	struct fa_device *device;
+	const struct fa_device_work *work;
 	const struct fa_device_tables *tables;
 	struct room *room;
 	size_t used; /* of the span */
@@ -263,6 +268,18 @@ static void keep(struct fa_device *device, struct fa_cuda_tables *tables,
 	tables->used = at + bytes - tables->span.begin;
 }
 
+/* Whether the append that is part @i is done by the launch of the next part, as far as that has
+ * a plan. */
+static bool joins(const struct fa_device_work *work, const struct room *room, uint32_t i)
+{
+	const struct fa_paged_request *request = &work->paged[i];
+
+	return request->op == FA_PAGED_APPEND && i + 1 < work->n_paged &&
+	       request[1].op == FA_PAGED_ATTEND && room->parts[i + 1].plan &&
+	       fa_cuda_paged_can_append(room->parts[i + 1].plan, &request[1].attention,
+	                                &request->append);
+}
+
 static int plan_part(struct filling *filling, struct fa_cuda_tables *tables,
                      const struct fa_paged_request *request, struct part *part,
                      struct fa_error *error)
@@ -272,6 +289,9 @@ static int plan_part(struct filling *filling, struct fa_cuda_tables *tables,
 	int r;
 
 	part->request = *request;
+	part->joined = joins(filling->work, room, (uint32_t)(part - room->parts));
+	if (part->joined)
+		return 0;
 	if (!part->kept) {
 		part->blob_at = room->span.begin + filling->used;
 		part->plan = part->own_plan = malloc(sizeof(*part->own_plan));
@@ -295,6 +315,8 @@ static int fill_part(struct filling *filling, struct part *part, struct fa_error
 	struct room *room = filling->room;
 	size_t q_bytes;
 
+	if (part->joined)
+		return 0;
 	move_arrays(filling, part);
 	if (room->workspace_bytes < part->plan->workspace_bytes)
 		room->workspace_bytes = align(part->plan->workspace_bytes);
@@ -323,7 +345,7 @@ int fa_cuda_paged_cache_check(struct fa_device *device, const struct fa_paged_ca
 int fa_cuda_paged_prepare(struct fa_device *device, struct fa_device_work *work,
                           struct fa_error *error)
 {
-	struct filling filling = { .device = device, .tables = work->tables };
+	struct filling filling = { .device = device, .work = work, .tables = work->tables };
 	struct fa_cuda_tables *tables = tables_of(work), *keeper = work->repeats ? tables : NULL;
 	size_t bytes = 0;
 	struct room *room;
@@ -338,6 +360,11 @@ int fa_cuda_paged_prepare(struct fa_device *device, struct fa_device_work *work,
 		r = fa_paged_check(&work->paged[i], error->text, sizeof(error->text));
 		if (r < 0)
 			return r;
+	}
+	/* Appends after what may do them. */
+	for (uint32_t i = work->n_paged; i-- > 0;) {
+		if (joins(work, room, i))
+			continue;
 		room->parts[i].kept = find_kept(keeper, &work->paged[i], &room->parts[i]);
 		if (!room->parts[i].kept)
 			bytes += bytes_of(&work->paged[i]);
@@ -348,12 +375,13 @@ int fa_cuda_paged_prepare(struct fa_device *device, struct fa_device_work *work,
 		               "%zu bytes that go with this one",
 		               bytes);
 	room->in_place = true;
-	for (uint32_t i = 0; i < work->n_paged && r == 0; ++i)
+	for (uint32_t i = work->n_paged; i-- > 0 && r == 0;)
 		r = plan_part(&filling, keeper, &work->paged[i], &room->parts[i], error);
 	for (uint32_t i = 0; i < work->n_paged && r == 0; ++i)
 		r = fill_part(&filling, &room->parts[i], error);
 	for (uint32_t i = 0; i < work->n_paged && r == 0; ++i)
-		work->prefixes += room->parts[i].plan->prefixes;
+		if (!room->parts[i].joined)
+			work->prefixes += room->parts[i].plan->prefixes;
 	if (bytes) {
 		fa_cuda_room_cut(&room->span, filling.used);
 		work->room_bytes = room->span.end - room->span.begin;
@@ -362,7 +390,7 @@ int fa_cuda_paged_prepare(struct fa_device *device, struct fa_device_work *work,
 	for (uint32_t i = 0; i < work->n_paged && r == 0; ++i) {
 		if (room->parts[i].own_plan)
 			work->heap_bytes += sizeof(*room->parts[i].own_plan);
-		if (tables && reads_tables(&room->parts[i]))
+		if (tables && !room->parts[i].joined && reads_tables(&room->parts[i]))
 			room->tables_bytes = tables->used;
 	}
 	return r;
@@ -438,6 +466,8 @@ static void read_tables_in_place(struct fa_device *device, struct fa_device_work
 	for (uint32_t i = 0; i < work->n_paged; ++i) {
 		struct part *part = &room->parts[i];
 
+		if (part->joined)
+			continue;
 		redirect(&part->step.table, tables, to);
 		if (part->request.op == FA_PAGED_ATTEND) {
 			redirect(&part->request.attention.tree, tables, to);
@@ -506,11 +536,15 @@ static CUresult launch_part(struct fa_device *device, struct fa_cuda_stream *str
 		part->request.attention.q.data = q;
 	if (part->writes_q)
 		part->request.append.q_out.data = q;
+	if (part->joined)
+		return CUDA_SUCCESS;
 	++stream->epoch;
 	n = fa_cuda_paged_launches(part->plan, &part->request,
 	                           (in_place ? device->room.in_place : device->room.at) +
 	                                   part->blob_at,
 	                           stream->scratch, stream->epoch, launches);
+	if (part > room->parts && part[-1].joined)
+		fa_cuda_paged_add_append(&launches[0], &part[-1].request.append);
 	/* Many rows' kernel, the first, may yield: nothing comes behind it then. */
 	yields = last && part->request.op == FA_PAGED_ATTEND && part->plan->forward_blocks > 0 &&
 	         fa_cuda_yield_prepare(device, stream, part->plan->forward->state_bytes,

@@ -277,6 +277,23 @@ static const struct fa_cuda_paged_item *prefix_of(const struct fa_cuda_paged_att
 	return prefix;
 }
 
+/* New tokens of an item that the launch is to put into pages. */
+static void take_new(const struct fa_cuda_paged_attention *args,
+                     const struct fa_cuda_paged_item *item)
+{
+	const struct fa_cuda_attention *a = &args->attention;
+
+	for (uint32_t token = item->append; token < item->n_k; token++)
+		for (int32_t h = 0; h < args->kv_heads; h++) {
+			const int64_t at = (int64_t)item->first_q + (token - item->append);
+
+			memcpy(page_row(&args->pages, item->table_start, token, h, false),
+			       row_of(&a->k, at, h), args->pages.k_row);
+			memcpy(page_row(&args->pages, item->table_start, token, h, true),
+			       row_of(&a->v, at, h), args->pages.v_row);
+		}
+}
+
 /* All items of a launch that decodes, but for prefixes: those are seen with their tails. */
 static void decode(const struct fa_cuda_paged_launch *launch, struct row *row)
 {
@@ -295,6 +312,8 @@ static void decode(const struct fa_cuda_paged_launch *launch, struct row *row)
 			continue;
 		prefix = pieces ? prefix_of(args, row->item) : NULL;
 		row->prefix_start = prefix ? prefix->table_start : row->item->table_start;
+		if (args->attention.k.data)
+			take_new(args, row->item);
 		for (row->i = 0; row->i < row->item->n_q; row->i++)
 			for (row->head = 0; row->head < args->attention.heads; row->head++)
 				attend_row(row);
@@ -533,6 +552,9 @@ const char *fa_fake_paged_wrong(const struct fa_cuda_paged_launch *launch)
 		if (launch->kernel->kind != FA_CUDA_PAGED_BAND &&
 		    launch->kernel->kind != FA_CUDA_PAGED_RICH && (!a->counters || !a->epoch))
 			return "no counters, or no epoch";
+		if (!a->attention.k.data != !a->attention.v.data ||
+		    (a->attention.k.data && !launch->kernel->appends))
+			return "new tokens";
 		return NULL;
 	case FA_CUDA_PAGED_APPEND:
 	case FA_CUDA_PAGED_READ:
