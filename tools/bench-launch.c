@@ -10,7 +10,8 @@
  *   launch    all that the driver is told, which the engine thread does
  *   first     both, of the first layer; "next": of each further one
  *
- * Of layers that only attend, and of layers that append ("-append"), whose kernels are two.
+ * Of layers that only attend, and of layers that append ("-append"), by the same kernel or, where
+ * there is none for both, by two.
  * The GPU has nothing to do when it is told. Medians of many steps; one thread, no daemon.
  *
  * For a program of its own, fabench-launch: the daemon's functions have the names of

@@ -8,8 +8,9 @@
  *   doorbell  ... by the ring after both have slept; against a bare ping-pong of eventfds
  *             plus inproc, after the same rest
  *   noop      a request that does nothing, by socket and by ring
- *   append    the new token's keys and values go into the pages as well: two kernels
- *   step      32 layers of that, asked for by 32 calls and by one, beside 32 times the two
+ *   append    the new token's keys and values go into the pages as well: by the same kernel,
+ *             or by one of its own before where there is none for both
+ *   step      32 layers of that, asked for by 32 calls and by one, beside 32 times the
  *             kernels; "submit" is what that one call takes
  *   pair      a kernel of the client's, then the daemon's, again and again in that order,
  *             beside the two in one process and stream: ordered by the client's CPU; by a

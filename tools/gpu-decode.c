@@ -87,7 +87,9 @@ static int plan(struct fa_gpu_decode *decode, struct planned *planned, struct fa
 	return r;
 }
 
-static int launch(struct fa_gpu_decode *decode, struct planned *planned, struct fa_error *error)
+/* @append: NULL, or what the launch is to append besides. */
+static int launch(struct fa_gpu_decode *decode, struct planned *planned,
+                  const struct fa_paged_append *append, struct fa_error *error)
 {
 	const struct fa_cudriver *driver = &decode->gpu->driver;
 	struct fa_cuda_paged_launch launches[FA_CUDA_PAGED_LAUNCHES_MAX];
@@ -96,6 +98,8 @@ static int launch(struct fa_gpu_decode *decode, struct planned *planned, struct 
 
 	n = fa_cuda_paged_launches(&planned->plan, &planned->request, planned->blob,
 	                           decode->workspace, ++decode->epoch, launches);
+	if (append)
+		fa_cuda_paged_add_append(&launches[0], append);
 	for (int i = 0; i < n && result == CUDA_SUCCESS; i++) {
 		const struct fa_cuda_paged_kernel *kernel = launches[i].kernel;
 		void *params[] = { &launches[i].args };
@@ -225,7 +229,7 @@ static int fill(struct fa_gpu_decode *decode, uint32_t i,
 	r = plan(decode, &planned, error);
 	for (int32_t layer = 0; layer < cache->layers && r == 0; layer++) {
 		planned.request.append.layer = layer;
-		r = launch(decode, &planned, error);
+		r = launch(decode, &planned, NULL, error);
 	}
 	if (decode->gpu->driver.cuCtxSynchronize() != CUDA_SUCCESS && r == 0)
 		r = fa_fail(error, -EIO, "the GPU fails");
@@ -308,11 +312,16 @@ struct fa_gpu_decode *fa_gpu_decode_free(struct fa_gpu_decode *decode)
 int fa_gpu_decode_launch(struct fa_gpu_decode *decode, int32_t layer, bool append,
                          struct fa_error *error)
 {
+	const struct fa_paged_append *joined = NULL;
 	int r = 0;
 
 	decode->append.request.append.layer = layer;
 	decode->attend.request.attention.layer = layer;
-	if (append)
-		r = launch(decode, &decode->append, error);
-	return r < 0 ? r : launch(decode, &decode->attend, error);
+	if (append &&
+	    fa_cuda_paged_can_append(&decode->attend.plan, &decode->attend.request.attention,
+	                             &decode->append.request.append))
+		joined = &decode->append.request.append;
+	if (append && !joined)
+		r = launch(decode, &decode->append, NULL, error);
+	return r < 0 ? r : launch(decode, &decode->attend, joined, error);
 }

@@ -30,7 +30,7 @@ int fa_gpu_decode_new(struct fa_gpu *gpu, const struct fa_gpu_decode_shape *shap
 /* Takes NULL, returns NULL. */
 struct fa_gpu_decode *fa_gpu_decode_free(struct fa_gpu_decode *decode);
 
-/* Enqueues what there is to do for @layer: attention, and before it, if @append, the new
- * tokens' way into the pages. */
+/* Enqueues what there is to do for @layer: attention, and with or before it, if @append, the
+ * new tokens' way into the pages. */
 int fa_gpu_decode_launch(struct fa_gpu_decode *decode, int32_t layer, bool append,
                          struct fa_error *error);
