@@ -13,9 +13,6 @@
 /* Sequences with fewer new tokens than this decode; others are blocks of rows. */
 #define FORWARD_TOKENS 48
 
-/* Blocks that share a part, about. */
-#define SHARES_MAX 64
-
 /* Where a sequence is computed in units: tiles of one, and how many there are before they become
  * larger. */
 #define UNIT_TILES 8
@@ -289,38 +286,6 @@ static void add_tails(struct making *making, const struct fa_cuda_paged_groups *
 	}
 }
 
-/* How many blocks, and what they have. */
-static void divide(const struct making *making, const struct fa_cuda_chip *chip,
-                   uint32_t *block_items)
-{
-	struct fa_cuda_paged_plan *plan = making->plan;
-	const uint64_t tiles = making->tiles;
-	uint32_t at = 0;
-
-	plan->decode_grid = (chip->sms > 0 ? (uint32_t)chip->sms : 1) *
-	                    (uint32_t)plan->decode->blocks;
-	if (plan->decode_grid > FA_CUDA_PAGED_BLOCKS)
-		plan->decode_grid = FA_CUDA_PAGED_BLOCKS;
-	/* One block adds up all shares of a part: more than these take longer to add up than
-	 * they save. */
-	if (making->parts * SHARES_MAX < plan->decode_grid)
-		plan->decode_grid = (uint32_t)making->parts * SHARES_MAX;
-	/* As few as do not take longer: where all sequences are as long, blocks then often begin
-	 * with a part, and fewer parts are shared. */
-	plan->decode_grid = fa_cuda_paged_ceil_div(
-		tiles, fa_cuda_paged_ceil_div(tiles, plan->decode_grid));
-	plan->tiles_each = (uint32_t)(tiles / plan->decode_grid);
-	plan->tiles_extra = (uint32_t)(tiles % plan->decode_grid);
-	for (uint32_t block = 0; block < plan->decode_grid; block++) {
-		const uint32_t extra = block < plan->tiles_extra ? block : plan->tiles_extra;
-		const uint64_t tile = (uint64_t)block * plan->tiles_each + extra;
-
-		while (at + 1 < making->n && making->items[at + 1].tile <= tile)
-			at++;
-		block_items[block] = at;
-	}
-}
-
 /* The part of the plan from @*at in the blob on, which then is behind it. */
 static int plan_decode(const struct fa_cuda_chip *chip, const struct fa_paged_attention *p,
                        const struct fa_cuda_paged_groups *groups, char *blob, size_t *at,
@@ -365,7 +330,9 @@ static int plan_decode(const struct fa_cuda_chip *chip, const struct fa_paged_at
 	plan->decode_items = n;
 	plan->prefixes = groups->n;
 	plan->block_items_at = *at;
-	divide(&making, chip, (void *)(blob + plan->block_items_at));
+	/* Units are what they are, and many of them are a part. */
+	fa_cuda_paged_divide(chip, p->deterministic ? 0 : fa_cuda_paged_end_tiles(chip, p->cache),
+	                     making.items, n, plan, (void *)(blob + plan->block_items_at));
 	*at += fa_cuda_paged_align(plan->decode_grid * sizeof(uint32_t));
 	if (!pieces && n <= FA_CUDA_PAGED_ITEMS_HERE)
 		memcpy(plan->first_items, making.items, n * sizeof(*making.items));
@@ -589,6 +556,7 @@ static void fill_attention(const struct fa_cuda_paged_plan *plan,
 		args.partial_sums = (void *)(uintptr_t)(partials + sums_at);
 		args.tiles_each = plan->tiles_each;
 		args.tiles_extra = plan->tiles_extra;
+		args.tiles_end = plan->tiles_end;
 		if (pieces) {
 			args.items = (const void *)(uintptr_t)(blob + plan->decode_items_at);
 			args.block_items = (const void *)(uintptr_t)(blob + plan->block_items_at);

@@ -80,7 +80,7 @@ struct fa_cuda_paged_plan {
 
 	/* Attention: the sequences of few rows and those of many, either may be none. */
 	const struct fa_cuda_paged_kernel *decode, *forward;
-	uint32_t decode_items, decode_grid, tiles_each, tiles_extra;
+	uint32_t decode_items, decode_grid, tiles_each, tiles_extra, tiles_end;
 	bool appends; /* fa_cuda_paged_can_append(), as far as attention has to do with it */
 	/* Decode in pieces: places of shares, and rows of each. */
 	uint32_t prefixes, places, place_rows;

@@ -219,6 +219,50 @@ static void turns(void)
 		turns_one(i);
 }
 
+static void judge_ends(const struct paged_problem *problem, const struct fa_cuda_paged_plan *plan,
+                       uint32_t expected)
+{
+	if ((plan->tiles_end > 0) != expected)
+		paged_fail("%s: %u tiles for an end", paged_describe(problem), plan->tiles_end);
+}
+
+static void uneven_one(int i)
+{
+	static const int32_t dims[] = { 128, 64, 256 };
+	struct paged_spec spec = i % 4 ? paged_usual : paged_way_of(&paged_usual, i);
+	struct fa_cuda_chip chip = *paged_gpu_chip(paged_device_gpu);
+	struct paged_problem problem;
+	struct paged_device device;
+
+	spec.head_dim = spec.head_dim_v = dims[i % 3];
+	spec.batch = 10;
+	for (int32_t b = 0; b < spec.batch; b++) {
+		spec.n_new[b] = 1 + (uint32_t)(i + b) % 3;
+		spec.lengths[b] = b < 6 ? 5 + 11 * (uint32_t)b : 400 + 37 * (uint32_t)(i + b);
+		spec.first[b] = b == 8 ? 70 : 0;
+	}
+	spec.sinks = i % 2;
+	chip.sms = 2 + i % 2;
+	chip.portable_paged = i == 3;
+	paged_init(&problem, &spec);
+	if (setjmp(paged_failure)) {
+		paged_failed++;
+		return;
+	}
+	paged_device_init(&device, &problem);
+	paged_check_on(&device, &problem, &chip, judge_ends, chip.arch == 90);
+	paged_device_deinit(&device);
+	paged_deinit(&problem);
+}
+
+/* Many short sequences before few long ones: parts' ends have tiles without tokens, with which
+ * ranges may end, or begin. */
+static void uneven(void)
+{
+	for (int i = 0; i < 8; i++)
+		uneven_one(i);
+}
+
 /* Pages of codes; also with NaNs and infinities. */
 static void codes(void)
 {
@@ -623,6 +667,8 @@ static void run(void)
 	paged_report("few");
 	turns();
 	paged_report("turns");
+	uneven();
+	paged_report("uneven");
 	chosen();
 	paged_report("chosen");
 	codes();

@@ -110,25 +110,30 @@ static void scene_plan(struct scene *scene, const struct fa_cuda_chip *chip,
 		assert_int_equal(scene->blob[scene->blob_bytes + (size_t)i], 0x5a);
 }
 
-/* Counts for each tile of each part how many blocks compute it. */
-static void check_decode(const struct scene *scene, const struct fa_cuda_paged_plan *plan)
+/* Every tile of each part is computed once. Returns how long the block takes that takes longest, in
+ * tiles, if each end takes @end. */
+static uint32_t check_decode(const struct scene *scene, const struct fa_cuda_paged_plan *plan,
+                             uint32_t end)
 {
 	const bool here = plan->decode_items <= FA_CUDA_PAGED_ITEMS_HERE;
 	const struct fa_cuda_paged_item *items =
 		here ? plan->first_items : (const void *)(scene->blob + plan->decode_items_at);
 	const uint32_t *block_items = (const void *)(scene->blob + plan->block_items_at);
-	uint64_t total = 0, covered = 0;
+	uint64_t total = 0, covered = 0, there = 0, computed = 0;
+	uint32_t longest = 0;
 
+	assert_true(plan->tiles_end == 0 || plan->tiles_end < plan->tiles_each);
 	for (uint32_t i = 0; i < plan->decode_items; i++) {
 		assert_int_equal(items[i].tile, total);
-		assert_true(items[i].tiles >= 1 && items[i].parts >= 1);
+		assert_true(items[i].tiles > plan->tiles_end && items[i].parts >= 1);
 		total += (uint64_t)items[i].tiles * items[i].parts;
+		there += (uint64_t)(items[i].tiles - plan->tiles_end) * items[i].parts;
 	}
 	for (uint32_t block = 0; block < plan->decode_grid; block++) {
 		const uint32_t extra = block < plan->tiles_extra ? block : plan->tiles_extra;
 		uint64_t at = (uint64_t)block * plan->tiles_each + extra;
 		uint32_t left = plan->tiles_each + (block < plan->tiles_extra);
-		uint32_t index = 0, part, tile;
+		uint32_t index = 0, part, tile, cost = 0;
 
 		if (here)
 			while (index + 1 < plan->decode_items && items[index + 1].tile <= at)
@@ -141,10 +146,17 @@ static void check_decode(const struct scene *scene, const struct fa_cuda_paged_p
 		part = (uint32_t)(at - items[index].tile) / items[index].tiles;
 		tile = (uint32_t)(at - items[index].tile) % items[index].tiles;
 		while (left > 0) {
-			const uint32_t there = items[index].tiles - tile;
-			const uint32_t n = there < left ? there : left;
+			const uint32_t rest = items[index].tiles - tile;
+			const uint32_t n = rest < left ? rest : left;
+			const uint32_t tokens = items[index].tiles - plan->tiles_end;
 
 			assert_true(part < items[index].parts);
+			if (tile < tokens) {
+				const uint32_t real = tokens - tile < n ? tokens - tile : n;
+
+				computed += real;
+				cost += real + end;
+			}
 			left -= n;
 			covered += n;
 			tile = 0;
@@ -154,8 +166,12 @@ static void check_decode(const struct scene *scene, const struct fa_cuda_paged_p
 				assert_true(index < plan->decode_items);
 			}
 		}
+		assert_true(cost > end);
+		longest = cost > longest ? cost : longest;
 	}
 	assert_int_equal(covered, total);
+	assert_int_equal(computed, there);
+	return longest;
 }
 
 static void check_forward(const struct scene *scene, const struct fa_cuda_paged_plan *plan)
@@ -212,7 +228,7 @@ static void test_random(void **state)
 		scene_plan(&scene, i % 2 ? &h200 : &rtx, &plan);
 		assert_int_equal(plan.decode_items, decoding);
 		assert_true(plan.decode_grid <= 132);
-		check_decode(&scene, &plan);
+		check_decode(&scene, &plan, 0);
 		check_forward(&scene, &plan);
 		free(scene.blob);
 	}
@@ -235,6 +251,66 @@ static void test_even(void **state)
 	assert_string_equal(plan.decode->symbol, "fa_sm90_paged_decode_bf16_d128_a1");
 	assert_null(plan.forward);
 	free(scene.blob);
+}
+
+/* Blocks that have many short sequences have fewer tiles. */
+static void test_ends(void **state)
+{
+	static const struct {
+		int32_t dim;
+		enum fa_paged_store store;
+		const struct fa_cuda_chip *chip;
+		uint32_t end;
+	} cases[] = {
+		{ 128, FA_PAGED_PLAIN, &h200, 3 },
+		{ 64, FA_PAGED_PLAIN, &h200, 5 },
+		{ 256, FA_PAGED_PLAIN, &h200, 1 },
+		{ 128, FA_PAGED_E4M3, &h200, 5 },
+		{ 64, FA_PAGED_E4M3, &h200, 8 },
+		{ 128, FA_PAGED_PLAIN, &rtx, 0 },
+		{ 128, FA_PAGED_PLAIN, &portable_h200, 3 },
+		{ 128, FA_PAGED_PLAIN, &newer, 0 },
+	};
+	struct fa_cuda_paged_plan plan;
+	struct scene scene;
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		const uint32_t end = cases[i].end ? cases[i].end : 3;
+		uint32_t equal, cost = 0;
+
+		scene_init(&scene, 64);
+		scene.cache.store = cases[i].store;
+		scene.cache.head_dim = scene.cache.head_dim_v = cases[i].dim;
+		for (int32_t b = 0; b < 64; b++) {
+			const uint32_t tiles = 2u << (b * 37 % 64 / 8);
+
+			scene.cu_new[b + 1] = (uint32_t)b + 1;
+			scene.lengths[b] = 64 * tiles;
+			cost += 8 * (tiles + end);
+		}
+		scene_plan(&scene, cases[i].chip, &plan);
+		assert_int_equal(plan.tiles_end, cases[i].end);
+		equal = check_decode(&scene, &plan, end);
+		cost /= plan.decode_grid;
+		/* An end more than its share: where it ends in the middle of a part. */
+		if (cases[i].end > 0)
+			assert_true(equal <= cost + end + 1);
+		else
+			assert_true(equal > cost + end + 1);
+		free(scene.blob);
+		/* Of the same length, blocks have as many anyway. */
+		for (int32_t b = 0; b < 64; b++)
+			scene.lengths[b] = 4096;
+		scene_plan(&scene, cases[i].chip, &plan);
+		assert_int_equal(plan.tiles_end, 0);
+		free(scene.blob);
+		/* Of short ones, a block has few tiles. */
+		for (int32_t b = 0; b < 64; b++)
+			scene.lengths[b] = 64 * (1 + (uint32_t)b % 5);
+		scene_plan(&scene, cases[i].chip, &plan);
+		assert_int_equal(plan.tiles_end, 0);
+		free(scene.blob);
+	}
 }
 
 static void test_kernels(void **state)
@@ -364,7 +440,7 @@ static void test_forward_kind(void **state)
 	scene_plan(&scene, &portable, &plan);
 	assert_null(plan.forward);
 	assert_int_equal(plan.decode_items, 2);
-	check_decode(&scene, &plan);
+	check_decode(&scene, &plan, 0);
 	free(scene.blob);
 	scene.request.attention.tree = NULL;
 	scene.cache.dtype = FA_ATTENTION_F32;
@@ -468,7 +544,7 @@ static void test_carried(void **state)
 			assert_int_equal(plan.decode->small, fits);
 			if (i != 4)
 				assert_int_equal(plan.blob_bytes == 0, few);
-			check_decode(&scene, &plan);
+			check_decode(&scene, &plan, 0);
 			assert_int_equal(fa_cuda_paged_launches(&plan, &scene.request, 1 << 16,
 			                                        1 << 20, 1, launches),
 			                 i == 4 ? 2 : 1);
@@ -910,7 +986,7 @@ int main(void)
 		cmocka_unit_test(test_carried),      cmocka_unit_test(test_carried_append),
 		cmocka_unit_test(test_table),        cmocka_unit_test(test_codes),
 		cmocka_unit_test(test_magic),        cmocka_unit_test(test_append),
-		cmocka_unit_test(test_append_tiles),
+		cmocka_unit_test(test_append_tiles), cmocka_unit_test(test_ends),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -34,8 +34,9 @@ struct fa_cuda_pages {
 
 /* A sequence of a step, [48 bytes]. */
 struct fa_cuda_paged_item {
-	uint32_t tile;  /* tiles of all items before it */
-	uint32_t tiles; /* of one part: a row block of a KV head, a slice of V; at least 1 */
+	uint32_t tile; /* tiles of all items before it */
+	/* Of one part: a row block of a KV head, a slice of V; at least 1 besides tiles_end. */
+	uint32_t tiles;
 	uint32_t parts;
 	uint32_t row_blocks; /* of a KV head */
 	uint32_t first_q;    /* its first row in dense tensors */
@@ -78,7 +79,9 @@ struct fa_cuda_paged_block {
 
 /*
  * Attention. Decode: the blocks of the launch divide all tiles evenly, as contiguous
- * ranges: the first tiles_extra blocks have tiles_each + 1, the others tiles_each.
+ * ranges: the first tiles_extra blocks have tiles_each + 1, the others tiles_each. The last
+ * tiles_end of each part stand for the time that its end takes and have no tokens: nobody
+ * computes those alone, so whose range begins with them begins behind them.
  */
 struct fa_cuda_paged_attention {
 	/* cu_seqlens, seqlens and grid fields are unused, and k and v but in decode by bulk copies:
@@ -98,7 +101,7 @@ struct fa_cuda_paged_attention {
 	/* [grid]: 2^16 times the epoch of the launch that used it last, and its arrivals. */
 	uint64_t *counters;
 	uint64_t epoch; /* below 2^48, and above that of every earlier launch */
-	uint32_t tiles_each, tiles_extra;
+	uint32_t tiles_each, tiles_extra, tiles_end; /* tiles_end: 0 with units; < tiles_each */
 	int32_t kv_heads, slices;
 	int32_t box_keys; /* of a box of K or V, for kernels that copy by TMA */
 	/* Decode: all items, if there are no more; else 0. */

@@ -30,7 +30,7 @@ __device__ __forceinline__ uint32_t fa_paged_blocks(const struct fa_cuda_paged_a
 {
 	const uint32_t first = fa_paged_block_of(args, tile);
 
-	n = fa_paged_block_of(args, tile + tiles - 1) - first + 1;
+	n = fa_paged_last_block_of(args, tile, tiles) - first + 1;
 	return first;
 }
 

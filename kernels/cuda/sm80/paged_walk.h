@@ -96,7 +96,7 @@ template <bool PIECES> struct fa_paged_walk : fa_paged_walk_piece<PIECES> {
 	uint32_t left;        /* tiles behind the segment */
 	int32_t begin, end;   /* its tokens */
 	bool whole;           /* it is all of the part */
-	bool first;           /* it is the block's first */
+	bool first;           /* the block's range begins in it */
 	uint32_t tile;        /* the part's first, of all */
 	struct fa_cuda_paged_item item;
 
@@ -133,27 +133,30 @@ template <bool PIECES> struct fa_paged_walk : fa_paged_walk_piece<PIECES> {
 		item.append = c.w;
 	}
 
-	__device__ __forceinline__ void enter(uint32_t tile_in_part)
+	__device__ __forceinline__ void enter(const struct fa_cuda_paged_attention &args,
+	                                      uint32_t tile_in_part)
 	{
 		if constexpr (PIECES)
-			enter_piece(tile_in_part);
+			enter_piece(args, tile_in_part);
 		else
-			enter_tiles(tile_in_part, min(item.tiles - tile_in_part, left), 1);
+			enter_tiles(args, tile_in_part, min(item.tiles - tile_in_part, left), 1);
 	}
 
-	__device__ __forceinline__ void enter_piece(uint32_t tile_in_part)
+	__device__ __forceinline__ void enter_piece(const struct fa_cuda_paged_attention &args,
+	                                            uint32_t tile_in_part)
 	{
 		const uint32_t unit = this->piece.unit;
 		const uint32_t n = unit ? 1 : min(item.tiles - tile_in_part, left);
 
-		enter_tiles(tile_in_part, n, unit ? unit : 1);
+		enter_tiles(args, tile_in_part, n, unit ? unit : 1);
 		whole = whole && this->piece.tails == FA_CUDA_PAGED_NO_TAIL;
 		this->behind = tile_in_part + n;
 		this->place = unit ? tile + tile_in_part : this->piece.parts + part + blockIdx.x;
 	}
 
 	/* @n units of @unit tiles each. */
-	__device__ __forceinline__ void enter_tiles(uint32_t tile_in_part, uint32_t n,
+	__device__ __forceinline__ void enter_tiles(const struct fa_cuda_paged_attention &args,
+	                                            uint32_t tile_in_part, uint32_t n,
 	                                            uint32_t unit)
 	{
 		const int32_t origin = item.begin & ~(FA_CUDA_PAGED_STRIP - 1);
@@ -165,7 +168,7 @@ template <bool PIECES> struct fa_paged_walk : fa_paged_walk_piece<PIECES> {
 		end = item.begin < item.n_k ? min((int32_t)item.n_k,
 		                                  begin + (int32_t)(n * unit) * FA_CUDA_PAGED_TILE)
 		                            : begin;
-		whole = n == item.tiles;
+		whole = tile_in_part == 0 && n + args.tiles_end >= item.tiles;
 	}
 
 	__device__ __forceinline__ void start(const struct fa_cuda_paged_attention &args,
@@ -188,7 +191,25 @@ template <bool PIECES> struct fa_paged_walk : fa_paged_walk_piece<PIECES> {
 		in_item = at - item.tile;
 		part = in_item / item.tiles;
 		first = true;
-		enter(in_item - part * item.tiles);
+		in_item -= part * item.tiles;
+		if (in_item + args.tiles_end < item.tiles) {
+			enter(args, in_item);
+		} else {
+			left -= item.tiles - in_item;
+			enter_next(args);
+		}
+	}
+
+	/* The next part, which is not the first that the block's range has something of. */
+	__device__ __forceinline__ void enter_next(const struct fa_cuda_paged_attention &args)
+	{
+		if (++part == item.parts) {
+			part = 0;
+			index++;
+			load(args);
+		}
+		first = false;
+		enter(args, 0);
 	}
 
 	/* Whether there is a segment behind this one, which is then entered. */
@@ -198,17 +219,11 @@ template <bool PIECES> struct fa_paged_walk : fa_paged_walk_piece<PIECES> {
 			return false;
 		if constexpr (PIECES) {
 			if (this->behind < item.tiles) {
-				enter(this->behind);
+				enter(args, this->behind);
 				return true;
 			}
 		}
-		if (++part == item.parts) {
-			part = 0;
-			index++;
-			load(args);
-		}
-		first = false;
-		enter(0);
+		enter_next(args);
 		return true;
 	}
 
@@ -246,6 +261,13 @@ __device__ __forceinline__ uint32_t fa_paged_block_of(const struct fa_cuda_paged
 
 	return tile < larger ? tile / (args.tiles_each + 1)
 	                     : args.tiles_extra + (tile - larger) / args.tiles_each;
+}
+
+/* The last block that computes some of a part of @tiles tiles, of which @tile is the first. */
+__device__ __forceinline__ uint32_t
+fa_paged_last_block_of(const struct fa_cuda_paged_attention &args, uint32_t tile, uint32_t tiles)
+{
+	return fa_paged_block_of(args, tile + tiles - args.tiles_end - 1);
 }
 
 /* Copies of strips to a warp's ring, in the order in which the warp computes them. */
