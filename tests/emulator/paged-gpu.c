@@ -74,6 +74,15 @@ void paged_gpu_free(struct paged_gpu *gpu, uint64_t address)
 	free((void *)(uintptr_t)address);
 }
 
+uint64_t paged_gpu_pin(struct paged_gpu *gpu, void *memory, size_t bytes)
+{
+	return (uint64_t)(uintptr_t)memory;
+}
+
+void paged_gpu_unpin(struct paged_gpu *gpu, void *memory)
+{
+}
+
 void paged_gpu_upload(struct paged_gpu *gpu, uint64_t to, const void *from, size_t bytes)
 {
 	if (bytes > 0)

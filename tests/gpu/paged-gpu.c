@@ -171,6 +171,21 @@ void paged_gpu_free(struct paged_gpu *gpu, uint64_t address)
 		MUST(cuMemFree(address));
 }
 
+uint64_t paged_gpu_pin(struct paged_gpu *gpu, void *memory, size_t bytes)
+{
+	CUdeviceptr address;
+
+	MUST(cuMemHostRegister(memory, bytes,
+	                       CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP));
+	MUST(cuMemHostGetDevicePointer(&address, memory, 0));
+	return address;
+}
+
+void paged_gpu_unpin(struct paged_gpu *gpu, void *memory)
+{
+	MUST(cuMemHostUnregister(memory));
+}
+
 void paged_gpu_upload(struct paged_gpu *gpu, uint64_t to, const void *from, size_t bytes)
 {
 	if (bytes > 0)

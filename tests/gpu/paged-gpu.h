@@ -20,6 +20,9 @@ const char *paged_gpu_name(const struct paged_gpu *gpu);
 /* 0 if there is not enough memory. */
 uint64_t paged_gpu_alloc(struct paged_gpu *gpu, size_t bytes);
 void paged_gpu_free(struct paged_gpu *gpu, uint64_t address);
+/* The host's memory, which the GPU reads where it is; as it sees it. */
+uint64_t paged_gpu_pin(struct paged_gpu *gpu, void *memory, size_t bytes);
+void paged_gpu_unpin(struct paged_gpu *gpu, void *memory);
 void paged_gpu_upload(struct paged_gpu *gpu, uint64_t to, const void *from, size_t bytes);
 void paged_gpu_download(struct paged_gpu *gpu, void *to, uint64_t from, size_t bytes);
 void paged_gpu_fill(struct paged_gpu *gpu, uint64_t to, unsigned char byte, size_t bytes);

@@ -20,6 +20,7 @@ struct way {
 	bool carried;   /* the table, if it is short */
 	bool gap;       /* between rows of k and of v */
 	bool separate;  /* heads of k lie apart, as in [head][token][dim] */
+	bool pinned;    /* k and v are the host's memory */
 	bool pieces;    /* kernels in pieces are to do it */
 	uint32_t ready; /* bits of sequences whose new tokens are in pages before */
 };
@@ -33,6 +34,7 @@ struct scene {
 	char *tensors[2]; /* k and v, all else poison */
 	size_t tensor_bytes[2];
 	uint64_t device_tensors[2];
+	bool pinned;
 	char *pool; /* before: with poison for new tokens */
 	char *by_two_pool, *by_two_out, *by_two_lse, *now;
 };
@@ -90,15 +92,19 @@ static void make_tensors(struct scene *scene, const struct way *way)
 			to[j]->stride_head = row * tokens;
 		}
 		scene->tensor_bytes[j] = (size_t)(tokens * row * spec->kv_heads) * ELEMENT_BYTES;
-		scene->tensors[j] = malloc(scene->tensor_bytes[j] + 1);
+		scene->tensors[j] = aligned_alloc(4096,
+		                                  (scene->tensor_bytes[j] + 4096) / 4096 * 4096);
 		memset(scene->tensors[j], 0xff, scene->tensor_bytes[j]);
 	}
 	for (int32_t b = 0; b < spec->batch; b++)
 		if (scene->before[b] < spec->lengths[b])
 			take_out(scene, b);
 	for (int j = 0; j < 2; j++) {
-		scene->device_tensors[j] = paged_device_upload(scene->tensors[j],
-		                                               scene->tensor_bytes[j]);
+		scene->device_tensors[j] =
+			scene->pinned
+				? paged_gpu_pin(paged_device_gpu, scene->tensors[j],
+		                                scene->tensor_bytes[j])
+				: paged_device_upload(scene->tensors[j], scene->tensor_bytes[j]);
 		to[j]->data = POINTER(scene->device_tensors[j]);
 	}
 }
@@ -125,6 +131,7 @@ static void scene_init(struct scene *scene, const struct paged_spec *spec, const
 	scene->by_two_out = malloc(problem->out_bytes + 1);
 	scene->by_two_lse = malloc(problem->lse_bytes + 1);
 	memcpy(scene->pool, problem->cache.pool, problem->pool_bytes);
+	scene->pinned = way->pinned;
 	make_tensors(scene, way);
 	if (way->sms)
 		chip.sms = way->sms;
@@ -138,7 +145,10 @@ static void scene_deinit(struct scene *scene)
 	paged_gpu_plan_free(paged_device_gpu, &scene->plan);
 	paged_gpu_plan_free(paged_device_gpu, &scene->append_plan);
 	for (int j = 0; j < 2; j++) {
-		paged_gpu_free(paged_device_gpu, scene->device_tensors[j]);
+		if (scene->pinned)
+			paged_gpu_unpin(paged_device_gpu, scene->tensors[j]);
+		else
+			paged_gpu_free(paged_device_gpu, scene->device_tensors[j]);
 		free(scene->tensors[j]);
 	}
 	free(scene->pool);
@@ -269,6 +279,7 @@ static void numbers(void)
 			.carried = i % 3 == 1,
 			.gap = i % 5 == 2,
 			.separate = i % 7 == 3,
+			.pinned = i % 6 == 5,
 			.ready = i % 4 == 1 ? 4 : 0,
 		};
 
@@ -409,6 +420,7 @@ static void random_one(uint64_t seed)
 	way.carried = problem_one_in(2);
 	way.gap = problem_one_in(3);
 	way.separate = problem_one_in(3);
+	way.pinned = problem_one_in(5);
 	check(&spec, &way, true);
 }
 
