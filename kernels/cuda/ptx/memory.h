@@ -39,6 +39,12 @@ __device__ __forceinline__ uint4 fa_ld_shared_v4(uint32_t address)
 	return value;
 }
 
+/* Has the line with @address come from memory. */
+__device__ __forceinline__ void fa_prefetch(const void *address)
+{
+	asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
 /* blockIdx.x, read anew each time. */
 __device__ __forceinline__ int32_t fa_block_index(void)
 {

@@ -320,16 +320,14 @@ __device__ __forceinline__ void fa_paged_end(const struct fa_cuda_paged_attentio
 		return;
 	}
 
-	/* The barrier has put all shares before this thread's fence. */
+	/* The barrier has put all shares before this thread's count, which releases and acquires
+	 * for all of the block. */
 	const uint32_t first = fa_paged_block_of(args, walk.tile);
 	const uint32_t last = fa_paged_last_block_of(args, walk.tile, walk.item.tiles);
 	bool *const is_last = (bool *)(shared + C::STATS);
 
-	if (threadIdx.x == 0) {
-		__threadfence();
+	if (threadIdx.x == 0)
 		*is_last = fa_paged_arrive(&args.counters[first], args.epoch, last - first + 1);
-		__threadfence();
-	}
 	__syncthreads(); /* the answer is there */
 	if (*is_last)
 		fa_paged_reduce<C>(args, walk, first, last);

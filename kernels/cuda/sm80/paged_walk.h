@@ -235,7 +235,10 @@ template <bool PIECES> struct fa_paged_walk : fa_paged_walk_piece<PIECES> {
 	__device__ __forceinline__ uint32_t
 	kv_head(const struct fa_cuda_paged_attention &args) const
 	{
-		return part / args.slices / item.row_blocks;
+		const uint32_t rows = args.slices == 1 ? part : part / args.slices;
+
+		/* To divide takes long where everybody waits for it. */
+		return item.row_blocks == 1 ? rows : rows / item.row_blocks;
 	}
 
 	/* How many rows the part has of @most. */
@@ -249,7 +252,7 @@ template <bool PIECES> struct fa_paged_walk : fa_paged_walk_piece<PIECES> {
 	__device__ __forceinline__ uint32_t row(const struct fa_cuda_paged_attention &args,
 	                                        uint32_t rows) const
 	{
-		return part / args.slices % item.row_blocks * rows;
+		return item.row_blocks == 1 ? 0 : part / args.slices % item.row_blocks * rows;
 	}
 };
 

@@ -2,7 +2,7 @@
  * The loading warp's part: it walks the block's range of tiles (sm80/paged_walk.h) as far
  * ahead as there is room. A tile of 64 tokens is eight bulk copies, of 16 tokens of K or of V
  * each, which lie in one page; a lane issues each. Slots of pages are looked up for eight
- * tiles at a time, a lane for each 16 tokens, while the copies of the eight before are
+ * tiles at a time, a lane for each 16 tokens, when the first copies of the eight before have been
  * issued. Of the last 16 tokens only those are copied that are there, and no slot past them
  * is looked up.
  *
@@ -29,6 +29,7 @@ struct fa_sm90_paged_batch {
 	uint32_t in_page;   /* where it is there, and the flags below */
 	int32_t token, end; /* tokens of the batch */
 	bool shared;        /* others will read the same */
+	bool entered;       /* they are the first of a segment, and not the block's first */
 
 	struct fa_sm90_paged_new fresh; /* C::APPENDS */
 };
@@ -61,11 +62,13 @@ __device__ __forceinline__ bool fa_sm90_paged_look_up(const struct fa_cuda_paged
 	const struct fa_cuda_pages &pages = args.pages;
 	const uint32_t lane = threadIdx.x % 32, is_v = lane / 4 % 2;
 
+	ret_batch.entered = false;
 #pragma unroll 1
 	while (token >= walk.end) {
 		if (!walk.next(args))
 			return false;
 		token = walk.begin;
+		ret_batch.entered = true;
 	}
 
 	const uint32_t strip = token / FA_CUDA_PAGED_STRIP + lane;
@@ -102,6 +105,22 @@ __device__ __forceinline__ bool fa_sm90_paged_look_up(const struct fa_cuda_paged
 	ret_batch.end = min(walk.end, token + 8 * FA_CUDA_PAGED_TILE);
 	token = ret_batch.end;
 	return true;
+}
+
+/* Has Q's rows of the segment come, which those who compute ask for when they get there. A whole
+ * warp's. */
+template <class C>
+__device__ __forceinline__ void fa_sm90_paged_touch_q(const struct fa_cuda_paged_attention &args,
+                                                      const struct fa_paged_walk<C::PIECES> &walk)
+{
+	constexpr uint32_t lines = C::DIM * 2 / 128; /* of a row */
+
+	for (uint32_t i = threadIdx.x % 32; i < C::ROWS * lines; i += 32) {
+		const char *const row = fa_paged_q_row<C>(args, walk, i / lines);
+
+		if (row && (int32_t)(i % lines * 64) < args.attention.head_dim)
+			fa_prefetch(row + i % lines * 128);
+	}
 }
 
 /* Starts this lane's copy of a tile of @there tokens, if it has one. @from: its strip; the
@@ -152,9 +171,6 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 	if constexpr (C::CODES)
 		token_scales =
 			((const struct fa_cuda_paged_attention_codes &)args).codes.token_scales;
-	walk.start(args, blockIdx.x);
-	token = walk.begin;
-	more = fa_sm90_paged_look_up<C>(args, walk, token, next);
 	if (lane == 0) {
 		for (int i = 0; i < C::STAGES; i++) {
 			fa_mbarrier_init(shared + C::FULL + 8 * i, 1);
@@ -162,14 +178,17 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 		}
 		fa_mbarrier_init_fence();
 	}
+	walk.start(args, blockIdx.x);
+	token = walk.begin;
+	more = fa_sm90_paged_look_up<C>(args, walk, token, next);
 	__syncwarp();
 	fa_barrier_arrive(C::BEGUN, C::JOINED + 32);
 
 #pragma unroll 1
 	while (more) {
 		batch = next;
-		more = fa_sm90_paged_look_up<C>(args, walk, token, next);
 
+		const int32_t first = batch.token;
 		uint32_t source = lane % 4; /* the lane that knows where the tile's quarter is */
 
 #pragma unroll 1
@@ -207,6 +226,13 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 			if (++stage == C::STAGES) {
 				stage = 0;
 				parity ^= 1;
+			}
+			/* What comes behind the batch, as soon as its first copies are on their
+			 * way. */
+			if (batch.token == first) {
+				more = fa_sm90_paged_look_up<C>(args, walk, token, next);
+				if (more && next.entered)
+					fa_sm90_paged_touch_q<C>(args, walk);
 			}
 		}
 	}

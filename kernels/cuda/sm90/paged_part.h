@@ -65,6 +65,10 @@ __device__ __forceinline__ void fa_sm90_paged_end(const struct fa_cuda_paged_att
 	float2 *const stats = (float2 *)(shared + C::STATS); /* [warp][row] */
 	float *const merge = (float *)(shared + C::MERGE);
 	constexpr uint32_t quads = C::MERGE_COLUMNS / 4;
+	/* Of many warps' shares of four columns those of some are one thread's each. */
+	constexpr uint32_t lanes = C::WARPS > 4 ? 8 : 32;
+	static_assert(quads % lanes == 0 || lanes == 32, "a warp's lanes go on together");
+	static_assert(C::WARPS % (32 / lanes) == 0, "each has as many");
 
 #pragma unroll
 	for (int r = 0; r < 2 * C::ATOMS; r++) {
@@ -105,7 +109,8 @@ __device__ __forceinline__ void fa_sm90_paged_end(const struct fa_cuda_paged_att
 			}
 		/* The columns are there, and the stats. */
 		fa_barrier_sync(C::COMPUTE, C::JOINED);
-		for (uint32_t i = threadIdx.x; i < there * quads; i += C::JOINED) {
+		for (uint32_t i = warp * lanes + lane % lanes; i < there * quads;
+		     i += C::WARPS * lanes) {
 			const uint32_t row = i / quads, quad = i % quads;
 			const uint32_t column = step * C::MERGE_COLUMNS + 4 * quad;
 			float max = -FLT_MAX, sum = 0, x = 0, y = 0, z = 0, w = 0;
@@ -115,7 +120,7 @@ __device__ __forceinline__ void fa_sm90_paged_end(const struct fa_cuda_paged_att
 				max = fmaxf(max, stats[from * C::ROWS + row].x);
 /* More at once take more registers than there are beside O. */
 #pragma unroll 4
-			for (int from = 0; from < C::WARPS; from++) {
+			for (int from = lane / lanes; from < C::WARPS; from += 32 / lanes) {
 				const float2 stat = stats[from * C::ROWS + row];
 				const float4 out = *(const float4 *)&merge[(from * C::ROWS + row) *
 				                                                   C::MERGE_PITCH +
@@ -128,6 +133,16 @@ __device__ __forceinline__ void fa_sm90_paged_end(const struct fa_cuda_paged_att
 				z += weight * out.z;
 				w += weight * out.w;
 			}
+#pragma unroll
+			for (uint32_t apart = lanes; apart < 32; apart *= 2) {
+				sum += __shfl_xor_sync(~0u, sum, apart);
+				x += __shfl_xor_sync(~0u, x, apart);
+				y += __shfl_xor_sync(~0u, y, apart);
+				z += __shfl_xor_sync(~0u, z, apart);
+				w += __shfl_xor_sync(~0u, w, apart);
+			}
+			if (lane >= lanes)
+				continue;
 			if (walk.whole) {
 				const struct fa_paged_target target = fa_paged_target_of<C>(
 					args, walk, row);
@@ -158,16 +173,14 @@ __device__ __forceinline__ void fa_sm90_paged_end(const struct fa_cuda_paged_att
 		return;
 	}
 
-	/* The barrier has put all shares before this thread's fence. */
+	/* The barrier has put all shares before this thread's count, which releases and acquires
+	 * for all of the block. */
 	const uint32_t first = fa_paged_block_of(args, walk.tile);
 	const uint32_t last = fa_paged_last_block_of(args, walk.tile, walk.item.tiles);
 	bool *const is_last = (bool *)(shared + C::LAST);
 
-	if (threadIdx.x == 0) {
-		__threadfence();
+	if (threadIdx.x == 0)
 		*is_last = fa_paged_arrive(&args.counters[first], args.epoch, last - first + 1);
-		__threadfence();
-	}
 	fa_barrier_sync(C::COMPUTE, C::JOINED); /* the answer is there */
 	if (*is_last)
 		fa_paged_reduce<C>(args, walk, first, last);

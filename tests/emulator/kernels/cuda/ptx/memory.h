@@ -33,6 +33,11 @@ static inline uint4 fa_ld_shared_v4(uint32_t address)
 	return value;
 }
 
+static inline void fa_prefetch(const void *address)
+{
+	(void)*(const volatile char *)address;
+}
+
 static inline int32_t fa_block_index(void)
 {
 	return (int32_t)blockIdx.x;
