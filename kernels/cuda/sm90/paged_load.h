@@ -231,8 +231,10 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 			 * way. */
 			if (batch.token == first) {
 				more = fa_sm90_paged_look_up<C>(args, walk, token, next);
-				if (more && next.entered)
-					fa_sm90_paged_touch_q<C>(args, walk);
+				/* Beside new tokens ptxas would spill with two fragments at d64. */
+				if constexpr (C::CODES || C::DIM != 64 || C::ATOMS == 1)
+					if (more && next.entered)
+						fa_sm90_paged_touch_q<C>(args, walk);
 			}
 		}
 	}
