@@ -231,8 +231,9 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 			 * way. */
 			if (batch.token == first) {
 				more = fa_sm90_paged_look_up<C>(args, walk, token, next);
-				/* Beside new tokens ptxas would spill with two fragments at d64. */
-				if constexpr (C::CODES || C::DIM != 64 || C::ATOMS == 1)
+				/* With two fragments at d64 ptxas would spill beside new tokens, and
+				 * where codes are loaded threads have 56 registers. */
+				if constexpr (!C::CODES && (C::DIM != 64 || C::ATOMS == 1))
 					if (more && next.entered)
 						fa_sm90_paged_touch_q<C>(args, walk);
 			}
