@@ -11,7 +11,8 @@
  *   alone       a prefill that would give way, but nobody asks
  *   beside      a prefill beside the steps of "decode"
  *
- * All take turns. Before each step a request that does nothing wakes the daemon, which a prefill
+ * All take turns. Who waits for a step spins: how soon a machine wakes a process is not what is
+ * measured here. Before each step a request that does nothing wakes the daemon, which a prefill
  * keeps awake: "idle" is not to pay for that. What a prefill gives after it was stopped is compared
  * with what it gave before, to the bit. Needs some 6 GB of the GPU's memory and 2 GB of the host's.
  */
@@ -36,6 +37,7 @@
 #define SAMPLES_OFF 30
 #define SAMPLES_QUICK 5
 #define WARM_UP 20
+#define SPIN_NS (20 * FA_NS_PER_MS)
 #define REST_NS (2 * FA_NS_PER_MS)
 /* A round's prefills are asked for so long. */
 #define PREFILL_MS 500
@@ -329,8 +331,8 @@ static int start_daemons(struct yield_bench *b)
 			break;
 		}
 		b->n_daemons++;
-		r = fa_decode_client_open(&b->tensors, b->daemons[daemon].socket, 0, 0, &b->error,
-		                          &b->clients[daemon]);
+		r = fa_decode_client_open(&b->tensors, b->daemons[daemon].socket, 0, SPIN_NS,
+		                          &b->error, &b->clients[daemon]);
 	}
 	if (usual_ns)
 		setenv("FAD_YIELD_NS", usual_ns, 1);

@@ -114,10 +114,10 @@ struct fa_sm90_config {
 
 	/*
 	 * Words of yield.h. RECORD: what this block of threads goes on with (16 bytes). ENDS:
-	 * it does not even begin. STOP: of each stage, whether it has stopped before the tile
-	 * that was to come there. Then SLOT is for its state; BEGUN and LEFT are its blocks of
-	 * rows before this one, and 1 more than the tiles that are left of this. BROKEN: it has
-	 * rows to compute again.
+	 * it does not even begin. STOP: of each stage, whether no tile comes there, as it has
+	 * stopped before, or has ended. If it has stopped SLOT is for its state; BEGUN and LEFT
+	 * are its blocks of rows before this one, and 1 more than the tiles that are left of
+	 * this. BROKEN: it has rows to compute again.
 	 */
 	static constexpr uint32_t RECORD = BARRIERS_END, ENDS = RECORD + 16, SLOT = ENDS + 4;
 	static constexpr uint32_t BEGUN = SLOT + 4, LEFT = BEGUN + 4, BROKEN = LEFT + 4;

@@ -107,7 +107,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 	float slope = 0, next_slope = 0;
 	bool fresh; /* a row has no maximum yet */
 	bool resumed = false;
-	uint32_t stop = 0; /* if k_there: there is no tile, and this block of threads ends */
+	uint32_t stop = 0; /* there is no tile, and this block of threads ends: fa_sm90_stop_kind */
 
 	const auto arrive = [&](uint32_t barrier) {
 		if (lane == 0)
@@ -291,17 +291,18 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 
 			scale[0] = scale[1] = 1;
 			if constexpr (C::YIELDS) {
-				if (border && next_left < 0)
-					break;
-				if (!k_there) {
+				/* One way out of the loop: with another the compiler puts the
+				 * exponentials where turns do not overlap, which takes 15 % at
+				 * d64. */
+				if (!k_there)
 					wait_k();
-					stop = fa_ld_shared(shared + C::STOP + 4 * k.stage);
-				}
+				stop = fa_ld_shared(shared + C::STOP + 4 * k.stage);
 				if (stop)
 					break;
 			}
 			if (border) {
-				if (next_left < 0 || (C::APART && next_skip >= C::STAGES))
+				if (!C::YIELDS &&
+				    (next_left < 0 || (C::APART && next_skip >= C::STAGES)))
 					break;
 				begin();
 				skip = next_skip;
@@ -357,9 +358,6 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			release_v();
 			skip_v(skip);
 			k_there = fa_mbarrier_test(shared + C::K_FULL + 8 * k.stage, k.parity);
-			/* If it is not there yet, who loads may be writing this. */
-			if (C::YIELDS && k_there)
-				stop = fa_ld_shared(shared + C::STOP + 4 * k.stage);
 			if constexpr (C::TURNS == FA_SM90_EXPONENTIALS) {
 				/* While these are computed the next group finds out that it may. */
 				fa_sm90_exponentials<C, steps / 2, steps * 3 / 4>(sums, dots,
@@ -391,7 +389,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			release_v();
 			k_there = false;
 		}
-		if (C::YIELDS && stop && left > 0)
+		if (C::YIELDS && stop == FA_SM90_STOPPED && left > 0)
 			fa_sm90_save<C>(args.yield, fa_ld_shared(shared + C::SLOT), group, out,
 			                sums);
 		else
@@ -402,7 +400,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 		skip_v(1);
 	}
 	if ((C::BAND || C::LAZY) && __any_sync(~0u, broken)) {
-		if (C::YIELDS && stop)
+		if (C::YIELDS && stop == FA_SM90_STOPPED)
 			fa_st_shared(shared + C::BROKEN, 1);
 		else
 			fa_sm90_redo<C>(all, group);

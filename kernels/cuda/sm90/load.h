@@ -139,8 +139,10 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 	for (uint32_t begun = 0; now.next(args, walk, left_of(begun)); begun++) {
 		if (C::YIELDS && begun < done_before())
 			continue;
-		if (C::YIELDS && begun > done_before() && stops(begun, 0))
+		if (C::YIELDS && begun > done_before() && stops(begun, 0)) {
+			stopped = true;
 			break;
+		}
 #pragma unroll 1
 		for (int group = 0; group < C::GROUPS; group++) {
 			fa_mbarrier_wait(shared + C::Q_EMPTY + 8 * q.stage, q.parity ^ 1);
@@ -170,6 +172,11 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 		if (C::YIELDS && stopped)
 			break;
 	}
-	if (pending)
-		fetch_v();
+	if (!pending)
+		return;
+	fetch_v();
+	if (C::YIELDS && !stopped) {
+		wait_k_empty();
+		fa_sm90_say<C>(shared, k.stage, FA_SM90_ENDED);
+	}
 }

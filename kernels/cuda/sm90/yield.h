@@ -16,6 +16,12 @@
 
 #include <stdint.h>
 
+/* What the word of a stage says where no tile comes. */
+enum fa_sm90_stop_kind {
+	FA_SM90_STOPPED = 1, /* there are tiles left */
+	FA_SM90_ENDED = 2,
+};
+
 /* A state: each thread's O, four floats at a time, then its offsets and sums. */
 template <class C> struct fa_sm90_state {
 	static constexpr uint32_t THREADS = C::GROUPS * 128, PIECES = C::DIM_V / 8 + 1;
@@ -113,6 +119,16 @@ __device__ __forceinline__ void fa_sm90_begin(const struct fa_cuda_attention &ar
 	}
 }
 
+/* The loading warp: groups find no tile of K in that place, which is free. */
+template <class C>
+__device__ __forceinline__ void fa_sm90_say(uint32_t shared, uint32_t stage, fa_sm90_stop_kind kind)
+{
+	if (threadIdx.x != 0)
+		return;
+	fa_st_shared(shared + C::STOP + 4 * stage, kind);
+	fa_mbarrier_arrive(shared + C::K_FULL + 8 * stage);
+}
+
 /*
  * The loading warp, before a tile of K, whose place is free: has the groups stop there. @begun
  * blocks of rows came before, of this one @left tiles are left, or all with 0. Returns false if
@@ -133,8 +149,7 @@ __device__ __forceinline__ bool fa_sm90_stop(const struct fa_cuda_yield &yield, 
 			fa_st_shared(shared + C::SLOT, slot);
 			fa_st_shared(shared + C::BEGUN, begun);
 			fa_st_shared(shared + C::LEFT, 1 + left);
-			fa_st_shared(shared + C::STOP + 4 * stage, 1);
-			fa_mbarrier_arrive(shared + C::K_FULL + 8 * stage);
+			fa_sm90_say<C>(shared, stage, FA_SM90_STOPPED);
 		}
 	}
 	return __any_sync(~0u, threadIdx.x == 0 && stops);
