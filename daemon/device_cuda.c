@@ -210,6 +210,7 @@ static int ask_device(struct fa_device *device, struct fa_error *error)
 		.shared_bytes_max = shared,
 		.l2_bytes = l2,
 		.sms = sms,
+		.share_early = device->chip.share_early, /* the environment says it */
 	};
 	snprintf(info->backend, sizeof(info->backend), "cuda");
 	memcpy(info->uuid, uuid.bytes, sizeof(info->uuid));
@@ -285,6 +286,7 @@ static int read_environment(struct fa_device *device, struct fa_error *error)
 	};
 	const char *stage = getenv("FAD_STAGE");
 	unsigned int mode = FA_CUDA_STAGE_AUTO;
+	uint64_t early = 0;
 	int r;
 
 	while (stage && strcmp(stage, modes[mode]) != 0)
@@ -307,6 +309,9 @@ static int read_environment(struct fa_device *device, struct fa_error *error)
 	if (r == 0)
 		r = environment_number("FAD_YIELD_STOP_NS", FA_CUDA_YIELD_STOP_NS, error,
 		                       &device->yield.longest_stop_ns);
+	if (r == 0)
+		r = environment_number("FAD_SHARE_EARLY", 0, error, &early);
+	device->chip.share_early = early > 0;
 	if (r == 0 && (!device->pin_part_bytes || device->pin_part_bytes % (1 << 20)))
 		return fa_fail(error, -EINVAL,
 		               "FAD_PIN_PART_BYTES is %" PRIu64 "; expected a multiple of %d",

@@ -384,7 +384,9 @@ static const struct fa_cuda_paged_kernel *find_groups(const struct fa_cuda_chip 
 	parts = (uint64_t)p->cache->kv_heads * slices_of(p, kernel);
 	fa_cuda_paged_groups_find(p, candidates, (uint32_t)kernel->rows,
 	                          parts > INT32_MAX ? INT32_MAX : (uint32_t)parts,
-	                          (uint32_t)(chip->sms * kernel->blocks), ret_groups);
+	                          (uint32_t)(chip->sms * kernel->blocks),
+	                          chip->share_early ? 0 : fa_cuda_paged_end_tiles(chip, p->cache),
+	                          ret_groups);
 	free(candidates);
 	/* Each row block of each has a counter, and a place for shares of all its rows. */
 	for (uint32_t i = 0; i < ret_groups->n; i++)

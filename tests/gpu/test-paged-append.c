@@ -133,6 +133,7 @@ static void scene_init(struct scene *scene, const struct paged_spec *spec, const
 	memcpy(scene->pool, problem->cache.pool, problem->pool_bytes);
 	scene->pinned = way->pinned;
 	make_tensors(scene, way);
+	chip.share_early = true;
 	if (way->sms)
 		chip.sms = way->sms;
 	paged_plan(&scene->device, problem, &chip, &scene->plan);

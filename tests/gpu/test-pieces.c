@@ -73,6 +73,7 @@ static void check(const struct paged_spec *spec, uint32_t prefixes)
 	paged_device_init(&device, &problem);
 	device.step.host_table = problem.table;
 	/* Few SMs, so that little pays; others only where plans may do as they like. */
+	chip.share_early = prefixes != ANY || problem_one_in(2);
 	chip.sms = prefixes == ANY || prefixes == DETERMINISTIC ? (int32_t)problem_pick(1, 20) : 5;
 	/* An emulated GPU is slow: by turns on what is for this chip alone, and on the rest. */
 	for (int i = 0; i < 3; i++) {

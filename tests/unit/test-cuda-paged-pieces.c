@@ -419,6 +419,31 @@ static void test_not(void **state)
 	check(&scene, 0);
 }
 
+/* @batch sequences of 4,096 tokens that share 2,048 of them. */
+static void set_half(int32_t batch)
+{
+	scene_init(&scene, batch);
+	for (int32_t b = 0; b < batch; b++) {
+		set(b, 1, 4096);
+		begin_like(&scene, b, 0, 32);
+	}
+}
+
+/* What is saved is to be more than what shares take on a chip where that is known. */
+static void test_pays(void **state)
+{
+	set_half(8);
+	check(&scene, 0);
+	set_half(8);
+	scene.chip.share_early = true;
+	check(&scene, 1);
+	set_half(8);
+	scene.chip.arch = 100;
+	check(&scene, 1);
+	set_half(16);
+	check(&scene, 1);
+}
+
 static void test_groups(void **state)
 {
 	/* Two, by turns; of each an odd one out. */
@@ -486,6 +511,7 @@ static void test_random(void **state)
 		scene_init(&scene, batch);
 		scene.chip.sms = 1 + (int32_t)below(150);
 		scene.chip.portable_paged = below(2);
+		scene.chip.share_early = below(2);
 		scene.cache.page_tokens = 16 * (1 + (int32_t)below(5));
 		scene.cache.kv_heads = 1 + (int32_t)below(8);
 		scene.request.attention.heads = scene.cache.kv_heads * (1 + (int32_t)below(8));
@@ -568,9 +594,10 @@ static void test_units(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_usual),  cmocka_unit_test(test_not),
-		cmocka_unit_test(test_groups), cmocka_unit_test(test_new_tokens),
-		cmocka_unit_test(test_random), cmocka_unit_test(test_units),
+		cmocka_unit_test(test_usual),      cmocka_unit_test(test_not),
+		cmocka_unit_test(test_pays),       cmocka_unit_test(test_groups),
+		cmocka_unit_test(test_new_tokens), cmocka_unit_test(test_random),
+		cmocka_unit_test(test_units),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
