@@ -277,12 +277,39 @@ static void add_tails(struct making *making, const struct fa_cuda_paged_groups *
 			making->tails[piece->tails + piece->n_tails++] =
 				(struct fa_cuda_paged_tail){
 					.item = (uint32_t)at - 1,
-					.prefix = prefix,
+					.prefix_item = prefix,
 					.row = item->n_q * making->group + row,
 					.rows = rows - row < most ? rows - row : most,
+					.first_q = step->cu_new[b],
+					.first = row,
 				};
 		for (uint32_t i = 0; i < n_new; i++)
 			making->tokens[item->first_q + item->n_q++] = step->cu_new[b] + i;
+	}
+}
+
+static struct fa_cuda_paged_shares shares_of(const struct making *making, uint32_t item,
+                                             uint32_t row_block)
+{
+	const struct fa_cuda_paged_item *i = &making->items[item];
+	const uint32_t part = row_block * making->slices;
+
+	return (struct fa_cuda_paged_shares){
+		.tile = i->tile + part * i->tiles,
+		.tiles = i->tiles,
+		.parts = making->pieces[item].parts + part,
+		.row_blocks = i->row_blocks,
+	};
+}
+
+/* When tiles are divided. */
+static void finish_tails(const struct making *making, uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		struct fa_cuda_paged_tail *tail = &making->tails[i];
+
+		tail->own = shares_of(making, tail->item, i - making->pieces[tail->item].tails);
+		tail->prefix = shares_of(making, tail->prefix_item, 0);
 	}
 }
 
@@ -333,6 +360,7 @@ static int plan_decode(const struct fa_cuda_chip *chip, const struct fa_paged_at
 	/* Units are what they are, and many of them are a part. */
 	fa_cuda_paged_divide(chip, p->deterministic ? 0 : fa_cuda_paged_end_tiles(chip, p->cache),
 	                     making.items, n, plan, (void *)(blob + plan->block_items_at));
+	finish_tails(&making, n_tails);
 	*at += fa_cuda_paged_align(plan->decode_grid * sizeof(uint32_t));
 	if (!pieces && n <= FA_CUDA_PAGED_ITEMS_HERE)
 		memcpy(plan->first_items, making.items, n * sizeof(*making.items));

@@ -265,7 +265,7 @@ static const struct fa_cuda_paged_item *prefix_of(const struct fa_cuda_paged_att
 
 	if (tail == FA_CUDA_PAGED_NO_TAIL)
 		return NULL;
-	prefix = &args->items[args->tails[tail].prefix];
+	prefix = &args->items[args->tails[tail].prefix_item];
 	if (prefix->n_k != item->begin)
 		abort();
 	for (uint32_t i = 0; i < item->n_q; i++) {

@@ -146,27 +146,37 @@ static uint32_t block_of(const struct view *view, uint32_t tile)
 	                                 : extra + (tile - extra * (each + 1)) / each;
 }
 
-static uint32_t blocks_of(const struct view *view, uint32_t item, uint32_t part)
+static uint32_t blocks_of(const struct view *view, const struct fa_cuda_paged_shares *shares,
+                          uint32_t part)
 {
-	const uint32_t tile = view->items[item].tile + part * view->items[item].tiles;
+	const uint32_t tile = shares->tile + part * shares->tiles;
 
-	return block_of(view, tile + view->items[item].tiles - view->plan->tiles_end - 1) -
+	return block_of(view, tile + shares->tiles - view->plan->tiles_end - 1) -
 	       block_of(view, tile) + 1;
+}
+
+/* @shares are those of an item's parts from @part on. */
+static void check_shares(const struct view *view, const struct fa_cuda_paged_shares *shares,
+                         uint32_t item, uint32_t part)
+{
+	assert_int_equal(shares->tile, view->items[item].tile + part * view->items[item].tiles);
+	assert_int_equal(shares->tiles, view->items[item].tiles);
+	assert_int_equal(shares->parts, view->pieces[item].parts + part);
+	assert_int_equal(shares->row_blocks, view->items[item].row_blocks);
 }
 
 /* What the last to come at a tail waits for. */
 static uint32_t wanted(const struct view *view, uint32_t tail, uint32_t kv_head, uint32_t slice)
 {
 	const struct fa_cuda_paged_tail *t = &view->tails[tail];
-	const struct fa_cuda_paged_item *item = &view->items[t->item];
 	const uint32_t row_block = tail - view->pieces[t->item].tails;
-	uint32_t n = blocks_of(view, t->item,
-	                       (kv_head * item->row_blocks + row_block) * view->slices + slice);
+	uint32_t n = blocks_of(view, &t->own, kv_head * t->own.row_blocks * view->slices + slice);
 
+	check_shares(view, &t->own, t->item, row_block * view->slices);
+	check_shares(view, &t->prefix, t->prefix_item, 0);
 	for (uint32_t b = t->row / view->rows; b <= (t->row + t->rows - 1) / view->rows; b++)
-		n += blocks_of(view, t->prefix,
-		               (kv_head * view->items[t->prefix].row_blocks + b) * view->slices +
-		                       slice);
+		n += blocks_of(view, &t->prefix,
+		               (kv_head * t->prefix.row_blocks + b) * view->slices + slice);
 	return n;
 }
 
@@ -286,7 +296,7 @@ static void check_tokens(const struct scene *scene)
 			continue;
 		}
 		/* In a prefix: nothing of it is hidden, and it ends where the tail begins. */
-		prefix = &view.items[view.tails[piece->tails].prefix];
+		prefix = &view.items[view.tails[piece->tails].prefix_item];
 		assert_int_equal(prefix->begin, begin);
 		assert_int_equal(prefix->first, step->first[b]);
 		assert_int_equal(prefix->n_k, tail->begin);
@@ -300,7 +310,9 @@ static void check_tokens(const struct scene *scene)
 			const struct fa_cuda_paged_tail *t = &view.tails[piece->tails + block];
 
 			assert_int_equal(t->item, item - 1);
-			assert_int_equal(t->prefix, view.tails[piece->tails].prefix);
+			assert_int_equal(t->prefix_item, view.tails[piece->tails].prefix_item);
+			assert_int_equal(t->first_q, tail->first_q);
+			assert_int_equal(t->first, block * view.rows);
 			for (uint32_t i = 0; i < t->rows; i++, row++)
 				assert_int_equal(
 					view.tokens[prefix->first_q + (t->row + i) / view.group],
@@ -309,7 +321,7 @@ static void check_tokens(const struct scene *scene)
 			if (block == tail->row_blocks - 1)
 				assert_int_equal(row, n_new * view.group);
 		}
-		n_prefix_tokens[view.tails[piece->tails].prefix] += n_new;
+		n_prefix_tokens[view.tails[piece->tails].prefix_item] += n_new;
 	}
 	assert_int_equal(item, scene->plan.decode_items);
 	for (uint32_t i = 0; i < scene->plan.prefixes; i++)

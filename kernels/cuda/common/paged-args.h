@@ -65,11 +65,25 @@ struct fa_cuda_paged_piece {
 
 #define FA_CUDA_PAGED_NO_TAIL 0xffffffffu
 
-/* A row block of an item whose tokens are behind a prefix, [16 bytes]; those of one prefix
- * follow one another, as their rows do. */
+/* Where an item's shares are that are not units': of part p, as many as there are blocks between
+ * those of tiles tile + p tiles and the part's last, from the place on that is the sum of parts, p
+ * and the first block. */
+struct fa_cuda_paged_shares {
+	uint32_t tile, tiles;
+	uint32_t parts;      /* before p = 0 */
+	uint32_t row_blocks; /* of a KV head */
+};
+
+/* A row block of an item whose tokens are behind a prefix, [64 bytes]; those of one prefix
+ * follow one another, as their rows do. It has all that its end is to know, so that this is not
+ * found by asking one array after the other. */
 struct fa_cuda_paged_tail {
-	uint32_t item, prefix;
 	uint32_t row, rows; /* of the prefix's rows: its first, and how many */
+	uint32_t first_q,
+		first; /* of the item: its first row in dense tensors; the block's first */
+	struct fa_cuda_paged_shares own, prefix; /* own: p = 0 is this row block's first part */
+	uint32_t item, prefix_item;
+	uint32_t unused[2];
 };
 
 /* A block of query rows of the forward kernels. */

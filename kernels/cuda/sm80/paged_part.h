@@ -210,24 +210,34 @@ struct fa_paged_target {
 	uint32_t head;
 };
 
+/* Of row @at of those that an item has of a KV head. @first_q: the item's. */
+__device__ __forceinline__ struct fa_paged_target
+fa_paged_target_at(const struct fa_cuda_paged_attention &args, uint32_t first_q, uint32_t at,
+                   uint32_t kv_head, uint32_t slice)
+{
+	const struct fa_cuda_attention &p = args.attention;
+	const int64_t token = (int64_t)first_q + at / p.group;
+	struct fa_paged_target target = { NULL, NULL, 0 };
+
+	target.head = kv_head * p.group + at % p.group;
+	target.out = (char *)p.out.data + token * p.out.stride_token +
+	             target.head * p.out.stride_head;
+	if (p.lse && slice == 0)
+		target.lse = p.lse + token * p.lse_stride_token + target.head * p.lse_stride_head;
+	return target;
+}
+
 template <class C>
 __device__ __forceinline__ struct fa_paged_target
 fa_paged_target_of(const struct fa_cuda_paged_attention &args,
                    const struct fa_paged_walk<C::PIECES> &walk, uint32_t row)
 {
-	const struct fa_cuda_attention &p = args.attention;
 	const uint32_t at = walk.row(args, C::ROWS) + row;
-	const int64_t token = (int64_t)walk.item.first_q + at / p.group;
-	struct fa_paged_target target = { NULL, NULL, 0 };
 
-	if (at >= walk.item.n_q * p.group)
-		return target;
-	target.head = walk.kv_head(args) * p.group + at % p.group;
-	target.out = (char *)p.out.data + token * p.out.stride_token +
-	             target.head * p.out.stride_head;
-	if (p.lse && walk.slice(args) == 0)
-		target.lse = p.lse + token * p.lse_stride_token + target.head * p.lse_stride_head;
-	return target;
+	if (at >= walk.item.n_q * args.attention.group)
+		return { NULL, NULL, 0 };
+	return fa_paged_target_at(args, walk.item.first_q, at, walk.kv_head(args),
+	                          walk.slice(args));
 }
 
 /* From a row's maximum and sum to the factor of its O; stores the LSE if @lse. */

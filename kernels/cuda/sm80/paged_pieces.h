@@ -7,8 +7,12 @@
  * a share of each of its blocks. Who stores a share counts itself in wherever it is wanted:
  *   a part in units, or that is no tail   at the counter of the block that has its first
  *   a tail, and each that a prefix has    at the tail's counter
- * A part in units that one block has alone needs no counter. Whoever counts last adds up: the
- * prefix's shares, then the part's own, in their order.
+ * Of units a block counts when it has stored all that it has of the part; a part that one block
+ * has alone needs no counter. Whoever counts last adds up: the prefix's shares, then the part's
+ * own, in their order.
+ *
+ * All of this is at the end of a launch, where nothing hides how long loads take: what is asked
+ * for depends on as few others as can be, and is asked for at once.
  */
 #pragma once
 
@@ -34,140 +38,176 @@ __device__ __forceinline__ uint32_t fa_paged_blocks(const struct fa_cuda_paged_a
 	return first;
 }
 
-/* Where the shares of part @part of item @index are; not for one in units. */
 __device__ __forceinline__ struct fa_paged_places
-fa_paged_places_of(const struct fa_cuda_paged_attention &args, uint32_t index, uint32_t part)
+fa_paged_places_of(const struct fa_cuda_paged_attention &args,
+                   const struct fa_cuda_paged_shares &shares, uint32_t part)
 {
-	const struct fa_cuda_paged_item &item = args.items[index];
 	struct fa_paged_places places;
 
-	places.first = fa_paged_blocks(args, item.tile + part * item.tiles, item.tiles, places.n) +
-	               args.pieces[index].parts + part;
+	places.first = fa_paged_blocks(args, shares.tile + part * shares.tiles, shares.tiles,
+	                               places.n) +
+	               shares.parts + part;
 	return places;
 }
 
-/* Where a prefix has the shares of its row @row. */
-template <class C>
-__device__ __forceinline__ struct fa_paged_places
-fa_paged_prefix_places(const struct fa_cuda_paged_attention &args, uint32_t prefix, uint32_t row,
-                       uint32_t kv_head, uint32_t slice)
-{
-	const uint32_t row_block = kv_head * args.items[prefix].row_blocks + row / C::ROWS;
+/* What is to be known to finish a part. */
+struct fa_paged_ending {
+	struct fa_paged_places own;
+	/* Of a tail, else none: what the prefix's row block has that its rows begin in, and the one
+	 * behind that if they end there. */
+	struct fa_paged_places prefix, next;
+	uint32_t prefix_row;     /* where in the first of these */
+	uint32_t first_q, first; /* as in struct fa_cuda_paged_tail */
+	uint32_t rows, kv_head, slice;
+};
 
-	return fa_paged_places_of(args, prefix, row_block * args.slices + slice);
+/* Of row block @index of tails. */
+template <class C>
+__device__ __forceinline__ struct fa_paged_ending
+fa_paged_ending_of(const struct fa_cuda_paged_attention &args, uint32_t index, uint32_t kv_head,
+                   uint32_t slice)
+{
+	const uint4 *const words = (const uint4 *)(args.tails + index);
+	const uint4 a = words[0], b = words[1], c = words[2];
+	const struct fa_cuda_paged_shares own = { b.x, b.y, b.z, b.w };
+	const struct fa_cuda_paged_shares prefix = { c.x, c.y, c.z, c.w };
+	const uint32_t block = a.x / C::ROWS;
+	const uint32_t part = (kv_head * prefix.row_blocks + block) * args.slices + slice;
+	struct fa_paged_ending ending;
+
+	ending.own = fa_paged_places_of(args, own, kv_head * own.row_blocks * args.slices + slice);
+	ending.prefix = fa_paged_places_of(args, prefix, part);
+	ending.next = { 0, 0 };
+	if ((a.x + a.y - 1) / C::ROWS > block)
+		ending.next = fa_paged_places_of(args, prefix, part + args.slices);
+	ending.prefix_row = a.x % C::ROWS;
+	ending.rows = a.y;
+	ending.first_q = a.z;
+	ending.first = a.w;
+	ending.kv_head = kv_head;
+	ending.slice = slice;
+	return ending;
 }
 
-template <class C>
-__device__ __forceinline__ void fa_paged_add(const struct fa_cuda_paged_attention &args,
-                                             const struct fa_paged_places &places, uint32_t row,
-                                             uint32_t quad, struct fa_paged_total &total)
-{
-	constexpr uint32_t at_once = 8;
-
-#pragma unroll 1
-	for (uint32_t i = 0; i < places.n; i += at_once) {
-		float2 share[at_once];
-		float4 out[at_once];
-		float top = total.max;
-
-#pragma unroll
-		for (uint32_t j = 0; j < at_once; j++) {
-			/* Past the last, the last once more, for nothing. */
-			const uint32_t place = places.first + min(i + j, places.n - 1);
-			const uint32_t at = place * args.place_rows + row;
-
-			share[j] = __ldcg((const float2 *)&args.partial_sums[at * 2]);
-			out[j] = __ldcg(
-				(const float4 *)&args.partials[(size_t)at * C::DIM_V + 4 * quad]);
-		}
-#pragma unroll
-		for (uint32_t j = 0; j < at_once; j++)
-			top = fmaxf(top, share[j].x);
-
-		const float shrink = fa_ex2(total.max - top);
-
-		total.max = top;
-		total.sum *= shrink;
-		total.x *= shrink;
-		total.y *= shrink;
-		total.z *= shrink;
-		total.w *= shrink;
-#pragma unroll
-		for (uint32_t j = 0; j < at_once; j++) {
-			const float weight = fa_ex2(share[j].x - total.max);
-
-			if (i + j >= places.n)
-				continue;
-			total.sum += weight * share[j].y;
-			total.x += weight * out[j].x;
-			total.y += weight * out[j].y;
-			total.z += weight * out[j].z;
-			total.w += weight * out[j].w;
-		}
-	}
-}
-
-/* Finishes a part; the thread is number @thread of @threads that do. @tail: of which row block, or
- * FA_CUDA_PAGED_NO_TAIL. */
-template <class C>
-__device__ __forceinline__ void
-fa_paged_finish(const struct fa_cuda_paged_attention &args, const struct fa_paged_walk<true> &walk,
-                const struct fa_paged_places &own, uint32_t tail, uint32_t thread, uint32_t threads)
+/* Adds up shares and stores what is finished; the thread is number @thread of @threads that do. It
+ * has four columns of ITEMS rows at a time, and asks for SHARES of each before it looks at the
+ * first. */
+template <class C, int ITEMS, int SHARES>
+__device__ __forceinline__ void fa_paged_finish(const struct fa_cuda_paged_attention &args,
+                                                const struct fa_paged_ending &ending,
+                                                uint32_t thread, uint32_t threads)
 {
 	constexpr uint32_t quads = C::DIM_V / 4;
-	const uint32_t rows = walk.rows(args, C::ROWS);
+	const uint32_t items = ending.rows * quads;
+	const uint32_t most = ending.own.n + max(ending.prefix.n, ending.next.n);
 
 #pragma unroll 1
-	for (uint32_t i = thread; i < rows * quads; i += threads) {
-		const uint32_t row = i / quads, quad = i % quads;
-		const struct fa_paged_target target = fa_paged_target_of<C>(args, walk, row);
-		struct fa_paged_total total = { -FLT_MAX, 0, 0, 0, 0, 0 };
+	for (uint32_t begin = thread; begin < items; begin += ITEMS * threads) {
+		struct fa_paged_total total[ITEMS];
 
-		if (tail != FA_CUDA_PAGED_NO_TAIL) {
-			const uint32_t at = args.tails[tail].row + row;
+#pragma unroll
+		for (int u = 0; u < ITEMS; u++)
+			total[u] = { -FLT_MAX, 0, 0, 0, 0, 0 };
+#pragma unroll 1
+		for (uint32_t i = 0; i < most; i += SHARES) {
+			float2 share[ITEMS][SHARES];
+			float4 out[ITEMS][SHARES];
+			uint32_t n[ITEMS];
 
-			fa_paged_add<C>(args,
-			                fa_paged_prefix_places<C>(args, args.tails[tail].prefix, at,
-			                                          walk.kv_head(args),
-			                                          walk.slice(args)),
-			                at % C::ROWS, quad, total);
+#pragma unroll
+			for (int u = 0; u < ITEMS; u++) {
+				/* Past the last, the last once more, for nothing. */
+				const uint32_t item = min(begin + u * threads, items - 1);
+				const uint32_t row = item / quads, quad = item % quads;
+				const uint32_t at = ending.prefix_row + row;
+				const bool next = at >= C::ROWS;
+				const uint32_t first = next ? ending.next.first
+				                            : ending.prefix.first;
+				const uint32_t before = next ? ending.next.n : ending.prefix.n;
+
+				n[u] = before + ending.own.n;
+#pragma unroll
+				for (int j = 0; j < SHARES; j++) {
+					const uint32_t number = min(i + j, n[u] - 1);
+					const bool own = number >= before;
+					const uint32_t place = own ? ending.own.first +
+					                                       (number - before)
+					                           : first + number;
+					const uint32_t from = place * args.place_rows +
+					                      (own ? row : at % C::ROWS);
+
+					share[u][j] = __ldcg(
+						(const float2 *)&args.partial_sums[from * 2]);
+					out[u][j] = __ldcg(
+						(const float4 *)&args
+							.partials[(size_t)from * C::DIM_V +
+					                          4 * quad]);
+				}
+			}
+#pragma unroll
+			for (int u = 0; u < ITEMS; u++) {
+				float top = total[u].max;
+
+#pragma unroll
+				for (int j = 0; j < SHARES; j++)
+					top = fmaxf(top, i + j < n[u] ? share[u][j].x : -FLT_MAX);
+
+				const float shrink = fa_ex2(total[u].max - top);
+
+				total[u].max = top;
+				total[u].sum *= shrink;
+				total[u].x *= shrink;
+				total[u].y *= shrink;
+				total[u].z *= shrink;
+				total[u].w *= shrink;
+#pragma unroll
+				for (int j = 0; j < SHARES; j++) {
+					const float weight = fa_ex2(share[u][j].x - top);
+
+					if (i + j >= n[u])
+						continue;
+					total[u].sum += weight * share[u][j].y;
+					total[u].x += weight * out[u][j].x;
+					total[u].y += weight * out[u][j].y;
+					total[u].z += weight * out[u][j].z;
+					total[u].w += weight * out[u][j].w;
+				}
+			}
 		}
-		fa_paged_add<C>(args, own, row, quad, total);
+#pragma unroll
+		for (int u = 0; u < ITEMS; u++) {
+			const uint32_t item = begin + u * threads, quad = item % quads;
 
-		const float factor = fa_paged_factor(args.attention, target.head, total.max,
-		                                     total.sum, quad == 0 ? target.lse : NULL);
-		const uint32_t column = walk.slice(args) * C::DIM_V + 4 * quad;
+			if (item >= items)
+				continue;
 
-		fa_paged_store<C>(args, target.out, column, total.x * factor, total.y * factor);
-		fa_paged_store<C>(args, target.out, column + 2, total.z * factor, total.w * factor);
+			const struct fa_paged_target target = fa_paged_target_at(
+				args, ending.first_q, ending.first + item / quads, ending.kv_head,
+				ending.slice);
+			const float factor = fa_paged_factor(args.attention, target.head,
+			                                     total[u].max, total[u].sum,
+			                                     quad == 0 ? target.lse : NULL);
+			const uint32_t column = ending.slice * C::DIM_V + 4 * quad;
+
+			fa_paged_store<C>(args, target.out, column, total[u].x * factor,
+			                  total[u].y * factor);
+			fa_paged_store<C>(args, target.out, column + 2, total[u].z * factor,
+			                  total[u].w * factor);
+		}
 	}
 }
 
 /* Counts a share in that tail @index wants; whether it was the last. One thread, after the
- * barrier behind the share. */
-template <class C>
+ * barrier behind the share, which the counter's order takes in. */
 __device__ __forceinline__ bool fa_paged_arrive_at_tail(const struct fa_cuda_paged_attention &args,
-                                                        uint32_t index, uint32_t kv_head,
-                                                        uint32_t slice)
+                                                        uint32_t index,
+                                                        const struct fa_paged_ending &ending)
 {
-	const struct fa_cuda_paged_tail &tail = args.tails[index];
-	const uint32_t row_block = index - args.pieces[tail.item].tails;
-	const uint32_t part = kv_head * args.items[tail.item].row_blocks + row_block;
-	uint32_t n = fa_paged_places_of(args, tail.item, part * args.slices + slice).n;
-	bool last;
-
-#pragma unroll 1
-	for (uint32_t block = tail.row / C::ROWS; block <= (tail.row + tail.rows - 1) / C::ROWS;
-	     block++)
-		n += fa_paged_prefix_places<C>(args, tail.prefix, block * C::ROWS, kv_head, slice)
-		             .n;
-	__threadfence();
-	last = fa_paged_arrive(
-		&args.tail_counters[((uint64_t)index * args.kv_heads + kv_head) * args.slices +
-	                            slice],
-		args.epoch, n);
-	__threadfence();
-	return last;
+	return fa_paged_arrive(
+		&args.tail_counters[((uint64_t)index * args.kv_heads + ending.kv_head) *
+	                                    args.slices +
+	                            ending.slice],
+		args.epoch, ending.own.n + ending.prefix.n + ending.next.n);
 }
 
 /* A prefix's share is there: all tails that have rows in it are told. @flags: C::ROWS words of
@@ -186,10 +226,12 @@ __device__ __forceinline__ void fa_paged_merge_prefix(const struct fa_cuda_paged
 	for (uint32_t i = threadIdx.x; i < walk.piece.n_tails; i += C::JOINED) {
 		const uint32_t index = walk.piece.tails + i;
 		const uint32_t row = args.tails[index].row;
+		const struct fa_paged_ending ending = fa_paged_ending_of<C>(args, index, kv_head,
+		                                                            slice);
 
-		if (row >= end || row + args.tails[index].rows <= begin)
+		if (row >= end || row + ending.rows <= begin)
 			continue;
-		if (fa_paged_arrive_at_tail<C>(args, index, kv_head, slice))
+		if (fa_paged_arrive_at_tail(args, index, ending))
 			flags[max(row, begin) - begin] = index;
 	}
 	C::join(); /* the answers are there */
@@ -209,19 +251,32 @@ __device__ __forceinline__ void fa_paged_merge_prefix(const struct fa_cuda_paged
 #pragma unroll 1
 	for (uint32_t i = 0; i < C::ROWS; i++) {
 		const uint32_t index = flags[i];
-		struct fa_paged_walk<true> tail;
 
 		/* Warps may be left over. */
 		if (index == FA_CUDA_PAGED_NO_TAIL || next++ % teams != team)
 			continue;
-		tail.index = args.tails[index].item;
-		tail.load(args);
-		tail.part = (kv_head * tail.item.row_blocks + index - tail.piece.tails) *
-		                    args.slices +
-		            slice;
-		fa_paged_finish<C>(args, tail, fa_paged_places_of(args, tail.index, tail.part),
-		                   index, threadIdx.x - team * team_warps * 32, team_warps * 32);
+		fa_paged_finish<C, 4, 4>(args, fa_paged_ending_of<C>(args, index, kv_head, slice),
+		                         threadIdx.x - team * team_warps * 32, team_warps * 32);
 	}
+}
+
+/* A tail's share is there. */
+template <class C>
+__device__ __forceinline__ void fa_paged_merge_tail(const struct fa_cuda_paged_attention &args,
+                                                    const struct fa_paged_walk<true> &walk,
+                                                    uint32_t *flags)
+{
+	const uint32_t slice = walk.slice(args), row_blocks = walk.item.row_blocks;
+	const uint32_t index = walk.piece.tails + walk.part / (uint32_t)args.slices % row_blocks;
+	const struct fa_paged_ending ending = fa_paged_ending_of<C>(args, index, walk.kv_head(args),
+	                                                            slice);
+
+	if (threadIdx.x == 0)
+		flags[0] = fa_paged_arrive_at_tail(args, index, ending);
+	C::join(); /* the answer is there */
+	if (flags[0])
+		fa_paged_finish<C, 2, 4>(args, ending, threadIdx.x, C::JOINED);
+	C::join(); /* everybody has read it */
 }
 
 /* A segment's share is there, and all have met since it was stored. All that join. */
@@ -231,36 +286,41 @@ __device__ __forceinline__ void fa_paged_merge_pieces(const struct fa_cuda_paged
                                                       uint32_t *flags)
 {
 	const bool units = walk.piece.unit > 0;
-	uint32_t tail = FA_CUDA_PAGED_NO_TAIL, n_blocks;
-	const uint32_t block = fa_paged_blocks(args, walk.tile, walk.item.tiles, n_blocks);
-	struct fa_paged_places own = { walk.piece.parts + walk.part + block, n_blocks };
-	bool last = walk.behind == walk.item.tiles;
+	uint32_t n_blocks;
 
 	if (walk.piece.n_tails > 0) {
 		fa_paged_merge_prefix<C>(args, walk, flags);
 		C::join(); /* everybody has read the flags */
 		return;
 	}
-	if (units)
-		own = { walk.tile, walk.item.tiles };
-	if (walk.piece.tails != FA_CUDA_PAGED_NO_TAIL)
-		tail = walk.piece.tails + walk.part / (uint32_t)args.slices % walk.item.row_blocks;
-	if (!units || n_blocks > 1) {
-		if (threadIdx.x == 0) {
-			if (tail != FA_CUDA_PAGED_NO_TAIL) {
-				flags[0] = fa_paged_arrive_at_tail<C>(
-					args, tail, walk.kv_head(args), walk.slice(args));
-			} else {
-				__threadfence();
-				flags[0] = fa_paged_arrive(&args.counters[block], args.epoch,
-				                           own.n);
-				__threadfence();
-			}
-		}
-		C::join(); /* the answer is there */
-		last = flags[0];
+	if (walk.piece.tails != FA_CUDA_PAGED_NO_TAIL) {
+		fa_paged_merge_tail<C>(args, walk, flags);
+		return;
 	}
-	if (last)
-		fa_paged_finish<C>(args, walk, own, tail, threadIdx.x, C::JOINED);
+	/* More units of the part are this block's. */
+	if (units && walk.behind < walk.item.tiles && walk.left > 0)
+		return;
+
+	const uint32_t block = fa_paged_blocks(args, walk.tile, walk.item.tiles, n_blocks);
+
+	if (n_blocks > 1) {
+		if (threadIdx.x == 0)
+			flags[0] = fa_paged_arrive(&args.counters[block], args.epoch, n_blocks);
+		C::join(); /* the answer is there */
+	}
+	if (n_blocks == 1 || flags[0]) {
+		struct fa_paged_ending ending = {
+			{ 0, 0 }, { 0, 0 }, { 0, 0 }, 0, walk.item.first_q
+		};
+
+		ending.own = { walk.piece.parts + walk.part + block, n_blocks };
+		if (units)
+			ending.own = { walk.tile, walk.item.tiles };
+		ending.first = walk.row(args, C::ROWS);
+		ending.rows = walk.rows(args, C::ROWS);
+		ending.kv_head = walk.kv_head(args);
+		ending.slice = walk.slice(args);
+		fa_paged_finish<C, 1, 16>(args, ending, threadIdx.x, C::JOINED);
+	}
 	C::join(); /* everybody has read it */
 }

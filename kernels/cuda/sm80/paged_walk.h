@@ -84,6 +84,7 @@ template <> struct fa_paged_walk_piece<true> {
 	struct fa_cuda_paged_piece piece;
 	uint32_t behind; /* units of the part up to the segment's end */
 	uint32_t place;  /* of the segment's share */
+	bool again;      /* the segment before is of the same part */
 };
 
 /*
@@ -151,6 +152,7 @@ template <bool PIECES> struct fa_paged_walk : fa_paged_walk_piece<PIECES> {
 		enter_tiles(args, tile_in_part, n, unit ? unit : 1);
 		whole = whole && this->piece.tails == FA_CUDA_PAGED_NO_TAIL;
 		this->behind = tile_in_part + n;
+		this->again = false;
 		this->place = unit ? tile + tile_in_part : this->piece.parts + part + blockIdx.x;
 	}
 
@@ -220,6 +222,7 @@ template <bool PIECES> struct fa_paged_walk : fa_paged_walk_piece<PIECES> {
 		if constexpr (PIECES) {
 			if (this->behind < item.tiles) {
 				enter(args, this->behind);
+				this->again = true;
 				return true;
 			}
 		}

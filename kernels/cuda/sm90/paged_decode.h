@@ -240,6 +240,7 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 	const struct fa_sm80_pair<C> alone(0, 0);
 	struct fa_logits_rich logits(p, 0);
 	struct fa_paged_walk<C::PIECES> walk;
+	fa_sm90_paged_q<C> q;
 	/* The next tile that is this warp's: where it goes, and how many the segment has before. */
 	uint32_t stage = group, parity = 0;
 	int32_t before = (int32_t)group;
@@ -252,14 +253,18 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 		int32_t token = walk.begin + before * FA_CUDA_PAGED_TILE;
 		struct fa_sm90_paged_append<C> append;
 		struct fa_sm80_rows<C> rows;
-		fa_sm90_paged_q<C> q;
+		bool again = false;
 
+		if constexpr (C::PIECES)
+			again = walk.again;
 		append.begin(args, walk);
-		q.load(args, walk, shared);
-		for (uint32_t i = lane; i < C::ROWS; i += 32)
-			((struct fa_paged_fact *)(shared_memory + facts))[i] = fa_paged_fact_of<C>(
-				args, walk, i);
-		__syncwarp();
+		if (!again) {
+			q.load(args, walk, shared);
+			for (uint32_t i = lane; i < C::ROWS; i += 32)
+				((struct fa_paged_fact *)(shared_memory + facts))[i] =
+					fa_paged_fact_of<C>(args, walk, i);
+			__syncwarp();
+		}
 		if (!begun)
 			fa_barrier_sync(C::BEGUN, C::JOINED + 32);
 		begun = true;
