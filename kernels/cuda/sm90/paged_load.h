@@ -16,6 +16,8 @@
 
 #include "kernels/cuda/ptx/bulk.h"
 #include "kernels/cuda/ptx/mbarrier.h"
+#include "kernels/cuda/ptx/memory.h"
+#include "kernels/cuda/sm80/paged_part.h"
 #include "kernels/cuda/sm80/paged_walk.h"
 #include "kernels/cuda/sm90/paged_append.h"
 #include "kernels/cuda/sm90/paged_config.h"
@@ -123,6 +125,20 @@ __device__ __forceinline__ void fa_sm90_paged_touch_q(const struct fa_cuda_paged
 	}
 }
 
+/* The same, of what is to be known at the segment's end (sm80/paged_pieces.h). */
+__device__ __forceinline__ void
+fa_sm90_paged_touch_tails(const struct fa_cuda_paged_attention &args,
+                          const struct fa_paged_walk<true> &walk)
+{
+	const uint32_t n = max(walk.piece.n_tails, walk.item.row_blocks);
+
+	if (walk.piece.tails == FA_CUDA_PAGED_NO_TAIL)
+		return;
+#pragma unroll 1
+	for (uint32_t i = threadIdx.x % 32; i < n; i += 32)
+		fa_prefetch(args.tails + walk.piece.tails + i);
+}
+
 /* Starts this lane's copy of a tile of @there tokens, if it has one. @from: its strip; the
  * other arguments but @policy: shared memory, and the strip's flags. */
 template <class C>
@@ -183,6 +199,8 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 	more = fa_sm90_paged_look_up<C>(args, walk, token, next);
 	__syncwarp();
 	fa_barrier_arrive(C::BEGUN, C::JOINED + 32);
+	if constexpr (C::PIECES)
+		fa_sm90_paged_touch_tails(args, walk);
 
 #pragma unroll 1
 	while (more) {
@@ -236,6 +254,9 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 				if constexpr (!C::CODES && (C::DIM != 64 || C::ATOMS == 1))
 					if (more && next.entered)
 						fa_sm90_paged_touch_q<C>(args, walk);
+				if constexpr (C::PIECES)
+					if (more && next.entered)
+						fa_sm90_paged_touch_tails(args, walk);
 			}
 		}
 	}
