@@ -41,7 +41,7 @@ static void find(struct place *place, uint32_t ends, uint32_t tile)
 	place->part = place->parts + part;
 	place->in_part = tile - place->tile - part * each;
 	place->before = place->tiles + part * place->item->tiles +
-	                (place->in_part < place->item->tiles ? place->in_part : place->item->tiles);
+	                (place->in_part > ends ? place->in_part - ends : 0);
 }
 
 /* Equal ranges for as few blocks as do not take longer: where all sequences are as long, they then
@@ -62,16 +62,16 @@ static uint32_t longest_of(const struct fa_cuda_paged_item *items,
 	uint32_t at = 0, longest = 0;
 
 	for (uint32_t block = 0; block < plan->decode_grid; block++) {
-		uint32_t first, before, cost;
+		uint32_t first, before, there, cost;
 
 		find(&place, plan->tiles_end, at);
-		/* A range does not have the part of which it begins with the end alone. */
-		first = place.part + (place.in_part >= place.item->tiles);
+		first = place.part;
 		before = place.before;
 		at += plan->tiles_each + (block < plan->tiles_extra);
 		find(&place, plan->tiles_end, at - 1);
-		cost = place.before + (place.in_part < place.item->tiles) - before +
-		       (place.part + 1 - first) * end;
+		/* A range does not have the part of which it has nothing with tokens. */
+		there = place.in_part >= plan->tiles_end;
+		cost = place.before + there - before + (place.part + there - first) * end;
 		longest = cost > longest ? cost : longest;
 	}
 	return longest;

@@ -151,8 +151,8 @@ static uint32_t blocks_of(const struct view *view, const struct fa_cuda_paged_sh
 {
 	const uint32_t tile = shares->tile + part * shares->tiles;
 
-	return block_of(view, tile + shares->tiles - view->plan->tiles_end - 1) -
-	       block_of(view, tile) + 1;
+	return block_of(view, tile + shares->tiles - 1) -
+	       block_of(view, tile + view->plan->tiles_end) + 1;
 }
 
 /* @shares are those of an item's parts from @part on. */
@@ -231,12 +231,10 @@ static void check_walk(const struct scene *scene)
 
 			assert_true(at >= i->tile && part < i->parts);
 			assert_int_equal(block_of(&view, at), block);
-			/* Nothing is left but the time that its end takes. */
-			if (behind + plan->tiles_end >= i->tiles) {
-				at += i->tiles - behind;
-				left -= i->tiles - behind;
-				item += at == i->tile + i->parts * i->tiles;
-				continue;
+			/* Only the time that its end takes is still this block's. */
+			if (behind + left <= plan->tiles_end) {
+				at += left;
+				break;
 			}
 			n = view.pieces[item].unit ? 1 : n;
 			place = view.pieces[item].unit ? at

@@ -148,11 +148,11 @@ static uint32_t check_decode(const struct scene *scene, const struct fa_cuda_pag
 		while (left > 0) {
 			const uint32_t rest = items[index].tiles - tile;
 			const uint32_t n = rest < left ? rest : left;
-			const uint32_t tokens = items[index].tiles - plan->tiles_end;
+			const uint32_t begin = tile > plan->tiles_end ? tile : plan->tiles_end;
 
 			assert_true(part < items[index].parts);
-			if (tile < tokens) {
-				const uint32_t real = tokens - tile < n ? tokens - tile : n;
+			if (tile + n > begin) {
+				const uint32_t real = tile + n - begin;
 
 				computed += real;
 				cost += real + end;

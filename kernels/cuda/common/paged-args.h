@@ -93,9 +93,9 @@ struct fa_cuda_paged_block {
 
 /*
  * Attention. Decode: the blocks of the launch divide all tiles evenly, as contiguous
- * ranges: the first tiles_extra blocks have tiles_each + 1, the others tiles_each. The last
+ * ranges: the first tiles_extra blocks have tiles_each + 1, the others tiles_each. The first
  * tiles_end of each part stand for the time that its end takes and have no tokens: nobody
- * computes those alone, so whose range begins with them begins behind them.
+ * computes those alone, so whose range ends with them ends before them.
  */
 struct fa_cuda_paged_attention {
 	/* cu_seqlens, seqlens and grid fields are unused, and k and v but in decode by bulk copies:

@@ -322,8 +322,8 @@ __device__ __forceinline__ void fa_paged_end(const struct fa_cuda_paged_attentio
 
 	/* The barrier has put all shares before this thread's count, which releases and acquires
 	 * for all of the block. */
-	const uint32_t first = fa_paged_block_of(args, walk.tile);
-	const uint32_t last = fa_paged_last_block_of(args, walk.tile, walk.item.tiles);
+	const uint32_t first = fa_paged_first_block_of(args, walk.tile);
+	const uint32_t last = fa_paged_block_of(args, walk.tile + walk.item.tiles - 1);
 	bool *const is_last = (bool *)(shared + C::STATS);
 
 	if (threadIdx.x == 0)

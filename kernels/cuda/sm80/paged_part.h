@@ -316,7 +316,7 @@ __device__ __forceinline__ void fa_paged_reduce(const struct fa_cuda_paged_atten
 	constexpr int at_once = 16;
 	/* Only the first block may have had another part before this one. */
 	const uint32_t start = first * args.tiles_each + min(first, args.tiles_extra);
-	const uint32_t first_place = 2 * first + (start != walk.tile);
+	const uint32_t first_place = 2 * first + (start < walk.tile);
 	const uint32_t rows = walk.rows(args, C::ROWS);
 
 	for (uint32_t i = threadIdx.x; i < rows * quads; i += C::JOINED) {

@@ -32,9 +32,9 @@ struct fa_paged_total {
 __device__ __forceinline__ uint32_t fa_paged_blocks(const struct fa_cuda_paged_attention &args,
                                                     uint32_t tile, uint32_t tiles, uint32_t &n)
 {
-	const uint32_t first = fa_paged_block_of(args, tile);
+	const uint32_t first = fa_paged_first_block_of(args, tile);
 
-	n = fa_paged_last_block_of(args, tile, tiles) - first + 1;
+	n = fa_paged_block_of(args, tile + tiles - 1) - first + 1;
 	return first;
 }
 

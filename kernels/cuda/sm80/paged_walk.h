@@ -162,15 +162,17 @@ template <bool PIECES> struct fa_paged_walk : fa_paged_walk_piece<PIECES> {
 	                                            uint32_t unit)
 	{
 		const int32_t origin = item.begin & ~(FA_CUDA_PAGED_STRIP - 1);
+		const int32_t from = max((int32_t)(tile_in_part - args.tiles_end), 0);
+		const int32_t to = (int32_t)(tile_in_part + n - args.tiles_end);
 
 		left -= n;
 		tile = item.tile + part * item.tiles;
-		begin = origin + tile_in_part * unit * FA_CUDA_PAGED_TILE;
+		begin = origin + from * (int32_t)unit * FA_CUDA_PAGED_TILE;
 		/* Every strip has a token that is there, or its page need not be. */
 		end = item.begin < item.n_k ? min((int32_t)item.n_k,
-		                                  begin + (int32_t)(n * unit) * FA_CUDA_PAGED_TILE)
+		                                  origin + to * (int32_t)unit * FA_CUDA_PAGED_TILE)
 		                            : begin;
-		whole = tile_in_part == 0 && n + args.tiles_end >= item.tiles;
+		whole = from == 0 && tile_in_part + n == item.tiles;
 	}
 
 	__device__ __forceinline__ void start(const struct fa_cuda_paged_attention &args,
@@ -193,31 +195,14 @@ template <bool PIECES> struct fa_paged_walk : fa_paged_walk_piece<PIECES> {
 		in_item = at - item.tile;
 		part = in_item / item.tiles;
 		first = true;
-		in_item -= part * item.tiles;
-		if (in_item + args.tiles_end < item.tiles) {
-			enter(args, in_item);
-		} else {
-			left -= item.tiles - in_item;
-			enter_next(args);
-		}
-	}
-
-	/* The next part, which is not the first that the block's range has something of. */
-	__device__ __forceinline__ void enter_next(const struct fa_cuda_paged_attention &args)
-	{
-		if (++part == item.parts) {
-			part = 0;
-			index++;
-			load(args);
-		}
-		first = false;
-		enter(args, 0);
+		enter(args, in_item - part * item.tiles);
 	}
 
 	/* Whether there is a segment behind this one, which is then entered. */
 	__device__ __forceinline__ bool next(const struct fa_cuda_paged_attention &args)
 	{
-		if (left == 0)
+		/* Behind this part, what is not more has no tokens. */
+		if (left <= args.tiles_end)
 			return false;
 		if constexpr (PIECES) {
 			if (this->behind < item.tiles) {
@@ -226,7 +211,13 @@ template <bool PIECES> struct fa_paged_walk : fa_paged_walk_piece<PIECES> {
 				return true;
 			}
 		}
-		enter_next(args);
+		if (++part == item.parts) {
+			part = 0;
+			index++;
+			load(args);
+		}
+		first = false;
+		enter(args, 0);
 		return true;
 	}
 
@@ -269,11 +260,11 @@ __device__ __forceinline__ uint32_t fa_paged_block_of(const struct fa_cuda_paged
 	                     : args.tiles_extra + (tile - larger) / args.tiles_each;
 }
 
-/* The last block that computes some of a part of @tiles tiles, of which @tile is the first. */
+/* The first block that computes some of a part, of which @tile is the first. */
 __device__ __forceinline__ uint32_t
-fa_paged_last_block_of(const struct fa_cuda_paged_attention &args, uint32_t tile, uint32_t tiles)
+fa_paged_first_block_of(const struct fa_cuda_paged_attention &args, uint32_t tile)
 {
-	return fa_paged_block_of(args, tile + tiles - args.tiles_end - 1);
+	return fa_paged_block_of(args, tile + args.tiles_end);
 }
 
 /* Copies of strips to a warp's ring, in the order in which the warp computes them. */
