@@ -123,12 +123,12 @@ static uint32_t slices_of(const struct fa_paged_attention *p,
 	return fa_cuda_paged_ceil_div((uint64_t)p->cache->head_dim_v, (uint64_t)kernel->dim_v);
 }
 
-/* The same whatever the step has. */
-static const struct fa_cuda_paged_kernel *find_pieces(const struct fa_cuda_chip *chip,
-                                                      const struct fa_paged_attention *p)
+/* @rows: of a part, which must not depend on the step where results must not. */
+static const struct fa_cuda_paged_kernel *
+find_pieces(const struct fa_cuda_chip *chip, const struct fa_paged_attention *p, int32_t rows)
 {
 	return fa_cuda_paged_find(chip, FA_CUDA_PAGED_PIECES, p->cache->store, p->cache->dtype,
-	                          p->cache->head_dim, p->cache->head_dim_v, 1);
+	                          p->cache->head_dim, p->cache->head_dim_v, rows);
 }
 
 /* Tiles that are computed on their own, of a sequence that has so many: a part has few units
@@ -403,7 +403,8 @@ static const struct fa_cuda_paged_kernel *find_groups(const struct fa_cuda_chip 
 	bool *candidates;
 
 	*ret_groups = (struct fa_cuda_paged_groups){ .n = 0 };
-	kernel = p->step->host_table ? find_pieces(chip, p) : NULL;
+	/* A prefix has the rows of many sequences. */
+	kernel = p->step->host_table ? find_pieces(chip, p, INT16_MAX) : NULL;
 	candidates = kernel ? malloc((size_t)p->step->batch * sizeof(*candidates)) : NULL;
 	if (!candidates)
 		return NULL;
@@ -475,7 +476,7 @@ int fa_cuda_paged_plan_attention(const struct fa_cuda_chip *chip,
 		const int64_t rows = (int64_t)longest * group;
 		struct fa_cuda_paged_groups groups = { .n = 0 };
 
-		plan->decode = p->deterministic ? find_pieces(chip, p)
+		plan->decode = p->deterministic ? find_pieces(chip, p, group)
 		                                : find_groups(chip, p, &groups);
 		if (!plan->decode && !p->deterministic)
 			plan->decode = fa_cuda_paged_find(chip, FA_CUDA_PAGED_DECODE, cache->store,

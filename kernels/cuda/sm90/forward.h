@@ -156,9 +156,10 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 	};
 	/* Which rows of the tile are its sequence's: the end in the high half, the first in the
 	 * low one. */
+	constexpr uint32_t ALL_ROWS = (uint32_t)C::KEYS << 16;
 	const auto rows_of_tile = [&](void) {
 		if (!SOURCE::tails(all))
-			return (uint32_t)C::KEYS << 16;
+			return ALL_ROWS;
 		return (uint32_t)min(rest - key, C::KEYS) << 16 |
 		       (C::PAGED ? (uint32_t)max(first - key, 0) : 0);
 	};
@@ -166,6 +167,8 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 	 * or precede, clears those. */
 	const auto wait_v = [&](uint32_t rows) {
 		fa_mbarrier_wait(shared + C::V_FULL + 8 * v.stage, v.parity);
+		if (rows == ALL_ROWS)
+			return;
 		if (rows >> 16 < C::KEYS)
 			fa_sm90_clear<C>(v_tile(), (int32_t)(rows >> 16), C::KEYS, group);
 		if (C::PAGED && rows % 65536 > 0)
@@ -282,9 +285,11 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 		if (C::YIELDS && resumed)
 			fa_sm90_rescale<C>(out, scale);
 
+		/* Of the tile whose logits there are: its V comes with the next. */
+		uint32_t rows = rows_of_tile();
+
 #pragma unroll 1
 		for (;;) {
-			const uint32_t rows = rows_of_tile();
 			const bool border = left == 0;
 			bool raised = false;
 			int32_t skip = 0;
@@ -340,6 +345,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			} else if (C::LAZY) {
 				raised = fa_sm90_lower(sums, scale);
 			}
+			rows = rows_of_tile();
 			fa_wgmma_wait<1>();
 			fa_wgmma_hold(dots);
 			release_k();
@@ -380,7 +386,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			zero();
 			done = false;
 		}
-		wait_v(rows_of_tile());
+		wait_v(rows);
 		fa_wgmma_fence();
 		fa_sm90_issue_product<C>(out, p, v_tile());
 		fa_wgmma_wait<0>();

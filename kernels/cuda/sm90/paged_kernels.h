@@ -25,8 +25,10 @@
 	X(128, 2, 1, 5, 1)                                                                         \
 	X(256, 1, 1, 3, 1)
 
-/* Decode in pieces (sm80/paged_pieces.h). */
+/* Decode in pieces (sm80/paged_pieces.h): with one fragment of rows what must not depend on the
+ * step, as a row block of two computes 28 rows of 32 for nothing if 4 heads share a key. */
 #define FA_SM90_PAGED_PIECES(X)                                                                    \
+	X(128, 1, 1, 4, 1)                                                                         \
 	X(128, 2, 1, 5, 1)                                                                         \
 	X(256, 1, 1, 3, 1)
 
