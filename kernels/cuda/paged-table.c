@@ -48,7 +48,7 @@
 		.threads = FA_SM90_PAGED_THREADS(groups),                                          \
 		.shared_bytes = FA_SM90_PAGED_SHARED_BYTES(dim_, atoms, groups, stages),           \
 		.blocks = blocks_,                                                                 \
-		.appends = true,                                                                   \
+		.appends = FA_SM90_PAGED_APPENDS(dim_, atoms),                                     \
 	},
 #define DECODE_90_F16(...) DECODE_90(f16, F16, __VA_ARGS__)
 #define PIECES_90_F16(...) PIECES_90(f16, F16, __VA_ARGS__)

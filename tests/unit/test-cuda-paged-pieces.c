@@ -451,6 +451,8 @@ static void test_pays(void **state)
 	scene.chip.arch = 100;
 	check(&scene, 1);
 	set_half(16);
+	check(&scene, 0);
+	set_half(32);
 	check(&scene, 1);
 }
 

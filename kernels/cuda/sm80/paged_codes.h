@@ -33,7 +33,7 @@ template <int STORE_, int DIM_, int ATOMS_, int WARPS_, int STAGES_> struct fa_c
 	static constexpr int WARPS = WARPS_, STAGES = STAGES_;
 	static constexpr int THREADS = WARPS * 32, ROWS = ATOMS * 16;
 	static constexpr int BYTES = 2, STORED = 1; /* of elements, and of codes */
-	static constexpr bool F32 = false, CODES = true, PIECES = false;
+	static constexpr bool F32 = false, CODES = true, PIECES = false, DIVIDED = false;
 
 	static constexpr int JOINED = THREADS;
 	static __device__ __forceinline__ void join(void)
@@ -163,8 +163,7 @@ __device__ __forceinline__ void fa_codes_product(struct fa_sm80_rows<C> &rows,
  * by; and the facts. All threads; the caller's barrier makes it visible. */
 template <class C>
 __device__ __forceinline__ void fa_codes_begin(const struct fa_cuda_paged_attention &args,
-                                               const struct fa_paged_walk<C::PIECES> &walk,
-                                               char *shared)
+                                               const fa_paged_walk_of<C> &walk, char *shared)
 {
 	const bool bf16 = fa_codes_of(args).dtype == FA_CODES_BF16;
 	const uint32_t address = fa_shared_address(shared);
@@ -226,7 +225,7 @@ __device__ __forceinline__ void fa_codes_decode(const struct fa_cuda_paged_atten
 	                   C::template place<true>(lane % 16, lane / 16) * 16;
 	struct fa_logits_rich logits(p, 0);
 	struct fa_paged_loader<C> loader;
-	struct fa_paged_walk<C::PIECES> walk;
+	fa_paged_walk_of<C> walk;
 	uint32_t stage = ring;
 
 	logits.slope = 0; /* rows have their own: fa_paged_place() */

@@ -172,8 +172,7 @@ template <class C> __device__ __forceinline__ bool fa_paged_is_finite(uint32_t v
  * makes it visible. */
 template <class C>
 __device__ __forceinline__ void fa_paged_begin(const struct fa_cuda_paged_attention &args,
-                                               const struct fa_paged_walk<C::PIECES> &walk,
-                                               char *shared)
+                                               const fa_paged_walk_of<C> &walk, char *shared)
 {
 	const struct fa_cuda_attention &p = args.attention;
 	const uint32_t address = fa_shared_address(shared);
@@ -197,7 +196,7 @@ __device__ __forceinline__ void fa_paged_begin(const struct fa_cuda_paged_attent
 /* Brings the warps' rows together and finishes the segment. All threads. */
 template <class C>
 __device__ __forceinline__ void fa_paged_end(const struct fa_cuda_paged_attention &args,
-                                             const struct fa_paged_walk<C::PIECES> &walk,
+                                             const fa_paged_walk_of<C> &walk,
                                              struct fa_sm80_rows<C> &rows, char *shared)
 {
 	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -346,7 +345,7 @@ __device__ __forceinline__ void fa_paged_decode(const struct fa_cuda_paged_atten
 	const struct fa_sm80_pair<C> alone(0, 0);
 	struct fa_logits_rich logits(p, 0);
 	struct fa_paged_loader<C> loader;
-	struct fa_paged_walk<C::PIECES> walk;
+	fa_paged_walk_of<C> walk;
 
 	/* This lane's ldmatrix addresses: of Q, of K's and V's place in a stage. */
 	if constexpr (!C::F32) {

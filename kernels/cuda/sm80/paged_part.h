@@ -56,8 +56,8 @@ __device__ __forceinline__ struct fa_paged_fact fa_paged_fact_get(uint32_t facts
 /* What is to be known of a part's row. */
 template <class C>
 __device__ __forceinline__ struct fa_paged_fact
-fa_paged_fact_of(const struct fa_cuda_paged_attention &args,
-                 const struct fa_paged_walk<C::PIECES> &walk, uint32_t row)
+fa_paged_fact_of(const struct fa_cuda_paged_attention &args, const fa_paged_walk_of<C> &walk,
+                 uint32_t row)
 {
 	const struct fa_cuda_attention &p = args.attention;
 	const struct fa_cuda_paged_item &item = walk.item;
@@ -161,8 +161,7 @@ fa_paged_place(float (&dots)[C::ATOMS][2][4], const struct fa_cuda_paged_attenti
 /* Where a part's row of Q begins; NULL: there is no such row. */
 template <class C>
 __device__ __forceinline__ const char *fa_paged_q_row(const struct fa_cuda_paged_attention &args,
-                                                      const struct fa_paged_walk<C::PIECES> &walk,
-                                                      uint32_t row)
+                                                      const fa_paged_walk_of<C> &walk, uint32_t row)
 {
 	const struct fa_cuda_attention &p = args.attention;
 	const uint32_t at = walk.row(args, C::ROWS) + row, head = walk.kv_head(args) * p.group;
@@ -229,8 +228,8 @@ fa_paged_target_at(const struct fa_cuda_paged_attention &args, uint32_t first_q,
 
 template <class C>
 __device__ __forceinline__ struct fa_paged_target
-fa_paged_target_of(const struct fa_cuda_paged_attention &args,
-                   const struct fa_paged_walk<C::PIECES> &walk, uint32_t row)
+fa_paged_target_of(const struct fa_cuda_paged_attention &args, const fa_paged_walk_of<C> &walk,
+                   uint32_t row)
 {
 	const uint32_t at = walk.row(args, C::ROWS) + row;
 
@@ -294,7 +293,7 @@ __device__ __forceinline__ void fa_paged_store(const struct fa_cuda_paged_attent
 /* Where a segment's share is: its first row, of all places'. */
 template <class C>
 __device__ __forceinline__ uint32_t fa_paged_share(const struct fa_cuda_paged_attention &args,
-                                                   const struct fa_paged_walk<C::PIECES> &walk)
+                                                   const fa_paged_walk_of<C> &walk)
 {
 	if constexpr (C::PIECES)
 		return walk.place * args.place_rows;
@@ -309,8 +308,8 @@ __device__ __forceinline__ uint32_t fa_paged_share(const struct fa_cuda_paged_at
  */
 template <class C>
 __device__ __forceinline__ void fa_paged_reduce(const struct fa_cuda_paged_attention &args,
-                                                const struct fa_paged_walk<C::PIECES> &walk,
-                                                uint32_t first, uint32_t last)
+                                                const fa_paged_walk_of<C> &walk, uint32_t first,
+                                                uint32_t last)
 {
 	constexpr uint32_t quads = C::DIM_V / 4;
 	constexpr int at_once = 16;

@@ -214,7 +214,7 @@ __device__ __forceinline__ bool fa_paged_arrive_at_tail(const struct fa_cuda_pag
  * shared memory that nobody uses. */
 template <class C>
 __device__ __forceinline__ void fa_paged_merge_prefix(const struct fa_cuda_paged_attention &args,
-                                                      const struct fa_paged_walk<true> &walk,
+                                                      const fa_paged_walk_of<C> &walk,
                                                       uint32_t *flags)
 {
 	const uint32_t begin = walk.row(args, C::ROWS), end = begin + C::ROWS;
@@ -263,7 +263,7 @@ __device__ __forceinline__ void fa_paged_merge_prefix(const struct fa_cuda_paged
 /* A tail's share is there. */
 template <class C>
 __device__ __forceinline__ void fa_paged_merge_tail(const struct fa_cuda_paged_attention &args,
-                                                    const struct fa_paged_walk<true> &walk,
+                                                    const fa_paged_walk_of<C> &walk,
                                                     uint32_t *flags)
 {
 	const uint32_t slice = walk.slice(args), row_blocks = walk.item.row_blocks;
@@ -282,7 +282,7 @@ __device__ __forceinline__ void fa_paged_merge_tail(const struct fa_cuda_paged_a
 /* A segment's share is there, and all have met since it was stored. All that join. */
 template <class C>
 __device__ __forceinline__ void fa_paged_merge_pieces(const struct fa_cuda_paged_attention &args,
-                                                      const struct fa_paged_walk<true> &walk,
+                                                      const fa_paged_walk_of<C> &walk,
                                                       uint32_t *flags)
 {
 	const bool units = walk.piece.unit > 0;

@@ -27,6 +27,7 @@ template <> struct fa_paged_element<float> {
  *   WARPS       of a block; there is one block to an SM
  *   STAGES      strips of a warp's ring
  *   PIECES      whether parts of a sequence may be merged that are apart (paged_pieces.h)
+ *   DIVIDED     whether a walk knows its part's KV head, or divides for it each time
  */
 template <class T_, int DIM_, int DIM_V_, int ATOMS_, int WARPS_, int STAGES_, bool PIECES_ = false>
 struct fa_paged_config {
@@ -35,7 +36,7 @@ struct fa_paged_config {
 	static constexpr int STAGES = STAGES_, THREADS = WARPS * 32, ROWS = ATOMS * 16;
 	static constexpr int BYTES = fa_paged_element<T>::bytes;
 	static constexpr int STORED = BYTES; /* of an element in a page */
-	static constexpr bool F32 = BYTES == 4, CODES = false, PIECES = PIECES_;
+	static constexpr bool F32 = BYTES == 4, CODES = false, PIECES = PIECES_, DIVIDED = false;
 
 	/* What paged_part.h wants to know. */
 	static constexpr int JOINED = THREADS;
@@ -92,13 +93,16 @@ template <> struct fa_paged_walk_piece<true> {
  * (paged_pieces.h), a segment is one unit where there are units, and whole is a part that is
  * merged with nothing.
  */
-template <bool PIECES> struct fa_paged_walk : fa_paged_walk_piece<PIECES> {
+template <bool PIECES, bool DIVIDED> struct fa_paged_walk : fa_paged_walk_piece<PIECES> {
 	uint32_t index, part; /* of the item; of the part in it */
 	uint32_t left;        /* tiles behind the segment */
 	int32_t begin, end;   /* its tokens */
 	bool whole;           /* it is all of the part */
 	bool first;           /* the block's range begins in it */
 	uint32_t tile;        /* the part's first, of all */
+	/* Of the part, if DIVIDED: to divide takes long, and code that is long to come, where
+	 * everybody waits. */
+	uint32_t head, row_block;
 	struct fa_cuda_paged_item item;
 
 	__device__ __forceinline__ void load(const struct fa_cuda_paged_attention &args)
@@ -167,6 +171,13 @@ template <bool PIECES> struct fa_paged_walk : fa_paged_walk_piece<PIECES> {
 
 		left -= n;
 		tile = item.tile + part * item.tiles;
+
+		if constexpr (DIVIDED) {
+			const uint32_t block = args.slices == 1 ? part : part / args.slices;
+
+			head = item.row_blocks == 1 ? block : block / item.row_blocks;
+			row_block = block - head * item.row_blocks;
+		}
 		begin = origin + from * (int32_t)unit * FA_CUDA_PAGED_TILE;
 		/* Every strip has a token that is there, or its page need not be. */
 		end = item.begin < item.n_k ? min((int32_t)item.n_k,
@@ -229,10 +240,10 @@ template <bool PIECES> struct fa_paged_walk : fa_paged_walk_piece<PIECES> {
 	__device__ __forceinline__ uint32_t
 	kv_head(const struct fa_cuda_paged_attention &args) const
 	{
-		const uint32_t rows = args.slices == 1 ? part : part / args.slices;
-
-		/* To divide takes long where everybody waits for it. */
-		return item.row_blocks == 1 ? rows : rows / item.row_blocks;
+		if constexpr (DIVIDED)
+			return head;
+		else
+			return part / args.slices / item.row_blocks;
 	}
 
 	/* How many rows the part has of @most. */
@@ -246,9 +257,14 @@ template <bool PIECES> struct fa_paged_walk : fa_paged_walk_piece<PIECES> {
 	__device__ __forceinline__ uint32_t row(const struct fa_cuda_paged_attention &args,
 	                                        uint32_t rows) const
 	{
-		return item.row_blocks == 1 ? 0 : part / args.slices % item.row_blocks * rows;
+		if constexpr (DIVIDED)
+			return row_block * rows;
+		else
+			return part / args.slices % item.row_blocks * rows;
 	}
 };
+
+template <class C> using fa_paged_walk_of = struct fa_paged_walk<C::PIECES, C::DIVIDED>;
 
 /* The block that has a tile, of the launch's. */
 __device__ __forceinline__ uint32_t fa_paged_block_of(const struct fa_cuda_paged_attention &args,
@@ -269,7 +285,7 @@ fa_paged_first_block_of(const struct fa_cuda_paged_attention &args, uint32_t til
 
 /* Copies of strips to a warp's ring, in the order in which the warp computes them. */
 template <class C> struct fa_paged_loader {
-	struct fa_paged_walk<C::PIECES> walk;
+	fa_paged_walk_of<C> walk;
 	bool done;
 	int32_t token; /* the next strip's first */
 	uint32_t slot; /* and its page */

@@ -43,17 +43,18 @@ struct fa_sm90_paged_new {
 /* Of K or V of one head. */
 template <class C>
 __device__ __forceinline__ struct fa_sm90_paged_new
-fa_sm90_paged_new_of(const struct fa_cuda_paged_attention &args,
-                     const struct fa_paged_walk<C::PIECES> &walk, bool is_v)
+fa_sm90_paged_new_of(const struct fa_cuda_paged_attention &args, const fa_paged_walk_of<C> &walk,
+                     bool is_v)
 {
 	const struct fa_cuda_tensor &from = is_v ? args.attention.v : args.attention.k;
 	struct fa_sm90_paged_new made = { NULL, INT32_MAX };
 
-	if (!from.data)
-		return made;
-	made.begin = (int32_t)walk.item.append;
-	made.rows = (const char *)from.data + walk.kv_head(args) * from.stride_head +
-	            ((int64_t)walk.item.first_q - (int64_t)walk.item.append) * from.stride_token;
+	if (__builtin_expect(from.data != NULL, 0)) {
+		made.begin = (int32_t)walk.item.append;
+		made.rows = (const char *)from.data + walk.kv_head(args) * from.stride_head +
+		            ((int64_t)walk.item.first_q - (int64_t)walk.item.append) *
+		                    from.stride_token;
+	}
 	return made;
 }
 
@@ -90,8 +91,7 @@ template <class C> struct fa_sm90_paged_append {
 	uint4 first;
 
 	__device__ __forceinline__ uint4 get(const struct fa_cuda_paged_attention &args,
-	                                     const struct fa_paged_walk<C::PIECES> &walk,
-	                                     uint32_t i) const
+	                                     const fa_paged_walk_of<C> &walk, uint32_t i) const
 	{
 		const struct fa_sm90_paged_new fresh = fa_sm90_paged_new_of<C>(args, walk,
 		                                                               i / CHUNKS % 2);
@@ -104,20 +104,22 @@ template <class C> struct fa_sm90_paged_append {
 	}
 
 	__device__ __forceinline__ void begin(const struct fa_cuda_paged_attention &args,
-	                                      const struct fa_paged_walk<C::PIECES> &walk)
+	                                      const fa_paged_walk_of<C> &walk)
 	{
 		count = 0;
 		first = make_uint4(0, 0, 0, 0);
 		token = max(walk.begin, (int32_t)walk.item.append);
-		if (!args.attention.k.data || token >= walk.end || walk.row(args, C::ROWS) > 0)
-			return;
-		count = (uint32_t)(walk.end - token) * 2 * CHUNKS;
-		if (threadIdx.x < count)
-			first = get(args, walk, threadIdx.x);
+		if (__builtin_expect(args.attention.k.data && token < walk.end, 0)) {
+			if (walk.row(args, C::ROWS) > 0)
+				return;
+			count = (uint32_t)(walk.end - token) * 2 * CHUNKS;
+			if (threadIdx.x < count)
+				first = get(args, walk, threadIdx.x);
+		}
 	}
 
 	__device__ __forceinline__ void end(const struct fa_cuda_paged_attention &args,
-	                                    const struct fa_paged_walk<C::PIECES> &walk) const
+	                                    const fa_paged_walk_of<C> &walk) const
 	{
 		const struct fa_cuda_pages &pages = args.pages;
 

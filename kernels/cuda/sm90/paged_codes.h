@@ -52,7 +52,8 @@ struct fa_sm90_codes_config {
 	static constexpr int JOINED = WARPS * 32, THREADS = JOINED + 128;
 	static constexpr int LOADER_REGISTERS = FA_SM90_CODES_LOADER_REGISTERS(GROUPS);
 	static constexpr int GROUP_REGISTERS = FA_SM90_CODES_GROUP_REGISTERS(GROUPS);
-	static constexpr bool F32 = false, CODES = true, SMALL = SMALL_, PIECES = false;
+	static constexpr bool F32 = false, CODES = true, SMALL = SMALL_, PIECES = false,
+			      DIVIDED = true;
 	static constexpr bool APPENDS = false;
 	using SMALL_ARGS = struct fa_cuda_paged_small_attention_codes;
 
@@ -170,8 +171,8 @@ __device__ __forceinline__ float fa_sm90_codes_row(uint32_t (&ret_words)[C::DIM 
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_codes_fragments(uint4 (&ret_steps)[C::DIM / 16], float (&ret_factors)[2],
-                        const struct fa_cuda_paged_attention &args,
-                        const struct fa_paged_walk<C::PIECES> &walk, uint32_t first_row)
+                        const struct fa_cuda_paged_attention &args, const fa_paged_walk_of<C> &walk,
+                        uint32_t first_row)
 {
 	const uint32_t g = threadIdx.x % 32 / 4;
 	uint32_t rows[2][C::DIM / 64][8];
@@ -193,7 +194,7 @@ template <class C, bool HELD = C::Q_HELD> struct fa_sm90_codes_q {
 	float factors[2 * C::ATOMS]; /* of the dots of rows g + 8 r */
 
 	__device__ __forceinline__ void load(const struct fa_cuda_paged_attention &args,
-	                                     const struct fa_paged_walk<C::PIECES> &walk, char *)
+	                                     const fa_paged_walk_of<C> &walk, char *)
 	{
 #pragma unroll
 		for (int a = 0; a < C::ATOMS; a++) {
@@ -218,8 +219,7 @@ template <class C> struct fa_sm90_codes_q<C, false> {
 	/* An atom's is one warp's. Nobody reads what was there before, and all wait until all
 	 * have come here. */
 	__device__ __forceinline__ void load(const struct fa_cuda_paged_attention &args,
-	                                     const struct fa_paged_walk<C::PIECES> &walk,
-	                                     char *shared)
+	                                     const fa_paged_walk_of<C> &walk, char *shared)
 	{
 		const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4;
 		float *const shared_factors = (float *)(shared + C::FACTORS);
@@ -450,7 +450,7 @@ __device__ __forceinline__ void fa_sm90_codes_compute(const struct fa_cuda_paged
 	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 	const uint32_t quarter = warp % C::TAKERS;
 	const uint32_t facts = C::FACTS + warp * C::ROWS * 32;
-	struct fa_paged_walk<C::PIECES> walk;
+	fa_paged_walk_of<C> walk;
 	/* The next tile that is this warp's: where it goes, and how many the segment has before. */
 	uint32_t stage = warp / C::TAKERS, parity = 0;
 	int32_t before = (int32_t)stage;

@@ -27,8 +27,9 @@ struct fa_sm90_paged_config {
 	/* Those that compute, four of each tile, then one that loads. */
 	static constexpr int TAKERS = 4, WARPS = GROUPS * TAKERS;
 	static constexpr int JOINED = WARPS * 32, THREADS = JOINED + 32;
-	static constexpr bool F32 = false, CODES = false, SMALL = SMALL_, PIECES = PIECES_;
-	static constexpr bool APPENDS = true; /* paged_append.h */
+	static constexpr bool F32 = false, CODES = false, SMALL = SMALL_, PIECES = PIECES_,
+			      DIVIDED = true;
+	static constexpr bool APPENDS = FA_SM90_PAGED_APPENDS(DIM, ATOMS); /* paged_append.h */
 	using SMALL_ARGS = struct fa_cuda_paged_small_attention;
 
 	/* What softmax.h of sm80 wants to know: no pairs, 16 keys at a time. */

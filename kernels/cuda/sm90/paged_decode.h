@@ -45,7 +45,7 @@ template <class C, bool HELD = C::Q_HELD> struct fa_sm90_paged_q {
 	uint4 chunks[C::ATOMS][C::DIM / 32][2]; /* of rows g and g + 8 */
 
 	__device__ __forceinline__ void load(const struct fa_cuda_paged_attention &args,
-	                                     const struct fa_paged_walk<C::PIECES> &walk, uint32_t)
+	                                     const fa_paged_walk_of<C> &walk, uint32_t)
 	{
 		const uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 
@@ -71,8 +71,7 @@ template <class C> struct fa_sm90_paged_q<C, false> {
 
 	/* Nobody reads what was there before, and all wait until all have come here. */
 	__device__ __forceinline__ void load(const struct fa_cuda_paged_attention &args,
-	                                     const struct fa_paged_walk<C::PIECES> &walk,
-	                                     uint32_t shared)
+	                                     const fa_paged_walk_of<C> &walk, uint32_t shared)
 	{
 		constexpr uint32_t chunks = C::DIM / 8;
 
@@ -239,7 +238,7 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 	const uint32_t row = (lane % 16) * C::PITCH + (lane / 16 ^ lane % 8) * 16;
 	const struct fa_sm80_pair<C> alone(0, 0);
 	struct fa_logits_rich logits(p, 0);
-	struct fa_paged_walk<C::PIECES> walk;
+	fa_paged_walk_of<C> walk;
 	fa_sm90_paged_q<C> q;
 	/* The next tile that is this warp's: where it goes, and how many the segment has before. */
 	uint32_t stage = group, parity = 0;
@@ -257,7 +256,8 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 
 		if constexpr (C::PIECES)
 			again = walk.again;
-		append.begin(args, walk);
+		if constexpr (C::APPENDS)
+			append.begin(args, walk);
 		if (!again) {
 			q.load(args, walk, shared);
 			for (uint32_t i = lane; i < C::ROWS; i += 32)
@@ -268,7 +268,8 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 		if (!begun)
 			fa_barrier_sync(C::BEGUN, C::JOINED + 32);
 		begun = true;
-		append.end(args, walk);
+		if constexpr (C::APPENDS)
+			append.end(args, walk);
 		fa_sm80_clear<C>(rows);
 
 		const struct fa_paged_clear clear = fa_paged_clear_of<C>(args, item,

@@ -35,6 +35,10 @@
 /* Those that compute, and a warp that loads. */
 #define FA_SM90_PAGED_THREADS(groups) ((groups)*128 + 32)
 
+/* Whether new tokens may come with a launch (paged_append.h): at d64 two fragments of O leave no
+ * registers for it. */
+#define FA_SM90_PAGED_APPENDS(dim, atoms) ((dim) != 64 || (atoms) == 1)
+
 /* A tile's quarter of K or of V. */
 #define FA_SM90_PAGED_QUARTER(dim) (16 * (dim)*2)
 

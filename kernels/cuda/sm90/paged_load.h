@@ -57,8 +57,7 @@ template <class C> __device__ __forceinline__ uint32_t fa_sm90_paged_strip_bytes
 
 template <class C>
 __device__ __forceinline__ bool fa_sm90_paged_look_up(const struct fa_cuda_paged_attention &args,
-                                                      struct fa_paged_walk<C::PIECES> &walk,
-                                                      int32_t &token,
+                                                      fa_paged_walk_of<C> &walk, int32_t &token,
                                                       struct fa_sm90_paged_batch &ret_batch)
 {
 	const struct fa_cuda_pages &pages = args.pages;
@@ -113,7 +112,7 @@ __device__ __forceinline__ bool fa_sm90_paged_look_up(const struct fa_cuda_paged
  * warp's. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_touch_q(const struct fa_cuda_paged_attention &args,
-                                                      const struct fa_paged_walk<C::PIECES> &walk)
+                                                      const fa_paged_walk_of<C> &walk)
 {
 	constexpr uint32_t lines = C::DIM * 2 / 128; /* of a row */
 
@@ -126,9 +125,10 @@ __device__ __forceinline__ void fa_sm90_paged_touch_q(const struct fa_cuda_paged
 }
 
 /* The same, of what is to be known at the segment's end (sm80/paged_pieces.h). */
+template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_touch_tails(const struct fa_cuda_paged_attention &args,
-                          const struct fa_paged_walk<true> &walk)
+                          const fa_paged_walk_of<C> &walk)
 {
 	const uint32_t n = max(walk.piece.n_tails, walk.item.row_blocks);
 
@@ -179,7 +179,7 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 	const uint32_t lane = threadIdx.x % 32;
 	const uint64_t once = fa_bulk_policy_once(), normal = fa_bulk_policy_normal();
 	struct fa_sm90_paged_batch batch, next;
-	struct fa_paged_walk<C::PIECES> walk;
+	fa_paged_walk_of<C> walk;
 	uint32_t stage = 0, parity = 1;
 	bool more, token_scales = false;
 	int32_t token;
@@ -200,7 +200,7 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 	__syncwarp();
 	fa_barrier_arrive(C::BEGUN, C::JOINED + 32);
 	if constexpr (C::PIECES)
-		fa_sm90_paged_touch_tails(args, walk);
+		fa_sm90_paged_touch_tails<C>(args, walk);
 
 #pragma unroll 1
 	while (more) {
@@ -232,7 +232,7 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 
 			if constexpr (C::APPENDS) {
 				is_new = batch.token + there > batch.fresh.begin;
-				if (is_new)
+				if (__builtin_expect(is_new, 0))
 					fa_sm90_paged_copy_new<C>(args, batch.fresh, from,
 					                          batch.token, there, tile, full,
 					                          policy);
@@ -256,7 +256,7 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 						fa_sm90_paged_touch_q<C>(args, walk);
 				if constexpr (C::PIECES)
 					if (more && next.entered)
-						fa_sm90_paged_touch_tails(args, walk);
+						fa_sm90_paged_touch_tails<C>(args, walk);
 			}
 		}
 	}

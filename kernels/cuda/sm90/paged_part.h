@@ -56,7 +56,7 @@ __device__ __forceinline__ bool fa_sm90_paged_clean(const struct fa_cuda_paged_i
 /* Brings the warps' rows together and finishes the segment. All that compute. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_end(const struct fa_cuda_paged_attention &args,
-                                                  const struct fa_paged_walk<C::PIECES> &walk,
+                                                  const fa_paged_walk_of<C> &walk,
                                                   struct fa_sm80_rows<C> &rows, char *shared)
 {
 	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
