@@ -58,7 +58,7 @@
  * a thousandth of them, and its first work would wait for all the rest. */
 #define FA_CUDA_YIELD_ALWAYS_NS (5 * FA_NS_PER_MS)
 /* They run for so long before they are asked, so that they get further each time;
- * FAD_YIELD_RUN_NS changes it. */
+ * FAD_YIELD_RUN_NS changes it, to measure. */
 #define FA_CUDA_YIELD_RUN_NS (15 * FA_NS_PER_US)
 /* What is urgent stops them for so long at a time; FAD_YIELD_STOP_NS changes it. */
 #define FA_CUDA_YIELD_STOP_NS (2 * FA_NS_PER_MS)

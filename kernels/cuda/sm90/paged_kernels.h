@@ -7,14 +7,15 @@
  *
  * On an H200, bf16, 8 KV heads of 32 (us: this against the portable kernel against a bare read
  * of K and V):
- *   d128  11.7 / 16.2 / 5.2 for 1 x 1k, 17.9 / 21.2 / 11.9 for 8 x 1k, 131 / 137 / 122 for
- *         32 x 4k, 490 / 497 / 475 for 128 x 4k; 5 stages instead of 3 are slower by 0 to 5 us
- *   d256  18.5 / 25.6 / 6.1, 29.0 / 38.6 / 19.0, 254 / 268 / 239, 961 / 986 / 943
+ *   d128  11.8 / 16.3 / 5.1 for 1 x 1k, 17.4 / 20.1 / 11.8 for 8 x 1k, 128 / 134 / 121 for
+ *         32 x 4k, 481 / 486 / 466 for 128 x 4k; 4 stages instead of 3 are no faster, 5 and 6
+ *         slower by 0 to 5 us: some SMs get ahead of others
+ *   d256  17.9 / 25.6 / 5.9, 29.3 / 37.2 / 19.1, 251 / 263 / 235, 938 / 965 / 924
+ *   d64   10.3 / 12.8 / 4.5, 13.5 / 15.8 / 8.0, 72.6 / 73.8 / 63.5, 251 / 253 / 237
  * At d64 one group of four warps did not keep up: 82 / 74 / 63 for 32 x 4k, where a tile's bytes
  * come to an SM in about 900 cycles and the group was through with it in 1,200. Three groups have
  * 2,700; two, which is what registers allow beside O of two fragments (three spill), have 1,800.
  * Their rings have 144 and 128 KiB, of which 96 are for what arrives while all groups are at a tile.
- * What is built for d64 has not been measured on a GPU yet.
  */
 #pragma once
 
@@ -64,12 +65,14 @@
  * loads; nothing spills (CUDA 13.0). Shared memory, in this order: 170, 160, 216, 198 and 183 KiB,
  * of which the ring has 102, 102, 148, 132 and 130.
  *
- * None of it has been measured yet. What is behind the choice: an H200's memory brings an SM 16
- * tokens of K and V of a KV head in 209 cycles at d128, and each of its four schedulers has four
- * times that for a warp's 16 tokens, of which about 400 are instructions of the warp (d128, e4m3,
- * one fragment of rows). Kernels of 16-bit elements show that one warp to a scheduler does not keep
- * up with half of the bytes (above, d64); three do with latencies of 2500 cycles. At d64 they have
- * half of that. Where O has two fragments of rows, or 256 columns, two is what registers allow.
+ * On an H200, 8 KV heads of 32, d128, e4m3 with tokens' scales: 0.86 of a bare read for 32 x 4k,
+ * 1.00 for 32 x 16k, 0.79 for mixed lengths; with heads' 0.77, 0.89 and 0.72. What is behind the
+ * choice: an H200's memory brings an SM 16 tokens of K and V of a KV head in 209 cycles at d128, and
+ * each of its four schedulers has four times that for a warp's 16 tokens, of which about 400 are
+ * instructions of the warp (d128, e4m3, one fragment of rows). Kernels of 16-bit elements show that
+ * one warp to a scheduler does not keep up with half of the bytes (above, d64); three do with
+ * latencies of 2500 cycles. At d64 they have half of that. Where O has two fragments of rows, or 256
+ * columns, two is what registers allow.
  */
 #define FA_SM90_CODES_DECODE(X)                                                                    \
 	X(64, 1, 3, 12)                                                                            \

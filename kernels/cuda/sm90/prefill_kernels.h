@@ -6,10 +6,10 @@
  * numbers mean. None is FULL: tokens that are dropped are hidden from all rows.
  *
  * On an H200, bf16, causal, 32 query and 8 KV heads, TFLOP/s and the share of what the dense
- * kernel does: d128 one sequence of 8,192 with pages of 256 tokens 735 (0.95), of 64 721
- * (0.94), of 16 617 (0.80: boxes are small); eight of 1,024 459 (0.90, pages of 64). d64 484
- * (0.99), eight of 1,024 266 (0.80: the dense kernel for short ones has no like here). d256
- * with 16 and 4 heads 763 (0.97). Four groups of 64 keys at d64 spill.
+ * kernel does: d128 one sequence of 8,192 with pages of 256 tokens 713 (0.93), of 64 708
+ * (0.93), of 16 606 (0.79: boxes are small); eight of 1,024 451 (0.90, pages of 64). d64 483
+ * (0.99), eight of 1,024 261 (0.77: the dense kernel for short ones has no like here). d256
+ * with 16 and 4 heads 777 (1.00). Four groups of 64 keys at d64 spill.
  */
 #pragma once
 
