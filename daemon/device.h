@@ -109,7 +109,7 @@ enum fa_device_op {
 
 /* Of the room that steps' tables have: what a backend may keep there of how it planned the works
  * of one step, beside its tables. */
-#define FA_DEVICE_KEPT_BYTES 16384
+#define FA_DEVICE_KEPT_BYTES 24576
 
 /*
  * One launch; embedded in the engine's request. The caller sets op and params or paged

@@ -160,7 +160,7 @@ struct fa_cuda_kept {
 };
 
 #define FA_CUDA_KEPT 2 /* append, and attention */
-/* Of both of 64 sequences, with what those share; of twice as many that share nothing. */
+/* Of both of 128 sequences, with what those share; of more that share nothing. */
 #define FA_CUDA_KEPT_BYTES ((size_t)FA_DEVICE_KEPT_BYTES)
 
 /* A step's tables, and behind them what is kept for its works. */

@@ -72,7 +72,7 @@ static int start(void **state)
 	fa_test_daemon_start(&daemon_process, &(struct fa_test_daemon_options){
 						      .config = "[pool]\nbytes = 16M\n"
 								"chunk_bytes = 2M\n"
-								"[limits]\nstep_bytes = 40K\n" });
+								"[limits]\nstep_bytes = 48K\n" });
 	kv_count(numbers, 1, 64);
 	kv_open(&client, daemon_process.socket);
 	fa_raw_stream_create(&client.raw, OTHER_STREAM, 0);
@@ -266,7 +266,7 @@ static void test_limit(void **state)
 		/* Those behind it are no good to the step any more. */
 		fa_check_eq(completion.status, n_refused ? -ECANCELED : -EDQUOT);
 		if (!n_refused)
-			fa_check_contains(completion.text, "the limit step_bytes, which is 40960");
+			fa_check_contains(completion.text, "the limit step_bytes, which is 49152");
 		++n_refused;
 	}
 	fa_check(n_refused > 0 && n_refused < ATTENDS);
