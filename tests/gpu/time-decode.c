@@ -375,6 +375,7 @@ static uint32_t share(struct time_scene *scene, uint32_t shared, uint32_t *ret_t
 /* @pays: whether the plan should group them. */
 static void shared_one(int32_t batch, uint32_t length, uint32_t shared, bool pays)
 {
+	struct fa_cuda_chip chip = *paged_gpu_chip(time_gpu);
 	struct cell cell = even(batch, length);
 	struct time_run together, apart;
 	struct race race = { .n = 0 };
@@ -390,7 +391,9 @@ static void shared_one(int32_t batch, uint32_t length, uint32_t shared, bool pay
 		abort();
 	slots = table + scene.step.table_entries;
 	n = share(&scene, shared / (uint32_t)time_options.page, table, slots);
-	time_run_init(&together, &scene, NULL, table, false);
+	/* Where all is small little is saved. */
+	chip.share_early = time_options.quick;
+	time_run_init(&together, &scene, &chip, table, false);
 	time_run_init(&apart, &scene, NULL, NULL, false);
 	time_bare_init(&bare, &scene, slots, n);
 	enter(&race, "ours", time_run, &together);

@@ -866,10 +866,13 @@ static void test_append(void **state)
 	other.k.stride_token += 4;
 	assert_false(appends_on(&h200, &scene, &other));
 
-	/* Of all kernels for this chip, and no others. */
+	/* Of all kernels for this chip, and no others; at head dim 64 of up to 16 rows of a KV
+	 * head. */
 	for (int32_t dim = 64; dim <= 256; dim += 32) {
 		scene_init_append(&scene, &append);
 		scene.cache.head_dim = scene.cache.head_dim_v = dim;
+		assert_int_equal(appends_on(&h200, &scene, &append), dim == 128 || dim == 256);
+		scene.cu_new[3] = 7;
 		assert_int_equal(appends_on(&h200, &scene, &append),
 		                 dim == 64 || dim == 128 || dim == 256);
 	}
