@@ -28,9 +28,9 @@ struct fa_cuda_paged_groups {
 /*
  * Groups those of @p's sequences that are @candidates, [batch], where that saves more than it
  * costs. @rows: of a KV head, that the kernel takes at a time; @parts: KV heads and slices of
- * V; @blocks: that run at once; @end: fa_cuda_paged_end_tiles(). All rows of a group see all of what is shared. No groups: the
- * step's table is not in the host's memory, they would not pay, or there is no memory. To be
- * freed.
+ * V; @blocks: that run at once; @end: fa_cuda_paged_end_tiles(). All rows of a group see all of
+ * what is shared. No groups: the step's table is not in the host's memory, they would not pay, or
+ * there is no memory. To be freed.
  */
 void fa_cuda_paged_groups_find(const struct fa_paged_attention *p, const bool *candidates,
                                uint32_t rows, uint32_t parts, uint32_t blocks, uint32_t end,

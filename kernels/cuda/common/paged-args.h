@@ -78,9 +78,9 @@ struct fa_cuda_paged_shares {
  * follow one another, as their rows do. It has all that its end is to know, so that this is not
  * found by asking one array after the other. */
 struct fa_cuda_paged_tail {
-	uint32_t row, rows; /* of the prefix's rows: its first, and how many */
-	uint32_t first_q,
-		first; /* of the item: its first row in dense tensors; the block's first */
+	uint32_t row, rows;                      /* of the prefix's rows: its first, and how many */
+	uint32_t first_q;                        /* of the item, its first row in dense tensors */
+	uint32_t first;                          /* of the item's rows, this block's first */
 	struct fa_cuda_paged_shares own, prefix; /* own: p = 0 is this row block's first part */
 	uint32_t item, prefix_item;
 	uint32_t unused[2];
