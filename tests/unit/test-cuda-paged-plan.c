@@ -3,7 +3,7 @@
  * belongs to exactly one block, every block of rows is there once, and nothing is beyond
  * what kernels count with. The walk is the kernels', written again.
  */
-#include "kernels/cuda/paged-plan.h"
+#include "tests/unit/cuda-paged-scene.h"
 
 #include <errno.h>
 #include <setjmp.h>
@@ -14,101 +14,6 @@
 #include <string.h>
 
 #include <cmocka.h>
-
-#define BATCH_MAX 300
-
-static const struct fa_cuda_chip h200 = {
-	.arch = 90, .shared_bytes_max = 232448, .l2_bytes = 50 << 20, .sms = 132
-};
-/* Its special kernels could not be loaded. */
-static const struct fa_cuda_chip portable_h200 = { .arch = 90,
-	                                           .shared_bytes_max = 232448,
-	                                           .l2_bytes = 50 << 20,
-	                                           .sms = 132,
-	                                           .portable_paged = true };
-static const struct fa_cuda_chip newer = {
-	.arch = 100, .shared_bytes_max = 232448, .l2_bytes = 126 << 20, .sms = 148
-};
-static const struct fa_cuda_chip rtx = {
-	.arch = 89, .shared_bytes_max = 101376, .l2_bytes = 72 << 20, .sms = 128
-};
-
-static uint64_t random_state = 88172645463325252ull;
-
-static uint32_t below(uint32_t n)
-{
-	random_state ^= random_state << 13;
-	random_state ^= random_state >> 7;
-	random_state ^= random_state << 17;
-	return (uint32_t)((random_state >> 20) % n);
-}
-
-struct scene {
-	struct fa_paged_cache cache;
-	struct fa_paged_step step;
-	struct fa_paged_request request;
-	uint32_t cu_new[BATCH_MAX + 1], lengths[BATCH_MAX], before[BATCH_MAX], first[BATCH_MAX];
-	uint32_t table_start[BATCH_MAX], tree_start[BATCH_MAX];
-	bool appends; /* new tokens are not in pages yet */
-	char *blob;
-	size_t blob_bytes;
-};
-
-static void scene_init(struct scene *scene, int32_t batch)
-{
-	memset(scene, 0, sizeof(*scene));
-	scene->cache = (struct fa_paged_cache){
-		.dtype = FA_ATTENTION_BF16,
-		.pool = (void *)(uintptr_t)(1 << 20),
-		.layers = 2,
-		.kv_heads = 8,
-		.head_dim = 128,
-		.head_dim_v = 128,
-		.page_tokens = 64,
-		.layer_stride = 1 << 20,
-		.v_offset = 1 << 19,
-	};
-	scene->step = (struct fa_paged_step){
-		.batch = batch,
-		.cu_new = scene->cu_new,
-		.lengths = scene->lengths,
-		.lengths_before = scene->before,
-		.first = scene->first,
-		.table_start = scene->table_start,
-		.table_entries = UINT32_MAX,
-	};
-	scene->request.op = FA_PAGED_ATTEND;
-	scene->request.attention = (struct fa_paged_attention){
-		.cache = &scene->cache,
-		.step = &scene->step,
-		.heads = 32,
-		.q = { NULL, 0, 32 * 128, 128 },
-		.scale = 1,
-		.causal = true,
-		.window_left = -1,
-		.window_right = -1,
-	};
-}
-
-static void scene_plan(struct scene *scene, const struct fa_cuda_chip *chip,
-                       struct fa_cuda_paged_plan *plan)
-{
-	char text[256] = "";
-
-	for (int32_t b = 0; b < scene->step.batch; b++)
-		scene->before[b] = scene->lengths[b] -
-		                   (scene->appends ? scene->cu_new[b + 1] - scene->cu_new[b] : 0);
-	assert_int_equal(fa_paged_check(&scene->request, text, sizeof(text)), 0);
-	scene->blob_bytes = fa_cuda_paged_blob_bytes(&scene->request);
-	scene->blob = malloc(scene->blob_bytes + 64);
-	memset(scene->blob, 0x5a, scene->blob_bytes + 64);
-	assert_int_equal(
-		fa_cuda_paged_plan(chip, &scene->request, scene->blob, text, sizeof(text), plan),
-		0);
-	assert_true(plan->blob_bytes <= scene->blob_bytes);
-	for (int i = 0; i < 64; i++)
-		assert_int_equal(scene->blob[scene->blob_bytes + (size_t)i], 0x5a);
-}
 
 /* Every tile of each part is computed once. Returns how long the block takes that takes longest, in
  * tiles, if each end takes @end. */
@@ -771,189 +676,6 @@ static void test_table(void **state)
 		assert_true(images[i]);
 }
 
-/* ---- new tokens, put into pages by the launch that attends */
-
-/* Three sequences, whose new tokens are two, one and five. */
-static void scene_init_append(struct scene *scene, struct fa_paged_append *ret_append)
-{
-	static const uint32_t lengths[] = { 100, 1, 70 };
-	static const uint32_t cu_new[] = { 0, 2, 3, 8 };
-
-	scene_init(scene, 3);
-	scene->appends = true;
-	memcpy(scene->lengths, lengths, sizeof(lengths));
-	memcpy(scene->cu_new, cu_new, sizeof(cu_new));
-	*ret_append = (struct fa_paged_append){
-		.cache = &scene->cache,
-		.step = &scene->step,
-		.k = { (void *)(uintptr_t)(1 << 12), 0, 8 * 128, 128 },
-		.v = { (void *)(uintptr_t)(1 << 13), 0, 8 * 136, 136 },
-	};
-}
-
-static bool appends_on(const struct fa_cuda_chip *chip, struct scene *scene,
-                       const struct fa_paged_append *append)
-{
-	struct fa_cuda_paged_launch launches[FA_CUDA_PAGED_LAUNCHES_MAX];
-	struct fa_cuda_paged_plan plan;
-	bool can;
-
-	scene_plan(scene, chip, &plan);
-	can = fa_cuda_paged_can_append(&plan, &scene->request.attention, append);
-	if (can) {
-		const struct fa_cuda_attention *args = &launches[0].args.attention.attention;
-
-		assert_int_equal(fa_cuda_paged_launches(&plan, &scene->request, 1 << 16, 1 << 20, 1,
-		                                        launches),
-		                 1);
-		assert_true(launches[0].kernel->appends);
-		assert_null(args->k.data);
-		assert_null(args->v.data);
-		fa_cuda_paged_add_append(&launches[0], append);
-		assert_ptr_equal(args->k.data, append->k.data);
-		assert_ptr_equal(args->v.data, append->v.data);
-		assert_int_equal(args->k.stride_token, 2 * append->k.stride_token);
-		assert_int_equal(args->k.stride_head, 2 * append->k.stride_head);
-		assert_int_equal(args->v.stride_token, 2 * append->v.stride_token);
-		assert_int_equal(args->v.stride_head, 2 * append->v.stride_head);
-	}
-	free(scene->blob);
-	return can;
-}
-
-static void test_append(void **state)
-{
-	static uint32_t tree[64];
-	struct fa_paged_append append, other;
-	struct fa_paged_step step;
-	struct scene scene;
-
-	scene_init_append(&scene, &append);
-	assert_true(appends_on(&h200, &scene, &append));
-	assert_false(appends_on(&portable_h200, &scene, &append));
-	assert_false(appends_on(&newer, &scene, &append));
-	assert_false(appends_on(&rtx, &scene, &append));
-
-	/* What append does besides, or differently. */
-	other = append;
-	other.heads = 32;
-	assert_false(appends_on(&h200, &scene, &other));
-	other = append;
-	other.rotary = (struct fa_paged_rotary){ .dim = 64, .base = 10000, .scale = 1 };
-	assert_false(appends_on(&h200, &scene, &other));
-	other = append;
-	other.k.data = NULL;
-	assert_false(appends_on(&h200, &scene, &other));
-	other = append;
-	other.v.data = NULL;
-	assert_false(appends_on(&h200, &scene, &other));
-	other = append;
-	other.layer = 1;
-	assert_false(appends_on(&h200, &scene, &other));
-	other = append;
-	step = scene.step;
-	other.step = &step;
-	assert_false(appends_on(&h200, &scene, &other));
-
-	/* Rows that start on no 16 bytes. */
-	other = append;
-	other.k.data = (void *)((uintptr_t)other.k.data + 8);
-	assert_false(appends_on(&h200, &scene, &other));
-	other = append;
-	other.v.stride_head = 132;
-	assert_false(appends_on(&h200, &scene, &other));
-	other = append;
-	other.k.stride_token += 4;
-	assert_false(appends_on(&h200, &scene, &other));
-
-	/* Of all kernels for this chip, and no others; at head dim 64 of up to 16 rows of a KV
-	 * head. */
-	for (int32_t dim = 64; dim <= 256; dim += 32) {
-		scene_init_append(&scene, &append);
-		scene.cache.head_dim = scene.cache.head_dim_v = dim;
-		assert_int_equal(appends_on(&h200, &scene, &append), dim == 128 || dim == 256);
-		scene.cu_new[3] = 7;
-		assert_int_equal(appends_on(&h200, &scene, &append),
-		                 dim == 64 || dim == 128 || dim == 256);
-	}
-	scene_init_append(&scene, &append);
-	scene.cache.dtype = FA_ATTENTION_F32;
-	assert_false(appends_on(&h200, &scene, &append));
-	scene.cache.dtype = FA_ATTENTION_F16;
-	assert_true(appends_on(&h200, &scene, &append));
-	scene.cache.store = FA_PAGED_E4M3;
-	assert_false(appends_on(&h200, &scene, &append));
-	scene_init_append(&scene, &append);
-	scene.cache.v_offset = 0;
-	assert_false(appends_on(&h200, &scene, &append));
-
-	/* Kernels in pieces, trees, windows. */
-	scene_init_append(&scene, &append);
-	scene.request.attention.deterministic = true;
-	assert_true(appends_on(&h200, &scene, &append));
-	scene.cache.head_dim = scene.cache.head_dim_v = 64;
-	assert_false(appends_on(&h200, &scene, &append));
-	scene_init_append(&scene, &append);
-	scene.request.attention.window_left = 3;
-	assert_true(appends_on(&h200, &scene, &append));
-	scene.request.attention.window_left = 0;
-	assert_true(appends_on(&h200, &scene, &append));
-	scene_init_append(&scene, &append);
-	scene.request.attention.tree = tree;
-	scene.request.attention.tree_start = scene.tree_start;
-	assert_true(appends_on(&h200, &scene, &append));
-
-	/* Many rows, also of one sequence alone. */
-	scene_init_append(&scene, &append);
-	scene.lengths[2] = 60;
-	scene.cu_new[3] = 63;
-	assert_false(appends_on(&h200, &scene, &append));
-
-	/* Tokens that are hidden; nothing that is new. */
-	scene_init_append(&scene, &append);
-	scene.first[2] = 65;
-	assert_true(appends_on(&h200, &scene, &append));
-	scene.first[2] = 66;
-	assert_false(appends_on(&h200, &scene, &append));
-	scene.appends = false;
-	assert_true(appends_on(&h200, &scene, &append));
-	scene.cu_new[1] = scene.cu_new[2] = scene.cu_new[3] = 0;
-	assert_false(appends_on(&h200, &scene, &append));
-}
-
-/* Every new token is in a tile. */
-static void test_append_tiles(void **state)
-{
-	for (int i = 0; i < 500; i++) {
-		struct fa_cuda_paged_plan plan;
-		struct scene scene;
-		const struct fa_cuda_paged_item *items;
-
-		scene_init(&scene, 1 + (int32_t)below(20));
-		scene.appends = true;
-		for (int32_t b = 0; b < scene.step.batch; b++) {
-			const uint32_t n_new = below(48);
-
-			scene.cu_new[b + 1] = scene.cu_new[b] + n_new;
-			scene.lengths[b] = n_new + below(below(2) ? 20 : 1000);
-			scene.first[b] = below(3) ? 0 : below(scene.lengths[b] + 1);
-		}
-		scene.request.attention.window_left = below(2) ? (int64_t)below(100) : -1;
-		scene_plan(&scene, &h200, &plan);
-		items = plan.decode_items <= FA_CUDA_PAGED_ITEMS_HERE
-		                ? plan.first_items
-		                : (const void *)(scene.blob + plan.decode_items_at);
-		for (uint32_t j = 0; j < plan.decode_items && plan.appends; j++) {
-			const uint32_t begin = items[j].begin / 16 * 16;
-
-			assert_int_equal(items[j].append, items[j].n_k - items[j].n_q);
-			assert_true(items[j].append >= items[j].begin);
-			assert_true(begin + 64 * items[j].tiles >= items[j].n_k);
-		}
-		free(scene.blob);
-	}
-}
-
 /* The kernels divide by multiplying. */
 static void test_magic(void **state)
 {
@@ -983,13 +705,12 @@ static void test_magic(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_random),       cmocka_unit_test(test_even),
-		cmocka_unit_test(test_kernels),      cmocka_unit_test(test_forward_kind),
-		cmocka_unit_test(test_hopper),       cmocka_unit_test(test_refused),
-		cmocka_unit_test(test_carried),      cmocka_unit_test(test_carried_append),
-		cmocka_unit_test(test_table),        cmocka_unit_test(test_codes),
-		cmocka_unit_test(test_magic),        cmocka_unit_test(test_append),
-		cmocka_unit_test(test_append_tiles), cmocka_unit_test(test_ends),
+		cmocka_unit_test(test_random),  cmocka_unit_test(test_even),
+		cmocka_unit_test(test_kernels), cmocka_unit_test(test_forward_kind),
+		cmocka_unit_test(test_hopper),  cmocka_unit_test(test_refused),
+		cmocka_unit_test(test_carried), cmocka_unit_test(test_carried_append),
+		cmocka_unit_test(test_table),   cmocka_unit_test(test_codes),
+		cmocka_unit_test(test_magic),   cmocka_unit_test(test_ends),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
