@@ -46,9 +46,9 @@ struct fa_sm90_codes_config {
 	using T = fa_f16; /* of fragments */
 	static constexpr int STORE = STORE_, DIM = DIM_, DIM_V = DIM_, ATOMS = ATOMS_;
 	static constexpr int GROUPS = GROUPS_, STAGES = STAGES_, ROWS = ATOMS * 16, BYTES = 2;
-	/* Those that compute, four of each tile, then one that loads, and three that are there
-	 * because registers are given and taken by fours. */
-	static constexpr int TAKERS = 4, WARPS = GROUPS * TAKERS;
+	/* Those that compute, four of each tile, then those that load, one for each group, and as
+	 * many as make four with them, because registers are given and taken by fours. */
+	static constexpr int TAKERS = 4, WARPS = GROUPS * TAKERS, LOADERS = GROUPS;
 	static constexpr int JOINED = WARPS * 32, THREADS = JOINED + 128;
 	static constexpr int LOADER_REGISTERS = FA_SM90_CODES_LOADER_REGISTERS(GROUPS);
 	static constexpr int GROUP_REGISTERS = FA_SM90_CODES_GROUP_REGISTERS(GROUPS);
@@ -113,6 +113,7 @@ struct fa_sm90_codes_config {
 	static_assert(DIM == 64 || DIM == 128 || DIM == 256, "banks are as the loads think");
 	/* Else a group that is ahead could take a stage's old phase for the one after the next. */
 	static_assert(STAGES % GROUPS == 0, "a stage is one group's");
+	static_assert(LOADERS == 1 || LOADERS == GROUPS, "a stage is one loader's, and a group's");
 	static_assert(STAGES > GROUPS, "some arrive while others are computed");
 	static_assert(FA_CUDA_PAGED_TILE == 64 && FA_CUDA_PAGED_STRIP == 16,
 	              "a quarter of a tile lies in one page");
@@ -474,7 +475,7 @@ __device__ __forceinline__ void fa_sm90_codes_compute(const struct fa_cuda_paged
 				args, walk, i);
 		__syncwarp();
 		if (!begun)
-			fa_barrier_sync(C::BEGUN, C::JOINED + 32);
+			fa_barrier_sync(C::BEGUN, C::JOINED + 32 * C::LOADERS);
 		begun = true;
 		fa_sm80_clear<C>(rows);
 		unit.start(codes.token_scales ? FLT_MAX : 1);
@@ -516,7 +517,7 @@ __device__ __forceinline__ void fa_sm90_codes_decode(const struct fa_cuda_paged_
 	/* The same for all threads of a warp, and the compiler is to know it. */
 	if (__shfl_sync(~0u, threadIdx.x / 128, 0) == C::GROUPS) {
 		fa_registers_give<C::LOADER_REGISTERS>();
-		if (threadIdx.x < C::JOINED + 32)
+		if (threadIdx.x < C::JOINED + 32 * C::LOADERS)
 			fa_sm90_paged_load<C>(args, fa_shared_address(shared_memory));
 	} else {
 		fa_registers_take<C::GROUP_REGISTERS>();

@@ -25,7 +25,7 @@ struct fa_sm90_paged_config {
 	static constexpr int GROUPS = GROUPS_, STAGES = STAGES_;
 	static constexpr int BLOCKS = BLOCKS_, ROWS = ATOMS * 16, BYTES = 2;
 	/* Those that compute, four of each tile, then one that loads. */
-	static constexpr int TAKERS = 4, WARPS = GROUPS * TAKERS;
+	static constexpr int TAKERS = 4, WARPS = GROUPS * TAKERS, LOADERS = 1;
 	static constexpr int JOINED = WARPS * 32, THREADS = JOINED + 32;
 	static constexpr bool F32 = false, CODES = false, SMALL = SMALL_, PIECES = PIECES_,
 			      DIVIDED = true;

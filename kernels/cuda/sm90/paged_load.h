@@ -11,6 +11,9 @@
  * lanes more, 64 bytes of each 16 tokens, or 256 where one page has them all.
  *
  * Rows of new tokens may come from elsewhere (paged_append.h), each by a copy of its own.
+ *
+ * Where one warp would be too slow for it, there are C::LOADERS, which take tiles in turn, each
+ * those of one group, with stages and barriers of its own.
  */
 #pragma once
 
@@ -24,7 +27,7 @@
 
 #include <stdint.h>
 
-/* Up to eight tiles of a segment. */
+/* Up to eight tiles of a segment: every C::LOADERS-th from the first on. */
 struct fa_sm90_paged_batch {
 	const char *from;   /* what this lane copies, of slot 0: the head's first */
 	uint32_t slot;      /* of another strip, the one that this lane knows of */
@@ -55,6 +58,14 @@ template <class C> __device__ __forceinline__ uint32_t fa_sm90_paged_strip_bytes
 	return FA_CUDA_PAGED_STRIP * (C::CODES && threadIdx.x % 16 >= 8 ? 4 : C::PITCH);
 }
 
+/* Where the last tile of a segment would end. */
+template <class C>
+__device__ __forceinline__ int32_t fa_sm90_paged_tiles_end(const fa_paged_walk_of<C> &walk)
+{
+	return walk.begin + (walk.end - walk.begin + FA_CUDA_PAGED_TILE - 1) / FA_CUDA_PAGED_TILE *
+	                            FA_CUDA_PAGED_TILE;
+}
+
 template <class C>
 __device__ __forceinline__ bool fa_sm90_paged_look_up(const struct fa_cuda_paged_attention &args,
                                                       fa_paged_walk_of<C> &walk, int32_t &token,
@@ -62,17 +73,24 @@ __device__ __forceinline__ bool fa_sm90_paged_look_up(const struct fa_cuda_paged
 {
 	const struct fa_cuda_pages &pages = args.pages;
 	const uint32_t lane = threadIdx.x % 32, is_v = lane / 4 % 2;
+	/* From tile to tile. */
+	constexpr int32_t step = C::LOADERS * FA_CUDA_PAGED_TILE;
 
 	ret_batch.entered = false;
 #pragma unroll 1
 	while (token >= walk.end) {
+		/* The tile of its own after those of the segment, of which others have some. */
+		const int32_t behind = C::LOADERS == 1 ? 0
+		                                       : token - fa_sm90_paged_tiles_end<C>(walk);
+
 		if (!walk.next(args))
 			return false;
-		token = walk.begin;
+		token = walk.begin + behind;
 		ret_batch.entered = true;
 	}
 
-	const uint32_t strip = token / FA_CUDA_PAGED_STRIP + lane;
+	const uint32_t strip = token / FA_CUDA_PAGED_STRIP +
+	                       (C::LOADERS == 1 ? lane : lane / 4 * (4 * C::LOADERS) + lane % 4);
 
 	ret_batch.from = (is_v ? pages.v : pages.k) + (uint64_t)walk.kv_head(args) *
 	                                                      pages.page_strips *
@@ -103,8 +121,9 @@ __device__ __forceinline__ bool fa_sm90_paged_look_up(const struct fa_cuda_paged
 		}
 	}
 	ret_batch.token = token;
-	ret_batch.end = min(walk.end, token + 8 * FA_CUDA_PAGED_TILE);
-	token = ret_batch.end;
+	ret_batch.end = min(walk.end, token + 8 * step);
+	token = C::LOADERS == 1 ? ret_batch.end
+	                        : token + (ret_batch.end - token + step - 1) / step * step;
 	return true;
 }
 
@@ -161,14 +180,16 @@ __device__ __forceinline__ void fa_sm90_paged_copy(const char *from, int32_t the
 		return;
 	tokens = min(rest, strips * FA_CUDA_PAGED_STRIP);
 	if constexpr (C::CODES) {
-		if (is_scales) {
-			fa_bulk_load(tile + C::SCALES + is_v * 256 + quarter * 64, from,
-			             (tokens + 15) / 16 * 64, full, policy);
-			return;
-		}
+		/* One instruction for all, which lanes take in turn. */
+		const uint32_t to = is_scales ? C::SCALES + is_v * 256 + quarter * 64
+		                              : is_v * C::K_BYTES + quarter * C::QUARTER;
+
+		fa_bulk_load(tile + to, from,
+		             is_scales ? (tokens + 15) / 16 * 64 : tokens * C::PITCH, full, policy);
+	} else {
+		fa_bulk_load(tile + is_v * C::K_BYTES + quarter * C::QUARTER, from,
+		             tokens * C::PITCH, full, policy);
 	}
-	fa_bulk_load(tile + is_v * C::K_BYTES + quarter * C::QUARTER, from, tokens * C::PITCH, full,
-	             policy);
 }
 
 /* A whole warp's. */
@@ -177,10 +198,13 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
                                                    uint32_t shared)
 {
 	const uint32_t lane = threadIdx.x % 32;
+	/* The same for all threads of the warp, and the compiler is to know it. */
+	const uint32_t loader = C::LOADERS == 1 ? 0
+	                                        : __shfl_sync(~0u, threadIdx.x / 32, 0) - C::WARPS;
 	const uint64_t once = fa_bulk_policy_once(), normal = fa_bulk_policy_normal();
 	struct fa_sm90_paged_batch batch, next;
 	fa_paged_walk_of<C> walk;
-	uint32_t stage = 0, parity = 1;
+	uint32_t stage = loader, parity = 1;
 	bool more, token_scales = false;
 	int32_t token;
 
@@ -188,17 +212,19 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 		token_scales =
 			((const struct fa_cuda_paged_attention_codes &)args).codes.token_scales;
 	if (lane == 0) {
-		for (int i = 0; i < C::STAGES; i++) {
-			fa_mbarrier_init(shared + C::FULL + 8 * i, 1);
-			fa_mbarrier_init(shared + C::EMPTY + 8 * i, C::TAKERS);
+		for (int i = 0; i < C::STAGES / C::LOADERS; i++) {
+			const uint32_t at = shared + 8 * (i * C::LOADERS + loader);
+
+			fa_mbarrier_init(at + C::FULL, 1);
+			fa_mbarrier_init(at + C::EMPTY, C::TAKERS);
 		}
 		fa_mbarrier_init_fence();
 	}
 	walk.start(args, blockIdx.x);
-	token = walk.begin;
+	token = walk.begin + (int32_t)loader * FA_CUDA_PAGED_TILE;
 	more = fa_sm90_paged_look_up<C>(args, walk, token, next);
 	__syncwarp();
-	fa_barrier_arrive(C::BEGUN, C::JOINED + 32);
+	fa_barrier_arrive(C::BEGUN, C::JOINED + 32 * C::LOADERS);
 	if constexpr (C::PIECES)
 		fa_sm90_paged_touch_tails<C>(args, walk);
 
@@ -210,7 +236,7 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 		uint32_t source = lane % 4; /* the lane that knows where the tile's quarter is */
 
 #pragma unroll 1
-		for (; batch.token < batch.end; batch.token += FA_CUDA_PAGED_TILE) {
+		for (; batch.token < batch.end; batch.token += C::LOADERS * FA_CUDA_PAGED_TILE) {
 			const int32_t there = min(batch.end - batch.token, FA_CUDA_PAGED_TILE);
 			const uint32_t full = shared + C::FULL + 8 * stage;
 			const uint32_t slot = __shfl_sync(~0u, batch.slot, source);
@@ -241,8 +267,9 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 				fa_sm90_paged_copy<C>(from, there, in_page, token_scales, tile,
 				                      full, policy);
 			source += 4;
-			if (++stage == C::STAGES) {
-				stage = 0;
+			stage += C::LOADERS;
+			if (stage == C::STAGES + loader) {
+				stage = loader;
 				parity ^= 1;
 			}
 			/* What comes behind the batch, as soon as its first copies are on their
