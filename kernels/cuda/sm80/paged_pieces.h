@@ -28,13 +28,31 @@ struct fa_paged_total {
 	float max, sum, x, y, z, w;
 };
 
+/* As fa_paged_block_of(), in a few instructions: here are many of them, which are run once or
+ * twice, and code comes from memory then. */
+__device__ __forceinline__ uint32_t fa_paged_block_near(const struct fa_cuda_paged_attention &args,
+                                                        uint32_t tile)
+{
+	const uint32_t larger = args.tiles_extra * (args.tiles_each + 1);
+	const bool behind = tile >= larger;
+	const uint32_t from = behind ? tile - larger : tile, each = args.tiles_each + !behind;
+	/* Of few blocks; what is rounded makes one more, or one less. */
+	uint32_t block = (uint32_t)((float)from * fa_rcp((float)each));
+
+	if ((int32_t)(from - block * each) < 0)
+		block--;
+	else if (from - block * each >= each)
+		block++;
+	return block + (behind ? args.tiles_extra : 0);
+}
+
 /* The blocks that a part has, @n. @tile: its first. */
 __device__ __forceinline__ uint32_t fa_paged_blocks(const struct fa_cuda_paged_attention &args,
                                                     uint32_t tile, uint32_t tiles, uint32_t &n)
 {
-	const uint32_t first = fa_paged_first_block_of(args, tile);
+	const uint32_t first = fa_paged_block_near(args, tile + args.tiles_end);
 
-	n = fa_paged_block_of(args, tile + tiles - 1) - first + 1;
+	n = fa_paged_block_near(args, tile + tiles - 1) - first + 1;
 	return first;
 }
 
@@ -125,16 +143,18 @@ __device__ __forceinline__ void fa_paged_finish(const struct fa_cuda_paged_atten
 				                            : ending.prefix.first;
 				const uint32_t before = next ? ending.next.n : ending.prefix.n;
 
+				/* Where share 0 would be, of those of the prefix and the own. */
+				const uint32_t of_prefix = first * args.place_rows + at % C::ROWS;
+				const uint32_t of_own =
+					(ending.own.first - before) * args.place_rows + row;
+
 				n[u] = before + ending.own.n;
 #pragma unroll
 				for (int j = 0; j < SHARES; j++) {
 					const uint32_t number = min(i + j, n[u] - 1);
-					const bool own = number >= before;
-					const uint32_t place = own ? ending.own.first +
-					                                       (number - before)
-					                           : first + number;
-					const uint32_t from = place * args.place_rows +
-					                      (own ? row : at % C::ROWS);
+					const uint32_t from = number * args.place_rows +
+					                      (number < before ? of_prefix
+					                                       : of_own);
 
 					share[u][j] = __ldcg(
 						(const float2 *)&args.partial_sums[from * 2]);
@@ -210,29 +230,34 @@ __device__ __forceinline__ bool fa_paged_arrive_at_tail(const struct fa_cuda_pag
 		args.epoch, ending.own.n + ending.prefix.n + ending.next.n);
 }
 
-/* A prefix's share is there: all tails that have rows in it are told. @flags: C::ROWS words of
- * shared memory that nobody uses. */
+/* A share is there that tails want: its own, or a prefix's all that have rows in it. @flags: C::ROWS
+ * words of shared memory that nobody uses. */
 template <class C>
-__device__ __forceinline__ void fa_paged_merge_prefix(const struct fa_cuda_paged_attention &args,
-                                                      const fa_paged_walk_of<C> &walk,
-                                                      uint32_t *flags)
+__device__ __forceinline__ void fa_paged_merge_tails(const struct fa_cuda_paged_attention &args,
+                                                     const fa_paged_walk_of<C> &walk,
+                                                     uint32_t *flags)
 {
-	const uint32_t begin = walk.row(args, C::ROWS), end = begin + C::ROWS;
 	const uint32_t kv_head = walk.kv_head(args), slice = walk.slice(args);
+	const bool is_prefix = walk.piece.n_tails > 0;
+	const uint32_t begin = is_prefix ? walk.row(args, C::ROWS) : 0;
+	const uint32_t end = is_prefix ? begin + C::ROWS : UINT32_MAX;
+	const uint32_t first = walk.piece.tails +
+	                       (is_prefix ? 0 : walk.row(args, C::ROWS) / C::ROWS);
+	const uint32_t n_tails = is_prefix ? walk.piece.n_tails : 1;
 
 	for (uint32_t i = threadIdx.x; i < C::ROWS; i += C::JOINED)
 		flags[i] = FA_CUDA_PAGED_NO_TAIL;
 	C::join(); /* nobody has arrived yet */
-	for (uint32_t i = threadIdx.x; i < walk.piece.n_tails; i += C::JOINED) {
-		const uint32_t index = walk.piece.tails + i;
-		const uint32_t row = args.tails[index].row;
-		const struct fa_paged_ending ending = fa_paged_ending_of<C>(args, index, kv_head,
-		                                                            slice);
+#pragma unroll 1
+	for (uint32_t i = threadIdx.x; i < n_tails; i += C::JOINED) {
+		const uint32_t row = args.tails[first + i].row;
+		const struct fa_paged_ending ending = fa_paged_ending_of<C>(args, first + i,
+		                                                            kv_head, slice);
 
 		if (row >= end || row + ending.rows <= begin)
 			continue;
-		if (fa_paged_arrive_at_tail(args, index, ending))
-			flags[max(row, begin) - begin] = index;
+		if (fa_paged_arrive_at_tail(args, first + i, ending))
+			flags[is_prefix ? max(row, begin) - begin : 0] = first + i;
 	}
 	C::join(); /* the answers are there */
 
@@ -242,41 +267,25 @@ __device__ __forceinline__ void fa_paged_merge_prefix(const struct fa_cuda_paged
 	constexpr uint32_t warps = C::JOINED / 32;
 	uint32_t n = 0;
 
+#pragma unroll 4
 	for (uint32_t i = 0; i < C::ROWS; i++)
 		n += flags[i] != FA_CUDA_PAGED_NO_TAIL;
+
 	const uint32_t teams = min(max(n, 1u), warps), team_warps = warps / teams;
 	const uint32_t team = threadIdx.x / 32 / team_warps;
 	uint32_t next = 0;
 
 #pragma unroll 1
-	for (uint32_t i = 0; i < C::ROWS; i++) {
+	for (uint32_t i = 0; next < n; i++) {
 		const uint32_t index = flags[i];
 
 		/* Warps may be left over. */
 		if (index == FA_CUDA_PAGED_NO_TAIL || next++ % teams != team)
 			continue;
-		fa_paged_finish<C, 4, 4>(args, fa_paged_ending_of<C>(args, index, kv_head, slice),
+		fa_paged_finish<C, 2, 4>(args, fa_paged_ending_of<C>(args, index, kv_head, slice),
 		                         threadIdx.x - team * team_warps * 32, team_warps * 32);
 	}
-}
-
-/* A tail's share is there. */
-template <class C>
-__device__ __forceinline__ void fa_paged_merge_tail(const struct fa_cuda_paged_attention &args,
-                                                    const fa_paged_walk_of<C> &walk,
-                                                    uint32_t *flags)
-{
-	const uint32_t slice = walk.slice(args), row_blocks = walk.item.row_blocks;
-	const uint32_t index = walk.piece.tails + walk.part / (uint32_t)args.slices % row_blocks;
-	const struct fa_paged_ending ending = fa_paged_ending_of<C>(args, index, walk.kv_head(args),
-	                                                            slice);
-
-	if (threadIdx.x == 0)
-		flags[0] = fa_paged_arrive_at_tail(args, index, ending);
-	C::join(); /* the answer is there */
-	if (flags[0])
-		fa_paged_finish<C, 2, 4>(args, ending, threadIdx.x, C::JOINED);
-	C::join(); /* everybody has read it */
+	C::join(); /* everybody has read the flags */
 }
 
 /* A segment's share is there, and all have met since it was stored. All that join. */
@@ -288,13 +297,8 @@ __device__ __forceinline__ void fa_paged_merge_pieces(const struct fa_cuda_paged
 	const bool units = walk.piece.unit > 0;
 	uint32_t n_blocks;
 
-	if (walk.piece.n_tails > 0) {
-		fa_paged_merge_prefix<C>(args, walk, flags);
-		C::join(); /* everybody has read the flags */
-		return;
-	}
 	if (walk.piece.tails != FA_CUDA_PAGED_NO_TAIL) {
-		fa_paged_merge_tail<C>(args, walk, flags);
+		fa_paged_merge_tails<C>(args, walk, flags);
 		return;
 	}
 	/* More units of the part are this block's. */
