@@ -45,7 +45,7 @@
 		.dim_v = dim_,                                                                     \
 		.exact = true,                                                                     \
 		.rows = (atoms)*16,                                                                \
-		.threads = FA_SM90_PAGED_THREADS(groups),                                          \
+		.threads = FA_SM90_PAGED_THREADS(dim_, atoms, groups),                             \
 		.shared_bytes = FA_SM90_PAGED_SHARED_BYTES(dim_, atoms, groups, stages),           \
 		.blocks = blocks_,                                                                 \
 		.appends = FA_SM90_PAGED_APPENDS(dim_, atoms),                                     \

@@ -283,6 +283,13 @@ static void deterministic(void)
 	spec.n_new[5] = 40;
 	check(&spec, DETERMINISTIC);
 	same(&spec);
+	/* More rows of a key than a fragment has: groups of warps take tiles in turn. */
+	spec = usual(FA_ATTENTION_F16, 128);
+	spec.deterministic = true;
+	spec.heads = 36;
+	spec.lengths[2] = 1300;
+	check(&spec, DETERMINISTIC);
+	same(&spec);
 	/* Very long ones have larger units. */
 	spec = usual(FA_ATTENTION_BF16, 64);
 	spec.deterministic = true;

@@ -505,7 +505,7 @@ __device__ __forceinline__ void fa_sm90_codes_compute(const struct fa_cuda_paged
 		before = (tile - walk.begin) / FA_CUDA_PAGED_TILE -
 		         (walk.end - walk.begin + FA_CUDA_PAGED_TILE - 1) / FA_CUDA_PAGED_TILE;
 		unit.settle(rows, codes, walk.kv_head(args));
-		fa_sm90_paged_end<C>(args, walk, rows, shared_memory);
+		fa_sm90_paged_end<C>(args, walk, rows, shared_memory, warp);
 	} while (walk.next(args));
 }
 

@@ -26,7 +26,9 @@ struct fa_sm90_paged_config {
 	static constexpr int BLOCKS = BLOCKS_, ROWS = ATOMS * 16, BYTES = 2;
 	/* Those that compute, four of each tile, then one that loads. */
 	static constexpr int TAKERS = 4, WARPS = GROUPS * TAKERS, LOADERS = 1;
-	static constexpr int JOINED = WARPS * 32, THREADS = JOINED + 32;
+	static constexpr int JOINED = WARPS * 32;
+	static constexpr bool GIVES = FA_SM90_PAGED_GIVES(DIM, ATOMS, GROUPS);
+	static constexpr int THREADS = JOINED + (GIVES ? 128 : 32);
 	static constexpr bool F32 = false, CODES = false, SMALL = SMALL_, PIECES = PIECES_,
 			      DIVIDED = true;
 	static constexpr bool APPENDS = FA_SM90_PAGED_APPENDS(DIM, ATOMS); /* paged_append.h */
@@ -51,7 +53,9 @@ struct fa_sm90_paged_config {
 	static constexpr uint32_t MERGE = Q + (Q_HELD ? 0 : ROWS * Q_PITCH); /* [warp][row] */
 	static constexpr uint32_t STATS = MERGE + WARPS * ROWS * MERGE_PITCH * 4;
 	static constexpr uint32_t FACTS = STATS + WARPS * ROWS * 8; /* [warp][row] */
-	static constexpr uint32_t LAST = FACTS + WARPS * ROWS * 32;
+	static constexpr bool PARKS = GIVES;
+	static constexpr uint32_t PARKED = FACTS + WARPS * ROWS * 32;
+	static constexpr uint32_t LAST = PARKED + (PARKS ? WARPS * 128 : 0);
 
 	/*
 	 * Barriers, 8 bytes each. The loading warp's lane 0 arrives at a FULL with the bytes
@@ -89,7 +93,7 @@ struct fa_sm90_paged_config {
 
 	static_assert(SHARED_BYTES == FA_SM90_PAGED_SHARED_BYTES(DIM, ATOMS, GROUPS, STAGES),
 	              "the host's table must agree");
-	static_assert(THREADS == FA_SM90_PAGED_THREADS(GROUPS), "likewise");
+	static_assert(THREADS == FA_SM90_PAGED_THREADS(DIM, ATOMS, GROUPS), "likewise");
 	/* Else a group that is ahead could take a stage's old phase for the one after the next. */
 	static_assert(STAGES % GROUPS == 0, "a stage is one group's");
 	static_assert(STAGES > GROUPS, "some arrive while others are computed");

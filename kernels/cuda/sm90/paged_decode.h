@@ -22,6 +22,7 @@
  */
 #pragma once
 
+#include "kernels/cuda/common/done.h"
 #include "kernels/cuda/common/logits.h"
 #include "kernels/cuda/ptx/barrier.h"
 #include "kernels/cuda/ptx/ldmatrix.h"
@@ -29,6 +30,7 @@
 #include "kernels/cuda/ptx/mbarrier.h"
 #include "kernels/cuda/ptx/memory.h"
 #include "kernels/cuda/ptx/mma.h"
+#include "kernels/cuda/ptx/warpgroup.h"
 #include "kernels/cuda/sm80/paged_part.h"
 #include "kernels/cuda/sm80/pair.h"
 #include "kernels/cuda/sm80/product.h"
@@ -223,6 +225,21 @@ __device__ __forceinline__ void fa_sm90_paged_product(struct fa_sm80_rows<C> &ro
 	}
 }
 
+/* Has come what is to be known at the segment's end (sm80/paged_pieces.h). A whole warp's. */
+template <class C>
+__device__ __forceinline__ void
+fa_sm90_paged_touch_tails(const struct fa_cuda_paged_attention &args,
+                          const fa_paged_walk_of<C> &walk)
+{
+	const uint32_t n = max(walk.piece.n_tails, walk.item.row_blocks);
+
+	if (walk.piece.tails == FA_CUDA_PAGED_NO_TAIL)
+		return;
+#pragma unroll 1
+	for (uint32_t i = threadIdx.x % 32; i < n; i += 32)
+		fa_prefetch(args.tails + walk.piece.tails + i);
+}
+
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged_attention &args,
                                                       char *shared_memory)
@@ -244,11 +261,16 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 	uint32_t stage = group, parity = 0;
 	int32_t before = (int32_t)group;
 	bool begun = false;
+	/* Where the walk is as long as registers are the tiles'. */
+	fa_paged_walk_of<C> *const parked = (fa_paged_walk_of<C> *)(shared_memory + C::PARKED) +
+	                                    warp;
 
+	static_assert(!C::PARKS || sizeof(walk) <= 128, "there is room for it");
 	logits.slope = 0; /* rows have their own: fa_paged_place() */
 	walk.start(args, blockIdx.x);
 	do {
-		const struct fa_cuda_paged_item &item = walk.item;
+		const struct fa_cuda_paged_item &item = C::PARKS ? parked->item : walk.item;
+		const int32_t end = walk.end;
 		int32_t token = walk.begin + before * FA_CUDA_PAGED_TILE;
 		struct fa_sm90_paged_append<C> append;
 		struct fa_sm80_rows<C> rows;
@@ -265,6 +287,9 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 					fa_paged_fact_of<C>(args, walk, i);
 			__syncwarp();
 		}
+		if constexpr (C::PIECES)
+			if (warp == 0)
+				fa_sm90_paged_touch_tails<C>(args, walk);
 		if (!begun)
 			fa_barrier_sync(C::BEGUN, C::JOINED + 32);
 		begun = true;
@@ -272,16 +297,19 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 			append.end(args, walk);
 		fa_sm80_clear<C>(rows);
 
-		const struct fa_paged_clear clear = fa_paged_clear_of<C>(args, item,
+		const struct fa_paged_clear clear = fa_paged_clear_of<C>(args, walk.item,
 		                                                         shared + facts);
 
+		if constexpr (C::PARKS)
+			*parked = walk;
+
 #pragma unroll 1
-		for (; token < walk.end; token += C::GROUPS * FA_CUDA_PAGED_TILE) {
+		for (; token < end; token += C::GROUPS * FA_CUDA_PAGED_TILE) {
 			const uint32_t k = mine + stage * C::STAGE_BYTES, v = k + C::K_BYTES;
 			const int32_t own = token + (int32_t)quarter * FA_CUDA_PAGED_STRIP;
 
 			fa_mbarrier_wait(shared + C::FULL + 8 * stage, parity);
-			if (own < walk.end) {
+			if (own < end) {
 				const bool hides = clear.hides(own);
 				struct fa_paged_sight sight = { ~0u };
 				uint32_t weights[C::ATOMS][4];
@@ -313,11 +341,20 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 				parity ^= 1;
 			}
 		}
+		if constexpr (C::PARKS)
+			walk = *parked;
+		/* Units must not know which group begins with them. */
+		const uint32_t place = C::PIECES && C::GROUPS > 1
+		                               ? (token - walk.begin) / FA_CUDA_PAGED_TILE %
+		                                                 C::GROUPS * C::TAKERS +
+		                                         quarter
+		                               : warp;
+
 		if (C::GROUPS > 1)
 			before = (token - walk.begin) / FA_CUDA_PAGED_TILE -
 			         (walk.end - walk.begin + FA_CUDA_PAGED_TILE - 1) /
 			                 FA_CUDA_PAGED_TILE;
-		fa_sm90_paged_end<C>(args, walk, rows, shared_memory);
+		fa_sm90_paged_end<C>(args, walk, rows, shared_memory, place);
 	} while (walk.next(args));
 }
 
@@ -326,8 +363,23 @@ __device__ __forceinline__ void fa_sm90_paged_decode(const struct fa_cuda_paged_
 {
 	extern __shared__ __align__(1024) char shared_memory[];
 
-	if (threadIdx.x >= C::JOINED)
-		fa_sm90_paged_load<C>(args, fa_shared_address(shared_memory));
-	else
-		fa_sm90_paged_compute<C>(args, shared_memory);
+	if constexpr (C::GIVES) {
+		/* The same for all threads of a warp, and the compiler is to know it. */
+		if (__shfl_sync(~0u, threadIdx.x / 128, 0) == C::GROUPS) {
+			fa_registers_give<FA_SM90_PAGED_LOADER_REGISTERS>();
+			if (threadIdx.x < C::JOINED + 32)
+				fa_sm90_paged_load<C>(args, fa_shared_address(shared_memory));
+		} else {
+			fa_registers_take<FA_SM90_PAGED_GROUP_REGISTERS>();
+			fa_sm90_paged_compute<C>(args, shared_memory);
+			/* Those who load have stored nothing, and may have left. */
+			fa_done_behind(args.attention.done, 0, C::JOINED);
+		}
+	} else {
+		if (threadIdx.x >= C::JOINED)
+			fa_sm90_paged_load<C>(args, fa_shared_address(shared_memory));
+		else
+			fa_sm90_paged_compute<C>(args, shared_memory);
+		fa_done(args.attention.done);
+	}
 }

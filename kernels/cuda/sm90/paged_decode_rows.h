@@ -4,22 +4,22 @@
 #include "kernels/cuda/sm90/paged_decode.h"
 
 #define FA_PAGED_KERNEL(kind, pieces, type, dim, atoms, groups, stages, blocks)                    \
-	extern "C" __global__ void __launch_bounds__(FA_SM90_PAGED_THREADS(groups), blocks)        \
+	extern "C" __global__ void __launch_bounds__(FA_SM90_PAGED_THREADS(dim, atoms, groups),    \
+	                                             blocks)                                       \
 		fa_sm90_paged_##kind##_##type##_d##dim##_a##atoms(                                 \
 			const __grid_constant__ struct fa_cuda_paged_attention args)               \
 	{                                                                                          \
 		fa_sm90_paged_decode<fa_sm90_paged_config<FA_TYPE, dim, atoms, groups, stages,     \
 		                                          blocks, false, pieces>>(args);           \
-		fa_done(args.attention.done);                                                      \
 	}
 #define FA_PAGED_SMALL(type, dim, atoms, groups, stages, blocks)                                   \
-	extern "C" __global__ void __launch_bounds__(FA_SM90_PAGED_THREADS(groups), blocks)        \
+	extern "C" __global__ void __launch_bounds__(FA_SM90_PAGED_THREADS(dim, atoms, groups),    \
+	                                             blocks)                                       \
 		fa_sm90_paged_decode_##type##_d##dim##_a##atoms##_small(                           \
 			const __grid_constant__ struct fa_cuda_paged_small_attention args)         \
 	{                                                                                          \
 		fa_sm90_paged_decode<fa_sm90_paged_config<FA_TYPE, dim, atoms, groups, stages,     \
 		                                          blocks, true, false>>(args.plain);       \
-		fa_done(args.plain.attention.done);                                                \
 	}
 #define FA_PAGED_ROW(type, ...)                                                                    \
 	FA_PAGED_KERNEL(decode, false, type, __VA_ARGS__) FA_PAGED_SMALL(type, __VA_ARGS__)

@@ -143,21 +143,6 @@ __device__ __forceinline__ void fa_sm90_paged_touch_q(const struct fa_cuda_paged
 	}
 }
 
-/* The same, of what is to be known at the segment's end (sm80/paged_pieces.h). */
-template <class C>
-__device__ __forceinline__ void
-fa_sm90_paged_touch_tails(const struct fa_cuda_paged_attention &args,
-                          const fa_paged_walk_of<C> &walk)
-{
-	const uint32_t n = max(walk.piece.n_tails, walk.item.row_blocks);
-
-	if (walk.piece.tails == FA_CUDA_PAGED_NO_TAIL)
-		return;
-#pragma unroll 1
-	for (uint32_t i = threadIdx.x % 32; i < n; i += 32)
-		fa_prefetch(args.tails + walk.piece.tails + i);
-}
-
 /* Starts this lane's copy of a tile of @there tokens, if it has one. @from: its strip; the
  * other arguments but @policy: shared memory, and the strip's flags. */
 template <class C>
@@ -225,8 +210,6 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 	more = fa_sm90_paged_look_up<C>(args, walk, token, next);
 	__syncwarp();
 	fa_barrier_arrive(C::BEGUN, C::JOINED + 32 * C::LOADERS);
-	if constexpr (C::PIECES)
-		fa_sm90_paged_touch_tails<C>(args, walk);
 
 #pragma unroll 1
 	while (more) {
@@ -281,9 +264,6 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 				if constexpr (!C::CODES && (C::DIM != 64 || C::ATOMS == 1))
 					if (more && next.entered)
 						fa_sm90_paged_touch_q<C>(args, walk);
-				if constexpr (C::PIECES)
-					if (more && next.entered)
-						fa_sm90_paged_touch_tails<C>(args, walk);
 			}
 		}
 	}

@@ -53,11 +53,12 @@ __device__ __forceinline__ bool fa_sm90_paged_clean(const struct fa_cuda_paged_i
 	return !__any_sync(~0u, !numbers);
 }
 
-/* Brings the warps' rows together and finishes the segment. All that compute. */
+/* Brings the warps' rows together and finishes the segment. All that compute. @place: in which order
+ * the warps' are added up. */
 template <class C>
-__device__ __forceinline__ void fa_sm90_paged_end(const struct fa_cuda_paged_attention &args,
-                                                  const fa_paged_walk_of<C> &walk,
-                                                  struct fa_sm80_rows<C> &rows, char *shared)
+__device__ __forceinline__ void
+fa_sm90_paged_end(const struct fa_cuda_paged_attention &args, const fa_paged_walk_of<C> &walk,
+                  struct fa_sm80_rows<C> &rows, char *shared, uint32_t place)
 {
 	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 	const uint32_t there = walk.rows(args, C::ROWS);
@@ -75,8 +76,8 @@ __device__ __forceinline__ void fa_sm90_paged_end(const struct fa_cuda_paged_att
 		rows.sum[r] += __shfl_xor_sync(~0u, rows.sum[r], 1);
 		rows.sum[r] += __shfl_xor_sync(~0u, rows.sum[r], 2);
 		if (t == 0)
-			stats[warp * C::ROWS + g + 8 * r] = make_float2(-rows.offset[r],
-			                                                rows.sum[r]);
+			stats[place * C::ROWS + g + 8 * r] = make_float2(-rows.offset[r],
+			                                                 rows.sum[r]);
 	}
 
 #pragma unroll
@@ -88,7 +89,7 @@ __device__ __forceinline__ void fa_sm90_paged_end(const struct fa_cuda_paged_att
 				const int tile = step * (C::MERGE_COLUMNS / 8) + j,
 					  half = r % 2 * 2;
 				float *const at =
-					&merge[(warp * C::ROWS + g + 8 * r) * C::MERGE_PITCH];
+					&merge[(place * C::ROWS + g + 8 * r) * C::MERGE_PITCH];
 
 				if (g + 8 * r >= there)
 					continue;
