@@ -1,5 +1,9 @@
 #include "kernels/cuda/paged-hopper.h"
 
+#include "kernels/cuda/paged-plan-parts.h"
+
+#include <stdlib.h>
+
 /* As in plan.c: kernels count in int32 where boxes begin, up to one past the last row's. */
 #define MAP_DIM_MAX (INT32_MAX - 256)
 /* Slots of the maps: those beyond give zeros. */
@@ -118,6 +122,146 @@ const struct fa_cuda_paged_kernel *fa_cuda_paged_hopper_find(const struct fa_cud
 		}
 	}
 	return best;
+}
+
+static uint32_t blocks_of(const struct fa_cuda_paged_plan *plan,
+                          const struct fa_cuda_paged_item *item)
+{
+	return fa_cuda_paged_ceil_div(item->n_q, (uint64_t)plan->forward->rows);
+}
+
+static uint64_t seen(const struct fa_paged_attention *p, const struct fa_cuda_paged_plan *plan,
+                     const struct fa_cuda_paged_item *item, uint32_t block)
+{
+	const uint32_t rows = (uint32_t)plan->forward->rows;
+
+	return fa_cuda_paged_seen(p, item, block * rows, rows);
+}
+
+/* Whether the block that @key stands for is the middle one of an odd number, and of which item. */
+static bool is_middle(const struct fa_cuda_paged_plan *plan, const struct fa_cuda_paged_item *items,
+                      uint64_t key, uint32_t *ret_item)
+{
+	const uint32_t number = UINT32_MAX - (uint32_t)key;
+	const uint32_t i = fa_cuda_paged_block_item(items, plan->forward_items, number);
+	const uint32_t blocks = blocks_of(plan, &items[i]);
+
+	*ret_item = i;
+	return blocks % 2 && number - items[i].tile == blocks / 2;
+}
+
+#define NO_ITEM UINT32_MAX
+
+/* Middle blocks go with each other, the longest with the shortest. The longer's item gets the
+ * other's number as its tiles, or its own if there is none; the other gets NO_ITEM. */
+static void pair_middles(const struct fa_cuda_paged_plan *plan, struct fa_cuda_paged_item *items,
+                         const uint64_t *keys)
+{
+	uint32_t begin = 0, end = plan->forward_blocks, a = 0, b = 0;
+
+	for (;; begin++, end--) {
+		while (begin < end && !is_middle(plan, items, keys[begin], &a))
+			begin++;
+		while (begin < end && !is_middle(plan, items, keys[end - 1], &b))
+			end--;
+		if (begin == end)
+			return;
+		items[b].tiles = NO_ITEM;
+		items[a].tiles = b;
+		if (a == b)
+			return;
+	}
+}
+
+/* Of a pair, with which it is found in two orders, one the other's reverse: the first of pairs
+ * come before the second. */
+#define FIRST ((uint64_t)1 << 63)
+#define COST_MAX ((uint64_t)INT32_MAX)
+
+/* Makes keys of the pairs of an item's blocks, the last with the first and so on. Returns how
+ * many keys; @longest gets that of the longest pair, in keys seen. */
+static uint32_t pair_own(const struct fa_paged_attention *p, const struct fa_cuda_paged_plan *plan,
+                         const struct fa_cuda_paged_item *items, uint32_t i, uint64_t *keys,
+                         uint64_t *longest)
+{
+	const struct fa_cuda_paged_item *item = &items[i];
+	const uint32_t blocks = blocks_of(plan, item);
+	uint32_t n = 0;
+
+	for (uint32_t j = 0; j < (blocks + 1) / 2; j++) {
+		const bool middle = j == blocks - 1 - j;
+		const uint32_t other = middle ? item->tiles : i;
+		const bool alone = middle && other == i;
+		uint64_t cost;
+
+		if (other == NO_ITEM)
+			continue;
+		cost = seen(p, plan, item, blocks - 1 - j);
+		if (!alone)
+			cost += seen(p, plan, &items[other],
+			             middle ? blocks_of(plan, &items[other]) / 2 : j);
+		*longest = cost > *longest ? cost : *longest;
+		/* Who stays alone has the list's middle. */
+		cost = alone ? 0 : cost / 2 < COST_MAX ? cost / 2 : COST_MAX;
+		if (keys)
+			keys[n] = FIRST | cost << 32 | (UINT32_MAX - (item->tile + j));
+		n++;
+		if (!alone && keys)
+			keys[n] = (COST_MAX - cost) << 32 | (item->tile + j);
+		n += !alone;
+	}
+	return n;
+}
+
+/* The number of the block that a pair's key stands for. */
+static uint32_t block_of(const struct fa_cuda_paged_plan *plan,
+                         const struct fa_cuda_paged_item *items, uint64_t key)
+{
+	const bool first = key & FIRST;
+	const uint32_t number = first ? UINT32_MAX - (uint32_t)key : (uint32_t)key;
+	const uint32_t i = fa_cuda_paged_block_item(items, plan->forward_items, number);
+	const uint32_t j = number - items[i].tile, blocks = blocks_of(plan, &items[i]);
+	const struct fa_cuda_paged_item *other;
+
+	if (first)
+		return items[i].tile + blocks - 1 - j;
+	if (j != blocks - 1 - j)
+		return number;
+	other = &items[items[i].tiles];
+	return other->tile + blocks_of(plan, other) / 2;
+}
+
+/*
+ * As they are, pairs are about as long as each other, but of two sequences each, and while the
+ * longest blocks of all sequences run together so do all keys. If it makes no pair much longer,
+ * each sequence's blocks make pairs of their own, one sequence behind the other.
+ */
+void fa_cuda_paged_hopper_pair(const struct fa_paged_attention *p,
+                               const struct fa_cuda_paged_plan *plan,
+                               struct fa_cuda_paged_item *items, uint64_t *keys)
+{
+	const uint32_t n = plan->forward_blocks;
+	uint64_t longest = 0, longest_own = 0;
+	uint32_t at = 0;
+
+	if (!plan->forward->keys || plan->forward_items < 2)
+		return;
+	for (uint32_t i = 0; i < (n + 1) / 2; i++) {
+		const uint64_t cost = (keys[i] >> 32) +
+		                      (i == n - 1 - i ? 0 : keys[n - 1 - i] >> 32);
+
+		longest = cost > longest ? cost : longest;
+	}
+	pair_middles(plan, items, keys);
+	for (uint32_t i = 0; i < plan->forward_items; i++)
+		pair_own(p, plan, items, i, NULL, &longest_own);
+	if (longest_own > longest + longest / 8)
+		return;
+	for (uint32_t i = 0; i < plan->forward_items; i++)
+		at += pair_own(p, plan, items, i, &keys[at], &longest_own);
+	qsort(keys, n, sizeof(*keys), fa_cuda_paged_compare_blocks);
+	for (uint32_t i = 0; i < n; i++)
+		keys[i] = UINT32_MAX - block_of(plan, items, keys[i]);
 }
 
 /* Pairs of a row and a key that it sees, about. */

@@ -10,6 +10,15 @@
 const struct fa_cuda_paged_kernel *fa_cuda_paged_hopper_find(const struct fa_cuda_chip *chip,
                                                              const struct fa_paged_attention *p);
 
+/*
+ * Orders the plan's blocks of rows for kernels that compute the first and the last together, the
+ * second and the last but one, ...: @keys, a block's number taken from UINT32_MAX below the keys
+ * that it sees, the longest first. @items have their first block's number as tile.
+ */
+void fa_cuda_paged_hopper_pair(const struct fa_paged_attention *p,
+                               const struct fa_cuda_paged_plan *plan,
+                               struct fa_cuda_paged_item *items, uint64_t *keys);
+
 /* Divides the plan's blocks of rows over blocks of threads. Does nothing if the plan has
  * another kernel; likewise below. */
 void fa_cuda_paged_hopper_divide(const struct fa_cuda_chip *chip,

@@ -43,8 +43,36 @@ static bool is_forward(const struct fa_paged_attention *p, int32_t b)
 	       !has_tree(p, b) && fa_cuda_paged_n_new(p->step, b) >= FORWARD_TOKENS;
 }
 
+uint64_t fa_cuda_paged_seen(const struct fa_paged_attention *p,
+                            const struct fa_cuda_paged_item *item, uint32_t row, uint32_t rows)
+{
+	const int64_t n_q = item->n_q, end = (int64_t)row + rows;
+	int64_t seen = p->causal ? (end < n_q ? end : n_q) + item->n_k - n_q : item->n_k;
+
+	seen = seen < 0 ? 0 : seen;
+	if (p->window_left >= 0 && seen > p->window_left + (int64_t)rows)
+		seen = p->window_left + (int64_t)rows;
+	return (uint64_t)seen;
+}
+
+uint32_t fa_cuda_paged_block_item(const struct fa_cuda_paged_item *items, uint32_t n,
+                                  uint32_t number)
+{
+	uint32_t low = 0, high = n;
+
+	while (high - low > 1) {
+		const uint32_t middle = low + (high - low) / 2;
+
+		if (items[middle].tile <= number)
+			low = middle;
+		else
+			high = middle;
+	}
+	return low;
+}
+
 /* Blocks of rows see more keys the later they are; the longest go first. */
-static int compare_blocks(const void *a, const void *b)
+int fa_cuda_paged_compare_blocks(const void *a, const void *b)
 {
 	const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
 
@@ -81,38 +109,26 @@ static int plan_forward(const struct fa_paged_attention *p, char *blob,
 	keys = (uint64_t *)blocks;
 	for (int32_t b = 0; b < p->step->batch; b++) {
 		const int64_t n_q = fa_cuda_paged_n_new(p->step, b);
-		const int64_t n_k = p->step->lengths[b];
 
 		if (!is_forward(p, b))
 			continue;
 		items[item] = fa_cuda_paged_item_of(p->step, b);
 		items[item].tile = n;
 		for (int64_t row = 0; row < n_q; row += rows) {
-			const int64_t last = (row + rows < n_q ? row + rows : n_q) - 1;
-			int64_t seen = p->causal ? last + n_k - n_q + 1 : n_k;
-
-			seen = seen < 0 ? 0 : seen;
-			if (p->window_left >= 0 && seen > p->window_left + (int64_t)rows)
-				seen = p->window_left + (int64_t)rows;
-			keys[n] = (uint64_t)seen << 32 | (UINT32_MAX - n);
+			keys[n] = fa_cuda_paged_seen(p, &items[item], (uint32_t)row, rows) << 32 |
+			          (UINT32_MAX - n);
 			n++;
 		}
 		item++;
 	}
-	qsort(keys, n, sizeof(*keys), compare_blocks);
+	qsort(keys, n, sizeof(*keys), fa_cuda_paged_compare_blocks);
+	fa_cuda_paged_hopper_pair(p, plan, items, keys);
 	for (uint32_t i = 0; i < n; i++) {
-		uint32_t number = UINT32_MAX - (uint32_t)keys[i], low = 0, high = item;
+		const uint32_t number = UINT32_MAX - (uint32_t)keys[i];
+		const uint32_t of = fa_cuda_paged_block_item(items, item, number);
 
-		while (high - low > 1) {
-			const uint32_t middle = low + (high - low) / 2;
-
-			if (items[middle].tile <= number)
-				low = middle;
-			else
-				high = middle;
-		}
-		blocks[i].item = low;
-		blocks[i].row = (number - items[low].tile) * rows;
+		blocks[i].item = of;
+		blocks[i].row = (number - items[of].tile) * rows;
 	}
 	return 0;
 }

@@ -85,6 +85,15 @@ int fa_cuda_paged_launch_attention(const struct fa_cuda_paged_plan *plan,
                                    uint64_t workspace, uint64_t epoch,
                                    struct fa_cuda_paged_launch *launches);
 
+/* Keys that the last of a block's @rows rows from @row on sees, about. */
+uint64_t fa_cuda_paged_seen(const struct fa_paged_attention *p,
+                            const struct fa_cuda_paged_item *item, uint32_t row, uint32_t rows);
+/* Which of the @n items has block @number, if blocks are numbered as items' tiles are. */
+uint32_t fa_cuda_paged_block_item(const struct fa_cuda_paged_item *items, uint32_t n,
+                                  uint32_t number);
+/* Of uint64_t, the greatest first. */
+int fa_cuda_paged_compare_blocks(const void *a, const void *b);
+
 /* ---- paged-plan-divide.c */
 
 /* How long the end of a part takes, in the time of tiles; 0: not known. */

@@ -79,17 +79,49 @@ static uint32_t check_decode(const struct scene *scene, const struct fa_cuda_pag
 	return longest;
 }
 
+static int compare_seen(const void *a, const void *b)
+{
+	const uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+
+	return x > y ? -1 : x < y;
+}
+
+static uint32_t longest_pair(const uint32_t *seen, uint32_t n)
+{
+	uint32_t longest = 0;
+
+	for (uint32_t i = 0; i < (n + 1) / 2; i++) {
+		const uint32_t pair = seen[i] + (i == n - 1 - i ? 0 : seen[n - 1 - i]);
+
+		longest = pair > longest ? pair : longest;
+	}
+	return longest;
+}
+
+/* @all: keys that blocks of the list see, which kernels by TMA compute as pairs of the first and
+ * the last, the second and the last but one; others want the longest first. */
+static void check_order(const struct fa_cuda_paged_plan *plan, uint32_t *all)
+{
+	const uint32_t n = plan->forward_blocks, longest = longest_pair(all, n);
+
+	if (plan->forward->keys == 0)
+		for (uint32_t i = 1; i < n; i++)
+			assert_true(all[i] <= all[i - 1]);
+	qsort(all, n, sizeof(*all), compare_seen);
+	assert_true(longest <= longest_pair(all, n) / 8 * 9 + 9);
+}
+
 static void check_forward(const struct scene *scene, const struct fa_cuda_paged_plan *plan)
 {
 	const struct fa_cuda_paged_item *items = (const void *)(scene->blob +
 	                                                        plan->forward_items_at);
 	const struct fa_cuda_paged_block *blocks = (const void *)(scene->blob +
 	                                                          plan->forward_blocks_at);
-	uint32_t rows = 0, seen_before = UINT32_MAX;
+	uint32_t *seen = calloc(plan->forward_blocks + 1, sizeof(*seen)), rows = 0;
 
 	for (uint32_t i = 0; i < plan->forward_blocks; i++) {
 		const struct fa_cuda_paged_item *item = &items[blocks[i].item];
-		uint32_t last, seen;
+		uint32_t last;
 
 		assert_true(blocks[i].item < plan->forward_items);
 		assert_true(blocks[i].row < item->n_q);
@@ -100,12 +132,11 @@ static void check_forward(const struct scene *scene, const struct fa_cuda_paged_
 		last = blocks[i].row + (uint32_t)plan->forward->rows;
 		last = last < item->n_q ? last : item->n_q;
 		rows += last - blocks[i].row;
-		seen = last + item->n_k - item->n_q;
-		if (scene->request.attention.window_left < 0) {
-			assert_true(seen <= seen_before);
-			seen_before = seen;
-		}
+		seen[i] = last + item->n_k - item->n_q;
 	}
+	if (plan->forward && scene->request.attention.window_left < 0)
+		check_order(plan, seen);
+	free(seen);
 	for (uint32_t i = 0; i < plan->forward_items; i++)
 		rows -= items[i].n_q;
 	assert_int_equal(rows, 0);
@@ -417,6 +448,47 @@ static void test_hopper(void **state)
 	free(scene.blob);
 }
 
+/* The kernels by TMA compute a sequence's blocks together, one sequence behind the other, unless
+ * pairs would be long. */
+static void test_pairs(void **state)
+{
+	/* Blocks: of which sequence, and how many before it. */
+	static const struct {
+		int32_t batch;
+		uint32_t n_new[3], before[3];
+		const char *blocks;
+	} cases[] = {
+		{ 3, { 512, 512, 512 }, { 0 }, "03 02 13 12 23 22 21 20 11 10 01 00" },
+		/* Middles go with each other. The one left over is in the middle. */
+		{ 3, { 300, 640, 128 }, { 0 }, "14 13 12 02 01 00 20 11 10" },
+		/* Two long blocks are not for one block of threads. */
+		{ 2, { 256, 256 }, { 8192, 0 }, "01 00 11 10" },
+	};
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		const struct fa_cuda_paged_block *blocks;
+		struct fa_cuda_paged_plan plan;
+		struct scene scene;
+
+		scene_init(&scene, cases[i].batch);
+		for (int32_t b = 0; b < cases[i].batch; b++) {
+			scene.cu_new[b + 1] = scene.cu_new[b] + cases[i].n_new[b];
+			scene.lengths[b] = cases[i].before[b] + cases[i].n_new[b];
+		}
+		scene_plan(&scene, &h200, &plan);
+		assert_string_equal(plan.forward->symbol,
+		                    "fa_sm90_paged_prefill_bf16_d128_v128_band");
+		assert_int_equal(3 * plan.forward_blocks, strlen(cases[i].blocks) + 1);
+		blocks = (const void *)(scene.blob + plan.forward_blocks_at);
+		for (uint32_t j = 0; j < plan.forward_blocks; j++) {
+			assert_int_equal(blocks[j].item, cases[i].blocks[3 * j] - '0');
+			assert_int_equal(blocks[j].row, 128 * (cases[i].blocks[3 * j + 1] - '0'));
+		}
+		check_forward(&scene, &plan);
+		free(scene.blob);
+	}
+}
+
 /* What launches carry of a step: its few items, and a short table. */
 static void test_carried(void **state)
 {
@@ -705,12 +777,13 @@ static void test_magic(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_random),  cmocka_unit_test(test_even),
-		cmocka_unit_test(test_kernels), cmocka_unit_test(test_forward_kind),
-		cmocka_unit_test(test_hopper),  cmocka_unit_test(test_refused),
-		cmocka_unit_test(test_carried), cmocka_unit_test(test_carried_append),
-		cmocka_unit_test(test_table),   cmocka_unit_test(test_codes),
-		cmocka_unit_test(test_magic),   cmocka_unit_test(test_ends),
+		cmocka_unit_test(test_random),         cmocka_unit_test(test_even),
+		cmocka_unit_test(test_kernels),        cmocka_unit_test(test_forward_kind),
+		cmocka_unit_test(test_hopper),         cmocka_unit_test(test_pairs),
+		cmocka_unit_test(test_refused),        cmocka_unit_test(test_carried),
+		cmocka_unit_test(test_carried_append), cmocka_unit_test(test_table),
+		cmocka_unit_test(test_codes),          cmocka_unit_test(test_magic),
+		cmocka_unit_test(test_ends),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
