@@ -101,7 +101,8 @@ static bool covers(const struct fa_cuda_paged_kernel *kernel, const struct fa_pa
 }
 
 const struct fa_cuda_paged_kernel *fa_cuda_paged_hopper_find(const struct fa_cuda_chip *chip,
-                                                             const struct fa_paged_attention *p)
+                                                             const struct fa_paged_attention *p,
+                                                             uint32_t longest)
 {
 	const struct fa_cuda_paged_kernel *best = NULL;
 	int64_t least = INT64_MAX;
@@ -111,6 +112,9 @@ const struct fa_cuda_paged_kernel *fa_cuda_paged_hopper_find(const struct fa_cud
 		int64_t cost;
 
 		if (!fa_cuda_paged_kernel_runs(kernel, chip) || !covers(kernel, p))
+			continue;
+		/* A sequence's bits may not depend on how long others are. */
+		if ((p->deterministic ? INT32_MAX : longest) > (uint32_t)kernel->seqlen_k_max)
 			continue;
 		/* Every slice of V computes the dot products anew. */
 		cost = (int64_t)ceil_div(p->cache->head_dim_v, kernel->dim_v) *
@@ -339,6 +343,8 @@ void fa_cuda_paged_hopper_launch(const struct fa_cuda_paged_plan *plan,
 	args->attention.units_m = ceil_div(plan->forward_blocks, 2);
 	args->attention.section = (int32_t)plan->forward_section;
 	args->box_keys = box_keys(kernel, p->cache);
+	args->section_pairs = plan->forward_section * (uint32_t)args->attention.units_m;
+	args->pairs = (uint32_t)args->attention.triples * (uint32_t)args->attention.units_m;
 	launch->n_maps = FA_CUDA_MAPS;
 	launch->maps[FA_CUDA_MAP_Q] = map_q(kernel, p);
 	launch->maps[FA_CUDA_MAP_K] = map_pages(kernel, p, pages->k, pages->k_row,

@@ -6,9 +6,11 @@
 
 #include "kernels/cuda/paged-plan.h"
 
-/* The kernel for the sequences of many rows; NULL: none of these covers them. */
+/* The kernel for the sequences of many rows, of which the longest has @longest keys; NULL: none of
+ * these covers them. */
 const struct fa_cuda_paged_kernel *fa_cuda_paged_hopper_find(const struct fa_cuda_chip *chip,
-                                                             const struct fa_paged_attention *p);
+                                                             const struct fa_paged_attention *p,
+                                                             uint32_t longest);
 
 /*
  * Orders the plan's blocks of rows for kernels that compute the first and the last together, the

@@ -473,7 +473,7 @@ int fa_cuda_paged_plan_attention(const struct fa_cuda_chip *chip,
 {
 	const struct fa_paged_cache *cache = p->cache;
 	const int32_t group = p->heads / cache->kv_heads;
-	uint32_t longest = 1, n_forward = 0, n_decode = 0;
+	uint32_t longest = 1, longest_forward = 0, n_forward = 0, n_decode = 0;
 	size_t at = 0;
 	int r;
 
@@ -481,7 +481,10 @@ int fa_cuda_paged_plan_attention(const struct fa_cuda_chip *chip,
 		const uint32_t n_new = fa_cuda_paged_n_new(p->step, b);
 
 		if (is_forward(p, b)) {
+			const uint32_t n_k = p->step->lengths[b];
+
 			n_forward++;
+			longest_forward = n_k > longest_forward ? n_k : longest_forward;
 		} else if (n_new > 0) {
 			n_decode++;
 			longest = n_new > longest ? n_new : longest;
@@ -522,7 +525,7 @@ int fa_cuda_paged_plan_attention(const struct fa_cuda_chip *chip,
 		}
 	}
 	if (n_forward > 0) {
-		plan->forward = fa_cuda_paged_hopper_find(chip, p);
+		plan->forward = fa_cuda_paged_hopper_find(chip, p, longest_forward);
 		if (!plan->forward)
 			plan->forward = fa_cuda_paged_find(
 				chip, is_plain(p) ? FA_CUDA_PAGED_BAND : FA_CUDA_PAGED_RICH,

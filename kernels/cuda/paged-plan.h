@@ -57,9 +57,9 @@ struct fa_cuda_paged_kernel {
 	/* Forward by TMA (paged-hopper.h): keys of a tile of K and V, rows of a box of Q. 0:
 	 * others. */
 	int32_t keys, rows_q;
-	int32_t state_bytes; /* as in struct fa_cuda_kernel */
-	int32_t blocks;      /* decode: that share an SM */
-	bool appends;        /* decode: it can put new tokens into the pages, too */
+	int32_t seqlen_k_max, state_bytes; /* as in struct fa_cuda_kernel */
+	int32_t blocks;                    /* decode: that share an SM */
+	bool appends;                      /* decode: it can put new tokens into the pages, too */
 };
 
 extern const struct fa_cuda_paged_kernel fa_cuda_paged_kernels[];

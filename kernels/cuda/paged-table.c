@@ -73,7 +73,8 @@
 #define FORWARD_F16(...) FORWARD(f16, F16, __VA_ARGS__)
 #define FORWARD_BF16(...) FORWARD(bf16, BF16, __VA_ARGS__)
 
-#define HOPPER(type, TYPE, name, KIND, dim_, dim_v_, groups, keys_, stages, q_slots, turns)        \
+#define HOPPER(type, TYPE, name, KIND, dim_, dim_v_, groups, keys_, stages, q_slots, turns,        \
+               seqlen_k_max_)                                                                      \
 	{                                                                                          \
 		.symbol = "fa_sm90_paged_prefill_" #type "_d" #dim_ "_v" #dim_v_ "_" #name,        \
 		.image = FA_CUDA_IMAGE_SM90_PREFILL_##TYPE,                                        \
@@ -88,6 +89,7 @@
 		.shared_bytes = FA_SM90_SHARED_BYTES(dim_, dim_v_, keys_, stages, q_slots),        \
 		.keys = keys_,                                                                     \
 		.rows_q = FA_SM90_GROUP_ROWS,                                                      \
+		.seqlen_k_max = seqlen_k_max_,                                                     \
 		.state_bytes = FA_SM90_YIELDS_##turns * FA_SM90_STATE_BYTES(dim_v_, groups),       \
 	},
 #define HOPPER_F16(...) HOPPER(f16, F16, __VA_ARGS__)

@@ -41,6 +41,22 @@ static void make_small(struct paged_spec *spec)
 
 /* ---- attention */
 
+/* Many rows of short sequences on the kernel for long ones, too. */
+static void check_long(struct paged_device *device, struct paged_problem *problem)
+{
+	const struct fa_cuda_paged_kernel *forward;
+	struct paged_gpu_plan plan = { .blob = 0 };
+
+	paged_plan(device, problem, NULL, &plan);
+	forward = plan.plan.forward;
+	paged_gpu_plan_free(paged_device_gpu, &plan);
+	if (!forward || !forward->keys || forward->seqlen_k_max == INT32_MAX)
+		return;
+	device->request.attention.deterministic = true;
+	paged_check_on(device, problem, paged_gpu_chip(paged_device_gpu), NULL, 0);
+	device->request.attention.deterministic = problem->spec.deterministic;
+}
+
 static void check(const struct paged_spec *given)
 {
 	const struct fa_cuda_chip *chip = paged_gpu_chip(paged_device_gpu);
@@ -60,6 +76,7 @@ static void check(const struct paged_spec *given)
 	}
 	paged_device_init(&device, &problem);
 	paged_check_on(&device, &problem, chip, NULL, 0);
+	check_long(&device, &problem);
 	other.sms = 1;
 	if (!paged_options.small)
 		paged_check_on(&device, &problem, &other, NULL, 0);

@@ -448,47 +448,6 @@ static void test_hopper(void **state)
 	free(scene.blob);
 }
 
-/* The kernels by TMA compute a sequence's blocks together, one sequence behind the other, unless
- * pairs would be long. */
-static void test_pairs(void **state)
-{
-	/* Blocks: of which sequence, and how many before it. */
-	static const struct {
-		int32_t batch;
-		uint32_t n_new[3], before[3];
-		const char *blocks;
-	} cases[] = {
-		{ 3, { 512, 512, 512 }, { 0 }, "03 02 13 12 23 22 21 20 11 10 01 00" },
-		/* Middles go with each other. The one left over is in the middle. */
-		{ 3, { 300, 640, 128 }, { 0 }, "14 13 12 02 01 00 20 11 10" },
-		/* Two long blocks are not for one block of threads. */
-		{ 2, { 256, 256 }, { 8192, 0 }, "01 00 11 10" },
-	};
-
-	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-		const struct fa_cuda_paged_block *blocks;
-		struct fa_cuda_paged_plan plan;
-		struct scene scene;
-
-		scene_init(&scene, cases[i].batch);
-		for (int32_t b = 0; b < cases[i].batch; b++) {
-			scene.cu_new[b + 1] = scene.cu_new[b] + cases[i].n_new[b];
-			scene.lengths[b] = cases[i].before[b] + cases[i].n_new[b];
-		}
-		scene_plan(&scene, &h200, &plan);
-		assert_string_equal(plan.forward->symbol,
-		                    "fa_sm90_paged_prefill_bf16_d128_v128_band");
-		assert_int_equal(3 * plan.forward_blocks, strlen(cases[i].blocks) + 1);
-		blocks = (const void *)(scene.blob + plan.forward_blocks_at);
-		for (uint32_t j = 0; j < plan.forward_blocks; j++) {
-			assert_int_equal(blocks[j].item, cases[i].blocks[3 * j] - '0');
-			assert_int_equal(blocks[j].row, 128 * (cases[i].blocks[3 * j + 1] - '0'));
-		}
-		check_forward(&scene, &plan);
-		free(scene.blob);
-	}
-}
-
 /* What launches carry of a step: its few items, and a short table. */
 static void test_carried(void **state)
 {
@@ -777,13 +736,12 @@ static void test_magic(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_random),         cmocka_unit_test(test_even),
-		cmocka_unit_test(test_kernels),        cmocka_unit_test(test_forward_kind),
-		cmocka_unit_test(test_hopper),         cmocka_unit_test(test_pairs),
-		cmocka_unit_test(test_refused),        cmocka_unit_test(test_carried),
-		cmocka_unit_test(test_carried_append), cmocka_unit_test(test_table),
-		cmocka_unit_test(test_codes),          cmocka_unit_test(test_magic),
-		cmocka_unit_test(test_ends),
+		cmocka_unit_test(test_random),  cmocka_unit_test(test_even),
+		cmocka_unit_test(test_kernels), cmocka_unit_test(test_forward_kind),
+		cmocka_unit_test(test_hopper),  cmocka_unit_test(test_refused),
+		cmocka_unit_test(test_carried), cmocka_unit_test(test_carried_append),
+		cmocka_unit_test(test_table),   cmocka_unit_test(test_codes),
+		cmocka_unit_test(test_magic),   cmocka_unit_test(test_ends),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

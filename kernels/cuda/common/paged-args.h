@@ -117,7 +117,10 @@ struct fa_cuda_paged_attention {
 	uint64_t epoch; /* below 2^48, and above that of every earlier launch */
 	uint32_t tiles_each, tiles_extra, tiles_end; /* tiles_end: 0 with units; < tiles_each */
 	int32_t kv_heads, slices;
-	int32_t box_keys; /* of a box of K or V, for kernels that copy by TMA */
+	/* For kernels that copy by TMA: of a box of K or V; pairs of blocks, of all heads and
+	 * slices and of those of a section. */
+	int32_t box_keys;
+	uint32_t pairs, section_pairs;
 	/* Decode: all items, if there are no more; else 0. */
 	uint32_t items_here;
 	struct fa_cuda_paged_item first_items[FA_CUDA_PAGED_ITEMS_HERE];

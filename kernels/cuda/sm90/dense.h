@@ -8,7 +8,7 @@
  *                      hidden
  *   BLOCK, keep(), work_of()
  *                      what is kept of a group's rows until they are written, and back
- *   WALK               from one block of rows to the next
+ *   WALK, LOADERS_WALK from one block of rows to the next, in the same order
  *   TILE               a tile of keys, as the loading warp has it fetched
  *   k_row(), v_row()   where a key's row lies
  *   tails()            whether tiles may end in rows that are not the sequence's
@@ -127,6 +127,7 @@ struct fa_sm90_dense {
 	using WORK = struct fa_work;
 	using BLOCK = struct fa_sm90_block;
 	template <class C> using WALK = struct fa_sm90_walk<C>;
+	template <class C> using LOADERS_WALK = struct fa_sm90_walk<C>;
 	template <class C> using TILE = struct fa_sm90_tile<C>;
 	static constexpr bool PAGED = false;
 

@@ -76,8 +76,11 @@ __device__ __forceinline__ void fa_sm90_clear(uint32_t v, int32_t row, int32_t e
 
 template <class C>
 __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uint32_t shared,
-                                                uint32_t group)
+                                                uint32_t number)
 {
+	/* Asked for again where it is seldom used and registers are few. */
+	const uint32_t group = C::PAGED && C::APART ? __shfl_sync(~0u, threadIdx.x / 128, 0) - 1
+	                                            : number;
 	using SOURCE = typename C::SOURCE;
 	const struct fa_cuda_attention &args = SOURCE::attention(all);
 	constexpr int steps = C::KEYS / 16;

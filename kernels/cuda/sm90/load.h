@@ -56,8 +56,9 @@ template <class C> struct fa_sm90_rows {
 
 	/* Goes to the next block whose rows see a key; false: there is none. @left: tiles of it
 	 * that are left; 0: all. */
-	__device__ __forceinline__ bool
-	next(const typename C::ARGS &all, typename C::SOURCE::template WALK<C> &walk, int32_t left)
+	__device__ __forceinline__ bool next(const typename C::ARGS &all,
+	                                     typename C::SOURCE::template LOADERS_WALK<C> &walk,
+	                                     int32_t left)
 	{
 		const struct fa_cuda_attention &args = C::SOURCE::attention(all);
 		typename C::SOURCE::BLOCK block;
@@ -88,7 +89,7 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 	const uint64_t keep = fa_tma_policy_keep(), once = fa_tma_policy_once();
 	struct fa_sm90_place<C::STAGES> k, v;
 	struct fa_sm90_place<C::Q_SLOTS> q;
-	typename C::SOURCE::template WALK<C> walk(args);
+	typename C::SOURCE::template LOADERS_WALK<C> walk(args);
 	struct fa_sm90_rows<C> now;
 	/* V's last tile of a block comes after K's first of the next. */
 	typename C::SOURCE::template TILE<C> v_tile;

@@ -43,14 +43,14 @@ __device__ __forceinline__ void fa_sm90_page_part(const struct fa_cuda_attention
 	work.head = part - work.slice * args.heads;
 }
 
-template <class C> struct fa_sm90_page_walk {
-	static constexpr uint32_t NONE = UINT32_MAX;
-
+/* AHEAD: asks for the list's next words long before they are needed, which takes registers. */
+template <class C, bool AHEAD> struct fa_sm90_page_walk {
 	uint32_t round; /* the first of its pairs, of all parts' */
 	bool backwards = false, turned = true;
-	int32_t opposite; /* in the list, the second of the pair, if it is yet to come; or -1 */
+	int32_t at;       /* in the list, what is next; or -1 */
+	int32_t opposite; /* the second of the pair, if it is yet to come; or -1 */
 	int32_t part;
-	struct fa_cuda_paged_block ahead; /* what is next */
+	struct fa_cuda_paged_block ahead;
 
 	__device__ __forceinline__ fa_sm90_page_walk(const struct fa_cuda_paged_attention &all)
 	{
@@ -65,14 +65,14 @@ template <class C> struct fa_sm90_page_walk {
 		const uint32_t block = fa_sm90_block_index<C>();
 		const uint32_t index = round +
 		                       (backwards ? fa_sm90_blocks<C>(args) - 1 - block : block);
-		const uint32_t section_pairs = (uint32_t)args.section * (uint32_t)args.units_m;
+		const uint32_t section_pairs = all.section_pairs;
 		const uint32_t section = index / section_pairs;
 		const uint32_t rest = index - section * section_pairs;
 		const uint32_t width = min((uint32_t)args.section,
 		                           (uint32_t)args.triples - section * args.section);
 
-		ahead.item = NONE;
-		if (index >= (uint32_t)args.units_m * (uint32_t)args.triples)
+		at = -1;
+		if (index >= all.pairs)
 			return;
 		const uint32_t pair = rest / width;
 
@@ -80,7 +80,14 @@ template <class C> struct fa_sm90_page_walk {
 		opposite = (int32_t)((uint32_t)args.blocks_m - 1 - pair);
 		if (opposite == (int32_t)pair)
 			opposite = -1;
-		ahead = all.blocks[pair];
+		go(all, (int32_t)pair);
+	}
+
+	__device__ __forceinline__ void go(const struct fa_cuda_paged_attention &all, int32_t to)
+	{
+		at = to;
+		if (AHEAD)
+			ahead = all.blocks[at];
 	}
 
 	__device__ __forceinline__ bool next(const struct fa_cuda_paged_attention &all,
@@ -89,8 +96,10 @@ template <class C> struct fa_sm90_page_walk {
 	{
 		const struct fa_cuda_attention &args = all.attention;
 
-		if (ahead.item == NONE)
+		if (at < 0)
 			return false;
+		if (!AHEAD)
+			ahead = all.blocks[at];
 
 		const uint4 *words = (const uint4 *)(all.items + ahead.item);
 		const uint4 b = words[1], c = words[2];
@@ -107,9 +116,8 @@ template <class C> struct fa_sm90_page_walk {
 		ret_block.part_rows = (uint32_t)part << FA_SM90_PAGE_ROWS_BITS;
 		turned = !turned;
 
-		/* The list's next words, long before they are needed. */
 		if (opposite >= 0) {
-			ahead = all.blocks[opposite];
+			go(all, opposite);
 			opposite = -1;
 		} else {
 			round += fa_sm90_blocks<C>(args);
@@ -193,7 +201,8 @@ struct fa_sm90_pages {
 	using ARGS = struct fa_cuda_paged_attention;
 	using WORK = struct fa_sm90_page_work;
 	using BLOCK = struct fa_sm90_page_block;
-	template <class C> using WALK = struct fa_sm90_page_walk<C>;
+	template <class C> using WALK = struct fa_sm90_page_walk<C, false>;
+	template <class C> using LOADERS_WALK = struct fa_sm90_page_walk<C, true>;
 	template <class C> using TILE = struct fa_sm90_page_tile<C>;
 	static constexpr bool PAGED = true;
 

@@ -3,7 +3,7 @@
 #include "kernels/cuda/sm90/pages.h"
 #include "kernels/cuda/sm90/prefill_kernels.h"
 
-#define FA_ROW(type, name, KIND, dim, dim_v, groups, keys, stages, q_slots, turns)                 \
+#define FA_ROW(type, name, KIND, dim, dim_v, groups, keys, stages, q_slots, turns, seqlen_k_max)   \
 	extern "C" __global__ void __launch_bounds__(((groups) + 1) * 128, 1)                      \
 		fa_sm90_paged_prefill_##type##_d##dim##_v##dim_v##_##name(                         \
 			const __grid_constant__ struct fa_cuda_paged_attention args,               \
