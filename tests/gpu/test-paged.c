@@ -42,18 +42,19 @@ static void make_small(struct paged_spec *spec)
 /* ---- attention */
 
 /* Many rows of short sequences on the kernel for long ones, too. */
-static void check_long(struct paged_device *device, struct paged_problem *problem)
+static void check_long(struct paged_device *device, struct paged_problem *problem,
+                       const struct fa_cuda_chip *chip)
 {
 	const struct fa_cuda_paged_kernel *forward;
 	struct paged_gpu_plan plan = { .blob = 0 };
 
-	paged_plan(device, problem, NULL, &plan);
+	paged_plan(device, problem, chip, &plan);
 	forward = plan.plan.forward;
 	paged_gpu_plan_free(paged_device_gpu, &plan);
 	if (!forward || !forward->keys || forward->seqlen_k_max == INT32_MAX)
 		return;
 	device->request.attention.deterministic = true;
-	paged_check_on(device, problem, paged_gpu_chip(paged_device_gpu), NULL, 0);
+	paged_check_on(device, problem, chip, NULL, 0);
 	device->request.attention.deterministic = problem->spec.deterministic;
 }
 
@@ -76,7 +77,7 @@ static void check(const struct paged_spec *given)
 	}
 	paged_device_init(&device, &problem);
 	paged_check_on(&device, &problem, chip, NULL, 0);
-	check_long(&device, &problem);
+	check_long(&device, &problem, chip);
 	other.sms = 1;
 	if (!paged_options.small)
 		paged_check_on(&device, &problem, &other, NULL, 0);
@@ -278,6 +279,46 @@ static void uneven(void)
 {
 	for (int i = 0; i < 8; i++)
 		uneven_one(i);
+}
+
+/* Several blocks of rows of several sequences, one after another on few blocks of threads. */
+static void blocks_one(int i)
+{
+	static const uint32_t n_new[] = { 600, 70, 330 }, before[] = { 0, 130, 64 };
+	struct fa_cuda_chip chip = *paged_gpu_chip(paged_device_gpu);
+	struct paged_spec spec = paged_usual;
+	struct paged_problem problem;
+	struct paged_device device;
+
+	spec.dtype = i % 2 ? FA_ATTENTION_F16 : FA_ATTENTION_BF16;
+	spec.head_dim = spec.head_dim_v = i == 3 ? 128 : 64;
+	spec.page_tokens = 16 << i;
+	spec.heads = 2;
+	spec.kv_heads = 1;
+	spec.batch = 3;
+	for (int32_t b = 0; b < spec.batch; b++) {
+		spec.n_new[b] = n_new[b];
+		spec.lengths[b] = n_new[b] + before[b];
+		spec.first[b] = b == 2 ? 40 : 0;
+	}
+	spec.left_1 = i == 2 ? 130 : 0;
+	chip.sms = 1 + i;
+	paged_init(&problem, &spec);
+	if (setjmp(paged_failure)) {
+		paged_failed++;
+		return;
+	}
+	paged_device_init(&device, &problem);
+	paged_check_on(&device, &problem, &chip, NULL, 0);
+	check_long(&device, &problem, &chip);
+	paged_device_deinit(&device);
+	paged_deinit(&problem);
+}
+
+static void blocks(void)
+{
+	for (int i = 0; i < 4; i++)
+		blocks_one(i);
 }
 
 /* Pages of codes; also with NaNs and infinities. */
@@ -686,6 +727,8 @@ static void run(void)
 	paged_report("turns");
 	uneven();
 	paged_report("uneven");
+	blocks();
+	paged_report("blocks");
 	chosen();
 	paged_report("chosen");
 	codes();
