@@ -219,9 +219,10 @@ template <class C> struct fa_codes_unit {
 			most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 2));
 			if (!(most[r] * inverse[r] > 1))
 				continue;
-			/* Twice, so that it seldom happens again. */
-			factor = 0.5f / most[r] / inverse[r];
-			inverse[r] = 0.5f / most[r];
+			/* Twice, so that it seldom happens again; and what is infinite stays so. */
+			factor = fa_rcp(inverse[r]);
+			inverse[r] = 0.25f * fa_rcp(0.5f * most[r]);
+			factor = fmaxf(factor * inverse[r], FLT_MIN);
 #pragma unroll
 			for (int j = 0; j < C::DIM_V / 8; j++)
 #pragma unroll

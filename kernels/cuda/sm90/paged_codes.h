@@ -7,8 +7,9 @@
  * therefore not all warps': GROUPS of four warps take tiles in turn, and within a tile each warp
  * has 16 tokens, as in paged_decode.h. As long as a warp is at a tile, GROUPS - 1 others arrive.
  *
- *   Q  fragments, made once a segment; where they take too many registers, in shared memory in
- *      the order of lanes, for all warps.
+ *   Q  fragments, made once a segment by a warp that does nothing else, while the segment before
+ *      is computed; in shared memory in the order of lanes. Warps load them into registers, or
+ *      each time, where they take too many.
  *   K  a lane loads 16 bytes, four steps along k. Rows of 128 bytes and more begin in the same
  *      bank: odd rows read the second four of eight chunks when even ones read the first, and
  *      exchange them afterwards. Of rows of 64 bytes eight lanes' chunks are in all banks.
@@ -46,8 +47,9 @@ struct fa_sm90_codes_config {
 	using T = fa_f16; /* of fragments */
 	static constexpr int STORE = STORE_, DIM = DIM_, DIM_V = DIM_, ATOMS = ATOMS_;
 	static constexpr int GROUPS = GROUPS_, STAGES = STAGES_, ROWS = ATOMS * 16, BYTES = 2;
-	/* Those that compute, four of each tile, then those that load, one for each group, and as
-	 * many as make four with them, because registers are given and taken by fours. */
+	/* Those that compute, four of each tile; those that load, one for each group; the one that
+	 * makes fragments of Q; and as many as make four with them, because registers are given and
+	 * taken by fours. */
 	static constexpr int TAKERS = 4, WARPS = GROUPS * TAKERS, LOADERS = GROUPS;
 	static constexpr int JOINED = WARPS * 32, THREADS = JOINED + 128;
 	static constexpr int LOADER_REGISTERS = FA_SM90_CODES_LOADER_REGISTERS(GROUPS);
@@ -71,17 +73,22 @@ struct fa_sm90_codes_config {
 
 	/* The block's shared memory, in this order. */
 	static constexpr uint32_t RING = 0;
-	static constexpr uint32_t Q = RING + STAGES * STAGE_BYTES; /* [step][lane] of each atom */
-	static constexpr uint32_t MERGE = Q + (Q_HELD ? 0 : ROWS * DIM * 2); /* [warp][row] */
+	/* Of a segment, and of the one behind it: [step][lane] of each atom, facts of rows, and
+	 * factors of their dots. */
+	static constexpr uint32_t Q = RING + STAGES * STAGE_BYTES;
+	static constexpr uint32_t FACTS = ROWS * DIM * 2, FACTORS = FACTS + ROWS * 32;
+	static constexpr uint32_t Q_BYTES = FACTORS + ROWS * 4;
+	static constexpr uint32_t MERGE = Q + 2 * Q_BYTES; /* [warp][row] */
 	static constexpr uint32_t STATS = MERGE + WARPS * ROWS * MERGE_PITCH * 4;
-	static constexpr uint32_t FACTS = STATS + WARPS * ROWS * 8;    /* [warp][row] */
-	static constexpr uint32_t FACTORS = FACTS + WARPS * ROWS * 32; /* of a row's dots */
-	static constexpr uint32_t LAST = FACTORS + ROWS * 4;
+	static constexpr uint32_t LAST = STATS + WARPS * ROWS * 8;
 
-	/* As in paged_config.h, but that four warps wait at a FULL and arrive at an EMPTY: those
-	 * that take the tile. */
+	/* As in paged_config.h, and the same for the two of Q, of which all warps that compute
+	 * wait for each. */
 	static constexpr uint32_t FULL = LAST + 16, EMPTY = FULL + 8 * STAGES;
-	static constexpr uint32_t SHARED_BYTES = EMPTY + 8 * STAGES;
+	static constexpr uint32_t Q_FULL = EMPTY + 8 * STAGES, Q_EMPTY = Q_FULL + 16;
+	static constexpr uint32_t SHARED_BYTES = Q_EMPTY + 16;
+	/* Threads that meet at BEGUN. */
+	static constexpr int BEGINNERS = JOINED + 32 * LOADERS + 32;
 	static constexpr uint32_t BEGUN = 1, COMPUTE = 2;
 
 	static __device__ __forceinline__ void join(void)
@@ -121,90 +128,130 @@ struct fa_sm90_codes_config {
 
 /* ---- Q */
 
-/* A row's columns that lanes with this t load of K: 16 of each 64. Returns by what its dots
- * are to be multiplied. */
-template <class C>
-__device__ __forceinline__ float fa_sm90_codes_row(uint32_t (&ret_words)[C::DIM / 64][8],
-                                                   const struct fa_cuda_paged_attention &args,
-                                                   const char *row)
-{
-	const uint32_t t = threadIdx.x % 4;
-	uint32_t most = 0;
+/* What a lane has of a row of Q: columns that lanes with this t load of K, 16 of each 64. */
+template <class C> struct fa_sm90_codes_row {
+	uint32_t words[C::DIM / 64][8];
+
+	__device__ __forceinline__ void load(const struct fa_cuda_paged_attention &args,
+	                                     const char *row)
+	{
+		const uint32_t t = threadIdx.x % 4;
 
 #pragma unroll
-	for (int c = 0; c < C::DIM / 64; c++)
-#pragma unroll
-		for (int half = 0; half < 2; half++) {
+		for (int i = 0; i < C::DIM / 32; i++) {
 			const uint4 value = fa_paged_q_chunk<C>(args.attention, row,
-			                                        8 * c + 2 * t + half);
+			                                        i / 2 * 8 + 2 * t + i % 2);
 
-			ret_words[c][4 * half] = value.x;
-			ret_words[c][4 * half + 1] = value.y;
-			ret_words[c][4 * half + 2] = value.z;
-			ret_words[c][4 * half + 3] = value.w;
-			most = max(most, fa_codes_most(value));
+			words[i / 2][i % 2 * 4] = value.x;
+			words[i / 2][i % 2 * 4 + 1] = value.y;
+			words[i / 2][i % 2 * 4 + 2] = value.z;
+			words[i / 2][i % 2 * 4 + 3] = value.w;
 		}
-	if (fa_codes_of(args).dtype != FA_CODES_BF16) {
-		/* Times one: as they were loaded they lie in registers by rows, and each use as a
-		 * fragment would move them. */
+	}
+
+	/* Makes fp16 of it; returns by what its dots are to be multiplied. */
+	__device__ __forceinline__ float turn(const struct fa_cuda_paged_attention &args)
+	{
+		uint32_t most = 0;
+
+		if (fa_codes_of(args).dtype != FA_CODES_BF16)
+			return 1;
+#pragma unroll
+		for (int c = 0; c < C::DIM / 64; c++)
+#pragma unroll
+			for (int w = 0; w < 8; w += 4)
+				most = max(most, fa_codes_most(make_uint4(
+							 words[c][w], words[c][w + 1],
+							 words[c][w + 2], words[c][w + 3])));
+		most = max(most, __shfl_xor_sync(~0u, most, 1));
+		most = max(most, __shfl_xor_sync(~0u, most, 2));
+
+		const struct fa_codes_power power(most);
+
 #pragma unroll
 		for (int c = 0; c < C::DIM / 64; c++)
 #pragma unroll
 			for (int w = 0; w < 8; w++)
-				ret_words[c][w] = fa_fma_packed<fa_f16>(ret_words[c][w], 0x3c003c00,
-				                                        0x80008000);
-		return 1;
+				words[c][w] = power.to_f16(words[c][w]);
+		return power.factor;
 	}
-	most = max(most, __shfl_xor_sync(~0u, most, 1));
-	most = max(most, __shfl_xor_sync(~0u, most, 2));
 
-	const struct fa_codes_power power(most);
+	/* Stores it as row g + 8 (@r % 2) of atom @r / 2. @q: the part's. */
+	__device__ __forceinline__ void store(uint32_t q, int r) const
+	{
+		const uint32_t at = q + r / 2 * (C::DIM * 32) + threadIdx.x % 32 * 16 + r % 2 * 4;
 
 #pragma unroll
-	for (int c = 0; c < C::DIM / 64; c++)
-#pragma unroll
-		for (int w = 0; w < 8; w++)
-			ret_words[c][w] = power.to_f16(ret_words[c][w]);
-	return power.factor;
-}
+		for (int s = 0; s < C::DIM / 16; s++) {
+			fa_st_shared(at + s * 512, words[s / 4][s % 4 * 2]);
+			fa_st_shared(at + s * 512 + 8, words[s / 4][s % 4 * 2 + 1]);
+		}
+	}
+};
 
-/* The fragments of 16 rows from @first_row on, and what rows g and g + 8 get for factors. */
+/* The warp that makes fragments: of a segment when the one two before it has ended. */
 template <class C>
-__device__ __forceinline__ void
-fa_sm90_codes_fragments(uint4 (&ret_steps)[C::DIM / 16], float (&ret_factors)[2],
-                        const struct fa_cuda_paged_attention &args, const fa_paged_walk_of<C> &walk,
-                        uint32_t first_row)
+__device__ __forceinline__ void fa_sm90_codes_prepare(const struct fa_cuda_paged_attention &args,
+                                                      char *shared_memory)
 {
-	const uint32_t g = threadIdx.x % 32 / 4;
-	uint32_t rows[2][C::DIM / 64][8];
+	const struct fa_cuda_paged_codes &codes = fa_codes_of(args);
+	const uint32_t shared = fa_shared_address(shared_memory);
+	const uint32_t lane = threadIdx.x % 32, g = lane / 4;
+	fa_paged_walk_of<C> walk;
+	uint32_t slot = 0, parity = 1;
 
-#pragma unroll
-	for (int r = 0; r < 2; r++)
-		ret_factors[r] = fa_sm90_codes_row<C>(
-			rows[r], args, fa_paged_q_row<C>(args, walk, first_row + g + 8 * r));
-#pragma unroll
-	for (int s = 0; s < C::DIM / 16; s++)
-		ret_steps[s] = make_uint4(rows[0][s / 4][s % 4 * 2], rows[1][s / 4][s % 4 * 2],
-		                          rows[0][s / 4][s % 4 * 2 + 1],
-		                          rows[1][s / 4][s % 4 * 2 + 1]);
+	if (lane == 0) {
+		for (int i = 0; i < 2; i++) {
+			fa_mbarrier_init(shared + C::Q_FULL + 8 * i, 1);
+			fa_mbarrier_init(shared + C::Q_EMPTY + 8 * i, C::WARPS);
+		}
+		fa_mbarrier_init_fence();
+	}
+	__syncwarp();
+	fa_barrier_arrive(C::BEGUN, C::BEGINNERS);
+	walk.start(args, blockIdx.x);
+	do {
+		char *const q = shared_memory + C::Q + slot * C::Q_BYTES;
+
+		if (C::ATOMS > 1)
+			fa_sm90_paged_touch_q<C>(args, walk);
+			/* One at a time: more take more registers than there are. */
+#pragma unroll 1
+		for (int r = 0; r < 2 * C::ATOMS; r++) {
+			struct fa_sm90_codes_row<C> row;
+			float factor;
+
+			row.load(args, fa_paged_q_row<C>(args, walk, g + 8 * r));
+			if (r == 0)
+				fa_mbarrier_wait(shared + C::Q_EMPTY + 8 * slot, parity);
+			factor = row.turn(args);
+			row.store(fa_shared_address(q), r);
+			if (!codes.token_scales)
+				factor *= codes.k_scales[walk.kv_head(args)];
+			if (lane % 4 == 0)
+				((float *)(q + C::FACTORS))[g + 8 * r] = factor;
+		}
+		for (uint32_t i = lane; i < C::ROWS; i += 32)
+			((struct fa_paged_fact *)(q + C::FACTS))[i] = fa_paged_fact_of<C>(args,
+			                                                                  walk, i);
+		__syncwarp(); /* all have stored */
+		if (lane == 0)
+			fa_mbarrier_arrive(shared + C::Q_FULL + 8 * slot);
+		slot ^= 1;
+		parity ^= slot ^ 1;
+	} while (walk.next(args));
 }
 
 /* A part's rows of Q: fragments, or where they are in shared memory. */
 template <class C, bool HELD = C::Q_HELD> struct fa_sm90_codes_q {
 	uint4 steps[C::ATOMS][C::DIM / 16];
-	float factors[2 * C::ATOMS]; /* of the dots of rows g + 8 r */
 
-	__device__ __forceinline__ void load(const struct fa_cuda_paged_attention &args,
-	                                     const fa_paged_walk_of<C> &walk, char *)
+	__device__ __forceinline__ void load(uint32_t q)
 	{
 #pragma unroll
-		for (int a = 0; a < C::ATOMS; a++) {
-			float both[2];
-
-			fa_sm90_codes_fragments<C>(steps[a], both, args, walk, 16 * a);
-			factors[2 * a] = both[0];
-			factors[2 * a + 1] = both[1];
-		}
+		for (int i = 0; i < C::ATOMS * C::DIM / 16; i++)
+			steps[i / (C::DIM / 16)][i % (C::DIM / 16)] = fa_ld_shared_v4(
+				q + i * 512 + threadIdx.x % 32 * 16);
 	}
 
 	__device__ __forceinline__ uint4 get(int atom, int step) const
@@ -215,34 +262,10 @@ template <class C, bool HELD = C::Q_HELD> struct fa_sm90_codes_q {
 
 template <class C> struct fa_sm90_codes_q<C, false> {
 	uint32_t at; /* this lane's first */
-	float factors[2 * C::ATOMS];
 
-	/* An atom's is one warp's. Nobody reads what was there before, and all wait until all
-	 * have come here. */
-	__device__ __forceinline__ void load(const struct fa_cuda_paged_attention &args,
-	                                     const fa_paged_walk_of<C> &walk, char *shared)
+	__device__ __forceinline__ void load(uint32_t q)
 	{
-		const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4;
-		float *const shared_factors = (float *)(shared + C::FACTORS);
-
-		at = fa_shared_address(shared) + C::Q + lane * 16;
-		if (warp < C::ATOMS) {
-			uint4 steps[C::DIM / 16];
-			float both[2];
-
-			fa_sm90_codes_fragments<C>(steps, both, args, walk, 16 * warp);
-#pragma unroll
-			for (int s = 0; s < C::DIM / 16; s++)
-				fa_st_shared_v4(at + (warp * (C::DIM / 16) + s) * 512, steps[s]);
-			if (lane % 4 == 0) {
-				shared_factors[16 * warp + g] = both[0];
-				shared_factors[16 * warp + g + 8] = both[1];
-			}
-		}
-		fa_barrier_sync(C::COMPUTE, C::JOINED);
-#pragma unroll
-		for (int r = 0; r < 2 * C::ATOMS; r++)
-			factors[r] = shared_factors[g + 8 * r];
+		at = q + threadIdx.x % 32 * 16;
 	}
 
 	__device__ __forceinline__ uint4 get(int atom, int step) const
@@ -403,8 +426,9 @@ template <class C>
 __device__ __forceinline__ void
 fa_sm90_codes_strip(const struct fa_cuda_paged_attention &args,
                     const struct fa_cuda_paged_item &item, const fa_sm90_codes_q<C> &q,
-                    struct fa_sm80_rows<C> &rows, struct fa_codes_unit<C> &unit, uint32_t stage,
-                    uint32_t quarter, uint32_t facts, int32_t token, bool hides)
+                    const float (&factors)[2 * C::ATOMS], struct fa_sm80_rows<C> &rows,
+                    struct fa_codes_unit<C> &unit, uint32_t stage, uint32_t quarter, uint32_t facts,
+                    int32_t token, bool hides)
 {
 	struct fa_logits_rich logits(args.attention, 0);
 	const uint32_t k = stage + quarter * C::QUARTER, v = k + C::K_BYTES;
@@ -421,7 +445,7 @@ fa_sm90_codes_strip(const struct fa_cuda_paged_attention &args,
 	for (int r = 0; r < 2 * C::ATOMS; r++)
 #pragma unroll
 		for (int i = 0; i < 4; i++)
-			dots[r / 2][i / 2][r % 2 * 2 + i % 2] *= q.factors[r] * scales[i];
+			dots[r / 2][i / 2][r % 2 * 2 + i % 2] *= factors[r] * scales[i];
 	logits.slope = 0; /* rows have their own: fa_paged_place() */
 	logits.apply(dots, 0);
 	if (hides) {
@@ -450,38 +474,39 @@ __device__ __forceinline__ void fa_sm90_codes_compute(const struct fa_cuda_paged
 	const uint32_t shared = fa_shared_address(shared_memory);
 	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 	const uint32_t quarter = warp % C::TAKERS;
-	const uint32_t facts = C::FACTS + warp * C::ROWS * 32;
 	fa_paged_walk_of<C> walk;
-	/* The next tile that is this warp's: where it goes, and how many the segment has before. */
-	uint32_t stage = warp / C::TAKERS, parity = 0;
+	/* The next tile that is this warp's: where it goes, the same for all threads of the warp as
+	 * the compiler is to know, and how many the segment has before. */
+	uint32_t stage = __shfl_sync(~0u, warp / C::TAKERS, 0), parity = 0;
 	int32_t before = (int32_t)stage;
-	bool begun = false;
+	uint32_t turn = 0; /* segments so far */
 
 	walk.start(args, blockIdx.x);
+	fa_barrier_sync(C::BEGUN, C::BEGINNERS);
 	do {
 		const struct fa_cuda_paged_item &item = walk.item;
+		const uint32_t at_q = shared + C::Q + turn % 2 * C::Q_BYTES;
+		const uint32_t facts = at_q + C::FACTS;
 		int32_t tile = walk.begin + before * FA_CUDA_PAGED_TILE;
 		struct fa_codes_unit<C> unit;
+		float factors[2 * C::ATOMS];
 		struct fa_sm80_rows<C> rows;
 		fa_sm90_codes_q<C> q;
 
-		q.load(args, walk, shared_memory);
-		if (!codes.token_scales)
-#pragma unroll
-			for (int r = 0; r < 2 * C::ATOMS; r++)
-				q.factors[r] *= codes.k_scales[walk.kv_head(args)];
-		for (uint32_t i = lane; i < C::ROWS; i += 32)
-			((struct fa_paged_fact *)(shared_memory + facts))[i] = fa_paged_fact_of<C>(
-				args, walk, i);
-		__syncwarp();
-		if (!begun)
-			fa_barrier_sync(C::BEGUN, C::JOINED + 32 * C::LOADERS);
-		begun = true;
 		fa_sm80_clear<C>(rows);
 		unit.start(codes.token_scales ? FLT_MAX : 1);
+		fa_mbarrier_wait(shared + C::Q_FULL + turn % 2 * 8, turn / 2 % 2);
+		q.load(at_q);
+#pragma unroll
+		for (int r = 0; r < 2 * C::ATOMS; r++)
+			factors[r] = __uint_as_float(
+				fa_ld_shared(at_q + C::FACTORS + (lane / 4 + 8 * r) * 4));
 
-		const struct fa_paged_clear clear = fa_paged_clear_of<C>(args, item,
-		                                                         shared + facts);
+		struct fa_paged_clear clear = fa_paged_clear_of<C>(args, item, facts);
+
+		/* They have no registers to spare either. */
+		clear.begin = __shfl_sync(~0u, clear.begin, 0);
+		clear.end = __shfl_sync(~0u, clear.end, 0);
 
 #pragma unroll 1
 		for (; tile < walk.end; tile += C::GROUPS * FA_CUDA_PAGED_TILE) {
@@ -489,10 +514,9 @@ __device__ __forceinline__ void fa_sm90_codes_compute(const struct fa_cuda_paged
 
 			fa_mbarrier_wait(shared + C::FULL + 8 * stage, parity);
 			if (token < walk.end)
-				fa_sm90_codes_strip<C>(args, item, q, rows, unit,
+				fa_sm90_codes_strip<C>(args, item, q, factors, rows, unit,
 				                       shared + C::RING + stage * C::STAGE_BYTES,
-				                       quarter, shared + facts, token,
-				                       clear.hides(token));
+				                       quarter, facts, token, clear.hides(token));
 			__syncwarp(); /* the warp is done with the tile */
 			if (lane == 0)
 				fa_mbarrier_arrive(shared + C::EMPTY + 8 * stage);
@@ -504,6 +528,10 @@ __device__ __forceinline__ void fa_sm90_codes_compute(const struct fa_cuda_paged
 		}
 		before = (tile - walk.begin) / FA_CUDA_PAGED_TILE -
 		         (walk.end - walk.begin + FA_CUDA_PAGED_TILE - 1) / FA_CUDA_PAGED_TILE;
+		__syncwarp(); /* and with Q */
+		if (lane == 0)
+			fa_mbarrier_arrive(shared + C::Q_EMPTY + turn % 2 * 8);
+		turn++;
 		unit.settle(rows, codes, walk.kv_head(args));
 		fa_sm90_paged_end<C>(args, walk, rows, shared_memory, warp);
 	} while (walk.next(args));
@@ -517,8 +545,12 @@ __device__ __forceinline__ void fa_sm90_codes_decode(const struct fa_cuda_paged_
 	/* The same for all threads of a warp, and the compiler is to know it. */
 	if (__shfl_sync(~0u, threadIdx.x / 128, 0) == C::GROUPS) {
 		fa_registers_give<C::LOADER_REGISTERS>();
-		if (threadIdx.x < C::JOINED + 32 * C::LOADERS)
+		const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+
+		if (warp < C::WARPS + C::LOADERS)
 			fa_sm90_paged_load<C>(args, fa_shared_address(shared_memory));
+		else if (warp == C::WARPS + C::LOADERS)
+			fa_sm90_codes_prepare<C>(args, shared_memory);
 	} else {
 		fa_registers_take<C::GROUP_REGISTERS>();
 		fa_sm90_codes_compute<C>(args, shared_memory);

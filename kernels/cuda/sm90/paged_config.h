@@ -68,6 +68,7 @@ struct fa_sm90_paged_config {
 	/* Named barriers: the mbarriers are there, once, where the loading warp arrives; and of
 	 * the warps that compute, at the ends of segments. */
 	static constexpr uint32_t BEGUN = 1, COMPUTE = 2;
+	static constexpr int BEGINNERS = JOINED + 32;
 
 	static __device__ __forceinline__ void join(void)
 	{

@@ -101,10 +101,9 @@
 #define FA_SM90_CODES_MERGE_COLUMNS(atoms) (64 / (atoms))
 #define FA_SM90_CODES_MERGE_PITCH(atoms) (64 / (atoms) + 16)
 
-/* The ring of tiles and their tokens' scales, Q, what the warps bring together, each warp's
- * facts, a row's factor, and barriers. */
+/* The ring of tiles and their tokens' scales, Q of two segments with facts and a factor of each
+ * row, what the warps bring together, and barriers. */
 #define FA_SM90_CODES_SHARED_BYTES(dim, atoms, groups, stages)                                     \
-	((stages) * (128 * (dim) + 512) +                                                          \
-	 (FA_SM90_CODES_Q_HELD(dim, atoms) ? 0 : (atoms)*16 * (dim)*2) +                           \
-	 (groups)*4 * (atoms)*16 * (FA_SM90_CODES_MERGE_PITCH(atoms) * 4 + 8 + 32) +               \
-	 (atoms)*16 * 4 + 16 + (stages)*16)
+	((stages) * (128 * (dim) + 512) + 2 * (atoms)*16 * ((dim)*2 + 32 + 4) +                    \
+	 (groups)*4 * (atoms)*16 * (FA_SM90_CODES_MERGE_PITCH(atoms) * 4 + 8) + 16 + (stages)*16 + \
+	 32)

@@ -209,7 +209,7 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 	token = walk.begin + (int32_t)loader * FA_CUDA_PAGED_TILE;
 	more = fa_sm90_paged_look_up<C>(args, walk, token, next);
 	__syncwarp();
-	fa_barrier_arrive(C::BEGUN, C::JOINED + 32 * C::LOADERS);
+	fa_barrier_arrive(C::BEGUN, C::BEGINNERS);
 
 #pragma unroll 1
 	while (more) {
