@@ -5,8 +5,8 @@
  *
  * Threads: memory_* are called by workers (they may take milliseconds), and may
  * run beside everything else; group_*, queue_*, launch, cancel, reap and health by
- * the engine thread alone; pool_*, tables_* and paged_* by the loop thread; check and
- * describe by any thread.
+ * the engine thread, or the loop thread in its place, but never by both at a time; pool_*,
+ * tables_* and paged_* by the loop thread; check and describe by any thread.
  */
 #pragma once
 

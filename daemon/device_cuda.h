@@ -1,7 +1,8 @@
 /*
  * What the files of the CUDA backend share (device_cuda*.c); nobody else includes it.
  *
- * Threads: a device's streams, groups, queues and works are the engine thread's. Its
+ * Threads: a device's streams, groups, queues and works are the engine thread's, which may be
+ * the loop thread for a round of the engine. Its
  * memory is the workers', one at a time by their turn. What the engine thread and
  * workers both touch is atomic or under device.mutex. The rest never changes between
  * open and close.

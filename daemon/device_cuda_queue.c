@@ -297,6 +297,7 @@ void fa_cuda_launch(struct fa_device *device, struct fa_device_queue *queue,
 	struct cuda_work *cuda = cuda_work(work);
 	struct share *share = queue->share;
 
+	(void)fa_cuda_enter(device);
 	work->queue = queue;
 	work->status = 0;
 	work->started_ns = work->finished_ns = 0;
@@ -323,6 +324,7 @@ void fa_cuda_cancel(struct fa_device *device, struct fa_device_work *work)
 	/* Most kernels run to their end; one that can give way does. */
 	if (cuda_work(work)->state == LAUNCHED && queue->stream->yielding.work == work) {
 		atomic_store_explicit(&work->cancelled, true, memory_order_relaxed);
+		(void)fa_cuda_enter(device);
 		fa_cuda_yield_cancel(device, queue->stream);
 		return;
 	}
@@ -402,6 +404,9 @@ static void stream_reap(struct fa_device *device, struct fa_cuda_stream *stream)
 void fa_cuda_reap(struct fa_device *device, struct fa_list *done)
 {
 	device->reaping = true;
+	/* Another thread may have launched what is here. */
+	if (device->n_works)
+		(void)fa_cuda_enter(device);
 	for (unsigned int i = 0; i < device->n_streams && device->n_works; ++i)
 		if (device->streams[i].n_works)
 			stream_reap(device, &device->streams[i]);

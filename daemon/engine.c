@@ -1,11 +1,15 @@
 /*
- * The engine thread and its two mailboxes.
+ * The engine as other threads see it, and its two mailboxes.
  *
  * Ownership: a request belongs to the engine thread between receive() and
  * deliver(), and so does a stream's second half; its first half is the loop
  * thread's. What crosses lies in `inbox` and `outbox`, under the mutex, as lists
  * linked through the objects themselves: nothing is allocated after the start,
  * so nothing can fail.
+ *
+ * What is the engine thread's is so by the mutex `round`: the loop thread runs rounds, too,
+ * while it attends, and puts what it submits through the same mailboxes. It never waits for
+ * that mutex; the engine thread leaves it alone while the loop thread's beats are heard.
  */
 #include "daemon/engine_private.h"
 
@@ -15,281 +19,9 @@
 #include <assert.h>
 #include <errno.h>
 #include <signal.h>
-#include <sys/prctl.h>
 
-/* Launches between two looks for news, so that decode does not wait for a crowd. */
-#define LAUNCHES_A_ROUND 16
-/* Looks at gates between two looks at everything else. */
-#define LOOKS_A_ROUND 32
-
-/* Attempts at the mutex before its other holder is slept for. */
-#define LOCK_TRIES 200
-
-/* It is held for a few stores, and often just when the other thread, which polls, sees the
- * first of them: to sleep then, and be woken, would take longer than a request does. */
-static void lock(struct fa_engine *engine)
-{
-	for (int i = 0; engine->waiter.may_spin && i < LOCK_TRIES; i++) {
-		if (pthread_mutex_trylock(&engine->mutex) == 0)
-			return;
-		fa_waiter_relax(&engine->waiter);
-	}
-	pthread_mutex_lock(&engine->mutex);
-}
-
-/* ---- the thread */
-
-/* What came in: requests first, since a cancel or close that came after them is
- * looked at in the same round. */
-static void receive(struct fa_engine *engine)
-{
-	struct fa_list submitted, cancelled, answered, closing;
-	struct fa_request *request;
-	struct fa_stream *stream;
-
-	fa_list_init(&submitted);
-	fa_list_init(&cancelled);
-	fa_list_init(&answered);
-	fa_list_init(&closing);
-	lock(engine);
-	fa_list_splice(&submitted, &engine->inbox.submitted);
-	fa_list_splice(&cancelled, &engine->inbox.cancelled);
-	fa_list_splice(&answered, &engine->inbox.answered);
-	fa_list_splice(&closing, &engine->inbox.closing);
-	pthread_mutex_unlock(&engine->mutex);
-
-	while (!fa_list_empty(&submitted)) {
-		request = fa_request_first(&submitted);
-		fa_list_remove(&request->link);
-		fa_stream_receive(request->stream, request);
-	}
-	while (!fa_list_empty(&cancelled)) {
-		request = fa_container_of(cancelled.next, struct fa_request, cancel_link);
-		fa_list_remove(&request->cancel_link);
-		fa_request_end(request, request->cancel_status);
-	}
-	while (!fa_list_empty(&answered)) {
-		request = fa_container_of(answered.next, struct fa_request, answer_link);
-		fa_list_remove(&request->answer_link);
-		fa_request_answered(request);
-	}
-	while (!fa_list_empty(&closing)) {
-		stream = fa_container_of(closing.next, struct fa_stream, link);
-		fa_list_remove(&stream->link);
-		fa_stream_end(stream, stream->close_status);
-	}
-}
-
-/* What waits is ended by launch(), in its turn. */
-static void look_after_device(struct fa_engine *engine)
-{
-	if (engine->lost || !engine->ops->health ||
-	    engine->ops->health(engine->device, &engine->lost_reason) == 0)
-		return;
-	atomic_store_explicit(&engine->lost, true, memory_order_release);
-	engine->notify(engine->userdata);
-}
-
-static void reap(struct fa_engine *engine)
-{
-	struct fa_request *request;
-	struct fa_list works;
-
-	fa_list_init(&works);
-	engine->ops->reap(engine->device, &works);
-	look_after_device(engine);
-	if (engine->polled && !fa_list_empty(&works))
-		fa_waiter_came(&engine->waiter);
-	while (!fa_list_empty(&works)) {
-		request = fa_container_of(works.next, struct fa_request, work.link);
-		fa_list_remove(&request->work.link);
-		fa_request_reaped(request);
-	}
-}
-
-static void expire(struct fa_engine *engine)
-{
-	struct fa_request *request;
-	uint64_t now_ns;
-
-	if (!engine->deadlines.root)
-		return;
-	now_ns = fa_now_ns();
-	while (engine->deadlines.root && engine->deadlines.root->at_ns <= now_ns) {
-		request = fa_container_of(engine->deadlines.root, struct fa_request, deadline);
-		fa_request_end(request, -ETIMEDOUT);
-	}
-}
-
-/* The private word, which alone releases anything, and then what the client sees. */
-static void publish(struct fa_stream *stream, uint64_t value, const struct fa_outcome *outcome)
-{
-	struct fa_results *results = atomic_load_explicit(&stream->results, memory_order_acquire);
-
-	atomic_store_explicit(&stream->finished, value, memory_order_release);
-	if (results)
-		fa_results_record(results, stream->id, value, outcome);
-	if (outcome->status)
-		atomic_store_explicit(&stream->slot->failed, value, memory_order_relaxed);
-	atomic_store_explicit(&stream->slot->completed, value, memory_order_release);
-}
-
-static void publish_request(struct fa_request *request)
-{
-	const struct fa_outcome outcome = {
-		.status = request->status,
-		.queued_ns = request->queued_ns,
-		.started_ns = request->started_ns,
-		.finished_ns = request->finished_ns,
-	};
-
-	publish(request->stream, request->value, &outcome);
-	if (request->gates)
-		fa_gates_signal(request->gates, request->status);
-}
-
-/* Those who sleep for something that was just published, each once and with a reference:
- * they are woken without the mutex, when their streams may have gone. */
-static struct fa_results *find_sleepers(const struct fa_list *done)
-{
-	struct fa_results *sleepers = NULL, *last = NULL;
-	const struct fa_list *pos;
-
-	fa_list_for_each(pos, done) {
-		const struct fa_stream *stream =
-			fa_container_of(pos, const struct fa_request, link)->stream;
-		struct fa_results *results = atomic_load_explicit(&stream->results,
-		                                                  memory_order_acquire);
-
-		if (!results || results == last)
-			continue;
-		last = results;
-		if (!fa_ring_must_wake(fa_results_words(results)))
-			continue;
-		results->next = sleepers;
-		sleepers = fa_results_ref(results);
-	}
-	return sleepers;
-}
-
-static void wake_sleepers(struct fa_results *sleepers)
-{
-	while (sleepers) {
-		struct fa_results *results = sleepers;
-
-		sleepers = results->next;
-		fa_results_wake(results);
-		fa_results_unref(results);
-	}
-}
-
-static void deliver(struct fa_engine *engine)
-{
-	uint64_t now_ns, finished = 0, cancelled = 0, failed = 0;
-	struct fa_results *sleepers;
-	struct fa_request *request;
-	struct fa_list *pos;
-	bool was_empty;
-
-	if (fa_list_empty(&engine->done) && fa_list_empty(&engine->confirms) &&
-	    fa_list_empty(&engine->closed))
-		return;
-	now_ns = fa_now_ns();
-	fa_list_for_each(pos, &engine->done) {
-		request = fa_container_of(pos, struct fa_request, link);
-		if (!request->finished_ns)
-			request->finished_ns = now_ns;
-		finished++;
-		if (request->status)
-			(*(request->status == -ECANCELED ? &cancelled : &failed))++;
-	}
-	fa_engine_count(&engine->stats.finished, finished);
-	fa_engine_count(&engine->stats.cancelled, cancelled);
-	fa_engine_count(&engine->stats.failed, failed);
-
-	/* Published under the mutex: a client that saw it cannot be faster, with what it
-	 * sends next, than the loop thread can take this request. */
-	lock(engine);
-	was_empty = fa_list_empty(&engine->outbox.requests) &&
-	            fa_list_empty(&engine->outbox.confirms) &&
-	            fa_list_empty(&engine->outbox.closed);
-	atomic_store_explicit(&engine->has_news, true, memory_order_relaxed);
-	fa_list_for_each(pos, &engine->done) {
-		request = fa_container_of(pos, struct fa_request, link);
-		fa_list_remove(&request->cancel_link);
-		fa_list_remove(&request->answer_link);
-		request->delivered = true;
-		publish_request(request);
-	}
-	sleepers = find_sleepers(&engine->done);
-	fa_list_splice(&engine->outbox.requests, &engine->done);
-	fa_list_splice(&engine->outbox.confirms, &engine->confirms);
-	fa_list_splice(&engine->outbox.closed, &engine->closed);
-	pthread_mutex_unlock(&engine->mutex);
-	wake_sleepers(sleepers);
-	if (was_empty)
-		engine->notify(engine->userdata);
-}
-
-static void launch(struct fa_engine *engine)
-{
-	if (engine->polled && !fa_turns_empty(&engine->turns))
-		fa_waiter_expect(&engine->waiter);
-	for (int i = 0; i < LAUNCHES_A_ROUND && !fa_turns_empty(&engine->turns); i++)
-		fa_engine_launch_next(engine);
-}
-
-/* Looks at gates alone for a moment, where a device says when it has finished: to ask it
- * takes a lock that its own threads need. */
-static void wait_at_gates(struct fa_engine *engine)
-{
-	int looks = engine->polled || !engine->waiter.may_spin ? 1 : LOOKS_A_ROUND;
-
-	while (looks-- && !fa_waiter_is_woken(&engine->waiter) && !fa_engine_gate_is_open(engine))
-		fa_waiter_relax(&engine->waiter);
-}
-
-/* Returns when there may be news. */
-static void wait_for_news(struct fa_engine *engine)
-{
-	uint64_t until_ns = engine->deadlines.root ? engine->deadlines.root->at_ns : FA_NS_NEVER;
-
-	if (engine->gate_looks.root && engine->gate_looks.root->at_ns < until_ns)
-		until_ns = engine->gate_looks.root->at_ns;
-	if (!fa_list_empty(&engine->gated))
-		wait_at_gates(engine);
-	else if (engine->polled && engine->n_running)
-		fa_waiter_poll(&engine->waiter, until_ns);
-	else if (engine->gate_looks.root)
-		fa_waiter_sleep(&engine->waiter, until_ns);
-	else
-		fa_waiter_wait(&engine->waiter, until_ns);
-}
-
-static void *run(void *userdata)
-{
-	struct fa_engine *engine = userdata;
-
-	/* Sleeps between two looks at a device or a gate are short, and to be no longer. */
-	(void)prctl(PR_SET_TIMERSLACK, 1UL);
-	for (;;) {
-		if (fa_waiter_look(&engine->waiter)) {
-			if (atomic_load_explicit(&engine->stop, memory_order_relaxed))
-				return NULL;
-			receive(engine);
-		}
-		reap(engine);
-		expire(engine);
-		fa_engine_look_at_gates(engine);
-		deliver(engine);
-		launch(engine);
-		if (fa_turns_empty(&engine->turns) && fa_list_empty(&engine->done) &&
-		    fa_list_empty(&engine->confirms) && fa_list_empty(&engine->closed))
-			wait_for_news(engine);
-	}
-}
-
-/* ---- for other threads */
+/* The loop thread launches so many in a round: its rings wait meanwhile. */
+#define LAUNCHES_ATTENDED 1
 
 int fa_engine_new(const struct fa_device_ops *ops, void (*notify)(void *userdata), void *userdata,
                   struct fa_engine **ret_engine)
@@ -303,6 +35,7 @@ int fa_engine_new(const struct fa_device_ops *ops, void (*notify)(void *userdata
 	engine->notify = notify;
 	engine->userdata = userdata;
 	pthread_mutex_init(&engine->mutex, NULL);
+	pthread_mutex_init(&engine->round, NULL);
 	fa_list_init(&engine->inbox.submitted);
 	fa_list_init(&engine->inbox.cancelled);
 	fa_list_init(&engine->inbox.answered);
@@ -336,7 +69,7 @@ int fa_engine_start(struct fa_engine *engine, struct fa_device *device)
 
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
-	r = -pthread_create(&engine->thread, NULL, run, engine);
+	r = -pthread_create(&engine->thread, NULL, fa_engine_run, engine);
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	if (r < 0)
 		return r;
@@ -356,6 +89,7 @@ struct fa_engine *fa_engine_free(struct fa_engine *engine)
 	}
 	fa_waiter_deinit(&engine->waiter);
 	pthread_mutex_destroy(&engine->mutex);
+	pthread_mutex_destroy(&engine->round);
 	free(engine);
 	return NULL;
 }
@@ -455,14 +189,20 @@ struct fa_stream *fa_stream_free(struct fa_stream *stream)
 	return NULL;
 }
 
+static void put_staged(struct fa_engine *engine)
+{
+	fa_engine_lock(engine);
+	fa_list_splice(&engine->inbox.submitted, &engine->staged);
+	pthread_mutex_unlock(&engine->mutex);
+	engine->n_staged = 0;
+}
+
 /* What was submitted reaches the engine before anything that is said of it. */
 static void send_staged(struct fa_engine *engine)
 {
 	if (fa_list_empty(&engine->staged))
 		return;
-	lock(engine);
-	fa_list_splice(&engine->inbox.submitted, &engine->staged);
-	pthread_mutex_unlock(&engine->mutex);
+	put_staged(engine);
 	fa_engine_wake(engine);
 }
 
@@ -486,6 +226,7 @@ void fa_engine_submit(struct fa_engine *engine, struct fa_request *request)
 	fa_engine_count(&engine->stats.submitted, 1);
 
 	fa_list_append(&engine->staged, &request->link);
+	engine->n_staged++;
 	if (!engine->batching)
 		send_staged(engine);
 }
@@ -506,6 +247,40 @@ void fa_engine_batch_end(struct fa_engine *engine)
 	send_staged(engine);
 }
 
+void fa_engine_attend(struct fa_engine *engine)
+{
+	const bool was_due = atomic_load_explicit(&engine->due, memory_order_relaxed);
+	const bool attended = atomic_load_explicit(&engine->attended, memory_order_relaxed);
+
+	engine->batching = false;
+	/* Of many the engine thread launches one while the next are read here. */
+	if (!engine->polled || engine->n_staged > 1 ||
+	    (!was_due && fa_list_empty(&engine->staged)) ||
+	    pthread_mutex_trylock(&engine->round) != 0) {
+		send_staged(engine);
+		return;
+	}
+	atomic_fetch_add_explicit(&engine->beats, 1, memory_order_relaxed);
+	if (!attended)
+		atomic_store_explicit(&engine->attended, true, memory_order_relaxed);
+	if (!fa_list_empty(&engine->staged))
+		put_staged(engine);
+	fa_engine_round(engine, true, LAUNCHES_ATTENDED);
+	/* It is awake while something is due, in case that this thread is late. */
+	if (!fa_turns_empty(&engine->turns) || !attended)
+		fa_engine_wake(engine);
+	else if (!was_due && atomic_load_explicit(&engine->due, memory_order_relaxed))
+		fa_waiter_rouse(&engine->waiter);
+	pthread_mutex_unlock(&engine->round);
+}
+
+void fa_engine_unattend(struct fa_engine *engine)
+{
+	if (!atomic_exchange_explicit(&engine->attended, false, memory_order_relaxed))
+		return;
+	fa_engine_wake(engine);
+}
+
 void fa_engine_pass(struct fa_engine *engine, struct fa_stream *stream, uint64_t value,
                     uint64_t now_ns)
 {
@@ -517,7 +292,7 @@ void fa_engine_pass(struct fa_engine *engine, struct fa_stream *stream, uint64_t
 	stream->next_value++;
 	fa_engine_count(&engine->stats.submitted, 1);
 	fa_engine_count(&engine->stats.finished, 1);
-	publish(stream, value, &outcome);
+	fa_stream_publish(stream, value, &outcome);
 }
 
 /* A request that was ended meanwhile needs no answer. */
@@ -525,7 +300,7 @@ static void answer(struct fa_engine *engine, struct fa_request *request, int sta
                    const struct fa_error *error)
 {
 	send_staged(engine);
-	lock(engine);
+	fa_engine_lock(engine);
 	if (!request->delivered) {
 		request->answer = status;
 		if (status)
@@ -570,7 +345,7 @@ static void cancel_one(struct fa_engine *engine, struct fa_request *request, int
 	request->cancel_status = status ? status : -ECANCELED;
 
 	send_staged(engine);
-	lock(engine);
+	fa_engine_lock(engine);
 	if (!request->delivered)
 		fa_list_append(&engine->inbox.cancelled, &request->cancel_link);
 	pthread_mutex_unlock(&engine->mutex);
@@ -595,7 +370,7 @@ void fa_engine_stream_close(struct fa_engine *engine, struct fa_stream *stream, 
 {
 	stream->close_status = status ? status : -ECANCELED;
 	send_staged(engine);
-	lock(engine);
+	fa_engine_lock(engine);
 	fa_list_append(&engine->inbox.closing, &stream->link);
 	pthread_mutex_unlock(&engine->mutex);
 	fa_engine_wake(engine);
@@ -617,7 +392,7 @@ bool fa_engine_take(struct fa_engine *engine, struct fa_request **ret_request,
 	if (fa_list_empty(&engine->taken_requests) && fa_list_empty(&engine->taken_confirms) &&
 	    fa_list_empty(&engine->taken_closed) &&
 	    atomic_load_explicit(&engine->has_news, memory_order_relaxed)) {
-		lock(engine);
+		fa_engine_lock(engine);
 		atomic_store_explicit(&engine->has_news, false, memory_order_relaxed);
 		fa_list_splice(&engine->taken_requests, &engine->outbox.requests);
 		fa_list_splice(&engine->taken_confirms, &engine->outbox.confirms);

@@ -2,6 +2,9 @@
  * The engine: one thread that owns every stream's software queue, launches work
  * on the device, and finishes requests. The loop thread hands requests in and
  * takes finished ones out; both ways go through queues, nothing else is shared.
+ * While the loop thread polls rings it may do the engine thread's part itself, a round at a
+ * time, where the device is one that has to be polled: a request is launched, and its end
+ * seen, without another thread that has to hear of it first.
  *
  * A stream is in order: its requests start in the order of submission (as many
  * outstanding as the device's depth allows) and finish in that order too. Streams
@@ -154,6 +157,16 @@ void fa_engine_prepare(struct fa_engine *engine);
 /* Between these two, requests that are submitted reach the engine in one go. */
 void fa_engine_batch_begin(struct fa_engine *engine);
 void fa_engine_batch_end(struct fa_engine *engine);
+
+/*
+ * Ends a batch, and does what the engine thread would if that is not at it: launches the
+ * batch, if it is of one request, looks at the device and at gates, finishes requests. To be
+ * called again at once, or left by fa_engine_unattend(): meanwhile the engine thread stands
+ * back, for as long as these calls come; where none comes for some microseconds, as the loop
+ * thread has other things to do, it takes over.
+ */
+void fa_engine_attend(struct fa_engine *engine);
+void fa_engine_unattend(struct fa_engine *engine);
 
 /*
  * Request @value, the next one of @stream, which has none in flight, needs nothing: it

@@ -1,6 +1,9 @@
 /*
- * The engine from inside: what its thread and mailboxes (engine.c) and the life of
- * requests and streams on that thread (stream.c) share.
+ * The engine from inside: what its mailboxes (engine.c), its thread's rounds (round.c) and
+ * the life of requests and streams in them (stream.c) share.
+ *
+ * "The engine thread's" is what belongs to whoever runs a round of the engine, and has the
+ * mutex `round` for it: the engine thread, or the loop thread while it attends.
  *
  * A request is waiting (behind others, for room on the device, or held), running (the
  * device has it, or would, if it had anything to do), confirming (the loop thread has
@@ -87,6 +90,11 @@ struct fa_engine {
 	struct fa_waiter waiter;
 	atomic_bool stop;
 
+	pthread_mutex_t round;
+	atomic_bool due;        /* there is something to look at again and again, or later */
+	atomic_bool attended;   /* the loop thread does, ... */
+	_Atomic uint64_t beats; /* ... as often as this was counted */
+
 	pthread_mutex_t mutex;
 	struct {
 		struct fa_list submitted, cancelled, answered; /* requests */
@@ -102,6 +110,7 @@ struct fa_engine {
 	/* The loop thread's: taken out of the outbox in one go. */
 	struct fa_list taken_requests, taken_confirms, taken_closed;
 	struct fa_list staged; /* requests of a batch */
+	unsigned int n_staged;
 	bool batching;
 
 	/* The engine thread's. */
@@ -130,6 +139,25 @@ static inline struct fa_request *fa_request_first(struct fa_list *list)
 {
 	return fa_container_of(list->next, struct fa_request, link);
 }
+
+/* ---- round.c */
+
+/* Waits for one of the engine's mutexes, without sleeping at first. */
+void fa_engine_lock_mutex(struct fa_engine *engine, pthread_mutex_t *mutex);
+
+static inline void fa_engine_lock(struct fa_engine *engine)
+{
+	fa_engine_lock_mutex(engine, &engine->mutex);
+}
+
+/* The engine thread; @userdata is the engine. */
+void *fa_engine_run(void *userdata);
+
+/* One round, by whoever has the mutex for it. @woken: there may be something in the inbox. */
+void fa_engine_round(struct fa_engine *engine, bool woken, int max_launches);
+
+/* The private word, which alone releases anything, and then what the client sees. */
+void fa_stream_publish(struct fa_stream *stream, uint64_t value, const struct fa_outcome *outcome);
 
 /* ---- stream.c; the engine thread's */
 

@@ -145,7 +145,7 @@ static bool turn(struct fa_rings *rings, uint64_t now_ns)
 		else
 			ring->warm = true;
 	}
-	fa_engine_batch_end(rings->server->engine);
+	fa_engine_attend(rings->server->engine);
 	return any;
 }
 
@@ -165,6 +165,7 @@ static void relax(const struct fa_rings *rings)
 static void rest(struct fa_rings *rings)
 {
 	(void)uv_idle_stop(&rings->idle);
+	fa_engine_unattend(rings->server->engine);
 	fa_server_rest(rings->server);
 }
 

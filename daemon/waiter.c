@@ -83,10 +83,14 @@ void fa_waiter_wake(struct fa_waiter *waiter)
 
 void fa_waiter_prepare(struct fa_waiter *waiter)
 {
+	if (waiter->may_spin)
+		fa_waiter_rouse(waiter);
+}
+
+void fa_waiter_rouse(struct fa_waiter *waiter)
+{
 	uint32_t before = ASLEEP;
 
-	if (!waiter->may_spin)
-		return;
 	if (atomic_compare_exchange_strong(&waiter->signal, &before, AWAKE) ||
 	    (before == LISTENING &&
 	     atomic_compare_exchange_strong(&waiter->signal, &before, AWAKE)))
@@ -288,14 +292,15 @@ uint64_t fa_waiter_pause_ns(const struct fa_waiter *waiter, uint64_t now_ns)
 	return waited_ns / PAUSE_PART < PAUSE_MAX_NS ? waited_ns / PAUSE_PART : PAUSE_MAX_NS;
 }
 
-void fa_waiter_poll(struct fa_waiter *waiter, uint64_t until_ns)
+void fa_waiter_poll(struct fa_waiter *waiter, uint64_t pause_ns, uint64_t until_ns)
 {
-	uint64_t now_ns = fa_now_ns(), pause_ns = fa_waiter_pause_ns(waiter, now_ns);
+	uint64_t now_ns;
 
 	if (!pause_ns) {
 		fa_waiter_relax(waiter);
 		return;
 	}
+	now_ns = fa_now_ns();
 	if (until_ns > now_ns + pause_ns)
 		until_ns = now_ns + pause_ns;
 	fa_waiter_sleep(waiter, until_ns);

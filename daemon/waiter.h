@@ -56,6 +56,8 @@ void fa_waiter_wake(struct fa_waiter *waiter);
 
 /* Any thread: there will be news in a moment. */
 void fa_waiter_prepare(struct fa_waiter *waiter);
+/* ... on a machine with two processors, too, where it is woken for something else. */
+void fa_waiter_rouse(struct fa_waiter *waiter);
 
 /* Before each look for news. Returns whether it was woken since the last. */
 bool fa_waiter_look(struct fa_waiter *waiter);
@@ -82,8 +84,8 @@ void fa_waiter_expect_soon(struct fa_waiter *waiter);
 /* Something that was waited for has come. */
 void fa_waiter_came(struct fa_waiter *waiter);
 
-/* Returns when it is worth a look, or when fa_waiter_wait() would. */
-void fa_waiter_poll(struct fa_waiter *waiter, uint64_t until_ns);
-
-/* How long fa_waiter_poll() sleeps at @now_ns; 0: it does not. */
+/* How long to sleep at @now_ns before the next look; 0: not at all. */
 uint64_t fa_waiter_pause_ns(const struct fa_waiter *waiter, uint64_t now_ns);
+
+/* Returns when it is worth a look, which is after such a pause, or when fa_waiter_wait() would. */
+void fa_waiter_poll(struct fa_waiter *waiter, uint64_t pause_ns, uint64_t until_ns);

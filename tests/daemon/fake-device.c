@@ -17,7 +17,7 @@ struct fa_device_queue {
 	unsigned int outstanding;
 };
 
-/* ---- the device; functions of the table run on the engine thread */
+/* ---- the device; functions of the table run on the engine thread, or on one that attends */
 
 static void fake_describe(struct fa_device *device, struct fa_device_info *ret_info)
 {
@@ -92,6 +92,7 @@ static void fake_launch(struct fa_device *device, struct fa_device_queue *queue,
 	if (device->n_launched < FAKE_LAUNCHED_MAX)
 		device->launched[device->n_launched] = request;
 	device->n_launched++;
+	device->launcher = pthread_self();
 	device->n_running++;
 	fa_list_append(&device->running, &work->link);
 	pthread_cond_broadcast(&device->changed);

@@ -31,6 +31,7 @@ static void *scribbler_run(void *userdata)
 
 struct stress {
 	struct fixture f;
+	bool attends;
 	unsigned int seed;
 	uint64_t submitted, taken;
 	uint64_t taken_value[FAKE_STREAMS];
@@ -63,6 +64,8 @@ static void stress_take(struct stress *s)
 	struct fa_stream *closed;
 	size_t i;
 
+	while (s->attends && !fa_engine_has_news(s->f.engine) && dice(s, 200))
+		fa_engine_attend(s->f.engine);
 	take(&s->f, &request, &closed);
 	do {
 		owner = fa_stream_owner(request ? request->stream : closed);
@@ -99,7 +102,7 @@ static void stress_take(struct stress *s)
  * Streams come and go, with requests that are refused, late, cancelled or closed
  * upon at random, while the completion page is scribbled over.
  */
-static void stress(bool polled)
+static void stress(bool polled, bool attends)
 {
 	const uint64_t total = 60000;
 	static struct stress s;
@@ -107,7 +110,7 @@ static void stress(bool polled)
 	struct fa_engine_stats stats;
 	unsigned int i;
 
-	s = (struct stress){ .seed = 3 };
+	s = (struct stress){ .seed = 3, .attends = attends };
 	if (polled)
 		fixture_init_polled(&s.f, 3);
 	else
@@ -124,10 +127,17 @@ static void stress(bool polled)
 		}
 		if (!s.f.streams[i])
 			stream_open(&s.f, i, dice(&s, 4) == 0);
-		for (unsigned int n = dice(&s, 20); n > 0 && s.submitted < total; n--)
+		if (attends)
+			fa_engine_batch_begin(s.f.engine);
+		for (unsigned int n = dice(&s, 20) % (attends ? 5 : 20);
+		     n > 0 && s.submitted < total; n--)
 			stress_submit(&s, i);
+		if (attends)
+			fa_engine_attend(s.f.engine);
 		for (unsigned int n = dice(&s, 4); n > 0; n--)
 			fa_engine_cancel(s.f.engine, s.f.streams[i], s.f.last[i] - dice(&s, 30), 0);
+		if (attends && dice(&s, 64) == 0)
+			fa_engine_unattend(s.f.engine);
 		if (dice(&s, 32) == 0) {
 			fa_engine_stream_close(s.f.engine, s.f.streams[i], -ECONNRESET);
 			s.closing[i] = true;
@@ -151,12 +161,18 @@ static void stress(bool polled)
 
 static void test_stress(void **state)
 {
-	stress(false);
+	stress(false, false);
 }
 
 static void test_stress_polled(void **state)
 {
-	stress(true);
+	stress(true, false);
+}
+
+/* The thread that submits runs rounds itself, and at times it does not. */
+static void test_stress_attended(void **state)
+{
+	stress(true, true);
 }
 
 /* One request at a time: a wake-up lost anywhere stops this test. */
@@ -184,6 +200,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_stress),
 		cmocka_unit_test(test_stress_polled),
+		cmocka_unit_test(test_stress_attended),
 		cmocka_unit_test(test_ping_pong),
 	};
 

@@ -27,7 +27,7 @@ static void test_look(void **state)
 	/* Who was woken since the last look does not wait. */
 	fa_waiter_wait(&waiter, FA_NS_NEVER);
 	waiter.since_ns = 0;
-	fa_waiter_poll(&waiter, FA_NS_NEVER);
+	fa_waiter_poll(&waiter, fa_waiter_pause_ns(&waiter, fa_now_ns()), FA_NS_NEVER);
 	assert_true(fa_waiter_look(&waiter));
 	assert_false(fa_waiter_look(&waiter));
 }
@@ -50,7 +50,8 @@ static void play(struct pair *pair, unsigned int me)
 			if (pair->turn == i)
 				break;
 			if (pair->polled)
-				fa_waiter_poll(mine, FA_NS_NEVER);
+				fa_waiter_poll(mine, fa_waiter_pause_ns(mine, fa_now_ns()),
+				               FA_NS_NEVER);
 			else
 				fa_waiter_wait(mine, FA_NS_NEVER);
 		}
@@ -340,8 +341,8 @@ static void test_until(void **state)
 	(void)fa_waiter_look(&waiter);
 	waiter.since_ns = 0;
 	begin_ns = fa_now_ns();
-	fa_waiter_poll(&waiter, begin_ns);
-	fa_waiter_poll(&waiter, FA_NS_NEVER);
+	fa_waiter_poll(&waiter, fa_waiter_pause_ns(&waiter, begin_ns), begin_ns);
+	fa_waiter_poll(&waiter, fa_waiter_pause_ns(&waiter, fa_now_ns()), FA_NS_NEVER);
 	assert_true(fa_now_ns() < begin_ns + 30 * FA_NS_PER_SEC);
 }
 

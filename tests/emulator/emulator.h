@@ -226,7 +226,7 @@ static inline bool __all_sync(uint32_t mask, bool value)
 /* The end of a launch (kernels/cuda/common/done.h): a block's one count of itself, behind a
  * fence of the thread that counts, and the one store, of the last block. */
 uint64_t fa_emulated_count(uint64_t *counter, uint64_t value);
-void fa_emulated_fence(void);
+void fa_emulated_fence(bool system);
 void fa_emulated_tell(uint64_t *word, uint64_t value);
 
 /* mbarriers, by their address. */

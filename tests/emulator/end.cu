@@ -1,7 +1,7 @@
 /*
  * How launches tell their end (kernels/cuda/common/done.h), judged: every block counts itself
- * once, by a thread that has fenced before; one store follows, behind a fence of its own, in
- * the block that runs last; whoever is not asked tells nothing. Compiled as C++ by the host's
+ * once, by a thread that has fenced before; one store follows, behind a fence of its own that
+ * reaches the host, in the block that runs last; whoever is not asked tells nothing. Compiled as C++ by the host's
  * compiler.
  */
 #include "tests/emulator/emulator.h"
@@ -11,7 +11,7 @@
 #include <stdlib.h>
 
 static uint64_t n_blocks, n_begun, n_counts, n_tells;
-static bool counted, fenced; /* in this block, since its last count */
+static bool counted, fenced, fenced_system; /* in this block, since its last count */
 static uint32_t fencing_thread;
 
 #define DIE(...)                                                                                   \
@@ -21,9 +21,10 @@ static uint32_t fencing_thread;
 		abort();                                                                           \
 	} while (0)
 
-void fa_emulated_fence(void)
+void fa_emulated_fence(bool system)
 {
 	fenced = true;
+	fenced_system = system;
 	fencing_thread = threadIdx.x;
 }
 
@@ -50,6 +51,8 @@ uint64_t fa_emulated_count(uint64_t *counter, uint64_t value)
 void fa_emulated_tell(uint64_t *word, uint64_t value)
 {
 	check_fence();
+	if (!fenced_system)
+		DIE("told behind a fence that does not reach the host");
 	if (!counted || n_begun != n_blocks)
 		DIE("told in block %llu of %llu", (unsigned long long)n_begun,
 		    (unsigned long long)n_blocks);

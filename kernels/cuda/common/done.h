@@ -4,8 +4,10 @@
  * visible to whoever has seen it, in the host and on the device.
  *
  * Every block counts itself once, also one that had nothing to do. A barrier brings the
- * block's stores to the thread that counts, whose fence makes them everybody's before the
- * count does; whoever counts last has seen, by the counter, that all others have done so.
+ * block's stores to the thread that counts, whose fence makes them the device's before the
+ * count does; whoever counts last has seen, by the counter, that all others have done so. That
+ * one's fence is the only one that reaches the host: causality is transitive in PTX's memory
+ * model, whatever the scopes, so that all of it is the host's before the word is.
  * Stores by TMA must have completed (cp.async.bulk.wait_group 0, without .read) before the
  * barrier.
  */
@@ -20,7 +22,7 @@
 /* One thread of the block, after a barrier of all that have stored. */
 __device__ __forceinline__ void fa_done_count(const struct fa_cuda_done &done)
 {
-	fa_fence_system();
+	fa_fence_device();
 	if (fa_atomic_add(done.counter, 1) != done.last)
 		return;
 	fa_fence_system();

@@ -58,6 +58,12 @@ __device__ __forceinline__ void fa_atomic_max(uint64_t *address, uint64_t value)
 	             : "memory");
 }
 
+/* Acquire and release, among all of the device. */
+__device__ __forceinline__ void fa_fence_device(void)
+{
+	asm volatile("fence.acq_rel.gpu;" ::: "memory");
+}
+
 /* Acquire and release, among all of the device and the host. */
 __device__ __forceinline__ void fa_fence_system(void)
 {

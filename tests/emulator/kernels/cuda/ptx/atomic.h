@@ -18,9 +18,14 @@ static inline uint64_t fa_atomic_add(uint64_t *address, uint64_t value)
 	return fa_emulated_count(address, value);
 }
 
+static inline void fa_fence_device(void)
+{
+	fa_emulated_fence(false);
+}
+
 static inline void fa_fence_system(void)
 {
-	fa_emulated_fence();
+	fa_emulated_fence(true);
 }
 
 static inline void fa_st_relaxed_system(uint64_t *address, uint64_t value)

@@ -1,0 +1,375 @@
+/*
+ * Rounds of the engine: what came in, what the device has done, gates, what is to be
+ * launched; and the thread that runs them, unless the loop thread attends.
+ */
+#include "daemon/engine_private.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <sys/prctl.h>
+
+/* Launches between two looks for news, so that decode does not wait for a crowd. */
+#define LAUNCHES_A_ROUND 16
+/* Looks at gates between two looks at everything else. */
+#define LOOKS_A_ROUND 32
+
+/* Attempts at the mutex before its other holder is slept for. */
+#define LOCK_TRIES 200
+
+/* The loop thread that attends is waited for so long, ... */
+#define GUARD_NS (5 * FA_NS_PER_US)
+/* ... and looked after all the time for so long; then between such sleeps. */
+#define GUARD_LOOK_NS (200 * FA_NS_PER_US)
+#define GUARD_PAUSE_NS (100 * FA_NS_PER_US)
+/* While nothing is due, it need not be told in time when something is. */
+#define GUARD_IDLE_NS FA_NS_PER_MS
+/* Turns of waiting between two looks at the loop thread's words, which it writes. */
+#define GUARD_RELAX 16
+
+/* It is held for a few stores, and often just when the other thread, which polls, sees the
+ * first of them: to sleep then, and be woken, would take longer than a request does. */
+void fa_engine_lock_mutex(struct fa_engine *engine, pthread_mutex_t *mutex)
+{
+	for (int i = 0; engine->waiter.may_spin && i < LOCK_TRIES; i++) {
+		if (pthread_mutex_trylock(mutex) == 0)
+			return;
+		fa_waiter_relax(&engine->waiter);
+	}
+	pthread_mutex_lock(mutex);
+}
+
+/* ---- the thread */
+
+/* What came in: requests first, since a cancel or close that came after them is
+ * looked at in the same round. */
+static void receive(struct fa_engine *engine)
+{
+	struct fa_list submitted, cancelled, answered, closing;
+	struct fa_request *request;
+	struct fa_stream *stream;
+
+	fa_list_init(&submitted);
+	fa_list_init(&cancelled);
+	fa_list_init(&answered);
+	fa_list_init(&closing);
+	fa_engine_lock(engine);
+	fa_list_splice(&submitted, &engine->inbox.submitted);
+	fa_list_splice(&cancelled, &engine->inbox.cancelled);
+	fa_list_splice(&answered, &engine->inbox.answered);
+	fa_list_splice(&closing, &engine->inbox.closing);
+	pthread_mutex_unlock(&engine->mutex);
+
+	while (!fa_list_empty(&submitted)) {
+		request = fa_request_first(&submitted);
+		fa_list_remove(&request->link);
+		fa_stream_receive(request->stream, request);
+	}
+	while (!fa_list_empty(&cancelled)) {
+		request = fa_container_of(cancelled.next, struct fa_request, cancel_link);
+		fa_list_remove(&request->cancel_link);
+		fa_request_end(request, request->cancel_status);
+	}
+	while (!fa_list_empty(&answered)) {
+		request = fa_container_of(answered.next, struct fa_request, answer_link);
+		fa_list_remove(&request->answer_link);
+		fa_request_answered(request);
+	}
+	while (!fa_list_empty(&closing)) {
+		stream = fa_container_of(closing.next, struct fa_stream, link);
+		fa_list_remove(&stream->link);
+		fa_stream_end(stream, stream->close_status);
+	}
+}
+
+/* What waits is ended by launch(), in its turn. */
+static void look_after_device(struct fa_engine *engine)
+{
+	if (engine->lost || !engine->ops->health ||
+	    engine->ops->health(engine->device, &engine->lost_reason) == 0)
+		return;
+	atomic_store_explicit(&engine->lost, true, memory_order_release);
+	engine->notify(engine->userdata);
+}
+
+static void reap(struct fa_engine *engine)
+{
+	struct fa_request *request;
+	struct fa_list works;
+
+	fa_list_init(&works);
+	engine->ops->reap(engine->device, &works);
+	look_after_device(engine);
+	if (engine->polled && !fa_list_empty(&works))
+		fa_waiter_came(&engine->waiter);
+	while (!fa_list_empty(&works)) {
+		request = fa_container_of(works.next, struct fa_request, work.link);
+		fa_list_remove(&request->work.link);
+		fa_request_reaped(request);
+	}
+}
+
+static void expire(struct fa_engine *engine)
+{
+	struct fa_request *request;
+	uint64_t now_ns;
+
+	if (!engine->deadlines.root)
+		return;
+	now_ns = fa_now_ns();
+	while (engine->deadlines.root && engine->deadlines.root->at_ns <= now_ns) {
+		request = fa_container_of(engine->deadlines.root, struct fa_request, deadline);
+		fa_request_end(request, -ETIMEDOUT);
+	}
+}
+
+void fa_stream_publish(struct fa_stream *stream, uint64_t value, const struct fa_outcome *outcome)
+{
+	struct fa_results *results = atomic_load_explicit(&stream->results, memory_order_acquire);
+
+	atomic_store_explicit(&stream->finished, value, memory_order_release);
+	if (results)
+		fa_results_record(results, stream->id, value, outcome);
+	if (outcome->status)
+		atomic_store_explicit(&stream->slot->failed, value, memory_order_relaxed);
+	atomic_store_explicit(&stream->slot->completed, value, memory_order_release);
+}
+
+static void publish_request(struct fa_request *request)
+{
+	const struct fa_outcome outcome = {
+		.status = request->status,
+		.queued_ns = request->queued_ns,
+		.started_ns = request->started_ns,
+		.finished_ns = request->finished_ns,
+	};
+
+	fa_stream_publish(request->stream, request->value, &outcome);
+	if (request->gates)
+		fa_gates_signal(request->gates, request->status);
+}
+
+/* Those who sleep for something that was just published, each once and with a reference:
+ * they are woken without the mutex, when their streams may have gone. */
+static struct fa_results *find_sleepers(const struct fa_list *done)
+{
+	struct fa_results *sleepers = NULL, *last = NULL;
+	const struct fa_list *pos;
+
+	fa_list_for_each(pos, done) {
+		const struct fa_stream *stream =
+			fa_container_of(pos, const struct fa_request, link)->stream;
+		struct fa_results *results = atomic_load_explicit(&stream->results,
+		                                                  memory_order_acquire);
+
+		if (!results || results == last)
+			continue;
+		last = results;
+		if (!fa_ring_must_wake(fa_results_words(results)))
+			continue;
+		results->next = sleepers;
+		sleepers = fa_results_ref(results);
+	}
+	return sleepers;
+}
+
+static void wake_sleepers(struct fa_results *sleepers)
+{
+	while (sleepers) {
+		struct fa_results *results = sleepers;
+
+		sleepers = results->next;
+		fa_results_wake(results);
+		fa_results_unref(results);
+	}
+}
+
+static void deliver(struct fa_engine *engine)
+{
+	uint64_t now_ns, finished = 0, cancelled = 0, failed = 0;
+	struct fa_results *sleepers;
+	struct fa_request *request;
+	struct fa_list *pos;
+	bool was_empty;
+
+	if (fa_list_empty(&engine->done) && fa_list_empty(&engine->confirms) &&
+	    fa_list_empty(&engine->closed))
+		return;
+	now_ns = fa_now_ns();
+	fa_list_for_each(pos, &engine->done) {
+		request = fa_container_of(pos, struct fa_request, link);
+		if (!request->finished_ns)
+			request->finished_ns = now_ns;
+		finished++;
+		if (request->status)
+			(*(request->status == -ECANCELED ? &cancelled : &failed))++;
+	}
+	fa_engine_count(&engine->stats.finished, finished);
+	fa_engine_count(&engine->stats.cancelled, cancelled);
+	fa_engine_count(&engine->stats.failed, failed);
+
+	/* Published under the mutex: a client that saw it cannot be faster, with what it
+	 * sends next, than the loop thread can take this request. */
+	fa_engine_lock(engine);
+	was_empty = fa_list_empty(&engine->outbox.requests) &&
+	            fa_list_empty(&engine->outbox.confirms) &&
+	            fa_list_empty(&engine->outbox.closed);
+	atomic_store_explicit(&engine->has_news, true, memory_order_relaxed);
+	fa_list_for_each(pos, &engine->done) {
+		request = fa_container_of(pos, struct fa_request, link);
+		fa_list_remove(&request->cancel_link);
+		fa_list_remove(&request->answer_link);
+		request->delivered = true;
+		publish_request(request);
+	}
+	sleepers = find_sleepers(&engine->done);
+	fa_list_splice(&engine->outbox.requests, &engine->done);
+	fa_list_splice(&engine->outbox.confirms, &engine->confirms);
+	fa_list_splice(&engine->outbox.closed, &engine->closed);
+	pthread_mutex_unlock(&engine->mutex);
+	wake_sleepers(sleepers);
+	if (was_empty)
+		engine->notify(engine->userdata);
+}
+
+static void launch(struct fa_engine *engine, int max)
+{
+	if (engine->polled && !fa_turns_empty(&engine->turns))
+		fa_waiter_expect(&engine->waiter);
+	for (int i = 0; i < max && !fa_turns_empty(&engine->turns); i++)
+		fa_engine_launch_next(engine);
+}
+
+/* Whether there is something that waiting does not bring. */
+static bool has_more_to_do(const struct fa_engine *engine)
+{
+	return !fa_turns_empty(&engine->turns) || !fa_list_empty(&engine->done) ||
+	       !fa_list_empty(&engine->confirms) || !fa_list_empty(&engine->closed);
+}
+
+void fa_engine_round(struct fa_engine *engine, bool woken, int max_launches)
+{
+	if (woken)
+		receive(engine);
+	reap(engine);
+	expire(engine);
+	fa_engine_look_at_gates(engine);
+	deliver(engine);
+	launch(engine, max_launches);
+	atomic_store_explicit(&engine->due,
+	                      has_more_to_do(engine) || (engine->polled && engine->n_running) ||
+	                              !fa_list_empty(&engine->gated) || engine->gate_looks.root ||
+	                              engine->deadlines.root,
+	                      memory_order_relaxed);
+}
+
+/* Looks at gates alone for a moment, where a device says when it has finished: to ask it
+ * takes a lock that its own threads need. */
+static void wait_at_gates(struct fa_engine *engine)
+{
+	int looks = engine->polled || !engine->waiter.may_spin ? 1 : LOOKS_A_ROUND;
+
+	while (looks-- && !fa_waiter_is_woken(&engine->waiter) && !fa_engine_gate_is_open(engine))
+		fa_waiter_relax(&engine->waiter);
+}
+
+/* How to wait for news: said while the round lasts, done behind it. */
+struct patience {
+	enum {
+		NOT_AT_ALL,
+		POLLING,
+		ASLEEP,
+		SPINNING
+	} how;
+	uint64_t until_ns, pause_ns;
+};
+
+static struct patience find_patience(struct fa_engine *engine)
+{
+	struct patience patience = {
+		.how = SPINNING,
+		.until_ns = engine->deadlines.root ? engine->deadlines.root->at_ns : FA_NS_NEVER,
+	};
+
+	if (has_more_to_do(engine)) {
+		patience.how = NOT_AT_ALL;
+		return patience;
+	}
+	if (engine->gate_looks.root && engine->gate_looks.root->at_ns < patience.until_ns)
+		patience.until_ns = engine->gate_looks.root->at_ns;
+	if (!fa_list_empty(&engine->gated)) {
+		wait_at_gates(engine);
+		patience.how = NOT_AT_ALL;
+	} else if (engine->polled && engine->n_running) {
+		patience.how = POLLING;
+		patience.pause_ns = fa_waiter_pause_ns(&engine->waiter, fa_now_ns());
+	} else if (engine->gate_looks.root) {
+		patience.how = ASLEEP;
+	}
+	return patience;
+}
+
+/* Returns when there may be news. */
+static void wait_for_news(struct fa_engine *engine, const struct patience *patience)
+{
+	if (patience->how == POLLING)
+		fa_waiter_poll(&engine->waiter, patience->pause_ns, patience->until_ns);
+	else if (patience->how == ASLEEP)
+		fa_waiter_sleep(&engine->waiter, patience->until_ns);
+	else if (patience->how == SPINNING)
+		fa_waiter_wait(&engine->waiter, patience->until_ns);
+}
+
+/* Waits while the loop thread attends. @since_ns: since when, 0: it was not so before. */
+static void guard(struct fa_engine *engine, uint64_t *since_ns)
+{
+	const uint64_t beat = atomic_load_explicit(&engine->beats, memory_order_relaxed);
+	const uint64_t begin_ns = fa_now_ns();
+
+	if (!atomic_load_explicit(&engine->due, memory_order_relaxed)) {
+		*since_ns = 0;
+		fa_waiter_wait(&engine->waiter, begin_ns + GUARD_IDLE_NS);
+		return;
+	}
+	if (!*since_ns)
+		*since_ns = begin_ns;
+	do {
+		for (int i = 0; i < GUARD_RELAX && !fa_waiter_is_woken(&engine->waiter); i++)
+			fa_waiter_relax(&engine->waiter);
+		if (fa_waiter_is_woken(&engine->waiter))
+			return;
+		if (atomic_load_explicit(&engine->beats, memory_order_relaxed) != beat) {
+			if (begin_ns - *since_ns > GUARD_LOOK_NS)
+				fa_waiter_sleep(&engine->waiter, begin_ns + GUARD_PAUSE_NS);
+			return;
+		}
+	} while (fa_now_ns() - begin_ns < GUARD_NS);
+	/* It does something else; what is due cannot wait. */
+	atomic_store_explicit(&engine->attended, false, memory_order_relaxed);
+}
+
+void *fa_engine_run(void *userdata)
+{
+	struct fa_engine *engine = userdata;
+	uint64_t guarding_ns = 0;
+	struct patience patience;
+
+	/* Sleeps between two looks at a device or a gate are short, and to be no longer. */
+	(void)prctl(PR_SET_TIMERSLACK, 1UL);
+	for (;;) {
+		const bool woken = fa_waiter_look(&engine->waiter);
+
+		if (woken && atomic_load_explicit(&engine->stop, memory_order_relaxed))
+			return NULL;
+		if (!woken && atomic_load_explicit(&engine->attended, memory_order_relaxed)) {
+			guard(engine, &guarding_ns);
+			continue;
+		}
+		guarding_ns = 0;
+		fa_engine_lock_mutex(engine, &engine->round);
+		fa_engine_round(engine, woken, LAUNCHES_A_ROUND);
+		patience = find_patience(engine);
+		pthread_mutex_unlock(&engine->round);
+		wait_for_news(engine, &patience);
+	}
+}

@@ -1,0 +1,187 @@
+/* The thread that submits does the engine thread's part. */
+#include "fake-device.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static struct fa_request *submit_attending(struct fixture *f, unsigned int i)
+{
+	struct fa_request *request;
+
+	fa_engine_batch_begin(f->engine);
+	request = submit(f, i);
+	fa_engine_attend(f->engine);
+	return request;
+}
+
+static bool was_launched_here(struct fixture *f)
+{
+	bool here;
+
+	pthread_mutex_lock(&f->device.mutex);
+	here = pthread_equal(f->device.launcher, pthread_self());
+	pthread_mutex_unlock(&f->device.mutex);
+	return here;
+}
+
+/* Launched before the call returns, and finished by a call, whenever the engine thread is not
+ * at it. */
+static void test_here(void **state)
+{
+	unsigned int launched = 0, finished = 0;
+	struct fa_request *request;
+	struct fixture f;
+
+	fixture_init_polled(&f, 1);
+	stream_open(&f, 0, 0);
+	for (uint64_t i = 1; i <= 2000; i++) {
+		request = submit_attending(&f, 0);
+		wait_launched(&f, i);
+		launched += was_launched_here(&f);
+		complete(&f, request, 0);
+		fa_engine_attend(f.engine);
+		finished += fa_engine_has_news(f.engine);
+		expect(&f, request, 0);
+	}
+	assert_true(launched > 0);
+	assert_true(finished > 0);
+	fa_engine_unattend(f.engine);
+	fixture_deinit(&f);
+}
+
+/* It never waits for the engine thread, which has what was submitted meanwhile. */
+static void test_busy(void **state)
+{
+	struct fa_request *request;
+	struct fixture f;
+
+	fixture_init_polled(&f, 1);
+	stream_open(&f, 0, 0);
+	hold_at_reap(&f);
+	request = submit_attending(&f, 0);
+	for (int i = 0; i < 1000; i++)
+		fa_engine_attend(f.engine);
+	pthread_mutex_lock(&f.device.mutex);
+	assert_int_equal(f.device.n_launched, 0);
+	pthread_mutex_unlock(&f.device.mutex);
+	release_reap(&f);
+	wait_launched(&f, 1);
+	assert_false(was_launched_here(&f));
+	complete(&f, request, 0);
+	expect(&f, request, 0);
+	fixture_deinit(&f);
+}
+
+/* Many at once are the engine thread's. */
+static void test_many(void **state)
+{
+	struct fa_request *requests[3];
+	struct fixture f;
+
+	fixture_init_polled(&f, 3);
+	stream_open(&f, 0, 0);
+	fa_engine_batch_begin(f.engine);
+	for (int i = 0; i < 3; i++)
+		requests[i] = submit(&f, 0);
+	fa_engine_attend(f.engine);
+	wait_launched(&f, 3);
+	assert_false(was_launched_here(&f));
+	for (int i = 0; i < 3; i++)
+		complete(&f, requests[i], 0);
+	for (int i = 0; i < 3; i++)
+		expect(&f, requests[i], 0);
+	fixture_deinit(&f);
+}
+
+/* Whether it says that it leaves or not: what runs is finished, and what comes is launched. */
+static void test_left(void **state)
+{
+	struct fa_request *request;
+	struct fixture f;
+
+	fixture_init_polled(&f, 1);
+	stream_open(&f, 0, 0);
+	for (uint64_t i = 1; i <= 50; i++) {
+		request = submit_attending(&f, 0);
+		wait_launched(&f, i);
+		if (i % 2)
+			fa_engine_unattend(f.engine);
+		if (i % 3 == 0)
+			usleep(3000);
+		complete(&f, request, 0);
+		expect(&f, request, 0);
+	}
+	for (uint64_t i = 51; i <= 100; i++) {
+		request = submit_attending(&f, 0);
+		wait_launched(&f, i);
+		complete(&f, request, 0);
+		expect(&f, request, 0);
+		request = submit(&f, 0);
+		wait_launched(&f, ++i);
+		complete(&f, request, 0);
+		expect(&f, request, 0);
+	}
+	fixture_deinit(&f);
+}
+
+/* Deadlines, cancels and a lost device, while one thread alone does it all. */
+static void test_ends(void **state)
+{
+	struct fa_request *running, *waiting;
+	struct fa_error reason;
+	struct fixture f;
+
+	fixture_init_polled(&f, 1);
+	stream_open(&f, 0, 0);
+	running = submit_attending(&f, 0);
+	waiting = request_new(&f, 0);
+	waiting->deadline_ns = fa_deadline_ns(5 * FA_NS_PER_MS);
+	fa_engine_batch_begin(f.engine);
+	fa_engine_submit(f.engine, waiting);
+	while (fa_now_ns() < waiting->deadline_ns)
+		fa_engine_attend(f.engine);
+	fa_engine_cancel(f.engine, f.streams[0], running->value, 0);
+	while (!fa_engine_has_news(f.engine))
+		fa_engine_attend(f.engine);
+	expect(&f, running, -ECANCELED);
+	expect(&f, waiting, -ETIMEDOUT);
+
+	running = submit_attending(&f, 0);
+	wait_launched(&f, 2);
+	lose(&f);
+	while (!fa_engine_lost(f.engine, &reason))
+		fa_engine_attend(f.engine);
+	complete(&f, running, -ENODEV);
+	expect(&f, running, -ENODEV);
+	waiting = submit_attending(&f, 0);
+	expect(&f, waiting, -ENODEV);
+	fixture_deinit(&f);
+}
+
+/* A device that says itself when it has finished is the engine thread's. */
+static void test_not_polled(void **state)
+{
+	struct fa_request *request;
+	struct fixture f;
+
+	fixture_init(&f, 1);
+	stream_open(&f, 0, 0);
+	request = submit_attending(&f, 0);
+	wait_launched(&f, 1);
+	assert_false(was_launched_here(&f));
+	complete(&f, request, 0);
+	expect(&f, request, 0);
+	fixture_deinit(&f);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_here), cmocka_unit_test(test_busy),
+		cmocka_unit_test(test_many), cmocka_unit_test(test_left),
+		cmocka_unit_test(test_ends), cmocka_unit_test(test_not_polled),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
