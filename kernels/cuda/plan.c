@@ -165,7 +165,7 @@ bool fa_cuda_kernel_covers(const struct fa_cuda_kernel *kernel,
 	if (params->softcap > 0 || params->alibi_slopes || params->sinks || !(params->scale > 0) ||
 	    !params_aligned(params))
 		return false;
-	if (kernel->kind == FA_CUDA_BAND)
+	if (kernel->kind == FA_CUDA_BAND || kernel->kind == FA_CUDA_WINDOW)
 		return true;
 	window(params, &left, &right);
 	return left == FA_CUDA_WINDOW_MAX && right == FA_CUDA_WINDOW_MAX;
@@ -202,6 +202,13 @@ static int32_t section(const struct fa_cuda_chip *chip, const struct fa_cuda_ker
 		return 1;
 	wide = kv_bytes > 0 ? chip->l2_bytes / 2 / kv_bytes * group : triples;
 	return wide < 1 ? 1 : wide > triples ? triples : (int32_t)wide;
+}
+
+/* Whether most rows see few keys of a sequence of the longest, and as many as others do. */
+static bool narrow(int32_t left, int32_t right, int64_t seqlen_k)
+{
+	return left < FA_CUDA_WINDOW_MAX && right < FA_CUDA_WINDOW_MAX &&
+	       ((int64_t)left + right + 1) * 2 <= seqlen_k;
 }
 
 /* The keys that a row sees, in the mean, of a sequence of the longest. */
@@ -245,7 +252,8 @@ static void chain(const struct fa_cuda_chip *chip, struct fa_cuda_launch *launch
 	struct fa_cuda_attention *args = &launch->args;
 	int64_t blocks;
 
-	args->pairs = launch->kernel->kind != FA_CUDA_FULL;
+	args->pairs = launch->kernel->kind != FA_CUDA_FULL &&
+	              !narrow(args->window_left, args->window_right, args->seqlen_k);
 	args->units_m = args->pairs ? (args->blocks_m + 1) / 2 : args->blocks_m;
 	launch->grid = (uint32_t)args->units_m * (uint32_t)args->triples;
 	launch->work_ns = (uint64_t)work_ns(chip, launch);
@@ -326,14 +334,18 @@ int fa_cuda_attention_plan_on(const struct fa_cuda_chip *chip, const struct fa_c
 static int64_t cost(const struct fa_cuda_kernel *kernel, const struct fa_attention_params *params)
 {
 	static const int64_t weight[] = {
-		[FA_CUDA_FULL] = 20, [FA_CUDA_BAND] = 21, [FA_CUDA_RICH] = 24
+		[FA_CUDA_FULL] = 20, [FA_CUDA_BAND] = 21, [FA_CUDA_WINDOW] = 22, [FA_CUDA_RICH] = 24
 	};
 	/* Every slice of V computes the dot products anew. */
 	const int64_t slices = (params->head_dim_v + kernel->dim_v - 1) / kernel->dim_v;
+	enum fa_cuda_kind kind = kernel->kind;
+	int32_t left, right;
 
+	window(params, &left, &right);
+	if (kind == FA_CUDA_WINDOW && narrow(left, right, params->seqlen_k))
+		kind = FA_CUDA_FULL;
 	/* wgmma does twice as much in a time. */
-	return slices * (kernel->dim + kernel->dim_v) * weight[kernel->kind] *
-	       (kernel->keys ? 1 : 2);
+	return slices * (kernel->dim + kernel->dim_v) * weight[kind] * (kernel->keys ? 1 : 2);
 }
 
 int fa_cuda_attention_plan(const struct fa_cuda_chip *chip,

@@ -24,9 +24,10 @@ enum fa_cuda_image {
 };
 
 enum fa_cuda_kind {
-	FA_CUDA_FULL, /* every (row, key) pair */
-	FA_CUDA_BAND, /* a window of keys, for instance causal */
-	FA_CUDA_RICH, /* everything that fa_attention_params can say */
+	FA_CUDA_FULL,   /* every (row, key) pair */
+	FA_CUDA_BAND,   /* a window of keys, for instance causal */
+	FA_CUDA_WINDOW, /* the same, and best where it is narrow on both sides */
+	FA_CUDA_RICH,   /* everything that fa_attention_params can say */
 };
 
 /* One built kernel. */

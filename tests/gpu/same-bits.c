@@ -270,9 +270,9 @@ void fa_case_chain(struct fa_cases *cases)
 	const uint64_t count = fa_gpu_alloc(gpu, 4);
 
 	take_count(gpu, count);
-	for (int n = 0; n < 2 * 3 * 3 * 2; n++) {
-		const int dim = dims[n / 2 % 3], mask = n / 6 % 3;
-		const bool ragged = n / 18;
+	for (int n = 0; n < 2 * 3 * 4 * 2; n++) {
+		const int dim = dims[n / 2 % 3], mask = n / 6 % 4;
+		const bool ragged = n / 24;
 		const struct fa_attention_params params = {
 			.dtype = n % 2 ? FA_ATTENTION_BF16 : FA_ATTENTION_F16,
 			.batch = ragged ? 6 : 2,
@@ -284,8 +284,12 @@ void fa_case_chain(struct fa_cases *cases)
 			.seqlen_k = 230, /* causal: the first rows see nothing */
 			.scale = (float)(4 / sqrt(dim)),
 			.causal = mask == 1,
-			.window_left = mask == 2 ? 40 : -1,
-			.window_right = mask == 2 ? 3 : -1,
+			.window_left = mask == 2   ? 40
+			               : mask == 3 ? 100
+			                           : -1,
+			.window_right = mask == 2   ? 3
+			                : mask == 3 ? 70
+			                            : -1,
 		};
 		const struct fa_request_layout layout = { .broken = mask == 1 ? 3 : 0 };
 		struct fa_request request;

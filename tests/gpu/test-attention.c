@@ -144,6 +144,38 @@ static void case_peaked(struct fa_cases *cases)
 				}
 }
 
+/* Windows of few tiles and many blocks of rows: ends in all parts of a tile, on both sides. */
+static void case_windows(struct fa_cases *cases)
+{
+	static const int windows[][2] = { { 150, 0 },  { 127, 0 }, { 191, 64 }, { 0, 0 },
+		                          { 63, 129 }, { 0, 200 }, { 255, 1 } };
+
+	for (int dtype = FA_ATTENTION_F16; dtype <= FA_ATTENTION_BF16; dtype++)
+		for (int dim = 64; dim <= 256; dim *= 2)
+			for (size_t w = 0; w < COUNT(windows); w++) {
+				const struct fa_attention_params params = {
+					.dtype = (enum fa_attention_dtype)dtype,
+					.batch = 1,
+					.heads = 1,
+					.kv_heads = 1,
+					.head_dim = dim,
+					.head_dim_v = dim,
+					.seqlen_q = 840,
+					.seqlen_k = w % 2 ? 840 : 903,
+					.scale = (float)(4 / sqrt(dim)),
+					.window_left = windows[w][0],
+					.window_right = windows[w][1],
+				};
+				const struct fa_request_layout layout = { .broken = w % 4 ? 0 : 3 };
+				struct fa_request request;
+
+				fa_request_make(cases->gpu, &request, &params, NULL, NULL, layout,
+				                false, false, &cases->random);
+				check(cases, &request);
+				fa_request_free(cases->gpu, &request);
+			}
+}
+
 /* Strides that few have, but that all kernels must take: rows, and heads, that overlap;
  * K that is V; O from the last head to the first. */
 static void case_strides(struct fa_cases *cases)
@@ -362,7 +394,7 @@ static const struct {
 	{ "groups", case_groups },       { "ragged", case_ragged },  { "random", case_random },
 	{ "long", case_long },           { "alone", fa_case_alone }, { "far", fa_case_far },
 	{ "rerun", fa_case_rerun },      { "peaked", case_peaked },  { "strides", case_strides },
-	{ "chain", fa_case_chain },      { "yield", fa_case_yield },
+	{ "chain", fa_case_chain },      { "yield", fa_case_yield }, { "windows", case_windows },
 };
 
 /* Checks so far of kernels for this chip alone. */

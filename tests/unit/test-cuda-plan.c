@@ -95,9 +95,10 @@ static enum fa_cuda_kind kind(const struct fa_attention_params *params)
 static void test_table(void **state)
 {
 	static const char *const dtypes[] = { "", "f32", "f16", "bf16" };
-	static const char *const kinds[] = {
-		[FA_CUDA_FULL] = "full", [FA_CUDA_BAND] = "band", [FA_CUDA_RICH] = "rich"
-	};
+	static const char *const kinds[] = { [FA_CUDA_FULL] = "full",
+		                             [FA_CUDA_BAND] = "band",
+		                             [FA_CUDA_WINDOW] = "window",
+		                             [FA_CUDA_RICH] = "rich" };
 	bool images[FA_CUDA_IMAGES] = { false };
 
 	printf("%-40s %4s %4s %7s %6s\n", "kernel", "arch", "rows", "threads", "shared");
@@ -292,6 +293,50 @@ static void test_windows(void **state)
 	assert_int_equal(plan(&params).args.window_left, FA_CUDA_SEQLEN_MAX - 2);
 	params.window_left++;
 	assert_int_equal(plan(&params).args.window_left, FA_CUDA_WINDOW_MAX);
+}
+
+/* What is narrow has a kernel of its own, where there is one, and blocks one by one. */
+static void test_narrow(void **state)
+{
+	static const float values[64] = { 1 };
+	struct fa_attention_params params = usual(FA_ATTENTION_BF16, 128);
+	struct fa_cuda_launch launch;
+
+	params.seqlen_q = params.seqlen_k = 1024;
+	params.window_left = 511;
+	params.causal = true; /* 512 keys */
+	launch = plan(&params);
+	assert_string_equal(launch.kernel->symbol, "fa_sm90_forward_bf16_d128_v128_window");
+	assert_false(launch.args.pairs);
+	assert_int_equal(launch.args.units_m, 8);
+	assert_int_equal(plan_on(&ampere, &params).kernel->kind, FA_CUDA_BAND);
+	params.window_left = 512;
+	launch = plan(&params);
+	assert_string_equal(launch.kernel->symbol, "fa_sm90_forward_bf16_d128_v128_band");
+	assert_true(launch.args.pairs);
+	params.causal = false;
+	params.window_left = 300;
+	params.window_right = 211;
+	assert_int_equal(kind(&params), FA_CUDA_WINDOW);
+	params.window_right = 212;
+	assert_int_equal(kind(&params), FA_CUDA_BAND);
+	/* One side alone hides a triangle. */
+	params.window_left = -1;
+	params.window_right = 0;
+	assert_int_equal(kind(&params), FA_CUDA_BAND);
+	params.window_left = 0;
+	params.window_right = -1;
+	assert_int_equal(kind(&params), FA_CUDA_BAND);
+	params.window_right = 10;
+	assert_int_equal(kind(&params), FA_CUDA_WINDOW);
+	params.alibi_slopes = values;
+	assert_int_equal(kind(&params), FA_CUDA_RICH);
+	assert_false(plan(&params).args.pairs);
+	params = usual(FA_ATTENTION_BF16, 96);
+	params.window_left = params.window_right = 10;
+	launch = plan(&params);
+	assert_string_equal(launch.kernel->symbol, "fa_sm90_forward_bf16_d96_v96_band");
+	assert_false(launch.args.pairs);
 }
 
 static void check_aligned(const struct fa_attention_params *params, bool aligned)
@@ -650,21 +695,14 @@ static void test_chips(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_table),
-		cmocka_unit_test(test_every_combination),
-		cmocka_unit_test(test_choice),
-		cmocka_unit_test(test_kinds),
-		cmocka_unit_test(test_windows),
-		cmocka_unit_test(test_alignment),
-		cmocka_unit_test(test_alignment_of_one),
-		cmocka_unit_test(test_ragged),
-		cmocka_unit_test(test_arguments),
-		cmocka_unit_test(test_sections),
-		cmocka_unit_test(test_maps),
-		cmocka_unit_test(test_units),
-		cmocka_unit_test(test_lengths),
-		cmocka_unit_test(test_bounds),
-		cmocka_unit_test(test_chips),
+		cmocka_unit_test(test_table),     cmocka_unit_test(test_every_combination),
+		cmocka_unit_test(test_choice),    cmocka_unit_test(test_kinds),
+		cmocka_unit_test(test_windows),   cmocka_unit_test(test_narrow),
+		cmocka_unit_test(test_alignment), cmocka_unit_test(test_alignment_of_one),
+		cmocka_unit_test(test_ragged),    cmocka_unit_test(test_arguments),
+		cmocka_unit_test(test_sections),  cmocka_unit_test(test_maps),
+		cmocka_unit_test(test_units),     cmocka_unit_test(test_lengths),
+		cmocka_unit_test(test_bounds),    cmocka_unit_test(test_chips),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -41,3 +41,13 @@ __device__ __forceinline__ void fa_tma_load(uint32_t shared, const void *map, ui
 	             "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w), "l"(policy)
 	             : "memory");
 }
+
+/* Has L2 fetch a box, which nobody waits for. */
+__device__ __forceinline__ void fa_tma_touch(const void *map, int32_t x, int32_t y, int32_t z,
+                                             int32_t w, uint64_t policy)
+{
+	asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.L2::cache_hint"
+	             " [%0, {%1, %2, %3, %4}], %5;" ::"l"(map),
+	             "r"(x), "r"(y), "r"(z), "r"(w), "l"(policy)
+	             : "memory");
+}

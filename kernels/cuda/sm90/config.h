@@ -11,6 +11,10 @@
  *               as long as products, to compute them. Or they go their own ways (APART),
  *               and each leaves out the tiles that none of its own rows sees
  *   BAND        rows see a window of keys (causal is one), not all of them
+ *   WINDOW      it is a narrow one, so that a block has few tiles: groups leave out those
+ *               that none of their own rows sees, as many each, so that turns go on; what the
+ *               next block begins with is fetched to L2 in time; launches end early between
+ *               blocks of rows only
  *   RICH        logits are more than scaled dot products: rich.h
  *   SOURCE      where rows and keys come from: dense.h or pages.h
  */
@@ -27,15 +31,19 @@ enum fa_sm90_turns {
 };
 
 struct fa_sm90_FULL {
-	static constexpr bool BAND = false, RICH = false;
+	static constexpr bool BAND = false, WINDOW = false, RICH = false;
 };
 
 struct fa_sm90_BAND {
-	static constexpr bool BAND = true, RICH = false;
+	static constexpr bool BAND = true, WINDOW = false, RICH = false;
+};
+
+struct fa_sm90_WINDOW {
+	static constexpr bool BAND = true, WINDOW = true, RICH = false;
 };
 
 struct fa_sm90_RICH {
-	static constexpr bool BAND = true, RICH = true;
+	static constexpr bool BAND = true, WINDOW = false, RICH = true;
 };
 
 /* Whether maxima are those of the first tile: see softmax.h. */
@@ -55,7 +63,7 @@ struct fa_sm90_config {
 	using T = T_;
 	using SOURCE = SOURCE_;
 	using ARGS = typename SOURCE::ARGS;
-	static constexpr bool BAND = KIND::BAND, RICH = KIND::RICH;
+	static constexpr bool BAND = KIND::BAND, WINDOW = KIND::WINDOW, RICH = KIND::RICH;
 	/* ALiBi can raise a row's logits beyond all bounds from the first tile to the last. */
 	static constexpr bool LAZY = fa_sm90_lazy<T>::value && !RICH;
 	static constexpr int DIM = DIM_, DIM_V = DIM_V_;
@@ -64,21 +72,23 @@ struct fa_sm90_config {
 	static constexpr int GROUP_ROWS = FA_SM90_GROUP_ROWS, ROWS = GROUPS * GROUP_ROWS;
 	static constexpr fa_sm90_turns TURNS = TURNS_;
 	static constexpr bool APART = TURNS == FA_SM90_APART;
+	static constexpr bool SKIPS = APART || WINDOW;
 	/* Launches can end early: yield.h. Where groups go their own ways there is no tile before
 	 * which all would stop, and their blocks are short. */
-	static constexpr bool YIELDS = !APART;
+	static constexpr bool YIELDS = !APART, YIELDS_INSIDE = YIELDS && !WINDOW;
 
 	/* Registers of a thread. All have as many at first, 65,536 / THREADS rounded down to
-	 * eights; what those who load give, the others can take. Those who look up pages
-	 * need more. */
+	 * eights; what those who load give, the others can take. Those who look up pages,
+	 * or what comes next, need more. */
 	static constexpr bool PAGED = SOURCE::PAGED;
+	static constexpr bool LOOKS_UP = PAGED || WINDOW;
 	static constexpr int LOADER_REGISTERS = GROUPS == 3  ? 32
-	                                        : !PAGED     ? 24
+	                                        : !LOOKS_UP  ? 24
 	                                        : GROUPS > 3 ? 32
 	                                                     : 40;
 	static constexpr int GROUP_REGISTERS = GROUPS == 4   ? 112
 	                                       : GROUPS == 3 ? 160
-	                                       : PAGED       ? 232
+	                                       : LOOKS_UP    ? 232
 	                                                     : 240;
 	static_assert(LOADER_REGISTERS + GROUPS * GROUP_REGISTERS <=
 	                      65536 / THREADS / 8 * 8 * (GROUPS + 1),
@@ -146,4 +156,15 @@ struct fa_sm90_config {
 	static_assert(KEYS <= 256 && KV_COLUMN % 1024 == 0, "a box of TMA's, on 1024 bytes");
 	static_assert(GROUPS > 1 && 2 * GROUPS < 16, "several take turns, at barriers that exist");
 	static_assert(Q_SLOTS >= GROUPS, "every group has rows");
+
+	/* WINDOW: tiles of K and V that a block sees and the one before it does not; and groups
+	 * whose rows of the next block have a place before this block's have been read. The
+	 * others' are not to hold up K and V. */
+	static constexpr int NEW_TILES = (ROWS + KEYS - 1) / KEYS;
+	static constexpr int Q_FIRST = WINDOW && Q_SLOTS < 2 * GROUPS ? Q_SLOTS - GROUPS : GROUPS;
+	/* What is left out where one block ends and the next begins: the first group leaves out
+	 * last tiles alone, the last group first ones. */
+	static constexpr int SKIPS_MAX = (GROUPS > 2 ? 2 : 1) *
+	                                 (((GROUPS - 1) * GROUP_ROWS + KEYS - 1) / KEYS);
+	static_assert(!WINDOW || (!APART && SKIPS_MAX < STAGES), "V waits for the next K");
 };

@@ -120,6 +120,16 @@ template <class C> struct fa_sm90_tile {
 			fa_tma_load(shared + c * C::KV_COLUMN, map, barrier, first_column + c * 64,
 			            token, head, entry, policy);
 	}
+
+	/* Has L2 fetch them. */
+	template <int COLUMNS>
+	__device__ __forceinline__ void touch(const void *map, int32_t first_column,
+	                                      uint64_t policy) const
+	{
+#pragma unroll 1
+		for (int c = 0; c < COLUMNS; c++)
+			fa_tma_touch(map, first_column + c * 64, token, head, entry, policy);
+	}
 };
 
 struct fa_sm90_dense {

@@ -107,6 +107,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 	int32_t next_rest, next_first, next_key, next_left; /* -1: there is none */
 	int32_t next_skip = 0; /* tiles before the next that this group leaves out */
 	int32_t after = 0;     /* of those, the ones of the block that is ahead of them */
+	int32_t tail = 0;      /* WINDOW: those that it leaves out at the end of this block */
 	float slope = 0, next_slope = 0;
 	bool fresh; /* a row has no maximum yet */
 	bool resumed = false;
@@ -120,7 +121,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 		typename SOURCE::WORK work;
 
 		next_left = -1;
-		next_skip = after;
+		next_skip = C::WINDOW ? 0 : after;
 #pragma unroll 1
 		while (next_left < 0 && walk.next(all, next_block, work)) {
 			const struct fa_sm90_span span = fa_sm90_span_get<C>(args, work);
@@ -147,6 +148,8 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 		slope = next_slope;
 		key = next_key;
 		left = next_left;
+		if (C::WINDOW)
+			tail = after;
 	};
 	const auto k_tile = [&](void) { return shared + C::K_AT + k.stage * C::K_BYTES; };
 	const auto v_tile = [&](void) { return shared + C::V_AT + v.stage * C::V_BYTES; };
@@ -189,14 +192,14 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 	 * be taken for having released others that were there before. */
 	const auto skip_k = [&](int32_t count) {
 #pragma unroll 1
-		for (; C::APART && count > 0; count--) {
+		for (; C::SKIPS && count > 0; count--) {
 			wait_k();
 			release_k();
 		}
 	};
 	const auto skip_v = [&](int32_t count) {
 #pragma unroll 1
-		for (; C::APART && count > 0; count--) {
+		for (; C::SKIPS && count > 0; count--) {
 			fa_mbarrier_wait(shared + C::V_FULL + 8 * v.stage, v.parity);
 			release_v();
 		}
@@ -256,7 +259,14 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 		block = next_block;
 		sums.reset();
 		zero();
-		if constexpr (C::YIELDS) {
+		if constexpr (C::WINDOW) {
+			skip_k(next_skip);
+			skip_v(next_skip);
+			if (C::YIELDS)
+				broken = fa_ld_shared(shared + C::RECORD + 12) &
+				         FA_CUDA_YIELD_BROKEN;
+		}
+		if constexpr (C::YIELDS_INSIDE) {
 			const int32_t rest_tiles = (int32_t)fa_ld_shared(shared + C::RECORD + 8);
 			const uint32_t slot = fa_ld_shared(shared + C::RECORD + 12);
 
@@ -280,12 +290,12 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 		release_q();
 		mask();
 		scale[0] = scale[1] = 1;
-		if (C::YIELDS && C::LAZY && resumed)
+		if (C::YIELDS_INSIDE && C::LAZY && resumed)
 			fa_sm90_lower(sums, scale);
 		raise();
 		fa_sm90_exponentials<C, 0, steps>(sums, dots, factor);
 		fa_sm90_round<C>(p, dots);
-		if (C::YIELDS && resumed)
+		if (C::YIELDS_INSIDE && resumed)
 			fa_sm90_rescale<C>(out, scale);
 
 		/* Of the tile whose logits there are: its V comes with the next. */
@@ -298,6 +308,10 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			int32_t skip = 0;
 
 			scale[0] = scale[1] = 1;
+			if (C::WINDOW && border && tail > 0) {
+				skip_k(tail);
+				k_there = false;
+			}
 			if constexpr (C::YIELDS) {
 				/* One way out of the loop: with another the compiler puts the
 				 * exponentials where turns do not overlap, which takes 15 % at
@@ -312,9 +326,11 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 				if (!C::YIELDS &&
 				    (next_left < 0 || (C::APART && next_skip >= C::STAGES)))
 					break;
+				skip = C::WINDOW ? tail + next_skip : next_skip;
 				begin();
-				skip = next_skip;
-				skip_k(skip);
+				skip_k(next_skip);
+				if (C::WINDOW && next_skip > 0)
+					wait_k();
 				k_there = k_there && (!C::APART || skip == 0);
 				wait_q();
 			} else {
@@ -394,11 +410,13 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 		fa_sm90_issue_product<C>(out, p, v_tile());
 		fa_wgmma_wait<0>();
 		fa_wgmma_hold(out);
-		if (C::APART) {
+		if (C::SKIPS) {
 			release_v();
 			k_there = false;
 		}
-		if (C::YIELDS && stop == FA_SM90_STOPPED && left > 0)
+		if (C::WINDOW)
+			skip_v(tail);
+		if (C::YIELDS_INSIDE && stop == FA_SM90_STOPPED && left > 0)
 			fa_sm90_save<C>(args.yield, fa_ld_shared(shared + C::SLOT), group, out,
 			                sums);
 		else

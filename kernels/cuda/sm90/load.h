@@ -81,6 +81,32 @@ template <class C> struct fa_sm90_rows {
 	}
 };
 
+/* Has L2 fetch what the block after this one begins with: its rows of Q, and the tiles of K and
+ * V that blocks beside it do not see. */
+template <class C>
+__device__ __forceinline__ void fa_sm90_touch_next(const typename C::ARGS &args,
+                                                   const struct fa_cuda_maps &maps,
+                                                   typename C::SOURCE::template WALK<C> walk)
+{
+	const uint64_t keep = fa_tma_policy_keep(), once = fa_tma_policy_once();
+	struct fa_sm90_rows<C> next;
+
+	if (!next.next(args, walk, 0) || !fa_elect())
+		return;
+#pragma unroll 1
+	for (int c = 0; c < C::GROUPS * C::COLUMNS; c++)
+		fa_tma_touch(&maps.maps[FA_CUDA_MAP_Q], c % C::COLUMNS * 64,
+		             next.token + c / C::COLUMNS * C::GROUP_ROWS, next.head, next.sequence,
+		             once);
+#pragma unroll 1
+	for (int i = 0; i < C::NEW_TILES; i++) {
+		next.tile.template touch<C::COLUMNS>(&maps.maps[FA_CUDA_MAP_K], 0, keep);
+		next.tile.template touch<C::COLUMNS_V>(&maps.maps[FA_CUDA_MAP_V], next.tile.column,
+		                                       keep);
+		next.tile.retreat(args);
+	}
+}
+
 /* A whole warp's, though one thread or a few issue: warps know how to agree on the work. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
@@ -100,7 +126,7 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 		return C::YIELDS ? fa_ld_shared(shared + C::RECORD + 4) : 0;
 	};
 	const auto left_of = [&](uint32_t begun) {
-		return C::YIELDS && begun == done_before()
+		return C::YIELDS_INSIDE && begun == done_before()
 		               ? (int32_t)fa_ld_shared(shared + C::RECORD + 8)
 		               : 0;
 	};
@@ -121,6 +147,14 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 		       fa_sm90_stop<C>(yield, shared, k.stage, begun, left);
 	};
 
+	const auto fetch_q = [&](const struct fa_sm90_rows<C> &rows, int group) {
+		fa_mbarrier_wait(shared + C::Q_EMPTY + 8 * q.stage, q.parity ^ 1);
+		fa_sm90_fetch_q<C>(shared + C::Q_AT + q.stage * C::Q_BYTES,
+		                   &maps.maps[FA_CUDA_MAP_Q], shared + C::Q_FULL + 8 * q.stage,
+		                   fa_sm90_group_row<C>(rows.token, group, walk.turned), rows.head,
+		                   rows.sequence, once);
+		q.advance();
+	};
 	const auto fetch_k = [&](void) {
 		wait_k_empty();
 		now.tile.template fetch<C::COLUMNS>(args, shared + C::K_AT + k.stage * C::K_BYTES,
@@ -144,31 +178,60 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 			stopped = true;
 			break;
 		}
+		if constexpr (C::WINDOW) {
+			int group = 0;
+
 #pragma unroll 1
-		for (int group = 0; group < C::GROUPS; group++) {
-			fa_mbarrier_wait(shared + C::Q_EMPTY + 8 * q.stage, q.parity ^ 1);
-			fa_sm90_fetch_q<C>(shared + C::Q_AT + q.stage * C::Q_BYTES,
-			                   &maps.maps[FA_CUDA_MAP_Q],
-			                   shared + C::Q_FULL + 8 * q.stage,
-			                   fa_sm90_group_row<C>(now.token, group, walk.turned),
-			                   now.head, now.sequence, once);
-			q.advance();
-		}
-		fetch_k();
-		if (pending)
-			fetch_v();
-		pending = true;
-		v_tile = now.tile;
+			for (int32_t i = 0;; i++) {
 #pragma unroll 1
-		for (int32_t i = 1; i < now.count; i++) {
-			if (C::YIELDS && stops(begun, (uint32_t)(now.count - i))) {
-				stopped = true;
-				break;
+				for (; group < (i > 0 ? C::GROUPS : C::Q_FIRST); group++)
+					fetch_q(now, group);
+				if (i == now.count)
+					break;
+				if (i > 0) {
+					/* Here nobody waits for memory. */
+					if (i == now.count / 2)
+						fa_sm90_touch_next<C>(args, maps, walk);
+					now.tile.retreat(args);
+				} else {
+					/* Groups with this tile wait for those rows, and could take
+					 * rows for them that have not come either. */
+					struct fa_sm90_place<C::Q_SLOTS> late = q;
+
+#pragma unroll
+					for (int n = C::Q_FIRST; n < C::GROUPS; n++) {
+						fa_mbarrier_wait(shared + C::Q_FULL +
+						                         8 * late.stage,
+						                 late.parity ^ 1);
+						late.advance();
+					}
+				}
+				fetch_k();
+				if (pending)
+					fetch_v();
+				pending = true;
+				v_tile = now.tile;
 			}
-			now.tile.retreat(args);
+		} else {
+#pragma unroll 1
+			for (int group = 0; group < C::GROUPS; group++)
+				fetch_q(now, group);
 			fetch_k();
-			fetch_v();
+			if (pending)
+				fetch_v();
+			pending = true;
 			v_tile = now.tile;
+#pragma unroll 1
+			for (int32_t i = 1; i < now.count; i++) {
+				if (C::YIELDS && stops(begun, (uint32_t)(now.count - i))) {
+					stopped = true;
+					break;
+				}
+				now.tile.retreat(args);
+				fetch_k();
+				fetch_v();
+				v_tile = now.tile;
+			}
 		}
 		if (C::YIELDS && stopped)
 			break;

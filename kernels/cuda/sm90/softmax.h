@@ -47,6 +47,37 @@ template <class C> using fa_sm90_dots = float[C::KEYS / 2];
 /* P as wgmma takes it, 16 keys at a time. */
 template <class C> using fa_sm90_p = uint32_t[C::KEYS / 16][4];
 
+/* How many of a thread's elements of a row of a tile have keys before @end, which counts from the
+ * first: those are 8 keys on, by twos. */
+__device__ __forceinline__ int32_t fa_sm90_elements_before(int32_t end, int32_t count)
+{
+	return end <= 0 ? 0 : min((end >> 3) * 2 + min(end & 7, 2), count);
+}
+
+/* As many bits, from the lowest. */
+__device__ __forceinline__ uint32_t fa_sm90_bits(int32_t count)
+{
+	return count < 32 ? (1u << count) - 1 : ~0u;
+}
+
+/* The same as fa_sm90_mask() for a row: @first, @last: what it sees, from the key of its first
+ * element. A word says so, several bits of which become predicates at once: a third of the
+ * instructions, but with it the loops of wider bands come out worse. */
+template <class C>
+__device__ __forceinline__ void fa_sm90_mask_row(fa_sm90_dots<C> &dots, int r, int32_t first,
+                                                 int32_t last)
+{
+	constexpr int32_t count = C::KEYS / 4;
+	const uint32_t seen = fa_sm90_bits(fa_sm90_elements_before(last + 1, count)) &
+	                      ~fa_sm90_bits(fa_sm90_elements_before(first, count));
+
+	static_assert(count <= 32, "bits of a word");
+#pragma unroll
+	for (int i = 0; i < count; i++)
+		if (!(seen >> i & 1))
+			dots[i / 2 * 4 + r * 2 + i % 2] = -INFINITY;
+}
+
 /*
  * Sets what a row does not see to -inf. @key: that of dots[0], from the position of the
  * row of dots[0] or, without BAND, from 0; @begin, @end: from there to the first key that is
@@ -64,12 +95,16 @@ __device__ __forceinline__ void fa_sm90_mask(fa_sm90_dots<C> &dots,
 		const int32_t last = C::BAND ? min(end - 1, r * 8 + args.window_right) - key
 		                             : end - 1 - key;
 
+		if constexpr (C::WINDOW) {
+			fa_sm90_mask_row<C>(dots, r, first, last);
+		} else {
 #pragma unroll
-		for (int j = 0; j < C::KEYS / 8; j++)
+			for (int j = 0; j < C::KEYS / 8; j++)
 #pragma unroll
-			for (int e = 0; e < 2; e++)
-				if (j * 8 + e > last || (C::BAND && j * 8 + e < first))
-					dots[j * 4 + r * 2 + e] = -INFINITY;
+				for (int e = 0; e < 2; e++)
+					if (j * 8 + e > last || (C::BAND && j * 8 + e < first))
+						dots[j * 4 + r * 2 + e] = -INFINITY;
+		}
 	}
 }
 

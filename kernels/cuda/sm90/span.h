@@ -52,6 +52,25 @@ fa_sm90_own_get(const struct fa_cuda_attention &args, const WORK &work,
 {
 	struct fa_sm90_own own = { span, 0, 0 };
 
+	if (C::WINDOW && span.count > 0) {
+		int32_t last = span.last, count = 0;
+
+		/* As many as the group has that sees most. */
+#pragma unroll
+		for (int group = 0; group < C::GROUPS; group++) {
+			const int32_t first = work.row + group * C::GROUP_ROWS;
+			struct fa_sm90_span seen = { span.last, 0 };
+
+			if (first < work.n_q)
+				seen = fa_sm90_span_of<C>(args, work, first, C::GROUP_ROWS);
+			count = max(count, seen.count);
+			if (first == row && seen.count > 0)
+				last = seen.last;
+		}
+		own.before = min(span.last - last, span.count - count);
+		own.after = span.count - count - own.before;
+		own.span = { span.last - own.before, count };
+	}
 	if (C::APART && span.count > 0) {
 		own.span = row < work.n_q ? fa_sm90_span_of<C>(args, work, row, C::GROUP_ROWS)
 		                          : fa_sm90_span{ 0, 0 };
