@@ -29,6 +29,8 @@ struct fa_sm90_paged_config {
 	static constexpr int JOINED = WARPS * 32;
 	static constexpr bool GIVES = FA_SM90_PAGED_GIVES(DIM, ATOMS, GROUPS);
 	static constexpr int THREADS = JOINED + (GIVES ? 128 : 32);
+	/* Whether parts of few rows are computed as with one fragment. */
+	static constexpr bool FEW = GIVES && FA_SM90_PAGED_FEW;
 	static constexpr bool F32 = false, CODES = false, SMALL = SMALL_, PIECES = PIECES_,
 			      DIVIDED = true;
 	static constexpr bool APPENDS = FA_SM90_PAGED_APPENDS(DIM, ATOMS); /* paged_append.h */

@@ -240,12 +240,20 @@ fa_sm90_paged_touch_tails(const struct fa_cuda_paged_attention &args,
 		fa_prefetch(args.tails + walk.piece.tails + i);
 }
 
+/* A warp's way through its block's tiles: the next that it takes, and where that is. */
+struct fa_sm90_paged_way {
+	int32_t token;
+	uint32_t stage, parity;
+};
+
+/* Those of a segment that are this warp's, up to token @end. */
 template <class C>
-__device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged_attention &args,
-                                                      char *shared_memory)
+__device__ __forceinline__ void
+fa_sm90_paged_tiles(struct fa_sm80_rows<C> &rows, const struct fa_cuda_paged_attention &args,
+                    const struct fa_cuda_paged_item &item, const fa_sm90_paged_q<C> &q,
+                    const struct fa_paged_clear &clear, uint32_t shared, int32_t end,
+                    struct fa_sm90_paged_way &at)
 {
-	const struct fa_cuda_attention &p = args.attention;
-	const uint32_t shared = fa_shared_address(shared_memory);
 	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 	const uint32_t group = C::GROUPS == 1 ? 0 : warp / C::TAKERS;
 	const uint32_t quarter = C::GROUPS == 1 ? warp : warp % C::TAKERS;
@@ -254,24 +262,103 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 	const uint32_t mine = shared + C::RING + quarter * C::QUARTER;
 	const uint32_t row = (lane % 16) * C::PITCH + (lane / 16 ^ lane % 8) * 16;
 	const struct fa_sm80_pair<C> alone(0, 0);
-	struct fa_logits_rich logits(p, 0);
+	struct fa_logits_rich logits(args.attention, 0);
+
+	logits.slope = 0; /* rows have their own: fa_paged_place() */
+#pragma unroll 1
+	for (; at.token < end; at.token += C::GROUPS * FA_CUDA_PAGED_TILE) {
+		const uint32_t k = mine + at.stage * C::STAGE_BYTES, v = k + C::K_BYTES;
+		const int32_t own = at.token + (int32_t)quarter * FA_CUDA_PAGED_STRIP;
+
+		fa_mbarrier_wait(shared + C::FULL + 8 * at.stage, at.parity);
+		if (own < end) {
+			const bool hides = clear.hides(own);
+			struct fa_paged_sight sight = { ~0u };
+			uint32_t weights[C::ATOMS][4];
+			float dots[C::ATOMS][2][4];
+			bool finite = true;
+
+			fa_sm90_paged_dots<C>(dots, q, k);
+			logits.apply(dots, 0);
+			if (hides)
+				finite = fa_sm90_paged_clean<C>(item, v, own);
+			if (hides || args.attention.alibi_slopes)
+				sight = fa_paged_place<C>(dots, args, item, shared + facts, own);
+			fa_sm80_raise<C>(rows, dots, 1, alone);
+			fa_sm80_probabilities<C>(rows, weights, dots, 1, 0);
+			if (!finite)
+				fa_sm90_paged_product<C, true>(rows, weights, v + row, sight);
+			else
+				fa_sm90_paged_product<C, false>(rows, weights, v + row, sight);
+		}
+		__syncwarp(); /* the warp is done with the tile */
+		if (lane == 0)
+			fa_mbarrier_arrive(shared + C::EMPTY + 8 * at.stage);
+		at.stage += C::GROUPS;
+		if (at.stage == C::STAGES + group) {
+			at.stage = group;
+			at.parity ^= 1;
+		}
+	}
+}
+
+/* Of a kernel with more fragments, what it computes where a part's rows are in the first. */
+template <class C> struct fa_sm90_paged_few : C {
+	static constexpr int ATOMS = 1;
+};
+
+template <class C>
+__device__ __forceinline__ void
+fa_sm90_paged_few_tiles(struct fa_sm80_rows<C> &rows, const struct fa_cuda_paged_attention &args,
+                        const struct fa_cuda_paged_item &item, const fa_sm90_paged_q<C> &q,
+                        const struct fa_paged_clear &clear, uint32_t shared, int32_t end,
+                        struct fa_sm90_paged_way &at)
+{
+	using F = struct fa_sm90_paged_few<C>;
+	static_assert(!C::Q_HELD, "rows of Q are where they are");
+	const struct fa_sm90_paged_q<F> first = {
+		q.at
+	};
+	struct fa_sm80_rows<F> few;
+
+	fa_sm80_clear<F>(few);
+	fa_sm90_paged_tiles<F>(few, args, item, first, clear, shared, end, at);
+	fa_sm80_clear<C>(rows);
+#pragma unroll
+	for (int r = 0; r < 2; r++) {
+		rows.offset[r] = few.offset[r];
+		rows.sum[r] = few.sum[r];
+	}
+#pragma unroll
+	for (int j = 0; j < C::DIM_V / 8; j++)
+#pragma unroll
+		for (int e = 0; e < 4; e++)
+			rows.out[0][j][e] = few.out[0][j][e];
+}
+
+template <class C>
+__device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged_attention &args,
+                                                      char *shared_memory)
+{
+	const uint32_t shared = fa_shared_address(shared_memory);
+	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+	const uint32_t group = C::GROUPS == 1 ? 0 : warp / C::TAKERS;
+	const uint32_t quarter = C::GROUPS == 1 ? warp : warp % C::TAKERS;
+	const uint32_t facts = C::FACTS + warp * C::ROWS * 32;
 	fa_paged_walk_of<C> walk;
 	fa_sm90_paged_q<C> q;
-	/* The next tile that is this warp's: where it goes, and how many the segment has before. */
-	uint32_t stage = group, parity = 0;
-	int32_t before = (int32_t)group;
+	struct fa_sm90_paged_way at = { 0, group, 0 };
+	int32_t before = (int32_t)group; /* tiles of the segment before this warp's next */
 	bool begun = false;
 	/* Where the walk is as long as registers are the tiles'. */
 	fa_paged_walk_of<C> *const parked = (fa_paged_walk_of<C> *)(shared_memory + C::PARKED) +
 	                                    warp;
 
 	static_assert(!C::PARKS || sizeof(walk) <= 128, "there is room for it");
-	logits.slope = 0; /* rows have their own: fa_paged_place() */
 	walk.start(args, blockIdx.x);
 	do {
 		const struct fa_cuda_paged_item &item = C::PARKS ? parked->item : walk.item;
 		const int32_t end = walk.end;
-		int32_t token = walk.begin + before * FA_CUDA_PAGED_TILE;
 		struct fa_sm90_paged_append<C> append;
 		struct fa_sm80_rows<C> rows;
 		bool again = false;
@@ -295,7 +382,7 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 		begun = true;
 		if constexpr (C::APPENDS)
 			append.end(args, walk);
-		fa_sm80_clear<C>(rows);
+		at.token = walk.begin + before * FA_CUDA_PAGED_TILE;
 
 		const struct fa_paged_clear clear = fa_paged_clear_of<C>(args, walk.item,
 		                                                         shared + facts);
@@ -303,55 +390,25 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 		if constexpr (C::PARKS)
 			*parked = walk;
 
-#pragma unroll 1
-		for (; token < end; token += C::GROUPS * FA_CUDA_PAGED_TILE) {
-			const uint32_t k = mine + stage * C::STAGE_BYTES, v = k + C::K_BYTES;
-			const int32_t own = token + (int32_t)quarter * FA_CUDA_PAGED_STRIP;
-
-			fa_mbarrier_wait(shared + C::FULL + 8 * stage, parity);
-			if (own < end) {
-				const bool hides = clear.hides(own);
-				struct fa_paged_sight sight = { ~0u };
-				uint32_t weights[C::ATOMS][4];
-				float dots[C::ATOMS][2][4];
-				bool finite = true;
-
-				fa_sm90_paged_dots<C>(dots, q, k);
-				logits.apply(dots, 0);
-				if (hides)
-					finite = fa_sm90_paged_clean<C>(item, v, own);
-				if (hides || p.alibi_slopes)
-					sight = fa_paged_place<C>(dots, args, item, shared + facts,
-					                          own);
-				fa_sm80_raise<C>(rows, dots, 1, alone);
-				fa_sm80_probabilities<C>(rows, weights, dots, 1, 0);
-				if (!finite)
-					fa_sm90_paged_product<C, true>(rows, weights, v + row,
-					                               sight);
-				else
-					fa_sm90_paged_product<C, false>(rows, weights, v + row,
-					                                sight);
-			}
-			__syncwarp(); /* the warp is done with the tile */
-			if (lane == 0)
-				fa_mbarrier_arrive(shared + C::EMPTY + 8 * stage);
-			stage += C::GROUPS;
-			if (stage == C::STAGES + group) {
-				stage = group;
-				parity ^= 1;
-			}
+		if (C::FEW && walk.rows(args, C::ROWS) <= 16) {
+			if constexpr (C::FEW)
+				fa_sm90_paged_few_tiles<C>(rows, args, item, q, clear, shared, end,
+				                           at);
+		} else {
+			fa_sm80_clear<C>(rows);
+			fa_sm90_paged_tiles<C>(rows, args, item, q, clear, shared, end, at);
 		}
 		if constexpr (C::PARKS)
 			walk = *parked;
 		/* Units must not know which group begins with them. */
 		const uint32_t place = C::PIECES && C::GROUPS > 1
-		                               ? (token - walk.begin) / FA_CUDA_PAGED_TILE %
+		                               ? (at.token - walk.begin) / FA_CUDA_PAGED_TILE %
 		                                                 C::GROUPS * C::TAKERS +
 		                                         quarter
 		                               : warp;
 
 		if (C::GROUPS > 1)
-			before = (token - walk.begin) / FA_CUDA_PAGED_TILE -
+			before = (at.token - walk.begin) / FA_CUDA_PAGED_TILE -
 			         (walk.end - walk.begin + FA_CUDA_PAGED_TILE - 1) /
 			                 FA_CUDA_PAGED_TILE;
 		fa_sm90_paged_end<C>(args, walk, rows, shared_memory, place);

@@ -39,6 +39,7 @@
  * they have registers of others: three warps that do nothing, as registers are given and taken by
  * fours. */
 #define FA_SM90_PAGED_GIVES(dim, atoms, groups) ((dim) * (atoms) * (groups) > 256)
+#define FA_SM90_PAGED_FEW 1
 #define FA_SM90_PAGED_LOADER_REGISTERS 56
 #define FA_SM90_PAGED_GROUP_REGISTERS 224
 #define FA_SM90_PAGED_THREADS(dim, atoms, groups)                                                  \
