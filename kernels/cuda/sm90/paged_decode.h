@@ -75,15 +75,27 @@ template <class C> struct fa_sm90_paged_q<C, false> {
 	__device__ __forceinline__ void load(const struct fa_cuda_paged_attention &args,
 	                                     const fa_paged_walk_of<C> &walk, uint32_t shared)
 	{
-		constexpr uint32_t chunks = C::DIM / 8;
+		constexpr uint32_t chunks = C::DIM / 8, all = C::ROWS * chunks;
+		constexpr int each = (all + C::JOINED - 1) / C::JOINED;
+		uint4 values[each];
 
-		for (uint32_t i = threadIdx.x; i < C::ROWS * chunks; i += C::JOINED) {
-			const uint32_t row = i / chunks, chunk = i % chunks;
+		/* All are asked for before the first is there. */
+#pragma unroll
+		for (int j = 0; j < each; j++) {
+			const uint32_t i = min(threadIdx.x + j * C::JOINED, all - 1);
 
-			fa_st_shared_v4(shared + C::Q + row * C::Q_PITCH + chunk * 16,
-			                fa_paged_q_chunk<C>(args.attention,
-			                                    fa_paged_q_row<C>(args, walk, row),
-			                                    chunk));
+			values[j] = fa_paged_q_chunk<C>(args.attention,
+			                                fa_paged_q_row<C>(args, walk, i / chunks),
+			                                i % chunks);
+		}
+#pragma unroll
+		for (int j = 0; j < each; j++) {
+			const uint32_t i = threadIdx.x + j * C::JOINED;
+
+			if (i < all)
+				fa_st_shared_v4(shared + C::Q + i / chunks * C::Q_PITCH +
+				                        i % chunks * 16,
+				                values[j]);
 		}
 		at = shared + C::Q + threadIdx.x % 32 / 4 * C::Q_PITCH + threadIdx.x % 4 * 16;
 		fa_barrier_sync(C::COMPUTE, C::JOINED);
