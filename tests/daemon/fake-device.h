@@ -38,7 +38,7 @@ struct fa_device {
 	bool reap_blocked, reaping;   /* the same for reap(), which it has reached */
 	struct fa_list running, done; /* works */
 	uint64_t n_launched, n_running, n_cancelled, n_queues, n_groups;
-	pthread_t launcher; /* the thread that launched last */
+	pthread_t launcher;                             /* the thread that launched last */
 	struct fa_request *launched[FAKE_LAUNCHED_MAX]; /* in order, the first of them */
 
 	pthread_t completer;
