@@ -117,7 +117,8 @@ static void run_carried(struct paged_device *device, struct paged_problem *probl
 	free(once);
 }
 
-static void check(const struct paged_spec *given)
+/* On a GPU of @sms, or as many as there are. */
+static void check_on(const struct paged_spec *given, int32_t sms)
 {
 	struct fa_cuda_chip chip = *paged_gpu_chip(paged_device_gpu);
 	struct paged_spec spec = *given;
@@ -127,7 +128,9 @@ static void check(const struct paged_spec *given)
 
 	if (number++ % every)
 		return;
-	for (int32_t b = 0; small && b < spec.batch; b++)
+	if (sms > 0)
+		chip.sms = sms;
+	for (int32_t b = 0; small && sms == 0 && b < spec.batch; b++)
 		if (spec.lengths[b] > spec.n_new[b] + 400)
 			spec.lengths[b] = spec.n_new[b] + 300 + spec.lengths[b] % 97;
 	for (int32_t b = 0; b < spec.batch; b++)
@@ -148,6 +151,11 @@ static void check(const struct paged_spec *given)
 	}
 	paged_device_deinit(&device);
 	paged_deinit(&problem);
+}
+
+static void check(const struct paged_spec *given)
+{
+	check_on(given, 0);
 }
 
 static const struct paged_spec usual = {
@@ -266,6 +274,28 @@ static void edges(void)
 	}
 }
 
+/* Blocks with many tiles of many sequences: more of one than are looked up at a time, and so few
+ * of others that some of the warps that take them in turn have none. */
+static void turns(void)
+{
+	static const uint32_t lengths[] = { 3, 1900, 70, 64, 129, 1, 200, 330 };
+
+	for (int i = 0; i < 4; i++) {
+		struct paged_spec spec = usual;
+
+		set_way(&spec, i);
+		spec.head_dim = spec.head_dim_v = i == 2 ? 64 : 128;
+		spec.kv_heads = 1;
+		spec.heads = i == 3 ? 20 : 4;
+		spec.batch = 8;
+		for (int32_t b = 0; b < spec.batch; b++) {
+			spec.n_new[b] = 1;
+			spec.lengths[b] = lengths[b];
+		}
+		check_on(&spec, 1 + i % 2);
+	}
+}
+
 static bool one_in(uint64_t n)
 {
 	return problem_random(n) == 0;
@@ -365,6 +395,8 @@ int main(int argc, char **argv)
 	report("features");
 	edges();
 	report("edges");
+	turns();
+	report("turns");
 	for (int i = 0; i < count; i++)
 		random_one(seed + (uint64_t)i);
 	report("random");
