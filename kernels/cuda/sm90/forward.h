@@ -210,15 +210,19 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			q.advance(C::GROUPS);
 		}
 	};
+	/* Returns whether rows may not see all of the tile, or it has others' rows. */
 	const auto mask = [&](void) {
 		if constexpr (C::RICH)
 			fa_sm90_logits(dots, args, slope,
 			               key + (int32_t)(lane % 4 * 2) - thread_row);
 		if (key + C::KEYS > rest || (C::PAGED && key < first) ||
 		    (C::BAND && (key + C::KEYS - 1 > args.window_right ||
-		                 key < C::GROUP_ROWS - 1 - args.window_left)))
+		                 key < C::GROUP_ROWS - 1 - args.window_left))) {
 			fa_sm90_mask<C>(dots, args, key + (int32_t)(lane % 4 * 2) - thread_row,
 			                first - thread_row, rest - thread_row);
+			return true;
+		}
+		return false;
 	};
 	const auto raise = [&](void) {
 		const bool raised = fa_sm90_raise<C>(sums, dots, factor, scale);
@@ -226,9 +230,12 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 		fresh = !C::LAZY || __any_sync(~0u, sums.unset(0) || sums.unset(1));
 		return raised;
 	};
-	const auto turn_wait = [&](void) { fa_barrier_sync(C::turn_barrier(group), 256); };
+	/* Uniform registers for barriers' numbers are not left to those who look up pages, and
+	 * numbers are not to be found only where others wait for their turn. */
+	const uint32_t taker = C::PAGED ? threadIdx.x / 128 - 1 : group;
+	const auto turn_wait = [&](void) { fa_barrier_sync(C::turn_barrier(taker), 256); };
 	const auto turn_pass = [&](void) {
-		fa_barrier_arrive(C::turn_barrier((group + 1) % C::GROUPS), 256);
+		fa_barrier_arrive(C::turn_barrier((taker + 1) % C::GROUPS), 256);
 	};
 	const auto zero = [&](void) {
 #pragma unroll
@@ -364,11 +371,15 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			} else if (C::LAZY) {
 				raised = fa_sm90_lower(sums, scale);
 			}
-			rows = rows_of_tile();
+			if (!C::PAGED)
+				rows = rows_of_tile();
 			fa_wgmma_wait<1>();
 			fa_wgmma_hold(dots);
 			release_k();
-			mask();
+			const bool masked = mask();
+
+			if (C::PAGED)
+				rows = masked ? rows_of_tile() : ALL_ROWS;
 			if (fresh)
 				raised |= raise();
 			if (C::TURNS == FA_SM90_EXPONENTIALS)
