@@ -198,10 +198,10 @@ static int add_item(struct making *making, struct fa_cuda_paged_item item, char 
 			.parts = (uint32_t)making->parts,
 			.tails = FA_CUDA_PAGED_NO_TAIL,
 		};
-		most = rows < most ? (uint32_t)rows : most;
-		if (making->plan->place_rows < most)
-			making->plan->place_rows = most;
 	}
+	most = rows < most ? (uint32_t)rows : most;
+	if (making->plan->part_rows < most)
+		making->plan->part_rows = most;
 	making->tiles += parts * item.tiles;
 	making->parts += parts;
 	if (parts > INT32_MAX || making->tiles > INT32_MAX)
@@ -336,6 +336,7 @@ static int plan_decode(const struct fa_cuda_chip *chip, const struct fa_paged_at
 {
 	const bool pieces = plan->decode->kind == FA_CUDA_PAGED_PIECES;
 	const uint32_t n = plan->decode_items + groups->n;
+	bool parted;
 	struct making making = {
 		.p = p,
 		.plan = plan,
@@ -374,14 +375,17 @@ static int plan_decode(const struct fa_cuda_chip *chip, const struct fa_paged_at
 	plan->prefixes = groups->n;
 	plan->block_items_at = *at;
 	/* Units are what they are, and many of them are a part. */
-	fa_cuda_paged_divide(chip, p->deterministic ? 0 : fa_cuda_paged_end_tiles(chip, p->cache),
-	                     making.items, n, plan, (void *)(blob + plan->block_items_at));
+	parted = fa_cuda_paged_divide(
+		chip, p->deterministic ? 0 : fa_cuda_paged_end_tiles(chip, p->cache), making.items,
+		n, plan, (void *)(blob + plan->block_items_at));
 	finish_tails(&making, n_tails);
 	*at += fa_cuda_paged_align(plan->decode_grid * sizeof(uint32_t));
 	if (!pieces && n <= FA_CUDA_PAGED_ITEMS_HERE)
 		memcpy(plan->first_items, making.items, n * sizeof(*making.items));
 	plan->places = 2 * plan->decode_grid;
-	plan->place_rows = pieces ? plan->place_rows : (uint32_t)plan->decode->rows;
+	plan->place_rows = pieces ? plan->part_rows : (uint32_t)plan->decode->rows;
+	if (!parted)
+		plan->part_rows = 0;
 	if (pieces)
 		plan->places = (uint32_t)(p->deterministic ? making.tiles
 		                                           : making.parts + plan->decode_grid);
@@ -607,6 +611,7 @@ static void fill_attention(const struct fa_cuda_paged_plan *plan,
 		args.tiles_each = plan->tiles_each;
 		args.tiles_extra = plan->tiles_extra;
 		args.tiles_end = plan->tiles_end;
+		args.place_rows = pieces ? plan->place_rows : plan->part_rows;
 		if (pieces) {
 			args.items = (const void *)(uintptr_t)(blob + plan->decode_items_at);
 			args.block_items = (const void *)(uintptr_t)(blob + plan->block_items_at);
@@ -614,7 +619,6 @@ static void fill_attention(const struct fa_cuda_paged_plan *plan,
 			args.tails = (const void *)(uintptr_t)(blob + plan->tails_at);
 			args.tokens = (const void *)(uintptr_t)(blob + plan->tokens_at);
 			args.tail_counters = args.counters + FA_CUDA_PAGED_BLOCKS;
-			args.place_rows = plan->place_rows;
 		} else if (plan->decode_items <= FA_CUDA_PAGED_ITEMS_HERE) {
 			args.items_here = plan->decode_items;
 			memcpy(args.first_items, plan->first_items,

@@ -91,7 +91,7 @@ uint32_t fa_cuda_paged_end_tiles(const struct fa_cuda_chip *chip,
 	return end < END_TILES_MAX ? end : END_TILES_MAX;
 }
 
-void fa_cuda_paged_divide(const struct fa_cuda_chip *chip, uint32_t end,
+bool fa_cuda_paged_divide(const struct fa_cuda_chip *chip, uint32_t end,
                           struct fa_cuda_paged_item *items, uint32_t n,
                           struct fa_cuda_paged_plan *plan, uint32_t *block_items)
 {
@@ -99,7 +99,7 @@ void fa_cuda_paged_divide(const struct fa_cuda_chip *chip, uint32_t end,
 	uint32_t blocks = (chip->sms > 0 ? (uint32_t)chip->sms : 1) *
 	                  (uint32_t)plan->decode->blocks;
 	uint32_t at = 0, longest;
-	bool alike = true;
+	bool alike = true, parted = false;
 
 	for (uint32_t i = 0; i < n; i++) {
 		tiles += (uint64_t)items[i].tiles * items[i].parts;
@@ -136,5 +136,7 @@ void fa_cuda_paged_divide(const struct fa_cuda_chip *chip, uint32_t end,
 		while (at + 1 < n && items[at + 1].tile <= tile)
 			at++;
 		block_items[block] = at;
+		parted = parted || (tile - items[at].tile) % items[at].tiles > 0;
 	}
+	return parted;
 }

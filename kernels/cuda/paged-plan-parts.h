@@ -100,8 +100,9 @@ int fa_cuda_paged_compare_blocks(const void *a, const void *b);
 uint32_t fa_cuda_paged_end_tiles(const struct fa_cuda_chip *chip,
                                  const struct fa_paged_cache *cache);
 /* Divides the tiles of items 0 to @n - 1 over blocks, of which it gives the first item of each.
- * @end: how long the end of a part takes; items may get so many tiles more. */
-void fa_cuda_paged_divide(const struct fa_cuda_chip *chip, uint32_t end,
+ * @end: how long the end of a part takes; items may get so many tiles more. Whether a part may be
+ * several blocks'. */
+bool fa_cuda_paged_divide(const struct fa_cuda_chip *chip, uint32_t end,
                           struct fa_cuda_paged_item *items, uint32_t n,
                           struct fa_cuda_paged_plan *plan, uint32_t *block_items);
 

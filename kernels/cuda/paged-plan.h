@@ -82,8 +82,9 @@ struct fa_cuda_paged_plan {
 	const struct fa_cuda_paged_kernel *decode, *forward;
 	uint32_t decode_items, decode_grid, tiles_each, tiles_extra, tiles_end;
 	bool appends; /* fa_cuda_paged_can_append(), as far as attention has to do with it */
-	/* Decode in pieces: places of shares, and rows of each. */
-	uint32_t prefixes, places, place_rows;
+	/* Decode in pieces: places of shares, and rows of each. Places there are without pieces,
+	 * too, and part_rows of their rows are used; 0: no part is divided. */
+	uint32_t prefixes, places, place_rows, part_rows;
 	uint32_t forward_items, forward_blocks;
 	uint32_t forward_grid, forward_section; /* by TMA */
 	uint64_t forward_ns;                    /* how long that is expected to take */

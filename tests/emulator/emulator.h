@@ -63,6 +63,11 @@ static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w)
 	return { x, y, z, w };
 }
 
+static inline uint2 make_uint2(uint32_t x, uint32_t y)
+{
+	return { x, y };
+}
+
 static inline float2 make_float2(float x, float y)
 {
 	return { x, y };
@@ -228,6 +233,11 @@ static inline bool __all_sync(uint32_t mask, bool value)
 uint64_t fa_emulated_count(uint64_t *counter, uint64_t value);
 void fa_emulated_fence(bool system);
 void fa_emulated_tell(uint64_t *word, uint64_t value);
+
+/* Words that blocks look at while others store there (share.cu). */
+void fa_emulated_share_fence(void);
+void fa_emulated_share_store(void *address, const void *value, uint32_t bytes);
+void fa_emulated_share_load(const void *address, void *ret_value, uint32_t bytes);
 
 /* mbarriers, by their address. */
 void fa_emulated_mbarrier_init(uint32_t barrier, uint32_t count);

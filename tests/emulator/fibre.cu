@@ -194,6 +194,7 @@ void fa_emulated_launch(uint32_t grid_x, uint32_t grid_y, uint32_t threads, uint
 		order[j] = block;
 	}
 	fa_emulated_end_launch(blocks);
+	share_begin();
 	for (uint32_t i = 0; i < blocks; i++) {
 		fa_emulated_end_block();
 		blockIdx = { order[i] % grid_x, order[i] / grid_x, 0 };

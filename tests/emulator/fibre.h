@@ -49,6 +49,9 @@ static inline uint32_t swizzle(uint32_t address)
 	return address ^ (address >> 7 & 7) << 4;
 }
 
+/* Words that blocks share (share.cu), of a launch. */
+void share_begin(void);
+
 /* Products by wgmma (product.cu). */
 void product_begin(void);
 void product_thread_end(void);

@@ -15,6 +15,17 @@
 
 #include <cmocka.h>
 
+/* Blocks share parts of @item: all of its rows have places. */
+static void check_parted(const struct scene *scene, const struct fa_cuda_paged_plan *plan,
+                         const struct fa_cuda_paged_item *item)
+{
+	const uint32_t group = (uint32_t)(scene->request.attention.heads / scene->cache.kv_heads);
+	const uint32_t rows = item->n_q * group, most = (uint32_t)plan->decode->rows;
+
+	assert_true(plan->part_rows >= (rows < most ? rows : most));
+	assert_true(plan->part_rows <= most && plan->place_rows == most);
+}
+
 /* Every tile of each part is computed once. Returns how long the block takes that takes longest, in
  * tiles, if each end takes @end. */
 static uint32_t check_decode(const struct scene *scene, const struct fa_cuda_paged_plan *plan,
@@ -61,6 +72,8 @@ static uint32_t check_decode(const struct scene *scene, const struct fa_cuda_pag
 
 				computed += real;
 				cost += real + end;
+				if (real < items[index].tiles - plan->tiles_end)
+					check_parted(scene, plan, &items[index]);
 			}
 			left -= n;
 			covered += n;
@@ -186,6 +199,15 @@ static void test_even(void **state)
 	assert_int_equal(plan.tiles_each, 32 * 8 * 64 / 132);
 	assert_string_equal(plan.decode->symbol, "fa_sm90_paged_decode_bf16_d128_a1");
 	assert_null(plan.forward);
+	assert_int_equal(plan.part_rows, 4);
+	free(scene.blob);
+
+	/* Two parts each, which no block shares with another. */
+	for (int32_t b = 0; b < 32; b++)
+		scene.lengths[b] = 1024;
+	scene_plan(&scene, &h200, &plan);
+	assert_int_equal(plan.decode_grid, 128);
+	assert_int_equal(plan.part_rows, 0);
 	free(scene.blob);
 }
 

@@ -131,7 +131,9 @@ struct fa_cuda_paged_attention {
 	const struct fa_cuda_paged_tail *tails;
 	const uint32_t *tokens; /* of all prefixes: whose rows in dense tensors; first_q is where */
 	uint64_t *tail_counters; /* [tail][KV head][slice], as counters */
-	uint32_t place_rows;     /* rows of a place */
+	/* Rows of a place, in pieces. Else, where there are as many as the kernel has, those of them
+	 * that are used; 0: blocks have no share of a part, but parts. */
+	uint32_t place_rows;
 };
 
 /* Decode that carries its items and the pages' table, and reads neither in memory. */

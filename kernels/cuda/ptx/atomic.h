@@ -42,6 +42,43 @@ __device__ __forceinline__ uint64_t fa_ld_relaxed_device(const uint64_t *address
 	return value;
 }
 
+/* Relaxed, at the scope of the device, all of it at once: 8 and 16 bytes that others may look at
+ * meanwhile. */
+__device__ __forceinline__ void fa_st_relaxed_device(void *address, uint2 value)
+{
+	asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(address),
+	             "l"((uint64_t)value.y << 32 | value.x)
+	             : "memory");
+}
+
+__device__ __forceinline__ void fa_st_relaxed_device(void *address, uint4 value)
+{
+	asm volatile(
+		"{.reg .b128 v; mov.b128 v, {%1, %2}; st.relaxed.gpu.global.b128 [%0], v;}" ::"l"(
+			address),
+		"l"((uint64_t)value.y << 32 | value.x), "l"((uint64_t)value.w << 32 | value.z)
+		: "memory");
+}
+
+__device__ __forceinline__ uint2 fa_ld_relaxed_device_v2(const void *address)
+{
+	const uint64_t value = fa_ld_relaxed_device((const uint64_t *)address);
+
+	return make_uint2((uint32_t)value, (uint32_t)(value >> 32));
+}
+
+__device__ __forceinline__ uint4 fa_ld_relaxed_device_v4(const void *address)
+{
+	uint64_t low, high;
+
+	asm volatile("{.reg .b128 v; ld.relaxed.gpu.global.b128 v, [%2]; mov.b128 {%0, %1}, v;}"
+	             : "=l"(low), "=l"(high)
+	             : "l"(address)
+	             : "memory");
+	return make_uint4((uint32_t)low, (uint32_t)(low >> 32), (uint32_t)high,
+	                  (uint32_t)(high >> 32));
+}
+
 /* Relaxed, at the scope of the system: what others than the device's threads wrote. */
 __device__ __forceinline__ uint64_t fa_ld_relaxed_system(const uint64_t *address)
 {

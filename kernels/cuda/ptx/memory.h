@@ -45,6 +45,12 @@ __device__ __forceinline__ void fa_prefetch(const void *address)
 	asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
+/* The compiler is to know nothing of the address. */
+__device__ __forceinline__ void fa_hide(const void *&address)
+{
+	asm volatile("" : "+l"(address));
+}
+
 /* blockIdx.x, read anew each time. */
 __device__ __forceinline__ int32_t fa_block_index(void)
 {

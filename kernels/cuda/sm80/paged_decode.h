@@ -245,7 +245,8 @@ __device__ __forceinline__ void fa_paged_end(const struct fa_cuda_paged_attentio
 			const struct fa_paged_target target = fa_paged_target_of<C>(args, walk,
 			                                                            row);
 
-			facts[row].sum = target.out ? fa_paged_factor(args.attention, target.head,
+			facts[row].factor = target.out
+			                            ? fa_paged_factor(args.attention, target.head,
 			                                              max, sum, target.lse)
 			                            : 0;
 		} else if (!C::PIECES || row < walk.rows(args, C::ROWS)) {
@@ -298,7 +299,7 @@ __device__ __forceinline__ void fa_paged_end(const struct fa_cuda_paged_attentio
 				y += part.y;
 			}
 			if (walk.whole) {
-				const float factor = facts[row].sum;
+				const float factor = facts[row].factor;
 
 				fa_paged_store<C>(args, target.out,
 				                  walk.slice(args) * C::DIM_V +

@@ -24,8 +24,11 @@ struct fa_paged_fact {
 	int32_t position;  /* among the keys */
 	int32_t token;     /* of the sequence's new ones */
 	float slope;       /* of ALiBi, in units of ln 2 */
-	float max, sum;    /* of the segment, then of the part */
-	float unused;
+	union {
+		float factor;  /* of O at the end */
+		uint32_t head; /* of all query heads */
+	};
+	char *out; /* where the row goes; sm90/paged_part.h */
 };
 
 /* Which of its 16 scores of a strip a thread's rows see: bit 4 r + i is row g + 8 r and

@@ -232,8 +232,8 @@ __device__ __forceinline__ void fa_sm90_codes_prepare(const struct fa_cuda_paged
 				((float *)(q + C::FACTORS))[g + 8 * r] = factor;
 		}
 		for (uint32_t i = lane; i < C::ROWS; i += 32)
-			((struct fa_paged_fact *)(q + C::FACTS))[i] = fa_paged_fact_of<C>(args,
-			                                                                  walk, i);
+			((struct fa_paged_fact *)(q + C::FACTS))[i] = fa_sm90_paged_fact_of<C>(
+				args, walk, i);
 		__syncwarp(); /* all have stored */
 		if (lane == 0)
 			fa_mbarrier_arrive(shared + C::Q_FULL + 8 * slot);
@@ -482,6 +482,7 @@ __device__ __forceinline__ void fa_sm90_codes_compute(const struct fa_cuda_paged
 	uint32_t turn = 0; /* segments so far */
 
 	walk.start(args, blockIdx.x);
+	fa_sm90_paged_hide<C>(args);
 	fa_barrier_sync(C::BEGUN, C::BEGINNERS);
 	do {
 		const struct fa_cuda_paged_item &item = walk.item;
@@ -493,6 +494,7 @@ __device__ __forceinline__ void fa_sm90_codes_compute(const struct fa_cuda_paged
 		struct fa_sm80_rows<C> rows;
 		fa_sm90_codes_q<C> q;
 
+		fa_sm90_paged_begin<C>(args, walk, turn > 0, shared_memory);
 		fa_sm80_clear<C>(rows);
 		unit.start(codes.token_scales ? FLT_MAX : 1);
 		fa_mbarrier_wait(shared + C::Q_FULL + turn % 2 * 8, turn / 2 % 2);
@@ -528,12 +530,16 @@ __device__ __forceinline__ void fa_sm90_codes_compute(const struct fa_cuda_paged
 		}
 		before = (tile - walk.begin) / FA_CUDA_PAGED_TILE -
 		         (walk.end - walk.begin + FA_CUDA_PAGED_TILE - 1) / FA_CUDA_PAGED_TILE;
-		__syncwarp(); /* and with Q */
+		unit.settle(rows, codes, walk.kv_head(args));
+		fa_sm90_paged_end<C>(args, walk, rows, shared_memory,
+		                     (const struct fa_paged_fact *)(shared_memory + C::Q +
+		                                                    turn % 2 * C::Q_BYTES +
+		                                                    C::FACTS),
+		                     warp);
+		__syncwarp(); /* the warp is done with Q and the facts */
 		if (lane == 0)
 			fa_mbarrier_arrive(shared + C::Q_EMPTY + turn % 2 * 8);
 		turn++;
-		unit.settle(rows, codes, walk.kv_head(args));
-		fa_sm90_paged_end<C>(args, walk, rows, shared_memory, warp);
 	} while (walk.next(args));
 }
 

@@ -383,14 +383,18 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 			q.load(args, walk, shared);
 			for (uint32_t i = lane; i < C::ROWS; i += 32)
 				((struct fa_paged_fact *)(shared_memory + facts))[i] =
-					fa_paged_fact_of<C>(args, walk, i);
+					fa_sm90_paged_fact_of<C>(args, walk, i);
 			__syncwarp();
 		}
 		if constexpr (C::PIECES)
 			if (warp == 0)
 				fa_sm90_paged_touch_tails<C>(args, walk);
-		if (!begun)
+		if (!begun) {
+			if constexpr (!C::PIECES)
+				fa_sm90_paged_hide<C>(args);
 			fa_barrier_sync(C::BEGUN, C::JOINED + 32);
+		}
+		fa_sm90_paged_begin<C>(args, walk, begun, shared_memory);
 		begun = true;
 		if constexpr (C::APPENDS)
 			append.end(args, walk);
@@ -423,7 +427,8 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 			before = (at.token - walk.begin) / FA_CUDA_PAGED_TILE -
 			         (walk.end - walk.begin + FA_CUDA_PAGED_TILE - 1) /
 			                 FA_CUDA_PAGED_TILE;
-		fa_sm90_paged_end<C>(args, walk, rows, shared_memory, place);
+		fa_sm90_paged_end<C>(args, walk, rows, shared_memory,
+		                     (const struct fa_paged_fact *)(shared_memory + facts), place);
 	} while (walk.next(args));
 }
 

@@ -12,6 +12,7 @@
 #include "kernels/cuda/sm80/paged_part.h"
 #include "kernels/cuda/sm80/paged_pieces.h"
 #include "kernels/cuda/sm80/softmax.h"
+#include "kernels/cuda/sm90/paged_share.h"
 
 #include <float.h>
 #include <math.h>
@@ -53,24 +54,140 @@ __device__ __forceinline__ bool fa_sm90_paged_clean(const struct fa_cuda_paged_i
 	return !__any_sync(~0u, !numbers);
 }
 
-/* Brings the warps' rows together and finishes the segment. All that compute. @place: in which order
- * the warps' are added up. */
+/* What is to be known of a row, and where it goes: what is to be found out at a segment's end delays
+ * the launch. */
+template <class C>
+__device__ __forceinline__ struct fa_paged_fact
+fa_sm90_paged_fact_of(const struct fa_cuda_paged_attention &args, const fa_paged_walk_of<C> &walk,
+                      uint32_t row)
+{
+	struct fa_paged_fact fact = fa_paged_fact_of<C>(args, walk, row);
+
+	if constexpr (!C::PIECES) {
+		const struct fa_cuda_attention &p = args.attention;
+		/* As fa_paged_fact_of() has it. */
+		const uint32_t at = min(walk.row(args, C::ROWS) + row, walk.item.n_q * p.group - 1);
+
+		fact.head = walk.kv_head(args) * p.group + at % p.group;
+		fact.out = (char *)p.out.data +
+		           ((int64_t)walk.item.first_q + fact.token) * p.out.stride_token +
+		           fact.head * p.out.stride_head;
+	}
+	return fact;
+}
+
+/* When a segment begins: of the block's first, if not @begun, behind a barrier after
+ * fa_sm90_paged_hide(). */
+template <class C>
+__device__ __forceinline__ void fa_sm90_paged_begin(const struct fa_cuda_paged_attention &args,
+                                                    const fa_paged_walk_of<C> &walk, bool begun,
+                                                    char *shared)
+{
+	if constexpr (!C::PIECES) {
+		if (threadIdx.x == 0 && args.place_rows > 0) {
+			if (!begun)
+				fa_fence_device();
+			if (!walk.whole)
+				fa_sm90_paged_note<C>(
+					args, walk,
+					(struct fa_sm90_paged_shared *)(shared + C::LAST));
+		}
+	}
+}
+
+/* Stores four columns of a finished row. */
+template <class C>
+__device__ __forceinline__ void fa_sm90_paged_store(const struct fa_cuda_paged_attention &args,
+                                                    char *out, uint32_t column, float x, float y,
+                                                    float z, float w)
+{
+	char *const to = out + column * C::BYTES;
+	uint2 all = make_uint2(fa_pack<typename C::T>(x, y), fa_pack<typename C::T>(z, w));
+
+	if constexpr (C::CODES)
+		if (((const struct fa_cuda_paged_attention_codes &)args).codes.dtype ==
+		    FA_CODES_BF16)
+			all = make_uint2(fa_pack<fa_bf16>(x, y), fa_pack<fa_bf16>(z, w));
+
+	if (__builtin_expect(args.attention.aligned, 1)) {
+		*(uint2 *)to = all;
+	} else {
+		((uint16_t *)to)[0] = (uint16_t)all.x;
+		((uint16_t *)to)[1] = (uint16_t)(all.x >> 16);
+		((uint16_t *)to)[2] = (uint16_t)all.y;
+		((uint16_t *)to)[3] = (uint16_t)(all.y >> 16);
+	}
+}
+
+/* Finishes four columns of a row, of which @fact knows. */
 template <class C>
 __device__ __forceinline__ void
-fa_sm90_paged_end(const struct fa_cuda_paged_attention &args, const fa_paged_walk_of<C> &walk,
-                  struct fa_sm80_rows<C> &rows, char *shared, uint32_t place)
+fa_sm90_paged_finish(const struct fa_cuda_paged_attention &args, const fa_paged_walk_of<C> &walk,
+                     const struct fa_paged_fact &fact, uint32_t column,
+                     const struct fa_sm90_paged_total &total)
+{
+	const struct fa_cuda_attention &p = args.attention;
+	float *lse = NULL;
+
+	if (column == 0 && p.lse)
+		lse = p.lse + ((int64_t)walk.item.first_q + fact.token) * p.lse_stride_token +
+		      fact.head * p.lse_stride_head;
+
+	const float factor = fa_paged_factor(p, fact.head, total.max, total.sum, lse);
+
+	fa_sm90_paged_store<C>(args, fact.out, column, total.x * factor, total.y * factor,
+	                       total.z * factor, total.w * factor);
+}
+
+/* The same in pieces, where all but whole parts are stored as they are. */
+template <class C>
+__device__ __forceinline__ void
+fa_sm90_paged_piece(const struct fa_cuda_paged_attention &args, const fa_paged_walk_of<C> &walk,
+                    uint32_t row, uint32_t column, const struct fa_sm90_paged_total &total)
+{
+	if (walk.whole) {
+		const struct fa_paged_target target = fa_paged_target_of<C>(args, walk, row);
+		const float factor = fa_paged_factor(args.attention, target.head, total.max,
+		                                     total.sum, column == 0 ? target.lse : NULL);
+
+		fa_sm90_paged_store<C>(args, target.out, column, total.x * factor, total.y * factor,
+		                       total.z * factor, total.w * factor);
+	} else {
+		const uint32_t share = fa_paged_share<C>(args, walk);
+
+		*(float4 *)&args.partials[(size_t)(share + row) * C::DIM_V + column] = make_float4(
+			total.x, total.y, total.z, total.w);
+		if (column == 0)
+			*(float2 *)&args.partial_sums[(share + row) * 2] = make_float2(total.max,
+			                                                               total.sum);
+	}
+}
+
+/* Brings the warps' rows together and finishes the segment. All that compute. @facts: of its
+ * rows, without pieces. @place: in which order the warps' are added up. */
+template <class C>
+__device__ __forceinline__ void fa_sm90_paged_end(const struct fa_cuda_paged_attention &args,
+                                                  const fa_paged_walk_of<C> &walk,
+                                                  struct fa_sm80_rows<C> &rows, char *shared,
+                                                  const struct fa_paged_fact *facts, uint32_t place)
 {
 	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 	const uint32_t there = walk.rows(args, C::ROWS);
-	const uint32_t share = fa_paged_share<C>(args, walk);
 	float2 *const stats = (float2 *)(shared + C::STATS); /* [warp][row] */
 	float *const merge = (float *)(shared + C::MERGE);
+	struct fa_sm90_paged_shared *const parted = (struct fa_sm90_paged_shared *)(shared +
+	                                                                            C::LAST);
+	uint64_t before = 0;
 	constexpr uint32_t quads = C::MERGE_COLUMNS / 4;
+	constexpr int steps = C::DIM_V / (int)C::MERGE_COLUMNS;
 	/* Of many warps' shares of four columns those of some are one thread's each. */
-	constexpr uint32_t lanes = C::WARPS > 4 ? 8 : 32;
+	constexpr int lanes = C::WARPS > 4 ? 8 : 32;
 	static_assert(quads % lanes == 0 || lanes == 32, "a warp's lanes go on together");
 	static_assert(C::WARPS % (32 / lanes) == 0, "each has as many");
 
+	if constexpr (!C::PIECES)
+		if (threadIdx.x == 0 && !walk.whole)
+			before = fa_sm90_paged_count(args, parted);
 #pragma unroll
 	for (int r = 0; r < 2 * C::ATOMS; r++) {
 		rows.sum[r] += __shfl_xor_sync(~0u, rows.sum[r], 1);
@@ -81,7 +198,7 @@ fa_sm90_paged_end(const struct fa_cuda_paged_attention &args, const fa_paged_wal
 	}
 
 #pragma unroll
-	for (int step = 0; step < C::DIM_V / (int)C::MERGE_COLUMNS; step++) {
+	for (int step = 0; step < steps; step++) {
 #pragma unroll
 		for (int r = 0; r < 2 * C::ATOMS; r++)
 #pragma unroll
@@ -114,11 +231,11 @@ fa_sm90_paged_end(const struct fa_cuda_paged_attention &args, const fa_paged_wal
 		     i += C::WARPS * lanes) {
 			const uint32_t row = i / quads, quad = i % quads;
 			const uint32_t column = step * C::MERGE_COLUMNS + 4 * quad;
-			float max = -FLT_MAX, sum = 0, x = 0, y = 0, z = 0, w = 0;
+			struct fa_sm90_paged_total total = { -FLT_MAX, 0, 0, 0, 0, 0 };
 
 #pragma unroll
 			for (int from = 0; from < C::WARPS; from++)
-				max = fmaxf(max, stats[from * C::ROWS + row].x);
+				total.max = fmaxf(total.max, stats[from * C::ROWS + row].x);
 /* More at once take more registers than there are beside O. */
 #pragma unroll 4
 			for (int from = lane / lanes; from < C::WARPS; from += 32 / lanes) {
@@ -126,44 +243,28 @@ fa_sm90_paged_end(const struct fa_cuda_paged_attention &args, const fa_paged_wal
 				const float4 out = *(const float4 *)&merge[(from * C::ROWS + row) *
 				                                                   C::MERGE_PITCH +
 				                                           4 * quad];
-				const float weight = fa_ex2(stat.x - max);
+				const float weight = fa_ex2(stat.x - total.max);
 
-				sum += weight * stat.y;
-				x += weight * out.x;
-				y += weight * out.y;
-				z += weight * out.z;
-				w += weight * out.w;
+				total.sum += weight * stat.y;
+				total.x += weight * out.x;
+				total.y += weight * out.y;
+				total.z += weight * out.z;
+				total.w += weight * out.w;
 			}
-#pragma unroll
-			for (uint32_t apart = lanes; apart < 32; apart *= 2) {
-				sum += __shfl_xor_sync(~0u, sum, apart);
-				x += __shfl_xor_sync(~0u, x, apart);
-				y += __shfl_xor_sync(~0u, y, apart);
-				z += __shfl_xor_sync(~0u, z, apart);
-				w += __shfl_xor_sync(~0u, w, apart);
-			}
+			total.add_lanes<lanes>();
 			if (lane >= lanes)
 				continue;
-			if (walk.whole) {
-				const struct fa_paged_target target = fa_paged_target_of<C>(
-					args, walk, row);
-				const float factor = fa_paged_factor(
-					args.attention, target.head, max, sum,
-					column == 0 ? target.lse : NULL);
-
-				fa_paged_store<C>(args, target.out, column, x * factor, y * factor);
-				fa_paged_store<C>(args, target.out, column + 2, z * factor,
-				                  w * factor);
+			if constexpr (C::PIECES) {
+				fa_sm90_paged_piece<C>(args, walk, row, column, total);
+			} else if (walk.whole) {
+				fa_sm90_paged_finish<C>(args, walk, facts[row], column, total);
 			} else {
-				const uint32_t at = share + row;
-
-				*(float4 *)&args.partials[(size_t)at * C::DIM_V + column] =
-					make_float4(x, y, z, w);
-				if (column == 0)
-					*(float2 *)&args.partial_sums[at * 2] = make_float2(max,
-					                                                    sum);
+				fa_sm90_paged_give<C>(args, *parted, row, column, total);
 			}
 		}
+		if constexpr (!C::PIECES)
+			if (step == steps - 1 && threadIdx.x == 0 && !walk.whole)
+				parted->is_last = before == (args.epoch << 16) + (parted->n - 1);
 		/* Nobody reads the columns any more, or Q. */
 		fa_barrier_sync(C::COMPUTE, C::JOINED);
 	}
@@ -174,16 +275,19 @@ fa_sm90_paged_end(const struct fa_cuda_paged_attention &args, const fa_paged_wal
 		return;
 	}
 
-	/* The barrier has put all shares before this thread's count, which releases and acquires
-	 * for all of the block. */
-	const uint32_t first = fa_paged_first_block_of(args, walk.tile);
-	const uint32_t last = fa_paged_block_of(args, walk.tile + walk.item.tiles - 1);
-	bool *const is_last = (bool *)(shared + C::LAST);
+	if constexpr (!C::PIECES) {
+		constexpr uint32_t row_quads = C::DIM_V / 4;
 
-	if (threadIdx.x == 0)
-		*is_last = fa_paged_arrive(&args.counters[first], args.epoch, last - first + 1);
-	fa_barrier_sync(C::COMPUTE, C::JOINED); /* the answer is there */
-	if (*is_last)
-		fa_paged_reduce<C>(args, walk, first, last);
-	fa_barrier_sync(C::COMPUTE, C::JOINED); /* everybody has read it */
+#pragma unroll 1
+		for (uint32_t i = warp * lanes + lane % lanes;
+		     i < there * row_quads && parted->is_last; i += C::WARPS * lanes) {
+			const uint32_t row = i / row_quads, quad = i % row_quads;
+			const struct fa_sm90_paged_total total = fa_sm90_paged_add<C, lanes>(
+				args, *parted, row, quad);
+
+			if (lane < lanes)
+				fa_sm90_paged_finish<C>(args, walk, facts[row], 4 * quad, total);
+		}
+		fa_barrier_sync(C::COMPUTE, C::JOINED); /* everybody has read what is shared */
+	}
 }

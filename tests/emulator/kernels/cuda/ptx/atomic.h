@@ -18,9 +18,36 @@ static inline uint64_t fa_atomic_add(uint64_t *address, uint64_t value)
 	return fa_emulated_count(address, value);
 }
 
+static inline void fa_st_relaxed_device(void *address, uint2 value)
+{
+	fa_emulated_share_store(address, &value, 8);
+}
+
+static inline void fa_st_relaxed_device(void *address, uint4 value)
+{
+	fa_emulated_share_store(address, &value, 16);
+}
+
+static inline uint2 fa_ld_relaxed_device_v2(const void *address)
+{
+	uint2 value;
+
+	fa_emulated_share_load(address, &value, 8);
+	return value;
+}
+
+static inline uint4 fa_ld_relaxed_device_v4(const void *address)
+{
+	uint4 value;
+
+	fa_emulated_share_load(address, &value, 16);
+	return value;
+}
+
 static inline void fa_fence_device(void)
 {
 	fa_emulated_fence(false);
+	fa_emulated_share_fence();
 }
 
 static inline void fa_fence_system(void)

@@ -1,0 +1,226 @@
+/*
+ * How the shares of a part that several blocks compute become one, in decode on bulk copies that
+ * is not in pieces. What takes time here is one trip to L2 and back after the other, at the end
+ * of a launch, where nothing hides them. So:
+ *   - who adds up is known before there is anything to add: blocks count themselves in when
+ *     they have computed the part's last tile of theirs, and bring their warps' rows together
+ *     while the count is under way. The last to count adds up.
+ *   - a share is not announced. It replaces what says that there is nothing yet (NOTHING), 16
+ *     bytes at a time, and whoever adds up looks until it has come. All whom it waits for have
+ *     counted, so they run, and wait for nobody until they have stored their shares.
+ *   - what earlier launches have left is hidden when a block begins, before it counts for the
+ *     first time: it stores NOTHING to its places, and fences, while its first tile is on its
+ *     way. Whoever counts last, and then asks L2 itself, finds no more of it.
+ * Shares are added in the order of their blocks, whoever does it.
+ */
+#pragma once
+
+#include "kernels/cuda/common/paged-args.h"
+#include "kernels/cuda/ptx/atomic.h"
+#include "kernels/cuda/ptx/math.h"
+#include "kernels/cuda/ptx/memory.h"
+#include "kernels/cuda/sm80/paged_pieces.h"
+#include "kernels/cuda/sm80/paged_walk.h"
+
+#include <float.h>
+#include <stdint.h>
+
+/* No number that a share begins with. */
+#define FA_SM90_PAGED_NOTHING 0xffffffffu
+
+/* Of a segment that is not all of its part, in shared memory at C::LAST. Thread 0 writes it. */
+struct fa_sm90_paged_shared {
+	uint32_t first, n;  /* blocks that have shares of the part */
+	uint32_t has_other; /* the first of them has had another part before */
+	uint32_t is_last;   /* this one adds up; known behind the warps' coming together */
+};
+
+/* A share's row begins here. */
+template <class C>
+__device__ __forceinline__ char *fa_sm90_paged_place(const struct fa_cuda_paged_attention &args,
+                                                     uint32_t row)
+{
+	return (char *)args.partials + (uint64_t)row * (C::DIM_V * 4);
+}
+
+/* Hides what the block's places have. All that compute, before they meet for the first time;
+ * thread 0 then fences. */
+template <class C>
+__device__ __forceinline__ void fa_sm90_paged_hide(const struct fa_cuda_paged_attention &args)
+{
+	constexpr uint32_t other = C::ROWS * C::DIM_V * 4; /* bytes from place to place */
+	const uint32_t nothing = FA_SM90_PAGED_NOTHING, row = 2 * blockIdx.x * C::ROWS;
+	char *const at = fa_sm90_paged_place<C>(args, row);
+	uint2 *const sums = (uint2 *)args.partial_sums + row;
+
+#pragma unroll 1
+	for (uint32_t i = threadIdx.x; i < args.place_rows * (C::DIM_V / 4); i += C::JOINED) {
+		fa_st_relaxed_device(at + i * 16, make_uint4(nothing, nothing, nothing, nothing));
+		fa_st_relaxed_device(at + other + i * 16,
+		                     make_uint4(nothing, nothing, nothing, nothing));
+		if (i < args.place_rows) {
+			fa_st_relaxed_device(sums + i, make_uint2(nothing, nothing));
+			fa_st_relaxed_device(sums + C::ROWS + i, make_uint2(nothing, nothing));
+		}
+	}
+}
+
+/* Notes who shares the part. One thread, when the segment begins. */
+template <class C>
+__device__ __forceinline__ void fa_sm90_paged_note(const struct fa_cuda_paged_attention &args,
+                                                   const fa_paged_walk_of<C> &walk,
+                                                   struct fa_sm90_paged_shared *shared)
+{
+	uint32_t n;
+	const uint32_t first = fa_paged_blocks(args, walk.tile, walk.item.tiles, n);
+
+	shared->first = first;
+	shared->n = n;
+	shared->has_other = first * args.tiles_each + min(first, args.tiles_extra) < walk.tile;
+}
+
+/* Counts the block in: how many were there before, from the epoch on. The thread that has noted
+ * and fenced, number 0; it goes on until it looks at the answer. Counts of earlier launches are
+ * below this one's epoch. */
+__device__ __forceinline__ uint64_t fa_sm90_paged_count(const struct fa_cuda_paged_attention &args,
+                                                        const struct fa_sm90_paged_shared *shared)
+{
+	uint64_t *const counter = &args.counters[shared->first];
+
+	fa_atomic_max(counter, args.epoch << 16);
+	/* ptxas would see to it that many threads may add the same, and have the warp wait. */
+	return fa_count(counter, 1 + fa_thread_index());
+}
+
+/* A row's maximum and sum, and four of its columns. */
+struct fa_sm90_paged_total {
+	float max, sum, x, y, z, w;
+
+	/* @top: another maximum. */
+	__device__ __forceinline__ void scale(float top)
+	{
+		const float shrink = fa_ex2(max - top);
+
+		max = top;
+		sum *= shrink;
+		x *= shrink;
+		y *= shrink;
+		z *= shrink;
+		w *= shrink;
+	}
+
+	/* Of lanes that are LANES apart and have the same maximum. */
+	template <int LANES> __device__ __forceinline__ void add_lanes(void)
+	{
+#pragma unroll
+		for (uint32_t apart = LANES; apart < 32; apart *= 2) {
+			sum += __shfl_xor_sync(~0u, sum, apart);
+			x += __shfl_xor_sync(~0u, x, apart);
+			y += __shfl_xor_sync(~0u, y, apart);
+			z += __shfl_xor_sync(~0u, z, apart);
+			w += __shfl_xor_sync(~0u, w, apart);
+		}
+	}
+};
+
+/* Stores four columns of a row of this block's share. */
+template <class C>
+__device__ __forceinline__ void fa_sm90_paged_give(const struct fa_cuda_paged_attention &args,
+                                                   const struct fa_sm90_paged_shared &shared,
+                                                   uint32_t row, uint32_t column,
+                                                   const struct fa_sm90_paged_total &total)
+{
+	const uint32_t most = FA_SM90_PAGED_NOTHING - 1; /* a NaN like that */
+	const bool other = shared.first == blockIdx.x && shared.has_other;
+	const uint32_t at = (2 * blockIdx.x + other) * C::ROWS + row;
+
+	fa_st_relaxed_device(fa_sm90_paged_place<C>(args, at) + column * 4,
+	                     make_uint4(min(__float_as_uint(total.x), most),
+	                                __float_as_uint(total.y), __float_as_uint(total.z),
+	                                __float_as_uint(total.w)));
+	if (column == 0)
+		fa_st_relaxed_device((uint2 *)args.partial_sums + at,
+		                     make_uint2(min(__float_as_uint(total.max), most),
+		                                __float_as_uint(total.sum)));
+}
+
+/* Adds up row @row of the shares, columns from 4 * @quad on, with 32 / LANES lanes of the warp, each
+ * LANES apart, which have one share each of as many. Each asks for all that 16 shares are before
+ * it looks at the first. */
+template <class C, int LANES>
+__device__ __forceinline__ struct fa_sm90_paged_total
+fa_sm90_paged_add(const struct fa_cuda_paged_attention &args,
+                  const struct fa_sm90_paged_shared &shared, uint32_t row, uint32_t quad)
+{
+	constexpr uint32_t among = 32 / LANES;
+	constexpr int at_once = 16 / among;
+	constexpr uint32_t next = 2 * C::ROWS * among, next_bytes = next * C::DIM_V * 4;
+	const uint32_t mine = among == 1 ? 0 : threadIdx.x % 32 / LANES;
+	const uint32_t at_row = (shared.first + mine) * 2 * C::ROWS + row;
+	const void *at = fa_sm90_paged_place<C>(args, at_row) + quad * 16;
+	const void *sums = (const uint2 *)args.partial_sums + at_row;
+	/* The first share may be in the second place. */
+	uint32_t other = shared.has_other && mine == 0 ? C::ROWS : 0;
+	struct fa_sm90_paged_total total = { -FLT_MAX, 0, 0, 0, 0, 0 };
+
+#pragma unroll 1
+	for (int32_t left = (int32_t)(shared.n - mine); left > 0; left -= 16) {
+		uint2 sum[at_once];
+		uint4 out[at_once];
+		float top = total.max;
+		bool missing;
+
+#pragma unroll 1
+		do {
+			missing = false;
+			/* Offsets are to be part of the loads. */
+			fa_hide(at);
+			fa_hide(sums);
+#pragma unroll
+			for (int j = 0; j < at_once; j++) {
+				const uint32_t off = j == 0 ? other : 0;
+
+				sum[j] = make_uint2(__float_as_uint(-FLT_MAX), 0);
+				out[j] = make_uint4(0, 0, 0, 0);
+				if ((int)(j * among) >= left)
+					continue;
+				sum[j] = fa_ld_relaxed_device_v2((const uint2 *)sums + j * next +
+				                                 off);
+				out[j] = fa_ld_relaxed_device_v4((const char *)at + j * next_bytes +
+				                                 off * (C::DIM_V * 4));
+			}
+#pragma unroll
+			for (int j = 0; j < at_once; j++)
+				missing |= sum[j].x == FA_SM90_PAGED_NOTHING ||
+				           out[j].x == FA_SM90_PAGED_NOTHING;
+		} while (missing);
+#pragma unroll
+		for (int j = 0; j < at_once; j++)
+			top = fmaxf(top, __uint_as_float(sum[j].x));
+
+		total.scale(top);
+#pragma unroll
+		for (int j = 0; j < at_once; j++) {
+			const float weight = fa_ex2(__uint_as_float(sum[j].x) - top);
+
+			total.sum += weight * __uint_as_float(sum[j].y);
+			total.x += weight * __uint_as_float(out[j].x);
+			total.y += weight * __uint_as_float(out[j].y);
+			total.z += weight * __uint_as_float(out[j].z);
+			total.w += weight * __uint_as_float(out[j].w);
+		}
+		at = (const char *)at + at_once * next_bytes;
+		sums = (const uint2 *)sums + at_once * next;
+		other = 0;
+	}
+	if constexpr (among > 1) {
+		float top = total.max;
+
+#pragma unroll
+		for (uint32_t apart = LANES; apart < 32; apart *= 2)
+			top = fmaxf(top, __shfl_xor_sync(~0u, top, apart));
+		total.scale(top);
+		total.add_lanes<LANES>();
+	}
+	return total;
+}

@@ -1,0 +1,51 @@
+/*
+ * Words of global memory that blocks look at while others may change them, which say that there
+ * is nothing yet by their first 32 bits all being one (kernels/cuda/sm90/paged_share.h), judged:
+ * before a block stores there it has stored that, in the same launch, and one of its threads
+ * has fenced since; nobody looks at others. Who looks finds now and then that nothing has come
+ * although it has. Compiled as C++ by the host's compiler.
+ */
+#include "tests/emulator/fibre.h"
+
+#include <unordered_map>
+
+struct hidden {
+	uint32_t block;
+	bool fenced; /* the block has, since */
+};
+
+static std::unordered_map<const void *, struct hidden> words;
+
+void share_begin(void)
+{
+	words.clear();
+}
+
+void fa_emulated_share_fence(void)
+{
+	for (auto &word : words)
+		if (word.second.block == blockIdx.x)
+			word.second.fenced = true;
+}
+
+void fa_emulated_share_store(void *address, const void *value, uint32_t bytes)
+{
+	const auto word = words.find(address);
+
+	if (*(const uint32_t *)value == UINT32_MAX)
+		words[address] = { blockIdx.x, false };
+	else if (word == words.end() || word->second.block != blockIdx.x)
+		DIE("a share is stored where nothing was hidden");
+	else if (!word->second.fenced)
+		DIE("a share is stored and its block has not fenced");
+	memcpy(address, value, bytes);
+}
+
+void fa_emulated_share_load(const void *address, void *ret_value, uint32_t bytes)
+{
+	if (words.find(address) == words.end())
+		DIE("somebody looks for a share where nothing was hidden");
+	memcpy(ret_value, address, bytes);
+	if (random_below(16) == 0)
+		memset(ret_value, 0xff, bytes);
+}
