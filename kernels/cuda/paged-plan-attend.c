@@ -612,6 +612,7 @@ static void fill_attention(const struct fa_cuda_paged_plan *plan,
 		args.tiles_extra = plan->tiles_extra;
 		args.tiles_end = plan->tiles_end;
 		args.place_rows = pieces ? plan->place_rows : plan->part_rows;
+		args.n_items = plan->decode_items;
 		if (pieces) {
 			args.items = (const void *)(uintptr_t)(blob + plan->decode_items_at);
 			args.block_items = (const void *)(uintptr_t)(blob + plan->block_items_at);

@@ -223,6 +223,21 @@ static inline bool __any_sync(uint32_t, bool value)
 	return any;
 }
 
+static inline uint32_t __ballot_sync(uint32_t, bool value)
+{
+	const uint64_t *all = fa_emulated_meet(value);
+	uint32_t lanes = 0;
+
+	for (int i = 0; i < 32; i++)
+		lanes |= (uint32_t)(all[i] != 0) << i;
+	return lanes;
+}
+
+static inline int __popc(uint32_t x)
+{
+	return __builtin_popcount(x);
+}
+
 static inline bool __all_sync(uint32_t mask, bool value)
 {
 	return !__any_sync(mask, !value);

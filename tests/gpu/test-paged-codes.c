@@ -278,7 +278,7 @@ static void edges(void)
  * of others that some of the warps that take them in turn have none. */
 static void turns(void)
 {
-	static const uint32_t lengths[] = { 3, 1900, 70, 64, 129, 1, 200, 330 };
+	static const uint32_t lengths[] = { 3, 1900, 70, 64, 129, 1, 200, 330, 65, 2, 128 };
 
 	for (int i = 0; i < 4; i++) {
 		struct paged_spec spec = usual;
@@ -287,7 +287,7 @@ static void turns(void)
 		spec.head_dim = spec.head_dim_v = i == 2 ? 64 : 128;
 		spec.kv_heads = 1;
 		spec.heads = i == 3 ? 20 : 4;
-		spec.batch = 8;
+		spec.batch = sizeof(lengths) / sizeof(lengths[0]); /* more than a launch carries */
 		for (int32_t b = 0; b < spec.batch; b++) {
 			spec.n_new[b] = 1;
 			spec.lengths[b] = lengths[b];

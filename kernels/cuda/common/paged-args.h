@@ -121,6 +121,7 @@ struct fa_cuda_paged_attention {
 	 * slices and of those of a section. */
 	int32_t box_keys;
 	uint32_t pairs, section_pairs;
+	uint32_t n_items; /* decode */
 	/* Decode: all items, if there are no more; else 0. */
 	uint32_t items_here;
 	struct fa_cuda_paged_item first_items[FA_CUDA_PAGED_ITEMS_HERE];

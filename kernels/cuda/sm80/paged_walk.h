@@ -186,6 +186,29 @@ template <bool PIECES, bool DIVIDED> struct fa_paged_walk : fa_paged_walk_piece<
 		whole = from == 0 && tile_in_part + n == item.tiles;
 	}
 
+	/* The item that has the tile @at, if there are not more than SEARCHED: of all at once, where to
+	 * ask block_items first would be one wait for memory more. All are near then, too, when the
+	 * walk comes to them. A whole warp's. */
+	static constexpr int SEARCHED = 128;
+
+	__device__ __forceinline__ uint32_t search(const struct fa_cuda_paged_attention &args,
+	                                           uint32_t at) const
+	{
+		uint32_t tiles[SEARCHED / 32], n = 0;
+
+#pragma unroll
+		for (int i = 0; i < SEARCHED / 32; i++) {
+			const uint32_t by = 32 * i + threadIdx.x % 32;
+
+			tiles[i] = by < args.n_items ? args.items[by].tile : UINT32_MAX;
+		}
+#pragma unroll
+		for (int i = 0; i < SEARCHED / 32; i++)
+			n += __popc(__ballot_sync(~0u, tiles[i] <= at));
+		/* The same for all threads of the warp, and the compiler is to know it. */
+		return __shfl_sync(~0u, n - 1, 0);
+	}
+
 	__device__ __forceinline__ void start(const struct fa_cuda_paged_attention &args,
 	                                      uint32_t block)
 	{
@@ -198,6 +221,8 @@ template <bool PIECES, bool DIVIDED> struct fa_paged_walk : fa_paged_walk_piece<
 			for (uint32_t i = 1; i < args.items_here && args.first_items[i].tile <= at;
 			     i++)
 				index = i;
+		} else if (DIVIDED && args.n_items <= SEARCHED) {
+			index = search(args, at);
 		} else {
 			index = args.block_items[block];
 		}
