@@ -127,8 +127,7 @@ __device__ __forceinline__ bool fa_sm90_paged_look_up(const struct fa_cuda_paged
 	return true;
 }
 
-/* Has Q's rows of the segment come, which those who compute ask for when they get there. A whole
- * warp's. */
+/* Has Q's rows of the segment come, which are asked for when others get there. A whole warp's. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_touch_q(const struct fa_cuda_paged_attention &args,
                                                       const fa_paged_walk_of<C> &walk)
@@ -259,9 +258,8 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 			 * way. */
 			if (batch.token == first) {
 				more = fa_sm90_paged_look_up<C>(args, walk, token, next);
-				/* With two fragments at d64 ptxas would spill beside new tokens, and
-				 * where codes are loaded threads have 56 registers. */
-				if constexpr (!C::CODES && (C::DIM != 64 || C::ATOMS == 1))
+				/* With two fragments at d64 ptxas would spill beside new tokens. */
+				if constexpr (C::CODES || C::DIM != 64 || C::ATOMS == 1)
 					if (more && next.entered)
 						fa_sm90_paged_touch_q<C>(args, walk);
 			}
