@@ -9,9 +9,12 @@
 /* Blocks that share a part, about. */
 #define SHARES_MAX 64
 
-/* What one SM's share of an H200's memory brings while the end of a part takes 2.5 us, and the
- * tiles that stand for it at most. Blocks of fewer than so many are left as they are. */
+/* What one SM's share of an H200's memory brings while the end of a part takes 2.5 us, and where
+ * pages hold codes, whose end three groups of warps have to come to; and the tiles that stand for
+ * it at most. Too many cost 1 % each, too few seven times as much. Blocks of fewer than so many are
+ * left as they are. */
 #define END_BYTES 88000
+#define END_BYTES_CODES 115000
 #define END_TILES_MAX 8
 #define RANGE_TILES_MIN 16
 
@@ -83,7 +86,8 @@ uint32_t fa_cuda_paged_end_tiles(const struct fa_cuda_chip *chip,
 	const uint32_t tile = (uint32_t)((cache->head_dim + cache->head_dim_v) *
 	                                 fa_cuda_paged_stored_bytes(cache)) *
 	                      FA_CUDA_PAGED_TILE;
-	const uint32_t end = (END_BYTES + tile / 2) / tile;
+	const uint32_t bytes = cache->store == FA_PAGED_PLAIN ? END_BYTES : END_BYTES_CODES;
+	const uint32_t end = (bytes + tile / 2) / tile;
 
 	/* Nobody has measured others. */
 	if (chip->arch != 90)

@@ -223,7 +223,7 @@ static void test_ends(void **state)
 		{ 128, FA_PAGED_PLAIN, &h200, 3 },
 		{ 64, FA_PAGED_PLAIN, &h200, 5 },
 		{ 256, FA_PAGED_PLAIN, &h200, 1 },
-		{ 128, FA_PAGED_E4M3, &h200, 5 },
+		{ 128, FA_PAGED_E4M3, &h200, 7 },
 		{ 64, FA_PAGED_E4M3, &h200, 8 },
 		{ 128, FA_PAGED_PLAIN, &rtx, 0 },
 		{ 128, FA_PAGED_PLAIN, &portable_h200, 3 },
