@@ -356,8 +356,13 @@ void time_bare_init(struct time_bare *bare, const struct time_scene *scene, cons
 {
 	uint64_t *pieces;
 
-	*bare = (struct time_bare){ .piece_bytes = (uint32_t)scene->page_bytes,
+	*bare = (struct time_bare){ .piece_bytes = PIECE_BYTES,
 		                    .bytes = (double)n * (double)scene->page_bytes };
+	/* All threads of a block read as often: with scales pages are no power of two. */
+	while (bare->piece_bytes > 0 && scene->page_bytes % bare->piece_bytes != 0)
+		bare->piece_bytes -= 4096;
+	if (bare->piece_bytes == 0)
+		bare->piece_bytes = (uint32_t)scene->page_bytes;
 	while (bare->piece_bytes > PIECE_BYTES && bare->piece_bytes % 32 == 0)
 		bare->piece_bytes /= 2;
 	bare->n_pieces = (uint64_t)n * (scene->page_bytes / bare->piece_bytes);
