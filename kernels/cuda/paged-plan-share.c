@@ -13,6 +13,9 @@
 #define BLOCK_ENDS 9
 #define BLOCK_TILES 3
 
+/* Rows for which a tile is computed at a time: what a warp has of a part. */
+#define PASS_ROWS 32
+
 /* Sequences part so often before they are taken for all different. */
 #define LEVELS_MAX 32
 
@@ -66,7 +69,8 @@ static uint32_t common_pages(const struct search *search, uint32_t low, uint32_t
 static int64_t gain_of(const struct search *search, uint32_t low, uint32_t high, uint32_t pages,
                        bool all)
 {
-	uint64_t rows = 0, row_blocks = 0;
+	const uint32_t pass = search->rows < PASS_ROWS ? search->rows : PASS_ROWS;
+	uint64_t rows = 0, passes = 0;
 	int64_t tokens = 0;
 
 	for (uint32_t i = low; i < high; i++) {
@@ -75,12 +79,12 @@ static int64_t gain_of(const struct search *search, uint32_t low, uint32_t high,
 		if (!all && member->group != FA_CUDA_PAGED_NO_GROUP)
 			continue;
 		rows += member->rows;
-		row_blocks += member->row_blocks;
+		passes += fa_cuda_paged_ceil_div(member->rows, pass);
 		tokens = (int64_t)pages * search->page_tokens - member->first % search->page_tokens;
 	}
-	return ((int64_t)row_blocks - fa_cuda_paged_ceil_div(rows, search->rows)) * tokens /
+	return ((int64_t)passes - fa_cuda_paged_ceil_div(rows, pass)) * tokens /
 	               FA_CUDA_PAGED_TILE -
-	       (int64_t)row_blocks * search->merge_tiles;
+	       (int64_t)passes * search->merge_tiles;
 }
 
 static void make_group(struct search *search, uint32_t low, uint32_t high, uint32_t pages, bool all)

@@ -140,7 +140,7 @@ const struct fa_cuda_paged_kernel *fa_cuda_paged_find(const struct fa_cuda_chip 
 		if (kind == FA_CUDA_PAGED_DECODE || kind == FA_CUDA_PAGED_PIECES)
 			cost *= (int64_t)fa_cuda_paged_ceil_div((uint64_t)rows,
 			                                        (uint64_t)kernel->rows) *
-			        (32 + kernel->rows);
+			        (32 + (rows <= 32 && kernel->rows > 32 ? 32 : kernel->rows));
 		if (cost < least) {
 			least = cost;
 			best = kernel;

@@ -164,15 +164,17 @@ fa_sm90_paged_piece(const struct fa_cuda_paged_attention &args, const fa_paged_w
 }
 
 /* Brings the warps' rows together and finishes the segment. All that compute. @facts: of its
- * rows, without pieces. @place: in which order the warps' are added up. */
+ * rows, without pieces. */
 template <class C>
-__device__ __forceinline__ void fa_sm90_paged_end(const struct fa_cuda_paged_attention &args,
-                                                  const fa_paged_walk_of<C> &walk,
-                                                  struct fa_sm80_rows<C> &rows, char *shared,
-                                                  const struct fa_paged_fact *facts, uint32_t place)
+__device__ __forceinline__ void
+fa_sm90_paged_end(const struct fa_cuda_paged_attention &args, const fa_paged_walk_of<C> &walk,
+                  struct fa_sm80_rows<C> &rows, char *shared, const struct fa_paged_fact *facts)
 {
 	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 	const uint32_t there = walk.rows(args, C::ROWS);
+	/* Whether groups have rows of their own, and this warp's first. */
+	const bool split = C::SPLITS && there > C::WARP_ROWS;
+	const uint32_t first_row = split ? warp / C::TAKERS * C::WARP_ROWS : 0;
 	float2 *const stats = (float2 *)(shared + C::STATS); /* [warp][row] */
 	float *const merge = (float *)(shared + C::MERGE);
 	struct fa_sm90_paged_shared *const parted = (struct fa_sm90_paged_shared *)(shared +
@@ -193,8 +195,8 @@ __device__ __forceinline__ void fa_sm90_paged_end(const struct fa_cuda_paged_att
 		rows.sum[r] += __shfl_xor_sync(~0u, rows.sum[r], 1);
 		rows.sum[r] += __shfl_xor_sync(~0u, rows.sum[r], 2);
 		if (t == 0)
-			stats[place * C::ROWS + g + 8 * r] = make_float2(-rows.offset[r],
-			                                                 rows.sum[r]);
+			stats[warp * C::WARP_ROWS + g + 8 * r] = make_float2(-rows.offset[r],
+			                                                     rows.sum[r]);
 	}
 
 #pragma unroll
@@ -206,9 +208,9 @@ __device__ __forceinline__ void fa_sm90_paged_end(const struct fa_cuda_paged_att
 				const int tile = step * (C::MERGE_COLUMNS / 8) + j,
 					  half = r % 2 * 2;
 				float *const at =
-					&merge[(place * C::ROWS + g + 8 * r) * C::MERGE_PITCH];
+					&merge[(warp * C::WARP_ROWS + g + 8 * r) * C::MERGE_PITCH];
 
-				if (g + 8 * r >= there)
+				if (first_row + g + 8 * r >= there)
 					continue;
 				if constexpr (!C::CODES) {
 					const float(&out)[4] = rows.out[r / 2][tile];
@@ -231,18 +233,26 @@ __device__ __forceinline__ void fa_sm90_paged_end(const struct fa_cuda_paged_att
 		     i += C::WARPS * lanes) {
 			const uint32_t row = i / quads, quad = i % quads;
 			const uint32_t column = step * C::MERGE_COLUMNS + 4 * quad;
+			/* Of these warps, which have it as that row. */
+			const uint32_t begin = split ? row / C::WARP_ROWS * C::TAKERS : 0;
+			const uint32_t warps = split ? C::TAKERS : C::WARPS;
+			const uint32_t place = begin * C::WARP_ROWS +
+			                       (split ? row % C::WARP_ROWS : row);
 			struct fa_sm90_paged_total total = { -FLT_MAX, 0, 0, 0, 0, 0 };
 
 #pragma unroll
-			for (int from = 0; from < C::WARPS; from++)
-				total.max = fmaxf(total.max, stats[from * C::ROWS + row].x);
+			for (uint32_t from = 0; from < C::WARPS; from++)
+				if (!C::SPLITS || from < warps)
+					total.max = fmaxf(total.max,
+					                  stats[from * C::WARP_ROWS + place].x);
 /* More at once take more registers than there are beside O. */
 #pragma unroll 4
-			for (int from = lane / lanes; from < C::WARPS; from += 32 / lanes) {
-				const float2 stat = stats[from * C::ROWS + row];
-				const float4 out = *(const float4 *)&merge[(from * C::ROWS + row) *
-				                                                   C::MERGE_PITCH +
-				                                           4 * quad];
+			for (uint32_t from = lane / lanes; from < (C::SPLITS ? warps : C::WARPS);
+			     from += 32 / lanes) {
+				const uint32_t at = from * C::WARP_ROWS + place;
+				const float2 stat = stats[at];
+				const float4 out = *(
+					const float4 *)&merge[at * C::MERGE_PITCH + 4 * quad];
 				const float weight = fa_ex2(stat.x - total.max);
 
 				total.sum += weight * stat.y;
