@@ -44,6 +44,12 @@ static int32_t box_keys(const struct fa_cuda_paged_kernel *kernel,
 	return keys;
 }
 
+/* Warps that start a tile's copies: one does it soon enough if there are few. */
+static uint32_t loaders(int32_t keys, int32_t box)
+{
+	return keys / box <= 2 ? 1 : 4;
+}
+
 /*
  * K or V of one layer: (dim, token of the page, KV head, slot). Slots are 256 bytes apart
  * and pages many of them, so that a page's number is a coordinate.
@@ -343,6 +349,7 @@ void fa_cuda_paged_hopper_launch(const struct fa_cuda_paged_plan *plan,
 	args->attention.units_m = ceil_div(plan->forward_blocks, 2);
 	args->attention.section = (int32_t)plan->forward_section;
 	args->box_keys = box_keys(kernel, p->cache);
+	args->loaders = loaders(kernel->keys, args->box_keys);
 	args->section_pairs = plan->forward_section * (uint32_t)args->attention.units_m;
 	args->pairs = (uint32_t)args->attention.triples * (uint32_t)args->attention.units_m;
 	launch->n_maps = FA_CUDA_MAPS;

@@ -431,6 +431,7 @@ static void test_hopper(void **state)
 			1);
 		assert_int_equal(launches[0].n_maps, FA_CUDA_MAPS);
 		assert_int_equal(args->box_keys, boxes[i]);
+		assert_int_equal(args->loaders, boxes[i] < 64 ? 4 : 1);
 		assert_int_equal(map->box[1], boxes[i]);
 		assert_int_equal(map->dims[1], pages[i]);
 		assert_int_equal(map->strides[2], 256);

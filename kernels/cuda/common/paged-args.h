@@ -117,10 +117,10 @@ struct fa_cuda_paged_attention {
 	uint64_t epoch; /* below 2^48, and above that of every earlier launch */
 	uint32_t tiles_each, tiles_extra, tiles_end; /* tiles_end: 0 with units; < tiles_each */
 	int32_t kv_heads, slices;
-	/* For kernels that copy by TMA: of a box of K or V; pairs of blocks, of all heads and
-	 * slices and of those of a section. */
+	/* For kernels that copy by TMA: of a box of K or V; warps that load; pairs of blocks, of all
+	 * heads and slices and of those of a section. */
 	int32_t box_keys;
-	uint32_t pairs, section_pairs;
+	uint32_t loaders, pairs, section_pairs;
 	uint32_t n_items; /* decode */
 	/* Decode: all items, if there are no more; else 0. */
 	uint32_t items_here;

@@ -136,8 +136,9 @@ struct fa_sm90_config {
 
 	/*
 	 * Named barriers: of a group's 128 threads among themselves, where they have
-	 * cleared the tail of V; and a group's turn, once a tile: all of it wait, all of the
-	 * group before it arrive.
+	 * cleared the tail of V; a group's turn, once a tile: all of it wait, all of the
+	 * group before it arrive; and of the warps that load, if there are several and launches
+	 * yield, before a tile.
 	 */
 	static __device__ __forceinline__ uint32_t group_barrier(uint32_t group)
 	{
@@ -149,12 +150,17 @@ struct fa_sm90_config {
 		return 1 + GROUPS + group;
 	}
 
+	static __device__ __forceinline__ uint32_t loaders_barrier(void)
+	{
+		return 1 + 2 * GROUPS;
+	}
+
 	static_assert(SHARED_BYTES == FA_SM90_SHARED_BYTES(DIM, DIM_V, KEYS, STAGES, Q_SLOTS),
 	              "the host's table must agree");
 	static_assert(BARRIERS_END % 16 == 0 && WORDS_END <= SHARED_BYTES, "barriers fit");
 	static_assert(DIM % 32 == 0 && DIM_V % 32 == 0 && KEYS % 32 == 0, "whole products");
 	static_assert(KEYS <= 256 && KV_COLUMN % 1024 == 0, "a box of TMA's, on 1024 bytes");
-	static_assert(GROUPS > 1 && 2 * GROUPS < 16, "several take turns, at barriers that exist");
+	static_assert(GROUPS > 1 && 2 * GROUPS < 15, "several take turns, at barriers that exist");
 	static_assert(Q_SLOTS >= GROUPS, "every group has rows");
 
 	/* WINDOW: tiles of K and V that a block sees and the one before it does not; and groups

@@ -11,6 +11,7 @@
  *   WALK, LOADERS_WALK from one block of rows to the next, in the same order
  *   TILE               a tile of keys, as the loading warp has it fetched
  *   k_row(), v_row()   where a key's row lies
+ *   loaders()          how many warps load: a power of two, 4 at most
  *   tails()            whether tiles may end in rows that are not the sequence's
  *   PAGED              they may begin with such, too, and looking them up takes registers
  */
@@ -145,6 +146,11 @@ struct fa_sm90_dense {
 	attention(const ARGS &args)
 	{
 		return args;
+	}
+
+	static __device__ __forceinline__ uint32_t loaders(const ARGS &)
+	{
+		return 1;
 	}
 
 	static __device__ __forceinline__ int32_t first(const WORK &)

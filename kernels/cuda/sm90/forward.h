@@ -475,7 +475,7 @@ __device__ __forceinline__ void fa_sm90_forward(const typename C::ARGS &args,
 
 	if (warpgroup == 0) {
 		fa_registers_give<C::LOADER_REGISTERS>();
-		if (threadIdx.x < 32)
+		if (threadIdx.x < (C::PAGED ? 32 * C::SOURCE::loaders(args) : 32))
 			fa_sm90_load<C>(args, maps, shared);
 	} else {
 		fa_registers_take<C::GROUP_REGISTERS>();

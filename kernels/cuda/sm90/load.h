@@ -1,11 +1,14 @@
 /*
  * The loading warpgroup's part: one thread has TMA fetch Q of every block of rows and
  * the tiles of K and V that those rows see, as far ahead as there is room, in the order
- * in which they are used.
+ * in which they are used. Where tiles come in many boxes several warps start their copies: a
+ * warp starts one after another, whichever lane asks. The first of them expects the bytes of
+ * all, and decides where they stop.
  */
 #pragma once
 
 #include "kernels/cuda/common/maps.h"
+#include "kernels/cuda/ptx/barrier.h"
 #include "kernels/cuda/ptx/mbarrier.h"
 #include "kernels/cuda/ptx/tma.h"
 #include "kernels/cuda/ptx/warpgroup.h"
@@ -107,7 +110,7 @@ __device__ __forceinline__ void fa_sm90_touch_next(const typename C::ARGS &args,
 	}
 }
 
-/* A whole warp's, though one thread or a few issue: warps know how to agree on the work. */
+/* Whole warps', though one thread or a few issue: warps know how to agree on the work. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
                                              const struct fa_cuda_maps &maps, uint32_t shared)
@@ -119,6 +122,8 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 	struct fa_sm90_rows<C> now;
 	/* V's last tile of a block comes after K's first of the next. */
 	typename C::SOURCE::template TILE<C> v_tile;
+	const uint32_t loaders = C::SOURCE::loaders(args);
+	const uint32_t warp = C::PAGED ? __shfl_sync(~0u, threadIdx.x / 32, 0) : 0;
 	bool pending = false, stopped = false;
 	/* Of a block of threads that goes on: blocks of rows that are done, tiles left of the
 	 * next. */
@@ -145,6 +150,17 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 		wait_k_empty();
 		return __any_sync(~0u, asked) &&
 		       fa_sm90_stop<C>(yield, shared, k.stage, begun, left);
+	};
+	/* The same, if several warps load: the others hear of it. */
+	const auto all_stop = [&](uint32_t begun, uint32_t left) {
+		bool stop = warp == 0 && stops(begun, left);
+
+		if (C::PAGED && C::YIELDS && loaders > 1 && yield.word) {
+			fa_barrier_sync(C::loaders_barrier(), loaders * 32);
+			if (warp > 0)
+				stop = fa_ld_shared(shared + C::STOP + 4 * k.stage) != 0;
+		}
+		return stop;
 	};
 
 	const auto fetch_q = [&](const struct fa_sm90_rows<C> &rows, int group) {
@@ -174,7 +190,7 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 	for (uint32_t begun = 0; now.next(args, walk, left_of(begun)); begun++) {
 		if (C::YIELDS && begun < done_before())
 			continue;
-		if (C::YIELDS && begun > done_before() && stops(begun, 0)) {
+		if (C::YIELDS && begun > done_before() && all_stop(begun, 0)) {
 			stopped = true;
 			break;
 		}
@@ -214,7 +230,7 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 			}
 		} else {
 #pragma unroll 1
-			for (int group = 0; group < C::GROUPS; group++)
+			for (int group = 0; warp == 0 && group < C::GROUPS; group++)
 				fetch_q(now, group);
 			fetch_k();
 			if (pending)
@@ -223,7 +239,7 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 			v_tile = now.tile;
 #pragma unroll 1
 			for (int32_t i = 1; i < now.count; i++) {
-				if (C::YIELDS && stops(begun, (uint32_t)(now.count - i))) {
+				if (C::YIELDS && all_stop(begun, (uint32_t)(now.count - i))) {
 					stopped = true;
 					break;
 				}
@@ -239,7 +255,7 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 	if (!pending)
 		return;
 	fetch_v();
-	if (C::YIELDS && !stopped) {
+	if (C::YIELDS && !stopped && warp == 0) {
 		wait_k_empty();
 		fa_sm90_say<C>(shared, k.stage, FA_SM90_ENDED);
 	}

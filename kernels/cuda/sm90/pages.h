@@ -129,8 +129,9 @@ template <class C, bool AHEAD> struct fa_sm90_page_walk {
 };
 
 /*
- * A tile of keys. It comes in boxes of keys that lie in one page; each lane of the loading
- * warp knows where one of them lies, and of the tile before it, and starts its copy.
+ * A tile of keys. It comes in boxes of keys that lie in one page; each lane of a loading
+ * warp knows where one of them lies, and of the tile before it, and lanes of one warp or
+ * another start its copy.
  */
 template <class C> struct fa_sm90_page_tile {
 	static constexpr int32_t NOWHERE = INT32_MAX; /* a slot past the maps' end: zeros */
@@ -183,11 +184,12 @@ template <class C> struct fa_sm90_page_tile {
 	                                      int32_t first_column, uint64_t policy) const
 	{
 		const int32_t row = (int32_t)(threadIdx.x % 32) * all.box_keys;
+		const uint32_t starter = threadIdx.x & (all.loaders - 1);
 
-		if (threadIdx.x % 32 == 0)
+		if (threadIdx.x == 0)
 			fa_mbarrier_arrive_expect(barrier, COLUMNS * C::KV_COLUMN);
 		__syncwarp();
-		if (row < C::KEYS)
+		if (row < C::KEYS && starter == threadIdx.x / 32)
 #pragma unroll
 			for (int c = 0; c < COLUMNS; c++)
 				fa_tma_load(shared + c * C::KV_COLUMN + row * C::COLUMN_BYTES, map,
@@ -209,6 +211,11 @@ struct fa_sm90_pages {
 	static __device__ __forceinline__ const struct fa_cuda_attention &attention(const ARGS &all)
 	{
 		return all.attention;
+	}
+
+	static __device__ __forceinline__ uint32_t loaders(const ARGS &all)
+	{
+		return all.loaders;
 	}
 
 	static __device__ __forceinline__ int32_t first(const WORK &work)
