@@ -266,11 +266,9 @@ void fa_engine_attend(struct fa_engine *engine)
 	if (!fa_list_empty(&engine->staged))
 		put_staged(engine);
 	fa_engine_round(engine, true, LAUNCHES_ATTENDED);
-	/* It is awake while something is due, in case that this thread is late. */
+	/* It looks after what is due, in case that this thread is late. */
 	if (!fa_turns_empty(&engine->turns) || !attended)
 		fa_engine_wake(engine);
-	else if (!was_due && atomic_load_explicit(&engine->due, memory_order_relaxed))
-		fa_waiter_rouse(&engine->waiter);
 	pthread_mutex_unlock(&engine->round);
 }
 

@@ -19,11 +19,10 @@
 
 /* The loop thread that attends is waited for so long, ... */
 #define GUARD_NS (5 * FA_NS_PER_US)
-/* ... and looked after all the time for so long; then between such sleeps. */
+/* ... and looked after all the time for so long after something was due; then between sleeps. */
 #define GUARD_LOOK_NS (200 * FA_NS_PER_US)
+#define GUARD_IDLE_LOOK_NS (50 * FA_NS_PER_US)
 #define GUARD_PAUSE_NS (100 * FA_NS_PER_US)
-/* While nothing is due, it need not be told in time when something is. */
-#define GUARD_IDLE_NS FA_NS_PER_MS
 /* Turns of waiting between two looks at the loop thread's words, which it writes. */
 #define GUARD_RELAX 16
 
@@ -320,39 +319,45 @@ static void wait_for_news(struct fa_engine *engine, const struct patience *patie
 		fa_waiter_wait(&engine->waiter, patience->until_ns);
 }
 
-/* Waits while the loop thread attends. @since_ns: since when, 0: it was not so before. */
-static void guard(struct fa_engine *engine, uint64_t *since_ns)
+/* How long the engine thread has stood back. */
+struct guard {
+	bool due;
+	uint64_t since_ns; /* 0: it did not so far */
+};
+
+/* Waits while the loop thread attends. Returns whether it does no longer, and then has the mutex
+ * of rounds. */
+static bool guard(struct fa_engine *engine, struct guard *guard)
 {
 	const uint64_t beat = atomic_load_explicit(&engine->beats, memory_order_relaxed);
 	const uint64_t begin_ns = fa_now_ns();
+	const bool due = atomic_load_explicit(&engine->due, memory_order_relaxed);
+	const uint64_t look_ns = due ? GUARD_LOOK_NS : GUARD_IDLE_LOOK_NS;
 
-	if (!atomic_load_explicit(&engine->due, memory_order_relaxed)) {
-		*since_ns = 0;
-		fa_waiter_wait(&engine->waiter, begin_ns + GUARD_IDLE_NS);
-		return;
-	}
-	if (!*since_ns)
-		*since_ns = begin_ns;
+	if (!guard->since_ns || due != guard->due)
+		*guard = (struct guard){ .due = due, .since_ns = begin_ns };
+	if (begin_ns - guard->since_ns > look_ns || !engine->waiter.may_spin)
+		fa_waiter_sleep(&engine->waiter, begin_ns + GUARD_PAUSE_NS);
 	do {
 		for (int i = 0; i < GUARD_RELAX && !fa_waiter_is_woken(&engine->waiter); i++)
 			fa_waiter_relax(&engine->waiter);
-		if (fa_waiter_is_woken(&engine->waiter))
-			return;
-		if (atomic_load_explicit(&engine->beats, memory_order_relaxed) != beat) {
-			if (begin_ns - *since_ns > GUARD_LOOK_NS)
-				fa_waiter_sleep(&engine->waiter, begin_ns + GUARD_PAUSE_NS);
-			return;
-		}
+		if (!due || fa_waiter_is_woken(&engine->waiter) ||
+		    atomic_load_explicit(&engine->beats, memory_order_relaxed) != beat)
+			return false;
 	} while (fa_now_ns() - begin_ns < GUARD_NS);
-	/* It does something else; what is due cannot wait. */
+	/* It does something else, and what is due cannot wait; unless it is a long round. */
+	if (pthread_mutex_trylock(&engine->round) != 0)
+		return false;
 	atomic_store_explicit(&engine->attended, false, memory_order_relaxed);
+	return true;
 }
 
 void *fa_engine_run(void *userdata)
 {
 	struct fa_engine *engine = userdata;
-	uint64_t guarding_ns = 0;
+	struct guard guarding = {};
 	struct patience patience;
+	bool attended, more = false;
 
 	/* Sleeps between two looks at a device or a gate are short, and to be no longer. */
 	(void)prctl(PR_SET_TIMERSLACK, 1UL);
@@ -361,15 +366,18 @@ void *fa_engine_run(void *userdata)
 
 		if (woken && atomic_load_explicit(&engine->stop, memory_order_relaxed))
 			return NULL;
-		if (!woken && atomic_load_explicit(&engine->attended, memory_order_relaxed)) {
-			guard(engine, &guarding_ns);
+		attended = atomic_load_explicit(&engine->attended, memory_order_relaxed);
+		if (woken || more || !attended)
+			fa_engine_lock_mutex(engine, &engine->round);
+		else if (!guard(engine, &guarding))
 			continue;
-		}
-		guarding_ns = 0;
-		fa_engine_lock_mutex(engine, &engine->round);
+		guarding.since_ns = 0;
 		fa_engine_round(engine, woken, LAUNCHES_A_ROUND);
+		more = has_more_to_do(engine);
 		patience = find_patience(engine);
 		pthread_mutex_unlock(&engine->round);
-		wait_for_news(engine, &patience);
+		/* Who attends from now on wakes it; who did so before does not. */
+		if (!atomic_load_explicit(&engine->attended, memory_order_relaxed))
+			wait_for_news(engine, &patience);
 	}
 }

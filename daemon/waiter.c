@@ -83,14 +83,10 @@ void fa_waiter_wake(struct fa_waiter *waiter)
 
 void fa_waiter_prepare(struct fa_waiter *waiter)
 {
-	if (waiter->may_spin)
-		fa_waiter_rouse(waiter);
-}
-
-void fa_waiter_rouse(struct fa_waiter *waiter)
-{
 	uint32_t before = ASLEEP;
 
+	if (!waiter->may_spin)
+		return;
 	if (atomic_compare_exchange_strong(&waiter->signal, &before, AWAKE) ||
 	    (before == LISTENING &&
 	     atomic_compare_exchange_strong(&waiter->signal, &before, AWAKE)))

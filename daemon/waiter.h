@@ -56,8 +56,6 @@ void fa_waiter_wake(struct fa_waiter *waiter);
 
 /* Any thread: there will be news in a moment. */
 void fa_waiter_prepare(struct fa_waiter *waiter);
-/* ... on a machine with two processors, too, where it is woken for something else. */
-void fa_waiter_rouse(struct fa_waiter *waiter);
 
 /* Before each look for news. Returns whether it was woken since the last. */
 bool fa_waiter_look(struct fa_waiter *waiter);
