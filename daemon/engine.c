@@ -247,29 +247,38 @@ void fa_engine_batch_end(struct fa_engine *engine)
 	send_staged(engine);
 }
 
-void fa_engine_attend(struct fa_engine *engine)
+/* Of many requests the engine thread launches one while the next are read here; and what is to
+ * be done when the device is lost may take long. */
+static bool may_attend(struct fa_engine *engine)
 {
-	const bool was_due = atomic_load_explicit(&engine->due, memory_order_relaxed);
-	const bool attended = atomic_load_explicit(&engine->attended, memory_order_relaxed);
+	if (!engine->polled || engine->n_staged > 1 ||
+	    (engine->ops->is_lost && engine->ops->is_lost(engine->device)))
+		return false;
+	return !fa_list_empty(&engine->staged) ||
+	       atomic_load_explicit(&engine->due, memory_order_relaxed);
+}
+
+bool fa_engine_attend(struct fa_engine *engine)
+{
+	bool attended, more;
 
 	engine->batching = false;
-	/* Of many the engine thread launches one while the next are read here. */
-	if (!engine->polled || engine->n_staged > 1 ||
-	    (!was_due && fa_list_empty(&engine->staged)) ||
-	    pthread_mutex_trylock(&engine->round) != 0) {
+	if (!may_attend(engine) || pthread_mutex_trylock(&engine->round) != 0) {
 		send_staged(engine);
-		return;
+		return false;
 	}
+	/* The engine thread takes this back under the mutex. */
+	attended = atomic_exchange_explicit(&engine->attended, true, memory_order_relaxed);
 	atomic_fetch_add_explicit(&engine->beats, 1, memory_order_relaxed);
-	if (!attended)
-		atomic_store_explicit(&engine->attended, true, memory_order_relaxed);
 	if (!fa_list_empty(&engine->staged))
 		put_staged(engine);
 	fa_engine_round(engine, true, LAUNCHES_ATTENDED);
-	/* It looks after what is due, in case that this thread is late. */
-	if (!fa_turns_empty(&engine->turns) || !attended)
-		fa_engine_wake(engine);
+	more = !fa_turns_empty(&engine->turns);
 	pthread_mutex_unlock(&engine->round);
+	/* From now on it looks after what is due, in case that this thread is late. */
+	if (more || !attended)
+		fa_engine_wake(engine);
+	return more;
 }
 
 void fa_engine_unattend(struct fa_engine *engine)

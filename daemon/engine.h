@@ -95,7 +95,7 @@ struct fa_request {
 };
 
 /*
- * @notify is called on the engine thread when fa_engine_take() has something after
+ * @notify is called on the engine thread, or on one that attends, when fa_engine_take() has something after
  * it had nothing (uv_async_send): who is notified takes until there is nothing, or
  * remembers to come back; and when the device is lost. Not called any more once
  * fa_engine_free() returned. The device's notify must be wired to fa_engine_wake.
@@ -162,10 +162,11 @@ void fa_engine_batch_end(struct fa_engine *engine);
  * Ends a batch, and does what the engine thread would if that is not at it: launches the
  * batch, if it is of one request, looks at the device and at gates, finishes requests. To be
  * called again at once, or left by fa_engine_unattend(): meanwhile the engine thread stands
- * back, for as long as these calls come; where none comes for some microseconds, as the loop
- * thread has other things to do, it takes over.
+ * back, for as long as these calls come; where none comes for some microseconds (a tenth of a
+ * millisecond, where there was little to do), as the loop thread has other things to do, it
+ * takes over. Returns whether there is more to be launched.
  */
-void fa_engine_attend(struct fa_engine *engine);
+bool fa_engine_attend(struct fa_engine *engine);
 void fa_engine_unattend(struct fa_engine *engine);
 
 /*

@@ -124,7 +124,7 @@ static void sleep_on(struct fa_session_ring *ring)
 	leave(ring);
 }
 
-/* Each busy ring has its turn. Returns whether any had something. */
+/* Each busy ring has its turn. Returns whether any had something, or has yet to be launched. */
 static bool turn(struct fa_rings *rings, uint64_t now_ns)
 {
 	bool any = false;
@@ -145,8 +145,7 @@ static bool turn(struct fa_rings *rings, uint64_t now_ns)
 		else
 			ring->warm = true;
 	}
-	fa_engine_attend(rings->server->engine);
-	return any;
+	return fa_engine_attend(rings->server->engine) || any;
 }
 
 static void relax(const struct fa_rings *rings)
@@ -234,6 +233,8 @@ static void on_bells(uv_poll_t *poll, int status, int events)
 			fa_ring_activate(ring);
 	}
 	(void)turn(rings, fa_now_ns());
+	if (!rings->n_busy)
+		fa_engine_unattend(rings->server->engine);
 }
 
 int fa_rings_init(struct fa_rings *rings, struct fa_server *server)

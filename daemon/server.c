@@ -262,7 +262,7 @@ static void on_idle_timeout(uv_timer_t *timer)
 
 /* ---- the engine and the workers */
 
-/* The engine thread's. */
+/* The engine thread's, or this one's while it attends. */
 static void notify(void *userdata)
 {
 	struct fa_server *server = userdata;

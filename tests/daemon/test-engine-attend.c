@@ -125,6 +125,38 @@ static void test_left(void **state)
 	fixture_deinit(&f);
 }
 
+/* The engine thread was woken for something else, and has a deadline far away, when this thread
+ * begins to attend and then does not come again. */
+static void test_stalled(void **state)
+{
+	struct fa_request *held, *request;
+	struct fixture f;
+
+	fixture_init_polled(&f, 1);
+	stream_open(&f, 0, 0);
+	stream_open(&f, 1, 0);
+	held = request_new(&f, 1);
+	held->held = true;
+	held->deadline_ns = fa_deadline_ns(3600 * FA_NS_PER_SEC);
+	fa_engine_submit(f.engine, held);
+	for (uint64_t i = 1; i <= 30; i++) {
+		const uint64_t begin_ns = fa_now_ns();
+
+		/* With different times for it to fall asleep. */
+		while (fa_now_ns() < begin_ns + i * 10 * FA_NS_PER_US)
+			fa_engine_attend(f.engine);
+		fa_engine_wake(f.engine);
+		usleep(i % 3 * 100);
+		request = submit_attending(&f, 0);
+		wait_launched(&f, i);
+		complete(&f, request, 0);
+		expect(&f, request, 0);
+	}
+	fa_engine_release(f.engine, held, -ECANCELED, &(struct fa_error){ "no more" });
+	expect(&f, held, -ECANCELED);
+	fixture_deinit(&f);
+}
+
 /* Deadlines, cancels and a lost device, while one thread alone does it all. */
 static void test_ends(void **state)
 {
@@ -178,9 +210,10 @@ static void test_not_polled(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_here), cmocka_unit_test(test_busy),
-		cmocka_unit_test(test_many), cmocka_unit_test(test_left),
-		cmocka_unit_test(test_ends), cmocka_unit_test(test_not_polled),
+		cmocka_unit_test(test_here),       cmocka_unit_test(test_busy),
+		cmocka_unit_test(test_many),       cmocka_unit_test(test_left),
+		cmocka_unit_test(test_stalled),    cmocka_unit_test(test_ends),
+		cmocka_unit_test(test_not_polled),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
