@@ -208,17 +208,21 @@ __device__ __forceinline__ void fa_sm90_codes_prepare(const struct fa_cuda_paged
 		}
 		fa_mbarrier_init_fence();
 	}
+	/* Of rows that no part has: zeros, or what another part had. */
+	for (uint32_t i = lane; i < 2 * C::Q_BYTES / 16; i += 32)
+		fa_st_shared_v4(shared + C::Q + i * 16, make_uint4(0, 0, 0, 0));
 	__syncwarp();
 	fa_barrier_arrive(C::BEGUN, C::BEGINNERS);
 	walk.start(args, blockIdx.x);
 	do {
+		const int there = (int)walk.rows(args, C::ROWS);
 		char *const q = shared_memory + C::Q + slot * C::Q_BYTES;
 
 		if (C::ATOMS > 1)
 			fa_sm90_paged_touch_q<C>(args, walk);
 			/* One at a time: more take more registers than there are. */
 #pragma unroll 1
-		for (int r = 0; r < 2 * C::ATOMS; r++) {
+		for (int r = 0; 8 * r < there; r++) {
 			struct fa_sm90_codes_row<C> row;
 			float factor;
 

@@ -82,18 +82,17 @@
 
 /*
  * Decode of codes: X(dim, atoms, groups, stages) for each kind of them; paged_codes.h. One block
- * to an SM, with 152 registers for each thread of three groups, 224 of two, and 56 of the one that
- * loads; nothing spills (CUDA 13.0). Shared memory, in this order: 170, 160, 216, 198 and 183 KiB,
- * of which the ring has 102, 102, 148, 132 and 130.
+ * to an SM, with 152 registers for each thread of three groups, 224 of two, and 56 of the others;
+ * nothing spills (CUDA 13.0). Shared memory, in this order: 169, 162, 219, 200 and 188 KiB, of which
+ * the ring has 102, 102, 148, 132 and 130.
  *
- * On an H200, 8 KV heads of 32, d128, e4m3 with tokens' scales: 0.86 of a bare read for 32 x 4k,
- * 1.00 for 32 x 16k, 0.79 for mixed lengths; with heads' 0.77, 0.89 and 0.72. What is behind the
- * choice: an H200's memory brings an SM 16 tokens of K and V of a KV head in 209 cycles at d128, and
- * each of its four schedulers has four times that for a warp's 16 tokens, of which about 400 are
- * instructions of the warp (d128, e4m3, one fragment of rows). Kernels of 16-bit elements show that
- * one warp to a scheduler does not keep up with half of the bytes (above, d64); three do with
- * latencies of 2500 cycles. At d64 they have half of that. Where O has two fragments of rows, or 256
- * columns, two is what registers allow.
+ * What is behind the choice: an H200's memory brings an SM 16 tokens of K and V of a KV head in 209
+ * cycles at d128, and each of its four schedulers has four times that for a warp's 16 tokens. By
+ * ptxas's stalls those are 1070 cycles to a warp alone (d128, e4m3, one fragment of rows), and three
+ * at a scheduler have one through every 520, 580 with tokens' scales. At d64 they have half of that.
+ * Where O has two fragments of rows, or 256 columns, two is what registers allow. With one warp that
+ * loaded, for all groups, an H200 took 970 cycles a tile, 1120 with tokens' scales: 0.77 of a bare
+ * read for 32 x 4k with heads', and 0.72 for mixed lengths.
  */
 #define FA_SM90_CODES_DECODE(X)                                                                    \
 	X(64, 1, 3, 12)                                                                            \
