@@ -176,6 +176,40 @@ static void case_windows(struct fa_cases *cases)
 			}
 }
 
+/* ALiBi from far on one side of all keys to far on the other, and with dot products that say
+ * much more than distances, in tiles that distances leave nothing of, too. */
+static void case_slopes(struct fa_cases *cases)
+{
+	static const int lengths[][2] = { { 200, 520 }, { 600, 170 }, { 330, 330 } };
+	static const float scales[] = { 1, 8, 60 };
+
+	for (int dtype = FA_ATTENTION_F16; dtype <= FA_ATTENTION_BF16; dtype++)
+		for (int dim = 64; dim <= 256; dim *= 2)
+			for (size_t n = 0; n < COUNT(lengths) * COUNT(scales); n++) {
+				const struct fa_attention_params params = {
+					.dtype = (enum fa_attention_dtype)dtype,
+					.batch = 1,
+					.heads = 2,
+					.kv_heads = 1,
+					.head_dim = dim,
+					.head_dim_v = dim,
+					.seqlen_q = lengths[n % 3][0],
+					.seqlen_k = lengths[n % 3][1],
+					.scale = scales[n / 3] / (float)sqrt(dim),
+					.softcap = n == 1 ? 10 : 0,
+					.causal = n % 2,
+					.window_left = n == 8 ? 140 : -1,
+					.window_right = n == 8 ? 150 : -1,
+				};
+				struct fa_request request;
+
+				fa_request_make(cases->gpu, &request, &params, NULL, NULL, usual,
+				                true, n == 5, &cases->random);
+				check(cases, &request);
+				fa_request_free(cases->gpu, &request);
+			}
+}
+
 /* Strides that few have, but that all kernels must take: rows, and heads, that overlap;
  * K that is V; O from the last head to the first. */
 static void case_strides(struct fa_cases *cases)
@@ -395,6 +429,7 @@ static const struct {
 	{ "long", case_long },           { "alone", fa_case_alone }, { "far", fa_case_far },
 	{ "rerun", fa_case_rerun },      { "peaked", case_peaked },  { "strides", case_strides },
 	{ "chain", fa_case_chain },      { "yield", fa_case_yield }, { "windows", case_windows },
+	{ "slopes", case_slopes },
 };
 
 /* Checks so far of kernels for this chip alone. */

@@ -64,8 +64,7 @@ struct fa_sm90_config {
 	using SOURCE = SOURCE_;
 	using ARGS = typename SOURCE::ARGS;
 	static constexpr bool BAND = KIND::BAND, WINDOW = KIND::WINDOW, RICH = KIND::RICH;
-	/* ALiBi can raise a row's logits beyond all bounds from the first tile to the last. */
-	static constexpr bool LAZY = fa_sm90_lazy<T>::value && !RICH;
+	static constexpr bool LAZY = fa_sm90_lazy<T>::value;
 	static constexpr int DIM = DIM_, DIM_V = DIM_V_;
 	static constexpr int GROUPS = GROUPS_, THREADS = (GROUPS + 1) * 128;
 	static constexpr int KEYS = KEYS_, STAGES = STAGES_, Q_SLOTS = Q_SLOTS_;

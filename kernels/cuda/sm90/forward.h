@@ -87,7 +87,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 	const uint32_t lane = threadIdx.x % 32;
 	const int32_t thread_row = C::BAND ? threadIdx.x % 128 / 32 * 16 + lane / 4 : 0;
 	/* What a logit is multiplied by in the exponent; > 0. */
-	const float factor = C::RICH ? 1 : args.scale_log2;
+	const float factor = C::RICH && !fa_sm90_linear(args) ? 1 : args.scale_log2;
 	typename SOURCE::template WALK<C> walk(all);
 	struct fa_sm90_place<C::STAGES> k, v;
 	struct fa_sm90_place<C::Q_SLOTS> q;
@@ -108,7 +108,8 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 	int32_t next_skip = 0; /* tiles before the next that this group leaves out */
 	int32_t after = 0;     /* of those, the ones of the block that is ahead of them */
 	int32_t tail = 0;      /* WINDOW: those that it leaves out at the end of this block */
-	float slope = 0, next_slope = 0;
+	/* ALiBi's slope, in units of what is multiplied by the factor; what of it is a row's. */
+	float tilt = 0, next_tilt = 0, shift[2] = { 0, 0 };
 	bool fresh; /* a row has no maximum yet */
 	bool resumed = false;
 	uint32_t stop = 0; /* there is no tile, and this block of threads ends: fa_sm90_stop_kind */
@@ -137,7 +138,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			next_skip += own.before;
 			after = own.after;
 			if (C::RICH)
-				next_slope = fa_sm90_slope(args, work.head);
+				next_tilt = fa_sm90_slope(args, work.head) * fa_rcp(factor);
 			if (span.count == 0)
 				fa_sm90_finish_empty<C>(args, work, row);
 		}
@@ -145,7 +146,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 	const auto begin = [&](void) {
 		rest = next_rest;
 		first = next_first;
-		slope = next_slope;
+		tilt = next_tilt;
 		key = next_key;
 		left = next_left;
 		if (C::WINDOW)
@@ -213,8 +214,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 	/* Returns whether rows may not see all of the tile, or it has others' rows. */
 	const auto mask = [&](void) {
 		if constexpr (C::RICH)
-			fa_sm90_logits(dots, args, slope,
-			               key + (int32_t)(lane % 4 * 2) - thread_row);
+			fa_sm90_logits(dots, args);
 		if (key + C::KEYS > rest || (C::PAGED && key < first) ||
 		    (C::BAND && (key + C::KEYS - 1 > args.window_right ||
 		                 key < C::GROUP_ROWS - 1 - args.window_left))) {
@@ -224,9 +224,27 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 		}
 		return false;
 	};
+	const auto lean = [&](void) {
+		if (C::RICH && args.alibi_slopes)
+			fa_sm90_tilt(dots, tilt, factor, key + (int32_t)(lane % 4 * 2) - thread_row,
+			             args.window_right <= 0 || key + C::KEYS <= 1 ? 1
+			             : key >= C::GROUP_ROWS - 1                   ? -1
+			                                                          : 0,
+			             shift);
+	};
 	const auto raise = [&](void) {
-		const bool raised = fa_sm90_raise<C>(sums, dots, factor, scale);
+		float lift[2] = { shift[0], shift[1] };
+		bool raised;
 
+		if (C::RICH && C::LAZY)
+#pragma unroll
+			for (int r = 0; r < 2; r++) {
+				const int32_t row = thread_row + r * 8;
+
+				lift[r] = -tilt * factor *
+				          (float)max(0, max(first - row, row - rest + 1));
+			}
+		raised = fa_sm90_raise<C>(sums, dots, factor, lift, scale);
 		fresh = !C::LAZY || __any_sync(~0u, sums.unset(0) || sums.unset(1));
 		return raised;
 	};
@@ -299,8 +317,12 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 		scale[0] = scale[1] = 1;
 		if (C::YIELDS_INSIDE && C::LAZY && resumed)
 			fa_sm90_lower(sums, scale);
+		if (!C::LAZY)
+			lean();
 		raise();
-		fa_sm90_exponentials<C, 0, steps>(sums, dots, factor);
+		if (C::LAZY)
+			lean();
+		fa_sm90_exponentials<C, 0, steps>(sums, dots, factor, shift);
 		fa_sm90_round<C>(p, dots);
 		if (C::YIELDS_INSIDE && resumed)
 			fa_sm90_rescale<C>(out, scale);
@@ -380,14 +402,18 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 
 			if (C::PAGED)
 				rows = masked ? rows_of_tile() : ALL_ROWS;
+			if (!C::LAZY)
+				lean();
 			if (fresh)
 				raised |= raise();
+			if (C::LAZY)
+				lean();
 			if (C::TURNS == FA_SM90_EXPONENTIALS)
 				turn_wait();
 			/* By the time that some exponentials are there, so is O; with P free, all can
 			 * be rounded in the shadow of the others. The branch in between keeps the
 			 * compiler from waiting sooner. */
-			fa_sm90_exponentials<C, 0, steps / 2>(sums, dots, factor);
+			fa_sm90_exponentials<C, 0, steps / 2>(sums, dots, factor, shift);
 			release_q();
 			fa_wgmma_wait<0>();
 			fa_wgmma_hold(out);
@@ -397,11 +423,13 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			if constexpr (C::TURNS == FA_SM90_EXPONENTIALS) {
 				/* While these are computed the next group finds out that it may. */
 				fa_sm90_exponentials<C, steps / 2, steps * 3 / 4>(sums, dots,
-				                                                  factor);
+				                                                  factor, shift);
 				turn_pass();
-				fa_sm90_exponentials<C, steps * 3 / 4, steps>(sums, dots, factor);
+				fa_sm90_exponentials<C, steps * 3 / 4, steps>(sums, dots, factor,
+				                                              shift);
 			} else {
-				fa_sm90_exponentials<C, steps / 2, steps>(sums, dots, factor);
+				fa_sm90_exponentials<C, steps / 2, steps>(sums, dots, factor,
+				                                          shift);
 			}
 			fa_sm90_round<C>(p, dots);
 			if (raised && !border)

@@ -31,8 +31,11 @@
  * those keys take in FULL. At d64 groups leave out a tile of ten, for which places of four are
  * needed, as they are a tile apart; at d256 one of 18. Not measured yet.
  *
- * RICH does where BAND would do, 4k: d64 360 of 486 (causal), d128 651 of 718 (causal) and 711 of 797
- * (full); short ones at d64 are faster on sm80's, 173 against 143 (causal, 512).
+ * RICH, ALiBi at 4k, was 0.63 of plain at d64 (64 keys, turns of products), 0.84 at d128, before
+ * it became one FMA for a key and 96 keys at d64; not measured since. 128 keys at d64 spill, by
+ * what soft caps take. What it did where BAND would do, 4k: d64 360 of 486 (causal), d128 651 of
+ * 718 (causal) and 711 of 797 (full); short ones at d64 are faster on sm80's, 173 against 143
+ * (causal, 512).
  */
 #pragma once
 
@@ -42,7 +45,7 @@
 	X(full, FULL, 64, 64, 3, 128, 2, 6, EXPONENTIALS, INT32_MAX)                               \
 	X(band, BAND, 64, 64, 3, 128, 2, 6, EXPONENTIALS, INT32_MAX)                               \
 	X(window, WINDOW, 64, 64, 3, 128, 4, 6, EXPONENTIALS, INT32_MAX)                           \
-	X(rich, RICH, 64, 64, 3, 64, 4, 6, PRODUCTS, INT32_MAX)                                    \
+	X(rich, RICH, 64, 64, 3, 96, 3, 6, EXPONENTIALS, INT32_MAX)                                \
 	X(full, FULL, 96, 96, 2, 128, 2, 4, PRODUCTS, INT32_MAX)                                   \
 	X(band, BAND, 96, 96, 2, 128, 2, 4, PRODUCTS, INT32_MAX)                                   \
 	X(full, FULL, 128, 128, 2, 128, 2, 4, PRODUCTS, INT32_MAX)                                 \

@@ -87,9 +87,9 @@ template <class C> struct fa_sm90_rows {
 /* Has L2 fetch what the block after this one begins with: its rows of Q, and the tiles of K and
  * V that blocks beside it do not see. */
 template <class C>
-__device__ __forceinline__ void fa_sm90_touch_next(const typename C::ARGS &args,
-                                                   const struct fa_cuda_maps &maps,
-                                                   typename C::SOURCE::template WALK<C> walk)
+__device__ __forceinline__ void
+fa_sm90_touch_next(const typename C::ARGS &args, const struct fa_cuda_maps &maps,
+                   typename C::SOURCE::template LOADERS_WALK<C> walk)
 {
 	const uint64_t keep = fa_tma_policy_keep(), once = fa_tma_policy_once();
 	struct fa_sm90_rows<C> next;

@@ -29,32 +29,58 @@ __device__ __forceinline__ float fa_sm90_capped(const struct fa_cuda_attention &
 	       2 * args.cap_out * fa_rcp(1 + fa_ex2(args.cap_in * 2.88539008f * dot));
 }
 
-/* Turns dot products into logits. @position: that of the key of dots[0], less its row's. */
+/* Whether logits are dot products times a factor, but for ALiBi. */
+__device__ __forceinline__ bool fa_sm90_linear(const struct fa_cuda_attention &args)
+{
+	return args.cap_out == 0 && args.scale_log2 > 0;
+}
+
+/* If they are not, what the exponents take with a factor of 1. */
 template <int COUNT>
 __device__ __forceinline__ void fa_sm90_logits(float (&dots)[COUNT],
-                                               const struct fa_cuda_attention &args, float slope,
-                                               int32_t position)
+                                               const struct fa_cuda_attention &args)
 {
 	if (args.cap_out != 0) {
 #pragma unroll
 		for (int i = 0; i < COUNT; i++)
 			dots[i] = fa_sm90_capped(args, dots[i]);
-	} else {
+	} else if (!(args.scale_log2 > 0)) {
 #pragma unroll
 		for (int i = 0; i < COUNT; i++)
 			dots[i] *= args.scale_log2;
 	}
-	if (args.alibi_slopes) {
-		const float distance = (float)position;
+}
 
+/*
+ * ALiBi. Where all keys of a tile are on one side of its rows it is a slope over the tile, the
+ * same for all rows, and something for each row, @shift, which is added in the exponent.
+ * @tilt: the slope in units of @dots. @position: that of the key of dots[0], less its row's.
+ * @side: 1 where no row sees keys after its own, -1 where none sees any before, else 0.
+ */
+template <int COUNT>
+__device__ __forceinline__ void fa_sm90_tilt(float (&dots)[COUNT], float tilt, float factor,
+                                             int32_t position, int32_t side, float (&shift)[2])
+{
+	const float distance = (float)position, along = side < 0 ? -tilt : tilt;
+
+	if (side) {
 #pragma unroll
 		for (int i = 0; i < COUNT; i++)
-			dots[i] -= slope *
-			           fabsf(distance + (float)(i / 4 * 8 + i % 2 - i / 2 % 2 * 8));
+			dots[i] = fmaf(along, (float)(i / 4 * 8 + i % 2), dots[i]);
+#pragma unroll
+		for (int r = 0; r < 2; r++)
+			shift[r] = along * factor * (distance - (float)(r * 8));
+	} else {
+		shift[0] = shift[1] = 0;
+#pragma unroll
+		for (int i = 0; i < COUNT; i++)
+			dots[i] = fmaf(-tilt,
+			               fabsf(distance + (float)(i / 4 * 8 + i % 2 - i / 2 % 2 * 8)),
+			               dots[i]);
 	}
 }
 
-/* The same for one. */
+/* A logit. */
 __device__ __forceinline__ float fa_sm90_logit(float dot, const struct fa_cuda_attention &args,
                                                float slope, int32_t position)
 {

@@ -5,7 +5,9 @@
  * and the sum rescaled, only when a new logit exceeds it by more than 8 (in units of
  * ln 2). p is then at most 256, harmless in fp16, bf16 and the fp32 sums, and after the
  * first tiles a warp hardly ever touches O between products. With bf16 it is that of the
- * first tile in which the row sees a key (LAZY), so that later tiles need no maximum.
+ * first tile in which the row sees a key (LAZY), so that later tiles need no maximum. ALiBi can
+ * raise a row's logits beyond all bounds from there to the last, but no logit is more than its
+ * dot product says: of those the maximum is taken, and of the nearest key's distance.
  */
 #pragma once
 
@@ -95,7 +97,7 @@ __device__ __forceinline__ void fa_sm90_mask(fa_sm90_dots<C> &dots,
 		const int32_t last = C::BAND ? min(end - 1, r * 8 + args.window_right) - key
 		                             : end - 1 - key;
 
-		if constexpr (C::WINDOW) {
+		if constexpr (C::WINDOW || C::RICH) {
 			fa_sm90_mask_row<C>(dots, r, first, last);
 		} else {
 #pragma unroll
@@ -112,18 +114,20 @@ __device__ __forceinline__ void fa_sm90_mask(fa_sm90_dots<C> &dots,
  * Raises the rows' maxima to this tile's where they have fallen too far behind or, if
  * LAZY, where there is none yet; the sums with them. Returns whether any of the warp's
  * were; O is to be multiplied by @scale then, which gets the factors. Each row for
- * itself, so that its bits depend on no other row.
+ * itself, so that its bits depend on no other row. @shift: what is added to a thread's logits
+ * of a row, if RICH.
  */
 template <class C>
 __device__ __forceinline__ bool fa_sm90_raise(struct fa_sm90_sums &sums,
                                               const fa_sm90_dots<C> &dots, float factor,
-                                              float (&scale)[2])
+                                              const float (&shift)[2], float (&scale)[2])
 {
 	float max[2];
 	bool raise = false;
 
 	const auto behind = [&](int r, float logit) {
-		return fmaf(logit, factor, sums.offset[r]) > 8 && (!C::LAZY || sums.unset(r));
+		return fmaf(logit, C::RICH ? 1 : factor, sums.offset[r]) > 8 &&
+		       (!C::LAZY || sums.unset(r));
 	};
 
 #pragma unroll
@@ -132,6 +136,9 @@ __device__ __forceinline__ bool fa_sm90_raise(struct fa_sm90_sums &sums,
 #pragma unroll
 		for (int j = 1; j < C::KEYS / 8; j++)
 			max[r] = fmaxf(max[r], fmaxf(dots[j * 4 + r * 2], dots[j * 4 + r * 2 + 1]));
+		/* Each thread's elements have a shift of their own. */
+		if (C::RICH)
+			max[r] = fmaf(max[r], factor, shift[r]);
 		raise |= behind(r, max[r]);
 	}
 	if (!__any_sync(~0u, raise))
@@ -142,7 +149,8 @@ __device__ __forceinline__ bool fa_sm90_raise(struct fa_sm90_sums &sums,
 		max[r] = fmaxf(max[r], __shfl_xor_sync(~0u, max[r], 1));
 		max[r] = fmaxf(max[r], __shfl_xor_sync(~0u, max[r], 2));
 
-		const float offset = behind(r, max[r]) ? -max[r] * factor : sums.offset[r];
+		const float least = C::RICH ? -max[r] : -max[r] * factor;
+		const float offset = behind(r, max[r]) ? least : sums.offset[r];
 		const float shrink = fa_ex2(offset - sums.offset[r]);
 
 		sums.offset[r] = offset;
@@ -189,16 +197,19 @@ __device__ __forceinline__ void fa_sm90_rescale(fa_sm90_out_rows<C> &out, const 
 			out[j * 4 + e] *= scale[e / 2];
 }
 
-/* dots = exp(dots + offset) for steps @FIRST to @END of 16 keys, and the sums with it. */
+/* dots = exp(dots + offset) for steps @FIRST to @END of 16 keys, and the sums with it. @shift: as
+ * above. */
 template <class C, int FIRST, int END>
 __device__ __forceinline__ void fa_sm90_exponentials(struct fa_sm90_sums &sums,
-                                                     fa_sm90_dots<C> &dots, float factor)
+                                                     fa_sm90_dots<C> &dots, float factor,
+                                                     const float (&shift)[2])
 {
 #pragma unroll
 	for (int i = FIRST * 8; i < END * 8; i++) {
 		const int r = i / 2 % 2;
 
-		dots[i] = fa_ex2(fmaf(dots[i], factor, sums.offset[r]));
+		dots[i] = fa_ex2(fmaf(dots[i], factor,
+		                      C::RICH ? sums.offset[r] + shift[r] : sums.offset[r]));
 		sums.sum[r] += dots[i];
 	}
 	/* Here, not where the compiler finds their first use, behind waits. */

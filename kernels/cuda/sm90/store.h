@@ -11,6 +11,7 @@
 #include "kernels/cuda/sm90/softmax.h"
 #include "kernels/cuda/sm90/span.h"
 
+#include <float.h>
 #include <stdint.h>
 
 /* Where the group's @first_row of O begins. */
@@ -92,6 +93,10 @@ template <class C>
 __device__ __forceinline__ float fa_sm90_divisor(const struct fa_cuda_attention &args, int32_t head,
                                                  float &offset, float &sum)
 {
+	/* ALiBi may have left nothing of a row whose first tiles had the largest dot products. */
+	if (C::RICH && C::LAZY && sum < 0x1p-60f && offset != FLT_MAX)
+		return NAN;
+
 	const float sink = C::RICH ? fa_sm90_sink(args, head) : -INFINITY;
 
 	if (C::RICH && sink != -INFINITY) {
