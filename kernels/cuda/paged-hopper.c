@@ -9,6 +9,16 @@
 /* Slots of the maps: those beyond give zeros. */
 #define SLOTS ((uint64_t)INT32_MAX)
 
+/* Tiles of at most so many boxes are one warp's to load. */
+#ifndef FA_PREFILL_BOXES_ALONE
+#define FA_PREFILL_BOXES_ALONE 2
+#endif
+
+/* Heads run together whose keys fit this part of L2. */
+#ifndef FA_PREFILL_L2_PART
+#define FA_PREFILL_L2_PART 2
+#endif
+
 /* As in plan.c: a block of threads takes about BLOCK_NS, or one pair. */
 #define BLOCK_NS 200000
 #define SM_FLOPS_PER_NS 6000
@@ -47,7 +57,9 @@ static int32_t box_keys(const struct fa_cuda_paged_kernel *kernel,
 /* Warps that start a tile's copies: one does it soon enough if there are few. */
 static uint32_t loaders(int32_t keys, int32_t box)
 {
-	return keys / box <= 2 ? 1 : 4;
+	const int32_t boxes = keys / box;
+
+	return boxes <= FA_PREFILL_BOXES_ALONE ? 1 : boxes < 4 ? boxes : 4;
 }
 
 /*
@@ -311,11 +323,11 @@ void fa_cuda_paged_hopper_divide(const struct fa_cuda_chip *chip,
 		longest = p->step->lengths[b] > longest ? p->step->lengths[b] : longest;
 	}
 
-	/* Heads whose keys fit half of L2 together run together, the longest pairs of all of
+	/* Heads whose keys fit so much of L2 together run together, the longest pairs of all of
 	 * them first; sections are about as large as each other. */
 	if (longest > 0) {
 		const int64_t kv_bytes = (int64_t)longest * (kernel->dim + kernel->dim_v) * 2;
-		const int64_t fit = chip->l2_bytes / 2 / kv_bytes;
+		const int64_t fit = chip->l2_bytes / FA_PREFILL_L2_PART / kv_bytes;
 		const int32_t sections = ceil_div(cache->kv_heads, fit < 1 ? 1 : fit);
 
 		plan->forward_section = (uint32_t)(ceil_div(cache->kv_heads, sections) * group);
