@@ -11,9 +11,9 @@
  *               as long as products, to compute them. Or they go their own ways (APART),
  *               and each leaves out the tiles that none of its own rows sees
  *   BAND        rows see a window of keys (causal is one), not all of them
- *   WINDOW      it is a narrow one, so that a block has few tiles: groups leave out those
- *               that none of their own rows sees, as many each, so that turns go on; what the
- *               next block begins with is fetched to L2 in time; launches end early between
+ *   WINDOW      it is a narrow one, so that a block has few tiles: if there is room, groups
+ *               leave out those that none of their own rows sees, as many each, so that
+ *               turns go on; what the next block begins with is fetched to L2 in time; launches end early between
  *               blocks of rows only
  *   RICH        logits are more than scaled dot products: rich.h
  *   SOURCE      where rows and keys come from: dense.h or pages.h
@@ -71,7 +71,9 @@ struct fa_sm90_config {
 	static constexpr int GROUP_ROWS = FA_SM90_GROUP_ROWS, ROWS = GROUPS * GROUP_ROWS;
 	static constexpr fa_sm90_turns TURNS = TURNS_;
 	static constexpr bool APART = TURNS == FA_SM90_APART;
-	static constexpr bool SKIPS = APART || WINDOW;
+	/* A group that leaves out the first tile is one ahead of others from there on, and one of
+	 * the STAGES is for them: of two, none would be left to load ahead. */
+	static constexpr bool SKIPS = APART || (WINDOW && STAGES > 2);
 	/* Launches can end early: yield.h. Where groups go their own ways there is no tile before
 	 * which all would stop, and their blocks are short. */
 	static constexpr bool YIELDS = !APART, YIELDS_INSIDE = YIELDS && !WINDOW;
@@ -171,5 +173,6 @@ struct fa_sm90_config {
 	 * last tiles alone, the last group first ones. */
 	static constexpr int SKIPS_MAX = (GROUPS > 2 ? 2 : 1) *
 	                                 (((GROUPS - 1) * GROUP_ROWS + KEYS - 1) / KEYS);
-	static_assert(!WINDOW || (!APART && SKIPS_MAX < STAGES), "V waits for the next K");
+	static_assert(!WINDOW || !APART, "groups have as many tiles");
+	static_assert(!WINDOW || !SKIPS || SKIPS_MAX < STAGES, "V waits for the next K");
 };

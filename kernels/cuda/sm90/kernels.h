@@ -28,8 +28,10 @@
  *
  * WINDOW: of 1,024 keys at 16k BAND computes 10 tiles for 192 rows at d64, 9 at d128 and 18 at
  * d256, where 8.5, 8.5 and 17 are seen by a group; it took 1.73, 1.45 and 1.45 times as long as
- * those keys take in FULL. At d64 groups leave out a tile of ten, for which places of four are
- * needed, as they are a tile apart; at d256 one of 18. Not measured yet.
+ * those keys take in FULL. At d64 groups leave out a tile of ten, which takes places for more
+ * than two, as they are a tile apart then; d256 has none. Halves of tiles at both ends would leave
+ * out as much again, but ptxas serialises products of which there are less in some tiles (C7511,
+ * C7515). Not measured yet.
  *
  * RICH, ALiBi at 4k, was 0.63 of plain at d64 (64 keys, turns of products), 0.84 at d128, before
  * it became one FMA for a key and 96 keys at d64; not measured since. 128 keys at d64 spill, by

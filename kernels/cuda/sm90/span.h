@@ -52,7 +52,7 @@ fa_sm90_own_get(const struct fa_cuda_attention &args, const WORK &work,
 {
 	struct fa_sm90_own own = { span, 0, 0 };
 
-	if (C::WINDOW && span.count > 0) {
+	if (C::WINDOW && C::SKIPS && span.count > 0) {
 		int32_t last = span.last, count = 0;
 
 		/* As many as the group has that sees most. */
