@@ -27,7 +27,8 @@ template <> struct fa_paged_element<float> {
  *   WARPS       of a block; there is one block to an SM
  *   STAGES      strips of a warp's ring
  *   PIECES      whether parts of a sequence may be merged that are apart (paged_pieces.h)
- *   DIVIDED     whether a walk knows its part's KV head, or divides for it each time
+ *   DIVIDED     whether a walk knows its part's KV head, or divides for it each time; there are
+ *               no slices then
  */
 template <class T_, int DIM_, int DIM_V_, int ATOMS_, int WARPS_, int STAGES_, bool PIECES_ = false>
 struct fa_paged_config {
@@ -173,10 +174,8 @@ template <bool PIECES, bool DIVIDED> struct fa_paged_walk : fa_paged_walk_piece<
 		tile = item.tile + part * item.tiles;
 
 		if constexpr (DIVIDED) {
-			const uint32_t block = args.slices == 1 ? part : part / args.slices;
-
-			head = item.row_blocks == 1 ? block : block / item.row_blocks;
-			row_block = block - head * item.row_blocks;
+			head = item.row_blocks == 1 ? part : part / item.row_blocks;
+			row_block = part - head * item.row_blocks;
 		}
 		begin = origin + from * (int32_t)unit * FA_CUDA_PAGED_TILE;
 		/* Every strip has a token that is there, or its page need not be. */
@@ -259,7 +258,7 @@ template <bool PIECES, bool DIVIDED> struct fa_paged_walk : fa_paged_walk_piece<
 
 	__device__ __forceinline__ uint32_t slice(const struct fa_cuda_paged_attention &args) const
 	{
-		return args.slices == 1 ? 0 : part % args.slices;
+		return DIVIDED || args.slices == 1 ? 0 : part % args.slices;
 	}
 
 	__device__ __forceinline__ uint32_t

@@ -489,6 +489,7 @@ __device__ __forceinline__ void fa_sm90_codes_compute(const struct fa_cuda_paged
 	walk.start(args, blockIdx.x);
 	fa_sm90_paged_hide<C>(args);
 	fa_barrier_sync(C::BEGUN, C::BEGINNERS);
+	fa_sm90_paged_fence<C>(args);
 	do {
 		const struct fa_cuda_paged_item &item = walk.item;
 		const uint32_t at_q = shared + C::Q + turn % 2 * C::Q_BYTES;
@@ -499,7 +500,7 @@ __device__ __forceinline__ void fa_sm90_codes_compute(const struct fa_cuda_paged
 		struct fa_sm80_rows<C> rows;
 		fa_sm90_codes_q<C> q;
 
-		fa_sm90_paged_begin<C>(args, walk, turn > 0, shared_memory);
+		fa_sm90_paged_begin<C>(args, walk, shared_memory);
 		fa_sm80_clear<C>(rows);
 		unit.start(codes.token_scales ? FLT_MAX : 1);
 		fa_mbarrier_wait(shared + C::Q_FULL + turn % 2 * 8, turn / 2 % 2);
@@ -539,7 +540,8 @@ __device__ __forceinline__ void fa_sm90_codes_compute(const struct fa_cuda_paged
 		fa_sm90_paged_end<C>(args, walk, rows, shared_memory,
 		                     (const struct fa_paged_fact *)(shared_memory + C::Q +
 		                                                    turn % 2 * C::Q_BYTES +
-		                                                    C::FACTS));
+		                                                    C::FACTS),
+		                     false);
 		__syncwarp(); /* the warp is done with Q and the facts */
 		if (lane == 0)
 			fa_mbarrier_arrive(shared + C::Q_EMPTY + turn % 2 * 8);

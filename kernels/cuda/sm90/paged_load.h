@@ -195,6 +195,10 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 	if constexpr (C::CODES)
 		token_scales =
 			((const struct fa_cuda_paged_attention_codes &)args).codes.token_scales;
+	walk.start(args, blockIdx.x);
+	token = walk.begin + (int32_t)loader * FA_CUDA_PAGED_TILE;
+	more = fa_sm90_paged_look_up<C>(args, walk, token, next);
+	/* While slots come. */
 	if (lane == 0) {
 		for (int i = 0; i < C::STAGES / C::LOADERS; i++) {
 			const uint32_t at = shared + 8 * (i * C::LOADERS + loader);
@@ -204,9 +208,6 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 		}
 		fa_mbarrier_init_fence();
 	}
-	walk.start(args, blockIdx.x);
-	token = walk.begin + (int32_t)loader * FA_CUDA_PAGED_TILE;
-	more = fa_sm90_paged_look_up<C>(args, walk, token, next);
 	__syncwarp();
 	fa_barrier_arrive(C::BEGUN, C::BEGINNERS);
 

@@ -76,22 +76,24 @@ fa_sm90_paged_fact_of(const struct fa_cuda_paged_attention &args, const fa_paged
 	return fact;
 }
 
-/* When a segment begins: of the block's first, if not @begun, behind a barrier after
- * fa_sm90_paged_hide(). */
+/* Once, behind a barrier after fa_sm90_paged_hide(). All that compute. */
+template <class C>
+__device__ __forceinline__ void fa_sm90_paged_fence(const struct fa_cuda_paged_attention &args)
+{
+	if constexpr (!C::PIECES)
+		if (threadIdx.x == 0 && args.place_rows > 0)
+			fa_fence_device();
+}
+
+/* When a segment begins. All that compute. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_begin(const struct fa_cuda_paged_attention &args,
-                                                    const fa_paged_walk_of<C> &walk, bool begun,
-                                                    char *shared)
+                                                    const fa_paged_walk_of<C> &walk, char *shared)
 {
 	if constexpr (!C::PIECES) {
-		if (threadIdx.x == 0 && args.place_rows > 0) {
-			if (!begun)
-				fa_fence_device();
-			if (!walk.whole)
-				fa_sm90_paged_note<C>(
-					args, walk,
-					(struct fa_sm90_paged_shared *)(shared + C::LAST));
-		}
+		if (threadIdx.x == 0 && !walk.whole)
+			fa_sm90_paged_note<C>(args, walk,
+			                      (struct fa_sm90_paged_shared *)(shared + C::LAST));
 	}
 }
 
@@ -124,19 +126,20 @@ template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_finish(const struct fa_cuda_paged_attention &args, const fa_paged_walk_of<C> &walk,
                      const struct fa_paged_fact &fact, uint32_t column,
-                     const struct fa_sm90_paged_total &total)
+                     const struct fa_sm90_paged_total &total, bool rehearses)
 {
 	const struct fa_cuda_attention &p = args.attention;
 	float *lse = NULL;
 
-	if (column == 0 && p.lse)
+	if (column == 0 && p.lse && !rehearses)
 		lse = p.lse + ((int64_t)walk.item.first_q + fact.token) * p.lse_stride_token +
 		      fact.head * p.lse_stride_head;
 
 	const float factor = fa_paged_factor(p, fact.head, total.max, total.sum, lse);
 
-	fa_sm90_paged_store<C>(args, fact.out, column, total.x * factor, total.y * factor,
-	                       total.z * factor, total.w * factor);
+	if (!rehearses)
+		fa_sm90_paged_store<C>(args, fact.out, column, total.x * factor, total.y * factor,
+		                       total.z * factor, total.w * factor);
 }
 
 /* The same in pieces, where all but whole parts are stored as they are. */
@@ -164,11 +167,12 @@ fa_sm90_paged_piece(const struct fa_cuda_paged_attention &args, const fa_paged_w
 }
 
 /* Brings the warps' rows together and finishes the segment. All that compute. @facts: of its
- * rows, without pieces. */
+ * rows, without pieces. @rehearses: nothing of it shall happen, but all code of it be run. */
 template <class C>
-__device__ __forceinline__ void
-fa_sm90_paged_end(const struct fa_cuda_paged_attention &args, const fa_paged_walk_of<C> &walk,
-                  struct fa_sm80_rows<C> &rows, char *shared, const struct fa_paged_fact *facts)
+__device__ __forceinline__ void fa_sm90_paged_end(const struct fa_cuda_paged_attention &args,
+                                                  const fa_paged_walk_of<C> &walk,
+                                                  struct fa_sm80_rows<C> &rows, char *shared,
+                                                  const struct fa_paged_fact *facts, bool rehearses)
 {
 	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 	const uint32_t there = walk.rows(args, C::ROWS);
@@ -188,7 +192,7 @@ fa_sm90_paged_end(const struct fa_cuda_paged_attention &args, const fa_paged_wal
 	static_assert(C::WARPS % (32 / lanes) == 0, "each has as many");
 
 	if constexpr (!C::PIECES)
-		if (threadIdx.x == 0 && !walk.whole)
+		if (threadIdx.x == 0 && !walk.whole && !rehearses)
 			before = fa_sm90_paged_count(args, parted);
 #pragma unroll
 	for (int r = 0; r < 2 * C::ATOMS; r++) {
@@ -267,14 +271,16 @@ fa_sm90_paged_end(const struct fa_cuda_paged_attention &args, const fa_paged_wal
 			if constexpr (C::PIECES) {
 				fa_sm90_paged_piece<C>(args, walk, row, column, total);
 			} else if (walk.whole) {
-				fa_sm90_paged_finish<C>(args, walk, facts[row], column, total);
-			} else {
+				fa_sm90_paged_finish<C>(args, walk, facts[row], column, total,
+				                        rehearses);
+			} else if (!rehearses) {
 				fa_sm90_paged_give<C>(args, *parted, row, column, total);
 			}
 		}
 		if constexpr (!C::PIECES)
 			if (step == steps - 1 && threadIdx.x == 0 && !walk.whole)
-				parted->is_last = before == (args.epoch << 16) + (parted->n - 1);
+				parted->is_last = rehearses ||
+				                  before == (args.epoch << 16) + (parted->n - 1);
 		/* Nobody reads the columns any more, or Q. */
 		fa_barrier_sync(C::COMPUTE, C::JOINED);
 	}
@@ -293,10 +299,11 @@ fa_sm90_paged_end(const struct fa_cuda_paged_attention &args, const fa_paged_wal
 		     i < there * row_quads && parted->is_last; i += C::WARPS * lanes) {
 			const uint32_t row = i / row_quads, quad = i % row_quads;
 			const struct fa_sm90_paged_total total = fa_sm90_paged_add<C, lanes>(
-				args, *parted, row, quad);
+				args, *parted, row, quad, rehearses);
 
 			if (lane < lanes)
-				fa_sm90_paged_finish<C>(args, walk, facts[row], 4 * quad, total);
+				fa_sm90_paged_finish<C>(args, walk, facts[row], 4 * quad, total,
+				                        rehearses);
 		}
 		fa_barrier_sync(C::COMPUTE, C::JOINED); /* everybody has read what is shared */
 	}
