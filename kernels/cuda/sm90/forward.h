@@ -66,7 +66,12 @@ __device__ __forceinline__ void fa_sm90_clear(uint32_t v, int32_t row, int32_t e
 {
 	constexpr int chunks = C::COLUMNS_V * 8;
 
-	for (int32_t i = row * chunks + threadIdx.x % 128; i < end * chunks; i += 128)
+	/* Where registers are few it is asked for anew, so that nothing of this is kept. */
+	const uint32_t thread = C::PAGED && C::RICH
+	                                ? __shfl_sync(~0u, threadIdx.x, threadIdx.x % 32)
+	                                : threadIdx.x;
+
+	for (int32_t i = row * chunks + thread % 128; i < end * chunks; i += 128)
 		fa_st_shared_v4(v + i % chunks / 8 * C::KV_COLUMN + i / chunks * C::COLUMN_BYTES +
 		                        i % 8 * 16,
 		                make_uint4(0, 0, 0, 0));
