@@ -20,7 +20,7 @@
 
 /* For shares of a step with prefixes. A stream keeps memory that it had once, and it is not the
  * pool's then; larger steps go without. */
-#define SHARES_BYTES_MAX ((uint64_t)256 << 20)
+#define SHARES_BYTES_MAX ((uint64_t)128 << 20)
 
 static bool is_plain(const struct fa_paged_attention *p)
 {

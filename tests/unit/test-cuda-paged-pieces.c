@@ -367,10 +367,10 @@ static void test_usual(void **state)
 	check(&scene, 1);
 	assert_string_equal(scene.plan.decode->symbol, "fa_sm90_paged_pieces_bf16_d128_a2");
 	assert_int_equal(scene.plan.decode_items, 65);
-	/* 4 row blocks of the prefix instead of 64, and a tail each, and what ends them. */
+	/* 8 row blocks of the prefix instead of 64, and a tail each, and what ends them. */
 	assert_int_equal(scene.plan.tiles_end, 3);
 	assert_int_equal((scene.plan.tiles_each * 132 + scene.plan.tiles_extra),
-	                 8 * (4 * 131 + 64 * 19));
+	                 8 * (8 * 131 + 64 * 19));
 
 	scene_plan(&scene);
 	assert_int_equal(
@@ -415,7 +415,7 @@ static void test_not(void **state)
 	set_usual();
 	scene.cache.kv_heads = scene.request.attention.heads = 300;
 	check(&scene, 0);
-	/* Shares would take 273 MB, and 255. */
+	/* Shares would take 138 MB, and 130. */
 	set_usual();
 	scene.cache.kv_heads = scene.request.attention.heads = 124;
 	check(&scene, 0);

@@ -299,26 +299,26 @@ static void test_windows(void **state)
 static void test_narrow(void **state)
 {
 	static const float values[64] = { 1 };
-	struct fa_attention_params params = usual(FA_ATTENTION_BF16, 128);
+	struct fa_attention_params params = usual(FA_ATTENTION_BF16, 64);
 	struct fa_cuda_launch launch;
 
-	params.seqlen_q = params.seqlen_k = 1024;
-	params.window_left = 511;
-	params.causal = true; /* 512 keys */
+	params.seqlen_q = params.seqlen_k = 4096;
+	params.window_left = 2047;
+	params.causal = true; /* 2,048 keys */
 	launch = plan(&params);
-	assert_string_equal(launch.kernel->symbol, "fa_sm90_forward_bf16_d128_v128_window");
+	assert_string_equal(launch.kernel->symbol, "fa_sm90_forward_bf16_d64_v64_window");
 	assert_false(launch.args.pairs);
-	assert_int_equal(launch.args.units_m, 8);
+	assert_int_equal(launch.args.units_m, 22);
 	assert_int_equal(plan_on(&ampere, &params).kernel->kind, FA_CUDA_BAND);
-	params.window_left = 512;
+	params.window_left = 2048;
 	launch = plan(&params);
-	assert_string_equal(launch.kernel->symbol, "fa_sm90_forward_bf16_d128_v128_band");
+	assert_string_equal(launch.kernel->symbol, "fa_sm90_forward_bf16_d64_v64_band");
 	assert_true(launch.args.pairs);
 	params.causal = false;
-	params.window_left = 300;
-	params.window_right = 211;
+	params.window_left = 1700;
+	params.window_right = 347;
 	assert_int_equal(kind(&params), FA_CUDA_WINDOW);
-	params.window_right = 212;
+	params.window_right = 348;
 	assert_int_equal(kind(&params), FA_CUDA_BAND);
 	/* One side alone hides a triangle. */
 	params.window_left = -1;
@@ -332,10 +332,10 @@ static void test_narrow(void **state)
 	params.alibi_slopes = values;
 	assert_int_equal(kind(&params), FA_CUDA_RICH);
 	assert_false(plan(&params).args.pairs);
-	params = usual(FA_ATTENTION_BF16, 96);
+	params = usual(FA_ATTENTION_BF16, 128);
 	params.window_left = params.window_right = 10;
 	launch = plan(&params);
-	assert_string_equal(launch.kernel->symbol, "fa_sm90_forward_bf16_d96_v96_band");
+	assert_string_equal(launch.kernel->symbol, "fa_sm90_forward_bf16_d128_v128_band");
 	assert_false(launch.args.pairs);
 }
 
