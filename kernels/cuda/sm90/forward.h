@@ -255,7 +255,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 	};
 	/* Uniform registers for barriers' numbers are not left to those who look up pages, and
 	 * numbers are not to be found only where others wait for their turn. */
-	const uint32_t taker = C::PAGED ? threadIdx.x / 128 - 1 : group;
+	const uint32_t taker = C::ASKS_MASK ? threadIdx.x / 128 - 1 : group;
 	const auto turn_wait = [&](void) { fa_barrier_sync(C::turn_barrier(taker), 256); };
 	const auto turn_pass = [&](void) {
 		fa_barrier_arrive(C::turn_barrier((taker + 1) % C::GROUPS), 256);
@@ -398,14 +398,14 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			} else if (C::LAZY) {
 				raised = fa_sm90_lower(sums, scale);
 			}
-			if (!C::PAGED)
+			if (!C::ASKS_MASK)
 				rows = rows_of_tile();
 			fa_wgmma_wait<1>();
 			fa_wgmma_hold(dots);
 			release_k();
 			const bool masked = mask();
 
-			if (C::PAGED)
+			if (C::ASKS_MASK)
 				rows = masked ? rows_of_tile() : ALL_ROWS;
 			if (!C::LAZY)
 				lean();
