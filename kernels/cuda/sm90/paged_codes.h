@@ -540,8 +540,7 @@ __device__ __forceinline__ void fa_sm90_codes_compute(const struct fa_cuda_paged
 		fa_sm90_paged_end<C>(args, walk, rows, shared_memory,
 		                     (const struct fa_paged_fact *)(shared_memory + C::Q +
 		                                                    turn % 2 * C::Q_BYTES +
-		                                                    C::FACTS),
-		                     false);
+		                                                    C::FACTS));
 		__syncwarp(); /* the warp is done with Q and the facts */
 		if (lane == 0)
 			fa_mbarrier_arrive(shared + C::Q_EMPTY + turn % 2 * 8);

@@ -37,8 +37,6 @@ struct fa_sm90_paged_config {
 	static constexpr bool F32 = false, CODES = false, SMALL = SMALL_, PIECES = PIECES_,
 			      DIVIDED = true;
 	static constexpr bool APPENDS = FA_SM90_PAGED_APPENDS(DIM, ATOMS); /* paged_append.h */
-	/* Whether blocks go through the end of a segment before there is one. */
-	static constexpr bool REHEARSES = FA_SM90_PAGED_REHEARSES(DIM, ATOMS) && !PIECES && !GIVES;
 	using SMALL_ARGS = struct fa_cuda_paged_small_attention;
 
 	/* What softmax.h of sm80 wants to know: no pairs, 16 keys at a time. */

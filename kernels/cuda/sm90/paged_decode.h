@@ -379,8 +379,6 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 	 * the segment begins. */
 	int32_t before = C::GIVES ? 0 : (int32_t)group;
 	bool begun = false;
-	/* C::REHEARSES: 0, which the compiler is not to know, then 1 for the same segment. */
-	uint32_t pass = C::REHEARSES ? fa_thread_index() / 1024 : 0;
 	/* Where the walk is as long as registers are the tiles'. */
 	fa_paged_walk_of<C> *const parked = (fa_paged_walk_of<C> *)(shared_memory + C::PARKED) +
 	                                    warp;
@@ -396,40 +394,34 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 
 		if constexpr (C::PIECES)
 			again = walk.again;
-		if (C::REHEARSES && pass == 1) {
-			fa_sm90_paged_fence<C>(args);
-		} else {
-			if constexpr (C::APPENDS)
-				append.begin(args, walk);
-			if (!again) {
-				const uint32_t threads = C::SPLITS ? C::JOINED : 32;
+		if constexpr (C::APPENDS)
+			append.begin(args, walk);
+		if (!again) {
+			const uint32_t threads = C::SPLITS ? C::JOINED : 32;
 
-				/* All wait in load() for the block's. */
-				if (!C::SPLITS)
-					q.load(args, walk, shared);
-				for (uint32_t i = C::SPLITS ? threadIdx.x : lane; i < C::ROWS;
-				     i += threads)
-					((struct fa_paged_fact *)(shared_memory + facts))[i] =
-						fa_sm90_paged_fact_of<C>(args, walk, i);
-				if (C::SPLITS)
-					q.load(args, walk, shared);
-				__syncwarp();
-			}
-			if constexpr (C::PIECES)
-				if (warp == 0)
-					fa_sm90_paged_touch_tails<C>(args, walk);
-			if (!begun) {
-				if constexpr (!C::PIECES)
-					fa_sm90_paged_hide<C>(args);
-				fa_barrier_sync(C::BEGUN, C::BEGINNERS);
-				if constexpr (!C::REHEARSES)
-					fa_sm90_paged_fence<C>(args);
-			}
-			begun = true;
-			fa_sm90_paged_begin<C>(args, walk, shared_memory);
-			if constexpr (C::APPENDS)
-				append.end(args, walk);
+			/* All wait in load() for the block's. */
+			if (!C::SPLITS)
+				q.load(args, walk, shared);
+			for (uint32_t i = C::SPLITS ? threadIdx.x : lane; i < C::ROWS; i += threads)
+				((struct fa_paged_fact *)(shared_memory + facts))[i] =
+					fa_sm90_paged_fact_of<C>(args, walk, i);
+			if (C::SPLITS)
+				q.load(args, walk, shared);
+			__syncwarp();
 		}
+		if constexpr (C::PIECES)
+			if (warp == 0)
+				fa_sm90_paged_touch_tails<C>(args, walk);
+		if (!begun) {
+			if constexpr (!C::PIECES)
+				fa_sm90_paged_hide<C>(args);
+			fa_barrier_sync(C::BEGUN, C::BEGINNERS);
+			fa_sm90_paged_fence<C>(args);
+		}
+		begun = true;
+		fa_sm90_paged_begin<C>(args, walk, shared_memory);
+		if constexpr (C::APPENDS)
+			append.end(args, walk);
 
 		const bool apart = C::SPLITS && walk.rows(args, C::ROWS) > C::WARP_ROWS;
 
@@ -450,9 +442,7 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 		if constexpr (C::PARKS)
 			*parked = walk;
 
-		if (C::REHEARSES && pass == 0) {
-			fa_sm80_clear<C>(rows);
-		} else if (C::FEW && walk.rows(args, C::ROWS) <= 16) {
+		if (C::FEW && walk.rows(args, C::ROWS) <= 16) {
 			if constexpr (C::FEW)
 				fa_sm90_paged_few_tiles<C>(rows, args, item, q, clear, shared,
 				                           shared + facts, end, at);
@@ -471,12 +461,11 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 
 		if (C::GIVES)
 			before = (before + tiles) % (2 * C::STAGES);
-		else if (C::GROUPS > 1 && !(C::REHEARSES && pass == 0))
+		else if (C::GROUPS > 1)
 			before = (at.token - walk.begin) / FA_CUDA_PAGED_TILE - tiles;
 		fa_sm90_paged_end<C>(args, walk, rows, shared_memory,
-		                     (const struct fa_paged_fact *)(shared_memory + facts),
-		                     C::REHEARSES && pass == 0);
-	} while ((C::REHEARSES && pass++ == 0) || walk.next(args));
+		                     (const struct fa_paged_fact *)(shared_memory + facts));
+	} while (walk.next(args));
 }
 
 template <class C>

@@ -126,20 +126,19 @@ template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_finish(const struct fa_cuda_paged_attention &args, const fa_paged_walk_of<C> &walk,
                      const struct fa_paged_fact &fact, uint32_t column,
-                     const struct fa_sm90_paged_total &total, bool rehearses)
+                     const struct fa_sm90_paged_total &total)
 {
 	const struct fa_cuda_attention &p = args.attention;
 	float *lse = NULL;
 
-	if (column == 0 && p.lse && !rehearses)
+	if (column == 0 && p.lse)
 		lse = p.lse + ((int64_t)walk.item.first_q + fact.token) * p.lse_stride_token +
 		      fact.head * p.lse_stride_head;
 
 	const float factor = fa_paged_factor(p, fact.head, total.max, total.sum, lse);
 
-	if (!rehearses)
-		fa_sm90_paged_store<C>(args, fact.out, column, total.x * factor, total.y * factor,
-		                       total.z * factor, total.w * factor);
+	fa_sm90_paged_store<C>(args, fact.out, column, total.x * factor, total.y * factor,
+	                       total.z * factor, total.w * factor);
 }
 
 /* The same in pieces, where all but whole parts are stored as they are. */
@@ -167,12 +166,11 @@ fa_sm90_paged_piece(const struct fa_cuda_paged_attention &args, const fa_paged_w
 }
 
 /* Brings the warps' rows together and finishes the segment. All that compute. @facts: of its
- * rows, without pieces. @rehearses: nothing of it shall happen, but all code of it be run. */
+ * rows, without pieces. */
 template <class C>
-__device__ __forceinline__ void fa_sm90_paged_end(const struct fa_cuda_paged_attention &args,
-                                                  const fa_paged_walk_of<C> &walk,
-                                                  struct fa_sm80_rows<C> &rows, char *shared,
-                                                  const struct fa_paged_fact *facts, bool rehearses)
+__device__ __forceinline__ void
+fa_sm90_paged_end(const struct fa_cuda_paged_attention &args, const fa_paged_walk_of<C> &walk,
+                  struct fa_sm80_rows<C> &rows, char *shared, const struct fa_paged_fact *facts)
 {
 	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 	const uint32_t there = walk.rows(args, C::ROWS);
@@ -192,7 +190,7 @@ __device__ __forceinline__ void fa_sm90_paged_end(const struct fa_cuda_paged_att
 	static_assert(C::WARPS % (32 / lanes) == 0, "each has as many");
 
 	if constexpr (!C::PIECES)
-		if (threadIdx.x == 0 && !walk.whole && !rehearses)
+		if (threadIdx.x == 0 && !walk.whole)
 			before = fa_sm90_paged_count(args, parted);
 #pragma unroll
 	for (int r = 0; r < 2 * C::ATOMS; r++) {
@@ -271,16 +269,14 @@ __device__ __forceinline__ void fa_sm90_paged_end(const struct fa_cuda_paged_att
 			if constexpr (C::PIECES) {
 				fa_sm90_paged_piece<C>(args, walk, row, column, total);
 			} else if (walk.whole) {
-				fa_sm90_paged_finish<C>(args, walk, facts[row], column, total,
-				                        rehearses);
-			} else if (!rehearses) {
+				fa_sm90_paged_finish<C>(args, walk, facts[row], column, total);
+			} else {
 				fa_sm90_paged_give<C>(args, *parted, row, column, total);
 			}
 		}
 		if constexpr (!C::PIECES)
 			if (step == steps - 1 && threadIdx.x == 0 && !walk.whole)
-				parted->is_last = rehearses ||
-				                  before == (args.epoch << 16) + (parted->n - 1);
+				parted->is_last = before == (args.epoch << 16) + (parted->n - 1);
 		/* Nobody reads the columns any more, or Q. */
 		fa_barrier_sync(C::COMPUTE, C::JOINED);
 	}
@@ -299,11 +295,10 @@ __device__ __forceinline__ void fa_sm90_paged_end(const struct fa_cuda_paged_att
 		     i < there * row_quads && parted->is_last; i += C::WARPS * lanes) {
 			const uint32_t row = i / row_quads, quad = i % row_quads;
 			const struct fa_sm90_paged_total total = fa_sm90_paged_add<C, lanes>(
-				args, *parted, row, quad, rehearses);
+				args, *parted, row, quad);
 
 			if (lane < lanes)
-				fa_sm90_paged_finish<C>(args, walk, facts[row], 4 * quad, total,
-				                        rehearses);
+				fa_sm90_paged_finish<C>(args, walk, facts[row], 4 * quad, total);
 		}
 		fa_barrier_sync(C::COMPUTE, C::JOINED); /* everybody has read what is shared */
 	}

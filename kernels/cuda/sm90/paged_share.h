@@ -146,12 +146,11 @@ __device__ __forceinline__ void fa_sm90_paged_give(const struct fa_cuda_paged_at
 
 /* Adds up row @row of the shares, columns from 4 * @quad on, with 32 / LANES lanes of the warp, each
  * LANES apart, which have one share each of as many. Each asks for all that 16 shares are before
- * it looks at the first. @rehearses: there are none. */
+ * it looks at the first. */
 template <class C, int LANES>
 __device__ __forceinline__ struct fa_sm90_paged_total
 fa_sm90_paged_add(const struct fa_cuda_paged_attention &args,
-                  const struct fa_sm90_paged_shared &shared, uint32_t row, uint32_t quad,
-                  bool rehearses)
+                  const struct fa_sm90_paged_shared &shared, uint32_t row, uint32_t quad)
 {
 	constexpr uint32_t among = 32 / LANES;
 	constexpr int at_once = 16 / among;
@@ -164,7 +163,7 @@ fa_sm90_paged_add(const struct fa_cuda_paged_attention &args,
 	uint32_t other = shared.has_other && mine == 0 ? C::ROWS : 0;
 	struct fa_sm90_paged_total total = { -FLT_MAX, 0, 0, 0, 0, 0 };
 
-	int32_t left = rehearses ? 0 : (int32_t)(shared.n - mine);
+	int32_t left = (int32_t)(shared.n - mine);
 
 #pragma unroll 1
 	do {
