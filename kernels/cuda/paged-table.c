@@ -44,7 +44,7 @@
 		.dim = dim_,                                                                       \
 		.dim_v = dim_,                                                                     \
 		.exact = true,                                                                     \
-		.rows = FA_SM90_PAGED_ROWS(dim_, atoms, groups),                                   \
+		.rows = (atoms)*16,                                                                \
 		.threads = FA_SM90_PAGED_THREADS(dim_, atoms, groups),                             \
 		.shared_bytes = FA_SM90_PAGED_SHARED_BYTES(dim_, atoms, groups, stages),           \
 		.blocks = blocks_,                                                                 \

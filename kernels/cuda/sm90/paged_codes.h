@@ -47,7 +47,6 @@ struct fa_sm90_codes_config {
 	using T = fa_f16; /* of fragments */
 	static constexpr int STORE = STORE_, DIM = DIM_, DIM_V = DIM_, ATOMS = ATOMS_;
 	static constexpr int GROUPS = GROUPS_, STAGES = STAGES_, ROWS = ATOMS * 16, BYTES = 2;
-	static constexpr int WARP_ROWS = ROWS;
 	/* Those that compute, four of each tile; those that load, one for each group; the one that
 	 * makes fragments of Q; and as many as make four with them, because registers are given and
 	 * taken by fours. */
@@ -55,8 +54,8 @@ struct fa_sm90_codes_config {
 	static constexpr int JOINED = WARPS * 32, THREADS = JOINED + 128;
 	static constexpr int LOADER_REGISTERS = FA_SM90_CODES_LOADER_REGISTERS(GROUPS);
 	static constexpr int GROUP_REGISTERS = FA_SM90_CODES_GROUP_REGISTERS(GROUPS);
-	static constexpr bool SPLITS = false, F32 = false, CODES = true, SMALL = SMALL_,
-			      PIECES = false, DIVIDED = true;
+	static constexpr bool F32 = false, CODES = true, SMALL = SMALL_, PIECES = false,
+			      DIVIDED = true;
 	static constexpr bool APPENDS = false;
 	using SMALL_ARGS = struct fa_cuda_paged_small_attention_codes;
 

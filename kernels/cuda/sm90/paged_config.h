@@ -29,9 +29,7 @@ struct fa_sm90_paged_config {
 	static constexpr int JOINED = WARPS * 32;
 	static constexpr bool GIVES = FA_SM90_PAGED_GIVES(DIM, ATOMS, GROUPS);
 	static constexpr int THREADS = JOINED + (GIVES ? 128 : 32);
-	/* Whether a part may have more rows than a warp, and then as many for each group. */
-	static constexpr bool SPLITS = FA_SM90_PAGED_SPLITS(DIM, ATOMS, GROUPS);
-	static constexpr int WARP_ROWS = ATOMS * 16, ROWS = FA_SM90_PAGED_ROWS(DIM, ATOMS, GROUPS);
+	static constexpr int ROWS = ATOMS * 16;
 	/* Whether parts of few rows are computed as with one fragment. */
 	static constexpr bool FEW = GIVES && FA_SM90_PAGED_FEW;
 	static constexpr bool F32 = false, CODES = false, SMALL = SMALL_, PIECES = PIECES_,
@@ -56,17 +54,16 @@ struct fa_sm90_paged_config {
 	static constexpr uint32_t RING = 0;
 	static constexpr uint32_t Q = RING + STAGES * STAGE_BYTES;
 	static constexpr uint32_t MERGE = Q + (Q_HELD ? 0 : ROWS * Q_PITCH); /* [warp][row] */
-	static constexpr uint32_t STATS = MERGE + WARPS * WARP_ROWS * MERGE_PITCH * 4;
-	static constexpr uint32_t FACTS = STATS + WARPS * WARP_ROWS * 8; /* [warp][row], or [row] */
+	static constexpr uint32_t STATS = MERGE + WARPS * ROWS * MERGE_PITCH * 4;
+	static constexpr uint32_t FACTS = STATS + WARPS * ROWS * 8; /* [warp][row] */
 	static constexpr bool PARKS = GIVES;
-	static constexpr uint32_t PARKED = FACTS + (SPLITS ? 1 : WARPS) * ROWS * 32;
+	static constexpr uint32_t PARKED = FACTS + WARPS * ROWS * 32;
 	static constexpr uint32_t LAST = PARKED + (PARKS ? WARPS * 128 : 0);
 
 	/*
 	 * Barriers, 8 bytes each. The loading warp's lane 0 arrives at a FULL with the bytes
 	 * of the tile's copies, and the four warps that take the tile wait; each of those arrives
-	 * at an EMPTY, and the loading warp waits. Once a tile. If SPLITS, all warps arrive, or the
-	 * four once for each group.
+	 * at an EMPTY, and the loading warp waits. Once a tile.
 	 */
 	static constexpr uint32_t FULL = LAST + 16, EMPTY = FULL + 8 * STAGES;
 	static constexpr uint32_t SHARED_BYTES = EMPTY + 8 * STAGES;

@@ -63,11 +63,6 @@ template <class C, bool HELD = C::Q_HELD> struct fa_sm90_paged_q {
 		}
 	}
 
-	__device__ __forceinline__ const fa_sm90_paged_q &from(uint32_t) const
-	{
-		return *this;
-	}
-
 	__device__ __forceinline__ uint4 get(int atom, int c, int half) const
 	{
 		return chunks[atom][c][half];
@@ -105,12 +100,6 @@ template <class C> struct fa_sm90_paged_q<C, false> {
 		}
 		at = shared + C::Q + threadIdx.x % 32 / 4 * C::Q_PITCH + threadIdx.x % 4 * 16;
 		fa_barrier_sync(C::COMPUTE, C::JOINED);
-	}
-
-	/* The same from @row on. */
-	__device__ __forceinline__ fa_sm90_paged_q from(uint32_t row) const
-	{
-		return { at + row * C::Q_PITCH };
 	}
 
 	__device__ __forceinline__ uint4 get(int atom, int c, int half) const
@@ -270,19 +259,17 @@ struct fa_sm90_paged_way {
 	uint32_t stage, parity;
 };
 
-/* Those of a segment that are this warp's, up to token @end. @apart: all of them, as each group has
- * rows of its own; @facts: of these. */
+/* Those of a segment that are this warp's, up to token @end. @facts: of its rows. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_tiles(struct fa_sm80_rows<C> &rows, const struct fa_cuda_paged_attention &args,
                     const struct fa_cuda_paged_item &item, const fa_sm90_paged_q<C> &q,
-                    const struct fa_paged_clear &clear, uint32_t shared, uint32_t facts, bool apart,
+                    const struct fa_paged_clear &clear, uint32_t shared, uint32_t facts,
                     int32_t end, struct fa_sm90_paged_way &at)
 {
 	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 	const uint32_t group = C::GROUPS == 1 ? 0 : warp / C::TAKERS;
 	const uint32_t quarter = C::GROUPS == 1 ? warp : warp % C::TAKERS;
-	const uint32_t step = apart ? 1 : C::GROUPS;
 	/* The warp's tokens of a stage, and this lane's address for ldmatrix from there. */
 	const uint32_t mine = shared + C::RING + quarter * C::QUARTER;
 	const uint32_t row = (lane % 16) * C::PITCH + (lane / 16 ^ lane % 8) * 16;
@@ -291,7 +278,7 @@ fa_sm90_paged_tiles(struct fa_sm80_rows<C> &rows, const struct fa_cuda_paged_att
 
 	logits.slope = 0; /* rows have their own: fa_paged_place() */
 #pragma unroll 1
-	for (; at.token < end; at.token += step * FA_CUDA_PAGED_TILE) {
+	for (; at.token < end; at.token += C::GROUPS * FA_CUDA_PAGED_TILE) {
 		const uint32_t k = mine + at.stage * C::STAGE_BYTES, v = k + C::K_BYTES;
 		const int32_t own = at.token + (int32_t)quarter * FA_CUDA_PAGED_STRIP;
 
@@ -317,12 +304,9 @@ fa_sm90_paged_tiles(struct fa_sm80_rows<C> &rows, const struct fa_cuda_paged_att
 				fa_sm90_paged_product<C, false>(rows, weights, v + row, sight);
 		}
 		__syncwarp(); /* the warp is done with the tile */
-		if (lane == 0) {
+		if (lane == 0)
 			fa_mbarrier_arrive(shared + C::EMPTY + 8 * at.stage);
-			if (C::SPLITS && !apart)
-				fa_mbarrier_arrive(shared + C::EMPTY + 8 * at.stage);
-		}
-		at.stage += step;
+		at.stage += C::GROUPS;
 		if (C::GIVES ? at.stage >= C::STAGES : at.stage == C::STAGES + group) {
 			at.stage = C::GIVES ? at.stage - C::STAGES : group;
 			at.parity ^= 1;
@@ -350,7 +334,7 @@ fa_sm90_paged_few_tiles(struct fa_sm80_rows<C> &rows, const struct fa_cuda_paged
 	struct fa_sm80_rows<F> few;
 
 	fa_sm80_clear<F>(few);
-	fa_sm90_paged_tiles<F>(few, args, item, first, clear, shared, facts, false, end, at);
+	fa_sm90_paged_tiles<F>(few, args, item, first, clear, shared, facts, end, at);
 	fa_sm80_clear<C>(rows);
 #pragma unroll
 	for (int r = 0; r < 2; r++) {
@@ -371,7 +355,7 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 	const uint32_t shared = fa_shared_address(shared_memory);
 	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 	const uint32_t group = C::GROUPS == 1 ? 0 : warp / C::TAKERS;
-	const uint32_t facts = C::FACTS + (C::SPLITS ? 0 : warp * C::ROWS * 32);
+	const uint32_t facts = C::FACTS + warp * C::ROWS * 32;
 	fa_paged_walk_of<C> walk;
 	fa_sm90_paged_q<C> q;
 	struct fa_sm90_paged_way at = { 0, group, 0 };
@@ -397,16 +381,10 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 		if constexpr (C::APPENDS)
 			append.begin(args, walk);
 		if (!again) {
-			const uint32_t threads = C::SPLITS ? C::JOINED : 32;
-
-			/* All wait in load() for the block's. */
-			if (!C::SPLITS)
-				q.load(args, walk, shared);
-			for (uint32_t i = C::SPLITS ? threadIdx.x : lane; i < C::ROWS; i += threads)
+			q.load(args, walk, shared);
+			for (uint32_t i = lane; i < C::ROWS; i += 32)
 				((struct fa_paged_fact *)(shared_memory + facts))[i] =
 					fa_sm90_paged_fact_of<C>(args, walk, i);
-			if (C::SPLITS)
-				q.load(args, walk, shared);
 			__syncwarp();
 		}
 		if constexpr (C::PIECES)
@@ -423,15 +401,13 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 		if constexpr (C::APPENDS)
 			append.end(args, walk);
 
-		const bool apart = C::SPLITS && walk.rows(args, C::ROWS) > C::WARP_ROWS;
-
 		if (C::GIVES) {
 			/* Units must not know which group was the last. */
-			const uint32_t ring = (uint32_t)before + (apart ? 0 : group);
+			const uint32_t ring = (uint32_t)before + group;
 
 			at.stage = ring % C::STAGES;
 			at.parity = ring / C::STAGES % 2;
-			at.token = walk.begin + (apart ? 0 : group) * FA_CUDA_PAGED_TILE;
+			at.token = walk.begin + group * FA_CUDA_PAGED_TILE;
 		} else {
 			at.token = walk.begin + before * FA_CUDA_PAGED_TILE;
 		}
@@ -447,11 +423,9 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 				fa_sm90_paged_few_tiles<C>(rows, args, item, q, clear, shared,
 				                           shared + facts, end, at);
 		} else {
-			const uint32_t first = apart ? group * C::WARP_ROWS : 0;
-
 			fa_sm80_clear<C>(rows);
-			fa_sm90_paged_tiles<C>(rows, args, item, q.from(first), clear, shared,
-			                       shared + facts + first * 32, apart, end, at);
+			fa_sm90_paged_tiles<C>(rows, args, item, q, clear, shared, shared + facts,
+			                       end, at);
 		}
 		if constexpr (C::PARKS)
 			walk = *parked;

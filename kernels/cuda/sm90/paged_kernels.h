@@ -40,12 +40,11 @@
  * fours. */
 #define FA_SM90_PAGED_GIVES(dim, atoms, groups) ((dim) * (atoms) * (groups) > 256)
 
-/* Of those: whether parts of up to 16 rows are computed as with one fragment, and whether parts have
- * as many rows for each group, which then all take all tiles. A prefix is read half as often then,
- * and it is slower: 195 us against 151 for 64 sequences that share 8k of 9k tokens on an H200, as
- * a tile takes twice as long where SMs have as many tiles as the others. */
+/* Of those: whether parts of up to 16 rows are computed as with one fragment. Parts with as many rows
+ * for each group, which then all take all tiles, read a prefix half as often and were slower: 195
+ * us against 151 for 64 sequences that share 8k of 9k tokens on an H200, as a tile takes twice as
+ * long where SMs have as many tiles as the others. */
 #define FA_SM90_PAGED_FEW 1
-#define FA_SM90_PAGED_SPLITS(dim, atoms, groups) 0
 #define FA_SM90_PAGED_LOADER_REGISTERS 56
 #define FA_SM90_PAGED_GROUP_REGISTERS 224
 #define FA_SM90_PAGED_THREADS(dim, atoms, groups)                                                  \
@@ -67,23 +66,17 @@
 #define FA_SM90_PAGED_Q_HELD(dim, atoms) ((dim) != 64 && (dim) * (atoms) <= 128)
 #define FA_SM90_PAGED_Q_PITCH(dim) ((dim)*2 + 64)
 
-/* Rows of a part: as many as a warp has, or as many for each group. */
-#define FA_SM90_PAGED_ROWS(dim, atoms, groups)                                                     \
-	((atoms)*16 * (FA_SM90_PAGED_SPLITS(dim, atoms, groups) ? (groups) : 1))
-
 /* Columns of O that the warps bring together at a time, and floats from row to row. */
 #define FA_SM90_PAGED_MERGE_COLUMNS(dim, atoms) ((dim) * (atoms) <= 128 ? (dim) : 64)
 #define FA_SM90_PAGED_MERGE_PITCH(dim, atoms) (FA_SM90_PAGED_MERGE_COLUMNS(dim, atoms) + 8)
 
-/* The ring of tiles, Q, what the warps bring together, each warp's facts or the block's, walks that
+/* The ring of tiles, Q, what the warps bring together, each warp's facts, walks that
  * are parked, and barriers. */
 #define FA_SM90_PAGED_SHARED_BYTES(dim, atoms, groups, stages)                                     \
 	((stages)*8 * FA_SM90_PAGED_QUARTER(dim) +                                                 \
-	 (FA_SM90_PAGED_Q_HELD(dim, atoms)                                                         \
-	          ? 0                                                                              \
-	          : FA_SM90_PAGED_ROWS(dim, atoms, groups) * FA_SM90_PAGED_Q_PITCH(dim)) +         \
+	 (FA_SM90_PAGED_Q_HELD(dim, atoms) ? 0 : (atoms)*16 * FA_SM90_PAGED_Q_PITCH(dim)) +        \
 	 (groups)*4 * (atoms)*16 * (FA_SM90_PAGED_MERGE_PITCH(dim, atoms) * 4 + 8) +               \
-	 (FA_SM90_PAGED_SPLITS(dim, atoms, groups) ? (groups) : (groups)*4) * (atoms)*16 * 32 +    \
+	 (groups)*4 * (atoms)*16 * 32 +                                                            \
 	 (FA_SM90_PAGED_GIVES(dim, atoms, groups) ? (groups)*4 * 128 : 0) + 16 + (stages)*16)
 
 /*

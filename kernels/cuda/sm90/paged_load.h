@@ -204,7 +204,7 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 			const uint32_t at = shared + 8 * (i * C::LOADERS + loader);
 
 			fa_mbarrier_init(at + C::FULL, 1);
-			fa_mbarrier_init(at + C::EMPTY, C::SPLITS ? C::WARPS : C::TAKERS);
+			fa_mbarrier_init(at + C::EMPTY, C::TAKERS);
 		}
 		fa_mbarrier_init_fence();
 	}

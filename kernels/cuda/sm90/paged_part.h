@@ -174,9 +174,6 @@ fa_sm90_paged_end(const struct fa_cuda_paged_attention &args, const fa_paged_wal
 {
 	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 	const uint32_t there = walk.rows(args, C::ROWS);
-	/* Whether groups have rows of their own, and this warp's first. */
-	const bool split = C::SPLITS && there > C::WARP_ROWS;
-	const uint32_t first_row = split ? warp / C::TAKERS * C::WARP_ROWS : 0;
 	float2 *const stats = (float2 *)(shared + C::STATS); /* [warp][row] */
 	float *const merge = (float *)(shared + C::MERGE);
 	struct fa_sm90_paged_shared *const parted = (struct fa_sm90_paged_shared *)(shared +
@@ -197,8 +194,8 @@ fa_sm90_paged_end(const struct fa_cuda_paged_attention &args, const fa_paged_wal
 		rows.sum[r] += __shfl_xor_sync(~0u, rows.sum[r], 1);
 		rows.sum[r] += __shfl_xor_sync(~0u, rows.sum[r], 2);
 		if (t == 0)
-			stats[warp * C::WARP_ROWS + g + 8 * r] = make_float2(-rows.offset[r],
-			                                                     rows.sum[r]);
+			stats[warp * C::ROWS + g + 8 * r] = make_float2(-rows.offset[r],
+			                                                rows.sum[r]);
 	}
 
 #pragma unroll
@@ -210,9 +207,9 @@ fa_sm90_paged_end(const struct fa_cuda_paged_attention &args, const fa_paged_wal
 				const int tile = step * (C::MERGE_COLUMNS / 8) + j,
 					  half = r % 2 * 2;
 				float *const at =
-					&merge[(warp * C::WARP_ROWS + g + 8 * r) * C::MERGE_PITCH];
+					&merge[(warp * C::ROWS + g + 8 * r) * C::MERGE_PITCH];
 
-				if (first_row + g + 8 * r >= there)
+				if (g + 8 * r >= there)
 					continue;
 				if constexpr (!C::CODES) {
 					const float(&out)[4] = rows.out[r / 2][tile];
@@ -235,23 +232,15 @@ fa_sm90_paged_end(const struct fa_cuda_paged_attention &args, const fa_paged_wal
 		     i += C::WARPS * lanes) {
 			const uint32_t row = i / quads, quad = i % quads;
 			const uint32_t column = step * C::MERGE_COLUMNS + 4 * quad;
-			/* Of these warps, which have it as that row. */
-			const uint32_t begin = split ? row / C::WARP_ROWS * C::TAKERS : 0;
-			const uint32_t warps = split ? C::TAKERS : C::WARPS;
-			const uint32_t place = begin * C::WARP_ROWS +
-			                       (split ? row % C::WARP_ROWS : row);
 			struct fa_sm90_paged_total total = { -FLT_MAX, 0, 0, 0, 0, 0 };
 
 #pragma unroll
 			for (uint32_t from = 0; from < C::WARPS; from++)
-				if (!C::SPLITS || from < warps)
-					total.max = fmaxf(total.max,
-					                  stats[from * C::WARP_ROWS + place].x);
+				total.max = fmaxf(total.max, stats[from * C::ROWS + row].x);
 /* More at once take more registers than there are beside O. */
 #pragma unroll 4
-			for (uint32_t from = lane / lanes; from < (C::SPLITS ? warps : C::WARPS);
-			     from += 32 / lanes) {
-				const uint32_t at = from * C::WARP_ROWS + place;
+			for (uint32_t from = lane / lanes; from < C::WARPS; from += 32 / lanes) {
+				const uint32_t at = from * C::ROWS + row;
 				const float2 stat = stats[at];
 				const float4 out = *(
 					const float4 *)&merge[at * C::MERGE_PITCH + 4 * quad];
