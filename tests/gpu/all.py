@@ -201,6 +201,8 @@ def main():
     args.peer = [os.path.abspath(peer) for peer in args.peer]
     args.race_peers = args.race_peers and os.path.abspath(args.race_peers)
     os.makedirs(args.output, exist_ok=True)
+    # What runs goes with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
 
     until = time.monotonic() + args.limit
     lines, failed = [], []

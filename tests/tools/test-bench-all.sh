@@ -77,9 +77,27 @@ for line in 'ok       rtt: 1 ' 'FAILED   step: status 1; 0 ' 'FAILED   throughpu
 done
 grep -q 'a sentence' "$out/log"
 # Nothing of what hung is left, unless as a process that nobody has buried yet.
-state=$(cut -d ' ' -f 3 "/proc/$(cat "$folder/child")/stat" 2>/dev/null || true)
-[ "${state:-Z}" = Z ]
+nothing_left() {
+	state=$(cut -d ' ' -f 3 "/proc/$(cat "$folder/child")/stat" 2>/dev/null || true)
+	[ "${state:-Z}" = Z ]
+}
+nothing_left
 [ "$(cd "$out" && echo *)" = 'decode-shapes.json kv.json log request-mps.json request.json rtt.json throughput.json' ]
+
+# Nor where it is stopped itself.
+rm "$folder/child"
+"$folder/bench/all.py" --output "$folder/stopped" crowd >/dev/null 2>&1 &
+all=$!
+for _ in $(seq 300); do
+	[ ! -s "$folder/child" ] || break
+	sleep 0.1
+done
+kill "$all"
+if wait "$all"; then
+	echo "all.py was stopped and says that all is well"
+	exit 1
+fi
+nothing_left
 
 # Peers take part in decode of plain pages, and nowhere else.
 expect 0 '^ok       decode-deterministic: 1 results' --output "$folder/peers" --peer /x.so:a \

@@ -33,11 +33,11 @@
  * leaves out one tile of 18, 472 against 579. Halves of tiles at both ends would leave out as
  * much again, but ptxas serialises products of which there are less in some tiles (C7511, C7515).
  *
- * RICH, ALiBi at 4k, was 0.63 of plain at d64 (64 keys, turns of products), 0.84 at d128, before
- * it became one FMA for a key and 96 keys at d64; not measured since. 128 keys at d64 spill, by
- * what soft caps take. What it did where BAND would do, 4k: d64 360 of 486 (causal), d128 651 of
- * 718 (causal) and 711 of 797 (full); short ones at d64 are faster on sm80's, 173 against 143
- * (causal, 512).
+ * RICH, at 4k: with ALiBi, one FMA for a key, 0.785 of plain at d64 (full; causal 0.836), 0.927 at
+ * d128 and 1.008 at d256; it was 0.58, 0.73 and 0.89 with two and a maximum for each tile. With soft
+ * caps, three steps of the special unit for a key, 0.47, 0.51 and 0.80 (causal). At d64 128 keys
+ * spill, by what soft caps take. Short ones at d64 are faster on sm80's, 173 against 143 (causal,
+ * 512).
  */
 #pragma once
 
