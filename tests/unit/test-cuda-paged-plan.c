@@ -412,6 +412,7 @@ static void test_hopper(void **state)
 {
 	static const int32_t pages[] = { 16, 32, 48, 64, 80, 112, 128, 256 };
 	static const int32_t boxes[] = { 16, 32, 16, 64, 16, 16, 128, 128 };
+	static const uint32_t loaders[] = { 4, 4, 4, 2, 4, 4, 1, 1 };
 	struct fa_cuda_paged_launch launches[FA_CUDA_PAGED_LAUNCHES_MAX];
 	const struct fa_cuda_paged_attention *args = &launches[0].args.attention;
 	struct fa_cuda_chip next = h200;
@@ -431,7 +432,7 @@ static void test_hopper(void **state)
 			1);
 		assert_int_equal(launches[0].n_maps, FA_CUDA_MAPS);
 		assert_int_equal(args->box_keys, boxes[i]);
-		assert_int_equal(args->loaders, boxes[i] < 64 ? 4 : 1);
+		assert_int_equal(args->loaders, loaders[i]);
 		assert_int_equal(map->box[1], boxes[i]);
 		assert_int_equal(map->dims[1], pages[i]);
 		assert_int_equal(map->strides[2], 256);
@@ -444,6 +445,19 @@ static void test_hopper(void **state)
 		                                             : 132);
 		free(scene.blob);
 	}
+
+	/* At d64 two boxes are one warp's. */
+	scene_init(&scene, 1);
+	scene.cache.head_dim = scene.cache.head_dim_v = 64;
+	scene.cu_new[1] = 1000;
+	scene.lengths[0] = 4000;
+	scene_plan(&scene, &h200, &plan);
+	assert_int_equal(fa_cuda_paged_launches(&plan, &scene.request, 4096, 1 << 20, 7, launches),
+	                 1);
+	assert_string_equal(plan.forward->symbol, "fa_sm90_paged_prefill_bf16_d64_v64_band");
+	assert_int_equal(args->box_keys, 64);
+	assert_int_equal(args->loaders, 1);
+	free(scene.blob);
 
 	/* V's rows may be unlike K's, and logits what they like. */
 	scene_init(&scene, 1);
