@@ -178,12 +178,16 @@ static void fill_row(enum fa_attention_dtype dtype, char *row, int32_t dim)
 		reference_set(dtype, row, c, problem_normal());
 }
 
-/* A token's K or V as codes, some rows much smaller than others. */
-static void fill_codes(const struct paged_problem *problem, char *row, float *scale, int32_t dim)
+/* A token's K or V as codes, some rows much smaller than others; @least: whose scale is just above
+ * the least that is no subnormal number. */
+static void fill_codes(const struct paged_problem *problem, char *row, float *scale, int32_t dim,
+                       bool least)
 {
 	float values[FA_ATTENTION_HEAD_DIM_V_MAX];
 	float size = has_token_scales(&problem->spec) ? (float)exp2(-(double)problem_random(4)) : 1;
 
+	if (least && has_token_scales(&problem->spec))
+		size = problem->spec.store == FA_PAGED_E4M3 ? 0x1p-118f : 0x1p-120f;
 	for (int32_t c = 0; c < dim; c++)
 		values[c] = size * (float)problem_normal();
 	*scale = reference_quantise(problem->spec.store, values, dim,
@@ -212,10 +216,12 @@ static void fill_token(struct paged_problem *problem, int32_t layer, int32_t b, 
 	const struct paged_spec *spec = &problem->spec;
 
 	if (spec->store != FA_PAGED_PLAIN) {
+		/* Some sequences begin with V that is next to nothing. */
 		fill_codes(problem, paged_k(problem, layer, b, j, h),
-		           paged_scale(problem, layer, b, j, h, false), spec->head_dim);
+		           paged_scale(problem, layer, b, j, h, false), spec->head_dim, false);
 		fill_codes(problem, paged_v(problem, layer, b, j, h),
-		           paged_scale(problem, layer, b, j, h, true), spec->head_dim_v);
+		           paged_scale(problem, layer, b, j, h, true), spec->head_dim_v,
+		           b % 2 == 1 && h % 2 == 0 && j < spec->first[b] + 20);
 		return;
 	}
 	fill_row(spec->dtype, paged_k(problem, layer, b, j, h), spec->head_dim);

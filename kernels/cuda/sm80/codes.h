@@ -219,9 +219,10 @@ template <class C> struct fa_codes_unit {
 			most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 2));
 			if (!(most[r] * inverse[r] > 1))
 				continue;
-			/* Twice, so that it seldom happens again; and what is infinite stays so. */
+			/* Twice, so that it seldom happens again; and what is infinite stays so. The
+			 * reciprocal of what is subnormal would be infinite. */
 			factor = fa_rcp(inverse[r]);
-			inverse[r] = 0.25f * fa_rcp(0.5f * most[r]);
+			inverse[r] = 0.25f * fa_rcp(fmaxf(0.5f * most[r], FLT_MIN));
 			factor = fmaxf(factor * inverse[r], FLT_MIN);
 #pragma unroll
 			for (int j = 0; j < C::DIM_V / 8; j++)

@@ -2,6 +2,9 @@
 #include "kernels/cuda/ptx/mma.h"
 #include "tests/emulator/emulator.h"
 
+#include <float.h>
+#include <math.h>
+
 static inline float fa_ex2(float x)
 {
 	return exp2f(x);
@@ -12,9 +15,12 @@ static inline float fa_lg2(float x)
 	return log2f(x);
 }
 
+/* What is subnormal counts as nothing, as on the GPU. */
 static inline float fa_rcp(float x)
 {
-	return 1 / x;
+	const float inverse = 1 / (fabsf(x) < FLT_MIN ? copysignf(0, x) : x);
+
+	return fabsf(inverse) < FLT_MIN ? copysignf(0, inverse) : inverse;
 }
 
 static inline float fa_from_f16(uint16_t half)
