@@ -600,10 +600,7 @@ static void fill_attention(const struct fa_cuda_paged_plan *plan,
 	args.tree_right = (int32_t)right;
 	args.attention.window_left = (int32_t)left;
 	args.attention.window_right = p->causal ? 0 : (int32_t)right;
-	if (p->softcap > 0) {
-		args.attention.cap_in = p->scale / p->softcap;
-		args.attention.cap_out = (float)(p->softcap * M_LOG2E);
-	}
+	fa_cuda_attention_cap(&args.attention, p->scale, p->softcap);
 	if (decode) {
 		args.counters = (void *)(uintptr_t)workspace;
 		args.partials = (void *)(uintptr_t)partials;

@@ -1,6 +1,7 @@
 #include "kernels/cuda/plan.h"
 
 #include <errno.h>
+#include <float.h>
 #include <limits.h>
 #include <math.h>
 #include <stdarg.h>
@@ -171,6 +172,38 @@ bool fa_cuda_kernel_covers(const struct fa_cuda_kernel *kernel,
 	return left == FA_CUDA_WINDOW_MAX && right == FA_CUDA_WINDOW_MAX;
 }
 
+void fa_cuda_attention_cap(struct fa_cuda_attention *args, float scale, float softcap)
+{
+	/* tanh(x) / x as a polynomial in x^2 whose largest relative error for |x| <= 15/16 is as
+	 * small as five coefficients permit, 2^-17.9; and up to where it is 2^-17 without a
+	 * coefficient and those after it. */
+	static const double powers[FA_CUDA_CAP_POWERS] = { 0.999995997, -0.333101442, 0.131128025,
+		                                           -0.0463132533, 0.00994113596 };
+	static const double enough[FA_CUDA_CAP_POWERS] = { 0, 0.002, 0.06, 0.18, 0.34 };
+	double limit = 0.9375, power;
+
+	if (!(softcap > 0))
+		return;
+	args->cap_in = scale / softcap;
+	args->cap_out = (float)(softcap * M_LOG2E);
+	power = (double)args->cap_in * args->cap_out;
+	for (int i = 0; i < FA_CUDA_CAP_POWERS; i++) {
+		const double coefficient = power * powers[i];
+
+		/* Caps next to nothing have too large ones, caps in the thousands too small. */
+		if (!(fabs(coefficient) <= (double)FLT_MAX))
+			limit = 0;
+		else if (fabs(coefficient) >= (double)FLT_MIN)
+			args->cap_powers[i] = (float)coefficient;
+		else
+			limit = fmin(limit, enough[i]);
+		power *= (double)args->cap_in * args->cap_in;
+	}
+	/* Squares are finite. */
+	if (limit > 0)
+		args->cap_limit = (float)fmin(limit / fabs((double)args->cap_in), 0x1p62);
+}
+
 static struct fa_cuda_tensor tensor(const struct fa_attention_params *params,
                                     const struct fa_attention_tensor *source)
 {
@@ -316,10 +349,7 @@ int fa_cuda_attention_plan_on(const struct fa_cuda_chip *chip, const struct fa_c
 		.longest_last = kernel->kind != FA_CUDA_FULL,
 	};
 	window(params, &args->window_left, &args->window_right);
-	if (params->softcap > 0) {
-		args->cap_in = params->scale / params->softcap;
-		args->cap_out = (float)(params->softcap * M_LOG2E);
-	}
+	fa_cuda_attention_cap(args, params->scale, params->softcap);
 	launch.grid = (uint32_t)(blocks_m * triples);
 	if (kernel->keys) {
 		launch.n_maps = FA_CUDA_MAPS;

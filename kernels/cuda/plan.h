@@ -83,6 +83,9 @@ struct fa_cuda_launch {
 	struct fa_cuda_map maps[FA_CUDA_MAPS];
 };
 
+/* Fills what of @args, zeros before, is of a soft cap. 0: none. */
+void fa_cuda_attention_cap(struct fa_cuda_attention *args, float scale, float softcap);
+
 /* Whether @kernel is for one compute capability alone. */
 bool fa_cuda_kernel_is_special(const struct fa_cuda_kernel *kernel);
 

@@ -210,6 +210,40 @@ static void case_slopes(struct fa_cases *cases)
 			}
 }
 
+/* Soft caps that no dot product comes near, that some of them pass, or most, or all. */
+static void case_softcaps(struct fa_cases *cases)
+{
+	static const float scales[] = { 0.5, 2, 12 };
+	static const float caps[] = { 0.05f, 3, 30, 100 };
+
+	for (int dtype = FA_ATTENTION_F16; dtype <= FA_ATTENTION_BF16; dtype++)
+		for (int dim = 64; dim <= 256; dim *= 2)
+			for (size_t n = 0; n < COUNT(scales) * COUNT(caps); n++) {
+				const struct fa_attention_params params = {
+					.dtype = (enum fa_attention_dtype)dtype,
+					.batch = 1,
+					.heads = 1,
+					.kv_heads = 1,
+					.head_dim = dim,
+					.head_dim_v = dim,
+					.seqlen_q = 70,
+					.seqlen_k = 300,
+					.scale = (n % 5 ? 1 : -1) * scales[n % 3] /
+					         (float)sqrt(dim),
+					.softcap = caps[n / 3],
+					.causal = n % 2,
+					.window_left = -1,
+					.window_right = -1,
+				};
+				struct fa_request request;
+
+				fa_request_make(cases->gpu, &request, &params, NULL, NULL, usual,
+				                n == 7, n == 5, &cases->random);
+				check(cases, &request);
+				fa_request_free(cases->gpu, &request);
+			}
+}
+
 /* Strides that few have, but that all kernels must take: rows, and heads, that overlap;
  * K that is V; O from the last head to the first. */
 static void case_strides(struct fa_cases *cases)
@@ -424,12 +458,12 @@ static const struct {
 	const char *name;
 	void (*run)(struct fa_cases *cases);
 } all[] = {
-	{ "reference", case_reference }, { "small", case_small },    { "shapes", case_shapes },
-	{ "groups", case_groups },       { "ragged", case_ragged },  { "random", case_random },
-	{ "long", case_long },           { "alone", fa_case_alone }, { "far", fa_case_far },
-	{ "rerun", fa_case_rerun },      { "peaked", case_peaked },  { "strides", case_strides },
-	{ "chain", fa_case_chain },      { "yield", fa_case_yield }, { "windows", case_windows },
-	{ "slopes", case_slopes },
+	{ "reference", case_reference }, { "small", case_small },       { "shapes", case_shapes },
+	{ "groups", case_groups },       { "ragged", case_ragged },     { "random", case_random },
+	{ "long", case_long },           { "alone", fa_case_alone },    { "far", fa_case_far },
+	{ "rerun", fa_case_rerun },      { "peaked", case_peaked },     { "strides", case_strides },
+	{ "chain", fa_case_chain },      { "yield", fa_case_yield },    { "windows", case_windows },
+	{ "slopes", case_slopes },       { "softcaps", case_softcaps },
 };
 
 /* Checks so far of kernels for this chip alone. */

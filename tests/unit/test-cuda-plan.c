@@ -692,17 +692,51 @@ static void test_chips(void **state)
 		                 fa_cuda_kernels[i].arch == 90);
 }
 
+/* What kernels make of a dot product below the limit is what they make of it above, and the caps
+ * that models have are such that there is a below. */
+static void test_softcap_powers(void **state)
+{
+	static const float scales[] = { 1, 0.125f, 0.0625f, -0.0884f, 1e-20f, 1e20f, 0 };
+	static const float caps[] = { 1e-30f, 0.01f, 1,    5,    30,    50,
+		                      1000,   1e5f,  1e6f, 1e9f, 1e30f, 3e38f };
+	struct fa_cuda_attention none = { 0 };
+
+	fa_cuda_attention_cap(&none, 0.125f, 0);
+	assert_true(none.cap_in == 0 && none.cap_out == 0 && none.cap_limit == 0);
+	for (size_t n = 0; n < sizeof(scales) / sizeof(scales[0]); n++)
+		for (size_t c = 0; c < sizeof(caps) / sizeof(caps[0]); c++) {
+			struct fa_cuda_attention args = { 0 };
+
+			fa_cuda_attention_cap(&args, scales[n], caps[c]);
+			if (n < 4 && c > 0 && c < 10)
+				assert_true(fabsf(args.cap_limit * scales[n] / caps[c]) >
+				            (c < 7 ? 0.9f : 0.05f));
+			assert_true(args.cap_limit >= 0 && args.cap_limit < INFINITY);
+			for (int i = -1000; i <= 1000 && args.cap_limit > 0; i++) {
+				const float dot = args.cap_limit * (float)i / 1000;
+				const double wanted = args.cap_out *
+				                      tanh((double)args.cap_in * (double)dot);
+				float y = 0;
+
+				for (int k = FA_CUDA_CAP_POWERS - 1; k >= 0; k--)
+					y = fmaf(y, dot * dot, args.cap_powers[k]);
+				assert_true(fabs(dot * y - wanted) <= 0x1p-17 * fabs(wanted));
+			}
+		}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_table),     cmocka_unit_test(test_every_combination),
-		cmocka_unit_test(test_choice),    cmocka_unit_test(test_kinds),
-		cmocka_unit_test(test_windows),   cmocka_unit_test(test_narrow),
-		cmocka_unit_test(test_alignment), cmocka_unit_test(test_alignment_of_one),
-		cmocka_unit_test(test_ragged),    cmocka_unit_test(test_arguments),
-		cmocka_unit_test(test_sections),  cmocka_unit_test(test_maps),
-		cmocka_unit_test(test_units),     cmocka_unit_test(test_lengths),
-		cmocka_unit_test(test_bounds),    cmocka_unit_test(test_chips),
+		cmocka_unit_test(test_table),          cmocka_unit_test(test_every_combination),
+		cmocka_unit_test(test_choice),         cmocka_unit_test(test_kinds),
+		cmocka_unit_test(test_windows),        cmocka_unit_test(test_narrow),
+		cmocka_unit_test(test_alignment),      cmocka_unit_test(test_alignment_of_one),
+		cmocka_unit_test(test_ragged),         cmocka_unit_test(test_arguments),
+		cmocka_unit_test(test_softcap_powers), cmocka_unit_test(test_sections),
+		cmocka_unit_test(test_maps),           cmocka_unit_test(test_units),
+		cmocka_unit_test(test_lengths),        cmocka_unit_test(test_bounds),
+		cmocka_unit_test(test_chips),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

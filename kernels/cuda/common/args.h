@@ -59,6 +59,8 @@ struct fa_cuda_yield {
 #define FA_CUDA_SEQLEN_MAX ((int32_t)1 << 29)
 #define FA_CUDA_WINDOW_MAX ((int32_t)1 << 30)
 
+#define FA_CUDA_CAP_POWERS 5
+
 struct fa_cuda_attention {
 	struct fa_cuda_tensor q, k, v, out; /* out is written */
 	float *lse;                         /* may be NULL */
@@ -78,7 +80,11 @@ struct fa_cuda_attention {
 	float scale_log2; /* scale / ln 2 */
 	float cap_in;     /* soft cap: logit = cap_out * tanh(cap_in * dot); 0: none */
 	float cap_out;    /* softcap / ln 2 */
-	int32_t aligned;  /* every row of q, k, v and out starts on 16 bytes */
+	/* Where |dot| < cap_limit the logit is also dot times a polynomial in dot^2, to a relative
+	 * 2^-17: softcap.h. The first is the constant. */
+	float cap_limit;
+	float cap_powers[FA_CUDA_CAP_POWERS];
+	int32_t aligned; /* every row of q, k, v and out starts on 16 bytes */
 
 	/* The grid is one-dimensional. Blocks of rows are numbered inside sections of
 	 * (sequence, head, slice of V) triples, whose K and V fit in L2 together. */

@@ -32,6 +32,17 @@ __device__ __forceinline__ float fa_rcp(float x)
 	return y;
 }
 
+/* @which ? a : b, both of which are computed: the compiler is not to branch. */
+__device__ __forceinline__ float fa_select(bool which, float a, float b)
+{
+	float y;
+
+	asm("{.reg .pred p; setp.ne.s32 p, %3, 0; selp.f32 %0, %1, %2, p;}"
+	    : "=f"(y)
+	    : "f"(a), "f"(b), "r"((int32_t)which));
+	return y;
+}
+
 __device__ __forceinline__ float fa_from_f16(uint16_t half)
 {
 	float y;

@@ -95,6 +95,9 @@ struct fa_sm90_config {
 	                                       : GROUPS == 3 ? 160
 	                                       : LOOKS_UP    ? 232
 	                                                     : 240;
+	/* One more and they spill: whether a row has no maximum yet is asked for every tile or,
+	 * where that is not kept, whether the next tile is there where it is needed. */
+	static constexpr bool FEW_REGISTERS = RICH && GROUPS == 3;
 	static_assert(LOADER_REGISTERS + GROUPS * GROUP_REGISTERS <=
 	                      65536 / THREADS / 8 * 8 * (GROUPS + 1),
 	              "nobody waits for registers for ever");

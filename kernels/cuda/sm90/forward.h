@@ -237,6 +237,9 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			                                                          : 0,
 			             shift);
 	};
+	const auto any_fresh = [&](void) {
+		return __any_sync(~0u, sums.unset(0) || sums.unset(1)) != 0;
+	};
 	const auto raise = [&](void) {
 		float lift[2] = { shift[0], shift[1] };
 		bool raised;
@@ -250,7 +253,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 				          (float)max(0, max(first - row, row - rest + 1));
 			}
 		raised = fa_sm90_raise<C>(sums, dots, factor, lift, scale);
-		fresh = !C::LAZY || __any_sync(~0u, sums.unset(0) || sums.unset(1));
+		fresh = !C::LAZY || any_fresh();
 		return raised;
 	};
 	/* Uniform registers for barriers' numbers are not left to those who look up pages, and
@@ -409,7 +412,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 				rows = masked ? rows_of_tile() : ALL_ROWS;
 			if (!C::LAZY)
 				lean();
-			if (fresh)
+			if (C::FEW_REGISTERS && C::LAZY ? any_fresh() : fresh)
 				raised |= raise();
 			if (C::LAZY)
 				lean();
@@ -424,7 +427,8 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			fa_wgmma_hold(out);
 			release_v();
 			skip_v(skip);
-			k_there = fa_mbarrier_test(shared + C::K_FULL + 8 * k.stage, k.parity);
+			k_there = (!C::FEW_REGISTERS || C::LAZY) &&
+			          fa_mbarrier_test(shared + C::K_FULL + 8 * k.stage, k.parity);
 			if constexpr (C::TURNS == FA_SM90_EXPONENTIALS) {
 				/* While these are computed the next group finds out that it may. */
 				fa_sm90_exponentials<C, steps / 2, steps * 3 / 4>(sums, dots,

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "kernels/cuda/common/args.h"
+#include "kernels/cuda/common/softcap.h"
 #include "kernels/cuda/ptx/math.h"
 
 #include <stdint.h>
@@ -22,13 +23,6 @@ __device__ __forceinline__ float fa_sm90_sink(const struct fa_cuda_attention &ar
 	return args.sinks ? args.sinks[head] * 1.44269504f : -INFINITY;
 }
 
-/* cap * tanh(), with an absolute error of cap * 2^-22: tanh(x) = 1 - 2 / (1 + e^2x). */
-__device__ __forceinline__ float fa_sm90_capped(const struct fa_cuda_attention &args, float dot)
-{
-	return args.cap_out -
-	       2 * args.cap_out * fa_rcp(1 + fa_ex2(args.cap_in * 2.88539008f * dot));
-}
-
 /* Whether logits are dot products times a factor, but for ALiBi. */
 __device__ __forceinline__ bool fa_sm90_linear(const struct fa_cuda_attention &args)
 {
@@ -41,9 +35,7 @@ __device__ __forceinline__ void fa_sm90_logits(float (&dots)[COUNT],
                                                const struct fa_cuda_attention &args)
 {
 	if (args.cap_out != 0) {
-#pragma unroll
-		for (int i = 0; i < COUNT; i++)
-			dots[i] = fa_sm90_capped(args, dots[i]);
+		fa_softcap_warp(dots, fa_softcap(args));
 	} else if (!(args.scale_log2 > 0)) {
 #pragma unroll
 		for (int i = 0; i < COUNT; i++)
@@ -84,7 +76,7 @@ __device__ __forceinline__ void fa_sm90_tilt(float (&dots)[COUNT], float tilt, f
 __device__ __forceinline__ float fa_sm90_logit(float dot, const struct fa_cuda_attention &args,
                                                float slope, int32_t position)
 {
-	const float logit = args.cap_out != 0 ? fa_sm90_capped(args, dot) : dot * args.scale_log2;
+	const float logit = args.cap_out != 0 ? fa_softcap(args)(dot) : dot * args.scale_log2;
 
 	return args.alibi_slopes ? logit - slope * fabsf((float)position) : logit;
 }

@@ -23,6 +23,11 @@ static inline float fa_rcp(float x)
 	return fabsf(inverse) < FLT_MIN ? copysignf(0, inverse) : inverse;
 }
 
+static inline float fa_select(bool which, float a, float b)
+{
+	return which ? a : b;
+}
+
 static inline float fa_from_f16(uint16_t half)
 {
 	return fa_emulated_from_f16(half);
