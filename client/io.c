@@ -165,7 +165,7 @@ static void handle_completion(struct fa_client *client, const struct fa_wire_mes
 	if (client->connection.ring.memory && completion->status <= 0 &&
 	    completion->value > stream->known + 1 - stream->base &&
 	    completion->value <= stream->submitted - stream->base &&
-	    fa_result_probe(client, completion->stream, completion->value + stream->base)) {
+	    fa_result_probe(client, completion->stream, completion->value + stream->base, false)) {
 		fa_client_lose(client, -ECONNRESET,
 		               "the daemon ended the connection before its results were read");
 		return;

@@ -34,7 +34,7 @@ static void end_requests(struct fa_client *client)
 
 		(void)fa_ring_collect_stream(client, i);
 		while (stream->known < stream->submitted) {
-			if (fa_result_probe(client, i, stream->known + 1) > 0)
+			if (fa_result_probe(client, i, stream->known + 1, true) > 0)
 				fa_result_store(stream, 0, NULL, 0, 0, 0, 0);
 			else
 				fa_result_store(stream, client->lost_code, client->lost_error.text,

@@ -1,8 +1,9 @@
 /*
  * Results of requests. They come from two places that agree: the Completion on
  * the socket, which is remembered, and the completion page, which tells of
- * success earlier. The page's word is good for fa_wait(); the books (what is in
- * flight, what is remembered) follow the socket alone.
+ * success earlier, where the device itself may tell it first. The page's word is
+ * good for fa_wait(); the books (what is in flight, what is remembered) follow
+ * the socket and the records alone.
  */
 #include "client/internal.h"
 
@@ -13,6 +14,9 @@
 
 /* A spinning thread looks after the daemon's life this often. */
 #define SPIN_SLICE_NS (50 * FA_NS_PER_US)
+
+/* What the device has told the daemon will, too, in microseconds unless it dies. */
+#define EARLY_NS (100 * FA_NS_PER_MS)
 
 /* Looks at the page between two looks at the clock. */
 #define SPIN_LOOKS 16
@@ -43,20 +47,21 @@ void fa_result_store(struct fa_client_stream *stream, int status, const char *te
 			text, length < FA_ERROR_TEXT_BYTES ? length : FA_ERROR_TEXT_BYTES - 1);
 }
 
-int fa_result_probe(const struct fa_client *client, uint32_t stream, uint64_t value)
+int fa_result_probe(const struct fa_client *client, uint32_t stream, uint64_t value, bool early)
 {
 	const struct fa_completion_slot *slot = &client->connection.page[stream];
 	uint64_t wire = value - client->streams[stream].base;
 
 	if (atomic_load_explicit(&slot->completed, memory_order_acquire) < wire)
-		return 0;
+		return early && fa_completion_is_early(slot, wire);
 	/* A later request may have failed already; then only the socket can tell. */
 	return atomic_load_explicit(&slot->failed, memory_order_acquire) < wire ? 1 : -1;
 }
 
 /* Watches the page without the mutex for @spin_ns at most, or until it says
  * something or the connection is lost. */
-static int spin(struct fa_client *client, uint32_t stream, uint64_t value, uint64_t spin_ns)
+static int spin(struct fa_client *client, uint32_t stream, uint64_t value, bool early,
+                uint64_t spin_ns)
 {
 	uint64_t deadline = fa_deadline_ns(spin_ns);
 	int r;
@@ -64,7 +69,7 @@ static int spin(struct fa_client *client, uint32_t stream, uint64_t value, uint6
 	fa_io_outside_begin(client);
 	do {
 		for (int i = 0; i < SPIN_LOOKS; ++i) {
-			r = fa_result_probe(client, stream, value);
+			r = fa_result_probe(client, stream, value, early);
 			if (r || atomic_load_explicit(&client->lost, memory_order_acquire))
 				goto end;
 			if (client->yields)
@@ -78,7 +83,8 @@ end:
 	return r;
 }
 
-static int spin_slices(struct fa_client *client, uint32_t stream, uint64_t value, uint64_t spin_ns)
+static int spin_slices(struct fa_client *client, uint32_t stream, uint64_t value, bool early,
+                       uint64_t spin_ns)
 {
 	const struct fa_client_stream *s = &client->streams[stream];
 	int r = 0;
@@ -86,7 +92,7 @@ static int spin_slices(struct fa_client *client, uint32_t stream, uint64_t value
 	while (spin_ns && value > s->known && client->state == FA_CLIENT_CONNECTED) {
 		uint64_t slice = spin_ns < SPIN_SLICE_NS ? spin_ns : SPIN_SLICE_NS;
 
-		r = spin(client, stream, value, slice);
+		r = spin(client, stream, value, early, slice);
 		if (r)
 			break;
 		spin_ns -= slice;
@@ -144,14 +150,20 @@ int fa_result_wait(struct fa_client *client, uint32_t stream, uint64_t value, ui
 	int r;
 
 	const bool by_ring = client->connection.ring.memory;
+	/* What the device tells is without the times. */
+	const bool early = !ret_completion;
 
+	/* It may have ended, and been told so before: to say that it is not finished would be wrong. */
+	if (value > s->known && !early && timeout_ns < EARLY_NS &&
+	    fa_result_probe(client, stream, value, true))
+		timeout_ns = EARLY_NS;
 	if (value > s->known && (by_ring || !ret_completion)) {
 		uint64_t spin_ns = client->spin_ns < timeout_ns ? client->spin_ns : timeout_ns;
 		uint64_t begin_ns = spin_ns ? fa_now_ns() : 0;
 
-		r = fa_result_probe(client, stream, value);
+		r = fa_result_probe(client, stream, value, early);
 		if (!r && spin_ns) {
-			r = spin_slices(client, stream, value, spin_ns);
+			r = spin_slices(client, stream, value, early, spin_ns);
 			if (timeout_ns != FA_NS_NEVER) {
 				uint64_t spun = fa_now_ns() - begin_ns;
 
@@ -221,7 +233,7 @@ int fa_cancel(struct fa_client *client, const struct fa_ticket *ticket)
 		goto leave;
 	stream = &client->streams[ticket->stream];
 	if (ticket->value <= stream->known ||
-	    fa_result_probe(client, ticket->stream, ticket->value)) {
+	    fa_result_probe(client, ticket->stream, ticket->value, true)) {
 		r = fa_error_set(-ENOENT, "the request has finished");
 		goto leave;
 	}

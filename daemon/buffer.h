@@ -42,6 +42,9 @@ struct fa_buffer {
 	uint64_t pieces_bytes; /* of those that have come */
 	struct fa_charge charge_fds;
 	void *owner; /* opaque */
+	void *mapped; /* not NULL: nothing of a client's, but @bytes that the daemon has mapped here */
+	/* What is called instead of importer.done; NULL: that. */
+	void (*imported)(struct fa_buffer *buffer);
 
 	/* What came of it. */
 	int status;

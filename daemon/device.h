@@ -145,6 +145,11 @@ struct fa_device_work {
 	/* What sequences of paged have in common and is read once for all of them: how many
 	 * such prefixes there are; set by paged_prepare(). */
 	uint32_t prefixes;
+	/* Words of a client's, as the device addresses them, that all get early_value when the work
+	 * has ended, if it ended well (struct fa_completion_slot): before reap() tells. A device
+	 * need not. NULL: there are none. */
+	uint32_t *early;
+	uint32_t early_value;
 	/* Which memory each tensor lies in; NULL: there is no such tensor. */
 	const struct fa_device_memory *memories[_FA_DEVICE_TENSOR_N];
 	int status; /* 0, -ECANCELED, -ENODEV (the device is lost), or what went wrong */
@@ -169,6 +174,10 @@ struct fa_device_ops {
 	int (*memory_import_host)(struct fa_device *device, int fd, uint64_t offset, uint64_t bytes,
 	                          bool read_only, struct fa_error *error,
 	                          struct fa_device_memory *ret_memory);
+	/* The same of @bytes that the daemon has mapped writable already, shared, at @host, on a
+	 * page; which may be unmapped then. NULL where @host is as good. */
+	int (*memory_import_mapped)(struct fa_device *device, void *host, uint64_t bytes,
+	                            struct fa_error *error, struct fa_device_memory *ret_memory);
 	/*
 	 * Makes zeroed memory and an fd by which another process maps it: a memfd, with
 	 * *ret_piece_bytes 0, or a descriptor of the driver's for one allocation of

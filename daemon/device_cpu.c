@@ -23,6 +23,7 @@
 #include "daemon/device_cpu.h"
 #include "common/cleanup.h"
 #include "common/clock.h"
+#include "common/completion.h"
 #include "common/memfd.h"
 #include "daemon/turns.h"
 
@@ -160,6 +161,9 @@ static void work_finish(struct fa_device *device, struct fa_device_work *work)
 		                       "no memory for %zu bytes of scratch", cpu->scratch_bytes);
 	else
 		work->status = fa_fail(&work->error, -ECANCELED, "the work was cancelled");
+	/* Release: who sees them sees what was computed. */
+	for (int i = 0; i < FA_COMPLETION_EARLY && work->early && !work->status; i++)
+		__atomic_store_n(&work->early[i], work->early_value, __ATOMIC_RELEASE);
 
 	/* Announced before it can be reaped: who has reaped all will not be notified
 	 * any more, and may take apart what would have been. */

@@ -479,6 +479,7 @@ const struct fa_device_ops fa_device_cuda = {
 	.close = cuda_close,
 	.describe = cuda_describe,
 	.memory_import_host = fa_cuda_memory_import_host,
+	.memory_import_mapped = fa_cuda_memory_import_mapped,
 	.memory_new_arena = fa_cuda_memory_new_arena,
 	.memory_import_ipc = fa_cuda_memory_import_ipc,
 	.memory_import_pieces = fa_cuda_memory_import_pieces,

@@ -2,10 +2,9 @@
  * What the files of the CUDA backend share (device_cuda*.c); nobody else includes it.
  *
  * Threads: a device's streams, groups, queues and works are the engine thread's, which may be
- * the loop thread for a round of the engine. Its
- * memory is the workers', one at a time by their turn. What the engine thread and
- * workers both touch is atomic or under device.mutex. The rest never changes between
- * open and close.
+ * the loop thread for a round of the engine. Its memory is the workers', one at a time by their
+ * turn. What the engine thread and workers both touch is atomic or under device.mutex. The rest
+ * never changes between open and close.
  *
  * Every thread that calls the driver enters the device first, which is a comparison
  * once it has been there.
@@ -104,7 +103,8 @@ struct fa_cuda_yield_kernel {
 struct fa_cuda_stream {
 	CUstream stream;
 	unsigned int n_queues;
-	/* The GPU writes here, in order, the sequence of each work that it has finished. */
+	/* The GPU writes here, in order, the sequence of each work that it has finished; of one
+	 * whose parts are told, of each part to a word of its own. */
 	const uint64_t *word;
 	CUdeviceptr word_at;
 	uint64_t sequence; /* of the last work given to the driver */
@@ -112,6 +112,7 @@ struct fa_cuda_stream {
 	CUdeviceptr counter_at;
 	uint64_t n_counted;           /* blocks of all launches that were asked to */
 	uint64_t told;                /* the last work whose launch does */
+	uint32_t told_parts;          /* of that, or 0: as a whole */
 	uint64_t finished_ns;         /* when the last one was seen to be finished */
 	struct fa_list works;         /* that the driver has, by fa_device_work.link */
 	unsigned int n_works;         /* of them */
@@ -359,6 +360,8 @@ bool fa_cuda_memory_fits(uint64_t offset, uint64_t bytes, uint64_t whole_bytes);
 int fa_cuda_memory_import_host(struct fa_device *device, int fd, uint64_t offset, uint64_t bytes,
                                bool read_only, struct fa_error *error,
                                struct fa_device_memory *ret_memory);
+int fa_cuda_memory_import_mapped(struct fa_device *device, void *host, uint64_t bytes,
+                                 struct fa_error *error, struct fa_device_memory *ret_memory);
 int fa_cuda_memory_new_arena(struct fa_device *device, uint64_t bytes, struct fa_error *error,
                              struct fa_device_memory *ret_memory, int *ret_fd,
                              uint64_t *ret_piece_bytes);
@@ -444,11 +447,12 @@ void fa_cuda_streams_close(struct fa_device *device);
 
 /*
  * Asks the launch that is the last of the stream's newest work to tell its end; @done is its
- * argument. Whoever launched says so with fa_cuda_told(), else the driver is asked for a word.
- * On the engine thread.
+ * argument, @parts as in fa_cuda_done. Whoever launched says so with fa_cuda_told(), else the
+ * driver is asked for a word. On the engine thread.
  */
-void fa_cuda_tell(const struct fa_cuda_stream *stream, uint64_t blocks, struct fa_cuda_done *done);
-void fa_cuda_told(struct fa_cuda_stream *stream, uint64_t blocks);
+void fa_cuda_tell(const struct fa_cuda_stream *stream, const struct fa_device_work *work,
+                  uint64_t blocks, uint32_t parts, struct fa_cuda_done *done);
+void fa_cuda_told(struct fa_cuda_stream *stream, uint64_t blocks, uint32_t parts);
 
 /* ---- giving way (device_cuda_yield.c); on the engine thread but for the first two */
 

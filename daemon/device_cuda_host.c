@@ -68,19 +68,12 @@ static int pin(struct fa_device *device, struct fa_cuda_memory *memory, unsigned
 	return 0;
 }
 
-static int map_and_pin(struct fa_device *device, struct fa_cuda_memory *memory, int fd,
-                       uint64_t offset, bool read_only, unsigned int flags, struct fa_error *error)
+/* @host is mapped, and the memory's from now on. */
+static int populate_and_pin(struct fa_device *device, struct fa_cuda_memory *memory, void *host,
+                            bool read_only, unsigned int flags, struct fa_error *error)
 {
-	void *host;
 	int r;
 
-	host = mmap(NULL, memory->bytes, PROT_READ | (read_only ? 0 : PROT_WRITE), MAP_SHARED, fd,
-	            (off_t)offset);
-	if (host == MAP_FAILED)
-		return fa_fail(error, -errno,
-		               "%" PRIu64 " bytes at %" PRIu64
-		               " of the memfd cannot be mapped %s: %m",
-		               memory->bytes, offset, read_only ? "for reading" : "for writing");
 	memory->host = host;
 	/* Clients' tensors do not belong in a core dump. */
 	(void)madvise(host, memory->bytes, MADV_DONTDUMP);
@@ -92,6 +85,68 @@ static int map_and_pin(struct fa_device *device, struct fa_cuda_memory *memory, 
 	return r;
 }
 
+static int map_and_pin(struct fa_device *device, struct fa_cuda_memory *memory, int fd,
+                       uint64_t offset, bool read_only, unsigned int flags, struct fa_error *error)
+{
+	void *host;
+
+	host = mmap(NULL, memory->bytes, PROT_READ | (read_only ? 0 : PROT_WRITE), MAP_SHARED, fd,
+	            (off_t)offset);
+	if (host == MAP_FAILED)
+		return fa_fail(error, -errno,
+		               "%" PRIu64 " bytes at %" PRIu64
+		               " of the memfd cannot be mapped %s: %m",
+		               memory->bytes, offset, read_only ? "for reading" : "for writing");
+	return populate_and_pin(device, memory, host, read_only, flags, error);
+}
+
+/* A second mapping has a life of its own, and is not refused where the file is sealed. */
+static int map_again_and_pin(struct fa_device *device, struct fa_cuda_memory *memory, void *host,
+                             struct fa_error *error)
+{
+	void *again = mremap(host, 0, memory->bytes, MREMAP_MAYMOVE);
+
+	if (again == MAP_FAILED)
+		return fa_fail(error, -errno, "%" PRIu64 " bytes cannot be mapped again: %m",
+		               memory->bytes);
+	return populate_and_pin(device, memory, again, false, 0, error);
+}
+
+static int memory_new(struct fa_device *device, uint64_t bytes, struct fa_error *error,
+                      struct fa_cuda_memory **ret_memory)
+{
+	struct fa_cuda_memory *memory = fa_cuda_memory_new(FA_CUDA_MEMORY_HOST, 0);
+	int r;
+
+	if (!memory)
+		return fa_fail(error, -ENOMEM, "no memory for a buffer");
+	memory->bytes = bytes;
+	memory->part_bytes = device->pin_part_bytes;
+	r = fa_cuda_memory_enter(device, error);
+	if (r < 0)
+		fa_cuda_memory_free(device, memory);
+	else
+		*ret_memory = memory;
+	return r;
+}
+
+/* Gives @memory, whose import has ended with @r, to the caller, or its end. */
+static int memory_give(struct fa_device *device, struct fa_cuda_memory *memory, int r,
+                       uint64_t bytes, bool writable, struct fa_device_memory *ret_memory)
+{
+	if (r < 0) {
+		fa_cuda_memory_free(device, memory);
+		return r;
+	}
+	*ret_memory = (struct fa_device_memory){
+		.address = (void *)memory->at,
+		.bytes = bytes,
+		.writable = writable,
+		.backend = memory,
+	};
+	return 0;
+}
+
 /*
  * Pages stay what they are while they are pinned, whatever the client does to its file:
  * who punches holes into it parts with what the GPU sees, and harms nobody else.
@@ -101,35 +156,34 @@ int fa_cuda_memory_import_host(struct fa_device *device, int fd, uint64_t offset
                                struct fa_device_memory *ret_memory)
 {
 	const uint64_t page_bytes = (uint64_t)sysconf(_SC_PAGESIZE);
-	struct fa_cuda_memory *memory;
+	struct fa_cuda_memory *memory = NULL;
 	struct fa_error again;
 	int r;
 
 	if (bytes > UINT64_MAX - page_bytes)
 		return fa_fail(error, -EINVAL, "%" PRIu64 " bytes are too many", bytes);
-	memory = fa_cuda_memory_new(FA_CUDA_MEMORY_HOST, 0);
-	if (!memory)
-		return fa_fail(error, -ENOMEM, "no memory for a buffer");
-	memory->bytes = (bytes + page_bytes - 1) / page_bytes * page_bytes;
-	memory->part_bytes = device->pin_part_bytes;
-	r = fa_cuda_memory_enter(device, error);
-	if (r == 0)
-		r = map_and_pin(device, memory, fd, offset, read_only,
-		                read_only ? CU_MEMHOSTREGISTER_READ_ONLY : 0, error);
+	r = memory_new(device, (bytes + page_bytes - 1) / page_bytes * page_bytes, error, &memory);
+	if (r < 0)
+		return r;
+	r = map_and_pin(device, memory, fd, offset, read_only,
+	                read_only ? CU_MEMHOSTREGISTER_READ_ONLY : 0, error);
 	/* Some drivers do not pin for reading alone; a file that can be written can be
 	 * pinned for both. */
 	if (r < 0 && read_only && r != -ENODEV && r != -ENOMEM &&
 	    map_and_pin(device, memory, fd, offset, false, 0, &again) == 0)
 		r = 0;
-	if (r < 0) {
-		fa_cuda_memory_free(device, memory);
+	return memory_give(device, memory, r, bytes, !read_only, ret_memory);
+}
+
+int fa_cuda_memory_import_mapped(struct fa_device *device, void *host, uint64_t bytes,
+                                 struct fa_error *error, struct fa_device_memory *ret_memory)
+{
+	struct fa_cuda_memory *memory = NULL;
+	int r;
+
+	r = memory_new(device, bytes, error, &memory);
+	if (r < 0)
 		return r;
-	}
-	*ret_memory = (struct fa_device_memory){
-		.address = (void *)memory->at,
-		.bytes = bytes,
-		.writable = !read_only,
-		.backend = memory,
-	};
-	return 0;
+	return memory_give(device, memory, map_again_and_pin(device, memory, host, error), bytes,
+	                   true, ret_memory);
 }

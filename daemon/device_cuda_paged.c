@@ -569,13 +569,14 @@ static CUresult launch_part(struct fa_device *device, struct fa_cuda_stream *str
 			                                        launch->kernel->shared_bytes },
 				&launch->args.attention, sizeof(launch->args.attention), &maps);
 		if (tells)
-			fa_cuda_tell(stream, blocks, fa_cuda_paged_done(launch));
+			fa_cuda_tell(stream, work, blocks, launch->parts,
+			             fa_cuda_paged_done(launch));
 		result = device->driver.cuLaunchKernel(function, launch->grid_x, launch->grid_y, 1,
 		                                       (unsigned int)launch->kernel->threads, 1, 1,
 		                                       (unsigned int)launch->kernel->shared_bytes,
 		                                       stream->stream, params, NULL);
 		if (tells && result == CUDA_SUCCESS)
-			fa_cuda_told(stream, blocks);
+			fa_cuda_told(stream, blocks, launch->parts);
 	}
 	return result;
 }

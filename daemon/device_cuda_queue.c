@@ -12,10 +12,11 @@
  * first.
  *
  * At the end of each work the GPU writes the work's number in its stream to a word in pinned
- * memory that is the daemon's alone: the last block of its last launch does, or, where a
- * work ends with something else, the driver's word behind it. reap() compares words with works, so that nothing
- * of the driver is called to find out; nothing waits on the GPU, ever, but for what
- * stands before it in its stream.
+ * memory that is the daemon's alone: the last block of its last launch does, or those few that
+ * finish its parts, each to a word of its own; or, where a work ends with something else, the
+ * driver's word behind it. reap() compares words with works, so that nothing of the driver is
+ * called to find out; nothing waits on the GPU, ever, but for what stands before it in its
+ * stream. A client's words that come with a work are written at the same time.
  *
  * Between launch and reap only copies, kernels and word writes are asked of the driver
  * (unless something failed). A work's small vectors go through a place of the stream's,
@@ -44,6 +45,7 @@ struct cuda_work {
 	uint64_t sequence; /* in its CUDA stream */
 	struct fa_cuda_range range;
 	enum work_state state;
+	uint32_t parts; /* that are told, or 0: it is as a whole */
 };
 
 _Static_assert(sizeof(struct cuda_work) <= sizeof(((struct fa_device_work *)0)->backend),
@@ -158,12 +160,12 @@ static CUresult launch_kernel(struct fa_device *device, struct fa_cuda_stream *s
 		                                                            kernel->threads,
 		                                                            kernel->shared_bytes },
 		                            &launch->args, sizeof(launch->args), &maps);
-	fa_cuda_tell(stream, launch->grid, &launch->args.done);
+	fa_cuda_tell(stream, work, launch->grid, 0, &launch->args.done);
 	result = device->driver.cuLaunchKernel(
 		function, launch->grid, 1, 1, (unsigned int)kernel->threads, 1, 1,
 		(unsigned int)kernel->shared_bytes, stream->stream, params, NULL);
 	if (result == CUDA_SUCCESS)
-		fa_cuda_told(stream, launch->grid);
+		fa_cuda_told(stream, launch->grid, 0);
 	return result;
 }
 
@@ -217,7 +219,9 @@ static void work_start(struct fa_device *device, struct fa_cuda_stream *stream,
 	cuda->sequence = ++stream->sequence;
 	fa_cuda_yield_ask(device, stream);
 	work->status = work_enqueue(device, stream, work);
-	if (stream->told != cuda->sequence)
+	if (stream->told == cuda->sequence)
+		cuda->parts = stream->told_parts;
+	else
 		result = device->driver.cuStreamWriteValue64(stream->stream, stream->word_at,
 		                                             cuda->sequence,
 		                                             CU_STREAM_WRITE_VALUE_DEFAULT);
@@ -376,14 +380,26 @@ static void stream_go_on(struct fa_device *device, struct fa_cuda_stream *stream
 	stream_feed(device, stream);
 }
 
+/* Whether the first of the stream's works has. */
+static bool has_ended(const struct fa_cuda_stream *stream)
+{
+	const struct cuda_work *cuda = cuda_work(first_work(&stream->works));
+	uint32_t i = 0;
+
+	/* Acquire: what the GPU wrote before it is seen after it. */
+	do {
+		if (__atomic_load_n(stream->word + i, __ATOMIC_ACQUIRE) < cuda->sequence)
+			return false;
+	} while (++i < cuda->parts);
+	return true;
+}
+
 static void stream_reap(struct fa_device *device, struct fa_cuda_stream *stream)
 {
-	/* Acquire: what the GPU wrote before it is seen after it. */
-	const uint64_t finished = __atomic_load_n(stream->word, __ATOMIC_ACQUIRE);
 	struct fa_device_work *work = first_work(&stream->works);
 	uint64_t now_ns;
 
-	if (cuda_work(work)->sequence > finished) {
+	if (!has_ended(stream)) {
 		/* Those ahead of it have ended before it was stopped: their turn is first. */
 		if (work == stream->yielding.work && fa_cuda_yield_stopped(device, stream))
 			stream_go_on(device, stream);
@@ -394,7 +410,7 @@ static void stream_reap(struct fa_device *device, struct fa_cuda_stream *stream)
 	do {
 		stream_finish(device, stream, work, now_ns);
 		work = first_work(&stream->works);
-	} while (!fa_list_empty(&stream->works) && cuda_work(work)->sequence <= finished);
+	} while (!fa_list_empty(&stream->works) && has_ended(stream));
 	if (!fa_list_empty(&stream->works))
 		fa_cuda_yield_first(stream, work, now_ns);
 	stream->finished_ns = now_ns;

@@ -129,7 +129,10 @@ static int try_streams(struct fa_device *device, struct fa_error *error)
 	return 0;
 }
 
-void fa_cuda_tell(const struct fa_cuda_stream *stream, uint64_t blocks, struct fa_cuda_done *done)
+_Static_assert(FA_CUDA_DONE_PARTS * sizeof(uint64_t) <= WORD_BYTES, "parts have words");
+
+void fa_cuda_tell(const struct fa_cuda_stream *stream, const struct fa_device_work *work,
+                  uint64_t blocks, uint32_t parts, struct fa_cuda_done *done)
 {
 	if (blocks > FA_CUDA_TELL_BLOCKS)
 		return;
@@ -138,15 +141,20 @@ void fa_cuda_tell(const struct fa_cuda_stream *stream, uint64_t blocks, struct f
 		.value = stream->sequence,
 		.counter = (uint64_t *)stream->counter_at,
 		.last = stream->n_counted + blocks - 1,
+		.early = work->early,
+		.early_value = work->early_value,
+		.parts = parts,
 	};
 }
 
-void fa_cuda_told(struct fa_cuda_stream *stream, uint64_t blocks)
+void fa_cuda_told(struct fa_cuda_stream *stream, uint64_t blocks, uint32_t parts)
 {
 	if (blocks > FA_CUDA_TELL_BLOCKS)
 		return;
-	stream->n_counted += blocks;
+	if (!parts)
+		stream->n_counted += blocks;
 	stream->told = stream->sequence;
+	stream->told_parts = parts;
 }
 
 int fa_cuda_streams_open(struct fa_device *device, struct fa_error *error)

@@ -137,7 +137,8 @@ static struct fa_cuda_attention *attention_of(struct fa_cuda_yielding *yielding)
 _Static_assert(offsetof(struct fa_cuda_paged_attention, attention) == 0, "it begins with it");
 
 /* Launches blocks that have the latest turn, and tell the end or what is left. */
-static CUresult launch(struct fa_device *device, struct fa_cuda_stream *stream, uint64_t run_ns)
+static CUresult launch(struct fa_device *device, struct fa_cuda_stream *stream,
+                       const struct fa_device_work *work, uint64_t run_ns)
 {
 	struct fa_cuda_yielding *yielding = &stream->yielding;
 	struct fa_cuda_attention *args = attention_of(yielding);
@@ -152,6 +153,8 @@ static CUresult launch(struct fa_device *device, struct fa_cuda_stream *stream, 
 		.value = stream->sequence,
 		.counter = (uint64_t *)stream->counter_at,
 		.last = stream->n_counted + yielding->grid - 1,
+		.early = work->early,
+		.early_value = work->early_value,
 	};
 	__atomic_store_n(yielding->report, 0, __ATOMIC_RELEASE);
 	result = device->driver.cuLaunchKernel(yielding->function, yielding->grid, 1, 1,
@@ -193,7 +196,7 @@ CUresult fa_cuda_yield_launch(struct fa_device *device, struct fa_cuda_stream *s
 		.slots = slots,
 		.blocks = yielding->grid,
 	};
-	result = launch(device, stream, device->yield.least_run_ns);
+	result = launch(device, stream, work, device->yield.least_run_ns);
 	if (result == CUDA_SUCCESS)
 		yielding->work = work;
 	return result;
@@ -294,7 +297,8 @@ CUresult fa_cuda_yield_resume(struct fa_device *device, struct fa_cuda_stream *s
 	/* What it wrote is what it reads now. */
 	yield->side ^= 1;
 	yield->resumed = 1;
-	return launch(device, stream, urgent ? FORCED_RUN_NS : device->yield.least_run_ns);
+	return launch(device, stream, yielding->work,
+	              urgent ? FORCED_RUN_NS : device->yield.least_run_ns);
 }
 
 void fa_cuda_yield_look(struct fa_device *device)

@@ -171,6 +171,11 @@ void fa_engine_stream_record(struct fa_stream *stream, struct fa_results *result
 	atomic_store_explicit(&stream->results, results, memory_order_release);
 }
 
+void fa_engine_stream_early(struct fa_stream *stream, uint32_t *words)
+{
+	atomic_store_explicit(&stream->early, words, memory_order_relaxed);
+}
+
 void *fa_stream_owner(struct fa_stream *stream)
 {
 	return stream->owner;

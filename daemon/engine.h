@@ -68,6 +68,9 @@ struct fa_request {
 	/* If the one before it in its stream fails, it ends with the same error. To cancel one
 	 * is to cancel all that hang together so. */
 	bool chained;
+	/* Its device may tell its success itself, to words of its stream's (fa_engine_stream_early):
+	 * nothing but that can be its end, and nothing of its stream is in flight. */
+	bool early;
 
 	/*
 	 * status: 0 or a negative errno. A request that was refused is submitted all
@@ -95,8 +98,8 @@ struct fa_request {
 };
 
 /*
- * @notify is called on the engine thread, or on one that attends, when fa_engine_take() has something after
- * it had nothing (uv_async_send): who is notified takes until there is nothing, or
+ * @notify is called on the engine thread, or on one that attends, when fa_engine_take() has
+ * something after it had nothing (uv_async_send): who is notified takes until there is nothing, or
  * remembers to come back; and when the device is lost. Not called any more once
  * fa_engine_free() returned. The device's notify must be wired to fa_engine_wake.
  */
@@ -141,6 +144,9 @@ int fa_engine_stream_new(struct fa_engine_group *group, int priority,
 /* From now on each end of a request is recorded in @results as well, in the table of
  * stream @id, and wakes who sleeps for them. A reference is held until it is freed. */
 void fa_engine_stream_record(struct fa_stream *stream, struct fa_results *results, uint32_t id);
+/* From now on the device may tell the end of requests that are early to @words, as it addresses
+ * them (fa_device_work.early). */
+void fa_engine_stream_early(struct fa_stream *stream, uint32_t *words);
 void *fa_stream_owner(struct fa_stream *stream);
 /* The daemon-private word: all requests up to this value are finished. Any thread. */
 uint64_t fa_stream_finished(struct fa_stream *stream);

@@ -74,6 +74,7 @@ struct fa_stream {
 	/* Set by the loop thread, before any request that relies on it is submitted. */
 	struct fa_results *_Atomic results; /* NULL: none */
 	uint32_t id;                        /* in these */
+	uint32_t *_Atomic early;            /* as the device addresses them; NULL: none */
 };
 
 struct fa_engine {

@@ -150,6 +150,10 @@ static int import_ipc(struct fa_importer *importer, struct fa_buffer *buffer)
 
 static int import(struct fa_importer *importer, struct fa_buffer *buffer)
 {
+	if (buffer->mapped)
+		return importer->ops->memory_import_mapped(importer->device, buffer->mapped,
+		                                           buffer->bytes, &buffer->error,
+		                                           &buffer->memory);
 	if (fa_now_ns() > buffer->deadline_ns)
 		return fa_fail(&buffer->error, -ETIMEDOUT, "the time given to the request is over");
 	switch (buffer->kind) {
@@ -181,7 +185,7 @@ static void import_work(uv_work_t *work)
 	if (buffer->read_only)
 		buffer->memory.writable = false;
 	/* What was mapped is a file in memory, whose end nobody has to wait for. */
-	if (buffer->kind == FA_WIRE_BUFFER_HOST_FD)
+	if (buffer->kind == FA_WIRE_BUFFER_HOST_FD && !buffer->mapped)
 		fa_close_fdp(&buffer->fd);
 }
 
@@ -195,7 +199,10 @@ static void import_done(uv_work_t *work, int status)
 		fa_buffer_close_fds(buffer);
 	--importer->n_running;
 	start_waiting(importer);
-	importer->done(buffer);
+	if (buffer->imported)
+		buffer->imported(buffer);
+	else
+		importer->done(buffer);
 }
 
 static void start_waiting(struct fa_importer *importer)

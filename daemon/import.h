@@ -40,7 +40,8 @@ void fa_importer_init(struct fa_importer *importer, uv_loop_t *loop,
 /* Whether there are no jobs and no memory. */
 bool fa_importer_is_idle(const struct fa_importer *importer);
 
-/* Consumes the reference until importer.done(buffer), which comes in any case. */
+/* Consumes the reference until importer.done(buffer), or buffer.imported(), which comes in any
+ * case. */
 void fa_importer_start(struct fa_importer *importer, struct fa_buffer *buffer);
 
 /* Called by a buffer whose last reference has gone: releases its memory and frees it. */

@@ -3,6 +3,7 @@
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "daemon/dispatch.h"
+#include "daemon/early.h"
 #include "daemon/server.h"
 #include "daemon/session.h"
 
@@ -86,9 +87,13 @@ static bool serve(struct fa_session_ring *ring, unsigned int max, const uint64_t
 			break;
 		++n;
 		++session->n_messages;
-		/* What the client has seen in its records counts no more. */
+		/* What the client has seen in its records counts no more, nor what its page says. */
 		if (fa_engine_has_news(server->engine))
 			fa_server_take_finished(server);
+		if (session->early_streams) {
+			fa_early_settle(session);
+			fa_engine_batch_begin(server->engine);
+		}
 		if (session->state == FA_SESSION_READY)
 			fa_dispatch_ring(session, entry, length, now_ns);
 	}
@@ -373,6 +378,7 @@ int fa_ring_setup(struct fa_session *session, const struct fa_wire_message *mess
 		                .records = records },
 	};
 	fa_session_send_fds(session, &reply, fds, FA_SESSION_SEND_FDS, &sent);
+	fa_early_open(session);
 	return 0;
 }
 

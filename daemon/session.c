@@ -5,6 +5,7 @@
 #include "common/packet.h"
 #include "daemon/dispatch.h"
 #include "daemon/drain.h"
+#include "daemon/early.h"
 #include "daemon/registration.h"
 #include "daemon/ring.h"
 #include "daemon/server.h"
@@ -64,6 +65,7 @@ struct fa_session *fa_session_unref(struct fa_session *session)
 	fa_engine_group_free(session->group);
 	fa_ring_free(session);
 	fa_timeline_end(session);
+	fa_early_close(session);
 	if (session->completions)
 		munmap(session->completions, FA_COMPLETION_PAGE_BYTES);
 	hang_up(session);
@@ -145,6 +147,7 @@ int fa_session_stream_new(struct fa_session *session, uint32_t id, int priority)
 		return r;
 	if (session->ring && id != FA_SESSION_STREAM_OWN)
 		fa_engine_stream_record(slot->stream, fa_ring_results(session), id);
+	fa_early_stream(session, id);
 	/* Given back when the engine returns the stream as closed. */
 	fa_session_ref(session);
 	session->n_streams += id != FA_SESSION_STREAM_OWN;
@@ -391,6 +394,7 @@ static bool read_packet(struct fa_session *session, int *fds, size_t *ret_n_fds)
 	fa_spin_note(&server->spin);
 	/* What the client has seen in its page counts no more. */
 	fa_server_take_finished(server);
+	fa_early_settle(session);
 	if (session->state == FA_SESSION_CLOSING)
 		return false;
 	return fa_dispatch(session, server->packet, (size_t)n, fds, *ret_n_fds);

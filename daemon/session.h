@@ -72,6 +72,7 @@ struct fa_session_stream {
 	uint64_t finished;        /* highest value that was answered */
 	unsigned int n_requests;  /* in flight */
 	struct fa_work *last;     /* of those that are in flight; NULL: it has ended */
+	uint64_t early;           /* the last that the device may tell itself (early.h); 0: none */
 };
 
 struct fa_session {
@@ -96,12 +97,15 @@ struct fa_session {
 	char name[FA_WIRE_NAME_BYTES_MAX + 1];
 	struct fa_wire_secret secret;
 	struct fa_completion_slot *completions; /* NULL until Hello */
-	struct fa_session_ring *ring;           /* NULL unless it asked for one (ring.h) */
-	struct fa_timeline *timeline;           /* NULL unless it asked for one (timeline.h) */
-	struct fa_table buffers;                /* struct fa_buffer, one reference each */
-	struct fa_buffer *import;               /* the one that is being made */
-	struct fa_registration *registration;   /* one that waits for pieces (registration.h) */
-	uint64_t buffer_bytes;                  /* of those in the table */
+	void *early_page;                       /* the same as the device addresses it (early.h) */
+	struct fa_buffer *early_buffer;         /* which that takes; NULL: nothing */
+	uint64_t early_streams;               /* bits of those of which early may not be finished */
+	struct fa_session_ring *ring;         /* NULL unless it asked for one (ring.h) */
+	struct fa_timeline *timeline;         /* NULL unless it asked for one (timeline.h) */
+	struct fa_table buffers;              /* struct fa_buffer, one reference each */
+	struct fa_buffer *import;             /* the one that is being made */
+	struct fa_registration *registration; /* one that waits for pieces (registration.h) */
+	uint64_t buffer_bytes;                /* of those in the table */
 	unsigned int n_device_buffers; /* of them, the device's memory that the client has, too */
 	struct fa_engine_group *group; /* of its streams; NULL before the first */
 	struct fa_session_stream streams[FA_SESSION_STREAMS];

@@ -307,6 +307,11 @@ static void stream_launch(struct fa_stream *stream)
 		} else {
 			request->state = FA_REQUEST_RUNNING;
 			request->work.params = &request->params;
+			request->work.early = NULL;
+			if (request->early)
+				request->work.early = atomic_load_explicit(&stream->early,
+				                                           memory_order_relaxed);
+			request->work.early_value = (uint32_t)request->value;
 			stream->outstanding++;
 			engine->n_running++;
 			fa_engine_count(&engine->stats.launched, 1);

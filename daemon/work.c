@@ -2,6 +2,7 @@
 
 #include "common/cleanup.h"
 #include "common/clock.h"
+#include "daemon/early.h"
 #include "daemon/gate.h"
 #include "daemon/ring.h"
 #include "daemon/server.h"
@@ -290,6 +291,11 @@ int fa_work_submit(struct fa_session *session, const struct fa_wire_message *mes
 		release(work);
 	}
 
+	request->early = fa_early_submit(session, place.stream, place.value,
+	                                 r == 0 && request->work.op != FA_DEVICE_NONE &&
+	                                         request->deadline_ns == FA_NS_NEVER &&
+	                                         !request->gates && !request->chained &&
+	                                         !request->confirms && !work->after);
 	++session->n_requests;
 	submit(work);
 	if (session->n_refused >= FA_SESSION_REFUSED_MAX)
@@ -340,6 +346,7 @@ int fa_work_mark(struct fa_session *session, const struct fa_wire_message *messa
 		return fa_work_submit(session, message, n_fds, received_ns, &fa_marker_kind, place,
 		                      error);
 	slot = &session->streams[place.stream];
+	(void)fa_early_submit(session, place.stream, place.value, false);
 	++slot->next_value;
 	slot->finished = place.value;
 	fa_engine_pass(session->server->engine, slot->stream, place.value, received_ns);

@@ -653,6 +653,20 @@ void fa_cuda_paged_add_append(struct fa_cuda_paged_launch *launch,
 
 	attention->k = fa_cuda_paged_tensor_of(&append->k, bytes);
 	attention->v = fa_cuda_paged_tensor_of(&append->v, bytes);
+	/* Whoever puts them into the pages need not be who finishes a part. */
+	launch->parts = 0;
+}
+
+/* Blocks that are not told of may still be there when the parts have ended: they must not have
+ * anything of the step's to read then, nor may another launch be behind them. */
+static uint32_t parts_told(const struct fa_cuda_paged_plan *plan)
+{
+	const struct fa_cuda_paged_kernel *kernel = plan->decode;
+
+	if (!kernel->small || !fa_cuda_paged_kernel_is_special(kernel) || plan->decode_items != 1 ||
+	    plan->first_items[0].parts > FA_CUDA_DONE_PARTS)
+		return 0;
+	return plan->first_items[0].parts;
 }
 
 int fa_cuda_paged_launch_attention(const struct fa_cuda_paged_plan *plan,
@@ -672,12 +686,14 @@ int fa_cuda_paged_launch_attention(const struct fa_cuda_paged_plan *plan,
 		                 (uint32_t)launch->args.attention.slices;
 		launch->grid_y = 1;
 		launch->n_maps = 0;
+		launch->parts = 0;
 		fa_cuda_paged_hopper_launch(plan, p, launch);
 		launch++;
 	}
 	if (plan->decode_grid > 0) {
 		launch->kernel = plan->decode;
 		launch->n_maps = 0;
+		launch->parts = parts_told(plan);
 		fill_attention(plan, p, plan->decode, blob, workspace, epoch,
 		               &launch->args.attention);
 		if (codes)

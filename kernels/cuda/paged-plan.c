@@ -300,6 +300,7 @@ int fa_cuda_paged_launches(const struct fa_cuda_paged_plan *plan,
 		return 0;
 	launch->kernel = plan->kernel;
 	launch->n_maps = 0;
+	launch->parts = 0;
 	launch->grid_x = plan->grid_x;
 	launch->grid_y = plan->grid_y;
 	switch (plan->op) {

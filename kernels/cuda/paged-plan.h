@@ -107,6 +107,9 @@ struct fa_cuda_paged_plan {
 struct fa_cuda_paged_launch {
 	const struct fa_cuda_paged_kernel *kernel;
 	uint32_t grid_x, grid_y;
+	/* Parts that all output falls into, which can be told one by one (fa_cuda_done.parts); 0: they
+	 * cannot. */
+	uint32_t parts;
 	union { /* the kernel's first parameter */
 		struct fa_cuda_paged_attention attention;
 		struct fa_cuda_paged_append append;

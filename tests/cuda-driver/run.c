@@ -112,6 +112,7 @@ CUresult fa_fake_linger_yielding(struct fa_fake_context *context, uint64_t ns,
 CUresult fa_fake_tell(struct fa_fake_context *context, const struct fa_cuda_done *done,
                       uint64_t blocks)
 {
+	const uint32_t words = done->parts ? done->parts : 1;
 	struct fa_fake_pin pin = { .context = context };
 	CUresult result;
 	bool ends;
@@ -125,19 +126,33 @@ CUresult fa_fake_tell(struct fa_fake_context *context, const struct fa_cuda_done
 	pin.spans[pin.n_spans++] = (struct fa_fake_span){ (CUdeviceptr)(uintptr_t)done->counter,
 		                                          sizeof(*done->counter), true };
 	pin.spans[pin.n_spans++] = (struct fa_fake_span){ (CUdeviceptr)(uintptr_t)done->word,
-		                                          sizeof(*done->word), true };
+		                                          words * sizeof(*done->word), true };
+	if (done->early)
+		pin.spans[pin.n_spans++] =
+			(struct fa_fake_span){ (CUdeviceptr)(uintptr_t)done->early,
+			                       FA_CUDA_EARLY_WORDS * sizeof(*done->early), true };
 	result = fa_fake_pin(&pin);
 	if (result != CUDA_SUCCESS)
 		return result;
-	if (*done->counter + blocks - 1 != done->last)
-		result = fa_fake_misuse(CUDA_ERROR_LAUNCH_FAILED,
-		                        "%llu blocks count from %llu, and the last is to find %llu",
-		                        (unsigned long long)blocks,
-		                        (unsigned long long)*done->counter,
-		                        (unsigned long long)done->last);
-	*done->counter += blocks;
-	if (result == CUDA_SUCCESS)
-		__atomic_store_n(done->word, done->value, __ATOMIC_RELEASE);
+	if (done->parts > FA_CUDA_DONE_PARTS) {
+		result = fa_fake_misuse(CUDA_ERROR_LAUNCH_FAILED, "%u parts are told", done->parts);
+	} else if (done->parts == 0) {
+		if (*done->counter + blocks - 1 != done->last)
+			result = fa_fake_misuse(
+				CUDA_ERROR_LAUNCH_FAILED,
+				"%llu blocks count from %llu, and the last is to find %llu",
+				(unsigned long long)blocks, (unsigned long long)*done->counter,
+				(unsigned long long)done->last);
+		*done->counter += blocks;
+	}
+	/* Parts end in any order, and not at the same time. */
+	for (uint32_t i = words; result == CUDA_SUCCESS && i-- > 0;) {
+		for (uint32_t j = i; done->early && j < FA_CUDA_EARLY_WORDS; j += words)
+			__atomic_store_n(done->early + j, done->early_value, __ATOMIC_RELEASE);
+		__atomic_store_n(done->word + i, done->value, __ATOMIC_RELEASE);
+		if (i > 0)
+			usleep(1);
+	}
 	fa_fake_unpin(&pin);
 	return result;
 }

@@ -248,6 +248,7 @@ static inline bool __all_sync(uint32_t mask, bool value)
 uint64_t fa_emulated_count(uint64_t *counter, uint64_t value);
 void fa_emulated_fence(bool system);
 void fa_emulated_tell(uint64_t *word, uint64_t value);
+void fa_emulated_tell_early(uint32_t *words, uint32_t n, uint32_t value);
 
 /* Words that blocks look at while others store there (share.cu). */
 void fa_emulated_share_fence(void);

@@ -1,8 +1,9 @@
 /*
  * How launches tell their end (kernels/cuda/common/done.h), judged: every block counts itself
  * once, by a thread that has fenced before; one store follows, behind a fence of its own that
- * reaches the host, in the block that runs last; whoever is not asked tells nothing. Compiled as C++ by the host's
- * compiler.
+ * reaches the host, in the block that runs last. Or nobody counts, and each part's word is stored
+ * once, behind such a fence. A client's words come before those; whoever is not asked tells
+ * nothing. Compiled as C++ by the host's compiler.
  */
 #include "tests/emulator/emulator.h"
 #include "tests/emulator/launch.h"
@@ -13,6 +14,11 @@
 static uint64_t n_blocks, n_begun, n_counts, n_tells;
 static bool counted, fenced, fenced_system; /* in this block, since its last count */
 static uint32_t fencing_thread;
+
+/* The launch's that is judged, if it is. */
+static uint64_t words[FA_CUDA_DONE_PARTS], counter, value;
+static uint32_t early[FA_CUDA_EARLY_WORDS];
+static struct fa_cuda_done asked;
 
 #define DIE(...)                                                                                   \
 	do {                                                                                       \
@@ -53,11 +59,32 @@ void fa_emulated_tell(uint64_t *word, uint64_t value)
 	check_fence();
 	if (!fenced_system)
 		DIE("told behind a fence that does not reach the host");
-	if (!counted || n_begun != n_blocks)
+	if (asked.parts > 0 && word >= words && word < words + asked.parts) {
+		if (*word == value)
+			DIE("part %u is told twice", (uint32_t)(word - words));
+	} else if (!counted || n_begun != n_blocks) {
 		DIE("told in block %llu of %llu", (unsigned long long)n_begun,
 		    (unsigned long long)n_blocks);
+	}
 	n_tells++;
 	*word = value;
+}
+
+void fa_emulated_tell_early(uint32_t *at, uint32_t n, uint32_t value)
+{
+	const uint32_t step = asked.parts ? asked.parts : 1;
+
+	if (!asked.early || at < early || at + n > early + FA_CUDA_EARLY_WORDS || !fenced ||
+	    !fenced_system || fencing_thread != threadIdx.x)
+		DIE("a client is told what it is not to be told");
+	for (uint32_t i = 0; i < n; i++) {
+		const uint32_t part = (uint32_t)(at + i - early) % step;
+
+		if (words[part] == asked.value || at[i] == value)
+			DIE("word %u of a client's is told behind that of its part, or twice",
+			    (uint32_t)(at + i - early));
+		at[i] = value;
+	}
 }
 
 void fa_emulated_end_launch(uint64_t blocks)
@@ -74,24 +101,36 @@ void fa_emulated_end_block(void)
 
 /* ---- for those who launch */
 
-static uint64_t word, counter, value;
-static uint32_t n_asked;
-
-void fa_emulated_end_ask(struct fa_cuda_done *done, uint64_t blocks)
+void fa_emulated_end_ask(struct fa_cuda_done *done, uint64_t blocks, uint32_t parts)
 {
-	word = value;
-	/* Every third is not asked. */
-	*done = {};
-	if (n_asked++ % 3 == 0)
-		return;
-	*done = { &word, ++value, &counter, counter + blocks - 1 };
+	static uint32_t n_asked;
+
+	n_asked++;
+	asked = {};
+	/* Every third is not asked; some are not asked for parts, some not by a client. */
+	if (n_asked % 3 != 1)
+		asked = { words,
+			  ++value,
+			  &counter,
+			  counter + blocks - 1,
+			  n_asked % 5 ? early : NULL,
+			  (uint32_t)value,
+			  n_asked % 4 ? parts : 0 };
+	*done = asked;
 }
 
-void fa_emulated_end_check(const struct fa_cuda_done *done)
+void fa_emulated_end_check(void)
 {
-	const uint64_t blocks = done->word ? n_blocks : 0;
+	const uint64_t blocks = asked.word && !asked.parts ? n_blocks : 0;
+	const uint32_t tells = asked.parts ? asked.parts : asked.word ? 1 : 0;
 
-	if (n_counts != blocks || n_tells != (blocks > 0) || word != value)
-		DIE("%llu of %llu blocks counted, %llu told", (unsigned long long)n_counts,
-		    (unsigned long long)blocks, (unsigned long long)n_tells);
+	if (n_counts != blocks || n_tells != tells)
+		DIE("%llu of %llu blocks counted, %llu of %u told", (unsigned long long)n_counts,
+		    (unsigned long long)blocks, (unsigned long long)n_tells, tells);
+	for (uint32_t i = 0; i < tells; i++)
+		if (words[i] != value)
+			DIE("part %u is not told", i);
+	for (uint32_t i = 0; i < FA_CUDA_EARLY_WORDS && asked.early; i++)
+		if (early[i] != (uint32_t)value)
+			DIE("word %u of a client's is not told", i);
 }

@@ -213,10 +213,10 @@ void fa_gpu_launch(struct fa_gpu *gpu, const struct fa_cuda_launch *launch, void
 	struct emulated emulated;
 
 	prepare(launch, &emulated);
-	fa_emulated_end_ask(&emulated.attention.done, launch->grid);
+	fa_emulated_end_ask(&emulated.attention.done, launch->grid, 0);
 	fa_emulated_launch(launch->grid, 1, emulated.yielding.threads,
 	                   emulated.yielding.shared_bytes, emulated.yielding.run, &emulated.args);
-	fa_emulated_end_check(&emulated.attention.done);
+	fa_emulated_end_check();
 	fa_emulated_yield(&emulated.yielding, poison, launch);
 	judge_redone(launch);
 }

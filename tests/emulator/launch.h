@@ -37,8 +37,8 @@ extern const struct fa_emulated_kernel fa_emulated_f16[], fa_emulated_bf16[], fa
 
 /* The end of launches (end.cu). The caller of a launch that may be asked to tell its end
  * fills @done, and has it checked after the launch. */
-void fa_emulated_end_ask(struct fa_cuda_done *done, uint64_t blocks);
-void fa_emulated_end_check(const struct fa_cuda_done *done);
+void fa_emulated_end_ask(struct fa_cuda_done *done, uint64_t blocks, uint32_t parts);
+void fa_emulated_end_check(void);
 /* Whoever runs the launch says how many blocks it has, and when each begins. */
 void fa_emulated_end_launch(uint64_t blocks);
 void fa_emulated_end_block(void);

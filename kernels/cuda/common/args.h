@@ -23,7 +23,18 @@ struct fa_cuda_done {
 	uint64_t value;    /* that the word gets */
 	uint64_t *counter; /* blocks that have ended */
 	uint64_t last;     /* what it is when all of the launch's blocks but one have counted */
+	/* The same for a client: all these words of the host's memory, on 16 bytes, get early_value.
+	 * NULL: there are none. */
+	uint32_t *early;
+	uint32_t early_value;
+	/* Where the launch can (paged-plan.h): so many parts end, each on its own, and part p is
+	 * told in word[p] and, of the early words, in p, p + parts, ... The counter stays as it is.
+	 * 0: all ends at once. */
+	uint32_t parts;
 };
+
+#define FA_CUDA_DONE_PARTS 8  /* at most */
+#define FA_CUDA_EARLY_WORDS 8 /* as FA_COMPLETION_EARLY */
 
 /* What a block of threads has left undone. */
 struct fa_cuda_yield_record {

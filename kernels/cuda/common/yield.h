@@ -88,8 +88,10 @@ __device__ __forceinline__ void fa_yield_count(const struct fa_cuda_done &done,
 			fa_yield_area(yield)->counts = 0;
 	}
 	fa_fence_system();
-	if ((uint32_t)counts)
+	if ((uint32_t)counts) {
 		fa_st_relaxed_system(yield.report, (uint32_t)counts);
-	else
+	} else {
+		fa_done_early(done);
 		fa_st_relaxed_system(done.word, done.value);
+	}
 }

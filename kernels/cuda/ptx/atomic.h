@@ -111,3 +111,15 @@ __device__ __forceinline__ void fa_st_relaxed_system(uint64_t *address, uint64_t
 {
 	asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
+
+__device__ __forceinline__ void fa_st_relaxed_system(uint32_t *address, uint32_t value)
+{
+	asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ void fa_st_relaxed_system(uint32_t *address, uint4 value)
+{
+	asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address),
+	             "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w)
+	             : "memory");
+}

@@ -5,6 +5,7 @@
  */
 #pragma once
 
+#include "kernels/cuda/common/done.h"
 #include "kernels/cuda/ptx/barrier.h"
 #include "kernels/cuda/ptx/math.h"
 #include "kernels/cuda/ptx/memory.h"
@@ -54,8 +55,8 @@ __device__ __forceinline__ bool fa_sm90_paged_clean(const struct fa_cuda_paged_i
 	return !__any_sync(~0u, !numbers);
 }
 
-/* What is to be known of a row, and where it goes: what is to be found out at a segment's end delays
- * the launch. */
+/* What is to be known of a row, and where it goes: what is to be found out at a segment's end
+ * delays the launch. */
 template <class C>
 __device__ __forceinline__ struct fa_paged_fact
 fa_sm90_paged_fact_of(const struct fa_cuda_paged_attention &args, const fa_paged_walk_of<C> &walk,
@@ -165,6 +166,16 @@ fa_sm90_paged_piece(const struct fa_cuda_paged_attention &args, const fa_paged_w
 	}
 }
 
+/* The host is told that the segment's part has ended, if it is told of parts. All that compute,
+ * behind a barrier after its last store. */
+template <class C>
+__device__ __forceinline__ void fa_sm90_paged_tell(const struct fa_cuda_paged_attention &args,
+                                                   const fa_paged_walk_of<C> &walk)
+{
+	if (threadIdx.x == 0 && args.attention.done.parts > 0)
+		fa_done_part(args.attention.done, walk.part);
+}
+
 /* Brings the warps' rows together and finishes the segment. All that compute. @facts: of its
  * rows, without pieces. */
 template <class C>
@@ -269,8 +280,11 @@ fa_sm90_paged_end(const struct fa_cuda_paged_attention &args, const fa_paged_wal
 		/* Nobody reads the columns any more, or Q. */
 		fa_barrier_sync(C::COMPUTE, C::JOINED);
 	}
-	if (walk.whole)
+	if (walk.whole) {
+		if constexpr (!C::PIECES)
+			fa_sm90_paged_tell<C>(args, walk);
 		return;
+	}
 	if constexpr (C::PIECES) {
 		fa_paged_merge_pieces<C>(args, walk, (uint32_t *)(shared + C::STATS));
 		return;
@@ -290,5 +304,7 @@ fa_sm90_paged_end(const struct fa_cuda_paged_attention &args, const fa_paged_wal
 				fa_sm90_paged_finish<C>(args, walk, facts[row], 4 * quad, total);
 		}
 		fa_barrier_sync(C::COMPUTE, C::JOINED); /* everybody has read what is shared */
+		if (parted->is_last)
+			fa_sm90_paged_tell<C>(args, walk);
 	}
 }

@@ -60,6 +60,16 @@ static inline void fa_st_relaxed_system(uint64_t *address, uint64_t value)
 	fa_emulated_tell(address, value);
 }
 
+static inline void fa_st_relaxed_system(uint32_t *address, uint32_t value)
+{
+	fa_emulated_tell_early(address, 1, value);
+}
+
+static inline void fa_st_relaxed_system(uint32_t *address, uint4 value)
+{
+	fa_emulated_tell_early(address, 4, value.x);
+}
+
 static inline uint64_t fa_count(uint64_t *address, uint64_t value)
 {
 	return fa_atomic_add_ordered(address, value);

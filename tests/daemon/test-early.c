@@ -1,0 +1,172 @@
+/*
+ * Requests whose end the device itself tells: when it does, what is there then, and that the
+ * daemon knows what its client knows.
+ */
+#include "tests/daemon/ring-scene.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define ROUNDS 2000
+
+static const struct fa_test_daemon_options one_request = {
+	.config = "[limits]\nsession_requests = 1\n",
+};
+
+static int start_limited(void **state)
+{
+	fa_scene_start(&scene, &one_request);
+	return 0;
+}
+
+static bool is_told(uint32_t stream, uint64_t value)
+{
+	return fa_completion_is_early(&raw.page[stream], value);
+}
+
+static void wait_told(uint32_t stream, uint64_t value)
+{
+	/* The test has a time of its own. */
+	while (!is_told(stream, value))
+		(void)sched_yield();
+}
+
+/* A GPU's daemon has to make the page known to it first. */
+static uint64_t wait_until_it_tells(uint32_t stream)
+{
+	for (uint64_t value = 1;; ++value) {
+		struct fa_wire_message message = fa_case_message(&small, 1, 0, stream, value);
+
+		fa_raw_ring_send(&ring, &message);
+		fa_check_eq(fa_raw_ring_wait(&raw, &ring, stream, value).status, 0);
+		if (is_told(stream, value))
+			return value;
+	}
+}
+
+static void test_told(void **state)
+{
+	uint64_t value;
+
+	open_ring(0);
+	make_small();
+	fa_raw_stream_create(&raw, 3, 0);
+	value = wait_until_it_tells(3);
+	for (int round = 0; round < ROUNDS; ++round) {
+		struct fa_wire_message message = fa_case_message(&small, 1, 0, 3, ++value);
+
+		fa_case_fill(&small, buffer.data);
+		fa_raw_ring_send(&ring, &message);
+		wait_told(3, value);
+		/* All output is there, whatever the daemon has yet to say. */
+		fa_check(fa_case_error(&small, buffer.data) <= 1);
+		if (round % 7 == 0)
+			fa_check_eq(fa_raw_ring_wait(&raw, &ring, 3, value).status, 0);
+	}
+	fa_check_eq(fa_raw_ring_wait(&raw, &ring, 3, value).status, 0);
+	/* A stream that follows in its place goes on from there. */
+	fa_raw_stream_free(&raw, 3);
+	fa_raw_stream_create(&raw, 3, 0);
+	for (int round = 0; round < 10; ++round) {
+		struct fa_wire_message message = fa_case_message(&small, 1, 0, 3, ++value);
+
+		fa_raw_ring_send(&ring, &message);
+		wait_told(3, value);
+	}
+	close_ring();
+	fa_scene_check(&scene);
+}
+
+/* What may end otherwise, or comes behind something, is the daemon's to tell. */
+static void test_not_told(void **state)
+{
+	struct fa_wire_message message;
+	uint64_t value, told;
+
+	open_ring(0);
+	make_small();
+	value = told = wait_until_it_tells(0);
+	for (int round = 0; round < 20; ++round) {
+		/* One with a deadline. */
+		message = fa_case_message(&small, 1, 0, 0, ++value);
+		message.timeout_ns = UINT64_MAX / 4;
+		fa_raw_ring_send(&ring, &message);
+		fa_check_eq(fa_raw_ring_wait(&raw, &ring, 0, value).status, 0);
+		/* One that does nothing. */
+		fa_raw_ring_marker(&ring, 0, ++value);
+		fa_check_eq(fa_raw_ring_wait(&raw, &ring, 0, value).status, 0);
+		/* One that is refused. */
+		message = fa_case_message(&small, 77, 0, 0, ++value);
+		fa_raw_ring_send(&ring, &message);
+		fa_check_eq(fa_raw_ring_wait(&raw, &ring, 0, value).status, -ENOENT);
+		fa_check(is_told(0, told));
+	}
+	close_ring();
+	fa_scene_check(&scene);
+}
+
+static void test_cancelled(void **state)
+{
+	struct fa_wire_message cancel = fa_raw_message(FA_WIRE_CANCEL), message;
+	struct fa_case slow = fa_case_slow();
+	struct fa_raw_buffer large;
+
+	open_ring(0);
+	fa_raw_buffer_register(&raw, &large, 2, slow.bytes, 0);
+	message = fa_case_message(&slow, 2, 0, 0, 1);
+	fa_raw_ring_send(&ring, &message);
+	cancel.cancel.value = 1;
+	fa_raw_call_expect(&raw, &cancel, NULL, 0, 0, NULL);
+	fa_check_eq(fa_raw_ring_wait(&raw, &ring, 0, 1).status, -ECANCELED);
+	fa_check(!is_told(0, 1));
+	fa_raw_buffer_free(&raw, &large);
+	close_ring();
+	fa_scene_check(&scene);
+}
+
+/* The next request comes as soon as the device has told of the one before, by ring and by
+ * packet: the daemon has it behind it by then, and allows another. */
+static void test_settled(void **state)
+{
+	uint64_t value;
+
+	open_ring(0);
+	make_small();
+	value = wait_until_it_tells(0);
+	for (int round = 0; round < ROUNDS; ++round) {
+		struct fa_wire_message message = fa_case_message(&small, 1, 0, 0, ++value);
+
+		if (round % 3 == 2)
+			fa_check_eq(fa_raw_send(&raw, &message, NULL, 0), 0);
+		else
+			fa_raw_ring_send(&ring, &message);
+		while (!is_told(0, value) && !raw.page[0].failed)
+			(void)sched_yield();
+		fa_check_eq(raw.page[0].failed, 0);
+	}
+	fa_check_eq(fa_raw_ring_wait(&raw, &ring, 0, value).status, 0);
+	close_ring();
+	fa_scene_check(&scene);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_told),
+		cmocka_unit_test(test_not_told),
+		cmocka_unit_test(test_cancelled),
+	};
+	const struct CMUnitTest limited[] = {
+		cmocka_unit_test(test_settled),
+	};
+	int failed = cmocka_run_group_tests(tests, scene_start, scene_stop);
+
+	return failed + cmocka_run_group_tests(limited, start_limited, scene_stop);
+}
