@@ -119,15 +119,16 @@ fa_paged_clear_of(const struct fa_cuda_paged_attention &args, const struct fa_cu
 	return clear;
 }
 
-/* ALiBi, trees and masks: what depends on where a key stands. Returns what rows see. */
-template <class C>
+/* ALiBi, trees and masks: what depends on where a key stands. Returns what rows see. TREES: the
+ * item may have one. */
+template <class C, bool TREES>
 __device__ __forceinline__ struct fa_paged_sight
-fa_paged_place(float (&dots)[C::ATOMS][2][4], const struct fa_cuda_paged_attention &args,
-               const struct fa_cuda_paged_item &item, uint32_t facts, int32_t token)
+fa_paged_place_as(float (&dots)[C::ATOMS][2][4], const struct fa_cuda_paged_attention &args,
+                  const struct fa_cuda_paged_item &item, uint32_t facts, int32_t token)
 {
 	const uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 	const int32_t old = (int32_t)item.n_k - (int32_t)item.n_q;
-	const bool tree = item.tree_start != FA_CUDA_PAGED_NO_TREE;
+	const bool tree = TREES && item.tree_start != FA_CUDA_PAGED_NO_TREE;
 	const uint32_t words = (item.n_q + 31) / 32;
 	struct fa_paged_sight sight = { 0 };
 
@@ -159,6 +160,21 @@ fa_paged_place(float (&dots)[C::ATOMS][2][4], const struct fa_cuda_paged_attenti
 		}
 	}
 	return sight;
+}
+
+/* The same. Code for trees is long, and lies elsewhere: nearly every sequence comes through here at
+ * its end, once, and waits for what has to be fetched of it. (At d64 two fragments leave no registers
+ * for both.) */
+template <class C>
+__device__ __forceinline__ struct fa_paged_sight
+fa_paged_place(float (&dots)[C::ATOMS][2][4], const struct fa_cuda_paged_attention &args,
+               const struct fa_cuda_paged_item &item, uint32_t facts, int32_t token)
+{
+	constexpr bool apart = C::DIM != 64 || C::ATOMS == 1;
+
+	if (apart && __builtin_expect(item.tree_start == FA_CUDA_PAGED_NO_TREE, 1))
+		return fa_paged_place_as<C, false>(dots, args, item, facts, token);
+	return fa_paged_place_as<C, true>(dots, args, item, facts, token);
 }
 
 /* Where a part's row of Q begins; NULL: there is no such row. */

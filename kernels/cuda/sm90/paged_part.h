@@ -35,23 +35,36 @@ __device__ __forceinline__ bool fa_sm90_paged_clean(const struct fa_cuda_paged_i
                                                     uint32_t v, int32_t token)
 {
 	constexpr uint32_t chunks = C::PITCH / 16;
+	/* At once, as all wait for this; at d64 there are no registers for more. */
+	constexpr int at_once = C::DIM == 64 ? 2 : 4;
+	const bool all = token >= (int32_t)item.begin &&
+	                 token + FA_CUDA_PAGED_STRIP <= (int32_t)item.n_k;
 	bool numbers = true;
 
+	static_assert(16 * chunks % (32 * at_once) == 0, "lanes have as many");
 #pragma unroll 1
-	for (uint32_t i = threadIdx.x % 32; i < 16 * chunks; i += 32) {
-		const int32_t at_token = token + (int32_t)(i / chunks);
-		const uint32_t at = v + i * 16;
+	for (uint32_t i = threadIdx.x % 32; i < 16 * chunks; i += 32 * at_once) {
+		uint4 values[at_once];
 
-		if (at_token < (int32_t)item.begin || at_token >= (int32_t)item.n_k) {
-			fa_st_shared_v4(at, make_uint4(0, 0, 0, 0));
-		} else {
-			numbers &= C::are_numbers(fa_ld_shared_v4(at));
+#pragma unroll
+		for (int j = 0; j < at_once; j++)
+			values[j] = fa_ld_shared_v4(v + i * 16 + j * 512);
+#pragma unroll
+		for (int j = 0; j < at_once; j++) {
+			const int32_t at_token = token + (int32_t)((i + 32 * j) / chunks);
+
+			if (at_token < (int32_t)item.begin || at_token >= (int32_t)item.n_k)
+				fa_st_shared_v4(v + i * 16 + j * 512, make_uint4(0, 0, 0, 0));
+			else
+				numbers &= C::are_numbers(values[j]);
 		}
 	}
 	/* What was stored comes before the copy that takes its place, and before other lanes'
 	 * loads. */
-	fa_proxy_fence_shared();
-	__syncwarp();
+	if (!all) {
+		fa_proxy_fence_shared();
+		__syncwarp();
+	}
 	return !__any_sync(~0u, !numbers);
 }
 
