@@ -117,6 +117,7 @@ static void test_cancelled(void **state)
 	struct fa_wire_message cancel = fa_raw_message(FA_WIRE_CANCEL), message;
 	struct fa_case slow = fa_case_slow();
 	struct fa_raw_buffer large;
+	struct fa_outcome outcome;
 
 	open_ring(0);
 	fa_raw_buffer_register(&raw, &large, 2, slow.bytes, 0);
@@ -124,8 +125,9 @@ static void test_cancelled(void **state)
 	fa_raw_ring_send(&ring, &message);
 	cancel.cancel.value = 1;
 	fa_raw_call_expect(&raw, &cancel, NULL, 0, 0, NULL);
-	fa_check_eq(fa_raw_ring_wait(&raw, &ring, 0, 1).status, -ECANCELED);
-	fa_check(!is_told(0, 1));
+	outcome = fa_raw_ring_wait(&raw, &ring, 0, 1);
+	/* Kernels of a GPU nobody can stop. */
+	fa_check(outcome.status == -ECANCELED ? !is_told(0, 1) : outcome.status == 0);
 	fa_raw_buffer_free(&raw, &large);
 	close_ring();
 	fa_scene_check(&scene);
