@@ -1,4 +1,5 @@
-/* When the launch that attends puts new tokens into the pages as well, without a GPU. */
+/* When the launch that attends puts new tokens into the pages as well, and when its parts are told
+ * one by one, without a GPU. */
 #include "tests/unit/cuda-paged-scene.h"
 
 /* Three sequences, whose new tokens are two, one and five. */
@@ -182,11 +183,79 @@ static void test_append_tiles(void **state)
 	}
 }
 
+/* How many parts of one sequence of @length, whose last @n_new are asked about, are told. */
+static uint32_t told(const struct fa_cuda_chip *chip, struct scene *scene, uint32_t length,
+                     uint32_t n_new, const struct fa_paged_append *append)
+{
+	static const uint32_t table[64];
+	struct fa_cuda_paged_launch launches[FA_CUDA_PAGED_LAUNCHES_MAX];
+	struct fa_cuda_paged_plan plan;
+	const int32_t last = scene->step.batch;
+
+	for (int32_t b = 0; b < last; b++) {
+		scene->lengths[b] = length;
+		scene->cu_new[b + 1] = scene->cu_new[b] + n_new;
+	}
+	/* Some table that nobody has given is the device's alone. */
+	scene->step.host_table = scene->step.table ? NULL : table;
+	scene->step.table = (void *)(uintptr_t)4096;
+	scene->step.table_entries = 64;
+	memset(launches, 0xfe, sizeof(launches));
+	scene_plan(scene, chip, &plan);
+	assert_int_equal(
+		fa_cuda_paged_launches(&plan, &scene->request, 1 << 16, 1 << 20, 1, launches), 1);
+	if (append) {
+		assert_true(fa_cuda_paged_can_append(&plan, &scene->request.attention, append));
+		fa_cuda_paged_add_append(&launches[0], append);
+	}
+	free(scene->blob);
+	scene->step.table = NULL;
+	return launches[0].parts;
+}
+
+static void test_told(void **state)
+{
+	struct fa_paged_append append;
+	struct scene scene;
+
+	/* KV heads, and row blocks of each. */
+	scene_init(&scene, 1);
+	assert_int_equal(told(&h200, &scene, 1000, 1, NULL), 8);
+	assert_int_equal(told(&h200, &scene, 30, 1, NULL), 8);
+	assert_int_equal(told(&h200, &scene, 1000, 4, NULL), 8);
+	scene.cache.kv_heads = 1;
+	scene.request.attention.heads = 32;
+	assert_int_equal(told(&h200, &scene, 1000, 1, NULL), 1);
+	scene.cache.kv_heads = 16;
+	assert_int_equal(told(&h200, &scene, 1000, 1, NULL), 0);
+
+	/* Kernels that know nothing of it, or read what the step has in memory. */
+	scene_init(&scene, 1);
+	assert_int_equal(told(&portable_h200, &scene, 1000, 1, NULL), 0);
+	assert_int_equal(told(&newer, &scene, 1000, 1, NULL), 0);
+	assert_int_equal(told(&rtx, &scene, 1000, 1, NULL), 0);
+	scene.request.attention.deterministic = true;
+	assert_int_equal(told(&h200, &scene, 1000, 1, NULL), 0);
+	scene_init(&scene, 1);
+	scene.step.table = (void *)(uintptr_t)4096;
+	assert_int_equal(told(&h200, &scene, 1000, 1, NULL), 0);
+	scene_init(&scene, 1);
+	assert_int_equal(told(&h200, &scene, 1000, 70, NULL), 0);
+	/* Several sequences; and what goes into the pages is not any part's. */
+	scene_init(&scene, 2);
+	assert_int_equal(told(&h200, &scene, 1000, 1, NULL), 0);
+	scene_init_append(&scene, &append);
+	scene.step.batch = 1;
+	assert_int_equal(told(&h200, &scene, 1000, 1, NULL), 8);
+	assert_int_equal(told(&h200, &scene, 1000, 1, &append), 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_append),
 		cmocka_unit_test(test_append_tiles),
+		cmocka_unit_test(test_told),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
