@@ -117,7 +117,11 @@ struct fa_sm90_config {
 	static constexpr uint32_t Q_AT = 0;
 	static constexpr uint32_t K_AT = Q_AT + Q_SLOTS * Q_BYTES;
 	static constexpr uint32_t V_AT = K_AT + STAGES * K_BYTES;
-	static constexpr uint32_t BARRIERS_AT = V_AT + STAGES * V_BYTES;
+	/* ALiBi by products: slope.h. */
+	static constexpr bool SLOPES = RICH && !PAGED && DIM == 64;
+	static constexpr uint32_t PLACES_AT = V_AT + STAGES * V_BYTES;
+	static constexpr uint32_t SLOPES_AT = PLACES_AT + SLOPES * KV_COLUMN;
+	static constexpr uint32_t BARRIERS_AT = SLOPES_AT + SLOPES * Q_COLUMN;
 	static constexpr uint32_t SHARED_BYTES = BARRIERS_AT + FA_SM90_BARRIER_BYTES;
 
 	/*
@@ -163,7 +167,8 @@ struct fa_sm90_config {
 		return 1 + 2 * GROUPS;
 	}
 
-	static_assert(SHARED_BYTES == FA_SM90_SHARED_BYTES(DIM, DIM_V, KEYS, STAGES, Q_SLOTS),
+	static_assert(SHARED_BYTES == FA_SM90_SHARED_BYTES(DIM, DIM_V, KEYS, STAGES, Q_SLOTS) +
+	                                      SLOPES * FA_SM90_SLOPES_BYTES_RICH(DIM, KEYS),
 	              "the host's table must agree");
 	static_assert(BARRIERS_END % 16 == 0 && WORDS_END <= SHARED_BYTES, "barriers fit");
 	static_assert(DIM % 32 == 0 && DIM_V % 32 == 0 && KEYS % 32 == 0, "whole products");

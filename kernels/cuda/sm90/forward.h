@@ -23,6 +23,7 @@
 #include "kernels/cuda/sm90/load.h"
 #include "kernels/cuda/sm90/redo.h"
 #include "kernels/cuda/sm90/rich.h"
+#include "kernels/cuda/sm90/slope.h"
 #include "kernels/cuda/sm90/softmax.h"
 #include "kernels/cuda/sm90/span.h"
 #include "kernels/cuda/sm90/store.h"
@@ -30,18 +31,36 @@
 
 #include <stdint.h>
 
-/* Issues dots = Q K^T. @q: the group's rows. */
+/* Issues dots = Q K^T. @q: the group's rows. With ALiBi by products, unless @side is 0, that: see
+ * slope.h and fa_sm90_tilt(). */
 template <class C>
-__device__ __forceinline__ void fa_sm90_issue_dots(fa_sm90_dots<C> &dots, uint32_t q, uint32_t k)
+__device__ __forceinline__ void fa_sm90_issue_dots(fa_sm90_dots<C> &dots, uint32_t q, uint32_t k,
+                                                   uint32_t shared, uint32_t group, int32_t side)
 {
 	const uint64_t a = fa_wgmma_operand(q, 16), b = fa_wgmma_operand(k, 16);
 
+	const auto dot = [&](void) {
 #pragma unroll
-	for (int d = 0; d < C::DIM / 16; d++)
+		for (int d = 0; d < C::DIM / 16; d++)
+			fa_wgmma<typename C::T, C::KEYS>::dots(
+				dots, fa_wgmma_advance(a, d / 4 * C::Q_COLUMN + d % 4 * 32),
+				fa_wgmma_advance(b, d / 4 * C::KV_COLUMN + d % 4 * 32), d > 0);
+	};
+
+	/* Each way on its own, fence and all: where they meet within a group of products the
+	 * compiler has it end in one that is nothing. */
+	if (C::SLOPES && side != 0) {
+		fa_wgmma_fence();
+		dot();
 		fa_wgmma<typename C::T, C::KEYS>::dots(
-			dots, fa_wgmma_advance(a, d / 4 * C::Q_COLUMN + d % 4 * 32),
-			fa_wgmma_advance(b, d / 4 * C::KV_COLUMN + d % 4 * 32), d > 0);
-	fa_wgmma_commit();
+			dots, fa_wgmma_operand(shared + C::SLOPES_AT + group * 32, 16),
+			fa_wgmma_operand(shared + C::PLACES_AT + (side < 0 ? 32 : 0), 16), true);
+		fa_wgmma_commit();
+	} else {
+		fa_wgmma_fence();
+		dot();
+		fa_wgmma_commit();
+	}
 }
 
 /* Issues O += P V. */
@@ -115,6 +134,10 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 	int32_t tail = 0;      /* WINDOW: those that it leaves out at the end of this block */
 	/* ALiBi's slope, in units of what is multiplied by the factor; what of it is a row's. */
 	float tilt = 0, next_tilt = 0, shift[2] = { 0, 0 };
+	/* Whether it is added by products, where that can be; and on which side of its rows the tile
+	 * is where it was, 0 where it was not: see fa_sm90_tilt(). */
+	bool by_products = false;
+	int32_t side = 0;
 	bool fresh; /* a row has no maximum yet */
 	bool resumed = false;
 	uint32_t stop = 0; /* there is no tile, and this block of threads ends: fa_sm90_stop_kind */
@@ -156,6 +179,17 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 		left = next_left;
 		if (C::WINDOW)
 			tail = after;
+		if constexpr (C::SLOPES) {
+			by_products = fa_sm90_slope_fits(args, tilt);
+			if (by_products)
+				fa_sm90_slope_rows<C>(shared, group, tilt);
+		}
+	};
+	/* As fa_sm90_tilt() has it. */
+	const auto side_of_tile = [&](void) {
+		return args.window_right <= 0 || key + C::KEYS <= 1 ? 1
+		       : key >= C::GROUP_ROWS - 1                   ? -1
+		                                                    : 0;
 	};
 	const auto k_tile = [&](void) { return shared + C::K_AT + k.stage * C::K_BYTES; };
 	const auto v_tile = [&](void) { return shared + C::V_AT + v.stage * C::V_BYTES; };
@@ -218,8 +252,10 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 	};
 	/* Returns whether rows may not see all of the tile, or it has others' rows. */
 	const auto mask = [&](void) {
-		if constexpr (C::RICH)
-			fa_sm90_logits(dots, args);
+		if constexpr (C::RICH) {
+			if (side == 0)
+				fa_sm90_logits(dots, args);
+		}
 		if (key + C::KEYS > rest || (C::PAGED && key < first) ||
 		    (C::BAND && (key + C::KEYS - 1 > args.window_right ||
 		                 key < C::GROUP_ROWS - 1 - args.window_left))) {
@@ -230,17 +266,17 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 		return false;
 	};
 	const auto lean = [&](void) {
-		if (C::RICH && args.alibi_slopes)
+		if (C::SLOPES && side != 0)
+			shift[0] = shift[1] = tilt * factor * (float)(side * key);
+		else if (C::RICH && args.alibi_slopes)
 			fa_sm90_tilt(dots, tilt, factor, key + (int32_t)(lane % 4 * 2) - thread_row,
-			             args.window_right <= 0 || key + C::KEYS <= 1 ? 1
-			             : key >= C::GROUP_ROWS - 1                   ? -1
-			                                                          : 0,
-			             shift);
+			             side_of_tile(), shift);
 	};
 	const auto any_fresh = [&](void) {
 		return __any_sync(~0u, sums.unset(0) || sums.unset(1)) != 0;
 	};
 	const auto raise = [&](void) {
+		const float along = side > 0 ? tilt : side < 0 ? -tilt : 0;
 		float lift[2] = { shift[0], shift[1] };
 		bool raised;
 
@@ -251,8 +287,11 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 
 				lift[r] = -tilt * factor *
 				          (float)max(0, max(first - row, row - rest + 1));
+				if (C::SLOPES)
+					lift[r] -= along * factor *
+					           (float)((int32_t)(lane % 4 * 2) - row);
 			}
-		raised = fa_sm90_raise<C>(sums, dots, factor, lift, scale);
+		raised = fa_sm90_raise<C>(sums, dots, factor, lift, along, scale);
 		fresh = !C::LAZY || any_fresh();
 		return raised;
 	};
@@ -314,8 +353,9 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 		}
 		wait_q();
 		wait_k();
-		fa_wgmma_fence();
-		fa_sm90_issue_dots<C>(dots, q_tile(), k_tile());
+		if (C::SLOPES && by_products)
+			side = side_of_tile();
+		fa_sm90_issue_dots<C>(dots, q_tile(), k_tile(), shared, group, side);
 		look_ahead();
 		fa_wgmma_wait<0>();
 		fa_wgmma_hold(dots);
@@ -378,8 +418,9 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 				wait_k();
 			if (C::TURNS == FA_SM90_PRODUCTS)
 				turn_wait();
-			fa_wgmma_fence();
-			fa_sm90_issue_dots<C>(dots, q_tile(), k_tile());
+			if (C::SLOPES)
+				side = by_products ? side_of_tile() : 0;
+			fa_sm90_issue_dots<C>(dots, q_tile(), k_tile(), shared, group, side);
 			if (C::TURNS == FA_SM90_PRODUCTS)
 				turn_pass();
 			/* In the shadow of the dot products. */
@@ -505,6 +546,10 @@ __device__ __forceinline__ void fa_sm90_forward(const typename C::ARGS &args,
 		fa_mbarrier_init_fence();
 		if (C::YIELDS)
 			fa_sm90_begin<C>(C::SOURCE::attention(args), shared);
+	}
+	if constexpr (C::SLOPES) {
+		if (C::SOURCE::attention(args).alibi_slopes)
+			fa_sm90_slope_places<C>(shared);
 	}
 	__syncthreads();
 	if (C::YIELDS && fa_ld_shared(shared + C::ENDS))

@@ -33,9 +33,9 @@
  * leaves out one tile of 18, 472 against 579. Halves of tiles at both ends would leave out as
  * much again, but ptxas serialises products of which there are less in some tiles (C7511, C7515).
  *
- * RICH, at 4k: with ALiBi, one FMA for a key, 0.785 of plain at d64 (full; causal 0.836; with 96
- * keys, which are 4.1 instructions for a pair of row and key, plain 3.2), 0.927 at d128 and 1.008 at
- * d256; it was 0.58, 0.73 and 0.89 with two and a maximum for each tile. Soft caps by three steps of
+ * RICH, at 4k: with ALiBi, one FMA for a key, 0.785 of plain at d64 (full; causal 0.836; before
+ * slope.h and with 96 keys, which are 4.1 instructions for a pair of row and key, plain 3.2), 0.927
+ * at d128 and 1.008 at d256; it was 0.58, 0.73 and 0.89 with two and a maximum for each tile. Soft caps by three steps of
  * the special unit for a key, whatever it is, were 0.47, 0.51 and 0.80 (causal): softcap.h. Short
  * ones at d64 are faster on sm80's, 173 against 143 (causal, 512).
  */
@@ -66,6 +66,11 @@
 	(2 * ((q_slots)*64 * FA_SM90_WIDTH(dim) +                                                  \
 	      (stages) * (keys) * (FA_SM90_WIDTH(dim) + FA_SM90_WIDTH(dim_v))) +                   \
 	 FA_SM90_BARRIER_BYTES)
+/* Of tensors, what ALiBi by products has besides (slope.h), of each kind. */
+#define FA_SM90_SLOPES_BYTES_FULL(dim, keys) 0
+#define FA_SM90_SLOPES_BYTES_BAND(dim, keys) 0
+#define FA_SM90_SLOPES_BYTES_WINDOW(dim, keys) 0
+#define FA_SM90_SLOPES_BYTES_RICH(dim, keys) ((dim) == 64 ? 128 * (64 + (keys)) : 0)
 #define FA_SM90_WIDTH(dim) (((dim) + 63) / 64 * 64)
 #define FA_SM90_BARRIER_BYTES 512
 

@@ -115,15 +115,20 @@ __device__ __forceinline__ void fa_sm90_mask(fa_sm90_dots<C> &dots,
  * LAZY, where there is none yet; the sums with them. Returns whether any of the warp's
  * were; O is to be multiplied by @scale then, which gets the factors. Each row for
  * itself, so that its bits depend on no other row. @shift: what is added to a thread's logits
- * of a row, if RICH.
+ * of a row, if RICH. @along: what its elements have too much, by each key on, if SLOPES and LAZY.
  */
 template <class C>
-__device__ __forceinline__ bool fa_sm90_raise(struct fa_sm90_sums &sums,
-                                              const fa_sm90_dots<C> &dots, float factor,
-                                              const float (&shift)[2], float (&scale)[2])
+__device__ __forceinline__ bool
+fa_sm90_raise(struct fa_sm90_sums &sums, const fa_sm90_dots<C> &dots, float factor,
+              const float (&shift)[2], float along, float (&scale)[2])
 {
 	float max[2];
 	bool raise = false;
+
+	const auto element = [&](int i) {
+		return C::SLOPES && C::LAZY ? fmaf(-along, (float)(i / 4 * 8 + i % 2), dots[i])
+		                            : dots[i];
+	};
 
 	const auto behind = [&](int r, float logit) {
 		return fmaf(logit, C::RICH ? 1 : factor, sums.offset[r]) > 8 &&
@@ -132,10 +137,11 @@ __device__ __forceinline__ bool fa_sm90_raise(struct fa_sm90_sums &sums,
 
 #pragma unroll
 	for (int r = 0; r < 2; r++) {
-		max[r] = fmaxf(dots[r * 2], dots[r * 2 + 1]);
+		max[r] = fmaxf(element(r * 2), element(r * 2 + 1));
 #pragma unroll
 		for (int j = 1; j < C::KEYS / 8; j++)
-			max[r] = fmaxf(max[r], fmaxf(dots[j * 4 + r * 2], dots[j * 4 + r * 2 + 1]));
+			max[r] = fmaxf(max[r],
+			               fmaxf(element(j * 4 + r * 2), element(j * 4 + r * 2 + 1)));
 		/* Each thread's elements have a shift of their own. */
 		if (C::RICH)
 			max[r] = fmaf(max[r], factor, shift[r]);
