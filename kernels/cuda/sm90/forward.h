@@ -457,13 +457,17 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 				raised |= raise();
 			if (C::LAZY)
 				lean();
-			if (C::TURNS == FA_SM90_EXPONENTIALS)
+			/* Plain ones wait for their turn behind the first half of exponentials, where
+			 * the compiler puts it; with as much code before as RICH has it would not. */
+			if (C::TURNS == FA_SM90_EXPONENTIALS && !C::RICH)
 				turn_wait();
 			/* By the time that some exponentials are there, so is O; with P free, all can
 			 * be rounded in the shadow of the others. The branch in between keeps the
 			 * compiler from waiting sooner. */
 			fa_sm90_exponentials<C, 0, steps / 2>(sums, dots, factor, shift);
 			release_q();
+			if (C::TURNS == FA_SM90_EXPONENTIALS && C::RICH)
+				turn_wait();
 			fa_wgmma_wait<0>();
 			fa_wgmma_hold(out);
 			release_v();
