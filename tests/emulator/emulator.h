@@ -251,7 +251,6 @@ void fa_emulated_tell(uint64_t *word, uint64_t value);
 void fa_emulated_tell_early(uint32_t *words, uint32_t n, uint32_t value);
 
 /* Words that blocks look at while others store there (share.cu). */
-void fa_emulated_share_count(void);
 void fa_emulated_share_fence(void);
 void fa_emulated_share_store(void *address, const void *value, uint32_t bytes);
 void fa_emulated_share_load(const void *address, void *ret_value, uint32_t bytes);

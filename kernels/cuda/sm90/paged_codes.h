@@ -86,7 +86,7 @@ struct fa_sm90_codes_config {
 	 * wait for each. */
 	static constexpr uint32_t FULL = LAST + 16, EMPTY = FULL + 8 * STAGES;
 	static constexpr uint32_t Q_FULL = EMPTY + 8 * STAGES, Q_EMPTY = Q_FULL + 16;
-	static constexpr uint32_t HIDDEN = Q_EMPTY + 16, SHARED_BYTES = HIDDEN + 8;
+	static constexpr uint32_t SHARED_BYTES = Q_EMPTY + 16;
 	/* Threads that meet at BEGUN. */
 	static constexpr int BEGINNERS = JOINED + 32 * LOADERS + 32;
 	static constexpr uint32_t BEGUN = 1, COMPUTE = 2;
@@ -189,8 +189,7 @@ template <class C> struct fa_sm90_codes_row {
 	}
 };
 
-/* The warp that makes fragments: of a segment when the one two before it has ended. Between, as it
- * has the time and the registers, it hides what the block's places have (paged_share.h). */
+/* The warp that makes fragments: of a segment when the one two before it has ended. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_codes_prepare(const struct fa_cuda_paged_attention &args,
                                                       char *shared_memory)
@@ -206,7 +205,6 @@ __device__ __forceinline__ void fa_sm90_codes_prepare(const struct fa_cuda_paged
 			fa_mbarrier_init(shared + C::Q_FULL + 8 * i, 1);
 			fa_mbarrier_init(shared + C::Q_EMPTY + 8 * i, C::WARPS);
 		}
-		fa_mbarrier_init(shared + C::HIDDEN, 1);
 		fa_mbarrier_init_fence();
 	}
 	/* Of rows that no part has: zeros, or what another part had. */
@@ -243,8 +241,6 @@ __device__ __forceinline__ void fa_sm90_codes_prepare(const struct fa_cuda_paged
 		__syncwarp(); /* all have stored */
 		if (lane == 0)
 			fa_mbarrier_arrive(shared + C::Q_FULL + 8 * slot);
-		if (walk.first)
-			fa_sm90_paged_hide<C>(args, shared);
 		slot ^= 1;
 		parity ^= slot ^ 1;
 	} while (walk.next(args));
@@ -490,7 +486,9 @@ __device__ __forceinline__ void fa_sm90_codes_compute(const struct fa_cuda_paged
 	uint32_t turn = 0; /* segments so far */
 
 	walk.start(args, blockIdx.x);
+	fa_sm90_paged_hide<C>(args);
 	fa_barrier_sync(C::BEGUN, C::BEGINNERS);
+	fa_sm90_paged_fence<C>(args);
 	do {
 		const struct fa_cuda_paged_item &item = walk.item;
 		const uint32_t at_q = shared + C::Q + turn % 2 * C::Q_BYTES;

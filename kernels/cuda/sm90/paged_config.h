@@ -63,11 +63,10 @@ struct fa_sm90_paged_config {
 	/*
 	 * Barriers, 8 bytes each. The loading warp's lane 0 arrives at a FULL with the bytes
 	 * of the tile's copies, and the four warps that take the tile wait; each of those arrives
-	 * at an EMPTY, and the loading warp waits. Once a tile. At HIDDEN (paged_share.h) the
-	 * loading warp's lane 0 arrives, once, and thread 0 waits whenever it counts.
+	 * at an EMPTY, and the loading warp waits. Once a tile.
 	 */
 	static constexpr uint32_t FULL = LAST + 16, EMPTY = FULL + 8 * STAGES;
-	static constexpr uint32_t HIDDEN = EMPTY + 8 * STAGES, SHARED_BYTES = HIDDEN + 8;
+	static constexpr uint32_t SHARED_BYTES = EMPTY + 8 * STAGES;
 
 	/* Named barriers: the mbarriers are there, once, where the loading warp arrives; and of
 	 * the warps that compute, at the ends of segments. */

@@ -390,8 +390,12 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 		if constexpr (C::PIECES)
 			if (warp == 0)
 				fa_sm90_paged_touch_tails<C>(args, walk);
-		if (!begun)
+		if (!begun) {
+			if constexpr (!C::PIECES)
+				fa_sm90_paged_hide<C>(args);
 			fa_barrier_sync(C::BEGUN, C::BEGINNERS);
+			fa_sm90_paged_fence<C>(args);
+		}
 		begun = true;
 		fa_sm90_paged_begin<C>(args, walk, shared_memory);
 		if constexpr (C::APPENDS)

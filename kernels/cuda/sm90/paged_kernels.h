@@ -77,7 +77,7 @@
 	 (FA_SM90_PAGED_Q_HELD(dim, atoms) ? 0 : (atoms)*16 * FA_SM90_PAGED_Q_PITCH(dim)) +        \
 	 (groups)*4 * (atoms)*16 * (FA_SM90_PAGED_MERGE_PITCH(dim, atoms) * 4 + 8) +               \
 	 (groups)*4 * (atoms)*16 * 32 +                                                            \
-	 (FA_SM90_PAGED_GIVES(dim, atoms, groups) ? (groups)*4 * 128 : 0) + 24 + (stages)*16)
+	 (FA_SM90_PAGED_GIVES(dim, atoms, groups) ? (groups)*4 * 128 : 0) + 16 + (stages)*16)
 
 /*
  * Decode of codes: X(dim, atoms, groups, stages) for each kind of them; paged_codes.h. One block
@@ -116,5 +116,5 @@
  * row, what the warps bring together, and barriers. */
 #define FA_SM90_CODES_SHARED_BYTES(dim, atoms, groups, stages)                                     \
 	((stages) * (128 * (dim) + 512) + 2 * (atoms)*16 * ((dim)*2 + 32 + 4) +                    \
-	 (groups)*4 * (atoms)*16 * (FA_SM90_CODES_MERGE_PITCH(atoms) * 4 + 8) + 24 + (stages)*16 + \
+	 (groups)*4 * (atoms)*16 * (FA_SM90_CODES_MERGE_PITCH(atoms) * 4 + 8) + 16 + (stages)*16 + \
 	 32)

@@ -12,9 +12,6 @@
  *
  * Rows of new tokens may come from elsewhere (paged_append.h), each by a copy of its own.
  *
- * When all stages have been filled for the first time, and there is nothing to do but to wait, what
- * earlier launches have left in the block's places for shares is hidden (paged_share.h).
- *
  * Where one warp would be too slow for it, there are C::LOADERS, which take tiles in turn, each
  * those of one group, with stages and barriers of its own.
  */
@@ -27,7 +24,6 @@
 #include "kernels/cuda/sm80/paged_walk.h"
 #include "kernels/cuda/sm90/paged_append.h"
 #include "kernels/cuda/sm90/paged_config.h"
-#include "kernels/cuda/sm90/paged_share.h"
 
 #include <stdint.h>
 
@@ -192,9 +188,7 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 	const uint64_t once = fa_bulk_policy_once(), normal = fa_bulk_policy_normal();
 	struct fa_sm90_paged_batch batch, next;
 	fa_paged_walk_of<C> walk;
-	/* Where there are no registers for it another warp does. */
-	constexpr bool hides = !C::PIECES && !C::CODES;
-	uint32_t stage = loader, round = 1;
+	uint32_t stage = loader, parity = 1;
 	bool more, token_scales = false;
 	int32_t token;
 
@@ -212,8 +206,6 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 			fa_mbarrier_init(at + C::FULL, 1);
 			fa_mbarrier_init(at + C::EMPTY, C::TAKERS);
 		}
-		if (hides)
-			fa_mbarrier_init(shared + C::HIDDEN, 1);
 		fa_mbarrier_init_fence();
 	}
 	__syncwarp();
@@ -236,7 +228,7 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 
 			if (token_scales)
 				bytes += 2 * ((there + 15) / 16 * 64);
-			fa_mbarrier_wait(shared + C::EMPTY + 8 * stage, round % 2);
+			fa_mbarrier_wait(shared + C::EMPTY + 8 * stage, parity);
 			if (lane == 0)
 				fa_mbarrier_arrive_expect(full, bytes);
 			__syncwarp();
@@ -261,8 +253,7 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 			stage += C::LOADERS;
 			if (stage == C::STAGES + loader) {
 				stage = loader;
-				if (round++ == 1 && hides)
-					fa_sm90_paged_hide<C>(args, shared);
+				parity ^= 1;
 			}
 			/* What comes behind the batch, as soon as its first copies are on their
 			 * way. */
@@ -275,6 +266,4 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 			}
 		}
 	}
-	if (hides && round == 1)
-		fa_sm90_paged_hide<C>(args, shared);
 }

@@ -90,6 +90,15 @@ fa_sm90_paged_fact_of(const struct fa_cuda_paged_attention &args, const fa_paged
 	return fact;
 }
 
+/* Once, behind a barrier after fa_sm90_paged_hide(). All that compute. */
+template <class C>
+__device__ __forceinline__ void fa_sm90_paged_fence(const struct fa_cuda_paged_attention &args)
+{
+	if constexpr (!C::PIECES)
+		if (threadIdx.x == 0 && args.place_rows > 0)
+			fa_fence_device();
+}
+
 /* When a segment begins. All that compute. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_begin(const struct fa_cuda_paged_attention &args,
@@ -203,7 +212,7 @@ fa_sm90_paged_end(const struct fa_cuda_paged_attention &args, const fa_paged_wal
 
 	if constexpr (!C::PIECES)
 		if (threadIdx.x == 0 && !walk.whole)
-			before = fa_sm90_paged_count<C>(args, shared);
+			before = fa_sm90_paged_count(args, parted);
 #pragma unroll
 	for (int r = 0; r < 2 * C::ATOMS; r++) {
 		rows.sum[r] += __shfl_xor_sync(~0u, rows.sum[r], 1);

@@ -8,9 +8,9 @@
  *   - a share is not announced. It replaces what says that there is nothing yet (NOTHING), 16
  *     bytes at a time, and whoever adds up looks until it has come. All whom it waits for have
  *     counted, so they run, and wait for nobody until they have stored their shares.
- *   - what earlier launches have left is hidden before the block counts for the first time: a warp
- *     that does not compute stores NOTHING to its places, and fences, when its part of the start
- *     is done. Whoever counts last, and then asks L2 itself, finds no more of it.
+ *   - what earlier launches have left is hidden when a block begins, before it counts for the
+ *     first time: it stores NOTHING to its places, and fences, while its first tile is on its
+ *     way. Whoever counts last, and then asks L2 itself, finds no more of it.
  * Shares are added in the order of their blocks, whoever does it.
  */
 #pragma once
@@ -18,7 +18,6 @@
 #include "kernels/cuda/common/paged-args.h"
 #include "kernels/cuda/ptx/atomic.h"
 #include "kernels/cuda/ptx/math.h"
-#include "kernels/cuda/ptx/mbarrier.h"
 #include "kernels/cuda/ptx/memory.h"
 #include "kernels/cuda/sm80/paged_pieces.h"
 #include "kernels/cuda/sm80/paged_walk.h"
@@ -44,18 +43,10 @@ __device__ __forceinline__ char *fa_sm90_paged_place(const struct fa_cuda_paged_
 	return (char *)args.partials + (uint64_t)row * (C::DIM_V * 4);
 }
 
-/*
- * Hides what the block's places have, if it uses any. A whole warp's, once.
- *
- * The fence is behind all lanes' stores, and when it is through, these are where everybody looks:
- * only then does the barrier's phase end, for which thread 0 waits before it counts. So nobody
- * who knows of the count finds what was there before. Nor does NOTHING come behind a share and
- * hide that, although others give it than have stored NOTHING: those who compute meet
- * between thread 0's wait and the first of their stores.
- */
+/* Hides what the block's places have. All that compute, before they meet for the first time;
+ * thread 0 then fences. */
 template <class C>
-__device__ __forceinline__ void fa_sm90_paged_hide(const struct fa_cuda_paged_attention &args,
-                                                   uint32_t shared)
+__device__ __forceinline__ void fa_sm90_paged_hide(const struct fa_cuda_paged_attention &args)
 {
 	constexpr uint32_t other = C::ROWS * C::DIM_V * 4; /* bytes from place to place */
 	const uint32_t nothing = FA_SM90_PAGED_NOTHING, row = 2 * blockIdx.x * C::ROWS;
@@ -63,7 +54,7 @@ __device__ __forceinline__ void fa_sm90_paged_hide(const struct fa_cuda_paged_at
 	uint2 *const sums = (uint2 *)args.partial_sums + row;
 
 #pragma unroll 1
-	for (uint32_t i = threadIdx.x % 32; i < args.place_rows * (C::DIM_V / 4); i += 32) {
+	for (uint32_t i = threadIdx.x; i < args.place_rows * (C::DIM_V / 4); i += C::JOINED) {
 		fa_st_relaxed_device(at + i * 16, make_uint4(nothing, nothing, nothing, nothing));
 		fa_st_relaxed_device(at + other + i * 16,
 		                     make_uint4(nothing, nothing, nothing, nothing));
@@ -71,11 +62,6 @@ __device__ __forceinline__ void fa_sm90_paged_hide(const struct fa_cuda_paged_at
 			fa_st_relaxed_device(sums + i, make_uint2(nothing, nothing));
 			fa_st_relaxed_device(sums + C::ROWS + i, make_uint2(nothing, nothing));
 		}
-	}
-	__syncwarp();
-	if (threadIdx.x % 32 == 0 && args.place_rows > 0) {
-		fa_fence_device();
-		fa_mbarrier_arrive(shared + C::HIDDEN);
 	}
 }
 
@@ -93,19 +79,14 @@ __device__ __forceinline__ void fa_sm90_paged_note(const struct fa_cuda_paged_at
 	shared->has_other = first * args.tiles_each + min(first, args.tiles_extra) < walk.tile;
 }
 
-/* Counts the block in: how many were there before, from the epoch on. The thread that has noted,
- * number 0, before those who compute meet; it goes on until it looks at the answer. Counts of
- * earlier launches are below this one's epoch. */
-template <class C>
+/* Counts the block in: how many were there before, from the epoch on. The thread that has noted
+ * and fenced, number 0; it goes on until it looks at the answer. Counts of earlier launches are
+ * below this one's epoch. */
 __device__ __forceinline__ uint64_t fa_sm90_paged_count(const struct fa_cuda_paged_attention &args,
-                                                        const char *shared)
+                                                        const struct fa_sm90_paged_shared *shared)
 {
-	const struct fa_sm90_paged_shared *const parted =
-		(const struct fa_sm90_paged_shared *)(shared + C::LAST);
-	uint64_t *const counter = &args.counters[parted->first];
+	uint64_t *const counter = &args.counters[shared->first];
 
-	/* Long ago, nearly always. */
-	fa_mbarrier_wait(fa_shared_address(shared) + C::HIDDEN, 0);
 	fa_atomic_max(counter, args.epoch << 16);
 	/* ptxas would see to it that many threads may add the same, and have the warp wait. */
 	return fa_count(counter, 1 + fa_thread_index());

@@ -72,7 +72,6 @@ static inline void fa_st_relaxed_system(uint32_t *address, uint4 value)
 
 static inline uint64_t fa_count(uint64_t *address, uint64_t value)
 {
-	fa_emulated_share_count();
 	return fa_atomic_add_ordered(address, value);
 }
 
