@@ -400,7 +400,11 @@ void fa_step_set_ended(struct fa_step *step);
 /* Stores the result of stream's next value. @text may be NULL. */
 void fa_result_store(struct fa_client_stream *stream, int status, const char *text, size_t length,
                      uint64_t queued_ns, uint64_t started_ns, uint64_t finished_ns);
-/* What the completion page says of @value: 0 not finished, 1 succeeded, -1 finished. */
+/* What the device has told the daemon will, too, in microseconds unless it dies. */
+#define FA_EARLY_NS (100 * FA_NS_PER_MS)
+
+/* What the completion page says of @value: 0 not finished, 1 succeeded, -1 finished. @early: also
+ * what the device itself says. */
 int fa_result_probe(const struct fa_client *client, uint32_t stream, uint64_t value, bool early);
 int fa_result_wait(struct fa_client *client, uint32_t stream, uint64_t value, uint64_t timeout_ns,
                    struct fa_completion *ret_completion);

@@ -5,6 +5,8 @@
  */
 #include "client/tensor.h"
 
+#include "common/clock.h"
+
 #include <errno.h>
 
 /* A caller that spins on the completion page leaves its Completions in the socket;
@@ -73,6 +75,30 @@ static bool room_ready(const struct fa_client *client, const struct fa_waiter *w
 	       has_room(client, fa_container_of(waiter, const struct room_waiter, waiter)->n);
 }
 
+/* Whether the device has told of a request whose end the daemon has not recorded yet. */
+static bool is_told(const struct fa_client *client)
+{
+	for (uint32_t i = 0; i < FA_COMPLETION_SLOTS; ++i) {
+		const struct fa_client_stream *stream = &client->streams[i];
+
+		if (stream->known < stream->submitted &&
+		    fa_result_probe(client, i, stream->known + 1, true) > 0)
+			return true;
+	}
+	return false;
+}
+
+/* What the caller may have waited for takes no place: its end is on its way. */
+static void receive_told(struct fa_client *client, uint64_t n)
+{
+	const uint64_t until_ns = fa_deadline_ns(FA_EARLY_NS);
+
+	do
+		fa_io_receive(client, true);
+	while (client->state == FA_CLIENT_CONNECTED && !has_room(client, n) && is_told(client) &&
+	       fa_now_ns() < until_ns);
+}
+
 /* Waits, if @wait, until another @n requests may be sent. */
 static int wait_in_flight(struct fa_client *client, struct fa_step *step, uint64_t n, bool wait)
 {
@@ -87,7 +113,7 @@ static int wait_in_flight(struct fa_client *client, struct fa_step *step, uint64
 		                    "at most %llu are possible",
 		                    (unsigned long long)n,
 		                    (unsigned long long)client->max_requests);
-	fa_io_receive(client, true);
+	receive_told(client, n);
 	while (client->state == FA_CLIENT_LOST || !has_room(client, n)) {
 		if (step)
 			r = fa_step_check(step);

@@ -15,9 +15,6 @@
 /* A spinning thread looks after the daemon's life this often. */
 #define SPIN_SLICE_NS (50 * FA_NS_PER_US)
 
-/* What the device has told the daemon will, too, in microseconds unless it dies. */
-#define EARLY_NS (100 * FA_NS_PER_MS)
-
 /* Looks at the page between two looks at the clock. */
 #define SPIN_LOOKS 16
 
@@ -154,9 +151,9 @@ int fa_result_wait(struct fa_client *client, uint32_t stream, uint64_t value, ui
 	const bool early = !ret_completion;
 
 	/* It may have ended, and been told so before: to say that it is not finished would be wrong. */
-	if (value > s->known && !early && timeout_ns < EARLY_NS &&
+	if (value > s->known && !early && timeout_ns < FA_EARLY_NS &&
 	    fa_result_probe(client, stream, value, true))
-		timeout_ns = EARLY_NS;
+		timeout_ns = FA_EARLY_NS;
 	if (value > s->known && (by_ring || !ret_completion)) {
 		uint64_t spin_ns = client->spin_ns < timeout_ns ? client->spin_ns : timeout_ns;
 		uint64_t begin_ns = spin_ns ? fa_now_ns() : 0;

@@ -25,8 +25,8 @@
  * nor anything else is known then: all of early are v's low half, which is not 0, whether
  * completed >= v or not. It does so only while nothing else of the stream is in flight.
  * Perhaps it never does. Several of its threads may store one or more of the words each, so
- * that it takes all of them; words that some other request has left differ among one another
- * before they could be v's, 2^32 requests later.
+ * that it takes all of them. Words that another request has left are made to differ among one
+ * another, every 2^31 requests, before they could be taken for those of one 2^32 later.
  */
 struct fa_completion_slot {
 	_Atomic uint64_t completed; /* highest value that is finished */

@@ -16,7 +16,9 @@
  * finish its parts, each to a word of its own; or, where a work ends with something else, the
  * driver's word behind it. reap() compares words with works, so that nothing of the driver is
  * called to find out; nothing waits on the GPU, ever, but for what stands before it in its
- * stream. A client's words that come with a work are written at the same time.
+ * stream. A client's words that come with a work are written just before. (Nothing but the order
+ * of stores on the bus holds them apart. It does not matter: to let go of the memory that they are
+ * in takes a thousand times as long.)
  *
  * Between launch and reap only copies, kernels and word writes are asked of the driver
  * (unless something failed). A work's small vectors go through a place of the stream's,
@@ -261,6 +263,20 @@ static void stream_feed(struct fa_device *device, struct fa_cuda_stream *stream)
 	}
 }
 
+/* Whether the first of the stream's works has ended. */
+static bool has_ended(const struct fa_cuda_stream *stream)
+{
+	const struct cuda_work *cuda = cuda_work(first_work(&stream->works));
+	uint32_t i = 0;
+
+	/* Acquire: what the GPU wrote before it is seen after it. */
+	do {
+		if (__atomic_load_n(stream->word + i, __ATOMIC_ACQUIRE) < cuda->sequence)
+			return false;
+	} while (++i < cuda->parts);
+	return true;
+}
+
 /* Ends all that is outstanding. The driver answers at once if the GPU stopped with an
  * error; if not, what runs may use its memory until it has ended. */
 static void fail_all(struct fa_device *device)
@@ -272,6 +288,9 @@ static void fail_all(struct fa_device *device)
 			(void)device->driver.cuStreamSynchronize(stream->stream);
 		if (stream->yielding.work)
 			fa_cuda_yield_end(device, stream);
+		/* What has been told as done is done. */
+		while (!fa_list_empty(&stream->works) && has_ended(stream))
+			work_finish(device, first_work(&stream->works));
 		while (!fa_list_empty(&stream->works))
 			work_finish_lost(device, first_work(&stream->works));
 		device->n_works -= stream->n_works;
@@ -378,20 +397,6 @@ static void stream_go_on(struct fa_device *device, struct fa_cuda_stream *stream
 	stream->finished_ns = fa_now_ns();
 	stream_finish(device, stream, work, stream->finished_ns);
 	stream_feed(device, stream);
-}
-
-/* Whether the first of the stream's works has. */
-static bool has_ended(const struct fa_cuda_stream *stream)
-{
-	const struct cuda_work *cuda = cuda_work(first_work(&stream->works));
-	uint32_t i = 0;
-
-	/* Acquire: what the GPU wrote before it is seen after it. */
-	do {
-		if (__atomic_load_n(stream->word + i, __ATOMIC_ACQUIRE) < cuda->sequence)
-			return false;
-	} while (++i < cuda->parts);
-	return true;
 }
 
 static void stream_reap(struct fa_device *device, struct fa_cuda_stream *stream)

@@ -164,6 +164,7 @@ static CUresult launch(struct fa_device *device, struct fa_cuda_stream *stream,
 		return result;
 	stream->n_counted += yielding->grid;
 	stream->told = stream->sequence;
+	stream->told_parts = 0;
 	yielding->stopped_ns = 0;
 	yielding->asked = false;
 	yielding->run_ns = run_ns;

@@ -73,37 +73,33 @@ bool fa_early_submit(struct fa_session *session, uint32_t stream, uint64_t value
 {
 	struct fa_session_stream *slot = &session->streams[stream];
 
-	/* Long before its words could be taken for another's. */
-	if (slot->early && value - slot->early > INT32_MAX) {
+	if (stream == FA_SESSION_STREAM_OWN)
+		return false;
+	/* Twice before words could be taken for those of another request. */
+	if (!(value & INT32_MAX))
 		fa_completion_clear_early(&session->completions[stream]);
-		slot->early = 0;
-	}
-	if (!may || !session->early_page || stream == FA_SESSION_STREAM_OWN || slot->n_requests)
+	if (!may || !session->early_page || slot->n_requests)
 		return false;
 	slot->early = value;
 	session->early_streams |= (uint64_t)1 << stream;
+	if (fa_list_empty(&session->early_link))
+		fa_list_append(&session->server->early, &session->early_link);
 	return true;
 }
 
-/* Has request slot->early, which the client knows of, taken from the engine. */
-static void wait(struct fa_session *session, const struct fa_session_stream *slot)
+static void take(struct fa_server *server)
 {
-	const uint64_t until_ns = fa_now_ns() + SETTLE_NS;
-	struct fa_server *server = session->server;
-
-	do {
-		(void)fa_engine_attend(server->engine);
-		fa_server_take_finished(server);
-		if (slot->finished >= slot->early)
-			break;
-		/* The engine thread may need the processor for it. */
-		if (server->rings.shy)
-			(void)sched_yield();
-	} while (session->state == FA_SESSION_READY && fa_now_ns() < until_ns);
+	(void)fa_engine_attend(server->engine);
+	/* Nobody else would take this back before a ring is busy. */
+	if (!fa_rings_are_polled(&server->rings))
+		fa_engine_unattend(server->engine);
+	fa_server_take_finished(server);
 }
 
-void fa_early_settle(struct fa_session *session)
+/* Has what the client knows of taken from the engine. */
+static void settle(struct fa_session *session, uint64_t until_ns)
 {
+	struct fa_server *server = session->server;
 	uint64_t left = session->early_streams;
 
 	while (left && session->state == FA_SESSION_READY) {
@@ -111,10 +107,42 @@ void fa_early_settle(struct fa_session *session)
 		const struct fa_session_stream *slot = &session->streams[i];
 
 		left &= left - 1;
-		if (slot->finished < slot->early &&
-		    fa_completion_is_early(&session->completions[i], slot->early))
-			wait(session, slot);
+		while (slot->finished < slot->early && session->state == FA_SESSION_READY &&
+		       fa_completion_is_early(&session->completions[i], slot->early) &&
+		       fa_now_ns() < until_ns) {
+			take(server);
+			/* The engine thread may need the processor for it. */
+			if (slot->finished < slot->early && server->rings.shy)
+				(void)sched_yield();
+		}
 		if (slot->finished >= slot->early)
 			session->early_streams &= ~((uint64_t)1 << i);
+	}
+	if (!session->early_streams)
+		fa_list_remove(&session->early_link);
+}
+
+void fa_early_settle(struct fa_session *session)
+{
+	struct fa_server *server = session->server;
+	uint64_t until_ns;
+
+	if (fa_list_empty(&server->early))
+		return;
+	until_ns = fa_now_ns() + SETTLE_NS;
+	if (server->info.polled) {
+		/* Of the others, too, one of which may have told this one. */
+		take(server);
+		settle(session, until_ns);
+		return;
+	}
+	for (unsigned int n = server->n_sessions; n && !fa_list_empty(&server->early); --n) {
+		struct fa_session *other = fa_session_ref(
+			fa_container_of(server->early.next, struct fa_session, early_link));
+
+		fa_list_remove(&other->early_link);
+		fa_list_append(&server->early, &other->early_link);
+		settle(other, until_ns);
+		fa_session_unref(other);
 	}
 }

@@ -90,7 +90,7 @@ static bool serve(struct fa_session_ring *ring, unsigned int max, const uint64_t
 		/* What the client has seen in its records counts no more, nor what its page says. */
 		if (fa_engine_has_news(server->engine))
 			fa_server_take_finished(server);
-		if (session->early_streams) {
+		if (!fa_list_empty(&server->early)) {
 			fa_early_settle(session);
 			fa_engine_batch_begin(server->engine);
 		}

@@ -505,6 +505,7 @@ static struct fa_server *server_new(const struct fa_server_options *options)
 	server->rings.bells = -1;
 	atomic_init(&server->asleep, 1);
 	fa_list_init(&server->sessions);
+	fa_list_init(&server->early);
 	fa_list_init(&server->strangers);
 	fa_tenants_init(&server->tenants, &server->config.limits);
 	return server;

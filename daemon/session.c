@@ -116,6 +116,7 @@ void fa_session_close(struct fa_session *session)
 	fa_log_about(&session->subject, FA_LOG_DEBUG, "closing the session of \"%s\"",
 	             session->name);
 	fa_list_remove(&session->hello_link);
+	fa_list_remove(&session->early_link);
 	/* Before the socket: the loop must not wait for a number that may be reused. */
 	uv_close((uv_handle_t *)&session->poll, on_closed);
 	hang_up(session);
@@ -484,6 +485,7 @@ int fa_session_new(struct fa_server *server, int fd, struct fa_error *error,
 	*session = (struct fa_session){ .n_refs = 1, .server = server, .fd = -1 };
 	fa_list_init(&session->link);
 	fa_list_init(&session->hello_link);
+	fa_list_init(&session->early_link);
 	fa_list_init(&session->out);
 	fa_list_init(&session->held);
 	fa_kv_session_init(session);

@@ -100,6 +100,7 @@ struct fa_session {
 	void *early_page;                       /* the same as the device addresses it (early.h) */
 	struct fa_buffer *early_buffer;         /* which that takes; NULL: nothing */
 	uint64_t early_streams;               /* bits of those of which early may not be finished */
+	struct fa_list early_link;            /* server.early, while there are any */
 	struct fa_session_ring *ring;         /* NULL unless it asked for one (ring.h) */
 	struct fa_timeline *timeline;         /* NULL unless it asked for one (timeline.h) */
 	struct fa_table buffers;              /* struct fa_buffer, one reference each */

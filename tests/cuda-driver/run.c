@@ -146,11 +146,13 @@ CUresult fa_fake_tell(struct fa_fake_context *context, const struct fa_cuda_done
 		*done->counter += blocks;
 	}
 	/* Parts end in any order, and not at the same time. */
-	for (uint32_t i = words; result == CUDA_SUCCESS && i-- > 0;) {
+	for (uint32_t n = 0; result == CUDA_SUCCESS && n < words; n++) {
+		const uint32_t i = (uint32_t)(done->value + n) % words;
+
 		for (uint32_t j = i; done->early && j < FA_CUDA_EARLY_WORDS; j += words)
 			__atomic_store_n(done->early + j, done->early_value, __ATOMIC_RELEASE);
 		__atomic_store_n(done->word + i, done->value, __ATOMIC_RELEASE);
-		if (i > 0)
+		if (n + 1 < words)
 			usleep(1);
 	}
 	fa_fake_unpin(&pin);
