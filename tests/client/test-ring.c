@@ -343,6 +343,33 @@ static void test_without(void **state)
 	fa_test_daemon_stop(&poor);
 }
 
+/* ---- a client that may have one request in flight */
+
+static void test_window_of_one(void **state)
+{
+	const struct fa_test_daemon_options options = {
+		.config = "[limits]\nsession_requests = 1\n",
+	};
+	struct fa_test_daemon strict;
+	struct fa_attention attention;
+	struct fa_buffer *buffer;
+	struct fa_client *other;
+	struct fa_ticket ticket;
+
+	fa_test_daemon_start(&strict, &options);
+	other = connect_with(&strict, 0, 0);
+	buffer = buffer_for(other, 1, 16);
+	attention = attention_of(buffer, 1, 16);
+	/* What was waited for takes no place, whoever told of its end. */
+	for (int i = 0; i < 2000; ++i) {
+		check(fa_attention(other, &attention, &ticket));
+		check(fa_wait(other, &ticket, UINT64_MAX, NULL));
+	}
+	fa_buffer_free(buffer);
+	fa_disconnect(other);
+	fa_test_daemon_stop(&strict);
+}
+
 /* ---- death and return */
 
 static char dir[48];
@@ -539,6 +566,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_threads, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_crowd, setup, teardown),
 		cmocka_unit_test(test_without),
+		cmocka_unit_test(test_window_of_one),
 		cmocka_unit_test(test_death),
 		cmocka_unit_test(test_return),
 	};

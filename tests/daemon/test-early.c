@@ -17,7 +17,7 @@
 #define ROUNDS 2000
 
 static const struct fa_test_daemon_options one_request = {
-	.config = "[limits]\nsession_requests = 1\n",
+	.config = "[limits]\nrequests = 1\nsession_requests = 1\n",
 };
 
 static int start_limited(void **state)
@@ -158,6 +158,42 @@ static void test_settled(void **state)
 	fa_scene_check(&scene);
 }
 
+/* The same of two sessions of one tenant, which may have one request in flight together. */
+static void test_settled_for_all(void **state)
+{
+	struct fa_raw raws[2];
+	struct fa_raw_ring rings[2];
+	struct fa_raw_buffer buffers[2];
+	uint64_t values[2];
+
+	for (int i = 0; i < 2; ++i) {
+		open_ring(0);
+		make_small();
+		values[i] = wait_until_it_tells(0);
+		raws[i] = raw;
+		rings[i] = ring;
+		buffers[i] = buffer;
+	}
+	for (uint64_t round = 0; round < ROUNDS; ++round) {
+		const int i = (int)(round % 2);
+		const uint64_t value = ++values[i];
+		struct fa_wire_message message = fa_case_message(&small, 1, 0, 0, value);
+
+		fa_raw_ring_send(&rings[i], &message);
+		while (!fa_completion_is_early(&raws[i].page[0], value) && !raws[i].page[0].failed)
+			(void)sched_yield();
+		fa_check_eq(raws[i].page[0].failed, 0);
+	}
+	for (int i = 0; i < 2; ++i) {
+		fa_check_eq(fa_raw_ring_wait(&raws[i], &rings[i], 0, values[i]).status, 0);
+		raw = raws[i];
+		ring = rings[i];
+		buffer = buffers[i];
+		close_ring();
+	}
+	fa_scene_check(&scene);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -167,6 +203,7 @@ int main(void)
 	};
 	const struct CMUnitTest limited[] = {
 		cmocka_unit_test(test_settled),
+		cmocka_unit_test(test_settled_for_all),
 	};
 	int failed = cmocka_run_group_tests(tests, scene_start, scene_stop);
 
