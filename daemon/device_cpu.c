@@ -161,15 +161,15 @@ static void work_finish(struct fa_device *device, struct fa_device_work *work)
 		                       "no memory for %zu bytes of scratch", cpu->scratch_bytes);
 	else
 		work->status = fa_fail(&work->error, -ECANCELED, "the work was cancelled");
-	/* Release: who sees them sees what was computed. */
-	for (int i = 0; i < FA_COMPLETION_EARLY && work->early && !work->status; i++)
-		__atomic_store_n(&work->early[i], work->early_value, __ATOMIC_RELEASE);
 
 	/* Announced before it can be reaped: who has reaped all will not be notified
 	 * any more, and may take apart what would have been. */
 	if (fa_list_empty(&device->done))
 		device->config.notify(device->config.userdata);
 	fa_list_append(&device->done, &work->link);
+	/* Before anybody can take it. Release: who sees them sees what was computed. */
+	for (int i = 0; i < FA_COMPLETION_EARLY && work->early && !work->status; i++)
+		__atomic_store_n(&work->early[i], work->early_value, __ATOMIC_RELEASE);
 }
 
 static void work_ready(struct fa_device *device, struct fa_device_work *work)

@@ -7,8 +7,10 @@
 #include <sched.h>
 
 /* What the device has told a client the engine sees a moment later; but for a device that is
- * lost just then, and that is not waited for. */
+ * lost just then, and that is not waited for. Where the engine thread alone sees it, it may have
+ * to wait for a processor first. */
 #define SETTLE_NS FA_NS_PER_MS
+#define SETTLE_BY_THREAD_NS (100 * FA_NS_PER_MS)
 
 void fa_early_stream(struct fa_session *session, uint32_t id)
 {
@@ -111,8 +113,8 @@ static void settle(struct fa_session *session, uint64_t until_ns)
 		       fa_completion_is_early(&session->completions[i], slot->early) &&
 		       fa_now_ns() < until_ns) {
 			take(server);
-			/* The engine thread may need the processor for it. */
-			if (slot->finished < slot->early && server->rings.shy)
+			if (slot->finished < slot->early &&
+			    (server->rings.shy || !server->info.polled))
 				(void)sched_yield();
 		}
 		if (slot->finished >= slot->early)
@@ -129,13 +131,9 @@ void fa_early_settle(struct fa_session *session)
 
 	if (fa_list_empty(&server->early))
 		return;
-	until_ns = fa_now_ns() + SETTLE_NS;
-	if (server->info.polled) {
-		/* Of the others, too, one of which may have told this one. */
-		take(server);
-		settle(session, until_ns);
-		return;
-	}
+	until_ns = fa_now_ns() + (server->info.polled ? SETTLE_NS : SETTLE_BY_THREAD_NS);
+	/* Of all, one of which may have told another. */
+	take(server);
 	for (unsigned int n = server->n_sessions; n && !fa_list_empty(&server->early); --n) {
 		struct fa_session *other = fa_session_ref(
 			fa_container_of(server->early.next, struct fa_session, early_link));

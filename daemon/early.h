@@ -27,6 +27,6 @@ void fa_early_stream(struct fa_session *session, uint32_t id);
 bool fa_early_submit(struct fa_session *session, uint32_t stream, uint64_t value, bool may);
 
 /* What the client may have seen, or has heard of from another, has been taken from the engine when
- * this returns, as fa_server_take_finished() does it; but for what takes the engine longer than a
- * millisecond. Sessions may be closed afterwards. */
+ * this returns, as fa_server_take_finished() does it; but for what takes the engine unusually
+ * long. Sessions may be closed afterwards. */
 void fa_early_settle(struct fa_session *session);

@@ -71,7 +71,7 @@ struct fa_server {
 	bool clogged;            /* too many that were turned away are not closed */
 
 	struct fa_list sessions;
-	struct fa_list early; /* of them, those of which the device may tell an end (early.h) */
+	struct fa_list early;    /* of them, those of which the device may tell an end (early.h) */
 	unsigned int n_sessions; /* not freed yet */
 	uint64_t last_session;
 	bool had_client;          /* somebody said Hello once */
