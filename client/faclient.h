@@ -351,7 +351,9 @@ struct fa_completion {
  * Returns its result; its output can be read then. Any thread may ask, any number
  * of times. @ret_completion may be NULL; set its size before. It is filled whenever
  * the request has ended, also with an error. (Where requests go through the socket,
- * asking for it costs the trip that a spinning wait saves.) Never connects again.
+ * asking for it costs the trip that a spinning wait saves; where the device told the
+ * end, its times come with the daemon's word, microseconds later, which is waited for
+ * then, even with 0, for 100 ms at most.) Never connects again.
  *   -EAGAIN      not finished in that time; it goes on
  *   -ECANCELED, -ETIMEDOUT (its own timeout), -ECONNRESET, -EINVAL, -ENOTSUP: its end
  *   -ESTALE      so long ago that the result is forgotten: 4096 requests of its
