@@ -117,16 +117,18 @@ static void settle(struct fa_session *session, uint64_t until_ns)
 			    (server->rings.shy || !server->info.polled))
 				(void)sched_yield();
 		}
-		if (slot->finished >= slot->early)
-			session->early_streams &= ~((uint64_t)1 << i);
 	}
+}
+
+void fa_early_finished(struct fa_session *session, uint32_t stream)
+{
+	session->early_streams &= ~((uint64_t)1 << stream);
 	if (!session->early_streams)
 		fa_list_remove(&session->early_link);
 }
 
-void fa_early_settle(struct fa_session *session)
+void fa_early_settle(struct fa_server *server)
 {
-	struct fa_server *server = session->server;
 	uint64_t until_ns;
 
 	if (fa_list_empty(&server->early))

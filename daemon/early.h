@@ -26,7 +26,10 @@ void fa_early_stream(struct fa_session *session, uint32_t id);
  * is to be. */
 bool fa_early_submit(struct fa_session *session, uint32_t stream, uint64_t value, bool may);
 
-/* What the client may have seen, or has heard of from another, has been taken from the engine when
+/* The request of the stream that was to be is taken from the engine. */
+void fa_early_finished(struct fa_session *session, uint32_t stream);
+
+/* What any client may have seen, or has heard of from another, has been taken from the engine when
  * this returns, as fa_server_take_finished() does it; but for what takes the engine unusually
  * long. Sessions may be closed afterwards. */
-void fa_early_settle(struct fa_session *session);
+void fa_early_settle(struct fa_server *server);

@@ -91,7 +91,7 @@ static bool serve(struct fa_session_ring *ring, unsigned int max, const uint64_t
 		if (fa_engine_has_news(server->engine))
 			fa_server_take_finished(server);
 		if (!fa_list_empty(&server->early)) {
-			fa_early_settle(session);
+			fa_early_settle(server);
 			fa_engine_batch_begin(server->engine);
 		}
 		if (session->state == FA_SESSION_READY)

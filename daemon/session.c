@@ -395,7 +395,7 @@ static bool read_packet(struct fa_session *session, int *fds, size_t *ret_n_fds)
 	fa_spin_note(&server->spin);
 	/* What the client has seen in its page counts no more. */
 	fa_server_take_finished(server);
-	fa_early_settle(session);
+	fa_early_settle(server);
 	if (session->state == FA_SESSION_CLOSING)
 		return false;
 	return fa_dispatch(session, server->packet, (size_t)n, fds, *ret_n_fds);

@@ -416,6 +416,8 @@ void fa_work_finish(struct fa_request *request)
 	if (slot->last == work)
 		slot->last = NULL;
 	slot->finished = request->value;
+	if (request->early)
+		fa_early_finished(session, work->stream);
 	--session->server->n_requests;
 	if (work->kind->ended)
 		work->kind->ended(work);
