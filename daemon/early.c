@@ -33,6 +33,7 @@ static void on_imported(struct fa_buffer *buffer)
 {
 	struct fa_session *session = buffer->owner;
 
+	session->early_import = NULL;
 	if (buffer->status == 0 && session->state == FA_SESSION_READY) {
 		session->early_buffer = buffer;
 		use(session, buffer->memory.address);
@@ -62,7 +63,21 @@ void fa_early_open(struct fa_session *session)
 	buffer->bytes = FA_COMPLETION_PAGE_BYTES;
 	buffer->imported = on_imported;
 	buffer->owner = fa_session_ref(session);
+	session->early_import = buffer;
 	fa_importer_start(&server->importer, buffer);
+}
+
+void fa_early_stop(struct fa_session *session)
+{
+	struct fa_buffer *buffer = session->early_import;
+
+	fa_list_remove(&session->early_link);
+	/* What is the session's does not wait for others' imports. */
+	if (!buffer || !fa_importer_withdraw(&session->server->importer, buffer))
+		return;
+	session->early_import = NULL;
+	fa_buffer_unref(buffer);
+	fa_session_unref(session);
 }
 
 void fa_early_close(struct fa_session *session)

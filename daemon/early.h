@@ -16,6 +16,9 @@
  * worker does it. If it cannot be done, nothing is told early. Once. */
 void fa_early_open(struct fa_session *session);
 
+/* The session is closing, and somebody has a reference to it. */
+void fa_early_stop(struct fa_session *session);
+
 /* Of a session without requests: the page may be unmapped afterwards. */
 void fa_early_close(struct fa_session *session);
 

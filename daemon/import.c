@@ -223,3 +223,16 @@ void fa_importer_start(struct fa_importer *importer, struct fa_buffer *buffer)
 	fa_list_append(&importer->waiting, &buffer->link);
 	start_waiting(importer);
 }
+
+bool fa_importer_withdraw(struct fa_importer *importer, struct fa_buffer *buffer)
+{
+	const struct fa_list *pos;
+
+	fa_list_for_each(pos, &importer->waiting) {
+		if (pos != &buffer->link)
+			continue;
+		fa_list_remove(&buffer->link);
+		return true;
+	}
+	return false;
+}

@@ -24,7 +24,7 @@ struct fa_importer {
 	uint64_t buffers_max; /* mappings that this process can have */
 	uint64_t n_buffers;
 
-	struct fa_list waiting; /* jobs: one of each session at most, so their order is fair */
+	struct fa_list waiting; /* jobs: two of a session at most, so their order is fair */
 	unsigned int n_running;
 	struct fa_list unreferenced; /* buffers to release */
 	struct fa_list releasing;    /* the worker's, while release_running */
@@ -43,6 +43,9 @@ bool fa_importer_is_idle(const struct fa_importer *importer);
 /* Consumes the reference until importer.done(buffer), or buffer.imported(), which comes in any
  * case. */
 void fa_importer_start(struct fa_importer *importer, struct fa_buffer *buffer);
+
+/* Whether the job had not begun: then it never does, and the reference is the caller's again. */
+bool fa_importer_withdraw(struct fa_importer *importer, struct fa_buffer *buffer);
 
 /* Called by a buffer whose last reference has gone: releases its memory and frees it. */
 void fa_importer_release(struct fa_importer *importer, struct fa_buffer *buffer);

@@ -116,7 +116,7 @@ void fa_session_close(struct fa_session *session)
 	fa_log_about(&session->subject, FA_LOG_DEBUG, "closing the session of \"%s\"",
 	             session->name);
 	fa_list_remove(&session->hello_link);
-	fa_list_remove(&session->early_link);
+	fa_early_stop(session);
 	/* Before the socket: the loop must not wait for a number that may be reused. */
 	uv_close((uv_handle_t *)&session->poll, on_closed);
 	hang_up(session);

@@ -99,6 +99,7 @@ struct fa_session {
 	struct fa_completion_slot *completions; /* NULL until Hello */
 	void *early_page;                       /* the same as the device addresses it (early.h) */
 	struct fa_buffer *early_buffer;         /* which that takes; NULL: nothing */
+	struct fa_buffer *early_import;         /* its job, while there is one */
 	uint64_t early_streams;                 /* bits of those of which early is not finished */
 	struct fa_list early_link;              /* server.early, while there are any */
 	struct fa_session_ring *ring;           /* NULL unless it asked for one (ring.h) */

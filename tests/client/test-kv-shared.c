@@ -206,12 +206,14 @@ static int be_stranger(void *userdata)
 
 static void test_strangers(void **state)
 {
+	struct fa_cache_info before = { .size = sizeof(before) }, after = before;
 	uint64_t open, open_too, closed, numbers[2];
 	uint32_t tags[32];
 
 	if (getuid() != 0)
 		skip();
 	fill(tags, 32, 1);
+	must(fa_cache_info(a.client, a.cache, &before), "cache");
 	open = sequence_of(&a, tags, 20);
 	open_too = sequence_of(&a, tags, 20);
 	closed = sequence_of(&a, tags, 20);
@@ -228,6 +230,10 @@ static void test_strangers(void **state)
 	must(fa_sequence_free(a.client, open), "free");
 	must(fa_sequence_free(a.client, open_too), "free");
 	must(fa_sequence_free(a.client, closed), "free");
+	/* What the stranger had has gone with it, when its session has ended. */
+	fa_check_eventually(
+		(must(fa_cache_info(a.client, a.cache, &after), "cache"),
+	         after.used_pages == before.used_pages && after.sequences == before.sequences));
 }
 
 /* ---- two at once */

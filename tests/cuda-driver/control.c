@@ -90,6 +90,11 @@ void fa_test_cuda_hold(struct fa_test_cuda_page *page, bool hold)
 	atomic_store(&page->held, hold);
 }
 
+void fa_test_cuda_hold_pins(struct fa_test_cuda_page *page, bool hold)
+{
+	atomic_store(&page->pins_held, hold);
+}
+
 uint64_t fa_test_cuda_kernels(const struct fa_test_cuda_page *page)
 {
 	return atomic_load(&page->calls[FA_TEST_CUDA_kernel]);

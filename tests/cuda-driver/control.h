@@ -46,6 +46,8 @@ bool fa_test_cuda_is_lost(const struct fa_test_cuda_page *page);
 void fa_test_cuda_kernel_us(struct fa_test_cuda_page *page, uint32_t us);
 /* Kernels that began do not end, until this is called with false. */
 void fa_test_cuda_hold(struct fa_test_cuda_page *page, bool hold);
+/* Pinning of host memory that begins does not end, until this is called with false. */
+void fa_test_cuda_hold_pins(struct fa_test_cuda_page *page, bool hold);
 /* Kernels that began so far. */
 uint64_t fa_test_cuda_kernels(const struct fa_test_cuda_page *page);
 /* Those that were asked to give way, and did. */

@@ -365,6 +365,8 @@ CUresult cuMemHostRegister(void *at, size_t bytes, unsigned int flags)
 	region.writable = !(flags & CU_MEMHOSTREGISTER_READ_ONLY);
 	if (!is_mapped(region.at, bytes, region.writable))
 		return CUDA_ERROR_INVALID_VALUE;
+	while (atomic_load(&fa_fake.page->pins_held))
+		usleep(100);
 	fa_fake_lock();
 	region.device = fa_fake_current()->device;
 	if (fa_fake_region_overlaps(region.at, region.mapped_bytes)) {

@@ -5,6 +5,8 @@
  */
 #include "common/cleanup.h"
 #include "cuda-client.h"
+#include "tests/lib/ring.h"
+#include "tests/lib/scene.h"
 
 #include <errno.h>
 #include <setjmp.h>
@@ -599,6 +601,48 @@ static void test_again(void **state)
 	fa_cuda_alone(again_client);
 }
 
+/* Two whose memory takes long to pin; those who come and go meanwhile do not wait for it. */
+static void test_slow_pins(void **state)
+{
+	struct fa_raw_buffer buffers[2];
+	struct fa_raw slow[2], other, visitor;
+	struct fa_test_accounts before, now;
+	struct fa_wire_message message;
+	struct fa_raw_ring ring;
+
+	fa_raw_open(&other, daemon_.socket);
+	for (int i = 0; i < 2; ++i) {
+		fa_raw_open(&slow[i], daemon_.socket);
+		fa_raw_buffer_make(&buffers[i], 1, MIB);
+	}
+	fa_test_accounts(&other, &before);
+	fa_test_cuda_hold_pins(page, true);
+	for (int i = 0; i < 2; ++i) {
+		message = fa_raw_register_message(1, MIB);
+		message.id = 1000;
+		message.fds = 1;
+		fa_check_eq(fa_raw_send(&slow[i], &message, &buffers[i].fd, 1), 0);
+		/* It was read, and is under way. */
+		fa_check_eventually((fa_test_accounts(&other, &now), now.buffers == i + 1));
+	}
+	for (int i = 0; i < 3; ++i) {
+		fa_raw_open(&visitor, daemon_.socket);
+		fa_raw_ring_open(&visitor, &ring, 65536);
+		fa_raw_ring_close(&ring);
+		fa_raw_close(&visitor);
+	}
+	fa_check_eventually((fa_test_accounts(&other, &now), now.sessions == before.sessions));
+	fa_test_cuda_hold_pins(page, false);
+	for (int i = 0; i < 2; ++i) {
+		fa_raw_receive_reply(&slow[i]);
+		fa_check_eq(slow[i].message.id, 1000);
+		fa_check_eq(slow[i].message.type, FA_WIRE_BUFFER_REPLY);
+		fa_raw_buffer_free(&slow[i], &buffers[i]);
+		fa_raw_close(&slow[i]);
+	}
+	fa_raw_close(&other);
+}
+
 #define CASE(test) cmocka_unit_test_teardown(test_##test, check)
 
 int main(void)
@@ -607,7 +651,7 @@ int main(void)
 		CASE(ipc),        CASE(fd),        CASE(arena),          CASE(host),
 		CASE(mixed),      CASE(garbage),   CASE(stale),          CASE(beyond),
 		CASE(pieces),     CASE(read_only), CASE(other_gpu),      CASE(same_pid),
-		CASE(dead_owner), CASE(again),     CASE(free_in_flight),
+		CASE(dead_owner), CASE(again),     CASE(free_in_flight), CASE(slow_pins),
 	};
 
 	return cmocka_run_group_tests_name("cuda-memory", tests, start, stop);
