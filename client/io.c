@@ -150,6 +150,7 @@ static void handle_completion(struct fa_client *client, const struct fa_wire_mes
 {
 	const struct fa_wire_completion *completion = &message->completion;
 	struct fa_client_stream *stream;
+	bool told;
 
 	if (completion->stream >= FA_COMPLETION_SLOTS) {
 		fa_client_lose(client, -EPROTO, "the daemon completed a request of stream %u",
@@ -177,8 +178,12 @@ static void handle_completion(struct fa_client *client, const struct fa_wire_mes
 		               (unsigned long long)completion->value, completion->stream);
 		return;
 	}
-	fa_result_store(stream, completion->status, completion->text.text, completion->text.length,
-	                completion->queued_ns, completion->started_ns, completion->finished_ns);
+	/* Somebody may know of a success that the device has told before it was lost. */
+	told = fa_completion_is_early(&client->connection.page[completion->stream],
+	                              completion->value);
+	fa_result_store(stream, told ? 0 : completion->status, completion->text.text,
+	                completion->text.length, completion->queued_ns, completion->started_ns,
+	                completion->finished_ns);
 	--client->in_flight;
 	fa_io_ring(client);
 }

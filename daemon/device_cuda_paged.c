@@ -351,9 +351,13 @@ int fa_cuda_paged_prepare(struct fa_device *device, struct fa_device_work *work,
 	struct room *room;
 	int r = 0;
 
-	room = calloc(1, sizeof(*room) + work->n_paged * sizeof(room->parts[0]));
+	/* Not calloc(), which leaves out malloc()'s cache of what was freed lately. */
+	room = malloc(sizeof(*room) + work->n_paged * sizeof(room->parts[0]));
 	if (!room)
 		return fa_fail(error, -ENOMEM, "no memory for a request over pages");
+	*room = (struct room){};
+	for (uint32_t i = 0; i < work->n_paged; ++i)
+		room->parts[i] = (struct part){};
 	fa_list_init(&room->span.link);
 	work->room = filling.room = room;
 	for (uint32_t i = 0; i < work->n_paged; ++i) {

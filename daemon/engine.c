@@ -1,15 +1,15 @@
 /*
  * The engine as other threads see it, and its two mailboxes.
  *
- * Ownership: a request belongs to the engine thread between receive() and
+ * Ownership: a request belongs to the engine thread between fa_stream_receive() and
  * deliver(), and so does a stream's second half; its first half is the loop
  * thread's. What crosses lies in `inbox` and `outbox`, under the mutex, as lists
  * linked through the objects themselves: nothing is allocated after the start,
  * so nothing can fail.
  *
  * What is the engine thread's is so by the mutex `round`: the loop thread runs rounds, too,
- * while it attends, and puts what it submits through the same mailboxes. It never waits for
- * that mutex; the engine thread leaves it alone while the loop thread's beats are heard.
+ * while it attends, and what it submits needs no inbox then. It never waits for that mutex;
+ * the engine thread leaves it alone while the loop thread's beats are heard.
  */
 #include "daemon/engine_private.h"
 
@@ -194,21 +194,32 @@ struct fa_stream *fa_stream_free(struct fa_stream *stream)
 	return NULL;
 }
 
-static void put_staged(struct fa_engine *engine)
-{
-	fa_engine_lock(engine);
-	fa_list_splice(&engine->inbox.submitted, &engine->staged);
-	pthread_mutex_unlock(&engine->mutex);
-	engine->n_staged = 0;
-}
-
 /* What was submitted reaches the engine before anything that is said of it. */
 static void send_staged(struct fa_engine *engine)
 {
 	if (fa_list_empty(&engine->staged))
 		return;
-	put_staged(engine);
+	fa_engine_lock(engine);
+	fa_list_splice(&engine->inbox.submitted, &engine->staged);
+	pthread_mutex_unlock(&engine->mutex);
+	engine->n_staged = 0;
+	engine->posted = true;
 	fa_engine_wake(engine);
+}
+
+/* Hands them over without the inbox; what is in there came before. Has the mutex `round`. */
+static void receive_staged(struct fa_engine *engine)
+{
+	if (engine->posted)
+		fa_engine_receive(engine);
+	engine->posted = false;
+	while (!fa_list_empty(&engine->staged)) {
+		struct fa_request *request = fa_request_first(&engine->staged);
+
+		fa_list_remove(&request->link);
+		fa_stream_receive(request->stream, request);
+	}
+	engine->n_staged = 0;
 }
 
 void fa_engine_submit(struct fa_engine *engine, struct fa_request *request)
@@ -265,6 +276,7 @@ static bool may_attend(struct fa_engine *engine)
 
 bool fa_engine_attend(struct fa_engine *engine)
 {
+	uint64_t beats = atomic_load_explicit(&engine->beats, memory_order_relaxed);
 	bool attended, more;
 
 	engine->batching = false;
@@ -272,12 +284,14 @@ bool fa_engine_attend(struct fa_engine *engine)
 		send_staged(engine);
 		return false;
 	}
-	/* The engine thread takes this back under the mutex. */
-	attended = atomic_exchange_explicit(&engine->attended, true, memory_order_relaxed);
-	atomic_fetch_add_explicit(&engine->beats, 1, memory_order_relaxed);
-	if (!fa_list_empty(&engine->staged))
-		put_staged(engine);
-	fa_engine_round(engine, true, LAUNCHES_ATTENDED);
+	/* Under the mutex, as where the engine thread takes it back. */
+	attended = atomic_load_explicit(&engine->attended, memory_order_relaxed);
+	if (!attended)
+		atomic_store_explicit(&engine->attended, true, memory_order_relaxed);
+	/* Nobody else counts them. */
+	atomic_store_explicit(&engine->beats, beats + 1, memory_order_relaxed);
+	receive_staged(engine);
+	fa_engine_round(engine, LAUNCHES_ATTENDED);
 	more = !fa_turns_empty(&engine->turns);
 	pthread_mutex_unlock(&engine->round);
 	/* From now on it looks after what is due, in case that this thread is late. */
@@ -299,7 +313,7 @@ void fa_engine_pass(struct fa_engine *engine, struct fa_stream *stream, uint64_t
 	const struct fa_outcome outcome = { .queued_ns = now_ns, .finished_ns = now_ns };
 
 	/* The engine thread touches these words for requests alone: the last was taken, and
-	 * the next will be submitted, under the mutex. */
+	 * the next will be handed over, under a mutex. */
 	assert(value == stream->next_value);
 	stream->next_value++;
 	fa_engine_count(&engine->stats.submitted, 1);
@@ -320,6 +334,7 @@ static void answer(struct fa_engine *engine, struct fa_request *request, int sta
 		fa_list_append(&engine->inbox.answered, &request->answer_link);
 	}
 	pthread_mutex_unlock(&engine->mutex);
+	engine->posted = true;
 	fa_engine_wake(engine);
 }
 
@@ -361,6 +376,7 @@ static void cancel_one(struct fa_engine *engine, struct fa_request *request, int
 	if (!request->delivered)
 		fa_list_append(&engine->inbox.cancelled, &request->cancel_link);
 	pthread_mutex_unlock(&engine->mutex);
+	engine->posted = true;
 }
 
 void fa_engine_cancel(struct fa_engine *engine, struct fa_stream *stream, uint64_t value,
@@ -385,6 +401,7 @@ void fa_engine_stream_close(struct fa_engine *engine, struct fa_stream *stream, 
 	fa_engine_lock(engine);
 	fa_list_append(&engine->inbox.closing, &stream->link);
 	pthread_mutex_unlock(&engine->mutex);
+	engine->posted = true;
 	fa_engine_wake(engine);
 }
 

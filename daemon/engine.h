@@ -1,10 +1,10 @@
 /*
  * The engine: one thread that owns every stream's software queue, launches work
  * on the device, and finishes requests. The loop thread hands requests in and
- * takes finished ones out; both ways go through queues, nothing else is shared.
+ * takes finished ones out; both ways go through queues.
  * While the loop thread polls rings it may do the engine thread's part itself, a round at a
  * time, where the device is one that has to be polled: a request is launched, and its end
- * seen, without another thread that has to hear of it first.
+ * seen, without another thread that has to hear of it first, and needs no queue.
  *
  * A stream is in order: its requests start in the order of submission (as many
  * outstanding as the device's depth allows) and finish in that order too. Streams

@@ -19,6 +19,9 @@
 
 #include <pthread.h>
 
+/* Between words that two threads use at the same time: two lines, as they come in pairs. */
+#define FA_ENGINE_APART 128
+
 /* Chains of the index from values to requests of one stream. */
 #define FA_STREAM_CHAINS 64
 
@@ -91,11 +94,14 @@ struct fa_engine {
 	struct fa_waiter waiter;
 	atomic_bool stop;
 
+	/* The engine thread looks at these while the loop thread, which attends, writes them. */
+	char apart_from_waiter[FA_ENGINE_APART];
 	pthread_mutex_t round;
 	atomic_bool due;        /* there is something to look at again and again, or later */
 	atomic_bool attended;   /* the loop thread does, ... */
 	_Atomic uint64_t beats; /* ... as often as this was counted */
 
+	char apart_from_round[FA_ENGINE_APART];
 	pthread_mutex_t mutex;
 	struct {
 		struct fa_list submitted, cancelled, answered; /* requests */
@@ -113,12 +119,14 @@ struct fa_engine {
 	struct fa_list staged; /* requests of a batch */
 	unsigned int n_staged;
 	bool batching;
+	bool posted; /* something was put into the inbox since this thread emptied it last */
 
 	/* The engine thread's. */
 	struct fa_turns turns;                 /* in launches */
 	struct fa_list done, confirms, closed; /* on the way to the outbox */
 	struct fa_deadlines deadlines;
 	unsigned int n_running;         /* requests that the device has */
+	bool urgent;                    /* one that was launched in this round is */
 	struct fa_list gated;           /* streams whose gates are looked at all the time */
 	struct fa_deadlines gate_looks; /* the others: when next */
 
@@ -131,6 +139,7 @@ struct fa_engine {
 	} stats;
 };
 
+/* Of a counter that both threads may be at. */
 static inline void fa_engine_count(_Atomic uint64_t *counter, uint64_t n)
 {
 	atomic_fetch_add_explicit(counter, n, memory_order_relaxed);
@@ -154,8 +163,11 @@ static inline void fa_engine_lock(struct fa_engine *engine)
 /* The engine thread; @userdata is the engine. */
 void *fa_engine_run(void *userdata);
 
-/* One round, by whoever has the mutex for it. @woken: there may be something in the inbox. */
-void fa_engine_round(struct fa_engine *engine, bool woken, int max_launches);
+/* Takes what is in the inbox; has the mutex `round`. */
+void fa_engine_receive(struct fa_engine *engine);
+
+/* One round, by whoever has the mutex for it. */
+void fa_engine_round(struct fa_engine *engine, int max_launches);
 
 /* The private word, which alone releases anything, and then what the client sees. */
 void fa_stream_publish(struct fa_stream *stream, uint64_t value, const struct fa_outcome *outcome);

@@ -23,6 +23,8 @@ struct attend {
 	uint32_t *tail; /* alibi_slopes, sinks, positions */
 };
 
+_Static_assert(sizeof(struct attend) <= FA_WORK_SPARE_BYTES, "each step has many");
+
 /* What is bound at the moment. */
 struct binding {
 	struct attend *attend;
@@ -126,11 +128,12 @@ static int keep_tail(struct binding *b, struct fa_paged_attention *attention,
                      struct fa_paged_rotary *rotary)
 {
 	const struct fa_wire_step_attend *m = b->message;
-	uint32_t *tail;
+	const size_t n = m->n_alibi_slopes + m->n_sinks + m->n_positions;
+	uint32_t *tail = NULL;
 
-	tail = b->attend->tail = calloc(m->n_alibi_slopes + m->n_sinks + m->n_positions + 1,
-	                                sizeof(*tail));
-	if (!tail)
+	if (n)
+		tail = b->attend->tail = calloc(n, sizeof(*tail));
+	if (n && !tail)
 		return fa_fail(b->error, -ENOMEM,
 		               "the daemon has no memory for a request's vectors");
 	attention->alibi_slopes = copy(&tail, m->alibi_slopes, m->n_alibi_slopes);

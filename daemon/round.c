@@ -1,6 +1,6 @@
 /*
- * Rounds of the engine: what came in, what the device has done, gates, what is to be
- * launched; and the thread that runs them, unless the loop thread attends.
+ * Rounds of the engine: what is to be launched first, what the device has done, gates, what
+ * else is to be launched; and the thread that runs them, unless the loop thread attends.
  */
 #include "daemon/engine_private.h"
 
@@ -17,13 +17,13 @@
 /* Attempts at the mutex before its other holder is slept for. */
 #define LOCK_TRIES 200
 
-/* The loop thread that attends is waited for so long, ... */
-#define GUARD_NS (5 * FA_NS_PER_US)
+/* The loop thread that attends is waited for so long, and up to twice that, ... */
+#define GUARD_NS (4 * FA_NS_PER_US)
 /* ... and looked after all the time for so long after something was due; then between sleeps. */
 #define GUARD_LOOK_NS (200 * FA_NS_PER_US)
 #define GUARD_IDLE_LOOK_NS (50 * FA_NS_PER_US)
 #define GUARD_PAUSE_NS (100 * FA_NS_PER_US)
-/* Turns of waiting between two looks at the loop thread's words, which it writes. */
+/* Turns of waiting between two looks at the clock. */
 #define GUARD_RELAX 16
 
 /* It is held for a few stores, and often just when the other thread, which polls, sees the
@@ -42,7 +42,7 @@ void fa_engine_lock_mutex(struct fa_engine *engine, pthread_mutex_t *mutex)
 
 /* What came in: requests first, since a cancel or close that came after them is
  * looked at in the same round. */
-static void receive(struct fa_engine *engine)
+void fa_engine_receive(struct fa_engine *engine)
 {
 	struct fa_list submitted, cancelled, answered, closing;
 	struct fa_request *request;
@@ -231,12 +231,21 @@ static void deliver(struct fa_engine *engine)
 		engine->notify(engine->userdata);
 }
 
-static void launch(struct fa_engine *engine, int max)
+/* Returns how many were. */
+static int launch(struct fa_engine *engine, int max)
 {
-	if (engine->polled && !fa_turns_empty(&engine->turns))
-		fa_waiter_expect(&engine->waiter);
-	for (int i = 0; i < max && !fa_turns_empty(&engine->turns); i++)
+	int n = 0;
+
+	for (; n < max && !fa_turns_empty(&engine->turns); n++)
 		fa_engine_launch_next(engine);
+	return n;
+}
+
+/* Behind the launches: the device has them a moment earlier. */
+static void expect(struct fa_engine *engine, int n_launched)
+{
+	if (engine->polled && n_launched)
+		fa_waiter_expect(&engine->waiter);
 }
 
 /* Whether there is something that waiting does not bring. */
@@ -246,15 +255,23 @@ static bool has_more_to_do(const struct fa_engine *engine)
 	       !fa_list_empty(&engine->confirms) || !fa_list_empty(&engine->closed);
 }
 
-void fa_engine_round(struct fa_engine *engine, bool woken, int max_launches)
+void fa_engine_round(struct fa_engine *engine, int max_launches)
 {
-	if (woken)
-		receive(engine);
+	int n = 0;
+
+	/* What has come is not to wait for all the rest; but to be too late is an end, too. */
+	if (!engine->deadlines.root)
+		n = launch(engine, 1);
+	expect(engine, n);
 	reap(engine);
 	expire(engine);
 	fa_engine_look_at_gates(engine);
 	deliver(engine);
-	launch(engine, max_launches);
+	expect(engine, launch(engine, max_launches - n));
+	/* However slow that was which has come meanwhile. */
+	if (engine->urgent)
+		fa_waiter_expect_soon(&engine->waiter);
+	engine->urgent = false;
 	atomic_store_explicit(&engine->due,
 	                      has_more_to_do(engine) || (engine->polled && engine->n_running) ||
 	                              !fa_list_empty(&engine->gated) || engine->gate_looks.root ||
@@ -338,13 +355,15 @@ static bool guard(struct fa_engine *engine, struct guard *guard)
 		*guard = (struct guard){ .due = due, .since_ns = begin_ns };
 	if (begin_ns - guard->since_ns > look_ns || !engine->waiter.may_spin)
 		fa_waiter_sleep(&engine->waiter, begin_ns + GUARD_PAUSE_NS);
+	/* The loop thread writes its words at each turn, and would have to get them back each time
+	 * that they are looked at here. */
 	do {
 		for (int i = 0; i < GUARD_RELAX && !fa_waiter_is_woken(&engine->waiter); i++)
 			fa_waiter_relax(&engine->waiter);
-		if (!due || fa_waiter_is_woken(&engine->waiter) ||
-		    atomic_load_explicit(&engine->beats, memory_order_relaxed) != beat)
-			return false;
-	} while (fa_now_ns() - begin_ns < GUARD_NS);
+	} while (!fa_waiter_is_woken(&engine->waiter) && fa_now_ns() - begin_ns < GUARD_NS);
+	if (!due || fa_waiter_is_woken(&engine->waiter) ||
+	    atomic_load_explicit(&engine->beats, memory_order_relaxed) != beat)
+		return false;
 	/* It does something else, and what is due cannot wait; unless it is a long round. */
 	if (pthread_mutex_trylock(&engine->round) != 0)
 		return false;
@@ -372,7 +391,9 @@ void *fa_engine_run(void *userdata)
 		else if (!guard(engine, &guarding))
 			continue;
 		guarding.since_ns = 0;
-		fa_engine_round(engine, woken, LAUNCHES_A_ROUND);
+		if (woken)
+			fa_engine_receive(engine);
+		fa_engine_round(engine, LAUNCHES_A_ROUND);
 		more = has_more_to_do(engine);
 		patience = find_patience(engine);
 		pthread_mutex_unlock(&engine->round);

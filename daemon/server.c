@@ -7,6 +7,7 @@
 #include "daemon/registration.h"
 #include "daemon/session.h"
 #include "daemon/timeline.h"
+#include "daemon/work.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -508,6 +509,7 @@ static struct fa_server *server_new(const struct fa_server_options *options)
 	fa_list_init(&server->early);
 	fa_list_init(&server->strangers);
 	fa_tenants_init(&server->tenants, &server->config.limits);
+	fa_spares_init(&server->works, FA_WORK_SPARE_BYTES);
 	return server;
 }
 
@@ -568,6 +570,7 @@ fail:
 	take_apart(server);
 	close_handles(server);
 	(void)uv_run(server->loop, UV_RUN_DEFAULT);
+	fa_spares_deinit(&server->works);
 	free(server);
 	return r;
 }
@@ -584,6 +587,7 @@ struct fa_server *fa_server_free(struct fa_server *server)
 	if (!server)
 		return NULL;
 	assert(server->state == FA_SERVER_STOPPED);
+	fa_spares_deinit(&server->works);
 	fa_config_deinit(&server->config);
 	free(server);
 	return NULL;

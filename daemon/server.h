@@ -18,6 +18,7 @@
 #include "daemon/kv.h"
 #include "daemon/listener.h"
 #include "daemon/ring.h"
+#include "daemon/spares.h"
 #include "daemon/spin.h"
 #include "daemon/tenant.h"
 #include "schema/wire.h"
@@ -86,6 +87,7 @@ struct fa_server {
 	struct fa_spin spin;
 	struct fa_rings rings;
 	unsigned int n_requests; /* in flight, of all sessions */
+	struct fa_spares works;  /* what these take */
 	uv_timer_t drain_timer;
 	uv_timer_t idle_timer; /* exit_when_idle: nobody came */
 

@@ -317,7 +317,7 @@ static void stream_launch(struct fa_stream *stream)
 			fa_engine_count(&engine->stats.launched, 1);
 			/* Prefills that end meanwhile are no reason to look for it seldom. */
 			if (engine->polled && stream->priority > 0)
-				fa_waiter_expect_soon(&engine->waiter);
+				engine->urgent = true;
 			engine->ops->launch(engine->device, stream->queue, &request->work);
 		}
 	}

@@ -264,7 +264,6 @@ void fa_waiter_expect(struct fa_waiter *waiter)
 
 void fa_waiter_expect_soon(struct fa_waiter *waiter)
 {
-	fa_waiter_expect(waiter);
 	waiter->look_ns = LOOK_MAX_NS;
 }
 

@@ -30,8 +30,10 @@
 #include <stdint.h>
 
 struct fa_waiter {
+	/* The thread that waits looks at these two all the time, and what follows is written. */
 	_Atomic uint32_t signal;
 	bool may_spin;
+	char apart[128];
 	/* The bell and what wakes a thread that sleeps on it, both owned; there is none before
 	 * `listens`. */
 	int bell_fd, wake_fd;
@@ -76,7 +78,7 @@ void fa_waiter_relax(const struct fa_waiter *waiter);
 
 /* Something new is waited for. */
 void fa_waiter_expect(struct fa_waiter *waiter);
-/* ... that is likely to be quick, and urgent, however slow others were lately. */
+/* What is waited for is likely to be quick, and urgent, however slow others were lately. */
 void fa_waiter_expect_soon(struct fa_waiter *waiter);
 
 /* Something that was waited for has come. */

@@ -27,7 +27,7 @@ static void release(struct fa_work *work)
 
 struct fa_work *fa_work_new(struct fa_session *session, const struct fa_work_kind *kind)
 {
-	struct fa_work *work = calloc(1, kind->bytes);
+	struct fa_work *work = fa_spares_take(&session->server->works, kind->bytes);
 
 	if (!work)
 		return NULL;
@@ -48,7 +48,7 @@ struct fa_work *fa_work_free(struct fa_work *work)
 	fa_list_remove(&work->held_link);
 	fa_list_remove(&work->step_link);
 	free(work->request.gates);
-	free(work);
+	fa_spares_give(&work->session->server->works, work, work->kind->bytes);
 	return NULL;
 }
 

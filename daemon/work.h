@@ -20,6 +20,8 @@ struct fa_kv_step;
 struct fa_work_kind;
 
 #define FA_WORK_BUFFERS_MAX 8
+/* What any kind's struct takes, about; those that have ended are kept for the next. */
+#define FA_WORK_SPARE_BYTES 2304
 
 struct fa_work {
 	struct fa_request request; /* first: what the engine gives back */

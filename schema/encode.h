@@ -277,7 +277,7 @@ class ViewWriter
 {
       public:
 	explicit ViewWriter(const struct fa_wire_view &view)
-	    : present_(view.rank || !is_zero(view)),
+	    : present_(is_present(view)),
 	      view_(view.offset, flatbuffers::span<const int64_t, FA_WIRE_RANK_MAX>(view.shape),
 	            flatbuffers::span<const int64_t, FA_WIRE_RANK_MAX>(view.strides), view.buffer,
 	            view.dtype, view.rank, view.reserved)
@@ -289,14 +289,14 @@ class ViewWriter
 		return present_ ? &view_ : nullptr;
 	}
 
-      private:
-	static bool is_zero(const struct fa_wire_view &view)
+	static bool is_present(const struct fa_wire_view &view)
 	{
 		static const struct fa_wire_view zero = {};
 
-		return !memcmp(&view, &zero, sizeof(view));
+		return view.rank || memcmp(&view, &zero, sizeof(view)) != 0;
 	}
 
+      private:
 	bool present_;
 	wire::View view_;
 };

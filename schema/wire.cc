@@ -18,6 +18,7 @@ namespace wire = fa::wire;
 #include "schema/decode.h"
 #include "schema/encode.h"
 #include "schema/mirror.h"
+#include "schema/plain.h"
 
 namespace
 {
@@ -105,6 +106,11 @@ int fa_wire_encode(const struct fa_wire_message *message, void *buffer, size_t s
 		*ret_length = sizeof(MARKER);
 		return 0;
 	}
+	if (is_plain_step_attend(message, type)) {
+		*ret_length = plain_step_attend_write(message, start + size);
+		*ret_bytes = start + size - *ret_length;
+		return 0;
+	}
 
 	BufferAllocator allocator(start, size);
 	Builder builder(size, &allocator, false, alignof(uint64_t));
@@ -133,6 +139,8 @@ __attribute__((flatten)) int fa_wire_decode(const void *bytes, size_t length,
 
 	if (length > FA_WIRE_BYTES_MAX || !is_aligned(bytes))
 		return -EBADMSG;
+	if (plain_step_attend_read(static_cast<const uint8_t *>(bytes), length, ret_message))
+		return 0;
 
 	/* Message, body and one below; nothing of what we know nests deeper. */
 	options.max_depth = 4;

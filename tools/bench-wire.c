@@ -115,6 +115,7 @@ int fa_bench_wire(struct fa_bench *bench)
 {
 	static const char text[] =
 		"head_dim 257 is not supported; expected a multiple of 8 up to 256";
+	static const struct fa_wire_gate gate = { .slot = 1, .value = 1 };
 	static uint32_t sequences[FA_WIRE_SEQUENCES_MAX + 1];
 	static float heads[FA_WIRE_HEADS_MAX];
 	const struct fa_wire_view view = {
@@ -153,6 +154,28 @@ int fa_bench_wire(struct fa_bench *bench)
 	wire.message.attention.n_alibi_slopes = FA_WIRE_HEADS_MAX;
 	wire.message.attention.n_sinks = FA_WIRE_HEADS_MAX;
 	r = bench_message(bench, "attention-longest", true);
+	if (r < 0)
+		return r;
+
+	/* A layer of a decode step; with a gate it goes through FlatBuffers. */
+	wire.message = (struct fa_wire_message){
+		.type = FA_WIRE_STEP_ATTEND,
+		.step_attend = { .stream = 1,
+		                 .value = 1,
+		                 .step = 1,
+		                 .flags = FA_WIRE_STEP_CAUSAL,
+		                 .q = view,
+		                 .out = view,
+		                 .scale = 0.125f,
+		                 .window_left = -1,
+		                 .window_right = -1 },
+	};
+	r = bench_message(bench, "step-attend", false);
+	if (r < 0)
+		return r;
+	wire.message.signals = &gate;
+	wire.message.n_signals = 1;
+	r = bench_message(bench, "step-attend-gated", false);
 	if (r < 0)
 		return r;
 

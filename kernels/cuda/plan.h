@@ -1,7 +1,7 @@
 /*
  * From a request to a launch: pure functions over the table of built kernels. They
- * touch no device and no tensor (cu_seqlens they read), so that every choice can be tested, and printed,
- * without a GPU.
+ * touch no device and no tensor (cu_seqlens they read), so that every choice can be
+ * tested, and printed, without a GPU.
  */
 #pragma once
 

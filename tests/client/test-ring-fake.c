@@ -162,6 +162,38 @@ static void test_given_back(void **state)
 	finish(client);
 }
 
+/* The device tells an end, and is lost before the daemon sees it: what was said stays so. */
+static void test_told_and_lost(void **state)
+{
+	struct fa_wire_message message = {
+		.type = FA_WIRE_COMPLETION,
+		.completion = { .status = -ENODEV, .value = 1, .text = { "lost", 4 } },
+	};
+	const struct fa_outcome outcome = { .status = -ENODEV };
+	struct fa_completion completion = { .size = sizeof(completion) };
+	_Alignas(8) unsigned char bytes[65536 + 64];
+	struct fa_ticket tickets[3];
+	struct fa_client *client = start(FA_NS_PER_SEC, 2, tickets);
+	size_t length;
+
+	for (int i = 0; i < FA_COMPLETION_EARLY; ++i)
+		atomic_store(&end.page[0].early[i], 1);
+	fa_check_eq(fa_wait(client, &tickets[1], UINT64_MAX, NULL), 0);
+	for (uint64_t value = 1; value <= 2; ++value)
+		fa_record_write(&end.records[fa_record_index(0, RECORDS, value)], value, &outcome);
+	atomic_store(&end.page[0].failed, 2);
+	atomic_store(&end.page[0].completed, 2);
+	for (uint64_t value = 1; value <= 2; ++value) {
+		message.completion.value = value;
+		length = fa_raw_encode(&message, bytes);
+		fa_check_eq(send(end.socket, bytes, length, 0), (ssize_t)length);
+	}
+	fa_check_eq(fa_wait(client, &tickets[2], UINT64_MAX, NULL), -ENODEV);
+	fa_check_eq(fa_wait(client, &tickets[1], UINT64_MAX, &completion), 0);
+	fa_check_eq(completion.status, 0);
+	finish(client);
+}
+
 /* ---- threads that sleep */
 
 /* A part of what a thread sleeps at a time, which is a second. */
@@ -278,9 +310,8 @@ static void test_dispatcher_takes(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_missing),
-		cmocka_unit_test(test_given_back),
-		cmocka_unit_test(test_other_finds),
+		cmocka_unit_test(test_missing),          cmocka_unit_test(test_given_back),
+		cmocka_unit_test(test_told_and_lost),    cmocka_unit_test(test_other_finds),
 		cmocka_unit_test(test_dispatcher_takes),
 	};
 

@@ -32,7 +32,7 @@ static void *scribbler_run(void *userdata)
 struct stress {
 	struct fixture f;
 	bool attends;
-	unsigned int seed;
+	unsigned int seed, one_late_in; /* so many requests one has a deadline */
 	uint64_t submitted, taken;
 	uint64_t taken_value[FAKE_STREAMS];
 	bool closing[FAKE_STREAMS];
@@ -49,7 +49,7 @@ static void stress_submit(struct stress *s, unsigned int i)
 
 	if (dice(s, 8) == 0)
 		request->status = fa_fail(&request->error, -EINVAL, "refused");
-	if (dice(s, 4) == 0)
+	if (dice(s, s->one_late_in) == 0)
 		request->deadline_ns = fa_deadline_ns(dice(s, 5 * FA_NS_PER_MS));
 	fa_engine_submit(s->f.engine, request);
 	s->submitted++;
@@ -102,7 +102,7 @@ static void stress_take(struct stress *s)
  * Streams come and go, with requests that are refused, late, cancelled or closed
  * upon at random, while the completion page is scribbled over.
  */
-static void stress(bool polled, bool attends)
+static void stress(bool polled, bool attends, unsigned int one_late_in)
 {
 	const uint64_t total = 60000;
 	static struct stress s;
@@ -110,7 +110,7 @@ static void stress(bool polled, bool attends)
 	struct fa_engine_stats stats;
 	unsigned int i;
 
-	s = (struct stress){ .seed = 3, .attends = attends };
+	s = (struct stress){ .seed = 3, .attends = attends, .one_late_in = one_late_in };
 	if (polled)
 		fixture_init_polled(&s.f, 3);
 	else
@@ -132,7 +132,10 @@ static void stress(bool polled, bool attends)
 		for (unsigned int n = dice(&s, 20) % (attends ? 5 : 20);
 		     n > 0 && s.submitted < total; n--)
 			stress_submit(&s, i);
-		if (attends)
+		/* While they have not been handed over. */
+		if (attends && dice(&s, 16) == 0)
+			fa_engine_cancel(s.f.engine, s.f.streams[i], s.f.last[i], 0);
+		for (unsigned int n = attends + dice(&s, 3) * attends; n > 0; n--)
 			fa_engine_attend(s.f.engine);
 		for (unsigned int n = dice(&s, 4); n > 0; n--)
 			fa_engine_cancel(s.f.engine, s.f.streams[i], s.f.last[i] - dice(&s, 30), 0);
@@ -161,18 +164,24 @@ static void stress(bool polled, bool attends)
 
 static void test_stress(void **state)
 {
-	stress(false, false);
+	stress(false, false, 4);
 }
 
 static void test_stress_polled(void **state)
 {
-	stress(true, false);
+	stress(true, false, 4);
 }
 
 /* The thread that submits runs rounds itself, and at times it does not. */
 static void test_stress_attended(void **state)
 {
-	stress(true, true);
+	stress(true, true, 4);
+}
+
+/* ... and launches first of all where no deadline may have passed. */
+static void test_stress_at_once(void **state)
+{
+	stress(true, true, 2000);
 }
 
 /* One request at a time: a wake-up lost anywhere stops this test. */
@@ -198,9 +207,8 @@ static void test_ping_pong(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_stress),
-		cmocka_unit_test(test_stress_polled),
-		cmocka_unit_test(test_stress_attended),
+		cmocka_unit_test(test_stress),          cmocka_unit_test(test_stress_polled),
+		cmocka_unit_test(test_stress_attended), cmocka_unit_test(test_stress_at_once),
 		cmocka_unit_test(test_ping_pong),
 	};
 

@@ -162,9 +162,9 @@ fa_paged_place_as(float (&dots)[C::ATOMS][2][4], const struct fa_cuda_paged_atte
 	return sight;
 }
 
-/* The same. Code for trees is long, and lies elsewhere: nearly every sequence comes through here at
- * its end, once, and waits for what has to be fetched of it. (At d64 two fragments leave no registers
- * for both.) */
+/* The same. Code for trees is long, and lies elsewhere: nearly every sequence comes through
+ * here at its end, once, and waits for what has to be fetched of it. (At d64 two fragments leave
+ * no registers for both.) */
 template <class C>
 __device__ __forceinline__ struct fa_paged_sight
 fa_paged_place(float (&dots)[C::ATOMS][2][4], const struct fa_cuda_paged_attention &args,

@@ -13,8 +13,8 @@
  *   BAND        rows see a window of keys (causal is one), not all of them
  *   WINDOW      it is a narrow one, so that a block has few tiles: if there is room, groups
  *               leave out those that none of their own rows sees, as many each, so that
- *               turns go on; what the next block begins with is fetched to L2 in time; launches end early between
- *               blocks of rows only
+ *               turns go on; what the next block begins with is fetched to L2 in time;
+ *               launches end early between blocks of rows only
  *   RICH        logits are more than scaled dot products: rich.h
  *   SOURCE      where rows and keys come from: dense.h or pages.h
  */
@@ -104,7 +104,8 @@ struct fa_sm90_config {
 
 	/*
 	 * Tiles are columns of 64 elements (128 bytes), the last of which may be half
-	 * used, each column all of the tile's rows, as a TMA box puts them and wgmma reads them. Each group has its own of Q.
+	 * used, each column all of the tile's rows, as a TMA box puts them and wgmma reads
+	 * them. Each group has its own of Q.
 	 */
 	static constexpr int COLUMN = 64, COLUMN_BYTES = 128;
 	static constexpr int COLUMNS = (DIM + 63) / COLUMN, COLUMNS_V = (DIM_V + 63) / COLUMN;
