@@ -7,6 +7,8 @@
  *   ring      ... by the ring, both sides awake
  *   doorbell  ... by the ring after both have slept; against a bare ping-pong of eventfds
  *             plus inproc, after the same rest
+ *   ring-arrival, ring-dispatch
+ *             of that, how long until the daemon has it, and from there to the launch
  *   noop      a request that does nothing, by socket and by ring
  *   append    the new token's keys and values go into the pages as well: by the same kernel,
  *             or by one of its own before where there is none for both
@@ -465,6 +467,38 @@ static int measure_submit(struct request_bench *b)
 	return r;
 }
 
+/* What lies before the launch: until the daemon has the request, and from there on. */
+static int measure_dispatch(struct request_bench *b)
+{
+	const size_t n = b->bench->quick ? 1 : BLOCKS * BLOCK_TRIPS;
+	struct fa_completion completion = { .size = sizeof(completion) };
+	struct fa_decode_client *c = &b->clients[RING];
+	uint64_t *arrival_ns = calloc(2 * n, sizeof(*arrival_ns)), *launch_ns = arrival_ns + n;
+	struct fa_ticket ticket;
+	int r = arrival_ns ? 0 : fa_fail(&b->error, -ENOMEM, "no memory");
+
+	for (size_t i = 0; i < n && r == 0; i++) {
+		const uint64_t start_ns = fa_now_ns();
+
+		r = attend(b, c, 0, false, NULL, &ticket);
+		if (r == 0) {
+			r = fa_wait(c->client, &ticket, UINT64_MAX, &completion);
+			if (r < 0)
+				fail_client(b, "a request", r);
+		}
+		arrival_ns[i] = completion.queued_ns - start_ns;
+		launch_ns[i] = completion.started_ns - completion.queued_ns;
+	}
+	if (r == 0)
+		r = report(b, "request/" SHAPE "/ring-arrival", "us", 1e3, arrival_ns, NULL, NULL,
+		           n);
+	if (r == 0)
+		r = report(b, "request/" SHAPE "/ring-dispatch", "us", 1e3, launch_ns, NULL, NULL,
+		           n);
+	free(arrival_ns);
+	return r;
+}
+
 /* Nothing takes no time in one's own process. */
 static int noop(struct request_bench *b, enum way way)
 {
@@ -511,6 +545,8 @@ static int measure_usual(struct request_bench *b, const char *socket)
 	b->append = false;
 	if (r == 0)
 		r = measure(b, "request/" SHAPE, INPROC, trip, BLOCK_TRIPS, 1);
+	if (r == 0)
+		r = measure_dispatch(b);
 	b->append = true;
 	if (r == 0)
 		r = measure(b, "request/" SHAPE "-append", INPROC, trip, BLOCK_TRIPS, 1);

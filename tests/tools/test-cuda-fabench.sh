@@ -23,6 +23,8 @@ for name, peer in (
     ("request/decode-b1-c1024/inproc", None),
     ("request/decode-b1-c1024/socket", "inproc"),
     ("request/decode-b1-c1024/ring-p99", "inproc"),
+    ("request/decode-b1-c1024/ring-arrival", None),
+    ("request/decode-b1-c1024/ring-dispatch", None),
     ("request/decode-b1-c1024/doorbell", "eventfd-and-inproc"),
     ("request/decode-b1-c1024-append/ring", "inproc"),
     ("step/decode-b1-c1024-l32/attend/ring", "inproc"),
