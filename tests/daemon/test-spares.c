@@ -1,0 +1,80 @@
+/* Spare blocks: zeros whatever they held, and as many as were given back at most. */
+#include "daemon/spares.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define BLOCK 200
+#define MANY 500
+
+static void check_zeros(const unsigned char *block, size_t bytes)
+{
+	for (size_t i = 0; i < bytes; ++i)
+		assert_int_equal(block[i], 0);
+}
+
+/* Blocks of any size come and go; each is zeros, and nobody else's. */
+static void test_many(void **state)
+{
+	static const size_t sizes[] = { 8, 100, BLOCK - 1, BLOCK, BLOCK + 1, 5000 };
+	static unsigned char *blocks[MANY];
+	static size_t bytes[MANY];
+	struct fa_spares spares;
+	uint32_t random = 1;
+
+	fa_spares_init(&spares, BLOCK);
+	for (int round = 0; round < 20000; ++round) {
+		size_t i;
+
+		random = random * 1664525 + 1013904223;
+		i = (random >> 8) % MANY;
+		if (blocks[i]) {
+			for (size_t at = 0; at < bytes[i]; ++at)
+				assert_int_equal(blocks[i][at], i % 255 + 1);
+			fa_spares_give(&spares, blocks[i], bytes[i]);
+			blocks[i] = NULL;
+			continue;
+		}
+		bytes[i] = sizes[(random >> 20) % 6];
+		blocks[i] = fa_spares_take(&spares, bytes[i]);
+		assert_non_null(blocks[i]);
+		assert_int_equal((uintptr_t)blocks[i] % _Alignof(max_align_t), 0);
+		check_zeros(blocks[i], bytes[i]);
+		memset(blocks[i], (int)(i % 255 + 1), bytes[i]);
+	}
+	for (size_t i = 0; i < MANY; ++i)
+		if (blocks[i])
+			fa_spares_give(&spares, blocks[i], bytes[i]);
+	/* It does not keep what a crowd once had. */
+	assert_in_range(spares.n, 0, 100);
+	fa_spares_deinit(&spares);
+	assert_int_equal(spares.n, 0);
+}
+
+/* One that was never set up has none to keep. */
+static void test_zeroed(void **state)
+{
+	struct fa_spares spares = {};
+	unsigned char *block = fa_spares_take(&spares, BLOCK);
+
+	assert_non_null(block);
+	check_zeros(block, BLOCK);
+	fa_spares_give(&spares, block, BLOCK);
+	assert_int_equal(spares.n, 0);
+	fa_spares_deinit(&spares);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_many),
+		cmocka_unit_test(test_zeroed),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
