@@ -73,7 +73,7 @@ void fa_early_stop(struct fa_session *session)
 
 	fa_list_remove(&session->early_link);
 	/* What is the session's does not wait for others' imports. */
-	if (!buffer || !fa_importer_withdraw(&session->server->importer, buffer))
+	if (!buffer || !fa_importer_withdraw(buffer))
 		return;
 	session->early_import = NULL;
 	fa_buffer_unref(buffer);

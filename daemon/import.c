@@ -224,15 +224,11 @@ void fa_importer_start(struct fa_importer *importer, struct fa_buffer *buffer)
 	start_waiting(importer);
 }
 
-bool fa_importer_withdraw(struct fa_importer *importer, struct fa_buffer *buffer)
+bool fa_importer_withdraw(struct fa_buffer *buffer)
 {
-	const struct fa_list *pos;
-
-	fa_list_for_each(pos, &importer->waiting) {
-		if (pos != &buffer->link)
-			continue;
-		fa_list_remove(&buffer->link);
-		return true;
-	}
-	return false;
+	/* A job that runs stands in no list. */
+	if (fa_list_empty(&buffer->link))
+		return false;
+	fa_list_remove(&buffer->link);
+	return true;
 }

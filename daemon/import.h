@@ -44,8 +44,9 @@ bool fa_importer_is_idle(const struct fa_importer *importer);
  * case. */
 void fa_importer_start(struct fa_importer *importer, struct fa_buffer *buffer);
 
-/* Whether the job had not begun: then it never does, and the reference is the caller's again. */
-bool fa_importer_withdraw(struct fa_importer *importer, struct fa_buffer *buffer);
+/* Of one that was started, and has not come back. Whether its job had not begun: then it never
+ * does, and the reference is the caller's again. */
+bool fa_importer_withdraw(struct fa_buffer *buffer);
 
 /* Called by a buffer whose last reference has gone: releases its memory and frees it. */
 void fa_importer_release(struct fa_importer *importer, struct fa_buffer *buffer);

@@ -87,10 +87,19 @@ constexpr struct PlainStepAttend plain_form()
 
 constexpr struct PlainStepAttend PLAIN_STEP_ATTEND = plain_form();
 
-/* The views' entries, in the order in which they lie. */
-constexpr size_t PLAIN_VIEWS[7] = { PLAIN_ENTRY(Q),   PLAIN_ENTRY(K),   PLAIN_ENTRY(V),
-	                            PLAIN_ENTRY(OUT), PLAIN_ENTRY(LSE), PLAIN_ENTRY(COS),
-	                            PLAIN_ENTRY(SIN) };
+/* The views, in the order in which they lie. */
+constexpr struct {
+	size_t entry;
+	struct fa_wire_view fa_wire_step_attend::*view;
+} PLAIN_VIEWS[7] = {
+	{ PLAIN_ENTRY(Q), &fa_wire_step_attend::q },
+	{ PLAIN_ENTRY(K), &fa_wire_step_attend::k },
+	{ PLAIN_ENTRY(V), &fa_wire_step_attend::v },
+	{ PLAIN_ENTRY(OUT), &fa_wire_step_attend::out },
+	{ PLAIN_ENTRY(LSE), &fa_wire_step_attend::lse },
+	{ PLAIN_ENTRY(COS), &fa_wire_step_attend::cos },
+	{ PLAIN_ENTRY(SIN), &fa_wire_step_attend::sin },
+};
 
 static_assert(wire::Message::VT_BODY + 2 == sizeof(PlainStepAttend::message_vtable) &&
                       wire::StepAttend::VT_SIN + 2 == sizeof(PlainStepAttend::vtable),
@@ -105,7 +114,7 @@ static_assert(sizeof(struct PlainStepAttend) <= FIXED_BYTES[FA_WIRE_STEP_ATTEND]
 /* View @i is there, behind @n others; returns how many they are then. */
 size_t plain_view_add(uint16_t vtable[24], size_t n, size_t i)
 {
-	vtable[PLAIN_VIEWS[i]] = (uint16_t)(PLAIN_IN_BODY(views) + n * sizeof(wire::View));
+	vtable[PLAIN_VIEWS[i].entry] = (uint16_t)(PLAIN_IN_BODY(views) + n * sizeof(wire::View));
 	return n + 1;
 }
 
@@ -116,26 +125,6 @@ size_t plain_length(uint16_t vtable[24], size_t n)
 
 	vtable[1] = (uint16_t)(length - PLAIN_AT(to_vtable));
 	return length;
-}
-
-const struct fa_wire_view *plain_view(const struct fa_wire_step_attend &attend, size_t i)
-{
-	switch (i) {
-	case 0:
-		return &attend.q;
-	case 1:
-		return &attend.k;
-	case 2:
-		return &attend.v;
-	case 3:
-		return &attend.out;
-	case 4:
-		return &attend.lse;
-	case 5:
-		return &attend.cos;
-	default:
-		return &attend.sin;
-	}
 }
 
 bool is_plain_step_attend(const struct fa_wire_message *message, uint32_t type)
@@ -158,7 +147,7 @@ size_t plain_step_attend_write(const struct fa_wire_message *message, uint8_t *e
 
 	memcpy(vtable, PLAIN_STEP_ATTEND.vtable, sizeof(vtable));
 	for (size_t i = 0; i < 7; ++i) {
-		const struct fa_wire_view *view = plain_view(attend, i);
+		const struct fa_wire_view *view = &(attend.*PLAIN_VIEWS[i].view);
 
 		if (!ViewWriter::is_present(*view))
 			continue;
@@ -191,15 +180,6 @@ size_t plain_step_attend_write(const struct fa_wire_message *message, uint8_t *e
 	return length;
 }
 
-void plain_view_read(const struct PlainStepAttend *plain, size_t i, size_t *n,
-                     struct fa_wire_view *ret_view)
-{
-	if (plain->vtable[PLAIN_VIEWS[i]])
-		memcpy(ret_view, &plain->views[(*n)++], sizeof(*ret_view));
-	else
-		*ret_view = {};
-}
-
 /*
  * Whether the bytes are a message of that form; then @ret_message is it. They may be anything,
  * and every one that says where others are is looked at before: what differs in the least is
@@ -219,7 +199,7 @@ bool plain_step_attend_read(const uint8_t *bytes, size_t length,
 		return false;
 	memcpy(vtable, known.vtable, sizeof(vtable));
 	for (size_t i = 0; i < 7; ++i)
-		if (plain->vtable[PLAIN_VIEWS[i]])
+		if (plain->vtable[PLAIN_VIEWS[i].entry])
 			n = plain_view_add(vtable, n, i);
 	if (length != plain_length(vtable, n) || memcmp(plain->vtable, vtable, sizeof(vtable)) != 0)
 		return false;
@@ -247,13 +227,11 @@ bool plain_step_attend_read(const uint8_t *bytes, size_t length,
 	attend.rotary_base = plain->rotary_base;
 	attend.rotary_scale = plain->rotary_scale;
 	n = 0;
-	plain_view_read(plain, 0, &n, &attend.q);
-	plain_view_read(plain, 1, &n, &attend.k);
-	plain_view_read(plain, 2, &n, &attend.v);
-	plain_view_read(plain, 3, &n, &attend.out);
-	plain_view_read(plain, 4, &n, &attend.lse);
-	plain_view_read(plain, 5, &n, &attend.cos);
-	plain_view_read(plain, 6, &n, &attend.sin);
+	for (const auto &at : PLAIN_VIEWS) {
+		attend.*at.view = {};
+		if (plain->vtable[at.entry])
+			attend.*at.view = plain->views[n++];
+	}
 	return true;
 }
 

@@ -473,9 +473,10 @@ static int measure_dispatch(struct request_bench *b)
 	const size_t n = b->bench->quick ? 1 : BLOCKS * BLOCK_TRIPS;
 	struct fa_completion completion = { .size = sizeof(completion) };
 	struct fa_decode_client *c = &b->clients[RING];
-	uint64_t *arrival_ns = calloc(2 * n, sizeof(*arrival_ns)), *launch_ns = arrival_ns + n;
+	uint64_t *arrival_ns = calloc(n, sizeof(*arrival_ns));
+	uint64_t *launch_ns = calloc(n, sizeof(*launch_ns));
 	struct fa_ticket ticket;
-	int r = arrival_ns ? 0 : fa_fail(&b->error, -ENOMEM, "no memory");
+	int r = arrival_ns && launch_ns ? 0 : fa_fail(&b->error, -ENOMEM, "no memory");
 
 	for (size_t i = 0; i < n && r == 0; i++) {
 		const uint64_t start_ns = fa_now_ns();
@@ -496,6 +497,7 @@ static int measure_dispatch(struct request_bench *b)
 		r = report(b, "request/" SHAPE "/ring-dispatch", "us", 1e3, launch_ns, NULL, NULL,
 		           n);
 	free(arrival_ns);
+	free(launch_ns);
 	return r;
 }
 
