@@ -25,6 +25,10 @@ typedef struct CUmod_st *CUmodule;
 typedef struct CUfunc_st *CUfunction;
 typedef struct CUstream_st *CUstream;
 typedef struct CUevent_st *CUevent;
+typedef struct CUgraph_st *CUgraph;
+typedef struct CUgraphNode_st *CUgraphNode;
+typedef struct CUgraphExec_st *CUgraphExec;
+typedef struct CUkern_st *CUkernel;
 typedef uint64_t cuuint64_t;
 typedef unsigned int CUdevice_attribute;
 typedef unsigned int CUfunction_attribute;
@@ -68,6 +72,18 @@ typedef struct {
 	CUmemLocation location;
 	unsigned int flags;
 } CUmemAccessDesc;
+
+/* Called CUDA_KERNEL_NODE_PARAMS by a <cuda.h> of its own version. */
+typedef struct {
+	CUfunction func;
+	unsigned int gridDimX, gridDimY, gridDimZ;
+	unsigned int blockDimX, blockDimY, blockDimZ;
+	unsigned int sharedMemBytes;
+	void **kernelParams;
+	void **extra;
+	CUkernel kern;
+	CUcontext ctx;
+} CUDA_KERNEL_NODE_PARAMS_v2;
 
 /* Its alignment is 64 at first, 128 later. */
 typedef struct {
@@ -271,6 +287,16 @@ enum {
 	  (CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,     \
 	   unsigned int block_x, unsigned int block_y, unsigned int block_z,                       \
 	   unsigned int shared_bytes, CUstream stream, void **params, void **extra))               \
+	X(cuGraphCreate, (CUgraph * ret_graph, unsigned int flags))                                \
+	X(cuGraphDestroy, (CUgraph graph))                                                         \
+	X(cuGraphAddKernelNode, (CUgraphNode * ret_node, CUgraph graph, const CUgraphNode *before, \
+	                         size_t n_before, const CUDA_KERNEL_NODE_PARAMS_v2 *params))       \
+	X(cuGraphInstantiate, (CUgraphExec * ret_exec, CUgraph graph, unsigned long long flags))   \
+	X(cuGraphExecKernelNodeSetParams,                                                          \
+	  (CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v2 *params))          \
+	X(cuGraphUpload, (CUgraphExec exec, CUstream stream))                                      \
+	X(cuGraphLaunch, (CUgraphExec exec, CUstream stream))                                      \
+	X(cuGraphExecDestroy, (CUgraphExec exec))                                                  \
 	X(cuTensorMapEncodeTiled,                                                                  \
 	  (CUtensorMap * ret_map, CUtensorMapDataType type, cuuint32_t rank, void *address,        \
 	   const cuuint64_t *dims, const cuuint64_t *strides, const cuuint32_t *box,               \

@@ -100,6 +100,19 @@ struct fa_cuda_yield_kernel {
 	int32_t threads, shared_bytes;
 };
 
+/* What stands ready for one kernel of a stream's, see device_cuda_graph.c. */
+#define FA_CUDA_GRAPHS 4
+
+struct fa_cuda_graph {
+	CUfunction function; /* NULL: the place is free */
+	CUgraph graph;
+	CUgraphNode node;
+	CUgraphExec exec;  /* NULL: so far it is launched without */
+	uint32_t launches; /* till then */
+	uint64_t used;     /* stream.n_launches at the last one */
+	uint64_t sequence; /* of the work that it was for */
+};
+
 struct fa_cuda_stream {
 	CUstream stream;
 	unsigned int n_queues;
@@ -125,6 +138,8 @@ struct fa_cuda_stream {
 	CUdeviceptr scratch;
 	size_t scratch_bytes;
 	uint64_t epoch; /* of the last that used its counters */
+	struct fa_cuda_graph graphs[FA_CUDA_GRAPHS];
+	uint64_t n_launches; /* by them or for them */
 	struct fa_cuda_yielding yielding;
 };
 
@@ -242,6 +257,7 @@ struct fa_device {
 	unsigned int n_streams, n_high; /* those of high priority come first */
 	struct fa_list done;            /* to be reaped */
 	bool reaping;
+	bool no_graphs;                   /* the driver could not make one */
 	unsigned int n_works;             /* that the driver has */
 	uint64_t progress_ns, queried_ns; /* last finished; last asked for errors */
 
@@ -453,6 +469,19 @@ void fa_cuda_streams_close(struct fa_device *device);
 void fa_cuda_tell(const struct fa_cuda_stream *stream, const struct fa_device_work *work,
                   uint64_t blocks, uint32_t parts, struct fa_cuda_done *done);
 void fa_cuda_told(struct fa_cuda_stream *stream, uint64_t blocks, uint32_t parts);
+
+/* ---- launches (device_cuda_graph.c); on the engine thread */
+
+struct fa_cuda_kernel_launch {
+	CUfunction function;
+	unsigned int grid_x, grid_y, threads, shared_bytes;
+};
+
+/* On @stream, as the next of its newest work, @params as cuLaunchKernel() takes them. */
+CUresult fa_cuda_launch_kernel(struct fa_device *device, struct fa_cuda_stream *stream,
+                               const struct fa_cuda_kernel_launch *launch, void **params);
+/* Nothing of the stream is in flight. */
+void fa_cuda_graphs_close(struct fa_device *device, struct fa_cuda_stream *stream);
 
 /* ---- giving way (device_cuda_yield.c); on the engine thread but for the first two */
 

@@ -575,10 +575,12 @@ static CUresult launch_part(struct fa_device *device, struct fa_cuda_stream *str
 		if (tells)
 			fa_cuda_tell(stream, work, blocks, launch->parts,
 			             fa_cuda_paged_done(launch));
-		result = device->driver.cuLaunchKernel(function, launch->grid_x, launch->grid_y, 1,
-		                                       (unsigned int)launch->kernel->threads, 1, 1,
-		                                       (unsigned int)launch->kernel->shared_bytes,
-		                                       stream->stream, params, NULL);
+		result = fa_cuda_launch_kernel(device, stream,
+		                               &(struct fa_cuda_kernel_launch){
+						       function, launch->grid_x, launch->grid_y,
+						       (unsigned int)launch->kernel->threads,
+						       (unsigned int)launch->kernel->shared_bytes },
+		                               params);
 		if (tells && result == CUDA_SUCCESS)
 			fa_cuda_told(stream, blocks, launch->parts);
 	}

@@ -163,9 +163,12 @@ static CUresult launch_kernel(struct fa_device *device, struct fa_cuda_stream *s
 		                                                            kernel->shared_bytes },
 		                            &launch->args, sizeof(launch->args), &maps);
 	fa_cuda_tell(stream, work, launch->grid, 0, &launch->args.done);
-	result = device->driver.cuLaunchKernel(
-		function, launch->grid, 1, 1, (unsigned int)kernel->threads, 1, 1,
-		(unsigned int)kernel->shared_bytes, stream->stream, params, NULL);
+	result = fa_cuda_launch_kernel(
+		device, stream,
+		&(struct fa_cuda_kernel_launch){ function, launch->grid, 1,
+	                                         (unsigned int)kernel->threads,
+	                                         (unsigned int)kernel->shared_bytes },
+		params);
 	if (result == CUDA_SUCCESS)
 		fa_cuda_told(stream, launch->grid, 0);
 	return result;

@@ -185,9 +185,11 @@ void fa_cuda_streams_close(struct fa_device *device)
 	const struct fa_cudriver *driver = &device->driver;
 
 	fa_cuda_yield_close(device);
-	for (unsigned int i = 0; i < device->n_streams; ++i)
+	for (unsigned int i = 0; i < device->n_streams; ++i) {
+		fa_cuda_graphs_close(device, &device->streams[i]);
 		if (device->streams[i].stream)
 			(void)driver->cuStreamDestroy(device->streams[i].stream);
+	}
 	if (device->memory_stream)
 		(void)driver->cuStreamDestroy(device->memory_stream);
 	if (device->vectors)

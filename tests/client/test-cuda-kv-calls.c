@@ -83,7 +83,7 @@ static void test_decode(void **state)
 		run_step(&item, 1);
 	}
 	/* A layer: into the pages, and attention. */
-	fa_check_eq(called(&before, FA_TEST_CUDA_cuLaunchKernel), 2 * KV_LAYERS * STEPS);
+	fa_check_eq(called(&before, FA_TEST_CUDA_kernel), 2 * KV_LAYERS * STEPS);
 	fa_check_eq(called(&before, FA_TEST_CUDA_cuMemcpyHtoDAsync), STEPS);
 	fa_check_eq(called(&before, FA_TEST_CUDA_cuStreamWriteValue64), 0);
 	fa_check_eq(called(&before, FA_TEST_CUDA_cuCtxSetCurrent), 0);

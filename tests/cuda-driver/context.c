@@ -292,6 +292,7 @@ CUresult cuDevicePrimaryCtxRelease(CUdevice device)
 		context->ending = true;
 		fa_fake_streams_end(context);
 		fa_fake_events_end(context);
+		fa_fake_graphs_end(context);
 		fa_fake_modules_end(context);
 		fa_fake_memory_end(context);
 		context->lost = CUDA_SUCCESS;

@@ -237,8 +237,9 @@ CUresult fa_fake_submit_and_wait(CUstream stream, struct fa_fake_op *op);
 /* Waits until all that was submitted to @context has run; without the lock. */
 CUresult fa_fake_drain(struct fa_fake_context *context);
 
-/* End @context's streams, events and modules. The lock is held, and let go while streams
+/* End @context's streams, events, modules and graphs. The lock is held, and let go while streams
  * come to their end. */
 void fa_fake_streams_end(struct fa_fake_context *context);
 void fa_fake_events_end(struct fa_fake_context *context);
 void fa_fake_modules_end(struct fa_fake_context *context);
+void fa_fake_graphs_end(struct fa_fake_context *context);

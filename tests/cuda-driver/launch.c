@@ -1,11 +1,11 @@
 /*
- * Modules, functions and launches. A function is a row of the table of built kernels;
- * a launch of it is turned back into the request that it was planned from, and computed
+ * Launches. One is turned back into the request that it was planned from, and computed
  * by the CPU kernels, once it has been checked as a GPU would: by what happens if not.
  */
+#include "tests/cuda-driver/launch.h"
 #include "tests/cuda-driver/driver.h"
 #include "tests/cuda-driver/emulate.h"
-#include "tests/cuda-driver/image.h"
+#include "tests/cuda-driver/module.h"
 #include "tests/cuda-driver/paged.h"
 #include "tests/cuda-driver/run.h"
 
@@ -17,206 +17,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#define SHARED_BYTES_PLAIN (48 << 10) /* what a kernel may have without being asked for */
-#define SHARED_BYTES_MAX 232448
 #define POLL_US 200
 #define SKIPPED_NS (50 * FA_NS_PER_MS) /* how long a kernel takes that is not computed */
-
-struct module {
-	struct module *next;
-	struct fa_fake_context *context;
-	uint32_t image;
-};
-
-struct function {
-	struct function *next;
-	struct module *module;
-	const struct fa_cuda_kernel *kernel;
-	const struct fa_cuda_paged_kernel *paged; /* instead of kernel */
-	bool plain;                               /* instead of both: one that computes nothing */
-	int shared_bytes_max;
-};
-
-static struct module *modules;
-static struct function *functions;
-static const struct fa_cpu_isa *isa;
-
-/* ---- modules; all with the lock held */
-
-static struct module *module_find(CUmodule value)
-{
-	for (struct module *module = modules; module; module = module->next)
-		if (module == (struct module *)value)
-			return module;
-	return NULL;
-}
-
-static struct function *function_find(CUfunction value)
-{
-	for (struct function *function = functions; function; function = function->next)
-		if (function == (struct function *)value)
-			return function;
-	return NULL;
-}
-
-static void module_free(struct module *module)
-{
-	struct function **at = &functions;
-	struct module **link = &modules;
-
-	while (*at)
-		if ((*at)->module == module) {
-			struct function *function = *at;
-
-			*at = function->next;
-			free(function);
-		} else {
-			at = &(*at)->next;
-		}
-	while (*link != module)
-		link = &(*link)->next;
-	*link = module->next;
-	free(module);
-	fa_fake_count(FA_TEST_CUDA_MODULES, -1);
-}
-
-void fa_fake_modules_end(struct fa_fake_context *context)
-{
-	struct module *module = modules;
-
-	while (module) {
-		struct module *next = module->next;
-
-		if (module->context == context) {
-			atomic_fetch_add(&fa_fake.page->abandoned, 1);
-			module_free(module);
-		}
-		module = next;
-	}
-}
-
-CUresult cuModuleLoadData(CUmodule *ret_module, const void *data)
-{
-	const struct fa_fake_image *image = data;
-	CUresult result = CUDA_SUCCESS;
-	struct module *module;
-	char text[256];
-
-	FA_FAKE_ENTER(cuModuleLoadData, FA_FAKE_INIT | FA_FAKE_CURRENT | FA_FAKE_ALIVE);
-	if (strncmp(image->magic, FA_FAKE_IMAGE_MAGIC, sizeof(image->magic)) ||
-	    image->image > FA_FAKE_IMAGE_PLAIN)
-		return CUDA_ERROR_INVALID_IMAGE;
-	module = calloc(1, sizeof(*module));
-	if (!module)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	fa_fake_lock();
-	if (!isa && fa_cpu_isa_select(text, sizeof(text), &isa) < 0) {
-		result = fa_fake_misuse(CUDA_ERROR_NO_BINARY_FOR_GPU, "%s", text);
-		free(module);
-	} else {
-		module->context = fa_fake_current();
-		module->image = image->image;
-		module->next = modules;
-		modules = module;
-		fa_fake_count(FA_TEST_CUDA_MODULES, 1);
-		*ret_module = (CUmodule)module;
-	}
-	fa_fake_unlock();
-	return result;
-}
-
-CUresult cuModuleUnload(CUmodule value)
-{
-	struct module *module;
-
-	FA_FAKE_ENTER(cuModuleUnload, FA_FAKE_INIT | FA_FAKE_CURRENT | FA_FAKE_ALIVE);
-	fa_fake_lock();
-	module = module_find(value);
-	if (module)
-		module_free(module);
-	fa_fake_unlock();
-	return module ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
-}
-
-/* The row of one of the two tables; false: the module has no such kernel. */
-static bool find_kernel(const struct module *module, const char *name, struct function *function)
-{
-	for (size_t i = 0; i < fa_cuda_kernels_count; ++i)
-		if ((uint32_t)fa_cuda_kernels[i].image == module->image &&
-		    !strcmp(fa_cuda_kernels[i].symbol, name))
-			function->kernel = &fa_cuda_kernels[i];
-	for (size_t i = 0; i < fa_cuda_paged_kernels_count; ++i)
-		if ((uint32_t)fa_cuda_paged_kernels[i].image + FA_CUDA_IMAGES == module->image &&
-		    !strcmp(fa_cuda_paged_kernels[i].symbol, name))
-			function->paged = &fa_cuda_paged_kernels[i];
-	function->plain = module->image == FA_FAKE_IMAGE_PLAIN;
-	return function->kernel || function->paged || function->plain;
-}
-
-CUresult cuModuleGetFunction(CUfunction *ret_function, CUmodule value, const char *name)
-{
-	struct function *function, found = { .shared_bytes_max = SHARED_BYTES_PLAIN };
-	CUresult result = CUDA_ERROR_NOT_FOUND;
-
-	FA_FAKE_ENTER(cuModuleGetFunction, FA_FAKE_INIT | FA_FAKE_CURRENT | FA_FAKE_ALIVE);
-	fa_fake_lock();
-	found.module = module_find(value);
-	if (!found.module) {
-		result = CUDA_ERROR_INVALID_HANDLE;
-	} else if (find_kernel(found.module, name, &found)) {
-		function = calloc(1, sizeof(*function));
-		result = function ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-		if (function) {
-			*function = found;
-			function->next = functions;
-			functions = function;
-			*ret_function = (CUfunction)function;
-		}
-	}
-	fa_fake_unlock();
-	return result;
-}
-
-CUresult cuFuncGetAttribute(int *ret_value, CUfunction_attribute attribute, CUfunction value)
-{
-	CUresult result = CUDA_SUCCESS;
-	const struct function *function;
-
-	FA_FAKE_ENTER(cuFuncGetAttribute, FA_FAKE_INIT | FA_FAKE_CURRENT | FA_FAKE_ALIVE);
-	fa_fake_lock();
-	function = function_find(value);
-	if (!function)
-		result = CUDA_ERROR_INVALID_HANDLE;
-	else if (attribute == CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)
-		*ret_value = 0;
-	else if (attribute == CU_FUNC_ATTRIBUTE_NUM_REGS)
-		*ret_value = 255;
-	else if (attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)
-		*ret_value = function->shared_bytes_max;
-	else
-		result = CUDA_ERROR_INVALID_VALUE;
-	fa_fake_unlock();
-	return result;
-}
-
-CUresult cuFuncSetAttribute(CUfunction value, CUfunction_attribute attribute, int number)
-{
-	CUresult result = CUDA_SUCCESS;
-	struct function *function;
-
-	FA_FAKE_ENTER(cuFuncSetAttribute, FA_FAKE_INIT | FA_FAKE_CURRENT | FA_FAKE_ALIVE);
-	fa_fake_lock();
-	function = function_find(value);
-	if (!function)
-		result = CUDA_ERROR_INVALID_HANDLE;
-	else if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || number < 0 ||
-	         number > SHARED_BYTES_MAX)
-		result = CUDA_ERROR_INVALID_VALUE;
-	else
-		function->shared_bytes_max = number;
-	fa_fake_unlock();
-	return result;
-}
 
 /* ---- from a launch back to a request */
 
@@ -548,8 +350,8 @@ void fa_fake_scratch_free(void)
 
 static CUresult compute(const struct fa_attention_params *params)
 {
-	const size_t bytes = fa_cpu_attention_scratch_bytes(isa, params);
-	const int64_t tiles = fa_cpu_attention_tiles(isa, params);
+	const size_t bytes = fa_cpu_attention_scratch_bytes(fa_fake_isa, params);
+	const int64_t tiles = fa_cpu_attention_tiles(fa_fake_isa, params);
 
 	if (bytes > scratch.bytes) {
 		fa_fake_scratch_free();
@@ -559,7 +361,7 @@ static CUresult compute(const struct fa_attention_params *params)
 		scratch.bytes = bytes;
 	}
 	for (int64_t tile = 0; tile < tiles; ++tile)
-		fa_cpu_attention_tile(isa, params, tile, scratch.data, NULL);
+		fa_cpu_attention_tile(fa_fake_isa, params, tile, scratch.data, NULL);
 	return CUDA_SUCCESS;
 }
 
@@ -717,52 +519,38 @@ static CUresult launch_paged(const struct fa_cuda_paged_kernel *kernel, unsigned
 	return fa_fake_submit(stream, op);
 }
 
-CUresult cuLaunchKernel(CUfunction value, unsigned int grid_x, unsigned int grid_y,
-                        unsigned int grid_z, unsigned int block_x, unsigned int block_y,
-                        unsigned int block_z, unsigned int shared_bytes, CUstream stream,
-                        void **params, void **extra)
-{
-	const struct fa_cuda_paged_kernel *paged;
-	const struct fa_cuda_attention *args;
+/* What is known of a kernel to be launched. */
+struct known {
 	const struct fa_cuda_kernel *kernel;
-	const struct function *function;
+	const struct fa_cuda_paged_kernel *paged;
 	bool plain;
-	struct fa_cuda_maps *maps = NULL;
-	CUresult result = CUDA_SUCCESS;
-	int threads, kernel_bytes;
-	struct fa_fake_op *op;
-	const char *wrong;
+};
 
-	FA_FAKE_ENTER(cuLaunchKernel, FA_FAKE_INIT | FA_FAKE_CURRENT | FA_FAKE_ALIVE);
+static CUresult look_up(const CUDA_KERNEL_NODE_PARAMS_v2 *wanted, struct known *ret_known)
+{
+	const struct fa_fake_function *function;
+	CUresult result = CUDA_SUCCESS;
+
 	fa_fake_lock();
-	function = function_find(value);
-	if (!function || function->module->context != fa_fake_current())
+	function = fa_fake_function_find(wanted->func);
+	if (!function || function->context != fa_fake_current())
 		result = CUDA_ERROR_INVALID_HANDLE;
-	else if (shared_bytes > (unsigned int)function->shared_bytes_max)
+	else if (wanted->sharedMemBytes > (unsigned int)function->shared_bytes_max)
 		result = CUDA_ERROR_INVALID_VALUE;
-	kernel = function ? function->kernel : NULL;
-	paged = function ? function->paged : NULL;
-	plain = function && function->plain;
+	else
+		*ret_known = (struct known){ function->kernel, function->paged, function->plain };
 	fa_fake_unlock();
-	if (result != CUDA_SUCCESS)
-		return result;
-	if (plain)
-		return fa_fake_submit(stream, fa_fake_op_new(plain_run));
-	threads = paged ? paged->threads : kernel->threads;
-	kernel_bytes = paged ? paged->shared_bytes : kernel->shared_bytes;
-	if (!grid_x || !grid_y || (!paged && grid_y != 1) || grid_z != 1 ||
-	    block_x != (unsigned int)threads || block_y != 1 || block_z != 1 ||
-	    shared_bytes != (unsigned int)kernel_bytes || !params || !params[0] || extra)
-		return fa_fake_misuse(CUDA_ERROR_INVALID_VALUE,
-		                      "%s: launched with %ux%ux%u blocks of %ux%ux%u threads and "
-		                      "%u bytes; it takes blocks of %d and %d bytes",
-		                      paged ? paged->symbol : kernel->symbol, grid_x, grid_y,
-		                      grid_z, block_x, block_y, block_z, shared_bytes, threads,
-		                      kernel_bytes);
-	if (paged)
-		return launch_paged(paged, grid_x, grid_y, params, stream);
-	args = params[0];
-	wrong = args_wrong(kernel, args, grid_x);
+	return result;
+}
+
+static CUresult launch_dense(const struct fa_cuda_kernel *kernel, unsigned int grid, void **params,
+                             CUstream stream)
+{
+	const struct fa_cuda_attention *args = params[0];
+	const char *wrong = args_wrong(kernel, args, grid);
+	struct fa_cuda_maps *maps = NULL;
+	struct fa_fake_op *op;
+
 	if (!wrong && kernel->keys)
 		wrong = maps_wrong(kernel, args, params[1]);
 	if (wrong)
@@ -778,10 +566,81 @@ CUresult cuLaunchKernel(CUfunction value, unsigned int grid_x, unsigned int grid
 	if (op) {
 		op->object = (void *)kernel;
 		op->args = *args;
-		op->blocks = grid_x;
+		op->blocks = grid;
 		op->staged = maps;
 	} else {
 		free(maps);
 	}
 	return fa_fake_submit(stream, op);
+}
+
+CUresult fa_fake_launch(const CUDA_KERNEL_NODE_PARAMS_v2 *wanted, CUstream stream)
+{
+	int threads, kernel_bytes;
+	struct known known;
+	CUresult result;
+
+	result = look_up(wanted, &known);
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (known.plain)
+		return fa_fake_submit(stream, fa_fake_op_new(plain_run));
+	threads = known.paged ? known.paged->threads : known.kernel->threads;
+	kernel_bytes = known.paged ? known.paged->shared_bytes : known.kernel->shared_bytes;
+	if (!wanted->gridDimX || !wanted->gridDimY || (!known.paged && wanted->gridDimY != 1) ||
+	    wanted->gridDimZ != 1 || wanted->blockDimX != (unsigned int)threads ||
+	    wanted->blockDimY != 1 || wanted->blockDimZ != 1 ||
+	    wanted->sharedMemBytes != (unsigned int)kernel_bytes || !wanted->kernelParams ||
+	    !wanted->kernelParams[0] || wanted->extra)
+		return fa_fake_misuse(CUDA_ERROR_INVALID_VALUE,
+		                      "%s: launched with %ux%ux%u blocks of %ux%ux%u threads and "
+		                      "%u bytes; it takes blocks of %d and %d bytes",
+		                      known.paged ? known.paged->symbol : known.kernel->symbol,
+		                      wanted->gridDimX, wanted->gridDimY, wanted->gridDimZ,
+		                      wanted->blockDimX, wanted->blockDimY, wanted->blockDimZ,
+		                      wanted->sharedMemBytes, threads, kernel_bytes);
+	if (known.paged)
+		return launch_paged(known.paged, wanted->gridDimX, wanted->gridDimY,
+		                    wanted->kernelParams, stream);
+	return launch_dense(known.kernel, wanted->gridDimX, wanted->kernelParams, stream);
+}
+
+CUresult fa_fake_launch_bytes(const CUDA_KERNEL_NODE_PARAMS_v2 *wanted,
+                              size_t ret_bytes[FA_FAKE_PARAMS])
+{
+	struct known known;
+	CUresult result;
+
+	result = look_up(wanted, &known);
+	if (result != CUDA_SUCCESS)
+		return result;
+	ret_bytes[0] = ret_bytes[1] = 0;
+	if (known.plain)
+		return CUDA_SUCCESS;
+	ret_bytes[0] = known.paged ? args_bytes(known.paged) : sizeof(struct fa_cuda_attention);
+	if (known.paged ? known.paged->keys : known.kernel->keys)
+		ret_bytes[1] = sizeof(struct fa_cuda_maps);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y,
+                        unsigned int grid_z, unsigned int block_x, unsigned int block_y,
+                        unsigned int block_z, unsigned int shared_bytes, CUstream stream,
+                        void **params, void **extra)
+{
+	const CUDA_KERNEL_NODE_PARAMS_v2 wanted = {
+		.func = function,
+		.gridDimX = grid_x,
+		.gridDimY = grid_y,
+		.gridDimZ = grid_z,
+		.blockDimX = block_x,
+		.blockDimY = block_y,
+		.blockDimZ = block_z,
+		.sharedMemBytes = shared_bytes,
+		.kernelParams = params,
+		.extra = extra,
+	};
+
+	FA_FAKE_ENTER(cuLaunchKernel, FA_FAKE_INIT | FA_FAKE_CURRENT | FA_FAKE_ALIVE);
+	return fa_fake_launch(&wanted, stream);
 }

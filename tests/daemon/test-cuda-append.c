@@ -131,7 +131,7 @@ static uint64_t attend(uint32_t step, enum way way, uint32_t layer, uint32_t fir
 	fa_test_cuda_calls(page, &after);
 	if (way != APPENDED)
 		memcpy(ret_out, out, n * HEADS * DIM * sizeof(*out));
-	return after.n[FA_TEST_CUDA_cuLaunchKernel] - before.n[FA_TEST_CUDA_cuLaunchKernel];
+	return after.n[FA_TEST_CUDA_kernel] - before.n[FA_TEST_CUDA_kernel];
 }
 
 /* When this has ended, so has what the daemon launches for the step itself. */

@@ -13,6 +13,8 @@
 
 #define MIB ((uint64_t)1 << 20)
 #define REQUESTS 200
+/* Kernels that get a graph. */
+#define GRAPHS 4
 
 static struct fa_test_cuda cuda;
 static struct fa_test_daemon daemon_;
@@ -53,6 +55,20 @@ static void nothing_but(const struct fa_test_cuda_calls *calls, uint64_t launche
 
 		switch (i) {
 		case FA_TEST_CUDA_cuLaunchKernel:
+			good = n + calls->n[FA_TEST_CUDA_cuGraphLaunch] == launches;
+			break;
+		case FA_TEST_CUDA_cuGraphExecKernelNodeSetParams:
+			good = n == calls->n[FA_TEST_CUDA_cuGraphLaunch];
+			break;
+		case FA_TEST_CUDA_cuGraphLaunch:
+			good = n <= launches;
+			break;
+		case FA_TEST_CUDA_cuGraphCreate: /* a few kernels get a graph */
+		case FA_TEST_CUDA_cuGraphAddKernelNode:
+		case FA_TEST_CUDA_cuGraphInstantiate:
+		case FA_TEST_CUDA_cuGraphUpload:
+			good = n <= GRAPHS;
+			break;
 		case FA_TEST_CUDA_kernel:
 			good = n == launches;
 			break;

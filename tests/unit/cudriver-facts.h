@@ -110,6 +110,18 @@
 	X(CUmemAllocationProp, allocFlags.reserved)                                                \
 	X(CUmemAccessDesc, location)                                                               \
 	X(CUmemAccessDesc, flags)                                                                  \
+	X(CUDA_KERNEL_NODE_PARAMS_v2, func)                                                        \
+	X(CUDA_KERNEL_NODE_PARAMS_v2, gridDimX)                                                    \
+	X(CUDA_KERNEL_NODE_PARAMS_v2, gridDimY)                                                    \
+	X(CUDA_KERNEL_NODE_PARAMS_v2, gridDimZ)                                                    \
+	X(CUDA_KERNEL_NODE_PARAMS_v2, blockDimX)                                                   \
+	X(CUDA_KERNEL_NODE_PARAMS_v2, blockDimY)                                                   \
+	X(CUDA_KERNEL_NODE_PARAMS_v2, blockDimZ)                                                   \
+	X(CUDA_KERNEL_NODE_PARAMS_v2, sharedMemBytes)                                              \
+	X(CUDA_KERNEL_NODE_PARAMS_v2, kernelParams)                                                \
+	X(CUDA_KERNEL_NODE_PARAMS_v2, extra)                                                       \
+	X(CUDA_KERNEL_NODE_PARAMS_v2, kern)                                                        \
+	X(CUDA_KERNEL_NODE_PARAMS_v2, ctx)                                                         \
 	X(CUtensorMap, opaque)                                                                     \
 	X(CUuuid, bytes)                                                                           \
 	X(CUipcMemHandle, reserved)
@@ -124,6 +136,11 @@
 	X(CUfunction)                                                                              \
 	X(CUstream)                                                                                \
 	X(CUevent)                                                                                 \
+	X(CUgraph)                                                                                 \
+	X(CUgraphNode)                                                                             \
+	X(CUgraphExec)                                                                             \
+	X(CUkernel)                                                                                \
+	X(CUDA_KERNEL_NODE_PARAMS_v2)                                                              \
 	X(cuuint64_t)                                                                              \
 	X(CUdevice_attribute)                                                                      \
 	X(CUfunction_attribute)                                                                    \

@@ -1,0 +1,23 @@
+/* Functions: rows of the tables of built kernels, or one that computes nothing. */
+#pragma once
+
+#include "kernels/attention.h"
+#include "tests/cuda-driver/driver.h"
+
+struct fa_fake_module;
+
+struct fa_fake_function {
+	struct fa_fake_function *next;
+	struct fa_fake_module *module;
+	struct fa_fake_context *context;
+	const struct fa_cuda_kernel *kernel;
+	const struct fa_cuda_paged_kernel *paged; /* instead of kernel */
+	bool plain;                               /* instead of both: one that computes nothing */
+	int shared_bytes_max;
+};
+
+/* What computes; NULL: no module was loaded so far. */
+extern const struct fa_cpu_isa *fa_fake_isa;
+
+/* NULL: there is none. The lock is held. */
+struct fa_fake_function *fa_fake_function_find(CUfunction value);
