@@ -291,7 +291,8 @@ enum {
 	X(cuGraphDestroy, (CUgraph graph))                                                         \
 	X(cuGraphAddKernelNode, (CUgraphNode * ret_node, CUgraph graph, const CUgraphNode *before, \
 	                         size_t n_before, const CUDA_KERNEL_NODE_PARAMS_v2 *params))       \
-	X(cuGraphInstantiate, (CUgraphExec * ret_exec, CUgraph graph, unsigned long long flags))   \
+	X(cuGraphInstantiateWithFlags,                                                             \
+	  (CUgraphExec * ret_exec, CUgraph graph, unsigned long long flags))                       \
 	X(cuGraphExecKernelNodeSetParams,                                                          \
 	  (CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v2 *params))          \
 	X(cuGraphUpload, (CUgraphExec exec, CUstream stream))                                      \

@@ -43,7 +43,7 @@ static CUresult graph_make(struct fa_device *device, struct fa_cuda_stream *stre
 	}
 	result = driver->cuGraphAddKernelNode(&graph->node, graph->graph, NULL, 0, params);
 	if (result == CUDA_SUCCESS)
-		result = driver->cuGraphInstantiate(&graph->exec, graph->graph, 0);
+		result = driver->cuGraphInstantiateWithFlags(&graph->exec, graph->graph, 0);
 	if (result != CUDA_SUCCESS) {
 		graph->exec = NULL;
 		return result;

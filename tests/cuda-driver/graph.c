@@ -166,7 +166,7 @@ CUresult cuGraphAddKernelNode(CUgraphNode *ret_node, CUgraph value, const CUgrap
 	return result;
 }
 
-CUresult cuGraphInstantiate(CUgraphExec *ret_exec, CUgraph value, unsigned long long flags)
+CUresult cuGraphInstantiateWithFlags(CUgraphExec *ret_exec, CUgraph value, unsigned long long flags)
 {
 	CUDA_KERNEL_NODE_PARAMS_v2 launch = { 0 };
 	struct graph *graph, *exec = NULL;
@@ -174,7 +174,7 @@ CUresult cuGraphInstantiate(CUgraphExec *ret_exec, CUgraph value, unsigned long 
 	struct node node;
 	CUresult result;
 
-	FA_FAKE_ENTER(cuGraphInstantiate, FA_FAKE_INIT | FA_FAKE_CURRENT | FA_FAKE_ALIVE);
+	FA_FAKE_ENTER(cuGraphInstantiateWithFlags, FA_FAKE_INIT | FA_FAKE_CURRENT | FA_FAKE_ALIVE);
 	fa_fake_lock();
 	graph = find(value, false);
 	if (graph && graph->node.launch.func) {

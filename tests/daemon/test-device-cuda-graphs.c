@@ -99,7 +99,7 @@ static void again_child(void)
 	for (int round = 0; round < 3; ++round)
 		for (int i = 0; i < FA_CUDA_GRAPHS; ++i)
 			fa_check_eq(repeat(&scene, i, 1), 1);
-	fa_check_eq(called(&scene, FA_TEST_CUDA_cuGraphInstantiate), FA_CUDA_GRAPHS);
+	fa_check_eq(called(&scene, FA_TEST_CUDA_cuGraphInstantiateWithFlags), FA_CUDA_GRAPHS);
 	for (int i = FA_CUDA_GRAPHS; i < N_JOBS; ++i)
 		(void)repeat(&scene, i, 1);
 	scene_end(&scene);
@@ -151,7 +151,7 @@ static void room_child(void)
 	fa_check_eq(called(&scene, FA_TEST_CUDA_cuGraphExecDestroy), N_JOBS - FA_CUDA_GRAPHS);
 	for (int i = N_JOBS - FA_CUDA_GRAPHS; i < N_JOBS; ++i)
 		fa_check_eq(repeat(&scene, i, 1), 1);
-	made = called(&scene, FA_TEST_CUDA_cuGraphInstantiate);
+	made = called(&scene, FA_TEST_CUDA_cuGraphInstantiateWithFlags);
 	fa_test_cuda_hold(scene.cuda.page, true);
 	for (int i = N_JOBS - 1; i >= 0 && i >= N_JOBS - FA_CUDA_STREAM_DEPTH + 1; --i)
 		cuda_job_launch(&scene.jobs[i], &scene.cuda, scene.queue);
@@ -161,7 +161,7 @@ static void room_child(void)
 	for (int i = 0; i < N_JOBS; ++i)
 		if (i == 0 || i >= N_JOBS - FA_CUDA_STREAM_DEPTH + 1)
 			cuda_job_wait(&scene.jobs[i], &scene.cuda);
-	fa_check_eq(called(&scene, FA_TEST_CUDA_cuGraphInstantiate), made);
+	fa_check_eq(called(&scene, FA_TEST_CUDA_cuGraphInstantiateWithFlags), made);
 	scene_end(&scene);
 }
 
@@ -169,7 +169,8 @@ static void room_child(void)
 static void refused_child(void)
 {
 	static const char *const rules[] = { "cuGraphCreate:1=2", "cuGraphAddKernelNode:1=801",
-		                             "cuGraphInstantiate:1=2", "cuGraphUpload:1=2" };
+		                             "cuGraphInstantiateWithFlags:1=2",
+		                             "cuGraphUpload:1=2" };
 
 	for (size_t i = 0; i < sizeof(rules) / sizeof(rules[0]); ++i) {
 		struct scene scene;
