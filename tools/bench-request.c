@@ -7,8 +7,9 @@
  *   ring      ... by the ring, both sides awake
  *   doorbell  ... by the ring after both have slept; against a bare ping-pong of eventfds
  *             plus inproc, after the same rest
- *   ring-arrival, ring-dispatch
- *             of that, how long until the daemon has it, and from there to the launch
+ *   ring-arrival, ring-dispatch, ring-run
+ *             of that, how long until the daemon has it, from there to the launch, and from
+ *             there until the daemon sees that it has ended
  *   noop      a request that does nothing, by socket and by ring
  *   append    the new token's keys and values go into the pages as well: by the same kernel,
  *             or by one of its own before where there is none for both
@@ -467,7 +468,8 @@ static int measure_submit(struct request_bench *b)
 	return r;
 }
 
-/* What lies before the launch: until the daemon has the request, and from there on. */
+/* What a request's time is made of, as the daemon sees it: until it has the request, from there to
+ * the launch, and from there to the GPU's word. */
 static int measure_dispatch(struct request_bench *b)
 {
 	const size_t n = b->bench->quick ? 1 : BLOCKS * BLOCK_TRIPS;
@@ -475,8 +477,9 @@ static int measure_dispatch(struct request_bench *b)
 	struct fa_decode_client *c = &b->clients[RING];
 	uint64_t *arrival_ns = calloc(n, sizeof(*arrival_ns));
 	uint64_t *launch_ns = calloc(n, sizeof(*launch_ns));
+	uint64_t *run_ns = calloc(n, sizeof(*run_ns));
 	struct fa_ticket ticket;
-	int r = arrival_ns && launch_ns ? 0 : fa_fail(&b->error, -ENOMEM, "no memory");
+	int r = arrival_ns && launch_ns && run_ns ? 0 : fa_fail(&b->error, -ENOMEM, "no memory");
 
 	for (size_t i = 0; i < n && r == 0; i++) {
 		const uint64_t start_ns = fa_now_ns();
@@ -489,6 +492,7 @@ static int measure_dispatch(struct request_bench *b)
 		}
 		arrival_ns[i] = completion.queued_ns - start_ns;
 		launch_ns[i] = completion.started_ns - completion.queued_ns;
+		run_ns[i] = completion.finished_ns - completion.started_ns;
 	}
 	if (r == 0)
 		r = report(b, "request/" SHAPE "/ring-arrival", "us", 1e3, arrival_ns, NULL, NULL,
@@ -496,8 +500,11 @@ static int measure_dispatch(struct request_bench *b)
 	if (r == 0)
 		r = report(b, "request/" SHAPE "/ring-dispatch", "us", 1e3, launch_ns, NULL, NULL,
 		           n);
+	if (r == 0)
+		r = report(b, "request/" SHAPE "/ring-run", "us", 1e3, run_ns, NULL, NULL, n);
 	free(arrival_ns);
 	free(launch_ns);
+	free(run_ns);
 	return r;
 }
 
