@@ -4,7 +4,7 @@
  * server sees nothing but this header; backends include nothing of the server.
  *
  * Threads: memory_* are called by workers (they may take milliseconds), and may
- * run beside everything else; group_*, queue_*, launch, cancel, reap and health by
+ * run beside everything else; group_*, queue_*, may_wait, launch, cancel, reap and health by
  * the engine thread, or the loop thread in its place, but never by both at a time; pool_*,
  * tables_* and paged_* by the loop thread; check and describe by any thread.
  */
@@ -61,6 +61,7 @@ struct fa_device_info {
 	 * and write to memory that others adopt. */
 	uint64_t linger_ns;
 	enum fa_device_mps mps;
+	bool waits;                               /* it can wait for words of clients (may_wait) */
 	uint64_t memory_bytes, memory_free_bytes; /* the device's own; 0 where it has none */
 };
 
@@ -150,6 +151,13 @@ struct fa_device_work {
 	 * need not. NULL: there are none. */
 	uint32_t *early;
 	uint32_t early_value;
+	/* It begins when this word, as the device addresses it, has come to gate_value (counted as a
+	 * timeline's): where may_wait() has said so at that moment. The device may give up: then the
+	 * work comes back with shut, with status 0, as if it had never been launched. NULL: it does
+	 * not wait. */
+	const uint64_t *gate, *gate_here; /* ... and as the host addresses it */
+	uint64_t gate_value;
+	bool shut;
 	/* Which memory each tensor lies in; NULL: there is no such tensor. */
 	const struct fa_device_memory *memories[_FA_DEVICE_TENSOR_N];
 	int status; /* 0, -ECANCELED, -ENODEV (the device is lost), or what went wrong */
@@ -264,6 +272,10 @@ struct fa_device_ops {
 	struct fa_device_queue *(*queue_free)(struct fa_device *device,
 	                                      struct fa_device_queue *queue);
 
+	/* Whether the device itself can wait for a word before @work, which would be the next of
+	 * @queue, whose others wait for nothing or for words, too. NULL: it never can. */
+	bool (*may_wait)(struct fa_device *device, const struct fa_device_queue *queue,
+	                 const struct fa_device_work *work);
 	/* Starts @work; never blocks. An error is reported by reap(), like the rest. */
 	void (*launch)(struct fa_device *device, struct fa_device_queue *queue,
 	               struct fa_device_work *work);

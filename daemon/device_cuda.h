@@ -101,16 +101,29 @@ struct fa_cuda_yield_kernel {
 };
 
 /* What stands ready for one kernel of a stream's, see device_cuda_graph.c. */
-#define FA_CUDA_GRAPHS 4
+#define FA_CUDA_GRAPHS 8
 
 struct fa_cuda_graph {
 	CUfunction function; /* NULL: the place is free */
+	bool gated;          /* another kernel waits before it */
 	CUgraph graph;
-	CUgraphNode node;
+	CUgraphNode node, gate_node;
 	CUgraphExec exec;  /* NULL: so far it is launched without */
 	uint32_t launches; /* till then */
 	uint64_t used;     /* stream.n_launches at the last one */
-	uint64_t sequence; /* of the work that it was for */
+};
+
+/* What stands behind gates on a stream, see device_cuda_gate.c: the last of its works. */
+struct fa_cuda_gates {
+	const struct fa_device_queue *queue; /* whose they are */
+	unsigned int n_works;                /* how many are not done */
+	unsigned int n_open; /* of which so many have, or are about to have, begun */
+	bool stopped;        /* they are asked to give up */
+	uint64_t run;
+	uint64_t *stop;         /* the host writes here up to which turn they are to */
+	const uint64_t *report; /* the GPU writes here the turn of one that gives up, */
+	uint64_t reported;      /* ... of which this was seen */
+	CUdeviceptr stop_at, report_at, shut_at;
 };
 
 struct fa_cuda_stream {
@@ -140,6 +153,7 @@ struct fa_cuda_stream {
 	uint64_t epoch; /* of the last that used its counters */
 	struct fa_cuda_graph graphs[FA_CUDA_GRAPHS];
 	uint64_t n_launches; /* by them or for them */
+	struct fa_cuda_gates gates;
 	struct fa_cuda_yielding yielding;
 };
 
@@ -250,6 +264,7 @@ struct fa_device {
 	struct fa_cuda_known_maps maps;
 	CUmodule paged_modules[FA_CUDA_PAGED_IMAGES];
 	CUfunction *paged_functions; /* [fa_cuda_paged_kernels_count]; NULL: not for this chip */
+	CUfunction gate_function;    /* one of these; NULL: the device waits for no words */
 
 	void *pinned;        /* words, then vectors */
 	CUdeviceptr vectors; /* and the streams' counters behind them */
@@ -431,6 +446,8 @@ int fa_cuda_paged_cache_check(struct fa_device *device, const struct fa_paged_ca
 int fa_cuda_paged_prepare(struct fa_device *device, struct fa_device_work *work,
                           struct fa_error *error);
 void fa_cuda_paged_release(struct fa_device *device, struct fa_device_work *work);
+/* Whether that is one kernel which may stand behind a gate, and maybe copies before. */
+bool fa_cuda_paged_may_wait(const struct fa_device_work *work);
 /* All that the driver is told of a prepared work; on the engine thread. 0 or its status. */
 int fa_cuda_paged_enqueue(struct fa_device *device, struct fa_cuda_stream *stream,
                           struct fa_device_work *work);
@@ -477,11 +494,29 @@ struct fa_cuda_kernel_launch {
 	unsigned int grid_x, grid_y, threads, shared_bytes;
 };
 
-/* On @stream, as the next of its newest work, @params as cuLaunchKernel() takes them. */
+/* On @stream, as the next of its newest work, @params as cuLaunchKernel() takes them; @gate: what
+ * waits before it, or NULL. */
 CUresult fa_cuda_launch_kernel(struct fa_device *device, struct fa_cuda_stream *stream,
-                               const struct fa_cuda_kernel_launch *launch, void **params);
+                               const struct fa_cuda_kernel_launch *launch, void **params,
+                               const struct fa_cuda_gate *gate);
 /* Nothing of the stream is in flight. */
 void fa_cuda_graphs_close(struct fa_device *device, struct fa_cuda_stream *stream);
+
+/* ---- gates (device_cuda_gate.c); on the engine thread but for the first */
+
+/* With the kernels over pages: finds the gate among them, if there are to be any. */
+void fa_cuda_gates_open(struct fa_device *device);
+/* The gate of @work, the stream's newest, whose launch tells its end by @done. */
+struct fa_cuda_gate fa_cuda_gate_of(const struct fa_cuda_stream *stream,
+                                    const struct fa_device_work *work, struct fa_cuda_done *done);
+/* One that was launched behind its gate, of @queue as all that are. */
+void fa_cuda_gates_add(struct fa_cuda_stream *stream, const struct fa_device_queue *queue);
+/* Asks all gates of the stream to give up. */
+void fa_cuda_gates_stop(struct fa_cuda_stream *stream);
+/* Whether one has given up since this was asked: then from *ret_turn on all are shut. */
+bool fa_cuda_gates_are_shut(struct fa_cuda_stream *stream, uint64_t *ret_turn);
+/* Those that come now have nothing to do with those that came before. */
+void fa_cuda_gates_begin(struct fa_cuda_stream *stream);
 
 /* ---- giving way (device_cuda_yield.c); on the engine thread but for the first two */
 
@@ -522,6 +557,8 @@ struct fa_device_group *fa_cuda_group_free(struct fa_device *device, struct fa_d
 int fa_cuda_queue_new(struct fa_device *device, struct fa_device_group *group, int priority,
                       struct fa_error *error, struct fa_device_queue **ret_queue);
 struct fa_device_queue *fa_cuda_queue_free(struct fa_device *device, struct fa_device_queue *queue);
+bool fa_cuda_may_wait(struct fa_device *device, const struct fa_device_queue *queue,
+                      const struct fa_device_work *work);
 void fa_cuda_launch(struct fa_device *device, struct fa_device_queue *queue,
                     struct fa_device_work *work);
 void fa_cuda_cancel(struct fa_device *device, struct fa_device_work *work);

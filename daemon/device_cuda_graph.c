@@ -5,10 +5,11 @@
  * sooner; with another grid each time they take as long. So a stream has graphs for the kernels
  * that it was given lately.
  *
- * To make one takes 10 to 50 us and memory of the device, for which the driver may wait. It is
- * done for a kernel that comes again and again, and while the device has nothing to do; till
- * then, and wherever the driver refuses, the kernel is launched plainly. What is replaced is
- * what was not used for the longest time, as all of the stream has ended.
+ * To make one takes 10 to 100 us and some memory of the device, whatever runs there; so it is
+ * done for a kernel that comes again and again. Till then, and wherever the driver refuses, the
+ * kernel is launched plainly. What is replaced is what was not used for the longest time; what
+ * the driver still has of it goes on. A gate is in one graph with the kernel behind it, which
+ * hands over sooner than two launches, and gets it at once.
  */
 #include "daemon/device_cuda.h"
 
@@ -30,8 +31,10 @@ void fa_cuda_graphs_close(struct fa_device *device, struct fa_cuda_stream *strea
 		graph_free(device, &stream->graphs[i]);
 }
 
+/* @gate: of the kernel before; NULL: there is none. */
 static CUresult graph_make(struct fa_device *device, struct fa_cuda_stream *stream,
-                           struct fa_cuda_graph *graph, const CUDA_KERNEL_NODE_PARAMS_v2 *params)
+                           struct fa_cuda_graph *graph, const CUDA_KERNEL_NODE_PARAMS_v2 *gate,
+                           const CUDA_KERNEL_NODE_PARAMS_v2 *params)
 {
 	const struct fa_cudriver *driver = &device->driver;
 	CUresult result;
@@ -41,7 +44,13 @@ static CUresult graph_make(struct fa_device *device, struct fa_cuda_stream *stre
 		graph->graph = NULL;
 		return result;
 	}
-	result = driver->cuGraphAddKernelNode(&graph->node, graph->graph, NULL, 0, params);
+	if (gate)
+		result = driver->cuGraphAddKernelNode(&graph->gate_node, graph->graph, NULL, 0,
+		                                      gate);
+	if (result == CUDA_SUCCESS)
+		result = driver->cuGraphAddKernelNode(&graph->node, graph->graph,
+		                                      gate ? &graph->gate_node : NULL, gate != NULL,
+		                                      params);
 	if (result == CUDA_SUCCESS)
 		result = driver->cuGraphInstantiateWithFlags(&graph->exec, graph->graph, 0);
 	if (result != CUDA_SUCCESS) {
@@ -51,30 +60,59 @@ static CUresult graph_make(struct fa_device *device, struct fa_cuda_stream *stre
 	return driver->cuGraphUpload(graph->exec, stream->stream);
 }
 
-/* The stream's for @function; NULL: there is none, and no place for one. */
+/* The stream's for @function, or the place for it. */
 static struct fa_cuda_graph *find(struct fa_device *device, struct fa_cuda_stream *stream,
-                                  CUfunction function)
+                                  CUfunction function, bool gated)
 {
 	struct fa_cuda_graph *oldest = &stream->graphs[0];
 
 	for (int i = 0; i < FA_CUDA_GRAPHS; ++i) {
 		struct fa_cuda_graph *graph = &stream->graphs[i];
 
-		if (graph->function == function)
+		if (graph->function == function && graph->gated == gated)
 			return graph;
 		if (graph->used < oldest->used)
 			oldest = graph;
 	}
-	if (oldest->exec && (stream->n_works || oldest->sequence == stream->sequence))
-		return NULL;
 	graph_free(device, oldest);
 	oldest->function = function;
+	oldest->gated = gated;
 	return oldest;
 }
 
-CUresult fa_cuda_launch_kernel(struct fa_device *device, struct fa_cuda_stream *stream,
-                               const struct fa_cuda_kernel_launch *launch, void **params)
+/* What @stream has for it; NULL: it is launched plainly. */
+static struct fa_cuda_graph *graph_for(struct fa_device *device, struct fa_cuda_stream *stream,
+                                       const CUDA_KERNEL_NODE_PARAMS_v2 *gate,
+                                       const CUDA_KERNEL_NODE_PARAMS_v2 *node)
 {
+	struct fa_cuda_graph *graph;
+
+	if (device->no_graphs)
+		return NULL;
+	graph = find(device, stream, node->func, gate != NULL);
+	graph->used = ++stream->n_launches;
+	if (!graph->exec && (gate || graph->launches++ >= LAUNCHES_BEFORE) &&
+	    graph_make(device, stream, graph, gate, node) != CUDA_SUCCESS) {
+		/* If that is because the device is lost, the next call says so. */
+		graph_free(device, graph);
+		device->no_graphs = true;
+	}
+	return graph->exec ? graph : NULL;
+}
+
+static CUresult launch_plainly(struct fa_device *device, struct fa_cuda_stream *stream,
+                               const CUDA_KERNEL_NODE_PARAMS_v2 *node)
+{
+	return device->driver.cuLaunchKernel(node->func, node->gridDimX, node->gridDimY, 1,
+	                                     node->blockDimX, 1, 1, node->sharedMemBytes,
+	                                     stream->stream, node->kernelParams, NULL);
+}
+
+CUresult fa_cuda_launch_kernel(struct fa_device *device, struct fa_cuda_stream *stream,
+                               const struct fa_cuda_kernel_launch *launch, void **params,
+                               const struct fa_cuda_gate *gate)
+{
+	void *gate_params[] = { (void *)gate };
 	const CUDA_KERNEL_NODE_PARAMS_v2 node = {
 		.func = launch->function,
 		.gridDimX = launch->grid_x,
@@ -85,29 +123,30 @@ CUresult fa_cuda_launch_kernel(struct fa_device *device, struct fa_cuda_stream *
 		.blockDimZ = 1,
 		.sharedMemBytes = launch->shared_bytes,
 		.kernelParams = params,
+	}, gate_node = {
+		.func = device->gate_function,
+		.gridDimX = 1,
+		.gridDimY = 1,
+		.gridDimZ = 1,
+		.blockDimX = FA_CUDA_GATE_THREADS,
+		.blockDimY = 1,
+		.blockDimZ = 1,
+		.kernelParams = gate_params,
 	};
-	struct fa_cuda_graph *graph = device->no_graphs ? NULL
-	                                                : find(device, stream, launch->function);
-	CUresult result;
+	const struct fa_cuda_graph *graph = graph_for(device, stream, gate ? &gate_node : NULL,
+	                                              &node);
+	const struct fa_cudriver *driver = &device->driver;
+	CUresult result = CUDA_SUCCESS;
 
-	if (graph) {
-		graph->used = ++stream->n_launches;
-		graph->sequence = stream->sequence;
-		if (!graph->exec && graph->launches++ >= LAUNCHES_BEFORE && !device->n_works &&
-		    graph_make(device, stream, graph, &node) != CUDA_SUCCESS) {
-			/* If that is because the device is lost, the next call says so. */
-			graph_free(device, graph);
-			device->no_graphs = true;
-		}
-		if (graph->exec) {
-			result = device->driver.cuGraphExecKernelNodeSetParams(graph->exec,
-			                                                       graph->node, &node);
-			return result == CUDA_SUCCESS
-			               ? device->driver.cuGraphLaunch(graph->exec, stream->stream)
-			               : result;
-		}
+	if (!graph) {
+		if (gate)
+			result = launch_plainly(device, stream, &gate_node);
+		return result == CUDA_SUCCESS ? launch_plainly(device, stream, &node) : result;
 	}
-	return device->driver.cuLaunchKernel(launch->function, launch->grid_x, launch->grid_y, 1,
-	                                     launch->threads, 1, 1, launch->shared_bytes,
-	                                     stream->stream, params, NULL);
+	if (gate)
+		result = driver->cuGraphExecKernelNodeSetParams(graph->exec, graph->gate_node,
+		                                                &gate_node);
+	if (result == CUDA_SUCCESS)
+		result = driver->cuGraphExecKernelNodeSetParams(graph->exec, graph->node, &node);
+	return result == CUDA_SUCCESS ? driver->cuGraphLaunch(graph->exec, stream->stream) : result;
 }

@@ -559,6 +559,7 @@ static CUresult launch_part(struct fa_device *device, struct fa_cuda_stream *str
 		const CUfunction function =
 			device->paged_functions[launch->kernel - fa_cuda_paged_kernels];
 		const bool tells = last && i == n - 1;
+		struct fa_cuda_gate gate;
 		struct fa_cuda_maps maps;
 		void *params[] = { &launch->args, &maps };
 
@@ -575,16 +576,31 @@ static CUresult launch_part(struct fa_device *device, struct fa_cuda_stream *str
 		if (tells)
 			fa_cuda_tell(stream, work, blocks, launch->parts,
 			             fa_cuda_paged_done(launch));
+		if (work->gate)
+			gate = fa_cuda_gate_of(stream, work, fa_cuda_paged_done(launch));
 		result = fa_cuda_launch_kernel(device, stream,
 		                               &(struct fa_cuda_kernel_launch){
 						       function, launch->grid_x, launch->grid_y,
 						       (unsigned int)launch->kernel->threads,
 						       (unsigned int)launch->kernel->shared_bytes },
-		                               params);
+		                               params, work->gate ? &gate : NULL);
 		if (tells && result == CUDA_SUCCESS)
 			fa_cuda_told(stream, blocks, launch->parts);
 	}
 	return result;
+}
+
+bool fa_cuda_paged_may_wait(const struct fa_device_work *work)
+{
+	const struct room *room = work->room;
+	const uint32_t last = work->n_paged - 1;
+	const struct fa_cuda_paged_plan *plan = room->parts[last].plan;
+
+	for (uint32_t i = 0; i < last; ++i)
+		if (!room->parts[i].joined)
+			return false;
+	return room->parts[last].request.op == FA_PAGED_ATTEND && !plan->forward_blocks &&
+	       plan->decode_grid > 0 && plan->decode_grid <= FA_CUDA_TELL_BLOCKS;
 }
 
 int fa_cuda_paged_enqueue(struct fa_device *device, struct fa_cuda_stream *stream,

@@ -31,6 +31,8 @@ int fa_cuda_pool_open(struct fa_device *device, uint64_t chunk_bytes, uint32_t m
 	if (r == 0)
 		r = fa_cuda_paged_kernels_load(device, error);
 	if (r == 0)
+		fa_cuda_gates_open(device);
+	if (r == 0)
 		r = fa_cuda_room_open(device, error);
 	if (r < 0)
 		return r;

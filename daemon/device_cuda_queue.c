@@ -28,6 +28,7 @@
 
 #include "common/cleanup.h"
 #include "common/clock.h"
+#include "common/timeline.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -47,7 +48,10 @@ struct cuda_work {
 	uint64_t sequence; /* in its CUDA stream */
 	struct fa_cuda_range range;
 	enum work_state state;
-	uint32_t parts; /* that are told, or 0: it is as a whole */
+	uint32_t parts;   /* that are told, or 0: it is as a whole */
+	uint32_t counted; /* blocks that count themselves */
+	bool gated;       /* LAUNCHED behind a gate, */
+	bool open;        /* ... which has opened, or is about to */
 };
 
 _Static_assert(sizeof(struct cuda_work) <= sizeof(((struct fa_device_work *)0)->backend),
@@ -101,6 +105,16 @@ static void work_finish(struct fa_device *device, struct fa_device_work *work)
 	if (!device->reaping && fa_list_empty(&device->done))
 		device->config.notify(device->config.userdata);
 	fa_list_append(&device->done, &work->link);
+}
+
+/* It is none of the stream's any more. */
+static void work_leave_gate(struct fa_cuda_stream *stream, struct fa_device_work *work)
+{
+	struct cuda_work *cuda = cuda_work(work);
+
+	stream->gates.n_works -= cuda->gated;
+	stream->gates.n_open -= cuda->open;
+	cuda->gated = cuda->open = false;
 }
 
 static void work_finish_lost(struct fa_device *device, struct fa_device_work *work)
@@ -168,7 +182,7 @@ static CUresult launch_kernel(struct fa_device *device, struct fa_cuda_stream *s
 		&(struct fa_cuda_kernel_launch){ function, launch->grid, 1,
 	                                         (unsigned int)kernel->threads,
 	                                         (unsigned int)kernel->shared_bytes },
-		params);
+		params, NULL);
 	if (result == CUDA_SUCCESS)
 		fa_cuda_told(stream, launch->grid, 0);
 	return result;
@@ -217,13 +231,19 @@ static void work_start(struct fa_device *device, struct fa_cuda_stream *stream,
                        struct fa_device_work *work)
 {
 	struct cuda_work *cuda = cuda_work(work);
+	const uint64_t n_counted = stream->n_counted;
 	CUresult result = CUDA_SUCCESS;
 	struct fa_error error;
 
 	work->started_ns = fa_now_ns();
 	cuda->sequence = ++stream->sequence;
-	fa_cuda_yield_ask(device, stream);
+	if (!work->gate)
+		fa_cuda_yield_ask(device, stream);
 	work->status = work_enqueue(device, stream, work);
+	cuda->counted = (uint32_t)(stream->n_counted - n_counted);
+	cuda->gated = work->gate && !work->status;
+	if (cuda->gated)
+		fa_cuda_gates_add(stream, work->queue);
 	if (stream->told == cuda->sequence)
 		cuda->parts = stream->told_parts;
 	else
@@ -243,6 +263,33 @@ static void work_start(struct fa_device *device, struct fa_cuda_stream *stream,
 	cuda->state = LAUNCHED;
 }
 
+/* Whether somebody wants the stream who has nothing to do with its gates. */
+static bool others_want(const struct fa_cuda_stream *stream)
+{
+	const struct fa_list *pos;
+
+	fa_list_for_each(pos, &stream->shares) {
+		const struct share *share = fa_container_of(pos, const struct share, link);
+
+		if (share->queues.next != &stream->gates.queue->link ||
+		    share->queues.prev != share->queues.next)
+			return true;
+	}
+	return false;
+}
+
+/* Whether what comes next has to wait until what stands behind gates has ended. */
+static bool is_gated(struct fa_cuda_stream *stream)
+{
+	if (!stream->gates.n_works)
+		return false;
+	if (!others_want(stream))
+		return !first_work(&stream->gates.queue->works)->gate;
+	if (!stream->gates.stopped)
+		fa_cuda_gates_stop(stream);
+	return true;
+}
+
 /* Gives the CUDA stream what it can hold, a work of each group and queue in turn. */
 static void stream_feed(struct fa_device *device, struct fa_cuda_stream *stream)
 {
@@ -251,7 +298,7 @@ static void stream_feed(struct fa_device *device, struct fa_cuda_stream *stream)
 	struct share *share;
 
 	while (stream->n_works < FA_CUDA_STREAM_DEPTH && !stream->yielding.work &&
-	       !fa_list_empty(&stream->shares) && !fa_cuda_is_lost(device)) {
+	       !fa_list_empty(&stream->shares) && !is_gated(stream) && !fa_cuda_is_lost(device)) {
 		share = fa_container_of(stream->shares.next, struct share, link);
 		queue = fa_container_of(share->queues.next, struct fa_device_queue, link);
 		work = first_work(&queue->works);
@@ -298,6 +345,8 @@ static void fail_all(struct fa_device *device)
 			work_finish_lost(device, first_work(&stream->works));
 		device->n_works -= stream->n_works;
 		stream->n_works = 0;
+		stream->gates.n_works = stream->gates.n_open = 0;
+		fa_cuda_gates_begin(stream);
 		while (!fa_list_empty(&stream->shares)) {
 			struct share *share = fa_container_of(stream->shares.next, struct share,
 			                                      link);
@@ -317,6 +366,18 @@ static void fail_all(struct fa_device *device)
 
 /* ---- the table's functions */
 
+bool fa_cuda_may_wait(struct fa_device *device, const struct fa_device_queue *queue,
+                      const struct fa_device_work *work)
+{
+	const struct fa_cuda_stream *stream = queue->stream;
+	const struct fa_cuda_gates *gates = &stream->gates;
+
+	return device->gate_function && work->op == FA_DEVICE_PAGED &&
+	       fa_cuda_paged_may_wait(work) && fa_list_empty(&stream->shares) &&
+	       stream->n_works < FA_CUDA_STREAM_DEPTH && !stream->yielding.work &&
+	       (!gates->n_works || (gates->queue == queue && !gates->stopped));
+}
+
 void fa_cuda_launch(struct fa_device *device, struct fa_device_queue *queue,
                     struct fa_device_work *work)
 {
@@ -327,6 +388,7 @@ void fa_cuda_launch(struct fa_device *device, struct fa_device_queue *queue,
 	work->queue = queue;
 	work->status = 0;
 	work->started_ns = work->finished_ns = 0;
+	work->shut = false;
 	atomic_store_explicit(&work->cancelled, false, memory_order_relaxed);
 	*cuda = (struct cuda_work){ .state = WAITING };
 	fa_list_init(&cuda->range.link);
@@ -354,6 +416,11 @@ void fa_cuda_cancel(struct fa_device *device, struct fa_device_work *work)
 		fa_cuda_yield_cancel(device, queue->stream);
 		return;
 	}
+	if (cuda_work(work)->state == LAUNCHED && cuda_work(work)->gated) {
+		atomic_store_explicit(&work->cancelled, true, memory_order_relaxed);
+		fa_cuda_gates_stop(queue->stream);
+		return;
+	}
 	if (cuda_work(work)->state != WAITING)
 		return;
 	atomic_store_explicit(&work->cancelled, true, memory_order_relaxed);
@@ -373,6 +440,7 @@ static void stream_finish(struct fa_device *device, struct fa_cuda_stream *strea
 	if (work->started_ns < stream->finished_ns)
 		work->started_ns = stream->finished_ns;
 	work->finished_ns = now_ns;
+	work_leave_gate(stream, work);
 	if (work == stream->yielding.work)
 		fa_cuda_yield_end(device, stream);
 	work_finish(device, work);
@@ -402,11 +470,68 @@ static void stream_go_on(struct fa_device *device, struct fa_cuda_stream *stream
 	stream_feed(device, stream);
 }
 
+/* Those behind gates that are shut, from @turn on, are as if they had never been launched. */
+static void take_back(struct fa_device *device, struct fa_cuda_stream *stream, uint64_t turn)
+{
+	struct fa_list *pos, *next;
+
+	fa_list_for_each_safe(pos, next, &stream->works) {
+		struct fa_device_work *work = fa_container_of(pos, struct fa_device_work, link);
+		const struct cuda_work *cuda = cuda_work(work);
+
+		if (!cuda->gated || cuda->sequence < turn)
+			continue;
+		work_leave_gate(stream, work);
+		stream->n_counted -= cuda->counted;
+		--stream->n_works;
+		--device->n_works;
+		if (atomic_load_explicit(&work->cancelled, memory_order_relaxed))
+			work->status = fa_fail(&work->error, -ECANCELED, "the work was cancelled");
+		else
+			work->shut = true;
+		work_finish(device, work);
+	}
+}
+
+/* What stands behind gates that have opened is as urgent as what was just launched. */
+static void look_at_gates(struct fa_device *device, struct fa_cuda_stream *stream)
+{
+	const struct fa_list *pos;
+	uint64_t turn;
+
+	if (fa_cuda_gates_are_shut(stream, &turn)) {
+		take_back(device, stream, turn);
+		fa_cuda_gates_begin(stream);
+		stream_feed(device, stream);
+	}
+	if (stream->gates.n_open == stream->gates.n_works)
+		return;
+	fa_list_for_each(pos, &stream->works) {
+		struct fa_device_work *work = fa_container_of(pos, struct fa_device_work, link);
+		struct cuda_work *cuda = cuda_work(work);
+
+		if (!cuda->gated || cuda->open)
+			continue;
+		if (!fa_timeline_reached(__atomic_load_n(work->gate_here, __ATOMIC_ACQUIRE),
+		                         work->gate_value))
+			return;
+		cuda->open = true;
+		++stream->gates.n_open;
+		work->started_ns = device->progress_ns = fa_now_ns();
+		fa_cuda_yield_ask(device, stream);
+	}
+}
+
 static void stream_reap(struct fa_device *device, struct fa_cuda_stream *stream)
 {
-	struct fa_device_work *work = first_work(&stream->works);
+	struct fa_device_work *work;
 	uint64_t now_ns;
 
+	if (stream->gates.n_works)
+		look_at_gates(device, stream);
+	if (!stream->n_works)
+		return;
+	work = first_work(&stream->works);
 	if (!has_ended(stream)) {
 		/* Those ahead of it have ended before it was stopped: their turn is first. */
 		if (work == stream->yielding.work && fa_cuda_yield_stopped(device, stream))

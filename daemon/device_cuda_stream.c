@@ -34,8 +34,9 @@ static void count_streams(struct fa_device *device)
 static CUresult open_pinned(struct fa_device *device)
 {
 	const size_t vectors_bytes = (size_t)FA_CUDA_STREAM_DEPTH * FA_CUDA_VECTORS_BYTES;
-	/* Of works that have ended, and of launches that have ended early. */
-	const size_t words_bytes = 2 * device->n_streams * WORD_BYTES;
+	/* Of works that have ended, of launches that have ended early, of gates' reports, and of
+	 * gates that are to give up. */
+	const size_t words_bytes = 4 * device->n_streams * WORD_BYTES;
 	const struct fa_cudriver *driver = &device->driver;
 	CUdeviceptr words_at;
 	CUresult result;
@@ -48,7 +49,7 @@ static CUresult open_pinned(struct fa_device *device)
 		return result;
 	}
 	result = driver->cuMemAlloc(&device->vectors,
-	                            device->n_streams * (vectors_bytes + WORD_BYTES));
+	                            device->n_streams * (vectors_bytes + 2 * WORD_BYTES));
 	if (result != CUDA_SUCCESS) {
 		device->vectors = 0;
 		return result;
@@ -65,11 +66,19 @@ static CUresult open_pinned(struct fa_device *device)
 		stream->yielding.report = (uint64_t *)((char *)device->pinned +
 		                                       (device->n_streams + i) * WORD_BYTES);
 		stream->yielding.report_at = words_at + (device->n_streams + i) * WORD_BYTES;
+		stream->gates.report = (const uint64_t *)((char *)device->pinned +
+		                                          (2 * device->n_streams + i) * WORD_BYTES);
+		stream->gates.report_at = words_at + (2 * device->n_streams + i) * WORD_BYTES;
+		stream->gates.stop = (uint64_t *)((char *)device->pinned +
+		                                  (3 * device->n_streams + i) * WORD_BYTES);
+		stream->gates.stop_at = words_at + (3 * device->n_streams + i) * WORD_BYTES;
+		stream->gates.run = 1;
 		stream->vectors = (char *)device->pinned + words_bytes + i * vectors_bytes;
 		stream->vectors_at = device->vectors + i * vectors_bytes;
 		stream->vectors_in_place = words_at + words_bytes + i * vectors_bytes;
 		stream->counter_at = device->vectors + device->n_streams * vectors_bytes +
-		                     i * WORD_BYTES;
+		                     i * 2 * WORD_BYTES;
+		stream->gates.shut_at = stream->counter_at + WORD_BYTES;
 	}
 	return CUDA_SUCCESS;
 }
@@ -108,7 +117,7 @@ static int try_streams(struct fa_device *device, struct fa_error *error)
 		result = driver->cuMemcpyHtoDAsync(stream->vectors_at, stream->vectors, 16,
 		                                   stream->stream);
 		if (result == CUDA_SUCCESS)
-			result = driver->cuMemsetD8Async(stream->counter_at, 0, WORD_BYTES,
+			result = driver->cuMemsetD8Async(stream->counter_at, 0, 2 * WORD_BYTES,
 			                                 stream->stream);
 		if (result == CUDA_SUCCESS)
 			result = driver->cuStreamWriteValue64(stream->stream, stream->word_at,

@@ -225,10 +225,16 @@ static void ask(struct fa_device *device, struct fa_cuda_yielding *yielding)
 				  CU_STREAM_WRITE_VALUE_DEFAULT) == CUDA_SUCCESS;
 }
 
+/* With more than what waits for its gates to open. */
+static bool is_busy(const struct fa_cuda_stream *stream)
+{
+	return stream->n_works > stream->gates.n_works - stream->gates.n_open;
+}
+
 static bool is_urgent(const struct fa_device *device)
 {
 	for (unsigned int i = 0; i < device->n_high; ++i)
-		if (device->streams[i].n_works)
+		if (is_busy(&device->streams[i]))
 			return true;
 	return false;
 }

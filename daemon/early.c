@@ -1,6 +1,5 @@
 #include "daemon/early.h"
 
-#include "common/cleanup.h"
 #include "common/clock.h"
 #include "daemon/server.h"
 
@@ -29,61 +28,26 @@ static void use(struct fa_session *session, void *page)
 		fa_early_stream(session, i);
 }
 
-static void on_imported(struct fa_buffer *buffer)
-{
-	struct fa_session *session = buffer->owner;
-
-	session->early_import = NULL;
-	if (buffer->status == 0 && session->state == FA_SESSION_READY) {
-		session->early_buffer = buffer;
-		use(session, buffer->memory.address);
-	} else {
-		if (buffer->status < 0)
-			fa_log_about(&session->subject, FA_LOG_DEBUG,
-			             "completions are not told by the device: %s",
-			             buffer->error.text);
-		fa_buffer_unref(buffer);
-	}
-	fa_session_unref(session);
-}
-
 void fa_early_open(struct fa_session *session)
 {
-	struct fa_server *server = session->server;
-	struct fa_buffer *buffer;
-	struct fa_error error;
-
-	if (!server->ops->memory_import_mapped) {
-		use(session, session->completions);
-		return;
-	}
-	if (fa_buffer_new(&server->importer, &error, &buffer) < 0)
-		return;
-	buffer->mapped = session->completions;
-	buffer->bytes = FA_COMPLETION_PAGE_BYTES;
-	buffer->imported = on_imported;
-	buffer->owner = fa_session_ref(session);
-	session->early_import = buffer;
-	fa_importer_start(&server->importer, buffer);
+	session->early_pin = (struct fa_pinned){
+		.session = session,
+		.there = use,
+		.missing = "completions are not told by the device",
+	};
+	fa_pinned_open(&session->early_pin, session->completions, FA_COMPLETION_PAGE_BYTES);
 }
 
 void fa_early_stop(struct fa_session *session)
 {
-	struct fa_buffer *buffer = session->early_import;
-
 	fa_list_remove(&session->early_link);
-	/* What is the session's does not wait for others' imports. */
-	if (!buffer || !fa_importer_withdraw(buffer))
-		return;
-	session->early_import = NULL;
-	fa_buffer_unref(buffer);
-	fa_session_unref(session);
+	fa_pinned_stop(&session->early_pin);
 }
 
 void fa_early_close(struct fa_session *session)
 {
 	session->early_page = NULL;
-	fa_buffer_unref(fa_steal_ptr(session->early_buffer));
+	fa_pinned_close(&session->early_pin);
 }
 
 bool fa_early_submit(struct fa_session *session, uint32_t stream, uint64_t value, bool may)

@@ -93,6 +93,7 @@ struct fa_request {
 	unsigned int state;
 	bool delivered;   /* in fa_engine_take()'s queue; under the mutex */
 	bool chain_ended; /* the one that it is chained to has failed: so does it */
+	bool behind_gate; /* running, or about to, as soon as the device sees its gate open */
 	struct fa_deadline deadline;
 	struct fa_device_work work;
 };

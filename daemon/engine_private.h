@@ -70,7 +70,10 @@ struct fa_stream {
 	struct fa_error chain_error;
 	/* The one that is first in waiting, and waits for its gates; NULL: it does not. */
 	struct fa_request *gated;
-	uint64_t gated_ns;            /* since when */
+	uint64_t gated_ns;           /* since when */
+	unsigned int n_behind_gates; /* running requests that the device waits with for theirs */
+	/* How often in a row it gave up, and requests whose gates it is not asked to wait for. */
+	unsigned int gates_in_vain, gates_rest;
 	struct fa_list gate_link;     /* engine.gated, while it has not waited for long */
 	struct fa_deadline gate_look; /* engine.gate_looks, afterwards */
 

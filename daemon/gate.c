@@ -26,6 +26,21 @@ bool fa_gates_met(struct fa_gates *gates)
 	return true;
 }
 
+bool fa_gates_last(const struct fa_gates *gates, const uint64_t **ret_word,
+                   const uint64_t **ret_here, uint64_t *ret_value)
+{
+	const struct fa_timeline_in *in = atomic_load_explicit(&gates->words->in_at,
+	                                                       memory_order_relaxed);
+	const struct fa_gate *gate = &gates->gates[gates->n_met];
+
+	if (!in || gates->n_met + 1 != gates->n_waits || gate->out)
+		return false;
+	*ret_word = (const uint64_t *)&in[gate->slot].value;
+	*ret_here = (const uint64_t *)&gates->words->in[gate->slot].value;
+	*ret_value = gate->value;
+	return true;
+}
+
 /* A client may have as many threads asleep as it likes, and they are woken by a thread that
  * serves all. Those who are left out look again soon, by themselves. */
 #define WAKES_MAX 64

@@ -117,6 +117,7 @@ void fa_session_close(struct fa_session *session)
 	             session->name);
 	fa_list_remove(&session->hello_link);
 	fa_early_stop(session);
+	fa_pinned_stop(&session->timeline_pin);
 	/* Before the socket: the loop must not wait for a number that may be reused. */
 	uv_close((uv_handle_t *)&session->poll, on_closed);
 	hang_up(session);

@@ -28,6 +28,7 @@
 #include "daemon/kv.h"
 #include "daemon/log.h"
 #include "daemon/peer.h"
+#include "daemon/pinned.h"
 #include "daemon/table.h"
 #include "daemon/tenant.h"
 #include "schema/wire.h"
@@ -98,16 +99,16 @@ struct fa_session {
 	struct fa_wire_secret secret;
 	struct fa_completion_slot *completions; /* NULL until Hello */
 	void *early_page;                       /* the same as the device addresses it (early.h) */
-	struct fa_buffer *early_buffer;         /* which that takes; NULL: nothing */
-	struct fa_buffer *early_import;         /* its job, while there is one */
-	uint64_t early_streams;                 /* bits of those of which early is not finished */
-	struct fa_list early_link;              /* server.early, while there are any */
-	struct fa_session_ring *ring;           /* NULL unless it asked for one (ring.h) */
-	struct fa_timeline *timeline;           /* NULL unless it asked for one (timeline.h) */
-	struct fa_table buffers;                /* struct fa_buffer, one reference each */
-	struct fa_buffer *import;               /* the one that is being made */
-	struct fa_registration *registration;   /* one that waits for pieces (registration.h) */
-	uint64_t buffer_bytes;                  /* of those in the table */
+	struct fa_pinned early_pin;
+	uint64_t early_streams;               /* bits of those of which early is not finished */
+	struct fa_list early_link;            /* server.early, while there are any */
+	struct fa_session_ring *ring;         /* NULL unless it asked for one (ring.h) */
+	struct fa_timeline *timeline;         /* NULL unless it asked for one (timeline.h) */
+	struct fa_pinned timeline_pin;        /* of the slots that the client writes */
+	struct fa_table buffers;              /* struct fa_buffer, one reference each */
+	struct fa_buffer *import;             /* the one that is being made */
+	struct fa_registration *registration; /* one that waits for pieces (registration.h) */
+	uint64_t buffer_bytes;                /* of those in the table */
 	unsigned int n_device_buffers; /* of them, the device's memory that the client has, too */
 	struct fa_engine_group *group; /* of its streams; NULL before the first */
 	struct fa_session_stream streams[FA_SESSION_STREAMS];

@@ -11,6 +11,11 @@
 
 static void stream_update(struct fa_stream *stream);
 
+/* Requests of a stream that the device waits with for their gates. */
+#define GATES_AHEAD 2
+/* After that many that it gave up in a row, 2 to that many more are not left to it. */
+#define GATES_IN_VAIN_MAX 6
+
 /* ---- requests */
 
 static void request_settle(struct fa_request *request, int status)
@@ -88,10 +93,43 @@ void fa_request_answered(struct fa_request *request)
 	stream_update(request->stream);
 }
 
+/* The device has given up looking at its gate, and has done nothing: it waits as before. */
+static void request_return(struct fa_request *request)
+{
+	struct fa_stream *stream = request->stream;
+	struct fa_list *pos;
+
+	stream->outstanding--;
+	stream->engine->n_running--;
+	request->behind_gate = false;
+	request->state = FA_REQUEST_WAITING;
+	fa_list_remove(&request->link);
+	/* It is one of the last that were started; others may be back already. */
+	fa_list_for_each(pos, &stream->waiting)
+		if (fa_container_of(pos, struct fa_request, link)->value > request->value)
+			break;
+	fa_list_append(pos, &request->link);
+	if (stream->gates_in_vain < GATES_IN_VAIN_MAX)
+		++stream->gates_in_vain;
+	stream->gates_rest = 1u << stream->gates_in_vain;
+	stream_update(stream);
+}
+
 void fa_request_reaped(struct fa_request *request)
 {
 	int status = request->work.status, end = request->end_status;
 	struct fa_stream *stream = request->stream;
+
+	stream->n_behind_gates -= request->behind_gate;
+	if (request->work.shut && !end) {
+		request_return(request);
+		return;
+	}
+	if (request->work.shut)
+		status = -ECANCELED;
+	else if (request->behind_gate && !status)
+		stream->gates_in_vain = 0;
+	request->behind_gate = false;
 
 	if (stream->engine->lost && end)
 		end = -ENODEV;
@@ -168,12 +206,28 @@ static bool is_gated(const struct fa_request *request)
 	       !request->stream->engine->lost && !fa_gates_met(request->gates);
 }
 
+/* Whether the first one that waits, whose gates are shut, can go to the device all the same: then
+ * that looks at the last of them in the engine's place, and hands over without a processor. */
+static bool device_may_wait(const struct fa_stream *stream, const struct fa_request *request)
+{
+	const struct fa_engine *engine = stream->engine;
+	const uint64_t *word, *here;
+	uint64_t value;
+
+	return engine->ops->may_wait && stream->queue && has_work(request) && !stream->gates_rest &&
+	       stream->n_behind_gates < GATES_AHEAD &&
+	       fa_gates_last(request->gates, &word, &here, &value) &&
+	       engine->ops->may_wait(engine->device, stream->queue, &request->work);
+}
+
 /* Whether something of the stream can be started. */
 static bool can_launch(const struct fa_stream *stream)
 {
 	const struct fa_request *request = fa_request_first((struct fa_list *)&stream->waiting);
 
-	if (fa_list_empty(&stream->waiting) || stream->gated)
+	if (fa_list_empty(&stream->waiting))
+		return false;
+	if (stream->gated && !device_may_wait(stream, request))
 		return false;
 	if (request->state != FA_REQUEST_WAITING || !has_work(request))
 		return true;
@@ -289,8 +343,14 @@ static void stream_launch(struct fa_stream *stream)
 	struct fa_request *request;
 	int r = 0;
 
+	/* The device may have changed its mind about gates. */
+	if (!can_launch(stream)) {
+		stream_update(stream);
+		return;
+	}
 	do {
 		request = fa_request_first(&stream->waiting);
+		request->behind_gate = request == stream->gated;
 		fa_list_remove(&request->link);
 		fa_list_append(&stream->started, &request->link);
 		/* The next one may wait for something. */
@@ -312,6 +372,14 @@ static void stream_launch(struct fa_stream *stream)
 				request->work.early = atomic_load_explicit(&stream->early,
 				                                           memory_order_relaxed);
 			request->work.early_value = (uint32_t)request->value;
+			request->work.gate = NULL;
+			if (request->behind_gate)
+				(void)fa_gates_last(request->gates, &request->work.gate,
+				                    &request->work.gate_here,
+				                    &request->work.gate_value);
+			else if (request->gates && stream->gates_rest)
+				stream->gates_rest--;
+			stream->n_behind_gates += request->behind_gate;
 			stream->outstanding++;
 			engine->n_running++;
 			fa_engine_count(&engine->stats.launched, 1);

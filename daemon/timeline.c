@@ -136,6 +136,24 @@ static int keep(struct fa_session *session, struct fa_timeline *timeline, int fd
 	return 0;
 }
 
+/* From now on the device may wait for the client's slots. */
+static void on_there(struct fa_session *session, void *address)
+{
+	atomic_store_explicit(&session->timeline->words.in_at, address, memory_order_relaxed);
+}
+
+static void pin(struct fa_session *session)
+{
+	if (!session->server->info.waits)
+		return;
+	session->timeline_pin = (struct fa_pinned){
+		.session = session,
+		.there = on_there,
+		.missing = "the device does not wait for slots of the timeline",
+	};
+	fa_pinned_open(&session->timeline_pin, session->timeline->words.in, FA_TIMELINE_BYTES);
+}
+
 int fa_timeline_setup(struct fa_session *session, const struct fa_wire_message *message,
                       struct fa_error *error)
 {
@@ -174,6 +192,7 @@ int fa_timeline_setup(struct fa_session *session, const struct fa_wire_message *
 		return r;
 	}
 	session->timeline = fa_steal_ptr(timeline);
+	pin(session);
 	fa_session_send_fds(session, &reply, fds, 2, &charge);
 	return 0;
 }
@@ -186,6 +205,7 @@ void fa_timeline_end(struct fa_session *session)
 
 	if (!timeline)
 		return;
+	fa_pinned_close(&session->timeline_pin);
 	for (unsigned int i = 0; i < FA_TIMELINE_SLOTS; ++i)
 		values[i] = timeline->words.values[i];
 	fa_timeline_out_release(timeline->words.out, values);

@@ -190,6 +190,12 @@ int fa_cuda_paged_check_cache(const struct fa_cuda_chip *chip, const struct fa_p
 	return 0;
 }
 
+const struct fa_cuda_paged_kernel *fa_cuda_paged_gate(const struct fa_cuda_chip *chip)
+{
+	return fa_cuda_paged_find(chip, FA_CUDA_PAGED_GATE, FA_PAGED_PLAIN, FA_ATTENTION_F32, 0, 0,
+	                          0);
+}
+
 int fa_cuda_paged_missing(const struct fa_cuda_chip *chip, const char *what, char *text,
                           size_t text_bytes)
 {
@@ -340,6 +346,7 @@ struct fa_cuda_done *fa_cuda_paged_done(struct fa_cuda_paged_launch *launch)
 	case FA_CUDA_PAGED_COPY:
 		return &launch->args.copy.done;
 	case FA_CUDA_PAGED_MOVE:
+	case FA_CUDA_PAGED_GATE: /* nobody is told of it alone */
 		break;
 	}
 	return &launch->args.moves.done;

@@ -38,6 +38,7 @@ enum fa_cuda_paged_kind {
 	FA_CUDA_PAGED_MERGE,
 	FA_CUDA_PAGED_COPY, /* and clear */
 	FA_CUDA_PAGED_MOVE,
+	FA_CUDA_PAGED_GATE, /* none of a request: what waits before one */
 };
 
 /* One built kernel. */
@@ -123,6 +124,7 @@ struct fa_cuda_paged_launch {
 		struct fa_cuda_paged_merge merge;
 		struct fa_cuda_paged_copy copy;
 		struct fa_cuda_paged_moves moves;
+		struct fa_cuda_gate gate;
 	} args;
 	/* What the kernel's second, struct fa_cuda_maps, is made of, if it has one. */
 	uint32_t n_maps; /* FA_CUDA_MAPS or 0 */
@@ -133,6 +135,9 @@ struct fa_cuda_paged_launch {
 
 /* What @launch is told about its end, empty so far: the caller's to fill. */
 struct fa_cuda_done *fa_cuda_paged_done(struct fa_cuda_paged_launch *launch);
+
+/* The kernel of fa_cuda_gate. It has one block. */
+const struct fa_cuda_paged_kernel *fa_cuda_paged_gate(const struct fa_cuda_chip *chip);
 
 /* Whether kernels cover @cache, whose pool and scales are not looked at. -EINVAL, -ENOTSUP,
  * with a sentence in @text. Of plain ones, what fa_paged_check_cache() says: what they lack

@@ -185,6 +185,14 @@ const struct fa_cuda_paged_kernel fa_cuda_paged_kernels[] = {
 	TOKENS(move, MOVE, false)
 	TOKENS_CODES(append_codes, APPEND)
 	TOKENS_CODES(read_codes, READ)
+	{
+		.symbol = "fa_sm80_paged_gate",
+		.image = FA_CUDA_IMAGE_SM80_PAGED_TOKENS,
+		.kind = FA_CUDA_PAGED_GATE,
+		.arch = 80,
+		.arch_end = INT32_MAX,
+		.threads = FA_CUDA_GATE_THREADS,
+	},
 	/* clang-format on */
 };
 

@@ -95,6 +95,20 @@ void fa_test_cuda_hold_pins(struct fa_test_cuda_page *page, bool hold)
 	atomic_store(&page->pins_held, hold);
 }
 
+void fa_test_cuda_gate_us(struct fa_test_cuda_page *page, uint32_t us)
+{
+	atomic_store(&page->gate_us, us);
+}
+
+struct fa_test_cuda_gates fa_test_cuda_gates(const struct fa_test_cuda_page *page)
+{
+	return (struct fa_test_cuda_gates){
+		.began = atomic_load(&page->gates_began),
+		.opened = atomic_load(&page->gates_opened),
+		.shut = atomic_load(&page->gates_shut),
+	};
+}
+
 uint64_t fa_test_cuda_kernels(const struct fa_test_cuda_page *page)
 {
 	return atomic_load(&page->calls[FA_TEST_CUDA_kernel]);

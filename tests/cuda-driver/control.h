@@ -48,6 +48,13 @@ void fa_test_cuda_kernel_us(struct fa_test_cuda_page *page, uint32_t us);
 void fa_test_cuda_hold(struct fa_test_cuda_page *page, bool hold);
 /* Pinning of host memory that begins does not end, until this is called with false. */
 void fa_test_cuda_hold_pins(struct fa_test_cuda_page *page, bool hold);
+/* Gates wait for so long; 0: as they are asked to. */
+void fa_test_cuda_gate_us(struct fa_test_cuda_page *page, uint32_t us);
+/* How many have begun to wait, have opened, and have given up. */
+struct fa_test_cuda_gates {
+	uint32_t began, opened, shut;
+};
+struct fa_test_cuda_gates fa_test_cuda_gates(const struct fa_test_cuda_page *page);
 /* Kernels that began so far. */
 uint64_t fa_test_cuda_kernels(const struct fa_test_cuda_page *page);
 /* Those that were asked to give way, and did. */

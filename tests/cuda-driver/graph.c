@@ -1,8 +1,10 @@
-/* Graphs of one kernel, and their launches. */
+/* Graphs of one kernel or of two, one behind the other, and their launches. */
 #include "tests/cuda-driver/launch.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+#define NODES 2
 
 /* A kernel with params of its own; what the driver calls a node, too. */
 struct node {
@@ -15,9 +17,10 @@ struct node {
 struct graph {
 	struct graph *next;
 	struct fa_fake_context *context;
-	struct node node; /* func NULL: there is none so far */
+	struct node nodes[NODES];
+	int n_nodes;
 	bool executable;
-	const struct node *of; /* if it is: the node that it was made of */
+	const struct graph *of; /* if it is: what it was made of */
 };
 
 static struct graph *graphs;
@@ -74,7 +77,8 @@ static void drop(struct graph *graph)
 	while (*at != graph)
 		at = &(*at)->next;
 	*at = graph->next;
-	node_free(&graph->node);
+	for (int i = 0; i < graph->n_nodes; ++i)
+		node_free(&graph->nodes[i]);
 	free(graph);
 }
 
@@ -148,19 +152,21 @@ CUresult cuGraphAddKernelNode(CUgraphNode *ret_node, CUgraph value, const CUgrap
 	CUresult result;
 
 	FA_FAKE_ENTER(cuGraphAddKernelNode, FA_FAKE_INIT | FA_FAKE_CURRENT | FA_FAKE_ALIVE);
-	if (n_before)
-		return CUDA_ERROR_NOT_SUPPORTED;
 	result = node_make(launch, &node);
 	if (result != CUDA_SUCCESS)
 		return result;
 	fa_fake_lock();
 	graph = find(value, false);
-	if (!graph || graph->node.launch.func) {
-		result = graph ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
-		node_free(&node);
+	if (!graph)
+		result = CUDA_ERROR_INVALID_VALUE;
+	else if (graph->n_nodes == NODES || n_before != (size_t)graph->n_nodes ||
+	         (n_before && before[0] != (CUgraphNode)&graph->nodes[0]))
+		result = CUDA_ERROR_NOT_SUPPORTED;
+	if (result == CUDA_SUCCESS) {
+		graph->nodes[graph->n_nodes] = node;
+		*ret_node = (CUgraphNode)&graph->nodes[graph->n_nodes++];
 	} else {
-		graph->node = node;
-		*ret_node = (CUgraphNode)&graph->node;
+		node_free(&node);
 	}
 	fa_fake_unlock();
 	return result;
@@ -168,33 +174,34 @@ CUresult cuGraphAddKernelNode(CUgraphNode *ret_node, CUgraph value, const CUgrap
 
 CUresult cuGraphInstantiateWithFlags(CUgraphExec *ret_exec, CUgraph value, unsigned long long flags)
 {
-	CUDA_KERNEL_NODE_PARAMS_v2 launch = { 0 };
-	struct graph *graph, *exec = NULL;
-	const struct node *of = NULL;
-	struct node node;
+	struct graph *exec = NULL;
+	const struct graph *graph;
 	CUresult result;
 
 	FA_FAKE_ENTER(cuGraphInstantiateWithFlags, FA_FAKE_INIT | FA_FAKE_CURRENT | FA_FAKE_ALIVE);
 	fa_fake_lock();
 	graph = find(value, false);
-	if (graph && graph->node.launch.func) {
-		of = &graph->node;
-		launch = of->launch;
-		launch.kernelParams = graph->node.params;
-	}
 	fa_fake_unlock();
-	if (!of || flags)
+	if (!graph || flags)
 		return CUDA_ERROR_INVALID_VALUE;
-	result = node_make(&launch, &node);
-	if (result == CUDA_SUCCESS)
-		result = graph_new(&exec);
+	result = graph_new(&exec);
 	if (result != CUDA_SUCCESS)
 		return result;
-	exec->node = node;
-	exec->of = of;
+	/* Nobody else may change or destroy it now. */
+	for (int i = 0; i < graph->n_nodes && result == CUDA_SUCCESS; ++i) {
+		CUDA_KERNEL_NODE_PARAMS_v2 launch = graph->nodes[i].launch;
+
+		launch.kernelParams = (void **)graph->nodes[i].params;
+		result = node_make(&launch, &exec->nodes[i]);
+		exec->n_nodes += result == CUDA_SUCCESS;
+	}
+	exec->of = graph;
 	exec->executable = true;
-	*ret_exec = (CUgraphExec)exec;
-	return CUDA_SUCCESS;
+	if (result == CUDA_SUCCESS)
+		*ret_exec = (CUgraphExec)exec;
+	else
+		(void)destroy(exec, true);
+	return result;
 }
 
 CUresult cuGraphExecKernelNodeSetParams(CUgraphExec value, CUgraphNode of,
@@ -203,6 +210,7 @@ CUresult cuGraphExecKernelNodeSetParams(CUgraphExec value, CUgraphNode of,
 	struct graph *exec;
 	struct node node;
 	CUresult result;
+	int i = NODES;
 
 	FA_FAKE_ENTER(cuGraphExecKernelNodeSetParams,
 	              FA_FAKE_INIT | FA_FAKE_CURRENT | FA_FAKE_ALIVE);
@@ -211,9 +219,12 @@ CUresult cuGraphExecKernelNodeSetParams(CUgraphExec value, CUgraphNode of,
 		return result;
 	fa_fake_lock();
 	exec = find(value, true);
-	if (exec && (const void *)exec->of == (const void *)of) {
-		node_free(&exec->node);
-		exec->node = node;
+	for (i = 0; exec && i < exec->n_nodes; ++i)
+		if ((CUgraphNode)&exec->of->nodes[i] == of)
+			break;
+	if (exec && i < exec->n_nodes) {
+		node_free(&exec->nodes[i]);
+		exec->nodes[i] = node;
 	} else {
 		result = CUDA_ERROR_INVALID_VALUE;
 		node_free(&node);
@@ -235,17 +246,21 @@ CUresult cuGraphUpload(CUgraphExec value, CUstream stream)
 
 CUresult cuGraphLaunch(CUgraphExec value, CUstream stream)
 {
-	CUDA_KERNEL_NODE_PARAMS_v2 launch = { 0 };
+	CUresult result = CUDA_SUCCESS;
 	struct graph *exec;
 
 	FA_FAKE_ENTER(cuGraphLaunch, FA_FAKE_INIT | FA_FAKE_CURRENT | FA_FAKE_ALIVE);
 	fa_fake_lock();
 	exec = find(value, true);
-	if (exec) {
-		launch = exec->node.launch;
-		launch.kernelParams = exec->node.params;
-	}
 	fa_fake_unlock();
-	/* What it has is its own: nobody else may change or destroy it now. */
-	return exec ? fa_fake_launch(&launch, stream) : CUDA_ERROR_INVALID_VALUE;
+	if (!exec)
+		return CUDA_ERROR_INVALID_VALUE;
+	/* Nobody else may change or destroy it now. */
+	for (int i = 0; i < exec->n_nodes && result == CUDA_SUCCESS; ++i) {
+		CUDA_KERNEL_NODE_PARAMS_v2 launch = exec->nodes[i].launch;
+
+		launch.kernelParams = exec->nodes[i].params;
+		result = fa_fake_launch(&launch, stream);
+	}
+	return result;
 }

@@ -403,13 +403,72 @@ static CUresult launch_run(struct fa_fake_op *op, struct fa_fake_context *contex
 	return result;
 }
 
+/* A pointer that kernels have, as a span of so many bytes. */
+static struct fa_fake_span span_of(const void *at, size_t bytes, bool write)
+{
+	return (struct fa_fake_span){ (CUdeviceptr)(uintptr_t)at, bytes, write };
+}
+
+/* kernels/cuda/common/gate.h */
+static CUresult gate_run(struct fa_fake_context *context, const struct fa_cuda_gate *args)
+{
+	const uint64_t wanted_us = atomic_load(&fa_fake.page->gate_us);
+	const uint64_t until_ns = fa_now_ns() +
+	                          (wanted_us ? wanted_us * FA_NS_PER_US : args->patience_ns);
+	struct fa_fake_pin pin = {
+		.context = context,
+		.spans = { span_of(args->word, 8, false), span_of(args->stop, 8, false),
+		           span_of(args->shut, 8, true), span_of(args->report, 8, true) },
+		.n_spans = 4,
+	};
+	CUresult result = fa_fake_pin(&pin);
+	bool open = true, ends;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (*args->shut == args->run) {
+		fa_fake_unpin(&pin);
+		return CUDA_SUCCESS;
+	}
+	atomic_fetch_add(&fa_fake.page->gates_began, 1);
+	while ((int64_t)(__atomic_load_n(args->word, __ATOMIC_ACQUIRE) - args->value) < 0) {
+		fa_fake_lock();
+		ends = context->lost || context->ending;
+		fa_fake_unlock();
+		if (!ends && fa_now_ns() < until_ns &&
+		    __atomic_load_n(args->stop, __ATOMIC_ACQUIRE) < args->turn) {
+			usleep(5);
+			continue;
+		}
+		open = false;
+		*args->shut = args->run;
+		break;
+	}
+	atomic_fetch_add(open ? &fa_fake.page->gates_opened : &fa_fake.page->gates_shut, 1);
+	if (!open)
+		__atomic_store_n(args->report, args->turn, __ATOMIC_RELEASE);
+	fa_fake_unpin(&pin);
+	return CUDA_SUCCESS;
+}
+
+/* Whether a launch is to do nothing. Its word is the driver's: whatever it is, it can be read. */
+static bool is_shut(const struct fa_cuda_done *done)
+{
+	return done->gate_run && *done->shut == done->gate_run;
+}
+
 static CUresult paged_run(struct fa_fake_op *op, struct fa_fake_context *context)
 {
 	const uint64_t ns = atomic_load(&fa_fake.page->kernel_us) * FA_NS_PER_US;
-	const struct fa_cuda_paged_launch *launch = op->staged;
-	CUresult result = fa_fake_enter_kernel();
+	struct fa_cuda_paged_launch *launch = op->staged;
 	bool yielded = false;
+	CUresult result;
 
+	if (launch->kernel->kind == FA_CUDA_PAGED_GATE)
+		return gate_run(context, &launch->args.gate);
+	if (is_shut(fa_cuda_paged_done(launch)))
+		return CUDA_SUCCESS;
+	result = fa_fake_enter_kernel();
 	if (result != CUDA_SUCCESS || !launch->kernel->state_bytes)
 		fa_fake_linger(context, fa_now_ns() + ns);
 	else
@@ -447,6 +506,8 @@ static size_t args_bytes(const struct fa_cuda_paged_kernel *kernel)
 		return sizeof(struct fa_cuda_paged_copy);
 	case FA_CUDA_PAGED_MOVE:
 		return sizeof(struct fa_cuda_paged_moves);
+	case FA_CUDA_PAGED_GATE:
+		return sizeof(struct fa_cuda_gate);
 	default:
 		if (codes)
 			return kernel->small ? sizeof(struct fa_cuda_paged_small_attention_codes)

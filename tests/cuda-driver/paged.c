@@ -601,6 +601,7 @@ void fa_fake_paged_run(const struct fa_cuda_paged_launch *launch)
 		move_tokens(&launch->args.moves, launch->grid_x, launch->grid_y);
 		break;
 	case FA_CUDA_PAGED_MERGE:
+	case FA_CUDA_PAGED_GATE:
 		break;
 	}
 }

@@ -14,7 +14,7 @@
 #define MIB ((uint64_t)1 << 20)
 #define REQUESTS 200
 /* Kernels that get a graph. */
-#define GRAPHS 4
+#define GRAPHS 8
 
 static struct fa_test_cuda cuda;
 static struct fa_test_daemon daemon_;

@@ -31,6 +31,24 @@ struct fa_cuda_done {
 	 * told in word[p] and, of the early words, in p, p + parts, ... The counter stays as it is.
 	 * 0: all ends at once. */
 	uint32_t parts;
+	/* Of a launch behind a gate (gate.h): it does nothing, and tells nobody, if this word of the
+	 * device's memory is gate_run. 0: there is no gate. */
+	const uint64_t *shut;
+	uint64_t gate_run;
+};
+
+/* A kernel that waits for a word of a client's, for those behind it in its stream (gate.h). */
+struct fa_cuda_gate {
+	const uint64_t *word; /* of the host's memory, a slot of a timeline: open from value on */
+	uint64_t value;
+	const uint64_t *stop; /* of the host's memory: given up if no less than turn */
+	uint64_t turn;        /* above that of every earlier one of the stream */
+	uint64_t patience_ns; /* given up after that */
+	uint64_t *shut;       /* of the device's memory: gets run if it was given up, which
+	                       * others of the same run then are, too */
+	uint64_t run;         /* not 0 */
+	/* Of the host's memory: gets turn if it is given up and none of its run was before. */
+	uint64_t *report;
 };
 
 #define FA_CUDA_DONE_PARTS 8  /* at most */

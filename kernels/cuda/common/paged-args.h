@@ -154,6 +154,7 @@ struct fa_cuda_rotary {
 
 #define FA_CUDA_APPEND_TOKENS 8 /* of a block */
 #define FA_CUDA_TOKENS_THREADS 256
+#define FA_CUDA_GATE_THREADS 32
 
 /* Append and read. */
 struct fa_cuda_paged_append {

@@ -88,6 +88,15 @@ __device__ __forceinline__ uint64_t fa_ld_relaxed_system(const uint64_t *address
 	return value;
 }
 
+/* The same, acquiring. */
+__device__ __forceinline__ uint64_t fa_ld_acquire_system(const uint64_t *address)
+{
+	uint64_t value;
+
+	asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+	return value;
+}
+
 /* Relaxed, at the scope of the device. */
 __device__ __forceinline__ void fa_atomic_max(uint64_t *address, uint64_t value)
 {

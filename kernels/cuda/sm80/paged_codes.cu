@@ -1,5 +1,6 @@
 /* Every row of FA_SM80_CODES_DECODE as a kernel, for either kind of codes. */
 #include "kernels/cuda/common/done.h"
+#include "kernels/cuda/common/gate.h"
 #include "kernels/cuda/sm80/paged_codes.h"
 
 #define FA_CODES_ROW(store, STORE, dim, atoms, warps, stages)                                      \
@@ -7,6 +8,7 @@
 		fa_sm80_codes_decode_##store##_d##dim##_a##atoms##_w##warps(                       \
 			const __grid_constant__ struct fa_cuda_paged_attention_codes args)         \
 	{                                                                                          \
+		fa_gate_pass(args.attention.attention.done);                                       \
 		fa_codes_decode<fa_codes_config<STORE, dim, atoms, warps, stages>>(                \
 			args.attention);                                                           \
 		fa_done(args.attention.attention.done);                                            \

@@ -1,6 +1,7 @@
 /* Every row of FA_SM80_PAGED_DECODE and of FA_SM80_PAGED_PIECES as a kernel for the type
  * FA_TYPE, called FA_TYPE_NAME. */
 #include "kernels/cuda/common/done.h"
+#include "kernels/cuda/common/gate.h"
 #include "kernels/cuda/sm80/paged_decode.h"
 
 #define FA_PAGED_KERNEL(kind, pieces, type, dim, dim_v, atoms, warps, stages)                      \
@@ -8,6 +9,7 @@
 		fa_sm80_paged_##kind##_##type##_d##dim##_v##dim_v##_a##atoms##_w##warps(           \
 			const __grid_constant__ struct fa_cuda_paged_attention args)               \
 	{                                                                                          \
+		fa_gate_pass(args.attention.done);                                                 \
 		fa_paged_decode<                                                                   \
 			fa_paged_config<FA_TYPE, dim, dim_v, atoms, warps, stages, pieces>>(args); \
 		fa_done(args.attention.done);                                                      \

@@ -1,4 +1,5 @@
 #include "kernels/cuda/common/done.h"
+#include "kernels/cuda/common/gate.h"
 #include "kernels/cuda/sm80/paged_quantise.h"
 
 #define FA_TOKENS_KERNEL(name, args_name)                                                          \
@@ -51,4 +52,11 @@ FA_TOKENS_KERNEL(move, fa_cuda_paged_moves)
 {
 	fa_paged_move(args);
 	fa_done(args.done);
+}
+
+extern "C" __global__ void __launch_bounds__(FA_CUDA_GATE_THREADS)
+	fa_sm80_paged_gate(const __grid_constant__ struct fa_cuda_gate args)
+{
+	if (threadIdx.x == 0)
+		fa_gate(args);
 }

@@ -1,5 +1,6 @@
 /* Every row of FA_SM90_CODES_DECODE as a kernel, for either kind of codes, and as one whose
  * launch carries the pages' table. */
+#include "kernels/cuda/common/gate.h"
 #include "kernels/cuda/sm90/paged_codes.h"
 
 #define FA_CODES_KERNEL(store, STORE, dim, atoms, groups, stages)                                  \
@@ -7,6 +8,7 @@
 		fa_sm90_codes_decode_##store##_d##dim##_a##atoms(                                  \
 			const __grid_constant__ struct fa_cuda_paged_attention_codes args)         \
 	{                                                                                          \
+		fa_gate_pass(args.attention.attention.done);                                       \
 		fa_sm90_codes_decode<                                                              \
 			fa_sm90_codes_config<STORE, dim, atoms, groups, stages, false>>(           \
 			args.attention);                                                           \
@@ -16,6 +18,7 @@
 		fa_sm90_codes_decode_##store##_d##dim##_a##atoms##_small(                          \
 			const __grid_constant__ struct fa_cuda_paged_small_attention_codes args)   \
 	{                                                                                          \
+		fa_gate_pass(args.plain.attention.attention.done);                                 \
 		fa_sm90_codes_decode<                                                              \
 			fa_sm90_codes_config<STORE, dim, atoms, groups, stages, true>>(            \
 			args.plain.attention);                                                     \

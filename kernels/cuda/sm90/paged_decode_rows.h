@@ -1,6 +1,7 @@
 /* Every row of FA_SM90_PAGED_DECODE as a kernel for the type FA_TYPE, called FA_TYPE_NAME, and
  * as one whose launch carries the pages' table; every row of FA_SM90_PAGED_PIECES as a kernel. */
 #include "kernels/cuda/common/done.h"
+#include "kernels/cuda/common/gate.h"
 #include "kernels/cuda/sm90/paged_decode.h"
 
 #define FA_PAGED_KERNEL(kind, pieces, type, dim, atoms, groups, stages, blocks)                    \
@@ -9,6 +10,7 @@
 		fa_sm90_paged_##kind##_##type##_d##dim##_a##atoms(                                 \
 			const __grid_constant__ struct fa_cuda_paged_attention args)               \
 	{                                                                                          \
+		fa_gate_pass(args.attention.done);                                                 \
 		fa_sm90_paged_decode<fa_sm90_paged_config<FA_TYPE, dim, atoms, groups, stages,     \
 		                                          blocks, false, pieces>>(args);           \
 	}
@@ -18,6 +20,7 @@
 		fa_sm90_paged_decode_##type##_d##dim##_a##atoms##_small(                           \
 			const __grid_constant__ struct fa_cuda_paged_small_attention args)         \
 	{                                                                                          \
+		fa_gate_pass(args.plain.attention.done);                                           \
 		fa_sm90_paged_decode<fa_sm90_paged_config<FA_TYPE, dim, atoms, groups, stages,     \
 		                                          blocks, true, false>>(args.plain);       \
 	}

@@ -84,3 +84,8 @@ static inline uint64_t fa_ld_relaxed_system(const uint64_t *address)
 {
 	return fa_emulated_look(address);
 }
+
+static inline uint64_t fa_ld_acquire_system(const uint64_t *address)
+{
+	return fa_emulated_look(address);
+}

@@ -1,0 +1,434 @@
+/*
+ * Requests that the GPU itself waits with for a client's slot, under what looks like MPS: that
+ * they begin when it opens and not before, in order; that nobody else waits for it; and that
+ * they come back when the GPU gives up, and nothing is lost or done twice. The tests' driver
+ * finds out about counters that are not what launches were told.
+ */
+#include "cuda-client.h"
+#include "kv-client.h"
+
+#include "common/clock.h"
+#include "common/timeline.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum {
+	STEP = 7,
+	STREAM = 3,
+	TOKENS = 2,
+	OLD = 20,
+	WANTED = 9, /* the client's slots */
+	ANOTHER = 10,
+	FOR_EVER_US = 600 * 1000 * 1000,
+};
+
+/* A client with a sequence in a step whose tokens are there in all layers. */
+struct engine {
+	struct kv_client client;
+	struct fa_timeline_in *in;
+	uint64_t sequence;
+	uint32_t numbers[OLD + TOKENS];
+};
+
+static struct fa_test_cuda cuda;
+static struct fa_test_daemon daemon_;
+static struct fa_test_cuda_page *page; /* the daemon's */
+
+static int start(void **state)
+{
+	setenv("FAD_TEST_CUDA_MPS", "1", 1);
+	/* One stream of each priority, so that clients share it. */
+	setenv("CUDA_DEVICE_MAX_CONNECTIONS", "4", 1);
+	fa_test_cuda_begin(&cuda);
+	fa_test_daemon_start(&daemon_,
+	                     &(struct fa_test_daemon_options){ .config = "[pool]\nbytes = 16M\n"
+	                                                                 "chunk_bytes = 2M\n" });
+	page = fa_test_cuda_attach(&cuda, daemon_.pid);
+	return 0;
+}
+
+static int stop(void **state)
+{
+	fa_check_eq(fa_test_cuda_misuses(page), 0);
+	fa_test_daemon_stop(&daemon_);
+	fa_check_eq(fa_test_cuda_abandoned(page), 0);
+	fa_test_cuda_detach(page);
+	fa_test_cuda_end(&cuda);
+	return 0;
+}
+
+static void engine_begin(struct engine *engine)
+{
+	struct fa_wire_message message = fa_raw_message(FA_WIRE_TIMELINE_SETUP);
+	struct kv_client *client = &engine->client;
+
+	kv_open(client, daemon_.socket);
+	fa_raw_stream_create(&client->raw, STREAM, 0);
+	fa_raw_call(&client->raw, &message, NULL, 0);
+	fa_check_eq(client->raw.message.type, FA_WIRE_TIMELINE_REPLY);
+	engine->in = mmap(NULL, FA_TIMELINE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED,
+	                  client->raw.fds[0], 0);
+	fa_check(engine->in != MAP_FAILED);
+	kv_count(engine->numbers, 1, OLD + TOKENS);
+	engine->sequence = kv_sequence(client, kv_cache(client, NULL, 0));
+	kv_append(client, engine->sequence, engine->numbers, 0, OLD);
+	kv_begin_one(client, STEP, engine->sequence, TOKENS);
+	for (uint32_t layer = 0; layer < KV_LAYERS; layer++)
+		kv_attend(client, STREAM, STEP, layer, engine->numbers + OLD, TOKENS, NULL);
+	kv_wait(client, STREAM, client->values[STREAM]);
+}
+
+static void engine_end(struct engine *engine)
+{
+	struct kv_client *client = &engine->client;
+
+	kv_wait(client, STREAM, kv_end(client, STREAM, STEP, true));
+	kv_check(client, engine->sequence, engine->numbers, 0, OLD + TOKENS);
+	munmap(engine->in, FA_TIMELINE_BYTES);
+	kv_close(client);
+}
+
+/* Attention over what is there, which is one kernel, behind @n gates. */
+static uint64_t attend(struct engine *engine, uint32_t layer, const struct fa_wire_gate *gates,
+                       uint32_t n, const float **ret_out)
+{
+	struct fa_wire_message message = kv_attend_message(&engine->client, STREAM, STEP, layer,
+	                                                   engine->numbers + OLD, TOKENS, ret_out);
+
+	memset(&message.step_attend.k, 0, sizeof(message.step_attend.k));
+	memset(&message.step_attend.v, 0, sizeof(message.step_attend.v));
+	memset((void *)*ret_out, 0xff, TOKENS * KV_HEADS * KV_DIM_V * sizeof(float));
+	message.waits = gates;
+	message.n_waits = n;
+	return kv_send(&engine->client, &message, STREAM);
+}
+
+static uint64_t attend_at(struct engine *engine, uint64_t value, const float **ret_out)
+{
+	const struct fa_wire_gate gate = { .slot = WANTED, .value = value };
+
+	return attend(engine, value % KV_LAYERS, &gate, 1, ret_out);
+}
+
+static void check_out(const struct engine *engine, uint32_t layer, const float *out)
+{
+	kv_check_out(layer, engine->numbers, OLD + TOKENS, TOKENS, out);
+}
+
+static bool is_untouched(const float *out)
+{
+	uint32_t word;
+
+	memcpy(&word, out, sizeof(word));
+	return word == UINT32_MAX;
+}
+
+static void write_slot(struct engine *engine, uint32_t slot, uint64_t value)
+{
+	atomic_store(&engine->in[slot].value, value);
+}
+
+static uint64_t slot(const struct engine *engine)
+{
+	return atomic_load(&engine->in[WANTED].value);
+}
+
+/* Waits until gates have begun so often since @before. */
+static void wait_began(const struct fa_test_cuda_gates *before, uint32_t n)
+{
+	const uint64_t until_ns = fa_deadline_ns(fa_test_patience_ns());
+
+	while (fa_test_cuda_gates(page).began - before->began < n) {
+		fa_check(fa_now_ns() < until_ns);
+		usleep(100);
+	}
+}
+
+/* Lets the engine come back to gates that the device gave up. */
+static void let_pass(struct engine *engine)
+{
+	const float *out;
+
+	for (int i = 0; i < 70; i++) {
+		const uint64_t value = slot(engine) + 1;
+		uint64_t request;
+
+		write_slot(engine, WANTED, value);
+		request = attend_at(engine, value, &out);
+		kv_wait(&engine->client, STREAM, request);
+	}
+}
+
+/* ---- opening */
+
+static void test_open(void **state)
+{
+	struct fa_test_cuda_gates before;
+	struct engine engine;
+	const float *out;
+
+	fa_test_cuda_gate_us(page, FOR_EVER_US);
+	engine_begin(&engine);
+	/* Launched plainly at first, then by graphs. */
+	for (uint64_t value = 1; value <= 40; value++) {
+		uint64_t request;
+
+		before = fa_test_cuda_gates(page);
+		request = attend_at(&engine, value, &out);
+		wait_began(&before, 1);
+		fa_check(is_untouched(out));
+		write_slot(&engine, WANTED, value);
+		kv_wait(&engine.client, STREAM, request);
+		check_out(&engine, value % KV_LAYERS, out);
+		fa_check_eq(fa_test_cuda_gates(page).opened - before.opened, 1);
+		fa_check_eq(fa_test_cuda_gates(page).shut, before.shut);
+	}
+	engine_end(&engine);
+}
+
+/* More of them than the device has at a time; each begins with its own value. */
+static void test_ahead(void **state)
+{
+	const struct fa_test_cuda_gates before = fa_test_cuda_gates(page);
+	const float *outs[6];
+	struct engine engine;
+	uint64_t requests[6];
+
+	fa_test_cuda_gate_us(page, FOR_EVER_US);
+	engine_begin(&engine);
+	for (int i = 0; i < 6; i++)
+		requests[i] = attend_at(&engine, (uint64_t)i + 1, &outs[i]);
+	wait_began(&before, 1);
+	for (uint32_t i = 0; i < 6; i++) {
+		fa_check(is_untouched(outs[i]));
+		write_slot(&engine, WANTED, i + 1);
+		kv_wait(&engine.client, STREAM, requests[i]);
+		check_out(&engine, (i + 1) % KV_LAYERS, outs[i]);
+	}
+	fa_check_eq(fa_test_cuda_gates(page).opened - before.opened, 6);
+	fa_check_eq(fa_test_cuda_gates(page).shut, before.shut);
+	engine_end(&engine);
+}
+
+/* The device looks at the last gate alone, when the others are open. */
+static void test_two_slots(void **state)
+{
+	const struct fa_test_cuda_gates before = fa_test_cuda_gates(page);
+	const struct fa_wire_gate gates[] = { { .slot = WANTED, .value = 1 },
+		                              { .slot = ANOTHER, .value = 1 } };
+	struct engine engine;
+	const float *out;
+	uint64_t request;
+
+	fa_test_cuda_gate_us(page, FOR_EVER_US);
+	engine_begin(&engine);
+	request = attend(&engine, 0, gates, 2, &out);
+	write_slot(&engine, ANOTHER, 1);
+	usleep(20000);
+	fa_check_eq(fa_test_cuda_gates(page).began, before.began);
+	fa_check(is_untouched(out));
+	write_slot(&engine, WANTED, 1);
+	kv_wait(&engine.client, STREAM, request);
+	check_out(&engine, 0, out);
+	engine_end(&engine);
+}
+
+/* ---- giving up */
+
+/* Both of those that are behind gates come back, and are done later, once. */
+static void test_give_up(void **state)
+{
+	struct fa_test_cuda_gates before;
+	struct engine engine;
+	const float *outs[2];
+	uint64_t requests[2];
+
+	engine_begin(&engine);
+	for (int round = 0; round < 10; round++) {
+		const uint64_t value = slot(&engine) + 1;
+
+		let_pass(&engine);
+		fa_test_cuda_gate_us(page, 3000);
+		before = fa_test_cuda_gates(page);
+		for (uint64_t i = 0; i < 2; i++)
+			requests[i] = attend_at(&engine, value + 70 + i, &outs[i]);
+		wait_began(&before, 1);
+		while (fa_test_cuda_gates(page).shut == before.shut)
+			usleep(100);
+		usleep(round * 300);
+		fa_check(is_untouched(outs[0]) && is_untouched(outs[1]));
+		write_slot(&engine, WANTED, value + 70);
+		kv_wait(&engine.client, STREAM, requests[0]);
+		check_out(&engine, (value + 70) % KV_LAYERS, outs[0]);
+		fa_check(is_untouched(outs[1]));
+		write_slot(&engine, WANTED, value + 71);
+		kv_wait(&engine.client, STREAM, requests[1]);
+		check_out(&engine, (value + 71) % KV_LAYERS, outs[1]);
+	}
+	/* It has been in vain so often that it is left alone for a while. */
+	before = fa_test_cuda_gates(page);
+	requests[0] = attend_at(&engine, slot(&engine) + 1, &outs[0]);
+	usleep(10000);
+	fa_check_eq(fa_test_cuda_gates(page).began, before.began);
+	write_slot(&engine, WANTED, slot(&engine) + 1);
+	kv_wait(&engine.client, STREAM, requests[0]);
+	engine_end(&engine);
+}
+
+/* Values that come just when gates give up. */
+static void test_race(void **state)
+{
+	struct engine engine;
+	const float *outs[4];
+	uint64_t requests[4];
+	unsigned int seed = 7;
+
+	engine_begin(&engine);
+	fa_test_cuda_gate_us(page, 300);
+	for (int round = 0; round < 150; round++) {
+		const uint64_t value = slot(&engine) + 1;
+
+		for (uint64_t i = 0; i < 4; i++)
+			requests[i] = attend_at(&engine, value + i, &outs[i]);
+		for (uint64_t i = 0; i < 4; i++) {
+			usleep((useconds_t)rand_r(&seed) % 500);
+			write_slot(&engine, WANTED, value + i);
+		}
+		for (uint64_t i = 0; i < 4; i++) {
+			kv_wait(&engine.client, STREAM, requests[i]);
+			check_out(&engine, (value + i) % KV_LAYERS, outs[i]);
+		}
+	}
+	engine_end(&engine);
+}
+
+/* ---- others */
+
+/* Somebody else's requests, in the same CUDA stream, do not wait for a gate. */
+static void test_others(void **state)
+{
+	struct fa_test_cuda_gates before;
+	struct engine engine, other;
+	const float *out, *theirs;
+	uint64_t request;
+
+	engine_begin(&engine);
+	engine_begin(&other);
+	for (int round = 0; round < 5; round++) {
+		uint64_t value;
+
+		fa_test_cuda_gate_us(page, FOR_EVER_US);
+		let_pass(&engine);
+		value = slot(&engine) + 1;
+		before = fa_test_cuda_gates(page);
+		request = attend_at(&engine, value, &out);
+		wait_began(&before, 1);
+		for (int i = 0; i < 3; i++) {
+			kv_wait(&other.client, STREAM, attend(&other, 0, NULL, 0, &theirs));
+			check_out(&other, 0, theirs);
+		}
+		fa_check_eq(fa_test_cuda_gates(page).shut - before.shut, 1);
+		fa_check(is_untouched(out));
+		write_slot(&engine, WANTED, value);
+		kv_wait(&engine.client, STREAM, request);
+		check_out(&engine, value % KV_LAYERS, out);
+	}
+	engine_end(&other);
+	engine_end(&engine);
+}
+
+static void test_cancel(void **state)
+{
+	struct fa_wire_message cancel = fa_raw_message(FA_WIRE_CANCEL);
+	struct fa_test_cuda_gates before = fa_test_cuda_gates(page);
+	struct engine engine;
+	const float *outs[2];
+	uint64_t requests[2];
+
+	fa_test_cuda_gate_us(page, FOR_EVER_US);
+	engine_begin(&engine);
+	for (uint64_t i = 0; i < 2; i++)
+		requests[i] = attend_at(&engine, i + 1, &outs[i]);
+	wait_began(&before, 1);
+	cancel.cancel.stream = STREAM;
+	cancel.cancel.value = requests[0];
+	fa_raw_call(&engine.client.raw, &cancel, NULL, 0);
+	kv_wait_expect(&engine.client, STREAM, requests[0], -ECANCELED, NULL);
+	fa_check(is_untouched(outs[0]) && is_untouched(outs[1]));
+	/* The step has failed with it; the stream goes on. */
+	write_slot(&engine, WANTED, 2);
+	kv_wait_expect(&engine.client, STREAM, kv_end(&engine.client, STREAM, STEP, true),
+	               -ECANCELED, NULL);
+	kv_begin_one(&engine.client, STEP, engine.sequence, TOKENS);
+	for (uint32_t layer = 0; layer < KV_LAYERS; layer++)
+		kv_attend(&engine.client, STREAM, STEP, layer, engine.numbers + OLD, TOKENS, NULL);
+	requests[0] = attend_at(&engine, 2, &outs[0]);
+	kv_wait(&engine.client, STREAM, requests[0]);
+	check_out(&engine, 0, outs[0]);
+	engine_end(&engine);
+}
+
+/* Memory of clients that the daemon's GPU knows, once it changes no more. */
+static int64_t registrations(void)
+{
+	struct fa_test_cuda_lives lives;
+	int64_t n = -1;
+
+	for (int same = 0; same < 20; same++) {
+		fa_test_cuda_lives(page, &lives);
+		if (lives.n[FA_TEST_CUDA_REGISTRATIONS] != n)
+			same = 0;
+		n = lives.n[FA_TEST_CUDA_REGISTRATIONS];
+		usleep(5000);
+	}
+	return n;
+}
+
+/* What is behind the gates of a client that goes, goes at once; its slots are looked at no more. */
+static void test_gone(void **state)
+{
+	const int64_t n_registrations = registrations();
+	struct engine engine;
+	const float *out;
+
+	fa_test_cuda_gate_us(page, FOR_EVER_US);
+	for (int round = 0; round < 10; round++) {
+		const uint64_t until_ns = fa_deadline_ns(fa_test_patience_ns());
+		const struct fa_test_cuda_gates before = fa_test_cuda_gates(page);
+
+		engine_begin(&engine);
+		for (uint64_t i = 0; i < 3; i++)
+			(void)attend_at(&engine, i + 1, &out);
+		wait_began(&before, 1);
+		munmap(engine.in, FA_TIMELINE_BYTES);
+		kv_close(&engine.client);
+		while (fa_test_cuda_gates(page).shut == before.shut) {
+			fa_check(fa_now_ns() < until_ns);
+			usleep(1000);
+		}
+		while (registrations() != n_registrations)
+			fa_check(fa_now_ns() < until_ns);
+	}
+	fa_check_eq(fa_test_cuda_misuses(page), 0);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_open),      cmocka_unit_test(test_ahead),
+		cmocka_unit_test(test_two_slots), cmocka_unit_test(test_give_up),
+		cmocka_unit_test(test_race),      cmocka_unit_test(test_others),
+		cmocka_unit_test(test_cancel),    cmocka_unit_test(test_gone),
+	};
+
+	return cmocka_run_group_tests(tests, start, stop);
+}

@@ -1,0 +1,17 @@
+/* Stands in for the header of the same name. */
+#pragma once
+
+#include <chrono>
+#include <stdint.h>
+#include <stdlib.h>
+
+static inline uint64_t fa_timer_ns(void)
+{
+	return (uint64_t)std::chrono::steady_clock::now().time_since_epoch().count();
+}
+
+/* Launches that are to do nothing are not emulated. */
+static inline void fa_exit(void)
+{
+	abort();
+}
