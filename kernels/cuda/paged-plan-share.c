@@ -145,7 +145,9 @@ static int64_t choose(struct search *search, uint32_t low, uint32_t high, uint32
 		for (end = i + 1; end < high; end++)
 			if (search->keys[end] >> 32 != search->keys[i] >> 32)
 				break;
-		if (pages < member->n_pages)
+		/* Those that all remain have nothing more in common than a number that a page may
+		 * have, which no page has here. */
+		if (pages < member->n_pages && end - i < high - low)
 			apart += choose(search, i, end, pages, level + 1);
 	}
 
