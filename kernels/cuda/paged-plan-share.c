@@ -54,6 +54,10 @@ static uint32_t common_pages(const struct search *search, uint32_t low, uint32_t
 		uint32_t at = depth;
 
 		common = other->n_pages < common ? other->n_pages : common;
+		/* Mostly none is shorter in common than those before it. */
+		if (memcmp(one->pages + at, other->pages + at,
+		           (common - at) * sizeof(one->pages[0])) == 0)
+			continue;
 		while (at + 16 <= common &&
 		       memcmp(one->pages + at, other->pages + at, 16 * sizeof(uint32_t)) == 0)
 			at += 16;
@@ -70,8 +74,10 @@ static int64_t gain_of(const struct search *search, uint32_t low, uint32_t high,
                        bool all)
 {
 	const uint32_t pass = search->rows < PASS_ROWS ? search->rows : PASS_ROWS;
+	/* They have dropped as many tokens. */
+	const int64_t tokens = (int64_t)pages * search->page_tokens -
+	                       member_at(search, low)->first % search->page_tokens;
 	uint64_t rows = 0, passes = 0;
-	int64_t tokens = 0;
 
 	for (uint32_t i = low; i < high; i++) {
 		const struct member *member = member_at(search, i);
@@ -80,7 +86,6 @@ static int64_t gain_of(const struct search *search, uint32_t low, uint32_t high,
 			continue;
 		rows += member->rows;
 		passes += fa_cuda_paged_ceil_div(member->rows, pass);
-		tokens = (int64_t)pages * search->page_tokens - member->first % search->page_tokens;
 	}
 	return ((int64_t)passes - fa_cuda_paged_ceil_div(rows, pass)) * tokens /
 	               FA_CUDA_PAGED_TILE -
@@ -121,15 +126,15 @@ static void sort(struct search *search, uint32_t low, uint32_t high)
 		search->order[i] = (uint32_t)search->keys[i];
 }
 
-/* Groups members [low, high), that have @depth pages in common, as saves most. Returns what it
- * saves, in tiles of one KV head. */
+/* Groups members [low, high), two at least that have @depth pages in common and dropped as many
+ * tokens, as saves most. Returns what it saves, in tiles of one KV head. */
 static int64_t choose(struct search *search, uint32_t low, uint32_t high, uint32_t depth,
                       unsigned int level)
 {
 	int64_t here, apart = 0;
 	uint32_t pages;
 
-	if (high - low < 2 || level == LEVELS_MAX)
+	if (level == LEVELS_MAX)
 		return 0;
 	pages = common_pages(search, low, high, depth);
 	for (uint32_t i = low; i < high; i++) {
@@ -147,7 +152,7 @@ static int64_t choose(struct search *search, uint32_t low, uint32_t high, uint32
 				break;
 		/* Those that all remain have nothing more in common than a number that a page may
 		 * have, which no page has here. */
-		if (pages < member->n_pages && end - i < high - low)
+		if (pages < member->n_pages && end - i > 1 && end - i < high - low)
 			apart += choose(search, i, end, pages, level + 1);
 	}
 
@@ -271,7 +276,8 @@ void fa_cuda_paged_groups_find(const struct fa_paged_attention *p, const bool *c
 			if (member_at(&search, behind)->pages[0] != member->pages[0] ||
 			    member_at(&search, behind)->first != member->first)
 				break;
-		gain += choose(&search, i, behind, 1, 0);
+		if (behind - i > 1)
+			gain += choose(&search, i, behind, 1, 0);
 	}
 	if (gain * parts <= (int64_t)blocks * block_tiles) {
 		free(memory);
