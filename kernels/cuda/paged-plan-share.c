@@ -30,7 +30,7 @@ struct member {
 
 struct search {
 	struct member *members;
-	uint64_t *keys; /* as many */
+	uint64_t *keys, *spare; /* as many of each; spare: for sort() */
 	uint32_t *order;
 	uint32_t page_tokens, rows;
 	uint32_t merge_tiles;
@@ -105,23 +105,48 @@ static void make_group(struct search *search, uint32_t low, uint32_t high, uint3
 	search->groups++;
 }
 
-static int compare_keys(const void *a, const void *b)
+/* Merges keys [0, middle) and [middle, end), both in order. Which of two comes first cannot be
+ * foreseen, so that is computed and not branched on. */
+static void merge(const uint64_t *keys, size_t middle, size_t end, uint64_t *ret_keys)
 {
-	const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+	size_t a = 0, b = middle;
 
-	return x < y ? -1 : x > y;
+	while (a < middle && b < end) {
+		const uint64_t x = keys[a], y = keys[b];
+		const bool second = y < x;
+
+		*ret_keys++ = second ? y : x;
+		a += !second;
+		b += second;
+	}
+	while (a < middle)
+		*ret_keys++ = keys[a++];
+	while (b < end)
+		*ret_keys++ = keys[b++];
 }
 
 /* Puts members [low, high) in the order of what was filled in as their keys. */
 static void sort(struct search *search, uint32_t low, uint32_t high)
 {
+	const size_t n = high - low;
+	uint64_t *keys = search->keys + low, *merged = search->spare + low;
 	bool sorted = true;
 
-	for (uint32_t i = low + 1; i < high && sorted; i++)
-		sorted = search->keys[i - 1] >> 32 <= search->keys[i] >> 32;
+	for (size_t i = 1; i < n && sorted; i++)
+		sorted = keys[i - 1] >> 32 <= keys[i] >> 32;
 	if (sorted)
 		return;
-	qsort(search->keys + low, high - low, sizeof(*search->keys), compare_keys);
+	for (size_t run = 1; run < n; run *= 2) {
+		uint64_t *const from = keys;
+
+		for (size_t i = 0; i < n; i += 2 * run)
+			merge(keys + i, run < n - i ? run : n - i,
+			      2 * run < n - i ? 2 * run : n - i, merged + i);
+		keys = merged;
+		merged = from;
+	}
+	if (keys != search->keys + low)
+		memcpy(merged, keys, n * sizeof(*keys));
 	for (uint32_t i = low; i < high; i++)
 		search->order[i] = (uint32_t)search->keys[i];
 }
@@ -256,13 +281,14 @@ void fa_cuda_paged_groups_find(const struct fa_paged_attention *p, const bool *c
 	/* ALiBi wants to know where rows are, which each sequence's are elsewhere. */
 	if (!p->step->host_table || p->alibi_slopes)
 		return;
-	memory = malloc(batch * (sizeof(*search.members) + sizeof(*search.keys) +
+	memory = malloc(batch * (sizeof(*search.members) + 2 * sizeof(*search.keys) +
 	                         2 * sizeof(uint32_t) + sizeof(*groups.groups)));
 	if (!memory)
 		return;
 	search.members = (void *)memory;
 	search.keys = (void *)(search.members + batch);
-	groups.groups = (void *)(search.keys + batch);
+	search.spare = search.keys + batch;
+	groups.groups = (void *)(search.spare + batch);
 	/* A group has two members at least, but is chosen anew on every level. */
 	search.order = (void *)(groups.groups + batch);
 	groups.group_of = search.order + batch;
