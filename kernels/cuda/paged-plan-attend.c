@@ -112,7 +112,7 @@ static int plan_forward(const struct fa_paged_attention *p, char *blob,
 
 		if (!is_forward(p, b))
 			continue;
-		items[item] = fa_cuda_paged_item_of(p->step, b);
+		fa_cuda_paged_item_of(p->step, b, &items[item]);
 		items[item].tile = n;
 		for (int64_t row = 0; row < n_q; row += rows) {
 			keys[n] = fa_cuda_paged_seen(p, &items[item], (uint32_t)row, rows) << 32 |
@@ -170,28 +170,28 @@ struct making {
 	uint64_t tiles, parts;
 };
 
-/* Appends @item, of which what is before its tokens and rows is still to be filled in. */
-static int add_item(struct making *making, struct fa_cuda_paged_item item, char *text,
-                    size_t text_bytes)
+/* Appends the item behind the last, which has its tokens and rows; the rest is filled in. */
+static int add_item(struct making *making, char *text, size_t text_bytes)
 {
 	const struct fa_paged_attention *p = making->p;
-	const uint64_t rows = (uint64_t)item.n_q * making->group;
-	uint32_t most = (uint32_t)making->plan->decode->rows, unit = 0;
+	struct fa_cuda_paged_item *item = &making->items[making->n];
+	const uint64_t rows = (uint64_t)item->n_q * making->group;
+	uint32_t most = (uint32_t)making->plan->decode->rows, unit = 0, tiles = 1;
 	uint64_t parts;
 
-	item.row_blocks = fa_cuda_paged_ceil_div(rows, most);
-	parts = (uint64_t)p->cache->kv_heads * item.row_blocks * making->slices;
-	item.tiles = 1;
-	if (item.n_k > item.begin)
-		item.tiles = fa_cuda_paged_ceil_div(item.n_k - item.begin / FA_CUDA_PAGED_STRIP *
-		                                                       FA_CUDA_PAGED_STRIP,
-		                                    FA_CUDA_PAGED_TILE);
+	item->row_blocks = fa_cuda_paged_ceil_div(rows, most);
+	parts = (uint64_t)p->cache->kv_heads * item->row_blocks * making->slices;
+	if (item->n_k > item->begin)
+		tiles = fa_cuda_paged_ceil_div(item->n_k - item->begin / FA_CUDA_PAGED_STRIP *
+		                                                   FA_CUDA_PAGED_STRIP,
+		                               FA_CUDA_PAGED_TILE);
 	if (p->deterministic) {
-		unit = unit_of(item.tiles);
-		item.tiles = fa_cuda_paged_ceil_div(item.tiles, unit);
+		unit = unit_of(tiles);
+		tiles = fa_cuda_paged_ceil_div(tiles, unit);
 	}
-	item.tile = (uint32_t)making->tiles;
-	item.parts = (uint32_t)parts;
+	item->tile = (uint32_t)making->tiles;
+	item->tiles = tiles;
+	item->parts = (uint32_t)parts;
 	if (making->pieces) {
 		making->pieces[making->n] = (struct fa_cuda_paged_piece){
 			.unit = unit,
@@ -202,14 +202,14 @@ static int add_item(struct making *making, struct fa_cuda_paged_item item, char 
 	most = rows < most ? (uint32_t)rows : most;
 	if (making->plan->part_rows < most)
 		making->plan->part_rows = most;
-	making->tiles += parts * item.tiles;
+	making->tiles += parts * tiles;
 	making->parts += parts;
 	if (parts > INT32_MAX || making->tiles > INT32_MAX)
 		return fa_cuda_paged_fail(
 			text, text_bytes,
 			"a step of more than %d tiles of %d tokens is not supported", INT32_MAX,
 			FA_CUDA_PAGED_TILE);
-	making->items[making->n++] = item;
+	making->n++;
 	return 0;
 }
 
@@ -219,21 +219,22 @@ static int add_sequences(struct making *making, const struct fa_cuda_paged_group
 	const struct fa_paged_attention *p = making->p;
 
 	for (int32_t b = 0; b < p->step->batch; b++) {
-		struct fa_cuda_paged_item item = fa_cuda_paged_item_of(p->step, b);
+		struct fa_cuda_paged_item *item = &making->items[making->n];
 		int r;
 
-		if (item.n_q == 0 || is_forward(p, b))
+		if (fa_cuda_paged_n_new(p->step, b) == 0 || is_forward(p, b))
 			continue;
+		fa_cuda_paged_item_of(p->step, b, item);
 		if (p->window_left >= 0 &&
-		    (int64_t)item.n_k - item.n_q - p->window_left > item.begin)
-			item.begin = (uint32_t)((int64_t)item.n_k - item.n_q - p->window_left);
+		    (int64_t)item->n_k - item->n_q - p->window_left > item->begin)
+			item->begin = (uint32_t)((int64_t)item->n_k - item->n_q - p->window_left);
 		if (groups->n > 0 && groups->group_of[b] != FA_CUDA_PAGED_NO_GROUP)
-			item.begin = groups->groups[groups->group_of[b]].end;
+			item->begin = groups->groups[groups->group_of[b]].end;
 		/* New tokens that are hidden from the rows are in no tile. */
-		making->plan->appends &= item.append >= item.begin;
+		making->plan->appends &= item->append >= item->begin;
 		if (has_tree(p, b))
-			item.tree_start = p->tree_start[b];
-		r = add_item(making, item, text, text_bytes);
+			item->tree_start = p->tree_start[b];
+		r = add_item(making, text, text_bytes);
 		if (r < 0)
 			return r;
 	}
@@ -248,15 +249,15 @@ static int add_prefixes(struct making *making, const struct fa_cuda_paged_groups
 
 	for (uint32_t i = 0; i < groups->n; i++) {
 		const struct fa_cuda_paged_group *group = &groups->groups[i];
-		struct fa_cuda_paged_item item = fa_cuda_paged_item_of(making->p->step,
-		                                                       (int32_t)group->any);
+		struct fa_cuda_paged_item *item = &making->items[making->n];
 		int r;
 
-		item.first_q = first;
-		item.n_q = group->n_tokens;
-		item.n_k = item.append = group->end;
+		fa_cuda_paged_item_of(making->p->step, (int32_t)group->any, item);
+		item->first_q = first;
+		item->n_q = group->n_tokens;
+		item->n_k = item->append = group->end;
 		first += group->n_tokens;
-		r = add_item(making, item, text, text_bytes);
+		r = add_item(making, text, text_bytes);
 		if (r < 0)
 			return r;
 	}
@@ -499,8 +500,10 @@ int fa_cuda_paged_plan_attention(const struct fa_cuda_chip *chip,
 		const int64_t rows = (int64_t)longest * group;
 		struct fa_cuda_paged_groups groups = { .n = 0 };
 
-		plan->decode = p->deterministic ? find_pieces(chip, p, group)
-		                                : find_groups(chip, p, &groups);
+		if (p->deterministic)
+			plan->decode = find_pieces(chip, p, group);
+		else if (n_decode > 1)
+			plan->decode = find_groups(chip, p, &groups);
 		if (!plan->decode && !p->deterministic)
 			plan->decode = fa_cuda_paged_find(chip, FA_CUDA_PAGED_DECODE, cache->store,
 			                                  cache->dtype, cache->head_dim,

@@ -18,20 +18,21 @@
 #define END_TILES_MAX 8
 #define RANGE_TILES_MIN 16
 
-/* Where a tile is, as items are gone through. */
+/* Where a range of tiles ends, as items are gone through. */
 struct place {
 	const struct fa_cuda_paged_item *item;
 	uint32_t tile;         /* tiles before the item, with those of ends */
 	uint32_t parts, tiles; /* and parts, and tiles with tokens */
-	/* Of the tile that was looked for: */
-	uint32_t part, in_part; /* its part, of all; and how many tiles that has before it */
-	uint32_t before;        /* tiles with tokens before it */
+	/* Of the tile behind the range that was looked for: */
+	uint32_t part;       /* its part, of all */
+	uint32_t before;     /* tiles with tokens before it */
+	uint32_t parts_done; /* parts that have tiles with tokens before it */
 };
 
-/* @tile: not before the one that was looked for before. */
+/* @tile: the range's last, not before the one that was looked for before. */
 static void find(struct place *place, uint32_t ends, uint32_t tile)
 {
-	uint32_t each = place->item->tiles + ends, part;
+	uint32_t each = place->item->tiles + ends, part, in_part;
 
 	while (tile - place->tile >= each * place->item->parts) {
 		place->tile += each * place->item->parts;
@@ -41,10 +42,12 @@ static void find(struct place *place, uint32_t ends, uint32_t tile)
 		each = place->item->tiles + ends;
 	}
 	part = (tile - place->tile) / each;
-	place->part = place->parts + part;
-	place->in_part = tile - place->tile - part * each;
+	in_part = tile - place->tile - part * each + 1;
+	place->part = place->parts + part + (in_part == each);
 	place->before = place->tiles + part * place->item->tiles +
-	                (place->in_part > ends ? place->in_part - ends : 0);
+	                (in_part > ends ? in_part - ends : 0);
+	/* A range does not have the part of which it has nothing with tokens. */
+	place->parts_done = place->parts + part + (in_part > ends);
 }
 
 /* Equal ranges for as few blocks as do not take longer: where all sequences are as long, they then
@@ -65,16 +68,12 @@ static uint32_t longest_of(const struct fa_cuda_paged_item *items,
 	uint32_t at = 0, longest = 0;
 
 	for (uint32_t block = 0; block < plan->decode_grid; block++) {
-		uint32_t first, before, there, cost;
+		const uint32_t part = place.part, before = place.before;
+		uint32_t cost;
 
-		find(&place, plan->tiles_end, at);
-		first = place.part;
-		before = place.before;
 		at += plan->tiles_each + (block < plan->tiles_extra);
 		find(&place, plan->tiles_end, at - 1);
-		/* A range does not have the part of which it has nothing with tokens. */
-		there = place.in_part >= plan->tiles_end;
-		cost = place.before + there - before + (place.part + there - first) * end;
+		cost = place.before - before + (place.parts_done - part) * end;
 		longest = cost > longest ? cost : longest;
 	}
 	return longest;

@@ -20,9 +20,10 @@ static inline int64_t fa_cuda_paged_stored_bytes(const struct fa_paged_cache *ca
 	return cache->store != FA_PAGED_PLAIN ? 1 : fa_cuda_paged_element_bytes(cache->dtype);
 }
 
+/* Of few rows it mostly is one block that is asked for, and a division takes long. */
 static inline uint32_t fa_cuda_paged_ceil_div(uint64_t a, uint64_t b)
 {
-	return (uint32_t)((a + b - 1) / b);
+	return a <= b ? a > 0 : (uint32_t)((a + b - 1) / b);
 }
 
 /* Arrays in the blob start on 16 bytes. */
@@ -34,6 +35,28 @@ static inline size_t fa_cuda_paged_align(size_t bytes)
 static inline uint32_t fa_cuda_paged_n_new(const struct fa_paged_step *step, int32_t b)
 {
 	return step->cu_new[b + 1] - step->cu_new[b];
+}
+
+/* What the step says of sequence @b; the rest is 0. The step is read before anything is written, so
+ * that nothing is put together elsewhere and then copied. */
+static inline void fa_cuda_paged_item_of(const struct fa_paged_step *step, int32_t b,
+                                         struct fa_cuda_paged_item *ret_item)
+{
+	const uint32_t first = step->first ? step->first[b] : 0;
+	const uint32_t first_q = step->cu_new[b], end_q = step->cu_new[b + 1];
+	const uint32_t length = step->lengths[b], before = step->lengths_before[b];
+	const uint32_t table_start = step->table_start[b];
+
+	*ret_item = (struct fa_cuda_paged_item){
+		.first_q = first_q,
+		.n_q = end_q - first_q,
+		.n_k = length,
+		.begin = first,
+		.first = first,
+		.table_start = table_start,
+		.tree_start = FA_CUDA_PAGED_NO_TREE,
+		.append = before,
+	};
 }
 
 /* -ENOTSUP, with a sentence in @text. */
@@ -57,7 +80,6 @@ struct fa_cuda_pages fa_cuda_paged_pages_of(const struct fa_paged_cache *cache, 
 /* With codes: what kernels are to know of them, of a layer. */
 void fa_cuda_paged_codes_of(const struct fa_paged_cache *cache, int32_t layer,
                             struct fa_cuda_paged_codes *ret_codes);
-struct fa_cuda_paged_item fa_cuda_paged_item_of(const struct fa_paged_step *step, int32_t b);
 
 /* The kernel of a kind, but for those by TMA, that computes the least; among equals the first,
  * which is the one with the larger ring. NULL if there is none. */

@@ -30,7 +30,7 @@ struct member {
 
 struct search {
 	struct member *members;
-	uint64_t *keys; /* as many */
+	uint64_t *keys, *spare; /* as many of each; spare: for sort() */
 	uint32_t *order;
 	uint32_t page_tokens, rows;
 	uint32_t merge_tiles;
@@ -54,6 +54,10 @@ static uint32_t common_pages(const struct search *search, uint32_t low, uint32_t
 		uint32_t at = depth;
 
 		common = other->n_pages < common ? other->n_pages : common;
+		/* Mostly none is shorter in common than those before it. */
+		if (memcmp(one->pages + at, other->pages + at,
+		           (common - at) * sizeof(one->pages[0])) == 0)
+			continue;
 		while (at + 16 <= common &&
 		       memcmp(one->pages + at, other->pages + at, 16 * sizeof(uint32_t)) == 0)
 			at += 16;
@@ -70,8 +74,10 @@ static int64_t gain_of(const struct search *search, uint32_t low, uint32_t high,
                        bool all)
 {
 	const uint32_t pass = search->rows < PASS_ROWS ? search->rows : PASS_ROWS;
+	/* They have dropped as many tokens. */
+	const int64_t tokens = (int64_t)pages * search->page_tokens -
+	                       member_at(search, low)->first % search->page_tokens;
 	uint64_t rows = 0, passes = 0;
-	int64_t tokens = 0;
 
 	for (uint32_t i = low; i < high; i++) {
 		const struct member *member = member_at(search, i);
@@ -80,7 +86,6 @@ static int64_t gain_of(const struct search *search, uint32_t low, uint32_t high,
 			continue;
 		rows += member->rows;
 		passes += fa_cuda_paged_ceil_div(member->rows, pass);
-		tokens = (int64_t)pages * search->page_tokens - member->first % search->page_tokens;
 	}
 	return ((int64_t)passes - fa_cuda_paged_ceil_div(rows, pass)) * tokens /
 	               FA_CUDA_PAGED_TILE -
@@ -100,36 +105,61 @@ static void make_group(struct search *search, uint32_t low, uint32_t high, uint3
 	search->groups++;
 }
 
-static int compare_keys(const void *a, const void *b)
+/* Merges keys [0, middle) and [middle, end), both in order. Which of two comes first cannot be
+ * foreseen, so that is computed and not branched on. */
+static void merge(const uint64_t *keys, size_t middle, size_t end, uint64_t *ret_keys)
 {
-	const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+	size_t a = 0, b = middle;
 
-	return x < y ? -1 : x > y;
+	while (a < middle && b < end) {
+		const uint64_t x = keys[a], y = keys[b];
+		const bool second = y < x;
+
+		*ret_keys++ = second ? y : x;
+		a += !second;
+		b += second;
+	}
+	while (a < middle)
+		*ret_keys++ = keys[a++];
+	while (b < end)
+		*ret_keys++ = keys[b++];
 }
 
 /* Puts members [low, high) in the order of what was filled in as their keys. */
 static void sort(struct search *search, uint32_t low, uint32_t high)
 {
+	const size_t n = high - low;
+	uint64_t *keys = search->keys + low, *merged = search->spare + low;
 	bool sorted = true;
 
-	for (uint32_t i = low + 1; i < high && sorted; i++)
-		sorted = search->keys[i - 1] >> 32 <= search->keys[i] >> 32;
+	for (size_t i = 1; i < n && sorted; i++)
+		sorted = keys[i - 1] >> 32 <= keys[i] >> 32;
 	if (sorted)
 		return;
-	qsort(search->keys + low, high - low, sizeof(*search->keys), compare_keys);
+	for (size_t run = 1; run < n; run *= 2) {
+		uint64_t *const from = keys;
+
+		for (size_t i = 0; i < n; i += 2 * run)
+			merge(keys + i, run < n - i ? run : n - i,
+			      2 * run < n - i ? 2 * run : n - i, merged + i);
+		keys = merged;
+		merged = from;
+	}
+	if (keys != search->keys + low)
+		memcpy(merged, keys, n * sizeof(*keys));
 	for (uint32_t i = low; i < high; i++)
 		search->order[i] = (uint32_t)search->keys[i];
 }
 
-/* Groups members [low, high), that have @depth pages in common, as saves most. Returns what it
- * saves, in tiles of one KV head. */
+/* Groups members [low, high), two at least that have @depth pages in common and dropped as many
+ * tokens, as saves most. Returns what it saves, in tiles of one KV head. */
 static int64_t choose(struct search *search, uint32_t low, uint32_t high, uint32_t depth,
                       unsigned int level)
 {
 	int64_t here, apart = 0;
 	uint32_t pages;
 
-	if (high - low < 2 || level == LEVELS_MAX)
+	if (level == LEVELS_MAX)
 		return 0;
 	pages = common_pages(search, low, high, depth);
 	for (uint32_t i = low; i < high; i++) {
@@ -145,7 +175,9 @@ static int64_t choose(struct search *search, uint32_t low, uint32_t high, uint32
 		for (end = i + 1; end < high; end++)
 			if (search->keys[end] >> 32 != search->keys[i] >> 32)
 				break;
-		if (pages < member->n_pages)
+		/* Those that all remain have nothing more in common than a number that a page may
+		 * have, which no page has here. */
+		if (pages < member->n_pages && end - i > 1 && end - i < high - low)
 			apart += choose(search, i, end, pages, level + 1);
 	}
 
@@ -249,13 +281,14 @@ void fa_cuda_paged_groups_find(const struct fa_paged_attention *p, const bool *c
 	/* ALiBi wants to know where rows are, which each sequence's are elsewhere. */
 	if (!p->step->host_table || p->alibi_slopes)
 		return;
-	memory = malloc(batch * (sizeof(*search.members) + sizeof(*search.keys) +
+	memory = malloc(batch * (sizeof(*search.members) + 2 * sizeof(*search.keys) +
 	                         2 * sizeof(uint32_t) + sizeof(*groups.groups)));
 	if (!memory)
 		return;
 	search.members = (void *)memory;
 	search.keys = (void *)(search.members + batch);
-	groups.groups = (void *)(search.keys + batch);
+	search.spare = search.keys + batch;
+	groups.groups = (void *)(search.spare + batch);
 	/* A group has two members at least, but is chosen anew on every level. */
 	search.order = (void *)(groups.groups + batch);
 	groups.group_of = search.order + batch;
@@ -269,7 +302,8 @@ void fa_cuda_paged_groups_find(const struct fa_paged_attention *p, const bool *c
 			if (member_at(&search, behind)->pages[0] != member->pages[0] ||
 			    member_at(&search, behind)->first != member->first)
 				break;
-		gain += choose(&search, i, behind, 1, 0);
+		if (behind - i > 1)
+			gain += choose(&search, i, behind, 1, 0);
 	}
 	if (gain * parts <= (int64_t)blocks * block_tiles) {
 		free(memory);

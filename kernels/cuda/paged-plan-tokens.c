@@ -23,7 +23,7 @@ int fa_cuda_paged_plan_append(const struct fa_cuda_chip *chip, const struct fa_p
 	if (!plan->kernel)
 		return fa_cuda_paged_missing(chip, "tokens in pages", text, text_bytes);
 	for (int32_t b = 0; b < step->batch; b++)
-		items[b] = fa_cuda_paged_item_of(step, b);
+		fa_cuda_paged_item_of(step, b, &items[b]);
 	plan->grid_x = fa_cuda_paged_ceil_div(step->cu_new[step->batch], FA_CUDA_APPEND_TOKENS);
 	plan->grid_y = 1;
 	plan->blob_bytes = fa_cuda_paged_align((size_t)step->batch * sizeof(*items));

@@ -207,22 +207,6 @@ int fa_cuda_paged_missing(const struct fa_cuda_chip *chip, const char *what, cha
 	                          what, chip->arch / 10, chip->arch % 10, chip->shared_bytes_max);
 }
 
-struct fa_cuda_paged_item fa_cuda_paged_item_of(const struct fa_paged_step *step, int32_t b)
-{
-	const uint32_t first = step->first ? step->first[b] : 0;
-
-	return (struct fa_cuda_paged_item){
-		.first_q = step->cu_new[b],
-		.n_q = fa_cuda_paged_n_new(step, b),
-		.n_k = step->lengths[b],
-		.begin = first,
-		.first = first,
-		.table_start = step->table_start[b],
-		.tree_start = FA_CUDA_PAGED_NO_TREE,
-		.append = step->lengths_before[b],
-	};
-}
-
 /* ---- requests */
 
 size_t fa_cuda_paged_blob_bytes(const struct fa_paged_request *request)

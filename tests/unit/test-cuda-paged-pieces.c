@@ -494,6 +494,21 @@ static void test_groups(void **state)
 	check(&scene, 1);
 }
 
+/* The last of all numbers is a page's as any other is, where others end. */
+static void test_last_number(void **state)
+{
+	const int32_t batch = 10;
+
+	scene_init(&scene, batch);
+	for (int32_t b = 0; b < batch; b++) {
+		set(b, 1, 200 * 64 + 1);
+		begin_like(&scene, b, 0, 200);
+	}
+	scene.lengths[0] += 64;
+	scene.table[0][200] = UINT32_MAX;
+	check(&scene, 1);
+}
+
 /* Pages that new tokens go to are not shared, whatever the table says. */
 static void test_new_tokens(void **state)
 {
@@ -606,10 +621,10 @@ static void test_units(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_usual),      cmocka_unit_test(test_not),
-		cmocka_unit_test(test_pays),       cmocka_unit_test(test_groups),
-		cmocka_unit_test(test_new_tokens), cmocka_unit_test(test_random),
-		cmocka_unit_test(test_units),
+		cmocka_unit_test(test_usual),       cmocka_unit_test(test_not),
+		cmocka_unit_test(test_pays),        cmocka_unit_test(test_groups),
+		cmocka_unit_test(test_last_number), cmocka_unit_test(test_new_tokens),
+		cmocka_unit_test(test_random),      cmocka_unit_test(test_units),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
