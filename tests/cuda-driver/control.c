@@ -125,6 +125,12 @@ void fa_test_cuda_calls(const struct fa_test_cuda_page *page, struct fa_test_cud
 		ret_calls->n[i] = atomic_load(&page->calls[i]);
 }
 
+uint64_t fa_test_cuda_launches(const struct fa_test_cuda_page *page)
+{
+	return atomic_load(&page->calls[FA_TEST_CUDA_cuLaunchKernel]) +
+	       atomic_load(&page->calls[FA_TEST_CUDA_cuGraphLaunch]);
+}
+
 void fa_test_cuda_lives(const struct fa_test_cuda_page *page, struct fa_test_cuda_lives *ret_lives)
 {
 	for (int i = 0; i < FA_TEST_CUDA_LIVE; ++i)

@@ -66,6 +66,9 @@ struct fa_test_cuda_calls {
 };
 void fa_test_cuda_calls(const struct fa_test_cuda_page *page, struct fa_test_cuda_calls *ret_calls);
 
+/* Launches so far, plain ones and graphs. */
+uint64_t fa_test_cuda_launches(const struct fa_test_cuda_page *page);
+
 /* What the process holds, by enum fa_test_cuda_live. */
 struct fa_test_cuda_lives {
 	int64_t n[FA_TEST_CUDA_LIVE];

@@ -91,14 +91,6 @@ static void expect(struct asker *asker, uint32_t stream)
 	fa_check(fa_case_error(&asker->attention, asker->buffer.data) <= 1);
 }
 
-static uint64_t n_launches(void)
-{
-	struct fa_test_cuda_calls calls;
-
-	fa_test_cuda_calls(page, &calls);
-	return calls.n[FA_TEST_CUDA_cuLaunchKernel];
-}
-
 /* What runs is to stop; what it stops for does not end. */
 static void stop_it(uint64_t n_kernels)
 {
@@ -125,7 +117,7 @@ static void start(const char *drain_timeout_ms)
 	expect(&urgent, HIGH);
 	ask(&patient, 0);
 	expect(&patient, 0);
-	n_before = n_launches();
+	n_before = fa_test_cuda_launches(page);
 }
 
 /* It has ended; nothing was left behind on the GPU. */
@@ -195,7 +187,7 @@ static bool all_is_back(const struct held *before, bool loud)
 /* @before: NULL in the first round, which makes what is made once and kept. */
 static void kill_round(const struct held *before)
 {
-	const uint64_t launches = n_launches(), kernels = fa_test_cuda_kernels(page);
+	const uint64_t launches = fa_test_cuda_launches(page), kernels = fa_test_cuda_kernels(page);
 	uint64_t deadline, stopped;
 	struct fa_cuda_child child;
 	int status;
@@ -220,9 +212,10 @@ static void kill_round(const struct held *before)
 	fa_test_cuda_hold(page, false);
 	expect(&urgent, HIGH);
 	expect(&patient, 0);
-	fa_check_eventually(fa_test_cuda_kernels(page) == n_launches());
+	fa_check_eventually(fa_test_cuda_kernels(page) == fa_test_cuda_launches(page));
 	/* One each, and one for each time that the patient one was stopped. */
-	fa_check_eq(n_launches() - launches, 3 + fa_test_cuda_stopped(page) - stopped);
+	fa_check_eq(fa_test_cuda_launches(page) - launches,
+	            3 + fa_test_cuda_stopped(page) - stopped);
 }
 
 static void test_killed(void **state)
@@ -260,14 +253,14 @@ static void test_drained(void **state)
 	stop_it(n_before);
 	fa_test_daemon_signal(&daemon_, SIGTERM);
 	wait_draining();
-	fa_check_eq(n_launches() - n_before, 2);
+	fa_check_eq(fa_test_cuda_launches(page) - n_before, 2);
 	fa_test_cuda_hold(page, false);
 	expect(&urgent, HIGH);
 	expect(&patient, 0);
 	fa_raw_expect_end(&urgent.raw);
 	fa_raw_expect_end(&patient.raw);
 	finish();
-	fa_check_eq(n_launches() - n_before, 3);
+	fa_check_eq(fa_test_cuda_launches(page) - n_before, 3);
 }
 
 /* It waits for so long, and the prefill does not go on, but ends at once. */
@@ -283,7 +276,7 @@ static void test_deadline(void **state)
 	fa_raw_expect_end(&urgent.raw);
 	fa_raw_expect_end(&patient.raw);
 	finish();
-	fa_check_eq(n_launches() - n_before, 2);
+	fa_check_eq(fa_test_cuda_launches(page) - n_before, 2);
 }
 
 int main(void)

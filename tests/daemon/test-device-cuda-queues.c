@@ -54,7 +54,7 @@ static void crowd_end(struct crowd *crowd, int n)
 
 static uint64_t n_launches(const struct crowd *crowd)
 {
-	return atomic_load(&crowd->cuda.page->calls[FA_TEST_CUDA_cuLaunchKernel]);
+	return fa_test_cuda_launches(crowd->cuda.page);
 }
 
 /* The driver has a few works of a queue, and the rest comes when they have ended. */

@@ -90,7 +90,7 @@ static void end(struct scene *scene)
 
 static uint64_t n_launches(const struct scene *scene)
 {
-	return atomic_load(&scene->cuda.page->calls[FA_TEST_CUDA_cuLaunchKernel]);
+	return fa_test_cuda_launches(scene->cuda.page);
 }
 
 static void start(struct scene *scene, int job)
