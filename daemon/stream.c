@@ -220,14 +220,15 @@ static bool device_may_wait(const struct fa_stream *stream, const struct fa_requ
 	       engine->ops->may_wait(engine->device, stream->queue, &request->work);
 }
 
-/* Whether something of the stream can be started. */
+/* Whether something of the stream can be started. What the device may give back has nothing behind
+ * it that would then be ahead of it, or end before it: but others that come back with it. */
 static bool can_launch(const struct fa_stream *stream)
 {
 	const struct fa_request *request = fa_request_first((struct fa_list *)&stream->waiting);
 
 	if (fa_list_empty(&stream->waiting))
 		return false;
-	if (stream->gated && !device_may_wait(stream, request))
+	if (stream->gated ? !device_may_wait(stream, request) : stream->n_behind_gates > 0)
 		return false;
 	if (request->state != FA_REQUEST_WAITING || !has_work(request))
 		return true;

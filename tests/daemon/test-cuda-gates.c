@@ -28,6 +28,7 @@ enum {
 	OLD = 20,
 	WANTED = 9, /* the client's slots */
 	ANOTHER = 10,
+	READY = 11,
 	FOR_EVER_US = 600 * 1000 * 1000,
 };
 
@@ -64,27 +65,6 @@ static int stop(void **state)
 	fa_test_cuda_detach(page);
 	fa_test_cuda_end(&cuda);
 	return 0;
-}
-
-static void engine_begin(struct engine *engine)
-{
-	struct fa_wire_message message = fa_raw_message(FA_WIRE_TIMELINE_SETUP);
-	struct kv_client *client = &engine->client;
-
-	kv_open(client, daemon_.socket);
-	fa_raw_stream_create(&client->raw, STREAM, 0);
-	fa_raw_call(&client->raw, &message, NULL, 0);
-	fa_check_eq(client->raw.message.type, FA_WIRE_TIMELINE_REPLY);
-	engine->in = mmap(NULL, FA_TIMELINE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED,
-	                  client->raw.fds[0], 0);
-	fa_check(engine->in != MAP_FAILED);
-	kv_count(engine->numbers, 1, OLD + TOKENS);
-	engine->sequence = kv_sequence(client, kv_cache(client, NULL, 0));
-	kv_append(client, engine->sequence, engine->numbers, 0, OLD);
-	kv_begin_one(client, STEP, engine->sequence, TOKENS);
-	for (uint32_t layer = 0; layer < KV_LAYERS; layer++)
-		kv_attend(client, STREAM, STEP, layer, engine->numbers + OLD, TOKENS, NULL);
-	kv_wait(client, STREAM, client->values[STREAM]);
 }
 
 static void engine_end(struct engine *engine)
@@ -142,6 +122,46 @@ static uint64_t slot(const struct engine *engine)
 	return atomic_load(&engine->in[WANTED].value);
 }
 
+/* The device knows the slots a moment after the client: then it waits for one. */
+static void wait_known(struct engine *engine)
+{
+	const struct fa_test_cuda_gates before = fa_test_cuda_gates(page);
+
+	for (uint64_t value = 1; fa_test_cuda_gates(page).began == before.began; value++) {
+		const struct fa_wire_gate gate = { .slot = READY, .value = value };
+		const float *out;
+		uint64_t request;
+
+		request = attend(engine, 0, &gate, 1, &out);
+		usleep(5000);
+		write_slot(engine, READY, value);
+		kv_wait(&engine->client, STREAM, request);
+	}
+}
+
+static void engine_begin(struct engine *engine)
+{
+	struct fa_wire_message message = fa_raw_message(FA_WIRE_TIMELINE_SETUP);
+	struct kv_client *client = &engine->client;
+
+	kv_open(client, daemon_.socket);
+	fa_raw_stream_create(&client->raw, STREAM, 0);
+	fa_raw_call(&client->raw, &message, NULL, 0);
+	fa_check_eq(client->raw.message.type, FA_WIRE_TIMELINE_REPLY);
+	engine->in = mmap(NULL, FA_TIMELINE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED,
+	                  client->raw.fds[0], 0);
+	fa_check(engine->in != MAP_FAILED);
+	kv_count(engine->numbers, 1, OLD + TOKENS);
+	engine->sequence = kv_sequence(client, kv_cache(client, NULL, 0));
+	kv_append(client, engine->sequence, engine->numbers, 0, OLD);
+	kv_begin_one(client, STEP, engine->sequence, TOKENS);
+	for (uint32_t layer = 0; layer < KV_LAYERS; layer++)
+		kv_attend(client, STREAM, STEP, layer, engine->numbers + OLD, TOKENS, NULL);
+	kv_wait(client, STREAM, client->values[STREAM]);
+	fa_test_cuda_gate_us(page, FOR_EVER_US);
+	wait_known(engine);
+}
+
 /* Waits until gates have begun so often since @before. */
 static void wait_began(const struct fa_test_cuda_gates *before, uint32_t n)
 {
@@ -176,7 +196,6 @@ static void test_open(void **state)
 	struct engine engine;
 	const float *out;
 
-	fa_test_cuda_gate_us(page, FOR_EVER_US);
 	engine_begin(&engine);
 	/* Launched plainly at first, then by graphs. */
 	for (uint64_t value = 1; value <= 40; value++) {
@@ -198,13 +217,13 @@ static void test_open(void **state)
 /* More of them than the device has at a time; each begins with its own value. */
 static void test_ahead(void **state)
 {
-	const struct fa_test_cuda_gates before = fa_test_cuda_gates(page);
+	struct fa_test_cuda_gates before;
 	const float *outs[6];
 	struct engine engine;
 	uint64_t requests[6];
 
-	fa_test_cuda_gate_us(page, FOR_EVER_US);
 	engine_begin(&engine);
+	before = fa_test_cuda_gates(page);
 	for (int i = 0; i < 6; i++)
 		requests[i] = attend_at(&engine, (uint64_t)i + 1, &outs[i]);
 	wait_began(&before, 1);
@@ -222,15 +241,15 @@ static void test_ahead(void **state)
 /* The device looks at the last gate alone, when the others are open. */
 static void test_two_slots(void **state)
 {
-	const struct fa_test_cuda_gates before = fa_test_cuda_gates(page);
+	struct fa_test_cuda_gates before;
 	const struct fa_wire_gate gates[] = { { .slot = WANTED, .value = 1 },
 		                              { .slot = ANOTHER, .value = 1 } };
 	struct engine engine;
 	const float *out;
 	uint64_t request;
 
-	fa_test_cuda_gate_us(page, FOR_EVER_US);
 	engine_begin(&engine);
+	before = fa_test_cuda_gates(page);
 	request = attend(&engine, 0, gates, 2, &out);
 	write_slot(&engine, ANOTHER, 1);
 	usleep(20000);
@@ -282,6 +301,68 @@ static void test_give_up(void **state)
 	write_slot(&engine, WANTED, slot(&engine) + 1);
 	kv_wait(&engine.client, STREAM, requests[0]);
 	engine_end(&engine);
+}
+
+/* What comes behind it does not go ahead of what the device gave up, or end before it. */
+static void test_behind(void **state)
+{
+	struct fa_test_cuda_gates before;
+	struct engine engine;
+	const float *outs[2];
+	uint64_t requests[2];
+
+	engine_begin(&engine);
+	for (int round = 0; round < 3; round++) {
+		uint64_t value;
+
+		fa_test_cuda_gate_us(page, FOR_EVER_US);
+		let_pass(&engine);
+		fa_test_cuda_gate_us(page, 20000);
+		value = slot(&engine) + 1;
+		before = fa_test_cuda_gates(page);
+		requests[0] = attend_at(&engine, value, &outs[0]);
+		wait_began(&before, 1);
+		requests[1] = attend(&engine, 0, NULL, 0, &outs[1]);
+		while (fa_test_cuda_gates(page).shut == before.shut)
+			usleep(100);
+		usleep(20000);
+		fa_check(is_untouched(outs[0]) && is_untouched(outs[1]));
+		fa_check(atomic_load(&engine.client.raw.page[STREAM].completed) < requests[0]);
+		write_slot(&engine, WANTED, value);
+		kv_wait(&engine.client, STREAM, requests[0]);
+		check_out(&engine, value % KV_LAYERS, outs[0]);
+		kv_wait(&engine.client, STREAM, requests[1]);
+		check_out(&engine, 0, outs[1]);
+	}
+	engine_end(&engine);
+}
+
+/* The same of a request that is no work of the device's. */
+static void test_end_behind(void **state)
+{
+	struct fa_test_cuda_gates before;
+	struct engine engine;
+	const float *out;
+	uint64_t request, end;
+
+	engine_begin(&engine);
+	fa_test_cuda_gate_us(page, 20000);
+	before = fa_test_cuda_gates(page);
+	request = attend_at(&engine, 1, &out);
+	wait_began(&before, 1);
+	end = kv_end(&engine.client, STREAM, STEP, true);
+	while (fa_test_cuda_gates(page).shut == before.shut)
+		usleep(100);
+	usleep(20000);
+	fa_check(is_untouched(out));
+	fa_check(atomic_load(&engine.client.raw.page[STREAM].completed) < request);
+	write_slot(&engine, WANTED, 1);
+	kv_wait(&engine.client, STREAM, request);
+	check_out(&engine, 1 % KV_LAYERS, out);
+	kv_wait(&engine.client, STREAM, end);
+	kv_check(&engine.client, engine.sequence, engine.numbers, 0, OLD + TOKENS);
+	munmap(engine.in, FA_TIMELINE_BYTES);
+	kv_close(&engine.client);
 }
 
 /* Values that come just when gates give up. */
@@ -349,13 +430,13 @@ static void test_others(void **state)
 static void test_cancel(void **state)
 {
 	struct fa_wire_message cancel = fa_raw_message(FA_WIRE_CANCEL);
-	struct fa_test_cuda_gates before = fa_test_cuda_gates(page);
+	struct fa_test_cuda_gates before;
 	struct engine engine;
 	const float *outs[2];
 	uint64_t requests[2];
 
-	fa_test_cuda_gate_us(page, FOR_EVER_US);
 	engine_begin(&engine);
+	before = fa_test_cuda_gates(page);
 	for (uint64_t i = 0; i < 2; i++)
 		requests[i] = attend_at(&engine, i + 1, &outs[i]);
 	wait_began(&before, 1);
@@ -400,12 +481,12 @@ static void test_gone(void **state)
 	struct engine engine;
 	const float *out;
 
-	fa_test_cuda_gate_us(page, FOR_EVER_US);
 	for (int round = 0; round < 10; round++) {
 		const uint64_t until_ns = fa_deadline_ns(fa_test_patience_ns());
-		const struct fa_test_cuda_gates before = fa_test_cuda_gates(page);
+		struct fa_test_cuda_gates before;
 
 		engine_begin(&engine);
+		before = fa_test_cuda_gates(page);
 		for (uint64_t i = 0; i < 3; i++)
 			(void)attend_at(&engine, i + 1, &out);
 		wait_began(&before, 1);
@@ -428,6 +509,7 @@ int main(void)
 		cmocka_unit_test(test_two_slots), cmocka_unit_test(test_give_up),
 		cmocka_unit_test(test_race),      cmocka_unit_test(test_others),
 		cmocka_unit_test(test_cancel),    cmocka_unit_test(test_gone),
+		cmocka_unit_test(test_behind),    cmocka_unit_test(test_end_behind),
 	};
 
 	return cmocka_run_group_tests(tests, start, stop);
