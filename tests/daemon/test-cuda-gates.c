@@ -11,6 +11,7 @@
 #include "common/timeline.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -337,6 +338,91 @@ static void test_behind(void **state)
 	engine_end(&engine);
 }
 
+/* Some with gates and some without, and somebody else's between: each is done once, in its turn. */
+static void test_mixed(void **state)
+{
+	struct engine engine, other;
+	const float *outs[4], *theirs;
+	uint64_t requests[4], values[4];
+	unsigned int seed = 11;
+
+	engine_begin(&engine);
+	engine_begin(&other);
+	fa_test_cuda_gate_us(page, 300);
+	for (int round = 0; round < 200; round++) {
+		uint64_t value = slot(&engine);
+
+		for (int i = 0; i < 4; i++) {
+			const struct fa_wire_gate gate = { .slot = WANTED, .value = ++value };
+			const bool gated = rand_r(&seed) % 3 > 0;
+
+			values[i] = gated ? value : 0;
+			requests[i] = attend(&engine, (uint32_t)i % KV_LAYERS, &gate, gated,
+			                     &outs[i]);
+		}
+		if (rand_r(&seed) % 2)
+			kv_wait(&other.client, STREAM, attend(&other, 0, NULL, 0, &theirs));
+		for (int i = 0; i < 4; i++) {
+			if (values[i]) {
+				usleep((useconds_t)rand_r(&seed) % 600);
+				for (int k = i; k < 4; k++)
+					fa_check(is_untouched(outs[k]));
+				fa_check(atomic_load(&engine.client.raw.page[STREAM].completed) <
+				         requests[i]);
+				write_slot(&engine, WANTED, values[i]);
+			}
+			kv_wait(&engine.client, STREAM, requests[i]);
+			check_out(&engine, (uint32_t)i % KV_LAYERS, outs[i]);
+		}
+		write_slot(&engine, WANTED, value);
+	}
+	engine_end(&other);
+	engine_end(&engine);
+}
+
+static atomic_bool scribbles;
+
+static void *scribble(void *userdata)
+{
+	struct engine *engine = userdata;
+	unsigned int seed = 13;
+
+	while (atomic_load(&scribbles)) {
+		write_slot(engine, WANTED, rand_r(&seed) % 2 ? 1 : UINT64_MAX / 2);
+		usleep((useconds_t)rand_r(&seed) % 50);
+	}
+	return NULL;
+}
+
+/* A slot that goes up and down: its own requests are done once, and nobody else is held up. */
+static void test_scribbled(void **state)
+{
+	struct engine engine, other;
+	const float *outs[4], *theirs;
+	uint64_t requests[4];
+	pthread_t thread;
+
+	engine_begin(&engine);
+	engine_begin(&other);
+	fa_test_cuda_gate_us(page, 200);
+	atomic_store(&scribbles, true);
+	assert_int_equal(pthread_create(&thread, NULL, scribble, &engine), 0);
+	for (int round = 0; round < 200; round++) {
+		for (uint64_t i = 0; i < 4; i++)
+			requests[i] = attend_at(&engine, 2 + i, &outs[i]);
+		if (round % 2)
+			kv_wait(&other.client, STREAM, attend(&other, 0, NULL, 0, &theirs));
+		for (uint32_t i = 0; i < 4; i++) {
+			kv_wait(&engine.client, STREAM, requests[i]);
+			check_out(&engine, (2 + i) % KV_LAYERS, outs[i]);
+		}
+	}
+	atomic_store(&scribbles, false);
+	assert_int_equal(pthread_join(thread, NULL), 0);
+	engine_end(&other);
+	engine_end(&engine);
+}
+
 /* The same of a request that is no work of the device's. */
 static void test_end_behind(void **state)
 {
@@ -510,6 +596,7 @@ int main(void)
 		cmocka_unit_test(test_race),      cmocka_unit_test(test_others),
 		cmocka_unit_test(test_cancel),    cmocka_unit_test(test_gone),
 		cmocka_unit_test(test_behind),    cmocka_unit_test(test_end_behind),
+		cmocka_unit_test(test_mixed),     cmocka_unit_test(test_scribbled),
 	};
 
 	return cmocka_run_group_tests(tests, start, stop);
