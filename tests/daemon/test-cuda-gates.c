@@ -18,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -45,16 +46,21 @@ static struct fa_test_cuda cuda;
 static struct fa_test_daemon daemon_;
 static struct fa_test_cuda_page *page; /* the daemon's */
 
+static void serve(void)
+{
+	fa_test_daemon_start(&daemon_,
+	                     &(struct fa_test_daemon_options){ .config = "[pool]\nbytes = 16M\n"
+	                                                                 "chunk_bytes = 2M\n" });
+	page = fa_test_cuda_attach(&cuda, daemon_.pid);
+}
+
 static int start(void **state)
 {
 	setenv("FAD_TEST_CUDA_MPS", "1", 1);
 	/* One stream of each priority, so that clients share it. */
 	setenv("CUDA_DEVICE_MAX_CONNECTIONS", "4", 1);
 	fa_test_cuda_begin(&cuda);
-	fa_test_daemon_start(&daemon_,
-	                     &(struct fa_test_daemon_options){ .config = "[pool]\nbytes = 16M\n"
-	                                                                 "chunk_bytes = 2M\n" });
-	page = fa_test_cuda_attach(&cuda, daemon_.pid);
+	serve();
 	return 0;
 }
 
@@ -187,6 +193,18 @@ static void let_pass(struct engine *engine)
 		request = attend_at(engine, value, &out);
 		kv_wait(&engine->client, STREAM, request);
 	}
+}
+
+/* The step has failed with what was asked for: another, and its tokens. */
+static void begin_again(struct engine *engine, int status)
+{
+	kv_wait_expect(&engine->client, STREAM, kv_end(&engine->client, STREAM, STEP, true), status,
+	               NULL);
+	kv_begin_one(&engine->client, STEP, engine->sequence, TOKENS);
+	for (uint32_t layer = 0; layer < KV_LAYERS; layer++)
+		kv_attend(&engine->client, STREAM, STEP, layer, engine->numbers + OLD, TOKENS,
+		          NULL);
+	kv_wait(&engine->client, STREAM, engine->client.values[STREAM]);
 }
 
 /* ---- opening */
@@ -533,11 +551,7 @@ static void test_cancel(void **state)
 	fa_check(is_untouched(outs[0]) && is_untouched(outs[1]));
 	/* The step has failed with it; the stream goes on. */
 	write_slot(&engine, WANTED, 2);
-	kv_wait_expect(&engine.client, STREAM, kv_end(&engine.client, STREAM, STEP, true),
-	               -ECANCELED, NULL);
-	kv_begin_one(&engine.client, STEP, engine.sequence, TOKENS);
-	for (uint32_t layer = 0; layer < KV_LAYERS; layer++)
-		kv_attend(&engine.client, STREAM, STEP, layer, engine.numbers + OLD, TOKENS, NULL);
+	begin_again(&engine, -ECANCELED);
 	requests[0] = attend_at(&engine, 2, &outs[0]);
 	kv_wait(&engine.client, STREAM, requests[0]);
 	check_out(&engine, 0, outs[0]);
@@ -588,6 +602,71 @@ static void test_gone(void **state)
 	fa_check_eq(fa_test_cuda_misuses(page), 0);
 }
 
+/* Without graphs a gate may be launched, and what is to be behind it not: the gate shuts what
+ * comes next, which is done all the same. */
+static void test_failing(void **state)
+{
+	struct fa_test_cuda_gates before;
+	struct engine engine, other;
+	const float *outs[2];
+	uint64_t requests[2];
+
+	fa_test_cuda_fail(page, "cuGraphCreate:1=2");
+	engine_begin(&other);
+	engine_begin(&engine);
+	fa_test_cuda_gate_us(page, 5000);
+	for (uint64_t round = 0; round < 5; round++) {
+		const uint64_t value = round * 100 + 1;
+
+		before = fa_test_cuda_gates(page);
+		fa_test_cuda_fail(page, "cuLaunchKernel:2=2");
+		requests[0] = attend_at(&engine, value, &outs[0]);
+		kv_wait_expect(&engine.client, STREAM, requests[0], -ENOMEM, NULL);
+		kv_wait(&other.client, STREAM, attend(&other, 0, NULL, 0, &outs[1]));
+		check_out(&other, 0, outs[1]);
+		begin_again(&engine, -ECANCELED);
+		while (fa_test_cuda_gates(page).shut == before.shut)
+			usleep(100);
+		for (uint64_t i = 0; i < 2; i++)
+			requests[i] = attend_at(&engine, value + i, &outs[i]);
+		for (uint64_t i = 0; i < 2; i++) {
+			usleep(10000);
+			fa_check(is_untouched(outs[i]));
+			write_slot(&engine, WANTED, value + i);
+			kv_wait(&engine.client, STREAM, requests[i]);
+			check_out(&engine, (value + i) % KV_LAYERS, outs[i]);
+		}
+		let_pass(&engine);
+	}
+	engine_end(&engine);
+	engine_end(&other);
+}
+
+/* The GPU is lost while requests are behind gates. */
+static void test_lost(void **state)
+{
+	struct fa_test_cuda_gates before;
+	struct engine engine;
+	const float *outs[4];
+	uint64_t requests[4];
+
+	engine_begin(&engine);
+	before = fa_test_cuda_gates(page);
+	fa_test_cuda_fail(page, "kernel:1=700");
+	for (uint64_t i = 0; i < 3; i++)
+		requests[i] = attend_at(&engine, 1 + i, &outs[i]);
+	requests[3] = attend(&engine, 0, NULL, 0, &outs[3]);
+	wait_began(&before, 1);
+	write_slot(&engine, WANTED, 1);
+	for (uint64_t i = 0; i < 4; i++)
+		kv_wait_expect(&engine.client, STREAM, requests[i], -ENODEV, NULL);
+	munmap(engine.in, FA_TIMELINE_BYTES);
+	kv_close(&engine.client);
+	fa_check(WIFEXITED(fa_test_daemon_reap(&daemon_)));
+	fa_test_cuda_detach(page);
+	serve();
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -597,6 +676,7 @@ int main(void)
 		cmocka_unit_test(test_cancel),    cmocka_unit_test(test_gone),
 		cmocka_unit_test(test_behind),    cmocka_unit_test(test_end_behind),
 		cmocka_unit_test(test_mixed),     cmocka_unit_test(test_scribbled),
+		cmocka_unit_test(test_lost),      cmocka_unit_test(test_failing),
 	};
 
 	return cmocka_run_group_tests(tests, start, stop);
