@@ -279,7 +279,7 @@ static bool others_want(const struct fa_cuda_stream *stream)
 }
 
 /* Whether what comes next has to wait until what stands behind gates has ended. */
-static bool is_gated(struct fa_cuda_stream *stream)
+static bool is_gated(struct fa_device *device, struct fa_cuda_stream *stream)
 {
 	if (!stream->gates.n_works)
 		return false;
@@ -287,6 +287,7 @@ static bool is_gated(struct fa_cuda_stream *stream)
 		return !first_work(&stream->gates.queue->works)->gate;
 	if (!stream->gates.stopped)
 		fa_cuda_gates_stop(stream);
+	fa_cuda_yield_ask(device, stream);
 	return true;
 }
 
@@ -298,7 +299,8 @@ static void stream_feed(struct fa_device *device, struct fa_cuda_stream *stream)
 	struct share *share;
 
 	while (stream->n_works < FA_CUDA_STREAM_DEPTH && !stream->yielding.work &&
-	       !fa_list_empty(&stream->shares) && !is_gated(stream) && !fa_cuda_is_lost(device)) {
+	       !fa_list_empty(&stream->shares) && !is_gated(device, stream) &&
+	       !fa_cuda_is_lost(device)) {
 		share = fa_container_of(stream->shares.next, struct share, link);
 		queue = fa_container_of(share->queues.next, struct fa_device_queue, link);
 		work = first_work(&queue->works);

@@ -225,10 +225,12 @@ static void ask(struct fa_device *device, struct fa_cuda_yielding *yielding)
 				  CU_STREAM_WRITE_VALUE_DEFAULT) == CUDA_SUCCESS;
 }
 
-/* With more than what waits for its gates to open. */
+/* With more than what waits for its gates to open. Who waits for the stream counts, too: a gate
+ * has to begin, for which a prefill may have left no room, before it gives up. */
 static bool is_busy(const struct fa_cuda_stream *stream)
 {
-	return stream->n_works > stream->gates.n_works - stream->gates.n_open;
+	return stream->n_works > stream->gates.n_works - stream->gates.n_open ||
+	       !fa_list_empty(&stream->shares);
 }
 
 static bool is_urgent(const struct fa_device *device)

@@ -100,6 +100,11 @@ void fa_test_cuda_gate_us(struct fa_test_cuda_page *page, uint32_t us)
 	atomic_store(&page->gate_us, us);
 }
 
+void fa_test_cuda_hold_gates(struct fa_test_cuda_page *page, bool hold)
+{
+	atomic_store(&page->gates_held, hold);
+}
+
 struct fa_test_cuda_gates fa_test_cuda_gates(const struct fa_test_cuda_page *page)
 {
 	return (struct fa_test_cuda_gates){

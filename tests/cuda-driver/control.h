@@ -51,6 +51,9 @@ void fa_test_cuda_hold_pins(struct fa_test_cuda_page *page, bool hold);
 /* Gates wait for so long; 0: as they are asked to. */
 void fa_test_cuda_gate_us(struct fa_test_cuda_page *page, uint32_t us);
 /* How many have begun to wait, have opened, and have given up. */
+/* None begins from now on, as if it had no SM, or those go on. */
+void fa_test_cuda_hold_gates(struct fa_test_cuda_page *page, bool hold);
+
 struct fa_test_cuda_gates {
 	uint32_t began, opened, shut;
 };

@@ -409,21 +409,35 @@ static struct fa_fake_span span_of(const void *at, size_t bytes, bool write)
 	return (struct fa_fake_span){ (CUdeviceptr)(uintptr_t)at, bytes, write };
 }
 
+static void gate_hold(struct fa_fake_context *context)
+{
+	bool ends = false;
+
+	while (!ends && atomic_load(&fa_fake.page->gates_held)) {
+		usleep(POLL_US);
+		fa_fake_lock();
+		ends = context->lost || context->ending;
+		fa_fake_unlock();
+	}
+}
+
 /* kernels/cuda/common/gate.h */
 static CUresult gate_run(struct fa_fake_context *context, const struct fa_cuda_gate *args)
 {
 	const uint64_t wanted_us = atomic_load(&fa_fake.page->gate_us);
-	const uint64_t until_ns = fa_now_ns() +
-	                          (wanted_us ? wanted_us * FA_NS_PER_US : args->patience_ns);
 	struct fa_fake_pin pin = {
 		.context = context,
 		.spans = { span_of(args->word, 8, false), span_of(args->stop, 8, false),
 		           span_of(args->shut, 8, true), span_of(args->report, 8, true) },
 		.n_spans = 4,
 	};
-	CUresult result = fa_fake_pin(&pin);
+	uint64_t until_ns;
+	CUresult result;
 	bool open = true, ends;
 
+	gate_hold(context);
+	until_ns = fa_now_ns() + (wanted_us ? wanted_us * FA_NS_PER_US : args->patience_ns);
+	result = fa_fake_pin(&pin);
 	if (result != CUDA_SUCCESS)
 		return result;
 	if (*args->shut == args->run) {

@@ -78,6 +78,7 @@ struct fa_test_cuda_page {
 	_Atomic uint32_t kernel_us; /* kernels take at least so long */
 	_Atomic uint32_t held;      /* kernels begin, and go on when this is 0 */
 	_Atomic uint32_t gate_us;   /* how long gates wait; 0: as they are asked to */
+	_Atomic bool gates_held;    /* none begins */
 	_Atomic uint32_t gates_began, gates_opened, gates_shut;
 	_Atomic uint32_t pins_held; /* pinning of host memory begins, and goes on when this is 0 */
 	struct fa_test_cuda_rule rules[FA_TEST_CUDA_RULES];

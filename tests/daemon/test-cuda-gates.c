@@ -45,6 +45,7 @@ struct engine {
 static struct fa_test_cuda cuda;
 static struct fa_test_daemon daemon_;
 static struct fa_test_cuda_page *page; /* the daemon's */
+static int priority;                   /* of streams that engines make */
 
 static void serve(void)
 {
@@ -57,6 +58,8 @@ static void serve(void)
 static int start(void **state)
 {
 	setenv("FAD_TEST_CUDA_MPS", "1", 1);
+	/* Whatever has such a kernel gives way. */
+	setenv("FAD_YIELD_NS", "0", 1);
 	/* One stream of each priority, so that clients share it. */
 	setenv("CUDA_DEVICE_MAX_CONNECTIONS", "4", 1);
 	fa_test_cuda_begin(&cuda);
@@ -152,7 +155,7 @@ static void engine_begin(struct engine *engine)
 	struct kv_client *client = &engine->client;
 
 	kv_open(client, daemon_.socket);
-	fa_raw_stream_create(&client->raw, STREAM, 0);
+	fa_raw_stream_create(&client->raw, STREAM, priority);
 	fa_raw_call(&client->raw, &message, NULL, 0);
 	fa_check_eq(client->raw.message.type, FA_WIRE_TIMELINE_REPLY);
 	engine->in = mmap(NULL, FA_TIMELINE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED,
@@ -531,6 +534,62 @@ static void test_others(void **state)
 	engine_end(&engine);
 }
 
+/* A prefill gives way to who waits for a stream, though all that stands there is behind a gate,
+ * which the prefill leaves no room to begin. */
+static void test_prefill(void **state)
+{
+	struct fa_case attention = {
+		.dtype = FA_WIRE_DTYPE_BF16,
+		.heads = 2,
+		.head_dim = 128,
+		.seqlen_q = 300,
+		.seqlen_k = 300,
+		.causal = true,
+	};
+	struct fa_wire_message message;
+	struct engine engine, other;
+	struct fa_raw_buffer buffer;
+	const float *out, *theirs;
+	uint64_t stopped, kernels, request, request_theirs;
+	struct fa_raw raw;
+
+	priority = 1;
+	engine_begin(&engine);
+	engine_begin(&other);
+	priority = 0;
+	let_pass(&engine);
+	fa_case_plan(&attention);
+	fa_raw_open(&raw, daemon_.socket);
+	fa_raw_buffer_register(&raw, &buffer, 1, attention.bytes, 0);
+	fa_case_fill(&attention, buffer.data);
+	fa_test_cuda_hold_gates(page, true);
+	fa_test_cuda_hold(page, true);
+	stopped = fa_test_cuda_stopped(page);
+	kernels = fa_test_cuda_kernels(page);
+	message = fa_case_message(&attention, 1, 0, 0, 1);
+	fa_check_eq(fa_raw_send(&raw, &message, NULL, 0), 0);
+	fa_check_eventually(fa_test_cuda_kernels(page) == kernels + 1);
+	request = attend_at(&engine, slot(&engine) + 1, &out);
+	usleep(20000);
+	/* Not to what waits for its client alone. */
+	fa_check_eq(fa_test_cuda_stopped(page), stopped);
+	request_theirs = attend(&other, 0, NULL, 0, &theirs);
+	fa_check_eventually(fa_test_cuda_stopped(page) == stopped + 1);
+	fa_test_cuda_hold_gates(page, false);
+	fa_test_cuda_hold(page, false);
+	kv_wait(&other.client, STREAM, request_theirs);
+	check_out(&other, 0, theirs);
+	fa_raw_wait_expect(&raw, 0, 1, 0, NULL);
+	fa_check(fa_case_error(&attention, buffer.data) <= 1);
+	fa_check(is_untouched(out));
+	write_slot(&engine, WANTED, slot(&engine) + 1);
+	kv_wait(&engine.client, STREAM, request);
+	fa_raw_close(&raw);
+	fa_raw_buffer_free(NULL, &buffer);
+	engine_end(&other);
+	engine_end(&engine);
+}
+
 static void test_cancel(void **state)
 {
 	struct fa_wire_message cancel = fa_raw_message(FA_WIRE_CANCEL);
@@ -676,7 +735,8 @@ int main(void)
 		cmocka_unit_test(test_cancel),    cmocka_unit_test(test_gone),
 		cmocka_unit_test(test_behind),    cmocka_unit_test(test_end_behind),
 		cmocka_unit_test(test_mixed),     cmocka_unit_test(test_scribbled),
-		cmocka_unit_test(test_lost),      cmocka_unit_test(test_failing),
+		cmocka_unit_test(test_prefill),   cmocka_unit_test(test_lost),
+		cmocka_unit_test(test_failing),
 	};
 
 	return cmocka_run_group_tests(tests, start, stop);
