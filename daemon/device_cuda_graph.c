@@ -9,7 +9,7 @@
  * done for a kernel that comes again and again. Till then, and wherever the driver refuses, the
  * kernel is launched plainly. What is replaced is what was not used for the longest time; what
  * the driver still has of it goes on. A gate is in one graph with the kernel behind it, which
- * hands over sooner than two launches, and gets it at once.
+ * hands over sooner than two launches.
  */
 #include "daemon/device_cuda.h"
 
@@ -91,7 +91,7 @@ static struct fa_cuda_graph *graph_for(struct fa_device *device, struct fa_cuda_
 		return NULL;
 	graph = find(device, stream, node->func, gate != NULL);
 	graph->used = ++stream->n_launches;
-	if (!graph->exec && (gate || graph->launches++ >= LAUNCHES_BEFORE) &&
+	if (!graph->exec && graph->launches++ >= LAUNCHES_BEFORE &&
 	    graph_make(device, stream, graph, gate, node) != CUDA_SUCCESS) {
 		/* If that is because the device is lost, the next call says so. */
 		graph_free(device, graph);
