@@ -85,6 +85,14 @@ typedef struct {
 	CUcontext ctx;
 } CUDA_KERNEL_NODE_PARAMS_v2;
 
+typedef unsigned int CUlaunchAttributeID;
+
+typedef union {
+	char pad[64];
+	int priority;
+	uint64_t unused[8];
+} CUlaunchAttributeValue;
+
 /* Its alignment is 64 at first, 128 later. */
 typedef struct {
 	cuuint64_t opaque[16];
@@ -173,6 +181,7 @@ enum {
 	CU_STREAM_WAIT_VALUE_GEQ = 0,
 	CU_EVENT_DEFAULT = 0,
 	CU_EVENT_DISABLE_TIMING = 2,
+	CU_LAUNCH_ATTRIBUTE_PRIORITY = 8,
 	CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = 1,
 	CU_MEM_ALLOCATION_TYPE_PINNED = 1,
 	CU_MEM_LOCATION_TYPE_DEVICE = 1,
@@ -291,6 +300,8 @@ enum {
 	X(cuGraphDestroy, (CUgraph graph))                                                         \
 	X(cuGraphAddKernelNode, (CUgraphNode * ret_node, CUgraph graph, const CUgraphNode *before, \
 	                         size_t n_before, const CUDA_KERNEL_NODE_PARAMS_v2 *params))       \
+	X(cuGraphKernelNodeSetAttribute,                                                           \
+	  (CUgraphNode node, CUlaunchAttributeID attribute, const CUlaunchAttributeValue *value))  \
 	X(cuGraphInstantiateWithFlags,                                                             \
 	  (CUgraphExec * ret_exec, CUgraph graph, unsigned long long flags))                       \
 	X(cuGraphExecKernelNodeSetParams,                                                          \

@@ -128,6 +128,7 @@ struct fa_cuda_gates {
 
 struct fa_cuda_stream {
 	CUstream stream;
+	int priority;
 	unsigned int n_queues;
 	/* The GPU writes here, in order, the sequence of each work that it has finished; of one
 	 * whose parts are told, of each part to a word of its own. */

@@ -31,6 +31,23 @@ void fa_cuda_graphs_close(struct fa_device *device, struct fa_cuda_stream *strea
 		graph_free(device, &stream->graphs[i]);
 }
 
+/* Behind @before, unless that is NULL. Kernels of graphs have priorities of their own. */
+static CUresult graph_add(struct fa_device *device, const struct fa_cuda_stream *stream,
+                          struct fa_cuda_graph *graph, const CUgraphNode *before,
+                          const CUDA_KERNEL_NODE_PARAMS_v2 *params, CUgraphNode *ret_node)
+{
+	const CUlaunchAttributeValue priority = { .priority = stream->priority };
+	const struct fa_cudriver *driver = &device->driver;
+	CUresult result;
+
+	result = driver->cuGraphAddKernelNode(ret_node, graph->graph, before, before != NULL,
+	                                      params);
+	if (result == CUDA_SUCCESS)
+		result = driver->cuGraphKernelNodeSetAttribute(
+			*ret_node, CU_LAUNCH_ATTRIBUTE_PRIORITY, &priority);
+	return result;
+}
+
 /* @gate: of the kernel before; NULL: there is none. */
 static CUresult graph_make(struct fa_device *device, struct fa_cuda_stream *stream,
                            struct fa_cuda_graph *graph, const CUDA_KERNEL_NODE_PARAMS_v2 *gate,
@@ -45,12 +62,10 @@ static CUresult graph_make(struct fa_device *device, struct fa_cuda_stream *stre
 		return result;
 	}
 	if (gate)
-		result = driver->cuGraphAddKernelNode(&graph->gate_node, graph->graph, NULL, 0,
-		                                      gate);
+		result = graph_add(device, stream, graph, NULL, gate, &graph->gate_node);
 	if (result == CUDA_SUCCESS)
-		result = driver->cuGraphAddKernelNode(&graph->node, graph->graph,
-		                                      gate ? &graph->gate_node : NULL, gate != NULL,
-		                                      params);
+		result = graph_add(device, stream, graph, gate ? &graph->gate_node : NULL, params,
+		                   &graph->node);
 	if (result == CUDA_SUCCESS)
 		result = driver->cuGraphInstantiateWithFlags(&graph->exec, graph->graph, 0);
 	if (result != CUDA_SUCCESS) {

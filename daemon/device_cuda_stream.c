@@ -94,10 +94,13 @@ static CUresult open_streams(struct fa_device *device)
 		/* What clients wait for must not wait for clients' kernels. */
 		result = driver->cuStreamCreateWithPriority(&device->memory_stream,
 		                                            CU_STREAM_NON_BLOCKING, greatest);
-	for (unsigned int i = 0; i < device->n_streams && result == CUDA_SUCCESS; ++i)
-		result = driver->cuStreamCreateWithPriority(&device->streams[i].stream,
-		                                            CU_STREAM_NON_BLOCKING,
-		                                            i < device->n_high ? greatest : least);
+	for (unsigned int i = 0; i < device->n_streams && result == CUDA_SUCCESS; ++i) {
+		struct fa_cuda_stream *stream = &device->streams[i];
+
+		stream->priority = i < device->n_high ? greatest : least;
+		result = driver->cuStreamCreateWithPriority(&stream->stream, CU_STREAM_NON_BLOCKING,
+		                                            stream->priority);
+	}
 	return result;
 }
 

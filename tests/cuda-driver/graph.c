@@ -172,6 +172,25 @@ CUresult cuGraphAddKernelNode(CUgraphNode *ret_node, CUgraph value, const CUgrap
 	return result;
 }
 
+CUresult cuGraphKernelNodeSetAttribute(CUgraphNode value, CUlaunchAttributeID attribute,
+                                       const CUlaunchAttributeValue *wanted)
+{
+	bool found = false;
+
+	FA_FAKE_ENTER(cuGraphKernelNodeSetAttribute,
+	              FA_FAKE_INIT | FA_FAKE_CURRENT | FA_FAKE_ALIVE);
+	fa_fake_lock();
+	for (const struct graph *graph = graphs; graph; graph = graph->next)
+		for (int i = 0; i < graph->n_nodes && !graph->executable; ++i)
+			found = found || (CUgraphNode)&graph->nodes[i] == value;
+	fa_fake_unlock();
+	if (!found || attribute != CU_LAUNCH_ATTRIBUTE_PRIORITY ||
+	    wanted->priority > FA_FAKE_LEAST_PRIORITY ||
+	    wanted->priority < FA_FAKE_GREATEST_PRIORITY)
+		return CUDA_ERROR_INVALID_VALUE;
+	return CUDA_SUCCESS;
+}
+
 CUresult cuGraphInstantiateWithFlags(CUgraphExec *ret_exec, CUgraph value, unsigned long long flags)
 {
 	struct graph *exec = NULL;

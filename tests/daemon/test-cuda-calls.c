@@ -65,6 +65,7 @@ static void nothing_but(const struct fa_test_cuda_calls *calls, uint64_t launche
 			break;
 		case FA_TEST_CUDA_cuGraphCreate: /* a few kernels get a graph */
 		case FA_TEST_CUDA_cuGraphAddKernelNode:
+		case FA_TEST_CUDA_cuGraphKernelNodeSetAttribute:
 		case FA_TEST_CUDA_cuGraphInstantiateWithFlags:
 		case FA_TEST_CUDA_cuGraphUpload:
 			good = n <= GRAPHS;

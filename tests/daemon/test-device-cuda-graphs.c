@@ -167,6 +167,7 @@ static void room_child(void)
 static void refused_child(void)
 {
 	static const char *const rules[] = { "cuGraphCreate:1=2", "cuGraphAddKernelNode:1=801",
+		                             "cuGraphKernelNodeSetAttribute:1=1",
 		                             "cuGraphInstantiateWithFlags:1=2",
 		                             "cuGraphUpload:1=2" };
 

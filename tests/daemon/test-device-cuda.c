@@ -218,6 +218,7 @@ static void calls_child(void)
 	static const int allowed[] = { FA_TEST_CUDA_cuLaunchKernel,
 		                       FA_TEST_CUDA_cuGraphCreate,
 		                       FA_TEST_CUDA_cuGraphAddKernelNode,
+		                       FA_TEST_CUDA_cuGraphKernelNodeSetAttribute,
 		                       FA_TEST_CUDA_cuGraphInstantiateWithFlags,
 		                       FA_TEST_CUDA_cuGraphUpload,
 		                       FA_TEST_CUDA_cuGraphExecKernelNodeSetParams,

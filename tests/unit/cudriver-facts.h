@@ -78,6 +78,7 @@
 	X(CU_STREAM_WAIT_VALUE_GEQ)                                                                \
 	X(CU_EVENT_DEFAULT)                                                                        \
 	X(CU_EVENT_DISABLE_TIMING)                                                                 \
+	X(CU_LAUNCH_ATTRIBUTE_PRIORITY)                                                            \
 	X(CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)                                                      \
 	X(CU_MEM_ALLOCATION_TYPE_PINNED)                                                           \
 	X(CU_MEM_LOCATION_TYPE_DEVICE)                                                             \
@@ -122,6 +123,7 @@
 	X(CUDA_KERNEL_NODE_PARAMS_v2, extra)                                                       \
 	X(CUDA_KERNEL_NODE_PARAMS_v2, kern)                                                        \
 	X(CUDA_KERNEL_NODE_PARAMS_v2, ctx)                                                         \
+	X(CUlaunchAttributeValue, priority)                                                        \
 	X(CUtensorMap, opaque)                                                                     \
 	X(CUuuid, bytes)                                                                           \
 	X(CUipcMemHandle, reserved)
@@ -140,6 +142,8 @@
 	X(CUgraphNode)                                                                             \
 	X(CUgraphExec)                                                                             \
 	X(CUkernel)                                                                                \
+	X(CUlaunchAttributeID)                                                                     \
+	X(CUlaunchAttributeValue)                                                                  \
 	X(CUDA_KERNEL_NODE_PARAMS_v2)                                                              \
 	X(cuuint64_t)                                                                              \
 	X(CUdevice_attribute)                                                                      \
