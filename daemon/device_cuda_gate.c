@@ -5,8 +5,9 @@
  *
  * It is done under MPS alone: elsewhere a client's kernels would not run while the gate looks at
  * the word. And nobody is to have a disadvantage by it. A gate gives up after PATIENCE_NS, and as
- * soon as somebody else wants the CUDA stream; it is not urgent, so that no prefill gives way to
- * it, before it has opened; behind it stand only more of the same queue. Streams are no more than
+ * soon as somebody else wants the CUDA stream; before it has opened it is not urgent, so that a
+ * prefill gives way to it only where somebody waits for that; behind it stand only more of the
+ * same queue. Streams are no more than
  * the driver keeps apart, so that a gate holds up its own alone.
  *
  * A gate reports its turn when it gives up: then it and those behind it have done nothing, and

@@ -1,15 +1,14 @@
 /*
  * Launches of one kernel. The driver takes longer over cuLaunchKernel() than over a graph that
- * it has made ready before: one with a single node, whose params are set anew each time. On an
- * H200 that is 2 us against 3 for what decode is launched with, and the kernel is over 1.5 us
- * sooner; with another grid each time they take as long. So a stream has graphs for the kernels
- * that it was given lately.
+ * it has made ready before: one with a single node, whose params are set anew each time. (Rows
+ * "launch" of fabench.) Only with another grid each time it takes as long. So a stream has graphs
+ * for the kernels that it was given lately.
  *
- * To make one takes 10 to 100 us and some memory of the device, whatever runs there; so it is
- * done for a kernel that comes again and again. Till then, and wherever the driver refuses, the
- * kernel is launched plainly. What is replaced is what was not used for the longest time; what
- * the driver still has of it goes on. A gate is in one graph with the kernel behind it, which
- * hands over sooner than two launches.
+ * To make one takes as long as many launches, and some memory of the device, but does not wait
+ * for what runs there; so it is done for a kernel that comes again and again. Till then, and
+ * wherever the driver refuses, the kernel is launched plainly. What is replaced is what was not
+ * used for the longest time; what the driver still has of it goes on. A gate is in one graph
+ * with the kernel behind it, which hands over sooner than two launches.
  */
 #include "daemon/device_cuda.h"
 

@@ -15,14 +15,15 @@
  * memory that is the daemon's alone: the last block of its last launch does, or those few that
  * finish its parts, each to a word of its own; or, where a work ends with something else, the
  * driver's word behind it. reap() compares words with works, so that nothing of the driver is
- * called to find out; nothing waits on the GPU, ever, but for what stands before it in its
- * stream. A client's words that come with a work are written just before. (Nothing but the order
- * of stores on the bus holds them apart. It does not matter: to let go of the memory that they are
- * in takes a thousand times as long.)
+ * called to find out; nothing waits on the GPU but for what stands before it in its stream, or
+ * behind a gate (device_cuda_gate.c). A client's words that come with a work are written just
+ * before. (Nothing but the order of stores on the bus holds them apart. It does not matter: to let
+ * go of the memory that they are in takes a thousand times as long.)
  *
- * Between launch and reap only copies, kernels and word writes are asked of the driver
- * (unless something failed). A work's small vectors go through a place of the stream's,
- * one for each work that the stream can hold; a launch of few blocks reads them there.
+ * Between launch and reap only copies, kernels and word writes are asked of the driver, and now
+ * and then a graph for a kernel that comes again (unless something failed). A work's small vectors
+ * go through a place of the stream's, one for each work that the stream can hold; a launch of few
+ * blocks reads them there.
  */
 #include "daemon/device_cuda.h"
 

@@ -14,9 +14,10 @@
  * (stream.finished), which alone releases anything, then the completion slot
  * that the client can read, and then the request's signals (gate.h).
  *
- * A request whose waits are not met is held here, and never put on the device. While there
- * is one the engine looks at its words again and again: all the time at first, and after
- * long waits between sleeps that stay short beside them.
+ * A request whose waits are not met is held here. While there is one the engine looks at its
+ * words again and again: all the time at first, and after long waits between sleeps that stay
+ * short beside them. If one word is left, a device that can look at it itself (may_wait) gets the
+ * request ahead; it may give it back, so nothing goes behind it but others like it.
  */
 #pragma once
 

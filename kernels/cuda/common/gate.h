@@ -1,8 +1,8 @@
 /*
  * A launch that begins when a client says so, without the host's CPU between: a kernel of one
  * warp stands before it in its stream and looks at the client's word until that has come to a
- * value. From the client's write to the launch behind it takes 2 us, where a thread of the
- * host's that looks at the word and then launches takes 8.
+ * value. That is quicker than a thread of the host's that looks at the word and then launches
+ * (pair/tiny/timeline of fabench request).
  *
  * It looks for a while only: it gives up when its time is over, or when the host asks it to. Then
  * it shuts what is behind it: launches that do nothing when they find the word `shut` at their
