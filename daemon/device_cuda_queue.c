@@ -556,9 +556,8 @@ static void stream_reap(struct fa_device *device, struct fa_cuda_stream *stream)
 void fa_cuda_reap(struct fa_device *device, struct fa_list *done)
 {
 	device->reaping = true;
-	/* Another thread may have launched what is here. */
-	if (device->n_works)
-		(void)fa_cuda_enter(device);
+	/* Another thread may have launched what is here; and who reaps will launch. */
+	(void)fa_cuda_enter(device);
 	for (unsigned int i = 0; i < device->n_streams && device->n_works; ++i)
 		if (device->streams[i].n_works)
 			stream_reap(device, &device->streams[i]);

@@ -23,13 +23,25 @@ static struct fa_test_cuda_page *page;
 static struct fa_client *client;
 static struct kv kv;
 
+static uint64_t called(const struct fa_test_cuda_calls *before, enum fa_test_cuda_call call)
+{
+	struct fa_test_cuda_calls now;
+
+	fa_test_cuda_calls(page, &now);
+	return now.n[call] - before->n[call];
+}
+
 static int start(void **state)
 {
+	static const struct fa_test_cuda_calls none;
 	struct fa_options options = { .size = sizeof(options) };
 
 	fa_test_cuda_begin(&cuda);
 	fa_test_daemon_start(&daemon_, NULL);
 	page = fa_test_cuda_attach(&cuda, daemon_.pid);
+	/* The two threads that launch, the daemon's loop and its engine, are ready to before there
+	 * is a request. */
+	fa_check_eventually(called(&none, FA_TEST_CUDA_cuCtxSetCurrent) >= 2);
 	options.socket = daemon_.socket;
 	fa_check_eq(fa_connect(&options, &client), 0);
 	kv_init(&kv, client, NULL, 0);
@@ -57,14 +69,6 @@ static void run_step(const struct kv_item *items, uint32_t n_items)
 	fa_step_free(step);
 }
 
-static uint64_t called(const struct fa_test_cuda_calls *before, enum fa_test_cuda_call call)
-{
-	struct fa_test_cuda_calls now;
-
-	fa_test_cuda_calls(page, &now);
-	return now.n[call] - before->n[call];
-}
-
 static void test_decode(void **state)
 {
 	uint32_t tags[LENGTH + STEPS];
@@ -73,8 +77,11 @@ static void test_decode(void **state)
 
 	for (uint32_t i = 0; i < LENGTH + STEPS; ++i)
 		tags[i] = i + 1;
+	fa_test_cuda_calls(page, &before);
 	fa_check_eq(fa_sequence_create(client, kv.cache, &item.sequence), 0);
 	run_step(&item, 1);
+	/* A worker pins the page of completions, whenever it gets there. */
+	fa_check_eventually(called(&before, FA_TEST_CUDA_cuMemHostRegister) > 0);
 
 	item.n_new = 1;
 	fa_test_cuda_calls(page, &before);
