@@ -264,6 +264,8 @@ void fa_engine_round(struct fa_engine *engine, int max_launches)
 		n = launch(engine, 1);
 	expect(engine, n);
 	reap(engine);
+	/* Signals that somebody waits for, perhaps a gate here, too. */
+	deliver(engine);
 	expire(engine);
 	fa_engine_look_at_gates(engine);
 	deliver(engine);
