@@ -345,8 +345,8 @@ struct fa_step_attend_layers {
 	 * that does, too. */
 	uint64_t q_bytes, k_bytes, v_bytes, out_bytes, lse_bytes;
 	/* What each layer waits for and signals, if not NULL: with each layer that value grows
-	 * by the increment, which of signals is at least 1. Gates of attend besides: its waits are the first layer's, its
-	 * signals the last one's. */
+	 * by the increment, which of signals is at least 1. Gates of attend besides: its waits are
+	 * the first layer's, its signals the last one's. */
 	const struct fa_gate *wait;
 	uint64_t wait_increment;
 	const struct fa_gate *signal;

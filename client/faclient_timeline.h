@@ -30,9 +30,9 @@
  * for one of them, or code of the program's own that looks at one, waits for ever: the
  * stream ends with its context alone. So a daemon for which streams wait wants a keeper. A
  * stream that was released so goes on as if it had the value: look at fa_timeline_wait() of
- * it before its results are used. Afterwards the library sets the timeline up anew under the same handle, in other
- * memory. The client's slots keep their values, but for what streams write to them later that
- * was enqueued before; the daemon's begin again with 0, and who waits for a value that a
+ * it before its results are used. Afterwards the library sets the timeline up anew under the same
+ * handle, in other memory. The client's slots keep their values, but for what streams write to them
+ * later that was enqueued before; the daemon's begin again with 0, and who waits for a value that a
  * request was to give before gets -ECONNRESET at once.
  */
 #ifndef FACLIENT_TIMELINE_H

@@ -1,7 +1,7 @@
 /*
  * The handlers of the messages of schema/wire_kv.h (kv_cache.c, kv_sequence.c, kv_prefix.c,
- * kv_begin.c, kv_layers.c), and the kinds of work that come of others (kv_attend.c, kv_copy.c, kv_end.c).
- * Loop thread.
+ * kv_begin.c, kv_layers.c), and the kinds of work that come of others (kv_attend.c, kv_copy.c,
+ * kv_end.c). Loop thread.
  */
 #pragma once
 

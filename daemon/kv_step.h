@@ -72,8 +72,8 @@ struct fa_kv_step {
 
 /*
  * Plans a step and puts it in the session's list; what has to be cleared or copied is under
- * way. @tree_start NULL: no trees; else masks of @item begin at tree[tree_start[item]]. -EBUSY also:
- * a page has to be copied that a step in flight is writing to. See fa_step_plan().
+ * way. @tree_start NULL: no trees; else masks of @item begin at tree[tree_start[item]]. -EBUSY
+ * also: a page has to be copied that a step in flight is writing to. See fa_step_plan().
  */
 int fa_kv_step_new(struct fa_session *session, const struct fa_actor *actor, uint32_t id,
                    const struct fa_step_item *items, uint32_t n_items, const uint32_t *tree,

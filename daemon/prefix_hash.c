@@ -1,8 +1,8 @@
 /*
- * The hashes: BLAKE2b with 256 bits, in a chain that begins with the state's secret, from libsodium: a small
- * library that every distribution has, with one function for it, vectorised, and no set-up.
- * (SHA-256 of a larger library is as fast only where the processor has instructions for it;
- * xxHash is faster, but whoever knows it can make two prompts collide.)
+ * The hashes: BLAKE2b with 256 bits, in a chain that begins with the state's secret, from
+ * libsodium: a small library that every distribution has, with one function for it, vectorised, and
+ * no set-up. (SHA-256 of a larger library is as fast only where the processor has instructions for
+ * it; xxHash is faster, but whoever knows it can make two prompts collide.)
  */
 #include "daemon/pool_private.h"
 

@@ -2,8 +2,8 @@
  * Whose turn it is. What wants to be served stands in groups: a session's streams, or
  * their works. Of the groups that have something, the one that has used least is next,
  * so that they get equal shares however much stands in each. One that comes back has a
- * claim to what it left to others, up to the slack and no further. Inside a group what is urgent goes
- * first, but for every eighth turn, so that it cannot starve the rest; what is equally
+ * claim to what it left to others, up to the slack and no further. Inside a group what is urgent
+ * goes first, but for every eighth turn, so that it cannot starve the rest; what is equally
  * urgent takes turns. So urgency is of no use against another group.
  *
  * What is used is counted by the caller, in a unit of its choice. Nothing is allocated.

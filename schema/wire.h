@@ -350,8 +350,8 @@ int fa_wire_encode(const struct fa_wire_message *message, void *buffer, size_t s
 /*
  * Verifies @bytes (8-byte aligned, private to the caller: nobody else may write
  * them meanwhile) and reads them. Bounded in size, depth and number of tables;
- * vector and string lengths are checked against the limits above. What is absent is zero (windows: -1),
- * an empty vector is NULL. Returns 0 or
+ * vector and string lengths are checked against the limits above. What is absent is zero (windows:
+ * -1), an empty vector is NULL. Returns 0 or
  *   -EBADMSG  not a valid message; @ret_message is not touched
  *   -ENOSYS   valid, but of a type this code does not know: id, timeout_ns and
  *             fds are set, type is the unknown number

@@ -45,7 +45,8 @@ static void since(struct fa_test_cuda_calls *calls)
 		calls->n[i] -= before.n[i];
 }
 
-/* @words: launches whose end the driver is asked to tell. A slow machine may take so long for a kernel that the daemon asks whether it lives. */
+/* @words: launches whose end the driver is asked to tell. A slow machine may take so long for a
+ * kernel that the daemon asks whether it lives. */
 static void nothing_but(const struct fa_test_cuda_calls *calls, uint64_t launches, uint64_t words,
                         uint64_t copies_max, uint64_t elapsed_ns)
 {

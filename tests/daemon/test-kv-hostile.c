@@ -1,7 +1,7 @@
 /*
  * Messages of the KV cache at random: well formed, with ids that are right, foreign, gone or
- * made up, and numbers from the edges. Whatever they ask for, the daemon answers each of them, what is
- * another session's stays as it is, and nothing is left in the end.
+ * made up, and numbers from the edges. Whatever they ask for, the daemon answers each of them, what
+ * is another session's stays as it is, and nothing is left in the end.
  */
 #include "kv-client.h"
 #include "tests/lib/check.h"

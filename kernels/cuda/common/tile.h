@@ -120,8 +120,8 @@ template <int ROWS, int D, int THREADS, bool NEAR> struct fa_loader {
 };
 
 /*
- * A warp, this thread being its @lane, stores ROWS rows of D elements from its own part of shared memory, whose
- * first row is @first of the tensor's @end rows, @width elements wide. Returns, if
+ * A warp, this thread being its @lane, stores ROWS rows of D elements from its own part of shared
+ * memory, whose first row is @first of the tensor's @end rows, @width elements wide. Returns, if
  * JUDGE, whether this thread stored an infinity or NaN.
  */
 template <int ROWS, int D, bool ELEMENTS, bool JUDGE, class T>

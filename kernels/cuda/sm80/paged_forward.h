@@ -1,7 +1,7 @@
 /*
  * The forward kernels over pages, for many query rows: forward.h with a source (source.h)
- * that looks up where each 16 keys lie. A block has rows of one sequence and query head, as in dense
- * attention; which ones stands in a list that the plan of the step made, long ones first.
+ * that looks up where each 16 keys lie. A block has rows of one sequence and query head, as in
+ * dense attention; which ones stands in a list that the plan of the step made, long ones first.
  */
 #pragma once
 

@@ -230,8 +230,8 @@ __device__ __forceinline__ bool fa_paged_arrive_at_tail(const struct fa_cuda_pag
 		args.epoch, ending.own.n + ending.prefix.n + ending.next.n);
 }
 
-/* A share is there that tails want: its own, or a prefix's all that have rows in it. @flags: C::ROWS
- * words of shared memory that nobody uses. */
+/* A share is there that tails want: its own, or a prefix's all that have rows in it. @flags:
+ * C::ROWS words of shared memory that nobody uses. */
 template <class C>
 __device__ __forceinline__ void fa_paged_merge_tails(const struct fa_cuda_paged_attention &args,
                                                      const fa_paged_walk_of<C> &walk,

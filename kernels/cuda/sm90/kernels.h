@@ -35,9 +35,9 @@
  *
  * RICH, at 4k: with ALiBi by slope.h 0.862 of plain at d64 (full; causal 0.876); with one FMA for a
  * key 0.785 there, of 96 keys, which are 4.1 instructions for a pair of row and key, plain 3.2, and
- * 0.92 at d128, 0.98 at d256. Soft caps by softcap.h 0.51, 0.62 and 0.81 (causal); by three steps of
- * the special unit for a key, whatever it is, 0.47, 0.51 and 0.80. Short ones at d64 were faster on
- * sm80's then, 173 against 143 (causal, 512).
+ * 0.92 at d128, 0.98 at d256. Soft caps by softcap.h 0.51, 0.62 and 0.81 (causal); by three steps
+ * of the special unit for a key, whatever it is, 0.47, 0.51 and 0.80. Short ones at d64 were faster
+ * on sm80's then, 173 against 143 (causal, 512).
  */
 #pragma once
 

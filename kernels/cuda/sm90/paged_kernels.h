@@ -15,7 +15,8 @@
  * At d64 one group of four warps did not keep up: 82 / 74 / 63 for 32 x 4k, where a tile's bytes
  * come to an SM in about 900 cycles and the group was through with it in 1,200. Three groups have
  * 2,700; two, which is what registers allow beside O of two fragments (three spill), have 1,800.
- * Their rings have 144 and 128 KiB, of which 96 are for what arrives while all groups are at a tile.
+ * Their rings have 144 and 128 KiB, of which 96 are for what arrives while all groups are at a
+ * tile.
  */
 #pragma once
 
@@ -40,10 +41,10 @@
  * fours. */
 #define FA_SM90_PAGED_GIVES(dim, atoms, groups) ((dim) * (atoms) * (groups) > 256)
 
-/* Of those: whether parts of up to 16 rows are computed as with one fragment. Parts with as many rows
- * for each group, which then all take all tiles, read a prefix half as often and were slower: 195
- * us against 151 for 64 sequences that share 8k of 9k tokens on an H200, as a tile takes twice as
- * long where SMs have as many tiles as the others. */
+/* Of those: whether parts of up to 16 rows are computed as with one fragment. Parts with as many
+ * rows for each group, which then all take all tiles, read a prefix half as often and were slower:
+ * 195 us against 151 for 64 sequences that share 8k of 9k tokens on an H200, as a tile takes twice
+ * as long where SMs have as many tiles as the others. */
 #define FA_SM90_PAGED_FEW 1
 #define FA_SM90_PAGED_LOADER_REGISTERS 56
 #define FA_SM90_PAGED_GROUP_REGISTERS 224
@@ -54,8 +55,8 @@
  * registers for it. */
 #define FA_SM90_PAGED_APPENDS(dim, atoms) ((dim) != 64 || (atoms) == 1)
 
-/* Tried and slower: going through the end of a segment once, with nothing, while the first tile is on
- * its way, so that its code is there when it is needed: 1 x 1k 11.4 us against 10.9, 8 x 1k 17.6
+/* Tried and slower: going through the end of a segment once, with nothing, while the first tile is
+ * on its way, so that its code is there when it is needed: 1 x 1k 11.4 us against 10.9, 8 x 1k 17.6
  * against 16.4 (d128); 9.8 against 8.5 (d64, 1 x 1k). */
 
 /* A tile's quarter of K or of V. */
@@ -82,16 +83,16 @@
 /*
  * Decode of codes: X(dim, atoms, groups, stages) for each kind of them; paged_codes.h. One block
  * to an SM, with 152 registers for each thread of three groups, 224 of two, and 56 of the others;
- * nothing spills (CUDA 13.0). Shared memory, in this order: 169, 162, 219, 200 and 188 KiB, of which
- * the ring has 102, 102, 148, 132 and 130.
+ * nothing spills (CUDA 13.0). Shared memory, in this order: 169, 162, 219, 200 and 188 KiB, of
+ * which the ring has 102, 102, 148, 132 and 130.
  *
  * What is behind the choice: an H200's memory brings an SM 16 tokens of K and V of a KV head in 209
  * cycles at d128, and each of its four schedulers has four times that for a warp's 16 tokens. By
- * ptxas's stalls those are 1070 cycles to a warp alone (d128, e4m3, one fragment of rows), and three
- * at a scheduler have one through every 520, 580 with tokens' scales. At d64 they have half of that.
- * Where O has two fragments of rows, or 256 columns, two is what registers allow. With one warp that
- * loaded, for all groups, an H200 took 970 cycles a tile, 1120 with tokens' scales: 0.77 of a bare
- * read for 32 x 4k with heads', and 0.72 for mixed lengths.
+ * ptxas's stalls those are 1070 cycles to a warp alone (d128, e4m3, one fragment of rows), and
+ * three at a scheduler have one through every 520, 580 with tokens' scales. At d64 they have half
+ * of that. Where O has two fragments of rows, or 256 columns, two is what registers allow. With one
+ * warp that loaded, for all groups, an H200 took 970 cycles a tile, 1120 with tokens' scales: 0.77
+ * of a bare read for 32 x 4k with heads', and 0.72 for mixed lengths.
  */
 #define FA_SM90_CODES_DECODE(X)                                                                    \
 	X(64, 1, 3, 12)                                                                            \

@@ -144,9 +144,9 @@ __device__ __forceinline__ void fa_sm90_paged_give(const struct fa_cuda_paged_at
 		                                __float_as_uint(total.sum)));
 }
 
-/* Adds up row @row of the shares, columns from 4 * @quad on, with 32 / LANES lanes of the warp, each
- * LANES apart, which have one share each of as many. Each asks for all that 16 shares are before
- * it looks at the first. */
+/* Adds up row @row of the shares, columns from 4 * @quad on, with 32 / LANES lanes of the warp,
+ * each LANES apart, which have one share each of as many. Each asks for all that 16 shares are
+ * before it looks at the first. */
 template <class C, int LANES>
 __device__ __forceinline__ struct fa_sm90_paged_total
 fa_sm90_paged_add(const struct fa_cuda_paged_attention &args,
