@@ -656,8 +656,6 @@ void fa_cuda_paged_add_append(struct fa_cuda_paged_launch *launch,
 
 	attention->k = fa_cuda_paged_tensor_of(&append->k, bytes);
 	attention->v = fa_cuda_paged_tensor_of(&append->v, bytes);
-	/* Whoever puts them into the pages need not be who finishes a part. */
-	launch->parts = 0;
 }
 
 /* Blocks that are not told of may still be there when the parts have ended: they must not have

@@ -249,6 +249,10 @@ uint64_t fa_emulated_count(uint64_t *counter, uint64_t value);
 void fa_emulated_fence(bool system);
 void fa_emulated_tell(uint64_t *word, uint64_t value);
 void fa_emulated_tell_early(uint32_t *words, uint32_t n, uint32_t value);
+/* Something was stored that others may look for once the host was told; and a share is given to
+ * whoever tells a part. */
+void fa_emulated_end_store(void);
+void fa_emulated_end_give(void);
 
 /* Words that blocks look at while others store there (share.cu). */
 void fa_emulated_share_fence(void);

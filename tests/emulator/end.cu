@@ -2,36 +2,47 @@
  * How launches tell their end (kernels/cuda/common/done.h), judged: every block counts itself
  * once, by a thread that has fenced before; one store follows, behind a fence of its own that
  * reaches the host, in the block that runs last. Or nobody counts, and each part's word is stored
- * once, behind such a fence. A client's words come before those; whoever is not asked tells
- * nothing. Compiled as C++ by the host's compiler.
+ * once, behind such a fence, and what blocks have stored besides shares is behind a fence of each
+ * thread that gives one. A client's words come before those; whoever is not asked tells nothing.
+ * Compiled as C++ by the host's compiler.
  */
-#include "tests/emulator/emulator.h"
+#include "tests/emulator/fibre.h"
 #include "tests/emulator/launch.h"
-
-#include <stdio.h>
-#include <stdlib.h>
 
 static uint64_t n_blocks, n_begun, n_counts, n_tells;
 static bool counted, fenced, fenced_system; /* in this block, since its last count */
 static uint32_t fencing_thread;
+/* Stores of this block that nobody was told of, and of those the ones before a thread's fence. */
+static uint32_t n_stored, n_fenced[THREADS_MAX];
 
 /* The launch's that is judged, if it is. */
 static uint64_t words[FA_CUDA_DONE_PARTS], counter, value;
 static uint32_t early[FA_CUDA_EARLY_WORDS];
 static struct fa_cuda_done asked;
 
-#define DIE(...)                                                                                   \
-	do {                                                                                       \
-		fprintf(stderr, "the end of a launch: " __VA_ARGS__);                              \
-		fprintf(stderr, "\n");                                                             \
-		abort();                                                                           \
-	} while (0)
-
 void fa_emulated_fence(bool system)
 {
 	fenced = true;
 	fenced_system = system;
 	fencing_thread = threadIdx.x;
+	n_fenced[threadIdx.x] = n_stored;
+}
+
+void fa_emulated_end_store(void)
+{
+	n_stored++;
+}
+
+static void forget_stores(void)
+{
+	n_stored = 0;
+	memset(n_fenced, 0, sizeof(n_fenced));
+}
+
+void fa_emulated_end_give(void)
+{
+	if (asked.parts > 0 && n_fenced[threadIdx.x] != n_stored)
+		DIE("thread %u has not fenced what its block has stored", threadIdx.x);
 }
 
 static void check_fence(void)
@@ -68,6 +79,7 @@ void fa_emulated_tell(uint64_t *word, uint64_t value)
 	}
 	n_tells++;
 	*word = value;
+	forget_stores();
 }
 
 void fa_emulated_tell_early(uint32_t *at, uint32_t n, uint32_t value)
@@ -97,6 +109,7 @@ void fa_emulated_end_block(void)
 {
 	n_begun++;
 	counted = fenced = false;
+	forget_stores();
 }
 
 /* ---- for those who launch */

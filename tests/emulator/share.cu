@@ -38,6 +38,8 @@ void fa_emulated_share_store(void *address, const void *value, uint32_t bytes)
 		DIE("a share is stored where nothing was hidden");
 	else if (!word->second.fenced)
 		DIE("a share is stored and its block has not fenced");
+	else
+		fa_emulated_end_give();
 	memcpy(address, value, bytes);
 }
 

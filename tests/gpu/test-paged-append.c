@@ -350,6 +350,29 @@ static void pieces(void)
 	}
 }
 
+/* One sequence, whose parts are told one by one where the launch carries all: new tokens on their
+ * own, with others of their tile, over several blocks of threads, or all that there is. */
+static void alone(void)
+{
+	static const uint32_t old[] = { 400, 0, 63, 64, 900, 130, 1, 250, 640 };
+
+	for (int i = 0; i < 36; i++) {
+		struct paged_spec spec = spec_of(i);
+		const struct way way = {
+			.sms = i % 3 == 1 ? 5 + i : 0,
+			.carried = true,
+			.gap = i % 5 == 2,
+		};
+
+		spec.kv_heads = 1 << i % 4;
+		spec.heads = spec.kv_heads * groups[i % 8];
+		spec.batch = 1;
+		spec.n_new[0] = i % 4 ? 1 : 1 + (uint32_t)i;
+		spec.lengths[0] = old[i % 9] + spec.n_new[0];
+		check(&spec, &way, true);
+	}
+}
+
 /* What remains two launches. */
 static void apart(void)
 {
@@ -437,6 +460,8 @@ static void run(void)
 	paged_report("features");
 	pieces();
 	paged_report("pieces");
+	alone();
+	paged_report("alone");
 	paged_options.every = 1;
 	apart();
 	paged_report("apart");

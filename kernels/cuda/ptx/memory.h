@@ -39,6 +39,12 @@ __device__ __forceinline__ uint4 fa_ld_shared_v4(uint32_t address)
 	return value;
 }
 
+/* A plain store. */
+__device__ __forceinline__ void fa_st_global_v4(void *to, uint4 value)
+{
+	*(uint4 *)to = value;
+}
+
 /* Has the line with @address come from memory. */
 __device__ __forceinline__ void fa_prefetch(const void *address)
 {

@@ -13,7 +13,10 @@
 #pragma once
 
 #include "kernels/cuda/common/paged-args.h"
+#include "kernels/cuda/ptx/atomic.h"
+#include "kernels/cuda/ptx/barrier.h"
 #include "kernels/cuda/ptx/bulk.h"
+#include "kernels/cuda/ptx/memory.h"
 #include "kernels/cuda/sm80/paged_walk.h"
 
 #include <stdint.h>
@@ -136,7 +139,14 @@ template <class C> struct fa_sm90_paged_append {
 			char *const to = (i / CHUNKS % 2 ? pages.v : pages.k) +
 			                 (uint64_t)slot * 256 + row * C::PITCH + i % CHUNKS * 16;
 
-			*(uint4 *)to = i == threadIdx.x ? first : get(args, walk, i);
+			fa_st_global_v4(to, i == threadIdx.x ? first : get(args, walk, i));
+		}
+		/* Where the host is told of parts, nobody counts blocks: what was stored here is to
+		 * be in L2 before a share that the part's end waits for, which any thread may give. */
+		if (__builtin_expect(count > 0 && !walk.whole && args.attention.done.parts > 0,
+		                     0)) {
+			fa_barrier_sync(C::COMPUTE, C::JOINED);
+			fa_fence_device();
 		}
 	}
 };

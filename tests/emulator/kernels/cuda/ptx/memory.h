@@ -33,6 +33,12 @@ static inline uint4 fa_ld_shared_v4(uint32_t address)
 	return value;
 }
 
+static inline void fa_st_global_v4(void *to, uint4 value)
+{
+	memcpy(to, &value, 16);
+	fa_emulated_end_store();
+}
+
 static inline void fa_prefetch(const void *address)
 {
 	(void)*(const volatile char *)address;
