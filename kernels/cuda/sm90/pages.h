@@ -135,6 +135,7 @@ template <class C, bool AHEAD> struct fa_sm90_page_walk {
  */
 template <class C> struct fa_sm90_page_tile {
 	static constexpr int32_t NOWHERE = INT32_MAX; /* a slot past the maps' end: zeros */
+	static_assert((C::KEYS & (C::KEYS - 1)) == 0, "so that boxes and loaders are powers of 2");
 
 	int32_t key; /* this lane's first */
 	int32_t head, column;
