@@ -211,7 +211,7 @@ static bool handle_packet(struct fa_client *client, struct packet *packet)
 	int r, *fds = packet->fds;
 	ssize_t n = packet->n;
 
-	if (n == -EAGAIN)
+	if (n == -EAGAIN || n == -EINTR)
 		return false;
 	if (n == -EMSGSIZE || n == -E2BIG) {
 		fa_client_lose(client, -EPROTO, "the daemon sent an impossible packet: %s",

@@ -59,9 +59,11 @@ static ssize_t receive_once(int socket, void *buffer, size_t size, void *control
 	size_t n_fds = 0;
 	ssize_t n;
 
+	/* One that waits has its time from the socket, for each call anew: whoever is signalled
+	 * again and again would wait for ever. */
 	do
 		n = recvmsg(socket, &msg, flags | MSG_CMSG_CLOEXEC);
-	while (n < 0 && errno == EINTR);
+	while (n < 0 && errno == EINTR && flags & MSG_DONTWAIT);
 	if (n < 0) {
 		*ret_n_fds = 0;
 		return -errno;

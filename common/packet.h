@@ -25,10 +25,11 @@ int fa_packet_send(int socket, const void *bytes, size_t n_bytes, const int *fds
  * FA_PACKET_FDS_MAX of them, then owned by the caller), their number to
  * @ret_n_fds. Returns the packet's length, 0 at the end of the stream (or for
  * an empty packet, whose descriptors are closed), or a negative errno: -EAGAIN;
- * -EMSGSIZE, the packet was longer than @size (it is consumed); -E2BIG, it
- * carried more descriptors than FA_PACKET_FDS_MAX, or they could not all be
- * received (consumed, all closed). That the other end reset the connection comes
- * behind what it had sent, as the end of the stream.
+ * -EINTR, a signal came while it waited (not with MSG_DONTWAIT); -EMSGSIZE, the
+ * packet was longer than @size (it is consumed); -E2BIG, it carried more
+ * descriptors than FA_PACKET_FDS_MAX, or they could not all be received
+ * (consumed, all closed). That the other end reset the connection comes behind
+ * what it had sent, as the end of the stream.
  * @flags are recv(2)'s; MSG_CMSG_CLOEXEC is added.
  */
 ssize_t fa_packet_receive(int socket, void *buffer, size_t size, int *ret_fds, size_t *ret_n_fds,
