@@ -577,6 +577,7 @@ static int look_after_pause(struct fa_client *client)
 int fa_io_post(struct fa_client *client, struct fa_wire_message *message, const int *fds,
                size_t n_fds, uint64_t deadline_ns, bool again)
 {
+	const uint64_t given_ns = deadline_ns;
 	uint64_t *value;
 	uint32_t *id;
 	int r;
@@ -616,6 +617,7 @@ int fa_io_post(struct fa_client *client, struct fa_wire_message *message, const 
 		if (r < 0 && r != -ETIMEDOUT && again &&
 		    (client->state == FA_CLIENT_LOST || client->epoch != epoch)) {
 			again = false;
+			deadline_ns = given_ns;
 			r = fa_client_restore(client, client->reconnect_ns);
 			if (r == 0)
 				continue;
@@ -634,7 +636,6 @@ int fa_io_call_begin(struct fa_client *client, struct fa_wire_message *message, 
 {
 	int r;
 
-	call->deadline_ns = fa_deadline_ns(client->call_ns);
 	message->id = call->id = ++client->last_id;
 	call->type = message->type;
 	call->waiter.ready = call_ready;
@@ -642,9 +643,11 @@ int fa_io_call_begin(struct fa_client *client, struct fa_wire_message *message, 
 	call->status = 0;
 	call->fd = call->second_fd = -1;
 
-	r = fa_io_post(client, message, fds, n_fds, call->deadline_ns, again);
+	r = fa_io_post(client, message, fds, n_fds, FA_IO_USUAL, again);
 	if (r < 0)
 		return r;
+	/* Whatever time the daemon took to come back: it has its own to answer. */
+	call->deadline_ns = fa_deadline_ns(client->call_ns);
 	call->epoch = client->epoch;
 	fa_list_append(&client->calls, &call->link);
 	return 0;

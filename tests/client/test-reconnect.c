@@ -214,6 +214,30 @@ static void test_waiting(void **state)
 	fa_test_daemon_stop(&daemon);
 }
 
+/* It may answer as late as it could if it had been there all the time. */
+static void test_late(void **state)
+{
+	const uint64_t reply_ns = fa_test_patience_ns() / 60;
+	struct fa_test_daemon daemon;
+	struct fa_options options = { .size = sizeof(options), .reply_ns = reply_ns };
+	struct sleeper sleeper;
+
+	fa_test_daemon_start(&daemon, &in_dir);
+	options.socket = daemon.socket;
+	options.reconnect_ns = fa_test_patience_ns();
+	fa_check_eq(fa_connect(&options, &sleeper.client), 0);
+	kill_daemon(&daemon);
+	/* It sees the death when it sends. */
+	fa_check(!pthread_create(&sleeper.thread, NULL, ping_later, &sleeper));
+	fa_test_sleep_ms((unsigned int)(3 * reply_ns / 2 / FA_NS_PER_MS));
+	fa_test_daemon_start(&daemon, &in_dir);
+	pthread_join(sleeper.thread, NULL);
+	fa_check_eq(sleeper.result, 0);
+	fa_check_eq(fa_client_state(sleeper.client), FA_CLIENT_CONNECTED);
+	fa_disconnect(sleeper.client);
+	fa_test_daemon_stop(&daemon);
+}
+
 /* Threads at work while daemons come and go: what is said to be right is right. */
 struct persistent {
 	struct fa_client *client;
@@ -306,9 +330,9 @@ static void test_drained(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_killed),  cmocka_unit_test(test_sleeping),
-		cmocka_unit_test(test_waiting), cmocka_unit_test(test_again_and_again),
-		cmocka_unit_test(test_drained),
+		cmocka_unit_test(test_killed),          cmocka_unit_test(test_sleeping),
+		cmocka_unit_test(test_waiting),         cmocka_unit_test(test_late),
+		cmocka_unit_test(test_again_and_again), cmocka_unit_test(test_drained),
 	};
 
 	return cmocka_run_group_tests_name("reconnect", tests, setup, teardown);
