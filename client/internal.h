@@ -45,6 +45,10 @@ struct fa_cuda_memory;
 /* A receive that waits does so this long at a time. */
 #define FA_RECEIVE_SLICE_NS FA_NS_PER_SEC
 
+/* Descriptors that lie in sockets are counted for all processes of a user; who sends one too
+ * many tries again after this. */
+#define FA_CROWDED_PAUSE_NS FA_NS_PER_MS
+
 /* ids of requests whose reply nobody waits for have this bit. */
 #define FA_ID_DETACHED (1ull << 63)
 
@@ -294,6 +298,9 @@ int fa_connection_open(const char *path, const char *name, const struct fa_resum
                        uint8_t *in, uint8_t *out, uint64_t deadline_ns, struct fa_error *error,
                        struct fa_connection *ret_connection);
 void fa_connection_close(struct fa_connection *connection);
+/* Whether this process can have @n descriptors more: -EMFILE. What the daemon sends while it
+ * cannot is lost, and the connection with it. @fd is any. */
+int fa_connection_spare(int fd, size_t n, struct fa_error *error);
 /* Polls for @events; 0, or -EAGAIN at the deadline. */
 int fa_poll(int fd, short events, uint64_t deadline_ns);
 /* The same for several. */

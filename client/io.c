@@ -218,6 +218,12 @@ static bool handle_packet(struct fa_client *client, struct packet *packet)
 		               strerror((int)-n));
 		return false;
 	}
+	/* There was room when it was asked. */
+	if (n == -EMFILE) {
+		fa_client_lose(client, -ECONNRESET,
+		               "the daemon sent descriptors, and this process can have no more");
+		return false;
+	}
 	if (n <= 0) {
 		fa_client_lose(client, -ECONNRESET, "the daemon went away%s%s", n ? ": " : "",
 		               n ? strerror((int)-n) : "");
@@ -485,7 +491,8 @@ static bool end_ready(const struct fa_client *client, const struct fa_waiter *wa
 	       client->epoch != fa_container_of(waiter, const struct end_waiter, waiter)->epoch;
 }
 
-/* One attempt; -EAGAIN if the socket is full, or the ring. */
+/* One attempt; -EAGAIN if the socket is full, or the ring; -ETOOMANYREFS if sockets hold as
+ * many descriptors of this user's as they may. */
 static int try_send(struct fa_client *client, const struct fa_wire_message *message, const int *fds,
                     size_t n_fds, bool by_ring, size_t *ret_length)
 {
@@ -508,7 +515,7 @@ static int try_send(struct fa_client *client, const struct fa_wire_message *mess
 		return r;
 	}
 	r = fa_packet_send(client->connection.socket, bytes, length, fds, n_fds, MSG_DONTWAIT);
-	if (r == 0 || r == -EAGAIN)
+	if (r == 0 || r == -EAGAIN || r == -ETOOMANYREFS)
 		return r;
 	if (r != -EPIPE && r != -ECONNRESET && r != -ENOTCONN)
 		return fa_error_set(r, "the request cannot be sent: %s", strerror(-r));
@@ -529,15 +536,20 @@ static int gave_up(struct fa_client *client)
 
 /*
  * Waits until the socket takes more. The daemon may have stopped reading because
- * its replies to us pile up; so they are read meanwhile, whoever leads.
+ * its replies to us pile up; so they are read meanwhile, whoever leads. What is
+ * @crowded out by descriptors in others' sockets can only be tried again.
  */
-static int wait_room(struct fa_client *client, uint64_t deadline_ns)
+static int wait_room(struct fa_client *client, bool crowded, uint64_t deadline_ns)
 {
+	const uint64_t soon_ns = crowded ? fa_deadline_ns(FA_CROWDED_PAUSE_NS) : FA_NS_NEVER;
 	uint32_t epoch = client->epoch;
 
 	if (deadline_ns != FA_NS_NEVER && fa_now_ns() >= deadline_ns)
-		return gave_up(client);
-	poll_outside(client, POLLIN | POLLOUT, deadline_ns);
+		return crowded ? fa_error_set(-EMFILE, "as many descriptors of this user as a "
+		                                       "process may have lie in sockets, unread")
+		               : gave_up(client);
+	poll_outside(client, (short)(crowded ? 0 : POLLIN | POLLOUT),
+	             soon_ns < deadline_ns ? soon_ns : deadline_ns);
 	if (client->epoch == epoch)
 		fa_io_receive(client, true);
 	if (client->epoch != epoch || client->state == FA_CLIENT_LOST)
@@ -606,11 +618,11 @@ int fa_io_post(struct fa_client *client, struct fa_wire_message *message, const 
 			r = by_ring ? look_after_pause(client) : 0;
 		if (r == 0)
 			r = try_send(client, message, fds, n_fds, by_ring, &ring_length);
-		if (r == -EAGAIN && deadline_ns == FA_IO_USUAL)
+		if ((r == -EAGAIN || r == -ETOOMANYREFS) && deadline_ns == FA_IO_USUAL)
 			deadline_ns = fa_deadline_ns(client->call_ns);
-		if (r == -EAGAIN) {
+		if (r == -EAGAIN || r == -ETOOMANYREFS) {
 			r = by_ring ? wait_ring_room(client, ring_length, deadline_ns)
-			            : wait_room(client, deadline_ns);
+			            : wait_room(client, r == -ETOOMANYREFS, deadline_ns);
 			if (r == 0)
 				continue;
 		}
@@ -643,6 +655,11 @@ int fa_io_call_begin(struct fa_client *client, struct fa_wire_message *message, 
 	call->status = 0;
 	call->fd = call->second_fd = -1;
 
+	if (call->expect_fds) {
+		r = fa_connection_spare(client->event_fd, call->expect_fds, &call->error);
+		if (r < 0)
+			return fa_error_copy(r, &call->error);
+	}
 	r = fa_io_post(client, message, fds, n_fds, FA_IO_USUAL, again);
 	if (r < 0)
 		return r;

@@ -127,6 +127,9 @@ ssize_t fa_packet_receive(int socket, void *buffer, size_t size, int *ret_fds, s
 
 	n = receive(socket, buffer, size, control.space, CMSG_LEN(FA_PACKET_FDS_MAX * sizeof(int)),
 	            ret_fds, ret_n_fds, flags);
+	/* There was room for more than came. */
+	if (n == -E2BIG && *ret_n_fds < FA_PACKET_FDS_MAX)
+		n = -EMFILE;
 	/* An empty packet looks like the end of the stream, where nobody expects any. */
 	if (n <= 0) {
 		fa_packet_close_fds(ret_fds, *ret_n_fds);
