@@ -214,6 +214,7 @@ struct fa_client {
 
 	bool ring_tried;  /* with this connection */
 	bool ring_making; /* a thread does */
+	bool ring_near;   /* it has the daemon's answer */
 	unsigned int outside;
 	bool leader;                          /* there is one */
 	unsigned int spun_in_vain, spin_rest; /* of the leader */

@@ -132,6 +132,7 @@ static void handle_reply(struct fa_client *client, const struct fa_wire_message 
 		call->ring = message->ring_reply;
 		for (size_t i = 0; i < FA_WIRE_RING_FDS; ++i)
 			call->ring_fds[i] = fa_steal_fd(&fds[i]);
+		client->ring_near = true;
 		break;
 	case FA_WIRE_TIMELINE_REPLY:
 		call->timeline = message->timeline_reply;
@@ -453,8 +454,11 @@ int fa_io_await(struct fa_client *client, struct fa_waiter *waiter, uint64_t dea
 			r = -EAGAIN;
 			break;
 		}
-		if (!client->leader && client->connection.ring.memory &&
-		    client->state == FA_CLIENT_CONNECTED) {
+		/* Whoever sleeps for the socket alone is not woken by what the ring brings. */
+		if (!client->leader && client->ring_near) {
+			pthread_cond_wait(&client->changed, &client->lock);
+		} else if (!client->leader && client->connection.ring.memory &&
+		           client->state == FA_CLIENT_CONNECTED) {
 			lead_ring(client, deadline_ns);
 		} else if (!client->leader) {
 			lead(client, deadline_ns);
