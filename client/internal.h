@@ -183,7 +183,7 @@ struct fa_client {
 	bool yields; /* while it spins */
 	bool no_ring;
 	bool spawned;
-	char *daemon; /* options.daemon, absolute, or NULL */
+	char *daemon; /* options.daemon or FAD_DAEMON, absolute, or NULL */
 	char name[FA_WIRE_NAME_BYTES_MAX + 1];
 	char path[FA_SOCKET_PATH_BYTES];
 	int epoll_fd, event_fd;
