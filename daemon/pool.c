@@ -328,7 +328,6 @@ void fa_pool_get_info(const struct fa_pool *pool, struct fa_pool_info *ret_info)
 		ret_info->idle_bytes += cache->n_idle * cache->layout.page_bytes;
 	}
 	for (uint32_t i = 0; i < pool->header->max_chunks; i++)
-		if (pool->chunk_records[i].owner == FA_STATE_CHUNK_FREE &&
-		    pool->chunks[i].n_quarantined)
+		if (pool->chunk_records[i].owner == FA_STATE_CHUNK_HELD)
 			ret_info->chunks_held_back++;
 }

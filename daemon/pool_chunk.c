@@ -18,14 +18,14 @@ static struct fa_cache *cache_of(const struct fa_pool *pool, uint32_t chunk)
 {
 	uint32_t owner = pool->chunk_records[chunk].owner;
 
-	return owner < FA_STATE_CHUNK_CACHE ? NULL : pool->caches[owner - FA_STATE_CHUNK_CACHE];
+	return owner < FA_STATE_CHUNK_CACHE || owner == FA_STATE_CHUNK_HELD
+	               ? NULL
+	               : pool->caches[owner - FA_STATE_CHUNK_CACHE];
 }
 
-/* And not one that a dead daemon's device may still write to. */
 static bool is_free(const struct fa_pool *pool, uint32_t chunk)
 {
-	return pool->chunk_records[chunk].owner == FA_STATE_CHUNK_FREE &&
-	       !pool->chunks[chunk].n_quarantined;
+	return pool->chunk_records[chunk].owner == FA_STATE_CHUNK_FREE;
 }
 
 enum fa_chunk_state fa_pool_chunk_state(const struct fa_pool *pool, uint32_t chunk)
@@ -184,8 +184,10 @@ void fa_pool_quarantine_end(struct fa_pool *pool)
 		struct fa_cache *cache = cache_of(pool, i);
 		uint32_t first = i << pool->page_shift;
 
-		if (!cache && pool->chunks[i].n_quarantined)
+		if (pool->chunk_records[i].owner == FA_STATE_CHUNK_HELD) {
+			fa_state_store(&pool->chunk_records[i].owner, FA_STATE_CHUNK_FREE);
 			pool->n_free_chunks++;
+		}
 		for (uint32_t j = 0; cache && j < pool->chunks[i].n_fresh; j++) {
 			struct fa_page *page = &pool->pages[first + j];
 
