@@ -131,7 +131,8 @@ void fa_pool_quota_set(struct fa_pool *pool, fa_pool_quota_fn *quota, void *user
 /*
  * Finds or makes the tenant (uid, cgroup) and holds it; it exists until it was put as often
  * and owns and pays for nothing. Its tag is not 0 and is never another tenant's while
- * anything of it can be left in a page. -ENAMETOOLONG, -ENOSPC too many tenants.
+ * anything of it can be left in a page. -ENAMETOOLONG, -ENOSPC too many tenants, -EDQUOT too
+ * many of the uid.
  */
 int fa_pool_tenant_get(struct fa_pool *pool, uint32_t uid, const char *cgroup,
                        struct fa_error *error, uint32_t *ret_tag);

@@ -155,6 +155,38 @@ static void test_many_tenants(void **state)
 	fa_pool_tenant_put(scene.pool, tag);
 }
 
+/* A user may be able to make cgroups: not all tenants that there can be are one's. */
+static void test_tenants_of_a_user(void **state)
+{
+	uint32_t tags[FA_STATE_TENANTS], n = 0, tag;
+	char cgroup[16];
+
+	for (;;) {
+		snprintf(cgroup, sizeof(cgroup), "%u", n);
+		if (fa_pool_tenant_get(scene.pool, 7, cgroup, &scene.error, &tag) < 0)
+			break;
+		tags[n++] = tag;
+	}
+	SCENE_FAILS(&scene, -EDQUOT, "uid 7",
+	            fa_pool_tenant_get(scene.pool, 7, "more", &scene.error, &tag));
+	assert_int_equal(n, FA_STATE_TENANTS / 2);
+	assert_int_equal(fa_pool_tenant_get(scene.pool, 7, "5", &scene.error, &tag), 0);
+	fa_pool_tenant_put(scene.pool, tag);
+	/* Others have theirs, and uid 0, who makes cgroups for others, all the rest. */
+	assert_int_equal(fa_pool_tenant_get(scene.pool, 8, "", &scene.error, &tag), 0);
+	fa_pool_tenant_put(scene.pool, tag);
+	fa_pool_tenant_put(scene.pool, tags[--n]);
+	assert_int_equal(fa_pool_tenant_get(scene.pool, 7, "more", &scene.error, &tags[n++]), 0);
+	while (n)
+		fa_pool_tenant_put(scene.pool, tags[--n]);
+	while (snprintf(cgroup, sizeof(cgroup), "%u", n) > 0 &&
+	       fa_pool_tenant_get(scene.pool, 0, cgroup, &scene.error, &tag) == 0)
+		tags[n++] = tag;
+	assert_int_equal(n, FA_STATE_TENANTS - 4);
+	while (n)
+		fa_pool_tenant_put(scene.pool, tags[--n]);
+}
+
 static void test_caches(void **state)
 {
 	struct fa_cache_config config = { .geometry = scene_geometry, .name = "c" };
@@ -502,7 +534,7 @@ static void test_quota_of_lists(void **state)
 	const struct fa_cache_config of_cache = { .geometry = scene_geometry,
 		                                  .name = "c",
 		                                  .mode = FA_MODE(2, 2, 2) };
-	struct fa_actor first = { .owner = 1 }, second = { .owner = 2 };
+	struct fa_actor first = { .owner = 1 }, second = { .owner = 2 }, third = { .owner = 1 };
 	uint64_t cache, sequence, forks[100], id;
 	struct fa_step_item item = { .n_tokens = 1500 * SCENE_PAGE_TOKENS };
 	uint32_t n = 0;
@@ -529,6 +561,13 @@ static void test_quota_of_lists(void **state)
 		n++;
 	assert_int_equal(r, -EDQUOT);
 	assert_int_equal(n, 6);
+	/* Nor has the user more by another cgroup. */
+	assert_int_equal(fa_pool_tenant_get(pool, 1000, "/other", &error, &third.tenant), 0);
+	assert_int_equal(fa_sequence_fork(pool, &third, sequence, UINT64_MAX, &error, &id),
+	                 -EDQUOT);
+	assert_int_equal(fa_sequence_fork(pool, &third, sequence, 15000, &error, &id), 0);
+	assert_int_equal(fa_sequence_free(pool, &third, id, &error), 0);
+	fa_pool_tenant_put(pool, third.tenant);
 	assert_int_equal(fa_sequence_new(pool, &second, cache, &error, &id), 0);
 	item = (struct fa_step_item){ id, 500 * SCENE_PAGE_TOKENS };
 	assert_int_equal(fa_step_plan(pool, &second, &item, 1, 1, 0, &error, &step), 0);
@@ -580,6 +619,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_chunks, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_tenants, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_many_tenants, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_tenants_of_a_user, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_caches, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_many_caches, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_names, set_up, tear_down),
