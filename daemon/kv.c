@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -287,12 +288,22 @@ void fa_kv_session_init(struct fa_session *session)
 	session->kv.record = FA_RESUME_NONE;
 }
 
+/* What was said may be all that there is: who said it does not hear the answer. */
+static bool has_hung_up(const struct fa_session *session)
+{
+	struct pollfd polled = { .fd = session->fd };
+
+	return poll(&polled, 1, 0) > 0 && (polled.revents & POLLHUP);
+}
+
 bool fa_kv_session_hello(struct fa_session *session, const struct fa_wire_secret *resume)
 {
 	struct fa_kv *kv = &session->server->kv;
 	uint64_t number;
 
 	if (!kv->pool)
+		return false;
+	if (resume && has_hung_up(session))
 		return false;
 	if (resume && fa_resume_take(&kv->resume, session->peer.uid, resume, &session->kv.record,
 	                             &number) == 0) {
@@ -306,9 +317,25 @@ bool fa_kv_session_hello(struct fa_session *session, const struct fa_wire_secret
 	return false;
 }
 
+/* It came back, and went before it asked for anything that it had: a client that would not wait
+ * any longer for an answer, and may be at the door again. */
+static void lose_again(struct fa_session *session)
+{
+	struct fa_kv_session *own = &session->kv;
+	struct fa_kv *kv = &session->server->kv;
+
+	if (!own->resumed || own->known)
+		return;
+	fa_resume_lose(&kv->resume, own->record);
+	own->record = FA_RESUME_NONE;
+	own->resumed = false;
+	fa_kv_wake(kv);
+}
+
 void fa_kv_session_close(struct fa_session *session)
 {
 	fa_kv_step_doom_all(session);
+	lose_again(session);
 }
 
 void fa_kv_session_end(struct fa_session *session)

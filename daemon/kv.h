@@ -95,7 +95,8 @@ uint64_t fa_kv_now_ns(void);
 void fa_kv_session_init(struct fa_session *session);
 
 /* It says Hello, with a secret of its own. Returns whether it is the session that had the
- * secret @resume (NULL: none) before the daemon died, whose number and secret it has then. */
+ * secret @resume (NULL: none) before the daemon died, whose number and secret it has then. If
+ * it closes before it asks for anything of the pool, that session may still come back. */
 bool fa_kv_session_hello(struct fa_session *session, const struct fa_wire_secret *resume);
 
 /* The session closes: nothing new is asked for; steps end when their requests have. */
