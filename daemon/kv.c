@@ -256,6 +256,8 @@ int fa_kv_actor(struct fa_session *session, const struct fa_actor **ret_actor,
 		return fa_fail(error, -ENOTSUP, "this daemon has no KV pool: %s", kv->reason.text);
 	if (session->server->state >= FA_SERVER_FLUSHING)
 		return fa_fail(error, -ESHUTDOWN, "the daemon is stopping");
+	/* Whatever is asked, what it uses does not expire. */
+	fa_pool_tell_time(kv->pool, fa_kv_now_ns());
 	if (!own->known) {
 		r = fa_pool_tenant_get(kv->pool, session->peer.uid, session->tenant->cgroup, error,
 		                       &own->actor.tenant);
@@ -344,6 +346,7 @@ void fa_kv_session_end(struct fa_session *session)
 
 	if (!kv->pool)
 		return;
+	fa_pool_tell_time(kv->pool, fa_kv_now_ns());
 	/* A daemon that ends has one that comes after it: what was kept waits for the client. One
 	 * that was refused as the device is lost may be gone before the loop has been told. */
 	if (session->server->state == FA_SERVER_RUNNING && !fa_kv_device_lost(session->server)) {
@@ -486,6 +489,7 @@ static void welcome_back(struct fa_kv *kv)
 	uint64_t owner, last = 0;
 	uint32_t cursor = 0;
 
+	fa_pool_tell_time(kv->pool, fa_kv_now_ns());
 	fa_pool_get_info(kv->pool, &info);
 	fa_log(FA_LOG_INFO,
 	       "the pool is back, for the %" PRIu64 ". time: %" PRIu32 " chunks, %" PRIu32

@@ -175,6 +175,9 @@ enum fa_admitted {
 
 /* ---- The whole. */
 
+/* What time it is, by CLOCK_BOOTTIME, for all that does not say so itself. */
+void fa_pool_tell_time(struct fa_pool *pool, uint64_t now_ns);
+
 /*
  * A session is over for good: its sequences and caches without a name are freed (what is in
  * flight keeps its pages until it ends); those with one have no owner any more.

@@ -1,6 +1,11 @@
 /* Objects whose session is gone, or that nobody has used for long. */
 #include "daemon/pool_private.h"
 
+void fa_pool_tell_time(struct fa_pool *pool, uint64_t now_ns)
+{
+	pool->now_ns = now_ns;
+}
+
 void fa_pool_owner_gone(struct fa_pool *pool, uint64_t owner)
 {
 	for (uint32_t i = 0; i < pool->header->high_sequences; i++) {

@@ -295,6 +295,12 @@ static inline struct fa_state_body *fa_sequence_body(const struct fa_sequence *s
 	return &sequence->record->bodies[sequence->record->current];
 }
 
+/* It does not expire yet: somebody has used it. */
+static inline void fa_sequence_touch(const struct fa_pool *pool, struct fa_sequence *sequence)
+{
+	sequence->record->used_ns = pool->now_ns;
+}
+
 /* Pages up to @tokens, counted from the beginning. */
 static inline uint32_t fa_pages_of(const struct fa_cache *cache, uint64_t tokens)
 {

@@ -181,6 +181,7 @@ int fa_sequence_fork(struct fa_pool *pool, const struct fa_actor *actor, uint64_
 	if (r < 0)
 		return r;
 
+	fa_sequence_touch(pool, parent);
 	begin_record(pool, child, actor);
 	fa_page_list_append(pool, child, parent->pages, end - begin);
 	if (parent->copied && parent->copied_number < end) {
@@ -320,6 +321,7 @@ int fa_sequence_truncate(struct fa_pool *pool, const struct fa_actor *actor, uin
 		                                             struct fa_step_part, link)
 		                                     ->serial;
 	}
+	fa_sequence_touch(pool, sequence);
 	fa_page_list_commit(pool, sequence, tokens, sequence->first,
 	                    fa_sequence_body(sequence)->step);
 	sequence->planned = tokens;
@@ -341,6 +343,7 @@ int fa_sequence_drop(struct fa_pool *pool, const struct fa_actor *actor, uint64_
 		               "the tokens before %" PRIu64 " are to be dropped; expected at most "
 		               "%" PRIu64 ", the sequence's length",
 		               first, sequence->length);
+	fa_sequence_touch(pool, sequence);
 	first -= first % sequence->cache->layout.page_tokens;
 	if (first > sequence->first) {
 		r = prepare_limbo(sequence, error);

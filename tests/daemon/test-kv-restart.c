@@ -2,6 +2,7 @@
  * The daemon is killed under its clients: what was committed is there afterwards, to the
  * bit; what was in flight never happened; sessions come back with what they had, or it goes.
  */
+#include "common/clock.h"
 #include "kv-client.h"
 #include "tests/lib/check.h"
 #include "tests/lib/daemon.h"
@@ -150,11 +151,30 @@ static void test_impatient(void **state)
 	fa_check(!come_back(&client));
 }
 
+/* A cache that was used just now does not expire as the daemon was killed, though nobody has
+ * told the next one what time it is when it is used again. */
+static void test_expiry(void **state)
+{
+	struct fa_wire_message message = kv_cache_message("c", 0);
+	uint64_t cache, sequence;
+
+	message.cache_create.ttl_ns = 20 * FA_NS_PER_SEC;
+	kv_call(&client, &message, FA_WIRE_CACHE_REPLY);
+	cache = client.raw.message.cache_reply.cache;
+	sequence = kv_sequence(&client, cache);
+	kill(fa_test_daemon_next_child(&supervisor, 0), SIGKILL);
+	fa_check(come_back(&client));
+	kv_free(&client, sequence);
+	fa_test_sleep_ms(1500);
+	fa_check_eq(kv_cache_find(&client, "c"), cache);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_kill, start, stop),
 		cmocka_unit_test_setup_teardown(test_impatient, start, stop),
+		cmocka_unit_test_setup_teardown(test_expiry, start, stop),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -398,6 +398,40 @@ static void test_expiry(void **state)
 	assert_int_equal(fa_pool_expire(scene.pool, 1242), 1);
 }
 
+/* Who forks it, or changes what it has, uses it, though no step does. */
+static void test_expiry_of_used(void **state)
+{
+	const struct fa_actor *anna = &scene.actors[SCENE_ANNA];
+	uint64_t cache = scene_cache(&scene, SCENE_ANNA, "c", 0), a, b, n;
+	uint32_t tokens[40] = { 0 };
+	const struct fa_prefix_key key = {};
+
+	a = scene_sequence(&scene, SCENE_ANNA, cache);
+	b = scene_sequence(&scene, SCENE_ANNA, cache);
+	scene.now_ns = 1000;
+	scene_append(&scene, SCENE_ANNA, a, 40, 100);
+	assert_int_equal(fa_sequence_set_name(scene.pool, anna, a, "a", 0, 50, 1000, &scene.error),
+	                 0);
+	assert_int_equal(fa_sequence_set_name(scene.pool, anna, b, "b", 0, 50, 1000, &scene.error),
+	                 0);
+	assert_int_equal(fa_pool_expire(scene.pool, 1040), 0);
+	assert_int_equal(fa_sequence_fork(scene.pool, anna, a, 20, &scene.error, &n), 0);
+	assert_int_equal(fa_prefix_publish(scene.pool, anna, a, &key, tokens, 40, &scene.error, &n),
+	                 0);
+	assert_int_equal(fa_prefix_attach(scene.pool, anna, b, &key, tokens, 40, &scene.error, &n),
+	                 0);
+	assert_int_equal(n, 32);
+	assert_int_equal(fa_pool_expire(scene.pool, 1080), 0);
+	assert_int_equal(fa_sequence_truncate(scene.pool, anna, b, 20, &scene.error), 0);
+	assert_int_equal(fa_sequence_drop(scene.pool, anna, a, 16, &scene.error, &n), 0);
+	assert_int_equal(fa_pool_expire(scene.pool, 1120), 0);
+	assert_int_equal(fa_prefix_publish(scene.pool, anna, a, &key, tokens, 40, &scene.error, &n),
+	                 0);
+	assert_int_equal(fa_pool_expire(scene.pool, 1160), 1);
+	scene_check(&scene, a, 16, 40, 100);
+	assert_int_equal(fa_pool_expire(scene.pool, 1171), 1);
+}
+
 static uint64_t quota_bytes, quota_calls;
 static uint32_t quota_sequences = 100, quota_caches = 100;
 
@@ -625,6 +659,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_names, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_owners, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_expiry, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_expiry_of_used, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_quotas, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_quota_of_idle, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_quota_of_attached, set_up, tear_down),
