@@ -362,9 +362,9 @@ int fa_request_tensor(struct fa_request *request, const char *name, struct fa_cl
 uint32_t *fa_request_stream(struct fa_wire_message *message, uint64_t **ret_value);
 /*
  * With the mutex: sends it as the next of its stream. While too many are in flight it
- * waits if @wait, else -EAGAIN. -ECONNRESET: its step is gone.
+ * waits, and at the deadline (0: at once) says -EAGAIN. -ECONNRESET: its step is gone.
  */
-int fa_request_send(struct fa_client *client, struct fa_request *request, bool wait,
+int fa_request_send(struct fa_client *client, struct fa_request *request, uint64_t deadline_ns,
                     uint64_t *ret_value);
 /* How many values of its stream it takes. */
 uint64_t fa_request_values(const struct fa_wire_message *message);
