@@ -260,6 +260,8 @@ int fa_pool_open(int fd, struct fa_pool_report *report, struct fa_error *error,
 	pool = fa_new(struct fa_pool);
 	if (!pool)
 		return fa_fail(error, -ENOMEM, "there is no memory for the pool");
+	for (uint32_t i = 0; i < FA_POOL_OWNED; i++)
+		fa_list_init(&pool->owned[i]);
 	r = map(pool, fd, &header, error);
 	if (r < 0)
 		return r;

@@ -320,6 +320,7 @@ static int load_sequence(struct check *check, uint32_t index, uint32_t n_pages, 
 			return r;
 		fa_name_add(pool, sequence);
 	}
+	fa_sequence_list(pool, sequence);
 	pool->n_sequences++;
 	cache->n_sequences++;
 	fa_tenant_account(pool, record->tenant)->n_sequences++;

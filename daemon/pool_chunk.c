@@ -14,7 +14,7 @@ uint32_t fa_pool_max_chunks(const struct fa_pool *pool)
 	return pool->header->max_chunks;
 }
 
-static struct fa_cache *cache_of(const struct fa_pool *pool, uint32_t chunk)
+struct fa_cache *fa_chunk_cache(const struct fa_pool *pool, uint32_t chunk)
 {
 	uint32_t owner = pool->chunk_records[chunk].owner;
 
@@ -33,7 +33,7 @@ enum fa_chunk_state fa_pool_chunk_state(const struct fa_pool *pool, uint32_t chu
 	if (chunk >= pool->header->max_chunks ||
 	    pool->chunk_records[chunk].owner == FA_STATE_CHUNK_ABSENT)
 		return FA_CHUNK_ABSENT;
-	return cache_of(pool, chunk) ? FA_CHUNK_CACHE : FA_CHUNK_FREE;
+	return fa_chunk_cache(pool, chunk) ? FA_CHUNK_CACHE : FA_CHUNK_FREE;
 }
 
 void fa_chunk_put_free(struct fa_pool *pool, struct fa_cache *cache, uint32_t index)
@@ -82,7 +82,7 @@ void fa_chunk_give(struct fa_pool *pool, uint32_t number, struct fa_cache *cache
 void fa_chunk_take_back(struct fa_pool *pool, uint32_t number)
 {
 	struct fa_chunk *chunk = &pool->chunks[number];
-	struct fa_cache *cache = cache_of(pool, number);
+	struct fa_cache *cache = fa_chunk_cache(pool, number);
 	uint32_t first = number << pool->page_shift;
 
 	for (uint32_t i = 0; chunk->n_idle && i < chunk->n_fresh; i++)
@@ -101,7 +101,7 @@ bool fa_chunk_quiet(const struct fa_pool *pool, uint32_t number)
 {
 	const struct fa_chunk *chunk = &pool->chunks[number];
 
-	return cache_of(pool, number) && !chunk->n_used && !chunk->n_quarantined;
+	return fa_chunk_cache(pool, number) && !chunk->n_used && !chunk->n_quarantined;
 }
 
 uint32_t fa_chunk_find_quiet(const struct fa_pool *pool)
@@ -112,7 +112,7 @@ uint32_t fa_chunk_find_quiet(const struct fa_pool *pool)
 		const struct fa_chunk *chunk = &pool->chunks[i];
 		uint64_t missed = chunk->n_idle ? chunk->idled : 0;
 
-		if (!fa_chunk_quiet(pool, i) || cache_of(pool, i)->need_pages)
+		if (!fa_chunk_quiet(pool, i) || fa_chunk_cache(pool, i)->need_pages)
 			continue;
 		if (best == UINT32_MAX ||
 		    missed < (pool->chunks[best].n_idle ? pool->chunks[best].idled : 0))
@@ -181,7 +181,7 @@ void fa_pool_quarantine_end(struct fa_pool *pool)
 		return;
 	pool->quarantine = false;
 	for (uint32_t i = 0; i < pool->header->max_chunks; i++) {
-		struct fa_cache *cache = cache_of(pool, i);
+		struct fa_cache *cache = fa_chunk_cache(pool, i);
 		uint32_t first = i << pool->page_shift;
 
 		if (pool->chunk_records[i].owner == FA_STATE_CHUNK_HELD) {

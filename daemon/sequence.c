@@ -51,7 +51,18 @@ struct fa_sequence *fa_sequence_alloc(struct fa_pool *pool, struct fa_cache *cac
 	sequence->cache = cache;
 	sequence->index = index;
 	fa_list_init(&sequence->in_flight);
+	fa_list_init(&sequence->owner_link);
+	fa_list_init(&sequence->cache_link);
 	return sequence;
+}
+
+void fa_sequence_list(struct fa_pool *pool, struct fa_sequence *sequence)
+{
+	const uint64_t owner = sequence->record->owner;
+
+	fa_list_append(&sequence->cache->sequences, &sequence->cache_link);
+	if (owner)
+		fa_list_append(&pool->owned[owner % FA_POOL_OWNED], &sequence->owner_link);
 }
 
 void fa_sequence_discard(struct fa_sequence *sequence)
@@ -114,6 +125,7 @@ static void add(struct fa_pool *pool, struct fa_sequence *sequence)
 {
 	fa_state_store(&sequence->record->state, FA_STATE_USED);
 	pool->sequences[sequence->index] = sequence;
+	fa_sequence_list(pool, sequence);
 	pool->n_sequences++;
 	sequence->cache->n_sequences++;
 	sequence->cache->record->used_ns = pool->now_ns;
@@ -209,6 +221,8 @@ static void end(struct fa_pool *pool, struct fa_sequence *sequence)
 	sequence->planned = 0;
 	fa_page_list_trim(pool, sequence, false);
 	pool->sequences[sequence->index] = NULL;
+	fa_list_remove(&sequence->owner_link);
+	fa_list_remove(&sequence->cache_link);
 	if (sequence->record->generation < UINT32_MAX) {
 		pool->free_sequences[sequence->index] = pool->free_sequence;
 		pool->free_sequence = sequence->index + 1;
