@@ -79,25 +79,22 @@ static bool grow(void *userdata)
 	return true;
 }
 
-/* Whether there is a chunk that nothing is in. */
-static bool has_empty_chunk(const struct fa_kv *kv)
+static void release(struct fa_kv *kv, uint32_t chunk)
 {
-	struct fa_pool_info info;
+	const struct fa_server *server = kv->server;
 
-	fa_pool_get_info(kv->pool, &info);
-	return info.chunks_free || (info.chunks && !info.used_bytes && !info.idle_bytes);
+	server->ops->pool_chunk_remove(server->device, chunk);
+	fa_kv_forget_chunk(kv, chunk);
+	kv->grow_failed = UINT32_MAX;
 }
 
 static bool give_back(struct fa_kv *kv)
 {
-	const struct fa_server *server = kv->server;
 	uint32_t chunk;
 
 	if (fa_pool_chunk_remove(kv->pool, NULL, &chunk) < 0)
 		return false;
-	server->ops->pool_chunk_remove(server->device, chunk);
-	fa_kv_forget_chunk(kv, chunk);
-	kv->grow_failed = UINT32_MAX;
+	release(kv, chunk);
 	return true;
 }
 
@@ -112,21 +109,21 @@ static void give_back_excess(struct fa_kv *kv)
 			return;
 }
 
+/* Each chunk by itself: there is always something in one or another. */
 static void shrink(struct fa_kv *kv)
 {
-	uint64_t now = fa_now_ns();
+	const uint64_t now = fa_kv_now_ns();
+	uint32_t chunk;
 
 	give_back_excess(kv);
-	if (!has_empty_chunk(kv)) {
-		kv->idle_since_ns = 0;
+	/* What an earlier daemon had may be wanted as soon as its clients are back. */
+	if (fa_now_ns() - kv->server->started_ns < CHUNK_IDLE_NS)
 		return;
+	for (int i = 0; i < CHUNKS_A_TICK; ++i) {
+		if (!fa_pool_chunk_remove_empty(kv->pool, now - CHUNK_IDLE_NS, &chunk))
+			return;
+		release(kv, chunk);
 	}
-	if (!kv->idle_since_ns)
-		kv->idle_since_ns = now;
-	if (now - kv->idle_since_ns < CHUNK_IDLE_NS)
-		return;
-	for (int i = 0; i < CHUNKS_A_TICK && has_empty_chunk(kv) && give_back(kv); ++i)
-		;
 }
 
 /* Sessions that did not come back: so many at a time that nobody waits long. */

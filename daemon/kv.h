@@ -43,7 +43,6 @@ struct fa_kv {
 	uint64_t grow_again_ns; /* ... and when it is asked again */
 	bool lost;              /* it did not grow as the device is lost */
 	uint64_t last_step;     /* number */
-	uint64_t idle_since_ns; /* since when it has had empty chunks to spare; 0: it has not */
 	uv_timer_t timer;
 };
 

@@ -97,6 +97,9 @@ int fa_pool_chunk_add(struct fa_pool *pool, uint32_t chunk, bool zeroed, struct 
  */
 int fa_pool_chunk_remove(struct fa_pool *pool, struct fa_error *error, uint32_t *ret_chunk);
 
+/* The same, of one that nothing, not even an idle page, was in since @since_ns. */
+bool fa_pool_chunk_remove_empty(struct fa_pool *pool, uint64_t since_ns, uint32_t *ret_chunk);
+
 /*
  * Called when a step cannot have its pages from what there is without evicting any: adds a
  * chunk by fa_pool_chunk_add() and returns true, or false if there can be no more. NULL.

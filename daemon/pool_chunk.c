@@ -72,7 +72,8 @@ void fa_chunk_give(struct fa_pool *pool, uint32_t number, struct fa_cache *cache
 
 	fa_state_store(&pool->chunk_records[number].owner, FA_STATE_CHUNK_CACHE + cache->index);
 	*chunk = (struct fa_chunk){ .zeroed = chunk->zeroed,
-		                    .n_free = cache->layout.pages_per_chunk };
+		                    .n_free = cache->layout.pages_per_chunk,
+		                    .empty_ns = chunk->empty_ns };
 	fa_list_append(&cache->open_chunks, &chunk->link);
 	cache->n_free += chunk->n_free;
 	cache->n_chunks++;
@@ -93,7 +94,8 @@ void fa_chunk_take_back(struct fa_pool *pool, uint32_t number)
 	cache->n_free -= chunk->n_free;
 	cache->n_chunks--;
 	pool->n_free_chunks++;
-	*chunk = (struct fa_chunk){ .zeroed = chunk->zeroed && !chunk->n_fresh };
+	*chunk = (struct fa_chunk){ .zeroed = chunk->zeroed && !chunk->n_fresh,
+		                    .empty_ns = chunk->empty_ns };
 	fa_list_init(&chunk->link);
 }
 
@@ -138,7 +140,7 @@ int fa_pool_chunk_add(struct fa_pool *pool, uint32_t number, bool zeroed, struct
 		               number, pool->header->max_chunks);
 	if (pool->chunk_records[number].owner != FA_STATE_CHUNK_ABSENT)
 		return fa_fail(error, -EEXIST, "chunk %" PRIu32 " has memory already", number);
-	pool->chunks[number] = (struct fa_chunk){ .zeroed = zeroed };
+	pool->chunks[number] = (struct fa_chunk){ .zeroed = zeroed, .empty_ns = pool->now_ns };
 	fa_list_init(&pool->chunks[number].link);
 	fa_state_store(&pool->chunk_records[number].owner, FA_STATE_CHUNK_FREE);
 	pool->n_chunks++;
@@ -152,6 +154,30 @@ void fa_pool_grow_set(struct fa_pool *pool, fa_pool_grow_fn *grow, void *userdat
 	pool->grow_userdata = userdata;
 }
 
+static void remove_chunk(struct fa_pool *pool, uint32_t number)
+{
+	if (!is_free(pool, number))
+		fa_chunk_take_back(pool, number);
+	fa_state_store(&pool->chunk_records[number].owner, FA_STATE_CHUNK_ABSENT);
+	pool->n_chunks--;
+	pool->n_free_chunks--;
+}
+
+bool fa_pool_chunk_remove_empty(struct fa_pool *pool, uint64_t since_ns, uint32_t *ret_chunk)
+{
+	for (uint32_t i = pool->header->max_chunks; i-- > 0;) {
+		const struct fa_chunk *chunk = &pool->chunks[i];
+
+		if ((!is_free(pool, i) && (!fa_chunk_quiet(pool, i) || chunk->n_idle)) ||
+		    chunk->empty_ns > since_ns)
+			continue;
+		remove_chunk(pool, i);
+		*ret_chunk = i;
+		return true;
+	}
+	return false;
+}
+
 int fa_pool_chunk_remove(struct fa_pool *pool, struct fa_error *error, uint32_t *ret_chunk)
 {
 	/* Free ones first, then empty ones, then those with idle pages: nothing is evicted
@@ -163,11 +189,7 @@ int fa_pool_chunk_remove(struct fa_pool *pool, struct fa_error *error, uint32_t 
 			if (!free && (pass == 0 || !fa_chunk_quiet(pool, i) ||
 			              (pass == 1 && pool->chunks[i].n_idle)))
 				continue;
-			if (!free)
-				fa_chunk_take_back(pool, i);
-			fa_state_store(&pool->chunk_records[i].owner, FA_STATE_CHUNK_ABSENT);
-			pool->n_chunks--;
-			pool->n_free_chunks--;
+			remove_chunk(pool, i);
 			*ret_chunk = i;
 			return 0;
 		}

@@ -125,12 +125,15 @@ uint32_t fa_page_take(struct fa_pool *pool, struct fa_cache *cache, uint32_t ten
 static void free_page(struct fa_pool *pool, struct fa_cache *cache, uint32_t index)
 {
 	struct fa_page *page = &pool->pages[index];
+	struct fa_chunk *chunk = chunk_of(pool, index);
 
+	if (!chunk->n_used && !chunk->n_idle)
+		chunk->empty_ns = pool->now_ns;
 	fa_tenant_account(pool, page->tenant)->bytes -= cache->layout.page_bytes;
 	fa_tenant_settle(pool, page->tenant);
 	if (pool->quarantine && (page->flags & FA_PAGE_SUSPECT)) {
 		page->flags |= FA_PAGE_QUARANTINED;
-		chunk_of(pool, index)->n_quarantined++;
+		chunk->n_quarantined++;
 		pool->n_quarantined++;
 		return;
 	}

@@ -37,6 +37,7 @@ struct fa_chunk {
 	uint32_t n_used, n_idle, n_free, n_quarantined;
 	bool zeroed; /* fresh pages hold nothing */
 	uint64_t idled;
+	uint64_t empty_ns; /* since when nothing is in it, if so */
 };
 
 struct fa_cache {
