@@ -346,8 +346,8 @@ static uint64_t make_late(void)
 	fa_check_eq(fa_marker(client, 0, NULL, &ticket), 0);
 	begin(&waiter, client, &ticket);
 	fa_test_sleep_ms(20);
-	publish(1, true);
 	then_ns = fa_now_ns();
+	publish(1, true);
 	pthread_join(waiter.thread, NULL);
 	shutdown(end.socket, SHUT_RDWR);
 	pthread_join(thread, NULL);
