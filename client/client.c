@@ -98,11 +98,25 @@ static uint64_t or_default(uint64_t value, uint64_t otherwise)
 	return value ? value : otherwise;
 }
 
+/* Good after chdir(), too; allocated, NULL if there is no memory. A directory that has no
+ * name leaves @path as it is. */
+static char *absolute(const char *path)
+{
+	_fa_cleanup_(fa_freep) char *directory = *path == '/' ? NULL : getcwd(NULL, 0);
+	char *whole;
+
+	if (!directory || *directory != '/')
+		return strdup(path);
+	return asprintf(&whole, "%s/%s", directory, path) < 0 ? NULL : whole;
+}
+
 /* Everything but the connection. */
 static int client_new(const struct fa_options *options, struct fa_client **ret_client)
 {
 	static atomic_uint tags;
 	const char *name = options->name ? options->name : program_invocation_short_name;
+	const char *daemon = options->daemon && *options->daemon ? options->daemon
+	                                                         : secure_getenv("FAD_DAEMON");
 	struct fa_client *client;
 
 	client = fa_new(struct fa_client);
@@ -136,9 +150,9 @@ static int client_new(const struct fa_options *options, struct fa_client **ret_c
 	client->alive = alive_page_new();
 	client->in = aligned_alloc(8, FA_WIRE_BYTES_MAX);
 	client->out = aligned_alloc(8, FA_WIRE_BYTES_MAX);
-	if (options->daemon)
-		client->daemon = strdup(options->daemon);
-	if (!client->in || !client->out || (options->daemon && !client->daemon))
+	if (daemon && *daemon)
+		client->daemon = absolute(daemon);
+	if (!client->in || !client->out || (daemon && *daemon && !client->daemon))
 		return fa_error_set(-ENOMEM, "no memory for a client");
 
 	client->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
@@ -194,6 +208,7 @@ static struct fa_client *client_free(struct fa_client *client)
 static int try_path(struct fa_client *client, const char *path, uint64_t deadline_ns,
                     struct fa_error *error)
 {
+	_fa_cleanup_(fa_freep) char *whole = absolute(path);
 	struct fa_connection connection;
 	int r;
 
@@ -201,6 +216,9 @@ static int try_path(struct fa_client *client, const char *path, uint64_t deadlin
 	                       deadline_ns, error, &connection);
 	if (r < 0)
 		return r;
+	/* One that is too long for an address only works from here. */
+	if (whole && strlen(whole) < sizeof(client->path))
+		path = whole;
 	(void)snprintf(client->path, sizeof(client->path), "%s", path);
 	client->resume = (struct fa_resume){ .secret = connection.secret,
 		                             .generation = connection.generation };
@@ -328,6 +346,9 @@ struct fa_client *fa_disconnect(struct fa_client *client)
 		disconnect_child(client);
 		return NULL;
 	}
+	/* It may have died since the last call. */
+	if (client->spawned)
+		(void)fa_client_state(client);
 	/* A child of ours may still hold the socket: closing alone would not do. */
 	if (client->state == FA_CLIENT_CONNECTED)
 		(void)shutdown(client->connection.socket, SHUT_RDWR);

@@ -41,6 +41,25 @@ int fa_poll_all(struct pollfd *fds, unsigned int n, uint64_t deadline_ns)
 	return ppoll(fds, n, timeout_ptr, NULL) ? 0 : -EAGAIN;
 }
 
+int fa_connection_spare(int fd, size_t n, struct fa_error *error)
+{
+	int fds[FA_PACKET_FDS_MAX], code = 0;
+	size_t had = 0;
+
+	for (; had < n && !code; ++had) {
+		fds[had] = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+		if (fds[had] < 0)
+			code = -errno;
+	}
+	fa_packet_close_fds(fds, had);
+	if (!code)
+		return 0;
+	return fa_fail(error, code,
+	               "the daemon's answer comes with %zu descriptors, and this process can have "
+	               "no more: %s",
+	               n, strerror(-code));
+}
+
 static int connect_socket(const char *path, uint64_t deadline_ns, struct fa_error *error,
                           int *ret_fd)
 {
@@ -200,6 +219,8 @@ static int shake_hands(const char *path, const char *name, const struct fa_resum
 	} while (n == -EAGAIN);
 	if (n == 0 || n == -ECONNRESET)
 		return fa_fail(error, -ECONNRESET, "fad at %s closed the connection at once", path);
+	if (n == -EMFILE)
+		return fa_fail(error, -EMFILE, "this process can have no more descriptors");
 	if (n < 0)
 		return fa_fail(error, -EPROTO, "fad at %s sent an impossible packet: %s", path,
 		               strerror((int)-n));
@@ -222,6 +243,8 @@ int fa_connection_open(const char *path, const char *name, const struct fa_resum
 	int r;
 
 	r = connect_socket(path, deadline_ns, error, &connection.socket);
+	if (r >= 0)
+		r = fa_connection_spare(connection.socket, 1, error);
 	if (r >= 0)
 		r = shake_hands(path, name, resume, in, out, deadline_ns, error, &connection);
 	if (r < 0) {

@@ -93,7 +93,8 @@ struct fa_options {
 	uint32_t size; /* sizeof(struct fa_options) */
 	uint32_t flags;
 	/* Path of the socket; NULL: FAD_SOCKET, else $XDG_RUNTIME_DIR/fad/fad.sock if a
-	 * daemon answers there, else /run/fad/fad.sock. */
+	 * daemon answers there, else /run/fad/fad.sock. One that is relative is good after
+	 * chdir(), too, if the whole path fits into a socket's address. */
 	const char *socket;
 	/* Shown by factl, at most 64 bytes; NULL: the program's name. */
 	const char *name;

@@ -396,8 +396,10 @@ int fa_step_commit(struct fa_step *step, const struct fa_step_commit *commit,
  * fa_step_begin() with one of them says -EBUSY. */
 int fa_step_abort(struct fa_step *step, uint32_t stream, struct fa_ticket *ret_ticket);
 
-/* Forgets the handle; aborts the step if it has not ended, and waits for that. Before
- * fa_disconnect(), by the last thread that uses it. Takes NULL, returns NULL. */
+/* Forgets the handle; aborts the step if it has not ended, and waits for that, but not longer
+ * than fa_options.reply_ns: where max_requests are in flight so long and none of them ends, the
+ * step ends with the connection. Before fa_disconnect(), by the last thread that uses it. Takes
+ * NULL, returns NULL. */
 struct fa_step *fa_step_free(struct fa_step *step);
 
 /* ---- moving keys and values in and out */

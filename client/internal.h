@@ -45,6 +45,10 @@ struct fa_cuda_memory;
 /* A receive that waits does so this long at a time. */
 #define FA_RECEIVE_SLICE_NS FA_NS_PER_SEC
 
+/* Descriptors that lie in sockets are counted for all processes of a user; who sends one too
+ * many tries again after this. */
+#define FA_CROWDED_PAUSE_NS FA_NS_PER_MS
+
 /* ids of requests whose reply nobody waits for have this bit. */
 #define FA_ID_DETACHED (1ull << 63)
 
@@ -179,7 +183,7 @@ struct fa_client {
 	bool yields; /* while it spins */
 	bool no_ring;
 	bool spawned;
-	char *daemon; /* options.daemon, absolute, or NULL */
+	char *daemon; /* options.daemon or FAD_DAEMON, absolute, or NULL */
 	char name[FA_WIRE_NAME_BYTES_MAX + 1];
 	char path[FA_SOCKET_PATH_BYTES];
 	int epoll_fd, event_fd;
@@ -210,6 +214,7 @@ struct fa_client {
 
 	bool ring_tried;  /* with this connection */
 	bool ring_making; /* a thread does */
+	bool ring_near;   /* it has the daemon's answer */
 	unsigned int outside;
 	bool leader;                          /* there is one */
 	unsigned int spun_in_vain, spin_rest; /* of the leader */
@@ -294,6 +299,9 @@ int fa_connection_open(const char *path, const char *name, const struct fa_resum
                        uint8_t *in, uint8_t *out, uint64_t deadline_ns, struct fa_error *error,
                        struct fa_connection *ret_connection);
 void fa_connection_close(struct fa_connection *connection);
+/* Whether this process can have @n descriptors more: -EMFILE. What the daemon sends while it
+ * cannot is lost, and the connection with it. @fd is any. */
+int fa_connection_spare(int fd, size_t n, struct fa_error *error);
 /* Polls for @events; 0, or -EAGAIN at the deadline. */
 int fa_poll(int fd, short events, uint64_t deadline_ns);
 /* The same for several. */
@@ -354,9 +362,9 @@ int fa_request_tensor(struct fa_request *request, const char *name, struct fa_cl
 uint32_t *fa_request_stream(struct fa_wire_message *message, uint64_t **ret_value);
 /*
  * With the mutex: sends it as the next of its stream. While too many are in flight it
- * waits if @wait, else -EAGAIN. -ECONNRESET: its step is gone.
+ * waits, and at the deadline (0: at once) says -EAGAIN. -ECONNRESET: its step is gone.
  */
-int fa_request_send(struct fa_client *client, struct fa_request *request, bool wait,
+int fa_request_send(struct fa_client *client, struct fa_request *request, uint64_t deadline_ns,
                     uint64_t *ret_value);
 /* How many values of its stream it takes. */
 uint64_t fa_request_values(const struct fa_wire_message *message);

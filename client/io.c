@@ -132,6 +132,7 @@ static void handle_reply(struct fa_client *client, const struct fa_wire_message 
 		call->ring = message->ring_reply;
 		for (size_t i = 0; i < FA_WIRE_RING_FDS; ++i)
 			call->ring_fds[i] = fa_steal_fd(&fds[i]);
+		client->ring_near = true;
 		break;
 	case FA_WIRE_TIMELINE_REPLY:
 		call->timeline = message->timeline_reply;
@@ -211,11 +212,17 @@ static bool handle_packet(struct fa_client *client, struct packet *packet)
 	int r, *fds = packet->fds;
 	ssize_t n = packet->n;
 
-	if (n == -EAGAIN)
+	if (n == -EAGAIN || n == -EINTR)
 		return false;
 	if (n == -EMSGSIZE || n == -E2BIG) {
 		fa_client_lose(client, -EPROTO, "the daemon sent an impossible packet: %s",
 		               strerror((int)-n));
+		return false;
+	}
+	/* There was room when it was asked. */
+	if (n == -EMFILE) {
+		fa_client_lose(client, -ECONNRESET,
+		               "the daemon sent descriptors, and this process can have no more");
 		return false;
 	}
 	if (n <= 0) {
@@ -447,8 +454,11 @@ int fa_io_await(struct fa_client *client, struct fa_waiter *waiter, uint64_t dea
 			r = -EAGAIN;
 			break;
 		}
-		if (!client->leader && client->connection.ring.memory &&
-		    client->state == FA_CLIENT_CONNECTED) {
+		/* Whoever sleeps for the socket alone is not woken by what the ring brings. */
+		if (!client->leader && client->ring_near) {
+			pthread_cond_wait(&client->changed, &client->lock);
+		} else if (!client->leader && client->connection.ring.memory &&
+		           client->state == FA_CLIENT_CONNECTED) {
 			lead_ring(client, deadline_ns);
 		} else if (!client->leader) {
 			lead(client, deadline_ns);
@@ -485,7 +495,8 @@ static bool end_ready(const struct fa_client *client, const struct fa_waiter *wa
 	       client->epoch != fa_container_of(waiter, const struct end_waiter, waiter)->epoch;
 }
 
-/* One attempt; -EAGAIN if the socket is full, or the ring. */
+/* One attempt; -EAGAIN if the socket is full, or the ring; -ETOOMANYREFS if sockets hold as
+ * many descriptors of this user's as they may. */
 static int try_send(struct fa_client *client, const struct fa_wire_message *message, const int *fds,
                     size_t n_fds, bool by_ring, size_t *ret_length)
 {
@@ -508,7 +519,7 @@ static int try_send(struct fa_client *client, const struct fa_wire_message *mess
 		return r;
 	}
 	r = fa_packet_send(client->connection.socket, bytes, length, fds, n_fds, MSG_DONTWAIT);
-	if (r == 0 || r == -EAGAIN)
+	if (r == 0 || r == -EAGAIN || r == -ETOOMANYREFS)
 		return r;
 	if (r != -EPIPE && r != -ECONNRESET && r != -ENOTCONN)
 		return fa_error_set(r, "the request cannot be sent: %s", strerror(-r));
@@ -529,15 +540,20 @@ static int gave_up(struct fa_client *client)
 
 /*
  * Waits until the socket takes more. The daemon may have stopped reading because
- * its replies to us pile up; so they are read meanwhile, whoever leads.
+ * its replies to us pile up; so they are read meanwhile, whoever leads. What is
+ * @crowded out by descriptors in others' sockets can only be tried again.
  */
-static int wait_room(struct fa_client *client, uint64_t deadline_ns)
+static int wait_room(struct fa_client *client, bool crowded, uint64_t deadline_ns)
 {
+	const uint64_t soon_ns = crowded ? fa_deadline_ns(FA_CROWDED_PAUSE_NS) : FA_NS_NEVER;
 	uint32_t epoch = client->epoch;
 
 	if (deadline_ns != FA_NS_NEVER && fa_now_ns() >= deadline_ns)
-		return gave_up(client);
-	poll_outside(client, POLLIN | POLLOUT, deadline_ns);
+		return crowded ? fa_error_set(-EMFILE, "as many descriptors of this user as a "
+		                                       "process may have lie in sockets, unread")
+		               : gave_up(client);
+	poll_outside(client, (short)(crowded ? 0 : POLLIN | POLLOUT),
+	             soon_ns < deadline_ns ? soon_ns : deadline_ns);
 	if (client->epoch == epoch)
 		fa_io_receive(client, true);
 	if (client->epoch != epoch || client->state == FA_CLIENT_LOST)
@@ -577,6 +593,7 @@ static int look_after_pause(struct fa_client *client)
 int fa_io_post(struct fa_client *client, struct fa_wire_message *message, const int *fds,
                size_t n_fds, uint64_t deadline_ns, bool again)
 {
+	const uint64_t given_ns = deadline_ns;
 	uint64_t *value;
 	uint32_t *id;
 	int r;
@@ -605,17 +622,18 @@ int fa_io_post(struct fa_client *client, struct fa_wire_message *message, const 
 			r = by_ring ? look_after_pause(client) : 0;
 		if (r == 0)
 			r = try_send(client, message, fds, n_fds, by_ring, &ring_length);
-		if (r == -EAGAIN && deadline_ns == FA_IO_USUAL)
+		if ((r == -EAGAIN || r == -ETOOMANYREFS) && deadline_ns == FA_IO_USUAL)
 			deadline_ns = fa_deadline_ns(client->call_ns);
-		if (r == -EAGAIN) {
+		if (r == -EAGAIN || r == -ETOOMANYREFS) {
 			r = by_ring ? wait_ring_room(client, ring_length, deadline_ns)
-			            : wait_room(client, deadline_ns);
+			            : wait_room(client, r == -ETOOMANYREFS, deadline_ns);
 			if (r == 0)
 				continue;
 		}
 		if (r < 0 && r != -ETIMEDOUT && again &&
 		    (client->state == FA_CLIENT_LOST || client->epoch != epoch)) {
 			again = false;
+			deadline_ns = given_ns;
 			r = fa_client_restore(client, client->reconnect_ns);
 			if (r == 0)
 				continue;
@@ -634,7 +652,6 @@ int fa_io_call_begin(struct fa_client *client, struct fa_wire_message *message, 
 {
 	int r;
 
-	call->deadline_ns = fa_deadline_ns(client->call_ns);
 	message->id = call->id = ++client->last_id;
 	call->type = message->type;
 	call->waiter.ready = call_ready;
@@ -642,9 +659,16 @@ int fa_io_call_begin(struct fa_client *client, struct fa_wire_message *message, 
 	call->status = 0;
 	call->fd = call->second_fd = -1;
 
-	r = fa_io_post(client, message, fds, n_fds, call->deadline_ns, again);
+	if (call->expect_fds) {
+		r = fa_connection_spare(client->event_fd, call->expect_fds, &call->error);
+		if (r < 0)
+			return fa_error_copy(r, &call->error);
+	}
+	r = fa_io_post(client, message, fds, n_fds, FA_IO_USUAL, again);
 	if (r < 0)
 		return r;
+	/* Whatever time the daemon took to come back: it has its own to answer. */
+	call->deadline_ns = fa_deadline_ns(client->call_ns);
 	call->epoch = client->epoch;
 	fa_list_append(&client->calls, &call->link);
 	return 0;

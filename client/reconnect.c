@@ -84,11 +84,12 @@ void fa_client_lose(struct fa_client *client, int code, const char *format, ...)
 
 /* ---- connecting again, without the mutex */
 
-/* Worth another try: the daemon may be on its way back; or it is about to end, as its GPU is
- * lost; or it lives, and still holds what the lost session had. */
+/* Worth another try: the daemon may be on its way back, with a socket that nobody may use before
+ * its mode and group are set; or it is about to end, as its GPU is lost; or it lives, and still
+ * holds what the lost session had. */
 static bool is_passing(int code)
 {
-	return code == -ENOENT || code == -ECONNREFUSED || code == -ECONNRESET ||
+	return code == -ENOENT || code == -ECONNREFUSED || code == -EACCES || code == -ECONNRESET ||
 	       code == -ESHUTDOWN || code == -ENODEV || code == -EAGAIN || code == -EDQUOT;
 }
 

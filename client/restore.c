@@ -29,6 +29,7 @@ struct restore {
 	size_t pieces;        /* of it that were sent */
 	uint32_t next_stream;
 	uint64_t sent, answered;
+	bool crowded; /* descriptors of this user's other clients are in the way */
 	struct fa_error *error;
 
 	/* The next message, if it was made and not sent so far. */
@@ -223,6 +224,7 @@ static int restore_send(struct restore *restore, bool *ret_full)
 	int r;
 
 	*ret_full = false;
+	restore->crowded = false;
 	while (restore_make(restore)) {
 		if (restore->n_fds > 1)
 			depth = RESTORE_DEPTH / FA_WIRE_FDS_MAX;
@@ -236,6 +238,10 @@ static int restore_send(struct restore *restore, bool *ret_full)
 		                   restore->n_fds, MSG_DONTWAIT);
 		if (r == -EAGAIN) {
 			*ret_full = true;
+			return 0;
+		}
+		if (r == -ETOOMANYREFS) {
+			restore->crowded = true;
 			return 0;
 		}
 		/* If the daemon is gone, reading tells. */
@@ -331,15 +337,20 @@ static int restore_run(struct restore *restore, uint64_t deadline_ns)
 	int r;
 
 	while (restore_make(restore) || restore->answered < restore->sent) {
+		uint64_t until_ns = FA_NS_NEVER;
+
 		r = restore_send(restore, &full);
 		if (r < 0)
 			return r;
 		if (fa_now_ns() >= deadline_ns)
 			return fa_fail(restore->error, -ETIMEDOUT,
 			               "the daemon did not take all buffers in time");
-		if (restore->answered < restore->sent || full)
+		if (restore->crowded)
+			until_ns = fa_deadline_ns(FA_CROWDED_PAUSE_NS);
+		if (restore->answered < restore->sent || full || restore->crowded)
 			(void)fa_poll(restore->connection->socket,
-			              (short)(POLLIN | (full ? POLLOUT : 0)), deadline_ns);
+			              (short)(POLLIN | (full ? POLLOUT : 0)),
+			              until_ns < deadline_ns ? until_ns : deadline_ns);
 		do
 			r = restore_receive(restore);
 		while (r == 0 && restore->answered < restore->sent);

@@ -8,6 +8,7 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 
 /* Read in one go. */
 #define WAKES_MAX 16
@@ -39,6 +40,18 @@ static int map(int fd, uint64_t bytes, int protection, struct fa_error *error, v
 	return 0;
 }
 
+/* Whether writing to and reading from them does nothing else: to a pipe that nobody reads it
+ * would end the program with SIGPIPE, and a receive can be told not to wait. */
+static bool are_of_kind(int doorbell, int wake)
+{
+	struct stat st;
+
+	if (fstat(doorbell, &st) < 0 || S_ISFIFO(st.st_mode) || S_ISSOCK(st.st_mode) ||
+	    S_ISCHR(st.st_mode) || S_ISREG(st.st_mode))
+		return false;
+	return !fstat(wake, &st) && S_ISSOCK(st.st_mode);
+}
+
 /* Makes a ring of what the daemon has sent; the descriptors it keeps become -1. */
 static int take(const struct fa_wire_ring_reply *reply, int *fds, struct fa_error *error,
                 struct fa_client_ring *ret_ring)
@@ -50,6 +63,8 @@ static int take(const struct fa_wire_ring_reply *reply, int *fds, struct fa_erro
 	    !reply->records || reply->records & (reply->records - 1) ||
 	    reply->results_bytes != fa_results_bytes(reply->records))
 		return fa_fail(error, -EPROTO, "its sizes make no sense");
+	if (!are_of_kind(fds[2], fds[3]))
+		return fa_fail(error, -EPROTO, "its descriptors are no eventfd and socket");
 	r = map(fds[0], FA_RING_HEAD_BYTES + reply->bytes, PROT_READ | PROT_WRITE, error, &memory);
 	if (r < 0)
 		return r;
@@ -109,7 +124,7 @@ void fa_ring_begin(struct fa_client *client)
 		return;
 	client->ring_making = true;
 	make(client);
-	client->ring_making = false;
+	client->ring_making = client->ring_near = false;
 	pthread_cond_broadcast(&client->changed);
 }
 
@@ -226,7 +241,7 @@ void fa_ring_drain(const struct fa_client_ring *ring)
 	char byte;
 
 	/* Each is a packet; what is left wakes once more. */
-	for (int i = 0; i < WAKES_MAX && read(ring->wake, &byte, 1) > 0; ++i)
+	for (int i = 0; i < WAKES_MAX && recv(ring->wake, &byte, 1, MSG_DONTWAIT) > 0; ++i)
 		;
 }
 

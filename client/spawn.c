@@ -46,14 +46,12 @@ static bool is_program(const char *path)
 	return !stat(path, &st) && S_ISREG(st.st_mode) && !access(path, X_OK);
 }
 
-/* options.daemon, FAD_DAEMON, the installed one, PATH; @ret_program has PATH_MAX bytes. */
+/* @daemon if it is not NULL, the installed one, PATH; @ret_program has PATH_MAX bytes. */
 static int find_program(const char *daemon, char *ret_program, struct fa_error *error)
 {
 	const char *path;
 
-	if (!daemon || !*daemon)
-		daemon = secure_getenv("FAD_DAEMON");
-	if (daemon && *daemon)
+	if (daemon)
 		return take_program(daemon, ret_program, error);
 	if (is_program(FAD_DAEMON_PATH))
 		return take_program(FAD_DAEMON_PATH, ret_program, error);

@@ -431,8 +431,10 @@ struct fa_step *fa_step_free(struct fa_step *step)
 	request.message.step_end.step = step->id;
 	/* In a child of fork() the step is the parent's. */
 	if (!fa_client_forked(step->client) && fa_client_enter(step->client) == 0) {
+		const uint64_t until_ns = fa_deadline_ns(step->client->call_ns);
+
 		/* One that is begun before it has ended would stand behind it. */
-		if (!step->ended && fa_request_send(step->client, &request, true, &value) >= 0)
+		if (!step->ended && fa_request_send(step->client, &request, until_ns, &value) >= 0)
 			(void)fa_result_wait(step->client, 0, value, step->client->call_ns, NULL);
 		fa_client_leave(step->client);
 	}

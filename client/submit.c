@@ -99,8 +99,9 @@ static void receive_told(struct fa_client *client, uint64_t n)
 	       fa_now_ns() < until_ns);
 }
 
-/* Waits, if @wait, until another @n requests may be sent. */
-static int wait_in_flight(struct fa_client *client, struct fa_step *step, uint64_t n, bool wait)
+/* Waits until another @n requests may be sent. */
+static int wait_in_flight(struct fa_client *client, struct fa_step *step, uint64_t n,
+                          uint64_t deadline_ns)
 {
 	struct room_waiter room = { .waiter.ready = room_ready, .n = n };
 	int r = 0;
@@ -121,9 +122,9 @@ static int wait_in_flight(struct fa_client *client, struct fa_step *step, uint64
 			return r;
 		if (client->state == FA_CLIENT_LOST)
 			r = fa_client_restore(client, client->reconnect_ns);
-		else if (wait)
-			r = fa_io_await(client, &room.waiter, FA_NS_NEVER);
 		else
+			r = fa_io_await(client, &room.waiter, deadline_ns);
+		if (r == -EAGAIN && client->state == FA_CLIENT_CONNECTED)
 			r = fa_error_set(-EAGAIN,
 			                 "%llu requests are in flight, and no more are "
 			                 "possible; wait for one",
@@ -134,7 +135,7 @@ static int wait_in_flight(struct fa_client *client, struct fa_step *step, uint64
 	return step ? fa_step_check(step) : 0;
 }
 
-int fa_request_send(struct fa_client *client, struct fa_request *request, bool wait,
+int fa_request_send(struct fa_client *client, struct fa_request *request, uint64_t deadline_ns,
                     uint64_t *ret_value)
 {
 	uint64_t *value;
@@ -165,7 +166,7 @@ int fa_request_send(struct fa_client *client, struct fa_request *request, bool w
 	do {
 		r = gated ? fa_timeline_prepare(client, request) : 0;
 		if (r >= 0)
-			r = wait_in_flight(client, request->step, n, wait);
+			r = wait_in_flight(client, request->step, n, deadline_ns);
 		if (r >= 0 && gated && request->step)
 			r = fa_step_check(request->step);
 		if (r < 0)
@@ -204,7 +205,7 @@ int fa_request_submit(struct fa_client *client, struct fa_request *request,
 	r = request->step ? fa_client_enter(client) : fa_client_enter_connected(client);
 	if (r < 0)
 		return r;
-	r = fa_request_send(client, request, !ret_ticket, &value);
+	r = fa_request_send(client, request, ret_ticket ? 0 : FA_NS_NEVER, &value);
 	if (r >= 0 && ret_ticket)
 		*ret_ticket = (struct fa_ticket){ .value = value,
 			                          .stream = stream,

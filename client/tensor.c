@@ -73,7 +73,7 @@ static int check_bounds(const char *name, const struct fa_wire_view *view, uint6
 		                           &step) ||
 		    __builtin_add_overflow(last, step, &last))
 			goto outside;
-	if (__builtin_mul_overflow(last + 1, element, &end) ||
+	if (__builtin_add_overflow(last, 1, &end) || __builtin_mul_overflow(end, element, &end) ||
 	    __builtin_add_overflow(end, view->offset, &end) || end > buffer_bytes)
 		goto outside;
 	return 0;

@@ -59,9 +59,11 @@ static ssize_t receive_once(int socket, void *buffer, size_t size, void *control
 	size_t n_fds = 0;
 	ssize_t n;
 
+	/* One that waits has its time from the socket, for each call anew: whoever is signalled
+	 * again and again would wait for ever. */
 	do
 		n = recvmsg(socket, &msg, flags | MSG_CMSG_CLOEXEC);
-	while (n < 0 && errno == EINTR);
+	while (n < 0 && errno == EINTR && flags & MSG_DONTWAIT);
 	if (n < 0) {
 		*ret_n_fds = 0;
 		return -errno;
@@ -125,6 +127,9 @@ ssize_t fa_packet_receive(int socket, void *buffer, size_t size, int *ret_fds, s
 
 	n = receive(socket, buffer, size, control.space, CMSG_LEN(FA_PACKET_FDS_MAX * sizeof(int)),
 	            ret_fds, ret_n_fds, flags);
+	/* There was room for more than came. */
+	if (n == -E2BIG && *ret_n_fds < FA_PACKET_FDS_MAX)
+		n = -EMFILE;
 	/* An empty packet looks like the end of the stream, where nobody expects any. */
 	if (n <= 0) {
 		fa_packet_close_fds(ret_fds, *ret_n_fds);

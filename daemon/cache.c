@@ -82,6 +82,7 @@ int fa_cache_load(struct fa_pool *pool, uint32_t index, struct fa_error *error)
 		.token_scales = record->token_scales,
 	};
 	fa_list_init(&cache->open_chunks);
+	fa_list_init(&cache->sequences);
 	r = fa_cache_layout_init(&cache->geometry, pool->header->chunk_bytes,
 	                         1u << pool->page_shift, error, &cache->layout);
 	if (r < 0)
@@ -261,14 +262,18 @@ void fa_cache_settle(struct fa_pool *pool, struct fa_cache *cache)
 
 void fa_cache_leave(struct fa_pool *pool, struct fa_cache *cache)
 {
+	struct fa_list *pos, *tmp;
+
 	fa_state_store(&cache->record->state, FA_STATE_LEAVING);
 	cache->leaving = true;
 	/* The last of them may take the cache with it: one more keeps it. */
 	cache->n_sequences++;
-	for (uint32_t i = 0; cache->n_sequences > 1 && i < pool->header->high_sequences; i++)
-		if (pool->sequences[i] && pool->sequences[i]->cache == cache &&
-		    !pool->sequences[i]->dead)
-			fa_sequence_leave(pool, pool->sequences[i]);
+	fa_list_for_each_safe(pos, tmp, &cache->sequences) {
+		struct fa_sequence *sequence = fa_container_of(pos, struct fa_sequence, cache_link);
+
+		if (!sequence->dead)
+			fa_sequence_leave(pool, sequence);
+	}
 	cache->n_sequences--;
 	fa_cache_settle(pool, cache);
 }

@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -78,25 +79,22 @@ static bool grow(void *userdata)
 	return true;
 }
 
-/* Whether there is a chunk that nothing is in. */
-static bool has_empty_chunk(const struct fa_kv *kv)
+static void release(struct fa_kv *kv, uint32_t chunk)
 {
-	struct fa_pool_info info;
+	const struct fa_server *server = kv->server;
 
-	fa_pool_get_info(kv->pool, &info);
-	return info.chunks_free || (info.chunks && !info.used_bytes && !info.idle_bytes);
+	server->ops->pool_chunk_remove(server->device, chunk);
+	fa_kv_forget_chunk(kv, chunk);
+	kv->grow_failed = UINT32_MAX;
 }
 
 static bool give_back(struct fa_kv *kv)
 {
-	const struct fa_server *server = kv->server;
 	uint32_t chunk;
 
 	if (fa_pool_chunk_remove(kv->pool, NULL, &chunk) < 0)
 		return false;
-	server->ops->pool_chunk_remove(server->device, chunk);
-	fa_kv_forget_chunk(kv, chunk);
-	kv->grow_failed = UINT32_MAX;
+	release(kv, chunk);
 	return true;
 }
 
@@ -111,21 +109,21 @@ static void give_back_excess(struct fa_kv *kv)
 			return;
 }
 
+/* Each chunk by itself: there is always something in one or another. */
 static void shrink(struct fa_kv *kv)
 {
-	uint64_t now = fa_now_ns();
+	const uint64_t now = fa_kv_now_ns();
+	uint32_t chunk;
 
 	give_back_excess(kv);
-	if (!has_empty_chunk(kv)) {
-		kv->idle_since_ns = 0;
+	/* What an earlier daemon had may be wanted as soon as its clients are back. */
+	if (fa_now_ns() - kv->server->started_ns < CHUNK_IDLE_NS)
 		return;
+	for (int i = 0; i < CHUNKS_A_TICK; ++i) {
+		if (!fa_pool_chunk_remove_empty(kv->pool, now - CHUNK_IDLE_NS, &chunk))
+			return;
+		release(kv, chunk);
 	}
-	if (!kv->idle_since_ns)
-		kv->idle_since_ns = now;
-	if (now - kv->idle_since_ns < CHUNK_IDLE_NS)
-		return;
-	for (int i = 0; i < CHUNKS_A_TICK && has_empty_chunk(kv) && give_back(kv); ++i)
-		;
 }
 
 /* Sessions that did not come back: so many at a time that nobody waits long. */
@@ -255,6 +253,8 @@ int fa_kv_actor(struct fa_session *session, const struct fa_actor **ret_actor,
 		return fa_fail(error, -ENOTSUP, "this daemon has no KV pool: %s", kv->reason.text);
 	if (session->server->state >= FA_SERVER_FLUSHING)
 		return fa_fail(error, -ESHUTDOWN, "the daemon is stopping");
+	/* Whatever is asked, what it uses does not expire. */
+	fa_pool_tell_time(kv->pool, fa_kv_now_ns());
 	if (!own->known) {
 		r = fa_pool_tenant_get(kv->pool, session->peer.uid, session->tenant->cgroup, error,
 		                       &own->actor.tenant);
@@ -287,12 +287,22 @@ void fa_kv_session_init(struct fa_session *session)
 	session->kv.record = FA_RESUME_NONE;
 }
 
+/* What was said may be all that there is: who said it does not hear the answer. */
+static bool has_hung_up(const struct fa_session *session)
+{
+	struct pollfd polled = { .fd = session->fd };
+
+	return poll(&polled, 1, 0) > 0 && (polled.revents & POLLHUP);
+}
+
 bool fa_kv_session_hello(struct fa_session *session, const struct fa_wire_secret *resume)
 {
 	struct fa_kv *kv = &session->server->kv;
 	uint64_t number;
 
 	if (!kv->pool)
+		return false;
+	if (resume && has_hung_up(session))
 		return false;
 	if (resume && fa_resume_take(&kv->resume, session->peer.uid, resume, &session->kv.record,
 	                             &number) == 0) {
@@ -306,9 +316,25 @@ bool fa_kv_session_hello(struct fa_session *session, const struct fa_wire_secret
 	return false;
 }
 
+/* It came back, and went before it asked for anything that it had: a client that would not wait
+ * any longer for an answer, and may be at the door again. */
+static void lose_again(struct fa_session *session)
+{
+	struct fa_kv_session *own = &session->kv;
+	struct fa_kv *kv = &session->server->kv;
+
+	if (!own->resumed || own->known)
+		return;
+	fa_resume_lose(&kv->resume, own->record);
+	own->record = FA_RESUME_NONE;
+	own->resumed = false;
+	fa_kv_wake(kv);
+}
+
 void fa_kv_session_close(struct fa_session *session)
 {
 	fa_kv_step_doom_all(session);
+	lose_again(session);
 }
 
 void fa_kv_session_end(struct fa_session *session)
@@ -317,6 +343,7 @@ void fa_kv_session_end(struct fa_session *session)
 
 	if (!kv->pool)
 		return;
+	fa_pool_tell_time(kv->pool, fa_kv_now_ns());
 	/* A daemon that ends has one that comes after it: what was kept waits for the client. One
 	 * that was refused as the device is lost may be gone before the loop has been told. */
 	if (session->server->state == FA_SERVER_RUNNING && !fa_kv_device_lost(session->server)) {
@@ -459,6 +486,7 @@ static void welcome_back(struct fa_kv *kv)
 	uint64_t owner, last = 0;
 	uint32_t cursor = 0;
 
+	fa_pool_tell_time(kv->pool, fa_kv_now_ns());
 	fa_pool_get_info(kv->pool, &info);
 	fa_log(FA_LOG_INFO,
 	       "the pool is back, for the %" PRIu64 ". time: %" PRIu32 " chunks, %" PRIu32

@@ -43,7 +43,6 @@ struct fa_kv {
 	uint64_t grow_again_ns; /* ... and when it is asked again */
 	bool lost;              /* it did not grow as the device is lost */
 	uint64_t last_step;     /* number */
-	uint64_t idle_since_ns; /* since when it has had empty chunks to spare; 0: it has not */
 	uv_timer_t timer;
 };
 
@@ -95,7 +94,8 @@ uint64_t fa_kv_now_ns(void);
 void fa_kv_session_init(struct fa_session *session);
 
 /* It says Hello, with a secret of its own. Returns whether it is the session that had the
- * secret @resume (NULL: none) before the daemon died, whose number and secret it has then. */
+ * secret @resume (NULL: none) before the daemon died, whose number and secret it has then. If
+ * it closes before it asks for anything of the pool, that session may still come back. */
 bool fa_kv_session_hello(struct fa_session *session, const struct fa_wire_secret *resume);
 
 /* The session closes: nothing new is asked for; steps end when their requests have. */

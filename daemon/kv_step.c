@@ -549,14 +549,25 @@ static int find_before(struct fa_kv_step *step, struct fa_error *error)
 /* Of every step, beside its tables: what its layers have in common, and what it takes to keep
  * that apart from others'. */
 #define STEP_WORDS ((FA_DEVICE_KEPT_BYTES + 256) / sizeof(uint32_t))
+/* Of each of its sequences, in the plan and here. */
+#define ENTRY_WORDS 40
+/* Of each page that is copied: it is in the lists of both. */
+#define COPY_WORDS 6
 
-static int charge(struct fa_kv_step *step, size_t n_tree, struct fa_error *error)
+static int charge(struct fa_kv_step *step, size_t n_tree, bool trees, struct fa_error *error)
 {
 	const struct fa_session *session = step->session;
-	uint64_t words = n_tree + STEP_WORDS;
+	uint64_t words = n_tree + STEP_WORDS + (uint64_t)step->plan->n_entries * ENTRY_WORDS;
 
-	for (uint32_t i = 0; i < step->plan->n_groups; ++i)
-		words += 2 * (uint64_t)step->plan->groups[i].table_entries;
+	for (uint32_t i = 0; i < step->plan->n_groups; ++i) {
+		const struct fa_step_group *group = &step->plan->groups[i];
+
+		words += 2 * (uint64_t)group->table_entries + group->n_clears +
+		         COPY_WORDS * (uint64_t)group->n_copies;
+		/* Of every new token, where it is. */
+		if (trees)
+			words += group->cu_new[group->end - group->begin];
+	}
 	return fa_charge_add(&step->charge, session->tenant, FA_RESOURCE_STEP_BYTES,
 	                     words * sizeof(uint32_t), error);
 }
@@ -567,7 +578,7 @@ static int fill(struct fa_kv_step *step, uint32_t n_items, const uint32_t *tree,
 	const struct fa_step *plan = step->plan;
 	int r;
 
-	r = charge(step, n_tree, error);
+	r = charge(step, n_tree, tree_start != NULL, error);
 	if (r < 0)
 		return r;
 	step->groups = calloc(plan->n_groups, sizeof(*step->groups));

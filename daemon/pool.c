@@ -260,6 +260,8 @@ int fa_pool_open(int fd, struct fa_pool_report *report, struct fa_error *error,
 	pool = fa_new(struct fa_pool);
 	if (!pool)
 		return fa_fail(error, -ENOMEM, "there is no memory for the pool");
+	for (uint32_t i = 0; i < FA_POOL_OWNED; i++)
+		fa_list_init(&pool->owned[i]);
 	r = map(pool, fd, &header, error);
 	if (r < 0)
 		return r;
@@ -328,7 +330,6 @@ void fa_pool_get_info(const struct fa_pool *pool, struct fa_pool_info *ret_info)
 		ret_info->idle_bytes += cache->n_idle * cache->layout.page_bytes;
 	}
 	for (uint32_t i = 0; i < pool->header->max_chunks; i++)
-		if (pool->chunk_records[i].owner == FA_STATE_CHUNK_FREE &&
-		    pool->chunks[i].n_quarantined)
+		if (pool->chunk_records[i].owner == FA_STATE_CHUNK_HELD)
 			ret_info->chunks_held_back++;
 }

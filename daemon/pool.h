@@ -97,6 +97,9 @@ int fa_pool_chunk_add(struct fa_pool *pool, uint32_t chunk, bool zeroed, struct 
  */
 int fa_pool_chunk_remove(struct fa_pool *pool, struct fa_error *error, uint32_t *ret_chunk);
 
+/* The same, of one that nothing, not even an idle page, was in since @since_ns. */
+bool fa_pool_chunk_remove_empty(struct fa_pool *pool, uint64_t since_ns, uint32_t *ret_chunk);
+
 /*
  * Called when a step cannot have its pages from what there is without evicting any: adds a
  * chunk by fa_pool_chunk_add() and returns true, or false if there can be no more. NULL.
@@ -131,7 +134,8 @@ void fa_pool_quota_set(struct fa_pool *pool, fa_pool_quota_fn *quota, void *user
 /*
  * Finds or makes the tenant (uid, cgroup) and holds it; it exists until it was put as often
  * and owns and pays for nothing. Its tag is not 0 and is never another tenant's while
- * anything of it can be left in a page. -ENAMETOOLONG, -ENOSPC too many tenants.
+ * anything of it can be left in a page. -ENAMETOOLONG, -ENOSPC too many tenants, -EDQUOT too
+ * many of the uid.
  */
 int fa_pool_tenant_get(struct fa_pool *pool, uint32_t uid, const char *cgroup,
                        struct fa_error *error, uint32_t *ret_tag);
@@ -173,6 +177,9 @@ enum fa_admitted {
 #define FA_NAME_BYTES 64 /* with the zero */
 
 /* ---- The whole. */
+
+/* What time it is, by CLOCK_BOOTTIME, for all that does not say so itself. */
+void fa_pool_tell_time(struct fa_pool *pool, uint64_t now_ns);
 
 /*
  * A session is over for good: its sequences and caches without a name are freed (what is in

@@ -138,6 +138,8 @@ static void check_chunks(struct check *check)
 		if (*owner == FA_STATE_CHUNK_ABSENT)
 			continue;
 		pool->n_chunks++;
+		if (*owner == FA_STATE_CHUNK_HELD)
+			continue;
 		if (*owner != FA_STATE_CHUNK_FREE &&
 		    *owner - FA_STATE_CHUNK_CACHE >= pool->header->max_caches) {
 			fa_pool_complain(check->report,
@@ -152,8 +154,7 @@ static void check_chunks(struct check *check)
 		if (!cache) {
 			/* Its cache was on its way out, or was dropped and that was said. */
 			empty_chunk(pool, i);
-			*owner = FA_STATE_CHUNK_FREE;
-			chunk->n_quarantined = 1;
+			fa_state_store(owner, FA_STATE_CHUNK_HELD);
 			continue;
 		}
 		chunk->n_fresh = cache->layout.pages_per_chunk;
@@ -319,6 +320,7 @@ static int load_sequence(struct check *check, uint32_t index, uint32_t n_pages, 
 			return r;
 		fa_name_add(pool, sequence);
 	}
+	fa_sequence_list(pool, sequence);
 	pool->n_sequences++;
 	cache->n_sequences++;
 	fa_tenant_account(pool, record->tenant)->n_sequences++;
@@ -410,7 +412,7 @@ static int check_pages(struct check *check)
 		uint32_t owner = pool->chunk_records[i].owner, first = i << pool->page_shift;
 		struct fa_cache *cache;
 
-		if (owner < FA_STATE_CHUNK_CACHE)
+		if (owner < FA_STATE_CHUNK_CACHE || owner == FA_STATE_CHUNK_HELD)
 			continue;
 		cache = pool->caches[owner - FA_STATE_CHUNK_CACHE];
 		for (uint32_t j = 0; j < pool->chunks[i].n_fresh; j++) {

@@ -14,18 +14,18 @@ uint32_t fa_pool_max_chunks(const struct fa_pool *pool)
 	return pool->header->max_chunks;
 }
 
-static struct fa_cache *cache_of(const struct fa_pool *pool, uint32_t chunk)
+struct fa_cache *fa_chunk_cache(const struct fa_pool *pool, uint32_t chunk)
 {
 	uint32_t owner = pool->chunk_records[chunk].owner;
 
-	return owner < FA_STATE_CHUNK_CACHE ? NULL : pool->caches[owner - FA_STATE_CHUNK_CACHE];
+	return owner < FA_STATE_CHUNK_CACHE || owner == FA_STATE_CHUNK_HELD
+	               ? NULL
+	               : pool->caches[owner - FA_STATE_CHUNK_CACHE];
 }
 
-/* And not one that a dead daemon's device may still write to. */
 static bool is_free(const struct fa_pool *pool, uint32_t chunk)
 {
-	return pool->chunk_records[chunk].owner == FA_STATE_CHUNK_FREE &&
-	       !pool->chunks[chunk].n_quarantined;
+	return pool->chunk_records[chunk].owner == FA_STATE_CHUNK_FREE;
 }
 
 enum fa_chunk_state fa_pool_chunk_state(const struct fa_pool *pool, uint32_t chunk)
@@ -33,7 +33,7 @@ enum fa_chunk_state fa_pool_chunk_state(const struct fa_pool *pool, uint32_t chu
 	if (chunk >= pool->header->max_chunks ||
 	    pool->chunk_records[chunk].owner == FA_STATE_CHUNK_ABSENT)
 		return FA_CHUNK_ABSENT;
-	return cache_of(pool, chunk) ? FA_CHUNK_CACHE : FA_CHUNK_FREE;
+	return fa_chunk_cache(pool, chunk) ? FA_CHUNK_CACHE : FA_CHUNK_FREE;
 }
 
 void fa_chunk_put_free(struct fa_pool *pool, struct fa_cache *cache, uint32_t index)
@@ -72,7 +72,8 @@ void fa_chunk_give(struct fa_pool *pool, uint32_t number, struct fa_cache *cache
 
 	fa_state_store(&pool->chunk_records[number].owner, FA_STATE_CHUNK_CACHE + cache->index);
 	*chunk = (struct fa_chunk){ .zeroed = chunk->zeroed,
-		                    .n_free = cache->layout.pages_per_chunk };
+		                    .n_free = cache->layout.pages_per_chunk,
+		                    .empty_ns = chunk->empty_ns };
 	fa_list_append(&cache->open_chunks, &chunk->link);
 	cache->n_free += chunk->n_free;
 	cache->n_chunks++;
@@ -82,7 +83,7 @@ void fa_chunk_give(struct fa_pool *pool, uint32_t number, struct fa_cache *cache
 void fa_chunk_take_back(struct fa_pool *pool, uint32_t number)
 {
 	struct fa_chunk *chunk = &pool->chunks[number];
-	struct fa_cache *cache = cache_of(pool, number);
+	struct fa_cache *cache = fa_chunk_cache(pool, number);
 	uint32_t first = number << pool->page_shift;
 
 	for (uint32_t i = 0; chunk->n_idle && i < chunk->n_fresh; i++)
@@ -93,7 +94,8 @@ void fa_chunk_take_back(struct fa_pool *pool, uint32_t number)
 	cache->n_free -= chunk->n_free;
 	cache->n_chunks--;
 	pool->n_free_chunks++;
-	*chunk = (struct fa_chunk){ .zeroed = chunk->zeroed && !chunk->n_fresh };
+	*chunk = (struct fa_chunk){ .zeroed = chunk->zeroed && !chunk->n_fresh,
+		                    .empty_ns = chunk->empty_ns };
 	fa_list_init(&chunk->link);
 }
 
@@ -101,7 +103,7 @@ bool fa_chunk_quiet(const struct fa_pool *pool, uint32_t number)
 {
 	const struct fa_chunk *chunk = &pool->chunks[number];
 
-	return cache_of(pool, number) && !chunk->n_used && !chunk->n_quarantined;
+	return fa_chunk_cache(pool, number) && !chunk->n_used && !chunk->n_quarantined;
 }
 
 uint32_t fa_chunk_find_quiet(const struct fa_pool *pool)
@@ -112,7 +114,7 @@ uint32_t fa_chunk_find_quiet(const struct fa_pool *pool)
 		const struct fa_chunk *chunk = &pool->chunks[i];
 		uint64_t missed = chunk->n_idle ? chunk->idled : 0;
 
-		if (!fa_chunk_quiet(pool, i) || cache_of(pool, i)->need_pages)
+		if (!fa_chunk_quiet(pool, i) || fa_chunk_cache(pool, i)->need_pages)
 			continue;
 		if (best == UINT32_MAX ||
 		    missed < (pool->chunks[best].n_idle ? pool->chunks[best].idled : 0))
@@ -138,7 +140,7 @@ int fa_pool_chunk_add(struct fa_pool *pool, uint32_t number, bool zeroed, struct
 		               number, pool->header->max_chunks);
 	if (pool->chunk_records[number].owner != FA_STATE_CHUNK_ABSENT)
 		return fa_fail(error, -EEXIST, "chunk %" PRIu32 " has memory already", number);
-	pool->chunks[number] = (struct fa_chunk){ .zeroed = zeroed };
+	pool->chunks[number] = (struct fa_chunk){ .zeroed = zeroed, .empty_ns = pool->now_ns };
 	fa_list_init(&pool->chunks[number].link);
 	fa_state_store(&pool->chunk_records[number].owner, FA_STATE_CHUNK_FREE);
 	pool->n_chunks++;
@@ -152,6 +154,30 @@ void fa_pool_grow_set(struct fa_pool *pool, fa_pool_grow_fn *grow, void *userdat
 	pool->grow_userdata = userdata;
 }
 
+static void remove_chunk(struct fa_pool *pool, uint32_t number)
+{
+	if (!is_free(pool, number))
+		fa_chunk_take_back(pool, number);
+	fa_state_store(&pool->chunk_records[number].owner, FA_STATE_CHUNK_ABSENT);
+	pool->n_chunks--;
+	pool->n_free_chunks--;
+}
+
+bool fa_pool_chunk_remove_empty(struct fa_pool *pool, uint64_t since_ns, uint32_t *ret_chunk)
+{
+	for (uint32_t i = pool->header->max_chunks; i-- > 0;) {
+		const struct fa_chunk *chunk = &pool->chunks[i];
+
+		if ((!is_free(pool, i) && (!fa_chunk_quiet(pool, i) || chunk->n_idle)) ||
+		    chunk->empty_ns > since_ns)
+			continue;
+		remove_chunk(pool, i);
+		*ret_chunk = i;
+		return true;
+	}
+	return false;
+}
+
 int fa_pool_chunk_remove(struct fa_pool *pool, struct fa_error *error, uint32_t *ret_chunk)
 {
 	/* Free ones first, then empty ones, then those with idle pages: nothing is evicted
@@ -163,11 +189,7 @@ int fa_pool_chunk_remove(struct fa_pool *pool, struct fa_error *error, uint32_t 
 			if (!free && (pass == 0 || !fa_chunk_quiet(pool, i) ||
 			              (pass == 1 && pool->chunks[i].n_idle)))
 				continue;
-			if (!free)
-				fa_chunk_take_back(pool, i);
-			fa_state_store(&pool->chunk_records[i].owner, FA_STATE_CHUNK_ABSENT);
-			pool->n_chunks--;
-			pool->n_free_chunks--;
+			remove_chunk(pool, i);
 			*ret_chunk = i;
 			return 0;
 		}
@@ -181,11 +203,13 @@ void fa_pool_quarantine_end(struct fa_pool *pool)
 		return;
 	pool->quarantine = false;
 	for (uint32_t i = 0; i < pool->header->max_chunks; i++) {
-		struct fa_cache *cache = cache_of(pool, i);
+		struct fa_cache *cache = fa_chunk_cache(pool, i);
 		uint32_t first = i << pool->page_shift;
 
-		if (!cache && pool->chunks[i].n_quarantined)
+		if (pool->chunk_records[i].owner == FA_STATE_CHUNK_HELD) {
+			fa_state_store(&pool->chunk_records[i].owner, FA_STATE_CHUNK_FREE);
 			pool->n_free_chunks++;
+		}
 		for (uint32_t j = 0; cache && j < pool->chunks[i].n_fresh; j++) {
 			struct fa_page *page = &pool->pages[first + j];
 

@@ -1,17 +1,26 @@
 /* Objects whose session is gone, or that nobody has used for long. */
 #include "daemon/pool_private.h"
 
+void fa_pool_tell_time(struct fa_pool *pool, uint64_t now_ns)
+{
+	pool->now_ns = now_ns;
+}
+
 void fa_pool_owner_gone(struct fa_pool *pool, uint64_t owner)
 {
-	for (uint32_t i = 0; i < pool->header->high_sequences; i++) {
-		struct fa_sequence *sequence = pool->sequences[i];
+	struct fa_list *pos, *tmp;
 
-		if (!sequence || sequence->dead || sequence->record->owner != owner)
+	fa_list_for_each_safe(pos, tmp, &pool->owned[owner % FA_POOL_OWNED]) {
+		struct fa_sequence *sequence = fa_container_of(pos, struct fa_sequence, owner_link);
+
+		if (sequence->dead || sequence->record->owner != owner)
 			continue;
-		if (sequence->record->name[0])
-			__atomic_store_n(&sequence->record->owner, 0, __ATOMIC_RELEASE);
-		else
+		if (!sequence->record->name[0]) {
 			fa_sequence_leave(pool, sequence);
+			continue;
+		}
+		__atomic_store_n(&sequence->record->owner, 0, __ATOMIC_RELEASE);
+		fa_list_remove(&sequence->owner_link);
 	}
 	for (uint32_t i = 0; i < pool->header->max_caches; i++) {
 		struct fa_cache *cache = pool->caches[i];

@@ -125,12 +125,15 @@ uint32_t fa_page_take(struct fa_pool *pool, struct fa_cache *cache, uint32_t ten
 static void free_page(struct fa_pool *pool, struct fa_cache *cache, uint32_t index)
 {
 	struct fa_page *page = &pool->pages[index];
+	struct fa_chunk *chunk = chunk_of(pool, index);
 
+	if (!chunk->n_used && !chunk->n_idle)
+		chunk->empty_ns = pool->now_ns;
 	fa_tenant_account(pool, page->tenant)->bytes -= cache->layout.page_bytes;
 	fa_tenant_settle(pool, page->tenant);
 	if (pool->quarantine && (page->flags & FA_PAGE_SUSPECT)) {
 		page->flags |= FA_PAGE_QUARANTINED;
-		chunk_of(pool, index)->n_quarantined++;
+		chunk->n_quarantined++;
 		pool->n_quarantined++;
 		return;
 	}
@@ -140,6 +143,7 @@ static void free_page(struct fa_pool *pool, struct fa_cache *cache, uint32_t ind
 static void idle_add(struct fa_pool *pool, struct fa_cache *cache, uint32_t index)
 {
 	struct fa_page *page = &pool->pages[index];
+	struct fa_tenant_account *account = fa_tenant_account(pool, page->tenant);
 
 	page->next = 0;
 	page->prev = cache->newest;
@@ -149,7 +153,14 @@ static void idle_add(struct fa_pool *pool, struct fa_cache *cache, uint32_t inde
 		cache->oldest = index + 1;
 	cache->newest = index + 1;
 	cache->n_idle++;
-	fa_tenant_account(pool, page->tenant)->idle_bytes += cache->layout.page_bytes;
+	account->idle_bytes += cache->layout.page_bytes;
+	page->own_next = 0;
+	page->own_prev = account->newest;
+	if (account->newest)
+		pool->pages[account->newest - 1].own_next = index + 1;
+	else
+		account->oldest = index + 1;
+	account->newest = index + 1;
 	chunk_of(pool, index)->n_idle++;
 	chunk_of(pool, index)->idled = ++pool->clock;
 }
@@ -157,6 +168,7 @@ static void idle_add(struct fa_pool *pool, struct fa_cache *cache, uint32_t inde
 static void idle_remove(struct fa_pool *pool, struct fa_cache *cache, uint32_t index)
 {
 	struct fa_page *page = &pool->pages[index];
+	struct fa_tenant_account *account = fa_tenant_account(pool, page->tenant);
 
 	if (page->prev)
 		pool->pages[page->prev - 1].next = page->next;
@@ -166,8 +178,16 @@ static void idle_remove(struct fa_pool *pool, struct fa_cache *cache, uint32_t i
 		pool->pages[page->next - 1].prev = page->prev;
 	else
 		cache->newest = page->prev;
+	if (page->own_prev)
+		pool->pages[page->own_prev - 1].own_next = page->own_next;
+	else
+		account->oldest = page->own_next;
+	if (page->own_next)
+		pool->pages[page->own_next - 1].own_prev = page->own_prev;
+	else
+		account->newest = page->own_prev;
 	cache->n_idle--;
-	fa_tenant_account(pool, page->tenant)->idle_bytes -= cache->layout.page_bytes;
+	account->idle_bytes -= cache->layout.page_bytes;
 	chunk_of(pool, index)->n_idle--;
 }
 
@@ -234,17 +254,14 @@ uint64_t fa_pages_evict_all(struct fa_pool *pool, struct fa_cache *cache)
 
 void fa_pages_evict_of(struct fa_pool *pool, uint32_t tenant, uint64_t bytes)
 {
+	const struct fa_tenant_account *account = fa_tenant_account(pool, tenant);
 	uint64_t done = 0;
 
-	for (uint32_t i = 0; i < pool->header->max_caches && done < bytes; i++) {
-		struct fa_cache *cache = pool->caches[i];
+	while (account->oldest && done < bytes) {
+		uint32_t index = account->oldest - 1;
+		struct fa_cache *cache = fa_chunk_cache(pool, index >> pool->page_shift);
 
-		for (uint32_t at = cache ? cache->oldest : 0, next; at && done < bytes; at = next) {
-			next = pool->pages[at - 1].next;
-			if (pool->pages[at - 1].tenant != tenant)
-				continue;
-			fa_page_evict(pool, cache, at - 1);
-			done += cache->layout.page_bytes;
-		}
+		fa_page_evict(pool, cache, index);
+		done += cache->layout.page_bytes;
 	}
 }

@@ -24,8 +24,9 @@
 
 struct fa_page {
 	uint32_t tenant; /* tag of who pays for it or, if it is free, paid last; 0: never used */
-	uint32_t next, prev; /* free: next; idle: both, in the order of use */
-	uint32_t chain;      /* published: next of its bucket */
+	uint32_t next, prev;         /* free: next; idle: both, in the order of use */
+	uint32_t own_next, own_prev; /* idle: of the tenant's, in all caches */
+	uint32_t chain;              /* published: next of its bucket */
 	uint32_t flags;
 };
 
@@ -36,6 +37,7 @@ struct fa_chunk {
 	uint32_t n_used, n_idle, n_free, n_quarantined;
 	bool zeroed; /* fresh pages hold nothing */
 	uint64_t idled;
+	uint64_t empty_ns; /* since when nothing is in it, if so */
 };
 
 struct fa_cache {
@@ -44,6 +46,7 @@ struct fa_cache {
 	struct fa_cache_geometry geometry;
 	struct fa_cache_layout layout;
 	struct fa_list open_chunks;
+	struct fa_list sequences;
 	uint32_t oldest, newest; /* idle pages */
 	uint32_t n_chunks, n_sequences;
 	uint64_t n_used, n_idle, n_free;
@@ -59,8 +62,9 @@ struct fa_tenant_account {
 	uint32_t n_held; /* by sessions */
 	uint32_t n_sequences, n_caches;
 	uint64_t bytes, idle_bytes;
-	uint64_t n_cells;    /* of the lists of its sequences */
-	uint64_t need_bytes; /* while a step is planned */
+	uint32_t oldest, newest; /* idle pages */
+	uint64_t n_cells;        /* of the lists of its sequences */
+	uint64_t need_bytes;     /* while a step is planned */
 	uint64_t need_cells;
 	struct fa_tenant_account *touched;
 };
@@ -72,6 +76,8 @@ struct fa_limbo {
 };
 
 struct fa_sequence {
+	struct fa_list owner_link; /* one of the pool's owned */
+	struct fa_list cache_link; /* its cache's sequences */
 	struct fa_state_sequence *record;
 	struct fa_cache *cache;
 	uint32_t index;
@@ -125,6 +131,8 @@ struct fa_step_private {
 	uint32_t *arrays;           /* all that the groups point to */
 };
 
+#define FA_POOL_OWNED 1024u
+
 struct fa_pool {
 	unsigned char *map;
 	struct fa_state_header *header;
@@ -145,8 +153,10 @@ struct fa_pool {
 	struct fa_chunk *chunks;
 	struct fa_cache *caches[FA_STATE_CACHES];
 	struct fa_tenant_account *tenants; /* [max_tenants] */
-	struct fa_sequence **sequences;    /* [max_sequences] */
-	uint32_t free_sequence;            /* chained in free_sequences */
+	/* Sequences of sessions that may end, by their numbers. */
+	struct fa_list owned[FA_POOL_OWNED];
+	struct fa_sequence **sequences; /* [max_sequences] */
+	uint32_t free_sequence;         /* chained in free_sequences */
 	uint32_t *free_sequences;
 	uint32_t free_cell; /* chained in the cells themselves */
 	uint64_t n_free_cells;
@@ -228,6 +238,8 @@ void fa_pages_evict_of(struct fa_pool *pool, uint32_t tenant, uint64_t bytes);
 
 /* ---- pool_chunk.c */
 
+/* Whose it is, or NULL. */
+struct fa_cache *fa_chunk_cache(const struct fa_pool *pool, uint32_t chunk);
 /* What a free page of the chunk is added to or taken from. */
 void fa_chunk_put_free(struct fa_pool *pool, struct fa_cache *cache, uint32_t index);
 uint32_t fa_chunk_take_free(struct fa_pool *pool, struct fa_cache *cache);
@@ -252,6 +264,8 @@ bool fa_tenant_known(const struct fa_pool *pool, uint32_t tag);
 int fa_tenant_check_quota(const struct fa_pool *pool, uint32_t tag, const struct fa_pool_more *more,
                           struct fa_error *error);
 void fa_tenant_make_room(struct fa_pool *pool, uint32_t tag, uint64_t more_bytes);
+/* Cells of the lists of all that the tenant's user has; of uid 0, of the tenant's. */
+uint64_t fa_tenant_cells(const struct fa_pool *pool, uint32_t tag);
 /* Frees the tenant if it has nothing left. */
 void fa_tenant_settle(struct fa_pool *pool, uint32_t tag);
 /* Whether an object of @tenant with @mode admits @actor to @right. */
@@ -284,6 +298,8 @@ uint64_t fa_sequence_id(const struct fa_sequence *sequence);
 void fa_sequence_leave(struct fa_pool *pool, struct fa_sequence *sequence);
 /* An object for a record, in no list yet. */
 struct fa_sequence *fa_sequence_alloc(struct fa_pool *pool, struct fa_cache *cache, uint32_t index);
+/* It is in the lists of its cache and of its session, if that is not gone. */
+void fa_sequence_list(struct fa_pool *pool, struct fa_sequence *sequence);
 void fa_sequence_discard(struct fa_sequence *sequence);
 /* Called when a step's part has left in_flight: lets go what waited for that. */
 void fa_sequence_settle(struct fa_pool *pool, struct fa_sequence *sequence);
@@ -291,6 +307,12 @@ void fa_sequence_settle(struct fa_pool *pool, struct fa_sequence *sequence);
 static inline struct fa_state_body *fa_sequence_body(const struct fa_sequence *sequence)
 {
 	return &sequence->record->bodies[sequence->record->current];
+}
+
+/* It does not expire yet: somebody has used it. */
+static inline void fa_sequence_touch(const struct fa_pool *pool, struct fa_sequence *sequence)
+{
+	sequence->record->used_ns = pool->now_ns;
 }
 
 /* Pages up to @tokens, counted from the beginning. */

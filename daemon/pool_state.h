@@ -55,6 +55,9 @@ struct fa_state_header {
 #define FA_STATE_CHUNK_ABSENT 0u /* there is no memory */
 #define FA_STATE_CHUNK_FREE 1u
 #define FA_STATE_CHUNK_CACHE 2u /* + index of its cache */
+/* Nobody's, as free ones are; but it was a cache's that went with a daemon whose device may
+ * still write to it. The next daemons hold it back, each until it knows better. */
+#define FA_STATE_CHUNK_HELD (FA_STATE_CHUNK_CACHE + FA_STATE_CACHES)
 
 struct fa_state_chunk {
 	uint32_t owner;

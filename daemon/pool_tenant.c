@@ -32,11 +32,30 @@ static uint32_t find(const struct fa_pool *pool, uint32_t uid, const char *cgrou
 	return 0;
 }
 
+/* As a user may be able to make cgroups, one has no more than half of what there is, but for
+ * uid 0, who makes them for others. */
+static int check_user(const struct fa_pool *pool, uint32_t uid, struct fa_error *error)
+{
+	const uint32_t max = pool->header->max_tenants / 2;
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; uid && i < pool->header->high_tenants; i++)
+		n += pool->tenant_records[i].state == FA_STATE_USED &&
+		     pool->tenant_records[i].uid == uid;
+	if (n < max)
+		return 0;
+	return fa_fail(error, -EDQUOT,
+	               "the pool keeps account of %" PRIu32 " cgroups of uid %" PRIu32
+	               " already; there is no room for another",
+	               n, uid);
+}
+
 int fa_pool_tenant_get(struct fa_pool *pool, uint32_t uid, const char *cgroup,
                        struct fa_error *error, uint32_t *ret_tag)
 {
 	struct fa_state_tenant *record;
 	uint32_t tag, i;
+	int r;
 
 	if (strlen(cgroup) >= FA_STATE_CGROUP_BYTES)
 		return fa_fail(error, -ENAMETOOLONG,
@@ -48,6 +67,9 @@ int fa_pool_tenant_get(struct fa_pool *pool, uint32_t uid, const char *cgroup,
 		*ret_tag = tag;
 		return 0;
 	}
+	r = check_user(pool, uid, error);
+	if (r < 0)
+		return r;
 
 	/* A record that has used up its serials is never used again, since pages may still
 	 * remember any of them. */
@@ -152,6 +174,20 @@ void fa_tenant_make_room(struct fa_pool *pool, uint32_t tag, uint64_t more_bytes
 			break;
 		fa_pages_evict_of(pool, tag, more_bytes);
 	}
+}
+
+uint64_t fa_tenant_cells(const struct fa_pool *pool, uint32_t tag)
+{
+	const uint32_t uid = record_of(pool, tag)->uid;
+	uint64_t n = 0;
+
+	if (!uid)
+		return fa_tenant_account(pool, tag)->n_cells;
+	for (uint32_t i = 0; i < pool->header->high_tenants; i++)
+		if (pool->tenant_records[i].state == FA_STATE_USED &&
+		    pool->tenant_records[i].uid == uid)
+			n += pool->tenants[i].n_cells;
+	return n;
 }
 
 bool fa_tenant_admits(const struct fa_pool *pool, uint32_t tenant, uint32_t mode,

@@ -204,6 +204,7 @@ int fa_prefix_publish_hashed(struct fa_pool *pool, const struct fa_actor *actor,
 		return fa_fail(error, r, "there is no memory for the index of %" PRIu32 " pages",
 		               end - first);
 
+	fa_sequence_touch(pool, sequence);
 	if (more.bytes)
 		fa_tenant_make_room(pool, actor->tenant, more.bytes);
 	for (uint32_t number = first; number < end; number++) {
@@ -319,6 +320,7 @@ int fa_prefix_attach_hashed(struct fa_pool *pool, const struct fa_actor *actor, 
 	if (r < 0)
 		return r;
 
+	fa_sequence_touch(pool, sequence);
 	for (uint32_t i = 0; i < n_pages; i++) {
 		uint32_t slot = fa_page_slot(pool, cache, indices[i]);
 

@@ -194,6 +194,12 @@ int fa_resume_take(struct fa_resume *resume, uint32_t uid, const struct fa_wire_
 	return -ENOENT;
 }
 
+void fa_resume_lose(struct fa_resume *resume, uint32_t record)
+{
+	set_state(&resume->records[record], LOST);
+	++resume->n_lost;
+}
+
 bool fa_resume_is_lost(const struct fa_resume *resume, uint64_t number)
 {
 	for (uint32_t i = 0; resume->n_lost && i < resume->header->high_records; ++i)

@@ -55,6 +55,9 @@ void fa_resume_remove(struct fa_resume *resume, uint32_t record);
 int fa_resume_take(struct fa_resume *resume, uint32_t uid, const struct fa_wire_secret *secret,
                    uint32_t *ret_record, uint64_t *ret_number);
 
+/* One that was taken is lost again, and may come back. */
+void fa_resume_lose(struct fa_resume *resume, uint32_t record);
+
 /* Whether a session with this number is lost, and may come back. */
 bool fa_resume_is_lost(const struct fa_resume *resume, uint64_t number);
 

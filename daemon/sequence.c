@@ -51,7 +51,18 @@ struct fa_sequence *fa_sequence_alloc(struct fa_pool *pool, struct fa_cache *cac
 	sequence->cache = cache;
 	sequence->index = index;
 	fa_list_init(&sequence->in_flight);
+	fa_list_init(&sequence->owner_link);
+	fa_list_init(&sequence->cache_link);
 	return sequence;
+}
+
+void fa_sequence_list(struct fa_pool *pool, struct fa_sequence *sequence)
+{
+	const uint64_t owner = sequence->record->owner;
+
+	fa_list_append(&sequence->cache->sequences, &sequence->cache_link);
+	if (owner)
+		fa_list_append(&pool->owned[owner % FA_POOL_OWNED], &sequence->owner_link);
 }
 
 void fa_sequence_discard(struct fa_sequence *sequence)
@@ -114,6 +125,7 @@ static void add(struct fa_pool *pool, struct fa_sequence *sequence)
 {
 	fa_state_store(&sequence->record->state, FA_STATE_USED);
 	pool->sequences[sequence->index] = sequence;
+	fa_sequence_list(pool, sequence);
 	pool->n_sequences++;
 	sequence->cache->n_sequences++;
 	sequence->cache->record->used_ns = pool->now_ns;
@@ -181,6 +193,7 @@ int fa_sequence_fork(struct fa_pool *pool, const struct fa_actor *actor, uint64_
 	if (r < 0)
 		return r;
 
+	fa_sequence_touch(pool, parent);
 	begin_record(pool, child, actor);
 	fa_page_list_append(pool, child, parent->pages, end - begin);
 	if (parent->copied && parent->copied_number < end) {
@@ -208,6 +221,8 @@ static void end(struct fa_pool *pool, struct fa_sequence *sequence)
 	sequence->planned = 0;
 	fa_page_list_trim(pool, sequence, false);
 	pool->sequences[sequence->index] = NULL;
+	fa_list_remove(&sequence->owner_link);
+	fa_list_remove(&sequence->cache_link);
 	if (sequence->record->generation < UINT32_MAX) {
 		pool->free_sequences[sequence->index] = pool->free_sequence;
 		pool->free_sequence = sequence->index + 1;
@@ -320,6 +335,7 @@ int fa_sequence_truncate(struct fa_pool *pool, const struct fa_actor *actor, uin
 		                                             struct fa_step_part, link)
 		                                     ->serial;
 	}
+	fa_sequence_touch(pool, sequence);
 	fa_page_list_commit(pool, sequence, tokens, sequence->first,
 	                    fa_sequence_body(sequence)->step);
 	sequence->planned = tokens;
@@ -341,6 +357,7 @@ int fa_sequence_drop(struct fa_pool *pool, const struct fa_actor *actor, uint64_
 		               "the tokens before %" PRIu64 " are to be dropped; expected at most "
 		               "%" PRIu64 ", the sequence's length",
 		               first, sequence->length);
+	fa_sequence_touch(pool, sequence);
 	first -= first % sequence->cache->layout.page_tokens;
 	if (first > sequence->first) {
 		r = prepare_limbo(sequence, error);

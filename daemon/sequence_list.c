@@ -83,14 +83,19 @@ int fa_cells_check(const struct fa_pool *pool, uint64_t n, struct fa_error *erro
 	               n, have);
 }
 
-/* Lists of forks cost no pages: of what there is for lists, some is left for others. */
+/*
+ * Lists of forks cost no pages: of what there is for lists, some is left for others, however
+ * many cgroups a user has.
+ */
 int fa_tenant_check_cells(const struct fa_pool *pool, uint32_t tag, uint64_t n,
                           struct fa_error *error)
 {
-	uint64_t max = pool->header->max_cells - pool->header->max_cells / 4;
-	uint64_t have = fa_tenant_account(pool, tag)->n_cells;
+	uint64_t max = pool->header->max_cells - pool->header->max_cells / 4, have;
 
-	if (!n || (have <= max && n <= max - have))
+	if (!n)
+		return 0;
+	have = fa_tenant_cells(pool, tag);
+	if (have <= max && n <= max - have)
 		return 0;
 	return fa_fail(error, -EDQUOT,
 	               "%" PRIu64 " cells more of the pool's lists are needed; of at most %" PRIu64

@@ -520,7 +520,7 @@ int fa_session_new(struct fa_server *server, int fd, struct fa_error *error,
 	}
 	session->fd = fd; /* consumed from here on */
 	session->poll.data = session;
-	session->id = ++server->last_session;
+	session->id = session->connection = ++server->last_session;
 	session->privileged = session->peer.uid == 0 || session->peer.uid == server->uid;
 	session->subject = (struct fa_log_subject){ .session = session->id,
 		                                    .uid = session->peer.uid,

@@ -80,7 +80,8 @@ struct fa_session {
 	unsigned int n_refs;
 	struct fa_server *server;
 	struct fa_list link; /* server.sessions */
-	uint64_t id;
+	uint64_t id;         /* that of the session that it is again, if it is one */
+	uint64_t connection; /* a number of its own */
 	struct fa_peer peer;
 	struct fa_tenant *tenant;
 	struct fa_charge charge_session, charge_socket;

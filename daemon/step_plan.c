@@ -290,7 +290,7 @@ static void put_in_flight(const struct plan *plan, struct fa_step_part *part)
 		sequence->appender = plan->actor->owner;
 		sequence->planned = part->after;
 	}
-	sequence->record->used_ns = plan->pool->now_ns;
+	fa_sequence_touch(plan->pool, sequence);
 }
 
 static uint32_t *cut(uint32_t **at, uint64_t n)

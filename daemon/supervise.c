@@ -58,11 +58,13 @@ struct supervisor {
 
 	pid_t child;
 	uint64_t started_ns;
-	bool ready;     /* this child said so */
-	bool was_ready; /* some child did */
-	bool asked;     /* to end */
-	int pause_ms;   /* before the next start */
-	int n_crashes;  /* in a row, before they were ready */
+	bool ready;        /* this child said so */
+	bool was_ready;    /* some child did */
+	bool asked;        /* to end */
+	bool reload;       /* this child is told once it is ready: before that it could die of it */
+	int pause_ms;      /* before the next start */
+	uint64_t ended_ns; /* ... which is that long after this */
+	int n_crashes;     /* in a row, before they were ready */
 
 	struct kept kept[KEPT_MAX];
 	size_t n_kept;
@@ -135,7 +137,7 @@ static int start_child(struct supervisor *s)
 {
 	pid_t self = getpid();
 
-	s->ready = false;
+	s->ready = s->reload = false;
 	s->started_ns = fa_now_ns();
 	s->child = fork();
 	if (s->child == 0)
@@ -143,6 +145,7 @@ static int start_child(struct supervisor *s)
 	if (s->child > 0)
 		return 0;
 	s->child = 0;
+	s->ended_ns = s->started_ns;
 	fa_log(FA_LOG_ERROR, "fad cannot be started: %m");
 	return -1;
 }
@@ -270,6 +273,9 @@ static void say_ready(struct supervisor *s)
 		(void)!write(fd, ready, sizeof(ready) - 1);
 		close(fd);
 	}
+	if (s->reload)
+		kill(s->child, SIGHUP);
+	s->reload = false;
 }
 
 static void handle_message(struct supervisor *s, const char *message, int *fds, size_t n_fds)
@@ -345,6 +351,7 @@ static int child_ended(struct supervisor *s, int status)
 	for (int i = 0; i < LAST_MESSAGES && receive(s); ++i)
 		;
 	s->child = 0;
+	s->ended_ns = fa_now_ns();
 	release_timelines(s);
 	if (exited && (s->asked || WEXITSTATUS(status) == 0))
 		return WEXITSTATUS(status);
@@ -383,6 +390,10 @@ static int handle_signals(struct supervisor *s)
 	while (read(s->signal_fd, &info, sizeof(info)) == sizeof(info)) {
 		if (info.ssi_signo == SIGCHLD)
 			continue;
+		if (info.ssi_signo == SIGHUP && !s->ready) {
+			s->reload = true;
+			continue;
+		}
 		if (info.ssi_signo != SIGHUP)
 			s->asked = true;
 		if (s->child)
@@ -393,21 +404,31 @@ static int handle_signals(struct supervisor *s)
 	return s->asked && !s->child ? EXIT_SUCCESS : -1;
 }
 
+/* Until the next start, whatever comes meanwhile. */
+static int pause_left_ms(const struct supervisor *s)
+{
+	uint64_t pause_ns = (uint64_t)s->pause_ms * FA_NS_PER_MS;
+	uint64_t past_ns = fa_now_ns() - s->ended_ns;
+
+	if (past_ns >= pause_ns)
+		return 0;
+	return (int)((pause_ns - past_ns + FA_NS_PER_MS - 1) / FA_NS_PER_MS);
+}
+
 static int run(struct supervisor *s)
 {
 	struct pollfd polled[] = { { .fd = s->signal_fd, .events = POLLIN },
 		                   { .fd = s->notify_fd, .events = POLLIN } };
-	int timeout, n, status;
+	int status;
 
 	for (;;) {
-		timeout = s->child ? -1 : s->pause_ms;
-		n = poll(polled, 2, timeout);
+		(void)poll(polled, 2, s->child ? -1 : pause_left_ms(s));
 		for (int i = 0; i < MESSAGES_AT_ONCE && receive(s); ++i)
 			;
 		status = handle_signals(s);
 		if (status >= 0)
 			return status;
-		if (s->child || n > 0)
+		if (s->child || pause_left_ms(s) > 0)
 			continue;
 		s->pause_ms = s->pause_ms ? s->pause_ms * 2 : PAUSE_MIN_MS;
 		if (s->pause_ms > PAUSE_MAX_MS)

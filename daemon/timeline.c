@@ -125,7 +125,7 @@ static int keep(struct fa_session *session, struct fa_timeline *timeline, int fd
 		               "1 more timeline than %" PRIu64
 		               " could not be kept for the daemon's successor",
 		               max);
-	(void)snprintf(timeline->name, sizeof(timeline->name), KEEP_NAME, session->id);
+	(void)snprintf(timeline->name, sizeof(timeline->name), KEEP_NAME, session->connection);
 	r = keeper->store(keeper->userdata, timeline->name, fd);
 	if (r < 0)
 		return fa_fail(error, r,

@@ -177,6 +177,11 @@ static void test_refused(void **state)
 	BAD(bad.q.offset = 1ull << 60, -EINVAL, "q reaches beyond");
 	BAD(bad.k.shape[1] = 1 << 20, -EINVAL, "k reaches beyond");
 	BAD(bad.k.strides[0] = INT64_MAX, -EINVAL, "k reaches beyond");
+	/* The last element's number is just not one too many for 64 bits. */
+	BAD((bad.k.shape[0] = 4, bad.k.shape[1] = bad.k.shape[2] = bad.k.shape[3] = 1,
+	     bad.k.strides[0] = UINT64_MAX / 3, bad.k.strides[1] = bad.k.strides[2] = 0,
+	     bad.k.strides[3] = 1),
+	    -EINVAL, "k reaches beyond");
 	BAD(bad.q.shape[1] = -1, -EINVAL, "q.shape[1] is -1");
 	BAD(bad.q.strides[1] = -64, -EINVAL, "q.strides[1] is -64");
 	BAD(bad.flags = 1u << 20, -EINVAL, "flags");

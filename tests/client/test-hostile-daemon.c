@@ -693,6 +693,48 @@ static void test_mute(void **state)
 	fa_fake_stop(&fake);
 }
 
+/* Answers, but no request ends. */
+static void idle(struct fa_raw *raw, void *userdata)
+{
+	struct fa_completion_slot *page = fa_fake_welcome(raw);
+
+	while (page && fa_fake_next(raw))
+		if (raw->message.type != FA_WIRE_MARKER)
+			fa_fake_answer(raw, page);
+}
+
+/* A step's handle is freed in time, though there is no room for a request that ends it. */
+static void test_idle(void **state)
+{
+	const struct fa_step_item item = { .sequence = 1, .n_new = 1 };
+	struct fa_step_options step_options = { .size = sizeof(step_options),
+		                                .n_items = 1,
+		                                .items = &item };
+	struct fa_options options = { .size = sizeof(options), .reconnect_ns = UINT64_MAX };
+	struct fa_client *client;
+	struct fa_ticket ticket;
+	struct fa_step *step;
+	struct fa_fake fake;
+	uint64_t begin_ns;
+
+	options.reply_ns = fa_test_patience_ns() / 60;
+	fa_fake_start(&fake, idle, NULL);
+	options.socket = fake.socket;
+	fa_check_eq(fa_connect(&options, &client), 0);
+	for (int i = 0; i < 64; ++i)
+		fa_check_eq(fa_marker(client, 0, NULL, &ticket), 0);
+	fa_check_eq(fa_marker(client, 0, NULL, &ticket), -EAGAIN);
+	fa_check_contains(fa_error(), "64 requests");
+	fa_check_eq(fa_step_begin(client, &step_options, &step), 0);
+	begin_ns = fa_now_ns();
+	fa_step_free(step);
+	fa_check(fa_now_ns() - begin_ns >= options.reply_ns);
+	fa_check(fa_now_ns() - begin_ns < fa_test_patience_ns() / 3);
+	fa_check_eq(fa_ping(client), 0);
+	fa_disconnect(client);
+	fa_fake_stop(&fake);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -706,6 +748,7 @@ int main(void)
 		cmocka_unit_test(test_choked),
 		cmocka_unit_test(test_choked_by_frees),
 		cmocka_unit_test(test_mute),
+		cmocka_unit_test(test_idle),
 	};
 
 	return cmocka_run_group_tests_name("hostile-daemon", tests, fa_fake_setup, NULL);

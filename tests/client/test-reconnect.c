@@ -9,6 +9,7 @@
 #include "tests/lib/dir.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -18,6 +19,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -214,6 +216,88 @@ static void test_waiting(void **state)
 	fa_test_daemon_stop(&daemon);
 }
 
+/* It may answer as late as it could if it had been there all the time. */
+static void test_late(void **state)
+{
+	const uint64_t reply_ns = fa_test_patience_ns() / 60;
+	struct fa_test_daemon daemon;
+	struct fa_options options = { .size = sizeof(options), .reply_ns = reply_ns };
+	struct sleeper sleeper;
+
+	fa_test_daemon_start(&daemon, &in_dir);
+	options.socket = daemon.socket;
+	options.reconnect_ns = fa_test_patience_ns();
+	fa_check_eq(fa_connect(&options, &sleeper.client), 0);
+	kill_daemon(&daemon);
+	/* It sees the death when it sends. */
+	fa_check(!pthread_create(&sleeper.thread, NULL, ping_later, &sleeper));
+	fa_test_sleep_ms((unsigned int)(3 * reply_ns / 2 / FA_NS_PER_MS));
+	fa_test_daemon_start(&daemon, &in_dir);
+	pthread_join(sleeper.thread, NULL);
+	fa_check_eq(sleeper.result, 0);
+	fa_check_eq(fa_client_state(sleeper.client), FA_CLIENT_CONNECTED);
+	fa_disconnect(sleeper.client);
+	fa_test_daemon_stop(&daemon);
+}
+
+/* Between bind() and chmod() the socket of a daemon that begins is nobody's. */
+struct other_user {
+	struct fa_test_daemon *daemon;
+	int to_parent[2], to_child[2];
+};
+
+static int ping_as_other(void *userdata)
+{
+	struct other_user *other = userdata;
+	struct fa_client *client;
+	char byte;
+
+	/* Root may use any. */
+	if (!geteuid() && (setresgid(65534, 65534, 65534) || setresuid(65534, 65534, 65534)))
+		return 77;
+	client = connect_to(other->daemon);
+	fa_check_eq(write(other->to_parent[1], "", 1), 1);
+	fa_check_eq(read(other->to_child[0], &byte, 1), 1);
+	fa_check_eq(fa_client_state(client), FA_CLIENT_LOST);
+	fa_check_eq(fa_ping(client), 0);
+	fa_disconnect(client);
+	return 0;
+}
+
+static void test_forbidden(void **state)
+{
+	struct fa_test_daemon_options options = { .everyone = true, .dir = dir };
+	struct fa_test_daemon daemon;
+	struct other_user other = { .daemon = &daemon };
+	struct stat before;
+	int status;
+	char byte;
+	pid_t pid;
+
+	fa_check(!stat(dir, &before));
+	fa_test_daemon_start(&daemon, &options);
+	fa_check(!pipe2(other.to_parent, O_CLOEXEC) && !pipe2(other.to_child, O_CLOEXEC));
+	pid = fa_test_fork(ping_as_other, &other);
+	close(other.to_parent[1]);
+	if (read(other.to_parent[0], &byte, 1) == 1) {
+		kill_daemon(&daemon);
+		fa_check(!chmod(daemon.socket, 0));
+		fa_check_eq(write(other.to_child[1], "", 1), 1);
+		fa_test_sleep_ms(100);
+		fa_test_daemon_start(&daemon, &options);
+	}
+	status = fa_test_reap(pid);
+	close(other.to_parent[0]);
+	close(other.to_child[0]);
+	close(other.to_child[1]);
+	fa_test_daemon_stop(&daemon);
+	fa_check(!chmod(dir, before.st_mode & 07777));
+	fa_check(WIFEXITED(status));
+	if (WEXITSTATUS(status) == 77)
+		skip();
+	fa_check_eq(WEXITSTATUS(status), 0);
+}
+
 /* Threads at work while daemons come and go: what is said to be right is right. */
 struct persistent {
 	struct fa_client *client;
@@ -306,8 +390,9 @@ static void test_drained(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_killed),  cmocka_unit_test(test_sleeping),
-		cmocka_unit_test(test_waiting), cmocka_unit_test(test_again_and_again),
+		cmocka_unit_test(test_killed),    cmocka_unit_test(test_sleeping),
+		cmocka_unit_test(test_waiting),   cmocka_unit_test(test_late),
+		cmocka_unit_test(test_forbidden), cmocka_unit_test(test_again_and_again),
 		cmocka_unit_test(test_drained),
 	};
 

@@ -12,6 +12,7 @@
 #include "tests/lib/check.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -33,7 +34,13 @@ static struct {
 	struct fa_ring_words *words;
 	struct fa_record *records;
 	int wake, socket;
-	_Atomic bool there;
+	_Atomic bool there, pinged;
+	enum {
+		RIGHT,
+		DEAF_DOORBELL,
+		NO_WAKE,
+		WAITING_WAKE
+	} kind; /* of its descriptors */
 } end;
 
 static void *memory_of(int fd, uint64_t bytes)
@@ -61,9 +68,20 @@ static void give_ring(struct fa_raw *raw)
 	fa_check_eq(fa_memfd_new("results", fa_results_bytes(RECORDS), 1, &fds[1]), 0);
 	fa_check((fds[2] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) >= 0);
 	fa_check(!socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, wake));
+	if (end.kind == DEAF_DOORBELL || end.kind == NO_WAKE) {
+		int ends[2];
+
+		fa_check(!pipe2(ends, O_CLOEXEC));
+		close(ends[0]);
+		dup3(ends[1], end.kind == NO_WAKE ? wake[0] : fds[2], O_CLOEXEC);
+		close(ends[1]);
+	}
+	if (end.kind == WAITING_WAKE)
+		fa_check(!fcntl(wake[0], F_SETFL, 0));
 	fds[3] = wake[0];
 	end.wake = wake[1];
 	end.words = memory_of(fds[0], bytes);
+	atomic_store(&end.words->asleep, end.kind == DEAF_DOORBELL);
 	end.records = memory_of(fds[1], fa_results_bytes(RECORDS));
 	fa_check_eq(fa_raw_send(raw, &reply, fds, FA_WIRE_RING_FDS), 0);
 	for (int i = 0; i < FA_WIRE_RING_FDS; ++i)
@@ -88,6 +106,8 @@ static void serve(struct fa_raw *raw, void *userdata)
 	while (fa_raw_receive(raw, -1) == 1)
 		if (raw->message.type == FA_WIRE_RING_SETUP)
 			give_ring(raw);
+		else if (raw->message.type == FA_WIRE_PING)
+			atomic_store(&end.pinged, true);
 }
 
 /* The end of the next request of stream 0. */
@@ -110,13 +130,14 @@ static struct fa_client *start(uint64_t spin_ns, unsigned int n, struct fa_ticke
 	struct fa_client *client;
 
 	atomic_store(&end.there, false);
+	atomic_store(&end.pinged, false);
 	fa_fake_start(&end.fake, serve, NULL);
 	options.socket = end.fake.socket;
 	fa_check_eq(fa_connect(&options, &client), 0);
 	for (unsigned int i = 1; i <= n; ++i)
 		fa_check_eq(fa_marker(client, 0, NULL, &ret_tickets[i]), 0);
 	/* Its requests may get there before the fake says so. */
-	fa_check_eventually(atomic_load(&end.there));
+	fa_check_eventually(!n || atomic_load(&end.there));
 	return client;
 }
 
@@ -194,6 +215,39 @@ static void test_told_and_lost(void **state)
 	finish(client);
 }
 
+/* ---- descriptors that are not what they should be */
+
+static void test_kinds(void **state)
+{
+	for (int kind = DEAF_DOORBELL; kind <= NO_WAKE; ++kind) {
+		struct fa_client *client;
+		struct fa_ticket ticket;
+
+		end.kind = kind;
+		client = start(0, 0, NULL);
+		fa_check_eq(fa_marker(client, 0, NULL, &ticket), -EPROTO);
+		fa_check_contains(fa_error(), "eventfd");
+		finish(client);
+	}
+	end.kind = RIGHT;
+}
+
+static void test_waiting_wake(void **state)
+{
+	struct fa_ticket tickets[2];
+	struct fa_client *client;
+
+	end.kind = WAITING_WAKE;
+	client = start(0, 1, tickets);
+	fa_check(fa_fd(client) >= 0);
+	fa_check_eq(fa_dispatch(client), 0);
+	publish(1, true);
+	fa_check_eq(fa_dispatch(client), 0);
+	fa_check_eq(fa_wait(client, &tickets[1], 0, NULL), 0);
+	finish(client);
+	end.kind = RIGHT;
+}
+
 /* ---- threads that sleep */
 
 /* A part of what a thread sleeps at a time, which is a second. */
@@ -251,17 +305,59 @@ static uint64_t collect_once(void)
 	return atomic_load(&sleeper.done_ns) - then_ns;
 }
 
-static void test_other_finds(void **state)
+/* Most are found at once: a loaded machine may let any of them come late. */
+static void check_soon(uint64_t (*once)(void))
 {
 	int n_soon = 0, n = 0;
 
-	/* A loaded machine may let any of them come late. */
 	while (n < 15 && n_soon < 5 && n - n_soon < 10) {
-		n_soon += collect_once() < SOON_NS;
+		n_soon += once() < SOON_NS;
 		++n;
 	}
 	print_message("%d of %d times at once\n", n_soon, n);
 	fa_check_eq(n_soon, 5);
+}
+
+static void test_other_finds(void **state)
+{
+	check_soon(collect_once);
+}
+
+static void *ask(void *userdata)
+{
+	/* It is not answered. */
+	fa_check_eq(fa_ping(userdata), -ECONNRESET);
+	return NULL;
+}
+
+/* One sleeps for what the socket brings while another makes the ring: from then on it is
+ * woken for both. Returns how long the other slept on. */
+static uint64_t make_late(void)
+{
+	struct fa_client *client = start(1, 0, NULL);
+	struct fa_ticket ticket;
+	struct waiter waiter;
+	uint64_t then_ns;
+	pthread_t thread;
+
+	fa_check(!pthread_create(&thread, NULL, ask, client));
+	fa_check_eventually(atomic_load(&end.pinged));
+	fa_test_sleep_ms(5);
+	fa_check_eq(fa_marker(client, 0, NULL, &ticket), 0);
+	begin(&waiter, client, &ticket);
+	fa_test_sleep_ms(20);
+	then_ns = fa_now_ns();
+	publish(1, true);
+	pthread_join(waiter.thread, NULL);
+	shutdown(end.socket, SHUT_RDWR);
+	pthread_join(thread, NULL);
+	finish(client);
+	return atomic_load(&waiter.done_ns) - then_ns;
+}
+
+static void test_made_late(void **state)
+{
+	check_soon(make_late);
 }
 
 struct dispatcher {
@@ -310,9 +406,10 @@ static void test_dispatcher_takes(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_missing),          cmocka_unit_test(test_given_back),
-		cmocka_unit_test(test_told_and_lost),    cmocka_unit_test(test_other_finds),
-		cmocka_unit_test(test_dispatcher_takes),
+		cmocka_unit_test(test_kinds),         cmocka_unit_test(test_waiting_wake),
+		cmocka_unit_test(test_missing),       cmocka_unit_test(test_given_back),
+		cmocka_unit_test(test_told_and_lost), cmocka_unit_test(test_other_finds),
+		cmocka_unit_test(test_made_late),     cmocka_unit_test(test_dispatcher_takes),
 	};
 
 	return cmocka_run_group_tests(tests, fa_fake_setup, NULL);

@@ -285,6 +285,56 @@ static void test_killed(void **state)
 	fa_check_eq(fa_client_state(client), FA_CLIENT_LOST);
 	fa_disconnect(client);
 	fa_check_eq(count_entries(runtime), 0);
+
+	/* The same, and nobody has noticed. */
+	client = spawn();
+	pid = daemon_pid(client);
+	fa_check(!kill(pid, SIGKILL));
+	fa_test_reap(pid);
+	fa_disconnect(client);
+	fa_check_eq(count_entries(runtime), 0);
+	adopt_orphans(false);
+}
+
+/* A program that goes elsewhere finds its daemon again, whatever path it was told. */
+static void test_relative(void **state)
+{
+	_fa_cleanup_(fa_freep) char *kept = strdup(getenv("FAD_DAEMON"));
+	_fa_cleanup_(fa_freep) char *program = strdup(kept);
+	char *name = strrchr(program, '/');
+
+	*name++ = '\0';
+	adopt_orphans(true);
+	for (int i = 0; i < 2; ++i) {
+		struct fa_options options = { .size = sizeof(options),
+			                      .flags = FA_CONNECT_PRIVATE,
+			                      .daemon = i ? NULL : name };
+		struct fa_options known = { .size = sizeof(known) };
+		struct fa_client *client, *other;
+		pid_t pid;
+
+		fa_check(!chdir(program));
+		fa_check(!setenv("FAD_DAEMON", i ? name : "/nonexistent/fad", 1));
+		fa_check_eq(fa_connect(&options, &client), 0);
+		fa_check(!chdir(runtime));
+		known.socket = fa_socket(client) + strlen(runtime) + 1;
+		fa_check_eq(fa_connect(&known, &other), 0);
+		assert_string_equal(fa_socket(other), fa_socket(client));
+
+		fa_check(!chdir("/"));
+		pid = daemon_pid(client);
+		fa_check(!kill(pid, SIGKILL));
+		fa_test_reap(pid);
+		fa_check_eq(fa_client_state(client), FA_CLIENT_LOST);
+		fa_check_eq(fa_ping(client), 0);
+		pid = daemon_pid(client);
+		fa_check_eq(fa_client_state(other), FA_CLIENT_LOST);
+		fa_check_eq(fa_ping(other), 0);
+		fa_disconnect(client);
+		fa_disconnect(other);
+		check_end(pid);
+	}
+	fa_check(!setenv("FAD_DAEMON", kept, 1));
 	adopt_orphans(false);
 }
 
@@ -382,10 +432,10 @@ static void test_many(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_life),     cmocka_unit_test(test_no_child),
-		cmocka_unit_test(test_outlives), cmocka_unit_test(test_killed),
-		cmocka_unit_test(test_failures), cmocka_unit_test(test_not_needed),
-		cmocka_unit_test(test_many),
+		cmocka_unit_test(test_life),       cmocka_unit_test(test_no_child),
+		cmocka_unit_test(test_outlives),   cmocka_unit_test(test_killed),
+		cmocka_unit_test(test_relative),   cmocka_unit_test(test_failures),
+		cmocka_unit_test(test_not_needed), cmocka_unit_test(test_many),
 	};
 
 	return cmocka_run_group_tests_name("spawn", tests, setup, teardown);

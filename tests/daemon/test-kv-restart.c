@@ -2,6 +2,7 @@
  * The daemon is killed under its clients: what was committed is there afterwards, to the
  * bit; what was in flight never happened; sessions come back with what they had, or it goes.
  */
+#include "common/clock.h"
 #include "kv-client.h"
 #include "tests/lib/check.h"
 #include "tests/lib/daemon.h"
@@ -62,14 +63,14 @@ static bool come_back(struct kv_client *c)
 	kv_open_buffer(c);
 	if (resumed)
 		fa_check(c->raw.session == session);
-	fa_check(c->raw.generation > generation);
+	fa_check(c->raw.generation >= generation);
 	return resumed;
 }
 
 static void test_kill(void **state)
 {
 	uint64_t cache = kv_cache(&client, NULL, 0), sequence = kv_sequence(&client, cache), fork;
-	uint64_t before, number;
+	uint64_t before, number, generation;
 	uint32_t numbers[300];
 
 	kv_count(numbers, 1, 300);
@@ -81,8 +82,10 @@ static void test_kill(void **state)
 	kv_wait(&client, 0, kv_attend(&client, 0, 5, 0, numbers + 200, 40, NULL));
 	before = client.raw.session;
 
+	generation = client.raw.generation;
 	kill_child();
 	fa_check(come_back(&client));
+	fa_check(client.raw.generation > generation);
 	fa_check(client.raw.session == before);
 	kv_check(&client, sequence, numbers, 0, 100);
 	fa_check(kv_info(&client, sequence).step == number);
@@ -102,10 +105,76 @@ static void test_kill(void **state)
 	kv_check(&client, fork, numbers, 0, 76);
 }
 
+/* Says that it is @session, and does not wait for the answer. */
+static void hello_and_leave(const struct fa_raw *session)
+{
+	struct fa_wire_message hello = fa_raw_hello_message("impatient");
+	static struct fa_raw raw;
+
+	hello.hello.has_resume = true;
+	hello.hello.resume_secret = session->secret;
+	hello.hello.resume_generation = session->generation;
+	fa_raw_connect(&raw, supervisor.socket);
+	fa_check_eq(fa_raw_send(&raw, &hello, NULL, 0), 0);
+	fa_raw_close(&raw);
+}
+
+/* A client that has lost its patience before the next daemon was there, even several times,
+ * has what it had when it comes again. So has one that left before it asked for any of it. */
+static void test_impatient(void **state)
+{
+	uint64_t cache = kv_cache(&client, NULL, 0), sequence = kv_sequence(&client, cache);
+	static struct kv_client thief;
+	uint32_t numbers[100];
+
+	kv_count(numbers, 1, 100);
+	for (uint32_t n = 0; n < 100; n += 20) {
+		kv_append(&client, sequence, numbers, n, 20);
+		kill(fa_test_daemon_next_child(&supervisor, 0), SIGKILL);
+		for (int i = 0; i < 3; i++)
+			hello_and_leave(&client.raw);
+		fa_check(come_back(&client));
+		kv_check(&client, sequence, numbers, 0, n + 20);
+	}
+	kill_child();
+	for (int i = 0; i < 3; i++) {
+		fa_check(come_back(&client));
+		hello_and_leave(&client.raw);
+	}
+	/* Only one has it at a time, and once it is used it ends with its session. */
+	fa_check(kv_info(&client, sequence).length == 100);
+	kv_open_resumed(&thief, supervisor.socket, &client.raw.secret, client.raw.generation);
+	fa_check(!thief.raw.message.hello_reply.resumed);
+	kv_open_buffer(&thief);
+	kv_close(&thief);
+	kv_check(&client, sequence, numbers, 0, 100);
+	fa_check(!come_back(&client));
+}
+
+/* A cache that was used just now does not expire as the daemon was killed, though nobody has
+ * told the next one what time it is when it is used again. */
+static void test_expiry(void **state)
+{
+	struct fa_wire_message message = kv_cache_message("c", 0);
+	uint64_t cache, sequence;
+
+	message.cache_create.ttl_ns = 20 * FA_NS_PER_SEC;
+	kv_call(&client, &message, FA_WIRE_CACHE_REPLY);
+	cache = client.raw.message.cache_reply.cache;
+	sequence = kv_sequence(&client, cache);
+	kill(fa_test_daemon_next_child(&supervisor, 0), SIGKILL);
+	fa_check(come_back(&client));
+	kv_free(&client, sequence);
+	fa_test_sleep_ms(1500);
+	fa_check_eq(kv_cache_find(&client, "c"), cache);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_kill, start, stop),
+		cmocka_unit_test_setup_teardown(test_impatient, start, stop),
+		cmocka_unit_test_setup_teardown(test_expiry, start, stop),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

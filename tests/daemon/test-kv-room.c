@@ -5,6 +5,7 @@
  */
 #include "common/cleanup.h"
 #include "common/timeline.h"
+#include "kernels/paged.h"
 #include "kv-client.h"
 #include "tests/lib/check.h"
 #include "tests/lib/daemon.h"
@@ -275,12 +276,49 @@ static void test_limit(void **state)
 	kv_check(&client, sequence, numbers, 0, 20);
 }
 
+/* What a step itself takes is charged, too: of each sequence what is remembered, and of trees
+ * where each token is. */
+static void test_steps(void **state)
+{
+	enum {
+		MANY = 1000,
+		MANY_TOKENS = 32000,
+	};
+	static struct fa_wire_step_item items[MANY];
+	const uint32_t no_tree = FA_PAGED_NO_TREE;
+	struct fa_wire_message message = fa_raw_message(FA_WIRE_STEP_BEGIN);
+	const uint64_t cache = kv_cache(&client, NULL, 0);
+	json_int_t one;
+
+	for (int i = 0; i < MANY; ++i)
+		items[i].sequence = kv_sequence(&client, cache);
+	kv_begin(&client, STEP, items, 1);
+	one = account().room;
+	kv_wait(&client, 0, kv_end(&client, 0, STEP, false));
+	kv_begin(&client, STEP, items, 11);
+	fa_check(account().room >= one + 10 * 100);
+	kv_begin_expect(&client, STEP + 1, items, MANY, -EDQUOT, "the limit step_bytes");
+	kv_wait(&client, 0, kv_end(&client, 0, STEP, false));
+
+	items[0].n_new = MANY_TOKENS;
+	message.step_begin.step = STEP;
+	message.step_begin.items = items;
+	message.step_begin.n_items = 1;
+	message.step_begin.tree_start = &no_tree;
+	message.step_begin.n_tree_start = 1;
+	kv_call_expect(&client, &message, -EDQUOT, "the limit step_bytes");
+	fa_check_eq(account().room, 0);
+	for (int i = 0; i < MANY; ++i)
+		kv_free(&client, items[i].sequence);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_charged),
 		cmocka_unit_test(test_layers),
 		cmocka_unit_test(test_limit),
+		cmocka_unit_test(test_steps),
 	};
 
 	return cmocka_run_group_tests(tests, start, stop);

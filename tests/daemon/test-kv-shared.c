@@ -406,7 +406,7 @@ static void test_quota(void **state)
 
 static int start_with_small_steps(void **state)
 {
-	start_with("[pool]\nbytes = 8M\nchunk_bytes = 2M\n[limits]\nstep_bytes = 25184\n");
+	start_with("[pool]\nbytes = 8M\nchunk_bytes = 2M\n[limits]\nstep_bytes = 25360\n");
 	return 0;
 }
 

@@ -99,6 +99,40 @@ static void test_reload(void **state)
 	fa_test_daemon_stop(&process);
 }
 
+/* What nothing is in for a while is given back, though there is something in other chunks. */
+static void test_given_back(void **state)
+{
+	const struct fa_test_daemon_options options = {
+		.config = "[pool]\nbytes = 16M\nchunk_bytes = 2M\n"
+	};
+	uint64_t cache, sequences[2];
+	long long chunks;
+
+	fa_test_daemon_start(&process, &options);
+	kv_open(&client, process.socket);
+	kv_spare_layers = 7 * KV_LAYERS;
+	cache = kv_cache(&client, NULL, 0);
+	for (int i = 0; i < 2; i++)
+		sequences[i] = kv_sequence(&client, cache);
+	kv_append(&client, sequences[0], numbers, 0, 10);
+	for (uint32_t i = 0; i < 4; i++)
+		kv_append(&client, sequences[1], numbers, 700 * i, 700);
+	chunks = pool_number("chunks");
+	fa_check(chunks >= 5);
+	kv_free(&client, sequences[1]);
+	fa_test_sleep_ms(3000);
+	fa_check_eq(pool_number("chunks"), chunks);
+	fa_check_eventually(pool_number("chunks") == 1);
+	kv_check(&client, sequences[0], numbers, 0, 10);
+	sequences[1] = kv_sequence(&client, cache);
+	kv_append(&client, sequences[1], numbers, 0, 1400);
+	kv_check(&client, sequences[1], numbers, 0, 1400);
+	kv_check(&client, sequences[0], numbers, 0, 10);
+	kv_spare_layers = 0;
+	kv_close(&client);
+	fa_test_daemon_stop(&process);
+}
+
 static void test_share(void **state)
 {
 	static const char *const args[] = { "--supervise", NULL };
@@ -149,6 +183,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_reload),
+		cmocka_unit_test(test_given_back),
 		cmocka_unit_test(test_share),
 	};
 

@@ -376,6 +376,45 @@ static void test_quarantine(void **state)
 	scene_append(&scene, SCENE_ANNA, a, (7 * SCENE_CHUNK_PAGES - 4) * 16 + 1, 100);
 }
 
+/* A cache was on its way out when the daemon died. What may still be written to is kept back
+ * also from who comes after one that died as soon. */
+static void test_quarantine_leaving(void **state)
+{
+	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0), other;
+	uint64_t a = scene_sequence(&scene, SCENE_ANNA, cache);
+	struct fa_pool_info info;
+	struct fa_step *step;
+
+	scene_append(&scene, SCENE_ANNA, a, 20, 100);
+	((struct fa_state_cache *)at(header->caches_at))[(uint32_t)cache].state = FA_STATE_LEAVING;
+	for (int i = 0; i < 3; i++) {
+		scene_reopen(&scene);
+		fa_pool_get_info(scene.pool, &info);
+		assert_int_equal(info.chunks, SCENE_CHUNKS);
+		assert_int_equal(info.chunks_held_back, 1);
+		assert_int_equal(info.chunks_free, SCENE_CHUNKS - 1);
+		assert_int_equal(fa_pool_chunk_state(scene.pool, 0), FA_CHUNK_FREE);
+		scene_check_counts(&scene);
+	}
+	/* Others go on, with the place of the cache, but without its chunk. */
+	other = scene_cache(&scene, SCENE_ANNA, NULL, 0);
+	assert_int_equal((uint32_t)other, (uint32_t)cache);
+	a = scene_sequence(&scene, SCENE_ANNA, other);
+	scene_append(&scene, SCENE_ANNA, a, 20, 100);
+	scene_plan_fails(&scene, SCENE_ANNA, a, SCENE_CHUNKS * SCENE_CHUNK_PAGES * 16 - 20,
+	                 -ENOMEM);
+	fa_pool_get_info(scene.pool, &info);
+	assert_int_equal(info.chunks_held_back, 1);
+	fa_pool_quarantine_end(scene.pool);
+	fa_pool_get_info(scene.pool, &info);
+	assert_int_equal(info.chunks_held_back, 0);
+	step = scene_plan(&scene, SCENE_ANNA, a, SCENE_CHUNKS * SCENE_CHUNK_PAGES * 16 - 20);
+	scene_abort(&scene, step);
+	scene_reopen(&scene);
+	fa_pool_get_info(scene.pool, &info);
+	assert_int_equal(info.chunks_held_back, 0);
+}
+
 /* A page of which one sequence has a part, and that another published, is full: when it is
  * evicted it is free, quarantine or not. */
 static void test_quarantine_published(void **state)
@@ -478,6 +517,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_scales, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_random, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_quarantine, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_quarantine_leaving, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_quarantine_published, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_suspect, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_size, set_up, tear_down),

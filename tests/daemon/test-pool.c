@@ -1,4 +1,5 @@
 /* The pool's chunks, tenants, caches, names and quotas. */
+#include "common/clock.h"
 #include "daemon/pool_state.h"
 #include "tests/daemon/pool-scene.h"
 #include "tests/lib/check.h"
@@ -11,11 +12,20 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
 static struct scene scene;
+
+static uint64_t thread_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+	return (uint64_t)now.tv_sec * FA_NS_PER_SEC + (uint64_t)now.tv_nsec;
+}
 
 static int set_up(void **state)
 {
@@ -153,6 +163,38 @@ static void test_many_tenants(void **state)
 		fa_pool_tenant_put(scene.pool, tags[--n]);
 	assert_int_equal(fa_pool_tenant_get(scene.pool, 1, "", &scene.error, &tag), 0);
 	fa_pool_tenant_put(scene.pool, tag);
+}
+
+/* A user may be able to make cgroups: not all tenants that there can be are one's. */
+static void test_tenants_of_a_user(void **state)
+{
+	uint32_t tags[FA_STATE_TENANTS], n = 0, tag;
+	char cgroup[16];
+
+	for (;;) {
+		snprintf(cgroup, sizeof(cgroup), "%u", n);
+		if (fa_pool_tenant_get(scene.pool, 7, cgroup, &scene.error, &tag) < 0)
+			break;
+		tags[n++] = tag;
+	}
+	SCENE_FAILS(&scene, -EDQUOT, "uid 7",
+	            fa_pool_tenant_get(scene.pool, 7, "more", &scene.error, &tag));
+	assert_int_equal(n, FA_STATE_TENANTS / 2);
+	assert_int_equal(fa_pool_tenant_get(scene.pool, 7, "5", &scene.error, &tag), 0);
+	fa_pool_tenant_put(scene.pool, tag);
+	/* Others have theirs, and uid 0, who makes cgroups for others, all the rest. */
+	assert_int_equal(fa_pool_tenant_get(scene.pool, 8, "", &scene.error, &tag), 0);
+	fa_pool_tenant_put(scene.pool, tag);
+	fa_pool_tenant_put(scene.pool, tags[--n]);
+	assert_int_equal(fa_pool_tenant_get(scene.pool, 7, "more", &scene.error, &tags[n++]), 0);
+	while (n)
+		fa_pool_tenant_put(scene.pool, tags[--n]);
+	while (snprintf(cgroup, sizeof(cgroup), "%u", n) > 0 &&
+	       fa_pool_tenant_get(scene.pool, 0, cgroup, &scene.error, &tag) == 0)
+		tags[n++] = tag;
+	assert_int_equal(n, FA_STATE_TENANTS - 4);
+	while (n)
+		fa_pool_tenant_put(scene.pool, tags[--n]);
 }
 
 static void test_caches(void **state)
@@ -366,6 +408,40 @@ static void test_expiry(void **state)
 	assert_int_equal(fa_pool_expire(scene.pool, 1242), 1);
 }
 
+/* Who forks it, or changes what it has, uses it, though no step does. */
+static void test_expiry_of_used(void **state)
+{
+	const struct fa_actor *anna = &scene.actors[SCENE_ANNA];
+	uint64_t cache = scene_cache(&scene, SCENE_ANNA, "c", 0), a, b, n;
+	uint32_t tokens[40] = { 0 };
+	const struct fa_prefix_key key = {};
+
+	a = scene_sequence(&scene, SCENE_ANNA, cache);
+	b = scene_sequence(&scene, SCENE_ANNA, cache);
+	scene.now_ns = 1000;
+	scene_append(&scene, SCENE_ANNA, a, 40, 100);
+	assert_int_equal(fa_sequence_set_name(scene.pool, anna, a, "a", 0, 50, 1000, &scene.error),
+	                 0);
+	assert_int_equal(fa_sequence_set_name(scene.pool, anna, b, "b", 0, 50, 1000, &scene.error),
+	                 0);
+	assert_int_equal(fa_pool_expire(scene.pool, 1040), 0);
+	assert_int_equal(fa_sequence_fork(scene.pool, anna, a, 20, &scene.error, &n), 0);
+	assert_int_equal(fa_prefix_publish(scene.pool, anna, a, &key, tokens, 40, &scene.error, &n),
+	                 0);
+	assert_int_equal(fa_prefix_attach(scene.pool, anna, b, &key, tokens, 40, &scene.error, &n),
+	                 0);
+	assert_int_equal(n, 32);
+	assert_int_equal(fa_pool_expire(scene.pool, 1080), 0);
+	assert_int_equal(fa_sequence_truncate(scene.pool, anna, b, 20, &scene.error), 0);
+	assert_int_equal(fa_sequence_drop(scene.pool, anna, a, 16, &scene.error, &n), 0);
+	assert_int_equal(fa_pool_expire(scene.pool, 1120), 0);
+	assert_int_equal(fa_prefix_publish(scene.pool, anna, a, &key, tokens, 40, &scene.error, &n),
+	                 0);
+	assert_int_equal(fa_pool_expire(scene.pool, 1160), 1);
+	scene_check(&scene, a, 16, 40, 100);
+	assert_int_equal(fa_pool_expire(scene.pool, 1171), 1);
+}
+
 static uint64_t quota_bytes, quota_calls;
 static uint32_t quota_sequences = 100, quota_caches = 100;
 
@@ -502,7 +578,7 @@ static void test_quota_of_lists(void **state)
 	const struct fa_cache_config of_cache = { .geometry = scene_geometry,
 		                                  .name = "c",
 		                                  .mode = FA_MODE(2, 2, 2) };
-	struct fa_actor first = { .owner = 1 }, second = { .owner = 2 };
+	struct fa_actor first = { .owner = 1 }, second = { .owner = 2 }, third = { .owner = 1 };
 	uint64_t cache, sequence, forks[100], id;
 	struct fa_step_item item = { .n_tokens = 1500 * SCENE_PAGE_TOKENS };
 	uint32_t n = 0;
@@ -529,6 +605,13 @@ static void test_quota_of_lists(void **state)
 		n++;
 	assert_int_equal(r, -EDQUOT);
 	assert_int_equal(n, 6);
+	/* Nor has the user more by another cgroup. */
+	assert_int_equal(fa_pool_tenant_get(pool, 1000, "/other", &error, &third.tenant), 0);
+	assert_int_equal(fa_sequence_fork(pool, &third, sequence, UINT64_MAX, &error, &id),
+	                 -EDQUOT);
+	assert_int_equal(fa_sequence_fork(pool, &third, sequence, 15000, &error, &id), 0);
+	assert_int_equal(fa_sequence_free(pool, &third, id, &error), 0);
+	fa_pool_tenant_put(pool, third.tenant);
 	assert_int_equal(fa_sequence_new(pool, &second, cache, &error, &id), 0);
 	item = (struct fa_step_item){ id, 500 * SCENE_PAGE_TOKENS };
 	assert_int_equal(fa_step_plan(pool, &second, &item, 1, 1, 0, &error, &step), 0);
@@ -572,6 +655,112 @@ static void test_quota_of_objects(void **state)
 	quota_sequences = 100;
 }
 
+static int quota_of_first(void *userdata, const struct fa_pool_tenant_info *held,
+                          const struct fa_pool_more *more, struct fa_error *error)
+{
+	if (held->uid != 1000 || held->bytes + more->bytes <= 8 * 512)
+		return 0;
+	return fa_fail(error, -EDQUOT, "too much");
+}
+
+static void append_to(struct fa_pool *pool, const struct fa_actor *actor, uint64_t sequence,
+                      uint32_t n_pages)
+{
+	const struct fa_step_item item = { sequence, n_pages * SCENE_PAGE_TOKENS };
+	static uint64_t number;
+	struct fa_error error;
+	struct fa_step *step;
+
+	assert_int_equal(fa_step_plan(pool, actor, &item, 1, ++number, 0, &error, &step), 0);
+	assert_int_equal(fa_step_commit(pool, step, &error), 0);
+	fa_step_free(step);
+}
+
+/* One that has pages published, and no room for more without their going; 100 times. Returns
+ * what the steps took. */
+static uint64_t append_at_quota(struct fa_pool *pool, const struct fa_actor *actor, uint64_t cache)
+{
+	static uint32_t tokens[4 * SCENE_PAGE_TOKENS];
+	const struct fa_prefix_key key = {};
+	uint64_t before, took = 0, id, n;
+	struct fa_error error;
+
+	for (int i = 0; i < 100; i++) {
+		assert_int_equal(fa_sequence_new(pool, actor, cache, &error, &id), 0);
+		append_to(pool, actor, id, 4);
+		tokens[0]++;
+		assert_int_equal(fa_prefix_publish(pool, actor, id, &key, tokens,
+		                                   4 * SCENE_PAGE_TOKENS, &error, &n),
+		                 0);
+		assert_int_equal(n, 4);
+		assert_int_equal(fa_sequence_free(pool, actor, id, &error), 0);
+		assert_int_equal(fa_sequence_new(pool, actor, cache, &error, &id), 0);
+		before = thread_ns();
+		append_to(pool, actor, id, 6);
+		took += thread_ns() - before;
+		assert_int_equal(fa_sequence_free(pool, actor, id, &error), 0);
+	}
+	return took;
+}
+
+/* What others have published, and have in sequences, costs a tenant no time. */
+static void test_time_among_many(void **state)
+{
+	enum {
+		CHUNKS = 18,
+		LISTS = 500,
+		PAGES = 1000,
+		SEQUENCES = 30000,
+	};
+	const struct fa_pool_config config = { .chunk_bytes = 1 << 24,
+		                               .max_chunks = CHUNKS,
+		                               .page_bytes_min = 512 };
+	const struct fa_cache_config of_cache = { .geometry = scene_geometry,
+		                                  .name = "c",
+		                                  .mode = FA_MODE(2, 2, 2) };
+	static uint32_t tokens[PAGES * SCENE_PAGE_TOKENS];
+	struct fa_actor first = { .owner = 1 }, second = { .owner = 2 };
+	uint64_t cache, alone, id, n, before;
+	const struct fa_prefix_key key = {};
+	struct fa_pool_info info;
+	struct fa_error error;
+	struct fa_pool *pool;
+	int fd;
+
+	assert_int_equal(fa_pool_format(&config, &error, &fd), 0);
+	assert_int_equal(fa_pool_open(fd, NULL, &error, &pool), 0);
+	close(fd);
+	fa_pool_quarantine_end(pool);
+	fa_pool_quota_set(pool, quota_of_first, NULL);
+	for (uint32_t i = 0; i < CHUNKS; i++)
+		assert_int_equal(fa_pool_chunk_add(pool, i, true, &error), 0);
+	assert_int_equal(fa_pool_tenant_get(pool, 1000, "/", &error, &first.tenant), 0);
+	assert_int_equal(fa_pool_tenant_get(pool, 2000, "/", &error, &second.tenant), 0);
+	assert_int_equal(fa_cache_new(pool, &second, &of_cache, 0, &error, &cache), 0);
+	alone = append_at_quota(pool, &first, cache);
+	for (uint32_t i = 0; i < LISTS; i++) {
+		assert_int_equal(fa_sequence_new(pool, &second, cache, &error, &id), 0);
+		append_to(pool, &second, id, PAGES);
+		tokens[0] = i;
+		assert_int_equal(fa_prefix_publish(pool, &second, id, &key, tokens,
+		                                   PAGES * SCENE_PAGE_TOKENS, &error, &n),
+		                 0);
+		assert_int_equal(fa_sequence_free(pool, &second, id, &error), 0);
+	}
+	fa_check(append_at_quota(pool, &first, cache) < 10 * alone + 20 * FA_NS_PER_MS);
+
+	for (uint32_t i = 0; i < SEQUENCES; i++)
+		assert_int_equal(fa_sequence_new(pool, &second, cache, &error, &id), 0);
+	before = thread_ns();
+	for (uint64_t i = 0; i < 200; i++)
+		fa_pool_owner_gone(pool, 100 + i);
+	fa_check(thread_ns() - before < 20 * FA_NS_PER_MS);
+	fa_pool_owner_gone(pool, second.owner);
+	fa_pool_get_info(pool, &info);
+	assert_int_equal(info.sequences, 0);
+	fa_pool_free(pool);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -580,16 +769,19 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_chunks, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_tenants, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_many_tenants, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_tenants_of_a_user, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_caches, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_many_caches, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_names, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_owners, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_expiry, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_expiry_of_used, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_quotas, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_quota_of_idle, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_quota_of_attached, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_quota_of_objects, set_up, tear_down),
 		cmocka_unit_test(test_quota_of_lists),
+		cmocka_unit_test(test_time_among_many),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -91,6 +91,32 @@ static void test_sighup(void **state)
 	check_serves();
 }
 
+/* However often, while nothing runs or what starts cannot hear it yet: nobody dies of that, nor
+ * is anything kept from starting. */
+static void test_sighup_after_kills(void **state)
+{
+	_fa_cleanup_(fa_freep) char *log = NULL;
+	pid_t child;
+
+	start(NULL);
+	for (int i = 0; i < 4; i++) {
+		child = fa_test_daemon_next_child(&supervisor, 0);
+		check_serves();
+		kill(child, SIGKILL);
+		for (int j = 0; j < 250; j++) {
+			fa_test_daemon_signal(&supervisor, SIGHUP);
+			fa_test_sleep_ms(2);
+		}
+		fa_check(fa_test_daemon_child(&supervisor) > 0);
+	}
+	check_serves();
+	log = fa_test_daemon_log(&supervisor);
+	fa_check(!strstr(log, "killed by signal 1;"));
+	/* It has what was said when it starts, or hears of it. */
+	fa_test_daemon_signal(&supervisor, SIGHUP);
+	fa_test_daemon_log_wait(&supervisor, "the configuration was read again");
+}
+
 /* It was asked to end while nothing runs: between death and the next start. */
 static void test_sigterm_after_kills(void **state)
 {
@@ -354,6 +380,7 @@ int main(void)
 		cmocka_unit_test_teardown(test_kill, stop),
 		cmocka_unit_test_teardown(test_sigterm, stop),
 		cmocka_unit_test_teardown(test_sighup, stop),
+		cmocka_unit_test_teardown(test_sighup_after_kills, stop),
 		cmocka_unit_test_teardown(test_sigterm_after_kills, stop),
 		cmocka_unit_test_teardown(test_path_gone, stop),
 		cmocka_unit_test_teardown(test_exit_when_idle, stop),

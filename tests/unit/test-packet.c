@@ -195,7 +195,7 @@ static void test_no_room_for_descriptors(void **state)
 	low.rlim_cur = (rlim_t)next + 2;
 	assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
 	n_fds = 77;
-	assert_int_equal(receive(buffer, sizeof(buffer), fds, &n_fds), -E2BIG);
+	assert_int_equal(receive(buffer, sizeof(buffer), fds, &n_fds), -EMFILE);
 	assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
 	assert_int_equal(n_fds, 0);
 	assert_int_equal(count_fds(), n_open);

@@ -1,0 +1,95 @@
+/* A program whose timers interrupt it all the time: what waits keeps its deadline. */
+#include "client/faclient.h"
+#include "tests/client/fake.h"
+#include "tests/lib/check.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <sys/time.h>
+
+#include <cmocka.h>
+
+/* More often than a receive looks at the clock, and so often that it ends at last. */
+#define TICK_US 200000
+#define TICKS 25
+
+/* Longer than such a receive. */
+#define TIMEOUT_NS (3 * FA_NS_PER_SEC / 2)
+#define LATE_NS (4 * FA_NS_PER_SEC)
+
+static volatile sig_atomic_t ticks;
+
+static void tick(int signal)
+{
+	const struct itimerval none = {};
+
+	if (++ticks == TICKS)
+		(void)setitimer(ITIMER_REAL, &none, NULL);
+}
+
+static void ticking(long us)
+{
+	const struct timeval each = { .tv_usec = us };
+	const struct itimerval timer = { each, each };
+	struct sigaction action = { .sa_handler = tick, .sa_flags = SA_RESTART };
+
+	ticks = 0;
+	fa_check(!sigaction(SIGALRM, &action, NULL));
+	fa_check(!setitimer(ITIMER_REAL, &timer, NULL));
+}
+
+/* Of requests that end and of pings it says nothing. */
+static void mute(struct fa_raw *raw, void *userdata)
+{
+	struct fa_completion_slot *page = fa_fake_welcome(raw);
+
+	while (page && fa_fake_next(raw))
+		;
+}
+
+static void test_deadlines(void **state)
+{
+	struct fa_options options = { .size = sizeof(options),
+		                      .reconnect_ns = UINT64_MAX,
+		                      .reply_ns = TIMEOUT_NS };
+	struct fa_client *client;
+	struct fa_ticket ticket;
+	struct fa_fake fake;
+	uint64_t begin_ns;
+	sigset_t alarm;
+
+	/* It is this thread that the signals are for. */
+	sigemptyset(&alarm);
+	sigaddset(&alarm, SIGALRM);
+	fa_check(!pthread_sigmask(SIG_BLOCK, &alarm, NULL));
+	fa_fake_start(&fake, mute, NULL);
+	fa_check(!pthread_sigmask(SIG_UNBLOCK, &alarm, NULL));
+	options.socket = fake.socket;
+	fa_check_eq(fa_connect(&options, &client), 0);
+	fa_check_eq(fa_marker(client, 0, NULL, &ticket), 0);
+
+	ticking(TICK_US);
+	begin_ns = fa_now_ns();
+	fa_check_eq(fa_wait(client, &ticket, TIMEOUT_NS, NULL), -EAGAIN);
+	fa_check(fa_now_ns() - begin_ns >= TIMEOUT_NS);
+	fa_check(fa_now_ns() - begin_ns < LATE_NS);
+
+	ticking(TICK_US);
+	begin_ns = fa_now_ns();
+	fa_check_eq(fa_ping(client), -ETIMEDOUT);
+	fa_check(fa_now_ns() - begin_ns >= TIMEOUT_NS);
+	fa_check(fa_now_ns() - begin_ns < LATE_NS);
+	ticking(0);
+	fa_disconnect(client);
+	fa_fake_stop(&fake);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = { cmocka_unit_test(test_deadlines) };
+
+	return cmocka_run_group_tests_name("signals", tests, NULL, NULL);
+}
