@@ -15,6 +15,9 @@
 /* How often it is looked for what has expired and for chunks to give back. */
 #define TICK_MS 1000
 #define CHUNK_IDLE_NS (10 * FA_NS_PER_SEC)
+/* ... and while there is something in others, which may soon want it again: memory is given back,
+ * and got, by this thread, and a GPU's takes its time. */
+#define CHUNK_SPARE_NS (30 * FA_NS_PER_SEC)
 /* Not for each step that wants pages. */
 #define GROW_AGAIN_NS FA_NS_PER_SEC
 #define CHUNKS_A_TICK 8
@@ -113,14 +116,22 @@ static void give_back_excess(struct fa_kv *kv)
 static void shrink(struct fa_kv *kv)
 {
 	const uint64_t now = fa_kv_now_ns();
+	struct fa_pool_info info;
 	uint32_t chunk;
+	uint64_t quiet;
+	bool in_use;
 
 	give_back_excess(kv);
 	/* What an earlier daemon had may be wanted as soon as its clients are back. */
 	if (fa_now_ns() - kv->server->started_ns < CHUNK_IDLE_NS)
 		return;
-	for (int i = 0; i < CHUNKS_A_TICK; ++i) {
-		if (!fa_pool_chunk_remove_empty(kv->pool, now - CHUNK_IDLE_NS, &chunk))
+	fa_pool_get_info(kv->pool, &info);
+	in_use = info.used_bytes || info.idle_bytes;
+	quiet = in_use ? CHUNK_SPARE_NS : CHUNK_IDLE_NS;
+	if (now < quiet)
+		return;
+	for (int i = 0; i < (in_use ? 1 : CHUNKS_A_TICK); ++i) {
+		if (!fa_pool_chunk_remove_empty(kv->pool, now - quiet, &chunk))
 			return;
 		release(kv, chunk);
 	}
