@@ -21,7 +21,7 @@
 /* Not for each step that wants pages. */
 #define GROW_AGAIN_NS FA_NS_PER_SEC
 #define CHUNKS_A_TICK 8
-#define LOOKED_AT_A_TICK (1u << 22) /* sequences */
+#define GIVEN_UP_A_TICK 1024 /* sessions */
 
 /* A chunk holds whole pages, of all layers: small ones would not hold any. */
 #define CHUNK_BYTES_MIN ((uint64_t)4 << 20)
@@ -137,20 +137,23 @@ static void shrink(struct fa_kv *kv)
 	}
 }
 
-/* Sessions that did not come back: so many at a time that nobody waits long. */
+/* Sessions that did not come back: so many at a time that nobody waits long. A daemon that ends
+ * has one after it, to which they may come. */
 static void end_grace(struct fa_kv *kv)
 {
-	struct fa_pool_info info;
+	struct fa_server *server = kv->server;
 	uint64_t number;
-	uint32_t n, max;
+	uint32_t n;
 
-	if (!kv->resume.n_lost || fa_now_ns() < kv->grace_ns)
+	if (!kv->resume.n_lost || fa_now_ns() < kv->grace_ns ||
+	    server->state != FA_SERVER_RUNNING || fa_kv_device_lost(server))
 		return;
-	fa_pool_get_info(kv->pool, &info);
-	max = 1 + LOOKED_AT_A_TICK / (info.sequences + 1);
-	for (n = 0; n < max && fa_resume_give_up(&kv->resume, &number); ++n)
+	for (n = 0; n < GIVEN_UP_A_TICK && fa_resume_give_up(&kv->resume, &number); ++n)
 		fa_pool_owner_gone(kv->pool, number);
 	fa_log(FA_LOG_INFO, "%" PRIu32 " sessions of the daemon before did not come back", n);
+	/* One that ends when nobody is there any more has waited for them. */
+	if (!kv->resume.n_lost)
+		fa_server_look_idle(server);
 }
 
 static void rest(struct fa_kv *kv)

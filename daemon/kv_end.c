@@ -271,6 +271,7 @@ static void confirm(struct fa_work *work)
 	struct fa_error error;
 	int r = 0;
 
+	fa_pool_tell_time(server->kv.pool, fa_kv_now_ns());
 	if (!end_of(work)->commits)
 		fa_step_abort(server->kv.pool, step->plan);
 	else if (step->failed)

@@ -248,17 +248,12 @@ static size_t fill_copies(const struct fa_step_group *group, const uint32_t *tab
 }
 
 /* At most so many words are needed by fill_copies(). */
-static size_t copies_words(const struct fa_kv_step *step)
+static size_t copies_words(const struct fa_step_group *group)
 {
-	size_t n = 0;
-
-	for (uint32_t i = 0; i < step->plan->n_groups; ++i) {
-		const struct fa_step_group *group = &step->plan->groups[i];
-
-		n += 1 + 3 * (size_t)copies_pieces(group) +
-		     group->n_copies * (size_t)group->layout.page_tokens;
-	}
-	return n;
+	if (!group->n_copies)
+		return 0;
+	return 1 + 3 * (size_t)copies_pieces(group) +
+	       group->n_copies * (size_t)group->layout.page_tokens;
 }
 
 static void fill_requests(const struct fa_kv_step *step, struct prepare *prepare)
@@ -294,12 +289,14 @@ static int prepare(struct fa_kv_step *step, struct fa_error *error)
 	struct fa_device_work *device_work;
 	uint64_t n_clears = 0, n_copies = 0;
 	struct prepare *prepare;
+	size_t n_words = 0;
 	struct fa_work *work;
 	int r = 0;
 
 	for (uint32_t i = 0; i < step->plan->n_groups; ++i) {
 		n_clears += step->plan->groups[i].n_clears;
 		n_copies += step->plan->groups[i].n_copies;
+		n_words += copies_words(&step->plan->groups[i]);
 	}
 	if (!n_clears && !n_copies)
 		return 0;
@@ -321,7 +318,7 @@ static int prepare(struct fa_kv_step *step, struct fa_error *error)
 	device_work->tables = step->tables;
 	device_work->paged = prepare->requests = calloc(2 * (size_t)step->plan->n_groups,
 	                                                sizeof(*prepare->requests));
-	prepare->vectors = calloc(copies_words(step), sizeof(*prepare->vectors));
+	prepare->vectors = calloc(n_words + 1, sizeof(*prepare->vectors));
 	if (!device_work->paged || !prepare->vectors)
 		r = fa_fail(error, -ENOMEM, "the daemon has no memory for a step");
 	if (r == 0) {
@@ -551,7 +548,7 @@ static int find_before(struct fa_kv_step *step, struct fa_error *error)
 #define STEP_WORDS ((FA_DEVICE_KEPT_BYTES + 256) / sizeof(uint32_t))
 /* Of each of its sequences, in the plan and here. */
 #define ENTRY_WORDS 40
-/* Of each page that is copied: it is in the lists of both. */
+/* Of each page that is copied: it is in the lists of both, and its tokens in the request's. */
 #define COPY_WORDS 6
 
 static int charge(struct fa_kv_step *step, size_t n_tree, bool trees, struct fa_error *error)
@@ -563,7 +560,7 @@ static int charge(struct fa_kv_step *step, size_t n_tree, bool trees, struct fa_
 		const struct fa_step_group *group = &step->plan->groups[i];
 
 		words += 2 * (uint64_t)group->table_entries + group->n_clears +
-		         COPY_WORDS * (uint64_t)group->n_copies;
+		         COPY_WORDS * (uint64_t)group->n_copies + copies_words(group);
 		/* Of every new token, where it is. */
 		if (trees)
 			words += group->cu_new[group->end - group->begin];

@@ -264,7 +264,8 @@ bool fa_tenant_known(const struct fa_pool *pool, uint32_t tag);
 int fa_tenant_check_quota(const struct fa_pool *pool, uint32_t tag, const struct fa_pool_more *more,
                           struct fa_error *error);
 void fa_tenant_make_room(struct fa_pool *pool, uint32_t tag, uint64_t more_bytes);
-/* Cells of the lists of all that the tenant's user has; of uid 0, of the tenant's. */
+/* Cells of the lists of all that the tenant's user has, and of what a step that is planned needs
+ * for its other tenants; of uid 0, of the tenant's. */
 uint64_t fa_tenant_cells(const struct fa_pool *pool, uint32_t tag);
 /* Frees the tenant if it has nothing left. */
 void fa_tenant_settle(struct fa_pool *pool, uint32_t tag);

@@ -178,15 +178,17 @@ void fa_tenant_make_room(struct fa_pool *pool, uint32_t tag, uint64_t more_bytes
 
 uint64_t fa_tenant_cells(const struct fa_pool *pool, uint32_t tag)
 {
+	const struct fa_tenant_account *own = fa_tenant_account(pool, tag);
 	const uint32_t uid = record_of(pool, tag)->uid;
 	uint64_t n = 0;
 
 	if (!uid)
-		return fa_tenant_account(pool, tag)->n_cells;
+		return own->n_cells;
 	for (uint32_t i = 0; i < pool->header->high_tenants; i++)
 		if (pool->tenant_records[i].state == FA_STATE_USED &&
 		    pool->tenant_records[i].uid == uid)
-			n += pool->tenants[i].n_cells;
+			n += pool->tenants[i].n_cells +
+			     (&pool->tenants[i] != own ? pool->tenants[i].need_cells : 0);
 	return n;
 }
 

@@ -235,16 +235,21 @@ void fa_server_session_gone(struct fa_server *server)
 	assert(server->n_sessions);
 	--server->n_sessions;
 	keep_spare(server);
-	if (server->exit_when_idle && server->had_client && !server->n_sessions &&
-	    server->state == FA_SERVER_RUNNING) {
-		/* Somebody may have come meanwhile. */
-		accept_connections(server);
-		if (!server->n_sessions) {
-			fa_log(FA_LOG_INFO, "the last client has gone");
-			fa_drain_start(server);
-		}
-	}
+	fa_server_look_idle(server);
 	fa_drain_advance(server);
+}
+
+void fa_server_look_idle(struct fa_server *server)
+{
+	if (!server->exit_when_idle || !server->had_client || server->n_sessions ||
+	    server->state != FA_SERVER_RUNNING || server->kv.resume.n_lost)
+		return;
+	/* Somebody may have come meanwhile. */
+	accept_connections(server);
+	if (server->n_sessions)
+		return;
+	fa_log(FA_LOG_INFO, "the last client has gone");
+	fa_drain_start(server);
 }
 
 static void on_idle_timeout(uv_timer_t *timer)

@@ -110,9 +110,11 @@ int fa_step_keep(struct fa_pool *pool, struct fa_step *step, uint32_t entry,
 }
 
 /* The part is over: nothing of it is in flight. */
-static void take_out(struct fa_step_part *part)
+static void take_out(const struct fa_pool *pool, struct fa_step_part *part)
 {
 	struct fa_sequence *sequence = part->sequence;
+
+	fa_sequence_touch(pool, sequence);
 
 	fa_list_remove(&part->link);
 	sequence->n_in_flight--;
@@ -128,7 +130,7 @@ static void commit_part(struct fa_pool *pool, struct fa_step_part *part, uint64_
 {
 	struct fa_sequence *sequence = part->sequence;
 
-	take_out(part);
+	take_out(pool, part);
 	if (part->n_tokens && !sequence->dead) {
 		if (part->copies) {
 			uint32_t first = fa_sequence_first_page(sequence);
@@ -187,7 +189,7 @@ static void abort_part(struct fa_pool *pool, struct fa_step_part *part)
 	}
 	if (part->copies)
 		sequence->copy_aborted = true;
-	take_out(part);
+	take_out(pool, part);
 	fa_sequence_settle(pool, sequence);
 }
 

@@ -3,6 +3,7 @@
  * bit; what was in flight never happened; sessions come back with what they had, or it goes.
  */
 #include "common/clock.h"
+#include "daemon/kv.h"
 #include "kv-client.h"
 #include "tests/lib/check.h"
 #include "tests/lib/daemon.h"
@@ -15,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -151,6 +153,54 @@ static void test_impatient(void **state)
 	fa_check(!come_back(&client));
 }
 
+/* Has a request that does not end. */
+static void hold(struct kv_client *c)
+{
+	const struct fa_wire_gate wait = { .slot = 0, .value = 1 };
+	struct fa_wire_message message = fa_raw_message(FA_WIRE_TIMELINE_SETUP);
+
+	fa_raw_call(&c->raw, &message, NULL, 0);
+	fa_check_eq(c->raw.message.type, FA_WIRE_TIMELINE_REPLY);
+	message = fa_raw_message(FA_WIRE_MARKER);
+	message.marker.value = 1;
+	message.waits = &wait;
+	message.n_waits = 1;
+	(void)kv_send(c, &message, 0);
+}
+
+/* A daemon that ends gives up nobody, though nobody has come back in time: the next one may see
+ * them. A session that had come back and was not used is no worse off than one that had not. */
+static void test_grace_over(void **state)
+{
+	uint64_t cache = kv_cache(&client, NULL, 0), sequence = kv_sequence(&client, cache);
+	const struct kv_client before = client;
+	static struct kv_client other;
+	uint32_t numbers[20];
+	pid_t child;
+
+	kv_count(numbers, 1, 20);
+	kv_append(&client, sequence, numbers, 0, 20);
+	kill_child();
+	fa_check(come_back(&client));
+	kv_open(&other, supervisor.socket);
+	hold(&other);
+	fa_test_sleep_ms((FA_KV_GRACE_NS + FA_NS_PER_SEC) / FA_NS_PER_MS);
+	child = fa_test_daemon_child(&supervisor);
+	kill(child, SIGTERM);
+	fa_test_daemon_log_wait(&supervisor, "1 requests in flight");
+	kv_close(&client);
+	/* It looks once a second. */
+	fa_test_sleep_ms(2500);
+	kill(child, SIGKILL);
+	kv_close(&other);
+	/* The socket's path went when it began to end. */
+	fa_check_eventually(access(supervisor.socket, F_OK) == 0);
+	kv_open_resumed(&client, supervisor.socket, &before.raw.secret, before.raw.generation);
+	fa_check(client.raw.message.hello_reply.resumed);
+	kv_open_buffer(&client);
+	kv_check(&client, sequence, numbers, 0, 20);
+}
+
 /* A cache that was used just now does not expire as the daemon was killed, though nobody has
  * told the next one what time it is when it is used again. */
 static void test_expiry(void **state)
@@ -175,6 +225,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_kill, start, stop),
 		cmocka_unit_test_setup_teardown(test_impatient, start, stop),
 		cmocka_unit_test_setup_teardown(test_expiry, start, stop),
+		cmocka_unit_test_setup_teardown(test_grace_over, start, stop),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -398,14 +398,15 @@ static void test_expiry(void **state)
 	scene_write(&scene, step, 100);
 	scene_commit(&scene, step);
 	scene_reopen(&scene);
-	assert_int_equal(fa_pool_expire(scene.pool, 1140), 0);
-	assert_int_equal(fa_pool_expire(scene.pool, 1141), 1);
+	/* The step was a use of it until it ended. */
+	assert_int_equal(fa_pool_expire(scene.pool, 2050), 0);
+	assert_int_equal(fa_pool_expire(scene.pool, 2051), 1);
 	SCENE_FAILS(&scene, -ENOENT, "'s'",
-	            fa_sequence_find(scene.pool, anna, "s", 1141, &scene.error, &id));
+	            fa_sequence_find(scene.pool, anna, "s", 2051, &scene.error, &id));
 	/* The cache was in use until then. */
-	assert_int_equal(fa_pool_expire(scene.pool, 1241), 0);
+	assert_int_equal(fa_pool_expire(scene.pool, 2151), 0);
 	fa_pool_quarantine_end(scene.pool);
-	assert_int_equal(fa_pool_expire(scene.pool, 1242), 1);
+	assert_int_equal(fa_pool_expire(scene.pool, 2152), 1);
 }
 
 /* Who forks it, or changes what it has, uses it, though no step does. */

@@ -6,6 +6,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -428,6 +429,87 @@ static void test_many_pages(void **state)
 	fa_pool_free(pool);
 }
 
+/* A chunk is given back some time after the last that was in it, not after it was added. */
+static void test_empty_chunks(void **state)
+{
+	const struct fa_actor *anna = &scene.actors[SCENE_ANNA];
+	uint64_t a = scene_sequence(&scene, SCENE_ANNA, scene_cache(&scene, SCENE_ANNA, NULL, 0));
+	struct fa_step *step;
+	uint32_t chunk, n = 0;
+
+	fa_pool_quarantine_end(scene.pool);
+	scene.now_ns = 1000;
+	step = scene_plan(&scene, SCENE_ANNA, a, 40);
+	scene_commit(&scene, step);
+	fa_pool_tell_time(scene.pool, 5000);
+	assert_int_equal(fa_sequence_free(scene.pool, anna, a, &scene.error), 0);
+	while (fa_pool_chunk_remove_empty(scene.pool, 4999, &chunk))
+		n++;
+	assert_int_equal(n, SCENE_CHUNKS - 1);
+	assert_true(fa_pool_chunk_remove_empty(scene.pool, 5000, &chunk));
+	assert_false(fa_pool_chunk_remove_empty(scene.pool, UINT64_MAX, &chunk));
+}
+
+/* What all of a user's cgroups need of the lists counts together in one step, too. */
+static void test_cells_of_cgroups(void **state)
+{
+	enum {
+		CGROUPS = 10,
+		EACH = 100
+	};
+	const struct fa_pool_config config = { .chunk_bytes = 1 << 20,
+		                               .max_chunks = 1,
+		                               .page_bytes_min = 512,
+		                               .max_sequences = 2000 };
+	const struct fa_cache_config of_cache = { .geometry = scene_geometry,
+		                                  .name = "c",
+		                                  .mode = FA_MODE(2, 2, 2) };
+	static struct fa_step_item items[CGROUPS * EACH];
+	struct fa_actor actors[CGROUPS];
+	struct fa_error error;
+	struct fa_step *step;
+	struct fa_pool *pool;
+	uint64_t cache = 0;
+	char text[32];
+	int fd;
+
+	assert_int_equal(fa_pool_format(&config, &error, &fd), 0);
+	assert_int_equal(fa_pool_open(fd, NULL, &error, &pool), 0);
+	close(fd);
+	fa_pool_quarantine_end(pool);
+	assert_int_equal(fa_pool_chunk_add(pool, 0, true, &error), 0);
+	for (int i = 0; i < CGROUPS * EACH; i++) {
+		struct fa_actor *const actor = &actors[i / EACH];
+
+		if (i % EACH == 0) {
+			*actor = (struct fa_actor){ .owner = (uint64_t)i + 1 };
+			snprintf(text, sizeof(text), "/%d", i);
+			assert_int_equal(
+				fa_pool_tenant_get(pool, 1000, text, &error, &actor->tenant), 0);
+		}
+		if (i == 0)
+			assert_int_equal(fa_cache_new(pool, actor, &of_cache, 0, &error, &cache),
+			                 0);
+		assert_int_equal(fa_sequence_new(pool, actor, cache, &error, &items[i].sequence),
+		                 0);
+		snprintf(text, sizeof(text), "s%d", i);
+		assert_int_equal(fa_sequence_set_name(pool, actor, items[i].sequence, text,
+		                                      FA_MODE(1, 1, 1), 0, 0, &error),
+		                 0);
+		items[i].n_tokens = 1;
+	}
+	/* Of 1024 cells three quarters are one user's. */
+	SCENE_FAILS(
+		&scene, -EDQUOT, "cells more",
+		fa_step_plan(pool, &actors[0], items, CGROUPS * EACH, 1, 0, &scene.error, &step));
+	assert_int_equal(fa_step_plan(pool, &actors[0], items, 7 * EACH, 2, 0, &error, &step), 0);
+	fa_step_abort(pool, step);
+	fa_step_free(step);
+	for (int i = 0; i < CGROUPS; i++)
+		fa_pool_tenant_put(pool, actors[i].tenant);
+	fa_pool_free(pool);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -441,7 +523,9 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_copies_aborted, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_fork_of_copied, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_suspect, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_empty_chunks, set_up, tear_down),
 		cmocka_unit_test(test_many_pages),
+		cmocka_unit_test(test_cells_of_cgroups),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -112,9 +112,16 @@ static void test_sighup_after_kills(void **state)
 	check_serves();
 	log = fa_test_daemon_log(&supervisor);
 	fa_check(!strstr(log, "killed by signal 1;"));
-	/* It has what was said when it starts, or hears of it. */
-	fa_test_daemon_signal(&supervisor, SIGHUP);
-	fa_test_daemon_log_wait(&supervisor, "the configuration was read again");
+	supervisor.found_at = strlen(log);
+	/* What was said before it could hear is told when it can. */
+	for (int i = 0; i < 5; i++) {
+		child = fa_test_daemon_next_child(&supervisor, 0);
+		kill(child, SIGKILL);
+		(void)fa_test_daemon_next_child(&supervisor, child);
+		fa_test_daemon_signal(&supervisor, SIGHUP);
+		fa_test_daemon_log_wait(&supervisor, "the configuration was read again");
+		check_serves();
+	}
 }
 
 /* It was asked to end while nothing runs: between death and the next start. */
@@ -155,6 +162,24 @@ static void test_exit_when_idle(void **state)
 	start(&options);
 	check_serves();
 	fa_check_eq(fa_test_daemon_reap(&supervisor), 0);
+}
+
+/* Who may come back is waited for, though somebody has come and gone. */
+static void test_exit_when_idle_after_kill(void **state)
+{
+	static const char *const args[] = { "--supervise", "--exit-when-idle", NULL };
+	const struct fa_test_daemon_options options = { .args = args,
+		                                        .config = "[pool]\nbytes = 4M\n" };
+	struct fa_raw lost;
+
+	start(&options);
+	fa_raw_open(&lost, supervisor.socket);
+	kill(fa_test_daemon_next_child(&supervisor, 0), SIGKILL);
+	fa_raw_close(&lost);
+	for (int i = 0; i < 3; i++) {
+		check_serves();
+		fa_test_sleep_ms(50);
+	}
 }
 
 static void test_never_ready(void **state)
@@ -384,6 +409,7 @@ int main(void)
 		cmocka_unit_test_teardown(test_sigterm_after_kills, stop),
 		cmocka_unit_test_teardown(test_path_gone, stop),
 		cmocka_unit_test_teardown(test_exit_when_idle, stop),
+		cmocka_unit_test_teardown(test_exit_when_idle_after_kill, stop),
 		cmocka_unit_test(test_never_ready),
 		cmocka_unit_test_teardown(test_supervisor_killed, stop),
 		cmocka_unit_test_teardown(test_crash_loop, stop),
