@@ -221,9 +221,10 @@ struct fa_client {
 	struct fa_list waiters;
 	struct fa_list calls;
 	uint64_t last_id;
-	uint64_t detached;  /* replies to come that nobody waits for */
-	uint64_t posting;   /* requests that are on their way out */
-	uint64_t in_flight; /* requests of streams whose Completion has not been read */
+	uint64_t detached;    /* replies to come that nobody waits for */
+	uint64_t posting;     /* requests that are on their way out */
+	bool posting_for_fds; /* a call whose answer brings descriptors is on its way out */
+	uint64_t in_flight;   /* requests of streams whose Completion has not been read */
 	uint64_t max_requests;
 
 	bool watched; /* fa_fd() was called */
@@ -300,7 +301,7 @@ int fa_connection_open(const char *path, const char *name, const struct fa_resum
                        struct fa_connection *ret_connection);
 void fa_connection_close(struct fa_connection *connection);
 /* Whether this process can have @n descriptors more: -EMFILE. What the daemon sends while it
- * cannot is lost, and the connection with it. @fd is any. */
+ * cannot is lost, and the connection with it; so is what comes while it tries. @fd is any. */
 int fa_connection_spare(int fd, size_t n, struct fa_error *error);
 /* Polls for @events; 0, or -EAGAIN at the deadline. */
 int fa_poll(int fd, short events, uint64_t deadline_ns);
