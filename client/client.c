@@ -148,6 +148,7 @@ static int client_new(const struct fa_options *options, struct fa_client **ret_c
 	fa_list_init(&client->registrations);
 	fa_list_init(&client->cuda_used);
 	fa_list_init(&client->cuda_unused);
+	fa_list_init(&client->abandoned);
 	client->streams[0].state = FA_STREAM_OPEN;
 	atomic_init(&client->lost, true);
 	pthread_condattr_init(&client->clock);
@@ -198,6 +199,7 @@ static struct fa_client *client_free(struct fa_client *client)
 	}
 	free_registrations(&client->cuda_used);
 	free_registrations(&client->cuda_unused);
+	fa_step_forget_abandoned(client);
 	for (size_t i = 0; i < FA_COMPLETION_SLOTS; ++i) {
 		struct fa_result *results = client->streams[i].results;
 

@@ -236,6 +236,8 @@ struct fa_client {
 	struct fa_list cuda_used, cuda_unused; /* the latter: least recently used first */
 	uint32_t last_registration;
 	uint32_t last_step;
+	struct fa_list abandoned; /* steps of this connection that are to end yet */
+	bool ending_abandoned;    /* a thread does */
 	struct fa_client_stream streams[FA_COMPLETION_SLOTS];
 	struct fa_timeline *timeline; /* NULL: fa_timeline_open() was not called */
 };
@@ -403,6 +405,8 @@ int fa_kv_name(const char *name, struct fa_wire_string *ret_name);
 /* 0 if it can go on; -EINVAL it was ended, -ECONNRESET its connection. */
 int fa_step_check(struct fa_step *step);
 void fa_step_set_ended(struct fa_step *step);
+/* They have ended with their connection. */
+void fa_step_forget_abandoned(struct fa_client *client);
 
 /* ---- wait.c; with the mutex */
 

@@ -161,6 +161,7 @@ void fa_client_adopt(struct fa_client *client, struct fa_connection *connection)
 	                               ? client->connection.limits.requests
 	                               : FA_RESULTS;
 	++client->epoch;
+	fa_step_forget_abandoned(client);
 	client->ring_tried = false;
 	for (size_t i = 0; i < FA_COMPLETION_SLOTS; ++i)
 		client->streams[i].base = client->streams[i].submitted;
