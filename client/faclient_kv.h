@@ -401,6 +401,7 @@ int fa_step_abort(struct fa_step *step, uint32_t stream, struct fa_ticket *ret_t
 /* Forgets the handle; aborts the step if it has not ended, and waits for that, but in all not
  * longer than about fa_options.reply_ns: where max_requests are in flight so long and none of
  * them ends, the step is aborted before the next fa_step_begin(), or else with the connection.
+ * (Where the daemon reads nothing, that is given up after reply_ns, too, as by any request.)
  * Before fa_disconnect(), by the last thread that uses it. Takes NULL, returns NULL. */
 struct fa_step *fa_step_free(struct fa_step *step);
 
