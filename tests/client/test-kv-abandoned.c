@@ -9,6 +9,7 @@
 #include "tests/lib/dir.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -53,15 +54,16 @@ static struct kv_item item(uint32_t length, uint32_t n_new)
 	};
 }
 
-/* Until there is no room, with requests that wait for @value. The last of them. */
-static struct fa_ticket fill(uint64_t value)
+/* Until there is no room, with requests of @stream that wait for @value in its slot. The last of
+ * them. */
+static struct fa_ticket fill(uint32_t stream, uint64_t value)
 {
-	const struct fa_gate wait = { .slot = 3, .value = value };
+	const struct fa_gate wait = { .slot = 3 + stream, .value = value };
 	const struct fa_gates gates = { .size = sizeof(gates), .n_waits = 1, .waits = &wait };
 	struct fa_ticket ticket = {}, next;
 	int r;
 
-	while ((r = fa_marker(s.client, 0, &gates, &next)) == 0)
+	while ((r = fa_marker(s.client, stream, &gates, &next)) == 0)
 		ticket = next;
 	fa_check_eq(r, -EAGAIN);
 	return ticket;
@@ -100,7 +102,7 @@ static void test_freed_without_room(void **state)
 
 		must(kv_begin(&s.kv, &next, 1, &steps[i]), "begin");
 	}
-	last = fill(1);
+	last = fill(0, 1);
 	for (int i = 1; i >= 0; --i) {
 		begin_ns = fa_now_ns();
 		fa_step_free(steps[i]);
@@ -143,6 +145,50 @@ static void test_freed_behind(void **state)
 	close_client();
 }
 
+static void *open_later(void *userdata)
+{
+	fa_test_sleep_ms(REPLY_NS * 6 / 10 / FA_NS_PER_MS);
+	must(fa_timeline_write(s.timeline, 4, *(uint64_t *)userdata), "write");
+	return NULL;
+}
+
+/* The two waits together take no longer than one of them may. */
+static void test_time_in_all(void **state)
+{
+	uint64_t took_ns = UINT64_MAX;
+	uint32_t stream;
+
+	open_client(alone_daemon.socket);
+	must(fa_stream_new(s.client, 0, &stream), "stream");
+	fa_check_eq(stream, 1);
+	/* Any may be late on a loaded machine. */
+	for (uint64_t value = 1; value <= 5 && took_ns >= REPLY_NS * 14 / 10; ++value) {
+		const struct fa_gate wait = { .slot = 3, .value = value };
+		const struct fa_gates gates = { .size = sizeof(gates),
+			                        .n_waits = 1,
+			                        .waits = &wait };
+		const struct kv_item planned = item(2, 2);
+		struct fa_ticket last, filled;
+		struct fa_step *step;
+		uint64_t begin_ns;
+		pthread_t thread;
+
+		must(kv_begin(&s.kv, &planned, 1, &step), "begin");
+		must(fa_marker(s.client, 0, &gates, &last), "marker");
+		filled = fill(stream, value);
+		begin_ns = fa_now_ns();
+		fa_check(!pthread_create(&thread, NULL, open_later, &value));
+		fa_step_free(step);
+		took_ns = fa_now_ns() - begin_ns;
+		pthread_join(thread, NULL);
+		must(fa_wait(s.client, &filled, fa_test_patience_ns(), NULL), "wait");
+		open_gate(value, &last);
+		must(fa_marker(s.client, 0, NULL, NULL), "marker");
+	}
+	fa_check(took_ns < REPLY_NS * 14 / 10);
+	close_client();
+}
+
 /* Another connection has none of them. */
 static void test_gone_with_connection(void **state)
 {
@@ -158,7 +204,7 @@ static void test_gone_with_connection(void **state)
 	open_client(daemon.socket);
 	planned = item(2, 2);
 	must(kv_begin(&s.kv, &planned, 1, &step), "begin");
-	(void)fill(1);
+	(void)fill(0, 1);
 	fa_step_free(step);
 	fa_test_daemon_signal(&daemon, SIGKILL);
 	fa_check_eq(WTERMSIG(fa_test_daemon_reap(&daemon)), SIGKILL);
@@ -178,6 +224,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_freed_without_room),
 		cmocka_unit_test(test_freed_behind),
+		cmocka_unit_test(test_time_in_all),
 		cmocka_unit_test(test_gone_with_connection),
 	};
 
