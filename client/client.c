@@ -12,6 +12,7 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 
 #define CONNECT_NS_DEFAULT (5 * FA_NS_PER_SEC)
 #define RECONNECT_NS_DEFAULT (5 * FA_NS_PER_SEC)
@@ -98,16 +99,25 @@ static uint64_t or_default(uint64_t value, uint64_t otherwise)
 	return value ? value : otherwise;
 }
 
-/* Good after chdir(), too; allocated, NULL if there is no memory. A directory that has no
- * name leaves @path as it is. */
+/* Good after chdir(), too; allocated, NULL if there is no memory. @path stays as it is where the
+ * other does not lead to the same: the directory has no name, or a directory above it may not be
+ * searched (any more) by this user. */
 static char *absolute(const char *path)
 {
 	_fa_cleanup_(fa_freep) char *directory = *path == '/' ? NULL : getcwd(NULL, 0);
-	char *whole;
+	_fa_cleanup_(fa_freep) char *whole = NULL;
+	struct stat given, found;
 
 	if (!directory || *directory != '/')
 		return strdup(path);
-	return asprintf(&whole, "%s/%s", directory, path) < 0 ? NULL : whole;
+	if (asprintf(&whole, "%s/%s", directory, path) < 0) {
+		whole = NULL;
+		return NULL;
+	}
+	if (stat(path, &given) < 0 || stat(whole, &found) < 0 || given.st_dev != found.st_dev ||
+	    given.st_ino != found.st_ino)
+		return strdup(path);
+	return fa_steal_ptr(whole);
 }
 
 /* Everything but the connection. */
@@ -138,6 +148,7 @@ static int client_new(const struct fa_options *options, struct fa_client **ret_c
 	fa_list_init(&client->registrations);
 	fa_list_init(&client->cuda_used);
 	fa_list_init(&client->cuda_unused);
+	fa_list_init(&client->abandoned);
 	client->streams[0].state = FA_STREAM_OPEN;
 	atomic_init(&client->lost, true);
 	pthread_condattr_init(&client->clock);
@@ -188,6 +199,7 @@ static struct fa_client *client_free(struct fa_client *client)
 	}
 	free_registrations(&client->cuda_used);
 	free_registrations(&client->cuda_unused);
+	fa_step_forget_abandoned(client);
 	for (size_t i = 0; i < FA_COMPLETION_SLOTS; ++i) {
 		struct fa_result *results = client->streams[i].results;
 
@@ -208,7 +220,7 @@ static struct fa_client *client_free(struct fa_client *client)
 static int try_path(struct fa_client *client, const char *path, uint64_t deadline_ns,
                     struct fa_error *error)
 {
-	_fa_cleanup_(fa_freep) char *whole = absolute(path);
+	_fa_cleanup_(fa_freep) char *whole = NULL;
 	struct fa_connection connection;
 	int r;
 
@@ -216,6 +228,7 @@ static int try_path(struct fa_client *client, const char *path, uint64_t deadlin
 	                       deadline_ns, error, &connection);
 	if (r < 0)
 		return r;
+	whole = absolute(path);
 	/* One that is too long for an address only works from here. */
 	if (whole && strlen(whole) < sizeof(client->path))
 		path = whole;

@@ -48,8 +48,9 @@ int fa_connection_spare(int fd, size_t n, struct fa_error *error)
 
 	for (; had < n && !code; ++had) {
 		fds[had] = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+		/* Where none at all may be had, not even 0 is a number for one. */
 		if (fds[had] < 0)
-			code = -errno;
+			code = errno == EINVAL ? -EMFILE : -errno;
 	}
 	fa_packet_close_fds(fds, had);
 	if (!code)

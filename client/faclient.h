@@ -40,9 +40,10 @@
  * Reconnecting: when the daemon goes away, requests in flight end with
  * -ECONNRESET; it is not known which of them had written their output. The next
  * call that needs the daemon connects again (waiting up to
- * fa_options.reconnect_ns), and registers every buffer and stream of the client
- * again; handles and tickets stay good, and memory keeps its contents. A request
- * that could not even be sent is sent to the new daemon. fa_client_state() and
+ * fa_options.reconnect_ns; for a socket that forbids it, which is -EACCES, up to
+ * 200 ms of these), and registers every buffer and stream of the client again;
+ * handles and tickets stay good, and memory keeps its contents. A request that
+ * could not even be sent is sent to the new daemon. fa_client_state() and
  * fa_info.generation tell. What becomes of the KV cache is said in faclient_kv.h.
  *
  * Units: lengths in tokens, strides in elements, sizes and offsets in bytes,

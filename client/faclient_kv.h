@@ -270,6 +270,8 @@ struct fa_step_options {
  *            is being aborted, or that keeps some of its tokens
  *   -ENOMEM  the pool has not so many pages
  *   -EDQUOT  more than this user, or the cache, may have; or too many steps in progress
+ *   -EAGAIN  fa_step_free() could not abort a step, as max_requests were in flight; they still
+ *            are, after fa_options.reply_ns
  *   -EINVAL  a sequence twice, too many tokens, or too many pages of all sequences together
  */
 int fa_step_begin(struct fa_client *client, const struct fa_step_options *options,
@@ -396,10 +398,11 @@ int fa_step_commit(struct fa_step *step, const struct fa_step_commit *commit,
  * fa_step_begin() with one of them says -EBUSY. */
 int fa_step_abort(struct fa_step *step, uint32_t stream, struct fa_ticket *ret_ticket);
 
-/* Forgets the handle; aborts the step if it has not ended, and waits for that, but not longer
- * than fa_options.reply_ns: where max_requests are in flight so long and none of them ends, the
- * step ends with the connection. Before fa_disconnect(), by the last thread that uses it. Takes
- * NULL, returns NULL. */
+/* Forgets the handle; aborts the step if it has not ended, and waits for that, but in all not
+ * longer than about fa_options.reply_ns: where max_requests are in flight so long and none of
+ * them ends, the step is aborted before the next fa_step_begin(), or else with the connection.
+ * (Where the daemon reads nothing, that is given up after reply_ns, too, as by any request.)
+ * Before fa_disconnect(), by the last thread that uses it. Takes NULL, returns NULL. */
 struct fa_step *fa_step_free(struct fa_step *step);
 
 /* ---- moving keys and values in and out */

@@ -221,9 +221,10 @@ struct fa_client {
 	struct fa_list waiters;
 	struct fa_list calls;
 	uint64_t last_id;
-	uint64_t detached;  /* replies to come that nobody waits for */
-	uint64_t posting;   /* requests that are on their way out */
-	uint64_t in_flight; /* requests of streams whose Completion has not been read */
+	uint64_t detached;    /* replies to come that nobody waits for */
+	uint64_t posting;     /* requests that are on their way out */
+	bool posting_for_fds; /* a call whose answer brings descriptors is on its way out */
+	uint64_t in_flight;   /* requests of streams whose Completion has not been read */
 	uint64_t max_requests;
 
 	bool watched; /* fa_fd() was called */
@@ -235,6 +236,8 @@ struct fa_client {
 	struct fa_list cuda_used, cuda_unused; /* the latter: least recently used first */
 	uint32_t last_registration;
 	uint32_t last_step;
+	struct fa_list abandoned; /* steps of this connection that are to end yet */
+	bool ending_abandoned;    /* a thread does */
 	struct fa_client_stream streams[FA_COMPLETION_SLOTS];
 	struct fa_timeline *timeline; /* NULL: fa_timeline_open() was not called */
 };
@@ -300,7 +303,7 @@ int fa_connection_open(const char *path, const char *name, const struct fa_resum
                        struct fa_connection *ret_connection);
 void fa_connection_close(struct fa_connection *connection);
 /* Whether this process can have @n descriptors more: -EMFILE. What the daemon sends while it
- * cannot is lost, and the connection with it. @fd is any. */
+ * cannot is lost, and the connection with it; so is what comes while it tries. @fd is any. */
 int fa_connection_spare(int fd, size_t n, struct fa_error *error);
 /* Polls for @events; 0, or -EAGAIN at the deadline. */
 int fa_poll(int fd, short events, uint64_t deadline_ns);
@@ -402,6 +405,8 @@ int fa_kv_name(const char *name, struct fa_wire_string *ret_name);
 /* 0 if it can go on; -EINVAL it was ended, -ECONNRESET its connection. */
 int fa_step_check(struct fa_step *step);
 void fa_step_set_ended(struct fa_step *step);
+/* They have ended with their connection. */
+void fa_step_forget_abandoned(struct fa_client *client);
 
 /* ---- wait.c; with the mutex */
 

@@ -17,6 +17,9 @@
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 
+/* Who has filled sockets with descriptors may be about to read them, or not. */
+#define CROWDED_NS (2 * FA_NS_PER_SEC)
+
 /* A daemon that closed its end has said all it will. */
 #define LAST_WORDS_NS FA_NS_PER_SEC
 
@@ -594,7 +597,7 @@ int fa_io_post(struct fa_client *client, struct fa_wire_message *message, const 
                size_t n_fds, uint64_t deadline_ns, bool again)
 {
 	const uint64_t given_ns = deadline_ns;
-	uint64_t *value;
+	uint64_t crowded_ns = FA_NS_NEVER, *value;
 	uint32_t *id;
 	int r;
 
@@ -624,9 +627,15 @@ int fa_io_post(struct fa_client *client, struct fa_wire_message *message, const 
 			r = try_send(client, message, fds, n_fds, by_ring, &ring_length);
 		if ((r == -EAGAIN || r == -ETOOMANYREFS) && deadline_ns == FA_IO_USUAL)
 			deadline_ns = fa_deadline_ns(client->call_ns);
+		if (r == -ETOOMANYREFS && crowded_ns == FA_NS_NEVER)
+			crowded_ns = fa_deadline_ns(CROWDED_NS);
 		if (r == -EAGAIN || r == -ETOOMANYREFS) {
+			bool crowded = r == -ETOOMANYREFS;
+
 			r = by_ring ? wait_ring_room(client, ring_length, deadline_ns)
-			            : wait_room(client, r == -ETOOMANYREFS, deadline_ns);
+			            : wait_room(client, crowded,
+			                        crowded && crowded_ns < deadline_ns ? crowded_ns
+			                                                            : deadline_ns);
 			if (r == 0)
 				continue;
 		}
@@ -634,6 +643,7 @@ int fa_io_post(struct fa_client *client, struct fa_wire_message *message, const 
 		    (client->state == FA_CLIENT_LOST || client->epoch != epoch)) {
 			again = false;
 			deadline_ns = given_ns;
+			crowded_ns = FA_NS_NEVER;
 			r = fa_client_restore(client, client->reconnect_ns);
 			if (r == 0)
 				continue;
@@ -647,26 +657,79 @@ static bool call_ready(const struct fa_client *client, const struct fa_waiter *w
 	return fa_container_of(waiter, const struct fa_call, waiter)->done;
 }
 
+/* Whether an answer may come with descriptors. */
+static bool are_fds_due(const struct fa_client *client)
+{
+	struct fa_list *pos;
+
+	if (client->posting_for_fds)
+		return true;
+	fa_list_for_each(pos, &client->calls) {
+		const struct fa_call *call = fa_container_of(pos, struct fa_call, link);
+
+		if (call->expect_fds && !call->done)
+			return true;
+	}
+	return false;
+}
+
+static bool no_fds_ready(const struct fa_client *client, const struct fa_waiter *waiter)
+{
+	return client->state == FA_CLIENT_LOST || !are_fds_due(client);
+}
+
+/*
+ * Sees that the descriptors of an answer will find room. One call at a time: whoever tries takes
+ * them for a moment, in which another's would find none, and both would count on the same.
+ */
+static int make_sure_of_fds(struct fa_client *client, bool again, struct fa_call *call)
+{
+	int r;
+
+	while (are_fds_due(client)) {
+		struct fa_waiter turn = { .ready = no_fds_ready };
+
+		if (client->state == FA_CLIENT_LOST && !again)
+			return fa_client_lost_error(client);
+		if (client->state == FA_CLIENT_LOST) {
+			r = fa_client_restore(client, client->reconnect_ns);
+			if (r < 0)
+				return r;
+		}
+		/* Each has its own time to be answered in. */
+		(void)fa_io_await(client, &turn, FA_NS_NEVER);
+	}
+	r = fa_connection_spare(client->event_fd, call->expect_fds, &call->error);
+	return r < 0 ? fa_error_copy(r, &call->error) : 0;
+}
+
 int fa_io_call_begin(struct fa_client *client, struct fa_wire_message *message, const int *fds,
                      size_t n_fds, bool again, struct fa_call *call)
 {
 	int r;
 
-	message->id = call->id = ++client->last_id;
 	call->type = message->type;
 	call->waiter.ready = call_ready;
 	call->done = false;
 	call->status = 0;
 	call->fd = call->second_fd = -1;
-
 	if (call->expect_fds) {
-		r = fa_connection_spare(client->event_fd, call->expect_fds, &call->error);
+		r = make_sure_of_fds(client, again, call);
 		if (r < 0)
-			return fa_error_copy(r, &call->error);
+			return r;
+		client->posting_for_fds = true;
 	}
+	message->id = call->id = ++client->last_id;
+
 	r = fa_io_post(client, message, fds, n_fds, FA_IO_USUAL, again);
-	if (r < 0)
+	if (call->expect_fds)
+		client->posting_for_fds = false;
+	if (r < 0) {
+		/* The next of those calls. */
+		if (call->expect_fds)
+			wake_ready(client);
 		return r;
+	}
 	/* Whatever time the daemon took to come back: it has its own to answer. */
 	call->deadline_ns = fa_deadline_ns(client->call_ns);
 	call->epoch = client->epoch;

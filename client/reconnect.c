@@ -18,6 +18,9 @@
 #define RETRY_FIRST_NS FA_NS_PER_MS
 #define RETRY_LAST_NS (50 * FA_NS_PER_MS)
 
+/* More than a daemon takes from making its socket to setting that's mode and group. */
+#define FORBIDDEN_NS (200 * FA_NS_PER_MS)
+
 /* ---- losing */
 
 int fa_client_lost_error(struct fa_client *client)
@@ -84,12 +87,11 @@ void fa_client_lose(struct fa_client *client, int code, const char *format, ...)
 
 /* ---- connecting again, without the mutex */
 
-/* Worth another try: the daemon may be on its way back, with a socket that nobody may use before
- * its mode and group are set; or it is about to end, as its GPU is lost; or it lives, and still
- * holds what the lost session had. */
+/* Worth another try: the daemon may be on its way back; or it is about to end, as its GPU is
+ * lost; or it lives, and still holds what the lost session had. */
 static bool is_passing(int code)
 {
-	return code == -ENOENT || code == -ECONNREFUSED || code == -EACCES || code == -ECONNRESET ||
+	return code == -ENOENT || code == -ECONNREFUSED || code == -ECONNRESET ||
 	       code == -ESHUTDOWN || code == -ENODEV || code == -EAGAIN || code == -EDQUOT;
 }
 
@@ -104,7 +106,7 @@ static void remember_session(struct fa_client *client, const struct fa_connectio
 static int connect_again(struct fa_client *client, uint64_t deadline_ns, struct fa_error *error,
                          struct fa_connection *ret_connection)
 {
-	uint64_t pause = RETRY_FIRST_NS;
+	uint64_t pause = RETRY_FIRST_NS, forbidden_until_ns = 0;
 	int r, spawns = 0;
 
 	for (;;) {
@@ -129,7 +131,12 @@ static int connect_again(struct fa_client *client, uint64_t deadline_ns, struct 
 			}
 			fa_connection_close(&connection);
 		}
-		if (!is_passing(r) || fa_now_ns() >= deadline_ns)
+		/* A socket is nobody's before its mode and group are set. What it is then stays. */
+		if (r == -EACCES && !forbidden_until_ns)
+			forbidden_until_ns = fa_deadline_ns(FORBIDDEN_NS);
+		if (r == -EACCES ? fa_now_ns() >= forbidden_until_ns : !is_passing(r))
+			return r;
+		if (fa_now_ns() >= deadline_ns)
 			return r;
 		(void)nanosleep(&sleep, NULL);
 		pause = pause * 2 < RETRY_LAST_NS ? pause * 2 : RETRY_LAST_NS;
@@ -154,6 +161,7 @@ void fa_client_adopt(struct fa_client *client, struct fa_connection *connection)
 	                               ? client->connection.limits.requests
 	                               : FA_RESULTS;
 	++client->epoch;
+	fa_step_forget_abandoned(client);
 	client->ring_tried = false;
 	for (size_t i = 0; i < FA_COMPLETION_SLOTS; ++i)
 		client->streams[i].base = client->streams[i].submitted;

@@ -3,6 +3,8 @@
 #include "common/memfd.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -65,6 +67,8 @@ static int take(const struct fa_wire_ring_reply *reply, int *fds, struct fa_erro
 		return fa_fail(error, -EPROTO, "its sizes make no sense");
 	if (!are_of_kind(fds[2], fds[3]))
 		return fa_fail(error, -EPROTO, "its descriptors are no eventfd and socket");
+	if (fcntl(fds[2], F_SETFL, O_NONBLOCK) < 0)
+		return fa_fail(error, -errno, "its eventfd cannot be set up: %m");
 	r = map(fds[0], FA_RING_HEAD_BYTES + reply->bytes, PROT_READ | PROT_WRITE, error, &memory);
 	if (r < 0)
 		return r;
@@ -142,7 +146,8 @@ int fa_ring_send(struct fa_client *client, const void *bytes, size_t length)
 		fa_client_lose(client, -EPROTO, "the daemon's ring is out of order");
 		return fa_client_lost_error(client);
 	}
-	if (r == 0 && fa_ring_must_ring(&ring->end))
+	/* One that is full wakes already. The daemon may make it one for which a write waits. */
+	if (r == 0 && fa_ring_must_ring(&ring->end) && !fa_poll(ring->doorbell, POLLOUT, 0))
 		(void)eventfd_write(ring->doorbell, 1);
 	return r;
 }

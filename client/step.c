@@ -5,6 +5,7 @@
 #include "client/internal.h"
 
 #include <errno.h>
+#include <stdlib.h>
 
 #define FLAGS_ATTEND                                                                               \
 	(FA_STEP_CAUSAL | FA_STEP_WINDOW | FA_STEP_ROTARY_INTERLEAVED | FA_STEP_DETERMINISTIC)
@@ -24,7 +25,9 @@ struct fa_step {
 	struct fa_client *client;
 	uint64_t number;
 	uint32_t id, epoch, n_items;
-	bool ended; /* its end was sent; with the client's mutex */
+	/* With the client's mutex. */
+	bool ended;          /* its end was sent */
+	struct fa_list link; /* fa_client.abandoned */
 };
 
 /* ---- with the mutex */
@@ -44,6 +47,79 @@ int fa_step_check(struct fa_step *step)
 void fa_step_set_ended(struct fa_step *step)
 {
 	step->ended = true;
+}
+
+/* Whether the daemon has it, and was not asked to end it. */
+static bool is_open(const struct fa_step *step)
+{
+	const struct fa_client *client = step->client;
+
+	return !step->ended && client->state != FA_CLIENT_LOST && client->epoch == step->epoch;
+}
+
+void fa_step_forget_abandoned(struct fa_client *client)
+{
+	while (!fa_list_empty(&client->abandoned)) {
+		struct fa_step *step = fa_container_of(client->abandoned.next, struct fa_step,
+		                                       link);
+
+		fa_list_remove(&step->link);
+		free(step);
+	}
+}
+
+/* Asks for the abort of @step (consumed), waiting for room. One that there is no room for is
+ * abandoned, which is an error: its turn comes before another step is begun. */
+static int end_step(struct fa_step *step, uint64_t until_ns, uint64_t *ret_value)
+{
+	struct fa_request request = { .message.type = FA_WIRE_STEP_END, .step = step };
+	int r;
+
+	request.message.step_end.step = step->id;
+	r = fa_request_send(step->client, &request, until_ns, ret_value);
+	if (r < 0 && is_open(step)) {
+		fa_list_append(&step->client->abandoned, &step->link);
+		return r;
+	}
+	free(step);
+	return 0;
+}
+
+/* One that is begun before they have ended would stand behind them. @value 0: none was asked. */
+static void wait_ended(struct fa_client *client, uint64_t value, uint64_t until_ns)
+{
+	const uint64_t now_ns = fa_now_ns();
+	uint64_t left_ns = until_ns > now_ns ? until_ns - now_ns : 0;
+
+	if (until_ns == FA_NS_NEVER)
+		left_ns = FA_NS_NEVER;
+	if (value)
+		(void)fa_result_wait(client, 0, value, left_ns, NULL);
+}
+
+static int end_abandoned(struct fa_client *client)
+{
+	const uint64_t until_ns = fa_deadline_ns(client->call_ns);
+	uint64_t value = 0;
+	int r = 0;
+
+	while (client->ending_abandoned)
+		pthread_cond_wait(&client->changed, &client->lock);
+	if (fa_list_empty(&client->abandoned))
+		return 0;
+	client->ending_abandoned = true;
+	/* Those of a connection that is lost go with it. */
+	while (r == 0 && !fa_list_empty(&client->abandoned) && client->state != FA_CLIENT_LOST) {
+		struct fa_step *step = fa_container_of(client->abandoned.next, struct fa_step,
+		                                       link);
+
+		fa_list_remove(&step->link);
+		r = end_step(step, until_ns, &value);
+	}
+	wait_ended(client, value, until_ns);
+	client->ending_abandoned = false;
+	pthread_cond_broadcast(&client->changed);
+	return r;
 }
 
 /* ---- beginning */
@@ -129,7 +205,10 @@ int fa_step_begin(struct fa_client *client, const struct fa_step_options *option
 		return r;
 	/* So many begin and do not end that this comes round to one in progress: never. */
 	step->id = ++client->last_step ? client->last_step : ++client->last_step;
+	r = end_abandoned(client);
 	fa_client_leave(client);
+	if (r < 0)
+		return r;
 	message.step_begin.step = step->id;
 	r = fa_kv_call(client, &message, true, &call);
 	if (r < 0)
@@ -423,21 +502,25 @@ int fa_step_abort(struct fa_step *step, uint32_t stream, struct fa_ticket *ret_t
 
 struct fa_step *fa_step_free(struct fa_step *step)
 {
-	struct fa_request request = { .message.type = FA_WIRE_STEP_END, .step = step };
-	uint64_t value;
+	struct fa_client *client;
+	uint64_t value = 0;
 
 	if (!step)
 		return NULL;
-	request.message.step_end.step = step->id;
+	client = step->client;
 	/* In a child of fork() the step is the parent's. */
-	if (!fa_client_forked(step->client) && fa_client_enter(step->client) == 0) {
-		const uint64_t until_ns = fa_deadline_ns(step->client->call_ns);
-
-		/* One that is begun before it has ended would stand behind it. */
-		if (!step->ended && fa_request_send(step->client, &request, until_ns, &value) >= 0)
-			(void)fa_result_wait(step->client, 0, value, step->client->call_ns, NULL);
-		fa_client_leave(step->client);
+	if (fa_client_forked(client) || fa_client_enter(client) < 0) {
+		free(step);
+		return NULL;
 	}
-	free(step);
+	if (is_open(step)) {
+		const uint64_t until_ns = fa_deadline_ns(client->call_ns);
+
+		(void)end_step(step, until_ns, &value);
+		wait_ended(client, value, until_ns);
+	} else {
+		free(step);
+	}
+	fa_client_leave(client);
 	return NULL;
 }

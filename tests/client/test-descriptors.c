@@ -125,6 +125,67 @@ static void test_none_to_connect(void **state)
 	fa_test_daemon_stop(&daemon);
 }
 
+/* Where none may be had at all, the kernel has another word for it. */
+static void test_none_allowed(void **state)
+{
+	struct rlimit before, none;
+	struct fa_test_daemon daemon;
+	struct fa_client *client;
+	char *json;
+	int r;
+
+	fa_test_daemon_start(&daemon, NULL);
+	client = connect_to(&daemon);
+	fa_check(!getrlimit(RLIMIT_NOFILE, &before));
+	none = before;
+	none.rlim_cur = 0;
+	fa_check(!setrlimit(RLIMIT_NOFILE, &none));
+	r = fa_status(client, &json);
+	fa_check(!setrlimit(RLIMIT_NOFILE, &before));
+	fa_check_eq(r, -EMFILE);
+	fa_check_eq(fa_status(client, &json), 0);
+	free(json);
+	fa_disconnect(client);
+	fa_test_daemon_stop(&daemon);
+}
+
+static void *ask_again_and_again(void *userdata)
+{
+	for (int i = 0; i < 500; ++i) {
+		char *json;
+		int r = fa_status(userdata, &json);
+
+		if (r == 0)
+			free(json);
+		else
+			fa_check_eq(r, -EMFILE);
+	}
+	return NULL;
+}
+
+/* Two do not count on the same descriptor, nor does one take another's. */
+static void test_one_left(void **state)
+{
+	struct fa_info info = { .size = sizeof(info) };
+	struct fa_test_daemon daemon;
+	struct fa_client *client;
+	pthread_t threads[3];
+
+	fa_test_daemon_start(&daemon, NULL);
+	client = connect_to(&daemon);
+	fa_check_eq(fa_marker(client, 0, NULL, NULL), 0);
+	leave(1);
+	for (int i = 0; i < 3; ++i)
+		fa_check(!pthread_create(&threads[i], NULL, ask_again_and_again, client));
+	for (int i = 0; i < 3; ++i)
+		pthread_join(threads[i], NULL);
+	give_back();
+	fa_check_eq(fa_info(client, &info), 0);
+	fa_check_eq(info.reconnects, 0);
+	fa_disconnect(client);
+	fa_test_daemon_stop(&daemon);
+}
+
 /* ---- descriptors on their way */
 
 /* A socket that holds as many as may be, until it is closed. */
@@ -161,6 +222,7 @@ static int be_crowded(void *userdata)
 	struct crowded *crowded = userdata;
 	struct fa_buffer *buffers[3];
 	struct fa_client *client;
+	uint64_t begin_ns;
 	pthread_t thread;
 	int reader;
 	char byte;
@@ -186,6 +248,16 @@ static int be_crowded(void *userdata)
 	fa_check(!pthread_create(&thread, NULL, read_later, &reader));
 	fa_check_eq(fa_ping(client), 0);
 	pthread_join(thread, NULL);
+
+	/* Nobody reads them. */
+	if (crowd(&reader) != -ETOOMANYREFS)
+		return 77;
+	begin_ns = fa_now_ns();
+	fa_check_eq(fa_buffer_new(client, 4096, 0, &buffers[2]), -EMFILE);
+	fa_check(fa_now_ns() - begin_ns >= FA_NS_PER_SEC);
+	fa_check(fa_now_ns() - begin_ns < fa_test_patience_ns() / 2);
+	fa_check_eq(fa_client_state(client), FA_CLIENT_CONNECTED);
+	close(reader);
 	fa_disconnect(client);
 	return 0;
 }
@@ -227,8 +299,8 @@ static void test_crowded(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_none_left),
-		cmocka_unit_test(test_none_to_connect),
+		cmocka_unit_test(test_none_left),    cmocka_unit_test(test_none_to_connect),
+		cmocka_unit_test(test_none_allowed), cmocka_unit_test(test_one_left),
 		cmocka_unit_test(test_crowded),
 	};
 
