@@ -619,7 +619,8 @@ int fa_io_post(struct fa_client *client, struct fa_wire_message *message, const 
 		if (id)
 			*value = client->streams[*id].submitted + 1 - client->streams[*id].base;
 		by_ring = id && client->connection.ring.memory;
-		if (id && client->state == FA_CLIENT_LOST)
+		/* Whoever connects again has client->out, without the mutex. */
+		if (client->state == FA_CLIENT_LOST)
 			r = fa_client_lost_error(client);
 		else
 			r = by_ring ? look_after_pause(client) : 0;
