@@ -548,7 +548,7 @@ static int find_before(struct fa_kv_step *step, struct fa_error *error)
 #define STEP_WORDS ((FA_DEVICE_KEPT_BYTES + 256) / sizeof(uint32_t))
 /* Of each of its sequences, in the plan and here. */
 #define ENTRY_WORDS 40
-/* Of each page that is copied: it is in the lists of both, and its tokens in the request's. */
+/* Of each page that is copied, which is in the lists of both, besides copies_words(). */
 #define COPY_WORDS 6
 
 static int charge(struct fa_kv_step *step, size_t n_tree, bool trees, struct fa_error *error)

@@ -145,6 +145,7 @@ void fa_server_watch_strangers(struct fa_server *server);
 /* Called by sessions: one was made, one was freed, one said Hello. */
 void fa_server_session_made(struct fa_server *server);
 void fa_server_session_gone(struct fa_server *server);
+void fa_server_session_ready(struct fa_server *server, struct fa_session *session);
+
 /* Ends, if it is to when idle and is: nobody is there, nor may come back. */
 void fa_server_look_idle(struct fa_server *server);
-void fa_server_session_ready(struct fa_server *server, struct fa_session *session);

@@ -53,6 +53,20 @@ static void reload(const char *config, const char *part)
 	fa_test_daemon_log_wait(&process, "was read again");
 }
 
+/* A daemon with a cache whose pages are large, and two sequences; returns the cache. */
+static uint64_t start(const struct fa_test_daemon_options *options, uint64_t (*ret_sequences)[2])
+{
+	uint64_t cache;
+
+	fa_test_daemon_start(&process, options);
+	kv_open(&client, process.socket);
+	kv_spare_layers = 7 * KV_LAYERS;
+	cache = kv_cache(&client, NULL, 0);
+	for (int i = 0; i < 2; i++)
+		(*ret_sequences)[i] = kv_sequence(&client, cache);
+	return cache;
+}
+
 /* Pages of 48 KiB, 42 a chunk: 672 tokens. */
 static void test_reload(void **state)
 {
@@ -62,12 +76,7 @@ static void test_reload(void **state)
 	struct fa_wire_step_item item = { .n_new = 400 };
 	uint64_t cache, sequences[2];
 
-	fa_test_daemon_start(&process, &options);
-	kv_open(&client, process.socket);
-	kv_spare_layers = 7 * KV_LAYERS;
-	cache = kv_cache(&client, NULL, 0);
-	for (int i = 0; i < 2; i++)
-		sequences[i] = kv_sequence(&client, cache);
+	cache = start(&options, &sequences);
 	kv_append(&client, sequences[0], numbers, 0, 600);
 	kv_append(&client, sequences[1], numbers, 0, 700);
 	item.sequence = sequences[1];
@@ -108,12 +117,7 @@ static void test_given_back(void **state)
 	uint64_t cache, sequences[2];
 	long long chunks;
 
-	fa_test_daemon_start(&process, &options);
-	kv_open(&client, process.socket);
-	kv_spare_layers = 7 * KV_LAYERS;
-	cache = kv_cache(&client, NULL, 0);
-	for (int i = 0; i < 2; i++)
-		sequences[i] = kv_sequence(&client, cache);
+	cache = start(&options, &sequences);
 	kv_append(&client, sequences[0], numbers, 0, 10);
 	for (uint32_t i = 0; i < 4; i++)
 		kv_append(&client, sequences[1], numbers, 700 * i, 700);

@@ -50,8 +50,8 @@ __device__ __forceinline__ void fa_done_count(const struct fa_cuda_done &done)
 /*
  * One of the parts into which all output falls has ended. One thread, after a barrier of all
  * that have stored it. The launch is as good as ended when all parts have been told, although
- * blocks may still be on their way out: each has given its share of a part by then, and reads and
- * writes nothing that is not the device's own.
+ * blocks may still be on their way out: each has given its share of a part by then, behind what it
+ * put into pages (sm90/paged_append.h), and reads and writes nothing that is not the device's own.
  */
 __device__ __forceinline__ void fa_done_part(const struct fa_cuda_done &done, uint32_t part)
 {
