@@ -163,6 +163,8 @@ bool fa_cuda_kernel_covers(const struct fa_cuda_kernel *kernel,
 		return false;
 	if (kernel->kind == FA_CUDA_RICH)
 		return true;
+	if (kernel->kind == FA_CUDA_CAP)
+		return params->softcap > 0 && !params->alibi_slopes;
 	if (params->softcap > 0 || params->alibi_slopes || params->sinks || !(params->scale > 0) ||
 	    !params_aligned(params))
 		return false;
@@ -180,28 +182,53 @@ void fa_cuda_attention_cap(struct fa_cuda_attention *args, float scale, float so
 	static const double powers[FA_CUDA_CAP_POWERS] = { 0.999995997, -0.333101442, 0.131128025,
 		                                           -0.0463132533, 0.00994113596 };
 	static const double enough[FA_CUDA_CAP_POWERS] = { 0, 0.002, 0.06, 0.18, 0.34 };
-	double limit = 0.9375, power;
+	double limit = 0.9375, in, power;
+	int n = 0;
 
 	if (!(softcap > 0))
 		return;
+	/* No dot product comes near it, nor does anything overflow. */
+	softcap = fminf(softcap, 0x1p100f);
 	args->cap_in = scale / softcap;
 	args->cap_out = (float)(softcap * M_LOG2E);
-	power = (double)args->cap_in * args->cap_out;
-	for (int i = 0; i < FA_CUDA_CAP_POWERS; i++) {
-		const double coefficient = power * powers[i];
+	in = (double)args->cap_in;
 
-		/* Caps next to nothing have too large ones, caps in the thousands too small. */
-		if (!(fabs(coefficient) <= (double)FLT_MAX))
+	/* Caps next to nothing have too large ones, caps in the thousands too small. */
+	for (power = in * args->cap_out; n < FA_CUDA_CAP_POWERS; n++, power *= in * in) {
+		if (!(fabs(power * powers[n]) <= (double)FLT_MAX))
 			limit = 0;
-		else if (fabs(coefficient) >= (double)FLT_MIN)
-			args->cap_powers[i] = (float)coefficient;
-		else
-			limit = fmin(limit, enough[i]);
-		power *= (double)args->cap_in * args->cap_in;
+		if (!(fabs(power * powers[n]) >= (double)FLT_MIN)) {
+			limit = fmin(limit, enough[n]);
+			break;
+		}
 	}
-	/* Squares are finite. */
-	if (limit > 0)
-		args->cap_limit = (float)fmin(limit / fabs((double)args->cap_in), 0x1p62);
+	if (limit > 0) {
+		/* Squares are finite. */
+		limit = fmin(limit / fabs(in), 0x1p62);
+		args->cap_square = (float)(limit * limit);
+	}
+	if (args->cap_square >= FLT_MIN) {
+		/* From powers of x^2 to such of x^2 - its limit, by Horner's rule. */
+		const double middle = in * in * args->cap_square;
+		double shifted[FA_CUDA_CAP_POWERS] = { 0 };
+
+		for (int i = n - 1; i >= 0; i--) {
+			for (int k = n - 1; k > 0; k--)
+				shifted[k] = shifted[k] * middle + shifted[k - 1];
+			shifted[0] = shifted[0] * middle + powers[i];
+		}
+		power = in * args->cap_out;
+		for (int i = 0; i < n; i++, power *= in * in)
+			args->cap_powers[i] = (float)(power * shifted[i]);
+		args->cap_large = args->cap_out / args->cap_powers[0];
+	}
+	/* Then all dots are large. */
+	if (!(args->cap_square >= FLT_MIN) || !(fabsf(args->cap_large) < FLT_MAX / 4)) {
+		args->cap_square = 0;
+		memset(args->cap_powers, 0, sizeof(args->cap_powers));
+		args->cap_powers[0] = 1;
+		args->cap_large = args->cap_out;
+	}
 }
 
 static struct fa_cuda_tensor tensor(const struct fa_attention_params *params,
@@ -363,9 +390,11 @@ int fa_cuda_attention_plan_on(const struct fa_cuda_chip *chip, const struct fa_c
 /* Columns computed for a row and key, where a less special kind counts a little more. */
 static int64_t cost(const struct fa_cuda_kernel *kernel, const struct fa_attention_params *params)
 {
-	static const int64_t weight[] = {
-		[FA_CUDA_FULL] = 20, [FA_CUDA_BAND] = 21, [FA_CUDA_WINDOW] = 22, [FA_CUDA_RICH] = 24
-	};
+	static const int64_t weight[] = { [FA_CUDA_FULL] = 20,
+		                          [FA_CUDA_BAND] = 21,
+		                          [FA_CUDA_WINDOW] = 22,
+		                          [FA_CUDA_CAP] = 23,
+		                          [FA_CUDA_RICH] = 24 };
 	/* Every slice of V computes the dot products anew. */
 	const int64_t slices = (params->head_dim_v + kernel->dim_v - 1) / kernel->dim_v;
 	enum fa_cuda_kind kind = kernel->kind;

@@ -27,6 +27,7 @@ enum fa_cuda_kind {
 	FA_CUDA_FULL,   /* every (row, key) pair */
 	FA_CUDA_BAND,   /* a window of keys, for instance causal */
 	FA_CUDA_WINDOW, /* the same, and best where it is narrow on both sides */
+	FA_CUDA_CAP,    /* what has a soft cap and no slopes */
 	FA_CUDA_RICH,   /* everything that fa_attention_params can say */
 };
 

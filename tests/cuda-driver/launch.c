@@ -111,9 +111,11 @@ static const char *args_wrong(const struct fa_cuda_kernel *kernel,
 		return "the grid";
 	if (!args->cu_seqlens_q != !args->cu_seqlens_k)
 		return "cu_seqlens";
-	if (kernel->kind != FA_CUDA_RICH &&
-	    (args->cap_in != 0 || args->alibi_slopes || args->sinks || !(args->scale_log2 > 0) ||
-	     !args->aligned))
+	if (kernel->kind == FA_CUDA_CAP
+	            ? !(args->cap_out > 0) || args->alibi_slopes
+	            : kernel->kind != FA_CUDA_RICH &&
+	                      (args->cap_in != 0 || args->alibi_slopes || args->sinks ||
+	                       !(args->scale_log2 > 0) || !args->aligned))
 		return "a feature that this kind of kernel does not have";
 	if (kernel->kind == FA_CUDA_FULL &&
 	    (args->window_left != FA_CUDA_WINDOW_MAX || args->window_right != FA_CUDA_WINDOW_MAX))

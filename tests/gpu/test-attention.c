@@ -70,7 +70,7 @@ static void check(struct fa_cases *cases, const struct fa_request *request)
 }
 
 static void check_shape(struct fa_cases *cases, int dtype, int heads, int kv_heads, int dim,
-                        int dim_v, int n_q, int n_k, bool causal)
+                        int dim_v, int n_q, int n_k, bool causal, float softcap)
 {
 	const struct fa_attention_params params = {
 		.dtype = (enum fa_attention_dtype)dtype,
@@ -82,6 +82,7 @@ static void check_shape(struct fa_cases *cases, int dtype, int heads, int kv_hea
 		.seqlen_q = n_q,
 		.seqlen_k = n_k,
 		.scale = (float)(1 / sqrt(dim)),
+		.softcap = softcap,
 		.causal = causal,
 		.window_left = -1,
 		.window_right = -1,
@@ -106,9 +107,10 @@ static void case_shapes(struct fa_cases *cases)
 	for (int dtype = FA_ATTENTION_F32; dtype <= FA_ATTENTION_BF16; dtype++)
 		for (size_t d = 0; d < COUNT(dims); d++)
 			for (size_t l = 0; l < COUNT(lengths); l++)
-				for (int causal = 0; causal < 2; causal++)
+				for (int n = 0; n < 4; n++)
 					check_shape(cases, dtype, 2, 1, dims[d][0], dims[d][1],
-					            lengths[l][0], lengths[l][1], causal);
+					            lengths[l][0], lengths[l][1], n % 2,
+					            n < 2 ? 0 : 5);
 }
 
 /* Logits that rise from tile to tile, as tiles are walked: by what rounding hides, by more
@@ -303,7 +305,7 @@ static void case_groups(struct fa_cases *cases)
 			for (int kv_heads = 1; kv_heads <= 3; kv_heads += 2)
 				check_shape(cases, dtype, group * kv_heads, kv_heads,
 				            group % 2 ? 64 : 128, group % 2 ? 64 : 128, 113, 203,
-				            group % 3 != 0);
+				            group % 3 != 0, 0);
 }
 
 /* Sequences of no tokens, on either side, on both, first and last. */
@@ -359,7 +361,7 @@ static void case_small(struct fa_cases *cases)
 
 	for (int dtype = FA_ATTENTION_F32; dtype <= FA_ATTENTION_BF16; dtype++)
 		for (size_t d = 0; d < COUNT(dims); d++)
-			for (int rich = 0; rich < 2; rich++)
+			for (int rich = 0; rich < 3; rich++) /* 2: no ALiBi, aligned */
 				for (int broken = 0; broken <= 10; broken += 5) {
 					const struct fa_attention_params params = {
 						.dtype = (enum fa_attention_dtype)dtype,
@@ -377,13 +379,13 @@ static void case_small(struct fa_cases *cases)
 						.window_right = -1,
 					};
 					const struct fa_request_layout layout = {
-						.gap = rich ? 3 : 0,
+						.gap = rich == 1 ? 3 : 0,
 						.broken = broken,
 					};
 					struct fa_request request;
 
 					fa_request_make(cases->gpu, &request, &params, NULL, NULL,
-					                layout, rich, rich, &cases->random);
+					                layout, rich == 1, rich, &cases->random);
 					check(cases, &request);
 					fa_request_free(cases->gpu, &request);
 				}
@@ -395,7 +397,7 @@ static void case_long(struct fa_cases *cases)
 	for (int dtype = FA_ATTENTION_F32; dtype <= FA_ATTENTION_BF16; dtype++)
 		for (int dim = 64; dim <= 256; dim *= 2)
 			for (int causal = 0; causal < 2; causal++)
-				check_shape(cases, dtype, 2, 1, dim, dim, 4224, 4224, causal);
+				check_shape(cases, dtype, 2, 1, dim, dim, 4224, 4224, causal, 0);
 }
 
 /* The reference itself, on the GPU, against the one that judges the CPU's kernels. */

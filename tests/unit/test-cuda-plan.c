@@ -5,6 +5,7 @@
 #include "kernels/cuda/plan.h"
 
 #include <errno.h>
+#include <float.h>
 #include <limits.h>
 #include <math.h>
 #include <setjmp.h>
@@ -98,6 +99,7 @@ static void test_table(void **state)
 	static const char *const kinds[] = { [FA_CUDA_FULL] = "full",
 		                             [FA_CUDA_BAND] = "band",
 		                             [FA_CUDA_WINDOW] = "window",
+		                             [FA_CUDA_CAP] = "cap",
 		                             [FA_CUDA_RICH] = "rich" };
 	bool images[FA_CUDA_IMAGES] = { false };
 
@@ -155,7 +157,10 @@ static void test_every_combination(void **state)
 						    launch.kernel->dim_v * launch.args.slices <
 						            dim_v ||
 						    (features > 7 &&
-						     launch.kernel->kind != FA_CUDA_RICH) ||
+						     launch.kernel->kind != FA_CUDA_RICH &&
+						     launch.kernel->kind != FA_CUDA_CAP) ||
+						    ((!(features & 8) || features & 16) &&
+						     launch.kernel->kind == FA_CUDA_CAP) ||
 						    (features > 0 &&
 						     launch.kernel->kind == FA_CUDA_FULL))
 							fail_msg("%s for dtype %d dim %d/%d "
@@ -227,6 +232,11 @@ static void test_kinds(void **state)
 	params.causal = true;
 	assert_int_equal(kind(&params), FA_CUDA_BAND);
 	params.softcap = 20;
+	assert_int_equal(kind(&params), FA_CUDA_CAP);
+	params.scale = -1;
+	params.sinks = values;
+	assert_int_equal(kind(&params), FA_CUDA_CAP);
+	params.alibi_slopes = values;
 	assert_int_equal(kind(&params), FA_CUDA_RICH);
 
 	params = usual(FA_ATTENTION_BF16, 128);
@@ -692,36 +702,52 @@ static void test_chips(void **state)
 		                 fa_cuda_kernels[i].arch == 90);
 }
 
-/* What kernels make of a dot product below the limit is what they make of it above, and the caps
- * that models have are such that there is a below. */
+/* What kernels make of a small dot product is what they make of a large one, from 0 to the largest,
+ * and the caps that models have are such that there are small ones. */
 static void test_softcap_powers(void **state)
 {
-	static const float scales[] = { 1, 0.125f, 0.0625f, -0.0884f, 1e-20f, 1e20f, 0 };
+	static const float scales[] = { 1, 0.125f, 0.0625f, -0.0884f, 12, 1e-20f, 1e20f, 0 };
 	static const float caps[] = { 1e-30f, 0.01f, 1,    5,    30,    50,
 		                      1000,   1e5f,  1e6f, 1e9f, 1e30f, 3e38f };
 	struct fa_cuda_attention none = { 0 };
 
 	fa_cuda_attention_cap(&none, 0.125f, 0);
-	assert_true(none.cap_in == 0 && none.cap_out == 0 && none.cap_limit == 0);
+	assert_true(none.cap_in == 0 && none.cap_out == 0 && none.cap_square == 0);
 	for (size_t n = 0; n < sizeof(scales) / sizeof(scales[0]); n++)
 		for (size_t c = 0; c < sizeof(caps) / sizeof(caps[0]); c++) {
 			struct fa_cuda_attention args = { 0 };
+			float limit;
 
 			fa_cuda_attention_cap(&args, scales[n], caps[c]);
+			limit = sqrtf(args.cap_square);
 			if (n < 4 && c > 0 && c < 10)
-				assert_true(fabsf(args.cap_limit * scales[n] / caps[c]) >
+				assert_true(fabsf(limit * scales[n] / caps[c]) >
 				            (c < 7 ? 0.9f : 0.05f));
-			assert_true(args.cap_limit >= 0 && args.cap_limit < INFINITY);
-			for (int i = -1000; i <= 1000 && args.cap_limit > 0; i++) {
-				const float dot = args.cap_limit * (float)i / 1000;
+			assert_true(args.cap_square >= 0 && args.cap_square < INFINITY);
+			assert_true(fabsf(args.cap_large) < FLT_MAX / 4);
+			assert_true(args.cap_powers[0] != 0);
+			assert_true(fabsf(args.cap_large * args.cap_powers[0] - args.cap_out) <=
+			            0x1p-22f * args.cap_out);
+			for (int i = -4000; i <= 4000; i++) {
+				/* Evenly, and by factors. */
+				const float dot = i % 2 ? limit * (float)i / 3999
+				                        : copysignf(limit, (float)i) *
+				                                  exp2f(-fabsf((float)i) / 100);
+				const float y = fmaf(dot, dot, -args.cap_square);
 				const double wanted = args.cap_out *
 				                      tanh((double)args.cap_in * (double)dot);
-				float y = 0;
+				float factor = args.cap_powers[FA_CUDA_CAP_POWERS - 1];
 
-				for (int k = FA_CUDA_CAP_POWERS - 1; k >= 0; k--)
-					y = fmaf(y, dot * dot, args.cap_powers[k]);
-				assert_true(fabs(dot * y - wanted) <= 0x1p-17 * fabs(wanted));
+				if (!(y < 0))
+					continue;
+				for (int k = FA_CUDA_CAP_POWERS - 2; k >= 0; k--)
+					factor = fmaf(factor, y, args.cap_powers[k]);
+				assert_true(fabs(fmaf(dot, factor, 0) - wanted) <=
+				            0x1p-17 * fabs(wanted) + (double)FLT_MIN);
 			}
+			/* None is small that has no polynomial. */
+			if (args.cap_square == 0)
+				assert_true(!signbit(fmaf(0, 0, -args.cap_square)));
 		}
 }
 

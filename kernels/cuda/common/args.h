@@ -109,9 +109,9 @@ struct fa_cuda_attention {
 	float scale_log2; /* scale / ln 2 */
 	float cap_in;     /* soft cap: logit = cap_out * tanh(cap_in * dot); 0: none */
 	float cap_out;    /* softcap / ln 2 */
-	/* Where |dot| < cap_limit the logit is also dot times a polynomial in dot^2, to a relative
-	 * 2^-17: softcap.h. The first is the constant. */
-	float cap_limit;
+	/* Where it is negative, the logit is also dot times a polynomial in dot^2 - cap_square, to a
+	 * relative 2^-17: softcap.h. The first is the constant, not 0. */
+	float cap_square;
 	float cap_powers[FA_CUDA_CAP_POWERS];
 	int32_t aligned; /* every row of q, k, v and out starts on 16 bytes */
 
@@ -132,4 +132,6 @@ struct fa_cuda_attention {
 
 	struct fa_cuda_done done;   /* the caller's; plans leave it empty */
 	struct fa_cuda_yield yield; /* likewise */
+	/* cap_out is that times the first of cap_powers. (Behind those, decode at d64 spills.) */
+	float cap_large;
 };

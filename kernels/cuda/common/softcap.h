@@ -3,10 +3,11 @@
  *
  * tanh(x) = 1 - 2 / (1 + e^2x) takes two steps of the special unit, which has time for two in all
  * for a pair of row and key at head dim 128, and the exponential is one; tanh.approx takes one, and
- * is good to 2^-11 only. But caps are there for the few logits that get out of hand. Dots below
- * cap_limit, 15/16 of the cap, have a polynomial, and a warp that has no others does nothing
- * else. Which of the two a dot gets is its own matter alone, so that no bit of a row depends on
- * what is computed beside it.
+ * is good to 2^-11 only. But caps are there for the few logits that get out of hand. Small dots,
+ * below 15/16 of the cap, have a polynomial in y = dot^2 - cap_square, where the sign of y says
+ * that they are small. For a large one, dot and y are made those that the polynomial makes its
+ * logit of, so that all go on alike. Which of the two a dot is is its own matter alone, so that no
+ * bit of a row depends on what is computed beside it.
  */
 #pragma once
 
@@ -17,74 +18,93 @@
 #include <stdint.h>
 
 struct fa_softcap {
-	float in, out, limit, powers[FA_CUDA_CAP_POWERS];
+	float in, large, square, powers[FA_CUDA_CAP_POWERS];
 
 	__device__ __forceinline__ fa_softcap(const struct fa_cuda_attention &args)
-	    : in(args.cap_in * 2.88539008f), out(args.cap_out), limit(args.cap_limit)
+	    : in(args.cap_in * 2.88539008f), large(args.cap_large), square(args.cap_square)
 	{
 #pragma unroll
 		for (int i = 0; i < FA_CUDA_CAP_POWERS; i++)
 			powers[i] = args.cap_powers[i];
 	}
 
-	/* To an absolute cap_out * 2^-22. */
-	__device__ __forceinline__ float exponential(float dot) const
+	/* NaN counts as either, and stays what it is. */
+	__device__ __forceinline__ float beyond(float dot) const
 	{
-		return fmaf(-2 * out, fa_rcp(1 + fa_ex2(in * dot)), out);
+		return fmaf(dot, dot, -square);
 	}
 
-	/* To a relative 2^-17, where |dot| < limit. */
-	__device__ __forceinline__ float polynomial(float dot) const
+	/* To an absolute cap_out * 2^-22. */
+	__device__ __forceinline__ void replace(float &dot, float &y) const
 	{
-		const float square = __fmul_rn(dot, dot);
-		float y = powers[FA_CUDA_CAP_POWERS - 1];
+		const float other = fmaf(-2 * large, fa_rcp(1 + fa_ex2(in * dot)), large);
+
+		dot = fa_select(y < 0, dot, other);
+		y = fminf(y, 0);
+	}
+
+	/* The logit and @base, to a relative 2^-17 of the logit. */
+	__device__ __forceinline__ float add(float dot, float y, float base) const
+	{
+		float factor = powers[FA_CUDA_CAP_POWERS - 1];
 
 #pragma unroll
 		for (int i = FA_CUDA_CAP_POWERS - 2; i >= 0; i--)
-			y = fmaf(y, square, powers[i]);
-		return __fmul_rn(dot, y);
+			factor = fmaf(factor, y, powers[i]);
+		return fmaf(dot, factor, base);
 	}
 
 	__device__ __forceinline__ float operator()(float dot) const
 	{
-		return fa_select(fabsf(dot) < limit, polynomial(dot), exponential(dot));
+		float y = beyond(dot);
+
+		replace(dot, y);
+		return add(dot, y, 0);
 	}
 };
 
-/* Of all of @dots, of all of a warp's threads. A few that are large cost what they and their
- * neighbours take. */
-template <int COUNT>
-__device__ __forceinline__ void fa_softcap_warp(float (&dots)[COUNT], const struct fa_softcap &cap)
+/*
+ * All of @dots, of all of a warp's threads, become logits, and @base of their rows is added. PART
+ * of them are looked at together, and while they are computed the next are looked at. A few that
+ * are large cost what they and their neighbours take. @behind is called for [first, end) of those
+ * that are there, beside the next.
+ */
+template <int PART, int COUNT, class BEHIND>
+__device__ __forceinline__ void fa_softcap_warp(float (&dots)[COUNT], const float (&base)[2],
+                                                struct fa_softcap cap, BEHIND behind)
 {
-	constexpr int few = 4;
-	float most[few] = { 0, 0, 0, 0 };
+	float y[2][PART];
+	bool large;
 
-	static_assert(COUNT % few == 0, "as many each");
-#pragma unroll
-	for (int i = 0; i < COUNT; i++)
-		most[i % few] = fmaxf(most[i % few], fabsf(dots[i]));
-	if (!__any_sync(~0u,
-	                !(fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3])) < cap.limit))) {
-#pragma unroll
-		for (int i = 0; i < COUNT; i++)
-			dots[i] = cap.polynomial(dots[i]);
-		return;
-	}
-#pragma unroll
-	for (int i = 0; i < COUNT; i += few) {
-		float large = 0;
+	static_assert(COUNT % PART == 0, "as many each");
+	/* The polynomial's first step has two of them, and only one can be a constant: the other is to
+	 * stay where it is, not to be moved there for each dot. */
+	cap.powers[FA_CUDA_CAP_POWERS - 2] = fa_own(cap.powers[FA_CUDA_CAP_POWERS - 2]);
+	const auto look = [&](int part) {
+		int32_t signs = -1;
 
 #pragma unroll
-		for (int j = 0; j < few; j++)
-			large = fmaxf(large, fabsf(dots[i + j]));
-		if (__any_sync(~0u, !(large < cap.limit))) {
-#pragma unroll
-			for (int j = 0; j < few; j++)
-				dots[i + j] = cap(dots[i + j]);
-		} else {
-#pragma unroll
-			for (int j = 0; j < few; j++)
-				dots[i + j] = cap.polynomial(dots[i + j]);
+		for (int i = 0; i < PART; i++) {
+			y[part % 2][i] = cap.beyond(dots[part * PART + i]);
+			signs &= __float_as_int(y[part % 2][i]);
 		}
+		large = __any_sync(~0u, signs >= 0);
+	};
+
+	look(0);
+#pragma unroll
+	for (int part = 0; part < COUNT / PART; part++) {
+		if (large)
+#pragma unroll
+			for (int i = 0; i < PART; i++)
+				cap.replace(dots[part * PART + i], y[part % 2][i]);
+		if (part + 1 < COUNT / PART)
+			look(part + 1);
+#pragma unroll
+		for (int i = 0; i < PART; i++)
+			dots[part * PART + i] = cap.add(dots[part * PART + i], y[part % 2][i],
+			                                base[i / 2 % 2]);
+		if (part > 0)
+			behind(part * PART - PART, part * PART);
 	}
 }

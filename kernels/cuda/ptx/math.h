@@ -43,6 +43,21 @@ __device__ __forceinline__ float fa_select(bool which, float a, float b)
 	return y;
 }
 
+/* @x, the same for all of a warp, in a register of each thread: ptxas would rather have it in one of
+ * the warp's and move it wherever it is used. It sees through moves and shuffles, not through
+ * 0 * lane + x. */
+__device__ __forceinline__ float fa_own(float x)
+{
+	float y;
+
+	asm volatile(
+		"{.reg .u32 lane; .reg .f32 z; mov.u32 lane, %%laneid; cvt.rn.f32.u32 z, lane; "
+		"fma.rn.f32 %0, z, 0f00000000, %1;}"
+		: "=f"(y)
+		: "f"(x));
+	return y;
+}
+
 __device__ __forceinline__ float fa_from_f16(uint16_t half)
 {
 	float y;

@@ -16,6 +16,7 @@
  *               turns go on; what the next block begins with is fetched to L2 in time;
  *               launches end early between blocks of rows only
  *   RICH        logits are more than scaled dot products: rich.h
+ *   CAP         of that a soft cap, always, and no ALiBi
  *   SOURCE      where rows and keys come from: dense.h or pages.h
  */
 #pragma once
@@ -31,19 +32,23 @@ enum fa_sm90_turns {
 };
 
 struct fa_sm90_FULL {
-	static constexpr bool BAND = false, WINDOW = false, RICH = false;
+	static constexpr bool BAND = false, WINDOW = false, RICH = false, CAP = false;
 };
 
 struct fa_sm90_BAND {
-	static constexpr bool BAND = true, WINDOW = false, RICH = false;
+	static constexpr bool BAND = true, WINDOW = false, RICH = false, CAP = false;
 };
 
 struct fa_sm90_WINDOW {
-	static constexpr bool BAND = true, WINDOW = true, RICH = false;
+	static constexpr bool BAND = true, WINDOW = true, RICH = false, CAP = false;
 };
 
 struct fa_sm90_RICH {
-	static constexpr bool BAND = true, WINDOW = false, RICH = true;
+	static constexpr bool BAND = true, WINDOW = false, RICH = true, CAP = false;
+};
+
+struct fa_sm90_CAP {
+	static constexpr bool BAND = true, WINDOW = false, RICH = true, CAP = true;
 };
 
 /* Whether maxima are those of the first tile: see softmax.h. */
@@ -64,6 +69,7 @@ struct fa_sm90_config {
 	using SOURCE = SOURCE_;
 	using ARGS = typename SOURCE::ARGS;
 	static constexpr bool BAND = KIND::BAND, WINDOW = KIND::WINDOW, RICH = KIND::RICH;
+	static constexpr bool CAP = KIND::CAP;
 	static constexpr bool LAZY = fa_sm90_lazy<T>::value;
 	static constexpr int DIM = DIM_, DIM_V = DIM_V_;
 	static constexpr int GROUPS = GROUPS_, THREADS = (GROUPS + 1) * 128;
@@ -98,6 +104,10 @@ struct fa_sm90_config {
 	/* One more and they spill: whether a row has no maximum yet is asked for every tile or,
 	 * where that is not kept, whether the next tile is there where it is needed. */
 	static constexpr bool FEW_REGISTERS = RICH && GROUPS == 3;
+	/* Logits of rows that have a maximum come without it: the soft cap's last step takes it off. */
+	static constexpr bool LOWERS = CAP && LAZY;
+	/* Dots of a thread that softcap.h has in hand together. */
+	static constexpr int CAP_PART = !FEW_REGISTERS ? 16 : KEYS < 128 ? 8 : 4;
 	static_assert(LOADER_REGISTERS + GROUPS * GROUP_REGISTERS <=
 	                      65536 / THREADS / 8 * 8 * (GROUPS + 1),
 	              "nobody waits for registers for ever");
@@ -119,7 +129,7 @@ struct fa_sm90_config {
 	static constexpr uint32_t K_AT = Q_AT + Q_SLOTS * Q_BYTES;
 	static constexpr uint32_t V_AT = K_AT + STAGES * K_BYTES;
 	/* ALiBi by products: slope.h. */
-	static constexpr bool SLOPES = RICH && !PAGED && DIM == 64;
+	static constexpr bool SLOPES = RICH && !CAP && !PAGED && DIM == 64;
 	static constexpr uint32_t PLACES_AT = V_AT + STAGES * V_BYTES;
 	static constexpr uint32_t SLOPES_AT = PLACES_AT + SLOPES * KV_COLUMN;
 	static constexpr uint32_t BARRIERS_AT = SLOPES_AT + SLOPES * Q_COLUMN;

@@ -111,7 +111,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 	const uint32_t lane = threadIdx.x % 32;
 	const int32_t thread_row = C::BAND ? threadIdx.x % 128 / 32 * 16 + lane / 4 : 0;
 	/* What a logit is multiplied by in the exponent; > 0. */
-	const float factor = C::RICH && !fa_sm90_linear(args) ? 1 : args.scale_log2;
+	const float factor = C::CAP || (C::RICH && !fa_sm90_linear(args)) ? 1 : args.scale_log2;
 	typename SOURCE::template WALK<C> walk(all);
 	struct fa_sm90_place<C::STAGES> k, v;
 	struct fa_sm90_place<C::Q_SLOTS> q;
@@ -165,7 +165,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			next_left = own.span.count - 1;
 			next_skip += own.before;
 			after = own.after;
-			if (C::RICH)
+			if (C::RICH && !C::CAP)
 				next_tilt = fa_sm90_slope(args, work.head) * fa_rcp(factor);
 			if (span.count == 0)
 				fa_sm90_finish_empty<C>(args, work, row);
@@ -250,15 +250,25 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			q.advance(C::GROUPS);
 		}
 	};
-	/* Returns whether rows may not see all of the tile, or it has others' rows. */
+	/* Whether rows may not see all of the tile, or it has others' rows. */
+	const auto partly_seen = [&](void) {
+		return key + C::KEYS > rest || (C::PAGED && key < first) ||
+		       (C::BAND && (key + C::KEYS - 1 > args.window_right ||
+		                    key < C::GROUP_ROWS - 1 - args.window_left));
+	};
+	/* Returns that. */
 	const auto mask = [&](void) {
 		if constexpr (C::RICH) {
-			if (side == 0)
-				fa_sm90_logits(dots, args);
+			if (side == 0) {
+				const float base[2] = {
+					C::LOWERS && !sums.unset(0) ? sums.offset[0] : 0,
+					C::LOWERS && !sums.unset(1) ? sums.offset[1] : 0
+				};
+
+				fa_sm90_logits<C>(dots, base, args);
+			}
 		}
-		if (key + C::KEYS > rest || (C::PAGED && key < first) ||
-		    (C::BAND && (key + C::KEYS - 1 > args.window_right ||
-		                 key < C::GROUP_ROWS - 1 - args.window_left))) {
+		if (partly_seen()) {
 			fa_sm90_mask<C>(dots, args, key + (int32_t)(lane % 4 * 2) - thread_row,
 			                first - thread_row, rest - thread_row);
 			return true;
@@ -268,7 +278,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 	const auto lean = [&](void) {
 		if (C::SLOPES && side != 0)
 			shift[0] = shift[1] = tilt * factor * (float)(side * key);
-		else if (C::RICH && args.alibi_slopes)
+		else if (C::RICH && !C::CAP && args.alibi_slopes)
 			fa_sm90_tilt(dots, tilt, factor, key + (int32_t)(lane % 4 * 2) - thread_row,
 			             side_of_tile(), shift);
 	};
@@ -278,9 +288,10 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 	const auto raise = [&](void) {
 		const float along = side > 0 ? tilt : side < 0 ? -tilt : 0;
 		float lift[2] = { shift[0], shift[1] };
+		const bool unset[2] = { sums.unset(0), sums.unset(1) };
 		bool raised;
 
-		if (C::RICH && C::LAZY)
+		if (C::RICH && !C::CAP && C::LAZY)
 #pragma unroll
 			for (int r = 0; r < 2; r++) {
 				const int32_t row = thread_row + r * 8;
@@ -292,6 +303,13 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 					           (float)((int32_t)(lane % 4 * 2) - row);
 			}
 		raised = fa_sm90_raise<C>(sums, dots, factor, lift, along, scale);
+		/* Others have had theirs with their logits. */
+		if (C::LOWERS) {
+			const float add[2] = { unset[0] ? sums.offset[0] : 0,
+				               unset[1] ? sums.offset[1] : 0 };
+
+			fa_sm90_add<C>(dots, add);
+		}
 		fresh = !C::LAZY || any_fresh();
 		return raised;
 	};
@@ -361,10 +379,10 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 		fa_wgmma_hold(dots);
 		release_k();
 		release_q();
-		mask();
 		scale[0] = scale[1] = 1;
 		if (C::YIELDS_INSIDE && C::LAZY && resumed)
 			fa_sm90_lower(sums, scale);
+		mask();
 		if (!C::LAZY)
 			lean();
 		raise();
@@ -447,16 +465,26 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			fa_wgmma_wait<1>();
 			fa_wgmma_hold(dots);
 			release_k();
-			const bool masked = mask();
+			bool early = false; /* half of the exponentials are there */
 
-			if (C::ASKS_MASK)
-				rows = masked ? rows_of_tile() : ALL_ROWS;
-			if (!C::LAZY)
-				lean();
-			if (C::FEW_REGISTERS && C::LAZY ? any_fresh() : fresh)
-				raised |= raise();
-			if (C::LAZY)
-				lean();
+			if (C::LOWERS)
+				early = !partly_seen() && !(C::FEW_REGISTERS ? any_fresh() : fresh);
+			if (early) {
+				fa_sm90_capped<C>(sums, dots, args);
+				if (C::ASKS_MASK)
+					rows = ALL_ROWS;
+			} else {
+				const bool masked = mask();
+
+				if (C::ASKS_MASK)
+					rows = masked ? rows_of_tile() : ALL_ROWS;
+				if (!C::LAZY)
+					lean();
+				if (C::FEW_REGISTERS && C::LAZY ? any_fresh() : fresh)
+					raised |= raise();
+				if (C::LAZY)
+					lean();
+			}
 			/* Plain ones wait for their turn behind the first half of exponentials, where
 			 * the compiler puts it; with as much code before as RICH has it would not. */
 			if (C::TURNS == FA_SM90_EXPONENTIALS && !C::RICH)
@@ -464,7 +492,8 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			/* By the time that some exponentials are there, so is O; with P free, all can
 			 * be rounded in the shadow of the others. The branch in between keeps the
 			 * compiler from waiting sooner. */
-			fa_sm90_exponentials<C, 0, steps / 2>(sums, dots, factor, shift);
+			if (!early)
+				fa_sm90_exponentials<C, 0, steps / 2>(sums, dots, factor, shift);
 			release_q();
 			if (C::TURNS == FA_SM90_EXPONENTIALS && C::RICH)
 				turn_wait();

@@ -4,9 +4,9 @@
  * what the host looks up.
  *
  * X(name, KIND, dim, dim_v, groups, keys, stages, q_slots, TURNS, seqlen_k_max); config.h
- * says what the numbers mean. Kinds are those of sm80/kernels.h, and WINDOW, a BAND that is best
- * where it is narrow. seqlen_k_max: the longest sequence for which the row is preferred to those
- * that follow.
+ * says what the numbers mean. Kinds are those of sm80/kernels.h; WINDOW, a BAND that is best
+ * where it is narrow; and CAP, what RICH does with a soft cap and no ALiBi. seqlen_k_max: the
+ * longest sequence for which the row is preferred to those that follow.
  *
  * Tried and slower, on an H200, bf16, 16,384 tokens (TFLOP/s at boost, this against that):
  *   d128  176 keys 730, 160 keys and three stages of 128 with two slots of Q 739, no turns
@@ -35,9 +35,14 @@
  *
  * RICH, at 4k: with ALiBi by slope.h 0.862 of plain at d64 (full; causal 0.876); with one FMA for a
  * key 0.785 there, of 96 keys, which are 4.1 instructions for a pair of row and key, plain 3.2, and
- * 0.92 at d128, 0.98 at d256. Soft caps by softcap.h 0.51, 0.62 and 0.81 (causal); by three steps
- * of the special unit for a key, whatever it is, 0.47, 0.51 and 0.80. Short ones at d64 were faster
- * on sm80's then, 173 against 143 (causal, 512).
+ * 0.92 at d128, 0.98 at d256. Short ones at d64 were faster on sm80's then, 173 against 143
+ * (causal, 512).
+ *
+ * CAP, at 4k (causal; full 0.57, 0.69 and 0.87): by softcap.h 0.60, 0.69 and 0.87 of plain; 0.56,
+ * 0.69 and 0.87 with tiles of 128 keys at d64, where their dots are looked at by fours, 0.57 with
+ * 64; with 64 at d128 0.64; without the exponentials beside polynomials 0.55, 0.64 and 0.87; by
+ * RICH 0.51, 0.62 and 0.81, and by three steps of the special unit for a key, whatever it is, 0.47,
+ * 0.51 and 0.80.
  */
 #pragma once
 
@@ -47,11 +52,13 @@
 	X(full, FULL, 64, 64, 3, 128, 2, 6, EXPONENTIALS, INT32_MAX)                               \
 	X(band, BAND, 64, 64, 3, 128, 2, 6, EXPONENTIALS, INT32_MAX)                               \
 	X(window, WINDOW, 64, 64, 3, 128, 4, 6, EXPONENTIALS, INT32_MAX)                           \
+	X(cap, CAP, 64, 64, 3, 96, 2, 6, EXPONENTIALS, INT32_MAX)                                  \
 	X(rich, RICH, 64, 64, 3, 128, 2, 6, EXPONENTIALS, INT32_MAX)                               \
 	X(full, FULL, 96, 96, 2, 128, 2, 4, PRODUCTS, INT32_MAX)                                   \
 	X(band, BAND, 96, 96, 2, 128, 2, 4, PRODUCTS, INT32_MAX)                                   \
 	X(full, FULL, 128, 128, 2, 128, 2, 4, PRODUCTS, INT32_MAX)                                 \
 	X(band, BAND, 128, 128, 2, 128, 2, 4, PRODUCTS, INT32_MAX)                                 \
+	X(cap, CAP, 128, 128, 2, 128, 2, 4, PRODUCTS, INT32_MAX)                                   \
 	X(rich, RICH, 128, 128, 2, 128, 2, 4, PRODUCTS, INT32_MAX)                                 \
 	X(full, FULL, 192, 128, 2, 128, 2, 2, PRODUCTS, INT32_MAX)                                 \
 	X(band, BAND, 192, 128, 2, 128, 2, 2, PRODUCTS, INT32_MAX)                                 \
@@ -59,6 +66,7 @@
 	X(band, BAND, 192, 192, 2, 96, 2, 3, PRODUCTS, INT32_MAX)                                  \
 	X(full, FULL, 256, 256, 2, 64, 2, 3, PRODUCTS, INT32_MAX)                                  \
 	X(band, BAND, 256, 256, 2, 64, 2, 3, PRODUCTS, INT32_MAX)                                  \
+	X(cap, CAP, 256, 256, 2, 64, 2, 3, PRODUCTS, INT32_MAX)                                    \
 	X(rich, RICH, 256, 256, 2, 64, 2, 3, PRODUCTS, INT32_MAX)
 
 /* Q, STAGES tiles of K and V, and the barriers. */
@@ -70,6 +78,7 @@
 #define FA_SM90_SLOPES_BYTES_FULL(dim, keys) 0
 #define FA_SM90_SLOPES_BYTES_BAND(dim, keys) 0
 #define FA_SM90_SLOPES_BYTES_WINDOW(dim, keys) 0
+#define FA_SM90_SLOPES_BYTES_CAP(dim, keys) 0
 #define FA_SM90_SLOPES_BYTES_RICH(dim, keys) ((dim) == 64 ? 128 * (64 + (keys)) : 0)
 #define FA_SM90_WIDTH(dim) (((dim) + 63) / 64 * 64)
 #define FA_SM90_BARRIER_BYTES 512

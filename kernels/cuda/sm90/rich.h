@@ -29,13 +29,14 @@ __device__ __forceinline__ bool fa_sm90_linear(const struct fa_cuda_attention &a
 	return args.cap_out == 0 && args.scale_log2 > 0;
 }
 
-/* If they are not, what the exponents take with a factor of 1. */
-template <int COUNT>
-__device__ __forceinline__ void fa_sm90_logits(float (&dots)[COUNT],
+/* If they are not, what the exponents take with a factor of 1; if there is a cap, @base of their
+ * rows is added. */
+template <class C, int COUNT>
+__device__ __forceinline__ void fa_sm90_logits(float (&dots)[COUNT], const float (&base)[2],
                                                const struct fa_cuda_attention &args)
 {
-	if (args.cap_out != 0) {
-		fa_softcap_warp(dots, fa_softcap(args));
+	if (C::CAP || args.cap_out != 0) {
+		fa_softcap_warp<C::CAP_PART>(dots, base, fa_softcap(args), [](int, int) {});
 	} else if (!(args.scale_log2 > 0)) {
 #pragma unroll
 		for (int i = 0; i < COUNT; i++)

@@ -12,6 +12,7 @@
 #pragma once
 
 #include "kernels/cuda/common/args.h"
+#include "kernels/cuda/common/softcap.h"
 #include "kernels/cuda/ptx/math.h"
 #include "kernels/cuda/ptx/wgmma.h"
 #include "kernels/cuda/sm90/config.h"
@@ -203,8 +204,17 @@ __device__ __forceinline__ void fa_sm90_rescale(fa_sm90_out_rows<C> &out, const 
 			out[j * 4 + e] *= scale[e / 2];
 }
 
-/* dots = exp(dots + offset) for steps @FIRST to @END of 16 keys, and the sums with it. @shift: as
- * above. */
+/* Adds @add of their rows to dots. */
+template <class C>
+__device__ __forceinline__ void fa_sm90_add(fa_sm90_dots<C> &dots, const float (&add)[2])
+{
+#pragma unroll
+	for (int i = 0; i < C::KEYS / 2; i++)
+		dots[i] += add[i / 2 % 2];
+}
+
+/* dots = exp(dots + offset), or of dots alone if LOWERS, for steps @FIRST to @END of 16 keys, and
+ * the sums with it. @shift: as above. */
 template <class C, int FIRST, int END>
 __device__ __forceinline__ void fa_sm90_exponentials(struct fa_sm90_sums &sums,
                                                      fa_sm90_dots<C> &dots, float factor,
@@ -214,11 +224,32 @@ __device__ __forceinline__ void fa_sm90_exponentials(struct fa_sm90_sums &sums,
 	for (int i = FIRST * 8; i < END * 8; i++) {
 		const int r = i / 2 % 2;
 
-		dots[i] = fa_ex2(fmaf(dots[i], factor,
-		                      C::RICH ? sums.offset[r] + shift[r] : sums.offset[r]));
+		dots[i] = fa_ex2(
+			C::LOWERS ? dots[i]
+				  : fmaf(dots[i], factor,
+		                         C::RICH ? sums.offset[r] + shift[r] : sums.offset[r]));
 		sums.sum[r] += dots[i];
 	}
 	/* Here, not where the compiler finds their first use, behind waits. */
+	fa_wgmma_hold(dots);
+	fa_wgmma_hold(sums.sum);
+}
+
+/* If LOWERS, of a tile that all rows see all of, and have a maximum: the soft cap and, beside it,
+ * the exponentials of the first half. As fa_sm90_logits() and fa_sm90_exponentials(), to the
+ * bit. */
+template <class C>
+__device__ __forceinline__ void fa_sm90_capped(struct fa_sm90_sums &sums, fa_sm90_dots<C> &dots,
+                                               const struct fa_cuda_attention &args)
+{
+	fa_softcap_warp<C::CAP_PART>(dots, sums.offset, fa_softcap(args), [&](int first, int end) {
+		if (end <= C::KEYS / 4)
+#pragma unroll
+			for (int i = first; i < end; i++) {
+				dots[i] = fa_ex2(dots[i]);
+				sums.sum[i / 2 % 2] += dots[i];
+			}
+	});
 	fa_wgmma_hold(dots);
 	fa_wgmma_hold(sums.sum);
 }

@@ -28,6 +28,11 @@ static inline float fa_select(bool which, float a, float b)
 	return which ? a : b;
 }
 
+static inline float fa_own(float x)
+{
+	return x;
+}
+
 static inline float fa_from_f16(uint16_t half)
 {
 	return fa_emulated_from_f16(half);
