@@ -5,6 +5,7 @@
 #include "kernels/cuda/paged-hopper.h"
 #include "kernels/cuda/paged-plan-parts.h"
 #include "kernels/cuda/paged-plan-share.h"
+#include "kernels/cuda/sm90/paged_kernels.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -472,6 +473,20 @@ size_t fa_cuda_paged_pieces_bytes(const struct fa_paged_attention *p)
 	return bytes + fa_cuda_paged_align(tokens * sizeof(uint32_t));
 }
 
+/* @rows: of the longest item, of one KV head. */
+static const struct fa_cuda_paged_kernel *
+find_decode(const struct fa_cuda_chip *chip, const struct fa_paged_cache *cache, int64_t rows)
+{
+	struct fa_cuda_chip other = *chip;
+
+	/* As a chip that is too old for Hopper's. */
+	if (rows > FA_SM90_PAGED_ROWS_MAX && other.arch == 90)
+		other.arch = 89;
+	return fa_cuda_paged_find(&other, FA_CUDA_PAGED_DECODE, cache->store, cache->dtype,
+	                          cache->head_dim, cache->head_dim_v,
+	                          rows > 4096 ? 4096 : (int32_t)rows);
+}
+
 int fa_cuda_paged_plan_attention(const struct fa_cuda_chip *chip,
                                  const struct fa_paged_attention *p, char *blob,
                                  struct fa_cuda_paged_plan *plan, char *text, size_t text_bytes)
@@ -505,10 +520,7 @@ int fa_cuda_paged_plan_attention(const struct fa_cuda_chip *chip,
 		else if (n_decode > 1)
 			plan->decode = find_groups(chip, p, &groups);
 		if (!plan->decode && !p->deterministic)
-			plan->decode = fa_cuda_paged_find(chip, FA_CUDA_PAGED_DECODE, cache->store,
-			                                  cache->dtype, cache->head_dim,
-			                                  cache->head_dim_v,
-			                                  rows > 4096 ? 4096 : (int32_t)rows);
+			plan->decode = find_decode(chip, cache, rows);
 		if (!plan->decode && p->deterministic && cache->store != FA_PAGED_PLAIN)
 			return fa_cuda_paged_fail(text, text_bytes,
 			                          "results that do not depend on the step are not "

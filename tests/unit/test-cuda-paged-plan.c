@@ -3,9 +3,11 @@
  * belongs to exactly one block, every block of rows is there once, and nothing is beyond
  * what kernels count with. The walk is the kernels', written again.
  */
+#include "kernels/cuda/sm90/paged_kernels.h"
 #include "tests/unit/cuda-paged-scene.h"
 
 #include <errno.h>
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -770,6 +772,43 @@ static void test_magic(void **state)
 	}
 }
 
+/* Hopper's kernels tell the token of a row in fp32, by a reciprocal that may be off by one step. */
+static void test_rows(void **state)
+{
+	const struct {
+		uint32_t n_new;
+		const char *prefix;
+	} cases[] = { { 16, "fa_sm90_paged_decode_bf16_d128" },
+		      { 17, "fa_sm80_paged_decode_bf16" } };
+	struct fa_cuda_paged_plan plan;
+	struct scene scene;
+
+	for (uint32_t group = 1; group <= 65536; group += group < 300 ? 1 : 257) {
+		const float factor = 1 / (float)group;
+		const float factors[] = { nextafterf(factor, 0), factor, nextafterf(factor, 2) };
+
+		for (uint32_t at = 0; at < FA_SM90_PAGED_ROWS_MAX; at += group)
+			for (int i = 0; i < 3; i++) {
+				const uint32_t last = at + group - 1;
+
+				assert_int_equal((uint32_t)(((float)at + 0.5f) * factors[i]),
+				                 at / group);
+				assert_int_equal((uint32_t)(((float)last + 0.5f) * factors[i]),
+				                 at / group);
+			}
+	}
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		scene_init(&scene, 1);
+		scene.cache.kv_heads = 1;
+		scene.request.attention.heads = 65536;
+		scene.cu_new[1] = cases[i].n_new;
+		scene.lengths[0] = 100;
+		scene_plan(&scene, &h200, &plan);
+		assert_memory_equal(plan.decode->symbol, cases[i].prefix, strlen(cases[i].prefix));
+		free(scene.blob);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -779,6 +818,7 @@ int main(void)
 		cmocka_unit_test(test_carried), cmocka_unit_test(test_carried_append),
 		cmocka_unit_test(test_table),   cmocka_unit_test(test_codes),
 		cmocka_unit_test(test_magic),   cmocka_unit_test(test_ends),
+		cmocka_unit_test(test_rows),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

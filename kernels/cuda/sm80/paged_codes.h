@@ -33,7 +33,8 @@ template <int STORE_, int DIM_, int ATOMS_, int WARPS_, int STAGES_> struct fa_c
 	static constexpr int WARPS = WARPS_, STAGES = STAGES_;
 	static constexpr int THREADS = WARPS * 32, ROWS = ATOMS * 16;
 	static constexpr int BYTES = 2, STORED = 1; /* of elements, and of codes */
-	static constexpr bool F32 = false, CODES = true, PIECES = false, DIVIDED = false;
+	static constexpr bool F32 = false, CODES = true, PIECES = false, DIVIDED = false,
+			      ROWS_IN_FP32 = false;
 
 	static constexpr int JOINED = THREADS;
 	static __device__ __forceinline__ void join(void)

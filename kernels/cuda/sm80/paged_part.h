@@ -56,6 +56,17 @@ __device__ __forceinline__ struct fa_paged_fact fa_paged_fact_get(uint32_t facts
 	return fact;
 }
 
+/* Of which new token row @at of an item is, of its rows of one KV head. */
+template <class C>
+__device__ __forceinline__ uint32_t fa_paged_token_of(uint32_t at, uint32_t group)
+{
+	if (!C::ROWS_IN_FP32)
+		return at / group;
+	/* Below 2^20 the quotient is off by less than 1 / (2 group), by which it is moved up. A
+	 * division of any numbers has five times the code, and code takes time to come. */
+	return (uint32_t)(((float)at + 0.5f) * fa_rcp((float)group));
+}
+
 /* What is to be known of a part's row. */
 template <class C>
 __device__ __forceinline__ struct fa_paged_fact
@@ -69,7 +80,7 @@ fa_paged_fact_of(const struct fa_cuda_paged_attention &args, const fa_paged_walk
 	const bool tree = item.tree_start != FA_CUDA_PAGED_NO_TREE;
 	struct fa_paged_fact fact;
 
-	fact.token = at / p.group;
+	fact.token = fa_paged_token_of<C>(at, p.group);
 	fact.position = fact.token + (int32_t)item.n_k - (int32_t)item.n_q;
 	if (tree && args.positions)
 		fact.position = args.positions[item.first_q + fact.token];
@@ -184,8 +195,8 @@ __device__ __forceinline__ const char *fa_paged_q_row(const struct fa_cuda_paged
 {
 	const struct fa_cuda_attention &p = args.attention;
 	const uint32_t at = walk.row(args, C::ROWS) + row, head = walk.kv_head(args) * p.group;
-
-	uint32_t token = walk.item.first_q + at / p.group;
+	const uint32_t of_item = fa_paged_token_of<C>(at, p.group);
+	uint32_t token = walk.item.first_q + of_item;
 
 	if (at >= walk.item.n_q * p.group)
 		return NULL;
@@ -194,11 +205,11 @@ __device__ __forceinline__ const char *fa_paged_q_row(const struct fa_cuda_paged
 			token = args.tokens[token];
 	}
 	return (const char *)p.q.data + token * p.q.stride_token +
-	       (head + at % p.group) * p.q.stride_head;
+	       (head + (at - of_item * p.group)) * p.q.stride_head;
 }
 
-/* 16 bytes of a row of Q, or zeros where there is nothing. */
-template <class C>
+/* 16 bytes of a row of Q, or zeros where there is nothing. ALIGNED: rows are known to be. */
+template <class C, bool ALIGNED = false>
 __device__ __forceinline__ uint4 fa_paged_q_chunk(const struct fa_cuda_attention &p,
                                                   const char *row, uint32_t chunk)
 {
@@ -206,7 +217,7 @@ __device__ __forceinline__ uint4 fa_paged_q_chunk(const struct fa_cuda_attention
 
 	if (!row || (int32_t)(chunk * (16 / C::BYTES)) >= p.head_dim)
 		return make_uint4(0, 0, 0, 0);
-	if (p.aligned)
+	if (ALIGNED || p.aligned)
 		return *(const uint4 *)from;
 	if (C::BYTES == 4) {
 		const uint32_t *words = (const uint32_t *)from;

@@ -29,6 +29,7 @@ template <> struct fa_paged_element<float> {
  *   PIECES      whether parts of a sequence may be merged that are apart (paged_pieces.h)
  *   DIVIDED     whether a walk knows its part's KV head, or divides for it each time; there are
  *               no slices then
+ *   ROWS_IN_FP32  whether an item has so few rows of a KV head that fp32 tells their tokens
  */
 template <class T_, int DIM_, int DIM_V_, int ATOMS_, int WARPS_, int STAGES_, bool PIECES_ = false>
 struct fa_paged_config {
@@ -37,7 +38,8 @@ struct fa_paged_config {
 	static constexpr int STAGES = STAGES_, THREADS = WARPS * 32, ROWS = ATOMS * 16;
 	static constexpr int BYTES = fa_paged_element<T>::bytes;
 	static constexpr int STORED = BYTES; /* of an element in a page */
-	static constexpr bool F32 = BYTES == 4, CODES = false, PIECES = PIECES_, DIVIDED = false;
+	static constexpr bool F32 = BYTES == 4, CODES = false, PIECES = PIECES_, DIVIDED = false,
+			      ROWS_IN_FP32 = false;
 
 	/* What paged_part.h wants to know. */
 	static constexpr int JOINED = THREADS;

@@ -56,7 +56,7 @@ struct fa_sm90_codes_config {
 	static constexpr int GROUP_REGISTERS = FA_SM90_CODES_GROUP_REGISTERS(GROUPS);
 	static constexpr bool F32 = false, CODES = true, SMALL = SMALL_, PIECES = false,
 			      DIVIDED = true;
-	static constexpr bool APPENDS = false;
+	static constexpr bool APPENDS = false, EARLY = false, ROWS_IN_FP32 = false;
 	using SMALL_ARGS = struct fa_cuda_paged_small_attention_codes;
 
 	static constexpr int SPLIT = 1, WARP_DIM_V = DIM_V, WARP_KEYS = FA_CUDA_PAGED_STRIP;
@@ -557,9 +557,12 @@ __device__ __forceinline__ void fa_sm90_codes_decode(const struct fa_cuda_paged_
 		fa_registers_give<C::LOADER_REGISTERS>();
 		const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
 
-		if (warp < C::WARPS + C::LOADERS)
-			fa_sm90_paged_load<C>(args, fa_shared_address(shared_memory));
-		else if (warp == C::WARPS + C::LOADERS)
+		if (warp < C::WARPS + C::LOADERS) {
+			fa_paged_walk_of<C> walk;
+
+			walk.start(args, blockIdx.x);
+			fa_sm90_paged_load<C>(args, fa_shared_address(shared_memory), walk);
+		} else if (warp == C::WARPS + C::LOADERS)
 			fa_sm90_codes_prepare<C>(args, shared_memory);
 	} else {
 		fa_registers_take<C::GROUP_REGISTERS>();

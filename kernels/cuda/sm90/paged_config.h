@@ -35,6 +35,11 @@ struct fa_sm90_paged_config {
 	static constexpr bool F32 = false, CODES = false, SMALL = SMALL_, PIECES = PIECES_,
 			      DIVIDED = true;
 	static constexpr bool APPENDS = FA_SM90_PAGED_APPENDS(DIM, ATOMS); /* paged_append.h */
+	/* Whether the block's first tile is asked for before all else (fa_sm90_paged_load_first()), and
+	 * mbarriers are made by the first warp. */
+	static constexpr bool EARLY = FA_SM90_PAGED_EARLY(DIM) && !PIECES;
+	/* The planner sees to it. */
+	static constexpr bool ROWS_IN_FP32 = !PIECES;
 	using SMALL_ARGS = struct fa_cuda_paged_small_attention;
 
 	/* What softmax.h of sm80 wants to know: no pairs, 16 keys at a time. */
@@ -68,10 +73,11 @@ struct fa_sm90_paged_config {
 	static constexpr uint32_t FULL = LAST + 16, EMPTY = FULL + 8 * STAGES;
 	static constexpr uint32_t SHARED_BYTES = EMPTY + 8 * STAGES;
 
-	/* Named barriers: the mbarriers are there, once, where the loading warp arrives; and of
-	 * the warps that compute, at the ends of segments. */
-	static constexpr uint32_t BEGUN = 1, COMPUTE = 2;
-	static constexpr int BEGINNERS = JOINED + 32;
+	/* Named barriers: the mbarriers are there, once, for the warps that compute; of these, at
+	 * the ends of segments; and the mbarriers are there, once, for the loading warp, if that
+	 * has not made them. */
+	static constexpr uint32_t BEGUN = 1, COMPUTE = 2, READY = 3;
+	static constexpr int BEGINNERS = EARLY ? JOINED : JOINED + 32;
 
 	static __device__ __forceinline__ void join(void)
 	{

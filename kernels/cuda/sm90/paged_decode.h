@@ -47,20 +47,52 @@
 template <class C, bool HELD = C::Q_HELD> struct fa_sm90_paged_q {
 	uint4 chunks[C::ATOMS][C::DIM / 32][2]; /* of rows g and g + 8 */
 
+	/* Nobody reads what warps bring together. */
 	__device__ __forceinline__ void load(const struct fa_cuda_paged_attention &args,
-	                                     const fa_paged_walk_of<C> &walk, uint32_t)
+	                                     const fa_paged_walk_of<C> &walk, uint32_t shared)
 	{
 		const uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 
+		if (__builtin_expect(!args.attention.aligned, 0)) {
+			const uint32_t at = gather(args, walk, shared);
+
+#pragma unroll
+			for (int r = 0; r < 2 * C::ATOMS; r++)
+#pragma unroll
+				for (int c = 0; c < C::DIM / 32; c++)
+					chunks[r / 2][c][r % 2] = fa_ld_shared_v4(
+						at + (g + 8 * r) * C::DIM * 2 + (4 * c + t) * 16);
+			return;
+		}
 #pragma unroll
 		for (int r = 0; r < 2 * C::ATOMS; r++) {
 			const char *const row = fa_paged_q_row<C>(args, walk, g + 8 * r);
 
 #pragma unroll
 			for (int c = 0; c < C::DIM / 32; c++)
-				chunks[r / 2][c][r % 2] = fa_paged_q_chunk<C>(args.attention, row,
-				                                              4 * c + t);
+				chunks[r / 2][c][r % 2] = fa_paged_q_chunk<C, true>(args.attention,
+				                                                    row, 4 * c + t);
 		}
+	}
+
+	/* Rows that are not aligned, where they are. To look at halves in place is code that all
+	 * would have to walk past. */
+	__device__ __forceinline__ uint32_t gather(const struct fa_cuda_paged_attention &args,
+	                                           const fa_paged_walk_of<C> &walk, uint32_t shared)
+	{
+		const uint32_t warp = threadIdx.x / 32;
+		const uint32_t to = shared + C::MERGE + warp * C::ROWS * C::MERGE_PITCH * 4;
+
+		static_assert(C::MERGE_PITCH * 4 >= C::DIM * 2, "rows have room");
+#pragma unroll 1
+		for (uint32_t i = threadIdx.x % 32; i < C::ROWS * C::DIM / 2; i += 32) {
+			const char *const row = fa_paged_q_row<C>(args, walk, i / (C::DIM / 2));
+			const uint16_t *const halves = (const uint16_t *)row + i % (C::DIM / 2) * 2;
+
+			fa_st_shared(to + i * 4, row ? halves[0] | (uint32_t)halves[1] << 16 : 0);
+		}
+		__syncwarp();
+		return to;
 	}
 
 	__device__ __forceinline__ uint4 get(int atom, int c, int half) const
@@ -350,13 +382,13 @@ fa_sm90_paged_few_tiles(struct fa_sm80_rows<C> &rows, const struct fa_cuda_paged
 
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged_attention &args,
-                                                      char *shared_memory)
+                                                      char *shared_memory,
+                                                      fa_paged_walk_of<C> &walk)
 {
 	const uint32_t shared = fa_shared_address(shared_memory);
 	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 	const uint32_t group = C::GROUPS == 1 ? 0 : warp / C::TAKERS;
 	const uint32_t facts = C::FACTS + warp * C::ROWS * 32;
-	fa_paged_walk_of<C> walk;
 	fa_sm90_paged_q<C> q;
 	struct fa_sm90_paged_way at = { 0, group, 0 };
 	/* Tiles of the segment before this warp's next; or where in the ring, in which round of two,
@@ -368,7 +400,6 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 	                                    warp;
 
 	static_assert(!C::PARKS || sizeof(walk) <= 128, "there is room for it");
-	walk.start(args, blockIdx.x);
 	do {
 		const struct fa_cuda_paged_item &item = C::PARKS ? parked->item : walk.item;
 		const int32_t end = walk.end;
@@ -390,6 +421,8 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 		if constexpr (C::PIECES)
 			if (warp == 0)
 				fa_sm90_paged_touch_tails<C>(args, walk);
+		/* The first warp will have a fence to wait for. */
+		fa_sm90_paged_begin<C>(args, walk, shared_memory, begun ? 0 : 32);
 		if (!begun) {
 			if constexpr (!C::PIECES)
 				fa_sm90_paged_hide<C>(args);
@@ -397,7 +430,6 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 			fa_sm90_paged_fence<C>(args);
 		}
 		begun = true;
-		fa_sm90_paged_begin<C>(args, walk, shared_memory);
 		if constexpr (C::APPENDS)
 			append.end(args, walk);
 
@@ -442,28 +474,61 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 	} while (walk.next(args));
 }
 
+/* Where walks start, if C::EARLY: with the same code for all warps. */
+template <class C>
+__device__ __forceinline__ void fa_sm90_paged_start(const struct fa_cuda_paged_attention &args,
+                                                    uint32_t shared, fa_paged_walk_of<C> &walk)
+{
+	if (threadIdx.x < 32) {
+		fa_sm90_paged_make_barriers<C>(shared, 0);
+		fa_barrier_arrive(C::READY, 64);
+	}
+	walk.start(args, blockIdx.x);
+	if (threadIdx.x / 32 == C::WARPS) {
+		fa_barrier_sync(C::READY, 64);
+		if (fa_sm90_paged_is_early<C>(args, walk))
+			fa_sm90_paged_load_first<C>(args, walk, shared);
+	}
+}
+
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_decode(const struct fa_cuda_paged_attention &args)
 {
 	extern __shared__ __align__(1024) char shared_memory[];
+	const uint32_t shared = fa_shared_address(shared_memory);
+	fa_paged_walk_of<C> walk;
 
+	/* One start for all would be too much for the registers of the others (d64, pieces). */
+	const auto start = [&]() {
+		if constexpr (!C::EARLY)
+			walk.start(args, blockIdx.x);
+	};
+
+	if constexpr (C::EARLY)
+		fa_sm90_paged_start<C>(args, shared, walk);
 	if constexpr (C::GIVES) {
 		/* The same for all threads of a warp, and the compiler is to know it. */
 		if (__shfl_sync(~0u, threadIdx.x / 128, 0) == C::GROUPS) {
 			fa_registers_give<FA_SM90_PAGED_LOADER_REGISTERS>();
-			if (threadIdx.x < C::JOINED + 32)
-				fa_sm90_paged_load<C>(args, fa_shared_address(shared_memory));
+			if (threadIdx.x < C::JOINED + 32) {
+				start();
+				fa_sm90_paged_load<C>(args, shared, walk);
+			}
 		} else {
 			fa_registers_take<FA_SM90_PAGED_GROUP_REGISTERS>();
-			fa_sm90_paged_compute<C>(args, shared_memory);
+			start();
+			fa_sm90_paged_compute<C>(args, shared_memory, walk);
 			/* Those who load have stored nothing, and may have left. */
 			fa_done_behind(args.attention.done, 0, C::JOINED);
 		}
 	} else {
-		if (threadIdx.x >= C::JOINED)
-			fa_sm90_paged_load<C>(args, fa_shared_address(shared_memory));
-		else
-			fa_sm90_paged_compute<C>(args, shared_memory);
+		if (threadIdx.x >= C::JOINED) {
+			start();
+			fa_sm90_paged_load<C>(args, shared, walk);
+		} else {
+			start();
+			fa_sm90_paged_compute<C>(args, shared_memory, walk);
+		}
 		fa_done(args.attention.done);
 	}
 }

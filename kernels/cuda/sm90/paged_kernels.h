@@ -5,8 +5,8 @@
  * Decode: X(dim, atoms, groups, stages, blocks); paged_config.h says what the numbers mean. K's and
  * V's rows have exactly dim elements.
  *
- * On an H200, bf16, 8 KV heads of 32 (us: this against the portable kernel against a bare read
- * of K and V):
+ * On an H200, bf16, 8 KV heads of 32, before FA_SM90_PAGED_EARLY (us: this against the portable
+ * kernel against a bare read of K and V):
  *   d128  11.8 / 16.3 / 5.1 for 1 x 1k, 17.4 / 20.1 / 11.8 for 8 x 1k, 128 / 134 / 121 for
  *         32 x 4k, 481 / 486 / 466 for 128 x 4k; 4 stages instead of 3 are no faster, 5 and 6
  *         slower by 0 to 5 us: some SMs get ahead of others
@@ -58,6 +58,23 @@
 /* Tried and slower: going through the end of a segment once, with nothing, while the first tile is
  * on its way, so that its code is there when it is needed: 1 x 1k 11.4 us against 10.9, 8 x 1k 17.6
  * against 16.4 (d128); 9.8 against 8.5 (d64, 1 x 1k). */
+
+/* Rows that an item of decode has of a KV head, at most: fa_paged_token_of(). */
+#define FA_SM90_PAGED_ROWS_MAX (1 << 20)
+
+/*
+ * Whether the first tile of a block is asked for before all else. A launch whose code is not there
+ * (that is what a step's kernel finds, behind others) had its first copy under way 3.5 us after its
+ * blocks began, by %globaltimer: code comes to an SM at some 128 bytes in 50 ns, and stops at each
+ * jump. So all warps begin with the same code, the loading one goes on with nothing but this tile,
+ * and rows of Q that are not aligned, and divisions, have little: it is 1.5 us. Of d128 1 x 1k,
+ * 8 x 1k, 8 x 4k and 32 x 1k take 9.1, 16.7, 38.1 and 38.3 us after 10.5, 17.3, 39.0 and 39.4, of
+ * d256 1 x 1k 13.9 after 16.3. Tried and no faster, or slower: three tiles instead of one, by the
+ * first warp; the mbarriers by the loading warp, 8 x 1k 17.2; the fence of those that compute where
+ * they count, 1 x 1k 9.5; this only where blocks have less than eight tiles; this at d64. Pieces
+ * have no registers for it.
+ */
+#define FA_SM90_PAGED_EARLY(dim) ((dim) >= 128)
 
 /* A tile's quarter of K or of V. */
 #define FA_SM90_PAGED_QUARTER(dim) (16 * (dim)*2)

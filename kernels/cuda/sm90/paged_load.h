@@ -3,8 +3,8 @@
  * ahead as there is room. A tile of 64 tokens is eight bulk copies, of 16 tokens of K or of V
  * each, which lie in one page; a lane issues each. Slots of pages are looked up for eight
  * tiles at a time, a lane for each 16 tokens, when the first copies of the eight before have been
- * issued. Of the last 16 tokens only those are copied that are there, and no slot past them
- * is looked up.
+ * issued; but for the block's first tile, if that comes before all (fa_sm90_paged_load_first()).
+ * Of the last 16 tokens only those are copied that are there, and no slot past them is looked up.
  *
  * 16 tokens of codes, or of 64 columns, are little for a copy: STRIPS of them that lie in one
  * page are one. The scales of a tile's tokens, if they have any, are copied like them by eight
@@ -176,30 +176,11 @@ __device__ __forceinline__ void fa_sm90_paged_copy(const char *from, int32_t the
 	}
 }
 
-/* A whole warp's. */
+/* Those of one loading warp. A whole warp's. */
 template <class C>
-__device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_attention &args,
-                                                   uint32_t shared)
+__device__ __forceinline__ void fa_sm90_paged_make_barriers(uint32_t shared, uint32_t loader)
 {
-	const uint32_t lane = threadIdx.x % 32;
-	/* The same for all threads of the warp, and the compiler is to know it. */
-	const uint32_t loader = C::LOADERS == 1 ? 0
-	                                        : __shfl_sync(~0u, threadIdx.x / 32, 0) - C::WARPS;
-	const uint64_t once = fa_bulk_policy_once(), normal = fa_bulk_policy_normal();
-	struct fa_sm90_paged_batch batch, next;
-	fa_paged_walk_of<C> walk;
-	uint32_t stage = loader, parity = 1;
-	bool more, token_scales = false;
-	int32_t token;
-
-	if constexpr (C::CODES)
-		token_scales =
-			((const struct fa_cuda_paged_attention_codes &)args).codes.token_scales;
-	walk.start(args, blockIdx.x);
-	token = walk.begin + (int32_t)loader * FA_CUDA_PAGED_TILE;
-	more = fa_sm90_paged_look_up<C>(args, walk, token, next);
-	/* While slots come. */
-	if (lane == 0) {
+	if (threadIdx.x % 32 == 0) {
 		for (int i = 0; i < C::STAGES / C::LOADERS; i++) {
 			const uint32_t at = shared + 8 * (i * C::LOADERS + loader);
 
@@ -209,7 +190,89 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 		fa_mbarrier_init_fence();
 	}
 	__syncwarp();
-	fa_barrier_arrive(C::BEGUN, C::BEGINNERS);
+}
+
+/* Whether fa_sm90_paged_load_first() loads the block's first tile: not if there is none, or new
+ * tokens are in it. @walk: where it starts. */
+template <class C>
+__device__ __forceinline__ bool fa_sm90_paged_is_early(const struct fa_cuda_paged_attention &args,
+                                                       const fa_paged_walk_of<C> &walk)
+{
+	if constexpr (!C::EARLY)
+		return false;
+	if constexpr (C::APPENDS) {
+		if (args.attention.k.data &&
+		    min(walk.begin + FA_CUDA_PAGED_TILE, walk.end) > (int32_t)walk.item.append)
+			return false;
+	}
+	return walk.begin < walk.end;
+}
+
+/* Starts the copies of the block's first tile. It takes the loading warp long to find out how it
+ * goes on from there, and until then nothing would be on its way. That warp's. */
+template <class C>
+__device__ __forceinline__ void fa_sm90_paged_load_first(const struct fa_cuda_paged_attention &args,
+                                                         const fa_paged_walk_of<C> &walk,
+                                                         uint32_t shared)
+{
+	const struct fa_cuda_pages &pages = args.pages;
+	const uint32_t lane = threadIdx.x % 32, quarter = lane % 4, is_v = lane / 4 % 2;
+	const int32_t there = min(walk.end - walk.begin, FA_CUDA_PAGED_TILE);
+	const int32_t rest = there - (int32_t)quarter * FA_CUDA_PAGED_STRIP;
+	const uint32_t full = shared + C::FULL;
+
+	if (lane == 0)
+		fa_mbarrier_arrive_expect(full, 2 * there * C::PITCH);
+	__syncwarp();
+	if (lane < 8 && rest > 0) {
+		const uint32_t strip = walk.begin / FA_CUDA_PAGED_STRIP + quarter;
+		uint32_t in_page;
+		const uint32_t slot = fa_sm90_paged_find<C>(args, walk.item.table_start, strip,
+		                                            in_page);
+		const uint64_t strips = walk.kv_head(args) * pages.page_strips + in_page;
+
+		fa_bulk_load(shared + C::RING + is_v * C::K_BYTES + quarter * C::QUARTER,
+		             (is_v ? pages.v : pages.k) + (uint64_t)slot * 256 +
+		                     strips * (FA_CUDA_PAGED_STRIP * C::PITCH),
+		             min(rest, FA_CUDA_PAGED_STRIP) * C::PITCH, full,
+		             walk.item.row_blocks > 1 ? fa_bulk_policy_normal()
+		                                      : fa_bulk_policy_once());
+	}
+	__syncwarp();
+}
+
+/* A whole warp's. @walk: where it starts. */
+template <class C>
+__device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_attention &args,
+                                                   uint32_t shared, fa_paged_walk_of<C> &walk)
+{
+	const uint32_t lane = threadIdx.x % 32;
+	/* The same for all threads of the warp, and the compiler is to know it. */
+	const uint32_t loader = C::LOADERS == 1 ? 0
+	                                        : __shfl_sync(~0u, threadIdx.x / 32, 0) - C::WARPS;
+	const uint64_t once = fa_bulk_policy_once(), normal = fa_bulk_policy_normal();
+	struct fa_sm90_paged_batch batch, next;
+	uint32_t stage = loader, parity = 1;
+	bool more, token_scales = false;
+	int32_t token;
+
+	if constexpr (C::CODES)
+		token_scales =
+			((const struct fa_cuda_paged_attention_codes &)args).codes.token_scales;
+	token = walk.begin + (int32_t)loader * FA_CUDA_PAGED_TILE;
+	if (fa_sm90_paged_is_early<C>(args, walk)) {
+		token += FA_CUDA_PAGED_TILE;
+		stage = 1;
+	}
+	more = fa_sm90_paged_look_up<C>(args, walk, token, next);
+	/* While slots come. */
+	if constexpr (C::EARLY) {
+		if (more && next.entered)
+			fa_sm90_paged_touch_q<C>(args, walk);
+	} else {
+		fa_sm90_paged_make_barriers<C>(shared, loader);
+		fa_barrier_arrive(C::BEGUN, C::BEGINNERS);
+	}
 
 #pragma unroll 1
 	while (more) {

@@ -82,7 +82,7 @@ fa_sm90_paged_fact_of(const struct fa_cuda_paged_attention &args, const fa_paged
 		/* As fa_paged_fact_of() has it. */
 		const uint32_t at = min(walk.row(args, C::ROWS) + row, walk.item.n_q * p.group - 1);
 
-		fact.head = walk.kv_head(args) * p.group + at % p.group;
+		fact.head = walk.kv_head(args) * p.group + (at - fact.token * p.group);
 		fact.out = (char *)p.out.data +
 		           ((int64_t)walk.item.first_q + fact.token) * p.out.stride_token +
 		           fact.head * p.out.stride_head;
@@ -99,13 +99,14 @@ __device__ __forceinline__ void fa_sm90_paged_fence(const struct fa_cuda_paged_a
 			fa_fence_device();
 }
 
-/* When a segment begins. All that compute. */
+/* When a segment begins. All that compute; thread @noter, before a barrier unless it is 0. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_begin(const struct fa_cuda_paged_attention &args,
-                                                    const fa_paged_walk_of<C> &walk, char *shared)
+                                                    const fa_paged_walk_of<C> &walk, char *shared,
+                                                    uint32_t noter = 0)
 {
 	if constexpr (!C::PIECES) {
-		if (threadIdx.x == 0 && !walk.whole)
+		if (threadIdx.x == noter && !walk.whole)
 			fa_sm90_paged_note<C>(args, walk,
 			                      (struct fa_sm90_paged_shared *)(shared + C::LAST));
 	}

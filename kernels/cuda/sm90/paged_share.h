@@ -28,7 +28,8 @@
 /* No number that a share begins with. */
 #define FA_SM90_PAGED_NOTHING 0xffffffffu
 
-/* Of a segment that is not all of its part, in shared memory at C::LAST. Thread 0 writes it. */
+/* Of a segment that is not all of its part, in shared memory at C::LAST. Thread 0 writes is_last,
+ * the rest whoever notes it (fa_sm90_paged_begin()). */
 struct fa_sm90_paged_shared {
 	uint32_t first, n;  /* blocks that have shares of the part */
 	uint32_t has_other; /* the first of them has had another part before */
@@ -79,9 +80,9 @@ __device__ __forceinline__ void fa_sm90_paged_note(const struct fa_cuda_paged_at
 	shared->has_other = first * args.tiles_each + min(first, args.tiles_extra) < walk.tile;
 }
 
-/* Counts the block in: how many were there before, from the epoch on. The thread that has noted
- * and fenced, number 0; it goes on until it looks at the answer. Counts of earlier launches are
- * below this one's epoch. */
+/* Counts the block in: how many were there before, from the epoch on. The thread that has fenced,
+ * number 0, behind the note; it goes on until it looks at the answer. Counts of earlier launches
+ * are below this one's epoch. */
 __device__ __forceinline__ uint64_t fa_sm90_paged_count(const struct fa_cuda_paged_attention &args,
                                                         const struct fa_sm90_paged_shared *shared)
 {

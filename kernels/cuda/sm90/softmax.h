@@ -242,6 +242,7 @@ template <class C>
 __device__ __forceinline__ void fa_sm90_capped(struct fa_sm90_sums &sums, fa_sm90_dots<C> &dots,
                                                const struct fa_cuda_attention &args)
 {
+	static_assert(!C::LOWERS || C::KEYS / 4 % C::CAP_PART == 0, "halves are whole parts");
 	fa_softcap_warp<C::CAP_PART>(dots, sums.offset, fa_softcap(args), [&](int first, int end) {
 		if (end <= C::KEYS / 4)
 #pragma unroll
