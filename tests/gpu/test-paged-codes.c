@@ -183,7 +183,7 @@ static void ways(void)
 		spec.head_dim = spec.head_dim_v = dims[i / 8];
 		spec.page_tokens = pages[i % 7];
 		spec.layer_major = i % 2;
-		spec.gaps = i % 3 == 1;
+		spec.gaps = i % 3;
 		/* Windows begin anywhere, also inside a strip. */
 		spec.left_1 = i % 4 == 3 ? 100 + 7 * i : 0;
 		spec.first[0] = i % 5 == 2 ? 37 + 48 * (uint32_t)(i % 7) : 0;

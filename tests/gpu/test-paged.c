@@ -336,7 +336,7 @@ static void codes(void)
 		spec.heads = spec.kv_heads * groups[i % 6];
 		spec.page_tokens = 16 << i % 5;
 		spec.layer_major = i % 2;
-		spec.gaps = i % 3 == 1;
+		spec.gaps = i % 3;
 		spec.n_new[0] = 1 + (uint32_t)i % 3;
 		spec.n_new[2] = i % 2 ? 60 : 20;
 		spec.lengths[0] = 200 + 300 * (uint32_t)(i % 4);
@@ -376,7 +376,7 @@ static void chosen(void)
 			spec.dtype = paged_dtypes[d];
 			spec.head_dim = dims[i][0];
 			spec.head_dim_v = dims[i][1];
-			spec.gaps = i % 2;
+			spec.gaps = (int32_t)((i + d) % 3);
 			check(&spec);
 		}
 	for (size_t i = 0; i < sizeof(groups) / sizeof(groups[0]); i++) {
@@ -558,7 +558,7 @@ static void random_one(uint64_t seed)
 	                                                     : 1u << problem_pick(0, 4)));
 	spec.v_in_k = spec.head_dim_v <= spec.head_dim && problem_one_in(4);
 	spec.layer_major = problem_one_in(2);
-	spec.gaps = problem_one_in(3);
+	spec.gaps = problem_one_in(2) ? (int32_t)problem_pick(1, 2) : 0;
 	for (int32_t b = 0; b < spec.batch; b++) {
 		spec.n_new[b] = problem_one_in(2)   ? 1
 		                : problem_one_in(4) ? 0

@@ -103,7 +103,8 @@ static void prefixes(void)
 	spec.sinks = true;
 	check(&spec, 1);
 	spec = usual(FA_ATTENTION_F16, 128);
-	spec.no_lse = spec.gaps = true;
+	spec.no_lse = true;
+	spec.gaps = 1;
 	spec.head_dim_v = 72;
 	spec.v_in_k = true;
 	check(&spec, 1);
@@ -314,7 +315,7 @@ static void random_one(uint64_t seed)
 	spec.head_dim_v = problem_one_in(4) ? (int32_t)(8 * problem_pick(1, 20)) : spec.head_dim;
 	spec.page_tokens = (int32_t)(16 * problem_pick(1, 6));
 	spec.v_in_k = spec.head_dim_v <= spec.head_dim && problem_one_in(4);
-	spec.gaps = problem_one_in(3);
+	spec.gaps = problem_one_in(2) ? (int32_t)problem_pick(1, 2) : 0;
 	for (int32_t b = 0; b < spec.batch; b++) {
 		const uint32_t page = (uint32_t)spec.page_tokens;
 

@@ -287,7 +287,8 @@ static void break_pool(struct paged_problem *problem)
 static int64_t make_tensor(const struct paged_problem *problem, int32_t dim,
                            struct fa_attention_tensor *tensor)
 {
-	int64_t gap = problem->spec.gaps ? 8 : 0;
+	static const int64_t gaps[] = { 0, 8, 3 };
+	const int64_t gap = gaps[problem->spec.gaps];
 
 	tensor->stride_head = dim + gap;
 	tensor->stride_token = problem->spec.heads * tensor->stride_head + gap;
@@ -444,11 +445,11 @@ const char *paged_describe(const struct paged_problem *problem)
 		"dtype %d store %d head scales %d batch %d heads %d/%d dims %d/%d page %d causal "
 		"%d window %lld/%lld "
 		"softcap %g scale %g alibi %d sinks %d tree %d broken %d v_in_k %d layer_major %d "
-		"deterministic %d new/length/first",
+		"gaps %d deterministic %d new/length/first",
 		(int)s->dtype, (int)s->store, s->head_scales, s->batch, s->heads, s->kv_heads,
 		s->head_dim, s->head_dim_v, s->page_tokens, s->causal, (long long)s->left_1 - 1,
 		(long long)s->right_1 - 1, (double)s->softcap, (double)s->scale, s->alibi, s->sinks,
-		s->tree, s->broken, s->v_in_k, s->layer_major, s->deterministic);
+		s->tree, s->broken, s->v_in_k, s->layer_major, s->gaps, s->deterministic);
 	for (int32_t b = 0; b < s->batch && n > 0 && (size_t)n < sizeof(text); b++)
 		n += snprintf(text + n, sizeof(text) - (size_t)n, " %u/%u/%u", s->n_new[b],
 		              s->lengths[b], s->first[b]);

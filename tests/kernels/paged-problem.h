@@ -18,8 +18,8 @@ struct paged_spec {
 	uint32_t n_new[PAGED_BATCH_MAX], lengths[PAGED_BATCH_MAX], first[PAGED_BATCH_MAX];
 	enum fa_paged_store store;
 	bool head_scales; /* with codes: of heads, else of tokens */
-	bool v_in_k, layer_major, causal, alibi, sinks, no_lse, gaps;
-	bool deterministic;
+	bool v_in_k, layer_major, causal, alibi, sinks, no_lse, deterministic;
+	int32_t gaps; /* between rows of Q and of the result: 1: of 16 bytes or 32; 2: of 3 elements */
 	/* Sequence b begins with so many pages of sequence prefix_of_1[b] - 1, an earlier one. */
 	int32_t prefix_of_1[PAGED_BATCH_MAX];
 	uint32_t prefix_pages[PAGED_BATCH_MAX];
