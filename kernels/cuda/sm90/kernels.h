@@ -38,11 +38,10 @@
  * 0.92 at d128, 0.98 at d256. Short ones at d64 were faster on sm80's then, 173 against 143
  * (causal, 512).
  *
- * CAP, at 4k (causal; full 0.57, 0.69 and 0.87): by softcap.h 0.60, 0.69 and 0.87 of plain; 0.56,
- * 0.69 and 0.87 with tiles of 128 keys at d64, where their dots are looked at by fours, 0.57 with
- * 64; with 64 at d128 0.64; without the exponentials beside polynomials 0.55, 0.64 and 0.87; by
- * RICH 0.51, 0.62 and 0.81, and by three steps of the special unit for a key, whatever it is, 0.47,
- * 0.51 and 0.80.
+ * CAP, causal at 4k: by softcap.h 0.605, 0.705 and 0.864 of plain; by RICH 0.51, 0.62 and 0.81,
+ * and by three steps of the special unit for a key, whatever it is, 0.47, 0.51 and 0.80. In races
+ * beside these d64 had 0.56 with tiles of 128 keys, whose dots are looked at by fours, and 0.57
+ * with 64, d128 0.64 with 64 keys; without the exponentials beside polynomials 0.55 and 0.64.
  */
 #pragma once
 

@@ -65,19 +65,20 @@
 /*
  * Whether the first tile of a block is asked for before all else. A launch whose code is not there
  * (that is what a step's kernel finds, behind others) had its first copy under way 3.5 us after its
- * blocks began, by %globaltimer: code comes line by line, and later behind each jump. So all warps
- * begin with the same code, the loading one goes on with nothing but this tile, and rows of Q that
- * are not aligned, and divisions, have little: it is 1.5 us. Of d128 1 x 1k, 8 x 1k, 8 x 4k and
- * 32 x 1k take 9.1, 16.7, 38.1 and 38.3 us after 10.5, 17.3, 39.0 and 39.4, of d256 1 x 1k 13.9
- * after 16.3. Tried and no faster, or slower: three tiles instead of one, by the first warp; the
- * mbarriers by the loading warp, 8 x 1k 17.2; the fence of those that compute where they count,
- * 1 x 1k 9.5; this only where blocks have less than eight tiles; this at d64. Pieces have no
- * registers for it.
+ * blocks began: code comes line by line, and later behind each jump. So all warps begin with the
+ * same code, the loading one goes on with nothing but this tile, and rows of Q that are not
+ * aligned, and divisions, have little: it is 1.5 us. On an H200 (tests/bench/RESULTS.md, bf16, us)
+ * 1 x 1k, 8 x 1k, 8 x 4k and 32 x 1k take 9.1, 16.5, 38.0 and 37.9 after 10.4, 17.3, 39.0 and 39.6
+ * at d128, 1 x 1k 14.4 after 16.2 at d256.
  *
- * Where 1 x 1k is then: 0.8 us to where walks start, 1.5 the copies, 3.0 the first tile's dots (Q's
- * rows, facts, and the fence, 0.35 of it), 3.9 its end, 4.6 shares given, 5.8 added up, 6.2 the
- * blocks' end; 3.5 are the launch's and the events'. The same with its code in the SMs took 1.4
- * less before.
+ * Tried in races beside these, and no faster, or slower: three tiles instead of one, by the first
+ * warp; the mbarriers by the loading warp, 8 x 1k 17.2 for 16.7; the fence of those that compute
+ * where they count, 1 x 1k 9.5 for 9.3; this only where blocks have less than eight tiles; this at
+ * d64. Pieces have no registers for it.
+ *
+ * Where 1 x 1k is then, by %globaltimer in a build that had it read: 0.8 us to where walks start,
+ * 1.5 the copies, 3.0 the first tile's dots (Q's rows, facts, and the fence, 0.35 of it), 3.9 its
+ * end, 4.6 shares given, 5.8 added up, 6.2 the blocks' end; 3.5 are the launch's and the events'.
  */
 #define FA_SM90_PAGED_EARLY(dim) ((dim) >= 128)
 

@@ -1,0 +1,88 @@
+/*
+ * How kernels over pages divide, without a GPU: by what the planner gives them to multiply with,
+ * and in fp32 where it sees to it that numbers are small enough.
+ */
+#include "kernels/cuda/sm90/paged_kernels.h"
+#include "tests/unit/cuda-paged-scene.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* The kernels divide by multiplying. */
+static void test_magic(void **state)
+{
+	for (int32_t page = 16; page <= 256; page += 16) {
+		struct fa_cuda_paged_launch launches[FA_CUDA_PAGED_LAUNCHES_MAX];
+		const struct fa_cuda_pages *pages = &launches[0].args.attention.pages;
+		struct fa_cuda_paged_plan plan;
+		struct scene scene;
+
+		scene_init(&scene, 1);
+		scene.cache.page_tokens = page;
+		scene.cu_new[1] = 1;
+		scene.lengths[0] = 1;
+		scene_plan(&scene, &h200, &plan);
+		fa_cuda_paged_launches(&plan, &scene.request, 0, 0, 1, launches);
+		assert_int_equal(pages->page_strips, page / 16);
+		for (int i = 0; i < 20000; i++) {
+			uint32_t strip = i < 5000 ? (uint32_t)i : below(FA_PAGED_LENGTH_MAX / 16);
+
+			assert_int_equal(strip * pages->page_magic >> 32,
+			                 strip / pages->page_strips);
+		}
+		free(scene.blob);
+	}
+}
+
+/* Hopper's kernels tell the token of a row in fp32, by a reciprocal that may be off by one step. */
+static void test_rows(void **state)
+{
+	const struct {
+		uint32_t n_new;
+		const char *prefix;
+	} cases[] = { { 16, "fa_sm90_paged_decode_bf16_d128" },
+		      { 17, "fa_sm80_paged_decode_bf16" } };
+	struct fa_cuda_paged_plan plan;
+	struct scene scene;
+
+	for (uint32_t group = 1; group <= 65536; group += group < 300 ? 1 : 257) {
+		const float factor = 1 / (float)group;
+		const float factors[] = { nextafterf(factor, 0), factor, nextafterf(factor, 2) };
+
+		for (uint32_t at = 0; at < FA_SM90_PAGED_ROWS_MAX; at += group)
+			for (int i = 0; i < 3; i++) {
+				const uint32_t last = at + group - 1;
+
+				assert_int_equal((uint32_t)(((float)at + 0.5f) * factors[i]),
+				                 at / group);
+				assert_int_equal((uint32_t)(((float)last + 0.5f) * factors[i]),
+				                 at / group);
+			}
+	}
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		scene_init(&scene, 1);
+		scene.cache.kv_heads = 1;
+		scene.request.attention.heads = 65536;
+		scene.cu_new[1] = cases[i].n_new;
+		scene.lengths[0] = 100;
+		scene_plan(&scene, &h200, &plan);
+		assert_memory_equal(plan.decode->symbol, cases[i].prefix, strlen(cases[i].prefix));
+		free(scene.blob);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_magic),
+		cmocka_unit_test(test_rows),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
