@@ -264,6 +264,11 @@ static int32_t section(const struct fa_cuda_chip *chip, const struct fa_cuda_ker
 	return wide < 1 ? 1 : wide > triples ? triples : (int32_t)wide;
 }
 
+/* Wider windows, narrow or not, are no work for a WINDOW: of 16k tokens at d64 (bf16, one race on an
+ * H200) it had 415, 479 and 508 TFLOP/s with 1,024, 2,048 and 4,096 keys, a BAND 393, 475 and
+ * 515. */
+#define WINDOW_KEYS 3072
+
 /* Whether most rows see few keys of a sequence of the longest, and as many as others do. */
 static bool narrow(int32_t left, int32_t right, int64_t seqlen_k)
 {
@@ -401,7 +406,8 @@ static int64_t cost(const struct fa_cuda_kernel *kernel, const struct fa_attenti
 	int32_t left, right;
 
 	window(params, &left, &right);
-	if (kind == FA_CUDA_WINDOW && narrow(left, right, params->seqlen_k))
+	if (kind == FA_CUDA_WINDOW && narrow(left, right, params->seqlen_k) &&
+	    (int64_t)left + right + 1 <= WINDOW_KEYS)
 		kind = FA_CUDA_FULL;
 	/* wgmma does twice as much in a time. */
 	return slices * (kernel->dim + kernel->dim_v) * weight[kind] * (kernel->keys ? 1 : 2);

@@ -330,6 +330,14 @@ static void test_narrow(void **state)
 	assert_int_equal(kind(&params), FA_CUDA_WINDOW);
 	params.window_right = 348;
 	assert_int_equal(kind(&params), FA_CUDA_BAND);
+	/* Where there are many keys in it a block has many tiles. */
+	params.seqlen_q = params.seqlen_k = 16384;
+	params.window_left = 3000;
+	params.window_right = 71;
+	assert_int_equal(kind(&params), FA_CUDA_WINDOW);
+	params.window_right = 72;
+	assert_int_equal(kind(&params), FA_CUDA_BAND);
+	params.seqlen_q = params.seqlen_k = 4096;
 	/* One side alone hides a triangle. */
 	params.window_left = -1;
 	params.window_right = 0;
@@ -470,7 +478,9 @@ static void test_arguments(void **state)
 	assert_true(fabs(launch.args.cap_in - 0.125 / 30) < 1e-8);
 	assert_true(fabs(launch.args.cap_out - 30 / M_LN2) < 1e-5);
 	assert_int_equal(launch.args.triples, 2 * 6 * launch.args.slices);
-	assert_int_equal(launch.grid, (uint32_t)(launch.args.units_m * launch.args.triples));
+	/* More units than multiprocessors, and work for one each. */
+	assert_true(launch.args.units_m * launch.args.triples > hopper.sms);
+	assert_int_equal(launch.grid, hopper.sms);
 	assert_int_equal(launch.args.units_m, (launch.args.blocks_m + 1) / 2);
 	assert_true((int64_t)launch.args.blocks_m * launch.kernel->rows >= 300);
 	assert_true(((int64_t)launch.args.blocks_m - 1) * launch.kernel->rows < 300);

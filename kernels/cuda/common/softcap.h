@@ -65,11 +65,11 @@ struct fa_softcap {
 
 /*
  * All of @dots, of all of a warp's threads, become logits, and @base of their rows is added. PART
- * of them are looked at together, and while they are computed the next are looked at. A few that
- * are large cost what they and their neighbours take. @behind is called for [first, end) of those
- * that are there, beside the next.
+ * of them are looked at together, by CHAINS of instructions, and while they are computed the next
+ * are looked at. A few that are large cost what they and their neighbours take. @behind is called
+ * for [first, end) of those that are there, beside the next.
  */
-template <int PART, int COUNT, class BEHIND>
+template <int PART, int CHAINS, int COUNT, class BEHIND>
 __device__ __forceinline__ void fa_softcap_warp(float (&dots)[COUNT], const float (&base)[2],
                                                 struct fa_softcap cap, BEHIND behind)
 {
@@ -81,14 +81,20 @@ __device__ __forceinline__ void fa_softcap_warp(float (&dots)[COUNT], const floa
 	 * stay where it is, not to be moved there for each dot. */
 	cap.powers[FA_CUDA_CAP_POWERS - 2] = fa_own(cap.powers[FA_CUDA_CAP_POWERS - 2]);
 	const auto look = [&](int part) {
-		int32_t signs = -1;
+		int32_t signs[CHAINS];
 
+#pragma unroll
+		for (int i = 0; i < CHAINS; i++)
+			signs[i] = -1;
 #pragma unroll
 		for (int i = 0; i < PART; i++) {
 			y[part % 2][i] = cap.beyond(dots[part * PART + i]);
-			signs &= __float_as_int(y[part % 2][i]);
+			signs[i * CHAINS / PART] &= __float_as_int(y[part % 2][i]);
 		}
-		large = __any_sync(~0u, signs >= 0);
+#pragma unroll
+		for (int i = 1; i < CHAINS; i++)
+			signs[0] &= signs[i];
+		large = __any_sync(~0u, signs[0] >= 0);
 	};
 
 	look(0);

@@ -38,16 +38,18 @@ __device__ __forceinline__ struct fa_work fa_work_at(const struct fa_cuda_attent
 	work.first_q = 0;
 	work.first_k = 0;
 	if (args.cu_seqlens_q) {
-		work.first_q = args.cu_seqlens_q[work.sequence];
-		work.first_k = args.cu_seqlens_k[work.sequence];
-		work.n_q = args.cu_seqlens_q[work.sequence + 1] - work.first_q;
-		work.n_k = args.cu_seqlens_k[work.sequence + 1] - work.first_k;
+		const uint32_t first_q = args.cu_seqlens_q[work.sequence];
+		const uint32_t first_k = args.cu_seqlens_k[work.sequence];
+		const uint32_t n_q = args.cu_seqlens_q[work.sequence + 1] - first_q;
+		const uint32_t n_k = args.cu_seqlens_k[work.sequence + 1] - first_k;
+
+		/* Tells the compiler that these are the same for all threads. Here, so that the division
+		 * by heads is not there for those who need no sequence. */
+		work.first_q = __shfl_sync(~0u, first_q, 0);
+		work.first_k = __shfl_sync(~0u, first_k, 0);
+		work.n_q = (int32_t)__shfl_sync(~0u, n_q, 0);
+		work.n_k = (int32_t)__shfl_sync(~0u, n_k, 0);
 	}
-	/* Tells the compiler that these are the same for all threads. */
-	work.n_q = __shfl_sync(~0u, work.n_q, 0);
-	work.n_k = __shfl_sync(~0u, work.n_k, 0);
-	work.first_q = __shfl_sync(~0u, work.first_q, 0);
-	work.first_k = __shfl_sync(~0u, work.first_k, 0);
 	work.diagonal = work.n_k - work.n_q;
 	return work;
 }

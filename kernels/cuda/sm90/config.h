@@ -31,6 +31,14 @@ enum fa_sm90_turns {
 	FA_SM90_APART
 };
 
+/* When a group reads whether there is a next tile (yield.h). */
+enum fa_sm90_stop_known {
+	FA_SM90_STOP_ASKED, /* when it needs the tile */
+	/* before that, if the tile is there by then: */
+	FA_SM90_STOP_BEFORE, /* the last exponentials of the tile before it */
+	FA_SM90_STOP_BEHIND, /* or behind them */
+};
+
 struct fa_sm90_FULL {
 	static constexpr bool BAND = false, WINDOW = false, RICH = false, CAP = false;
 };
@@ -93,6 +101,35 @@ struct fa_sm90_config {
 	 * and ask for a tile's own rows where it is masked alone: 0.966 of a dense kernel's rate after
 	 * 0.96 at d128. With turns of exponentials, d64, that is slower, 0.949 after 0.991. */
 	static constexpr bool ASKS_MASK = PAGED && TURNS == FA_SM90_PRODUCTS;
+	/* How tiles are masked, fa_sm90_mask_row(): with words causal at 4k has 493 TFLOP/s after 479 at
+	 * d64, but 702 after 704 at d128 and the full kernels of d128 and d256 0.6 and 0.3 % less (bf16,
+	 * one race on an H100). fp16, the short kernel and pages have not been raced. */
+	static constexpr bool MASK_WORDS = WINDOW || RICH ||
+	                                   (LAZY && !PAGED && TURNS == FA_SM90_EXPONENTIALS);
+	/*
+	 * What makes no difference but for the order that ptxas puts the loop's instructions in.
+	 * Each way is the best of those raced, in TFLOP/s on an H100 (causal at 4k unless it says
+	 * otherwise); of an H200 tests/bench/RESULTS.md has what came of it, for d64 full at 16k 636
+	 * after 623, causal 497 after 481, a window of 1,024 415 after 387, fp16 456 after 441:
+	 *   d64   bf16    the turn is passed after 5/8 of the exponentials, not 3/4: full at 16k 639
+	 *                 after 627 TFLOP/s, causal 500 after 489; the word read behind them 467
+	 *         window  read behind them: of 1,024 keys 415 after 388, of 4,096 510 after 456
+	 *         fp16    read behind them: 459 after 446; full, where that is worth 0.6 %, waits
+	 *                 for its turn behind the first half of the exponentials: 538 after 518
+	 *   d128  read before: 711 after 708, fp16 642 after 639
+	 *   soft caps  the same: d64 323 after 322, d128 512 after 509
+	 */
+	static constexpr bool TUNED = YIELDS && !PAGED && (!RICH || CAP);
+	static constexpr fa_sm90_stop_known STOP_KNOWN = !TUNED || GROUPS == 4 ? FA_SM90_STOP_ASKED
+	                                                 : GROUPS == 2         ? FA_SM90_STOP_BEFORE
+	                                                 : WINDOW || (BAND && !LAZY)
+	                                                         ? FA_SM90_STOP_BEHIND
+	                                                         : FA_SM90_STOP_ASKED;
+	static constexpr int TURN_STEPS = TUNED && LAZY && !WINDOW && !CAP ? KEYS / 16 * 5 / 8
+	                                                                   : KEYS / 16 * 3 / 4;
+	/* Plain ones wait for their turn behind the first half of exponentials, where the
+	 * compiler puts it; with as much code before as RICH has it would not. */
+	static constexpr bool TURN_LATE = RICH || (TUNED && !BAND && !LAZY);
 	static constexpr int LOADER_REGISTERS = GROUPS == 3  ? 32
 	                                        : !LOOKS_UP  ? 24
 	                                        : GROUPS > 3 ? 32
@@ -106,8 +143,12 @@ struct fa_sm90_config {
 	static constexpr bool FEW_REGISTERS = RICH && GROUPS == 3;
 	/* Logits of rows that have a maximum come without it: the soft cap's last step takes it off. */
 	static constexpr bool LOWERS = CAP && LAZY;
-	/* Dots of a thread that softcap.h has in hand together. */
-	static constexpr int CAP_PART = !FEW_REGISTERS ? 16 : KEYS < 128 ? 8 : 4;
+	/* Dots of a thread that softcap.h has in hand together, and how many chains of instructions
+	 * look at them. */
+	static constexpr int CAP_PART = FEW_REGISTERS        ? (KEYS < 128 ? 8 : 4)
+	                                : CAP && KEYS >= 128 ? 32
+	                                                     : 16;
+	static constexpr int CAP_CHAINS = LOWERS && DIM == 64 ? 2 : 1;
 	static_assert(LOADER_REGISTERS + GROUPS * GROUP_REGISTERS <=
 	                      65536 / THREADS / 8 * 8 * (GROUPS + 1),
 	              "nobody waits for registers for ever");

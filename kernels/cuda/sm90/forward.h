@@ -168,7 +168,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			if (C::RICH && !C::CAP)
 				next_tilt = fa_sm90_slope(args, work.head) * fa_rcp(factor);
 			if (span.count == 0)
-				fa_sm90_finish_empty<C>(args, work, row);
+				fa_sm90_finish_empty<C>(args, SOURCE::work_of(all, next_block));
 		}
 	};
 	const auto begin = [&](void) {
@@ -411,9 +411,11 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 				/* One way out of the loop: with another the compiler puts the
 				 * exponentials where turns do not overlap, which takes 15 % at
 				 * d64. */
-				if (!k_there)
-					wait_k();
-				stop = fa_ld_shared(shared + C::STOP + 4 * k.stage);
+				if (C::STOP_KNOWN == FA_SM90_STOP_ASKED || !k_there) {
+					if (!k_there)
+						wait_k();
+					stop = fa_ld_shared(shared + C::STOP + 4 * k.stage);
+				}
 				if (stop)
 					break;
 			}
@@ -485,9 +487,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 				if (C::LAZY)
 					lean();
 			}
-			/* Plain ones wait for their turn behind the first half of exponentials, where
-			 * the compiler puts it; with as much code before as RICH has it would not. */
-			if (C::TURNS == FA_SM90_EXPONENTIALS && !C::RICH)
+			if (C::TURNS == FA_SM90_EXPONENTIALS && !C::TURN_LATE)
 				turn_wait();
 			/* By the time that some exponentials are there, so is O; with P free, all can
 			 * be rounded in the shadow of the others. The branch in between keeps the
@@ -495,7 +495,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			if (!early)
 				fa_sm90_exponentials<C, 0, steps / 2>(sums, dots, factor, shift);
 			release_q();
-			if (C::TURNS == FA_SM90_EXPONENTIALS && C::RICH)
+			if (C::TURNS == FA_SM90_EXPONENTIALS && C::TURN_LATE)
 				turn_wait();
 			fa_wgmma_wait<0>();
 			fa_wgmma_hold(out);
@@ -503,17 +503,21 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			skip_v(skip);
 			k_there = (!C::FEW_REGISTERS || C::LAZY) &&
 			          fa_mbarrier_test(shared + C::K_FULL + 8 * k.stage, k.parity);
+			if (C::STOP_KNOWN == FA_SM90_STOP_BEFORE && k_there)
+				stop = fa_ld_shared(shared + C::STOP + 4 * k.stage);
 			if constexpr (C::TURNS == FA_SM90_EXPONENTIALS) {
 				/* While these are computed the next group finds out that it may. */
-				fa_sm90_exponentials<C, steps / 2, steps * 3 / 4>(sums, dots,
+				fa_sm90_exponentials<C, steps / 2, C::TURN_STEPS>(sums, dots,
 				                                                  factor, shift);
 				turn_pass();
-				fa_sm90_exponentials<C, steps * 3 / 4, steps>(sums, dots, factor,
+				fa_sm90_exponentials<C, C::TURN_STEPS, steps>(sums, dots, factor,
 				                                              shift);
 			} else {
 				fa_sm90_exponentials<C, steps / 2, steps>(sums, dots, factor,
 				                                          shift);
 			}
+			if (C::STOP_KNOWN == FA_SM90_STOP_BEHIND && k_there)
+				stop = fa_ld_shared(shared + C::STOP + 4 * k.stage);
 			fa_sm90_round<C>(p, dots);
 			if (raised && !border)
 				fa_sm90_rescale<C>(out, scale);

@@ -36,7 +36,8 @@ __device__ __forceinline__ void fa_sm90_logits(float (&dots)[COUNT], const float
                                                const struct fa_cuda_attention &args)
 {
 	if (C::CAP || args.cap_out != 0) {
-		fa_softcap_warp<C::CAP_PART>(dots, base, fa_softcap(args), [](int, int) {});
+		fa_softcap_warp<C::CAP_PART, C::CAP_CHAINS>(dots, base, fa_softcap(args),
+		                                            [](int, int) {});
 	} else if (!(args.scale_log2 > 0)) {
 #pragma unroll
 		for (int i = 0; i < COUNT; i++)

@@ -65,7 +65,7 @@ __device__ __forceinline__ uint32_t fa_sm90_bits(int32_t count)
 
 /* The same as fa_sm90_mask() for a row: @first, @last: what it sees, from the key of its first
  * element. A word says so, several bits of which become predicates at once: a third of the
- * instructions, but with it the loops of wider bands come out worse. */
+ * instructions. Where it is used loops come out better with it, or as well (C::MASK_WORDS). */
 template <class C>
 __device__ __forceinline__ void fa_sm90_mask_row(fa_sm90_dots<C> &dots, int r, int32_t first,
                                                  int32_t last)
@@ -98,7 +98,7 @@ __device__ __forceinline__ void fa_sm90_mask(fa_sm90_dots<C> &dots,
 		const int32_t last = C::BAND ? min(end - 1, r * 8 + args.window_right) - key
 		                             : end - 1 - key;
 
-		if constexpr (C::WINDOW || C::RICH) {
+		if constexpr (C::MASK_WORDS) {
 			fa_sm90_mask_row<C>(dots, r, first, last);
 		} else {
 #pragma unroll
@@ -243,14 +243,15 @@ __device__ __forceinline__ void fa_sm90_capped(struct fa_sm90_sums &sums, fa_sm9
                                                const struct fa_cuda_attention &args)
 {
 	static_assert(!C::LOWERS || C::KEYS / 4 % C::CAP_PART == 0, "halves are whole parts");
-	fa_softcap_warp<C::CAP_PART>(dots, sums.offset, fa_softcap(args), [&](int first, int end) {
-		if (end <= C::KEYS / 4)
+	fa_softcap_warp<C::CAP_PART, C::CAP_CHAINS>(
+		dots, sums.offset, fa_softcap(args), [&](int first, int end) {
+			if (end <= C::KEYS / 4)
 #pragma unroll
-			for (int i = first; i < end; i++) {
-				dots[i] = fa_ex2(dots[i]);
-				sums.sum[i / 2 % 2] += dots[i];
-			}
-	});
+				for (int i = first; i < end; i++) {
+					dots[i] = fa_ex2(dots[i]);
+					sums.sum[i / 2 % 2] += dots[i];
+				}
+		});
 	fa_wgmma_hold(dots);
 	fa_wgmma_hold(sums.sum);
 }

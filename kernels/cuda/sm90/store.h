@@ -144,17 +144,17 @@ fa_sm90_finish(const fa_sm90_out_rows<C> &out, const struct fa_sm90_sums &sums,
 	return broken;
 }
 
-/* What rows that see no key give. */
+/* What a group's rows give that see no key; work.row: the first of them. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_finish_empty(const struct fa_cuda_attention &args,
-                                                     const struct fa_work &work, int32_t first_row)
+                                                     const struct fa_work &work)
 {
 	constexpr int32_t chunks = C::DIM_V / 8;
 	const int32_t width = args.head_dim_v - work.slice * C::DIM_V;
 
 #pragma unroll 1
 	for (int32_t i = threadIdx.x % 128; i < C::GROUP_ROWS * chunks; i += 128) {
-		const int32_t row = first_row + i / chunks, chunk = i % chunks;
+		const int32_t row = work.row + i / chunks, chunk = i % chunks;
 
 		if (row >= work.n_q)
 			return;
