@@ -14,7 +14,8 @@ README.md shows of them.
 
 A NAME.json holds the results and, for each, what was run, where and when.
 targets.json says which numbers are wanted; a name there may be a pattern. tables.json has the
-tables of README.md: {FILE:NAME} in a cell is the value of that result in FILE.json.
+tables of README.md: {FILE:NAME} in a cell is the value of that result in FILE.json, and
+{FILE:NAME|PEER} what its peer had.
 """
 
 import datetime
@@ -95,14 +96,21 @@ def cell(template):
     """A cell of a table of README.md, with the numbers that it names."""
 
     def value(match):
-        name = match.group(2)
-        found = [r for r in load(match.group(1) + ".json")["results"] if r["name"] == name]
+        name, peer = match.group(2), match.group(4)
+        found = [
+            r
+            for r in load(match.group(1) + ".json")["results"]
+            if r["name"] == name and (not peer or r.get("peer") == peer)
+        ]
         if not found:
-            sys.exit(f"{TABLES} wants {name}, which {match.group(1)}.json does not have")
+            sys.exit(f"{TABLES} wants {match.group(0)}, which {match.group(1)}.json does not have")
         number_, unit = found[0]["value"], found[0]["unit"].replace("us", "µs")
+        if peer:
+            # Ratios are of speeds.
+            number_ = number_ / found[0]["ratio"] if "/" in unit else number_ * found[0]["ratio"]
         return f"{number_:.0f} {unit}" if number_ >= 100 else f"{number_:.1f} {unit}"
 
-    return re.sub(r"\{([^:{}]+):([^{}]+)\}", value, template)
+    return re.sub(r"\{([^:{}]+):([^{}|]+)(\|([^{}]+))?\}", value, template)
 
 
 def table(name, rows):
