@@ -49,7 +49,8 @@ int fa_packet_send(int socket, const void *bytes, size_t n_bytes, const int *fds
 
 /* Descriptors for which there is no room in @control are dropped by the kernel. */
 static ssize_t receive_once(int socket, void *buffer, size_t size, void *control,
-                            size_t control_bytes, int *ret_fds, size_t *ret_n_fds, int flags)
+                            size_t control_bytes, int *ret_fds, size_t *ret_n_fds, bool *ret_lost,
+                            int flags)
 {
 	struct iovec iov = { .iov_base = buffer, .iov_len = size };
 	struct msghdr msg = { .msg_iov = &iov,
@@ -64,6 +65,7 @@ static ssize_t receive_once(int socket, void *buffer, size_t size, void *control
 	do
 		n = recvmsg(socket, &msg, flags | MSG_CMSG_CLOEXEC);
 	while (n < 0 && errno == EINTR && flags & MSG_DONTWAIT);
+	*ret_lost = n >= 0 && (msg.msg_flags & MSG_CTRUNC);
 	if (n < 0) {
 		*ret_n_fds = 0;
 		return -errno;
@@ -82,26 +84,24 @@ static ssize_t receive_once(int socket, void *buffer, size_t size, void *control
 	*ret_n_fds = n_fds;
 	if (msg.msg_flags & MSG_TRUNC)
 		return -EMSGSIZE;
-	if ((msg.msg_flags & MSG_CTRUNC) || n_fds > FA_PACKET_FDS_MAX)
-		return -E2BIG;
-	return n;
+	return n_fds > FA_PACKET_FDS_MAX ? -E2BIG : n;
 }
 
 /* Who closes a connection with something unread in it resets it. What he had sent before that
  * comes behind the error, which the kernel says once. */
 static ssize_t receive(int socket, void *buffer, size_t size, void *control, size_t control_bytes,
-                       int *ret_fds, size_t *ret_n_fds, int flags)
+                       int *ret_fds, size_t *ret_n_fds, bool *ret_lost, int flags)
 {
 	ssize_t n = receive_once(socket, buffer, size, control, control_bytes, ret_fds, ret_n_fds,
-	                         flags);
+	                         ret_lost, flags);
 
 	return n == -ECONNRESET ? receive_once(socket, buffer, size, control, control_bytes,
-	                                       ret_fds, ret_n_fds, flags)
+	                                       ret_fds, ret_n_fds, ret_lost, flags)
 	                        : n;
 }
 
 ssize_t fa_packet_receive_keep(int socket, void *buffer, size_t size, int *ret_fds,
-                               size_t *ret_n_fds, int flags)
+                               size_t *ret_n_fds, bool *ret_lost, int flags)
 {
 	union {
 		struct cmsghdr align;
@@ -109,7 +109,8 @@ ssize_t fa_packet_receive_keep(int socket, void *buffer, size_t size, int *ret_f
 	} control;
 
 	return receive(socket, buffer, size, control.space,
-	               CMSG_LEN(FA_PACKET_KEEP_MAX * sizeof(int)), ret_fds, ret_n_fds, flags);
+	               CMSG_LEN(FA_PACKET_KEEP_MAX * sizeof(int)), ret_fds, ret_n_fds, ret_lost,
+	               flags);
 }
 
 ssize_t fa_packet_receive(int socket, void *buffer, size_t size, int *ret_fds, size_t *ret_n_fds,
@@ -123,13 +124,14 @@ ssize_t fa_packet_receive(int socket, void *buffer, size_t size, int *ret_fds, s
 		struct cmsghdr align;
 		char space[CMSG_SPACE(FA_PACKET_FDS_MAX * sizeof(int))];
 	} control;
+	bool lost;
 	ssize_t n;
 
 	n = receive(socket, buffer, size, control.space, CMSG_LEN(FA_PACKET_FDS_MAX * sizeof(int)),
-	            ret_fds, ret_n_fds, flags);
-	/* There was room for more than came. */
-	if (n == -E2BIG && *ret_n_fds < FA_PACKET_FDS_MAX)
-		n = -EMFILE;
+	            ret_fds, ret_n_fds, &lost, flags);
+	/* If there was room for more than came, it was not that which they lacked. */
+	if (n >= 0 && lost)
+		n = *ret_n_fds < FA_PACKET_FDS_MAX ? -EMFILE : -E2BIG;
 	/* An empty packet looks like the end of the stream, where nobody expects any. */
 	if (n <= 0) {
 		fa_packet_close_fds(ret_fds, *ret_n_fds);

@@ -5,6 +5,7 @@
  */
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <sys/types.h>
 
@@ -38,12 +39,12 @@ ssize_t fa_packet_receive(int socket, void *buffer, size_t size, int *ret_fds, s
 
 /*
  * The same, but the descriptors of a packet that is refused or empty are the
- * caller's too: @ret_fds has room for FA_PACKET_KEEP_MAX, and -E2BIG is for all that
- * could not be received. For those who cannot wait
- * in close(), as it waits for whoever serves the file.
+ * caller's too: @ret_fds has room for FA_PACKET_KEEP_MAX. A packet that brought more than
+ * this process could have is none that is refused: @ret_lost says so. For those who cannot
+ * wait in close(), as it waits for whoever serves the file.
  */
 ssize_t fa_packet_receive_keep(int socket, void *buffer, size_t size, int *ret_fds,
-                               size_t *ret_n_fds, int flags);
+                               size_t *ret_n_fds, bool *ret_lost, int flags);
 
 /* Closes @n_fds descriptors and sets them to -1. */
 void fa_packet_close_fds(int *fds, size_t n_fds);

@@ -21,7 +21,10 @@ _Static_assert(sizeof(float) == sizeof(uint32_t), "the tail holds both");
 static void release(struct fa_work *work)
 {
 	struct attention *attention = fa_container_of(work, struct attention, work);
+	const struct fa_server *server = work->session->server;
 
+	if (server->ops->attention_release)
+		server->ops->attention_release(server->device, &work->request.work);
 	free(fa_steal_ptr(attention->tail));
 	work->request.params = (struct fa_attention_params){};
 }
@@ -58,6 +61,23 @@ static int keep_tail(struct attention *attention, const struct fa_wire_attention
 	return 0;
 }
 
+/* What the device needs besides the tensors is charged to who asks. */
+static int find_room(struct fa_work *work, struct fa_error *error)
+{
+	const struct fa_server *server = work->session->server;
+	struct fa_device_work *device_work = &work->request.work;
+	int r;
+
+	if (!server->ops->attention_prepare)
+		return 0;
+	device_work->params = &work->request.params;
+	r = server->ops->attention_prepare(server->device, device_work, error);
+	if (r == 0 && device_work->heap_bytes)
+		r = fa_charge_add(&work->charge_heap, work->session->tenant,
+		                  FA_RESOURCE_BUFFER_BYTES, device_work->heap_bytes, error);
+	return r;
+}
+
 static int bind_attention(struct fa_work *work, const struct fa_wire_message *message,
                           struct fa_error *error)
 {
@@ -80,6 +100,8 @@ static int bind_attention(struct fa_work *work, const struct fa_wire_message *me
 		r = server->ops->check(server->device, &work->request.params, error);
 	if (r == 0)
 		r = keep_tail(attention, &message->attention, error);
+	if (r == 0)
+		r = find_room(work, error);
 	return r;
 }
 

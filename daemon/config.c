@@ -13,6 +13,10 @@
 #include <sys/un.h>
 
 #define THREADS_MAX 1024
+/* A buffer of most pieces has room. */
+#define TENANT_FDS 8192
+/* The daemon's own, at least: its files, and what lies open while a message is handled. */
+#define OWN_FDS_MIN 32
 /* The pool of a daemon that a client has for itself. */
 #define CHUNK_BYTES_MIN ((uint64_t)64 << 10)
 #define CHUNK_BYTES_MAX ((uint64_t)4 << 30)
@@ -79,7 +83,7 @@ int fa_config_init(struct fa_config *ret_config)
 				[FA_RESOURCE_BUFFER_BYTES] = memory / 2,
 				[FA_RESOURCE_DEVICE_BYTES] = FA_LIMIT_AUTO,
 				[FA_RESOURCE_PIECES] = 65536,
-				[FA_RESOURCE_FDS] = 8192, /* a buffer of most pieces has room */
+				[FA_RESOURCE_FDS] = FA_LIMIT_AUTO,
 				[FA_RESOURCE_REQUESTS] = 16384,
 				[FA_RESOURCE_STEP_BYTES] = 32 << 20, /* a GPU's room has 64 */
 				[FA_RESOURCE_GATES] = 65536,
@@ -125,10 +129,26 @@ static uint64_t timelines_of_tenant(const struct fa_limits *limits, uint64_t tim
 	return timelines_max > 1 ? timelines_max / 2 : 1;
 }
 
-void fa_config_resolve(struct fa_config *config, uint64_t device_bytes, uint64_t timelines_max)
+static uint64_t fds_of_all(uint64_t fds_max)
+{
+	uint64_t own = fds_max / 4 > OWN_FDS_MIN ? fds_max / 4 : OWN_FDS_MIN;
+
+	return fds_max > own ? fds_max - own : fds_max / 2;
+}
+
+static uint64_t fds_of_tenant(uint64_t all_fds)
+{
+	return !all_fds || all_fds / 2 > TENANT_FDS ? TENANT_FDS : all_fds / 2;
+}
+
+void fa_config_resolve(struct fa_config *config, uint64_t device_bytes, uint64_t timelines_max,
+                       uint64_t fds_max)
 {
 	struct fa_limits *limits = &config->limits;
 
+	limits->all_fds = fds_of_all(fds_max);
+	if (limits->tenant[FA_RESOURCE_FDS] == FA_LIMIT_AUTO)
+		limits->tenant[FA_RESOURCE_FDS] = fds_of_tenant(limits->all_fds);
 	if (limits->tenant[FA_RESOURCE_DEVICE_BYTES] == FA_LIMIT_AUTO)
 		limits->tenant[FA_RESOURCE_DEVICE_BYTES] = device_bytes;
 	if (limits->tenant[FA_RESOURCE_TIMELINES] == FA_LIMIT_AUTO)

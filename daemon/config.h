@@ -34,10 +34,15 @@ struct fa_config {
 /* The defaults; what buffers may hold depends on the machine's memory. */
 int fa_config_init(struct fa_config *ret_config);
 
-/* Puts numbers where limits are FA_LIMIT_AUTO: a tenant may have all of the device's own
+/*
+ * Puts numbers where limits are FA_LIMIT_AUTO: a tenant may have all of the device's own
  * memory, and so many timelines that one user has at most half of the @timelines_max that
- * are kept for the daemon's successor (0: nobody counts them). */
-void fa_config_resolve(struct fa_config *config, uint64_t device_bytes, uint64_t timelines_max);
+ * are kept for the daemon's successor (0: nobody counts them). Of the @fds_max descriptors that
+ * the process can have (0: nobody counts them) clients together have three quarters at most, so
+ * that the rest is there for what comes with messages, and one tenant half of these.
+ */
+void fa_config_resolve(struct fa_config *config, uint64_t device_bytes, uint64_t timelines_max,
+                       uint64_t fds_max);
 
 /*
  * Bytes that the pool may have, which has @pool_bytes. Without a number in the configuration

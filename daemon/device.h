@@ -6,7 +6,7 @@
  * Threads: memory_* are called by workers (they may take milliseconds), and may
  * run beside everything else; group_*, queue_*, may_wait, launch, cancel, reap and health by
  * the engine thread, or the loop thread in its place, but never by both at a time; pool_*,
- * tables_* and paged_* by the loop thread; check and describe by any thread.
+ * tables_*, paged_* and attention_* by the loop thread; check and describe by any thread.
  */
 #pragma once
 
@@ -134,14 +134,14 @@ struct fa_device_work {
 	/* The caches and steps of paged stay what and where they are as long as tables: works
 	 * for other layers that come with the same ones can be planned as this one was. */
 	bool repeats;
-	void *room; /* the backend's, from paged_prepare() to paged_release() */
+	void *room; /* the backend's, from paged_prepare() to paged_release(), or attention_* */
 	/* One that goes to the same queue before it, and is not released: as they never run at
 	 * the same time, paged_prepare() may take its room over, and then sets its room_taken.
 	 * That is the later one's from then on, heap_bytes and all. NULL: none. */
 	struct fa_device_work *before;
 	bool room_taken;
 	/* What that takes of the room that steps' tables have, or of the machine's memory; set
-	 * by paged_prepare() if it succeeds. */
+	 * by paged_prepare() and attention_prepare() if they succeed. */
 	uint64_t room_bytes, heap_bytes;
 	/* What sequences of paged have in common and is read once for all of them: how many
 	 * such prefixes there are; set by paged_prepare(). */
@@ -215,7 +215,8 @@ struct fa_device_ops {
 
 	/*
 	 * The KV pool's memory: one range of addresses for up to @max_chunks chunks. Once,
-	 * before any other of pool_*; NULL where there is none. Given back by close().
+	 * before any other of pool_*; NULL where there is none. Given back by close(). -ENOTSUP
+	 * the device can have no such pool; what else goes wrong may pass.
 	 */
 	int (*pool_open)(struct fa_device *device, uint64_t chunk_bytes, uint32_t max_chunks,
 	                 struct fa_error *error, void **ret_base);
@@ -226,7 +227,8 @@ struct fa_device_ops {
 	 * zeroed at once holds anything. */
 	int (*pool_chunk_add)(struct fa_device *device, uint32_t chunk, struct fa_error *error,
 	                      bool *ret_zeroed, int *ret_fd);
-	/* @fd stays the caller's. -EINVAL it stands for no memory of a chunk of this pool. */
+	/* @fd stays the caller's. -EINVAL it stands for no memory of a chunk of this pool; all
+	 * else, as -ENOMEM, says nothing of it. */
 	int (*pool_chunk_adopt)(struct fa_device *device, uint32_t chunk, int fd,
 	                        struct fa_error *error);
 	/* Nothing in flight has to do with it. */
@@ -235,6 +237,15 @@ struct fa_device_ops {
 	/* Whether a kernel of this device covers @params (fa_attention_check's rules). */
 	int (*check)(struct fa_device *device, const struct fa_attention_params *params,
 	             struct fa_error *error);
+
+	/*
+	 * Finds the room that an attention needs besides its tensors: @work->params, which were
+	 * checked and are those that it is launched with. -ENOMEM. NULL where there is never
+	 * any. attention_release() takes one that was not prepared.
+	 */
+	int (*attention_prepare)(struct fa_device *device, struct fa_device_work *work,
+	                         struct fa_error *error);
+	void (*attention_release)(struct fa_device *device, struct fa_device_work *work);
 
 	/* NULL where any memory of the host's will do. Freed when no work has to do with
 	 * them. -ENOMEM. */

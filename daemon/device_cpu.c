@@ -295,7 +295,8 @@ static bool worker_tile(struct worker *worker, struct fa_device_work *work, int6
 	const bool *stop = (const bool *)&work->cancelled;
 
 	if (work->op != FA_DEVICE_PAGED)
-		return fa_cpu_attention_tile(isa, work->params, tile, worker->scratch, stop);
+		return fa_cpu_attention_tile(isa, work->params, work->room, tile, worker->scratch,
+		                             stop);
 	return fa_cpu_paged_tile(isa, &work->paged[cpu_work(work)->phase], work->room, tile,
 	                         worker->scratch, stop);
 }
@@ -655,7 +656,13 @@ static int cpu_paged_prepare(struct fa_device *device, struct fa_device_work *wo
 	return fa_cpu_room_new(device->isa, work, error);
 }
 
-static void cpu_paged_release(struct fa_device *device, struct fa_device_work *work)
+static int cpu_attention_prepare(struct fa_device *device, struct fa_device_work *work,
+                                 struct fa_error *error)
+{
+	return fa_cpu_room_new_attention(device->isa, work, error);
+}
+
+static void cpu_release(struct fa_device *device, struct fa_device_work *work)
 {
 	fa_cpu_room_free(work);
 }
@@ -710,6 +717,8 @@ static void cpu_launch(struct fa_device *device, struct fa_device_queue *queue,
 	} else {
 		cpu->n_tiles = fa_cpu_attention_tiles(device->isa, work->params);
 		cpu->scratch_bytes = fa_cpu_attention_scratch_bytes(device->isa, work->params);
+		if (work->room)
+			fa_cpu_attention_begin(device->isa, work->params, work->room);
 	}
 
 	pthread_mutex_lock(&device->mutex);
@@ -768,7 +777,9 @@ const struct fa_device_ops fa_device_cpu = {
 	.pool_chunk_remove = cpu_pool_chunk_remove,
 	.paged_cache_check = cpu_paged_cache_check,
 	.paged_prepare = cpu_paged_prepare,
-	.paged_release = cpu_paged_release,
+	.paged_release = cpu_release,
+	.attention_prepare = cpu_attention_prepare,
+	.attention_release = cpu_release,
 	.check = cpu_check,
 	.group_new = cpu_group_new,
 	.group_free = cpu_group_free,

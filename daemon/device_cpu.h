@@ -32,4 +32,7 @@ void fa_cpu_pool_chunk_remove(struct fa_cpu_pool *pool, uint32_t chunk);
 
 int fa_cpu_room_new(const struct fa_cpu_isa *isa, struct fa_device_work *work,
                     struct fa_error *error);
+/* The same of an attention over tensors: its workspace, if it needs one; nobody else's. */
+int fa_cpu_room_new_attention(const struct fa_cpu_isa *isa, struct fa_device_work *work,
+                              struct fa_error *error);
 void fa_cpu_room_free(struct fa_device_work *work);

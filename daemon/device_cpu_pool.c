@@ -1,4 +1,4 @@
-/* The CPU backend's part in the KV pool: its memory, and the room of requests over it. */
+/* The CPU backend's part in the KV pool: its memory, and the room of requests, over it or not. */
 #include "daemon/device_cpu.h"
 
 #include "common/cleanup.h"
@@ -80,7 +80,7 @@ int fa_cpu_pool_chunk_adopt(struct fa_cpu_pool *pool, uint32_t chunk, int fd,
 
 	r = fa_memfd_check(fd, 0, pool->chunk_bytes, error, &size, &seals);
 	if (r < 0)
-		return -EINVAL;
+		return r == -ENOTSUP ? -EINVAL : r;
 	return map_chunk(pool, chunk, fd, error);
 }
 
@@ -138,6 +138,16 @@ static bool take_over(struct fa_device_work *work, size_t bytes)
 	return true;
 }
 
+static int room_allocate(struct fa_device_work *work, size_t bytes, struct fa_error *error)
+{
+	work->room = aligned_alloc(64, bytes);
+	if (!work->room)
+		return fa_fail(error, -ENOMEM, "no memory for the %zu bytes that a request needs",
+		               bytes);
+	work->heap_bytes = bytes;
+	return 0;
+}
+
 int fa_cpu_room_new(const struct fa_cpu_isa *isa, struct fa_device_work *work,
                     struct fa_error *error)
 {
@@ -157,15 +167,21 @@ int fa_cpu_room_new(const struct fa_cpu_isa *isa, struct fa_device_work *work,
 	if (!bytes)
 		return 0;
 	if (!take_over(work, bytes)) {
-		work->room = aligned_alloc(64, bytes);
-		if (!work->room)
-			return fa_fail(error, -ENOMEM,
-			               "no memory for the %zu bytes that a request needs", bytes);
-		work->heap_bytes = bytes;
+		r = room_allocate(work, bytes, error);
+		if (r < 0)
+			return r;
 	}
 	if (q)
 		put_q(work, (char *)work->room + workspace);
 	return 0;
+}
+
+int fa_cpu_room_new_attention(const struct fa_cpu_isa *isa, struct fa_device_work *work,
+                              struct fa_error *error)
+{
+	size_t bytes = align(fa_cpu_attention_workspace_bytes(isa, work->params));
+
+	return bytes ? room_allocate(work, bytes, error) : 0;
 }
 
 void fa_cpu_room_free(struct fa_device_work *work)

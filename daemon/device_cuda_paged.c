@@ -27,6 +27,10 @@
 #define SCRATCH_BYTES_MIN ((size_t)4 << 20)
 /* Rotated q of one request. */
 #define Q_BYTES_MAX ((size_t)512 << 20)
+/* Partial results of one request, which are many where they do not depend on the step: a stream
+ * keeps its scratch, and the pool and other streams lack it then. A thirtieth of what is read, if
+ * sequences do not share it. */
+#define WORKSPACE_BYTES_MAX ((size_t)512 << 20)
 
 /* What fa_device_work.room points to. */
 struct room {
@@ -318,6 +322,11 @@ static int fill_part(struct filling *filling, struct part *part, struct fa_error
 	if (part->joined)
 		return 0;
 	move_arrays(filling, part);
+	if (part->plan->workspace_bytes > WORKSPACE_BYTES_MAX)
+		return fa_fail(error, -ENOTSUP,
+		               "attention over pages needs %zu bytes for partial results of the "
+		               "step; at most %zu can be had, with fewer or shorter sequences",
+		               part->plan->workspace_bytes, WORKSPACE_BYTES_MAX);
 	if (room->workspace_bytes < part->plan->workspace_bytes)
 		room->workspace_bytes = align(part->plan->workspace_bytes);
 	if (!part->writes_q)

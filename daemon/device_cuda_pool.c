@@ -24,7 +24,7 @@ int fa_cuda_pool_open(struct fa_device *device, uint64_t chunk_bytes, uint32_t m
 	int r;
 
 	if (chunk_bytes % device->granularity)
-		return fa_fail(error, -EINVAL,
+		return fa_fail(error, -ENOTSUP,
 		               "chunks of %" PRIu64 " bytes cannot be; expected a multiple of %zu",
 		               chunk_bytes, device->granularity);
 	r = fa_cuda_memory_enter(device, error);
@@ -81,6 +81,19 @@ void fa_cuda_pool_close(struct fa_device *device)
 	*pool = (struct fa_cuda_pool){ 0 };
 }
 
+/* fa_cuda_memory_fail(), where -EINVAL is for what judges a chunk's memory itself: all else may
+ * go well for the next process. */
+static int fail(struct fa_device *device, struct fa_error *error, CUresult result,
+                const char *doing)
+{
+	const bool judges = result == CUDA_ERROR_INVALID_VALUE ||
+	                    result == CUDA_ERROR_INVALID_HANDLE ||
+	                    result == CUDA_ERROR_INVALID_DEVICE;
+	const int r = fa_cuda_memory_fail(device, error, result, doing);
+
+	return judges || r == -ENODEV || r == -ENOMEM ? r : -EIO;
+}
+
 static int map_chunk(struct fa_device *device, uint32_t chunk,
                      CUmemGenericAllocationHandle allocation, struct fa_error *error)
 {
@@ -91,13 +104,14 @@ static int map_chunk(struct fa_device *device, uint32_t chunk,
 	result = device->driver.cuMemMap(chunk_at(pool, chunk), pool->chunk_bytes, 0, allocation,
 	                                 0);
 	if (result != CUDA_SUCCESS)
-		return fa_cuda_memory_fail(device, error, result, "a chunk cannot be mapped");
+		return fail(device, error, result, "a chunk cannot be mapped");
 	r = fa_cuda_set_access(device, chunk_at(pool, chunk), pool->chunk_bytes, false, error);
 	if (r < 0)
 		(void)device->driver.cuMemUnmap(chunk_at(pool, chunk), pool->chunk_bytes);
 	else
 		pool->mapped[chunk] = true;
-	return r;
+	/* That it could be mapped is enough to know of it. */
+	return r == -EINVAL ? -EIO : r;
 }
 
 static int make_chunk(struct fa_device *device, uint32_t chunk, struct fa_error *error, int *ret_fd)
@@ -155,11 +169,11 @@ static int adopt_chunk(struct fa_device *device, uint32_t chunk, int fd, struct 
 	result = driver->cuMemImportFromShareableHandle(&allocation, (void *)(intptr_t)fd,
 	                                                CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 	if (result != CUDA_SUCCESS)
-		return fa_cuda_memory_fail(device, error, result,
-		                           "what was kept of a chunk is no memory of the GPU");
+		return fail(device, error, result,
+		            "what was kept of a chunk is no memory of the GPU");
 	result = driver->cuMemGetAllocationPropertiesFromHandle(&properties, allocation);
 	if (result != CUDA_SUCCESS)
-		r = fa_cuda_memory_fail(device, error, result, "a chunk is unknown");
+		r = fail(device, error, result, "a chunk is unknown");
 	else if (properties.location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
 	         properties.location.id != device->ordinal)
 		r = fa_fail(error, -EINVAL, "chunk %" PRIu32 " is not on GPU %d", chunk,

@@ -80,7 +80,6 @@ static int handle_hello(struct fa_call *call, struct fa_error *error)
 	struct fa_session *session = call->session;
 	struct fa_server *server = session->server;
 	const struct fa_limits *limits = &server->config.limits;
-	struct fa_charge charge = {};
 	struct fa_wire_message reply;
 	int r, fd = -1;
 	bool resumed;
@@ -100,17 +99,13 @@ static int handle_hello(struct fa_call *call, struct fa_error *error)
 
 	if (getrandom(&session->secret, sizeof(session->secret), 0) != sizeof(session->secret))
 		return fa_fail(error, -EIO, "the system gives no random numbers: %m");
-	r = fa_session_charge_fd(session, &charge, error);
-	if (r < 0)
-		return r;
 	r = completions_new(&session->completions, &fd);
 	if (r < 0) {
-		fa_charge_release(&charge);
-		return fa_fail(error, r, "the completion page cannot be made: %s", strerror(-r));
+		fa_fail(error, r, "the completion page cannot be made: %s", strerror(-r));
+		return fa_server_explain_shortage(server, r, error);
 	}
 	r = fa_session_stream_new(session, 0, 0);
 	if (r < 0) {
-		fa_charge_release(&charge);
 		close(fd);
 		munmap(fa_steal_ptr(session->completions), FA_COMPLETION_PAGE_BYTES);
 		return fa_fail(error, r, "stream 0 cannot be made: %s", strerror(-r));
@@ -149,7 +144,7 @@ static int handle_hello(struct fa_call *call, struct fa_error *error)
 			},
 		},
 	};
-	fa_session_send(session, &reply, fd, &charge);
+	fa_session_send(session, &reply, fd, &session->charge_hello);
 	return 0;
 }
 
@@ -398,13 +393,17 @@ static int check(struct fa_call *call, int decoded, const struct method **ret_me
                  struct fa_error *error)
 {
 	const struct fa_wire_message *message = call->message;
+	const bool lost = !call->by_ring && !call->fds;
 	bool known = decoded == 0 && (unsigned int)message->type < _FA_WIRE_TYPE_N;
 	const struct method *method = known ? &methods[message->type] : NULL;
 
-	if (message->fds != call->n_fds)
+	/* Of those that were lost there were as many as it says, if that can be. */
+	if (lost && message->fds > call->n_fds && message->fds <= FA_WIRE_FDS_MAX)
+		call->n_fds = message->fds;
+	else if (lost || message->fds != call->n_fds)
 		return fa_fail(error, -EPROTO,
-		               "the message announces %u descriptors, and %zu came with it",
-		               message->fds, call->n_fds);
+		               "the message announces %u descriptors, and %s%zu came with it",
+		               message->fds, lost ? "more than " : "", call->n_fds);
 	if (call->session->state == FA_SESSION_CONNECTED && (!method || !method->before_hello))
 		return fa_fail(error, -EPROTO, "the first message is %s; expected Hello",
 		               fa_wire_type_name(message->type));
@@ -466,9 +465,9 @@ static bool dispatch(struct fa_call *call, const void *bytes, size_t length)
 }
 
 bool fa_dispatch(struct fa_session *session, const void *bytes, size_t length, int *fds,
-                 size_t n_fds)
+                 size_t n_fds, bool lost)
 {
-	struct fa_call call = { .session = session, .fds = fds, .n_fds = n_fds };
+	struct fa_call call = { .session = session, .fds = lost ? NULL : fds, .n_fds = n_fds };
 
 	return dispatch(&call, bytes, length);
 }

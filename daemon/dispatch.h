@@ -15,8 +15,8 @@ struct fa_work_kind;
 struct fa_call {
 	struct fa_session *session;
 	const struct fa_wire_message *message;
-	int *fds;
-	size_t n_fds;
+	int *fds;     /* NULL: some that came are lost, as there was none left for them */
+	size_t n_fds; /* as many as the client sent */
 	uint64_t received_ns;
 	bool by_ring;
 	bool chained; /* a part of one message, behind another of its parts */
@@ -34,12 +34,13 @@ int fa_call_submit(const struct fa_call *call, const struct fa_work_kind *kind, 
                    uint64_t value, struct fa_error *error);
 
 /*
- * Handles one packet. Handlers take what they keep of @fds by setting it to -1.
+ * Handles one packet. Handlers take what they keep of @fds by setting it to -1. @lost: more
+ * had come than those, and could not be received: what wants them is refused, with -EMFILE.
  * Returns whether it pays to look for the next packet at once: it does not if the
  * client was answered and now has its turn.
  */
 bool fa_dispatch(struct fa_session *session, const void *bytes, size_t length, int *fds,
-                 size_t n_fds);
+                 size_t n_fds, bool lost);
 
 /* Handles one message that came through the session's ring at @received_ns. */
 void fa_dispatch_ring(struct fa_session *session, const void *bytes, size_t length,

@@ -9,14 +9,17 @@
 #include <string.h>
 #include <systemd/sd-daemon.h>
 
-static size_t timelines_max(void)
+static void find_max(struct fa_keeper *keeper)
 {
 	const char *text = getenv(FA_KEEPER_MAX_VARIABLE);
-	size_t max = text ? strtoul(text, NULL, 10) : 0;
+	size_t max = text ? strtoul(text, NULL, 10) : 0, rest;
 
 	if (!max || max == ULONG_MAX)
-		return 0;
-	return (max + 1) / 2;
+		return;
+	keeper->timelines_max = (max + 1) / 2;
+	rest = max - keeper->timelines_max;
+	/* One is the socket. */
+	keeper->pool_max = rest > 1 ? rest - 1 : 1;
 }
 
 int fa_keeper_open(struct fa_keeper *keeper)
@@ -24,7 +27,8 @@ int fa_keeper_open(struct fa_keeper *keeper)
 	char **names = NULL;
 	int n;
 
-	*keeper = (struct fa_keeper){ .timelines_max = timelines_max() };
+	*keeper = (struct fa_keeper){ 0 };
+	find_max(keeper);
 	n = sd_listen_fds_with_names(1, &names);
 	if (n < 0)
 		return n;
@@ -92,7 +96,9 @@ int fa_keeper_store(const char *name, int fd)
 	return r < 0 ? r : 0;
 }
 
-void fa_keeper_forget(const char *name)
+int fa_keeper_forget(const char *name)
 {
-	(void)sd_notifyf(0, "FDSTOREREMOVE=1\nFDNAME=%s", name);
+	int r = sd_notifyf(0, "FDSTOREREMOVE=1\nFDNAME=%s", name);
+
+	return r < 0 ? r : 0;
 }

@@ -21,10 +21,12 @@ struct fa_keeper {
 		int fd; /* -1: taken */
 	} * kept;
 	size_t n_kept;
-	size_t timelines_max; /* that can be stored; 0: nobody keeps any, or says how many */
+	/* That can be stored of timelines, and of the pool; 0: nobody keeps any, or says how many. */
+	size_t timelines_max, pool_max;
 };
 
-/* Takes what was handed over out of the environment, for good. -ENOMEM. */
+/* Takes what was handed over out of the environment, for good. With an error all of it is still
+ * kept, and nothing of it known: this process must not store or forget anything. -ENOMEM. */
 int fa_keeper_open(struct fa_keeper *keeper);
 
 /* Closes what nobody took. */
@@ -42,5 +44,5 @@ int fa_keeper_take_any(struct fa_keeper *keeper, const char *prefix, char *ret_n
  * if it could not be handed over. */
 int fa_keeper_store(const char *name, int fd);
 
-/* Has all of that name let go. */
-void fa_keeper_forget(const char *name);
+/* Has all of that name let go. Returns the same. */
+int fa_keeper_forget(const char *name);

@@ -28,8 +28,6 @@
 #define CHUNK_BYTES_LARGE ((uint64_t)1 << 30)
 #define POOL_BYTES_LARGE ((uint64_t)64 << 30)
 #define CHUNKS_WANTED 16
-/* Each is a descriptor that its keeper has, too. */
-#define CHUNKS_MAX 4000
 /* A pool can become so many times as large as it was made. */
 #define GROWTH_MAX 4
 
@@ -43,23 +41,33 @@ uint64_t fa_kv_now_ns(void)
 
 /* ---- growing and shrinking */
 
+/* The first that can be made; the pool's end if there is none. */
+static uint32_t find_absent(const struct fa_kv *kv)
+{
+	const uint32_t end = fa_pool_max_chunks(kv->pool);
+	uint32_t chunk = 0;
+
+	while (chunk < end && (fa_pool_chunk_state(kv->pool, chunk) != FA_CHUNK_ABSENT ||
+	                       fa_kv_is_stale(kv, chunk)))
+		++chunk;
+	return chunk;
+}
+
 static bool grow(void *userdata)
 {
 	struct fa_kv *kv = userdata;
 	const struct fa_server *server = kv->server;
-	_fa_cleanup_(fa_close_fdp) int fd = -1;
 	struct fa_pool_info info;
 	struct fa_error error;
-	uint32_t chunk = 0;
+	uint32_t chunk;
+	int r, fd = -1;
 	bool zeroed;
-	int r;
 
 	fa_pool_get_info(kv->pool, &info);
 	if (info.chunks >= kv->chunks_max || fa_now_ns() < kv->grow_again_ns)
 		return false;
-	while (chunk < kv->chunks_max && fa_pool_chunk_state(kv->pool, chunk) != FA_CHUNK_ABSENT)
-		++chunk;
-	if (chunk == kv->chunks_max)
+	chunk = find_absent(kv);
+	if (chunk == fa_pool_max_chunks(kv->pool))
 		return false;
 	r = server->ops->pool_chunk_add(server->device, chunk, &error, &zeroed, &fd);
 	if (r < 0) {
@@ -72,11 +80,11 @@ static bool grow(void *userdata)
 		kv->grow_failed = info.chunks;
 		return false;
 	}
-	/* Kept before it counts. */
-	fa_kv_keep_chunk(kv, chunk, fd);
+	/* Kept before it counts, or as soon as it can be: nobody is refused for that. */
+	fa_kv_keep(kv, chunk, fd);
 	if (fa_pool_chunk_add(kv->pool, chunk, zeroed, &error) < 0) {
 		server->ops->pool_chunk_remove(server->device, chunk);
-		fa_kv_forget_chunk(kv, chunk);
+		fa_kv_forget(kv, chunk);
 		return false;
 	}
 	return true;
@@ -87,7 +95,7 @@ static void release(struct fa_kv *kv, uint32_t chunk)
 	const struct fa_server *server = kv->server;
 
 	server->ops->pool_chunk_remove(server->device, chunk);
-	fa_kv_forget_chunk(kv, chunk);
+	fa_kv_forget(kv, chunk);
 	kv->grow_failed = UINT32_MAX;
 }
 
@@ -145,11 +153,13 @@ static void end_grace(struct fa_kv *kv)
 	uint64_t number;
 	uint32_t n;
 
-	if (!kv->resume.n_lost || fa_now_ns() < kv->grace_ns ||
-	    server->state != FA_SERVER_RUNNING || fa_kv_device_lost(server))
+	if (server->state != FA_SERVER_RUNNING || fa_kv_device_lost(server))
 		return;
-	for (n = 0; n < GIVEN_UP_A_TICK && fa_resume_give_up(&kv->resume, &number); ++n)
+	for (n = 0; n < GIVEN_UP_A_TICK && fa_resume_give_up(&kv->resume, fa_now_ns(), &number);
+	     ++n)
 		fa_pool_owner_gone(kv->pool, number);
+	if (!n)
+		return;
 	fa_log(FA_LOG_INFO, "%" PRIu32 " sessions of the daemon before did not come back", n);
 	/* One that ends when nobody is there any more has waited for them. */
 	if (!kv->resume.n_lost)
@@ -161,7 +171,7 @@ static void rest(struct fa_kv *kv)
 	struct fa_pool_info info;
 
 	fa_pool_get_info(kv->pool, &info);
-	if (!info.chunks && !info.caches && !kv->resume.n_lost && !kv->quarantine_ns)
+	if (!info.chunks && !info.caches && !kv->resume.n_lost && !kv->quarantine_ns && !kv->n_late)
 		uv_timer_stop(&kv->timer);
 }
 
@@ -181,6 +191,7 @@ static void on_tick(uv_timer_t *timer)
 	if (n)
 		fa_log(FA_LOG_DEBUG, "%zu named sequences and caches have expired", n);
 	fa_kv_quarantine_end(kv);
+	fa_kv_keep_again(kv);
 	shrink(kv);
 	end_grace(kv);
 	rest(kv);
@@ -230,21 +241,16 @@ static int check_quota(void *userdata, const struct fa_pool_tenant_info *held,
 {
 	const struct fa_kv *kv = userdata;
 	const struct fa_limits *limits = &kv->server->config.limits;
-	struct fa_pool_tenant_info tenant, all = *held;
-	uint32_t cursor = 0;
+	struct fa_pool_tenant_info all = *held;
 	int r;
 
 	r = check_limits(limits, 1, held, more, "a user", error);
 	/* uid 0 makes cgroups for others. */
 	if (r < 0 || !held->uid)
 		return r;
-	while (fa_pool_tenant_each(kv->pool, &cursor, &tenant)) {
-		if (tenant.uid != held->uid || tenant.tag == held->tag)
-			continue;
-		all.bytes += tenant.bytes;
-		all.n_sequences += tenant.n_sequences;
-		all.n_caches += tenant.n_caches;
-	}
+	all.bytes = held->user.bytes;
+	all.n_sequences = held->user.n_sequences;
+	all.n_caches = held->user.n_caches;
 	return check_limits(limits, limits->uid_factor, &all, more,
 	                    "all cgroups of the uid together", error);
 }
@@ -318,8 +324,8 @@ bool fa_kv_session_hello(struct fa_session *session, const struct fa_wire_secret
 		return false;
 	if (resume && has_hung_up(session))
 		return false;
-	if (resume && fa_resume_take(&kv->resume, session->peer.uid, resume, &session->kv.record,
-	                             &number) == 0) {
+	if (resume && fa_resume_take(&kv->resume, session->peer.uid, resume, fa_now_ns(),
+	                             &session->kv.record, &number) == 0) {
 		session->id = session->subject.session = number;
 		session->kv.resumed = true;
 		session->secret = *resume;
@@ -339,7 +345,7 @@ static void lose_again(struct fa_session *session)
 
 	if (!own->resumed || own->known)
 		return;
-	fa_resume_lose(&kv->resume, own->record);
+	fa_resume_lose(&kv->resume, own->record, fa_now_ns());
 	own->record = FA_RESUME_NONE;
 	own->resumed = false;
 	fa_kv_wake(kv);
@@ -416,8 +422,8 @@ static uint32_t room_for(const struct fa_kv *kv, uint64_t chunks, uint64_t chunk
 		most = memory / chunk_bytes;
 	if (most < chunks)
 		most = chunks;
-	if (most > CHUNKS_MAX)
-		most = CHUNKS_MAX;
+	if (most > FA_KV_CHUNKS_MAX)
+		most = FA_KV_CHUNKS_MAX;
 	if (most > FA_POOL_BYTES_MAX / chunk_bytes)
 		most = FA_POOL_BYTES_MAX / chunk_bytes;
 	return (uint32_t)most;
@@ -444,11 +450,11 @@ static int make_pool(struct fa_kv *kv, struct fa_error *error)
 		return fa_fail(error, -EINVAL,
 		               "%" PRIu64 " bytes are not enough for a chunk of %" PRIu64, bytes,
 		               pool.chunk_bytes);
-	if (chunks > CHUNKS_MAX)
+	if (chunks > FA_KV_CHUNKS_MAX)
 		return fa_fail(error, -EINVAL,
 		               "%" PRIu64 " bytes are %" PRIu64 " chunks of %" PRIu64
 		               "; expected at most %d, each has a descriptor",
-		               bytes, chunks, pool.chunk_bytes, CHUNKS_MAX);
+		               bytes, chunks, pool.chunk_bytes, FA_KV_CHUNKS_MAX);
 	pool.max_chunks = room_for(kv, chunks, pool.chunk_bytes);
 	r = fa_pool_format(&pool, error, &fd);
 	if (r < 0)
@@ -462,7 +468,7 @@ static int make_pool(struct fa_kv *kv, struct fa_error *error)
 		server->ops->pool_close(server->device);
 		return r;
 	}
-	fa_kv_keep(kv, FA_KV_KEEP_STATE, fd);
+	fa_kv_keep(kv, FA_KV_KEEP_STATE, fa_steal_fd(&fd));
 	return 0;
 }
 
@@ -488,7 +494,7 @@ static int make(struct fa_kv *kv, struct fa_error *error)
 	if (r < 0)
 		fa_resume_close(&kv->resume);
 	else
-		fa_kv_keep(kv, FA_KV_KEEP_SESSIONS, fd);
+		fa_kv_keep(kv, FA_KV_KEEP_SESSIONS, fa_steal_fd(&fd));
 	return r;
 }
 
@@ -517,7 +523,7 @@ static void welcome_back(struct fa_kv *kv)
 		if (!fa_resume_is_lost(&kv->resume, owner))
 			fa_pool_owner_gone(kv->pool, owner);
 	}
-	kv->grace_ns = fa_deadline_ns(FA_KV_GRACE_NS);
+	fa_resume_begin(&kv->resume, fa_now_ns(), FA_KV_GRACE_NS, FA_KV_GRACE_ALL_NS);
 }
 
 /* Says how large it may be from now on. */
@@ -577,13 +583,15 @@ int fa_kv_open(struct fa_server *server, const struct fa_kv_keeper *keeper, stru
 
 	kv->server = server;
 	kv->keeper = *keeper;
+	fa_kv_keep_init(kv);
 	kv->grow_failed = UINT32_MAX;
 	/* Grows across restarts, as the clock does; and no daemon makes steps that fast. */
 	kv->last_step = server->generation;
 	r = fa_kv_recover(kv, &kv->reason);
-	if (r == -EAGAIN)
-		return fa_fail(error, r, "the pool that was kept waits for its device: %.200s",
-		               kv->reason.text);
+	if (r == -EAGAIN) {
+		*error = kv->reason;
+		return r;
+	}
 	if (r == 0) {
 		welcome_back(kv);
 	} else {
@@ -605,6 +613,7 @@ void fa_kv_close(struct fa_server *server)
 
 	if (!kv->pool)
 		return;
+	fa_kv_keep_deinit(kv);
 	kv->pool = fa_pool_free(kv->pool);
 	fa_resume_close(&kv->resume);
 	uv_close((uv_handle_t *)&kv->timer, NULL);

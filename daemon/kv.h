@@ -26,14 +26,19 @@
 struct fa_server;
 struct fa_session;
 
-/* How long what a session had waits for it, once another daemon serves. */
+/* How long what a session had waits for it, once another daemon serves; and each time that it
+ * has come back and gone before it asked for any of it, as long as it was not away for longer
+ * than all that. */
 #define FA_KV_GRACE_NS (30 * FA_NS_PER_SEC)
+#define FA_KV_GRACE_ALL_NS (10 * FA_KV_GRACE_NS)
 
 struct fa_kv {
 	struct fa_server *server;
 	struct fa_kv_keeper keeper;
+	struct fa_kv_kept kept[FA_KV_KEEP_N];
+	uint32_t n_stored; /* of those, that the keeper has */
+	uint32_t n_late;   /* ... and that it is to be told of */
 	struct fa_resume resume;
-	uint64_t grace_ns;      /* until when lost sessions are waited for */
 	uint64_t quarantine_ns; /* until when what died may still write to pages; 0: it may not */
 	struct fa_pool *pool;   /* NULL: there is none */
 	struct fa_error reason; /* then why */
@@ -57,8 +62,8 @@ struct fa_kv_session {
 };
 
 /* Takes back the pool that an earlier daemon had, or makes one as it is configured, or says
- * in the log why there is none. 0; or -EAGAIN, with a sentence: the device that has the pool
- * which was kept cannot be used now, and this process is to end, so that another one tries. */
+ * in the log why there is none. 0; or -EAGAIN, with a sentence: the pool that was kept cannot be
+ * taken back now, and this process is to end, so that another one tries. */
 int fa_kv_open(struct fa_server *server, const struct fa_kv_keeper *keeper, struct fa_error *error);
 /* Whether the device was lost, which the loop may not have been told yet. */
 bool fa_kv_device_lost(const struct fa_server *server);

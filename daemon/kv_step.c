@@ -282,6 +282,29 @@ static void fill_requests(const struct fa_kv_step *step, struct prepare *prepare
 	}
 }
 
+/* Ids of sequences. */
+static int compare(const void *a, const void *b)
+{
+	uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+	return (x > y) - (x < y);
+}
+
+/* Whether a page is copied of a sequence that a step before this one is part of. What others write
+ * to is behind the tokens that are copied. */
+static bool copies_what_is_written(const struct fa_kv_step *step)
+{
+	for (uint32_t i = 0; i < step->plan->n_entries; ++i) {
+		const struct fa_step_entry *entry = &step->plan->entries[i];
+
+		for (uint32_t j = 0; entry->copies && j < step->n_before; ++j)
+			if (bsearch(&entry->sequence, step->before[j]->ordered,
+			            step->before[j]->n_ordered, sizeof(entry->sequence), compare))
+				return true;
+	}
+	return false;
+}
+
 /* Has what needs it cleared and copied. */
 static int prepare(struct fa_kv_step *step, struct fa_error *error)
 {
@@ -300,7 +323,7 @@ static int prepare(struct fa_kv_step *step, struct fa_error *error)
 	}
 	if (!n_clears && !n_copies)
 		return 0;
-	if (n_copies && step->n_before)
+	if (n_copies && copies_what_is_written(step))
 		return fa_fail(error, -EBUSY,
 		               "a page that a step in flight writes to is shared with another "
 		               "sequence, and is to be copied: end that step first");
@@ -495,13 +518,6 @@ static int fill_tree_start(struct fa_kv_step *step, const uint32_t *tree_start,
 	for (uint32_t i = 0; i < step->plan->n_entries; ++i)
 		step->tree_start[i] = tree_start[step->plan->entries[i].item];
 	return 0;
-}
-
-static int compare(const void *a, const void *b)
-{
-	uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-
-	return (x > y) - (x < y);
 }
 
 static bool shares_ordered(const struct fa_kv_step *a, const struct fa_kv_step *b)

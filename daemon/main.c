@@ -71,8 +71,8 @@ static const char usage[] =
 	"  --version, --help\n"
 	"\n"
 	"SIGTERM and SIGINT finish what is in flight and exit, a second one exits at once;\n"
-	"SIGHUP reads the configuration again. Exit status 75 says that the device was lost\n"
-	"and that a new start may find it again.\n";
+	"SIGHUP reads the configuration again. Exit status 75 says that the device was lost,\n"
+	"or that what was kept cannot be taken back now, and that a new start may help.\n";
 
 /* ---- options */
 
@@ -256,9 +256,9 @@ static int store(void *userdata, const char *name, int fd)
 	return fa_keeper_store(name, fd);
 }
 
-static void forget(void *userdata, const char *name)
+static int forget(void *userdata, const char *name)
 {
-	fa_keeper_forget(name);
+	return fa_keeper_forget(name);
 }
 
 /* Makes the server on the socket that it is given, has had, or makes itself. */
@@ -278,7 +278,7 @@ static int make_server(struct program *program, struct fa_server_options *option
 	r = fa_server_new(options, error, &program->server);
 	if (r == -ESTALE && options->listen_fd_kept) {
 		fa_log(FA_LOG_WARNING, "%s; another is made", error->text);
-		fa_keeper_forget(FA_KEEPER_LISTEN);
+		(void)fa_keeper_forget(FA_KEEPER_LISTEN);
 		fa_close_fdp(&options->listen_fd);
 		options->listen_fd_kept = false;
 		r = fa_server_new(options, error, &program->server);
@@ -368,7 +368,7 @@ static int watch_signals(struct program *program)
 
 static void on_draining(void *userdata)
 {
-	fa_keeper_forget(FA_KEEPER_LISTEN);
+	(void)fa_keeper_forget(FA_KEEPER_LISTEN);
 	(void)sd_notify(0, "STOPPING=1");
 }
 
@@ -415,7 +415,8 @@ static int serve(struct program *program, struct fa_config *config, struct fa_er
 		            .store = store,
 		            .forget = forget,
 		            .userdata = &program->keeper,
-		            .timelines_max = program->keeper.timelines_max },
+		            .timelines_max = program->keeper.timelines_max,
+		            .pool_max = program->keeper.pool_max },
 	};
 	int r;
 
@@ -460,8 +461,12 @@ int main(int argc, char **argv)
 		return fa_supervise(argv, program.options.ready_fd);
 	fa_log_set(config.log, config.log_level);
 	r = fa_keeper_open(&program.keeper);
-	if (r < 0)
-		fa_log(FA_LOG_WARNING, "what was handed over cannot be taken: %s", strerror(-r));
+	if (r < 0) {
+		/* What it made anew would be kept in place of that. */
+		fa_log(FA_LOG_ERROR, "what was handed over cannot be taken, and stays kept: %s",
+		       strerror(-r));
+		return EX_TEMPFAIL;
+	}
 
 	r = uv_loop_init(&program.loop);
 	if (r < 0) {

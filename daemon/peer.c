@@ -111,7 +111,7 @@ static int read_file(int dir, const char *name, char *text, size_t size)
  * read; elsewhere the process must at least be of the same user. An account that
  * is wrong all the same is one of the same user.
  */
-static void read_cgroup(int socket, struct fa_peer *peer)
+static int read_cgroup(int socket, struct fa_peer *peer)
 {
 	_fa_cleanup_(fa_close_fdp) int pidfd = -1;
 	_fa_cleanup_(fa_close_fdp) int dir = -1;
@@ -120,38 +120,45 @@ static void read_cgroup(int socket, struct fa_peer *peer)
 	struct pollfd pollfd = { .events = POLLIN };
 	struct stat st;
 	bool known;
+	int r;
 
 	if (peer->pid <= 0)
-		return;
+		return 0;
 	known = !getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &length);
 	if (!known) {
 		pidfd = -1;
 		if (errno != ENOPROTOOPT)
-			return;
+			return -errno;
 	}
 
 	snprintf(path, sizeof(path), "/proc/%d", (int)peer->pid);
 	dir = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
-	if (dir < 0 || read_file(dir, "cgroup", text, sizeof(text)) < 0)
-		return;
+	if (dir < 0)
+		return -errno;
+	r = read_file(dir, "cgroup", text, sizeof(text));
+	if (r < 0)
+		return r;
 	if (known) {
 		pollfd.fd = pidfd;
 		if (poll(&pollfd, 1, 0) != 0)
-			return;
+			return 0;
 	} else if (fstat(dir, &st) < 0 || (st.st_uid != peer->uid && st.st_uid != 0)) {
-		return;
+		return 0;
 	}
 	fa_cgroup_parse(text, peer->cgroup, sizeof(peer->cgroup));
+	return 0;
 }
 
 int fa_peer_read(int socket, struct fa_peer *ret_peer)
 {
 	struct ucred ucred;
 	socklen_t length = sizeof(ucred);
+	int r;
 
 	if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &ucred, &length) < 0)
 		return -errno;
 	*ret_peer = (struct fa_peer){ .pid = ucred.pid, .uid = ucred.uid, .gid = ucred.gid };
-	read_cgroup(socket, ret_peer);
-	return 0;
+	r = read_cgroup(socket, ret_peer);
+	/* Whoever has ended is of no cgroup; but for want of descriptors nobody changes accounts. */
+	return r == -EMFILE || r == -ENFILE ? r : 0;
 }

@@ -16,6 +16,7 @@ struct fa_peer {
 	char cgroup[FA_CGROUP_BYTES]; /* "" if it could not be found out for certain */
 };
 
+/* 0; -EMFILE, -ENFILE: it takes descriptors to find out; or what getsockopt() says. */
 int fa_peer_read(int socket, struct fa_peer *ret_peer);
 
 /*

@@ -168,11 +168,15 @@ static int read_header(int fd, struct fa_state_header *header, struct fa_error *
 	struct fa_state_header laid_out;
 	struct fa_error reason;
 	struct stat st;
+	ssize_t n;
 
 	if (fstat(fd, &st) < 0)
 		return fa_fail(error, -errno, "the pool's state cannot be examined: %m");
-	if (pread(fd, header, sizeof(*header), 0) != (ssize_t)sizeof(*header) ||
-	    header->magic != FA_STATE_MAGIC)
+	n = pread(fd, header, sizeof(*header), 0);
+	/* A pipe is none, either. */
+	if (n < 0 && errno != ESPIPE)
+		return fa_fail(error, -errno, "the pool's state cannot be read: %m");
+	if (n != (ssize_t)sizeof(*header) || header->magic != FA_STATE_MAGIC)
 		return fa_fail(error, -EBADMSG, "this is no state of a pool");
 	if (header->version != FA_STATE_VERSION)
 		return fa_fail(error, -EPROTONOSUPPORT,
@@ -247,6 +251,12 @@ static uint32_t generation_base(const struct fa_state_header *header)
 int fa_pool_open(int fd, struct fa_pool_report *report, struct fa_error *error,
                  struct fa_pool **ret_pool)
 {
+	return fa_pool_open_parts(fd, NULL, NULL, report, error, ret_pool);
+}
+
+int fa_pool_open_parts(int fd, fa_pool_has_fn *has, void *userdata, struct fa_pool_report *report,
+                       struct fa_error *error, struct fa_pool **ret_pool)
+{
 	_fa_cleanup_(fa_pool_freep) struct fa_pool *pool = NULL;
 	struct fa_state_header header;
 	int r;
@@ -272,7 +282,7 @@ int fa_pool_open(int fd, struct fa_pool_report *report, struct fa_error *error,
 	if (!pool->chunks || !pool->tenants || !pool->sequences || !pool->free_sequences)
 		return fa_fail(error, -ENOMEM, "there is no memory for the pool's tables");
 	pool->generation_base = generation_base(&header);
-	r = fa_pool_check(pool, report, error);
+	r = fa_pool_check(pool, has, userdata, report, error);
 	if (r < 0)
 		return r;
 	pool->header->generation++;

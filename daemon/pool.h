@@ -65,6 +65,14 @@ void fa_pool_report_deinit(struct fa_pool_report *report);
 int fa_pool_open(int fd, struct fa_pool_report *report, struct fa_error *error,
                  struct fa_pool **ret_pool);
 
+/*
+ * The same of a pool that has lost the memory of some chunks, of which @has says false: they are
+ * absent then, and what had pages in them is dropped.
+ */
+typedef bool fa_pool_has_fn(void *userdata, uint32_t chunk);
+int fa_pool_open_parts(int fd, fa_pool_has_fn *has, void *userdata, struct fa_pool_report *report,
+                       struct fa_error *error, struct fa_pool **ret_pool);
+
 /* Forgets everything of this process; the state stays. No step is left. NULL is fine. */
 struct fa_pool *fa_pool_free(struct fa_pool *pool);
 
@@ -111,10 +119,17 @@ void fa_pool_grow_set(struct fa_pool *pool, fa_pool_grow_fn *grow, void *userdat
 
 struct fa_pool_tenant_info {
 	uint32_t tag, uid;
-	const char *cgroup;  /* good until the tenant is gone */
-	uint64_t bytes;      /* of the pages it pays for */
-	uint64_t idle_bytes; /* of those, published alone: evicted before it is told -EDQUOT */
+	const char *cgroup; /* good until the tenant is gone */
+	uint64_t bytes;     /* of the pages it pays for */
+	/* Of those, published alone: evicted before it, or another of the uid, is told -EDQUOT. */
+	uint64_t idle_bytes;
 	uint32_t n_sequences, n_caches;
+	/* For a quota: what all tenants of the uid have together, and a step that is planned needs
+	 * for the others of them; of uid 0, which has cgroups for others, what this one has. */
+	struct fa_pool_user_held {
+		uint64_t bytes;
+		uint32_t n_sequences, n_caches;
+	} user;
 };
 
 /* What a tenant wants to have besides. */

@@ -15,6 +15,8 @@
 
 struct check {
 	struct fa_pool *pool;
+	fa_pool_has_fn *has; /* NULL: all chunks */
+	void *userdata;
 	struct fa_pool_report *report;
 	struct fa_error *error;
 	uint8_t *cells_used; /* [high_cells] */
@@ -137,6 +139,15 @@ static void check_chunks(struct check *check)
 		fa_list_init(&chunk->link);
 		if (*owner == FA_STATE_CHUNK_ABSENT)
 			continue;
+		if (check->has && !check->has(check->userdata, i)) {
+			fa_pool_complain(check->report,
+			                 "chunk %" PRIu32 " has no memory any more: what was in it "
+			                 "is dropped",
+			                 i);
+			empty_chunk(pool, i);
+			fa_state_store(owner, FA_STATE_CHUNK_ABSENT);
+			continue;
+		}
 		pool->n_chunks++;
 		if (*owner == FA_STATE_CHUNK_HELD)
 			continue;
@@ -447,10 +458,12 @@ static int init(struct check *check)
 	return 0;
 }
 
-int fa_pool_check(struct fa_pool *pool, struct fa_pool_report *report, struct fa_error *error)
+int fa_pool_check(struct fa_pool *pool, fa_pool_has_fn *has, void *userdata,
+                  struct fa_pool_report *report, struct fa_error *error)
 {
-	_fa_cleanup_(
-		deinit) struct check check = { .pool = pool, .report = report, .error = error };
+	_fa_cleanup_(deinit) struct check check = {
+		.pool = pool, .has = has, .userdata = userdata, .report = report, .error = error
+	};
 	int r;
 
 	/* Until the caller says otherwise the dead daemon's device may still be writing. */

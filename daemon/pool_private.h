@@ -407,4 +407,5 @@ static inline uint32_t fa_pool_next_generation(const struct fa_pool *pool, uint3
 int fa_pool_lay_out(struct fa_state_header *header, struct fa_error *error);
 void fa_pool_complain(struct fa_pool_report *report, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
-int fa_pool_check(struct fa_pool *pool, struct fa_pool_report *report, struct fa_error *error);
+int fa_pool_check(struct fa_pool *pool, fa_pool_has_fn *has, void *userdata,
+                  struct fa_pool_report *report, struct fa_error *error);

@@ -148,6 +148,43 @@ void fa_pool_quota_set(struct fa_pool *pool, fa_pool_quota_fn *quota, void *user
 	pool->quota_userdata = userdata;
 }
 
+/* The next tenant of the uid that is not @own, from *cursor on; NULL: there is none. Nobody else is
+ * of uid 0. */
+static struct fa_tenant_account *next_of_user(const struct fa_pool *pool,
+                                              const struct fa_tenant_account *own, uint32_t uid,
+                                              uint32_t *cursor)
+{
+	while (uid && *cursor < pool->header->high_tenants) {
+		const uint32_t i = (*cursor)++;
+
+		if (pool->tenant_records[i].state == FA_STATE_USED &&
+		    pool->tenant_records[i].uid == uid && &pool->tenants[i] != own)
+			return &pool->tenants[i];
+	}
+	return NULL;
+}
+
+/* What a quota is asked about. @idle: with idle pages, which else are taken to go. */
+static void describe_held(const struct fa_pool *pool, uint32_t tag, bool idle,
+                          struct fa_pool_tenant_info *ret_held)
+{
+	const struct fa_tenant_account *own = fa_tenant_account(pool, tag), *other;
+	struct fa_pool_user_held *user = &ret_held->user;
+	uint32_t cursor = 0;
+
+	describe(record_of(pool, tag), own, ret_held);
+	if (!idle) {
+		ret_held->bytes -= ret_held->idle_bytes;
+		ret_held->idle_bytes = 0;
+	}
+	*user = (struct fa_pool_user_held){ ret_held->bytes, own->n_sequences, own->n_caches };
+	while ((other = next_of_user(pool, own, ret_held->uid, &cursor))) {
+		user->bytes += other->bytes + other->need_bytes - (idle ? 0 : other->idle_bytes);
+		user->n_sequences += other->n_sequences;
+		user->n_caches += other->n_caches;
+	}
+}
+
 int fa_tenant_check_quota(const struct fa_pool *pool, uint32_t tag, const struct fa_pool_more *more,
                           struct fa_error *error)
 {
@@ -155,40 +192,44 @@ int fa_tenant_check_quota(const struct fa_pool *pool, uint32_t tag, const struct
 
 	if (!pool->quota)
 		return 0;
-	describe(record_of(pool, tag), fa_tenant_account(pool, tag), &held);
-	if (more->bytes) {
-		held.bytes -= held.idle_bytes;
-		held.idle_bytes = 0;
-	}
+	describe_held(pool, tag, !more->bytes, &held);
 	return pool->quota(pool->quota_userdata, &held, more, error);
+}
+
+/* Whose idle pages go for @tag: its own first. NULL: there are none. */
+static const struct fa_tenant_account *find_idle(const struct fa_pool *pool, uint32_t tag)
+{
+	const struct fa_tenant_account *own = fa_tenant_account(pool, tag), *other = own;
+	uint32_t cursor = 0;
+
+	while (other && !other->idle_bytes)
+		other = next_of_user(pool, own, record_of(pool, tag)->uid, &cursor);
+	return other;
 }
 
 void fa_tenant_make_room(struct fa_pool *pool, uint32_t tag, uint64_t more_bytes)
 {
 	const struct fa_pool_more more = { .bytes = more_bytes };
+	const struct fa_tenant_account *whose;
 	struct fa_pool_tenant_info held;
 
-	while (pool->quota && fa_tenant_account(pool, tag)->idle_bytes) {
-		describe(record_of(pool, tag), fa_tenant_account(pool, tag), &held);
+	while (pool->quota && (whose = find_idle(pool, tag))) {
+		describe_held(pool, tag, true, &held);
 		if (pool->quota(pool->quota_userdata, &held, &more, NULL) == 0)
 			break;
-		fa_pages_evict_of(pool, tag, more_bytes);
+		fa_pages_evict_of(pool, pool->tenant_records[whose - pool->tenants].tag,
+		                  more_bytes);
 	}
 }
 
 uint64_t fa_tenant_cells(const struct fa_pool *pool, uint32_t tag)
 {
-	const struct fa_tenant_account *own = fa_tenant_account(pool, tag);
-	const uint32_t uid = record_of(pool, tag)->uid;
-	uint64_t n = 0;
+	const struct fa_tenant_account *own = fa_tenant_account(pool, tag), *other;
+	uint64_t n = own->n_cells;
+	uint32_t cursor = 0;
 
-	if (!uid)
-		return own->n_cells;
-	for (uint32_t i = 0; i < pool->header->high_tenants; i++)
-		if (pool->tenant_records[i].state == FA_STATE_USED &&
-		    pool->tenant_records[i].uid == uid)
-			n += pool->tenants[i].n_cells +
-			     (&pool->tenants[i] != own ? pool->tenants[i].need_cells : 0);
+	while ((other = next_of_user(pool, own, record_of(pool, tag)->uid, &cursor)))
+		n += other->n_cells + other->need_cells;
 	return n;
 }
 

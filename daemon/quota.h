@@ -37,4 +37,5 @@ struct fa_limits {
 	uint64_t session_out_bytes; /* answers that the client has not read */
 
 	uint64_t connections; /* of everybody */
+	uint64_t all_fds;     /* the same; 0: nobody counts them */
 };

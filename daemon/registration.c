@@ -206,12 +206,19 @@ static int charge(struct fa_session *session, struct fa_buffer *buffer, struct f
 		                          ? FA_RESOURCE_DEVICE_BYTES
 		                          : FA_RESOURCE_BUFFER_BYTES,
 		                  buffer->bytes, error);
-	if (r == 0 && n_fds) {
-		fa_session_settle(session);
-		r = fa_charge_add(&buffer->charge_fds, session->tenant, FA_RESOURCE_FDS, n_fds,
-		                  error);
-	}
+	if (r == 0 && n_fds)
+		r = fa_session_charge_fds(session, n_fds, &buffer->charge_fds, error);
 	return r;
+}
+
+static int check_received(const int *fds, size_t n_fds, struct fa_error *error)
+{
+	if (fds || !n_fds)
+		return 0;
+	return fa_fail(error, -EMFILE,
+	               "the daemon has no descriptors left for the %zu that came with the message; "
+	               "that may pass",
+	               n_fds);
 }
 
 /* Takes the descriptors if all is well with them. */
@@ -334,6 +341,8 @@ int fa_registration_start(struct fa_session *session, const struct fa_wire_messa
 	int r;
 
 	r = check_register(session, request, n_fds, error);
+	if (r == 0)
+		r = check_received(fds, n_fds, error);
 	if (r < 0)
 		return r;
 	r = buffer_new(session, message, error, &buffer);
@@ -372,6 +381,8 @@ int fa_registration_pieces(struct fa_session *session, const struct fa_wire_mess
 	if (!request->n_piece_bytes && !n_fds)
 		r = fa_fail(error, -EINVAL, "no pieces came; expected at least 1");
 	else
+		r = check_received(fds, n_fds, error);
+	if (r == 0)
 		r = add_pieces(session, buffer, request->piece_bytes, request->n_piece_bytes, fds,
 		               n_fds, error);
 	if (r < 0) {

@@ -20,7 +20,8 @@ struct fa_registration;
 
 /*
  * Handlers; they return 0, or a negative errno with a sentence, which is the answer
- * to @message. Descriptors that they keep are set to -1.
+ * to @message. Descriptors that they keep are set to -1. @fds is NULL where @n_fds came and
+ * were not all received, which is -EMFILE.
  */
 int fa_registration_start(struct fa_session *session, const struct fa_wire_message *message,
                           int *fds, size_t n_fds, struct fa_error *error);

@@ -1,6 +1,7 @@
 #include "daemon/resume.h"
 
 #include "common/cleanup.h"
+#include "common/clock.h"
 #include "common/memfd.h"
 
 #include <assert.h>
@@ -48,8 +49,14 @@ static void set_state(struct fa_resume_record *record, enum record_state state)
 
 static int map(int fd, struct fa_error *error, struct fa_resume *ret_resume)
 {
-	void *at = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	_fa_cleanup_(fa_freep) struct fa_resume_wait *waits = NULL;
+	void *at;
 
+	/* Of the memory only that is there which was used. */
+	waits = calloc(FA_RESUME_SESSIONS_MAX, sizeof(*waits));
+	if (!waits)
+		return fa_fail(error, -ENOMEM, "no memory for the sessions");
+	at = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (at == MAP_FAILED)
 		return fa_fail(error, -errno, "the sessions cannot be mapped: %m");
 	/* Secrets do not belong in a core dump. */
@@ -57,6 +64,9 @@ static int map(int fd, struct fa_error *error, struct fa_resume *ret_resume)
 	*ret_resume = (struct fa_resume){
 		.header = at,
 		.records = (struct fa_resume_record *)((char *)at + RECORDS_AT),
+		.waits = fa_steal_ptr(waits),
+		.next_ns = FA_NS_NEVER,
+		.look_ns = FA_NS_NEVER,
 	};
 	return 0;
 }
@@ -104,7 +114,9 @@ int fa_resume_open(int fd, const struct fa_resume_device *device, struct fa_erro
 	struct stat st;
 	int r;
 
-	if (fstat(fd, &st) < 0 || st.st_size != (off_t)BYTES)
+	if (fstat(fd, &st) < 0)
+		return fa_fail(error, -errno, "the sessions cannot be examined: %m");
+	if (st.st_size != (off_t)BYTES)
 		return fa_fail(error, -EBADMSG, "what was kept of the sessions is damaged");
 	r = map(fd, error, &resume);
 	if (r < 0)
@@ -128,6 +140,7 @@ void fa_resume_close(struct fa_resume *resume)
 {
 	if (resume->header)
 		(void)munmap(resume->header, BYTES);
+	free(resume->waits);
 	*resume = (struct fa_resume){};
 }
 
@@ -177,7 +190,7 @@ static bool is_secret(const struct fa_wire_secret *a, const struct fa_wire_secre
 }
 
 int fa_resume_take(struct fa_resume *resume, uint32_t uid, const struct fa_wire_secret *secret,
-                   uint32_t *ret_record, uint64_t *ret_number)
+                   uint64_t now_ns, uint32_t *ret_record, uint64_t *ret_number)
 {
 	for (uint32_t i = 0; resume->n_lost && i < resume->header->high_records; ++i) {
 		struct fa_resume_record *record = &resume->records[i];
@@ -187,6 +200,9 @@ int fa_resume_take(struct fa_resume *resume, uint32_t uid, const struct fa_wire_
 			continue;
 		set_state(record, USED);
 		--resume->n_lost;
+		/* What it has not used of this time. */
+		if (now_ns < resume->waits[i].until_ns)
+			resume->waits[i].left_ns += resume->waits[i].until_ns - now_ns;
 		*ret_record = i;
 		*ret_number = record->number;
 		return 0;
@@ -194,10 +210,36 @@ int fa_resume_take(struct fa_resume *resume, uint32_t uid, const struct fa_wire_
 	return -ENOENT;
 }
 
-void fa_resume_lose(struct fa_resume *resume, uint32_t record)
+static void wait_for(struct fa_resume *resume, uint32_t record, uint64_t now_ns)
+{
+	struct fa_resume_wait *wait = &resume->waits[record];
+	uint64_t ns = wait->left_ns < resume->grace_ns ? wait->left_ns : resume->grace_ns;
+
+	wait->left_ns -= ns;
+	wait->until_ns = now_ns + ns;
+	if (wait->until_ns < resume->next_ns)
+		resume->next_ns = wait->until_ns;
+	/* The look that is under way may be beyond it. */
+	if (wait->until_ns < resume->look_ns)
+		resume->look_ns = wait->until_ns;
+}
+
+void fa_resume_begin(struct fa_resume *resume, uint64_t now_ns, uint64_t grace_ns, uint64_t all_ns)
+{
+	resume->grace_ns = grace_ns;
+	for (uint32_t i = 0; i < resume->header->high_records; ++i) {
+		if (resume->records[i].state != LOST)
+			continue;
+		resume->waits[i].left_ns = all_ns;
+		wait_for(resume, i, now_ns);
+	}
+}
+
+void fa_resume_lose(struct fa_resume *resume, uint32_t record, uint64_t now_ns)
 {
 	set_state(&resume->records[record], LOST);
 	++resume->n_lost;
+	wait_for(resume, record, now_ns);
 }
 
 bool fa_resume_is_lost(const struct fa_resume *resume, uint64_t number)
@@ -208,15 +250,27 @@ bool fa_resume_is_lost(const struct fa_resume *resume, uint64_t number)
 	return false;
 }
 
-bool fa_resume_give_up(struct fa_resume *resume, uint64_t *ret_number)
+bool fa_resume_give_up(struct fa_resume *resume, uint64_t now_ns, uint64_t *ret_number)
 {
-	for (uint32_t i = 0; resume->n_lost && i < resume->header->high_records; ++i) {
+	if (!resume->n_lost || now_ns < resume->next_ns)
+		return false;
+	while (resume->look_at < resume->header->high_records) {
+		const uint32_t i = resume->look_at++;
+
 		if (resume->records[i].state != LOST)
 			continue;
+		if (now_ns < resume->waits[i].until_ns) {
+			if (resume->waits[i].until_ns < resume->look_ns)
+				resume->look_ns = resume->waits[i].until_ns;
+			continue;
+		}
 		*ret_number = resume->records[i].number;
 		fa_resume_remove(resume, i);
 		--resume->n_lost;
 		return true;
 	}
+	resume->next_ns = resume->look_ns;
+	resume->look_ns = FA_NS_NEVER;
+	resume->look_at = 0;
 	return false;
 }

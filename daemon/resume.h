@@ -17,11 +17,22 @@
 struct fa_resume_header;
 struct fa_resume_record;
 
+/* How long a session is waited for; this process's alone. */
+struct fa_resume_wait {
+	uint64_t until_ns; /* while it is lost */
+	uint64_t left_ns;  /* what it has of waiting, beyond that */
+};
+
 struct fa_resume {
 	struct fa_resume_header *header; /* the map; NULL: not open */
 	struct fa_resume_record *records;
-	uint32_t free_at; /* no record before it is free */
+	struct fa_resume_wait *waits; /* of each record that was lost once */
+	uint32_t free_at;             /* no record before it is free */
 	uint32_t n_lost;
+	uint64_t grace_ns;
+	/* No wait is over before it. It is found by looking at all of them, so many at a time. */
+	uint64_t next_ns, look_ns;
+	uint32_t look_at;
 };
 
 /* What the pool's memory is of: that of another device is not the same pool. */
@@ -36,11 +47,19 @@ int fa_resume_new(const struct fa_resume_device *device, struct fa_error *error,
 
 /*
  * What an earlier daemon had; its sessions are lost now. @fd stays the caller's. -EBADMSG it
- * is none; -ESTALE it is another device's.
+ * is none; -ESTALE it is another device's; others, as -ENOMEM, say nothing of it. No session is
+ * given up before fa_resume_begin().
  */
 int fa_resume_open(int fd, const struct fa_resume_device *device, struct fa_error *error,
                    struct fa_resume *ret_resume);
 void fa_resume_close(struct fa_resume *resume);
+
+/*
+ * From now on lost sessions can come back, and are waited for @grace_ns long. One that comes
+ * back and is lost again has that anew, until all that it was away is as long as @all_ns:
+ * whoever comes and goes for ever, and wants nothing of what is kept, does not keep it for ever.
+ */
+void fa_resume_begin(struct fa_resume *resume, uint64_t now_ns, uint64_t grace_ns, uint64_t all_ns);
 
 /* The highest number that a session had. */
 uint64_t fa_resume_last(const struct fa_resume *resume);
@@ -53,13 +72,13 @@ void fa_resume_remove(struct fa_resume *resume, uint32_t record);
 
 /* The lost session of that secret: it is none any more. -ENOENT. */
 int fa_resume_take(struct fa_resume *resume, uint32_t uid, const struct fa_wire_secret *secret,
-                   uint32_t *ret_record, uint64_t *ret_number);
+                   uint64_t now_ns, uint32_t *ret_record, uint64_t *ret_number);
 
 /* One that was taken is lost again, and may come back. */
-void fa_resume_lose(struct fa_resume *resume, uint32_t record);
+void fa_resume_lose(struct fa_resume *resume, uint32_t record, uint64_t now_ns);
 
 /* Whether a session with this number is lost, and may come back. */
 bool fa_resume_is_lost(const struct fa_resume *resume, uint64_t number);
 
-/* A lost session, which is given up; false: there is none. */
-bool fa_resume_give_up(struct fa_resume *resume, uint64_t *ret_number);
+/* A lost session whose time is over, which is given up; false: there is none. */
+bool fa_resume_give_up(struct fa_resume *resume, uint64_t now_ns, uint64_t *ret_number);

@@ -289,7 +289,7 @@ static int charge(struct fa_session_ring *ring, uint64_t bytes, struct fa_charge
 	                  error);
 	/* The doorbell, and our end of the sockets. */
 	if (r == 0)
-		r = fa_charge_add(&ring->charge_fds, session->tenant, FA_RESOURCE_FDS, 2, error);
+		r = fa_session_charge_fds(session, 2, &ring->charge_fds, error);
 	if (r == 0)
 		r = fa_session_charge_fds(session, FA_SESSION_SEND_FDS, sent, error);
 	return r;

@@ -14,12 +14,15 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 /* Connections taken, and answers of the engine, before others have their turn. */
 #define ACCEPT_MAX 16
 #define TAKE_MAX 256
 #define ACCEPT_PAUSE_MS 100
+#define SHORTAGE_SAID_NS (10 * FA_NS_PER_SEC)
+#define NO_DESCRIPTORS "the daemon has no descriptors left"
 /* exit_when_idle: how long the first client may take to come. */
 #define FIRST_CLIENT_MS 30000
 
@@ -62,6 +65,25 @@ static void turn_away(struct fa_server *server, int fd, int status, const char *
 	fa_session_turn_away(server, fd, status, text);
 }
 
+void fa_server_note_shortage(struct fa_server *server)
+{
+	const uint64_t now_ns = fa_now_ns();
+
+	if (server->shortage_ns && now_ns - server->shortage_ns < SHORTAGE_SAID_NS)
+		return;
+	server->shortage_ns = now_ns;
+	fa_log(FA_LOG_WARNING, "no descriptors are left: connections are turned away, and "
+	                       "requests that take some are refused");
+}
+
+int fa_server_explain_shortage(struct fa_server *server, int code, struct fa_error *error)
+{
+	if (code != -EMFILE && code != -ENFILE)
+		return code;
+	fa_server_note_shortage(server);
+	return fa_fail(error, -EDQUOT, NO_DESCRIPTORS);
+}
+
 /*
  * There is no descriptor left. A connection that stays in the queue would wake the
  * loop again and again; so it is taken in place of the spare one and told.
@@ -70,14 +92,11 @@ static void shed_connection(struct fa_server *server)
 {
 	int fd;
 
-	if (!server->short_of_fds)
-		fa_log(FA_LOG_WARNING, "no descriptors are left: connections are turned away");
-	server->short_of_fds = true;
-
+	fa_server_note_shortage(server);
 	fa_close_fdp(&server->spare_fd);
 	fd = accept4(server->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 	if (fd >= 0)
-		turn_away(server, fd, -EDQUOT, "the daemon has no descriptors left");
+		turn_away(server, fd, -EDQUOT, NO_DESCRIPTORS);
 	keep_spare(server);
 	if (fd < 0 || server->spare_fd < 0)
 		pause_accepting(server);
@@ -90,7 +109,6 @@ static void let_in(struct fa_server *server, int fd)
 	int r;
 
 	++server->n_connections;
-	server->short_of_fds = false;
 	if (server->n_sessions >= server->config.limits.connections) {
 		fa_fail(&error, -EDQUOT,
 		        "1 more would exceed the limit connections, which is %" PRIu64
@@ -390,6 +408,16 @@ static void wake_engine(void *userdata)
 	fa_engine_wake(server->engine);
 }
 
+/* 0: there is no end to them. */
+static uint64_t fds_max(void)
+{
+	struct rlimit limit;
+
+	return getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur == RLIM_INFINITY
+	               ? 0
+	               : limit.rlim_cur;
+}
+
 static int open_device(struct fa_server *server, uint64_t timelines_max, struct fa_error *error)
 {
 	struct fa_device_config config = {
@@ -406,7 +434,7 @@ static int open_device(struct fa_server *server, uint64_t timelines_max, struct 
 	if (error->text[0])
 		fa_log(FA_LOG_INFO, "no GPU is used: %s", error->text);
 	server->ops->describe(server->device, &server->info);
-	fa_config_resolve(&server->config, server->info.memory_bytes, timelines_max);
+	fa_config_resolve(&server->config, server->info.memory_bytes, timelines_max, fds_max());
 
 	r = fa_engine_new(server->ops, notify, server, &server->engine);
 	if (r == 0)
@@ -612,7 +640,8 @@ void fa_server_reload(struct fa_server *server, struct fa_config *config)
 	    !same_text(old->device, config->device) || old->threads != config->threads)
 		fa_log(FA_LOG_WARNING, "socket, mode, group, backend, device and threads change "
 		                       "with the next start only");
-	fa_config_resolve(config, server->info.memory_bytes, server->kv.keeper.timelines_max);
+	fa_config_resolve(config, server->info.memory_bytes, server->kv.keeper.timelines_max,
+	                  fds_max());
 	old->limits = config->limits;
 	if (old->pool_bytes != config->pool_bytes || old->pool_percent != config->pool_percent ||
 	    old->pool_chunk_bytes != config->pool_chunk_bytes) {

@@ -68,8 +68,11 @@ struct fa_server {
 	bool accepting;          /* accept_poll is started */
 	uv_timer_t accept_timer; /* goes on accepting after a shortage */
 	int spare_fd;            /* given up to turn a connection away */
-	bool short_of_fds;       /* said in the log */
+	uint64_t shortage_ns;    /* when the log said last that there are no descriptors */
 	bool clogged;            /* too many that were turned away are not closed */
+
+	/* Sessions are not looked through before, or so many descriptors later (session.c). */
+	uint64_t settle_again_ns, settle_charged;
 
 	struct fa_list sessions;
 	struct fa_list early;    /* of them, those of which the device may tell an end (early.h) */
@@ -141,6 +144,12 @@ void fa_server_finish(struct fa_server *server);
 
 /* Runs the timer of those that did not say Hello, if there are any. */
 void fa_server_watch_strangers(struct fa_server *server);
+
+/* There is no descriptor left: the log says so, now and then. */
+void fa_server_note_shortage(struct fa_server *server);
+/* The answer to somebody who cannot be let in for @code: if it is that, one that has it come
+ * again. Else @code and its sentence stay. */
+int fa_server_explain_shortage(struct fa_server *server, int code, struct fa_error *error);
 
 /* Called by sessions: one was made, one was freed, one said Hello. */
 void fa_server_session_made(struct fa_server *server);

@@ -22,6 +22,10 @@
 #define READ_MAX 16
 /* All that is sent is short: strings are bounded by FA_WIRE_TEXT_BYTES_MAX. */
 #define SEND_BYTES 4096
+/* All sessions are looked through, as descriptors are short: not for each request, but when some
+ * were charged since, or after a while. */
+#define SETTLE_CHARGED 8
+#define SETTLE_AGAIN_NS (5 * FA_NS_PER_MS)
 
 /* An answer that waits for room in the socket. */
 struct out {
@@ -70,6 +74,7 @@ struct fa_session *fa_session_unref(struct fa_session *session)
 		munmap(session->completions, FA_COMPLETION_PAGE_BYTES);
 	hang_up(session);
 	fa_charge_release(&session->charge_sent);
+	fa_charge_release(&session->charge_hello);
 	fa_charge_release(&session->charge_socket);
 	fa_charge_release(&session->charge_session);
 	fa_tenant_unref(session->tenant);
@@ -173,11 +178,33 @@ void fa_session_settle(struct fa_session *session)
 		fa_charge_release(&session->charge_sent);
 }
 
+/* Has what was received released for others, whose sessions say nothing just now. */
+static bool settle_all(struct fa_server *server)
+{
+	const uint64_t now_ns = fa_now_ns();
+	struct fa_list *pos;
+
+	if (now_ns < server->settle_again_ns && server->settle_charged < SETTLE_CHARGED)
+		return false;
+	server->settle_charged = 0;
+	server->settle_again_ns = now_ns + SETTLE_AGAIN_NS;
+	fa_list_for_each(pos, &server->sessions)
+		fa_session_settle(fa_container_of(pos, struct fa_session, link));
+	return true;
+}
+
 int fa_session_charge_fds(struct fa_session *session, uint64_t n, struct fa_charge *charge,
                           struct fa_error *error)
 {
+	int r;
+
 	fa_session_settle(session);
-	return fa_charge_add(charge, session->tenant, FA_RESOURCE_FDS, n, error);
+	r = fa_charge_add(charge, session->tenant, FA_RESOURCE_FDS, n, error);
+	if (r == -EDQUOT && settle_all(session->server))
+		r = fa_charge_add(charge, session->tenant, FA_RESOURCE_FDS, n, error);
+	if (r == 0)
+		session->server->settle_charged += n;
+	return r;
 }
 
 int fa_session_charge_fd(struct fa_session *session, struct fa_charge *charge,
@@ -357,6 +384,7 @@ void fa_session_resume(struct fa_session *session, enum fa_session_pause reason)
 static bool read_packet(struct fa_session *session, int *fds, size_t *ret_n_fds)
 {
 	struct fa_server *server = session->server;
+	bool lost;
 	ssize_t n;
 	char byte;
 
@@ -372,7 +400,7 @@ static bool read_packet(struct fa_session *session, int *fds, size_t *ret_n_fds)
 			return false;
 	}
 	n = fa_packet_receive_keep(session->fd, server->packet, FA_WIRE_BYTES_MAX, fds, ret_n_fds,
-	                           MSG_DONTWAIT);
+	                           &lost, MSG_DONTWAIT);
 	if (n == -EAGAIN)
 		return false;
 	if (n == -EMSGSIZE) {
@@ -382,10 +410,8 @@ static bool read_packet(struct fa_session *session, int *fds, size_t *ret_n_fds)
 		return false;
 	}
 	if (n == -E2BIG) {
-		fa_session_refuse(
-			session, 0, -EPROTO,
-			"the packet carries more than 8 descriptors, or more than could be "
-			"received");
+		fa_session_refuse(session, 0, -EPROTO,
+		                  "the packet carries more than 8 descriptors");
 		return false;
 	}
 	if (n <= 0) {
@@ -399,7 +425,9 @@ static bool read_packet(struct fa_session *session, int *fds, size_t *ret_n_fds)
 	fa_early_settle(server);
 	if (session->state == FA_SESSION_CLOSING)
 		return false;
-	return fa_dispatch(session, server->packet, (size_t)n, fds, *ret_n_fds);
+	if (lost)
+		fa_server_note_shortage(server);
+	return fa_dispatch(session, server->packet, (size_t)n, fds, *ret_n_fds, lost);
 }
 
 /* What nobody has taken. */
@@ -497,6 +525,7 @@ int fa_session_new(struct fa_server *server, int fd, struct fa_error *error,
 	r = fa_peer_read(fd, &session->peer);
 	if (r < 0) {
 		fa_fail(error, r, "the kernel does not tell who connected: %s", strerror(-r));
+		r = fa_server_explain_shortage(server, r, error);
 		goto fail;
 	}
 	r = fa_tenant_get(&server->tenants, session->peer.uid, session->peer.cgroup,
@@ -508,8 +537,10 @@ int fa_session_new(struct fa_server *server, int fd, struct fa_error *error,
 	r = fa_charge_add(&session->charge_session, session->tenant, FA_RESOURCE_SESSIONS, 1,
 	                  error);
 	if (r == 0)
-		r = fa_charge_add(&session->charge_socket, session->tenant, FA_RESOURCE_FDS, 1,
-		                  error);
+		r = fa_session_charge_fd(session, &session->charge_socket, error);
+	/* A crowd that was let in could else not be welcomed, not one of it. */
+	if (r == 0)
+		r = fa_session_charge_fd(session, &session->charge_hello, error);
 	if (r < 0)
 		goto fail;
 

@@ -85,6 +85,7 @@ struct fa_session {
 	struct fa_peer peer;
 	struct fa_tenant *tenant;
 	struct fa_charge charge_session, charge_socket;
+	struct fa_charge charge_hello; /* for what goes with HelloReply, until then */
 	struct fa_log_subject subject; /* for the log */
 
 	enum fa_session_state state;
@@ -160,7 +161,7 @@ void fa_session_reply(struct fa_session *session, uint64_t id, int status, const
 /* The same, after which the connection is closed. */
 void fa_session_refuse(struct fa_session *session, uint64_t id, int status, const char *text);
 
-/* Charges descriptors that are to be sent. -EDQUOT. */
+/* Charges descriptors, such as are to be sent. -EDQUOT. */
 int fa_session_charge_fds(struct fa_session *session, uint64_t n, struct fa_charge *charge,
                           struct fa_error *error);
 int fa_session_charge_fd(struct fa_session *session, struct fa_charge *charge,

@@ -38,6 +38,7 @@ struct fa_step_entry {
 	/* It was planned on what other steps are to write, or others may be on what it does:
 	 * of those with the sequence that are so, it ends in its turn. */
 	bool ordered;
+	bool copies; /* one of the group's copies is of its page with the end of @before tokens */
 };
 
 /* The sequences of one cache, as struct fa_paged_step wants them. */

@@ -315,6 +315,7 @@ static void fill_entry(const struct fa_step_part *part, struct fa_step_entry *en
 	entry->after = part->after;
 	entry->first = sequence->first;
 	entry->ordered = part->appends;
+	entry->copies = part->copies;
 	arrays->cu_new[i + 1] = arrays->cu_new[i] + part->n_tokens;
 	arrays->lengths[i] = (uint32_t)entry->after;
 	arrays->lengths_before[i] = (uint32_t)entry->before;

@@ -44,6 +44,8 @@
 #define PAUSE_SERVED_MAX_MS 100
 /* In a row, before they were ready: then it may be what is kept that they crash of. */
 #define CRASHES_MAX 5
+/* How long what is kept waits for children that say that they cannot have it now. */
+#define WAIT_NS (300 * FA_NS_PER_SEC)
 
 struct kept {
 	char name[NAME_BYTES];
@@ -65,6 +67,7 @@ struct supervisor {
 	int pause_ms;      /* before the next start */
 	uint64_t ended_ns; /* ... which is that long after this */
 	int n_crashes;     /* in a row, before they were ready */
+	uint64_t wait_ns;  /* since when what is kept waits; 0: it does not */
 
 	struct kept kept[KEPT_MAX];
 	size_t n_kept;
@@ -85,13 +88,18 @@ static int place_fds(struct supervisor *s)
 	const int n = (int)s->n_kept + 1;
 	size_t used = 0;
 
-	/* Out of the way first, so that none is overwritten before it was placed. */
+	/* Out of the way first, so that none is overwritten before it was placed; and only those
+	 * that are, as there may not be room for all of them twice. */
 	for (int i = 0; i < n; ++i) {
 		int fd = i < n - 1 ? s->kept[i].fd : s->notify_path_fd;
 
+		s->moved[i] = fd;
+		if (fd >= SD_LISTEN_FDS_START + n)
+			continue;
 		s->moved[i] = fcntl(fd, F_DUPFD, SD_LISTEN_FDS_START + n);
 		if (s->moved[i] < 0)
 			return -errno;
+		close(fd);
 	}
 	for (int i = 0; i < n; ++i) {
 		if (dup2(s->moved[i], SD_LISTEN_FDS_START + i) < 0)
@@ -209,7 +217,7 @@ static void release_timelines(struct supervisor *s)
 }
 
 /* All that was stored but the socket. */
-static void let_go(struct supervisor *s)
+static void let_go(struct supervisor *s, const char *why)
 {
 	size_t n = 0;
 
@@ -219,12 +227,32 @@ static void let_go(struct supervisor *s)
 			close(s->kept[i].fd);
 		else
 			s->kept[n++] = s->kept[i];
-	fa_log(FA_LOG_ERROR,
-	       "fad has ended %d times in a row before it was ready: %zu descriptors that were "
-	       "kept are let go",
-	       s->n_crashes, s->n_kept - n);
+	fa_log(FA_LOG_ERROR, "%s: %zu descriptors that were kept are let go", why, s->n_kept - n);
 	s->n_kept = n;
 	s->n_crashes = 0;
+	s->wait_ns = 0;
+}
+
+/* Whether it is time not to blame the child any more, but what it is given. */
+static void judge_end(struct supervisor *s, int status)
+{
+	bool exited = WIFEXITED(status);
+
+	/* Killed by somebody, or ended in order: that says nothing of what is kept. */
+	if (s->ready || (exited && WEXITSTATUS(status) != EX_TEMPFAIL))
+		s->n_crashes = 0;
+	else if (!exited && WTERMSIG(status) != SIGKILL && WTERMSIG(status) != SIGTERM)
+		++s->n_crashes;
+	/* One whose device is not there for it, or that has no memory, may have it the next
+	 * time, but not for ever. */
+	if (s->ready)
+		s->wait_ns = 0;
+	else if (exited && WEXITSTATUS(status) == EX_TEMPFAIL && !s->wait_ns)
+		s->wait_ns = s->ended_ns;
+	if (s->n_crashes == CRASHES_MAX)
+		let_go(s, "fad has crashed too often before it was ready");
+	else if (s->wait_ns && s->ended_ns - s->wait_ns > WAIT_NS)
+		let_go(s, "fad could not use what it had for minutes");
 }
 
 /* Room for one timeline more; false: there is none. */
@@ -363,14 +391,7 @@ static int child_ended(struct supervisor *s, int status)
 		fa_log(FA_LOG_ERROR, "fad (%ld) ended before it was ready", (long)pid);
 		return exited ? WEXITSTATUS(status) : EXIT_FAILURE;
 	}
-	/* Killed by somebody, or ended in order: that says nothing of what is kept. One whose
-	 * device is not there for it may have it the next time, but not for ever. */
-	if (s->ready || (exited && WEXITSTATUS(status) != EX_TEMPFAIL))
-		s->n_crashes = 0;
-	else if (exited || (WTERMSIG(status) != SIGKILL && WTERMSIG(status) != SIGTERM))
-		++s->n_crashes;
-	if (s->n_crashes == CRASHES_MAX)
-		let_go(s);
+	judge_end(s, status);
 	if (s->ready && fa_now_ns() - s->started_ns > SHORT_LIFE_NS)
 		s->pause_ms = 0;
 	if (s->ready && s->pause_ms > PAUSE_SERVED_MAX_MS)

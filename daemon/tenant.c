@@ -11,6 +11,7 @@ void fa_tenants_init(struct fa_tenants *tenants, const struct fa_limits *limits)
 {
 	fa_list_init(&tenants->tenants);
 	fa_list_init(&tenants->users);
+	tenants->used_fds = 0;
 	tenants->limits = limits;
 }
 
@@ -119,6 +120,16 @@ const char *fa_resource_name(enum fa_resource resource)
 	return names[resource];
 }
 
+/* On all accounts; what is given back is negative. */
+static void count(struct fa_tenant *tenant, enum fa_resource resource, uint64_t amount)
+{
+	tenant->used[resource] += amount;
+	if (tenant->user)
+		tenant->user->used[resource] += amount;
+	if (resource == FA_RESOURCE_FDS)
+		tenant->tenants->used_fds += amount;
+}
+
 /* A reload may have put the limit below what is in use. */
 static bool fits(uint64_t amount, uint64_t limit, uint64_t used)
 {
@@ -142,6 +153,9 @@ int fa_charge_add(struct fa_charge *charge, struct fa_tenant *tenant, enum fa_re
 		               amount, fa_resource_name(resource), limit, used);
 	if (__builtin_mul_overflow(limit, factor, &user_limit))
 		user_limit = UINT64_MAX;
+	/* Nor do the descriptors that this process can have: others find some, too. */
+	if (resource == FA_RESOURCE_FDS && limits->all_fds && user_limit > limits->all_fds / 2)
+		user_limit = limit > limits->all_fds / 2 ? limit : limits->all_fds / 2;
 	if (user && !fits(amount, user_limit, user->used[resource]))
 		return fa_fail(error, -EDQUOT,
 		               "%" PRIu64
@@ -150,13 +164,18 @@ int fa_charge_add(struct fa_charge *charge, struct fa_tenant *tenant, enum fa_re
 		               "), of which %" PRIu64 " are in use",
 		               amount, fa_resource_name(resource), (unsigned int)user->uid,
 		               user_limit, factor, user->used[resource]);
+	if (resource == FA_RESOURCE_FDS && limits->all_fds &&
+	    !fits(amount, limits->all_fds, tenant->tenants->used_fds))
+		return fa_fail(
+			error, -EDQUOT,
+			"%" PRIu64 " more would exceed the descriptors that the daemon has for all "
+			"clients together, which are %" PRIu64 " (a part of its RLIMIT_NOFILE)",
+			amount, limits->all_fds);
 	if (!charge->tenant) {
 		charge->tenant = fa_tenant_ref(tenant);
 		charge->resource = resource;
 	}
-	tenant->used[resource] += amount;
-	if (user)
-		user->used[resource] += amount;
+	count(tenant, resource, amount);
 	charge->amount += amount;
 	return 0;
 }
@@ -188,14 +207,10 @@ void fa_charge_split(struct fa_charge *from, uint64_t amount, struct fa_charge *
 
 void fa_charge_release(struct fa_charge *charge)
 {
-	struct fa_user *user = charge->tenant ? charge->tenant->user : NULL;
-
 	if (!charge->tenant)
 		return;
 	assert(charge->tenant->used[charge->resource] >= charge->amount);
-	charge->tenant->used[charge->resource] -= charge->amount;
-	if (user)
-		user->used[charge->resource] -= charge->amount;
+	count(charge->tenant, charge->resource, -charge->amount);
 	fa_tenant_unref(charge->tenant);
 	*charge = (struct fa_charge){};
 }

@@ -3,7 +3,8 @@
  * is a user in a cgroup, so that containers that are all uid 0 are not one. As a user
  * may be able to make cgroups, what all tenants of one uid hold is charged to that uid
  * besides, which may have a few times as much; uid 0 makes cgroups for others, and has
- * no such account. Loop thread only.
+ * no such account. Of descriptors all tenants together may have as many as the process can
+ * do without. Loop thread only.
  *
  * A charge is a value embedded in the object that it pays for and is released by
  * that object's destructor; it keeps its tenant alive.
@@ -21,6 +22,7 @@
 struct fa_tenants {
 	struct fa_list tenants;
 	struct fa_list users;
+	uint64_t used_fds;              /* of all */
 	const struct fa_limits *limits; /* looked at with each charge; may change */
 };
 

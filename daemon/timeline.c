@@ -210,7 +210,7 @@ void fa_timeline_end(struct fa_session *session)
 		values[i] = timeline->words.values[i];
 	fa_timeline_out_release(timeline->words.out, values);
 	if (timeline->kept) {
-		keeper->forget(keeper->userdata, timeline->name);
+		(void)keeper->forget(keeper->userdata, timeline->name);
 		--session->server->n_timelines;
 	}
 	timeline_free(timeline);
@@ -228,7 +228,7 @@ void fa_timeline_recover(const struct fa_kv_keeper *keeper)
 	                              sizeof(name))) >= 0) {
 		n += fa_timeline_fd_release(fd);
 		close(fd);
-		keeper->forget(keeper->userdata, name);
+		(void)keeper->forget(keeper->userdata, name);
 	}
 	if (n)
 		fa_log(FA_LOG_INFO, "who waited for one of %u timelines was released", n);

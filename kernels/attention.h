@@ -69,7 +69,7 @@ int fa_attention_check(const struct fa_attention_params *params, char *text, siz
 /* Multiply-adds count two; only visible (row, key) pairs count. */
 double fa_attention_flops(const struct fa_attention_params *params);
 
-/* ---- CPU kernels. Pure functions, any thread; @isa never changes. */
+/* ---- CPU kernels. Pure functions but for *workspace, any thread; @isa never changes. */
 
 struct fa_cpu_isa; /* one row: a name and its kernels */
 
@@ -83,11 +83,12 @@ const char *fa_cpu_isa_name(const struct fa_cpu_isa *isa);
 
 /*
  * A request is cut into independent tiles (sequence, head or group of heads,
- * block of query rows); running every tile 0…n-1 once, in any order, on any
- * threads, completes the request; out and lse are the same to the bit. A tile takes
+ * block of query rows, and with few of these part of the keys); running every tile
+ * 0…n-1 once, in any order, on any threads, completes the request; out and lse are the
+ * same to the bit, however many threads there are. A tile takes
  * well under 100 ms wherever the sequence length permits, so that requests can share
  * threads. Tiles of a causal request are numbered
- * longest first (ragged: within each sequence).
+ * longest first (ragged, or with parts of the keys: within each sequence).
  */
 int64_t fa_cpu_attention_tiles(const struct fa_cpu_isa *isa,
                                const struct fa_attention_params *params);
@@ -99,9 +100,21 @@ size_t fa_cpu_attention_scratch_bytes(const struct fa_cpu_isa *isa,
                                       const struct fa_attention_params *params);
 
 /*
+ * What the tiles of a request share where they have parts of the keys: 64-byte aligned, the
+ * request's own, from fa_cpu_attention_begin(), before the first tile, to the end of the
+ * last. 0: none is needed. At most FA_CPU_WORKSPACE_BYTES_MAX, whatever the lengths.
+ */
+#define FA_CPU_WORKSPACE_BYTES_MAX (32u << 20)
+size_t fa_cpu_attention_workspace_bytes(const struct fa_cpu_isa *isa,
+                                        const struct fa_attention_params *params);
+void fa_cpu_attention_begin(const struct fa_cpu_isa *isa, const struct fa_attention_params *params,
+                            void *workspace);
+
+/*
  * Computes one tile of checked params. Every few hundred keys it looks whether
  * *@stop was set (with any atomic store; NULL: it never is), and if so ends with
- * the tile's rows of out and lse not written, or not all of them, and returns false.
+ * the tile's rows of out and lse not written, or not all of them, and returns false:
+ * then the request has no result.
  */
 bool fa_cpu_attention_tile(const struct fa_cpu_isa *isa, const struct fa_attention_params *params,
-                           int64_t tile, void *scratch, const bool *stop);
+                           void *workspace, int64_t tile, void *scratch, const bool *stop);

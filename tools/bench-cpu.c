@@ -43,6 +43,7 @@ struct team {
 	int64_t n_tiles;
 	atomic_int_fast64_t next_tile;
 	void *scratch[THREADS_MAX];
+	void *workspace; /* as large as any request wants it */
 
 	const uint64_t *words; /* to read */
 	size_t n_words;
@@ -80,6 +81,7 @@ static void team_deinit(struct team *team)
 	}
 	for (unsigned int i = 0; i < team->n_threads; i++)
 		free(team->scratch[i]);
+	free(team->workspace);
 }
 
 static int team_init(struct team *team)
@@ -91,6 +93,9 @@ static int team_init(struct team *team)
 	if (sched_getaffinity(0, sizeof(allowed), &allowed) == 0)
 		n = CPU_COUNT(&allowed);
 	team->n_threads = n < THREADS_MAX ? (unsigned int)n : THREADS_MAX;
+	team->workspace = aligned_alloc(64, FA_CPU_WORKSPACE_BYTES_MAX);
+	if (!team->workspace)
+		return -ENOMEM;
 	for (unsigned int i = 0; i < team->n_threads; i++) {
 		team->scratch[i] = aligned_alloc(64, FA_CPU_SCRATCH_BYTES_MAX);
 		if (!team->scratch[i])
@@ -136,7 +141,8 @@ static void attend(struct team *team, unsigned int member)
 
 		if (tile >= team->n_tiles)
 			return;
-		fa_cpu_attention_tile(team->isa, team->params, tile, team->scratch[member], NULL);
+		fa_cpu_attention_tile(team->isa, team->params, team->workspace, tile,
+		                      team->scratch[member], NULL);
 	}
 }
 
@@ -323,6 +329,7 @@ static uint64_t request_time(struct team *team, struct request *request, bool ca
 	request->params.causal = causal;
 	team->params = &request->params;
 	team->n_tiles = fa_cpu_attention_tiles(team->isa, &request->params);
+	fa_cpu_attention_begin(team->isa, team->params, team->workspace);
 	return team_time(team, attend);
 }
 
@@ -414,6 +421,8 @@ static int bench_all(struct fa_bench *bench, struct team *team, struct blas *bla
 	static const struct shape decode[] = {
 		{ .heads = 8, .kv_heads = 8, .head_dim = 128, .n_q = 1, .n_k = 32768 },
 		{ .heads = 32, .kv_heads = 8, .head_dim = 128, .n_q = 1, .n_k = 32768 },
+		{ .heads = 1, .kv_heads = 1, .head_dim = 128, .n_q = 1, .n_k = 131072 },
+		{ .heads = 8, .kv_heads = 1, .head_dim = 128, .n_q = 1, .n_k = 131072 },
 	};
 	int r = 0;
 
@@ -427,7 +436,7 @@ static int bench_all(struct fa_bench *bench, struct team *team, struct blas *bla
 			                  &shape);
 		}
 	}
-	for (size_t i = 0; i < 2 && r == 0; i++) {
+	for (size_t i = 0; i < sizeof(decode) / sizeof(decode[0]) && r == 0; i++) {
 		for (int dtype = FA_ATTENTION_F32; dtype <= FA_ATTENTION_BF16 && r == 0; dtype++) {
 			struct shape shape = decode[i];
 

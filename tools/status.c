@@ -122,6 +122,11 @@ static void print_pool(const json_t *pool, FILE *file)
 	        number(pool, "chunks_free"), used, idle);
 	fprintf(file, "          %lld caches, %lld sequences, %lld steps in flight\n",
 	        number(pool, "caches"), number(pool, "sequences"), number(pool, "steps"));
+	if (number(pool, "chunks_unkept") > 0)
+		fprintf(file,
+		        "          warning: %lld chunks cannot be kept; what is in them does not "
+		        "outlive\n          the daemon (its log says why)\n",
+		        number(pool, "chunks_unkept"));
 }
 
 static void print_caches(const json_t *caches, FILE *file)

@@ -81,9 +81,14 @@ static inline int64_t fa_cpu_partial_values(const struct fa_cpu_job *job)
 	return ((int64_t)job->head_dim_v + 15) / 16 * 16;
 }
 
+static inline int64_t fa_cpu_partial_floats_of(int32_t head_dim_v)
+{
+	return ((int64_t)head_dim_v + 15) / 16 * 16 + 16;
+}
+
 static inline int64_t fa_cpu_partial_floats(const struct fa_cpu_job *job)
 {
-	return fa_cpu_partial_values(job) + 16;
+	return fa_cpu_partial_floats_of(job->head_dim_v);
 }
 
 struct fa_cpu_isa {

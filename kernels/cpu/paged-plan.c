@@ -1,4 +1,5 @@
 #include "kernels/cpu/paged-plan.h"
+#include "kernels/cpu/integer.h"
 
 #define TILE_SECONDS 0.03
 #define TILES_WANTED 32 /* of a sequence, before its keys stay whole */
@@ -6,26 +7,6 @@
 #define CHUNK_MIN 1024
 #define CHUNK_WIDE_MAX 4096
 #define THIN_SPLITS 64
-
-static int64_t ceil_div(int64_t a, int64_t b)
-{
-	return (a + b - 1) / b;
-}
-
-static int64_t min64(int64_t a, int64_t b)
-{
-	return a < b ? a : b;
-}
-
-static int64_t max64(int64_t a, int64_t b)
-{
-	return a > b ? a : b;
-}
-
-static int64_t window(int64_t given, int64_t far)
-{
-	return given < 0 ? far : min64(given, far);
-}
 
 static void place_thin(struct fa_cpu_paged_place *place, int64_t rows, int64_t keys)
 {
@@ -58,7 +39,7 @@ void fa_cpu_paged_plan(const struct fa_cpu_isa *isa, const struct fa_paged_atten
 {
 	const struct fa_paged_step *step = params->step;
 	int64_t group = params->heads / params->cache->kv_heads;
-	int64_t floats = ((int64_t)params->cache->head_dim_v + 15) / 16 * 16 + 16;
+	int64_t floats = fa_cpu_partial_floats_of(params->cache->head_dim_v);
 	struct fa_cpu_paged_plan plan = { 0 };
 
 	for (int32_t b = 0; b < step->batch; b++) {

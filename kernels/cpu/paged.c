@@ -2,6 +2,7 @@
  * Paged requests on the CPU: what is a tile of each operation, and the operations that
  * move tokens. Attention is in paged-plan.c. Tiles write disjoint memory.
  */
+#include "kernels/cpu/integer.h"
 #include "kernels/cpu/paged-plan.h"
 #include "kernels/quantise.h"
 
@@ -10,11 +11,6 @@
 
 #define TOKENS 16     /* of a tile of append and read */
 #define MERGE_ROWS 64 /* of a tile of merge */
-
-static int64_t ceil_div(int64_t a, int64_t b)
-{
-	return (a + b - 1) / b;
-}
 
 static int64_t element_bytes(enum fa_attention_dtype dtype)
 {

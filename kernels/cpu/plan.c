@@ -1,6 +1,7 @@
 /*
- * How a request is cut into tiles, and which tile is which: pure functions of
- * the parameters and the instruction set, any thread, nothing remembered.
+ * Which tile of a request is which (cut.h says how it is cut), and what that tile computes:
+ * pure functions of the parameters and the instruction set, any thread, nothing remembered
+ * but in the request's own workspace.
  *
  * Query heads that share a KV head are packed into one list of rows (token
  * by token, head by head within a token), so that they share each pass over K
@@ -10,126 +11,17 @@
  * these ranges never overlap, and leave at most one number a sequence unused,
  * whose tile is empty. If all sequences are short, as in decoding, a tile is instead one
  * sequence's rows of a few neighbouring KV heads.
+ *
+ * Where that would be few tiles for many keys, a tile has only a part of the keys that its
+ * block sees, and leaves partial rows in the workspace. A block's parts are counted there;
+ * whoever ends the last of them merges all, in the order of the keys, whichever came first.
+ * There are few sequences then: tiles are numbered one sequence after the other, block by
+ * block, heads by heads, part by part.
  */
-#include "kernels/cpu/isa.h"
+#include "kernels/cpu/cut.h"
+#include "kernels/cpu/integer.h"
 
 #include <stdatomic.h>
-#include <unistd.h>
-
-#define TILE_SECONDS 0.03
-#define THIN_BYTES_PER_SECOND 5e9 /* a cautious guess of a thread's speed on K and V */
-#define TILES_WANTED 32           /* for threads to share; what one more costs is small beside it */
-
-static int64_t ceil_div(int64_t a, int64_t b)
-{
-	return (a + b - 1) / b;
-}
-
-static int64_t min64(int64_t a, int64_t b)
-{
-	return a < b ? a : b;
-}
-
-static int64_t max64(int64_t a, int64_t b)
-{
-	return a > b ? a : b;
-}
-
-static int64_t window(int64_t given, int64_t far)
-{
-	return given < 0 ? far : min64(given, far);
-}
-
-static int32_t tile_rows(const struct fa_cpu_isa *isa, const struct fa_attention_params *params)
-{
-	int64_t group = params->heads / params->kv_heads;
-	int64_t total, keys = params->seqlen_k;
-	double row_flop, rows;
-
-	if (params->window_left >= 0 && (params->causal || params->window_right >= 0))
-		keys = min64(keys,
-		             params->window_left + 1 +
-		                     (params->causal ? 0 : min64(params->window_right, keys)));
-	row_flop = 2.0 * (double)max64(keys, 1) * (params->head_dim + params->head_dim_v);
-	rows = TILE_SECONDS * isa->flops / row_flop;
-	if (rows > FA_CPU_TILE_ROWS)
-		rows = FA_CPU_TILE_ROWS;
-
-	if (params->cu_seqlens_q)
-		total = params->cu_seqlens_q[params->batch] * group * params->kv_heads;
-	else
-		total = params->seqlen_q * params->batch * params->heads;
-	if (rows > (double)total / TILES_WANTED) {
-		/* A tile of half the size costs a few per cent more; less does not pay. */
-		double least = rows < FA_CPU_TILE_ROWS / 2 ? rows : FA_CPU_TILE_ROWS / 2;
-
-		rows = (double)total / TILES_WANTED;
-		if (rows < least)
-			rows = least;
-	}
-
-	return (int32_t)max64((int64_t)rows / isa->panel_rows, 1) * isa->panel_rows;
-}
-
-/* Numbers of tiles that one KV head has; for ragged batches with unused ones. */
-static int64_t head_tiles(const struct fa_attention_params *params, int32_t block)
-{
-	int64_t group = params->heads / params->kv_heads;
-
-	if (params->cu_seqlens_q)
-		return params->cu_seqlens_q[params->batch] * group / block + params->batch;
-	return ceil_div(params->seqlen_q * group, block) * params->batch;
-}
-
-/* Asked once, so that a request is cut in the same way from its first tile to its last. */
-static int64_t processors(void)
-{
-	static atomic_int_fast64_t known;
-	int64_t n = atomic_load_explicit(&known, memory_order_relaxed), nothing = 0;
-
-	if (n == 0) {
-		n = max64(sysconf(_SC_NPROCESSORS_ONLN), 1);
-		if (!atomic_compare_exchange_strong(&known, &nothing, n))
-			n = nothing;
-	}
-	return n;
-}
-
-/*
- * KV heads to a tile of a request whose sequences all have few rows, as in decoding; 0
- * for other requests. As many as leave work for every processor.
- */
-static int32_t thin_heads(const struct fa_attention_params *params)
-{
-	int64_t group = params->heads / params->kv_heads;
-	int64_t heads = (int64_t)params->batch * params->kv_heads / processors();
-	double head_bytes = (double)params->seqlen_k * (params->head_dim + params->head_dim_v) * 4;
-
-	if (params->seqlen_q * group > FA_CPU_THIN_ROWS)
-		return 0;
-	if ((double)heads * head_bytes > TILE_SECONDS * THIN_BYTES_PER_SECOND)
-		heads = (int64_t)(TILE_SECONDS * THIN_BYTES_PER_SECOND / head_bytes);
-	heads = min64(heads, min64(params->kv_heads, FA_CPU_THIN_HEADS));
-	return (int32_t)max64(heads, 1);
-}
-
-int64_t fa_cpu_attention_tiles(const struct fa_cpu_isa *isa,
-                               const struct fa_attention_params *params)
-{
-	int32_t heads = thin_heads(params);
-
-	if (params->seqlen_q == 0)
-		return 0;
-	if (heads > 0)
-		return ceil_div(params->kv_heads, heads) * params->batch;
-	return head_tiles(params, tile_rows(isa, params)) * params->kv_heads;
-}
-
-size_t fa_cpu_attention_scratch_bytes(const struct fa_cpu_isa *isa,
-                                      const struct fa_attention_params *params)
-{
-	return isa->scratch_bytes;
-}
 
 struct place {
 	int32_t sequence, kv_head, n_heads;
@@ -206,31 +98,107 @@ static void place_thin(const struct fa_attention_params *params, int32_t heads, 
 	};
 }
 
-bool fa_cpu_attention_tile(const struct fa_cpu_isa *isa, const struct fa_attention_params *params,
-                           int64_t tile, void *scratch, const bool *stop)
+/* ---- parts of the keys */
+
+/* The workspace: a counter of ended parts for each block, then partial rows, of each part as
+ * many as a block has at most. */
+struct parts {
+	int64_t n_tiles, n_blocks; /* those of a tile's heads are one */
+	int64_t n_partials;        /* parts, where there is more than one */
+	int64_t head_floats;       /* of one part and KV head */
+	size_t partials;           /* where they begin */
+	size_t bytes;
+};
+
+static int32_t tile_heads(const struct fa_cpu_cut *cut)
 {
-	const struct fa_attention_params *p = params;
-	int32_t block = tile_rows(isa, params), heads = thin_heads(params);
+	return cut->heads > 0 ? cut->heads : 1;
+}
+
+static void parts_init(struct parts *parts, const struct fa_attention_params *params,
+                       const struct fa_cpu_cut *cut)
+{
+	int64_t rows = min64(cut->block, params->seqlen_q * (params->heads / params->kv_heads));
+	int64_t heads = tile_heads(cut), n_sets = ceil_div(params->kv_heads, heads);
+	struct fa_cpu_cut_sequence sequence;
+
+	*parts = (struct parts){
+		.head_floats = rows * fa_cpu_partial_floats_of(params->head_dim_v),
+	};
+	for (int32_t b = 0; b < params->batch; b++) {
+		int64_t n;
+
+		fa_cpu_cut_sequence(params, cut, b, &sequence);
+		n = sequence.n_blocks * n_sets;
+		parts->n_tiles += n * sequence.n_parts;
+		parts->n_blocks += n;
+		parts->n_partials += sequence.n_parts > 1 ? n * sequence.n_parts : 0;
+	}
+	parts->partials = ((size_t)parts->n_blocks * sizeof(uint32_t) + 63) / 64 * 64;
+	parts->bytes = parts->partials +
+	               (size_t)(parts->n_partials * heads * parts->head_floats) * sizeof(float);
+}
+
+struct part {
+	int64_t number;          /* of its block's */
+	int64_t counter;         /* its block's */
+	int64_t partial, stride; /* where its block's partial rows begin, and from part to part */
+};
+
+/* Of a tile of a request with parts. */
+static void place_part(const struct fa_attention_params *params, const struct fa_cpu_cut *cut,
+                       int64_t head_floats, int64_t tile, struct place *ret_place,
+                       struct part *ret_part)
+{
+	int64_t heads = tile_heads(cut), n_sets = ceil_div(params->kv_heads, heads), list;
+	struct part part = { .number = tile, .stride = heads * head_floats };
+	struct fa_cpu_cut_sequence sequence;
+	int32_t b = 0;
+
+	for (;; b++) {
+		int64_t n;
+
+		fa_cpu_cut_sequence(params, cut, b, &sequence);
+		n = sequence.n_blocks * n_sets;
+		if (part.number < n * sequence.n_parts)
+			break;
+		part.number -= n * sequence.n_parts;
+		part.counter += n;
+		part.partial += sequence.n_parts > 1 ? n * sequence.n_parts * part.stride : 0;
+	}
+	list = part.number / sequence.n_parts;
+	part.number %= sequence.n_parts;
+	part.counter += list;
+	part.partial += list * sequence.n_parts * part.stride;
+	*ret_place = (struct place){
+		.sequence = b,
+		.kv_head = (int32_t)(list % n_sets * heads),
+		.block = list / n_sets,
+		.n_blocks = sequence.n_blocks,
+	};
+	ret_place->n_heads = (int32_t)min64(heads, params->kv_heads - ret_place->kv_head);
+	if (params->causal)
+		ret_place->block = sequence.n_blocks - 1 - ret_place->block;
+	*ret_part = part;
+}
+
+/* ---- what a tile computes */
+
+/* All but its rows, and who may stop it: it has all keys of KV heads [kv_head, kv_head +
+ * n_heads) of a sequence. */
+static void fill_job(const struct fa_attention_params *p, int32_t sequence, int32_t kv_head,
+                     int32_t n_heads, struct fa_cpu_job *ret_job)
+{
 	int64_t bytes = p->dtype == FA_ATTENTION_F32 ? 4 : 2;
 	int64_t q_batch, k_batch, v_batch, out_batch, lse_batch, far, head;
-	struct fa_cpu_job job;
-	struct place place;
-
-	if (heads > 0)
-		place_thin(p, heads, tile, &place);
-	else if (p->cu_seqlens_q)
-		place_ragged(p, block, tile, &place);
-	else
-		place_even(p, block, tile, &place);
-	if (place.block >= place.n_blocks)
-		return true;
+	struct fa_cpu_job job = { .n_heads = n_heads, .store = FA_PAGED_PLAIN };
 
 	if (p->cu_seqlens_q) {
-		int64_t token_q = p->cu_seqlens_q[place.sequence];
-		int64_t token_k = p->cu_seqlens_k[place.sequence];
+		int64_t token_q = p->cu_seqlens_q[sequence];
+		int64_t token_k = p->cu_seqlens_k[sequence];
 
-		job.n_q = p->cu_seqlens_q[place.sequence + 1] - token_q;
-		job.n_k = p->cu_seqlens_k[place.sequence + 1] - token_k;
+		job.n_q = p->cu_seqlens_q[sequence + 1] - token_q;
+		job.n_k = p->cu_seqlens_k[sequence + 1] - token_k;
 		q_batch = token_q * p->q.stride_token;
 		k_batch = token_k * p->k.stride_token;
 		v_batch = token_k * p->v.stride_token;
@@ -239,19 +207,18 @@ bool fa_cpu_attention_tile(const struct fa_cpu_isa *isa, const struct fa_attenti
 	} else {
 		job.n_q = p->seqlen_q;
 		job.n_k = p->seqlen_k;
-		q_batch = place.sequence * p->q.stride_batch;
-		k_batch = place.sequence * p->k.stride_batch;
-		v_batch = place.sequence * p->v.stride_batch;
-		out_batch = place.sequence * p->out.stride_batch;
-		lse_batch = place.sequence * p->lse_stride_batch;
+		q_batch = sequence * p->q.stride_batch;
+		k_batch = sequence * p->k.stride_batch;
+		v_batch = sequence * p->v.stride_batch;
+		out_batch = sequence * p->out.stride_batch;
+		lse_batch = sequence * p->lse_stride_batch;
 	}
 
 	job.group = p->heads / p->kv_heads;
-	job.n_heads = place.n_heads;
-	head = (int64_t)place.kv_head * job.group;
+	head = (int64_t)kv_head * job.group;
 	job.q = (const char *)p->q.data + (q_batch + head * p->q.stride_head) * bytes;
-	job.k = (const char *)p->k.data + (k_batch + place.kv_head * p->k.stride_head) * bytes;
-	job.v = (const char *)p->v.data + (v_batch + place.kv_head * p->v.stride_head) * bytes;
+	job.k = (const char *)p->k.data + (k_batch + kv_head * p->k.stride_head) * bytes;
+	job.v = (const char *)p->v.data + (v_batch + kv_head * p->v.stride_head) * bytes;
 	job.out = (char *)p->out.data + (out_batch + head * p->out.stride_head) * bytes;
 	job.lse = p->lse ? p->lse + lse_batch + head * p->lse_stride_head : NULL;
 	job.q_stride_token = p->q.stride_token * bytes;
@@ -265,18 +232,9 @@ bool fa_cpu_attention_tile(const struct fa_cpu_isa *isa, const struct fa_attenti
 	job.lse_stride_token = p->lse_stride_token;
 	job.lse_stride_head = p->lse_stride_head;
 
-	job.stop = stop;
 	job.dtype = p->dtype;
 	job.head_dim = p->head_dim;
 	job.head_dim_v = p->head_dim_v;
-	job.row = place.block * block;
-	job.rows = (int32_t)min64(block, job.n_q * job.group - job.row);
-
-	job.store = FA_PAGED_PLAIN;
-	job.table = NULL;
-	job.tree = job.positions = NULL;
-	job.partial = NULL;
-	job.begin = 0;
 	job.end = job.n_k;
 	far = job.n_q + job.n_k;
 	job.left = window(p->window_left, far);
@@ -286,9 +244,158 @@ bool fa_cpu_attention_tile(const struct fa_cpu_isa *isa, const struct fa_attenti
 	job.alibi_slopes = p->alibi_slopes ? p->alibi_slopes + head : NULL;
 	job.sinks = p->sinks ? p->sinks + head : NULL;
 
-	if (job.rows <= FA_CPU_THIN_ROWS)
-		isa->thin(&job, scratch);
+	*ret_job = job;
+}
+
+static bool run_job(const struct fa_cpu_isa *isa, const struct fa_cpu_job *job, void *scratch)
+{
+	if (job->rows <= FA_CPU_THIN_ROWS)
+		isa->thin(job, scratch);
 	else
-		isa->wide(&job, scratch);
-	return !fa_cpu_job_stopped(&job);
+		isa->wide(job, scratch);
+	return !fa_cpu_job_stopped(job);
+}
+
+/* The keys that any of the job's rows sees, for all of which a block has its parts. */
+static void seen_by_job(const struct fa_cpu_job *job, int64_t *ret_begin, int64_t *ret_end)
+{
+	int64_t first = job->row / job->group + job->n_k - job->n_q;
+	int64_t last = (job->row + job->rows - 1) / job->group + job->n_k - job->n_q;
+
+	*ret_begin = clamp64(first - job->left, 0, job->n_k);
+	*ret_end = clamp64(last + job->right + 1, 0, job->n_k);
+}
+
+/* Whoever ends the last part of a block ends its rows. */
+static void merge(const struct fa_cpu_isa *isa, const struct fa_attention_params *params,
+                  const struct place *place, const struct fa_cpu_job *tile, const float *partials,
+                  int64_t n_parts, int64_t stride)
+{
+	struct fa_cpu_job job;
+
+	for (int32_t h = 0; h < place->n_heads; h++) {
+		fill_job(params, place->sequence, place->kv_head + h, 1, &job);
+		job.row = tile->row;
+		job.rows = tile->rows;
+		isa->reduce(&job, partials, n_parts, stride);
+		partials += job.rows * fa_cpu_partial_floats(&job);
+	}
+}
+
+static bool run_part(const struct fa_cpu_isa *isa, const struct fa_attention_params *params,
+                     const struct fa_cpu_cut *cut, void *workspace, int64_t tile, void *scratch,
+                     const bool *stop)
+{
+	_Atomic uint32_t *counters = workspace;
+	int64_t begin, end, n_parts;
+	struct fa_cpu_job job;
+	struct place place;
+	struct parts parts;
+	struct part part;
+	float *partials;
+
+	parts_init(&parts, params, cut);
+	place_part(params, cut, parts.head_floats, tile, &place, &part);
+	fill_job(params, place.sequence, place.kv_head, place.n_heads, &job);
+	job.stop = stop;
+	job.row = place.block * cut->block;
+	job.rows = (int32_t)min64(cut->block, job.n_q * job.group - job.row);
+	seen_by_job(&job, &begin, &end);
+	n_parts = ceil_div(end - begin, cut->chunk);
+	if (part.number > 0 && part.number >= n_parts)
+		return true;
+	if (n_parts <= 1)
+		return run_job(isa, &job, scratch);
+
+	partials = (float *)((char *)workspace + parts.partials) + part.partial;
+	job.begin = begin + part.number * cut->chunk;
+	job.end = min64(job.begin + cut->chunk, end);
+	job.partial = partials + part.number * part.stride;
+	if (!run_job(isa, &job, scratch))
+		return false;
+	if (atomic_fetch_add_explicit(&counters[part.counter], 1, memory_order_acq_rel) + 1 <
+	    (uint32_t)n_parts)
+		return true;
+	merge(isa, params, &place, &job, partials, n_parts, part.stride);
+	return true;
+}
+
+/* ---- the contract */
+
+int64_t fa_cpu_attention_tiles(const struct fa_cpu_isa *isa,
+                               const struct fa_attention_params *params)
+{
+	struct fa_cpu_cut cut;
+	struct parts parts;
+
+	if (params->seqlen_q == 0)
+		return 0;
+	fa_cpu_cut(isa, params, &cut);
+	if (cut.chunk) {
+		parts_init(&parts, params, &cut);
+		return parts.n_tiles;
+	}
+	if (cut.heads > 0)
+		return ceil_div(params->kv_heads, cut.heads) * params->batch;
+	return fa_cpu_cut_head_tiles(params, &cut) * params->kv_heads;
+}
+
+size_t fa_cpu_attention_scratch_bytes(const struct fa_cpu_isa *isa,
+                                      const struct fa_attention_params *params)
+{
+	return isa->scratch_bytes;
+}
+
+size_t fa_cpu_attention_workspace_bytes(const struct fa_cpu_isa *isa,
+                                        const struct fa_attention_params *params)
+{
+	struct fa_cpu_cut cut;
+	struct parts parts;
+
+	fa_cpu_cut(isa, params, &cut);
+	if (!cut.chunk)
+		return 0;
+	parts_init(&parts, params, &cut);
+	return parts.bytes;
+}
+
+void fa_cpu_attention_begin(const struct fa_cpu_isa *isa, const struct fa_attention_params *params,
+                            void *workspace)
+{
+	_Atomic uint32_t *counters = workspace;
+	struct fa_cpu_cut cut;
+	struct parts parts;
+
+	fa_cpu_cut(isa, params, &cut);
+	if (!cut.chunk)
+		return;
+	parts_init(&parts, params, &cut);
+	for (int64_t i = 0; i < parts.n_blocks; i++)
+		atomic_init(&counters[i], 0);
+}
+
+bool fa_cpu_attention_tile(const struct fa_cpu_isa *isa, const struct fa_attention_params *params,
+                           void *workspace, int64_t tile, void *scratch, const bool *stop)
+{
+	struct fa_cpu_job job;
+	struct fa_cpu_cut cut;
+	struct place place;
+
+	fa_cpu_cut(isa, params, &cut);
+	if (cut.chunk)
+		return run_part(isa, params, &cut, workspace, tile, scratch, stop);
+	if (cut.heads > 0)
+		place_thin(params, cut.heads, tile, &place);
+	else if (params->cu_seqlens_q)
+		place_ragged(params, cut.block, tile, &place);
+	else
+		place_even(params, cut.block, tile, &place);
+	if (place.block >= place.n_blocks)
+		return true;
+
+	fill_job(params, place.sequence, place.kv_head, place.n_heads, &job);
+	job.stop = stop;
+	job.row = place.block * cut.block;
+	job.rows = (int32_t)min64(cut.block, job.n_q * job.group - job.row);
+	return run_job(isa, &job, scratch);
 }

@@ -47,12 +47,12 @@ static bool is_forward(const struct fa_paged_attention *p, int32_t b)
 uint64_t fa_cuda_paged_seen(const struct fa_paged_attention *p,
                             const struct fa_cuda_paged_item *item, uint32_t row, uint32_t rows)
 {
-	const int64_t n_q = item->n_q, end = (int64_t)row + rows;
+	const int64_t n_q = item->n_q, end = (int64_t)row + rows, left = fa_cuda_paged_left(p);
 	int64_t seen = p->causal ? (end < n_q ? end : n_q) + item->n_k - n_q : item->n_k;
 
 	seen = seen < 0 ? 0 : seen;
-	if (p->window_left >= 0 && seen > p->window_left + (int64_t)rows)
-		seen = p->window_left + (int64_t)rows;
+	if (left >= 0 && seen > left + (int64_t)rows)
+		seen = left + (int64_t)rows;
 	return (uint64_t)seen;
 }
 
@@ -171,6 +171,13 @@ struct making {
 	uint64_t tiles, parts;
 };
 
+static int too_many_tiles(char *text, size_t text_bytes)
+{
+	return fa_cuda_paged_fail(text, text_bytes,
+	                          "a step of more than %d tiles of %d tokens is not supported",
+	                          INT32_MAX, FA_CUDA_PAGED_TILE);
+}
+
 /* Appends the item behind the last, which has its tokens and rows; the rest is filled in. */
 static int add_item(struct making *making, char *text, size_t text_bytes)
 {
@@ -180,6 +187,8 @@ static int add_item(struct making *making, char *text, size_t text_bytes)
 	uint32_t most = (uint32_t)making->plan->decode->rows, unit = 0, tiles = 1;
 	uint64_t parts;
 
+	if (rows > (uint64_t)INT32_MAX * most)
+		return too_many_tiles(text, text_bytes);
 	item->row_blocks = fa_cuda_paged_ceil_div(rows, most);
 	parts = (uint64_t)p->cache->kv_heads * item->row_blocks * making->slices;
 	if (item->n_k > item->begin)
@@ -206,10 +215,7 @@ static int add_item(struct making *making, char *text, size_t text_bytes)
 	making->tiles += parts * tiles;
 	making->parts += parts;
 	if (parts > INT32_MAX || making->tiles > INT32_MAX)
-		return fa_cuda_paged_fail(
-			text, text_bytes,
-			"a step of more than %d tiles of %d tokens is not supported", INT32_MAX,
-			FA_CUDA_PAGED_TILE);
+		return too_many_tiles(text, text_bytes);
 	making->n++;
 	return 0;
 }
@@ -218,6 +224,7 @@ static int add_sequences(struct making *making, const struct fa_cuda_paged_group
                          char *text, size_t text_bytes)
 {
 	const struct fa_paged_attention *p = making->p;
+	const int64_t left = fa_cuda_paged_left(p);
 
 	for (int32_t b = 0; b < p->step->batch; b++) {
 		struct fa_cuda_paged_item *item = &making->items[making->n];
@@ -226,9 +233,8 @@ static int add_sequences(struct making *making, const struct fa_cuda_paged_group
 		if (fa_cuda_paged_n_new(p->step, b) == 0 || is_forward(p, b))
 			continue;
 		fa_cuda_paged_item_of(p->step, b, item);
-		if (p->window_left >= 0 &&
-		    (int64_t)item->n_k - item->n_q - p->window_left > item->begin)
-			item->begin = (uint32_t)((int64_t)item->n_k - item->n_q - p->window_left);
+		if (left >= 0 && (int64_t)item->n_k - item->n_q - left > item->begin)
+			item->begin = (uint32_t)((int64_t)item->n_k - item->n_q - left);
 		if (groups->n > 0 && groups->group_of[b] != FA_CUDA_PAGED_NO_GROUP)
 			item->begin = groups->groups[groups->group_of[b]].end;
 		/* New tokens that are hidden from the rows are in no tile. */
@@ -454,23 +460,27 @@ size_t fa_cuda_paged_pieces_bytes(const struct fa_paged_attention *p)
 {
 	const uint64_t group = (uint64_t)(p->heads / p->cache->kv_heads);
 	const size_t batch = (size_t)p->step->batch;
-	size_t bytes = 0, tokens = 0;
+	size_t bytes, tokens = 0;
+	uint64_t tails = 0;
 
 	if (!p->deterministic && !p->step->host_table)
 		return 0;
 	/* As many prefixes as sequences, for simplicity, and kernels of 16 rows. */
 	bytes = batch *
 	        (sizeof(struct fa_cuda_paged_item) + 2 * sizeof(struct fa_cuda_paged_piece));
-	for (int32_t b = 0; b < p->step->batch; b++) {
+	/* What does not depend on the step has no prefixes. */
+	for (int32_t b = 0; b < p->step->batch && !p->deterministic; b++) {
 		const uint32_t n_new = fa_cuda_paged_n_new(p->step, b);
 
 		if (is_forward(p, b))
 			continue;
 		tokens += n_new;
-		bytes += fa_cuda_paged_ceil_div(n_new * group, 16) *
-		         sizeof(struct fa_cuda_paged_tail);
+		tails += (n_new * group + 15) / 16;
 	}
-	return bytes + fa_cuda_paged_align(tokens * sizeof(uint32_t));
+	if (tails > FA_CUDA_PAGED_TAIL_COUNTERS)
+		tails = FA_CUDA_PAGED_TAIL_COUNTERS;
+	return bytes + (size_t)tails * sizeof(struct fa_cuda_paged_tail) +
+	       fa_cuda_paged_align(tokens * sizeof(uint32_t));
 }
 
 /* @rows: of the longest item, of one KV head. */

@@ -37,6 +37,12 @@ static inline uint32_t fa_cuda_paged_n_new(const struct fa_paged_step *step, int
 	return step->cu_new[b + 1] - step->cu_new[b];
 }
 
+/* -1: no key is too far to the left. */
+static inline int64_t fa_cuda_paged_left(const struct fa_paged_attention *p)
+{
+	return p->window_left > FA_PAGED_LENGTH_MAX ? -1 : p->window_left;
+}
+
 /* What the step says of sequence @b; the rest is 0. The step is read before anything is written, so
  * that nothing is put together elsewhere and then copied. */
 static inline void fa_cuda_paged_item_of(const struct fa_paged_step *step, int32_t b,

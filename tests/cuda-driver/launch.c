@@ -352,7 +352,9 @@ void fa_fake_scratch_free(void)
 
 static CUresult compute(const struct fa_attention_params *params)
 {
-	const size_t bytes = fa_cpu_attention_scratch_bytes(fa_fake_isa, params);
+	const size_t workspace = (fa_cpu_attention_workspace_bytes(fa_fake_isa, params) + 63) / 64 *
+	                         64;
+	const size_t bytes = workspace + fa_cpu_attention_scratch_bytes(fa_fake_isa, params);
 	const int64_t tiles = fa_cpu_attention_tiles(fa_fake_isa, params);
 
 	if (bytes > scratch.bytes) {
@@ -362,8 +364,10 @@ static CUresult compute(const struct fa_attention_params *params)
 			return CUDA_ERROR_LAUNCH_FAILED;
 		scratch.bytes = bytes;
 	}
+	fa_cpu_attention_begin(fa_fake_isa, params, scratch.data);
 	for (int64_t tile = 0; tile < tiles; ++tile)
-		fa_cpu_attention_tile(fa_fake_isa, params, tile, scratch.data, NULL);
+		fa_cpu_attention_tile(fa_fake_isa, params, scratch.data, tile,
+		                      (char *)scratch.data + workspace, NULL);
 	return CUDA_SUCCESS;
 }
 

@@ -112,11 +112,14 @@ static void compute(const struct fa_attention_params *params)
 	const struct fa_cpu_isa *isa;
 	char text[256];
 	void *scratch = aligned_alloc(64, FA_CPU_SCRATCH_BYTES_MAX);
+	void *workspace = aligned_alloc(64, FA_CPU_WORKSPACE_BYTES_MAX);
 
-	fa_check(scratch);
+	fa_check(scratch && workspace);
 	fa_check_eq(fa_cpu_isa_select(text, sizeof(text), &isa), 0);
+	fa_cpu_attention_begin(isa, params, workspace);
 	for (int64_t tile = 0; tile < fa_cpu_attention_tiles(isa, params); ++tile)
-		fa_check(fa_cpu_attention_tile(isa, params, tile, scratch, NULL));
+		fa_check(fa_cpu_attention_tile(isa, params, workspace, tile, scratch, NULL));
+	free(workspace);
 	free(scratch);
 }
 

@@ -39,6 +39,21 @@ size_t fa_cpu_attention_scratch_bytes(const struct fa_cpu_isa *isa,
 	return ((struct fake_job *)params->q.data)->scratch_bytes;
 }
 
+size_t fa_cpu_attention_workspace_bytes(const struct fa_cpu_isa *isa,
+                                        const struct fa_attention_params *params)
+{
+	return ((struct fake_job *)params->q.data)->workspace_bytes;
+}
+
+void fa_cpu_attention_begin(const struct fa_cpu_isa *isa, const struct fa_attention_params *params,
+                            void *workspace)
+{
+	struct fake_workspace *begun = workspace;
+
+	begun->job = params->q.data;
+	begun->n_ran = 0;
+}
+
 static void sleep_ns(uint64_t ns)
 {
 	nanosleep(&(struct timespec){ .tv_sec = (time_t)(ns / FA_NS_PER_SEC),
@@ -75,9 +90,18 @@ static bool run_tile(struct fake_job *job, int64_t tile, void *scratch)
 }
 
 bool fa_cpu_attention_tile(const struct fa_cpu_isa *isa, const struct fa_attention_params *params,
-                           int64_t tile, void *scratch, const bool *stop)
+                           void *workspace, int64_t tile, void *scratch, const bool *stop)
 {
-	return run_tile(params->q.data, tile, scratch);
+	struct fake_job *job = params->q.data;
+	struct fake_workspace *begun = workspace;
+
+	if (!begun != !job->workspace_bytes || (uintptr_t)workspace % 64)
+		job->wrong = true;
+	else if (begun && begun->job != job)
+		job->wrong = true;
+	else if (begun)
+		atomic_fetch_add(&begun->n_ran, 1);
+	return run_tile(job, tile, scratch);
 }
 
 /* ---- paged requests: attention's q.data is the job */

@@ -79,6 +79,17 @@ static int lossy_check(struct fa_device *device, const struct fa_attention_param
 	return fa_device_cpu.check(device->cpu, params, error);
 }
 
+static int lossy_attention_prepare(struct fa_device *device, struct fa_device_work *work,
+                                   struct fa_error *error)
+{
+	return fa_device_cpu.attention_prepare(device->cpu, work, error);
+}
+
+static void lossy_attention_release(struct fa_device *device, struct fa_device_work *work)
+{
+	fa_device_cpu.attention_release(device->cpu, work);
+}
+
 static int lossy_group_new(struct fa_device *device, struct fa_error *error,
                            struct fa_device_group **ret_group)
 {
@@ -159,6 +170,8 @@ static const struct fa_device_ops lossy = {
 	.memory_new_arena = lossy_memory_new_arena,
 	.memory_release = lossy_memory_release,
 	.check = lossy_check,
+	.attention_prepare = lossy_attention_prepare,
+	.attention_release = lossy_attention_release,
 	.group_new = lossy_group_new,
 	.group_free = lossy_group_free,
 	.queue_new = lossy_queue_new,

@@ -28,10 +28,10 @@ static void test_defaults(void **state)
 	assert_true(config.limits.tenant[FA_RESOURCE_BUFFER_BYTES] > 1 << 20);
 	assert_true(config.limits.tenant[FA_RESOURCE_DEVICE_BYTES] == FA_LIMIT_AUTO);
 	assert_true(config.limits.tenant[FA_RESOURCE_TIMELINES] == FA_LIMIT_AUTO);
-	fa_config_resolve(&config, 1ull << 50, 2048);
+	fa_config_resolve(&config, 1ull << 50, 2048, 0);
 	assert_true(config.limits.tenant[FA_RESOURCE_DEVICE_BYTES] == 1ull << 50);
 	assert_int_equal(config.limits.tenant[FA_RESOURCE_TIMELINES], 1024);
-	fa_config_resolve(&config, 1ull << 51, 4096);
+	fa_config_resolve(&config, 1ull << 51, 4096, 0);
 	assert_true(config.limits.tenant[FA_RESOURCE_DEVICE_BYTES] == 1ull << 50);
 	assert_int_equal(config.limits.tenant[FA_RESOURCE_TIMELINES], 1024);
 	/* Half of the device's memory, whether it is free or the pool's. */
@@ -70,8 +70,41 @@ static void test_timelines(void **state)
 		snprintf(text, sizeof(text), "[limits]\n%s", cases[i].text);
 		assert_int_equal(fa_config_init(&config), 0);
 		assert_int_equal(fa_config_parse(&config, text, &error), 0);
-		fa_config_resolve(&config, 0, cases[i].kept);
+		fa_config_resolve(&config, 0, cases[i].kept, 0);
 		assert_int_equal(config.limits.tenant[FA_RESOURCE_TIMELINES], cases[i].share);
+		fa_config_deinit(&config);
+	}
+}
+
+/* Clients have a part of the process's descriptors, and one of them half of that at most. */
+static void test_fds(void **state)
+{
+	static const struct {
+		const char *text;
+		uint64_t max, all, share;
+	} cases[] = {
+		{ "", 0, 0, 8192 },
+		{ "", 1 << 20, 786432, 8192 },
+		{ "", 20000, 15000, 7500 },
+		{ "", 1024, 768, 384 },
+		{ "", 100, 68, 34 },
+		{ "", 32, 16, 8 },
+		{ "", 1, 0, 8192 },
+		{ "fds = 500\n", 1024, 768, 500 },
+		{ "fds = 9k\n", 1024, 768, 9216 },
+	};
+	struct fa_error error = {};
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); ++i) {
+		struct fa_config config;
+		char text[128];
+
+		snprintf(text, sizeof(text), "[limits]\n%s", cases[i].text);
+		assert_int_equal(fa_config_init(&config), 0);
+		assert_int_equal(fa_config_parse(&config, text, &error), 0);
+		fa_config_resolve(&config, 0, 0, cases[i].max);
+		assert_int_equal(config.limits.all_fds, cases[i].all);
+		assert_int_equal(config.limits.tenant[FA_RESOURCE_FDS], cases[i].share);
 		fa_config_deinit(&config);
 	}
 }
@@ -236,6 +269,7 @@ int main(void)
 		cmocka_unit_test(test_defaults), cmocka_unit_test(test_all),
 		cmocka_unit_test(test_wrong),    cmocka_unit_test(test_file),
 		cmocka_unit_test(test_set),      cmocka_unit_test(test_timelines),
+		cmocka_unit_test(test_fds),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -318,6 +319,33 @@ static void expect_ended(uint64_t id, struct fa_wire_message message, size_t n, 
 	send_pieces(8, 1, -ENOENT, "waits for no pieces");
 }
 
+/* The daemon can have none of what comes: as with pieces that are wrong, that is all. */
+static void no_descriptors_case(int socket)
+{
+	uint64_t id;
+
+	begin();
+	fa_raw_ping(&raw);
+	fa_test_daemon_leave_fds(&server, 5);
+	id = send_first(8, 0);
+	fa_raw_expect_reply(&raw, id, -EMFILE, "no descriptors left for the 8", false);
+	fa_test_daemon_leave_fds(&server, 10);
+	id = send_first(8, 0);
+	expect_ended(id, pieces_message(memory.id, 8), 8, -EMFILE, "no descriptors left for the 8");
+	fa_test_daemon_leave_fds(&server, UINT_MAX);
+	id = send_first(8, 0);
+	send_pieces(8, 8, 0, NULL);
+	send_pieces(16, 4, 0, NULL);
+	expect_registered(id);
+	attend(1);
+	end();
+}
+
+static void test_no_descriptors(void **state)
+{
+	run(no_descriptors_case);
+}
+
 static void wrong_pieces_case(int socket)
 {
 	struct fa_wire_message message;
@@ -574,7 +602,7 @@ int main(void)
 		cmocka_unit_test(test_between),   cmocka_unit_test(test_wrong_pieces),
 		cmocka_unit_test(test_wrong_fds), cmocka_unit_test(test_freed),
 		cmocka_unit_test(test_deadline),  cmocka_unit_test(test_not_yet),
-		cmocka_unit_test(test_killed),
+		cmocka_unit_test(test_killed),    cmocka_unit_test(test_no_descriptors),
 	};
 	const struct CMUnitTest others[] = {
 		cmocka_unit_test(test_limits),

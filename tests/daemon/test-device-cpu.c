@@ -196,6 +196,50 @@ static void test_every_tile_once(void **state)
 	fixture_deinit(&f);
 }
 
+/* A workspace is the work's own, and is begun once for each launch, before any tile. */
+static void test_workspace(void **state)
+{
+	enum {
+		WORKS = 20
+	};
+	static struct item items[WORKS];
+	const struct fake_workspace *begun;
+	struct fa_device_queue *queue;
+	struct fa_error error;
+	struct fixture f;
+
+	memset(items, 0, sizeof(items));
+	fixture_init(&f, 3);
+	queue = queue_new(&f, 0);
+	for (int w = 0; w < WORKS; w++) {
+		items[w].job.n_tiles = 10 + w;
+		items[w].job.workspace_bytes = w % 3 ? sizeof(*begun) + (size_t)w * 100 : 0;
+		items[w].params.q.data = &items[w].job;
+		items[w].work.params = &items[w].params;
+		assert_int_equal(ops->attention_prepare(f.device, &items[w].work, &error), 0);
+		assert_true(items[w].work.heap_bytes >= items[w].job.workspace_bytes);
+		assert_int_equal(!items[w].work.heap_bytes, !items[w].job.workspace_bytes);
+		launch(&f, queue, &items[w]);
+	}
+	for (int w = 0; w < WORKS; w++) {
+		finish(&f, &items[w]);
+		assert_int_equal(items[w].work.status, 0);
+		begun = items[w].work.room;
+		assert_int_equal(!begun, !items[w].job.workspace_bytes);
+		if (begun)
+			assert_int_equal(begun->n_ran, items[w].job.n_tiles);
+		ops->attention_release(f.device, &items[w].work);
+		assert_null(items[w].work.room);
+	}
+
+	items[0].job.workspace_bytes = (size_t)1 << 60;
+	assert_int_equal(ops->attention_prepare(f.device, &items[0].work, &error), -ENOMEM);
+	assert_int_not_equal(error.text[0], 0);
+	ops->attention_release(f.device, &items[0].work);
+	ops->queue_free(f.device, queue);
+	fixture_deinit(&f);
+}
+
 static void test_no_tiles(void **state)
 {
 	struct item first = { .job.n_tiles = 2 }, empty = { 0 }, alone = { 0 };
@@ -731,6 +775,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_every_tile_once),
+		cmocka_unit_test(test_workspace),
 		cmocka_unit_test(test_no_tiles),
 		cmocka_unit_test(test_cancel),
 		cmocka_unit_test(test_cancel_wakes),

@@ -490,12 +490,88 @@ static void test_workers(void **state)
 	cuda_exporter_stop(&exporter);
 }
 
+/* ---- requests over pages */
+
+#define SEQUENCES 4096u
+#define LENGTH 65536u /* of each, and all have the same pages */
+#define PAGE_TOKENS 256
+
+/* A stream keeps the memory that partial results had once, and the pool and others then lack it:
+ * results that do not depend on the step have one of every few tiles of each sequence, and
+ * sequences may be many that share their pages, and cost their client nothing. */
+static void large_child(void)
+{
+	static uint32_t cu_new[SEQUENCES + 1], lengths[SEQUENCES], before[SEQUENCES];
+	static uint32_t table[LENGTH / PAGE_TOKENS], table_start[SEQUENCES];
+	const struct fa_paged_cache cache = {
+		.dtype = FA_ATTENTION_BF16,
+		.layers = 1,
+		.kv_heads = 8,
+		.head_dim = 128,
+		.head_dim_v = 128,
+		.page_tokens = PAGE_TOKENS,
+		.v_offset = 8 * 128 * PAGE_TOKENS * 2,
+	};
+	struct fa_paged_step step = {
+		.cu_new = cu_new,
+		.lengths = lengths,
+		.lengths_before = before,
+		.table = table,
+		.table_start = table_start,
+		.table_entries = LENGTH / PAGE_TOKENS,
+		.host_table = table,
+	};
+	struct fa_paged_request request = {
+		.op = FA_PAGED_ATTEND,
+		.attention = { .cache = &cache,
+		               .step = &step,
+		               .heads = 8 * 16,
+		               .q = { (void *)(uintptr_t)4096, 0, 128 * 128, 128 },
+		               .out = { (void *)(uintptr_t)4096, 0, 128 * 128, 128 },
+		               .scale = 1,
+		               .causal = true,
+		               .window_left = -1,
+		               .window_right = -1 },
+	};
+	struct fa_device_work work;
+	struct cuda_device cuda;
+	struct fa_error error;
+	void *base;
+
+	cuda_device_open(&cuda, NULL);
+	fa_check_eq(ops->pool_open(cuda.device, 4 << 20, 4, &error, &base), 0);
+	for (uint32_t b = 0; b < SEQUENCES; ++b) {
+		cu_new[b + 1] = b + 1;
+		lengths[b] = LENGTH;
+		before[b] = LENGTH - 1;
+	}
+	for (int i = 0; i < 4; ++i) {
+		const bool large = i == 1;
+
+		step.batch = i % 2 ? SEQUENCES : 16;
+		request.attention.deterministic = i < 2;
+		work = (struct fa_device_work){ .op = FA_DEVICE_PAGED, .paged = &request };
+		work.n_paged = 1;
+		fa_check_eq(ops->paged_prepare(cuda.device, &work, &error), large ? -ENOTSUP : 0);
+		if (large)
+			fa_check_contains(error.text, "bytes for partial results");
+		ops->paged_release(cuda.device, &work);
+	}
+	ops->pool_close(cuda.device);
+	cuda_device_close(&cuda);
+}
+
+static void test_large(void **state)
+{
+	cuda_in_child(large_child);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_host),    cmocka_unit_test(test_arena),
 		cmocka_unit_test(test_pieces),  cmocka_unit_test(test_ipc),
-		cmocka_unit_test(test_workers),
+		cmocka_unit_test(test_workers), cmocka_unit_test(test_large),
 	};
 	int r;
 

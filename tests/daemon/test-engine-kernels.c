@@ -25,10 +25,10 @@ static const struct shape {
 	int64_t seqlen_q, seqlen_k;
 	bool causal;
 } shapes[] = {
-	{ 1, 4, 4, 64, 300, 300, true },
-	{ 2, 8, 2, 128, 100, 257, false },
-	{ 3, 2, 1, 72, 1, 500, true },
-	{ 1, 6, 3, 256, 65, 33, false },
+	{ 1, 4, 4, 64, 300, 300, true },  { 2, 8, 2, 128, 100, 257, false },
+	{ 3, 2, 1, 72, 1, 500, true },    { 1, 6, 3, 256, 65, 33, false },
+	{ 1, 3, 1, 64, 1, 9000, true },   /* cut along the keys, too */
+	{ 1, 2, 1, 32, 40, 5000, false }, /* also for the kernel for many rows */
 };
 
 #define SHAPES (sizeof(shapes) / sizeof(shapes[0]))
@@ -104,7 +104,7 @@ static void problem_solve(struct problem *problem)
 	struct fa_attention_params *params = &problem->params;
 	const struct fa_cpu_isa *isa;
 	char text[256];
-	void *scratch;
+	void *scratch, *workspace;
 	size_t bytes;
 
 	assert_int_equal(fa_cpu_isa_select(text, sizeof(text), &isa), 0);
@@ -112,8 +112,13 @@ static void problem_solve(struct problem *problem)
 	bytes = (fa_cpu_attention_scratch_bytes(isa, params) + 63) & ~(size_t)63;
 	scratch = aligned_alloc(64, bytes ? bytes : 64);
 	assert_non_null(scratch);
+	bytes = (fa_cpu_attention_workspace_bytes(isa, params) + 63) & ~(size_t)63;
+	workspace = bytes ? aligned_alloc(64, bytes) : NULL;
+	assert_int_equal(!workspace, params->seqlen_k < 1000);
+	fa_cpu_attention_begin(isa, params, workspace);
 	for (int64_t tile = 0; tile < fa_cpu_attention_tiles(isa, params); tile++)
-		fa_cpu_attention_tile(isa, params, tile, scratch, NULL);
+		fa_cpu_attention_tile(isa, params, workspace, tile, scratch, NULL);
+	free(workspace);
 	free(scratch);
 	/* Something was computed. */
 	assert_true(problem->out[0] != 0 && isfinite(problem->out[0]));
@@ -188,6 +193,10 @@ static void test_results(void **state)
 			item->request.params = problems[s].params;
 			item->request.params.out.data = item->out;
 			item->request.params.lse = item->lse;
+			item->request.work.params = &item->request.params;
+			assert_int_equal(fa_device_cpu.attention_prepare(
+						 device, &item->request.work, &error),
+			                 0);
 			fa_engine_submit(engine, &item->request);
 		}
 	}
@@ -201,6 +210,7 @@ static void test_results(void **state)
 		assert_int_equal(request->status, 0);
 		assert_memory_equal(item->out, problem->out, problem->out_bytes);
 		assert_memory_equal(item->lse, problem->lse, problem->lse_bytes);
+		fa_device_cpu.attention_release(device, &request->work);
 		free(item->out);
 		free(item->lse);
 	}

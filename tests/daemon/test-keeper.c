@@ -1,7 +1,9 @@
 /*
  * What the daemon has kept, and takes back: here the test keeps it, and hands over all of
- * it, or not all, or something else. A pool that cannot be taken back is dropped as a
- * whole, and the keeper is left with nothing but what is of the next.
+ * it, or not all, or something else. A pool that nobody can take back is dropped as a
+ * whole, and the keeper is left with nothing but what is of the next; one that only this
+ * daemon cannot take back stays; of one without some chunks the rest is taken back. What
+ * the test cannot be told, or has no room for, it is told later.
  */
 #include "common/cleanup.h"
 #include "kv-client.h"
@@ -10,6 +12,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <jansson.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -19,9 +22,11 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
+#include <sysexits.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -40,6 +45,12 @@ static int notify_fd = -1;
 static pid_t pid;
 static struct kv_client client;
 static uint32_t numbers[TOKENS];
+
+/* What the next daemon starts with. */
+static uint64_t address_space; /* bytes that it may have; 0: as many as there are */
+static bool names_wrong;       /* one name too few for what it is handed */
+static const char *room;       /* how many descriptors are kept, it is told; NULL: nothing */
+static rlim_t fds_max;         /* that it may have; 0: as many as there are */
 
 /* ---- keeping */
 
@@ -94,6 +105,31 @@ static void listen_to_daemon(void)
 	fa_check_eq(errno, EAGAIN);
 }
 
+/* Nobody can be told anything, until there is somebody again. */
+static void deafen(void)
+{
+	close(notify_fd);
+	notify_fd = -1;
+}
+
+static void hear(void)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	const size_t n = strlen(notify_name);
+
+	memcpy(address.sun_path + 1, notify_name + 1, n - 1);
+	notify_fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	fa_check_eq(bind(notify_fd, (struct sockaddr *)&address,
+	                 (socklen_t)(offsetof(struct sockaddr_un, sun_path) + n)),
+	            0);
+}
+
+static bool keeps(const char *prefix, int n)
+{
+	listen_to_daemon();
+	return count(prefix) == n;
+}
+
 /* ---- the daemon */
 
 static void run(int ready)
@@ -114,18 +150,27 @@ static void run(int ready)
 		               kept[i].name);
 	}
 	setenv("NOTIFY_SOCKET", notify_name, 1);
+	if (room)
+		setenv("FDSTORE", room, 1);
+	/* As systemd does: it does not say that there are none. */
 	snprintf(number, sizeof(number), "%d", n_kept);
-	setenv("LISTEN_FDS", number, 1);
-	setenv("LISTEN_FDNAMES", names, 1);
+	if (n_kept)
+		setenv("LISTEN_FDS", number, 1);
+	setenv("LISTEN_FDNAMES", names_wrong ? strchr(names, ':') + 1 : names, 1);
 	snprintf(number, sizeof(number), "%ld", (long)getpid());
 	setenv("LISTEN_PID", number, 1);
 	snprintf(number, sizeof(number), "%d", ready);
+	if (address_space)
+		setrlimit(RLIMIT_AS, &(struct rlimit){ address_space, address_space });
+	if (fds_max)
+		setrlimit(RLIMIT_NOFILE, &(struct rlimit){ fds_max, fds_max });
 	execl(getenv("FAD_DAEMON"), "fad", "--socket", socket_path, "--config", config_path,
 	      "--ready-fd", number, (char *)NULL);
 	_exit(127);
 }
 
-static void start_daemon(void)
+/* Whether it is ready; if not, it has ended. */
+static bool try_daemon(void)
 {
 	char text[16] = "";
 	int ends[2];
@@ -136,11 +181,30 @@ static void start_daemon(void)
 	if (pid == 0)
 		run(ends[1]);
 	close(ends[1]);
-	fa_check(read(ends[0], text, sizeof(text) - 1) > 0);
+	(void)!read(ends[0], text, sizeof(text) - 1);
 	close(ends[0]);
-	fa_check(!strcmp(text, "READY\n"));
+	return !strcmp(text, "READY\n");
+}
+
+static void start_daemon(void)
+{
+	fa_check(try_daemon());
 	listen_to_daemon();
 	kv_open(&client, socket_path);
+}
+
+/* It ends, asks for a new start, and has the keeper let go of nothing. */
+static void start_in_vain(void)
+{
+	const int n = n_kept;
+	int status;
+
+	fa_check(!try_daemon());
+	status = fa_test_reap(pid);
+	listen_to_daemon();
+	fa_check(WIFEXITED(status));
+	fa_check_eq(WEXITSTATUS(status), EX_TEMPFAIL);
+	fa_check_eq(n_kept, n);
 }
 
 static void kill_daemon(void)
@@ -171,27 +235,36 @@ static bool log_has(const char *part)
 	return strstr(text, part) != NULL;
 }
 
-static int start(void **state)
+static void start_with(const char *config)
 {
-	struct sockaddr_un address = { .sun_family = AF_UNIX };
-	int n;
-
 	if (!getenv("FAD_DAEMON"))
 		exit(77);
 	fa_test_dir_make(directory, sizeof(directory));
 	snprintf(socket_path, sizeof(socket_path), "%s/fad.sock", directory);
 	snprintf(config_path, sizeof(config_path), "%s/fad.conf", directory);
 	snprintf(log_path, sizeof(log_path), "%s/log", directory);
-	write_file(config_path, "[pool]\nbytes = 1M\nchunk_bytes = 256K\n");
+	write_file(config_path, config);
 	write_file(log_path, "");
-	n = snprintf(notify_name, sizeof(notify_name), "@fad-test-keeper-%ld", (long)getpid());
-	memcpy(address.sun_path + 1, notify_name + 1, (size_t)n - 1);
-	notify_fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-	fa_check_eq(bind(notify_fd, (struct sockaddr *)&address,
-	                 (socklen_t)(offsetof(struct sockaddr_un, sun_path) + (size_t)n)),
-	            0);
+	snprintf(notify_name, sizeof(notify_name), "@fad-test-keeper-%ld", (long)getpid());
+	hear();
 	kv_count(numbers, 1, TOKENS);
+	address_space = 0;
+	names_wrong = false;
+	room = NULL;
+	fds_max = 0;
 	start_daemon();
+}
+
+static int start(void **state)
+{
+	start_with("[pool]\nbytes = 1M\nchunk_bytes = 256K\n");
+	return 0;
+}
+
+/* What such a pool takes of addresses is most of what the daemon has. */
+static int start_large(void **state)
+{
+	start_with("[pool]\nbytes = 1G\nchunk_bytes = 1M\n");
 	return 0;
 }
 
@@ -209,26 +282,59 @@ static int stop(void **state)
 
 /* ---- what there is in the pool */
 
-/* Enough for two chunks, of 40 pages each. */
-static void fill(void)
+/* Enough for two chunks, of 40 pages each: the first has "s", the second "u". */
+static void append_all(uint64_t cache)
 {
-	uint64_t cache = kv_cache(&client, "c", 0), sequence = kv_sequence(&client, cache);
+	static const char *const names[] = { "s", "t", "u" };
+	uint64_t sequence;
 
-	kv_append(&client, sequence, numbers, 0, TOKENS);
-	kv_set_name(&client, sequence, "s", 0);
-	for (int i = 0; i < 2; ++i) {
+	for (int i = 0; i < 3; ++i) {
 		sequence = kv_sequence(&client, cache);
 		kv_append(&client, sequence, numbers, 0, TOKENS);
+		kv_set_name(&client, sequence, names[i], 0);
 	}
+}
+
+static void fill(void)
+{
+	append_all(kv_cache(&client, "c", 0));
 	listen_to_daemon();
 	fa_check_eq(count("fad-pool-state"), 1);
 	fa_check_eq(count("fad-sessions"), 1);
 	fa_check_eq(count("fad-pool-"), 1 + 2);
 }
 
+static void check_one(const char *name)
+{
+	kv_check(&client, kv_sequence_find(&client, name), numbers, 0, TOKENS);
+}
+
+static void check_gone(const char *name)
+{
+	struct fa_wire_message message = fa_raw_message(FA_WIRE_SEQUENCE_FIND);
+
+	message.sequence_find.name = (struct fa_wire_string){ name, strlen(name) };
+	kv_call_expect(&client, &message, -ENOENT, NULL);
+}
+
 static void check_there(void)
 {
-	kv_check(&client, kv_sequence_find(&client, "s"), numbers, 0, TOKENS);
+	check_one("s");
+	check_one("t");
+	check_one("u");
+}
+
+static long long status_number(const char *key)
+{
+	_fa_cleanup_(fa_freep) char *text = fa_raw_status(&client.raw);
+	json_t *json = json_loads(text, 0, NULL);
+	const json_t *value = json_object_get(json_object_get(json, "pool"), key);
+	long long number;
+
+	fa_check(json_is_integer(value));
+	number = json_integer_value(value);
+	json_decref(json);
+	return number;
 }
 
 /* Nothing is left of what was, and the next pool is kept as the first was. */
@@ -278,18 +384,33 @@ static void test_all(void **state)
 	fa_check(!log_has("dropped"));
 }
 
-/* The first, the last: what was taken before, and what was not, go alike. */
+/* The first, the last: what was in it is gone, and nothing else. */
 static void test_chunk_missing(void **state)
 {
-	fill();
-	kill_daemon();
-	forget("fad-pool-0");
-	start_daemon();
-	check_dropped("the memory of chunk 0 was not kept");
-	kill_daemon();
-	forget("fad-pool-1");
-	start_daemon();
-	check_dropped("the memory of chunk 1 was not kept");
+	for (int i = 0; i < 2; ++i) {
+		fill();
+		kill_daemon();
+		forget(i ? "fad-pool-1" : "fad-pool-0");
+		start_daemon();
+		fa_check(log_has(i ? "chunk 1 has no memory" : "chunk 0 has no memory"));
+		fa_check(!log_has("the pool that was kept is dropped"));
+		check_gone("t");
+		check_gone(i ? "u" : "s");
+		check_one(i ? "s" : "u");
+		fa_check_eq(status_number("chunks"), 1);
+		/* Its place is used again, and what was in it does not come back. */
+		kv_append(&client, kv_sequence(&client, kv_cache_find(&client, "c")), numbers, 0,
+		          TOKENS);
+		fa_check_eq(status_number("chunks"), 2);
+		listen_to_daemon();
+		kill_daemon();
+		start_daemon();
+		check_gone("t");
+		check_gone(i ? "u" : "s");
+		check_one(i ? "s" : "u");
+		stop(state);
+		start(state);
+	}
 }
 
 static void test_chunk_too_small(void **state)
@@ -352,6 +473,198 @@ static void test_chunks_alone(void **state)
 	check_there();
 }
 
+/* ---- what passes: the next daemon, or the one after it, has all of it */
+
+/* There is no memory for it: first for little of it, then for nearly all. */
+static void test_no_memory(void **state)
+{
+	const uint64_t mib = 1 << 20;
+	uint64_t sequence, most;
+
+	/* They need all addresses. */
+	if (fa_test_sanitized())
+		skip();
+	sequence = kv_sequence(&client, kv_cache(&client, "c", 0));
+	kv_append(&client, sequence, numbers, 0, TOKENS);
+	kv_set_name(&client, sequence, "s", 0);
+	most = fa_test_peak_bytes(pid);
+	kill_daemon();
+	for (uint64_t less = 1024 * mib; less >= 256 * mib; less /= 2) {
+		address_space = most - less;
+		start_in_vain();
+	}
+	fa_check(log_has("the pool that was kept cannot be taken back now"));
+	fa_check(log_has("Cannot allocate memory"));
+	address_space = 0;
+	start_daemon();
+	check_one("s");
+	fa_check(!log_has("dropped"));
+}
+
+/* What it was handed cannot be taken: of that it knows nothing. */
+static void test_not_handed_over(void **state)
+{
+	fill();
+	kill_daemon();
+	/* The socket's path would be in its way. */
+	fa_check_eq(unlink(socket_path), 0);
+	names_wrong = true;
+	start_in_vain();
+	fa_check(log_has("what was handed over cannot be taken"));
+	names_wrong = false;
+	start_daemon();
+	check_there();
+	fa_check(!log_has("dropped"));
+}
+
+/* ---- a keeper that does not take what it is given */
+
+/* What could not be handed over is, as soon as it can be. */
+static void test_kept_later(void **state)
+{
+	deafen();
+	append_all(kv_cache(&client, "c", 0));
+	fa_check(log_has("fad-pool-0 cannot be kept now"));
+	fa_check(log_has("fad-pool-1 cannot be kept now"));
+	fa_check_eq(status_number("chunks_unkept"), 2);
+	hear();
+	fa_check_eventually(keeps("fad-pool-", 1 + 2));
+	fa_check_eq(status_number("chunks_unkept"), 0);
+	fa_check(log_has("fad-pool-1 is kept now"));
+	kill_daemon();
+	start_daemon();
+	check_there();
+}
+
+/* The state and the sessions, without which chunks are worth nothing. */
+static void test_state_kept_later(void **state)
+{
+	kill_daemon();
+	while (n_kept)
+		forget(kept[0].name);
+	deafen();
+	fa_check(try_daemon());
+	kv_open(&client, socket_path);
+	fa_check(log_has("fad-pool-state cannot be kept now"));
+	fa_check(log_has("fad-sessions cannot be kept now"));
+	hear();
+	fa_check_eventually(keeps("fad-pool-state", 1) && keeps("fad-sessions", 1));
+	fill();
+	kill_daemon();
+	start_daemon();
+	check_there();
+}
+
+/* One that ends in order tries for the last time. */
+static void test_kept_at_the_end(void **state)
+{
+	deafen();
+	append_all(kv_cache(&client, "c", 0));
+	kv_close(&client);
+	hear();
+	kill(pid, SIGTERM);
+	fa_check_eq(fa_test_reap(pid), 0);
+	fa_check(keeps("fad-pool-", 1 + 2));
+	start_daemon();
+	check_there();
+}
+
+/* There is room for the first chunk: what is in it stays, whatever becomes of the second. */
+static void test_no_room(void **state)
+{
+	kill_daemon();
+	/* Half of them are for timelines, and one is the socket's. */
+	room = "8";
+	start_daemon();
+	append_all(kv_cache(&client, "c", 0));
+	listen_to_daemon();
+	fa_check_eq(count("fad-pool-"), 1 + 1);
+	fa_check(log_has("fad-pool-1 cannot be kept now: the keeper has no room"));
+	fa_check_eq(status_number("chunks"), 2);
+	fa_check_eq(status_number("chunks_unkept"), 1);
+	kill_daemon();
+	start_daemon();
+	check_one("s");
+	check_gone("t");
+	check_gone("u");
+}
+
+/* Nobody has room for any of so many chunks: the daemon's descriptors are for others, too. */
+static void test_many_unkept(void **state)
+{
+	struct kv_client other;
+	uint64_t cache;
+
+	kill_daemon();
+	while (n_kept)
+		forget(kept[0].name);
+	room = "4";
+	fds_max = 128;
+	write_file(config_path, "[pool]\nbytes = 16M\nchunk_bytes = 64K\n");
+	start_daemon();
+	cache = kv_cache(&client, "c", 0);
+	for (int i = 0; i < 64; ++i)
+		kv_append(&client, kv_sequence(&client, cache), numbers, 0, TOKENS);
+	fa_check(status_number("chunks") > 128);
+	kv_open(&other, socket_path);
+	kv_close(&other);
+	fa_check_eq(status_number("chunks_unkept"), status_number("chunks"));
+}
+
+static void free_all(void)
+{
+	kv_free(&client, kv_sequence_find(&client, "s"));
+	kv_free(&client, kv_sequence_find(&client, "t"));
+	kv_free(&client, kv_sequence_find(&client, "u"));
+}
+
+/* What it could not be told to let go of it lets go of later, and never keeps two of a name. */
+static void test_let_go_later(void **state)
+{
+	fill();
+	free_all();
+	deafen();
+	fa_check_eventually(status_number("chunks") == 0);
+	fa_check_eq(count("fad-pool-"), 1 + 2);
+	append_all(kv_cache_find(&client, "c"));
+	fa_check_eq(status_number("chunks_unkept"), 2);
+	free_all();
+	hear();
+	fa_check_eventually(status_number("chunks_unkept") == 0);
+	listen_to_daemon();
+	fa_check_eq(count("fad-pool-"), 1 + 2);
+	fa_check_eventually(keeps("fad-pool-", 1));
+	fa_check_eq(status_number("chunks"), 0);
+}
+
+/* What it has of a chunk that it could not be told to let go of is not taken for that of one which
+ * was made since. */
+static void test_stale(void **state)
+{
+	uint32_t others[TOKENS];
+	uint64_t sequence;
+
+	fill();
+	free_all();
+	deafen();
+	fa_check_eventually(status_number("chunks") == 0);
+	kv_count(others, 1000, TOKENS);
+	sequence = kv_sequence(&client, kv_cache_find(&client, "c"));
+	kv_append(&client, sequence, others, 0, TOKENS);
+	kv_set_name(&client, sequence, "s", 0);
+	kv_check(&client, sequence, others, 0, TOKENS);
+	kv_close(&client);
+	kill(pid, SIGKILL);
+	fa_check_eq(fa_test_reap(pid), SIGKILL);
+	hear();
+	start_daemon();
+	check_gone("s");
+	listen_to_daemon();
+	fa_check_eq(count("fad-pool-"), 1);
+	append_all(kv_cache_find(&client, "c"));
+	check_there();
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(test_##name, start, stop)
@@ -364,6 +677,15 @@ int main(void)
 		TEST(sessions_missing),
 		TEST(sessions_damaged),
 		TEST(chunks_alone),
+		cmocka_unit_test_setup_teardown(test_no_memory, start_large, stop),
+		TEST(not_handed_over),
+		TEST(kept_later),
+		TEST(state_kept_later),
+		TEST(kept_at_the_end),
+		TEST(no_room),
+		TEST(many_unkept),
+		TEST(let_go_later),
+		TEST(stale),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

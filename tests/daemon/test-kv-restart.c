@@ -2,6 +2,7 @@
  * The daemon is killed under its clients: what was committed is there afterwards, to the
  * bit; what was in flight never happened; sessions come back with what they had, or it goes.
  */
+#include "common/cleanup.h"
 #include "common/clock.h"
 #include "daemon/kv.h"
 #include "kv-client.h"
@@ -16,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -23,16 +25,25 @@
 static struct fa_test_daemon supervisor;
 static struct kv_client client;
 
-static int start(void **state)
+static void start_with(const char *config)
 {
 	static const char *const args[] = { "--supervise", NULL };
-	static const struct fa_test_daemon_options options = {
-		.args = args,
-		.config = "[pool]\nbytes = 16M\nchunk_bytes = 2M\n",
-	};
+	const struct fa_test_daemon_options options = { .args = args, .config = config };
 
 	fa_test_daemon_start(&supervisor, &options);
 	kv_open(&client, supervisor.socket);
+}
+
+static int start(void **state)
+{
+	start_with("[pool]\nbytes = 16M\nchunk_bytes = 2M\n");
+	return 0;
+}
+
+/* What such a pool takes of addresses is most of what the daemon has. */
+static int start_large(void **state)
+{
+	start_with("[pool]\nbytes = 1G\nchunk_bytes = 2M\n");
 	return 0;
 }
 
@@ -176,6 +187,7 @@ static void test_grace_over(void **state)
 	const struct kv_client before = client;
 	static struct kv_client other;
 	uint32_t numbers[20];
+	struct fa_raw probe;
 	pid_t child;
 
 	kv_count(numbers, 1, 20);
@@ -193,8 +205,9 @@ static void test_grace_over(void **state)
 	fa_test_sleep_ms(2500);
 	kill(child, SIGKILL);
 	kv_close(&other);
-	/* The socket's path went when it began to end. */
-	fa_check_eventually(access(supervisor.socket, F_OK) == 0);
+	/* The socket's path went when it began to end, and is there a moment before it listens. */
+	fa_check_eventually(fa_raw_connect_try(&probe, supervisor.socket) == 0);
+	fa_raw_close(&probe);
 	kv_open_resumed(&client, supervisor.socket, &before.raw.secret, before.raw.generation);
 	fa_check(client.raw.message.hello_reply.resumed);
 	kv_open_buffer(&client);
@@ -219,12 +232,135 @@ static void test_expiry(void **state)
 	fa_check_eq(kv_cache_find(&client, "c"), cache);
 }
 
+/* Several in a row cannot take it back, for lack of memory; the one that can has all of it. */
+static void test_no_memory(void **state)
+{
+	uint64_t cache = kv_cache(&client, NULL, 0), sequence = kv_sequence(&client, cache);
+	struct rlimit before, less;
+	uint32_t numbers[20];
+
+	/* They need all addresses; and what a real GPU's driver takes of them is not known. */
+	if (fa_test_sanitized() || getenv("FAD_TEST_BACKEND"))
+		skip();
+	kv_count(numbers, 1, 20);
+	kv_append(&client, sequence, numbers, 0, 20);
+	fa_check_eq(prlimit(supervisor.pid, RLIMIT_AS, NULL, &before), 0);
+	if (before.rlim_max != RLIM_INFINITY)
+		skip();
+	less = (struct rlimit){ .rlim_cur = fa_test_peak_bytes(fa_test_daemon_child(&supervisor)) -
+		                            (256 << 20),
+		                .rlim_max = RLIM_INFINITY };
+	fa_check_eq(prlimit(supervisor.pid, RLIMIT_AS, &less, NULL), 0);
+	kill(fa_test_daemon_next_child(&supervisor, 0), SIGKILL);
+	for (int i = 0; i < 7; i++)
+		fa_test_daemon_log_wait(&supervisor, "exited with status 75; starting it again");
+	fa_check_eq(prlimit(supervisor.pid, RLIMIT_AS, &before, NULL), 0);
+	fa_check(come_back(&client));
+	kv_check(&client, sequence, numbers, 0, 20);
+}
+
+/* The supervisor keeps 77 of the pool: (220 - 64) / 2 - 1. */
+enum {
+	FILES = 220,
+	KEPT_CHUNKS = 75,
+	CHUNK_TOKENS = 5 * KV_PAGE,
+};
+
+static int start_small(void **state)
+{
+	static const char *const args[] = { "--supervise", NULL };
+	const struct fa_test_daemon_options options = {
+		.args = args,
+		.config = "[pool]\nbytes = 200M\nchunk_bytes = 2M\n",
+		.nofile = FILES,
+	};
+
+	/* Five pages a chunk. */
+	kv_spare_layers = 63 * KV_LAYERS;
+	fa_test_daemon_start(&supervisor, &options);
+	kv_open(&client, supervisor.socket);
+	return 0;
+}
+
+static int stop_small(void **state)
+{
+	kv_spare_layers = 0;
+	return stop(state);
+}
+
+/* The pool has more chunks than the supervisor has room for, which the daemon knows: it says
+ * so, and what is in those that are kept outlives it. */
+static void test_no_room(void **state)
+{
+	uint64_t cache = kv_cache(&client, "c", 0), sequence;
+	_fa_cleanup_(fa_freep) char *log = NULL;
+	uint32_t numbers[CHUNK_TOKENS];
+	char name[16];
+
+	/* What a real GPU's driver takes of descriptors is not known, either. */
+	if (getenv("FAD_TEST_BACKEND"))
+		skip();
+	kv_count(numbers, 1, CHUNK_TOKENS);
+	for (int i = 0; i < KEPT_CHUNKS + 10; i++) {
+		sequence = kv_sequence(&client, cache);
+		kv_append(&client, sequence, numbers, 0, CHUNK_TOKENS);
+		snprintf(name, sizeof(name), "s%d", i);
+		kv_set_name(&client, sequence, name, 0);
+	}
+	fa_test_daemon_log_wait(&supervisor, "fad-pool-75 cannot be kept now: the keeper has no");
+	kill_child();
+	(void)come_back(&client);
+	for (int i = 0; i < KEPT_CHUNKS; i++) {
+		snprintf(name, sizeof(name), "s%d", i);
+		kv_check(&client, kv_sequence_find(&client, name), numbers, 0, CHUNK_TOKENS);
+	}
+	fa_test_daemon_log_wait(&supervisor, "chunk 75 has no memory any more");
+	log = fa_test_daemon_log(&supervisor);
+	fa_check(!strstr(log, "fad-pool-74 cannot be kept"));
+	/* It has not been asked for more than it has. */
+	fa_check(!strstr(log, "descriptors already") && !strstr(log, "has too many"));
+}
+
+#define IN_THE_WAY 80
+
+/* All that is kept lies where the numbers of descriptors are high: others came before. */
+static int start_crowded(void **state)
+{
+	int before[IN_THE_WAY];
+
+	for (size_t i = 0; i < IN_THE_WAY; i++)
+		before[i] = dup(STDERR_FILENO);
+	start_small(state);
+	for (size_t i = 0; i < IN_THE_WAY; i++)
+		close(before[i]);
+	return 0;
+}
+
+static void test_crowded(void **state)
+{
+	uint64_t cache = kv_cache(&client, NULL, 0), first = kv_sequence(&client, cache);
+	uint32_t numbers[CHUNK_TOKENS];
+
+	if (getenv("FAD_TEST_BACKEND"))
+		skip();
+	kv_count(numbers, 1, CHUNK_TOKENS);
+	kv_append(&client, first, numbers, 0, CHUNK_TOKENS);
+	for (int i = 1; i < KEPT_CHUNKS; i++)
+		kv_append(&client, kv_sequence(&client, cache), numbers, 0, CHUNK_TOKENS);
+	kill_child();
+	fa_check(come_back(&client));
+	kv_check(&client, first, numbers, 0, CHUNK_TOKENS);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_kill, start, stop),
 		cmocka_unit_test_setup_teardown(test_impatient, start, stop),
 		cmocka_unit_test_setup_teardown(test_expiry, start, stop),
+		cmocka_unit_test_setup_teardown(test_no_memory, start_large, stop),
+		cmocka_unit_test_setup_teardown(test_no_room, start_small, stop_small),
+		cmocka_unit_test_setup_teardown(test_crowded, start_crowded, stop_small),
 		cmocka_unit_test_setup_teardown(test_grace_over, start, stop),
 	};
 

@@ -490,6 +490,38 @@ static void test_killed(void **state)
 	kv_check(&client, sequence, numbers, 0, 50);
 }
 
+/* What is copied for one sequence of a step does not wait for what another of them is part of: a
+ * fork can join sequences whose steps are planned on one another. */
+static void test_fork_joins(void **state)
+{
+	uint64_t cache = kv_cache(&client, NULL, 0), busy = kv_sequence(&client, cache);
+	uint64_t parent = kv_sequence(&client, cache), child;
+	struct fa_wire_step_item items[2];
+	uint32_t news[2];
+
+	kv_append(&client, busy, numbers, 0, 20);
+	kv_append(&client, parent, numbers, 0, 20);
+	child = kv_fork(&client, parent, UINT64_MAX);
+	items[0] = (struct fa_wire_step_item){ .sequence = busy, .n_new = 1 };
+	items[1] = (struct fa_wire_step_item){ .sequence = child, .n_new = 1 };
+	kv_begin(&client, 1, items, 1);
+	kv_begin(&client, 2, items, 2);
+	/* Of this one a page would be copied that a step is writing to. */
+	(void)kv_fork(&client, busy, UINT64_MAX);
+	kv_begin_expect(&client, 3, items, 1, -EBUSY, "end that step first");
+	news[0] = numbers[21];
+	news[1] = numbers[20];
+	for (uint32_t layer = 0; layer < KV_LAYERS; layer++) {
+		kv_attend(&client, 0, 1, layer, &numbers[20], 1, NULL);
+		kv_attend(&client, 0, 2, layer, news, 2, NULL);
+	}
+	kv_wait(&client, 0, kv_end(&client, 0, 1, true));
+	kv_wait(&client, 0, kv_end(&client, 0, 2, true));
+	kv_check(&client, busy, numbers, 0, 22);
+	kv_check(&client, child, numbers, 0, 21);
+	kv_check(&client, parent, numbers, 0, 20);
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(test_##name, start, stop)
@@ -500,6 +532,7 @@ int main(void)
 		TEST(probe),
 		TEST(cleared),
 		TEST(copied_tail),
+		TEST(fork_joins),
 		TEST(exhausted),
 		cmocka_unit_test_setup_teardown(test_quota, start_with_quota, stop),
 		cmocka_unit_test_setup_teardown(test_step_bytes, start_with_small_steps, stop),

@@ -222,6 +222,127 @@ static void cancel(struct fa_raw *raw, uint32_t stream, uint64_t value)
 	fa_raw_call_expect(raw, &message, NULL, 0, 0, NULL);
 }
 
+/* It may have ended. */
+static void cancel_soon(struct fa_raw *raw, uint32_t stream, uint64_t value)
+{
+	struct fa_wire_message message = fa_raw_message(FA_WIRE_CANCEL);
+
+	message.cancel.stream = stream;
+	message.cancel.value = value;
+	fa_raw_call(raw, &message, NULL, 0);
+	fa_check_eq(raw->message.type, FA_WIRE_REPLY);
+}
+
+/* The partial results of few rows over many keys, which the CPU's threads divide, are charged
+ * to who asks, from the request to its end, however it ends. A GPU's are its own. */
+static void test_part_bytes(void **state)
+{
+	struct fa_case slow = fa_case_slow();
+	struct fa_case wide = { .heads = 8, .kv_heads = 1, .seqlen_q = 1, .seqlen_k = 20000 };
+	struct fa_raw_buffer buffer, slow_buffer;
+	struct fa_test_accounts before, after;
+	struct fa_raw raw;
+	uint64_t value = 0;
+	bool cpu;
+
+	/* Rows of 64 and their two sums, to 16 words, of 8 heads, in 15 parts or so. */
+	const int64_t least = 8 * 10 * (64 + 2) * 4, most = 8 * 64 * (64 + 16) * 4;
+	const uint64_t limit = 128 << 20;
+
+	start("buffer_bytes = 134217728");
+	fa_case_plan(&wide);
+	fa_raw_open(&raw, scene.daemon.socket);
+	cpu = strcmp(raw.message.hello_reply.backend.text, "cpu") == 0;
+	fa_raw_buffer_register(&raw, &slow_buffer, 2, slow.bytes, 0);
+	fa_raw_buffer_register(&raw, &buffer, 1, wide.bytes, 0);
+	fa_case_fill(&wide, buffer.data);
+	fa_test_accounts(&raw, &before);
+
+	/* Behind a slow one it is in flight for as long as we like; ended, or cancelled. */
+	for (int cancelled = 0; cancelled < 2; ++cancelled) {
+		struct fa_wire_message first = fa_case_message(&slow, 2, 0, 0, ++value);
+
+		fa_check_eq(fa_raw_send(&raw, &first, NULL, 0), 0);
+		submit(&raw, &wide, 0, ++value);
+		fa_test_accounts(&raw, &after);
+		fa_check_eq(after.requests, before.requests + 2);
+		if (cpu)
+			fa_check(after.buffer_bytes >= before.buffer_bytes + least &&
+			         after.buffer_bytes <= before.buffer_bytes + most);
+		else
+			fa_check_eq(after.buffer_bytes, before.buffer_bytes);
+		if (cancelled)
+			cancel(&raw, 0, value);
+		cancel(&raw, 0, value - 1);
+		fa_raw_wait_expect(&raw, 0, value - 1, -ECANCELED, NULL);
+		fa_raw_wait_expect(&raw, 0, value, cancelled ? -ECANCELED : 0, NULL);
+		if (!cancelled)
+			fa_check(fa_case_error(&wide, buffer.data) <= 1);
+		fa_test_accounts(&raw, &after);
+		fa_check_eq(after.buffer_bytes, before.buffer_bytes);
+	}
+
+	/* Cancelled while they run, or nearly so; and one that nobody cancels is right. */
+	for (int i = 0; i < 50; ++i) {
+		submit(&raw, &wide, 0, ++value);
+		if (i % 2)
+			cancel_soon(&raw, 0, value);
+	}
+	for (uint64_t i = value - 49; i <= value; ++i) {
+		struct fa_raw_completion completion;
+
+		fa_raw_wait(&raw, 0, i, &completion);
+		fa_check(completion.status == 0 ||
+		         (completion.status == -ECANCELED && (value - i) % 2 == 0));
+	}
+	fa_case_fill(&wide, buffer.data);
+	submit(&raw, &wide, 0, ++value);
+	fa_raw_wait_expect(&raw, 0, value, 0, NULL);
+	fa_check(fa_case_error(&wide, buffer.data) <= 1);
+
+	/* What has no room for them is refused. */
+	register_memfd(&raw, 3, limit - (uint64_t)before.buffer_bytes - 4096);
+	fa_check_eq(raw.message.type, FA_WIRE_BUFFER_REPLY);
+	submit(&raw, &wide, 0, ++value);
+	fa_raw_wait_expect(&raw, 0, value, cpu ? -EDQUOT : 0, cpu ? "buffer_bytes" : NULL);
+	free_buffer(&raw, 3);
+	fa_raw_close(&raw);
+	fa_raw_buffer_free(NULL, &buffer);
+	fa_raw_buffer_free(NULL, &slow_buffer);
+	fa_scene_check(&scene);
+}
+
+/* Whoever goes away in the middle leaves nothing charged. */
+static void test_part_bytes_gone(void **state)
+{
+	struct fa_case slow = fa_case_slow();
+	struct fa_case wide = { .heads = 8, .kv_heads = 1, .seqlen_q = 1, .seqlen_k = 20000 };
+	struct fa_raw_buffer buffer, slow_buffer;
+	struct fa_raw raw;
+
+	start("buffer_bytes = 134217728");
+	fa_case_plan(&wide);
+	for (int round = 0; round < 20; ++round) {
+		uint64_t value = 0;
+
+		fa_raw_open(&raw, scene.daemon.socket);
+		fa_raw_buffer_register(&raw, &slow_buffer, 2, slow.bytes, 0);
+		fa_raw_buffer_register(&raw, &buffer, 1, wide.bytes, 0);
+		fa_case_fill(&wide, buffer.data);
+		if (round % 2) {
+			struct fa_wire_message first = fa_case_message(&slow, 2, 0, 0, ++value);
+
+			fa_check_eq(fa_raw_send(&raw, &first, NULL, 0), 0);
+		}
+		for (int i = 0; i < 20; ++i)
+			submit(&raw, &wide, 0, ++value);
+		fa_raw_close(&raw);
+		fa_raw_buffer_free(NULL, &buffer);
+		fa_raw_buffer_free(NULL, &slow_buffer);
+		fa_scene_check(&scene);
+	}
+}
+
 static void test_session_requests(void **state)
 {
 	struct fa_case slow = fa_case_slow();
@@ -423,10 +544,19 @@ static void test_fds(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		test(test_connections),      test(test_sessions),     test(test_session_buffers),
-		test(test_buffers),          test(test_buffer_bytes), test(test_streams),
-		test(test_session_requests), test(test_requests),     test(test_refused_requests),
-		test(test_refused_vectors),  test(test_fds),
+		test(test_connections),
+		test(test_sessions),
+		test(test_session_buffers),
+		test(test_buffers),
+		test(test_buffer_bytes),
+		test(test_part_bytes),
+		test(test_part_bytes_gone),
+		test(test_streams),
+		test(test_session_requests),
+		test(test_requests),
+		test(test_refused_requests),
+		test(test_refused_vectors),
+		test(test_fds),
 	};
 
 	return cmocka_run_group_tests_name("limits", tests, NULL, NULL);

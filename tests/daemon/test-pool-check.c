@@ -1,4 +1,5 @@
-/* Opening a state that was damaged, or whose daemon died with work on its device. */
+/* Opening a state that was damaged, or whose daemon died with work on its device, or without
+ * some of its chunks. */
 #include "daemon/pool_state.h"
 #include "tests/daemon/pool-scene.h"
 #include "tests/lib/check.h"
@@ -332,6 +333,96 @@ static void test_random(void **state)
 	assert_true(n_found > 0);
 }
 
+enum {
+	LOST_SEQUENCES = 6,
+	LOST_PAGES = 13, /* of each */
+	LOST_TOKENS = LOST_PAGES * SCENE_PAGE_TOKENS,
+	LOST_CHUNKS = (LOST_SEQUENCES * LOST_PAGES + SCENE_CHUNK_PAGES - 1) / SCENE_CHUNK_PAGES,
+};
+
+static bool is_left(void *userdata, uint32_t chunk)
+{
+	return !(*(uint32_t *)userdata >> chunk & 1);
+}
+
+/* Of what sequence @i has published. */
+static uint64_t published(uint64_t cache, uint32_t i)
+{
+	const uint32_t tokens[LOST_TOKENS] = { i + 1 };
+	const struct fa_prefix_key key = {};
+	uint64_t n;
+
+	fa_check_eq(fa_prefix_find(scene.pool, &scene.actors[SCENE_ANNA], cache, &key, tokens,
+	                           LOST_TOKENS, &scene.error, &n),
+	            0);
+	return n;
+}
+
+/* The chunks in the mask @lost have no memory any more. */
+static void lose_chunks(uint32_t lost)
+{
+	uint64_t cache = scene_cache(&scene, SCENE_ANNA, "c", 0), s[LOST_SEQUENCES], n;
+	uint32_t slots[LOST_PAGES], n_left[LOST_SEQUENCES] = { 0 }, n_dropped = 0;
+	const struct fa_prefix_key key = {};
+	struct fa_pool_report report = {};
+	struct fa_sequence_info info;
+
+	for (uint32_t i = 0; i < LOST_SEQUENCES; i++) {
+		const uint32_t tokens[LOST_TOKENS] = { i + 1 };
+
+		s[i] = scene_sequence(&scene, SCENE_ANNA, cache);
+		scene_append(&scene, SCENE_ANNA, s[i], LOST_TOKENS, 1000 * i);
+		fa_check_eq(fa_prefix_publish(scene.pool, &scene.actors[SCENE_ANNA], s[i], &key,
+		                              tokens, LOST_TOKENS, &scene.error, &n),
+		            0);
+		fa_check_eq(fa_sequence_slots(scene.pool, s[i], slots, LOST_PAGES), LOST_PAGES);
+		while (n_left[i] < LOST_PAGES &&
+		       is_left(&lost, slots[n_left[i]] / (SCENE_CHUNK_BYTES / FA_SLOT_BYTES)))
+			n_left[i]++;
+		n_dropped += i && n_left[i] < LOST_PAGES;
+	}
+	/* What it published is idle. */
+	fa_check_eq(fa_sequence_free(scene.pool, &scene.actors[SCENE_ANNA], s[0], &scene.error), 0);
+
+	scene.pool = fa_pool_free(scene.pool);
+	fa_check_eq(
+		fa_pool_open_parts(scene.fd, is_left, &lost, &report, &scene.error, &scene.pool),
+		0);
+	fa_check_eq(report.n_found, n_dropped + (uint32_t)__builtin_popcount(lost));
+	fa_pool_report_deinit(&report);
+	scene_hold_tenants(&scene);
+	for (int again = 0; again < 3; again++) {
+		scene_check_counts(&scene);
+		for (uint32_t i = 0; i < LOST_SEQUENCES; i++) {
+			fa_check_eq(published(cache, i), n_left[i] * SCENE_PAGE_TOKENS);
+			if (i && n_left[i] == LOST_PAGES)
+				scene_check(&scene, s[i], 0, LOST_TOKENS, 1000 * i);
+			else
+				fa_check_eq(fa_sequence_get_info(scene.pool,
+				                                 &scene.actors[SCENE_ANNA], s[i],
+				                                 &scene.error, &info),
+				            -ESTALE);
+		}
+		/* Their places have memory again: nothing comes back. */
+		for (uint32_t i = 0; !again && i < SCENE_CHUNKS; i++)
+			fa_check_eq(fa_pool_chunk_add(scene.pool, i, false, &scene.error),
+			            is_left(&lost, i) ? -EEXIST : 0);
+		scene_reopen(&scene);
+		fa_pool_quarantine_end(scene.pool);
+	}
+}
+
+static void test_chunks_lost(void **state)
+{
+	for (uint32_t lost = 0; lost < 1u << LOST_CHUNKS; lost++) {
+		if (lost) {
+			tear_down(state);
+			set_up(state);
+		}
+		lose_chunks(lost);
+	}
+}
+
 /* A step was in flight: where it may still be written nothing else is put. */
 static void test_quarantine(void **state)
 {
@@ -516,6 +607,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_rest, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_scales, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_random, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_chunks_lost, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_quarantine, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_quarantine_leaving, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_quarantine_published, set_up, tear_down),

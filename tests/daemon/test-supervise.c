@@ -387,8 +387,8 @@ static void check_timelines(int n, const char *text)
 /* More than the supervisor has room for are refused, until others are gone. */
 static void test_timelines_full(void **state)
 {
-	start(&(struct fa_test_daemon_options){ .nofile = FILES,
-	                                        .config = "[limits]\ntimelines = 1000\n" });
+	start(&(struct fa_test_daemon_options){
+		.nofile = FILES, .config = "[limits]\ntimelines = 1000\nfds = 200\n" });
 	check_timelines(MOST, "1 more timeline than 118");
 }
 

@@ -189,6 +189,46 @@ static void test_user(void **state)
 	assert_true(fa_list_empty(&tenants.users));
 }
 
+/* Of descriptors a user has half of what there is for all, unless a limit allows it more; and
+ * all together have no more than that. */
+static void test_all_fds(void **state)
+{
+	struct fa_tenant *a = get(1, "/a"), *b = get(1, "/b"), *other = get(2, "/a"),
+			 *root = get(0, "/");
+	struct fa_charge charges[4] = {};
+	struct fa_error error = {};
+
+	limits.tenant[FA_RESOURCE_FDS] = 40;
+	limits.all_fds = 100;
+	assert_int_equal(fa_charge_add(&charges[0], a, FA_RESOURCE_FDS, 30, &error), 0);
+	assert_int_equal(fa_charge_add(&charges[1], b, FA_RESOURCE_FDS, 21, &error), -EDQUOT);
+	assert_non_null(strstr(error.text, "uid 1 together, which is 50"));
+	assert_int_equal(fa_charge_add(&charges[1], b, FA_RESOURCE_FDS, 20, &error), 0);
+	assert_int_equal(fa_charge_add(&charges[2], other, FA_RESOURCE_FDS, 40, &error), 0);
+	assert_int_equal(fa_charge_add(&charges[3], root, FA_RESOURCE_FDS, 11, &error), -EDQUOT);
+	assert_non_null(strstr(error.text, "all clients together, which are 100"));
+	assert_null(charges[3].tenant);
+	assert_int_equal(root->used[FA_RESOURCE_FDS], 0);
+	assert_int_equal(fa_charge_add(&charges[3], root, FA_RESOURCE_FDS, 10, &error), 0);
+	assert_int_equal(tenants.used_fds, 100);
+
+	/* What is given back can be had again, and a limit that somebody chose is his affair. */
+	fa_charge_release(&charges[0]);
+	assert_int_equal(fa_charge_add(&charges[3], root, FA_RESOURCE_FDS, 30, &error), 0);
+	fa_charge_release(&charges[3]);
+	limits.tenant[FA_RESOURCE_FDS] = 60;
+	assert_int_equal(fa_charge_add(&charges[2], other, FA_RESOURCE_FDS, 20, &error), 0);
+	assert_int_equal(fa_charge_add(&charges[2], other, FA_RESOURCE_FDS, 1, &error), -EDQUOT);
+
+	for (int i = 0; i < 4; ++i)
+		fa_charge_release(&charges[i]);
+	assert_int_equal(tenants.used_fds, 0);
+	fa_tenant_unref(a);
+	fa_tenant_unref(b);
+	fa_tenant_unref(other);
+	fa_tenant_unref(root);
+}
+
 static void test_names(void **state)
 {
 	assert_string_equal(fa_resource_name(FA_RESOURCE_SESSIONS), "sessions");
@@ -205,6 +245,7 @@ int main(void)
 		cmocka_unit_test_setup(test_limit, set_up),
 		cmocka_unit_test_setup(test_amounts, set_up),
 		cmocka_unit_test_setup(test_user, set_up),
+		cmocka_unit_test_setup(test_all_fds, set_up),
 		cmocka_unit_test(test_names),
 	};
 

@@ -143,6 +143,7 @@ static void test_once(void **state)
 	fa_check(mmap(NULL, FA_TIMELINE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, client.out_fd,
 	              0) == MAP_FAILED);
 	close_gated(&client);
+	fa_scene_check(&scene);
 }
 
 static void test_charged(void **state)

@@ -215,20 +215,30 @@ const struct fa_cpu_isa *const *problem_isas(void)
 	return isas;
 }
 
+/* Room of @bytes that end where its memory ends, which is made anew only for more. */
+static void memory_room(struct problem_memory *room, size_t bytes)
+{
+	bytes = (bytes + 63) / 64 * 64;
+	if (!room->map || room->bytes < bytes) {
+		memory_free(room);
+		memory_new(room, bytes, false);
+	}
+	room->data = room->map + room->map_bytes - (size_t)sysconf(_SC_PAGESIZE) - bytes;
+}
+
 void problem_run(struct problem *problem, const struct fa_cpu_isa *isa, enum problem_order order)
 {
 	const struct fa_attention_params *params = &problem->params;
 	int64_t tiles = fa_cpu_attention_tiles(isa, params);
 	size_t scratch_bytes = fa_cpu_attention_scratch_bytes(isa, params);
 	int64_t *numbers = malloc(((size_t)tiles + 1) * sizeof(*numbers));
-	static struct problem_memory scratch; /* one for all, and for ever */
+	size_t workspace_bytes = fa_cpu_attention_workspace_bytes(isa, params);
+	static struct problem_memory scratch, workspace; /* of all, and for ever */
 
 	assert_true(scratch_bytes <= FA_CPU_SCRATCH_BYTES_MAX);
-	if (!scratch.map)
-		memory_new(&scratch, FA_CPU_SCRATCH_BYTES_MAX, false);
-	/* Ends where the scratch's memory ends. */
-	scratch.data = scratch.map + scratch.map_bytes - (size_t)sysconf(_SC_PAGESIZE) -
-	               (scratch_bytes + 63) / 64 * 64;
+	assert_true(workspace_bytes <= FA_CPU_WORKSPACE_BYTES_MAX);
+	memory_room(&scratch, scratch_bytes);
+	memory_room(&workspace, workspace_bytes);
 
 	memset(problem->out.data, POISON, problem->out.bytes);
 	memset(problem->lse.data, POISON, problem->lse.bytes);
@@ -241,8 +251,12 @@ void problem_run(struct problem *problem, const struct fa_cpu_isa *isa, enum pro
 		numbers[j] = number;
 	}
 	memset(scratch.data, POISON, scratch_bytes);
+	memset(workspace.data, POISON, workspace_bytes);
+	fa_cpu_attention_begin(isa, params, workspace_bytes ? workspace.data : NULL);
 	for (int64_t i = 0; i < tiles; i++)
-		fa_cpu_attention_tile(isa, params, numbers[i], scratch.data, NULL);
+		assert_true(fa_cpu_attention_tile(isa, params,
+		                                  workspace_bytes ? workspace.data : NULL,
+		                                  numbers[i], scratch.data, NULL));
 	free(numbers);
 }
 

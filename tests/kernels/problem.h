@@ -77,7 +77,8 @@ enum problem_order {
 	PROBLEM_SHUFFLED,
 };
 
-/* Poisons out and lse, then runs all tiles with fresh, poisoned scratch of the stated size. */
+/* Poisons out and lse, then runs all tiles with fresh, poisoned scratch and workspace of the
+ * stated sizes. */
 void problem_run(struct problem *problem, const struct fa_cpu_isa *isa, enum problem_order order);
 
 /* Fails the test unless out and lse are right and nothing else of their memory changed. */

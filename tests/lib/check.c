@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -147,4 +148,20 @@ int fa_test_count_fds(pid_t pid)
 		n += entry->d_name[0] != '.';
 	closedir(dir);
 	return pid ? n : n - 1; /* the one that read the directory */
+}
+
+uint64_t fa_test_peak_bytes(pid_t pid)
+{
+	char path[64], line[128];
+	uint64_t kib = 0;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
+	file = fopen(path, "re");
+	fa_check(file != NULL);
+	while (fgets(line, sizeof(line), file) && sscanf(line, "VmPeak: %" SCNu64, &kib) != 1)
+		;
+	(void)fclose(file);
+	fa_check(kib > 0);
+	return kib << 10;
 }

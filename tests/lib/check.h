@@ -80,3 +80,6 @@ int fa_test_reap(pid_t pid);
 
 /* Open descriptors of a process, 0: of this one. -1 if it is gone. */
 int fa_test_count_fds(pid_t pid);
+
+/* Bytes of addresses that @pid has had at most. */
+uint64_t fa_test_peak_bytes(pid_t pid);

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -341,4 +342,25 @@ void fa_test_daemon_usage(const struct fa_test_daemon *daemon, struct fa_test_us
 	                   "%*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu", &user, &system),
 	            2);
 	ret_usage->cpu_ns = (user + system) * (FA_NS_PER_SEC / (uint64_t)sysconf(_SC_CLK_TCK));
+}
+
+void fa_test_daemon_leave_fds(const struct fa_test_daemon *daemon, unsigned int n)
+{
+	struct rlimit limit;
+	struct stat st;
+	char path[64];
+	int fd = -1;
+
+	fa_check(!prlimit(daemon->pid, RLIMIT_NOFILE, NULL, &limit));
+	if (n == UINT_MAX) {
+		limit.rlim_cur = limit.rlim_max;
+	} else {
+		/* The limit is one of numbers, and there are free ones between those in use. */
+		do {
+			snprintf(path, sizeof(path), "/proc/%d/fd/%d", (int)daemon->pid, ++fd);
+			n -= lstat(path, &st) < 0;
+		} while (n != UINT_MAX);
+		limit.rlim_cur = (rlim_t)fd;
+	}
+	fa_check(!prlimit(daemon->pid, RLIMIT_NOFILE, &limit, NULL));
 }

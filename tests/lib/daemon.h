@@ -75,3 +75,6 @@ struct fa_test_usage {
 	int threads;
 };
 void fa_test_daemon_usage(const struct fa_test_daemon *daemon, struct fa_test_usage *ret_usage);
+
+/* From now on it can have @n descriptors more than it has; UINT_MAX: as many as it ever could. */
+void fa_test_daemon_leave_fds(const struct fa_test_daemon *daemon, unsigned int n);

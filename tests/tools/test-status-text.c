@@ -1,4 +1,5 @@
-/* What factl status prints of sessions that have a ring, and of those that have none. */
+/* What factl status prints of sessions that have a ring, and of those that have none; and of
+ * chunks that are not kept. */
 #include "common/cleanup.h"
 #include "tests/lib/check.h"
 #include "tests/lib/daemon.h"
@@ -126,6 +127,16 @@ static void test_words(void **state)
 	}
 }
 
+/* It says so only of chunks that are not kept. */
+static void test_unkept(void **state)
+{
+#define POOL "{\"requests\": {}, \"tenants\": [], \"sessions\": [], \"pool\": {\"chunks\": 5"
+	assert_non_null(
+		strstr(print(POOL ", \"chunks_unkept\": 3}}"), "warning: 3 chunks cannot be kept"));
+	assert_null(strstr(print(POOL ", \"chunks_unkept\": 0}}"), "kept"));
+	assert_null(strstr(print(POOL "}}"), "kept"));
+}
+
 static void test_wrong(void **state)
 {
 	assert_int_equal(fa_status_print("{}", stdout), -EINVAL);
@@ -137,6 +148,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_teardown(test_live, stop),
 		cmocka_unit_test(test_words),
+		cmocka_unit_test(test_unkept),
 		cmocka_unit_test(test_wrong),
 	};
 

@@ -1,0 +1,30 @@
+/* Whole numbers, for the files that cut requests into tiles. */
+#pragma once
+
+#include <stdint.h>
+
+static inline int64_t ceil_div(int64_t a, int64_t b)
+{
+	return (a + b - 1) / b;
+}
+
+static inline int64_t min64(int64_t a, int64_t b)
+{
+	return a < b ? a : b;
+}
+
+static inline int64_t max64(int64_t a, int64_t b)
+{
+	return a > b ? a : b;
+}
+
+static inline int64_t clamp64(int64_t x, int64_t low, int64_t high)
+{
+	return x < low ? low : x > high ? high : x;
+}
+
+/* A window's bound, or, where it has none, what lies beyond all. */
+static inline int64_t window(int64_t given, int64_t far)
+{
+	return given < 0 ? far : min64(given, far);
+}

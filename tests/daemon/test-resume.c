@@ -1,0 +1,240 @@
+/* How long lost sessions are waited for. */
+#include "daemon/resume.h"
+
+#include "common/clock.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define S FA_NS_PER_SEC
+#define GRACE (30 * S)
+#define ALL (10 * GRACE)
+#define UID 7
+#define N 3
+
+static const struct fa_resume_device device = { .backend = "test" };
+static struct fa_resume resume;
+static int fd = -1;
+static uint64_t now_ns;
+
+static struct fa_wire_secret secret_of(uint64_t number)
+{
+	return (struct fa_wire_secret){ .lo = number * 1000003, .hi = ~number };
+}
+
+/* Those of sessions 1 to N, which a daemon had that has died just now. */
+static int set_up(void **state)
+{
+	struct fa_error error;
+
+	now_ns = 1000 * S;
+	assert_int_equal(fa_resume_new(&device, &error, &resume, &fd), 0);
+	for (uint64_t number = 1; number <= N; ++number) {
+		struct fa_wire_secret secret = secret_of(number);
+
+		assert_int_equal(fa_resume_add(&resume, number, UID, &secret), number - 1);
+	}
+	fa_resume_close(&resume);
+	assert_int_equal(fa_resume_open(fd, &device, &error, &resume), 0);
+	assert_int_equal(resume.n_lost, N);
+	return 0;
+}
+
+static int tear_down(void **state)
+{
+	fa_resume_close(&resume);
+	close(fd);
+	return 0;
+}
+
+static uint32_t take(uint64_t number)
+{
+	struct fa_wire_secret secret = secret_of(number);
+	uint64_t taken = 0;
+	uint32_t record;
+
+	assert_int_equal(fa_resume_take(&resume, UID, &secret, now_ns, &record, &taken), 0);
+	assert_int_equal(taken, number);
+	assert_false(fa_resume_is_lost(&resume, number));
+	return record;
+}
+
+/* Just these, digits, have waited for long enough. */
+static void expect_over(const char *numbers)
+{
+	uint64_t number;
+
+	for (; *numbers; ++numbers) {
+		assert_true(fa_resume_give_up(&resume, now_ns, &number));
+		assert_int_equal(number, *numbers - '0');
+		assert_false(fa_resume_is_lost(&resume, number));
+	}
+	assert_false(fa_resume_give_up(&resume, now_ns, &number));
+}
+
+static void expect_none(void)
+{
+	expect_over("");
+}
+
+static void test_once(void **state)
+{
+	struct fa_wire_secret secret = secret_of(2);
+	uint64_t number;
+	uint32_t record;
+
+	/* Nobody is given up before the daemon serves. */
+	now_ns += 1000 * S;
+	expect_none();
+	fa_resume_begin(&resume, now_ns, GRACE, ALL);
+	now_ns += GRACE - 1;
+	expect_none();
+	(void)take(2);
+	now_ns += 1;
+	expect_over("13");
+	assert_int_equal(resume.n_lost, 0);
+	assert_int_equal(fa_resume_take(&resume, UID, &secret, now_ns, &record, &number), -ENOENT);
+}
+
+static void test_once_all(void **state)
+{
+	fa_resume_begin(&resume, now_ns, GRACE, ALL);
+	now_ns += GRACE;
+	expect_over("123");
+	now_ns += 1000 * S;
+	expect_none();
+}
+
+/* Lost late, it has all of its time anew; those that were not there have not. */
+static void test_again(void **state)
+{
+	uint32_t record;
+
+	fa_resume_begin(&resume, now_ns, GRACE, ALL);
+	record = take(2);
+	now_ns += GRACE - S;
+	fa_resume_lose(&resume, record, now_ns);
+	assert_true(fa_resume_is_lost(&resume, 2));
+	now_ns += S;
+	expect_over("13");
+	assert_true(fa_resume_is_lost(&resume, 2));
+}
+
+/* Long after all others have gone, and between looks. */
+static void test_much_later(void **state)
+{
+	uint32_t second, third;
+
+	fa_resume_begin(&resume, now_ns, GRACE, ALL);
+	second = take(2);
+	third = take(3);
+	now_ns += GRACE;
+	expect_over("1");
+	now_ns += 10000 * S;
+	expect_none();
+	fa_resume_lose(&resume, third, now_ns);
+	now_ns += 10 * S;
+	expect_none();
+	fa_resume_lose(&resume, second, now_ns);
+	now_ns += 20 * S - 1;
+	expect_none();
+	now_ns += 1;
+	expect_over("3");
+	now_ns += 10 * S - 1;
+	expect_none();
+	now_ns += 1;
+	expect_over("2");
+}
+
+/* One that is lost behind a look that was broken off is seen by the next. */
+static void test_broken_off(void **state)
+{
+	uint64_t number;
+	uint32_t record;
+
+	fa_resume_begin(&resume, now_ns, GRACE, ALL);
+	record = take(1);
+	now_ns += GRACE;
+	assert_true(fa_resume_give_up(&resume, now_ns, &number));
+	assert_int_equal(number, 2);
+	fa_resume_lose(&resume, record, now_ns);
+	expect_over("3");
+	now_ns += GRACE - 1;
+	expect_none();
+	now_ns += 1;
+	expect_over("1");
+}
+
+/* It comes and goes, and never wants what is kept: away for as long as ten times in all. */
+static void test_restless(void **state)
+{
+	uint64_t away_ns = 0;
+
+	fa_resume_begin(&resume, now_ns, GRACE, ALL);
+	while (away_ns + 29 * S < ALL) {
+		uint32_t record;
+
+		now_ns += 29 * S;
+		away_ns += 29 * S;
+		record = take(1);
+		/* That it is there costs it nothing: so is any other session. */
+		now_ns += 3600 * S;
+		fa_resume_lose(&resume, record, now_ns);
+		expect_over(away_ns == 29 * S ? "23" : "");
+	}
+	assert_int_equal(away_ns, 290 * S);
+	now_ns += 10 * S - 1;
+	expect_none();
+	now_ns += 1;
+	expect_over("1");
+}
+
+/* In no time at all: it has what there is left, and that is not less for it. */
+static void test_at_once(void **state)
+{
+	fa_resume_begin(&resume, now_ns, GRACE, ALL);
+	for (int i = 0; i < 1000; ++i)
+		fa_resume_lose(&resume, take(1), now_ns);
+	now_ns += GRACE - 1;
+	expect_none();
+	now_ns += 1;
+	expect_over("123");
+}
+
+/* The next daemon waits for all of them as this one did. */
+static void test_next_daemon(void **state)
+{
+	struct fa_error error;
+
+	fa_resume_begin(&resume, now_ns, GRACE, ALL);
+	for (int i = 0; i < 10; ++i) {
+		now_ns += 29 * S;
+		fa_resume_lose(&resume, take(1), now_ns);
+	}
+	fa_resume_close(&resume);
+	assert_int_equal(fa_resume_open(fd, &device, &error, &resume), 0);
+	assert_int_equal(resume.n_lost, N);
+	fa_resume_begin(&resume, now_ns, GRACE, ALL);
+	now_ns += GRACE - 1;
+	expect_none();
+	now_ns += 1;
+	expect_over("123");
+}
+
+#define test(function) cmocka_unit_test_setup_teardown(function, set_up, tear_down)
+
+int main(void)
+{
+	static const struct CMUnitTest tests[] = {
+		test(test_once),       test(test_once_all),    test(test_again),
+		test(test_much_later), test(test_broken_off),  test(test_restless),
+		test(test_at_once),    test(test_next_daemon),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,273 @@
+/*
+ * Whether and where requests are cut along their keys: by their shapes, and not at all where
+ * there are tiles enough.
+ */
+#include "kernels/cpu/cut.h"
+#include "tests/kernels/problem.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#define SEQUENCES_MAX 64
+
+static struct fa_attention_params request(int32_t batch, int32_t heads, int32_t kv_heads,
+                                          int64_t n_q, int64_t n_k)
+{
+	return (struct fa_attention_params){
+		.dtype = FA_ATTENTION_F32,
+		.batch = batch,
+		.heads = heads,
+		.kv_heads = kv_heads,
+		.head_dim = 128,
+		.head_dim_v = 128,
+		.seqlen_q = n_q,
+		.seqlen_k = n_k,
+		.scale = 1,
+		.window_left = -1,
+		.window_right = -1,
+	};
+}
+
+static int64_t chunk_of(const struct fa_cpu_isa *isa, const struct fa_attention_params *params)
+{
+	struct fa_cpu_cut cut;
+
+	fa_cpu_cut(isa, params, &cut);
+	assert_int_equal(!cut.chunk, !fa_cpu_attention_workspace_bytes(isa, params));
+	return cut.chunk;
+}
+
+static void test_few_rows(void **state)
+{
+	const struct fa_cpu_isa *const *isas = problem_isas();
+	static const struct {
+		int32_t batch, heads, kv_heads;
+		int64_t n_k, chunk;
+	} cases[] = {
+		/* Sixty-four parts, or as many as the keys are good for. */
+		{ 1, 1, 1, 131072, 2048 },
+		{ 1, 8, 1, 131072, 2048 },
+		{ 1, 8, 8, 131072, 16384 },
+		{ 1, 32, 8, 32768, 4096 },
+		{ 4, 1, 1, 65536, 4096 },
+		{ 1, 1, 1, 2048, 1024 },
+		{ 1, 1, 1, 2049, 1280 },
+		{ 1, 1, 1, 3100, 1280 },
+		{ 1, 1, 1, 10000, 1280 },
+		{ 31, 1, 1, 1 << 20, 1 << 19 },
+		{ 1, 1, 1, INT64_C(1) << 32, 1 << 26 },
+		/* Too few keys, or tiles enough. */
+		{ 1, 1, 1, 0, 0 },
+		{ 1, 8, 1, 2047, 0 },
+		{ 1, 32, 32, 131072, 0 },
+		{ 32, 8, 1, 1 << 20, 0 },
+		{ 8, 32, 4, 1 << 20, 0 },
+		{ 100000, 1, 1, 1 << 20, 0 },
+	};
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		struct fa_attention_params params = request(cases[i].batch, cases[i].heads,
+		                                            cases[i].kv_heads, 1, cases[i].n_k);
+
+		/* Whatever the instruction set, and the type. */
+		for (size_t n = 0; isas[n]; n++) {
+			params.dtype = (enum fa_attention_dtype)(1 + (i + n) % 3);
+			assert_int_equal(chunk_of(isas[n], &params), cases[i].chunk);
+		}
+	}
+}
+
+static void test_many_rows(void **state)
+{
+	const struct fa_cpu_isa *const *isas = problem_isas();
+
+	for (size_t n = 0; isas[n]; n++) {
+		struct fa_attention_params params = request(1, 8, 1, 4, 131072);
+		int64_t tiles;
+
+		assert_true(chunk_of(isas[n], &params) >= 4096);
+		tiles = fa_cpu_attention_tiles(isas[n], &params);
+		assert_in_range(tiles, 24, 40);
+		params.seqlen_k = 2000;
+		assert_int_equal(chunk_of(isas[n], &params), 0);
+
+		/* Prefill has tiles enough. */
+		params = request(1, 8, 8, 2048, 2048);
+		for (int causal = 0; causal < 2; causal++) {
+			params.causal = causal;
+			assert_int_equal(chunk_of(isas[n], &params), 0);
+		}
+		params = request(1, 1, 1, 4000, 131072);
+		assert_int_equal(chunk_of(isas[n], &params), 0);
+	}
+}
+
+/* Only what a window lets rows see counts. */
+static void test_windows(void **state)
+{
+	const struct fa_cpu_isa *const *isas = problem_isas();
+
+	for (size_t n = 0; isas[n]; n++) {
+		struct fa_attention_params params = request(1, 1, 1, 1, 131072);
+
+		params.causal = true;
+		params.window_left = 1000;
+		assert_int_equal(chunk_of(isas[n], &params), 0);
+		params.window_left = 8191;
+		assert_int_equal(chunk_of(isas[n], &params), 1024);
+		params.causal = false;
+		params.window_right = 8192;
+		assert_int_equal(chunk_of(isas[n], &params), 1024);
+		params.seqlen_k = INT64_C(1) << 31;
+		params.window_left = params.window_right = INT64_MAX;
+		assert_int_equal(chunk_of(isas[n], &params), 1 << 25);
+	}
+}
+
+/* The widest windows are none: blocks are as long as without. */
+static void test_widest_windows(void **state)
+{
+	const struct fa_cpu_isa *const *isas = problem_isas();
+
+	for (size_t n = 0; isas[n]; n++) {
+		struct fa_attention_params params = request(4, 8, 1, 4000, 1 << 20);
+		struct fa_cpu_cut without, cut;
+
+		for (int causal = 0; causal < 2; causal++) {
+			params.causal = causal;
+			params.window_left = params.window_right = -1;
+			fa_cpu_cut(isas[n], &params, &without);
+			params.window_left = params.window_right = INT64_MAX;
+			fa_cpu_cut(isas[n], &params, &cut);
+			assert_int_equal(cut.block, without.block);
+			assert_int_equal(cut.chunk, without.chunk);
+		}
+	}
+}
+
+/* Of a ragged batch long sequences have parts, as many as is their share. */
+static void test_ragged(void **state)
+{
+	static const uint32_t cu_q[] = { 0, 1, 1, 2, 3 };
+	static const uint32_t cu_k[] = { 0, 500, 9000, 9000, 140072 };
+	static const int64_t parts[] = { 1, 0, 1, 57 };
+	const struct fa_cpu_isa *const *isas = problem_isas();
+
+	for (size_t n = 0; isas[n]; n++) {
+		struct fa_attention_params params = request(4, 2, 1, 1, 140000);
+		struct fa_cpu_cut_sequence sequence;
+		struct fa_cpu_cut cut;
+
+		params.cu_seqlens_q = cu_q;
+		params.cu_seqlens_k = cu_k;
+		fa_cpu_cut(isas[n], &params, &cut);
+		/* The second has no rows, so its keys do not count. */
+		assert_int_equal(cut.chunk, 2304);
+		for (int32_t b = 0; b < 4; b++) {
+			fa_cpu_cut_sequence(&params, &cut, b, &sequence);
+			assert_int_equal(sequence.n_k, cu_k[b + 1] - cu_k[b]);
+			assert_int_equal(sequence.n_blocks, cu_q[b + 1] - cu_q[b]);
+			assert_int_equal(sequence.n_blocks * sequence.n_parts, parts[b]);
+		}
+	}
+}
+
+/* How many keys the rows of a block see between the first and the last. */
+static int64_t keys_of(const struct fa_attention_params *params, const struct fa_cpu_cut *cut,
+                       const struct fa_cpu_cut_sequence *sequence, int64_t block)
+{
+	int64_t group = params->heads / params->kv_heads, rows = sequence->n_q * group;
+	int64_t end = (block + 1) * cut->block < rows ? (block + 1) * cut->block : rows;
+	int64_t shift = sequence->n_k - sequence->n_q;
+	int64_t first = block * cut->block / group + shift, last = (end - 1) / group + shift;
+
+	first = params->window_left < 0 ? 0 : first - params->window_left;
+	if (params->causal || params->window_right >= 0)
+		last += params->causal ? 0 : params->window_right;
+	else
+		last = sequence->n_k;
+	first = first > 0 ? first : 0;
+	last = last < sequence->n_k - 1 ? last : sequence->n_k - 1;
+	return last >= first ? last - first + 1 : 0;
+}
+
+/* Any request: parts cover what is seen, are not tiny, and what they take is bounded. */
+static void test_bounds(void **state)
+{
+	const struct fa_cpu_isa *const *isas = problem_isas();
+	uint32_t cu_q[SEQUENCES_MAX + 1] = { 0 }, cu_k[SEQUENCES_MAX + 1] = { 0 };
+	size_t most = 0, n_cut = 0;
+
+	for (int i = 0; i < 20000; i++) {
+		const struct fa_cpu_isa *isa = isas[0];
+		int32_t kv_heads = (int32_t)problem_pick(1, 9);
+		struct fa_attention_params params = request(
+			(int32_t)problem_pick(1, problem_one_in(4) ? SEQUENCES_MAX : 9),
+			kv_heads * (int32_t)problem_pick(1, 12), kv_heads,
+			problem_pick(1, problem_one_in(2) ? 9 : 4000),
+			problem_pick(0, 1u << problem_pick(1, 20)));
+		struct fa_cpu_cut_sequence sequence;
+		int64_t tiles = 0, parts = 0, group = params.heads / kv_heads;
+		struct fa_cpu_cut cut;
+		size_t bytes;
+
+		for (size_t n = 0; isas[n] && problem_one_in(2); n++)
+			isa = isas[n];
+		params.head_dim_v = 8 * (int32_t)problem_pick(1, 64);
+		params.causal = problem_one_in(2);
+		if (problem_one_in(2))
+			params.window_left = problem_pick(0, 1u << 16);
+		if (problem_one_in(2))
+			params.window_right = problem_pick(0, 1u << 16);
+		for (int32_t b = 0; b < params.batch; b++) {
+			cu_q[b + 1] = cu_q[b] + problem_pick(0, (uint32_t)params.seqlen_q);
+			cu_k[b + 1] = cu_k[b] + problem_pick(0, (uint32_t)params.seqlen_k);
+		}
+		if (problem_one_in(2)) {
+			params.cu_seqlens_q = cu_q;
+			params.cu_seqlens_k = cu_k;
+		}
+
+		bytes = fa_cpu_attention_workspace_bytes(isa, &params);
+		assert_true(bytes <= FA_CPU_WORKSPACE_BYTES_MAX);
+		most = bytes > most ? bytes : most;
+		fa_cpu_cut(isa, &params, &cut);
+		assert_int_equal(!cut.chunk, !bytes);
+		if (!cut.chunk)
+			continue;
+		n_cut++;
+		assert_true(cut.chunk >= 1024 && cut.chunk % 256 == 0);
+		assert_int_equal(cut.heads > 0, params.seqlen_q * group <= FA_CPU_THIN_ROWS);
+		for (int32_t b = 0; b < params.batch; b++) {
+			int64_t heads = cut.heads > 0 ? cut.heads : 1;
+
+			fa_cpu_cut_sequence(&params, &cut, b, &sequence);
+			for (int64_t block = 0; block < sequence.n_blocks; block++)
+				assert_true(sequence.n_parts * cut.chunk >=
+				            keys_of(&params, &cut, &sequence, block));
+			assert_true((sequence.n_parts - 1) * cut.chunk < sequence.n_k ||
+			            sequence.n_parts == 1);
+			tiles += sequence.n_blocks * ((kv_heads + heads - 1) / heads) *
+			         sequence.n_parts;
+			parts += sequence.n_blocks * kv_heads * sequence.n_parts;
+		}
+		assert_int_equal(fa_cpu_attention_tiles(isa, &params), tiles);
+		assert_true(parts < 64 + 2 * 32);
+	}
+	/* It was about something. */
+	assert_true(n_cut > 500 && most > FA_CPU_WORKSPACE_BYTES_MAX / 8);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_few_rows), cmocka_unit_test(test_many_rows),
+		cmocka_unit_test(test_windows),  cmocka_unit_test(test_widest_windows),
+		cmocka_unit_test(test_ragged),   cmocka_unit_test(test_bounds),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,109 @@
+/*
+ * Steps over pages at the ends of what a request may be, without a GPU: what kernels cannot count
+ * with is refused, and nothing wraps around before.
+ */
+#include "tests/unit/cuda-paged-scene.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* So many new tokens of so many heads that the blocks of their rows, or those of all KV heads,
+ * are more than 2^32: a division by 2^32 must not leave some. */
+static void test_rows(void **state)
+{
+	for (uint32_t shift = 16; shift <= 29; shift++)
+		for (int32_t kv_heads = 1; kv_heads <= 65536; kv_heads *= 16) {
+			struct fa_cuda_paged_plan plan;
+			char text[256] = "", *blob;
+			struct scene scene;
+			int r;
+
+			scene_init(&scene, 1);
+			/* What has many rows decodes in fp32. */
+			scene.cache.dtype = FA_ATTENTION_F32;
+			scene.cache.kv_heads = kv_heads;
+			scene.request.attention.heads = 65536;
+			scene.request.attention.deterministic = shift % 2;
+			scene.cu_new[1] = scene.lengths[0] = scene.before[0] = 1u << shift;
+			assert_int_equal(fa_paged_check(&scene.request, text, sizeof(text)), 0);
+			blob = malloc(fa_cuda_paged_blob_bytes(&scene.request));
+			assert_non_null(blob);
+			r = fa_cuda_paged_plan(&h200, &scene.request, blob, text, sizeof(text),
+			                       &plan);
+			assert_int_equal(r, -ENOTSUP);
+			assert_non_null(strstr(text, "tiles"));
+			free(blob);
+		}
+}
+
+/* What a plan may need grows with the rows no further than prefixes may have any: what a daemon
+ * has room for is not asked for in vain. */
+static void test_blob(void **state)
+{
+	static const uint32_t table[1];
+	struct scene scene;
+
+	for (int deterministic = 0; deterministic < 2; deterministic++) {
+		scene_init(&scene, 1);
+		scene.cache.dtype = FA_ATTENTION_F32;
+		scene.cache.kv_heads = 1;
+		scene.request.attention.heads = 64;
+		scene.request.attention.deterministic = deterministic;
+		scene.step.host_table = table;
+		scene.cu_new[1] = scene.lengths[0] = 1 << 18;
+		assert_true(fa_cuda_paged_blob_bytes(&scene.request) <= 4 << 20);
+	}
+}
+
+/* A window may be any number, and is unbounded if it is longer than a sequence. */
+static void test_windows(void **state)
+{
+	static const int64_t windows[] = { FA_PAGED_LENGTH_MAX, INT32_MAX, UINT32_MAX,
+		                           INT64_MAX - UINT32_MAX, INT64_MAX };
+
+	for (size_t i = 0; i < sizeof(windows) / sizeof(windows[0]); i++)
+		for (int fp32 = 0; fp32 < 2; fp32++) {
+			struct fa_cuda_paged_plan plans[2];
+
+			for (int bounded = 0; bounded < 2; bounded++) {
+				struct scene scene;
+
+				scene_init(&scene, 3);
+				scene.cache.dtype = fp32 ? FA_ATTENTION_F32 : FA_ATTENTION_BF16;
+				scene.request.attention.window_left = bounded ? windows[i] : -1;
+				scene.request.attention.window_right = bounded ? windows[i] : -1;
+				scene.request.attention.causal = false;
+				scene.cu_new[1] = 1;
+				scene.lengths[0] = 5000;
+				/* More new tokens than there are in the pages. */
+				scene.cu_new[2] = 31;
+				scene.lengths[1] = 7;
+				scene.cu_new[3] = 31 + 200;
+				scene.lengths[2] = 190;
+				scene_plan(&scene, &h200, &plans[bounded]);
+				free(scene.blob);
+			}
+			assert_ptr_equal(plans[0].decode, plans[1].decode);
+			assert_ptr_equal(plans[0].forward, plans[1].forward);
+			assert_int_equal(plans[0].forward_blocks, plans[1].forward_blocks);
+			assert_memory_equal(plans[0].first_items, plans[1].first_items,
+			                    3 * sizeof(plans[0].first_items[0]));
+		}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_rows),
+		cmocka_unit_test(test_blob),
+		cmocka_unit_test(test_windows),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
