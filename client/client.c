@@ -143,6 +143,7 @@ static int client_new(const struct fa_options *options, struct fa_client **ret_c
 	choose_spin(client, options->spin_ns);
 	(void)snprintf(client->name, sizeof(client->name), "%s", name);
 	fa_list_init(&client->waiters);
+	fa_list_init(&client->spinning);
 	fa_list_init(&client->calls);
 	fa_list_init(&client->buffers);
 	fa_list_init(&client->registrations);
@@ -399,6 +400,9 @@ int fa_reconnect(struct fa_client *client)
 	fa_io_receive(client, true);
 	timeout_ns = client->reconnect_ns == FA_NS_NEVER ? client->connect_ns
 	                                                 : client->reconnect_ns;
+	/* For ever, which is not the same as not at all. */
+	if (timeout_ns == FA_NS_NEVER)
+		--timeout_ns;
 	r = fa_client_restore(client, timeout_ns);
 	fa_client_leave(client);
 	return r;
@@ -411,7 +415,7 @@ const char *fa_socket(struct fa_client *client)
 
 int fa_info(struct fa_client *client, struct fa_info *ret_info)
 {
-	const struct fa_connection *connection = &client->connection;
+	const struct fa_connection *connection;
 	struct fa_info info = {};
 	int r;
 
@@ -421,6 +425,7 @@ int fa_info(struct fa_client *client, struct fa_info *ret_info)
 	r = fa_client_enter(client);
 	if (r < 0)
 		return r;
+	connection = &client->connection;
 	info.protocol = connection->version;
 	memcpy(info.daemon_version, connection->daemon_version, sizeof(info.daemon_version));
 	memcpy(info.backend, connection->backend, sizeof(info.backend));
@@ -436,7 +441,7 @@ int fa_info(struct fa_client *client, struct fa_info *ret_info)
 	                           ? connection->limits.streams
 	                           : FA_COMPLETION_SLOTS;
 	info.max_requests = client->max_requests;
-	info.ring_bytes = client->connection.ring.memory ? client->connection.ring.end.bytes : 0;
+	info.ring_bytes = connection->ring.memory ? connection->ring.end.bytes : 0;
 	fa_client_leave(client);
 	fa_struct_out(ret_info, &info, sizeof(info));
 	return 0;

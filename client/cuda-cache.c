@@ -199,7 +199,7 @@ static bool find(struct fa_client *client, const struct fa_cuda_memory *memory, 
 
 /* ---- handing over */
 
-static bool depth_ready(const struct fa_client *client, const struct fa_waiter *waiter)
+static bool depth_ready(const struct fa_client *client, struct fa_waiter *waiter)
 {
 	return client->state == FA_CLIENT_LOST || client->detached < PIECES_DEPTH;
 }

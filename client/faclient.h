@@ -15,7 +15,9 @@
  *                the connection is given up
  *   -ECHILD      the client was made before a fork(); a child connects anew
  *   -EINVAL      an argument is wrong, the sentence says which
- *   -ENOMEM, -EMFILE, -ENFILE  no memory or descriptors in this process
+ *   -EMSGSIZE    what is copied into a request (vectors, masks, names) has more than about
+ *                63000 bytes
+ *   -ENOMEM, -EMFILE, -ENFILE  no memory or descriptors in this process, or in the daemon
  *
  * GPUs: with a daemon that computes on an NVIDIA GPU, buffers may be memory of that
  * GPU, too (fa_buffer_import_cuda(), FA_BUFFER_ARENA). Only these load the CUDA driver
@@ -335,6 +337,8 @@ struct fa_ticket {
  * Buffers must not be freed, and what is read must not be changed, before the end.
  *   -EAGAIN   with a ticket: max_requests are in flight; wait for one
  *   -ENOTSUP  no kernel covers it
+ *   -EDQUOT   on the CPU, few rows over many keys: no bytes of this user's are left for what
+ *             threads share, which are given back at the end
  *   -ESTALE   a buffer is memory of a GPU that was lost with a reconnect
  */
 int fa_attention(struct fa_client *client, const struct fa_attention *attention,

@@ -29,7 +29,8 @@
  * Besides what each function names, and faclient.h says, those that take a number or
  * name of a cache or sequence may return
  *   -ENOENT  there is none, or it is another client's and has no name
- *   -ESTALE  it was freed, or lost with its session
+ *   -ESTALE  it was freed, or lost with its session; as the end of a request the latter is
+ *            -ENOENT
  *   -EACCES  its mode does not admit this user
  * and all of these functions
  *   -ENOTSUP the daemon has no pool for keys and values
@@ -288,7 +289,8 @@ uint64_t fa_step_number(const struct fa_step *step);
  * out and lse of an item are the same to the bit whatever other items the step has, and in
  * every step of the same tokens on the same daemon and GPU. Costs some speed; without it the
  * daemon reads what sequences of a step have in common once, and sums up in an order that
- * depends on the step. -ENOTSUP from a daemon that is older than the flag.
+ * depends on the step. -ENOTSUP from a daemon that is older than the flag, and on a GPU if the
+ * items are so many and long that it would take more than 512 MiB to sum up.
  */
 #define FA_STEP_DETERMINISTIC (1u << 3)
 
@@ -330,7 +332,9 @@ struct fa_step_attend {
 	double rotary_base;        /* 0: 10000 */
 	double rotary_scale;       /* 0: 1 */
 	struct fa_tensor cos, sin; /* fp32 [positions, rotary_dim / 2]; buffer NULL: no tables */
-	const uint32_t *positions; /* [new], at most 16000; NULL: where each token lies; copied */
+	/* [new]; NULL: where each token lies; copied. Positions, slopes and sinks are at most 15800
+	 * together. */
+	const uint32_t *positions;
 	uint64_t timeout_ns;
 	const struct fa_gates *gates;
 };

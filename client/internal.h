@@ -67,11 +67,12 @@ enum fa_stream_state {
 
 /*
  * Values count on across connections; on the wire they start again from 1 with
- * each: wire value = value - base. Results of values up to `known` are there.
+ * each: wire value = value - base. Results of values up to `known` are there. Those up to
+ * `by_socket` went through the socket, though there may be a ring now.
  */
 struct fa_client_stream {
 	struct fa_result *results; /* [FA_RESULTS], value v at v % FA_RESULTS; NULL until used */
-	uint64_t submitted, known, base;
+	uint64_t submitted, known, base, by_socket;
 	int priority;
 	enum fa_stream_state state;
 };
@@ -102,10 +103,11 @@ struct fa_connection {
 
 /* Somebody who waits; on the waiting thread's stack. */
 struct fa_waiter {
-	struct fa_list link; /* fa_client.waiters */
+	struct fa_list link; /* fa_client.waiters or .spinning */
 	pthread_cond_t wake;
-	/* Must hold as soon as the connection is lost. */
-	bool (*ready)(const struct fa_client *client, const struct fa_waiter *waiter);
+	/* Must hold as soon as the connection is lost. May keep what it sees: it is asked when that is
+	 * there, and the waiting thread runs later. */
+	bool (*ready)(const struct fa_client *client, struct fa_waiter *waiter);
 };
 
 /* A request other than attention, and its reply; on the calling thread's stack. */
@@ -212,13 +214,15 @@ struct fa_client {
 	int attempt_code;
 	struct fa_error attempt_error;
 
-	bool ring_tried;  /* with this connection */
-	bool ring_making; /* a thread does */
-	bool ring_near;   /* it has the daemon's answer */
+	uint64_t ring_try_ns;   /* from when on a ring is tried for this connection; or never */
+	uint64_t ring_pause_ns; /* after which it is tried again if there was none */
+	bool ring_making;       /* a thread does */
+	bool ring_near;         /* it has the daemon's answer */
 	unsigned int outside;
 	bool leader;                          /* there is one */
 	unsigned int spun_in_vain, spin_rest; /* of the leader */
 	struct fa_list waiters;
+	struct fa_list spinning; /* they do not sleep, and keep what they see */
 	struct fa_list calls;
 	uint64_t last_id;
 	uint64_t detached;    /* replies to come that nobody waits for */
@@ -324,6 +328,8 @@ int fa_io_post(struct fa_client *client, struct fa_wire_message *message, const 
 void fa_io_receive(struct fa_client *client, bool all);
 /* Takes what the records of a stream say into the books, and wakes who waits for that. */
 void fa_io_collect(struct fa_client *client, uint32_t stream);
+/* Wakes those who have what they wait for. */
+void fa_io_wake(struct fa_client *client);
 /* Waits for waiter->ready; -EAGAIN at the deadline. */
 int fa_io_await(struct fa_client *client, struct fa_waiter *waiter, uint64_t deadline_ns);
 /* Sends a request and waits for its reply; returns its status, with the sentence set. */

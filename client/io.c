@@ -273,7 +273,7 @@ static bool is_due(const struct fa_client *client)
 	return false;
 }
 
-static void wake_ready(struct fa_client *client)
+void fa_io_wake(struct fa_client *client)
 {
 	struct fa_list *pos;
 
@@ -287,6 +287,11 @@ static void wake_ready(struct fa_client *client)
 		if (waiter->ready(client, waiter))
 			pthread_cond_signal(&waiter->wake);
 	}
+	fa_list_for_each(pos, &client->spinning) {
+		struct fa_waiter *waiter = fa_container_of(pos, struct fa_waiter, link);
+
+		(void)waiter->ready(client, waiter);
+	}
 }
 
 void fa_io_collect(struct fa_client *client, uint32_t stream)
@@ -294,7 +299,7 @@ void fa_io_collect(struct fa_client *client, uint32_t stream)
 	if (!fa_ring_collect_stream(client, stream))
 		return;
 	fa_io_ring(client);
-	wake_ready(client);
+	fa_io_wake(client);
 }
 
 /* @any: something was read before. */
@@ -305,13 +310,13 @@ static void receive(struct fa_client *client, bool all, bool any)
 		any = true;
 	/* Whoever lost the connection has woken everybody. */
 	if (any && client->state == FA_CLIENT_CONNECTED)
-		wake_ready(client);
+		fa_io_wake(client);
 }
 
 void fa_io_receive(struct fa_client *client, bool all)
 {
 	if (fa_ring_collect(client))
-		wake_ready(client);
+		fa_io_wake(client);
 	/* Were what the leader waits for read by another thread, poll() would not
 	 * return. It is about to read. */
 	if (!client->leader)
@@ -329,7 +334,8 @@ static bool is_worth_spinning(const struct fa_client *client)
  * this thread would be woken. When they were not several times, the next ones are
  * waited for asleep. Outside the mutex; what counts is the leader's.
  */
-static bool receive_spinning(struct fa_client *client, bool worth, int fd, struct packet *packet)
+static bool receive_spinning(struct fa_client *client, bool worth, int fd, uint64_t deadline_ns,
+                             struct packet *packet)
 {
 	uint64_t end_ns;
 
@@ -339,7 +345,9 @@ static bool receive_spinning(struct fa_client *client, bool worth, int fd, struc
 		--client->spin_rest;
 		return false;
 	}
-	end_ns = fa_now_ns() + client->spin_ns;
+	end_ns = fa_deadline_ns(client->spin_ns);
+	if (deadline_ns < end_ns)
+		end_ns = deadline_ns;
 	do {
 		packet->n = fa_packet_receive(fd, client->in, FA_WIRE_BYTES_MAX, packet->fds,
 		                              &packet->n_fds, MSG_DONTWAIT);
@@ -367,15 +375,18 @@ static void lead_ring(struct fa_client *client, uint64_t deadline_ns)
 		{ .fd = client->connection.socket, .events = POLLIN },
 		{ .fd = ring->wake, .events = POLLIN },
 	};
-	uint64_t slice_ns = fa_deadline_ns(FA_RECEIVE_SLICE_NS);
+	uint64_t until_ns = fa_deadline_ns(FA_RECEIVE_SLICE_NS);
 	bool worth;
+
+	if (deadline_ns < until_ns)
+		until_ns = deadline_ns;
 
 	/* Armed first, and then the last look: what ends after it wakes. */
 	fa_ring_arm(&client->connection.ring.end);
 	if (fa_ring_collect(client)) {
 		if (!client->watched)
 			fa_ring_disarm(&client->connection.ring.end);
-		wake_ready(client);
+		fa_io_wake(client);
 		return;
 	}
 	if (client->state == FA_CLIENT_LOST)
@@ -384,8 +395,8 @@ static void lead_ring(struct fa_client *client, uint64_t deadline_ns)
 	client->leader = true;
 	worth = is_worth_spinning(client);
 	fa_io_outside_begin(client);
-	if (!receive_spinning(client, worth, fds[0].fd, &packet) &&
-	    !fa_poll_all(fds, 2, deadline_ns < slice_ns ? deadline_ns : slice_ns)) {
+	if (!receive_spinning(client, worth, fds[0].fd, until_ns, &packet) &&
+	    !fa_poll_all(fds, 2, until_ns)) {
 		if (fds[1].revents)
 			fa_ring_drain(ring);
 		if (fds[0].revents)
@@ -408,7 +419,7 @@ static void lead_ring(struct fa_client *client, uint64_t deadline_ns)
 	if (handle_packet(client, &packet))
 		receive(client, false, true);
 	else if (client->state == FA_CLIENT_CONNECTED)
-		wake_ready(client);
+		fa_io_wake(client);
 }
 
 /*
@@ -417,8 +428,6 @@ static void lead_ring(struct fa_client *client, uint64_t deadline_ns)
  */
 static void lead(struct fa_client *client, uint64_t deadline_ns)
 {
-	bool precise = deadline_ns != FA_NS_NEVER &&
-	               deadline_ns < fa_deadline_ns(FA_RECEIVE_SLICE_NS);
 	struct packet packet = { .n = -EAGAIN };
 	int fd = client->connection.socket;
 	bool any, worth;
@@ -426,11 +435,14 @@ static void lead(struct fa_client *client, uint64_t deadline_ns)
 	client->leader = true;
 	worth = is_worth_spinning(client);
 	fa_io_outside_begin(client);
-	if (receive_spinning(client, worth, fd, &packet))
-		;
-	else if (!precise || !fa_poll(fd, POLLIN, deadline_ns))
-		packet.n = fa_packet_receive(fd, client->in, FA_WIRE_BYTES_MAX, packet.fds,
-		                             &packet.n_fds, precise ? MSG_DONTWAIT : 0);
+	if (!receive_spinning(client, worth, fd, deadline_ns, &packet)) {
+		bool precise = deadline_ns != FA_NS_NEVER &&
+		               deadline_ns < fa_deadline_ns(FA_RECEIVE_SLICE_NS);
+
+		if (!precise || !fa_poll(fd, POLLIN, deadline_ns))
+			packet.n = fa_packet_receive(fd, client->in, FA_WIRE_BYTES_MAX, packet.fds,
+			                             &packet.n_fds, precise ? MSG_DONTWAIT : 0);
+	}
 	fa_io_outside_end(client);
 	client->leader = false;
 
@@ -492,7 +504,7 @@ struct end_waiter {
 };
 
 /* The connection ended; there may be another already. */
-static bool end_ready(const struct fa_client *client, const struct fa_waiter *waiter)
+static bool end_ready(const struct fa_client *client, struct fa_waiter *waiter)
 {
 	return client->state == FA_CLIENT_LOST ||
 	       client->epoch != fa_container_of(waiter, const struct end_waiter, waiter)->epoch;
@@ -609,8 +621,7 @@ int fa_io_post(struct fa_client *client, struct fa_wire_message *message, const 
 
 		/* The value is the next one at the moment of sending. */
 		id = fa_request_stream(message, &value);
-		while (id && client->state == FA_CLIENT_CONNECTED &&
-		       (!client->ring_tried || client->ring_making)) {
+		while (id && client->state == FA_CLIENT_CONNECTED && fa_ring_is_due(client)) {
 			fa_ring_begin(client);
 			if (!again && client->epoch != epoch)
 				return fa_client_lost_error(client);
@@ -653,7 +664,7 @@ int fa_io_post(struct fa_client *client, struct fa_wire_message *message, const 
 	}
 }
 
-static bool call_ready(const struct fa_client *client, const struct fa_waiter *waiter)
+static bool call_ready(const struct fa_client *client, struct fa_waiter *waiter)
 {
 	return fa_container_of(waiter, const struct fa_call, waiter)->done;
 }
@@ -674,7 +685,7 @@ static bool are_fds_due(const struct fa_client *client)
 	return false;
 }
 
-static bool no_fds_ready(const struct fa_client *client, const struct fa_waiter *waiter)
+static bool no_fds_ready(const struct fa_client *client, struct fa_waiter *waiter)
 {
 	return client->state == FA_CLIENT_LOST || !are_fds_due(client);
 }
@@ -728,7 +739,7 @@ int fa_io_call_begin(struct fa_client *client, struct fa_wire_message *message, 
 	if (r < 0) {
 		/* The next of those calls. */
 		if (call->expect_fds)
-			wake_ready(client);
+			fa_io_wake(client);
 		return r;
 	}
 	/* Whatever time the daemon took to come back: it has its own to answer. */

@@ -80,8 +80,18 @@ void fa_client_lose(struct fa_client *client, int code, const char *format, ...)
 		(void)epoll_ctl(client->epoll_fd, EPOLL_CTL_DEL, client->connection.ring.wake,
 		                NULL);
 	(void)shutdown(client->connection.socket, SHUT_RDWR);
-	fa_list_for_each(pos, &client->waiters)
-		pthread_cond_signal(&fa_container_of(pos, struct fa_waiter, link)->wake);
+	fa_list_for_each(pos, &client->waiters) {
+		struct fa_waiter *waiter = fa_container_of(pos, struct fa_waiter, link);
+
+		/* Who waits for a result sees it now. */
+		(void)waiter->ready(client, waiter);
+		pthread_cond_signal(&waiter->wake);
+	}
+	fa_list_for_each(pos, &client->spinning) {
+		struct fa_waiter *waiter = fa_container_of(pos, struct fa_waiter, link);
+
+		(void)waiter->ready(client, waiter);
+	}
 	fa_io_ring(client);
 }
 
@@ -162,7 +172,8 @@ void fa_client_adopt(struct fa_client *client, struct fa_connection *connection)
 	                               : FA_RESULTS;
 	++client->epoch;
 	fa_step_forget_abandoned(client);
-	client->ring_tried = false;
+	client->ring_try_ns = 0;
+	client->ring_pause_ns = FA_RING_AGAIN_FIRST_NS;
 	for (size_t i = 0; i < FA_COMPLETION_SLOTS; ++i)
 		client->streams[i].base = client->streams[i].submitted;
 	client->state = FA_CLIENT_CONNECTED;

@@ -269,6 +269,12 @@ static struct fa_registration *find_registration(const struct fa_list *registrat
 	return NULL;
 }
 
+/* A daemon that has no descriptors left may have some again; while this process may not. */
+static int refusal(int status)
+{
+	return status == -EMFILE || status == -ENFILE ? -EDQUOT : status;
+}
+
 /* Whether a refusal concerns memory of a GPU alone; it is remembered then. */
 static bool restore_refused(struct restore *restore, const struct fa_wire_message *message)
 {
@@ -278,7 +284,7 @@ static bool restore_refused(struct restore *restore, const struct fa_wire_messag
 
 	/* These pass: the lost session may hold what this one needs, and a daemon that ends has
 	 * one that comes after it. */
-	if (message->reply.status == -EDQUOT || message->reply.status == -ESHUTDOWN ||
+	if (refusal(message->reply.status) == -EDQUOT || message->reply.status == -ESHUTDOWN ||
 	    message->reply.status == -ENODEV)
 		return false;
 	registration = find_registration(&restore->client->registrations, message->id);
@@ -315,7 +321,7 @@ static int restore_receive(struct restore *restore)
 		               "the daemon sent nonsense while buffers were handed over");
 	if (message.type == FA_WIRE_REPLY && message.reply.status < 0 &&
 	    !restore_refused(restore, &message))
-		return fa_fail(restore->error, message.reply.status,
+		return fa_fail(restore->error, refusal(message.reply.status),
 		               "the restarted daemon does not take a buffer or stream again: %.*s",
 		               (int)message.reply.text.length,
 		               message.reply.text.text ? message.reply.text.text : "");

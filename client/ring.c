@@ -15,6 +15,10 @@
 /* Read in one go. */
 #define WAKES_MAX 16
 
+/* With more requests in flight no ring is tried again: of those that the daemon refuses it lets
+ * a few wait for their turn, and reads nothing while there are more. */
+#define AGAIN_IN_FLIGHT_MAX 16
+
 /* ---- making and ending */
 
 void fa_ring_end(struct fa_client_ring *ring)
@@ -110,6 +114,8 @@ static void make(struct fa_client *client)
 			               error.text);
 		else
 			(void)epoll_ctl(client->epoll_fd, EPOLL_CTL_ADD, ring->wake, &event);
+		for (uint32_t i = 0; i < FA_COMPLETION_SLOTS; ++i)
+			client->streams[i].by_socket = client->streams[i].submitted;
 	}
 	for (size_t i = 0; i < FA_WIRE_RING_FDS; ++i)
 		fa_close_fdp(&call.ring_fds[i]);
@@ -117,19 +123,36 @@ static void make(struct fa_client *client)
 		client->max_requests = ring->n_records;
 }
 
+bool fa_ring_is_due(const struct fa_client *client)
+{
+	if (client->ring_making || !client->ring_try_ns)
+		return true;
+	return client->ring_try_ns != FA_NS_NEVER && client->in_flight <= AGAIN_IN_FLIGHT_MAX &&
+	       fa_now_ns() >= client->ring_try_ns;
+}
+
 void fa_ring_begin(struct fa_client *client)
 {
+	uint32_t epoch;
+
 	while (client->ring_making)
 		pthread_cond_wait(&client->changed, &client->lock);
-	if (client->ring_tried || client->state != FA_CLIENT_CONNECTED)
+	if (client->state != FA_CLIENT_CONNECTED || !fa_ring_is_due(client))
 		return;
-	client->ring_tried = true;
+	client->ring_try_ns = FA_NS_NEVER;
 	if (client->no_ring || !(client->connection.features & FA_WIRE_FEATURE_RING))
 		return;
+	epoch = client->epoch;
 	client->ring_making = true;
 	make(client);
 	client->ring_making = client->ring_near = false;
 	pthread_cond_broadcast(&client->changed);
+	if (client->epoch != epoch || client->connection.ring.memory)
+		return;
+	client->ring_try_ns = fa_deadline_ns(client->ring_pause_ns);
+	client->ring_pause_ns = 2 * client->ring_pause_ns < FA_RING_AGAIN_LAST_NS
+	                                ? 2 * client->ring_pause_ns
+	                                : FA_RING_AGAIN_LAST_NS;
 }
 
 /* ---- putting */
@@ -158,7 +181,7 @@ struct room_waiter {
 	uint32_t epoch;
 };
 
-static bool room_ready(const struct fa_client *client, const struct fa_waiter *waiter)
+static bool room_ready(const struct fa_client *client, struct fa_waiter *waiter)
 {
 	const struct room_waiter *room = fa_container_of(waiter, const struct room_waiter, waiter);
 
@@ -198,7 +221,8 @@ bool fa_ring_collect_stream(struct fa_client *client, uint32_t id)
 	uint64_t completed, known = stream->known;
 	struct fa_outcome outcome;
 
-	if (!ring->memory || stream->known == stream->submitted)
+	if (!ring->memory || stream->known == stream->submitted ||
+	    stream->known < stream->by_socket)
 		return false;
 	completed = atomic_load_explicit(&client->connection.page[id].completed,
 	                                 memory_order_acquire);

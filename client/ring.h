@@ -4,9 +4,10 @@
  * without the mutex, and then fa_client.outside keeps the connection.
  *
  * It is made with the first request of a connection: who only asks questions, as factl
- * does, never pays for one. The answer to that request's RingSetup comes before anything
- * is in flight, so that the requests of a connection all take the same road. Where the
- * daemon has none to give, they go through the socket.
+ * does, never pays for one. Where the daemon has none to give, or there are no descriptors for
+ * it, requests go through the socket, and after a pause that doubles one of them tries again.
+ * Nobody sends any while RingSetup is not answered: those before it have been read by then, and
+ * are answered through the socket; all others of the connection go through the ring.
  *
  * What was put into the ring is answered by its record; one that failed by a Completion
  * as well, which brings the sentence. So the books follow the records as far as these
@@ -26,6 +27,10 @@ struct fa_client;
  * looked at before anything more is put. */
 #define FA_RING_PAUSE_NS FA_NS_PER_MS
 
+/* When a connection has no ring, another is tried after so long, and at last after so long. */
+#define FA_RING_AGAIN_FIRST_NS (100 * FA_NS_PER_MS)
+#define FA_RING_AGAIN_LAST_NS (10 * FA_NS_PER_SEC)
+
 struct fa_client_ring {
 	void *memory; /* NULL: there is no ring */
 	struct fa_ring_producer end;
@@ -36,8 +41,10 @@ struct fa_client_ring {
 	uint64_t put_ns;    /* when something was put last */
 };
 
-/* With the mutex, which is released meanwhile: makes the ring, unless that was tried with
- * this connection, or waits while another thread does. There may be none afterwards. */
+/* With the mutex: whether it is time for fa_ring_begin() before a request is sent. */
+bool fa_ring_is_due(const struct fa_client *client);
+/* With the mutex, which is released meanwhile: makes the ring if that is due, or waits while
+ * another thread does. There may be none afterwards. */
 void fa_ring_begin(struct fa_client *client);
 void fa_ring_end(struct fa_client_ring *ring);
 

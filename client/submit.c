@@ -69,7 +69,7 @@ static bool has_room(const struct fa_client *client, uint64_t n)
 	return client->in_flight + client->posting + n <= client->max_requests;
 }
 
-static bool room_ready(const struct fa_client *client, const struct fa_waiter *waiter)
+static bool room_ready(const struct fa_client *client, struct fa_waiter *waiter)
 {
 	return client->state == FA_CLIENT_LOST ||
 	       has_room(client, fa_container_of(waiter, const struct room_waiter, waiter)->n);
@@ -135,14 +135,10 @@ static int wait_in_flight(struct fa_client *client, struct fa_step *step, uint64
 	return step ? fa_step_check(step) : 0;
 }
 
-int fa_request_send(struct fa_client *client, struct fa_request *request, uint64_t deadline_ns,
-                    uint64_t *ret_value)
+/* Whether what it is about is there still. */
+static int check_objects(struct fa_client *client, const struct fa_request *request, uint32_t id)
 {
-	uint64_t *value;
-	uint32_t id = *fa_request_stream(&request->message, &value);
 	struct fa_client_stream *stream = &client->streams[id];
-	const uint64_t n = fa_request_values(&request->message);
-	const bool gated = fa_request_is_gated(request);
 	int r;
 
 	if (request->step) {
@@ -162,7 +158,16 @@ int fa_request_send(struct fa_client *client, struct fa_request *request, uint64
 		if (!stream->results)
 			return fa_error_set(-ENOMEM, "no memory for a stream's results");
 	}
-	/* Each of both may wait, and what the other has seen to is over then. */
+	return 0;
+}
+
+/* Waits until there is what it needs. Each of both may wait, and what the other has seen to is
+ * over then. */
+static int make_ready(struct fa_client *client, const struct fa_request *request, uint64_t n,
+                      bool gated, uint64_t deadline_ns)
+{
+	int r;
+
 	do {
 		r = gated ? fa_timeline_prepare(client, request) : 0;
 		if (r >= 0)
@@ -172,13 +177,48 @@ int fa_request_send(struct fa_client *client, struct fa_request *request, uint64
 		if (r < 0)
 			return r;
 	} while (gated && !fa_timeline_is_ready(client));
-	request->message.id = ++client->last_id;
-	/* It may have to wait with the mutex free; others are not to take its room. */
-	client->posting += n;
-	r = fa_io_post(client, &request->message, NULL, 0, FA_IO_USUAL, !request->step && !gated);
-	client->posting -= n;
-	if (r < 0)
-		return r;
+	return 0;
+}
+
+int fa_request_send(struct fa_client *client, struct fa_request *request, uint64_t deadline_ns,
+                    uint64_t *ret_value)
+{
+	uint64_t *value;
+	uint32_t id = *fa_request_stream(&request->message, &value);
+	struct fa_client_stream *stream = &client->streams[id];
+	const uint64_t n = fa_request_values(&request->message);
+	const bool gated = fa_request_is_gated(request);
+	bool again = !request->step && !gated;
+	int r;
+
+	for (;;) {
+		const uint32_t epoch = client->epoch;
+
+		r = check_objects(client, request, id);
+		if (r >= 0)
+			r = make_ready(client, request, n, gated, deadline_ns);
+		if (r < 0)
+			return r;
+		/* Another daemon may not have all that the one before it had. */
+		if (client->epoch != epoch)
+			continue;
+		request->message.id = ++client->last_id;
+		/* It may have to wait with the mutex free; others are not to take its room. */
+		client->posting += n;
+		r = fa_io_post(client, &request->message, NULL, 0, FA_IO_USUAL, false);
+		client->posting -= n;
+		if (r >= 0)
+			break;
+		/* Somebody may wait for the room that it takes no more. */
+		fa_io_wake(client);
+		if (!again || r == -ETIMEDOUT ||
+		    (client->state != FA_CLIENT_LOST && client->epoch == epoch))
+			return r;
+		again = false;
+		r = fa_client_restore(client, client->reconnect_ns);
+		if (r < 0)
+			return r;
+	}
 	*ret_value = stream->submitted += n;
 	if (gated)
 		fa_timeline_sent(client, request);

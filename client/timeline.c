@@ -456,6 +456,33 @@ static bool is_lost(struct fa_client *client, uint32_t epoch)
 	return lost;
 }
 
+/* Whether a request of an earlier connection was to give that value, of those up to @last. */
+static bool is_of_earlier(uint64_t last, uint64_t value)
+{
+	return last && fa_timeline_reached(last, value);
+}
+
+/* With the mutex, of a timeline that the connection has not got yet: what there is to see. */
+static int look_before(const struct fa_timeline *timeline, uint32_t slot, uint64_t value)
+{
+	if (is_of_earlier(timeline->planned[slot], value))
+		return -ECONNRESET;
+	return fa_timeline_reached(0, value) ? 0 : -EAGAIN;
+}
+
+static int say_lost(uint32_t slot, uint64_t value)
+{
+	return fa_error_set(-ECONNRESET,
+	                    "value %llu of the daemon's slot %u was lost with a connection",
+	                    (unsigned long long)value, slot);
+}
+
+static int say_not_yet(uint32_t slot, uint64_t value)
+{
+	return fa_error_set(-EAGAIN, "slot %u has not reached %llu", slot,
+	                    (unsigned long long)value);
+}
+
 int fa_timeline_wait(struct fa_timeline *timeline, uint32_t slot, uint64_t value,
                      uint64_t timeout_ns)
 {
@@ -471,17 +498,24 @@ int fa_timeline_wait(struct fa_timeline *timeline, uint32_t slot, uint64_t value
 		return r;
 	client = timeline->client;
 	deadline_ns = fa_deadline_ns(timeout_ns);
+	/* Who only looks does not wait for the daemon to set it up. */
+	if (client->state == FA_CLIENT_CONNECTED && timeline->epoch != client->epoch &&
+	    !timeout_ns) {
+		r = look_before(timeline, slot, value);
+		fa_client_leave(client);
+		return r == -ECONNRESET ? say_lost(slot, value)
+		       : r < 0          ? say_not_yet(slot, value)
+		                        : 0;
+	}
 	if (client->state == FA_CLIENT_CONNECTED)
 		(void)set_up(timeline);
 	in = &timeline->memory->in[slot];
 	out = &timeline->memory->out[slot];
 	epoch = timeline->epoch;
 	/* Whoever gave it was of another connection. */
-	if (timeline->lost[slot] && fa_timeline_reached(timeline->lost[slot], value)) {
+	if (is_of_earlier(timeline->lost[slot], value)) {
 		fa_client_leave(client);
-		return fa_error_set(-ECONNRESET,
-		                    "value %llu of the daemon's slot %u was lost with a connection",
-		                    (unsigned long long)value, slot);
+		return say_lost(slot, value);
 	}
 	fa_client_leave(client);
 
@@ -507,8 +541,7 @@ int fa_timeline_wait(struct fa_timeline *timeline, uint32_t slot, uint64_t value
 			                    "with it",
 			                    (unsigned long long)value, slot);
 		if (deadline_ns != FA_NS_NEVER && fa_now_ns() >= deadline_ns)
-			return fa_error_set(-EAGAIN, "slot %u has not reached %llu", slot,
-			                    (unsigned long long)value);
+			return say_not_yet(slot, value);
 		if (!spin_ns)
 			sleep_on(in, out, value, deadline_ns);
 		r = look(out, value);

@@ -55,18 +55,48 @@ int fa_result_probe(const struct fa_client *client, uint32_t stream, uint64_t va
 	return atomic_load_explicit(&slot->failed, memory_order_acquire) < wire ? 1 : -1;
 }
 
+struct ticket_waiter {
+	struct fa_waiter waiter;
+	uint32_t stream;
+	uint64_t value;
+	/* The result, once it was seen: before this thread runs it may be forgotten. */
+	bool seen;
+	struct fa_result result;
+	struct fa_error error; /* where its text is */
+};
+
+static bool ticket_ready(const struct fa_client *client, struct fa_waiter *waiter)
+{
+	struct ticket_waiter *ticket = fa_container_of(waiter, struct ticket_waiter, waiter);
+	const struct fa_client_stream *stream = &client->streams[ticket->stream];
+
+	if (stream->known < ticket->value)
+		return false;
+	if (!ticket->seen && stream->known - ticket->value < FA_RESULTS) {
+		ticket->seen = true;
+		ticket->result = stream->results[ticket->value % FA_RESULTS];
+		if (ticket->result.text) {
+			(void)fa_fail(&ticket->error, 0, "%s", ticket->result.text);
+			ticket->result.text = ticket->error.text;
+		}
+	}
+	return true;
+}
+
 /* Watches the page without the mutex for @spin_ns at most, or until it says
- * something or the connection is lost. */
-static int spin(struct fa_client *client, uint32_t stream, uint64_t value, bool early,
+ * something or the connection is lost. Others read meanwhile, and @ticket keeps what
+ * they have seen. */
+static int spin(struct fa_client *client, struct ticket_waiter *ticket, bool early,
                 uint64_t spin_ns)
 {
 	uint64_t deadline = fa_deadline_ns(spin_ns);
 	int r;
 
+	fa_list_append(&client->spinning, &ticket->waiter.link);
 	fa_io_outside_begin(client);
 	do {
 		for (int i = 0; i < SPIN_LOOKS; ++i) {
-			r = fa_result_probe(client, stream, value, early);
+			r = fa_result_probe(client, ticket->stream, ticket->value, early);
 			if (r || atomic_load_explicit(&client->lost, memory_order_acquire))
 				goto end;
 			if (client->yields)
@@ -77,19 +107,20 @@ static int spin(struct fa_client *client, uint32_t stream, uint64_t value, bool 
 	} while (fa_now_ns() < deadline);
 end:
 	fa_io_outside_end(client);
+	fa_list_remove(&ticket->waiter.link);
 	return r;
 }
 
-static int spin_slices(struct fa_client *client, uint32_t stream, uint64_t value, bool early,
+static int spin_slices(struct fa_client *client, struct ticket_waiter *ticket, bool early,
                        uint64_t spin_ns)
 {
-	const struct fa_client_stream *s = &client->streams[stream];
+	const struct fa_client_stream *s = &client->streams[ticket->stream];
 	int r = 0;
 
-	while (spin_ns && value > s->known && client->state == FA_CLIENT_CONNECTED) {
+	while (spin_ns && ticket->value > s->known && client->state == FA_CLIENT_CONNECTED) {
 		uint64_t slice = spin_ns < SPIN_SLICE_NS ? spin_ns : SPIN_SLICE_NS;
 
-		r = spin(client, stream, value, early, slice);
+		r = spin(client, ticket, early, slice);
 		if (r)
 			break;
 		spin_ns -= slice;
@@ -99,30 +130,8 @@ static int spin_slices(struct fa_client *client, uint32_t stream, uint64_t value
 	return r;
 }
 
-struct ticket_waiter {
-	struct fa_waiter waiter;
-	uint32_t stream;
-	uint64_t value;
-};
-
-static bool ticket_ready(const struct fa_client *client, const struct fa_waiter *waiter)
+static int tell(const struct fa_result *result, struct fa_completion *ret_completion)
 {
-	const struct ticket_waiter *ticket = fa_container_of(waiter, const struct ticket_waiter,
-	                                                     waiter);
-
-	return client->streams[ticket->stream].known >= ticket->value;
-}
-
-static int remembered(const struct fa_client_stream *stream, uint64_t value,
-                      struct fa_completion *ret_completion)
-{
-	const struct fa_result *result = &stream->results[value % FA_RESULTS];
-
-	if (stream->known - value >= FA_RESULTS)
-		return fa_error_set(-ESTALE,
-		                    "request %llu ended so long ago that its result is forgotten; "
-		                    "the last %u of a stream are kept",
-		                    (unsigned long long)value, FA_RESULTS);
 	if (ret_completion) {
 		struct fa_completion completion = { .status = result->status,
 			                            .queued_ns = result->queued_ns,
@@ -137,14 +146,29 @@ static int remembered(const struct fa_client_stream *stream, uint64_t value,
 	return 0;
 }
 
+static int remembered(const struct fa_client_stream *stream, uint64_t value,
+                      struct fa_completion *ret_completion)
+{
+	if (stream->known - value >= FA_RESULTS)
+		return fa_error_set(-ESTALE,
+		                    "request %llu ended so long ago that its result is forgotten; "
+		                    "the last %u of a stream are kept",
+		                    (unsigned long long)value, FA_RESULTS);
+	return tell(&stream->results[value % FA_RESULTS], ret_completion);
+}
+
 int fa_result_wait(struct fa_client *client, uint32_t stream, uint64_t value, uint64_t timeout_ns,
                    struct fa_completion *ret_completion)
 {
 	const struct fa_client_stream *s = &client->streams[stream];
-	struct ticket_waiter ticket = { .waiter.ready = ticket_ready,
-		                        .stream = stream,
-		                        .value = value };
+	struct ticket_waiter ticket;
 	int r;
+
+	/* Not all of it: most of the time it is not needed. */
+	ticket.waiter.ready = ticket_ready;
+	ticket.stream = stream;
+	ticket.value = value;
+	ticket.seen = false;
 
 	const bool by_ring = client->connection.ring.memory;
 	/* What the device tells is without the times. */
@@ -160,7 +184,7 @@ int fa_result_wait(struct fa_client *client, uint32_t stream, uint64_t value, ui
 
 		r = fa_result_probe(client, stream, value, early);
 		if (!r && spin_ns) {
-			r = spin_slices(client, stream, value, early, spin_ns);
+			r = spin_slices(client, &ticket, early, spin_ns);
 			if (timeout_ns != FA_NS_NEVER) {
 				uint64_t spun = fa_now_ns() - begin_ns;
 
@@ -175,6 +199,8 @@ int fa_result_wait(struct fa_client *client, uint32_t stream, uint64_t value, ui
 	}
 	if (value > s->known && timeout_ns)
 		(void)fa_io_await(client, &ticket.waiter, fa_deadline_ns(timeout_ns));
+	if (ticket.seen)
+		return tell(&ticket.result, ret_completion);
 	if (value > s->known)
 		fa_io_receive(client, false);
 	if (value > s->known)

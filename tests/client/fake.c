@@ -90,7 +90,8 @@ struct fa_wire_message fa_fake_hello_reply(uint64_t id)
 	};
 }
 
-static struct fa_completion_slot *welcome(struct fa_raw *raw, struct fa_wire_message *reply)
+struct fa_completion_slot *fa_fake_welcome_with(struct fa_raw *raw,
+                                                const struct fa_wire_message *reply)
 {
 	_fa_cleanup_(fa_close_fdp) int fd = -1;
 	void *page;
@@ -112,7 +113,7 @@ struct fa_completion_slot *fa_fake_welcome(struct fa_raw *raw)
 		return NULL;
 	fa_check_eq(raw->message.type, FA_WIRE_HELLO);
 	reply = fa_fake_hello_reply(raw->message.id);
-	return welcome(raw, &reply);
+	return fa_fake_welcome_with(raw, &reply);
 }
 
 struct fa_completion_slot *fa_fake_welcome_as(struct fa_raw *raw, uint64_t generation,
@@ -123,7 +124,7 @@ struct fa_completion_slot *fa_fake_welcome_as(struct fa_raw *raw, uint64_t gener
 	reply.hello_reply.generation = generation;
 	reply.hello_reply.secret = secret;
 	reply.hello_reply.resumed = resumed;
-	return welcome(raw, &reply);
+	return fa_fake_welcome_with(raw, &reply);
 }
 
 bool fa_fake_next(struct fa_raw *raw)
@@ -175,6 +176,9 @@ void fa_fake_answer(struct fa_raw *raw, struct fa_completion_slot *page)
 	_fa_cleanup_(fa_close_fdp) int fd = -1;
 
 	switch (request->type) {
+	case FA_WIRE_MARKER:
+		finish(raw, page, request->marker.stream, request->marker.value);
+		break;
 	case FA_WIRE_ATTENTION:
 		finish(raw, page, request->attention.stream, request->attention.value);
 		break;

@@ -43,6 +43,10 @@ struct fa_completion_slot *fa_fake_welcome_as(struct fa_raw *raw, uint64_t gener
 /* A HelloReply that is right; it carries one descriptor. */
 struct fa_wire_message fa_fake_hello_reply(uint64_t id);
 
+/* Sends one, with a page. */
+struct fa_completion_slot *fa_fake_welcome_with(struct fa_raw *raw,
+                                                const struct fa_wire_message *reply);
+
 /* Receives the next request; false at the end. Fails if neither comes. */
 bool fa_fake_next(struct fa_raw *raw);
 

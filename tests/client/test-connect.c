@@ -215,6 +215,69 @@ static void test_name(void **state)
 	fa_fake_stop(&fake);
 }
 
+/* Every call that takes a client says so if there is none. */
+static void test_no_client(void **state)
+{
+	struct fa_completion completion = { .size = sizeof(completion) };
+	struct fa_sequence_info sequence_info = { .size = sizeof(sequence_info) };
+	struct fa_cache_options cache_options = { .size = sizeof(cache_options), .dtype = FA_F32 };
+	struct fa_cache_info cache_info = { .size = sizeof(cache_info) };
+	struct fa_step_item item = { .sequence = 1, .n_new = 1 };
+	struct fa_step_options step_options = { .size = sizeof(step_options),
+		                                .n_items = 1,
+		                                .items = &item };
+	struct fa_prefix prefix = { .size = sizeof(prefix) };
+	struct fa_info info = { .size = sizeof(info) };
+	struct fa_timeline *timeline;
+	struct fa_ticket ticket = {};
+	struct fa_buffer *buffer;
+	struct fa_step *step;
+	uint64_t number;
+	uint32_t stream;
+	char *json;
+
+	const int results[] = {
+		fa_reconnect(NULL),
+		fa_info(NULL, &info),
+		fa_ping(NULL),
+		fa_buffer_new(NULL, 4096, 0, &buffer),
+		fa_buffer_import_cuda(NULL, 4096, 4096, 0, &buffer),
+		fa_trim(NULL),
+		fa_wait(NULL, &ticket, 0, &completion),
+		fa_marker(NULL, 0, NULL, &ticket),
+		fa_cancel(NULL, &ticket),
+		fa_fd(NULL),
+		fa_dispatch(NULL),
+		fa_stream_new(NULL, 0, &stream),
+		fa_stream_free(NULL, 1),
+		fa_status(NULL, &json),
+		fa_drain(NULL),
+		fa_cache_create(NULL, &cache_options, &number),
+		fa_cache_find(NULL, "name", &number),
+		fa_cache_info(NULL, 1, &cache_info),
+		fa_cache_remove(NULL, 1),
+		fa_sequence_create(NULL, 1, &number),
+		fa_sequence_find(NULL, "name", &number),
+		fa_sequence_fork(NULL, 1, 0, &number),
+		fa_sequence_set_name(NULL, 1, "name", 0, 0),
+		fa_sequence_truncate(NULL, 1, 0),
+		fa_sequence_drop(NULL, 1, 0, NULL),
+		fa_sequence_free(NULL, 1),
+		fa_sequence_info(NULL, 1, &sequence_info),
+		fa_sequence_publish(NULL, 1, &prefix, NULL),
+		fa_sequence_attach(NULL, 1, &prefix, NULL),
+		fa_step_begin(NULL, &step_options, &step),
+		fa_timeline_open(NULL, &timeline),
+	};
+
+	for (size_t i = 0; i < sizeof(results) / sizeof(*results); ++i)
+		fa_check_eq(results[i], -EINVAL);
+	fa_check_contains(fa_error(), "client is NULL");
+	fa_check_eq(fa_client_state(NULL), FA_CLIENT_LOST);
+	fa_check(!fa_socket(NULL));
+	fa_check(!fa_disconnect(NULL));
+}
+
 /* Nothing is left open, however it ended. */
 static void test_descriptors(void **state)
 {
@@ -229,9 +292,10 @@ static void test_descriptors(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_paths),    cmocka_unit_test(test_nobody),
-		cmocka_unit_test(test_timeouts), cmocka_unit_test(test_refused),
-		cmocka_unit_test(test_name),     cmocka_unit_test(test_descriptors),
+		cmocka_unit_test(test_paths),     cmocka_unit_test(test_nobody),
+		cmocka_unit_test(test_timeouts),  cmocka_unit_test(test_refused),
+		cmocka_unit_test(test_name),      cmocka_unit_test(test_descriptors),
+		cmocka_unit_test(test_no_client),
 	};
 
 	return cmocka_run_group_tests_name("connect", tests, NULL, NULL);

@@ -1,8 +1,8 @@
 /*
  * Calls of the driver fail under a client of the KV cache, one after the other: each step
  * and copy is right or says what went wrong, and the next one is right; nothing stays
- * behind. A chunk that cannot be made is made later; a pool that cannot be taken back is
- * dropped, and the daemon serves with another.
+ * behind. A chunk that cannot be made is made later; a pool that cannot be taken back now is
+ * taken back later, and one that never can is dropped, and the daemon serves with another.
  */
 #include "client/faclient.h"
 #include "tests/client/kv-load.h"
@@ -218,12 +218,51 @@ static void test_not_taken_back(void **state)
 	}
 }
 
+/* The driver had no memory, no descriptors, or no luck: of what was kept that says nothing, and
+ * the next daemon, which has, takes it back. */
+static void test_taken_back_later(void **state)
+{
+	static const char *const args[] = { "--supervise", NULL };
+	static const char *const rules[] = {
+		"cuMemImportFromShareableHandle:1=2",
+		"cuMemImportFromShareableHandle:1=304",
+		"cuMemGetAllocationPropertiesFromHandle:1=2",
+		"cuMemMap:1=2",
+		"cuMemSetAccess:1=2",
+		"cuMemAddressReserve:1=2",
+		"cuMemHostAlloc:2=1",
+	};
+	uint32_t tags[20];
+	uint64_t sequence;
+
+	for (uint32_t i = 0; i < 20; ++i)
+		tags[i] = i + 1;
+	start(args);
+	fa_check_eq(fa_sequence_create(client, kv.cache, &sequence), 0);
+	fa_check_eq(append(sequence, tags, 20, 20), 0);
+	for (size_t i = 0; i < sizeof(rules) / sizeof(*rules); ++i) {
+		pid_t pid = fa_test_daemon_child(&daemon_);
+		int r;
+
+		fa_test_cuda_fail_next(&cuda, rules[i]);
+		fa_check(pid > 0 && !kill(pid, SIGKILL));
+		fa_test_daemon_log_wait(&daemon_, "the pool that was kept cannot be taken back");
+		fa_test_cuda_fail_next(&cuda, NULL);
+		do
+			r = kv_check_pages(&kv, sequence, tags, 0, 20);
+		while (r == -ECONNRESET);
+		fa_check_eq(r, 0);
+	}
+	stop();
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_each_call),
 		cmocka_unit_test(test_no_chunk),
 		cmocka_unit_test(test_not_taken_back),
+		cmocka_unit_test(test_taken_back_later),
 	};
 
 	return cmocka_run_group_tests_name("cuda-kv-faults", tests, NULL, NULL);

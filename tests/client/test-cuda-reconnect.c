@@ -198,6 +198,25 @@ static void other_backend_case(int socket)
 	end();
 }
 
+/* The loss is noticed by the very request that is sent to the next daemon. */
+static void unnoticed_case(int socket)
+{
+	for (size_t i = 0; i < 3; ++i) {
+		begin(20);
+		fa_cuda_attend(client, handle, at, 1);
+		fa_test_daemon_signal(&server, SIGKILL);
+		fa_check_eq(WTERMSIG(fa_test_daemon_reap(&server)), SIGKILL);
+		start(true);
+		fa_cuda_attend_fails(client,
+		                     i == 0   ? handle
+		                     : i == 1 ? pieces
+		                              : arena,
+		                     -ESTALE, "has backend cpu");
+		fa_cuda_expect_buffers(client, 1);
+		end();
+	}
+}
+
 /* Imports, frees and trims of several threads while daemons come and go. */
 #define THREADS 3
 
@@ -276,15 +295,16 @@ CASE(freed)
 CASE(fault)
 CASE(refused)
 CASE(other_backend)
+CASE(unnoticed)
 CASE(threads)
 
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_same),    cmocka_unit_test(test_contents),
-		cmocka_unit_test(test_freed),   cmocka_unit_test(test_fault),
-		cmocka_unit_test(test_refused), cmocka_unit_test(test_other_backend),
-		cmocka_unit_test(test_threads),
+		cmocka_unit_test(test_same),      cmocka_unit_test(test_contents),
+		cmocka_unit_test(test_freed),     cmocka_unit_test(test_fault),
+		cmocka_unit_test(test_refused),   cmocka_unit_test(test_other_backend),
+		cmocka_unit_test(test_unnoticed), cmocka_unit_test(test_threads),
 	};
 
 	return cmocka_run_group_tests_name("cuda reconnect", tests, make_scene, remove_scene);

@@ -249,6 +249,34 @@ static void test_attend_refused(void **state)
 	fa_buffer_free(buffer);
 }
 
+/* What faclient_kv.h says a layer may be given fits into one message, whatever else it has. */
+static void test_largest_attend(void **state)
+{
+	static const uint32_t positions[16000];
+	static const float slopes[1024], sinks[1024];
+	struct fa_step *step = begin(1);
+	struct fa_step_attend attend;
+	struct fa_buffer *buffer;
+
+	fa_check_eq(fa_buffer_new(client, 1 << 20, 0, &buffer), 0);
+	attend = attend_all(buffer);
+	attend.positions = positions;
+	attend.q = attend.out = tensor(buffer, 3, 15800, 1, 8);
+	fa_check_eq(fa_step_attend(step, &attend, NULL), 0);
+	fa_check_eq(heard()->last.step_attend.n_positions, 15800);
+	attend.alibi_slopes = slopes;
+	attend.sinks = sinks;
+	attend.q = attend.out = tensor(buffer, 3, 15800 - 2 * 1024, 1024, 8);
+	attend.q.strides[2] = attend.out.strides[2] = 1; /* the same token again and again */
+	fa_check_eq(fa_step_attend(step, &attend, NULL), 0);
+	fa_check_eq(heard()->last.step_attend.n_sinks, 1024);
+	attend.q = attend.out = tensor(buffer, 3, 16000, 1, 8);
+	fa_check_eq(fa_step_attend(step, &attend, NULL), -EMSGSIZE);
+	fa_check_contains(fa_error(), "too long");
+	fa_step_free(step);
+	fa_buffer_free(buffer);
+}
+
 static void test_commit(void **state)
 {
 	const uint32_t keep[] = { 0, 2, 3, 1 };
@@ -401,9 +429,10 @@ static void test_sizes(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_begin),  cmocka_unit_test(test_largest_step),
-		cmocka_unit_test(test_attend), cmocka_unit_test(test_attend_refused),
-		cmocka_unit_test(test_commit), cmocka_unit_test(test_sizes),
+		cmocka_unit_test(test_begin),          cmocka_unit_test(test_largest_step),
+		cmocka_unit_test(test_attend),         cmocka_unit_test(test_attend_refused),
+		cmocka_unit_test(test_largest_attend), cmocka_unit_test(test_commit),
+		cmocka_unit_test(test_sizes),
 	};
 
 	return cmocka_run_group_tests_name("kv-calls-steps", tests, calls_setup, calls_teardown);

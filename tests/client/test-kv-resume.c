@@ -6,10 +6,13 @@
 #include "client/faclient.h"
 #include "tests/client/fake.h"
 #include "tests/lib/check.h"
+#include "tests/lib/daemon.h"
+#include "tests/lib/dir.h"
 
 #include <errno.h>
 #include <pthread.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stddef.h>
@@ -273,12 +276,57 @@ static void test_in_flight(void **state)
 	stop(&fake, client);
 }
 
+/* A daemon that keeps nothing: calls and requests say of what was lost what they promise. */
+static void test_lost_numbers(void **state)
+{
+	struct fa_cache_options cache_options = { .size = sizeof(cache_options),
+		                                  .dtype = FA_F32,
+		                                  .layers = 1,
+		                                  .kv_heads = 1,
+		                                  .head_dim = 16 };
+	struct fa_sequence_info info = { .size = sizeof(info) };
+	struct fa_sequence_copy copy = { .size = sizeof(copy) };
+	struct fa_options options = { .size = sizeof(options) };
+	const int64_t shape[] = { 1, 1, 16 };
+	struct fa_test_daemon daemon;
+	struct fa_client *client;
+	struct fa_buffer *buffer;
+	struct fa_ticket ticket;
+	uint64_t cache, freed;
+	char dir[48];
+
+	fa_test_dir_make(dir, sizeof(dir));
+	fa_test_daemon_start(&daemon, &(struct fa_test_daemon_options){ .dir = dir });
+	options.socket = daemon.socket;
+	fa_check_eq(fa_connect(&options, &client), 0);
+	fa_check_eq(fa_buffer_new(client, 4096, 0, &buffer), 0);
+	fa_tensor_init(&copy.k, buffer, 0, FA_F32, 3, shape);
+	fa_check_eq(fa_cache_create(client, &cache_options, &cache), 0);
+	fa_check_eq(fa_sequence_create(client, cache, &freed), 0);
+	fa_check_eq(fa_sequence_create(client, cache, &copy.sequence), 0);
+	fa_check_eq(fa_sequence_free(client, freed), 0);
+	fa_check_eq(fa_sequence_info(client, freed, &info), -ESTALE);
+
+	fa_test_daemon_signal(&daemon, SIGKILL);
+	(void)fa_test_daemon_reap(&daemon);
+	fa_test_daemon_start(&daemon, &(struct fa_test_daemon_options){ .dir = dir });
+	fa_check_eventually(fa_client_state(client) == FA_CLIENT_LOST);
+	fa_check_eq(fa_sequence_info(client, copy.sequence, &info), -ESTALE);
+	fa_check_eq(fa_sequence_read(client, &copy, NULL), -ENOENT);
+	fa_check_eq(fa_sequence_read(client, &copy, &ticket), 0);
+	fa_check_eq(fa_wait(client, &ticket, UINT64_MAX, NULL), -ENOENT);
+	check_info(client, 1, 0);
+	fa_disconnect(client);
+	fa_test_daemon_stop(&daemon);
+	fa_test_dir_remove(dir);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_resumed),           cmocka_unit_test(test_not_resumed),
 		cmocka_unit_test(test_deaths_in_between), cmocka_unit_test(test_lost_in_between),
-		cmocka_unit_test(test_in_flight),
+		cmocka_unit_test(test_in_flight),         cmocka_unit_test(test_lost_numbers),
 	};
 
 	return cmocka_run_group_tests_name("kv-resume", tests, NULL, NULL);

@@ -96,18 +96,14 @@ static void give_ring(struct fa_raw *raw)
 
 static void serve(struct fa_raw *raw, void *userdata)
 {
-	_fa_cleanup_(fa_close_fdp) int page = -1;
 	struct fa_wire_message reply;
 
 	if (!fa_fake_next(raw))
 		return;
 	reply = fa_fake_hello_reply(raw->message.id);
 	reply.hello_reply.features = FA_WIRE_FEATURE_RING;
-	fa_check_eq(fa_memfd_new("page", FA_COMPLETION_PAGE_BYTES, 0, &page), 0);
-	end.page = memory_of(page, FA_COMPLETION_PAGE_BYTES);
-	raw->page = end.page; /* unmapped with it */
+	end.page = fa_fake_welcome_with(raw, &reply);
 	end.socket = raw->fd;
-	fa_check_eq(fa_raw_send(raw, &reply, &page, 1), 0);
 	while (fa_raw_receive(raw, -1) == 1)
 		if (raw->message.type == FA_WIRE_RING_SETUP)
 			give_ring(raw);
