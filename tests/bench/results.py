@@ -13,14 +13,22 @@ README.md shows of them.
     results.py check                    fail if they are not what write makes
 
 A NAME.json holds the results and, for each, what was run, where and when.
-targets.json says which numbers are wanted; a name there may be a pattern. tables.json has the
-tables of README.md: {FILE:NAME} in a cell is the value of that result in FILE.json, and
-{FILE:NAME|PEER} what its peer had.
+
+targets.json says which numbers are wanted; a name there may be a pattern. With ratio_min it is the
+ratio to the peer, with any_ratio_min one of the ratios to several, else the value itself.
+
+shortfalls.json says why numbers that are wanted are not there: entries of a title, patterns of
+names, and paragraphs. A number that is missed belongs to the first entry that has its name; one
+without an entry is an error, as is a pattern without a number that is missed.
+
+tables.json has the tables of README.md: {FILE:NAME} in a cell is the value of that result in
+FILE.json, and {FILE:NAME|PEER} what its peer had.
 """
 
 import datetime
 import fnmatch
 import json
+import math
 import os
 import re
 import shlex
@@ -32,6 +40,7 @@ RESULTS = os.path.join(HERE, "RESULTS.md")
 README = os.path.join(HERE, "../../README.md")
 TARGETS = "targets.json"
 TABLES = "tables.json"
+SHORTFALLS = "shortfalls.json"
 
 HEAD = """# Benchmark results
 
@@ -49,47 +58,153 @@ def number(value):
     return f"{value:.4g}" if abs(value) < 1e5 else f"{value:.0f}"
 
 
-def wanted(result, targets):
-    """What is wanted of this result, and whether it is so."""
-    for target in targets:
-        if not fnmatch.fnmatchcase(result["name"], target["name"]) or target.get("peer") != result.get("peer"):
-            continue
-        if "ratio_min" in target:
-            met = result["ratio"] >= target["ratio_min"]
-            text = f"ratio ≥ {number(target['ratio_min'])}"
-        elif "value_min" in target:
-            met = result["value"] >= target["value_min"]
-            text = f"≥ {number(target['value_min'])} {result['unit']}"
-        else:
-            met = result["value"] <= target["value_max"]
-            text = f"≤ {number(target['value_max'])} {result['unit']}"
-        return f"{text}: {'met' if met else '**missed**'}"
-    return ""
+class Row:
+    """The results of one name: their value, and the ratio to each peer."""
+
+    def __init__(self, result):
+        self.name, self.value, self.unit = result["name"], result["value"], result["unit"]
+        self.ratios = {}
+
+    def verdicts(self, targets):
+        """Of each target for it: what is wanted, and how much of that there is."""
+        for target in targets:
+            if not fnmatch.fnmatchcase(self.name, target["name"]):
+                continue
+            if "any_ratio_min" in target:
+                least = target["any_ratio_min"]
+                if not least.keys() <= self.ratios.keys():
+                    continue
+                yield (
+                    " or ".join(f"{peer} ≥ {number(ratio)}" for peer, ratio in least.items()),
+                    max(self.ratios[peer] / ratio for peer, ratio in least.items()),
+                )
+            elif "ratio_min" in target:
+                if target["peer"] in self.ratios:
+                    yield (
+                        f"{target['peer']} ≥ {number(target['ratio_min'])}",
+                        self.ratios[target["peer"]] / target["ratio_min"],
+                    )
+            elif target.get("peer") not in (None, *self.ratios):
+                continue
+            elif "value_min" in target:
+                yield f"≥ {number(target['value_min'])} {self.unit}", self.value / target["value_min"]
+            else:
+                most = target["value_max"]
+                yield (
+                    f"≤ {number(most)} {self.unit}",
+                    most / self.value if self.value > 0 else 1.0,
+                )
+
+
+def rows_of(results):
+    """Results of the same name and value that follow one another are a row."""
+    rows = []
+    for result in results:
+        peer = result.get("peer")
+        last = rows[-1] if rows else None
+        if (
+            not last
+            or (last.name, last.value, last.unit) != (result["name"], result["value"], result["unit"])
+            or not peer
+            or peer in last.ratios
+        ):
+            rows.append(Row(result))
+        if peer:
+            rows[-1].ratios[peer] = result["ratio"]
+    return rows
+
+
+def told(verdicts):
+    return "; ".join(f"{text}: {'met' if share >= 1 else '**missed**'}" for text, share in verdicts)
+
+
+def geometric_means(rows, peers):
+    """Of kernels' rates, where each has all peers: of the ratios to each, and to the best."""
+    if len(rows) < 2 or any(row.unit != "TFLOP/s" or row.ratios.keys() != set(peers) for row in rows):
+        return []
+
+    def mean(ratios):
+        return number(math.exp(sum(map(math.log, ratios)) / len(rows)))
+
+    means = [f"{peer} {mean([row.ratios[peer] for row in rows])}" for peer in peers]
+    best = mean([min(row.ratios.values()) for row in rows])
+    return [f"\nGeometric means of the ratios: {', '.join(means)}; to the best of them {best}."]
 
 
 def section(name, recorded, targets):
     commits = sorted({result["commit"] for result in recorded["results"]})
+    rows = rows_of(recorded["results"])
+    peers = list(dict.fromkeys(peer for row in rows for peer in row.ratios))
+    # Where no row has two of them a column for each would be empty for the most part.
+    wide = any(len(row.ratios) > 1 for row in rows)
+    columns = peers if wide else ["peer", "ratio"]
     lines = [
         f"\n## {name}\n",
         f"`{recorded['command']}`, {recorded['date']}, {recorded['machine']}, "
         f"commit {', '.join(commits)}\n",
-        "| name | value | unit | peer | ratio | wanted |",
-        "|---|---:|---|---|---:|---|",
+        f"| name | value | unit | {' | '.join(columns)} | wanted |",
+        "|---|---:|---|" + ("---:|" * len(peers) if wide else "---|---:|") + "---|",
     ]
-    for result in recorded["results"]:
-        peer = result.get("peer")
+    for row in rows:
+        ratios = {peer: number(ratio) for peer, ratio in row.ratios.items()}
+        if wide:
+            cells = [ratios.get(peer, "") for peer in peers]
+        else:
+            cells = next(iter(ratios.items()), ("", ""))
         lines.append(
-            f"| {result['name']} | {number(result['value'])} | {result['unit']} | "
-            f"{peer or ''} | {number(result['ratio']) if peer else ''} | "
-            f"{wanted(result, targets)} |"
+            f"| {row.name} | {number(row.value)} | {row.unit} | {' | '.join(cells)} | "
+            f"{told(row.verdicts(targets))} |"
         )
+    lines += geometric_means(rows, peers) if wide else []
+    return "\n".join(lines) + "\n"
+
+
+def shortfalls(files, targets, entries):
+    """What is wanted and not there, with the reasons; @files are (name, recorded)."""
+    n_wanted, missed, used = 0, [[] for _ in entries], set()
+    for file, recorded in files:
+        for row in rows_of(recorded["results"]):
+            for text, share in row.verdicts(targets):
+                n_wanted += 1
+                if share >= 1:
+                    continue
+                for i, entry in enumerate(entries):
+                    patterns = [p for p in entry["names"] if fnmatch.fnmatchcase(row.name, p)]
+                    if patterns:
+                        break
+                else:
+                    sys.exit(f"{SHORTFALLS} does not say why {row.name} of {file}.json is missed ({text})")
+                used.update((i, p) for p in patterns)
+                missed[i].append((row, file, text, share))
+    for i, entry in enumerate(entries):
+        for pattern in entry["names"]:
+            if (i, pattern) not in used:
+                sys.exit(f"{SHORTFALLS} has {pattern} under {entry['title']!r}, of which nothing is missed")
+    n_missed = sum(map(len, missed))
+    lines = [
+        "\n## What falls short, and why\n",
+        f"{n_wanted} numbers are wanted, {n_wanted - n_missed} of them met. The others, with the share that "
+        "they have of what is wanted, as a speed:",
+    ]
+    for entry, rows in zip(entries, missed):
+        lines += [f"\n### {entry['title']}\n", *[paragraph + "\n" for paragraph in entry["why"]]]
+        lines += ["| name | value | unit | wanted | share | of |", "|---|---:|---|---|---:|---|"]
+        lines += [
+            f"| {row.name} | {number(row.value)} | {row.unit} | {text} | {share:.3f} | {file} |"
+            for row, file, text, share in rows
+        ]
     return "\n".join(lines) + "\n"
 
 
 def generate():
     targets = load(TARGETS)["targets"]
-    names = sorted(n for n in os.listdir(HERE) if n.endswith(".json") and n not in (TARGETS, TABLES))
-    return HEAD + "".join(section(n[: -len(".json")], load(n), targets) for n in names)
+    names = sorted(n for n in os.listdir(HERE) if n.endswith(".json") and n not in (TARGETS, TABLES, SHORTFALLS))
+    files = [(n[: -len(".json")], load(n)) for n in names]
+    return (
+        HEAD
+        + shortfalls(files, targets, load(SHORTFALLS)["shortfalls"])
+        + "".join(section(name, recorded, targets) for name, recorded in files)
+    )
 
 
 def cell(template):

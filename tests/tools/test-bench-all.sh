@@ -112,6 +112,7 @@ grep -q 'peer/x.so:a' "$out/decode-shapes.json"
 expect 1 '^NOT RUN  kv: no time was left' --output "$out" --limit 2 crowd kv
 
 # The rows of all of it, and what is shown of them.
+echo '{"shortfalls": []}' >"$kept/shortfalls.json"
 echo '{"costs": [["", "here"], ["one", "{gpu-rtt:rtt/one} of it"]]}' >"$kept/tables.json"
 printf 'before\n<!-- costs: x -->\n<!-- end of costs -->\nbehind\n' >"$folder/README.md"
 python3 "$kept/results.py" keep-all gpu "$out" 1234567

@@ -7,11 +7,9 @@
  * seqlen_k_max: the longest sequence of a step for which the row is preferred to those that
  * follow.
  *
- * On an H200, bf16, causal, 32 query and 8 KV heads, TFLOP/s and the share of what the dense
- * kernel does: d128 one sequence of 8,192 with pages of 256 tokens 713 (0.93), of 64 708
- * (0.93), of 16 606 (0.79: boxes are small); eight of 1,024 451 (0.90, pages of 64). d64 483
- * (0.99), eight of 1,024 261 (0.77), before there was one for short ones. d256 with 16 and 4
- * heads 777 (1.00).
+ * What they have of the dense kernels' rate: tests/bench/RESULTS.md, paged-prefill (an H200, bf16,
+ * causal, d128: 0.98 with pages of 64 tokens, 0.97 with those of 16, whose boxes are small, and of
+ * 256; eight sequences of 1,024 0.95, 0.92 and 0.93).
  */
 #pragma once
 

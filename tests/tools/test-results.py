@@ -1,0 +1,139 @@
+#!/usr/bin/env python3
+"""tests/bench/results.py: rows with their peers beside one another, what is wanted of them, and
+that what falls short has a reason, and only that.
+    test-results.py RESULTS.PY
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+
+def result(name, value, peer=None, ratio=None, unit="us"):
+    made = {"name": name, "value": value, "unit": unit, "commit": "1234567", "device": "D"}
+    return made if peer is None else {**made, "peer": peer, "ratio": ratio}
+
+
+RESULTS = [
+    result("decode/a/us", 10, "bare", 0.9),
+    result("decode/a/us", 10, "fa3", 1.4),
+    result("decode/b/us", 20, "bare", 0.96),
+    result("decode/b/us", 20, "fa3", 1.1),
+    result("decode/c/us", 30, "bare", 0.8),
+    result("decode/c/us", 30, "fa3", 1.04),
+    result("decode/d/us", 40, "bare", 0.5),
+]
+PLAIN = [
+    result("noop", 0.8, "socket", 5),
+    result("lost", 0),
+    result("pair", 15),
+    result("busy", 97, unit="%"),
+]
+RATES = [
+    result("prefill/x", 400, "cudnn", 2, "TFLOP/s"),
+    result("prefill/x", 400, "fa3", 0.9, "TFLOP/s"),
+    result("prefill/y", 500, "cudnn", 0.5, "TFLOP/s"),
+    result("prefill/y", 500, "fa3", 1.6, "TFLOP/s"),
+]
+TARGETS = [
+    {"name": "decode/*", "any_ratio_min": {"bare": 0.95, "fa3": 1.3}},
+    {"name": "decode/*", "peer": "fa3", "ratio_min": 1.05},
+    {"name": "noop", "peer": "socket", "value_max": 1},
+    {"name": "lost", "value_max": 0},
+    {"name": "pair", "value_max": 14},
+    {"name": "busy", "value_min": 90},
+    {"name": "busy", "peer": "nobody", "ratio_min": 2},
+]
+SHORTFALLS = [
+    {"title": "Pairs", "names": ["pair"], "why": ["They are slow.", "Very."]},
+    {"title": "Decode", "names": ["decode/c/*"], "why": ["It is far."]},
+]
+
+
+class Folder:
+    def __init__(self, script):
+        self.root = tempfile.mkdtemp(prefix="fad-test.")
+        self.bench = os.path.join(self.root, "tests", "bench")
+        os.makedirs(self.bench)
+        shutil.copy(script, self.bench)
+        with open(os.path.join(self.root, "README.md"), "w", encoding="utf-8") as file:
+            file.write("nothing\n")
+        self.put("tables.json", {})
+        self.put("targets.json", {"targets": TARGETS})
+        self.put("shortfalls.json", {"shortfalls": SHORTFALLS})
+        for name, results in (("one", RESULTS), ("plain", PLAIN), ("rates", RATES)):
+            self.put(name + ".json", {"command": "c", "machine": "M", "date": "D", "results": results})
+
+    def put(self, name, what):
+        with open(os.path.join(self.bench, name), "w", encoding="utf-8") as file:
+            json.dump(what, file)
+
+    def run(self, what, error=None):
+        done = subprocess.run([sys.executable, os.path.join(self.bench, "results.py"), what],
+                              capture_output=True, text=True, check=False)
+        if error is None:
+            assert done.returncode == 0, done.stderr
+        else:
+            assert done.returncode != 0, f"{what} went well, though: {error}"
+            assert error in done.stderr, f"{done.stderr!r} does not say {error!r}"
+
+    def text(self):
+        with open(os.path.join(self.bench, "RESULTS.md"), encoding="utf-8") as file:
+            return file.read()
+
+
+def main():
+    folder = Folder(sys.argv[1])
+    try:
+        folder.run("write")
+        folder.run("check")
+        text = folder.text()
+        for line in (
+            # 3 cells of decode for each of two targets, and 4 plain ones.
+            "10 numbers are wanted, 7 of them met. The others, with the share that they have of what "
+            "is wanted, as a speed:",
+            "### Pairs\n\nThey are slow.\n\nVery.\n",
+            "| pair | 15 | us | ≤ 14 us | 0.933 | plain |",
+            "| decode/c/us | 30 | us | bare ≥ 0.95 or fa3 ≥ 1.3 | 0.842 | one |",
+            "| decode/c/us | 30 | us | fa3 ≥ 1.05 | 0.990 | one |",
+            "| name | value | unit | bare | fa3 | wanted |\n|---|---:|---|---:|---:|---|\n"
+            "| decode/a/us | 10 | us | 0.9 | 1.4 | bare ≥ 0.95 or fa3 ≥ 1.3: met; fa3 ≥ 1.05: met |",
+            "| decode/c/us | 30 | us | 0.8 | 1.04 | bare ≥ 0.95 or fa3 ≥ 1.3: **missed**; "
+            "fa3 ≥ 1.05: **missed** |",
+            # Nobody asks for a ratio to a peer that was not there.
+            "| decode/d/us | 40 | us | 0.5 |  |  |",
+            "| name | value | unit | peer | ratio | wanted |",
+            "| noop | 0.8 | us | socket | 5 | ≤ 1 us: met |",
+            "| lost | 0 | us |  |  | ≤ 0 us: met |",
+            "| busy | 97 | % |  |  | ≥ 90 %: met |",
+            "Geometric means of the ratios: cudnn 1, fa3 1.2; to the best of them 0.6708.",
+        ):
+            assert line in text, f"{line!r} is not in:\n{text}"
+
+        # A reason for each, and no other.
+        folder.put("shortfalls.json", {"shortfalls": SHORTFALLS[:1]})
+        folder.run("check", "shortfalls.json does not say why decode/c/us of one.json is missed")
+        folder.put("shortfalls.json", {"shortfalls": [*SHORTFALLS, {"title": "Noops", "names": ["noop"],
+                                                                    "why": ["?"]}]})
+        folder.run("write", "shortfalls.json has noop under 'Noops', of which nothing is missed")
+        assert folder.text() == text, "what cannot be made has changed what was there"
+
+        # The first entry that has the name has it.
+        entries = [{"title": "All", "names": ["*"], "why": ["?"]}, *SHORTFALLS]
+        folder.put("shortfalls.json", {"shortfalls": entries})
+        folder.run("check", "has pair under 'Pairs', of which nothing is missed")
+
+        # What is lost is more than nothing.
+        folder.put("shortfalls.json", {"shortfalls": SHORTFALLS})
+        folder.put("plain.json", {"command": "c", "machine": "M", "date": "D",
+                                  "results": [*PLAIN[:1], result("lost", 1), *PLAIN[2:]]})
+        folder.run("check", "does not say why lost of plain.json is missed (≤ 0 us)")
+    finally:
+        shutil.rmtree(folder.root)
+
+
+if __name__ == "__main__":
+    main()
