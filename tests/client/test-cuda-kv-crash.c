@@ -53,13 +53,14 @@ static int count_first_fds(void)
 	struct fa_client *client;
 	int n;
 
+	options.connect_ns = fa_test_patience_ns();
 	fa_check(first > 0 && !kill(first, SIGKILL));
 	(void)fa_test_daemon_next_child(&supervisor, first);
 	fa_check_eq(fa_connect(&options, &client), 0);
 	fa_disconnect(client);
 	/* The daemon may serve before the supervisor has heard that it does. */
 	n = fa_test_count_fds(supervisor.pid);
-	for (int calm = 0; calm < 20; ++calm) {
+	for (int calm = 0; calm < 100; ++calm) {
 		const int before = n;
 
 		fa_test_sleep_ms(10);
@@ -141,6 +142,7 @@ static void check_nothing_left(int first_fds)
 	struct fa_client *client;
 	json_t *status;
 
+	options.connect_ns = fa_test_patience_ns();
 	fa_check_eq(fa_connect(&options, &client), 0);
 	fa_check(count_chunks(client) > 0);
 	for (;;) {

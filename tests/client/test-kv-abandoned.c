@@ -18,7 +18,7 @@
 
 #include <cmocka.h>
 
-#define REPLY_NS (500 * FA_NS_PER_MS)
+#define REPLY_NS (3 * FA_NS_PER_SEC)
 
 static struct {
 	struct fa_client *client;

@@ -219,7 +219,7 @@ static void test_waiting(void **state)
 /* It may answer as late as it could if it had been there all the time. */
 static void test_late(void **state)
 {
-	const uint64_t reply_ns = fa_test_patience_ns() / 60;
+	const uint64_t reply_ns = fa_test_patience_ns() / 20;
 	struct fa_test_daemon daemon;
 	struct fa_options options = { .size = sizeof(options), .reply_ns = reply_ns };
 	struct sleeper sleeper;

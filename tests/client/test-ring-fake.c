@@ -333,7 +333,7 @@ static void check_soon(uint64_t (*once)(void))
 {
 	int n_soon = 0, n = 0;
 
-	while (n < 15 && n_soon < 5 && n - n_soon < 10) {
+	while (n < 40 && n_soon < 5) {
 		n_soon += once() < SOON_NS;
 		++n;
 	}

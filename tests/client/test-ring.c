@@ -79,7 +79,7 @@ static struct fa_buffer *buffer_for(struct fa_client *of, int64_t queries, int64
 }
 
 /* Seconds, unless it is cancelled. */
-#define SLOW_QUERIES 4096
+#define SLOW_QUERIES 32768
 #define SLOW_KEYS 262144
 
 static int setup(void **state)

@@ -313,6 +313,8 @@ static void test_relative(void **state)
 		struct fa_client *client, *other;
 		pid_t pid;
 
+		options.connect_ns = options.reconnect_ns = fa_test_patience_ns();
+		known.connect_ns = known.reconnect_ns = fa_test_patience_ns();
 		fa_check(!chdir(program));
 		fa_check(!setenv("FAD_DAEMON", i ? name : "/nonexistent/fad", 1));
 		fa_check_eq(fa_connect(&options, &client), 0);

@@ -21,7 +21,7 @@
 #include <cmocka.h>
 
 /* Long beside any timeout here. */
-#define LONG_NS (5 * FA_NS_PER_SEC)
+#define LONG_NS (20 * FA_NS_PER_SEC)
 #define SHORT_NS (50 * FA_NS_PER_MS)
 
 static struct fa_client *connect_with(struct fa_fake *fake, struct fa_options options)

@@ -228,12 +228,12 @@ static void waits_child(void)
 	static struct scene scene;
 
 	begin(&scene);
-	fa_test_cuda_kernel_us(scene.cuda.page, 50000);
+	fa_test_cuda_kernel_us(scene.cuda.page, 500000);
 	start(&scene, SHORT);
 	start(&scene, LONG);
 	fa_check_eq(n_launches(&scene), 2);
 	fa_check_eventually(fa_test_cuda_kernels(scene.cuda.page) == 1);
-	fa_test_cuda_kernel_us(scene.cuda.page, 1000000);
+	fa_test_cuda_kernel_us(scene.cuda.page, 3000000);
 	start(&scene, URGENT);
 	stream = stream_of(&scene, LONG);
 	do {

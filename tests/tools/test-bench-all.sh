@@ -78,8 +78,12 @@ done
 grep -q 'a sentence' "$out/log"
 # Nothing of what hung is left, unless as a process that nobody has buried yet.
 nothing_left() {
-	state=$(cut -d ' ' -f 3 "/proc/$(cat "$folder/child")/stat" 2>/dev/null || true)
-	[ "${state:-Z}" = Z ]
+	for _ in $(seq 100); do
+		state=$(cut -d ' ' -f 3 "/proc/$(cat "$folder/child")/stat" 2>/dev/null || true)
+		[ "${state:-Z}" != Z ] || return 0
+		sleep 0.1
+	done
+	return 1
 }
 nothing_left
 [ "$(cd "$out" && echo *)" = 'decode-shapes.json kv.json log request-mps.json request.json rtt.json throughput.json' ]
