@@ -93,22 +93,29 @@ void fa_request_answered(struct fa_request *request)
 	stream_update(request->stream);
 }
 
+/* Puts one of the last that were started among those that wait, where others may be back
+ * already. */
+static void request_put_back(struct fa_request *request)
+{
+	struct fa_list *pos, *waiting = &request->stream->waiting;
+
+	fa_list_remove(&request->link);
+	fa_list_for_each(pos, waiting)
+		if (fa_container_of(pos, struct fa_request, link)->value > request->value)
+			break;
+	fa_list_append(pos, &request->link);
+}
+
 /* The device has given up looking at its gate, and has done nothing: it waits as before. */
 static void request_return(struct fa_request *request)
 {
 	struct fa_stream *stream = request->stream;
-	struct fa_list *pos;
 
 	stream->outstanding--;
 	stream->engine->n_running--;
 	request->behind_gate = false;
 	request->state = FA_REQUEST_WAITING;
-	fa_list_remove(&request->link);
-	/* It is one of the last that were started; others may be back already. */
-	fa_list_for_each(pos, &stream->waiting)
-		if (fa_container_of(pos, struct fa_request, link)->value > request->value)
-			break;
-	fa_list_append(pos, &request->link);
+	request_put_back(request);
 	if (stream->gates_in_vain < GATES_IN_VAIN_MAX)
 		++stream->gates_in_vain;
 	stream->gates_rest = 1u << stream->gates_in_vain;
@@ -160,6 +167,10 @@ void fa_request_reaped(struct fa_request *request)
 		request_settle(request, status);
 	stream->outstanding--;
 	stream->engine->n_running--;
+	/* It leaves behind those ahead of it, which the device may have given back. */
+	if (!fa_list_empty(&stream->waiting) &&
+	    fa_request_first(&stream->waiting)->value < request->value)
+		request_put_back(request);
 	stream_update(stream);
 }
 
