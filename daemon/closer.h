@@ -24,6 +24,9 @@ struct fa_tenant;
 
 /* Descriptors that a tenant may have rejected and not closed; who sends more waits. */
 #define FA_CLOSER_REJECTED_MAX 64
+/* ... with which nothing that brings any is received from its other connections, either. The
+ * packet that was the last to be may have brought FA_PACKET_KEEP_MAX. */
+#define FA_CLOSER_REJECTED_ALL_MAX 128
 
 /* Connections that nobody was charged for and that are not closed; while there are so
  * many, no others should be accepted. */

@@ -447,6 +447,7 @@ static int open_device(struct fa_server *server, uint64_t timelines_max, struct 
 static void take_apart(struct fa_server *server)
 {
 	server->engine = fa_engine_free(server->engine);
+	fa_timelines_close(server);
 	fa_kv_close(server);
 	if (server->device)
 		server->device = server->ops->close(server->device);
@@ -541,6 +542,7 @@ static struct fa_server *server_new(const struct fa_server_options *options)
 	fa_list_init(&server->sessions);
 	fa_list_init(&server->early);
 	fa_list_init(&server->strangers);
+	fa_list_init(&server->timelines_late);
 	fa_tenants_init(&server->tenants, &server->config.limits);
 	fa_spares_init(&server->works, FA_WORK_SPARE_BYTES);
 	return server;

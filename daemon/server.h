@@ -96,7 +96,8 @@ struct fa_server {
 
 	/* Since the start. */
 	uint64_t n_connections, n_refused;
-	uint64_t n_timelines; /* that are kept beyond this process */
+	uint64_t n_timelines;          /* that are kept beyond this process */
+	struct fa_list timelines_late; /* of them, those that the keeper is to let go of */
 
 	/* The message that is being handled: private, aligned. */
 	_Alignas(8) unsigned char packet[FA_WIRE_BYTES_MAX];

@@ -380,6 +380,25 @@ void fa_session_resume(struct fa_session *session, enum fa_session_pause reason)
 		fa_ring_activate(session->ring);
 }
 
+/* Whether there is a packet that brings descriptors. It stays where it is, and they do, too. */
+static bool brings_fds(int socket)
+{
+	struct msghdr msg = {};
+
+	return recvmsg(socket, &msg, MSG_PEEK | MSG_DONTWAIT) >= 0 && (msg.msg_flags & MSG_CTRUNC);
+}
+
+/* So much that its user sent for nothing is not closed, by whichever of its connections, that no
+ * more is received. What brings no descriptors is. */
+static bool is_held_back(struct fa_session *session)
+{
+	if (fa_tenant_lane(session->tenant)->n_rejected <= FA_CLOSER_REJECTED_ALL_MAX ||
+	    !brings_fds(session->fd))
+		return false;
+	fa_session_pause(session, FA_PAUSE_REJECTED);
+	return true;
+}
+
 /* Handles one packet. Returns whether to look for the next one at once. */
 static bool read_packet(struct fa_session *session, int *fds, size_t *ret_n_fds)
 {
@@ -399,6 +418,8 @@ static bool read_packet(struct fa_session *session, int *fds, size_t *ret_n_fds)
 		if (session->state == FA_SESSION_CLOSING || !fa_ring_catch_up(session))
 			return false;
 	}
+	if (is_held_back(session))
+		return false;
 	n = fa_packet_receive_keep(session->fd, server->packet, FA_WIRE_BYTES_MAX, fds, ret_n_fds,
 	                           &lost, MSG_DONTWAIT);
 	if (n == -EAGAIN)

@@ -16,7 +16,7 @@
  * it waits for always ends, by itself, by its deadline, or because the client goes;
  * but a Cancel that comes behind so many refused requests is not read before that.
  * Nor is anything read while too many descriptors that it sent for nothing are not yet
- * closed.
+ * closed; nor what brings some, while there are too many that its user sent so.
  */
 #pragma once
 

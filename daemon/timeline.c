@@ -21,6 +21,7 @@ struct fa_timeline {
 	uint64_t planned[FA_TIMELINE_SLOTS]; /* the highest value that a request is to give */
 	char name[NAME_BYTES];
 	bool kept;
+	struct fa_list late_link; /* server.timelines_late, once its session has gone */
 };
 
 /* ---- memory */
@@ -70,6 +71,7 @@ static int timeline_new(struct fa_tenant *tenant, struct fa_error *error,
 	if (!timeline)
 		return fa_fail(error, -ENOMEM, "the daemon has no memory for a timeline");
 	pthread_mutex_init(&timeline->words.mutex, NULL);
+	fa_list_init(&timeline->late_link);
 	r = fa_charge_add(&timeline->charge, tenant, FA_RESOURCE_TIMELINES, 1, error);
 	if (r == 0)
 		r = fa_charge_add(&timeline->charge_bytes, tenant, FA_RESOURCE_BUFFER_BYTES,
@@ -136,6 +138,35 @@ static int keep(struct fa_session *session, struct fa_timeline *timeline, int fd
 	return 0;
 }
 
+/* Has the keeper let go of those whose sessions have gone. One that cannot be told now, as that
+ * takes a descriptor, say, is told later; until then they count, and are charged. */
+static void let_go(struct fa_server *server)
+{
+	const struct fa_kv_keeper *keeper = &server->kv.keeper;
+	struct fa_list *pos, *tmp;
+
+	fa_list_for_each_safe(pos, tmp, &server->timelines_late) {
+		struct fa_timeline *timeline = fa_container_of(pos, struct fa_timeline, late_link);
+
+		if (keeper->forget(keeper->userdata, timeline->name) < 0)
+			return;
+		fa_list_remove(&timeline->late_link);
+		--server->n_timelines;
+		timeline_free(timeline);
+	}
+}
+
+void fa_timelines_close(struct fa_server *server)
+{
+	struct fa_list *pos, *tmp;
+
+	let_go(server);
+	fa_list_for_each_safe(pos, tmp, &server->timelines_late) {
+		fa_list_remove(pos);
+		timeline_free(fa_container_of(pos, struct fa_timeline, late_link));
+	}
+}
+
 /* From now on the device may wait for the client's slots. */
 static void on_there(struct fa_session *session, void *address)
 {
@@ -173,6 +204,7 @@ int fa_timeline_setup(struct fa_session *session, const struct fa_wire_message *
 		return fa_fail(error, -EEXIST, "the session has a timeline already");
 	if (session->server->state != FA_SERVER_RUNNING)
 		return fa_fail(error, -ESHUTDOWN, "the daemon is stopping");
+	let_go(session->server);
 	r = timeline_new(session->tenant, error, &timeline);
 	if (r == 0)
 		r = fa_session_charge_fds(session, 2, &charge, error);
@@ -199,8 +231,8 @@ int fa_timeline_setup(struct fa_session *session, const struct fa_wire_message *
 
 void fa_timeline_end(struct fa_session *session)
 {
-	const struct fa_kv_keeper *keeper = &session->server->kv.keeper;
 	struct fa_timeline *timeline = fa_steal_ptr(session->timeline);
+	struct fa_server *server = session->server;
 	uint64_t values[FA_TIMELINE_SLOTS];
 
 	if (!timeline)
@@ -209,11 +241,12 @@ void fa_timeline_end(struct fa_session *session)
 	for (unsigned int i = 0; i < FA_TIMELINE_SLOTS; ++i)
 		values[i] = timeline->words.values[i];
 	fa_timeline_out_release(timeline->words.out, values);
-	if (timeline->kept) {
-		(void)keeper->forget(keeper->userdata, timeline->name);
-		--session->server->n_timelines;
+	if (!timeline->kept) {
+		timeline_free(timeline);
+		return;
 	}
-	timeline_free(timeline);
+	fa_list_append(&server->timelines_late, &timeline->late_link);
+	let_go(server);
 }
 
 void fa_timeline_recover(const struct fa_kv_keeper *keeper)

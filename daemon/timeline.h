@@ -17,6 +17,7 @@
 struct fa_charge;
 struct fa_gates;
 struct fa_kv_keeper;
+struct fa_server;
 struct fa_session;
 struct fa_timeline;
 
@@ -26,6 +27,9 @@ int fa_timeline_setup(struct fa_session *session, const struct fa_wire_message *
 
 /* When nothing of the session is in flight any more. */
 void fa_timeline_end(struct fa_session *session);
+
+/* The last of them: what the keeper cannot be told now it is not told any more. */
+void fa_timelines_close(struct fa_server *server);
 
 /*
  * The gates of a request; *ret_gates stays NULL if it has none, and is freed with free()

@@ -257,6 +257,49 @@ static void test_pile(void **state)
 	expect_prompt();
 }
 
+/* The same by ever new connections: of these, too, there are not more than so many; and what
+ * brings none is read, whoever sends it. */
+static void test_pile_anew(void **state)
+{
+	enum {
+		N = 8
+	};
+	struct fa_test_usage before, after;
+	static struct fa_raw raws[N + 1];
+	bool sent[N + 1] = { false };
+	int fds[FA_PACKET_KEEP_MAX], r;
+
+	fa_test_daemon_usage(&daemon_, &before);
+	fa_raw_open(&raws[0], daemon_.socket);
+	fa_test_daemon_signal(&daemon_, SIGSTOP);
+	send_away(raws[0].fd, wrapped(), 1);
+	fa_test_daemon_signal(&daemon_, SIGCONT);
+	fa_raw_expect_reply(&raws[0], 0, -EPROTO, "message", true);
+	for (int i = 0; i < FA_PACKET_KEEP_MAX; ++i)
+		fds[i] = bystander.page_fd;
+	for (int i = 1; i <= N; ++i) {
+		fa_raw_open(&raws[i], daemon_.socket);
+		r = fa_raw_send_bytes(&raws[i], "x", 1, fds, FA_PACKET_KEEP_MAX, 0);
+		/* Others of this user may have as many on their way. */
+		fa_check(r == 0 || r == -ETOOMANYREFS);
+		sent[i] = r == 0;
+		fa_raw_ping(&bystander);
+	}
+	fa_test_daemon_usage(&daemon_, &after);
+	fa_check(after.fds >= before.fds + FA_PACKET_KEEP_MAX);
+	fa_check(after.fds <= before.fds + 128 + FA_PACKET_KEEP_MAX + N + 8);
+
+	/* It ends, and they are told what they have been waiting for. */
+	teardown(NULL);
+	setup(NULL);
+	for (int i = 0; i <= N; ++i) {
+		if (sent[i])
+			fa_raw_expect_reply(&raws[i], 0, -EPROTO, "descriptors", true);
+		fa_raw_close(&raws[i]);
+	}
+	fa_check_eventually((fa_test_daemon_usage(&daemon_, &after), after.fds <= before.fds));
+}
+
 /* Whether the daemon takes a connection, whatever it then says. */
 static bool is_answered(void)
 {
@@ -340,7 +383,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		test(test_behind_empty), test(test_behind_refusal), test(test_beyond_allowed),
 		test(test_at_exit),      test(test_in_queue),       test(test_pile),
-		test(test_lingering),    test(test_turned_away),
+		test(test_pile_anew),    test(test_lingering),      test(test_turned_away),
 	};
 
 	return cmocka_run_group_tests_name("close", tests, setup, teardown);

@@ -9,6 +9,7 @@
 #include "kv-client.h"
 #include "tests/lib/check.h"
 #include "tests/lib/dir.h"
+#include "tests/lib/scene.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -637,6 +638,43 @@ static void test_let_go_later(void **state)
 	fa_check_eq(status_number("chunks"), 0);
 }
 
+static void make_timeline(struct kv_client *owner)
+{
+	struct fa_wire_message message = fa_raw_message(FA_WIRE_TIMELINE_SETUP);
+
+	kv_open(owner, socket_path);
+	fa_raw_call(&owner->raw, &message, NULL, 0);
+	fa_check_eq(owner->raw.message.type, FA_WIRE_TIMELINE_REPLY);
+	listen_to_daemon();
+}
+
+static int64_t count_connections(void)
+{
+	struct fa_test_accounts accounts;
+
+	fa_test_accounts(&client.raw, &accounts);
+	return accounts.connections;
+}
+
+/* Timelines of sessions that have gone, too: it has none for ever. */
+static void test_timelines_let_go_later(void **state)
+{
+	static struct kv_client owners[3];
+
+	for (int i = 0; i < 2; ++i)
+		make_timeline(&owners[i]);
+	fa_check_eq(count("fad-timeline-"), 2);
+	deafen();
+	for (int i = 0; i < 2; ++i)
+		kv_close(&owners[i]);
+	fa_check_eventually(count_connections() == 1);
+	hear();
+	make_timeline(&owners[2]);
+	fa_check_eq(count("fad-timeline-"), 1);
+	kv_close(&owners[2]);
+	fa_check_eventually(keeps("fad-timeline-", 0));
+}
+
 /* What it has of a chunk that it could not be told to let go of is not taken for that of one which
  * was made since. */
 static void test_stale(void **state)
@@ -685,6 +723,7 @@ int main(void)
 		TEST(no_room),
 		TEST(many_unkept),
 		TEST(let_go_later),
+		TEST(timelines_let_go_later),
 		TEST(stale),
 	};
 
