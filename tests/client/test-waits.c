@@ -105,16 +105,44 @@ static void test_reconnects_for_ever(void **state)
 	fa_fake_stop(&fake);
 }
 
-/* ---- looking at a timeline that the daemon would have to set up anew, and it sleeps */
+/* ---- a timeline that the daemon would have to set up anew, and it sleeps */
 
-static void test_only_looks(void **state)
+struct later {
+	struct fa_timeline *timeline;
+	uint64_t value;
+	int result;
+	atomic_bool there;
+};
+
+static void *wait_later(void *userdata)
 {
-	const struct fa_gate given = { .slot = 3, .value = 5 };
+	struct later *later = userdata;
+
+	atomic_store(&later->there, true);
+	later->result = fa_timeline_wait(later->timeline, 3, later->value, UINT64_MAX);
+	return NULL;
+}
+
+static void kill_and_restart(struct fa_test_daemon *daemon, const char *dir,
+                             struct fa_client *client)
+{
+	fa_test_daemon_signal(daemon, SIGKILL);
+	(void)fa_test_daemon_reap(daemon);
+	fa_test_daemon_start(daemon, &(struct fa_test_daemon_options){ .dir = dir });
+	fa_check_eventually(fa_client_state(client) == FA_CLIENT_LOST);
+	fa_check_eq(fa_ping(client), 0);
+}
+
+static void test_not_set_up(void **state)
+{
+	struct fa_gate given = { .slot = 3, .value = 5 };
 	const struct fa_gates gates = { .size = sizeof(gates), .n_signals = 1, .signals = &given };
 	struct fa_options options = { .size = sizeof(options), .reply_ns = LONG_NS };
 	struct fa_timeline *timeline;
 	struct fa_test_daemon daemon;
 	struct fa_client *client;
+	struct later later;
+	pthread_t thread;
 	uint64_t begin_ns;
 	char dir[48];
 
@@ -124,12 +152,9 @@ static void test_only_looks(void **state)
 	fa_check_eq(fa_connect(&options, &client), 0);
 	fa_check_eq(fa_timeline_open(client, &timeline), 0);
 	fa_check_eq(fa_marker(client, 0, &gates, NULL), 0);
-	fa_check_eq(fa_timeline_wait(timeline, 3, 5, 0), 0);
-	fa_test_daemon_signal(&daemon, SIGKILL);
-	(void)fa_test_daemon_reap(&daemon);
-	fa_test_daemon_start(&daemon, &(struct fa_test_daemon_options){ .dir = dir });
-	fa_check_eventually(fa_client_state(client) == FA_CLIENT_LOST);
-	fa_check_eq(fa_ping(client), 0);
+	/* The end of a request is told before its values are given. */
+	fa_check_eq(fa_timeline_wait(timeline, 3, 5, fa_test_patience_ns()), 0);
+	kill_and_restart(&daemon, dir, client);
 
 	fa_test_daemon_signal(&daemon, SIGSTOP);
 	begin_ns = fa_now_ns();
@@ -137,13 +162,37 @@ static void test_only_looks(void **state)
 	fa_check_eq(fa_timeline_wait(timeline, 3, 5, 0), -ECONNRESET);
 	fa_check_eq(fa_timeline_wait(timeline, 4, 1, 0), -EAGAIN);
 	fa_check_eq(fa_timeline_wait(timeline, 4, 0, 0), 0);
+	fa_check_eq(fa_timeline_wait(timeline, 3, 6, SHORT_NS), -EAGAIN);
+	fa_check(fa_now_ns() - begin_ns >= SHORT_NS);
+	fa_check_eq(fa_timeline_wait(timeline, 3, 5, UINT64_MAX), -ECONNRESET);
 	fa_check(fa_now_ns() - begin_ns < LONG_NS / 2);
+	fa_check_eq(fa_client_state(client), FA_CLIENT_CONNECTED);
 	fa_test_daemon_signal(&daemon, SIGCONT);
 
-	/* As it is once it was set up. */
-	fa_check_eq(fa_timeline_wait(timeline, 3, 6, 1), -EAGAIN);
+	/* Who gives the value sets it up, with others who wait for it. */
+	later = (struct later){ .timeline = timeline, .value = 7 };
+	fa_check(!pthread_create(&thread, NULL, wait_later, &later));
+	fa_check_eventually(atomic_load(&later.there));
+	fa_test_sleep_ms(30);
+	given.value = 7;
+	fa_check_eq(fa_marker(client, 0, &gates, NULL), 0);
+	pthread_join(thread, NULL);
+	fa_check_eq(later.result, 0);
+	fa_check_eq(fa_timeline_wait(timeline, 3, 8, 1), -EAGAIN);
 	fa_check_eq(fa_timeline_wait(timeline, 3, 5, 0), -ECONNRESET);
 	fa_check_eq(fa_timeline_wait(timeline, 4, 0, 0), 0);
+
+	/* The daemon's end is noticed meanwhile. */
+	kill_and_restart(&daemon, dir, client);
+	later = (struct later){ .timeline = timeline, .value = 8 };
+	fa_check(!pthread_create(&thread, NULL, wait_later, &later));
+	fa_check_eventually(atomic_load(&later.there));
+	fa_test_sleep_ms(30);
+	fa_test_daemon_signal(&daemon, SIGKILL);
+	(void)fa_test_daemon_reap(&daemon);
+	pthread_join(thread, NULL);
+	fa_check_eq(later.result, -ECONNRESET);
+	fa_test_daemon_start(&daemon, &(struct fa_test_daemon_options){ .dir = dir });
 	fa_disconnect(client);
 	fa_test_daemon_stop(&daemon);
 	fa_test_dir_remove(dir);
@@ -402,7 +451,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_spins_no_longer),
 		cmocka_unit_test(test_reconnects_for_ever),
-		cmocka_unit_test(test_only_looks),
+		cmocka_unit_test(test_not_set_up),
 		cmocka_unit_test(test_room_of_one_not_sent),
 		cmocka_unit_test(test_room_beside_a_reader),
 		cmocka_unit_test(test_asleep),
