@@ -96,8 +96,9 @@ int fa_timeline_read(struct fa_timeline *timeline, uint32_t slot, uint64_t *ret_
 /*
  * Waits until one of the daemon's slots has reached @value, @timeout_ns at most (UINT64_MAX:
  * for ever, 0: only looks). It spins for fa_options.spin_ns and then sleeps. Never connects
- * again. 0 if the request that gave the value, and all that gave later ones so far, succeeded,
- * else the error of the last of them that did not (fa_wait() has that of each).
+ * again, nor sets up anew what was lost: the request that is to give the value does. 0 if that
+ * one, and all that gave later ones so far, succeeded, else the error of the last of them that
+ * did not (fa_wait() has that of each).
  *   -EAGAIN      not in that time
  *   -ECONNRESET  it will not come any more
  */

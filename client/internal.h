@@ -195,8 +195,10 @@ struct fa_client {
 	/* Imports and drops of CUDA memory, one at a time; taken before `lock`. Calls of the
 	 * driver are made with this one alone. */
 	pthread_mutex_t importing;
-	pthread_mutex_t lock;   /* guards all that follows */
-	pthread_cond_t changed; /* connecting ended, or outside fell to 0 on a lost connection */
+	pthread_mutex_t lock; /* guards all that follows */
+	/* Connecting, or making a ring or a timeline, ended; or outside fell to 0 on a lost
+	 * connection. */
+	pthread_cond_t changed;
 	enum fa_client_state state;
 	atomic_bool lost; /* state == FA_CLIENT_LOST, for those outside */
 	struct fa_connection connection;

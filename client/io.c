@@ -26,6 +26,8 @@
 /* So often a leader spins in vain before it sleeps at once so many times. */
 #define SPIN_TRIES 4
 #define SPIN_REST 256
+/* Looks for a packet between two at what the ring has brought for others. */
+#define SPIN_LOOKS 8
 
 /* ---- leaving the mutex */
 
@@ -332,11 +334,14 @@ static bool is_worth_spinning(const struct fa_client *client)
 /*
  * Looks for a packet for a while before it sleeps: most answers are there sooner than
  * this thread would be woken. When they were not several times, the next ones are
- * waited for asleep. Outside the mutex; what counts is the leader's.
+ * waited for asleep. What is told by @ring (NULL: there is none) is others', who sleep.
+ * Outside the mutex; what counts is the leader's.
  */
-static bool receive_spinning(struct fa_client *client, bool worth, int fd, uint64_t deadline_ns,
+static bool receive_spinning(struct fa_client *client, bool worth, int fd,
+                             const struct fa_client_ring *ring, uint64_t deadline_ns,
                              struct packet *packet)
 {
+	unsigned int looks = 0;
 	uint64_t end_ns;
 
 	if (!client->spin_ns || !worth)
@@ -355,6 +360,8 @@ static bool receive_spinning(struct fa_client *client, bool worth, int fd, uint6
 			client->spun_in_vain = 0;
 			return true;
 		}
+		if (ring && ++looks % SPIN_LOOKS == 0 && fa_ring_is_woken(ring))
+			return false;
 		if (client->yields)
 			sched_yield();
 	} while (fa_now_ns() < end_ns);
@@ -395,7 +402,7 @@ static void lead_ring(struct fa_client *client, uint64_t deadline_ns)
 	client->leader = true;
 	worth = is_worth_spinning(client);
 	fa_io_outside_begin(client);
-	if (!receive_spinning(client, worth, fds[0].fd, until_ns, &packet) &&
+	if (!receive_spinning(client, worth, fds[0].fd, ring, until_ns, &packet) &&
 	    !fa_poll_all(fds, 2, until_ns)) {
 		if (fds[1].revents)
 			fa_ring_drain(ring);
@@ -435,7 +442,7 @@ static void lead(struct fa_client *client, uint64_t deadline_ns)
 	client->leader = true;
 	worth = is_worth_spinning(client);
 	fa_io_outside_begin(client);
-	if (!receive_spinning(client, worth, fd, deadline_ns, &packet)) {
+	if (!receive_spinning(client, worth, fd, NULL, deadline_ns, &packet)) {
 		bool precise = deadline_ns != FA_NS_NEVER &&
 		               deadline_ns < fa_deadline_ns(FA_RECEIVE_SLICE_NS);
 

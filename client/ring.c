@@ -265,6 +265,13 @@ bool fa_ring_collect(struct fa_client *client)
 
 /* ---- waking */
 
+bool fa_ring_is_woken(const struct fa_client_ring *ring)
+{
+	char byte;
+
+	return recv(ring->wake, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0;
+}
+
 void fa_ring_drain(const struct fa_client_ring *ring)
 {
 	char byte;

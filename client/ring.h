@@ -57,7 +57,9 @@ int fa_ring_await_room(struct fa_client *client, size_t length, uint64_t deadlin
 bool fa_ring_collect_stream(struct fa_client *client, uint32_t stream);
 bool fa_ring_collect(struct fa_client *client);
 
-/* Lets go of wake-ups that have come. */
+/* Whether a wake-up has come. */
+bool fa_ring_is_woken(const struct fa_client_ring *ring);
+/* Lets go of those that have. */
 void fa_ring_drain(const struct fa_client_ring *ring);
 /* Somebody polls the client's descriptor: it becomes readable when a request ends. */
 void fa_ring_watch(struct fa_client *client);

@@ -88,15 +88,23 @@ static bool is_told(const struct fa_client *client)
 	return false;
 }
 
-/* What the caller may have waited for takes no place: its end is on its way. */
+static bool told_ready(const struct fa_client *client, struct fa_waiter *waiter)
+{
+	return room_ready(client, waiter) || !is_told(client);
+}
+
+/* What the caller may have waited for takes no place: its end is on its way. Where another
+ * thread reads, that one brings it: it may have it in its hands, and wait for the mutex. */
 static void receive_told(struct fa_client *client, uint64_t n)
 {
+	struct room_waiter told = { .waiter.ready = told_ready, .n = n };
 	const uint64_t until_ns = fa_deadline_ns(FA_EARLY_NS);
 
-	do
+	do {
 		fa_io_receive(client, true);
-	while (client->state == FA_CLIENT_CONNECTED && !has_room(client, n) && is_told(client) &&
-	       fa_now_ns() < until_ns);
+		if (client->leader)
+			(void)fa_io_await(client, &told.waiter, until_ns);
+	} while (!told_ready(client, &told.waiter) && fa_now_ns() < until_ns);
 }
 
 /* Waits until another @n requests may be sent. */

@@ -123,9 +123,7 @@ static int set_up(struct fa_timeline *timeline)
 
 		/* Another thread was faster: it has the memory in a moment. */
 		if (timeline->busy) {
-			pthread_mutex_unlock(&client->lock);
-			sched_yield();
-			pthread_mutex_lock(&client->lock);
+			pthread_cond_wait(&client->changed, &client->lock);
 			continue;
 		}
 		timeline->busy = true;
@@ -136,6 +134,7 @@ static int set_up(struct fa_timeline *timeline)
 			if (r == 0)
 				timeline->epoch = epoch;
 		}
+		pthread_cond_broadcast(&client->changed);
 		fa_close_fdp(&call.fd);
 		fa_close_fdp(&call.second_fd);
 		if (r < 0)
@@ -462,12 +461,43 @@ static bool is_of_earlier(uint64_t last, uint64_t value)
 	return last && fa_timeline_reached(last, value);
 }
 
-/* With the mutex, of a timeline that the connection has not got yet: what there is to see. */
-static int look_before(const struct fa_timeline *timeline, uint32_t slot, uint64_t value)
+/* With the mutex: the connection stands, and has not got the timeline yet. */
+static bool is_due(const struct fa_timeline *timeline)
 {
-	if (is_of_earlier(timeline->planned[slot], value))
-		return -ECONNRESET;
-	return fa_timeline_reached(0, value) ? 0 : -EAGAIN;
+	const struct fa_client *client = timeline->client;
+
+	return client->state == FA_CLIENT_CONNECTED && timeline->epoch != client->epoch;
+}
+
+/*
+ * With the mutex, which is released meanwhile: while it is due there is nothing to see but this.
+ * It is set up by who sends a request that gives a value, or by other calls: who waits for one
+ * does not ask the daemon, which may take longer. 1: it is set up, or the connection lost.
+ */
+static int await_due(struct fa_timeline *timeline, uint32_t slot, uint64_t value,
+                     uint64_t deadline_ns)
+{
+	struct fa_client *client = timeline->client;
+
+	while (is_due(timeline)) {
+		uint64_t until_ns = fa_deadline_ns(SLEEP_SLICE_NS);
+		struct timespec until;
+
+		if (is_of_earlier(timeline->planned[slot], value))
+			return -ECONNRESET;
+		if (fa_timeline_reached(0, value))
+			return 0;
+		if (deadline_ns != FA_NS_NEVER && fa_now_ns() >= deadline_ns)
+			return -EAGAIN;
+		if (deadline_ns < until_ns)
+			until_ns = deadline_ns;
+		until = (struct timespec){ .tv_sec = (time_t)(until_ns / FA_NS_PER_SEC),
+			                   .tv_nsec = (long)(until_ns % FA_NS_PER_SEC) };
+		pthread_cond_timedwait(&client->changed, &client->lock, &until);
+		if (is_due(timeline))
+			fa_io_receive(client, true);
+	}
+	return 1;
 }
 
 static int say_lost(uint32_t slot, uint64_t value)
@@ -498,17 +528,13 @@ int fa_timeline_wait(struct fa_timeline *timeline, uint32_t slot, uint64_t value
 		return r;
 	client = timeline->client;
 	deadline_ns = fa_deadline_ns(timeout_ns);
-	/* Who only looks does not wait for the daemon to set it up. */
-	if (client->state == FA_CLIENT_CONNECTED && timeline->epoch != client->epoch &&
-	    !timeout_ns) {
-		r = look_before(timeline, slot, value);
+	r = await_due(timeline, slot, value, deadline_ns);
+	if (r <= 0) {
 		fa_client_leave(client);
 		return r == -ECONNRESET ? say_lost(slot, value)
 		       : r < 0          ? say_not_yet(slot, value)
 		                        : 0;
 	}
-	if (client->state == FA_CLIENT_CONNECTED)
-		(void)set_up(timeline);
 	in = &timeline->memory->in[slot];
 	out = &timeline->memory->out[slot];
 	epoch = timeline->epoch;

@@ -13,6 +13,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -409,6 +410,39 @@ static void test_dispatcher_takes(void **state)
 	check_soon(dispatch_once);
 }
 
+/* One spins for an answer, another polls the client's descriptor. Returns for how long that was
+ * readable, and there was nothing more to know. */
+static uint64_t watch_once(void)
+{
+	struct fa_ticket tickets[2];
+	struct fa_client *client = start(FA_NS_PER_SEC, 1, tickets);
+	struct pollfd pollfd = { .fd = fa_fd(client), .events = POLLIN };
+	uint64_t then_ns, quiet_ns;
+	pthread_t thread;
+
+	fa_check_eq(fa_dispatch(client), 0);
+	fa_check(!pthread_create(&thread, NULL, ask, client));
+	fa_check_eventually(atomic_load(&end.pinged));
+	fa_test_sleep_ms(20);
+	publish(1, true);
+	fa_check_eq(poll(&pollfd, 1, -1), 1);
+	fa_check_eq(fa_dispatch(client), 0);
+	fa_check_eq(fa_wait(client, &tickets[1], 0, NULL), 0);
+	then_ns = fa_now_ns();
+	while (poll(&pollfd, 1, 0) > 0)
+		fa_check_eq(fa_dispatch(client), 0);
+	quiet_ns = fa_now_ns();
+	shutdown(end.socket, SHUT_RDWR);
+	pthread_join(thread, NULL);
+	finish(client);
+	return quiet_ns - then_ns;
+}
+
+static void test_polled_beside_a_spinner(void **state)
+{
+	check_soon(watch_once);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -421,6 +455,7 @@ int main(void)
 		cmocka_unit_test(test_other_finds),
 		cmocka_unit_test(test_made_late),
 		cmocka_unit_test(test_dispatcher_takes),
+		cmocka_unit_test(test_polled_beside_a_spinner),
 	};
 
 	return cmocka_run_group_tests(tests, fa_fake_setup, NULL);

@@ -105,16 +105,44 @@ static void test_reconnects_for_ever(void **state)
 	fa_fake_stop(&fake);
 }
 
-/* ---- looking at a timeline that the daemon would have to set up anew, and it sleeps */
+/* ---- a timeline that the daemon would have to set up anew, and it sleeps */
 
-static void test_only_looks(void **state)
+struct later {
+	struct fa_timeline *timeline;
+	uint64_t value;
+	int result;
+	atomic_bool there;
+};
+
+static void *wait_later(void *userdata)
 {
-	const struct fa_gate given = { .slot = 3, .value = 5 };
+	struct later *later = userdata;
+
+	atomic_store(&later->there, true);
+	later->result = fa_timeline_wait(later->timeline, 3, later->value, UINT64_MAX);
+	return NULL;
+}
+
+static void kill_and_restart(struct fa_test_daemon *daemon, const char *dir,
+                             struct fa_client *client)
+{
+	fa_test_daemon_signal(daemon, SIGKILL);
+	(void)fa_test_daemon_reap(daemon);
+	fa_test_daemon_start(daemon, &(struct fa_test_daemon_options){ .dir = dir });
+	fa_check_eventually(fa_client_state(client) == FA_CLIENT_LOST);
+	fa_check_eq(fa_ping(client), 0);
+}
+
+static void test_not_set_up(void **state)
+{
+	struct fa_gate given = { .slot = 3, .value = 5 };
 	const struct fa_gates gates = { .size = sizeof(gates), .n_signals = 1, .signals = &given };
 	struct fa_options options = { .size = sizeof(options), .reply_ns = LONG_NS };
 	struct fa_timeline *timeline;
 	struct fa_test_daemon daemon;
 	struct fa_client *client;
+	struct later later;
+	pthread_t thread;
 	uint64_t begin_ns;
 	char dir[48];
 
@@ -124,12 +152,9 @@ static void test_only_looks(void **state)
 	fa_check_eq(fa_connect(&options, &client), 0);
 	fa_check_eq(fa_timeline_open(client, &timeline), 0);
 	fa_check_eq(fa_marker(client, 0, &gates, NULL), 0);
-	fa_check_eq(fa_timeline_wait(timeline, 3, 5, 0), 0);
-	fa_test_daemon_signal(&daemon, SIGKILL);
-	(void)fa_test_daemon_reap(&daemon);
-	fa_test_daemon_start(&daemon, &(struct fa_test_daemon_options){ .dir = dir });
-	fa_check_eventually(fa_client_state(client) == FA_CLIENT_LOST);
-	fa_check_eq(fa_ping(client), 0);
+	/* The end of a request is told before its values are given. */
+	fa_check_eq(fa_timeline_wait(timeline, 3, 5, fa_test_patience_ns()), 0);
+	kill_and_restart(&daemon, dir, client);
 
 	fa_test_daemon_signal(&daemon, SIGSTOP);
 	begin_ns = fa_now_ns();
@@ -137,13 +162,37 @@ static void test_only_looks(void **state)
 	fa_check_eq(fa_timeline_wait(timeline, 3, 5, 0), -ECONNRESET);
 	fa_check_eq(fa_timeline_wait(timeline, 4, 1, 0), -EAGAIN);
 	fa_check_eq(fa_timeline_wait(timeline, 4, 0, 0), 0);
+	fa_check_eq(fa_timeline_wait(timeline, 3, 6, SHORT_NS), -EAGAIN);
+	fa_check(fa_now_ns() - begin_ns >= SHORT_NS);
+	fa_check_eq(fa_timeline_wait(timeline, 3, 5, UINT64_MAX), -ECONNRESET);
 	fa_check(fa_now_ns() - begin_ns < LONG_NS / 2);
+	fa_check_eq(fa_client_state(client), FA_CLIENT_CONNECTED);
 	fa_test_daemon_signal(&daemon, SIGCONT);
 
-	/* As it is once it was set up. */
-	fa_check_eq(fa_timeline_wait(timeline, 3, 6, 1), -EAGAIN);
+	/* Who gives the value sets it up, with others who wait for it. */
+	later = (struct later){ .timeline = timeline, .value = 7 };
+	fa_check(!pthread_create(&thread, NULL, wait_later, &later));
+	fa_check_eventually(atomic_load(&later.there));
+	fa_test_sleep_ms(30);
+	given.value = 7;
+	fa_check_eq(fa_marker(client, 0, &gates, NULL), 0);
+	pthread_join(thread, NULL);
+	fa_check_eq(later.result, 0);
+	fa_check_eq(fa_timeline_wait(timeline, 3, 8, 1), -EAGAIN);
 	fa_check_eq(fa_timeline_wait(timeline, 3, 5, 0), -ECONNRESET);
 	fa_check_eq(fa_timeline_wait(timeline, 4, 0, 0), 0);
+
+	/* The daemon's end is noticed meanwhile. */
+	kill_and_restart(&daemon, dir, client);
+	later = (struct later){ .timeline = timeline, .value = 8 };
+	fa_check(!pthread_create(&thread, NULL, wait_later, &later));
+	fa_check_eventually(atomic_load(&later.there));
+	fa_test_sleep_ms(30);
+	fa_test_daemon_signal(&daemon, SIGKILL);
+	(void)fa_test_daemon_reap(&daemon);
+	pthread_join(thread, NULL);
+	fa_check_eq(later.result, -ECONNRESET);
+	fa_test_daemon_start(&daemon, &(struct fa_test_daemon_options){ .dir = dir });
 	fa_disconnect(client);
 	fa_test_daemon_stop(&daemon);
 	fa_test_dir_remove(dir);
@@ -251,6 +300,76 @@ static void test_room_of_one_not_sent(void **state)
 	fa_fake_stop(&fake);
 }
 
+/* ---- room that the end of a request has made, when another thread is to read of it */
+
+#define ROUNDS 20
+
+static struct {
+	struct fa_client *client;
+	struct fa_ticket last;
+} told;
+
+/* Two requests may be in flight. Those of stream 0 end at once, as the page tells; what else is
+ * to be said of it comes a little later. That of the other stream ends last. */
+static void serve_late(struct fa_raw *raw, void *userdata)
+{
+	struct fa_completion_slot *page;
+	struct fa_wire_message reply;
+	uint64_t value = 0;
+
+	if (!fa_fake_next(raw))
+		return;
+	reply = fa_fake_hello_reply(raw->message.id);
+	reply.hello_reply.limits.requests = REQUESTS;
+	page = fa_fake_welcome_with(raw, &reply);
+	while (fa_fake_next(raw)) {
+		const uint32_t stream = raw->message.marker.stream;
+
+		if (raw->message.type != FA_WIRE_MARKER) {
+			fa_fake_answer(raw, page);
+		} else if (!stream) {
+			atomic_store(&page[0].completed, ++value);
+			fa_test_sleep_ms(2);
+			fa_fake_complete(raw, 0, value, 0, NULL);
+			if (value == ROUNDS)
+				fa_fake_complete(raw, told.last.stream, 1, 0, NULL);
+		}
+	}
+}
+
+static void *wait_last(void *userdata)
+{
+	fa_check_eq(fa_wait(told.client, &told.last, UINT64_MAX, NULL), 0);
+	return NULL;
+}
+
+static void test_room_beside_a_reader(void **state)
+{
+	uint64_t begin_ns, took_ns;
+	struct fa_fake fake;
+	pthread_t thread;
+	uint32_t stream;
+
+	fa_fake_start(&fake, serve_late, NULL);
+	told.client = connect_with(
+		&fake, (struct fa_options){ .spin_ns = SHORT_NS, .reconnect_ns = UINT64_MAX });
+	fa_check_eq(fa_stream_new(told.client, 0, &stream), 0);
+	fa_check_eq(fa_marker(told.client, stream, NULL, &told.last), 0);
+	fa_check(!pthread_create(&thread, NULL, wait_last, NULL));
+	/* It has stopped spinning, and reads. */
+	fa_test_sleep_ms(200);
+	begin_ns = fa_now_ns();
+	for (int i = 0; i < ROUNDS; ++i)
+		fa_check_eq(fa_marker(told.client, 0, NULL, NULL), 0);
+	took_ns = fa_now_ns() - begin_ns;
+	/* Each was 100 ms when the thread that reads did not get the mutex. */
+	print_message("%d requests took %d ms\n", ROUNDS, (int)(took_ns / FA_NS_PER_MS));
+	fa_check(took_ns < ROUNDS * 50 * FA_NS_PER_MS);
+	pthread_join(thread, NULL);
+	fa_disconnect(told.client);
+	fa_fake_stop(&fake);
+}
+
 /* ---- results */
 
 static struct {
@@ -330,9 +449,13 @@ static void test_spinning(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_spins_no_longer), cmocka_unit_test(test_reconnects_for_ever),
-		cmocka_unit_test(test_only_looks),      cmocka_unit_test(test_room_of_one_not_sent),
-		cmocka_unit_test(test_asleep),          cmocka_unit_test(test_spinning),
+		cmocka_unit_test(test_spins_no_longer),
+		cmocka_unit_test(test_reconnects_for_ever),
+		cmocka_unit_test(test_not_set_up),
+		cmocka_unit_test(test_room_of_one_not_sent),
+		cmocka_unit_test(test_room_beside_a_reader),
+		cmocka_unit_test(test_asleep),
+		cmocka_unit_test(test_spinning),
 	};
 
 	return cmocka_run_group_tests_name("waits", tests, fa_fake_setup, NULL);
