@@ -345,10 +345,10 @@ static void *wait_last(void *userdata)
 
 static void test_room_beside_a_reader(void **state)
 {
-	uint64_t begin_ns, took_ns;
 	struct fa_fake fake;
 	pthread_t thread;
 	uint32_t stream;
+	int n_soon = 0;
 
 	fa_fake_start(&fake, serve_late, NULL);
 	told.client = connect_with(
@@ -358,13 +358,15 @@ static void test_room_beside_a_reader(void **state)
 	fa_check(!pthread_create(&thread, NULL, wait_last, NULL));
 	/* It has stopped spinning, and reads. */
 	fa_test_sleep_ms(200);
-	begin_ns = fa_now_ns();
-	for (int i = 0; i < ROUNDS; ++i)
+	for (int i = 0; i < ROUNDS; ++i) {
+		const uint64_t begin_ns = fa_now_ns();
+
 		fa_check_eq(fa_marker(told.client, 0, NULL, NULL), 0);
-	took_ns = fa_now_ns() - begin_ns;
-	/* Each was 100 ms when the thread that reads did not get the mutex. */
-	print_message("%d requests took %d ms\n", ROUNDS, (int)(took_ns / FA_NS_PER_MS));
-	fa_check(took_ns < ROUNDS * 50 * FA_NS_PER_MS);
+		n_soon += fa_now_ns() - begin_ns < 50 * FA_NS_PER_MS;
+	}
+	/* Each behind a full window was 100 ms when the thread that reads did not get the mutex. */
+	print_message("%d of %d requests soon\n", n_soon, ROUNDS);
+	fa_check(n_soon > ROUNDS / 4);
 	pthread_join(thread, NULL);
 	fa_disconnect(told.client);
 	fa_fake_stop(&fake);
