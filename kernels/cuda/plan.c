@@ -264,8 +264,8 @@ static int32_t section(const struct fa_cuda_chip *chip, const struct fa_cuda_ker
 	return wide < 1 ? 1 : wide > triples ? triples : (int32_t)wide;
 }
 
-/* Wider windows, narrow or not, are no work for a WINDOW: of 16k tokens at d64 (bf16, one race on an
- * H200) it had 415, 479 and 508 TFLOP/s with 1,024, 2,048 and 4,096 keys, a BAND 393, 475 and
+/* Wider windows, narrow or not, are no work for a WINDOW: of 16k tokens at d64 (bf16, one race on
+ * an H200) it had 415, 479 and 508 TFLOP/s with 1,024, 2,048 and 4,096 keys, a BAND 393, 475 and
  * 515. */
 #define WINDOW_KEYS 3072
 
