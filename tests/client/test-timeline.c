@@ -3,6 +3,7 @@
  * and what becomes of those who wait when something goes wrong.
  */
 #include "client/faclient.h"
+#include "common/completion.h"
 #include "tests/client/kv-load.h"
 #include "tests/client/view.h"
 #include "tests/lib/check.h"
@@ -54,7 +55,7 @@ static struct fa_client *connect_to(const char *socket)
 	return client;
 }
 
-/* A client with a timeline and a small piece of attention. */
+/* A client with a timeline and a small piece of attention: each stream has an output of its own. */
 struct scene {
 	struct fa_client *client;
 	struct fa_timeline *timeline;
@@ -68,7 +69,7 @@ static void scene_open_at(struct scene *s, const char *socket)
 	s->client = connect_to(socket);
 	check(fa_timeline_open(s->client, &s->timeline));
 	fa_case_plan(&s->attention);
-	check(fa_buffer_new(s->client, s->attention.bytes, 0, &s->buffer));
+	check(fa_buffer_new(s->client, FA_COMPLETION_SLOTS * s->attention.bytes, 0, &s->buffer));
 	fa_case_fill(&s->attention, fa_buffer_data(s->buffer));
 }
 
@@ -88,11 +89,20 @@ static struct fa_gate gate(uint32_t slot, uint64_t value)
 	return (struct fa_gate){ .slot = slot, .value = value };
 }
 
+static struct fa_attention attention_of(struct scene *s, uint32_t stream)
+{
+	struct fa_attention attention = fa_case_attention(&s->attention, s->buffer);
+
+	attention.stream = stream;
+	attention.out.offset += stream * s->attention.bytes;
+	return attention;
+}
+
 /* Waits for one value, and gives one; NULL: it does not. */
 static struct fa_ticket ask(struct scene *s, uint32_t stream, const struct fa_gate *wait,
                             const struct fa_gate *signal, uint64_t timeout_ns)
 {
-	struct fa_attention request = fa_case_attention(&s->attention, s->buffer);
+	struct fa_attention request = attention_of(s, stream);
 	const struct fa_gates gates = { .size = sizeof(gates),
 		                        .n_waits = wait != NULL,
 		                        .waits = wait,
@@ -100,7 +110,6 @@ static struct fa_ticket ask(struct scene *s, uint32_t stream, const struct fa_ga
 		                        .signals = signal };
 	struct fa_ticket ticket;
 
-	request.stream = stream;
 	request.timeout_ns = timeout_ns;
 	request.gates = &gates;
 	check(fa_attention(s->client, &request, &ticket));
@@ -222,7 +231,7 @@ static void model_ask(struct model *m, struct scene *s, const uint32_t *streams,
                       struct fa_test_random *random)
 {
 	struct model_request *request = &m->requests[i][m->tail[i]++ % DEPTH];
-	struct fa_attention attention = fa_case_attention(&s->attention, s->buffer);
+	struct fa_attention attention = attention_of(s, streams[i]);
 	struct fa_gates gates = { .size = sizeof(gates) };
 
 	*request = (struct model_request){};
@@ -240,7 +249,6 @@ static void model_ask(struct model *m, struct scene *s, const uint32_t *streams,
 		m->planned[slot] += 1 + fa_test_random_below(random, 3);
 		request->signals[request->n_signals++] = gate(slot, m->planned[slot]);
 	}
-	attention.stream = streams[i];
 	gates.waits = request->waits;
 	gates.n_waits = request->n_waits;
 	gates.signals = request->signals;
