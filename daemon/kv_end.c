@@ -105,8 +105,10 @@ static int fill_group(struct end *end, struct fa_kv_step *step, uint32_t i,
 
 		to[e] = 0;
 		if (n_keep < entry->after - entry->before) {
-			r = fa_step_keep(pool, step->plan, plan->begin + e, m->keep + begin, n_keep,
-			                 error, &from, &n_from, &to[e]);
+			/* Where nothing of any item is kept, keep is NULL. */
+			r = fa_step_keep(pool, step->plan, plan->begin + e,
+			                 n_keep ? m->keep + begin : NULL, n_keep, error, &from,
+			                 &n_from, &to[e]);
 			if (r < 0)
 				return r;
 		}

@@ -454,6 +454,31 @@ static void test_tree(void **state)
 	kv_append(&client, sequence, path, 24, 10);
 }
 
+/* A step can be committed without any of its tokens. */
+static void test_keep_none(void **state)
+{
+	uint64_t cache = kv_cache(&client, NULL, 0), sequence = kv_sequence(&client, cache);
+	struct fa_wire_message message = fa_raw_message(FA_WIRE_STEP_END);
+	const uint32_t cu_keep[2] = { 0 };
+	uint32_t numbers[40];
+
+	kv_count(numbers, 1, 40);
+	kv_append(&client, sequence, numbers, 0, 21);
+	kv_begin_one(&client, 1, sequence, 5);
+	for (uint32_t layer = 0; layer < KV_LAYERS; layer++)
+		kv_attend(&client, 0, 1, layer, numbers + 30, 5, NULL);
+	message.step_end = (struct fa_wire_step_end){
+		.value = ++client.values[0],
+		.step = 1,
+		.flags = FA_WIRE_STEP_COMMIT,
+		.cu_keep = cu_keep,
+		.n_cu_keep = 2,
+	};
+	kv_wait(&client, 0, kv_send(&client, &message, 0));
+	kv_check(&client, sequence, numbers, 0, 21);
+	kv_append(&client, sequence, numbers, 21, 19);
+}
+
 /* Rotated by the daemon is as rotated by us. */
 static void test_rotary(void **state)
 {
@@ -510,6 +535,7 @@ int main(void)
 		TEST(prefix),
 		TEST(many_tokens),
 		TEST(tree),
+		TEST(keep_none),
 		TEST(rotary),
 	};
 
