@@ -183,6 +183,18 @@ static void wait_began(const struct fa_test_cuda_gates *before, uint32_t n)
 	}
 }
 
+/* Two requests, the first for @value; waits until a gate has begun, and returns what was before. */
+static struct fa_test_cuda_gates ask_two(struct engine *engine, uint64_t value, uint64_t *requests,
+                                         const float **outs)
+{
+	const struct fa_test_cuda_gates before = fa_test_cuda_gates(page);
+
+	for (uint64_t i = 0; i < 2; i++)
+		requests[i] = attend_at(engine, value + i, &outs[i]);
+	wait_began(&before, 1);
+	return before;
+}
+
 /* Lets the engine come back to gates that the device gave up. */
 static void let_pass(struct engine *engine)
 {
@@ -299,10 +311,7 @@ static void test_give_up(void **state)
 
 		let_pass(&engine);
 		fa_test_cuda_gate_us(page, 3000);
-		before = fa_test_cuda_gates(page);
-		for (uint64_t i = 0; i < 2; i++)
-			requests[i] = attend_at(&engine, value + 70 + i, &outs[i]);
-		wait_began(&before, 1);
+		before = ask_two(&engine, value + 70, requests, outs);
 		while (fa_test_cuda_gates(page).shut == before.shut)
 			usleep(100);
 		usleep(round * 300);
@@ -601,16 +610,12 @@ static void cancel(struct engine *engine, uint64_t request)
 
 static void test_cancel(void **state)
 {
-	struct fa_test_cuda_gates before;
 	struct engine engine;
 	const float *outs[2];
 	uint64_t requests[2];
 
 	engine_begin(&engine);
-	before = fa_test_cuda_gates(page);
-	for (uint64_t i = 0; i < 2; i++)
-		requests[i] = attend_at(&engine, i + 1, &outs[i]);
-	wait_began(&before, 1);
+	(void)ask_two(&engine, 1, requests, outs);
 	cancel(&engine, requests[0]);
 	kv_wait_expect(&engine.client, STREAM, requests[0], -ECANCELED, NULL);
 	fa_check(is_untouched(outs[0]) && is_untouched(outs[1]));
@@ -632,10 +637,7 @@ static void test_cancel_behind(void **state)
 	uint64_t requests[2];
 
 	engine_begin(&engine);
-	before = fa_test_cuda_gates(page);
-	for (uint64_t i = 0; i < 2; i++)
-		requests[i] = attend_at(&engine, i + 1, &outs[i]);
-	wait_began(&before, 1);
+	before = ask_two(&engine, 1, requests, outs);
 	usleep(20000);
 	cancel(&engine, requests[1]);
 	fa_check_eventually(fa_test_cuda_gates(page).shut > before.shut);
