@@ -97,14 +97,21 @@ struct fa_sm90_config {
 	 * or what comes next, need more. */
 	static constexpr bool PAGED = SOURCE::PAGED;
 	static constexpr bool LOOKS_UP = PAGED || WINDOW;
+	/* ALiBi by products: slope.h. */
+	static constexpr bool SLOPES = RICH && !CAP && !PAGED && DIM == 64;
+	/* Over pages, what the list and its request say of the next block is read while there is
+	 * something of this one to be computed; with the words below 0.967 of a dense kernel's rate
+	 * after 0.936 for 8 x 1k at d128 (a race on an H200). At d64 it is slower. */
+	static constexpr bool COMING = PAGED && DIM == 128;
 	/* Over pages, groups that take turns with products find a turn's barrier in vector registers,
 	 * and ask for a tile's own rows where it is masked alone: 0.966 of a dense kernel's rate after
-	 * 0.96 at d128. With turns of exponentials, d64, that is slower, 0.949 after 0.991. */
-	static constexpr bool ASKS_MASK = PAGED && TURNS == FA_SM90_PRODUCTS;
+	 * 0.96 at d128. With turns of exponentials, d64, that is slower, 0.949 after 0.991; with none,
+	 * d64 while sequences are short, 0.97 after 0.965. */
+	static constexpr bool ASKS_MASK = PAGED && TURNS != FA_SM90_EXPONENTIALS;
 	/* How tiles are masked, fa_sm90_mask_row(): with words causal at 4k has 493 TFLOP/s after 479 at
 	 * d64, but 702 after 704 at d128 and the full kernels of d128 and d256 0.6 and 0.3 % less (bf16,
-	 * one race on an H100). fp16, the short kernel and pages have not been raced. */
-	static constexpr bool MASK_WORDS = WINDOW || RICH ||
+	 * one race on an H100). fp16, the short kernel and other pages have not been raced. */
+	static constexpr bool MASK_WORDS = COMING || WINDOW || RICH ||
 	                                   (LAZY && !PAGED && TURNS == FA_SM90_EXPONENTIALS);
 	/*
 	 * What makes no difference but for the order that ptxas puts the loop's instructions in.
@@ -118,15 +125,20 @@ struct fa_sm90_config {
 	 *                 for its turn behind the first half of the exponentials: 538 after 518
 	 *   d128  read before: 711 after 708, fp16 642 after 639
 	 *   soft caps  the same: d64 323 after 322, d128 512 after 509
+	 *   ALiBi at d64  read before, and the turn passed after 5/8: 1.008 times what it is with the
+	 *                 word read when the tile is needed and the turn passed after 3/4 (an H200)
 	 */
 	static constexpr bool TUNED = YIELDS && !PAGED && (!RICH || CAP);
-	static constexpr fa_sm90_stop_known STOP_KNOWN = !TUNED || GROUPS == 4 ? FA_SM90_STOP_ASKED
-	                                                 : GROUPS == 2         ? FA_SM90_STOP_BEFORE
+	static constexpr fa_sm90_stop_known STOP_KNOWN = SLOPES ? FA_SM90_STOP_BEFORE
+	                                                 : !TUNED || GROUPS == 4
+	                                                         ? FA_SM90_STOP_ASKED
+	                                                 : GROUPS == 2 ? FA_SM90_STOP_BEFORE
 	                                                 : WINDOW || (BAND && !LAZY)
 	                                                         ? FA_SM90_STOP_BEHIND
 	                                                         : FA_SM90_STOP_ASKED;
-	static constexpr int TURN_STEPS = TUNED && LAZY && !WINDOW && !CAP ? KEYS / 16 * 5 / 8
-	                                                                   : KEYS / 16 * 3 / 4;
+	static constexpr int TURN_STEPS = SLOPES                             ? KEYS / 16 * 5 / 8
+	                                  : TUNED && LAZY && !WINDOW && !CAP ? KEYS / 16 * 5 / 8
+	                                                                     : KEYS / 16 * 3 / 4;
 	/* Plain ones wait for their turn behind the first half of exponentials, where the
 	 * compiler puts it; with as much code before as RICH has it would not. */
 	static constexpr bool TURN_LATE = RICH || (TUNED && !BAND && !LAZY);
@@ -169,8 +181,6 @@ struct fa_sm90_config {
 	static constexpr uint32_t Q_AT = 0;
 	static constexpr uint32_t K_AT = Q_AT + Q_SLOTS * Q_BYTES;
 	static constexpr uint32_t V_AT = K_AT + STAGES * K_BYTES;
-	/* ALiBi by products: slope.h. */
-	static constexpr bool SLOPES = RICH && !CAP && !PAGED && DIM == 64;
 	static constexpr uint32_t PLACES_AT = V_AT + STAGES * V_BYTES;
 	static constexpr uint32_t SLOPES_AT = PLACES_AT + SLOPES * KV_COLUMN;
 	static constexpr uint32_t BARRIERS_AT = SLOPES_AT + SLOPES * Q_COLUMN;
@@ -228,11 +238,13 @@ struct fa_sm90_config {
 	static_assert(GROUPS > 1 && 2 * GROUPS < 15, "several take turns, at barriers that exist");
 	static_assert(Q_SLOTS >= GROUPS, "every group has rows");
 
-	/* WINDOW: tiles of K and V that a block sees and the one before it does not; and groups
-	 * whose rows of the next block have a place before this block's have been read. The
-	 * others' are not to hold up K and V. */
+	/* WINDOW: tiles of K and V that a block sees and the one before it does not. */
 	static constexpr int NEW_TILES = (ROWS + KEYS - 1) / KEYS;
-	static constexpr int Q_FIRST = WINDOW && Q_SLOTS < 2 * GROUPS ? Q_SLOTS - GROUPS : GROUPS;
+	/* Groups whose rows of the next block have a place before this block's have been read. The
+	 * others' are not to hold up K and V: at d256, a window of 1,024 keys at 16k has 592.7 TFLOP/s
+	 * after 581.5, causal at 4k 726 after 722 (H200), but a full kernel 841.6 after 844.7. */
+	static constexpr bool LATE_Q = WINDOW || (BAND && !RICH && !PAGED && DIM == 256);
+	static constexpr int Q_FIRST = LATE_Q && Q_SLOTS < 2 * GROUPS ? Q_SLOTS - GROUPS : GROUPS;
 	/* What is left out where one block ends and the next begins: the first group leaves out
 	 * last tiles alone, the last group first ones. */
 	static constexpr int SKIPS_MAX = (GROUPS > 2 ? 2 : 1) *

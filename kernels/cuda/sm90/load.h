@@ -56,6 +56,7 @@ template <class C> struct fa_sm90_rows {
 	int32_t token, head, sequence;             /* of Q, the block's first row */
 	typename C::SOURCE::template TILE<C> tile; /* that is walked first */
 	int32_t count;                             /* of tiles */
+	bool turned;                               /* the walk's, of this block */
 
 	/* Goes to the next block whose rows see a key; false: there is none. @left: tiles of it
 	 * that are left; 0: all. */
@@ -75,12 +76,53 @@ template <class C> struct fa_sm90_rows {
 				continue;
 			token = (int32_t)work.first_q + work.row;
 			head = work.head;
+			turned = walk.turned;
 			sequence = args.cu_seqlens_q ? 0 : work.sequence;
 			count = left ? left : span.count;
 			tile.begin(all, work, span.last - (span.count - count));
 			return true;
 		}
 		return false;
+	}
+};
+
+/* The block of rows after the one whose tiles are fetched, as far as it is worth registers: what
+ * the list and its request say of it, and the divisions that finding it takes. Its pages are looked
+ * up when its turn comes. For sources that have no ragged sequences' tensors (PAGED). */
+template <class C> struct fa_sm90_coming {
+	int32_t token, last, count;
+	bool there = false, turned;
+	typename C::SOURCE::WORK work;
+
+	__device__ __forceinline__ void look(const typename C::ARGS &all,
+	                                     typename C::SOURCE::template LOADERS_WALK<C> &walk)
+	{
+		const struct fa_cuda_attention &args = C::SOURCE::attention(all);
+		typename C::SOURCE::BLOCK block;
+
+		there = false;
+#pragma unroll 1
+		while (!there && walk.next(all, block, work)) {
+			const struct fa_sm90_span span = fa_sm90_span_get<C>(args, work);
+
+			there = span.count > 0;
+			last = span.last;
+			count = span.count;
+			token = (int32_t)work.first_q + work.row;
+			turned = walk.turned;
+		}
+	}
+
+	/* @left: as of fa_sm90_rows::next(). */
+	__device__ __forceinline__ void take(const typename C::ARGS &all,
+	                                     struct fa_sm90_rows<C> &ret_rows, int32_t left) const
+	{
+		ret_rows.token = token;
+		ret_rows.head = work.head;
+		ret_rows.sequence = 0;
+		ret_rows.turned = turned;
+		ret_rows.count = left ? left : count;
+		ret_rows.tile.begin(all, work, last - (count - ret_rows.count));
 	}
 };
 
@@ -120,11 +162,16 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 	struct fa_sm90_place<C::Q_SLOTS> q;
 	typename C::SOURCE::template LOADERS_WALK<C> walk(args);
 	struct fa_sm90_rows<C> now;
+	struct fa_sm90_coming<C> coming; /* if COMING */
 	/* V's last tile of a block comes after K's first of the next. */
 	typename C::SOURCE::template TILE<C> v_tile;
 	const uint32_t loaders = C::SOURCE::loaders(args);
 	const uint32_t warp = C::PAGED ? __shfl_sync(~0u, threadIdx.x / 32, 0) : 0;
 	bool pending = false, stopped = false;
+
+	if constexpr (C::COMING)
+		coming.look(args, walk);
+
 	/* Of a block of threads that goes on: blocks of rows that are done, tiles left of the
 	 * next. */
 	const auto done_before = [&](void) {
@@ -167,9 +214,21 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 		fa_mbarrier_wait(shared + C::Q_EMPTY + 8 * q.stage, q.parity ^ 1);
 		fa_sm90_fetch_q<C>(shared + C::Q_AT + q.stage * C::Q_BYTES,
 		                   &maps.maps[FA_CUDA_MAP_Q], shared + C::Q_FULL + 8 * q.stage,
-		                   fa_sm90_group_row<C>(rows.token, group, walk.turned), rows.head,
-		                   rows.sequence, once);
+		                   fa_sm90_group_row<C>(rows.token, group,
+		                                        C::COMING ? rows.turned : walk.turned),
+		                   rows.head, rows.sequence, once);
 		q.advance();
+	};
+	/* Groups with a block's first tile wait for those rows that come behind it, and could take
+	 * rows for them that have not come either. */
+	const auto await_late_q = [&](void) {
+		struct fa_sm90_place<C::Q_SLOTS> late = q;
+
+#pragma unroll
+		for (int n = C::Q_FIRST; n < C::GROUPS; n++) {
+			fa_mbarrier_wait(shared + C::Q_FULL + 8 * late.stage, late.parity ^ 1);
+			late.advance();
+		}
 	};
 	const auto fetch_k = [&](void) {
 		wait_k_empty();
@@ -187,9 +246,15 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 	};
 
 #pragma unroll 1
-	for (uint32_t begun = 0; now.next(args, walk, left_of(begun)); begun++) {
-		if (C::YIELDS && begun < done_before())
+	for (uint32_t begun = 0; C::COMING ? coming.there : now.next(args, walk, left_of(begun));
+	     begun++) {
+		if constexpr (C::COMING)
+			coming.take(args, now, left_of(begun));
+		if (C::YIELDS && begun < done_before()) {
+			if constexpr (C::COMING)
+				coming.look(args, walk);
 			continue;
+		}
 		if (C::YIELDS && begun > done_before() && all_stop(begun, 0)) {
 			stopped = true;
 			break;
@@ -210,17 +275,7 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 						fa_sm90_touch_next<C>(args, maps, walk);
 					now.tile.retreat(args);
 				} else {
-					/* Groups with this tile wait for those rows, and could take
-					 * rows for them that have not come either. */
-					struct fa_sm90_place<C::Q_SLOTS> late = q;
-
-#pragma unroll
-					for (int n = C::Q_FIRST; n < C::GROUPS; n++) {
-						fa_mbarrier_wait(shared + C::Q_FULL +
-						                         8 * late.stage,
-						                 late.parity ^ 1);
-						late.advance();
-					}
+					await_late_q();
 				}
 				fetch_k();
 				if (pending)
@@ -230,13 +285,21 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 			}
 		} else {
 #pragma unroll 1
-			for (int group = 0; warp == 0 && group < C::GROUPS; group++)
+			for (int group = 0; warp == 0 && group < C::Q_FIRST; group++)
 				fetch_q(now, group);
+			if (warp == 0)
+				await_late_q();
 			fetch_k();
 			if (pending)
 				fetch_v();
+#pragma unroll 1
+			for (int group = C::Q_FIRST; warp == 0 && group < C::GROUPS; group++)
+				fetch_q(now, group);
 			pending = true;
 			v_tile = now.tile;
+			/* While there is something to be computed. */
+			if constexpr (C::COMING)
+				coming.look(args, walk);
 #pragma unroll 1
 			for (int32_t i = 1; i < now.count; i++) {
 				if (C::YIELDS && all_stop(begun, (uint32_t)(now.count - i))) {

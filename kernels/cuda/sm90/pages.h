@@ -66,7 +66,8 @@ template <class C, bool AHEAD> struct fa_sm90_page_walk {
 		const uint32_t index = round +
 		                       (backwards ? fa_sm90_blocks<C>(args) - 1 - block : block);
 		const uint32_t section_pairs = all.section_pairs;
-		const uint32_t section = index / section_pairs;
+		/* Keys of a short step are one section: a division less. */
+		const uint32_t section = all.pairs <= section_pairs ? 0 : index / section_pairs;
 		const uint32_t rest = index - section * section_pairs;
 		const uint32_t width = min((uint32_t)args.section,
 		                           (uint32_t)args.triples - section * args.section);
