@@ -33,8 +33,8 @@
  * leaves out one tile of 18, 472 against 579. Halves of tiles at both ends would leave out as
  * much again, but ptxas serialises products of which there are less in some tiles (C7511, C7515).
  *
- * RICH, at 4k: with ALiBi by slope.h 0.829 of plain at d64 (full; causal 0.842; 0.857 and 0.875
- * while plain was slower); with one FMA for a key 0.785 there, of 96 keys, which are 4.1
+ * RICH, at 4k: with ALiBi by slope.h 0.879 of plain at d64 (full; causal 0.888; 0.829 and 0.842
+ * in another order of instructions); with one FMA for a key 0.785 there, of 96 keys, which are 4.1
  * instructions for a pair of row and key, plain 3.2, and 0.92 at d128, 0.98 at d256. Short ones at
  * d64 were faster on sm80's then, 173 against 143 (causal, 512).
  *
