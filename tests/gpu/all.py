@@ -83,6 +83,22 @@ def with_peers(command, args):
     return command
 
 
+class Stop:
+    """SIGTERM ends this program, and what it has started; but who has just been started is waited
+    for until it is known."""
+    starting = asked = False
+
+    @classmethod
+    def come(cls, *_):
+        cls.asked = True
+        cls.go()
+
+    @classmethod
+    def go(cls):
+        if cls.asked and not cls.starting:
+            sys.exit("stopped")
+
+
 def run(command, seconds, log, output):
     """Runs @command with all its children, for @seconds at most. Returns what went wrong, or
     None, and what it printed."""
@@ -91,9 +107,12 @@ def run(command, seconds, log, output):
     start = time.monotonic()
     try:
         with open(output, "w+", encoding="utf-8") as printed:
+            Stop.starting = True
             process = subprocess.Popen(command, cwd=BUNDLE, stdin=subprocess.DEVNULL,
                                        stdout=printed, stderr=log, start_new_session=True)
             try:
+                Stop.starting = False
+                Stop.go()
                 status = process.wait(timeout=max(seconds, 1))
                 wrong = f"status {status}" if status else None
             except subprocess.TimeoutExpired:
@@ -109,6 +128,8 @@ def run(command, seconds, log, output):
             text = printed.read()
     except OSError as error:
         wrong, text = str(error), ""
+    Stop.starting = False
+    Stop.go()
     log.write(f"{text}\n[{wrong or 'ok'}, {time.monotonic() - start:.0f} s]\n\n")
     log.flush()
     return wrong, text
@@ -202,7 +223,7 @@ def main():
     args.race_peers = args.race_peers and os.path.abspath(args.race_peers)
     os.makedirs(args.output, exist_ok=True)
     # What runs goes with it.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
+    signal.signal(signal.SIGTERM, Stop.come)
 
     until = time.monotonic() + args.limit
     lines, failed = [], []
