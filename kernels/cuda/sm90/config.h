@@ -243,7 +243,7 @@ struct fa_sm90_config {
 	/* Groups whose rows of the next block have a place before this block's have been read. The
 	 * others' are not to hold up K and V: at d256, a window of 1,024 keys at 16k has 592.7 TFLOP/s
 	 * after 581.5, causal at 4k 726 after 722 (H200), but a full kernel 841.6 after 844.7. */
-	static constexpr bool LATE_Q = WINDOW || (BAND && !RICH && !PAGED && DIM == 256);
+	static constexpr bool LATE_Q = WINDOW || (BAND && !RICH && DIM == 256);
 	static constexpr int Q_FIRST = LATE_Q && Q_SLOTS < 2 * GROUPS ? Q_SLOTS - GROUPS : GROUPS;
 	/* What is left out where one block ends and the next begins: the first group leaves out
 	 * last tiles alone, the last group first ones. */
