@@ -242,7 +242,8 @@ struct fa_sm90_config {
 	static constexpr int NEW_TILES = (ROWS + KEYS - 1) / KEYS;
 	/* Groups whose rows of the next block have a place before this block's have been read. The
 	 * others' are not to hold up K and V: at d256, a window of 1,024 keys at 16k has 592.7 TFLOP/s
-	 * after 581.5, causal at 4k 726 after 722 (H200), but a full kernel 841.6 after 844.7. */
+	 * after 581.5, causal at 4k 726 after 722 (H200), but a full kernel 841.6 after 844.7; 8 x 1k
+	 * over pages has 0.962 of dense after 0.944 (RESULTS.md). */
 	static constexpr bool LATE_Q = WINDOW || (BAND && !RICH && DIM == 256);
 	static constexpr int Q_FIRST = LATE_Q && Q_SLOTS < 2 * GROUPS ? Q_SLOTS - GROUPS : GROUPS;
 	/* What is left out where one block ends and the next begins: the first group leaves out
