@@ -132,16 +132,20 @@ int fa_kv_attend_layers(struct fa_call *call, struct fa_error *error)
 	if (layers->n_layers < 1 || layers->n_layers > FA_WIRE_LAYERS_MAX)
 		return refuse_all(call, error);
 	layer.message = &message;
-	/* What comes by a ring goes to the engine in one go anyhow. */
-	if (!call->by_ring)
-		fa_engine_batch_begin(engine);
 	for (uint32_t i = 0; i < layers->n_layers && r == 0; ++i) {
 		layer.chained = i != 0;
 		set_gates(&message, call, i, &waits, &signals);
 		r = fa_call_submit(&layer, &fa_kv_attend_kind, message.step_attend.stream,
 		                   message.step_attend.value, error);
 		next_layer(&message.step_attend, layers);
+		/* The engine launches the first while the others are looked at, which then go to it
+		 * in one go. */
+		if (i == 0) {
+			fa_engine_batch_end(engine);
+			fa_engine_batch_begin(engine);
+		}
 	}
+	/* What comes by a ring is in a batch of its caller's. */
 	if (!call->by_ring)
 		fa_engine_batch_end(engine);
 	return r;
