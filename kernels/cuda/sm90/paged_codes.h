@@ -70,6 +70,7 @@ struct fa_sm90_codes_config {
 	static constexpr bool Q_HELD = FA_SM90_CODES_Q_HELD(DIM, ATOMS);
 	static constexpr uint32_t MERGE_COLUMNS = FA_SM90_CODES_MERGE_COLUMNS(ATOMS);
 	static constexpr uint32_t MERGE_PITCH = FA_SM90_CODES_MERGE_PITCH(ATOMS);
+	static constexpr uint32_t MERGE_ROWS = 0, MERGE_ROW_PITCH = 0;
 
 	/* The block's shared memory, in this order. */
 	static constexpr uint32_t RING = 0;

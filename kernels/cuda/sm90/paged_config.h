@@ -54,6 +54,9 @@ struct fa_sm90_paged_config {
 	static constexpr uint32_t Q_PITCH = FA_SM90_PAGED_Q_PITCH(DIM);
 	static constexpr uint32_t MERGE_COLUMNS = FA_SM90_PAGED_MERGE_COLUMNS(DIM, ATOMS);
 	static constexpr uint32_t MERGE_PITCH = FA_SM90_PAGED_MERGE_PITCH(DIM, ATOMS);
+	/* Rows that warps bring together at a time, of all columns; 0: some columns of all rows. */
+	static constexpr uint32_t MERGE_ROWS = FA_SM90_PAGED_MERGE_ROWS(DIM);
+	static constexpr uint32_t MERGE_ROW_PITCH = DIM + 8;
 
 	/* The block's shared memory, in this order. */
 	static constexpr uint32_t RING = 0;

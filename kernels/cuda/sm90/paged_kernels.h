@@ -94,6 +94,10 @@
 #define FA_SM90_PAGED_MERGE_COLUMNS(dim, atoms) ((dim) * (atoms) <= 128 ? (dim) : 64)
 #define FA_SM90_PAGED_MERGE_PITCH(dim, atoms) (FA_SM90_PAGED_MERGE_COLUMNS(dim, atoms) + 8)
 
+/* Of rows of many columns, how many at a time, of all columns; 0: as above. Mostly there are no
+ * more, and they are brought together at once. */
+#define FA_SM90_PAGED_MERGE_ROWS(dim) ((dim) == 256 ? 4 : 0)
+
 /* The ring of tiles, Q, what the warps bring together, each warp's facts, walks that
  * are parked, and barriers. */
 #define FA_SM90_PAGED_SHARED_BYTES(dim, atoms, groups, stages)                                     \

@@ -190,6 +190,81 @@ __device__ __forceinline__ void fa_sm90_paged_tell(const struct fa_cuda_paged_at
 		fa_done_part(args.attention.done, walk.part);
 }
 
+/* Four columns of a row are brought together, by lanes that are LANES apart, and go where they are
+ * wanted. @merge: the first warp's of the four columns; from warp to warp, @pitch floats. */
+template <class C, int LANES>
+__device__ __forceinline__ void
+fa_sm90_paged_unite(const struct fa_cuda_paged_attention &args, const fa_paged_walk_of<C> &walk,
+                    const struct fa_paged_fact *facts, const struct fa_sm90_paged_shared &parted,
+                    const float2 *stats, const float *merge, uint32_t pitch, uint32_t row,
+                    uint32_t column)
+{
+	const uint32_t lane = threadIdx.x % 32;
+	struct fa_sm90_paged_total total = { -FLT_MAX, 0, 0, 0, 0, 0 };
+
+#pragma unroll
+	for (uint32_t from = 0; from < C::WARPS; from++)
+		total.max = fmaxf(total.max, stats[from * C::ROWS + row].x);
+/* More at once take more registers than there are beside O. */
+#pragma unroll 4
+	for (uint32_t from = lane / LANES; from < C::WARPS; from += 32 / LANES) {
+		const float2 stat = stats[from * C::ROWS + row];
+		const float4 out = *(const float4 *)&merge[from * pitch];
+		const float weight = fa_ex2(stat.x - total.max);
+
+		total.sum += weight * stat.y;
+		total.x += weight * out.x;
+		total.y += weight * out.y;
+		total.z += weight * out.z;
+		total.w += weight * out.w;
+	}
+	total.add_lanes<LANES>();
+	if (lane >= LANES)
+		return;
+	if constexpr (C::PIECES)
+		fa_sm90_paged_piece<C>(args, walk, row, column, total);
+	else if (walk.whole)
+		fa_sm90_paged_finish<C>(args, walk, facts[row], column, total);
+	else
+		fa_sm90_paged_give<C>(args, parted, row, column, total);
+}
+
+/* Stores columns of the lane's row @r of a warp's share, from tile @tile of eight on, @n tiles. */
+template <class C>
+__device__ __forceinline__ void fa_sm90_paged_lay(const struct fa_sm80_rows<C> &rows, float *at,
+                                                  int r, int tile, int n)
+{
+	const uint32_t t = threadIdx.x % 4;
+	const int half = r % 2 * 2;
+
+#pragma unroll
+	for (int j = 0; j < n; j++) {
+		if constexpr (!C::CODES) {
+			const float(&out)[4] = rows.out[r / 2][tile + j];
+
+			*(float2 *)&at[8 * j + 2 * t] = make_float2(out[half], out[half + 1]);
+		} else if (j % 2 == 0) {
+			/* Even columns of 16, and the odd ones. */
+			const float(&even)[4] = rows.out[r / 2][tile + j];
+			const float(&odd)[4] = rows.out[r / 2][tile + j + 1];
+
+			*(float4 *)&at[8 * j + 4 * t] = make_float4(even[half], odd[half],
+			                                            even[half + 1], odd[half + 1]);
+		}
+	}
+}
+
+/* All columns of the lane's row @r, of those from R on, which are its own. */
+template <class C, int R = 0>
+__device__ __forceinline__ void fa_sm90_paged_lay_one(const struct fa_sm80_rows<C> &rows, float *at,
+                                                      uint32_t r)
+{
+	if (r == R)
+		fa_sm90_paged_lay<C>(rows, at, R, 0, C::DIM_V / 8);
+	else if constexpr (R + 1 < 2 * C::ATOMS)
+		fa_sm90_paged_lay_one<C, R + 1>(rows, at, r);
+}
+
 /* Brings the warps' rows together and finishes the segment. All that compute. @facts: of its
  * rows, without pieces. */
 template <class C>
@@ -204,12 +279,17 @@ fa_sm90_paged_end(const struct fa_cuda_paged_attention &args, const fa_paged_wal
 	struct fa_sm90_paged_shared *const parted = (struct fa_sm90_paged_shared *)(shared +
 	                                                                            C::LAST);
 	uint64_t before = 0;
-	constexpr uint32_t quads = C::MERGE_COLUMNS / 4;
-	constexpr int steps = C::DIM_V / (int)C::MERGE_COLUMNS;
+	constexpr uint32_t quads = (C::MERGE_ROWS > 0 ? C::DIM_V : C::MERGE_COLUMNS) / 4;
 	/* Of many warps' shares of four columns those of some are one thread's each. */
 	constexpr int lanes = C::WARPS > 4 ? 8 : 32;
 	static_assert(quads % lanes == 0 || lanes == 32, "a warp's lanes go on together");
 	static_assert(C::WARPS % (32 / lanes) == 0, "each has as many");
+
+	const auto count = [&]() {
+		if constexpr (!C::PIECES)
+			if (threadIdx.x == 0 && !walk.whole)
+				parted->is_last = before == (args.epoch << 16) + (parted->n - 1);
+	};
 
 	if constexpr (!C::PIECES)
 		if (threadIdx.x == 0 && !walk.whole)
@@ -223,76 +303,63 @@ fa_sm90_paged_end(const struct fa_cuda_paged_attention &args, const fa_paged_wal
 			                                                rows.sum[r]);
 	}
 
-#pragma unroll
-	for (int step = 0; step < steps; step++) {
-#pragma unroll
-		for (int r = 0; r < 2 * C::ATOMS; r++)
-#pragma unroll
-			for (int j = 0; j < (int)C::MERGE_COLUMNS / 8; j++) {
-				const int tile = step * (C::MERGE_COLUMNS / 8) + j,
-					  half = r % 2 * 2;
-				float *const at =
-					&merge[(warp * C::ROWS + g + 8 * r) * C::MERGE_PITCH];
+	if constexpr (C::MERGE_ROWS > 0) {
+		constexpr uint32_t some = C::MERGE_ROWS, pitch = C::MERGE_ROW_PITCH;
 
-				if (g + 8 * r >= there)
-					continue;
-				if constexpr (!C::CODES) {
-					const float(&out)[4] = rows.out[r / 2][tile];
+		static_assert(some * pitch <= C::ROWS * C::MERGE_PITCH, "there is room");
+		float *const at = &merge[(warp * some + g % some) * pitch];
 
-					*(float2 *)&at[8 * j + 2 * t] = make_float2(out[half],
-					                                            out[half + 1]);
-				} else if (j % 2 == 0) {
-					/* Even columns of 16, and the odd ones. */
-					const float(&even)[4] = rows.out[r / 2][tile];
-					const float(&odd)[4] = rows.out[r / 2][tile + 1];
+		/* Once, mostly: some rows are all. */
+#pragma unroll 1
+		for (uint32_t first = 0; first < there; first += some) {
+			if (g / some == first % 8 / some)
+				fa_sm90_paged_lay_one<C>(rows, at, first / 8);
+			/* The rows are there, and the stats. */
+			fa_barrier_sync(C::COMPUTE, C::JOINED);
+#pragma unroll 1
+			for (uint32_t i = warp * lanes + lane % lanes;
+			     i < min(some, there - first) * quads; i += C::WARPS * lanes) {
+				const uint32_t row = i / quads, column = i % quads * 4;
 
-					*(float4 *)&at[8 * j + 4 * t] = make_float4(
-						even[half], odd[half], even[half + 1],
-						odd[half + 1]);
-				}
+				fa_sm90_paged_unite<C, lanes>(args, walk, facts, *parted, stats,
+				                              &merge[row * pitch + column],
+				                              some * pitch, first + row, column);
 			}
-		/* The columns are there, and the stats. */
-		fa_barrier_sync(C::COMPUTE, C::JOINED);
-		for (uint32_t i = warp * lanes + lane % lanes; i < there * quads;
-		     i += C::WARPS * lanes) {
-			const uint32_t row = i / quads, quad = i % quads;
-			const uint32_t column = step * C::MERGE_COLUMNS + 4 * quad;
-			struct fa_sm90_paged_total total = { -FLT_MAX, 0, 0, 0, 0, 0 };
-
-#pragma unroll
-			for (uint32_t from = 0; from < C::WARPS; from++)
-				total.max = fmaxf(total.max, stats[from * C::ROWS + row].x);
-/* More at once take more registers than there are beside O. */
-#pragma unroll 4
-			for (uint32_t from = lane / lanes; from < C::WARPS; from += 32 / lanes) {
-				const uint32_t at = from * C::ROWS + row;
-				const float2 stat = stats[at];
-				const float4 out = *(
-					const float4 *)&merge[at * C::MERGE_PITCH + 4 * quad];
-				const float weight = fa_ex2(stat.x - total.max);
-
-				total.sum += weight * stat.y;
-				total.x += weight * out.x;
-				total.y += weight * out.y;
-				total.z += weight * out.z;
-				total.w += weight * out.w;
-			}
-			total.add_lanes<lanes>();
-			if (lane >= lanes)
-				continue;
-			if constexpr (C::PIECES) {
-				fa_sm90_paged_piece<C>(args, walk, row, column, total);
-			} else if (walk.whole) {
-				fa_sm90_paged_finish<C>(args, walk, facts[row], column, total);
-			} else {
-				fa_sm90_paged_give<C>(args, *parted, row, column, total);
-			}
+			if (first + some >= there)
+				count();
+			/* Nobody reads the rows any more, or Q. */
+			fa_barrier_sync(C::COMPUTE, C::JOINED);
 		}
-		if constexpr (!C::PIECES)
-			if (step == steps - 1 && threadIdx.x == 0 && !walk.whole)
-				parted->is_last = before == (args.epoch << 16) + (parted->n - 1);
-		/* Nobody reads the columns any more, or Q. */
-		fa_barrier_sync(C::COMPUTE, C::JOINED);
+	} else {
+		constexpr int steps = C::DIM_V / (int)C::MERGE_COLUMNS;
+
+#pragma unroll
+		for (int step = 0; step < steps; step++) {
+#pragma unroll
+			for (int r = 0; r < 2 * C::ATOMS; r++)
+				if (g + 8 * r < there)
+					fa_sm90_paged_lay<C>(rows,
+					                     &merge[(warp * C::ROWS + g + 8 * r) *
+					                            C::MERGE_PITCH],
+					                     r, step * (C::MERGE_COLUMNS / 8),
+					                     C::MERGE_COLUMNS / 8);
+			/* The columns are there, and the stats. */
+			fa_barrier_sync(C::COMPUTE, C::JOINED);
+			for (uint32_t i = warp * lanes + lane % lanes; i < there * quads;
+			     i += C::WARPS * lanes) {
+				const uint32_t row = i / quads, quad = i % quads;
+
+				fa_sm90_paged_unite<C, lanes>(
+					args, walk, facts, *parted, stats,
+					&merge[row * C::MERGE_PITCH + 4 * quad],
+					C::ROWS * C::MERGE_PITCH, row,
+					step * C::MERGE_COLUMNS + 4 * quad);
+			}
+			if (step == steps - 1)
+				count();
+			/* Nobody reads the columns any more, or Q. */
+			fa_barrier_sync(C::COMPUTE, C::JOINED);
+		}
 	}
 	if (walk.whole) {
 		if constexpr (!C::PIECES)
