@@ -56,7 +56,7 @@ struct fa_sm90_codes_config {
 	static constexpr int GROUP_REGISTERS = FA_SM90_CODES_GROUP_REGISTERS(GROUPS);
 	static constexpr bool F32 = false, CODES = true, SMALL = SMALL_, PIECES = false,
 			      DIVIDED = true;
-	static constexpr bool APPENDS = false, EARLY = false, ROWS_IN_FP32 = false;
+	static constexpr bool APPENDS = false, EARLY = false, MEETS = true, ROWS_IN_FP32 = false;
 	using SMALL_ARGS = struct fa_cuda_paged_small_attention_codes;
 
 	static constexpr int SPLIT = 1, WARP_DIM_V = DIM_V, WARP_KEYS = FA_CUDA_PAGED_STRIP;
@@ -87,10 +87,9 @@ struct fa_sm90_codes_config {
 	 * wait for each. */
 	static constexpr uint32_t FULL = LAST + 16, EMPTY = FULL + 8 * STAGES;
 	static constexpr uint32_t Q_FULL = EMPTY + 8 * STAGES, Q_EMPTY = Q_FULL + 16;
-	static constexpr uint32_t SHARED_BYTES = Q_EMPTY + 16;
-	/* Threads that meet at BEGUN. */
-	static constexpr int BEGINNERS = JOINED + 32 * LOADERS + 32;
-	static constexpr uint32_t BEGUN = 1, COMPUTE = 2;
+	/* The walk where it starts. */
+	static constexpr uint32_t START = Q_EMPTY + 16, SHARED_BYTES = START + 128;
+	static constexpr uint32_t COMPUTE = 2; /* a barrier of those that do */
 
 	static __device__ __forceinline__ void join(void)
 	{
@@ -190,6 +189,12 @@ template <class C> struct fa_sm90_codes_row {
 	}
 };
 
+template <class C>
+__device__ __forceinline__ fa_paged_walk_of<C> fa_sm90_codes_start_of(const char *shared_memory)
+{
+	return *(const fa_paged_walk_of<C> *)(shared_memory + C::START);
+}
+
 /* The warp that makes fragments: of a segment when the one two before it has ended. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_codes_prepare(const struct fa_cuda_paged_attention &args,
@@ -198,22 +203,9 @@ __device__ __forceinline__ void fa_sm90_codes_prepare(const struct fa_cuda_paged
 	const struct fa_cuda_paged_codes &codes = fa_codes_of(args);
 	const uint32_t shared = fa_shared_address(shared_memory);
 	const uint32_t lane = threadIdx.x % 32, g = lane / 4;
-	fa_paged_walk_of<C> walk;
+	fa_paged_walk_of<C> walk = fa_sm90_codes_start_of<C>(shared_memory);
 	uint32_t slot = 0, parity = 1;
 
-	if (lane == 0) {
-		for (int i = 0; i < 2; i++) {
-			fa_mbarrier_init(shared + C::Q_FULL + 8 * i, 1);
-			fa_mbarrier_init(shared + C::Q_EMPTY + 8 * i, C::WARPS);
-		}
-		fa_mbarrier_init_fence();
-	}
-	/* Of rows that no part has: zeros, or what another part had. */
-	for (uint32_t i = lane; i < 2 * C::Q_BYTES / 16; i += 32)
-		fa_st_shared_v4(shared + C::Q + i * 16, make_uint4(0, 0, 0, 0));
-	__syncwarp();
-	fa_barrier_arrive(C::BEGUN, C::BEGINNERS);
-	walk.start(args, blockIdx.x);
 	do {
 		const int there = (int)walk.rows(args, C::ROWS);
 		char *const q = shared_memory + C::Q + slot * C::Q_BYTES;
@@ -479,16 +471,13 @@ __device__ __forceinline__ void fa_sm90_codes_compute(const struct fa_cuda_paged
 	const uint32_t shared = fa_shared_address(shared_memory);
 	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 	const uint32_t quarter = warp % C::TAKERS;
-	fa_paged_walk_of<C> walk;
+	fa_paged_walk_of<C> walk = fa_sm90_codes_start_of<C>(shared_memory);
 	/* The next tile that is this warp's: where it goes, the same for all threads of the warp as
 	 * the compiler is to know, and how many the segment has before. */
 	uint32_t stage = __shfl_sync(~0u, warp / C::TAKERS, 0), parity = 0;
 	int32_t before = (int32_t)stage;
 	uint32_t turn = 0; /* segments so far */
 
-	walk.start(args, blockIdx.x);
-	fa_sm90_paged_hide<C>(args);
-	fa_barrier_sync(C::BEGUN, C::BEGINNERS);
 	fa_sm90_paged_fence<C>(args);
 	do {
 		const struct fa_cuda_paged_item &item = walk.item;
@@ -548,20 +537,57 @@ __device__ __forceinline__ void fa_sm90_codes_compute(const struct fa_cuda_paged
 	} while (walk.next(args));
 }
 
+/* What all that follows needs: barriers, where walks start, rows of Q that no part has (zeros, or
+ * what another part had). Code comes line by line, and warps that go their own ways get it later:
+ * one finds out where all start. On an H200 launches of few sequences take 0.3 to 1 us less than
+ * where each kind of warps began by itself. To ask for the first tiles in between, as paged_load.h
+ * can, made them 1 us longer. */
+template <class C>
+__device__ __forceinline__ void fa_sm90_codes_start(const struct fa_cuda_paged_attention &args,
+                                                    char *shared_memory)
+{
+	const uint32_t shared = fa_shared_address(shared_memory);
+	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+
+	static_assert(C::STAGES <= 32 && sizeof(fa_paged_walk_of<C>) <= 128, "there is room");
+	if (warp == C::WARPS) {
+		fa_paged_walk_of<C> walk;
+
+		walk.start(args, blockIdx.x);
+		if (lane == 0)
+			*(fa_paged_walk_of<C> *)(shared_memory + C::START) = walk;
+	} else if (warp == C::WARPS + 1) {
+		if (lane < C::STAGES) {
+			fa_mbarrier_init(shared + C::FULL + 8 * lane, 1);
+			fa_mbarrier_init(shared + C::EMPTY + 8 * lane, C::TAKERS);
+			if (lane < 2) {
+				fa_mbarrier_init(shared + C::Q_FULL + 8 * lane, 1);
+				fa_mbarrier_init(shared + C::Q_EMPTY + 8 * lane, C::WARPS);
+			}
+			fa_mbarrier_init_fence();
+		}
+	} else if (warp < C::WARPS) {
+		fa_sm90_paged_hide<C>(args);
+		for (uint32_t i = threadIdx.x; i < 2 * C::Q_BYTES / 16; i += C::JOINED)
+			fa_st_shared_v4(shared + C::Q + i * 16, make_uint4(0, 0, 0, 0));
+	}
+	__syncthreads();
+}
+
 template <class C>
 __device__ __forceinline__ void fa_sm90_codes_decode(const struct fa_cuda_paged_attention &args)
 {
 	extern __shared__ __align__(1024) char shared_memory[];
 
+	fa_sm90_codes_start<C>(args, shared_memory);
 	/* The same for all threads of a warp, and the compiler is to know it. */
 	if (__shfl_sync(~0u, threadIdx.x / 128, 0) == C::GROUPS) {
 		fa_registers_give<C::LOADER_REGISTERS>();
 		const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
 
 		if (warp < C::WARPS + C::LOADERS) {
-			fa_paged_walk_of<C> walk;
+			fa_paged_walk_of<C> walk = fa_sm90_codes_start_of<C>(shared_memory);
 
-			walk.start(args, blockIdx.x);
 			fa_sm90_paged_load<C>(args, fa_shared_address(shared_memory), walk);
 		} else if (warp == C::WARPS + C::LOADERS)
 			fa_sm90_codes_prepare<C>(args, shared_memory);

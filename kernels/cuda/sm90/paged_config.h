@@ -38,6 +38,8 @@ struct fa_sm90_paged_config {
 	/* Whether the block's first tile is asked for before all else (fa_sm90_paged_load_first()), and
 	 * mbarriers are made by the first warp. */
 	static constexpr bool EARLY = FA_SM90_PAGED_EARLY(DIM) && !PIECES;
+	/* Whether all threads meet when they begin, behind the making of mbarriers (paged_codes.h). */
+	static constexpr bool MEETS = false;
 	/* The planner sees to it. */
 	static constexpr bool ROWS_IN_FP32 = !PIECES;
 	using SMALL_ARGS = struct fa_cuda_paged_small_attention;

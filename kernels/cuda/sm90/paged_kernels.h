@@ -141,8 +141,8 @@
 #define FA_SM90_CODES_MERGE_PITCH(atoms) (64 / (atoms) + 16)
 
 /* The ring of tiles and their tokens' scales, Q of two segments with facts and a factor of each
- * row, what the warps bring together, and barriers. */
+ * row, what the warps bring together, barriers, and where walks start. */
 #define FA_SM90_CODES_SHARED_BYTES(dim, atoms, groups, stages)                                     \
 	((stages) * (128 * (dim) + 512) + 2 * (atoms)*16 * ((dim)*2 + 32 + 4) +                    \
 	 (groups)*4 * (atoms)*16 * (FA_SM90_CODES_MERGE_PITCH(atoms) * 4 + 8) + 16 + (stages)*16 + \
-	 32)
+	 32 + 128)

@@ -269,7 +269,7 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 	if constexpr (C::EARLY) {
 		if (more && next.entered)
 			fa_sm90_paged_touch_q<C>(args, walk);
-	} else {
+	} else if constexpr (!C::MEETS) {
 		fa_sm90_paged_make_barriers<C>(shared, loader);
 		fa_barrier_arrive(C::BEGUN, C::BEGINNERS);
 	}
