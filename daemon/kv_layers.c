@@ -140,7 +140,7 @@ int fa_kv_attend_layers(struct fa_call *call, struct fa_error *error)
 		next_layer(&message.step_attend, layers);
 		/* The engine launches the first while the others are looked at, which then go to it
 		 * in one go. */
-		if (i == 0) {
+		if (i == 0 && layers->n_layers > 1) {
 			fa_engine_batch_end(engine);
 			fa_engine_batch_begin(engine);
 		}
