@@ -189,6 +189,7 @@ template <class C> struct fa_sm90_codes_row {
 	}
 };
 
+/* Where walks start: behind fa_sm90_codes_start(). */
 template <class C>
 __device__ __forceinline__ fa_paged_walk_of<C> fa_sm90_codes_start_of(const char *shared_memory)
 {

@@ -254,7 +254,8 @@ __device__ __forceinline__ void fa_sm90_paged_lay(const struct fa_sm80_rows<C> &
 	}
 }
 
-/* All columns of the lane's row @r, of those from R on, which are its own. */
+/* All columns of the lane's row @r, which is R or one behind it: the compiler is to know which, or O
+ * could not stay in registers. */
 template <class C, int R = 0>
 __device__ __forceinline__ void fa_sm90_paged_lay_one(const struct fa_sm80_rows<C> &rows, float *at,
                                                       uint32_t r)
@@ -285,7 +286,8 @@ fa_sm90_paged_end(const struct fa_cuda_paged_attention &args, const fa_paged_wal
 	static_assert(quads % lanes == 0 || lanes == 32, "a warp's lanes go on together");
 	static_assert(C::WARPS % (32 / lanes) == 0, "each has as many");
 
-	const auto count = [&]() {
+	/* Thread 0's, when it has given all. */
+	const auto note_last = [&]() {
 		if constexpr (!C::PIECES)
 			if (threadIdx.x == 0 && !walk.whole)
 				parted->is_last = before == (args.epoch << 16) + (parted->n - 1);
@@ -326,7 +328,7 @@ fa_sm90_paged_end(const struct fa_cuda_paged_attention &args, const fa_paged_wal
 				                              some * pitch, first + row, column);
 			}
 			if (first + some >= there)
-				count();
+				note_last();
 			/* Nobody reads the rows any more, or Q. */
 			fa_barrier_sync(C::COMPUTE, C::JOINED);
 		}
@@ -356,7 +358,7 @@ fa_sm90_paged_end(const struct fa_cuda_paged_attention &args, const fa_paged_wal
 					step * C::MERGE_COLUMNS + 4 * quad);
 			}
 			if (step == steps - 1)
-				count();
+				note_last();
 			/* Nobody reads the columns any more, or Q. */
 			fa_barrier_sync(C::COMPUTE, C::JOINED);
 		}
