@@ -6,8 +6,10 @@
  */
 #include "kernels/cuda/paged-plan-parts.h"
 
-/* Blocks that share a part, about. */
+/* Blocks that share a part, about, where there is no kernel for more; and from how many on that is
+ * the one, where there is. */
 #define SHARES_MAX 64
+#define SHARES_OF_LEVELS 33
 
 /* What one SM's share of an H200's memory brings while the end of a part takes 2.5 us, and where
  * pages hold codes, whose end three groups of warps have to come to; and the tiles that stand for
@@ -101,19 +103,21 @@ bool fa_cuda_paged_divide(const struct fa_cuda_chip *chip, uint32_t end,
 	uint64_t tiles = 0, parts = 0;
 	uint32_t blocks = (chip->sms > 0 ? (uint32_t)chip->sms : 1) *
 	                  (uint32_t)plan->decode->blocks;
-	uint32_t at = 0, longest;
+	const struct fa_cuda_paged_kernel *const levels = fa_cuda_paged_levels(plan->decode);
+	uint32_t at = 0, longest, most = 0;
 	bool alike = true, parted = false;
 
 	for (uint32_t i = 0; i < n; i++) {
 		tiles += (uint64_t)items[i].tiles * items[i].parts;
 		parts += items[i].parts;
 		alike &= items[i].tiles == items[0].tiles;
+		most = items[i].tiles > most ? items[i].tiles : most;
 	}
 	if (blocks > FA_CUDA_PAGED_BLOCKS)
 		blocks = FA_CUDA_PAGED_BLOCKS;
 	/* One block adds up all shares of a part: more than these take longer to add up than
 	 * they save. */
-	if (parts * SHARES_MAX < blocks)
+	if (!levels && parts * SHARES_MAX < blocks)
 		blocks = (uint32_t)parts * SHARES_MAX;
 	set_ranges(tiles, blocks, plan);
 	if (end > 0 && !alike && plan->tiles_each >= RANGE_TILES_MIN &&
@@ -126,6 +130,8 @@ bool fa_cuda_paged_divide(const struct fa_cuda_chip *chip, uint32_t end,
 			set_ranges(tiles, blocks, plan);
 		}
 	}
+	if (levels && most > (SHARES_OF_LEVELS - 1) * (plan->tiles_each + (plan->tiles_extra > 0)))
+		plan->decode = levels;
 	parts = 0;
 	for (uint32_t i = 0; i < n && plan->tiles_end > 0; i++) {
 		items[i].tile += (uint32_t)parts * plan->tiles_end;

@@ -101,6 +101,9 @@ const struct fa_cuda_paged_kernel *
 fa_cuda_paged_carry_table(const struct fa_cuda_paged_kernel *kernel,
                           const struct fa_paged_step *step, struct fa_cuda_paged_plan *plan);
 
+/* The one that does the same as @kernel and adds up many shares of a part sooner, or NULL. */
+const struct fa_cuda_paged_kernel *fa_cuda_paged_levels(const struct fa_cuda_paged_kernel *kernel);
+
 /* ---- paged-plan-attend.c */
 
 /* What a plan in pieces has in the blob besides, at most. */

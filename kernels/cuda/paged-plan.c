@@ -127,7 +127,8 @@ const struct fa_cuda_paged_kernel *fa_cuda_paged_find(const struct fa_cuda_chip 
 		if (((kernel->stores ? kernel->stores : 1u << FA_PAGED_PLAIN) & wanted) == 0)
 			continue;
 		if (kernel->kind != kind || (kernel->dtype && kernel->dtype != dtype) ||
-		    kernel->keys || kernel->small || !fa_cuda_paged_kernel_runs(kernel, chip))
+		    kernel->keys || kernel->small || kernel->levels ||
+		    !fa_cuda_paged_kernel_runs(kernel, chip))
 			continue;
 		if (kernel->dim == 0)
 			return kernel;
@@ -160,6 +161,16 @@ fa_cuda_paged_carry_table(const struct fa_cuda_paged_kernel *kernel,
 	memcpy(plan->table, step->host_table, step->table_entries * sizeof(plan->table[0]));
 	plan->table_here = step->table_entries;
 	return kernel + 1;
+}
+
+const struct fa_cuda_paged_kernel *fa_cuda_paged_levels(const struct fa_cuda_paged_kernel *kernel)
+{
+	const struct fa_cuda_paged_kernel *other = kernel + 2;
+
+	if (other >= fa_cuda_paged_kernels + fa_cuda_paged_kernels_count || !other->levels ||
+	    other->small || kernel->levels)
+		return NULL;
+	return other;
 }
 
 int fa_cuda_paged_check_cache(const struct fa_cuda_chip *chip, const struct fa_paged_cache *cache,

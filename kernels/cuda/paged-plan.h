@@ -47,6 +47,7 @@ struct fa_cuda_paged_kernel {
 	enum fa_cuda_paged_image image;
 	enum fa_cuda_paged_kind kind;
 	bool small;                    /* the row before it, for launches that carry the table */
+	bool levels;                   /* two rows before it, for parts of many shares */
 	uint32_t stores;               /* bits of enum fa_paged_store; 0: plain */
 	enum fa_attention_dtype dtype; /* 0: any */
 	int32_t arch, arch_end;        /* runs on compute capabilities in [arch, arch_end) */

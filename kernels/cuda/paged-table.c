@@ -29,13 +29,17 @@
 #define PIECES_F32(...) DECODE(pieces, PIECES, f32, F32, 4, __VA_ARGS__)
 
 #define DECODE_90(...)                                                                             \
-	DECODE_90_AS("", false, decode, DECODE, __VA_ARGS__)                                       \
-	DECODE_90_AS("_small", true, decode, DECODE, __VA_ARGS__)
-#define PIECES_90(...) DECODE_90_AS("", false, pieces, PIECES, __VA_ARGS__)
-#define DECODE_90_AS(suffix, small_, name, KIND, type, TYPE, dim_, atoms, groups, stages, blocks_) \
+	DECODE_90_AS("", false, false, decode, DECODE, __VA_ARGS__)                                \
+	DECODE_90_AS("_small", true, false, decode, DECODE, __VA_ARGS__)                           \
+	DECODE_90_AS("", false, true, levels, DECODE, __VA_ARGS__)                                 \
+	DECODE_90_AS("_small", true, true, levels, DECODE, __VA_ARGS__)
+#define PIECES_90(...) DECODE_90_AS("", false, false, pieces, PIECES, __VA_ARGS__)
+#define DECODE_90_AS(suffix, small_, levels_, name, KIND, type, TYPE, dim_, atoms, groups, stages, \
+                     blocks_)                                                                      \
 	{                                                                                          \
 		.symbol = "fa_sm90_paged_" #name "_" #type "_d" #dim_ "_a" #atoms suffix,          \
 		.small = small_,                                                                   \
+		.levels = levels_,                                                                 \
 		.image = FA_CUDA_IMAGE_SM90_PAGED_##TYPE,                                          \
 		.kind = FA_CUDA_PAGED_##KIND,                                                      \
 		.dtype = FA_ATTENTION_##TYPE,                                                      \

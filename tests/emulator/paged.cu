@@ -42,6 +42,9 @@
 #define DECODE_90(type, dim, atoms, ...)                                                           \
 	ENTRY(fa_sm90_paged_decode_##type##_d##dim##_a##atoms, fa_cuda_paged_attention)            \
 	ENTRY(fa_sm90_paged_decode_##type##_d##dim##_a##atoms##_small,                             \
+	      fa_cuda_paged_small_attention)                                                       \
+	ENTRY(fa_sm90_paged_levels_##type##_d##dim##_a##atoms, fa_cuda_paged_attention)            \
+	ENTRY(fa_sm90_paged_levels_##type##_d##dim##_a##atoms##_small,                             \
 	      fa_cuda_paged_small_attention)
 #define DECODE_90_OF(type, ...) DECODE_90(type, __VA_ARGS__)
 #define DECODE_90_OF_TYPE(...) DECODE_90_OF(FA_TYPE_NAME, __VA_ARGS__)

@@ -1,8 +1,8 @@
 /*
  * Words of global memory that blocks look at while others may change them, which say that there
  * is nothing yet by their first 32 bits all being one (kernels/cuda/sm90/paged_share.h), judged:
- * before a block stores there it has stored that, in the same launch, and one of its threads
- * has fenced since; nobody looks at others. Who looks finds now and then that nothing has come
+ * before anybody stores there a block has stored that, in the same launch, and one of its threads
+ * has fenced since; that happens once; nobody looks at others. Who looks finds now and then that nothing has come
  * although it has. Compiled as C++ by the host's compiler.
  */
 #include "tests/emulator/fibre.h"
@@ -12,6 +12,7 @@
 struct hidden {
 	uint32_t block;
 	bool fenced; /* the block has, since */
+	bool stored; /* something else */
 };
 
 static std::unordered_map<const void *, struct hidden> words;
@@ -33,13 +34,17 @@ void fa_emulated_share_store(void *address, const void *value, uint32_t bytes)
 	const auto word = words.find(address);
 
 	if (*(const uint32_t *)value == UINT32_MAX)
-		words[address] = { blockIdx.x, false };
-	else if (word == words.end() || word->second.block != blockIdx.x)
+		words[address] = { blockIdx.x, false, false };
+	else if (word == words.end())
 		DIE("a share is stored where nothing was hidden");
+	else if (word->second.stored)
+		DIE("a share is stored where another is");
 	else if (!word->second.fenced)
 		DIE("a share is stored and its block has not fenced");
 	else
 		fa_emulated_end_give();
+	if (word != words.end() && *(const uint32_t *)value != UINT32_MAX)
+		word->second.stored = true;
 	memcpy(address, value, bytes);
 }
 

@@ -193,12 +193,28 @@ static void judge_special(const struct paged_problem *problem,
 		           plan->decode->symbol);
 }
 
+/* On @chip, by a plan that @judge judges. */
+static void check_as(const struct paged_spec *spec, const struct fa_cuda_chip *chip,
+                     paged_judge_plan_fn judge, uint32_t expected)
+{
+	struct paged_problem problem;
+	struct paged_device device;
+
+	paged_init(&problem, spec);
+	if (setjmp(paged_failure)) {
+		paged_failed++;
+		return;
+	}
+	paged_device_init(&device, &problem);
+	paged_check_on(&device, &problem, chip, judge, expected);
+	paged_device_deinit(&device);
+	paged_deinit(&problem);
+}
+
 static void turns_one(int i)
 {
 	struct paged_spec spec = paged_usual;
 	struct fa_cuda_chip chip = *paged_gpu_chip(paged_device_gpu);
-	struct paged_problem problem;
-	struct paged_device device;
 
 	spec.dtype = i % 2 ? FA_ATTENTION_F16 : FA_ATTENTION_BF16;
 	spec.head_dim = spec.head_dim_v = 64;
@@ -216,15 +232,7 @@ static void turns_one(int i)
 	spec.tree = i == 2;
 	spec.broken = i > 4 ? i : 0;
 	chip.sms = 1 + i % 3 * 2;
-	paged_init(&problem, &spec);
-	if (setjmp(paged_failure)) {
-		paged_failed++;
-		return;
-	}
-	paged_device_init(&device, &problem);
-	paged_check_on(&device, &problem, &chip, judge_special, has_small());
-	paged_device_deinit(&device);
-	paged_deinit(&problem);
+	check_as(&spec, &chip, judge_special, has_small());
 }
 
 /*
@@ -249,8 +257,6 @@ static void uneven_one(int i)
 	static const int32_t dims[] = { 128, 64, 256 };
 	struct paged_spec spec = i % 4 ? paged_usual : paged_way_of(&paged_usual, i);
 	struct fa_cuda_chip chip = *paged_gpu_chip(paged_device_gpu);
-	struct paged_problem problem;
-	struct paged_device device;
 
 	spec.head_dim = spec.head_dim_v = dims[i % 3];
 	spec.batch = 10;
@@ -262,15 +268,7 @@ static void uneven_one(int i)
 	spec.sinks = i % 2;
 	chip.sms = 2 + i % 2;
 	chip.portable_paged = i == 3;
-	paged_init(&problem, &spec);
-	if (setjmp(paged_failure)) {
-		paged_failed++;
-		return;
-	}
-	paged_device_init(&device, &problem);
-	paged_check_on(&device, &problem, &chip, judge_ends, chip.arch == 90);
-	paged_device_deinit(&device);
-	paged_deinit(&problem);
+	check_as(&spec, &chip, judge_ends, chip.arch == 90);
 }
 
 /* Many short sequences before few long ones: parts' ends have tiles without tokens, with which
@@ -279,6 +277,43 @@ static void uneven(void)
 {
 	for (int i = 0; i < 8; i++)
 		uneven_one(i);
+}
+
+static void judge_levels(const struct paged_problem *problem, const struct fa_cuda_paged_plan *plan,
+                         uint32_t expected)
+{
+	if (plan->decode->levels != expected)
+		paged_fail("%s: %s is not what should compute it", paged_describe(problem),
+		           plan->decode->symbol);
+}
+
+/* Parts of 38, 48 and 76 shares, also where they begin or end in the middle of a block's range. */
+static void levels_one(int i)
+{
+	static const int32_t dims[] = { 128, 64, 256 }, heads[] = { 8, 3, 1, 16, 5 };
+	const uint32_t most = (i % 3 == 2 ? 16 : 32) / (uint32_t)heads[i % 5]; /* in one part */
+	struct fa_cuda_chip chip = *paged_gpu_chip(paged_device_gpu);
+	struct paged_spec spec = paged_usual;
+
+	spec.dtype = i % 2 ? FA_ATTENTION_F16 : FA_ATTENTION_BF16;
+	spec.head_dim = spec.head_dim_v = dims[i % 3];
+	spec.heads = heads[i % 5];
+	spec.kv_heads = 1;
+	spec.batch = i % 2 ? 3 : 1;
+	for (int32_t b = 0; b < spec.batch; b++) {
+		spec.n_new[b] = 1 + (uint32_t)(i / 2) % (most < 4 ? most : 4);
+		spec.lengths[b] = b == 1 || spec.batch == 1 ? 4830 : 180 + 300 * (uint32_t)b;
+	}
+	spec.sinks = i % 5 == 1;
+	spec.broken = i % 4 == 3 ? i : 0;
+	chip.sms = i % 2 ? 52 : 40 + 40 * (i % 4 / 2);
+	check_as(&spec, &chip, judge_levels, has_small());
+}
+
+static void levels(void)
+{
+	for (int i = 0; i < (paged_options.small ? 6 : 30); i++)
+		levels_one(i);
 }
 
 /* Several blocks of rows of several sequences, one after another on few blocks of threads. */
@@ -727,6 +762,8 @@ static void run(void)
 	paged_report("turns");
 	uneven();
 	paged_report("uneven");
+	levels();
+	paged_report("levels");
 	blocks();
 	paged_report("blocks");
 	chosen();

@@ -1,6 +1,6 @@
 /*
  * How kernels over pages divide, without a GPU: by what the planner gives them to multiply with,
- * and in fp32 where it sees to it that numbers are small enough.
+ * and in fp32 where it sees to it that numbers are small enough; and among how many blocks.
  */
 #include "kernels/cuda/sm90/paged_kernels.h"
 #include "tests/unit/cuda-paged-scene.h"
@@ -77,11 +77,51 @@ static void test_rows(void **state)
 	}
 }
 
+/* A long sequence of one KV head is all blocks', and where its shares are many, the kernel is
+ * another. */
+static void test_levels(void **state)
+{
+	static const struct {
+		int32_t kv_heads, dim;
+		enum fa_paged_store store;
+		const struct fa_cuda_chip *chip;
+		uint32_t length, grid;
+		const char *symbol;
+	} cases[] = {
+		{ 1, 128, FA_PAGED_PLAIN, &h200, 16384, 128, "fa_sm90_paged_levels_bf16_d128_a1" },
+		{ 1, 64, FA_PAGED_PLAIN, &h200, 131072, 128, "fa_sm90_paged_levels_bf16_d64_a1" },
+		{ 1, 256, FA_PAGED_PLAIN, &h200, 33 * 64, 33, "fa_sm90_paged_levels_bf16_d256_a1" },
+		{ 1, 256, FA_PAGED_PLAIN, &h200, 32 * 64, 32, "fa_sm90_paged_decode_bf16_d256_a1" },
+		{ 2, 128, FA_PAGED_PLAIN, &h200, 16384, 128, "fa_sm90_paged_levels_bf16_d128_a1" },
+		{ 4, 128, FA_PAGED_PLAIN, &h200, 16384, 128, "fa_sm90_paged_decode_bf16_d128_a1" },
+		{ 1, 128, FA_PAGED_E4M3, &h200, 16384, 64, "fa_sm90_codes_decode_e4m3_d128_a1" },
+		{ 1, 128, FA_PAGED_PLAIN, &portable_h200, 16384, 64,
+		  "fa_sm80_paged_decode_bf16_d128" },
+	};
+	struct fa_cuda_paged_plan plan;
+	struct scene scene;
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		scene_init(&scene, 1);
+		scene.cache.kv_heads = cases[i].kv_heads;
+		scene.cache.store = cases[i].store;
+		scene.cache.head_dim = scene.cache.head_dim_v = cases[i].dim;
+		scene.request.attention.heads = 8;
+		scene.cu_new[1] = 1;
+		scene.lengths[0] = cases[i].length;
+		scene_plan(&scene, cases[i].chip, &plan);
+		assert_int_equal(plan.decode_grid, cases[i].grid);
+		assert_memory_equal(plan.decode->symbol, cases[i].symbol, strlen(cases[i].symbol));
+		free(scene.blob);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_magic),
 		cmocka_unit_test(test_rows),
+		cmocka_unit_test(test_levels),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

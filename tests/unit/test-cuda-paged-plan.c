@@ -715,6 +715,19 @@ static void test_codes(void **state)
 #undef REFUSED
 }
 
+/* In all else. */
+static void check_stands_for(const struct fa_cuda_paged_kernel *kernel,
+                             const struct fa_cuda_paged_kernel *other)
+{
+	assert_int_equal(kernel->image, other->image);
+	assert_int_equal(kernel->kind, other->kind);
+	assert_int_equal(kernel->dtype, other->dtype);
+	assert_int_equal(kernel->dim, other->dim);
+	assert_int_equal(kernel->rows, other->rows);
+	assert_int_equal(kernel->shared_bytes, other->shared_bytes);
+	assert_int_equal(kernel->blocks, other->blocks);
+}
+
 static void test_table(void **state)
 {
 	bool images[FA_CUDA_PAGED_IMAGES] = { false };
@@ -727,15 +740,14 @@ static void test_table(void **state)
 		assert_true(kernel->shared_bytes <= h200.shared_bytes_max);
 		assert_true(kernel->threads % 32 == 0 && kernel->threads > 0);
 		if (kernel->small) {
-			/* It stands for the one before it in all else. */
 			assert_true(i > 0 && !kernel[-1].small);
-			assert_int_equal(kernel->image, kernel[-1].image);
-			assert_int_equal(kernel->kind, kernel[-1].kind);
-			assert_int_equal(kernel->dtype, kernel[-1].dtype);
-			assert_int_equal(kernel->dim, kernel[-1].dim);
-			assert_int_equal(kernel->rows, kernel[-1].rows);
-			assert_int_equal(kernel->shared_bytes, kernel[-1].shared_bytes);
-			assert_int_equal(kernel->blocks, kernel[-1].blocks);
+			assert_int_equal(kernel->levels, kernel[-1].levels);
+			check_stands_for(kernel, kernel - 1);
+		}
+		if (kernel->levels) {
+			assert_true(i > 1 && !kernel[-2].levels);
+			assert_int_equal(kernel->small, kernel[-2].small);
+			check_stands_for(kernel, kernel - 2);
 		}
 		for (size_t j = 0; j < i; j++)
 			assert_string_not_equal(kernel->symbol, fa_cuda_paged_kernels[j].symbol);

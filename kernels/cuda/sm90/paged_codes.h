@@ -55,7 +55,7 @@ struct fa_sm90_codes_config {
 	static constexpr int LOADER_REGISTERS = FA_SM90_CODES_LOADER_REGISTERS(GROUPS);
 	static constexpr int GROUP_REGISTERS = FA_SM90_CODES_GROUP_REGISTERS(GROUPS);
 	static constexpr bool F32 = false, CODES = true, SMALL = SMALL_, PIECES = false,
-			      DIVIDED = true;
+			      LEVELS = false, DIVIDED = true;
 	static constexpr bool APPENDS = false, EARLY = false, MEETS = true, ROWS_IN_FP32 = false;
 	using SMALL_ARGS = struct fa_cuda_paged_small_attention_codes;
 

@@ -7,6 +7,7 @@
  *   BLOCKS  that share an SM
  *   SMALL   the launch carries the pages' table
  *   PIECES  as in sm80/paged_walk.h
+ *   LEVELS  shares are added up in two levels where they are many (paged_share.h)
  */
 #pragma once
 
@@ -18,7 +19,7 @@
 #include <stdint.h>
 
 template <class T_, int DIM_, int ATOMS_, int GROUPS_, int STAGES_, int BLOCKS_, bool SMALL_,
-          bool PIECES_>
+          bool PIECES_, bool LEVELS_>
 struct fa_sm90_paged_config {
 	using T = T_;
 	static constexpr int DIM = DIM_, DIM_V = DIM_, ATOMS = ATOMS_;
@@ -33,7 +34,7 @@ struct fa_sm90_paged_config {
 	/* Whether parts of few rows are computed as with one fragment. */
 	static constexpr bool FEW = GIVES && FA_SM90_PAGED_FEW;
 	static constexpr bool F32 = false, CODES = false, SMALL = SMALL_, PIECES = PIECES_,
-			      DIVIDED = true;
+			      LEVELS = LEVELS_, DIVIDED = true;
 	static constexpr bool APPENDS = FA_SM90_PAGED_APPENDS(DIM, ATOMS); /* paged_append.h */
 	/* Whether the block's first tile is asked for before all else (fa_sm90_paged_load_first()), and
 	 * mbarriers are made by the first warp. */
@@ -75,7 +76,7 @@ struct fa_sm90_paged_config {
 	 * of the tile's copies, and the four warps that take the tile wait; each of those arrives
 	 * at an EMPTY, and the loading warp waits. Once a tile.
 	 */
-	static constexpr uint32_t FULL = LAST + 16, EMPTY = FULL + 8 * STAGES;
+	static constexpr uint32_t FULL = LAST + 32, EMPTY = FULL + 8 * STAGES;
 	static constexpr uint32_t SHARED_BYTES = EMPTY + 8 * STAGES;
 
 	/* Named barriers: the mbarriers are there, once, for the warps that compute; of these, at

@@ -27,6 +27,17 @@
 	X(128, 2, 1, 5, 1)                                                                         \
 	X(256, 1, 1, 3, 1)
 
+/* Shares that a thread adds up at a time. Where parts have many more, a kernel of its own adds up
+ * groups of that many, and then what came of them (paged_share.h); in one kernel launches would
+ * have to walk past the other's code. On an H200, bf16, 8 heads of one KV head, which was divided
+ * among 64 blocks at most before (us):
+ *             d128                     d64             d256            d128, 4 new tokens
+ *   1 x 16k   13.3 after 15.4          12.4 / 13.2     23.9 / 28.0     28.5 / 35.4
+ *   1 x 128k  27.4 after 34.0          18.9 / 25.8     50.2 / 55.7     42.9 / 59.7
+ * Four warps more, which would do nothing but add up, leave too few registers to the others.
+ */
+#define FA_SM90_PAGED_AT_ONCE 16
+
 /* Decode in pieces (sm80/paged_pieces.h): with one fragment of rows what must not depend on the
  * step, as a row block of two computes 28 rows of 32 for nothing if 4 heads share a key. With two
  * it is not the memory that tiles wait for, as prefixes come from L2: one group of four warps took
@@ -105,7 +116,7 @@
 	 (FA_SM90_PAGED_Q_HELD(dim, atoms) ? 0 : (atoms)*16 * FA_SM90_PAGED_Q_PITCH(dim)) +        \
 	 (groups)*4 * (atoms)*16 * (FA_SM90_PAGED_MERGE_PITCH(dim, atoms) * 4 + 8) +               \
 	 (groups)*4 * (atoms)*16 * 32 +                                                            \
-	 (FA_SM90_PAGED_GIVES(dim, atoms, groups) ? (groups)*4 * 128 : 0) + 16 + (stages)*16)
+	 (FA_SM90_PAGED_GIVES(dim, atoms, groups) ? (groups)*4 * 128 : 0) + 32 + (stages)*16)
 
 /*
  * Decode of codes: X(dim, atoms, groups, stages) for each kind of them; paged_codes.h. One block

@@ -266,6 +266,54 @@ __device__ __forceinline__ void fa_sm90_paged_lay_one(const struct fa_sm80_rows<
 		fa_sm90_paged_lay_one<C, R + 1>(rows, at, r);
 }
 
+/* Adds up what the block is to, in one level or two. All that compute, behind a barrier after
+ * is_last is known. */
+template <class C, int LANES>
+__device__ __forceinline__ void
+fa_sm90_paged_climb(const struct fa_cuda_paged_attention &args, const fa_paged_walk_of<C> &walk,
+                    const struct fa_paged_fact *facts, struct fa_sm90_paged_grouped &parted)
+{
+	constexpr uint32_t row_quads = C::DIM_V / 4;
+	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+	const uint32_t quads = walk.rows(args, C::ROWS) * row_quads;
+	struct fa_sm90_paged_level level = fa_sm90_paged_level_of_group<C>(parted);
+	bool adds = parted.all.is_last, is_top = parted.groups == 1;
+
+#pragma unroll 1
+	while (adds) {
+		uint64_t before = 0;
+
+		if (!is_top && threadIdx.x == 0)
+			before = fa_sm90_paged_count(args, parted.all.first);
+#pragma unroll 1
+		for (uint32_t i = warp * LANES + lane % LANES; i < quads; i += C::WARPS * LANES) {
+			const uint32_t row = i / row_quads, column = i % row_quads * 4;
+			const struct fa_sm90_paged_total total = fa_sm90_paged_add<C, LANES>(
+				args, level, row, column / 4);
+
+			if (lane >= LANES)
+				continue;
+			if (is_top)
+				fa_sm90_paged_finish<C>(args, walk, facts[row], column, total);
+			else
+				fa_sm90_paged_give_row<C>(
+					args,
+					(2 * fa_sm90_paged_group_block(parted) + 1) * C::ROWS + row,
+					column, total);
+		}
+		if (is_top)
+			break;
+		if (threadIdx.x == 0)
+			parted.is_top = before == (args.epoch << 16) + (parted.groups - 1);
+		fa_barrier_sync(C::COMPUTE, C::JOINED);
+		adds = is_top = parted.is_top;
+		level = fa_sm90_paged_level_of_groups<C>(parted);
+	}
+	fa_barrier_sync(C::COMPUTE, C::JOINED); /* everybody has read what is shared */
+	if (adds)
+		fa_sm90_paged_tell<C>(args, walk);
+}
+
 /* Brings the warps' rows together and finishes the segment. All that compute. @facts: of its
  * rows, without pieces. */
 template <class C>
@@ -280,6 +328,7 @@ fa_sm90_paged_end(const struct fa_cuda_paged_attention &args, const fa_paged_wal
 	struct fa_sm90_paged_shared *const parted = (struct fa_sm90_paged_shared *)(shared +
 	                                                                            C::LAST);
 	uint64_t before = 0;
+	uint32_t sharers = 0;
 	constexpr uint32_t quads = (C::MERGE_ROWS > 0 ? C::DIM_V : C::MERGE_COLUMNS) / 4;
 	/* Of many warps' shares of four columns those of some are one thread's each. */
 	constexpr int lanes = C::WARPS > 4 ? 8 : 32;
@@ -290,12 +339,27 @@ fa_sm90_paged_end(const struct fa_cuda_paged_attention &args, const fa_paged_wal
 	const auto note_last = [&]() {
 		if constexpr (!C::PIECES)
 			if (threadIdx.x == 0 && !walk.whole)
-				parted->is_last = before == (args.epoch << 16) + (parted->n - 1);
+				parted->is_last = before ==
+				                  (args.epoch << 16) +
+				                          ((C::LEVELS ? sharers : parted->n) - 1);
 	};
 
 	if constexpr (!C::PIECES)
-		if (threadIdx.x == 0 && !walk.whole)
-			before = fa_sm90_paged_count(args, parted);
+		if (threadIdx.x == 0 && !walk.whole) {
+			uint32_t block = parted->first;
+
+			sharers = parted->n;
+			if constexpr (C::LEVELS) {
+				const struct fa_sm90_paged_grouped &grouped = *(
+					const struct fa_sm90_paged_grouped *)parted;
+
+				if (grouped.groups > 1) {
+					block = fa_sm90_paged_group_block(grouped);
+					sharers = fa_sm90_paged_level_of_group<C>(grouped).n;
+				}
+			}
+			before = fa_sm90_paged_count(args, block);
+		}
 #pragma unroll
 	for (int r = 0; r < 2 * C::ATOMS; r++) {
 		rows.sum[r] += __shfl_xor_sync(~0u, rows.sum[r], 1);
@@ -373,6 +437,11 @@ fa_sm90_paged_end(const struct fa_cuda_paged_attention &args, const fa_paged_wal
 		return;
 	}
 
+	if constexpr (C::LEVELS) {
+		fa_sm90_paged_climb<C, lanes>(args, walk, facts,
+		                              *(struct fa_sm90_paged_grouped *)parted);
+		return;
+	}
 	if constexpr (!C::PIECES) {
 		constexpr uint32_t row_quads = C::DIM_V / 4;
 
@@ -381,7 +450,7 @@ fa_sm90_paged_end(const struct fa_cuda_paged_attention &args, const fa_paged_wal
 		     i < there * row_quads && parted->is_last; i += C::WARPS * lanes) {
 			const uint32_t row = i / row_quads, quad = i % row_quads;
 			const struct fa_sm90_paged_total total = fa_sm90_paged_add<C, lanes>(
-				args, *parted, row, quad);
+				args, fa_sm90_paged_level_of<C>(*parted), row, quad);
 
 			if (lane < lanes)
 				fa_sm90_paged_finish<C>(args, walk, facts[row], 4 * quad, total);

@@ -12,6 +12,14 @@
  *     first time: it stores NOTHING to its places, and fences, while its first tile is on its
  *     way. Whoever counts last, and then asks L2 itself, finds no more of it.
  * Shares are added in the order of their blocks, whoever does it.
+ *
+ * A thread asks for AT_ONCE shares at a time, and each further turn is one more trip to L2. In
+ * kernels of C::LEVELS the blocks of a part with more are in G groups of AT_ONCE at most, every
+ * G-th block in one. The last of a group to count adds up the group's shares, and counts for the
+ * group while they come; the last of these adds up what came of the groups. A group's counter is
+ * that of its second block, and its sum goes to the second of that block's two places. Nobody else
+ * uses these: that block is neither the part's first nor its last. And it has hidden the place
+ * before it counted, so before anybody could add up its group.
  */
 #pragma once
 
@@ -21,6 +29,7 @@
 #include "kernels/cuda/ptx/memory.h"
 #include "kernels/cuda/sm80/paged_pieces.h"
 #include "kernels/cuda/sm80/paged_walk.h"
+#include "kernels/cuda/sm90/paged_kernels.h"
 
 #include <float.h>
 #include <stdint.h>
@@ -35,6 +44,56 @@ struct fa_sm90_paged_shared {
 	uint32_t has_other; /* the first of them has had another part before */
 	uint32_t is_last;   /* this one adds up; known behind the warps' coming together */
 };
+
+/* Behind it, if C::LEVELS. Thread 0 writes is_top. */
+struct fa_sm90_paged_grouped {
+	struct fa_sm90_paged_shared all;
+	uint32_t groups, mine; /* and which is this block's */
+	uint32_t is_top;       /* this one adds up the groups' */
+};
+static_assert(sizeof(struct fa_sm90_paged_grouped) <= 32, "there is room at C::LAST");
+
+/* Shares of a part, or of a group's, in the order in which they are added. */
+struct fa_sm90_paged_level {
+	uint32_t row, step; /* the first's first row, of all places; from share to share */
+	uint32_t n;
+	uint32_t other; /* rows that the first is off */
+};
+
+/* All of a part's. */
+template <class C>
+__device__ __forceinline__ struct fa_sm90_paged_level
+fa_sm90_paged_level_of(const struct fa_sm90_paged_shared &shared)
+{
+	return { shared.first * 2 * C::ROWS, 2u * C::ROWS, shared.n,
+		 shared.has_other ? (uint32_t)C::ROWS : 0 };
+}
+
+/* Which block's counter and second place are the group's. */
+__device__ __forceinline__ uint32_t
+fa_sm90_paged_group_block(const struct fa_sm90_paged_grouped &shared)
+{
+	return shared.all.first + shared.groups + shared.mine;
+}
+
+/* Those of the block's group. */
+template <class C>
+__device__ __forceinline__ struct fa_sm90_paged_level
+fa_sm90_paged_level_of_group(const struct fa_sm90_paged_grouped &shared)
+{
+	return { (shared.all.first + shared.mine) * 2 * C::ROWS, shared.groups * 2 * C::ROWS,
+		 (shared.all.n - shared.mine + shared.groups - 1) / shared.groups,
+		 shared.mine == 0 && shared.all.has_other ? (uint32_t)C::ROWS : 0 };
+}
+
+/* The groups'. */
+template <class C>
+__device__ __forceinline__ struct fa_sm90_paged_level
+fa_sm90_paged_level_of_groups(const struct fa_sm90_paged_grouped &shared)
+{
+	return { (shared.all.first + shared.groups) * 2 * C::ROWS + C::ROWS, 2u * C::ROWS,
+		 shared.groups, 0 };
+}
 
 /* A share's row begins here. */
 template <class C>
@@ -78,15 +137,22 @@ __device__ __forceinline__ void fa_sm90_paged_note(const struct fa_cuda_paged_at
 	shared->first = first;
 	shared->n = n;
 	shared->has_other = first * args.tiles_each + min(first, args.tiles_extra) < walk.tile;
+	if constexpr (C::LEVELS) {
+		struct fa_sm90_paged_grouped *const grouped =
+			(struct fa_sm90_paged_grouped *)shared;
+
+		grouped->groups = (n + FA_SM90_PAGED_AT_ONCE - 1) / FA_SM90_PAGED_AT_ONCE;
+		grouped->mine = (blockIdx.x - first) % grouped->groups;
+	}
 }
 
-/* Counts the block in: how many were there before, from the epoch on. The thread that has fenced,
- * number 0, behind the note; it goes on until it looks at the answer. Counts of earlier launches
- * are below this one's epoch. */
+/* Counts the block in, or its group, at the counter of block @block: how many were there before,
+ * from the epoch on. The thread that has fenced, number 0, behind the note; it goes on until it
+ * looks at the answer. Counts of earlier launches are below this one's epoch. */
 __device__ __forceinline__ uint64_t fa_sm90_paged_count(const struct fa_cuda_paged_attention &args,
-                                                        const struct fa_sm90_paged_shared *shared)
+                                                        uint32_t block)
 {
-	uint64_t *const counter = &args.counters[shared->first];
+	uint64_t *const counter = &args.counters[block];
 
 	fa_atomic_max(counter, args.epoch << 16);
 	/* ptxas would see to it that many threads may add the same, and have the warp wait. */
@@ -124,16 +190,13 @@ struct fa_sm90_paged_total {
 	}
 };
 
-/* Stores four columns of a row of this block's share. */
+/* Stores four columns of a share's row, of all places @at. */
 template <class C>
-__device__ __forceinline__ void fa_sm90_paged_give(const struct fa_cuda_paged_attention &args,
-                                                   const struct fa_sm90_paged_shared &shared,
-                                                   uint32_t row, uint32_t column,
-                                                   const struct fa_sm90_paged_total &total)
+__device__ __forceinline__ void fa_sm90_paged_give_row(const struct fa_cuda_paged_attention &args,
+                                                       uint32_t at, uint32_t column,
+                                                       const struct fa_sm90_paged_total &total)
 {
 	const uint32_t most = FA_SM90_PAGED_NOTHING - 1; /* a NaN like that */
-	const bool other = shared.first == blockIdx.x && shared.has_other;
-	const uint32_t at = (2 * blockIdx.x + other) * C::ROWS + row;
 
 	fa_st_relaxed_device(fa_sm90_paged_place<C>(args, at) + column * 4,
 	                     make_uint4(min(__float_as_uint(total.x), most),
@@ -145,26 +208,38 @@ __device__ __forceinline__ void fa_sm90_paged_give(const struct fa_cuda_paged_at
 		                                __float_as_uint(total.sum)));
 }
 
+/* The same of a row of this block's share. */
+template <class C>
+__device__ __forceinline__ void fa_sm90_paged_give(const struct fa_cuda_paged_attention &args,
+                                                   const struct fa_sm90_paged_shared &shared,
+                                                   uint32_t row, uint32_t column,
+                                                   const struct fa_sm90_paged_total &total)
+{
+	const bool other = shared.first == blockIdx.x && shared.has_other;
+
+	fa_sm90_paged_give_row<C>(args, (2 * blockIdx.x + other) * C::ROWS + row, column, total);
+}
+
 /* Adds up row @row of the shares, columns from 4 * @quad on, with 32 / LANES lanes of the warp,
- * each LANES apart, which have one share each of as many. Each asks for all that 16 shares are
+ * each LANES apart, which have one share each of as many. Each asks for all that AT_ONCE shares are
  * before it looks at the first. */
 template <class C, int LANES>
 __device__ __forceinline__ struct fa_sm90_paged_total
 fa_sm90_paged_add(const struct fa_cuda_paged_attention &args,
-                  const struct fa_sm90_paged_shared &shared, uint32_t row, uint32_t quad)
+                  const struct fa_sm90_paged_level &level, uint32_t row, uint32_t quad)
 {
 	constexpr uint32_t among = 32 / LANES;
-	constexpr int at_once = 16 / among;
-	constexpr uint32_t next = 2 * C::ROWS * among, next_bytes = next * C::DIM_V * 4;
+	constexpr int at_once = FA_SM90_PAGED_AT_ONCE / among;
+	const uint32_t next = level.step * among, next_bytes = next * C::DIM_V * 4;
 	const uint32_t mine = among == 1 ? 0 : threadIdx.x % 32 / LANES;
-	const uint32_t at_row = (shared.first + mine) * 2 * C::ROWS + row;
+	const uint32_t at_row = level.row + mine * level.step + row;
 	const void *at = fa_sm90_paged_place<C>(args, at_row) + quad * 16;
 	const void *sums = (const uint2 *)args.partial_sums + at_row;
 	/* The first share may be in the second place. */
-	uint32_t other = shared.has_other && mine == 0 ? C::ROWS : 0;
+	uint32_t other = mine == 0 ? level.other : 0;
 	struct fa_sm90_paged_total total = { -FLT_MAX, 0, 0, 0, 0, 0 };
 
-	int32_t left = (int32_t)(shared.n - mine);
+	int32_t left = (int32_t)(level.n - mine);
 
 #pragma unroll 1
 	do {
@@ -215,7 +290,7 @@ fa_sm90_paged_add(const struct fa_cuda_paged_attention &args,
 		at = (const char *)at + at_once * next_bytes;
 		sums = (const uint2 *)sums + at_once * next;
 		other = 0;
-		left -= 16;
+		left -= FA_SM90_PAGED_AT_ONCE;
 	} while (left > 0);
 	if constexpr (among > 1) {
 		float top = total.max;
