@@ -117,11 +117,16 @@
 #define CODES_E4M3(...) CODES(e4m3, E4M3, __VA_ARGS__)
 #define CODES_INT8(...) CODES(int8, INT8, __VA_ARGS__)
 
-#define CODES_90(...) CODES_90_AS("", false, __VA_ARGS__) CODES_90_AS("_small", true, __VA_ARGS__)
-#define CODES_90_AS(suffix, small_, store, STORE, dim_, atoms, groups, stages_)                    \
+#define CODES_90(...)                                                                              \
+	CODES_90_AS("", false, false, decode, __VA_ARGS__)                                         \
+	CODES_90_AS("_small", true, false, decode, __VA_ARGS__)                                    \
+	CODES_90_AS("", false, true, levels, __VA_ARGS__)                                          \
+	CODES_90_AS("_small", true, true, levels, __VA_ARGS__)
+#define CODES_90_AS(suffix, small_, levels_, name, store, STORE, dim_, atoms, groups, stages_)     \
 	{                                                                                          \
-		.symbol = "fa_sm90_codes_decode_" #store "_d" #dim_ "_a" #atoms suffix,            \
+		.symbol = "fa_sm90_codes_" #name "_" #store "_d" #dim_ "_a" #atoms suffix,         \
 		.small = small_,                                                                   \
+		.levels = levels_,                                                                 \
 		.image = FA_CUDA_IMAGE_SM90_PAGED_CODES,                                           \
 		.kind = FA_CUDA_PAGED_DECODE,                                                      \
 		.stores = 1u << FA_PAGED_##STORE,                                                  \

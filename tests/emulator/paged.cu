@@ -55,6 +55,9 @@
 #define CODES_90(store, dim, atoms, ...)                                                           \
 	ENTRY(fa_sm90_codes_decode_##store##_d##dim##_a##atoms, fa_cuda_paged_attention_codes)     \
 	ENTRY(fa_sm90_codes_decode_##store##_d##dim##_a##atoms##_small,                            \
+	      fa_cuda_paged_small_attention_codes)                                                 \
+	ENTRY(fa_sm90_codes_levels_##store##_d##dim##_a##atoms, fa_cuda_paged_attention_codes)     \
+	ENTRY(fa_sm90_codes_levels_##store##_d##dim##_a##atoms##_small,                            \
 	      fa_cuda_paged_small_attention_codes)
 #define CODES_90_E4M3(...) CODES_90(e4m3, __VA_ARGS__)
 #define CODES_90_INT8(...) CODES_90(int8, __VA_ARGS__)

@@ -293,7 +293,7 @@ static void levels_one(int i)
 	static const int32_t dims[] = { 128, 64, 256 }, heads[] = { 8, 3, 1, 16, 5 };
 	const uint32_t most = (i % 3 == 2 ? 16 : 32) / (uint32_t)heads[i % 5]; /* in one part */
 	struct fa_cuda_chip chip = *paged_gpu_chip(paged_device_gpu);
-	struct paged_spec spec = paged_usual;
+	struct paged_spec spec = i % 4 < 2 ? paged_usual : paged_way_of(&paged_usual, i);
 
 	spec.dtype = i % 2 ? FA_ATTENTION_F16 : FA_ATTENTION_BF16;
 	spec.head_dim = spec.head_dim_v = dims[i % 3];

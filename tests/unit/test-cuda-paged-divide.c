@@ -94,7 +94,7 @@ static void test_levels(void **state)
 		{ 1, 256, FA_PAGED_PLAIN, &h200, 32 * 64, 32, "fa_sm90_paged_decode_bf16_d256_a1" },
 		{ 2, 128, FA_PAGED_PLAIN, &h200, 16384, 128, "fa_sm90_paged_levels_bf16_d128_a1" },
 		{ 4, 128, FA_PAGED_PLAIN, &h200, 16384, 128, "fa_sm90_paged_decode_bf16_d128_a1" },
-		{ 1, 128, FA_PAGED_E4M3, &h200, 16384, 64, "fa_sm90_codes_decode_e4m3_d128_a1" },
+		{ 1, 128, FA_PAGED_E4M3, &h200, 16384, 128, "fa_sm90_codes_levels_e4m3_d128_a1" },
 		{ 1, 128, FA_PAGED_PLAIN, &portable_h200, 16384, 64,
 		  "fa_sm80_paged_decode_bf16_d128" },
 	};

@@ -41,8 +41,8 @@
 #include <float.h>
 #include <stdint.h>
 
-/* DIM, ATOMS, STAGES, SMALL: as in paged_config.h. There is one block to an SM. */
-template <int STORE_, int DIM_, int ATOMS_, int GROUPS_, int STAGES_, bool SMALL_>
+/* DIM, ATOMS, STAGES, SMALL, LEVELS: as in paged_config.h. There is one block to an SM. */
+template <int STORE_, int DIM_, int ATOMS_, int GROUPS_, int STAGES_, bool SMALL_, bool LEVELS_>
 struct fa_sm90_codes_config {
 	using T = fa_f16; /* of fragments */
 	static constexpr int STORE = STORE_, DIM = DIM_, DIM_V = DIM_, ATOMS = ATOMS_;
@@ -55,7 +55,7 @@ struct fa_sm90_codes_config {
 	static constexpr int LOADER_REGISTERS = FA_SM90_CODES_LOADER_REGISTERS(GROUPS);
 	static constexpr int GROUP_REGISTERS = FA_SM90_CODES_GROUP_REGISTERS(GROUPS);
 	static constexpr bool F32 = false, CODES = true, SMALL = SMALL_, PIECES = false,
-			      LEVELS = false, DIVIDED = true;
+			      LEVELS = LEVELS_, DIVIDED = true;
 	static constexpr bool APPENDS = false, EARLY = false, MEETS = true, ROWS_IN_FP32 = false;
 	using SMALL_ARGS = struct fa_cuda_paged_small_attention_codes;
 
@@ -85,7 +85,7 @@ struct fa_sm90_codes_config {
 
 	/* As in paged_config.h, and the same for the two of Q, of which all warps that compute
 	 * wait for each. */
-	static constexpr uint32_t FULL = LAST + 16, EMPTY = FULL + 8 * STAGES;
+	static constexpr uint32_t FULL = LAST + 32, EMPTY = FULL + 8 * STAGES;
 	static constexpr uint32_t Q_FULL = EMPTY + 8 * STAGES, Q_EMPTY = Q_FULL + 16;
 	/* The walk where it starts. */
 	static constexpr uint32_t START = Q_EMPTY + 16, SHARED_BYTES = START + 128;
