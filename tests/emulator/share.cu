@@ -1,9 +1,9 @@
 /*
  * Words of global memory that blocks look at while others may change them, which say that there
  * is nothing yet by their first 32 bits all being one (kernels/cuda/sm90/paged_share.h), judged:
- * before anybody stores there a block has stored that, in the same launch, and one of its threads
- * has fenced since; that happens once; nobody looks at others. Who looks finds now and then that nothing has come
- * although it has. Compiled as C++ by the host's compiler.
+ * before anybody stores there a block has stored that, once, in the same launch, and one of its
+ * threads has fenced since; nobody stores there twice, or looks at others. Who looks finds now and
+ * then that nothing has come although it has. Compiled as C++ by the host's compiler.
  */
 #include "tests/emulator/fibre.h"
 
@@ -33,7 +33,9 @@ void fa_emulated_share_store(void *address, const void *value, uint32_t bytes)
 {
 	const auto word = words.find(address);
 
-	if (*(const uint32_t *)value == UINT32_MAX)
+	if (*(const uint32_t *)value == UINT32_MAX && word != words.end())
+		DIE("what may be a share is hidden again");
+	else if (*(const uint32_t *)value == UINT32_MAX)
 		words[address] = { blockIdx.x, false, false };
 	else if (word == words.end())
 		DIE("a share is stored where nothing was hidden");

@@ -287,26 +287,29 @@ static void judge_levels(const struct paged_problem *problem, const struct fa_cu
 		           plan->decode->symbol);
 }
 
-/* Parts of 38, 48 and 76 shares, also where they begin or end in the middle of a block's range. */
+/* Parts of 39 and 77 shares, behind one another or parts of 2 and 20, also inside a block's range. */
 static void levels_one(int i)
 {
 	static const int32_t dims[] = { 128, 64, 256 }, heads[] = { 8, 3, 1, 16, 5 };
+	static const uint32_t lengths[] = { 180, 4900, 2516 };
 	const uint32_t most = (i % 3 == 2 ? 16 : 32) / (uint32_t)heads[i % 5]; /* in one part */
+	const uint32_t n_new = most < 4 ? most : 4;
 	struct fa_cuda_chip chip = *paged_gpu_chip(paged_device_gpu);
 	struct paged_spec spec = i % 4 < 2 ? paged_usual : paged_way_of(&paged_usual, i);
 
 	spec.dtype = i % 2 ? FA_ATTENTION_F16 : FA_ATTENTION_BF16;
 	spec.head_dim = spec.head_dim_v = dims[i % 3];
 	spec.heads = heads[i % 5];
-	spec.kv_heads = 1;
+	spec.kv_heads = 1 + i / 3 % 2;
+	spec.heads *= spec.kv_heads;
 	spec.batch = i % 2 ? 3 : 1;
 	for (int32_t b = 0; b < spec.batch; b++) {
-		spec.n_new[b] = 1 + (uint32_t)(i / 2) % (most < 4 ? most : 4);
-		spec.lengths[b] = b == 1 || spec.batch == 1 ? 4830 : 180 + 300 * (uint32_t)b;
+		spec.n_new[b] = i % 6 == 4 ? n_new : 1 + (uint32_t)(i / 2) % n_new;
+		spec.lengths[b] = lengths[spec.batch == 1 ? 1 : b];
 	}
 	spec.sinks = i % 5 == 1;
 	spec.broken = i % 4 == 3 ? i : 0;
-	chip.sms = i % 2 ? 52 : 40 + 40 * (i % 4 / 2);
+	chip.sms = spec.kv_heads * (i % 2 ? 66 : 40 + 40 * (i % 4 / 2));
 	check_as(&spec, &chip, judge_levels, has_small());
 }
 

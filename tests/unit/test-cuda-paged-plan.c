@@ -722,7 +722,14 @@ static void check_stands_for(const struct fa_cuda_paged_kernel *kernel,
 	assert_int_equal(kernel->image, other->image);
 	assert_int_equal(kernel->kind, other->kind);
 	assert_int_equal(kernel->dtype, other->dtype);
+	assert_int_equal(kernel->stores, other->stores);
+	assert_int_equal(kernel->arch, other->arch);
+	assert_int_equal(kernel->arch_end, other->arch_end);
 	assert_int_equal(kernel->dim, other->dim);
+	assert_int_equal(kernel->dim_v, other->dim_v);
+	assert_int_equal(kernel->exact, other->exact);
+	assert_int_equal(kernel->appends, other->appends);
+	assert_int_equal(kernel->threads, other->threads);
 	assert_int_equal(kernel->rows, other->rows);
 	assert_int_equal(kernel->shared_bytes, other->shared_bytes);
 	assert_int_equal(kernel->blocks, other->blocks);

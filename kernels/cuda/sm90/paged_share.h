@@ -11,7 +11,8 @@
  *   - what earlier launches have left is hidden when a block begins, before it counts for the
  *     first time: it stores NOTHING to its places, and fences, while its first tile is on its
  *     way. Whoever counts last, and then asks L2 itself, finds no more of it.
- * Shares are added in the order of their blocks, whoever does it.
+ * Shares are added in the order of their blocks, whoever does it; in groups, in the order of the
+ * group's, and then group by group.
  *
  * A thread asks for AT_ONCE shares at a time, and each further turn is one more trip to L2. In
  * kernels of C::LEVELS the blocks of a part with more are in G groups of AT_ONCE at most, every
