@@ -43,10 +43,10 @@ void fa_emulated_share_store(void *address, const void *value, uint32_t bytes)
 		DIE("a share is stored where another is");
 	else if (!word->second.fenced)
 		DIE("a share is stored and its block has not fenced");
-	else
-		fa_emulated_end_give();
-	if (word != words.end() && *(const uint32_t *)value != UINT32_MAX)
+	else {
 		word->second.stored = true;
+		fa_emulated_end_give();
+	}
 	memcpy(address, value, bytes);
 }
 

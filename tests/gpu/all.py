@@ -57,7 +57,7 @@ PARTS = (
         [*DECODE, *shape.split()] for shape in (
             "--heads 64 --kv-heads 8", "--heads 32 --kv-heads 32", "--heads 8 --kv-heads 1",
             "--heads 40 --kv-heads 8", "--new 4", "--dim 64", "--dim 256", "--page 16")]),
-    ("decode-codes", 240, [CODES]),
+    ("decode-codes", 240, [CODES, [*CODES, "--heads", "8", "--kv-heads", "1"]]),
     ("decode-shared", 120, [SHARED]),
     ("decode-deterministic", 120, [DETERMINISTIC]),
     ("paged-prefill", 240, [

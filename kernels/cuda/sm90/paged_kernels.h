@@ -29,13 +29,11 @@
 
 /* Shares that a thread adds up at a time. Where parts have many more, a kernel of its own adds up
  * groups of that many, and then what came of them (paged_share.h); in one kernel launches would
- * have to walk past the other's code. On an H200, bf16, 8 heads of one KV head, which was divided
- * among 64 blocks at most before (us):
- *             d128                     d64             d256            d128, 4 new tokens
- *   1 x 16k   13.3 after 15.4          12.4 / 13.2     23.9 / 28.0     28.5 / 35.4
- *   1 x 128k  27.4 after 34.0          18.9 / 25.8     50.2 / 55.7     42.9 / 59.7
- * and of e4m3 with tokens' scales 1 x 16k 18.6 after 19.9, 1 x 128k 25.8 after 31.9.
- * Four warps more, which would do nothing but add up, leave too few registers to the others.
+ * have to walk past the other's code. On an H200 (tests/bench/RESULTS.md, us) a sequence of one KV
+ * head of 8, which was divided among 64 blocks at most before, takes 13.7 after 16.2 for 1 x 16k and
+ * 28.7 after 34.9 for 1 x 128k; in races with other head dims, four new tokens, or codes 1 x 128k
+ * took 0.72 to 0.90 of what it had. Four warps more, which would do nothing but add up, leave too few
+ * registers to the others.
  */
 #define FA_SM90_PAGED_AT_ONCE 16
 

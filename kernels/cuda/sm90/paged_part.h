@@ -328,7 +328,6 @@ fa_sm90_paged_end(const struct fa_cuda_paged_attention &args, const fa_paged_wal
 	struct fa_sm90_paged_shared *const parted = (struct fa_sm90_paged_shared *)(shared +
 	                                                                            C::LAST);
 	uint64_t before = 0;
-	uint32_t sharers = 0;
 	constexpr uint32_t quads = (C::MERGE_ROWS > 0 ? C::DIM_V : C::MERGE_COLUMNS) / 4;
 	/* Of many warps' shares of four columns those of some are one thread's each. */
 	constexpr int lanes = C::WARPS > 4 ? 8 : 32;
@@ -341,25 +340,13 @@ fa_sm90_paged_end(const struct fa_cuda_paged_attention &args, const fa_paged_wal
 			if (threadIdx.x == 0 && !walk.whole)
 				parted->is_last = before ==
 				                  (args.epoch << 16) +
-				                          ((C::LEVELS ? sharers : parted->n) - 1);
+				                          (fa_sm90_paged_sharers_of<C>(*parted) -
+				                           1);
 	};
 
 	if constexpr (!C::PIECES)
-		if (threadIdx.x == 0 && !walk.whole) {
-			uint32_t block = parted->first;
-
-			sharers = parted->n;
-			if constexpr (C::LEVELS) {
-				const struct fa_sm90_paged_grouped &grouped = *(
-					const struct fa_sm90_paged_grouped *)parted;
-
-				if (grouped.groups > 1) {
-					block = fa_sm90_paged_group_block(grouped);
-					sharers = fa_sm90_paged_level_of_group<C>(grouped).n;
-				}
-			}
-			before = fa_sm90_paged_count(args, block);
-		}
+		if (threadIdx.x == 0 && !walk.whole)
+			before = fa_sm90_paged_count(args, fa_sm90_paged_counter_of<C>(*parted));
 #pragma unroll
 	for (int r = 0; r < 2 * C::ATOMS; r++) {
 		rows.sum[r] += __shfl_xor_sync(~0u, rows.sum[r], 1);

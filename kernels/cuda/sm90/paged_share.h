@@ -50,6 +50,7 @@ struct fa_sm90_paged_shared {
 struct fa_sm90_paged_grouped {
 	struct fa_sm90_paged_shared all;
 	uint32_t groups, mine; /* and which is this block's */
+	uint32_t members;      /* of that */
 	uint32_t is_top;       /* this one adds up the groups' */
 };
 static_assert(sizeof(struct fa_sm90_paged_grouped) <= 32, "there is room at C::LAST");
@@ -77,14 +78,37 @@ fa_sm90_paged_group_block(const struct fa_sm90_paged_grouped &shared)
 	return shared.all.first + shared.groups + shared.mine;
 }
 
+/* Which block's counter is that of the shares that this block's is one of, and how many they are. */
+template <class C>
+__device__ __forceinline__ uint32_t
+fa_sm90_paged_counter_of(const struct fa_sm90_paged_shared &shared)
+{
+	if constexpr (C::LEVELS) {
+		const struct fa_sm90_paged_grouped &grouped =
+			(const struct fa_sm90_paged_grouped &)shared;
+
+		if (grouped.groups > 1)
+			return fa_sm90_paged_group_block(grouped);
+	}
+	return shared.first;
+}
+
+template <class C>
+__device__ __forceinline__ uint32_t
+fa_sm90_paged_sharers_of(const struct fa_sm90_paged_shared &shared)
+{
+	if constexpr (C::LEVELS)
+		return ((const struct fa_sm90_paged_grouped &)shared).members;
+	return shared.n;
+}
+
 /* Those of the block's group. */
 template <class C>
 __device__ __forceinline__ struct fa_sm90_paged_level
 fa_sm90_paged_level_of_group(const struct fa_sm90_paged_grouped &shared)
 {
 	return { (shared.all.first + shared.mine) * 2 * C::ROWS, shared.groups * 2 * C::ROWS,
-		 (shared.all.n - shared.mine + shared.groups - 1) / shared.groups,
-		 shared.mine == 0 && shared.all.has_other ? (uint32_t)C::ROWS : 0 };
+		 shared.members, shared.mine == 0 && shared.all.has_other ? (uint32_t)C::ROWS : 0 };
 }
 
 /* The groups'. */
@@ -144,6 +168,7 @@ __device__ __forceinline__ void fa_sm90_paged_note(const struct fa_cuda_paged_at
 
 		grouped->groups = (n + FA_SM90_PAGED_AT_ONCE - 1) / FA_SM90_PAGED_AT_ONCE;
 		grouped->mine = (blockIdx.x - first) % grouped->groups;
+		grouped->members = (n - grouped->mine + grouped->groups - 1) / grouped->groups;
 	}
 }
 
