@@ -30,11 +30,10 @@
 /* Shares that a thread adds up at a time. Where parts have many more, a kernel of its own adds up
  * groups of that many, and then what came of them (paged_share.h); in one kernel launches would
  * have to walk past the other's code. On an H200 (tests/bench/RESULTS.md, us) a sequence of one KV
- * head of 8, which was divided among 64 blocks at most before, takes 13.7 after 16.2 for 1 x 16k and
- * 28.7 after 34.9 for 1 x 128k; in races with other head dims, four new tokens, or codes 1 x 128k
- * took 0.72 to 0.90 of what it had. Four warps more, which would do nothing but add up, leave too few
- * registers to the others.
- */
+ * head of 8, which was divided among 64 blocks at most before, takes 13.7 after 16.2 for 1 x 16k
+ * and 28.7 after 34.9 for 1 x 128k; in races with other head dims, four new tokens, or codes,
+ * 1 x 128k took 0.72 to 0.90 of what it had. Four warps more, which would do nothing but add up,
+ * leave too few registers to the others. */
 #define FA_SM90_PAGED_AT_ONCE 16
 
 /* Decode in pieces (sm80/paged_pieces.h): with one fragment of rows what must not depend on the

@@ -78,7 +78,7 @@ fa_sm90_paged_group_block(const struct fa_sm90_paged_grouped &shared)
 	return shared.all.first + shared.groups + shared.mine;
 }
 
-/* Which block's counter is that of the shares that this block's is one of, and how many they are. */
+/* Which block's counter is that of the shares that this block's is one of; how many they are. */
 template <class C>
 __device__ __forceinline__ uint32_t
 fa_sm90_paged_counter_of(const struct fa_sm90_paged_shared &shared)
