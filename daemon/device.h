@@ -113,6 +113,18 @@ enum fa_device_op {
 #define FA_DEVICE_KEPT_BYTES 24576
 
 /*
+ * A word that a work waits for: it begins when the word has come to value (counted as a timeline's).
+ * The client may write another in the device's memory, which the device sees sooner: it begins as
+ * well when that is less than FA_TIMELINE_RELEASE above value, or there.
+ */
+struct fa_device_wait {
+	const uint64_t *word; /* as the device addresses it; NULL: it does not wait */
+	const uint64_t *here; /* the same as the host does */
+	const uint64_t *near; /* the other; NULL: there is none */
+	uint64_t value;
+};
+
+/*
  * One launch; embedded in the engine's request. The caller sets op and params or paged
  * (which, with all they point to, must live until the work is reaped); the backend sets
  * the rest.
@@ -151,12 +163,9 @@ struct fa_device_work {
 	 * need not. NULL: there are none. */
 	uint32_t *early;
 	uint32_t early_value;
-	/* It begins when this word, as the device addresses it, has come to gate_value (counted as a
-	 * timeline's): where may_wait() has said so at that moment. The device may give up: then the
-	 * work comes back with shut, with status 0, as if it had never been launched. NULL: it does
-	 * not wait. */
-	const uint64_t *gate, *gate_here; /* ... and as the host addresses it */
-	uint64_t gate_value;
+	/* What it waits for, where may_wait() has said so at that moment. The device may give up: then
+	 * the work comes back with shut, with status 0, as if it had never been launched. */
+	struct fa_device_wait gate;
 	bool shut;
 	/* Which memory each tensor lies in; NULL: there is no such tensor. */
 	const struct fa_device_memory *memories[_FA_DEVICE_TENSOR_N];

@@ -37,8 +37,9 @@ struct fa_cuda_gate fa_cuda_gate_of(const struct fa_cuda_stream *stream,
 	done->shut = (const uint64_t *)gates->shut_at;
 	done->gate_run = gates->run;
 	return (struct fa_cuda_gate){
-		.word = work->gate,
-		.value = work->gate_value,
+		.word = work->gate.word,
+		.near = work->gate.near,
+		.value = work->gate.value,
 		.stop = (const uint64_t *)gates->stop_at,
 		.turn = stream->sequence,
 		.patience_ns = PATIENCE_NS,

@@ -585,14 +585,14 @@ static CUresult launch_part(struct fa_device *device, struct fa_cuda_stream *str
 		if (tells)
 			fa_cuda_tell(stream, work, blocks, launch->parts,
 			             fa_cuda_paged_done(launch));
-		if (work->gate)
+		if (work->gate.word)
 			gate = fa_cuda_gate_of(stream, work, fa_cuda_paged_done(launch));
 		result = fa_cuda_launch_kernel(device, stream,
 		                               &(struct fa_cuda_kernel_launch){
 						       function, launch->grid_x, launch->grid_y,
 						       (unsigned int)launch->kernel->threads,
 						       (unsigned int)launch->kernel->shared_bytes },
-		                               params, work->gate ? &gate : NULL);
+		                               params, work->gate.word ? &gate : NULL);
 		if (tells && result == CUDA_SUCCESS)
 			fa_cuda_told(stream, blocks, launch->parts);
 	}

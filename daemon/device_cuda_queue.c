@@ -238,11 +238,11 @@ static void work_start(struct fa_device *device, struct fa_cuda_stream *stream,
 
 	work->started_ns = fa_now_ns();
 	cuda->sequence = ++stream->sequence;
-	if (!work->gate)
+	if (!work->gate.word)
 		fa_cuda_yield_ask(device, stream);
 	work->status = work_enqueue(device, stream, work);
 	cuda->counted = (uint32_t)(stream->n_counted - n_counted);
-	cuda->gated = work->gate && !work->status;
+	cuda->gated = work->gate.word && !work->status;
 	if (cuda->gated)
 		fa_cuda_gates_add(stream, work->queue);
 	if (stream->told == cuda->sequence)
@@ -285,7 +285,7 @@ static bool is_gated(struct fa_device *device, struct fa_cuda_stream *stream)
 	if (!stream->gates.n_works)
 		return false;
 	if (!others_want(stream))
-		return !first_work(&stream->gates.queue->works)->gate;
+		return !first_work(&stream->gates.queue->works)->gate.word;
 	if (!stream->gates.stopped)
 		fa_cuda_gates_stop(stream);
 	fa_cuda_yield_ask(device, stream);
@@ -515,8 +515,8 @@ static void look_at_gates(struct fa_device *device, struct fa_cuda_stream *strea
 
 		if (!cuda->gated || cuda->open)
 			continue;
-		if (!fa_timeline_reached(__atomic_load_n(work->gate_here, __ATOMIC_ACQUIRE),
-		                         work->gate_value))
+		if (!fa_timeline_reached(__atomic_load_n(work->gate.here, __ATOMIC_ACQUIRE),
+		                         work->gate.value))
 			return;
 		cuda->open = true;
 		++stream->gates.n_open;

@@ -26,18 +26,23 @@ bool fa_gates_met(struct fa_gates *gates)
 	return true;
 }
 
-bool fa_gates_last(const struct fa_gates *gates, const uint64_t **ret_word,
-                   const uint64_t **ret_here, uint64_t *ret_value)
+bool fa_gates_last(const struct fa_gates *gates, struct fa_device_wait *ret_wait)
 {
-	const struct fa_timeline_in *in = atomic_load_explicit(&gates->words->in_at,
-	                                                       memory_order_relaxed);
+	const struct fa_timeline_words *words = gates->words;
+	const struct fa_timeline_in *in = atomic_load_explicit(&words->in_at, memory_order_relaxed);
+	const struct fa_timeline_in *near = atomic_load_explicit(&words->near_at,
+	                                                         memory_order_relaxed);
 	const struct fa_gate *gate = &gates->gates[gates->n_met];
 
 	if (!in || gates->n_met + 1 != gates->n_waits || gate->out)
 		return false;
-	*ret_word = (const uint64_t *)&in[gate->slot].value;
-	*ret_here = (const uint64_t *)&gates->words->in[gate->slot].value;
-	*ret_value = gate->value;
+	if (ret_wait)
+		*ret_wait = (struct fa_device_wait){
+			.word = (const uint64_t *)&in[gate->slot].value,
+			.near = near ? (const uint64_t *)&near[gate->slot].value : NULL,
+			.here = (const uint64_t *)&words->in[gate->slot].value,
+			.value = gate->value,
+		};
 	return true;
 }
 

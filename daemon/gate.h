@@ -12,6 +12,7 @@
 #pragma once
 
 #include "common/timeline.h"
+#include "daemon/device.h"
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -23,8 +24,9 @@ struct fa_timeline_words {
 	struct fa_timeline_out *out;
 	pthread_mutex_t mutex;
 	_Atomic uint64_t values[FA_TIMELINE_SLOTS]; /* of out: the daemon's own */
-	/* in, as the device addresses it; NULL: it does not. Set by the loop thread. */
-	const struct fa_timeline_in *_Atomic in_at;
+	/* in, as the device addresses it, and what the client writes besides in the device's own
+	 * memory; NULL: it does not, there is none. Set by the loop thread. */
+	const struct fa_timeline_in *_Atomic in_at, *_Atomic near_at;
 };
 
 struct fa_gate {
@@ -49,10 +51,9 @@ static inline struct fa_gate *fa_gates_signals(struct fa_gates *gates)
 /* Whether all waits are met. What was met once stays so. */
 bool fa_gates_met(struct fa_gates *gates);
 
-/* What is not met after fa_gates_met(), if it is one wait for a word that the device can look at:
- * its address there and here, and the value. */
-bool fa_gates_last(const struct fa_gates *gates, const uint64_t **ret_word,
-                   const uint64_t **ret_here, uint64_t *ret_value);
+/* What is not met after fa_gates_met(), if it is one wait for a word that the device can look at.
+ * @ret_wait may be NULL. */
+bool fa_gates_last(const struct fa_gates *gates, struct fa_device_wait *ret_wait);
 
 /* Gives the signals of a request that ended with @status. */
 void fa_gates_signal(struct fa_gates *gates, int status);

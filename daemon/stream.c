@@ -222,12 +222,9 @@ static bool is_gated(const struct fa_request *request)
 static bool device_may_wait(const struct fa_stream *stream, const struct fa_request *request)
 {
 	const struct fa_engine *engine = stream->engine;
-	const uint64_t *word, *here;
-	uint64_t value;
 
 	return engine->ops->may_wait && stream->queue && has_work(request) && !stream->gates_rest &&
-	       stream->n_behind_gates < GATES_AHEAD &&
-	       fa_gates_last(request->gates, &word, &here, &value) &&
+	       stream->n_behind_gates < GATES_AHEAD && fa_gates_last(request->gates, NULL) &&
 	       engine->ops->may_wait(engine->device, stream->queue, &request->work);
 }
 
@@ -384,11 +381,9 @@ static void stream_launch(struct fa_stream *stream)
 				request->work.early = atomic_load_explicit(&stream->early,
 				                                           memory_order_relaxed);
 			request->work.early_value = (uint32_t)request->value;
-			request->work.gate = NULL;
+			request->work.gate = (struct fa_device_wait){};
 			if (request->behind_gate)
-				(void)fa_gates_last(request->gates, &request->work.gate,
-				                    &request->work.gate_here,
-				                    &request->work.gate_value);
+				(void)fa_gates_last(request->gates, &request->work.gate);
 			else if (request->gates && stream->gates_rest)
 				stream->gates_rest--;
 			stream->n_behind_gates += request->behind_gate;
