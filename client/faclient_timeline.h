@@ -110,10 +110,10 @@ int fa_timeline_wait(struct fa_timeline *timeline, uint32_t slot, uint64_t value
  * it has come so far, one of the client's slots is written, or one of the daemon's is
  * waited for. Returns at once. The stream's context must be current in this thread; the
  * timeline's memory is registered with the driver by the first such call after it was set
- * up, and until fa_disconnect(), before which streams must have got past it. Under MPS the first
- * write asks the daemon for 2 MiB of the GPU's memory besides, which it has until then; it does
- * without if that cannot be had. Not in a graph
- * that is launched again after a reconnect, as the memory is another then.
+ * up, and until fa_disconnect(), before which streams must have got past it. Not in a graph
+ * that is launched again after a reconnect, as the memory is another then. Under MPS the first
+ * write asks the daemon for 2 MiB of the GPU's memory besides, which it has until
+ * fa_disconnect(), and does without if that cannot be had.
  *   -ENODEV, -ENOSYS  no CUDA driver here, too old, or its context is lost
  *   -ECONNRESET       (wait) the value was lost with a connection; nothing is enqueued
  */

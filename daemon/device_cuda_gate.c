@@ -17,9 +17,12 @@
 #include "daemon/device_cuda.h"
 
 #include "common/clock.h"
+#include "common/timeline.h"
 
 /* As long as the engine looks at a gate all the time. */
 #define PATIENCE_NS (200 * FA_NS_PER_US)
+
+_Static_assert(FA_CUDA_GATE_AHEAD == FA_TIMELINE_RELEASE, "values are counted alike");
 
 void fa_cuda_gates_open(struct fa_device *device)
 {

@@ -267,13 +267,13 @@ int fa_timeline_near(struct fa_session *session, const struct fa_wire_message *m
 		return fa_fail(error, -EINVAL,
 		               "buffer %" PRIu32 " is memory of the host; expected the device's",
 		               request->buffer);
-	at = (char *)buffer->memory.address + request->offset;
 	if (request->offset > buffer->memory.bytes ||
 	    buffer->memory.bytes - request->offset < FA_TIMELINE_BYTES)
 		return fa_fail(error, -EINVAL,
 		               "offset is %" PRIu64 " in a buffer of %" PRIu64
 		               " bytes; expected room for %d",
 		               request->offset, buffer->memory.bytes, FA_TIMELINE_BYTES);
+	at = (char *)buffer->memory.address + request->offset;
 	if ((uintptr_t)at % sizeof(struct fa_timeline_in))
 		return fa_fail(error, -EINVAL,
 		               "offset is %" PRIu64 "; expected words that begin on %zu bytes",
