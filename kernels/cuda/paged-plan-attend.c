@@ -647,6 +647,10 @@ static void fill_attention(const struct fa_cuda_paged_plan *plan,
 			args.items_here = plan->decode_items;
 			memcpy(args.first_items, plan->first_items,
 			       plan->decode_items * sizeof(args.first_items[0]));
+			for (uint32_t i = 0; i < FA_CUDA_PAGED_ITEMS_HERE; i++)
+				args.first_tiles[i] = i < plan->decode_items
+				                              ? plan->first_items[i].tile
+				                              : UINT32_MAX;
 		} else {
 			args.items = (const void *)(uintptr_t)(blob + plan->decode_items_at);
 			args.block_items = (const void *)(uintptr_t)(blob + plan->block_items_at);

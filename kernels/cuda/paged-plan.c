@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -11,6 +12,13 @@ _Static_assert(FA_PAGED_PAGE_TOKENS_MAX / FA_CUDA_PAGED_STRIP <= 256,
 /* What any driver and chip takes of a launch's arguments. */
 #define ARGS_BYTES_MAX 4096
 
+/* A piece of a launch's arguments that is fetched at once begins there (args.h). */
+#define FETCHED(member) (offsetof(struct fa_cuda_paged_attention, member) % 64 == 48)
+
+_Static_assert(FETCHED(attention.done.counter) && FETCHED(attention.k) &&
+                       FETCHED(attention.alibi_slopes) && FETCHED(pages) && FETCHED(kv_heads) &&
+                       FETCHED(first_tiles),
+               "what is needed together is fetched together");
 _Static_assert(sizeof(struct fa_cuda_paged_small_attention) <= ARGS_BYTES_MAX, "it is taken");
 _Static_assert(sizeof(struct fa_cuda_paged_attention_codes) <= ARGS_BYTES_MAX, "it is taken");
 _Static_assert(sizeof(struct fa_cuda_paged_small_attention_codes) <= ARGS_BYTES_MAX, "it is taken");

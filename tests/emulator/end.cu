@@ -121,14 +121,15 @@ void fa_emulated_end_ask(struct fa_cuda_done *done, uint64_t blocks, uint32_t pa
 	n_asked++;
 	asked = {};
 	/* Every third is not asked; some are not asked for parts, some not by a client. */
-	if (n_asked % 3 != 1)
-		asked = { words,
-			  ++value,
-			  &counter,
-			  counter + blocks - 1,
-			  n_asked % 5 ? early : NULL,
-			  (uint32_t)value,
-			  n_asked % 4 ? parts : 0 };
+	if (n_asked % 3 != 1) {
+		asked.word = words;
+		asked.value = ++value;
+		asked.counter = &counter;
+		asked.last = counter + blocks - 1;
+		asked.early = n_asked % 5 ? early : NULL;
+		asked.early_value = (uint32_t)value;
+		asked.parts = n_asked % 4 ? parts : 0;
+	}
 	*done = asked;
 }
 

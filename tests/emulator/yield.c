@@ -95,7 +95,9 @@ static uint32_t run(const struct fa_emulated_yielding *launch)
 		asked_word = n < ROUNDS_MAX ? &word : NULL;
 		report = 0;
 		a->yield.turn = asked_turn = ++turn;
-		a->done = (struct fa_cuda_done){ &told, 1, &counter, counter + grid - 1 };
+		a->done = (struct fa_cuda_done){
+			.word = &told, .value = 1, .counter = &counter, .last = counter + grid - 1
+		};
 		fa_emulated_launch(grid, 1, launch->threads, launch->shared_bytes, launch->run,
 		                   launch->args);
 		if (area->counts)

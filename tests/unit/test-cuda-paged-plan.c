@@ -525,6 +525,10 @@ static void test_carried(void **state)
 			/* The long one is not among those that decode. */
 			assert_int_equal(args->items_here, few || i == 4 ? plan.decode_items : 0);
 			assert_int_equal(!args->items, few || i == 4);
+			for (uint32_t n = 0; args->items_here && n < FA_CUDA_PAGED_ITEMS_HERE; n++)
+				assert_int_equal(args->first_tiles[n],
+				                 n < args->items_here ? args->first_items[n].tile
+				                                      : UINT32_MAX);
 			if (fits) {
 				assert_string_equal(launches[0].kernel->symbol,
 				                    "fa_sm90_paged_decode_bf16_d128_a1_small");

@@ -102,22 +102,21 @@ struct fa_cuda_paged_attention {
 	 * rows of the new tokens, which the launch is to put into pages; data NULL: they are
 	 * there. */
 	struct fa_cuda_attention attention;
-	/* What a block needs before it can ask for anything is together: each 64 bytes of what a
-	 * launch is given take a warp 66 clocks when it first looks at them, and 125 where all
-	 * warps do, on an H200. */
+	int32_t tree_right; /* window_right without causal, which a tree's mask replaces */
+	const uint32_t *tree;
+
+	/* What a block needs before it can ask for anything is together; here, too, what is fetched
+	 * at once is. */
 	struct fa_cuda_pages pages;
 	uint32_t tiles_each, tiles_extra, tiles_end; /* tiles_end: 0 with units; < tiles_each */
-	int32_t kv_heads, slices;
-	uint32_t n_items; /* decode */
 	/* Decode: all items, if there are no more; else 0. */
 	uint32_t items_here;
-	struct fa_cuda_paged_item first_items[FA_CUDA_PAGED_ITEMS_HERE];
 
-	const struct fa_cuda_paged_item *items;
-	const uint32_t *block_items;              /* decode: [grid], of each block's first tile */
-	const struct fa_cuda_paged_block *blocks; /* forward */
-	const uint32_t *tree, *positions;
-	int32_t tree_right; /* window_right without causal, which a tree's mask replaces */
+	int32_t kv_heads, slices;
+	uint32_t n_items; /* decode */
+	/* Rows of a place, in pieces. Else, where there are as many as the kernel has, those of them
+	 * that are used; 0: blocks have no share of a part, but parts. */
+	uint32_t place_rows;
 	/* Decode: a partial result of each block's first and of its last part:
 	 * [block][2][row][dim_v of the kernel], and of each row maximum and sum. */
 	float *partials;
@@ -125,19 +124,25 @@ struct fa_cuda_paged_attention {
 	/* [grid]: 2^16 times the epoch of the launch that used it last, and its arrivals. */
 	uint64_t *counters;
 	uint64_t epoch; /* below 2^48, and above that of every earlier launch */
-	/* For kernels that copy by TMA: of a box of K or V; warps that load; pairs of blocks, of all
-	 * heads and slices and of those of a section. */
-	int32_t box_keys;
-	uint32_t loaders, pairs, section_pairs;
+	const uint32_t *positions;
+	const struct fa_cuda_paged_item *items;
+
+	/* Where there are items here: their first tiles, and UINT32_MAX behind the last's. */
+	uint32_t first_tiles[FA_CUDA_PAGED_ITEMS_HERE];
+	struct fa_cuda_paged_item first_items[FA_CUDA_PAGED_ITEMS_HERE];
+
+	const uint32_t *block_items; /* decode: [grid], of each block's first tile */
 	/* Decode in pieces. A share's place is its own: units lie one behind another, and a
 	 * part's shares else are at its number and its blocks' together. [place][row]. */
 	const struct fa_cuda_paged_piece *pieces; /* of each item */
 	const struct fa_cuda_paged_tail *tails;
 	const uint32_t *tokens; /* of all prefixes: whose rows in dense tensors; first_q is where */
-	uint64_t *tail_counters; /* [tail][KV head][slice], as counters */
-	/* Rows of a place, in pieces. Else, where there are as many as the kernel has, those of them
-	 * that are used; 0: blocks have no share of a part, but parts. */
-	uint32_t place_rows;
+	uint64_t *tail_counters;                  /* [tail][KV head][slice], as counters */
+	const struct fa_cuda_paged_block *blocks; /* forward */
+	/* For kernels that copy by TMA: of a box of K or V; warps that load; pairs of blocks, of all
+	 * heads and slices and of those of a section. */
+	int32_t box_keys;
+	uint32_t loaders, pairs, section_pairs;
 };
 
 /* Decode that carries its items and the pages' table, and reads neither in memory. */

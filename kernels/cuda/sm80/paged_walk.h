@@ -210,6 +210,19 @@ template <bool PIECES, bool DIVIDED> struct fa_paged_walk : fa_paged_walk_piece<
 		return __shfl_sync(~0u, n - 1, 0);
 	}
 
+	/* The same of those that the launch carries, all looked at together: one after another, each
+	 * would have to be waited for. */
+	__device__ __forceinline__ uint32_t search_here(const struct fa_cuda_paged_attention &args,
+	                                                uint32_t at) const
+	{
+		uint32_t n = 0;
+
+#pragma unroll
+		for (int i = 1; i < FA_CUDA_PAGED_ITEMS_HERE; i++)
+			n += args.first_tiles[i] <= at;
+		return n;
+	}
+
 	__device__ __forceinline__ void start(const struct fa_cuda_paged_attention &args,
 	                                      uint32_t block)
 	{
@@ -217,11 +230,7 @@ template <bool PIECES, bool DIVIDED> struct fa_paged_walk : fa_paged_walk_piece<
 		uint32_t in_item;
 
 		if (args.items_here > 0) {
-			index = 0;
-#pragma unroll 1
-			for (uint32_t i = 1; i < args.items_here && args.first_items[i].tile <= at;
-			     i++)
-				index = i;
+			index = args.items_here == 1 ? 0 : search_here(args, at);
 		} else if (DIVIDED && args.n_items <= SEARCHED) {
 			index = search(args, at);
 		} else {
