@@ -539,7 +539,7 @@ __device__ __forceinline__ void fa_sm90_codes_compute(const struct fa_cuda_paged
 }
 
 /* What all that follows needs: barriers, where walks start, rows of Q that no part has (zeros, or
- * what another part had). Code comes line by line, and warps that go their own ways get it later:
+ * what another part had). Warps that go their own ways wait for each other's code, behind jumps:
  * one finds out where all start. On an H200 launches of few sequences take 0.3 to 1 us less than
  * where each kind of warps began by itself. To ask for the first tiles in between, as paged_load.h
  * can, made them 1 us longer. */

@@ -36,9 +36,10 @@ struct fa_sm90_paged_config {
 	static constexpr bool F32 = false, CODES = false, SMALL = SMALL_, PIECES = PIECES_,
 			      LEVELS = LEVELS_, DIVIDED = true;
 	static constexpr bool APPENDS = FA_SM90_PAGED_APPENDS(DIM, ATOMS); /* paged_append.h */
-	/* Whether the block's first tile is asked for before all else (fa_sm90_paged_load_first()), and
-	 * mbarriers are made by the first warp. */
+	/* Whether the block's first tiles are asked for before all else (fa_sm90_paged_load_first()),
+	 * and mbarriers are made by the first warp; how many tiles, at most. */
 	static constexpr bool EARLY = FA_SM90_PAGED_EARLY(DIM) && !PIECES;
+	static constexpr int EARLY_TILES = FA_SM90_PAGED_EARLY_TILES(DIM);
 	/* Whether all threads meet when they begin, behind the making of mbarriers (paged_codes.h). */
 	static constexpr bool MEETS = false;
 	/* The planner sees to it. */
@@ -113,6 +114,8 @@ struct fa_sm90_paged_config {
 	/* Else a group that is ahead could take a stage's old phase for the one after the next. */
 	static_assert(STAGES % GROUPS == 0, "a stage is one group's");
 	static_assert(STAGES > GROUPS, "some arrive while others are computed");
+	static_assert(!EARLY || (EARLY_TILES <= STAGES && EARLY_TILES <= 4 && GROUPS == 1),
+	              "each has a stage and eight lanes, and tiles are one group's");
 	static_assert(DIM % 64 == 0 && QUARTER % 128 == 0, "banks are as the loads think");
 	static_assert(FA_CUDA_PAGED_TILE == 64 && FA_CUDA_PAGED_STRIP == 16,
 	              "a quarter of a tile lies in one page");

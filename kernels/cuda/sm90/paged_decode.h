@@ -486,7 +486,7 @@ __device__ __forceinline__ void fa_sm90_paged_start(const struct fa_cuda_paged_a
 	walk.start(args, blockIdx.x);
 	if (threadIdx.x / 32 == C::WARPS) {
 		fa_barrier_sync(C::READY, 64);
-		if (fa_sm90_paged_is_early<C>(args, walk))
+		if (fa_sm90_paged_early_tiles<C>(args, walk) > 0)
 			fa_sm90_paged_load_first<C>(args, walk, shared);
 	}
 }

@@ -72,24 +72,33 @@
 #define FA_SM90_PAGED_ROWS_MAX (1 << 20)
 
 /*
- * Whether the first tile of a block is asked for before all else. A launch whose code is not there
- * (that is what a step's kernel finds, behind others) had its first copy under way 3.5 us after its
- * blocks began: code comes line by line, and later behind each jump. So all warps begin with the
- * same code, the loading one goes on with nothing but this tile, and rows of Q that are not
- * aligned, and divisions, have little: it is 1.5 us. On an H200 (tests/bench/RESULTS.md, bf16, us)
+ * Whether the first tiles of a block are asked for before all else, and how many. A launch whose
+ * code is not there (that is what a step's kernel finds, behind others) had its first copy under
+ * way 3.5 us after its blocks began. Code that is straight comes as fast as it is run, but behind
+ * a jump it has to be waited for: 0.1 us behind one over some dozen instructions, a microsecond
+ * behind one to the other end of the kernel, where the loading warp's loop is. What the launch is
+ * given is waited for, too (args.h). So all warps begin with the same code, the loading one goes on
+ * with nothing but these tiles, and rows of Q that are not aligned, and divisions, have little: it
+ * is 1.5 us. On an H200 (tests/bench/RESULTS.md, bf16, us)
  * 1 x 1k, 8 x 1k, 8 x 4k and 32 x 1k take 9.1, 16.5, 38.0 and 37.9 after 10.4, 17.3, 39.0 and 39.6
  * at d128, 1 x 1k 14.4 after 16.2 at d256.
  *
- * Tried in races beside these, and no faster, or slower: three tiles instead of one, by the first
+ * Three tiles at d256, a ring: in turns with one on an H100 (a race, no rows) 8 x 1k took 32.4 us
+ * after 33.1, 8 x 4k 97.4 after 99.3. At d128 8 x 1k took 19.1 after 18.6, 1 x 16k 30.1 after 29.6.
+ * Tried in races like that, and no faster, or slower: three tiles by the first
  * warp; the mbarriers by the loading warp, 8 x 1k 17.2 for 16.7; the fence of those that compute
  * where they count, 1 x 1k 9.5 for 9.3; this only where blocks have less than eight tiles; this at
- * d64. Pieces have no registers for it.
+ * d64; the loading warp's loop right behind its first tile, and those that compute jump over it, 0
+ * to 1.1 us slower; another warp that looks at that loop's code, so that it is there, 1.5 slower
+ * for 1 x 1k at d256; warps that look at what the launch is given before it is needed, 0.2 to 0.8
+ * slower. Pieces have no registers for it.
  *
  * Where 1 x 1k is then, by %globaltimer in a build that had it read: 0.8 us to where walks start,
  * 1.5 the copies, 3.0 the first tile's dots (Q's rows, facts, and the fence, 0.35 of it), 3.9 its
  * end, 4.6 shares given, 5.8 added up, 6.2 the blocks' end; 3.5 are the launch's and the events'.
  */
 #define FA_SM90_PAGED_EARLY(dim) ((dim) >= 128)
+#define FA_SM90_PAGED_EARLY_TILES(dim) ((dim) == 256 ? 3 : 1)
 
 /* A tile's quarter of K or of V. */
 #define FA_SM90_PAGED_QUARTER(dim) (16 * (dim)*2)

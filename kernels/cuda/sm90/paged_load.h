@@ -3,7 +3,7 @@
  * ahead as there is room. A tile of 64 tokens is eight bulk copies, of 16 tokens of K or of V
  * each, which lie in one page; a lane issues each. Slots of pages are looked up for eight
  * tiles at a time, a lane for each 16 tokens, when the first copies of the eight before have been
- * issued; but for the block's first tile, if that comes before all (fa_sm90_paged_load_first()).
+ * issued; but for the block's first tiles, if they come before all (fa_sm90_paged_load_first()).
  * Of the last 16 tokens only those are copied that are there, and no slot past them is looked up.
  *
  * 16 tokens of codes, or of 64 columns, are little for a copy: STRIPS of them that lie in one
@@ -192,49 +192,56 @@ __device__ __forceinline__ void fa_sm90_paged_make_barriers(uint32_t shared, uin
 	__syncwarp();
 }
 
-/* Whether fa_sm90_paged_load_first() loads the block's first tile: not if there is none, or new
- * tokens are in it. @walk: where it starts. */
+/* How many tiles of the block's first segment fa_sm90_paged_load_first() loads: none with new
+ * tokens. @walk: where it starts. */
 template <class C>
-__device__ __forceinline__ bool fa_sm90_paged_is_early(const struct fa_cuda_paged_attention &args,
-                                                       const fa_paged_walk_of<C> &walk)
+__device__ __forceinline__ int32_t fa_sm90_paged_early_tiles(
+	const struct fa_cuda_paged_attention &args, const fa_paged_walk_of<C> &walk)
 {
+	int32_t n = (walk.end - walk.begin + FA_CUDA_PAGED_TILE - 1) / FA_CUDA_PAGED_TILE;
+
 	if constexpr (!C::EARLY)
-		return false;
+		return 0;
 	if constexpr (C::APPENDS) {
-		if (args.attention.k.data &&
-		    min(walk.begin + FA_CUDA_PAGED_TILE, walk.end) > (int32_t)walk.item.append)
-			return false;
+		if (args.attention.k.data && (int32_t)walk.item.append < walk.end)
+			n = max((int32_t)walk.item.append - walk.begin, 0) / FA_CUDA_PAGED_TILE;
 	}
-	return walk.begin < walk.end;
+	return min(n, C::EARLY_TILES);
 }
 
-/* Starts the copies of the block's first tile. It takes the loading warp long to find out how it
- * goes on from there, and until then nothing would be on its way. That warp's. */
+/* Starts the copies of the block's first tiles, a tile to eight lanes. It takes the loading warp
+ * long to find out how it goes on from there, and until then nothing would be on its way. That
+ * warp's. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_load_first(const struct fa_cuda_paged_attention &args,
                                                          const fa_paged_walk_of<C> &walk,
                                                          uint32_t shared)
 {
 	const struct fa_cuda_pages &pages = args.pages;
-	const uint32_t lane = threadIdx.x % 32, quarter = lane % 4, is_v = lane / 4 % 2;
-	const int32_t there = min(walk.end - walk.begin, FA_CUDA_PAGED_TILE);
-	const int32_t rest = there - (int32_t)quarter * FA_CUDA_PAGED_STRIP;
+	const int32_t lane = threadIdx.x % 32, quarter = lane % 4, is_v = lane / 4 % 2;
+	const int32_t tile = lane / 8, n = fa_sm90_paged_early_tiles<C>(args, walk);
+	const int32_t token = walk.begin + tile * FA_CUDA_PAGED_TILE +
+	                      quarter * FA_CUDA_PAGED_STRIP;
+	const int32_t rest = walk.end - token;
 	const uint32_t full = shared + C::FULL;
 
-	if (lane == 0)
-		fa_mbarrier_arrive_expect(full, 2 * there * C::PITCH);
+	if (lane < n)
+		fa_mbarrier_arrive_expect(
+			full + 8 * lane,
+			min(walk.end - walk.begin - lane * FA_CUDA_PAGED_TILE, FA_CUDA_PAGED_TILE) *
+				(2 * C::PITCH));
 	__syncwarp();
-	if (lane < 8 && rest > 0) {
-		const uint32_t strip = walk.begin / FA_CUDA_PAGED_STRIP + quarter;
+	if (tile < n && rest > 0) {
 		uint32_t in_page;
-		const uint32_t slot = fa_sm90_paged_find<C>(args, walk.item.table_start, strip,
-		                                            in_page);
+		const uint32_t slot = fa_sm90_paged_find<C>(args, walk.item.table_start,
+		                                            token / FA_CUDA_PAGED_STRIP, in_page);
 		const uint64_t strips = walk.kv_head(args) * pages.page_strips + in_page;
 
-		fa_bulk_load(shared + C::RING + is_v * C::K_BYTES + quarter * C::QUARTER,
+		fa_bulk_load(shared + C::RING + tile * C::STAGE_BYTES + is_v * C::K_BYTES +
+		                     quarter * C::QUARTER,
 		             (is_v ? pages.v : pages.k) + (uint64_t)slot * 256 +
 		                     strips * (FA_CUDA_PAGED_STRIP * C::PITCH),
-		             min(rest, FA_CUDA_PAGED_STRIP) * C::PITCH, full,
+		             min(rest, FA_CUDA_PAGED_STRIP) * C::PITCH, full + 8 * tile,
 		             walk.item.row_blocks > 1 ? fa_bulk_policy_normal()
 		                                      : fa_bulk_policy_once());
 	}
@@ -260,9 +267,13 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 		token_scales =
 			((const struct fa_cuda_paged_attention_codes &)args).codes.token_scales;
 	token = walk.begin + (int32_t)loader * FA_CUDA_PAGED_TILE;
-	if (fa_sm90_paged_is_early<C>(args, walk)) {
-		token += FA_CUDA_PAGED_TILE;
-		stage = 1;
+	if constexpr (C::EARLY) {
+		stage = (uint32_t)fa_sm90_paged_early_tiles<C>(args, walk);
+		token += (int32_t)stage * FA_CUDA_PAGED_TILE;
+		if (stage == C::STAGES) {
+			stage = 0;
+			parity = 0;
+		}
 	}
 	more = fa_sm90_paged_look_up<C>(args, walk, token, next);
 	/* While slots come. */
