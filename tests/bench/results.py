@@ -159,8 +159,41 @@ def section(name, recorded, targets):
     return "\n".join(lines) + "\n"
 
 
-def shortfalls(files, targets, entries):
-    """What is wanted and not there, with the reasons; @files are (name, recorded)."""
+def is_profile(recorded):
+    """Whether it is of tests/gpu/profiles.py, whose rows are no measurements."""
+    return any("profile" in result for result in recorded["results"])
+
+
+def profile_table(results):
+    lines = [
+        "| name | us | GB/s | memory | tensor cores | issue | a warp's cycles |",
+        "|---|---:|---:|---:|---:|---:|---|",
+    ]
+    for result in results:
+        how = result["profile"]
+        stalls = ", ".join(f"{name} {share:.0%}" for name, share in how["stalls"].items())
+        lines.append(
+            f"| {result['name']} | {number(result['value'])} | {how['GB/s']:.0f} | {how['memory']:.0%} | "
+            f"{'' if how['tensor'] is None else format(how['tensor'], '.0%')} | {how['issue']:.0%} | {stalls} |"
+        )
+    return lines
+
+
+def profile_section(name, recorded):
+    commits = sorted({result["commit"] for result in recorded["results"]})
+    lines = [
+        f"\n## {name}\n",
+        f"`{recorded['command']}`, {recorded['date']}, {recorded['machine']}, commit {', '.join(commits)}\n",
+        "No measurements: what ncu says of one launch of each kernel, which it runs several times over. Shares of "
+        "what the memory, the tensor cores and the schedulers could do, and what a warp did in its cycles, by "
+        "ncu's names of stalls, from 3 % on.\n",
+        *profile_table(recorded["results"]),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def shortfalls(files, targets, entries, profiles):
+    """What is wanted and not there, with the reasons; @files are (name, recorded), and @profiles."""
     n_wanted, missed, used = 0, [[] for _ in entries], set()
     for file, recorded in files:
         for row in rows_of(recorded["results"]):
@@ -193,17 +226,25 @@ def shortfalls(files, targets, entries):
             f"| {row.name} | {number(row.value)} | {row.unit} | {text} | {share:.3f} | {file} |"
             for row, file, text, share in rows
         ]
+        names = {row.name for row, _, _, _ in rows}
+        for file, recorded in profiles:
+            found = [result for result in recorded["results"] if result["name"] in names]
+            if found:
+                lines += [f"\nTheir profiles, of {file}:\n", *profile_table(found)]
     return "\n".join(lines) + "\n"
 
 
 def generate():
     targets = load(TARGETS)["targets"]
     names = sorted(n for n in os.listdir(HERE) if n.endswith(".json") and n not in (TARGETS, TABLES, SHORTFALLS))
-    files = [(n[: -len(".json")], load(n)) for n in names]
+    every = [(n[: -len(".json")], load(n)) for n in names]
+    profiles = [(name, recorded) for name, recorded in every if is_profile(recorded)]
+    files = [(name, recorded) for name, recorded in every if not is_profile(recorded)]
     return (
         HEAD
-        + shortfalls(files, targets, load(SHORTFALLS)["shortfalls"])
+        + shortfalls(files, targets, load(SHORTFALLS)["shortfalls"], profiles)
         + "".join(section(name, recorded, targets) for name, recorded in files)
+        + "".join(profile_section(name, recorded) for name, recorded in profiles)
     )
 
 

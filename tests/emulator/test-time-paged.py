@@ -51,6 +51,15 @@ def main():
     keys = measure(program, *few)
     assert sorted(keys) == sorted(parts["decode"] + parts["prefill"] + parts["append"]), keys
 
+    # Some shapes alone; and for a profiler each once, by its name alone.
+    some = measure(program, "--only", "decode", "--shapes", "b2-c*", *few)
+    assert some and some == [key for key in parts["decode"] if "/b2-c" in key[0]], some
+    for part, keys in parts.items():
+        said = json.loads(subprocess.run([program, "--profile", "--quick", "--only", part, *few], check=True,
+                                         stdout=subprocess.PIPE, timeout=600).stdout)
+        names = list(dict.fromkeys(name for name, _ in keys if not name.endswith("/rate")))
+        assert said["results"] == [{"name": name} for name in names], (said, names)
+
     # What all.py says, with its shapes, but for --json and how often.
     asked = set()
     for _, _, commands in bench.PARTS:

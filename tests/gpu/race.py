@@ -370,6 +370,9 @@ def main():
     parser.add_argument("--kernels", action="store_true",
                         help="every kernel of the table that covers a cell, not the planned one")
     parser.add_argument("--no-cudnn", action="store_true")
+    parser.add_argument("--profile", action="store_true",
+                        help="each cell's kernel once and alone, for a profiler to look at (profiles.py); "
+                             "neither checks nor times")
     parser.add_argument("--commit", default="?", help="what the library was built from")
     parser.add_argument("--json")
     args = parser.parse_args()
@@ -382,7 +385,7 @@ def main():
     gpu = Gpu(args.library)
     other = Gpu(args.other) if args.other else None
     more_peers = load_peers(args.peers) if args.peers else lambda cell: {}
-    clocks = Clocks()
+    clocks = None if args.profile else Clocks()
     results = []
     device = torch.cuda.get_device_name()
     cudnn = torch.backends.cudnn.version()
@@ -392,6 +395,11 @@ def main():
             for mask in args.masks.split(","):
                 for seqlen in map(int, args.seqlens.split(",")):
                     cell = Cell(dtype, dim, seqlen, mask, args.heads, args.kv_heads)
+                    if args.profile:
+                        cell.ours(gpu)(0)
+                        torch.cuda.synchronize()
+                        results.append({"name": cell.name, "commit": args.commit, "device": device})
+                        continue
                     ours = {}
                     if args.kernels:
                         for kernel in gpu.kernels:
@@ -431,7 +439,8 @@ def main():
                     line.append(f"({clocks.since(mark)})")
                     print("  ".join(line), flush=True)
                     del cell
-    clocks.close()
+    if clocks:
+        clocks.close()
     for name in sorted({result["peer"] for result in results if "peer" in result}):
         ratios = [result["ratio"] for result in results if result.get("peer") == name]
         print(f"/{name}: least {min(ratios):.3f}, geometric mean "

@@ -5,6 +5,7 @@
  * with fp64 before it is measured; one that is wrong has no rows, and the status is 1.
  *   time-paged [--page N] [--samples N] [--heads N] [--kv-heads N] [--dim N] [--new N]
  *              [--only PART] [--peer LIBRARY[:NAME]]... [--json] [--quick]
+ *              [--profile] [--shapes PATTERN]
  *              [--store plain|e4m3|int8|e4m3-heads|int8-heads]
  *   decode   of batches of one length, and of 64 sequences of 128 to 32k tokens ("mixed"),
  *            against a bare read of the same K and V, against the portable kernel ("sm80"), and
@@ -22,6 +23,9 @@
  *            ("usual") and a bare read
  * With --store pages hold codes, whose tokens or heads have scales: no prefill, no peers, and
  * bare reads are of what the pages hold. --quick: whether all this works, over the emulator.
+ * --shapes: decode of those alone, as names have them: 'b8-*'.
+ * --profile: nothing is measured; each runs once, without those that it is beside, for a profiler
+ * to look at (profiles.py), and what is said of it is its name.
  * Skips (77) without a GPU.
  */
 #include "tests/gpu/time-decode.h"
@@ -220,6 +224,10 @@ static bool parse(const char *option, const char *value)
 		}
 	if (!strcmp(option, "--only"))
 		return set_part(value);
+	if (!strcmp(option, "--shapes")) {
+		time_options.shapes = value;
+		return true;
+	}
 	if (!strcmp(option, "--store"))
 		return time_set_store(value);
 	return !strcmp(option, "--peer") && time_peer_open(value);
@@ -232,6 +240,8 @@ int main(int argc, char **argv)
 			time_options.json = true;
 		} else if (!strcmp(argv[i], "--quick")) {
 			time_options.quick = true;
+		} else if (!strcmp(argv[i], "--profile")) {
+			time_options.profile = time_options.json = true;
 		} else if (i + 1 < argc && parse(argv[i], argv[i + 1])) {
 			i++;
 		} else {

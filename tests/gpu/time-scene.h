@@ -17,8 +17,9 @@
 
 extern struct time_options {
 	int32_t page, heads, kv_heads, dim, n_new, samples;
-	const char *only;
+	const char *only, *shapes; /* what of all; a part, and a pattern of decode's shapes */
 	bool json, quick;
+	bool profile; /* each once, and only what it is called; neither times nor checks */
 	enum fa_paged_store store;
 	bool head_scales;
 	const char *type; /* in names */

@@ -53,6 +53,13 @@ SHORTFALLS = [
 ]
 
 
+PROFILES = [
+    {**result("decode/c/us", 29), "profile": {"GB/s": 2500.4, "memory": 0.805, "tensor": 0.02, "issue": 0.17,
+                                              "stalls": {"long scoreboard": 0.456, "wait": 0.19}}},
+    {**result("decode/a/us", 9), "profile": {"GB/s": 3000, "memory": 0.9, "tensor": 0.02, "issue": 0.1, "stalls": {}}},
+]
+
+
 class Folder:
     def __init__(self, script):
         self.root = tempfile.mkdtemp(prefix="fad-test.")
@@ -125,6 +132,18 @@ def main():
         entries = [{"title": "All", "names": ["*"], "why": ["?"]}, *SHORTFALLS]
         folder.put("shortfalls.json", {"shortfalls": entries})
         folder.run("check", "has pair under 'Pairs', of which nothing is missed")
+
+        # Profiles stand beside what is missed, are not rows, and want nothing.
+        folder.put("shortfalls.json", {"shortfalls": SHORTFALLS})
+        folder.put("looked.json", {"command": "c", "machine": "M", "date": "D", "results": PROFILES})
+        folder.run("write")
+        text = folder.text()
+        assert "10 numbers are wanted, 7 of them met." in text, text
+        line = "| decode/c/us | 29 | 2500 | 80% | 2% | 17% | long scoreboard 46%, wait 19% |"
+        table, section = text.split("## looked")
+        assert "Their profiles, of looked:" in table and table.count(line) == 1, text
+        assert "decode/a/us | 9 |" not in table and "| decode/a/us | 9 | 3000 | 90% | 2% | 10% |  |" in section, text
+        assert line in section, text
 
         # What is lost is more than nothing.
         folder.put("shortfalls.json", {"shortfalls": SHORTFALLS})
