@@ -700,9 +700,9 @@ static int enqueue(struct fa_timeline *timeline, uint32_t slot, uint64_t value, 
 {
 	const size_t offset = slot * sizeof(struct fa_timeline_in);
 	const struct fa_cudriver *driver;
-	CUresult result = CUDA_SUCCESS;
 	CUdeviceptr in, out, near = 0;
 	struct fa_error error;
+	CUresult result;
 	int r;
 
 	r = fa_cuda_open(&error, &driver);
@@ -736,15 +736,16 @@ static int enqueue(struct fa_timeline *timeline, uint32_t slot, uint64_t value, 
 	fa_client_leave(timeline->client);
 	if (r < 0)
 		return r;
-	/* Without the mutex: a stream that has too much to do makes its caller wait. */
-	if (near)
+	/* Without the mutex: a stream that has too much to do makes its caller wait. The host's
+	 * word first, as the near one lets the daemon begin: whoever sees what comes of that, and
+	 * gives the slot its next value, is not to have this one come behind it. */
+	result = waits ? driver->cuStreamWaitValue64(stream, out + offset, value,
+	                                             CU_STREAM_WAIT_VALUE_GEQ)
+	               : driver->cuStreamWriteValue64(stream, in + offset, value,
+	                                              CU_STREAM_WRITE_VALUE_DEFAULT);
+	if (near && result == CUDA_SUCCESS)
 		result = driver->cuStreamWriteValue64(stream, near + offset, value,
 		                                      CU_STREAM_WRITE_VALUE_DEFAULT);
-	if (result == CUDA_SUCCESS)
-		result = waits ? driver->cuStreamWaitValue64(stream, out + offset, value,
-		                                             CU_STREAM_WAIT_VALUE_GEQ)
-		               : driver->cuStreamWriteValue64(stream, in + offset, value,
-		                                              CU_STREAM_WRITE_VALUE_DEFAULT);
 	if (result == CUDA_SUCCESS)
 		return 0;
 	return fa_error_copy(

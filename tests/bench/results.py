@@ -160,13 +160,13 @@ def section(name, recorded, targets):
 
 
 def is_profile(recorded):
-    """Whether it is of tests/gpu/profiles.py, whose rows are no measurements."""
+    """Whether it is of tests/gpu/profiles.py, whose rows are no measurements. One may have a note."""
     return any("profile" in result for result in recorded["results"])
 
 
 def profile_table(results):
     lines = [
-        "| name | us | GB/s | memory | tensor cores | issue | a warp's cycles |",
+        "| name | us | GB/s | memory | tensor cores* | issue* | a warp's cycles |",
         "|---|---:|---:|---:|---:|---:|---|",
     ]
     for result in results:
@@ -185,8 +185,9 @@ def profile_section(name, recorded):
         f"\n## {name}\n",
         f"`{recorded['command']}`, {recorded['date']}, {recorded['machine']}, commit {', '.join(commits)}\n",
         "No measurements: what ncu says of one launch of each kernel, which it runs several times over. Shares of "
-        "what the memory, the tensor cores and the schedulers could do, and what a warp did in its cycles, by "
-        "ncu's names of stalls, from 3 % on.\n",
+        "what the memory, the tensor cores and the schedulers could do (* of SMs, while they have work), and what "
+        "a warp did in its cycles, by ncu's names of stalls, from 3 % on.\n",
+        *([recorded["note"] + "\n"] if "note" in recorded else []),
         *profile_table(recorded["results"]),
     ]
     return "\n".join(lines) + "\n"
@@ -230,7 +231,8 @@ def shortfalls(files, targets, entries, profiles):
         for file, recorded in profiles:
             found = [result for result in recorded["results"] if result["name"] in names]
             if found:
-                lines += [f"\nTheir profiles, of {file}:\n", *profile_table(found)]
+                note = f" ({recorded['note']})" if "note" in recorded else ""
+                lines += [f"\nTheir profiles, of {file}{note}:\n", *profile_table(found)]
     return "\n".join(lines) + "\n"
 
 

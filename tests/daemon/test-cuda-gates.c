@@ -168,6 +168,18 @@ static void test_near(void **state)
 		fa_check_eq(fa_test_cuda_gates(page).shut, before.shut);
 		write_slot(&engine, WANTED, value);
 	}
+
+	/* One that nobody has written has reached nothing. */
+	atomic_store(&near[WANTED].value, 0);
+	write_slot(&engine, WANTED, INT64_MAX);
+	before = fa_test_cuda_gates(page);
+	request = attend_at(&engine, UINT64_MAX - 1, &out);
+	wait_began(&before, 1);
+	usleep(2000);
+	fa_check(is_untouched(out));
+	write_slot(&engine, WANTED, UINT64_MAX - 1);
+	kv_wait(&engine.client, STREAM, request);
+	check_out(&engine, (UINT64_MAX - 1) % KV_LAYERS, out);
 	(void)munmap(memory, bytes);
 	fa_raw_buffer_free(raw, &host);
 	engine_end(&engine);

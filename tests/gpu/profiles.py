@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """
-What the profiler, ncu, says of the kernels that bench/all.py measures: one launch of each cell of
-bench/time-paged and bench/race.py, in which nothing else runs (--profile of both), after caches
-were flushed and at whatever clock the GPU has. Run in the GPU bundle, where ncu is on PATH:
+What the profiler, ncu, says of most of what bench/time-paged and bench/race.py measure: of one
+launch of each cell, in which nothing else runs (--profile of both), after caches were flushed and
+at whatever clock the GPU has. Run in the GPU bundle, where ncu is on PATH:
 
     bench/profiles.py --json FILE [--only PATTERN]
 
 PATTERN, of the shell, picks among the commands below. FILE is what tests/bench/results.py keeps:
 of each cell how long the kernel took, what it read from memory, how busy tensor cores and
-schedulers were, and what a warp waited for, as shares of all cycles of warps. Times are for
+schedulers were in SMs that had work, and what a warp did, as shares of its cycles. Times are for
 these shares alone: the profiler runs a kernel many times over, and other kernels between them.
 """
 import argparse
@@ -40,7 +40,8 @@ COMMANDS = (
 
 STALLED = "smsp__average_warps_issue_stalled_"
 PER_ISSUE = "_per_issue_active.ratio"
-# Of what a row has, the metric.
+# Of what a row has, the metric: "memory" of all cycles of the launch, "tensor" and "issue" of those
+# in which an SM had warps.
 METRICS = {
     "us": "gpu__time_duration.sum",
     "bytes": "dram__bytes_read.sum",
@@ -77,6 +78,9 @@ def stalls(metrics):
 
 def row(name, metrics):
     missing = [metric for metric in METRICS.values() if metric not in metrics]
+    waits = stalls(metrics)
+    if not waits:
+        missing.append(f"any {STALLED}...")
     if missing:
         sys.exit(f"{name}: ncu did not tell {', '.join(missing)}")
     us = metrics[METRICS["us"]] / 1e3
@@ -89,7 +93,7 @@ def row(name, metrics):
             "memory": round(metrics[METRICS["dram"]] / 100, 3),
             "tensor": round(metrics[METRICS["tensor"]] / 100, 3),
             "issue": round(metrics[METRICS["issue"]] / 100, 3),
-            "stalls": stalls(metrics),
+            "stalls": waits,
         },
     }
 
@@ -117,10 +121,12 @@ def profile(ncu, bundle, command):
             text = status.stdout.decode()
             said = json.loads("\n".join(line for line in text.splitlines() if not line.startswith("==")))
         names = [result["name"] for result in said["results"]]
+        if not names:
+            sys.exit(f"{shlex.join(command)}: nothing fits this GPU")
         found = list(launches(told))
         if len(names) != len(found):
             sys.exit(f"{shlex.join(command)}: {len(found)} launches for {len(names)} cells")
-        return [row(name, metrics) for name, metrics in zip(names, found)], said.get("device") or said["machine"]
+        return [row(name, metrics) for name, metrics in zip(names, found)], said.get("device") or said["results"][0]["device"]
 
 
 def main():

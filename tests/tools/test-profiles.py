@@ -22,6 +22,8 @@ status = subprocess.run(command).returncode
 stalls = ["smsp__average_warps_issue_stalled_%s_per_issue_active.ratio" % name
           for name in ("long_scoreboard", "wait", "imc_miss", "selected")]
 stalls.append("smsp__average_warps_issue_stalled_wait_not_issued_per_issue_active.ratio")
+if os.environ["ASKED"] == "nothing":
+    stalls = []
 if os.environ["ASKED"] == "less":
     metrics.pop()
 with open(log, "w") as file:
@@ -30,7 +32,7 @@ with open(log, "w") as file:
     print(",".join('"%s"' % word for word in ["", *["unit"] * len(metrics + stalls)]), file=file)
     for i in range(int(os.environ["LAUNCHES"])):
         values = ["20,000", "40000000", "50.5", "2", "n/a" if os.environ["ASKED"] == "none" else "17"][:len(metrics)]
-        print(",".join('"%s"' % word for word in [i, *values, "6", "3", "0.1", "0.9", "77"]), file=file)
+        print(",".join('"%s"' % word for word in [i, *values, *["6", "3", "0.1", "0.9", "77"][:len(stalls)]]), file=file)
 print("==PROF== Disconnected")
 sys.exit(status)
 """
@@ -41,7 +43,8 @@ case $ASKED in fails) exit 3 ;; esac
 RACE = """import json, sys
 assert "--profile" in sys.argv
 with open(sys.argv[sys.argv.index("--json") + 1], "w") as file:
-    json.dump({"machine": "D", "results": [{"name": "prefill/x"}, {"name": "decode/b/us"}]}, file)
+    json.dump({"machine": "D, torch", "results": [{"name": "prefill/x", "device": "D"},
+                                                  {"name": "decode/b/us", "device": "D"}]}, file)
 """
 
 
@@ -86,6 +89,7 @@ def main():
         run("all", 3, "*--only codes", "3 launches for 2 cells")
         run("less", 2, "*--only codes", "decode/a/us: ncu did not tell smsp__issue_active")
         run("none", 2, "*--only codes", "decode/a/us: ncu did not tell smsp__issue_active")
+        run("nothing", 2, "*--only codes", "decode/a/us: ncu did not tell any smsp__average_warps")
         run("fails", 2, "*--only codes", "status 3")
         run("all", 2, "nothing", "no command like nothing")
     finally:

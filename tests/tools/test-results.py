@@ -135,13 +135,13 @@ def main():
 
         # Profiles stand beside what is missed, are not rows, and want nothing.
         folder.put("shortfalls.json", {"shortfalls": SHORTFALLS})
-        folder.put("looked.json", {"command": "c", "machine": "M", "date": "D", "results": PROFILES})
+        folder.put("looked.json", {"command": "c", "machine": "M", "date": "D", "note": "Old.", "results": PROFILES})
         folder.run("write")
         text = folder.text()
         assert "10 numbers are wanted, 7 of them met." in text, text
         line = "| decode/c/us | 29 | 2500 | 80% | 2% | 17% | long scoreboard 46%, wait 19% |"
         table, section = text.split("## looked")
-        assert "Their profiles, of looked:" in table and table.count(line) == 1, text
+        assert "Their profiles, of looked (Old.):" in table and "\nOld.\n" in section and table.count(line) == 1, text
         assert "decode/a/us | 9 |" not in table and "| decode/a/us | 9 | 3000 | 90% | 2% | 10% |  |" in section, text
         assert line in section, text
 

@@ -41,7 +41,7 @@ struct fa_cuda_done {
 struct fa_cuda_gate {
 	const uint64_t *word; /* of the host's memory, a slot of a timeline: open from value on */
 	/* Of the device's memory: open as well from value on, less than FA_CUDA_GATE_AHEAD above it.
-	 * Who writes both writes this first. NULL: there is none. */
+	 * Who writes both writes this last. NULL: there is none. */
 	const uint64_t *near;
 	uint64_t value;
 	const uint64_t *stop; /* of the host's memory: given up if no less than turn */
