@@ -302,7 +302,7 @@ static void features(void)
 {
 	for (int i = 0; i < 30; i++) {
 		struct paged_spec spec = spec_of(i);
-		const struct way way = { .sms = i % 3 ? 0 : 5, .carried = i % 2 };
+		const struct way way = { .sms = i % 3 == 1 ? 0 : 5, .carried = i % 2 };
 
 		spec.batch = 4;
 		for (int32_t b = 0; b < spec.batch; b++) {
@@ -359,7 +359,7 @@ static void alone(void)
 	for (int i = 0; i < 36; i++) {
 		struct paged_spec spec = spec_of(i);
 		const struct way way = {
-			.sms = i % 3 == 1 ? 5 + i : 0,
+			.sms = i % 3 ? 5 + i : 0,
 			.carried = true,
 			.gap = i % 5 == 2,
 		};

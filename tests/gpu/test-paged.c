@@ -665,6 +665,8 @@ static void reruns(void)
 	reruns_of(128, 5);
 	reruns_of(64, 5);
 	reruns_of(64, 1);
+	reruns_of(256, 5);
+	reruns_of(256, 1);
 }
 
 /* Prefill that gives way, however often and wherever, gives the same bits. */

@@ -95,12 +95,12 @@ struct fa_cuda_yield {
 #define FA_CUDA_CAP_POWERS 5
 
 /*
- * The order is that in which a block of decode comes to need them, by what it fetches at once:
- * 64 bytes of what a launch is given, whose first 48 are the first such piece. A warp waits 66
- * clocks for each when it first looks, and 125 where all warps do, on an H200; and before any of a
- * step's K and V is under way there is nothing else to do. In no order, these waits were an eighth
- * of a warp's cycles in decode of 1 x 1k by ncu's samples; on an H100 it took 9.05 us after 9.3
- * without (a race, no rows).
+ * The order is that in which a block of decode comes to need them, by what it fetches at once: 64
+ * bytes of what a launch is given, whose first 48 are, on sm_90, the first such piece. A warp waits
+ * 66 clocks for each when it first looks, and 125 where all warps do, on an H200; and before any of
+ * a step's K and V is under way there is nothing else to do. In no order, these waits were an
+ * eighth of a warp's cycles in decode of 1 x 1k by ncu's samples; on an H100 it took 9.05 us after
+ * 9.3 without (a race, no rows).
  */
 struct fa_cuda_attention {
 	struct fa_cuda_done done; /* the caller's; plans leave it empty */

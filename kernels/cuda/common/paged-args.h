@@ -105,8 +105,8 @@ struct fa_cuda_paged_attention {
 	int32_t tree_right; /* window_right without causal, which a tree's mask replaces */
 	const uint32_t *tree;
 
-	/* What a block needs before it can ask for anything is together; here, too, what is fetched
-	 * at once is. */
+	/* What a block needs before it can ask for anything is together, but for the item that it
+	 * begins in and whether the launch has new tokens; here, too, what is fetched at once is. */
 	struct fa_cuda_pages pages;
 	uint32_t tiles_each, tiles_extra, tiles_end; /* tiles_end: 0 with units; < tiles_each */
 	/* Decode: all items, if there are no more; else 0. */

@@ -10,7 +10,9 @@
  *     counted, so they run, and wait for nobody until they have stored their shares.
  *   - what earlier launches have left is hidden when a block begins, before it counts for the
  *     first time: it stores NOTHING to its places, and fences, while its first tile is on its
- *     way. Whoever counts last, and then asks L2 itself, finds no more of it.
+ *     way. Whoever counts last, and then asks L2 itself, finds no more of it. PTX's model
+ *     asks for a fence behind the count's answer, too. It is left out: loads of the GPU's scope
+ *     are L2's to answer, and these are asked for after the branch on the count.
  * Shares are added in the order of their blocks, whoever does it; in groups, in the order of the
  * group's, and then group by group.
  *
