@@ -44,7 +44,7 @@
 
 /* ---- caches */
 
-#define FA_CACHE_V_IN_K (1u << 0)       /* V is the front of K (as in MLA), and not stored */
+#define FA_CACHE_V_IN_K (1u << 0)       /* V is the front of K's rows, and not stored */
 #define FA_CACHE_TOKEN_SCALES (1u << 1) /* with codes: each token has scales of its own */
 
 /*
@@ -86,14 +86,15 @@ enum fa_mode {
 };
 
 struct fa_cache_options {
-	uint32_t size;    /* sizeof(struct fa_cache_options) */
-	uint32_t flags;   /* FA_CACHE_V_IN_K, FA_CACHE_TOKEN_SCALES */
-	const char *name; /* at most 63 bytes; NULL: none, the client's own */
-	uint32_t mode;    /* enum fa_mode; only with a name */
-	uint32_t dtype;   /* enum fa_dtype */
-	uint32_t layers, kv_heads;
-	uint32_t head_dim;
-	uint32_t head_dim_v;  /* 0: head_dim */
+	uint32_t size;        /* sizeof(struct fa_cache_options) */
+	uint32_t flags;       /* FA_CACHE_V_IN_K, FA_CACHE_TOKEN_SCALES */
+	const char *name;     /* at most 63 bytes; NULL: none, the client's own */
+	uint32_t mode;        /* enum fa_mode; only with a name */
+	uint32_t dtype;       /* enum fa_dtype */
+	uint32_t layers;      /* at most 1024 */
+	uint32_t kv_heads;    /* at most 1024 */
+	uint32_t head_dim;    /* a multiple of 8, at most 256 */
+	uint32_t head_dim_v;  /* a multiple of 8, at most 512; 0: head_dim */
 	uint32_t page_tokens; /* a power of two from 16 to 256; 0: 64 */
 	uint32_t store;       /* enum fa_store; codes not with FA_CACHE_V_IN_K */
 	uint64_t max_pages;   /* of all its sequences; 0: as many as there are */

@@ -31,9 +31,12 @@ static int check_bound(const char *field, uint32_t value, uint32_t max, struct f
 
 static int check_dim(const char *field, uint32_t value, uint32_t max, struct fa_error *error)
 {
-	if (value < 8 || value > max || value % 8)
+	if (value < 8 || value % 8)
 		return fa_fail(error, -EINVAL,
 		               "%s is %" PRIu32 "; expected a multiple of 8 from 8 to %" PRIu32,
+		               field, value, max);
+	if (value > max)
+		return fa_fail(error, -ENOTSUP, "%s %" PRIu32 " is not supported: at most %" PRIu32,
 		               field, value, max);
 	return 0;
 }
@@ -51,10 +54,14 @@ static int check(const struct fa_cache_geometry *geometry, struct fa_error *erro
 	r = check_dim("head_dim", geometry->head_dim, FA_CACHE_HEAD_DIM_MAX, error);
 	if (r < 0)
 		return r;
-	r = check_dim("head_dim_v", geometry->head_dim_v,
-	              geometry->v_in_k ? geometry->head_dim : FA_CACHE_HEAD_DIM_MAX, error);
+	r = check_dim("head_dim_v", geometry->head_dim_v, FA_CACHE_HEAD_DIM_V_MAX, error);
 	if (r < 0)
 		return r;
+	if (geometry->v_in_k && geometry->head_dim_v > geometry->head_dim)
+		return fa_fail(error, -EINVAL,
+		               "head_dim_v is %" PRIu32 "; expected at most head_dim, %" PRIu32
+		               ", whose front V is to be",
+		               geometry->head_dim_v, geometry->head_dim);
 	if (!dtype_bytes(geometry->dtype))
 		return fa_fail(error, -ENOTSUP, "no cache can hold elements of dtype %d",
 		               (int)geometry->dtype);

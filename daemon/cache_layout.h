@@ -29,7 +29,9 @@
 
 #define FA_CACHE_LAYERS_MAX 1024u
 #define FA_CACHE_KV_HEADS_MAX 1024u
-#define FA_CACHE_HEAD_DIM_MAX 1024u /* K; MLA's is 576 */
+/* What kernels cover: no cache is made that nothing can attend to. */
+#define FA_CACHE_HEAD_DIM_MAX ((uint32_t)FA_ATTENTION_HEAD_DIM_MAX)
+#define FA_CACHE_HEAD_DIM_V_MAX ((uint32_t)FA_ATTENTION_HEAD_DIM_V_MAX)
 #define FA_CACHE_PAGE_TOKENS_MIN 16u
 #define FA_CACHE_PAGE_TOKENS_MAX 256u
 

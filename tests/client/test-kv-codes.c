@@ -400,7 +400,15 @@ static void test_refused(void **state)
 	options.head_dim = 576;
 	fa_check_eq(fa_cache_create(alone_client, &options, &cache), -ENOTSUP);
 	fa_check_contains(fa_error(), "576");
+	options.store = FA_STORE_PLAIN;
+	options.flags = FA_CACHE_V_IN_K;
+	options.head_dim_v = 512;
+	fa_check_eq(fa_cache_create(alone_client, &options, &cache), -ENOTSUP);
+	fa_check_contains(fa_error(), "head_dim 576 is not supported: at most 256");
 	fa_check_eq(cache, 7);
+	options.store = FA_STORE_E4M3;
+	options.flags = FA_CACHE_TOKEN_SCALES;
+	options.head_dim_v = 0;
 	options.head_dim = 64;
 	must(fa_cache_create(alone_client, &options, &cache), "create");
 	must(fa_cache_remove(alone_client, cache), "remove");

@@ -142,8 +142,10 @@ static void test_refused(void **state)
 	REFUSED(-EINVAL, "kv_heads", g.kv_heads = 0);
 	REFUSED(-EINVAL, "head_dim ", g.head_dim = 12);
 	REFUSED(-EINVAL, "head_dim ", g.head_dim = 0);
-	REFUSED(-EINVAL, "head_dim ", g.head_dim = UINT32_MAX - 7);
-	REFUSED(-EINVAL, "head_dim_v", g.head_dim_v = FA_CACHE_HEAD_DIM_MAX + 8);
+	REFUSED(-ENOTSUP, "head_dim 4294967288 ", g.head_dim = UINT32_MAX - 7);
+	REFUSED(-ENOTSUP, "head_dim 264 ", g.head_dim = FA_CACHE_HEAD_DIM_MAX + 8);
+	REFUSED(-ENOTSUP, "head_dim 576 ", g.head_dim = 576, g.head_dim_v = 512, g.v_in_k = true);
+	REFUSED(-ENOTSUP, "head_dim_v 520 ", g.head_dim_v = FA_CACHE_HEAD_DIM_V_MAX + 8);
 	REFUSED(-EINVAL, "head_dim_v", g.v_in_k = true, g.head_dim_v = 72);
 	REFUSED(-ENOTSUP, "dtype", g.dtype = 0);
 	REFUSED(-EINVAL, "page_tokens", g.page_tokens = 8);
