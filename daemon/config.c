@@ -17,9 +17,10 @@
 #define TENANT_FDS 8192
 /* The daemon's own, at least: its files, and what lies open while a message is handled. */
 #define OWN_FDS_MIN 32
-/* The pool of a daemon that a client has for itself. */
 #define CHUNK_BYTES_MIN ((uint64_t)64 << 10)
 #define CHUNK_BYTES_MAX ((uint64_t)4 << 30)
+#define GRACE_S_MAX (24 * 60 * 60)
+/* The pool of a daemon that a client has for itself. */
 #define POOL_BYTES_OWN ((uint64_t)256 << 20)
 
 /* A number that some field of struct fa_limits takes. */
@@ -76,6 +77,7 @@ int fa_config_init(struct fa_config *ret_config)
 		.drain_timeout_ms = 10000,
 		.spin_us = 50,
 		.pool_bytes = FA_LIMIT_AUTO,
+		.pool_grace_s = 30,
 		.limits = {
 			.tenant = {
 				[FA_RESOURCE_SESSIONS] = 1024,
@@ -336,6 +338,12 @@ static int set_pool(struct fa_config *config, const char *name, const char *valu
 
 	if (!strcmp(name, "bytes"))
 		return set_pool_bytes(config, value, error);
+	if (!strcmp(name, "grace_s")) {
+		r = set_number(name, value, 1, GRACE_S_MAX, &number, error);
+		if (!r)
+			config->pool_grace_s = (unsigned int)number;
+		return r;
+	}
 	if (strcmp(name, "chunk_bytes") != 0)
 		return fa_fail(error, -EINVAL, "[pool] has no \"%.40s\"", name);
 	r = set_number(name, value, CHUNK_BYTES_MIN, CHUNK_BYTES_MAX, &number, error);

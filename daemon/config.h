@@ -29,6 +29,7 @@ struct fa_config {
 	uint64_t pool_bytes;       /* FA_LIMIT_AUTO: pool_percent says */
 	unsigned pool_percent;     /* of the memory that is free; 0: the default */
 	uint64_t pool_chunk_bytes; /* 0: chosen */
+	unsigned pool_grace_s;     /* sessions of a daemon before are waited for so long */
 };
 
 /* The defaults; what buffers may hold depends on the machine's memory. */

@@ -503,7 +503,7 @@ static void welcome_back(struct fa_kv *kv)
 {
 	struct fa_server *server = kv->server;
 	struct fa_pool_info info;
-	uint64_t owner, last = 0;
+	uint64_t owner, last = 0, grace_ns;
 	uint32_t cursor = 0;
 
 	fa_pool_tell_time(kv->pool, fa_kv_now_ns());
@@ -523,7 +523,8 @@ static void welcome_back(struct fa_kv *kv)
 		if (!fa_resume_is_lost(&kv->resume, owner))
 			fa_pool_owner_gone(kv->pool, owner);
 	}
-	fa_resume_begin(&kv->resume, fa_now_ns(), FA_KV_GRACE_NS, FA_KV_GRACE_ALL_NS);
+	grace_ns = server->config.pool_grace_s * FA_NS_PER_SEC;
+	fa_resume_begin(&kv->resume, fa_now_ns(), grace_ns, FA_KV_GRACE_ALL * grace_ns);
 }
 
 /* Says how large it may be from now on. */

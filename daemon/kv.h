@@ -26,11 +26,10 @@
 struct fa_server;
 struct fa_session;
 
-/* How long what a session had waits for it, once another daemon serves; and each time that it
- * has come back and gone before it asked for any of it, as long as it was not away for longer
- * than all that. */
-#define FA_KV_GRACE_NS (30 * FA_NS_PER_SEC)
-#define FA_KV_GRACE_ALL_NS (10 * FA_KV_GRACE_NS)
+/* What a session had waits for it for grace_s, once another daemon serves; and as long each time
+ * that it has come back and gone before it asked for any of it, until it was away for so many
+ * times that. */
+#define FA_KV_GRACE_ALL 10u
 
 struct fa_kv {
 	struct fa_server *server;

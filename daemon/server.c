@@ -639,9 +639,10 @@ void fa_server_reload(struct fa_server *server, struct fa_config *config)
 
 	if (!same_text(old->socket, config->socket) || old->mode != config->mode ||
 	    !same_text(old->group, config->group) || !same_text(old->backend, config->backend) ||
-	    !same_text(old->device, config->device) || old->threads != config->threads)
-		fa_log(FA_LOG_WARNING, "socket, mode, group, backend, device and threads change "
-		                       "with the next start only");
+	    !same_text(old->device, config->device) || old->threads != config->threads ||
+	    old->pool_grace_s != config->pool_grace_s)
+		fa_log(FA_LOG_WARNING, "socket, mode, group, backend, device, threads and grace_s "
+		                       "change with the next start only");
 	fa_config_resolve(config, server->info.memory_bytes, server->kv.keeper.timelines_max,
 	                  fds_max());
 	old->limits = config->limits;

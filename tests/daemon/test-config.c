@@ -135,7 +135,9 @@ static void test_all(void **state)
 				   "session_streams = 7\n"
 				   "session_requests = 8\n"
 				   "session_out_bytes = 1M\n"
-				   "connections = 10\n";
+				   "connections = 10\n"
+				   "[pool]\n"
+				   "grace_s = 600\n";
 	struct fa_error error = {};
 	struct fa_config config;
 
@@ -162,6 +164,7 @@ static void test_all(void **state)
 	assert_int_equal(config.limits.session_requests, 8);
 	assert_int_equal(config.limits.session_out_bytes, 1 << 20);
 	assert_int_equal(config.limits.connections, 10);
+	assert_int_equal(config.pool_grace_s, 600);
 
 	/* The last word counts, and an empty one takes back. */
 	assert_int_equal(
@@ -203,6 +206,8 @@ static void test_wrong(void **state)
 	refuse("[daemon]\nlog_level = loud\n", 2, "log_level");
 	refuse("[daemon]\ndrain_timeout_ms = -1\n", 2, "drain_timeout_ms");
 	refuse("[daemon]\nspin_us = 1000001\n", 2, "spin_us");
+	refuse("[pool]\ngrace_s = 0\n", 2, "grace_s");
+	refuse("[pool]\ngrace_s = 86401\n", 2, "to 86400");
 	refuse("[daemon]\njust words\n", 2, "expected [section] or name = value");
 	refuse("[limits]\nsessions = 1x\n", 2, "sessions is \"1x\"");
 	refuse("[limits]\nsessions = 1KB\n", 2, "sessions");

@@ -3,7 +3,6 @@
  * long as it should be, counted from the last time that it was seen.
  */
 #include "common/clock.h"
-#include "daemon/kv.h"
 #include "kv-client.h"
 #include "tests/lib/check.h"
 #include "tests/lib/daemon.h"
@@ -18,6 +17,9 @@
 
 #include <cmocka.h>
 
+/* What the configuration below says. */
+#define GRACE_NS (12 * FA_NS_PER_SEC)
+
 static struct fa_test_daemon supervisor;
 
 static int start(void **state)
@@ -25,7 +27,7 @@ static int start(void **state)
 	static const char *const args[] = { "--supervise", NULL };
 	static const struct fa_test_daemon_options options = {
 		.args = args,
-		.config = "[pool]\nbytes = 16M\nchunk_bytes = 2M\n",
+		.config = "[pool]\nbytes = 16M\nchunk_bytes = 2M\ngrace_s = 12\n",
 	};
 
 	fa_test_daemon_start(&supervisor, &options);
@@ -98,18 +100,18 @@ static void test_late(void **state)
 	fa_check(come_back(&back[2], &clients[2]));
 	fa_check(are_awaited(&viewer, 1));
 
-	sleep_until(killed_ns, FA_KV_GRACE_NS - 5 * FA_NS_PER_SEC);
+	sleep_until(killed_ns, GRACE_NS - 3 * FA_NS_PER_SEC);
 	kv_close(&back[0]);
 	kv_close(&back[2]);
 	fa_check_eventually(are_awaited(&viewer, 3));
-	sleep_until(begin_ns, FA_KV_GRACE_NS + 5 * FA_NS_PER_SEC);
+	sleep_until(begin_ns, GRACE_NS + 3 * FA_NS_PER_SEC);
 	fa_check_eventually(are_awaited(&viewer, 2));
 	fa_check(!come_back(&back[1], &clients[1]));
 	fa_check(come_back(&back[0], &clients[0]));
 	kv_check(&back[0], sequences[0], numbers, 0, 20);
 
 	/* It looks once a second. */
-	sleep_until(begin_ns, 2 * FA_KV_GRACE_NS + 2 * FA_NS_PER_SEC);
+	sleep_until(begin_ns, 2 * GRACE_NS + 2 * FA_NS_PER_SEC);
 	fa_check_eventually(are_awaited(&viewer, 0));
 	fa_check(!come_back(&back[2], &clients[2]));
 	for (int i = 0; i < 3; ++i) {

@@ -4,7 +4,6 @@
  */
 #include "common/cleanup.h"
 #include "common/clock.h"
-#include "daemon/kv.h"
 #include "kv-client.h"
 #include "tests/lib/check.h"
 #include "tests/lib/daemon.h"
@@ -21,6 +20,8 @@
 #include <unistd.h>
 
 #include <cmocka.h>
+
+#define GRACE_S 3
 
 static struct fa_test_daemon supervisor;
 static struct kv_client client;
@@ -44,6 +45,17 @@ static int start(void **state)
 static int start_large(void **state)
 {
 	start_with("[pool]\nbytes = 1G\nchunk_bytes = 2M\n");
+	return 0;
+}
+
+/* It waits less long than usual for what clients had. */
+static int start_impatient(void **state)
+{
+	char config[64];
+
+	snprintf(config, sizeof(config), "[pool]\nbytes = 16M\nchunk_bytes = 2M\ngrace_s = %d\n",
+	         GRACE_S);
+	start_with(config);
 	return 0;
 }
 
@@ -196,7 +208,7 @@ static void test_grace_over(void **state)
 	fa_check(come_back(&client));
 	kv_open(&other, supervisor.socket);
 	hold(&other);
-	fa_test_sleep_ms((FA_KV_GRACE_NS + FA_NS_PER_SEC) / FA_NS_PER_MS);
+	fa_test_sleep_ms((GRACE_S + 1) * 1000);
 	child = fa_test_daemon_child(&supervisor);
 	kill(child, SIGTERM);
 	fa_test_daemon_log_wait(&supervisor, "1 requests in flight");
@@ -363,7 +375,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_no_memory, start_large, stop),
 		cmocka_unit_test_setup_teardown(test_no_room, start_small, stop_small),
 		cmocka_unit_test_setup_teardown(test_crowded, start_crowded, stop_small),
-		cmocka_unit_test_setup_teardown(test_grace_over, start, stop),
+		cmocka_unit_test_setup_teardown(test_grace_over, start_impatient, stop),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
