@@ -20,8 +20,8 @@
  *   -ENOMEM, -EMFILE, -ENFILE  no memory or descriptors in this process, or in the daemon
  *
  * GPUs: with a daemon that computes on an NVIDIA GPU, buffers may be memory of that
- * GPU, too (fa_buffer_import_cuda(), FA_BUFFER_ARENA). Only these load the CUDA driver
- * into this process. The daemon has streams of its own, which know nothing of this
+ * GPU, too (fa_buffer_import_cuda(), FA_BUFFER_ARENA). Only these, and streams' writes and
+ * waits (fa_timeline_enqueue_write()), load the CUDA driver into this process. The daemon has streams of its own, which know nothing of this
  * process's: work that fills the tensors of a request must have finished on the GPU
  * before fa_attention() (cuStreamSynchronize(), or an event that was waited for), or the
  * request waits for a value that a stream writes behind it (faclient_timeline.h); and

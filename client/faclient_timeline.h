@@ -11,7 +11,8 @@
  *
  * Values: a slot has reached v once (int64_t)(slot - v) >= 0. All are 0 at first. What is
  * written to a slot is more than what it had; a request that is to give a daemon's slot a
- * value must come with more than any request before it did, also before a reconnect.
+ * value must come with more than any request before it did, also before a reconnect, and less than
+ * 2^62 above what the slot has.
  *
  * Memory order: what was written before a slot was given a value is seen by whoever has
  * seen that value, on the CPU and, with the functions below, on the GPU: a request that
@@ -108,12 +109,16 @@ int fa_timeline_wait(struct fa_timeline *timeline, uint32_t slot, uint64_t value
 /*
  * The same for a CUDA stream (a CUstream, cudaStream_t) of this process: when the work in
  * it has come so far, one of the client's slots is written, or one of the daemon's is
- * waited for. Returns at once. The stream's context must be current in this thread; the
- * timeline's memory is registered with the driver by the first such call after it was set
- * up, and until fa_disconnect(), before which streams must have got past it. Not in a graph
- * that is launched again after a reconnect, as the memory is another then. Under MPS the first
- * write asks the daemon for 2 MiB of the GPU's memory besides, which it has until
- * fa_disconnect(), and does without if that cannot be had.
+ * waited for. The stream's context must be current in this thread. Returns at once, but for the
+ * first such call of a connection: that registers the timeline's memory with the driver until
+ * fa_disconnect(), and asks the daemon (reply_ns at most). Before fa_disconnect() streams must have
+ * got past what was enqueued, which a request's end does not tell: synchronise them. Not in a graph
+ * that is launched again after a reconnect, as the memory is another then.
+ *
+ * A write is one operation of the stream; two where the daemon computes under MPS on the context's
+ * GPU: the second is to memory of that GPU, where a gate of the daemon's sees it. For that the first
+ * write takes 2 MiB of the GPU's memory until fa_disconnect(), a buffer of this client's and a
+ * descriptor, and does without if they cannot be had.
  *   -ENODEV, -ENOSYS  no CUDA driver here, too old, or its context is lost
  *   -ECONNRESET       (wait) the value was lost with a connection; nothing is enqueued
  */

@@ -23,8 +23,8 @@
 /* Looks at the word between two looks at the clock. */
 #define SPIN_LOOKS 16
 /* Timelines that the memory near the device has room for: each connection's has a place of its own, as
- * streams may still write to those before it. */
-#define NEAR_PLACES 256
+ * streams may still write to those before it. A GPU gives no less memory than that of so many. */
+#define NEAR_PLACES 512
 
 _Static_assert(FA_GATES_MAX == FA_WIRE_GATES_MAX && FA_GATE_OUT == FA_WIRE_GATE_OUT,
                "gates travel as they are");
@@ -645,22 +645,26 @@ static int device_memory(struct fa_timeline *timeline, const struct fa_cudriver 
 		&error);
 }
 
-/* Tells the daemon of a place near its device, in memory that is made when it is first of use. With
- * the mutex, which is released meanwhile. What cannot be had is done without. */
-static void tell_near(struct fa_timeline *timeline)
+/* Whether this thread's context is one of the daemon's device. */
+static bool is_daemons_device(const struct fa_timeline *timeline, const struct fa_cudriver *driver)
 {
-	const uint64_t offset = timeline->set_up % NEAR_PLACES * FA_TIMELINE_BYTES;
-	struct fa_wire_message message = { .type = FA_WIRE_TIMELINE_NEAR };
-	struct fa_call call = { .expect = FA_WIRE_REPLY };
-	struct fa_client *client = timeline->client;
-	struct memory *memory = timeline->memory;
-	struct fa_buffer *near = timeline->near;
-	uint32_t epoch = timeline->epoch;
+	CUdevice device;
+	CUuuid uuid;
 
-	if (!memory->takes_near)
-		return;
-	memory->takes_near = false; /* one thread tries, once */
-	if (!near || near->registration->missing) {
+	return driver->cuCtxGetDevice(&device) == CUDA_SUCCESS &&
+	       driver->cuDeviceGetUuid(&uuid, device) == CUDA_SUCCESS &&
+	       !memcmp(&uuid, timeline->client->connection.device_uuid, sizeof(uuid));
+}
+
+/* The memory that has places near the device: made when it is first of use, and never again, as
+ * streams may write to it until fa_disconnect(). NULL: there is none. With the mutex, which is
+ * released meanwhile. */
+static struct fa_buffer *near_memory(struct fa_timeline *timeline)
+{
+	struct fa_client *client = timeline->client;
+	struct fa_buffer *near;
+
+	if (!timeline->near) {
 		fa_client_leave(client);
 		if (fa_buffer_new(client, NEAR_PLACES * FA_TIMELINE_BYTES, FA_BUFFER_ARENA, &near) <
 		    0)
@@ -669,11 +673,36 @@ static void tell_near(struct fa_timeline *timeline)
 			near = fa_buffer_free(near);
 		pthread_mutex_lock(&client->lock);
 		fa_client_settle(client);
-		if (!near)
-			return;
-		timeline->near = near;
+		if (timeline->near && near) {
+			/* Another thread's, since there was another connection. */
+			fa_client_leave(client);
+			(void)fa_buffer_free(near);
+			pthread_mutex_lock(&client->lock);
+			fa_client_settle(client);
+		} else if (near) {
+			timeline->near = near;
+		}
 	}
-	if (client->state != FA_CLIENT_CONNECTED || client->epoch != epoch)
+	return timeline->near && !timeline->near->registration->missing ? timeline->near : NULL;
+}
+
+/* Tells the daemon of a place near its device. With the mutex, which is released meanwhile. What
+ * cannot be had is done without. */
+static void tell_near(struct fa_timeline *timeline, const struct fa_cudriver *driver)
+{
+	struct fa_wire_message message = { .type = FA_WIRE_TIMELINE_NEAR };
+	struct fa_call call = { .expect = FA_WIRE_REPLY };
+	struct fa_client *client = timeline->client;
+	struct memory *memory = timeline->memory;
+	uint64_t offset = timeline->set_up % NEAR_PLACES * FA_TIMELINE_BYTES;
+	uint32_t epoch = timeline->epoch;
+	struct fa_buffer *near;
+
+	if (!memory->takes_near || !is_daemons_device(timeline, driver))
+		return;
+	memory->takes_near = false; /* one thread tries, once */
+	near = near_memory(timeline);
+	if (!near || client->state != FA_CLIENT_CONNECTED || client->epoch != epoch)
 		return;
 	message.timeline_near.buffer = near->registration->id;
 	message.timeline_near.offset = offset;
@@ -715,7 +744,9 @@ static int enqueue(struct fa_timeline *timeline, uint32_t slot, uint64_t value, 
 	if (timeline->client->state == FA_CLIENT_CONNECTED) {
 		r = set_up(timeline);
 		if (r >= 0 && !waits)
-			tell_near(timeline);
+			r = device_memory(timeline, driver);
+		if (r >= 0 && !waits)
+			tell_near(timeline, driver);
 	} else if (waits) {
 		r = fa_client_lost_error(timeline->client);
 	}
@@ -743,9 +774,10 @@ static int enqueue(struct fa_timeline *timeline, uint32_t slot, uint64_t value, 
 	                                             CU_STREAM_WAIT_VALUE_GEQ)
 	               : driver->cuStreamWriteValue64(stream, in + offset, value,
 	                                              CU_STREAM_WRITE_VALUE_DEFAULT);
+	/* Which is enough, if it has to be. */
 	if (near && result == CUDA_SUCCESS)
-		result = driver->cuStreamWriteValue64(stream, near + offset, value,
-		                                      CU_STREAM_WRITE_VALUE_DEFAULT);
+		(void)driver->cuStreamWriteValue64(stream, near + offset, value,
+		                                   CU_STREAM_WRITE_VALUE_DEFAULT);
 	if (result == CUDA_SUCCESS)
 		return 0;
 	return fa_error_copy(

@@ -63,6 +63,8 @@ struct fa_device_info {
 	enum fa_device_mps mps;
 	bool waits;                               /* it can wait for words of clients (may_wait) */
 	uint64_t memory_bytes, memory_free_bytes; /* the device's own; 0 where it has none */
+	uint64_t
+		arena_bytes; /* an arena takes multiples of it of that; 0: as much as was asked for */
 };
 
 /*

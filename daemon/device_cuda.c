@@ -258,6 +258,7 @@ static int open_context(struct fa_device *device, struct fa_error *error)
 		                                               CU_MEM_ALLOC_GRANULARITY_MINIMUM);
 	if (result != CUDA_SUCCESS)
 		return fa_cudriver_fail(driver, error, result, "the GPU's context cannot be used");
+	device->info.arena_bytes = device->granularity;
 	return 0;
 }
 

@@ -34,12 +34,12 @@ bool fa_gates_last(const struct fa_gates *gates, struct fa_device_wait *ret_wait
 	                                                         memory_order_relaxed);
 	const struct fa_gate *gate = &gates->gates[gates->n_met];
 
+	if (!in || gates->n_met + 1 != gates->n_waits || gate->out)
+		return false;
 	/* A word near the device that nobody has written is 0, which is not to be a release of the
 	 * values below it. */
 	if (0 - gate->value < FA_TIMELINE_RELEASE)
 		near = NULL;
-	if (!in || gates->n_met + 1 != gates->n_waits || gate->out)
-		return false;
 	if (ret_wait)
 		*ret_wait = (struct fa_device_wait){
 			.word = (const uint64_t *)&in[gate->slot].value,

@@ -187,6 +187,18 @@ static bool is_on_device(const struct fa_server *server, enum fa_wire_buffer_kin
 	       (kind == FA_WIRE_BUFFER_ARENA && server->info.memory_bytes);
 }
 
+/* What an arena takes of the device. That of a session that has come back, which hands it over in
+ * pieces, is no more. */
+static uint64_t arena_bytes(const struct fa_server *server, uint64_t bytes)
+{
+	const uint64_t unit = server->info.arena_bytes;
+	uint64_t rounded;
+
+	if (!unit || __builtin_add_overflow(bytes, unit - 1, &rounded))
+		return bytes;
+	return rounded - rounded % unit;
+}
+
 /* All of its descriptors at once: pieces that were let in must not meet the limit. */
 static int charge(struct fa_session *session, struct fa_buffer *buffer, struct fa_error *error)
 {
@@ -205,7 +217,10 @@ static int charge(struct fa_session *session, struct fa_buffer *buffer, struct f
 		                  is_on_device(session->server, buffer->kind)
 		                          ? FA_RESOURCE_DEVICE_BYTES
 		                          : FA_RESOURCE_BUFFER_BYTES,
-		                  buffer->bytes, error);
+		                  buffer->kind == FA_WIRE_BUFFER_ARENA
+		                          ? arena_bytes(session->server, buffer->bytes)
+		                          : buffer->bytes,
+		                  error);
 	if (r == 0 && n_fds)
 		r = fa_session_charge_fds(session, n_fds, &buffer->charge_fds, error);
 	return r;

@@ -360,6 +360,28 @@ static int bind_waits(const struct fa_wire_message *message, struct fa_gates *ga
 }
 
 /* All that can be given; returns what the first one says that cannot. */
+/* More than before it, and not so much that whoever waits for it could not be released. */
+static int check_signal(const struct fa_timeline *timeline, const struct fa_wire_gate *signal,
+                        size_t i, struct fa_error *error)
+{
+	const uint64_t planned = timeline->planned[signal->slot];
+	const uint64_t has = atomic_load_explicit(&timeline->words.values[signal->slot],
+	                                          memory_order_relaxed);
+
+	if (fa_timeline_reached(planned, signal->value))
+		return fa_fail(error, -EINVAL,
+		               "signals[%zu].value is %" PRIu64 "; expected more than %" PRIu64
+		               ", which slot %" PRIu32 " was to get before",
+		               i, signal->value, planned, signal->slot);
+	if (signal->value - has >= FA_TIMELINE_RELEASE)
+		return fa_fail(error, -EINVAL,
+		               "signals[%zu].value is %" PRIu64
+		               "; expected less than 2^62 above %" PRIu64 ", which slot %" PRIu32
+		               " has",
+		               i, signal->value, has, signal->slot);
+	return 0;
+}
+
 static int bind_signals(struct fa_timeline *timeline, const struct fa_wire_message *message,
                         struct fa_gates *gates, struct fa_error *error)
 {
@@ -372,12 +394,8 @@ static int bind_signals(struct fa_timeline *timeline, const struct fa_wire_messa
 		int r;
 
 		r = check_gate(signal, "signals", i, false, say);
-		if (r == 0 && fa_timeline_reached(timeline->planned[signal->slot], signal->value))
-			r = fa_fail(say, -EINVAL,
-			            "signals[%zu].value is %" PRIu64 "; expected more than %" PRIu64
-			            ", which slot %" PRIu32 " was to get before",
-			            i, signal->value, timeline->planned[signal->slot],
-			            signal->slot);
+		if (r == 0)
+			r = check_signal(timeline, signal, i, say);
 		if (r < 0) {
 			first = first ? first : r;
 			continue;

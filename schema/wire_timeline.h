@@ -43,7 +43,7 @@ struct fa_wire_timeline_reply {
  * reached a value when either word has; what the client writes to both, here last, the device sees
  * sooner. Here a word is not counted round the clock: one that is FA_TIMELINE_RELEASE or more above
  * a value has not reached it; and for values with which one that is 0 would, the device goes by the
- * other word alone. Once. -EEXIST: it was told before; -EINVAL: no timeline, no such buffer or no
+ * other word alone. It is less than 3 * 2^62 behind the slot, or 0. Once. -EEXIST: it was told before; -EINVAL: no timeline, no such buffer or no
  * such part of it, or not on the device; -ENOTSUP: the device does not wait.
  */
 struct fa_wire_timeline_near {

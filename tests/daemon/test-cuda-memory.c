@@ -206,6 +206,43 @@ static void arena_client(int socket)
 	fa_raw_close(&raw);
 }
 
+/* Arenas are charged as what they take of the GPU, and so is what a client hands over again after
+ * a restart: who had no room to spare must be able to come back. */
+static long long charged(struct fa_raw *raw)
+{
+	_fa_cleanup_(fa_freep) char *status = fa_raw_status(raw);
+	const char *at = strstr(status, "\"tenants\":");
+
+	at = at ? strstr(at, "\"device_bytes\":") : NULL;
+	fa_check(at);
+	return strtoll(at + strlen("\"device_bytes\":"), NULL, 10);
+}
+
+static void small_arena_client(int socket)
+{
+	struct cuda_buffer buffers[2];
+	struct fa_raw raw;
+	long long before;
+
+	fa_raw_open(&raw, daemon_.socket);
+	before = charged(&raw);
+	cuda_arena(&raw, &buffers[0], 1, 1);
+	fa_check_eq(charged(&raw) - before, 2 * MIB);
+	cuda_arena(&raw, &buffers[1], 2, 2 * MIB + 1);
+	fa_check_eq(charged(&raw) - before, 6 * MIB);
+	for (int i = 0; i < 2; i++) {
+		cuda_buffer_end(&buffers[i]);
+		cuda_unregister(&raw, 1 + (uint32_t)i);
+	}
+	fa_check_eventually(charged(&raw) == before);
+	fa_raw_close(&raw);
+}
+
+static void test_small_arena(void **state)
+{
+	fa_cuda_alone(small_arena_client);
+}
+
 static void test_arena(void **state)
 {
 	fa_cuda_alone(arena_client);
@@ -648,10 +685,11 @@ static void test_slow_pins(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		CASE(ipc),        CASE(fd),        CASE(arena),          CASE(host),
-		CASE(mixed),      CASE(garbage),   CASE(stale),          CASE(beyond),
-		CASE(pieces),     CASE(read_only), CASE(other_gpu),      CASE(same_pid),
-		CASE(dead_owner), CASE(again),     CASE(free_in_flight), CASE(slow_pins),
+		CASE(ipc),       CASE(fd),         CASE(arena),     CASE(small_arena),
+		CASE(host),      CASE(mixed),      CASE(garbage),   CASE(stale),
+		CASE(beyond),    CASE(pieces),     CASE(read_only), CASE(other_gpu),
+		CASE(same_pid),  CASE(dead_owner), CASE(again),     CASE(free_in_flight),
+		CASE(slow_pins),
 	};
 
 	return cmocka_run_group_tests_name("cuda-memory", tests, start, stop);

@@ -183,6 +183,7 @@ static void test_refused(void **state)
 		{ {}, { .value = 3 }, true, "signals[1].value is 3; expected more than 4" },
 		{ {}, { .value = 5 + (1ull << 63) }, true, "signals[1].value" },
 		{ {}, { .value = 0 }, true, "signals[1].value is 0" },
+		{ {}, { .value = 4 + (1ull << 62) }, true, "expected less than 2^62 above 4" },
 	};
 
 	open_gated(&client);
