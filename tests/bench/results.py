@@ -10,7 +10,8 @@ README.md shows of them.
                                         the same of all that tests/gpu/all.py wrote there, each
                                         PART.json as PREFIX-PART.json
     results.py write                    make RESULTS.md and the tables of README.md anew
-    results.py check                    fail if they are not what write makes
+    results.py check                    fail if they are not what write makes, or if a file
+                                        cites a commit that nobody can look at
 
 A NAME.json holds the results and, for each, what was run, where and when.
 
@@ -41,6 +42,12 @@ README = os.path.join(HERE, "../../README.md")
 TARGETS = "targets.json"
 TABLES = "tables.json"
 SHORTFALLS = "shortfalls.json"
+
+# Rows of builds that no commit has, and why they are here all the same.
+UNCOMMITTED = {
+    "epyc-2cores": "recorded before this was checked; nothing else has the CPU's kernels",
+    "epyc-2cores-requests": "recorded before this was checked; no later one has requests on two processors",
+}
 
 HEAD = """# Benchmark results
 
@@ -236,10 +243,15 @@ def shortfalls(files, targets, entries, profiles):
     return "\n".join(lines) + "\n"
 
 
+def load_rows():
+    """Of each file with rows its name and what it holds."""
+    names = sorted(n for n in os.listdir(HERE) if n.endswith(".json") and n not in (TARGETS, TABLES, SHORTFALLS))
+    return [(n[: -len(".json")], load(n)) for n in names]
+
+
 def generate():
     targets = load(TARGETS)["targets"]
-    names = sorted(n for n in os.listdir(HERE) if n.endswith(".json") and n not in (TARGETS, TABLES, SHORTFALLS))
-    every = [(n[: -len(".json")], load(n)) for n in names]
+    every = load_rows()
     profiles = [(name, recorded) for name, recorded in every if is_profile(recorded)]
     files = [(name, recorded) for name, recorded in every if not is_profile(recorded)]
     return (
@@ -334,7 +346,47 @@ def write():
             file.write(text)
 
 
+def history():
+    """The commits that a clone of this has; None where they cannot be known: this is no checkout,
+    or a shallow one."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+
+    def git(*arguments):
+        try:
+            done = subprocess.run(["git", "-C", HERE, *arguments], env=environment, capture_output=True, text=True,
+                                  check=False)
+        except OSError:
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    top = git("rev-parse", "--show-toplevel")
+    # Unpacked inside of another repository it is none of that.
+    if not top or not os.path.samefile(top, os.path.join(HERE, "../..")):
+        return None
+    if git("rev-parse", "--is-shallow-repository") != "false":
+        return None
+    commits = git("rev-list", "HEAD")
+    return commits.split() if commits else None
+
+
+def check_commits():
+    known = history()
+    for name, recorded in load_rows():
+        commits = sorted({result["commit"] for result in recorded["results"]})
+        dirty = [commit for commit in commits if commit.endswith("-dirty")]
+        if name in UNCOMMITTED:
+            if not dirty:
+                sys.exit(f"{name}.json cites commits only: take it from UNCOMMITTED in results.py")
+            continue
+        if dirty:
+            sys.exit(f"{name}.json cites {dirty[0]}, a build with changes that no commit has")
+        for commit in commits if known else []:
+            if not commit or not any(full.startswith(commit) for full in known):
+                sys.exit(f"{name}.json cites {commit or 'no commit'}, which is not in this history")
+
+
 def check():
+    check_commits()
     for path, text in generated().items():
         with open(path, encoding="utf-8") as file:
             if file.read() != text:

@@ -92,7 +92,82 @@ class Folder:
             return file.read()
 
 
+def git(folder, *arguments):
+    # Whoever runs this may be in a repository, and have settings.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    return subprocess.run(["git", "-C", folder, "-c", "user.name=t", "-c", "user.email=t@t", "-c",
+                           "commit.gpgsign=false", *arguments], check=True, capture_output=True, text=True,
+                          env=environment).stdout.strip()
+
+
+def commits(script):
+    """Each file's commits are in the history of the checkout, where there is one and all of it."""
+    folder = Folder(script)
+    clone = folder.root + "-clone"
+
+    def put(name, commit):
+        folder.put(name + ".json", {"command": "c", "machine": "M", "date": "D",
+                                    "results": [{**result("lost", 0), "commit": commit}]})
+
+    def check(error=None):
+        folder.run("write")
+        folder.run("check", error)
+
+    try:
+        # Without a repository nobody knows what there is, but what no commit has.
+        put("more", "7654321")
+        check()
+        put("more", "1234567-dirty")
+        check("more.json cites 1234567-dirty, a build with changes that no commit has")
+        os.remove(os.path.join(folder.bench, "more.json"))
+        put("epyc-2cores", "1234567-dirty")
+        check()
+        put("epyc-2cores", "1234567")
+        check("epyc-2cores.json cites commits only")
+        os.remove(os.path.join(folder.bench, "epyc-2cores.json"))
+        if not shutil.which("git"):
+            print("no git: commits are not looked up here")
+            return
+
+        git(folder.root, "init", "-q")
+        check()
+        git(folder.root, "add", ".")
+        git(folder.root, "commit", "-q", "-m", "one")
+        check("one.json cites 1234567, which is not in this history")
+        here = git(folder.root, "rev-parse", "--short", "HEAD")
+        for name in ("one", "plain", "rates"):
+            path = os.path.join(folder.bench, name + ".json")
+            with open(path, encoding="utf-8") as file:
+                text = file.read().replace("1234567", here)
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
+        check()
+        # One that was there once and is nobody's any more is in no clone.
+        git(folder.root, "commit", "-q", "--allow-empty", "-m", "two")
+        put("more", git(folder.root, "rev-parse", "--short", "HEAD"))
+        check()
+        git(folder.root, "reset", "-q", "HEAD^")
+        check("more.json cites")
+        put("more", "")
+        check("more.json cites no commit")
+        # A shallow clone has not all, and a folder of another repository has another history.
+        git(folder.root, "add", ".")
+        git(folder.root, "commit", "-q", "-m", "three")
+        git(folder.root, "clone", "-q", "--depth", "1", "file://" + folder.root, clone)
+        whole, folder.bench = folder.bench, os.path.join(clone, "tests", "bench")
+        folder.run("check")
+        folder.bench = os.path.join(folder.root, "inner", "tests", "bench")
+        shutil.copytree(clone, os.path.join(folder.root, "inner"), ignore=shutil.ignore_patterns(".git"))
+        folder.run("check")
+        folder.bench = whole
+        folder.run("check", "more.json cites no commit")
+    finally:
+        shutil.rmtree(folder.root)
+        shutil.rmtree(clone, ignore_errors=True)
+
+
 def main():
+    commits(sys.argv[1])
     folder = Folder(sys.argv[1])
     try:
         folder.run("write")
