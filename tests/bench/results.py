@@ -278,7 +278,7 @@ def cell(template):
         if peer:
             # Ratios are of speeds.
             number_ = number_ / found[0]["ratio"] if "/" in unit else number_ * found[0]["ratio"]
-        return f"{number_:.0f} {unit}" if number_ >= 100 else f"{number_:.1f} {unit}"
+        return f"{number_:,.0f} {unit}" if number_ >= 100 else f"{number_:.1f} {unit}"
 
     return re.sub(r"\{([^:{}]+):([^{}|]+)(\|([^{}]+))?\}", value, template)
 
