@@ -54,7 +54,8 @@
  * Structs that cross this interface start with their size, set by the caller to
  * sizeof, so that they can grow. One that is larger than this library knows is
  * taken if the unknown part is 0 (else -E2BIG), and one to be filled gets zeros
- * there. Fields that are 0 mean the default.
+ * there. Fields that are 0 mean the default. Those that lie in others and in arrays
+ * (fa_tensor, fa_ticket, fa_gate, fa_step_item) have no size, and do not grow.
  */
 #ifndef FACLIENT_H
 #define FACLIENT_H

@@ -18,13 +18,13 @@
  * disconnects or dies; what has one stays until it is freed or its time to live is over,
  * and is found by its name.
  *
- * Reconnecting: a daemon that was started with --supervise leaves its successor all
- * sequences with all committed tokens. The client resumes its session by itself, and all
- * its numbers stay good. Steps that were not committed end with -ECONNRESET, and their
- * sequences are as they were before. When a commit ends with -ECONNRESET it may have
- * happened: fa_sequence_info() tells, whose step is then the step's number. If the
- * session could not be resumed (fa_info.resumed lags behind fa_info.reconnects), what the
- * client had without a name is gone: -ESTALE.
+ * Reconnecting: a daemon that was started with --supervise, or by systemd as fad.service,
+ * leaves its successor all sequences with all committed tokens. The client resumes its
+ * session by itself, and all its numbers stay good. Steps that were not committed end with
+ * -ECONNRESET, and their sequences are as they were before. When a commit ends with
+ * -ECONNRESET it may have happened: fa_sequence_info() tells, whose step is then the step's
+ * number. If the session could not be resumed (fa_info.resumed lags behind
+ * fa_info.reconnects), what the client had without a name is gone: -ESTALE.
  *
  * Besides what each function names, and faclient.h says, those that take a number or
  * name of a cache or sequence may return
