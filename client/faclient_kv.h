@@ -29,7 +29,7 @@
  * Besides what each function names, and faclient.h says, those that take a number or
  * name of a cache or sequence may return
  *   -ENOENT  there is none, or it is another client's and has no name
- *   -ESTALE  it was freed, or lost with its session; as the end of a request the latter is
+ *   -ESTALE  it was removed, or lost with its session; as the end of a request the latter is
  *            -ENOENT
  *   -EACCES  its mode does not admit this user
  * and all of these functions
@@ -178,7 +178,13 @@ int fa_sequence_truncate(struct fa_client *client, uint64_t sequence, uint64_t t
 int fa_sequence_drop(struct fa_client *client, uint64_t sequence, uint64_t first,
                      uint64_t *ret_first);
 
-int fa_sequence_free(struct fa_client *client, uint64_t sequence);
+/*
+ * Removes it, for everybody: numbers are not references, and what fa_sequence_find() gave needs no
+ * release. One without a name goes with its client anyway. Forks keep what they share with it. Steps
+ * in flight that have it are computed, and committed for their others.
+ * -EACCES unless it is the client's own or, with a name, its tenant's.
+ */
+int fa_sequence_remove(struct fa_client *client, uint64_t sequence);
 
 struct fa_sequence_info {
 	uint32_t size;

@@ -108,7 +108,7 @@ int fa_sequence_drop(struct fa_client *client, uint64_t sequence, uint64_t first
 	return 0;
 }
 
-int fa_sequence_free(struct fa_client *client, uint64_t sequence)
+int fa_sequence_remove(struct fa_client *client, uint64_t sequence)
 {
 	struct fa_wire_message message = { .type = FA_WIRE_SEQUENCE_FREE,
 		                           .sequence_free.sequence = sequence };

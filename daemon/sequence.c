@@ -28,7 +28,7 @@ int fa_sequence_get(const struct fa_pool *pool, const struct fa_actor *actor, ui
 	record = &pool->sequence_records[index];
 	sequence = pool->sequences[index];
 	if (!sequence || sequence->dead || record->generation != generation)
-		return fa_fail(error, -ESTALE, "the sequence was freed");
+		return fa_fail(error, -ESTALE, "the sequence was removed");
 	if (!record->name[0]) {
 		if (!actor->admin && record->owner != actor->owner)
 			return fa_fail(error, -ENOENT, "there is no such sequence");

@@ -171,7 +171,7 @@ static int run_rm(struct factl *factl)
 	          : fa_sequence_find(factl->client, name, &id);
 	if (r == 0)
 		r = cache ? fa_cache_remove(factl->client, id)
-		          : fa_sequence_free(factl->client, id);
+		          : fa_sequence_remove(factl->client, id);
 	return r < 0 ? fail("rm") : 0;
 }
 

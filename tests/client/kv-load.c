@@ -264,7 +264,7 @@ static void fork_one(struct worker *w, struct sequence *s)
 		return;
 	/* Freed twice is freed. */
 	do
-		r = s->id ? fa_sequence_free(w->kv.client, s->id) : 0;
+		r = s->id ? fa_sequence_remove(w->kv.client, s->id) : 0;
 	while (r != -ESTALE && died("free", r));
 	do
 		r = fa_sequence_fork(w->kv.client, parent->id, n, &s->id);

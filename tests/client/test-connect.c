@@ -262,7 +262,7 @@ static void test_no_client(void **state)
 		fa_sequence_set_name(NULL, 1, "name", 0, 0),
 		fa_sequence_truncate(NULL, 1, 0),
 		fa_sequence_drop(NULL, 1, 0, NULL),
-		fa_sequence_free(NULL, 1),
+		fa_sequence_remove(NULL, 1),
 		fa_sequence_info(NULL, 1, &sequence_info),
 		fa_sequence_publish(NULL, 1, &prefix, NULL),
 		fa_sequence_attach(NULL, 1, &prefix, NULL),

@@ -94,7 +94,7 @@ static void test_decode(void **state)
 	fa_check_eq(called(&before, FA_TEST_CUDA_cuMemcpyHtoDAsync), STEPS);
 	fa_check_eq(called(&before, FA_TEST_CUDA_cuStreamWriteValue64), 0);
 	fa_check_eq(called(&before, FA_TEST_CUDA_cuCtxSetCurrent), 0);
-	fa_check_eq(fa_sequence_free(client, item.sequence), 0);
+	fa_check_eq(fa_sequence_remove(client, item.sequence), 0);
 }
 
 /* Many new tokens: what kernels look up often is copied, once for all layers. */
@@ -111,7 +111,7 @@ static void test_prefill(void **state)
 	run_step(&item, 1);
 	/* Clearing the new pages takes two, and all layers together one. */
 	fa_check_eq(called(&before, FA_TEST_CUDA_cuMemcpyHtoDAsync), 2 + 1);
-	fa_check_eq(fa_sequence_free(client, item.sequence), 0);
+	fa_check_eq(fa_sequence_remove(client, item.sequence), 0);
 }
 
 int main(void)

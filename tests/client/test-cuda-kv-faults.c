@@ -95,9 +95,9 @@ static int use(void)
 		r = append(sequence, tags, 21, 1);
 	if (r == 0)
 		r = kv_check_pages(&kv, sequence, tags, 0, length + 1);
-	fa_check_eq(fa_sequence_free(client, sequence), 0);
+	fa_check_eq(fa_sequence_remove(client, sequence), 0);
 	if (fork)
-		fa_check_eq(fa_sequence_free(client, fork), 0);
+		fa_check_eq(fa_sequence_remove(client, fork), 0);
 	return r;
 }
 

@@ -234,7 +234,7 @@ static void test_sequence(void **state)
 	fa_check_eq(info.first, 16);
 	fa_check_eq(info.step, 22);
 
-	fa_check_eq(fa_sequence_free(client, 37), 0);
+	fa_check_eq(fa_sequence_remove(client, 37), 0);
 	fa_check_eq(heard()->last.type, FA_WIRE_SEQUENCE_FREE);
 	fa_check_eq(heard()->last.sequence_free.sequence, 37);
 }

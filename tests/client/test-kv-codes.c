@@ -301,7 +301,7 @@ static void test_forks(void **state)
 		count(forked + 60, 700, 60);
 		append(fork, forked, 80, 20);
 		check_pages(fork, forked, 10, 70);
-		must(fa_sequence_free(alone_client, sequence), "free");
+		must(fa_sequence_remove(alone_client, sequence), "free");
 		append(fork, forked, 81, 1);
 		check_pages(fork, forked, 0, 81);
 		close_scene();

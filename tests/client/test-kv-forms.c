@@ -402,7 +402,7 @@ static void test_long_prefix(void **state)
 	prefix.tokens = ids;
 	must(fa_sequence_publish(alone_client, sequence, &prefix, &pages), "publish");
 	fa_check_eq(pages, N / 256);
-	must(fa_sequence_free(alone_client, sequence), "free");
+	must(fa_sequence_remove(alone_client, sequence), "free");
 	must(fa_sequence_create(alone_client, cache, &other), "sequence");
 	must(fa_sequence_attach(alone_client, other, &prefix, &tokens), "attach");
 	fa_check_eq(tokens, N);
@@ -414,7 +414,7 @@ static void test_long_prefix(void **state)
 		fa_check(k[t * FLOATS] == (float)(4 * STEP + t));
 
 	/* Up to the first other token. */
-	must(fa_sequence_free(alone_client, other), "free");
+	must(fa_sequence_remove(alone_client, other), "free");
 	must(fa_sequence_create(alone_client, cache, &other), "sequence");
 	ids[18000]++;
 	must(fa_sequence_attach(alone_client, other, &prefix, &tokens), "attach");

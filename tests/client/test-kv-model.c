@@ -431,7 +431,7 @@ static void do_free(struct model *m)
 	struct fa_sequence_info info = { .size = sizeof(info) };
 	int r;
 
-	must(fa_sequence_free(m->kv.client, s->id), "free");
+	must(fa_sequence_remove(m->kv.client, s->id), "free");
 	m->gone = s->id;
 	s->id = 0;
 	for (uint32_t i = 0; i < sizeof(s->pages) / sizeof(*s->pages); ++i)
@@ -604,7 +604,7 @@ static void test_model(void **state)
 		if (m->sequences[i].id) {
 			kv_check_sequence(&m->kv, m->sequences[i].id, m->sequences[i].tags,
 			                  m->sequences[i].length, m->sequences[i].first);
-			must(fa_sequence_free(client, m->sequences[i].id), "free");
+			must(fa_sequence_remove(client, m->sequences[i].id), "free");
 		}
 	must(fa_cache_info(client, m->kv.cache, &info), "cache info");
 	fa_check_eq(info.used_pages, 0);

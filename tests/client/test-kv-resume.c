@@ -304,7 +304,7 @@ static void test_lost_numbers(void **state)
 	fa_check_eq(fa_cache_create(client, &cache_options, &cache), 0);
 	fa_check_eq(fa_sequence_create(client, cache, &freed), 0);
 	fa_check_eq(fa_sequence_create(client, cache, &copy.sequence), 0);
-	fa_check_eq(fa_sequence_free(client, freed), 0);
+	fa_check_eq(fa_sequence_remove(client, freed), 0);
 	fa_check_eq(fa_sequence_info(client, freed, &info), -ESTALE);
 
 	fa_test_daemon_signal(&daemon, SIGKILL);

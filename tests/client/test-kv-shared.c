@@ -160,10 +160,10 @@ static void test_names(void **state)
 	                                                    .head_dim = 16 },
 	                        &cache),
 		-EEXIST);
-	must(fa_sequence_free(b.client, mine), "free");
+	must(fa_sequence_remove(b.client, mine), "free");
 	fa_check_eq(fa_sequence_info(a.client, mine, &info), -ESTALE);
 	fa_check_eq(fa_sequence_find(a.client, "prompt", &found), -ENOENT);
-	must(fa_sequence_free(b.client, fork), "free");
+	must(fa_sequence_remove(b.client, fork), "free");
 }
 
 /* What somebody else of another uid may do; in a process of its own. */
@@ -180,9 +180,9 @@ static int be_stranger(void *userdata)
 	kv_init_in(&kv, connect_client(), 0);
 	fill(tags, 32, 1);
 	/* The daemon's own user, whom the others are, may remove whatever there is. */
-	fa_check_eq(fa_sequence_free(kv.client, unnamed), -ENOENT);
+	fa_check_eq(fa_sequence_remove(kv.client, unnamed), -ENOENT);
 	fa_check_eq(fa_sequence_info(kv.client, unnamed, &info), -ENOENT);
-	fa_check_eq(fa_sequence_free(kv.client, closed), -EACCES);
+	fa_check_eq(fa_sequence_remove(kv.client, closed), -EACCES);
 	fa_check_eq(fa_sequence_find(kv.client, "closed", &open), -EACCES);
 	fa_check_eq(fa_sequence_info(kv.client, closed, &info), -EACCES);
 	fa_check_eq(fa_cache_find(kv.client, "shared", &cache), -EACCES);
@@ -191,7 +191,7 @@ static int be_stranger(void *userdata)
 	kv_check_sequence(&kv, open, tags, 20, 0);
 	fa_check_eq(append(&kv, open, tags, 20, 1), -EACCES);
 	fa_check_eq(fa_sequence_truncate(kv.client, open, 1), -EACCES);
-	fa_check_eq(fa_sequence_free(kv.client, open), -EACCES);
+	fa_check_eq(fa_sequence_remove(kv.client, open), -EACCES);
 	fa_check_eq(fa_sequence_set_name(kv.client, open, "open", 0, 0), -EACCES);
 	must(fa_sequence_fork(kv.client, open, 10, &fork), "fork");
 	must(append(&kv, fork, tags, 10, 5), "append");
@@ -225,11 +225,11 @@ static void test_strangers(void **state)
 	numbers[0] = closed;
 	numbers[1] = sequence_of(&a, tags, 20);
 	fa_check_eq(fa_test_reap(fa_test_fork(be_stranger, numbers)), 0);
-	must(fa_sequence_free(a.client, numbers[1]), "free");
+	must(fa_sequence_remove(a.client, numbers[1]), "free");
 	kv_check_sequence(&a, open_too, tags, 21, 0);
-	must(fa_sequence_free(a.client, open), "free");
-	must(fa_sequence_free(a.client, open_too), "free");
-	must(fa_sequence_free(a.client, closed), "free");
+	must(fa_sequence_remove(a.client, open), "free");
+	must(fa_sequence_remove(a.client, open_too), "free");
+	must(fa_sequence_remove(a.client, closed), "free");
 	/* What the stranger had has gone with it, when its session has ended. */
 	fa_check_eventually(
 		(must(fa_cache_info(a.client, a.cache, &after), "cache"),
@@ -261,7 +261,7 @@ static void test_two_append(void **state)
 	fa_step_free(first);
 	must(append(&b, sequence, tags, 13, 2), "append");
 	kv_check_sequence(&a, sequence, tags, 15, 0);
-	must(fa_sequence_free(a.client, sequence), "free");
+	must(fa_sequence_remove(a.client, sequence), "free");
 }
 
 /* ---- those that die */
@@ -308,7 +308,7 @@ static void test_death_in_step(void **state)
 		kv_check_sequence(&a, sequence, tags, 20, 0);
 	}
 	must(append(&a, sequence, tags, 20, 5), "append");
-	must(fa_sequence_free(a.client, sequence), "free");
+	must(fa_sequence_remove(a.client, sequence), "free");
 }
 
 static void test_session_ends(void **state)
@@ -329,10 +329,10 @@ static void test_session_ends(void **state)
 	kv_deinit(&kv);
 	fa_disconnect(client);
 	fa_check_eventually(fa_cache_info(a.client, cache, &info) < 0);
-	fa_check_eq(fa_sequence_free(a.client, unnamed), -ESTALE);
+	fa_check_eq(fa_sequence_remove(a.client, unnamed), -ESTALE);
 	must(fa_sequence_find(a.client, "left", &found), "find");
 	kv_check_sequence(&a, found, tags, 20, 0);
-	must(fa_sequence_free(a.client, found), "free");
+	must(fa_sequence_remove(a.client, found), "free");
 }
 
 /* ---- too much */
@@ -368,7 +368,7 @@ static void test_full(void **state)
 	must(fa_cache_info(a.client, kv.cache, &info), "cache");
 	fa_check_eq(info.used_pages, 5);
 	must(fa_cache_remove(a.client, kv.cache), "remove");
-	fa_check_eq(fa_sequence_free(a.client, sequences[0]), -ESTALE);
+	fa_check_eq(fa_sequence_remove(a.client, sequences[0]), -ESTALE);
 	fa_check_eq(fa_cache_info(a.client, kv.cache, &info), -ESTALE);
 	kv_deinit(&kv);
 }
@@ -404,7 +404,7 @@ static void *work(void *userdata)
 			length += n;
 		}
 		kv_check_sequence(&w->kv, sequence, tags, length, 0);
-		must(fa_sequence_free(w->kv.client, sequence), "free");
+		must(fa_sequence_remove(w->kv.client, sequence), "free");
 	}
 	return NULL;
 }
@@ -439,7 +439,7 @@ static void test_threads(void **state)
 	must(fa_cache_info(a.client, a.cache, &after), "cache");
 	fa_check_eq(after.used_pages, before.used_pages);
 	fa_check_eq(after.sequences, before.sequences);
-	must(fa_sequence_free(a.client, parent), "free");
+	must(fa_sequence_remove(a.client, parent), "free");
 }
 
 int main(void)

@@ -203,8 +203,8 @@ static void test_same_bits(void **state)
 		check(fa_step_commit(step, NULL, NULL));
 		fa_step_free(step);
 	}
-	check(fa_sequence_free(client, sequences[0]));
-	check(fa_sequence_free(client, sequences[1]));
+	check(fa_sequence_remove(client, sequences[0]));
+	check(fa_sequence_remove(client, sequences[1]));
 }
 
 /* Without gates, it is only shorter to say; parts of a step, from any layer on. */
@@ -244,7 +244,7 @@ static void test_without_gates(void **state)
 	fa_check_eq(fa_step_attend_layers(step, &layers, &ticket), -EINVAL);
 	check(fa_step_abort(step, 0, NULL));
 	fa_step_free(step);
-	check(fa_sequence_free(client, sequence));
+	check(fa_sequence_remove(client, sequence));
 }
 
 /* All values are signalled, and the step can only be aborted. */
@@ -285,7 +285,7 @@ static void test_fails_in_the_middle(void **state)
 	expect_failed(step, &ticket, -EINVAL);
 	check(fa_sequence_info(client, sequence, &info));
 	fa_check_eq(info.length, 0);
-	check(fa_sequence_free(client, sequence));
+	check(fa_sequence_remove(client, sequence));
 }
 
 /* What the library refuses before anything is sent. */
@@ -346,7 +346,7 @@ static void test_refused(void **state)
 	}
 	check(fa_step_abort(step, 0, NULL));
 	fa_step_free(step);
-	check(fa_sequence_free(client, sequence));
+	check(fa_sequence_remove(client, sequence));
 }
 
 static void test_cancel(void **state)
@@ -369,7 +369,7 @@ static void test_cancel(void **state)
 			                       fa_test_patience_ns()));
 		check(fa_cancel(client, &ticket));
 		expect_failed(step, &ticket, -ECANCELED);
-		check(fa_sequence_free(client, sequence));
+		check(fa_sequence_remove(client, sequence));
 	}
 }
 
@@ -385,7 +385,7 @@ static void test_timeout(void **state)
 	attend.timeout_ns = 20 * FA_NS_PER_MS;
 	ticket = attend_all(step, &attend, LAYERS);
 	expect_failed(step, &ticket, -ETIMEDOUT);
-	check(fa_sequence_free(client, sequence));
+	check(fa_sequence_remove(client, sequence));
 }
 
 /* More than may be in flight is waited for, or refused. */
@@ -415,7 +415,7 @@ static void test_room(void **state)
 	check(fa_timeline_wait(timeline, 0, last_out, fa_test_patience_ns()));
 	check(fa_step_commit(step, NULL, NULL));
 	fa_step_free(step);
-	check(fa_sequence_free(client, sequence));
+	check(fa_sequence_remove(client, sequence));
 }
 
 int main(void)
