@@ -3,6 +3,7 @@
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/memfd.h"
+#include "common/text.h"
 #include "daemon/attention.h"
 #include "daemon/drain.h"
 #include "daemon/kv_messages.h"
@@ -10,7 +11,6 @@
 #include "daemon/ring.h"
 #include "daemon/server.h"
 #include "daemon/status.h"
-#include "daemon/text.h"
 #include "daemon/timeline.h"
 
 #include <errno.h>

@@ -1,9 +1,9 @@
 #include "daemon/kv_status.h"
 
+#include "common/text.h"
 #include "daemon/kv.h"
 #include "daemon/server.h"
 #include "daemon/status.h"
-#include "daemon/text.h"
 
 #include <string.h>
 

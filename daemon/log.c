@@ -1,7 +1,7 @@
 #include "daemon/log.h"
 
 #include "common/clock.h"
-#include "daemon/text.h"
+#include "common/text.h"
 
 #include <inttypes.h>
 #include <stdarg.h>

@@ -2,10 +2,10 @@
 
 #include "common/cleanup.h"
 #include "common/clock.h"
+#include "common/text.h"
 #include "daemon/kv_status.h"
 #include "daemon/ring.h"
 #include "daemon/server.h"
-#include "daemon/text.h"
 
 #include <errno.h>
 #include <fcntl.h>

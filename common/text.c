@@ -1,4 +1,4 @@
-#include "daemon/text.h"
+#include "common/text.h"
 
 #include <stdint.h>
 
