@@ -120,13 +120,22 @@ static char *absolute(const char *path)
 	return fa_steal_ptr(whole);
 }
 
+/* @given, else what the environment says; absolute; NULL if that is nothing. */
+static int take_path(const char *given, const char *variable, char **ret_path)
+{
+	const char *path = given && *given ? given : secure_getenv(variable);
+
+	if (!path || !*path)
+		return 0;
+	*ret_path = absolute(path);
+	return *ret_path ? 0 : -ENOMEM;
+}
+
 /* Everything but the connection. */
 static int client_new(const struct fa_options *options, struct fa_client **ret_client)
 {
 	static atomic_uint tags;
 	const char *name = options->name ? options->name : program_invocation_short_name;
-	const char *daemon = options->daemon && *options->daemon ? options->daemon
-	                                                         : secure_getenv("FAD_DAEMON");
 	struct fa_client *client;
 
 	client = fa_new(struct fa_client);
@@ -162,9 +171,9 @@ static int client_new(const struct fa_options *options, struct fa_client **ret_c
 	client->alive = alive_page_new();
 	client->in = aligned_alloc(8, FA_WIRE_BYTES_MAX);
 	client->out = aligned_alloc(8, FA_WIRE_BYTES_MAX);
-	if (daemon && *daemon)
-		client->daemon = absolute(daemon);
-	if (!client->in || !client->out || (daemon && *daemon && !client->daemon))
+	if (!client->in || !client->out ||
+	    take_path(options->daemon, "FAD_DAEMON", &client->daemon) < 0 ||
+	    take_path(options->config, "FAD_CONFIG", &client->config) < 0)
 		return fa_error_set(-ENOMEM, "no memory for a client");
 
 	client->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
@@ -212,6 +221,7 @@ static struct fa_client *client_free(struct fa_client *client)
 	if (client->alive)
 		(void)munmap((void *)client->alive, sizeof(uint64_t));
 	free(client->daemon);
+	free(client->config);
 	free(client->in);
 	free(client->out);
 	free(client);
@@ -269,22 +279,20 @@ static int connect_usual(struct fa_client *client, const char *socket, uint64_t 
 
 static int connect_spawned(struct fa_client *client, uint64_t deadline_ns, struct fa_error *error)
 {
+	_fa_cleanup_(fa_close_fdp) int said = -1;
 	char path[FA_SOCKET_PATH_BYTES] = "";
 	int r;
 
-	r = fa_spawn(client->daemon, path, error);
+	r = fa_spawn(client->daemon, client->config, path, error, &said);
 	if (r < 0)
 		return r;
 	r = try_path(client, path, deadline_ns, error);
-	if (r < 0)
+	if (r < 0) {
+		r = fa_spawn_explain(said, r, deadline_ns, error);
+		/* Behind its end, if it has one: it may clean up itself. */
 		fa_spawn_clean(path);
-	/* Which of the two depends on how fast it was. */
-	if (r == -ECONNREFUSED || r == -ECONNRESET)
-		return fa_fail(error, -ECONNREFUSED,
-		               "the daemon that was started ended at once; started by hand it says "
-		               "why");
-	if (r < 0)
 		return r;
+	}
 	client->spawned = true;
 	return 0;
 }

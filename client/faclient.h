@@ -115,6 +115,9 @@ struct fa_options {
 	/* How long the daemon may take to answer what it should answer at once (all but
 	 * attention) before the connection is given up; 0: 60 s; UINT64_MAX: for ever. */
 	uint64_t reply_ns;
+	/* Path of the configuration of a daemon that is spawned, as fad --config takes it; NULL:
+	 * FAD_CONFIG, else none. */
+	const char *config;
 };
 
 /*
@@ -126,7 +129,16 @@ struct fa_options {
  * $XDG_RUNTIME_DIR or /tmp. fa_socket() names it, so that other processes of this
  * user can join. It ends when its last client disconnects. If it dies before,
  * the client that started it starts it again when it reconnects.
- *   -ENOENT, -ECONNREFUSED  no daemon there, or none to start
+ *
+ * It reads fa_options.config (as it is then; with SIGHUP again) and not the system's
+ * /etc/fad/fad.conf. Without one it has the defaults: the GPU if it can use one, else the
+ * CPU; and a KV pool of at most 256 MiB, which "bytes" in [pool] of a configuration changes.
+ * If it ends before it serves, the last that it wrote to stderr stands in fa_error(). After
+ * that there is no log, unless a configuration has "log = journal" in [daemon] (then why it
+ * does not start may stand there instead). With "backend = cuda" in [daemon] it ends rather
+ * than do without a GPU, and so says why it uses none; fa_info.backend tells that it does not.
+ *   -ENOENT, -ECONNREFUSED  no daemon there, or none to start, or no such configuration, or
+ *                           it ended at once
  *   -EACCES                 the socket's mode forbids
  *   -EPROTONOSUPPORT        no common version
  *   -ETIMEDOUT              it does not answer

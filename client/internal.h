@@ -186,6 +186,7 @@ struct fa_client {
 	bool no_ring;
 	bool spawned;
 	char *daemon; /* options.daemon or FAD_DAEMON, absolute, or NULL */
+	char *config; /* options.config or FAD_CONFIG, the same */
 	char name[FA_WIRE_NAME_BYTES_MAX + 1];
 	char path[FA_SOCKET_PATH_BYTES];
 	int epoll_fd, event_fd;
@@ -460,8 +461,17 @@ void fa_cuda_cache_put(struct fa_client *client, struct fa_buffer *buffer);
 
 /*
  * Starts a daemon that listens on @path; with an empty @path in a new private
- * directory, whose socket is written there (FA_SOCKET_PATH_BYTES).
+ * directory, whose socket is written there (FA_SOCKET_PATH_BYTES). @config NULL: the
+ * defaults, whatever the system's own daemon is told. *ret_said is a descriptor of what it
+ * writes to stderr, for fa_spawn_explain(), to be closed as soon as it serves.
  */
-int fa_spawn(const char *daemon, char *path, struct fa_error *error);
+int fa_spawn(const char *daemon, const char *config, char *path, struct fa_error *error,
+             int *ret_said);
+/*
+ * It could not be connected to, for @code and @error: adds what it said last, if it ended or does
+ * not answer. Waits for its end until @deadline_ns at most. Returns @code, or -ECONNREFUSED if it
+ * ended.
+ */
+int fa_spawn_explain(int said, int code, uint64_t deadline_ns, struct fa_error *error);
 /* Removes what a spawned daemon left when it could not do so itself. */
 void fa_spawn_clean(const char *path);

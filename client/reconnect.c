@@ -113,8 +113,9 @@ static void remember_session(struct fa_client *client, const struct fa_connectio
 	client->session_lost = client->session_lost || !connection->resumed;
 }
 
-static int connect_again(struct fa_client *client, uint64_t deadline_ns, struct fa_error *error,
-                         struct fa_connection *ret_connection)
+/* *said is what the last daemon that was started says, or -1 if that was none. */
+static int try_again(struct fa_client *client, uint64_t deadline_ns, struct fa_error *error,
+                     int *said, struct fa_connection *ret_connection)
 {
 	uint64_t pause = RETRY_FIRST_NS, forbidden_until_ns = 0;
 	int r, spawns = 0;
@@ -127,7 +128,8 @@ static int connect_again(struct fa_client *client, uint64_t deadline_ns, struct 
 		                       client->out, deadline_ns, error, &connection);
 		if ((r == -ENOENT || r == -ECONNREFUSED) && client->spawned &&
 		    spawns++ < SPAWNS_MAX) {
-			r = fa_spawn(client->daemon, client->path, error);
+			fa_close_fdp(said);
+			r = fa_spawn(client->daemon, client->config, client->path, error, said);
 			if (r < 0)
 				return r;
 			continue;
@@ -151,6 +153,16 @@ static int connect_again(struct fa_client *client, uint64_t deadline_ns, struct 
 		(void)nanosleep(&sleep, NULL);
 		pause = pause * 2 < RETRY_LAST_NS ? pause * 2 : RETRY_LAST_NS;
 	}
+}
+
+static int connect_again(struct fa_client *client, uint64_t deadline_ns, struct fa_error *error,
+                         struct fa_connection *ret_connection)
+{
+	_fa_cleanup_(fa_close_fdp) int said = -1;
+	int r;
+
+	r = try_again(client, deadline_ns, error, &said, ret_connection);
+	return r < 0 && said >= 0 ? fa_spawn_explain(said, r, deadline_ns, error) : r;
 }
 
 /* ---- with the mutex */

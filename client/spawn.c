@@ -2,10 +2,17 @@
  * Starting a daemon of the program's own: a private directory, a socket that
  * listens there before the daemon runs (so that a connection made at once waits
  * for it), and a process that is no child of the caller's and has nothing of it
- * but that socket. Between fork and exec only async-signal-safe calls are made,
- * as other threads of the caller may hold any lock.
+ * but that socket and a pipe. Between fork and exec only async-signal-safe calls
+ * are made, as other threads of the caller may hold any lock.
+ *
+ * The pipe is its stderr, so that one that does not start can be asked why. It is
+ * read once the connection has failed, and closed as soon as there is one: its end
+ * in the daemon does not block, and SIGPIPE is ignored there, so that a daemon
+ * which writes more than anybody reads, or outlives its reader, loses those lines
+ * and nothing else.
  */
 #include "client/internal.h"
+#include "common/text.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -22,6 +29,15 @@
 #define DIRECTORY_PREFIX "/fad-XXXXXX"
 #define SOCKET_NAME "/fad.sock"
 #define BACKLOG 128
+
+#define NO_CONFIG "/dev/null"
+
+/* What a daemon writes at last is among so many bytes; and that it ends takes it no longer
+ * than this, once it has let go of its socket. */
+#define SAID_BYTES 4096
+#define SAID_NS (2 * FA_NS_PER_SEC)
+/* Of what is left of it and never ends, so much is looked at. */
+#define SAID_READS 4096
 
 #define LISTEN_FD 3
 #define REPORT_FD 4
@@ -70,6 +86,22 @@ static int find_program(const char *daemon, char *ret_program, struct fa_error *
 	return fa_fail(error, -ENOENT,
 	               "cannot start a daemon: there is no fad at " FAD_DAEMON_PATH
 	               " or on PATH; FAD_DAEMON or fa_options.daemon may name it");
+}
+
+/* @config, which is good in "/", or in @resolved (PATH_MAX bytes) a path that is. */
+static int take_config(const char *config, char *resolved, struct fa_error *error,
+                       const char **ret_config)
+{
+	if (!config) {
+		*ret_config = NO_CONFIG;
+		return 0;
+	}
+	if (!realpath(config, resolved))
+		return fa_fail(error, -errno, "cannot start a daemon: its configuration %.160s: %s",
+		               config, strerror(errno));
+	/* A link stays one: it may lead elsewhere when the daemon reads it again. */
+	*ret_config = *config == '/' ? config : resolved;
+	return 0;
 }
 
 /* ---- where it listens */
@@ -178,6 +210,7 @@ static void close_from(unsigned int first, unsigned int limit)
 		(void)close((int)fd);
 }
 
+/* The default, but for the one that comes when nobody reads what is said. */
 static void default_signals(void)
 {
 	struct sigaction action = { .sa_handler = SIG_DFL };
@@ -185,51 +218,58 @@ static void default_signals(void)
 
 	for (int i = 1; i < NSIG; ++i)
 		(void)sigaction(i, &action, NULL);
+	action.sa_handler = SIG_IGN;
+	(void)sigaction(SIGPIPE, &action, NULL);
 	sigemptyset(&none);
 	(void)sigprocmask(SIG_SETMASK, &none, NULL);
 }
 
-__attribute__((noreturn)) static void run_daemon(const char *program, char **argv,
-                                                 char **environment, int listen_fd, int report_fd,
-                                                 unsigned int limit)
+/* What the process is made of. */
+struct start {
+	const char *program;
+	char **argv, **environment;
+	int listen_fd, report_fd, said_fd;
+	unsigned int limit; /* of descriptors */
+};
+
+__attribute__((noreturn)) static void run_daemon(const struct start *start)
 {
-	int null;
+	int null, listen_fd, report_fd, said_fd;
 
 	/* Out of the way of the numbers they are to have. */
-	listen_fd = fcntl(listen_fd, F_DUPFD, FIRST_FREE_FD);
-	report_fd = fcntl(report_fd, F_DUPFD, FIRST_FREE_FD);
+	report_fd = fcntl(start->report_fd, F_DUPFD, FIRST_FREE_FD);
 	if (report_fd < 0)
 		_exit(127);
-	null = open("/dev/null", O_RDWR);
-	if (listen_fd < 0 || null < 0 || dup2(null, 0) < 0 || dup2(null, 1) < 0 ||
-	    dup2(null, 2) < 0 || dup2(listen_fd, LISTEN_FD) < 0)
+	listen_fd = fcntl(start->listen_fd, F_DUPFD, FIRST_FREE_FD);
+	said_fd = listen_fd < 0 ? -1 : fcntl(start->said_fd, F_DUPFD, FIRST_FREE_FD);
+	null = said_fd < 0 ? -1 : open("/dev/null", O_RDWR);
+	if (null < 0 || dup2(null, 0) < 0 || dup2(null, 1) < 0 || dup2(said_fd, 2) < 0 ||
+	    dup2(listen_fd, LISTEN_FD) < 0)
 		report(report_fd, errno);
 	/* Closed by exec, which tells the caller that it worked. */
 	if (dup3(report_fd, REPORT_FD, O_CLOEXEC) < 0)
 		report(report_fd, errno);
-	close_from(REPORT_FD + 1, limit);
+	close_from(REPORT_FD + 1, start->limit);
 	if (chdir("/") < 0)
 		report(REPORT_FD, errno);
 	default_signals();
-	execve(program, argv, environment);
+	execve(start->program, start->argv, start->environment);
 	report(REPORT_FD, errno);
 	_exit(127);
 }
 
 /* A session of its own, and a parent that ends at once: init is left with it. */
-__attribute__((noreturn)) static void run_between(const char *program, char **argv,
-                                                  char **environment, int listen_fd, int report_fd,
-                                                  unsigned int limit)
+__attribute__((noreturn)) static void run_between(const struct start *start)
 {
 	pid_t pid;
 
 	if (setsid() < 0)
-		report(report_fd, errno);
+		report(start->report_fd, errno);
 	pid = _Fork();
 	if (pid < 0)
-		report(report_fd, errno);
+		report(start->report_fd, errno);
 	if (!pid)
-		run_daemon(program, argv, environment, listen_fd, report_fd, limit);
+		run_daemon(start);
 	_exit(0);
 }
 
@@ -237,7 +277,8 @@ __attribute__((noreturn)) static void run_between(const char *program, char **ar
  * its own, the strings are the caller's; NULL if there is no memory. */
 static char **make_environment(void)
 {
-	static const char *const not_ours[] = { "NOTIFY_SOCKET=", "LISTEN_", "WATCHDOG_" };
+	static const char *const not_ours[] = { "NOTIFY_SOCKET=", "LISTEN_", "WATCHDOG_",
+		                                "JOURNAL_STREAM=" };
 	size_t n = 0, kept = 0;
 	char **environment;
 
@@ -255,37 +296,60 @@ static char **make_environment(void)
 	return environment;
 }
 
-/* With the defaults, whatever the system's own daemon is told. */
-static int start(const char *program, const char *path, int listen_fd, struct fa_error *error)
+static int open_pipe(int flags, int *ret_read_end, int *ret_write_end)
+{
+	int ends[2];
+
+	if (pipe2(ends, O_CLOEXEC | flags) < 0)
+		return -errno;
+	*ret_read_end = ends[0];
+	*ret_write_end = ends[1];
+	return 0;
+}
+
+static int start(const char *program, const char *config, const char *path, int listen_fd,
+                 struct fa_error *error, int *ret_said)
 {
 	char listen_number[] = { '0' + LISTEN_FD, '\0' };
-	char *argv[] = { "fad",      "--listen-fd", listen_number,
-		         "--config", "/dev/null",   "--exit-when-idle",
-		         "--socket", (char *)path,  NULL };
+	char *argv[] = { "fad",      "--listen-fd",  listen_number,
+		         "--config", (char *)config, "--exit-when-idle",
+		         "--socket", (char *)path,   NULL };
 	_fa_cleanup_(fa_freep) char **environment = NULL;
 	_fa_cleanup_(fa_close_fdp) int read_end = -1;
 	_fa_cleanup_(fa_close_fdp) int write_end = -1;
+	_fa_cleanup_(fa_close_fdp) int said = -1;
+	_fa_cleanup_(fa_close_fdp) int said_end = -1;
+	struct start start;
 	sigset_t all, before;
 	struct rlimit limit;
-	int ends[2], code = 0;
+	int r, code = 0;
 	ssize_t n;
 	pid_t pid;
 
-	if (pipe2(ends, O_CLOEXEC) < 0 || getrlimit(RLIMIT_NOFILE, &limit) < 0)
-		return fa_fail(error, -errno, "cannot start a daemon: %m");
-	read_end = ends[0];
-	write_end = ends[1];
+	r = open_pipe(0, &read_end, &write_end);
+	if (r >= 0)
+		r = open_pipe(O_NONBLOCK, &said, &said_end);
+	if (r >= 0 && getrlimit(RLIMIT_NOFILE, &limit) < 0)
+		r = -errno;
+	if (r < 0)
+		return fa_fail(error, r, "cannot start a daemon: %s", strerror(-r));
 	environment = make_environment();
 	if (!environment)
 		return fa_fail(error, -ENOMEM, "cannot start a daemon: no memory");
+	start = (struct start){ .program = program,
+		                .argv = argv,
+		                .environment = environment,
+		                .listen_fd = listen_fd,
+		                .report_fd = write_end,
+		                .said_fd = said_end,
+		                .limit = (unsigned int)limit.rlim_cur };
 
 	/* Handlers of the caller's are not to run in the child. */
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	pid = fork();
 	if (!pid)
-		run_between(program, argv, environment, listen_fd, write_end,
-		            (unsigned int)limit.rlim_cur);
+		run_between(&start);
 	code = pid < 0 ? errno : 0;
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	if (pid < 0)
@@ -301,24 +365,121 @@ static int start(const char *program, const char *path, int listen_fd, struct fa
 	if (n == (ssize_t)sizeof(code))
 		return fa_fail(error, -code, "cannot start a daemon: %.180s: %s", program,
 		               strerror(code));
+	*ret_said = fa_steal_fd(&said);
 	return 0;
 }
 
-int fa_spawn(const char *daemon, char *path, struct fa_error *error)
+int fa_spawn(const char *daemon, const char *config, char *path, struct fa_error *error,
+             int *ret_said)
 {
 	_fa_cleanup_(fa_close_fdp) int listen_fd = -1;
-	char program[PATH_MAX];
+	char program[PATH_MAX], resolved[PATH_MAX];
 	int r;
 
 	r = find_program(daemon, program, error);
+	if (r >= 0)
+		r = take_config(config, resolved, error, &config);
 	if (r < 0)
 		return r;
 	r = listen_at(path, error, &listen_fd);
 	if (r >= 0)
-		r = start(program, path, listen_fd, error);
+		r = start(program, config, path, listen_fd, error, ret_said);
 	/* Nobody runs there, though the process that did not become a daemon may not
 	 * have let go of the socket yet. */
 	if (r < 0 && *path)
 		remove_place(path);
 	return r;
+}
+
+/* ---- why it did not start */
+
+/* The end of what comes out of @fd until its other end is closed, or @deadline_ns. */
+static size_t read_end_of(int fd, uint64_t deadline_ns, char *ret_text, size_t size)
+{
+	size_t used = 0;
+
+	for (unsigned int i = 0; i < SAID_READS; ++i) {
+		ssize_t n;
+
+		if (used == size) {
+			used = size / 2;
+			memmove(ret_text, ret_text + size - used, used);
+		}
+		n = read(fd, ret_text + used, size - used);
+		if (n > 0)
+			used += (size_t)n;
+		else if (!n || (errno != EAGAIN && errno != EINTR))
+			return used;
+		else if (fa_poll(fd, POLLIN, deadline_ns) < 0 && fa_now_ns() >= deadline_ns)
+			return used;
+	}
+	return used;
+}
+
+static bool skip(const char **line, size_t *length, const char *prefix)
+{
+	size_t n = strlen(prefix);
+
+	if (*length < n || memcmp(*line, prefix, n) != 0)
+		return false;
+	*line += n;
+	*length -= n;
+	return true;
+}
+
+/* Of @text the last line that tells an error, else the last that is not empty; @ret_length 0 if
+ * there is none. Without what the log puts in front. */
+static bool find_reason(const char *text, size_t length, const char **ret_line, size_t *ret_length)
+{
+	*ret_line = text;
+	*ret_length = 0;
+	while (length) {
+		const char *newline = memrchr(text, '\n', length);
+		const char *line = newline ? newline + 1 : text;
+		size_t n = length - (size_t)(line - text);
+
+		length = newline ? (size_t)(newline - text) : 0;
+		(void)skip(&line, &n, "fad: ");
+		if (skip(&line, &n, "error: ")) {
+			*ret_line = line;
+			*ret_length = n;
+			return true;
+		}
+		if (n && !*ret_length) {
+			*ret_line = line;
+			*ret_length = n;
+		}
+	}
+	return false;
+}
+
+int fa_spawn_explain(int said, int code, uint64_t deadline_ns, struct fa_error *error)
+{
+	/* Which of these depends on how fast it was. */
+	const bool ended = code == -ENOENT || code == -ECONNREFUSED || code == -ECONNRESET;
+	uint64_t until_ns = ended ? fa_deadline_ns(SAID_NS) : 0;
+	size_t length, used;
+	char text[SAID_BYTES];
+	const char *line;
+	bool is_error;
+
+	if (!ended && code != -ETIMEDOUT)
+		return code;
+	length = read_end_of(said, until_ns < deadline_ns ? until_ns : deadline_ns, text,
+	                     sizeof(text));
+	is_error = find_reason(text, length, &line, &length);
+	if (ended)
+		code = fa_fail(error, -ECONNREFUSED, "the daemon that was started ended at once%s",
+		               is_error ? ": "
+		               : length ? ""
+		                        : " and said nothing");
+	if (!length)
+		return code;
+	used = strlen(error->text);
+	if (!is_error || !ended)
+		used += (size_t)snprintf(error->text + used, sizeof(error->text) - used,
+		                         "; it said last: ");
+	if (used < sizeof(error->text))
+		fa_text_clean(line, length, error->text + used, sizeof(error->text) - used);
+	return code;
 }

@@ -40,7 +40,8 @@ class Sized(ctypes.Structure):
 class Options(Sized):
     _fields_ = [("size", c_uint32), ("flags", c_uint32), ("socket", c_char_p),
                 ("name", c_char_p), ("daemon", c_char_p), ("connect_ns", c_uint64),
-                ("reconnect_ns", c_uint64), ("spin_ns", c_uint64), ("reply_ns", c_uint64)]
+                ("reconnect_ns", c_uint64), ("spin_ns", c_uint64), ("reply_ns", c_uint64),
+                ("config", c_char_p)]
 
 
 class Tensor(ctypes.Structure):

@@ -42,6 +42,7 @@ int main(void)
 	FIELD(fa_options, reconnect_ns);
 	FIELD(fa_options, spin_ns);
 	FIELD(fa_options, reply_ns);
+	FIELD(fa_options, config);
 	STRUCT(fa_tensor);
 	FIELD(fa_tensor, buffer);
 	FIELD(fa_tensor, offset);

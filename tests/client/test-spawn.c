@@ -2,13 +2,11 @@
 #include "client/faclient.h"
 #include "common/cleanup.h"
 #include "tests/client/fake.h"
+#include "tests/client/own.h"
 #include "tests/lib/check.h"
-#include "tests/lib/dir.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <jansson.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -17,138 +15,22 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
-static char runtime[64]; /* XDG_RUNTIME_DIR of these tests */
-
-static int setup(void **state)
-{
-	if (!getenv("FAD_DAEMON"))
-		exit(77);
-	fa_test_dir_make(runtime, sizeof(runtime));
-	setenv("XDG_RUNTIME_DIR", runtime, 1);
-	unsetenv("FAD_SOCKET");
-	return 0;
-}
-
-static int teardown(void **state)
-{
-	return rmdir(runtime);
-}
-
-/* Orphans come to this process, so that their end can be seen. */
-static void adopt_orphans(bool adopt)
-{
-	fa_check(!prctl(PR_SET_CHILD_SUBREAPER, adopt, 0, 0, 0));
-}
-
-static int count_entries(const char *path)
-{
-	DIR *dir = opendir(path);
-	int n = 0;
-
-	fa_check(dir);
-	for (struct dirent *entry; (entry = readdir(dir));)
-		n += entry->d_name[0] != '.';
-	closedir(dir);
-	return n;
-}
-
-static struct fa_client *spawn(void)
-{
-	struct fa_options options = { .size = sizeof(options), .flags = FA_CONNECT_PRIVATE };
-	struct fa_client *client;
-	int r;
-
-	options.connect_ns = fa_test_patience_ns();
-	options.reconnect_ns = fa_test_patience_ns();
-	r = fa_connect(&options, &client);
-	if (r < 0)
-		fa_test_fail(__FILE__, __LINE__, "%d: %s", r, fa_error());
-	return client;
-}
-
-static pid_t daemon_pid(struct fa_client *client)
-{
-	json_t *status;
-	pid_t pid;
-	char *json;
-
-	fa_check_eq(fa_status(client, &json), 0);
-	status = json_loads(json, 0, NULL);
-	fa_check(status);
-	pid = (pid_t)json_integer_value(json_object_get(status, "pid"));
-	fa_check(pid > 0);
-	json_decref(status);
-	free(json);
-	return pid;
-}
-
-/* A line of /proc/PID/status, after its name and colon. */
-static char *proc_status(pid_t pid, const char *name)
-{
-	static char line[256];
-	char path[64];
-	FILE *file;
-
-	snprintf(path, sizeof(path), "/proc/%d/status", pid);
-	file = fopen(path, "re");
-	fa_check(file);
-	while (fgets(line, sizeof(line), file))
-		if (!strncmp(line, name, strlen(name))) {
-			fclose(file);
-			return line + strlen(name) + 1;
-		}
-	fclose(file);
-	fa_test_fail(__FILE__, __LINE__, "no %s in %s", name, path);
-	return NULL;
-}
-
-static bool has_open(pid_t pid, const char *part)
-{
-	char path[64], target[256];
-	bool found = false;
-	DIR *dir;
-
-	snprintf(path, sizeof(path), "/proc/%d/fd", pid);
-	dir = opendir(path);
-	fa_check(dir);
-	for (struct dirent *entry; (entry = readdir(dir));) {
-		ssize_t n = readlinkat(dirfd(dir), entry->d_name, target, sizeof(target) - 1);
-
-		if (n < 0)
-			continue;
-		target[n] = '\0';
-		found = found || strstr(target, part);
-	}
-	closedir(dir);
-	return found;
-}
-
-/* The daemon has ended well and nothing is left of it. */
-static void check_end(pid_t pid)
-{
-	int status = -1;
-
-	fa_check_eventually(waitpid(pid, &status, WNOHANG) == pid);
-	fa_check_eq(status, 0);
-	fa_check_eq(count_entries(runtime), 0);
-}
-
 static void test_life(void **state)
 {
 	int inherited = memfd_create("never-inherit-this", 0), before = fa_test_count_fds(0);
 	struct sigaction ignore = { .sa_handler = SIG_IGN }, old;
-	char dir[128];
+	char dir[128], path[64], pipe[64];
 	sigset_t usr1, mask;
 	struct fa_client *client, *other;
 	struct fa_options options = { .size = sizeof(options) };
 	struct stat st;
+	ssize_t n;
 	pid_t pid;
 
 	/* What a program may have done to its signals. */
@@ -156,25 +38,33 @@ static void test_life(void **state)
 	sigaddset(&usr1, SIGUSR1);
 	fa_check(!sigprocmask(SIG_BLOCK, &usr1, NULL));
 	fa_check(!sigaction(SIGUSR2, &ignore, &old));
-	adopt_orphans(true);
-	client = spawn();
-	adopt_orphans(false);
+	own_adopt_orphans(true);
+	client = own_spawn(NULL, NULL);
+	own_adopt_orphans(false);
 
 	/* A private place. */
-	fa_check(!strncmp(fa_socket(client), runtime, strlen(runtime)));
+	fa_check(!strncmp(fa_socket(client), own_runtime, strlen(own_runtime)));
 	snprintf(dir, sizeof(dir), "%s", fa_socket(client));
 	*strrchr(dir, '/') = '\0';
 	fa_check(!stat(dir, &st));
 	fa_check_eq(st.st_mode & 0777, 0700);
 
 	/* A process that has nothing of ours. */
-	pid = daemon_pid(client);
-	fa_check(inherited >= 0 && has_open(getpid(), "never-inherit-this"));
-	fa_check(!has_open(pid, "never-inherit-this"));
-	fa_check(has_open(pid, "/dev/null"));
+	pid = own_pid(client);
+	fa_check(inherited >= 0 && own_count_open(getpid(), "never-inherit-this"));
+	fa_check(!own_count_open(pid, "never-inherit-this"));
+	fa_check(own_count_open(pid, "/dev/null"));
+	/* And a pipe, whose other end is gone. */
+	snprintf(path, sizeof(path), "/proc/%d/fd/2", pid);
+	n = readlink(path, pipe, sizeof(pipe) - 1);
+	fa_check(n > 0);
+	pipe[n] = '\0';
+	fa_check_contains(pipe, "pipe:");
+	fa_check_eq(own_count_open(pid, pipe), 1);
+	fa_check_eq(own_count_open(getpid(), pipe), 0);
 	fa_check_eq(getsid(pid) == getsid(0), 0);
-	fa_check_eq(strtoull(proc_status(pid, "SigBlk"), NULL, 16) & 1ull << (SIGUSR1 - 1), 0);
-	fa_check_eq(strtoull(proc_status(pid, "SigIgn"), NULL, 16) & 1ull << (SIGUSR2 - 1), 0);
+	fa_check_eq(strtoull(own_proc_status(pid, "SigBlk"), NULL, 16) & 1ull << (SIGUSR1 - 1), 0);
+	fa_check_eq(strtoull(own_proc_status(pid, "SigIgn"), NULL, 16) & 1ull << (SIGUSR2 - 1), 0);
 	/* And our signals are as they were. */
 	fa_check(!sigprocmask(SIG_BLOCK, NULL, &mask));
 	fa_check_eq(sigismember(&mask, SIGUSR1), 1);
@@ -186,9 +76,9 @@ static void test_life(void **state)
 	fa_disconnect(client);
 	fa_test_sleep_ms(100);
 	fa_check_eq(fa_ping(other), 0);
-	fa_check_eq(daemon_pid(other), pid);
+	fa_check_eq(own_pid(other), pid);
 	fa_disconnect(other);
-	check_end(pid);
+	own_check_end(pid);
 
 	fa_check(!sigaction(SIGUSR2, &old, NULL));
 	fa_check(!sigprocmask(SIG_UNBLOCK, &usr1, NULL));
@@ -199,20 +89,20 @@ static void test_life(void **state)
 /* No process of it is the caller's to reap. */
 static void test_no_child(void **state)
 {
-	struct fa_client *client = spawn();
-	pid_t pid = daemon_pid(client);
+	struct fa_client *client = own_spawn(NULL, NULL);
+	pid_t pid = own_pid(client);
 
 	fa_check_eq(waitpid(-1, NULL, WNOHANG), -1);
 	fa_check_eq(errno, ECHILD);
-	fa_check(atoi(proc_status(pid, "PPid")) != getpid());
+	fa_check(atoi(own_proc_status(pid, "PPid")) != getpid());
 	fa_disconnect(client);
-	fa_check_eventually(count_entries(runtime) == 0);
+	fa_check_eventually(own_count_entries(own_runtime) == 0);
 }
 
 /* It outlives the process that started it, as long as somebody else uses it. */
 static int start_and_leave(void *userdata)
 {
-	struct fa_client *client = spawn();
+	struct fa_client *client = own_spawn(NULL, NULL);
 	char path[108] = "";
 
 	strcpy(path, fa_socket(client));
@@ -231,20 +121,20 @@ static void test_outlives(void **state)
 	int ends[2];
 
 	fa_check(!pipe2(ends, O_CLOEXEC));
-	adopt_orphans(true);
+	own_adopt_orphans(true);
 	starter = fa_test_fork(start_and_leave, &ends[1]);
 	fa_check_eq(read(ends[0], path, sizeof(path)), sizeof(path));
 	options.socket = path;
 	fa_check_eq(fa_connect(&options, &client), 0);
-	pid = daemon_pid(client);
+	pid = own_pid(client);
 	fa_check(!kill(starter, SIGKILL));
 	fa_check_eq(WTERMSIG(fa_test_reap(starter)), SIGKILL);
 	fa_test_sleep_ms(100);
 	fa_check_eq(fa_ping(client), 0);
-	fa_check_eq(daemon_pid(client), pid);
+	fa_check_eq(own_pid(client), pid);
 	fa_disconnect(client);
-	check_end(pid);
-	adopt_orphans(false);
+	own_check_end(pid);
+	own_adopt_orphans(false);
 	close(ends[0]);
 	close(ends[1]);
 }
@@ -258,10 +148,10 @@ static void test_killed(void **state)
 	char path[108];
 	pid_t pid, next;
 
-	adopt_orphans(true);
-	client = spawn();
+	own_adopt_orphans(true);
+	client = own_spawn(NULL, NULL);
 	strcpy(path, fa_socket(client));
-	pid = daemon_pid(client);
+	pid = own_pid(client);
 	fa_check_eq(fa_buffer_new(client, 4096, 0, &buffer), 0);
 	strcpy(fa_buffer_data(buffer), "kept");
 	fa_check_eq(fa_info(client, &info), 0);
@@ -271,7 +161,7 @@ static void test_killed(void **state)
 	fa_check_eq(WTERMSIG(fa_test_reap(pid)), SIGKILL);
 	fa_check_eq(fa_client_state(client), FA_CLIENT_LOST);
 	fa_check_eq(fa_ping(client), 0);
-	next = daemon_pid(client);
+	next = own_pid(client);
 	fa_check(next != pid);
 	assert_string_equal(fa_socket(client), path);
 	fa_check_contains((char *)fa_buffer_data(buffer), "kept");
@@ -284,16 +174,16 @@ static void test_killed(void **state)
 	fa_test_reap(next);
 	fa_check_eq(fa_client_state(client), FA_CLIENT_LOST);
 	fa_disconnect(client);
-	fa_check_eq(count_entries(runtime), 0);
+	fa_check_eq(own_count_entries(own_runtime), 0);
 
 	/* The same, and nobody has noticed. */
-	client = spawn();
-	pid = daemon_pid(client);
+	client = own_spawn(NULL, NULL);
+	pid = own_pid(client);
 	fa_check(!kill(pid, SIGKILL));
 	fa_test_reap(pid);
 	fa_disconnect(client);
-	fa_check_eq(count_entries(runtime), 0);
-	adopt_orphans(false);
+	fa_check_eq(own_count_entries(own_runtime), 0);
+	own_adopt_orphans(false);
 }
 
 /* A program that goes elsewhere finds its daemon again, whatever path it was told. */
@@ -304,7 +194,7 @@ static void test_relative(void **state)
 	char *name = strrchr(program, '/');
 
 	*name++ = '\0';
-	adopt_orphans(true);
+	own_adopt_orphans(true);
 	for (int i = 0; i < 2; ++i) {
 		struct fa_options options = { .size = sizeof(options),
 			                      .flags = FA_CONNECT_PRIVATE,
@@ -318,45 +208,26 @@ static void test_relative(void **state)
 		fa_check(!chdir(program));
 		fa_check(!setenv("FAD_DAEMON", i ? name : "/nonexistent/fad", 1));
 		fa_check_eq(fa_connect(&options, &client), 0);
-		fa_check(!chdir(runtime));
-		known.socket = fa_socket(client) + strlen(runtime) + 1;
+		fa_check(!chdir(own_runtime));
+		known.socket = fa_socket(client) + strlen(own_runtime) + 1;
 		fa_check_eq(fa_connect(&known, &other), 0);
 		assert_string_equal(fa_socket(other), fa_socket(client));
 
 		fa_check(!chdir("/"));
-		pid = daemon_pid(client);
+		pid = own_pid(client);
 		fa_check(!kill(pid, SIGKILL));
 		fa_test_reap(pid);
 		fa_check_eq(fa_client_state(client), FA_CLIENT_LOST);
 		fa_check_eq(fa_ping(client), 0);
-		pid = daemon_pid(client);
+		pid = own_pid(client);
 		fa_check_eq(fa_client_state(other), FA_CLIENT_LOST);
 		fa_check_eq(fa_ping(other), 0);
 		fa_disconnect(client);
 		fa_disconnect(other);
-		check_end(pid);
+		own_check_end(pid);
 	}
 	fa_check(!setenv("FAD_DAEMON", kept, 1));
-	adopt_orphans(false);
-}
-
-static void expect_failure(const char *daemon, int code, const char *part)
-{
-	struct fa_options options = { .size = sizeof(options),
-		                      .flags = FA_CONNECT_PRIVATE,
-		                      .daemon = daemon };
-	int before = fa_test_count_fds(0);
-	struct fa_client *client;
-	int r;
-
-	r = fa_connect(&options, &client);
-	if (r != code)
-		fa_test_fail(__FILE__, __LINE__, "%s: %d instead of %d: %s", daemon, r, code,
-		             fa_error());
-	fa_check_contains(fa_error(), part);
-	fa_check_eq(count_entries(runtime), 0);
-	fa_check_eq(fa_test_count_fds(0), before);
-	fa_check_eq(waitpid(-1, NULL, WNOHANG), -1);
+	own_adopt_orphans(false);
 }
 
 static void test_failures(void **state)
@@ -370,16 +241,16 @@ static void test_failures(void **state)
 	fa_check_eq(write(fd, "nonsense\n", 9), 9);
 	close(fd);
 
-	expect_failure("/nonexistent/fad", -ENOENT, "/nonexistent/fad");
-	expect_failure("/tmp", -EACCES, "/tmp");
+	own_expect_failure("/nonexistent/fad", NULL, -ENOENT, "/nonexistent/fad");
+	own_expect_failure("/tmp", NULL, -EACCES, "/tmp");
 	fa_check(!chmod(path, 0644));
-	expect_failure(path, -EACCES, path);
+	own_expect_failure(path, NULL, -EACCES, path);
 	fa_check(!chmod(path, 0755));
-	expect_failure(path, -ENOEXEC, path);
+	own_expect_failure(path, NULL, -ENOEXEC, path);
 	/* Programs that start and end. */
-	expect_failure("/bin/true", -ECONNREFUSED, "ended at once");
+	own_expect_failure("/bin/true", NULL, -ECONNREFUSED, "ended at once and said nothing");
 	setenv("FAD_DAEMON", "/nonexistent/too", 1);
-	expect_failure(NULL, -ENOENT, "/nonexistent/too");
+	own_expect_failure(NULL, NULL, -ENOENT, "/nonexistent/too");
 
 	setenv("FAD_DAEMON", kept, 1);
 	unlink(path);
@@ -407,13 +278,13 @@ static void test_not_needed(void **state)
 	fa_check_eq(fa_connect(&options, &client), 0);
 	fa_check_eq(fa_ping(client), 0);
 	fa_disconnect(client);
-	fa_check_eventually(count_entries(runtime) == 0);
+	fa_check_eventually(own_count_entries(own_runtime) == 0);
 }
 
 /* Several threads at once, each with a daemon of its own. */
 static void *spawn_one(void *userdata)
 {
-	struct fa_client *client = spawn();
+	struct fa_client *client = own_spawn(NULL, NULL);
 
 	fa_check_eq(fa_ping(client), 0);
 	fa_disconnect(client);
@@ -428,7 +299,7 @@ static void test_many(void **state)
 		fa_check(!pthread_create(&threads[i], NULL, spawn_one, NULL));
 	for (int i = 0; i < 4; ++i)
 		pthread_join(threads[i], NULL);
-	fa_check_eventually(count_entries(runtime) == 0);
+	fa_check_eventually(own_count_entries(own_runtime) == 0);
 }
 
 int main(void)
@@ -440,5 +311,5 @@ int main(void)
 		cmocka_unit_test(test_not_needed), cmocka_unit_test(test_many),
 	};
 
-	return cmocka_run_group_tests_name("spawn", tests, setup, teardown);
+	return cmocka_run_group_tests_name("spawn", tests, own_setup, own_teardown);
 }
