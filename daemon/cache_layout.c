@@ -120,7 +120,7 @@ int fa_cache_layout_init(const struct fa_cache_geometry *geometry, uint64_t chun
 	if (!n)
 		return fa_fail(error, -EINVAL,
 		               "a page takes %" PRIu64 " bytes in all layers; expected at most "
-		               "%" PRIu64 ", the chunk of this pool",
+		               "%" PRIu64 ", the chunk of this pool ([pool] chunk_bytes)",
 		               layout.page_bytes, chunk_bytes);
 	if (n > max_pages)
 		n = max_pages;

@@ -20,8 +20,7 @@
 #define CHUNK_BYTES_MIN ((uint64_t)64 << 10)
 #define CHUNK_BYTES_MAX ((uint64_t)4 << 30)
 #define GRACE_S_MAX (24 * 60 * 60)
-/* The pool of a daemon that a client has for itself. */
-#define POOL_BYTES_OWN ((uint64_t)256 << 20)
+#define POOL_BYTES_OWN ((uint64_t)FA_CONFIG_POOL_OWN_MIB << 20)
 
 /* A number that some field of struct fa_limits takes. */
 struct limit_field {

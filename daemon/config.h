@@ -13,6 +13,9 @@
 
 #define FA_CONFIG_PATH "/etc/fad/fad.conf"
 
+/* The pool of a daemon that is somebody's own has at most so much, if nothing is configured. */
+#define FA_CONFIG_POOL_OWN_MIB 256
+
 struct fa_config {
 	char *socket; /* NULL: the usual place */
 	mode_t mode;

@@ -394,8 +394,8 @@ static uint64_t choose_chunk_bytes(uint64_t bytes)
 	return chunk < CHUNK_BYTES_MIN ? CHUNK_BYTES_MIN : chunk;
 }
 
-/* Bytes that it may have, as it is configured. */
-static uint64_t wanted_bytes(const struct fa_kv *kv)
+/* Bytes that it may have, as it is configured, of a daemon that is somebody's @own or not. */
+static uint64_t wanted_bytes(const struct fa_kv *kv, bool own)
 {
 	const struct fa_server *server = kv->server;
 	struct fa_pool_info info = {};
@@ -406,7 +406,7 @@ static uint64_t wanted_bytes(const struct fa_kv *kv)
 	server->ops->describe(server->device, &device);
 	return fa_config_pool_bytes(&server->config, device.memory_bytes, device.memory_free_bytes,
 	                            kv->pool ? info.chunks * fa_pool_chunk_bytes(kv->pool) : 0,
-	                            server->exit_when_idle);
+	                            own);
 }
 
 /* Chunks that a pool of @chunks can ever have: with another configuration, more. What it
@@ -435,7 +435,7 @@ static int make_pool(struct fa_kv *kv, struct fa_error *error)
 	const struct fa_config *config = &server->config;
 	struct fa_pool_config pool = { .chunk_bytes = config->pool_chunk_bytes };
 	_fa_cleanup_(fa_close_fdp) int fd = -1;
-	const uint64_t bytes = wanted_bytes(kv);
+	const uint64_t bytes = wanted_bytes(kv, server->exit_when_idle);
 	uint64_t chunks;
 	int r;
 
@@ -530,7 +530,9 @@ static void welcome_back(struct fa_kv *kv)
 /* Says how large it may be from now on. */
 static void set_size(struct fa_kv *kv)
 {
-	const uint64_t wanted = wanted_bytes(kv) / fa_pool_chunk_bytes(kv->pool);
+	const bool own = kv->server->exit_when_idle;
+	const uint64_t bytes = wanted_bytes(kv, own);
+	const uint64_t wanted = bytes / fa_pool_chunk_bytes(kv->pool);
 	struct fa_pool_info info;
 	char more[128] = "";
 
@@ -541,6 +543,13 @@ static void set_size(struct fa_kv *kv)
 		         ", not the %" PRIu64 " that are wanted: that takes a new pool", wanted);
 	else
 		kv->chunks_max = (uint32_t)wanted;
+	/* Nobody configured that, so whom it stops has not heard of it. */
+	snprintf(kv->remedy, sizeof(kv->remedy),
+	         "; a daemon that a program starts for itself has at most %d MiB, unless [pool] "
+	         "bytes in its configuration (FAD_CONFIG) says more",
+	         FA_CONFIG_POOL_OWN_MIB);
+	fa_pool_remedy_set(kv->pool, kv->chunks_max,
+	                   own && wanted_bytes(kv, false) > bytes ? kv->remedy : NULL);
 	if (info.chunks > kv->chunks_max)
 		snprintf(more, sizeof(more), "; it has %" PRIu32 ", of which empty ones go",
 		         info.chunks);

@@ -46,6 +46,7 @@ struct fa_kv {
 	uint32_t grow_failed;   /* chunks there were when the device had no more memory */
 	uint64_t grow_again_ns; /* ... and when it is asked again */
 	bool lost;              /* it did not grow as the device is lost */
+	char remedy[160];       /* of a pool that is exhausted */
 	uint64_t last_step;     /* number */
 	uv_timer_t timer;
 };

@@ -115,6 +115,12 @@ bool fa_pool_chunk_remove_empty(struct fa_pool *pool, uint64_t since_ns, uint32_
 typedef bool fa_pool_grow_fn(void *userdata);
 void fa_pool_grow_set(struct fa_pool *pool, fa_pool_grow_fn *grow, void *userdata);
 
+/*
+ * What helps if the pool is exhausted with @chunks or more: said then, behind what is needed and
+ * what there is. @remedy stays the caller's and has to live; NULL: nothing.
+ */
+void fa_pool_remedy_set(struct fa_pool *pool, uint32_t chunks, const char *remedy);
+
 /* ---- Tenants. */
 
 struct fa_pool_tenant_info {

@@ -154,6 +154,12 @@ void fa_pool_grow_set(struct fa_pool *pool, fa_pool_grow_fn *grow, void *userdat
 	pool->grow_userdata = userdata;
 }
 
+void fa_pool_remedy_set(struct fa_pool *pool, uint32_t chunks, const char *remedy)
+{
+	pool->remedy = remedy;
+	pool->remedy_chunks = chunks;
+}
+
 static void remove_chunk(struct fa_pool *pool, uint32_t number)
 {
 	if (!is_free(pool, number))

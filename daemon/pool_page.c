@@ -32,6 +32,12 @@ static uint64_t count_quiet(const struct fa_pool *pool)
 static int exhausted(const struct fa_pool *pool, const struct fa_cache *caches, uint64_t chunks,
                      struct fa_error *error)
 {
+	const char *remedy = "";
+
+	if (pool->n_quarantined)
+		remedy = ", more in some seconds, when the daemon before has let go";
+	else if (pool->remedy && pool->n_chunks >= pool->remedy_chunks)
+		remedy = pool->remedy;
 	for (const struct fa_cache *cache = caches; cache; cache = cache->touched)
 		if (chunks_for(cache, cache->n_free + cache->n_idle))
 			return fa_fail(error, -ENOMEM,
@@ -40,9 +46,7 @@ static int exhausted(const struct fa_pool *pool, const struct fa_cache *caches, 
 			               cache->need_pages, cache->layout.page_bytes,
 			               cache->n_free + cache->n_idle +
 			                       chunks * cache->layout.pages_per_chunk,
-			               pool->n_quarantined ? ", more in some seconds, when the "
-			                                     "daemon before has let go"
-			                                   : "");
+			               remedy);
 	return -ENOMEM;
 }
 

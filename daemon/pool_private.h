@@ -178,6 +178,8 @@ struct fa_pool {
 	void *quota_userdata;
 	fa_pool_grow_fn *grow;
 	void *grow_userdata;
+	const char *remedy;
+	uint32_t remedy_chunks;
 };
 
 static inline void fa_fault_point(void)

@@ -1,5 +1,6 @@
 /* What a program is told of a daemon of its own, and what it can tell it. */
 #include "client/faclient.h"
+#include "client/faclient_kv.h"
 #include "tests/client/own.h"
 #include "tests/lib/check.h"
 #include "tests/lib/dir.h"
@@ -293,12 +294,61 @@ static void test_talks_on(void **state)
 	remove_file(config);
 }
 
+/* The pool that nobody asked for says what to ask for; one that somebody did does not. */
+static int fill_pool(struct fa_client *client)
+{
+	/* 4 MiB a page */
+	struct fa_cache_options cache = { .size = sizeof(cache),
+		                          .dtype = FA_F32,
+		                          .layers = 64,
+		                          .kv_heads = 2,
+		                          .head_dim = 64,
+		                          .page_tokens = 64 };
+	struct fa_step_item items[128] = {};
+	struct fa_step_options options = { .size = sizeof(options),
+		                           .n_items = 128,
+		                           .items = items };
+	uint64_t number;
+	struct fa_step *step;
+
+	fa_check_eq(fa_cache_create(client, &cache, &number), 0);
+	for (int i = 0; i < 128; ++i) {
+		fa_check_eq(fa_sequence_create(client, number, &items[i].sequence), 0);
+		items[i].n_new = 1;
+	}
+	return fa_step_begin(client, &options, &step);
+}
+
+static void test_pool_exhausted(void **state)
+{
+	struct fa_client *client = own_spawn(NULL, NULL);
+	char path[64];
+
+	fa_check_eq(fill_pool(client), -ENOMEM);
+	fa_check_contains(fa_error(), "the pool is exhausted: 128 pages");
+	/* It is less where the machine has less than eight times as much. */
+	if (pool_bytes(client) == 256 << 20)
+		fa_check_contains(fa_error(), "at most 256 MiB, unless [pool] bytes in its "
+		                              "configuration (FAD_CONFIG) says more");
+	fa_disconnect(client);
+
+	write_file(path, sizeof(path), "[pool]\nbytes = 256M\n", 0600);
+	client = own_spawn(NULL, path);
+	fa_check_eq(fill_pool(client), -ENOMEM);
+	fa_check_contains(fa_error(), "the pool is exhausted: 128 pages");
+	fa_check(!strstr(fa_error(), "[pool]"));
+	fa_disconnect(client);
+	remove_file(path);
+	fa_check_eventually(own_count_entries(own_runtime) == 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_says_why),     cmocka_unit_test(test_late),
-		cmocka_unit_test(test_config),       cmocka_unit_test(test_backend),
-		cmocka_unit_test(test_config_again), cmocka_unit_test(test_talks_on),
+		cmocka_unit_test(test_says_why),       cmocka_unit_test(test_late),
+		cmocka_unit_test(test_config),         cmocka_unit_test(test_backend),
+		cmocka_unit_test(test_config_again),   cmocka_unit_test(test_talks_on),
+		cmocka_unit_test(test_pool_exhausted),
 	};
 
 	return cmocka_run_group_tests_name("spawn-config", tests, own_setup, own_teardown);
