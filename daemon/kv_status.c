@@ -17,7 +17,7 @@ static int set(json_t *object, const char *key, uint64_t number)
 
 static int set_text(json_t *object, const char *key, const char *text)
 {
-	char clean[FA_NAME_BYTES * 4];
+	char clean[1024];
 
 	fa_text_clean(text, strlen(text), clean, sizeof(clean));
 	return json_object_set_new(object, key, json_string(clean));
@@ -107,6 +107,49 @@ static void describe_own(const struct fa_kv *kv, const struct fa_session *viewer
 	*ret_info = (struct fa_pool_tenant_info){};
 }
 
+static int add_pages(json_t *object, const struct fa_pool *pool)
+{
+	uint64_t used = 0, idle = 0, n_free = 0;
+	struct fa_cache_info cache;
+	uint32_t cursor = 0;
+	int r = 0;
+
+	while (fa_cache_each(pool, &cursor, &cache)) {
+		used += cache.used_pages;
+		idle += cache.idle_pages;
+		n_free += cache.free_pages;
+	}
+	r |= set(object, "used_pages", used);
+	r |= set(object, "idle_pages", idle);
+	return r | set(object, "free_pages", n_free);
+}
+
+/* Who has what of the pool, also without a session. */
+static int add_tenants(json_t *object, const struct fa_pool *pool, const struct fa_session *viewer)
+{
+	json_t *tenants = json_array();
+	struct fa_pool_tenant_info info;
+	uint32_t cursor = 0;
+	int r = 0;
+
+	while (fa_pool_tenant_each(pool, &cursor, &info) &&
+	       json_array_size(tenants) < FA_STATUS_LISTED_MAX) {
+		json_t *tenant;
+
+		if (!sees(viewer, info.tag))
+			continue;
+		tenant = json_object();
+		r |= set(tenant, "uid", info.uid);
+		r |= set_text(tenant, "cgroup", info.cgroup);
+		r |= set(tenant, "used_bytes", info.bytes - info.idle_bytes);
+		r |= set(tenant, "idle_bytes", info.idle_bytes);
+		r |= set(tenant, "caches", info.n_caches);
+		r |= set(tenant, "sequences", info.n_sequences);
+		r |= json_array_append_new(tenants, tenant);
+	}
+	return r | json_object_set_new(object, "tenants", tenants);
+}
+
 /* What all have together is nobody's business but the administrator's. */
 static int add_pool(json_t *object, const struct fa_kv *kv, const struct fa_session *viewer)
 {
@@ -125,6 +168,8 @@ static int add_pool(json_t *object, const struct fa_kv *kv, const struct fa_sess
 		r |= set(pool, "chunks_unkept", fa_kv_unkept_chunks(kv, info.chunks));
 		r |= set(pool, "used_bytes", info.used_bytes);
 		r |= set(pool, "idle_bytes", info.idle_bytes);
+		r |= add_pages(pool, kv->pool);
+		r |= set(pool, "tenants_total", info.tenants);
 		r |= set(pool, "caches", info.caches);
 		r |= set(pool, "sequences", info.sequences);
 		r |= set(pool, "steps", info.steps);
@@ -138,6 +183,7 @@ static int add_pool(json_t *object, const struct fa_kv *kv, const struct fa_sess
 		r |= set(pool, "caches", own.n_caches);
 		r |= set(pool, "sequences", own.n_sequences);
 	}
+	r |= add_tenants(pool, kv->pool, viewer);
 	return r | json_object_set_new(object, "pool", pool);
 }
 

@@ -102,6 +102,7 @@ static bool serve(struct fa_session_ring *ring, unsigned int max, const uint64_t
 		fa_session_refuse(session, 0, -EPROTO, wrong);
 	if (n) {
 		ring->n_requests += n;
+		server->rings.n_requests += n;
 		ring->last_ns = now_ns;
 		if (ring->warm)
 			ring->paid = true;
@@ -232,6 +233,7 @@ static void on_bells(uv_poll_t *poll, int status, int events)
 		struct fa_session_ring *ring = bells[i].data.ptr;
 
 		++ring->n_doorbells;
+		++rings->n_doorbells;
 		if (ring->rest)
 			--ring->rest;
 		if (!ring->session->paused)
@@ -366,6 +368,7 @@ int fa_ring_setup(struct fa_session *session, const struct fa_wire_message *mess
 	}
 
 	session->ring = ring;
+	++server->rings.n_rings;
 	for (uint32_t i = 0; i < FA_COMPLETION_SLOTS; ++i)
 		if (session->streams[i].stream)
 			fa_engine_stream_record(session->streams[i].stream, ring->results, i);
@@ -424,8 +427,10 @@ void fa_ring_close(struct fa_session *session)
 
 void fa_ring_free(struct fa_session *session)
 {
-	if (session->ring)
-		ring_free(fa_steal_ptr(session->ring));
+	if (!session->ring)
+		return;
+	--session->server->rings.n_rings;
+	ring_free(fa_steal_ptr(session->ring));
 }
 
 bool fa_ring_status(const struct fa_session *session, struct fa_ring_status *ret_status)

@@ -39,9 +39,11 @@ struct fa_rings {
 	int bells;      /* an epoll descriptor for all doorbells */
 	struct fa_list busy;
 	unsigned int n_busy;
-	uint64_t n_submitted; /* to the engine */
-	bool alone;           /* a single processor: who is waited for cannot run meanwhile */
-	bool shy;             /* too few processors to keep one from others */
+	uint64_t n_submitted;             /* to the engine */
+	uint64_t n_requests, n_doorbells; /* of all rings, since the start */
+	unsigned int n_rings;
+	bool alone; /* a single processor: who is waited for cannot run meanwhile */
+	bool shy;   /* too few processors to keep one from others */
 
 	/* The entry that is being handled. */
 	_Alignas(8) unsigned char entry[FA_WIRE_BYTES_MAX];

@@ -606,6 +606,7 @@ fail:
 	close_handles(server);
 	(void)uv_run(server->loop, UV_RUN_DEFAULT);
 	fa_spares_deinit(&server->works);
+	fa_tenants_deinit(&server->tenants);
 	free(server);
 	return r;
 }
@@ -623,6 +624,7 @@ struct fa_server *fa_server_free(struct fa_server *server)
 		return NULL;
 	assert(server->state == FA_SERVER_STOPPED);
 	fa_spares_deinit(&server->works);
+	fa_tenants_deinit(&server->tenants);
 	fa_config_deinit(&server->config);
 	free(server);
 	return NULL;

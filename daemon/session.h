@@ -31,6 +31,7 @@
 #include "daemon/pinned.h"
 #include "daemon/table.h"
 #include "daemon/tenant.h"
+#include "daemon/usage.h"
 #include "schema/wire.h"
 
 #include <stdbool.h>
@@ -130,6 +131,7 @@ struct fa_session {
 	uint64_t n_messages, n_errors;
 	uint64_t n_prefixes;  /* that attention of its steps read once for several sequences */
 	uint64_t n_submitted; /* requests, of which one message may be several */
+	struct fa_usage usage;
 };
 
 /* Consumes @fd if it succeeds. -EDQUOT and others, with a sentence for the client. */

@@ -18,9 +18,10 @@ static void json_freep(json_t **json)
 	json_decref(*json);
 }
 
+/* Keys are ours, and need no look at their UTF-8: of a crowd's status that is a good part. */
 static int set(json_t *object, const char *key, uint64_t number)
 {
-	return json_object_set_new(object, key, json_integer((json_int_t)number));
+	return json_object_set_new_nocheck(object, key, json_integer((json_int_t)number));
 }
 
 static int set_text(json_t *object, const char *key, const char *text)
@@ -32,6 +33,25 @@ static int set_text(json_t *object, const char *key, const char *text)
 }
 
 /* Functions below return 0, or -1 if there was no memory, as jansson does. */
+
+static int add_usage(json_t *object, const struct fa_usage *usage)
+{
+	json_t *took = json_array();
+	unsigned int n = FA_USAGE_TOOK_N;
+	int r = 0;
+
+	/* Most sessions of a crowd have done little. */
+	while (n && !usage->took[n - 1])
+		--n;
+	for (unsigned int i = 0; i < n; ++i)
+		r |= json_array_append_new(took, json_integer((json_int_t)usage->took[i]));
+	r |= set(object, "finished", usage->finished);
+	r |= set(object, "failed", usage->failed);
+	r |= set(object, "cancelled", usage->cancelled);
+	r |= set(object, "busy_ns", usage->busy_ns);
+	r |= set(object, "took_ns", usage->took_ns);
+	return r | json_object_set_new_nocheck(object, "took", took);
+}
 
 static int add_session(json_t *sessions, struct fa_session *session)
 {
@@ -65,6 +85,7 @@ static int add_session(json_t *sessions, struct fa_session *session)
 	r |= set(object, "out_bytes", session->out_bytes);
 	r |= set(object, "messages", session->n_messages);
 	r |= set(object, "errors", session->n_errors);
+	r |= add_usage(object, &session->usage);
 	return r | json_array_append_new(sessions, object);
 }
 
@@ -81,7 +102,29 @@ static int add_tenant(json_t *tenants, const struct fa_tenant *tenant)
 		r |= set(bounds, fa_resource_name(i), limits->tenant[i]);
 	}
 	r |= json_object_set_new(object, "limits", bounds);
+	r |= add_usage(object, &tenant->usage);
 	return r | json_array_append_new(tenants, object);
+}
+
+/* All but the viewer's, with those that have gone behind. */
+static int add_tenants(json_t *tenants, const struct fa_session *viewer, unsigned int *n)
+{
+	const struct fa_tenants *all = &viewer->server->tenants;
+	const struct fa_list *lists[] = { &all->tenants, &all->gone };
+	struct fa_list *pos;
+	int r = 0;
+
+	for (size_t i = 0; i < 2; ++i)
+		fa_list_for_each(pos, lists[i]) {
+			struct fa_tenant *tenant = fa_container_of(pos, struct fa_tenant, link);
+
+			if (tenant == viewer->tenant)
+				continue;
+			if (*n < FA_STATUS_LISTED_MAX)
+				r |= add_tenant(tenants, tenant);
+			++*n;
+		}
+	return r;
 }
 
 static int add_limits(json_t *object, const struct fa_limits *limits)
@@ -151,6 +194,10 @@ static int add_totals(json_t *object, struct fa_server *server)
 	r |= set(object, "connections_refused", server->n_refused);
 	r |= set(object, "buffers", server->importer.n_buffers);
 	r |= set(object, "buffers_max", server->importer.buffers_max);
+	r |= set(object, "rings", server->rings.n_rings);
+	r |= set(object, "rings_polled", server->rings.n_busy);
+	r |= set(object, "ring_requests", server->rings.n_requests);
+	r |= set(object, "ring_doorbells", server->rings.n_doorbells);
 	return r;
 }
 
@@ -180,13 +227,7 @@ static json_t *describe(struct fa_session *viewer)
 	}
 	r |= add_tenant(tenants, viewer->tenant);
 	if (viewer->privileged)
-		fa_list_for_each(pos, &server->tenants.tenants) {
-			struct fa_tenant *tenant = fa_container_of(pos, struct fa_tenant, link);
-
-			if (tenant != viewer->tenant && n_tenants < FA_STATUS_LISTED_MAX)
-				r |= add_tenant(tenants, tenant);
-			n_tenants += tenant != viewer->tenant;
-		}
+		r |= add_tenants(tenants, viewer, &n_tenants);
 	r |= fa_kv_status(object, viewer);
 	r |= set(object, "sessions_total", n_sessions);
 	r |= set(object, "tenants_total", n_tenants);

@@ -10,6 +10,8 @@
 void fa_tenants_init(struct fa_tenants *tenants, const struct fa_limits *limits)
 {
 	fa_list_init(&tenants->tenants);
+	fa_list_init(&tenants->gone);
+	tenants->n_gone = 0;
 	fa_list_init(&tenants->users);
 	tenants->used_fds = 0;
 	tenants->limits = limits;
@@ -47,32 +49,62 @@ static void user_unref(struct fa_user *user)
 	free(user);
 }
 
+static struct fa_tenant *find(const struct fa_list *list, uid_t uid, const char *cgroup)
+{
+	struct fa_list *pos;
+
+	fa_list_for_each(pos, list) {
+		struct fa_tenant *tenant = fa_container_of(pos, struct fa_tenant, link);
+
+		if (tenant->uid == uid && !strcmp(tenant->cgroup, cgroup))
+			return tenant;
+	}
+	return NULL;
+}
+
+/* Of one that is in no list, or among those that have gone. */
+static void forget(struct fa_tenant *tenant)
+{
+	fa_list_remove(&tenant->link);
+	free(tenant->cgroup);
+	free(tenant);
+}
+
+void fa_tenants_deinit(struct fa_tenants *tenants)
+{
+	for (; tenants->n_gone; --tenants->n_gone)
+		forget(fa_container_of(tenants->gone.next, struct fa_tenant, link));
+}
+
 int fa_tenant_get(struct fa_tenants *tenants, uid_t uid, const char *cgroup,
                   struct fa_tenant **ret_tenant)
 {
+	struct fa_user *user = NULL;
 	struct fa_tenant *tenant;
-	struct fa_list *pos;
 
-	fa_list_for_each(pos, &tenants->tenants) {
-		tenant = fa_container_of(pos, struct fa_tenant, link);
-		if (tenant->uid == uid && !strcmp(tenant->cgroup, cgroup)) {
-			*ret_tenant = fa_tenant_ref(tenant);
-			return 0;
-		}
+	tenant = find(&tenants->tenants, uid, cgroup);
+	if (tenant) {
+		*ret_tenant = fa_tenant_ref(tenant);
+		return 0;
 	}
-
-	tenant = fa_new(struct fa_tenant);
-	if (!tenant)
+	if (uid && user_get(tenants, uid, &user) < 0)
 		return -ENOMEM;
-	tenant->cgroup = strdup(cgroup);
-	if (!tenant->cgroup || (uid && user_get(tenants, uid, &tenant->user) < 0)) {
-		free(tenant->cgroup);
-		free(tenant);
-		return -ENOMEM;
+	tenant = find(&tenants->gone, uid, cgroup);
+	if (tenant) {
+		fa_list_remove(&tenant->link);
+		--tenants->n_gone;
+	} else {
+		tenant = fa_new(struct fa_tenant);
+		if (!tenant || !(tenant->cgroup = strdup(cgroup))) {
+			free(tenant);
+			user_unref(user);
+			return -ENOMEM;
+		}
+		tenant->tenants = tenants;
+		tenant->uid = uid;
 	}
 	tenant->n_refs = 1;
-	tenant->tenants = tenants;
-	tenant->uid = uid;
+	tenant->user = user;
 	fa_list_append(&tenants->tenants, &tenant->link);
 	*ret_tenant = tenant;
 	return 0;
@@ -86,14 +118,24 @@ struct fa_tenant *fa_tenant_ref(struct fa_tenant *tenant)
 
 struct fa_tenant *fa_tenant_unref(struct fa_tenant *tenant)
 {
+	struct fa_tenants *tenants;
+
 	if (!tenant || --tenant->n_refs)
 		return NULL;
 	for (unsigned int i = 0; i < _FA_RESOURCE_N; ++i)
 		assert(!tenant->used[i]);
 	fa_list_remove(&tenant->link);
-	user_unref(tenant->user);
-	free(tenant->cgroup);
-	free(tenant);
+	user_unref(fa_steal_ptr(tenant->user));
+	if (!tenant->usage.finished) {
+		forget(tenant);
+		return NULL;
+	}
+	tenants = tenant->tenants;
+	fa_list_append(&tenants->gone, &tenant->link);
+	if (++tenants->n_gone > FA_TENANTS_GONE_MAX) {
+		--tenants->n_gone;
+		forget(fa_container_of(tenants->gone.next, struct fa_tenant, link));
+	}
 	return NULL;
 }
 

@@ -8,6 +8,10 @@
  *
  * A charge is a value embedded in the object that it pays for and is released by
  * that object's destructor; it keeps its tenant alive.
+ *
+ * A tenant that has gone and had work done is kept in mind, so that what it had done is still
+ * told, and goes on where it was if it comes back. Only so many are; then the one that went first
+ * is forgotten.
  */
 #pragma once
 
@@ -15,12 +19,19 @@
 #include "common/list.h"
 #include "daemon/closer.h"
 #include "daemon/quota.h"
+#include "daemon/usage.h"
 
 #include <stdint.h>
 #include <sys/types.h>
 
+/* Those that have gone and are kept in mind. */
+#define FA_TENANTS_GONE_MAX 64
+
 struct fa_tenants {
 	struct fa_list tenants;
+	struct fa_list
+		gone; /* struct fa_tenant without references, that which went first at first */
+	unsigned int n_gone;
 	struct fa_list users;
 	uint64_t used_fds;              /* of all */
 	const struct fa_limits *limits; /* looked at with each charge; may change */
@@ -43,6 +54,7 @@ struct fa_tenant {
 	struct fa_user *user; /* NULL: uid 0 */
 	char *cgroup;         /* "" if unknown */
 	uint64_t used[_FA_RESOURCE_N];
+	struct fa_usage usage;      /* of all its sessions, also of those that have ended */
 	struct fa_closer_lane lane; /* its own, where there is no user */
 };
 
@@ -53,8 +65,10 @@ struct fa_charge {
 };
 
 void fa_tenants_init(struct fa_tenants *tenants, const struct fa_limits *limits);
+/* Forgets those that have gone, as all have. Of zeroes nothing. */
+void fa_tenants_deinit(struct fa_tenants *tenants);
 
-/* Finds or makes the tenant, with a reference. -ENOMEM. */
+/* Finds, remembers or makes the tenant, with a reference. -ENOMEM. */
 int fa_tenant_get(struct fa_tenants *tenants, uid_t uid, const char *cgroup,
                   struct fa_tenant **ret_tenant);
 struct fa_tenant *fa_tenant_ref(struct fa_tenant *tenant);

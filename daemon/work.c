@@ -349,6 +349,8 @@ int fa_work_mark(struct fa_session *session, const struct fa_wire_message *messa
 	(void)fa_early_submit(session, place.stream, place.value, false);
 	++slot->next_value;
 	slot->finished = place.value;
+	++session->usage.finished;
+	++session->tenant->usage.finished;
 	fa_engine_pass(session->server->engine, slot->stream, place.value, received_ns);
 	if (place.by_ring) {
 		fa_ring_note_passed(session);
@@ -402,6 +404,25 @@ void fa_work_release_held(struct fa_session *session, const struct fa_kv_step *d
 	}
 }
 
+/* Adds one that has ended. What is done for a client that did not ask for it as such keeps the device
+ * busy, and is none of its requests. */
+static void count(struct fa_usage *usage, const struct fa_request *request, bool own)
+{
+	if (request->started_ns)
+		usage->busy_ns += request->finished_ns - request->started_ns;
+	if (own)
+		return;
+	++usage->finished;
+	if (request->status)
+		++*(request->status == -ECANCELED ? &usage->cancelled : &usage->failed);
+	if (request->started_ns) {
+		const uint64_t took_ns = request->finished_ns - request->queued_ns;
+
+		usage->took_ns += took_ns;
+		++usage->took[fa_usage_took_index(took_ns)];
+	}
+}
+
 void fa_work_finish(struct fa_request *request)
 {
 	struct fa_work *work = fa_container_of(request, struct fa_work, request);
@@ -419,6 +440,8 @@ void fa_work_finish(struct fa_request *request)
 	if (request->early)
 		fa_early_finished(session, work->stream);
 	--session->server->n_requests;
+	count(&session->usage, request, work->stream == FA_SESSION_STREAM_OWN);
+	count(&session->tenant->usage, request, work->stream == FA_SESSION_STREAM_OWN);
 	if (work->kind->ended)
 		work->kind->ended(work);
 	if (work->stream != FA_SESSION_STREAM_OWN) {

@@ -63,6 +63,20 @@ static long long number(const json_t *json, const char *array, size_t i, const c
 	return json_integer_value(json_object_get(object, key));
 }
 
+/* Of those that have something of the pool. */
+static json_t *pool_tenants(const json_t *json)
+{
+	return json_object_get(json_object_get(json, "pool"), "tenants");
+}
+
+static long long tenant_number(const json_t *json, size_t i, const char *key)
+{
+	const json_t *value = json_object_get(json_array_get(pool_tenants(json), i), key);
+
+	fa_check(json_is_integer(value));
+	return json_integer_value(value);
+}
+
 static void test_contents(void **state)
 {
 	uint64_t cache = kv_cache(&client, "named", 0), sequence;
@@ -81,6 +95,15 @@ static void test_contents(void **state)
 	fa_check_eq(number(json, NULL, 0, "sequences"), 1);
 	fa_check_eq(number(json, NULL, 0, "steps"), 1);
 	fa_check_eq(number(json, NULL, 0, "used_bytes"), 4 * 8 * 6144);
+	fa_check_eq(number(json, NULL, 0, "used_pages"), 4);
+	fa_check_eq(number(json, NULL, 0, "idle_pages"), 0);
+	fa_check_eq(number(json, NULL, 0, "free_pages"), number(json, "caches", 0, "free_pages"));
+	fa_check_eq(number(json, NULL, 0, "tenants_total"), 1);
+	fa_check_eq(tenant_number(json, 0, "uid"), geteuid());
+	fa_check_eq(tenant_number(json, 0, "used_bytes"), 4 * 8 * 6144);
+	fa_check_eq(tenant_number(json, 0, "idle_bytes"), 0);
+	fa_check_eq(tenant_number(json, 0, "caches"), 1);
+	fa_check_eq(tenant_number(json, 0, "sequences"), 1);
 	fa_check_eq(number(json, "caches", 0, "cache"), cache);
 	fa_check_eq(number(json, "caches", 0, "uid"), geteuid());
 	fa_check_eq(number(json, "caches", 0, "session"), client.raw.session);
@@ -124,6 +147,9 @@ static int stranger(void *userdata)
 	fa_check_eq(number(json, NULL, 0, "used_bytes"), 0);
 	fa_check(!json_object_get(json_object_get(json, "pool"), "chunks"));
 	fa_check(!json_object_get(json_object_get(json, "pool"), "evicted_pages"));
+	fa_check(!json_object_get(json_object_get(json, "pool"), "used_pages"));
+	fa_check_eq(json_array_size(pool_tenants(json)), 1);
+	fa_check_eq(tenant_number(json, 0, "uid"), NOBODY);
 	json_decref(json);
 	kv_close(&client);
 	return 0;
@@ -141,6 +167,8 @@ static void test_strangers(void **state)
 	fa_check_eq(fa_test_reap(fa_test_fork(stranger, NULL)), 0);
 	json = status_of(&client);
 	fa_check_eq(json_array_size(json_object_get(json, "caches")), 2);
+	/* A name keeps what is behind it, and its tenant, without a session. */
+	fa_check_eq(json_array_size(pool_tenants(json)), 2);
 	json_decref(json);
 	message.cache_remove.cache = kv_cache_find(&client, "theirs");
 	kv_call_expect(&client, &message, 0, NULL);

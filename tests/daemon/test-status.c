@@ -1,8 +1,10 @@
-/* The status of a daemon with more sessions than it lists. */
+/* What the status says that sessions have had done; and of a daemon with more sessions than it
+ * lists. */
 #include "common/cleanup.h"
 #include "tests/lib/check.h"
 #include "tests/lib/scene.h"
 
+#include <errno.h>
 #include <jansson.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -120,9 +122,161 @@ static void test_many(void **state)
 	fa_raw_close(&viewer);
 }
 
+/* ---- what was done */
+
+#define SMALL 5   /* requests of attention of one client, */
+#define MARKERS 3 /* markers beside them, */
+#define REFUSED 2 /* and such as are refused */
+
+static json_t *find_session(json_t *status, uint64_t id)
+{
+	json_t *session;
+	size_t i;
+
+	json_array_foreach(json_object_get(status, "sessions"), i, session)
+	{
+		if (number(session, "session") == (json_int_t)id)
+			return session;
+	}
+	return NULL;
+}
+
+/* Those that the device had, in the histogram. */
+static json_int_t count_took(json_t *object)
+{
+	json_int_t n = 0;
+	json_t *entry;
+	size_t i;
+
+	fa_check(json_array_size(json_object_get(object, "took")) <= 25);
+	json_array_foreach(json_object_get(object, "took"), i, entry)
+	{
+		n += json_integer_value(entry);
+	}
+	return n;
+}
+
+/* Attention, markers behind it and in an empty stream, and what is refused. Returns what the
+ * completions say that the device took, and that requests of it took from the daemon's seeing
+ * them. */
+static void work(struct fa_raw *raw, uint64_t *ret_busy_ns, uint64_t *ret_took_ns)
+{
+	struct fa_case attention = { .heads = 2, .head_dim = 16, .seqlen_q = 9, .seqlen_k = 11 };
+	struct fa_wire_message message;
+	struct fa_raw_completion completion;
+	struct fa_raw_buffer buffer;
+	uint64_t value = 0;
+
+	*ret_busy_ns = *ret_took_ns = 0;
+	fa_case_plan(&attention);
+	fa_raw_buffer_register(raw, &buffer, 1, attention.bytes, 0);
+	fa_case_fill(&attention, buffer.data);
+	for (int i = 0; i < SMALL; ++i) {
+		message = fa_case_message(&attention, 1, 0, 0, ++value);
+		fa_check_eq(fa_raw_send(raw, &message, NULL, 0), 0);
+		fa_raw_wait(raw, 0, value, &completion);
+		fa_check_eq(completion.status, 0);
+		*ret_busy_ns += completion.finished_ns - completion.started_ns;
+		*ret_took_ns += completion.finished_ns - completion.queued_ns;
+	}
+	for (int i = 0; i < REFUSED; ++i) {
+		message = fa_case_message(&attention, 99, 0, 0, ++value);
+		fa_check_eq(fa_raw_send(raw, &message, NULL, 0), 0);
+		fa_raw_wait_expect(raw, 0, value, -ENOENT, NULL);
+	}
+	for (int i = 0; i < MARKERS; ++i) {
+		message = fa_raw_message(FA_WIRE_MARKER);
+		message.marker.stream = 0;
+		message.marker.value = ++value;
+		fa_check_eq(fa_raw_send(raw, &message, NULL, 0), 0);
+		fa_raw_wait_expect(raw, 0, value, 0, NULL);
+	}
+	fa_raw_buffer_free(raw, &buffer);
+}
+
+/* A request of seconds that is cancelled. */
+static void cancel_one(struct fa_raw *raw)
+{
+	struct fa_case slow = fa_case_slow();
+	struct fa_wire_message message, cancel = fa_raw_message(FA_WIRE_CANCEL);
+	struct fa_raw_buffer buffer;
+
+	fa_raw_stream_create(raw, 1, 0);
+	fa_raw_buffer_register(raw, &buffer, 2, slow.bytes, 0);
+	message = fa_case_message(&slow, 2, 0, 1, 1);
+	fa_check_eq(fa_raw_send(raw, &message, NULL, 0), 0);
+	cancel.cancel.stream = 1;
+	cancel.cancel.value = 1;
+	fa_raw_call_expect(raw, &cancel, NULL, 0, 0, NULL);
+	fa_raw_wait_expect(raw, 1, 1, -ECANCELED, NULL);
+	fa_raw_buffer_free(raw, &buffer);
+}
+
+static void check_done(json_t *object, json_int_t clients, json_int_t cancelled, uint64_t busy_ns,
+                       uint64_t took_ns)
+{
+	fa_check_eq(number(object, "finished"), clients * (SMALL + MARKERS + REFUSED) + cancelled);
+	fa_check_eq(number(object, "failed"), clients * REFUSED);
+	fa_check_eq(number(object, "cancelled"), cancelled);
+	/* The cancelled one may have run. */
+	if (cancelled) {
+		fa_check(number(object, "busy_ns") >= (json_int_t)busy_ns);
+		fa_check(number(object, "took_ns") >= (json_int_t)took_ns);
+		fa_check(count_took(object) >= clients * SMALL);
+		return;
+	}
+	fa_check_eq(number(object, "busy_ns"), busy_ns);
+	fa_check_eq(number(object, "took_ns"), took_ns);
+	fa_check_eq(count_took(object), clients * SMALL);
+}
+
+/* Two clients, of which one leaves: its numbers are its tenant's, still. */
+static void test_done(void **state)
+{
+	uint64_t busy_ns[2], took_ns[2], gone, ns;
+	static struct fa_raw viewer, raw[2];
+	json_t *status, *tenant, *requests;
+
+	fa_test_daemon_start(&daemon_, NULL);
+	fa_raw_open(&viewer, daemon_.socket);
+	for (int i = 0; i < 2; ++i) {
+		fa_raw_open(&raw[i], daemon_.socket);
+		work(&raw[i], &busy_ns[i], &took_ns[i]);
+	}
+	status = status_of(&viewer, &ns);
+	check_done(find_session(status, viewer.session), 0, 0, 0, 0);
+	for (int i = 0; i < 2; ++i)
+		check_done(find_session(status, raw[i].session), 1, 0, busy_ns[i], took_ns[i]);
+	json_decref(status);
+
+	gone = raw[0].session;
+	fa_raw_close(&raw[0]);
+	for (status = NULL; !status || find_session(status, gone);) {
+		json_decref(status);
+		status = status_of(&viewer, &ns);
+	}
+	fa_check_eq(json_array_size(json_object_get(status, "tenants")), 1);
+	tenant = json_array_get(json_object_get(status, "tenants"), 0);
+	check_done(tenant, 2, 0, busy_ns[0] + busy_ns[1], took_ns[0] + took_ns[1]);
+	/* That is all that the daemon has done. */
+	requests = json_object_get(status, "requests");
+	fa_check_eq(number(requests, "finished"), number(tenant, "finished"));
+	fa_check_eq(number(requests, "failed"), number(tenant, "failed"));
+	fa_check_eq(number(requests, "busy_ns"), number(tenant, "busy_ns"));
+	json_decref(status);
+
+	cancel_one(&raw[1]);
+	status = status_of(&viewer, &ns);
+	check_done(find_session(status, raw[1].session), 1, 1, busy_ns[1], took_ns[1]);
+	json_decref(status);
+	fa_raw_close(&raw[1]);
+	fa_raw_close(&viewer);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_teardown(test_done, stop),
 		cmocka_unit_test_teardown(test_many, stop),
 	};
 

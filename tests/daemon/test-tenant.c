@@ -6,6 +6,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -229,6 +230,69 @@ static void test_all_fds(void **state)
 	fa_tenant_unref(root);
 }
 
+/* Who had work done is kept in mind, and no more of them than that. */
+static void test_gone(void **state)
+{
+	struct fa_charge charge = {};
+	struct fa_tenant *tenant;
+	char cgroup[16];
+
+	tenant = get(7, "/idle");
+	fa_tenant_unref(tenant);
+	assert_int_equal(tenants.n_gone, 0);
+
+	tenant = get(7, "/a");
+	tenant->usage.finished = 5;
+	fa_tenant_unref(tenant);
+	assert_true(fa_list_empty(&tenants.tenants));
+	assert_true(fa_list_empty(&tenants.users));
+	assert_int_equal(tenants.n_gone, 1);
+	/* It is neither another user's nor another cgroup's, and pays as before. */
+	fa_tenant_unref(get(8, "/a"));
+	fa_tenant_unref(get(7, "/b"));
+	assert_int_equal(tenants.n_gone, 1);
+	tenant = get(7, "/a");
+	assert_int_equal(tenants.n_gone, 0);
+	assert_int_equal(tenant->usage.finished, 5);
+	assert_int_equal(fa_charge_add(&charge, tenant, FA_RESOURCE_SESSIONS, 3, NULL), 0);
+	assert_int_equal(tenant->user->used[FA_RESOURCE_SESSIONS], 3);
+	fa_charge_release(&charge);
+	fa_tenant_unref(tenant);
+
+	/* Those that went first are forgotten. */
+	for (int i = 0; i < FA_TENANTS_GONE_MAX; ++i) {
+		snprintf(cgroup, sizeof(cgroup), "/%d", i);
+		tenant = get(i % 2 ? 7 : 0, cgroup);
+		tenant->usage.finished = 1;
+		fa_tenant_unref(tenant);
+	}
+	assert_int_equal(tenants.n_gone, FA_TENANTS_GONE_MAX);
+	tenant = get(7, "/a");
+	assert_int_equal(tenant->usage.finished, 0);
+	fa_tenant_unref(tenant);
+	tenant = get(0, "/0");
+	assert_int_equal(tenant->usage.finished, 1);
+	fa_tenant_unref(tenant);
+	fa_tenants_deinit(&tenants);
+	assert_int_equal(tenants.n_gone, 0);
+	assert_true(fa_list_empty(&tenants.gone));
+}
+
+/* Entry i is up to 2^(10 + i) ns. */
+static void test_took(void **state)
+{
+	assert_int_equal(fa_usage_took_index(0), 0);
+	assert_int_equal(fa_usage_took_index(1), 0);
+	assert_int_equal(fa_usage_took_index(1024), 0);
+	for (unsigned int i = 1; i < FA_USAGE_TOOK_N; ++i) {
+		uint64_t most = (uint64_t)1 << (FA_USAGE_TOOK_LOG2 + i);
+
+		assert_int_equal(fa_usage_took_index(most / 2 + 1), i);
+		assert_int_equal(fa_usage_took_index(most), i);
+	}
+	assert_int_equal(fa_usage_took_index(UINT64_MAX), FA_USAGE_TOOK_N - 1);
+}
+
 static void test_names(void **state)
 {
 	assert_string_equal(fa_resource_name(FA_RESOURCE_SESSIONS), "sessions");
@@ -246,6 +310,8 @@ int main(void)
 		cmocka_unit_test_setup(test_amounts, set_up),
 		cmocka_unit_test_setup(test_user, set_up),
 		cmocka_unit_test_setup(test_all_fds, set_up),
+		cmocka_unit_test_setup(test_gone, set_up),
+		cmocka_unit_test(test_took),
 		cmocka_unit_test(test_names),
 	};
 
