@@ -139,6 +139,12 @@ static int read_status(int fd, uint64_t bytes, char **ret_json)
 	return 0;
 }
 
+void *fa_free(void *memory)
+{
+	free(memory);
+	return NULL;
+}
+
 int fa_status(struct fa_client *client, char **ret_json)
 {
 	struct fa_wire_message message = { .type = FA_WIRE_STATUS };

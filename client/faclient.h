@@ -418,23 +418,101 @@ int fa_stream_free(struct fa_client *client, uint32_t stream);
 /* ---- administration */
 
 /*
- * The daemon's state as JSON, zero-terminated, freed by the caller with free(). Others'
- * sessions and tenants are shown only to root and to the daemon's own user. At least:
- *   { "version": "0.1.0", "pid": N, "generation": N, "uptime_ns": N, "draining": false,
- *     "backend": "cpu", "device": "...", "threads": N, "connections": N,
- *     "mps": "on", "off" or "unknown" (of a GPU: whether the daemon runs under MPS),
- *     "requests": { "submitted": N, "finished": N, "failed": N, "cancelled": N, "busy_ns": N },
- *     "sessions": [ { "session": N, "name": "...", "pid": N, "uid": N, "buffers": N,
- *                     "buffer_bytes": N, "gpu_buffers": N, "timeline": false, "streams": N,
- *                     "requests": N, "shared_prefixes": N } ],
- *     "tenants": [ { "uid": N, "cgroup": "...", "sessions": N, "buffers": N, "buffer_bytes": N,
- *                    "fds": N, "requests": N, "timelines": N } ] }
- * requests of a session or tenant are those in flight; gpu_buffers the buffers that are memory
- * of the GPU which the client can use itself; timeline whether it has set one up;
- * shared_prefixes how often attention was planned to read at once, on a GPU, what several
- * sequences of a step begin with, each layer counted.
+ * The daemon's state as JSON, zero-terminated, freed by the caller with fa_free() or free().
+ * -ENOMEM.
+ *
+ * All numbers are integers: _bytes are bytes, _ns nanoseconds, all others are counted. Keys under
+ * "may change", and any that are not listed, may go or mean something else in the next release;
+ * all others stay as they are. New ones may come anywhere.
+ *
+ * Root and the daemon's own user see everything. Others see nothing that is marked "all:", and of
+ * sessions, tenants, caches and sequences their own tenant's; so also its other sessions, with
+ * their names and pids. A tenant is a user in a cgroup. Of each list at most 128 entries are told,
+ * of sessions and tenants the caller's own first.
+ *
+ *   version, backend, device  strings; device: of which name
+ *   mps               "on", "off" or "unknown": whether the daemon runs under MPS; GPUs only
+ *   pid, threads
+ *   generation        fa_info.generation
+ *   uptime_ns         since the daemon's start
+ *   draining          true: it finishes what is in flight and exits
+ *   connections       of everybody, now
+ *   sessions_total, tenants_total  that the caller may see, also those that are not told
+ *   all: connections_total, connections_refused  since the start
+ *   all: buffers, buffers_max   of everybody, and how many there may be
+ *   all: rings        sessions whose requests come through memory (fa_options.flags)
+ *   all: ring_requests  messages that came so, since the start
+ *   requests          an object: of everybody, since the start
+ *     submitted, launched, finished  launched: that the device was given; with those that the
+ *                     daemon adds to steps
+ *     failed, cancelled  of the finished: ended with an error, with -ECANCELED
+ *     busy_ns         sum of the times from the start on the device until the end was seen; of
+ *                     requests that run beside one another more than passes meanwhile
+ *   limits            an object: connections (of everybody), uid_factor (how often what a tenant
+ *                     may have all tenants of one user together may have), session_buffers,
+ *                     session_streams, session_requests, session_out_bytes, session_steps (of a
+ *                     session), pool_bytes, sequences, caches (of a tenant, in the KV cache).
+ *                     2^63 - 1: no limit
+ *   sessions          a list of objects
+ *     session         its number, fa_info.session
+ *     name            fa_options.name
+ *     pid, uid, cgroup  of the process that connected
+ *     buffers, buffer_bytes  what it has registered
+ *     gpu_buffers     of these, memory of the GPU that the client can use itself
+ *     timeline        true: it has set one up
+ *     streams, requests, steps  it has; in flight; that are neither committed nor aborted
+ *     finished, failed, cancelled  its requests, as above, without what the daemon added
+ *     busy_ns         as above, with what the daemon added
+ *     took_ns         sum of the times from when a request came until the device had done it, of
+ *                     those that the device had at all; it may have waited for others or for gates
+ *     took            the same requests by how long it took: entry i of the list counts those of
+ *                     up to 2^(10 + i) ns that are in no entry before it; entry 24 has no bound.
+ *                     What is behind the last entry is 0
+ *     shared_prefixes how often attention was planned to read at once, on a GPU, what several
+ *                     sequences of a step begin with, each layer counted
+ *     ring_bytes, ring_requests  if it has a ring: its size, messages that came through it
+ *     messages, errors  that came, with those of the ring; that were answered with an error
+ *   tenants           a list of objects; to root and the daemon's user also of some that have
+ *                     gone, whose numbers go on when they come back
+ *     uid, cgroup     who it is; cgroup "" if unknown
+ *     sessions, buffers, buffer_bytes, device_bytes, pieces, fds, requests, step_bytes, gates,
+ *     timelines       it has now. device_bytes: memory of the device; pieces: allocations of
+ *                     buffers that are made of several; fds: descriptors of the daemon; requests:
+ *                     in flight; step_bytes: memory of steps in flight; gates: of requests in
+ *                     flight
+ *     limits          an object of the same keys: what it may have
+ *     finished, failed, cancelled, busy_ns, took_ns, took  of all its sessions, also ended ones
+ *   pool              an object, of a daemon that has a KV cache
+ *     chunk_bytes, chunks_max  of which it is made, and how many there may be
+ *     used_bytes, idle_bytes   pages of sequences and steps; pages that are only published
+ *     caches, sequences  how many (to others than root and the daemon's user these four are those
+ *                     of their tenant)
+ *     all: chunks, chunks_free  that have memory; that belong to no cache
+ *     all: used_pages, idle_pages, free_pages  of all caches
+ *     all: steps, evicted_pages  in flight; published pages given up for others since the start
+ *     all: tenants_total  how many have something of it or a session
+ *     tenants         a list of objects: uid, cgroup, used_bytes, idle_bytes, caches, sequences
+ *   caches            a list of objects, if there is a pool
+ *     cache, name, uid, session  its number; name "": it has none; session 0: it is nobody's
+ *     mode            fa_cache_options.mode
+ *     layers, kv_heads, head_dim, head_dim_v, page_tokens, page_bytes
+ *     dtype           "fp32", "fp16" or "bf16"
+ *     store           "plain", "e4m3" or "int8"
+ *     used_pages, idle_pages, free_pages, max_pages  as of the pool; max_pages 0: no limit
+ *     sequences       how many
+ *   sequences         a list of objects, if there is a pool
+ *     sequence, name, cache, uid, session, mode  as of caches
+ *     length, first   tokens; the first of them that was not dropped
+ *     steps           in flight
+ *   may change: sessions: state, out_messages, out_bytes, ring_doorbells, ring_asleep; sequences:
+ *   planned; pool: generation, chunks_unkept, quarantined_pages, sessions_awaited;
+ *   rings_polled, ring_doorbells
  */
 int fa_status(struct fa_client *client, char **ret_json);
+
+/* Frees memory that a function says is freed so, for languages that do not have C's free(). Takes
+ * NULL, returns NULL. Any thread, with or without clients. */
+void *fa_free(void *memory);
 
 /* Asks the daemon to finish what is in flight and exit. -EPERM unless root or the
  * daemon's own user. */

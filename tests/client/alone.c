@@ -64,6 +64,7 @@ uint64_t alone_status(const char *key)
 		             (unsigned long long)own, text);
 	number = (uint64_t)json_integer_value(value);
 	json_decref(json);
-	free(text);
+	fa_check(!fa_free(text));
+	fa_check(!fa_free(NULL));
 	return number;
 }
