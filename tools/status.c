@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <jansson.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -62,15 +63,34 @@ static void print_ring(const json_t *session, FILE *file)
 		        number(session, "ring_requests"), number(session, "ring_doorbells"));
 }
 
-static void print_sessions(const json_t *sessions, FILE *file)
+/* How many requests ended and failed, and the part of all that the device did; of an older daemon
+ * nothing is known. */
+static void print_done(const json_t *root, const json_t *object, FILE *file)
 {
+	const long long all_ns = number(json_object_get(root, "requests"), "busy_ns");
+	char share[16] = "-";
+
+	if (!json_object_get(object, "finished")) {
+		fprintf(file, " %10s %7s %6s", "-", "-", "-");
+		return;
+	}
+	if (all_ns > 0)
+		snprintf(share, sizeof(share), "%.1f%%",
+		         100 * (double)number(object, "busy_ns") / (double)all_ns);
+	fprintf(file, " %10lld %7lld %6s", number(object, "finished"), number(object, "failed"),
+	        share);
+}
+
+static void print_sessions(const json_t *root, FILE *file)
+{
+	const json_t *sessions = json_object_get(root, "sessions");
 	char size[16];
 	json_t *session;
 	size_t i;
 
-	fprintf(file, "\n%8s %8s %6s %8s %10s %8s %9s %6s %10s %9s  %s\n", "session", "pid", "uid",
-	        "buffers", "memory", "streams", "in flight", "ring", "by ring", "doorbells",
-	        "name");
+	fprintf(file, "\n%8s %8s %6s %8s %10s %8s %9s %6s %10s %9s %10s %7s %6s  %s\n", "session",
+	        "pid", "uid", "buffers", "memory", "streams", "in flight", "ring", "by ring",
+	        "doorbells", "finished", "failed", "busy", "name");
 	json_array_foreach(sessions, i, session)
 	{
 		fprintf(file, "%8lld %8lld %6lld %8lld %10s %8lld %9lld",
@@ -78,24 +98,85 @@ static void print_sessions(const json_t *sessions, FILE *file)
 		        number(session, "buffers"), bytes(number(session, "buffer_bytes"), size),
 		        number(session, "streams"), number(session, "requests"));
 		print_ring(session, file);
+		print_done(root, session, file);
 		fprintf(file, "  %s\n", string(session, "name"));
 	}
 }
 
-static void print_tenants(const json_t *tenants, FILE *file)
+/* "3/1024", of what it has and may have, where that is known and is a limit. */
+static void print_use(const json_t *object, const char *key, const json_t *limits,
+                      const char *limit_key, int width, FILE *file)
 {
-	char size[16];
+	const json_t *limit = json_object_get(limits, limit_key);
+	const long long most = json_integer_value(limit), used = number(object, key);
+	const bool sizes = strstr(key, "bytes"), bound = limit && most >= 0 && most < INT64_MAX;
+	char use[48], texts[2][16];
+
+	if (sizes)
+		snprintf(use, sizeof(use), "%s%s%s", bytes(used, texts[0]), bound ? "/" : "",
+		         bound ? bytes(most, texts[1]) : "");
+	else if (bound)
+		snprintf(use, sizeof(use), "%lld/%lld", used, most);
+	else
+		snprintf(use, sizeof(use), "%lld", used);
+	fprintf(file, " %*s", width, use);
+}
+
+static void print_tenants(const json_t *root, FILE *file)
+{
+	static const struct {
+		const char *key, *title;
+		int width;
+	} columns[] = {
+		{ "sessions", "sessions", 10 },
+		{ "buffers", "buffers", 12 },
+		{ "buffer_bytes", "memory", 20 },
+		{ "device_bytes", "GPU memory", 20 },
+		{ "fds", "fds", 10 },
+		{ "requests", "in flight", 12 },
+		{ "step_bytes", "steps' memory", 18 },
+		{ "gates", "gates", 8 },
+	};
+	const json_t *tenants = json_object_get(root, "tenants");
 	json_t *tenant;
 	size_t i;
 
-	fprintf(file, "\n%8s %8s %8s %10s %6s %9s  %s\n", "uid", "sessions", "buffers", "memory",
-	        "fds", "in flight", "cgroup");
+	fprintf(file, "\n%8s", "uid");
+	for (i = 0; i < sizeof(columns) / sizeof(columns[0]); ++i)
+		fprintf(file, " %*s", columns[i].width, columns[i].title);
+	fprintf(file, " %10s %7s %6s  %s\n", "finished", "failed", "busy", "cgroup");
 	json_array_foreach(tenants, i, tenant)
 	{
-		fprintf(file, "%8lld %8lld %8lld %10s %6lld %9lld  %s\n", number(tenant, "uid"),
-		        number(tenant, "sessions"), number(tenant, "buffers"),
-		        bytes(number(tenant, "buffer_bytes"), size), number(tenant, "fds"),
-		        number(tenant, "requests"), string(tenant, "cgroup"));
+		const json_t *limits = json_object_get(tenant, "limits");
+
+		fprintf(file, "%8lld", number(tenant, "uid"));
+		for (size_t j = 0; j < sizeof(columns) / sizeof(columns[0]); ++j)
+			print_use(tenant, columns[j].key, limits, columns[j].key, columns[j].width,
+			          file);
+		print_done(root, tenant, file);
+		fprintf(file, "  %s\n", string(tenant, "cgroup"));
+	}
+}
+
+/* Who has what of the pool, whether connected or not. */
+static void print_pool_tenants(const json_t *root, FILE *file)
+{
+	const json_t *tenants = json_object_get(json_object_get(root, "pool"), "tenants");
+	const json_t *limits = json_object_get(root, "limits");
+	json_t *tenant;
+	char idle[16];
+	size_t i;
+
+	fprintf(file, "\n%8s %20s %12s %8s %14s  %s\n", "uid", "in use", "idle", "caches",
+	        "sequences", "cgroup, of the pool");
+	json_array_foreach(tenants, i, tenant)
+	{
+		fprintf(file, "%8lld", number(tenant, "uid"));
+		print_use(tenant, "used_bytes", limits, "pool_bytes", 20, file);
+		fprintf(file, " %12s", bytes(number(tenant, "idle_bytes"), idle));
+		print_use(tenant, "caches", limits, "caches", 8, file);
+		print_use(tenant, "sequences", limits, "sequences", 14, file);
+		fprintf(file, "  %s\n", string(tenant, "cgroup"));
 	}
 }
 
@@ -170,6 +251,8 @@ static void print_kv(const json_t *root, FILE *file)
 	const json_t *caches = json_object_get(root, "caches");
 	const json_t *sequences = json_object_get(root, "sequences");
 
+	if (json_array_size(json_object_get(json_object_get(root, "pool"), "tenants")) > 0)
+		print_pool_tenants(root, file);
 	if (json_array_size(caches) > 0)
 		print_caches(caches, file);
 	if (json_array_size(sequences) > 0)
@@ -242,10 +325,10 @@ int fa_status_print(const char *json, FILE *file)
 		print_pool(json_object_get(root, "pool"), file);
 	fprintf(file, "clients   %lld connections\n", number(root, "connections"));
 	if (json_array_size(sessions) > 0)
-		print_sessions(sessions, file);
+		print_sessions(root, file);
 	print_rest(root, "sessions", sessions, file);
 	if (json_array_size(tenants) > 0)
-		print_tenants(tenants, file);
+		print_tenants(root, file);
 	print_rest(root, "tenants", tenants, file);
 	print_kv(root, file);
 	json_decref(root);

@@ -1,5 +1,5 @@
-/* What factl status prints of sessions that have a ring, and of those that have none; and of
- * chunks that are not kept. */
+/* What factl status prints of sessions that have a ring, and of those that have none; of what they
+ * have had done, of limits, and of chunks that are not kept. */
 #include "common/cleanup.h"
 #include "tests/lib/check.h"
 #include "tests/lib/daemon.h"
@@ -127,6 +127,34 @@ static void test_words(void **state)
 	}
 }
 
+/* Used, and what may be; where there is no limit, or an older daemon does not say so, used alone. */
+static void test_tenants(void **state)
+{
+#define REQUESTS_OF "{\"requests\": {\"busy_ns\": 4000}, \"sessions\": [], \"tenants\": "
+#define POOL_OF "], \"pool\": {\"tenants\": [{\"uid\": 8, \"cgroup\": \"/p\", "
+	const char *text;
+
+	text = print(REQUESTS_OF
+	             "[{\"uid\": 7, \"cgroup\": \"/a\", \"sessions\": 3, \"fds\": 9, "
+	             "\"buffer_bytes\": 2048, \"limits\": {\"sessions\": 1024, "
+	             "\"buffer_bytes\": 1073741824, \"fds\": 9223372036854775807}, "
+	             "\"finished\": 12, \"failed\": 2, \"busy_ns\": 1000}" POOL_OF
+	             "\"used_bytes\": 1024, \"idle_bytes\": 0, \"caches\": 2, "
+	             "\"sequences\": 5}]}, \"limits\": {\"pool_bytes\": 9223372036854775807, "
+	             "\"caches\": 32}}");
+	fa_check_contains(text, " 3/1024 ");
+	fa_check_contains(text, " 2.0 KiB/1.0 GiB ");
+	fa_check_contains(text, " 9 ");
+	fa_check(!strstr(text, "9/"));
+	fa_check_contains(text, " 12       2  25.0%  /a\n");
+	fa_check_contains(text, " 1.0 KiB          0 B     2/32              5  /p\n");
+
+	text = print(REQUESTS_OF "[{\"uid\": 7, \"cgroup\": \"/a\", \"sessions\": 3}]}");
+	fa_check_contains(text, " 3 ");
+	fa_check(!strstr(text, "3/"));
+	fa_check_contains(text, " -       -      -  /a\n");
+}
+
 /* It says so only of chunks that are not kept. */
 static void test_unkept(void **state)
 {
@@ -148,6 +176,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_teardown(test_live, stop),
 		cmocka_unit_test(test_words),
+		cmocka_unit_test(test_tenants),
 		cmocka_unit_test(test_unkept),
 		cmocka_unit_test(test_wrong),
 	};
