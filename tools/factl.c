@@ -4,6 +4,7 @@
  *
  * Exit status: 0 done, 1 it did not work, 2 wrong usage, 3 no daemon there.
  */
+#include "tools/metrics.h"
 #include "tools/status.h"
 
 #include "client/faclient.h"
@@ -79,8 +80,32 @@ static int run_status(struct factl *factl)
 		fprintf(stderr, "factl: the daemon's status is not the JSON it should be\n");
 		r = 1;
 	}
-	free(text);
+	fa_free(text);
 	return r;
+}
+
+static int run_metrics(struct factl *factl)
+{
+	char *text;
+	int r;
+
+	r = connect_daemon(factl);
+	if (r != 0)
+		return r;
+	if (fa_status(factl->client, &text) < 0)
+		return fail("metrics");
+	r = fa_metrics_print(text, stdout);
+	fa_free(text);
+	if (r < 0) {
+		fprintf(stderr, "factl: the daemon's status is not the JSON it should be\n");
+		return 1;
+	}
+	/* Half of it is worse than none for who puts it in the place of the last. */
+	if (fflush(stdout) != 0) {
+		fprintf(stderr, "factl: the metrics cannot be written: %s\n", strerror(errno));
+		return 1;
+	}
+	return 0;
 }
 
 static int run_ping(struct factl *factl)
@@ -180,8 +205,8 @@ static const struct {
 	int (*run)(struct factl *factl);
 	int n_arguments;
 } commands[] = {
-	{ "status", run_status }, { "ping", run_ping }, { "version", run_version },
-	{ "drain", run_drain },   { "rm", run_rm, 2 },
+	{ "status", run_status },   { "metrics", run_metrics }, { "ping", run_ping },
+	{ "version", run_version }, { "drain", run_drain },     { "rm", run_rm, 2 },
 };
 
 static void usage(void)
@@ -190,6 +215,9 @@ static void usage(void)
 	     "Looks at the daemon fad, or tells it what to do.\n"
 	     "\n"
 	     "  status [--json]    what it does and for whom; as it comes with --json\n"
+	     "  metrics            the same as numbers in the format OpenMetrics, with which\n"
+	     "                     Prometheus and others follow them; as root, or the daemon's\n"
+	     "                     user, of all clients, else of this user's own\n"
 	     "  ping [-c N]        time N empty round trips (default: 1)\n"
 	     "  version            of this tool and of the daemon\n"
 	     "  drain [--no-wait]  let it finish what is in flight and exit; waits until then\n"

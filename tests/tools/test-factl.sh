@@ -53,7 +53,7 @@ expect 2 'number from 1' ping -c 5x
 expect 2 'more is to be said after rm' rm
 expect 2 'more is to be said after rm' rm cache
 expect 2 'what can be removed' rm stream x
-for command in status ping version drain; do
+for command in status metrics ping version drain; do
 	expect 3 'no connection to fad: .+' "$command"
 	expect 3 'no connection to fad: .+' -s "$temporary/none.sock" "$command"
 done
@@ -63,6 +63,8 @@ expect 0 '^answer from .*fad.sock: [0-9.]+ us$' ping
 expect 0 '^3 answers: least' ping -c 3
 expect 1 "no cache named 'x'" rm cache x
 expect 1 "no sequence named 'x'" rm sequence x
+expect 0 '^# EOF$' metrics
+expect 0 '^fad_build_info\{version="[0-9.]+",backend="cpu",device="' metrics
 expect 0 '^pool +0 of [0-9]+ chunks' status
 expect 0 '^fad +[0-9]+\.[0-9]+\.[0-9]+ .*backend cpu' version
 expect 0 "^fad .*process $daemon" status
@@ -76,6 +78,8 @@ status = json.load(sys.stdin)
 for key in ("version", "pid", "generation", "uptime_ns", "draining", "backend", "device", "threads",
             "connections", "requests", "sessions", "tenants"):
     status[key]
+for key in ("finished", "failed", "cancelled", "busy_ns", "took_ns"):
+    assert status["sessions"][0][key] == status["tenants"][0][key] == 0, key
 for key in ("submitted", "finished", "failed", "cancelled", "busy_ns"):
     assert type(status["requests"][key]) is int, key
 (session,) = status["sessions"]

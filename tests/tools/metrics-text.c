@@ -1,0 +1,13 @@
+/* What factl metrics makes of the status on standard input; exits with 1 if that is none. */
+#include "tools/metrics.h"
+
+#include <stdio.h>
+
+int main(void)
+{
+	static char json[1 << 20];
+	size_t n = fread(json, 1, sizeof(json) - 1, stdin);
+
+	json[n] = 0;
+	return fa_metrics_print(json, stdout) < 0;
+}

@@ -1,0 +1,367 @@
+#include "tools/metrics.h"
+
+#include <errno.h>
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+/* The histogram that is took: entry 0 is up to 2^10 ns, the last one all the rest. */
+#define TOOK_LOG2 10
+#define TOOK_N 25
+
+enum type {
+	GAUGE,
+	COUNTER,
+};
+
+/* One number of an object of the status. What ends in _seconds is nanoseconds there. */
+struct metric {
+	const char *name; /* without _total */
+	enum type type;
+	const char *key;
+	const char *help;  /* NULL: another number of the metric of the row before */
+	const char *state; /* the label that tells these apart; NULL: there is one alone */
+};
+
+static const struct metric daemon_metrics[] = {
+	{ "fad_uptime_seconds", GAUGE, "uptime_ns", "How long the daemon has run." },
+	{ "fad_draining", GAUGE, "draining", "Whether it takes nothing new and is about to exit." },
+	{ "fad_threads", GAUGE, "threads", "Threads that compute." },
+	{ "fad_connections", GAUGE, "connections", "Clients that are connected." },
+	{ "fad_connections_accepted", COUNTER, "connections_total", "Clients that were let in." },
+	{ "fad_connections_refused", COUNTER, "connections_refused", "Clients turned away." },
+	{ "fad_buffers", GAUGE, "buffers", "Buffers of all clients." },
+	{ "fad_buffers_max", GAUGE, "buffers_max", "Buffers that all clients may have." },
+	{ "fad_rings", GAUGE, "rings", "Clients whose requests come through memory." },
+	{ "fad_rings_polled", GAUGE, "rings_polled", "Of those, the ones looked at all the time." },
+	{ "fad_ring_requests", COUNTER, "ring_requests", "Messages that came through rings." },
+	{ "fad_ring_doorbells", COUNTER, "ring_doorbells", "How often a client woke the daemon." },
+	{ "fad_sessions_seen", GAUGE, "sessions_total", "Sessions that this user may see." },
+	{ "fad_tenants_seen", GAUGE, "tenants_total",
+	  "Tenants that this user may see, of which at most 128 are told of." },
+};
+
+static const struct metric request_metrics[] = {
+	{ "fad_requests_submitted", COUNTER, "submitted", "Requests, with the daemon's own." },
+	{ "fad_requests_launched", COUNTER, "launched", "Requests that the device was given." },
+	{ "fad_requests_finished", COUNTER, "finished", "Requests that ended in whatever way." },
+	{ "fad_requests_failed", COUNTER, "failed", "Requests that ended with an error." },
+	{ "fad_requests_cancelled", COUNTER, "cancelled", "Requests that were cancelled." },
+	{ "fad_busy_seconds", COUNTER, "busy_ns",
+	  "Time of requests on the device; of those beside one another the sum." },
+};
+
+static const struct metric pool_metrics[] = {
+	{ "fad_pool_chunk_bytes", GAUGE, "chunk_bytes", "Memory of a chunk of the KV pool." },
+	{ "fad_pool_chunks_max", GAUGE, "chunks_max", "Chunks that the pool may have." },
+	{ "fad_pool_chunks", GAUGE, "chunks", "Chunks that have memory." },
+	{ "fad_pool_chunks_free", GAUGE, "chunks_free", "Of those, the ones in no cache." },
+	{ "fad_pool_chunks_unkept", GAUGE, "chunks_unkept", "Chunks lost with the daemon." },
+	{ "fad_pool_bytes", GAUGE, "used_bytes",
+	  "Memory of pages, used by sequences and steps or idle (published alone).", "used" },
+	{ "fad_pool_bytes", GAUGE, "idle_bytes", NULL, "idle" },
+	{ "fad_pool_pages", GAUGE, "used_pages", "Pages of all caches.", "used" },
+	{ "fad_pool_pages", GAUGE, "idle_pages", NULL, "idle" },
+	{ "fad_pool_pages", GAUGE, "free_pages", NULL, "free" },
+	{ "fad_pool_pages_quarantined", GAUGE, "quarantined_pages",
+	  "Pages that something may still write to." },
+	{ "fad_pool_pages_evicted", COUNTER, "evicted_pages",
+	  "Published pages that were given up for others." },
+	{ "fad_pool_caches", GAUGE, "caches", "Caches." },
+	{ "fad_pool_sequences", GAUGE, "sequences", "Sequences." },
+	{ "fad_pool_steps", GAUGE, "steps", "Steps in flight." },
+	{ "fad_pool_sessions_awaited", GAUGE, "sessions_awaited",
+	  "Sessions that may come back for what they have." },
+};
+
+/* Of a tenant; in its limits the same keys. */
+static const struct metric tenant_metrics[] = {
+	{ "fad_tenant_sessions", GAUGE, "sessions", "Sessions of a tenant." },
+	{ "fad_tenant_buffers", GAUGE, "buffers", "Buffers of a tenant." },
+	{ "fad_tenant_buffer_bytes", GAUGE, "buffer_bytes", "Its memory of the machine." },
+	{ "fad_tenant_device_bytes", GAUGE, "device_bytes", "Its memory of the device." },
+	{ "fad_tenant_pieces", GAUGE, "pieces", "Allocations of buffers that have several." },
+	{ "fad_tenant_fds", GAUGE, "fds", "Descriptors that the daemon has for a tenant." },
+	{ "fad_tenant_requests_in_flight", GAUGE, "requests", "Requests that have not ended." },
+	{ "fad_tenant_step_bytes", GAUGE, "step_bytes", "Memory of its steps in flight." },
+	{ "fad_tenant_gates", GAUGE, "gates", "Waits and signals of requests in flight." },
+	{ "fad_tenant_timelines", GAUGE, "timelines", "Timelines of a tenant." },
+};
+
+/* Of what it has had done. */
+static const struct metric done_metrics[] = {
+	{ "fad_tenant_requests_finished", COUNTER, "finished",
+	  "Requests of a tenant that ended in whatever way." },
+	{ "fad_tenant_requests_failed", COUNTER, "failed",
+	  "Requests of a tenant that ended with an error." },
+	{ "fad_tenant_requests_cancelled", COUNTER, "cancelled",
+	  "Requests of a tenant that were cancelled." },
+	{ "fad_tenant_busy_seconds", COUNTER, "busy_ns",
+	  "Time of a tenant's requests on the device; of those beside one another the sum." },
+};
+
+/* Of what it has in the pool. */
+static const struct metric pool_tenant_metrics[] = {
+	{ "fad_pool_tenant_bytes", GAUGE, "used_bytes", "Memory of a tenant's pages.", "used" },
+	{ "fad_pool_tenant_bytes", GAUGE, "idle_bytes", NULL, "idle" },
+	{ "fad_pool_tenant_caches", GAUGE, "caches", "Caches of a tenant." },
+	{ "fad_pool_tenant_sequences", GAUGE, "sequences", "Sequences of a tenant." },
+};
+
+/* What each may have of the pool, and of the limits. */
+static const struct metric pool_limit_metrics[] = {
+	{ "fad_limit_pool_tenant_bytes", GAUGE, "pool_bytes", "Pages that a tenant may have." },
+	{ "fad_limit_pool_tenant_caches", GAUGE, "caches", "Caches that a tenant may have." },
+	{ "fad_limit_pool_tenant_sequences", GAUGE, "sequences",
+	  "Sequences that a tenant may have." },
+	{ "fad_limit_connections", GAUGE, "connections", "Clients that may be connected." },
+};
+
+#define N(array) (sizeof(array) / sizeof((array)[0]))
+
+/* ---- what is written */
+
+static bool ends_in(const char *name, const char *end)
+{
+	return strlen(name) >= strlen(end) && strcmp(name + strlen(name) - strlen(end), end) == 0;
+}
+
+static bool is_time(const char *name)
+{
+	return ends_in(name, "_seconds");
+}
+
+static void print_head(const char *name, const char *type, const char *help, FILE *file)
+{
+	fprintf(file, "# TYPE %s %s\n", name, type);
+	if (is_time(name) || ends_in(name, "_bytes"))
+		fprintf(file, "# UNIT %s %s\n", name, is_time(name) ? "seconds" : "bytes");
+	fprintf(file, "# HELP %s %s\n", name, help);
+}
+
+static void print_escaped(const char *text, FILE *file)
+{
+	for (; *text; ++text) {
+		if (*text == '\n')
+			fputs("\\n", file);
+		else if (*text == '\\' || *text == '"')
+			fprintf(file, "\\%c", *text);
+		else
+			fputc(*text, file);
+	}
+}
+
+static void print_label(const char *name, const char *value, char *separator, FILE *file)
+{
+	fprintf(file, "%c%s=\"", *separator, name);
+	print_escaped(value, file);
+	fputc('"', file);
+	*separator = ',';
+}
+
+/* Who the tenant is; @tenant NULL: nobody, it is of the whole daemon. */
+static void print_tenant(const json_t *tenant, char *separator, FILE *file)
+{
+	const char *cgroup = json_string_value(json_object_get(tenant, "cgroup"));
+	char uid[24];
+
+	if (!tenant)
+		return;
+	snprintf(uid, sizeof(uid), "%lld",
+	         (long long)json_integer_value(json_object_get(tenant, "uid")));
+	print_label("uid", uid, separator, file);
+	print_label("cgroup", cgroup ? cgroup : "", separator, file);
+}
+
+/* The name, and labels as far as there are any. */
+static void print_name(const char *name, const char *suffix, const json_t *tenant,
+                       const char *label, const char *value, FILE *file)
+{
+	char separator = '{';
+
+	fprintf(file, "%s%s", name, suffix);
+	print_tenant(tenant, &separator, file);
+	if (label)
+		print_label(label, value, &separator, file);
+	if (separator == ',')
+		fputc('}', file);
+	fputc(' ', file);
+}
+
+static bool is_number(const json_t *value)
+{
+	return json_is_integer(value) || json_is_boolean(value);
+}
+
+static uint64_t number_of(const json_t *value)
+{
+	return json_is_boolean(value) ? json_is_true(value) : (uint64_t)json_integer_value(value);
+}
+
+static void print_count(uint64_t n, FILE *file)
+{
+	fprintf(file, "%llu\n", (unsigned long long)n);
+}
+
+/* No digit of it is lost. */
+static void print_seconds(uint64_t ns, FILE *file)
+{
+	fprintf(file, "%llu.%09llu\n", (unsigned long long)(ns / 1000000000),
+	        (unsigned long long)(ns % 1000000000));
+}
+
+static void print_sample(const struct metric *metric, const json_t *object, const json_t *tenant,
+                         FILE *file)
+{
+	const json_t *value = json_object_get(object, metric->key);
+
+	if (!is_number(value))
+		return;
+	print_name(metric->name, metric->type == COUNTER ? "_total" : "", tenant,
+	           metric->state ? "state" : NULL, metric->state, file);
+	if (is_time(metric->name))
+		print_seconds(number_of(value), file);
+	else
+		print_count(number_of(value), file);
+}
+
+static void print_metric_head(const struct metric *metric, FILE *file)
+{
+	if (metric->help)
+		print_head(metric->name, metric->type == COUNTER ? "counter" : "gauge",
+		           metric->help, file);
+}
+
+/* A limit of INT64_MAX, or more, is none. */
+static void print_metrics(const struct metric *metrics, size_t n, const json_t *object, FILE *file)
+{
+	for (size_t i = 0; i < n; ++i) {
+		const json_t *value = json_object_get(object, metrics[i].key);
+
+		if (!is_number(value) || number_of(value) >= INT64_MAX)
+			continue;
+		print_metric_head(&metrics[i], file);
+		print_sample(&metrics[i], object, NULL, file);
+	}
+}
+
+/* All samples of a metric stand together, and so those of a tenant do not. */
+static void print_by_tenant(const struct metric *metrics, size_t n, const json_t *tenants,
+                            FILE *file)
+{
+	json_t *tenant;
+	size_t at;
+
+	for (size_t first = 0, end; first < n; first = end) {
+		for (end = first + 1; end < n && !metrics[end].help;)
+			++end;
+		print_metric_head(&metrics[first], file);
+		json_array_foreach(tenants, at, tenant)
+		{
+			for (size_t i = first; i < end; ++i)
+				print_sample(&metrics[i], tenant, tenant, file);
+		}
+	}
+}
+
+/* They are the same for all. */
+static void print_limits(const json_t *tenants, FILE *file)
+{
+	const json_t *limits = json_object_get(json_array_get(tenants, 0), "limits");
+	char name[64];
+
+	for (size_t i = 0; i < N(tenant_metrics); ++i) {
+		const struct metric metric = { .name = name,
+			                       .type = GAUGE,
+			                       .key = tenant_metrics[i].key,
+			                       .help = "What a tenant may have of that." };
+
+		snprintf(name, sizeof(name), "fad_limit_%s",
+		         tenant_metrics[i].name + strlen("fad_"));
+		print_metrics(&metric, 1, limits, file);
+	}
+}
+
+static void print_took(const json_t *tenant, const char *name, FILE *file)
+{
+	const json_t *took = json_object_get(tenant, "took");
+	uint64_t n = 0;
+	char le[32];
+
+	if (!json_is_array(took))
+		return;
+	for (size_t i = 0; i < TOOK_N; ++i) {
+		n += number_of(json_array_get(took, i));
+		snprintf(le, sizeof(le), "%.12g", (double)(1ull << (TOOK_LOG2 + i)) / 1e9);
+		print_name(name, "_bucket", tenant, "le", i + 1 < TOOK_N ? le : "+Inf", file);
+		print_count(n, file);
+	}
+	print_name(name, "_count", tenant, NULL, NULL, file);
+	print_count(n, file);
+	print_name(name, "_sum", tenant, NULL, NULL, file);
+	print_seconds(number_of(json_object_get(tenant, "took_ns")), file);
+}
+
+static void print_histogram(const json_t *tenants, FILE *file)
+{
+	static const char *const name = "fad_tenant_request_seconds";
+	json_t *tenant;
+	size_t i;
+
+	print_head(name, "histogram",
+	           "From when a request of a tenant came until the device had done it.", file);
+	json_array_foreach(tenants, i, tenant)
+	{
+		print_took(tenant, name, file);
+	}
+}
+
+static void print_build(const json_t *root, FILE *file)
+{
+	static const char *const labels[] = { "version", "backend", "device", "mps" };
+	char separator = '{';
+
+	/* Not of type info, which the older format does not know. */
+	print_head("fad_build_info", "gauge", "What runs, and on what.", file);
+	fputs("fad_build_info", file);
+	for (size_t i = 0; i < N(labels); ++i) {
+		const char *value = json_string_value(json_object_get(root, labels[i]));
+
+		if (value)
+			print_label(labels[i], value, &separator, file);
+	}
+	fputs(separator == ',' ? "} 1\n" : " 1\n", file);
+}
+
+int fa_metrics_print(const char *json, FILE *file)
+{
+	const json_t *requests, *tenants, *pool;
+	json_t *root;
+
+	root = json_loads(json, 0, NULL);
+	requests = json_object_get(root, "requests");
+	tenants = json_object_get(root, "tenants");
+	pool = json_object_get(root, "pool");
+	if (!json_is_object(requests) || !json_is_array(tenants)) {
+		json_decref(root);
+		return -EINVAL;
+	}
+	print_build(root, file);
+	print_metrics(daemon_metrics, N(daemon_metrics), root, file);
+	print_metrics(request_metrics, N(request_metrics), requests, file);
+	print_limits(tenants, file);
+	print_metrics(pool_limit_metrics, N(pool_limit_metrics), json_object_get(root, "limits"),
+	              file);
+	print_by_tenant(tenant_metrics, N(tenant_metrics), tenants, file);
+	print_by_tenant(done_metrics, N(done_metrics), tenants, file);
+	print_histogram(tenants, file);
+	/* To others than the administrator these are their own, which are told by tenant. */
+	if (json_object_get(pool, "chunks"))
+		print_metrics(pool_metrics, N(pool_metrics), pool, file);
+	print_by_tenant(pool_tenant_metrics, N(pool_tenant_metrics),
+	                json_object_get(pool, "tenants"), file);
+	fputs("# EOF\n", file);
+	json_decref(root);
+	return 0;
+}
