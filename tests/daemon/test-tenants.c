@@ -178,6 +178,8 @@ static int look_around(void)
 	fa_check_eq(count_tenants(status, &uid), 1);
 	fa_check_eq(uid, getuid());
 	fa_check(!strstr(text, "bystander")); /* by what it calls itself, below */
+	fa_check(!json_object_get(status, "connections_refused"));
+	fa_check(!json_object_get(status, "rings"));
 	json_decref(status);
 	fa_raw_close(&raw);
 	return 0;
@@ -223,6 +225,50 @@ static void test_status(void **state)
 	fa_check(!kill(pid, SIGKILL));
 	fa_test_reap(pid);
 	fa_raw_close(&raw);
+	fa_scene_check(&scene);
+}
+
+static int ask_for_one(void)
+{
+	struct fa_wire_message message = fa_raw_message(FA_WIRE_MARKER);
+	static struct fa_raw raw;
+
+	fa_raw_open(&raw, scene.daemon.socket);
+	message.marker.value = 1;
+	fa_check_eq(fa_raw_send(&raw, &message, NULL, 0), 0);
+	fa_raw_wait_expect(&raw, 0, 1, 0, NULL);
+	fa_raw_close(&raw);
+	return 0;
+}
+
+/* How many requests of @uid have ended, of which there is no session any more; -1: it has some, or
+ * is not known. */
+static json_int_t finished_of_gone(uid_t uid)
+{
+	_fa_cleanup_(fa_freep) char *text = fa_raw_status(&scene.bystander);
+	json_t *status = json_loads(text, 0, NULL), *tenant;
+	json_int_t finished = -1;
+	size_t i;
+
+	json_array_foreach(json_object_get(status, "tenants"), i, tenant)
+	{
+		if (json_integer_value(json_object_get(tenant, "uid")) == uid &&
+		    !json_integer_value(json_object_get(tenant, "sessions")))
+			finished = json_integer_value(json_object_get(tenant, "finished"));
+	}
+	json_decref(status);
+	return finished;
+}
+
+/* What a user has had done is known when he has gone, and counted on when he comes back. */
+static void test_gone(void **state)
+{
+	start(NULL);
+	fa_check_eq(finished_of_gone(NOBODY), -1);
+	for (int i = 1; i <= 3; ++i) {
+		run_as(NOBODY, ask_for_one);
+		fa_check_eventually(finished_of_gone(NOBODY) == i);
+	}
 	fa_scene_check(&scene);
 }
 
@@ -293,7 +339,7 @@ static void test_ids(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		test(test_quotas), test(test_timelines), test(test_status),
+		test(test_quotas), test(test_timelines), test(test_status), test(test_gone),
 		test(test_drain),  test(test_mode),      test(test_ids),
 	};
 
