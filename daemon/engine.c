@@ -448,6 +448,18 @@ bool fa_engine_take(struct fa_engine *engine, struct fa_request **ret_request,
 	return true;
 }
 
+bool fa_engine_pulse(struct fa_engine *engine)
+{
+	/* Nobody else counts them. */
+	const uint64_t asked = atomic_load_explicit(&engine->pulses_asked, memory_order_relaxed);
+
+	if (atomic_load_explicit(&engine->pulses, memory_order_relaxed) != asked)
+		return false;
+	atomic_store_explicit(&engine->pulses_asked, asked + 1, memory_order_relaxed);
+	fa_engine_wake(engine);
+	return true;
+}
+
 void fa_engine_stats(struct fa_engine *engine, struct fa_engine_stats *ret_stats)
 {
 	*ret_stats = (struct fa_engine_stats){

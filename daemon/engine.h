@@ -217,6 +217,13 @@ bool fa_engine_take(struct fa_engine *engine, struct fa_request **ret_request,
 /* Whether fa_engine_take() may have something; a look costs next to nothing. */
 bool fa_engine_has_news(struct fa_engine *engine);
 
+/*
+ * Whether the engine thread has gone round since it was asked to by the last call that gave true
+ * (which the first does); if so it is asked again. It may sleep as long as it likes: to be asked
+ * wakes it. One that hangs, in a call of the driver's or behind a lock, does not answer.
+ */
+bool fa_engine_pulse(struct fa_engine *engine);
+
 /* Counters for status; any thread. */
 struct fa_engine_stats {
 	uint64_t submitted, finished, launched;

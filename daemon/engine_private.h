@@ -96,6 +96,8 @@ struct fa_engine {
 
 	struct fa_waiter waiter;
 	atomic_bool stop;
+	/* How often the engine thread was asked for a pulse, and up to which it gave one. */
+	_Atomic uint64_t pulses_asked, pulses;
 
 	/* The engine thread looks at these while the loop thread, which attends, writes them. */
 	char apart_from_waiter[FA_ENGINE_APART];

@@ -10,6 +10,7 @@
 #include "daemon/log.h"
 #include "daemon/server.h"
 #include "daemon/supervise.h"
+#include "daemon/watchdog.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -47,6 +48,7 @@ struct program {
 	uv_signal_t signals[3];
 	unsigned int n_asked;
 	struct fa_server *server;
+	struct fa_watchdog watchdog;
 	struct fa_keeper keeper;
 };
 
@@ -390,6 +392,7 @@ static void on_stopped(void *userdata)
 {
 	struct program *program = userdata;
 
+	fa_watchdog_stop(&program->watchdog);
 	for (unsigned int i = 0; i < 3; ++i)
 		uv_close((uv_handle_t *)&program->signals[i], NULL);
 }
@@ -429,6 +432,9 @@ static int serve(struct program *program, struct fa_config *config, struct fa_er
 		(void)uv_run(&program->loop, UV_RUN_DEFAULT);
 		return r;
 	}
+	r = fa_watchdog_start(&program->watchdog, &program->loop, program->server->engine);
+	if (r < 0)
+		fa_log(FA_LOG_WARNING, "the watchdog will not be told anything: %s", strerror(-r));
 	say_ready(program);
 	(void)uv_run(&program->loop, UV_RUN_DEFAULT);
 	r = program->server->is_lost ? EX_TEMPFAIL : EXIT_SUCCESS;

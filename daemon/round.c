@@ -373,6 +373,16 @@ static bool guard(struct fa_engine *engine, struct guard *guard)
 	return true;
 }
 
+/* Behind a round for which it was woken, as it is to be asked. Whoever asked while that lasted is
+ * answered, too: it has come to its end. */
+static void give_pulse(struct fa_engine *engine)
+{
+	const uint64_t asked = atomic_load_explicit(&engine->pulses_asked, memory_order_relaxed);
+
+	if (atomic_load_explicit(&engine->pulses, memory_order_relaxed) != asked)
+		atomic_store_explicit(&engine->pulses, asked, memory_order_relaxed);
+}
+
 void *fa_engine_run(void *userdata)
 {
 	struct fa_engine *engine = userdata;
@@ -399,6 +409,8 @@ void *fa_engine_run(void *userdata)
 		more = has_more_to_do(engine);
 		patience = find_patience(engine);
 		pthread_mutex_unlock(&engine->round);
+		if (woken)
+			give_pulse(engine);
 		/* Who attends from now on wakes it; who did so before does not. */
 		if (!atomic_load_explicit(&engine->attended, memory_order_relaxed))
 			wait_for_news(engine, &patience);

@@ -8,6 +8,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -47,6 +49,16 @@
 /* How long what is kept waits for children that say that they cannot have it now. */
 #define WAIT_NS (300 * FA_NS_PER_SEC)
 
+/* A child that is ready and is not heard of for so long hangs, unless WATCHDOG_USEC says another
+ * time. Nothing that it does takes a tenth of that. */
+#define WATCHDOG_NS (180 * FA_NS_PER_SEC)
+/* ... and one that gets ready and stores nothing meanwhile; as TimeoutStartSec= of fad.service. */
+#define START_NS (300 * FA_NS_PER_SEC)
+/* It may leave a core; one that is stopped, or that the kernel holds up, will not. */
+#define ABORT_NS (10 * FA_NS_PER_SEC)
+/* Looks in the time of a watchdog, ours or our child's. */
+#define WATCHDOG_LOOKS 4
+
 struct kept {
 	char name[NAME_BYTES];
 	int fd;
@@ -68,6 +80,13 @@ struct supervisor {
 	uint64_t ended_ns; /* ... which is that long after this */
 	int n_crashes;     /* in a row, before they were ready */
 	uint64_t wait_ns;  /* since when what is kept waits; 0: it does not */
+
+	uint64_t watchdog_ns; /* how long a child may say nothing; FA_NS_NEVER: for ever */
+	uint64_t heard_ns;    /* when it was heard of last, or was told to abort */
+	bool hung, killed;    /* this child was told to abort; it did not, and was killed */
+	uint64_t looked_ns;   /* when we looked after it last */
+	uint64_t tell_ns; /* between two times that we tell who watches us; FA_NS_NEVER: nobody */
+	uint64_t told_ns; /* when we did last */
 
 	struct kept kept[KEPT_MAX];
 	size_t n_kept;
@@ -114,7 +133,7 @@ static int place_fds(struct supervisor *s)
 
 static void run_child(struct supervisor *s, pid_t parent)
 {
-	char number[16], path[32];
+	char number[16], path[32], usec[24];
 
 	/* Nobody would start it again, nor keep what it has. */
 	if (prctl(PR_SET_PDEATHSIG, SIGTERM) < 0 || getppid() != parent)
@@ -136,6 +155,13 @@ static void run_child(struct supervisor *s, pid_t parent)
 	snprintf(number, sizeof(number), "%zu", 2 * s->max_timelines);
 	setenv(FA_KEEPER_MAX_VARIABLE, number, 1);
 	unsetenv("WATCHDOG_USEC");
+	unsetenv("WATCHDOG_PID");
+	if (s->watchdog_ns != FA_NS_NEVER) {
+		snprintf(usec, sizeof(usec), "%" PRIu64, (uint64_t)(s->watchdog_ns / FA_NS_PER_US));
+		setenv("WATCHDOG_USEC", usec, 1);
+		snprintf(number, sizeof(number), "%ld", (long)getpid());
+		setenv("WATCHDOG_PID", number, 1);
+	}
 	sigprocmask(SIG_SETMASK, &s->old_mask, NULL);
 	execv("/proc/self/exe", s->argv);
 	_exit(127);
@@ -145,8 +171,8 @@ static int start_child(struct supervisor *s)
 {
 	pid_t self = getpid();
 
-	s->ready = s->reload = false;
-	s->started_ns = fa_now_ns();
+	s->ready = s->reload = s->hung = s->killed = false;
+	s->started_ns = s->heard_ns = fa_now_ns();
 	s->child = fork();
 	if (s->child == 0)
 		run_child(s, self);
@@ -241,13 +267,13 @@ static void judge_end(struct supervisor *s, int status)
 	/* Killed by somebody, or ended in order: that says nothing of what is kept. */
 	if (s->ready || (exited && WEXITSTATUS(status) != EX_TEMPFAIL))
 		s->n_crashes = 0;
-	else if (!exited && WTERMSIG(status) != SIGKILL && WTERMSIG(status) != SIGTERM)
+	else if (!exited && !s->hung && WTERMSIG(status) != SIGKILL && WTERMSIG(status) != SIGTERM)
 		++s->n_crashes;
-	/* One whose device is not there for it, or that has no memory, may have it the next
-	 * time, but not for ever. */
+	/* One whose device is not there for it or does not answer, or that has no memory, may have
+	 * it the next time, but not for ever. */
 	if (s->ready)
 		s->wait_ns = 0;
-	else if (exited && WEXITSTATUS(status) == EX_TEMPFAIL && !s->wait_ns)
+	else if ((s->hung || (exited && WEXITSTATUS(status) == EX_TEMPFAIL)) && !s->wait_ns)
 		s->wait_ns = s->ended_ns;
 	if (s->n_crashes == CRASHES_MAX)
 		let_go(s, "fad has crashed too often before it was ready");
@@ -309,7 +335,12 @@ static void say_ready(struct supervisor *s)
 static void handle_message(struct supervisor *s, const char *message, int *fds, size_t n_fds)
 {
 	char value[NAME_BYTES], name[NAME_BYTES] = "stored";
+	const bool feeds = find(message, "WATCHDOG", value, sizeof(value));
 
+	/* What it stores says nothing of its engine, but is all that is heard of it before that
+	 * works. */
+	if (!s->hung && (feeds || !s->ready))
+		s->heard_ns = fa_now_ns();
 	(void)find(message, "FDNAME", name, sizeof(name));
 	if (find(message, "FDSTOREREMOVE", value, sizeof(value)))
 		forget(s, name);
@@ -317,8 +348,9 @@ static void handle_message(struct supervisor *s, const char *message, int *fds, 
 		keep(s, name, fds, n_fds);
 	if (find(message, "READY", value, sizeof(value)))
 		say_ready(s);
-	/* Whoever supervises us hears the rest; the descriptors stay here. */
-	if (!find(message, "FDNAME", value, sizeof(value)))
+	/* Whoever supervises us hears the rest; the descriptors stay here, and the watch over the
+	 * child. */
+	if (!feeds && !find(message, "FDNAME", value, sizeof(value)))
 		(void)sd_notify(0, message);
 }
 
@@ -425,6 +457,84 @@ static int handle_signals(struct supervisor *s)
 	return s->asked && !s->child ? EXIT_SUCCESS : -1;
 }
 
+/* ---- watchdogs */
+
+/* How long it may be silent; FA_NS_NEVER: for ever. */
+static uint64_t patience_ns(const struct supervisor *s)
+{
+	if (s->watchdog_ns == FA_NS_NEVER || !s->child || s->killed)
+		return FA_NS_NEVER;
+	if (s->hung)
+		return s->watchdog_ns < ABORT_NS ? s->watchdog_ns : ABORT_NS;
+	return s->ready ? s->watchdog_ns : START_NS;
+}
+
+/* Ends a child that is not heard of: the next one finds what it has stored. */
+static void look_after_child(struct supervisor *s)
+{
+	const uint64_t now_ns = fa_now_ns(), patience = patience_ns(s);
+
+	/* We have not run for a while (were stopped, or the machine was), and so may it: it is not
+	 * to blame for that. */
+	if (now_ns - s->looked_ns > s->watchdog_ns / 2)
+		s->heard_ns = now_ns;
+	s->looked_ns = now_ns;
+	if (patience == FA_NS_NEVER || now_ns - s->heard_ns <= patience)
+		return;
+	s->heard_ns = now_ns;
+	if (s->hung) {
+		s->killed = true;
+		kill(s->child, SIGKILL);
+		return;
+	}
+	s->hung = true;
+	fa_log(FA_LOG_ERROR,
+	       "fad (%ld) hangs: nothing was heard of it for %" PRIu64 " s; it is ended",
+	       (long)s->child, (uint64_t)(patience / FA_NS_PER_SEC));
+	kill(s->child, SIGABRT);
+}
+
+/* We get on, whatever the child does: it is ours to look after it. */
+static void tell_of_us(struct supervisor *s)
+{
+	const uint64_t now_ns = fa_now_ns();
+
+	if (s->tell_ns == FA_NS_NEVER || now_ns - s->told_ns < s->tell_ns)
+		return;
+	s->told_ns = now_ns;
+	(void)sd_notify(0, "WATCHDOG=1");
+}
+
+/* Ours is also our child's. */
+static void init_watchdog(struct supervisor *s)
+{
+	uint64_t usec;
+	int r = sd_watchdog_enabled(0, &usec);
+
+	s->watchdog_ns = r == 0 ? WATCHDOG_NS : FA_NS_NEVER;
+	s->tell_ns = FA_NS_NEVER;
+	if (r > 0 && usec < FA_NS_NEVER / FA_NS_PER_US) {
+		s->watchdog_ns = usec * FA_NS_PER_US;
+		s->tell_ns = s->watchdog_ns / WATCHDOG_LOOKS;
+	}
+	s->looked_ns = fa_now_ns();
+}
+
+/* Until the next look, if nothing comes; -1: for ever. */
+static int look_ms(const struct supervisor *s)
+{
+	const uint64_t patience = patience_ns(s);
+	uint64_t ns = s->watchdog_ns / WATCHDOG_LOOKS;
+
+	if (s->watchdog_ns == FA_NS_NEVER)
+		return -1;
+	if (patience < ns)
+		ns = patience;
+	return ns / FA_NS_PER_MS < INT_MAX ? (int)(ns / FA_NS_PER_MS) + 1 : INT_MAX;
+}
+
+/* ---- all together */
+
 /* Until the next start, whatever comes meanwhile. */
 static int pause_left_ms(const struct supervisor *s)
 {
@@ -436,6 +546,16 @@ static int pause_left_ms(const struct supervisor *s)
 	return (int)((pause_ns - past_ns + FA_NS_PER_MS - 1) / FA_NS_PER_MS);
 }
 
+/* Until there is something to do, if nothing comes; -1: for ever. */
+static int timeout_ms(const struct supervisor *s)
+{
+	const int look = look_ms(s), pause = pause_left_ms(s);
+
+	if (s->child || (look >= 0 && look < pause))
+		return look;
+	return pause;
+}
+
 static int run(struct supervisor *s)
 {
 	struct pollfd polled[] = { { .fd = s->signal_fd, .events = POLLIN },
@@ -443,9 +563,11 @@ static int run(struct supervisor *s)
 	int status;
 
 	for (;;) {
-		(void)poll(polled, 2, s->child ? -1 : pause_left_ms(s));
+		(void)poll(polled, 2, timeout_ms(s));
 		for (int i = 0; i < MESSAGES_AT_ONCE && receive(s); ++i)
 			;
+		tell_of_us(s);
+		look_after_child(s);
 		status = handle_signals(s);
 		if (status >= 0)
 			return status;
@@ -563,6 +685,7 @@ int fa_supervise(char **argv, int ready_fd)
 	s->ready_fd = ready_fd;
 	s->max_timelines = max_timelines();
 	s->signal_fd = s->notify_fd = s->notify_path_fd = -1;
+	init_watchdog(s);
 	s->argv = child_argv(argv);
 	if (s->argv)
 		r = open_signals(s);

@@ -10,6 +10,10 @@
  * when the child has died their words are released here (gate.h), before another one is
  * started.
  *
+ * A child that hangs is ended, and the next one started: it has to be heard of (watchdog.h) within
+ * three minutes, or WATCHDOG_USEC if that is set, which then is how often whoever watches the
+ * supervisor hears of that, too. WATCHDOG_USEC=0: nobody is watched, as a debugger may want it.
+ *
  * SIGTERM, SIGINT and SIGHUP are passed on. It ends when the child ends by itself
  * with status 0 or was asked to end; a child that never got ready takes it along. If later
  * ones crash again and again before they are ready, what was stored is let go, but for the

@@ -44,10 +44,15 @@ static int rule_parse(struct fa_test_cuda_page *page, const char *text)
 {
 	struct fa_test_cuda_rule rule = { 0 };
 	char name[64], nth[24];
-	int end = 0;
+	int end = 0, code_end = 0;
 
-	if (sscanf(text, "%63[A-Za-z0-9]:%23[0-9*]=%d%n", name, nth, &rule.code, &end) != 3 ||
-	    text[end])
+	if (sscanf(text, "%63[A-Za-z0-9]:%23[0-9*]=%n%d%n", name, nth, &end, &rule.code,
+	           &code_end) < 2 ||
+	    !end)
+		return -EINVAL;
+	if (!strcmp(text + end, "hang"))
+		rule.code = FA_TEST_CUDA_HANG;
+	else if (!code_end || text[code_end])
 		return -EINVAL;
 	while (rule.call < FA_TEST_CUDA_CALLS && strcmp(names[rule.call], name))
 		++rule.call;

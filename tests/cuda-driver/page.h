@@ -46,6 +46,9 @@ enum fa_test_cuda_live {
 	FA_TEST_CUDA_LIVE,
 };
 
+/* The code of calls that never return. */
+#define FA_TEST_CUDA_HANG (-1)
+
 /* Makes calls fail. */
 struct fa_test_cuda_rule {
 	_Atomic uint32_t state; /* 0: free, 1: being written, 2: in force */
@@ -90,8 +93,8 @@ const char *fa_test_cuda_call_name(enum fa_test_cuda_call call);
 
 /*
  * Adds rules like "cuMemMap:3=2,kernel:1=700,cuMemAlloc:*=2": the third call of cuMemMap
- * from now on gives 2, the next kernel faults, every cuMemAlloc fails. Returns 0,
- * -EINVAL for a text that says nothing, -ENOSPC.
+ * from now on gives 2, the next kernel faults, every cuMemAlloc fails. "cuLaunchKernel:1=hang":
+ * the next call of that never returns. Returns 0, -EINVAL for a text that says nothing, -ENOSPC.
  */
 int fa_test_cuda_page_fail(struct fa_test_cuda_page *page, const char *text);
 

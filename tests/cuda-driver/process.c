@@ -169,6 +169,11 @@ CUresult fa_fake_enter(enum fa_test_cuda_call call, unsigned int needs)
 	CUresult result = count_call(call, &failed), lost = CUDA_SUCCESS;
 	struct fa_fake_context *current;
 
+	if ((int)result == FA_TEST_CUDA_HANG) {
+		count_failed(call, failed);
+		for (;;)
+			(void)pause();
+	}
 	if (needs & FA_FAKE_INIT) {
 		fa_fake_lock();
 		if (!fa_fake.initialised) {

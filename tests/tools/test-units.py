@@ -48,10 +48,12 @@ def verify(paths):
 
 
 class Manager:
-    """What systemd is to a service of Type=notify with a fd store."""
+    """What systemd is to a service of Type=notify with a fd store and a watchdog."""
+
+    watchdog_s = 0
 
     def __init__(self, directory, command, environment, most):
-        self.command, self.most, self.kept = command, most, {}
+        self.command, self.most, self.kept, self.fed = command, most, {}, 0
         self.path = os.path.join(directory, "notify")
         self.notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.notify.bind(self.path)
@@ -61,6 +63,7 @@ class Manager:
     def receive(self):
         """One message; whether it says READY=1."""
         message, fds, _, _ = socket.recv_fds(self.notify, 4096, 16)
+        self.fed += message == b"WATCHDOG=1"
         words = dict(line.split("=", 1) for line in message.decode().splitlines())
         name = words.get("FDNAME", "stored")
         if "FDSTORE" in words:
@@ -83,6 +86,9 @@ class Manager:
                 for i, fd in enumerate(high):
                     os.dup2(fd, 3 + i)
                 os.closerange(3 + len(fds), 2000)
+                if self.watchdog_s:
+                    self.environment.update(WATCHDOG_USEC=str(int(self.watchdog_s * 1e6)),
+                                            WATCHDOG_PID=str(os.getpid()))
                 if fds:
                     self.environment.update(LISTEN_FDS=str(len(fds)), LISTEN_PID=str(os.getpid()),
                                             LISTEN_FDNAMES=":".join(names))
@@ -92,6 +98,19 @@ class Manager:
         self.pid = pid
         while not self.receive():
             pass
+
+    def watch(self, watchdog_s):
+        """Starts one that is watched, which is to say in time, three times, that it gets on."""
+        self.watchdog_s, self.fed = watchdog_s, 0
+        self.start()
+        self.notify.settimeout(watchdog_s)
+        try:
+            while self.fed < 3:
+                self.receive()
+        except TimeoutError:
+            check(False, f"nothing is heard for {watchdog_s} s, after {self.fed} times")
+        self.notify.settimeout(60)
+        self.watchdog_s = 0
 
     def end(self, number):
         os.kill(self.pid, number)
@@ -136,7 +155,7 @@ def run(unit, factl, directory):
     # systemctl restart: the pool stays.
     check(manager.end(signal.SIGTERM) == 0, "it does not end in order")
     check("fad-pool-state" in manager.kept, f"after a stop {sorted(manager.kept)} are kept")
-    manager.start()
+    manager.watch(4)
     serves(factl, path, "after a restart")
     check(manager.end(signal.SIGTERM) == 0, "it does not end in order")
 
@@ -161,6 +180,7 @@ def main():
         check(most * longest < 128 * 1024 - 32, "the names of so many do not fit one variable")
         check(unit["Type"] == ["notify"], "it does not wait for READY=1")
         check(unit.get("NotifyAccess", ["main"]) != ["none"], "it does not listen to the daemon")
+        check("WatchdogSec" in unit, "one that hangs is not started again")
         check(unit["RuntimeDirectoryPreserve"] == ["restart"], "the socket's path goes")
         check(unit["ExecStart"][-1].startswith("/") and unit["ExecStart"][-1].endswith("/fad"),
               "it starts something else, or with --supervise")
