@@ -182,6 +182,7 @@ struct fa_device_work {
 struct fa_device_ops {
 	const char *name;
 
+	/* -ENXIO: there is no such device, as far as it can tell. */
 	int (*open)(const struct fa_device_config *config, struct fa_error *error,
 	            struct fa_device **ret_device);
 	/* Every queue is freed and every memory released before. NULL is fine. */
@@ -326,7 +327,8 @@ extern const struct fa_device_ops fa_device_cpu;
 /*
  * Opens the backend called @name, or with NULL or "auto" the best that works, which
  * is none but a GPU's if config->device names one. @error gets the reason why a
- * better one was passed over (empty if none was), or why none opened.
+ * better one was passed over (empty if none was), or why none opened. Returns 1 if it
+ * was, though its device seems to be there, and else 0.
  */
 int fa_device_open(const char *name, const struct fa_device_config *config, struct fa_error *error,
                    const struct fa_device_ops **ret_ops, struct fa_device **ret_device);

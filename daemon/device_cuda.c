@@ -141,7 +141,7 @@ static int find_device(struct fa_device *device, const char *wanted, struct fa_e
 	if (result != CUDA_SUCCESS)
 		return fa_cudriver_fail(driver, error, result, "GPUs cannot be counted");
 	if (n <= 0)
-		return fa_fail(error, -ENODEV, "the CUDA driver finds no GPU");
+		return fa_fail(error, -ENXIO, "the CUDA driver finds no GPU");
 	if (wanted && strncasecmp(wanted, "GPU-", 4) == 0)
 		return find_by_uuid(device, wanted, n, error);
 	if (wanted) {
@@ -368,14 +368,18 @@ static int start_driver(struct fa_device *device, struct fa_error *error)
 	(void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", TEXT(FA_CUDA_CONNECTIONS), 0);
 	(void)setenv("CUDA_MODULE_LOADING", "EAGER", 1);
 	r = fa_cudriver_open(FA_CUDRIVER_FOR_ALL, error, &device->driver);
+	if (r == -ENODEV)
+		return -ENXIO; /* there is none */
 	if (r < 0)
 		return r;
 	result = device->driver.cuInit(0);
 	if (result == CUDA_SUCCESS)
 		result = device->driver.cuDriverGetVersion(&version);
-	if (result != CUDA_SUCCESS)
-		return fa_cudriver_fail(&device->driver, error, result,
-		                        "the CUDA driver does not start");
+	if (result != CUDA_SUCCESS) {
+		r = fa_cudriver_fail(&device->driver, error, result,
+		                     "the CUDA driver does not start");
+		return result == CUDA_ERROR_NO_DEVICE ? -ENXIO : r;
+	}
 	device->driver_version = version;
 	return 0;
 }
@@ -394,7 +398,7 @@ static int open_all(struct fa_device *device, struct fa_error *error)
 	for (int i = 0; i < FA_CUDA_IMAGES; ++i)
 		any = any || fa_cuda_images[i].bytes;
 	if (!any)
-		return fa_fail(error, -ENODEV, "this fad was built without GPU kernels");
+		return fa_fail(error, -ENXIO, "this fad was built without GPU kernels");
 	r = read_environment(device, error);
 	if (r == 0)
 		r = start_driver(device, error);

@@ -4,6 +4,7 @@
  */
 #include "common/cleanup.h"
 #include "common/clock.h"
+#include "common/text.h"
 #include "daemon/config.h"
 #include "daemon/drain.h"
 #include "daemon/keeper.h"
@@ -300,11 +301,15 @@ static void say_ready(struct program *program)
 	static const char ready[] = "READY\n";
 	const struct fa_server *server = program->server;
 	int fd = fa_steal_fd(&program->options.ready_fd);
+	char unused[sizeof(server->gpu_unused.text)];
 
 	fa_log(FA_LOG_INFO, "fad " FAD_VERSION " serves %s on %s, %s",
 	       *server->listener.path ? server->listener.path : "a socket without a path",
 	       server->info.name, server->info.details);
-	(void)sd_notifyf(0, "READY=1\nSTATUS=Serving on %s", server->info.name);
+	fa_text_clean(server->gpu_unused.text, strlen(server->gpu_unused.text), unused,
+	              sizeof(unused));
+	(void)sd_notifyf(0, "READY=1\nSTATUS=Serving on %s%s%s", server->info.name,
+	                 *unused ? "; a GPU is not used: " : "", unused);
 	if (fd >= 0) {
 		if (write(fd, ready, sizeof(ready) - 1) < 0)
 			fa_log(FA_LOG_WARNING, "nobody waits at the ready descriptor: %m");

@@ -431,8 +431,15 @@ static int open_device(struct fa_server *server, uint64_t timelines_max, struct 
 	r = fa_device_open(server->config.backend, &config, error, &server->ops, &server->device);
 	if (r < 0)
 		return r;
-	if (error->text[0])
+	if (r > 0) {
+		server->gpu_unused = *error;
+		fa_log(FA_LOG_WARNING,
+		       "the CPU computes, though there seems to be a GPU: %s (with backend = cuda "
+		       "fad would not start)",
+		       error->text);
+	} else if (error->text[0]) {
 		fa_log(FA_LOG_INFO, "no GPU is used: %s", error->text);
+	}
 	server->ops->describe(server->device, &server->info);
 	fa_config_resolve(&server->config, server->info.memory_bytes, timelines_max, fds_max());
 

@@ -53,6 +53,7 @@ struct fa_server {
 	uint64_t started_ns;
 
 	struct fa_device_info info;
+	struct fa_error gpu_unused; /* why, if one seems to be there; else "" */
 	const struct fa_device_ops *ops;
 	struct fa_device *device;
 	struct fa_engine *engine;

@@ -178,6 +178,8 @@ static int add_daemon(json_t *object, struct fa_server *server)
 	                         json_boolean(server->state != FA_SERVER_RUNNING));
 	r |= set_text(object, "backend", server->info.backend);
 	r |= set_text(object, "device", server->info.name);
+	if (server->gpu_unused.text[0])
+		r |= set_text(object, "gpu_unused", server->gpu_unused.text);
 	if (server->info.mps != FA_DEVICE_MPS_NONE)
 		r |= set_text(object, "mps", mps[server->info.mps]);
 	r |= set(object, "threads", server->info.threads);

@@ -316,6 +316,9 @@ int fa_status_print(const char *json, FILE *file)
 	        json_is_true(json_object_get(root, "draining")) ? ", draining" : "");
 	fprintf(file, "backend   %s: %s, %lld threads\n", string(root, "backend"),
 	        string(root, "device"), number(root, "threads"));
+	if (json_object_get(root, "gpu_unused"))
+		fprintf(file, "          warning: there seems to be a GPU, which is not used: %s\n",
+		        string(root, "gpu_unused"));
 	print_mps(root, file);
 	fprintf(file, "requests  %lld finished of %lld, %lld failed, %lld cancelled; busy for %s\n",
 	        number(requests, "finished"), number(requests, "submitted"),

@@ -78,7 +78,7 @@ static void open_child(void)
 static void no_gpu_child(void)
 {
 	setenv("FAD_TEST_CUDA_DEVICES", "0", 1);
-	open_refused(NULL, -ENODEV, "CUDA");
+	open_refused(NULL, -ENXIO, "CUDA");
 }
 
 static void old_driver_child(void)
