@@ -71,7 +71,7 @@ int fa_config_init(struct fa_config *ret_config)
 	*ret_config = (struct fa_config){
 		.mode = 0660,
 		.backend = backend,
-		.log = FA_LOG_STDERR,
+		.log = FA_LOG_AUTO,
 		.log_level = FA_LOG_INFO,
 		.drain_timeout_ms = 10000,
 		.spin_us = 50,

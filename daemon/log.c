@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define SD_JOURNAL_SUPPRESS_LOCATION
@@ -42,11 +43,32 @@ static const char *level_name(enum fa_log_level level)
 	}
 }
 
+/* systemd says which stream it has made the journal's, as somebody may have put another one in its
+ * place since, and still be given the variable. */
+static bool stderr_is_journal(void)
+{
+	const char *stream = getenv("JOURNAL_STREAM");
+	unsigned long long device, inode;
+	struct stat status;
+	int end = 0;
+
+	return stream && sscanf(stream, "%llu:%llu%n", &device, &inode, &end) == 2 &&
+	       !stream[end] && fstat(STDERR_FILENO, &status) == 0 && status.st_dev == device &&
+	       status.st_ino == inode;
+}
+
+enum fa_log_target fa_log_resolve(enum fa_log_target target)
+{
+	if (target != FA_LOG_AUTO)
+		return target;
+	return stderr_is_journal() ? FA_LOG_JOURNAL : FA_LOG_STDERR;
+}
+
 void fa_log_set(enum fa_log_target target, enum fa_log_level level)
 {
-	logger.target = target;
+	logger.target = fa_log_resolve(target);
 	logger.level = level;
-	logger.prefix = getenv("JOURNAL_STREAM") != NULL;
+	logger.prefix = stderr_is_journal();
 }
 
 static void write_line(const struct fa_log_subject *subject, enum fa_log_level level,

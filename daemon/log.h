@@ -17,12 +17,16 @@ enum fa_log_level {
 };
 
 enum fa_log_target {
+	FA_LOG_AUTO, /* the journal if stderr leads there, else stderr */
 	FA_LOG_STDERR,
 	FA_LOG_JOURNAL,
 };
 
 /* Until it is called: to stderr, info and worse. */
 void fa_log_set(enum fa_log_target target, enum fa_log_level level);
+
+/* Where @target writes in this process: FA_LOG_STDERR or FA_LOG_JOURNAL. */
+enum fa_log_target fa_log_resolve(enum fa_log_target target);
 
 void fa_log(enum fa_log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
