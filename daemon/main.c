@@ -61,7 +61,7 @@ static const char usage[] =
 	"  --socket PATH          listen at PATH\n"
 	"  --listen-fd N          serve the listening socket that is descriptor N, and remove\n"
 	"                         its path at the end\n"
-	"  --supervise            start fad as a child, and again when it dies\n"
+	"  --supervise            start fad as a child, and again when it dies or hangs\n"
 	"  --exit-when-idle       exit when the last client has gone\n"
 	"  --backend NAME         cuda, cpu, or auto for the best that works\n"
 	"  --device GPU           serve this GPU, by its number or GPU-... UUID, and none else\n"

@@ -708,6 +708,51 @@ static void test_polled_submit(void **state)
 	fixture_deinit(&f);
 }
 
+/* Whether the engine thread has one within @patience_ns. */
+static bool has_pulse(struct fixture *f, uint64_t patience_ns)
+{
+	const uint64_t until_ns = fa_deadline_ns(patience_ns);
+
+	while (!fa_engine_pulse(f->engine)) {
+		if (fa_now_ns() > until_ns)
+			return false;
+		usleep(1000);
+	}
+	return true;
+}
+
+/* Asleep or at work it has one; in a call of the device's that does not return it has none. */
+static void test_pulse(void **state)
+{
+	struct fa_request *a;
+	struct fixture f;
+
+	fixture_init(&f, 1);
+	stream_open(&f, 0, 0);
+	for (int i = 0; i < 10; i++) {
+		assert_true(has_pulse(&f, 20 * FA_NS_PER_SEC));
+		usleep(10000);
+	}
+	a = submit(&f, 0);
+	wait_launched(&f, 1);
+	for (int i = 0; i < 10; i++)
+		assert_true(has_pulse(&f, 20 * FA_NS_PER_SEC));
+	complete(&f, a, 0);
+	expect(&f, a, 0);
+
+	block(&f, true);
+	a = submit(&f, 0);
+	wait_launched(&f, 2);
+	/* It may have answered before it launched. */
+	(void)fa_engine_pulse(f.engine);
+	assert_false(has_pulse(&f, 200 * FA_NS_PER_MS));
+	block(&f, false);
+	assert_true(has_pulse(&f, 20 * FA_NS_PER_SEC));
+	complete(&f, a, 0);
+	expect(&f, a, 0);
+	fixture_deinit(&f);
+}
+
 static void test_free_unstarted(void **state)
 {
 	static const struct fa_device_ops none;
@@ -746,6 +791,7 @@ int main(void)
 		cmocka_unit_test(test_idle_polled),
 		cmocka_unit_test(test_polled),
 		cmocka_unit_test(test_polled_submit),
+		cmocka_unit_test(test_pulse),
 		cmocka_unit_test(test_free_unstarted),
 	};
 
