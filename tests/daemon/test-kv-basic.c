@@ -293,7 +293,7 @@ static void test_names(void **state)
 	kv_call_expect(&client, &message, 0, NULL);
 	message = fa_raw_message(FA_WIRE_SEQUENCE_INFO);
 	message.sequence_info.sequence = sequence;
-	kv_call_expect(&client, &message, -ESTALE, "freed");
+	kv_call_expect(&client, &message, -ESTALE, "removed");
 }
 
 static struct fa_wire_message attach_message(uint64_t sequence, const uint32_t *tokens, size_t n)

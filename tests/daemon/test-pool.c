@@ -263,7 +263,7 @@ static void test_caches(void **state)
 	assert_int_equal(fa_cache_remove(scene.pool, anna, cache, &scene.error), 0);
 	SCENE_FAILS(&scene, -ESTALE, "removed",
 	            fa_cache_remove(scene.pool, anna, cache, &scene.error));
-	SCENE_FAILS(&scene, -ESTALE, "freed",
+	SCENE_FAILS(&scene, -ESTALE, "removed",
 	            fa_sequence_free(scene.pool, &scene.actors[SCENE_BOB], s, &scene.error));
 	id = scene_cache(&scene, SCENE_DAVID, "c", 0); /* the name is free at once */
 	assert_int_equal(fa_step_commit(scene.pool, step, &scene.error), 0);

@@ -83,7 +83,7 @@ static void test_fork(void **state)
 	scene_reopen(&scene);
 	scene_check(&scene, grandchild, 20, 21, 700);
 	scene_check(&scene, child, 40, 50, 500);
-	SCENE_FAILS(&scene, -ESTALE, "freed",
+	SCENE_FAILS(&scene, -ESTALE, "removed",
 	            fa_sequence_fork(scene.pool, &scene.actors[SCENE_ANNA], parent, 0, &scene.error,
 	                             &child));
 	SCENE_FAILS(&scene, -EINVAL, "51",
@@ -189,7 +189,7 @@ static void test_leave_in_flight(void **state)
 	scene_commit(&scene, a);
 	assert_int_equal(scene_cache_info(&scene, cache).used_pages, 1);
 	assert_int_equal(fa_sequence_free(scene.pool, anna, sequence, &scene.error), 0);
-	SCENE_FAILS(&scene, -ESTALE, "freed",
+	SCENE_FAILS(&scene, -ESTALE, "removed",
 	            fa_sequence_free(scene.pool, anna, sequence, &scene.error));
 	assert_int_equal(scene_cache_info(&scene, cache).used_pages, 1);
 	assert_int_equal(fa_step_commit(scene.pool, b, &scene.error), 0);

@@ -376,7 +376,7 @@ static void test_suspect(void **state)
 	                 0);
 	assert_int_equal(fa_step_suspect(scene.pool, step), 1);
 	fa_step_free(step);
-	SCENE_FAILS(&scene, -ESTALE, "freed",
+	SCENE_FAILS(&scene, -ESTALE, "removed",
 	            fa_sequence_free(scene.pool, &scene.actors[SCENE_ANNA], a, &scene.error));
 	scene_check(&scene, b, 0, 3, 100);
 	scene_check(&scene, c, 0, 3, 100);
