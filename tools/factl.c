@@ -63,7 +63,8 @@ static int connect_daemon(struct factl *factl)
 	return r == -ENOENT || r == -ECONNREFUSED ? EXIT_NO_DAEMON : 1;
 }
 
-static int run_status(struct factl *factl)
+/* The status, by @print, which returns less than 0 if that is not what it should be. */
+static int show(struct factl *factl, const char *command, int (*print)(const char *text, FILE *out))
 {
 	char *text;
 	int r;
@@ -72,29 +73,8 @@ static int run_status(struct factl *factl)
 	if (r != 0)
 		return r;
 	if (fa_status(factl->client, &text) < 0)
-		return fail("status");
-	r = 0;
-	if (factl->json)
-		puts(text);
-	else if (fa_status_print(text, stdout) < 0) {
-		fprintf(stderr, "factl: the daemon's status is not the JSON it should be\n");
-		r = 1;
-	}
-	fa_free(text);
-	return r;
-}
-
-static int run_metrics(struct factl *factl)
-{
-	char *text;
-	int r;
-
-	r = connect_daemon(factl);
-	if (r != 0)
-		return r;
-	if (fa_status(factl->client, &text) < 0)
-		return fail("metrics");
-	r = fa_metrics_print(text, stdout);
+		return fail(command);
+	r = print(text, stdout);
 	fa_free(text);
 	if (r < 0) {
 		fprintf(stderr, "factl: the daemon's status is not the JSON it should be\n");
@@ -102,10 +82,27 @@ static int run_metrics(struct factl *factl)
 	}
 	/* Half of it is worse than none for who puts it in the place of the last. */
 	if (fflush(stdout) != 0) {
-		fprintf(stderr, "factl: the metrics cannot be written: %s\n", strerror(errno));
+		fprintf(stderr, "factl %s: the output cannot be written: %s\n", command,
+		        strerror(errno));
 		return 1;
 	}
 	return 0;
+}
+
+static int print_json(const char *text, FILE *out)
+{
+	(void)fprintf(out, "%s\n", text);
+	return 0;
+}
+
+static int run_status(struct factl *factl)
+{
+	return show(factl, "status", factl->json ? print_json : fa_status_print);
+}
+
+static int run_metrics(struct factl *factl)
+{
+	return show(factl, "metrics", fa_metrics_print);
 }
 
 static int run_ping(struct factl *factl)
