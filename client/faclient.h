@@ -427,11 +427,13 @@ int fa_stream_free(struct fa_client *client, uint32_t stream);
  *
  * Root and the daemon's own user see everything. Others see nothing that is marked "all:", and of
  * sessions, tenants, caches and sequences their own tenant's; so also its other sessions, with
- * their names and pids. A tenant is a user in a cgroup. Of each list at most 128 entries are told,
+ * their names and pids. A tenant is a user in a cgroup, in whose name '?' stands before two
+ * hexadecimal digits, a byte that would not be text, or '?' itself. Of each list at most 128 entries are told,
  * of sessions and tenants the caller's own first.
  *
  *   version, backend, device  strings; device: of which name
  *   mps               "on", "off" or "unknown": whether the daemon runs under MPS; GPUs only
+ *   gpu_unused        a string, if the CPU computes though there seems to be a GPU: why
  *   pid, threads
  *   generation        fa_info.generation
  *   uptime_ns         since the daemon's start

@@ -113,7 +113,7 @@ static void remember_session(struct fa_client *client, const struct fa_connectio
 	client->session_lost = client->session_lost || !connection->resumed;
 }
 
-/* *said is what the last daemon that was started says, or -1 if that was none. */
+/* *said is what the last daemon that was started says, or -1 if that was none, or it serves. */
 static int try_again(struct fa_client *client, uint64_t deadline_ns, struct fa_error *error,
                      int *said, struct fa_connection *ret_connection)
 {
@@ -135,6 +135,8 @@ static int try_again(struct fa_client *client, uint64_t deadline_ns, struct fa_e
 			continue;
 		}
 		if (r >= 0) {
+			/* It serves: what is wrong from now on it says itself. */
+			fa_close_fdp(said);
 			remember_session(client, &connection);
 			r = fa_restore(client, &connection, deadline_ns, error);
 			if (r >= 0) {

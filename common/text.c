@@ -1,6 +1,7 @@
 #include "common/text.h"
 
 #include <stdint.h>
+#include <stdio.h>
 
 /* Length of the valid UTF-8 sequence of a printable character at @text, or 0. */
 static size_t character_length(const unsigned char *text, size_t length)
@@ -48,6 +49,25 @@ void fa_text_clean(const char *text, size_t length, char *ret_text, size_t size)
 			ret_text[used++] = '?';
 			++i;
 		}
+	}
+	ret_text[used] = 0;
+}
+
+void fa_text_escape(const char *text, size_t length, char *ret_text, size_t size)
+{
+	size_t used = 0;
+
+	for (size_t i = 0; i < length;) {
+		size_t n = text[i] == '?'
+		                   ? 0
+		                   : character_length((const unsigned char *)text + i, length - i);
+
+		if (used + (n ? n : 3) + 1 > size)
+			break;
+		if (!n)
+			used += (size_t)sprintf(ret_text + used, "?%02x", (unsigned char)text[i++]);
+		for (; n; --n)
+			ret_text[used++] = text[i++];
 	}
 	ret_text[used] = 0;
 }

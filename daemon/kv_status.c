@@ -140,7 +140,7 @@ static int add_tenants(json_t *object, const struct fa_pool *pool, const struct 
 			continue;
 		tenant = json_object();
 		r |= set(tenant, "uid", info.uid);
-		r |= set_text(tenant, "cgroup", info.cgroup);
+		r |= fa_status_set_cgroup(tenant, info.cgroup);
 		r |= set(tenant, "used_bytes", info.bytes - info.idle_bytes);
 		r |= set(tenant, "idle_bytes", info.idle_bytes);
 		r |= set(tenant, "caches", info.n_caches);

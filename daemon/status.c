@@ -32,6 +32,14 @@ static int set_text(json_t *object, const char *key, const char *text)
 	return json_object_set_new(object, key, json_string(clean));
 }
 
+int fa_status_set_cgroup(json_t *object, const char *cgroup)
+{
+	char escaped[3 * FA_CGROUP_BYTES];
+
+	fa_text_escape(cgroup, strlen(cgroup), escaped, sizeof(escaped));
+	return json_object_set_new(object, "cgroup", json_string(escaped));
+}
+
 /* Functions below return 0, or -1 if there was no memory, as jansson does. */
 
 static int add_usage(json_t *object, const struct fa_usage *usage)
@@ -65,7 +73,7 @@ static int add_session(json_t *sessions, struct fa_session *session)
 	r |= set_text(object, "name", session->name);
 	r |= set(object, "pid", (uint64_t)session->peer.pid);
 	r |= set(object, "uid", session->peer.uid);
-	r |= set_text(object, "cgroup", session->tenant->cgroup);
+	r |= fa_status_set_cgroup(object, session->tenant->cgroup);
 	r |= set_text(object, "state", states[session->state]);
 	r |= set(object, "buffers", session->buffers.n_used);
 	r |= set(object, "buffer_bytes", session->buffer_bytes);
@@ -96,7 +104,7 @@ static int add_tenant(json_t *tenants, const struct fa_tenant *tenant)
 	int r = 0;
 
 	r |= set(object, "uid", tenant->uid);
-	r |= set_text(object, "cgroup", tenant->cgroup);
+	r |= fa_status_set_cgroup(object, tenant->cgroup);
 	for (unsigned int i = 0; i < _FA_RESOURCE_N; ++i) {
 		r |= set(object, fa_resource_name(i), tenant->used[i]);
 		r |= set(bounds, fa_resource_name(i), limits->tenant[i]);

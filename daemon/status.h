@@ -3,6 +3,7 @@
 
 #include "daemon/session.h"
 
+#include <jansson.h>
 #include <stddef.h>
 
 #define FA_STATUS_LISTED_MAX 128
@@ -14,3 +15,7 @@
  * and the oldest are listed, and how many there are is said.
  */
 int fa_status_new(struct fa_session *viewer, int *ret_fd, size_t *ret_bytes);
+
+/* Adds "cgroup" to @object, so that no two become one: tenants are told apart by it. 0, or -1 if
+ * there was no memory. */
+int fa_status_set_cgroup(json_t *object, const char *cgroup);

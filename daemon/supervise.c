@@ -5,6 +5,7 @@
 #include "daemon/gate.h"
 #include "daemon/keeper.h"
 #include "daemon/log.h"
+#include "daemon/watchdog.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -56,6 +57,8 @@
 #define START_NS (300 * FA_NS_PER_SEC)
 /* It may leave a core; one that is stopped, or that the kernel holds up, will not. */
 #define ABORT_NS (10 * FA_NS_PER_SEC)
+/* So often it is said that it does not end though it was killed. */
+#define UNKILLED_NS (60 * FA_NS_PER_SEC)
 /* Looks in the time of a watchdog, ours or our child's. */
 #define WATCHDOG_LOOKS 4
 
@@ -87,6 +90,7 @@ struct supervisor {
 	uint64_t looked_ns;   /* when we looked after it last */
 	uint64_t tell_ns; /* between two times that we tell who watches us; FA_NS_NEVER: nobody */
 	uint64_t told_ns; /* when we did last */
+	struct fa_feed feed;
 
 	struct kept kept[KEPT_MAX];
 	size_t n_kept;
@@ -462,8 +466,10 @@ static int handle_signals(struct supervisor *s)
 /* How long it may be silent; FA_NS_NEVER: for ever. */
 static uint64_t patience_ns(const struct supervisor *s)
 {
-	if (s->watchdog_ns == FA_NS_NEVER || !s->child || s->killed)
+	if (s->watchdog_ns == FA_NS_NEVER || !s->child)
 		return FA_NS_NEVER;
+	if (s->killed)
+		return UNKILLED_NS;
 	if (s->hung)
 		return s->watchdog_ns < ABORT_NS ? s->watchdog_ns : ABORT_NS;
 	return s->ready ? s->watchdog_ns : START_NS;
@@ -483,6 +489,11 @@ static void look_after_child(struct supervisor *s)
 		return;
 	s->heard_ns = now_ns;
 	if (s->hung) {
+		if (s->killed)
+			fa_log(FA_LOG_ERROR,
+			       "fad (%ld) was killed and does not end: the kernel does not let go "
+			       "of it",
+			       (long)s->child);
 		s->killed = true;
 		kill(s->child, SIGKILL);
 		return;
@@ -502,7 +513,7 @@ static void tell_of_us(struct supervisor *s)
 	if (s->tell_ns == FA_NS_NEVER || now_ns - s->told_ns < s->tell_ns)
 		return;
 	s->told_ns = now_ns;
-	(void)sd_notify(0, "WATCHDOG=1");
+	fa_feed(&s->feed);
 }
 
 /* Ours is also our child's. */
@@ -516,6 +527,7 @@ static void init_watchdog(struct supervisor *s)
 	if (r > 0 && usec < FA_NS_NEVER / FA_NS_PER_US) {
 		s->watchdog_ns = usec * FA_NS_PER_US;
 		s->tell_ns = s->watchdog_ns / WATCHDOG_LOOKS;
+		fa_feed_open(&s->feed);
 	}
 	s->looked_ns = fa_now_ns();
 }

@@ -116,6 +116,28 @@ struct fa_tenant *fa_tenant_ref(struct fa_tenant *tenant)
 	return tenant;
 }
 
+/* The one that went first, of the user that has most there: who can make cgroups makes no others
+ * be forgotten. */
+static struct fa_tenant *least_missed(const struct fa_tenants *tenants)
+{
+	struct fa_tenant *found = NULL;
+	unsigned int most = 0;
+	struct fa_list *pos, *other;
+
+	fa_list_for_each(pos, &tenants->gone) {
+		struct fa_tenant *tenant = fa_container_of(pos, struct fa_tenant, link);
+		unsigned int n = 0;
+
+		fa_list_for_each(other, &tenants->gone)
+			n += fa_container_of(other, struct fa_tenant, link)->uid == tenant->uid;
+		if (n > most) {
+			most = n;
+			found = tenant;
+		}
+	}
+	return found;
+}
+
 struct fa_tenant *fa_tenant_unref(struct fa_tenant *tenant)
 {
 	struct fa_tenants *tenants;
@@ -134,7 +156,7 @@ struct fa_tenant *fa_tenant_unref(struct fa_tenant *tenant)
 	fa_list_append(&tenants->gone, &tenant->link);
 	if (++tenants->n_gone > FA_TENANTS_GONE_MAX) {
 		--tenants->n_gone;
-		forget(fa_container_of(tenants->gone.next, struct fa_tenant, link));
+		forget(least_missed(tenants));
 	}
 	return NULL;
 }

@@ -10,8 +10,8 @@
  * that object's destructor; it keeps its tenant alive.
  *
  * A tenant that has gone and had work done is kept in mind, so that what it had done is still
- * told, and goes on where it was if it comes back. Only so many are; then the one that went first
- * is forgotten.
+ * told, and goes on where it was if it comes back. Only so many are; then, of the user that has most
+ * of them, the one that went first is forgotten.
  */
 #pragma once
 

@@ -359,7 +359,6 @@ static int bind_waits(const struct fa_wire_message *message, struct fa_gates *ga
 	return r;
 }
 
-/* All that can be given; returns what the first one says that cannot. */
 /* More than before it, and not so much that whoever waits for it could not be released. */
 static int check_signal(const struct fa_timeline *timeline, const struct fa_wire_gate *signal,
                         size_t i, struct fa_error *error)
@@ -382,6 +381,7 @@ static int check_signal(const struct fa_timeline *timeline, const struct fa_wire
 	return 0;
 }
 
+/* All that can be given; returns what the first one says that cannot. */
 static int bind_signals(struct fa_timeline *timeline, const struct fa_wire_message *message,
                         struct fa_gates *gates, struct fa_error *error)
 {

@@ -5,7 +5,12 @@
 #include "daemon/engine.h"
 
 #include <errno.h>
+#include <linux/sockios.h>
+#include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
 #include <sys/timerfd.h>
 #include <systemd/sd-daemon.h>
 #include <unistd.h>
@@ -14,6 +19,41 @@
  * more than half of it could be held against us. */
 #define LOOKS 4
 
+void fa_feed_open(struct fa_feed *ret_feed)
+{
+	const char *path = getenv("NOTIFY_SOCKET");
+	const size_t length = path ? strlen(path) : 0;
+	struct fa_feed feed = { .fd = -1, .address.sun_family = AF_UNIX };
+
+	if ((length > 1 && (*path == '/' || *path == '@')) &&
+	    length < sizeof(feed.address.sun_path)) {
+		memcpy(feed.address.sun_path, path, length);
+		if (*path == '@')
+			feed.address.sun_path[0] = '\0';
+		feed.address_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + length +
+		                                 (*path == '/'));
+		feed.fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	}
+	*ret_feed = feed;
+}
+
+void fa_feed_close(struct fa_feed *feed)
+{
+	fa_close_fdp(&feed->fd);
+}
+
+void fa_feed(const struct fa_feed *feed)
+{
+	static const char text[] = "WATCHDOG=1";
+	int unread = 0;
+
+	if (feed->fd < 0)
+		(void)sd_notify(0, text);
+	else if (ioctl(feed->fd, SIOCOUTQ, &unread) < 0 || !unread)
+		(void)sendto(feed->fd, text, sizeof(text) - 1, MSG_DONTWAIT | MSG_NOSIGNAL,
+		             (const struct sockaddr *)&feed->address, feed->address_bytes);
+}
+
 static void on_time(uv_poll_t *poll, int status, int events)
 {
 	struct fa_watchdog *watchdog = poll->data;
@@ -21,7 +61,7 @@ static void on_time(uv_poll_t *poll, int status, int events)
 
 	(void)!read(watchdog->timer_fd, &times, sizeof(times));
 	if (fa_engine_pulse(watchdog->engine))
-		(void)sd_notify(0, "WATCHDOG=1");
+		fa_feed(&watchdog->feed);
 }
 
 int fa_watchdog_start(struct fa_watchdog *watchdog, uv_loop_t *loop, struct fa_engine *engine)
@@ -47,6 +87,7 @@ int fa_watchdog_start(struct fa_watchdog *watchdog, uv_loop_t *loop, struct fa_e
 		return r;
 	watchdog->poll.data = watchdog;
 	watchdog->engine = engine;
+	fa_feed_open(&watchdog->feed);
 	watchdog->timer_fd = fa_steal_fd(&fd);
 	/* The loop runs for the server. */
 	uv_unref((uv_handle_t *)&watchdog->poll);
@@ -63,4 +104,5 @@ void fa_watchdog_stop(struct fa_watchdog *watchdog)
 	watchdog->engine = NULL;
 	uv_close((uv_handle_t *)&watchdog->poll, NULL);
 	fa_close_fdp(&watchdog->timer_fd);
+	fa_feed_close(&watchdog->feed);
 }

@@ -18,13 +18,33 @@
  */
 #pragma once
 
+#include <stdbool.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <uv.h>
 
 struct fa_engine;
 
+/*
+ * Where WATCHDOG=1 goes. A watcher that does not read must not hold up whom it watches, nor have
+ * the queue filled that descriptors to be kept go through: so never more than one of these is
+ * unread, and none is waited for.
+ */
+struct fa_feed {
+	int fd; /* -1: sd_notify() knows how, which may wait */
+	struct sockaddr_un address;
+	socklen_t address_bytes;
+};
+
+void fa_feed_open(struct fa_feed *ret_feed);
+/* Takes one that was opened. */
+void fa_feed_close(struct fa_feed *feed);
+void fa_feed(const struct fa_feed *feed);
+
 struct fa_watchdog {
 	uv_poll_t poll;
 	struct fa_engine *engine; /* NULL: nobody watches */
+	struct fa_feed feed;
 	int timer_fd;
 };
 

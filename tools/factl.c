@@ -81,7 +81,7 @@ static int show(struct factl *factl, const char *command, int (*print)(const cha
 		return 1;
 	}
 	/* Half of it is worse than none for who puts it in the place of the last. */
-	if (fflush(stdout) != 0) {
+	if (fflush(stdout) != 0 || ferror(stdout)) {
 		fprintf(stderr, "factl %s: the output cannot be written: %s\n", command,
 		        strerror(errno));
 		return 1;

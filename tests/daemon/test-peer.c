@@ -94,12 +94,41 @@ static void test_text(void **state)
 	expect_clean("abc", 3, 1, "");
 }
 
+static void expect_escaped(const char *text, size_t length, size_t size, const char *expected)
+{
+	char escaped[64];
+
+	memset(escaped, 'x', sizeof(escaped));
+	fa_text_escape(text, length, escaped, size);
+	assert_string_equal(escaped, expected);
+}
+
+#define ESCAPED(text, expected) expect_escaped(text, sizeof(text) - 1, 64, expected)
+
+/* What differs goes on to differ. */
+static void test_escaped(void **state)
+{
+	ESCAPED("", "");
+	ESCAPED("/user.slice/a\\x2db", "/user.slice/a\\x2db");
+	ESCAPED("gr\xc3\xbc\xc3\x9f", "gr\xc3\xbc\xc3\x9f");
+	ESCAPED("a\x01", "a?01");
+	ESCAPED("a\x02", "a?02");
+	ESCAPED("a?01", "a?3f01");
+	ESCAPED("\xc3", "?c3");
+	ESCAPED("\xe2\x80\xaetxt", "?e2?80?aetxt");
+	expect_escaped("ab\x01", 3, 5, "ab");
+	expect_escaped("ab\x01", 3, 6, "ab?01");
+	expect_escaped("ab\xc3\xbc", 4, 4, "ab");
+	expect_escaped("abc", 3, 1, "");
+}
+
 int main(void)
 {
 	static const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_cgroup),
 		cmocka_unit_test(test_self),
 		cmocka_unit_test(test_text),
+		cmocka_unit_test(test_escaped),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -273,6 +273,20 @@ static void test_gone(void **state)
 	tenant = get(0, "/0");
 	assert_int_equal(tenant->usage.finished, 1);
 	fa_tenant_unref(tenant);
+	/* Somebody with many cgroups has others' not forgotten. */
+	tenant = get(9, "/a");
+	tenant->usage.finished = 9;
+	fa_tenant_unref(tenant);
+	for (int i = 0; i < 3 * FA_TENANTS_GONE_MAX; ++i) {
+		snprintf(cgroup, sizeof(cgroup), "/more%d", i);
+		tenant = get(7, cgroup);
+		tenant->usage.finished = 1;
+		fa_tenant_unref(tenant);
+	}
+	assert_int_equal(tenants.n_gone, FA_TENANTS_GONE_MAX);
+	tenant = get(9, "/a");
+	assert_int_equal(tenant->usage.finished, 9);
+	fa_tenant_unref(tenant);
 	fa_tenants_deinit(&tenants);
 	assert_int_equal(tenants.n_gone, 0);
 	assert_true(fa_list_empty(&tenants.gone));

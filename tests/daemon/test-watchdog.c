@@ -153,6 +153,20 @@ static void test_suspended(void **state)
 	}
 }
 
+/* Who does not read what it is told holds up nobody, and is told no more than once. */
+static void test_unread(void **state)
+{
+	kv_cache(&client, NULL, 0);
+	fa_test_daemon_signal(&supervisor, SIGSTOP);
+	/* Four times an interval; a queue has room for some ten. */
+	for (int i = 0; i < 32; i++) {
+		fa_test_sleep_ms(interval_ms / 10);
+		fa_raw_ping(&client.raw);
+	}
+	fa_test_daemon_signal(&supervisor, SIGCONT);
+	check_left_alone(1);
+}
+
 /* One that cannot be heard of is left alone if nobody is to be watched. */
 static void test_off(void **state)
 {
@@ -213,6 +227,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_idle, start, stop),
 		cmocka_unit_test_setup_teardown(test_busy, start, stop),
 		cmocka_unit_test_setup_teardown(test_suspended, start, stop),
+		cmocka_unit_test_setup_teardown(test_unread, start, stop),
 		cmocka_unit_test_setup_teardown(test_off, start, stop),
 		cmocka_unit_test_setup_teardown(test_watched, start, stop),
 	};
