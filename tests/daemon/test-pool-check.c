@@ -134,7 +134,7 @@ static void test_sequences(void **state)
 		r = sequence_at(s[n]);                                                             \
 		change;                                                                            \
 		reopen_damaged(part, 1);                                                           \
-		SCENE_FAILS(&scene, -ESTALE, "removed",                                              \
+		SCENE_FAILS(&scene, -ESTALE, "removed",                                            \
 		            fa_sequence_free(scene.pool, &scene.actors[SCENE_ANNA], s[n],          \
 		                             &scene.error));                                       \
 		for (uint32_t _i = ++n; _i < 12; _i++)                                             \
