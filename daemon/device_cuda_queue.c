@@ -316,7 +316,7 @@ static void stream_feed(struct fa_device *device, struct fa_cuda_stream *stream)
 	}
 }
 
-/* Whether the first of the stream's works has ended. */
+/* Whether the word says that the first of the stream's works has ended. */
 static bool has_ended(const struct fa_cuda_stream *stream)
 {
 	const struct cuda_work *cuda = cuda_work(first_work(&stream->works));
@@ -330,19 +330,31 @@ static bool has_ended(const struct fa_cuda_stream *stream)
 	return true;
 }
 
+/* Whether gates that are shut from @turn on have kept it from running. */
+static bool is_behind(struct fa_device_work *work, uint64_t turn)
+{
+	const struct cuda_work *cuda = cuda_work(work);
+
+	return cuda->gated && cuda->sequence >= turn;
+}
+
 /* Ends all that is outstanding. The driver answers at once if the GPU stopped with an
  * error; if not, what runs may use its memory until it has ended. */
 static void fail_all(struct fa_device *device)
 {
 	for (unsigned int i = 0; i < device->n_streams; ++i) {
 		struct fa_cuda_stream *stream = &device->streams[i];
+		uint64_t turn;
+		bool shut;
 
 		if (stream->n_works)
 			(void)device->driver.cuStreamSynchronize(stream->stream);
+		shut = fa_cuda_gates_are_shut(stream, &turn);
 		if (stream->yielding.work)
 			fa_cuda_yield_end(device, stream);
-		/* What has been told as done is done. */
-		while (!fa_list_empty(&stream->works) && has_ended(stream))
+		/* What has been told as done is done, but for what is behind gates that have shut. */
+		while (!fa_list_empty(&stream->works) && has_ended(stream) &&
+		       !(shut && is_behind(first_work(&stream->works), turn)))
 			work_finish(device, first_work(&stream->works));
 		while (!fa_list_empty(&stream->works))
 			work_finish_lost(device, first_work(&stream->works));
@@ -482,7 +494,7 @@ static void take_back(struct fa_device *device, struct fa_cuda_stream *stream, u
 		struct fa_device_work *work = fa_container_of(pos, struct fa_device_work, link);
 		const struct cuda_work *cuda = cuda_work(work);
 
-		if (!cuda->gated || cuda->sequence < turn)
+		if (!is_behind(work, turn))
 			continue;
 		work_leave_gate(stream, work);
 		stream->n_counted -= cuda->counted;
@@ -496,17 +508,38 @@ static void take_back(struct fa_device *device, struct fa_cuda_stream *stream, u
 	}
 }
 
+/* Whether gates have shut since that was asked last; then what stood behind them is gone. */
+static bool have_shut(struct fa_device *device, struct fa_cuda_stream *stream)
+{
+	uint64_t turn;
+
+	if (!fa_cuda_gates_are_shut(stream, &turn))
+		return false;
+	take_back(device, stream, turn);
+	fa_cuda_gates_begin(stream);
+	stream_feed(device, stream);
+	return true;
+}
+
+/*
+ * Whether the stream has works, and the first of them has ended. The word may be that of a work
+ * whose launch failed behind gates: the driver writes it whether those have shut or not. A gate
+ * that has shut reported it before that, so that it is to be asked behind the word.
+ */
+static bool first_has_ended(struct fa_device *device, struct fa_cuda_stream *stream)
+{
+	while (!fa_list_empty(&stream->works) && has_ended(stream))
+		if (!cuda_work(first_work(&stream->works))->gated || !have_shut(device, stream))
+			return true;
+	return false;
+}
+
 /* What stands behind gates that have opened is as urgent as what was just launched. */
 static void look_at_gates(struct fa_device *device, struct fa_cuda_stream *stream)
 {
 	const struct fa_list *pos;
-	uint64_t turn;
 
-	if (fa_cuda_gates_are_shut(stream, &turn)) {
-		take_back(device, stream, turn);
-		fa_cuda_gates_begin(stream);
-		stream_feed(device, stream);
-	}
+	(void)have_shut(device, stream);
 	if (stream->gates.n_open == stream->gates.n_works)
 		return;
 	fa_list_for_each(pos, &stream->works) {
@@ -527,28 +560,24 @@ static void look_at_gates(struct fa_device *device, struct fa_cuda_stream *strea
 
 static void stream_reap(struct fa_device *device, struct fa_cuda_stream *stream)
 {
-	struct fa_device_work *work;
 	uint64_t now_ns;
 
 	if (stream->gates.n_works)
 		look_at_gates(device, stream);
-	if (!stream->n_works)
-		return;
-	work = first_work(&stream->works);
-	if (!has_ended(stream)) {
+	if (!first_has_ended(device, stream)) {
 		/* Those ahead of it have ended before it was stopped: their turn is first. */
-		if (work == stream->yielding.work && fa_cuda_yield_stopped(device, stream))
+		if (stream->n_works && first_work(&stream->works) == stream->yielding.work &&
+		    fa_cuda_yield_stopped(device, stream))
 			stream_go_on(device, stream);
 		return;
 	}
 	now_ns = fa_now_ns();
 	device->progress_ns = now_ns;
-	do {
-		stream_finish(device, stream, work, now_ns);
-		work = first_work(&stream->works);
-	} while (!fa_list_empty(&stream->works) && has_ended(stream));
+	do
+		stream_finish(device, stream, first_work(&stream->works), now_ns);
+	while (first_has_ended(device, stream));
 	if (!fa_list_empty(&stream->works))
-		fa_cuda_yield_first(stream, work, now_ns);
+		fa_cuda_yield_first(stream, first_work(&stream->works), now_ns);
 	stream->finished_ns = now_ns;
 	stream_feed(device, stream);
 }
