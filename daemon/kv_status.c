@@ -17,7 +17,7 @@ static int set(json_t *object, const char *key, uint64_t number)
 
 static int set_text(json_t *object, const char *key, const char *text)
 {
-	char clean[1024];
+	char clean[FA_NAME_BYTES * 4];
 
 	fa_text_clean(text, strlen(text), clean, sizeof(clean));
 	return json_object_set_new(object, key, json_string(clean));

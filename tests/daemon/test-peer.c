@@ -62,16 +62,17 @@ static void test_self(void **state)
 	assert_true(fa_peer_read(fds[0], &peer) < 0);
 }
 
-static void expect_clean(const char *text, size_t length, size_t size, const char *expected)
+static void expect(void (*make)(const char *, size_t, char *, size_t), const char *text,
+                   size_t length, size_t size, const char *expected)
 {
-	char clean[64];
+	char made[64];
 
-	memset(clean, 'x', sizeof(clean));
-	fa_text_clean(text, length, clean, size);
-	assert_string_equal(clean, expected);
+	memset(made, 'x', sizeof(made));
+	make(text, length, made, size);
+	assert_string_equal(made, expected);
 }
 
-#define CLEAN(text, expected) expect_clean(text, sizeof(text) - 1, 64, expected)
+#define CLEAN(text, expected) expect(fa_text_clean, text, sizeof(text) - 1, 64, expected)
 
 static void test_text(void **state)
 {
@@ -89,21 +90,12 @@ static void test_text(void **state)
 	CLEAN("\xc2\x85", "??");            /* C1 control */
 	CLEAN("\xe2\x80\xaetxt", "???txt"); /* right to left from here */
 	/* never half a character at the end */
-	expect_clean("ab\xc3\xbc", 4, 4, "ab");
-	expect_clean("ab\xc3\xbc", 4, 5, "ab\xc3\xbc");
-	expect_clean("abc", 3, 1, "");
+	expect(fa_text_clean, "ab\xc3\xbc", 4, 4, "ab");
+	expect(fa_text_clean, "ab\xc3\xbc", 4, 5, "ab\xc3\xbc");
+	expect(fa_text_clean, "abc", 3, 1, "");
 }
 
-static void expect_escaped(const char *text, size_t length, size_t size, const char *expected)
-{
-	char escaped[64];
-
-	memset(escaped, 'x', sizeof(escaped));
-	fa_text_escape(text, length, escaped, size);
-	assert_string_equal(escaped, expected);
-}
-
-#define ESCAPED(text, expected) expect_escaped(text, sizeof(text) - 1, 64, expected)
+#define ESCAPED(text, expected) expect(fa_text_escape, text, sizeof(text) - 1, 64, expected)
 
 /* What differs goes on to differ. */
 static void test_escaped(void **state)
@@ -116,10 +108,10 @@ static void test_escaped(void **state)
 	ESCAPED("a?01", "a?3f01");
 	ESCAPED("\xc3", "?c3");
 	ESCAPED("\xe2\x80\xaetxt", "?e2?80?aetxt");
-	expect_escaped("ab\x01", 3, 5, "ab");
-	expect_escaped("ab\x01", 3, 6, "ab?01");
-	expect_escaped("ab\xc3\xbc", 4, 4, "ab");
-	expect_escaped("abc", 3, 1, "");
+	expect(fa_text_escape, "ab\x01", 3, 5, "ab");
+	expect(fa_text_escape, "ab\x01", 3, 6, "ab?01");
+	expect(fa_text_escape, "ab\xc3\xbc", 4, 4, "ab");
+	expect(fa_text_escape, "abc", 3, 1, "");
 }
 
 int main(void)

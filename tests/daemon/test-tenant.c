@@ -230,6 +230,15 @@ static void test_all_fds(void **state)
 	fa_tenant_unref(root);
 }
 
+/* Comes, has so many done, and goes. */
+static void go(uid_t uid, const char *cgroup, uint64_t finished)
+{
+	struct fa_tenant *tenant = get(uid, cgroup);
+
+	tenant->usage.finished = finished;
+	fa_tenant_unref(tenant);
+}
+
 /* Who had work done is kept in mind, and no more of them than that. */
 static void test_gone(void **state)
 {
@@ -241,9 +250,7 @@ static void test_gone(void **state)
 	fa_tenant_unref(tenant);
 	assert_int_equal(tenants.n_gone, 0);
 
-	tenant = get(7, "/a");
-	tenant->usage.finished = 5;
-	fa_tenant_unref(tenant);
+	go(7, "/a", 5);
 	assert_true(fa_list_empty(&tenants.tenants));
 	assert_true(fa_list_empty(&tenants.users));
 	assert_int_equal(tenants.n_gone, 1);
@@ -262,9 +269,7 @@ static void test_gone(void **state)
 	/* Those that went first are forgotten. */
 	for (int i = 0; i < FA_TENANTS_GONE_MAX; ++i) {
 		snprintf(cgroup, sizeof(cgroup), "/%d", i);
-		tenant = get(i % 2 ? 7 : 0, cgroup);
-		tenant->usage.finished = 1;
-		fa_tenant_unref(tenant);
+		go(i % 2 ? 7 : 0, cgroup, 1);
 	}
 	assert_int_equal(tenants.n_gone, FA_TENANTS_GONE_MAX);
 	tenant = get(7, "/a");
@@ -274,14 +279,10 @@ static void test_gone(void **state)
 	assert_int_equal(tenant->usage.finished, 1);
 	fa_tenant_unref(tenant);
 	/* Somebody with many cgroups has others' not forgotten. */
-	tenant = get(9, "/a");
-	tenant->usage.finished = 9;
-	fa_tenant_unref(tenant);
+	go(9, "/a", 9);
 	for (int i = 0; i < 3 * FA_TENANTS_GONE_MAX; ++i) {
 		snprintf(cgroup, sizeof(cgroup), "/more%d", i);
-		tenant = get(7, cgroup);
-		tenant->usage.finished = 1;
-		fa_tenant_unref(tenant);
+		go(7, cgroup, 1);
 	}
 	assert_int_equal(tenants.n_gone, FA_TENANTS_GONE_MAX);
 	tenant = get(9, "/a");

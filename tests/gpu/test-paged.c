@@ -662,11 +662,8 @@ static void reruns_of(int32_t head_dim, uint32_t n_new)
 
 static void reruns(void)
 {
-	reruns_of(128, 5);
-	reruns_of(64, 5);
-	reruns_of(64, 1);
-	reruns_of(256, 5);
-	reruns_of(256, 1);
+	for (int i = 0; i < 6; i++)
+		reruns_of(64 << i / 2, i % 2 ? 5 : 1);
 }
 
 /* Prefill that gives way, however often and wherever, gives the same bits. */
