@@ -109,16 +109,12 @@ int fa_timeline_wait(struct fa_timeline *timeline, uint32_t slot, uint64_t value
 /*
  * The same for a CUDA stream (a CUstream, cudaStream_t) of this process: when the work in
  * it has come so far, one of the client's slots is written, or one of the daemon's is
- * waited for. The stream's context must be current in this thread. Returns at once, but for the
- * first such call of a connection: that registers the timeline's memory with the driver until
- * fa_disconnect(), and asks the daemon (reply_ns at most). Before fa_disconnect() streams must have
- * got past what was enqueued, which a request's end does not tell: synchronise them. Not in a graph
- * that is launched again after a reconnect, as the memory is another then.
- *
- * A write is one operation of the stream; two where the daemon computes under MPS on the context's
- * GPU: the second is to memory of that GPU, where a gate of the daemon's sees it. For that the first
- * write takes 2 MiB of the GPU's memory until fa_disconnect(), a buffer of this client's and a
- * descriptor, and does without if they cannot be had.
+ * waited for, by one operation of the stream. The stream's context must be current in this thread.
+ * Returns at once, but for the first such call of a connection: that asks the daemon (reply_ns at
+ * most) if it is not the first, and registers the timeline's memory with the driver until
+ * fa_disconnect(). Before that streams must have got past what was enqueued, which a request's end
+ * does not tell: synchronise them. Not in a graph that is launched again after a reconnect, as the
+ * memory is another then.
  *   -ENODEV, -ENOSYS  no CUDA driver here, too old, or its context is lost
  *   -ECONNRESET       (wait) the value was lost with a connection; nothing is enqueued
  */

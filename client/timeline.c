@@ -22,9 +22,6 @@
 #define SPIN_SLICE_NS (50 * FA_NS_PER_US)
 /* Looks at the word between two looks at the clock. */
 #define SPIN_LOOKS 16
-/* Timelines that the memory near the device has room for: each connection's has a place of its own, as
- * streams may still write to those before it. A GPU gives no less memory than that of so many. */
-#define NEAR_PLACES 512
 
 _Static_assert(FA_GATES_MAX == FA_WIRE_GATES_MAX && FA_GATE_OUT == FA_WIRE_GATE_OUT,
                "gates travel as they are");
@@ -42,23 +39,15 @@ struct memory {
 	/* Once the driver knows it. */
 	CUcontext context; /* in which it was registered; NULL: it was not */
 	CUdeviceptr in_device, out_device;
-	/* The daemon's device waits by itself, and has not been told of a place near it yet. */
-	bool takes_near;
-	CUdeviceptr near; /* it has: there; 0: it has not */
-	CUdevice near_device;
 };
 
 struct fa_timeline {
 	struct fa_client *client; /* never changes */
 	/* With the client's mutex. */
-	struct memory *memory; /* the present one; NULL: there was none yet */
-	uint32_t epoch;        /* of the connection that gave it */
-	uint64_t set_up;       /* how often it was */
-	bool busy;             /* a thread is setting it up */
-	/* The client's slots once more, [NEAR_PLACES][FA_TIMELINE_BYTES], in memory of the daemon's
-	 * device, which sees there sooner what a stream has written. NULL: there is none. The client's
-	 * list of buffers has it, too, and frees it. */
-	struct fa_buffer *near;
+	struct memory *memory;               /* the present one; NULL: there was none yet */
+	uint32_t epoch;                      /* of the connection that gave it */
+	uint64_t set_up;                     /* how often it was */
+	bool busy;                           /* a thread is setting it up */
 	uint64_t planned[FA_TIMELINE_SLOTS]; /* the last value that a request was to give */
 	uint64_t lost[FA_TIMELINE_SLOTS];    /* of those, what went with earlier connections */
 };
@@ -111,7 +100,6 @@ static int take_memory(struct fa_timeline *timeline, const struct fa_call *call)
 		.before = timeline->memory,
 		.in = in,
 		.out = out,
-		.takes_near = call->timeline.near,
 	};
 	/* The program's slots go on from where they are. */
 	for (unsigned int i = 0; timeline->memory && i < FA_TIMELINE_SLOTS; ++i)
@@ -645,91 +633,12 @@ static int device_memory(struct fa_timeline *timeline, const struct fa_cudriver 
 		&error);
 }
 
-/* Whether this thread's context is one of the daemon's device. */
-static bool is_daemons_device(const struct fa_timeline *timeline, const struct fa_cudriver *driver)
-{
-	CUdevice device;
-	CUuuid uuid;
-
-	return driver->cuCtxGetDevice(&device) == CUDA_SUCCESS &&
-	       driver->cuDeviceGetUuid(&uuid, device) == CUDA_SUCCESS &&
-	       !memcmp(&uuid, timeline->client->connection.device_uuid, sizeof(uuid));
-}
-
-/* The memory that has places near the device: made when it is first of use, and never again, as
- * streams may write to it until fa_disconnect(). NULL: there is none. With the mutex, which is
- * released meanwhile. */
-static struct fa_buffer *near_memory(struct fa_timeline *timeline)
-{
-	struct fa_client *client = timeline->client;
-	struct fa_buffer *near;
-
-	if (!timeline->near) {
-		fa_client_leave(client);
-		if (fa_buffer_new(client, NEAR_PLACES * FA_TIMELINE_BYTES, FA_BUFFER_ARENA, &near) <
-		    0)
-			near = NULL;
-		if (near && !near->mapping)
-			near = fa_buffer_free(near);
-		pthread_mutex_lock(&client->lock);
-		fa_client_settle(client);
-		if (timeline->near && near) {
-			/* Another thread's, since there was another connection. */
-			fa_client_leave(client);
-			(void)fa_buffer_free(near);
-			pthread_mutex_lock(&client->lock);
-			fa_client_settle(client);
-		} else if (near) {
-			timeline->near = near;
-		}
-	}
-	return timeline->near && !timeline->near->registration->missing ? timeline->near : NULL;
-}
-
-/* Tells the daemon of a place near its device. With the mutex, which is released meanwhile. What
- * cannot be had is done without. */
-static void tell_near(struct fa_timeline *timeline, const struct fa_cudriver *driver)
-{
-	struct fa_wire_message message = { .type = FA_WIRE_TIMELINE_NEAR };
-	struct fa_call call = { .expect = FA_WIRE_REPLY };
-	struct fa_client *client = timeline->client;
-	struct memory *memory = timeline->memory;
-	uint64_t offset = timeline->set_up % NEAR_PLACES * FA_TIMELINE_BYTES;
-	uint32_t epoch = timeline->epoch;
-	struct fa_buffer *near;
-
-	if (!memory->takes_near || !is_daemons_device(timeline, driver))
-		return;
-	memory->takes_near = false; /* one thread tries, once */
-	near = near_memory(timeline);
-	if (!near || client->state != FA_CLIENT_CONNECTED || client->epoch != epoch)
-		return;
-	message.timeline_near.buffer = near->registration->id;
-	message.timeline_near.offset = offset;
-	if (fa_io_call(client, &message, NULL, 0, false, &call) < 0 || client->epoch != epoch)
-		return;
-	memory->near = near->device_data + offset;
-	memory->near_device = near->mapping->device;
-}
-
-/* Where the timeline's is, for streams of this thread's context; 0: nowhere. With the mutex. */
-static CUdeviceptr near_at(const struct fa_timeline *timeline, const struct fa_cudriver *driver)
-{
-	const struct memory *memory = timeline->memory;
-	CUdevice device;
-
-	if (!memory->near || driver->cuCtxGetDevice(&device) != CUDA_SUCCESS ||
-	    device != memory->near_device)
-		return 0;
-	return memory->near;
-}
-
 static int enqueue(struct fa_timeline *timeline, uint32_t slot, uint64_t value, void *stream,
                    bool waits)
 {
 	const size_t offset = slot * sizeof(struct fa_timeline_in);
 	const struct fa_cudriver *driver;
-	CUdeviceptr in, out, near = 0;
+	CUdeviceptr in, out;
 	struct fa_error error;
 	CUresult result;
 	int r;
@@ -741,18 +650,10 @@ static int enqueue(struct fa_timeline *timeline, uint32_t slot, uint64_t value, 
 	if (r < 0)
 		return r;
 	/* What is written to the old memory would be lost. */
-	if (timeline->client->state == FA_CLIENT_CONNECTED) {
+	if (timeline->client->state == FA_CLIENT_CONNECTED)
 		r = set_up(timeline);
-		if (r >= 0 && !waits)
-			r = device_memory(timeline, driver);
-		if (r >= 0 && !waits)
-			tell_near(timeline, driver);
-	} else if (waits) {
+	else if (waits)
 		r = fa_client_lost_error(timeline->client);
-	}
-	/* It may be another's by now. */
-	if (r >= 0 && !waits && timeline->client->state == FA_CLIENT_CONNECTED)
-		r = set_up(timeline);
 	if (r >= 0 && waits) {
 		const struct fa_wire_gate wait = { .slot = slot | FA_GATE_OUT, .value = value };
 
@@ -760,24 +661,16 @@ static int enqueue(struct fa_timeline *timeline, uint32_t slot, uint64_t value, 
 	}
 	if (r >= 0)
 		r = device_memory(timeline, driver);
-	if (r >= 0 && !waits)
-		near = near_at(timeline, driver);
 	in = timeline->memory->in_device;
 	out = timeline->memory->out_device;
 	fa_client_leave(timeline->client);
 	if (r < 0)
 		return r;
-	/* Without the mutex: a stream that has too much to do makes its caller wait. The host's
-	 * word first, as the near one lets the daemon begin: whoever sees what comes of that, and
-	 * gives the slot its next value, is not to have this one come behind it. */
+	/* Without the mutex: a stream that has too much to do makes its caller wait. */
 	result = waits ? driver->cuStreamWaitValue64(stream, out + offset, value,
 	                                             CU_STREAM_WAIT_VALUE_GEQ)
 	               : driver->cuStreamWriteValue64(stream, in + offset, value,
 	                                              CU_STREAM_WRITE_VALUE_DEFAULT);
-	/* Which is enough, if it has to be. */
-	if (near && result == CUDA_SUCCESS)
-		(void)driver->cuStreamWriteValue64(stream, near + offset, value,
-		                                   CU_STREAM_WRITE_VALUE_DEFAULT);
 	if (result == CUDA_SUCCESS)
 		return 0;
 	return fa_error_copy(

@@ -63,8 +63,8 @@ struct fa_device_info {
 	enum fa_device_mps mps;
 	bool waits;                               /* it can wait for words of clients (may_wait) */
 	uint64_t memory_bytes, memory_free_bytes; /* the device's own; 0 where it has none */
-	uint64_t
-		arena_bytes; /* an arena takes multiples of it of that; 0: as much as was asked for */
+	/* An arena takes multiples of it of that; 0: as much as was asked for. */
+	uint64_t arena_bytes;
 };
 
 /*
@@ -114,15 +114,10 @@ enum fa_device_op {
  * of one step, beside its tables. */
 #define FA_DEVICE_KEPT_BYTES 24576
 
-/*
- * A word that a work waits for: it begins when the word has come to value (counted as a timeline's).
- * The client may write another in the device's memory, which the device sees sooner: it begins as
- * well when that is less than FA_TIMELINE_RELEASE above value, or there.
- */
+/* A word that a work waits for: it begins when the word has come to value (counted as a timeline's). */
 struct fa_device_wait {
 	const uint64_t *word; /* as the device addresses it; NULL: it does not wait */
 	const uint64_t *here; /* the same as the host does */
-	const uint64_t *near; /* the other; NULL: there is none */
 	uint64_t value;
 };
 

@@ -17,12 +17,9 @@
 #include "daemon/device_cuda.h"
 
 #include "common/clock.h"
-#include "common/timeline.h"
 
 /* As long as the engine looks at a gate all the time. */
 #define PATIENCE_NS (200 * FA_NS_PER_US)
-
-_Static_assert(FA_CUDA_GATE_AHEAD == FA_TIMELINE_RELEASE, "values are counted alike");
 
 void fa_cuda_gates_open(struct fa_device *device)
 {
@@ -41,7 +38,6 @@ struct fa_cuda_gate fa_cuda_gate_of(const struct fa_cuda_stream *stream,
 	done->gate_run = gates->run;
 	return (struct fa_cuda_gate){
 		.word = work->gate.word,
-		.near = work->gate.near,
 		.value = work->gate.value,
 		.stop = (const uint64_t *)gates->stop_at,
 		.turn = stream->sequence,

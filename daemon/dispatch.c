@@ -294,15 +294,6 @@ static int handle_timeline_setup(struct fa_call *call, struct fa_error *error)
 	return fa_timeline_setup(call->session, call->message, error);
 }
 
-static int handle_timeline_near(struct fa_call *call, struct fa_error *error)
-{
-	const int r = fa_timeline_near(call->session, call->message, error);
-
-	if (r == 0)
-		fa_session_reply(call->session, call->message->id, 0, NULL);
-	return r;
-}
-
 /* ---- administration */
 
 static int handle_status(struct fa_call *call, struct fa_error *error)
@@ -390,7 +381,6 @@ static const struct method methods[_FA_WIRE_TYPE_N] = {
 	[FA_WIRE_TIMELINE_SETUP] = { "TimelineSetup", false, 0, false, handle_timeline_setup },
 	[FA_WIRE_STEP_ATTEND_LAYERS] = { "StepAttendLayers", false, FA_WIRE_FDS_MAX, true,
 	                                 fa_kv_attend_layers, .by_ring = true },
-	[FA_WIRE_TIMELINE_NEAR] = { "TimelineNear", false, 0, false, handle_timeline_near },
 };
 
 static bool is_fatal(int status)

@@ -30,20 +30,13 @@ bool fa_gates_last(const struct fa_gates *gates, struct fa_device_wait *ret_wait
 {
 	const struct fa_timeline_words *words = gates->words;
 	const struct fa_timeline_in *in = atomic_load_explicit(&words->in_at, memory_order_relaxed);
-	const struct fa_timeline_in *near = atomic_load_explicit(&words->near_at,
-	                                                         memory_order_relaxed);
 	const struct fa_gate *gate = &gates->gates[gates->n_met];
 
 	if (!in || gates->n_met + 1 != gates->n_waits || gate->out)
 		return false;
-	/* A word near the device that nobody has written is 0, which is not to be a release of the
-	 * values below it. */
-	if (0 - gate->value < FA_TIMELINE_RELEASE)
-		near = NULL;
 	if (ret_wait)
 		*ret_wait = (struct fa_device_wait){
 			.word = (const uint64_t *)&in[gate->slot].value,
-			.near = near ? (const uint64_t *)&near[gate->slot].value : NULL,
 			.here = (const uint64_t *)&words->in[gate->slot].value,
 			.value = gate->value,
 		};

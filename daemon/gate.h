@@ -24,9 +24,8 @@ struct fa_timeline_words {
 	struct fa_timeline_out *out;
 	pthread_mutex_t mutex;
 	_Atomic uint64_t values[FA_TIMELINE_SLOTS]; /* of out: the daemon's own */
-	/* in, as the device addresses it, and what the client writes besides in the device's own
-	 * memory; NULL: it does not, there is none. Set by the loop thread. */
-	const struct fa_timeline_in *_Atomic in_at, *_Atomic near_at;
+	/* in, as the device addresses it; NULL: it does not. Set by the loop thread. */
+	const struct fa_timeline_in *_Atomic in_at;
 };
 
 struct fa_gate {

@@ -18,7 +18,6 @@
 struct fa_timeline {
 	struct fa_timeline_words words;
 	struct fa_charge charge, charge_bytes;
-	struct fa_buffer *near;              /* what words.near_at lies in; NULL: there is none */
 	uint64_t planned[FA_TIMELINE_SLOTS]; /* the highest value that a request is to give */
 	char name[NAME_BYTES];
 	bool kept;
@@ -197,8 +196,7 @@ int fa_timeline_setup(struct fa_session *session, const struct fa_wire_message *
 		.type = FA_WIRE_TIMELINE_REPLY,
 		.timeline_reply = { .slots = FA_TIMELINE_SLOTS,
 		                    .in_bytes = FA_TIMELINE_BYTES,
-		                    .out_bytes = FA_TIMELINE_BYTES,
-		                    .near = session->server->info.waits },
+		                    .out_bytes = FA_TIMELINE_BYTES },
 	};
 	int r, fds[3];
 
@@ -231,59 +229,6 @@ int fa_timeline_setup(struct fa_session *session, const struct fa_wire_message *
 	return 0;
 }
 
-/* Whether the device has it in memory of its own. */
-static bool is_device_memory(const struct fa_buffer *buffer)
-{
-	switch (buffer->kind) {
-	case FA_WIRE_BUFFER_CUDA_IPC:
-	case FA_WIRE_BUFFER_CUDA_FD:
-		return true;
-	case FA_WIRE_BUFFER_ARENA:
-		return buffer->piece_bytes > 0;
-	default:
-		return false;
-	}
-}
-
-int fa_timeline_near(struct fa_session *session, const struct fa_wire_message *message,
-                     struct fa_error *error)
-{
-	const struct fa_wire_timeline_near *request = &message->timeline_near;
-	struct fa_timeline *timeline = session->timeline;
-	struct fa_buffer *buffer;
-	char *at;
-
-	if (!timeline)
-		return fa_fail(error, -EINVAL, "the session has no timeline; set it up first");
-	if (timeline->near)
-		return fa_fail(error, -EEXIST,
-		               "the session's timeline has words near the device already");
-	if (!session->server->info.waits)
-		return fa_fail(error, -ENOTSUP, "the device does not wait for slots of timelines");
-	buffer = fa_table_find(&session->buffers, request->buffer);
-	if (!buffer)
-		return fa_fail(error, -EINVAL, "buffer %" PRIu32 " is unknown", request->buffer);
-	if (!is_device_memory(buffer))
-		return fa_fail(error, -EINVAL,
-		               "buffer %" PRIu32 " is memory of the host; expected the device's",
-		               request->buffer);
-	if (request->offset > buffer->memory.bytes ||
-	    buffer->memory.bytes - request->offset < FA_TIMELINE_BYTES)
-		return fa_fail(error, -EINVAL,
-		               "offset is %" PRIu64 " in a buffer of %" PRIu64
-		               " bytes; expected room for %d",
-		               request->offset, buffer->memory.bytes, FA_TIMELINE_BYTES);
-	at = (char *)buffer->memory.address + request->offset;
-	if ((uintptr_t)at % sizeof(struct fa_timeline_in))
-		return fa_fail(error, -EINVAL,
-		               "offset is %" PRIu64 "; expected words that begin on %zu bytes",
-		               request->offset, sizeof(struct fa_timeline_in));
-	timeline->near = fa_buffer_ref(buffer);
-	atomic_store_explicit(&timeline->words.near_at, (const struct fa_timeline_in *)at,
-	                      memory_order_relaxed);
-	return 0;
-}
-
 void fa_timeline_end(struct fa_session *session)
 {
 	struct fa_timeline *timeline = fa_steal_ptr(session->timeline);
@@ -293,7 +238,6 @@ void fa_timeline_end(struct fa_session *session)
 	if (!timeline)
 		return;
 	fa_pinned_close(&session->timeline_pin);
-	fa_buffer_unref(fa_steal_ptr(timeline->near));
 	for (unsigned int i = 0; i < FA_TIMELINE_SLOTS; ++i)
 		values[i] = timeline->words.values[i];
 	fa_timeline_out_release(timeline->words.out, values);

@@ -25,10 +25,6 @@ struct fa_timeline;
 int fa_timeline_setup(struct fa_session *session, const struct fa_wire_message *message,
                       struct fa_error *error);
 
-/* Handles TimelineNear. */
-int fa_timeline_near(struct fa_session *session, const struct fa_wire_message *message,
-                     struct fa_error *error);
-
 /* When nothing of the session is in flight any more. */
 void fa_timeline_end(struct fa_session *session);
 

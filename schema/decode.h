@@ -628,14 +628,6 @@ void Reader::body(const wire::Message *message, struct fa_wire_message *ret_mess
 		ret_message->timeline_reply.slots = body->slots();
 		ret_message->timeline_reply.in_bytes = body->in_bytes();
 		ret_message->timeline_reply.out_bytes = body->out_bytes();
-		ret_message->timeline_reply.near = body->near();
-		break;
-	}
-	case wire::Body::TimelineNear: {
-		auto body = message->body_as_TimelineNear();
-
-		ret_message->timeline_near.buffer = body->buffer();
-		ret_message->timeline_near.offset = body->offset();
 		break;
 	}
 	case wire::Body::StepAttendLayers:

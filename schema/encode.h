@@ -77,10 +77,9 @@ constexpr size_t FIXED_BYTES[_FA_WIRE_TYPE_N] = {
 	FRAME_BYTES + tables_bytes(1, 3),                                        /* RING_REPLY */
 	FRAME_BYTES + tables_bytes(1, 2),                                        /* MARKER */
 	FRAME_BYTES + tables_bytes(1, 0), /* TIMELINE_SETUP */
-	FRAME_BYTES + tables_bytes(1, 4), /* TIMELINE_REPLY */
+	FRAME_BYTES + tables_bytes(1, 3), /* TIMELINE_REPLY */
 	FRAME_BYTES + tables_bytes(2, 34) + 7 * array_bytes(sizeof(wire::View)) +
 		2 * array_bytes(sizeof(wire::Gate)), /* STEP_ATTEND_LAYERS */
-	FRAME_BYTES + tables_bytes(1, 2),            /* TIMELINE_NEAR */
 };
 
 static_assert(FIXED_BYTES[FA_WIRE_STEP_ATTEND_LAYERS] <= FA_WIRE_FIXED_BYTES_MAX, "longest");
@@ -682,17 +681,11 @@ flatbuffers::Offset<void> body_write(Builder &builder, const struct fa_wire_mess
 	case FA_WIRE_TIMELINE_REPLY: {
 		const auto &body = message->timeline_reply;
 
-		return wire::CreateTimelineReply(builder, body.slots, body.in_bytes, body.out_bytes,
-		                                 body.near)
+		return wire::CreateTimelineReply(builder, body.slots, body.in_bytes, body.out_bytes)
 		        .Union();
 	}
 	case FA_WIRE_STEP_ATTEND_LAYERS:
 		return step_attend_layers_write(builder, message->step_attend_layers).Union();
-	case FA_WIRE_TIMELINE_NEAR: {
-		const auto &body = message->timeline_near;
-
-		return wire::CreateTimelineNear(builder, body.buffer, body.offset).Union();
-	}
 	default:
 		__builtin_unreachable(); /* fa_wire_encode() has looked */
 	}

@@ -79,7 +79,6 @@ MIRROR_TAG(MARKER, Marker);
 MIRROR_TAG(TIMELINE_SETUP, TimelineSetup);
 MIRROR_TAG(TIMELINE_REPLY, TimelineReply);
 MIRROR_TAG(STEP_ATTEND_LAYERS, StepAttendLayers);
-MIRROR_TAG(TIMELINE_NEAR, TimelineNear);
 static_assert(_FA_WIRE_TYPE_N == static_cast<int>(wire::Body::MAX) + 1, "Body");
 
 #undef MIRROR_TAG
@@ -230,9 +229,6 @@ MIRROR_FIELD(Marker, value, marker, value);
 MIRROR_FIELD(TimelineReply, slots, timeline_reply, slots);
 MIRROR_FIELD(TimelineReply, in_bytes, timeline_reply, in_bytes);
 MIRROR_FIELD(TimelineReply, out_bytes, timeline_reply, out_bytes);
-MIRROR_FIELD(TimelineReply, near, timeline_reply, near);
-MIRROR_FIELD(TimelineNear, buffer, timeline_near, buffer);
-MIRROR_FIELD(TimelineNear, offset, timeline_near, offset);
 MIRROR_FIELD(StepAttendLayers, n_layers, step_attend_layers, n_layers);
 MIRROR_FIELD(StepAttendLayers, q_bytes, step_attend_layers, q_bytes);
 MIRROR_FIELD(StepAttendLayers, k_bytes, step_attend_layers, k_bytes);

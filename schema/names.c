@@ -46,7 +46,6 @@ const char *fa_wire_type_name(enum fa_wire_type type)
 		[FA_WIRE_TIMELINE_SETUP] = "TimelineSetup",
 		[FA_WIRE_TIMELINE_REPLY] = "TimelineReply",
 		[FA_WIRE_STEP_ATTEND_LAYERS] = "StepAttendLayers",
-		[FA_WIRE_TIMELINE_NEAR] = "TimelineNear",
 	};
 
 	return (unsigned)type < _FA_WIRE_TYPE_N ? names[type] : "unknown";

@@ -82,7 +82,6 @@ enum fa_wire_type {
 	FA_WIRE_TIMELINE_SETUP,
 	FA_WIRE_TIMELINE_REPLY,
 	FA_WIRE_STEP_ATTEND_LAYERS,
-	FA_WIRE_TIMELINE_NEAR,
 	_FA_WIRE_TYPE_N,
 };
 
@@ -330,7 +329,6 @@ struct fa_wire_message {
 		struct fa_wire_marker marker;
 		struct fa_wire_timeline_reply timeline_reply;
 		struct fa_wire_step_attend_layers step_attend_layers;
-		struct fa_wire_timeline_near timeline_near;
 	};
 };
 

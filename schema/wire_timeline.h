@@ -34,21 +34,6 @@ struct fa_wire_gate {
 struct fa_wire_timeline_reply {
 	uint32_t slots; /* of each */
 	uint64_t in_bytes, out_bytes;
-	bool near; /* the device waits for the client's slots itself: TimelineNear is of use */
-};
-
-/*
- * Where the client's slots are in the device's memory besides, laid out as the client's own: [offset,
- * offset + in_bytes) of a buffer of the session's on the device, offset a multiple of 64. A slot has
- * reached a value when either word has; what the client writes to both, here last, the device sees
- * sooner. Here a word is not counted round the clock: one that is FA_TIMELINE_RELEASE or more above
- * a value has not reached it; and for values with which one that is 0 would, the device goes by the
- * other word alone. It is less than 3 * 2^62 behind the slot, or 0. Once. -EEXIST: it was told before; -EINVAL: no timeline, no such buffer or no
- * such part of it, or not on the device; -ENOTSUP: the device does not wait.
- */
-struct fa_wire_timeline_near {
-	uint32_t buffer;
-	uint64_t offset;
 };
 
 /*

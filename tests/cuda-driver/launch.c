@@ -429,9 +429,7 @@ static void gate_hold(struct fa_fake_context *context)
 
 static bool gate_is_open(const struct fa_cuda_gate *args)
 {
-	return (int64_t)(__atomic_load_n(args->word, __ATOMIC_ACQUIRE) - args->value) >= 0 ||
-	       (args->near &&
-	        __atomic_load_n(args->near, __ATOMIC_ACQUIRE) - args->value < FA_CUDA_GATE_AHEAD);
+	return (int64_t)(__atomic_load_n(args->word, __ATOMIC_ACQUIRE) - args->value) >= 0;
 }
 
 /* kernels/cuda/common/gate.h */
@@ -448,8 +446,6 @@ static CUresult gate_run(struct fa_fake_context *context, const struct fa_cuda_g
 	CUresult result;
 	bool open = true, ends;
 
-	if (args->near)
-		pin.spans[pin.n_spans++] = span_of(args->near, 8, false);
 	gate_hold(context);
 	until_ns = fa_now_ns() + (wanted_us ? wanted_us * FA_NS_PER_US : args->patience_ns);
 	result = fa_fake_pin(&pin);

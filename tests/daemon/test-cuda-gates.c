@@ -94,97 +94,6 @@ static void test_two_slots(void **state)
 	engine_end(&engine);
 }
 
-static void near_expect(struct fa_raw *raw, uint32_t buffer, uint64_t offset, int status,
-                        const char *part)
-{
-	struct fa_wire_message message = fa_raw_message(FA_WIRE_TIMELINE_NEAR);
-
-	message.timeline_near.buffer = buffer;
-	message.timeline_near.offset = offset;
-	fa_raw_call_expect(raw, &message, NULL, 0, status, part);
-}
-
-/* A word in the device's memory opens a gate, too, and so does the host's beside it; not what is so
- * far above that it may be an old one. */
-static void test_near(void **state)
-{
-	enum {
-		ARENA = 77,
-		HOST,
-		OFFSET = FA_TIMELINE_BYTES
-	};
-	struct fa_wire_message message = fa_raw_register_message(ARENA, 2 * FA_TIMELINE_BYTES);
-	struct fa_test_cuda_gates before;
-	struct fa_timeline_in *near;
-	struct engine engine;
-	struct fa_raw *raw;
-	const float *out;
-	uint64_t request;
-	struct fa_raw_buffer host;
-	uint64_t bytes;
-	char *memory;
-
-	engine_begin(&engine);
-	raw = &engine.client.raw;
-	message.buffer_register.kind = FA_WIRE_BUFFER_ARENA;
-	fa_raw_call(raw, &message, NULL, 0);
-	fa_check_eq(raw->message.type, FA_WIRE_BUFFER_REPLY);
-	/* The tests' driver has its memory in memfds. */
-	bytes = raw->message.buffer_reply.piece_bytes;
-	memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, raw->fds[0], 0);
-	fa_check(memory != MAP_FAILED);
-	near = (struct fa_timeline_in *)(memory + OFFSET);
-	fa_raw_buffer_register(raw, &host, HOST, FA_TIMELINE_BYTES, 0);
-
-	near_expect(raw, ARENA + 10, 0, -EINVAL, "unknown");
-	near_expect(raw, HOST, 0, -EINVAL, "memory of the host");
-	near_expect(raw, ARENA, 2 * FA_TIMELINE_BYTES, -EINVAL, "offset");
-	near_expect(raw, ARENA, UINT64_MAX - 63, -EINVAL, "offset");
-	near_expect(raw, ARENA, FA_TIMELINE_BYTES - 8, -EINVAL, "begin on 64 bytes");
-	near_expect(raw, ARENA, OFFSET, 0, NULL);
-	near_expect(raw, ARENA, 0, -EEXIST, "already");
-	/* It is held as long as it is of use. */
-	message = fa_raw_message(FA_WIRE_BUFFER_FREE);
-	message.buffer_free.buffer = ARENA;
-	fa_raw_call_expect(raw, &message, NULL, 0, 0, NULL);
-
-	for (uint64_t value = 1; value <= 4; value++) {
-		before = fa_test_cuda_gates(page);
-		atomic_store(&near[WANTED].value, value - 1);
-		request = attend_at(&engine, value, &out);
-		wait_began(&before, 1);
-		usleep(2000);
-		fa_check(is_untouched(out));
-		atomic_store(&near[WANTED].value, value + FA_TIMELINE_RELEASE);
-		usleep(2000);
-		fa_check(is_untouched(out));
-		if (value % 2)
-			atomic_store(&near[WANTED].value, value);
-		else
-			write_slot(&engine, WANTED, value);
-		kv_wait(&engine.client, STREAM, request);
-		check_out(&engine, value % KV_LAYERS, out);
-		fa_check_eq(fa_test_cuda_gates(page).opened - before.opened, 1);
-		fa_check_eq(fa_test_cuda_gates(page).shut, before.shut);
-		write_slot(&engine, WANTED, value);
-	}
-
-	/* One that nobody has written has reached nothing. */
-	atomic_store(&near[WANTED].value, 0);
-	write_slot(&engine, WANTED, INT64_MAX);
-	before = fa_test_cuda_gates(page);
-	request = attend_at(&engine, UINT64_MAX - 1, &out);
-	wait_began(&before, 1);
-	usleep(2000);
-	fa_check(is_untouched(out));
-	write_slot(&engine, WANTED, UINT64_MAX - 1);
-	kv_wait(&engine.client, STREAM, request);
-	check_out(&engine, (UINT64_MAX - 1) % KV_LAYERS, out);
-	(void)munmap(memory, bytes);
-	fa_raw_buffer_free(raw, &host);
-	engine_end(&engine);
-}
-
 /* ---- giving up */
 
 /* Both of those that are behind gates come back, and are done later, once. */
@@ -698,7 +607,7 @@ int main(void)
 		TEST(race),      TEST(others),  TEST(cancel),         TEST(cancel_behind),
 		TEST(gone),      TEST(behind),  TEST(end_behind),     TEST(mixed),
 		TEST(lost),      TEST(prefill), TEST(failing_behind), TEST(failing),
-		TEST(scribbled), TEST(near),
+		TEST(scribbled),
 	};
 
 	return cmocka_run_group_tests(tests, gates_start, gates_stop);

@@ -53,15 +53,6 @@ static void arena(uint32_t buffer)
 	put(PACKET_WAIT | PACKET_READ, message);
 }
 
-static void near(uint32_t buffer, uint64_t offset)
-{
-	struct fa_wire_message message = fa_raw_message(FA_WIRE_TIMELINE_NEAR);
-
-	message.timeline_near.buffer = buffer;
-	message.timeline_near.offset = offset;
-	put(PACKET_WAIT, message);
-}
-
 static void handle(uint32_t buffer, uint8_t first)
 {
 	struct fa_wire_message message = fa_raw_register_message(buffer, 32768);
@@ -327,12 +318,8 @@ int main(int argc, char **argv)
 
 	hello();
 	registers(1, PACKET_MEMFD);
-	near(1, 0); /* before there is a timeline */
 	put(PACKET_WAIT, fa_raw_message(FA_WIRE_TIMELINE_SETUP));
 	arena(2);
-	near(1, 0); /* of the host */
-	near(2, 65536 - FA_TIMELINE_BYTES);
-	near(2, 0); /* a second time */
 	stream(FA_WIRE_STREAM_CREATE, 1);
 	gated(plain, 1, 0, 1, 0, 1);                    /* met, as 0 is */
 	gated(plain, 1, 1, 1, FA_WIRE_GATE_OUT | 1, 1); /* behind that one */

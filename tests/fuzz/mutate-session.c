@@ -305,12 +305,6 @@ static void change_message(struct fa_wire_message *message)
 		else
 			CHANGE(message->cancel.value);
 		break;
-	case FA_WIRE_TIMELINE_NEAR:
-		if (pick(2))
-			CHANGE(message->timeline_near.buffer);
-		else
-			CHANGE(message->timeline_near.offset);
-		break;
 	case FA_WIRE_ATTENTION:
 		change_attention(&message->attention);
 		break;

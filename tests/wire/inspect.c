@@ -118,11 +118,6 @@ const char *fa_inspect_difference(const struct fa_wire_message *a, const struct 
 		SAME(timeline_reply.slots);
 		SAME(timeline_reply.in_bytes);
 		SAME(timeline_reply.out_bytes);
-		SAME(timeline_reply.near);
-		break;
-	case FA_WIRE_TIMELINE_NEAR:
-		SAME(timeline_near.buffer);
-		SAME(timeline_near.offset);
 		break;
 	case FA_WIRE_TIMELINE_SETUP:
 		break;

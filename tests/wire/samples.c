@@ -708,19 +708,6 @@ const struct fa_sample fa_samples_v1[] = {
 	    .step_attend_layers.attend = { .window_left = -1, .window_right = -1 },
 	    .step_attend_layers.has_wait = true,
 	    .step_attend_layers.has_signal = true } },
-	{ "timeline-reply-near",
-	  { .id = 92,
-	    .fds = 2,
-	    .type = FA_WIRE_TIMELINE_REPLY,
-	    .timeline_reply = { .slots = 64,
-	                        .in_bytes = 4096,
-	                        .out_bytes = 4096,
-	                        .near = true } } },
-	{ "timeline-near",
-	  { .id = 93,
-	    .type = FA_WIRE_TIMELINE_NEAR,
-	    .timeline_near = { .buffer = 0xd1e2f3a4, .offset = 0xa4b5c6d7e8f90a1b } } },
-	{ "timeline-near-none", { .id = 94, .type = FA_WIRE_TIMELINE_NEAR } },
 };
 
 const size_t fa_samples_v1_n = N(fa_samples_v1);

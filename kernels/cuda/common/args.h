@@ -40,9 +40,6 @@ struct fa_cuda_done {
 /* A kernel that waits for a word of a client's, for those behind it in its stream (gate.h). */
 struct fa_cuda_gate {
 	const uint64_t *word; /* of the host's memory, a slot of a timeline: open from value on */
-	/* Of the device's memory: open as well from value on, less than FA_CUDA_GATE_AHEAD above it.
-	 * Who writes both writes this last. NULL: there is none. */
-	const uint64_t *near;
 	uint64_t value;
 	const uint64_t *stop; /* of the host's memory: given up if no less than turn */
 	uint64_t turn;        /* above that of every earlier one of the stream */
@@ -54,9 +51,8 @@ struct fa_cuda_gate {
 	uint64_t *report;
 };
 
-#define FA_CUDA_GATE_AHEAD (1ull << 62) /* as FA_TIMELINE_RELEASE */
-#define FA_CUDA_DONE_PARTS 8            /* at most */
-#define FA_CUDA_EARLY_WORDS 8           /* as FA_COMPLETION_EARLY */
+#define FA_CUDA_DONE_PARTS 8  /* at most */
+#define FA_CUDA_EARLY_WORDS 8 /* as FA_COMPLETION_EARLY */
 
 /* What a block of threads has left undone. */
 struct fa_cuda_yield_record {
