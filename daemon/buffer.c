@@ -67,7 +67,7 @@ struct fa_buffer *fa_buffer_unref(struct fa_buffer *buffer)
 {
 	if (!buffer || --buffer->n_refs)
 		return NULL;
-	if (buffer->memory.address)
+	if (buffer->memory.address || buffer->memory.backend)
 		fa_importer_release(buffer->importer, buffer);
 	else
 		fa_buffer_destroy(buffer);

@@ -185,7 +185,8 @@ struct fa_device_ops {
 	void (*describe)(struct fa_device *device, struct fa_device_info *ret_info);
 
 	/* Maps [offset, offset + bytes) of a checked memfd; @fd stays the caller's.
-	 * Read-only if @read_only. */
+	 * Read-only if @read_only. *ret_memory is zeros before; what of an import that fails is
+	 * to be released as well, at some time, is in its backend, which is not NULL then. */
 	int (*memory_import_host)(struct fa_device *device, int fd, uint64_t offset, uint64_t bytes,
 	                          bool read_only, struct fa_error *error,
 	                          struct fa_device_memory *ret_memory);
@@ -216,7 +217,10 @@ struct fa_device_ops {
 	                            size_t n_pieces, uint64_t offset, uint64_t bytes,
 	                            bool read_only, struct fa_error *error,
 	                            struct fa_device_memory *ret_memory);
-	void (*memory_release)(struct fa_device *device, struct fa_device_memory *memory);
+	/* Of @n memories; nothing in flight has to do with them. May wait for what runs on the
+	 * device. */
+	void (*memory_release)(struct fa_device *device, struct fa_device_memory *const *memories,
+	                       size_t n);
 	/* Where the daemon itself can read it; NULL: nowhere. Any thread. */
 	const void *(*memory_host)(struct fa_device *device, const struct fa_device_memory *memory);
 
@@ -312,6 +316,14 @@ struct fa_device_ops {
 	 * call returns -ENODEV for it. Any thread; NULL with health(). */
 	bool (*is_lost)(struct fa_device *device);
 };
+
+/* The same of one memory. */
+static inline void fa_device_memory_release(const struct fa_device_ops *ops,
+                                            struct fa_device *device,
+                                            struct fa_device_memory *memory)
+{
+	ops->memory_release(device, &memory, 1);
+}
 
 /* All backends of this build, best first, ended by NULL. */
 extern const struct fa_device_ops *const fa_device_backends[];

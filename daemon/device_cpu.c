@@ -584,10 +584,13 @@ static int cpu_memory_new_arena(struct fa_device *device, uint64_t bytes, struct
 	return 0;
 }
 
-static void cpu_memory_release(struct fa_device *device, struct fa_device_memory *memory)
+static void cpu_memory_release(struct fa_device *device, struct fa_device_memory *const *memories,
+                               size_t n)
 {
-	(void)munmap(memory->address, memory->bytes);
-	*memory = (struct fa_device_memory){ 0 };
+	for (size_t i = 0; i < n; i++) {
+		(void)munmap(memories[i]->address, memories[i]->bytes);
+		*memories[i] = (struct fa_device_memory){ 0 };
+	}
 }
 
 static const void *cpu_memory_host(struct fa_device *device, const struct fa_device_memory *memory)

@@ -312,6 +312,9 @@ static int read_environment(struct fa_device *device, struct fa_error *error)
 		r = environment_number("FAD_YIELD_STOP_NS", FA_CUDA_YIELD_STOP_NS, error,
 		                       &device->yield.longest_stop_ns);
 	if (r == 0)
+		r = environment_number("FAD_LONG_NS", FA_CUDA_LONG_NS, error,
+		                       &device->lull.long_ns);
+	if (r == 0)
 		r = environment_number("FAD_SHARE_EARLY", 0, error, &early);
 	device->chip.share_early = early > 0;
 	if (r == 0 && (!device->pin_part_bytes || device->pin_part_bytes % (1 << 20)))
@@ -352,6 +355,7 @@ static struct fa_device *cuda_close(struct fa_device *device)
 		fa_cuda_kernels_unload(device);
 		(void)device->driver.cuDevicePrimaryCtxRelease(device->ordinal);
 	}
+	fa_cuda_lull_deinit(&device->lull);
 	pthread_cond_destroy(&device->turn.next);
 	pthread_mutex_destroy(&device->turn.mutex);
 	pthread_mutex_destroy(&device->mutex);
@@ -446,6 +450,7 @@ static int cuda_open(const struct fa_device_config *config, struct fa_error *err
 	device->config.device = config->device && *config->device ? config->device : NULL;
 	device->serial = atomic_fetch_add(&serials, 1) + 1;
 	pthread_mutex_init(&device->mutex, NULL);
+	fa_cuda_lull_init(&device->lull);
 	pthread_mutex_init(&device->turn.mutex, NULL);
 	pthread_cond_init(&device->turn.next, NULL);
 	r = open_all(device, error);

@@ -62,6 +62,9 @@
 #define FA_CUDA_YIELD_RUN_NS (15 * FA_NS_PER_US)
 /* What is urgent stops them for so long at a time; FAD_YIELD_STOP_NS changes it. */
 #define FA_CUDA_YIELD_STOP_NS (2 * FA_NS_PER_MS)
+/* What is expected to take so long is not to be waited for by calls that all launches wait for;
+ * about what such a call takes itself. FAD_LONG_NS changes it, to test. */
+#define FA_CUDA_LONG_NS (2 * FA_NS_PER_MS)
 
 /* ---- the device */
 
@@ -87,6 +90,7 @@ struct fa_cuda_yielding {
 		struct fa_cuda_paged_attention paged;
 	} args;
 	struct fa_cuda_maps maps;
+	bool is_long;     /* the work is one of the lull's while it runs */
 	CUdeviceptr area; /* struct fa_cuda_yield_area and states */
 	size_t area_bytes;
 	uint64_t *report; /* the GPU writes here how many blocks are left */
@@ -247,6 +251,24 @@ struct fa_cuda_turn {
 	uint64_t n_asked, n_done;
 };
 
+/* Times in which nothing runs that takes long, see device_cuda_lull.c. */
+struct fa_cuda_lull {
+	pthread_mutex_t mutex;
+	pthread_cond_t changed;
+	/* Under the mutex. */
+	unsigned int n_long;  /* works that the driver has, and that may take long */
+	unsigned int n_calls; /* workers that make calls which wait for the GPU, or are about to */
+	unsigned int n_waiting; /* workers that wait for n_long to become 0, ... */
+	uint64_t since_ns;      /* ... since then, the first of them */
+	uint64_t ended_ns;      /* when calls had been made that held up something */
+	bool held;              /* something long could not begin, and has not begun since */
+
+	atomic_bool wanted; /* n_waiting is not 0 */
+	/* The engine thread's. */
+	unsigned int n_steady; /* of the long ones, those that cannot give way */
+	uint64_t long_ns;      /* what is expected to take so long is long */
+};
+
 struct fa_device {
 	struct fa_cudriver driver;
 	struct fa_device_config config;
@@ -273,8 +295,9 @@ struct fa_device {
 	unsigned int n_streams, n_high; /* those of high priority come first */
 	struct fa_list done;            /* to be reaped */
 	bool reaping;
-	bool no_graphs;                   /* the driver could not make one */
-	unsigned int n_works;             /* that the driver has */
+	bool held;            /* a work of some stream's, as it takes long (device_cuda_lull.c) */
+	bool no_graphs;       /* the driver could not make one */
+	unsigned int n_works; /* that the driver has */
 	uint64_t progress_ns, queried_ns; /* last finished; last asked for errors */
 
 	struct {
@@ -297,6 +320,7 @@ struct fa_device {
 		uint64_t least_work_ns, least_run_ns, longest_stop_ns;
 	} yield;
 
+	struct fa_cuda_lull lull;
 	struct fa_cuda_turn turn;
 	CUstream memory_stream;
 	uint64_t pin_part_bytes, pin_pause_ns;
@@ -371,6 +395,18 @@ void fa_cuda_turn_endp(struct fa_device **device);
 /* In the middle of a turn: leaves the driver to others for a while. */
 void fa_cuda_pause(uint64_t ns);
 
+/* A worker's stay in a lull. */
+struct fa_cuda_lull_visit {
+	struct fa_device *device;
+	uint64_t until_ns; /* it lasts; 0: there is none so far */
+	bool waited;       /* for it */
+};
+
+/* Before each call of the driver that waits for the GPU, without a turn: waits for a lull, unless
+ * the last one still lasts. Others wait as long as they stay. */
+void fa_cuda_lull_enter(struct fa_cuda_lull_visit *visit);
+void fa_cuda_lull_leave(struct fa_cuda_lull_visit *visit);
+
 /* Between the allocations of one buffer. */
 #define FA_CUDA_PIECE_PAUSE_NS 20000
 
@@ -382,9 +418,12 @@ int fa_cuda_memory_enter(struct fa_device *device, struct fa_error *error);
 /* Zeroed, or NULL. */
 struct fa_cuda_memory *fa_cuda_memory_new(enum fa_cuda_memory_kind kind, size_t n_pieces);
 /* Gives back what the driver gave, however far it had got. Takes NULL. */
-struct fa_cuda_memory *fa_cuda_memory_free(struct fa_device *device, struct fa_cuda_memory *memory);
-/* ... of host memory: unpins and unmaps it. */
-void fa_cuda_unpin(struct fa_device *device, struct fa_cuda_memory *memory);
+struct fa_cuda_memory *fa_cuda_memory_free(struct fa_cuda_lull_visit *visit,
+                                           struct fa_cuda_memory *memory);
+/* Of an import that failed: what would have to wait for a lull is left in *ret_memory, to be
+ * released. */
+void fa_cuda_memory_drop(struct fa_device *device, struct fa_cuda_memory *memory,
+                         struct fa_device_memory *ret_memory);
 
 /* Whether [offset, offset + bytes) lies in @whole_bytes. */
 bool fa_cuda_memory_fits(uint64_t offset, uint64_t bytes, uint64_t whole_bytes);
@@ -403,7 +442,8 @@ int fa_cuda_memory_import_ipc(struct fa_device *device, const uint8_t handle[64]
 int fa_cuda_memory_import_pieces(struct fa_device *device, const struct fa_device_piece *pieces,
                                  size_t n_pieces, uint64_t offset, uint64_t bytes, bool read_only,
                                  struct fa_error *error, struct fa_device_memory *ret_memory);
-void fa_cuda_memory_release(struct fa_device *device, struct fa_device_memory *memory);
+void fa_cuda_memory_release(struct fa_device *device, struct fa_device_memory *const *memories,
+                            size_t n);
 
 /* Fills it with zeros, and waits for that. */
 int fa_cuda_zero(struct fa_device *device, CUdeviceptr at, uint64_t bytes, struct fa_error *error);
@@ -449,6 +489,8 @@ int fa_cuda_paged_prepare(struct fa_device *device, struct fa_device_work *work,
 void fa_cuda_paged_release(struct fa_device *device, struct fa_device_work *work);
 /* Whether that is one kernel which may stand behind a gate, and maybe copies before. */
 bool fa_cuda_paged_may_wait(const struct fa_device_work *work);
+/* How long a prepared work takes, with caution. */
+double fa_cuda_paged_ns(const struct fa_device *device, const struct fa_device_work *work);
 /* All that the driver is told of a prepared work; on the engine thread. 0 or its status. */
 int fa_cuda_paged_enqueue(struct fa_device *device, struct fa_cuda_stream *stream,
                           struct fa_device_work *work);
@@ -549,6 +591,21 @@ void fa_cuda_yield_end(struct fa_device *device, struct fa_cuda_stream *stream);
 CUresult fa_cuda_yield_resume(struct fa_device *device, struct fa_cuda_stream *stream);
 /* Asks those who could not be asked so far. */
 void fa_cuda_yield_look(struct fa_device *device);
+
+/* ---- what takes long (device_cuda_lull.c); on the engine thread but for the first two */
+
+void fa_cuda_lull_init(struct fa_cuda_lull *lull);
+void fa_cuda_lull_deinit(struct fa_cuda_lull *lull);
+/* @work may be launched; it is prepared. */
+bool fa_cuda_is_long(const struct fa_device *device, const struct fa_device_work *work);
+/* So many operations on numbers of @dtype, by a kernel for the chip alone or another. */
+double fa_cuda_flops_ns(const struct fa_device *device, enum fa_attention_dtype dtype, bool special,
+                        double flops);
+/* Whether something long may be launched; if so it is ended once it has ended, or stopped. */
+bool fa_cuda_long_begin(struct fa_device *device);
+void fa_cuda_long_end(struct fa_device *device);
+/* Whether workers wait for what is long and can give way, and for nothing else. */
+bool fa_cuda_lull_is_near(const struct fa_device *device);
 
 /* ---- queues (device_cuda_queue.c); on the engine thread */
 

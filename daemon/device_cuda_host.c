@@ -78,11 +78,7 @@ static int populate_and_pin(struct fa_device *device, struct fa_cuda_memory *mem
 	/* Clients' tensors do not belong in a core dump. */
 	(void)madvise(host, memory->bytes, MADV_DONTDUMP);
 	r = populate(memory, read_only, error);
-	if (r == 0)
-		r = pin(device, memory, flags, error);
-	if (r < 0)
-		fa_cuda_unpin(device, memory);
-	return r;
+	return r < 0 ? r : pin(device, memory, flags, error);
 }
 
 static int map_and_pin(struct fa_device *device, struct fa_cuda_memory *memory, int fd,
@@ -124,7 +120,7 @@ static int memory_new(struct fa_device *device, uint64_t bytes, struct fa_error 
 	memory->part_bytes = device->pin_part_bytes;
 	r = fa_cuda_memory_enter(device, error);
 	if (r < 0)
-		fa_cuda_memory_free(device, memory);
+		free(memory); /* the driver has given nothing */
 	else
 		*ret_memory = memory;
 	return r;
@@ -135,7 +131,7 @@ static int memory_give(struct fa_device *device, struct fa_cuda_memory *memory, 
                        uint64_t bytes, bool writable, struct fa_device_memory *ret_memory)
 {
 	if (r < 0) {
-		fa_cuda_memory_free(device, memory);
+		fa_cuda_memory_drop(device, memory, ret_memory);
 		return r;
 	}
 	*ret_memory = (struct fa_device_memory){
@@ -169,9 +165,13 @@ int fa_cuda_memory_import_host(struct fa_device *device, int fd, uint64_t offset
 	                read_only ? CU_MEMHOSTREGISTER_READ_ONLY : 0, error);
 	/* Some drivers do not pin for reading alone; a file that can be written can be
 	 * pinned for both. */
-	if (r < 0 && read_only && r != -ENODEV && r != -ENOMEM &&
-	    map_and_pin(device, memory, fd, offset, false, 0, &again) == 0)
-		r = 0;
+	if (r < 0 && read_only && r != -ENODEV && r != -ENOMEM && !memory->pinned_bytes) {
+		if (memory->host)
+			(void)munmap(memory->host, memory->bytes);
+		memory->host = NULL;
+		if (map_and_pin(device, memory, fd, offset, false, 0, &again) == 0)
+			r = 0;
+	}
 	return memory_give(device, memory, r, bytes, !read_only, ret_memory);
 }
 

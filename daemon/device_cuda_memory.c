@@ -70,11 +70,14 @@ int fa_cuda_memory_enter(struct fa_device *device, struct fa_error *error)
 
 /* ---- the end of memory, however far it had got */
 
-void fa_cuda_unpin(struct fa_device *device, struct fa_cuda_memory *memory)
+static void unpin(struct fa_cuda_lull_visit *visit, struct fa_cuda_memory *memory)
 {
+	struct fa_device *device = visit->device;
 	bool unpinned = true;
 
 	while (memory->pinned_bytes) {
+		fa_cuda_lull_enter(visit);
+
 		FA_CUDA_TAKE_TURN(device);
 
 		/* The last part may be shorter. */
@@ -109,27 +112,43 @@ static void unmap_pieces(struct fa_device *device, struct fa_cuda_memory *memory
 		(void)device->driver.cuMemAddressFree(memory->at, memory->bytes);
 }
 
-struct fa_cuda_memory *fa_cuda_memory_free(struct fa_device *device, struct fa_cuda_memory *memory)
+struct fa_cuda_memory *fa_cuda_memory_free(struct fa_cuda_lull_visit *visit,
+                                           struct fa_cuda_memory *memory)
 {
 	if (!memory)
 		return NULL;
 	switch (memory->kind) {
 	case FA_CUDA_MEMORY_HOST:
-		fa_cuda_unpin(device, memory);
+		unpin(visit, memory);
 		break;
 	case FA_CUDA_MEMORY_IPC:
 		if (memory->at) {
-			FA_CUDA_TAKE_TURN(device);
+			fa_cuda_lull_enter(visit);
 
-			(void)device->driver.cuIpcCloseMemHandle(memory->at);
+			FA_CUDA_TAKE_TURN(visit->device);
+
+			(void)visit->device->driver.cuIpcCloseMemHandle(memory->at);
 		}
 		break;
 	case FA_CUDA_MEMORY_MAPPED:
-		unmap_pieces(device, memory);
+		unmap_pieces(visit->device, memory);
 		break;
 	}
 	free(memory);
 	return NULL;
+}
+
+void fa_cuda_memory_drop(struct fa_device *device, struct fa_cuda_memory *memory,
+                         struct fa_device_memory *ret_memory)
+{
+	struct fa_cuda_lull_visit visit = { .device = device };
+
+	if (memory && (memory->kind == FA_CUDA_MEMORY_HOST
+	                       ? memory->pinned_bytes > 0
+	                       : memory->kind == FA_CUDA_MEMORY_IPC && memory->at))
+		*ret_memory = (struct fa_device_memory){ .backend = memory };
+	else
+		fa_cuda_memory_free(&visit, memory);
 }
 
 const void *fa_cuda_memory_host(struct fa_device *device, const struct fa_device_memory *memory)
@@ -139,12 +158,18 @@ const void *fa_cuda_memory_host(struct fa_device *device, const struct fa_device
 	return cuda->host ? cuda->host + ((CUdeviceptr)memory->address - cuda->at) : NULL;
 }
 
-void fa_cuda_memory_release(struct fa_device *device, struct fa_device_memory *memory)
+void fa_cuda_memory_release(struct fa_device *device, struct fa_device_memory *const *memories,
+                            size_t n)
 {
+	struct fa_cuda_lull_visit visit = { .device = device };
+
 	/* On a lost device calls fail; what they would free ends with the process. */
 	(void)fa_cuda_enter(device);
-	fa_cuda_memory_free(device, memory->backend);
-	*memory = (struct fa_device_memory){ 0 };
+	for (size_t i = 0; i < n; ++i) {
+		fa_cuda_memory_free(&visit, memories[i]->backend);
+		*memories[i] = (struct fa_device_memory){ 0 };
+	}
+	fa_cuda_lull_leave(&visit);
 }
 
 struct fa_cuda_memory *fa_cuda_memory_new(enum fa_cuda_memory_kind kind, size_t n_pieces)
@@ -243,7 +268,7 @@ int fa_cuda_memory_import_ipc(struct fa_device *device, const uint8_t handle[64]
 		}
 	}
 	if (r < 0) {
-		fa_cuda_memory_free(device, memory);
+		fa_cuda_memory_drop(device, memory, ret_memory);
 		return r;
 	}
 	*ret_memory = (struct fa_device_memory){

@@ -612,6 +612,82 @@ bool fa_cuda_paged_may_wait(const struct fa_device_work *work)
 	       plan->decode_grid > 0 && plan->decode_grid <= FA_CUDA_TELL_BLOCKS;
 }
 
+/* Of memory that is the device's; and of tensors, which may be the host's. */
+#define BYTES_PER_NS 1000
+#define TENSOR_BYTES_PER_NS 20
+
+static double element_bytes(enum fa_attention_dtype dtype)
+{
+	return dtype == FA_ATTENTION_F32 ? 4 : 2;
+}
+
+/* Bytes that a token has in one layer, as it is computed with. */
+static double token_bytes(const struct fa_paged_cache *cache)
+{
+	return cache->kv_heads * ((double)cache->head_dim + cache->head_dim_v) *
+	       element_bytes(cache->dtype);
+}
+
+static double attend_ns(const struct fa_device *device, const struct fa_paged_attention *p,
+                        const struct fa_cuda_paged_plan *plan)
+{
+	const struct fa_paged_cache *cache = p->cache;
+	const struct fa_paged_step *step = p->step;
+	double flops = 0, ns = (double)plan->forward_ns;
+
+	/* Each entry of the table may be read. */
+	ns += (double)step->table_entries * cache->page_tokens * token_bytes(cache) / BYTES_PER_NS;
+	ns += tokens_of(step) * (double)p->heads * 2 * cache->head_dim *
+	      element_bytes(cache->dtype) / TENSOR_BYTES_PER_NS;
+	if (!plan->forward_blocks || plan->forward_ns)
+		return ns;
+	for (int32_t b = 0; b < step->batch; ++b)
+		flops += (double)(step->cu_new[b + 1] - step->cu_new[b]) * step->lengths[b];
+	flops *= 2 * (double)p->heads * ((double)cache->head_dim + cache->head_dim_v);
+	return ns + fa_cuda_flops_ns(device, cache->dtype, false, flops);
+}
+
+static double part_ns(const struct fa_device *device, const struct part *part)
+{
+	const struct fa_paged_request *request = &part->request;
+	const struct fa_paged_append *append = &request->append;
+	const struct fa_paged_merge *merge = &request->merge;
+
+	switch (request->op) {
+	case FA_PAGED_ATTEND:
+		return attend_ns(device, &request->attention, part->plan);
+	case FA_PAGED_APPEND:
+	case FA_PAGED_READ:
+		return tokens_of(append->step) *
+		       (token_bytes(append->cache) + 2.0 * append->heads * append->cache->head_dim *
+		                                             element_bytes(append->cache->dtype)) /
+		       TENSOR_BYTES_PER_NS;
+	case FA_PAGED_MERGE:
+		return 3.0 * (double)merge->tokens * merge->heads * merge->head_dim_v *
+		       element_bytes(merge->dtype) / TENSOR_BYTES_PER_NS;
+	case FA_PAGED_COPY:
+	case FA_PAGED_CLEAR:
+		return 2.0 * request->pages.count * request->pages.cache->layers *
+		       request->pages.cache->page_tokens * token_bytes(request->pages.cache) /
+		       BYTES_PER_NS;
+	case FA_PAGED_MOVE:
+		return 2.0 * request->move.cu_moves[request->move.batch] *
+		       request->move.cache->layers * token_bytes(request->move.cache) /
+		       BYTES_PER_NS;
+	}
+	return 0;
+}
+
+double fa_cuda_paged_ns(const struct fa_device *device, const struct fa_device_work *work)
+{
+	const struct room *room = work->room;
+	double ns = 0;
+
+	for (uint32_t i = 0; i < work->n_paged; ++i)
+		ns += part_ns(device, &room->parts[i]);
+	return ns;
+}
+
 int fa_cuda_paged_enqueue(struct fa_device *device, struct fa_cuda_stream *stream,
                           struct fa_device_work *work)
 {

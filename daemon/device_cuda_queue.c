@@ -53,6 +53,8 @@ struct cuda_work {
 	uint32_t counted; /* blocks that count themselves */
 	bool gated;       /* LAUNCHED behind a gate, */
 	bool open;        /* ... which has opened, or is about to */
+	bool is_long;     /* once it waits: it may take long */
+	bool steady;      /* LAUNCHED, long, and cannot give way */
 };
 
 _Static_assert(sizeof(struct cuda_work) <= sizeof(((struct fa_device_work *)0)->backend),
@@ -109,13 +111,21 @@ static void work_finish(struct fa_device *device, struct fa_device_work *work)
 }
 
 /* It is none of the stream's any more. */
-static void work_leave_gate(struct fa_cuda_stream *stream, struct fa_device_work *work)
+static void work_leave(struct fa_device *device, struct fa_cuda_stream *stream,
+                       struct fa_device_work *work)
 {
 	struct cuda_work *cuda = cuda_work(work);
 
 	stream->gates.n_works -= cuda->gated;
 	stream->gates.n_open -= cuda->open;
 	cuda->gated = cuda->open = false;
+	if (work == stream->yielding.work)
+		fa_cuda_yield_end(device, stream);
+	if (cuda->steady) {
+		cuda->steady = false;
+		--device->lull.n_steady;
+		fa_cuda_long_end(device);
+	}
 }
 
 static void work_finish_lost(struct fa_device *device, struct fa_device_work *work)
@@ -241,6 +251,12 @@ static void work_start(struct fa_device *device, struct fa_cuda_stream *stream,
 	if (!work->gate.word)
 		fa_cuda_yield_ask(device, stream);
 	work->status = work_enqueue(device, stream, work);
+	if (stream->yielding.work == work) {
+		stream->yielding.is_long = cuda->is_long;
+	} else if (cuda->is_long) {
+		cuda->steady = true;
+		++device->lull.n_steady;
+	}
 	cuda->counted = (uint32_t)(stream->n_counted - n_counted);
 	cuda->gated = work->gate.word && !work->status;
 	if (cuda->gated)
@@ -305,6 +321,10 @@ static void stream_feed(struct fa_device *device, struct fa_cuda_stream *stream)
 		share = fa_container_of(stream->shares.next, struct share, link);
 		queue = fa_container_of(share->queues.next, struct fa_device_queue, link);
 		work = first_work(&queue->works);
+		if (cuda_work(work)->is_long && !fa_cuda_long_begin(device)) {
+			device->held = true;
+			return;
+		}
 		fa_list_remove(&work->link);
 		fa_list_remove(&queue->link);
 		fa_list_remove(&share->link);
@@ -314,6 +334,14 @@ static void stream_feed(struct fa_device *device, struct fa_cuda_stream *stream)
 			fa_list_append(&stream->shares, &share->link);
 		work_start(device, stream, work);
 	}
+}
+
+/* Where something was held. */
+static void feed_all(struct fa_device *device)
+{
+	device->held = false;
+	for (unsigned int i = 0; i < device->n_streams; ++i)
+		stream_feed(device, &device->streams[i]);
 }
 
 /* Whether the word says that the first of the stream's works has ended. */
@@ -344,23 +372,27 @@ static void fail_all(struct fa_device *device)
 {
 	for (unsigned int i = 0; i < device->n_streams; ++i) {
 		struct fa_cuda_stream *stream = &device->streams[i];
+		bool shut, is_lost = false;
 		uint64_t turn;
-		bool shut;
 
 		if (stream->n_works)
 			(void)device->driver.cuStreamSynchronize(stream->stream);
 		shut = fa_cuda_gates_are_shut(stream, &turn);
-		if (stream->yielding.work)
-			fa_cuda_yield_end(device, stream);
 		/* What has been told as done is done, but for what is behind gates that have shut. */
-		while (!fa_list_empty(&stream->works) && has_ended(stream) &&
-		       !(shut && is_behind(first_work(&stream->works), turn)))
-			work_finish(device, first_work(&stream->works));
-		while (!fa_list_empty(&stream->works))
-			work_finish_lost(device, first_work(&stream->works));
+		while (!fa_list_empty(&stream->works)) {
+			struct fa_device_work *work = first_work(&stream->works);
+			const bool ended = !is_lost && has_ended(stream) &&
+			                   !(shut && is_behind(work, turn));
+
+			is_lost = !ended;
+			work_leave(device, stream, work);
+			if (ended)
+				work_finish(device, work);
+			else
+				work_finish_lost(device, work);
+		}
 		device->n_works -= stream->n_works;
 		stream->n_works = 0;
-		stream->gates.n_works = stream->gates.n_open = 0;
 		fa_cuda_gates_begin(stream);
 		while (!fa_list_empty(&stream->shares)) {
 			struct share *share = fa_container_of(stream->shares.next, struct share,
@@ -390,6 +422,7 @@ bool fa_cuda_may_wait(struct fa_device *device, const struct fa_device_queue *qu
 	return device->gate_function && work->op == FA_DEVICE_PAGED &&
 	       fa_cuda_paged_may_wait(work) && fa_list_empty(&stream->shares) &&
 	       stream->n_works < FA_CUDA_STREAM_DEPTH && !stream->yielding.work &&
+	       !fa_cuda_is_long(device, work) &&
 	       (!gates->n_works || (gates->queue == queue && !gates->stopped));
 }
 
@@ -405,7 +438,7 @@ void fa_cuda_launch(struct fa_device *device, struct fa_device_queue *queue,
 	work->started_ns = work->finished_ns = 0;
 	work->shut = false;
 	atomic_store_explicit(&work->cancelled, false, memory_order_relaxed);
-	*cuda = (struct cuda_work){ .state = WAITING };
+	*cuda = (struct cuda_work){ .state = WAITING, .is_long = fa_cuda_is_long(device, work) };
 	fa_list_init(&cuda->range.link);
 	fa_list_init(&work->link);
 	if (fa_cuda_is_lost(device)) {
@@ -455,9 +488,7 @@ static void stream_finish(struct fa_device *device, struct fa_cuda_stream *strea
 	if (work->started_ns < stream->finished_ns)
 		work->started_ns = stream->finished_ns;
 	work->finished_ns = now_ns;
-	work_leave_gate(stream, work);
-	if (work == stream->yielding.work)
-		fa_cuda_yield_end(device, stream);
+	work_leave(device, stream, work);
 	work_finish(device, work);
 	--stream->n_works;
 	--device->n_works;
@@ -496,7 +527,7 @@ static void take_back(struct fa_device *device, struct fa_cuda_stream *stream, u
 
 		if (!is_behind(work, turn))
 			continue;
-		work_leave_gate(stream, work);
+		work_leave(device, stream, work);
 		stream->n_counted -= cuda->counted;
 		--stream->n_works;
 		--device->n_works;
@@ -591,6 +622,8 @@ void fa_cuda_reap(struct fa_device *device, struct fa_list *done)
 		if (device->streams[i].n_works)
 			stream_reap(device, &device->streams[i]);
 	fa_cuda_yield_look(device);
+	if (device->held)
+		feed_all(device);
 	if (fa_cuda_is_lost(device))
 		fail_all(device);
 	device->reaping = false;

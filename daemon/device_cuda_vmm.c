@@ -160,7 +160,7 @@ int fa_cuda_memory_import_pieces(struct fa_device *device, const struct fa_devic
 		return fa_fail(error, -ENOMEM, "no memory for a buffer");
 	r = map_pieces(device, memory, pieces, n_pieces, sum, read_only, error);
 	if (r < 0) {
-		fa_cuda_memory_free(device, memory);
+		fa_cuda_memory_drop(device, memory, ret_memory);
 		return r;
 	}
 	*ret_memory = (struct fa_device_memory){
@@ -262,7 +262,7 @@ int fa_cuda_memory_new_arena(struct fa_device *device, uint64_t bytes, struct fa
 	if (r == 0)
 		r = make_arena(device, memory, rounded, &fd, error);
 	if (r < 0) {
-		fa_cuda_memory_free(device, memory);
+		fa_cuda_memory_drop(device, memory, ret_memory);
 		return r;
 	}
 	*ret_memory = (struct fa_device_memory){

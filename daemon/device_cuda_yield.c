@@ -1,7 +1,7 @@
 /*
  * How long prefill gives way to works of streams with high priority, on the engine thread.
  * kernels/cuda/common/yield.h says what a kernel does about it; here is who asks, and when a
- * launch goes on.
+ * launch goes on. Workers that wait for a lull are given way to as well (device_cuda_lull.c).
  *
  * A launch that is expected to take long may yield: then nothing stands behind it in its CUDA
  * stream, as that would go before the rest of it. When a work of high priority is launched, the
@@ -241,16 +241,19 @@ static bool is_urgent(const struct fa_device *device)
 	return false;
 }
 
-/* Those that have had their time if something is @urgent, and those that were cancelled. */
+/* Those that have had their time if something is @urgent, or if they take long and are waited for;
+ * and those that were cancelled. */
 static void ask_all(struct fa_device *device, bool urgent)
 {
+	const bool lull = fa_cuda_lull_is_near(device);
 	const uint64_t now_ns = fa_now_ns();
 
 	for (unsigned int i = device->n_high; i < device->n_streams; ++i) {
 		struct fa_cuda_yielding *yielding = &device->streams[i].yielding;
 
 		if (yielding->work &&
-		    ((urgent && now_ns >= yielding->not_before_ns) ||
+		    (((urgent || (lull && yielding->is_long)) &&
+		      now_ns >= yielding->not_before_ns) ||
 		     atomic_load_explicit(&yielding->work->cancelled, memory_order_relaxed)))
 			ask(device, yielding);
 	}
@@ -284,14 +287,20 @@ bool fa_cuda_yield_stopped(struct fa_device *device, struct fa_cuda_stream *stre
 	yielding->stopped_ns = device->progress_ns = fa_now_ns();
 	yielding->grid = (uint32_t)left;
 	--device->yield.n_running;
+	if (yielding->is_long)
+		fa_cuda_long_end(device);
 	return true;
 }
 
 void fa_cuda_yield_end(struct fa_device *device, struct fa_cuda_stream *stream)
 {
-	if (!stream->yielding.stopped_ns)
+	if (!stream->yielding.stopped_ns) {
 		--device->yield.n_running;
+		if (stream->yielding.is_long)
+			fa_cuda_long_end(device);
+	}
 	stream->yielding.work = NULL;
+	stream->yielding.is_long = false;
 	stream->yielding.stopped_ns = 0;
 }
 
@@ -300,14 +309,20 @@ CUresult fa_cuda_yield_resume(struct fa_device *device, struct fa_cuda_stream *s
 	struct fa_cuda_yielding *yielding = &stream->yielding;
 	struct fa_cuda_yield *yield = &attention_of(yielding)->yield;
 	const bool urgent = is_urgent(device);
+	CUresult result;
 
 	if (urgent && fa_now_ns() - yielding->stopped_ns < device->yield.longest_stop_ns)
+		return CUDA_SUCCESS;
+	if (yielding->is_long && !fa_cuda_long_begin(device))
 		return CUDA_SUCCESS;
 	/* What it wrote is what it reads now. */
 	yield->side ^= 1;
 	yield->resumed = 1;
-	return launch(device, stream, yielding->work,
-	              urgent ? FORCED_RUN_NS : device->yield.least_run_ns);
+	result = launch(device, stream, yielding->work,
+	                urgent ? FORCED_RUN_NS : device->yield.least_run_ns);
+	if (result != CUDA_SUCCESS && yielding->is_long)
+		fa_cuda_long_end(device);
+	return result;
 }
 
 void fa_cuda_yield_look(struct fa_device *device)

@@ -13,6 +13,9 @@
 /* Imports that run at once: mapping contends with the kernels' page faults. */
 #define RUNNING_MAX 2
 
+/* Memories that the device is given at once to release. */
+#define RELEASED_AT_ONCE 64
+
 /* Mappings kept for connections, threads and libraries. */
 #define MAPS_RESERVED 8192
 #define MAPS_DEFAULT 65530
@@ -69,12 +72,16 @@ bool fa_importer_is_idle(const struct fa_importer *importer)
 static void release_work(uv_work_t *work)
 {
 	struct fa_importer *importer = work->data;
+	struct fa_device_memory *memories[RELEASED_AT_ONCE];
 	struct fa_list *pos;
+	size_t n = 0;
 
 	fa_list_for_each(pos, &importer->releasing) {
-		struct fa_buffer *buffer = fa_container_of(pos, struct fa_buffer, link);
-
-		importer->ops->memory_release(importer->device, &buffer->memory);
+		memories[n++] = &fa_container_of(pos, struct fa_buffer, link)->memory;
+		if (n == RELEASED_AT_ONCE || pos->next == &importer->releasing) {
+			importer->ops->memory_release(importer->device, memories, n);
+			n = 0;
+		}
 	}
 }
 
@@ -178,10 +185,8 @@ static void import_work(uv_work_t *work)
 	struct fa_buffer *buffer = work->data;
 
 	buffer->status = import(buffer->importer, buffer);
-	if (buffer->status < 0) {
-		buffer->memory = (struct fa_device_memory){};
+	if (buffer->status < 0)
 		return;
-	}
 	if (buffer->read_only)
 		buffer->memory.writable = false;
 	/* What was mapped is a file in memory, whose end nobody has to wait for. */

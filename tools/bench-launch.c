@@ -375,7 +375,7 @@ static void close_device(struct launch_bench *b)
 	if (b->group)
 		b->ops->group_free(b->device, b->group);
 	if (b->tensors.address)
-		b->ops->memory_release(b->device, &b->tensors);
+		fa_device_memory_release(b->ops, b->device, &b->tensors);
 	b->ops->close(b->device);
 	free(b->table);
 }

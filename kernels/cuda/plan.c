@@ -413,9 +413,8 @@ static int64_t cost(const struct fa_cuda_kernel *kernel, const struct fa_attenti
 	return slices * (kernel->dim + kernel->dim_v) * weight[kind] * (kernel->keys ? 1 : 2);
 }
 
-int fa_cuda_attention_plan(const struct fa_cuda_chip *chip,
-                           const struct fa_attention_params *params, char *text, size_t text_bytes,
-                           struct fa_cuda_launch *ret_launch)
+const struct fa_cuda_kernel *fa_cuda_attention_kernel(const struct fa_cuda_chip *chip,
+                                                      const struct fa_attention_params *params)
 {
 	const struct fa_cuda_kernel *best = NULL;
 
@@ -427,6 +426,15 @@ int fa_cuda_attention_plan(const struct fa_cuda_chip *chip,
 		    (!best || cost(kernel, params) < cost(best, params)))
 			best = kernel;
 	}
+	return best;
+}
+
+int fa_cuda_attention_plan(const struct fa_cuda_chip *chip,
+                           const struct fa_attention_params *params, char *text, size_t text_bytes,
+                           struct fa_cuda_launch *ret_launch)
+{
+	const struct fa_cuda_kernel *best = fa_cuda_attention_kernel(chip, params);
+
 	if (!best)
 		return fail(text, text_bytes,
 		            "no GPU kernel for dtype %d, head_dim %d and head_dim_v %d on compute "

@@ -107,7 +107,12 @@ int fa_cuda_attention_plan_on(const struct fa_cuda_chip *chip, const struct fa_c
                               const struct fa_attention_params *params, char *text,
                               size_t text_bytes, struct fa_cuda_launch *ret_launch);
 
-/* The same on the kernel that does the least work. -ENOTSUP too if the table has none
+/* The kernel that does the least work for @params; NULL: the table has none for them on this
+ * chip. */
+const struct fa_cuda_kernel *fa_cuda_attention_kernel(const struct fa_cuda_chip *chip,
+                                                      const struct fa_attention_params *params);
+
+/* The same on that kernel. -ENOTSUP too if the table has none
  * for this request on this chip. */
 int fa_cuda_attention_plan(const struct fa_cuda_chip *chip,
                            const struct fa_attention_params *params, char *text, size_t text_bytes,

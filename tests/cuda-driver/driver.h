@@ -59,9 +59,10 @@ struct fa_fake_stream;
 struct fa_fake_context {
 	int device;
 	unsigned int retained;
-	CUresult lost;       /* sticky; 0 while all is well */
-	bool ending;         /* its streams run nothing more */
-	uint64_t generation; /* counts how often it was made */
+	CUresult lost;           /* sticky; 0 while all is well */
+	bool ending;             /* its streams run nothing more */
+	unsigned int n_draining; /* calls that wait until they have run all */
+	uint64_t generation;     /* counts how often it was made */
 	struct fa_fake_stream *streams, *default_stream;
 };
 
@@ -234,7 +235,8 @@ CUresult fa_fake_submit(CUstream stream, struct fa_fake_op *op);
 /* ... and waits until it has run. */
 CUresult fa_fake_submit_and_wait(CUstream stream, struct fa_fake_op *op);
 
-/* Waits until all that was submitted to @context has run; without the lock. */
+/* Waits until all that was submitted to @context has run; without the lock. Meanwhile nothing is
+ * submitted: who wants to waits, too. */
 CUresult fa_fake_drain(struct fa_fake_context *context);
 
 /* End @context's streams, events, modules and graphs. The lock is held, and let go while streams

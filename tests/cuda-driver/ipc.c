@@ -160,8 +160,12 @@ CUresult cuIpcOpenMemHandle(CUdeviceptr *ret_at, CUipcMemHandle opaque, unsigned
 CUresult cuIpcCloseMemHandle(CUdeviceptr at)
 {
 	struct fa_fake_region *region;
+	CUresult result;
 
 	FA_FAKE_ENTER(cuIpcCloseMemHandle, FA_FAKE_INIT | FA_FAKE_CURRENT | FA_FAKE_ALIVE);
+	result = fa_fake_drain(fa_fake_current());
+	if (result != CUDA_SUCCESS)
+		return result;
 	fa_fake_lock();
 	region = fa_fake_region_find(at);
 	if (region && (region->kind != FA_FAKE_IPC || region->at != at))

@@ -384,8 +384,17 @@ CUresult cuMemHostRegister(void *at, size_t bytes, unsigned int flags)
 CUresult cuMemHostUnregister(void *at)
 {
 	struct fa_fake_region *region;
+	CUresult result;
 
 	FA_FAKE_ENTER(cuMemHostUnregister, FA_FAKE_INIT | FA_FAKE_CURRENT | FA_FAKE_ALIVE);
+	fa_fake_lock();
+	region = host_find(at, FA_FAKE_HOST_REGISTERED);
+	fa_fake_unlock();
+	if (!region)
+		return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+	result = fa_fake_drain(fa_fake_current());
+	if (result != CUDA_SUCCESS)
+		return result;
 	fa_fake_lock();
 	region = host_find(at, FA_FAKE_HOST_REGISTERED);
 	if (region)

@@ -214,6 +214,7 @@ CUresult fa_fake_drain(struct fa_fake_context *context)
 	uint64_t sequence;
 
 	fa_fake_lock();
+	++context->n_draining;
 	sequence = last_sequence;
 	for (;;) {
 		const struct fa_fake_stream *stream = context->streams;
@@ -225,6 +226,8 @@ CUresult fa_fake_drain(struct fa_fake_context *context)
 			break;
 		pthread_cond_wait(&fa_fake.changed, &fa_fake.lock);
 	}
+	--context->n_draining;
+	pthread_cond_broadcast(&fa_fake.changed);
 	fa_fake_unlock();
 	return result;
 }
@@ -240,6 +243,8 @@ static CUresult submit(CUstream value, struct fa_fake_op *op)
 
 	if (!context)
 		return CUDA_ERROR_INVALID_CONTEXT;
+	while (context->n_draining && !context->lost)
+		pthread_cond_wait(&fa_fake.changed, &fa_fake.lock);
 	stream = stream_find(context, value);
 	if (!stream)
 		return CUDA_ERROR_INVALID_HANDLE;

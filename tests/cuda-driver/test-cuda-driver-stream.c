@@ -252,19 +252,25 @@ static void sticky(void **state)
 /* Work on memory that went away meanwhile is a fault of the GPU's. */
 static void gone_case(int socket)
 {
+	const CUmemAllocationProp wanted = {
+		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+		.location.type = CU_MEM_LOCATION_TYPE_DEVICE,
+	};
+	const CUmemAccessDesc access = { .location = wanted.location,
+		                         .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
 	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
+	CUmemGenericAllocationHandle handle;
 	CUdeviceptr gate, at;
 	uint64_t *word;
-	void *data;
 
 	word = word_new(&gate);
-	data = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	fa_check(data != MAP_FAILED);
-	fa_cu(cuMemHostRegister(data, MIB, CU_MEMHOSTREGISTER_DEVICEMAP));
-	fa_cu(cuMemHostGetDevicePointer(&at, data, 0));
+	fa_cu(cuMemCreate(&handle, 2 * MIB, &wanted, 0));
+	fa_cu(cuMemAddressReserve(&at, 2 * MIB, 0, 0, 0));
+	fa_cu(cuMemMap(at, 2 * MIB, 0, handle, 0));
+	fa_cu(cuMemSetAccess(at, 2 * MIB, &access, 1));
 	fa_cu(cuStreamWaitValue64(stream, gate, 1, 0));
 	fa_cu(cuMemsetD8Async(at, 1, MIB, stream));
-	fa_cu(cuMemHostUnregister(data));
+	fa_cu(cuMemUnmap(at, 2 * MIB));
 	__atomic_store_n(word, 1, __ATOMIC_RELEASE);
 	fa_check_eq(cu.cuStreamSynchronize(stream), CUDA_ERROR_ILLEGAL_ADDRESS);
 	fa_check_eq(fa_test_cuda_misuses(cu_page), 1);
@@ -273,6 +279,59 @@ static void gone_case(int socket)
 static void gone(void **state)
 {
 	fa_cuda_alone(gone_case);
+}
+
+/* What takes memory away otherwise waits for all that runs, and launches wait with it. */
+static CUcontext context_of_waits;
+
+static void *unregister(void *data)
+{
+	fa_cu(cuCtxSetCurrent(context_of_waits));
+	fa_cu(cuMemHostUnregister(data));
+	return data;
+}
+
+static void *write_word(void *at)
+{
+	CUstream stream;
+
+	fa_cu(cuCtxSetCurrent(context_of_waits));
+	stream = stream_new(CU_STREAM_NON_BLOCKING);
+	fa_cu(cuStreamWriteValue64(stream, (CUdeviceptr)(uintptr_t)at, 2, 0));
+	return at;
+}
+
+static void waits_case(int socket)
+{
+	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
+	pthread_t unregisters, launches;
+	CUdeviceptr gate;
+	uint64_t *word;
+	void *data;
+
+	word = word_new(&gate);
+	data = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	fa_check(data != MAP_FAILED);
+	fa_cu(cuMemHostRegister(data, MIB, CU_MEMHOSTREGISTER_DEVICEMAP));
+	fa_cu(cuStreamWaitValue64(stream, gate, 1, 0));
+	fa_cu(cuCtxGetCurrent(&context_of_waits));
+	fa_check_eq(pthread_create(&unregisters, NULL, unregister, data), 0);
+	fa_check_eventually(atomic_load(&cu_page->calls[FA_TEST_CUDA_cuMemHostUnregister]) == 1);
+	fa_test_sleep_ms(20);
+	fa_check_eq(pthread_create(&launches, NULL, write_word, (void *)(uintptr_t)(gate + 8)), 0);
+	fa_test_sleep_ms(20);
+	fa_check_eq(pthread_tryjoin_np(unregisters, NULL), EBUSY);
+	fa_check_eq(pthread_tryjoin_np(launches, NULL), EBUSY);
+	fa_check_eq(word_get(word + 1), 0);
+	__atomic_store_n(word, 1, __ATOMIC_RELEASE);
+	fa_check_eq(pthread_join(unregisters, NULL), 0);
+	fa_check_eq(pthread_join(launches, NULL), 0);
+	fa_check_eventually(word_get(word + 1) == 2);
+}
+
+static void waits(void **state)
+{
+	fa_cuda_alone(waits_case);
 }
 
 /* What was registered and then unmapped behind the driver's back is no crash either. */
@@ -352,9 +411,10 @@ static int teardown(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(order),   cmocka_unit_test(staging),  cmocka_unit_test(timing),
-		cmocka_unit_test(current), cmocka_unit_test(faults),   cmocka_unit_test(sticky),
-		cmocka_unit_test(gone),    cmocka_unit_test(unmapped), cmocka_unit_test(watch),
+		cmocka_unit_test(order),   cmocka_unit_test(staging), cmocka_unit_test(timing),
+		cmocka_unit_test(current), cmocka_unit_test(faults),  cmocka_unit_test(sticky),
+		cmocka_unit_test(gone),    cmocka_unit_test(waits),   cmocka_unit_test(unmapped),
+		cmocka_unit_test(watch),
 	};
 
 	return cmocka_run_group_tests(tests, setup, teardown);

@@ -217,6 +217,7 @@ int cuda_job_try(struct cuda_job *job, struct cuda_device *cuda, struct fa_error
 	int r;
 
 	fa_case_plan(&job->attention);
+	job->memory = (struct fa_device_memory){};
 	job->fd = -1;
 	error->text[0] = 0;
 	if (job->place == CUDA_ARENA) {
@@ -235,6 +236,8 @@ int cuda_job_try(struct cuda_job *job, struct cuda_device *cuda, struct fa_error
 			close(job->fd);
 		fa_check(job->data != MAP_FAILED);
 	}
+	if (r < 0 && job->memory.backend)
+		fa_device_memory_release(ops, cuda->device, &job->memory);
 	if (r < 0)
 		return r;
 	fa_case_fill(&job->attention, job->data);
@@ -255,7 +258,7 @@ void cuda_job_deinit(struct cuda_job *job, struct cuda_device *cuda)
 {
 	if (job->place == CUDA_HOST)
 		munmap(job->data, job->attention.bytes);
-	ops->memory_release(cuda->device, &job->memory);
+	fa_device_memory_release(ops, cuda->device, &job->memory);
 	fa_check(!job->memory.address);
 	close(job->fd);
 }

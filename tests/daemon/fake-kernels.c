@@ -11,6 +11,11 @@ struct fa_cpu_isa {
 
 static const struct fa_cpu_isa fake = { "fake" };
 
+double fa_attention_flops(const struct fa_attention_params *params)
+{
+	return 0;
+}
+
 int fa_attention_check(const struct fa_attention_params *params, char *text, size_t text_bytes)
 {
 	return 0;

@@ -68,9 +68,10 @@ static int lossy_memory_new_arena(struct fa_device *device, uint64_t bytes, stru
 	                                      ret_piece_bytes);
 }
 
-static void lossy_memory_release(struct fa_device *device, struct fa_device_memory *memory)
+static void lossy_memory_release(struct fa_device *device, struct fa_device_memory *const *memories,
+                                 size_t n)
 {
-	fa_device_cpu.memory_release(device->cpu, memory);
+	fa_device_cpu.memory_release(device->cpu, memories, n);
 }
 
 static int lossy_check(struct fa_device *device, const struct fa_attention_params *params,

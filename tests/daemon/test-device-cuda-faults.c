@@ -79,18 +79,18 @@ static void live_jobs(struct life *life, struct fa_device_queue *queue)
 static void live_memory(struct life *life)
 {
 	struct fa_device *device = life->cuda.device;
-	struct fa_device_memory memory;
+	struct fa_device_memory memory = {};
 	struct fa_error error = { "" };
 	int r;
 
 	r = ops->memory_import_ipc(device, exporter.handle, 1, 2, false, &error, &memory);
-	if (r == 0)
-		ops->memory_release(device, &memory);
+	if (r == 0 || memory.backend)
+		fa_device_memory_release(ops, device, &memory);
 	step(life, r, error.text);
 	r = ops->memory_import_pieces(device, exporter.pieces, 2, 1, CUDA_EXPORTER_PIECE, true,
 	                              &error, &memory);
-	if (r == 0)
-		ops->memory_release(device, &memory);
+	if (r == 0 || memory.backend)
+		fa_device_memory_release(ops, device, &memory);
 	step(life, r, error.text);
 }
 

@@ -58,8 +58,8 @@ static void host_child(void)
 	fa_check_eq(((unsigned char *)memory.address)[0], 1);
 	fa_check_eq(((unsigned char *)memory.address)[bytes - 1], 2);
 	host_import(&cuda, fd, 0, PAGE, true, &again);
-	ops->memory_release(cuda.device, &memory);
-	ops->memory_release(cuda.device, &again);
+	fa_device_memory_release(ops, cuda.device, &memory);
+	fa_device_memory_release(ops, cuda.device, &again);
 	fa_check_eq(cuda.page->live[FA_TEST_CUDA_REGISTRATIONS], 0);
 
 	/* Sealed against writing: for reading alone. */
@@ -68,22 +68,25 @@ static void host_child(void)
 	fa_check(ops->memory_import_host(cuda.device, sealed, 0, PAGE, false, &error, &memory) < 0);
 	fa_check_contains(error.text, "for writing");
 	host_import(&cuda, sealed, 0, PAGE, true, &memory);
-	ops->memory_release(cuda.device, &memory);
+	fa_device_memory_release(ops, cuda.device, &memory);
 
 	/* A driver that does not pin for reading alone: what can be written is pinned so. */
 	fa_test_cuda_fail(cuda.page, "cuMemHostRegister:1=801");
 	host_import(&cuda, fd, 0, PAGE, true, &memory);
-	ops->memory_release(cuda.device, &memory);
+	fa_device_memory_release(ops, cuda.device, &memory);
 	fa_test_cuda_fail(cuda.page, "cuMemHostRegister:1=801");
 	fa_check_eq(ops->memory_import_host(cuda.device, sealed, 0, PAGE, true, &error, &memory),
 	            -ENOTSUP);
 	fa_check_contains(error.text, "CUDA_ERROR_NOT_SUPPORTED");
 
-	/* A part in the middle fails: those before it are given back. */
+	/* A part in the middle fails: those before it are to be released. */
+	memory = (struct fa_device_memory){};
 	fa_test_cuda_fail(cuda.page, "cuMemHostRegister:3=2");
 	fa_check_eq(ops->memory_import_host(cuda.device, fd, 0, bytes, false, &error, &memory),
 	            -ENOMEM);
 	fa_check_contains(error.text, "cannot be pinned");
+	fa_check(memory.backend && !memory.address);
+	fa_device_memory_release(ops, cuda.device, &memory);
 	fa_check_eq(cuda.page->live[FA_TEST_CUDA_REGISTRATIONS], 0);
 
 	fa_check(ops->memory_import_host(cuda.device, fd, 0, 1ull << 62, false, &error, &memory) <
@@ -131,9 +134,9 @@ static void arena_child(void)
 	            0);
 	((unsigned char *)memory.address)[107] = 9;
 	fa_check_eq(((unsigned char *)shared.address)[7], 9);
-	ops->memory_release(cuda.device, &memory);
+	fa_device_memory_release(ops, cuda.device, &memory);
 	fa_check_eq(((unsigned char *)shared.address)[7], 9);
-	ops->memory_release(cuda.device, &shared);
+	fa_device_memory_release(ops, cuda.device, &shared);
 	close(fd);
 
 	/* More than there is. */
@@ -175,16 +178,15 @@ static void test_arena(void **state)
 static int pieces_try(struct cuda_device *cuda, const struct fa_device_piece *pieces, size_t n,
                       uint64_t offset, uint64_t bytes, bool read_only, struct fa_error *error)
 {
-	struct fa_device_memory memory;
+	struct fa_device_memory memory = {};
 	int r;
 
 	error->text[0] = 0;
 	r = ops->memory_import_pieces(cuda->device, pieces, n, offset, bytes, read_only, error,
 	                              &memory);
+	fa_check(r == 0 || (error->text[0] && !memory.backend));
 	if (r == 0)
-		ops->memory_release(cuda->device, &memory);
-	else
-		fa_check(error->text[0]);
+		fa_device_memory_release(ops, cuda->device, &memory);
 	return r;
 }
 
@@ -214,9 +216,9 @@ static void pieces_child(void)
 	fa_check_eq(again.bytes, 20);
 	fa_check_eq(((unsigned char *)again.address)[9], cuda_exporter_byte(0, PIECE - 1));
 	fa_check_eq(((unsigned char *)again.address)[10], cuda_exporter_byte(1, 0));
-	ops->memory_release(cuda.device, &memory);
+	fa_device_memory_release(ops, cuda.device, &memory);
 	fa_check_eq(((unsigned char *)again.address)[10], cuda_exporter_byte(1, 0));
-	ops->memory_release(cuda.device, &again);
+	fa_device_memory_release(ops, cuda.device, &again);
 
 	/* A driver that does not map for reading alone. */
 	fa_test_cuda_fail(cuda.page, "cuMemSetAccess:1=801");
@@ -268,7 +270,7 @@ static void pieces_child(void)
 	            0);
 	cuda_exporter_free(&exporter);
 	fa_check_eq(((unsigned char *)memory.address)[PIECE], cuda_exporter_byte(1, 0));
-	ops->memory_release(cuda.device, &memory);
+	fa_device_memory_release(ops, cuda.device, &memory);
 	cuda_device_close(&cuda);
 }
 
@@ -276,7 +278,7 @@ static void other_gpu_child(void)
 {
 	struct cuda_device cuda;
 	struct fa_error error;
-	struct fa_device_memory memory;
+	struct fa_device_memory memory = {};
 
 	setenv("FAD_TEST_CUDA_DEVICES", "2", 1);
 	cuda_device_open(&cuda, "0");
@@ -284,6 +286,7 @@ static void other_gpu_child(void)
 	fa_check_contains(error.text, "not on GPU 0");
 	fa_check(ops->memory_import_ipc(cuda.device, exporter.handle, 0, 1, false, &error,
 	                                &memory) < 0);
+	fa_device_memory_release(ops, cuda.device, &memory);
 	cuda_device_close(&cuda);
 }
 
@@ -304,15 +307,15 @@ static void test_pieces(void **state)
 static int ipc_try(struct cuda_device *cuda, const uint8_t handle[64], uint64_t offset,
                    uint64_t bytes, struct fa_error *error)
 {
-	struct fa_device_memory memory;
+	struct fa_device_memory memory = {};
 	int r;
 
 	error->text[0] = 0;
 	r = ops->memory_import_ipc(cuda->device, handle, offset, bytes, false, error, &memory);
-	if (r == 0)
-		ops->memory_release(cuda->device, &memory);
-	else
-		fa_check(error->text[0]);
+	fa_check(r == 0 || (error->text[0] && !memory.address));
+	/* What was opened and then refused. */
+	if (memory.backend)
+		fa_device_memory_release(ops, cuda->device, &memory);
 	return r;
 }
 
@@ -338,9 +341,9 @@ static void ipc_child(void)
 	            0);
 	fa_check((char *)again.address == (char *)memory.address + 1000);
 	fa_check(!again.writable);
-	ops->memory_release(cuda.device, &memory);
+	fa_device_memory_release(ops, cuda.device, &memory);
 	fa_check_eq(((unsigned char *)again.address)[0], cuda_exporter_byte(2, 1000));
-	ops->memory_release(cuda.device, &again);
+	fa_device_memory_release(ops, cuda.device, &again);
 	fa_check_eq(cuda.page->live[FA_TEST_CUDA_IPC_OPENS], 0);
 
 	/* Bounds, and the handle is closed again. */
@@ -365,7 +368,7 @@ static void ipc_child(void)
 	            0);
 	cuda_exporter_free(&exporter);
 	fa_check_eq(((unsigned char *)memory.address)[5], cuda_exporter_byte(2, 5));
-	ops->memory_release(cuda.device, &memory);
+	fa_device_memory_release(ops, cuda.device, &memory);
 	fa_check_eq(ipc_try(&cuda, exporter.handle, 0, 1, &error), -EINVAL);
 	fa_check_contains(error.text, "was freed");
 	fa_check_eq(ops->health(cuda.device, &error), 0);
@@ -450,7 +453,7 @@ static void *work(void *userdata)
 		}
 		if (r < 0)
 			fa_test_fail(__FILE__, __LINE__, "%s", error.text);
-		ops->memory_release(cuda->device, &memory);
+		fa_device_memory_release(ops, cuda->device, &memory);
 		if (fd >= 0)
 			close(fd);
 	}

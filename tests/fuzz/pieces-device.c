@@ -34,16 +34,23 @@ static int reserve(uint64_t bytes, struct fa_error *error, struct whole **ret_wh
 	return 0;
 }
 
-static void release(struct fa_device *device, struct fa_device_memory *memory)
+static void whole_free(struct whole *whole)
 {
-	struct whole *whole = memory->backend;
-
-	if (!whole) {
-		fa_device_cpu.memory_release(device, memory);
-		return;
-	}
 	munmap(whole->address, whole->bytes);
 	free(whole);
+}
+
+static void release(struct fa_device *device, struct fa_device_memory *const *memories, size_t n)
+{
+	for (size_t i = 0; i < n; i++) {
+		struct whole *whole = memories[i]->backend;
+
+		if (!whole) {
+			fa_device_memory_release(&fa_device_cpu, device, memories[i]);
+			continue;
+		}
+		whole_free(whole);
+	}
 }
 
 static int give(struct whole *whole, uint64_t offset, uint64_t bytes, bool read_only,
@@ -57,7 +64,7 @@ static int give(struct whole *whole, uint64_t offset, uint64_t bytes, bool read_
 	};
 	if (bytes <= whole->bytes && offset <= whole->bytes - bytes)
 		return 0;
-	release(NULL, ret_memory);
+	*ret_memory = (struct fa_device_memory){ .backend = whole }; /* to be released */
 	return fa_fail(error, -EINVAL, "it is shorter");
 }
 
@@ -78,7 +85,6 @@ static int import_pieces(struct fa_device *device, const struct fa_device_piece 
                          size_t n_pieces, uint64_t offset, uint64_t bytes, bool read_only,
                          struct fa_error *error, struct fa_device_memory *ret_memory)
 {
-	struct fa_device_memory memory;
 	uint64_t sum = 0, size;
 	struct whole *whole = NULL;
 	int r = 0, seals;
@@ -99,8 +105,7 @@ static int import_pieces(struct fa_device *device, const struct fa_device_piece 
 		at += pieces[i].bytes;
 	}
 	if (r < 0) {
-		memory.backend = whole;
-		release(device, &memory);
+		whole_free(whole);
 		return r;
 	}
 	return give(whole, offset, bytes, read_only, error, ret_memory);

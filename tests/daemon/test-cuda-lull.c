@@ -1,0 +1,297 @@
+/*
+ * Calls of the driver that wait for all that runs, and that launches wait for: the daemon makes
+ * none of them while something runs that takes long, and makes them all the same. The real daemon,
+ * over the tests' GPU, whose driver waits as the real one does, and whose kernels do not end until
+ * they are let.
+ */
+#include "cuda-client.h"
+
+#include "tests/lib/scene.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+
+#include <cmocka.h>
+
+#define HIGH 1 /* the stream of high priority */
+/* Between what the cases below are expected to take. */
+#define LONG_NS "8000"
+
+static struct fa_test_cuda cuda;
+static struct fa_test_daemon daemon_;
+static struct fa_test_cuda_page *page; /* the daemon's */
+
+struct asker {
+	struct fa_raw raw;
+	struct fa_raw_buffer buffer;
+	struct fa_case attention;
+	uint64_t values[2];
+};
+
+/* Who is served meanwhile, what takes long, and what comes when that has begun. */
+static struct asker urgent, patient, other;
+
+static struct fa_case small_case(void)
+{
+	struct fa_case attention = { .heads = 2, .head_dim = 64, .seqlen_q = 5, .seqlen_k = 23 };
+
+	fa_case_plan(&attention);
+	return attention;
+}
+
+/* Its kernel gives way if it is of bf16; there is none of fp32 that does. */
+static struct fa_case long_case(enum fa_wire_dtype dtype)
+{
+	struct fa_case attention = {
+		.dtype = dtype,
+		.heads = 2,
+		.head_dim = 128,
+		.seqlen_q = 300,
+		.seqlen_k = 300,
+		.causal = true,
+	};
+
+	fa_case_plan(&attention);
+	return attention;
+}
+
+static void asker_open(struct asker *asker, struct fa_case attention)
+{
+	*asker = (struct asker){ .attention = attention };
+	fa_raw_open(&asker->raw, daemon_.socket);
+	fa_raw_buffer_register(&asker->raw, &asker->buffer, 1, attention.bytes, 0);
+}
+
+static void asker_close(struct asker *asker)
+{
+	fa_raw_close(&asker->raw);
+	fa_raw_buffer_free(NULL, &asker->buffer);
+}
+
+static void ask(struct asker *asker, uint32_t stream)
+{
+	struct fa_wire_message message;
+
+	asker->attention.seed += 2;
+	fa_case_fill(&asker->attention, asker->buffer.data);
+	message = fa_case_message(&asker->attention, 1, 0, stream, ++asker->values[stream]);
+	fa_check_eq(fa_raw_send(&asker->raw, &message, NULL, 0), 0);
+}
+
+static void expect(struct asker *asker, uint32_t stream)
+{
+	fa_raw_wait_expect(&asker->raw, stream, asker->values[stream], 0, NULL);
+	fa_check(fa_case_error(&asker->attention, asker->buffer.data) <= 1);
+}
+
+static int64_t registrations(void)
+{
+	struct fa_test_cuda_lives lives;
+
+	fa_test_cuda_lives(page, &lives);
+	return lives.n[FA_TEST_CUDA_REGISTRATIONS];
+}
+
+static uint64_t calls(enum fa_test_cuda_call call)
+{
+	struct fa_test_cuda_calls all;
+
+	fa_test_cuda_calls(page, &all);
+	return all.n[call];
+}
+
+static void start(enum fa_wire_dtype dtype)
+{
+	fa_test_cuda_begin(&cuda);
+	fa_test_daemon_start(&daemon_, NULL);
+	page = fa_test_cuda_attach(&cuda, daemon_.pid);
+	asker_open(&urgent, small_case());
+	fa_raw_stream_create(&urgent.raw, HIGH, 1);
+	asker_open(&patient, long_case(dtype));
+	ask(&urgent, HIGH);
+	expect(&urgent, HIGH);
+	ask(&patient, 0);
+	expect(&patient, 0);
+}
+
+static int stop(void **state)
+{
+	fa_test_cuda_hold(page, false);
+	asker_close(&urgent);
+	asker_close(&patient);
+	fa_test_daemon_stop(&daemon_);
+	fa_check_eq(fa_test_cuda_misuses(page), 0);
+	fa_check_eq(fa_test_cuda_abandoned(page), 0);
+	fa_test_cuda_detach(page);
+	fa_test_cuda_end(&cuda);
+	return 0;
+}
+
+/* Something takes long from now on. */
+static void begin_long(void)
+{
+	const uint64_t kernels = fa_test_cuda_kernels(page);
+
+	fa_test_cuda_hold(page, true);
+	ask(&patient, 0);
+	fa_check_eventually(fa_test_cuda_kernels(page) == kernels + 1);
+}
+
+/* One comes and goes, and leaves its memory to be released. */
+static void come_and_go(void)
+{
+	struct fa_test_accounts before, now;
+	struct asker goer;
+
+	fa_test_accounts(&urgent.raw, &before);
+	asker_open(&goer, small_case());
+	asker_close(&goer);
+	fa_check_eventually((fa_test_accounts(&urgent.raw, &now), now.sessions == before.sessions));
+	fa_test_sleep_ms(50);
+}
+
+/* What cannot give way is waited for, and nobody else waits with it. */
+static void test_steady(void **state)
+{
+	uint64_t kernels, unregistered;
+	int64_t registered;
+
+	start(FA_WIRE_DTYPE_F32);
+	registered = registrations();
+	unregistered = calls(FA_TEST_CUDA_cuMemHostUnregister);
+	begin_long();
+	kernels = fa_test_cuda_kernels(page);
+	come_and_go();
+	fa_check_eq(registrations(), registered + 1);
+	ask(&urgent, HIGH);
+	fa_check_eventually(fa_test_cuda_kernels(page) == kernels + 1);
+	/* Others' memory is pinned, too. */
+	asker_open(&other, small_case());
+	fa_check_eq(registrations(), registered + 2);
+	fa_check_eq(calls(FA_TEST_CUDA_cuMemHostUnregister), unregistered);
+	fa_test_cuda_hold(page, false);
+	expect(&urgent, HIGH);
+	expect(&patient, 0);
+	fa_check_eventually(registrations() == registered + 1);
+	asker_close(&other);
+	fa_check_eventually(registrations() == registered);
+}
+
+/* What can give way does, for as long as it takes, and goes on. */
+static void test_yielding(void **state)
+{
+	uint64_t launches, stopped;
+	int64_t registered;
+
+	start(FA_WIRE_DTYPE_BF16);
+	registered = registrations();
+	for (int i = 0; i < 5; i++) {
+		begin_long();
+		launches = fa_test_cuda_launches(page);
+		stopped = fa_test_cuda_stopped(page);
+		come_and_go();
+		fa_check_eventually(registrations() == registered);
+		fa_check_eventually(fa_test_cuda_launches(page) == launches + 1);
+		fa_check_eq(fa_test_cuda_stopped(page), stopped + 1);
+		fa_test_cuda_hold(page, false);
+		expect(&patient, 0);
+	}
+}
+
+/* One that has given way is stopped, and ended while it is. */
+static void test_cancelled(void **state)
+{
+	int64_t registered;
+
+	start(FA_WIRE_DTYPE_BF16);
+	registered = registrations();
+	begin_long();
+	come_and_go();
+	fa_check_eventually(registrations() == registered);
+	fa_raw_close(&patient.raw);
+	fa_raw_buffer_free(NULL, &patient.buffer);
+	fa_test_cuda_hold(page, false);
+	fa_check_eventually(registrations() == registered - 1);
+	asker_open(&patient, long_case(FA_WIRE_DTYPE_BF16));
+	ask(&patient, 0);
+	expect(&patient, 0);
+	fa_check_eventually(registrations() == registered);
+}
+
+/* Where something always takes long it waits for what has to be released, in the end. */
+static void test_patience(void **state)
+{
+	struct asker *turns[] = { &patient, &other };
+	int64_t registered;
+	uint64_t n = 0;
+
+	start(FA_WIRE_DTYPE_F32);
+	asker_open(&other, long_case(FA_WIRE_DTYPE_F32));
+	registered = registrations();
+	fa_test_cuda_kernel_us(page, 100000);
+	ask(turns[0], 0);
+	come_and_go();
+	fa_check_eq(registrations(), registered + 1);
+	/* One of the two is always there. */
+	while (registrations() > registered) {
+		fa_check(n < 100);
+		ask(turns[++n % 2], 0);
+		expect(turns[(n - 1) % 2], 0);
+	}
+	expect(turns[n % 2], 0);
+	fa_check(n >= 3);
+	asker_close(&other);
+}
+
+/* ---- an import that fails */
+
+static void bad_client(int socket)
+{
+	struct cuda_buffer buffer;
+	struct fa_raw raw;
+
+	fa_raw_open(&raw, daemon_.socket);
+	cuda_buffer_ipc(&buffer, 1, 4096);
+	cuda_register(&raw, &buffer, 0, (uint64_t)1 << 30, 0, -EINVAL, "beyond the allocation");
+	fa_raw_close(&raw);
+	cuda_buffer_end(&buffer);
+}
+
+/* It is answered, and what it had opened is closed later. */
+static void test_refused(void **state)
+{
+	struct fa_test_cuda_lives lives;
+	struct fa_cuda_child child;
+
+	start(FA_WIRE_DTYPE_F32);
+	begin_long();
+	child = fa_cuda_child(bad_client, 0);
+	fa_cuda_child_end(&child);
+	fa_test_cuda_lives(page, &lives);
+	fa_check_eq(lives.n[FA_TEST_CUDA_IPC_OPENS], 1);
+	fa_check_eq(calls(FA_TEST_CUDA_cuIpcCloseMemHandle), 0);
+	fa_test_cuda_hold(page, false);
+	expect(&patient, 0);
+	fa_check_eventually(
+		(fa_test_cuda_lives(page, &lives), lives.n[FA_TEST_CUDA_IPC_OPENS] == 0));
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_teardown(test_steady, stop),
+		cmocka_unit_test_teardown(test_yielding, stop),
+		cmocka_unit_test_teardown(test_cancelled, stop),
+		cmocka_unit_test_teardown(test_patience, stop),
+		cmocka_unit_test_teardown(test_refused, stop),
+	};
+
+	setenv("FAD_LONG_NS", LONG_NS, 1);
+	setenv("FAD_YIELD_NS", "0", 1);
+	setenv("FAD_YIELD_STOP_NS", "3600000000000", 1);
+	return cmocka_run_group_tests_name("cuda-lull", tests, NULL, NULL);
+}
