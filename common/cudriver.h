@@ -90,8 +90,23 @@ typedef unsigned int CUlaunchAttributeID;
 typedef union {
 	char pad[64];
 	int priority;
+	int programmaticStreamSerializationAllowed;
 	uint64_t unused[8];
 } CUlaunchAttributeValue;
+
+typedef struct {
+	CUlaunchAttributeID id;
+	CUlaunchAttributeValue value;
+} CUlaunchAttribute;
+
+typedef struct {
+	unsigned int gridDimX, gridDimY, gridDimZ;
+	unsigned int blockDimX, blockDimY, blockDimZ;
+	unsigned int sharedMemBytes;
+	CUstream hStream;
+	const CUlaunchAttribute *attrs;
+	unsigned int numAttrs;
+} CUlaunchConfig;
 
 /* Its alignment is 64 at first, 128 later. */
 typedef struct {
@@ -181,6 +196,7 @@ enum {
 	CU_STREAM_WAIT_VALUE_GEQ = 0,
 	CU_EVENT_DEFAULT = 0,
 	CU_EVENT_DISABLE_TIMING = 2,
+	CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6,
 	CU_LAUNCH_ATTRIBUTE_PRIORITY = 8,
 	CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = 1,
 	CU_MEM_ALLOCATION_TYPE_PINNED = 1,
@@ -296,6 +312,8 @@ enum {
 	  (CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,     \
 	   unsigned int block_x, unsigned int block_y, unsigned int block_z,                       \
 	   unsigned int shared_bytes, CUstream stream, void **params, void **extra))               \
+	X(cuLaunchKernelEx,                                                                        \
+	  (const CUlaunchConfig *config, CUfunction function, void **params, void **extra))        \
 	X(cuGraphCreate, (CUgraph * ret_graph, unsigned int flags))                                \
 	X(cuGraphDestroy, (CUgraph graph))                                                         \
 	X(cuGraphAddKernelNode, (CUgraphNode * ret_node, CUgraph graph, const CUgraphNode *before, \

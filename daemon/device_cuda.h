@@ -535,6 +535,7 @@ void fa_cuda_told(struct fa_cuda_stream *stream, uint64_t blocks, uint32_t parts
 struct fa_cuda_kernel_launch {
 	CUfunction function;
 	unsigned int grid_x, grid_y, threads, shared_bytes;
+	bool behind; /* the stream has launches ahead of it, and it awaits their end itself */
 };
 
 /* On @stream, as the next of its newest work, @params as cuLaunchKernel() takes them; @gate: what

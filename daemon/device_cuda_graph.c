@@ -9,6 +9,11 @@
  * wherever the driver refuses, the kernel is launched plainly. What is replaced is what was not
  * used for the longest time; what the driver still has of it goes on. A gate is in one graph
  * with the kernel behind it, which hands over sooner than two launches.
+ *
+ * A kernel that awaits itself what the launch ahead leaves is not launched so while there is one
+ * in its stream: without a graph it can begin when the blocks ahead are leaving, 1.3 to 1.6 us
+ * sooner, in decode of 1 x 1k and of 32 x 4k alike (one H100, a race, no rows). That the kernel
+ * ahead lets it begin even before is 0.1 to 0.4 us slower: the blocks that wait are in the way.
  */
 #include "daemon/device_cuda.h"
 
@@ -122,6 +127,30 @@ static CUresult launch_plainly(struct fa_device *device, struct fa_cuda_stream *
 	                                     stream->stream, node->kernelParams, NULL);
 }
 
+/* It begins as the blocks of the launch ahead leave, and waits by itself for what they leave. */
+static CUresult launch_behind(struct fa_device *device, struct fa_cuda_stream *stream,
+                              const CUDA_KERNEL_NODE_PARAMS_v2 *node)
+{
+	const CUlaunchAttribute attribute = {
+		.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+		.value.programmaticStreamSerializationAllowed = 1,
+	};
+	const CUlaunchConfig config = {
+		.gridDimX = node->gridDimX,
+		.gridDimY = node->gridDimY,
+		.gridDimZ = 1,
+		.blockDimX = node->blockDimX,
+		.blockDimY = 1,
+		.blockDimZ = 1,
+		.sharedMemBytes = node->sharedMemBytes,
+		.hStream = stream->stream,
+		.attrs = &attribute,
+		.numAttrs = 1,
+	};
+
+	return device->driver.cuLaunchKernelEx(&config, node->func, node->kernelParams, NULL);
+}
+
 CUresult fa_cuda_launch_kernel(struct fa_device *device, struct fa_cuda_stream *stream,
                                const struct fa_cuda_kernel_launch *launch, void **params,
                                const struct fa_cuda_gate *gate)
@@ -147,11 +176,13 @@ CUresult fa_cuda_launch_kernel(struct fa_device *device, struct fa_cuda_stream *
 		.blockDimZ = 1,
 		.kernelParams = gate_params,
 	};
-	const struct fa_cuda_graph *graph = graph_for(device, stream, gate ? &gate_node : NULL,
-	                                              &node);
 	const struct fa_cudriver *driver = &device->driver;
+	const struct fa_cuda_graph *graph;
 	CUresult result = CUDA_SUCCESS;
 
+	if (launch->behind && !gate)
+		return launch_behind(device, stream, &node);
+	graph = graph_for(device, stream, gate ? &gate_node : NULL, &node);
 	if (!graph) {
 		if (gate)
 			result = launch_plainly(device, stream, &gate_node);

@@ -587,12 +587,14 @@ static CUresult launch_part(struct fa_device *device, struct fa_cuda_stream *str
 			             fa_cuda_paged_done(launch));
 		if (work->gate.word)
 			gate = fa_cuda_gate_of(stream, work, fa_cuda_paged_done(launch));
-		result = fa_cuda_launch_kernel(device, stream,
-		                               &(struct fa_cuda_kernel_launch){
-						       function, launch->grid_x, launch->grid_y,
-						       (unsigned int)launch->kernel->threads,
-						       (unsigned int)launch->kernel->shared_bytes },
-		                               params, work->gate.word ? &gate : NULL);
+		result = fa_cuda_launch_kernel(
+			device, stream,
+			&(struct fa_cuda_kernel_launch){ function, launch->grid_x, launch->grid_y,
+		                                         (unsigned int)launch->kernel->threads,
+		                                         (unsigned int)launch->kernel->shared_bytes,
+		                                         launch->kernel->awaits &&
+		                                                 (stream->n_works > 0 || i > 0) },
+			params, work->gate.word ? &gate : NULL);
 		if (tells && result == CUDA_SUCCESS)
 			fa_cuda_told(stream, blocks, launch->parts);
 	}

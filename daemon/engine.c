@@ -22,6 +22,9 @@
 
 /* The loop thread launches so many in a round: its rings wait meanwhile. */
 #define LAUNCHES_ATTENDED 1
+/* Requests of a batch go to the engine when there are so many: it launches them while the next are
+ * read. As many as a stream of a GPU holds; fewer would take the mutex more often. */
+#define STAGED_MAX 4
 
 int fa_engine_new(const struct fa_device_ops *ops, void (*notify)(void *userdata), void *userdata,
                   struct fa_engine **ret_engine)
@@ -243,7 +246,7 @@ void fa_engine_submit(struct fa_engine *engine, struct fa_request *request)
 
 	fa_list_append(&engine->staged, &request->link);
 	engine->n_staged++;
-	if (!engine->batching)
+	if (!engine->batching || engine->n_staged >= STAGED_MAX)
 		send_staged(engine);
 }
 

@@ -162,7 +162,8 @@ void fa_engine_submit(struct fa_engine *engine, struct fa_request *request);
 /* Requests will come in a moment: if the engine thread sleeps it wakes up meanwhile. */
 void fa_engine_prepare(struct fa_engine *engine);
 
-/* Between these two, requests that are submitted reach the engine in one go. */
+/* Between these two, requests that are submitted reach the engine in one go, or a few at a time if
+ * there are many. */
 void fa_engine_batch_begin(struct fa_engine *engine);
 void fa_engine_batch_end(struct fa_engine *engine);
 

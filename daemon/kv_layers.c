@@ -138,8 +138,7 @@ int fa_kv_attend_layers(struct fa_call *call, struct fa_error *error)
 		r = fa_call_submit(&layer, &fa_kv_attend_kind, message.step_attend.stream,
 		                   message.step_attend.value, error);
 		next_layer(&message.step_attend, layers);
-		/* The engine launches the first while the others are looked at, which then go to it
-		 * in one go. */
+		/* The engine launches the first while the others are looked at. */
 		if (i == 0 && layers->n_layers > 1) {
 			fa_engine_batch_end(engine);
 			fa_engine_batch_begin(engine);

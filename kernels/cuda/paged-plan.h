@@ -62,6 +62,7 @@ struct fa_cuda_paged_kernel {
 	int32_t seqlen_k_max, state_bytes; /* as in struct fa_cuda_kernel */
 	int32_t blocks;                    /* decode: that share an SM */
 	bool appends;                      /* decode: it can put new tokens into the pages, too */
+	bool awaits; /* it waits itself for the launch ahead of it (fa_await_launch_ahead) */
 };
 
 extern const struct fa_cuda_paged_kernel fa_cuda_paged_kernels[];

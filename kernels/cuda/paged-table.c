@@ -53,6 +53,7 @@
 		.shared_bytes = FA_SM90_PAGED_SHARED_BYTES(dim_, atoms, groups, stages),           \
 		.blocks = blocks_,                                                                 \
 		.appends = FA_SM90_PAGED_APPENDS(dim_, atoms),                                     \
+		.awaits = true,                                                                    \
 	},
 #define DECODE_90_F16(...) DECODE_90(f16, F16, __VA_ARGS__)
 #define PIECES_90_F16(...) PIECES_90(f16, F16, __VA_ARGS__)
@@ -139,6 +140,7 @@
 		.threads = FA_SM90_CODES_THREADS(groups),                                          \
 		.shared_bytes = FA_SM90_CODES_SHARED_BYTES(dim_, atoms, groups, stages_),          \
 		.blocks = 1,                                                                       \
+		.awaits = true,                                                                    \
 	},
 #define CODES_90_E4M3(...) CODES_90(e4m3, E4M3, __VA_ARGS__)
 #define CODES_90_INT8(...) CODES_90(int8, INT8, __VA_ARGS__)

@@ -133,6 +133,7 @@ void fa_test_cuda_calls(const struct fa_test_cuda_page *page, struct fa_test_cud
 uint64_t fa_test_cuda_launches(const struct fa_test_cuda_page *page)
 {
 	return atomic_load(&page->calls[FA_TEST_CUDA_cuLaunchKernel]) +
+	       atomic_load(&page->calls[FA_TEST_CUDA_cuLaunchKernelEx]) +
 	       atomic_load(&page->calls[FA_TEST_CUDA_cuGraphLaunch]);
 }
 

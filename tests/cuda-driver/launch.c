@@ -709,6 +709,41 @@ CUresult fa_fake_launch_bytes(const CUDA_KERNEL_NODE_PARAMS_v2 *wanted,
 	return CUDA_SUCCESS;
 }
 
+/* One launch ends before the next begins; but those that may begin before have to say that they
+ * wait. */
+CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **params,
+                          void **extra)
+{
+	const CUDA_KERNEL_NODE_PARAMS_v2 wanted = {
+		.func = function,
+		.gridDimX = config->gridDimX,
+		.gridDimY = config->gridDimY,
+		.gridDimZ = config->gridDimZ,
+		.blockDimX = config->blockDimX,
+		.blockDimY = config->blockDimY,
+		.blockDimZ = config->blockDimZ,
+		.sharedMemBytes = config->sharedMemBytes,
+		.kernelParams = params,
+		.extra = extra,
+	};
+	struct known known;
+	CUresult result;
+
+	FA_FAKE_ENTER(cuLaunchKernelEx, FA_FAKE_INIT | FA_FAKE_CURRENT | FA_FAKE_ALIVE);
+	for (unsigned int i = 0; i < config->numAttrs; ++i) {
+		if (config->attrs[i].id != CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
+			return CUDA_ERROR_NOT_SUPPORTED;
+		result = look_up(&wanted, &known);
+		if (result != CUDA_SUCCESS)
+			return result;
+		if (config->attrs[i].value.programmaticStreamSerializationAllowed &&
+		    !(known.paged && known.paged->awaits))
+			return fa_fake_misuse(CUDA_ERROR_LAUNCH_FAILED,
+			                      "a kernel that does not wait begins sooner");
+	}
+	return fa_fake_launch(&wanted, config->hStream);
+}
+
 CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y,
                         unsigned int grid_z, unsigned int block_x, unsigned int block_y,
                         unsigned int block_z, unsigned int shared_bytes, CUstream stream,

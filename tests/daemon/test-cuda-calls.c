@@ -56,12 +56,15 @@ static void nothing_but(const struct fa_test_cuda_calls *calls, uint64_t launche
 
 		switch (i) {
 		case FA_TEST_CUDA_cuLaunchKernel:
-			good = n + calls->n[FA_TEST_CUDA_cuGraphLaunch] == launches;
+			good = n + calls->n[FA_TEST_CUDA_cuLaunchKernelEx] +
+			               calls->n[FA_TEST_CUDA_cuGraphLaunch] ==
+			       launches;
 			break;
 		case FA_TEST_CUDA_cuGraphExecKernelNodeSetParams:
 			good = n == calls->n[FA_TEST_CUDA_cuGraphLaunch];
 			break;
 		case FA_TEST_CUDA_cuGraphLaunch:
+		case FA_TEST_CUDA_cuLaunchKernelEx: /* behind another */
 			good = n <= launches;
 			break;
 		case FA_TEST_CUDA_cuGraphCreate: /* a few kernels get a graph */

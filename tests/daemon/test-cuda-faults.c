@@ -394,7 +394,7 @@ static void test_calls_fail_always(void **state)
 		"cuMemAlloc:*=2",     "cuMemCreate:*=2",       "cuMemMap:*=2",
 		"cuMemSetAccess:*=1", "cuMemHostRegister:*=2", "cuIpcOpenMemHandle:*=1",
 		"cuLaunchKernel:*=1", "cuMemcpyHtoDAsync:*=1", "cuPointerGetAttribute:*=1",
-		"cuGetErrorName:*=1",
+		"cuGetErrorName:*=1", "cuLaunchKernelEx:*=1",
 	};
 	struct fa_test_cuda_lives lives;
 	struct fa_raw raw;

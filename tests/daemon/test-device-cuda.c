@@ -209,6 +209,7 @@ static uint64_t launches(const struct fa_test_cuda_calls *before,
                          const struct fa_test_cuda_calls *after)
 {
 	return called(before, after, FA_TEST_CUDA_cuLaunchKernel) +
+	       called(before, after, FA_TEST_CUDA_cuLaunchKernelEx) +
 	       called(before, after, FA_TEST_CUDA_cuGraphLaunch);
 }
 
@@ -216,6 +217,7 @@ static void calls_child(void)
 {
 	/* A kernel that comes again gets a graph. */
 	static const int allowed[] = { FA_TEST_CUDA_cuLaunchKernel,
+		                       FA_TEST_CUDA_cuLaunchKernelEx,
 		                       FA_TEST_CUDA_cuGraphCreate,
 		                       FA_TEST_CUDA_cuGraphAddKernelNode,
 		                       FA_TEST_CUDA_cuGraphKernelNodeSetAttribute,

@@ -1,4 +1,4 @@
-/* Time, and the end of threads. */
+/* Time, the end of threads, and launches that begin before the one ahead has ended. */
 #pragma once
 
 #include <stdint.h>
@@ -17,4 +17,15 @@ __device__ __forceinline__ uint64_t fa_timer_ns(void)
 __device__ __forceinline__ void fa_exit(void)
 {
 	asm volatile("exit;" ::: "memory");
+}
+
+/*
+ * Waits until the launch ahead in the stream has ended and what it wrote is there, if this one was
+ * launched to begin sooner (programmatic dependence); else there is nothing to wait for. By all
+ * threads that read what an earlier launch may have written, or write what it may read. Whatever
+ * was there before the launch ahead began is there without. Compute capability 9.0 and later.
+ */
+__device__ __forceinline__ void fa_await_launch_ahead(void)
+{
+	asm volatile("griddepcontrol.wait;" ::: "memory");
 }

@@ -24,6 +24,7 @@
 #include "kernels/cuda/common/done.h"
 #include "kernels/cuda/common/logits.h"
 #include "kernels/cuda/ptx/barrier.h"
+#include "kernels/cuda/ptx/control.h"
 #include "kernels/cuda/ptx/ldmatrix.h"
 #include "kernels/cuda/ptx/mbarrier.h"
 #include "kernels/cuda/ptx/memory.h"
@@ -568,10 +569,12 @@ __device__ __forceinline__ void fa_sm90_codes_start(const struct fa_cuda_paged_a
 			fa_mbarrier_init_fence();
 		}
 	} else if (warp < C::WARPS) {
+		fa_await_launch_ahead();
 		fa_sm90_paged_hide<C>(args);
 		for (uint32_t i = threadIdx.x; i < 2 * C::Q_BYTES / 16; i += C::JOINED)
 			fa_st_shared_v4(shared + C::Q + i * 16, make_uint4(0, 0, 0, 0));
 	}
+	fa_await_launch_ahead();
 	__syncthreads();
 }
 

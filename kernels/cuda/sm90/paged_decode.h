@@ -26,6 +26,7 @@
 #include "kernels/cuda/common/done.h"
 #include "kernels/cuda/common/logits.h"
 #include "kernels/cuda/ptx/barrier.h"
+#include "kernels/cuda/ptx/control.h"
 #include "kernels/cuda/ptx/ldmatrix.h"
 #include "kernels/cuda/ptx/math.h"
 #include "kernels/cuda/ptx/mbarrier.h"
@@ -474,7 +475,8 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 	} while (walk.next(args));
 }
 
-/* Where walks start, if C::EARLY: with the same code for all warps. */
+/* Where walks start, if C::EARLY: with the same code for all warps. Till then nothing was read but
+ * the plan, which was there before the launch ahead. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_start(const struct fa_cuda_paged_attention &args,
                                                     uint32_t shared, fa_paged_walk_of<C> &walk)
@@ -484,6 +486,7 @@ __device__ __forceinline__ void fa_sm90_paged_start(const struct fa_cuda_paged_a
 		fa_barrier_arrive(C::READY, 64);
 	}
 	walk.start(args, blockIdx.x);
+	fa_await_launch_ahead();
 	if (threadIdx.x / 32 == C::WARPS) {
 		fa_barrier_sync(C::READY, 64);
 		if (fa_sm90_paged_early_tiles<C>(args, walk) > 0)
@@ -500,8 +503,10 @@ __device__ __forceinline__ void fa_sm90_paged_decode(const struct fa_cuda_paged_
 
 	/* One start for all would be too much for the registers of the others (d64, pieces). */
 	const auto start = [&]() {
-		if constexpr (!C::EARLY)
+		if constexpr (!C::EARLY) {
 			walk.start(args, blockIdx.x);
+			fa_await_launch_ahead();
+		}
 	};
 
 	if constexpr (C::EARLY)

@@ -10,6 +10,11 @@ static inline uint64_t fa_timer_ns(void)
 	return (uint64_t)std::chrono::steady_clock::now().time_since_epoch().count();
 }
 
+/* One launch ends before the next begins. */
+static inline void fa_await_launch_ahead(void)
+{
+}
+
 /* Launches that are to do nothing are not emulated. */
 static inline void fa_exit(void)
 {
