@@ -15,7 +15,8 @@ README.md shows of them.
 
 A NAME.json holds the results and, for each, what was run, where and when.
 
-targets.json says which numbers are wanted; a name there may be a pattern. With ratio_min it is the
+targets.json says which numbers are wanted, of a "gpu": files of another one have none; a name
+there may be a pattern. With ratio_min it is the
 ratio to the peer, with any_ratio_min one of the ratios to several, else the value itself.
 
 shortfalls.json says why numbers that are wanted are not there: entries of a title, patterns of
@@ -171,6 +172,12 @@ def is_profile(recorded):
     return any("profile" in result for result in recorded["results"])
 
 
+def is_of_other_gpu(recorded, gpu):
+    """Whether a GPU is named in it, and not @gpu (None: any will do)."""
+    devices = [result.get("device", "").split(";")[0] for result in recorded["results"]]
+    return gpu is not None and any("NVIDIA" in device and gpu not in device for device in devices)
+
+
 def profile_table(results):
     lines = [
         "| name | us | GB/s | memory | tensor cores* | issue* | a warp's cycles |",
@@ -250,14 +257,18 @@ def load_rows():
 
 
 def generate():
-    targets = load(TARGETS)["targets"]
+    wanted = load(TARGETS)
+    targets, gpu = wanted["targets"], wanted.get("gpu")
     every = load_rows()
     profiles = [(name, recorded) for name, recorded in every if is_profile(recorded)]
     files = [(name, recorded) for name, recorded in every if not is_profile(recorded)]
+    others = [(name, recorded) for name, recorded in files if is_of_other_gpu(recorded, gpu)]
+    files = [file for file in files if file not in others]
     return (
         HEAD
         + shortfalls(files, targets, load(SHORTFALLS)["shortfalls"], profiles)
         + "".join(section(name, recorded, targets) for name, recorded in files)
+        + "".join(section(name, recorded, []) for name, recorded in others)
         + "".join(profile_section(name, recorded) for name, recorded in profiles)
     )
 

@@ -220,6 +220,15 @@ def main():
         assert "decode/a/us | 9 |" not in table and "| decode/a/us | 9 | 3000 | 90% | 2% | 10% |  |" in section, text
         assert line in section, text
 
+        # Of another GPU than what is wanted is of, rows are there, and nothing is wanted of them.
+        folder.put("targets.json", {"gpu": "H200", "targets": TARGETS})
+        folder.put("other.json", {"command": "c", "machine": "M", "date": "D", "results": [
+            {**row, "device": "NVIDIA H100; a processor"} for row in PLAIN]})
+        folder.run("write")
+        text = folder.text()
+        assert "10 numbers are wanted, 7 of them met." in text, text
+        assert "| noop | 0.8 | us | socket | 5 |  |" in text.split("## other")[1], text
+
         # What is lost is more than nothing.
         folder.put("shortfalls.json", {"shortfalls": SHORTFALLS})
         folder.put("plain.json", {"command": "c", "machine": "M", "date": "D",
