@@ -114,7 +114,8 @@ enum fa_device_op {
  * of one step, beside its tables. */
 #define FA_DEVICE_KEPT_BYTES 24576
 
-/* A word that a work waits for: it begins when the word has come to value (counted as a timeline's). */
+/* A word that a work waits for: it begins when the word has come to value (counted as a
+ * timeline's). */
 struct fa_device_wait {
 	const uint64_t *word; /* as the device addresses it; NULL: it does not wait */
 	const uint64_t *here; /* the same as the host does */

@@ -148,6 +148,7 @@ struct fa_cuda_stream {
 	struct fa_list works;         /* that the driver has, by fa_device_work.link */
 	unsigned int n_works;         /* of them */
 	struct fa_list shares;        /* of groups that have works for it, in their turn */
+	bool held;                    /* ... all of which are long and held */
 	char *vectors;                /* [FA_CUDA_STREAM_DEPTH][FA_CUDA_VECTORS_BYTES] */
 	CUdeviceptr vectors_at;       /* the same on the GPU */
 	CUdeviceptr vectors_in_place; /* vectors, as the GPU sees the host's memory */
@@ -259,14 +260,15 @@ struct fa_cuda_lull {
 	unsigned int n_long;  /* works that the driver has, and that may take long */
 	unsigned int n_calls; /* workers that make calls which wait for the GPU, or are about to */
 	unsigned int n_waiting; /* workers that wait for n_long to become 0, ... */
-	uint64_t since_ns;      /* ... since then, the first of them */
+	uint64_t hard_ns;       /* ... for which steady ones are held from then on */
 	uint64_t ended_ns;      /* when calls had been made that held up something */
 	bool held;              /* something long could not begin, and has not begun since */
 
 	atomic_bool wanted; /* n_waiting is not 0 */
 	/* The engine thread's. */
-	unsigned int n_steady; /* of the long ones, those that cannot give way */
-	uint64_t long_ns;      /* what is expected to take so long is long */
+	unsigned int n_steady;    /* of the long ones, those that cannot give way */
+	uint64_t steady_until_ns; /* when all of them should have ended */
+	uint64_t long_ns;         /* what is expected to take so long is long */
 };
 
 struct fa_device {
@@ -295,7 +297,7 @@ struct fa_device {
 	unsigned int n_streams, n_high; /* those of high priority come first */
 	struct fa_list done;            /* to be reaped */
 	bool reaping;
-	bool held;            /* a work of some stream's, as it takes long (device_cuda_lull.c) */
+	bool held;            /* a work of a stream is, as it takes long (device_cuda_lull.c) */
 	bool no_graphs;       /* the driver could not make one */
 	unsigned int n_works; /* that the driver has */
 	uint64_t progress_ns, queried_ns; /* last finished; last asked for errors */
@@ -392,19 +394,23 @@ void fa_cuda_turn_endp(struct fa_device **device);
 	_fa_cleanup_(fa_cuda_turn_endp) struct fa_device *_turn                                    \
 		__attribute__((unused)) = fa_cuda_turn_begin(device)
 
-/* In the middle of a turn: leaves the driver to others for a while. */
+/* In the middle of a turn: leaves the driver to others for a while; and the turn, too. */
 void fa_cuda_pause(uint64_t ns);
+void fa_cuda_turn_pause(struct fa_device *device, uint64_t ns);
 
 /* A worker's stay in a lull. */
 struct fa_cuda_lull_visit {
 	struct fa_device *device;
 	uint64_t until_ns; /* it lasts; 0: there is none so far */
 	bool waited;       /* for it */
+	bool hard;         /* the last time steady launches were held for it */
 };
 
 /* Before each call of the driver that waits for the GPU, without a turn: waits for a lull, unless
- * the last one still lasts. Others wait as long as they stay. */
+ * the last one still lasts. What is long is held as long as the visit lasts: so no call is to be
+ * made, and nothing else done, when it is over. */
 void fa_cuda_lull_enter(struct fa_cuda_lull_visit *visit);
+bool fa_cuda_lull_is_over(const struct fa_cuda_lull_visit *visit);
 void fa_cuda_lull_leave(struct fa_cuda_lull_visit *visit);
 
 /* Between the allocations of one buffer. */
@@ -489,8 +495,9 @@ int fa_cuda_paged_prepare(struct fa_device *device, struct fa_device_work *work,
 void fa_cuda_paged_release(struct fa_device *device, struct fa_device_work *work);
 /* Whether that is one kernel which may stand behind a gate, and maybe copies before. */
 bool fa_cuda_paged_may_wait(const struct fa_device_work *work);
-/* How long a prepared work takes, with caution. */
-double fa_cuda_paged_ns(const struct fa_device *device, const struct fa_device_work *work);
+/* How long a prepared work takes, with caution; and whether its kernel can give way. */
+double fa_cuda_paged_ns(const struct fa_device_work *work);
+bool fa_cuda_paged_may_give_way(const struct fa_device_work *work);
 /* All that the driver is told of a prepared work; on the engine thread. 0 or its status. */
 int fa_cuda_paged_enqueue(struct fa_device *device, struct fa_cuda_stream *stream,
                           struct fa_device_work *work);
@@ -597,14 +604,23 @@ void fa_cuda_yield_look(struct fa_device *device);
 
 void fa_cuda_lull_init(struct fa_cuda_lull *lull);
 void fa_cuda_lull_deinit(struct fa_cuda_lull *lull);
-/* @work may be launched; it is prepared. */
-bool fa_cuda_is_long(const struct fa_device *device, const struct fa_device_work *work);
+/* How long @work takes, which is prepared, if that is long; else 0. And whether its kernel is one
+ * that can give way, and probably will be asked to. */
+uint64_t fa_cuda_long_ns(const struct fa_device *device, const struct fa_device_work *work);
+bool fa_cuda_may_give_way(const struct fa_device *device, const struct fa_device_work *work);
 /* So many operations on numbers of @dtype, by a kernel for the chip alone or another. */
 double fa_cuda_flops_ns(const struct fa_device *device, enum fa_attention_dtype dtype, bool special,
                         double flops);
-/* Whether something long may be launched; if so it is ended once it has ended, or stopped. */
-bool fa_cuda_long_begin(struct fa_device *device);
+/* Whether something long may be launched, which takes @steady_ns, or 0 if it can give way; if so it
+ * is ended once it has ended, or stopped. */
+bool fa_cuda_long_begin(struct fa_device *device, uint64_t steady_ns);
 void fa_cuda_long_end(struct fa_device *device);
+/* It was launched and cannot give way: until when it should have ended. When it has, and with that
+ * is not long any more, @until_ns is that of the others. */
+uint64_t fa_cuda_steady_begin(struct fa_device *device, uint64_t steady_ns);
+void fa_cuda_steady_end(struct fa_device *device, uint64_t until_ns);
+/* What might not be launched is no more to be. */
+void fa_cuda_long_forget(struct fa_device *device);
 /* Whether workers wait for what is long and can give way, and for nothing else. */
 bool fa_cuda_lull_is_near(const struct fa_device *device);
 

@@ -7,11 +7,13 @@
  * the others for as long.
  *
  * Hence they are made in lulls: while nothing runs, or stands in the GPU's streams, that is
- * expected to take long. Workers wait for one. Launches that can give way (device_cuda_yield.c)
- * are asked to, where nothing else is in the way, and go on behind it; others are waited for. What
- * is long and comes meanwhile waits for the workers, if it is to be soon: and always once they
- * have waited for PATIENCE_NS, as there may be no end of what comes. In between there is a gap,
- * so that who comes and goes all the time does not get most of the GPU's.
+ * expected to take long. (A gate that waits there for its client does not count: it gives up
+ * sooner.) Workers wait for one. Launches that can give way (device_cuda_yield.c) are asked to,
+ * where nothing else is in the way, and go on behind it: what is long and comes meanwhile waits,
+ * too. Others, the steady ones, are waited for. As there may be no end of them, those that come are
+ * held once the workers have waited for patience_ns, if they would end after those that run; but
+ * no others, which may go ahead of what is held. In between there is a gap, so that who comes and
+ * goes all the time does not get most of the GPU's.
  *
  * Launches that take long are begun and ended by the engine thread, which never waits here.
  */
@@ -19,11 +21,19 @@
 
 #include "common/clock.h"
 
-/* A worker goes on for so long with its calls. */
+#include <math.h>
+
+/* A worker goes on for so long with its calls; for as much longer if steady launches were held for
+ * it, which leave the GPU idle when they end one after another. */
 #define LULL_NS (2 * FA_NS_PER_MS)
+#define HARD_LULL_NS (20 * FA_NS_PER_MS)
 /* Between two of which one had to be waited for. */
 #define GAP_NS (20 * FA_NS_PER_MS)
-#define PATIENCE_NS FA_NS_PER_SEC
+/* The first time, and when a worker is not done then. */
+#define PATIENCE_NS (500 * FA_NS_PER_MS)
+#define PATIENCE_LEFT_NS (50 * FA_NS_PER_MS)
+/* What is expected to take a time takes no longer than so many of it, nearly always. */
+#define EXPECTED_MOST 4
 
 void fa_cuda_lull_init(struct fa_cuda_lull *lull)
 {
@@ -51,7 +61,7 @@ static bool is_taken(const struct fa_cuda_lull *lull)
 }
 
 /* With the mutex. */
-static void wait_for_lull(struct fa_cuda_lull *lull)
+static void wait_for_lull(struct fa_cuda_lull *lull, struct fa_cuda_lull_visit *visit)
 {
 	const uint64_t ready_ns = lull->ended_ns + GAP_NS;
 	const struct timespec ready = {
@@ -62,11 +72,12 @@ static void wait_for_lull(struct fa_cuda_lull *lull)
 	while (is_taken(lull) && fa_now_ns() < ready_ns)
 		(void)pthread_cond_timedwait(&lull->changed, &lull->mutex, &ready);
 	if (!lull->n_waiting++) {
-		lull->since_ns = fa_now_ns();
+		lull->hard_ns = fa_now_ns() + (visit->hard ? PATIENCE_LEFT_NS : PATIENCE_NS);
 		atomic_store_explicit(&lull->wanted, true, memory_order_relaxed);
 	}
 	while (lull->n_long > 0)
 		pthread_cond_wait(&lull->changed, &lull->mutex);
+	visit->hard = fa_now_ns() >= lull->hard_ns;
 	if (!--lull->n_waiting)
 		atomic_store_explicit(&lull->wanted, false, memory_order_relaxed);
 }
@@ -81,10 +92,15 @@ void fa_cuda_lull_enter(struct fa_cuda_lull_visit *visit)
 	pthread_mutex_lock(&lull->mutex);
 	visit->waited = is_taken(lull);
 	if (visit->waited)
-		wait_for_lull(lull);
+		wait_for_lull(lull, visit);
 	++lull->n_calls;
 	pthread_mutex_unlock(&lull->mutex);
-	visit->until_ns = fa_now_ns() + LULL_NS;
+	visit->until_ns = fa_now_ns() + (visit->waited && visit->hard ? HARD_LULL_NS : LULL_NS);
+}
+
+bool fa_cuda_lull_is_over(const struct fa_cuda_lull_visit *visit)
+{
+	return !visit->until_ns || fa_now_ns() >= visit->until_ns;
 }
 
 void fa_cuda_lull_leave(struct fa_cuda_lull_visit *visit)
@@ -103,14 +119,27 @@ void fa_cuda_lull_leave(struct fa_cuda_lull_visit *visit)
 
 /* ---- the engine thread */
 
-bool fa_cuda_long_begin(struct fa_device *device)
+/* With the mutex, where workers wait: whether what takes @steady_ns (0: it can give way) may begin
+ * nevertheless. */
+static bool may_begin(const struct fa_cuda_lull *lull, uint64_t steady_ns)
+{
+	uint64_t now_ns;
+
+	if (!lull->n_steady)
+		return false;
+	if (!steady_ns)
+		return true;
+	now_ns = fa_now_ns();
+	return now_ns < lull->hard_ns || now_ns + steady_ns <= lull->steady_until_ns;
+}
+
+bool fa_cuda_long_begin(struct fa_device *device, uint64_t steady_ns)
 {
 	struct fa_cuda_lull *lull = &device->lull;
 	bool may;
 
 	pthread_mutex_lock(&lull->mutex);
-	may = !lull->n_calls && !(lull->n_waiting > 0 &&
-	                          (!lull->n_steady || fa_now_ns() - lull->since_ns >= PATIENCE_NS));
+	may = !lull->n_calls && (!lull->n_waiting || may_begin(lull, steady_ns));
 	lull->n_long += may;
 	lull->held = !may;
 	pthread_mutex_unlock(&lull->mutex);
@@ -125,6 +154,30 @@ void fa_cuda_long_end(struct fa_device *device)
 	if (!--lull->n_long)
 		pthread_cond_broadcast(&lull->changed);
 	pthread_mutex_unlock(&lull->mutex);
+}
+
+uint64_t fa_cuda_steady_begin(struct fa_device *device, uint64_t steady_ns)
+{
+	struct fa_cuda_lull *lull = &device->lull;
+	const uint64_t until_ns = fa_now_ns() + EXPECTED_MOST * steady_ns;
+
+	if (!lull->n_steady++ || lull->steady_until_ns < until_ns)
+		lull->steady_until_ns = until_ns;
+	return until_ns;
+}
+
+void fa_cuda_steady_end(struct fa_device *device, uint64_t until_ns)
+{
+	--device->lull.n_steady;
+	device->lull.steady_until_ns = until_ns;
+	fa_cuda_long_end(device);
+}
+
+void fa_cuda_long_forget(struct fa_device *device)
+{
+	pthread_mutex_lock(&device->lull.mutex);
+	device->lull.held = false;
+	pthread_mutex_unlock(&device->lull.mutex);
 }
 
 bool fa_cuda_lull_is_near(const struct fa_device *device)
@@ -183,10 +236,21 @@ static double attention_ns(const struct fa_device *device, const struct fa_devic
 	       bytes / HOST_BYTES_PER_NS;
 }
 
-bool fa_cuda_is_long(const struct fa_device *device, const struct fa_device_work *work)
+uint64_t fa_cuda_long_ns(const struct fa_device *device, const struct fa_device_work *work)
 {
-	const double ns = work->op == FA_DEVICE_PAGED ? fa_cuda_paged_ns(device, work)
+	const double ns = work->op == FA_DEVICE_PAGED ? fa_cuda_paged_ns(work)
 	                                              : attention_ns(device, work);
 
-	return ns >= (double)device->lull.long_ns;
+	/* A year is long. */
+	return ns >= (double)device->lull.long_ns ? (uint64_t)fmin(ns, 3e16) : 0;
+}
+
+bool fa_cuda_may_give_way(const struct fa_device *device, const struct fa_device_work *work)
+{
+	const struct fa_cuda_kernel *kernel;
+
+	if (work->op == FA_DEVICE_PAGED)
+		return fa_cuda_paged_may_give_way(work);
+	kernel = fa_cuda_attention_kernel(&device->chip, work->params);
+	return kernel && kernel->state_bytes > 0;
 }

@@ -17,6 +17,9 @@
 #include <string.h>
 #include <sys/mman.h>
 
+/* To unmap so much of the host's memory takes a while. */
+#define LARGE_BYTES ((uint64_t)16 << 20)
+
 /* ---- turns */
 
 void fa_cuda_pause(uint64_t ns)
@@ -28,6 +31,15 @@ void fa_cuda_pause(uint64_t ns)
 
 	if (ns)
 		(void)clock_nanosleep(CLOCK_MONOTONIC, 0, &time, NULL);
+}
+
+void fa_cuda_turn_pause(struct fa_device *device, uint64_t ns)
+{
+	struct fa_device *turn = device;
+
+	fa_cuda_turn_endp(&turn);
+	fa_cuda_pause(ns);
+	(void)fa_cuda_turn_begin(device);
 }
 
 struct fa_device *fa_cuda_turn_begin(struct fa_device *device)
@@ -80,6 +92,8 @@ static void unpin(struct fa_cuda_lull_visit *visit, struct fa_cuda_memory *memor
 
 		FA_CUDA_TAKE_TURN(device);
 
+		if (fa_cuda_lull_is_over(visit)) /* the turn was long in coming */
+			continue;
 		/* The last part may be shorter. */
 		memory->pinned_bytes = (memory->pinned_bytes - 1) / memory->part_bytes *
 		                       memory->part_bytes;
@@ -90,6 +104,8 @@ static void unpin(struct fa_cuda_lull_visit *visit, struct fa_cuda_memory *memor
 		    !atomic_load_explicit(&device->lost, memory_order_relaxed))
 			fa_cuda_pause(device->pin_pause_ns);
 	}
+	if (memory->bytes >= LARGE_BYTES)
+		fa_cuda_lull_leave(visit);
 	/* Addresses that the driver still takes for pinned must not become other memory. */
 	if (memory->host && unpinned)
 		(void)munmap(memory->host, memory->bytes);
@@ -106,7 +122,7 @@ static void unmap_pieces(struct fa_device *device, struct fa_cuda_memory *memory
 		(void)device->driver.cuMemUnmap(at, memory->piece_bytes[i]);
 		at += memory->piece_bytes[i];
 		if (i + 1 < memory->n_mapped)
-			fa_cuda_pause(FA_CUDA_PIECE_PAUSE_NS);
+			fa_cuda_turn_pause(device, FA_CUDA_PIECE_PAUSE_NS);
 	}
 	if (memory->at)
 		(void)device->driver.cuMemAddressFree(memory->at, memory->bytes);
@@ -122,12 +138,15 @@ struct fa_cuda_memory *fa_cuda_memory_free(struct fa_cuda_lull_visit *visit,
 		unpin(visit, memory);
 		break;
 	case FA_CUDA_MEMORY_IPC:
-		if (memory->at) {
+		while (memory->at) {
 			fa_cuda_lull_enter(visit);
 
 			FA_CUDA_TAKE_TURN(visit->device);
 
+			if (fa_cuda_lull_is_over(visit))
+				continue;
 			(void)visit->device->driver.cuIpcCloseMemHandle(memory->at);
+			memory->at = 0;
 		}
 		break;
 	case FA_CUDA_MEMORY_MAPPED:
@@ -165,9 +184,16 @@ void fa_cuda_memory_release(struct fa_device *device, struct fa_device_memory *c
 
 	/* On a lost device calls fail; what they would free ends with the process. */
 	(void)fa_cuda_enter(device);
-	for (size_t i = 0; i < n; ++i) {
-		fa_cuda_memory_free(&visit, memories[i]->backend);
-		*memories[i] = (struct fa_device_memory){ 0 };
+	/* What waits for nothing first. */
+	for (int waits = 0; waits < 2; ++waits) {
+		for (size_t i = 0; i < n; ++i) {
+			struct fa_cuda_memory *memory = memories[i]->backend;
+
+			if (!memory || (memory->kind != FA_CUDA_MEMORY_MAPPED) != waits)
+				continue;
+			fa_cuda_memory_free(&visit, memory);
+			*memories[i] = (struct fa_device_memory){ 0 };
+		}
 	}
 	fa_cuda_lull_leave(&visit);
 }

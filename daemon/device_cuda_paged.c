@@ -37,6 +37,7 @@ struct room {
 	struct fa_cuda_span span;
 	size_t workspace_bytes, q_bytes;
 	size_t tables_bytes; /* of the tables' span, that are to be on the GPU; 0: not read */
+	double ns;           /* that it is expected to take */
 	bool in_place;       /* the span is read by the GPU where the host has it */
 	bool tables_in_place;
 	struct part {
@@ -351,6 +352,86 @@ int fa_cuda_paged_cache_check(struct fa_device *device, const struct fa_paged_ca
 	return fa_cuda_paged_check_cache(&device->chip, cache, error->text, sizeof(error->text));
 }
 
+/* ---- how long it takes, with caution; on the loop thread */
+
+/* Of memory that is the device's, by an SM; and of tensors, which may be the host's. */
+#define SM_BYTES_PER_NS 12
+#define TENSOR_BYTES_PER_NS 20
+
+static double element_bytes(enum fa_attention_dtype dtype)
+{
+	return dtype == FA_ATTENTION_F32 ? 4 : 2;
+}
+
+/* Bytes that a token has in one layer: as it is computed with, and in pages. */
+static double token_bytes(const struct fa_paged_cache *cache)
+{
+	return cache->kv_heads * ((double)cache->head_dim + cache->head_dim_v) *
+	       element_bytes(cache->dtype);
+}
+
+static double page_bytes_of(const struct fa_paged_cache *cache)
+{
+	return cache->store == FA_PAGED_PLAIN ? token_bytes(cache)
+	                                      : token_bytes(cache) / element_bytes(cache->dtype);
+}
+
+static double memory_ns(const struct fa_device *device, double bytes)
+{
+	return bytes / SM_BYTES_PER_NS / (device->chip.sms > 0 ? device->chip.sms : 1);
+}
+
+static double attend_ns(const struct fa_device *device, const struct fa_paged_attention *p,
+                        const struct fa_cuda_paged_plan *plan)
+{
+	const struct fa_paged_cache *cache = p->cache;
+	const struct fa_paged_step *step = p->step;
+	double flops = 0, ns = (double)plan->forward_ns;
+
+	/* Each entry of the table may be read. */
+	ns += memory_ns(device,
+	                (double)step->table_entries * cache->page_tokens * page_bytes_of(cache));
+	ns += tokens_of(step) * (double)p->heads * 2 * cache->head_dim *
+	      element_bytes(cache->dtype) / TENSOR_BYTES_PER_NS;
+	if (!plan->forward_blocks || plan->forward_ns)
+		return ns;
+	for (int32_t b = 0; b < step->batch; ++b)
+		flops += (double)(step->cu_new[b + 1] - step->cu_new[b]) * step->lengths[b];
+	flops *= 2 * (double)p->heads * ((double)cache->head_dim + cache->head_dim_v);
+	return ns + fa_cuda_flops_ns(device, cache->dtype, false, flops);
+}
+
+static double part_ns(const struct fa_device *device, const struct part *part)
+{
+	const struct fa_paged_request *request = &part->request;
+	const struct fa_paged_append *append = &request->append;
+	const struct fa_paged_merge *merge = &request->merge;
+
+	switch (request->op) {
+	case FA_PAGED_ATTEND:
+		return attend_ns(device, &request->attention, part->plan);
+	case FA_PAGED_APPEND:
+	case FA_PAGED_READ:
+		return tokens_of(append->step) *
+		       (token_bytes(append->cache) + 2.0 * append->heads * append->cache->head_dim *
+		                                             element_bytes(append->cache->dtype)) /
+		       TENSOR_BYTES_PER_NS;
+	case FA_PAGED_MERGE:
+		return 3.0 * (double)merge->tokens * merge->heads * merge->head_dim_v *
+		       element_bytes(merge->dtype) / TENSOR_BYTES_PER_NS;
+	case FA_PAGED_COPY:
+	case FA_PAGED_CLEAR:
+		return memory_ns(device, 2.0 * request->pages.count * request->pages.cache->layers *
+		                                 request->pages.cache->page_tokens *
+		                                 page_bytes_of(request->pages.cache));
+	case FA_PAGED_MOVE:
+		return memory_ns(device, 2.0 * request->move.cu_moves[request->move.batch] *
+		                                 request->move.cache->layers *
+		                                 page_bytes_of(request->move.cache));
+	}
+	return 0;
+}
+
 int fa_cuda_paged_prepare(struct fa_device *device, struct fa_device_work *work,
                           struct fa_error *error)
 {
@@ -400,6 +481,8 @@ int fa_cuda_paged_prepare(struct fa_device *device, struct fa_device_work *work,
 		work->room_bytes = room->span.end - room->span.begin;
 	}
 	work->heap_bytes = 0;
+	for (uint32_t i = 0; i < work->n_paged && r == 0; ++i)
+		room->ns += part_ns(device, &room->parts[i]);
 	for (uint32_t i = 0; i < work->n_paged && r == 0; ++i) {
 		if (room->parts[i].own_plan)
 			work->heap_bytes += sizeof(*room->parts[i].own_plan);
@@ -614,80 +697,18 @@ bool fa_cuda_paged_may_wait(const struct fa_device_work *work)
 	       plan->decode_grid > 0 && plan->decode_grid <= FA_CUDA_TELL_BLOCKS;
 }
 
-/* Of memory that is the device's; and of tensors, which may be the host's. */
-#define BYTES_PER_NS 1000
-#define TENSOR_BYTES_PER_NS 20
-
-static double element_bytes(enum fa_attention_dtype dtype)
+double fa_cuda_paged_ns(const struct fa_device_work *work)
 {
-	return dtype == FA_ATTENTION_F32 ? 4 : 2;
+	return ((const struct room *)work->room)->ns;
 }
 
-/* Bytes that a token has in one layer, as it is computed with. */
-static double token_bytes(const struct fa_paged_cache *cache)
-{
-	return cache->kv_heads * ((double)cache->head_dim + cache->head_dim_v) *
-	       element_bytes(cache->dtype);
-}
-
-static double attend_ns(const struct fa_device *device, const struct fa_paged_attention *p,
-                        const struct fa_cuda_paged_plan *plan)
-{
-	const struct fa_paged_cache *cache = p->cache;
-	const struct fa_paged_step *step = p->step;
-	double flops = 0, ns = (double)plan->forward_ns;
-
-	/* Each entry of the table may be read. */
-	ns += (double)step->table_entries * cache->page_tokens * token_bytes(cache) / BYTES_PER_NS;
-	ns += tokens_of(step) * (double)p->heads * 2 * cache->head_dim *
-	      element_bytes(cache->dtype) / TENSOR_BYTES_PER_NS;
-	if (!plan->forward_blocks || plan->forward_ns)
-		return ns;
-	for (int32_t b = 0; b < step->batch; ++b)
-		flops += (double)(step->cu_new[b + 1] - step->cu_new[b]) * step->lengths[b];
-	flops *= 2 * (double)p->heads * ((double)cache->head_dim + cache->head_dim_v);
-	return ns + fa_cuda_flops_ns(device, cache->dtype, false, flops);
-}
-
-static double part_ns(const struct fa_device *device, const struct part *part)
-{
-	const struct fa_paged_request *request = &part->request;
-	const struct fa_paged_append *append = &request->append;
-	const struct fa_paged_merge *merge = &request->merge;
-
-	switch (request->op) {
-	case FA_PAGED_ATTEND:
-		return attend_ns(device, &request->attention, part->plan);
-	case FA_PAGED_APPEND:
-	case FA_PAGED_READ:
-		return tokens_of(append->step) *
-		       (token_bytes(append->cache) + 2.0 * append->heads * append->cache->head_dim *
-		                                             element_bytes(append->cache->dtype)) /
-		       TENSOR_BYTES_PER_NS;
-	case FA_PAGED_MERGE:
-		return 3.0 * (double)merge->tokens * merge->heads * merge->head_dim_v *
-		       element_bytes(merge->dtype) / TENSOR_BYTES_PER_NS;
-	case FA_PAGED_COPY:
-	case FA_PAGED_CLEAR:
-		return 2.0 * request->pages.count * request->pages.cache->layers *
-		       request->pages.cache->page_tokens * token_bytes(request->pages.cache) /
-		       BYTES_PER_NS;
-	case FA_PAGED_MOVE:
-		return 2.0 * request->move.cu_moves[request->move.batch] *
-		       request->move.cache->layers * token_bytes(request->move.cache) /
-		       BYTES_PER_NS;
-	}
-	return 0;
-}
-
-double fa_cuda_paged_ns(const struct fa_device *device, const struct fa_device_work *work)
+bool fa_cuda_paged_may_give_way(const struct fa_device_work *work)
 {
 	const struct room *room = work->room;
-	double ns = 0;
+	const struct part *last = &room->parts[work->n_paged - 1];
 
-	for (uint32_t i = 0; i < work->n_paged; ++i)
-		ns += part_ns(device, &room->parts[i]);
-	return ns;
+	return last->request.op == FA_PAGED_ATTEND && last->plan->forward_blocks > 0 &&
+	       last->plan->forward->state_bytes > 0;
 }
 
 int fa_cuda_paged_enqueue(struct fa_device *device, struct fa_cuda_stream *stream,

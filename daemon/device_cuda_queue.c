@@ -53,8 +53,10 @@ struct cuda_work {
 	uint32_t counted; /* blocks that count themselves */
 	bool gated;       /* LAUNCHED behind a gate, */
 	bool open;        /* ... which has opened, or is about to */
-	bool is_long;     /* once it waits: it may take long */
 	bool steady;      /* LAUNCHED, long, and cannot give way */
+	bool gives_way;   /* WAITING and long: its kernel can */
+	/* How long it takes; 0: not long. steady: until when it should have ended. */
+	uint64_t long_ns;
 };
 
 _Static_assert(sizeof(struct cuda_work) <= sizeof(((struct fa_device_work *)0)->backend),
@@ -110,6 +112,24 @@ static void work_finish(struct fa_device *device, struct fa_device_work *work)
 	fa_list_append(&device->done, &work->link);
 }
 
+/* Until when all steady works should have ended. */
+static uint64_t steady_until_ns(struct fa_device *device)
+{
+	const struct fa_list *pos;
+	uint64_t until_ns = 0;
+
+	for (unsigned int i = 0; i < device->n_streams; ++i) {
+		fa_list_for_each(pos, &device->streams[i].works) {
+			const struct cuda_work *cuda = cuda_work(fa_container_of(
+				(struct fa_list *)pos, struct fa_device_work, link));
+
+			if (cuda->steady && until_ns < cuda->long_ns)
+				until_ns = cuda->long_ns;
+		}
+	}
+	return until_ns;
+}
+
 /* It is none of the stream's any more. */
 static void work_leave(struct fa_device *device, struct fa_cuda_stream *stream,
                        struct fa_device_work *work)
@@ -123,8 +143,7 @@ static void work_leave(struct fa_device *device, struct fa_cuda_stream *stream,
 		fa_cuda_yield_end(device, stream);
 	if (cuda->steady) {
 		cuda->steady = false;
-		--device->lull.n_steady;
-		fa_cuda_long_end(device);
+		fa_cuda_steady_end(device, steady_until_ns(device));
 	}
 }
 
@@ -252,10 +271,10 @@ static void work_start(struct fa_device *device, struct fa_cuda_stream *stream,
 		fa_cuda_yield_ask(device, stream);
 	work->status = work_enqueue(device, stream, work);
 	if (stream->yielding.work == work) {
-		stream->yielding.is_long = cuda->is_long;
-	} else if (cuda->is_long) {
+		stream->yielding.is_long = cuda->long_ns > 0;
+	} else if (cuda->long_ns > 0) {
 		cuda->steady = true;
-		++device->lull.n_steady;
+		cuda->long_ns = fa_cuda_steady_begin(device, cuda->long_ns);
 	}
 	cuda->counted = (uint32_t)(stream->n_counted - n_counted);
 	cuda->gated = work->gate.word && !work->status;
@@ -308,6 +327,42 @@ static bool is_gated(struct fa_device *device, struct fa_cuda_stream *stream)
 	return true;
 }
 
+/* Whether the queue's first work may be launched as far as it takes long. @held: one was not. */
+static bool may_begin(struct fa_device *device, const struct fa_device_queue *queue, bool *held)
+{
+	const struct cuda_work *cuda = cuda_work(first_work(&queue->works));
+
+	if (!cuda->long_ns)
+		return true;
+	if (!*held)
+		*held = !fa_cuda_long_begin(device, cuda->gives_way ? 0 : cuda->long_ns);
+	return !*held;
+}
+
+/* Whose turn it is; what is held lets others go ahead. NULL: all of it is. */
+static struct fa_device_queue *next_queue(struct fa_device *device, struct fa_cuda_stream *stream)
+{
+	const struct fa_list *pos, *link;
+	bool held = false;
+
+	stream->held = false;
+	fa_list_for_each(pos, &stream->shares) {
+		const struct share *share = fa_container_of(pos, const struct share, link);
+
+		fa_list_for_each(link, &share->queues) {
+			struct fa_device_queue *queue = fa_container_of(
+				(struct fa_list *)link, struct fa_device_queue, link);
+
+			if (may_begin(device, queue, &held)) {
+				device->held = device->held || held;
+				return queue;
+			}
+		}
+	}
+	stream->held = device->held = true;
+	return NULL;
+}
+
 /* Gives the CUDA stream what it can hold, a work of each group and queue in turn. */
 static void stream_feed(struct fa_device *device, struct fa_cuda_stream *stream)
 {
@@ -318,13 +373,11 @@ static void stream_feed(struct fa_device *device, struct fa_cuda_stream *stream)
 	while (stream->n_works < FA_CUDA_STREAM_DEPTH && !stream->yielding.work &&
 	       !fa_list_empty(&stream->shares) && !is_gated(device, stream) &&
 	       !fa_cuda_is_lost(device)) {
-		share = fa_container_of(stream->shares.next, struct share, link);
-		queue = fa_container_of(share->queues.next, struct fa_device_queue, link);
-		work = first_work(&queue->works);
-		if (cuda_work(work)->is_long && !fa_cuda_long_begin(device)) {
-			device->held = true;
+		queue = next_queue(device, stream);
+		if (!queue)
 			return;
-		}
+		share = queue->share;
+		work = first_work(&queue->works);
 		fa_list_remove(&work->link);
 		fa_list_remove(&queue->link);
 		fa_list_remove(&share->link);
@@ -334,14 +387,6 @@ static void stream_feed(struct fa_device *device, struct fa_cuda_stream *stream)
 			fa_list_append(&stream->shares, &share->link);
 		work_start(device, stream, work);
 	}
-}
-
-/* Where something was held. */
-static void feed_all(struct fa_device *device)
-{
-	device->held = false;
-	for (unsigned int i = 0; i < device->n_streams; ++i)
-		stream_feed(device, &device->streams[i]);
 }
 
 /* Whether the word says that the first of the stream's works has ended. */
@@ -422,7 +467,7 @@ bool fa_cuda_may_wait(struct fa_device *device, const struct fa_device_queue *qu
 	return device->gate_function && work->op == FA_DEVICE_PAGED &&
 	       fa_cuda_paged_may_wait(work) && fa_list_empty(&stream->shares) &&
 	       stream->n_works < FA_CUDA_STREAM_DEPTH && !stream->yielding.work &&
-	       !fa_cuda_is_long(device, work) &&
+	       !fa_cuda_long_ns(device, work) &&
 	       (!gates->n_works || (gates->queue == queue && !gates->stopped));
 }
 
@@ -438,7 +483,8 @@ void fa_cuda_launch(struct fa_device *device, struct fa_device_queue *queue,
 	work->started_ns = work->finished_ns = 0;
 	work->shut = false;
 	atomic_store_explicit(&work->cancelled, false, memory_order_relaxed);
-	*cuda = (struct cuda_work){ .state = WAITING, .is_long = fa_cuda_is_long(device, work) };
+	*cuda = (struct cuda_work){ .state = WAITING, .long_ns = fa_cuda_long_ns(device, work) };
+	cuda->gives_way = cuda->long_ns > 0 && fa_cuda_may_give_way(device, work);
 	fa_list_init(&cuda->range.link);
 	fa_list_init(&work->link);
 	if (fa_cuda_is_lost(device)) {
@@ -615,15 +661,21 @@ static void stream_reap(struct fa_device *device, struct fa_cuda_stream *stream)
 
 void fa_cuda_reap(struct fa_device *device, struct fa_list *done)
 {
+	const bool held = device->held;
+
 	device->reaping = true;
+	device->held = false;
 	/* Another thread may have launched what is here; and who reaps will launch. */
 	(void)fa_cuda_enter(device);
 	for (unsigned int i = 0; i < device->n_streams && device->n_works; ++i)
 		if (device->streams[i].n_works)
 			stream_reap(device, &device->streams[i]);
 	fa_cuda_yield_look(device);
-	if (device->held)
-		feed_all(device);
+	for (unsigned int i = 0; i < device->n_streams && held; ++i)
+		stream_feed(device, &device->streams[i]);
+	/* What was has begun, or was cancelled. */
+	if (held && !device->held)
+		fa_cuda_long_forget(device);
 	if (fa_cuda_is_lost(device))
 		fail_all(device);
 	device->reaping = false;

@@ -137,7 +137,7 @@ static int map_pieces(struct fa_device *device, struct fa_cuda_memory *memory,
 			               n_pieces, pieces[i].bytes, why.text);
 		at += pieces[i].bytes;
 		if (i + 1 < n_pieces)
-			fa_cuda_pause(FA_CUDA_PIECE_PAUSE_NS);
+			fa_cuda_turn_pause(device, FA_CUDA_PIECE_PAUSE_NS);
 	}
 	return fa_cuda_set_access(device, memory->at, memory->bytes, read_only, error);
 }

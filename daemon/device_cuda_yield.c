@@ -230,7 +230,7 @@ static void ask(struct fa_device *device, struct fa_cuda_yielding *yielding)
 static bool is_busy(const struct fa_cuda_stream *stream)
 {
 	return stream->n_works > stream->gates.n_works - stream->gates.n_open ||
-	       !fa_list_empty(&stream->shares);
+	       (!fa_list_empty(&stream->shares) && !stream->held);
 }
 
 static bool is_urgent(const struct fa_device *device)
@@ -313,8 +313,10 @@ CUresult fa_cuda_yield_resume(struct fa_device *device, struct fa_cuda_stream *s
 
 	if (urgent && fa_now_ns() - yielding->stopped_ns < device->yield.longest_stop_ns)
 		return CUDA_SUCCESS;
-	if (yielding->is_long && !fa_cuda_long_begin(device))
+	if (yielding->is_long && !fa_cuda_long_begin(device, 0)) {
+		device->held = true;
 		return CUDA_SUCCESS;
+	}
 	/* What it wrote is what it reads now. */
 	yield->side ^= 1;
 	yield->resumed = 1;

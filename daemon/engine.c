@@ -246,6 +246,7 @@ void fa_engine_submit(struct fa_engine *engine, struct fa_request *request)
 
 	fa_list_append(&engine->staged, &request->link);
 	engine->n_staged++;
+	engine->n_batched += engine->batching;
 	if (!engine->batching || engine->n_staged >= STAGED_MAX)
 		send_staged(engine);
 }
@@ -263,6 +264,7 @@ void fa_engine_batch_begin(struct fa_engine *engine)
 void fa_engine_batch_end(struct fa_engine *engine)
 {
 	engine->batching = false;
+	engine->n_batched = 0;
 	send_staged(engine);
 }
 
@@ -270,7 +272,7 @@ void fa_engine_batch_end(struct fa_engine *engine)
  * be done when the device is lost may take long. */
 static bool may_attend(struct fa_engine *engine)
 {
-	if (!engine->polled || engine->n_staged > 1 ||
+	if (!engine->polled || engine->n_batched > 1 ||
 	    (engine->ops->is_lost && engine->ops->is_lost(engine->device)))
 		return false;
 	return !fa_list_empty(&engine->staged) ||
@@ -280,10 +282,12 @@ static bool may_attend(struct fa_engine *engine)
 bool fa_engine_attend(struct fa_engine *engine)
 {
 	uint64_t beats = atomic_load_explicit(&engine->beats, memory_order_relaxed);
+	const bool may = may_attend(engine);
 	bool attended, more;
 
 	engine->batching = false;
-	if (!may_attend(engine) || pthread_mutex_trylock(&engine->round) != 0) {
+	engine->n_batched = 0;
+	if (!may || pthread_mutex_trylock(&engine->round) != 0) {
 		send_staged(engine);
 		return false;
 	}

@@ -122,7 +122,8 @@ struct fa_engine {
 	/* The loop thread's: taken out of the outbox in one go. */
 	struct fa_list taken_requests, taken_confirms, taken_closed;
 	struct fa_list staged; /* requests of a batch */
-	unsigned int n_staged;
+	unsigned int n_staged,
+		n_batched; /* of them; and of those that came since it was attended */
 	bool batching;
 	bool posted; /* something was put into the inbox since this thread emptied it last */
 

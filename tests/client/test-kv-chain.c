@@ -19,10 +19,10 @@
 enum {
 	LAYERS = 6,
 	STEPS = 16,
-	/* Results of a run: the first is what it begins with. In each layer one request appends, and
-	 * one attends to what that has put into the pages. */
+	/* Results of a run: the first is what it begins with. In each layer one request appends,
+	 * and one attends to what that has put into the pages. */
 	RESULTS = STEPS * LAYERS * 2 + 1,
-	BATCH_MAX = 3,
+	BATCH_MAX = 12,
 	ROWS_MAX = 3 * 32 * 128, /* elements of a result */
 	LENGTH_MAX = 1000,
 	AT_ONCE = 250, /* tokens that are written at once */
@@ -31,13 +31,21 @@ enum {
 struct shape {
 	uint32_t heads, kv_heads, dim, length, batch;
 	enum fa_store store;
+	uint32_t flags; /* of attention */
 };
 
 static const struct shape shapes[] = {
-	{ 32, 8, 128, 1000, 1, FA_STORE_PLAIN }, { 32, 8, 128, 40, 1, FA_STORE_PLAIN },
-	{ 8, 2, 64, 700, 1, FA_STORE_PLAIN },    { 8, 2, 256, 300, 1, FA_STORE_PLAIN },
-	{ 8, 1, 128, 900, 1, FA_STORE_PLAIN },   { 16, 4, 128, 333, 3, FA_STORE_PLAIN },
-	{ 32, 8, 128, 500, 1, FA_STORE_E4M3 },   { 8, 4, 80, 200, 2, FA_STORE_PLAIN },
+	{ 32, 8, 128, 1000, 1, FA_STORE_PLAIN },
+	{ 32, 8, 128, 40, 1, FA_STORE_PLAIN },
+	{ 8, 2, 64, 700, 1, FA_STORE_PLAIN },
+	{ 8, 2, 256, 300, 1, FA_STORE_PLAIN },
+	{ 8, 1, 128, 900, 1, FA_STORE_PLAIN },
+	{ 16, 4, 128, 333, 3, FA_STORE_PLAIN },
+	{ 32, 8, 128, 500, 1, FA_STORE_E4M3 },
+	{ 8, 4, 80, 200, 2, FA_STORE_PLAIN },
+	{ 8, 2, 128, 150, 12, FA_STORE_PLAIN },
+	{ 8, 2, 64, 80, 12, FA_STORE_INT8 },
+	{ 8, 2, 128, 600, 2, FA_STORE_PLAIN, FA_STEP_DETERMINISTIC },
 };
 
 static struct scene {
@@ -121,7 +129,7 @@ static void result_init(struct fa_tensor *tensor, uint32_t n, uint32_t first, ui
 static void attend(struct fa_step *step, uint32_t layer, uint32_t n, bool appends, bool waits)
 {
 	struct fa_step_attend attend = { .size = sizeof(attend),
-		                         .flags = FA_STEP_CAUSAL,
+		                         .flags = FA_STEP_CAUSAL | scene.shape->flags,
 		                         .layer = layer,
 		                         /* A few keys count, so that results stay as
 		                          * different as values are. */

@@ -20,6 +20,7 @@
 #define HIGH 1 /* the stream of high priority */
 /* Between what the cases below are expected to take. */
 #define LONG_NS "8000"
+#define PATIENCE_MS 500 /* as in device_cuda_lull.c */
 
 static struct fa_test_cuda cuda;
 static struct fa_test_daemon daemon_;
@@ -181,6 +182,42 @@ static void test_steady(void **state)
 	fa_check_eventually(registrations() == registered);
 }
 
+/* When it was waited for long enough, what would end later is held, and nothing else. */
+static void test_held(void **state)
+{
+	struct asker later, giving;
+	int64_t registered;
+	uint64_t kernels;
+
+	start(FA_WIRE_DTYPE_F32);
+	asker_open(&later, long_case(FA_WIRE_DTYPE_F32));
+	asker_open(&giving, long_case(FA_WIRE_DTYPE_BF16));
+	registered = registrations();
+	begin_long();
+	come_and_go();
+	fa_test_sleep_ms(PATIENCE_MS + 200);
+	kernels = fa_test_cuda_kernels(page);
+	ask(&later, 0);
+	fa_test_sleep_ms(50);
+	fa_check_eq(fa_test_cuda_kernels(page), kernels);
+	ask(&urgent, HIGH);
+	fa_check_eventually(fa_test_cuda_kernels(page) == kernels + 1);
+	ask(&urgent, 0);
+	fa_check_eventually(fa_test_cuda_kernels(page) == kernels + 2);
+	ask(&giving, 0);
+	fa_check_eventually(fa_test_cuda_kernels(page) == kernels + 3);
+	fa_check_eq(registrations(), registered + 1);
+	fa_test_cuda_hold(page, false);
+	expect(&urgent, HIGH);
+	expect(&urgent, 0);
+	expect(&patient, 0);
+	expect(&giving, 0);
+	expect(&later, 0);
+	fa_check_eventually(registrations() == registered);
+	asker_close(&later);
+	asker_close(&giving);
+}
+
 /* What can give way does, for as long as it takes, and goes on. */
 static void test_yielding(void **state)
 {
@@ -225,26 +262,26 @@ static void test_cancelled(void **state)
 /* Where something always takes long it waits for what has to be released, in the end. */
 static void test_patience(void **state)
 {
-	struct asker *turns[] = { &patient, &other };
 	int64_t registered;
-	uint64_t n = 0;
+	uint64_t ended;
 
 	start(FA_WIRE_DTYPE_F32);
-	asker_open(&other, long_case(FA_WIRE_DTYPE_F32));
 	registered = registrations();
 	fa_test_cuda_kernel_us(page, 100000);
-	ask(turns[0], 0);
+	ended = patient.values[0];
+	ask(&patient, 0);
+	ask(&patient, 0);
 	come_and_go();
 	fa_check_eq(registrations(), registered + 1);
-	/* One of the two is always there. */
+	/* One stands behind the other all the time. */
 	while (registrations() > registered) {
-		fa_check(n < 100);
-		ask(turns[++n % 2], 0);
-		expect(turns[(n - 1) % 2], 0);
+		fa_check(patient.values[0] < 100);
+		fa_raw_wait_expect(&patient.raw, 0, ++ended, 0, NULL);
+		ask(&patient, 0);
 	}
-	expect(turns[n % 2], 0);
-	fa_check(n >= 3);
-	asker_close(&other);
+	fa_check(ended >= 4);
+	while (ended < patient.values[0])
+		fa_raw_wait_expect(&patient.raw, 0, ++ended, 0, NULL);
 }
 
 /* ---- an import that fails */
@@ -284,6 +321,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_teardown(test_steady, stop),
+		cmocka_unit_test_teardown(test_held, stop),
 		cmocka_unit_test_teardown(test_yielding, stop),
 		cmocka_unit_test_teardown(test_cancelled, stop),
 		cmocka_unit_test_teardown(test_patience, stop),

@@ -83,7 +83,8 @@ static void check_ended(void)
 static void test_launch_hangs(void **state)
 {
 	kv_begin_one(&client, STEP, sequence, 1);
-	fa_test_cuda_fail(page, "cuLaunchKernel:1=hang,cuLaunchKernelEx:1=hang,cuGraphLaunch:1=hang");
+	fa_test_cuda_fail(page,
+	                  "cuLaunchKernel:1=hang,cuLaunchKernelEx:1=hang,cuGraphLaunch:1=hang");
 	(void)kv_attend(&client, 0, STEP, 0, numbers, 1, NULL);
 	check_ended();
 }
