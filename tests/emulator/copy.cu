@@ -197,6 +197,7 @@ void fa_emulated_bulk(uint32_t to, const void *from, uint32_t bytes, uint32_t ba
 {
 	const struct flight flight = { to, bytes, from, mbarrier_find(barrier) };
 
+	must_have_awaited("a bulk copy");
 	if (to % 16 || bytes % 16 || !bytes || (uintptr_t)from % 16)
 		DIE("a bulk copy of %u to %u from %p", bytes, to, from);
 	flight_begin(&flight);

@@ -254,6 +254,10 @@ void fa_emulated_tell_early(uint32_t *words, uint32_t n, uint32_t value);
 void fa_emulated_end_store(void);
 void fa_emulated_end_give(void);
 
+/* The thread has awaited the launch ahead (kernels/cuda/ptx/control.h), without which it makes no
+ * bulk copies, and has nothing to do with shares: so all kernels that do have to. */
+void fa_emulated_await(void);
+
 /* Words that blocks look at while others store there (share.cu). */
 void fa_emulated_share_fence(void);
 void fa_emulated_share_store(void *address, const void *value, uint32_t bytes);

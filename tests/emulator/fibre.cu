@@ -15,7 +15,7 @@ uint32_t current, n_threads;
 static struct fibre {
 	ucontext_t context;
 	jmp_buf place;
-	bool started;
+	bool started, awaited;
 	char *stack;
 } fibres[THREADS_MAX];
 
@@ -173,6 +173,17 @@ static void run_block(void)
 
 /* ---- launches */
 
+void fa_emulated_await(void)
+{
+	fibres[current].awaited = true;
+}
+
+void must_have_awaited(const char *what)
+{
+	if (!fibres[current].awaited)
+		DIE("%s, and the launch ahead was not awaited", what);
+}
+
 void fa_emulated_launch(uint32_t grid_x, uint32_t grid_y, uint32_t threads, uint32_t shared_bytes,
                         void (*run)(const void *args), const void *args)
 {
@@ -208,7 +219,7 @@ void fa_emulated_launch(uint32_t grid_x, uint32_t grid_y, uint32_t threads, uint
 
 			if (!fibre->stack)
 				fibre->stack = (char *)malloc(STACK_BYTES);
-			fibre->started = false;
+			fibre->started = fibre->awaited = false;
 			waits[thread] = { NULL, 0, false };
 		}
 		n_events++;

@@ -26,6 +26,9 @@ extern uint32_t current, n_threads;
 
 uint32_t random_below(uint32_t n);
 
+/* Dies unless the thread has awaited the launch ahead. */
+void must_have_awaited(const char *what);
+
 /* Gives way to others, until *@at is no longer @value. Whoever changes such a word says that
  * something happened. */
 void wait_until_not(const uint64_t *at, uint64_t value);

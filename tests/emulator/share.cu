@@ -33,6 +33,7 @@ void fa_emulated_share_store(void *address, const void *value, uint32_t bytes)
 {
 	const auto word = words.find(address);
 
+	must_have_awaited("a share is hidden or given");
 	if (*(const uint32_t *)value == UINT32_MAX && word != words.end())
 		DIE("what may be a share is hidden again");
 	else if (*(const uint32_t *)value == UINT32_MAX)
@@ -52,6 +53,7 @@ void fa_emulated_share_store(void *address, const void *value, uint32_t bytes)
 
 void fa_emulated_share_load(const void *address, void *ret_value, uint32_t bytes)
 {
+	must_have_awaited("somebody looks for a share");
 	if (words.find(address) == words.end())
 		DIE("somebody looks for a share where nothing was hidden");
 	memcpy(ret_value, address, bytes);
