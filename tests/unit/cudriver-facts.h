@@ -78,6 +78,7 @@
 	X(CU_STREAM_WAIT_VALUE_GEQ)                                                                \
 	X(CU_EVENT_DEFAULT)                                                                        \
 	X(CU_EVENT_DISABLE_TIMING)                                                                 \
+	X(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)                                   \
 	X(CU_LAUNCH_ATTRIBUTE_PRIORITY)                                                            \
 	X(CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)                                                      \
 	X(CU_MEM_ALLOCATION_TYPE_PINNED)                                                           \
@@ -124,6 +125,19 @@
 	X(CUDA_KERNEL_NODE_PARAMS_v2, kern)                                                        \
 	X(CUDA_KERNEL_NODE_PARAMS_v2, ctx)                                                         \
 	X(CUlaunchAttributeValue, priority)                                                        \
+	X(CUlaunchAttributeValue, programmaticStreamSerializationAllowed)                          \
+	X(CUlaunchAttribute, id)                                                                   \
+	X(CUlaunchAttribute, value)                                                                \
+	X(CUlaunchConfig, gridDimX)                                                                \
+	X(CUlaunchConfig, gridDimY)                                                                \
+	X(CUlaunchConfig, gridDimZ)                                                                \
+	X(CUlaunchConfig, blockDimX)                                                               \
+	X(CUlaunchConfig, blockDimY)                                                               \
+	X(CUlaunchConfig, blockDimZ)                                                               \
+	X(CUlaunchConfig, sharedMemBytes)                                                          \
+	X(CUlaunchConfig, hStream)                                                                 \
+	X(CUlaunchConfig, attrs)                                                                   \
+	X(CUlaunchConfig, numAttrs)                                                                \
 	X(CUtensorMap, opaque)                                                                     \
 	X(CUuuid, bytes)                                                                           \
 	X(CUipcMemHandle, reserved)
@@ -144,6 +158,8 @@
 	X(CUkernel)                                                                                \
 	X(CUlaunchAttributeID)                                                                     \
 	X(CUlaunchAttributeValue)                                                                  \
+	X(CUlaunchAttribute)                                                                       \
+	X(CUlaunchConfig)                                                                          \
 	X(CUDA_KERNEL_NODE_PARAMS_v2)                                                              \
 	X(cuuint64_t)                                                                              \
 	X(CUdevice_attribute)                                                                      \
