@@ -11,7 +11,7 @@
  * sooner.) Workers wait for one. Launches that can give way (device_cuda_yield.c) are asked to,
  * where nothing else is in the way, and go on behind it: what is long and comes meanwhile waits,
  * too. Others, the steady ones, are waited for. As there may be no end of them, those that come are
- * held once the workers have waited for patience_ns, if they would end after those that run; but
+ * held once the workers have waited for PATIENCE_NS, if they would end after those that run; but
  * no others, which may go ahead of what is held. In between there is a gap, so that who comes and
  * goes all the time does not get most of the GPU's.
  *
@@ -23,8 +23,8 @@
 
 #include <math.h>
 
-/* A worker goes on for so long with its calls; for as much longer if steady launches were held for
- * it, which leave the GPU idle when they end one after another. */
+/* A worker goes on for so long with its calls; and for so long if steady launches were held for it,
+ * which leave more and more of the GPU idle as they end. */
 #define LULL_NS (2 * FA_NS_PER_MS)
 #define HARD_LULL_NS (20 * FA_NS_PER_MS)
 /* Between two of which one had to be waited for. */

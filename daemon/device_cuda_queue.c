@@ -327,16 +327,19 @@ static bool is_gated(struct fa_device *device, struct fa_cuda_stream *stream)
 	return true;
 }
 
-/* Whether the queue's first work may be launched as far as it takes long. @held: one was not. */
+/* Whether the queue's first work may be launched as far as it takes long. @held: one was not, and
+ * then no steady one is. */
 static bool may_begin(struct fa_device *device, const struct fa_device_queue *queue, bool *held)
 {
 	const struct cuda_work *cuda = cuda_work(first_work(&queue->works));
 
 	if (!cuda->long_ns)
 		return true;
-	if (!*held)
-		*held = !fa_cuda_long_begin(device, cuda->gives_way ? 0 : cuda->long_ns);
-	return !*held;
+	if ((!*held || cuda->gives_way) &&
+	    fa_cuda_long_begin(device, cuda->gives_way ? 0 : cuda->long_ns))
+		return true;
+	*held = true;
+	return false;
 }
 
 /* Whose turn it is; what is held lets others go ahead. NULL: all of it is. */
@@ -345,7 +348,6 @@ static struct fa_device_queue *next_queue(struct fa_device *device, struct fa_cu
 	const struct fa_list *pos, *link;
 	bool held = false;
 
-	stream->held = false;
 	fa_list_for_each(pos, &stream->shares) {
 		const struct share *share = fa_container_of(pos, const struct share, link);
 
@@ -370,6 +372,7 @@ static void stream_feed(struct fa_device *device, struct fa_cuda_stream *stream)
 	struct fa_device_work *work;
 	struct share *share;
 
+	stream->held = false;
 	while (stream->n_works < FA_CUDA_STREAM_DEPTH && !stream->yielding.work &&
 	       !fa_list_empty(&stream->shares) && !is_gated(device, stream) &&
 	       !fa_cuda_is_lost(device)) {
