@@ -4,6 +4,7 @@
  * over the tests' GPU, whose driver waits as the real one does, and whose kernels do not end until
  * they are let.
  */
+#include "asker.h"
 #include "cuda-client.h"
 
 #include "tests/lib/scene.h"
@@ -26,68 +27,8 @@ static struct fa_test_cuda cuda;
 static struct fa_test_daemon daemon_;
 static struct fa_test_cuda_page *page; /* the daemon's */
 
-struct asker {
-	struct fa_raw raw;
-	struct fa_raw_buffer buffer;
-	struct fa_case attention;
-	uint64_t values[2];
-};
-
 /* Who is served meanwhile, what takes long, and what comes when that has begun. */
 static struct asker urgent, patient, other;
-
-static struct fa_case small_case(void)
-{
-	struct fa_case attention = { .heads = 2, .head_dim = 64, .seqlen_q = 5, .seqlen_k = 23 };
-
-	fa_case_plan(&attention);
-	return attention;
-}
-
-/* Its kernel gives way if it is of bf16; there is none of fp32 that does. */
-static struct fa_case long_case(enum fa_wire_dtype dtype)
-{
-	struct fa_case attention = {
-		.dtype = dtype,
-		.heads = 2,
-		.head_dim = 128,
-		.seqlen_q = 300,
-		.seqlen_k = 300,
-		.causal = true,
-	};
-
-	fa_case_plan(&attention);
-	return attention;
-}
-
-static void asker_open(struct asker *asker, struct fa_case attention)
-{
-	*asker = (struct asker){ .attention = attention };
-	fa_raw_open(&asker->raw, daemon_.socket);
-	fa_raw_buffer_register(&asker->raw, &asker->buffer, 1, attention.bytes, 0);
-}
-
-static void asker_close(struct asker *asker)
-{
-	fa_raw_close(&asker->raw);
-	fa_raw_buffer_free(NULL, &asker->buffer);
-}
-
-static void ask(struct asker *asker, uint32_t stream)
-{
-	struct fa_wire_message message;
-
-	asker->attention.seed += 2;
-	fa_case_fill(&asker->attention, asker->buffer.data);
-	message = fa_case_message(&asker->attention, 1, 0, stream, ++asker->values[stream]);
-	fa_check_eq(fa_raw_send(&asker->raw, &message, NULL, 0), 0);
-}
-
-static void expect(struct asker *asker, uint32_t stream)
-{
-	fa_raw_wait_expect(&asker->raw, stream, asker->values[stream], 0, NULL);
-	fa_check(fa_case_error(&asker->attention, asker->buffer.data) <= 1);
-}
 
 static int64_t registrations(void)
 {
@@ -110,13 +51,13 @@ static void start(enum fa_wire_dtype dtype)
 	fa_test_cuda_begin(&cuda);
 	fa_test_daemon_start(&daemon_, NULL);
 	page = fa_test_cuda_attach(&cuda, daemon_.pid);
-	asker_open(&urgent, small_case());
+	asker_open(&urgent, daemon_.socket, asker_small_case());
 	fa_raw_stream_create(&urgent.raw, HIGH, 1);
-	asker_open(&patient, long_case(dtype));
-	ask(&urgent, HIGH);
-	expect(&urgent, HIGH);
-	ask(&patient, 0);
-	expect(&patient, 0);
+	asker_open(&patient, daemon_.socket, asker_long_case(dtype));
+	asker_ask(&urgent, HIGH);
+	asker_expect(&urgent, HIGH);
+	asker_ask(&patient, 0);
+	asker_expect(&patient, 0);
 }
 
 static int stop(void **state)
@@ -138,7 +79,7 @@ static void begin_long(void)
 	const uint64_t kernels = fa_test_cuda_kernels(page);
 
 	fa_test_cuda_hold(page, true);
-	ask(&patient, 0);
+	asker_ask(&patient, 0);
 	fa_check_eventually(fa_test_cuda_kernels(page) == kernels + 1);
 }
 
@@ -149,7 +90,7 @@ static void come_and_go(void)
 	struct asker goer;
 
 	fa_test_accounts(&urgent.raw, &before);
-	asker_open(&goer, small_case());
+	asker_open(&goer, daemon_.socket, asker_small_case());
 	asker_close(&goer);
 	fa_check_eventually((fa_test_accounts(&urgent.raw, &now), now.sessions == before.sessions));
 	fa_test_sleep_ms(50);
@@ -168,15 +109,15 @@ static void test_steady(void **state)
 	kernels = fa_test_cuda_kernels(page);
 	come_and_go();
 	fa_check_eq(registrations(), registered + 1);
-	ask(&urgent, HIGH);
+	asker_ask(&urgent, HIGH);
 	fa_check_eventually(fa_test_cuda_kernels(page) == kernels + 1);
 	/* Others' memory is pinned, too. */
-	asker_open(&other, small_case());
+	asker_open(&other, daemon_.socket, asker_small_case());
 	fa_check_eq(registrations(), registered + 2);
 	fa_check_eq(calls(FA_TEST_CUDA_cuMemHostUnregister), unregistered);
 	fa_test_cuda_hold(page, false);
-	expect(&urgent, HIGH);
-	expect(&patient, 0);
+	asker_expect(&urgent, HIGH);
+	asker_expect(&patient, 0);
 	fa_check_eventually(registrations() == registered + 1);
 	asker_close(&other);
 	fa_check_eventually(registrations() == registered);
@@ -190,29 +131,29 @@ static void test_held(void **state)
 	uint64_t kernels;
 
 	start(FA_WIRE_DTYPE_F32);
-	asker_open(&later, long_case(FA_WIRE_DTYPE_F32));
-	asker_open(&giving, long_case(FA_WIRE_DTYPE_BF16));
+	asker_open(&later, daemon_.socket, asker_long_case(FA_WIRE_DTYPE_F32));
+	asker_open(&giving, daemon_.socket, asker_long_case(FA_WIRE_DTYPE_BF16));
 	registered = registrations();
 	begin_long();
 	come_and_go();
 	fa_test_sleep_ms(PATIENCE_MS + 200);
 	kernels = fa_test_cuda_kernels(page);
-	ask(&later, 0);
+	asker_ask(&later, 0);
 	fa_test_sleep_ms(50);
 	fa_check_eq(fa_test_cuda_kernels(page), kernels);
-	ask(&urgent, HIGH);
+	asker_ask(&urgent, HIGH);
 	fa_check_eventually(fa_test_cuda_kernels(page) == kernels + 1);
-	ask(&urgent, 0);
+	asker_ask(&urgent, 0);
 	fa_check_eventually(fa_test_cuda_kernels(page) == kernels + 2);
-	ask(&giving, 0);
+	asker_ask(&giving, 0);
 	fa_check_eventually(fa_test_cuda_kernels(page) == kernels + 3);
 	fa_check_eq(registrations(), registered + 1);
 	fa_test_cuda_hold(page, false);
-	expect(&urgent, HIGH);
-	expect(&urgent, 0);
-	expect(&patient, 0);
-	expect(&giving, 0);
-	expect(&later, 0);
+	asker_expect(&urgent, HIGH);
+	asker_expect(&urgent, 0);
+	asker_expect(&patient, 0);
+	asker_expect(&giving, 0);
+	asker_expect(&later, 0);
 	fa_check_eventually(registrations() == registered);
 	asker_close(&later);
 	asker_close(&giving);
@@ -235,7 +176,7 @@ static void test_yielding(void **state)
 		fa_check_eventually(fa_test_cuda_launches(page) == launches + 1);
 		fa_check_eq(fa_test_cuda_stopped(page), stopped + 1);
 		fa_test_cuda_hold(page, false);
-		expect(&patient, 0);
+		asker_expect(&patient, 0);
 	}
 }
 
@@ -253,9 +194,9 @@ static void test_cancelled(void **state)
 	fa_raw_buffer_free(NULL, &patient.buffer);
 	fa_test_cuda_hold(page, false);
 	fa_check_eventually(registrations() == registered - 1);
-	asker_open(&patient, long_case(FA_WIRE_DTYPE_BF16));
-	ask(&patient, 0);
-	expect(&patient, 0);
+	asker_open(&patient, daemon_.socket, asker_long_case(FA_WIRE_DTYPE_BF16));
+	asker_ask(&patient, 0);
+	asker_expect(&patient, 0);
 	fa_check_eventually(registrations() == registered);
 }
 
@@ -269,15 +210,15 @@ static void test_patience(void **state)
 	registered = registrations();
 	fa_test_cuda_kernel_us(page, 100000);
 	ended = patient.values[0];
-	ask(&patient, 0);
-	ask(&patient, 0);
+	asker_ask(&patient, 0);
+	asker_ask(&patient, 0);
 	come_and_go();
 	fa_check_eq(registrations(), registered + 1);
 	/* One stands behind the other all the time. */
 	while (registrations() > registered) {
 		fa_check(patient.values[0] < 100);
 		fa_raw_wait_expect(&patient.raw, 0, ++ended, 0, NULL);
-		ask(&patient, 0);
+		asker_ask(&patient, 0);
 	}
 	fa_check(ended >= 4);
 	while (ended < patient.values[0])
@@ -312,7 +253,7 @@ static void test_refused(void **state)
 	fa_check_eq(lives.n[FA_TEST_CUDA_IPC_OPENS], 1);
 	fa_check_eq(calls(FA_TEST_CUDA_cuIpcCloseMemHandle), 0);
 	fa_test_cuda_hold(page, false);
-	expect(&patient, 0);
+	asker_expect(&patient, 0);
 	fa_check_eventually(
 		(fa_test_cuda_lives(page, &lives), lives.n[FA_TEST_CUDA_IPC_OPENS] == 0));
 }

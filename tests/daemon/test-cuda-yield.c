@@ -3,6 +3,7 @@
  * when that has ended: its client is killed, or the daemon is told to end. The real daemon, over
  * the tests' GPU, whose kernels do not end until they are let: all else happens meanwhile.
  */
+#include "asker.h"
 #include "cuda-client.h"
 
 #include "tests/lib/scene.h"
@@ -28,67 +29,12 @@ static struct fa_test_cuda_page *page; /* the daemon's */
 static uint64_t n_before;              /* launches that start() has made, and kernels */
 
 /* Who has something to do; the urgent one also in its stream of high priority. */
-struct asker {
-	struct fa_raw raw;
-	struct fa_raw_buffer buffer;
-	struct fa_case attention;
-	uint64_t values[2];
-};
-
 static struct asker urgent, patient;
-
-static struct fa_case small_case(void)
-{
-	struct fa_case attention = { .heads = 2, .head_dim = 64, .seqlen_q = 5, .seqlen_k = 23 };
-
-	fa_case_plan(&attention);
-	return attention;
-}
 
 /* There is a kernel for it that gives way. */
 static struct fa_case prefill_case(void)
 {
-	struct fa_case attention = {
-		.dtype = FA_WIRE_DTYPE_BF16,
-		.heads = 2,
-		.head_dim = 128,
-		.seqlen_q = 300,
-		.seqlen_k = 300,
-		.causal = true,
-	};
-
-	fa_case_plan(&attention);
-	return attention;
-}
-
-static void asker_open(struct asker *asker, struct fa_case attention)
-{
-	asker->attention = attention;
-	asker->values[0] = asker->values[1] = 0;
-	fa_raw_open(&asker->raw, daemon_.socket);
-	fa_raw_buffer_register(&asker->raw, &asker->buffer, 1, attention.bytes, 0);
-}
-
-static void asker_close(struct asker *asker)
-{
-	fa_raw_close(&asker->raw);
-	fa_raw_buffer_free(NULL, &asker->buffer);
-}
-
-static void ask(struct asker *asker, uint32_t stream)
-{
-	struct fa_wire_message message;
-
-	asker->attention.seed += 2;
-	fa_case_fill(&asker->attention, asker->buffer.data);
-	message = fa_case_message(&asker->attention, 1, 0, stream, ++asker->values[stream]);
-	fa_check_eq(fa_raw_send(&asker->raw, &message, NULL, 0), 0);
-}
-
-static void expect(struct asker *asker, uint32_t stream)
-{
-	fa_raw_wait_expect(&asker->raw, stream, asker->values[stream], 0, NULL);
-	fa_check(fa_case_error(&asker->attention, asker->buffer.data) <= 1);
+	return asker_long_case(FA_WIRE_DTYPE_BF16);
 }
 
 /* What runs is to stop; what it stops for does not end. */
@@ -97,7 +43,7 @@ static void stop_it(uint64_t n_kernels)
 	const uint64_t n_stopped = fa_test_cuda_stopped(page);
 
 	fa_check_eventually(fa_test_cuda_kernels(page) == n_kernels + 1);
-	ask(&urgent, HIGH);
+	asker_ask(&urgent, HIGH);
 	fa_check_eventually(fa_test_cuda_stopped(page) == n_stopped + 1);
 	fa_check_eventually(fa_test_cuda_kernels(page) == n_kernels + 2);
 }
@@ -109,14 +55,14 @@ static void start(const char *drain_timeout_ms)
 	fa_test_cuda_begin(&cuda);
 	fa_test_daemon_start(&daemon_, &(struct fa_test_daemon_options){ .args = args });
 	page = fa_test_cuda_attach(&cuda, daemon_.pid);
-	asker_open(&urgent, small_case());
+	asker_open(&urgent, daemon_.socket, asker_small_case());
 	fa_raw_stream_create(&urgent.raw, HIGH, 1);
-	asker_open(&patient, prefill_case());
+	asker_open(&patient, daemon_.socket, prefill_case());
 	/* From its first request on others give way to it; and each has its place on the GPU. */
-	ask(&urgent, HIGH);
-	expect(&urgent, HIGH);
-	ask(&patient, 0);
-	expect(&patient, 0);
+	asker_ask(&urgent, HIGH);
+	asker_expect(&urgent, HIGH);
+	asker_ask(&patient, 0);
+	asker_expect(&patient, 0);
 	n_before = fa_test_cuda_launches(page);
 }
 
@@ -208,10 +154,10 @@ static void kill_round(const struct held *before)
 		fa_test_sleep_ms(2);
 	}
 	/* Others' come through: theirs may give way themselves. */
-	ask(&patient, 0);
+	asker_ask(&patient, 0);
 	fa_test_cuda_hold(page, false);
-	expect(&urgent, HIGH);
-	expect(&patient, 0);
+	asker_expect(&urgent, HIGH);
+	asker_expect(&patient, 0);
 	fa_check_eventually(fa_test_cuda_kernels(page) == fa_test_cuda_launches(page));
 	/* One each, and one for each time that one was stopped, as it goes on now and then beside
 	 * what does not end; but for the last time of the client that was killed. In the first
@@ -260,14 +206,14 @@ static void test_drained(void **state)
 {
 	start("60000");
 	fa_test_cuda_hold(page, true);
-	ask(&patient, 0);
+	asker_ask(&patient, 0);
 	stop_it(n_before);
 	fa_test_daemon_signal(&daemon_, SIGTERM);
 	wait_draining();
 	fa_check_eq(fa_test_cuda_launches(page) - n_before, 2);
 	fa_test_cuda_hold(page, false);
-	expect(&urgent, HIGH);
-	expect(&patient, 0);
+	asker_expect(&urgent, HIGH);
+	asker_expect(&patient, 0);
 	fa_raw_expect_end(&urgent.raw);
 	fa_raw_expect_end(&patient.raw);
 	finish();
@@ -279,7 +225,7 @@ static void test_deadline(void **state)
 {
 	start("200");
 	fa_test_cuda_hold(page, true);
-	ask(&patient, 0);
+	asker_ask(&patient, 0);
 	stop_it(n_before);
 	fa_test_daemon_signal(&daemon_, SIGTERM);
 	fa_raw_wait_expect(&patient.raw, 0, patient.values[0], -ESHUTDOWN, NULL);
