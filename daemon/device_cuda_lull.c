@@ -219,9 +219,8 @@ static double bytes_at_host(const struct fa_device_work *work, enum fa_device_te
 static double attention_ns(const struct fa_device *device, const struct fa_device_work *work)
 {
 	const struct fa_attention_params *p = work->params;
-	const struct fa_cuda_kernel *kernel = fa_cuda_attention_kernel(&device->chip, p);
 	const bool ragged = p->cu_seqlens_q && p->cu_seqlens_k;
-	const double batch = p->batch;
+	const double batch = p->batch, dims = (double)p->head_dim + p->head_dim_v;
 	const double rows = p->heads *
 	                    (ragged ? p->cu_seqlens_q[p->batch] : batch * (double)p->seqlen_q);
 	const double keys = p->kv_heads *
@@ -230,10 +229,19 @@ static double attention_ns(const struct fa_device *device, const struct fa_devic
 	                     bytes_at_host(work, FA_DEVICE_K, keys * p->head_dim) +
 	                     bytes_at_host(work, FA_DEVICE_V, keys * p->head_dim_v) +
 	                     bytes_at_host(work, FA_DEVICE_OUT, rows * p->head_dim_v);
+	const double host_ns = bytes / HOST_BYTES_PER_NS;
+	const double most_ns = host_ns + fa_cuda_flops_ns(device, p->dtype, false,
+	                                                  2 * rows * (double)p->seqlen_k * dims);
+	const struct fa_cuda_kernel *kernel;
 
-	return fa_cuda_flops_ns(device, p->dtype, kernel && fa_cuda_kernel_is_special(kernel),
-	                        fa_attention_flops(p)) +
-	       bytes / HOST_BYTES_PER_NS;
+	/* Most are short however one reckons: to look closely takes a microsecond, and more where
+	 * there are many sequences. */
+	if (most_ns < (double)device->lull.long_ns)
+		return most_ns;
+	kernel = fa_cuda_attention_kernel(&device->chip, p);
+	return host_ns + fa_cuda_flops_ns(device, p->dtype,
+	                                  kernel && fa_cuda_kernel_is_special(kernel),
+	                                  fa_attention_flops(p));
 }
 
 uint64_t fa_cuda_long_ns(const struct fa_device *device, const struct fa_device_work *work)

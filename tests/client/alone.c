@@ -1,5 +1,6 @@
 #include "tests/client/alone.h"
 
+#include "kernels/quantise.h"
 #include "tests/lib/check.h"
 
 #include <jansson.h>
@@ -30,6 +31,28 @@ void must(int r, const char *what)
 {
 	if (r < 0)
 		fa_test_fail(__FILE__, __LINE__, "%s: %d, %s", what, r, fa_error());
+}
+
+struct fa_step *alone_begin(const struct fa_step_item *items, uint32_t n)
+{
+	const struct fa_step_options options = { .size = sizeof(options),
+		                                 .n_items = n,
+		                                 .items = items };
+	struct fa_step *step;
+
+	must(fa_step_begin(alone_client, &options, &step), "begin");
+	return step;
+}
+
+void alone_fill(uint64_t *state, void *to, size_t n)
+{
+	for (size_t i = 0; i < n; ++i) {
+		float value;
+
+		*state = *state * 6364136223846793005u + 1442695040888963407u;
+		value = (float)(int32_t)(*state >> 32) / (float)(1u << 31) * 1.7f;
+		fa_floats_to(FA_ATTENTION_BF16, (char *)to + 2 * i, &value, 1);
+	}
 }
 
 static struct fa_info info(void)

@@ -19,6 +19,12 @@ int alone_teardown(void **state);
 /* Fails, with what the library says, if @r is an error. */
 void must(int r, const char *what);
 
+/* Begins a step of that client's. */
+struct fa_step *alone_begin(const struct fa_step_item *items, uint32_t n);
+
+/* @n numbers of bf16 between -1.7 and 1.7 that follow from *state, which goes on. */
+void alone_fill(uint64_t *state, void *to, size_t n);
+
 /* Whether the daemon has a GPU, be it the tests' own. */
 bool alone_on_gpu(void);
 /* What the daemon's status says of the client's session. */

@@ -4,7 +4,6 @@
  * launches of a stream may begin before the one ahead has ended (device_cuda_graph.c).
  */
 #include "client/faclient.h"
-#include "kernels/quantise.h"
 #include "tests/client/alone.h"
 #include "tests/lib/check.h"
 
@@ -56,29 +55,6 @@ static struct scene {
 	uint64_t state;
 } scene;
 
-/* Between -1.7 and 1.7. */
-static void fill(char *to, size_t n)
-{
-	for (size_t i = 0; i < n; ++i) {
-		float value;
-
-		scene.state = scene.state * 6364136223846793005u + 1442695040888963407u;
-		value = (float)(int32_t)(scene.state >> 32) / (float)(1u << 31) * 1.7f;
-		fa_floats_to(FA_ATTENTION_BF16, to + 2 * i, &value, 1);
-	}
-}
-
-static struct fa_step *begin(const struct fa_step_item *items, uint32_t n)
-{
-	const struct fa_step_options options = { .size = sizeof(options),
-		                                 .n_items = n,
-		                                 .items = items };
-	struct fa_step *step;
-
-	must(fa_step_begin(alone_client, &options, &step), "begin");
-	return step;
-}
-
 static uint64_t write_sequence(uint64_t cache)
 {
 	const struct shape *shape = scene.shape;
@@ -90,14 +66,14 @@ static uint64_t write_sequence(uint64_t cache)
 		const uint32_t left = shape->length - first, n = left < AT_ONCE ? left : AT_ONCE;
 		const int64_t tokens[] = { n, shape->kv_heads, shape->dim };
 		const struct fa_step_item item = { .sequence = id, .n_new = n };
-		struct fa_step *step = begin(&item, 1);
+		struct fa_step *step = alone_begin(&item, 1);
 
 		for (uint32_t layer = 0; layer < LAYERS; ++layer) {
 			struct fa_sequence_copy copy = {
 				.size = sizeof(copy), .sequence = id, .layer = layer, .first = first
 			};
 
-			fill(scene.kv, bytes); /* both */
+			alone_fill(&scene.state, scene.kv, bytes); /* both */
 			fa_tensor_init(&copy.k, scene.buffer, (uint64_t)(scene.kv - scene.host),
 			               FA_BF16, 3, tokens);
 			fa_tensor_init(&copy.v, scene.buffer,
@@ -170,9 +146,9 @@ static void run(bool waits)
 	for (uint32_t i = 0; i < shape->batch; ++i)
 		items[i] = (struct fa_step_item){ .sequence = write_sequence(cache), .n_new = 1 };
 	memset(scene.results, 0xff, RESULTS * scene.result_bytes);
-	fill(scene.results, scene.result_bytes / 2);
+	alone_fill(&scene.state, scene.results, scene.result_bytes / 2);
 	for (int i = 0; i < STEPS; ++i) {
-		struct fa_step *step = begin(items, shape->batch);
+		struct fa_step *step = alone_begin(items, shape->batch);
 
 		for (uint32_t layer = 0; layer < LAYERS; ++layer) {
 			attend(step, layer, n++, true, waits);

@@ -98,17 +98,6 @@ static void tensor_init(struct fa_tensor *tensor, const char *at, uint32_t n, ui
 	fa_tensor_init(tensor, scene.buffer, (uint64_t)(at - scene.host), scene.dtype, 3, shape);
 }
 
-static struct fa_step *begin(struct fa_step_item *items, uint32_t n)
-{
-	const struct fa_step_options options = { .size = sizeof(options),
-		                                 .n_items = n,
-		                                 .items = items };
-	struct fa_step *step;
-
-	must(fa_step_begin(alone_client, &options, &step), "begin");
-	return step;
-}
-
 /* Its tokens before the new ones. */
 static void write_sequence(struct sequence *s)
 {
@@ -119,7 +108,7 @@ static void write_sequence(struct sequence *s)
 		struct fa_sequence_copy copy = { .size = sizeof(copy),
 			                         .sequence = s->id,
 			                         .first = first };
-		struct fa_step *step = begin(&item, 1);
+		struct fa_step *step = alone_begin(&item, 1);
 
 		for (uint32_t i = 0; i < n; ++i) {
 			fill(scene.k + i * row_bytes(KV_HEADS), token_of(s, first + i), 1,
@@ -231,7 +220,7 @@ static uint64_t attend(const uint32_t *which, uint32_t n, uint32_t flags)
 	tensor_init(&attend.v_new, scene.v, rows, KV_HEADS);
 	fa_tensor_init(&attend.lse, scene.buffer, (uint64_t)((char *)scene.lse - scene.host),
 	               FA_F32, 2, lse_shape);
-	step = begin(items, n);
+	step = alone_begin(items, n);
 	must(fa_step_attend(step, &attend, &ticket), "attend");
 	must(fa_wait(alone_client, &ticket, UINT64_MAX, NULL), "wait");
 	must(fa_step_abort(step, 0, NULL), "abort");

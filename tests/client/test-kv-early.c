@@ -5,7 +5,6 @@
  */
 #include "client/faclient.h"
 #include "common/clock.h"
-#include "kernels/quantise.h"
 #include "tests/client/alone.h"
 #include "tests/lib/check.h"
 
@@ -53,34 +52,11 @@ static struct scene {
 	uint64_t state;
 } scene = { .state = 1 };
 
-/* Between -1.7 and 1.7. */
-static void fill(char *to, size_t n)
-{
-	for (size_t i = 0; i < n; ++i) {
-		float value;
-
-		scene.state = scene.state * 6364136223846793005u + 1442695040888963407u;
-		value = (float)(int32_t)(scene.state >> 32) / (float)(1u << 31) * 1.7f;
-		fa_floats_to(FA_ATTENTION_BF16, to + 2 * i, &value, 1);
-	}
-}
-
 static void tensor_init(struct fa_tensor *tensor, const char *at, uint32_t n, uint32_t heads)
 {
 	const int64_t shape[] = { n, heads, DIM };
 
 	fa_tensor_init(tensor, scene.buffer, (uint64_t)(at - scene.host), FA_BF16, 3, shape);
-}
-
-static struct fa_step *begin(struct fa_step_item *items, uint32_t n)
-{
-	const struct fa_step_options options = { .size = sizeof(options),
-		                                 .n_items = n,
-		                                 .items = items };
-	struct fa_step *step;
-
-	must(fa_step_begin(alone_client, &options, &step), "begin");
-	return step;
 }
 
 static uint64_t write_sequence(uint64_t cache, const struct shape *shape)
@@ -94,10 +70,10 @@ static uint64_t write_sequence(uint64_t cache, const struct shape *shape)
 		struct fa_sequence_copy copy = { .size = sizeof(copy),
 			                         .sequence = id,
 			                         .first = first };
-		struct fa_step *step = begin(&item, 1);
+		struct fa_step *step = alone_begin(&item, 1);
 
-		fill(scene.k, (size_t)n * shape->kv_heads * DIM);
-		fill(scene.v, (size_t)n * shape->kv_heads * DIM);
+		alone_fill(&scene.state, scene.k, (size_t)n * shape->kv_heads * DIM);
+		alone_fill(&scene.state, scene.v, (size_t)n * shape->kv_heads * DIM);
 		tensor_init(&copy.k, scene.k, n, shape->kv_heads);
 		tensor_init(&copy.v, scene.v, n, shape->kv_heads);
 		must(fa_sequence_write(alone_client, &copy, NULL), "write");
@@ -122,9 +98,9 @@ static void attend(const struct shape *shape, struct fa_step *step)
 	struct fa_ticket ticket;
 
 	fa_check(out_bytes <= OUT_BYTES && lse_bytes <= LSE_BYTES);
-	fill(scene.q, (size_t)rows * shape->heads * DIM);
-	fill(scene.k, (size_t)rows * shape->kv_heads * DIM);
-	fill(scene.v, (size_t)rows * shape->kv_heads * DIM);
+	alone_fill(&scene.state, scene.q, (size_t)rows * shape->heads * DIM);
+	alone_fill(&scene.state, scene.k, (size_t)rows * shape->kv_heads * DIM);
+	alone_fill(&scene.state, scene.v, (size_t)rows * shape->kv_heads * DIM);
 	tensor_init(&attend.q, scene.q, rows, shape->heads);
 	tensor_init(&attend.out, scene.out, rows, shape->heads);
 	tensor_init(&attend.k_new, scene.k, rows, shape->kv_heads);
@@ -182,7 +158,7 @@ static void check(const struct shape *shape)
 	for (uint32_t i = 0; i < shape->batch; ++i)
 		items[i] = (struct fa_step_item){ .sequence = write_sequence(cache, shape),
 			                          .n_new = shape->n_new };
-	step = begin(items, shape->batch);
+	step = alone_begin(items, shape->batch);
 	attend(shape, step);
 	must(fa_step_abort(step, 0, NULL), "abort");
 	fa_step_free(step);
