@@ -6,11 +6,11 @@
  * What is asked for again and again is as long as FAD_TEST_LONG says; how fast it goes is said
  * by fabench crowd, which has the same clients.
  */
+#include "bench/lib/crowd.h"
 #include "client/faclient.h"
 #include "common/ring.h"
 #include "tests/lib/check.h"
 #include "tests/lib/daemon.h"
-#include "tools/crowd.h"
 
 #include <jansson.h>
 #include <sched.h>

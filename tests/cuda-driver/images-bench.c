@@ -1,6 +1,6 @@
-/* The module of bench.cu, for fabench over the tests' CUDA driver. */
+/* The module of gpu-kernels.cu, for fabench over the tests' CUDA driver. */
+#include "bench/lib/gpu.h"
 #include "tests/cuda-driver/image.h"
-#include "tools/gpu.h"
 
 static const struct fa_fake_image image = { FA_FAKE_IMAGE_MAGIC, FA_FAKE_IMAGE_PLAIN };
 

@@ -1,5 +1,5 @@
 /* A peer for test-peer: covers requests of the form "even" alone, and writes their batch. */
-#include "tests/gpu/peer.h"
+#include "bench/kernels/peer.h"
 
 #include <errno.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* Peers as time-paged opens and judges them, without a GPU. Arguments: a library that is a
  * peer (peer-of-test.c), and one that is not. */
-#include "tests/gpu/peer.h"
+#include "bench/kernels/peer.h"
 
 #include <errno.h>
 #include <math.h>

@@ -1,4 +1,4 @@
-/* Says where the fields of the structs are that tests/gpu/race.py has, too: a line each. */
+/* Says where the fields of the structs are that bench/race.py has, too: a line each. */
 #include "kernels/cuda/plan.h"
 
 #include <stdio.h>

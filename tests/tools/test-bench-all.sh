@@ -6,7 +6,7 @@ set -eu
 
 folder=$(mktemp -d "${TMPDIR:-/tmp}/fad-test.XXXXXX")
 trap 'rm -rf "$folder"' EXIT
-kept=$folder/tests/bench
+kept=$folder/bench/results
 mkdir -p "$folder/bench" "$folder/bin" "$kept"
 cp "$1" "$folder/bench/all.py"
 cp "$2" "$(dirname "$2")/targets.json" "$kept"

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""tests/gpu/profiles.py: it pairs what ncu tells of launches with the cells that were launched, and
-keeps what tests/bench/results.py shows; over an ncu that tells what it is to.
+"""bench/profiles.py: it pairs what ncu tells of launches with the cells that were launched, and
+keeps what bench/results/results.py shows; over an ncu that tells what it is to.
     test-profiles.py PROFILES.PY
 """
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """
-What of tests/gpu/race.py can be tested without PyTorch and a GPU: its structs are those of C, it
+What of bench/race.py can be tested without PyTorch and a GPU: its structs are those of C, it
 knows the options that bench/all.py gives it, and counts and names cells as targets want them.
     test-race.py RACE.PY ALL.PY TARGETS.JSON RACE_LAYOUT
 """

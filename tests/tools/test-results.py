@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""tests/bench/results.py: rows with their peers beside one another, what is wanted of them, and
+"""bench/results/results.py: rows with their peers beside one another, what is wanted of them, and
 that what falls short has a reason, and only that.
     test-results.py RESULTS.PY
 """
@@ -63,7 +63,7 @@ PROFILES = [
 class Folder:
     def __init__(self, script):
         self.root = tempfile.mkdtemp(prefix="fad-test.")
-        self.bench = os.path.join(self.root, "tests", "bench")
+        self.bench = os.path.join(self.root, "bench", "results")
         os.makedirs(self.bench)
         shutil.copy(script, self.bench)
         with open(os.path.join(self.root, "README.md"), "w", encoding="utf-8") as file:
@@ -154,9 +154,9 @@ def commits(script):
         git(folder.root, "add", ".")
         git(folder.root, "commit", "-q", "-m", "three")
         git(folder.root, "clone", "-q", "--depth", "1", "file://" + folder.root, clone)
-        whole, folder.bench = folder.bench, os.path.join(clone, "tests", "bench")
+        whole, folder.bench = folder.bench, os.path.join(clone, "bench", "results")
         folder.run("check")
-        folder.bench = os.path.join(folder.root, "inner", "tests", "bench")
+        folder.bench = os.path.join(folder.root, "inner", "bench", "results")
         shutil.copytree(clone, os.path.join(folder.root, "inner"), ignore=shutil.ignore_patterns(".git"))
         folder.run("check")
         folder.bench = whole

@@ -20,10 +20,14 @@ LAYERS = {
                            "kernels/cuda/plan.h", "kernels/cuda/paged-plan.h",
                            "kernels/cuda/images.h", "kernels/cuda/paged-images.h"],
     # programs and tests are not layers: they may see everything below them
-    "tools": ["common/", "schema/", "client/", "kernels/attention.h", "kernels/cuda/plan.h",
+    "tools": ["common/", "schema/", "client/"],
+    "bench": ["common/", "schema/", "client/", "kernels/attention.h", "kernels/cuda/plan.h",
               "kernels/cuda/images.h", "kernels/cuda/paged-plan.h",
               "kernels/cuda/paged-images.h", "daemon/pool_private.h",
               "daemon/device.h"],
+    # times kernels with the GPU that the kernels' tests use, or with the emulator in its place
+    "bench/kernels": ["kernels/paged.h", "tests/gpu/paged-gpu.h", "tests/gpu/request.h",
+                      "tests/kernels/reference.h"],
 }
 
 # Foreign headers that are kept in: pattern, files or folders that may include them.
@@ -85,6 +89,9 @@ def check_the_check(folders):
         "daemon/z.c": '#include "schema/fad_generated.h"',
         "daemon/x.cc": "",
         "tools/x.c": "#include <flatbuffers/flatbuffers.h>",
+        "tools/y.c": '#include "bench/lib/gpu.h"',
+        "bench/lib/x.c": '#include "tests/gpu/gpu.h"',
+        "bench/kernels/x.c": '#include "client/faclient.h"',
     }
     good = {
         "common/x.c": '#include "common/list.h"\n#include <stdint.h>\n#include <sys/socket.h>',

@@ -116,7 +116,7 @@ struct fa_sm90_config {
 	/*
 	 * What makes no difference but for the order that ptxas puts the loop's instructions in.
 	 * Each way is the best of those raced, in TFLOP/s on an H100 (causal at 4k unless it says
-	 * otherwise); of an H200 tests/bench/RESULTS.md has what came of it, for d64 full at 16k 636
+	 * otherwise); of an H200 bench/results/RESULTS.md has what came of it, for d64 full at 16k 636
 	 * after 623, causal 497 after 481, a window of 1,024 415 after 387, fp16 456 after 441:
 	 *   d64   bf16    the turn is passed after 5/8 of the exponentials, not 3/4: full at 16k 639
 	 *                 after 627 TFLOP/s, causal 500 after 489; the word read behind them 467

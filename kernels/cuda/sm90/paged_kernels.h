@@ -29,7 +29,7 @@
 
 /* Shares that a thread adds up at a time. Where parts have many more, a kernel of its own adds up
  * groups of that many, and then what came of them (paged_share.h); in one kernel launches would
- * have to walk past the other's code. On an H200 (tests/bench/RESULTS.md, us) a sequence of one KV
+ * have to walk past the other's code. On an H200 (bench/results/RESULTS.md, us) a sequence of one KV
  * head of 8, which was divided among 64 blocks at most before, takes 13.7 after 16.2 for 1 x 16k
  * and 28.7 after 34.9 for 1 x 128k; in races with other head dims, four new tokens, or codes,
  * 1 x 128k took 0.72 to 0.90 of what it had. Four warps more, which would do nothing but add up,
@@ -79,7 +79,7 @@
  * behind one to the other end of the kernel, where the loading warp's loop is. What the launch is
  * given is waited for, too (args.h). So all warps begin with the same code, the loading one goes on
  * with nothing but these tiles, and rows of Q that are not aligned, and divisions, have little: it
- * is 1.5 us. On an H200 (tests/bench/RESULTS.md, bf16, us)
+ * is 1.5 us. On an H200 (bench/results/RESULTS.md, bf16, us)
  * 1 x 1k, 8 x 1k, 8 x 4k and 32 x 1k take 9.1, 16.5, 38.0 and 37.9 after 10.4, 17.3, 39.0 and 39.6
  * at d128, 1 x 1k 14.4 after 16.2 at d256.
  *

@@ -7,7 +7,7 @@
  * seqlen_k_max: the longest sequence of a step for which the row is preferred to those that
  * follow.
  *
- * What they have of the dense kernels' rate: tests/bench/RESULTS.md, paged-prefill (an H200, bf16,
+ * What they have of the dense kernels' rate: bench/results/RESULTS.md, paged-prefill (an H200, bf16,
  * causal, d128: 0.98 with pages of 64 tokens, 0.97 with those of 16, whose boxes are small, and of
  * 256; eight sequences of 1,024 0.95, 0.92 and 0.93).
  */

@@ -1,0 +1,476 @@
+/*
+ * fabench cpu: the CPU attention kernels, without a daemon. Prefill against the machine's
+ * matrix multiply (OpenBLAS, opened if it is installed) on as many threads; causal
+ * also against full; decoding against merely reading K and V. All in one run, in turn,
+ * by the same threads; medians.
+ *
+ * Owns a team of threads for the time of a run: the calling thread is one of it and all
+ * others wait at its barrier.
+ */
+#include "bench/fabench/bench.h"
+#include "common/clock.h"
+#include "kernels/attention.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <math.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define THREADS_MAX 256
+#define ROUNDS 9
+#define SGEMM_SIZE 2048
+#define SETTLE_US 60000 /* OpenBLAS's threads keep spinning for a while after a call */
+
+/* ---- a team */
+
+struct team {
+	unsigned int n_threads, n_started;
+	pthread_t threads[THREADS_MAX];
+	pthread_barrier_t barrier;
+	bool has_barrier;
+	/* Written between barriers. */
+	void (*work)(struct team *team, unsigned int member);
+	bool ends;
+
+	const struct fa_cpu_isa *isa;
+	const struct fa_attention_params *params;
+	int64_t n_tiles;
+	atomic_int_fast64_t next_tile;
+	void *scratch[THREADS_MAX];
+	void *workspace; /* as large as any request wants it */
+
+	const uint64_t *words; /* to read */
+	size_t n_words;
+	atomic_uint_fast64_t sum; /* so that reading is not optimised away */
+};
+
+struct member {
+	struct team *team;
+	unsigned int number;
+};
+
+static void *member_main(void *userdata)
+{
+	struct member member = *(struct member *)userdata;
+
+	free(userdata);
+	for (;;) {
+		pthread_barrier_wait(&member.team->barrier);
+		if (member.team->ends)
+			return NULL;
+		member.team->work(member.team, member.number);
+		pthread_barrier_wait(&member.team->barrier);
+	}
+}
+
+static void team_deinit(struct team *team)
+{
+	/* A team that could not be filled never passed the barrier: it cannot be dismissed. */
+	if (team->has_barrier && team->n_started == team->n_threads) {
+		team->ends = true;
+		pthread_barrier_wait(&team->barrier);
+		for (unsigned int i = 1; i < team->n_threads; i++)
+			pthread_join(team->threads[i], NULL);
+		pthread_barrier_destroy(&team->barrier);
+	}
+	for (unsigned int i = 0; i < team->n_threads; i++)
+		free(team->scratch[i]);
+	free(team->workspace);
+}
+
+static int team_init(struct team *team)
+{
+	cpu_set_t allowed;
+	int n = 1;
+
+	memset(team, 0, sizeof(*team));
+	if (sched_getaffinity(0, sizeof(allowed), &allowed) == 0)
+		n = CPU_COUNT(&allowed);
+	team->n_threads = n < THREADS_MAX ? (unsigned int)n : THREADS_MAX;
+	team->workspace = aligned_alloc(64, FA_CPU_WORKSPACE_BYTES_MAX);
+	if (!team->workspace)
+		return -ENOMEM;
+	for (unsigned int i = 0; i < team->n_threads; i++) {
+		team->scratch[i] = aligned_alloc(64, FA_CPU_SCRATCH_BYTES_MAX);
+		if (!team->scratch[i])
+			return -ENOMEM;
+	}
+	if (pthread_barrier_init(&team->barrier, NULL, team->n_threads) != 0)
+		return -ENOMEM;
+	team->has_barrier = true;
+	team->n_started = 1;
+	for (unsigned int i = 1; i < team->n_threads; i++) {
+		struct member *member = malloc(sizeof(*member));
+
+		if (!member)
+			return -ENOMEM;
+		*member = (struct member){ .team = team, .number = i };
+		if (pthread_create(&team->threads[i], NULL, member_main, member) != 0) {
+			free(member);
+			return -EAGAIN;
+		}
+		team->n_started++;
+	}
+	return 0;
+}
+
+/* Nanoseconds that the whole team needs. */
+static uint64_t team_time(struct team *team, void (*work)(struct team *team, unsigned int member))
+{
+	uint64_t start;
+
+	team->work = work;
+	atomic_store(&team->next_tile, 0);
+	start = fa_now_ns();
+	pthread_barrier_wait(&team->barrier);
+	work(team, 0);
+	pthread_barrier_wait(&team->barrier);
+	return fa_now_ns() - start;
+}
+
+static void attend(struct team *team, unsigned int member)
+{
+	for (;;) {
+		int64_t tile = atomic_fetch_add(&team->next_tile, 1);
+
+		if (tile >= team->n_tiles)
+			return;
+		fa_cpu_attention_tile(team->isa, team->params, team->workspace, tile,
+		                      team->scratch[member], NULL);
+	}
+}
+
+static void read_words(struct team *team, unsigned int member)
+{
+	size_t begin = team->n_words * member / team->n_threads;
+	size_t end = team->n_words * (member + 1) / team->n_threads;
+	uint64_t sums[8] = { 0 };
+
+	for (size_t i = begin; i + 8 <= end; i += 8) {
+		for (size_t j = 0; j < 8; j++)
+			sums[j] += team->words[i + j];
+	}
+	for (size_t j = 1; j < 8; j++)
+		sums[0] += sums[j];
+	atomic_fetch_add(&team->sum, sums[0]);
+}
+
+/* ---- OpenBLAS */
+
+typedef void sgemm_fn(int order, int transpose_a, int transpose_b, int m, int n, int k, float alpha,
+                      const float *a, int lda, const float *b, int ldb, float beta, float *c,
+                      int ldc);
+
+struct blas {
+	sgemm_fn *sgemm; /* NULL: not installed */
+	float *a, *b, *c;
+};
+
+static void fill(float *to, size_t n)
+{
+	uint32_t state = 1;
+
+	for (size_t i = 0; i < n; i++) {
+		state = state * 1664525u + 1013904223u;
+		to[i] = (float)(state >> 8) * 0x1p-23f - 1;
+	}
+}
+
+static void blas_deinit(struct blas *blas)
+{
+	/* The library stays: its threads cannot be unloaded safely. */
+	free(blas->a);
+	free(blas->b);
+	free(blas->c);
+}
+
+static int blas_init(struct blas *blas, unsigned int n_threads)
+{
+	const size_t n = (size_t)SGEMM_SIZE * SGEMM_SIZE;
+	void (*set_threads)(int n);
+	void *library;
+
+	*blas = (struct blas){ 0 };
+	library = dlopen("libopenblas.so.0", RTLD_NOW | RTLD_LOCAL);
+	if (!library)
+		return 0;
+	blas->sgemm = (sgemm_fn *)dlsym(library, "cblas_sgemm");
+	set_threads = (void (*)(int))dlsym(library, "openblas_set_num_threads");
+	if (!blas->sgemm || !set_threads) {
+		blas->sgemm = NULL;
+		return 0;
+	}
+	set_threads((int)n_threads);
+	blas->a = malloc(n * sizeof(float));
+	blas->b = malloc(n * sizeof(float));
+	blas->c = calloc(n, sizeof(float));
+	if (!blas->a || !blas->b || !blas->c)
+		return -ENOMEM;
+	fill(blas->a, n);
+	fill(blas->b, n);
+	return 0;
+}
+
+static uint64_t blas_time(struct blas *blas)
+{
+	const int n = SGEMM_SIZE, row_major = 101, as_it_is = 111;
+	uint64_t start = fa_now_ns(), ns;
+
+	blas->sgemm(row_major, as_it_is, as_it_is, n, n, n, 1, blas->a, n, blas->b, n, 0, blas->c,
+	            n);
+	ns = fa_now_ns() - start;
+	usleep(SETTLE_US);
+	return ns;
+}
+
+static double blas_flops(void)
+{
+	return 2.0 * SGEMM_SIZE * SGEMM_SIZE * SGEMM_SIZE;
+}
+
+/* ---- requests */
+
+struct shape {
+	int32_t heads, kv_heads, head_dim;
+	int64_t n_q, n_k;
+};
+
+struct request {
+	struct fa_attention_params params;
+	char *memory; /* q, out, k, v: k and v side by side, for reading */
+	size_t kv_bytes;
+	const char *kv;
+};
+
+static const char *dtype_name(enum fa_attention_dtype dtype)
+{
+	static const char *const names[] = {
+		[FA_ATTENTION_F32] = "fp32",
+		[FA_ATTENTION_F16] = "fp16",
+		[FA_ATTENTION_BF16] = "bf16",
+	};
+
+	return names[dtype];
+}
+
+static struct fa_attention_tensor tensor(char **memory, int64_t tokens, int32_t heads, int32_t dim,
+                                         size_t bytes)
+{
+	struct fa_attention_tensor made = {
+		.data = *memory,
+		.stride_batch = tokens * heads * dim,
+		.stride_token = (int64_t)heads * dim,
+		.stride_head = dim,
+	};
+
+	*memory += (size_t)made.stride_batch * bytes;
+	return made;
+}
+
+static int request_init(struct request *request, enum fa_attention_dtype dtype,
+                        const struct shape *shape)
+{
+	size_t bytes = dtype == FA_ATTENTION_F32 ? 4 : 2;
+	size_t n_q = (size_t)shape->n_q * (size_t)(shape->heads * shape->head_dim);
+	size_t n_k = (size_t)shape->n_k * (size_t)(shape->kv_heads * shape->head_dim);
+	size_t n = 2 * n_q + 2 * n_k;
+	struct fa_attention_params *params = &request->params;
+	char *at;
+
+	request->memory = aligned_alloc(4096, (n * bytes + 4095) / 4096 * 4096);
+	if (!request->memory)
+		return -ENOMEM;
+	if (dtype == FA_ATTENTION_F32) {
+		fill((float *)request->memory, n);
+	} else {
+		uint16_t *half = (uint16_t *)request->memory;
+		/* Any sign and fraction, the exponent of numbers from 1/2 to 1. */
+		uint16_t exponent = dtype == FA_ATTENTION_F16 ? 0x3800 : 0x3f00;
+		uint16_t others = dtype == FA_ATTENTION_F16 ? 0x83ff : 0x807f;
+		uint32_t state = 1;
+
+		for (size_t i = 0; i < n; i++) {
+			state = state * 1664525u + 1013904223u;
+			half[i] = (uint16_t)((state >> 16 & others) | exponent);
+		}
+	}
+
+	at = request->memory;
+	*params = (struct fa_attention_params){
+		.dtype = dtype,
+		.batch = 1,
+		.heads = shape->heads,
+		.kv_heads = shape->kv_heads,
+		.head_dim = shape->head_dim,
+		.head_dim_v = shape->head_dim,
+		.seqlen_q = shape->n_q,
+		.seqlen_k = shape->n_k,
+		.scale = 1 / sqrtf((float)shape->head_dim),
+		.window_left = -1,
+		.window_right = -1,
+	};
+	params->q = tensor(&at, shape->n_q, shape->heads, shape->head_dim, bytes);
+	params->out = tensor(&at, shape->n_q, shape->heads, shape->head_dim, bytes);
+	request->kv = at;
+	request->kv_bytes = 2 * n_k * bytes;
+	params->k = tensor(&at, shape->n_k, shape->kv_heads, shape->head_dim, bytes);
+	params->v = tensor(&at, shape->n_k, shape->kv_heads, shape->head_dim, bytes);
+	return 0;
+}
+
+static uint64_t request_time(struct team *team, struct request *request, bool causal)
+{
+	request->params.causal = causal;
+	team->params = &request->params;
+	team->n_tiles = fa_cpu_attention_tiles(team->isa, &request->params);
+	fa_cpu_attention_begin(team->isa, team->params, team->workspace);
+	return team_time(team, attend);
+}
+
+static double median(uint64_t *ns, size_t n)
+{
+	return (double)fa_bench_percentile(ns, n, 50) * 1e-9;
+}
+
+/* ---- the runs */
+
+static int bench_prefill(struct fa_bench *bench, struct team *team, struct blas *blas,
+                         enum fa_attention_dtype dtype, const struct shape *shape)
+{
+	const size_t rounds = bench->quick ? 1 : ROUNDS;
+	uint64_t sgemm[ROUNDS], full[ROUNDS], causal[ROUNDS];
+	struct request request;
+	double rate, rate_causal, rate_sgemm = 0, t_full, t_causal;
+	const char *peer = blas->sgemm ? "sgemm" : NULL;
+	char name[96], name_causal[96];
+	int r;
+
+	r = request_init(&request, dtype, shape);
+	if (r < 0)
+		return r;
+	snprintf(name, sizeof(name), "cpu/%s/d%d-h%d-s%lld/full", dtype_name(dtype),
+	         shape->head_dim, shape->heads, (long long)shape->n_q);
+	snprintf(name_causal, sizeof(name_causal), "cpu/%s/d%d-h%d-s%lld/causal", dtype_name(dtype),
+	         shape->head_dim, shape->heads, (long long)shape->n_q);
+
+	request_time(team, &request, false); /* touches everything once */
+	for (size_t i = 0; i < rounds; i++) {
+		sgemm[i] = blas->sgemm ? blas_time(blas) : 0;
+		full[i] = request_time(team, &request, false);
+		causal[i] = request_time(team, &request, true);
+	}
+	t_full = median(full, rounds);
+	t_causal = median(causal, rounds);
+	rate_causal = fa_attention_flops(&request.params) / t_causal;
+	request.params.causal = false;
+	rate = fa_attention_flops(&request.params) / t_full;
+	if (blas->sgemm)
+		rate_sgemm = blas_flops() / median(sgemm, rounds);
+	free(request.memory);
+
+	r = fa_bench_add(bench, name, rate * 1e-9, "GFLOP/s", peer, peer ? rate / rate_sgemm : 0);
+	if (r == 0)
+		r = fa_bench_add(bench, name_causal, rate_causal * 1e-9, "GFLOP/s", peer,
+		                 peer ? rate_causal / rate_sgemm : 0);
+	if (r == 0)
+		r = fa_bench_add(bench, name_causal, t_causal * 1e3, "ms", "full",
+		                 t_full / t_causal);
+	return r;
+}
+
+static int bench_decode(struct fa_bench *bench, struct team *team, enum fa_attention_dtype dtype,
+                        const struct shape *shape)
+{
+	const size_t rounds = bench->quick ? 1 : ROUNDS;
+	uint64_t decode[ROUNDS], reading[ROUNDS];
+	struct request request;
+	char name[96];
+	double rate, rate_reading;
+	int r;
+
+	r = request_init(&request, dtype, shape);
+	if (r < 0)
+		return r;
+	team->words = (const uint64_t *)request.kv;
+	team->n_words = request.kv_bytes / sizeof(uint64_t);
+	for (size_t i = 0; i < rounds; i++) {
+		reading[i] = team_time(team, read_words);
+		decode[i] = request_time(team, &request, false);
+	}
+	rate = (double)request.kv_bytes / median(decode, rounds);
+	rate_reading = (double)request.kv_bytes / median(reading, rounds);
+	free(request.memory);
+
+	snprintf(name, sizeof(name), "cpu/%s/d%d-h%d.%d-c%lld/decode", dtype_name(dtype),
+	         shape->head_dim, shape->heads, shape->kv_heads, (long long)shape->n_k);
+	return fa_bench_add(bench, name, rate * 1e-9, "GB/s", "read", rate / rate_reading);
+}
+
+static int bench_all(struct fa_bench *bench, struct team *team, struct blas *blas)
+{
+	static const struct shape prefill[] = {
+		{ .heads = 8, .kv_heads = 8, .head_dim = 128, .n_q = 2048, .n_k = 2048 },
+		{ .heads = 8, .kv_heads = 8, .head_dim = 64, .n_q = 2048, .n_k = 2048 },
+	};
+	static const struct shape decode[] = {
+		{ .heads = 8, .kv_heads = 8, .head_dim = 128, .n_q = 1, .n_k = 32768 },
+		{ .heads = 32, .kv_heads = 8, .head_dim = 128, .n_q = 1, .n_k = 32768 },
+		{ .heads = 1, .kv_heads = 1, .head_dim = 128, .n_q = 1, .n_k = 131072 },
+		{ .heads = 8, .kv_heads = 1, .head_dim = 128, .n_q = 1, .n_k = 131072 },
+	};
+	int r = 0;
+
+	for (size_t i = 0; i < 2 && r == 0; i++) {
+		for (int dtype = FA_ATTENTION_F32; dtype <= FA_ATTENTION_BF16 && r == 0; dtype++) {
+			struct shape shape = prefill[i];
+
+			if (bench->quick)
+				shape.n_q = shape.n_k = 256;
+			r = bench_prefill(bench, team, blas, (enum fa_attention_dtype)dtype,
+			                  &shape);
+		}
+	}
+	for (size_t i = 0; i < sizeof(decode) / sizeof(decode[0]) && r == 0; i++) {
+		for (int dtype = FA_ATTENTION_F32; dtype <= FA_ATTENTION_BF16 && r == 0; dtype++) {
+			struct shape shape = decode[i];
+
+			if (bench->quick)
+				shape.n_k = 1024;
+			r = bench_decode(bench, team, (enum fa_attention_dtype)dtype, &shape);
+		}
+	}
+	return r;
+}
+
+int fa_bench_cpu(struct fa_bench *bench)
+{
+	struct team team;
+	struct blas blas = { 0 };
+	char text[256] = "";
+	int r;
+
+	r = team_init(&team);
+	if (r == 0)
+		r = blas_init(&blas, team.n_threads);
+	if (r == 0)
+		r = fa_cpu_isa_select(text, sizeof(text), &team.isa);
+	if (r < 0) {
+		fprintf(stderr, "fabench cpu: %s\n", text[0] ? text : strerror(-r));
+	} else {
+		fa_bench_say(bench, "cpu: %s kernels, %u threads%s", fa_cpu_isa_name(team.isa),
+		             team.n_threads,
+		             blas.sgemm ? "" : ", no libopenblas.so.0 to compare with");
+		r = bench_all(bench, &team, &blas);
+		if (r < 0)
+			fprintf(stderr, "fabench cpu: %s\n", strerror(-r));
+	}
+	blas_deinit(&blas);
+	team_deinit(&team);
+	return r;
+}

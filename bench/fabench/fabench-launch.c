@@ -1,0 +1,38 @@
+/*
+ * fabench-launch: what a decode step costs the daemon's threads on a GPU (bench-launch.c).
+ */
+#include "bench/fabench/bench.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+int main(int argc, char **argv)
+{
+	bool prepares_only = false;
+	struct fa_bench bench;
+	int r;
+
+	fa_bench_init(&bench);
+	for (int i = 1; i < argc; i++) {
+		if (!strcmp(argv[i], "--json")) {
+			bench.json = true;
+		} else if (!strcmp(argv[i], "--quick")) {
+			bench.quick = true;
+		} else if (!strcmp(argv[i], "--prepare")) {
+			prepares_only = true;
+		} else {
+			fprintf(stderr, "Usage: fabench-launch [--json] [--quick] [--prepare]\n"
+			                "Measures what a decode step costs the daemon's threads "
+			                "on a GPU;\n"
+			                "with --prepare only until it could be launched, for a "
+			                "driver that computes slowly.\n");
+			return 2;
+		}
+	}
+	r = fa_bench_launch(&bench, prepares_only);
+	if (bench.json && fa_bench_print_json(&bench) < 0)
+		r = -EIO;
+	fa_bench_deinit(&bench);
+	return r < 0;
+}

@@ -1,0 +1,186 @@
+/*
+ * fabench: measures fad and its parts against peers in the same run.
+ */
+#include "bench/fabench/bench.h"
+#include "bench/lib/mps.h"
+#include "bench/lib/prefiller.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static const struct {
+	const char *name;
+	const char *what;
+	int (*run)(struct fa_bench *bench);
+} benches[] = {
+	{ "rtt", "one request, through socket and ring, against bare ping-pongs", fa_bench_rtt },
+	{ "throughput", "8, 32 and 64 clients at once; 64 idle clients", fa_bench_throughput },
+	{ "crowd", "64 clients for a minute; 62 beside two that are a burden", fa_bench_crowd },
+	{ "cpu", "the CPU kernels, against a matrix multiply and against reading", fa_bench_cpu },
+	{ "wire", "writing and reading messages", fa_bench_wire },
+	{ "restart", "from the daemon's death to the first answer", fa_bench_restart },
+	{ "gpu", "requests to a daemon with a GPU, against launches of one's own", fa_bench_gpu },
+	{ "request", "a decode request, a step and pairs of kernels, against one's own launches",
+	  fa_bench_request },
+	{ "step", "whole decode steps of 32 sequences, against the kernels alone", fa_bench_step },
+	{ "yield", "decode steps that arrive beside a prefill, which gives way to them",
+	  fa_bench_yield },
+	{ "prefill", "the GPU's kernels alone, in boost and under sustained load",
+	  fa_bench_prefill },
+	{ NULL, NULL, NULL },
+};
+
+static void usage(FILE *file)
+{
+	fprintf(file, "Usage: fabench [OPTION]... BENCHMARK...\n"
+	              "Measures fad against a peer in the same run.\n\n");
+	for (size_t i = 0; benches[i].name; i++)
+		fprintf(file, "  %-12s %s\n", benches[i].name, benches[i].what);
+	fprintf(file,
+	        "  all          all of them\n\n"
+	        "  -s, --socket PATH  measure the daemon that listens there (default: start one;\n"
+	        "                     FAD_DAEMON says where fad is, else it is looked for nearby)\n"
+	        "      --json         print JSON instead of lines\n"
+	        "      --mps          under the MPS of CUDA_MPS_PIPE_DIRECTORY, or, without\n"
+	        "                     that, one that is started for it\n"
+	        "      --seconds N    how long crowd lets its clients ask (default: 60)\n"
+	        "      --quick        make it short: to see whether it works, not for numbers\n"
+	        "  -h, --help\n"
+	        "      --version\n\n"
+	        "A ratio is speed against the peer: above 1 is faster than it.\n");
+}
+
+/* All of it in another process: who uses an MPS keeps it from ending. */
+static int run_under_mps(char **argv)
+{
+	struct fa_mps mps;
+	int r, status = 1;
+	pid_t pid;
+
+	r = fa_mps_start(&mps);
+	if (r < 0) {
+		fprintf(stderr, "fabench: MPS does not start: %s\n", strerror(-r));
+		return 1;
+	}
+	pid = fork();
+	if (pid == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		execv("/proc/self/exe", argv);
+		_exit(127);
+	}
+	if (pid > 0 && waitpid(pid, &status, 0) == pid)
+		status = WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+	fa_mps_stop(&mps);
+	return status;
+}
+
+int main(int argc, char **argv)
+{
+	enum {
+		OPT_JSON = 256,
+		OPT_MPS,
+		OPT_PREFILLER,
+		OPT_QUICK,
+		OPT_SECONDS,
+		OPT_STORM,
+		OPT_VERSION
+	};
+	static const struct option options[] = {
+		{ "socket", required_argument, NULL, 's' },
+		{ "json", no_argument, NULL, OPT_JSON },
+		{ "mps", no_argument, NULL, OPT_MPS },
+		{ "prefiller", required_argument, NULL, OPT_PREFILLER },
+		{ "quick", no_argument, NULL, OPT_QUICK },
+		{ "seconds", required_argument, NULL, OPT_SECONDS },
+		{ "storm", required_argument, NULL, OPT_STORM },
+		{ "help", no_argument, NULL, 'h' },
+		{ "version", no_argument, NULL, OPT_VERSION },
+		{ NULL, 0, NULL, 0 },
+	};
+	struct fa_bench bench;
+	const char *storm = NULL, *prefiller = NULL;
+	char *end;
+	int c, r, failed = 0;
+
+	fa_bench_init(&bench);
+	while ((c = getopt_long(argc, argv, "s:h", options, NULL)) != -1) {
+		switch (c) {
+		case 's':
+			bench.socket = optarg;
+			break;
+		case OPT_JSON:
+			bench.json = true;
+			break;
+		case OPT_MPS:
+			bench.mps = true;
+			break;
+		case OPT_QUICK:
+			bench.quick = true;
+			break;
+		case OPT_SECONDS:
+			bench.seconds = (unsigned int)strtoul(optarg, &end, 10);
+			if (end == optarg || *end || !bench.seconds || bench.seconds > 3600) {
+				fprintf(stderr, "fabench: --seconds is a number from 1 to 3600\n");
+				return 2;
+			}
+			break;
+		case 'h':
+			usage(stdout);
+			return 0;
+		case OPT_STORM:
+			storm = optarg; /* not for people: what fabench gpu starts */
+			break;
+		case OPT_PREFILLER:
+			prefiller = optarg; /* the same, of fabench yield */
+			break;
+		case OPT_VERSION:
+			printf("fabench %s\n", FAD_VERSION);
+			return 0;
+		default:
+			fprintf(stderr, "Try 'fabench --help'.\n");
+			return 2;
+		}
+	}
+	if (storm)
+		return fa_bench_gpu_storm(bench.socket, storm);
+	if (prefiller)
+		return fa_prefiller_main((int)strtol(prefiller, NULL, 10));
+	if (optind == argc) {
+		fprintf(stderr, "fabench: which benchmark? Try 'fabench --help'.\n");
+		return 2;
+	}
+
+	if (bench.mps && !getenv("CUDA_MPS_PIPE_DIRECTORY")) {
+		fa_bench_deinit(&bench);
+		return run_under_mps(argv);
+	}
+	for (int i = optind; i < argc; i++) {
+		bool all = strcmp(argv[i], "all") == 0, found = all;
+
+		for (size_t j = 0; benches[j].name; j++) {
+			if (!all && strcmp(argv[i], benches[j].name) != 0)
+				continue;
+			found = true;
+			r = benches[j].run(&bench);
+			/* Whoever asks for all of them means those that this machine can run. */
+			if (r < 0 && !(all && r == -ENODEV))
+				failed = 1;
+		}
+		if (!found) {
+			fprintf(stderr, "fabench: there is no benchmark '%s'\n", argv[i]);
+			failed = 2;
+			break;
+		}
+	}
+	if (failed != 2 && bench.json && fa_bench_print_json(&bench) < 0)
+		failed = 1;
+	fa_bench_deinit(&bench);
+	return failed;
+}

@@ -1,0 +1,380 @@
+/*
+ * yield: a decode step that arrives while a prefill of another client has the GPU, and what that
+ * costs the prefill. The step has 32 sequences of 1,024 tokens, bf16, 32 query and 8 key heads of
+ * 128, one layer, with the new tokens' keys and values; it is of high priority, and arrives at
+ * random moments. The prefill is one prompt of 16k tokens, then one of 128k, again and again.
+ *
+ *   idle        a step, while nobody prefills
+ *   decode      a step beside prefills, which give way to it
+ *   decode-off  the same by a daemon whose prefills never give way (FAD_YIELD_NS)
+ *   off         a prefill of that daemon, with no step beside it
+ *   alone       a prefill that would give way, but nobody asks
+ *   beside      a prefill beside the steps of "decode"
+ *
+ * All take turns. Who waits for a step spins: how soon a machine wakes a process is not what is
+ * measured here. Before each step a request that does nothing wakes the daemon, which a prefill
+ * keeps awake: "idle" is not to pay for that. What a prefill gives after it was stopped is compared
+ * with what it gave before, to the bit. Needs some 6 GB of the GPU's memory and 2 GB of the host's.
+ */
+#include "bench/fabench/bench.h"
+#include "bench/fabench/daemon.h"
+#include "bench/lib/decode-client.h"
+#include "bench/lib/prefiller.h"
+
+#include "client/faclient.h"
+#include "common/clock.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define ROUNDS 4
+#define ROUNDS_QUICK 1
+#define SAMPLES 400 /* of a round */
+#define SAMPLES_OFF 30
+#define SAMPLES_QUICK 5
+#define WARM_UP 20
+#define SPIN_NS (20 * FA_NS_PER_MS)
+#define REST_NS (2 * FA_NS_PER_MS)
+/* A round's prefills are asked for so long. */
+#define PREFILL_MS 500
+#define PREFILL_MS_LONG 1200
+#define PREFILL_MS_QUICK 50
+#define LONG_TOKENS 65536
+/* A launch is never expected to take so long. */
+#define NEVER_NS "1000000000000000"
+
+static const struct fa_gpu_decode_shape usual = {
+	.layers = 1,
+	.heads = 32,
+	.kv_heads = 8,
+	.dim = 128,
+	.page_tokens = 64,
+	.batch = 32,
+	.length = 1024,
+};
+
+static const struct fa_gpu_decode_shape quick = {
+	.layers = 1,
+	.heads = 8,
+	.kv_heads = 2,
+	.dim = 128,
+	.page_tokens = 64,
+	.batch = 2,
+	.length = 64,
+};
+
+static const uint32_t usual_tokens[] = { 16384, 131072 }, quick_tokens[] = { 128, 256 };
+
+#define PROMPTS (sizeof(usual_tokens) / sizeof(usual_tokens[0]))
+
+/* The daemons: prefills give way, or never do. */
+enum {
+	ON,
+	OFF,
+	DAEMONS
+};
+
+/* What is measured of steps. */
+enum {
+	IDLE,
+	BESIDE,
+	BESIDE_OFF,
+	STEPS
+};
+
+struct yield_bench {
+	struct fa_bench *bench;
+	struct fa_gpu *gpu;
+	struct fa_error error;
+	struct fa_decode_tensors tensors;
+	int n_daemons;
+	struct fa_bench_daemon daemons[DAEMONS];
+	struct fa_decode_client clients[DAEMONS];
+	struct fa_prefiller *prefiller;
+	uint32_t tokens;
+	uint64_t random;
+};
+
+/* Of one prompt. */
+struct samples {
+	uint64_t *ns[STEPS];
+	size_t n[STEPS];
+	/* A prefill's times, of each round. */
+	double alone_ns[ROUNDS], off_ns[ROUNDS], beside_ns[ROUNDS];
+	int rounds;
+};
+
+/* ---- steps */
+
+static void rest(struct yield_bench *b)
+{
+	uint64_t ns;
+
+	b->random = b->random * 6364136223846793005u + 1442695040888963407u;
+	ns = REST_NS / 2 + (b->random >> 33) % REST_NS;
+	(void)clock_nanosleep(CLOCK_MONOTONIC, 0, &(struct timespec){ .tv_nsec = (long)ns }, NULL);
+}
+
+/* @n steps asked of a daemon, at random moments. @ret_ns may be NULL. */
+static int run_steps(struct yield_bench *b, int daemon, size_t n, uint64_t *ret_ns)
+{
+	struct fa_decode_client *c = &b->clients[daemon];
+	uint64_t start_ns;
+	int r = 0;
+
+	for (size_t i = 0; i < n && r == 0; i++) {
+		rest(b);
+		r = fa_marker(c->client, c->attend.stream, NULL, NULL);
+		if (r < 0)
+			return fa_fail(&b->error, r, "a marker: %s", fa_error());
+		start_ns = fa_now_ns();
+		r = fa_decode_client_attend(c, 0, true, NULL, &b->error, NULL);
+		if (ret_ns)
+			ret_ns[i] = fa_now_ns() - start_ns;
+	}
+	return r;
+}
+
+static int sample_steps(struct yield_bench *b, struct samples *samples, int what, size_t n)
+{
+	const int r = run_steps(b, what == BESIDE_OFF ? OFF : ON, n,
+	                        samples->ns[what] + samples->n[what]);
+
+	samples->n[what] += n;
+	return r;
+}
+
+/* ---- prefills */
+
+static void sleep_ms(uint64_t ms)
+{
+	const uint64_t until_ns = fa_deadline_ns(ms * FA_NS_PER_MS);
+
+	for (uint64_t now; (now = fa_now_ns()) < until_ns;)
+		(void)poll(NULL, 0, (int)((until_ns - now) / FA_NS_PER_MS) + 1);
+}
+
+static int sample_prefills(struct yield_bench *b, int daemon, double *ret_ns)
+{
+	int r;
+
+	r = fa_prefiller_go(b->prefiller, daemon, &b->error);
+	if (r < 0)
+		return r;
+	sleep_ms(b->bench->quick            ? PREFILL_MS_QUICK
+	         : b->tokens >= LONG_TOKENS ? PREFILL_MS_LONG
+	                                    : PREFILL_MS);
+	return fa_prefiller_stop(b->prefiller, &b->error, ret_ns);
+}
+
+static int sample_both(struct yield_bench *b, struct samples *samples, int what, size_t n,
+                       double *ret_ns)
+{
+	int r;
+
+	r = fa_prefiller_go(b->prefiller, what == BESIDE_OFF ? OFF : ON, &b->error);
+	if (r == 0)
+		r = sample_steps(b, samples, what, n);
+	return r < 0 ? r : fa_prefiller_stop(b->prefiller, &b->error, ret_ns);
+}
+
+/* ---- all of it */
+
+static int run_round(struct yield_bench *b, struct samples *samples)
+{
+	const size_t n = b->bench->quick ? SAMPLES_QUICK : SAMPLES;
+	const size_t n_off = b->bench->quick ? SAMPLES_QUICK : SAMPLES_OFF;
+	const int round = samples->rounds;
+	double unused;
+	int r;
+
+	r = sample_steps(b, samples, IDLE, n);
+	if (r == 0)
+		r = sample_both(b, samples, BESIDE, n, &samples->beside_ns[round]);
+	/* Whichever comes second finds the GPU warmer. */
+	if (r == 0 && b->n_daemons > OFF && round % 2 == 0)
+		r = sample_prefills(b, OFF, &samples->off_ns[round]);
+	if (r == 0)
+		r = sample_prefills(b, ON, &samples->alone_ns[round]);
+	if (r == 0 && b->n_daemons > OFF && round % 2 == 1)
+		r = sample_prefills(b, OFF, &samples->off_ns[round]);
+	if (r == 0 && b->n_daemons > OFF)
+		r = sample_both(b, samples, BESIDE_OFF, n_off, &unused);
+	samples->rounds++;
+	return r;
+}
+
+static int add(struct yield_bench *b, const char *what, const char *suffix, double ns,
+               const char *peer, double peer_ns)
+{
+	char prompt[16], name[96];
+
+	if (b->tokens % 1024 == 0)
+		snprintf(prompt, sizeof(prompt), "%uk", b->tokens / 1024);
+	else
+		snprintf(prompt, sizeof(prompt), "%u", b->tokens);
+	snprintf(name, sizeof(name), "yield/prefill-%s/%s%s%s", prompt, what,
+	         b->bench->mps ? "-mps" : "", suffix);
+	return fa_bench_add(b->bench, name, ns / 1e3, "us", peer, peer ? peer_ns / ns : 0);
+}
+
+static int report_steps(struct yield_bench *b, struct samples *samples)
+{
+	static const char *const names[STEPS] = { "idle", "decode", "decode-off" };
+	static const struct {
+		const char *suffix;
+		double percent;
+	} points[] = { { "", 50 }, { "-p99", 99 } };
+	int r = 0;
+
+	for (int what = 0; what < STEPS; what++)
+		for (size_t i = 0; i < 2 && r == 0 && samples->n[what]; i++)
+			r = add(b, names[what], points[i].suffix,
+			        (double)fa_bench_percentile(samples->ns[what], samples->n[what],
+			                                    points[i].percent),
+			        what == IDLE ? NULL : "idle",
+			        (double)fa_bench_percentile(samples->ns[IDLE], samples->n[IDLE],
+			                                    points[i].percent));
+	return r;
+}
+
+static int compare_doubles(const void *a, const void *b)
+{
+	const double x = *(const double *)a, y = *(const double *)b;
+
+	return (x > y) - (x < y);
+}
+
+/* Rounds without a second answer, of a slow machine, have no time. */
+static double median(double *values, int n)
+{
+	int first = 0;
+
+	qsort(values, (size_t)n, sizeof(*values), compare_doubles);
+	while (first < n && values[first] == 0)
+		first++;
+	return first == n ? 0 : values[first + (n - first) / 2];
+}
+
+static int report(struct yield_bench *b, struct samples *samples)
+{
+	const double off = median(samples->off_ns, samples->rounds);
+	const double alone = median(samples->alone_ns, samples->rounds);
+	const double beside = median(samples->beside_ns, samples->rounds);
+	int r;
+
+	r = report_steps(b, samples);
+	if (r == 0 && off > 0)
+		r = add(b, "off", "", off, NULL, 0);
+	if (r == 0 && alone > 0)
+		r = add(b, "alone", "", alone, off > 0 ? "off" : NULL, off);
+	if (r == 0 && beside > 0)
+		r = add(b, "beside", "", beside, alone > 0 ? "alone" : NULL, alone);
+	return r < 0 ? fa_fail(&b->error, r, "no memory") : 0;
+}
+
+static int measure(struct yield_bench *b, uint32_t tokens)
+{
+	const int rounds = b->bench->quick ? ROUNDS_QUICK : ROUNDS;
+	struct fa_prefiller_options options = { .tokens = tokens };
+	struct samples samples = { 0 };
+	int r = 0;
+
+	b->tokens = tokens;
+	for (int daemon = 0; daemon < b->n_daemons; daemon++)
+		options.sockets[daemon] = b->daemons[daemon].socket;
+	for (int what = 0; what < STEPS && r == 0; what++) {
+		samples.ns[what] = calloc((size_t)rounds * SAMPLES, sizeof(uint64_t));
+		if (!samples.ns[what])
+			r = fa_fail(&b->error, -ENOMEM, "no memory");
+	}
+	/* Whom others give way to has asked for something before. */
+	for (int daemon = 0; daemon < b->n_daemons && r == 0; daemon++)
+		r = run_steps(b, daemon, b->bench->quick ? 1 : WARM_UP, NULL);
+	if (r == 0)
+		r = fa_prefiller_start(&options, &b->error, &b->prefiller);
+	while (r == 0 && samples.rounds < rounds)
+		r = run_round(b, &samples);
+	b->prefiller = fa_prefiller_free(b->prefiller);
+	if (r == 0)
+		r = report(b, &samples);
+	for (int what = 0; what < STEPS; what++)
+		free(samples.ns[what]);
+	return r;
+}
+
+/* One with the yielding that FAD_YIELD_NS says, and one without; or somebody else's alone. */
+static int start_daemons(struct yield_bench *b)
+{
+	const char *environment = getenv("FAD_YIELD_NS");
+	char *usual_ns = environment ? strdup(environment) : NULL;
+	int r = 0;
+
+	/* Short launches do not. */
+	if (b->bench->quick && !environment)
+		setenv("FAD_YIELD_NS", "0", 1);
+	if (b->bench->socket)
+		fa_bench_say(b->bench, "fabench yield: without a daemon of its own, what never "
+		                       "gives way is not measured");
+	while (r == 0 && b->n_daemons < (b->bench->socket ? 1 : DAEMONS)) {
+		const int daemon = b->n_daemons;
+
+		if (daemon == OFF)
+			setenv("FAD_YIELD_NS", NEVER_NS, 1);
+		r = fa_bench_daemon_start(b->bench, &b->daemons[daemon]);
+		if (r < 0) {
+			fa_fail(&b->error, r, "the daemon does not start");
+			break;
+		}
+		b->n_daemons++;
+		r = fa_decode_client_open(&b->tensors, b->daemons[daemon].socket, 0, SPIN_NS,
+		                          &b->error, &b->clients[daemon]);
+	}
+	if (usual_ns)
+		setenv("FAD_YIELD_NS", usual_ns, 1);
+	else
+		unsetenv("FAD_YIELD_NS");
+	free(usual_ns);
+	return r;
+}
+
+static int run_all(struct yield_bench *b)
+{
+	int r;
+
+	r = fa_decode_tensors_new(b->gpu, b->bench->quick ? &quick : &usual, &b->error,
+	                          &b->tensors);
+	if (r < 0)
+		return r;
+	r = start_daemons(b);
+	for (size_t i = 0; i < PROMPTS && r == 0; i++)
+		r = measure(b, b->bench->quick ? quick_tokens[i] : usual_tokens[i]);
+	for (int daemon = 0; daemon < b->n_daemons; daemon++) {
+		fa_decode_client_close(&b->clients[daemon]);
+		if (fa_bench_daemon_stop(&b->daemons[daemon]) < 0 && r == 0)
+			r = fa_fail(&b->error, -EIO, "a daemon did not end well");
+	}
+	return r;
+}
+
+int fa_bench_yield(struct fa_bench *bench)
+{
+	struct yield_bench b = { .bench = bench, .random = 1 };
+	int r;
+
+	r = fa_gpu_open(&b.error, &b.gpu);
+	if (r == 0) {
+		fa_bench_name_gpu(bench, b.gpu->name);
+		r = run_all(&b);
+	}
+	if (r < 0)
+		fprintf(stderr, "fabench yield: %s\n", b.error.text);
+	if (b.gpu)
+		fa_decode_tensors_free(b.gpu, &b.tensors);
+	fa_gpu_close(b.gpu);
+	return r;
+}

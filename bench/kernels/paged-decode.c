@@ -1,0 +1,472 @@
+#include "bench/kernels/paged-decode.h"
+
+#include "bench/kernels/paged-scene.h"
+#include "bench/kernels/peer.h"
+
+#include <errno.h>
+#include <fnmatch.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PEERS_MAX 6
+#define BATCH_MAX 128
+
+static struct fa_peer peers[PEERS_MAX];
+static int n_peers;
+
+/* ---- sequences */
+
+/* Lengths are multiples of a page. */
+struct cell {
+	char shape[32];
+	int32_t batch;
+	uint32_t lengths[BATCH_MAX];
+};
+
+/* All of one length. */
+static struct cell even(int32_t batch, uint32_t length)
+{
+	struct cell cell = { .batch = batch };
+
+	for (int32_t b = 0; b < batch; b++)
+		cell.lengths[b] = length;
+	snprintf(cell.shape, sizeof(cell.shape), "b%d-c%u", batch, length);
+	return cell;
+}
+
+/* As many of each length, on a logarithmic scale, from 128 to 32k, in any order. */
+static struct cell mixed(void)
+{
+	struct cell cell = { .batch = time_options.quick ? 4 : 64 };
+	const double doublings = time_options.quick ? 2 : 8;
+
+	snprintf(cell.shape, sizeof(cell.shape), "b%d-mixed", cell.batch);
+	for (int32_t b = 0; b < cell.batch; b++)
+		cell.lengths[b] = time_pages_of(
+					  (uint32_t)exp2(7 + doublings * b / (cell.batch - 1))) *
+		                  (uint32_t)time_options.page;
+	for (int32_t b = cell.batch - 1; b > 0; b--) {
+		const uint32_t other = time_below((uint32_t)b + 1), length = cell.lengths[b];
+
+		cell.lengths[b] = cell.lengths[other];
+		cell.lengths[other] = length;
+	}
+	return cell;
+}
+
+/* False: it is not asked for; or, and said, there is not enough memory. */
+static bool scene_of(struct time_scene *scene, const struct cell *cell)
+{
+	if (fnmatch(time_options.shapes, cell->shape, 0) != 0)
+		return false;
+	if (time_scene_init(scene, cell->batch, cell->lengths, (uint32_t)time_options.n_new))
+		return true;
+	fprintf(stderr, "%s does not fit this GPU\n", cell->shape);
+	return false;
+}
+
+/* ---- peers */
+
+/* A scene as peers get it. */
+struct peer_scene {
+	struct fa_peer_decode request;
+	uint64_t k, v, out, table, lengths;
+	uint16_t *ours; /* the result to be had */
+};
+
+struct peer_run {
+	const struct fa_peer *peer;
+	struct fa_peer_decode request;
+};
+
+bool time_peer_open(const char *text)
+{
+	if (n_peers == PEERS_MAX || fa_peer_open(text, &peers[n_peers]) < 0)
+		return false;
+	n_peers++;
+	return true;
+}
+
+bool time_has_peers(void)
+{
+	return n_peers > 0;
+}
+
+void time_peers_close(void)
+{
+	while (n_peers > 0)
+		fa_peer_close(&peers[--n_peers]);
+}
+
+static void run_peer(void *userdata)
+{
+	struct peer_run *run = userdata;
+	const int r = run->peer->decode(&run->request);
+
+	if (r < 0) {
+		fprintf(stderr, "%s: %s\n", run->peer->title, strerror(-r));
+		exit(1);
+	}
+}
+
+static void peer_scene_deinit(struct peer_scene *with)
+{
+	const uint64_t all[] = { with->k, with->v, with->out, with->table, with->lengths };
+
+	paged_gpu_sync(time_gpu);
+	for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
+		paged_gpu_free(time_gpu, all[i]);
+	free(with->ours);
+	*with = (struct peer_scene){ 0 };
+}
+
+/* Runs ours for the result, too. False: not enough memory. */
+static bool peer_scene_init(struct peer_scene *with, struct time_run *run)
+{
+	const struct time_scene *scene = run->scene;
+	const struct fa_paged_cache *cache = &scene->cache;
+	const struct fa_paged_step *step = &scene->step;
+	const uint32_t row_bytes = (uint32_t)time_options.dim * 2;
+	const uint64_t pages = step->table_entries;
+	const uint64_t pools[] = { scene->pool, scene->pool + (uint64_t)cache->v_offset };
+	int32_t table_pages, length_max = 0, *table;
+
+	table = fa_peer_table(step, scene->table, cache->page_tokens,
+	                      (uint32_t)(scene->page_bytes / FA_PAGED_SLOT_BYTES), &table_pages);
+	if (!table)
+		abort();
+	*with = (struct peer_scene){
+		.k = paged_gpu_alloc(time_gpu, pages * scene->page_bytes / 2),
+		.v = paged_gpu_alloc(time_gpu, pages * scene->page_bytes / 2),
+		.out = paged_gpu_alloc(time_gpu, scene->q_bytes),
+		.table = paged_gpu_alloc(time_gpu, (size_t)(step->batch * table_pages) * 4),
+		.lengths = paged_gpu_alloc(time_gpu, (size_t)step->batch * 4),
+		.ours = malloc(scene->q_bytes),
+	};
+	if (!with->k || !with->v || !with->out || !with->table || !with->lengths || !with->ours) {
+		free(table);
+		peer_scene_deinit(with);
+		return false;
+	}
+	paged_gpu_upload(time_gpu, with->table, table, (size_t)(step->batch * table_pages) * 4);
+	free(table);
+	for (int32_t b = 0; b < step->batch; b++)
+		if ((int32_t)step->lengths[b] > length_max)
+			length_max = (int32_t)step->lengths[b];
+	paged_gpu_upload(time_gpu, with->lengths, step->lengths, (size_t)step->batch * 4);
+	for (int v = 0; v < 2; v++)
+		paged_gpu_token_major(time_gpu, pools[v], scene->page_bytes, v ? with->v : with->k,
+		                      pages, (uint32_t)cache->kv_heads,
+		                      (uint32_t)cache->page_tokens, row_bytes);
+	time_run(run);
+	paged_gpu_sync(time_gpu);
+	paged_gpu_download(time_gpu, with->ours, run->out, scene->q_bytes);
+	with->request = (struct fa_peer_decode){
+		.size = sizeof(with->request),
+		.dtype = cache->dtype,
+		.q = TIME_POINTER(scene->q),
+		.k = TIME_POINTER(with->k),
+		.v = TIME_POINTER(with->v),
+		.out = TIME_POINTER(with->out),
+		.table = TIME_POINTER(with->table),
+		.lengths = TIME_POINTER(with->lengths),
+		.batch = step->batch,
+		.n_new = time_options.n_new,
+		.heads = time_options.heads,
+		.kv_heads = cache->kv_heads,
+		.dim = cache->head_dim,
+		.pages = (int32_t)pages,
+		.page_tokens = cache->page_tokens,
+		.table_pages = table_pages,
+		.length_max = length_max,
+		.scale = run->request.attention.scale,
+	};
+	return true;
+}
+
+/* Readies @ret_run, and says whether the peer takes part: it covers the cell, and its result
+ * is ours. */
+static bool peer_enters(const struct peer_scene *with, const struct fa_peer *peer, size_t q_bytes,
+                        struct peer_run *ret_run)
+{
+	uint16_t *theirs = malloc(q_bytes);
+	double worst = 0;
+	bool agrees;
+	int r;
+
+	if (!theirs)
+		abort();
+	*ret_run = (struct peer_run){ .peer = peer, .request = with->request };
+	ret_run->request.name = peer->name;
+	r = peer->decode(&ret_run->request);
+	/* Again, now that it has settled, and over NaN. */
+	paged_gpu_sync(time_gpu);
+	paged_gpu_fill(time_gpu, with->out, 0xff, q_bytes);
+	if (r == 0)
+		r = peer->decode(&ret_run->request);
+	paged_gpu_sync(time_gpu);
+	paged_gpu_download(time_gpu, theirs, with->out, q_bytes);
+	agrees = r == 0 && fa_peer_agrees(with->ours, theirs, q_bytes / 2, &worst);
+	free(theirs);
+	if (r == -ENOTSUP || agrees)
+		return agrees;
+	time_failed = true;
+	if (r < 0)
+		fprintf(stderr, "%s: %s\n", peer->title, strerror(-r));
+	else
+		fprintf(stderr, "%s: its result is %.3g of the greatest value off ours\n",
+		        peer->title, worst);
+	return false;
+}
+
+/* ---- decode */
+
+/* Everyone who may run a cell. */
+struct race {
+	struct time_contestant contestants[TIME_CONTESTANTS_MAX];
+	const char *names[TIME_CONTESTANTS_MAX]; /* ours is the first */
+	double ns[TIME_CONTESTANTS_MAX];
+	int n;
+};
+
+static void enter(struct race *race, const char *name, void (*run)(void *), void *userdata)
+{
+	race->contestants[race->n] = (struct time_contestant){ run, userdata };
+	race->names[race->n++] = name;
+}
+
+/* Measures, and says ours beside each of the others, and beside a bare read its rate. */
+static void decide(struct race *race, const char *kind, const struct cell *cell, double bytes)
+{
+	char name[128];
+
+	time_measure(race->contestants, race->n, race->ns);
+	for (int i = 1; i < race->n; i++) {
+		time_name(name, sizeof(name), kind, cell->shape, "us");
+		time_say(name, race->ns[0] / 1e3, "us", race->names[i], race->ns[i] / race->ns[0]);
+	}
+	time_name(name, sizeof(name), kind, cell->shape, "rate");
+	time_say(name, bytes / race->ns[0], "GB/s", "bare", race->ns[1] / race->ns[0]);
+}
+
+/* @plain: pages of bf16 with sequences as long, beside pages of codes. */
+static void decode(const struct cell *cell, bool with_plain)
+{
+	struct fa_cuda_chip portable_chip = *paged_gpu_chip(time_gpu);
+	const struct time_options codes = time_options;
+	struct time_scene scene, plain_scene;
+	struct time_run ours, portable, plain;
+	struct peer_scene with = { 0 };
+	struct peer_run runs[PEERS_MAX];
+	struct time_bare bare;
+	struct race race = { .n = 0 };
+
+	if (!scene_of(&scene, cell))
+		return;
+	if (with_plain) {
+		time_set_store("plain");
+		with_plain = scene_of(&plain_scene, cell);
+		if (with_plain)
+			time_run_init(&plain, &plain_scene, NULL, NULL, false);
+		time_options = codes;
+	}
+	portable_chip.portable_paged = true;
+	time_run_init(&ours, &scene, NULL, NULL, false);
+	time_run_init(&portable, &scene, &portable_chip, NULL, false);
+	time_bare_init(&bare, &scene, scene.table, scene.step.table_entries);
+	enter(&race, "ours", time_run, &ours);
+	enter(&race, "bare", time_run_bare, &bare);
+	if (portable.plan.plan.decode != ours.plan.plan.decode)
+		enter(&race, "sm80", time_run, &portable);
+	if (with_plain)
+		enter(&race, "bf16", time_run, &plain);
+	if (n_peers > 0 && !peer_scene_init(&with, &ours))
+		fprintf(stderr, "%s does not fit this GPU twice: no peers\n", cell->shape);
+	for (int i = 0; i < n_peers && with.ours; i++)
+		if (peer_enters(&with, &peers[i], scene.q_bytes, &runs[i]))
+			enter(&race, peers[i].title, run_peer, &runs[i]);
+	if (time_check(&ours, cell->shape))
+		decide(&race, "decode", cell, bare.bytes);
+	peer_scene_deinit(&with);
+	time_bare_deinit(&bare);
+	time_run_deinit(&portable);
+	time_run_deinit(&ours);
+	if (with_plain) {
+		time_run_deinit(&plain);
+		time_scene_deinit(&plain_scene);
+	}
+	time_scene_deinit(&scene);
+}
+
+struct size {
+	int32_t batch;
+	uint32_t length;
+};
+
+static void decode_sizes(const struct size *sizes, size_t n, bool with_plain)
+{
+	struct cell cell;
+
+	for (size_t i = 0; i < (time_options.quick ? 0 : n); i++) {
+		cell = even(sizes[i].batch, sizes[i].length);
+		decode(&cell, with_plain);
+	}
+	if (time_options.quick) {
+		cell = even(2, 256);
+		decode(&cell, with_plain);
+	}
+	cell = mixed();
+	decode(&cell, with_plain);
+}
+
+void time_decode(void)
+{
+	static const struct size sizes[] = {
+		{ 1, 1024 },  { 1, 16384 }, { 1, 131072 }, { 8, 1024 },   { 8, 4096 },
+		{ 32, 1024 }, { 32, 4096 }, { 32, 16384 }, { 128, 4096 }, { 128, 16384 },
+	};
+
+	decode_sizes(sizes, sizeof(sizes) / sizeof(sizes[0]), false);
+}
+
+void time_codes(void)
+{
+	static const char *const stores[] = { "e4m3", "e4m3-heads", "int8", "int8-heads" };
+	static const struct size sizes[] = {
+		{ 1, 16384 }, { 8, 4096 }, { 32, 4096 }, { 32, 16384 }, { 128, 4096 },
+	};
+	const struct time_options before = time_options;
+
+	for (size_t i = 0; i < sizeof(stores) / sizeof(stores[0]); i++) {
+		time_set_store(stores[i]);
+		decode_sizes(sizes, sizeof(sizes) / sizeof(sizes[0]), true);
+	}
+	time_options = before;
+}
+
+/* ---- shared prefixes */
+
+/* Of @scene's sequences, which are as long, the first @shared pages become those of the first:
+ * what is in them, and in @ret_table which they are. Each of them once is in @ret_slots, [all],
+ * and how many there are is returned. */
+static uint32_t share(struct time_scene *scene, uint32_t shared, uint32_t *ret_table,
+                      uint32_t *ret_slots)
+{
+	const uint32_t each = scene->step.table_entries / (uint32_t)scene->step.batch;
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < scene->step.table_entries; i++) {
+		const uint32_t *const first = &scene->table[i % each];
+
+		ret_table[i] = scene->table[i];
+		if (i % each < shared && i >= each) {
+			ret_table[i] = *first;
+			paged_gpu_copy(time_gpu,
+			               scene->pool +
+			                       (uint64_t)scene->table[i] * FA_PAGED_SLOT_BYTES,
+			               scene->pool + (uint64_t)*first * FA_PAGED_SLOT_BYTES,
+			               scene->page_bytes);
+		} else {
+			ret_slots[n++] = scene->table[i];
+		}
+	}
+	return n;
+}
+
+/* @pays: whether the plan should group them. */
+static void shared_one(int32_t batch, uint32_t length, uint32_t shared, bool pays)
+{
+	struct fa_cuda_chip chip = *paged_gpu_chip(time_gpu);
+	struct cell cell = even(batch, length);
+	struct time_run together, apart;
+	struct race race = { .n = 0 };
+	struct time_bare bare;
+	struct time_scene scene;
+	uint32_t *table, *slots, n;
+
+	snprintf(cell.shape, sizeof(cell.shape), "b%d-c%u-s%u", batch, length, shared);
+	if (!scene_of(&scene, &cell))
+		return;
+	table = calloc(2 * (size_t)scene.step.table_entries, sizeof(*table));
+	if (!table)
+		abort();
+	slots = table + scene.step.table_entries;
+	n = share(&scene, shared / (uint32_t)time_options.page, table, slots);
+	/* Where all is small little is saved. */
+	chip.share_early = time_options.quick;
+	time_run_init(&together, &scene, &chip, table, false);
+	time_run_init(&apart, &scene, NULL, NULL, false);
+	time_bare_init(&bare, &scene, slots, n);
+	enter(&race, "ours", time_run, &together);
+	enter(&race, "bare", time_run_bare, &bare);
+	enter(&race, "unshared", time_run, &apart);
+	if ((together.plan.plan.prefixes == 1) != pays || apart.plan.plan.prefixes != 0) {
+		fprintf(stderr, "%s: %u prefixes, and unshared %u; expected %d and 0\n", cell.shape,
+		        together.plan.plan.prefixes, apart.plan.plan.prefixes, pays);
+		time_failed = true;
+	}
+	if (time_check(&together, cell.shape) && time_check(&apart, cell.shape) &&
+	    time_compare(&together, &apart, cell.shape))
+		decide(&race, "decode-shared", &cell, bare.bytes);
+	time_bare_deinit(&bare);
+	time_run_deinit(&apart);
+	time_run_deinit(&together);
+	time_scene_deinit(&scene);
+	free(table);
+}
+
+void time_shared(void)
+{
+	if (time_options.quick) {
+		shared_one(16, 1088, 1024, true);
+		shared_one(3, 128, 64, false);
+		return;
+	}
+	shared_one(64, 9216, 8192, true);
+	/* Blocks save 25 tiles each, and 13, which is less than what shares take. */
+	shared_one(16, 4096, 2048, false);
+	shared_one(8, 4096, 2048, false);
+	/* What is shared is a page. */
+	shared_one(64, 1024, 64, false);
+}
+
+/* ---- deterministic */
+
+static void deterministic_one(const struct cell *cell)
+{
+	struct time_run ours, usual;
+	struct race race = { .n = 0 };
+	struct time_scene scene;
+	struct time_bare bare;
+
+	if (!scene_of(&scene, cell))
+		return;
+	time_run_init(&ours, &scene, NULL, NULL, true);
+	time_run_init(&usual, &scene, NULL, NULL, false);
+	time_bare_init(&bare, &scene, scene.table, scene.step.table_entries);
+	enter(&race, "ours", time_run, &ours);
+	enter(&race, "bare", time_run_bare, &bare);
+	enter(&race, "usual", time_run, &usual);
+	if (time_check(&ours, cell->shape) && time_compare(&ours, &usual, cell->shape))
+		decide(&race, "decode-deterministic", cell, bare.bytes);
+	time_bare_deinit(&bare);
+	time_run_deinit(&usual);
+	time_run_deinit(&ours);
+	time_scene_deinit(&scene);
+}
+
+void time_deterministic(void)
+{
+	static const struct size sizes[] = { { 1, 16384 }, { 8, 4096 }, { 32, 4096 } };
+	struct cell cell;
+
+	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+		cell = time_options.quick ? even(2, 256 << i)
+		                          : even(sizes[i].batch, sizes[i].length);
+		deterministic_one(&cell);
+	}
+	cell = mixed();
+	deterministic_one(&cell);
+}

@@ -1,0 +1,457 @@
+#!/usr/bin/env python3
+"""
+Times fad's attention kernels beside PyTorch's backends in one process: FlashAttention 2
+(the flash backend of scaled_dot_product_attention) and cuDNN. Every sample: L2 is
+flushed by reading, a spin kernel lets the host run ahead, then event, kernel, event.
+Contestants take turns; the median of the samples counts. Inputs are random and rotated.
+
+  boost      the GPU is busy at most a fifth of the time
+  sustained  it is never idle: each contestant's samples follow load of its own, and
+             the first round, of a second or more, does not count
+
+Heads * dim is 2048, unless --heads says otherwise, and tokens 16,384 in every cell. Prints
+a line a cell, TFLOP/s, our speed over each peer's, and clock and power; --json FILE writes
+what bench/results/results.py keeps.
+
+Masks are full, causal, and windowN: causal, of the last N keys. Each may end in -alibi or
+-softcap. Of these, and of windows, PyTorch's backends know nothing; the peer is fad itself:
+
+  full   of a window: what the whole square takes; TFLOP/s of both count visible pairs
+  plain  of -alibi and -softcap: what the same mask takes without
+
+What PyTorch is no judge of, and heads that share K and V, is compared with a naive
+computation in fp32, of some rows in all parts of a sequence. A peer that cannot do a cell,
+or gets it wrong, is left out of it with a sentence.
+
+--peers FILE.py adds contestants. The file defines contestants(cell), which returns
+{name: launch} for what it can do of a cell (see class Cell; {} for nothing). launch(i)
+enqueues the attention of cell.sets[i] on PyTorch's current stream and returns its result,
+[batch, heads, tokens, dim], which is compared before anything is timed. It is called often:
+what it needs is to be prepared in contestants().
+"""
+import argparse
+import ctypes
+import datetime
+import importlib.util
+import json
+import re
+import shlex
+import statistics
+import subprocess
+import sys
+import threading
+import time
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+F32, F16, BF16 = 1, 2, 3
+DTYPES = {"f32": (F32, torch.float32), "f16": (F16, torch.float16), "bf16": (BF16, torch.bfloat16)}
+MASK = re.compile(r"(full|causal|window(?P<window>[1-9]\d*))(-(?P<feature>alibi|softcap))?")
+
+
+class Tensor(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("stride_batch", ctypes.c_int64),
+                ("stride_token", ctypes.c_int64), ("stride_head", ctypes.c_int64)]
+
+
+class Params(ctypes.Structure):
+    """struct fa_attention_params"""
+    _fields_ = [("dtype", ctypes.c_int), ("batch", ctypes.c_int32), ("heads", ctypes.c_int32),
+                ("kv_heads", ctypes.c_int32), ("head_dim", ctypes.c_int32),
+                ("head_dim_v", ctypes.c_int32), ("seqlen_q", ctypes.c_int64),
+                ("seqlen_k", ctypes.c_int64), ("cu_seqlens_q", ctypes.c_void_p),
+                ("cu_seqlens_k", ctypes.c_void_p), ("q", Tensor), ("k", Tensor), ("v", Tensor),
+                ("out", Tensor), ("lse", ctypes.c_void_p), ("lse_stride_batch", ctypes.c_int64),
+                ("lse_stride_head", ctypes.c_int64), ("lse_stride_token", ctypes.c_int64),
+                ("scale", ctypes.c_float), ("softcap", ctypes.c_float), ("causal", ctypes.c_bool),
+                ("window_left", ctypes.c_int64), ("window_right", ctypes.c_int64),
+                ("alibi_slopes", ctypes.c_void_p), ("sinks", ctypes.c_void_p)]
+
+
+class Kernel(ctypes.Structure):
+    """struct fa_cuda_kernel"""
+    _fields_ = [("symbol", ctypes.c_char_p)] + [(name, ctypes.c_int32) for name in (
+        "image", "dtype", "kind", "arch", "dim", "dim_v", "rows", "threads", "shared_bytes",
+        "arch_end", "keys", "rows_q", "seqlen_k_max", "state_bytes")]
+
+
+class Gpu:
+    def __init__(self, library):
+        self.lib = ctypes.CDLL(library)
+        self.lib.fa_gpu_open.restype = ctypes.c_void_p
+        self.lib.fa_gpu_chip.restype = ctypes.c_void_p
+        self.lib.fa_cuda_kernel_covers.restype = ctypes.c_bool
+        self.gpu = ctypes.c_void_p(self.lib.fa_gpu_open())
+        if not self.gpu:
+            raise SystemExit(77)
+        self.chip = ctypes.c_void_p(self.lib.fa_gpu_chip(self.gpu))
+        count = ctypes.c_size_t.in_dll(self.lib, "fa_cuda_kernels_count").value
+        self.kernels = (Kernel * count).in_dll(self.lib, "fa_cuda_kernels")
+
+    def stream(self):
+        return ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+
+    def flush(self):
+        self.lib.fa_gpu_flush(self.gpu, self.stream())
+
+    def spin(self, ns):
+        self.lib.fa_gpu_spin(self.gpu, ctypes.c_uint64(ns), self.stream())
+
+    def planned(self, params):
+        def launch():
+            assert self.lib.fa_gpu_attention(self.gpu, ctypes.byref(params), self.stream()) == 0
+        return launch
+
+    def on(self, kernel, params):
+        """The launch on a kernel of the table, or None if that does not cover it."""
+        buffer, text = ctypes.create_string_buffer(1024), ctypes.create_string_buffer(256)
+        if not self.lib.fa_cuda_kernel_covers(ctypes.byref(kernel), ctypes.byref(params)):
+            return None
+        if self.lib.fa_cuda_attention_plan_on(self.chip, ctypes.byref(kernel),
+                                              ctypes.byref(params), text,
+                                              ctypes.c_size_t(256), buffer) < 0:
+            return None
+        return lambda: self.lib.fa_gpu_launch(self.gpu, buffer, self.stream())
+
+
+def view(tensor):
+    batch, head, token, _ = tensor.stride()
+    return Tensor(tensor.data_ptr(), batch, token, head)
+
+
+class Cell:
+    """
+    One size and mask, with inputs: sets[i] is q, k, v, each [batch, heads or kv_heads, tokens,
+    dim] as a view of [batch, tokens, heads, dim]. dtype is a key of DTYPES, scale is that of
+    q . k. causal is true of windows, too; window is None, or how many keys a row sees to its
+    left and right, besides its own. alibi is None or a slope in fp32 for each head, softcap
+    0 for none. kernels/attention.h says what they mean.
+    """
+    SETS = 2
+    SOFTCAP = 5.0  # So low that it matters to logits of random inputs.
+
+    def __init__(self, dtype, dim, seqlen, mask, heads=None, kv_heads=None, tokens=16384,
+                 width=2048, like=None):
+        """@like: a cell of the same sizes, to have its inputs."""
+        code, torch_dtype = DTYPES[dtype]
+        window, feature = MASK.fullmatch(mask).group("window", "feature")
+        shape = f"h{heads}.{kv_heads or heads}-d{dim}" if heads else f"d{dim}"
+        self.name = f"prefill/{dtype}/{shape}-s{seqlen}/{mask}"
+        self.tokens, batch = tokens, tokens // seqlen
+        heads = heads or width // dim
+        kv_heads = kv_heads or heads
+        self.dtype, self.dim, self.seqlen, self.mask = dtype, dim, seqlen, mask
+        self.heads, self.kv_heads = heads, kv_heads
+        self.causal = not mask.startswith("full")
+        self.window = (int(window) - 1, 0) if window else None
+        self.softcap = self.SOFTCAP if feature == "softcap" else 0
+        self.alibi = None
+        if feature == "alibi":
+            self.alibi = torch.tensor([2 ** (-8 * (head + 1) / heads) for head in range(heads)],
+                                      device="cuda", dtype=torch.float32)
+        self.scale = dim ** -0.5
+        make = lambda heads: torch.randn((batch, seqlen, heads, dim), device="cuda",
+                                         dtype=torch_dtype).transpose(1, 2)
+        self.sets = like.sets if like else [(make(heads), make(kv_heads), make(kv_heads))
+                                            for _ in range(self.SETS)]
+        self.out = like.out if like else make(heads)
+        self.params = [Params(dtype=code, batch=batch, heads=heads, kv_heads=kv_heads,
+                              head_dim=dim, head_dim_v=dim, seqlen_q=seqlen, seqlen_k=seqlen,
+                              q=view(q), k=view(k), v=view(v), out=view(self.out),
+                              scale=self.scale, softcap=self.softcap, causal=self.causal,
+                              window_left=self.window[0] if window else -1,
+                              window_right=self.window[1] if window else -1,
+                              alibi_slopes=None if self.alibi is None else self.alibi.data_ptr())
+                       for q, k, v in self.sets]
+        seen = min(int(window or seqlen), seqlen)
+        pairs = seen * (seen + 1) // 2 + (seqlen - seen) * seen if self.causal else seqlen * seqlen
+        self.flops = 4 * pairs * dim * heads * batch
+
+    def beside(self):
+        """Cells of fad itself that this is set beside, with what they are called."""
+        plain, _, feature = self.mask.partition("-")
+        beside = [("plain", plain)] if feature else [("full", "full")] if self.window else []
+        return [(name, Cell(self.dtype, self.dim, self.seqlen, mask, self.heads, self.kv_heads,
+                            tokens=self.tokens, like=self)) for name, mask in beside]
+
+    def ours(self, gpu, kernel=None):
+        """A launch of set i, on what the plan picks or on one kernel; None if that
+        does not cover the cell."""
+        launches = [gpu.on(kernel, params) if kernel else gpu.planned(params)
+                    for params in self.params]
+        if not all(launches):
+            return None
+
+        def launch(i):
+            launches[i]()
+            return self.out
+        return launch
+
+    def peer(self, backend):
+        shared = self.heads != self.kv_heads
+
+        def launch(i):
+            with sdpa_kernel(backend):
+                return scaled_dot_product_attention(*self.sets[i], is_causal=self.causal,
+                                                    enable_gqa=shared)
+        return launch
+
+    def torch_peers(self, cudnn):
+        if self.window or self.alibi is not None or self.softcap:
+            return {}
+        if self.dtype == "f32":
+            return {"efficient": self.peer(SDPBackend.EFFICIENT_ATTENTION)}
+        peers = {"fa2": self.peer(SDPBackend.FLASH_ATTENTION)}
+        if cudnn:
+            peers["cudnn"] = self.peer(SDPBackend.CUDNN_ATTENTION)
+        return peers
+
+    def naive(self, i, rows):
+        """Those rows of set i, in fp32."""
+        q, k, v = self.sets[i]
+        k, v = (x.float().repeat_interleave(self.heads // self.kv_heads, 1) for x in (k, v))
+        logits = self.scale * (q[:, :, rows].float() @ k.transpose(2, 3))
+        if self.softcap:
+            logits = self.softcap * torch.tanh(logits / self.softcap)
+        distance = torch.arange(self.seqlen, device=rows.device) - rows[:, None]
+        if self.alibi is not None:
+            logits -= self.alibi[:, None, None] * distance.abs()
+        if self.causal:
+            logits.masked_fill_(distance > 0, float("-inf"))
+        if self.window:
+            logits.masked_fill_(distance < -self.window[0], float("-inf"))
+        return logits.softmax(-1) @ v
+
+    def check_rows(self, name, i, result, count=256):
+        assert torch.isfinite(result).all(), f"{name}, set {i}: not every element is finite"
+        # One of each @count-th part of the sequence, the first and the last.
+        n = self.seqlen
+        rows = torch.arange(count, device="cuda") * n // count
+        rows += torch.randint(max(n // count, 1), (count,), device="cuda")
+        rows[0], rows[-1] = 0, n - 1
+        want = self.naive(i, rows)
+        error = (result[:, :, rows].float() - want).norm(dim=-1) / want.norm(dim=-1)
+        assert error.max() < 2e-2, \
+            f"{name}, set {i}: a row is wrong by {error.max():.3f} of its length"
+
+    def check(self, name, launch, judge=None):
+        """@judge: what is right; None: the naive computation."""
+        for i in range(self.SETS):
+            self.out.fill_(float("nan"))
+            result = launch(i)
+            if judge:
+                torch.testing.assert_close(result, judge(i), atol=2e-2, rtol=2e-2,
+                                           msg=lambda text: f"{name}, set {i}: {text}")
+            else:
+                self.check_rows(name, i, result)
+
+    def able(self, peers, judge=None):
+        """Those of @peers that do this cell, and do it right."""
+        found = {}
+        for name, launch in peers.items():
+            try:
+                self.check(name, launch, judge)
+                found[name] = launch
+            except (AssertionError, RuntimeError) as error:
+                print(f"{self.name}: {name} is left out: {str(error).strip().splitlines()[0]}",
+                      flush=True)
+        return found
+
+
+def sample(gpu, launch, i):
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    gpu.flush()
+    gpu.spin(150_000)
+    start.record()
+    launch(i % Cell.SETS)
+    stop.record()
+    stop.synchronize()
+    return start.elapsed_time(stop) * 1e-3
+
+
+def boost(gpu, contestants, samples):
+    times = {name: [] for name in contestants}
+    for i in range(samples + 1):
+        for name, launch in contestants.items():
+            seconds = sample(gpu, launch, i)
+            time.sleep(4 * (seconds + 300e-6))
+            if i:
+                times[name].append(seconds)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def load(launch, seconds, kernel_seconds):
+    """Keeps the GPU busy; the queue never runs dry and never grows far."""
+    end, events = time.monotonic() + seconds, []
+    while time.monotonic() < end:
+        for i in range(max(1, int(0.01 / kernel_seconds))):
+            launch(i % Cell.SETS)
+        events.append(torch.cuda.Event())
+        events[-1].record()
+        if len(events) > 3:
+            events.pop(0).synchronize()
+
+
+def sustained(gpu, contestants, samples, rounds=3):
+    times = {name: [] for name in contestants}
+    kernel_seconds = {name: sample(gpu, launch, 0) for name, launch in contestants.items()}
+    for n in range(rounds):
+        for name, launch in contestants.items():
+            load(launch, 0.1 if n else 1.0 / len(contestants), kernel_seconds[name])
+            for i in range(max(1, samples // (rounds - 1))):
+                seconds = sample(gpu, launch, i)
+                if n:
+                    times[name].append(seconds)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def load_peers(path):
+    spec = importlib.util.spec_from_file_location("peers", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.contestants
+
+
+class Clocks:
+    """Clock and power, read beside the measurement all the time."""
+
+    def __init__(self):
+        self.lines = []
+        try:
+            self.process = subprocess.Popen(
+                ["nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits",
+                 "-lms", "100"], stdout=subprocess.PIPE, text=True)
+            threading.Thread(target=self.read, daemon=True).start()
+        except OSError:
+            self.process = None
+
+    def read(self):
+        for line in self.process.stdout:
+            self.lines.append(line)
+
+    def since(self, mark):
+        """Medians of the clock in MHz and the power in W, as text."""
+        values = []
+        for line in self.lines[mark:]:
+            try:
+                values.append([float(value) for value in line.split(",")])
+            except ValueError:
+                pass
+        if not values:
+            return "? MHz ? W"
+        return "{:.0f} MHz {:.0f} W".format(*(statistics.median(column)
+                                              for column in zip(*values)))
+
+    def mark(self):
+        return len(self.lines)
+
+    def close(self):
+        if self.process:
+            self.process.terminate()
+            self.process.wait()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--library", required=True, help="build/tests/gpu/libfagpu.so")
+    parser.add_argument("--other", help="another build of it, as a further contestant")
+    parser.add_argument("--peers", metavar="FILE.py", help="further contestants, see above")
+    parser.add_argument("--dtypes", default="bf16")
+    parser.add_argument("--dims", default="64,128,256")
+    parser.add_argument("--seqlens", default="512,1024,2048,4096,8192,16384")
+    parser.add_argument("--masks", default="full,causal", help="see above")
+    parser.add_argument("--heads", type=int, help="of Q, instead of 2048 / dim")
+    parser.add_argument("--kv-heads", type=int, help="of K and V (default: as many)")
+    parser.add_argument("--samples", type=int, default=20)
+    parser.add_argument("--state", choices=("boost", "sustained"), default="boost")
+    parser.add_argument("--kernels", action="store_true",
+                        help="every kernel of the table that covers a cell, not the planned one")
+    parser.add_argument("--no-cudnn", action="store_true")
+    parser.add_argument("--profile", action="store_true",
+                        help="each cell's kernel once and alone, for a profiler to look at (profiles.py); "
+                             "neither checks nor times")
+    parser.add_argument("--commit", default="?", help="what the library was built from")
+    parser.add_argument("--json")
+    args = parser.parse_args()
+    for mask in args.masks.split(","):
+        if not MASK.fullmatch(mask):
+            parser.error(f"there is no mask {mask}")
+    if args.kv_heads and (not args.heads or args.heads % args.kv_heads):
+        parser.error("--heads is to be a multiple of --kv-heads")
+
+    gpu = Gpu(args.library)
+    other = Gpu(args.other) if args.other else None
+    more_peers = load_peers(args.peers) if args.peers else lambda cell: {}
+    clocks = None if args.profile else Clocks()
+    results = []
+    device = torch.cuda.get_device_name()
+    cudnn = torch.backends.cudnn.version()
+    print(f"{device}, torch {torch.__version__}, cuDNN {cudnn}, {args.state}")
+    for dtype in args.dtypes.split(","):
+        for dim in map(int, args.dims.split(",")):
+            for mask in args.masks.split(","):
+                for seqlen in map(int, args.seqlens.split(",")):
+                    cell = Cell(dtype, dim, seqlen, mask, args.heads, args.kv_heads)
+                    if args.profile:
+                        cell.ours(gpu)(0)
+                        torch.cuda.synchronize()
+                        results.append({"name": cell.name, "commit": args.commit, "device": device})
+                        continue
+                    ours = {}
+                    if args.kernels:
+                        for kernel in gpu.kernels:
+                            launch = cell.ours(gpu, kernel)
+                            if launch and kernel.dim == dim:
+                                ours[kernel.symbol.decode()] = launch
+                    else:
+                        ours["fad"] = cell.ours(gpu)
+                    peers = cell.torch_peers(not args.no_cudnn)
+                    judge = None
+                    if peers and cell.heads == cell.kv_heads:
+                        judge = next(iter(peers.values()))
+                    else:
+                        peers = cell.able(peers)
+                    for name, launch in ours.items():
+                        cell.check(name, launch, judge)
+                    flops = {}
+                    for name, beside in cell.beside():
+                        peers[name], flops[name] = beside.ours(gpu), beside.flops
+                        beside.check(name, peers[name])
+                    if other:
+                        peers["other"] = cell.ours(other)
+                    peers.update(cell.able(more_peers(cell), judge))
+                    mark = clocks.mark()
+                    times = (boost if args.state == "boost" else sustained)(
+                        gpu, {**ours, **peers}, args.samples)
+                    rate = {name: flops.get(name, cell.flops) / seconds * 1e-12
+                            for name, seconds in times.items()}
+                    best = max(rate[name] for name in ours)
+                    line = [f"{cell.name:36s}", *(f"{name} {rate[name]:.0f}" for name in rate)]
+                    for name in peers or [None]:
+                        result = {"name": cell.name, "value": round(best, 1), "unit": "TFLOP/s"}
+                        if name:
+                            line.append(f"/{name} {best / rate[name]:.3f}")
+                            result.update(peer=name, ratio=round(best / rate[name], 3))
+                        results.append({**result, "commit": args.commit, "device": device})
+                    line.append(f"({clocks.since(mark)})")
+                    print("  ".join(line), flush=True)
+                    del cell
+    if clocks:
+        clocks.close()
+    for name in sorted({result["peer"] for result in results if "peer" in result}):
+        ratios = [result["ratio"] for result in results if result.get("peer") == name]
+        print(f"/{name}: least {min(ratios):.3f}, geometric mean "
+              f"{statistics.geometric_mean(ratios):.3f}")
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump({"command": shlex.join(["bench/race.py", *sys.argv[1:]]),
+                       "machine": f"{device}, torch {torch.__version__}, cuDNN {cudnn}",
+                       "date": datetime.date.today().isoformat(), "results": results},
+                      file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
