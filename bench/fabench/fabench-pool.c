@@ -12,7 +12,7 @@
 
 #include "common/cleanup.h"
 #include "common/clock.h"
-#include "daemon/pool_private.h"
+#include "daemon/pool/private.h"
 
 #include <errno.h>
 #include <stdio.h>

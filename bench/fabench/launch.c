@@ -20,7 +20,7 @@
 #include "bench/fabench/bench.h"
 
 #include "common/clock.h"
-#include "daemon/device.h"
+#include "daemon/backend/device.h"
 
 #include <errno.h>
 #include <math.h>

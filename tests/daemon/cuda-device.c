@@ -3,7 +3,7 @@
 #include "common/cudriver.h"
 #include "common/memfd.h"
 #include "common/packet.h"
-#include "daemon/view.h"
+#include "daemon/memory/tensor_view.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -5,7 +5,7 @@
  */
 #pragma once
 
-#include "daemon/device.h"
+#include "daemon/backend/device.h"
 #include "tests/cuda-driver/control.h"
 #include "tests/lib/attention.h"
 #include "tests/lib/check.h"

@@ -80,7 +80,7 @@ static struct fa_device_queue *fake_queue_free(struct fa_device *device,
 static void fake_launch(struct fa_device *device, struct fa_device_queue *queue,
                         struct fa_device_work *work)
 {
-	struct fa_request *request = fa_container_of(work, struct fa_request, work);
+	struct fa_job *request = fa_container_of(work, struct fa_job, work);
 
 	pthread_mutex_lock(&device->mutex);
 	assert(work->params == &request->params);
@@ -246,9 +246,9 @@ void stream_open(struct fixture *f, unsigned int i, int priority)
 	assert_ptr_equal(fa_stream_owner(f->streams[i]), &f->slots[i]);
 }
 
-struct fa_request *request_new(struct fixture *f, unsigned int i)
+struct fa_job *request_new(struct fixture *f, unsigned int i)
 {
-	struct fa_request *request = calloc(1, sizeof(*request));
+	struct fa_job *request = calloc(1, sizeof(*request));
 
 	assert_non_null(request);
 	request->stream = f->streams[i];
@@ -258,15 +258,15 @@ struct fa_request *request_new(struct fixture *f, unsigned int i)
 	return request;
 }
 
-struct fa_request *submit(struct fixture *f, unsigned int i)
+struct fa_job *submit(struct fixture *f, unsigned int i)
 {
-	struct fa_request *request = request_new(f, i);
+	struct fa_job *request = request_new(f, i);
 
 	fa_engine_submit(f->engine, request);
 	return request;
 }
 
-void take(struct fixture *f, struct fa_request **ret_request, struct fa_stream **ret_closed)
+void take(struct fixture *f, struct fa_job **ret_request, struct fa_stream **ret_closed)
 {
 	struct timespec until = patience();
 
@@ -276,9 +276,9 @@ void take(struct fixture *f, struct fa_request **ret_request, struct fa_stream *
 	assert_true(!*ret_request != !*ret_closed);
 }
 
-void expect(struct fixture *f, struct fa_request *request, int status)
+void expect(struct fixture *f, struct fa_job *request, int status)
 {
-	struct fa_request *taken;
+	struct fa_job *taken;
 	struct fa_stream *closed;
 
 	take(f, &taken, &closed);
@@ -292,7 +292,7 @@ void expect(struct fixture *f, struct fa_request *request, int status)
 
 void expect_closed(struct fixture *f, unsigned int i)
 {
-	struct fa_request *request;
+	struct fa_job *request;
 	struct fa_stream *closed;
 
 	take(f, &request, &closed);
@@ -302,7 +302,7 @@ void expect_closed(struct fixture *f, unsigned int i)
 
 void expect_nothing(struct fixture *f)
 {
-	struct fa_request *request;
+	struct fa_job *request;
 	struct fa_stream *closed;
 
 	usleep(20000);
@@ -332,7 +332,7 @@ void wait_cancelled(struct fixture *f, uint64_t n)
 	pthread_mutex_unlock(&f->device.mutex);
 }
 
-void complete(struct fixture *f, struct fa_request *request, int status)
+void complete(struct fixture *f, struct fa_job *request, int status)
 {
 	pthread_mutex_lock(&f->device.mutex);
 	fake_finish(&f->device, &request->work, status);

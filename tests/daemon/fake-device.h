@@ -5,7 +5,7 @@
 #pragma once
 
 #include "common/clock.h"
-#include "daemon/engine.h"
+#include "daemon/engine/engine.h"
 
 #include <pthread.h>
 #include <semaphore.h>
@@ -38,8 +38,8 @@ struct fa_device {
 	bool reap_blocked, reaping;   /* the same for reap(), which it has reached */
 	struct fa_list running, done; /* works */
 	uint64_t n_launched, n_running, n_cancelled, n_queues, n_groups;
-	pthread_t launcher;                             /* the thread that launched last */
-	struct fa_request *launched[FAKE_LAUNCHED_MAX]; /* in order, the first of them */
+	pthread_t launcher;                         /* the thread that launched last */
+	struct fa_job *launched[FAKE_LAUNCHED_MAX]; /* in order, the first of them */
 
 	pthread_t completer;
 	bool stop;
@@ -63,13 +63,13 @@ void fixture_deinit(struct fixture *f);
 
 void stream_open(struct fixture *f, unsigned int i, int priority);
 /* The stream's next request, to be submitted; or submitted already. */
-struct fa_request *request_new(struct fixture *f, unsigned int i);
-struct fa_request *submit(struct fixture *f, unsigned int i);
+struct fa_job *request_new(struct fixture *f, unsigned int i);
+struct fa_job *submit(struct fixture *f, unsigned int i);
 
 /* Waits for something to come out, and takes it. */
-void take(struct fixture *f, struct fa_request **ret_request, struct fa_stream **ret_closed);
+void take(struct fixture *f, struct fa_job **ret_request, struct fa_stream **ret_closed);
 /* What comes out next is @request with @status (freed) / stream @i closed (freed) / nothing. */
-void expect(struct fixture *f, struct fa_request *request, int status);
+void expect(struct fixture *f, struct fa_job *request, int status);
 void expect_closed(struct fixture *f, unsigned int i);
 void expect_nothing(struct fixture *f);
 
@@ -77,7 +77,7 @@ void expect_nothing(struct fixture *f);
 void wait_launched(struct fixture *f, uint64_t n);
 void wait_cancelled(struct fixture *f, uint64_t n);
 /* The device is done with @request. */
-void complete(struct fixture *f, struct fa_request *request, int status);
+void complete(struct fixture *f, struct fa_job *request, int status);
 /* The device is lost; what it has, it still has. */
 void lose(struct fixture *f);
 void block(struct fixture *f, bool blocked);

@@ -2,12 +2,12 @@
  * The CPU backend, but that it can be lost: by a request whose scale is LOSE, as by
  * a fault on a GPU, which nothing survives that is under way; or by one whose scale is
  * HANG, after which nothing that is under way ever comes back. In place of
- * daemon/device.c, so that the daemon has no other.
+ * daemon/backend/device.c, so that the daemon has no other.
  */
 #include "lossy-device.h"
 
 #include "common/cleanup.h"
-#include "daemon/device.h"
+#include "daemon/backend/device.h"
 
 #include <errno.h>
 #include <stdlib.h>

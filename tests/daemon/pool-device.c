@@ -1,6 +1,6 @@
 #include "tests/daemon/pool-device.h"
 
-#include "daemon/cache_layout.h"
+#include "daemon/pool/cache_layout.h"
 #include "tests/lib/check.h"
 
 #include <string.h>

@@ -5,8 +5,8 @@
  */
 #pragma once
 
-#include "daemon/sequence.h"
-#include "daemon/step.h"
+#include "daemon/pool/sequence.h"
+#include "daemon/pool/step.h"
 
 #include <stdint.h>
 

@@ -4,10 +4,10 @@
  */
 #pragma once
 
-#include "daemon/cache.h"
-#include "daemon/prefix.h"
-#include "daemon/sequence.h"
-#include "daemon/step.h"
+#include "daemon/pool/cache.h"
+#include "daemon/pool/prefix.h"
+#include "daemon/pool/sequence.h"
+#include "daemon/pool/step.h"
 #include "tests/daemon/pool-device.h"
 
 #define SCENE_CHUNK_BYTES 8192u

@@ -1,5 +1,5 @@
 /* Where pages lie: no two tiles overlap, all lie in their chunk, and the formula holds. */
-#include "daemon/cache_layout.h"
+#include "daemon/pool/cache_layout.h"
 
 #include <errno.h>
 #include <setjmp.h>

@@ -1,6 +1,6 @@
 /* The configuration file: what it sets, and what it refuses. */
 #include "common/cleanup.h"
-#include "daemon/config.h"
+#include "daemon/account/config.h"
 
 #include <errno.h>
 #include <setjmp.h>

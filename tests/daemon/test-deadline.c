@@ -1,5 +1,5 @@
 /* The heap of deadlines against a plain search, with random insertions and removals. */
-#include "daemon/deadline.h"
+#include "daemon/base/deadline_heap.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -23,7 +23,7 @@ static const struct fa_deadline *earliest(const struct fa_deadline *nodes)
 static void test_random(void **state)
 {
 	static struct fa_deadline nodes[N];
-	struct fa_deadlines deadlines = { 0 };
+	struct fa_deadline_heap deadlines = { 0 };
 	const struct fa_deadline *expected;
 	struct fa_deadline *node;
 
@@ -31,11 +31,11 @@ static void test_random(void **state)
 	for (int i = 0; i < 100000; i++) {
 		node = &nodes[random() % N];
 		if (random() % 4 == 0 && deadlines.root)
-			fa_deadlines_remove(&deadlines, deadlines.root);
+			fa_deadline_heap_remove(&deadlines, deadlines.root);
 		else if (node->linked)
-			fa_deadlines_remove(&deadlines, node);
+			fa_deadline_heap_remove(&deadlines, node);
 		else
-			fa_deadlines_insert(&deadlines, node, (uint64_t)random() % 1000);
+			fa_deadline_heap_insert(&deadlines, node, (uint64_t)random() % 1000);
 		if (i % 16)
 			continue;
 		expected = earliest(nodes);
@@ -47,17 +47,17 @@ static void test_random(void **state)
 
 static void test_removal_twice(void **state)
 {
-	struct fa_deadlines deadlines = { 0 };
+	struct fa_deadline_heap deadlines = { 0 };
 	struct fa_deadline a = { 0 }, b = { 0 };
 
-	fa_deadlines_remove(&deadlines, &a);
-	fa_deadlines_insert(&deadlines, &a, 5);
-	fa_deadlines_insert(&deadlines, &b, 3);
+	fa_deadline_heap_remove(&deadlines, &a);
+	fa_deadline_heap_insert(&deadlines, &a, 5);
+	fa_deadline_heap_insert(&deadlines, &b, 3);
 	assert_ptr_equal(deadlines.root, &b);
-	fa_deadlines_remove(&deadlines, &a);
-	fa_deadlines_remove(&deadlines, &a);
+	fa_deadline_heap_remove(&deadlines, &a);
+	fa_deadline_heap_remove(&deadlines, &a);
 	assert_ptr_equal(deadlines.root, &b);
-	fa_deadlines_remove(&deadlines, &b);
+	fa_deadline_heap_remove(&deadlines, &b);
 	assert_null(deadlines.root);
 }
 
@@ -66,14 +66,14 @@ static void test_many(void **state)
 {
 	const size_t n = 500000;
 	struct fa_deadline *nodes = calloc(n, sizeof(*nodes));
-	struct fa_deadlines deadlines = { 0 };
+	struct fa_deadline_heap deadlines = { 0 };
 
 	assert_non_null(nodes);
 	for (size_t i = 0; i < n; i++)
-		fa_deadlines_insert(&deadlines, &nodes[i], i);
+		fa_deadline_heap_insert(&deadlines, &nodes[i], i);
 	for (size_t i = 0; i < n; i++) {
 		assert_ptr_equal(deadlines.root, &nodes[i]);
-		fa_deadlines_remove(&deadlines, &nodes[i]);
+		fa_deadline_heap_remove(&deadlines, &nodes[i]);
 	}
 	assert_null(deadlines.root);
 	free(nodes);

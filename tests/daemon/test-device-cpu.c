@@ -2,7 +2,7 @@
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/memfd.h"
-#include "daemon/device.h"
+#include "daemon/backend/device.h"
 #include "fake-kernels.h"
 
 #include <dirent.h>

@@ -1,5 +1,5 @@
 /* The CUDA backend over the tests' driver: how it opens, and with which GPU. */
-#include "daemon/device_cuda.h"
+#include "daemon/backend/cuda/backend.h"
 #include "tests/daemon/cuda-device.h"
 
 #include <errno.h>

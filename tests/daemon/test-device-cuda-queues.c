@@ -1,5 +1,5 @@
 /* The queues of the CUDA backend over the tests' driver: what is launched in which order. */
-#include "daemon/device_cuda.h"
+#include "daemon/backend/cuda/backend.h"
 #include "tests/daemon/cuda-device.h"
 
 #include <errno.h>

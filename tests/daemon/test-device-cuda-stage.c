@@ -1,5 +1,5 @@
 /* Staging of the CUDA backend over the tests' driver: what is copied, and when. */
-#include "daemon/device_cuda.h"
+#include "daemon/backend/cuda/backend.h"
 #include "tests/daemon/cuda-device.h"
 
 #include <setjmp.h>
@@ -24,21 +24,21 @@ static void test_stage_choice(void **state)
 		          .window_right = FA_CUDA_WINDOW_MAX },
 	};
 
-	assert_int_equal(fa_cuda_stage_reads(&launch), 9 * 4 * 2);
+	assert_int_equal(fa_cuda_staging_reads(&launch), 9 * 4 * 2);
 	launch.args.window_right = 0;
-	assert_int_equal(fa_cuda_stage_reads(&launch), 5 * 4 * 2);
+	assert_int_equal(fa_cuda_staging_reads(&launch), 5 * 4 * 2);
 	launch.args.window_left = 256;
-	assert_int_equal(fa_cuda_stage_reads(&launch), 4 * 4 * 2);
+	assert_int_equal(fa_cuda_staging_reads(&launch), 4 * 4 * 2);
 	launch.args.window_left = 100000;
-	assert_int_equal(fa_cuda_stage_reads(&launch), 9 * 4 * 2);
+	assert_int_equal(fa_cuda_staging_reads(&launch), 9 * 4 * 2);
 
 	/* Read once: never. Read often: if it is not tiny, and not mostly gaps. */
-	assert_false(fa_cuda_stage_pays(1 << 30, 1 << 30, 1));
-	assert_true(fa_cuda_stage_pays(1 << 30, 1 << 30, 2));
-	assert_false(fa_cuda_stage_pays(4096, 4096, 4));
-	assert_true(fa_cuda_stage_pays(2 << 20, 1 << 20, 8));
-	assert_false(fa_cuda_stage_pays((2 << 20) + 2, 1 << 20, 8));
-	assert_true(fa_cuda_stage_pays(1ull << 40, 1ull << 40, UINT64_MAX));
+	assert_false(fa_cuda_staging_pays(1 << 30, 1 << 30, 1));
+	assert_true(fa_cuda_staging_pays(1 << 30, 1 << 30, 2));
+	assert_false(fa_cuda_staging_pays(4096, 4096, 4));
+	assert_true(fa_cuda_staging_pays(2 << 20, 1 << 20, 8));
+	assert_false(fa_cuda_staging_pays((2 << 20) + 2, 1 << 20, 8));
+	assert_true(fa_cuda_staging_pays(1ull << 40, 1ull << 40, UINT64_MAX));
 }
 
 static uint64_t n_copies(const struct cuda_device *cuda)

@@ -2,7 +2,7 @@
  * How long launches give way to works of high priority, over the tests' driver: whose kernels
  * leave the blocks that they had no time for when they are asked, and all while they are held.
  */
-#include "daemon/device_cuda.h"
+#include "daemon/backend/cuda/backend.h"
 #include "tests/daemon/cuda-device.h"
 
 #include <errno.h>

@@ -1,5 +1,5 @@
 /* The CUDA backend over the tests' driver: its results, and what it asks the driver. */
-#include "daemon/device_cuda.h"
+#include "daemon/backend/cuda/backend.h"
 #include "tests/daemon/cuda-device.h"
 
 #include <errno.h>

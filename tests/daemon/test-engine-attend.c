@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-static struct fa_request *submit_attending(struct fixture *f, unsigned int i)
+static struct fa_job *submit_attending(struct fixture *f, unsigned int i)
 {
-	struct fa_request *request;
+	struct fa_job *request;
 
 	fa_engine_batch_begin(f->engine);
 	request = submit(f, i);
@@ -30,7 +30,7 @@ static bool was_launched_here(struct fixture *f)
 static void test_here(void **state)
 {
 	unsigned int launched = 0, finished = 0;
-	struct fa_request *request;
+	struct fa_job *request;
 	struct fixture f;
 
 	fixture_init_polled(&f, 1);
@@ -53,7 +53,7 @@ static void test_here(void **state)
 /* It never waits for the engine thread, which has what was submitted meanwhile. */
 static void test_busy(void **state)
 {
-	struct fa_request *request;
+	struct fa_job *request;
 	struct fixture f;
 
 	fixture_init_polled(&f, 1);
@@ -76,7 +76,7 @@ static void test_busy(void **state)
 /* Many at once are the engine thread's. */
 static void test_many(void **state)
 {
-	struct fa_request *requests[3];
+	struct fa_job *requests[3];
 	struct fixture f;
 
 	fixture_init_polled(&f, 3);
@@ -97,7 +97,7 @@ static void test_many(void **state)
 /* Whether it says that it leaves or not: what runs is finished, and what comes is launched. */
 static void test_left(void **state)
 {
-	struct fa_request *request;
+	struct fa_job *request;
 	struct fixture f;
 
 	fixture_init_polled(&f, 1);
@@ -129,7 +129,7 @@ static void test_left(void **state)
  * begins to attend and then does not come again. */
 static void test_stalled(void **state)
 {
-	struct fa_request *held, *request;
+	struct fa_job *held, *request;
 	struct fixture f;
 
 	fixture_init_polled(&f, 1);
@@ -160,7 +160,7 @@ static void test_stalled(void **state)
 /* Deadlines, cancels and a lost device, while one thread alone does it all. */
 static void test_ends(void **state)
 {
-	struct fa_request *running, *waiting;
+	struct fa_job *running, *waiting;
 	struct fa_error reason;
 	struct fixture f;
 
@@ -194,7 +194,7 @@ static void test_ends(void **state)
 /* A device that says itself when it has finished is the engine thread's. */
 static void test_not_polled(void **state)
 {
-	struct fa_request *request;
+	struct fa_job *request;
 	struct fixture f;
 
 	fixture_init(&f, 1);

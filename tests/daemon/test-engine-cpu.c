@@ -1,6 +1,6 @@
 /* The engine on the CPU backend, as in the daemon, with kernels that the test controls. */
 #include "common/clock.h"
-#include "daemon/engine.h"
+#include "daemon/engine/engine.h"
 #include "fake-kernels.h"
 
 #include <errno.h>
@@ -18,7 +18,7 @@
 #define PATIENCE_SEC 30
 
 struct item {
-	struct fa_request request;
+	struct fa_job request;
 	struct fake_job job;
 	bool taken;
 };
@@ -63,7 +63,7 @@ static void fixture_init(struct fixture *f)
 
 static void take(struct fixture *f)
 {
-	struct fa_request *request;
+	struct fa_job *request;
 	struct fa_stream *closed;
 	struct timespec until;
 	struct item *item;

@@ -4,7 +4,7 @@
  * one after another gives.
  */
 #include "common/clock.h"
-#include "daemon/engine.h"
+#include "daemon/engine/engine.h"
 
 #include <errno.h>
 #include <math.h>
@@ -34,7 +34,7 @@ static const struct shape {
 #define SHAPES (sizeof(shapes) / sizeof(shapes[0]))
 
 struct item {
-	struct fa_request request;
+	struct fa_job request;
 	float *out, *lse;
 };
 
@@ -140,7 +140,7 @@ static void on_notify(void *userdata)
 	sem_post(&notified);
 }
 
-static void take(struct fa_engine *engine, struct fa_request **ret_request,
+static void take(struct fa_engine *engine, struct fa_job **ret_request,
                  struct fa_stream **ret_closed)
 {
 	struct timespec until;
@@ -160,7 +160,7 @@ static void test_results(void **state)
 	struct problem problems[SHAPES];
 	struct fa_stream *streams[SHAPES], *closed;
 	struct fa_engine_group *groups[SHAPES];
-	struct fa_request *request;
+	struct fa_job *request;
 	struct fa_engine *engine;
 	struct fa_device *device;
 	struct fa_error error;

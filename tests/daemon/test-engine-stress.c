@@ -45,7 +45,7 @@ static unsigned int dice(struct stress *s, unsigned int n)
 
 static void stress_submit(struct stress *s, unsigned int i)
 {
-	struct fa_request *request = request_new(&s->f, i);
+	struct fa_job *request = request_new(&s->f, i);
 
 	if (dice(s, 8) == 0)
 		request->status = fa_fail(&request->error, -EINVAL, "refused");
@@ -60,7 +60,7 @@ static void stress_submit(struct stress *s, unsigned int i)
 static void stress_take(struct stress *s)
 {
 	struct fa_completion_slot *owner;
-	struct fa_request *request;
+	struct fa_job *request;
 	struct fa_stream *closed;
 	size_t i;
 
@@ -187,7 +187,7 @@ static void test_stress_at_once(void **state)
 /* One request at a time: a wake-up lost anywhere stops this test. */
 static void test_ping_pong(void **state)
 {
-	struct fa_request *request;
+	struct fa_job *request;
 	struct fa_stream *closed;
 	struct fixture f;
 

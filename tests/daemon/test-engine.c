@@ -1,5 +1,5 @@
 /* What the engine promises, one case at a time. */
-#include "daemon/engine_private.h"
+#include "daemon/engine/private.h"
 #include "fake-device.h"
 
 #include <errno.h>
@@ -11,7 +11,7 @@
 
 static void test_order(void **state)
 {
-	struct fa_request *a, *b, *c, *d;
+	struct fa_job *a, *b, *c, *d;
 	struct fixture f;
 
 	fixture_init(&f, 3);
@@ -47,7 +47,7 @@ static void test_order(void **state)
 
 static void test_streams_do_not_wait_for_each_other(void **state)
 {
-	struct fa_request *a, *b;
+	struct fa_job *a, *b;
 	struct fixture f;
 
 	fixture_init(&f, 1);
@@ -65,7 +65,7 @@ static void test_streams_do_not_wait_for_each_other(void **state)
 
 static void test_refused_in_turn(void **state)
 {
-	struct fa_request *a, *refused, *c, *alone;
+	struct fa_job *a, *refused, *c, *alone;
 	struct fixture f;
 
 	fixture_init(&f, 4);
@@ -97,7 +97,7 @@ static void test_refused_in_turn(void **state)
 
 static void test_stream_continues_values(void **state)
 {
-	struct fa_request *a;
+	struct fa_job *a;
 	struct fixture f;
 
 	fixture_init(&f, 4);
@@ -114,7 +114,7 @@ static void test_stream_continues_values(void **state)
 
 static void test_queue_fails(void **state)
 {
-	struct fa_request *a, *b;
+	struct fa_job *a, *b;
 	struct fixture f;
 
 	fixture_init(&f, 1);
@@ -141,7 +141,7 @@ static void test_queue_fails(void **state)
 
 static void test_deadline_queued(void **state)
 {
-	struct fa_request *a, *b, *c;
+	struct fa_job *a, *b, *c;
 	struct fixture f;
 
 	fixture_init(&f, 1);
@@ -165,7 +165,7 @@ static void test_deadline_queued(void **state)
 
 static void test_deadline_passed_on_arrival(void **state)
 {
-	struct fa_request *a;
+	struct fa_job *a;
 	struct fixture f;
 
 	fixture_init(&f, 1);
@@ -181,7 +181,7 @@ static void test_deadline_passed_on_arrival(void **state)
 /* Nobody wakes the engine but the end of its own sleep. */
 static void test_deadline_running(void **state)
 {
-	struct fa_request *a, *b;
+	struct fa_job *a, *b;
 	struct fixture f;
 
 	fixture_init(&f, 1);
@@ -208,7 +208,7 @@ static void test_deadline_running(void **state)
 
 static void test_deadline_kept(void **state)
 {
-	struct fa_request *a;
+	struct fa_job *a;
 	struct fixture f;
 
 	fixture_init(&f, 1);
@@ -226,7 +226,7 @@ static void test_deadline_kept(void **state)
 
 static void test_cancel(void **state)
 {
-	struct fa_request *a, *b, *c, *d;
+	struct fa_job *a, *b, *c, *d;
 	struct fixture f;
 
 	fixture_init(&f, 2);
@@ -258,7 +258,7 @@ static void test_cancel(void **state)
 
 static void test_cancel_settled(void **state)
 {
-	struct fa_request *a, *b;
+	struct fa_job *a, *b;
 	struct fixture f;
 
 	fixture_init(&f, 2);
@@ -277,7 +277,7 @@ static void test_cancel_settled(void **state)
 
 static void test_cancel_too_late(void **state)
 {
-	struct fa_request *a;
+	struct fa_job *a;
 	struct fixture f;
 
 	fixture_init(&f, 1);
@@ -295,7 +295,7 @@ static void test_cancel_too_late(void **state)
 /* A cancel is on its way when its request finishes, is taken and freed. */
 static void test_cancel_crosses_finish(void **state)
 {
-	struct fa_request *a, *b;
+	struct fa_job *a, *b;
 	struct fixture f;
 
 	fixture_init(&f, 1);
@@ -319,7 +319,7 @@ static void test_cancel_crosses_finish(void **state)
 
 static void test_close(void **state)
 {
-	struct fa_request *requests[6];
+	struct fa_job *requests[6];
 	struct fa_engine_stats stats;
 	struct fixture f;
 
@@ -359,9 +359,9 @@ static void test_close(void **state)
 
 /* ---- the device is lost */
 
-static void expect_lost(struct fixture *f, struct fa_request *request)
+static void expect_lost(struct fixture *f, struct fa_job *request)
 {
-	struct fa_request *taken;
+	struct fa_job *taken;
 	struct fa_stream *closed;
 
 	take(f, &taken, &closed);
@@ -373,7 +373,7 @@ static void expect_lost(struct fixture *f, struct fa_request *request)
 
 static void lost(bool polled)
 {
-	struct fa_request *a, *b, *c, *refused, *d, *other, *late;
+	struct fa_job *a, *b, *c, *refused, *d, *other, *late;
 	struct fa_error reason;
 	struct fixture f;
 
@@ -438,7 +438,7 @@ static void test_lost_polled(void **state)
 static void test_crowd_does_not_hold_up_others(void **state)
 {
 	const uint64_t crowd = 1000;
-	struct fa_request *urgent, *other, *taken;
+	struct fa_job *urgent, *other, *taken;
 	uint64_t at_other = 0, at_urgent = 0;
 	struct fa_stream *closed;
 	struct fixture f;
@@ -476,8 +476,8 @@ static void test_crowd_does_not_hold_up_others(void **state)
 /* Slow works make it look seldom; what is urgent is looked for all the time. */
 static void test_urgent_is_looked_for(void **state)
 {
-	struct fa_request *request;
-	struct fa_waiter *waiter;
+	struct fa_job *request;
+	struct fa_parker *waiter;
 	uint64_t pause_ns;
 	struct fixture f;
 
@@ -492,12 +492,12 @@ static void test_urgent_is_looked_for(void **state)
 		complete(&f, request, 0);
 		expect(&f, request, 0);
 	}
-	assert_int_not_equal(fa_waiter_pause_ns(waiter, waiter->since_ns + 25 * FA_NS_PER_US), 0);
+	assert_int_not_equal(fa_parker_pause_ns(waiter, waiter->since_ns + 25 * FA_NS_PER_US), 0);
 	request = submit(&f, 1);
 	wait_launched(&f, 9);
 	/* It is said behind the launch, in the same round. */
 	pthread_mutex_lock(&f.engine->round);
-	pause_ns = fa_waiter_pause_ns(waiter, waiter->since_ns + 150 * FA_NS_PER_US);
+	pause_ns = fa_parker_pause_ns(waiter, waiter->since_ns + 150 * FA_NS_PER_US);
 	pthread_mutex_unlock(&f.engine->round);
 	assert_int_equal(pause_ns, 0);
 	complete(&f, request, 0);
@@ -520,7 +520,7 @@ static void crowd(struct fixture *f, unsigned int group, unsigned int first, uns
 
 static void take_all(struct fixture *f, uint64_t n)
 {
-	struct fa_request *taken;
+	struct fa_job *taken;
 	struct fa_stream *closed;
 
 	wait_launched(f, n);
@@ -594,7 +594,7 @@ static void test_priority_in_a_group(void **state)
 static void idle(bool polled)
 {
 	struct timespec before, after;
-	struct fa_request *a;
+	struct fa_job *a;
 	struct fixture f;
 	uint64_t begin_ns;
 	int64_t used_ns;
@@ -645,7 +645,7 @@ static uint64_t found_late_ns(struct fixture *f, uint64_t took_ns, size_t *n_lau
 		WORKS = 15
 	};
 	uint64_t late_ns[WORKS], at_ns;
-	struct fa_request *a, *taken;
+	struct fa_job *a, *taken;
 	struct fa_stream *closed;
 
 	for (size_t n = 0; n < WORKS; n++) {
@@ -688,7 +688,7 @@ static void test_polled(void **state)
 /* What comes in does not wait for the end of a sleep, however long the wait was. */
 static void test_polled_submit(void **state)
 {
-	struct fa_request *a, *b;
+	struct fa_job *a, *b;
 	struct fixture f;
 
 	fixture_init_polled(&f, 1);
@@ -724,7 +724,7 @@ static bool has_pulse(struct fixture *f, uint64_t patience_ns)
 /* Asleep or at work it has one; in a call of the device's that does not return it has none. */
 static void test_pulse(void **state)
 {
-	struct fa_request *a;
+	struct fa_job *a;
 	struct fixture f;
 
 	fixture_init(&f, 1);

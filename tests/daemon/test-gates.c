@@ -1,6 +1,6 @@
 /* Gates on a device that does what the test says: who waits, who does not, and what is
  * signalled. */
-#include "daemon/gate.h"
+#include "daemon/engine/gate.h"
 #include "fake-device.h"
 
 #include <errno.h>
@@ -49,9 +49,9 @@ static struct fa_gates *gates_new(struct scene *s, unsigned int wait, uint64_t w
 	return gates;
 }
 
-static struct fa_request *submit_gated(struct scene *s, unsigned int stream, struct fa_gates *gates)
+static struct fa_job *submit_gated(struct scene *s, unsigned int stream, struct fa_gates *gates)
 {
-	struct fa_request *request = request_new(&s->f, stream);
+	struct fa_job *request = request_new(&s->f, stream);
 
 	request->gates = gates;
 	fa_engine_submit(s->f.engine, request);
@@ -78,7 +78,7 @@ static uint64_t n_launched(struct scene *s)
 static void holds_until_it_opens(bool polled)
 {
 	struct fa_gates *gates;
-	struct fa_request *a, *b;
+	struct fa_job *a, *b;
 	struct scene s;
 
 	scene_init(&s, 4, polled);
@@ -173,7 +173,7 @@ static void test_others_go_on(void **state)
 		ROUNDS = 50
 	};
 	struct fa_gates *gates;
-	struct fa_request *shut;
+	struct fa_job *shut;
 	struct scene s;
 
 	scene_init(&s, 2, false);
@@ -183,7 +183,7 @@ static void test_others_go_on(void **state)
 	shut = submit_gated(&s, 0, gates);
 	for (unsigned int round = 0; round < ROUNDS; round++)
 		for (unsigned int i = 1; i < FAKE_STREAMS; i++) {
-			struct fa_request *request = submit(&s.f, i);
+			struct fa_job *request = submit(&s.f, i);
 
 			wait_launched(&s.f, round * (FAKE_STREAMS - 1) + i);
 			complete(&s.f, request, 0);
@@ -198,7 +198,7 @@ static void test_others_go_on(void **state)
 /* More gates than are looked at in one round, all in streams of their own. */
 static void test_many_gates(void **state)
 {
-	struct fa_request *requests[FAKE_STREAMS];
+	struct fa_job *requests[FAKE_STREAMS];
 	struct fa_gates *gates[FAKE_STREAMS];
 	struct scene s;
 
@@ -225,7 +225,7 @@ static void test_many_gates(void **state)
 
 static void test_ends_behind_a_gate(void **state)
 {
-	struct fa_request *late, *cancelled, *closed;
+	struct fa_job *late, *cancelled, *closed;
 	struct fa_gates *gates[3];
 	struct scene s;
 
@@ -262,7 +262,7 @@ static void test_ends_behind_a_gate(void **state)
 static void test_device_lost(void **state)
 {
 	struct fa_gates *gates;
-	struct fa_request *a;
+	struct fa_job *a;
 	struct scene s;
 
 	scene_init(&s, 1, false);
@@ -281,7 +281,7 @@ static void test_device_lost(void **state)
 /* Refused ones do not wait for their gates, but for their turn; and signal. */
 static void test_refused(void **state)
 {
-	struct fa_request *a, *refused;
+	struct fa_job *a, *refused;
 	struct fa_gates *gates;
 	struct scene s;
 
@@ -308,7 +308,7 @@ static void test_refused(void **state)
 /* Behind one that was refused, behind one that runs: its gate is looked at all the same. */
 static void behind_refused(bool has_work, bool cancelled)
 {
-	struct fa_request *a, *refused, *c;
+	struct fa_job *a, *refused, *c;
 	struct fa_gates *gates;
 	struct scene s;
 
@@ -363,7 +363,7 @@ static void test_behind_refused(void **state)
 static void test_words_never_fall(void **state)
 {
 	struct fa_gates *gates[2];
-	struct fa_request *a, *b;
+	struct fa_job *a, *b;
 	struct scene s;
 
 	scene_init(&s, 1, false);
@@ -389,7 +389,7 @@ static void test_words_never_fall(void **state)
 
 #define CHAIN 6
 
-static void submit_chain(struct scene *s, struct fa_gates **gates, struct fa_request **requests)
+static void submit_chain(struct scene *s, struct fa_gates **gates, struct fa_job **requests)
 {
 	for (unsigned int i = 0; i < CHAIN; i++) {
 		gates[i] = gates_new(s, 0, 1 + i, 0, 1 + i);
@@ -400,7 +400,7 @@ static void submit_chain(struct scene *s, struct fa_gates **gates, struct fa_req
 	}
 }
 
-static void expect_chain(struct scene *s, struct fa_gates **gates, struct fa_request **requests,
+static void expect_chain(struct scene *s, struct fa_gates **gates, struct fa_job **requests,
                          unsigned int first_failed, int status)
 {
 	for (unsigned int i = 0; i < CHAIN; i++) {
@@ -415,7 +415,7 @@ static void expect_chain(struct scene *s, struct fa_gates **gates, struct fa_req
  * comes afterwards does not. */
 static void test_chain_fails(void **state)
 {
-	struct fa_request *requests[CHAIN], *after;
+	struct fa_job *requests[CHAIN], *after;
 	struct fa_gates *gates[CHAIN];
 	struct scene s;
 
@@ -453,7 +453,7 @@ static void test_chain_fails(void **state)
 static void test_chain_cancelled(void **state)
 {
 	for (unsigned int i = 0; i < CHAIN; i++) {
-		struct fa_request *requests[CHAIN];
+		struct fa_job *requests[CHAIN];
 		struct fa_gates *gates[CHAIN];
 		struct scene s;
 
@@ -469,7 +469,7 @@ static void test_chain_cancelled(void **state)
 
 static void test_chain_late(void **state)
 {
-	struct fa_request *requests[CHAIN];
+	struct fa_job *requests[CHAIN];
 	struct fa_gates *gates[CHAIN];
 	struct scene s;
 

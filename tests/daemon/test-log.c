@@ -1,6 +1,6 @@
 /* Where the log goes: to the journal if stderr is what systemd has made the journal's, and else where
  * it was told to. */
-#include "daemon/log.h"
+#include "daemon/base/log.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,7 +1,7 @@
 /* Who connected: the files of /proc, and text that came from elsewhere. */
 #include "common/cleanup.h"
 #include "common/text.h"
-#include "daemon/peer.h"
+#include "daemon/account/peer.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,6 +1,6 @@
 /* Opening a state that was damaged, or whose daemon died with work on its device, or without
  * some of its chunks. */
-#include "daemon/pool_state.h"
+#include "daemon/pool/state.h"
 #include "tests/daemon/pool-scene.h"
 #include "tests/lib/check.h"
 

@@ -1,6 +1,6 @@
 /* The pool's chunks, tenants, caches, names and quotas. */
 #include "common/clock.h"
-#include "daemon/pool_state.h"
+#include "daemon/pool/state.h"
 #include "tests/daemon/pool-scene.h"
 #include "tests/lib/check.h"
 

@@ -1,5 +1,5 @@
 /* How long lost sessions are waited for. */
-#include "daemon/resume.h"
+#include "daemon/persist/session_store.h"
 
 #include "common/clock.h"
 
@@ -17,8 +17,8 @@
 #define UID 7
 #define N 3
 
-static const struct fa_resume_device device = { .backend = "test" };
-static struct fa_resume resume;
+static const struct fa_session_store_device device = { .backend = "test" };
+static struct fa_session_store resume;
 static int fd = -1;
 static uint64_t now_ns;
 
@@ -33,21 +33,21 @@ static int set_up(void **state)
 	struct fa_error error;
 
 	now_ns = 1000 * S;
-	assert_int_equal(fa_resume_new(&device, &error, &resume, &fd), 0);
+	assert_int_equal(fa_session_store_new(&device, &error, &resume, &fd), 0);
 	for (uint64_t number = 1; number <= N; ++number) {
 		struct fa_wire_secret secret = secret_of(number);
 
-		assert_int_equal(fa_resume_add(&resume, number, UID, &secret), number - 1);
+		assert_int_equal(fa_session_store_add(&resume, number, UID, &secret), number - 1);
 	}
-	fa_resume_close(&resume);
-	assert_int_equal(fa_resume_open(fd, &device, &error, &resume), 0);
+	fa_session_store_close(&resume);
+	assert_int_equal(fa_session_store_open(fd, &device, &error, &resume), 0);
 	assert_int_equal(resume.n_lost, N);
 	return 0;
 }
 
 static int tear_down(void **state)
 {
-	fa_resume_close(&resume);
+	fa_session_store_close(&resume);
 	close(fd);
 	return 0;
 }
@@ -58,9 +58,9 @@ static uint32_t take(uint64_t number)
 	uint64_t taken = 0;
 	uint32_t record;
 
-	assert_int_equal(fa_resume_take(&resume, UID, &secret, now_ns, &record, &taken), 0);
+	assert_int_equal(fa_session_store_take(&resume, UID, &secret, now_ns, &record, &taken), 0);
 	assert_int_equal(taken, number);
-	assert_false(fa_resume_is_lost(&resume, number));
+	assert_false(fa_session_store_is_lost(&resume, number));
 	return record;
 }
 
@@ -70,11 +70,11 @@ static void expect_over(const char *numbers)
 	uint64_t number;
 
 	for (; *numbers; ++numbers) {
-		assert_true(fa_resume_give_up(&resume, now_ns, &number));
+		assert_true(fa_session_store_give_up(&resume, now_ns, &number));
 		assert_int_equal(number, *numbers - '0');
-		assert_false(fa_resume_is_lost(&resume, number));
+		assert_false(fa_session_store_is_lost(&resume, number));
 	}
-	assert_false(fa_resume_give_up(&resume, now_ns, &number));
+	assert_false(fa_session_store_give_up(&resume, now_ns, &number));
 }
 
 static void expect_none(void)
@@ -91,19 +91,20 @@ static void test_once(void **state)
 	/* Nobody is given up before the daemon serves. */
 	now_ns += 1000 * S;
 	expect_none();
-	fa_resume_begin(&resume, now_ns, GRACE, ALL);
+	fa_session_store_begin(&resume, now_ns, GRACE, ALL);
 	now_ns += GRACE - 1;
 	expect_none();
 	(void)take(2);
 	now_ns += 1;
 	expect_over("13");
 	assert_int_equal(resume.n_lost, 0);
-	assert_int_equal(fa_resume_take(&resume, UID, &secret, now_ns, &record, &number), -ENOENT);
+	assert_int_equal(fa_session_store_take(&resume, UID, &secret, now_ns, &record, &number),
+	                 -ENOENT);
 }
 
 static void test_once_all(void **state)
 {
-	fa_resume_begin(&resume, now_ns, GRACE, ALL);
+	fa_session_store_begin(&resume, now_ns, GRACE, ALL);
 	now_ns += GRACE;
 	expect_over("123");
 	now_ns += 1000 * S;
@@ -115,14 +116,14 @@ static void test_again(void **state)
 {
 	uint32_t record;
 
-	fa_resume_begin(&resume, now_ns, GRACE, ALL);
+	fa_session_store_begin(&resume, now_ns, GRACE, ALL);
 	record = take(2);
 	now_ns += GRACE - S;
-	fa_resume_lose(&resume, record, now_ns);
-	assert_true(fa_resume_is_lost(&resume, 2));
+	fa_session_store_lose(&resume, record, now_ns);
+	assert_true(fa_session_store_is_lost(&resume, 2));
 	now_ns += S;
 	expect_over("13");
-	assert_true(fa_resume_is_lost(&resume, 2));
+	assert_true(fa_session_store_is_lost(&resume, 2));
 }
 
 /* Long after all others have gone, and between looks. */
@@ -130,17 +131,17 @@ static void test_much_later(void **state)
 {
 	uint32_t second, third;
 
-	fa_resume_begin(&resume, now_ns, GRACE, ALL);
+	fa_session_store_begin(&resume, now_ns, GRACE, ALL);
 	second = take(2);
 	third = take(3);
 	now_ns += GRACE;
 	expect_over("1");
 	now_ns += 10000 * S;
 	expect_none();
-	fa_resume_lose(&resume, third, now_ns);
+	fa_session_store_lose(&resume, third, now_ns);
 	now_ns += 10 * S;
 	expect_none();
-	fa_resume_lose(&resume, second, now_ns);
+	fa_session_store_lose(&resume, second, now_ns);
 	now_ns += 20 * S - 1;
 	expect_none();
 	now_ns += 1;
@@ -157,12 +158,12 @@ static void test_broken_off(void **state)
 	uint64_t number;
 	uint32_t record;
 
-	fa_resume_begin(&resume, now_ns, GRACE, ALL);
+	fa_session_store_begin(&resume, now_ns, GRACE, ALL);
 	record = take(1);
 	now_ns += GRACE;
-	assert_true(fa_resume_give_up(&resume, now_ns, &number));
+	assert_true(fa_session_store_give_up(&resume, now_ns, &number));
 	assert_int_equal(number, 2);
-	fa_resume_lose(&resume, record, now_ns);
+	fa_session_store_lose(&resume, record, now_ns);
 	expect_over("3");
 	now_ns += GRACE - 1;
 	expect_none();
@@ -175,7 +176,7 @@ static void test_restless(void **state)
 {
 	uint64_t away_ns = 0;
 
-	fa_resume_begin(&resume, now_ns, GRACE, ALL);
+	fa_session_store_begin(&resume, now_ns, GRACE, ALL);
 	while (away_ns + 29 * S < ALL) {
 		uint32_t record;
 
@@ -184,7 +185,7 @@ static void test_restless(void **state)
 		record = take(1);
 		/* That it is there costs it nothing: so is any other session. */
 		now_ns += 3600 * S;
-		fa_resume_lose(&resume, record, now_ns);
+		fa_session_store_lose(&resume, record, now_ns);
 		expect_over(away_ns == 29 * S ? "23" : "");
 	}
 	assert_int_equal(away_ns, 290 * S);
@@ -197,9 +198,9 @@ static void test_restless(void **state)
 /* In no time at all: it has what there is left, and that is not less for it. */
 static void test_at_once(void **state)
 {
-	fa_resume_begin(&resume, now_ns, GRACE, ALL);
+	fa_session_store_begin(&resume, now_ns, GRACE, ALL);
 	for (int i = 0; i < 1000; ++i)
-		fa_resume_lose(&resume, take(1), now_ns);
+		fa_session_store_lose(&resume, take(1), now_ns);
 	now_ns += GRACE - 1;
 	expect_none();
 	now_ns += 1;
@@ -211,15 +212,15 @@ static void test_next_daemon(void **state)
 {
 	struct fa_error error;
 
-	fa_resume_begin(&resume, now_ns, GRACE, ALL);
+	fa_session_store_begin(&resume, now_ns, GRACE, ALL);
 	for (int i = 0; i < 10; ++i) {
 		now_ns += 29 * S;
-		fa_resume_lose(&resume, take(1), now_ns);
+		fa_session_store_lose(&resume, take(1), now_ns);
 	}
-	fa_resume_close(&resume);
-	assert_int_equal(fa_resume_open(fd, &device, &error, &resume), 0);
+	fa_session_store_close(&resume);
+	assert_int_equal(fa_session_store_open(fd, &device, &error, &resume), 0);
 	assert_int_equal(resume.n_lost, N);
-	fa_resume_begin(&resume, now_ns, GRACE, ALL);
+	fa_session_store_begin(&resume, now_ns, GRACE, ALL);
 	now_ns += GRACE - 1;
 	expect_none();
 	now_ns += 1;

@@ -1,5 +1,5 @@
 /* Spare blocks: zeros whatever they held, and as many as were given back at most. */
-#include "daemon/spares.h"
+#include "daemon/base/block_cache.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -24,10 +24,10 @@ static void test_many(void **state)
 	static const size_t sizes[] = { 8, 100, BLOCK - 1, BLOCK, BLOCK + 1, 5000 };
 	static unsigned char *blocks[MANY];
 	static size_t bytes[MANY];
-	struct fa_spares spares;
+	struct fa_block_cache spares;
 	uint32_t random = 1;
 
-	fa_spares_init(&spares, BLOCK);
+	fa_block_cache_init(&spares, BLOCK);
 	for (int round = 0; round < 20000; ++round) {
 		size_t i;
 
@@ -36,12 +36,12 @@ static void test_many(void **state)
 		if (blocks[i]) {
 			for (size_t at = 0; at < bytes[i]; ++at)
 				assert_int_equal(blocks[i][at], i % 255 + 1);
-			fa_spares_give(&spares, blocks[i], bytes[i]);
+			fa_block_cache_put(&spares, blocks[i], bytes[i]);
 			blocks[i] = NULL;
 			continue;
 		}
 		bytes[i] = sizes[(random >> 20) % 6];
-		blocks[i] = fa_spares_take(&spares, bytes[i]);
+		blocks[i] = fa_block_cache_get(&spares, bytes[i]);
 		assert_non_null(blocks[i]);
 		assert_int_equal((uintptr_t)blocks[i] % _Alignof(max_align_t), 0);
 		check_zeros(blocks[i], bytes[i]);
@@ -49,24 +49,24 @@ static void test_many(void **state)
 	}
 	for (size_t i = 0; i < MANY; ++i)
 		if (blocks[i])
-			fa_spares_give(&spares, blocks[i], bytes[i]);
+			fa_block_cache_put(&spares, blocks[i], bytes[i]);
 	/* It does not keep what a crowd once had. */
 	assert_in_range(spares.n, 0, 100);
-	fa_spares_deinit(&spares);
+	fa_block_cache_deinit(&spares);
 	assert_int_equal(spares.n, 0);
 }
 
 /* One that was never set up has none to keep. */
 static void test_zeroed(void **state)
 {
-	struct fa_spares spares = {};
-	unsigned char *block = fa_spares_take(&spares, BLOCK);
+	struct fa_block_cache spares = {};
+	unsigned char *block = fa_block_cache_get(&spares, BLOCK);
 
 	assert_non_null(block);
 	check_zeros(block, BLOCK);
-	fa_spares_give(&spares, block, BLOCK);
+	fa_block_cache_put(&spares, block, BLOCK);
 	assert_int_equal(spares.n, 0);
-	fa_spares_deinit(&spares);
+	fa_block_cache_deinit(&spares);
 }
 
 int main(void)

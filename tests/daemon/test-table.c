@@ -1,5 +1,5 @@
 /* The table of ids, against a plain array. */
-#include "daemon/table.h"
+#include "daemon/base/id_table.h"
 
 #include <errno.h>
 #include <setjmp.h>
@@ -16,34 +16,34 @@
 
 static void test_empty(void **state)
 {
-	struct fa_table table = {};
+	struct fa_id_table table = {};
 
-	assert_null(fa_table_find(&table, 0));
-	assert_null(fa_table_find(&table, 1));
-	assert_null(fa_table_remove(&table, 1));
-	assert_null(fa_table_pop(&table));
-	fa_table_deinit(&table);
+	assert_null(fa_id_table_find(&table, 0));
+	assert_null(fa_id_table_find(&table, 1));
+	assert_null(fa_id_table_remove(&table, 1));
+	assert_null(fa_id_table_pop(&table));
+	fa_id_table_deinit(&table);
 }
 
 static void test_twice(void **state)
 {
-	struct fa_table table = {};
+	struct fa_id_table table = {};
 	int a, b;
 
-	assert_int_equal(fa_table_add(&table, UINT32_MAX, &a), 0);
-	assert_int_equal(fa_table_add(&table, UINT32_MAX, &b), -EEXIST);
-	assert_ptr_equal(fa_table_find(&table, UINT32_MAX), &a);
-	assert_ptr_equal(fa_table_remove(&table, UINT32_MAX), &a);
-	assert_int_equal(fa_table_add(&table, UINT32_MAX, &b), 0);
-	assert_ptr_equal(fa_table_pop(&table), &b);
-	assert_null(fa_table_pop(&table));
-	fa_table_deinit(&table);
+	assert_int_equal(fa_id_table_add(&table, UINT32_MAX, &a), 0);
+	assert_int_equal(fa_id_table_add(&table, UINT32_MAX, &b), -EEXIST);
+	assert_ptr_equal(fa_id_table_find(&table, UINT32_MAX), &a);
+	assert_ptr_equal(fa_id_table_remove(&table, UINT32_MAX), &a);
+	assert_int_equal(fa_id_table_add(&table, UINT32_MAX, &b), 0);
+	assert_ptr_equal(fa_id_table_pop(&table), &b);
+	assert_null(fa_id_table_pop(&table));
+	fa_id_table_deinit(&table);
 }
 
 /* @step spreads the ids; with large powers of two they crowd into few slots. */
 static void compare(uint32_t step, unsigned int seed)
 {
-	struct fa_table table = {};
+	struct fa_id_table table = {};
 	char present[IDS] = { 0 }, values[IDS];
 	size_t n = 0;
 
@@ -52,7 +52,7 @@ static void compare(uint32_t step, unsigned int seed)
 		uint32_t i = (uint32_t)rand() % IDS, id = (i + 1) * step;
 
 		if (rand() % 8 == 0) {
-			char *value = fa_table_pop(&table);
+			char *value = fa_id_table_pop(&table);
 
 			assert_int_equal(!value, !n);
 			if (value) {
@@ -61,33 +61,33 @@ static void compare(uint32_t step, unsigned int seed)
 				n--;
 			}
 		} else if (rand() % 2) {
-			assert_int_equal(fa_table_add(&table, id, &values[i]),
+			assert_int_equal(fa_id_table_add(&table, id, &values[i]),
 			                 present[i] ? -EEXIST : 0);
 			n += !present[i];
 			present[i] = 1;
 		} else {
-			assert_ptr_equal(fa_table_remove(&table, id),
+			assert_ptr_equal(fa_id_table_remove(&table, id),
 			                 present[i] ? &values[i] : NULL);
 			n -= present[i];
 			present[i] = 0;
 		}
 		assert_int_equal(table.n_used, n);
 		i = (uint32_t)rand() % IDS;
-		assert_ptr_equal(fa_table_find(&table, (i + 1) * step),
+		assert_ptr_equal(fa_id_table_find(&table, (i + 1) * step),
 		                 present[i] ? &values[i] : NULL);
 	}
 	for (uint32_t i = 0; i < IDS; ++i)
-		assert_ptr_equal(fa_table_find(&table, (i + 1) * step),
+		assert_ptr_equal(fa_id_table_find(&table, (i + 1) * step),
 		                 present[i] ? &values[i] : NULL);
 	while (n--) {
-		char *value = fa_table_pop(&table);
+		char *value = fa_id_table_pop(&table);
 
 		assert_non_null(value);
 		assert_int_equal(present[value - values], 1);
 		present[value - values] = 0;
 	}
-	assert_null(fa_table_pop(&table));
-	fa_table_deinit(&table);
+	assert_null(fa_id_table_pop(&table));
+	fa_id_table_deinit(&table);
 }
 
 static void test_random(void **state)
@@ -101,22 +101,22 @@ static void test_random(void **state)
  * minutes. */
 static void test_pop_all(void **state)
 {
-	struct fa_table table = {};
+	struct fa_id_table table = {};
 	clock_t start;
 	char value;
 
 	for (uint32_t id = 1; id <= MANY; ++id)
-		assert_int_equal(fa_table_add(&table, id, &value), 0);
+		assert_int_equal(fa_id_table_add(&table, id, &value), 0);
 	start = clock();
 	for (uint32_t i = 0; i < MANY; ++i) {
-		assert_ptr_equal(fa_table_pop(&table), &value);
+		assert_ptr_equal(fa_id_table_pop(&table), &value);
 		if (i % 1024 == 0)
 			assert_true(clock() - start < 20 * CLOCKS_PER_SEC);
 	}
-	assert_null(fa_table_pop(&table));
-	assert_int_equal(fa_table_add(&table, 1, &value), 0);
-	assert_ptr_equal(fa_table_pop(&table), &value);
-	fa_table_deinit(&table);
+	assert_null(fa_id_table_pop(&table));
+	assert_int_equal(fa_id_table_add(&table, 1, &value), 0);
+	assert_ptr_equal(fa_id_table_pop(&table), &value);
+	fa_id_table_deinit(&table);
 }
 
 int main(void)

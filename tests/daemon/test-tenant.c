@@ -1,5 +1,5 @@
 /* Accounts and charges. */
-#include "daemon/tenant.h"
+#include "daemon/account/tenant.h"
 
 #include <errno.h>
 #include <setjmp.h>

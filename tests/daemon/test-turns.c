@@ -1,5 +1,5 @@
 /* Turns: equal shares for groups, and urgency inside them. */
-#include "daemon/turns.h"
+#include "daemon/base/fair_queue.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,13 +14,13 @@
 struct entry {
 	struct fa_list link;
 	unsigned int group;
-	enum fa_turns_class class;
+	enum fa_fair_queue_class class;
 	unsigned int n_served;
 };
 
 struct fixture {
-	struct fa_turns turns;
-	struct fa_turns_group groups[GROUPS];
+	struct fa_fair_queue turns;
+	struct fa_fair_queue_group groups[GROUPS];
 	struct entry entries[ENTRIES];
 	unsigned int n_served[GROUPS];
 };
@@ -29,32 +29,33 @@ static void init(struct fixture *f)
 {
 	*f = (struct fixture){ 0 };
 	for (unsigned int i = 0; i < GROUPS; i++)
-		fa_turns_group_init(&f->groups[i]);
+		fa_fair_queue_group_init(&f->groups[i]);
 	for (unsigned int i = 0; i < ENTRIES; i++)
 		fa_list_init(&f->entries[i].link);
-	assert_true(fa_turns_empty(&f->turns));
-	assert_null(fa_turns_next(&f->turns));
+	assert_true(fa_fair_queue_empty(&f->turns));
+	assert_null(fa_fair_queue_next(&f->turns));
 }
 
 static void add(struct fixture *f, unsigned int entry, unsigned int group, int priority)
 {
 	f->entries[entry].group = group;
-	f->entries[entry].class = fa_turns_class(priority);
-	fa_turns_add(&f->turns, &f->groups[group], f->entries[entry].class,
-	             &f->entries[entry].link);
+	f->entries[entry].class = fa_fair_queue_class(priority);
+	fa_fair_queue_add(&f->turns, &f->groups[group], f->entries[entry].class,
+	                  &f->entries[entry].link);
 }
 
 static void take_away(struct fixture *f, unsigned int entry)
 {
-	fa_turns_remove(&f->turns, &f->groups[f->entries[entry].group], &f->entries[entry].link);
+	fa_fair_queue_remove(&f->turns, &f->groups[f->entries[entry].group],
+	                     &f->entries[entry].link);
 }
 
 /* Serves one, for @cost; returns which. */
 static unsigned int serve(struct fixture *f, int64_t cost)
 {
-	struct entry *entry = fa_container_of(fa_turns_next(&f->turns), struct entry, link);
+	struct entry *entry = fa_container_of(fa_fair_queue_next(&f->turns), struct entry, link);
 
-	fa_turns_charge(&f->turns, &f->groups[entry->group], cost);
+	fa_fair_queue_charge(&f->turns, &f->groups[entry->group], cost);
 	f->n_served[entry->group]++;
 	entry->n_served++;
 	return (unsigned int)(entry - f->entries);
@@ -94,11 +95,11 @@ static void test_costs(void **state)
 		add(&f, i, i ? 1 : 0, 0);
 	for (int i = 0; i < 1100; i++) {
 		/* What is given back counts as if it had never been charged. */
-		fa_turns_charge(&f.turns, &f.groups[0], 5);
-		fa_turns_charge(&f.turns, &f.groups[0], -5);
+		fa_fair_queue_charge(&f.turns, &f.groups[0], 5);
+		fa_fair_queue_charge(&f.turns, &f.groups[0], -5);
 		entry = serve(&f, 0);
 
-		fa_turns_charge(&f.turns, &f.groups[f.entries[entry].group], entry ? 10 : 1);
+		fa_fair_queue_charge(&f.turns, &f.groups[f.entries[entry].group], entry ? 10 : 1);
 	}
 	cheap = f.n_served[0];
 	dear = f.n_served[1];
@@ -131,10 +132,10 @@ static void test_latecomer(void **state)
 	take_away(&f, 0);
 	assert_int_equal(serve(&f, 1), 1);
 	take_away(&f, 1);
-	assert_true(fa_turns_empty(&f.turns));
-	assert_null(fa_turns_next(&f.turns));
+	assert_true(fa_fair_queue_empty(&f.turns));
+	assert_null(fa_fair_queue_next(&f.turns));
 	/* Nor is it lost what is charged to one that has nothing. */
-	fa_turns_charge(&f.turns, &f.groups[1], 10);
+	fa_fair_queue_charge(&f.turns, &f.groups[1], 10);
 	add(&f, 0, 0, 0);
 	add(&f, 1, 1, 0);
 	for (int i = 0; i < 8; i++)
@@ -215,10 +216,10 @@ static void test_random(void **state)
 			take_away(&f, i);
 		else if (rand_r(&seed) % 2)
 			add(&f, i, i % GROUPS, rand_r(&seed) % 2);
-		fa_turns_charge(&f.turns, &f.groups[i % GROUPS], rand_r(&seed) % 100);
-		if (!fa_turns_empty(&f.turns)) {
-			struct entry *entry = fa_container_of(fa_turns_next(&f.turns), struct entry,
-			                                      link);
+		fa_fair_queue_charge(&f.turns, &f.groups[i % GROUPS], rand_r(&seed) % 100);
+		if (!fa_fair_queue_empty(&f.turns)) {
+			struct entry *entry = fa_container_of(fa_fair_queue_next(&f.turns),
+			                                      struct entry, link);
 
 			for (unsigned int g = 0; g < GROUPS; g++)
 				if (f.groups[g].place.linked)

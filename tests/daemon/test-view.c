@@ -2,7 +2,7 @@
  * Views and requests: what is refused, with which words, and that parameters of
  * what is accepted stay inside their buffers.
  */
-#include "daemon/view.h"
+#include "daemon/memory/tensor_view.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -47,7 +47,7 @@ static void expect(const struct fa_wire_view *view, bool output, int status, con
 {
 	struct fa_device_memory mapped = memory(true);
 	struct fa_error error = {};
-	int r = fa_view_check(view, "t", output, &mapped, &error);
+	int r = fa_tensor_view_check(view, "t", output, &mapped, &error);
 
 	if (r != status || !strstr(error.text, part))
 		fail_msg("%d and \"%s\"; expected %d and \"%s\"", r, error.text, status, part);
@@ -152,8 +152,8 @@ static void test_form(void **state)
 	view = good;
 	view.reserved = 1;
 	expect(&view, false, -EINVAL, "t.reserved is 1");
-	assert_int_equal(fa_view_check(&good, "t", false, &read_only, &error), 0);
-	assert_int_equal(fa_view_check(&good, "t", true, &read_only, &error), -EINVAL);
+	assert_int_equal(fa_tensor_view_check(&good, "t", false, &read_only, &error), 0);
+	assert_int_equal(fa_tensor_view_check(&good, "t", true, &read_only, &error), -EINVAL);
 	assert_non_null(strstr(error.text, "read-only"));
 }
 
@@ -216,7 +216,7 @@ static void test_random(void **state)
 			if (i + 1 == view.rank && rand() % 8)
 				view.strides[i] = 1;
 		}
-		if (fa_view_check(&view, "t", rand() % 2, &mapped, NULL) < 0)
+		if (fa_tensor_view_check(&view, "t", rand() % 2, &mapped, NULL) < 0)
 			continue;
 		++passed;
 		end = 1;
@@ -224,7 +224,7 @@ static void test_random(void **state)
 			empty = empty || !view.shape[i];
 			end += (__int128)(view.shape[i] - 1) * view.strides[i];
 		}
-		end = end * fa_view_dtype_bytes(view.dtype) + (__int128)view.offset;
+		end = end * fa_tensor_view_dtype_bytes(view.dtype) + (__int128)view.offset;
 		if (empty)
 			end = (__int128)view.offset;
 		assert_true(end <= BYTES);

@@ -1,6 +1,6 @@
 /* How the engine's thread waits: nothing is missed, and no processor is burnt. */
 #include "common/clock.h"
-#include "daemon/waiter.h"
+#include "daemon/base/parker.h"
 
 #include <pthread.h>
 #include <setjmp.h>
@@ -16,24 +16,24 @@
 
 static void test_look(void **state)
 {
-	struct fa_waiter waiter = { 0 };
+	struct fa_parker waiter = { 0 };
 
-	fa_waiter_wake(&waiter);
-	fa_waiter_init(&waiter);
-	assert_true(fa_waiter_look(&waiter)); /* it was woken before there was anybody */
-	assert_false(fa_waiter_look(&waiter));
-	fa_waiter_wake(&waiter);
-	fa_waiter_wake(&waiter);
+	fa_parker_wake(&waiter);
+	fa_parker_init(&waiter);
+	assert_true(fa_parker_look(&waiter)); /* it was woken before there was anybody */
+	assert_false(fa_parker_look(&waiter));
+	fa_parker_wake(&waiter);
+	fa_parker_wake(&waiter);
 	/* Who was woken since the last look does not wait. */
-	fa_waiter_wait(&waiter, FA_NS_NEVER);
+	fa_parker_wait(&waiter, FA_NS_NEVER);
 	waiter.since_ns = 0;
-	fa_waiter_poll(&waiter, fa_waiter_pause_ns(&waiter, fa_now_ns()), FA_NS_NEVER);
-	assert_true(fa_waiter_look(&waiter));
-	assert_false(fa_waiter_look(&waiter));
+	fa_parker_poll(&waiter, fa_parker_pause_ns(&waiter, fa_now_ns()), FA_NS_NEVER);
+	assert_true(fa_parker_look(&waiter));
+	assert_false(fa_parker_look(&waiter));
 }
 
 struct pair {
-	struct fa_waiter waiters[2];
+	struct fa_parker waiters[2];
 	_Atomic unsigned int turn;
 	unsigned int rounds;
 	bool polled, prepared;
@@ -41,24 +41,24 @@ struct pair {
 
 static void play(struct pair *pair, unsigned int me)
 {
-	struct fa_waiter *mine = &pair->waiters[me];
+	struct fa_parker *mine = &pair->waiters[me];
 
 	for (unsigned int i = me; i < pair->rounds; i += 2) {
-		fa_waiter_expect(mine);
+		fa_parker_expect(mine);
 		for (;;) {
-			(void)fa_waiter_look(mine);
+			(void)fa_parker_look(mine);
 			if (pair->turn == i)
 				break;
 			if (pair->polled)
-				fa_waiter_poll(mine, fa_waiter_pause_ns(mine, fa_now_ns()),
+				fa_parker_poll(mine, fa_parker_pause_ns(mine, fa_now_ns()),
 				               FA_NS_NEVER);
 			else
-				fa_waiter_wait(mine, FA_NS_NEVER);
+				fa_parker_wait(mine, FA_NS_NEVER);
 		}
 		if (pair->prepared)
-			fa_waiter_prepare(&pair->waiters[!me]);
+			fa_parker_prepare(&pair->waiters[!me]);
 		pair->turn = i + 1;
-		fa_waiter_wake(&pair->waiters[!me]);
+		fa_parker_wake(&pair->waiters[!me]);
 	}
 }
 
@@ -78,7 +78,7 @@ static void ping_pong(bool polled, bool may_spin, bool prepared)
 	pthread_t thread;
 
 	for (int i = 0; i < 2; i++) {
-		fa_waiter_init(&pair.waiters[i]);
+		fa_parker_init(&pair.waiters[i]);
 		pair.waiters[i].may_spin = may_spin;
 	}
 	assert_int_equal(pthread_create(&thread, NULL, other, &pair), 0);
@@ -105,31 +105,31 @@ static void test_ping_pong_polled(void **state)
 /* Of two that sleep on bells, each rings the other's, and takes it back before it has news,
  * as a loop does that was woken by it. */
 struct bells {
-	struct fa_waiter waiters[2];
+	struct fa_parker waiters[2];
 	int bells[2];
 	_Atomic unsigned int turn;
 };
 
 static void play_bells(struct bells *bells, unsigned int me)
 {
-	struct fa_waiter *mine = &bells->waiters[me];
+	struct fa_parker *mine = &bells->waiters[me];
 	eventfd_t count;
 
 	for (unsigned int i = me; i < ROUNDS / 10; i += 2) {
 		for (;;) {
-			(void)fa_waiter_look(mine);
+			(void)fa_parker_look(mine);
 			if (bells->turn == i)
 				break;
-			fa_waiter_wait(mine, FA_NS_NEVER);
+			fa_parker_wait(mine, FA_NS_NEVER);
 		}
 		if (i % 3)
 			assert_int_equal(eventfd_write(bells->bells[!me], 1), 0);
 		if (i % 5 == 0)
-			fa_waiter_prepare(&bells->waiters[!me]);
+			fa_parker_prepare(&bells->waiters[!me]);
 		if (i % 3)
 			assert_int_equal(eventfd_read(bells->bells[!me], &count), 0);
 		bells->turn = i + 1;
-		fa_waiter_wake(&bells->waiters[!me]);
+		fa_parker_wake(&bells->waiters[!me]);
 	}
 }
 
@@ -139,13 +139,13 @@ static void *other_bells(void *userdata)
 	return NULL;
 }
 
-static void open_bell(struct fa_waiter *waiter, int *ret_bell)
+static void open_bell(struct fa_parker *waiter, int *ret_bell)
 {
-	fa_waiter_init(waiter);
+	fa_parker_init(waiter);
 	waiter->may_spin = true;
 	*ret_bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	assert_true(*ret_bell >= 0);
-	assert_int_equal(fa_waiter_listen(waiter, *ret_bell), 0);
+	assert_int_equal(fa_parker_listen(waiter, *ret_bell), 0);
 }
 
 static void test_ping_pong_bells(void **state)
@@ -160,13 +160,13 @@ static void test_ping_pong_bells(void **state)
 	pthread_join(thread, NULL);
 	assert_int_equal(bells.turn, ROUNDS / 10);
 	for (int i = 0; i < 2; i++) {
-		fa_waiter_deinit(&bells.waiters[i]);
+		fa_parker_deinit(&bells.waiters[i]);
 		close(bells.bells[i]);
 	}
 }
 
 struct sleeper {
-	struct fa_waiter waiter;
+	struct fa_parker waiter;
 	_Atomic unsigned int n_waits, n_looks;
 	atomic_bool over;
 };
@@ -176,9 +176,9 @@ static void *sleep_until_over(void *userdata)
 	struct sleeper *sleeper = userdata;
 
 	while (!sleeper->over) {
-		fa_waiter_wait(&sleeper->waiter, FA_NS_NEVER);
+		fa_parker_wait(&sleeper->waiter, FA_NS_NEVER);
 		sleeper->n_waits++;
-		sleeper->n_looks += fa_waiter_look(&sleeper->waiter);
+		sleeper->n_looks += fa_parker_look(&sleeper->waiter);
 	}
 	return NULL;
 }
@@ -189,24 +189,24 @@ static void test_prepare(void **state)
 	struct sleeper sleeper = { 0 };
 	pthread_t thread;
 
-	fa_waiter_init(&sleeper.waiter);
+	fa_parker_init(&sleeper.waiter);
 	sleeper.waiter.may_spin = true;
 	assert_int_equal(pthread_create(&thread, NULL, sleep_until_over, &sleeper), 0);
 	/* It comes to sleep sooner or later. */
 	while (!sleeper.n_waits) {
-		fa_waiter_prepare(&sleeper.waiter);
+		fa_parker_prepare(&sleeper.waiter);
 		usleep(1000);
 	}
 	assert_int_equal(sleeper.n_looks, 0);
 	sleeper.over = true;
-	fa_waiter_wake(&sleeper.waiter);
+	fa_parker_wake(&sleeper.waiter);
 	pthread_join(thread, NULL);
 	assert_int_equal(sleeper.n_looks, 1);
 
 	/* Where nobody may spin nobody wakes up for nothing. */
 	sleeper.waiter.may_spin = false;
-	fa_waiter_prepare(&sleeper.waiter);
-	assert_false(fa_waiter_look(&sleeper.waiter));
+	fa_parker_prepare(&sleeper.waiter);
+	assert_false(fa_parker_look(&sleeper.waiter));
 }
 
 /* A bell wakes it, but not again and again while nobody has read it. */
@@ -229,7 +229,7 @@ static void test_bell(void **state)
 	assert_int_equal(sleeper.n_waits, 1);
 	/* Nothing came of it; when somebody wakes it, it is as before. */
 	assert_int_equal(eventfd_read(bell, &count), 0);
-	fa_waiter_wake(&sleeper.waiter);
+	fa_parker_wake(&sleeper.waiter);
 	while (!sleeper.n_looks)
 		usleep(1000);
 	usleep(20000);
@@ -243,7 +243,7 @@ static void test_bell(void **state)
 	usleep(20000);
 	/* It comes to sleep sooner or later. */
 	while (sleeper.n_waits < 4) {
-		fa_waiter_prepare(&sleeper.waiter);
+		fa_parker_prepare(&sleeper.waiter);
 		usleep(1000);
 	}
 	usleep(20000);
@@ -254,16 +254,16 @@ static void test_bell(void **state)
 	assert_int_equal(sleeper.n_looks, 1);
 
 	sleeper.over = true;
-	fa_waiter_wake(&sleeper.waiter);
+	fa_parker_wake(&sleeper.waiter);
 	pthread_join(thread, NULL);
-	fa_waiter_deinit(&sleeper.waiter);
+	fa_parker_deinit(&sleeper.waiter);
 	close(bell);
 }
 
 /* One that rings for nothing is not heard for some time, and then again. */
 static void test_bell_in_vain(void **state)
 {
-	struct fa_waiter waiter = { 0 };
+	struct fa_parker waiter = { 0 };
 	unsigned int n_heard = 0;
 	int bell;
 
@@ -272,30 +272,30 @@ static void test_bell_in_vain(void **state)
 	for (int i = 0; i < 200; i++) {
 		uint64_t begin_ns = fa_now_ns();
 
-		(void)fa_waiter_look(&waiter);
+		(void)fa_parker_look(&waiter);
 		waiter.spin_ns = 0;
-		fa_waiter_wait(&waiter, begin_ns + FA_NS_PER_MS);
+		fa_parker_wait(&waiter, begin_ns + FA_NS_PER_MS);
 		n_heard += waiter.heard;
 		/* As one does that was prepared. */
 		waiter.heard = false;
 	}
 	/* Four, and 64 without; so twice, and the beginning of the third. */
 	assert_int_equal(n_heard, 12);
-	fa_waiter_deinit(&waiter);
+	fa_parker_deinit(&waiter);
 	close(bell);
 }
 
 static void test_pause(void **state)
 {
-	struct fa_waiter waiter = { 0 };
+	struct fa_parker waiter = { 0 };
 	uint64_t waited_ns, pause_ns;
 
-	fa_waiter_init(&waiter);
+	fa_parker_init(&waiter);
 	waiter.since_ns = 7 * FA_NS_PER_SEC;
-	assert_int_equal(fa_waiter_pause_ns(&waiter, waiter.since_ns), 0);
-	assert_int_equal(fa_waiter_pause_ns(&waiter, waiter.since_ns + 150 * FA_NS_PER_US), 0);
+	assert_int_equal(fa_parker_pause_ns(&waiter, waiter.since_ns), 0);
+	assert_int_equal(fa_parker_pause_ns(&waiter, waiter.since_ns + 150 * FA_NS_PER_US), 0);
 	for (waited_ns = 250 * FA_NS_PER_US; waited_ns < 100 * FA_NS_PER_SEC; waited_ns *= 2) {
-		pause_ns = fa_waiter_pause_ns(&waiter, waiter.since_ns + waited_ns);
+		pause_ns = fa_parker_pause_ns(&waiter, waiter.since_ns + waited_ns);
 		assert_in_range(pause_ns, 1, FA_NS_PER_MS);
 		assert_in_range(pause_ns, 1, waited_ns / 16);
 		if (waited_ns / 16 > FA_NS_PER_MS)
@@ -307,46 +307,46 @@ static void test_pause(void **state)
  * looked for as before. */
 static void test_slow_ones(void **state)
 {
-	struct fa_waiter waiter = { 0 };
+	struct fa_parker waiter = { 0 };
 
-	fa_waiter_init(&waiter);
+	fa_parker_init(&waiter);
 	for (int i = 0; i < 10; i++) {
 		waiter.since_ns = fa_now_ns() - FA_NS_PER_SEC;
-		fa_waiter_came(&waiter);
+		fa_parker_came(&waiter);
 	}
-	assert_int_not_equal(fa_waiter_pause_ns(&waiter, waiter.since_ns + 25 * FA_NS_PER_US), 0);
+	assert_int_not_equal(fa_parker_pause_ns(&waiter, waiter.since_ns + 25 * FA_NS_PER_US), 0);
 	/* What is urgent is looked for all the same. */
-	fa_waiter_expect_soon(&waiter);
-	assert_int_equal(fa_waiter_pause_ns(&waiter, waiter.since_ns + 150 * FA_NS_PER_US), 0);
+	fa_parker_expect_soon(&waiter);
+	assert_int_equal(fa_parker_pause_ns(&waiter, waiter.since_ns + 150 * FA_NS_PER_US), 0);
 	waiter.look_ns = 0;
 	for (int i = 0; i < 1000; i++) {
 		/* The machine may be slow; one of them is not. */
-		fa_waiter_expect(&waiter);
-		fa_waiter_came(&waiter);
+		fa_parker_expect(&waiter);
+		fa_parker_came(&waiter);
 	}
-	assert_int_equal(fa_waiter_pause_ns(&waiter, waiter.since_ns + 25 * FA_NS_PER_US), 0);
+	assert_int_equal(fa_parker_pause_ns(&waiter, waiter.since_ns + 25 * FA_NS_PER_US), 0);
 }
 
 /* A deadline ends a sleep between two looks, too. */
 static void test_until(void **state)
 {
-	struct fa_waiter waiter = { 0 };
+	struct fa_parker waiter = { 0 };
 	uint64_t begin_ns, until_ns;
 
-	fa_waiter_init(&waiter);
-	(void)fa_waiter_look(&waiter);
+	fa_parker_init(&waiter);
+	(void)fa_parker_look(&waiter);
 	begin_ns = fa_now_ns();
 	until_ns = begin_ns + 20 * FA_NS_PER_MS;
 	while (fa_now_ns() < until_ns) {
-		fa_waiter_wait(&waiter, until_ns);
-		(void)fa_waiter_look(&waiter);
+		fa_parker_wait(&waiter, until_ns);
+		(void)fa_parker_look(&waiter);
 	}
 
-	(void)fa_waiter_look(&waiter);
+	(void)fa_parker_look(&waiter);
 	waiter.since_ns = 0;
 	begin_ns = fa_now_ns();
-	fa_waiter_poll(&waiter, fa_waiter_pause_ns(&waiter, begin_ns), begin_ns);
-	fa_waiter_poll(&waiter, fa_waiter_pause_ns(&waiter, fa_now_ns()), FA_NS_NEVER);
+	fa_parker_poll(&waiter, fa_parker_pause_ns(&waiter, begin_ns), begin_ns);
+	fa_parker_poll(&waiter, fa_parker_pause_ns(&waiter, fa_now_ns()), FA_NS_NEVER);
 	assert_true(fa_now_ns() < begin_ns + 30 * FA_NS_PER_SEC);
 }
 

@@ -9,9 +9,9 @@
  */
 #include "common/clock.h"
 #include "common/packet.h"
-#include "daemon/config.h"
-#include "daemon/server.h"
-#include "daemon/session.h"
+#include "daemon/account/config.h"
+#include "daemon/service/server.h"
+#include "daemon/session/session.h"
 #include "schema/wire.h"
 #include "tests/fuzz/packets.h"
 

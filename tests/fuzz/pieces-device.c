@@ -1,10 +1,10 @@
 /*
  * The CPU backend, with memory by handle and by pieces as a GPU's has: pieces are
  * memfds, mapped side by side; a handle stands for fresh memory if its first byte is 1,
- * and for nothing otherwise. In place of daemon/device.c.
+ * and for nothing otherwise. In place of daemon/backend/device.c.
  */
 #include "common/memfd.h"
-#include "daemon/device.h"
+#include "daemon/backend/device.h"
 
 #include <errno.h>
 #include <stdlib.h>

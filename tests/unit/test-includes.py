@@ -16,15 +16,15 @@ LAYERS = {
     "client": ["common/", "schema/"],
     "daemon": ["common/", "schema/", "kernels/attention.h", "kernels/paged.h"],
     # its CUDA backend launches what the tables of kernels say
-    "daemon/device_cuda": ["common/", "kernels/attention.h", "kernels/paged.h",
-                           "kernels/cuda/plan.h", "kernels/cuda/paged-plan.h",
-                           "kernels/cuda/images.h", "kernels/cuda/paged-images.h"],
+    "daemon/backend/cuda": ["common/", "kernels/attention.h", "kernels/paged.h",
+                            "kernels/cuda/plan.h", "kernels/cuda/paged-plan.h",
+                            "kernels/cuda/images.h", "kernels/cuda/paged-images.h"],
     # programs and tests are not layers: they may see everything below them
     "tools": ["common/", "schema/", "client/"],
     "bench": ["common/", "schema/", "client/", "kernels/attention.h", "kernels/cuda/plan.h",
               "kernels/cuda/images.h", "kernels/cuda/paged-plan.h",
-              "kernels/cuda/paged-images.h", "daemon/pool_private.h",
-              "daemon/device.h"],
+              "kernels/cuda/paged-images.h", "daemon/pool/private.h",
+              "daemon/backend/device.h"],
     # times kernels with the GPU that the kernels' tests use, or with the emulator in its place
     "bench/kernels": ["kernels/paged.h", "tests/gpu/paged-gpu.h", "tests/gpu/request.h",
                       "tests/kernels/reference.h"],
@@ -33,11 +33,12 @@ LAYERS = {
 # Foreign headers that are kept in: pattern, files or folders that may include them.
 FOREIGN = [
     (r"uv\.h|uv/.*", ["daemon/", "tests/"]),
-    (r"systemd/.*", ["daemon/main.c", "daemon/log.c", "daemon/keeper.c", "daemon/supervise.c",
-                     "daemon/watchdog.c"]),
+    (r"systemd/.*", ["daemon/service/main.c", "daemon/base/log.c",
+                     "daemon/persist/fd_store.c", "daemon/supervise/supervise.c",
+                     "daemon/service/watchdog.c"]),
     (r"flatbuffers/.*|.*_generated\.h", ["schema/wire.cc"]),
-    (r"ini\.h", ["daemon/config.c"]),
-    (r"sodium.*\.h", ["daemon/prefix_hash.c"]),
+    (r"ini\.h", ["daemon/account/config.c"]),
+    (r"sodium.*\.h", ["daemon/pool/prefix_hash.c"]),
     (r"cuda.*\.h", ["kernels/cuda/", "client/examples/cuda.c", "tests/"]),
     (r"cmocka\.h", ["tests/"]),
 ]
@@ -79,13 +80,13 @@ def check_the_check(folders):
         "common/x.c": '#include "schema/wire.h"',
         "schema/x.c": '#include "client/faclient.h"',
         "kernels/cpu/x.c": '#include "common/list.h"',
-        "client/x.c": '# include "daemon/session.h"',
+        "client/x.c": '# include "daemon/session/session.h"',
         "client/y.c": "#include <uv.h>",
         "daemon/x.c": '#include "kernels/cpu/simd.h"',
         "daemon/y.c": "#include <systemd/sd-daemon.h>",
         "daemon/w.c": '#include "kernels/cuda/plan.h"',
-        "daemon/device_cuda_x.c": '#include "kernels/cuda/common/tile.h"',
-        "daemon/device_cuda_y.c": "#include <cuda.h>",
+        "daemon/backend/cuda/x.c": '#include "kernels/cuda/common/tile.h"',
+        "daemon/backend/cuda/y.c": "#include <cuda.h>",
         "daemon/z.c": '#include "schema/fad_generated.h"',
         "daemon/x.cc": "",
         "tools/x.c": "#include <flatbuffers/flatbuffers.h>",
@@ -96,9 +97,9 @@ def check_the_check(folders):
     good = {
         "common/x.c": '#include "common/list.h"\n#include <stdint.h>\n#include <sys/socket.h>',
         "client/x.c": '#include "client/y.h"\n#include "schema/wire.h"\n#include "common/packet.h"',
-        "daemon/main.c": "#include <uv.h>\n#include <systemd/sd-daemon.h>",
+        "daemon/service/main.c": "#include <uv.h>\n#include <systemd/sd-daemon.h>",
         "daemon/x.c": '#include "kernels/attention.h"',
-        "daemon/device_cuda_x.c": '#include "kernels/cuda/plan.h"\n#include "daemon/device.h"',
+        "daemon/backend/cuda/x.c": '#include "kernels/cuda/plan.h"\n#include "daemon/backend/device.h"',
         "schema/wire.cc": '#include "schema/fad_generated.h"\n#include <cstring>',
     }
     for path, text in bad.items():

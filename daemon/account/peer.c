@@ -1,0 +1,164 @@
+#include "daemon/account/peer.h"
+
+#include "common/cleanup.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77
+#endif
+
+/* Many mounted hierarchies with long paths; what lies behind is not looked at. */
+#define PROC_BYTES 16384
+
+/* Whether @name is one of the comma-separated @list. */
+static bool list_has(const char *list, size_t length, const char *name)
+{
+	size_t n = strlen(name);
+
+	while (length) {
+		const char *comma = memchr(list, ',', length);
+		size_t item = comma ? (size_t)(comma - list) : length;
+
+		if (item == n && !memcmp(list, name, n))
+			return true;
+		if (!comma)
+			break;
+		list += item + 1;
+		length -= item + 1;
+	}
+	return false;
+}
+
+void fa_cgroup_parse(const char *text, char *ret_path, size_t size)
+{
+	static const char deleted[] = " (deleted)";
+	const char *best = NULL;
+	size_t best_length = 0;
+	int best_rank = 0;
+
+	/* Lines are ID:CONTROLLERS:PATH; the path may have colons itself. */
+	while (*text) {
+		const char *end = strchrnul(text, '\n');
+		const char *list = memchr(text, ':', (size_t)(end - text));
+		const char *path = list ? memchr(list + 1, ':', (size_t)(end - list - 1)) : NULL;
+
+		if (path) {
+			size_t list_length = (size_t)(path - list - 1);
+			size_t length = (size_t)(end - path - 1);
+			bool root = length <= 1;
+			int rank = 1;
+
+			if (!list_length && !strncmp(text, "0:", 2))
+				rank = root ? 2 : 5;
+			else if (list_has(list + 1, list_length, "name=systemd"))
+				rank = root ? 2 : 4;
+			else if (list_has(list + 1, list_length, "memory"))
+				rank = root ? 2 : 3;
+			if (path[1] == '/' && rank > best_rank) {
+				best = path + 1;
+				best_length = length;
+				best_rank = rank;
+			}
+		}
+		text = *end ? end + 1 : end;
+	}
+
+	if (best_length > sizeof(deleted) - 1 &&
+	    !memcmp(best + best_length - (sizeof(deleted) - 1), deleted, sizeof(deleted) - 1))
+		best_length -= sizeof(deleted) - 1;
+	if (best_length >= size)
+		best_length = size - 1;
+	if (best)
+		memcpy(ret_path, best, best_length);
+	ret_path[best_length] = 0;
+}
+
+static int read_file(int dir, const char *name, char *text, size_t size)
+{
+	_fa_cleanup_(fa_close_fdp) int fd = -1;
+	size_t length = 0;
+
+	fd = openat(dir, name, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return -errno;
+	while (length < size - 1) {
+		ssize_t n = read(fd, text + length, size - 1 - length);
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return -errno;
+		if (!n)
+			break;
+		length += (size_t)n;
+	}
+	text[length] = 0;
+	return 0;
+}
+
+/*
+ * The number of a process that ended may have gone to another one. Where the
+ * kernel gives a handle of the process (6.5), it must still run after the file was
+ * read; elsewhere the process must at least be of the same user. An account that
+ * is wrong all the same is one of the same user.
+ */
+static int read_cgroup(int socket, struct fa_peer *peer)
+{
+	_fa_cleanup_(fa_close_fdp) int pidfd = -1;
+	_fa_cleanup_(fa_close_fdp) int dir = -1;
+	socklen_t length = sizeof(pidfd);
+	char path[32], text[PROC_BYTES];
+	struct pollfd pollfd = { .events = POLLIN };
+	struct stat st;
+	bool known;
+	int r;
+
+	if (peer->pid <= 0)
+		return 0;
+	known = !getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &length);
+	if (!known) {
+		pidfd = -1;
+		if (errno != ENOPROTOOPT)
+			return -errno;
+	}
+
+	snprintf(path, sizeof(path), "/proc/%d", (int)peer->pid);
+	dir = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	if (dir < 0)
+		return -errno;
+	r = read_file(dir, "cgroup", text, sizeof(text));
+	if (r < 0)
+		return r;
+	if (known) {
+		pollfd.fd = pidfd;
+		if (poll(&pollfd, 1, 0) != 0)
+			return 0;
+	} else if (fstat(dir, &st) < 0 || (st.st_uid != peer->uid && st.st_uid != 0)) {
+		return 0;
+	}
+	fa_cgroup_parse(text, peer->cgroup, sizeof(peer->cgroup));
+	return 0;
+}
+
+int fa_peer_read(int socket, struct fa_peer *ret_peer)
+{
+	struct ucred ucred;
+	socklen_t length = sizeof(ucred);
+	int r;
+
+	if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &ucred, &length) < 0)
+		return -errno;
+	*ret_peer = (struct fa_peer){ .pid = ucred.pid, .uid = ucred.uid, .gid = ucred.gid };
+	r = read_cgroup(socket, ret_peer);
+	/* Whoever has ended is of no cgroup; but for want of descriptors nobody changes accounts. */
+	return r == -EMFILE || r == -ENFILE ? r : 0;
+}

@@ -1,0 +1,280 @@
+#include "daemon/account/tenant.h"
+
+#include "common/cleanup.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+void fa_tenants_init(struct fa_tenants *tenants, const struct fa_limits *limits)
+{
+	fa_list_init(&tenants->tenants);
+	fa_list_init(&tenants->gone);
+	tenants->n_gone = 0;
+	fa_list_init(&tenants->users);
+	tenants->used_fds = 0;
+	tenants->limits = limits;
+}
+
+static int user_get(struct fa_tenants *tenants, uid_t uid, struct fa_user **ret_user)
+{
+	struct fa_user *user;
+	struct fa_list *pos;
+
+	fa_list_for_each(pos, &tenants->users) {
+		user = fa_container_of(pos, struct fa_user, link);
+		if (user->uid == uid) {
+			++user->n_refs;
+			*ret_user = user;
+			return 0;
+		}
+	}
+
+	user = fa_new(struct fa_user);
+	if (!user)
+		return -ENOMEM;
+	user->n_refs = 1;
+	user->uid = uid;
+	fa_list_append(&tenants->users, &user->link);
+	*ret_user = user;
+	return 0;
+}
+
+static void user_unref(struct fa_user *user)
+{
+	if (!user || --user->n_refs)
+		return;
+	fa_list_remove(&user->link);
+	free(user);
+}
+
+static struct fa_tenant *find(const struct fa_list *list, uid_t uid, const char *cgroup)
+{
+	struct fa_list *pos;
+
+	fa_list_for_each(pos, list) {
+		struct fa_tenant *tenant = fa_container_of(pos, struct fa_tenant, link);
+
+		if (tenant->uid == uid && !strcmp(tenant->cgroup, cgroup))
+			return tenant;
+	}
+	return NULL;
+}
+
+/* Of one that is in no list, or among those that have gone. */
+static void forget(struct fa_tenant *tenant)
+{
+	fa_list_remove(&tenant->link);
+	free(tenant->cgroup);
+	free(tenant);
+}
+
+void fa_tenants_deinit(struct fa_tenants *tenants)
+{
+	for (; tenants->n_gone; --tenants->n_gone)
+		forget(fa_container_of(tenants->gone.next, struct fa_tenant, link));
+}
+
+int fa_tenant_get(struct fa_tenants *tenants, uid_t uid, const char *cgroup,
+                  struct fa_tenant **ret_tenant)
+{
+	struct fa_user *user = NULL;
+	struct fa_tenant *tenant;
+
+	tenant = find(&tenants->tenants, uid, cgroup);
+	if (tenant) {
+		*ret_tenant = fa_tenant_ref(tenant);
+		return 0;
+	}
+	if (uid && user_get(tenants, uid, &user) < 0)
+		return -ENOMEM;
+	tenant = find(&tenants->gone, uid, cgroup);
+	if (tenant) {
+		fa_list_remove(&tenant->link);
+		--tenants->n_gone;
+	} else {
+		tenant = fa_new(struct fa_tenant);
+		if (!tenant || !(tenant->cgroup = strdup(cgroup))) {
+			free(tenant);
+			user_unref(user);
+			return -ENOMEM;
+		}
+		tenant->tenants = tenants;
+		tenant->uid = uid;
+	}
+	tenant->n_refs = 1;
+	tenant->user = user;
+	fa_list_append(&tenants->tenants, &tenant->link);
+	*ret_tenant = tenant;
+	return 0;
+}
+
+struct fa_tenant *fa_tenant_ref(struct fa_tenant *tenant)
+{
+	++tenant->n_refs;
+	return tenant;
+}
+
+/* The one that went first, of the user that has most there: who can make cgroups makes no others
+ * be forgotten. */
+static struct fa_tenant *least_missed(const struct fa_tenants *tenants)
+{
+	struct fa_tenant *found = NULL;
+	unsigned int most = 0;
+	struct fa_list *pos, *other;
+
+	fa_list_for_each(pos, &tenants->gone) {
+		struct fa_tenant *tenant = fa_container_of(pos, struct fa_tenant, link);
+		unsigned int n = 0;
+
+		fa_list_for_each(other, &tenants->gone)
+			n += fa_container_of(other, struct fa_tenant, link)->uid == tenant->uid;
+		if (n > most) {
+			most = n;
+			found = tenant;
+		}
+	}
+	return found;
+}
+
+struct fa_tenant *fa_tenant_unref(struct fa_tenant *tenant)
+{
+	struct fa_tenants *tenants;
+
+	if (!tenant || --tenant->n_refs)
+		return NULL;
+	for (unsigned int i = 0; i < _FA_RESOURCE_N; ++i)
+		assert(!tenant->used[i]);
+	fa_list_remove(&tenant->link);
+	user_unref(fa_steal_ptr(tenant->user));
+	if (!tenant->usage.finished) {
+		forget(tenant);
+		return NULL;
+	}
+	tenants = tenant->tenants;
+	fa_list_append(&tenants->gone, &tenant->link);
+	if (++tenants->n_gone > FA_TENANTS_GONE_MAX) {
+		--tenants->n_gone;
+		forget(least_missed(tenants));
+	}
+	return NULL;
+}
+
+struct fa_fd_reaper_lane *fa_tenant_lane(struct fa_tenant *tenant)
+{
+	return tenant->user ? &tenant->user->lane : &tenant->lane;
+}
+
+const char *fa_resource_name(enum fa_resource resource)
+{
+	static const char *const names[_FA_RESOURCE_N] = {
+		[FA_RESOURCE_SESSIONS] = "sessions",
+		[FA_RESOURCE_BUFFERS] = "buffers",
+		[FA_RESOURCE_BUFFER_BYTES] = "buffer_bytes",
+		[FA_RESOURCE_DEVICE_BYTES] = "device_bytes",
+		[FA_RESOURCE_PIECES] = "pieces",
+		[FA_RESOURCE_FDS] = "fds",
+		[FA_RESOURCE_REQUESTS] = "requests",
+		[FA_RESOURCE_STEP_BYTES] = "step_bytes",
+		[FA_RESOURCE_GATES] = "gates",
+		[FA_RESOURCE_TIMELINES] = "timelines",
+	};
+
+	return names[resource];
+}
+
+/* On all accounts; what is given back is negative. */
+static void count(struct fa_tenant *tenant, enum fa_resource resource, uint64_t amount)
+{
+	tenant->used[resource] += amount;
+	if (tenant->user)
+		tenant->user->used[resource] += amount;
+	if (resource == FA_RESOURCE_FDS)
+		tenant->tenants->used_fds += amount;
+}
+
+/* A reload may have put the limit below what is in use. */
+static bool fits(uint64_t amount, uint64_t limit, uint64_t used)
+{
+	return used <= limit && amount <= limit - used;
+}
+
+int fa_charge_add(struct fa_charge *charge, struct fa_tenant *tenant, enum fa_resource resource,
+                  uint64_t amount, struct fa_error *error)
+{
+	const struct fa_limits *limits = tenant->tenants->limits;
+	uint64_t limit = limits->tenant[resource], used = tenant->used[resource], user_limit;
+	/* What a supervisor can keep does not grow with cgroups. */
+	const uint64_t factor = resource == FA_RESOURCE_TIMELINES ? 1 : limits->uid_factor;
+	struct fa_user *user = tenant->user;
+
+	assert(!charge->tenant || (charge->tenant == tenant && charge->resource == resource));
+	if (!fits(amount, limit, used))
+		return fa_fail(error, -EDQUOT,
+		               "%" PRIu64 " more would exceed the limit %s, which is %" PRIu64
+		               " for a user, of which %" PRIu64 " are in use",
+		               amount, fa_resource_name(resource), limit, used);
+	if (__builtin_mul_overflow(limit, factor, &user_limit))
+		user_limit = UINT64_MAX;
+	/* Nor do the descriptors that this process can have: others find some, too. */
+	if (resource == FA_RESOURCE_FDS && limits->all_fds && user_limit > limits->all_fds / 2)
+		user_limit = limit > limits->all_fds / 2 ? limit : limits->all_fds / 2;
+	if (user && !fits(amount, user_limit, user->used[resource]))
+		return fa_fail(error, -EDQUOT,
+		               "%" PRIu64
+		               " more would exceed the limit %s for all cgroups of uid %u "
+		               "together, which is %" PRIu64 " (uid_factor is %" PRIu64
+		               "), of which %" PRIu64 " are in use",
+		               amount, fa_resource_name(resource), (unsigned int)user->uid,
+		               user_limit, factor, user->used[resource]);
+	if (resource == FA_RESOURCE_FDS && limits->all_fds &&
+	    !fits(amount, limits->all_fds, tenant->tenants->used_fds))
+		return fa_fail(
+			error, -EDQUOT,
+			"%" PRIu64 " more would exceed the descriptors that the daemon has for all "
+			"clients together, which are %" PRIu64 " (a part of its RLIMIT_NOFILE)",
+			amount, limits->all_fds);
+	if (!charge->tenant) {
+		charge->tenant = fa_tenant_ref(tenant);
+		charge->resource = resource;
+	}
+	count(tenant, resource, amount);
+	charge->amount += amount;
+	return 0;
+}
+
+void fa_charge_move(struct fa_charge *to, struct fa_charge *from)
+{
+	if (!from->tenant)
+		return;
+	if (!to->tenant) {
+		*to = *from;
+	} else {
+		assert(to->tenant == from->tenant && to->resource == from->resource);
+		to->amount += from->amount;
+		fa_tenant_unref(from->tenant);
+	}
+	*from = (struct fa_charge){};
+}
+
+void fa_charge_split(struct fa_charge *from, uint64_t amount, struct fa_charge *ret_charge)
+{
+	assert(from->tenant && from->amount >= amount);
+	*ret_charge = (struct fa_charge){
+		.tenant = fa_tenant_ref(from->tenant),
+		.resource = from->resource,
+		.amount = amount,
+	};
+	from->amount -= amount;
+}
+
+void fa_charge_release(struct fa_charge *charge)
+{
+	if (!charge->tenant)
+		return;
+	assert(charge->tenant->used[charge->resource] >= charge->amount);
+	count(charge->tenant, charge->resource, -charge->amount);
+	fa_tenant_unref(charge->tenant);
+	*charge = (struct fa_charge){};
+}

@@ -1,0 +1,79 @@
+/*
+ * Works that wait on the GPU for a word of a client's (kernels/cuda/common/gate.h): a gate, a
+ * kernel of one warp, stands before the launch. So a client's stream and the daemon's hand over
+ * to one another without a CPU between.
+ *
+ * It is done under MPS alone: elsewhere a client's kernels would not run while the gate looks at
+ * the word. And nobody is to have a disadvantage by it. A gate gives up after PATIENCE_NS, and as
+ * soon as somebody else wants the CUDA stream; before it has opened it is not urgent, so that a
+ * prefill gives way to it only where somebody waits for that; behind it stand only more of the
+ * same queue. Streams are no more than
+ * the driver keeps apart, so that a gate holds up its own alone.
+ *
+ * A gate reports its turn when it gives up: then it and those behind it have done nothing, and
+ * what they stand for goes back to who launched it. That one has opened is seen at the client's
+ * word, and does not have to be exact.
+ */
+#include "daemon/backend/cuda/backend.h"
+
+#include "common/clock.h"
+
+/* As long as the engine looks at a gate all the time. */
+#define PATIENCE_NS (200 * FA_NS_PER_US)
+
+void fa_cuda_gates_open(struct fa_device *device)
+{
+	const struct fa_cuda_paged_kernel *kernel = fa_cuda_paged_gate(&device->chip);
+
+	if (device->info.waits && kernel)
+		device->gate_function = device->paged_functions[kernel - fa_cuda_paged_kernels];
+}
+
+struct fa_cuda_gate fa_cuda_gate_of(const struct fa_cuda_stream *stream,
+                                    const struct fa_device_work *work, struct fa_cuda_done *done)
+{
+	const struct fa_cuda_gates *gates = &stream->gates;
+
+	done->shut = (const uint64_t *)gates->shut_at;
+	done->gate_run = gates->run;
+	return (struct fa_cuda_gate){
+		.word = work->gate.word,
+		.value = work->gate.value,
+		.stop = (const uint64_t *)gates->stop_at,
+		.turn = stream->sequence,
+		.patience_ns = PATIENCE_NS,
+		.shut = (uint64_t *)gates->shut_at,
+		.run = gates->run,
+		.report = (uint64_t *)gates->report_at,
+	};
+}
+
+void fa_cuda_gates_add(struct fa_cuda_stream *stream, const struct fa_device_queue *queue)
+{
+	struct fa_cuda_gates *gates = &stream->gates;
+
+	if (!gates->n_works++)
+		gates->stopped = false;
+	gates->queue = queue;
+}
+
+void fa_cuda_gates_stop(struct fa_cuda_stream *stream)
+{
+	stream->gates.stopped = true;
+	__atomic_store_n(stream->gates.stop, stream->sequence, __ATOMIC_RELEASE);
+}
+
+bool fa_cuda_gates_are_shut(struct fa_cuda_stream *stream, uint64_t *ret_turn)
+{
+	struct fa_cuda_gates *gates = &stream->gates;
+	const uint64_t report = __atomic_load_n(gates->report, __ATOMIC_ACQUIRE);
+	const bool shut = report != gates->reported;
+
+	gates->reported = *ret_turn = report;
+	return shut;
+}
+
+void fa_cuda_gates_begin(struct fa_cuda_stream *stream)
+{
+	++stream->gates.run;
+}

@@ -1,0 +1,189 @@
+/*
+ * The CUDA backend's host memory: clients' memfds, mapped and pinned. On workers.
+ */
+#include "daemon/backend/cuda/backend.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#define MADV_POPULATE_WRITE 23
+#endif
+
+/* Pinning faults in what is not there; before that, it is done without the driver. */
+static int populate(struct fa_cuda_memory *memory, bool read_only, struct fa_error *error)
+{
+	if (madvise(memory->host, memory->bytes,
+	            read_only ? MADV_POPULATE_READ : MADV_POPULATE_WRITE) == 0)
+		return 0;
+	if (errno == EINVAL) /* a kernel before 5.14: pinning will do it */
+		return 0;
+	return fa_fail(error, errno == ENOMEM ? -ENOMEM : -EIO,
+	               "%" PRIu64 " bytes of the memfd cannot be brought into memory: %m",
+	               memory->bytes);
+}
+
+/* Pins what is mapped, in parts of part_bytes. */
+static int pin(struct fa_device *device, struct fa_cuda_memory *memory, unsigned int flags,
+               struct fa_error *error)
+{
+	const struct fa_cudriver *driver = &device->driver;
+	CUresult result;
+	uint64_t bytes;
+	CUdeviceptr at;
+	char *host;
+
+	flags |= CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_PORTABLE;
+	while (memory->pinned_bytes < memory->bytes) {
+		FA_CUDA_TAKE_TURN(device);
+
+		host = memory->host + memory->pinned_bytes;
+		bytes = memory->bytes - memory->pinned_bytes;
+		if (bytes > memory->part_bytes)
+			bytes = memory->part_bytes;
+		result = driver->cuMemHostRegister(host, bytes, flags);
+		if (result != CUDA_SUCCESS)
+			return fa_cuda_memory_fail(device, error, result,
+			                           "host memory cannot be pinned");
+		memory->pinned_bytes += bytes;
+		result = driver->cuMemHostGetDevicePointer(&at, host, 0);
+		if (result != CUDA_SUCCESS)
+			return fa_cuda_memory_fail(device, error, result,
+			                           "pinned memory has no address");
+		if (host == memory->host)
+			memory->at = at;
+		/* Parts follow one another as the GPU sees them, too, where it uses the
+		 * process's addresses. */
+		if (at != memory->at + (uint64_t)(host - memory->host))
+			return fa_fail(error, -ENOTSUP,
+			               "%" PRIu64 " bytes of pinned memory are not in one piece "
+			               "for the GPU; register at most %" PRIu64 " at once",
+			               memory->bytes, memory->part_bytes);
+		if (memory->pinned_bytes < memory->bytes)
+			fa_cuda_pause(device->pin_pause_ns);
+	}
+	return 0;
+}
+
+/* @host is mapped, and the memory's from now on. */
+static int populate_and_pin(struct fa_device *device, struct fa_cuda_memory *memory, void *host,
+                            bool read_only, unsigned int flags, struct fa_error *error)
+{
+	int r;
+
+	memory->host = host;
+	/* Clients' tensors do not belong in a core dump. */
+	(void)madvise(host, memory->bytes, MADV_DONTDUMP);
+	r = populate(memory, read_only, error);
+	return r < 0 ? r : pin(device, memory, flags, error);
+}
+
+static int map_and_pin(struct fa_device *device, struct fa_cuda_memory *memory, int fd,
+                       uint64_t offset, bool read_only, unsigned int flags, struct fa_error *error)
+{
+	void *host;
+
+	host = mmap(NULL, memory->bytes, PROT_READ | (read_only ? 0 : PROT_WRITE), MAP_SHARED, fd,
+	            (off_t)offset);
+	if (host == MAP_FAILED)
+		return fa_fail(error, -errno,
+		               "%" PRIu64 " bytes at %" PRIu64
+		               " of the memfd cannot be mapped %s: %m",
+		               memory->bytes, offset, read_only ? "for reading" : "for writing");
+	return populate_and_pin(device, memory, host, read_only, flags, error);
+}
+
+/* A second mapping has a life of its own, and is not refused where the file is sealed. */
+static int map_again_and_pin(struct fa_device *device, struct fa_cuda_memory *memory, void *host,
+                             struct fa_error *error)
+{
+	void *again = mremap(host, 0, memory->bytes, MREMAP_MAYMOVE);
+
+	if (again == MAP_FAILED)
+		return fa_fail(error, -errno, "%" PRIu64 " bytes cannot be mapped again: %m",
+		               memory->bytes);
+	return populate_and_pin(device, memory, again, false, 0, error);
+}
+
+static int memory_new(struct fa_device *device, uint64_t bytes, struct fa_error *error,
+                      struct fa_cuda_memory **ret_memory)
+{
+	struct fa_cuda_memory *memory = fa_cuda_memory_new(FA_CUDA_MEMORY_HOST, 0);
+	int r;
+
+	if (!memory)
+		return fa_fail(error, -ENOMEM, "no memory for a buffer");
+	memory->bytes = bytes;
+	memory->part_bytes = device->pin_part_bytes;
+	r = fa_cuda_memory_enter(device, error);
+	if (r < 0)
+		free(memory); /* the driver has given nothing */
+	else
+		*ret_memory = memory;
+	return r;
+}
+
+/* Gives @memory, whose import has ended with @r, to the caller, or its end. */
+static int memory_give(struct fa_device *device, struct fa_cuda_memory *memory, int r,
+                       uint64_t bytes, bool writable, struct fa_device_memory *ret_memory)
+{
+	if (r < 0) {
+		fa_cuda_memory_drop(device, memory, ret_memory);
+		return r;
+	}
+	*ret_memory = (struct fa_device_memory){
+		.address = (void *)memory->at,
+		.bytes = bytes,
+		.writable = writable,
+		.backend = memory,
+	};
+	return 0;
+}
+
+/*
+ * Pages stay what they are while they are pinned, whatever the client does to its file:
+ * who punches holes into it parts with what the GPU sees, and harms nobody else.
+ */
+int fa_cuda_memory_import_host(struct fa_device *device, int fd, uint64_t offset, uint64_t bytes,
+                               bool read_only, struct fa_error *error,
+                               struct fa_device_memory *ret_memory)
+{
+	const uint64_t page_bytes = (uint64_t)sysconf(_SC_PAGESIZE);
+	struct fa_cuda_memory *memory = NULL;
+	struct fa_error again;
+	int r;
+
+	if (bytes > UINT64_MAX - page_bytes)
+		return fa_fail(error, -EINVAL, "%" PRIu64 " bytes are too many", bytes);
+	r = memory_new(device, (bytes + page_bytes - 1) / page_bytes * page_bytes, error, &memory);
+	if (r < 0)
+		return r;
+	r = map_and_pin(device, memory, fd, offset, read_only,
+	                read_only ? CU_MEMHOSTREGISTER_READ_ONLY : 0, error);
+	/* Some drivers do not pin for reading alone; a file that can be written can be
+	 * pinned for both. */
+	if (r < 0 && read_only && r != -ENODEV && r != -ENOMEM && !memory->pinned_bytes) {
+		if (memory->host)
+			(void)munmap(memory->host, memory->bytes);
+		memory->host = NULL;
+		if (map_and_pin(device, memory, fd, offset, false, 0, &again) == 0)
+			r = 0;
+	}
+	return memory_give(device, memory, r, bytes, !read_only, ret_memory);
+}
+
+int fa_cuda_memory_import_mapped(struct fa_device *device, void *host, uint64_t bytes,
+                                 struct fa_error *error, struct fa_device_memory *ret_memory)
+{
+	struct fa_cuda_memory *memory = NULL;
+	int r;
+
+	r = memory_new(device, bytes, error, &memory);
+	if (r < 0)
+		return r;
+	return memory_give(device, memory, map_again_and_pin(device, memory, host, error), bytes,
+	                   true, ret_memory);
+}

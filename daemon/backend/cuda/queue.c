@@ -1,0 +1,778 @@
+/*
+ * The CUDA backend's queues: how works come to the GPU, and how they come back. All of
+ * it is the engine thread's.
+ *
+ * Queues share a few CUDA streams, as streams beyond what the hardware can tell apart
+ * would wait for one another: a queue is given the least used one of its priority, and
+ * a group spreads over FA_CUDA_GROUP_STREAMS of them, so that a crowd of queues does
+ * not get a crowd's share of the GPU. A CUDA stream holds FA_CUDA_STREAM_DEPTH works;
+ * more wait here, and groups take turns, and within a group its queues. So what is
+ * outstanding of others when a work arrives is bounded whatever they do; how much of
+ * the GPU each kernel gets is then the hardware's affair, which gives high priority
+ * first.
+ *
+ * At the end of each work the GPU writes the work's number in its stream to a word in pinned
+ * memory that is the daemon's alone: the last block of its last launch does, or those few that
+ * finish its parts, each to a word of its own; or, where a work ends with something else, the
+ * driver's word behind it. reap() compares words with works, so that nothing of the driver is
+ * called to find out; nothing waits on the GPU but for what stands before it in its stream, or
+ * behind a gate (backend/cuda/gate.c). A client's words that come with a work are written just
+ * before. (Nothing but the order of stores on the bus holds them apart. It does not matter: to let
+ * go of the memory that they are in takes a thousand times as long.)
+ *
+ * Between launch and reap only copies, kernels and word writes are asked of the driver, and now
+ * and then a graph for a kernel that comes again (unless something failed). A work's small vectors
+ * go through a place of the stream's, one for each work that the stream can hold; a launch of few
+ * blocks reads them there.
+ */
+#include "daemon/backend/cuda/backend.h"
+
+#include "common/cleanup.h"
+#include "common/clock.h"
+#include "common/timeline.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* When nothing has finished for so long the driver is asked whether it still lives. */
+#define QUIET_NS (20 * FA_NS_PER_MS)
+
+enum work_state {
+	WAITING,  /* in its queue */
+	LAUNCHED, /* the driver has it */
+	FINISHED, /* in device.done, or reaped */
+};
+
+/* What fa_device_work.backend holds. */
+struct cuda_work {
+	uint64_t sequence; /* in its CUDA stream */
+	struct fa_cuda_range range;
+	enum work_state state;
+	uint32_t parts;   /* that are told, or 0: it is as a whole */
+	uint32_t counted; /* blocks that count themselves */
+	bool gated;       /* LAUNCHED behind a gate, */
+	bool open;        /* ... which has opened, or is about to */
+	bool steady;      /* LAUNCHED, long, and cannot give way */
+	bool gives_way;   /* WAITING and long: its kernel can */
+	/* How long it takes; 0: not long. steady: until when it should have ended. */
+	uint64_t long_ns;
+};
+
+_Static_assert(sizeof(struct cuda_work) <= sizeof(((struct fa_device_work *)0)->backend),
+               "it fits");
+
+/* A group's part of a CUDA stream. */
+struct share {
+	struct fa_list link;   /* stream.shares, while there are queues */
+	struct fa_list queues; /* that have waiting works, by fa_device_queue.link */
+	unsigned int n_queues; /* all of them */
+};
+
+struct fa_device_group {
+	struct share shares[FA_CUDA_STREAMS_MAX]; /* one for each of device.streams */
+};
+
+struct fa_device_queue {
+	struct fa_cuda_stream *stream;
+	struct share *share;
+	struct fa_list link;  /* share.queues, while there are works */
+	struct fa_list works; /* waiting, by fa_device_work.link */
+};
+
+static struct cuda_work *cuda_work(struct fa_device_work *work)
+{
+	return (struct cuda_work *)work->backend;
+}
+
+static struct fa_device_work *first_work(const struct fa_list *list)
+{
+	return fa_container_of(list->next, struct fa_device_work, link);
+}
+
+bool fa_cuda_is_lost(struct fa_device *device)
+{
+	return atomic_load_explicit(&device->lost, memory_order_acquire);
+}
+
+/* ---- the end of a work */
+
+/* Its status stands. */
+static void work_finish(struct fa_device *device, struct fa_device_work *work)
+{
+	struct cuda_work *cuda = cuda_work(work);
+
+	fa_list_remove(&work->link);
+	fa_cuda_staging_free(&cuda->range);
+	cuda->state = FINISHED;
+	if (!work->finished_ns)
+		work->finished_ns = fa_now_ns();
+	if (!device->reaping && fa_list_empty(&device->done))
+		device->config.notify(device->config.userdata);
+	fa_list_append(&device->done, &work->link);
+}
+
+/* Until when all steady works should have ended. */
+static uint64_t steady_until_ns(struct fa_device *device)
+{
+	const struct fa_list *pos;
+	uint64_t until_ns = 0;
+
+	for (unsigned int i = 0; i < device->n_streams; ++i) {
+		fa_list_for_each(pos, &device->streams[i].works) {
+			const struct cuda_work *cuda = cuda_work(fa_container_of(
+				(struct fa_list *)pos, struct fa_device_work, link));
+
+			if (cuda->steady && until_ns < cuda->long_ns)
+				until_ns = cuda->long_ns;
+		}
+	}
+	return until_ns;
+}
+
+/* It is none of the stream's any more. */
+static void work_leave(struct fa_device *device, struct fa_cuda_stream *stream,
+                       struct fa_device_work *work)
+{
+	struct cuda_work *cuda = cuda_work(work);
+
+	stream->gates.n_works -= cuda->gated;
+	stream->gates.n_open -= cuda->open;
+	cuda->gated = cuda->open = false;
+	if (work == stream->yielding.work)
+		fa_cuda_preempt_end(device, stream);
+	if (cuda->steady) {
+		cuda->steady = false;
+		fa_cuda_steady_end(device, steady_until_ns(device));
+	}
+}
+
+static void work_finish_lost(struct fa_device *device, struct fa_device_work *work)
+{
+	work->status = fa_fail(&work->error, -ENODEV, "%s", device->lost_error.text);
+	work_finish(device, work);
+}
+
+/* ---- works on their way to the GPU */
+
+/* Appends @n words to what is to be copied, and says where the GPU will find them. */
+static void *put_vector(char *place, CUdeviceptr place_at, size_t *used, const void *vector,
+                        size_t n)
+{
+	const CUdeviceptr at = place_at + *used;
+
+	if (!vector)
+		return NULL;
+	memcpy(place + *used, vector, n * 4);
+	*used += (n * 4 + 15) & ~(size_t)15;
+	return (void *)at;
+}
+
+/* Takes cu_seqlens, slopes and sinks along. */
+static CUresult copy_vectors(struct fa_device *device, struct fa_cuda_stream *stream,
+                             const struct fa_attention_params *params, bool in_place,
+                             struct fa_cuda_attention *args)
+{
+	const size_t offset = (stream->sequence % FA_CUDA_STREAM_DEPTH) * FA_CUDA_VECTORS_BYTES;
+	const size_t n_lengths = (size_t)params->batch + 1, heads = (size_t)params->heads;
+	const CUdeviceptr at = (in_place ? stream->vectors_in_place : stream->vectors_at) + offset;
+	char *place = stream->vectors + offset;
+	size_t used = 0;
+
+	args->cu_seqlens_q = put_vector(place, at, &used, params->cu_seqlens_q, n_lengths);
+	args->cu_seqlens_k = put_vector(place, at, &used, params->cu_seqlens_k, n_lengths);
+	args->alibi_slopes = put_vector(place, at, &used, params->alibi_slopes, heads);
+	args->sinks = put_vector(place, at, &used, params->sinks, heads);
+	if (!used || in_place)
+		return CUDA_SUCCESS;
+	return device->driver.cuMemcpyHtoDAsync(at, place, used, stream->stream);
+}
+
+static CUresult launch_kernel(struct fa_device *device, struct fa_cuda_stream *stream,
+                              struct fa_device_work *work, struct fa_cuda_launch *launch)
+{
+	const struct fa_cuda_kernel *kernel = launch->kernel;
+	const CUfunction function = device->functions[kernel - fa_cuda_kernels];
+	struct fa_cuda_maps maps;
+	void *params[] = { &launch->args, &maps };
+	CUresult result;
+
+	result = fa_cuda_maps_make(device, launch->maps, launch->n_maps, &maps);
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (fa_cuda_preempt_prepare(device, stream, kernel->state_bytes, launch->work_ns))
+		return fa_cuda_preempt_launch(
+			device, stream, work,
+			&(struct fa_cuda_preempt_kernel){ function, launch->grid, kernel->threads,
+		                                          kernel->shared_bytes },
+			&launch->args, sizeof(launch->args), &maps);
+	fa_cuda_tell(stream, work, launch->grid, 0, &launch->args.done);
+	result = fa_cuda_launch_kernel(
+		device, stream,
+		&(struct fa_cuda_kernel_launch){ function, launch->grid, 1,
+	                                         (unsigned int)kernel->threads,
+	                                         (unsigned int)kernel->shared_bytes },
+		params, NULL);
+	if (result == CUDA_SUCCESS)
+		fa_cuda_told(stream, launch->grid, 0);
+	return result;
+}
+
+/* All that the driver is told of @work; returns 0 or its status. */
+static int work_enqueue(struct fa_device *device, struct fa_cuda_stream *stream,
+                        struct fa_device_work *work)
+{
+	const char *doing = "the GPU's context cannot be used";
+	struct fa_cuda_launch launch;
+	CUresult result;
+	int r;
+
+	if (work->op == FA_DEVICE_PAGED)
+		return fa_cuda_paged_enqueue(device, stream, work);
+	r = fa_cuda_attention_plan(&device->chip, work->params, work->error.text,
+	                           sizeof(work->error.text), &launch);
+	if (r < 0)
+		return r;
+	result = fa_cuda_enter(device);
+	if (!launch.grid && !result)
+		return 0;
+	if (!result) {
+		doing = "the request's vectors cannot be copied to the GPU";
+		result = copy_vectors(device, stream, work->params,
+		                      launch.grid <= (uint32_t)device->chip.sms, &launch.args);
+	}
+	if (!result) {
+		doing = "K and V cannot be copied to the GPU";
+		result = fa_cuda_stage(device, stream->stream, work, &launch,
+		                       &cuda_work(work)->range);
+	}
+	if (!result) {
+		doing = "the kernel cannot be launched";
+		result = launch_kernel(device, stream, work, &launch);
+	}
+	return result ? fa_cuda_fail(device, stream->stream, &work->error, result, doing) : 0;
+}
+
+/*
+ * Gives @work to the driver. If that fails halfway the stream may still be using what
+ * the work has: it stays in flight then, too, until its word is written.
+ */
+static void work_start(struct fa_device *device, struct fa_cuda_stream *stream,
+                       struct fa_device_work *work)
+{
+	struct cuda_work *cuda = cuda_work(work);
+	const uint64_t n_counted = stream->n_counted;
+	CUresult result = CUDA_SUCCESS;
+	struct fa_error error;
+
+	work->started_ns = fa_now_ns();
+	cuda->sequence = ++stream->sequence;
+	if (!work->gate.word)
+		fa_cuda_preempt_ask(device, stream);
+	work->status = work_enqueue(device, stream, work);
+	if (stream->yielding.work == work) {
+		stream->yielding.is_long = cuda->long_ns > 0;
+	} else if (cuda->long_ns > 0) {
+		cuda->steady = true;
+		cuda->long_ns = fa_cuda_steady_begin(device, cuda->long_ns);
+	}
+	cuda->counted = (uint32_t)(stream->n_counted - n_counted);
+	cuda->gated = work->gate.word && !work->status;
+	if (cuda->gated)
+		fa_cuda_gates_add(stream, work->queue);
+	if (stream->told == cuda->sequence)
+		cuda->parts = stream->told_parts;
+	else
+		result = device->driver.cuStreamWriteValue64(stream->stream, stream->word_at,
+		                                             cuda->sequence,
+		                                             CU_STREAM_WRITE_VALUE_DEFAULT);
+	if (result != CUDA_SUCCESS) {
+		/* Nobody will learn when the stream's works end. */
+		(void)fa_cudriver_fail(&device->driver, &error, result,
+		                       "the end of a request cannot be asked for");
+		fa_cuda_lose(device, error.text);
+	}
+	if (!device->n_works++)
+		device->progress_ns = work->started_ns;
+	++stream->n_works;
+	fa_list_append(&stream->works, &work->link);
+	cuda->state = LAUNCHED;
+}
+
+/* Whether somebody wants the stream who has nothing to do with its gates. */
+static bool others_want(const struct fa_cuda_stream *stream)
+{
+	const struct fa_list *pos;
+
+	fa_list_for_each(pos, &stream->shares) {
+		const struct share *share = fa_container_of(pos, const struct share, link);
+
+		if (share->queues.next != &stream->gates.queue->link ||
+		    share->queues.prev != share->queues.next)
+			return true;
+	}
+	return false;
+}
+
+/* Whether what comes next has to wait until what stands behind gates has ended. */
+static bool is_gated(struct fa_device *device, struct fa_cuda_stream *stream)
+{
+	if (!stream->gates.n_works)
+		return false;
+	if (!others_want(stream))
+		return !first_work(&stream->gates.queue->works)->gate.word;
+	if (!stream->gates.stopped)
+		fa_cuda_gates_stop(stream);
+	fa_cuda_preempt_ask(device, stream);
+	return true;
+}
+
+/* Whether the queue's first work may be launched as far as it takes long. @held: one was not, and
+ * then no steady one is. */
+static bool may_begin(struct fa_device *device, const struct fa_device_queue *queue, bool *held)
+{
+	const struct cuda_work *cuda = cuda_work(first_work(&queue->works));
+
+	if (!cuda->long_ns)
+		return true;
+	if ((!*held || cuda->gives_way) &&
+	    fa_cuda_long_begin(device, cuda->gives_way ? 0 : cuda->long_ns))
+		return true;
+	*held = true;
+	return false;
+}
+
+/* Whose turn it is; what is held lets others go ahead. NULL: all of it is. */
+static struct fa_device_queue *next_queue(struct fa_device *device, struct fa_cuda_stream *stream)
+{
+	const struct fa_list *pos, *link;
+	bool held = false;
+
+	fa_list_for_each(pos, &stream->shares) {
+		const struct share *share = fa_container_of(pos, const struct share, link);
+
+		fa_list_for_each(link, &share->queues) {
+			struct fa_device_queue *queue = fa_container_of(
+				(struct fa_list *)link, struct fa_device_queue, link);
+
+			if (may_begin(device, queue, &held)) {
+				device->held = device->held || held;
+				return queue;
+			}
+		}
+	}
+	stream->held = device->held = true;
+	return NULL;
+}
+
+/* Gives the CUDA stream what it can hold, a work of each group and queue in turn. */
+static void stream_feed(struct fa_device *device, struct fa_cuda_stream *stream)
+{
+	struct fa_device_queue *queue;
+	struct fa_device_work *work;
+	struct share *share;
+
+	stream->held = false;
+	while (stream->n_works < FA_CUDA_STREAM_DEPTH && !stream->yielding.work &&
+	       !fa_list_empty(&stream->shares) && !is_gated(device, stream) &&
+	       !fa_cuda_is_lost(device)) {
+		queue = next_queue(device, stream);
+		if (!queue)
+			return;
+		share = queue->share;
+		work = first_work(&queue->works);
+		fa_list_remove(&work->link);
+		fa_list_remove(&queue->link);
+		fa_list_remove(&share->link);
+		if (!fa_list_empty(&queue->works))
+			fa_list_append(&share->queues, &queue->link);
+		if (!fa_list_empty(&share->queues))
+			fa_list_append(&stream->shares, &share->link);
+		work_start(device, stream, work);
+	}
+}
+
+/* Whether the word says that the first of the stream's works has ended. */
+static bool has_ended(const struct fa_cuda_stream *stream)
+{
+	const struct cuda_work *cuda = cuda_work(first_work(&stream->works));
+	uint32_t i = 0;
+
+	/* Acquire: what the GPU wrote before it is seen after it. */
+	do {
+		if (__atomic_load_n(stream->word + i, __ATOMIC_ACQUIRE) < cuda->sequence)
+			return false;
+	} while (++i < cuda->parts);
+	return true;
+}
+
+/* Whether gates that are shut from @turn on have kept it from running. */
+static bool is_behind(struct fa_device_work *work, uint64_t turn)
+{
+	const struct cuda_work *cuda = cuda_work(work);
+
+	return cuda->gated && cuda->sequence >= turn;
+}
+
+/* Ends all that is outstanding. The driver answers at once if the GPU stopped with an
+ * error; if not, what runs may use its memory until it has ended. */
+static void fail_all(struct fa_device *device)
+{
+	for (unsigned int i = 0; i < device->n_streams; ++i) {
+		struct fa_cuda_stream *stream = &device->streams[i];
+		bool shut, is_lost = false;
+		uint64_t turn;
+
+		if (stream->n_works)
+			(void)device->driver.cuStreamSynchronize(stream->stream);
+		shut = fa_cuda_gates_are_shut(stream, &turn);
+		/* What has been told as done is done, but for what is behind gates that have shut. */
+		while (!fa_list_empty(&stream->works)) {
+			struct fa_device_work *work = first_work(&stream->works);
+			const bool ended = !is_lost && has_ended(stream) &&
+			                   !(shut && is_behind(work, turn));
+
+			is_lost = !ended;
+			work_leave(device, stream, work);
+			if (ended)
+				work_finish(device, work);
+			else
+				work_finish_lost(device, work);
+		}
+		device->n_works -= stream->n_works;
+		stream->n_works = 0;
+		fa_cuda_gates_begin(stream);
+		while (!fa_list_empty(&stream->shares)) {
+			struct share *share = fa_container_of(stream->shares.next, struct share,
+			                                      link);
+
+			while (!fa_list_empty(&share->queues)) {
+				struct fa_device_queue *queue = fa_container_of(
+					share->queues.next, struct fa_device_queue, link);
+
+				while (!fa_list_empty(&queue->works))
+					work_finish_lost(device, first_work(&queue->works));
+				fa_list_remove(&queue->link);
+			}
+			fa_list_remove(&share->link);
+		}
+	}
+}
+
+/* ---- the table's functions */
+
+bool fa_cuda_may_wait(struct fa_device *device, const struct fa_device_queue *queue,
+                      const struct fa_device_work *work)
+{
+	const struct fa_cuda_stream *stream = queue->stream;
+	const struct fa_cuda_gates *gates = &stream->gates;
+
+	return device->gate_function && work->op == FA_DEVICE_PAGED &&
+	       fa_cuda_paged_may_wait(work) && fa_list_empty(&stream->shares) &&
+	       stream->n_works < FA_CUDA_STREAM_DEPTH && !stream->yielding.work &&
+	       !fa_cuda_long_ns(device, work) &&
+	       (!gates->n_works || (gates->queue == queue && !gates->stopped));
+}
+
+void fa_cuda_launch(struct fa_device *device, struct fa_device_queue *queue,
+                    struct fa_device_work *work)
+{
+	struct cuda_work *cuda = cuda_work(work);
+	struct share *share = queue->share;
+
+	(void)fa_cuda_enter(device);
+	work->queue = queue;
+	work->status = 0;
+	work->started_ns = work->finished_ns = 0;
+	work->shut = false;
+	atomic_store_explicit(&work->cancelled, false, memory_order_relaxed);
+	*cuda = (struct cuda_work){ .state = WAITING, .long_ns = fa_cuda_long_ns(device, work) };
+	cuda->gives_way = cuda->long_ns > 0 && fa_cuda_may_give_way(device, work);
+	fa_list_init(&cuda->range.link);
+	fa_list_init(&work->link);
+	if (fa_cuda_is_lost(device)) {
+		work_finish_lost(device, work);
+		return;
+	}
+	if (fa_list_empty(&queue->works))
+		fa_list_append(&share->queues, &queue->link);
+	if (fa_list_empty(&share->link))
+		fa_list_append(&queue->stream->shares, &share->link);
+	fa_list_append(&queue->works, &work->link);
+	stream_feed(device, queue->stream);
+}
+
+void fa_cuda_cancel(struct fa_device *device, struct fa_device_work *work)
+{
+	struct fa_device_queue *queue = work->queue;
+
+	/* Most kernels run to their end; one that can give way does. */
+	if (cuda_work(work)->state == LAUNCHED && queue->stream->yielding.work == work) {
+		atomic_store_explicit(&work->cancelled, true, memory_order_relaxed);
+		(void)fa_cuda_enter(device);
+		fa_cuda_preempt_cancel(device, queue->stream);
+		return;
+	}
+	if (cuda_work(work)->state == LAUNCHED && cuda_work(work)->gated) {
+		atomic_store_explicit(&work->cancelled, true, memory_order_relaxed);
+		fa_cuda_gates_stop(queue->stream);
+		return;
+	}
+	if (cuda_work(work)->state != WAITING)
+		return;
+	atomic_store_explicit(&work->cancelled, true, memory_order_relaxed);
+	work->status = fa_fail(&work->error, -ECANCELED, "the work was cancelled");
+	work_finish(device, work);
+	if (fa_list_empty(&queue->works))
+		fa_list_remove(&queue->link);
+	if (fa_list_empty(&queue->share->queues))
+		fa_list_remove(&queue->share->link);
+}
+
+/* A work of the stream has ended. */
+static void stream_finish(struct fa_device *device, struct fa_cuda_stream *stream,
+                          struct fa_device_work *work, uint64_t now_ns)
+{
+	/* It was not the stream's turn before the one ahead had ended. */
+	if (work->started_ns < stream->finished_ns)
+		work->started_ns = stream->finished_ns;
+	work->finished_ns = now_ns;
+	work_leave(device, stream, work);
+	work_finish(device, work);
+	--stream->n_works;
+	--device->n_works;
+}
+
+/* The stream's one work has ended early: it goes on when it is time, if anybody wants it. */
+static void stream_go_on(struct fa_device *device, struct fa_cuda_stream *stream)
+{
+	struct fa_device_work *work = stream->yielding.work;
+	const char *doing = "the rest of the kernel cannot be launched";
+	CUresult result;
+
+	if (atomic_load_explicit(&work->cancelled, memory_order_relaxed)) {
+		work->status = fa_fail(&work->error, -ECANCELED, "the work was cancelled");
+	} else {
+		result = fa_cuda_preempt_resume(device, stream);
+		if (result == CUDA_SUCCESS)
+			return;
+		work->status = fa_cuda_fail(device, stream->stream, &work->error, result, doing);
+		if (fa_cuda_is_lost(device))
+			return; /* with all others */
+	}
+	stream->finished_ns = fa_now_ns();
+	stream_finish(device, stream, work, stream->finished_ns);
+	stream_feed(device, stream);
+}
+
+/* Those behind gates that are shut, from @turn on, are as if they had never been launched. */
+static void take_back(struct fa_device *device, struct fa_cuda_stream *stream, uint64_t turn)
+{
+	struct fa_list *pos, *next;
+
+	fa_list_for_each_safe(pos, next, &stream->works) {
+		struct fa_device_work *work = fa_container_of(pos, struct fa_device_work, link);
+		const struct cuda_work *cuda = cuda_work(work);
+
+		if (!is_behind(work, turn))
+			continue;
+		work_leave(device, stream, work);
+		stream->n_counted -= cuda->counted;
+		--stream->n_works;
+		--device->n_works;
+		if (atomic_load_explicit(&work->cancelled, memory_order_relaxed))
+			work->status = fa_fail(&work->error, -ECANCELED, "the work was cancelled");
+		else
+			work->shut = true;
+		work_finish(device, work);
+	}
+}
+
+/* Whether gates have shut since that was asked last; then what stood behind them is gone. */
+static bool have_shut(struct fa_device *device, struct fa_cuda_stream *stream)
+{
+	uint64_t turn;
+
+	if (!fa_cuda_gates_are_shut(stream, &turn))
+		return false;
+	take_back(device, stream, turn);
+	fa_cuda_gates_begin(stream);
+	stream_feed(device, stream);
+	return true;
+}
+
+/*
+ * Whether the stream has works, and the first of them has ended. The word may be that of a work
+ * whose launch failed behind gates: the driver writes it whether those have shut or not. A gate
+ * that has shut reported it before that, so that it is to be asked behind the word.
+ */
+static bool first_has_ended(struct fa_device *device, struct fa_cuda_stream *stream)
+{
+	while (!fa_list_empty(&stream->works) && has_ended(stream))
+		if (!cuda_work(first_work(&stream->works))->gated || !have_shut(device, stream))
+			return true;
+	return false;
+}
+
+/* What stands behind gates that have opened is as urgent as what was just launched. */
+static void look_at_gates(struct fa_device *device, struct fa_cuda_stream *stream)
+{
+	const struct fa_list *pos;
+
+	(void)have_shut(device, stream);
+	if (stream->gates.n_open == stream->gates.n_works)
+		return;
+	fa_list_for_each(pos, &stream->works) {
+		struct fa_device_work *work = fa_container_of(pos, struct fa_device_work, link);
+		struct cuda_work *cuda = cuda_work(work);
+
+		if (!cuda->gated || cuda->open)
+			continue;
+		if (!fa_timeline_reached(__atomic_load_n(work->gate.here, __ATOMIC_ACQUIRE),
+		                         work->gate.value))
+			return;
+		cuda->open = true;
+		++stream->gates.n_open;
+		work->started_ns = device->progress_ns = fa_now_ns();
+		fa_cuda_preempt_ask(device, stream);
+	}
+}
+
+static void stream_reap(struct fa_device *device, struct fa_cuda_stream *stream)
+{
+	uint64_t now_ns;
+
+	if (stream->gates.n_works)
+		look_at_gates(device, stream);
+	if (!first_has_ended(device, stream)) {
+		/* Those ahead of it have ended before it was stopped: their turn is first. */
+		if (stream->n_works && first_work(&stream->works) == stream->yielding.work &&
+		    fa_cuda_preempt_stopped(device, stream))
+			stream_go_on(device, stream);
+		return;
+	}
+	now_ns = fa_now_ns();
+	device->progress_ns = now_ns;
+	do
+		stream_finish(device, stream, first_work(&stream->works), now_ns);
+	while (first_has_ended(device, stream));
+	if (!fa_list_empty(&stream->works))
+		fa_cuda_preempt_first(stream, first_work(&stream->works), now_ns);
+	stream->finished_ns = now_ns;
+	stream_feed(device, stream);
+}
+
+void fa_cuda_reap(struct fa_device *device, struct fa_list *done)
+{
+	const bool held = device->held;
+
+	device->reaping = true;
+	device->held = false;
+	/* Another thread may have launched what is here; and who reaps will launch. */
+	(void)fa_cuda_enter(device);
+	for (unsigned int i = 0; i < device->n_streams && device->n_works; ++i)
+		if (device->streams[i].n_works)
+			stream_reap(device, &device->streams[i]);
+	fa_cuda_preempt_look(device);
+	for (unsigned int i = 0; i < device->n_streams && held; ++i)
+		stream_feed(device, &device->streams[i]);
+	/* What was has begun, or was cancelled. */
+	if (held && !device->held)
+		fa_cuda_long_forget(device);
+	if (fa_cuda_is_lost(device))
+		fail_all(device);
+	device->reaping = false;
+	fa_list_splice(done, &device->done);
+}
+
+int fa_cuda_health(struct fa_device *device, struct fa_error *error)
+{
+	struct fa_error why;
+	CUresult result;
+	uint64_t now_ns;
+
+	if (!fa_cuda_is_lost(device) && device->n_works) {
+		now_ns = fa_now_ns();
+		if (now_ns - device->progress_ns >= QUIET_NS &&
+		    now_ns - device->queried_ns >= QUIET_NS) {
+			device->queried_ns = now_ns;
+			for (unsigned int i = 0; i < device->n_streams; ++i) {
+				if (!device->streams[i].n_works)
+					continue;
+				result = device->driver.cuStreamQuery(device->streams[i].stream);
+				if (result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_READY)
+					continue;
+				(void)fa_cudriver_fail(&device->driver, &why, result,
+				                       "what runs on the GPU failed");
+				fa_cuda_lose(device, why.text);
+				break;
+			}
+		}
+	}
+	return fa_cuda_is_lost(device) ? fa_fail(error, -ENODEV, "%s", device->lost_error.text) : 0;
+}
+
+int fa_cuda_group_new(struct fa_device *device, struct fa_error *error,
+                      struct fa_device_group **ret_group)
+{
+	struct fa_device_group *group;
+
+	group = fa_new(struct fa_device_group);
+	if (!group)
+		return fa_fail(error, -ENOMEM, "no memory for a group of queues");
+	for (int i = 0; i < FA_CUDA_STREAMS_MAX; ++i) {
+		fa_list_init(&group->shares[i].link);
+		fa_list_init(&group->shares[i].queues);
+	}
+	*ret_group = group;
+	return 0;
+}
+
+struct fa_device_group *fa_cuda_group_free(struct fa_device *device, struct fa_device_group *group)
+{
+	free(group);
+	return NULL;
+}
+
+int fa_cuda_queue_new(struct fa_device *device, struct fa_device_group *group, int priority,
+                      struct fa_error *error, struct fa_device_queue **ret_queue)
+{
+	const unsigned int begin = priority > 0 ? 0 : device->n_high;
+	const unsigned int end = priority > 0 ? device->n_high : device->n_streams;
+	unsigned int n_shares = 0, best = end;
+	struct fa_device_queue *queue;
+
+	queue = fa_new(struct fa_device_queue);
+	if (!queue)
+		return fa_fail(error, -ENOMEM, "no memory for a queue");
+	for (unsigned int i = begin; i < end; ++i)
+		n_shares += group->shares[i].n_queues > 0;
+	for (unsigned int i = begin; i < end; ++i) {
+		if (n_shares >= FA_CUDA_GROUP_STREAMS && !group->shares[i].n_queues)
+			continue;
+		/* The group's own queues are the worst company: they hold one another up
+		 * where another stream would have room. */
+		if (best == end || group->shares[i].n_queues < group->shares[best].n_queues ||
+		    (group->shares[i].n_queues == group->shares[best].n_queues &&
+		     device->streams[i].n_queues < device->streams[best].n_queues))
+			best = i;
+	}
+	queue->stream = &device->streams[best];
+	queue->share = &group->shares[best];
+	++queue->stream->n_queues;
+	++queue->share->n_queues;
+	fa_list_init(&queue->link);
+	fa_list_init(&queue->works);
+	*ret_queue = queue;
+	return 0;
+}
+
+struct fa_device_queue *fa_cuda_queue_free(struct fa_device *device, struct fa_device_queue *queue)
+{
+	if (!queue)
+		return NULL;
+	--queue->stream->n_queues;
+	--queue->share->n_queues;
+	free(queue);
+	return NULL;
+}

@@ -1,0 +1,51 @@
+/* The backends of this build, and the choice among them. */
+#include "daemon/backend/device.h"
+
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+const struct fa_device_ops *const fa_device_backends[] = {
+	&fa_device_cuda,
+	&fa_device_cpu,
+	NULL,
+};
+
+/* Whether a GPU seems to be there that could not be opened: a driver that finds none says -ENXIO,
+ * and where there is none; but it may have found none as it was not let. */
+static bool has_gpu(int r)
+{
+	return r != -ENXIO || access("/proc/driver/nvidia", F_OK) == 0;
+}
+
+int fa_device_open(const char *name, const struct fa_device_config *config, struct fa_error *error,
+                   const struct fa_device_ops **ret_ops, struct fa_device **ret_device)
+{
+	bool any = !name || strcmp(name, "auto") == 0;
+	struct fa_error why, passed_over = { "" };
+	const struct fa_device_ops *const *ops;
+	int r = -ENOENT, passed = 0;
+
+	for (ops = fa_device_backends; *ops; ops++) {
+		if (!any && strcmp(name, (*ops)->name) != 0)
+			continue;
+		/* Who named a GPU does not want a processor. */
+		if (any && config->device && *ops == &fa_device_cpu)
+			continue;
+		why.text[0] = 0;
+		r = (*ops)->open(config, &why, ret_device);
+		if (r == 0) {
+			if (error)
+				*error = passed_over;
+			*ret_ops = *ops;
+			return passed && has_gpu(passed);
+		}
+		passed = r;
+		passed_over = why;
+	}
+	if (r == -ENOENT && !any)
+		return fa_fail(error, r, "there is no backend called \"%s\"", name);
+	if (error)
+		*error = passed_over;
+	return r;
+}

@@ -1,0 +1,173 @@
+#include "daemon/base/log.h"
+
+#include "common/clock.h"
+#include "common/text.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define SD_JOURNAL_SUPPRESS_LOCATION
+#include <systemd/sd-journal.h>
+
+#define LINE_BYTES 1024
+/* Lines about clients: so many at once, and so many a second in the long run. */
+#define CLIENT_LINES_BURST 100
+#define CLIENT_LINES_A_SECOND 5
+
+static struct {
+	enum fa_log_target target;
+	enum fa_log_level level;
+	bool prefix; /* stderr is the journal's, which reads the level from "<6>" */
+	uint64_t credit_ns;
+	uint64_t refilled_ns;
+	uint64_t left_out;
+} logger = { .target = FA_LOG_STDERR, .level = FA_LOG_INFO };
+
+static const char *level_name(enum fa_log_level level)
+{
+	switch (level) {
+	case FA_LOG_ERROR:
+		return "error: ";
+	case FA_LOG_WARNING:
+		return "warning: ";
+	case FA_LOG_DEBUG:
+		return "debug: ";
+	default:
+		return "";
+	}
+}
+
+/* systemd says which stream it has made the journal's, as somebody may have put another one in its
+ * place since, and still be given the variable. */
+static bool stderr_is_journal(void)
+{
+	const char *stream = getenv("JOURNAL_STREAM");
+	unsigned long long device, inode;
+	struct stat status;
+	int end = 0;
+
+	return stream && sscanf(stream, "%llu:%llu%n", &device, &inode, &end) == 2 &&
+	       !stream[end] && fstat(STDERR_FILENO, &status) == 0 && status.st_dev == device &&
+	       status.st_ino == inode;
+}
+
+enum fa_log_target fa_log_resolve(enum fa_log_target target)
+{
+	if (target != FA_LOG_AUTO)
+		return target;
+	return stderr_is_journal() ? FA_LOG_JOURNAL : FA_LOG_STDERR;
+}
+
+void fa_log_set(enum fa_log_target target, enum fa_log_level level)
+{
+	logger.target = fa_log_resolve(target);
+	logger.level = level;
+	logger.prefix = stderr_is_journal();
+}
+
+static void write_line(const struct fa_log_subject *subject, enum fa_log_level level,
+                       const char *text)
+{
+	char tenant[LINE_BYTES] = "", line[3 * LINE_BYTES], prefix[8] = "";
+	int n;
+
+	if (subject)
+		snprintf(tenant, sizeof(tenant), "%u%s%s", (unsigned int)subject->uid,
+		         subject->cgroup && *subject->cgroup ? ":" : "",
+		         subject->cgroup ? subject->cgroup : "");
+
+	if (logger.target == FA_LOG_JOURNAL) {
+		int r;
+
+		if (subject)
+			r = sd_journal_send("MESSAGE=%s", text, "PRIORITY=%d", (int)level,
+			                    "FAD_SESSION=%" PRIu64, subject->session,
+			                    "FAD_CLIENT_PID=%d", (int)subject->pid, "FAD_TENANT=%s",
+			                    tenant, NULL);
+		else
+			r = sd_journal_send("MESSAGE=%s", text, "PRIORITY=%d", (int)level, NULL);
+		if (r >= 0)
+			return;
+	}
+
+	if (logger.prefix)
+		snprintf(prefix, sizeof(prefix), "<%d>", (int)level);
+	if (subject)
+		n = snprintf(line, sizeof(line),
+		             "%sfad: %s%s [session %" PRIu64 " pid %d tenant %s]\n", prefix,
+		             level_name(level), text, subject->session, (int)subject->pid, tenant);
+	else
+		n = snprintf(line, sizeof(line), "%sfad: %s%s\n", prefix, level_name(level), text);
+	if (n >= (int)sizeof(line))
+		n = sizeof(line) - 1;
+	/* One write, so that lines of several processes stay whole. */
+	if (write(STDERR_FILENO, line, (size_t)n) < 0)
+		return;
+}
+
+__attribute__((format(printf, 3, 0))) static void write_format(const struct fa_log_subject *subject,
+                                                               enum fa_log_level level,
+                                                               const char *format, va_list args)
+{
+	char raw[LINE_BYTES], text[LINE_BYTES];
+
+	(void)vsnprintf(raw, sizeof(raw), format, args);
+	fa_text_clean(raw, strlen(raw), text, sizeof(text));
+	write_line(subject, level, text);
+}
+
+void fa_log(enum fa_log_level level, const char *format, ...)
+{
+	va_list args;
+
+	if (level > logger.level)
+		return;
+	va_start(args, format);
+	write_format(NULL, level, format, args);
+	va_end(args);
+}
+
+/* A bucket of time: a line costs its share of a second. */
+static bool admit(void)
+{
+	const uint64_t cost = FA_NS_PER_SEC / CLIENT_LINES_A_SECOND;
+	uint64_t now = fa_now_ns();
+
+	logger.credit_ns += logger.refilled_ns ? now - logger.refilled_ns
+	                                       : CLIENT_LINES_BURST * cost;
+	if (logger.credit_ns > CLIENT_LINES_BURST * cost)
+		logger.credit_ns = CLIENT_LINES_BURST * cost;
+	logger.refilled_ns = now;
+	if (logger.credit_ns < cost) {
+		++logger.left_out;
+		return false;
+	}
+	logger.credit_ns -= cost;
+	return true;
+}
+
+void fa_log_about(const struct fa_log_subject *subject, enum fa_log_level level, const char *format,
+                  ...)
+{
+	va_list args;
+
+	if (level > logger.level)
+		return;
+	/* Who asks for debugging wants all of it. */
+	if (logger.level < FA_LOG_DEBUG && !admit())
+		return;
+	if (logger.left_out) {
+		fa_log(FA_LOG_WARNING, "%" PRIu64 " lines about clients were left out",
+		       logger.left_out);
+		logger.left_out = 0;
+	}
+	va_start(args, format);
+	write_format(subject, level, format, args);
+	va_end(args);
+}

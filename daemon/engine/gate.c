@@ -1,0 +1,128 @@
+#include "daemon/engine/gate.h"
+
+#include "common/memfd.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <stddef.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+bool fa_gates_met(struct fa_gates *gates)
+{
+	struct fa_timeline_words *words = gates->words;
+
+	while (gates->n_met < gates->n_waits) {
+		const struct fa_gate *gate = &gates->gates[gates->n_met];
+		const _Atomic uint64_t *word = gate->out ? &words->values[gate->slot]
+		                                         : &words->in[gate->slot].value;
+
+		if (!fa_timeline_reached(atomic_load_explicit(word, memory_order_acquire),
+		                         gate->value))
+			return false;
+		gates->n_met++;
+	}
+	return true;
+}
+
+bool fa_gates_last(const struct fa_gates *gates, struct fa_device_wait *ret_wait)
+{
+	const struct fa_timeline_words *words = gates->words;
+	const struct fa_timeline_in *in = atomic_load_explicit(&words->in_at, memory_order_relaxed);
+	const struct fa_gate *gate = &gates->gates[gates->n_met];
+
+	if (!in || gates->n_met + 1 != gates->n_waits || gate->out)
+		return false;
+	if (ret_wait)
+		*ret_wait = (struct fa_device_wait){
+			.word = (const uint64_t *)&in[gate->slot].value,
+			.here = (const uint64_t *)&words->in[gate->slot].value,
+			.value = gate->value,
+		};
+	return true;
+}
+
+/* A client may have as many threads asleep as it likes, and they are woken by a thread that
+ * serves all. Those who are left out look again soon, by themselves. */
+#define WAKES_MAX 64
+
+static void wake(_Atomic uint32_t *changes)
+{
+	(void)syscall(SYS_futex, changes, FUTEX_WAKE, WAKES_MAX, NULL, NULL, 0);
+}
+
+/* With the mutex. Those of other streams may have been faster: then it is late. */
+static void signal_one(struct fa_timeline_words *words, const struct fa_gate *gate, int status)
+{
+	struct fa_timeline_out *out = &words->out[gate->slot];
+	uint64_t value = atomic_load_explicit(&words->values[gate->slot], memory_order_relaxed);
+
+	/* The highest that failed: streams may give one slot its values in any order. */
+	if (status &&
+	    (!atomic_load_explicit(&out->status, memory_order_relaxed) ||
+	     !fa_timeline_reached(atomic_load_explicit(&out->failed, memory_order_relaxed),
+	                          gate->value))) {
+		atomic_store_explicit(&out->status, status, memory_order_relaxed);
+		atomic_store_explicit(&out->failed, gate->value, memory_order_relaxed);
+	}
+	if (fa_timeline_reached(value, gate->value))
+		return;
+	atomic_store_explicit(&words->values[gate->slot], gate->value, memory_order_release);
+	atomic_store_explicit(&out->value, gate->value, memory_order_release);
+	atomic_fetch_add_explicit(&out->changes, 1, memory_order_seq_cst);
+	/* Who sleeps has said so before it looked at the word for the last time. */
+	if (atomic_load_explicit(&words->in[gate->slot].sleepers, memory_order_seq_cst))
+		wake(&out->changes);
+}
+
+void fa_gates_signal(struct fa_gates *gates, int status)
+{
+	struct fa_timeline_words *words = gates->words;
+
+	if (!gates->n_signals)
+		return;
+	pthread_mutex_lock(&words->mutex);
+	for (unsigned int i = 0; i < gates->n_signals; i++)
+		signal_one(words, &fa_gates_signals(gates)[i], status);
+	pthread_mutex_unlock(&words->mutex);
+}
+
+void fa_timeline_out_release(struct fa_timeline_out *out, const uint64_t *values)
+{
+	for (unsigned int i = 0; i < FA_TIMELINE_SLOTS; i++) {
+		uint64_t value = values ? values[i]
+		                        : atomic_load_explicit(&out[i].value, memory_order_relaxed);
+
+		/* Twice would be half around, and nothing reached. An earlier daemon may have died
+		 * between this and having it forgotten. */
+		if (!values &&
+		    atomic_load_explicit(&out[i].status, memory_order_relaxed) == -ECONNRESET &&
+		    atomic_load_explicit(&out[i].failed, memory_order_relaxed) ==
+		            atomic_load_explicit(&out[i].value, memory_order_relaxed))
+			continue;
+		value += FA_TIMELINE_RELEASE;
+		atomic_store_explicit(&out[i].status, -ECONNRESET, memory_order_relaxed);
+		atomic_store_explicit(&out[i].failed, value, memory_order_relaxed);
+		atomic_store_explicit(&out[i].value, value, memory_order_release);
+		atomic_fetch_add_explicit(&out[i].changes, 1, memory_order_seq_cst);
+		wake(&out[i].changes);
+	}
+}
+
+bool fa_timeline_fd_release(int fd)
+{
+	struct fa_error error;
+	uint64_t size;
+	void *memory;
+	int seals;
+
+	if (fa_memfd_check(fd, 0, FA_TIMELINE_BYTES, &error, &size, &seals) < 0)
+		return false;
+	memory = mmap(NULL, FA_TIMELINE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (memory == MAP_FAILED)
+		return false;
+	fa_timeline_out_release(memory, NULL);
+	(void)munmap(memory, FA_TIMELINE_BYTES);
+	return true;
+}

@@ -1,0 +1,492 @@
+#include "daemon/memory/tensor_view.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#define DTYPE_NAME_BYTES 16
+
+const char *fa_tensor_view_name(enum fa_tensor_view_index index)
+{
+	static const char *const names[_FA_VIEW_N] = { "q", "k", "v", "out", "lse" };
+
+	return names[index];
+}
+
+const struct fa_wire_view *fa_tensor_view_of(const struct fa_wire_attention *attention,
+                                             enum fa_tensor_view_index index)
+{
+	switch (index) {
+	case FA_VIEW_Q:
+		return &attention->q;
+	case FA_VIEW_K:
+		return &attention->k;
+	case FA_VIEW_V:
+		return &attention->v;
+	case FA_VIEW_OUT:
+		return &attention->out;
+	default:
+		return &attention->lse;
+	}
+}
+
+unsigned int fa_tensor_view_dtype_bytes(unsigned int dtype)
+{
+	switch (dtype) {
+	case FA_WIRE_DTYPE_F32:
+		return 4;
+	case FA_WIRE_DTYPE_F16:
+	case FA_WIRE_DTYPE_BF16:
+		return 2;
+	default:
+		return 0;
+	}
+}
+
+static const char *dtype_name(unsigned int dtype)
+{
+	switch (dtype) {
+	case FA_WIRE_DTYPE_F32:
+		return "fp32";
+	case FA_WIRE_DTYPE_F16:
+		return "fp16";
+	case FA_WIRE_DTYPE_BF16:
+		return "bf16";
+	default:
+		return "unknown";
+	}
+}
+
+/* Shape and strides as numbers that make sense one by one. */
+static int check_numbers(const struct fa_wire_view *view, const char *name, struct fa_error *error)
+{
+	unsigned int bytes = fa_tensor_view_dtype_bytes(view->dtype);
+
+	if (!bytes)
+		return fa_fail(
+			error, -ENOTSUP,
+			"%s.dtype %u is not supported; expected fp32 (%d), fp16 (%d) or bf16 (%d)",
+			name, view->dtype, FA_WIRE_DTYPE_F32, FA_WIRE_DTYPE_F16,
+			FA_WIRE_DTYPE_BF16);
+	if (view->rank < 1 || view->rank > FA_WIRE_RANK_MAX)
+		return fa_fail(error, -EINVAL, "%s.rank is %u; expected 1 to %d", name, view->rank,
+		               FA_WIRE_RANK_MAX);
+	if (view->reserved)
+		return fa_fail(error, -EINVAL, "%s.reserved is %u; expected 0", name,
+		               view->reserved);
+	if (view->offset % bytes)
+		return fa_fail(error, -EINVAL,
+		               "%s.offset %" PRIu64
+		               " is misaligned; expected a multiple of %u, the "
+		               "size of an element of %s",
+		               name, view->offset, bytes, dtype_name(view->dtype));
+	for (unsigned int i = 0; i < view->rank; ++i) {
+		if (view->shape[i] < 0)
+			return fa_fail(error, -EINVAL,
+			               "%s.shape[%u] is %" PRId64 "; expected at least 0", name, i,
+			               view->shape[i]);
+		if (view->strides[i] < 0)
+			return fa_fail(error, -EINVAL,
+			               "%s.strides[%u] is %" PRId64 "; expected at least 0", name,
+			               i, view->strides[i]);
+	}
+	if (view->strides[view->rank - 1] != 1)
+		return fa_fail(error, -EINVAL,
+		               "%s.strides[%u] is %" PRId64
+		               "; expected 1, as the inner dimension is contiguous",
+		               name, view->rank - 1, view->strides[view->rank - 1]);
+	return 0;
+}
+
+/*
+ * No two elements are the same if, from the smallest stride to the largest, each
+ * stride steps over all that the dimensions before it reach. Layouts that interleave
+ * without touching fail this too; nobody has tensors like that.
+ */
+static int check_distinct(const struct fa_wire_view *view, const char *name, struct fa_error *error)
+{
+	unsigned int order[FA_WIRE_RANK_MAX], n = 0;
+	int64_t reach = 0; /* of the dimensions so far; fits, as the extent was checked */
+
+	for (unsigned int i = 0; i < view->rank; ++i) {
+		unsigned int j;
+
+		if (view->shape[i] <= 1)
+			continue;
+		for (j = n++; j && view->strides[order[j - 1]] > view->strides[i]; --j)
+			order[j] = order[j - 1];
+		order[j] = i;
+	}
+	for (unsigned int j = 0; j < n; ++j) {
+		unsigned int i = order[j];
+
+		if (view->strides[i] <= reach)
+			return fa_fail(error, -EINVAL,
+			               "%s.strides[%u] is %" PRId64
+			               ", so that elements overlap; expected at least %" PRId64
+			               ", as %s is written",
+			               name, i, view->strides[i], reach + 1, name);
+		reach += (view->shape[i] - 1) * view->strides[i];
+	}
+	return 0;
+}
+
+int fa_tensor_view_check(const struct fa_wire_view *view, const char *name, bool output,
+                         const struct fa_device_memory *memory, struct fa_error *error)
+{
+	uint64_t last = 0, end; /* the last element; the byte behind it */
+	bool empty = false;
+	int r;
+
+	r = check_numbers(view, name, error);
+	if (r < 0)
+		return r;
+	if (output && !memory->writable)
+		return fa_fail(error, -EINVAL,
+		               "%s.buffer %" PRIu32
+		               " is read-only; expected one that can be written",
+		               name, view->buffer);
+
+	for (unsigned int i = 0; i < view->rank; ++i) {
+		uint64_t step;
+
+		if (!view->shape[i]) {
+			empty = true;
+			continue;
+		}
+		if (__builtin_mul_overflow((uint64_t)view->shape[i] - 1, (uint64_t)view->strides[i],
+		                           &step) ||
+		    __builtin_add_overflow(last, step, &last))
+			return fa_fail(error, -EINVAL,
+			               "%s.shape[%u] %" PRId64 " with strides[%u] %" PRId64
+			               " overflows; buffer %" PRIu32 " has %" PRIu64 " bytes",
+			               name, i, view->shape[i], i, view->strides[i], view->buffer,
+			               memory->bytes);
+	}
+	if (empty) {
+		if (view->offset > memory->bytes)
+			return fa_fail(error, -EINVAL,
+			               "%s.offset %" PRIu64 " is out of bounds; buffer %" PRIu32
+			               " has %" PRIu64 " bytes",
+			               name, view->offset, view->buffer, memory->bytes);
+		return 0;
+	}
+	if (__builtin_add_overflow(last, 1, &end) ||
+	    __builtin_mul_overflow(end, (uint64_t)fa_tensor_view_dtype_bytes(view->dtype), &end) ||
+	    __builtin_add_overflow(end, view->offset, &end))
+		return fa_fail(error, -EINVAL,
+		               "%s.offset %" PRIu64 " with its shape and strides overflows; buffer "
+		               "%" PRIu32 " has %" PRIu64 " bytes",
+		               name, view->offset, view->buffer, memory->bytes);
+	if (end > memory->bytes)
+		return fa_fail(error, -EINVAL,
+		               "%s is out of bounds: it ends at byte %" PRIu64
+		               ", and buffer %" PRIu32 " has %" PRIu64 " bytes",
+		               name, end, view->buffer, memory->bytes);
+	return output ? check_distinct(view, name, error) : 0;
+}
+
+/* ---- the request as a whole */
+
+struct bind {
+	const struct fa_wire_attention *attention;
+	struct fa_attention_params *params;
+	struct fa_error *error;
+	bool ragged;
+	/* Dimensions of rank-4 tensors, minus one that ragged ones lack. */
+	unsigned int token, head, dim;
+};
+
+static int expect(struct bind *bind, enum fa_tensor_view_index index, unsigned int i,
+                  int64_t expected, const char *meaning)
+{
+	const struct fa_wire_view *view = fa_tensor_view_of(bind->attention, index);
+
+	if (view->shape[i] == expected)
+		return 0;
+	return fa_fail(bind->error, -EINVAL,
+	               "%s.shape[%u] is %" PRId64 "; expected %" PRId64 ", %s",
+	               fa_tensor_view_name(index), i, view->shape[i], expected, meaning);
+}
+
+static int bounded(struct bind *bind, enum fa_tensor_view_index index, unsigned int i, int64_t max,
+                   const char *meaning)
+{
+	const struct fa_wire_view *view = fa_tensor_view_of(bind->attention, index);
+
+	if (view->shape[i] <= max)
+		return 0;
+	return fa_fail(bind->error, -ENOTSUP,
+	               "%s.shape[%u], %s, is %" PRId64 "; at most %" PRId64 " are supported",
+	               fa_tensor_view_name(index), i, meaning, view->shape[i], max);
+}
+
+static int check_views(struct bind *bind, const struct fa_device_memory *const memories[_FA_VIEW_N])
+{
+	const struct fa_wire_attention *attention = bind->attention;
+	unsigned int rank = bind->ragged ? 3 : 4;
+	int r;
+
+	for (unsigned int i = FA_VIEW_Q; i <= FA_VIEW_OUT; ++i) {
+		const struct fa_wire_view *view = fa_tensor_view_of(attention, i);
+		const char *name = fa_tensor_view_name(i);
+
+		r = fa_tensor_view_check(view, name, i == FA_VIEW_OUT, memories[i], bind->error);
+		if (r < 0)
+			return r;
+		if (view->rank != rank)
+			return fa_fail(bind->error, -EINVAL, "%s.rank is %u; expected %u, %s", name,
+			               view->rank, rank,
+			               bind->ragged
+			                       ? "[tokens, heads, dim], as there are cu_seqlens"
+			                       : "[batch, tokens, heads, dim]");
+		if (view->dtype != attention->q.dtype)
+			return fa_fail(bind->error, -ENOTSUP,
+			               "%s.dtype is %s and q.dtype is %s; expected one for q, k, v "
+			               "and out",
+			               name, dtype_name(view->dtype),
+			               dtype_name(attention->q.dtype));
+	}
+	if (attention->lse.rank) {
+		r = fa_tensor_view_check(&attention->lse, "lse", true, memories[FA_VIEW_LSE],
+		                         bind->error);
+		if (r < 0)
+			return r;
+		if (attention->lse.rank != rank - 1)
+			return fa_fail(bind->error, -EINVAL, "lse.rank is %u; expected %u, %s",
+			               attention->lse.rank, rank - 1,
+			               bind->ragged ? "[heads, tokens]" : "[batch, heads, tokens]");
+		if (attention->lse.dtype != FA_WIRE_DTYPE_F32)
+			return fa_fail(bind->error, -ENOTSUP, "lse.dtype is %s; expected fp32",
+			               dtype_name(attention->lse.dtype));
+	}
+	return 0;
+}
+
+/* Names an agreement between dimensions once, for all that follow it. */
+#define TRY(call)                                                                                  \
+	do {                                                                                       \
+		int _r = (call);                                                                   \
+		if (_r < 0)                                                                        \
+			return _r;                                                                 \
+	} while (0)
+
+static int check_shapes(struct bind *bind)
+{
+	const struct fa_wire_attention *attention = bind->attention;
+	const struct fa_wire_view *q = &attention->q, *k = &attention->k, *v = &attention->v;
+	unsigned int token = bind->token, head = bind->head, dim = bind->dim;
+
+	TRY(bounded(bind, FA_VIEW_Q, head, FA_WIRE_HEADS_MAX, "the heads"));
+	TRY(bounded(bind, FA_VIEW_Q, dim, FA_ATTENTION_HEAD_DIM_MAX, "the head dim"));
+	TRY(bounded(bind, FA_VIEW_V, dim, FA_ATTENTION_HEAD_DIM_V_MAX, "the head dim of v"));
+	if (!bind->ragged) {
+		TRY(bounded(bind, FA_VIEW_Q, 0, FA_VIEW_BATCH_MAX, "the batch"));
+		TRY(bounded(bind, FA_VIEW_Q, token, FA_VIEW_TOKENS_MAX, "the tokens"));
+		TRY(bounded(bind, FA_VIEW_K, token, FA_VIEW_TOKENS_MAX, "the tokens"));
+		TRY(expect(bind, FA_VIEW_K, 0, q->shape[0], "the batch of q"));
+		TRY(expect(bind, FA_VIEW_V, 0, q->shape[0], "the batch of q"));
+		TRY(expect(bind, FA_VIEW_OUT, 0, q->shape[0], "the batch of q"));
+	}
+	TRY(expect(bind, FA_VIEW_V, token, k->shape[token], "the tokens of k"));
+	TRY(expect(bind, FA_VIEW_OUT, token, q->shape[token], "the tokens of q"));
+	TRY(expect(bind, FA_VIEW_OUT, head, q->shape[head], "the heads of q"));
+	TRY(expect(bind, FA_VIEW_V, head, k->shape[head], "the heads of k"));
+	TRY(expect(bind, FA_VIEW_K, dim, q->shape[dim], "the head dim of q"));
+	TRY(expect(bind, FA_VIEW_OUT, dim, v->shape[dim], "the head dim of v"));
+	if (!q->shape[head] || !k->shape[head] || q->shape[head] % k->shape[head])
+		return fa_fail(bind->error, -EINVAL,
+		               "q.shape[%u], the heads, is %" PRId64
+		               "; expected a multiple of the heads of k, %" PRId64
+		               ", and none of them 0",
+		               head, q->shape[head], k->shape[head]);
+	if (attention->lse.rank) {
+		if (!bind->ragged)
+			TRY(expect(bind, FA_VIEW_LSE, 0, q->shape[0], "the batch of q"));
+		TRY(expect(bind, FA_VIEW_LSE, bind->ragged ? 0 : 1, q->shape[head],
+		           "the heads of q"));
+		TRY(expect(bind, FA_VIEW_LSE, bind->ragged ? 1 : 2, q->shape[token],
+		           "the tokens of q"));
+	}
+	return 0;
+}
+
+/* Lengths that ascend from 0 to the tokens of the tensor; returns the longest. */
+static int check_lengths(struct bind *bind, const char *name, const uint32_t *cu, size_t n,
+                         enum fa_tensor_view_index index, int64_t *ret_longest)
+{
+	int64_t tokens = fa_tensor_view_of(bind->attention, index)->shape[bind->token];
+	uint32_t longest = 0;
+
+	if (cu[0] != 0)
+		return fa_fail(bind->error, -EINVAL, "%s[0] is %" PRIu32 "; expected 0", name,
+		               cu[0]);
+	for (size_t i = 1; i < n; ++i) {
+		if (cu[i] < cu[i - 1])
+			return fa_fail(bind->error, -EINVAL,
+			               "%s[%zu] is %" PRIu32 "; expected at least %" PRIu32
+			               ", the one before it",
+			               name, i, cu[i], cu[i - 1]);
+		if (cu[i] - cu[i - 1] > longest)
+			longest = cu[i] - cu[i - 1];
+	}
+	if (cu[n - 1] != tokens)
+		return fa_fail(bind->error, -EINVAL,
+		               "%s[%zu], the last, is %" PRIu32 "; expected %" PRId64
+		               ", the tokens of %s",
+		               name, n - 1, cu[n - 1], tokens, fa_tensor_view_name(index));
+	if (longest > FA_VIEW_TOKENS_MAX)
+		return fa_fail(bind->error, -ENOTSUP,
+		               "the longest sequence in %s has %" PRIu32
+		               " tokens; at most %d are supported",
+		               name, longest, FA_VIEW_TOKENS_MAX);
+	*ret_longest = longest;
+	return 0;
+}
+
+static int bind_lengths(struct bind *bind)
+{
+	const struct fa_wire_attention *attention = bind->attention;
+	struct fa_attention_params *params = bind->params;
+
+	if (!bind->ragged) {
+		params->batch = (int32_t)attention->q.shape[0];
+		params->seqlen_q = attention->q.shape[bind->token];
+		params->seqlen_k = attention->k.shape[bind->token];
+		return 0;
+	}
+	if (attention->n_cu_seqlens_q != attention->n_cu_seqlens_k)
+		return fa_fail(
+			bind->error, -EINVAL,
+			"cu_seqlens_q has %zu entries and cu_seqlens_k has %zu; expected as many "
+			"of both, batch + 1",
+			attention->n_cu_seqlens_q, attention->n_cu_seqlens_k);
+	if (attention->n_cu_seqlens_q < 2 || attention->n_cu_seqlens_q > FA_VIEW_BATCH_MAX + 1)
+		return fa_fail(bind->error, -EINVAL,
+		               "cu_seqlens_q has %zu entries; expected 2 to %d, batch + 1",
+		               attention->n_cu_seqlens_q, FA_VIEW_BATCH_MAX + 1);
+	TRY(check_lengths(bind, "cu_seqlens_q", attention->cu_seqlens_q, attention->n_cu_seqlens_q,
+	                  FA_VIEW_Q, &params->seqlen_q));
+	TRY(check_lengths(bind, "cu_seqlens_k", attention->cu_seqlens_k, attention->n_cu_seqlens_k,
+	                  FA_VIEW_K, &params->seqlen_k));
+	params->batch = (int32_t)(attention->n_cu_seqlens_q - 1);
+	params->cu_seqlens_q = attention->cu_seqlens_q;
+	params->cu_seqlens_k = attention->cu_seqlens_k;
+	return 0;
+}
+
+/* A window that reaches beyond every key is none; small numbers cannot overflow later. */
+static int bind_window(struct bind *bind, const char *name, int64_t window, int64_t *ret_window)
+{
+	struct fa_attention_params *params = bind->params;
+
+	if (window < -1)
+		return fa_fail(bind->error, -EINVAL,
+		               "%s is %" PRId64 "; expected at least -1, which is unbounded", name,
+		               window);
+	*ret_window = window > params->seqlen_q + params->seqlen_k ? -1 : window;
+	return 0;
+}
+
+static int bind_numbers(struct bind *bind)
+{
+	const struct fa_wire_attention *attention = bind->attention;
+	struct fa_attention_params *params = bind->params;
+
+	if (attention->flags & ~FA_WIRE_ATTENTION_CAUSAL)
+		return fa_fail(bind->error, -ENOTSUP,
+		               "flags %#" PRIx32
+		               " are not supported; expected none but %#x, causal",
+		               attention->flags, FA_WIRE_ATTENTION_CAUSAL);
+	if (!isfinite(attention->scale))
+		return fa_fail(bind->error, -EINVAL, "scale is %g; expected a finite number",
+		               (double)attention->scale);
+	if (!isfinite(attention->softcap) || attention->softcap < 0)
+		return fa_fail(bind->error, -EINVAL,
+		               "softcap is %g; expected a finite number of at least 0",
+		               (double)attention->softcap);
+	TRY(bind_window(bind, "window_left", attention->window_left, &params->window_left));
+	TRY(bind_window(bind, "window_right", attention->window_right, &params->window_right));
+	if (attention->n_alibi_slopes && attention->n_alibi_slopes != (size_t)params->heads)
+		return fa_fail(bind->error, -EINVAL,
+		               "alibi_slopes has %zu entries; expected %" PRId32
+		               ", one a head of q",
+		               attention->n_alibi_slopes, params->heads);
+	if (attention->n_sinks && attention->n_sinks != (size_t)params->heads)
+		return fa_fail(bind->error, -EINVAL,
+		               "sinks has %zu entries; expected %" PRId32 ", one a head of q",
+		               attention->n_sinks, params->heads);
+
+	params->causal = attention->flags & FA_WIRE_ATTENTION_CAUSAL;
+	params->softcap = attention->softcap;
+	params->scale = attention->scale;
+	/* A head dim of 0 is refused later, by the kernels' own check. */
+	if (params->scale == 0.0f && params->head_dim)
+		params->scale = 1.0f / sqrtf((float)params->head_dim);
+	params->alibi_slopes = attention->n_alibi_slopes ? attention->alibi_slopes : NULL;
+	params->sinks = attention->n_sinks ? attention->sinks : NULL;
+	return 0;
+}
+
+int64_t fa_tensor_view_stride(const struct fa_wire_view *view, unsigned int i)
+{
+	for (unsigned int j = 0; j < view->rank; ++j)
+		if (!view->shape[j])
+			return 0;
+	return view->shape[i] > 1 ? view->strides[i] : 0;
+}
+
+static struct fa_attention_tensor tensor(const struct bind *bind, const struct fa_wire_view *view,
+                                         const struct fa_device_memory *memory)
+{
+	return (struct fa_attention_tensor){
+		.data = (char *)memory->address + view->offset,
+		.stride_batch = bind->ragged ? 0 : fa_tensor_view_stride(view, 0),
+		.stride_token = fa_tensor_view_stride(view, bind->token),
+		.stride_head = fa_tensor_view_stride(view, bind->head),
+	};
+}
+
+int fa_attention_bind(const struct fa_wire_attention *attention,
+                      const struct fa_device_memory *const memories[_FA_VIEW_N],
+                      struct fa_attention_params *ret_params, struct fa_error *error)
+{
+	struct fa_attention_params params = {};
+	struct bind bind = { .attention = attention, .params = &params, .error = error };
+
+	bind.ragged = attention->n_cu_seqlens_q || attention->n_cu_seqlens_k;
+	bind.token = bind.ragged ? 0 : 1;
+	bind.head = bind.token + 1;
+	bind.dim = bind.token + 2;
+
+	TRY(check_views(&bind, memories));
+	TRY(check_shapes(&bind));
+	params.dtype = (enum fa_attention_dtype)attention->q.dtype;
+	params.heads = (int32_t)attention->q.shape[bind.head];
+	params.kv_heads = (int32_t)attention->k.shape[bind.head];
+	params.head_dim = (int32_t)attention->q.shape[bind.dim];
+	params.head_dim_v = (int32_t)attention->v.shape[bind.dim];
+	TRY(bind_lengths(&bind));
+	TRY(bind_numbers(&bind));
+
+	params.q = tensor(&bind, &attention->q, memories[FA_VIEW_Q]);
+	params.k = tensor(&bind, &attention->k, memories[FA_VIEW_K]);
+	params.v = tensor(&bind, &attention->v, memories[FA_VIEW_V]);
+	params.out = tensor(&bind, &attention->out, memories[FA_VIEW_OUT]);
+	if (attention->lse.rank) {
+		const struct fa_wire_view *lse = &attention->lse;
+
+		params.lse = (float *)((char *)memories[FA_VIEW_LSE]->address + lse->offset);
+		params.lse_stride_batch = bind.ragged ? 0 : fa_tensor_view_stride(lse, 0);
+		params.lse_stride_head = fa_tensor_view_stride(lse, bind.ragged ? 0 : 1);
+		params.lse_stride_token = fa_tensor_view_stride(lse, bind.ragged ? 1 : 2);
+	}
+	*ret_params = params;
+	return 0;
+}
+
+_Static_assert((int)FA_ATTENTION_F32 == (int)FA_WIRE_DTYPE_F32, "one numbering");
+_Static_assert((int)FA_ATTENTION_F16 == (int)FA_WIRE_DTYPE_F16, "one numbering");
+_Static_assert((int)FA_ATTENTION_BF16 == (int)FA_WIRE_DTYPE_BF16, "one numbering");

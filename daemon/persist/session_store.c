@@ -1,0 +1,279 @@
+#include "daemon/persist/session_store.h"
+
+#include "common/cleanup.h"
+#include "common/clock.h"
+#include "common/memfd.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#define MAGIC 0x736e6f6973736573ull /* "sessions" */
+#define VERSION 1u
+
+enum record_state {
+	FREE,
+	USED, /* by a session of the daemon that wrote it */
+	LOST, /* in this process's eyes; written so that it need not remember */
+};
+
+struct fa_session_store_header {
+	uint64_t magic;
+	uint32_t version, max_records;
+	struct fa_session_store_device device;
+	uint64_t last_number;
+	uint32_t high_records; /* every one that was ever used is below */
+	uint32_t reserved;
+};
+
+struct fa_session_store_record {
+	uint32_t state;
+	uint32_t uid;
+	uint64_t number;
+	struct fa_wire_secret secret;
+};
+
+#define RECORDS_AT 4096u
+#define BYTES (RECORDS_AT + FA_SESSION_STORE_SESSIONS_MAX * sizeof(struct fa_session_store_record))
+
+static_assert(sizeof(struct fa_session_store_header) <= RECORDS_AT, "format");
+static_assert(sizeof(struct fa_session_store_record) == 32, "format");
+
+/* A store that takes effect: the record is complete before it. */
+static void set_state(struct fa_session_store_record *record, enum record_state state)
+{
+	__atomic_store_n(&record->state, (uint32_t)state, __ATOMIC_RELEASE);
+}
+
+static int map(int fd, struct fa_error *error, struct fa_session_store *ret_resume)
+{
+	_fa_cleanup_(fa_freep) struct fa_session_store_wait *waits = NULL;
+	void *at;
+
+	/* Of the memory only that is there which was used. */
+	waits = calloc(FA_SESSION_STORE_SESSIONS_MAX, sizeof(*waits));
+	if (!waits)
+		return fa_fail(error, -ENOMEM, "no memory for the sessions");
+	at = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (at == MAP_FAILED)
+		return fa_fail(error, -errno, "the sessions cannot be mapped: %m");
+	/* Secrets do not belong in a core dump. */
+	(void)madvise(at, BYTES, MADV_DONTDUMP);
+	*ret_resume = (struct fa_session_store){
+		.header = at,
+		.records = (struct fa_session_store_record *)((char *)at + RECORDS_AT),
+		.waits = fa_steal_ptr(waits),
+		.next_ns = FA_NS_NEVER,
+		.look_ns = FA_NS_NEVER,
+	};
+	return 0;
+}
+
+int fa_session_store_new(const struct fa_session_store_device *device, struct fa_error *error,
+                         struct fa_session_store *ret_resume, int *ret_fd)
+{
+	_fa_cleanup_(fa_close_fdp) int fd = -1;
+	int r;
+
+	r = fa_memfd_new("fad-sessions", BYTES, true, &fd);
+	if (r < 0)
+		return fa_fail(error, r, "no memory for the sessions: %s", strerrordesc_np(-r));
+	r = map(fd, error, ret_resume);
+	if (r < 0)
+		return r;
+	*ret_resume->header = (struct fa_session_store_header){
+		.magic = MAGIC,
+		.version = VERSION,
+		.max_records = FA_SESSION_STORE_SESSIONS_MAX,
+		.device = *device,
+	};
+	*ret_fd = fa_steal_fd(&fd);
+	return 0;
+}
+
+static int check(const struct fa_session_store_header *header,
+                 const struct fa_session_store_device *device, struct fa_error *error)
+{
+	if (header->magic != MAGIC || header->version != VERSION ||
+	    header->max_records != FA_SESSION_STORE_SESSIONS_MAX ||
+	    header->high_records > header->max_records)
+		return fa_fail(error, -EBADMSG, "what was kept of the sessions is damaged");
+	if (memcmp(&header->device, device, sizeof(*device)) != 0)
+		return fa_fail(error, -ESTALE,
+		               "what was kept is another device's, of backend %.15s",
+		               header->device.backend);
+	return 0;
+}
+
+int fa_session_store_open(int fd, const struct fa_session_store_device *device,
+                          struct fa_error *error, struct fa_session_store *ret_resume)
+{
+	struct fa_session_store resume;
+	struct stat st;
+	int r;
+
+	if (fstat(fd, &st) < 0)
+		return fa_fail(error, -errno, "the sessions cannot be examined: %m");
+	if (st.st_size != (off_t)BYTES)
+		return fa_fail(error, -EBADMSG, "what was kept of the sessions is damaged");
+	r = map(fd, error, &resume);
+	if (r < 0)
+		return r;
+	r = check(resume.header, device, error);
+	if (r < 0) {
+		fa_session_store_close(&resume);
+		return r;
+	}
+	for (uint32_t i = 0; i < resume.header->high_records; ++i) {
+		if (resume.records[i].state == FREE)
+			continue;
+		set_state(&resume.records[i], LOST);
+		++resume.n_lost;
+	}
+	*ret_resume = resume;
+	return 0;
+}
+
+void fa_session_store_close(struct fa_session_store *resume)
+{
+	if (resume->header)
+		(void)munmap(resume->header, BYTES);
+	free(resume->waits);
+	*resume = (struct fa_session_store){};
+}
+
+uint64_t fa_session_store_last(const struct fa_session_store *resume)
+{
+	return resume->header->last_number;
+}
+
+uint32_t fa_session_store_add(struct fa_session_store *resume, uint64_t number, uint32_t uid,
+                              const struct fa_wire_secret *secret)
+{
+	struct fa_session_store_header *header = resume->header;
+	struct fa_session_store_record *record;
+	uint32_t i = resume->free_at;
+
+	if (number > header->last_number)
+		header->last_number = number;
+	while (i < header->high_records && resume->records[i].state != FREE)
+		++i;
+	resume->free_at = i;
+	if (i == header->max_records)
+		return FA_SESSION_STORE_NONE;
+	if (i == header->high_records)
+		__atomic_store_n(&header->high_records, i + 1, __ATOMIC_RELEASE);
+	record = &resume->records[i];
+	record->uid = uid;
+	record->number = number;
+	record->secret = *secret;
+	set_state(record, USED);
+	return i;
+}
+
+void fa_session_store_remove(struct fa_session_store *resume, uint32_t record)
+{
+	if (record == FA_SESSION_STORE_NONE)
+		return;
+	set_state(&resume->records[record], FREE);
+	resume->records[record].secret = (struct fa_wire_secret){};
+	if (record < resume->free_at)
+		resume->free_at = record;
+}
+
+/* Takes as long whatever differs. */
+static bool is_secret(const struct fa_wire_secret *a, const struct fa_wire_secret *b)
+{
+	return ((a->lo ^ b->lo) | (a->hi ^ b->hi)) == 0;
+}
+
+int fa_session_store_take(struct fa_session_store *resume, uint32_t uid,
+                          const struct fa_wire_secret *secret, uint64_t now_ns,
+                          uint32_t *ret_record, uint64_t *ret_number)
+{
+	for (uint32_t i = 0; resume->n_lost && i < resume->header->high_records; ++i) {
+		struct fa_session_store_record *record = &resume->records[i];
+
+		if (record->state != LOST || record->uid != uid ||
+		    !is_secret(&record->secret, secret))
+			continue;
+		set_state(record, USED);
+		--resume->n_lost;
+		/* What it has not used of this time. */
+		if (now_ns < resume->waits[i].until_ns)
+			resume->waits[i].left_ns += resume->waits[i].until_ns - now_ns;
+		*ret_record = i;
+		*ret_number = record->number;
+		return 0;
+	}
+	return -ENOENT;
+}
+
+static void wait_for(struct fa_session_store *resume, uint32_t record, uint64_t now_ns)
+{
+	struct fa_session_store_wait *wait = &resume->waits[record];
+	uint64_t ns = wait->left_ns < resume->grace_ns ? wait->left_ns : resume->grace_ns;
+
+	wait->left_ns -= ns;
+	wait->until_ns = now_ns + ns;
+	if (wait->until_ns < resume->next_ns)
+		resume->next_ns = wait->until_ns;
+	/* The look that is under way may be beyond it. */
+	if (wait->until_ns < resume->look_ns)
+		resume->look_ns = wait->until_ns;
+}
+
+void fa_session_store_begin(struct fa_session_store *resume, uint64_t now_ns, uint64_t grace_ns,
+                            uint64_t all_ns)
+{
+	resume->grace_ns = grace_ns;
+	for (uint32_t i = 0; i < resume->header->high_records; ++i) {
+		if (resume->records[i].state != LOST)
+			continue;
+		resume->waits[i].left_ns = all_ns;
+		wait_for(resume, i, now_ns);
+	}
+}
+
+void fa_session_store_lose(struct fa_session_store *resume, uint32_t record, uint64_t now_ns)
+{
+	set_state(&resume->records[record], LOST);
+	++resume->n_lost;
+	wait_for(resume, record, now_ns);
+}
+
+bool fa_session_store_is_lost(const struct fa_session_store *resume, uint64_t number)
+{
+	for (uint32_t i = 0; resume->n_lost && i < resume->header->high_records; ++i)
+		if (resume->records[i].state == LOST && resume->records[i].number == number)
+			return true;
+	return false;
+}
+
+bool fa_session_store_give_up(struct fa_session_store *resume, uint64_t now_ns,
+                              uint64_t *ret_number)
+{
+	if (!resume->n_lost || now_ns < resume->next_ns)
+		return false;
+	while (resume->look_at < resume->header->high_records) {
+		const uint32_t i = resume->look_at++;
+
+		if (resume->records[i].state != LOST)
+			continue;
+		if (now_ns < resume->waits[i].until_ns) {
+			if (resume->waits[i].until_ns < resume->look_ns)
+				resume->look_ns = resume->waits[i].until_ns;
+			continue;
+		}
+		*ret_number = resume->records[i].number;
+		fa_session_store_remove(resume, i);
+		--resume->n_lost;
+		return true;
+	}
+	resume->next_ns = resume->look_ns;
+	resume->look_ns = FA_NS_NEVER;
+	resume->look_at = 0;
+	return false;
+}

@@ -1,0 +1,359 @@
+#include "daemon/pool/cache.h"
+
+#include "daemon/pool/private.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+uint64_t fa_cache_id(const struct fa_cache *cache)
+{
+	return (uint64_t)cache->record->generation << 32 | cache->index;
+}
+
+/* What a right to the cache needs: nothing but its name for its own tenant. */
+static int check_right(const struct fa_pool *pool, const struct fa_cache *cache,
+                       const struct fa_actor *actor, enum fa_right right, struct fa_error *error)
+{
+	static const char *const what[] = { "find it", "make sequences in it", "fork in it" };
+	const struct fa_state_cache *record = cache->record;
+
+	if (!record->name[0]) {
+		if (actor->admin || record->owner == actor->owner)
+			return 0;
+		return fa_fail(error, -ENOENT, "there is no such cache");
+	}
+	if (fa_tenant_admits(pool, record->tenant, record->mode, actor, right))
+		return 0;
+	return fa_fail(error, -EACCES,
+	               "the cache '%s' is another tenant's, who does not let you %s", record->name,
+	               what[right]);
+}
+
+int fa_cache_get(const struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                 enum fa_right right, struct fa_error *error, struct fa_cache **ret_cache)
+{
+	uint32_t index = (uint32_t)id, generation = (uint32_t)(id >> 32);
+	struct fa_cache *cache = index < pool->header->max_caches ? pool->caches[index] : NULL;
+	int r;
+
+	if (!cache || cache->leaving || cache->record->generation != generation) {
+		if (index < pool->header->max_caches && generation &&
+		    pool->cache_records[index].generation >= generation)
+			return fa_fail(error, -ESTALE, "the cache was removed");
+		return fa_fail(error, -ENOENT, "there is no such cache");
+	}
+	r = check_right(pool, cache, actor, right, error);
+	if (r < 0)
+		return r;
+	*ret_cache = cache;
+	return 0;
+}
+
+static struct fa_cache *find(const struct fa_pool *pool, const char *name)
+{
+	for (uint32_t i = 0; i < pool->header->max_caches; i++)
+		if (pool->caches[i] && !pool->caches[i]->leaving &&
+		    !strcmp(pool->cache_records[i].name, name))
+			return pool->caches[i];
+	return NULL;
+}
+
+int fa_cache_load(struct fa_pool *pool, uint32_t index, struct fa_error *error)
+{
+	struct fa_state_cache *record = &pool->cache_records[index];
+	_fa_cleanup_(fa_freep) struct fa_cache *cache = fa_new(struct fa_cache);
+	int r;
+
+	if (!cache)
+		return -ENOMEM;
+	cache->record = record;
+	cache->index = index;
+	cache->geometry = (struct fa_cache_geometry){
+		.layers = record->layers,
+		.kv_heads = record->kv_heads,
+		.head_dim = record->head_dim,
+		.head_dim_v = record->head_dim_v,
+		.dtype = (enum fa_attention_dtype)record->dtype,
+		.page_tokens = record->page_tokens,
+		.v_in_k = record->v_in_k,
+		.order = (enum fa_cache_order)record->order,
+		.store = (enum fa_paged_store)record->store,
+		.token_scales = record->token_scales,
+	};
+	fa_list_init(&cache->open_chunks);
+	fa_list_init(&cache->sequences);
+	r = fa_cache_layout_init(&cache->geometry, pool->header->chunk_bytes,
+	                         1u << pool->page_shift, error, &cache->layout);
+	if (r < 0)
+		return r;
+	fa_tenant_account(pool, record->tenant)->n_caches++;
+	pool->caches[index] = fa_steal_ptr(cache);
+	return 0;
+}
+
+bool fa_cache_scales_good(const float *scales, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		if (!(scales[i] >= FA_PAGED_SCALE_MIN && scales[i] <= FA_PAGED_SCALE_MAX))
+			return false;
+	return true;
+}
+
+static bool has_head_scales(const struct fa_cache_geometry *geometry)
+{
+	return geometry->store != FA_PAGED_PLAIN && !geometry->token_scales;
+}
+
+static int check_scales(const struct fa_cache_config *config, struct fa_error *error)
+{
+	const struct fa_cache_geometry *geometry = &config->geometry;
+	const size_t n = has_head_scales(geometry) ? (size_t)geometry->layers * geometry->kv_heads
+	                                           : 0;
+
+	if (n > FA_STATE_SCALES)
+		return fa_fail(error, -ENOTSUP,
+		               "%zu heads of all layers are to have scales; expected at most %u", n,
+		               FA_STATE_SCALES);
+	if (config->n_k_scales != n || config->n_v_scales != n)
+		return fa_fail(error, -EINVAL,
+		               "k_scales has %zu entries, v_scales %zu; expected %zu, %s",
+		               config->n_k_scales, config->n_v_scales, n,
+		               n ? "one a head of each layer"
+		                 : "as heads have scales only where codes are stored, and tokens "
+		                   "have none");
+	if (!fa_cache_scales_good(config->k_scales, n) ||
+	    !fa_cache_scales_good(config->v_scales, n))
+		return fa_fail(error, -EINVAL,
+		               "a scale is none; expected finite numbers above 0, from 2^-100 to "
+		               "2^100");
+	return 0;
+}
+
+static int check_config(const struct fa_pool *pool, const struct fa_cache_config *config,
+                        struct fa_error *error)
+{
+	struct fa_cache_layout layout;
+	int r;
+
+	r = check_scales(config, error);
+	if (r < 0)
+		return r;
+	r = fa_cache_layout_init(&config->geometry, pool->header->chunk_bytes,
+	                         1u << pool->page_shift, error, &layout);
+	if (r < 0)
+		return r;
+	r = fa_mode_check(config->mode, error);
+	if (r < 0)
+		return r;
+	if (!config->name) {
+		if (config->ttl_ns)
+			return fa_fail(error, -EINVAL,
+			               "a cache without a name goes with its session; expected "
+			               "no time to live");
+		return 0;
+	}
+	r = fa_name_check(config->name, error);
+	if (r < 0)
+		return r;
+	if (find(pool, config->name))
+		return fa_fail(error, -EEXIST, "there is a cache named '%s' already", config->name);
+	return 0;
+}
+
+int fa_cache_new(struct fa_pool *pool, const struct fa_actor *actor,
+                 const struct fa_cache_config *config, uint64_t now_ns, struct fa_error *error,
+                 uint64_t *ret_id)
+{
+	const struct fa_cache_geometry *geometry = &config->geometry;
+	struct fa_state_cache *record;
+	const struct fa_pool_more more = { .caches = 1 };
+	uint32_t i;
+	int r;
+
+	r = check_config(pool, config, error);
+	if (r < 0)
+		return r;
+	r = fa_tenant_check_quota(pool, actor->tenant, &more, error);
+	if (r < 0)
+		return r;
+	/* A generation that would come round is not used: ids are never another cache's. */
+	for (i = 0; i < pool->header->max_caches; i++)
+		if (!pool->caches[i] && pool->cache_records[i].generation < UINT32_MAX)
+			break;
+	if (i == pool->header->max_caches)
+		return fa_fail(error, -ENOSPC, "there are %" PRIu32 " caches, and no more can be",
+		               pool->header->max_caches);
+
+	record = &pool->cache_records[i];
+	*record = (struct fa_state_cache){
+		.generation = fa_pool_next_generation(pool, record->generation),
+		.tenant = actor->tenant,
+		.mode = config->mode,
+		.owner = actor->owner,
+		.ttl_ns = config->ttl_ns,
+		.used_ns = now_ns,
+		.max_pages = config->max_pages,
+		.layers = geometry->layers,
+		.kv_heads = geometry->kv_heads,
+		.head_dim = geometry->head_dim,
+		.head_dim_v = geometry->head_dim_v,
+		.dtype = (uint32_t)geometry->dtype,
+		.page_tokens = geometry->page_tokens,
+		.v_in_k = geometry->v_in_k,
+		.order = (uint32_t)geometry->order,
+		.store = (uint32_t)geometry->store,
+		.token_scales = geometry->token_scales,
+	};
+	if (has_head_scales(geometry)) {
+		memcpy(pool->scale_records[i].k, config->k_scales,
+		       config->n_k_scales * sizeof(float));
+		memcpy(pool->scale_records[i].v, config->v_scales,
+		       config->n_v_scales * sizeof(float));
+	}
+	if (config->name)
+		strcpy(record->name, config->name);
+	r = fa_cache_load(pool, i, error);
+	if (r < 0)
+		return fa_fail(error, r, "there is no memory for another cache");
+	fa_state_store(&record->state, FA_STATE_USED);
+	*ret_id = fa_cache_id(pool->caches[i]);
+	return 0;
+}
+
+int fa_cache_find(struct fa_pool *pool, const struct fa_actor *actor, const char *name,
+                  uint64_t now_ns, struct fa_error *error, uint64_t *ret_id)
+{
+	struct fa_cache *cache = NULL;
+	int r;
+
+	r = fa_name_check(name, error);
+	if (r < 0)
+		return r;
+	cache = find(pool, name);
+	if (!cache)
+		return fa_fail(error, -ENOENT, "there is no cache named '%s'", name);
+	r = check_right(pool, cache, actor, FA_RIGHT_READ, error);
+	if (r < 0)
+		return r;
+	cache->record->used_ns = now_ns;
+	*ret_id = fa_cache_id(cache);
+	return 0;
+}
+
+void fa_cache_settle(struct fa_pool *pool, struct fa_cache *cache)
+{
+	if (!cache->leaving || cache->n_sequences)
+		return;
+	fa_pages_evict_all(pool, cache);
+	/* What is quarantined may still be written to: then it stays until that is over. */
+	for (uint32_t i = 0; cache->n_chunks && i < pool->header->max_chunks; i++)
+		if (pool->chunk_records[i].owner == FA_STATE_CHUNK_CACHE + cache->index &&
+		    fa_chunk_quiet(pool, i))
+			fa_chunk_take_back(pool, i);
+	if (cache->n_chunks)
+		return;
+	fa_state_store(&cache->record->state, FA_STATE_FREE);
+	pool->caches[cache->index] = NULL;
+	fa_tenant_account(pool, cache->record->tenant)->n_caches--;
+	fa_tenant_settle(pool, cache->record->tenant);
+	free(cache);
+}
+
+void fa_cache_leave(struct fa_pool *pool, struct fa_cache *cache)
+{
+	struct fa_list *pos, *tmp;
+
+	fa_state_store(&cache->record->state, FA_STATE_LEAVING);
+	cache->leaving = true;
+	/* The last of them may take the cache with it: one more keeps it. */
+	cache->n_sequences++;
+	fa_list_for_each_safe(pos, tmp, &cache->sequences) {
+		struct fa_sequence *sequence = fa_container_of(pos, struct fa_sequence, cache_link);
+
+		if (!sequence->dead)
+			fa_sequence_leave(pool, sequence);
+	}
+	cache->n_sequences--;
+	fa_cache_settle(pool, cache);
+}
+
+int fa_cache_remove(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                    struct fa_error *error)
+{
+	struct fa_cache *cache = NULL;
+	int r;
+
+	r = fa_cache_get(pool, actor, id, FA_RIGHT_READ, error, &cache);
+	if (r < 0)
+		return r;
+	if (cache->record->name[0] && !actor->admin && actor->tenant != cache->record->tenant)
+		return fa_fail(error, -EACCES,
+		               "the cache '%s' is another tenant's; only that can remove it",
+		               cache->record->name);
+	fa_cache_leave(pool, cache);
+	return 0;
+}
+
+static void describe(const struct fa_pool *pool, const struct fa_cache *cache,
+                     struct fa_cache_info *info)
+{
+	const struct fa_state_scales *scales = has_head_scales(&cache->geometry)
+	                                               ? &pool->scale_records[cache->index]
+	                                               : NULL;
+
+	*info = (struct fa_cache_info){
+		.id = fa_cache_id(cache),
+		.geometry = cache->geometry,
+		.layout = cache->layout,
+		.k_scales = scales ? scales->k : NULL,
+		.v_scales = scales ? scales->v : NULL,
+		.name = cache->record->name,
+		.mode = cache->record->mode,
+		.tenant = cache->record->tenant,
+		.owner = cache->record->owner,
+		.ttl_ns = cache->record->ttl_ns,
+		.max_pages = cache->record->max_pages,
+		.chunks = cache->n_chunks,
+		.sequences = cache->n_sequences,
+		.used_pages = cache->n_used,
+		.idle_pages = cache->n_idle,
+		.free_pages = cache->n_free,
+	};
+}
+
+int fa_cache_get_info(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                      struct fa_error *error, struct fa_cache_info *ret_info)
+{
+	struct fa_cache *cache = NULL;
+	int r;
+
+	r = fa_cache_get(pool, actor, id, FA_RIGHT_READ, error, &cache);
+	if (r < 0)
+		return r;
+	describe(pool, cache, ret_info);
+	return 0;
+}
+
+uint64_t fa_cache_evict(struct fa_pool *pool, uint64_t id)
+{
+	const struct fa_actor admin = { .admin = true };
+	struct fa_cache *cache = NULL;
+
+	if (fa_cache_get(pool, &admin, id, FA_RIGHT_READ, NULL, &cache) < 0)
+		return 0;
+	return fa_pages_evict_all(pool, cache);
+}
+
+bool fa_cache_each(const struct fa_pool *pool, uint32_t *cursor, struct fa_cache_info *ret_info)
+{
+	while (*cursor < pool->header->max_caches) {
+		const struct fa_cache *cache = pool->caches[(*cursor)++];
+
+		if (!cache || cache->leaving)
+			continue;
+		describe(pool, cache, ret_info);
+		return true;
+	}
+	return false;
+}

@@ -1,0 +1,89 @@
+/* Objects whose session is gone, or that nobody has used for long. */
+#include "daemon/pool/private.h"
+
+void fa_pool_tell_time(struct fa_pool *pool, uint64_t now_ns)
+{
+	pool->now_ns = now_ns;
+}
+
+void fa_pool_owner_gone(struct fa_pool *pool, uint64_t owner)
+{
+	struct fa_list *pos, *tmp;
+
+	fa_list_for_each_safe(pos, tmp, &pool->owned[owner % FA_POOL_OWNED]) {
+		struct fa_sequence *sequence = fa_container_of(pos, struct fa_sequence, owner_link);
+
+		if (sequence->dead || sequence->record->owner != owner)
+			continue;
+		if (!sequence->record->name[0]) {
+			fa_sequence_leave(pool, sequence);
+			continue;
+		}
+		__atomic_store_n(&sequence->record->owner, 0, __ATOMIC_RELEASE);
+		fa_list_remove(&sequence->owner_link);
+	}
+	for (uint32_t i = 0; i < pool->header->max_caches; i++) {
+		struct fa_cache *cache = pool->caches[i];
+
+		if (!cache || cache->leaving || cache->record->owner != owner)
+			continue;
+		if (cache->record->name[0])
+			__atomic_store_n(&cache->record->owner, 0, __ATOMIC_RELEASE);
+		else
+			fa_cache_leave(pool, cache);
+	}
+}
+
+bool fa_pool_owner_each(const struct fa_pool *pool, uint32_t *cursor, uint64_t *ret_owner)
+{
+	while (*cursor < pool->header->max_caches + pool->header->high_sequences) {
+		uint32_t i = (*cursor)++;
+		uint64_t owner = 0;
+
+		if (i < pool->header->max_caches) {
+			if (pool->caches[i] && !pool->caches[i]->leaving)
+				owner = pool->cache_records[i].owner;
+		} else {
+			i -= pool->header->max_caches;
+			if (pool->sequences[i] && !pool->sequences[i]->dead)
+				owner = pool->sequence_records[i].owner;
+		}
+		if (!owner)
+			continue;
+		*ret_owner = owner;
+		return true;
+	}
+	return false;
+}
+
+static bool is_old(uint64_t ttl_ns, uint64_t used_ns, uint64_t now_ns)
+{
+	return ttl_ns && now_ns > used_ns && now_ns - used_ns > ttl_ns;
+}
+
+size_t fa_pool_expire(struct fa_pool *pool, uint64_t now_ns)
+{
+	size_t n = 0;
+
+	pool->now_ns = now_ns;
+	for (uint32_t i = 0; pool->n_names && i < pool->header->high_sequences; i++) {
+		struct fa_sequence *sequence = pool->sequences[i];
+
+		if (!sequence || sequence->dead || !sequence->record->name[0] ||
+		    sequence->n_in_flight ||
+		    !is_old(sequence->record->ttl_ns, sequence->record->used_ns, now_ns))
+			continue;
+		fa_sequence_leave(pool, sequence);
+		n++;
+	}
+	for (uint32_t i = 0; i < pool->header->max_caches; i++) {
+		struct fa_cache *cache = pool->caches[i];
+
+		if (!cache || cache->leaving || !cache->record->name[0] || cache->n_sequences ||
+		    !is_old(cache->record->ttl_ns, cache->record->used_ns, now_ns))
+			continue;
+		fa_cache_leave(pool, cache);
+		n++;
+	}
+	return n;
+}

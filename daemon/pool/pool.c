@@ -1,0 +1,345 @@
+#include "daemon/pool/pool.h"
+
+#include "common/memfd.h"
+#include "daemon/pool/private.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#define PAGE_BYTES_MIN_DEFAULT 4096u
+#define SEQUENCES_DEFAULT (1u << 18)
+/* The rest of 64 bytes a page, after its record, is for lists. */
+#define CELL_BYTES_PER_PAGE (64 - sizeof(struct fa_state_page))
+#define CELLS_MIN 1024u
+
+void (*fa_pool_fault)(void);
+
+static uint64_t align(uint64_t bytes)
+{
+	return (bytes + FA_STATE_HEADER_BYTES - 1) / FA_STATE_HEADER_BYTES * FA_STATE_HEADER_BYTES;
+}
+
+static bool is_power_of_two(uint64_t value)
+{
+	return value && !(value & (value - 1));
+}
+
+int fa_pool_lay_out(struct fa_state_header *header, struct fa_error *error)
+{
+	uint64_t at = FA_STATE_HEADER_BYTES;
+
+	if (!is_power_of_two(header->chunk_bytes) || header->chunk_bytes < FA_STATE_HEADER_BYTES ||
+	    header->chunk_bytes > FA_POOL_CHUNK_BYTES_MAX)
+		return fa_fail(error, -EINVAL,
+		               "a chunk has %" PRIu64
+		               " bytes; expected a power of two from %u to %" PRIu64,
+		               header->chunk_bytes, FA_STATE_HEADER_BYTES, FA_POOL_CHUNK_BYTES_MAX);
+	if (!header->max_chunks || header->max_chunks > FA_POOL_BYTES_MAX / header->chunk_bytes)
+		return fa_fail(error, -EINVAL,
+		               "the pool may have %" PRIu32 " chunks; expected 1 to %" PRIu64,
+		               header->max_chunks, FA_POOL_BYTES_MAX / header->chunk_bytes);
+	/* A page has at least one slot, and an index of 31 bits. */
+	if (header->page_shift > 24 || header->chunk_bytes >> header->page_shift < FA_SLOT_BYTES ||
+	    (uint64_t)header->max_chunks << header->page_shift > INT32_MAX)
+		return fa_fail(error, -EINVAL,
+		               "%" PRIu32 " chunks with 2^%" PRIu32
+		               " pages each are too many; expected less than 2^31 pages",
+		               header->max_chunks, header->page_shift);
+	if (header->max_caches != FA_STATE_CACHES || header->max_tenants != FA_STATE_TENANTS ||
+	    !header->max_sequences || header->max_sequences > 1u << 24 || !header->max_cells ||
+	    header->max_cells > INT32_MAX)
+		return fa_fail(error, -EINVAL,
+		               "the pool's tables are for %" PRIu32 " caches, %" PRIu32
+		               " tenants, %" PRIu32 " sequences and %" PRIu32 " cells",
+		               header->max_caches, header->max_tenants, header->max_sequences,
+		               header->max_cells);
+
+	header->chunks_at = at;
+	at += align(header->max_chunks * sizeof(struct fa_state_chunk));
+	header->caches_at = at;
+	at += align(header->max_caches * sizeof(struct fa_state_cache));
+	header->tenants_at = at;
+	at += align(header->max_tenants * sizeof(struct fa_state_tenant));
+	header->sequences_at = at;
+	at += align(header->max_sequences * sizeof(struct fa_state_sequence));
+	header->cells_at = at;
+	at += align((uint64_t)header->max_cells * sizeof(struct fa_state_cell));
+	header->pages_at = at;
+	at += align(((uint64_t)header->max_chunks << header->page_shift) *
+	            sizeof(struct fa_state_page));
+	header->scales_at = at;
+	at += align(header->max_caches * sizeof(struct fa_state_scales));
+	header->bytes = at;
+	return 0;
+}
+
+static uint64_t check_of(const struct fa_state_header *header)
+{
+	return fa_prefix_hash_short(header->secret, header,
+	                            offsetof(struct fa_state_header, check));
+}
+
+static uint64_t default_cells(const struct fa_state_header *header)
+{
+	uint64_t n = ((uint64_t)header->max_chunks << header->page_shift) * CELL_BYTES_PER_PAGE /
+	             sizeof(struct fa_state_cell);
+
+	return n < CELLS_MIN ? CELLS_MIN : n;
+}
+
+int fa_pool_format(const struct fa_pool_config *config, struct fa_error *error, int *ret_fd)
+{
+	uint64_t chunk_bytes = config->chunk_bytes ? config->chunk_bytes
+	                                           : FA_POOL_CHUNK_BYTES_DEFAULT;
+	uint32_t page_bytes = config->page_bytes_min ? config->page_bytes_min
+	                                             : PAGE_BYTES_MIN_DEFAULT;
+	struct fa_state_header header = {
+		.magic = FA_STATE_MAGIC,
+		.version = FA_STATE_VERSION,
+		.max_chunks = config->max_chunks,
+		.chunk_bytes = chunk_bytes,
+		.max_caches = FA_STATE_CACHES,
+		.max_tenants = FA_STATE_TENANTS,
+		.max_sequences = config->max_sequences ? config->max_sequences : SEQUENCES_DEFAULT,
+	};
+	_fa_cleanup_(fa_close_fdp) int fd = -1;
+	int r;
+
+	if (!is_power_of_two(page_bytes) || page_bytes > chunk_bytes)
+		return fa_fail(error, -EINVAL,
+		               "a page is to have at least %" PRIu32
+		               " bytes; expected a power of two, at most a chunk",
+		               page_bytes);
+	header.page_shift = (uint32_t)__builtin_ctzll(chunk_bytes / page_bytes);
+	header.max_cells = (uint32_t)default_cells(&header);
+	r = fa_pool_lay_out(&header, error);
+	if (r < 0)
+		return r;
+	r = fa_prefix_hash_init();
+	if (r < 0)
+		return fa_fail(error, r, "libsodium does not start");
+	fa_prefix_hash_secret(header.secret);
+	header.check = check_of(&header);
+	r = fa_memfd_new("fad-pool-state", header.bytes, true, &fd);
+	if (r < 0)
+		return fa_fail(error, r, "no memory for the pool's state, %" PRIu64 " bytes: %s",
+		               header.bytes, strerror(-r));
+	if (pwrite(fd, &header, sizeof(header), 0) != (ssize_t)sizeof(header))
+		return fa_fail(error, -EIO, "the pool's state cannot be written: %m");
+	*ret_fd = fa_steal_fd(&fd);
+	return 0;
+}
+
+void fa_pool_report_deinit(struct fa_pool_report *report)
+{
+	for (size_t i = 0; i < report->n_lines; i++)
+		free(report->lines[i]);
+	free(report->lines);
+	*report = (struct fa_pool_report){};
+}
+
+void fa_pool_complain(struct fa_pool_report *report, const char *format, ...)
+{
+	va_list args;
+	char *line;
+	int n;
+
+	if (!report || report->n_found++ >= FA_POOL_REPORT_LINES)
+		return;
+	if (!report->lines)
+		report->lines = calloc(FA_POOL_REPORT_LINES, sizeof(*report->lines));
+	if (!report->lines)
+		return;
+	va_start(args, format);
+	n = vasprintf(&line, format, args);
+	va_end(args);
+	if (n >= 0)
+		report->lines[report->n_lines++] = line;
+}
+
+/* Reads the header and finds out whether all of it is as this program would have it. */
+static int read_header(int fd, struct fa_state_header *header, struct fa_error *error)
+{
+	struct fa_state_header laid_out;
+	struct fa_error reason;
+	struct stat st;
+	ssize_t n;
+
+	if (fstat(fd, &st) < 0)
+		return fa_fail(error, -errno, "the pool's state cannot be examined: %m");
+	n = pread(fd, header, sizeof(*header), 0);
+	/* A pipe is none, either. */
+	if (n < 0 && errno != ESPIPE)
+		return fa_fail(error, -errno, "the pool's state cannot be read: %m");
+	if (n != (ssize_t)sizeof(*header) || header->magic != FA_STATE_MAGIC)
+		return fa_fail(error, -EBADMSG, "this is no state of a pool");
+	if (header->version != FA_STATE_VERSION)
+		return fa_fail(error, -EPROTONOSUPPORT,
+		               "the pool's state has format %" PRIu32 "; expected %u",
+		               header->version, FA_STATE_VERSION);
+	laid_out = *header;
+	if (fa_pool_lay_out(&laid_out, &reason) < 0)
+		return fa_fail(error, -EBADMSG, "the header of the pool's state is damaged: %s",
+		               reason.text);
+	if (memcmp(&laid_out, header, sizeof(laid_out)) != 0 ||
+	    header->bytes != (uint64_t)st.st_size || header->check != check_of(header))
+		return fa_fail(error, -EBADMSG,
+		               "the header of the pool's state is damaged: its parts do not fit "
+		               "together");
+	if (header->high_tenants > header->max_tenants ||
+	    header->high_sequences > header->max_sequences ||
+	    header->high_cells > header->max_cells)
+		return fa_fail(error, -EBADMSG,
+		               "the header of the pool's state is damaged: more is in use than "
+		               "there is");
+	return 0;
+}
+
+static uint64_t pages_of(const struct fa_state_header *header)
+{
+	return (uint64_t)header->max_chunks << header->page_shift;
+}
+
+/* Zeros, of which only those cost memory that are written to. */
+static void *map_sparse(uint64_t bytes)
+{
+	void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+	                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+	return memory == MAP_FAILED ? NULL : memory;
+}
+
+static int map(struct fa_pool *pool, int fd, const struct fa_state_header *header,
+               struct fa_error *error)
+{
+	void *state = mmap(NULL, header->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+
+	if (state == MAP_FAILED)
+		return fa_fail(error, -errno, "the pool's state cannot be mapped: %m");
+	pool->map = state;
+	pool->header = state;
+	pool->chunk_records = (void *)(pool->map + header->chunks_at);
+	pool->cache_records = (void *)(pool->map + header->caches_at);
+	pool->tenant_records = (void *)(pool->map + header->tenants_at);
+	pool->sequence_records = (void *)(pool->map + header->sequences_at);
+	pool->cells = (void *)(pool->map + header->cells_at);
+	pool->page_records = (void *)(pool->map + header->pages_at);
+	pool->scale_records = (void *)(pool->map + header->scales_at);
+	pool->page_shift = header->page_shift;
+	pool->slot_shift = (uint32_t)__builtin_ctzll(header->chunk_bytes / FA_SLOT_BYTES);
+
+	pool->pages = map_sparse(pages_of(header) * sizeof(*pool->pages));
+	pool->refs = map_sparse(pages_of(header) * sizeof(*pool->refs));
+	if (!pool->pages || !pool->refs)
+		return fa_fail(error, -ENOMEM, "there is no memory for the pool's pages");
+	return 0;
+}
+
+/* Above 0, and leaves room for as many more again. */
+static uint32_t generation_base(const struct fa_state_header *header)
+{
+	static const char what[] = "generation";
+
+	return (uint32_t)(fa_prefix_hash_short(header->secret, what, sizeof(what)) >> 33) + 1;
+}
+
+int fa_pool_open(int fd, struct fa_pool_report *report, struct fa_error *error,
+                 struct fa_pool **ret_pool)
+{
+	return fa_pool_open_parts(fd, NULL, NULL, report, error, ret_pool);
+}
+
+int fa_pool_open_parts(int fd, fa_pool_has_fn *has, void *userdata, struct fa_pool_report *report,
+                       struct fa_error *error, struct fa_pool **ret_pool)
+{
+	_fa_cleanup_(fa_pool_freep) struct fa_pool *pool = NULL;
+	struct fa_state_header header;
+	int r;
+
+	r = fa_prefix_hash_init();
+	if (r < 0)
+		return fa_fail(error, r, "libsodium does not start");
+	r = read_header(fd, &header, error);
+	if (r < 0)
+		return r;
+	pool = fa_new(struct fa_pool);
+	if (!pool)
+		return fa_fail(error, -ENOMEM, "there is no memory for the pool");
+	for (uint32_t i = 0; i < FA_POOL_OWNED; i++)
+		fa_list_init(&pool->owned[i]);
+	r = map(pool, fd, &header, error);
+	if (r < 0)
+		return r;
+	pool->chunks = calloc(header.max_chunks, sizeof(*pool->chunks));
+	pool->tenants = calloc(header.max_tenants, sizeof(*pool->tenants));
+	pool->sequences = calloc(header.max_sequences, sizeof(*pool->sequences));
+	pool->free_sequences = calloc(header.max_sequences, sizeof(*pool->free_sequences));
+	if (!pool->chunks || !pool->tenants || !pool->sequences || !pool->free_sequences)
+		return fa_fail(error, -ENOMEM, "there is no memory for the pool's tables");
+	pool->generation_base = generation_base(&header);
+	r = fa_pool_check(pool, has, userdata, report, error);
+	if (r < 0)
+		return r;
+	pool->header->generation++;
+	*ret_pool = fa_steal_ptr(pool);
+	return 0;
+}
+
+struct fa_pool *fa_pool_free(struct fa_pool *pool)
+{
+	if (!pool)
+		return NULL;
+	for (uint32_t i = 0; pool->sequences && i < pool->header->high_sequences; i++)
+		fa_sequence_discard(pool->sequences[i]);
+	for (uint32_t i = 0; i < FA_STATE_CACHES; i++)
+		free(pool->caches[i]);
+	free(pool->sequences);
+	free(pool->free_sequences);
+	free(pool->chunks);
+	free(pool->tenants);
+	free(pool->buckets);
+	free(pool->names);
+	if (pool->pages)
+		munmap(pool->pages, pages_of(pool->header) * sizeof(*pool->pages));
+	if (pool->refs)
+		munmap(pool->refs, pages_of(pool->header) * sizeof(*pool->refs));
+	if (pool->map)
+		munmap(pool->map, pool->header->bytes);
+	free(pool);
+	return NULL;
+}
+
+void fa_pool_get_info(const struct fa_pool *pool, struct fa_pool_info *ret_info)
+{
+	*ret_info = (struct fa_pool_info){
+		.chunk_bytes = pool->header->chunk_bytes,
+		.chunks = pool->n_chunks,
+		.chunks_free = pool->n_free_chunks,
+		.sequences = pool->n_sequences,
+		.tenants = pool->n_tenants,
+		.steps = pool->n_steps,
+		.generation = pool->header->generation,
+		.quarantined_pages = pool->n_quarantined,
+		.evicted_pages = pool->n_evicted,
+	};
+	for (uint32_t i = 0; i < FA_STATE_CACHES; i++) {
+		const struct fa_cache *cache = pool->caches[i];
+
+		if (!cache)
+			continue;
+		if (cache->leaving)
+			ret_info->chunks_held_back += cache->n_chunks;
+		else
+			ret_info->caches++;
+		ret_info->used_bytes += cache->n_used * cache->layout.page_bytes;
+		ret_info->idle_bytes += cache->n_idle * cache->layout.page_bytes;
+	}
+	for (uint32_t i = 0; i < pool->header->max_chunks; i++)
+		if (pool->chunk_records[i].owner == FA_STATE_CHUNK_HELD)
+			ret_info->chunks_held_back++;
+}

@@ -1,0 +1,350 @@
+#include "daemon/pool/prefix.h"
+
+#include "daemon/pool/private.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+#define BUCKETS_MIN 1024
+
+static uint32_t *bucket_of(const struct fa_pool *pool, const uint8_t hash[FA_STATE_HASH_BYTES])
+{
+	uint64_t first;
+
+	memcpy(&first, hash, sizeof(first));
+	return &pool->buckets[first & (pool->n_buckets - 1)];
+}
+
+/* Its index plus one, or 0. */
+static uint32_t find(const struct fa_pool *pool, const uint8_t hash[FA_STATE_HASH_BYTES])
+{
+	uint32_t at;
+
+	if (!pool->n_published)
+		return 0;
+	for (at = *bucket_of(pool, hash); at; at = pool->pages[at - 1].chain)
+		if (!memcmp(pool->page_records[at - 1].hash, hash, FA_STATE_HASH_BYTES))
+			return at;
+	return 0;
+}
+
+int fa_prefix_index_prepare(struct fa_pool *pool, uint64_t n_more)
+{
+	uint64_t n = pool->n_buckets ? pool->n_buckets : BUCKETS_MIN, n_old = pool->n_buckets;
+	uint32_t *old = pool->buckets, *buckets;
+
+	while (n < pool->n_published + n_more)
+		n *= 2;
+	if (n == n_old)
+		return 0;
+	buckets = calloc(n, sizeof(*buckets));
+	if (!buckets)
+		return -ENOMEM;
+	pool->buckets = buckets;
+	pool->n_buckets = n;
+	for (uint64_t i = 0; i < n_old; i++)
+		for (uint32_t at = old[i], next; at; at = next) {
+			uint32_t *bucket = bucket_of(pool, pool->page_records[at - 1].hash);
+
+			next = pool->pages[at - 1].chain;
+			pool->pages[at - 1].chain = *bucket;
+			*bucket = at;
+		}
+	free(old);
+	return 0;
+}
+
+bool fa_prefix_index_add(struct fa_pool *pool, uint32_t index)
+{
+	const uint8_t *hash = pool->page_records[index].hash;
+	uint32_t *bucket = bucket_of(pool, hash);
+
+	if (find(pool, hash))
+		return false;
+	pool->pages[index].chain = *bucket;
+	*bucket = index + 1;
+	pool->n_published++;
+	return true;
+}
+
+void fa_prefix_index_remove(struct fa_pool *pool, uint32_t index)
+{
+	uint32_t *at = bucket_of(pool, pool->page_records[index].hash);
+
+	while (*at != index + 1)
+		at = &pool->pages[*at - 1].chain;
+	*at = pool->pages[index].chain;
+	pool->n_published--;
+}
+
+static int check_key(const struct fa_prefix_key *key, struct fa_error *error)
+{
+	if (key->extra_bytes > FA_PREFIX_EXTRA_BYTES_MAX)
+		return fa_fail(error, -EINVAL, "the extra key has %zu bytes; expected at most %u",
+		               key->extra_bytes, FA_PREFIX_EXTRA_BYTES_MAX);
+	return 0;
+}
+
+/* The page of the sequence with this number could be published as it is. */
+static bool is_open(const struct fa_pool *pool, const struct fa_sequence *sequence, uint32_t number)
+{
+	uint32_t slot = fa_sequence_slot(sequence, number);
+
+	return !(pool->pages[fa_page_index(pool, sequence->cache, slot)].flags & FA_PAGE_PUBLISHED);
+}
+
+static void publish_page(struct fa_pool *pool, struct fa_cache *cache, uint32_t index,
+                         uint32_t tenant, const uint8_t hash[FA_STATE_HASH_BYTES])
+{
+	struct fa_state_page *record = &pool->page_records[index];
+
+	memcpy(record->hash, hash, FA_STATE_HASH_BYTES);
+	record->tenant = tenant;
+	fa_state_store(&record->state, FA_STATE_PAGE_PUBLISHED);
+	/* It is full, so nothing of a dead daemon was appending to it. */
+	pool->pages[index].flags &= ~FA_PAGE_SUSPECT;
+	pool->pages[index].flags |= FA_PAGE_PUBLISHED;
+	(void)fa_prefix_index_add(pool, index);
+	if (pool->pages[index].tenant != tenant) {
+		/* The old one's tokens are in it, and the new one pays. */
+		pool->pages[index].flags |= FA_PAGE_TAINTED;
+		fa_page_charge(pool, cache, index, tenant);
+	}
+}
+
+static int check_tokens(uint64_t n_tokens, struct fa_error *error)
+{
+	if (n_tokens > FA_SEQUENCE_TOKENS_MAX)
+		return fa_fail(error, -EINVAL,
+		               "%" PRIu64 " tokens are looked up; expected at most %" PRIu64,
+		               n_tokens, FA_SEQUENCE_TOKENS_MAX);
+	return 0;
+}
+
+int fa_prefix_hashes_init(const struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                          const struct fa_prefix_key *key, uint64_t n_tokens,
+                          struct fa_error *error, struct fa_prefix_hashes *ret_hashes)
+{
+	struct fa_prefix_hashes hashes = {};
+	struct fa_sequence *sequence = NULL;
+	int r;
+
+	r = fa_sequence_get(pool, actor, id, FA_RIGHT_APPEND, error, &sequence);
+	if (r == 0)
+		r = check_key(key, error);
+	if (r == 0)
+		r = check_tokens(n_tokens, error);
+	if (r < 0)
+		return r;
+	fa_prefix_hash_begin(pool, sequence->cache, actor->tenant, key, hashes.begin);
+	hashes.page_tokens = sequence->cache->layout.page_tokens;
+	hashes.n = (uint32_t)(n_tokens / hashes.page_tokens);
+	hashes.pages = malloc(hashes.n * sizeof(*hashes.pages) + 1);
+	if (!hashes.pages)
+		return fa_fail(error, -ENOMEM, "there is no memory for %" PRIu32 " hashes",
+		               hashes.n);
+	*ret_hashes = hashes;
+	return 0;
+}
+
+void fa_prefix_hashes_compute(struct fa_prefix_hashes *hashes, const uint32_t *tokens)
+{
+	uint8_t hash[FA_STATE_HASH_BYTES];
+
+	memcpy(hash, hashes->begin, sizeof(hash));
+	for (uint32_t i = 0; i < hashes->n; i++) {
+		fa_prefix_hash_next(tokens + (uint64_t)i * hashes->page_tokens, hashes->page_tokens,
+		                    hash);
+		memcpy(hashes->pages[i], hash, sizeof(hash));
+	}
+}
+
+void fa_prefix_hashes_deinit(struct fa_prefix_hashes *hashes)
+{
+	free(hashes->pages);
+	*hashes = (struct fa_prefix_hashes){};
+}
+
+int fa_prefix_publish_hashed(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                             const struct fa_prefix_hashes *hashes, uint64_t n_tokens,
+                             struct fa_error *error, uint64_t *ret_pages)
+{
+	struct fa_sequence *sequence = NULL;
+	uint32_t first, end = hashes->n;
+	struct fa_pool_more more = {};
+	uint64_t n = 0;
+	int r;
+
+	r = fa_sequence_get(pool, actor, id, FA_RIGHT_APPEND, error, &sequence);
+	if (r < 0)
+		return r;
+	if (n_tokens > sequence->length)
+		return fa_fail(error, -EINVAL,
+		               "%" PRIu64 " tokens are to be published; expected at most %" PRIu64
+		               ", the sequence's length",
+		               n_tokens, sequence->length);
+	first = fa_sequence_first_page(sequence);
+
+	/* Those that would be paid for by somebody else from now on. */
+	for (uint32_t number = first; number < end; number++) {
+		uint32_t slot = fa_sequence_slot(sequence, number);
+
+		if (is_open(pool, sequence, number) &&
+		    pool->pages[fa_page_index(pool, sequence->cache, slot)].tenant != actor->tenant)
+			more.bytes += sequence->cache->layout.page_bytes;
+	}
+	if (more.bytes) {
+		r = fa_tenant_check_quota(pool, actor->tenant, &more, error);
+		if (r < 0)
+			return r;
+	}
+	r = fa_prefix_index_prepare(pool, end > first ? end - first : 0);
+	if (r < 0)
+		return fa_fail(error, r, "there is no memory for the index of %" PRIu32 " pages",
+		               end - first);
+
+	fa_sequence_touch(pool, sequence);
+	if (more.bytes)
+		fa_tenant_make_room(pool, actor->tenant, more.bytes);
+	for (uint32_t number = first; number < end; number++) {
+		uint32_t slot = fa_sequence_slot(sequence, number);
+
+		if (!is_open(pool, sequence, number) || find(pool, hashes->pages[number]))
+			continue;
+		publish_page(pool, sequence->cache, fa_page_index(pool, sequence->cache, slot),
+		             actor->tenant, hashes->pages[number]);
+		n++;
+	}
+	*ret_pages = n;
+	return 0;
+}
+
+int fa_prefix_publish(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                      const struct fa_prefix_key *key, const uint32_t *tokens, uint64_t n_tokens,
+                      struct fa_error *error, uint64_t *ret_pages)
+{
+	_fa_cleanup_(fa_prefix_hashes_deinit) struct fa_prefix_hashes hashes = {};
+	int r;
+
+	r = fa_prefix_hashes_init(pool, actor, id, key, n_tokens, error, &hashes);
+	if (r < 0)
+		return r;
+	fa_prefix_hashes_compute(&hashes, tokens);
+	return fa_prefix_publish_hashed(pool, actor, id, &hashes, n_tokens, error, ret_pages);
+}
+
+/* Idle pages are used again. */
+static int check_max_pages(const struct fa_pool *pool, const struct fa_cache *cache,
+                           const uint32_t *indices, uint32_t n_pages, struct fa_error *error)
+{
+	uint64_t max = cache->record->max_pages, n_idle = 0;
+
+	for (uint32_t i = 0; max && i < n_pages; i++)
+		n_idle += !pool->refs[indices[i]];
+	if (!max || !n_idle || (cache->n_used <= max && n_idle <= max - cache->n_used))
+		return 0;
+	return fa_fail(error, -EDQUOT,
+	               "the prefix needs %" PRIu64 " pages more of a cache that uses %" PRIu64
+	               " of at most %" PRIu64,
+	               n_idle, cache->n_used, max);
+}
+
+int fa_prefix_find(struct fa_pool *pool, const struct fa_actor *actor, uint64_t cache_id,
+                   const struct fa_prefix_key *key, const uint32_t *tokens, uint64_t n_tokens,
+                   struct fa_error *error, uint64_t *ret_tokens)
+{
+	uint8_t hash[FA_STATE_HASH_BYTES];
+	struct fa_cache *cache = NULL;
+	uint32_t page_tokens;
+	uint64_t n;
+	int r;
+
+	r = fa_cache_get(pool, actor, cache_id, FA_RIGHT_APPEND, error, &cache);
+	if (r == 0)
+		r = check_key(key, error);
+	if (r == 0)
+		r = check_tokens(n_tokens, error);
+	if (r < 0)
+		return r;
+	page_tokens = cache->layout.page_tokens;
+	fa_prefix_hash_begin(pool, cache, actor->tenant, key, hash);
+	for (n = 0; n < n_tokens / page_tokens; n++) {
+		fa_prefix_hash_next(tokens + n * page_tokens, page_tokens, hash);
+		if (!find(pool, hash))
+			break;
+	}
+	*ret_tokens = n * page_tokens;
+	return 0;
+}
+
+int fa_prefix_attach_hashed(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                            const struct fa_prefix_hashes *hashes, struct fa_error *error,
+                            uint64_t *ret_tokens)
+{
+	_fa_cleanup_(fa_freep) uint32_t *indices = NULL;
+	struct fa_sequence *sequence = NULL;
+	struct fa_cache *cache = NULL;
+	uint32_t n_pages = 0, at;
+	uint64_t length;
+	int r;
+
+	r = fa_sequence_get(pool, actor, id, FA_RIGHT_APPEND, error, &sequence);
+	if (r < 0)
+		return r;
+	if (sequence->n_in_flight)
+		return fa_fail(error, -EBUSY, "the sequence is part of steps; end them first");
+	if (sequence->length)
+		return fa_fail(error, -EINVAL,
+		               "the sequence has %" PRIu64 " tokens; expected an empty one",
+		               sequence->length);
+	cache = sequence->cache;
+	indices = calloc((size_t)hashes->n + 1, sizeof(*indices));
+	if (!indices)
+		return fa_fail(error, -ENOMEM, "there is no memory to look up %" PRIu32 " pages",
+		               hashes->n);
+	while (n_pages < hashes->n && (at = find(pool, hashes->pages[n_pages])))
+		indices[n_pages++] = at - 1;
+	r = check_max_pages(pool, cache, indices, n_pages, error);
+	if (r < 0)
+		return r;
+	r = fa_page_list_prepare(sequence, n_pages, 0);
+	if (r < 0)
+		return fa_fail(error, r, "there is no memory for the list of %" PRIu32 " pages",
+		               n_pages);
+	r = fa_cells_check(pool, fa_page_list_missing(sequence, n_pages), error);
+	if (r < 0)
+		return r;
+	r = fa_tenant_check_cells(pool, sequence->record->tenant,
+	                          fa_page_list_missing(sequence, n_pages), error);
+	if (r < 0)
+		return r;
+
+	fa_sequence_touch(pool, sequence);
+	for (uint32_t i = 0; i < n_pages; i++) {
+		uint32_t slot = fa_page_slot(pool, cache, indices[i]);
+
+		fa_page_ref(pool, cache, indices[i]);
+		fa_page_list_append(pool, sequence, &slot, 1);
+	}
+	length = (uint64_t)n_pages * cache->layout.page_tokens;
+	sequence->planned = length;
+	if (length)
+		fa_page_list_commit(pool, sequence, length, 0, fa_sequence_body(sequence)->step);
+	*ret_tokens = length;
+	return 0;
+}
+
+int fa_prefix_attach(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                     const struct fa_prefix_key *key, const uint32_t *tokens, uint64_t n_tokens,
+                     struct fa_error *error, uint64_t *ret_tokens)
+{
+	_fa_cleanup_(fa_prefix_hashes_deinit) struct fa_prefix_hashes hashes = {};
+	int r;
+
+	r = fa_prefix_hashes_init(pool, actor, id, key, n_tokens, error, &hashes);
+	if (r < 0)
+		return r;
+	fa_prefix_hashes_compute(&hashes, tokens);
+	return fa_prefix_attach_hashed(pool, actor, id, &hashes, error, ret_tokens);
+}

@@ -1,0 +1,451 @@
+#include "daemon/pool/sequence.h"
+
+#include "daemon/pool/private.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+/* Pages lie anywhere: so far ahead they are asked for. */
+#define PREFETCH 16
+
+uint64_t fa_sequence_id(const struct fa_sequence *sequence)
+{
+	return (uint64_t)sequence->record->generation << 32 | sequence->index;
+}
+
+int fa_sequence_get(const struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                    enum fa_right right, struct fa_error *error, struct fa_sequence **ret_sequence)
+{
+	static const char *const what[] = { "read", "append to", "fork" };
+	uint32_t index = (uint32_t)id, generation = (uint32_t)(id >> 32);
+	const struct fa_state_sequence *record;
+	struct fa_sequence *sequence = NULL;
+
+	if (index >= pool->header->high_sequences || !generation ||
+	    pool->sequence_records[index].generation < generation)
+		return fa_fail(error, -ENOENT, "there is no such sequence");
+	record = &pool->sequence_records[index];
+	sequence = pool->sequences[index];
+	if (!sequence || sequence->dead || record->generation != generation)
+		return fa_fail(error, -ESTALE, "the sequence was removed");
+	if (!record->name[0]) {
+		if (!actor->admin && record->owner != actor->owner)
+			return fa_fail(error, -ENOENT, "there is no such sequence");
+	} else if (!fa_tenant_admits(pool, record->tenant, record->mode, actor, right)) {
+		return fa_fail(error, -EACCES,
+		               "the sequence '%s' is another tenant's, who does not let you %s it",
+		               record->name, what[right]);
+	}
+	*ret_sequence = sequence;
+	return 0;
+}
+
+struct fa_sequence *fa_sequence_alloc(struct fa_pool *pool, struct fa_cache *cache, uint32_t index)
+{
+	struct fa_sequence *sequence = fa_new(struct fa_sequence);
+
+	if (!sequence)
+		return NULL;
+	sequence->record = &pool->sequence_records[index];
+	sequence->cache = cache;
+	sequence->index = index;
+	fa_list_init(&sequence->in_flight);
+	fa_list_init(&sequence->owner_link);
+	fa_list_init(&sequence->cache_link);
+	return sequence;
+}
+
+void fa_sequence_list(struct fa_pool *pool, struct fa_sequence *sequence)
+{
+	const uint64_t owner = sequence->record->owner;
+
+	fa_list_append(&sequence->cache->sequences, &sequence->cache_link);
+	if (owner)
+		fa_list_append(&pool->owned[owner % FA_POOL_OWNED], &sequence->owner_link);
+}
+
+void fa_sequence_discard(struct fa_sequence *sequence)
+{
+	if (!sequence)
+		return;
+	free(sequence->pages);
+	free(sequence->cells);
+	free(sequence->limbo);
+	free(sequence);
+}
+
+static void sequence_discardp(struct fa_sequence **sequence)
+{
+	fa_sequence_discard(*sequence);
+}
+
+/* An index whose generations are used up is not used again. */
+static int take_index(struct fa_pool *pool, const struct fa_actor *actor, struct fa_error *error,
+                      uint32_t *ret_index)
+{
+	const struct fa_pool_more more = { .sequences = 1 };
+	int r;
+
+	r = fa_tenant_check_quota(pool, actor->tenant, &more, error);
+	if (r < 0)
+		return r;
+	if (pool->free_sequence) {
+		*ret_index = pool->free_sequence - 1;
+		return 0;
+	}
+	if (pool->header->high_sequences == pool->header->max_sequences)
+		return fa_fail(error, -ENOSPC,
+		               "there are %" PRIu32 " sequences, and no more can be",
+		               pool->n_sequences);
+	*ret_index = pool->header->high_sequences;
+	return 0;
+}
+
+/* Takes the index, and fills in the record; it counts once its state is stored. */
+static void begin_record(struct fa_pool *pool, struct fa_sequence *sequence,
+                         const struct fa_actor *actor)
+{
+	struct fa_state_sequence *record = sequence->record;
+
+	if (pool->free_sequence)
+		pool->free_sequence = pool->free_sequences[sequence->index];
+	else
+		fa_state_store(&pool->header->high_sequences, sequence->index + 1);
+	*record = (struct fa_state_sequence){
+		.generation = fa_pool_next_generation(pool, record->generation),
+		.cache = sequence->cache->index,
+		.tenant = actor->tenant,
+		.owner = actor->owner,
+		.used_ns = pool->now_ns,
+	};
+}
+
+static void add(struct fa_pool *pool, struct fa_sequence *sequence)
+{
+	fa_state_store(&sequence->record->state, FA_STATE_USED);
+	pool->sequences[sequence->index] = sequence;
+	fa_sequence_list(pool, sequence);
+	pool->n_sequences++;
+	sequence->cache->n_sequences++;
+	sequence->cache->record->used_ns = pool->now_ns;
+	fa_tenant_account(pool, sequence->record->tenant)->n_sequences++;
+}
+
+int fa_sequence_new(struct fa_pool *pool, const struct fa_actor *actor, uint64_t cache_id,
+                    struct fa_error *error, uint64_t *ret_id)
+{
+	_fa_cleanup_(sequence_discardp) struct fa_sequence *sequence = NULL;
+	struct fa_cache *cache = NULL;
+	uint32_t index = 0;
+	int r;
+
+	r = fa_cache_get(pool, actor, cache_id, FA_RIGHT_APPEND, error, &cache);
+	if (r < 0)
+		return r;
+	r = take_index(pool, actor, error, &index);
+	if (r < 0)
+		return r;
+	sequence = fa_sequence_alloc(pool, cache, index);
+	if (!sequence)
+		return fa_fail(error, -ENOMEM, "there is no memory for another sequence");
+	begin_record(pool, sequence, actor);
+	*ret_id = fa_sequence_id(sequence);
+	add(pool, fa_steal_ptr(sequence));
+	return 0;
+}
+
+int fa_sequence_fork(struct fa_pool *pool, const struct fa_actor *actor, uint64_t parent_id,
+                     uint64_t tokens, struct fa_error *error, uint64_t *ret_id)
+{
+	_fa_cleanup_(sequence_discardp) struct fa_sequence *child = NULL;
+	struct fa_sequence *parent = NULL;
+	uint32_t index = 0, begin, end;
+	int r;
+
+	r = fa_sequence_get(pool, actor, parent_id, FA_RIGHT_FORK, error, &parent);
+	if (r < 0)
+		return r;
+	if (tokens == UINT64_MAX)
+		tokens = parent->length;
+	if (tokens > parent->length || tokens < parent->first)
+		return fa_fail(error, -EINVAL,
+		               "%" PRIu64 " tokens are to be forked; expected %" PRIu64
+		               " to %" PRIu64 ", what the sequence has",
+		               tokens, parent->first, parent->length);
+	begin = fa_sequence_first_page(parent);
+	end = fa_pages_of(parent->cache, tokens);
+	r = take_index(pool, actor, error, &index);
+	if (r < 0)
+		return r;
+	child = fa_sequence_alloc(pool, parent->cache, index);
+	if (!child)
+		return fa_fail(error, -ENOMEM, "there is no memory for another sequence");
+	child->first = parent->first;
+	r = fa_page_list_prepare(child, end, 0);
+	if (r < 0)
+		return fa_fail(error, r, "there is no memory for the list of %" PRIu32 " pages",
+		               end - begin);
+	r = fa_cells_check(pool, fa_page_list_missing(child, end), error);
+	if (r < 0)
+		return r;
+	r = fa_tenant_check_cells(pool, actor->tenant, fa_page_list_missing(child, end), error);
+	if (r < 0)
+		return r;
+
+	fa_sequence_touch(pool, parent);
+	begin_record(pool, child, actor);
+	fa_page_list_append(pool, child, parent->pages, end - begin);
+	if (parent->copied && parent->copied_number < end) {
+		child->pages[parent->copied_number - begin] = parent->copied_slot;
+		fa_page_list_replace(pool, child, parent->copied_number, parent->copied_slot);
+	}
+	for (uint32_t i = 0; i < child->n_pages; i++) {
+		if (i + PREFETCH < child->n_pages)
+			fa_page_prefetch(pool, child->cache, child->pages[i + PREFETCH]);
+		fa_page_ref(pool, child->cache, fa_page_index(pool, child->cache, child->pages[i]));
+	}
+	child->planned = tokens;
+	fa_page_list_commit(pool, child, tokens, child->first, fa_sequence_body(parent)->step);
+	*ret_id = fa_sequence_id(child);
+	add(pool, fa_steal_ptr(child));
+	return 0;
+}
+
+/* Gives everything back and forgets it. */
+static void end(struct fa_pool *pool, struct fa_sequence *sequence)
+{
+	struct fa_cache *cache = sequence->cache;
+	uint32_t tenant = sequence->record->tenant;
+
+	sequence->planned = 0;
+	fa_page_list_trim(pool, sequence, false);
+	pool->sequences[sequence->index] = NULL;
+	fa_list_remove(&sequence->owner_link);
+	fa_list_remove(&sequence->cache_link);
+	if (sequence->record->generation < UINT32_MAX) {
+		pool->free_sequences[sequence->index] = pool->free_sequence;
+		pool->free_sequence = sequence->index + 1;
+	}
+	pool->n_sequences--;
+	cache->n_sequences--;
+	cache->record->used_ns = pool->now_ns;
+	fa_tenant_account(pool, tenant)->n_sequences--;
+	fa_tenant_settle(pool, tenant);
+	fa_sequence_discard(sequence);
+	fa_cache_settle(pool, cache);
+}
+
+void fa_sequence_leave(struct fa_pool *pool, struct fa_sequence *sequence)
+{
+	fa_state_store(&sequence->record->state, FA_STATE_FREE);
+	if (sequence->record->name[0])
+		fa_name_remove(pool, sequence);
+	sequence->dead = true;
+	fa_sequence_settle(pool, sequence);
+}
+
+/* What the last planned step had copied is the old page again. */
+static void undo_copy(struct fa_pool *pool, struct fa_sequence *sequence)
+{
+	uint32_t *slot =
+		&sequence->pages[sequence->copied_number - fa_sequence_first_page(sequence)];
+
+	fa_page_unref(pool, sequence->cache, fa_page_index(pool, sequence->cache, *slot));
+	*slot = sequence->copied_slot;
+	sequence->copied = sequence->copy_aborted = false;
+}
+
+void fa_sequence_settle(struct fa_pool *pool, struct fa_sequence *sequence)
+{
+	uint64_t oldest = UINT64_MAX;
+	uint32_t n = 0;
+
+	if (sequence->n_in_flight)
+		oldest = fa_container_of(sequence->in_flight.next, struct fa_step_part, link)
+		                 ->serial;
+	for (uint32_t i = 0; i < sequence->n_limbo; i++) {
+		if (sequence->limbo[i].serial < oldest)
+			fa_page_unref(
+				pool, sequence->cache,
+				fa_page_index(pool, sequence->cache, sequence->limbo[i].slot));
+		else
+			sequence->limbo[n++] = sequence->limbo[i];
+	}
+	sequence->n_limbo = n;
+
+	/* What a step that was not committed reserved those behind it may still use. */
+	if (!sequence->n_cancelled && !(sequence->dead && sequence->n_in_flight)) {
+		struct fa_list *pos;
+
+		if (sequence->copy_aborted)
+			undo_copy(pool, sequence);
+		sequence->planned = sequence->length;
+		fa_list_for_each(pos, &sequence->in_flight) {
+			const struct fa_step_part *part = fa_container_of(pos, struct fa_step_part,
+			                                                  link);
+
+			if (part->appends)
+				sequence->planned = part->after;
+		}
+		fa_page_list_trim(pool, sequence, false);
+	}
+	if (sequence->dead && !sequence->n_in_flight)
+		end(pool, sequence);
+}
+
+/* Room for as many pages in limbo as the sequence has, if it needs any. */
+static int prepare_limbo(struct fa_sequence *sequence, struct fa_error *error)
+{
+	if (!sequence->n_in_flight ||
+	    !fa_page_list_prepare(sequence, fa_pages_of(sequence->cache, sequence->planned),
+	                          sequence->n_pages))
+		return 0;
+	return fa_fail(error, -ENOMEM, "there is no memory to remember %" PRIu32 " pages",
+	               sequence->n_pages);
+}
+
+int fa_sequence_truncate(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                         uint64_t tokens, struct fa_error *error)
+{
+	struct fa_sequence *sequence = NULL;
+	int r;
+
+	r = fa_sequence_get(pool, actor, id, FA_RIGHT_APPEND, error, &sequence);
+	if (r < 0)
+		return r;
+	if (sequence->n_appending)
+		return fa_fail(
+			error, -EBUSY,
+			"steps are appending to the sequence; end them before truncating it");
+	if (tokens > sequence->length || tokens < sequence->first)
+		return fa_fail(error, -EINVAL,
+		               "the sequence is to have %" PRIu64 " tokens; expected %" PRIu64
+		               " to %" PRIu64 ", what it has",
+		               tokens, sequence->first, sequence->length);
+	r = prepare_limbo(sequence, error);
+	if (r < 0)
+		return r;
+	if (sequence->n_in_flight && tokens < sequence->length &&
+	    tokens % sequence->cache->layout.page_tokens) {
+		sequence->truncated = true;
+		sequence->truncated_slot = fa_sequence_slot(
+			sequence, (uint32_t)(tokens / sequence->cache->layout.page_tokens));
+		sequence->truncated_serial = fa_container_of(sequence->in_flight.prev,
+		                                             struct fa_step_part, link)
+		                                     ->serial;
+	}
+	fa_sequence_touch(pool, sequence);
+	fa_page_list_commit(pool, sequence, tokens, sequence->first,
+	                    fa_sequence_body(sequence)->step);
+	sequence->planned = tokens;
+	fa_page_list_trim(pool, sequence, true);
+	return 0;
+}
+
+int fa_sequence_drop(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                     uint64_t first, struct fa_error *error, uint64_t *ret_first)
+{
+	struct fa_sequence *sequence = NULL;
+	int r;
+
+	r = fa_sequence_get(pool, actor, id, FA_RIGHT_APPEND, error, &sequence);
+	if (r < 0)
+		return r;
+	if (first > sequence->length)
+		return fa_fail(error, -EINVAL,
+		               "the tokens before %" PRIu64 " are to be dropped; expected at most "
+		               "%" PRIu64 ", the sequence's length",
+		               first, sequence->length);
+	fa_sequence_touch(pool, sequence);
+	first -= first % sequence->cache->layout.page_tokens;
+	if (first > sequence->first) {
+		r = prepare_limbo(sequence, error);
+		if (r < 0)
+			return r;
+		fa_page_list_commit(pool, sequence, sequence->length, first,
+		                    fa_sequence_body(sequence)->step);
+		fa_page_list_drop_before(pool, sequence, first);
+	}
+	*ret_first = sequence->first;
+	return 0;
+}
+
+int fa_sequence_free(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                     struct fa_error *error)
+{
+	struct fa_sequence *sequence = NULL;
+	int r;
+
+	r = fa_sequence_get(pool, actor, id, FA_RIGHT_READ, error, &sequence);
+	if (r < 0)
+		return r;
+	if (sequence->record->name[0] && !actor->admin && actor->tenant != sequence->record->tenant)
+		return fa_fail(error, -EACCES,
+		               "the sequence '%s' is another tenant's; only that can free it",
+		               sequence->record->name);
+	fa_sequence_leave(pool, sequence);
+	return 0;
+}
+
+static void describe(const struct fa_sequence *sequence, struct fa_sequence_info *info)
+{
+	const struct fa_state_sequence *record = sequence->record;
+
+	*info = (struct fa_sequence_info){
+		.id = fa_sequence_id(sequence),
+		.cache = fa_cache_id(sequence->cache),
+		.length = sequence->length,
+		.planned = sequence->planned,
+		.first = sequence->first,
+		.step = fa_sequence_body(sequence)->step,
+		.name = record->name,
+		.mode = record->mode,
+		.tenant = record->tenant,
+		.owner = record->owner,
+		.ttl_ns = record->ttl_ns,
+		.in_flight = sequence->n_in_flight,
+	};
+}
+
+int fa_sequence_get_info(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                         struct fa_error *error, struct fa_sequence_info *ret_info)
+{
+	struct fa_sequence *sequence = NULL;
+	int r;
+
+	r = fa_sequence_get(pool, actor, id, FA_RIGHT_READ, error, &sequence);
+	if (r < 0)
+		return r;
+	describe(sequence, ret_info);
+	return 0;
+}
+
+size_t fa_sequence_slots(struct fa_pool *pool, uint64_t id, uint32_t *slots, size_t size)
+{
+	const struct fa_actor admin = { .admin = true };
+	struct fa_sequence *sequence = NULL;
+	uint32_t begin, n;
+
+	if (fa_sequence_get(pool, &admin, id, FA_RIGHT_READ, NULL, &sequence) < 0)
+		return 0;
+	begin = fa_sequence_first_page(sequence);
+	n = fa_pages_of(sequence->cache, sequence->length) - begin;
+	for (uint32_t i = 0; i < n && i < size; i++)
+		slots[i] = fa_sequence_slot(sequence, begin + i);
+	return n;
+}
+
+bool fa_sequence_each(const struct fa_pool *pool, uint32_t *cursor,
+                      struct fa_sequence_info *ret_info)
+{
+	while (*cursor < pool->header->high_sequences) {
+		const struct fa_sequence *sequence = pool->sequences[(*cursor)++];
+
+		if (!sequence || sequence->dead)
+			continue;
+		describe(sequence, ret_info);
+		return true;
+	}
+	return false;
+}

@@ -1,0 +1,157 @@
+/* Names of sequences, and the index by them. */
+#include "daemon/pool/private.h"
+
+#include <errno.h>
+#include <stddef.h>
+#include <string.h>
+
+#define BUCKETS_MIN 64
+
+static uint32_t *bucket_of(const struct fa_pool *pool, const char *name)
+{
+	uint64_t hash = fa_prefix_hash_short(pool->header->secret, name, strlen(name));
+
+	return &pool->names[hash & (pool->n_name_buckets - 1)];
+}
+
+struct fa_sequence *fa_name_find(const struct fa_pool *pool, const char *name)
+{
+	uint32_t i;
+
+	if (!pool->n_names)
+		return NULL;
+	for (i = *bucket_of(pool, name); i; i = pool->sequences[i - 1]->name_chain)
+		if (!strcmp(pool->sequence_records[i - 1].name, name))
+			return pool->sequences[i - 1];
+	return NULL;
+}
+
+static int grow(struct fa_pool *pool)
+{
+	uint32_t n = pool->n_name_buckets ? 2 * pool->n_name_buckets : BUCKETS_MIN;
+	uint32_t *old = pool->names, n_old = pool->n_name_buckets;
+	uint32_t *names = calloc(n, sizeof(*names));
+
+	if (!names)
+		return -ENOMEM;
+	pool->names = names;
+	pool->n_name_buckets = n;
+	for (uint32_t i = 0; i < n_old; i++)
+		for (uint32_t at = old[i], next; at; at = next) {
+			struct fa_sequence *sequence = pool->sequences[at - 1];
+			uint32_t *bucket = bucket_of(pool, sequence->record->name);
+
+			next = sequence->name_chain;
+			sequence->name_chain = *bucket;
+			*bucket = at;
+		}
+	free(old);
+	return 0;
+}
+
+int fa_name_prepare(struct fa_pool *pool)
+{
+	return pool->n_names == pool->n_name_buckets ? grow(pool) : 0;
+}
+
+void fa_name_add(struct fa_pool *pool, struct fa_sequence *sequence)
+{
+	uint32_t *bucket = bucket_of(pool, sequence->record->name);
+
+	sequence->name_chain = *bucket;
+	*bucket = sequence->index + 1;
+	pool->n_names++;
+}
+
+void fa_name_remove(struct fa_pool *pool, struct fa_sequence *sequence)
+{
+	uint32_t *at = bucket_of(pool, sequence->record->name);
+
+	while (*at != sequence->index + 1)
+		at = &pool->sequences[*at - 1]->name_chain;
+	*at = sequence->name_chain;
+	pool->n_names--;
+}
+
+/* The name counts from the store of its first four bytes on. */
+static void store_name(struct fa_state_sequence *record, const char *name)
+{
+	union {
+		char text[FA_STATE_NAME_BYTES];
+		uint32_t first;
+	} copy = {};
+
+	static_assert(offsetof(struct fa_state_sequence, name) % sizeof(uint32_t) == 0, "aligned");
+	memcpy(copy.text, name, strlen(name));
+	memcpy(record->name + sizeof(copy.first), copy.text + sizeof(copy.first),
+	       sizeof(copy.text) - sizeof(copy.first));
+	fa_state_store((uint32_t *)(void *)record->name, copy.first);
+}
+
+int fa_sequence_set_name(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                         const char *name, uint32_t mode, uint64_t ttl_ns, uint64_t now_ns,
+                         struct fa_error *error)
+{
+	struct fa_state_sequence *record;
+	struct fa_sequence *sequence = NULL;
+	int r;
+
+	pool->now_ns = now_ns;
+	r = fa_sequence_get(pool, actor, id, FA_RIGHT_READ, error, &sequence);
+	if (r < 0)
+		return r;
+	r = fa_name_check(name, error);
+	if (r < 0)
+		return r;
+	r = fa_mode_check(mode, error);
+	if (r < 0)
+		return r;
+	record = sequence->record;
+	if (!actor->admin && actor->tenant != record->tenant)
+		return fa_fail(error, -EACCES,
+		               "the sequence '%s' is another tenant's; only that can change it",
+		               record->name);
+	if (record->name[0] && strcmp(record->name, name) != 0)
+		return fa_fail(error, -EEXIST, "the sequence has a name already, '%s'",
+		               record->name);
+	if (!record->name[0] && fa_name_find(pool, name))
+		return fa_fail(error, -EEXIST, "there is a sequence named '%s' already", name);
+	if (!sequence->cache->record->name[0])
+		return fa_fail(
+			error, -EINVAL,
+			"the sequence's cache has no name and goes with its session; expected "
+			"one that can outlive it");
+	r = fa_name_prepare(pool);
+	if (r < 0)
+		return fa_fail(error, r, "there is no memory for another name");
+
+	record->ttl_ns = ttl_ns;
+	record->used_ns = now_ns;
+	fa_state_store(&record->mode, mode);
+	if (record->name[0])
+		return 0;
+	store_name(record, name);
+	fa_name_add(pool, sequence);
+	return 0;
+}
+
+int fa_sequence_find(struct fa_pool *pool, const struct fa_actor *actor, const char *name,
+                     uint64_t now_ns, struct fa_error *error, uint64_t *ret_id)
+{
+	struct fa_sequence *sequence = NULL;
+	int r;
+
+	pool->now_ns = now_ns;
+	r = fa_name_check(name, error);
+	if (r < 0)
+		return r;
+	sequence = fa_name_find(pool, name);
+	if (!sequence)
+		return fa_fail(error, -ENOENT, "there is no sequence named '%s'", name);
+	r = fa_sequence_get(pool, actor, fa_sequence_id(sequence), FA_RIGHT_READ, error, &sequence);
+	if (r < 0)
+		return r;
+	sequence->record->used_ns = now_ns;
+	*ret_id = fa_sequence_id(sequence);
+	return 0;
+}

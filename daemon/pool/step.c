@@ -1,0 +1,243 @@
+#include "daemon/pool/step.h"
+
+#include "daemon/pool/private.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <inttypes.h>
+
+static struct fa_step_private *private_of(struct fa_step *step)
+{
+	return fa_container_of(step, struct fa_step_private, step);
+}
+
+struct fa_step *fa_step_free(struct fa_step *step)
+{
+	struct fa_step_private *private;
+
+	if (!step)
+		return NULL;
+	private = private_of(step);
+	assert(private->ended);
+	for (uint32_t i = 0; private->parts && i < step->n_entries; i++)
+		free(private->parts[i].from);
+	free(private->parts);
+	free(private->arrays);
+	free(step->entries);
+	free(step->groups);
+	free(private);
+	return NULL;
+}
+
+/* The next part of the sequence that appends, or NULL. */
+static struct fa_step_part *next_appending(const struct fa_sequence *sequence,
+                                           const struct fa_list *from)
+{
+	struct fa_list *pos;
+
+	for (pos = from->next; pos != &sequence->in_flight; pos = pos->next) {
+		struct fa_step_part *part = fa_container_of(pos, struct fa_step_part, link);
+
+		if (part->appends)
+			return part;
+	}
+	return NULL;
+}
+
+static int check_positions(const struct fa_step_part *part, const uint32_t *positions,
+                           uint32_t n_positions, struct fa_error *error)
+{
+	for (uint32_t i = 0; i < n_positions; i++) {
+		if (positions[i] >= part->n_tokens)
+			return fa_fail(error, -EINVAL,
+			               "position %" PRIu32 " is %" PRIu32
+			               "; expected one below %" PRIu32 ", the new tokens",
+			               i, positions[i], part->n_tokens);
+		if (i && positions[i] <= positions[i - 1])
+			return fa_fail(error, -EINVAL,
+			               "position %" PRIu32 " is %" PRIu32
+			               ", not above its predecessor %" PRIu32,
+			               i, positions[i], positions[i - 1]);
+	}
+	return 0;
+}
+
+int fa_step_keep(struct fa_pool *pool, struct fa_step *step, uint32_t entry,
+                 const uint32_t *positions, uint32_t n_positions, struct fa_error *error,
+                 const uint32_t **ret_from, uint32_t *ret_n, uint32_t *ret_to)
+{
+	struct fa_step_private *private = private_of(step);
+	struct fa_sequence *sequence;
+	struct fa_step_part *part;
+	uint32_t before, in_place = 0;
+	int r;
+
+	if (entry >= step->n_entries)
+		return fa_fail(error, -EINVAL, "the step has no entry %" PRIu32 ", only %" PRIu32,
+		               entry, step->n_entries);
+	part = &private->parts[entry];
+	sequence = part->sequence;
+	if (!part->n_tokens)
+		return fa_fail(error, -EINVAL, "the step has no new tokens of the sequence");
+	if (part->from)
+		return fa_fail(error, -EINVAL,
+		               "it was said already which tokens of the sequence are kept");
+	r = check_positions(part, positions, n_positions, error);
+	if (r < 0)
+		return r;
+	if (part->cancelled)
+		return fa_fail(error, -ECANCELED, "a step before it was aborted");
+	if (next_appending(sequence, &part->link))
+		return fa_fail(error, -EBUSY,
+		               "a later step of the sequence is planned behind all new tokens");
+	part->from = calloc((size_t)n_positions + 1, sizeof(*part->from));
+	if (!part->from)
+		return fa_fail(error, -ENOMEM, "there is no memory for %" PRIu32 " moves",
+		               n_positions);
+
+	before = (uint32_t)(part->after - part->n_tokens);
+	while (in_place < n_positions && positions[in_place] == in_place)
+		in_place++;
+	for (uint32_t i = in_place; i < n_positions; i++)
+		part->from[i - in_place] = before + positions[i];
+	part->length = before + n_positions;
+	step->entries[entry].after = part->length;
+	sequence->keeping = true;
+	*ret_from = part->from;
+	*ret_n = n_positions - in_place;
+	*ret_to = before + in_place;
+	return 0;
+}
+
+/* The part is over: nothing of it is in flight. */
+static void take_out(const struct fa_pool *pool, struct fa_step_part *part)
+{
+	struct fa_sequence *sequence = part->sequence;
+
+	fa_sequence_touch(pool, sequence);
+
+	fa_list_remove(&part->link);
+	sequence->n_in_flight--;
+	if (part->appends)
+		sequence->n_appending--;
+	if (part->cancelled)
+		sequence->n_cancelled--;
+	if (part->from)
+		sequence->keeping = false;
+}
+
+static void commit_part(struct fa_pool *pool, struct fa_step_part *part, uint64_t number)
+{
+	struct fa_sequence *sequence = part->sequence;
+
+	take_out(pool, part);
+	if (part->n_tokens && !sequence->dead) {
+		if (part->copies) {
+			uint32_t first = fa_sequence_first_page(sequence);
+
+			fa_page_list_replace(pool, sequence, sequence->copied_number,
+			                     sequence->pages[sequence->copied_number - first]);
+			sequence->copied = false;
+			fa_page_list_release(pool, sequence, sequence->copied_slot);
+		}
+		fa_page_list_commit(pool, sequence, part->length, sequence->first, number);
+	} else if (part->copies) {
+		sequence->copy_aborted = true;
+	}
+	fa_sequence_settle(pool, sequence);
+}
+
+int fa_step_commit(struct fa_pool *pool, struct fa_step *step, struct fa_error *error)
+{
+	struct fa_step_private *private = private_of(step);
+
+	for (uint32_t i = 0; i < step->n_entries; i++) {
+		const struct fa_step_part *part = &private->parts[i];
+		const struct fa_sequence *sequence = part->sequence;
+
+		if (part->cancelled)
+			return fa_fail(error, -ECANCELED,
+			               "a step before this one, with the sequence of item %" PRIu32
+			               ", was aborted",
+			               step->entries[i].item);
+		if (part->appends && next_appending(sequence, &sequence->in_flight) != part)
+			return fa_fail(error, -EBUSY,
+			               "a step before this one, with the sequence of item %" PRIu32
+			               ", has not ended",
+			               step->entries[i].item);
+	}
+	for (uint32_t i = 0; i < step->n_entries; i++) {
+		step->entries[i].stale = private->parts[i].sequence->dead;
+		commit_part(pool, &private->parts[i], step->number);
+	}
+	private->ended = true;
+	pool->n_steps--;
+	return 0;
+}
+
+static void abort_part(struct fa_pool *pool, struct fa_step_part *part)
+{
+	struct fa_sequence *sequence = part->sequence;
+
+	for (struct fa_step_part *later = part; part->n_tokens;) {
+		later = next_appending(sequence, &later->link);
+		if (!later)
+			break;
+		if (!later->cancelled)
+			sequence->n_cancelled++;
+		later->cancelled = true;
+	}
+	if (part->copies)
+		sequence->copy_aborted = true;
+	take_out(pool, part);
+	fa_sequence_settle(pool, sequence);
+}
+
+/* Nobody knows whether these pages were filled before it came to an end. */
+static void taint(struct fa_pool *pool, const struct fa_cache *cache, const uint32_t *slots,
+                  uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++)
+		pool->pages[fa_page_index(pool, cache, slots[i])].flags |= FA_PAGE_TAINTED;
+}
+
+void fa_step_abort(struct fa_pool *pool, struct fa_step *step)
+{
+	struct fa_step_private *private = private_of(step);
+
+	for (uint32_t i = 0; i < step->n_groups; i++) {
+		const struct fa_step_group *group = &step->groups[i];
+		const struct fa_cache *cache = private->parts[group->begin].sequence->cache;
+
+		taint(pool, cache, group->clears, group->n_clears);
+		taint(pool, cache, group->copies_to, group->n_copies);
+	}
+	for (uint32_t i = 0; i < step->n_entries; i++)
+		abort_part(pool, &private->parts[i]);
+	private->ended = true;
+	pool->n_steps--;
+}
+
+uint32_t fa_step_suspect(struct fa_pool *pool, struct fa_step *step)
+{
+	struct fa_step_private *private = private_of(step);
+	uint32_t n = 0;
+
+	/* First all of them in the state: this process may not get further. */
+	for (uint32_t i = 0; i < step->n_entries; i++) {
+		struct fa_sequence *sequence = private->parts[i].sequence;
+
+		if (private->parts[i].n_tokens && !sequence->dead)
+			fa_state_store(&sequence->record->state, FA_STATE_SUSPECT);
+	}
+	for (uint32_t i = 0; i < step->n_entries; i++) {
+		struct fa_sequence *sequence = private->parts[i].sequence;
+
+		if (!private->parts[i].n_tokens || sequence->dead)
+			continue;
+		fa_sequence_leave(pool, sequence);
+		n++;
+	}
+	fa_step_abort(pool, step);
+	return n;
+}

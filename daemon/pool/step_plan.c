@@ -1,0 +1,464 @@
+/*
+ * Planning a step: first everything is checked and counted, then pages are reserved, and
+ * from then on nothing can fail.
+ */
+#include "daemon/pool/private.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+struct plan {
+	struct fa_pool *pool;
+	const struct fa_actor *actor;
+	const struct fa_step_item *items;
+	uint32_t n_items;
+	uint64_t serial;
+	struct fa_cache *caches; /* touched, with what they need */
+	struct fa_tenant_account *tenants;
+	uint32_t n_caches;
+	uint64_t n_cells, n_pages, n_copies, n_entries; /* n_entries: of tables */
+	struct fa_step_part *parts;                     /* as the items */
+};
+
+static uint64_t before_of(const struct fa_step_part *part)
+{
+	return part->after - part->n_tokens;
+}
+
+/* Nobody else sees the page, so it can be appended to where it is. */
+static bool is_own(const struct fa_pool *pool, const struct fa_sequence *sequence, uint32_t slot)
+{
+	uint32_t index = fa_page_index(pool, sequence->cache, slot);
+	const struct fa_page *page = &pool->pages[index];
+
+	return pool->refs[index] == 1 && page->tenant == sequence->record->tenant &&
+	       !(page->flags & FA_PAGE_PUBLISHED) &&
+	       !(pool->quarantine && (page->flags & FA_PAGE_SUSPECT));
+}
+
+/* Some step still reads what would be written over. */
+static bool is_read(const struct fa_sequence *sequence, uint32_t slot)
+{
+	return sequence->truncated && slot == sequence->truncated_slot && sequence->n_in_flight &&
+	       fa_container_of(sequence->in_flight.next, struct fa_step_part, link)->serial <=
+	               sequence->truncated_serial;
+}
+
+static int check_busy(const struct plan *plan, uint32_t i, const struct fa_sequence *sequence,
+                      struct fa_error *error)
+{
+	if (sequence->n_appending && sequence->appender != plan->actor->owner)
+		return fa_fail(error, -EBUSY,
+		               "item %" PRIu32
+		               " of the step: another session is appending to the sequence",
+		               i);
+	if (sequence->n_cancelled)
+		return fa_fail(error, -EBUSY,
+		               "item %" PRIu32 " of the step: a step of the sequence was aborted; "
+		               "end those behind it first",
+		               i);
+	if (sequence->keeping)
+		return fa_fail(error, -EBUSY,
+		               "item %" PRIu32 " of the step: a step keeps some of its tokens of "
+		               "the sequence; commit it first",
+		               i);
+	return 0;
+}
+
+static void need(struct plan *plan, const struct fa_sequence *sequence, uint64_t n_pages,
+                 uint64_t n_cells)
+{
+	struct fa_cache *cache = sequence->cache;
+	struct fa_tenant_account *account = fa_tenant_account(plan->pool, sequence->record->tenant);
+
+	if (!cache->n_items++) {
+		cache->touched = plan->caches;
+		plan->caches = cache;
+		plan->n_caches++;
+	}
+	if (!n_pages)
+		return;
+	if (!account->need_bytes) {
+		account->touched = plan->tenants;
+		plan->tenants = account;
+	}
+	cache->need_pages += n_pages;
+	account->need_bytes += n_pages * cache->layout.page_bytes;
+	account->need_cells += n_cells;
+}
+
+static int check_item(struct plan *plan, uint32_t i, struct fa_error *error)
+{
+	const struct fa_step_item *item = &plan->items[i];
+	struct fa_step_part *part = &plan->parts[i];
+	struct fa_sequence *sequence = NULL;
+	struct fa_error reason;
+	uint32_t end, first, n_pages, n_cells;
+	uint64_t before;
+	int r;
+
+	r = fa_sequence_get(plan->pool, plan->actor, item->sequence,
+	                    item->n_tokens ? FA_RIGHT_APPEND : FA_RIGHT_READ, &reason, &sequence);
+	if (r < 0)
+		return fa_fail(error, r, "item %" PRIu32 " of the step: %s", i, reason.text);
+	if (sequence->mark == plan->serial)
+		return fa_fail(error, -EINVAL,
+		               "item %" PRIu32 " of the step: the sequence is in it already", i);
+	sequence->mark = plan->serial;
+	part->appends = item->n_tokens ||
+	                (sequence->n_appending && sequence->appender == plan->actor->owner);
+	if (part->appends) {
+		r = check_busy(plan, i, sequence, error);
+		if (r < 0)
+			return r;
+	}
+	before = part->appends ? sequence->planned : sequence->length;
+	if (item->n_tokens > FA_SEQUENCE_TOKENS_MAX - before)
+		return fa_fail(error, -EINVAL,
+		               "item %" PRIu32 " of the step: %" PRIu64 " and %" PRIu32
+		               " new tokens; expected at most %" PRIu64,
+		               i, before, item->n_tokens, FA_SEQUENCE_TOKENS_MAX);
+
+	part->sequence = sequence;
+	part->serial = plan->serial;
+	part->n_tokens = item->n_tokens;
+	part->after = part->length = before + item->n_tokens;
+	first = fa_sequence_first_page(sequence);
+	end = fa_pages_of(sequence->cache, part->after);
+	n_pages = end - fa_pages_of(sequence->cache, before);
+	if (item->n_tokens && before % sequence->cache->layout.page_tokens) {
+		uint32_t slot =
+			sequence->pages[before / sequence->cache->layout.page_tokens - first];
+
+		part->copies = !is_own(plan->pool, sequence, slot) || is_read(sequence, slot);
+	}
+	r = fa_page_list_prepare(sequence, end, 0);
+	if (r < 0)
+		return fa_fail(error, r,
+		               "item %" PRIu32 " of the step: there is no memory for the list of "
+		               "%" PRIu32 " pages",
+		               i, end);
+	n_cells = fa_page_list_missing(sequence, end);
+	plan->n_cells += n_cells;
+	plan->n_pages += n_pages;
+	plan->n_copies += part->copies;
+	plan->n_entries += end > first ? end - first : 0;
+	need(plan, sequence, n_pages + part->copies, n_cells);
+	return 0;
+}
+
+static uint32_t tag_of(const struct fa_pool *pool, const struct fa_tenant_account *account)
+{
+	return pool->tenant_records[account - pool->tenants].tag;
+}
+
+static int check_quotas(const struct plan *plan, struct fa_error *error)
+{
+	const struct fa_pool *pool = plan->pool;
+	int r;
+
+	for (const struct fa_cache *cache = plan->caches; cache; cache = cache->touched)
+		if (cache->record->max_pages && cache->need_pages &&
+		    cache->n_used + cache->need_pages > cache->record->max_pages)
+			return fa_fail(error, -EDQUOT,
+			               "the step needs %" PRIu64 " pages more of a cache that uses "
+			               "%" PRIu64 " of at most %" PRIu64,
+			               cache->need_pages, cache->n_used, cache->record->max_pages);
+	for (const struct fa_tenant_account *account = plan->tenants; account;
+	     account = account->touched) {
+		const struct fa_pool_more more = { .bytes = account->need_bytes };
+
+		r = fa_tenant_check_quota(pool, tag_of(pool, account), &more, error);
+		if (r < 0)
+			return r;
+	}
+	r = fa_cells_check(pool, plan->n_cells, error);
+	for (const struct fa_tenant_account *account = plan->tenants; account && r == 0;
+	     account = account->touched)
+		r = fa_tenant_check_cells(pool, tag_of(pool, account), account->need_cells, error);
+	return r;
+}
+
+static int check(struct plan *plan, uint64_t number, struct fa_error *error)
+{
+	int r;
+
+	if (!number)
+		return fa_fail(error, -EINVAL, "the step's number is 0; expected a larger one");
+	if (!plan->n_items || plan->n_items > FA_STEP_SEQUENCES_MAX)
+		return fa_fail(error, -EINVAL,
+		               "the step has %" PRIu32 " sequences; expected 1 to %u",
+		               plan->n_items, FA_STEP_SEQUENCES_MAX);
+	plan->parts = calloc(plan->n_items, sizeof(*plan->parts));
+	if (!plan->parts)
+		return fa_fail(error, -ENOMEM, "there is no memory for the step");
+	for (uint32_t i = 0; i < plan->n_items; i++) {
+		r = check_item(plan, i, error);
+		if (r < 0)
+			return r;
+	}
+	if (plan->n_entries > FA_STEP_PAGES_MAX)
+		return fa_fail(error, -EINVAL,
+		               "the sequences of the step have %" PRIu64
+		               " pages, each with what it shares; expected at most %u",
+		               plan->n_entries, FA_STEP_PAGES_MAX);
+	return check_quotas(plan, error);
+}
+
+static struct fa_step_private *alloc_step(const struct plan *plan, uint64_t number)
+{
+	struct fa_step_private *private = fa_new(struct fa_step_private);
+	uint64_t n = 5ull * plan->n_items + plan->n_caches + plan->n_entries + plan->n_pages +
+	             4 * plan->n_copies;
+
+	if (!private)
+		return NULL;
+	private->serial = plan->serial;
+	private->step.number = number;
+	private->step.n_entries = plan->n_items;
+	private->step.n_groups = plan->n_caches;
+	private->step.entries = calloc(plan->n_items, sizeof(*private->step.entries));
+	private->step.groups = calloc(plan->n_caches, sizeof(*private->step.groups));
+	private->parts = calloc(plan->n_items, sizeof(*private->parts));
+	private->arrays = malloc(n * sizeof(*private->arrays));
+	private->ended = true;
+	if (!private->step.entries || !private->step.groups || !private->parts ||
+	    !private->arrays) {
+		fa_step_free(&private->step);
+		return NULL;
+	}
+	return private;
+}
+
+/* Where a group's arrays lie. */
+struct arrays {
+	uint32_t *cu_new, *lengths, *lengths_before, *first, *table_start;
+	uint32_t *table, *clears, *from, *to, *tokens;
+};
+
+/* Puts the page with the end of the sequence's tokens in a place of its own. */
+static void copy_page(struct fa_pool *pool, struct fa_step_part *part, struct arrays *next)
+{
+	struct fa_sequence *sequence = part->sequence;
+	struct fa_cache *cache = sequence->cache;
+	uint32_t number = (uint32_t)(before_of(part) / cache->layout.page_tokens), index;
+	uint32_t *slot = &sequence->pages[number - fa_sequence_first_page(sequence)];
+	const struct fa_page *old = &pool->pages[fa_page_index(pool, cache, *slot)];
+	bool clear;
+
+	index = fa_page_take(pool, cache, sequence->record->tenant, &clear);
+	/* The other's tokens are in it. */
+	if (old->tenant != sequence->record->tenant || (old->flags & FA_PAGE_TAINTED))
+		pool->pages[index].flags |= FA_PAGE_TAINTED;
+	sequence->copied = true;
+	sequence->copied_number = number;
+	sequence->copied_slot = *slot;
+	*next->from++ = *slot;
+	*slot = fa_page_slot(pool, cache, index);
+	*next->to++ = *slot;
+	*next->tokens++ = (uint32_t)(before_of(part) % cache->layout.page_tokens);
+	if (clear)
+		*next->clears++ = *slot;
+}
+
+static void append_pages(struct fa_pool *pool, struct fa_step_part *part, struct arrays *next)
+{
+	struct fa_sequence *sequence = part->sequence;
+	struct fa_cache *cache = sequence->cache;
+	uint32_t end = fa_pages_of(cache, part->after) - fa_sequence_first_page(sequence);
+
+	while (sequence->n_pages < end) {
+		bool clear;
+		uint32_t index = fa_page_take(pool, cache, sequence->record->tenant, &clear);
+		uint32_t slot = fa_page_slot(pool, cache, index);
+
+		fa_page_list_append(pool, sequence, &slot, 1);
+		if (clear)
+			*next->clears++ = slot;
+	}
+}
+
+static void put_in_flight(const struct plan *plan, struct fa_step_part *part)
+{
+	struct fa_sequence *sequence = part->sequence;
+
+	fa_list_append(&sequence->in_flight, &part->link);
+	sequence->n_in_flight++;
+	if (part->appends) {
+		sequence->n_appending++;
+		sequence->appender = plan->actor->owner;
+		sequence->planned = part->after;
+	}
+	fa_sequence_touch(plan->pool, sequence);
+}
+
+static uint32_t *cut(uint32_t **at, uint64_t n)
+{
+	uint32_t *piece = *at;
+
+	*at += n;
+	return piece;
+}
+
+static void fill_entry(const struct fa_step_part *part, struct fa_step_entry *entry, uint32_t i,
+                       const struct arrays *arrays, uint32_t *table_entries)
+{
+	const struct fa_sequence *sequence = part->sequence;
+	uint32_t first_page = fa_sequence_first_page(sequence);
+	uint32_t end = fa_pages_of(sequence->cache, part->after);
+	uint32_t n = end > first_page ? end - first_page : 0;
+	uint32_t *table = arrays->table + *table_entries;
+
+	entry->sequence = fa_sequence_id(sequence);
+	entry->before = before_of(part);
+	entry->after = part->after;
+	entry->first = sequence->first;
+	entry->ordered = part->appends;
+	entry->copies = part->copies;
+	arrays->cu_new[i + 1] = arrays->cu_new[i] + part->n_tokens;
+	arrays->lengths[i] = (uint32_t)entry->after;
+	arrays->lengths_before[i] = (uint32_t)entry->before;
+	arrays->first[i] = (uint32_t)entry->first;
+	arrays->table_start[i] = *table_entries - first_page;
+	if (n)
+		memcpy(table, sequence->pages, n * sizeof(*table));
+	/* Others read what is durable: not the page that is being written to in its place. */
+	if (!part->appends && sequence->copied && sequence->copied_number < end)
+		table[sequence->copied_number - first_page] = sequence->copied_slot;
+	*table_entries += n;
+}
+
+/* Sets where the entries of each group begin, and gives the items their places. */
+static void sort(const struct plan *plan, struct fa_step_private *private)
+{
+	struct fa_step *step = &private->step;
+	uint32_t n = 0, g = 0;
+
+	for (struct fa_cache *cache = plan->caches; cache; cache = cache->touched) {
+		step->groups[g++] = (struct fa_step_group){
+			.cache = fa_cache_id(cache),
+			.layout = cache->layout,
+			.begin = n,
+			.end = n + cache->n_items,
+		};
+		n += cache->n_items;
+		/* From here on: where its next item goes. */
+		cache->n_items = n - cache->n_items;
+	}
+	for (uint32_t i = 0; i < plan->n_items; i++) {
+		uint32_t place = plan->parts[i].sequence->cache->n_items++;
+
+		private->parts[place] = plan->parts[i];
+		step->entries[place].item = i;
+	}
+}
+
+static void apply(const struct plan *plan, struct fa_step_private *private)
+{
+	struct fa_pool *pool = plan->pool;
+	struct fa_step *step = &private->step;
+	uint32_t *at = private->arrays;
+	/* Tables first: their sizes are known only once they are filled. */
+	struct arrays next = {
+		.table = cut(&at, plan->n_entries),
+		.clears = cut(&at, plan->n_pages + plan->n_copies),
+		.from = cut(&at, plan->n_copies),
+		.to = cut(&at, plan->n_copies),
+		.tokens = cut(&at, plan->n_copies),
+	};
+
+	for (uint32_t g = 0; g < step->n_groups; g++) {
+		struct fa_step_group *group = &step->groups[g];
+		uint32_t n = group->end - group->begin;
+		struct arrays arrays = next;
+
+		arrays.cu_new = cut(&at, n + 1);
+		arrays.lengths = cut(&at, n);
+		arrays.lengths_before = cut(&at, n);
+		arrays.first = cut(&at, n);
+		arrays.table_start = cut(&at, n);
+		arrays.cu_new[0] = 0;
+		for (uint32_t i = 0; i < n; i++) {
+			struct fa_step_part *part = &private->parts[group->begin + i];
+
+			if (part->copies)
+				copy_page(pool, part, &next);
+			append_pages(pool, part, &next);
+			put_in_flight(plan, part);
+			fill_entry(part, &step->entries[group->begin + i], i, &arrays,
+			           &group->table_entries);
+		}
+		next.table += group->table_entries;
+		group->cu_new = arrays.cu_new;
+		group->lengths = arrays.lengths;
+		group->lengths_before = arrays.lengths_before;
+		group->first = arrays.first;
+		group->table_start = arrays.table_start;
+		group->table = arrays.table;
+		group->clears = arrays.clears;
+		group->n_clears = (uint32_t)(next.clears - arrays.clears);
+		group->copies_from = arrays.from;
+		group->copies_to = arrays.to;
+		group->copies_tokens = arrays.tokens;
+		group->n_copies = (uint32_t)(next.from - arrays.from);
+	}
+}
+
+/* What was noted in caches and accounts while planning. */
+static void forget(struct plan *plan)
+{
+	while (plan->caches) {
+		struct fa_cache *cache = plan->caches;
+
+		plan->caches = cache->touched;
+		cache->need_pages = 0;
+		cache->n_items = 0;
+		cache->touched = NULL;
+	}
+	while (plan->tenants) {
+		struct fa_tenant_account *account = plan->tenants;
+
+		plan->tenants = account->touched;
+		account->need_bytes = account->need_cells = 0;
+		account->touched = NULL;
+	}
+	free(plan->parts);
+}
+
+int fa_step_plan(struct fa_pool *pool, const struct fa_actor *actor,
+                 const struct fa_step_item *items, uint32_t n_items, uint64_t number,
+                 uint64_t now_ns, struct fa_error *error, struct fa_step **ret_step)
+{
+	_fa_cleanup_(forget) struct plan plan = {
+		.pool = pool,
+		.actor = actor,
+		.items = items,
+		.n_items = n_items,
+		.serial = ++pool->serial,
+	};
+	struct fa_step_private *private;
+	int r;
+
+	pool->now_ns = now_ns;
+	r = check(&plan, number, error);
+	if (r < 0)
+		return r;
+	private = alloc_step(&plan, number);
+	if (!private)
+		return fa_fail(error, -ENOMEM, "there is no memory for the step");
+	r = fa_pages_reserve(pool, plan.caches, error);
+	if (r < 0) {
+		fa_step_free(&private->step);
+		return r;
+	}
+	for (const struct fa_tenant_account *account = plan.tenants; account;
+	     account = account->touched)
+		fa_tenant_make_room(pool, tag_of(pool, account), account->need_bytes);
+	sort(&plan, private);
+	apply(&plan, private);
+	private->ended = false;
+	pool->n_steps++;
+	*ret_step = &private->step;
+	return 0;
+}

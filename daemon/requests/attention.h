@@ -1,0 +1,6 @@
+/* Stateless attention: a kind of work (session/request.h). Loop thread. */
+#pragma once
+
+#include "daemon/session/request.h"
+
+extern const struct fa_request_kind fa_attention_kind;

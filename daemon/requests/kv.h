@@ -1,0 +1,37 @@
+/*
+ * The handlers of the messages of schema/wire_kv.h (requests/kv_cache.c, requests/kv_sequence.c, requests/kv_prefix.c,
+ * requests/kv_begin.c, requests/kv_layers.c), and the kinds of work that come of others (requests/kv_attend.c, requests/kv_copy.c,
+ * requests/kv_end.c). Loop thread.
+ */
+#pragma once
+
+#include "daemon/kv/store.h"
+#include "daemon/service/dispatch.h"
+#include "daemon/session/request.h"
+
+fa_call_handler fa_kv_cache_create;
+fa_call_handler fa_kv_cache_find;
+fa_call_handler fa_kv_cache_remove;
+
+fa_call_handler fa_kv_sequence_create;
+fa_call_handler fa_kv_sequence_find;
+fa_call_handler fa_kv_sequence_fork;
+fa_call_handler fa_kv_sequence_set_name;
+fa_call_handler fa_kv_sequence_truncate;
+fa_call_handler fa_kv_sequence_drop;
+fa_call_handler fa_kv_sequence_free;
+fa_call_handler fa_kv_sequence_info;
+
+fa_call_handler fa_kv_sequence_publish;
+fa_call_handler fa_kv_sequence_attach;
+
+fa_call_handler fa_kv_step_begin;
+fa_call_handler fa_kv_attend_layers;
+
+extern const struct fa_request_kind fa_kv_copy_kind;
+extern const struct fa_request_kind fa_kv_attend_kind;
+extern const struct fa_request_kind fa_kv_end_kind;
+
+/* Answers with a SequenceReply. -ENOENT, -ESTALE, -EACCES. */
+int fa_kv_sequence_reply(struct fa_call *call, const struct fa_actor *actor, uint64_t id,
+                         uint64_t matched, struct fa_error *error);

@@ -1,0 +1,369 @@
+/*
+ * StepAttend: new tokens of a layer into the pages, rotated, and attention over all that
+ * their sequences then have.
+ */
+#include "daemon/requests/kv.h"
+
+#include "common/cleanup.h"
+#include "daemon/kv/step.h"
+#include "daemon/kv/view.h"
+#include "daemon/memory/tensor_view.h"
+#include "daemon/service/server.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#define FLAGS (FA_WIRE_STEP_CAUSAL | FA_WIRE_STEP_ROTARY_INTERLEAVED | FA_WIRE_STEP_DETERMINISTIC)
+
+struct attend {
+	struct fa_request work; /* first */
+	struct fa_paged_request requests[2];
+	uint32_t *tail; /* alibi_slopes, sinks, positions */
+};
+
+_Static_assert(sizeof(struct attend) <= FA_REQUEST_SPARE_BYTES, "each step has many");
+
+/* What is bound at the moment. */
+struct binding {
+	struct attend *attend;
+	const struct fa_wire_step_attend *message;
+	const struct fa_kv_group *group;
+	int64_t tokens;
+	struct fa_error *error;
+};
+
+static struct attend *attend_of(struct fa_request *work)
+{
+	return fa_container_of(work, struct attend, work);
+}
+
+static void release(struct fa_request *work)
+{
+	struct fa_server *server = work->session->server;
+
+	if (work->job.work.paged)
+		server->ops->paged_release(server->device, &work->job.work);
+	free(fa_steal_ptr(attend_of(work)->tail));
+}
+
+static bool is_there(const struct fa_wire_view *view)
+{
+	return view->rank != 0;
+}
+
+static int find_group(const struct fa_kv_step *step, uint64_t cache,
+                      const struct fa_kv_group **ret_group, struct fa_error *error)
+{
+	if (!cache && step->plan->n_groups > 1)
+		return fa_fail(error, -EINVAL,
+		               "cache is 0, and step %" PRIu32 " has sequences of %" PRIu32
+		               " caches; expected one of them",
+		               step->id, step->plan->n_groups);
+	for (uint32_t i = 0; i < step->plan->n_groups; ++i)
+		if (!cache || step->groups[i].cache_id == cache) {
+			*ret_group = &step->groups[i];
+			return 0;
+		}
+	return fa_fail(error, -ENOENT, "step %" PRIu32 " has no sequences of cache %#" PRIx64,
+	               step->id, cache);
+}
+
+static int check(const struct binding *b)
+{
+	const struct fa_wire_step_attend *m = b->message;
+	const struct fa_paged_cache *cache = &b->group->cache;
+
+	if (m->flags & ~FLAGS)
+		return fa_fail(b->error, -ENOTSUP,
+		               "flags %#" PRIx32 " are not supported; expected none but %#x",
+		               m->flags, FLAGS);
+	if (m->layer >= (uint32_t)cache->layers)
+		return fa_fail(b->error, -EINVAL,
+		               "layer is %" PRIu32 "; expected one below %" PRId32, m->layer,
+		               cache->layers);
+	if (is_there(&m->q) != is_there(&m->out))
+		return fa_fail(b->error, -EINVAL, "%s is absent; expected q and out, or neither",
+		               is_there(&m->q) ? "out" : "q");
+	if (!is_there(&m->out) && !is_there(&m->k))
+		return fa_fail(b->error, -EINVAL,
+		               "q, k, v and out are absent: there is nothing to do");
+	if (is_there(&m->lse) && !is_there(&m->out))
+		return fa_fail(b->error, -EINVAL, "lse came without out");
+	if (b->group->v_in_k && is_there(&m->v))
+		return fa_fail(b->error, -EINVAL,
+		               "v is the front of k in this cache; expected none");
+	if (!b->group->v_in_k && is_there(&m->k) != is_there(&m->v))
+		return fa_fail(b->error, -EINVAL, "%s is absent; expected k and v, or neither",
+		               is_there(&m->k) ? "v" : "k");
+	if (m->rotary_dim > (uint32_t)cache->head_dim)
+		return fa_fail(b->error, -EINVAL,
+		               "rotary_dim is %" PRIu32 "; expected at most %" PRId32
+		               ", the head dim",
+		               m->rotary_dim, cache->head_dim);
+	if (!m->rotary_dim && (is_there(&m->cos) || is_there(&m->sin) || m->n_positions))
+		return fa_fail(b->error, -EINVAL,
+		               "cos, sin or positions came, and rotary_dim is 0");
+	if (m->n_positions && m->n_positions != (size_t)b->tokens)
+		return fa_fail(b->error, -EINVAL,
+		               "positions has %zu entries; expected %" PRId64 ", one a new token",
+		               m->n_positions, b->tokens);
+	return 0;
+}
+
+static void *copy(uint32_t **tail, const void *from, size_t n)
+{
+	uint32_t *to = *tail;
+
+	if (!n)
+		return NULL;
+	memcpy(to, from, n * sizeof(uint32_t));
+	*tail += n;
+	return to;
+}
+
+/* The vectors point into the message; it will be gone. */
+static int keep_tail(struct binding *b, struct fa_paged_attention *attention,
+                     struct fa_paged_rotary *rotary)
+{
+	const struct fa_wire_step_attend *m = b->message;
+	const size_t n = m->n_alibi_slopes + m->n_sinks + m->n_positions;
+	uint32_t *tail = NULL;
+
+	if (n)
+		tail = b->attend->tail = calloc(n, sizeof(*tail));
+	if (n && !tail)
+		return fa_fail(b->error, -ENOMEM,
+		               "the daemon has no memory for a request's vectors");
+	attention->alibi_slopes = copy(&tail, m->alibi_slopes, m->n_alibi_slopes);
+	attention->sinks = copy(&tail, m->sinks, m->n_sinks);
+	rotary->positions = copy(&tail, m->positions, m->n_positions);
+	/* In a tree a token stands behind those that it sees. */
+	if (!rotary->positions)
+		rotary->positions = b->group->positions;
+	return 0;
+}
+
+static int bind_rotary(struct binding *b, struct fa_paged_rotary *rotary)
+{
+	const struct fa_wire_step_attend *m = b->message;
+	float *cos = NULL, *sin = NULL;
+	int64_t half = m->rotary_dim / 2;
+	int r = 0;
+
+	rotary->dim = (int32_t)m->rotary_dim;
+	rotary->interleaved = m->flags & FA_WIRE_STEP_ROTARY_INTERLEAVED;
+	rotary->base = m->rotary_base;
+	rotary->scale = m->rotary_scale;
+	if (!m->rotary_dim || (!is_there(&m->cos) && !is_there(&m->sin)))
+		return 0;
+	if (!is_there(&m->cos) || !is_there(&m->sin))
+		return fa_fail(b->error, -EINVAL, "%s is absent; expected cos and sin, or neither",
+		               is_there(&m->cos) ? "sin" : "cos");
+	r = fa_kv_bind_floats(&b->attend->work, &m->cos, "cos", false, -1, half, &cos, b->error);
+	if (r == 0)
+		r = fa_kv_bind_floats(&b->attend->work, &m->sin, "sin", false, m->cos.shape[0],
+		                      half, &sin, b->error);
+	if (r < 0)
+		return r;
+	if (m->cos.shape[0] < 1 || m->cos.shape[0] > UINT32_MAX ||
+	    (m->cos.shape[0] > 1 && (m->cos.strides[0] != half || m->sin.strides[0] != half)))
+		return fa_fail(b->error, -EINVAL,
+		               "cos and sin have %" PRId64 " rows, with strides %" PRId64
+		               " and %" PRId64 "; expected at least 1, without gaps",
+		               m->cos.shape[0], m->cos.strides[0], m->sin.strides[0]);
+	rotary->cos = cos;
+	rotary->sin = sin;
+	rotary->table_positions = (uint32_t)m->cos.shape[0];
+	return 0;
+}
+
+static int bind_kv(struct binding *b, struct fa_paged_append *append)
+{
+	const struct fa_wire_step_attend *m = b->message;
+	const struct fa_paged_cache *cache = &b->group->cache;
+	const struct fa_kv_tensor k = {
+		.name = "k",
+		.dtype = cache->dtype,
+		.tokens = b->tokens,
+		.heads = cache->kv_heads,
+		.dim = cache->head_dim,
+	};
+	struct fa_kv_tensor v = k;
+	int r = 0;
+
+	v.name = "v";
+	v.dim = cache->head_dim_v;
+	if (is_there(&m->k))
+		r = fa_kv_bind_tensor(&b->attend->work, &m->k, &k, &append->k, NULL, b->error);
+	if (r == 0 && is_there(&m->v))
+		r = fa_kv_bind_tensor(&b->attend->work, &m->v, &v, &append->v, NULL, b->error);
+	return r;
+}
+
+static int bind_numbers(struct binding *b, struct fa_paged_attention *attention)
+{
+	const struct fa_wire_step_attend *m = b->message;
+	const int64_t heads = attention->heads;
+
+	if (!isfinite(m->scale))
+		return fa_fail(b->error, -EINVAL, "scale is %g; expected a finite number",
+		               (double)m->scale);
+	if (m->window_left < -1 || m->window_right < -1)
+		return fa_fail(b->error, -EINVAL,
+		               "window_left is %" PRId64 ", window_right %" PRId64
+		               "; expected at least -1, which is unbounded",
+		               m->window_left, m->window_right);
+	if (m->n_alibi_slopes && m->n_alibi_slopes != (size_t)heads)
+		return fa_fail(b->error, -EINVAL,
+		               "alibi_slopes has %zu entries; expected %" PRId64
+		               ", one a head of q",
+		               m->n_alibi_slopes, heads);
+	if (m->n_sinks && m->n_sinks != (size_t)heads)
+		return fa_fail(b->error, -EINVAL,
+		               "sinks has %zu entries; expected %" PRId64 ", one a head of q",
+		               m->n_sinks, heads);
+	attention->scale = m->scale != 0.0f ? m->scale
+	                                    : 1.0f / sqrtf((float)b->group->cache.head_dim);
+	attention->softcap = m->softcap;
+	attention->causal = m->flags & FA_WIRE_STEP_CAUSAL;
+	attention->deterministic = m->flags & FA_WIRE_STEP_DETERMINISTIC;
+	/* What is farther than any token is unbounded. */
+	attention->window_left = m->window_left > FA_PAGED_LENGTH_MAX ? -1 : m->window_left;
+	attention->window_right = m->window_right > FA_PAGED_LENGTH_MAX ? -1 : m->window_right;
+	return 0;
+}
+
+static int bind_attention(struct binding *b, struct fa_paged_attention *attention)
+{
+	const struct fa_wire_step_attend *m = b->message;
+	const struct fa_paged_cache *cache = &b->group->cache;
+	struct fa_kv_tensor q = {
+		.name = "q",
+		.dtype = cache->dtype,
+		.tokens = b->tokens,
+		.dim = cache->head_dim,
+	};
+	int r;
+
+	r = fa_kv_bind_tensor(&b->attend->work, &m->q, &q, &attention->q, &attention->heads,
+	                      b->error);
+	if (r < 0)
+		return r;
+	q.name = "out";
+	q.output = true;
+	q.heads = attention->heads;
+	q.dim = cache->head_dim_v;
+	r = fa_kv_bind_tensor(&b->attend->work, &m->out, &q, &attention->out, NULL, b->error);
+	if (r == 0 && is_there(&m->lse)) {
+		r = fa_kv_bind_floats(&b->attend->work, &m->lse, "lse", true, attention->heads,
+		                      b->tokens, &attention->lse, b->error);
+		attention->lse_stride_head = fa_tensor_view_stride(&m->lse, 0);
+		attention->lse_stride_token = fa_tensor_view_stride(&m->lse, 1);
+	}
+	if (r == 0)
+		r = bind_numbers(b, attention);
+	attention->cache = cache;
+	attention->step = &b->group->step;
+	attention->layer = (int32_t)m->layer;
+	if (b->group->tree_start) {
+		attention->tree = b->attend->work.step->tree;
+		attention->tree_start = b->group->tree_start;
+		attention->positions = b->group->positions;
+	}
+	return r;
+}
+
+/* q of the attention is what append has rotated, in room that the device has. */
+static void rotate_q(struct fa_paged_append *append, struct fa_paged_attention *attention)
+{
+	const int64_t dim = append->cache->head_dim;
+
+	append->heads = attention->heads;
+	append->q = attention->q;
+	append->q_out = (struct fa_attention_tensor){ .stride_token = dim * attention->heads,
+		                                      .stride_head = dim };
+	attention->q = append->q_out;
+}
+
+static int bind_requests(struct binding *b)
+{
+	struct fa_device_work *work = &b->attend->work.job.work;
+	const struct fa_wire_step_attend *m = b->message;
+	struct fa_paged_attention attention = {};
+	struct fa_paged_append append = {
+		.cache = &b->group->cache,
+		.step = &b->group->step,
+		.layer = (int32_t)m->layer,
+	};
+	int r;
+
+	r = keep_tail(b, &attention, &append.rotary);
+	if (r == 0)
+		r = bind_rotary(b, &append.rotary);
+	if (r == 0)
+		r = bind_kv(b, &append);
+	if (r == 0 && is_there(&m->out))
+		r = bind_attention(b, &attention);
+	if (r < 0)
+		return r;
+	work->op = FA_DEVICE_PAGED;
+	work->paged = b->attend->requests;
+	work->tables = b->attend->work.step->tables;
+	work->repeats = true;
+	if (is_there(&m->out) && append.rotary.dim)
+		rotate_q(&append, &attention);
+	if (is_there(&m->k) || append.heads)
+		work->paged[work->n_paged++] = (struct fa_paged_request){ .op = FA_PAGED_APPEND,
+			                                                  .append = append };
+	if (is_there(&m->out))
+		work->paged[work->n_paged++] = (struct fa_paged_request){ .op = FA_PAGED_ATTEND,
+			                                                  .attention = attention };
+	return 0;
+}
+
+static int bind_attend(struct fa_request *work, const struct fa_wire_message *message,
+                       struct fa_error *error)
+{
+	struct binding b = {
+		.attend = attend_of(work),
+		.message = &message->step_attend,
+		.error = error,
+	};
+	struct fa_kv_step *step;
+	int r;
+
+	r = fa_kv_step_find(work->session, b.message->step, error, &step);
+	if (r == 0)
+		r = find_group(step, b.message->cache, &b.group, error);
+	if (r < 0)
+		return r;
+	b.tokens = b.group->step.cu_new[b.group->step.batch];
+	r = check(&b);
+	if (r == 0)
+		r = fa_kv_step_add(step, work, b.message->layer, error);
+	if (r == 0)
+		r = bind_requests(&b);
+	if (r == 0)
+		r = fa_request_prepare(work, error);
+	return r;
+}
+
+static void refused(struct fa_request *work, const struct fa_wire_message *message)
+{
+	/* What comes too late for a step is no part of it. */
+	if (!work->step &&
+	    fa_kv_step_find(work->session, message->step_attend.step, NULL, &work->step) == 0 &&
+	    work->step->ends)
+		work->step = NULL;
+	fa_kv_step_work_refused(work);
+}
+
+const struct fa_request_kind fa_kv_attend_kind = {
+	.bytes = sizeof(struct attend),
+	.bind = bind_attend,
+	.release = release,
+	.refused = refused,
+	.ended = fa_kv_step_work_ended,
+};

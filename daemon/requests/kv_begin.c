@@ -1,0 +1,79 @@
+/* StepBegin. */
+#include "daemon/requests/kv.h"
+
+#include "common/cleanup.h"
+#include "daemon/kv/step.h"
+#include "daemon/service/server.h"
+
+#include <errno.h>
+#include <inttypes.h>
+
+_Static_assert(FA_WIRE_STEP_MAX <= FA_STEP_SEQUENCES_MAX, "the pool can plan it");
+
+static int check(struct fa_session *session, const struct fa_wire_step_begin *request,
+                 struct fa_error *error)
+{
+	uint64_t max = session->server->config.limits.session_steps;
+	struct fa_kv_step *step;
+
+	if (session->server->state != FA_SERVER_RUNNING)
+		return fa_fail(error, -ESHUTDOWN, "the daemon is stopping");
+	if (!request->step)
+		return fa_fail(error, -EINVAL, "step is 0; expected an id of at least 1");
+	if (fa_kv_step_find(session, request->step, NULL, &step) == 0)
+		return fa_fail(error, -EEXIST, "step %" PRIu32 " is in flight already",
+		               request->step);
+	if (session->kv.n_steps >= max)
+		return fa_fail(error, -EDQUOT,
+		               "1 more would exceed the limit session_steps, which is %" PRIu64
+		               " in flight for a session",
+		               max);
+	if (request->n_tree_start && request->n_tree_start != request->n_items)
+		return fa_fail(error, -EINVAL,
+		               "tree_start has %zu entries; expected %zu, one an item",
+		               request->n_tree_start, request->n_items);
+	if (request->n_tree && !request->n_tree_start)
+		return fa_fail(error, -EINVAL,
+		               "tree came without tree_start; expected one entry an item");
+	return 0;
+}
+
+int fa_kv_step_begin(struct fa_call *call, struct fa_error *error)
+{
+	const struct fa_wire_step_begin *request = &call->message->step_begin;
+	_fa_cleanup_(fa_freep) struct fa_step_item *items = NULL;
+	struct fa_session *session = call->session;
+	const struct fa_actor *actor = NULL;
+	struct fa_wire_message reply;
+	struct fa_kv_step *step;
+	int r;
+
+	r = fa_kv_actor(session, &actor, error);
+	if (r == 0)
+		r = check(session, request, error);
+	if (r < 0)
+		return r;
+	items = calloc(request->n_items + 1, sizeof(*items));
+	if (!items)
+		return fa_fail(error, -ENOMEM, "the daemon has no memory for a step");
+	for (size_t i = 0; i < request->n_items; ++i) {
+		if (request->items[i].reserved)
+			return fa_fail(error, -EINVAL,
+			               "items[%zu].reserved is %" PRIu32 "; expected 0", i,
+			               request->items[i].reserved);
+		items[i] = (struct fa_step_item){ .sequence = request->items[i].sequence,
+			                          .n_tokens = request->items[i].n_new };
+	}
+	r = fa_kv_step_new(session, actor, request->step, items, (uint32_t)request->n_items,
+	                   request->tree, request->n_tree,
+	                   request->n_tree_start ? request->tree_start : NULL, error, &step);
+	if (r < 0)
+		return r;
+	reply = (struct fa_wire_message){
+		.id = call->message->id,
+		.type = FA_WIRE_STEP_REPLY,
+		.step_reply = { .step = step->id, .number = step->plan->number },
+	};
+	fa_session_send(session, &reply, -1, NULL);
+	return 0;
+}

@@ -1,0 +1,262 @@
+/* Publishing and looking up by content. */
+#include "daemon/requests/kv.h"
+
+#include "common/cleanup.h"
+#include "daemon/pool/prefix.h"
+#include "daemon/service/server.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+#define TOKENS_MAX (1u << 20)
+/* More are hashed by a worker, as everybody waits for the loop thread. */
+#define TOKENS_AT_ONCE 2048
+
+_Static_assert(FA_WIRE_EXTRA_MAX == FA_PREFIX_EXTRA_BYTES_MAX, "one limit");
+
+/* Both messages have the same fields. It is freed when it was answered. */
+struct request {
+	uv_work_t work;
+	struct fa_session *session; /* with a reference, while a worker has it */
+	uint64_t message_id, sequence;
+	bool publishes;
+	struct fa_prefix_key key; /* until the hashes are begun */
+	const uint32_t *tokens;
+	uint64_t n_tokens;
+	uint32_t *copy; /* tokens, if they are not those of the message */
+	struct fa_charge charge;
+	struct fa_prefix_hashes hashes;
+};
+
+static struct request *request_free(struct request *request)
+{
+	if (!request)
+		return NULL;
+	free(request->copy);
+	fa_charge_release(&request->charge);
+	fa_prefix_hashes_deinit(&request->hashes);
+	free(request);
+	return NULL;
+}
+
+static void request_freep(struct request **request)
+{
+	*request = request_free(*request);
+}
+
+/* Room for a copy of the tokens, which is paid for. */
+static int copy_new(struct fa_session *session, struct request *request, struct fa_error *error)
+{
+	uint64_t bytes = request->n_tokens * sizeof(uint32_t);
+	int r;
+
+	r = fa_charge_add(&request->charge, session->tenant, FA_RESOURCE_STEP_BYTES, bytes, error);
+	if (r < 0)
+		return r;
+	request->copy = malloc(bytes + 1);
+	return request->copy
+	               ? 0
+	               : fa_fail(error, -ENOMEM, "the daemon has no memory for %" PRIu64 " tokens",
+	                         request->n_tokens);
+}
+
+static int check_view(const struct fa_wire_view *view, const struct fa_device_memory *memory,
+                      struct fa_error *error)
+{
+	uint64_t bytes;
+
+	if (view->rank != 1 || view->dtype || view->reserved)
+		return fa_fail(error, -EINVAL,
+		               "tokens_view has rank %u and dtype %u; expected 1 and 0, as tokens "
+		               "are uint32",
+		               view->rank, view->dtype);
+	if (view->shape[0] < 0 || view->shape[0] > TOKENS_MAX)
+		return fa_fail(error, -EINVAL,
+		               "tokens_view.shape[0] is %" PRId64 "; expected 0 to %u",
+		               view->shape[0], TOKENS_MAX);
+	if (view->strides[0] != 1 || view->offset % sizeof(uint32_t))
+		return fa_fail(error, -EINVAL,
+		               "tokens_view.strides[0] is %" PRId64 ", its offset %" PRIu64
+		               "; expected 1 and a multiple of 4",
+		               view->strides[0], view->offset);
+	bytes = (uint64_t)view->shape[0] * sizeof(uint32_t);
+	if (view->offset > memory->bytes || bytes > memory->bytes - view->offset)
+		return fa_fail(error, -EINVAL,
+		               "tokens_view is out of bounds: %" PRIu64 " bytes at %" PRIu64
+		               ", and buffer %" PRIu32 " has %" PRIu64,
+		               bytes, view->offset, view->buffer, memory->bytes);
+	return 0;
+}
+
+/* What the client can write is looked at once. */
+static int copy_tokens(struct fa_session *session, const struct fa_wire_view *view,
+                       struct request *request, struct fa_error *error)
+{
+	const struct fa_buffer *buffer = fa_id_table_find(&session->buffers, view->buffer);
+	const struct fa_server *server = session->server;
+	const char *bytes;
+	int r;
+
+	if (!buffer)
+		return fa_fail(error, -ENOENT,
+		               "tokens_view.buffer is %" PRIu32
+		               ", which is not registered in this session",
+		               view->buffer);
+	r = check_view(view, &buffer->memory, error);
+	if (r < 0)
+		return r;
+	bytes = server->ops->memory_host(server->device, &buffer->memory);
+	if (!bytes)
+		return fa_fail(error, -EINVAL,
+		               "tokens_view.buffer %" PRIu32
+		               " is memory of the GPU; expected one of the CPU's",
+		               view->buffer);
+	request->n_tokens = (uint64_t)view->shape[0];
+	r = copy_new(session, request, error);
+	if (r < 0)
+		return r;
+	memcpy(request->copy, bytes + view->offset, request->n_tokens * sizeof(uint32_t));
+	request->tokens = request->copy;
+	return 0;
+}
+
+static int check_flags(uint32_t flags, struct request *request, struct fa_error *error)
+{
+	if (flags & ~FA_WIRE_PREFIX_SHARED)
+		return fa_fail(error, -ENOTSUP,
+		               "flags %#" PRIx32
+		               " are not supported; expected none but %#x, shared",
+		               flags, FA_WIRE_PREFIX_SHARED);
+	request->key.shared = flags & FA_WIRE_PREFIX_SHARED;
+	return 0;
+}
+
+/* Once there are hashes. */
+static int finish(struct fa_session *session, const struct request *request, struct fa_error *error)
+{
+	const struct fa_wire_message message = { .id = request->message_id };
+	struct fa_call call = { .session = session, .message = &message };
+	struct fa_pool *pool = session->server->kv.pool;
+	const struct fa_actor *actor = NULL;
+	uint64_t matched = 0;
+	int r;
+
+	r = fa_kv_actor(session, &actor, error);
+	if (r < 0)
+		return r;
+	if (request->publishes)
+		r = fa_prefix_publish_hashed(pool, actor, request->sequence, &request->hashes,
+		                             request->n_tokens, error, &matched);
+	else
+		r = fa_prefix_attach_hashed(pool, actor, request->sequence, &request->hashes, error,
+		                            &matched);
+	return r ? r : fa_kv_sequence_reply(&call, actor, request->sequence, matched, error);
+}
+
+static void compute(uv_work_t *work)
+{
+	struct request *request = work->data;
+
+	fa_prefix_hashes_compute(&request->hashes, request->tokens);
+}
+
+static void on_computed(uv_work_t *work, int status)
+{
+	struct request *request = work->data;
+	struct fa_session *session = request->session;
+	struct fa_error error;
+	int r;
+
+	if (session->state != FA_SESSION_CLOSING) {
+		r = finish(session, request, &error);
+		if (r < 0)
+			fa_session_reply(session, request->message_id, r, error.text);
+	}
+	request_free(request);
+	fa_session_resume(session, FA_PAUSE_HASHES);
+	fa_session_unref(session);
+}
+
+/* Nothing else of the session is looked at until that is done. */
+static int start(struct fa_session *session, struct request *request, struct fa_error *error)
+{
+	int r = 0;
+
+	if (!request->copy) {
+		r = copy_new(session, request, error);
+		if (r < 0)
+			return r;
+		memcpy(request->copy, request->tokens, request->n_tokens * sizeof(uint32_t));
+		request->tokens = request->copy;
+	}
+	request->session = fa_session_ref(session);
+	request->work.data = request;
+	fa_session_pause(session, FA_PAUSE_HASHES);
+	(void)uv_queue_work(session->server->loop, &request->work, compute, on_computed);
+	return 0;
+}
+
+/* What is in @template is the message's. */
+static int handle(struct fa_call *call, const struct request *template, uint32_t flags,
+                  const struct fa_wire_view *view, struct fa_error *error)
+{
+	_fa_cleanup_(request_freep) struct request *request = NULL;
+	struct fa_session *session = call->session;
+	const struct fa_actor *actor = NULL;
+	int r;
+
+	r = fa_kv_actor(session, &actor, error);
+	if (r < 0)
+		return r;
+	request = malloc(sizeof(*request));
+	if (!request)
+		return fa_fail(error, -ENOMEM, "the daemon has no memory for a request");
+	*request = *template;
+	request->message_id = call->message->id;
+	r = check_flags(flags, request, error);
+	if (r == 0 && view->rank)
+		r = copy_tokens(session, view, request, error);
+	if (r == 0)
+		r = fa_prefix_hashes_init(session->server->kv.pool, actor, request->sequence,
+		                          &request->key, request->n_tokens, error,
+		                          &request->hashes);
+	if (r < 0)
+		return r;
+	request->key = (struct fa_prefix_key){};
+	if (request->n_tokens <= TOKENS_AT_ONCE) {
+		fa_prefix_hashes_compute(&request->hashes, request->tokens);
+		return finish(session, request, error);
+	}
+	r = start(session, request, error);
+	if (r == 0)
+		(void)fa_steal_ptr(request);
+	return r;
+}
+
+int fa_kv_sequence_publish(struct fa_call *call, struct fa_error *error)
+{
+	const struct fa_wire_sequence_publish *message = &call->message->sequence_publish;
+	const struct request request = {
+		.sequence = message->sequence,
+		.publishes = true,
+		.key = { .extra = message->extra, .extra_bytes = message->n_extra },
+		.tokens = message->tokens,
+		.n_tokens = message->n_tokens,
+	};
+
+	return handle(call, &request, message->flags, &message->tokens_view, error);
+}
+
+int fa_kv_sequence_attach(struct fa_call *call, struct fa_error *error)
+{
+	const struct fa_wire_sequence_attach *message = &call->message->sequence_attach;
+	const struct request request = {
+		.sequence = message->sequence,
+		.key = { .extra = message->extra, .extra_bytes = message->n_extra },
+		.tokens = message->tokens,
+		.n_tokens = message->n_tokens,
+	};
+
+	return handle(call, &request, message->flags, &message->tokens_view, error);
+}

@@ -1,0 +1,671 @@
+#include "daemon/service/server.h"
+
+#include "common/cleanup.h"
+#include "common/clock.h"
+#include "daemon/requests/buffer.h"
+#include "daemon/service/dispatch.h"
+#include "daemon/service/drain.h"
+#include "daemon/session/request.h"
+#include "daemon/session/session.h"
+#include "daemon/session/timeline.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+/* Connections taken, and answers of the engine, before others have their turn. */
+#define ACCEPT_MAX 16
+#define TAKE_MAX 256
+#define ACCEPT_PAUSE_MS 100
+#define SHORTAGE_SAID_NS (10 * FA_NS_PER_SEC)
+#define NO_DESCRIPTORS "the daemon has no descriptors left"
+/* exit_when_idle: how long the first client may take to come. */
+#define FIRST_CLIENT_MS 30000
+
+static void accept_connections(struct fa_server *server);
+
+/* ---- accepting */
+
+static void on_accept(uv_poll_t *poll, int status, int events)
+{
+	accept_connections(poll->data);
+}
+
+static void on_accept_again(uv_timer_t *timer)
+{
+	struct fa_server *server = timer->data;
+
+	if (server->state == FA_SERVER_RUNNING)
+		server->accepting = uv_poll_start(&server->accept_poll, UV_READABLE, on_accept) ==
+		                    0;
+}
+
+static void pause_accepting(struct fa_server *server)
+{
+	uv_poll_stop(&server->accept_poll);
+	server->accepting = false;
+	uv_timer_start(&server->accept_timer, on_accept_again, ACCEPT_PAUSE_MS, 0);
+}
+
+/* Whenever one may have become free: the connection that was turned away in its
+ * place may take a while to close. */
+static void keep_spare(struct fa_server *server)
+{
+	if (server->spare_fd < 0 && server->state == FA_SERVER_RUNNING)
+		server->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+}
+
+static void turn_away(struct fa_server *server, int fd, int status, const char *text)
+{
+	++server->n_refused;
+	fa_session_turn_away(server, fd, status, text);
+}
+
+void fa_server_note_shortage(struct fa_server *server)
+{
+	const uint64_t now_ns = fa_now_ns();
+
+	if (server->shortage_ns && now_ns - server->shortage_ns < SHORTAGE_SAID_NS)
+		return;
+	server->shortage_ns = now_ns;
+	fa_log(FA_LOG_WARNING, "no descriptors are left: connections are turned away, and "
+	                       "requests that take some are refused");
+}
+
+int fa_server_explain_shortage(struct fa_server *server, int code, struct fa_error *error)
+{
+	if (code != -EMFILE && code != -ENFILE)
+		return code;
+	fa_server_note_shortage(server);
+	return fa_fail(error, -EDQUOT, NO_DESCRIPTORS);
+}
+
+/*
+ * There is no descriptor left. A connection that stays in the queue would wake the
+ * loop again and again; so it is taken in place of the spare one and told.
+ */
+static void shed_connection(struct fa_server *server)
+{
+	int fd;
+
+	fa_server_note_shortage(server);
+	fa_close_fdp(&server->spare_fd);
+	fd = accept4(server->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+	if (fd >= 0)
+		turn_away(server, fd, -EDQUOT, NO_DESCRIPTORS);
+	keep_spare(server);
+	if (fd < 0 || server->spare_fd < 0)
+		pause_accepting(server);
+}
+
+static void let_in(struct fa_server *server, int fd)
+{
+	struct fa_session *session;
+	struct fa_error error;
+	int r;
+
+	++server->n_connections;
+	if (server->n_sessions >= server->config.limits.connections) {
+		fa_fail(&error, -EDQUOT,
+		        "1 more would exceed the limit connections, which is %" PRIu64
+		        " for the daemon",
+		        server->config.limits.connections);
+		turn_away(server, fd, -EDQUOT, error.text);
+		return;
+	}
+	r = fa_session_new(server, fd, &error, &session);
+	if (r < 0) {
+		turn_away(server, fd, r, error.text);
+		return;
+	}
+	if (!uv_is_active((uv_handle_t *)&server->hello_timer))
+		fa_server_watch_strangers(server);
+}
+
+/* One more could not be let in, nor be let go of. */
+static bool is_clogged(struct fa_server *server)
+{
+	bool full = fa_fd_reaper_is_full(server->closer);
+
+	if (full && !server->clogged)
+		fa_log(FA_LOG_WARNING,
+		       "%d connections that were turned away are not closed yet: no others are "
+		       "accepted until they are",
+		       FA_FD_REAPER_STRANGERS_MAX);
+	server->clogged = full;
+	return full;
+}
+
+static void accept_connections(struct fa_server *server)
+{
+	for (unsigned int i = 0; i < ACCEPT_MAX && server->accepting; ++i) {
+		int fd;
+
+		if (is_clogged(server)) {
+			pause_accepting(server);
+			return;
+		}
+		fd = accept4(server->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+		if (fd >= 0) {
+			let_in(server, fd);
+			continue;
+		}
+		switch (errno) {
+		case EAGAIN:
+			return;
+		case EINTR:
+		case ECONNABORTED:
+			break;
+		case EMFILE:
+		case ENFILE:
+			shed_connection(server);
+			break;
+		default:
+			fa_log(FA_LOG_WARNING, "a connection cannot be accepted: %m");
+			pause_accepting(server);
+			return;
+		}
+	}
+}
+
+/*
+ * Connections that were never let in can hold descriptors already, which would be
+ * closed with the listener, here and now. Those of a socket that was handed over are
+ * left to whoever else listens there.
+ */
+static void clear_queue(struct fa_server *server)
+{
+	int fd;
+
+	if (!server->listener.owns_path)
+		return;
+	/* Nobody can join them any more. */
+	(void)shutdown(server->listener.fd, SHUT_RD);
+	while ((fd = accept4(server->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0)
+		fa_fd_reaper_hang_up(server->closer, NULL, fd, NULL);
+}
+
+void fa_server_close_listener(struct fa_server *server)
+{
+	clear_queue(server);
+	server->accepting = false;
+	uv_timer_stop(&server->accept_timer);
+	uv_timer_stop(&server->idle_timer);
+	uv_close((uv_handle_t *)&server->accept_poll, NULL);
+	fa_listener_close(&server->listener);
+}
+
+/* ---- sessions */
+
+static void on_hello_timeout(uv_timer_t *timer)
+{
+	struct fa_server *server = timer->data;
+	uint64_t now = fa_now_ns();
+
+	while (!fa_list_empty(&server->strangers)) {
+		struct fa_session *session = fa_container_of(server->strangers.next,
+		                                             struct fa_session, hello_link);
+
+		if (session->hello_deadline_ns > now)
+			break;
+		fa_session_refuse(session, 0, -ETIMEDOUT, "no Hello came in time");
+	}
+	fa_server_watch_strangers(server);
+}
+
+void fa_server_watch_strangers(struct fa_server *server)
+{
+	struct fa_session *oldest;
+	uint64_t now = fa_now_ns();
+
+	/* A loop without timers sleeps without setting the clock, which is cheaper. */
+	if (fa_list_empty(&server->strangers) || server->state != FA_SERVER_RUNNING) {
+		uv_timer_stop(&server->hello_timer);
+		return;
+	}
+	oldest = fa_container_of(server->strangers.next, struct fa_session, hello_link);
+	uv_timer_start(&server->hello_timer, on_hello_timeout,
+	               oldest->hello_deadline_ns > now
+	                       ? (oldest->hello_deadline_ns - now) / FA_NS_PER_MS + 1
+	                       : 1,
+	               0);
+}
+
+void fa_server_session_made(struct fa_server *server)
+{
+	++server->n_sessions;
+}
+
+void fa_server_session_ready(struct fa_server *server, struct fa_session *session)
+{
+	server->had_client = true;
+	fa_list_remove(&session->hello_link);
+	if (fa_list_empty(&server->strangers))
+		fa_server_watch_strangers(server);
+}
+
+void fa_server_session_gone(struct fa_server *server)
+{
+	assert(server->n_sessions);
+	--server->n_sessions;
+	keep_spare(server);
+	fa_server_look_idle(server);
+	fa_drain_advance(server);
+}
+
+void fa_server_look_idle(struct fa_server *server)
+{
+	if (!server->exit_when_idle || !server->had_client || server->n_sessions ||
+	    server->state != FA_SERVER_RUNNING || server->kv.resume.n_lost)
+		return;
+	/* Somebody may have come meanwhile. */
+	accept_connections(server);
+	if (server->n_sessions)
+		return;
+	fa_log(FA_LOG_INFO, "the last client has gone");
+	fa_drain_start(server);
+}
+
+static void on_idle_timeout(uv_timer_t *timer)
+{
+	struct fa_server *server = timer->data;
+
+	if (server->had_client || server->state != FA_SERVER_RUNNING)
+		return;
+	if (server->n_sessions) {
+		uv_timer_start(timer, on_idle_timeout, FIRST_CLIENT_MS, 0);
+		return;
+	}
+	fa_log(FA_LOG_INFO, "no client came");
+	fa_drain_start(server);
+}
+
+/* ---- the engine and the workers */
+
+/* The engine thread's, or this one's while it attends. */
+static void notify(void *userdata)
+{
+	struct fa_server *server = userdata;
+
+	if (atomic_exchange(&server->asleep, 0))
+		uv_async_send(&server->engine_async);
+}
+
+static bool take_one(struct fa_server *server)
+{
+	struct fa_session *session;
+	struct fa_job *request;
+	struct fa_stream *closed;
+
+	if (!fa_engine_take(server->engine, &request, &closed))
+		return false;
+	if (request) {
+		fa_dispatch_finished(request);
+	} else {
+		session = fa_stream_owner(closed);
+		fa_stream_free(closed);
+		fa_session_unref(session);
+	}
+	return true;
+}
+
+static void look_for_loss(struct fa_server *server)
+{
+	if (server->is_lost || !fa_engine_lost(server->engine, &server->lost_reason))
+		return;
+	server->is_lost = true;
+	fa_log(FA_LOG_ERROR, "the device is lost, and this process ends: %s",
+	       server->lost_reason.text);
+	if (server->lost)
+		server->lost(server->userdata);
+	fa_drain_lost(server);
+}
+
+bool fa_server_look_after_engine(struct fa_server *server)
+{
+	unsigned int n = 0;
+
+	look_for_loss(server);
+	if (!fa_engine_has_news(server->engine))
+		return false;
+	while (n < TAKE_MAX && take_one(server))
+		++n;
+	return n;
+}
+
+void fa_server_rest(struct fa_server *server)
+{
+	struct fa_error unused;
+
+	if (fa_rings_are_polled(&server->rings))
+		return;
+	(void)atomic_exchange(&server->asleep, 1);
+	if (fa_engine_has_news(server->engine) ||
+	    (!server->is_lost && fa_engine_lost(server->engine, &unused)))
+		notify(server);
+}
+
+static void on_engine(uv_async_t *async)
+{
+	struct fa_server *server = async->data;
+
+	(void)fa_server_look_after_engine(server);
+	fa_server_rest(server);
+}
+
+void fa_server_take_finished(struct fa_server *server)
+{
+	while (take_one(server))
+		;
+}
+
+static void on_released(struct fa_importer *importer)
+{
+	fa_drain_advance(fa_container_of(importer, struct fa_server, importer));
+}
+
+/* Sessions that are resumed may be closed, and are freed later: the list stays. */
+static void on_closer(uv_async_t *async)
+{
+	struct fa_server *server = async->data;
+	struct fa_list *pos;
+	bool again;
+
+	if (!server->closer)
+		return;
+	again = fa_fd_reaper_settle(server->closer);
+	keep_spare(server);
+	if (!again)
+		return;
+	fa_list_for_each(pos, &server->sessions) {
+		struct fa_session *session = fa_container_of(pos, struct fa_session, link);
+
+		if ((session->paused & FA_PAUSE_REJECTED) &&
+		    fa_tenant_lane(session->tenant)->n_rejected <= FA_FD_REAPER_REJECTED_MAX)
+			fa_session_resume(session, FA_PAUSE_REJECTED);
+	}
+}
+
+/* Any thread. */
+static void wake_closer(void *userdata)
+{
+	struct fa_server *server = userdata;
+
+	uv_async_send(&server->closer_async);
+}
+
+/* ---- beginning, reload, end */
+
+/* A device thread's; nothing runs on the device before there is an engine. */
+static void wake_engine(void *userdata)
+{
+	struct fa_server *server = userdata;
+
+	fa_engine_wake(server->engine);
+}
+
+/* 0: there is no end to them. */
+static uint64_t fds_max(void)
+{
+	struct rlimit limit;
+
+	return getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur == RLIM_INFINITY
+	               ? 0
+	               : limit.rlim_cur;
+}
+
+static int open_device(struct fa_server *server, uint64_t timelines_max, struct fa_error *error)
+{
+	struct fa_device_config config = {
+		.threads = server->config.threads,
+		.device = server->config.device,
+		.notify = wake_engine,
+		.userdata = server,
+	};
+	int r;
+
+	r = fa_device_open(server->config.backend, &config, error, &server->ops, &server->device);
+	if (r < 0)
+		return r;
+	if (r > 0) {
+		server->gpu_unused = *error;
+		fa_log(FA_LOG_WARNING,
+		       "the CPU computes, though there seems to be a GPU: %s (with backend = cuda "
+		       "fad would not start)",
+		       error->text);
+	} else if (error->text[0]) {
+		fa_log(FA_LOG_INFO, "no GPU is used: %s", error->text);
+	}
+	server->ops->describe(server->device, &server->info);
+	fa_config_resolve(&server->config, server->info.memory_bytes, timelines_max, fds_max());
+
+	r = fa_engine_new(server->ops, notify, server, &server->engine);
+	if (r == 0)
+		r = fa_engine_start(server->engine, server->device);
+	if (r == 0)
+		fa_engine_listen(server->engine, server->rings.bells);
+	return r < 0 ? fa_fail(error, r, "the engine cannot be started: %s", strerror(-r)) : 0;
+}
+
+static void take_apart(struct fa_server *server)
+{
+	server->engine = fa_engine_free(server->engine);
+	fa_timelines_close(server);
+	fa_kv_close(server);
+	if (server->device)
+		server->device = server->ops->close(server->device);
+	server->closer = fa_fd_reaper_free(server->closer);
+	fa_listener_close(&server->listener);
+	fa_close_fdp(&server->spare_fd);
+}
+
+static void init_timer(struct fa_server *server, uv_timer_t *timer)
+{
+	(void)uv_timer_init(server->loop, timer);
+	timer->data = server;
+}
+
+/* The handles that live from the first to the last. Nothing is undone on failure. */
+static int init_handles(struct fa_server *server)
+{
+	int r;
+
+	init_timer(server, &server->accept_timer);
+	init_timer(server, &server->hello_timer);
+	init_timer(server, &server->drain_timer);
+	init_timer(server, &server->idle_timer);
+	r = uv_async_init(server->loop, &server->engine_async, on_engine);
+	server->engine_async.data = server;
+	if (r == 0)
+		r = uv_async_init(server->loop, &server->closer_async, on_closer);
+	if (r == 0)
+		r = fa_rings_init(&server->rings, server);
+	fa_loop_spin_init(&server->spin, server->loop);
+	server->closer_async.data = server;
+	return r;
+}
+
+static void close_handles(struct fa_server *server)
+{
+	uv_handle_t *handles[] = {
+		(uv_handle_t *)&server->accept_timer, (uv_handle_t *)&server->hello_timer,
+		(uv_handle_t *)&server->drain_timer,  (uv_handle_t *)&server->idle_timer,
+		(uv_handle_t *)&server->engine_async, (uv_handle_t *)&server->closer_async,
+		(uv_handle_t *)&server->spin.idle,    (uv_handle_t *)&server->rings.idle,
+		(uv_handle_t *)&server->rings.poll,
+	};
+
+	for (size_t i = 0; i < sizeof(handles) / sizeof(*handles); ++i)
+		if (handles[i]->type != UV_UNKNOWN_HANDLE && !uv_is_closing(handles[i]))
+			uv_close(handles[i], NULL);
+	fa_rings_deinit(&server->rings);
+}
+
+static int start_accepting(struct fa_server *server, struct fa_error *error)
+{
+	int r;
+
+	r = uv_poll_init(server->loop, &server->accept_poll, server->listener.fd);
+	if (r < 0)
+		return fa_fail(error, r, "the socket cannot be watched: %s", uv_strerror(r));
+	server->accept_poll.data = server;
+	r = uv_poll_start(&server->accept_poll, UV_READABLE, on_accept);
+	if (r < 0) {
+		uv_close((uv_handle_t *)&server->accept_poll, NULL);
+		return fa_fail(error, r, "the socket cannot be watched: %s", uv_strerror(r));
+	}
+	server->accepting = true;
+	if (server->exit_when_idle)
+		uv_timer_start(&server->idle_timer, on_idle_timeout, FIRST_CLIENT_MS, 0);
+	return 0;
+}
+
+static struct fa_server *server_new(const struct fa_server_options *options)
+{
+	struct fa_server *server;
+	struct timespec now;
+
+	server = fa_new(struct fa_server);
+	if (!server)
+		return NULL;
+	clock_gettime(CLOCK_REALTIME, &now);
+	server->loop = options->loop;
+	server->exit_when_idle = options->exit_when_idle;
+	server->draining = options->draining;
+	server->stopped = options->stopped;
+	server->lost = options->lost;
+	server->userdata = options->userdata;
+	server->uid = geteuid();
+	server->generation = (uint64_t)now.tv_sec * FA_NS_PER_SEC + (uint64_t)now.tv_nsec;
+	server->started_ns = fa_now_ns();
+	server->listener = FA_LISTENER_NULL;
+	server->spare_fd = -1;
+	server->rings.bells = -1;
+	atomic_init(&server->asleep, 1);
+	fa_list_init(&server->sessions);
+	fa_list_init(&server->early);
+	fa_list_init(&server->strangers);
+	fa_list_init(&server->timelines_late);
+	fa_tenants_init(&server->tenants, &server->config.limits);
+	fa_block_cache_init(&server->works, FA_REQUEST_SPARE_BYTES);
+	return server;
+}
+
+int fa_server_new(const struct fa_server_options *options, struct fa_error *error,
+                  struct fa_server **ret_server)
+{
+	struct fa_server *server;
+	int r;
+
+	server = server_new(options);
+	if (!server)
+		return fa_fail(error, -ENOMEM, "no memory for the server");
+	/* Whether we get to serve or not: who wrote to them is dead. */
+	fa_timeline_recover(&options->keeper);
+	/* Lent until all has gone well. */
+	server->config = *options->config;
+
+	if (options->listen_fd >= 0 && options->listen_fd_kept)
+		r = fa_listener_retake(options->listen_fd, error, &server->listener);
+	else if (options->listen_fd >= 0)
+		r = fa_listener_take(options->listen_fd, options->unlink_listen_fd, error,
+		                     &server->listener);
+	else
+		r = fa_listener_open(&server->config, error, &server->listener);
+	if (r < 0)
+		goto fail;
+	r = fa_fd_reaper_new(wake_closer, server, &server->closer);
+	if (r < 0) {
+		fa_fail(error, r, "no thread can be started: %s", strerror(-r));
+		goto fail;
+	}
+	server->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	r = init_handles(server);
+	if (r < 0) {
+		fa_fail(error, r, "the event loop cannot be used: %s", uv_strerror(r));
+		goto fail;
+	}
+	r = open_device(server, options->keeper.timelines_max, error);
+	if (r < 0)
+		goto fail;
+	fa_importer_init(&server->importer, server->loop, server->ops, server->device,
+	                 server->closer, fa_registration_imported, on_released);
+	r = fa_kv_open(server, &options->keeper, error);
+	if (r < 0) {
+		/* The next process has the socket, and who connects waits for it. */
+		if (options->listen_fd_kept)
+			server->listener.owns_path = false;
+		goto fail;
+	}
+	r = start_accepting(server, error);
+	if (r < 0)
+		goto fail;
+
+	*options->config = (struct fa_config){}; /* consumed */
+	*ret_server = server;
+	return 0;
+fail:
+	take_apart(server);
+	close_handles(server);
+	(void)uv_run(server->loop, UV_RUN_DEFAULT);
+	fa_block_cache_deinit(&server->works);
+	fa_tenants_deinit(&server->tenants);
+	free(server);
+	return r;
+}
+
+void fa_server_finish(struct fa_server *server)
+{
+	take_apart(server);
+	close_handles(server);
+	server->stopped(server->userdata);
+}
+
+struct fa_server *fa_server_free(struct fa_server *server)
+{
+	if (!server)
+		return NULL;
+	assert(server->state == FA_SERVER_STOPPED);
+	fa_block_cache_deinit(&server->works);
+	fa_tenants_deinit(&server->tenants);
+	fa_config_deinit(&server->config);
+	free(server);
+	return NULL;
+}
+
+static bool same_text(const char *a, const char *b)
+{
+	return strcmp(a ? a : "", b ? b : "") == 0;
+}
+
+void fa_server_reload(struct fa_server *server, struct fa_config *config)
+{
+	struct fa_config *old = &server->config;
+
+	if (!same_text(old->socket, config->socket) || old->mode != config->mode ||
+	    !same_text(old->group, config->group) || !same_text(old->backend, config->backend) ||
+	    !same_text(old->device, config->device) || old->threads != config->threads ||
+	    old->pool_grace_s != config->pool_grace_s)
+		fa_log(FA_LOG_WARNING, "socket, mode, group, backend, device, threads and grace_s "
+		                       "change with the next start only");
+	fa_config_resolve(config, server->info.memory_bytes, server->kv.keeper.timelines_max,
+	                  fds_max());
+	old->limits = config->limits;
+	if (old->pool_bytes != config->pool_bytes || old->pool_percent != config->pool_percent ||
+	    old->pool_chunk_bytes != config->pool_chunk_bytes) {
+		old->pool_bytes = config->pool_bytes;
+		old->pool_percent = config->pool_percent;
+		fa_kv_resize(server, config->pool_chunk_bytes);
+		old->pool_chunk_bytes = config->pool_chunk_bytes;
+	}
+	old->drain_timeout_ms = config->drain_timeout_ms;
+	old->spin_us = config->spin_us;
+	old->log = config->log;
+	old->log_level = config->log_level;
+	fa_log_set(old->log, old->log_level);
+	fa_config_deinit(config);
+}

@@ -1,0 +1,277 @@
+#include "daemon/service/status.h"
+
+#include "common/cleanup.h"
+#include "common/clock.h"
+#include "common/text.h"
+#include "daemon/service/server.h"
+#include "daemon/service/status_kv.h"
+#include "daemon/session/submission_ring.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <string.h>
+#include <sys/mman.h>
+
+static void json_freep(json_t **json)
+{
+	json_decref(*json);
+}
+
+/* Keys are ours, and need no look at their UTF-8: of a crowd's status that is a good part. */
+static int set(json_t *object, const char *key, uint64_t number)
+{
+	return json_object_set_new_nocheck(object, key, json_integer((json_int_t)number));
+}
+
+static int set_text(json_t *object, const char *key, const char *text)
+{
+	char clean[1024];
+
+	fa_text_clean(text, strlen(text), clean, sizeof(clean));
+	return json_object_set_new(object, key, json_string(clean));
+}
+
+int fa_status_set_cgroup(json_t *object, const char *cgroup)
+{
+	char escaped[3 * FA_CGROUP_BYTES];
+
+	fa_text_escape(cgroup, strlen(cgroup), escaped, sizeof(escaped));
+	return json_object_set_new(object, "cgroup", json_string(escaped));
+}
+
+/* Functions below return 0, or -1 if there was no memory, as jansson does. */
+
+static int add_usage(json_t *object, const struct fa_usage *usage)
+{
+	json_t *took = json_array();
+	unsigned int n = FA_USAGE_TOOK_N;
+	int r = 0;
+
+	/* Most sessions of a crowd have done little. */
+	while (n && !usage->took[n - 1])
+		--n;
+	for (unsigned int i = 0; i < n; ++i)
+		r |= json_array_append_new(took, json_integer((json_int_t)usage->took[i]));
+	r |= set(object, "finished", usage->finished);
+	r |= set(object, "failed", usage->failed);
+	r |= set(object, "cancelled", usage->cancelled);
+	r |= set(object, "busy_ns", usage->busy_ns);
+	r |= set(object, "took_ns", usage->took_ns);
+	return r | json_object_set_new_nocheck(object, "took", took);
+}
+
+static int add_session(json_t *sessions, struct fa_session *session)
+{
+	static const char *const states[] = { "connected", "ready", "closing" };
+	struct fa_ring_status ring;
+	json_t *object = json_object();
+	int r = 0;
+
+	fa_session_settle(session);
+	r |= set(object, "session", session->id);
+	r |= set_text(object, "name", session->name);
+	r |= set(object, "pid", (uint64_t)session->peer.pid);
+	r |= set(object, "uid", session->peer.uid);
+	r |= fa_status_set_cgroup(object, session->tenant->cgroup);
+	r |= set_text(object, "state", states[session->state]);
+	r |= set(object, "buffers", session->buffers.n_used);
+	r |= set(object, "buffer_bytes", session->buffer_bytes);
+	r |= set(object, "gpu_buffers", session->n_device_buffers);
+	r |= json_object_set_new(object, "timeline", json_boolean(session->timeline != NULL));
+	r |= set(object, "streams", session->n_streams);
+	r |= set(object, "requests", session->n_requests);
+	r |= set(object, "steps", session->kv.n_steps);
+	r |= set(object, "shared_prefixes", session->n_prefixes);
+	if (fa_ring_status(session, &ring)) {
+		r |= set(object, "ring_bytes", ring.bytes);
+		r |= set(object, "ring_requests", ring.requests);
+		r |= set(object, "ring_doorbells", ring.doorbells);
+		r |= json_object_set_new(object, "ring_asleep", json_boolean(!ring.polled));
+	}
+	r |= set(object, "out_messages", session->n_out);
+	r |= set(object, "out_bytes", session->out_bytes);
+	r |= set(object, "messages", session->n_messages);
+	r |= set(object, "errors", session->n_errors);
+	r |= add_usage(object, &session->usage);
+	return r | json_array_append_new(sessions, object);
+}
+
+static int add_tenant(json_t *tenants, const struct fa_tenant *tenant)
+{
+	const struct fa_limits *limits = tenant->tenants->limits;
+	json_t *object = json_object(), *bounds = json_object();
+	int r = 0;
+
+	r |= set(object, "uid", tenant->uid);
+	r |= fa_status_set_cgroup(object, tenant->cgroup);
+	for (unsigned int i = 0; i < _FA_RESOURCE_N; ++i) {
+		r |= set(object, fa_resource_name(i), tenant->used[i]);
+		r |= set(bounds, fa_resource_name(i), limits->tenant[i]);
+	}
+	r |= json_object_set_new(object, "limits", bounds);
+	r |= add_usage(object, &tenant->usage);
+	return r | json_array_append_new(tenants, object);
+}
+
+/* All but the viewer's, with those that have gone behind. */
+static int add_tenants(json_t *tenants, const struct fa_session *viewer, unsigned int *n)
+{
+	const struct fa_tenants *all = &viewer->server->tenants;
+	const struct fa_list *lists[] = { &all->tenants, &all->gone };
+	struct fa_list *pos;
+	int r = 0;
+
+	for (size_t i = 0; i < 2; ++i)
+		fa_list_for_each(pos, lists[i]) {
+			struct fa_tenant *tenant = fa_container_of(pos, struct fa_tenant, link);
+
+			if (tenant == viewer->tenant)
+				continue;
+			if (*n < FA_STATUS_LISTED_MAX)
+				r |= add_tenant(tenants, tenant);
+			++*n;
+		}
+	return r;
+}
+
+static int add_limits(json_t *object, const struct fa_limits *limits)
+{
+	json_t *bounds = json_object();
+	int r = 0;
+
+	r |= set(bounds, "connections", limits->connections);
+	r |= set(bounds, "uid_factor", limits->uid_factor);
+	r |= set(bounds, "session_buffers", limits->session_buffers);
+	r |= set(bounds, "session_streams", limits->session_streams);
+	r |= set(bounds, "session_requests", limits->session_requests);
+	r |= set(bounds, "session_out_bytes", limits->session_out_bytes);
+	r |= set(bounds, "session_steps", limits->session_steps);
+	r |= set(bounds, "pool_bytes", limits->pool_bytes);
+	r |= set(bounds, "sequences", limits->sequences);
+	r |= set(bounds, "caches", limits->caches);
+	return r | json_object_set_new(object, "limits", bounds);
+}
+
+static int add_requests(json_t *object, struct fa_engine *engine)
+{
+	json_t *requests = json_object();
+	struct fa_engine_stats stats;
+	int r = 0;
+
+	fa_engine_stats(engine, &stats);
+	r |= set(requests, "submitted", stats.submitted);
+	r |= set(requests, "launched", stats.launched);
+	r |= set(requests, "finished", stats.finished);
+	r |= set(requests, "failed", stats.failed);
+	r |= set(requests, "cancelled", stats.cancelled);
+	r |= set(requests, "busy_ns", stats.busy_ns);
+	return r | json_object_set_new(object, "requests", requests);
+}
+
+static int add_daemon(json_t *object, struct fa_server *server)
+{
+	static const char *const mps[] = {
+		[FA_DEVICE_MPS_OFF] = "off",
+		[FA_DEVICE_MPS_ON] = "on",
+		[FA_DEVICE_MPS_UNKNOWN] = "unknown",
+	};
+	int r = 0;
+
+	r |= set_text(object, "version", FAD_VERSION);
+	r |= set(object, "pid", (uint64_t)getpid());
+	r |= set(object, "generation", server->generation);
+	r |= set(object, "uptime_ns", fa_now_ns() - server->started_ns);
+	r |= json_object_set_new(object, "draining",
+	                         json_boolean(server->state != FA_SERVER_RUNNING));
+	r |= set_text(object, "backend", server->info.backend);
+	r |= set_text(object, "device", server->info.name);
+	if (server->gpu_unused.text[0])
+		r |= set_text(object, "gpu_unused", server->gpu_unused.text);
+	if (server->info.mps != FA_DEVICE_MPS_NONE)
+		r |= set_text(object, "mps", mps[server->info.mps]);
+	r |= set(object, "threads", server->info.threads);
+	r |= set(object, "connections", server->n_sessions);
+	return r;
+}
+
+/* What all clients did together is nobody's business but the administrator's. */
+static int add_totals(json_t *object, struct fa_server *server)
+{
+	int r = 0;
+
+	r |= set(object, "connections_total", server->n_connections);
+	r |= set(object, "connections_refused", server->n_refused);
+	r |= set(object, "buffers", server->importer.n_buffers);
+	r |= set(object, "buffers_max", server->importer.buffers_max);
+	r |= set(object, "rings", server->rings.n_rings);
+	r |= set(object, "rings_polled", server->rings.n_busy);
+	r |= set(object, "ring_requests", server->rings.n_requests);
+	r |= set(object, "ring_doorbells", server->rings.n_doorbells);
+	return r;
+}
+
+static json_t *describe(struct fa_session *viewer)
+{
+	_fa_cleanup_(json_freep) json_t *object = json_object();
+	struct fa_server *server = viewer->server;
+	json_t *sessions = json_array(), *tenants = json_array();
+	unsigned int n_sessions = 1, n_tenants = 1; /* the viewer's */
+	struct fa_list *pos;
+	int r = 0;
+
+	r |= add_daemon(object, server);
+	if (viewer->privileged)
+		r |= add_totals(object, server);
+	r |= add_requests(object, server->engine);
+	r |= add_limits(object, &server->config.limits);
+	r |= add_session(sessions, viewer);
+	fa_list_for_each(pos, &server->sessions) {
+		struct fa_session *session = fa_container_of(pos, struct fa_session, link);
+
+		if (!viewer->privileged && session->tenant != viewer->tenant)
+			continue;
+		if (session != viewer && n_sessions < FA_STATUS_LISTED_MAX)
+			r |= add_session(sessions, session);
+		n_sessions += session != viewer;
+	}
+	r |= add_tenant(tenants, viewer->tenant);
+	if (viewer->privileged)
+		r |= add_tenants(tenants, viewer, &n_tenants);
+	r |= fa_kv_status(object, viewer);
+	r |= set(object, "sessions_total", n_sessions);
+	r |= set(object, "tenants_total", n_tenants);
+	r |= json_object_set_new(object, "sessions", sessions);
+	r |= json_object_set_new(object, "tenants", tenants);
+	return r ? NULL : fa_steal_ptr(object);
+}
+
+int fa_status_new(struct fa_session *viewer, int *ret_fd, size_t *ret_bytes)
+{
+	_fa_cleanup_(json_freep) json_t *object = NULL;
+	_fa_cleanup_(fa_freep) char *text = NULL;
+	_fa_cleanup_(fa_close_fdp) int fd = -1;
+	size_t length, done = 0;
+	ssize_t n;
+
+	object = describe(viewer);
+	text = object ? json_dumps(object, JSON_COMPACT) : NULL;
+	if (!text)
+		return -ENOMEM;
+	length = strlen(text);
+
+	fd = memfd_create("fad-status", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	if (fd < 0)
+		return -errno;
+	while (done < length) {
+		n = pwrite(fd, text + done, length - done, (off_t)done);
+		if (n < 0)
+			return -errno;
+		done += (size_t)n;
+	}
+	if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) < 0)
+		return -errno;
+	*ret_fd = fa_steal_fd(&fd);
+	*ret_bytes = length;
+	return 0;
+}

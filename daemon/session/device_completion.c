@@ -1,0 +1,128 @@
+#include "daemon/session/device_completion.h"
+
+#include "common/clock.h"
+#include "daemon/service/server.h"
+
+#include <sched.h>
+
+/* What the device has told a client the engine sees a moment later; but for a device that is
+ * lost just then, and that is not waited for. Where the engine thread alone sees it, it may have
+ * to wait for a processor first. */
+#define SETTLE_NS FA_NS_PER_MS
+#define SETTLE_BY_THREAD_NS (100 * FA_NS_PER_MS)
+
+void fa_device_completion_stream(struct fa_session *session, uint32_t id)
+{
+	const size_t at = id * sizeof(struct fa_completion_slot) +
+	                  offsetof(struct fa_completion_slot, early);
+
+	if (session->early_page && id != FA_SESSION_STREAM_OWN && session->streams[id].stream)
+		fa_engine_stream_early(session->streams[id].stream,
+		                       (uint32_t *)((char *)session->early_page + at));
+}
+
+static void use(struct fa_session *session, void *page)
+{
+	session->early_page = page;
+	for (uint32_t i = 0; i < FA_COMPLETION_SLOTS; ++i)
+		fa_device_completion_stream(session, i);
+}
+
+void fa_device_completion_open(struct fa_session *session)
+{
+	session->early_pin = (struct fa_pinned_page){
+		.session = session,
+		.there = use,
+		.missing = "completions are not told by the device",
+	};
+	fa_pinned_page_open(&session->early_pin, session->completions, FA_COMPLETION_PAGE_BYTES);
+}
+
+void fa_device_completion_stop(struct fa_session *session)
+{
+	fa_list_remove(&session->early_link);
+	fa_pinned_page_stop(&session->early_pin);
+}
+
+void fa_device_completion_close(struct fa_session *session)
+{
+	session->early_page = NULL;
+	fa_pinned_page_close(&session->early_pin);
+}
+
+bool fa_device_completion_submit(struct fa_session *session, uint32_t stream, uint64_t value,
+                                 bool may)
+{
+	struct fa_session_stream *slot = &session->streams[stream];
+
+	if (stream == FA_SESSION_STREAM_OWN)
+		return false;
+	/* Twice before words could be taken for those of another request. */
+	if (!(value & INT32_MAX))
+		fa_completion_clear_early(&session->completions[stream]);
+	if (!may || !session->early_page || slot->n_requests)
+		return false;
+	slot->early = value;
+	session->early_streams |= (uint64_t)1 << stream;
+	if (fa_list_empty(&session->early_link))
+		fa_list_append(&session->server->early, &session->early_link);
+	return true;
+}
+
+static void take(struct fa_server *server)
+{
+	(void)fa_engine_attend(server->engine);
+	/* Nobody else would take this back before a ring is busy. */
+	if (!fa_rings_are_polled(&server->rings))
+		fa_engine_unattend(server->engine);
+	fa_server_take_finished(server);
+}
+
+/* Has what the client knows of taken from the engine. */
+static void settle(struct fa_session *session, uint64_t until_ns)
+{
+	struct fa_server *server = session->server;
+	uint64_t left = session->early_streams;
+
+	while (left && session->state == FA_SESSION_READY) {
+		const unsigned int i = (unsigned int)__builtin_ctzll(left);
+		const struct fa_session_stream *slot = &session->streams[i];
+
+		left &= left - 1;
+		while (slot->finished < slot->early && session->state == FA_SESSION_READY &&
+		       fa_completion_is_early(&session->completions[i], slot->early) &&
+		       fa_now_ns() < until_ns) {
+			take(server);
+			if (slot->finished < slot->early &&
+			    (server->rings.shy || !server->info.polled))
+				(void)sched_yield();
+		}
+	}
+}
+
+void fa_device_completion_finished(struct fa_session *session, uint32_t stream)
+{
+	session->early_streams &= ~((uint64_t)1 << stream);
+	if (!session->early_streams)
+		fa_list_remove(&session->early_link);
+}
+
+void fa_device_completion_settle(struct fa_server *server)
+{
+	uint64_t until_ns;
+
+	if (fa_list_empty(&server->early))
+		return;
+	until_ns = fa_now_ns() + (server->info.polled ? SETTLE_NS : SETTLE_BY_THREAD_NS);
+	/* Of all, one of which may have told another. */
+	take(server);
+	for (unsigned int n = server->n_sessions; n && !fa_list_empty(&server->early); --n) {
+		struct fa_session *other = fa_session_ref(
+			fa_container_of(server->early.next, struct fa_session, early_link));
+
+		fa_list_remove(&other->early_link);
+		fa_list_append(&server->early, &other->early_link);
+		settle(other, until_ns);
+		fa_session_unref(other);
+	}
+}

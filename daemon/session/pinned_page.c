@@ -1,0 +1,61 @@
+#include "daemon/session/pinned_page.h"
+
+#include "common/cleanup.h"
+#include "daemon/service/server.h"
+#include "daemon/session/session.h"
+
+static void on_imported(struct fa_buffer *buffer)
+{
+	struct fa_pinned_page *pinned = buffer->owner;
+	struct fa_session *session = pinned->session;
+
+	pinned->import = NULL;
+	if (buffer->status == 0 && session->state == FA_SESSION_READY) {
+		pinned->buffer = buffer;
+		pinned->there(session, buffer->memory.address);
+	} else {
+		if (buffer->status < 0)
+			fa_log_about(&session->subject, FA_LOG_DEBUG, "%s: %s", pinned->missing,
+			             buffer->error.text);
+		fa_buffer_unref(buffer);
+	}
+	fa_session_unref(session);
+}
+
+void fa_pinned_page_open(struct fa_pinned_page *pinned, void *host, uint64_t bytes)
+{
+	struct fa_server *server = pinned->session->server;
+	struct fa_buffer *buffer;
+	struct fa_error error;
+
+	if (!server->ops->memory_import_mapped) {
+		pinned->there(pinned->session, host);
+		return;
+	}
+	if (fa_buffer_new(&server->importer, &error, &buffer) < 0)
+		return;
+	buffer->mapped = host;
+	buffer->bytes = bytes;
+	buffer->imported = on_imported;
+	buffer->owner = pinned;
+	pinned->import = buffer;
+	(void)fa_session_ref(pinned->session);
+	fa_importer_start(&server->importer, buffer);
+}
+
+void fa_pinned_page_stop(struct fa_pinned_page *pinned)
+{
+	struct fa_buffer *buffer = pinned->import;
+
+	/* What is the session's does not wait for others' imports. */
+	if (!buffer || !fa_importer_withdraw(buffer))
+		return;
+	pinned->import = NULL;
+	fa_buffer_unref(buffer);
+	fa_session_unref(pinned->session);
+}
+
+void fa_pinned_page_close(struct fa_pinned_page *pinned)
+{
+	fa_buffer_unref(fa_steal_ptr(pinned->buffer));
+}

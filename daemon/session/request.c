@@ -1,0 +1,470 @@
+#include "daemon/session/request.h"
+
+#include "common/cleanup.h"
+#include "common/clock.h"
+#include "daemon/engine/gate.h"
+#include "daemon/service/server.h"
+#include "daemon/session/device_completion.h"
+#include "daemon/session/submission_ring.h"
+#include "daemon/session/timeline.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+/* Gives up what only a request that is to run needs. */
+static void release(struct fa_request *work)
+{
+	work->kind->release(work);
+	while (work->n_buffers)
+		fa_buffer_unref(fa_steal_ptr(work->buffers[--work->n_buffers]));
+	fa_charge_release(&work->charge);
+	fa_charge_release(&work->charge_gates);
+	fa_charge_release(&work->charge_room);
+	fa_charge_release(&work->charge_heap);
+	free(fa_steal_ptr(work->after));
+}
+
+struct fa_request *fa_request_new(struct fa_session *session, const struct fa_request_kind *kind)
+{
+	struct fa_request *work = fa_block_cache_get(&session->server->works, kind->bytes);
+
+	if (!work)
+		return NULL;
+	work->kind = kind;
+	work->session = session;
+	work->job.owner = session;
+	work->job.deadline_ns = FA_NS_NEVER;
+	fa_list_init(&work->held_link);
+	fa_list_init(&work->step_link);
+	return work;
+}
+
+struct fa_request *fa_request_free(struct fa_request *work)
+{
+	if (!work)
+		return NULL;
+	release(work);
+	fa_list_remove(&work->held_link);
+	fa_list_remove(&work->step_link);
+	free(work->job.gates);
+	fa_block_cache_put(&work->session->server->works, work, work->kind->bytes);
+	return NULL;
+}
+
+int fa_request_buffer(struct fa_request *work, const struct fa_wire_view *view, const char *name,
+                      const struct fa_device_memory **ret_memory, struct fa_error *error)
+{
+	struct fa_buffer *buffer = fa_id_table_find(&work->session->buffers, view->buffer);
+
+	if (!buffer)
+		return fa_fail(error, -ENOENT,
+		               "%s.buffer is %" PRIu32 ", which is not registered in this session",
+		               name, view->buffer);
+	work->buffers[work->n_buffers++] = fa_buffer_ref(buffer);
+	*ret_memory = &buffer->memory;
+	return 0;
+}
+
+/* The one before it in its stream, if both are of one step: none keeps what its step does
+ * not need. */
+static struct fa_request *find_before(const struct fa_request *work)
+{
+	const struct fa_session_stream *slot = &work->session->streams[work->stream];
+	struct fa_request *last = slot->last;
+
+	return last && work->step && last->step == work->step && last->job.stream == slot->stream
+	               ? last
+	               : NULL;
+}
+
+int fa_request_prepare(struct fa_request *work, struct fa_error *error)
+{
+	struct fa_session *session = work->session;
+	const struct fa_server *server = session->server;
+	struct fa_device_work *device_work = &work->job.work;
+	struct fa_request *before = find_before(work);
+	int r;
+
+	device_work->before = before ? &before->job.work : NULL;
+	r = server->ops->paged_prepare(server->device, device_work, error);
+	device_work->before = NULL;
+	if (r == 0 && device_work->room_bytes)
+		r = fa_charge_add(&work->charge_room, session->tenant, FA_RESOURCE_STEP_BYTES,
+		                  device_work->room_bytes, error);
+	if (r == 0 && before && before->job.work.room_taken)
+		fa_charge_move(&work->charge_heap, &before->charge_heap);
+	else if (r == 0 && device_work->heap_bytes)
+		r = fa_charge_add(&work->charge_heap, session->tenant, FA_RESOURCE_BUFFER_BYTES,
+		                  device_work->heap_bytes, error);
+	if (r == 0)
+		session->n_prefixes += device_work->prefixes;
+	/* The one before has its room back. */
+	if (r < 0 && before && before->job.work.room_taken) {
+		before->job.work.room_taken = false;
+		device_work->room = NULL;
+	}
+	return r;
+}
+
+int fa_request_wait(struct fa_request *work, uint32_t stream, uint64_t value,
+                    struct fa_error *error)
+{
+	if (stream == work->stream || work->session->streams[stream].finished >= value)
+		return 0;
+	if (!work->after)
+		work->after = calloc(FA_SESSION_STREAMS, sizeof(*work->after));
+	if (!work->after)
+		return fa_fail(error, -ENOMEM, "the daemon has no memory for a request's order");
+	if (work->after[stream] < value)
+		work->after[stream] = value;
+	return 0;
+}
+
+/* ---- in */
+
+static int refuse_stopping(const struct fa_server *server, struct fa_error *error)
+{
+	if (server->is_lost)
+		return fa_fail(error, -ENODEV, "the device is lost: %s", server->lost_reason.text);
+	return fa_fail(error, -ESHUTDOWN, "the daemon is stopping and takes no new work");
+}
+
+static bool is_stopping(const struct fa_server *server, const struct fa_request_kind *kind)
+{
+	if (server->state == FA_SERVER_DRAINING && kind->while_draining)
+		return server->is_lost;
+	return server->state != FA_SERVER_RUNNING;
+}
+
+static int check(struct fa_request *work, const struct fa_wire_message *message, size_t n_fds,
+                 struct fa_error *error)
+{
+	struct fa_session *session = work->session;
+	struct fa_server *server = session->server;
+	uint64_t max = server->config.limits.session_requests;
+	int r;
+
+	if (is_stopping(server, work->kind))
+		return refuse_stopping(server, error);
+	if (n_fds)
+		return fa_fail(error, -EINVAL, "%s came with %zu descriptors; expected none",
+		               fa_wire_type_name(message->type), n_fds);
+	if (session->n_requests >= max)
+		return fa_fail(error, -EDQUOT,
+		               "1 more would exceed the limit session_requests, which is %" PRIu64
+		               " in flight for a session",
+		               max);
+	r = fa_charge_add(&work->charge, session->tenant, FA_RESOURCE_REQUESTS, 1, error);
+	if (r == 0)
+		r = work->kind->bind(work, message, error);
+	return r;
+}
+
+static void send_completion(struct fa_session *session, uint64_t id, uint32_t stream,
+                            const struct fa_job *request)
+{
+	struct fa_wire_message message = {
+		.id = id,
+		.type = FA_WIRE_COMPLETION,
+		.completion = {
+			.stream = stream,
+			.value = request->value,
+			.status = request->status,
+			.queued_ns = request->queued_ns,
+			.started_ns = request->started_ns,
+			.finished_ns = request->finished_ns,
+		},
+	};
+
+	if (request->status < 0) {
+		++session->n_errors;
+		message.completion.text.text = request->error.text;
+		message.completion.text.length = strlen(request->error.text);
+		fa_log_about(&session->subject, FA_LOG_DEBUG,
+		             "request %" PRIu64 " of stream %" PRIu32 ": %s: %s", request->value,
+		             stream, strerror(-request->status), request->error.text);
+	}
+	fa_session_send(session, &message, -1, NULL);
+}
+
+/* No stream, no order: the answer can go at once. */
+static void answer_without_stream(struct fa_session *session, const struct fa_wire_message *message,
+                                  uint64_t received_ns, const struct fa_request_kind *kind,
+                                  struct fa_request_place place)
+{
+	struct fa_job none = { .value = place.value, .queued_ns = received_ns };
+	struct fa_request *work = kind->refused ? fa_request_new(session, kind) : NULL;
+	struct fa_charge charge = {};
+	struct fa_error unused;
+
+	/* A step that it was to be part of lacks something from now on. */
+	if (kind->refused && !work) {
+		fa_session_refuse(session, message->id, -ENOMEM,
+		                  "the daemon has no memory for a request");
+		return;
+	}
+	if (work)
+		kind->refused(work, message);
+	fa_request_free(work);
+
+	if (is_stopping(session->server, kind))
+		none.status = refuse_stopping(session->server, &none.error);
+	else
+		none.status = fa_fail(&none.error, -ENOENT, "there is no stream %" PRIu32,
+		                      place.stream);
+	/* Whoever waits for its signals has the answer, too. */
+	(void)fa_timeline_bind(session, message, &charge, &unused, &none.gates);
+	if (none.gates)
+		fa_gates_signal(none.gates, none.status);
+	free(none.gates);
+	fa_charge_release(&charge);
+	send_completion(session, message->id, place.stream, &none);
+}
+
+static void submit(struct fa_request *work)
+{
+	struct fa_session *session = work->session;
+	struct fa_session_stream *slot = &session->streams[work->stream];
+
+	++session->n_submitted;
+	work->job.stream = slot->stream;
+	if (work->after) {
+		work->job.held = true;
+		fa_list_append(&session->held, &work->held_link);
+	}
+	++slot->next_value;
+	++slot->n_requests;
+	slot->last = work;
+	++session->server->n_requests;
+	fa_engine_submit(session->server->engine, &work->job);
+}
+
+int fa_request_submit(struct fa_session *session, const struct fa_wire_message *message,
+                      size_t n_fds, uint64_t received_ns, const struct fa_request_kind *kind,
+                      struct fa_request_place place, struct fa_error *error)
+{
+	struct fa_session_stream *slot;
+	struct fa_job *request;
+	struct fa_request *work;
+	int r;
+
+	if (place.stream >= FA_COMPLETION_SLOTS || !session->streams[place.stream].stream) {
+		answer_without_stream(session, message, received_ns, kind, place);
+		return 0;
+	}
+	slot = &session->streams[place.stream];
+	if (place.value != slot->next_value)
+		return fa_fail(error, -EPROTO,
+		               "value is %" PRIu64 "; expected %" PRIu64
+		               ", the next one of stream %" PRIu32,
+		               place.value, slot->next_value, place.stream);
+
+	work = fa_request_new(session, kind);
+	if (!work) {
+		/* Without a request its value cannot be finished, nor any after it. */
+		fa_session_refuse(session, message->id, -ENOMEM,
+		                  "the daemon has no memory for a request");
+		return 0;
+	}
+
+	request = &work->job;
+	work->stream = place.stream;
+	work->by_ring = place.by_ring;
+	request->id = message->id;
+	request->value = place.value;
+	request->queued_ns = received_ns;
+	if (message->timeout_ns &&
+	    __builtin_add_overflow(received_ns, message->timeout_ns, &request->deadline_ns))
+		request->deadline_ns = FA_NS_NEVER;
+	request->chained = place.chained;
+	r = fa_timeline_bind(session, message, &work->charge_gates, &request->error,
+	                     &request->gates);
+	if (r == 0)
+		r = check(work, message, n_fds, &request->error);
+	if (r < 0) {
+		request->status = r;
+		work->refused = true;
+		++session->n_refused;
+		if (kind->refused)
+			kind->refused(work, message);
+		release(work);
+	}
+
+	request->early = fa_device_completion_submit(session, place.stream, place.value,
+	                                             r == 0 && request->work.op != FA_DEVICE_NONE &&
+	                                                     request->deadline_ns == FA_NS_NEVER &&
+	                                                     !request->gates && !request->chained &&
+	                                                     !request->confirms && !work->after);
+	++session->n_requests;
+	submit(work);
+	if (session->n_refused >= FA_SESSION_REFUSED_MAX)
+		fa_session_pause(session, FA_PAUSE_REQUESTS);
+	return 0;
+}
+
+/* ---- markers */
+
+static int bind_marker(struct fa_request *work, const struct fa_wire_message *message,
+                       struct fa_error *error)
+{
+	work->job.work.op = FA_DEVICE_NONE;
+	return 0;
+}
+
+static void release_marker(struct fa_request *work)
+{
+}
+
+const struct fa_request_kind fa_marker_kind = {
+	.bytes = sizeof(struct fa_request),
+	.bind = bind_marker,
+	.release = release_marker,
+};
+
+/* It would be finished as soon as the engine saw it, and nothing can come between: it has
+ * neither to go there nor to come back. */
+static bool can_pass(const struct fa_session *session, const struct fa_wire_message *message,
+                     size_t n_fds, struct fa_request_place place)
+{
+	const struct fa_session_stream *slot;
+
+	if (place.stream >= FA_COMPLETION_SLOTS || n_fds || message->n_waits ||
+	    message->n_signals || session->server->state != FA_SERVER_RUNNING ||
+	    session->server->is_lost)
+		return false;
+	slot = &session->streams[place.stream];
+	return slot->stream && !slot->n_requests && place.value == slot->next_value;
+}
+
+int fa_request_mark(struct fa_session *session, const struct fa_wire_message *message, size_t n_fds,
+                    uint64_t received_ns, struct fa_request_place place, struct fa_error *error)
+{
+	struct fa_session_stream *slot;
+
+	if (!can_pass(session, message, n_fds, place))
+		return fa_request_submit(session, message, n_fds, received_ns, &fa_marker_kind,
+		                         place, error);
+	slot = &session->streams[place.stream];
+	(void)fa_device_completion_submit(session, place.stream, place.value, false);
+	++slot->next_value;
+	slot->finished = place.value;
+	++session->usage.finished;
+	++session->tenant->usage.finished;
+	fa_engine_pass(session->server->engine, slot->stream, place.value, received_ns);
+	if (place.by_ring) {
+		fa_ring_note_passed(session);
+	} else {
+		const struct fa_job passed = { .value = place.value,
+			                       .queued_ns = received_ns,
+			                       .finished_ns = received_ns };
+
+		send_completion(session, message->id, place.stream, &passed);
+	}
+	if (!fa_list_empty(&session->held))
+		fa_request_release_held(session, NULL);
+	return 0;
+}
+
+void fa_request_submit_own(struct fa_request *work)
+{
+	work->stream = FA_SESSION_STREAM_OWN;
+	work->job.value = work->session->streams[work->stream].next_value;
+	work->job.queued_ns = fa_now_ns();
+	submit(work);
+}
+
+/* ---- out */
+
+static bool is_over(const struct fa_request *work)
+{
+	for (unsigned int i = 0; i < FA_SESSION_STREAMS; ++i)
+		if (work->session->streams[i].finished < work->after[i])
+			return false;
+	return true;
+}
+
+void fa_request_release_held(struct fa_session *session, const struct fa_kv_step *doomed)
+{
+	struct fa_engine *engine = session->server->engine;
+	struct fa_list *pos, *tmp;
+	struct fa_error error;
+
+	fa_list_for_each_safe(pos, tmp, &session->held) {
+		struct fa_request *work = fa_container_of(pos, struct fa_request, held_link);
+		int status = 0;
+
+		if (doomed && work->step == doomed)
+			status = fa_fail(&error, -ECANCELED,
+			                 "the pages of its step could not be prepared");
+		else if (!is_over(work))
+			continue;
+		fa_list_remove(&work->held_link);
+		fa_engine_release(engine, &work->job, status, &error);
+	}
+}
+
+/* Adds one that has ended. What is done for a client that did not ask for it as such keeps the device
+ * busy, and is none of its requests. */
+static void count(struct fa_usage *usage, const struct fa_job *request, bool own)
+{
+	if (request->started_ns)
+		usage->busy_ns += request->finished_ns - request->started_ns;
+	if (own)
+		return;
+	++usage->finished;
+	if (request->status)
+		++*(request->status == -ECANCELED ? &usage->cancelled : &usage->failed);
+	if (request->started_ns) {
+		const uint64_t took_ns = request->finished_ns - request->queued_ns;
+
+		usage->took_ns += took_ns;
+		++usage->took[fa_usage_took_index(took_ns)];
+	}
+}
+
+void fa_request_finish(struct fa_job *request)
+{
+	struct fa_request *work = fa_container_of(request, struct fa_request, job);
+	struct fa_session *session = work->session;
+	struct fa_session_stream *slot = &session->streams[work->stream];
+
+	if (request->confirming) {
+		work->kind->confirm(work);
+		return;
+	}
+	--slot->n_requests;
+	if (slot->last == work)
+		slot->last = NULL;
+	slot->finished = request->value;
+	if (request->early)
+		fa_device_completion_finished(session, work->stream);
+	--session->server->n_requests;
+	count(&session->usage, request, work->stream == FA_SESSION_STREAM_OWN);
+	count(&session->tenant->usage, request, work->stream == FA_SESSION_STREAM_OWN);
+	if (work->kind->ended)
+		work->kind->ended(work);
+	if (work->stream != FA_SESSION_STREAM_OWN) {
+		--session->n_requests;
+		if (work->refused)
+			--session->n_refused;
+		if (!work->by_ring || request->status)
+			send_completion(session, request->id, work->stream, request);
+	}
+	fa_request_free(work);
+	fa_request_release_held(session, NULL);
+	if (session->n_refused < FA_SESSION_REFUSED_MAX)
+		fa_session_resume(session, FA_PAUSE_REQUESTS);
+}
+
+void fa_request_cancel_all(struct fa_session *session, int status)
+{
+	for (unsigned int i = 0; i < FA_COMPLETION_SLOTS; ++i) {
+		struct fa_session_stream *slot = &session->streams[i];
+
+		if (!slot->stream)
+			continue;
+		for (uint64_t value = slot->finished + 1; value < slot->next_value; ++value)
+			fa_engine_cancel(session->server->engine, slot->stream, value, status);
+	}
+}

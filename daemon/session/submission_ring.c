@@ -1,0 +1,447 @@
+#include "daemon/session/submission_ring.h"
+
+#include "common/cleanup.h"
+#include "common/clock.h"
+#include "daemon/service/dispatch.h"
+#include "daemon/service/server.h"
+#include "daemon/session/device_completion.h"
+#include "daemon/session/session.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <sched.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+
+/* Entries taken from one ring before the others have their turn. */
+#define TURN_MAX 16
+/* Before a packet is looked at; what is more keeps it waiting. */
+#define CATCH_UP_MAX 64
+/* How long rings are polled before the loop looks after its descriptors. */
+#define SLICE_NS (20 * FA_NS_PER_US)
+/* ... at least, if one had something for the engine. */
+#define SLICE_BUSY_NS (5 * FA_NS_PER_US)
+/* Looks between two looks at the clock. */
+#define LOOKS 16
+/* A ring that is polled in vain so often is not polled for so many requests. */
+#define TRIES 4
+#define REST 64
+/* Doorbells heard at a time. */
+#define BELLS_MAX 64
+/* Requests of one stream that are recorded at most. */
+#define RECORDS_MAX 4096
+
+struct fa_session_ring {
+	struct fa_session *session;
+	struct fa_list link; /* rings.busy */
+	struct fa_ring_consumer end;
+	struct fa_completion_records *results;
+	int doorbell;
+	struct fa_charge charge_bytes, charge_fds;
+
+	uint64_t last_ns; /* when something was taken last */
+	bool passed;      /* requests have ended without the engine since it was last woken */
+	bool warm;        /* it was polled for a while since it was activated */
+	bool paid;        /* ... and not in vain */
+	unsigned int in_vain, rest;
+
+	uint64_t n_requests, n_doorbells;
+};
+
+/* ---- polling */
+
+static void leave(struct fa_session_ring *ring)
+{
+	if (fa_list_empty(&ring->link))
+		return;
+	fa_list_remove(&ring->link);
+	--ring->session->server->rings.n_busy;
+}
+
+static uint64_t spin_ns(const struct fa_rings *rings, const struct fa_session_ring *ring)
+{
+	return rings->alone || ring->rest ? 0 : rings->server->config.spin_us * FA_NS_PER_US;
+}
+
+/* Takes up to @max entries, and none behind @mark. The session may be closed afterwards. */
+static bool serve(struct fa_session_ring *ring, unsigned int max, const uint64_t *mark)
+{
+	struct fa_session *session = fa_session_ref(ring->session);
+	struct fa_server *server = session->server;
+	unsigned char *entry = server->rings.entry;
+	uint64_t now_ns = fa_now_ns();
+	const char *wrong;
+	uint64_t submitted = session->n_submitted;
+	unsigned int n = 0;
+	size_t length;
+	int r = 0;
+
+	/* An entry may be many requests: those of all layers of a step. */
+	while (session->state == FA_SESSION_READY && n < max &&
+	       session->n_submitted - submitted < max && !session->paused &&
+	       !(mark && fa_ring_has_reached(&ring->end, *mark))) {
+		r = fa_ring_take(&ring->end, entry, FA_WIRE_BYTES_MAX, &length, &wrong);
+		if (r < 0)
+			break;
+		++n;
+		++session->n_messages;
+		/* What the client has seen in its records counts no more, nor what its page says. */
+		if (fa_engine_has_news(server->engine))
+			fa_server_take_finished(server);
+		if (!fa_list_empty(&server->early)) {
+			fa_device_completion_settle(server);
+			fa_engine_batch_begin(server->engine);
+		}
+		if (session->state == FA_SESSION_READY)
+			fa_dispatch_ring(session, entry, length, now_ns);
+	}
+	server->rings.n_submitted += session->n_submitted - submitted;
+	if (r == -EPROTO)
+		fa_session_refuse(session, 0, -EPROTO, wrong);
+	if (n) {
+		ring->n_requests += n;
+		server->rings.n_requests += n;
+		ring->last_ns = now_ns;
+		if (ring->warm)
+			ring->paid = true;
+		/* Both are there until the last reference of the session is given back. */
+		if (fa_ring_gave_room(&ring->end) ||
+		    (ring->passed && fa_ring_must_wake(ring->end.words)))
+			fa_completion_records_wake(ring->results);
+		ring->passed = false;
+	}
+	fa_session_unref(session);
+	return n;
+}
+
+/* Leaves it to its doorbell, unless something has come. */
+static void sleep_on(struct fa_session_ring *ring)
+{
+	if (!fa_ring_sleep(&ring->end))
+		return;
+	if (ring->warm && ring->paid)
+		ring->in_vain = 0;
+	else if (ring->warm && ++ring->in_vain >= TRIES) {
+		ring->in_vain = 0;
+		ring->rest = REST;
+	}
+	leave(ring);
+}
+
+/* Each busy ring has its turn. Returns whether any had something, or has yet to be launched. */
+static bool turn(struct fa_rings *rings, uint64_t now_ns)
+{
+	bool any = false;
+
+	fa_engine_batch_begin(rings->server->engine);
+	for (unsigned int n = rings->n_busy; n && !fa_list_empty(&rings->busy); --n) {
+		struct fa_session_ring *ring = fa_container_of(rings->busy.next,
+		                                               struct fa_session_ring, link);
+
+		fa_list_remove(&ring->link);
+		fa_list_append(&rings->busy, &ring->link);
+		if (ring->session->paused)
+			leave(ring);
+		else if (fa_ring_has_news(&ring->end))
+			any = serve(ring, TURN_MAX, NULL) || any;
+		else if ((int64_t)(now_ns - ring->last_ns) >= (int64_t)spin_ns(rings, ring))
+			sleep_on(ring);
+		else
+			ring->warm = true;
+	}
+	return fa_engine_attend(rings->server->engine) || any;
+}
+
+static void relax(const struct fa_rings *rings)
+{
+	if (rings->shy)
+		(void)sched_yield();
+#if defined(__x86_64__) || defined(__i386__)
+	else
+		__builtin_ia32_pause();
+#elif defined(__aarch64__)
+	else
+		__asm__ volatile("yield");
+#endif
+}
+
+static void rest(struct fa_rings *rings)
+{
+	(void)uv_idle_stop(&rings->idle);
+	fa_engine_unattend(rings->server->engine);
+	fa_server_rest(rings->server);
+}
+
+static void on_idle(uv_idle_t *idle)
+{
+	struct fa_rings *rings = idle->data;
+	uint64_t start_ns = fa_now_ns(), now_ns = start_ns, slice_ns = SLICE_NS;
+	const uint64_t n_submitted = rings->n_submitted;
+
+	do {
+		bool any = false;
+
+		for (int i = 0; i < LOOKS && rings->n_busy && !any; ++i) {
+			any = turn(rings, now_ns);
+			any = fa_server_look_after_engine(rings->server) || any;
+			if (!any)
+				relax(rings);
+		}
+		now_ns = fa_now_ns();
+		/* While the engine has something to do a look at descriptors delays nobody; just
+		 * when the next request comes it would. */
+		if (rings->n_submitted != n_submitted)
+			slice_ns = SLICE_BUSY_NS;
+	} while (rings->n_busy && now_ns - start_ns < slice_ns);
+	if (!rings->n_busy)
+		rest(rings);
+}
+
+bool fa_rings_are_polled(const struct fa_rings *rings)
+{
+	return rings->n_busy;
+}
+
+void fa_ring_activate(struct fa_session_ring *ring)
+{
+	struct fa_rings *rings = &ring->session->server->rings;
+
+	if (!fa_list_empty(&ring->link))
+		return;
+	fa_ring_awake(&ring->end);
+	ring->warm = ring->paid = false;
+	fa_list_append(&rings->busy, &ring->link);
+	++rings->n_busy;
+	(void)uv_idle_start(&rings->idle, on_idle);
+}
+
+/* ---- doorbells */
+
+static void on_bells(uv_poll_t *poll, int status, int events)
+{
+	struct fa_rings *rings = poll->data;
+	struct epoll_event bells[BELLS_MAX];
+	int n;
+
+	n = epoll_wait(rings->bells, bells, BELLS_MAX, 0);
+	/* While requests are read and checked it wakes up. */
+	if (n > 0)
+		fa_engine_prepare(rings->server->engine);
+	for (int i = 0; i < n; ++i) {
+		struct fa_session_ring *ring = bells[i].data.ptr;
+
+		++ring->n_doorbells;
+		++rings->n_doorbells;
+		if (ring->rest)
+			--ring->rest;
+		if (!ring->session->paused)
+			fa_ring_activate(ring);
+	}
+	(void)turn(rings, fa_now_ns());
+	if (!rings->n_busy)
+		fa_engine_unattend(rings->server->engine);
+}
+
+int fa_rings_init(struct fa_rings *rings, struct fa_server *server)
+{
+	cpu_set_t cpus;
+	int r, n = sched_getaffinity(0, sizeof(cpus), &cpus) < 0 ? 1 : CPU_COUNT(&cpus);
+
+	rings->server = server;
+	rings->alone = n == 1;
+	rings->shy = n <= 4;
+	fa_list_init(&rings->busy);
+	rings->bells = epoll_create1(EPOLL_CLOEXEC);
+	if (rings->bells < 0)
+		return -errno;
+	(void)uv_idle_init(server->loop, &rings->idle);
+	rings->idle.data = rings;
+	r = uv_poll_init(server->loop, &rings->poll, rings->bells);
+	rings->poll.data = rings;
+	if (r == 0)
+		r = uv_poll_start(&rings->poll, UV_READABLE, on_bells);
+	return r;
+}
+
+void fa_rings_deinit(struct fa_rings *rings)
+{
+	fa_close_fdp(&rings->bells);
+}
+
+/* ---- of one session */
+
+static uint64_t power_of_two(uint64_t least, uint64_t most, uint64_t wanted)
+{
+	uint64_t size = least;
+
+	while (size < wanted && size < most)
+		size *= 2;
+	return size;
+}
+
+static int charge(struct fa_session_ring *ring, uint64_t bytes, struct fa_charge *sent,
+                  struct fa_error *error)
+{
+	struct fa_session *session = ring->session;
+	int r;
+
+	r = fa_charge_add(&ring->charge_bytes, session->tenant, FA_RESOURCE_BUFFER_BYTES, bytes,
+	                  error);
+	/* The doorbell, and our end of the sockets. */
+	if (r == 0)
+		r = fa_session_charge_fds(session, 2, &ring->charge_fds, error);
+	if (r == 0)
+		r = fa_session_charge_fds(session, FA_SESSION_SEND_FDS, sent, error);
+	return r;
+}
+
+static int ring_make(struct fa_session_ring *ring, uint64_t bytes, uint32_t records, int fds[4])
+{
+	struct epoll_event event = { .events = EPOLLIN | EPOLLET, .data.ptr = ring };
+	struct fa_session *session = ring->session;
+	int r, made[3];
+
+	r = fa_completion_records_new(bytes, records, &ring->results, made);
+	if (r < 0)
+		return r;
+	fds[0] = made[0];
+	fds[1] = made[1];
+	fds[3] = made[2];
+	ring->doorbell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (ring->doorbell < 0)
+		return -errno;
+	fds[2] = fcntl(ring->doorbell, F_DUPFD_CLOEXEC, 0);
+	if (fds[2] < 0 ||
+	    epoll_ctl(session->server->rings.bells, EPOLL_CTL_ADD, ring->doorbell, &event) < 0)
+		return -errno;
+	fa_ring_consumer_init(&ring->end, ring->results->memory, bytes);
+	return 0;
+}
+
+static void ring_free(struct fa_session_ring *ring)
+{
+	fa_completion_records_unref(ring->results);
+	fa_close_fdp(&ring->doorbell);
+	fa_charge_release(&ring->charge_bytes);
+	fa_charge_release(&ring->charge_fds);
+	free(ring);
+}
+
+int fa_ring_setup(struct fa_session *session, const struct fa_wire_message *message,
+                  struct fa_error *error)
+{
+	const uint64_t wanted = message->ring_setup.bytes;
+	struct fa_server *server = session->server;
+	uint32_t records = (uint32_t)power_of_two(1, RECORDS_MAX,
+	                                          server->config.limits.session_requests);
+	uint64_t bytes = wanted ? power_of_two(FA_RING_BYTES_MIN, FA_RING_BYTES_MAX, wanted)
+	                        : FA_RING_BYTES_DEFAULT;
+	int r, fds[FA_SESSION_SEND_FDS] = { -1, -1, -1, -1 };
+	struct fa_wire_message reply;
+	struct fa_charge sent = {};
+	struct fa_session_ring *ring;
+
+	if (server->state != FA_SERVER_RUNNING)
+		return fa_fail(error, -ESHUTDOWN, "the daemon is stopping");
+	if (session->ring)
+		return fa_fail(error, -EEXIST, "this session has a ring already");
+	ring = fa_new(struct fa_session_ring);
+	if (!ring)
+		return fa_fail(error, -ENOMEM, "the daemon has no memory for a ring");
+	ring->session = session;
+	ring->doorbell = -1;
+	fa_list_init(&ring->link);
+	r = charge(ring, FA_RING_HEAD_BYTES + bytes + fa_results_bytes(records), &sent, error);
+	if (r == 0) {
+		r = ring_make(ring, bytes, records, fds);
+		if (r < 0)
+			fa_fail(error, r, "the ring cannot be made: %s", strerror(-r));
+	}
+	if (r < 0) {
+		for (size_t i = 0; i < FA_SESSION_SEND_FDS; ++i)
+			fa_close_fdp(&fds[i]);
+		fa_charge_release(&sent);
+		ring_free(ring);
+		return r;
+	}
+
+	session->ring = ring;
+	++server->rings.n_rings;
+	for (uint32_t i = 0; i < FA_COMPLETION_SLOTS; ++i)
+		if (session->streams[i].stream)
+			fa_engine_stream_record(session->streams[i].stream, ring->results, i);
+	reply = (struct fa_wire_message){
+		.id = message->id,
+		.fds = FA_SESSION_SEND_FDS,
+		.type = FA_WIRE_RING_REPLY,
+		.ring_reply = { .bytes = bytes,
+		                .results_bytes = fa_results_bytes(records),
+		                .records = records },
+	};
+	fa_session_send_fds(session, &reply, fds, FA_SESSION_SEND_FDS, &sent);
+	fa_device_completion_open(session);
+	return 0;
+}
+
+bool fa_ring_catch_up(struct fa_session *session)
+{
+	struct fa_session_ring *ring = session->ring;
+	uint64_t mark = fa_ring_mark(&ring->end);
+
+	if (fa_ring_has_reached(&ring->end, mark))
+		return true;
+	fa_engine_batch_begin(session->server->engine);
+	(void)serve(ring, CATCH_UP_MAX, &mark);
+	fa_engine_batch_end(session->server->engine);
+	/* What the client took back of what it said it had put was not there. */
+	return session->state == FA_SESSION_READY &&
+	       (fa_ring_has_reached(&ring->end, mark) || !fa_ring_has_news(&ring->end));
+}
+
+void fa_ring_note_passed(struct fa_session *session)
+{
+	session->ring->passed = true;
+}
+
+struct fa_completion_records *fa_ring_results(struct fa_session *session)
+{
+	return session->ring->results;
+}
+
+void fa_ring_close(struct fa_session *session)
+{
+	struct fa_session_ring *ring = session->ring;
+
+	if (!ring)
+		return;
+	leave(ring);
+	/* It is not the client that leaves: what has ended it may not have seen so far. Nothing is
+	 * charged for what a process leaves behind. */
+	if (session->server->state != FA_SERVER_RUNNING || fa_kv_device_lost(session->server))
+		ring->results->stays = true;
+	/* By name: the client holds the doorbell, too, and keeps it alive. */
+	(void)epoll_ctl(session->server->rings.bells, EPOLL_CTL_DEL, ring->doorbell, NULL);
+}
+
+void fa_ring_free(struct fa_session *session)
+{
+	if (!session->ring)
+		return;
+	--session->server->rings.n_rings;
+	ring_free(fa_steal_ptr(session->ring));
+}
+
+bool fa_ring_status(const struct fa_session *session, struct fa_ring_status *ret_status)
+{
+	const struct fa_session_ring *ring = session->ring;
+
+	if (!ring)
+		return false;
+	*ret_status = (struct fa_ring_status){ .bytes = ring->end.bytes,
+		                               .requests = ring->n_requests,
+		                               .doorbells = ring->n_doorbells,
+		                               .polled = !fa_list_empty(&ring->link) };
+	return true;
+}
