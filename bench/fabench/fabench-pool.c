@@ -68,7 +68,7 @@ static int open_pool(struct pool_bench *b)
 /* 16 tokens: 32 KiB a page, as small as they get. 64 tokens: 256 KiB. */
 static int new_cache(struct pool_bench *b, uint32_t page_tokens, uint64_t *ret_id)
 {
-	const struct fa_cache_config config = {
+	const struct fa_pool_cache_config config = {
 		.geometry = { .layers = 1,
 		              .kv_heads = 8,
 		              .head_dim = page_tokens == 16 ? 64 : 128,
@@ -79,7 +79,7 @@ static int new_cache(struct pool_bench *b, uint32_t page_tokens, uint64_t *ret_i
 		.mode = FA_MODE(FA_ADMIT_ALL, FA_ADMIT_ALL, 0),
 	};
 
-	return fa_cache_new(b->pool, &b->actor, &config, 0, &b->error, ret_id);
+	return fa_pool_cache_new(b->pool, &b->actor, &config, 0, &b->error, ret_id);
 }
 
 static int add(struct pool_bench *b, const char *what, uint32_t page_tokens, const char *how,
@@ -115,7 +115,8 @@ static void shuffle(uint32_t *values, uint32_t n)
 }
 
 /* Takes every page of the pool for the cache, and gives them back in disorder. */
-static int stir(struct pool_bench *b, struct fa_cache *cache, uint32_t **ret_pages, uint32_t *ret_n)
+static int stir(struct pool_bench *b, struct fa_pool_cache *cache, uint32_t **ret_pages,
+                uint32_t *ret_n)
 {
 	uint32_t n = b->n_chunks * cache->layout.pages_per_chunk;
 	uint32_t *pages = malloc(n * sizeof(*pages));
@@ -147,7 +148,8 @@ static void keep_least(uint64_t *least, uint64_t ns)
 		*least = ns;
 }
 
-static int measure_pages(struct pool_bench *b, struct fa_cache *cache, uint32_t *pages, uint32_t n)
+static int measure_pages(struct pool_bench *b, struct fa_pool_cache *cache, uint32_t *pages,
+                         uint32_t n)
 {
 	static const char *const names[] = { "allocate", "share", "unshare", "release" };
 	uint64_t least[] = { UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX };
@@ -179,55 +181,55 @@ static int measure_pages(struct pool_bench *b, struct fa_cache *cache, uint32_t 
 }
 
 /* Plans and commits one step. */
-static int step(struct pool_bench *b, const struct fa_step_item *items, uint32_t n,
+static int step(struct pool_bench *b, const struct fa_pool_step_item *items, uint32_t n,
                 uint64_t *ret_ns, uint64_t *ret_commit_ns)
 {
-	struct fa_step *planned = NULL;
+	struct fa_pool_step *planned = NULL;
 	uint64_t start = fa_now_ns(), end;
 	int r;
 
-	r = fa_step_plan(b->pool, &b->actor, items, n, ++b->number, 0, &b->error, &planned);
+	r = fa_pool_step_plan(b->pool, &b->actor, items, n, ++b->number, 0, &b->error, &planned);
 	if (r < 0)
 		return r;
 	end = fa_now_ns();
 	*ret_ns = end - start;
-	r = fa_step_commit(b->pool, planned, &b->error);
+	r = fa_pool_step_commit(b->pool, planned, &b->error);
 	if (r < 0)
 		return r;
-	fa_step_free(planned);
+	fa_pool_step_free(planned);
 	*ret_commit_ns = fa_now_ns() - end;
 	return 0;
 }
 
 static int measure_forks(struct pool_bench *b, uint64_t cache, uint32_t page_tokens)
 {
-	struct fa_step_item item = { .n_tokens = LONG_TOKENS };
+	struct fa_pool_step_item item = { .n_tokens = LONG_TOKENS };
 	uint64_t ns, commit_ns;
 	int r;
 
-	r = fa_sequence_new(b->pool, &b->actor, cache, &b->error, &item.sequence);
+	r = fa_pool_sequence_new(b->pool, &b->actor, cache, &b->error, &item.sequence);
 	if (r >= 0)
 		r = step(b, &item, 1, &ns, &commit_ns);
 	for (uint32_t i = 0; r >= 0 && i < b->n_rounds; i++) {
 		uint64_t fork, start = fa_now_ns();
 
-		r = fa_sequence_fork(b->pool, &b->actor, item.sequence, UINT64_MAX, &b->error,
-		                     &fork);
+		r = fa_pool_sequence_fork(b->pool, &b->actor, item.sequence, UINT64_MAX, &b->error,
+		                          &fork);
 		b->times[i] = fa_now_ns() - start;
 		if (r >= 0)
-			r = fa_sequence_free(b->pool, &b->actor, fork, &b->error);
+			r = fa_pool_sequence_free(b->pool, &b->actor, fork, &b->error);
 	}
 	if (r >= 0)
 		r = add_median(b, "fork", page_tokens, "100k");
 	if (r >= 0)
-		r = fa_sequence_free(b->pool, &b->actor, item.sequence, &b->error);
+		r = fa_pool_sequence_free(b->pool, &b->actor, item.sequence, &b->error);
 	return r;
 }
 
 static int measure_prefixes(struct pool_bench *b, uint64_t cache, uint32_t page_tokens)
 {
 	_fa_cleanup_(fa_freep) uint32_t *tokens = calloc(LONG_TOKENS, sizeof(*tokens));
-	struct fa_step_item item = { .n_tokens = LONG_TOKENS };
+	struct fa_pool_step_item item = { .n_tokens = LONG_TOKENS };
 	uint32_t rounds = b->n_rounds < 30 ? b->n_rounds : 30;
 	const struct fa_prefix_key key = {};
 	uint64_t ns, commit_ns, n;
@@ -235,7 +237,7 @@ static int measure_prefixes(struct pool_bench *b, uint64_t cache, uint32_t page_
 
 	if (!tokens)
 		return -ENOMEM;
-	r = fa_sequence_new(b->pool, &b->actor, cache, &b->error, &item.sequence);
+	r = fa_pool_sequence_new(b->pool, &b->actor, cache, &b->error, &item.sequence);
 	if (r >= 0)
 		r = step(b, &item, 1, &ns, &commit_ns);
 	if (r >= 0)
@@ -244,7 +246,7 @@ static int measure_prefixes(struct pool_bench *b, uint64_t cache, uint32_t page_
 	for (uint32_t i = 0; r >= 0 && i < rounds; i++) {
 		uint64_t sequence, start;
 
-		r = fa_sequence_new(b->pool, &b->actor, cache, &b->error, &sequence);
+		r = fa_pool_sequence_new(b->pool, &b->actor, cache, &b->error, &sequence);
 		if (r < 0)
 			break;
 		start = fa_now_ns();
@@ -252,13 +254,13 @@ static int measure_prefixes(struct pool_bench *b, uint64_t cache, uint32_t page_
 		                     &b->error, &n);
 		b->times[i] = fa_now_ns() - start;
 		if (r >= 0)
-			r = fa_sequence_free(b->pool, &b->actor, sequence, &b->error);
+			r = fa_pool_sequence_free(b->pool, &b->actor, sequence, &b->error);
 	}
 	if (r >= 0)
 		r = add(b, "attach", page_tokens, "100k",
 		        (double)fa_bench_percentile(b->times, rounds, 50) / FA_NS_PER_US, "us");
 	if (r >= 0)
-		r = fa_sequence_free(b->pool, &b->actor, item.sequence, &b->error);
+		r = fa_pool_sequence_free(b->pool, &b->actor, item.sequence, &b->error);
 	return r;
 }
 
@@ -270,7 +272,7 @@ static int measure_probes(struct pool_bench *b, uint64_t cache, uint32_t page_to
 {
 	_fa_cleanup_(fa_freep) uint32_t *tokens = calloc(SEQUENCE_TOKENS, sizeof(*tokens));
 	_fa_cleanup_(fa_freep) uint64_t *unknown = calloc(b->n_rounds, sizeof(*unknown));
-	struct fa_step_item item = { .n_tokens = SEQUENCE_TOKENS };
+	struct fa_pool_step_item item = { .n_tokens = SEQUENCE_TOKENS };
 	struct fa_actor stranger = { .owner = 2 };
 	const struct fa_prefix_key key = {};
 	uint64_t ns, commit_ns, n, found = 0;
@@ -279,7 +281,7 @@ static int measure_probes(struct pool_bench *b, uint64_t cache, uint32_t page_to
 
 	if (!tokens || !unknown)
 		return -ENOMEM;
-	r = fa_sequence_new(b->pool, &b->actor, cache, &b->error, &item.sequence);
+	r = fa_pool_sequence_new(b->pool, &b->actor, cache, &b->error, &item.sequence);
 	if (r >= 0)
 		r = step(b, &item, 1, &ns, &commit_ns);
 	tokens[0] = 1;
@@ -311,20 +313,20 @@ static int measure_probes(struct pool_bench *b, uint64_t cache, uint32_t page_to
 	                 (double)fa_bench_percentile(unknown, b->n_rounds, 50) / (double)ns);
 	fa_pool_tenant_put(b->pool, stranger.tenant);
 	if (r >= 0)
-		r = fa_sequence_free(b->pool, &b->actor, item.sequence, &b->error);
+		r = fa_pool_sequence_free(b->pool, &b->actor, item.sequence, &b->error);
 	return r;
 }
 
 static int measure_steps(struct pool_bench *b, uint64_t cache, uint32_t page_tokens)
 {
-	struct fa_step_item items[SEQUENCES];
+	struct fa_pool_step_item items[SEQUENCES];
 	uint64_t *commits = calloc(b->n_rounds, sizeof(*commits)), ns, commit_ns;
 	int r = commits ? 0 : -ENOMEM;
 
 	for (uint32_t i = 0; r >= 0 && i < SEQUENCES; i++) {
 		/* Not all of them come to the end of a page at once. */
 		items[i].n_tokens = SEQUENCE_TOKENS - 64 + i % 64;
-		r = fa_sequence_new(b->pool, &b->actor, cache, &b->error, &items[i].sequence);
+		r = fa_pool_sequence_new(b->pool, &b->actor, cache, &b->error, &items[i].sequence);
 	}
 	if (r >= 0)
 		r = step(b, items, SEQUENCES, &ns, &commit_ns);
@@ -338,7 +340,7 @@ static int measure_steps(struct pool_bench *b, uint64_t cache, uint32_t page_tok
 		r = add(b, "commit", page_tokens, "b256-c4096",
 		        (double)fa_bench_percentile(commits, b->n_rounds, 50) / FA_NS_PER_US, "us");
 	for (uint32_t i = 0; r >= 0 && i < SEQUENCES; i++)
-		r = fa_sequence_free(b->pool, &b->actor, items[i].sequence, &b->error);
+		r = fa_pool_sequence_free(b->pool, &b->actor, items[i].sequence, &b->error);
 	free(commits);
 	return r;
 }
@@ -354,11 +356,11 @@ static int measure_state(struct pool_bench *b, uint64_t cache, uint32_t page_tok
 
 	for (uint32_t i = 0; r >= 0 && i + SEQUENCE_TOKENS / page_tokens <= n;
 	     i += SEQUENCE_TOKENS / page_tokens) {
-		struct fa_step_item item = { .n_tokens = SEQUENCE_TOKENS };
+		struct fa_pool_step_item item = { .n_tokens = SEQUENCE_TOKENS };
 		uint64_t ns, commit_ns, n_pages;
 
 		tokens[0] = i;
-		r = fa_sequence_new(b->pool, &b->actor, cache, &b->error, &item.sequence);
+		r = fa_pool_sequence_new(b->pool, &b->actor, cache, &b->error, &item.sequence);
 		if (r >= 0)
 			r = step(b, &item, 1, &ns, &commit_ns);
 		if (r >= 0)
@@ -383,7 +385,7 @@ static int measure_state(struct pool_bench *b, uint64_t cache, uint32_t page_tok
 static int measure(struct pool_bench *b, uint32_t page_tokens)
 {
 	_fa_cleanup_(fa_freep) uint32_t *pages = NULL;
-	struct fa_cache *cache;
+	struct fa_pool_cache *cache;
 	uint64_t id;
 	uint32_t n;
 	int r;

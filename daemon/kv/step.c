@@ -32,7 +32,7 @@ static void step_free(struct fa_kv_step *step)
 		--step->session->kv.n_steps;
 	fa_list_remove(&step->link);
 	forget(step);
-	fa_step_free(step->plan);
+	fa_pool_step_free(step->plan);
 	free(step->groups);
 	free(step->places);
 	free(step->tree_start);
@@ -54,10 +54,10 @@ static void end_badly(struct fa_kv_step *step)
 		return;
 	step->over = true;
 	if (!step->suspect) {
-		fa_step_abort(pool, step->plan);
+		fa_pool_step_abort(pool, step->plan);
 		return;
 	}
-	n = fa_step_suspect(pool, step->plan);
+	n = fa_pool_step_suspect(pool, step->plan);
 	if (n)
 		fa_log_about(&step->session->subject, FA_LOG_WARNING,
 		             "%" PRIu32 " sequences are dropped: the device was lost while a step "
@@ -213,15 +213,15 @@ static const struct fa_request_kind prepare_kind = {
 /* Each is moved on its own, as moves within one are done one after another. */
 #define PIECE_TOKENS 8
 
-static uint32_t copies_pieces(const struct fa_step_group *group)
+static uint32_t copies_pieces(const struct fa_pool_step_group *group)
 {
 	return group->n_copies * (group->layout.page_tokens / PIECE_TOKENS);
 }
 
 /* As moves within sequences of two pages, from the second to the first. Returns how many
  * words of @at are used. */
-static size_t fill_copies(const struct fa_step_group *group, const uint32_t *table, uint32_t *at,
-                          struct fa_paged_move *move)
+static size_t fill_copies(const struct fa_pool_step_group *group, const uint32_t *table,
+                          uint32_t *at, struct fa_paged_move *move)
 {
 	uint32_t n_max = copies_pieces(group), page_tokens = group->layout.page_tokens;
 	uint32_t *cu_moves = at, *to = cu_moves + n_max + 1, *table_start = to + n_max;
@@ -248,7 +248,7 @@ static size_t fill_copies(const struct fa_step_group *group, const uint32_t *tab
 }
 
 /* At most so many words are needed by fill_copies(). */
-static size_t copies_words(const struct fa_step_group *group)
+static size_t copies_words(const struct fa_pool_step_group *group)
 {
 	if (!group->n_copies)
 		return 0;
@@ -262,7 +262,7 @@ static void fill_requests(const struct fa_kv_step *step, struct prepare *prepare
 	struct fa_device_work *work = &prepare->work.job.work;
 
 	for (uint32_t i = 0; i < step->plan->n_groups; ++i) {
-		const struct fa_step_group *group = &step->plan->groups[i];
+		const struct fa_pool_step_group *group = &step->plan->groups[i];
 
 		if (group->n_clears)
 			work->paged[work->n_paged++] = (struct fa_paged_request){
@@ -295,7 +295,7 @@ static int compare(const void *a, const void *b)
 static bool copies_what_is_written(const struct fa_kv_step *step)
 {
 	for (uint32_t i = 0; i < step->plan->n_entries; ++i) {
-		const struct fa_step_entry *entry = &step->plan->entries[i];
+		const struct fa_pool_step_entry *entry = &step->plan->entries[i];
 
 		for (uint32_t j = 0; entry->copies && j < step->n_before; ++j)
 			if (bsearch(&entry->sequence, step->before[j]->ordered,
@@ -362,7 +362,8 @@ static int prepare(struct fa_kv_step *step, struct fa_error *error)
 
 /* ---- making one */
 
-static int check_tokens(const struct fa_step_item *items, uint32_t n_items, struct fa_error *error)
+static int check_tokens(const struct fa_pool_step_item *items, uint32_t n_items,
+                        struct fa_error *error)
 {
 	uint64_t tokens = 0;
 
@@ -375,7 +376,7 @@ static int check_tokens(const struct fa_step_item *items, uint32_t n_items, stru
 	return 0;
 }
 
-static int check_trees(const struct fa_step_item *items, uint32_t n_items, size_t n_tree,
+static int check_trees(const struct fa_pool_step_item *items, uint32_t n_items, size_t n_tree,
                        const uint32_t *tree_start, struct fa_error *error)
 {
 	for (uint32_t i = 0; i < n_items; ++i) {
@@ -395,13 +396,13 @@ static int check_trees(const struct fa_step_item *items, uint32_t n_items, size_
 static int fill_group(struct fa_kv_step *step, uint32_t i, struct fa_error *error)
 {
 	const struct fa_actor admin = { .admin = true };
-	const struct fa_step_group *from = &step->plan->groups[i];
+	const struct fa_pool_step_group *from = &step->plan->groups[i];
 	struct fa_kv_group *group = &step->groups[i];
 	struct fa_kv *kv = &step->session->server->kv;
-	struct fa_cache_info info;
+	struct fa_pool_cache_info info;
 	int r;
 
-	r = fa_cache_get_info(kv->pool, &admin, from->cache, error, &info);
+	r = fa_pool_cache_get_info(kv->pool, &admin, from->cache, error, &info);
 	if (r < 0)
 		return r;
 	*group = (struct fa_kv_group){
@@ -465,7 +466,7 @@ static int fill_tables(struct fa_kv_step *step, const uint32_t *tree, size_t n_t
                        const uint32_t *tree_start, struct fa_error *error)
 {
 	const bool moves = step->session->server->ops->tables_new != NULL;
-	const struct fa_step *plan = step->plan;
+	const struct fa_pool_step *plan = step->plan;
 	uint32_t *words = NULL;
 	size_t n = n_tree;
 	int r;
@@ -536,7 +537,7 @@ static bool shares_ordered(const struct fa_kv_step *a, const struct fa_kv_step *
 /* Finds the steps that this one is planned on. */
 static int find_before(struct fa_kv_step *step, struct fa_error *error)
 {
-	const struct fa_step *plan = step->plan;
+	const struct fa_pool_step *plan = step->plan;
 	struct fa_list *pos, *steps = &step->session->kv.steps;
 	uint32_t n = 0;
 
@@ -573,7 +574,7 @@ static int charge(struct fa_kv_step *step, size_t n_tree, bool trees, struct fa_
 	uint64_t words = n_tree + STEP_WORDS + (uint64_t)step->plan->n_entries * ENTRY_WORDS;
 
 	for (uint32_t i = 0; i < step->plan->n_groups; ++i) {
-		const struct fa_step_group *group = &step->plan->groups[i];
+		const struct fa_pool_step_group *group = &step->plan->groups[i];
 
 		words += 2 * (uint64_t)group->table_entries + group->n_clears +
 		         COPY_WORDS * (uint64_t)group->n_copies + copies_words(group);
@@ -588,7 +589,7 @@ static int charge(struct fa_kv_step *step, size_t n_tree, bool trees, struct fa_
 static int fill(struct fa_kv_step *step, uint32_t n_items, const uint32_t *tree, size_t n_tree,
                 const uint32_t *tree_start, struct fa_error *error)
 {
-	const struct fa_step *plan = step->plan;
+	const struct fa_pool_step *plan = step->plan;
 	int r;
 
 	r = charge(step, n_tree, tree_start != NULL, error);
@@ -621,7 +622,7 @@ static int fill(struct fa_kv_step *step, uint32_t n_items, const uint32_t *tree,
 }
 
 int fa_kv_step_new(struct fa_session *session, const struct fa_actor *actor, uint32_t id,
-                   const struct fa_step_item *items, uint32_t n_items, const uint32_t *tree,
+                   const struct fa_pool_step_item *items, uint32_t n_items, const uint32_t *tree,
                    size_t n_tree, const uint32_t *tree_start, struct fa_error *error,
                    struct fa_kv_step **ret_step)
 {
@@ -643,8 +644,8 @@ int fa_kv_step_new(struct fa_session *session, const struct fa_actor *actor, uin
 	fa_list_init(&step->works);
 	/* Not a tick later than need be: it may want those pages. */
 	fa_kv_quarantine_end(kv);
-	r = fa_step_plan(kv->pool, actor, items, n_items, kv->last_step + 1, fa_kv_now_ns(), error,
-	                 &step->plan);
+	r = fa_pool_step_plan(kv->pool, actor, items, n_items, kv->last_step + 1, fa_kv_now_ns(),
+	                      error, &step->plan);
 	if (r == -ENOMEM && kv->lost)
 		r = fa_fail(error, -ENODEV, "the device was lost when the pool had to grow");
 	if (r < 0) {

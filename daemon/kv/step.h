@@ -26,7 +26,7 @@
 /* New tokens of a step, all sequences together. */
 #define FA_KV_STEP_TOKENS_MAX (1u << 24)
 
-/* The sequences of one cache: struct fa_step_group for kernels. */
+/* The sequences of one cache: struct fa_pool_step_group for kernels. */
 struct fa_kv_group {
 	uint64_t cache_id;
 	struct fa_paged_cache cache;
@@ -41,7 +41,7 @@ struct fa_kv_step {
 	struct fa_list link; /* session.kv.steps */
 	struct fa_session *session;
 	uint32_t id; /* the client's; 0: made for a read */
-	struct fa_step *plan;
+	struct fa_pool_step *plan;
 	bool over;    /* the plan was committed or aborted */
 	bool doomed;  /* it can only be aborted, and is once its last request has ended */
 	bool failed;  /* a request of it did */
@@ -73,10 +73,10 @@ struct fa_kv_step {
 /*
  * Plans a step and puts it in the session's list; what has to be cleared or copied is under
  * way. @tree_start NULL: no trees; else masks of @item begin at tree[tree_start[item]]. -EBUSY
- * also: a page has to be copied that a step in flight is writing to. See fa_step_plan().
+ * also: a page has to be copied that a step in flight is writing to. See fa_pool_step_plan().
  */
 int fa_kv_step_new(struct fa_session *session, const struct fa_actor *actor, uint32_t id,
-                   const struct fa_step_item *items, uint32_t n_items, const uint32_t *tree,
+                   const struct fa_pool_step_item *items, uint32_t n_items, const uint32_t *tree,
                    size_t n_tree, const uint32_t *tree_start, struct fa_error *error,
                    struct fa_kv_step **ret_step);
 

@@ -158,7 +158,7 @@ static void end_grace(struct fa_kv *kv)
 	for (n = 0;
 	     n < GIVEN_UP_A_TICK && fa_session_store_give_up(&kv->resume, fa_now_ns(), &number);
 	     ++n)
-		fa_pool_owner_gone(kv->pool, number);
+		fa_pool_release_owner(kv->pool, number);
 	if (!n)
 		return;
 	fa_log(FA_LOG_INFO, "%" PRIu32 " sessions of the daemon before did not come back", n);
@@ -275,7 +275,7 @@ int fa_kv_actor(struct fa_session *session, const struct fa_actor **ret_actor,
 	if (session->server->state >= FA_SERVER_FLUSHING)
 		return fa_fail(error, -ESHUTDOWN, "the daemon is stopping");
 	/* Whatever is asked, what it uses does not expire. */
-	fa_pool_tell_time(kv->pool, fa_kv_now_ns());
+	fa_pool_set_time(kv->pool, fa_kv_now_ns());
 	if (!own->known) {
 		r = fa_pool_tenant_get(kv->pool, session->peer.uid, session->tenant->cgroup, error,
 		                       &own->actor.tenant);
@@ -364,12 +364,12 @@ void fa_kv_session_end(struct fa_session *session)
 
 	if (!kv->pool)
 		return;
-	fa_pool_tell_time(kv->pool, fa_kv_now_ns());
+	fa_pool_set_time(kv->pool, fa_kv_now_ns());
 	/* A daemon that ends has one that comes after it: what was kept waits for the client. One
 	 * that was refused as the device is lost may be gone before the loop has been told. */
 	if (session->server->state == FA_SERVER_RUNNING && !fa_kv_device_lost(session->server)) {
 		if (session->kv.known || session->kv.resumed)
-			fa_pool_owner_gone(kv->pool, session->id);
+			fa_pool_release_owner(kv->pool, session->id);
 		fa_session_store_remove(&kv->resume, session->kv.record);
 	}
 	if (session->kv.known)
@@ -507,7 +507,7 @@ static void welcome_back(struct fa_kv *kv)
 	uint64_t owner, last = 0, grace_ns;
 	uint32_t cursor = 0;
 
-	fa_pool_tell_time(kv->pool, fa_kv_now_ns());
+	fa_pool_set_time(kv->pool, fa_kv_now_ns());
 	fa_pool_get_info(kv->pool, &info);
 	fa_log(FA_LOG_INFO,
 	       "the pool is back, for the %" PRIu64 ". time: %" PRIu32 " chunks, %" PRIu32
@@ -522,7 +522,7 @@ static void welcome_back(struct fa_kv *kv)
 		if (owner > server->last_session)
 			server->last_session = owner;
 		if (!fa_session_store_is_lost(&kv->resume, owner))
-			fa_pool_owner_gone(kv->pool, owner);
+			fa_pool_release_owner(kv->pool, owner);
 	}
 	grace_ns = server->config.pool_grace_s * FA_NS_PER_SEC;
 	fa_session_store_begin(&kv->resume, fa_now_ns(), grace_ns, FA_KV_GRACE_ALL * grace_ns);
@@ -549,8 +549,8 @@ static void set_size(struct fa_kv *kv)
 	         "; a daemon that a program starts for itself has at most %d MiB, unless [pool] "
 	         "bytes in its configuration (FAD_CONFIG) says more",
 	         FA_CONFIG_POOL_OWN_MIB);
-	fa_pool_remedy_set(kv->pool, kv->chunks_max,
-	                   own && wanted_bytes(kv, false) > bytes ? kv->remedy : NULL);
+	fa_pool_set_exhausted_hint(kv->pool, kv->chunks_max,
+	                           own && wanted_bytes(kv, false) > bytes ? kv->remedy : NULL);
 	if (info.chunks > kv->chunks_max)
 		snprintf(more, sizeof(more), "; it has %" PRIu32 ", of which empty ones go",
 		         info.chunks);
@@ -579,8 +579,8 @@ static void start(struct fa_kv *kv)
 	const struct fa_server *server = kv->server;
 
 	set_size(kv);
-	fa_pool_quota_set(kv->pool, check_quota, kv);
-	fa_pool_grow_set(kv->pool, grow, kv);
+	fa_pool_set_quota(kv->pool, check_quota, kv);
+	fa_pool_set_grow(kv->pool, grow, kv);
 	(void)uv_timer_init(server->loop, &kv->timer);
 	kv->timer.data = kv;
 	fa_kv_wake(kv);

@@ -6,13 +6,13 @@
 #include <inttypes.h>
 #include <string.h>
 
-uint64_t fa_cache_id(const struct fa_cache *cache)
+uint64_t fa_pool_cache_id(const struct fa_pool_cache *cache)
 {
 	return (uint64_t)cache->record->generation << 32 | cache->index;
 }
 
 /* What a right to the cache needs: nothing but its name for its own tenant. */
-static int check_right(const struct fa_pool *pool, const struct fa_cache *cache,
+static int check_right(const struct fa_pool *pool, const struct fa_pool_cache *cache,
                        const struct fa_actor *actor, enum fa_right right, struct fa_error *error)
 {
 	static const char *const what[] = { "find it", "make sequences in it", "fork in it" };
@@ -30,11 +30,11 @@ static int check_right(const struct fa_pool *pool, const struct fa_cache *cache,
 	               what[right]);
 }
 
-int fa_cache_get(const struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
-                 enum fa_right right, struct fa_error *error, struct fa_cache **ret_cache)
+int fa_pool_cache_get(const struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                      enum fa_right right, struct fa_error *error, struct fa_pool_cache **ret_cache)
 {
 	uint32_t index = (uint32_t)id, generation = (uint32_t)(id >> 32);
-	struct fa_cache *cache = index < pool->header->max_caches ? pool->caches[index] : NULL;
+	struct fa_pool_cache *cache = index < pool->header->max_caches ? pool->caches[index] : NULL;
 	int r;
 
 	if (!cache || cache->leaving || cache->record->generation != generation) {
@@ -50,7 +50,7 @@ int fa_cache_get(const struct fa_pool *pool, const struct fa_actor *actor, uint6
 	return 0;
 }
 
-static struct fa_cache *find(const struct fa_pool *pool, const char *name)
+static struct fa_pool_cache *find(const struct fa_pool *pool, const char *name)
 {
 	for (uint32_t i = 0; i < pool->header->max_caches; i++)
 		if (pool->caches[i] && !pool->caches[i]->leaving &&
@@ -59,10 +59,10 @@ static struct fa_cache *find(const struct fa_pool *pool, const char *name)
 	return NULL;
 }
 
-int fa_cache_load(struct fa_pool *pool, uint32_t index, struct fa_error *error)
+int fa_pool_cache_load(struct fa_pool *pool, uint32_t index, struct fa_error *error)
 {
 	struct fa_state_cache *record = &pool->cache_records[index];
-	_fa_cleanup_(fa_freep) struct fa_cache *cache = fa_new(struct fa_cache);
+	_fa_cleanup_(fa_freep) struct fa_pool_cache *cache = fa_new(struct fa_pool_cache);
 	int r;
 
 	if (!cache)
@@ -92,7 +92,7 @@ int fa_cache_load(struct fa_pool *pool, uint32_t index, struct fa_error *error)
 	return 0;
 }
 
-bool fa_cache_scales_good(const float *scales, size_t n)
+bool fa_pool_cache_scales_good(const float *scales, size_t n)
 {
 	for (size_t i = 0; i < n; i++)
 		if (!(scales[i] >= FA_PAGED_SCALE_MIN && scales[i] <= FA_PAGED_SCALE_MAX))
@@ -105,7 +105,7 @@ static bool has_head_scales(const struct fa_cache_geometry *geometry)
 	return geometry->store != FA_PAGED_PLAIN && !geometry->token_scales;
 }
 
-static int check_scales(const struct fa_cache_config *config, struct fa_error *error)
+static int check_scales(const struct fa_pool_cache_config *config, struct fa_error *error)
 {
 	const struct fa_cache_geometry *geometry = &config->geometry;
 	const size_t n = has_head_scales(geometry) ? (size_t)geometry->layers * geometry->kv_heads
@@ -122,15 +122,15 @@ static int check_scales(const struct fa_cache_config *config, struct fa_error *e
 		               n ? "one a head of each layer"
 		                 : "as heads have scales only where codes are stored, and tokens "
 		                   "have none");
-	if (!fa_cache_scales_good(config->k_scales, n) ||
-	    !fa_cache_scales_good(config->v_scales, n))
+	if (!fa_pool_cache_scales_good(config->k_scales, n) ||
+	    !fa_pool_cache_scales_good(config->v_scales, n))
 		return fa_fail(error, -EINVAL,
 		               "a scale is none; expected finite numbers above 0, from 2^-100 to "
 		               "2^100");
 	return 0;
 }
 
-static int check_config(const struct fa_pool *pool, const struct fa_cache_config *config,
+static int check_config(const struct fa_pool *pool, const struct fa_pool_cache_config *config,
                         struct fa_error *error)
 {
 	struct fa_cache_layout layout;
@@ -161,9 +161,9 @@ static int check_config(const struct fa_pool *pool, const struct fa_cache_config
 	return 0;
 }
 
-int fa_cache_new(struct fa_pool *pool, const struct fa_actor *actor,
-                 const struct fa_cache_config *config, uint64_t now_ns, struct fa_error *error,
-                 uint64_t *ret_id)
+int fa_pool_cache_new(struct fa_pool *pool, const struct fa_actor *actor,
+                      const struct fa_pool_cache_config *config, uint64_t now_ns,
+                      struct fa_error *error, uint64_t *ret_id)
 {
 	const struct fa_cache_geometry *geometry = &config->geometry;
 	struct fa_state_cache *record;
@@ -213,18 +213,18 @@ int fa_cache_new(struct fa_pool *pool, const struct fa_actor *actor,
 	}
 	if (config->name)
 		strcpy(record->name, config->name);
-	r = fa_cache_load(pool, i, error);
+	r = fa_pool_cache_load(pool, i, error);
 	if (r < 0)
 		return fa_fail(error, r, "there is no memory for another cache");
 	fa_state_store(&record->state, FA_STATE_USED);
-	*ret_id = fa_cache_id(pool->caches[i]);
+	*ret_id = fa_pool_cache_id(pool->caches[i]);
 	return 0;
 }
 
-int fa_cache_find(struct fa_pool *pool, const struct fa_actor *actor, const char *name,
-                  uint64_t now_ns, struct fa_error *error, uint64_t *ret_id)
+int fa_pool_cache_find(struct fa_pool *pool, const struct fa_actor *actor, const char *name,
+                       uint64_t now_ns, struct fa_error *error, uint64_t *ret_id)
 {
-	struct fa_cache *cache = NULL;
+	struct fa_pool_cache *cache = NULL;
 	int r;
 
 	r = fa_name_check(name, error);
@@ -237,11 +237,11 @@ int fa_cache_find(struct fa_pool *pool, const struct fa_actor *actor, const char
 	if (r < 0)
 		return r;
 	cache->record->used_ns = now_ns;
-	*ret_id = fa_cache_id(cache);
+	*ret_id = fa_pool_cache_id(cache);
 	return 0;
 }
 
-void fa_cache_settle(struct fa_pool *pool, struct fa_cache *cache)
+void fa_pool_cache_settle(struct fa_pool *pool, struct fa_pool_cache *cache)
 {
 	if (!cache->leaving || cache->n_sequences)
 		return;
@@ -260,7 +260,7 @@ void fa_cache_settle(struct fa_pool *pool, struct fa_cache *cache)
 	free(cache);
 }
 
-void fa_cache_leave(struct fa_pool *pool, struct fa_cache *cache)
+void fa_pool_cache_leave(struct fa_pool *pool, struct fa_pool_cache *cache)
 {
 	struct fa_list *pos, *tmp;
 
@@ -269,41 +269,42 @@ void fa_cache_leave(struct fa_pool *pool, struct fa_cache *cache)
 	/* The last of them may take the cache with it: one more keeps it. */
 	cache->n_sequences++;
 	fa_list_for_each_safe(pos, tmp, &cache->sequences) {
-		struct fa_sequence *sequence = fa_container_of(pos, struct fa_sequence, cache_link);
+		struct fa_pool_sequence *sequence = fa_container_of(pos, struct fa_pool_sequence,
+		                                                    cache_link);
 
 		if (!sequence->dead)
-			fa_sequence_leave(pool, sequence);
+			fa_pool_sequence_leave(pool, sequence);
 	}
 	cache->n_sequences--;
-	fa_cache_settle(pool, cache);
+	fa_pool_cache_settle(pool, cache);
 }
 
-int fa_cache_remove(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
-                    struct fa_error *error)
+int fa_pool_cache_remove(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                         struct fa_error *error)
 {
-	struct fa_cache *cache = NULL;
+	struct fa_pool_cache *cache = NULL;
 	int r;
 
-	r = fa_cache_get(pool, actor, id, FA_RIGHT_READ, error, &cache);
+	r = fa_pool_cache_get(pool, actor, id, FA_RIGHT_READ, error, &cache);
 	if (r < 0)
 		return r;
 	if (cache->record->name[0] && !actor->admin && actor->tenant != cache->record->tenant)
 		return fa_fail(error, -EACCES,
 		               "the cache '%s' is another tenant's; only that can remove it",
 		               cache->record->name);
-	fa_cache_leave(pool, cache);
+	fa_pool_cache_leave(pool, cache);
 	return 0;
 }
 
-static void describe(const struct fa_pool *pool, const struct fa_cache *cache,
-                     struct fa_cache_info *info)
+static void describe(const struct fa_pool *pool, const struct fa_pool_cache *cache,
+                     struct fa_pool_cache_info *info)
 {
 	const struct fa_state_scales *scales = has_head_scales(&cache->geometry)
 	                                               ? &pool->scale_records[cache->index]
 	                                               : NULL;
 
-	*info = (struct fa_cache_info){
-		.id = fa_cache_id(cache),
+	*info = (struct fa_pool_cache_info){
+		.id = fa_pool_cache_id(cache),
 		.geometry = cache->geometry,
 		.layout = cache->layout,
 		.k_scales = scales ? scales->k : NULL,
@@ -322,33 +323,34 @@ static void describe(const struct fa_pool *pool, const struct fa_cache *cache,
 	};
 }
 
-int fa_cache_get_info(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
-                      struct fa_error *error, struct fa_cache_info *ret_info)
+int fa_pool_cache_get_info(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                           struct fa_error *error, struct fa_pool_cache_info *ret_info)
 {
-	struct fa_cache *cache = NULL;
+	struct fa_pool_cache *cache = NULL;
 	int r;
 
-	r = fa_cache_get(pool, actor, id, FA_RIGHT_READ, error, &cache);
+	r = fa_pool_cache_get(pool, actor, id, FA_RIGHT_READ, error, &cache);
 	if (r < 0)
 		return r;
 	describe(pool, cache, ret_info);
 	return 0;
 }
 
-uint64_t fa_cache_evict(struct fa_pool *pool, uint64_t id)
+uint64_t fa_pool_cache_evict(struct fa_pool *pool, uint64_t id)
 {
 	const struct fa_actor admin = { .admin = true };
-	struct fa_cache *cache = NULL;
+	struct fa_pool_cache *cache = NULL;
 
-	if (fa_cache_get(pool, &admin, id, FA_RIGHT_READ, NULL, &cache) < 0)
+	if (fa_pool_cache_get(pool, &admin, id, FA_RIGHT_READ, NULL, &cache) < 0)
 		return 0;
 	return fa_pages_evict_all(pool, cache);
 }
 
-bool fa_cache_each(const struct fa_pool *pool, uint32_t *cursor, struct fa_cache_info *ret_info)
+bool fa_pool_cache_each(const struct fa_pool *pool, uint32_t *cursor,
+                        struct fa_pool_cache_info *ret_info)
 {
 	while (*cursor < pool->header->max_caches) {
-		const struct fa_cache *cache = pool->caches[(*cursor)++];
+		const struct fa_pool_cache *cache = pool->caches[(*cursor)++];
 
 		if (!cache || cache->leaving)
 			continue;

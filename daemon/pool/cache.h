@@ -6,7 +6,7 @@
 #include "daemon/pool/cache_layout.h"
 #include "daemon/pool/pool.h"
 
-struct fa_cache_config {
+struct fa_pool_cache_config {
 	struct fa_cache_geometry geometry;
 	const char *name;   /* NULL: the session's own */
 	uint32_t mode;      /* FA_MODE() */
@@ -17,7 +17,7 @@ struct fa_cache_config {
 	size_t n_k_scales, n_v_scales;
 };
 
-struct fa_cache_info {
+struct fa_pool_cache_info {
 	uint64_t id;
 	struct fa_cache_geometry geometry;
 	struct fa_cache_layout layout;
@@ -36,27 +36,28 @@ struct fa_cache_info {
  * Ids are never reused. -EINVAL, -ENOTSUP, -ENAMETOOLONG, -EEXIST the name is taken,
  * -EDQUOT too many of the tenant's, -ENOSPC too many caches.
  */
-int fa_cache_new(struct fa_pool *pool, const struct fa_actor *actor,
-                 const struct fa_cache_config *config, uint64_t now_ns, struct fa_error *error,
-                 uint64_t *ret_id);
+int fa_pool_cache_new(struct fa_pool *pool, const struct fa_actor *actor,
+                      const struct fa_pool_cache_config *config, uint64_t now_ns,
+                      struct fa_error *error, uint64_t *ret_id);
 
 /* By name. -ENOENT, -EACCES. */
-int fa_cache_find(struct fa_pool *pool, const struct fa_actor *actor, const char *name,
-                  uint64_t now_ns, struct fa_error *error, uint64_t *ret_id);
+int fa_pool_cache_find(struct fa_pool *pool, const struct fa_actor *actor, const char *name,
+                       uint64_t now_ns, struct fa_error *error, uint64_t *ret_id);
 
 /*
  * Frees all its sequences and evicts all its pages; what is in flight ends first. Only its
  * session, its tenant if it has a name, or an admin may. -ENOENT, -ESTALE, -EACCES.
  */
-int fa_cache_remove(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
-                    struct fa_error *error);
+int fa_pool_cache_remove(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                         struct fa_error *error);
 
 /* -ENOENT, -ESTALE, -EACCES without the right to read. */
-int fa_cache_get_info(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
-                      struct fa_error *error, struct fa_cache_info *ret_info);
+int fa_pool_cache_get_info(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                           struct fa_error *error, struct fa_pool_cache_info *ret_info);
 
 /* Evicts every idle page; returns how many. */
-uint64_t fa_cache_evict(struct fa_pool *pool, uint64_t id);
+uint64_t fa_pool_cache_evict(struct fa_pool *pool, uint64_t id);
 
 /* One after another, from *cursor = 0 on; false: that was all. */
-bool fa_cache_each(const struct fa_pool *pool, uint32_t *cursor, struct fa_cache_info *ret_info);
+bool fa_pool_cache_each(const struct fa_pool *pool, uint32_t *cursor,
+                        struct fa_pool_cache_info *ret_info);

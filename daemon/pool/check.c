@@ -47,8 +47,8 @@ static void check_tenants(struct check *check)
 		if (record->state != FA_STATE_USED || record->tag % FA_STATE_TENANTS != i ||
 		    record->tag < FA_STATE_TENANTS ||
 		    !memchr(record->cgroup, '\0', sizeof(record->cgroup))) {
-			fa_pool_complain(check->report, "tenant %" PRIu32 " is damaged: dropped",
-			                 i);
+			fa_pool_report_add(check->report, "tenant %" PRIu32 " is damaged: dropped",
+			                   i);
 			record->state = FA_STATE_FREE;
 			continue;
 		}
@@ -75,10 +75,10 @@ static const char *judge_cache(const struct fa_pool *pool, uint32_t index)
 		return "its scales are damaged";
 	if (record->store && !record->token_scales &&
 	    ((uint64_t)record->layers * record->kv_heads > FA_STATE_SCALES ||
-	     !fa_cache_scales_good(pool->scale_records[index].k,
-	                           (size_t)record->layers * record->kv_heads) ||
-	     !fa_cache_scales_good(pool->scale_records[index].v,
-	                           (size_t)record->layers * record->kv_heads)))
+	     !fa_pool_cache_scales_good(pool->scale_records[index].k,
+	                                (size_t)record->layers * record->kv_heads) ||
+	     !fa_pool_cache_scales_good(pool->scale_records[index].v,
+	                                (size_t)record->layers * record->kv_heads)))
 		return "its scales are damaged";
 	for (uint32_t i = 0; record->name[0] && i < index; i++)
 		if (pool->caches[i] && !strcmp(pool->cache_records[i].name, record->name))
@@ -104,14 +104,14 @@ static int check_caches(struct check *check)
 		}
 		fault = judge_cache(pool, i);
 		if (!fault) {
-			r = fa_cache_load(pool, i, &reason);
+			r = fa_pool_cache_load(pool, i, &reason);
 			if (r == -ENOMEM)
 				return fa_fail(check->error, r, "there is no memory for caches");
 			if (r == 0)
 				continue;
 			fault = reason.text;
 		}
-		fa_pool_complain(check->report, "cache %" PRIu32 " is dropped: %s", i, fault);
+		fa_pool_report_add(check->report, "cache %" PRIu32 " is dropped: %s", i, fault);
 		record->state = FA_STATE_FREE;
 	}
 	return 0;
@@ -134,16 +134,17 @@ static void check_chunks(struct check *check)
 	for (uint32_t i = 0; i < pool->header->max_chunks; i++) {
 		struct fa_chunk *chunk = &pool->chunks[i];
 		uint32_t *owner = &pool->chunk_records[i].owner;
-		struct fa_cache *cache;
+		struct fa_pool_cache *cache;
 
 		fa_list_init(&chunk->link);
 		if (*owner == FA_STATE_CHUNK_ABSENT)
 			continue;
 		if (check->has && !check->has(check->userdata, i)) {
-			fa_pool_complain(check->report,
-			                 "chunk %" PRIu32 " has no memory any more: what was in it "
-			                 "is dropped",
-			                 i);
+			fa_pool_report_add(check->report,
+			                   "chunk %" PRIu32
+			                   " has no memory any more: what was in it "
+			                   "is dropped",
+			                   i);
 			empty_chunk(pool, i);
 			fa_state_store(owner, FA_STATE_CHUNK_ABSENT);
 			continue;
@@ -153,8 +154,8 @@ static void check_chunks(struct check *check)
 			continue;
 		if (*owner != FA_STATE_CHUNK_FREE &&
 		    *owner - FA_STATE_CHUNK_CACHE >= pool->header->max_caches) {
-			fa_pool_complain(check->report,
-			                 "chunk %" PRIu32 " belongs to nobody known: freed", i);
+			fa_pool_report_add(check->report,
+			                   "chunk %" PRIu32 " belongs to nobody known: freed", i);
 			*owner = FA_STATE_CHUNK_FREE;
 		}
 		if (*owner == FA_STATE_CHUNK_FREE) {
@@ -188,7 +189,7 @@ static int grow(uint32_t **array, uint32_t *size, uint32_t n)
 }
 
 /* Whether @slot is that of a page of @cache; its index. */
-static bool find_page(const struct fa_pool *pool, const struct fa_cache *cache, uint32_t slot,
+static bool find_page(const struct fa_pool *pool, const struct fa_pool_cache *cache, uint32_t slot,
                       uint32_t *ret_index)
 {
 	uint32_t chunk = slot >> pool->slot_shift;
@@ -207,7 +208,7 @@ static const char *judge_sequence(const struct fa_pool *pool, uint32_t index)
 {
 	const struct fa_state_sequence *record = &pool->sequence_records[index];
 	const struct fa_state_body *body;
-	const struct fa_cache *cache;
+	const struct fa_pool_cache *cache;
 
 	if (record->state == FA_STATE_SUSPECT)
 		return "a kernel of its last step went wrong";
@@ -227,7 +228,7 @@ static const char *judge_sequence(const struct fa_pool *pool, uint32_t index)
 		return "another has its name";
 	cache = pool->caches[record->cache];
 	body = &record->bodies[record->current];
-	if (body->length > FA_SEQUENCE_TOKENS_MAX || body->first > body->length ||
+	if (body->length > FA_POOL_SEQUENCE_TOKENS_MAX || body->first > body->length ||
 	    body->first % cache->layout.page_tokens)
 		return "its length is damaged";
 	return NULL;
@@ -243,7 +244,7 @@ static int read_list(struct check *check, uint32_t index, uint32_t *ret_pages, u
 	struct fa_pool *pool = check->pool;
 	const struct fa_state_sequence *record = &pool->sequence_records[index];
 	const struct fa_state_body *body = &record->bodies[record->current];
-	const struct fa_cache *cache = pool->caches[record->cache];
+	const struct fa_pool_cache *cache = pool->caches[record->cache];
 	uint32_t first = (uint32_t)(body->first / cache->layout.page_tokens);
 	uint32_t end = fa_pages_of(cache, body->length), next = body->head;
 
@@ -296,9 +297,9 @@ static int load_sequence(struct check *check, uint32_t index, uint32_t n_pages, 
 	struct fa_pool *pool = check->pool;
 	struct fa_state_sequence *record = &pool->sequence_records[index];
 	const struct fa_state_body *body = &record->bodies[record->current];
-	struct fa_cache *cache = pool->caches[record->cache];
+	struct fa_pool_cache *cache = pool->caches[record->cache];
 	uint32_t first = (uint32_t)(body->first / cache->layout.page_tokens);
-	struct fa_sequence *sequence = fa_sequence_alloc(pool, cache, index);
+	struct fa_pool_sequence *sequence = fa_pool_sequence_alloc(pool, cache, index);
 	int r;
 
 	if (!sequence)
@@ -331,7 +332,7 @@ static int load_sequence(struct check *check, uint32_t index, uint32_t n_pages, 
 			return r;
 		fa_name_add(pool, sequence);
 	}
-	fa_sequence_list(pool, sequence);
+	fa_pool_sequence_list(pool, sequence);
 	pool->n_sequences++;
 	cache->n_sequences++;
 	fa_tenant_account(pool, record->tenant)->n_sequences++;
@@ -366,8 +367,8 @@ static int check_sequences(struct check *check)
 		/* What went with its cache needs no word of its own. */
 		if (record->cache >= pool->header->max_caches || pool->caches[record->cache] ||
 		    record->state != FA_STATE_USED)
-			fa_pool_complain(check->report, "sequence %" PRIu32 " is dropped: %s", i,
-			                 fault);
+			fa_pool_report_add(check->report, "sequence %" PRIu32 " is dropped: %s", i,
+			                   fault);
 		record->state = FA_STATE_FREE;
 	}
 	/* From the end, so that low indices are used first. */
@@ -382,7 +383,7 @@ static int check_sequences(struct check *check)
 	return 0;
 }
 
-static void check_published(struct check *check, struct fa_cache *cache, uint32_t index)
+static void check_published(struct check *check, struct fa_pool_cache *cache, uint32_t index)
 {
 	struct fa_pool *pool = check->pool;
 	struct fa_state_page *record = &pool->page_records[index];
@@ -397,9 +398,9 @@ static void check_published(struct check *check, struct fa_cache *cache, uint32_
 	else if (!fa_prefix_index_add(pool, index))
 		fault = "another has its content";
 	if (fault) {
-		fa_pool_complain(check->report,
-		                 "page %" PRIu32 " of cache %" PRIu32 " is published no more: %s",
-		                 fa_page_slot(pool, cache, index), cache->index, fault);
+		fa_pool_report_add(check->report,
+		                   "page %" PRIu32 " of cache %" PRIu32 " is published no more: %s",
+		                   fa_page_slot(pool, cache, index), cache->index, fault);
 		record->state = 0;
 		return;
 	}
@@ -421,7 +422,7 @@ static int check_pages(struct check *check)
 		return -ENOMEM;
 	for (uint32_t i = 0; i < pool->header->max_chunks; i++) {
 		uint32_t owner = pool->chunk_records[i].owner, first = i << pool->page_shift;
-		struct fa_cache *cache;
+		struct fa_pool_cache *cache;
 
 		if (owner < FA_STATE_CHUNK_CACHE || owner == FA_STATE_CHUNK_HELD)
 			continue;

@@ -14,7 +14,7 @@ uint32_t fa_pool_max_chunks(const struct fa_pool *pool)
 	return pool->header->max_chunks;
 }
 
-struct fa_cache *fa_chunk_cache(const struct fa_pool *pool, uint32_t chunk)
+struct fa_pool_cache *fa_chunk_cache(const struct fa_pool *pool, uint32_t chunk)
 {
 	uint32_t owner = pool->chunk_records[chunk].owner;
 
@@ -36,7 +36,7 @@ enum fa_chunk_state fa_pool_chunk_state(const struct fa_pool *pool, uint32_t chu
 	return fa_chunk_cache(pool, chunk) ? FA_CHUNK_CACHE : FA_CHUNK_FREE;
 }
 
-void fa_chunk_put_free(struct fa_pool *pool, struct fa_cache *cache, uint32_t index)
+void fa_chunk_put_free(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index)
 {
 	struct fa_chunk *chunk = &pool->chunks[index >> pool->page_shift];
 
@@ -47,7 +47,7 @@ void fa_chunk_put_free(struct fa_pool *pool, struct fa_cache *cache, uint32_t in
 		fa_list_append(&cache->open_chunks, &chunk->link);
 }
 
-uint32_t fa_chunk_take_free(struct fa_pool *pool, struct fa_cache *cache)
+uint32_t fa_chunk_take_free(struct fa_pool *pool, struct fa_pool_cache *cache)
 {
 	struct fa_chunk *chunk = fa_container_of(cache->open_chunks.next, struct fa_chunk, link);
 	uint32_t index;
@@ -66,7 +66,7 @@ uint32_t fa_chunk_take_free(struct fa_pool *pool, struct fa_cache *cache)
 	return index;
 }
 
-void fa_chunk_give(struct fa_pool *pool, uint32_t number, struct fa_cache *cache)
+void fa_chunk_give(struct fa_pool *pool, uint32_t number, struct fa_pool_cache *cache)
 {
 	struct fa_chunk *chunk = &pool->chunks[number];
 
@@ -83,7 +83,7 @@ void fa_chunk_give(struct fa_pool *pool, uint32_t number, struct fa_cache *cache
 void fa_chunk_take_back(struct fa_pool *pool, uint32_t number)
 {
 	struct fa_chunk *chunk = &pool->chunks[number];
-	struct fa_cache *cache = fa_chunk_cache(pool, number);
+	struct fa_pool_cache *cache = fa_chunk_cache(pool, number);
 	uint32_t first = number << pool->page_shift;
 
 	for (uint32_t i = 0; chunk->n_idle && i < chunk->n_fresh; i++)
@@ -148,13 +148,13 @@ int fa_pool_chunk_add(struct fa_pool *pool, uint32_t number, bool zeroed, struct
 	return 0;
 }
 
-void fa_pool_grow_set(struct fa_pool *pool, fa_pool_grow_fn *grow, void *userdata)
+void fa_pool_set_grow(struct fa_pool *pool, fa_pool_grow_fn *grow, void *userdata)
 {
 	pool->grow = grow;
 	pool->grow_userdata = userdata;
 }
 
-void fa_pool_remedy_set(struct fa_pool *pool, uint32_t chunks, const char *remedy)
+void fa_pool_set_exhausted_hint(struct fa_pool *pool, uint32_t chunks, const char *remedy)
 {
 	pool->remedy = remedy;
 	pool->remedy_chunks = chunks;
@@ -209,7 +209,7 @@ void fa_pool_quarantine_end(struct fa_pool *pool)
 		return;
 	pool->quarantine = false;
 	for (uint32_t i = 0; i < pool->header->max_chunks; i++) {
-		struct fa_cache *cache = fa_chunk_cache(pool, i);
+		struct fa_pool_cache *cache = fa_chunk_cache(pool, i);
 		uint32_t first = i << pool->page_shift;
 
 		if (pool->chunk_records[i].owner == FA_STATE_CHUNK_HELD) {
@@ -228,5 +228,5 @@ void fa_pool_quarantine_end(struct fa_pool *pool)
 	pool->n_quarantined = 0;
 	for (uint32_t i = 0; i < pool->header->max_caches; i++)
 		if (pool->caches[i])
-			fa_cache_settle(pool, pool->caches[i]);
+			fa_pool_cache_settle(pool, pool->caches[i]);
 }

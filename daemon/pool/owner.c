@@ -1,36 +1,37 @@
 /* Objects whose session is gone, or that nobody has used for long. */
 #include "daemon/pool/private.h"
 
-void fa_pool_tell_time(struct fa_pool *pool, uint64_t now_ns)
+void fa_pool_set_time(struct fa_pool *pool, uint64_t now_ns)
 {
 	pool->now_ns = now_ns;
 }
 
-void fa_pool_owner_gone(struct fa_pool *pool, uint64_t owner)
+void fa_pool_release_owner(struct fa_pool *pool, uint64_t owner)
 {
 	struct fa_list *pos, *tmp;
 
 	fa_list_for_each_safe(pos, tmp, &pool->owned[owner % FA_POOL_OWNED]) {
-		struct fa_sequence *sequence = fa_container_of(pos, struct fa_sequence, owner_link);
+		struct fa_pool_sequence *sequence = fa_container_of(pos, struct fa_pool_sequence,
+		                                                    owner_link);
 
 		if (sequence->dead || sequence->record->owner != owner)
 			continue;
 		if (!sequence->record->name[0]) {
-			fa_sequence_leave(pool, sequence);
+			fa_pool_sequence_leave(pool, sequence);
 			continue;
 		}
 		__atomic_store_n(&sequence->record->owner, 0, __ATOMIC_RELEASE);
 		fa_list_remove(&sequence->owner_link);
 	}
 	for (uint32_t i = 0; i < pool->header->max_caches; i++) {
-		struct fa_cache *cache = pool->caches[i];
+		struct fa_pool_cache *cache = pool->caches[i];
 
 		if (!cache || cache->leaving || cache->record->owner != owner)
 			continue;
 		if (cache->record->name[0])
 			__atomic_store_n(&cache->record->owner, 0, __ATOMIC_RELEASE);
 		else
-			fa_cache_leave(pool, cache);
+			fa_pool_cache_leave(pool, cache);
 	}
 }
 
@@ -67,22 +68,22 @@ size_t fa_pool_expire(struct fa_pool *pool, uint64_t now_ns)
 
 	pool->now_ns = now_ns;
 	for (uint32_t i = 0; pool->n_names && i < pool->header->high_sequences; i++) {
-		struct fa_sequence *sequence = pool->sequences[i];
+		struct fa_pool_sequence *sequence = pool->sequences[i];
 
 		if (!sequence || sequence->dead || !sequence->record->name[0] ||
 		    sequence->n_in_flight ||
 		    !is_old(sequence->record->ttl_ns, sequence->record->used_ns, now_ns))
 			continue;
-		fa_sequence_leave(pool, sequence);
+		fa_pool_sequence_leave(pool, sequence);
 		n++;
 	}
 	for (uint32_t i = 0; i < pool->header->max_caches; i++) {
-		struct fa_cache *cache = pool->caches[i];
+		struct fa_pool_cache *cache = pool->caches[i];
 
 		if (!cache || cache->leaving || !cache->record->name[0] || cache->n_sequences ||
 		    !is_old(cache->record->ttl_ns, cache->record->used_ns, now_ns))
 			continue;
-		fa_cache_leave(pool, cache);
+		fa_pool_cache_leave(pool, cache);
 		n++;
 	}
 	return n;

@@ -9,7 +9,7 @@ static struct fa_chunk *chunk_of(const struct fa_pool *pool, uint32_t index)
 	return &pool->chunks[index >> pool->page_shift];
 }
 
-static uint64_t chunks_for(const struct fa_cache *cache, uint64_t have)
+static uint64_t chunks_for(const struct fa_pool_cache *cache, uint64_t have)
 {
 	uint64_t per_chunk = cache->layout.pages_per_chunk;
 
@@ -29,8 +29,8 @@ static uint64_t count_quiet(const struct fa_pool *pool)
 	return n;
 }
 
-static int exhausted(const struct fa_pool *pool, const struct fa_cache *caches, uint64_t chunks,
-                     struct fa_error *error)
+static int exhausted(const struct fa_pool *pool, const struct fa_pool_cache *caches,
+                     uint64_t chunks, struct fa_error *error)
 {
 	const char *remedy = "";
 
@@ -38,7 +38,7 @@ static int exhausted(const struct fa_pool *pool, const struct fa_cache *caches, 
 		remedy = ", more in some seconds, when the daemon before has let go";
 	else if (pool->remedy && pool->n_chunks >= pool->remedy_chunks)
 		remedy = pool->remedy;
-	for (const struct fa_cache *cache = caches; cache; cache = cache->touched)
+	for (const struct fa_pool_cache *cache = caches; cache; cache = cache->touched)
 		if (chunks_for(cache, cache->n_free + cache->n_idle))
 			return fa_fail(error, -ENOMEM,
 			               "the pool is exhausted: %" PRIu64 " pages of %" PRIu64
@@ -51,24 +51,24 @@ static int exhausted(const struct fa_pool *pool, const struct fa_cache *caches, 
 }
 
 /* Has the pool grow rather than evict. */
-static void grow(struct fa_pool *pool, const struct fa_cache *caches)
+static void grow(struct fa_pool *pool, const struct fa_pool_cache *caches)
 {
 	uint64_t want = 0;
 
 	if (!pool->grow)
 		return;
-	for (const struct fa_cache *cache = caches; cache; cache = cache->touched)
+	for (const struct fa_pool_cache *cache = caches; cache; cache = cache->touched)
 		want += chunks_for(cache, cache->n_free);
 	while (want > pool->n_free_chunks && pool->grow(pool->grow_userdata))
 		;
 }
 
-int fa_pages_reserve(struct fa_pool *pool, struct fa_cache *caches, struct fa_error *error)
+int fa_pages_reserve(struct fa_pool *pool, struct fa_pool_cache *caches, struct fa_error *error)
 {
 	uint64_t must = 0;
 
 	grow(pool, caches);
-	for (struct fa_cache *cache = caches; cache; cache = cache->touched)
+	for (struct fa_pool_cache *cache = caches; cache; cache = cache->touched)
 		must += chunks_for(cache, cache->n_free + cache->n_idle);
 	if (must > pool->n_free_chunks) {
 		uint64_t chunks = pool->n_free_chunks + count_quiet(pool);
@@ -78,7 +78,7 @@ int fa_pages_reserve(struct fa_pool *pool, struct fa_cache *caches, struct fa_er
 	}
 
 	/* First everyone what it cannot do without, then what spares it evictions. */
-	for (struct fa_cache *cache = caches; cache; cache = cache->touched)
+	for (struct fa_pool_cache *cache = caches; cache; cache = cache->touched)
 		for (uint64_t n = chunks_for(cache, cache->n_free + cache->n_idle); n > 0; n--) {
 			uint32_t chunk = fa_chunk_find_free(pool);
 
@@ -88,14 +88,15 @@ int fa_pages_reserve(struct fa_pool *pool, struct fa_cache *caches, struct fa_er
 			}
 			fa_chunk_give(pool, chunk, cache);
 		}
-	for (struct fa_cache *cache = caches; cache; cache = cache->touched)
+	for (struct fa_pool_cache *cache = caches; cache; cache = cache->touched)
 		for (uint64_t n = chunks_for(cache, cache->n_free); n > 0 && pool->n_free_chunks;
 		     n--)
 			fa_chunk_give(pool, fa_chunk_find_free(pool), cache);
 	return 0;
 }
 
-void fa_page_charge(struct fa_pool *pool, struct fa_cache *cache, uint32_t index, uint32_t tenant)
+void fa_page_charge(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index,
+                    uint32_t tenant)
 {
 	struct fa_page *page = &pool->pages[index];
 	uint32_t before = page->tenant;
@@ -106,7 +107,7 @@ void fa_page_charge(struct fa_pool *pool, struct fa_cache *cache, uint32_t index
 	fa_tenant_settle(pool, before);
 }
 
-uint32_t fa_page_take(struct fa_pool *pool, struct fa_cache *cache, uint32_t tenant,
+uint32_t fa_page_take(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t tenant,
                       bool *ret_clear)
 {
 	struct fa_page *page;
@@ -126,7 +127,7 @@ uint32_t fa_page_take(struct fa_pool *pool, struct fa_cache *cache, uint32_t ten
 	return index;
 }
 
-static void free_page(struct fa_pool *pool, struct fa_cache *cache, uint32_t index)
+static void free_page(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index)
 {
 	struct fa_page *page = &pool->pages[index];
 	struct fa_chunk *chunk = chunk_of(pool, index);
@@ -144,7 +145,7 @@ static void free_page(struct fa_pool *pool, struct fa_cache *cache, uint32_t ind
 	fa_chunk_put_free(pool, cache, index);
 }
 
-static void idle_add(struct fa_pool *pool, struct fa_cache *cache, uint32_t index)
+static void idle_add(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index)
 {
 	struct fa_page *page = &pool->pages[index];
 	struct fa_tenant_account *account = fa_tenant_account(pool, page->tenant);
@@ -169,7 +170,7 @@ static void idle_add(struct fa_pool *pool, struct fa_cache *cache, uint32_t inde
 	chunk_of(pool, index)->idled = ++pool->clock;
 }
 
-static void idle_remove(struct fa_pool *pool, struct fa_cache *cache, uint32_t index)
+static void idle_remove(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index)
 {
 	struct fa_page *page = &pool->pages[index];
 	struct fa_tenant_account *account = fa_tenant_account(pool, page->tenant);
@@ -195,7 +196,7 @@ static void idle_remove(struct fa_pool *pool, struct fa_cache *cache, uint32_t i
 	chunk_of(pool, index)->n_idle--;
 }
 
-void fa_page_ref(struct fa_pool *pool, struct fa_cache *cache, uint32_t index)
+void fa_page_ref(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index)
 {
 	if (!pool->refs[index]++) {
 		idle_remove(pool, cache, index);
@@ -204,7 +205,7 @@ void fa_page_ref(struct fa_pool *pool, struct fa_cache *cache, uint32_t index)
 	}
 }
 
-void fa_page_unref(struct fa_pool *pool, struct fa_cache *cache, uint32_t index)
+void fa_page_unref(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index)
 {
 	if (--pool->refs[index])
 		return;
@@ -216,7 +217,7 @@ void fa_page_unref(struct fa_pool *pool, struct fa_cache *cache, uint32_t index)
 		free_page(pool, cache, index);
 }
 
-void fa_page_evict(struct fa_pool *pool, struct fa_cache *cache, uint32_t index)
+void fa_page_evict(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index)
 {
 	idle_remove(pool, cache, index);
 	fa_prefix_index_remove(pool, index);
@@ -226,7 +227,7 @@ void fa_page_evict(struct fa_pool *pool, struct fa_cache *cache, uint32_t index)
 	free_page(pool, cache, index);
 }
 
-void fa_page_load(struct fa_pool *pool, struct fa_cache *cache, uint32_t index)
+void fa_page_load(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index)
 {
 	struct fa_page *page = &pool->pages[index];
 
@@ -247,7 +248,7 @@ void fa_page_load(struct fa_pool *pool, struct fa_cache *cache, uint32_t index)
 	}
 }
 
-uint64_t fa_pages_evict_all(struct fa_pool *pool, struct fa_cache *cache)
+uint64_t fa_pages_evict_all(struct fa_pool *pool, struct fa_pool_cache *cache)
 {
 	uint64_t n;
 
@@ -263,7 +264,7 @@ void fa_pages_evict_of(struct fa_pool *pool, uint32_t tenant, uint64_t bytes)
 
 	while (account->oldest && done < bytes) {
 		uint32_t index = account->oldest - 1;
-		struct fa_cache *cache = fa_chunk_cache(pool, index >> pool->page_shift);
+		struct fa_pool_cache *cache = fa_chunk_cache(pool, index >> pool->page_shift);
 
 		fa_page_evict(pool, cache, index);
 		done += cache->layout.page_bytes;

@@ -143,7 +143,7 @@ void fa_pool_report_deinit(struct fa_pool_report *report)
 	*report = (struct fa_pool_report){};
 }
 
-void fa_pool_complain(struct fa_pool_report *report, const char *format, ...)
+void fa_pool_report_add(struct fa_pool_report *report, const char *format, ...)
 {
 	va_list args;
 	char *line;
@@ -295,7 +295,7 @@ struct fa_pool *fa_pool_free(struct fa_pool *pool)
 	if (!pool)
 		return NULL;
 	for (uint32_t i = 0; pool->sequences && i < pool->header->high_sequences; i++)
-		fa_sequence_discard(pool->sequences[i]);
+		fa_pool_sequence_discard(pool->sequences[i]);
 	for (uint32_t i = 0; i < FA_STATE_CACHES; i++)
 		free(pool->caches[i]);
 	free(pool->sequences);
@@ -328,7 +328,7 @@ void fa_pool_get_info(const struct fa_pool *pool, struct fa_pool_info *ret_info)
 		.evicted_pages = pool->n_evicted,
 	};
 	for (uint32_t i = 0; i < FA_STATE_CACHES; i++) {
-		const struct fa_cache *cache = pool->caches[i];
+		const struct fa_pool_cache *cache = pool->caches[i];
 
 		if (!cache)
 			continue;

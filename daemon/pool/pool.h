@@ -113,13 +113,13 @@ bool fa_pool_chunk_remove_empty(struct fa_pool *pool, uint64_t since_ns, uint32_
  * chunk by fa_pool_chunk_add() and returns true, or false if there can be no more. NULL.
  */
 typedef bool fa_pool_grow_fn(void *userdata);
-void fa_pool_grow_set(struct fa_pool *pool, fa_pool_grow_fn *grow, void *userdata);
+void fa_pool_set_grow(struct fa_pool *pool, fa_pool_grow_fn *grow, void *userdata);
 
 /*
  * What helps if the pool is exhausted with @chunks or more: said then, behind what is needed and
  * what there is. @remedy stays the caller's and has to live; NULL: nothing.
  */
-void fa_pool_remedy_set(struct fa_pool *pool, uint32_t chunks, const char *remedy);
+void fa_pool_set_exhausted_hint(struct fa_pool *pool, uint32_t chunks, const char *remedy);
 
 /* ---- Tenants. */
 
@@ -150,7 +150,7 @@ struct fa_pool_more {
  */
 typedef int fa_pool_quota_fn(void *userdata, const struct fa_pool_tenant_info *held,
                              const struct fa_pool_more *more, struct fa_error *error);
-void fa_pool_quota_set(struct fa_pool *pool, fa_pool_quota_fn *quota, void *userdata);
+void fa_pool_set_quota(struct fa_pool *pool, fa_pool_quota_fn *quota, void *userdata);
 
 /*
  * Finds or makes the tenant (uid, cgroup) and holds it; it exists until it was put as often
@@ -200,13 +200,13 @@ enum fa_admitted {
 /* ---- The whole. */
 
 /* What time it is, by CLOCK_BOOTTIME, for all that does not say so itself. */
-void fa_pool_tell_time(struct fa_pool *pool, uint64_t now_ns);
+void fa_pool_set_time(struct fa_pool *pool, uint64_t now_ns);
 
 /*
  * A session is over for good: its sequences and caches without a name are freed (what is in
  * flight keeps its pages until it ends); those with one have no owner any more.
  */
-void fa_pool_owner_gone(struct fa_pool *pool, uint64_t owner);
+void fa_pool_release_owner(struct fa_pool *pool, uint64_t owner);
 
 /* Whether anything belongs to the session @owner: after a restart, who may come back. */
 bool fa_pool_owner_each(const struct fa_pool *pool, uint32_t *cursor, uint64_t *ret_owner);

@@ -87,14 +87,15 @@ static int check_key(const struct fa_prefix_key *key, struct fa_error *error)
 }
 
 /* The page of the sequence with this number could be published as it is. */
-static bool is_open(const struct fa_pool *pool, const struct fa_sequence *sequence, uint32_t number)
+static bool is_open(const struct fa_pool *pool, const struct fa_pool_sequence *sequence,
+                    uint32_t number)
 {
-	uint32_t slot = fa_sequence_slot(sequence, number);
+	uint32_t slot = fa_pool_sequence_slot(sequence, number);
 
 	return !(pool->pages[fa_page_index(pool, sequence->cache, slot)].flags & FA_PAGE_PUBLISHED);
 }
 
-static void publish_page(struct fa_pool *pool, struct fa_cache *cache, uint32_t index,
+static void publish_page(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index,
                          uint32_t tenant, const uint8_t hash[FA_STATE_HASH_BYTES])
 {
 	struct fa_state_page *record = &pool->page_records[index];
@@ -115,10 +116,10 @@ static void publish_page(struct fa_pool *pool, struct fa_cache *cache, uint32_t 
 
 static int check_tokens(uint64_t n_tokens, struct fa_error *error)
 {
-	if (n_tokens > FA_SEQUENCE_TOKENS_MAX)
+	if (n_tokens > FA_POOL_SEQUENCE_TOKENS_MAX)
 		return fa_fail(error, -EINVAL,
 		               "%" PRIu64 " tokens are looked up; expected at most %" PRIu64,
-		               n_tokens, FA_SEQUENCE_TOKENS_MAX);
+		               n_tokens, FA_POOL_SEQUENCE_TOKENS_MAX);
 	return 0;
 }
 
@@ -127,10 +128,10 @@ int fa_prefix_hashes_init(const struct fa_pool *pool, const struct fa_actor *act
                           struct fa_error *error, struct fa_prefix_hashes *ret_hashes)
 {
 	struct fa_prefix_hashes hashes = {};
-	struct fa_sequence *sequence = NULL;
+	struct fa_pool_sequence *sequence = NULL;
 	int r;
 
-	r = fa_sequence_get(pool, actor, id, FA_RIGHT_APPEND, error, &sequence);
+	r = fa_pool_sequence_get(pool, actor, id, FA_RIGHT_APPEND, error, &sequence);
 	if (r == 0)
 		r = check_key(key, error);
 	if (r == 0)
@@ -170,13 +171,13 @@ int fa_prefix_publish_hashed(struct fa_pool *pool, const struct fa_actor *actor,
                              const struct fa_prefix_hashes *hashes, uint64_t n_tokens,
                              struct fa_error *error, uint64_t *ret_pages)
 {
-	struct fa_sequence *sequence = NULL;
+	struct fa_pool_sequence *sequence = NULL;
 	uint32_t first, end = hashes->n;
 	struct fa_pool_more more = {};
 	uint64_t n = 0;
 	int r;
 
-	r = fa_sequence_get(pool, actor, id, FA_RIGHT_APPEND, error, &sequence);
+	r = fa_pool_sequence_get(pool, actor, id, FA_RIGHT_APPEND, error, &sequence);
 	if (r < 0)
 		return r;
 	if (n_tokens > sequence->length)
@@ -184,11 +185,11 @@ int fa_prefix_publish_hashed(struct fa_pool *pool, const struct fa_actor *actor,
 		               "%" PRIu64 " tokens are to be published; expected at most %" PRIu64
 		               ", the sequence's length",
 		               n_tokens, sequence->length);
-	first = fa_sequence_first_page(sequence);
+	first = fa_pool_sequence_first_page(sequence);
 
 	/* Those that would be paid for by somebody else from now on. */
 	for (uint32_t number = first; number < end; number++) {
-		uint32_t slot = fa_sequence_slot(sequence, number);
+		uint32_t slot = fa_pool_sequence_slot(sequence, number);
 
 		if (is_open(pool, sequence, number) &&
 		    pool->pages[fa_page_index(pool, sequence->cache, slot)].tenant != actor->tenant)
@@ -204,11 +205,11 @@ int fa_prefix_publish_hashed(struct fa_pool *pool, const struct fa_actor *actor,
 		return fa_fail(error, r, "there is no memory for the index of %" PRIu32 " pages",
 		               end - first);
 
-	fa_sequence_touch(pool, sequence);
+	fa_pool_sequence_touch(pool, sequence);
 	if (more.bytes)
 		fa_tenant_make_room(pool, actor->tenant, more.bytes);
 	for (uint32_t number = first; number < end; number++) {
-		uint32_t slot = fa_sequence_slot(sequence, number);
+		uint32_t slot = fa_pool_sequence_slot(sequence, number);
 
 		if (!is_open(pool, sequence, number) || find(pool, hashes->pages[number]))
 			continue;
@@ -235,7 +236,7 @@ int fa_prefix_publish(struct fa_pool *pool, const struct fa_actor *actor, uint64
 }
 
 /* Idle pages are used again. */
-static int check_max_pages(const struct fa_pool *pool, const struct fa_cache *cache,
+static int check_max_pages(const struct fa_pool *pool, const struct fa_pool_cache *cache,
                            const uint32_t *indices, uint32_t n_pages, struct fa_error *error)
 {
 	uint64_t max = cache->record->max_pages, n_idle = 0;
@@ -255,12 +256,12 @@ int fa_prefix_find(struct fa_pool *pool, const struct fa_actor *actor, uint64_t 
                    struct fa_error *error, uint64_t *ret_tokens)
 {
 	uint8_t hash[FA_STATE_HASH_BYTES];
-	struct fa_cache *cache = NULL;
+	struct fa_pool_cache *cache = NULL;
 	uint32_t page_tokens;
 	uint64_t n;
 	int r;
 
-	r = fa_cache_get(pool, actor, cache_id, FA_RIGHT_APPEND, error, &cache);
+	r = fa_pool_cache_get(pool, actor, cache_id, FA_RIGHT_APPEND, error, &cache);
 	if (r == 0)
 		r = check_key(key, error);
 	if (r == 0)
@@ -283,13 +284,13 @@ int fa_prefix_attach_hashed(struct fa_pool *pool, const struct fa_actor *actor, 
                             uint64_t *ret_tokens)
 {
 	_fa_cleanup_(fa_freep) uint32_t *indices = NULL;
-	struct fa_sequence *sequence = NULL;
-	struct fa_cache *cache = NULL;
+	struct fa_pool_sequence *sequence = NULL;
+	struct fa_pool_cache *cache = NULL;
 	uint32_t n_pages = 0, at;
 	uint64_t length;
 	int r;
 
-	r = fa_sequence_get(pool, actor, id, FA_RIGHT_APPEND, error, &sequence);
+	r = fa_pool_sequence_get(pool, actor, id, FA_RIGHT_APPEND, error, &sequence);
 	if (r < 0)
 		return r;
 	if (sequence->n_in_flight)
@@ -320,7 +321,7 @@ int fa_prefix_attach_hashed(struct fa_pool *pool, const struct fa_actor *actor, 
 	if (r < 0)
 		return r;
 
-	fa_sequence_touch(pool, sequence);
+	fa_pool_sequence_touch(pool, sequence);
 	for (uint32_t i = 0; i < n_pages; i++) {
 		uint32_t slot = fa_page_slot(pool, cache, indices[i]);
 
@@ -330,7 +331,8 @@ int fa_prefix_attach_hashed(struct fa_pool *pool, const struct fa_actor *actor, 
 	length = (uint64_t)n_pages * cache->layout.page_tokens;
 	sequence->planned = length;
 	if (length)
-		fa_page_list_commit(pool, sequence, length, 0, fa_sequence_body(sequence)->step);
+		fa_page_list_commit(pool, sequence, length, 0,
+		                    fa_pool_sequence_body(sequence)->step);
 	*ret_tokens = length;
 	return 0;
 }

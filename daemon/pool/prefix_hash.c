@@ -32,14 +32,15 @@ uint64_t fa_prefix_hash_short(const uint8_t secret[32], const void *data, size_t
 	return value;
 }
 
-void fa_prefix_hash_begin(const struct fa_pool *pool, const struct fa_cache *cache, uint32_t tenant,
-                          const struct fa_prefix_key *key, uint8_t hash[FA_STATE_HASH_BYTES])
+void fa_prefix_hash_begin(const struct fa_pool *pool, const struct fa_pool_cache *cache,
+                          uint32_t tenant, const struct fa_prefix_key *key,
+                          uint8_t hash[FA_STATE_HASH_BYTES])
 {
 	struct {
 		uint64_t cache;
 		uint32_t tenant; /* 0: everyone who shares */
 		uint32_t extra_bytes;
-	} head = { fa_cache_id(cache), key->shared ? 0 : tenant, (uint32_t)key->extra_bytes };
+	} head = { fa_pool_cache_id(cache), key->shared ? 0 : tenant, (uint32_t)key->extra_bytes };
 	crypto_generichash_state state;
 
 	crypto_generichash_init(&state, pool->header->secret, sizeof(pool->header->secret),

@@ -40,7 +40,7 @@ struct fa_chunk {
 	uint64_t empty_ns; /* since when nothing is in it, if so */
 };
 
-struct fa_cache {
+struct fa_pool_cache {
 	struct fa_state_cache *record;
 	uint32_t index;
 	struct fa_cache_geometry geometry;
@@ -55,7 +55,7 @@ struct fa_cache {
 	/* while a step is planned */
 	uint64_t need_pages;
 	uint32_t n_items;
-	struct fa_cache *touched;
+	struct fa_pool_cache *touched;
 };
 
 struct fa_tenant_account {
@@ -70,16 +70,16 @@ struct fa_tenant_account {
 };
 
 /* A page that left its sequence while steps that were planned with it are in flight. */
-struct fa_limbo {
+struct fa_deferred_page {
 	uint64_t serial; /* of the newest of them */
 	uint32_t slot;
 };
 
-struct fa_sequence {
+struct fa_pool_sequence {
 	struct fa_list owner_link; /* one of the pool's owned */
 	struct fa_list cache_link; /* its cache's sequences */
 	struct fa_state_sequence *record;
-	struct fa_cache *cache;
+	struct fa_pool_cache *cache;
 	uint32_t index;
 	uint64_t length, planned, first; /* tokens; length and first as in the state */
 	/* Pages first / page_tokens up to the planned length. */
@@ -97,38 +97,38 @@ struct fa_sequence {
 	uint32_t truncated_slot;
 	uint64_t truncated_serial;
 
-	struct fa_list in_flight; /* struct fa_step_part, oldest first */
+	struct fa_list in_flight; /* struct fa_pool_step_part, oldest first */
 	uint32_t n_in_flight, n_appending;
 	uint32_t n_cancelled; /* of those: behind one that was aborted */
 	uint64_t appender;    /* session */
 	bool keeping;         /* the last of them ends elsewhere than planned */
 	bool dead;            /* freed, but for what is in flight */
-	struct fa_limbo *limbo;
-	uint32_t n_limbo, limbo_size;
+	struct fa_deferred_page *deferred;
+	uint32_t n_deferred, deferred_size;
 	uint64_t mark; /* serial of the step that was planned last, to see twins */
 	uint32_t name_chain;
 };
 
 /* A sequence's part in a step. */
-struct fa_step_part {
+struct fa_pool_step_part {
 	struct fa_list link; /* the sequence's in_flight */
-	struct fa_sequence *sequence;
+	struct fa_pool_sequence *sequence;
 	uint64_t serial;
 	uint64_t after;  /* planned */
-	uint64_t length; /* to be committed: after, or what fa_step_keep() left of it */
+	uint64_t length; /* to be committed: after, or what fa_pool_step_keep() left of it */
 	uint32_t n_tokens;
 	bool appends; /* or reads what is planned */
 	bool copies;
 	bool cancelled;
-	uint32_t *from; /* fa_step_keep()'s */
+	uint32_t *from; /* fa_pool_step_keep()'s */
 };
 
-struct fa_step_private {
-	struct fa_step step;
+struct fa_pool_step_private {
+	struct fa_pool_step step;
 	uint64_t serial;
 	bool ended;
-	struct fa_step_part *parts; /* one for each entry */
-	uint32_t *arrays;           /* all that the groups point to */
+	struct fa_pool_step_part *parts; /* one for each entry */
+	uint32_t *arrays;                /* all that the groups point to */
 };
 
 #define FA_POOL_OWNED 1024u
@@ -151,12 +151,12 @@ struct fa_pool {
 	uint32_t *refs;
 	struct fa_page *pages;
 	struct fa_chunk *chunks;
-	struct fa_cache *caches[FA_STATE_CACHES];
+	struct fa_pool_cache *caches[FA_STATE_CACHES];
 	struct fa_tenant_account *tenants; /* [max_tenants] */
 	/* Sequences of sessions that may end, by their numbers. */
 	struct fa_list owned[FA_POOL_OWNED];
-	struct fa_sequence **sequences; /* [max_sequences] */
-	uint32_t free_sequence;         /* chained in free_sequences */
+	struct fa_pool_sequence **sequences; /* [max_sequences] */
+	uint32_t free_sequence;              /* chained in free_sequences */
 	uint32_t *free_sequences;
 	uint32_t free_cell; /* chained in the cells themselves */
 	uint64_t n_free_cells;
@@ -204,14 +204,14 @@ static inline void fa_state_store(uint32_t *at, uint32_t value)
 
 /* ---- pool/page.c */
 
-static inline uint32_t fa_page_index(const struct fa_pool *pool, const struct fa_cache *cache,
+static inline uint32_t fa_page_index(const struct fa_pool *pool, const struct fa_pool_cache *cache,
                                      uint32_t slot)
 {
 	return (slot >> pool->slot_shift) << pool->page_shift |
 	       fa_cache_page_place(&cache->layout, slot & ((1u << pool->slot_shift) - 1));
 }
 
-static inline uint32_t fa_page_slot(const struct fa_pool *pool, const struct fa_cache *cache,
+static inline uint32_t fa_page_slot(const struct fa_pool *pool, const struct fa_pool_cache *cache,
                                     uint32_t index)
 {
 	return ((index >> pool->page_shift) << pool->slot_shift) +
@@ -222,30 +222,31 @@ static inline uint32_t fa_page_slot(const struct fa_pool *pool, const struct fa_
  * Sees to it that every cache of the list (by touched) can have its need_pages from its free
  * and idle pages. -ENOMEM, with nothing changed.
  */
-int fa_pages_reserve(struct fa_pool *pool, struct fa_cache *caches, struct fa_error *error);
+int fa_pages_reserve(struct fa_pool *pool, struct fa_pool_cache *caches, struct fa_error *error);
 
 /* A page, with one reference; there is one, as fa_pages_reserve() saw to. */
-uint32_t fa_page_take(struct fa_pool *pool, struct fa_cache *cache, uint32_t tenant,
+uint32_t fa_page_take(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t tenant,
                       bool *ret_clear);
-void fa_page_ref(struct fa_pool *pool, struct fa_cache *cache, uint32_t index);
-void fa_page_unref(struct fa_pool *pool, struct fa_cache *cache, uint32_t index);
-void fa_page_charge(struct fa_pool *pool, struct fa_cache *cache, uint32_t index, uint32_t tenant);
+void fa_page_ref(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index);
+void fa_page_unref(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index);
+void fa_page_charge(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index,
+                    uint32_t tenant);
 /* Evicts the idle page. */
-void fa_page_evict(struct fa_pool *pool, struct fa_cache *cache, uint32_t index);
+void fa_page_evict(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index);
 /* Takes up a page of a state that was opened: used, idle, or free and quarantined. */
-void fa_page_load(struct fa_pool *pool, struct fa_cache *cache, uint32_t index);
-uint64_t fa_pages_evict_all(struct fa_pool *pool, struct fa_cache *cache);
+void fa_page_load(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index);
+uint64_t fa_pages_evict_all(struct fa_pool *pool, struct fa_pool_cache *cache);
 /* Evicts idle pages that the tenant pays for, if there are any, until they were @bytes. */
 void fa_pages_evict_of(struct fa_pool *pool, uint32_t tenant, uint64_t bytes);
 
 /* ---- pool/chunk.c */
 
 /* Whose it is, or NULL. */
-struct fa_cache *fa_chunk_cache(const struct fa_pool *pool, uint32_t chunk);
+struct fa_pool_cache *fa_chunk_cache(const struct fa_pool *pool, uint32_t chunk);
 /* What a free page of the chunk is added to or taken from. */
-void fa_chunk_put_free(struct fa_pool *pool, struct fa_cache *cache, uint32_t index);
-uint32_t fa_chunk_take_free(struct fa_pool *pool, struct fa_cache *cache);
-void fa_chunk_give(struct fa_pool *pool, uint32_t chunk, struct fa_cache *cache);
+void fa_chunk_put_free(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index);
+uint32_t fa_chunk_take_free(struct fa_pool *pool, struct fa_pool_cache *cache);
+void fa_chunk_give(struct fa_pool *pool, uint32_t chunk, struct fa_pool_cache *cache);
 /* Of chunks without used pages; idle ones are evicted. */
 void fa_chunk_take_back(struct fa_pool *pool, uint32_t chunk);
 bool fa_chunk_quiet(const struct fa_pool *pool, uint32_t chunk);
@@ -279,103 +280,109 @@ int fa_mode_check(uint32_t mode, struct fa_error *error);
 
 /* ---- pool/cache.c */
 
-int fa_cache_get(const struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
-                 enum fa_right right, struct fa_error *error, struct fa_cache **ret_cache);
-uint64_t fa_cache_id(const struct fa_cache *cache);
+int fa_pool_cache_get(const struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                      enum fa_right right, struct fa_error *error,
+                      struct fa_pool_cache **ret_cache);
+uint64_t fa_pool_cache_id(const struct fa_pool_cache *cache);
 /* Makes what is known of a cache from its record. */
-int fa_cache_load(struct fa_pool *pool, uint32_t index, struct fa_error *error);
+int fa_pool_cache_load(struct fa_pool *pool, uint32_t index, struct fa_error *error);
 /* Whether all @n numbers can be scales of heads. */
-bool fa_cache_scales_good(const float *scales, size_t n);
+bool fa_pool_cache_scales_good(const float *scales, size_t n);
 /* Frees a leaving cache of which nothing is left. */
-void fa_cache_settle(struct fa_pool *pool, struct fa_cache *cache);
+void fa_pool_cache_settle(struct fa_pool *pool, struct fa_pool_cache *cache);
 /* Removes it, whoever may. */
-void fa_cache_leave(struct fa_pool *pool, struct fa_cache *cache);
+void fa_pool_cache_leave(struct fa_pool *pool, struct fa_pool_cache *cache);
 
 /* ---- pool/sequence.c, pool/sequence_list.c, pool/sequence_name.c */
 
 /* Finds it, for a right; -ENOENT also if it is another session's own. */
-int fa_sequence_get(const struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
-                    enum fa_right right, struct fa_error *error, struct fa_sequence **ret_sequence);
-uint64_t fa_sequence_id(const struct fa_sequence *sequence);
+int fa_pool_sequence_get(const struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                         enum fa_right right, struct fa_error *error,
+                         struct fa_pool_sequence **ret_sequence);
+uint64_t fa_pool_sequence_id(const struct fa_pool_sequence *sequence);
 /* Frees it, whoever may. */
-void fa_sequence_leave(struct fa_pool *pool, struct fa_sequence *sequence);
+void fa_pool_sequence_leave(struct fa_pool *pool, struct fa_pool_sequence *sequence);
 /* An object for a record, in no list yet. */
-struct fa_sequence *fa_sequence_alloc(struct fa_pool *pool, struct fa_cache *cache, uint32_t index);
+struct fa_pool_sequence *fa_pool_sequence_alloc(struct fa_pool *pool, struct fa_pool_cache *cache,
+                                                uint32_t index);
 /* It is in the lists of its cache and of its session, if that is not gone. */
-void fa_sequence_list(struct fa_pool *pool, struct fa_sequence *sequence);
-void fa_sequence_discard(struct fa_sequence *sequence);
+void fa_pool_sequence_list(struct fa_pool *pool, struct fa_pool_sequence *sequence);
+void fa_pool_sequence_discard(struct fa_pool_sequence *sequence);
 /* Called when a step's part has left in_flight: lets go what waited for that. */
-void fa_sequence_settle(struct fa_pool *pool, struct fa_sequence *sequence);
+void fa_pool_sequence_settle(struct fa_pool *pool, struct fa_pool_sequence *sequence);
 
-static inline struct fa_state_body *fa_sequence_body(const struct fa_sequence *sequence)
+static inline struct fa_state_body *fa_pool_sequence_body(const struct fa_pool_sequence *sequence)
 {
 	return &sequence->record->bodies[sequence->record->current];
 }
 
 /* It does not expire yet: somebody has used it. */
-static inline void fa_sequence_touch(const struct fa_pool *pool, struct fa_sequence *sequence)
+static inline void fa_pool_sequence_touch(const struct fa_pool *pool,
+                                          struct fa_pool_sequence *sequence)
 {
 	sequence->record->used_ns = pool->now_ns;
 }
 
 /* Pages up to @tokens, counted from the beginning. */
-static inline uint32_t fa_pages_of(const struct fa_cache *cache, uint64_t tokens)
+static inline uint32_t fa_pages_of(const struct fa_pool_cache *cache, uint64_t tokens)
 {
 	return (uint32_t)((tokens + cache->layout.page_tokens - 1) >> cache->layout.token_shift);
 }
 
-static inline uint32_t fa_sequence_first_page(const struct fa_sequence *sequence)
+static inline uint32_t fa_pool_sequence_first_page(const struct fa_pool_sequence *sequence)
 {
 	return (uint32_t)(sequence->first >> sequence->cache->layout.token_shift);
 }
 
 /* A page that will be looked at soon. */
-static inline void fa_page_prefetch(const struct fa_pool *pool, const struct fa_cache *cache,
+static inline void fa_page_prefetch(const struct fa_pool *pool, const struct fa_pool_cache *cache,
                                     uint32_t slot)
 {
 	__builtin_prefetch(&pool->refs[fa_page_index(pool, cache, slot)], 1);
 }
 
 /* The durable page of a number. */
-static inline uint32_t fa_sequence_slot(const struct fa_sequence *sequence, uint32_t number)
+static inline uint32_t fa_pool_sequence_slot(const struct fa_pool_sequence *sequence,
+                                             uint32_t number)
 {
 	return sequence->copied && number == sequence->copied_number
 	               ? sequence->copied_slot
-	               : sequence->pages[number - fa_sequence_first_page(sequence)];
+	               : sequence->pages[number - fa_pool_sequence_first_page(sequence)];
 }
 
 /* Cells that @sequence lacks to have pages up to number @end. */
-uint32_t fa_page_list_missing(const struct fa_sequence *sequence, uint32_t end);
-/* Room for pages up to number @end, and @n_limbo more in limbo. -ENOMEM. */
-int fa_page_list_prepare(struct fa_sequence *sequence, uint32_t end, uint32_t n_limbo);
+uint32_t fa_page_list_missing(const struct fa_pool_sequence *sequence, uint32_t end);
+/* Room for pages up to number @end, and @n_deferred more deferred pages. -ENOMEM. */
+int fa_page_list_prepare(struct fa_pool_sequence *sequence, uint32_t end, uint32_t n_deferred);
 int fa_cells_check(const struct fa_pool *pool, uint64_t n, struct fa_error *error);
 /* Whether one tenant may have @n more. -EDQUOT. */
 int fa_tenant_check_cells(const struct fa_pool *pool, uint32_t tag, uint64_t n,
                           struct fa_error *error);
 /* Adds the pages with the next numbers, as they are planned; prepared, and there are cells. */
-void fa_page_list_append(struct fa_pool *pool, struct fa_sequence *sequence, const uint32_t *slots,
-                         uint32_t n);
+void fa_page_list_append(struct fa_pool *pool, struct fa_pool_sequence *sequence,
+                         const uint32_t *slots, uint32_t n);
 /* Changes the list in the state where it counts already. */
-void fa_page_list_replace(struct fa_pool *pool, struct fa_sequence *sequence, uint32_t number,
+void fa_page_list_replace(struct fa_pool *pool, struct fa_pool_sequence *sequence, uint32_t number,
                           uint32_t slot);
 /* Makes @length, @first and @step durable, at once. */
-void fa_page_list_commit(struct fa_pool *pool, struct fa_sequence *sequence, uint64_t length,
+void fa_page_list_commit(struct fa_pool *pool, struct fa_pool_sequence *sequence, uint64_t length,
                          uint64_t first, uint64_t step);
 /*
  * Lets go of the pages behind the planned length, which others may be reading if they were
  * @durable; of those before @first.
  */
-void fa_page_list_trim(struct fa_pool *pool, struct fa_sequence *sequence, bool durable);
-void fa_page_list_drop_before(struct fa_pool *pool, struct fa_sequence *sequence, uint64_t first);
+void fa_page_list_trim(struct fa_pool *pool, struct fa_pool_sequence *sequence, bool durable);
+void fa_page_list_drop_before(struct fa_pool *pool, struct fa_pool_sequence *sequence,
+                              uint64_t first);
 /* Gives the page back, now or when all steps in flight have ended; prepared. */
-void fa_page_list_release(struct fa_pool *pool, struct fa_sequence *sequence, uint32_t slot);
+void fa_page_list_release(struct fa_pool *pool, struct fa_pool_sequence *sequence, uint32_t slot);
 void fa_cell_free(struct fa_pool *pool, uint32_t cell);
 
-struct fa_sequence *fa_name_find(const struct fa_pool *pool, const char *name);
+struct fa_pool_sequence *fa_name_find(const struct fa_pool *pool, const char *name);
 /* Room for one more. -ENOMEM. */
 int fa_name_prepare(struct fa_pool *pool);
-void fa_name_add(struct fa_pool *pool, struct fa_sequence *sequence);
-void fa_name_remove(struct fa_pool *pool, struct fa_sequence *sequence);
+void fa_name_add(struct fa_pool *pool, struct fa_pool_sequence *sequence);
+void fa_name_remove(struct fa_pool *pool, struct fa_pool_sequence *sequence);
 
 /* ---- pool/prefix.c, pool/prefix_hash.c */
 
@@ -390,8 +397,9 @@ void fa_prefix_hash_secret(uint8_t secret[32]);
 /* Fast, for tables and checks. */
 uint64_t fa_prefix_hash_short(const uint8_t secret[32], const void *data, size_t bytes);
 /* The hash before the first page. */
-void fa_prefix_hash_begin(const struct fa_pool *pool, const struct fa_cache *cache, uint32_t tenant,
-                          const struct fa_prefix_key *key, uint8_t hash[FA_STATE_HASH_BYTES]);
+void fa_prefix_hash_begin(const struct fa_pool *pool, const struct fa_pool_cache *cache,
+                          uint32_t tenant, const struct fa_prefix_key *key,
+                          uint8_t hash[FA_STATE_HASH_BYTES]);
 /* From the hash of a page to that of the next. */
 void fa_prefix_hash_next(const uint32_t *tokens, uint32_t n_tokens,
                          uint8_t hash[FA_STATE_HASH_BYTES]);
@@ -407,7 +415,7 @@ static inline uint32_t fa_pool_next_generation(const struct fa_pool *pool, uint3
 
 /* Where the tables lie; sets the offsets and bytes of @header from its sizes. -EINVAL. */
 int fa_pool_lay_out(struct fa_state_header *header, struct fa_error *error);
-void fa_pool_complain(struct fa_pool_report *report, const char *format, ...)
+void fa_pool_report_add(struct fa_pool_report *report, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
 int fa_pool_check(struct fa_pool *pool, fa_pool_has_fn *has, void *userdata,
                   struct fa_pool_report *report, struct fa_error *error);

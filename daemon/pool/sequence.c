@@ -9,18 +9,19 @@
 /* Pages lie anywhere: so far ahead they are asked for. */
 #define PREFETCH 16
 
-uint64_t fa_sequence_id(const struct fa_sequence *sequence)
+uint64_t fa_pool_sequence_id(const struct fa_pool_sequence *sequence)
 {
 	return (uint64_t)sequence->record->generation << 32 | sequence->index;
 }
 
-int fa_sequence_get(const struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
-                    enum fa_right right, struct fa_error *error, struct fa_sequence **ret_sequence)
+int fa_pool_sequence_get(const struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                         enum fa_right right, struct fa_error *error,
+                         struct fa_pool_sequence **ret_sequence)
 {
 	static const char *const what[] = { "read", "append to", "fork" };
 	uint32_t index = (uint32_t)id, generation = (uint32_t)(id >> 32);
 	const struct fa_state_sequence *record;
-	struct fa_sequence *sequence = NULL;
+	struct fa_pool_sequence *sequence = NULL;
 
 	if (index >= pool->header->high_sequences || !generation ||
 	    pool->sequence_records[index].generation < generation)
@@ -41,9 +42,10 @@ int fa_sequence_get(const struct fa_pool *pool, const struct fa_actor *actor, ui
 	return 0;
 }
 
-struct fa_sequence *fa_sequence_alloc(struct fa_pool *pool, struct fa_cache *cache, uint32_t index)
+struct fa_pool_sequence *fa_pool_sequence_alloc(struct fa_pool *pool, struct fa_pool_cache *cache,
+                                                uint32_t index)
 {
-	struct fa_sequence *sequence = fa_new(struct fa_sequence);
+	struct fa_pool_sequence *sequence = fa_new(struct fa_pool_sequence);
 
 	if (!sequence)
 		return NULL;
@@ -56,7 +58,7 @@ struct fa_sequence *fa_sequence_alloc(struct fa_pool *pool, struct fa_cache *cac
 	return sequence;
 }
 
-void fa_sequence_list(struct fa_pool *pool, struct fa_sequence *sequence)
+void fa_pool_sequence_list(struct fa_pool *pool, struct fa_pool_sequence *sequence)
 {
 	const uint64_t owner = sequence->record->owner;
 
@@ -65,19 +67,19 @@ void fa_sequence_list(struct fa_pool *pool, struct fa_sequence *sequence)
 		fa_list_append(&pool->owned[owner % FA_POOL_OWNED], &sequence->owner_link);
 }
 
-void fa_sequence_discard(struct fa_sequence *sequence)
+void fa_pool_sequence_discard(struct fa_pool_sequence *sequence)
 {
 	if (!sequence)
 		return;
 	free(sequence->pages);
 	free(sequence->cells);
-	free(sequence->limbo);
+	free(sequence->deferred);
 	free(sequence);
 }
 
-static void sequence_discardp(struct fa_sequence **sequence)
+static void sequence_discardp(struct fa_pool_sequence **sequence)
 {
-	fa_sequence_discard(*sequence);
+	fa_pool_sequence_discard(*sequence);
 }
 
 /* An index whose generations are used up is not used again. */
@@ -103,7 +105,7 @@ static int take_index(struct fa_pool *pool, const struct fa_actor *actor, struct
 }
 
 /* Takes the index, and fills in the record; it counts once its state is stored. */
-static void begin_record(struct fa_pool *pool, struct fa_sequence *sequence,
+static void begin_record(struct fa_pool *pool, struct fa_pool_sequence *sequence,
                          const struct fa_actor *actor)
 {
 	struct fa_state_sequence *record = sequence->record;
@@ -121,49 +123,49 @@ static void begin_record(struct fa_pool *pool, struct fa_sequence *sequence,
 	};
 }
 
-static void add(struct fa_pool *pool, struct fa_sequence *sequence)
+static void add(struct fa_pool *pool, struct fa_pool_sequence *sequence)
 {
 	fa_state_store(&sequence->record->state, FA_STATE_USED);
 	pool->sequences[sequence->index] = sequence;
-	fa_sequence_list(pool, sequence);
+	fa_pool_sequence_list(pool, sequence);
 	pool->n_sequences++;
 	sequence->cache->n_sequences++;
 	sequence->cache->record->used_ns = pool->now_ns;
 	fa_tenant_account(pool, sequence->record->tenant)->n_sequences++;
 }
 
-int fa_sequence_new(struct fa_pool *pool, const struct fa_actor *actor, uint64_t cache_id,
-                    struct fa_error *error, uint64_t *ret_id)
+int fa_pool_sequence_new(struct fa_pool *pool, const struct fa_actor *actor, uint64_t cache_id,
+                         struct fa_error *error, uint64_t *ret_id)
 {
-	_fa_cleanup_(sequence_discardp) struct fa_sequence *sequence = NULL;
-	struct fa_cache *cache = NULL;
+	_fa_cleanup_(sequence_discardp) struct fa_pool_sequence *sequence = NULL;
+	struct fa_pool_cache *cache = NULL;
 	uint32_t index = 0;
 	int r;
 
-	r = fa_cache_get(pool, actor, cache_id, FA_RIGHT_APPEND, error, &cache);
+	r = fa_pool_cache_get(pool, actor, cache_id, FA_RIGHT_APPEND, error, &cache);
 	if (r < 0)
 		return r;
 	r = take_index(pool, actor, error, &index);
 	if (r < 0)
 		return r;
-	sequence = fa_sequence_alloc(pool, cache, index);
+	sequence = fa_pool_sequence_alloc(pool, cache, index);
 	if (!sequence)
 		return fa_fail(error, -ENOMEM, "there is no memory for another sequence");
 	begin_record(pool, sequence, actor);
-	*ret_id = fa_sequence_id(sequence);
+	*ret_id = fa_pool_sequence_id(sequence);
 	add(pool, fa_steal_ptr(sequence));
 	return 0;
 }
 
-int fa_sequence_fork(struct fa_pool *pool, const struct fa_actor *actor, uint64_t parent_id,
-                     uint64_t tokens, struct fa_error *error, uint64_t *ret_id)
+int fa_pool_sequence_fork(struct fa_pool *pool, const struct fa_actor *actor, uint64_t parent_id,
+                          uint64_t tokens, struct fa_error *error, uint64_t *ret_id)
 {
-	_fa_cleanup_(sequence_discardp) struct fa_sequence *child = NULL;
-	struct fa_sequence *parent = NULL;
+	_fa_cleanup_(sequence_discardp) struct fa_pool_sequence *child = NULL;
+	struct fa_pool_sequence *parent = NULL;
 	uint32_t index = 0, begin, end;
 	int r;
 
-	r = fa_sequence_get(pool, actor, parent_id, FA_RIGHT_FORK, error, &parent);
+	r = fa_pool_sequence_get(pool, actor, parent_id, FA_RIGHT_FORK, error, &parent);
 	if (r < 0)
 		return r;
 	if (tokens == UINT64_MAX)
@@ -173,12 +175,12 @@ int fa_sequence_fork(struct fa_pool *pool, const struct fa_actor *actor, uint64_
 		               "%" PRIu64 " tokens are to be forked; expected %" PRIu64
 		               " to %" PRIu64 ", what the sequence has",
 		               tokens, parent->first, parent->length);
-	begin = fa_sequence_first_page(parent);
+	begin = fa_pool_sequence_first_page(parent);
 	end = fa_pages_of(parent->cache, tokens);
 	r = take_index(pool, actor, error, &index);
 	if (r < 0)
 		return r;
-	child = fa_sequence_alloc(pool, parent->cache, index);
+	child = fa_pool_sequence_alloc(pool, parent->cache, index);
 	if (!child)
 		return fa_fail(error, -ENOMEM, "there is no memory for another sequence");
 	child->first = parent->first;
@@ -193,7 +195,7 @@ int fa_sequence_fork(struct fa_pool *pool, const struct fa_actor *actor, uint64_
 	if (r < 0)
 		return r;
 
-	fa_sequence_touch(pool, parent);
+	fa_pool_sequence_touch(pool, parent);
 	begin_record(pool, child, actor);
 	fa_page_list_append(pool, child, parent->pages, end - begin);
 	if (parent->copied && parent->copied_number < end) {
@@ -206,16 +208,16 @@ int fa_sequence_fork(struct fa_pool *pool, const struct fa_actor *actor, uint64_
 		fa_page_ref(pool, child->cache, fa_page_index(pool, child->cache, child->pages[i]));
 	}
 	child->planned = tokens;
-	fa_page_list_commit(pool, child, tokens, child->first, fa_sequence_body(parent)->step);
-	*ret_id = fa_sequence_id(child);
+	fa_page_list_commit(pool, child, tokens, child->first, fa_pool_sequence_body(parent)->step);
+	*ret_id = fa_pool_sequence_id(child);
 	add(pool, fa_steal_ptr(child));
 	return 0;
 }
 
 /* Gives everything back and forgets it. */
-static void end(struct fa_pool *pool, struct fa_sequence *sequence)
+static void end(struct fa_pool *pool, struct fa_pool_sequence *sequence)
 {
-	struct fa_cache *cache = sequence->cache;
+	struct fa_pool_cache *cache = sequence->cache;
 	uint32_t tenant = sequence->record->tenant;
 
 	sequence->planned = 0;
@@ -232,47 +234,47 @@ static void end(struct fa_pool *pool, struct fa_sequence *sequence)
 	cache->record->used_ns = pool->now_ns;
 	fa_tenant_account(pool, tenant)->n_sequences--;
 	fa_tenant_settle(pool, tenant);
-	fa_sequence_discard(sequence);
-	fa_cache_settle(pool, cache);
+	fa_pool_sequence_discard(sequence);
+	fa_pool_cache_settle(pool, cache);
 }
 
-void fa_sequence_leave(struct fa_pool *pool, struct fa_sequence *sequence)
+void fa_pool_sequence_leave(struct fa_pool *pool, struct fa_pool_sequence *sequence)
 {
 	fa_state_store(&sequence->record->state, FA_STATE_FREE);
 	if (sequence->record->name[0])
 		fa_name_remove(pool, sequence);
 	sequence->dead = true;
-	fa_sequence_settle(pool, sequence);
+	fa_pool_sequence_settle(pool, sequence);
 }
 
 /* What the last planned step had copied is the old page again. */
-static void undo_copy(struct fa_pool *pool, struct fa_sequence *sequence)
+static void undo_copy(struct fa_pool *pool, struct fa_pool_sequence *sequence)
 {
 	uint32_t *slot =
-		&sequence->pages[sequence->copied_number - fa_sequence_first_page(sequence)];
+		&sequence->pages[sequence->copied_number - fa_pool_sequence_first_page(sequence)];
 
 	fa_page_unref(pool, sequence->cache, fa_page_index(pool, sequence->cache, *slot));
 	*slot = sequence->copied_slot;
 	sequence->copied = sequence->copy_aborted = false;
 }
 
-void fa_sequence_settle(struct fa_pool *pool, struct fa_sequence *sequence)
+void fa_pool_sequence_settle(struct fa_pool *pool, struct fa_pool_sequence *sequence)
 {
 	uint64_t oldest = UINT64_MAX;
 	uint32_t n = 0;
 
 	if (sequence->n_in_flight)
-		oldest = fa_container_of(sequence->in_flight.next, struct fa_step_part, link)
+		oldest = fa_container_of(sequence->in_flight.next, struct fa_pool_step_part, link)
 		                 ->serial;
-	for (uint32_t i = 0; i < sequence->n_limbo; i++) {
-		if (sequence->limbo[i].serial < oldest)
+	for (uint32_t i = 0; i < sequence->n_deferred; i++) {
+		if (sequence->deferred[i].serial < oldest)
 			fa_page_unref(
 				pool, sequence->cache,
-				fa_page_index(pool, sequence->cache, sequence->limbo[i].slot));
+				fa_page_index(pool, sequence->cache, sequence->deferred[i].slot));
 		else
-			sequence->limbo[n++] = sequence->limbo[i];
+			sequence->deferred[n++] = sequence->deferred[i];
 	}
-	sequence->n_limbo = n;
+	sequence->n_deferred = n;
 
 	/* What a step that was not committed reserved those behind it may still use. */
 	if (!sequence->n_cancelled && !(sequence->dead && sequence->n_in_flight)) {
@@ -282,8 +284,8 @@ void fa_sequence_settle(struct fa_pool *pool, struct fa_sequence *sequence)
 			undo_copy(pool, sequence);
 		sequence->planned = sequence->length;
 		fa_list_for_each(pos, &sequence->in_flight) {
-			const struct fa_step_part *part = fa_container_of(pos, struct fa_step_part,
-			                                                  link);
+			const struct fa_pool_step_part *part = fa_container_of(
+				pos, struct fa_pool_step_part, link);
 
 			if (part->appends)
 				sequence->planned = part->after;
@@ -294,8 +296,8 @@ void fa_sequence_settle(struct fa_pool *pool, struct fa_sequence *sequence)
 		end(pool, sequence);
 }
 
-/* Room for as many pages in limbo as the sequence has, if it needs any. */
-static int prepare_limbo(struct fa_sequence *sequence, struct fa_error *error)
+/* Room for as many deferred pages as the sequence has, if it needs any. */
+static int prepare_limbo(struct fa_pool_sequence *sequence, struct fa_error *error)
 {
 	if (!sequence->n_in_flight ||
 	    !fa_page_list_prepare(sequence, fa_pages_of(sequence->cache, sequence->planned),
@@ -305,13 +307,13 @@ static int prepare_limbo(struct fa_sequence *sequence, struct fa_error *error)
 	               sequence->n_pages);
 }
 
-int fa_sequence_truncate(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
-                         uint64_t tokens, struct fa_error *error)
+int fa_pool_sequence_truncate(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                              uint64_t tokens, struct fa_error *error)
 {
-	struct fa_sequence *sequence = NULL;
+	struct fa_pool_sequence *sequence = NULL;
 	int r;
 
-	r = fa_sequence_get(pool, actor, id, FA_RIGHT_APPEND, error, &sequence);
+	r = fa_pool_sequence_get(pool, actor, id, FA_RIGHT_APPEND, error, &sequence);
 	if (r < 0)
 		return r;
 	if (sequence->n_appending)
@@ -329,27 +331,27 @@ int fa_sequence_truncate(struct fa_pool *pool, const struct fa_actor *actor, uin
 	if (sequence->n_in_flight && tokens < sequence->length &&
 	    tokens % sequence->cache->layout.page_tokens) {
 		sequence->truncated = true;
-		sequence->truncated_slot = fa_sequence_slot(
+		sequence->truncated_slot = fa_pool_sequence_slot(
 			sequence, (uint32_t)(tokens / sequence->cache->layout.page_tokens));
 		sequence->truncated_serial = fa_container_of(sequence->in_flight.prev,
-		                                             struct fa_step_part, link)
+		                                             struct fa_pool_step_part, link)
 		                                     ->serial;
 	}
-	fa_sequence_touch(pool, sequence);
+	fa_pool_sequence_touch(pool, sequence);
 	fa_page_list_commit(pool, sequence, tokens, sequence->first,
-	                    fa_sequence_body(sequence)->step);
+	                    fa_pool_sequence_body(sequence)->step);
 	sequence->planned = tokens;
 	fa_page_list_trim(pool, sequence, true);
 	return 0;
 }
 
-int fa_sequence_drop(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
-                     uint64_t first, struct fa_error *error, uint64_t *ret_first)
+int fa_pool_sequence_drop(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                          uint64_t first, struct fa_error *error, uint64_t *ret_first)
 {
-	struct fa_sequence *sequence = NULL;
+	struct fa_pool_sequence *sequence = NULL;
 	int r;
 
-	r = fa_sequence_get(pool, actor, id, FA_RIGHT_APPEND, error, &sequence);
+	r = fa_pool_sequence_get(pool, actor, id, FA_RIGHT_APPEND, error, &sequence);
 	if (r < 0)
 		return r;
 	if (first > sequence->length)
@@ -357,48 +359,48 @@ int fa_sequence_drop(struct fa_pool *pool, const struct fa_actor *actor, uint64_
 		               "the tokens before %" PRIu64 " are to be dropped; expected at most "
 		               "%" PRIu64 ", the sequence's length",
 		               first, sequence->length);
-	fa_sequence_touch(pool, sequence);
+	fa_pool_sequence_touch(pool, sequence);
 	first -= first % sequence->cache->layout.page_tokens;
 	if (first > sequence->first) {
 		r = prepare_limbo(sequence, error);
 		if (r < 0)
 			return r;
 		fa_page_list_commit(pool, sequence, sequence->length, first,
-		                    fa_sequence_body(sequence)->step);
+		                    fa_pool_sequence_body(sequence)->step);
 		fa_page_list_drop_before(pool, sequence, first);
 	}
 	*ret_first = sequence->first;
 	return 0;
 }
 
-int fa_sequence_free(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
-                     struct fa_error *error)
+int fa_pool_sequence_free(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                          struct fa_error *error)
 {
-	struct fa_sequence *sequence = NULL;
+	struct fa_pool_sequence *sequence = NULL;
 	int r;
 
-	r = fa_sequence_get(pool, actor, id, FA_RIGHT_READ, error, &sequence);
+	r = fa_pool_sequence_get(pool, actor, id, FA_RIGHT_READ, error, &sequence);
 	if (r < 0)
 		return r;
 	if (sequence->record->name[0] && !actor->admin && actor->tenant != sequence->record->tenant)
 		return fa_fail(error, -EACCES,
 		               "the sequence '%s' is another tenant's; only that can free it",
 		               sequence->record->name);
-	fa_sequence_leave(pool, sequence);
+	fa_pool_sequence_leave(pool, sequence);
 	return 0;
 }
 
-static void describe(const struct fa_sequence *sequence, struct fa_sequence_info *info)
+static void describe(const struct fa_pool_sequence *sequence, struct fa_pool_sequence_info *info)
 {
 	const struct fa_state_sequence *record = sequence->record;
 
-	*info = (struct fa_sequence_info){
-		.id = fa_sequence_id(sequence),
-		.cache = fa_cache_id(sequence->cache),
+	*info = (struct fa_pool_sequence_info){
+		.id = fa_pool_sequence_id(sequence),
+		.cache = fa_pool_cache_id(sequence->cache),
 		.length = sequence->length,
 		.planned = sequence->planned,
 		.first = sequence->first,
-		.step = fa_sequence_body(sequence)->step,
+		.step = fa_pool_sequence_body(sequence)->step,
 		.name = record->name,
 		.mode = record->mode,
 		.tenant = record->tenant,
@@ -408,39 +410,39 @@ static void describe(const struct fa_sequence *sequence, struct fa_sequence_info
 	};
 }
 
-int fa_sequence_get_info(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
-                         struct fa_error *error, struct fa_sequence_info *ret_info)
+int fa_pool_sequence_get_info(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                              struct fa_error *error, struct fa_pool_sequence_info *ret_info)
 {
-	struct fa_sequence *sequence = NULL;
+	struct fa_pool_sequence *sequence = NULL;
 	int r;
 
-	r = fa_sequence_get(pool, actor, id, FA_RIGHT_READ, error, &sequence);
+	r = fa_pool_sequence_get(pool, actor, id, FA_RIGHT_READ, error, &sequence);
 	if (r < 0)
 		return r;
 	describe(sequence, ret_info);
 	return 0;
 }
 
-size_t fa_sequence_slots(struct fa_pool *pool, uint64_t id, uint32_t *slots, size_t size)
+size_t fa_pool_sequence_slots(struct fa_pool *pool, uint64_t id, uint32_t *slots, size_t size)
 {
 	const struct fa_actor admin = { .admin = true };
-	struct fa_sequence *sequence = NULL;
+	struct fa_pool_sequence *sequence = NULL;
 	uint32_t begin, n;
 
-	if (fa_sequence_get(pool, &admin, id, FA_RIGHT_READ, NULL, &sequence) < 0)
+	if (fa_pool_sequence_get(pool, &admin, id, FA_RIGHT_READ, NULL, &sequence) < 0)
 		return 0;
-	begin = fa_sequence_first_page(sequence);
+	begin = fa_pool_sequence_first_page(sequence);
 	n = fa_pages_of(sequence->cache, sequence->length) - begin;
 	for (uint32_t i = 0; i < n && i < size; i++)
-		slots[i] = fa_sequence_slot(sequence, begin + i);
+		slots[i] = fa_pool_sequence_slot(sequence, begin + i);
 	return n;
 }
 
-bool fa_sequence_each(const struct fa_pool *pool, uint32_t *cursor,
-                      struct fa_sequence_info *ret_info)
+bool fa_pool_sequence_each(const struct fa_pool *pool, uint32_t *cursor,
+                           struct fa_pool_sequence_info *ret_info)
 {
 	while (*cursor < pool->header->high_sequences) {
-		const struct fa_sequence *sequence = pool->sequences[(*cursor)++];
+		const struct fa_pool_sequence *sequence = pool->sequences[(*cursor)++];
 
 		if (!sequence || sequence->dead)
 			continue;

@@ -12,22 +12,22 @@
 #include <string.h>
 
 /* The page number with which the cells begin. */
-static uint32_t cells_begin(const struct fa_sequence *sequence)
+static uint32_t cells_begin(const struct fa_pool_sequence *sequence)
 {
-	return fa_sequence_first_page(sequence) / FA_STATE_CELL_PAGES * FA_STATE_CELL_PAGES;
+	return fa_pool_sequence_first_page(sequence) / FA_STATE_CELL_PAGES * FA_STATE_CELL_PAGES;
 }
 
 /* Cells for pages up to number @end. */
-static uint32_t cells_for(const struct fa_sequence *sequence, uint32_t end)
+static uint32_t cells_for(const struct fa_pool_sequence *sequence, uint32_t end)
 {
 	uint32_t begin = cells_begin(sequence);
 
-	return end > fa_sequence_first_page(sequence)
+	return end > fa_pool_sequence_first_page(sequence)
 	               ? (end - begin + FA_STATE_CELL_PAGES - 1) / FA_STATE_CELL_PAGES
 	               : 0;
 }
 
-uint32_t fa_page_list_missing(const struct fa_sequence *sequence, uint32_t end)
+uint32_t fa_page_list_missing(const struct fa_pool_sequence *sequence, uint32_t end)
 {
 	uint32_t n = cells_for(sequence, end);
 
@@ -53,9 +53,9 @@ static int grow(void *array, uint32_t *size, uint64_t n, size_t element_bytes)
 	return 0;
 }
 
-int fa_page_list_prepare(struct fa_sequence *sequence, uint32_t end, uint32_t n_limbo)
+int fa_page_list_prepare(struct fa_pool_sequence *sequence, uint32_t end, uint32_t n_deferred)
 {
-	uint32_t first = fa_sequence_first_page(sequence);
+	uint32_t first = fa_pool_sequence_first_page(sequence);
 	int r;
 
 	r = grow(&sequence->pages, &sequence->pages_size, end > first ? end - first : 0,
@@ -67,8 +67,8 @@ int fa_page_list_prepare(struct fa_sequence *sequence, uint32_t end, uint32_t n_
 	if (r < 0)
 		return r;
 	/* One more for a page that is copied: the old one leaves when its step is committed. */
-	return grow(&sequence->limbo, &sequence->limbo_size,
-	            (uint64_t)sequence->n_limbo + n_limbo + 1, sizeof(*sequence->limbo));
+	return grow(&sequence->deferred, &sequence->deferred_size,
+	            (uint64_t)sequence->n_deferred + n_deferred + 1, sizeof(*sequence->deferred));
 }
 
 int fa_cells_check(const struct fa_pool *pool, uint64_t n, struct fa_error *error)
@@ -124,14 +124,14 @@ void fa_cell_free(struct fa_pool *pool, uint32_t cell)
 	pool->n_free_cells++;
 }
 
-static void give_back(struct fa_pool *pool, const struct fa_sequence *sequence, uint32_t cell)
+static void give_back(struct fa_pool *pool, const struct fa_pool_sequence *sequence, uint32_t cell)
 {
 	fa_cell_free(pool, cell);
 	fa_tenant_account(pool, sequence->record->tenant)->n_cells--;
 }
 
 /* The cell of a page, which is the next one's if it is one too far. */
-static struct fa_state_cell *cell_of(struct fa_pool *pool, struct fa_sequence *sequence,
+static struct fa_state_cell *cell_of(struct fa_pool *pool, struct fa_pool_sequence *sequence,
                                      uint32_t place)
 {
 	if (place / FA_STATE_CELL_PAGES == sequence->n_cells) {
@@ -146,10 +146,10 @@ static struct fa_state_cell *cell_of(struct fa_pool *pool, struct fa_sequence *s
 	return &pool->cells[sequence->cells[place / FA_STATE_CELL_PAGES]];
 }
 
-void fa_page_list_append(struct fa_pool *pool, struct fa_sequence *sequence, const uint32_t *slots,
-                         uint32_t n)
+void fa_page_list_append(struct fa_pool *pool, struct fa_pool_sequence *sequence,
+                         const uint32_t *slots, uint32_t n)
 {
-	uint32_t place = fa_sequence_first_page(sequence) + sequence->n_pages -
+	uint32_t place = fa_pool_sequence_first_page(sequence) + sequence->n_pages -
 	                 cells_begin(sequence);
 
 	if (!n)
@@ -170,7 +170,7 @@ void fa_page_list_append(struct fa_pool *pool, struct fa_sequence *sequence, con
 	}
 }
 
-void fa_page_list_replace(struct fa_pool *pool, struct fa_sequence *sequence, uint32_t number,
+void fa_page_list_replace(struct fa_pool *pool, struct fa_pool_sequence *sequence, uint32_t number,
                           uint32_t slot)
 {
 	uint32_t place = number - cells_begin(sequence);
@@ -178,7 +178,7 @@ void fa_page_list_replace(struct fa_pool *pool, struct fa_sequence *sequence, ui
 	fa_state_store(&cell_of(pool, sequence, place)->slots[place % FA_STATE_CELL_PAGES], slot);
 }
 
-void fa_page_list_commit(struct fa_pool *pool, struct fa_sequence *sequence, uint64_t length,
+void fa_page_list_commit(struct fa_pool *pool, struct fa_pool_sequence *sequence, uint64_t length,
                          uint64_t first, uint64_t step)
 {
 	struct fa_state_sequence *record = sequence->record;
@@ -196,23 +196,23 @@ void fa_page_list_commit(struct fa_pool *pool, struct fa_sequence *sequence, uin
 	sequence->length = length;
 }
 
-void fa_page_list_release(struct fa_pool *pool, struct fa_sequence *sequence, uint32_t slot)
+void fa_page_list_release(struct fa_pool *pool, struct fa_pool_sequence *sequence, uint32_t slot)
 {
-	const struct fa_step_part *newest;
+	const struct fa_pool_step_part *newest;
 
 	if (!sequence->n_in_flight) {
 		fa_page_unref(pool, sequence->cache, fa_page_index(pool, sequence->cache, slot));
 		return;
 	}
-	newest = fa_container_of(sequence->in_flight.prev, struct fa_step_part, link);
-	sequence->limbo[sequence->n_limbo++] = (struct fa_limbo){ .serial = newest->serial,
-		                                                  .slot = slot };
+	newest = fa_container_of(sequence->in_flight.prev, struct fa_pool_step_part, link);
+	sequence->deferred[sequence->n_deferred++] =
+		(struct fa_deferred_page){ .serial = newest->serial, .slot = slot };
 }
 
-void fa_page_list_trim(struct fa_pool *pool, struct fa_sequence *sequence, bool durable)
+void fa_page_list_trim(struct fa_pool *pool, struct fa_pool_sequence *sequence, bool durable)
 {
 	uint32_t end = fa_pages_of(sequence->cache, sequence->planned);
-	uint32_t first = fa_sequence_first_page(sequence);
+	uint32_t first = fa_pool_sequence_first_page(sequence);
 	uint32_t n_pages = end > first ? end - first : 0, n_cells = cells_for(sequence, end);
 
 	/* From the end, so that of published pages the last are evicted first. */
@@ -229,10 +229,11 @@ void fa_page_list_trim(struct fa_pool *pool, struct fa_sequence *sequence, bool 
 		give_back(pool, sequence, sequence->cells[--sequence->n_cells]);
 }
 
-void fa_page_list_drop_before(struct fa_pool *pool, struct fa_sequence *sequence, uint64_t first)
+void fa_page_list_drop_before(struct fa_pool *pool, struct fa_pool_sequence *sequence,
+                              uint64_t first)
 {
 	uint32_t n_pages = (uint32_t)(first / sequence->cache->layout.page_tokens) -
-	                   fa_sequence_first_page(sequence);
+	                   fa_pool_sequence_first_page(sequence);
 	uint32_t begin = cells_begin(sequence), n_cells;
 
 	for (uint32_t i = n_pages; i-- > 0;)

@@ -14,7 +14,7 @@ static uint32_t *bucket_of(const struct fa_pool *pool, const char *name)
 	return &pool->names[hash & (pool->n_name_buckets - 1)];
 }
 
-struct fa_sequence *fa_name_find(const struct fa_pool *pool, const char *name)
+struct fa_pool_sequence *fa_name_find(const struct fa_pool *pool, const char *name)
 {
 	uint32_t i;
 
@@ -38,7 +38,7 @@ static int grow(struct fa_pool *pool)
 	pool->n_name_buckets = n;
 	for (uint32_t i = 0; i < n_old; i++)
 		for (uint32_t at = old[i], next; at; at = next) {
-			struct fa_sequence *sequence = pool->sequences[at - 1];
+			struct fa_pool_sequence *sequence = pool->sequences[at - 1];
 			uint32_t *bucket = bucket_of(pool, sequence->record->name);
 
 			next = sequence->name_chain;
@@ -54,7 +54,7 @@ int fa_name_prepare(struct fa_pool *pool)
 	return pool->n_names == pool->n_name_buckets ? grow(pool) : 0;
 }
 
-void fa_name_add(struct fa_pool *pool, struct fa_sequence *sequence)
+void fa_name_add(struct fa_pool *pool, struct fa_pool_sequence *sequence)
 {
 	uint32_t *bucket = bucket_of(pool, sequence->record->name);
 
@@ -63,7 +63,7 @@ void fa_name_add(struct fa_pool *pool, struct fa_sequence *sequence)
 	pool->n_names++;
 }
 
-void fa_name_remove(struct fa_pool *pool, struct fa_sequence *sequence)
+void fa_name_remove(struct fa_pool *pool, struct fa_pool_sequence *sequence)
 {
 	uint32_t *at = bucket_of(pool, sequence->record->name);
 
@@ -88,16 +88,16 @@ static void store_name(struct fa_state_sequence *record, const char *name)
 	fa_state_store((uint32_t *)(void *)record->name, copy.first);
 }
 
-int fa_sequence_set_name(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
-                         const char *name, uint32_t mode, uint64_t ttl_ns, uint64_t now_ns,
-                         struct fa_error *error)
+int fa_pool_sequence_set_name(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                              const char *name, uint32_t mode, uint64_t ttl_ns, uint64_t now_ns,
+                              struct fa_error *error)
 {
 	struct fa_state_sequence *record;
-	struct fa_sequence *sequence = NULL;
+	struct fa_pool_sequence *sequence = NULL;
 	int r;
 
 	pool->now_ns = now_ns;
-	r = fa_sequence_get(pool, actor, id, FA_RIGHT_READ, error, &sequence);
+	r = fa_pool_sequence_get(pool, actor, id, FA_RIGHT_READ, error, &sequence);
 	if (r < 0)
 		return r;
 	r = fa_name_check(name, error);
@@ -135,10 +135,10 @@ int fa_sequence_set_name(struct fa_pool *pool, const struct fa_actor *actor, uin
 	return 0;
 }
 
-int fa_sequence_find(struct fa_pool *pool, const struct fa_actor *actor, const char *name,
-                     uint64_t now_ns, struct fa_error *error, uint64_t *ret_id)
+int fa_pool_sequence_find(struct fa_pool *pool, const struct fa_actor *actor, const char *name,
+                          uint64_t now_ns, struct fa_error *error, uint64_t *ret_id)
 {
-	struct fa_sequence *sequence = NULL;
+	struct fa_pool_sequence *sequence = NULL;
 	int r;
 
 	pool->now_ns = now_ns;
@@ -148,10 +148,11 @@ int fa_sequence_find(struct fa_pool *pool, const struct fa_actor *actor, const c
 	sequence = fa_name_find(pool, name);
 	if (!sequence)
 		return fa_fail(error, -ENOENT, "there is no sequence named '%s'", name);
-	r = fa_sequence_get(pool, actor, fa_sequence_id(sequence), FA_RIGHT_READ, error, &sequence);
+	r = fa_pool_sequence_get(pool, actor, fa_pool_sequence_id(sequence), FA_RIGHT_READ, error,
+	                         &sequence);
 	if (r < 0)
 		return r;
 	sequence->record->used_ns = now_ns;
-	*ret_id = fa_sequence_id(sequence);
+	*ret_id = fa_pool_sequence_id(sequence);
 	return 0;
 }

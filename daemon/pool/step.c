@@ -6,14 +6,14 @@
 #include <errno.h>
 #include <inttypes.h>
 
-static struct fa_step_private *private_of(struct fa_step *step)
+static struct fa_pool_step_private *private_of(struct fa_pool_step *step)
 {
-	return fa_container_of(step, struct fa_step_private, step);
+	return fa_container_of(step, struct fa_pool_step_private, step);
 }
 
-struct fa_step *fa_step_free(struct fa_step *step)
+struct fa_pool_step *fa_pool_step_free(struct fa_pool_step *step)
 {
-	struct fa_step_private *private;
+	struct fa_pool_step_private *private;
 
 	if (!step)
 		return NULL;
@@ -30,13 +30,14 @@ struct fa_step *fa_step_free(struct fa_step *step)
 }
 
 /* The next part of the sequence that appends, or NULL. */
-static struct fa_step_part *next_appending(const struct fa_sequence *sequence,
-                                           const struct fa_list *from)
+static struct fa_pool_step_part *next_appending(const struct fa_pool_sequence *sequence,
+                                                const struct fa_list *from)
 {
 	struct fa_list *pos;
 
 	for (pos = from->next; pos != &sequence->in_flight; pos = pos->next) {
-		struct fa_step_part *part = fa_container_of(pos, struct fa_step_part, link);
+		struct fa_pool_step_part *part = fa_container_of(pos, struct fa_pool_step_part,
+		                                                 link);
 
 		if (part->appends)
 			return part;
@@ -44,7 +45,7 @@ static struct fa_step_part *next_appending(const struct fa_sequence *sequence,
 	return NULL;
 }
 
-static int check_positions(const struct fa_step_part *part, const uint32_t *positions,
+static int check_positions(const struct fa_pool_step_part *part, const uint32_t *positions,
                            uint32_t n_positions, struct fa_error *error)
 {
 	for (uint32_t i = 0; i < n_positions; i++) {
@@ -62,13 +63,13 @@ static int check_positions(const struct fa_step_part *part, const uint32_t *posi
 	return 0;
 }
 
-int fa_step_keep(struct fa_pool *pool, struct fa_step *step, uint32_t entry,
-                 const uint32_t *positions, uint32_t n_positions, struct fa_error *error,
-                 const uint32_t **ret_from, uint32_t *ret_n, uint32_t *ret_to)
+int fa_pool_step_keep(struct fa_pool *pool, struct fa_pool_step *step, uint32_t entry,
+                      const uint32_t *positions, uint32_t n_positions, struct fa_error *error,
+                      const uint32_t **ret_from, uint32_t *ret_n, uint32_t *ret_to)
 {
-	struct fa_step_private *private = private_of(step);
-	struct fa_sequence *sequence;
-	struct fa_step_part *part;
+	struct fa_pool_step_private *private = private_of(step);
+	struct fa_pool_sequence *sequence;
+	struct fa_pool_step_part *part;
 	uint32_t before, in_place = 0;
 	int r;
 
@@ -110,11 +111,11 @@ int fa_step_keep(struct fa_pool *pool, struct fa_step *step, uint32_t entry,
 }
 
 /* The part is over: nothing of it is in flight. */
-static void take_out(const struct fa_pool *pool, struct fa_step_part *part)
+static void take_out(const struct fa_pool *pool, struct fa_pool_step_part *part)
 {
-	struct fa_sequence *sequence = part->sequence;
+	struct fa_pool_sequence *sequence = part->sequence;
 
-	fa_sequence_touch(pool, sequence);
+	fa_pool_sequence_touch(pool, sequence);
 
 	fa_list_remove(&part->link);
 	sequence->n_in_flight--;
@@ -126,14 +127,14 @@ static void take_out(const struct fa_pool *pool, struct fa_step_part *part)
 		sequence->keeping = false;
 }
 
-static void commit_part(struct fa_pool *pool, struct fa_step_part *part, uint64_t number)
+static void commit_part(struct fa_pool *pool, struct fa_pool_step_part *part, uint64_t number)
 {
-	struct fa_sequence *sequence = part->sequence;
+	struct fa_pool_sequence *sequence = part->sequence;
 
 	take_out(pool, part);
 	if (part->n_tokens && !sequence->dead) {
 		if (part->copies) {
-			uint32_t first = fa_sequence_first_page(sequence);
+			uint32_t first = fa_pool_sequence_first_page(sequence);
 
 			fa_page_list_replace(pool, sequence, sequence->copied_number,
 			                     sequence->pages[sequence->copied_number - first]);
@@ -144,16 +145,16 @@ static void commit_part(struct fa_pool *pool, struct fa_step_part *part, uint64_
 	} else if (part->copies) {
 		sequence->copy_aborted = true;
 	}
-	fa_sequence_settle(pool, sequence);
+	fa_pool_sequence_settle(pool, sequence);
 }
 
-int fa_step_commit(struct fa_pool *pool, struct fa_step *step, struct fa_error *error)
+int fa_pool_step_commit(struct fa_pool *pool, struct fa_pool_step *step, struct fa_error *error)
 {
-	struct fa_step_private *private = private_of(step);
+	struct fa_pool_step_private *private = private_of(step);
 
 	for (uint32_t i = 0; i < step->n_entries; i++) {
-		const struct fa_step_part *part = &private->parts[i];
-		const struct fa_sequence *sequence = part->sequence;
+		const struct fa_pool_step_part *part = &private->parts[i];
+		const struct fa_pool_sequence *sequence = part->sequence;
 
 		if (part->cancelled)
 			return fa_fail(error, -ECANCELED,
@@ -175,11 +176,11 @@ int fa_step_commit(struct fa_pool *pool, struct fa_step *step, struct fa_error *
 	return 0;
 }
 
-static void abort_part(struct fa_pool *pool, struct fa_step_part *part)
+static void abort_part(struct fa_pool *pool, struct fa_pool_step_part *part)
 {
-	struct fa_sequence *sequence = part->sequence;
+	struct fa_pool_sequence *sequence = part->sequence;
 
-	for (struct fa_step_part *later = part; part->n_tokens;) {
+	for (struct fa_pool_step_part *later = part; part->n_tokens;) {
 		later = next_appending(sequence, &later->link);
 		if (!later)
 			break;
@@ -190,24 +191,24 @@ static void abort_part(struct fa_pool *pool, struct fa_step_part *part)
 	if (part->copies)
 		sequence->copy_aborted = true;
 	take_out(pool, part);
-	fa_sequence_settle(pool, sequence);
+	fa_pool_sequence_settle(pool, sequence);
 }
 
 /* Nobody knows whether these pages were filled before it came to an end. */
-static void taint(struct fa_pool *pool, const struct fa_cache *cache, const uint32_t *slots,
+static void taint(struct fa_pool *pool, const struct fa_pool_cache *cache, const uint32_t *slots,
                   uint32_t n)
 {
 	for (uint32_t i = 0; i < n; i++)
 		pool->pages[fa_page_index(pool, cache, slots[i])].flags |= FA_PAGE_TAINTED;
 }
 
-void fa_step_abort(struct fa_pool *pool, struct fa_step *step)
+void fa_pool_step_abort(struct fa_pool *pool, struct fa_pool_step *step)
 {
-	struct fa_step_private *private = private_of(step);
+	struct fa_pool_step_private *private = private_of(step);
 
 	for (uint32_t i = 0; i < step->n_groups; i++) {
-		const struct fa_step_group *group = &step->groups[i];
-		const struct fa_cache *cache = private->parts[group->begin].sequence->cache;
+		const struct fa_pool_step_group *group = &step->groups[i];
+		const struct fa_pool_cache *cache = private->parts[group->begin].sequence->cache;
 
 		taint(pool, cache, group->clears, group->n_clears);
 		taint(pool, cache, group->copies_to, group->n_copies);
@@ -218,26 +219,26 @@ void fa_step_abort(struct fa_pool *pool, struct fa_step *step)
 	pool->n_steps--;
 }
 
-uint32_t fa_step_suspect(struct fa_pool *pool, struct fa_step *step)
+uint32_t fa_pool_step_suspect(struct fa_pool *pool, struct fa_pool_step *step)
 {
-	struct fa_step_private *private = private_of(step);
+	struct fa_pool_step_private *private = private_of(step);
 	uint32_t n = 0;
 
 	/* First all of them in the state: this process may not get further. */
 	for (uint32_t i = 0; i < step->n_entries; i++) {
-		struct fa_sequence *sequence = private->parts[i].sequence;
+		struct fa_pool_sequence *sequence = private->parts[i].sequence;
 
 		if (private->parts[i].n_tokens && !sequence->dead)
 			fa_state_store(&sequence->record->state, FA_STATE_SUSPECT);
 	}
 	for (uint32_t i = 0; i < step->n_entries; i++) {
-		struct fa_sequence *sequence = private->parts[i].sequence;
+		struct fa_pool_sequence *sequence = private->parts[i].sequence;
 
 		if (!private->parts[i].n_tokens || sequence->dead)
 			continue;
-		fa_sequence_leave(pool, sequence);
+		fa_pool_sequence_leave(pool, sequence);
 		n++;
 	}
-	fa_step_abort(pool, step);
+	fa_pool_step_abort(pool, step);
 	return n;
 }

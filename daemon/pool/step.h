@@ -21,15 +21,15 @@
 #include "daemon/pool/cache_layout.h"
 #include "daemon/pool/pool.h"
 
-#define FA_STEP_SEQUENCES_MAX 4096u
-#define FA_STEP_PAGES_MAX (1u << 22) /* in the tables: forks count what they share */
+#define FA_POOL_STEP_SEQUENCES_MAX 4096u
+#define FA_POOL_STEP_PAGES_MAX (1u << 22) /* in the tables: forks count what they share */
 
-struct fa_step_item {
+struct fa_pool_step_item {
 	uint64_t sequence;
 	uint32_t n_tokens; /* 0: it is only read */
 };
 
-struct fa_step_entry {
+struct fa_pool_step_entry {
 	uint64_t sequence;
 	uint32_t item;          /* its place in the caller's array */
 	uint64_t before, after; /* lengths */
@@ -42,7 +42,7 @@ struct fa_step_entry {
 };
 
 /* The sequences of one cache, as struct fa_paged_step wants them. */
-struct fa_step_group {
+struct fa_pool_step_group {
 	uint64_t cache;
 	struct fa_cache_layout layout;
 	uint32_t begin, end; /* entries; also the index into the arrays below */
@@ -60,11 +60,11 @@ struct fa_step_group {
 	uint32_t n_copies;
 };
 
-struct fa_step {
+struct fa_pool_step {
 	uint64_t number;
-	struct fa_step_entry *entries; /* by cache, then as the caller had them */
+	struct fa_pool_step_entry *entries; /* by cache, then as the caller had them */
 	uint32_t n_entries;
-	struct fa_step_group *groups;
+	struct fa_pool_step_group *groups;
 	uint32_t n_groups;
 };
 
@@ -76,9 +76,9 @@ struct fa_step {
  * aborted and those behind it have not ended; -EDQUOT; -ENOMEM the pool is exhausted.
  * All name the item.
  */
-int fa_step_plan(struct fa_pool *pool, const struct fa_actor *actor,
-                 const struct fa_step_item *items, uint32_t n_items, uint64_t number,
-                 uint64_t now_ns, struct fa_error *error, struct fa_step **ret_step);
+int fa_pool_step_plan(struct fa_pool *pool, const struct fa_actor *actor,
+                      const struct fa_pool_step_item *items, uint32_t n_items, uint64_t number,
+                      uint64_t now_ns, struct fa_error *error, struct fa_pool_step **ret_step);
 
 /*
  * Keeps, of the new tokens of the sequence of @entry, only @positions (ascending, from 0):
@@ -87,25 +87,25 @@ int fa_step_plan(struct fa_pool *pool, const struct fa_actor *actor,
  * sequence and step; *ret_from is good until the step is freed.
  * -EINVAL; -EBUSY a later step is planned on what was to be there.
  */
-int fa_step_keep(struct fa_pool *pool, struct fa_step *step, uint32_t entry,
-                 const uint32_t *positions, uint32_t n_positions, struct fa_error *error,
-                 const uint32_t **ret_from, uint32_t *ret_n, uint32_t *ret_to);
+int fa_pool_step_keep(struct fa_pool *pool, struct fa_pool_step *step, uint32_t entry,
+                      const uint32_t *positions, uint32_t n_positions, struct fa_error *error,
+                      const uint32_t **ret_from, uint32_t *ret_n, uint32_t *ret_to);
 
 /*
  * Makes it durable, sequence by sequence, and ends it. -EBUSY a step before it has not
  * ended; -ECANCELED one before it was aborted: abort it too.
  */
-int fa_step_commit(struct fa_pool *pool, struct fa_step *step, struct fa_error *error);
+int fa_pool_step_commit(struct fa_pool *pool, struct fa_pool_step *step, struct fa_error *error);
 
 /* Its sequences are as if it had not been planned. */
-void fa_step_abort(struct fa_pool *pool, struct fa_step *step);
+void fa_pool_step_abort(struct fa_pool *pool, struct fa_pool_step *step);
 
 /*
  * A kernel of the step went wrong: nobody knows what it wrote over. Its sequences are
  * dropped, now or, if the process dies before, by fa_pool_open(). Aborts the step. Returns
  * how many were dropped.
  */
-uint32_t fa_step_suspect(struct fa_pool *pool, struct fa_step *step);
+uint32_t fa_pool_step_suspect(struct fa_pool *pool, struct fa_pool_step *step);
 
 /* Of an ended step. NULL is fine. */
-struct fa_step *fa_step_free(struct fa_step *step);
+struct fa_pool_step *fa_pool_step_free(struct fa_pool_step *step);

@@ -11,23 +11,24 @@
 struct plan {
 	struct fa_pool *pool;
 	const struct fa_actor *actor;
-	const struct fa_step_item *items;
+	const struct fa_pool_step_item *items;
 	uint32_t n_items;
 	uint64_t serial;
-	struct fa_cache *caches; /* touched, with what they need */
+	struct fa_pool_cache *caches; /* touched, with what they need */
 	struct fa_tenant_account *tenants;
 	uint32_t n_caches;
 	uint64_t n_cells, n_pages, n_copies, n_entries; /* n_entries: of tables */
-	struct fa_step_part *parts;                     /* as the items */
+	struct fa_pool_step_part *parts;                /* as the items */
 };
 
-static uint64_t before_of(const struct fa_step_part *part)
+static uint64_t before_of(const struct fa_pool_step_part *part)
 {
 	return part->after - part->n_tokens;
 }
 
 /* Nobody else sees the page, so it can be appended to where it is. */
-static bool is_own(const struct fa_pool *pool, const struct fa_sequence *sequence, uint32_t slot)
+static bool is_own(const struct fa_pool *pool, const struct fa_pool_sequence *sequence,
+                   uint32_t slot)
 {
 	uint32_t index = fa_page_index(pool, sequence->cache, slot);
 	const struct fa_page *page = &pool->pages[index];
@@ -38,14 +39,14 @@ static bool is_own(const struct fa_pool *pool, const struct fa_sequence *sequenc
 }
 
 /* Some step still reads what would be written over. */
-static bool is_read(const struct fa_sequence *sequence, uint32_t slot)
+static bool is_read(const struct fa_pool_sequence *sequence, uint32_t slot)
 {
 	return sequence->truncated && slot == sequence->truncated_slot && sequence->n_in_flight &&
-	       fa_container_of(sequence->in_flight.next, struct fa_step_part, link)->serial <=
+	       fa_container_of(sequence->in_flight.next, struct fa_pool_step_part, link)->serial <=
 	               sequence->truncated_serial;
 }
 
-static int check_busy(const struct plan *plan, uint32_t i, const struct fa_sequence *sequence,
+static int check_busy(const struct plan *plan, uint32_t i, const struct fa_pool_sequence *sequence,
                       struct fa_error *error)
 {
 	if (sequence->n_appending && sequence->appender != plan->actor->owner)
@@ -66,10 +67,10 @@ static int check_busy(const struct plan *plan, uint32_t i, const struct fa_seque
 	return 0;
 }
 
-static void need(struct plan *plan, const struct fa_sequence *sequence, uint64_t n_pages,
+static void need(struct plan *plan, const struct fa_pool_sequence *sequence, uint64_t n_pages,
                  uint64_t n_cells)
 {
-	struct fa_cache *cache = sequence->cache;
+	struct fa_pool_cache *cache = sequence->cache;
 	struct fa_tenant_account *account = fa_tenant_account(plan->pool, sequence->record->tenant);
 
 	if (!cache->n_items++) {
@@ -90,16 +91,17 @@ static void need(struct plan *plan, const struct fa_sequence *sequence, uint64_t
 
 static int check_item(struct plan *plan, uint32_t i, struct fa_error *error)
 {
-	const struct fa_step_item *item = &plan->items[i];
-	struct fa_step_part *part = &plan->parts[i];
-	struct fa_sequence *sequence = NULL;
+	const struct fa_pool_step_item *item = &plan->items[i];
+	struct fa_pool_step_part *part = &plan->parts[i];
+	struct fa_pool_sequence *sequence = NULL;
 	struct fa_error reason;
 	uint32_t end, first, n_pages, n_cells;
 	uint64_t before;
 	int r;
 
-	r = fa_sequence_get(plan->pool, plan->actor, item->sequence,
-	                    item->n_tokens ? FA_RIGHT_APPEND : FA_RIGHT_READ, &reason, &sequence);
+	r = fa_pool_sequence_get(plan->pool, plan->actor, item->sequence,
+	                         item->n_tokens ? FA_RIGHT_APPEND : FA_RIGHT_READ, &reason,
+	                         &sequence);
 	if (r < 0)
 		return fa_fail(error, r, "item %" PRIu32 " of the step: %s", i, reason.text);
 	if (sequence->mark == plan->serial)
@@ -114,17 +116,17 @@ static int check_item(struct plan *plan, uint32_t i, struct fa_error *error)
 			return r;
 	}
 	before = part->appends ? sequence->planned : sequence->length;
-	if (item->n_tokens > FA_SEQUENCE_TOKENS_MAX - before)
+	if (item->n_tokens > FA_POOL_SEQUENCE_TOKENS_MAX - before)
 		return fa_fail(error, -EINVAL,
 		               "item %" PRIu32 " of the step: %" PRIu64 " and %" PRIu32
 		               " new tokens; expected at most %" PRIu64,
-		               i, before, item->n_tokens, FA_SEQUENCE_TOKENS_MAX);
+		               i, before, item->n_tokens, FA_POOL_SEQUENCE_TOKENS_MAX);
 
 	part->sequence = sequence;
 	part->serial = plan->serial;
 	part->n_tokens = item->n_tokens;
 	part->after = part->length = before + item->n_tokens;
-	first = fa_sequence_first_page(sequence);
+	first = fa_pool_sequence_first_page(sequence);
 	end = fa_pages_of(sequence->cache, part->after);
 	n_pages = end - fa_pages_of(sequence->cache, before);
 	if (item->n_tokens && before % sequence->cache->layout.page_tokens) {
@@ -158,7 +160,7 @@ static int check_quotas(const struct plan *plan, struct fa_error *error)
 	const struct fa_pool *pool = plan->pool;
 	int r;
 
-	for (const struct fa_cache *cache = plan->caches; cache; cache = cache->touched)
+	for (const struct fa_pool_cache *cache = plan->caches; cache; cache = cache->touched)
 		if (cache->record->max_pages && cache->need_pages &&
 		    cache->n_used + cache->need_pages > cache->record->max_pages)
 			return fa_fail(error, -EDQUOT,
@@ -186,10 +188,10 @@ static int check(struct plan *plan, uint64_t number, struct fa_error *error)
 
 	if (!number)
 		return fa_fail(error, -EINVAL, "the step's number is 0; expected a larger one");
-	if (!plan->n_items || plan->n_items > FA_STEP_SEQUENCES_MAX)
+	if (!plan->n_items || plan->n_items > FA_POOL_STEP_SEQUENCES_MAX)
 		return fa_fail(error, -EINVAL,
 		               "the step has %" PRIu32 " sequences; expected 1 to %u",
-		               plan->n_items, FA_STEP_SEQUENCES_MAX);
+		               plan->n_items, FA_POOL_STEP_SEQUENCES_MAX);
 	plan->parts = calloc(plan->n_items, sizeof(*plan->parts));
 	if (!plan->parts)
 		return fa_fail(error, -ENOMEM, "there is no memory for the step");
@@ -198,17 +200,17 @@ static int check(struct plan *plan, uint64_t number, struct fa_error *error)
 		if (r < 0)
 			return r;
 	}
-	if (plan->n_entries > FA_STEP_PAGES_MAX)
+	if (plan->n_entries > FA_POOL_STEP_PAGES_MAX)
 		return fa_fail(error, -EINVAL,
 		               "the sequences of the step have %" PRIu64
 		               " pages, each with what it shares; expected at most %u",
-		               plan->n_entries, FA_STEP_PAGES_MAX);
+		               plan->n_entries, FA_POOL_STEP_PAGES_MAX);
 	return check_quotas(plan, error);
 }
 
-static struct fa_step_private *alloc_step(const struct plan *plan, uint64_t number)
+static struct fa_pool_step_private *alloc_step(const struct plan *plan, uint64_t number)
 {
-	struct fa_step_private *private = fa_new(struct fa_step_private);
+	struct fa_pool_step_private *private = fa_new(struct fa_pool_step_private);
 	uint64_t n = 5ull * plan->n_items + plan->n_caches + plan->n_entries + plan->n_pages +
 	             4 * plan->n_copies;
 
@@ -225,7 +227,7 @@ static struct fa_step_private *alloc_step(const struct plan *plan, uint64_t numb
 	private->ended = true;
 	if (!private->step.entries || !private->step.groups || !private->parts ||
 	    !private->arrays) {
-		fa_step_free(&private->step);
+		fa_pool_step_free(&private->step);
 		return NULL;
 	}
 	return private;
@@ -238,12 +240,12 @@ struct arrays {
 };
 
 /* Puts the page with the end of the sequence's tokens in a place of its own. */
-static void copy_page(struct fa_pool *pool, struct fa_step_part *part, struct arrays *next)
+static void copy_page(struct fa_pool *pool, struct fa_pool_step_part *part, struct arrays *next)
 {
-	struct fa_sequence *sequence = part->sequence;
-	struct fa_cache *cache = sequence->cache;
+	struct fa_pool_sequence *sequence = part->sequence;
+	struct fa_pool_cache *cache = sequence->cache;
 	uint32_t number = (uint32_t)(before_of(part) / cache->layout.page_tokens), index;
-	uint32_t *slot = &sequence->pages[number - fa_sequence_first_page(sequence)];
+	uint32_t *slot = &sequence->pages[number - fa_pool_sequence_first_page(sequence)];
 	const struct fa_page *old = &pool->pages[fa_page_index(pool, cache, *slot)];
 	bool clear;
 
@@ -262,11 +264,11 @@ static void copy_page(struct fa_pool *pool, struct fa_step_part *part, struct ar
 		*next->clears++ = *slot;
 }
 
-static void append_pages(struct fa_pool *pool, struct fa_step_part *part, struct arrays *next)
+static void append_pages(struct fa_pool *pool, struct fa_pool_step_part *part, struct arrays *next)
 {
-	struct fa_sequence *sequence = part->sequence;
-	struct fa_cache *cache = sequence->cache;
-	uint32_t end = fa_pages_of(cache, part->after) - fa_sequence_first_page(sequence);
+	struct fa_pool_sequence *sequence = part->sequence;
+	struct fa_pool_cache *cache = sequence->cache;
+	uint32_t end = fa_pages_of(cache, part->after) - fa_pool_sequence_first_page(sequence);
 
 	while (sequence->n_pages < end) {
 		bool clear;
@@ -279,9 +281,9 @@ static void append_pages(struct fa_pool *pool, struct fa_step_part *part, struct
 	}
 }
 
-static void put_in_flight(const struct plan *plan, struct fa_step_part *part)
+static void put_in_flight(const struct plan *plan, struct fa_pool_step_part *part)
 {
-	struct fa_sequence *sequence = part->sequence;
+	struct fa_pool_sequence *sequence = part->sequence;
 
 	fa_list_append(&sequence->in_flight, &part->link);
 	sequence->n_in_flight++;
@@ -290,7 +292,7 @@ static void put_in_flight(const struct plan *plan, struct fa_step_part *part)
 		sequence->appender = plan->actor->owner;
 		sequence->planned = part->after;
 	}
-	fa_sequence_touch(plan->pool, sequence);
+	fa_pool_sequence_touch(plan->pool, sequence);
 }
 
 static uint32_t *cut(uint32_t **at, uint64_t n)
@@ -301,16 +303,16 @@ static uint32_t *cut(uint32_t **at, uint64_t n)
 	return piece;
 }
 
-static void fill_entry(const struct fa_step_part *part, struct fa_step_entry *entry, uint32_t i,
-                       const struct arrays *arrays, uint32_t *table_entries)
+static void fill_entry(const struct fa_pool_step_part *part, struct fa_pool_step_entry *entry,
+                       uint32_t i, const struct arrays *arrays, uint32_t *table_entries)
 {
-	const struct fa_sequence *sequence = part->sequence;
-	uint32_t first_page = fa_sequence_first_page(sequence);
+	const struct fa_pool_sequence *sequence = part->sequence;
+	uint32_t first_page = fa_pool_sequence_first_page(sequence);
 	uint32_t end = fa_pages_of(sequence->cache, part->after);
 	uint32_t n = end > first_page ? end - first_page : 0;
 	uint32_t *table = arrays->table + *table_entries;
 
-	entry->sequence = fa_sequence_id(sequence);
+	entry->sequence = fa_pool_sequence_id(sequence);
 	entry->before = before_of(part);
 	entry->after = part->after;
 	entry->first = sequence->first;
@@ -330,14 +332,14 @@ static void fill_entry(const struct fa_step_part *part, struct fa_step_entry *en
 }
 
 /* Sets where the entries of each group begin, and gives the items their places. */
-static void sort(const struct plan *plan, struct fa_step_private *private)
+static void sort(const struct plan *plan, struct fa_pool_step_private *private)
 {
-	struct fa_step *step = &private->step;
+	struct fa_pool_step *step = &private->step;
 	uint32_t n = 0, g = 0;
 
-	for (struct fa_cache *cache = plan->caches; cache; cache = cache->touched) {
-		step->groups[g++] = (struct fa_step_group){
-			.cache = fa_cache_id(cache),
+	for (struct fa_pool_cache *cache = plan->caches; cache; cache = cache->touched) {
+		step->groups[g++] = (struct fa_pool_step_group){
+			.cache = fa_pool_cache_id(cache),
 			.layout = cache->layout,
 			.begin = n,
 			.end = n + cache->n_items,
@@ -354,10 +356,10 @@ static void sort(const struct plan *plan, struct fa_step_private *private)
 	}
 }
 
-static void apply(const struct plan *plan, struct fa_step_private *private)
+static void apply(const struct plan *plan, struct fa_pool_step_private *private)
 {
 	struct fa_pool *pool = plan->pool;
-	struct fa_step *step = &private->step;
+	struct fa_pool_step *step = &private->step;
 	uint32_t *at = private->arrays;
 	/* Tables first: their sizes are known only once they are filled. */
 	struct arrays next = {
@@ -369,7 +371,7 @@ static void apply(const struct plan *plan, struct fa_step_private *private)
 	};
 
 	for (uint32_t g = 0; g < step->n_groups; g++) {
-		struct fa_step_group *group = &step->groups[g];
+		struct fa_pool_step_group *group = &step->groups[g];
 		uint32_t n = group->end - group->begin;
 		struct arrays arrays = next;
 
@@ -380,7 +382,7 @@ static void apply(const struct plan *plan, struct fa_step_private *private)
 		arrays.table_start = cut(&at, n);
 		arrays.cu_new[0] = 0;
 		for (uint32_t i = 0; i < n; i++) {
-			struct fa_step_part *part = &private->parts[group->begin + i];
+			struct fa_pool_step_part *part = &private->parts[group->begin + i];
 
 			if (part->copies)
 				copy_page(pool, part, &next);
@@ -409,7 +411,7 @@ static void apply(const struct plan *plan, struct fa_step_private *private)
 static void forget(struct plan *plan)
 {
 	while (plan->caches) {
-		struct fa_cache *cache = plan->caches;
+		struct fa_pool_cache *cache = plan->caches;
 
 		plan->caches = cache->touched;
 		cache->need_pages = 0;
@@ -426,9 +428,9 @@ static void forget(struct plan *plan)
 	free(plan->parts);
 }
 
-int fa_step_plan(struct fa_pool *pool, const struct fa_actor *actor,
-                 const struct fa_step_item *items, uint32_t n_items, uint64_t number,
-                 uint64_t now_ns, struct fa_error *error, struct fa_step **ret_step)
+int fa_pool_step_plan(struct fa_pool *pool, const struct fa_actor *actor,
+                      const struct fa_pool_step_item *items, uint32_t n_items, uint64_t number,
+                      uint64_t now_ns, struct fa_error *error, struct fa_pool_step **ret_step)
 {
 	_fa_cleanup_(forget) struct plan plan = {
 		.pool = pool,
@@ -437,7 +439,7 @@ int fa_step_plan(struct fa_pool *pool, const struct fa_actor *actor,
 		.n_items = n_items,
 		.serial = ++pool->serial,
 	};
-	struct fa_step_private *private;
+	struct fa_pool_step_private *private;
 	int r;
 
 	pool->now_ns = now_ns;
@@ -449,7 +451,7 @@ int fa_step_plan(struct fa_pool *pool, const struct fa_actor *actor,
 		return fa_fail(error, -ENOMEM, "there is no memory for the step");
 	r = fa_pages_reserve(pool, plan.caches, error);
 	if (r < 0) {
-		fa_step_free(&private->step);
+		fa_pool_step_free(&private->step);
 		return r;
 	}
 	for (const struct fa_tenant_account *account = plan.tenants; account;

@@ -142,7 +142,7 @@ bool fa_pool_tenant_each(const struct fa_pool *pool, uint32_t *cursor,
 	return false;
 }
 
-void fa_pool_quota_set(struct fa_pool *pool, fa_pool_quota_fn *quota, void *userdata)
+void fa_pool_set_quota(struct fa_pool *pool, fa_pool_quota_fn *quota, void *userdata)
 {
 	pool->quota = quota;
 	pool->quota_userdata = userdata;

@@ -8,7 +8,7 @@
 #include <errno.h>
 #include <inttypes.h>
 
-_Static_assert(FA_WIRE_STEP_MAX <= FA_STEP_SEQUENCES_MAX, "the pool can plan it");
+_Static_assert(FA_WIRE_STEP_MAX <= FA_POOL_STEP_SEQUENCES_MAX, "the pool can plan it");
 
 static int check(struct fa_session *session, const struct fa_wire_step_begin *request,
                  struct fa_error *error)
@@ -41,7 +41,7 @@ static int check(struct fa_session *session, const struct fa_wire_step_begin *re
 int fa_kv_step_begin(struct fa_call *call, struct fa_error *error)
 {
 	const struct fa_wire_step_begin *request = &call->message->step_begin;
-	_fa_cleanup_(fa_freep) struct fa_step_item *items = NULL;
+	_fa_cleanup_(fa_freep) struct fa_pool_step_item *items = NULL;
 	struct fa_session *session = call->session;
 	const struct fa_actor *actor = NULL;
 	struct fa_wire_message reply;
@@ -61,8 +61,8 @@ int fa_kv_step_begin(struct fa_call *call, struct fa_error *error)
 			return fa_fail(error, -EINVAL,
 			               "items[%zu].reserved is %" PRIu32 "; expected 0", i,
 			               request->items[i].reserved);
-		items[i] = (struct fa_step_item){ .sequence = request->items[i].sequence,
-			                          .n_tokens = request->items[i].n_new };
+		items[i] = (struct fa_pool_step_item){ .sequence = request->items[i].sequence,
+			                               .n_tokens = request->items[i].n_new };
 	}
 	r = fa_kv_step_new(session, actor, request->step, items, (uint32_t)request->n_items,
 	                   request->tree, request->n_tree,

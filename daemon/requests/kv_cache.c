@@ -14,7 +14,7 @@ _Static_assert(FA_WIRE_STORE_PLAIN == (int)FA_PAGED_PLAIN &&
                "stores travel as they are");
 _Static_assert(FA_WIRE_NAME_BYTES_MAX >= FA_NAME_BYTES - 1, "what is too long, is told so");
 
-static void reply(struct fa_call *call, const struct fa_cache_info *info)
+static void reply(struct fa_call *call, const struct fa_pool_cache_info *info)
 {
 	struct fa_wire_message message = {
 		.id = call->message->id,
@@ -55,7 +55,7 @@ static int check_create(const struct fa_wire_cache_create *request, struct fa_er
 }
 
 /* Whether there are kernels for its codes. */
-static int check_codes(const struct fa_server *server, const struct fa_cache_config *config,
+static int check_codes(const struct fa_server *server, const struct fa_pool_cache_config *config,
                        struct fa_error *error)
 {
 	const struct fa_cache_geometry *geometry = &config->geometry;
@@ -85,7 +85,7 @@ static int check_codes(const struct fa_server *server, const struct fa_cache_con
 int fa_kv_cache_create(struct fa_call *call, struct fa_error *error)
 {
 	const struct fa_wire_cache_create *request = &call->message->cache_create;
-	const struct fa_cache_config config = {
+	const struct fa_pool_cache_config config = {
 		.geometry = {
 			.layers = request->layers,
 			.kv_heads = request->kv_heads,
@@ -109,7 +109,7 @@ int fa_kv_cache_create(struct fa_call *call, struct fa_error *error)
 	};
 	struct fa_pool *pool = call->session->server->kv.pool;
 	const struct fa_actor *actor = NULL;
-	struct fa_cache_info info;
+	struct fa_pool_cache_info info;
 	uint64_t id;
 	int r;
 
@@ -119,9 +119,9 @@ int fa_kv_cache_create(struct fa_call *call, struct fa_error *error)
 	if (r == 0)
 		r = fa_kv_actor(call->session, &actor, error);
 	if (r == 0)
-		r = fa_cache_new(pool, actor, &config, fa_kv_now_ns(), error, &id);
+		r = fa_pool_cache_new(pool, actor, &config, fa_kv_now_ns(), error, &id);
 	if (r == 0)
-		r = fa_cache_get_info(pool, actor, id, error, &info);
+		r = fa_pool_cache_get_info(pool, actor, id, error, &info);
 	if (r < 0)
 		return r;
 	fa_kv_wake(&call->session->server->kv);
@@ -134,15 +134,16 @@ int fa_kv_cache_find(struct fa_call *call, struct fa_error *error)
 	const struct fa_wire_cache_find *request = &call->message->cache_find;
 	struct fa_pool *pool = call->session->server->kv.pool;
 	uint64_t id = request->cache;
-	struct fa_cache_info info;
+	struct fa_pool_cache_info info;
 	struct fa_actor actor;
 	int r;
 
 	r = fa_kv_actor_admin(call->session, &actor, error);
 	if (r == 0 && request->name.text)
-		r = fa_cache_find(pool, &actor, request->name.text, fa_kv_now_ns(), error, &id);
+		r = fa_pool_cache_find(pool, &actor, request->name.text, fa_kv_now_ns(), error,
+		                       &id);
 	if (r == 0)
-		r = fa_cache_get_info(pool, &actor, id, error, &info);
+		r = fa_pool_cache_get_info(pool, &actor, id, error, &info);
 	if (r == 0)
 		reply(call, &info);
 	return r;
@@ -155,8 +156,8 @@ int fa_kv_cache_remove(struct fa_call *call, struct fa_error *error)
 
 	r = fa_kv_actor_admin(call->session, &actor, error);
 	if (r == 0)
-		r = fa_cache_remove(call->session->server->kv.pool, &actor,
-		                    call->message->cache_remove.cache, error);
+		r = fa_pool_cache_remove(call->session->server->kv.pool, &actor,
+		                         call->message->cache_remove.cache, error);
 	if (r == 0)
 		fa_session_reply(call->session, call->message->id, 0, NULL);
 	return r;

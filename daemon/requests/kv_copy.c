@@ -47,7 +47,7 @@ static int find_step(struct fa_session *session, const struct fa_wire_sequence_c
 	fa_list_for_each(pos, &session->kv.steps) {
 		struct fa_kv_step *step = fa_container_of(pos, struct fa_kv_step, link);
 		uint32_t i = find_entry(step, m->sequence);
-		const struct fa_step_entry *entry;
+		const struct fa_pool_step_entry *entry;
 
 		if (i == UINT32_MAX || step->ends)
 			continue;
@@ -69,8 +69,8 @@ static int find_step(struct fa_session *session, const struct fa_wire_sequence_c
 static int hold(struct fa_session *session, const struct fa_wire_sequence_copy *m, uint64_t end,
                 struct fa_kv_step **ret_step, struct fa_error *error)
 {
-	const struct fa_step_item item = { .sequence = m->sequence };
-	const struct fa_step_entry *entry;
+	const struct fa_pool_step_item item = { .sequence = m->sequence };
+	const struct fa_pool_step_entry *entry;
 	const struct fa_actor *actor = NULL;
 	struct fa_kv_step *step;
 	int r;
@@ -156,7 +156,7 @@ static int check(const struct fa_wire_sequence_copy *m, uint64_t *ret_end, struc
 	if (!view->rank)
 		return fa_fail(error, -EINVAL, "k and v are absent: there is nothing to copy");
 	if (view->shape[0] < 1 || view->shape[0] > FA_KV_STEP_TOKENS_MAX ||
-	    m->first > FA_SEQUENCE_TOKENS_MAX)
+	    m->first > FA_POOL_SEQUENCE_TOKENS_MAX)
 		return fa_fail(error, -EINVAL,
 		               "%" PRId64 " tokens from %" PRIu64
 		               " on are to be copied; expected 1 to %u",

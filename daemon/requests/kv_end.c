@@ -76,7 +76,7 @@ static int check_keep(const struct fa_kv_step *step, const struct fa_wire_step_e
 			               "; expected at least %" PRIu32 ", the one before it",
 			               item + 1, m->cu_keep[item + 1], m->cu_keep[item]);
 	for (uint32_t item = 0; item < step->n_items && r == 0; ++item) {
-		const struct fa_step_entry *entry = &step->plan->entries[step->places[item]];
+		const struct fa_pool_step_entry *entry = &step->plan->entries[step->places[item]];
 
 		r = check_path(m, item, (uint32_t)(entry->after - entry->before), error);
 	}
@@ -87,7 +87,7 @@ static int check_keep(const struct fa_kv_step *step, const struct fa_wire_step_e
 static int fill_group(struct end *end, struct fa_kv_step *step, uint32_t i,
                       const struct fa_wire_step_end *m, uint32_t **vectors, struct fa_error *error)
 {
-	const struct fa_step_group *plan = &step->plan->groups[i];
+	const struct fa_pool_step_group *plan = &step->plan->groups[i];
 	struct fa_pool *pool = step->session->server->kv.pool;
 	const struct fa_kv_group *group = &step->groups[i];
 	uint32_t n = plan->end - plan->begin, n_moves = 0;
@@ -96,7 +96,7 @@ static int fill_group(struct end *end, struct fa_kv_step *step, uint32_t i,
 
 	cu_moves[0] = 0;
 	for (uint32_t e = 0; e < n; ++e) {
-		const struct fa_step_entry *entry = &step->plan->entries[plan->begin + e];
+		const struct fa_pool_step_entry *entry = &step->plan->entries[plan->begin + e];
 		const uint32_t begin = m->cu_keep[entry->item];
 		const uint32_t n_keep = m->cu_keep[entry->item + 1] - begin;
 		const uint32_t *from = NULL;
@@ -106,9 +106,9 @@ static int fill_group(struct end *end, struct fa_kv_step *step, uint32_t i,
 		to[e] = 0;
 		if (n_keep < entry->after - entry->before) {
 			/* Where nothing of any item is kept, keep is NULL. */
-			r = fa_step_keep(pool, step->plan, plan->begin + e,
-			                 n_keep ? m->keep + begin : NULL, n_keep, error, &from,
-			                 &n_from, &to[e]);
+			r = fa_pool_step_keep(pool, step->plan, plan->begin + e,
+			                      n_keep ? m->keep + begin : NULL, n_keep, error, &from,
+			                      &n_from, &to[e]);
 			if (r < 0)
 				return r;
 		}
@@ -273,14 +273,14 @@ static void confirm(struct fa_request *work)
 	struct fa_error error;
 	int r = 0;
 
-	fa_pool_tell_time(server->kv.pool, fa_kv_now_ns());
+	fa_pool_set_time(server->kv.pool, fa_kv_now_ns());
 	if (!end_of(work)->commits)
-		fa_step_abort(server->kv.pool, step->plan);
+		fa_pool_step_abort(server->kv.pool, step->plan);
 	else if (step->failed)
 		r = fa_fail(&error, -ECANCELED,
 		            "a request of step %" PRIu32 " has failed: it is aborted", step->id);
 	else
-		r = fa_step_commit(server->kv.pool, step->plan, &error);
+		r = fa_pool_step_commit(server->kv.pool, step->plan, &error);
 	step->over = !end_of(work)->commits || r == 0;
 	fa_engine_confirm(server->engine, &work->job, r, &error);
 }

@@ -14,10 +14,10 @@ int fa_kv_sequence_reply(struct fa_call *call, const struct fa_actor *actor, uin
                          uint64_t matched, struct fa_error *error)
 {
 	struct fa_wire_message message;
-	struct fa_sequence_info info;
+	struct fa_pool_sequence_info info;
 	int r;
 
-	r = fa_sequence_get_info(pool_of(call), actor, id, error, &info);
+	r = fa_pool_sequence_get_info(pool_of(call), actor, id, error, &info);
 	if (r < 0)
 		return r;
 	message = (struct fa_wire_message){
@@ -46,8 +46,8 @@ int fa_kv_sequence_create(struct fa_call *call, struct fa_error *error)
 
 	r = fa_kv_actor(call->session, &actor, error);
 	if (r == 0)
-		r = fa_sequence_new(pool_of(call), actor, call->message->sequence_create.cache,
-		                    error, &id);
+		r = fa_pool_sequence_new(pool_of(call), actor, call->message->sequence_create.cache,
+		                         error, &id);
 	return r ? r : fa_kv_sequence_reply(call, actor, id, 0, error);
 }
 
@@ -60,8 +60,8 @@ int fa_kv_sequence_find(struct fa_call *call, struct fa_error *error)
 
 	r = fa_kv_actor_admin(call->session, &actor, error);
 	if (r == 0)
-		r = fa_sequence_find(pool_of(call), &actor, name->text ? name->text : "",
-		                     fa_kv_now_ns(), error, &id);
+		r = fa_pool_sequence_find(pool_of(call), &actor, name->text ? name->text : "",
+		                          fa_kv_now_ns(), error, &id);
 	return r ? r : fa_kv_sequence_reply(call, &actor, id, 0, error);
 }
 
@@ -74,8 +74,8 @@ int fa_kv_sequence_fork(struct fa_call *call, struct fa_error *error)
 
 	r = fa_kv_actor(call->session, &actor, error);
 	if (r == 0)
-		r = fa_sequence_fork(pool_of(call), actor, request->sequence, request->tokens,
-		                     error, &id);
+		r = fa_pool_sequence_fork(pool_of(call), actor, request->sequence, request->tokens,
+		                          error, &id);
 	return r ? r : fa_kv_sequence_reply(call, actor, id, 0, error);
 }
 
@@ -87,9 +87,10 @@ int fa_kv_sequence_set_name(struct fa_call *call, struct fa_error *error)
 
 	r = fa_kv_actor(call->session, &actor, error);
 	if (r == 0)
-		r = fa_sequence_set_name(pool_of(call), actor, request->sequence,
-		                         request->name.text ? request->name.text : "",
-		                         request->mode, request->ttl_ns, fa_kv_now_ns(), error);
+		r = fa_pool_sequence_set_name(pool_of(call), actor, request->sequence,
+		                              request->name.text ? request->name.text : "",
+		                              request->mode, request->ttl_ns, fa_kv_now_ns(),
+		                              error);
 	return r ? r : fa_kv_sequence_reply(call, actor, request->sequence, 0, error);
 }
 
@@ -101,8 +102,8 @@ int fa_kv_sequence_truncate(struct fa_call *call, struct fa_error *error)
 
 	r = fa_kv_actor(call->session, &actor, error);
 	if (r == 0)
-		r = fa_sequence_truncate(pool_of(call), actor, request->sequence, request->tokens,
-		                         error);
+		r = fa_pool_sequence_truncate(pool_of(call), actor, request->sequence,
+		                              request->tokens, error);
 	return r ? r : fa_kv_sequence_reply(call, actor, request->sequence, 0, error);
 }
 
@@ -115,8 +116,8 @@ int fa_kv_sequence_drop(struct fa_call *call, struct fa_error *error)
 
 	r = fa_kv_actor(call->session, &actor, error);
 	if (r == 0)
-		r = fa_sequence_drop(pool_of(call), actor, request->sequence, request->first, error,
-		                     &first);
+		r = fa_pool_sequence_drop(pool_of(call), actor, request->sequence, request->first,
+		                          error, &first);
 	return r ? r : fa_kv_sequence_reply(call, actor, request->sequence, 0, error);
 }
 
@@ -127,8 +128,8 @@ int fa_kv_sequence_free(struct fa_call *call, struct fa_error *error)
 
 	r = fa_kv_actor_admin(call->session, &actor, error);
 	if (r == 0)
-		r = fa_sequence_free(pool_of(call), &actor, call->message->sequence_free.sequence,
-		                     error);
+		r = fa_pool_sequence_free(pool_of(call), &actor,
+		                          call->message->sequence_free.sequence, error);
 	if (r == 0)
 		fa_session_reply(call->session, call->message->id, 0, NULL);
 	return r;

@@ -50,7 +50,8 @@ static const char *dtype_name(enum fa_attention_dtype dtype)
 	return dtype == FA_ATTENTION_F32 ? "fp32" : dtype == FA_ATTENTION_F16 ? "fp16" : "bf16";
 }
 
-static int add_cache(json_t *caches, const struct fa_pool *pool, const struct fa_cache_info *info)
+static int add_cache(json_t *caches, const struct fa_pool *pool,
+                     const struct fa_pool_cache_info *info)
 {
 	json_t *object = json_object();
 	int r = 0;
@@ -77,7 +78,7 @@ static int add_cache(json_t *caches, const struct fa_pool *pool, const struct fa
 }
 
 static int add_sequence(json_t *sequences, const struct fa_pool *pool,
-                        const struct fa_sequence_info *info)
+                        const struct fa_pool_sequence_info *info)
 {
 	json_t *object = json_object();
 	int r = 0;
@@ -110,11 +111,11 @@ static void describe_own(const struct fa_kv *kv, const struct fa_session *viewer
 static int add_pages(json_t *object, const struct fa_pool *pool)
 {
 	uint64_t used = 0, idle = 0, n_free = 0;
-	struct fa_cache_info cache;
+	struct fa_pool_cache_info cache;
 	uint32_t cursor = 0;
 	int r = 0;
 
-	while (fa_cache_each(pool, &cursor, &cache)) {
+	while (fa_pool_cache_each(pool, &cursor, &cache)) {
 		used += cache.used_pages;
 		idle += cache.idle_pages;
 		n_free += cache.free_pages;
@@ -191,8 +192,8 @@ int fa_kv_status(json_t *object, struct fa_session *viewer)
 {
 	const struct fa_kv *kv = &viewer->server->kv;
 	json_t *caches = json_array(), *sequences = json_array();
-	struct fa_sequence_info sequence;
-	struct fa_cache_info cache;
+	struct fa_pool_sequence_info sequence;
+	struct fa_pool_cache_info cache;
 	uint32_t cursor = 0;
 	int r = 0;
 
@@ -201,12 +202,12 @@ int fa_kv_status(json_t *object, struct fa_session *viewer)
 		json_decref(sequences);
 		return 0;
 	}
-	while (fa_cache_each(kv->pool, &cursor, &cache) &&
+	while (fa_pool_cache_each(kv->pool, &cursor, &cache) &&
 	       json_array_size(caches) < FA_STATUS_LISTED_MAX)
 		if (sees(viewer, cache.tenant))
 			r |= add_cache(caches, kv->pool, &cache);
 	cursor = 0;
-	for (int i = 0; i < LOOKED_AT_MAX && fa_sequence_each(kv->pool, &cursor, &sequence) &&
+	for (int i = 0; i < LOOKED_AT_MAX && fa_pool_sequence_each(kv->pool, &cursor, &sequence) &&
 	                json_array_size(sequences) < FA_STATUS_LISTED_MAX;
 	     ++i)
 		if (sees(viewer, sequence.tenant))

@@ -34,10 +34,10 @@ uint32_t *device_token(const struct device *device, uint32_t slot, uint32_t toke
 	return &device->tokens[(size_t)slot * DEVICE_PAGE_TOKENS + token];
 }
 
-void device_begin(const struct device *device, const struct fa_step *step)
+void device_begin(const struct device *device, const struct fa_pool_step *step)
 {
 	for (uint32_t g = 0; g < step->n_groups; g++) {
-		const struct fa_step_group *group = &step->groups[g];
+		const struct fa_pool_step_group *group = &step->groups[g];
 		size_t bytes = DEVICE_PAGE_TOKENS * sizeof(*device->tokens);
 
 		for (uint32_t i = 0; i < group->n_clears; i++)
@@ -49,19 +49,19 @@ void device_begin(const struct device *device, const struct fa_step *step)
 	}
 }
 
-const struct fa_step_group *device_group(const struct fa_step *step, uint32_t entry)
+const struct fa_pool_step_group *device_group(const struct fa_pool_step *step, uint32_t entry)
 {
-	const struct fa_step_group *group = step->groups;
+	const struct fa_pool_step_group *group = step->groups;
 
 	while (entry >= group->end)
 		group++;
 	return group;
 }
 
-uint32_t *device_step_token(const struct device *device, const struct fa_step *step, uint32_t entry,
-                            uint64_t position)
+uint32_t *device_step_token(const struct device *device, const struct fa_pool_step *step,
+                            uint32_t entry, uint64_t position)
 {
-	const struct fa_step_group *group = device_group(step, entry);
+	const struct fa_pool_step_group *group = device_group(step, entry);
 	uint32_t page_tokens = group->layout.page_tokens;
 	uint32_t place = group->table_start[entry - group->begin] +
 	                 (uint32_t)(position / page_tokens);
@@ -71,10 +71,11 @@ uint32_t *device_step_token(const struct device *device, const struct fa_step *s
 }
 
 uint32_t device_read(const struct device *device, struct fa_pool *pool,
-                     const struct fa_sequence_info *info, uint32_t page_tokens, uint64_t position)
+                     const struct fa_pool_sequence_info *info, uint32_t page_tokens,
+                     uint64_t position)
 {
 	uint32_t slots[4096];
-	size_t n = fa_sequence_slots(pool, info->id, slots, 4096);
+	size_t n = fa_pool_sequence_slots(pool, info->id, slots, 4096);
 	uint64_t page = (position - info->first) / page_tokens;
 
 	fa_check(page <= n - 1);

@@ -24,15 +24,16 @@ void device_deinit(struct device *device);
 uint32_t *device_token(const struct device *device, uint32_t slot, uint32_t token);
 
 /* Does what a step asks for before anything else: clears, copies. */
-void device_begin(const struct device *device, const struct fa_step *step);
+void device_begin(const struct device *device, const struct fa_pool_step *step);
 
 /* The token of a sequence, by its position, through the step's table. */
-uint32_t *device_step_token(const struct device *device, const struct fa_step *step, uint32_t entry,
-                            uint64_t position);
+uint32_t *device_step_token(const struct device *device, const struct fa_pool_step *step,
+                            uint32_t entry, uint64_t position);
 
 /* The group of an entry. */
-const struct fa_step_group *device_group(const struct fa_step *step, uint32_t entry);
+const struct fa_pool_step_group *device_group(const struct fa_pool_step *step, uint32_t entry);
 
 /* A durable token of a sequence. */
 uint32_t device_read(const struct device *device, struct fa_pool *pool,
-                     const struct fa_sequence_info *info, uint32_t page_tokens, uint64_t position);
+                     const struct fa_pool_sequence_info *info, uint32_t page_tokens,
+                     uint64_t position);

@@ -24,15 +24,15 @@ int runner_quota(void *userdata, const struct fa_pool_tenant_info *held,
 static void add_cache(struct runner *runner, uint32_t place, enum scene_actor actor,
                       struct fa_error *error, int *ret_result, uint64_t *ret_id)
 {
-	struct fa_cache_config config = { .geometry = scene_geometry, .mode = 0x2a };
+	struct fa_pool_cache_config config = { .geometry = scene_geometry, .mode = 0x2a };
 	char name[8];
 
 	snprintf(name, sizeof(name), "c%u", place);
 	config.name = name;
 	config.geometry.page_tokens = page_tokens[place];
 	config.geometry.layers = place + 1;
-	*ret_result = fa_cache_new(runner->scene.pool, &runner->scene.actors[actor], &config, 0,
-	                           error, ret_id);
+	*ret_result = fa_pool_cache_new(runner->scene.pool, &runner->scene.actors[actor], &config,
+	                                0, error, ret_id);
 }
 
 void runner_init(struct runner *runner)
@@ -52,7 +52,7 @@ void runner_init(struct runner *runner)
 	device_init(&scene->device, (uint64_t)MODEL_CHUNKS * MODEL_CHUNK_BYTES);
 	fa_check_eq(fa_pool_format(&config, &scene->error, &scene->fd), 0);
 	fa_check_eq(fa_pool_open(scene->fd, NULL, &scene->error, &scene->pool), 0);
-	fa_pool_quota_set(scene->pool, runner_quota, runner);
+	fa_pool_set_quota(scene->pool, runner_quota, runner);
 	fa_pool_quarantine_end(scene->pool);
 	scene->actors[SCENE_ADMIN].admin = true;
 	scene_hold_tenants(scene);
@@ -75,8 +75,8 @@ void runner_deinit(struct runner *runner)
 
 /* ---- Doing it. */
 
-static bool may_see_page(const struct runner *runner, const struct fa_step *step, uint32_t entry,
-                         uint64_t page, uint32_t tokens, enum scene_actor tenant)
+static bool may_see_page(const struct runner *runner, const struct fa_pool_step *step,
+                         uint32_t entry, uint64_t page, uint32_t tokens, enum scene_actor tenant)
 {
 	for (uint32_t t = 0; t < tokens; t++)
 		if (!model_may_see(tenant, *device_step_token(&runner->scene.device, step, entry,
@@ -86,11 +86,11 @@ static bool may_see_page(const struct runner *runner, const struct fa_step *step
 }
 
 /* What kernels would do, and what they would find. */
-static void attend(struct runner *runner, const struct op *op, const struct fa_step *step)
+static void attend(struct runner *runner, const struct op *op, const struct fa_pool_step *step)
 {
 	device_begin(&runner->scene.device, step);
 	for (uint32_t i = 0; i < step->n_entries; i++) {
-		const struct fa_step_entry *entry = &step->entries[i];
+		const struct fa_pool_step_entry *entry = &step->entries[i];
 		const struct op_item *item = &op->items[entry->item];
 		const struct model_sequence *sequence = model_find(runner->model, entry->sequence);
 		uint32_t tokens = device_group(step, i)->layout.page_tokens;
@@ -122,7 +122,7 @@ static void check_exhausted(struct runner *runner, const struct op *op)
 		need[cache] += op->items[i].n_tokens / page_tokens[cache] + 2;
 	}
 	for (uint32_t i = 0; i < MODEL_CACHES; i++) {
-		struct fa_cache_info info;
+		struct fa_pool_cache_info info;
 
 		if (!need[i])
 			continue;
@@ -134,14 +134,15 @@ static void check_exhausted(struct runner *runner, const struct op *op)
 
 static void run_plan(struct runner *runner, struct op *op)
 {
-	struct fa_step_item items[MODEL_ITEMS];
+	struct fa_pool_step_item items[MODEL_ITEMS];
 	struct scene *scene = &runner->scene;
-	struct fa_step *step = NULL;
+	struct fa_pool_step *step = NULL;
 
 	for (uint32_t i = 0; i < op->n_items; i++)
-		items[i] = (struct fa_step_item){ op->items[i].sequence, op->items[i].n_tokens };
-	op->result = fa_step_plan(scene->pool, &scene->actors[op->actor], items, op->n_items,
-	                          runner->model->serial + 1, 0, &scene->error, &step);
+		items[i] = (struct fa_pool_step_item){ op->items[i].sequence,
+			                               op->items[i].n_tokens };
+	op->result = fa_pool_step_plan(scene->pool, &scene->actors[op->actor], items, op->n_items,
+	                               runner->model->serial + 1, 0, &scene->error, &step);
 	if (op->result == -ENOMEM)
 		check_exhausted(runner, op);
 	if (op->result < 0)
@@ -152,7 +153,7 @@ static void run_plan(struct runner *runner, struct op *op)
 
 static void run_keep(struct runner *runner, struct op *op)
 {
-	struct fa_step *step = runner->steps[op->step];
+	struct fa_pool_step *step = runner->steps[op->step];
 	uint32_t positions[64], moved[64], n = 0, n_moves, to, entry = 0;
 	struct scene *scene = &runner->scene;
 	const uint32_t *from;
@@ -162,8 +163,8 @@ static void run_keep(struct runner *runner, struct op *op)
 			positions[n++] = i;
 	while (step->entries[entry].item != op->n_items)
 		entry++;
-	op->result = fa_step_keep(scene->pool, step, entry, positions, n, &scene->error, &from,
-	                          &n_moves, &to);
+	op->result = fa_pool_step_keep(scene->pool, step, entry, positions, n, &scene->error, &from,
+	                               &n_moves, &to);
 	if (op->result < 0)
 		return;
 	for (uint32_t i = 0; i < n_moves; i++)
@@ -173,10 +174,10 @@ static void run_keep(struct runner *runner, struct op *op)
 }
 
 /* What a step was planned with is there until it ends, also if it was dropped since. */
-static void check_held(struct runner *runner, const struct op *op, const struct fa_step *step)
+static void check_held(struct runner *runner, const struct op *op, const struct fa_pool_step *step)
 {
 	for (uint32_t i = 0; i < step->n_entries; i++) {
-		const struct fa_step_entry *entry = &step->entries[i];
+		const struct fa_pool_step_entry *entry = &step->entries[i];
 		const struct model_part *part = &runner->model->steps[op->step].parts[entry->item];
 		const struct model_sequence *sequence = model_find(runner->model, entry->sequence);
 
@@ -191,19 +192,19 @@ static void check_held(struct runner *runner, const struct op *op, const struct 
 
 static void run_end(struct runner *runner, struct op *op)
 {
-	struct fa_step *step = runner->steps[op->step];
+	struct fa_pool_step *step = runner->steps[op->step];
 	struct scene *scene = &runner->scene;
 
 	op->result = 0;
 	check_held(runner, op, step);
 	if (op->kind == OP_COMMIT)
-		op->result = fa_step_commit(scene->pool, step, &scene->error);
+		op->result = fa_pool_step_commit(scene->pool, step, &scene->error);
 	else if (op->kind == OP_ABORT)
-		fa_step_abort(scene->pool, step);
+		fa_pool_step_abort(scene->pool, step);
 	else
-		fa_step_suspect(scene->pool, step);
+		fa_pool_step_suspect(scene->pool, step);
 	if (op->result == 0)
-		runner->steps[op->step] = fa_step_free(step);
+		runner->steps[op->step] = fa_pool_step_free(step);
 }
 
 static void run_prefix(struct runner *runner, struct op *op)
@@ -267,50 +268,51 @@ void runner_run(struct runner *runner, struct op *op)
 		run_end(runner, op);
 		break;
 	case OP_NEW:
-		op->result = fa_sequence_new(scene->pool, actor, cache, &scene->error, &op->ret_id);
+		op->result = fa_pool_sequence_new(scene->pool, actor, cache, &scene->error,
+		                                  &op->ret_id);
 		break;
 	case OP_FORK:
-		op->result = fa_sequence_fork(scene->pool, actor, op->sequence, op->tokens,
-		                              &scene->error, &op->ret_id);
+		op->result = fa_pool_sequence_fork(scene->pool, actor, op->sequence, op->tokens,
+		                                   &scene->error, &op->ret_id);
 		break;
 	case OP_TRUNCATE:
-		op->result = fa_sequence_truncate(scene->pool, actor, op->sequence, op->tokens,
-		                                  &scene->error);
+		op->result = fa_pool_sequence_truncate(scene->pool, actor, op->sequence, op->tokens,
+		                                       &scene->error);
 		break;
 	case OP_DROP:
-		op->result = fa_sequence_drop(scene->pool, actor, op->sequence, op->tokens,
-		                              &scene->error, &op->ret_tokens);
+		op->result = fa_pool_sequence_drop(scene->pool, actor, op->sequence, op->tokens,
+		                                   &scene->error, &op->ret_tokens);
 		break;
 	case OP_FREE:
-		op->result = fa_sequence_free(scene->pool, actor, op->sequence, &scene->error);
+		op->result = fa_pool_sequence_free(scene->pool, actor, op->sequence, &scene->error);
 		break;
 	case OP_PUBLISH:
 	case OP_ATTACH:
 		run_prefix(runner, op);
 		break;
 	case OP_NAME:
-		op->result = fa_sequence_set_name(scene->pool, actor, op->sequence, name, op->mode,
-		                                  0, 0, &scene->error);
+		op->result = fa_pool_sequence_set_name(scene->pool, actor, op->sequence, name,
+		                                       op->mode, 0, 0, &scene->error);
 		break;
 	case OP_FIND:
-		op->result = fa_sequence_find(scene->pool, actor, name, 0, &scene->error,
-		                              &op->ret_id);
+		op->result = fa_pool_sequence_find(scene->pool, actor, name, 0, &scene->error,
+		                                   &op->ret_id);
 		break;
 	case OP_OWNER_GONE:
-		fa_pool_owner_gone(scene->pool, actor->owner);
+		fa_pool_release_owner(scene->pool, actor->owner);
 		break;
 	case OP_CACHE_NEW:
 		add_cache(runner, op->cache, op->actor, &scene->error, &op->result, &op->ret_id);
 		break;
 	case OP_CACHE_REMOVE:
-		op->result = fa_cache_remove(scene->pool, actor, cache, &scene->error);
+		op->result = fa_pool_cache_remove(scene->pool, actor, cache, &scene->error);
 		break;
 	case OP_CHUNK_ADD:
 	case OP_CHUNK_REMOVE:
 		run_chunk(runner, op);
 		break;
 	case OP_EVICT:
-		fa_cache_evict(scene->pool, cache);
+		fa_pool_cache_evict(scene->pool, cache);
 		break;
 	case OP_QUARANTINE_END:
 		fa_pool_quarantine_end(scene->pool);
@@ -364,21 +366,21 @@ bool runner_has(struct runner *runner, const struct model_sequence *sequence)
 {
 	struct scene *scene = &runner->scene;
 	uint32_t slots[MODEL_TOKENS / 16 + 1], tokens = page_tokens[sequence->cache];
-	struct fa_sequence_info info;
+	struct fa_pool_sequence_info info;
 	char name[8] = "";
 	size_t n;
 
 	if (sequence->name)
 		snprintf(name, sizeof(name), "n%u", sequence->name);
-	if (fa_sequence_get_info(scene->pool, &scene->actors[SCENE_ADMIN], sequence->id, NULL,
-	                         &info) < 0)
+	if (fa_pool_sequence_get_info(scene->pool, &scene->actors[SCENE_ADMIN], sequence->id, NULL,
+	                              &info) < 0)
 		return false;
 	if (info.length != sequence->length || info.first != sequence->first ||
 	    info.step != sequence->step || info.owner != sequence->owner ||
 	    strcmp(info.name, name) != 0 || info.tenant != scene->actors[sequence->tenant].tenant ||
 	    info.cache != runner->model->caches[sequence->cache].id)
 		return false;
-	n = fa_sequence_slots(scene->pool, sequence->id, slots, MODEL_TOKENS / 16 + 1);
+	n = fa_pool_sequence_slots(scene->pool, sequence->id, slots, MODEL_TOKENS / 16 + 1);
 	fa_check_eq(n, (info.length + tokens - 1) / tokens - info.first / tokens);
 	for (uint64_t p = info.first; p < info.length; p++)
 		if (*device_token(&scene->device, slots[(p - info.first) / tokens],
@@ -389,7 +391,7 @@ bool runner_has(struct runner *runner, const struct model_sequence *sequence)
 
 void runner_verify(struct runner *runner)
 {
-	struct fa_sequence_info info;
+	struct fa_pool_sequence_info info;
 	uint32_t cursor = 0, n = 0;
 
 	for (uint32_t i = 0; i < MODEL_ROWS; i++) {
@@ -402,7 +404,7 @@ void runner_verify(struct runner *runner)
 			fa_test_fail(__FILE__, __LINE__, "sequence %llx is not as it should be",
 			             (unsigned long long)sequence->id);
 	}
-	while (fa_sequence_each(runner->scene.pool, &cursor, &info))
+	while (fa_pool_sequence_each(runner->scene.pool, &cursor, &info))
 		n--;
 	fa_check_eq(n, 0);
 }
@@ -438,11 +440,11 @@ void runner_reopen(struct runner *runner)
 	for (uint32_t i = 0; i < MODEL_STEPS; i++)
 		if (runner->steps[i]) {
 			/* Only for its memory: the process that had it is gone. */
-			fa_step_abort(runner->scene.pool, runner->steps[i]);
-			runner->steps[i] = fa_step_free(runner->steps[i]);
+			fa_pool_step_abort(runner->scene.pool, runner->steps[i]);
+			runner->steps[i] = fa_pool_step_free(runner->steps[i]);
 		}
 	scene_reopen(&runner->scene);
-	fa_pool_quota_set(runner->scene.pool, runner_quota, runner);
+	fa_pool_set_quota(runner->scene.pool, runner_quota, runner);
 	runner->quarantine = true;
 	model_die(runner->model);
 }

@@ -6,7 +6,7 @@
 struct runner {
 	struct scene scene;
 	struct model *model;
-	struct fa_step *steps[MODEL_STEPS];
+	struct fa_pool_step *steps[MODEL_STEPS];
 	uint64_t stale;  /* id of a sequence that is no more */
 	uint32_t unique; /* tokens that were not used yet */
 	bool quarantine;

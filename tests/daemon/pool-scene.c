@@ -76,11 +76,13 @@ void scene_reopen(struct scene *scene)
 
 uint64_t scene_cache(struct scene *scene, enum scene_actor actor, const char *name, uint32_t mode)
 {
-	struct fa_cache_config config = { .geometry = scene_geometry, .name = name, .mode = mode };
+	struct fa_pool_cache_config config = { .geometry = scene_geometry,
+		                               .name = name,
+		                               .mode = mode };
 	uint64_t id;
 
-	fa_check_eq(fa_cache_new(scene->pool, &scene->actors[actor], &config, scene->now_ns,
-	                         &scene->error, &id),
+	fa_check_eq(fa_pool_cache_new(scene->pool, &scene->actors[actor], &config, scene->now_ns,
+	                              &scene->error, &id),
 	            0);
 	return id;
 }
@@ -89,20 +91,21 @@ uint64_t scene_sequence(struct scene *scene, enum scene_actor actor, uint64_t ca
 {
 	uint64_t id;
 
-	fa_check_eq(fa_sequence_new(scene->pool, &scene->actors[actor], cache, &scene->error, &id),
-	            0);
+	fa_check_eq(
+		fa_pool_sequence_new(scene->pool, &scene->actors[actor], cache, &scene->error, &id),
+		0);
 	return id;
 }
 
-struct fa_step *scene_plan(struct scene *scene, enum scene_actor actor, uint64_t sequence,
-                           uint32_t n_tokens)
+struct fa_pool_step *scene_plan(struct scene *scene, enum scene_actor actor, uint64_t sequence,
+                                uint32_t n_tokens)
 {
-	const struct fa_step_item item = { sequence, n_tokens };
-	struct fa_step *step = NULL;
+	const struct fa_pool_step_item item = { sequence, n_tokens };
+	struct fa_pool_step *step = NULL;
 	int r;
 
-	r = fa_step_plan(scene->pool, &scene->actors[actor], &item, 1, ++scene->number,
-	                 scene->now_ns, &scene->error, &step);
+	r = fa_pool_step_plan(scene->pool, &scene->actors[actor], &item, 1, ++scene->number,
+	                      scene->now_ns, &scene->error, &step);
 	if (r < 0)
 		fprintf(stderr, "%s\n", scene->error.text);
 	fa_check_eq(r, 0);
@@ -113,60 +116,60 @@ struct fa_step *scene_plan(struct scene *scene, enum scene_actor actor, uint64_t
 void scene_plan_fails(struct scene *scene, enum scene_actor actor, uint64_t sequence,
                       uint32_t n_tokens, int code)
 {
-	const struct fa_step_item item = { sequence, n_tokens };
-	struct fa_step *step;
+	const struct fa_pool_step_item item = { sequence, n_tokens };
+	struct fa_pool_step *step;
 
 	scene->error.text[0] = '\0';
-	fa_check_eq(fa_step_plan(scene->pool, &scene->actors[actor], &item, 1, scene->number + 1,
-	                         scene->now_ns, &scene->error, &step),
+	fa_check_eq(fa_pool_step_plan(scene->pool, &scene->actors[actor], &item, 1,
+	                              scene->number + 1, scene->now_ns, &scene->error, &step),
 	            code);
 	fa_check(scene->error.text[0] != '\0');
 }
 
-void scene_write(struct scene *scene, struct fa_step *step, uint32_t base)
+void scene_write(struct scene *scene, struct fa_pool_step *step, uint32_t base)
 {
 	for (uint32_t i = 0; i < step->n_entries; i++)
 		for (uint64_t p = step->entries[i].before; p < step->entries[i].after; p++)
 			*device_step_token(&scene->device, step, i, p) = base + (uint32_t)p;
 }
 
-void scene_commit(struct scene *scene, struct fa_step *step)
+void scene_commit(struct scene *scene, struct fa_pool_step *step)
 {
-	fa_check_eq(fa_step_commit(scene->pool, step, &scene->error), 0);
-	fa_step_free(step);
+	fa_check_eq(fa_pool_step_commit(scene->pool, step, &scene->error), 0);
+	fa_pool_step_free(step);
 }
 
-void scene_abort(struct scene *scene, struct fa_step *step)
+void scene_abort(struct scene *scene, struct fa_pool_step *step)
 {
-	fa_step_abort(scene->pool, step);
-	fa_step_free(step);
+	fa_pool_step_abort(scene->pool, step);
+	fa_pool_step_free(step);
 }
 
 void scene_append(struct scene *scene, enum scene_actor actor, uint64_t sequence, uint32_t n_tokens,
                   uint32_t base)
 {
-	struct fa_step *step = scene_plan(scene, actor, sequence, n_tokens);
+	struct fa_pool_step *step = scene_plan(scene, actor, sequence, n_tokens);
 
 	scene_write(scene, step, base);
 	scene_commit(scene, step);
 }
 
-struct fa_sequence_info scene_info(struct scene *scene, uint64_t sequence)
+struct fa_pool_sequence_info scene_info(struct scene *scene, uint64_t sequence)
 {
-	struct fa_sequence_info info = {};
+	struct fa_pool_sequence_info info = {};
 
-	fa_check_eq(fa_sequence_get_info(scene->pool, &scene->actors[SCENE_ADMIN], sequence,
-	                                 &scene->error, &info),
+	fa_check_eq(fa_pool_sequence_get_info(scene->pool, &scene->actors[SCENE_ADMIN], sequence,
+	                                      &scene->error, &info),
 	            0);
 	return info;
 }
 
-struct fa_cache_info scene_cache_info(struct scene *scene, uint64_t cache)
+struct fa_pool_cache_info scene_cache_info(struct scene *scene, uint64_t cache)
 {
-	struct fa_cache_info info = {};
+	struct fa_pool_cache_info info = {};
 
-	fa_check_eq(fa_cache_get_info(scene->pool, &scene->actors[SCENE_ADMIN], cache,
-	                              &scene->error, &info),
+	fa_check_eq(fa_pool_cache_get_info(scene->pool, &scene->actors[SCENE_ADMIN], cache,
+	                                   &scene->error, &info),
 	            0);
 	return info;
 }
@@ -174,7 +177,7 @@ struct fa_cache_info scene_cache_info(struct scene *scene, uint64_t cache)
 void scene_check(struct scene *scene, uint64_t sequence, uint64_t begin, uint64_t end,
                  uint32_t base)
 {
-	struct fa_sequence_info info = scene_info(scene, sequence);
+	struct fa_pool_sequence_info info = scene_info(scene, sequence);
 
 	fa_check_eq(info.length, end);
 	fa_check(info.first <= begin);
@@ -198,19 +201,19 @@ void scene_check_counts(struct scene *scene)
 {
 	uint64_t used_bytes = 0, idle_bytes = 0, tenants_bytes = 0, tenants_idle = 0;
 	struct fa_pool_tenant_info tenant;
-	struct fa_sequence_info sequence;
-	struct fa_cache_info cache;
+	struct fa_pool_sequence_info sequence;
+	struct fa_pool_cache_info cache;
 	struct fa_pool_info info;
 	uint32_t chunks = 0, caches = 0, sequences = 0, at = 0;
 	uint8_t *seen = calloc(scene->device.n_slots, 1);
 	uint32_t slots[4096];
 
 	fa_check(seen);
-	while (fa_cache_each(scene->pool, &at, &cache)) {
+	while (fa_pool_cache_each(scene->pool, &at, &cache)) {
 		uint64_t n_used = 0;
 		uint32_t cursor = 0, n_sequences = 0;
 
-		while (fa_sequence_each(scene->pool, &cursor, &sequence)) {
+		while (fa_pool_sequence_each(scene->pool, &cursor, &sequence)) {
 			size_t n;
 
 			if (sequence.cache != cache.id)
@@ -218,7 +221,7 @@ void scene_check_counts(struct scene *scene)
 			n_sequences++;
 			fa_check_eq(sequence.in_flight, 0);
 			fa_check_eq(sequence.planned, sequence.length);
-			n = fa_sequence_slots(scene->pool, sequence.id, slots, 4096);
+			n = fa_pool_sequence_slots(scene->pool, sequence.id, slots, 4096);
 			for (size_t i = 0; i < n; i++)
 				n_used += !seen[slots[i]]++;
 		}

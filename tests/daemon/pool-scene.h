@@ -50,15 +50,15 @@ void scene_hold_tenants(struct scene *scene);
 uint64_t scene_cache(struct scene *scene, enum scene_actor actor, const char *name, uint32_t mode);
 uint64_t scene_sequence(struct scene *scene, enum scene_actor actor, uint64_t cache);
 
-struct fa_step *scene_plan(struct scene *scene, enum scene_actor actor, uint64_t sequence,
-                           uint32_t n_tokens);
+struct fa_pool_step *scene_plan(struct scene *scene, enum scene_actor actor, uint64_t sequence,
+                                uint32_t n_tokens);
 /* Fails with @code, and a sentence. */
 void scene_plan_fails(struct scene *scene, enum scene_actor actor, uint64_t sequence,
                       uint32_t n_tokens, int code);
 /* Writes token number p as @base + p, for every new token of the step. */
-void scene_write(struct scene *scene, struct fa_step *step, uint32_t base);
-void scene_commit(struct scene *scene, struct fa_step *step);
-void scene_abort(struct scene *scene, struct fa_step *step);
+void scene_write(struct scene *scene, struct fa_pool_step *step, uint32_t base);
+void scene_commit(struct scene *scene, struct fa_pool_step *step);
+void scene_abort(struct scene *scene, struct fa_pool_step *step);
 
 /* All of that for one sequence. */
 void scene_append(struct scene *scene, enum scene_actor actor, uint64_t sequence, uint32_t n_tokens,
@@ -68,8 +68,8 @@ void scene_append(struct scene *scene, enum scene_actor actor, uint64_t sequence
 void scene_check(struct scene *scene, uint64_t sequence, uint64_t begin, uint64_t end,
                  uint32_t base);
 
-struct fa_sequence_info scene_info(struct scene *scene, uint64_t sequence);
-struct fa_cache_info scene_cache_info(struct scene *scene, uint64_t cache);
+struct fa_pool_sequence_info scene_info(struct scene *scene, uint64_t sequence);
+struct fa_pool_cache_info scene_cache_info(struct scene *scene, uint64_t cache);
 uint64_t scene_tenant_bytes(struct scene *scene, enum scene_actor actor);
 
 /* Every count is what follows from the lists of the sequences; nothing is in flight. */

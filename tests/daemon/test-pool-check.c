@@ -135,8 +135,8 @@ static void test_sequences(void **state)
 		change;                                                                            \
 		reopen_damaged(part, 1);                                                           \
 		SCENE_FAILS(&scene, -ESTALE, "removed",                                            \
-		            fa_sequence_free(scene.pool, &scene.actors[SCENE_ANNA], s[n],          \
-		                             &scene.error));                                       \
+		            fa_pool_sequence_free(scene.pool, &scene.actors[SCENE_ANNA], s[n],     \
+		                                  &scene.error));                                  \
 		for (uint32_t _i = ++n; _i < 12; _i++)                                             \
 			scene_check(&scene, s[_i], 0, 40, 100);                                    \
 	} while (0)
@@ -184,7 +184,7 @@ static void test_rest(void **state)
 
 	scene_append(&scene, SCENE_ANNA, a, 40, 100);
 	scene_append(&scene, SCENE_ANNA, b, 40, 100);
-	assert_int_equal(fa_sequence_slots(scene.pool, b, &slot, 1), 3);
+	assert_int_equal(fa_pool_sequence_slots(scene.pool, b, &slot, 1), 3);
 	assert_int_equal(fa_prefix_publish(scene.pool, &scene.actors[SCENE_ANNA], a, &key, tokens,
 	                                   40, &scene.error, &n),
 	                 0);
@@ -216,14 +216,14 @@ static void test_scales(void **state)
 	struct fa_state_scales *records = at(header->scales_at);
 	struct fa_state_cache *caches = at(header->caches_at);
 	float scales[2 * FA_STATE_SCALES];
-	struct fa_cache_config config = {
+	struct fa_pool_cache_config config = {
 		.geometry = scene_geometry,
 		.name = "codes",
 		.k_scales = scales,
 		.v_scales = scales + FA_STATE_SCALES,
 	};
 	const size_t n = (size_t)scene_geometry.layers * scene_geometry.kv_heads;
-	struct fa_cache_info info;
+	struct fa_pool_cache_info info;
 	uint64_t id;
 
 	for (size_t i = 0; i < 2 * FA_STATE_SCALES; i++)
@@ -231,8 +231,8 @@ static void test_scales(void **state)
 	config.geometry.store = FA_PAGED_INT8;
 	config.n_k_scales = config.n_v_scales = n;
 	for (int round = 0; round < 5; round++) {
-		assert_int_equal(fa_cache_new(scene.pool, &scene.actors[SCENE_ANNA], &config, 1,
-		                              &scene.error, &id),
+		assert_int_equal(fa_pool_cache_new(scene.pool, &scene.actors[SCENE_ANNA], &config,
+		                                   1, &scene.error, &id),
 		                 0);
 		scene_reopen(&scene);
 		info = scene_cache_info(&scene, id);
@@ -286,8 +286,8 @@ static void test_random(void **state)
 			                              &key, tokens, length, &scene.error, &n),
 			            0);
 			tokens[fa_test_random_below(&random, 300)]++;
-			fa_check_eq(fa_sequence_fork(scene.pool, &scene.actors[SCENE_ANNA], s,
-			                             length / 2, &scene.error, &fork),
+			fa_check_eq(fa_pool_sequence_fork(scene.pool, &scene.actors[SCENE_ANNA], s,
+			                                  length / 2, &scene.error, &fork),
 			            0);
 		}
 		for (uint32_t i = 0; i < n_bytes; i++) {
@@ -310,23 +310,23 @@ static void test_random(void **state)
 		scene_check_counts(&scene);
 		for (uint32_t i = 0; i < SCENE_CHUNKS; i++)
 			(void)fa_pool_chunk_add(scene.pool, i, true, &scene.error);
-		fa_pool_owner_gone(scene.pool, scene.actors[SCENE_ANNA].owner);
+		fa_pool_release_owner(scene.pool, scene.actors[SCENE_ANNA].owner);
 		for (uint32_t cursor = 0;;) {
-			struct fa_sequence_info info;
+			struct fa_pool_sequence_info info;
 
-			if (!fa_sequence_each(scene.pool, &cursor, &info))
+			if (!fa_pool_sequence_each(scene.pool, &cursor, &info))
 				break;
-			fa_check_eq(fa_sequence_free(scene.pool, &scene.actors[SCENE_ADMIN],
-			                             info.id, &scene.error),
+			fa_check_eq(fa_pool_sequence_free(scene.pool, &scene.actors[SCENE_ADMIN],
+			                                  info.id, &scene.error),
 			            0);
 		}
 		for (uint32_t cursor = 0;;) {
-			struct fa_cache_info info;
+			struct fa_pool_cache_info info;
 
-			if (!fa_cache_each(scene.pool, &cursor, &info))
+			if (!fa_pool_cache_each(scene.pool, &cursor, &info))
 				break;
-			fa_check_eq(fa_cache_remove(scene.pool, &scene.actors[SCENE_ADMIN], info.id,
-			                            &scene.error),
+			fa_check_eq(fa_pool_cache_remove(scene.pool, &scene.actors[SCENE_ADMIN],
+			                                 info.id, &scene.error),
 			            0);
 		}
 	}
@@ -365,7 +365,7 @@ static void lose_chunks(uint32_t lost)
 	uint32_t slots[LOST_PAGES], n_left[LOST_SEQUENCES] = { 0 }, n_dropped = 0;
 	const struct fa_prefix_key key = {};
 	struct fa_pool_report report = {};
-	struct fa_sequence_info info;
+	struct fa_pool_sequence_info info;
 
 	for (uint32_t i = 0; i < LOST_SEQUENCES; i++) {
 		const uint32_t tokens[LOST_TOKENS] = { i + 1 };
@@ -375,14 +375,17 @@ static void lose_chunks(uint32_t lost)
 		fa_check_eq(fa_prefix_publish(scene.pool, &scene.actors[SCENE_ANNA], s[i], &key,
 		                              tokens, LOST_TOKENS, &scene.error, &n),
 		            0);
-		fa_check_eq(fa_sequence_slots(scene.pool, s[i], slots, LOST_PAGES), LOST_PAGES);
+		fa_check_eq(fa_pool_sequence_slots(scene.pool, s[i], slots, LOST_PAGES),
+		            LOST_PAGES);
 		while (n_left[i] < LOST_PAGES &&
 		       is_left(&lost, slots[n_left[i]] / (SCENE_CHUNK_BYTES / FA_SLOT_BYTES)))
 			n_left[i]++;
 		n_dropped += i && n_left[i] < LOST_PAGES;
 	}
 	/* What it published is idle. */
-	fa_check_eq(fa_sequence_free(scene.pool, &scene.actors[SCENE_ANNA], s[0], &scene.error), 0);
+	fa_check_eq(
+		fa_pool_sequence_free(scene.pool, &scene.actors[SCENE_ANNA], s[0], &scene.error),
+		0);
 
 	scene.pool = fa_pool_free(scene.pool);
 	fa_check_eq(
@@ -398,9 +401,9 @@ static void lose_chunks(uint32_t lost)
 			if (i && n_left[i] == LOST_PAGES)
 				scene_check(&scene, s[i], 0, LOST_TOKENS, 1000 * i);
 			else
-				fa_check_eq(fa_sequence_get_info(scene.pool,
-				                                 &scene.actors[SCENE_ANNA], s[i],
-				                                 &scene.error, &info),
+				fa_check_eq(fa_pool_sequence_get_info(scene.pool,
+				                                      &scene.actors[SCENE_ANNA],
+				                                      s[i], &scene.error, &info),
 				            -ESTALE);
 		}
 		/* Their places have memory again: nothing comes back. */
@@ -430,14 +433,14 @@ static void test_quarantine(void **state)
 	uint64_t a = scene_sequence(&scene, SCENE_ANNA, cache);
 	struct fa_pool_info info;
 	uint32_t old[8], now[8];
-	struct fa_step *step;
+	struct fa_pool_step *step;
 
 	scene_append(&scene, SCENE_ANNA, a, 20, 100);
 	step = scene_plan(&scene, SCENE_ANNA, a, 60);
 	for (uint32_t i = 0; i < 5; i++)
 		old[i] = step->groups[0].table[i];
-	fa_step_abort(scene.pool, step);
-	fa_step_free(step);
+	fa_pool_step_abort(scene.pool, step);
+	fa_pool_step_free(step);
 	scene_reopen(&scene);
 	fa_pool_get_info(scene.pool, &info);
 	assert_int_equal(info.quarantined_pages, SCENE_CHUNK_PAGES - 2);
@@ -474,7 +477,7 @@ static void test_quarantine_leaving(void **state)
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0), other;
 	uint64_t a = scene_sequence(&scene, SCENE_ANNA, cache);
 	struct fa_pool_info info;
-	struct fa_step *step;
+	struct fa_pool_step *step;
 
 	scene_append(&scene, SCENE_ANNA, a, 20, 100);
 	((struct fa_state_cache *)at(header->caches_at))[(uint32_t)cache].state = FA_STATE_LEAVING;
@@ -514,13 +517,14 @@ static void test_quarantine_published(void **state)
 	const struct fa_actor *anna = &scene.actors[SCENE_ANNA];
 	uint32_t tokens[2][32] = { { 1 }, { 2 } };
 	const struct fa_prefix_key key = {};
-	struct fa_step *step;
+	struct fa_pool_step *step;
 
 	for (uint32_t i = 0; i < 2; i++) {
 		s[i] = scene_sequence(&scene, SCENE_ANNA, cache);
 		scene_append(&scene, SCENE_ANNA, s[i], 32, 100);
 		assert_int_equal(
-			fa_sequence_fork(scene.pool, anna, s[i], 20, &scene.error, &s[2 + i]), 0);
+			fa_pool_sequence_fork(scene.pool, anna, s[i], 20, &scene.error, &s[2 + i]),
+			0);
 	}
 	assert_int_equal(
 		fa_prefix_publish(scene.pool, anna, s[0], &key, tokens[0], 32, &scene.error, &n),
@@ -530,7 +534,7 @@ static void test_quarantine_published(void **state)
 		fa_prefix_publish(scene.pool, anna, s[1], &key, tokens[1], 32, &scene.error, &n),
 		0);
 	for (uint32_t i = 0; i < 4; i++)
-		assert_int_equal(fa_sequence_free(scene.pool, anna, s[i], &scene.error), 0);
+		assert_int_equal(fa_pool_sequence_free(scene.pool, anna, s[i], &scene.error), 0);
 	assert_int_equal(scene_cache_info(&scene, cache).idle_pages, 4);
 	s[0] = scene_sequence(&scene, SCENE_ANNA, cache);
 	step = scene_plan(&scene, SCENE_ANNA, s[0], (7 * SCENE_CHUNK_PAGES + 4) * 16);
@@ -578,7 +582,7 @@ static void test_size(void **state)
 	cache = scene_cache(&scene, SCENE_ANNA, NULL, 0);
 	/* Every page used and published, in sequences of 64 pages. */
 	for (uint32_t i = 0; i < all; i += 64) {
-		struct fa_step *step;
+		struct fa_pool_step *step;
 
 		id = scene_sequence(&scene, SCENE_ANNA, cache);
 		step = scene_plan(&scene, SCENE_ANNA, id, 1024);
@@ -595,7 +599,7 @@ static void test_size(void **state)
 	header = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, scene.fd, 0);
 	assert_true((void *)header != MAP_FAILED);
 	/* As large as it can get. */
-	fa_pool_owner_gone(scene.pool, scene.actors[SCENE_ANNA].owner);
+	fa_pool_release_owner(scene.pool, scene.actors[SCENE_ANNA].owner);
 	scene_reopen(&scene);
 }
 

@@ -72,18 +72,19 @@ static int child(void *userdata)
 static bool is_there(struct crash *crash, uint64_t id)
 {
 	struct scene *scene = &crash->runner.scene;
-	struct fa_sequence_info info;
+	struct fa_pool_sequence_info info;
 
-	return fa_sequence_get_info(scene->pool, &scene->actors[SCENE_ADMIN], id, NULL, &info) == 0;
+	return fa_pool_sequence_get_info(scene->pool, &scene->actors[SCENE_ADMIN], id, NULL,
+	                                 &info) == 0;
 }
 
 /* A sequence that the model knows nothing of, or 0. */
 static uint64_t find_new(struct crash *crash)
 {
-	struct fa_sequence_info info;
+	struct fa_pool_sequence_info info;
 	uint32_t cursor = 0;
 
-	while (fa_sequence_each(crash->runner.scene.pool, &cursor, &info))
+	while (fa_pool_sequence_each(crash->runner.scene.pool, &cursor, &info))
 		if (!model_find(crash->runner.model, info.id))
 			return info.id;
 	return 0;
@@ -94,7 +95,7 @@ static void find_cache(struct crash *crash, uint64_t *ret_id)
 	struct scene *scene = &crash->runner.scene;
 
 	*ret_id = 0;
-	(void)fa_cache_find(scene->pool, &scene->actors[SCENE_ADMIN], "c2", 0, NULL, ret_id);
+	(void)fa_pool_cache_find(scene->pool, &scene->actors[SCENE_ADMIN], "c2", 0, NULL, ret_id);
 }
 
 /* What would have come out, had it ended. False: nothing that outlives the process. */
@@ -102,7 +103,7 @@ static bool complete(struct crash *crash, struct op *op)
 {
 	struct scene *scene = &crash->runner.scene;
 	const struct model_sequence *sequence = model_find(crash->runner.model, op->sequence);
-	struct fa_sequence_info info;
+	struct fa_pool_sequence_info info;
 
 	op->result = 0;
 	if (model_expect(crash->runner.model, op) < 0)
@@ -118,8 +119,8 @@ static bool complete(struct crash *crash, struct op *op)
 			op->ret_tokens = sequence->first;
 		return true;
 	case OP_ATTACH:
-		fa_check_eq(fa_sequence_get_info(scene->pool, &scene->actors[SCENE_ADMIN],
-		                                 op->sequence, NULL, &info),
+		fa_check_eq(fa_pool_sequence_get_info(scene->pool, &scene->actors[SCENE_ADMIN],
+		                                      op->sequence, NULL, &info),
 		            0);
 		op->ret_tokens = info.length;
 		return true;
@@ -184,7 +185,7 @@ static void reopen(struct crash *crash, const struct op *last)
 			fail_msg("%s", report.lines[i]);
 	fa_pool_report_deinit(&report);
 	scene_hold_tenants(scene);
-	fa_pool_quota_set(scene->pool, runner_quota, &crash->runner);
+	fa_pool_set_quota(scene->pool, runner_quota, &crash->runner);
 }
 
 static void die_once(struct crash *crash, struct fa_test_random *random)

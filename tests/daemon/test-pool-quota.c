@@ -35,7 +35,7 @@ static int quota(void *userdata, const struct fa_pool_tenant_info *held,
 static int set_up(void **state)
 {
 	scene_init(&scene, 4);
-	fa_pool_quota_set(scene.pool, quota, NULL);
+	fa_pool_set_quota(scene.pool, quota, NULL);
 	tenant_max = user_max = UINT64_MAX;
 	return 0;
 }
@@ -60,7 +60,7 @@ static uint64_t publish(enum scene_actor actor, uint32_t first_token, uint32_t n
 	                                   &scene.error, &published),
 	                 0);
 	assert_int_equal(published, n);
-	assert_int_equal(fa_sequence_free(scene.pool, who, id, &scene.error), 0);
+	assert_int_equal(fa_pool_sequence_free(scene.pool, who, id, &scene.error), 0);
 	assert_int_equal(scene_cache_info(&scene, cache).idle_pages, n);
 	return cache;
 }
@@ -114,20 +114,21 @@ static void test_step_of_several(void **state)
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, "c", FA_MODE(1, 1, 1));
 	uint64_t annas = scene_sequence(&scene, SCENE_ANNA, cache);
 	uint64_t claires = scene_sequence(&scene, SCENE_CLAIRE, cache);
-	struct fa_step_item items[2] = { { annas, 3 * SCENE_PAGE_TOKENS },
-		                         { claires, 3 * SCENE_PAGE_TOKENS } };
-	struct fa_step *step;
+	struct fa_pool_step_item items[2] = { { annas, 3 * SCENE_PAGE_TOKENS },
+		                              { claires, 3 * SCENE_PAGE_TOKENS } };
+	struct fa_pool_step *step;
 
-	assert_int_equal(fa_sequence_set_name(scene.pool, &scene.actors[SCENE_CLAIRE], claires, "s",
-	                                      FA_MODE(1, 1, 1), 0, scene.now_ns, &scene.error),
+	assert_int_equal(fa_pool_sequence_set_name(scene.pool, &scene.actors[SCENE_CLAIRE], claires,
+	                                           "s", FA_MODE(1, 1, 1), 0, scene.now_ns,
+	                                           &scene.error),
 	                 0);
 	user_max = 4 * PAGE_BYTES;
 	SCENE_FAILS(&scene, -EDQUOT, "a user",
-	            fa_step_plan(scene.pool, anna, items, 2, ++scene.number, scene.now_ns,
-	                         &scene.error, &step));
+	            fa_pool_step_plan(scene.pool, anna, items, 2, ++scene.number, scene.now_ns,
+	                              &scene.error, &step));
 	items[1].n_tokens = SCENE_PAGE_TOKENS;
-	assert_int_equal(fa_step_plan(scene.pool, anna, items, 2, ++scene.number, scene.now_ns,
-	                              &scene.error, &step),
+	assert_int_equal(fa_pool_step_plan(scene.pool, anna, items, 2, ++scene.number, scene.now_ns,
+	                                   &scene.error, &step),
 	                 0);
 	scene_commit(&scene, step);
 	scene_plan_fails(&scene, SCENE_ANNA, annas, 1, -EDQUOT);

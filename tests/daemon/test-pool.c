@@ -70,7 +70,7 @@ static void test_other_pool(void **state)
 {
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0);
 	uint64_t sequence = scene_sequence(&scene, SCENE_ANNA, cache);
-	struct fa_sequence_info info;
+	struct fa_pool_sequence_info info;
 	struct scene other;
 	uint64_t other_cache;
 	int r;
@@ -79,8 +79,8 @@ static void test_other_pool(void **state)
 	other_cache = scene_cache(&other, SCENE_ANNA, NULL, 0);
 	fa_check(other_cache != cache);
 	fa_check(scene_sequence(&other, SCENE_ANNA, other_cache) != sequence);
-	r = fa_sequence_get_info(other.pool, &other.actors[SCENE_ANNA], sequence, &other.error,
-	                         &info);
+	r = fa_pool_sequence_get_info(other.pool, &other.actors[SCENE_ANNA], sequence, &other.error,
+	                              &info);
 	fa_check(r == -ENOENT || r == -ESTALE);
 	scene_deinit(&other);
 }
@@ -102,7 +102,7 @@ static void test_chunks(void **state)
 	scene_append(&scene, SCENE_ANNA, a, 20 * 16, 100);
 	SCENE_FAILS(&scene, -EBUSY, "2 chunks",
 	            fa_pool_chunk_remove(scene.pool, &scene.error, &chunk));
-	assert_int_equal(fa_sequence_truncate(scene.pool, anna, a, 16 * 16, &scene.error), 0);
+	assert_int_equal(fa_pool_sequence_truncate(scene.pool, anna, a, 16 * 16, &scene.error), 0);
 	assert_int_equal(fa_pool_chunk_state(scene.pool, 1), FA_CHUNK_CACHE);
 	assert_int_equal(fa_pool_chunk_remove(scene.pool, &scene.error, &chunk), 0);
 	assert_int_equal(chunk, 1);
@@ -114,7 +114,7 @@ static void test_chunks(void **state)
 
 	/* What one cache does not use any more another gets. */
 	fa_pool_quarantine_end(scene.pool);
-	assert_int_equal(fa_sequence_free(scene.pool, anna, a, &scene.error), 0);
+	assert_int_equal(fa_pool_sequence_free(scene.pool, anna, a, &scene.error), 0);
 	assert_int_equal(scene_cache_info(&scene, cache).chunks, 1);
 	a = scene_sequence(&scene, SCENE_ANNA, other);
 	scene_append(&scene, SCENE_ANNA, a, 1, 100);
@@ -199,83 +199,83 @@ static void test_tenants_of_a_user(void **state)
 
 static void test_caches(void **state)
 {
-	struct fa_cache_config config = { .geometry = scene_geometry, .name = "c" };
+	struct fa_pool_cache_config config = { .geometry = scene_geometry, .name = "c" };
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, "c", FA_MODE(1, 0, 0)), id, own, s;
 	const struct fa_actor *anna = &scene.actors[SCENE_ANNA];
 	const struct fa_actor *claire = &scene.actors[SCENE_CLAIRE];
 	const struct fa_actor *david = &scene.actors[SCENE_DAVID];
-	struct fa_cache_info info;
+	struct fa_pool_cache_info info;
 	char name[FA_NAME_BYTES + 1];
-	struct fa_step *step;
+	struct fa_pool_step *step;
 
 	own = scene_cache(&scene, SCENE_ANNA, NULL, 0);
 	SCENE_FAILS(&scene, -EEXIST, "'c'",
-	            fa_cache_new(scene.pool, david, &config, 0, &scene.error, &id));
+	            fa_pool_cache_new(scene.pool, david, &config, 0, &scene.error, &id));
 	memset(name, 'n', sizeof(name));
 	name[FA_NAME_BYTES] = '\0';
 	config.name = name;
 	SCENE_FAILS(&scene, -ENAMETOOLONG, "64 bytes",
-	            fa_cache_new(scene.pool, anna, &config, 0, &scene.error, &id));
+	            fa_pool_cache_new(scene.pool, anna, &config, 0, &scene.error, &id));
 	config.name = "a\nb";
 	SCENE_FAILS(&scene, -EINVAL, "control",
-	            fa_cache_new(scene.pool, anna, &config, 0, &scene.error, &id));
+	            fa_pool_cache_new(scene.pool, anna, &config, 0, &scene.error, &id));
 	config.name = "";
 	SCENE_FAILS(&scene, -EINVAL, "empty",
-	            fa_cache_new(scene.pool, anna, &config, 0, &scene.error, &id));
+	            fa_pool_cache_new(scene.pool, anna, &config, 0, &scene.error, &id));
 	config.name = "x";
 	config.mode = 3;
 	SCENE_FAILS(&scene, -EINVAL, "mode",
-	            fa_cache_new(scene.pool, anna, &config, 0, &scene.error, &id));
+	            fa_pool_cache_new(scene.pool, anna, &config, 0, &scene.error, &id));
 	config.mode = 64;
 	SCENE_FAILS(&scene, -EINVAL, "mode",
-	            fa_cache_new(scene.pool, anna, &config, 0, &scene.error, &id));
+	            fa_pool_cache_new(scene.pool, anna, &config, 0, &scene.error, &id));
 	config.mode = 0;
 	config.geometry.page_tokens = 256;
 	config.geometry.layers = 64;
 	SCENE_FAILS(&scene, -EINVAL, "chunk",
-	            fa_cache_new(scene.pool, anna, &config, 0, &scene.error, &id));
+	            fa_pool_cache_new(scene.pool, anna, &config, 0, &scene.error, &id));
 	config.geometry = scene_geometry;
 	config.name = NULL;
 	config.ttl_ns = 1;
 	SCENE_FAILS(&scene, -EINVAL, "time to live",
-	            fa_cache_new(scene.pool, anna, &config, 0, &scene.error, &id));
+	            fa_pool_cache_new(scene.pool, anna, &config, 0, &scene.error, &id));
 
 	/* Read: uid; append: the tenant alone. */
-	assert_int_equal(fa_cache_find(scene.pool, claire, "c", 0, &scene.error, &id), 0);
+	assert_int_equal(fa_pool_cache_find(scene.pool, claire, "c", 0, &scene.error, &id), 0);
 	assert_int_equal(id, cache);
 	SCENE_FAILS(&scene, -EACCES, "'c'",
-	            fa_cache_find(scene.pool, david, "c", 0, &scene.error, &id));
+	            fa_pool_cache_find(scene.pool, david, "c", 0, &scene.error, &id));
 	SCENE_FAILS(&scene, -ENOENT, "'d'",
-	            fa_cache_find(scene.pool, david, "d", 0, &scene.error, &id));
+	            fa_pool_cache_find(scene.pool, david, "d", 0, &scene.error, &id));
 	SCENE_FAILS(&scene, -EACCES, "make sequences",
-	            fa_sequence_new(scene.pool, claire, cache, &scene.error, &id));
+	            fa_pool_sequence_new(scene.pool, claire, cache, &scene.error, &id));
 	SCENE_FAILS(&scene, -EACCES, "remove",
-	            fa_cache_remove(scene.pool, claire, cache, &scene.error));
-	SCENE_FAILS(
-		&scene, -ENOENT, "no such",
-		fa_cache_get_info(scene.pool, &scene.actors[SCENE_BOB], own, &scene.error, &info));
+	            fa_pool_cache_remove(scene.pool, claire, cache, &scene.error));
 	SCENE_FAILS(&scene, -ENOENT, "no such",
-	            fa_cache_get_info(scene.pool, anna, UINT64_MAX, &scene.error, &info));
+	            fa_pool_cache_get_info(scene.pool, &scene.actors[SCENE_BOB], own, &scene.error,
+	                                   &info));
+	SCENE_FAILS(&scene, -ENOENT, "no such",
+	            fa_pool_cache_get_info(scene.pool, anna, UINT64_MAX, &scene.error, &info));
 
 	/* One that is removed while a step is in flight goes with that. */
 	s = scene_sequence(&scene, SCENE_BOB, cache);
 	step = scene_plan(&scene, SCENE_BOB, s, 10);
-	assert_int_equal(fa_cache_remove(scene.pool, anna, cache, &scene.error), 0);
+	assert_int_equal(fa_pool_cache_remove(scene.pool, anna, cache, &scene.error), 0);
 	SCENE_FAILS(&scene, -ESTALE, "removed",
-	            fa_cache_remove(scene.pool, anna, cache, &scene.error));
+	            fa_pool_cache_remove(scene.pool, anna, cache, &scene.error));
 	SCENE_FAILS(&scene, -ESTALE, "removed",
-	            fa_sequence_free(scene.pool, &scene.actors[SCENE_BOB], s, &scene.error));
+	            fa_pool_sequence_free(scene.pool, &scene.actors[SCENE_BOB], s, &scene.error));
 	id = scene_cache(&scene, SCENE_DAVID, "c", 0); /* the name is free at once */
-	assert_int_equal(fa_step_commit(scene.pool, step, &scene.error), 0);
+	assert_int_equal(fa_pool_step_commit(scene.pool, step, &scene.error), 0);
 	assert_true(step->entries[0].stale);
-	fa_step_free(step);
+	fa_pool_step_free(step);
 	scene_reopen(&scene);
 	assert_int_equal(scene_cache_info(&scene, id).chunks, 0);
 }
 
 static void test_many_caches(void **state)
 {
-	struct fa_cache_config config = { .geometry = scene_geometry };
+	struct fa_pool_cache_config config = { .geometry = scene_geometry };
 	const struct fa_actor *anna = &scene.actors[SCENE_ANNA];
 	struct fa_pool_info info;
 	uint64_t id;
@@ -283,8 +283,8 @@ static void test_many_caches(void **state)
 	for (uint32_t i = 0; i < FA_STATE_CACHES; i++)
 		scene_cache(&scene, SCENE_ANNA, NULL, 0);
 	SCENE_FAILS(&scene, -ENOSPC, "256 caches",
-	            fa_cache_new(scene.pool, anna, &config, 0, &scene.error, &id));
-	fa_pool_owner_gone(scene.pool, anna->owner);
+	            fa_pool_cache_new(scene.pool, anna, &config, 0, &scene.error, &id));
+	fa_pool_release_owner(scene.pool, anna->owner);
 	fa_pool_get_info(scene.pool, &info);
 	assert_int_equal(info.caches, 0);
 }
@@ -298,60 +298,62 @@ static void test_names(void **state)
 	const struct fa_actor *bob = &scene.actors[SCENE_BOB];
 	const struct fa_actor *claire = &scene.actors[SCENE_CLAIRE];
 	const struct fa_actor *david = &scene.actors[SCENE_DAVID];
-	struct fa_sequence_info info;
+	struct fa_pool_sequence_info info;
 
 	scene_append(&scene, SCENE_ANNA, a, 5, 100);
 	SCENE_FAILS(&scene, -ENOENT, "no such",
-	            fa_sequence_get_info(scene.pool, bob, a, &scene.error, &info));
-	assert_int_equal(fa_sequence_set_name(scene.pool, anna, a, "s", FA_MODE(2, 0, 1), 0, 0,
-	                                      &scene.error),
+	            fa_pool_sequence_get_info(scene.pool, bob, a, &scene.error, &info));
+	assert_int_equal(fa_pool_sequence_set_name(scene.pool, anna, a, "s", FA_MODE(2, 0, 1), 0, 0,
+	                                           &scene.error),
 	                 0);
 	SCENE_FAILS(&scene, -EEXIST, "'s'",
-	            fa_sequence_set_name(scene.pool, david, b, "s", 0, 0, 0, &scene.error));
+	            fa_pool_sequence_set_name(scene.pool, david, b, "s", 0, 0, 0, &scene.error));
 	SCENE_FAILS(&scene, -EEXIST, "already",
-	            fa_sequence_set_name(scene.pool, anna, a, "t", 0, 0, 0, &scene.error));
+	            fa_pool_sequence_set_name(scene.pool, anna, a, "t", 0, 0, 0, &scene.error));
 	SCENE_FAILS(&scene, -EACCES, "change",
-	            fa_sequence_set_name(scene.pool, david, a, "s", 0, 0, 0, &scene.error));
+	            fa_pool_sequence_set_name(scene.pool, david, a, "s", 0, 0, 0, &scene.error));
 	SCENE_FAILS(&scene, -EINVAL, "mode",
-	            fa_sequence_set_name(scene.pool, anna, a, "s", 3, 0, 0, &scene.error));
+	            fa_pool_sequence_set_name(scene.pool, anna, a, "s", 3, 0, 0, &scene.error));
 
 	/* Its own tenant may all, of others each what the mode says. */
-	assert_int_equal(fa_sequence_find(scene.pool, david, "s", 0, &scene.error, &id), 0);
+	assert_int_equal(fa_pool_sequence_find(scene.pool, david, "s", 0, &scene.error, &id), 0);
 	assert_int_equal(id, a);
 	SCENE_FAILS(&scene, -EACCES, "fork",
-	            fa_sequence_fork(scene.pool, david, a, 5, &scene.error, &id));
-	assert_int_equal(fa_sequence_fork(scene.pool, claire, a, 5, &scene.error, &id), 0);
+	            fa_pool_sequence_fork(scene.pool, david, a, 5, &scene.error, &id));
+	assert_int_equal(fa_pool_sequence_fork(scene.pool, claire, a, 5, &scene.error, &id), 0);
 	scene_plan_fails(&scene, SCENE_CLAIRE, a, 1, -EACCES);
 	scene_append(&scene, SCENE_CLAIRE, id, 1, 100);
 	assert_int_equal(scene_tenant_bytes(&scene, SCENE_CLAIRE), 512);
 	SCENE_FAILS(&scene, -EACCES, "free it",
-	            fa_sequence_free(scene.pool, claire, a, &scene.error));
+	            fa_pool_sequence_free(scene.pool, claire, a, &scene.error));
 	scene_append(&scene, SCENE_BOB, a, 1, 100);
 
 	/* It outlives its session. */
-	fa_pool_owner_gone(scene.pool, anna->owner);
+	fa_pool_release_owner(scene.pool, anna->owner);
 	scene_check(&scene, a, 0, 6, 100);
 	scene_reopen(&scene);
-	assert_int_equal(fa_sequence_find(scene.pool, bob, "s", 0, &scene.error, &id), 0);
+	assert_int_equal(fa_pool_sequence_find(scene.pool, bob, "s", 0, &scene.error, &id), 0);
 	assert_int_equal(id, a);
 	assert_int_equal(scene_info(&scene, a).owner, 0);
-	assert_int_equal(fa_sequence_free(scene.pool, bob, a, &scene.error), 0);
+	assert_int_equal(fa_pool_sequence_free(scene.pool, bob, a, &scene.error), 0);
 	SCENE_FAILS(&scene, -ENOENT, "'s'",
-	            fa_sequence_find(scene.pool, bob, "s", 0, &scene.error, &id));
+	            fa_pool_sequence_find(scene.pool, bob, "s", 0, &scene.error, &id));
 	for (uint32_t i = 0; i < SCENE_SEQUENCES - 2; i++) {
 		char name[8];
 
 		snprintf(name, sizeof(name), "n%u", i);
 		a = scene_sequence(&scene, SCENE_BOB, cache);
 		assert_int_equal(
-			fa_sequence_set_name(scene.pool, bob, a, name, 0, 0, 0, &scene.error), 0);
+			fa_pool_sequence_set_name(scene.pool, bob, a, name, 0, 0, 0, &scene.error),
+			0);
 	}
 	scene_reopen(&scene);
 	for (uint32_t i = 0; i < SCENE_SEQUENCES - 2; i++) {
 		char name[8];
 
 		snprintf(name, sizeof(name), "n%u", i);
-		assert_int_equal(fa_sequence_find(scene.pool, bob, name, 0, &scene.error, &id), 0);
+		assert_int_equal(fa_pool_sequence_find(scene.pool, bob, name, 0, &scene.error, &id),
+		                 0);
 	}
 }
 
@@ -370,9 +372,9 @@ static void test_owners(void **state)
 		seen[owner]++;
 	}
 	assert_true(seen[1] && seen[2] && !seen[3]);
-	fa_pool_owner_gone(scene.pool, scene.actors[SCENE_ANNA].owner);
+	fa_pool_release_owner(scene.pool, scene.actors[SCENE_ANNA].owner);
 	assert_int_equal(scene_cache_info(&scene, named).sequences, 1);
-	fa_pool_owner_gone(scene.pool, scene.actors[SCENE_BOB].owner);
+	fa_pool_release_owner(scene.pool, scene.actors[SCENE_BOB].owner);
 	assert_int_equal(scene_cache_info(&scene, named).sequences, 0);
 	cursor = 0;
 	assert_false(fa_pool_owner_each(scene.pool, &cursor, &owner));
@@ -380,17 +382,20 @@ static void test_owners(void **state)
 
 static void test_expiry(void **state)
 {
-	struct fa_cache_config config = { .geometry = scene_geometry, .name = "c", .ttl_ns = 100 };
+	struct fa_pool_cache_config config = { .geometry = scene_geometry,
+		                               .name = "c",
+		                               .ttl_ns = 100 };
 	const struct fa_actor *anna = &scene.actors[SCENE_ANNA];
-	struct fa_step *step;
+	struct fa_pool_step *step;
 	uint64_t cache, a, id;
 
-	assert_int_equal(fa_cache_new(scene.pool, anna, &config, 1000, &scene.error, &cache), 0);
-	a = scene_sequence(&scene, SCENE_ANNA, cache);
-	assert_int_equal(fa_sequence_set_name(scene.pool, anna, a, "s", 0, 50, 1000, &scene.error),
+	assert_int_equal(fa_pool_cache_new(scene.pool, anna, &config, 1000, &scene.error, &cache),
 	                 0);
+	a = scene_sequence(&scene, SCENE_ANNA, cache);
+	assert_int_equal(
+		fa_pool_sequence_set_name(scene.pool, anna, a, "s", 0, 50, 1000, &scene.error), 0);
 	assert_int_equal(fa_pool_expire(scene.pool, 1050), 0);
-	assert_int_equal(fa_sequence_find(scene.pool, anna, "s", 1050, &scene.error, &id), 0);
+	assert_int_equal(fa_pool_sequence_find(scene.pool, anna, "s", 1050, &scene.error, &id), 0);
 	assert_int_equal(fa_pool_expire(scene.pool, 1051), 0);
 	scene.now_ns = 1090;
 	step = scene_plan(&scene, SCENE_ANNA, a, 5);
@@ -402,7 +407,7 @@ static void test_expiry(void **state)
 	assert_int_equal(fa_pool_expire(scene.pool, 2050), 0);
 	assert_int_equal(fa_pool_expire(scene.pool, 2051), 1);
 	SCENE_FAILS(&scene, -ENOENT, "'s'",
-	            fa_sequence_find(scene.pool, anna, "s", 2051, &scene.error, &id));
+	            fa_pool_sequence_find(scene.pool, anna, "s", 2051, &scene.error, &id));
 	/* The cache was in use until then. */
 	assert_int_equal(fa_pool_expire(scene.pool, 2151), 0);
 	fa_pool_quarantine_end(scene.pool);
@@ -421,20 +426,20 @@ static void test_expiry_of_used(void **state)
 	b = scene_sequence(&scene, SCENE_ANNA, cache);
 	scene.now_ns = 1000;
 	scene_append(&scene, SCENE_ANNA, a, 40, 100);
-	assert_int_equal(fa_sequence_set_name(scene.pool, anna, a, "a", 0, 50, 1000, &scene.error),
-	                 0);
-	assert_int_equal(fa_sequence_set_name(scene.pool, anna, b, "b", 0, 50, 1000, &scene.error),
-	                 0);
+	assert_int_equal(
+		fa_pool_sequence_set_name(scene.pool, anna, a, "a", 0, 50, 1000, &scene.error), 0);
+	assert_int_equal(
+		fa_pool_sequence_set_name(scene.pool, anna, b, "b", 0, 50, 1000, &scene.error), 0);
 	assert_int_equal(fa_pool_expire(scene.pool, 1040), 0);
-	assert_int_equal(fa_sequence_fork(scene.pool, anna, a, 20, &scene.error, &n), 0);
+	assert_int_equal(fa_pool_sequence_fork(scene.pool, anna, a, 20, &scene.error, &n), 0);
 	assert_int_equal(fa_prefix_publish(scene.pool, anna, a, &key, tokens, 40, &scene.error, &n),
 	                 0);
 	assert_int_equal(fa_prefix_attach(scene.pool, anna, b, &key, tokens, 40, &scene.error, &n),
 	                 0);
 	assert_int_equal(n, 32);
 	assert_int_equal(fa_pool_expire(scene.pool, 1080), 0);
-	assert_int_equal(fa_sequence_truncate(scene.pool, anna, b, 20, &scene.error), 0);
-	assert_int_equal(fa_sequence_drop(scene.pool, anna, a, 16, &scene.error, &n), 0);
+	assert_int_equal(fa_pool_sequence_truncate(scene.pool, anna, b, 20, &scene.error), 0);
+	assert_int_equal(fa_pool_sequence_drop(scene.pool, anna, a, 16, &scene.error, &n), 0);
 	assert_int_equal(fa_pool_expire(scene.pool, 1120), 0);
 	assert_int_equal(fa_prefix_publish(scene.pool, anna, a, &key, tokens, 40, &scene.error, &n),
 	                 0);
@@ -463,37 +468,38 @@ static int quota(void *userdata, const struct fa_pool_tenant_info *held,
 
 static void test_quotas(void **state)
 {
-	struct fa_cache_config config = { .geometry = scene_geometry, .max_pages = 3 };
+	struct fa_pool_cache_config config = { .geometry = scene_geometry, .max_pages = 3 };
 	const struct fa_actor *anna = &scene.actors[SCENE_ANNA];
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0), small, a, b;
-	struct fa_step_item items[2];
+	struct fa_pool_step_item items[2];
 	struct fa_pool_info before, after;
-	struct fa_step *step;
+	struct fa_pool_step *step;
 
-	fa_pool_quota_set(scene.pool, quota, &quota_bytes);
+	fa_pool_set_quota(scene.pool, quota, &quota_bytes);
 	quota_bytes = 4 * 512;
 	a = scene_sequence(&scene, SCENE_ANNA, cache);
 	b = scene_sequence(&scene, SCENE_ANNA, cache);
-	items[0] = (struct fa_step_item){ a, 48 };
-	items[1] = (struct fa_step_item){ b, 32 };
+	items[0] = (struct fa_pool_step_item){ a, 48 };
+	items[1] = (struct fa_pool_step_item){ b, 32 };
 	fa_pool_get_info(scene.pool, &before);
 	SCENE_FAILS(&scene, -EDQUOT, "0 bytes are held",
-	            fa_step_plan(scene.pool, anna, items, 2, 1, 0, &scene.error, &step));
+	            fa_pool_step_plan(scene.pool, anna, items, 2, 1, 0, &scene.error, &step));
 	fa_pool_get_info(scene.pool, &after);
 	scene_check_same(&before, &after);
 	assert_int_equal(quota_calls, 1);
 	items[1].n_tokens = 16;
-	assert_int_equal(fa_step_plan(scene.pool, anna, items, 2, 1, 0, &scene.error, &step), 0);
+	assert_int_equal(fa_pool_step_plan(scene.pool, anna, items, 2, 1, 0, &scene.error, &step),
+	                 0);
 	scene_commit(&scene, step);
 	scene_plan_fails(&scene, SCENE_ANNA, a, 1, -EDQUOT);
 	/* What is shared is paid for once. */
-	assert_int_equal(fa_sequence_fork(scene.pool, anna, a, 40, &scene.error, &b), 0);
+	assert_int_equal(fa_pool_sequence_fork(scene.pool, anna, a, 40, &scene.error, &b), 0);
 	scene_plan_fails(&scene, SCENE_ANNA, b, 1, -EDQUOT);
-	assert_int_equal(fa_sequence_truncate(scene.pool, anna, a, 32, &scene.error), 0);
+	assert_int_equal(fa_pool_sequence_truncate(scene.pool, anna, a, 32, &scene.error), 0);
 	scene_append(&scene, SCENE_ANNA, b, 8, 100);
 
 	quota_bytes = UINT64_MAX;
-	assert_int_equal(fa_cache_new(scene.pool, anna, &config, 0, &scene.error, &small), 0);
+	assert_int_equal(fa_pool_cache_new(scene.pool, anna, &config, 0, &scene.error, &small), 0);
 	a = scene_sequence(&scene, SCENE_ANNA, small);
 	scene_plan_fails(&scene, SCENE_ANNA, a, 49, -EDQUOT);
 	scene_append(&scene, SCENE_ANNA, a, 48, 100);
@@ -510,14 +516,14 @@ static void test_quota_of_idle(void **state)
 	uint32_t tokens[80] = { 0 };
 	const struct fa_prefix_key key = {};
 
-	fa_pool_quota_set(scene.pool, quota, &quota_bytes);
+	fa_pool_set_quota(scene.pool, quota, &quota_bytes);
 	quota_bytes = 5 * 512;
 	a = scene_sequence(&scene, SCENE_ANNA, cache);
 	scene_append(&scene, SCENE_ANNA, a, 48, 100);
 	assert_int_equal(fa_prefix_publish(scene.pool, anna, a, &key, tokens, 48, &scene.error, &n),
 	                 0);
 	assert_int_equal(n, 3);
-	assert_int_equal(fa_sequence_free(scene.pool, anna, a, &scene.error), 0);
+	assert_int_equal(fa_pool_sequence_free(scene.pool, anna, a, &scene.error), 0);
 	assert_int_equal(scene_cache_info(&scene, cache).idle_pages, 3);
 
 	other = scene_cache(&scene, SCENE_ANNA, NULL, 0);
@@ -542,18 +548,18 @@ static void test_quota_of_idle(void **state)
 /* Pages that are found again are used again: a cache may have so many, and no more. */
 static void test_quota_of_attached(void **state)
 {
-	struct fa_cache_config config = { .geometry = scene_geometry, .max_pages = 3 };
+	struct fa_pool_cache_config config = { .geometry = scene_geometry, .max_pages = 3 };
 	const struct fa_actor *anna = &scene.actors[SCENE_ANNA];
 	const struct fa_prefix_key key = {};
 	uint32_t tokens[32] = { 0 };
 	uint64_t cache, a, b, n;
 
-	assert_int_equal(fa_cache_new(scene.pool, anna, &config, 0, &scene.error, &cache), 0);
+	assert_int_equal(fa_pool_cache_new(scene.pool, anna, &config, 0, &scene.error, &cache), 0);
 	a = scene_sequence(&scene, SCENE_ANNA, cache);
 	scene_append(&scene, SCENE_ANNA, a, 32, 100);
 	assert_int_equal(fa_prefix_publish(scene.pool, anna, a, &key, tokens, 32, &scene.error, &n),
 	                 0);
-	assert_int_equal(fa_sequence_free(scene.pool, anna, a, &scene.error), 0);
+	assert_int_equal(fa_pool_sequence_free(scene.pool, anna, a, &scene.error), 0);
 	a = scene_sequence(&scene, SCENE_ANNA, cache);
 	b = scene_sequence(&scene, SCENE_ANNA, cache);
 	scene_append(&scene, SCENE_ANNA, b, 20, 200);
@@ -576,15 +582,15 @@ static void test_quota_of_lists(void **state)
 	const struct fa_pool_config config = {
 		.chunk_bytes = 1 << 20, .max_chunks = 1, .page_bytes_min = 512, .max_sequences = 100
 	};
-	const struct fa_cache_config of_cache = { .geometry = scene_geometry,
-		                                  .name = "c",
-		                                  .mode = FA_MODE(2, 2, 2) };
+	const struct fa_pool_cache_config of_cache = { .geometry = scene_geometry,
+		                                       .name = "c",
+		                                       .mode = FA_MODE(2, 2, 2) };
 	struct fa_actor first = { .owner = 1 }, second = { .owner = 2 }, third = { .owner = 1 };
 	uint64_t cache, sequence, forks[100], id;
-	struct fa_step_item item = { .n_tokens = 1500 * SCENE_PAGE_TOKENS };
+	struct fa_pool_step_item item = { .n_tokens = 1500 * SCENE_PAGE_TOKENS };
 	uint32_t n = 0;
 	struct fa_error error;
-	struct fa_step *step;
+	struct fa_pool_step *step;
 	struct fa_pool *pool;
 	int fd, r;
 
@@ -595,36 +601,38 @@ static void test_quota_of_lists(void **state)
 	assert_int_equal(fa_pool_tenant_get(pool, 1000, "/", &error, &first.tenant), 0);
 	assert_int_equal(fa_pool_tenant_get(pool, 2000, "/", &error, &second.tenant), 0);
 	assert_int_equal(fa_pool_chunk_add(pool, 0, true, &error), 0);
-	assert_int_equal(fa_cache_new(pool, &first, &of_cache, 0, &error, &cache), 0);
-	assert_int_equal(fa_sequence_new(pool, &first, cache, &error, &sequence), 0);
+	assert_int_equal(fa_pool_cache_new(pool, &first, &of_cache, 0, &error, &cache), 0);
+	assert_int_equal(fa_pool_sequence_new(pool, &first, cache, &error, &sequence), 0);
 	item.sequence = sequence;
-	assert_int_equal(fa_step_plan(pool, &first, &item, 1, 1, 0, &error, &step), 0);
-	assert_int_equal(fa_step_commit(pool, step, &error), 0);
-	fa_step_free(step);
+	assert_int_equal(fa_pool_step_plan(pool, &first, &item, 1, 1, 0, &error, &step), 0);
+	assert_int_equal(fa_pool_step_commit(pool, step, &error), 0);
+	fa_pool_step_free(step);
 	/* A list has 100 cells, and there are 1024. */
-	while ((r = fa_sequence_fork(pool, &first, sequence, UINT64_MAX, &error, &forks[n])) == 0)
+	while ((r = fa_pool_sequence_fork(pool, &first, sequence, UINT64_MAX, &error, &forks[n])) ==
+	       0)
 		n++;
 	assert_int_equal(r, -EDQUOT);
 	assert_int_equal(n, 6);
 	/* Nor has the user more by another cgroup. */
 	assert_int_equal(fa_pool_tenant_get(pool, 1000, "/other", &error, &third.tenant), 0);
-	assert_int_equal(fa_sequence_fork(pool, &third, sequence, UINT64_MAX, &error, &id),
+	assert_int_equal(fa_pool_sequence_fork(pool, &third, sequence, UINT64_MAX, &error, &id),
 	                 -EDQUOT);
-	assert_int_equal(fa_sequence_fork(pool, &third, sequence, 15000, &error, &id), 0);
-	assert_int_equal(fa_sequence_free(pool, &third, id, &error), 0);
+	assert_int_equal(fa_pool_sequence_fork(pool, &third, sequence, 15000, &error, &id), 0);
+	assert_int_equal(fa_pool_sequence_free(pool, &third, id, &error), 0);
 	fa_pool_tenant_put(pool, third.tenant);
-	assert_int_equal(fa_sequence_new(pool, &second, cache, &error, &id), 0);
-	item = (struct fa_step_item){ id, 500 * SCENE_PAGE_TOKENS };
-	assert_int_equal(fa_step_plan(pool, &second, &item, 1, 1, 0, &error, &step), 0);
-	fa_step_abort(pool, step);
-	fa_step_free(step);
+	assert_int_equal(fa_pool_sequence_new(pool, &second, cache, &error, &id), 0);
+	item = (struct fa_pool_step_item){ id, 500 * SCENE_PAGE_TOKENS };
+	assert_int_equal(fa_pool_step_plan(pool, &second, &item, 1, 1, 0, &error, &step), 0);
+	fa_pool_step_abort(pool, step);
+	fa_pool_step_free(step);
 	/* What was given back counts no more. */
 	for (int i = 0; i < 3; i++) {
-		assert_int_equal(fa_sequence_free(pool, &first, forks[i], &error), 0);
-		assert_int_equal(
-			fa_sequence_fork(pool, &first, sequence, UINT64_MAX, &error, &forks[i]), 0);
+		assert_int_equal(fa_pool_sequence_free(pool, &first, forks[i], &error), 0);
+		assert_int_equal(fa_pool_sequence_fork(pool, &first, sequence, UINT64_MAX, &error,
+		                                       &forks[i]),
+		                 0);
 	}
-	assert_int_equal(fa_sequence_fork(pool, &first, sequence, UINT64_MAX, &error, &id),
+	assert_int_equal(fa_pool_sequence_fork(pool, &first, sequence, UINT64_MAX, &error, &id),
 	                 -EDQUOT);
 	fa_pool_tenant_put(pool, first.tenant);
 	fa_pool_tenant_put(pool, second.tenant);
@@ -633,25 +641,25 @@ static void test_quota_of_lists(void **state)
 
 static void test_quota_of_objects(void **state)
 {
-	struct fa_cache_config config = { .geometry = scene_geometry };
+	struct fa_pool_cache_config config = { .geometry = scene_geometry };
 	const struct fa_actor *anna = &scene.actors[SCENE_ANNA];
 	uint64_t cache, a, b;
 
-	fa_pool_quota_set(scene.pool, quota, &quota_bytes);
+	fa_pool_set_quota(scene.pool, quota, &quota_bytes);
 	quota_bytes = UINT64_MAX;
 	quota_caches = 1;
 	cache = scene_cache(&scene, SCENE_ANNA, NULL, 0);
 	SCENE_FAILS(&scene, -EDQUOT, "too many objects",
-	            fa_cache_new(scene.pool, anna, &config, 0, &scene.error, &a));
+	            fa_pool_cache_new(scene.pool, anna, &config, 0, &scene.error, &a));
 	quota_caches = 100;
 	quota_sequences = 2;
 	a = scene_sequence(&scene, SCENE_ANNA, cache);
-	assert_int_equal(fa_sequence_fork(scene.pool, anna, a, 0, &scene.error, &b), 0);
+	assert_int_equal(fa_pool_sequence_fork(scene.pool, anna, a, 0, &scene.error, &b), 0);
 	SCENE_FAILS(&scene, -EDQUOT, "too many objects",
-	            fa_sequence_fork(scene.pool, anna, a, 0, &scene.error, &b));
+	            fa_pool_sequence_fork(scene.pool, anna, a, 0, &scene.error, &b));
 	SCENE_FAILS(&scene, -EDQUOT, "too many objects",
-	            fa_sequence_new(scene.pool, anna, cache, &scene.error, &b));
-	assert_int_equal(fa_sequence_free(scene.pool, anna, a, &scene.error), 0);
+	            fa_pool_sequence_new(scene.pool, anna, cache, &scene.error, &b));
+	assert_int_equal(fa_pool_sequence_free(scene.pool, anna, a, &scene.error), 0);
 	(void)scene_sequence(&scene, SCENE_ANNA, cache);
 	quota_sequences = 100;
 }
@@ -667,14 +675,14 @@ static int quota_of_first(void *userdata, const struct fa_pool_tenant_info *held
 static void append_to(struct fa_pool *pool, const struct fa_actor *actor, uint64_t sequence,
                       uint32_t n_pages)
 {
-	const struct fa_step_item item = { sequence, n_pages * SCENE_PAGE_TOKENS };
+	const struct fa_pool_step_item item = { sequence, n_pages * SCENE_PAGE_TOKENS };
 	static uint64_t number;
 	struct fa_error error;
-	struct fa_step *step;
+	struct fa_pool_step *step;
 
-	assert_int_equal(fa_step_plan(pool, actor, &item, 1, ++number, 0, &error, &step), 0);
-	assert_int_equal(fa_step_commit(pool, step, &error), 0);
-	fa_step_free(step);
+	assert_int_equal(fa_pool_step_plan(pool, actor, &item, 1, ++number, 0, &error, &step), 0);
+	assert_int_equal(fa_pool_step_commit(pool, step, &error), 0);
+	fa_pool_step_free(step);
 }
 
 /* One that has pages published, and no room for more without their going; 100 times. Returns
@@ -687,19 +695,19 @@ static uint64_t append_at_quota(struct fa_pool *pool, const struct fa_actor *act
 	struct fa_error error;
 
 	for (int i = 0; i < 100; i++) {
-		assert_int_equal(fa_sequence_new(pool, actor, cache, &error, &id), 0);
+		assert_int_equal(fa_pool_sequence_new(pool, actor, cache, &error, &id), 0);
 		append_to(pool, actor, id, 4);
 		tokens[0]++;
 		assert_int_equal(fa_prefix_publish(pool, actor, id, &key, tokens,
 		                                   4 * SCENE_PAGE_TOKENS, &error, &n),
 		                 0);
 		assert_int_equal(n, 4);
-		assert_int_equal(fa_sequence_free(pool, actor, id, &error), 0);
-		assert_int_equal(fa_sequence_new(pool, actor, cache, &error, &id), 0);
+		assert_int_equal(fa_pool_sequence_free(pool, actor, id, &error), 0);
+		assert_int_equal(fa_pool_sequence_new(pool, actor, cache, &error, &id), 0);
 		before = thread_ns();
 		append_to(pool, actor, id, 6);
 		took += thread_ns() - before;
-		assert_int_equal(fa_sequence_free(pool, actor, id, &error), 0);
+		assert_int_equal(fa_pool_sequence_free(pool, actor, id, &error), 0);
 	}
 	return took;
 }
@@ -716,9 +724,9 @@ static void test_time_among_many(void **state)
 	const struct fa_pool_config config = { .chunk_bytes = 1 << 24,
 		                               .max_chunks = CHUNKS,
 		                               .page_bytes_min = 512 };
-	const struct fa_cache_config of_cache = { .geometry = scene_geometry,
-		                                  .name = "c",
-		                                  .mode = FA_MODE(2, 2, 2) };
+	const struct fa_pool_cache_config of_cache = { .geometry = scene_geometry,
+		                                       .name = "c",
+		                                       .mode = FA_MODE(2, 2, 2) };
 	static uint32_t tokens[PAGES * SCENE_PAGE_TOKENS];
 	struct fa_actor first = { .owner = 1 }, second = { .owner = 2 };
 	uint64_t cache, alone, id, n, before;
@@ -732,31 +740,31 @@ static void test_time_among_many(void **state)
 	assert_int_equal(fa_pool_open(fd, NULL, &error, &pool), 0);
 	close(fd);
 	fa_pool_quarantine_end(pool);
-	fa_pool_quota_set(pool, quota_of_first, NULL);
+	fa_pool_set_quota(pool, quota_of_first, NULL);
 	for (uint32_t i = 0; i < CHUNKS; i++)
 		assert_int_equal(fa_pool_chunk_add(pool, i, true, &error), 0);
 	assert_int_equal(fa_pool_tenant_get(pool, 1000, "/", &error, &first.tenant), 0);
 	assert_int_equal(fa_pool_tenant_get(pool, 2000, "/", &error, &second.tenant), 0);
-	assert_int_equal(fa_cache_new(pool, &second, &of_cache, 0, &error, &cache), 0);
+	assert_int_equal(fa_pool_cache_new(pool, &second, &of_cache, 0, &error, &cache), 0);
 	alone = append_at_quota(pool, &first, cache);
 	for (uint32_t i = 0; i < LISTS; i++) {
-		assert_int_equal(fa_sequence_new(pool, &second, cache, &error, &id), 0);
+		assert_int_equal(fa_pool_sequence_new(pool, &second, cache, &error, &id), 0);
 		append_to(pool, &second, id, PAGES);
 		tokens[0] = i;
 		assert_int_equal(fa_prefix_publish(pool, &second, id, &key, tokens,
 		                                   PAGES * SCENE_PAGE_TOKENS, &error, &n),
 		                 0);
-		assert_int_equal(fa_sequence_free(pool, &second, id, &error), 0);
+		assert_int_equal(fa_pool_sequence_free(pool, &second, id, &error), 0);
 	}
 	fa_check(append_at_quota(pool, &first, cache) < 10 * alone + 20 * FA_NS_PER_MS);
 
 	for (uint32_t i = 0; i < SEQUENCES; i++)
-		assert_int_equal(fa_sequence_new(pool, &second, cache, &error, &id), 0);
+		assert_int_equal(fa_pool_sequence_new(pool, &second, cache, &error, &id), 0);
 	before = thread_ns();
 	for (uint64_t i = 0; i < 200; i++)
-		fa_pool_owner_gone(pool, 100 + i);
+		fa_pool_release_owner(pool, 100 + i);
 	fa_check(thread_ns() - before < 20 * FA_NS_PER_MS);
-	fa_pool_owner_gone(pool, second.owner);
+	fa_pool_release_owner(pool, second.owner);
 	fa_pool_get_info(pool, &info);
 	assert_int_equal(info.sequences, 0);
 	fa_pool_free(pool);

@@ -68,7 +68,8 @@ static uint64_t attach(enum scene_actor actor, uint64_t cache, const struct fa_p
 
 static void free_sequence(enum scene_actor actor, uint64_t sequence)
 {
-	fa_check_eq(fa_sequence_free(scene.pool, &scene.actors[actor], sequence, &scene.error), 0);
+	fa_check_eq(fa_pool_sequence_free(scene.pool, &scene.actors[actor], sequence, &scene.error),
+	            0);
 }
 
 static void test_found(void **state)
@@ -100,8 +101,9 @@ static void test_found(void **state)
 	assert_int_equal(scene_cache_info(&scene, cache).used_pages, 7);
 	/* What is published is never written to, though it is nobody else's. */
 	free_sequence(SCENE_ANNA, a);
-	assert_int_equal(
-		fa_sequence_truncate(scene.pool, &scene.actors[SCENE_BOB], b, 90, &scene.error), 0);
+	assert_int_equal(fa_pool_sequence_truncate(scene.pool, &scene.actors[SCENE_BOB], b, 90,
+	                                           &scene.error),
+	                 0);
 	scene_append(&scene, SCENE_BOB, b, 6, 900);
 	scene_check(&scene, b, 90, 96, 900);
 	c = attach(SCENE_ANNA, cache, &own, 96, &found);
@@ -116,7 +118,7 @@ static void test_found(void **state)
 	assert_int_equal(scene_tenant_bytes(&scene, SCENE_ANNA), 6 * 512);
 	scene_reopen(&scene);
 	assert_int_equal(scene_cache_info(&scene, cache).idle_pages, 6);
-	assert_int_equal(fa_cache_evict(scene.pool, cache), 6);
+	assert_int_equal(fa_pool_cache_evict(scene.pool, cache), 6);
 	assert_int_equal(find(SCENE_ANNA, cache, &own, 100), 0);
 	assert_int_equal(scene_tenant_bytes(&scene, SCENE_ANNA), 0);
 	scene_reopen(&scene);
@@ -137,9 +139,9 @@ static void test_tenants(void **state)
 	assert_int_equal(find(SCENE_CLAIRE, cache, &own, 64), 0);
 	assert_int_equal(find(SCENE_ANNA, cache, &shared, 64), 0);
 
-	assert_int_equal(fa_cache_evict(scene.pool, cache), 0);
+	assert_int_equal(fa_pool_cache_evict(scene.pool, cache), 0);
 	free_sequence(SCENE_ANNA, a);
-	assert_int_equal(fa_cache_evict(scene.pool, cache), 2);
+	assert_int_equal(fa_pool_cache_evict(scene.pool, cache), 2);
 	a = scene_sequence(&scene, SCENE_ANNA, cache);
 	scene_append(&scene, SCENE_ANNA, a, 64, 100);
 	assert_int_equal(publish(SCENE_ANNA, a, &shared, 64), 4);
@@ -243,7 +245,7 @@ static void test_refused(void **state)
 	struct fa_prefix_key long_key = { .extra = tokens, .extra_bytes = 257 };
 	const struct fa_actor *anna = &scene.actors[SCENE_ANNA];
 	const struct fa_actor *david = &scene.actors[SCENE_DAVID];
-	struct fa_step *step;
+	struct fa_pool_step *step;
 
 	scene_append(&scene, SCENE_ANNA, a, 20, 100);
 	SCENE_FAILS(&scene, -EINVAL, "at most 20",
@@ -257,7 +259,7 @@ static void test_refused(void **state)
 	            fa_prefix_attach(scene.pool, anna, a, &own, tokens, 20, &scene.error, &n));
 	SCENE_FAILS(&scene, -EINVAL, "looked up",
 	            fa_prefix_find(scene.pool, anna, cache, &own, tokens,
-	                           FA_SEQUENCE_TOKENS_MAX + 1, &scene.error, &n));
+	                           FA_POOL_SEQUENCE_TOKENS_MAX + 1, &scene.error, &n));
 	SCENE_FAILS(&scene, -ENOENT, "no such",
 	            fa_prefix_find(scene.pool, david, cache, &own, tokens, 20, &scene.error, &n));
 	a = scene_sequence(&scene, SCENE_ANNA, cache);

@@ -53,11 +53,11 @@ static void test_fork(void **state)
 	uint64_t parent = scene_sequence(&scene, SCENE_ANNA, cache), child, grandchild;
 
 	scene_append(&scene, SCENE_ANNA, parent, 40, 100);
-	assert_int_equal(fa_sequence_fork(scene.pool, &scene.actors[SCENE_ANNA], parent, UINT64_MAX,
-	                                  &scene.error, &child),
+	assert_int_equal(fa_pool_sequence_fork(scene.pool, &scene.actors[SCENE_ANNA], parent,
+	                                       UINT64_MAX, &scene.error, &child),
 	                 0);
-	assert_int_equal(fa_sequence_fork(scene.pool, &scene.actors[SCENE_ANNA], parent, 20,
-	                                  &scene.error, &grandchild),
+	assert_int_equal(fa_pool_sequence_fork(scene.pool, &scene.actors[SCENE_ANNA], parent, 20,
+	                                       &scene.error, &grandchild),
 	                 0);
 	assert_int_equal(scene_cache_info(&scene, cache).used_pages, 3);
 	scene_check(&scene, child, 0, 40, 100);
@@ -73,22 +73,23 @@ static void test_fork(void **state)
 	scene_check(&scene, parent, 40, 50, 900);
 	scene_check(&scene, child, 40, 50, 500);
 	scene_check(&scene, grandchild, 20, 21, 700);
-	assert_int_equal(fa_sequence_truncate(scene.pool, &scene.actors[SCENE_ANNA], parent, 40,
-	                                      &scene.error),
+	assert_int_equal(fa_pool_sequence_truncate(scene.pool, &scene.actors[SCENE_ANNA], parent,
+	                                           40, &scene.error),
 	                 0);
 	scene_check(&scene, parent, 0, 40, 100);
 
 	assert_int_equal(
-		fa_sequence_free(scene.pool, &scene.actors[SCENE_ANNA], parent, &scene.error), 0);
+		fa_pool_sequence_free(scene.pool, &scene.actors[SCENE_ANNA], parent, &scene.error),
+		0);
 	scene_reopen(&scene);
 	scene_check(&scene, grandchild, 20, 21, 700);
 	scene_check(&scene, child, 40, 50, 500);
 	SCENE_FAILS(&scene, -ESTALE, "removed",
-	            fa_sequence_fork(scene.pool, &scene.actors[SCENE_ANNA], parent, 0, &scene.error,
-	                             &child));
+	            fa_pool_sequence_fork(scene.pool, &scene.actors[SCENE_ANNA], parent, 0,
+	                                  &scene.error, &child));
 	SCENE_FAILS(&scene, -EINVAL, "51",
-	            fa_sequence_fork(scene.pool, &scene.actors[SCENE_ANNA], child, 51, &scene.error,
-	                             &child));
+	            fa_pool_sequence_fork(scene.pool, &scene.actors[SCENE_ANNA], child, 51,
+	                                  &scene.error, &child));
 }
 
 /* A fork of what is durable, while its parent's last page is being written. */
@@ -96,13 +97,13 @@ static void test_fork_in_flight(void **state)
 {
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0);
 	uint64_t parent = scene_sequence(&scene, SCENE_ANNA, cache), child;
-	struct fa_step *first, *second, *third;
+	struct fa_pool_step *first, *second, *third;
 
 	scene_append(&scene, SCENE_ANNA, parent, 6, 100);
 	first = scene_plan(&scene, SCENE_ANNA, parent, 1);
 	scene_write(&scene, first, 100);
-	assert_int_equal(fa_sequence_fork(scene.pool, &scene.actors[SCENE_ANNA], parent, UINT64_MAX,
-	                                  &scene.error, &child),
+	assert_int_equal(fa_pool_sequence_fork(scene.pool, &scene.actors[SCENE_ANNA], parent,
+	                                       UINT64_MAX, &scene.error, &child),
 	                 0);
 	second = scene_plan(&scene, SCENE_ANNA, parent, 1);
 	assert_int_equal(second->groups[0].n_copies, 1);
@@ -112,7 +113,7 @@ static void test_fork_in_flight(void **state)
 	assert_int_equal(third->groups[0].n_copies, 0);
 	scene_write(&scene, third, 100);
 	SCENE_FAILS(&scene, -EBUSY, "has not ended",
-	            fa_step_commit(scene.pool, second, &scene.error));
+	            fa_pool_step_commit(scene.pool, second, &scene.error));
 	scene_commit(&scene, first);
 	scene_check(&scene, parent, 0, 7, 100);
 	scene_commit(&scene, second);
@@ -130,28 +131,31 @@ static void test_drop(void **state)
 	const struct fa_actor *anna = &scene.actors[SCENE_ANNA];
 
 	scene_append(&scene, SCENE_ANNA, sequence, 300, 100);
-	assert_int_equal(fa_sequence_drop(scene.pool, anna, sequence, 15, &scene.error, &first), 0);
+	assert_int_equal(
+		fa_pool_sequence_drop(scene.pool, anna, sequence, 15, &scene.error, &first), 0);
 	assert_int_equal(first, 0);
-	assert_int_equal(fa_sequence_drop(scene.pool, anna, sequence, 34, &scene.error, &first), 0);
+	assert_int_equal(
+		fa_pool_sequence_drop(scene.pool, anna, sequence, 34, &scene.error, &first), 0);
 	assert_int_equal(first, 32);
-	assert_int_equal(fa_sequence_drop(scene.pool, anna, sequence, 16, &scene.error, &first), 0);
+	assert_int_equal(
+		fa_pool_sequence_drop(scene.pool, anna, sequence, 16, &scene.error, &first), 0);
 	assert_int_equal(first, 32);
 	assert_int_equal(scene_cache_info(&scene, cache).used_pages, 17);
 	scene_check(&scene, sequence, 32, 300, 100);
-	assert_int_equal(fa_sequence_fork(scene.pool, anna, sequence, 290, &scene.error, &child),
-	                 0);
+	assert_int_equal(
+		fa_pool_sequence_fork(scene.pool, anna, sequence, 290, &scene.error, &child), 0);
 	scene_reopen(&scene);
 	scene_check(&scene, sequence, 32, 300, 100);
 	scene_check(&scene, child, 32, 290, 100);
 
 	/* Beyond the first cell of the list, and on from there. */
-	assert_int_equal(fa_sequence_drop(scene.pool, anna, sequence, 299, &scene.error, &first),
-	                 0);
+	assert_int_equal(
+		fa_pool_sequence_drop(scene.pool, anna, sequence, 299, &scene.error, &first), 0);
 	assert_int_equal(first, 288);
 	scene_append(&scene, SCENE_ANNA, sequence, 4, 100);
 	scene_check(&scene, sequence, 288, 304, 100);
-	assert_int_equal(fa_sequence_drop(scene.pool, anna, sequence, 304, &scene.error, &first),
-	                 0);
+	assert_int_equal(
+		fa_pool_sequence_drop(scene.pool, anna, sequence, 304, &scene.error, &first), 0);
 	assert_int_equal(first, 304);
 	scene_reopen(&scene);
 	scene_check(&scene, sequence, 304, 304, 100);
@@ -160,13 +164,13 @@ static void test_drop(void **state)
 	scene_check(&scene, sequence, 304, 344, 100);
 	scene_check(&scene, child, 32, 290, 100);
 	SCENE_FAILS(&scene, -EINVAL, "344",
-	            fa_sequence_drop(scene.pool, anna, sequence, 345, &scene.error, &first));
+	            fa_pool_sequence_drop(scene.pool, anna, sequence, 345, &scene.error, &first));
 	SCENE_FAILS(&scene, -EINVAL, "304",
-	            fa_sequence_truncate(scene.pool, anna, sequence, 303, &scene.error));
+	            fa_pool_sequence_truncate(scene.pool, anna, sequence, 303, &scene.error));
 	SCENE_FAILS(&scene, -EINVAL, "345",
-	            fa_sequence_truncate(scene.pool, anna, sequence, 345, &scene.error));
+	            fa_pool_sequence_truncate(scene.pool, anna, sequence, 345, &scene.error));
 	SCENE_FAILS(&scene, -EINVAL, "304",
-	            fa_sequence_fork(scene.pool, anna, sequence, 303, &scene.error, &child));
+	            fa_pool_sequence_fork(scene.pool, anna, sequence, 303, &scene.error, &child));
 }
 
 /* Pages stay as long as a step that was planned with them. */
@@ -175,26 +179,27 @@ static void test_leave_in_flight(void **state)
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0);
 	uint64_t sequence = scene_sequence(&scene, SCENE_ANNA, cache), first;
 	const struct fa_actor *anna = &scene.actors[SCENE_ANNA];
-	struct fa_step *a, *b;
+	struct fa_pool_step *a, *b;
 
 	scene_append(&scene, SCENE_ANNA, sequence, 64, 100);
 	a = scene_plan(&scene, SCENE_ANNA, sequence, 1);
-	assert_int_equal(fa_sequence_drop(scene.pool, anna, sequence, 64, &scene.error, &first), 0);
+	assert_int_equal(
+		fa_pool_sequence_drop(scene.pool, anna, sequence, 64, &scene.error, &first), 0);
 	assert_int_equal(scene_cache_info(&scene, cache).used_pages, 5);
 	b = scene_plan(&scene, SCENE_ANNA, sequence, 1);
 	assert_int_equal(b->groups[0].table_entries, 1);
 	SCENE_FAILS(&scene, -EBUSY, "end them",
-	            fa_sequence_truncate(scene.pool, anna, sequence, 64, &scene.error));
+	            fa_pool_sequence_truncate(scene.pool, anna, sequence, 64, &scene.error));
 	scene_write(&scene, a, 100);
 	scene_commit(&scene, a);
 	assert_int_equal(scene_cache_info(&scene, cache).used_pages, 1);
-	assert_int_equal(fa_sequence_free(scene.pool, anna, sequence, &scene.error), 0);
+	assert_int_equal(fa_pool_sequence_free(scene.pool, anna, sequence, &scene.error), 0);
 	SCENE_FAILS(&scene, -ESTALE, "removed",
-	            fa_sequence_free(scene.pool, anna, sequence, &scene.error));
+	            fa_pool_sequence_free(scene.pool, anna, sequence, &scene.error));
 	assert_int_equal(scene_cache_info(&scene, cache).used_pages, 1);
-	assert_int_equal(fa_step_commit(scene.pool, b, &scene.error), 0);
+	assert_int_equal(fa_pool_step_commit(scene.pool, b, &scene.error), 0);
 	assert_true(b->entries[0].stale);
-	fa_step_free(b);
+	fa_pool_step_free(b);
 	assert_int_equal(scene_cache_info(&scene, cache).used_pages, 0);
 	assert_int_equal(scene_cache_info(&scene, cache).sequences, 0);
 }
@@ -205,19 +210,20 @@ static void test_freed_with_copy(void **state)
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0);
 	uint64_t sequence = scene_sequence(&scene, SCENE_ANNA, cache), fork;
 	const struct fa_actor *anna = &scene.actors[SCENE_ANNA];
-	struct fa_step *a, *b;
+	struct fa_pool_step *a, *b;
 
 	scene_append(&scene, SCENE_ANNA, sequence, 5, 100);
 	assert_int_equal(
-		fa_sequence_fork(scene.pool, anna, sequence, UINT64_MAX, &scene.error, &fork), 0);
+		fa_pool_sequence_fork(scene.pool, anna, sequence, UINT64_MAX, &scene.error, &fork),
+		0);
 	a = scene_plan(&scene, SCENE_ANNA, sequence, 20);
 	assert_int_equal(a->groups[0].n_copies, 1);
 	b = scene_plan(&scene, SCENE_ANNA, sequence, 20);
-	assert_int_equal(fa_sequence_free(scene.pool, anna, sequence, &scene.error), 0);
+	assert_int_equal(fa_pool_sequence_free(scene.pool, anna, sequence, &scene.error), 0);
 	assert_int_equal(scene_cache_info(&scene, cache).used_pages, 4);
-	assert_int_equal(fa_step_commit(scene.pool, a, &scene.error), 0);
+	assert_int_equal(fa_pool_step_commit(scene.pool, a, &scene.error), 0);
 	assert_true(a->entries[0].stale);
-	fa_step_free(a);
+	fa_pool_step_free(a);
 	assert_int_equal(scene_cache_info(&scene, cache).used_pages, 4);
 	scene_abort(&scene, b);
 	assert_int_equal(scene_cache_info(&scene, cache).used_pages, 1);
@@ -233,10 +239,10 @@ static void test_many(void **state)
 		for (uint32_t i = 0; i < SCENE_SEQUENCES; i++)
 			ids[i] = scene_sequence(&scene, SCENE_ANNA, cache);
 		SCENE_FAILS(&scene, -ENOSPC, "no more",
-		            fa_sequence_new(scene.pool, anna, cache, &scene.error, &id));
+		            fa_pool_sequence_new(scene.pool, anna, cache, &scene.error, &id));
 		for (uint32_t i = 0; i < SCENE_SEQUENCES; i++)
-			assert_int_equal(fa_sequence_free(scene.pool, anna, ids[i], &scene.error),
-			                 0);
+			assert_int_equal(
+				fa_pool_sequence_free(scene.pool, anna, ids[i], &scene.error), 0);
 		scene_reopen(&scene);
 	}
 }
@@ -246,16 +252,16 @@ static void test_truncate_under_reader(void **state)
 {
 	const struct fa_actor *anna = &scene.actors[SCENE_ANNA];
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, "c", FA_MODE(2, 2, 2)), a;
-	struct fa_step *reader, *step;
-	struct fa_sequence_info info;
+	struct fa_pool_step *reader, *step;
+	struct fa_pool_sequence_info info;
 
 	a = scene_sequence(&scene, SCENE_ANNA, cache);
 	scene_append(&scene, SCENE_ANNA, a, 30, 100);
-	assert_int_equal(fa_sequence_set_name(scene.pool, anna, a, "s", FA_MODE(2, 0, 0), 0, 0,
-	                                      &scene.error),
+	assert_int_equal(fa_pool_sequence_set_name(scene.pool, anna, a, "s", FA_MODE(2, 0, 0), 0, 0,
+	                                           &scene.error),
 	                 0);
 	reader = scene_plan(&scene, SCENE_BOB, a, 0);
-	assert_int_equal(fa_sequence_truncate(scene.pool, anna, a, 20, &scene.error), 0);
+	assert_int_equal(fa_pool_sequence_truncate(scene.pool, anna, a, 20, &scene.error), 0);
 	/* Also once it was tried, and given up. */
 	for (int i = 0; i < 2; i++) {
 		step = scene_plan(&scene, SCENE_ANNA, a, 10);
@@ -281,7 +287,7 @@ static void test_truncate_under_reader(void **state)
 	scene_abort(&scene, reader);
 
 	/* Nobody reads: it is written over where it is. */
-	assert_int_equal(fa_sequence_truncate(scene.pool, anna, a, 20, &scene.error), 0);
+	assert_int_equal(fa_pool_sequence_truncate(scene.pool, anna, a, 20, &scene.error), 0);
 	step = scene_plan(&scene, SCENE_ANNA, a, 10);
 	assert_int_equal(step->groups[0].n_copies, 0);
 	scene_abort(&scene, step);

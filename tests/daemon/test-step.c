@@ -29,16 +29,16 @@ static int tear_down(void **state)
 }
 
 /* What happens to the pool if a step of these items is planned and refused: nothing. */
-static void refuse(enum scene_actor actor, const struct fa_step_item *items, uint32_t n, int code,
-                   const char *part)
+static void refuse(enum scene_actor actor, const struct fa_pool_step_item *items, uint32_t n,
+                   int code, const char *part)
 {
 	struct fa_pool_info before, after;
-	struct fa_step *step;
+	struct fa_pool_step *step;
 
 	fa_pool_get_info(scene.pool, &before);
 	SCENE_FAILS(&scene, code, part,
-	            fa_step_plan(scene.pool, &scene.actors[actor], items, n, ++scene.number, 0,
-	                         &scene.error, &step));
+	            fa_pool_step_plan(scene.pool, &scene.actors[actor], items, n, ++scene.number, 0,
+	                              &scene.error, &step));
 	fa_pool_get_info(scene.pool, &after);
 	scene_check_same(&before, &after);
 }
@@ -49,16 +49,17 @@ static void test_refused(void **state)
 	uint64_t a = scene_sequence(&scene, SCENE_ANNA, cache);
 	uint64_t b = scene_sequence(&scene, SCENE_ANNA, cache);
 	uint64_t gone = scene_sequence(&scene, SCENE_ANNA, cache);
-	struct fa_step_item items[] = { { a, 10 }, { b, 10 } };
-	struct fa_step *step;
+	struct fa_pool_step_item items[] = { { a, 10 }, { b, 10 } };
+	struct fa_pool_step *step;
 
 	assert_int_equal(
-		fa_sequence_free(scene.pool, &scene.actors[SCENE_ANNA], gone, &scene.error), 0);
+		fa_pool_sequence_free(scene.pool, &scene.actors[SCENE_ANNA], gone, &scene.error),
+		0);
 	SCENE_FAILS(&scene, -EINVAL, "number",
-	            fa_step_plan(scene.pool, &scene.actors[SCENE_ANNA], items, 2, 0, 0,
-	                         &scene.error, &step));
+	            fa_pool_step_plan(scene.pool, &scene.actors[SCENE_ANNA], items, 2, 0, 0,
+	                              &scene.error, &step));
 	refuse(SCENE_ANNA, items, 0, -EINVAL, "0 sequences");
-	refuse(SCENE_ANNA, items, FA_STEP_SEQUENCES_MAX + 1, -EINVAL, "4097 sequences");
+	refuse(SCENE_ANNA, items, FA_POOL_STEP_SEQUENCES_MAX + 1, -EINVAL, "4097 sequences");
 	items[1].sequence = a;
 	refuse(SCENE_ANNA, items, 2, -EINVAL, "item 1");
 	items[1].sequence = gone;
@@ -78,8 +79,8 @@ static void test_refused(void **state)
 	refuse(SCENE_ANNA, items, 2, -ENOMEM, "exhausted: 129 pages");
 	items[1].n_tokens -= 16;
 	scene.number++;
-	assert_int_equal(fa_step_plan(scene.pool, &scene.actors[SCENE_ANNA], items, 2, scene.number,
-	                              0, &scene.error, &step),
+	assert_int_equal(fa_pool_step_plan(scene.pool, &scene.actors[SCENE_ANNA], items, 2,
+	                                   scene.number, 0, &scene.error, &step),
 	                 0);
 	scene_abort(&scene, step);
 }
@@ -88,11 +89,11 @@ static void test_order(void **state)
 {
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, "c", FA_MODE(2, 2, 2));
 	uint64_t sequence = scene_sequence(&scene, SCENE_ANNA, cache);
-	struct fa_step *a, *b, *c, *reader;
+	struct fa_pool_step *a, *b, *c, *reader;
 
 	scene_append(&scene, SCENE_ANNA, sequence, 3, 100);
-	assert_int_equal(fa_sequence_set_name(scene.pool, &scene.actors[SCENE_ANNA], sequence, "s",
-	                                      FA_MODE(2, 2, 2), 0, 0, &scene.error),
+	assert_int_equal(fa_pool_sequence_set_name(scene.pool, &scene.actors[SCENE_ANNA], sequence,
+	                                           "s", FA_MODE(2, 2, 2), 0, 0, &scene.error),
 	                 0);
 	a = scene_plan(&scene, SCENE_ANNA, sequence, 20);
 	b = scene_plan(&scene, SCENE_ANNA, sequence, 1);
@@ -106,14 +107,14 @@ static void test_order(void **state)
 	c = scene_plan(&scene, SCENE_ANNA, sequence, 0);
 	assert_int_equal(c->entries[0].after, 24);
 
-	SCENE_FAILS(&scene, -EBUSY, "item 0", fa_step_commit(scene.pool, b, &scene.error));
+	SCENE_FAILS(&scene, -EBUSY, "item 0", fa_pool_step_commit(scene.pool, b, &scene.error));
 	scene_write(&scene, a, 100);
 	scene_commit(&scene, a);
 	scene_commit(&scene, reader);
 	scene_check(&scene, sequence, 0, 23, 100);
-	SCENE_FAILS(&scene, -EBUSY, "item 0", fa_step_commit(scene.pool, c, &scene.error));
+	SCENE_FAILS(&scene, -EBUSY, "item 0", fa_pool_step_commit(scene.pool, c, &scene.error));
 	scene_abort(&scene, b);
-	SCENE_FAILS(&scene, -ECANCELED, "item 0", fa_step_commit(scene.pool, c, &scene.error));
+	SCENE_FAILS(&scene, -ECANCELED, "item 0", fa_pool_step_commit(scene.pool, c, &scene.error));
 	scene_plan_fails(&scene, SCENE_ANNA, sequence, 1, -EBUSY);
 	scene_abort(&scene, c);
 	scene_check(&scene, sequence, 0, 23, 100);
@@ -125,19 +126,19 @@ static void test_several_caches(void **state)
 {
 	uint64_t one = scene_cache(&scene, SCENE_ANNA, NULL, 0);
 	uint64_t two = scene_cache(&scene, SCENE_ANNA, NULL, 0), s[4];
-	struct fa_step_item items[4];
-	struct fa_step *step;
+	struct fa_pool_step_item items[4];
+	struct fa_pool_step *step;
 
 	for (uint32_t i = 0; i < 4; i++) {
 		s[i] = scene_sequence(&scene, SCENE_ANNA, i % 2 ? two : one);
-		items[i] = (struct fa_step_item){ s[i], 17 * (i + 1) };
+		items[i] = (struct fa_pool_step_item){ s[i], 17 * (i + 1) };
 	}
-	assert_int_equal(fa_step_plan(scene.pool, &scene.actors[SCENE_ANNA], items, 4, 7, 0,
-	                              &scene.error, &step),
+	assert_int_equal(fa_pool_step_plan(scene.pool, &scene.actors[SCENE_ANNA], items, 4, 7, 0,
+	                                   &scene.error, &step),
 	                 0);
 	assert_int_equal(step->n_groups, 2);
 	for (uint32_t g = 0; g < 2; g++) {
-		const struct fa_step_group *group = &step->groups[g];
+		const struct fa_pool_step_group *group = &step->groups[g];
 		uint32_t first = group->cache == one ? 0 : 1;
 
 		assert_int_equal(group->end - group->begin, 2);
@@ -168,8 +169,8 @@ static void test_last_chunk(void **state)
 	const struct fa_actor *anna = &scene.actors[SCENE_ANNA];
 	struct fa_prefix_key key = {};
 	uint32_t tokens[2048];
-	struct fa_step_item items[2];
-	struct fa_step *step;
+	struct fa_pool_step_item items[2];
+	struct fa_pool_step *step;
 
 	for (uint32_t i = 0; i < 2048; i++)
 		tokens[i] = 1 + i;
@@ -177,17 +178,18 @@ static void test_last_chunk(void **state)
 	assert_int_equal(
 		fa_prefix_publish(scene.pool, anna, s, &key, tokens, 7 * 256, &scene.error, &n), 0);
 	assert_int_equal(n, 112);
-	assert_int_equal(fa_sequence_free(scene.pool, anna, s, &scene.error), 0);
-	items[0] = (struct fa_step_item){ scene_sequence(&scene, SCENE_ANNA, one), 256 };
-	items[1] = (struct fa_step_item){ scene_sequence(&scene, SCENE_ANNA, two), 256 };
-	assert_int_equal(fa_step_plan(scene.pool, anna, items, 2, 1, 0, &scene.error, &step), 0);
+	assert_int_equal(fa_pool_sequence_free(scene.pool, anna, s, &scene.error), 0);
+	items[0] = (struct fa_pool_step_item){ scene_sequence(&scene, SCENE_ANNA, one), 256 };
+	items[1] = (struct fa_pool_step_item){ scene_sequence(&scene, SCENE_ANNA, two), 256 };
+	assert_int_equal(fa_pool_step_plan(scene.pool, anna, items, 2, 1, 0, &scene.error, &step),
+	                 0);
 	assert_int_equal(scene_cache_info(&scene, one).idle_pages, 96);
 	scene_abort(&scene, step);
 
 	/* All of one's pages but a chunk's evicted for the other, the oldest first. */
 	items[1].n_tokens = 7 * 256;
-	assert_int_equal(fa_step_plan(scene.pool, anna, items + 1, 1, 1, 0, &scene.error, &step),
-	                 0);
+	assert_int_equal(
+		fa_pool_step_plan(scene.pool, anna, items + 1, 1, 1, 0, &scene.error, &step), 0);
 	assert_int_equal(scene_cache_info(&scene, one).chunks, 1);
 	scene_abort(&scene, step);
 }
@@ -197,7 +199,7 @@ static void test_keep(void **state)
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0), before;
 	uint64_t sequence = scene_sequence(&scene, SCENE_ANNA, cache);
 	static const uint32_t path[] = { 0, 1, 4, 40 }, wrong[] = { 1, 1 }, beyond[] = { 41 };
-	struct fa_step *step, *later;
+	struct fa_pool_step *step, *later;
 	const uint32_t *from;
 	uint32_t n, to;
 
@@ -205,23 +207,24 @@ static void test_keep(void **state)
 	before = scene_cache_info(&scene, cache).used_pages;
 	step = scene_plan(&scene, SCENE_ANNA, sequence, 41);
 	SCENE_FAILS(&scene, -EINVAL, "predecessor",
-	            fa_step_keep(scene.pool, step, 0, wrong, 2, &scene.error, &from, &n, &to));
-	SCENE_FAILS(&scene, -EINVAL, "below 41",
-	            fa_step_keep(scene.pool, step, 0, beyond, 1, &scene.error, &from, &n, &to));
+	            fa_pool_step_keep(scene.pool, step, 0, wrong, 2, &scene.error, &from, &n, &to));
+	SCENE_FAILS(
+		&scene, -EINVAL, "below 41",
+		fa_pool_step_keep(scene.pool, step, 0, beyond, 1, &scene.error, &from, &n, &to));
 	SCENE_FAILS(&scene, -EINVAL, "no entry",
-	            fa_step_keep(scene.pool, step, 1, path, 1, &scene.error, &from, &n, &to));
+	            fa_pool_step_keep(scene.pool, step, 1, path, 1, &scene.error, &from, &n, &to));
 	later = scene_plan(&scene, SCENE_ANNA, sequence, 1);
 	SCENE_FAILS(&scene, -EBUSY, "later",
-	            fa_step_keep(scene.pool, step, 0, path, 4, &scene.error, &from, &n, &to));
+	            fa_pool_step_keep(scene.pool, step, 0, path, 4, &scene.error, &from, &n, &to));
 	scene_abort(&scene, later);
-	assert_int_equal(fa_step_keep(scene.pool, step, 0, path, 4, &scene.error, &from, &n, &to),
-	                 0);
+	assert_int_equal(
+		fa_pool_step_keep(scene.pool, step, 0, path, 4, &scene.error, &from, &n, &to), 0);
 	assert_int_equal(n, 2);
 	assert_int_equal(to, 12);
 	assert_int_equal(from[0], 14);
 	assert_int_equal(from[1], 50);
 	SCENE_FAILS(&scene, -EINVAL, "already",
-	            fa_step_keep(scene.pool, step, 0, path, 4, &scene.error, &from, &n, &to));
+	            fa_pool_step_keep(scene.pool, step, 0, path, 4, &scene.error, &from, &n, &to));
 	scene_plan_fails(&scene, SCENE_ANNA, sequence, 1, -EBUSY);
 	for (uint32_t i = 0; i < 4; i++)
 		*device_step_token(&scene.device, step, 0, 10 + i) = 110 + i;
@@ -231,8 +234,8 @@ static void test_keep(void **state)
 
 	/* None of them. */
 	step = scene_plan(&scene, SCENE_ANNA, sequence, 41);
-	assert_int_equal(fa_step_keep(scene.pool, step, 0, path, 0, &scene.error, &from, &n, &to),
-	                 0);
+	assert_int_equal(
+		fa_pool_step_keep(scene.pool, step, 0, path, 0, &scene.error, &from, &n, &to), 0);
 	assert_int_equal(n, 0);
 	scene_commit(&scene, step);
 	scene_check(&scene, sequence, 0, 14, 100);
@@ -244,11 +247,11 @@ static void test_window(void **state)
 {
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0), first;
 	uint64_t sequence = scene_sequence(&scene, SCENE_ANNA, cache);
-	struct fa_step *step;
+	struct fa_pool_step *step;
 
 	scene_append(&scene, SCENE_ANNA, sequence, 500, 100);
-	assert_int_equal(fa_sequence_drop(scene.pool, &scene.actors[SCENE_ANNA], sequence, 470,
-	                                  &scene.error, &first),
+	assert_int_equal(fa_pool_sequence_drop(scene.pool, &scene.actors[SCENE_ANNA], sequence, 470,
+	                                       &scene.error, &first),
 	                 0);
 	step = scene_plan(&scene, SCENE_ANNA, sequence, 1);
 	assert_int_equal(step->groups[0].first[0], 464);
@@ -265,19 +268,19 @@ static void test_clears(void **state)
 {
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, "c", FA_MODE(2, 2, 2)), s;
 	const uint32_t all = SCENE_CHUNKS * SCENE_CHUNK_PAGES;
-	struct fa_step *step;
+	struct fa_pool_step *step;
 
 	s = scene_sequence(&scene, SCENE_ANNA, cache);
 	step = scene_plan(&scene, SCENE_ANNA, s, all * SCENE_PAGE_TOKENS);
 	assert_int_equal(step->groups[0].n_clears, 0); /* all is new */
 	scene_commit(&scene, step);
-	fa_pool_owner_gone(scene.pool, scene.actors[SCENE_ANNA].owner);
+	fa_pool_release_owner(scene.pool, scene.actors[SCENE_ANNA].owner);
 
 	s = scene_sequence(&scene, SCENE_BOB, cache); /* the same tenant */
 	step = scene_plan(&scene, SCENE_BOB, s, SCENE_PAGE_TOKENS);
 	assert_int_equal(step->groups[0].n_clears, 0);
 	scene_commit(&scene, step);
-	fa_pool_owner_gone(scene.pool, scene.actors[SCENE_BOB].owner);
+	fa_pool_release_owner(scene.pool, scene.actors[SCENE_BOB].owner);
 
 	s = scene_sequence(&scene, SCENE_DAVID, cache);
 	for (int i = 0; i < 2; i++) {
@@ -288,7 +291,7 @@ static void test_clears(void **state)
 	}
 	step = scene_plan(&scene, SCENE_DAVID, s, all * SCENE_PAGE_TOKENS);
 	scene_commit(&scene, step);
-	fa_pool_owner_gone(scene.pool, scene.actors[SCENE_DAVID].owner);
+	fa_pool_release_owner(scene.pool, scene.actors[SCENE_DAVID].owner);
 	s = scene_sequence(&scene, SCENE_DAVID, cache);
 	step = scene_plan(&scene, SCENE_DAVID, s, all * SCENE_PAGE_TOKENS);
 	assert_int_equal(step->groups[0].n_clears, 0);
@@ -306,16 +309,16 @@ static void test_copies_aborted(void **state)
 {
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, "c", FA_MODE(2, 2, 2)), s, fork;
 	const uint32_t all = SCENE_CHUNKS * SCENE_CHUNK_PAGES;
-	struct fa_step *step;
+	struct fa_pool_step *step;
 	uint32_t slot;
 
 	s = scene_sequence(&scene, SCENE_DAVID, cache);
 	scene_append(&scene, SCENE_DAVID, s, all * SCENE_PAGE_TOKENS, 100);
-	fa_pool_owner_gone(scene.pool, scene.actors[SCENE_DAVID].owner);
+	fa_pool_release_owner(scene.pool, scene.actors[SCENE_DAVID].owner);
 	s = scene_sequence(&scene, SCENE_ANNA, cache);
 	scene_append(&scene, SCENE_ANNA, s, 3, 100);
-	assert_int_equal(fa_sequence_fork(scene.pool, &scene.actors[SCENE_ANNA], s, UINT64_MAX,
-	                                  &scene.error, &fork),
+	assert_int_equal(fa_pool_sequence_fork(scene.pool, &scene.actors[SCENE_ANNA], s, UINT64_MAX,
+	                                       &scene.error, &fork),
 	                 0);
 	step = scene_plan(&scene, SCENE_ANNA, fork, 1);
 	assert_int_equal(step->groups[0].n_copies, 1);
@@ -336,22 +339,22 @@ static void test_fork_of_copied(void **state)
 {
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0), a, b, c;
 	uint32_t slot_a, slot_c;
-	struct fa_step *step, *reader;
+	struct fa_pool_step *step, *reader;
 
 	a = scene_sequence(&scene, SCENE_ANNA, cache);
 	scene_append(&scene, SCENE_ANNA, a, 3, 100);
-	assert_int_equal(fa_sequence_fork(scene.pool, &scene.actors[SCENE_ANNA], a, UINT64_MAX,
-	                                  &scene.error, &b),
+	assert_int_equal(fa_pool_sequence_fork(scene.pool, &scene.actors[SCENE_ANNA], a, UINT64_MAX,
+	                                       &scene.error, &b),
 	                 0);
-	fa_sequence_slots(scene.pool, a, &slot_a, 1);
+	fa_pool_sequence_slots(scene.pool, a, &slot_a, 1);
 	step = scene_plan(&scene, SCENE_ANNA, a, 1);
-	assert_int_equal(fa_sequence_fork(scene.pool, &scene.actors[SCENE_ANNA], a, UINT64_MAX,
-	                                  &scene.error, &c),
+	assert_int_equal(fa_pool_sequence_fork(scene.pool, &scene.actors[SCENE_ANNA], a, UINT64_MAX,
+	                                       &scene.error, &c),
 	                 0);
-	fa_sequence_slots(scene.pool, c, &slot_c, 1);
+	fa_pool_sequence_slots(scene.pool, c, &slot_c, 1);
 	assert_int_equal(slot_a, slot_c);
-	assert_int_equal(fa_sequence_set_name(scene.pool, &scene.actors[SCENE_ANNA], b, "b", 0, 0,
-	                                      0, &scene.error),
+	assert_int_equal(fa_pool_sequence_set_name(scene.pool, &scene.actors[SCENE_ANNA], b, "b", 0,
+	                                           0, 0, &scene.error),
 	                 -EINVAL); /* its cache has none */
 	reader = scene_plan(&scene, SCENE_ADMIN, a, 0);
 	assert_int_equal(reader->groups[0].table[0], slot_a);
@@ -366,18 +369,18 @@ static void test_suspect(void **state)
 	uint64_t a = scene_sequence(&scene, SCENE_ANNA, cache);
 	uint64_t b = scene_sequence(&scene, SCENE_ANNA, cache);
 	uint64_t c = scene_sequence(&scene, SCENE_ANNA, cache);
-	struct fa_step_item items[] = { { a, 10 }, { b, 0 } };
-	struct fa_step *step;
+	struct fa_pool_step_item items[] = { { a, 10 }, { b, 0 } };
+	struct fa_pool_step *step;
 
 	scene_append(&scene, SCENE_ANNA, b, 3, 100);
 	scene_append(&scene, SCENE_ANNA, c, 3, 100);
-	assert_int_equal(fa_step_plan(scene.pool, &scene.actors[SCENE_ANNA], items, 2,
-	                              ++scene.number, 0, &scene.error, &step),
+	assert_int_equal(fa_pool_step_plan(scene.pool, &scene.actors[SCENE_ANNA], items, 2,
+	                                   ++scene.number, 0, &scene.error, &step),
 	                 0);
-	assert_int_equal(fa_step_suspect(scene.pool, step), 1);
-	fa_step_free(step);
+	assert_int_equal(fa_pool_step_suspect(scene.pool, step), 1);
+	fa_pool_step_free(step);
 	SCENE_FAILS(&scene, -ESTALE, "removed",
-	            fa_sequence_free(scene.pool, &scene.actors[SCENE_ANNA], a, &scene.error));
+	            fa_pool_sequence_free(scene.pool, &scene.actors[SCENE_ANNA], a, &scene.error));
 	scene_check(&scene, b, 0, 3, 100);
 	scene_check(&scene, c, 0, 3, 100);
 }
@@ -387,18 +390,18 @@ static void test_many_pages(void **state)
 {
 	enum {
 		PAGES = 2048,
-		SEQUENCES = FA_STEP_PAGES_MAX / PAGES
+		SEQUENCES = FA_POOL_STEP_PAGES_MAX / PAGES
 	};
 	const struct fa_pool_config config = { .chunk_bytes = PAGES * 512,
 		                               .max_chunks = 1024,
 		                               .page_bytes_min = 512,
 		                               .max_sequences = SEQUENCES + 1 };
-	const struct fa_cache_config of_cache = { .geometry = scene_geometry };
-	struct fa_step_item items[SEQUENCES + 1] = {};
+	const struct fa_pool_cache_config of_cache = { .geometry = scene_geometry };
+	struct fa_pool_step_item items[SEQUENCES + 1] = {};
 	struct fa_actor actor = { .owner = 1 };
 	struct fa_pool *pool;
 	struct fa_error error;
-	struct fa_step *step;
+	struct fa_pool_step *step;
 	uint64_t cache;
 	int fd;
 
@@ -408,23 +411,24 @@ static void test_many_pages(void **state)
 	fa_pool_quarantine_end(pool);
 	assert_int_equal(fa_pool_tenant_get(pool, 1000, "/", &error, &actor.tenant), 0);
 	assert_int_equal(fa_pool_chunk_add(pool, 0, true, &error), 0);
-	assert_int_equal(fa_cache_new(pool, &actor, &of_cache, 0, &error, &cache), 0);
-	assert_int_equal(fa_sequence_new(pool, &actor, cache, &error, &items[0].sequence), 0);
+	assert_int_equal(fa_pool_cache_new(pool, &actor, &of_cache, 0, &error, &cache), 0);
+	assert_int_equal(fa_pool_sequence_new(pool, &actor, cache, &error, &items[0].sequence), 0);
 	items[0].n_tokens = PAGES * SCENE_PAGE_TOKENS;
-	assert_int_equal(fa_step_plan(pool, &actor, items, 1, 1, 0, &error, &step), 0);
-	assert_int_equal(fa_step_commit(pool, step, &error), 0);
-	fa_step_free(step);
+	assert_int_equal(fa_pool_step_plan(pool, &actor, items, 1, 1, 0, &error, &step), 0);
+	assert_int_equal(fa_pool_step_commit(pool, step, &error), 0);
+	fa_pool_step_free(step);
 	items[0].n_tokens = 0;
 	for (uint32_t i = 1; i <= SEQUENCES; i++)
-		assert_int_equal(fa_sequence_fork(pool, &actor, items[0].sequence, UINT64_MAX,
-		                                  &error, &items[i].sequence),
+		assert_int_equal(fa_pool_sequence_fork(pool, &actor, items[0].sequence, UINT64_MAX,
+		                                       &error, &items[i].sequence),
 		                 0);
-	SCENE_FAILS(&scene, -EINVAL, "4196352 pages",
-	            fa_step_plan(pool, &actor, items, SEQUENCES + 1, 2, 0, &scene.error, &step));
-	assert_int_equal(fa_step_plan(pool, &actor, items, SEQUENCES, 2, 0, &error, &step), 0);
-	assert_int_equal(step->groups[0].table_entries, FA_STEP_PAGES_MAX);
-	fa_step_abort(pool, step);
-	fa_step_free(step);
+	SCENE_FAILS(
+		&scene, -EINVAL, "4196352 pages",
+		fa_pool_step_plan(pool, &actor, items, SEQUENCES + 1, 2, 0, &scene.error, &step));
+	assert_int_equal(fa_pool_step_plan(pool, &actor, items, SEQUENCES, 2, 0, &error, &step), 0);
+	assert_int_equal(step->groups[0].table_entries, FA_POOL_STEP_PAGES_MAX);
+	fa_pool_step_abort(pool, step);
+	fa_pool_step_free(step);
 	fa_pool_tenant_put(pool, actor.tenant);
 	fa_pool_free(pool);
 }
@@ -434,15 +438,15 @@ static void test_empty_chunks(void **state)
 {
 	const struct fa_actor *anna = &scene.actors[SCENE_ANNA];
 	uint64_t a = scene_sequence(&scene, SCENE_ANNA, scene_cache(&scene, SCENE_ANNA, NULL, 0));
-	struct fa_step *step;
+	struct fa_pool_step *step;
 	uint32_t chunk, n = 0;
 
 	fa_pool_quarantine_end(scene.pool);
 	scene.now_ns = 1000;
 	step = scene_plan(&scene, SCENE_ANNA, a, 40);
 	scene_commit(&scene, step);
-	fa_pool_tell_time(scene.pool, 5000);
-	assert_int_equal(fa_sequence_free(scene.pool, anna, a, &scene.error), 0);
+	fa_pool_set_time(scene.pool, 5000);
+	assert_int_equal(fa_pool_sequence_free(scene.pool, anna, a, &scene.error), 0);
 	while (fa_pool_chunk_remove_empty(scene.pool, 4999, &chunk))
 		n++;
 	assert_int_equal(n, SCENE_CHUNKS - 1);
@@ -461,13 +465,13 @@ static void test_cells_of_cgroups(void **state)
 		                               .max_chunks = 1,
 		                               .page_bytes_min = 512,
 		                               .max_sequences = 2000 };
-	const struct fa_cache_config of_cache = { .geometry = scene_geometry,
-		                                  .name = "c",
-		                                  .mode = FA_MODE(2, 2, 2) };
-	static struct fa_step_item items[CGROUPS * EACH];
+	const struct fa_pool_cache_config of_cache = { .geometry = scene_geometry,
+		                                       .name = "c",
+		                                       .mode = FA_MODE(2, 2, 2) };
+	static struct fa_pool_step_item items[CGROUPS * EACH];
 	struct fa_actor actors[CGROUPS];
 	struct fa_error error;
-	struct fa_step *step;
+	struct fa_pool_step *step;
 	struct fa_pool *pool;
 	uint64_t cache = 0;
 	char text[32];
@@ -488,23 +492,24 @@ static void test_cells_of_cgroups(void **state)
 				fa_pool_tenant_get(pool, 1000, text, &error, &actor->tenant), 0);
 		}
 		if (i == 0)
-			assert_int_equal(fa_cache_new(pool, actor, &of_cache, 0, &error, &cache),
-			                 0);
-		assert_int_equal(fa_sequence_new(pool, actor, cache, &error, &items[i].sequence),
-		                 0);
+			assert_int_equal(
+				fa_pool_cache_new(pool, actor, &of_cache, 0, &error, &cache), 0);
+		assert_int_equal(
+			fa_pool_sequence_new(pool, actor, cache, &error, &items[i].sequence), 0);
 		snprintf(text, sizeof(text), "s%d", i);
-		assert_int_equal(fa_sequence_set_name(pool, actor, items[i].sequence, text,
-		                                      FA_MODE(1, 1, 1), 0, 0, &error),
+		assert_int_equal(fa_pool_sequence_set_name(pool, actor, items[i].sequence, text,
+		                                           FA_MODE(1, 1, 1), 0, 0, &error),
 		                 0);
 		items[i].n_tokens = 1;
 	}
 	/* Of 1024 cells three quarters are one user's. */
-	SCENE_FAILS(
-		&scene, -EDQUOT, "cells more",
-		fa_step_plan(pool, &actors[0], items, CGROUPS * EACH, 1, 0, &scene.error, &step));
-	assert_int_equal(fa_step_plan(pool, &actors[0], items, 7 * EACH, 2, 0, &error, &step), 0);
-	fa_step_abort(pool, step);
-	fa_step_free(step);
+	SCENE_FAILS(&scene, -EDQUOT, "cells more",
+	            fa_pool_step_plan(pool, &actors[0], items, CGROUPS * EACH, 1, 0, &scene.error,
+	                              &step));
+	assert_int_equal(fa_pool_step_plan(pool, &actors[0], items, 7 * EACH, 2, 0, &error, &step),
+	                 0);
+	fa_pool_step_abort(pool, step);
+	fa_pool_step_free(step);
 	for (int i = 0; i < CGROUPS; i++)
 		fa_pool_tenant_put(pool, actors[i].tenant);
 	fa_pool_free(pool);
