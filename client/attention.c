@@ -3,7 +3,10 @@
  * between. What needs the daemon's knowledge (which kernels there are, whether
  * shapes agree) it judges itself, and its answer comes as the request's result.
  */
-#include "client/internal.h"
+#include "client/gates.h"
+#include "client/last_error.h"
+#include "client/struct_size.h"
+#include "client/submit.h"
 
 #include <errno.h>
 

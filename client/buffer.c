@@ -1,11 +1,15 @@
 /*
- * Buffers: memory that both sides see. What is made here or by the daemon keeps its
- * descriptor for as long as it lives, so that it can be handed over again when the
- * daemon was restarted. CUDA memory of the program's is in cuda-cache.c.
+ * Buffers whose memory is made here, imported as a memfd, or made by the daemon. Each keeps its
+ * descriptor for as long as it lives, so that it can be registered again with a new daemon.
  */
-#include "client/cuda-memory.h"
-#include "client/internal.h"
-
+#include "client/buffer_handle.h"
+#include "client/call.h"
+#include "client/cuda_cache.h"
+#include "client/cuda_memory.h"
+#include "client/last_error.h"
+#include "client/loss.h"
+#include "client/reconnect.h"
+#include "common/cleanup.h"
 #include "common/memfd.h"
 
 #include <errno.h>
@@ -15,52 +19,10 @@
 
 #define FLAGS_NEW (FA_BUFFER_ARENA | FA_BUFFER_READ_ONLY)
 
-/* ---- life */
-
-/* The driver is of no use in a child of fork(), where nothing is mapped either. */
-static void mapping_free(const struct fa_client *client, struct fa_cuda_mapping *mapping)
-{
-	const struct fa_cudriver *driver;
-	struct fa_error error;
-
-	if (mapping && !fa_client_forked(client) && fa_cuda_open(&error, &driver) == 0)
-		fa_cuda_unmap(driver, mapping);
-	free(mapping);
-}
-
-void fa_buffer_release(struct fa_buffer *buffer)
-{
-	if (buffer->data)
-		(void)munmap(buffer->data, buffer->bytes);
-	mapping_free(buffer->client, buffer->mapping);
-	/* Of CUDA memory others may be windows, too. */
-	if (buffer->registration && !buffer->registration->cuda)
-		fa_registration_free(buffer->registration);
-	free(buffer);
-}
-
 static void releasep(struct fa_buffer **buffer)
 {
 	if (*buffer)
 		fa_buffer_release(*buffer);
-}
-
-int fa_buffer_alloc(struct fa_client *client, uint64_t bytes, struct fa_buffer **ret_buffer)
-{
-	struct fa_buffer *buffer;
-
-	if (!client)
-		return fa_error_set(-EINVAL, "the client is NULL");
-	if (!bytes || bytes > PTRDIFF_MAX)
-		return fa_error_set(-EINVAL, "a buffer of %llu bytes is not possible",
-		                    (unsigned long long)bytes);
-	buffer = fa_new(struct fa_buffer);
-	if (!buffer)
-		return fa_error_set(-ENOMEM, "no memory for a buffer");
-	*buffer = (struct fa_buffer){ .client = client, .bytes = bytes };
-	fa_list_init(&buffer->link);
-	*ret_buffer = buffer;
-	return 0;
 }
 
 /* One with a registration of its own. */
@@ -163,21 +125,21 @@ static int buffer_register(struct fa_client *client, struct fa_buffer *buffer)
 	r = fa_client_enter_connected(client);
 	if (r < 0)
 		return r;
-	fa_registration_name(client, registration);
+	fa_registration_assign_id(client, registration);
 	fa_registration_message(registration, &message);
-	r = fa_io_call(client, &message, &registration->fd, arena ? 0 : 1, true, &call);
+	r = fa_call_run(client, &message, &registration->fd, arena ? 0 : 1, true, &call);
 	if (r >= 0 && arena) {
 		memcpy(uuid, client->connection.device_uuid, sizeof(uuid));
 		fa_client_leave(client);
 		r = arena_take(buffer, &call, uuid);
 		pthread_mutex_lock(&client->lock);
 		if (r < 0 && call.epoch == client->epoch)
-			fa_registration_forget(client, registration);
+			fa_registration_unregister(client, registration);
 	}
 	fa_close_fdp(&call.fd);
 	/* The lists stand still while another thread connects again, and what it
 	 * connects to knows nothing of this buffer. */
-	fa_client_settle(client);
+	fa_client_await_connecting(client);
 	if (r >= 0 && call.epoch != client->epoch)
 		r = fa_client_lost_error(client);
 	if (r >= 0) {
@@ -255,22 +217,7 @@ int fa_buffer_import_fd(struct fa_client *client, int fd, uint64_t offset, uint6
 	return 0;
 }
 
-/* ---- asking and freeing */
-
-void *fa_buffer_data(struct fa_buffer *buffer)
-{
-	return buffer ? buffer->data : NULL;
-}
-
-uint64_t fa_buffer_device_data(struct fa_buffer *buffer)
-{
-	return buffer ? buffer->device_data : 0;
-}
-
-uint64_t fa_buffer_bytes(struct fa_buffer *buffer)
-{
-	return buffer ? buffer->bytes : 0;
-}
+/* ---- freeing */
 
 struct fa_buffer *fa_buffer_free(struct fa_buffer *buffer)
 {
@@ -296,10 +243,10 @@ struct fa_buffer *fa_buffer_free(struct fa_buffer *buffer)
 		fa_cuda_cache_put(client, buffer);
 	} else {
 		(void)fa_client_enter(client);
-		fa_client_settle(client);
+		fa_client_await_connecting(client);
 		fa_list_remove(&buffer->link);
 		fa_list_remove(&buffer->registration->link);
-		fa_registration_forget(client, buffer->registration);
+		fa_registration_unregister(client, buffer->registration);
 		fa_client_leave(client);
 	}
 	fa_buffer_release(buffer);

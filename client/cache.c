@@ -1,5 +1,7 @@
 /* Caches: made, found, looked at and removed. */
-#include "client/internal.h"
+#include "client/kv.h"
+#include "client/last_error.h"
+#include "client/struct_size.h"
 
 #include <errno.h>
 

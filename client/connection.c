@@ -2,46 +2,28 @@
  * One attempt to connect: socket, handshake, completion page. Needs no client
  * and holds no lock; every wait ends at the deadline.
  */
-#include "client/internal.h"
+#include "client/connection.h"
 
+#include "client/poll_until.h"
+#include "common/cleanup.h"
+#include "common/clock.h"
 #include "common/memfd.h"
 #include "common/packet.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 
 #define HELLO_ID 1
 
 /* connect() cannot be waited for when the daemon's backlog is full. */
 #define BACKLOG_PAUSE_NS FA_NS_PER_MS
 
-int fa_poll(int fd, short events, uint64_t deadline_ns)
-{
-	struct pollfd pollfd = { .fd = fd, .events = events };
-
-	return fa_poll_all(&pollfd, 1, deadline_ns);
-}
-
-int fa_poll_all(struct pollfd *fds, unsigned int n, uint64_t deadline_ns)
-{
-	struct timespec timeout, *timeout_ptr = NULL;
-
-	if (deadline_ns != FA_NS_NEVER) {
-		uint64_t now = fa_now_ns(), left = deadline_ns > now ? deadline_ns - now : 0;
-
-		timeout = (struct timespec){ .tv_sec = (time_t)(left / FA_NS_PER_SEC),
-			                     .tv_nsec = (long)(left % FA_NS_PER_SEC) };
-		timeout_ptr = &timeout;
-	}
-	return ppoll(fds, n, timeout_ptr, NULL) ? 0 : -EAGAIN;
-}
-
-int fa_connection_spare(int fd, size_t n, struct fa_error *error)
+int fa_connection_check_fds(int fd, size_t n, struct fa_error *error)
 {
 	int fds[FA_PACKET_FDS_MAX], code = 0;
 	size_t had = 0;
@@ -245,7 +227,7 @@ int fa_connection_open(const char *path, const char *name, const struct fa_resum
 
 	r = connect_socket(path, deadline_ns, error, &connection.socket);
 	if (r >= 0)
-		r = fa_connection_spare(connection.socket, 1, error);
+		r = fa_connection_check_fds(connection.socket, 1, error);
 	if (r >= 0)
 		r = shake_hands(path, name, resume, in, out, deadline_ns, error, &connection);
 	if (r < 0) {
@@ -261,6 +243,6 @@ void fa_connection_close(struct fa_connection *connection)
 	if (connection->page)
 		(void)munmap((void *)connection->page, FA_COMPLETION_PAGE_BYTES);
 	connection->page = NULL;
-	fa_ring_end(&connection->ring);
+	fa_client_ring_close(&connection->ring);
 	fa_close_fdp(&connection->socket);
 }

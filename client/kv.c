@@ -1,5 +1,8 @@
-/* What the calls about caches and sequences have in common. */
-#include "client/internal.h"
+#include "client/kv.h"
+
+#include "client/call.h"
+#include "client/last_error.h"
+#include "client/reconnect.h"
 
 #include <errno.h>
 #include <string.h>
@@ -27,7 +30,7 @@ int fa_kv_call(struct fa_client *client, struct fa_wire_message *message, bool b
 	r = fa_client_enter_connected(client);
 	if (r < 0)
 		return r;
-	r = fa_io_call(client, message, NULL, 0, true, call);
+	r = fa_call_run(client, message, NULL, 0, true, call);
 	if (r == -ENOENT && by_number && client->resumed < client->reconnects)
 		r = fa_error_set(-ESTALE, "there is no such object: the session was lost when the "
 		                          "daemon was restarted, and what it had without a name");

@@ -1,99 +1,29 @@
 /*
- * Losing a connection, and making another one that holds the same buffers and
- * streams. One thread connects at a time; it does so without the mutex, so that
- * results already there can still be had meanwhile.
+ * Making another connection that holds the same buffers and streams. One thread connects at a time,
+ * without the mutex, so that results that have arrived can still be had meanwhile.
  */
-#include "client/internal.h"
+#include "client/reconnect.h"
+
+#include "client/last_error.h"
+#include "client/loss.h"
+#include "client/restore.h"
+#include "client/spawn.h"
+#include "client/step_state.h"
+#include "common/cleanup.h"
 
 #include <errno.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/epoll.h>
-#include <sys/socket.h>
+#include <time.h>
 
 /* A daemon that ends as soon as it is started will do so again. */
 #define SPAWNS_MAX 3
 
 #define RETRY_FIRST_NS FA_NS_PER_MS
+
 #define RETRY_LAST_NS (50 * FA_NS_PER_MS)
 
 /* More than a daemon takes from making its socket to setting that's mode and group. */
 #define FORBIDDEN_NS (200 * FA_NS_PER_MS)
-
-/* ---- losing */
-
-int fa_client_lost_error(struct fa_client *client)
-{
-	/* Between two connections the reason is that of the one that was lost last. */
-	return fa_error_copy(client->lost_code, &client->lost_error);
-}
-
-/* What the page says at the end is known; the rest is lost. */
-static void end_requests(struct fa_client *client)
-{
-	for (uint32_t i = 0; i < FA_COMPLETION_SLOTS; ++i) {
-		struct fa_client_stream *stream = &client->streams[i];
-
-		(void)fa_ring_collect_stream(client, i);
-		while (stream->known < stream->submitted) {
-			if (fa_result_probe(client, i, stream->known + 1, true) > 0)
-				fa_result_store(stream, 0, NULL, 0, 0, 0, 0);
-			else
-				fa_result_store(stream, client->lost_code, client->lost_error.text,
-				                strlen(client->lost_error.text), 0, 0, 0);
-		}
-	}
-	client->in_flight = 0;
-	client->detached = 0;
-}
-
-void fa_client_lose(struct fa_client *client, int code, const char *format, ...)
-{
-	struct fa_list *pos;
-	va_list args;
-
-	if (client->state == FA_CLIENT_LOST)
-		return;
-	client->state = FA_CLIENT_LOST;
-	atomic_store_explicit(&client->lost, true, memory_order_release);
-	client->lost_code = code;
-	va_start(args, format);
-	(void)vsnprintf(client->lost_error.text, sizeof(client->lost_error.text), format, args);
-	va_end(args);
-
-	end_requests(client);
-	fa_list_for_each(pos, &client->calls) {
-		struct fa_call *call = fa_container_of(pos, struct fa_call, link);
-
-		if (call->done)
-			continue;
-		call->done = true;
-		call->status = code;
-		call->error = client->lost_error;
-	}
-
-	/* Wakes who polls it. It has to leave the epoll set by name, as a child of
-	 * fork() may keep it open. */
-	(void)epoll_ctl(client->epoll_fd, EPOLL_CTL_DEL, client->connection.socket, NULL);
-	if (client->connection.ring.memory)
-		(void)epoll_ctl(client->epoll_fd, EPOLL_CTL_DEL, client->connection.ring.wake,
-		                NULL);
-	(void)shutdown(client->connection.socket, SHUT_RDWR);
-	fa_list_for_each(pos, &client->waiters) {
-		struct fa_waiter *waiter = fa_container_of(pos, struct fa_waiter, link);
-
-		/* Who waits for a result sees it now. */
-		(void)waiter->ready(client, waiter);
-		pthread_cond_signal(&waiter->wake);
-	}
-	fa_list_for_each(pos, &client->spinning) {
-		struct fa_waiter *waiter = fa_container_of(pos, struct fa_waiter, link);
-
-		(void)waiter->ready(client, waiter);
-	}
-	fa_io_ring(client);
-}
 
 /* ---- connecting again, without the mutex */
 
@@ -169,12 +99,6 @@ static int connect_again(struct fa_client *client, uint64_t deadline_ns, struct 
 
 /* ---- with the mutex */
 
-void fa_client_settle(struct fa_client *client)
-{
-	while (client->connecting)
-		pthread_cond_wait(&client->changed, &client->lock);
-}
-
 void fa_client_adopt(struct fa_client *client, struct fa_connection *connection)
 {
 	struct epoll_event event = { .events = EPOLLIN };
@@ -187,7 +111,7 @@ void fa_client_adopt(struct fa_client *client, struct fa_connection *connection)
 	++client->epoch;
 	fa_step_forget_abandoned(client);
 	client->ring_try_ns = 0;
-	client->ring_pause_ns = FA_RING_AGAIN_FIRST_NS;
+	client->ring_pause_ns = FA_RING_RETRY_FIRST_NS;
 	for (size_t i = 0; i < FA_COMPLETION_SLOTS; ++i)
 		client->streams[i].base = client->streams[i].submitted;
 	client->state = FA_CLIENT_CONNECTED;
@@ -225,7 +149,7 @@ static int reconnect(struct fa_client *client, uint64_t timeout_ns)
 	return r < 0 ? fa_error_copy(r, &error) : 0;
 }
 
-int fa_client_restore(struct fa_client *client, uint64_t timeout_ns)
+int fa_client_reconnect(struct fa_client *client, uint64_t timeout_ns)
 {
 	while (client->state == FA_CLIENT_LOST) {
 		uint64_t attempts = client->attempts;
@@ -240,4 +164,17 @@ int fa_client_restore(struct fa_client *client, uint64_t timeout_ns)
 			return fa_error_copy(client->attempt_code, &client->attempt_error);
 	}
 	return 0;
+}
+
+int fa_client_enter_connected(struct fa_client *client)
+{
+	int r;
+
+	r = fa_client_enter(client);
+	if (r < 0)
+		return r;
+	r = fa_client_reconnect(client, client->reconnect_ns);
+	if (r < 0)
+		fa_client_leave(client);
+	return r;
 }

@@ -1,10 +1,10 @@
-/*
- * Registrations: what the daemon knows under one id, and how it is told, at first and
- * after a reconnect.
- */
-#include "client/internal.h"
+#include "client/registration.h"
+
+#include "client/client.h"
+#include "common/cleanup.h"
 
 #include <string.h>
+#include <unistd.h>
 
 struct fa_registration *fa_registration_new(enum fa_wire_buffer_kind kind, uint32_t wire_flags,
                                             uint64_t offset, uint64_t bytes)
@@ -51,7 +51,7 @@ static bool id_is_used(const struct fa_client *client, uint32_t id)
 	       has_id(&client->cuda_unused, id);
 }
 
-void fa_registration_name(struct fa_client *client, struct fa_registration *registration)
+void fa_registration_assign_id(struct fa_client *client, struct fa_registration *registration)
 {
 	static const uint32_t wrapped = UINT32_MAX / 2;
 	uint32_t id = client->last_registration;
@@ -86,13 +86,4 @@ void fa_registration_message(const struct fa_registration *registration,
 		ret_message->buffer_register.piece_bytes[0] = registration->piece_bytes;
 		ret_message->buffer_register.n_piece_bytes = 1;
 	}
-}
-
-void fa_registration_forget(struct fa_client *client, const struct fa_registration *registration)
-{
-	struct fa_wire_message message = { .type = FA_WIRE_BUFFER_FREE,
-		                           .buffer_free.buffer = registration->id };
-
-	if (client->state == FA_CLIENT_CONNECTED && !registration->missing)
-		(void)fa_io_tell(client, &message, NULL, 0);
 }

@@ -2,8 +2,11 @@
  * Telling a new daemon what the client holds: without the client's mutex, by the
  * thread that connects again (internal.h), while nobody changes the lists.
  */
-#include "client/cuda-memory.h"
-#include "client/internal.h"
+#include "client/restore.h"
+
+#include "client/cuda_memory.h"
+#include "client/poll_until.h"
+#include "client/registration.h"
 
 #include "common/packet.h"
 

@@ -1,5 +1,10 @@
 /* Sequences: all that is not a step. */
-#include "client/internal.h"
+#include "client/gates.h"
+#include "client/kv.h"
+#include "client/last_error.h"
+#include "client/registration.h"
+#include "client/struct_size.h"
+#include "client/submit.h"
 
 #include <errno.h>
 #include <string.h>

@@ -11,20 +11,28 @@
  * which writes more than anybody reads, or outlives its reader, loses those lines
  * and nothing else.
  */
-#include "client/internal.h"
+#include "client/spawn.h"
+
+#include "client/poll_until.h"
+#include "common/cleanup.h"
+#include "common/clock.h"
 #include "common/text.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <pthread.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #define DIRECTORY_PREFIX "/fad-XXXXXX"
 #define SOCKET_NAME "/fad.sock"

@@ -3,59 +3,26 @@
  * the order in which they are sent, which is the daemon's as well, and end with a
  * Completion.
  */
-#include "client/tensor.h"
+#include "client/submit.h"
 
-#include "common/clock.h"
+#include "client/gates.h"
+#include "client/last_error.h"
+#include "client/loss.h"
+#include "client/post.h"
+#include "client/receive.h"
+#include "client/reconnect.h"
+#include "client/result_wait.h"
+#include "client/results.h"
+#include "client/step_state.h"
+#include "client/tensor.h"
+#include "client/waiter.h"
 
 #include <errno.h>
+#include <stdlib.h>
 
 /* A caller that spins on the completion page leaves its Completions in the socket;
  * now and then they are read, many in one go. */
 #define READ_BEHIND 32
-
-int fa_request_tensor(struct fa_request *request, const char *name, struct fa_client *client,
-                      const struct fa_tensor *tensor, uint32_t rank, struct fa_wire_view *ret_view)
-{
-	int r;
-
-	r = fa_tensor_view(name, client, tensor, rank, ret_view);
-	if (r < 0)
-		return r;
-	request->tensors[request->n_tensors++] = (struct fa_request_tensor){ name, tensor };
-	return 0;
-}
-
-uint32_t *fa_request_stream(struct fa_wire_message *message, uint64_t **ret_value)
-{
-	switch (message->type) {
-	case FA_WIRE_ATTENTION:
-		*ret_value = &message->attention.value;
-		return &message->attention.stream;
-	case FA_WIRE_SEQUENCE_COPY:
-		*ret_value = &message->sequence_copy.value;
-		return &message->sequence_copy.stream;
-	case FA_WIRE_STEP_ATTEND:
-		*ret_value = &message->step_attend.value;
-		return &message->step_attend.stream;
-	case FA_WIRE_STEP_ATTEND_LAYERS:
-		*ret_value = &message->step_attend_layers.attend.value;
-		return &message->step_attend_layers.attend.stream;
-	case FA_WIRE_STEP_END:
-		*ret_value = &message->step_end.value;
-		return &message->step_end.stream;
-	case FA_WIRE_MARKER:
-		*ret_value = &message->marker.value;
-		return &message->marker.stream;
-	default:
-		return NULL;
-	}
-}
-
-uint64_t fa_request_values(const struct fa_wire_message *message)
-{
-	return message->type == FA_WIRE_STEP_ATTEND_LAYERS ? message->step_attend_layers.n_layers
-	                                                   : 1;
-}
 
 /* ---- with the mutex */
 
@@ -101,9 +68,9 @@ static void receive_told(struct fa_client *client, uint64_t n)
 	const uint64_t until_ns = fa_deadline_ns(FA_EARLY_NS);
 
 	do {
-		fa_io_receive(client, true);
+		fa_client_receive(client, true);
 		if (client->leader)
-			(void)fa_io_await(client, &told.waiter, until_ns);
+			(void)fa_client_await(client, &told.waiter, until_ns);
 	} while (!told_ready(client, &told.waiter) && fa_now_ns() < until_ns);
 }
 
@@ -129,9 +96,9 @@ static int wait_in_flight(struct fa_client *client, struct fa_step *step, uint64
 		if (r < 0)
 			return r;
 		if (client->state == FA_CLIENT_LOST)
-			r = fa_client_restore(client, client->reconnect_ns);
+			r = fa_client_reconnect(client, client->reconnect_ns);
 		else
-			r = fa_io_await(client, &room.waiter, deadline_ns);
+			r = fa_client_await(client, &room.waiter, deadline_ns);
 		if (r == -EAGAIN && client->state == FA_CLIENT_CONNECTED)
 			r = fa_error_set(-EAGAIN,
 			                 "%llu requests are in flight, and no more are "
@@ -177,14 +144,14 @@ static int make_ready(struct fa_client *client, const struct fa_request *request
 	int r;
 
 	do {
-		r = gated ? fa_timeline_prepare(client, request) : 0;
+		r = gated ? fa_gates_prepare(client, request) : 0;
 		if (r >= 0)
 			r = wait_in_flight(client, request->step, n, deadline_ns);
 		if (r >= 0 && gated && request->step)
 			r = fa_step_check(request->step);
 		if (r < 0)
 			return r;
-	} while (gated && !fa_timeline_is_ready(client));
+	} while (gated && !fa_gates_are_ready(client));
 	return 0;
 }
 
@@ -213,28 +180,28 @@ int fa_request_send(struct fa_client *client, struct fa_request *request, uint64
 		request->message.id = ++client->last_id;
 		/* It may have to wait with the mutex free; others are not to take its room. */
 		client->posting += n;
-		r = fa_io_post(client, &request->message, NULL, 0, FA_IO_USUAL, false);
+		r = fa_request_post(client, &request->message, id, value);
 		client->posting -= n;
 		if (r >= 0)
 			break;
 		/* Somebody may wait for the room that it takes no more. */
-		fa_io_wake(client);
+		fa_client_wake(client);
 		if (!again || r == -ETIMEDOUT ||
 		    (client->state != FA_CLIENT_LOST && client->epoch == epoch))
 			return r;
 		again = false;
-		r = fa_client_restore(client, client->reconnect_ns);
+		r = fa_client_reconnect(client, client->reconnect_ns);
 		if (r < 0)
 			return r;
 	}
 	*ret_value = stream->submitted += n;
 	if (gated)
-		fa_timeline_sent(client, request);
+		fa_gates_sent(client, request);
 	if (request->message.type == FA_WIRE_STEP_END)
-		fa_step_set_ended(request->step);
+		request->step->ended = true;
 	client->in_flight += n;
 	if (client->in_flight % READ_BEHIND < n)
-		fa_io_receive(client, false);
+		fa_client_receive(client, false);
 	return 0;
 }
 

@@ -1,6 +1,9 @@
 /* Tensor views: sizes and dense strides. Pure functions. */
 #include "client/tensor.h"
 
+#include "client/last_error.h"
+#include "client/registration.h"
+
 #include <errno.h>
 #include <string.h>
 

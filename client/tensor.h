@@ -1,14 +1,17 @@
-/* From the caller's tensor to the view that travels. */
+/* From the caller's tensor to the view in a message. */
 #pragma once
 
-#include "client/internal.h"
+#include "client/faclient.h"
+#include "schema/wire.h"
+
+#include <stdint.h>
 
 /*
- * Checks @tensor as far as this side can (whose buffer, dtype, rank, bounds) and
- * fills @ret_view. @name is the field's, for the sentence. -EINVAL.
+ * Checks @tensor as far as the client can (whose buffer, dtype, rank, bounds) and fills @ret_view.
+ * @name is the field's, for the sentence. -EINVAL.
  */
 int fa_tensor_view(const char *name, struct fa_client *client, const struct fa_tensor *tensor,
                    uint32_t rank, struct fa_wire_view *ret_view);
 
-/* With the mutex, connected: whether the daemon that is connected to has the buffer. */
+/* With the mutex, connected. Checks that the daemon still has the tensor's buffer; -ESTALE. */
 int fa_tensor_check(const char *name, const struct fa_tensor *tensor);

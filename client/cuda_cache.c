@@ -11,8 +11,16 @@
  * client->importing is held throughout: one import, free or trim at a time. Calls of
  * the driver are made without the client's mutex.
  */
-#include "client/cuda-memory.h"
-#include "client/internal.h"
+#include "client/cuda_cache.h"
+
+#include "client/buffer_handle.h"
+#include "client/call.h"
+#include "client/cuda_memory.h"
+#include "client/last_error.h"
+#include "client/loss.h"
+#include "client/reconnect.h"
+#include "client/waiter.h"
+#include "common/cleanup.h"
 
 #include "common/packet.h"
 
@@ -38,9 +46,9 @@ static struct fa_registration *registration_of(struct fa_list *link)
 static void drop(struct fa_client *client, struct fa_registration *registration)
 {
 	fa_list_remove(&registration->link);
-	fa_registration_forget(client, registration);
+	fa_registration_unregister(client, registration);
 	/* The lists stand still while another thread connects again. */
-	fa_client_settle(client);
+	fa_client_await_connecting(client);
 	fa_registration_free(registration);
 }
 
@@ -104,7 +112,7 @@ void fa_cuda_cache_put(struct fa_client *client, struct fa_buffer *buffer)
 	if (fa_cuda_open(&error, &driver) == 0)
 		look_for_freed(client, driver);
 	(void)fa_client_enter(client);
-	fa_client_settle(client);
+	fa_client_await_connecting(client);
 	drop_freed(client);
 	fa_list_remove(&buffer->link);
 	if (!--registration->n_users) {
@@ -130,7 +138,7 @@ int fa_trim(struct fa_client *client)
 		pthread_mutex_lock(&client->importing);
 	r = fa_client_enter(client);
 	if (r == 0) {
-		fa_client_settle(client);
+		fa_client_await_connecting(client);
 		drop_unused(client);
 		fa_client_leave(client);
 	}
@@ -185,7 +193,7 @@ static bool find(struct fa_client *client, const struct fa_cuda_memory *memory, 
 	struct fa_registration *registration = NULL;
 
 	(void)fa_client_enter(client);
-	fa_client_settle(client);
+	fa_client_await_connecting(client);
 	drop_freed(client);
 	if (memory->has_ids)
 		registration = find_in(&client->cuda_used, memory, wire_flags);
@@ -234,10 +242,10 @@ static int send_pieces(struct fa_client *client, const struct fa_cudriver *drive
 		pthread_mutex_lock(&client->lock);
 		if (r < 0)
 			return fa_error_copy(r, &error);
-		r = fa_io_await(client, &waiter, call->deadline_ns);
+		r = fa_client_await(client, &waiter, call->deadline_ns);
 		/* It was refused, or the connection is lost: the call's end says so. */
 		if (r == 0 && !call->done && call->epoch == client->epoch)
-			r = fa_io_tell(client, &message, fds, n);
+			r = fa_call_detached(client, &message, fds, n);
 		fa_packet_close_fds(fds, n);
 		if (r < 0 || call->done || call->epoch != client->epoch)
 			return r == -EAGAIN ? 0 : r;
@@ -254,7 +262,7 @@ static int send_registration(struct fa_client *client, const struct fa_cudriver 
 	struct fa_wire_message message;
 	int r, sent;
 
-	fa_registration_name(client, registration);
+	fa_registration_assign_id(client, registration);
 	fa_registration_message(registration, &message);
 	if (!memory->legacy) {
 		message.buffer_register.n_pieces = (uint32_t)memory->n_pieces;
@@ -262,7 +270,7 @@ static int send_registration(struct fa_client *client, const struct fa_cudriver 
 		for (size_t i = 0; i < n_fds; ++i)
 			message.buffer_register.piece_bytes[i] = memory->pieces[i].bytes;
 	}
-	r = fa_io_call_begin(client, &message, fds, n_fds, true, &call);
+	r = fa_call_begin(client, &message, fds, n_fds, true, &call);
 	if (r < 0)
 		return r;
 	sent = memory->legacy ? 0 : send_pieces(client, driver, registration, &call);
@@ -272,16 +280,16 @@ static int send_registration(struct fa_client *client, const struct fa_cudriver 
 		/* The daemon waits for what cannot be sent. */
 		(void)fa_fail(&error, sent, "%s", fa_error());
 		if (call.epoch == client->epoch)
-			fa_registration_forget(client, registration);
-		r = fa_io_call_end(client, &call);
+			fa_registration_unregister(client, registration);
+		r = fa_call_end(client, &call);
 		if (r == -ECANCELED)
 			r = fa_error_copy(sent, &error);
 	} else {
-		r = fa_io_call_end(client, &call);
+		r = fa_call_end(client, &call);
 	}
 	/* The lists stand still while another thread connects again, and what it
 	 * connects to knows nothing of this one. */
-	fa_client_settle(client);
+	fa_client_await_connecting(client);
 	if (r >= 0 && call.epoch != client->epoch)
 		r = fa_client_lost_error(client);
 	return r;
@@ -333,7 +341,7 @@ static bool make_room(struct fa_client *client)
 	bool any;
 
 	(void)fa_client_enter(client);
-	fa_client_settle(client);
+	fa_client_await_connecting(client);
 	any = !fa_list_empty(&client->cuda_unused);
 	drop_unused(client);
 	fa_client_leave(client);

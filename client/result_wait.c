@@ -1,15 +1,14 @@
-/*
- * Results of requests. They come from two places that agree: the Completion on
- * the socket, which is remembered, and the completion page, which tells of
- * success earlier, where the device itself may tell it first. The page's word is
- * good for fa_wait(); the books (what is in flight, what is remembered) follow
- * the socket and the records alone.
- */
-#include "client/internal.h"
+#include "client/result_wait.h"
+
+#include "client/call.h"
+#include "client/last_error.h"
+#include "client/receive.h"
+#include "client/results.h"
+#include "client/struct_size.h"
+#include "client/waiter.h"
 
 #include <errno.h>
 #include <sched.h>
-#include <stdio.h>
 #include <string.h>
 
 /* A spinning thread looks after the daemon's life this often. */
@@ -27,32 +26,6 @@ static inline void pause_cpu(void)
 #else
 	__asm__ volatile("" ::: "memory");
 #endif
-}
-
-void fa_result_store(struct fa_client_stream *stream, int status, const char *text, size_t length,
-                     uint64_t queued_ns, uint64_t started_ns, uint64_t finished_ns)
-{
-	struct fa_result *result = &stream->results[++stream->known % FA_RESULTS];
-
-	free(result->text);
-	*result = (struct fa_result){ .status = status,
-		                      .queued_ns = queued_ns,
-		                      .started_ns = started_ns,
-		                      .finished_ns = finished_ns };
-	if (status < 0 && text)
-		result->text = strndup(
-			text, length < FA_ERROR_TEXT_BYTES ? length : FA_ERROR_TEXT_BYTES - 1);
-}
-
-int fa_result_probe(const struct fa_client *client, uint32_t stream, uint64_t value, bool early)
-{
-	const struct fa_completion_slot *slot = &client->connection.page[stream];
-	uint64_t wire = value - client->streams[stream].base;
-
-	if (atomic_load_explicit(&slot->completed, memory_order_acquire) < wire)
-		return early && fa_completion_is_early(slot, wire);
-	/* A later request may have failed already; then only the socket can tell. */
-	return atomic_load_explicit(&slot->failed, memory_order_acquire) < wire ? 1 : -1;
 }
 
 struct ticket_waiter {
@@ -93,7 +66,7 @@ static int spin(struct fa_client *client, struct ticket_waiter *ticket, bool ear
 	int r;
 
 	fa_list_append(&client->spinning, &ticket->waiter.link);
-	fa_io_outside_begin(client);
+	fa_client_pin(client);
 	do {
 		for (int i = 0; i < SPIN_LOOKS; ++i) {
 			r = fa_result_probe(client, ticket->stream, ticket->value, early);
@@ -106,7 +79,7 @@ static int spin(struct fa_client *client, struct ticket_waiter *ticket, bool ear
 		}
 	} while (fa_now_ns() < deadline);
 end:
-	fa_io_outside_end(client);
+	fa_client_unpin(client);
 	fa_list_remove(&ticket->waiter.link);
 	return r;
 }
@@ -125,7 +98,7 @@ static int spin_slices(struct fa_client *client, struct ticket_waiter *ticket, b
 			break;
 		spin_ns -= slice;
 		if (spin_ns)
-			fa_io_receive(client, true);
+			fa_client_receive(client, true);
 	}
 	return r;
 }
@@ -194,15 +167,15 @@ int fa_result_wait(struct fa_client *client, uint32_t stream, uint64_t value, ui
 		if (r > 0 && value > s->known && !ret_completion)
 			return 0;
 		/* The record has the times, too; and others may sleep for what was collected. */
-		if (r)
-			fa_io_collect(client, stream);
+		if (r && fa_client_collect(client, stream))
+			fa_client_wake(client);
 	}
 	if (value > s->known && timeout_ns)
-		(void)fa_io_await(client, &ticket.waiter, fa_deadline_ns(timeout_ns));
+		(void)fa_client_await(client, &ticket.waiter, fa_deadline_ns(timeout_ns));
 	if (ticket.seen)
 		return tell(&ticket.result, ret_completion);
 	if (value > s->known)
-		fa_io_receive(client, false);
+		fa_client_receive(client, false);
 	if (value > s->known)
 		return fa_error_set(-EAGAIN, "request %llu of stream %u is not finished yet",
 		                    (unsigned long long)value, stream);
@@ -262,7 +235,7 @@ int fa_cancel(struct fa_client *client, const struct fa_ticket *ticket)
 	}
 	message.cancel.stream = ticket->stream;
 	message.cancel.value = ticket->value - stream->base;
-	r = fa_io_call(client, &message, NULL, 0, false, &call);
+	r = fa_call_run(client, &message, NULL, 0, false, &call);
 leave:
 	fa_client_leave(client);
 	return r;

@@ -1,4 +1,4 @@
-#include "client/cuda-memory.h"
+#include "client/cuda_memory.h"
 
 #include "common/cleanup.h"
 #include "common/packet.h"

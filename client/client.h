@@ -1,0 +1,148 @@
+/*
+ * The client object, and how a call enters and leaves it.
+ *
+ * One mutex guards a client. A thread that waits releases it, and pins the connection meanwhile
+ * (fa_client_pin()), so that nobody closes the socket and unmaps the completion page under it: to
+ * sleep on the socket, and to spin on the page. A lost connection is shut down at once, which wakes
+ * those threads, and closed when the last of them has unpinned it.
+ *
+ * One thread at a time reconnects, without the mutex. While `connecting` is set only that thread
+ * changes the lists of buffers and streams, or uses the message buffers.
+ */
+#pragma once
+
+#include "client/connection.h"
+#include "client/faclient.h"
+#include "client/spawn.h"
+#include "common/clock.h"
+#include "common/completion.h"
+#include "common/error.h"
+#include "common/list.h"
+#include "schema/wire.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+/* Results that are kept of each stream, and so the most requests in flight. */
+#define FA_RESULTS 4096
+
+/* The result of one request. */
+struct fa_result {
+	uint64_t queued_ns, started_ns, finished_ns;
+	char *text; /* owned; NULL: none */
+	int status;
+};
+
+enum fa_stream_state {
+	FA_STREAM_CLOSED = 0,
+	FA_STREAM_BUSY, /* a thread is creating or freeing it */
+	FA_STREAM_OPEN,
+};
+
+/*
+ * Values continue across connections. On the wire they start from 1 with each connection:
+ * wire value = value - base. Results of values up to `known` have arrived. Values up to `by_socket`
+ * were sent by the socket, even if there is a ring now.
+ */
+struct fa_client_stream {
+	struct fa_result *results; /* [FA_RESULTS], value v at v % FA_RESULTS; NULL until used */
+	uint64_t submitted, known, base, by_socket;
+	int priority;
+	enum fa_stream_state state;
+};
+
+struct fa_client {
+	/* Do not change after fa_connect(). */
+	volatile uint64_t *alive; /* a page that fork() clears; NULL: compare pids */
+	pid_t pid;
+	uint32_t tag; /* in tickets */
+	uint64_t connect_ns, reconnect_ns, spin_ns, call_ns;
+	bool yields; /* while it spins */
+	bool no_ring;
+	bool spawned;
+	char *daemon; /* options.daemon or FAD_DAEMON, absolute, or NULL */
+	char *config; /* options.config or FAD_CONFIG, absolute, or NULL */
+	char name[FA_WIRE_NAME_BYTES_MAX + 1];
+	char path[FA_SOCKET_PATH_BYTES];
+	int epoll_fd, event_fd;
+	pthread_condattr_t clock; /* CLOCK_MONOTONIC for condition variables */
+	uint8_t *in, *out;        /* message buffers, FA_WIRE_BYTES_MAX each */
+
+	/* Serialises imports and frees of CUDA memory. Locked before `lock`. Calls of the driver are
+	 * made with this one alone. */
+	pthread_mutex_t importing;
+	pthread_mutex_t lock; /* guards all that follows */
+	/* Signalled when connecting, or setting up a ring or a timeline, ends, and when the last
+	 * pin of a lost connection is gone. */
+	pthread_cond_t changed;
+	enum fa_client_state state;
+	atomic_bool lost; /* state == FA_CLIENT_LOST, for threads without the mutex */
+	struct fa_connection connection;
+	uint32_t epoch; /* counts connections */
+	uint64_t reconnects, resumed;
+	int lost_code;
+	struct fa_error lost_error;
+
+	bool connecting;
+	/* The connecting thread's: the session to resume, and whether a session was lost since the
+	 * last connection. */
+	struct fa_resume resume;
+	bool session_lost;
+	uint64_t attempts; /* to reconnect, that ended */
+	int attempt_code;  /* how the last one ended */
+	struct fa_error attempt_error;
+
+	uint64_t ring_try_ns;   /* when to ask for a ring again; FA_NS_NEVER: not again */
+	uint64_t ring_pause_ns; /* back-off after the next refusal */
+	bool ring_making;       /* a thread sets a ring up */
+	bool ring_near;         /* the daemon has answered it */
+	unsigned int outside;   /* pins of the connection */
+	bool leader;            /* a thread leads (waiter.h) */
+	unsigned int spun_in_vain, spin_rest; /* the leader's */
+	struct fa_list waiters;               /* asleep */
+	struct fa_list spinning;
+	struct fa_list calls;
+	uint64_t last_id;
+	uint64_t detached;    /* replies still due that no thread waits for */
+	uint64_t posting;     /* requests that are being sent */
+	bool posting_for_fds; /* a call whose reply brings descriptors is being sent */
+	uint64_t in_flight;   /* requests of streams whose result has not been read */
+	uint64_t max_requests;
+
+	bool watched; /* fa_fd() was called */
+	bool rung;    /* event_fd is readable */
+
+	struct fa_list buffers;
+	struct fa_list registrations;
+	/* Changed with `importing` held as well, so that either mutex suffices to read them. */
+	struct fa_list cuda_used, cuda_unused; /* cuda_unused: least recently used first */
+	uint32_t last_registration;
+	uint32_t last_step;
+	struct fa_list abandoned; /* steps of this connection that are still to be aborted */
+	bool ending_abandoned;    /* a thread aborts them */
+	struct fa_client_stream streams[FA_COMPLETION_SLOTS];
+	struct fa_timeline *timeline; /* NULL: fa_timeline_open() was not called */
+};
+
+/* Locks the client; -ECHILD in a child of fork(). */
+int fa_client_enter(struct fa_client *client);
+static inline void fa_client_leave(struct fa_client *client)
+{
+	pthread_mutex_unlock(&client->lock);
+}
+bool fa_client_forked(const struct fa_client *client);
+/* Returns -ECHILD, with its sentence. */
+int fa_client_child_error(void);
+
+/* With the mutex. Unlocks the client; the connection stays open until fa_client_unpin(), which locks
+ * it again. */
+void fa_client_pin(struct fa_client *client);
+void fa_client_unpin(struct fa_client *client);
+
+/* With the mutex. Waits while another thread is connecting. */
+void fa_client_await_connecting(struct fa_client *client);
+/* With the mutex. Makes the descriptor of fa_fd() readable. */
+void fa_client_notify(struct fa_client *client);

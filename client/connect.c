@@ -1,0 +1,389 @@
+/* Making and ending clients. */
+#include "client/buffer_handle.h"
+#include "client/last_error.h"
+#include "client/receive.h"
+#include "client/reconnect.h"
+#include "client/registration.h"
+#include "client/spawn.h"
+#include "client/step_state.h"
+#include "client/struct_size.h"
+#include "client/timeline_state.h"
+#include "common/cleanup.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define CONNECT_NS_DEFAULT (5 * FA_NS_PER_SEC)
+
+#define RECONNECT_NS_DEFAULT (5 * FA_NS_PER_SEC)
+
+#define REPLY_NS_DEFAULT (60 * FA_NS_PER_SEC)
+
+#define SPIN_NS_DEFAULT (20 * FA_NS_PER_US)
+
+#define SYSTEM_SOCKET "/run/fad/fad.sock"
+
+/* ---- making */
+
+/*
+ * A page of its own that the kernel clears in a child of fork() costs one load a
+ * call. Kernels and sandboxes that do not have that pay getpid().
+ */
+static volatile uint64_t *alive_page_new(void)
+{
+	uint64_t *page = mmap(NULL, sizeof(uint64_t), PROT_READ | PROT_WRITE,
+	                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	if (page == MAP_FAILED)
+		return NULL;
+	if (madvise(page, sizeof(uint64_t), MADV_WIPEONFORK) < 0) {
+		(void)munmap(page, sizeof(uint64_t));
+		return NULL;
+	}
+	*page = 1;
+	return page;
+}
+
+/* With few processors whoever spins has to let go of his for those who should finish;
+ * on a single one there is nobody to wait for while spinning. */
+static void choose_spin(struct fa_client *client, uint64_t spin_ns)
+{
+	cpu_set_t cpus;
+	int n = sched_getaffinity(0, sizeof(cpus), &cpus) < 0 ? 1 : CPU_COUNT(&cpus);
+
+	client->yields = n <= 4;
+	client->spin_ns = spin_ns ? spin_ns : n > 1 ? SPIN_NS_DEFAULT : 0;
+}
+
+static uint64_t or_default(uint64_t value, uint64_t otherwise)
+{
+	return value ? value : otherwise;
+}
+
+/* Good after chdir(), too; allocated, NULL if there is no memory. @path stays as it is where the
+ * other does not lead to the same: the directory has no name, or a directory above it may not be
+ * searched (any more) by this user. */
+static char *absolute(const char *path)
+{
+	_fa_cleanup_(fa_freep) char *directory = *path == '/' ? NULL : getcwd(NULL, 0);
+	_fa_cleanup_(fa_freep) char *whole = NULL;
+	struct stat given, found;
+
+	if (!directory || *directory != '/')
+		return strdup(path);
+	if (asprintf(&whole, "%s/%s", directory, path) < 0) {
+		whole = NULL;
+		return NULL;
+	}
+	if (stat(path, &given) < 0 || stat(whole, &found) < 0 || given.st_dev != found.st_dev ||
+	    given.st_ino != found.st_ino)
+		return strdup(path);
+	return fa_steal_ptr(whole);
+}
+
+/* @given, else what the environment says; absolute; NULL if that is nothing. */
+static int take_path(const char *given, const char *variable, char **ret_path)
+{
+	const char *path = given && *given ? given : secure_getenv(variable);
+
+	if (!path || !*path)
+		return 0;
+	*ret_path = absolute(path);
+	return *ret_path ? 0 : -ENOMEM;
+}
+
+/* Everything but the connection. */
+static int client_new(const struct fa_options *options, struct fa_client **ret_client)
+{
+	static atomic_uint tags;
+	const char *name = options->name ? options->name : program_invocation_short_name;
+	struct fa_client *client;
+
+	client = fa_new(struct fa_client);
+	if (!client)
+		return fa_error_set(-ENOMEM, "no memory for a client");
+	client->state = FA_CLIENT_LOST;
+	client->connection.socket = client->epoll_fd = client->event_fd = -1;
+	client->pid = getpid();
+	client->tag = atomic_fetch_add(&tags, 1) + 1;
+	client->connect_ns = or_default(options->connect_ns, CONNECT_NS_DEFAULT);
+	client->reconnect_ns = or_default(options->reconnect_ns, RECONNECT_NS_DEFAULT);
+	client->call_ns = or_default(options->reply_ns, REPLY_NS_DEFAULT);
+	client->no_ring = options->flags & FA_CONNECT_NO_RING;
+	choose_spin(client, options->spin_ns);
+	(void)snprintf(client->name, sizeof(client->name), "%s", name);
+	fa_list_init(&client->waiters);
+	fa_list_init(&client->spinning);
+	fa_list_init(&client->calls);
+	fa_list_init(&client->buffers);
+	fa_list_init(&client->registrations);
+	fa_list_init(&client->cuda_used);
+	fa_list_init(&client->cuda_unused);
+	fa_list_init(&client->abandoned);
+	client->streams[0].state = FA_STREAM_OPEN;
+	atomic_init(&client->lost, true);
+	pthread_condattr_init(&client->clock);
+	pthread_condattr_setclock(&client->clock, CLOCK_MONOTONIC);
+	pthread_mutex_init(&client->importing, NULL);
+	pthread_mutex_init(&client->lock, NULL);
+	pthread_cond_init(&client->changed, &client->clock);
+	*ret_client = client;
+
+	client->alive = alive_page_new();
+	client->in = aligned_alloc(8, FA_WIRE_BYTES_MAX);
+	client->out = aligned_alloc(8, FA_WIRE_BYTES_MAX);
+	if (!client->in || !client->out ||
+	    take_path(options->daemon, "FAD_DAEMON", &client->daemon) < 0 ||
+	    take_path(options->config, "FAD_CONFIG", &client->config) < 0)
+		return fa_error_set(-ENOMEM, "no memory for a client");
+
+	client->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+	client->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (client->epoll_fd < 0 || client->event_fd < 0 ||
+	    epoll_ctl(client->epoll_fd, EPOLL_CTL_ADD, client->event_fd,
+	              &(struct epoll_event){ .events = EPOLLIN }) < 0)
+		return fa_error_set(-errno, "no descriptors for a client: %m");
+	return 0;
+}
+
+static void free_registrations(struct fa_list *registrations)
+{
+	while (!fa_list_empty(registrations))
+		fa_registration_free(
+			fa_container_of(registrations->next, struct fa_registration, link));
+}
+
+/* Frees what the process holds; the daemon learns of it if it was told before. */
+static struct fa_client *client_free(struct fa_client *client)
+{
+	if (!client)
+		return NULL;
+	fa_connection_close(&client->connection);
+	fa_close_fdp(&client->epoll_fd);
+	fa_close_fdp(&client->event_fd);
+	while (!fa_list_empty(&client->buffers)) {
+		struct fa_buffer *buffer = fa_container_of(client->buffers.next, struct fa_buffer,
+		                                           link);
+
+		fa_list_remove(&buffer->link);
+		fa_buffer_release(buffer);
+	}
+	free_registrations(&client->cuda_used);
+	free_registrations(&client->cuda_unused);
+	fa_step_forget_abandoned(client);
+	for (size_t i = 0; i < FA_COMPLETION_SLOTS; ++i) {
+		struct fa_result *results = client->streams[i].results;
+
+		for (size_t k = 0; results && k < FA_RESULTS; ++k)
+			free(results[k].text);
+		free(results);
+	}
+	fa_timeline_release(client->timeline, fa_client_forked(client));
+	if (client->alive)
+		(void)munmap((void *)client->alive, sizeof(uint64_t));
+	free(client->daemon);
+	free(client->config);
+	free(client->in);
+	free(client->out);
+	free(client);
+	return NULL;
+}
+
+/* ---- connecting */
+
+static int try_path(struct fa_client *client, const char *path, uint64_t deadline_ns,
+                    struct fa_error *error)
+{
+	_fa_cleanup_(fa_freep) char *whole = NULL;
+	struct fa_connection connection;
+	int r;
+
+	r = fa_connection_open(path, client->name, &client->resume, client->in, client->out,
+	                       deadline_ns, error, &connection);
+	if (r < 0)
+		return r;
+	whole = absolute(path);
+	/* One that is too long for an address only works from here. */
+	if (whole && strlen(whole) < sizeof(client->path))
+		path = whole;
+	(void)snprintf(client->path, sizeof(client->path), "%s", path);
+	client->resume = (struct fa_resume){ .secret = connection.secret,
+		                             .generation = connection.generation };
+	fa_client_adopt(client, &connection);
+	return 0;
+}
+
+/* No daemon answers there, or it is not for this user. */
+static bool is_nobody(int code)
+{
+	return code == -ENOENT || code == -ECONNREFUSED || code == -EACCES;
+}
+
+static int connect_usual(struct fa_client *client, const char *socket, uint64_t deadline_ns,
+                         struct fa_error *error)
+{
+	const char *runtime = secure_getenv("XDG_RUNTIME_DIR");
+	char path[FA_SOCKET_PATH_BYTES];
+	int r;
+
+	if (!socket || !*socket)
+		socket = secure_getenv("FAD_SOCKET");
+	if (socket && *socket)
+		return try_path(client, socket, deadline_ns, error);
+
+	if (runtime && *runtime &&
+	    (size_t)snprintf(path, sizeof(path), "%s/fad/fad.sock", runtime) < sizeof(path)) {
+		r = try_path(client, path, deadline_ns, error);
+		if (!is_nobody(r))
+			return r;
+	}
+	return try_path(client, SYSTEM_SOCKET, deadline_ns, error);
+}
+
+static int connect_spawned(struct fa_client *client, uint64_t deadline_ns, struct fa_error *error)
+{
+	_fa_cleanup_(fa_close_fdp) int said = -1;
+	char path[FA_SOCKET_PATH_BYTES] = "";
+	int r;
+
+	r = fa_spawn(client->daemon, client->config, path, error, &said);
+	if (r < 0)
+		return r;
+	r = try_path(client, path, deadline_ns, error);
+	if (r < 0) {
+		r = fa_spawn_explain(said, r, deadline_ns, error);
+		/* Behind its end, if it has one: it may clean up itself. */
+		fa_spawn_clean(path);
+		return r;
+	}
+	client->spawned = true;
+	return 0;
+}
+
+int fa_connect(const struct fa_options *options, struct fa_client **ret_client)
+{
+	struct fa_options known = { .size = sizeof(known) };
+	struct fa_client *client = NULL;
+	struct fa_error error = {};
+	uint64_t deadline;
+	const void *o = &known;
+	int r;
+
+	if (!ret_client)
+		return fa_error_set(-EINVAL, "ret_client is NULL");
+	if (options) {
+		r = fa_struct_in("fa_options", options, &known, sizeof(known), &o);
+		if (r < 0)
+			return r;
+	}
+	options = o;
+	if (options->flags & ~(FA_CONNECT_SPAWN | FA_CONNECT_PRIVATE | FA_CONNECT_NO_RING))
+		return fa_error_set(-EINVAL, "fa_options.flags has unknown bits: 0x%x",
+		                    options->flags);
+
+	r = client_new(options, &client);
+	if (r < 0) {
+		client_free(client);
+		return r;
+	}
+	deadline = fa_deadline_ns(client->connect_ns);
+	r = -ENOENT;
+	if (!(options->flags & FA_CONNECT_PRIVATE))
+		r = connect_usual(client, options->socket, deadline, &error);
+	if (options->flags & FA_CONNECT_PRIVATE ||
+	    (options->flags & FA_CONNECT_SPAWN && is_nobody(r)))
+		r = connect_spawned(client, deadline, &error);
+	if (r < 0) {
+		client_free(client);
+		return fa_error_copy(r, &error);
+	}
+	*ret_client = client;
+	return 0;
+}
+
+/* ---- ending */
+
+/*
+ * In a child of fork(): the session is the parent's, so nothing is said and the
+ * socket is not shut down. A thread of the parent may have been at work when it
+ * forked; then only the descriptors can be let go safely.
+ */
+static void disconnect_child(struct fa_client *client)
+{
+	if (!pthread_mutex_trylock(&client->lock) && !client->connecting) {
+		client_free(client);
+		return;
+	}
+	fa_close_fdp(&client->connection.socket);
+	if (client->connection.ring.memory) {
+		fa_close_fdp(&client->connection.ring.doorbell);
+		fa_close_fdp(&client->connection.ring.wake);
+	}
+	fa_close_fdp(&client->epoll_fd);
+	fa_close_fdp(&client->event_fd);
+}
+
+struct fa_client *fa_disconnect(struct fa_client *client)
+{
+	if (!client)
+		return NULL;
+	if (fa_client_forked(client)) {
+		disconnect_child(client);
+		return NULL;
+	}
+	/* It may have died since the last call. */
+	if (client->spawned)
+		(void)fa_client_state(client);
+	/* A child of ours may still hold the socket: closing alone would not do. */
+	if (client->state == FA_CLIENT_CONNECTED)
+		(void)shutdown(client->connection.socket, SHUT_RDWR);
+	else if (client->spawned)
+		fa_spawn_clean(client->path);
+	pthread_cond_destroy(&client->changed);
+	pthread_mutex_destroy(&client->lock);
+	pthread_mutex_destroy(&client->importing);
+	pthread_condattr_destroy(&client->clock);
+	return client_free(client);
+}
+
+/* ---- state of the connection */
+
+enum fa_client_state fa_client_state(struct fa_client *client)
+{
+	enum fa_client_state state;
+
+	if (fa_client_enter(client) < 0)
+		return FA_CLIENT_LOST;
+	fa_client_receive(client, true);
+	state = client->state;
+	fa_client_leave(client);
+	return state;
+}
+
+int fa_reconnect(struct fa_client *client)
+{
+	uint64_t timeout_ns;
+	int r;
+
+	r = fa_client_enter(client);
+	if (r < 0)
+		return r;
+	fa_client_receive(client, true);
+	timeout_ns = client->reconnect_ns == FA_NS_NEVER ? client->connect_ns
+	                                                 : client->reconnect_ns;
+	/* For ever, which is not the same as not at all. */
+	if (timeout_ns == FA_NS_NEVER)
+		--timeout_ns;
+	r = fa_client_reconnect(client, timeout_ns);
+	fa_client_leave(client);
+	return r;
+}

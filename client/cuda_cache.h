@@ -1,0 +1,8 @@
+/* Registrations of the program's CUDA memory. */
+#pragma once
+
+#include "client/client.h"
+#include "client/registration.h"
+
+/* Takes @buffer out of its registration. The caller frees the buffer itself. */
+void fa_cuda_cache_put(struct fa_client *client, struct fa_buffer *buffer);

@@ -1,0 +1,16 @@
+/* What calls on caches, sequences and steps share. */
+#pragma once
+
+#include "client/client.h"
+#include "client/pending.h"
+
+#include <stdbool.h>
+
+/*
+ * Without the mutex. Sends @message and waits for its reply. @by_number: the message names an object
+ * by its number; -ENOENT becomes -ESTALE if a session was lost.
+ */
+int fa_kv_call(struct fa_client *client, struct fa_wire_message *message, bool by_number,
+               struct fa_call *call);
+/* Checks a name of the caller's; -EINVAL, -ENAMETOOLONG. */
+int fa_kv_name(const char *name, struct fa_wire_string *ret_name);

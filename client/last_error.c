@@ -1,0 +1,71 @@
+/*
+ * The sentence of each thread's last error. It lies behind a pthread key rather than in
+ * thread-local storage, so that the library can be loaded with dlopen() at any time.
+ */
+#include "client/last_error.h"
+
+#include "client/faclient.h"
+#include "common/cleanup.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_key_t key;
+static bool have_key;
+
+static void make_key(void)
+{
+	have_key = !pthread_key_create(&key, free);
+}
+
+/* NULL if there is no memory for one; then fa_error() says nothing. */
+static struct fa_error *thread_error(void)
+{
+	struct fa_error *error;
+
+	pthread_once(&once, make_key);
+	if (!have_key)
+		return NULL;
+	error = pthread_getspecific(key);
+	if (error)
+		return error;
+	error = fa_new(struct fa_error);
+	if (error && pthread_setspecific(key, error)) {
+		free(error);
+		return NULL;
+	}
+	return error;
+}
+
+const char *fa_error(void)
+{
+	struct fa_error *error = thread_error();
+
+	return error ? error->text : "";
+}
+
+int fa_error_set(int code, const char *format, ...)
+{
+	struct fa_error *error = thread_error();
+	va_list args;
+
+	if (error) {
+		va_start(args, format);
+		(void)vsnprintf(error->text, sizeof(error->text), format, args);
+		va_end(args);
+	}
+	return code;
+}
+
+int fa_error_copy(int code, const struct fa_error *from)
+{
+	struct fa_error *error = thread_error();
+
+	if (error)
+		*error = *from;
+	return code;
+}

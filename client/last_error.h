@@ -1,0 +1,8 @@
+/* The sentence of each thread's last error, which fa_error() returns. */
+#pragma once
+
+#include "common/error.h"
+
+/* Stores the sentence and returns @code. */
+int fa_error_set(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+int fa_error_copy(int code, const struct fa_error *error);

@@ -1,0 +1,11 @@
+/* Losing the connection. With the client's mutex. */
+#pragma once
+
+#include "client/client.h"
+
+/* Gives the connection up: all that wait end with @code (-ECONNRESET, or -EPROTO if one side broke
+ * the protocol) and this sentence. Does nothing if the connection is lost already. */
+void fa_client_lose(struct fa_client *client, int code, const char *format, ...)
+	__attribute__((format(printf, 3, 4)));
+/* Sets the thread's sentence to why the connection was lost; returns the code. */
+int fa_client_lost_error(struct fa_client *client);

@@ -1,0 +1,51 @@
+/* Threads that wait, and calls without a reply yet. Both lie on the waiting thread's stack. */
+#pragma once
+
+#include "client/faclient.h"
+#include "common/error.h"
+#include "common/list.h"
+#include "schema/wire.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* ids of messages whose reply no thread waits for have this bit. */
+#define FA_ID_DETACHED (1ull << 63)
+
+struct fa_waiter {
+	struct fa_list link; /* fa_client.waiters or .spinning */
+	pthread_cond_t wake;
+	/* Must return true once the connection is lost. Any thread calls it, with the mutex, when
+	 * something has arrived; it may copy what it sees, as the waiting thread runs later. */
+	bool (*ready)(const struct fa_client *client, struct fa_waiter *waiter);
+};
+
+/* A message that has one reply, and that reply. */
+struct fa_call {
+	struct fa_waiter waiter;
+	struct fa_list link; /* fa_client.calls */
+	enum fa_wire_type type, expect;
+	size_t expect_fds;
+	uint64_t deadline_ns;
+	uint64_t id;
+	union {
+		struct {
+			uint64_t bytes; /* of BufferReply and StatusReply */
+			uint64_t piece_bytes;
+		};
+		struct fa_wire_cache_reply cache;
+		struct fa_wire_sequence_reply sequence;
+		struct fa_wire_step_reply step;
+		struct fa_wire_ring_reply ring;
+		struct fa_wire_timeline_reply timeline;
+	};
+	int ring_fds[FA_WIRE_RING_FDS]; /* of RingReply, owned */
+	int fd;                         /* first descriptor of the reply, owned; or -1 */
+	int second_fd;                  /* second descriptor, owned; or -1 */
+	bool done;
+	int status;
+	uint32_t epoch; /* of the connection that it was sent over */
+	struct fa_error error;
+};

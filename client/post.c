@@ -1,0 +1,127 @@
+#include "client/post.h"
+
+#include "client/loss.h"
+#include "client/pending.h"
+#include "client/poll_until.h"
+#include "client/receive.h"
+#include "client/ring_setup.h"
+#include "client/send.h"
+#include "client/waiter.h"
+
+#include <errno.h>
+#include <sys/eventfd.h>
+
+/* A daemon may have died while it polled the ring: after such a pause the socket is
+ * looked at before anything more is put. */
+#define PAUSE_NS FA_NS_PER_MS
+
+struct room_waiter {
+	struct fa_waiter waiter;
+	size_t length;
+	uint32_t epoch;
+};
+
+static bool room_ready(const struct fa_client *client, struct fa_waiter *waiter)
+{
+	const struct room_waiter *room = fa_container_of(waiter, const struct room_waiter, waiter);
+
+	if (client->state == FA_CLIENT_LOST || client->epoch != room->epoch ||
+	    fa_ring_has_room(&client->connection.ring.end, room->length))
+		return true;
+	/* Less room than this came, and was told; so once more, and a last look. */
+	fa_ring_want_room((struct fa_ring_producer *)&client->connection.ring.end);
+	return fa_ring_has_room(&client->connection.ring.end, room->length);
+}
+
+/* The same for the ring. */
+static int await_ring_room(struct fa_client *client, size_t length, uint64_t deadline_ns)
+{
+	struct room_waiter room = { .waiter.ready = room_ready,
+		                    .length = length,
+		                    .epoch = client->epoch };
+	int r;
+
+	fa_ring_want_room(&client->connection.ring.end);
+	r = fa_client_await(client, &room.waiter, deadline_ns);
+	if (client->epoch != room.epoch || client->state == FA_CLIENT_LOST)
+		return fa_client_lost_error(client);
+	return r < 0 ? fa_send_give_up(client) : 0;
+}
+
+/*
+ * A ring takes messages whether anybody lives at its other end or not. What is put while
+ * requests follow one another is in flight then, like those before; but after a pause it
+ * is worth a look at the socket.
+ */
+static int check_after_pause(struct fa_client *client)
+{
+	struct fa_client_ring *ring = &client->connection.ring;
+	uint64_t now_ns = fa_now_ns(), pause_ns = now_ns - ring->put_ns;
+
+	ring->put_ns = now_ns;
+	if (pause_ns < PAUSE_NS)
+		return 0;
+	fa_client_receive(client, true);
+	return client->state == FA_CLIENT_LOST ? fa_client_lost_error(client) : 0;
+}
+
+static int put(struct fa_client *client, const void *bytes, size_t length)
+{
+	struct fa_client_ring *ring = &client->connection.ring;
+	int r;
+
+	if (client->watched)
+		fa_client_ring_arm(&client->connection.ring);
+	r = fa_ring_put(&ring->end, bytes, length);
+	if (r == -EPROTO) {
+		fa_client_lose(client, -EPROTO, "the daemon's ring is out of order");
+		return fa_client_lost_error(client);
+	}
+	/* One that is full wakes already. The daemon may make it one for which a write waits. */
+	if (r == 0 && fa_ring_must_ring(&ring->end) && !fa_poll(ring->doorbell, POLLOUT, 0))
+		(void)eventfd_write(ring->doorbell, 1);
+	return r;
+}
+
+int fa_request_post(struct fa_client *client, struct fa_wire_message *message, uint32_t id,
+                    uint64_t *value)
+{
+	const struct fa_client_stream *stream = &client->streams[id];
+	uint64_t deadline_ns = FA_DEADLINE_REPLY;
+	int r;
+
+	message->fds = 0;
+	for (;;) {
+		const uint32_t epoch = client->epoch;
+		const void *bytes;
+		size_t length;
+		bool by_ring;
+
+		while (client->state == FA_CLIENT_CONNECTED && fa_ring_setup_is_due(client)) {
+			fa_ring_setup(client);
+			if (client->epoch != epoch)
+				return fa_client_lost_error(client);
+		}
+		/* The connecting thread uses client->out, without the mutex. */
+		if (client->state == FA_CLIENT_LOST)
+			return fa_client_lost_error(client);
+		/* The value is the next one at the moment of sending. */
+		*value = stream->submitted + 1 - stream->base;
+		by_ring = client->connection.ring.memory;
+		r = by_ring ? check_after_pause(client) : 0;
+		if (r == 0)
+			r = fa_encode(client, message, &bytes, &length);
+		if (r < 0)
+			return r;
+		r = by_ring ? put(client, bytes, length)
+		            : fa_send_once(client, bytes, length, NULL, 0);
+		if (r != -EAGAIN)
+			return r;
+		if (deadline_ns == FA_DEADLINE_REPLY)
+			deadline_ns = fa_deadline_ns(client->call_ns);
+		r = by_ring ? await_ring_room(client, length, deadline_ns)
+		            : fa_send_await_socket(client, false, deadline_ns);
+		if (r < 0)
+			return r;
+	}
+}

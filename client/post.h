@@ -1,0 +1,10 @@
+/* Handing a request to the daemon: by the ring, else by the socket. */
+#pragma once
+
+#include "client/client.h"
+
+/* With the mutex, which is released while there is no room. Gives the message the next value of
+ * stream @id, at @value, and sends it; sets a ring up first if that is due. -ECONNRESET if the
+ * connection is lost. */
+int fa_request_post(struct fa_client *client, struct fa_wire_message *message, uint32_t id,
+                    uint64_t *value);

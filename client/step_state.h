@@ -1,0 +1,25 @@
+/* The handle of a step, and what ends it. With the client's mutex. */
+#pragma once
+
+#include "client/faclient.h"
+#include "common/list.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct fa_step {
+	/* Do not change. */
+	struct fa_client *client;
+	uint64_t number;
+	uint32_t id, epoch, n_items;
+	/* With the client's mutex. */
+	bool ended;          /* its commit or abort was sent */
+	struct fa_list link; /* fa_client.abandoned */
+};
+
+/* Checks that the step can go on; -EINVAL: it was ended, -ECONNRESET: its connection is lost. */
+int fa_step_check(struct fa_step *step);
+/* Returns true if the daemon has the step and was not asked to end it. */
+bool fa_step_is_open(const struct fa_step *step);
+/* Frees the abandoned steps, which ended with their connection. */
+void fa_step_forget_abandoned(struct fa_client *client);

@@ -1,0 +1,195 @@
+#include "client/waiter.h"
+
+#include "client/poll_until.h"
+#include "client/receive.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <sys/socket.h>
+#include <time.h>
+
+/* So often a leader spins in vain before it sleeps at once so many times. */
+#define SPIN_TRIES 4
+
+#define SPIN_REST 256
+
+/* Looks for a packet between two at what the ring has brought for others. */
+#define SPIN_LOOKS 8
+
+/* Who waits for requests in a ring has spun on their page. */
+static bool is_worth_spinning(const struct fa_client *client)
+{
+	return !client->connection.ring.memory || !fa_list_empty(&client->calls);
+}
+
+/*
+ * Looks for a packet for a while before it sleeps: most answers are there sooner than
+ * this thread would be woken. When they were not several times, the next ones are
+ * waited for asleep. What is told by @ring (NULL: there is none) is others', who sleep.
+ * Outside the mutex; what counts is the leader's.
+ */
+static bool receive_spinning(struct fa_client *client, bool worth, int fd,
+                             const struct fa_client_ring *ring, uint64_t deadline_ns,
+                             struct fa_client_packet *packet)
+{
+	unsigned int looks = 0;
+	uint64_t end_ns;
+
+	if (!client->spin_ns || !worth)
+		return false;
+	if (client->spin_rest) {
+		--client->spin_rest;
+		return false;
+	}
+	end_ns = fa_deadline_ns(client->spin_ns);
+	if (deadline_ns < end_ns)
+		end_ns = deadline_ns;
+	do {
+		packet->n = fa_packet_receive(fd, client->in, FA_WIRE_BYTES_MAX, packet->fds,
+		                              &packet->n_fds, MSG_DONTWAIT);
+		if (packet->n != -EAGAIN) {
+			client->spun_in_vain = 0;
+			return true;
+		}
+		if (ring && ++looks % SPIN_LOOKS == 0 && fa_client_ring_is_woken(ring))
+			return false;
+		if (client->yields)
+			sched_yield();
+	} while (fa_now_ns() < end_ns);
+	if (++client->spun_in_vain >= SPIN_TRIES) {
+		client->spun_in_vain = 0;
+		client->spin_rest = SPIN_REST;
+	}
+	return false;
+}
+
+/* Sleeps until there is a packet, or the daemon says that requests of the ring have
+ * ended, or there is room in it. */
+static void lead_ring(struct fa_client *client, uint64_t deadline_ns)
+{
+	const struct fa_client_ring *ring = &client->connection.ring;
+	struct fa_client_packet packet = { .n = -EAGAIN };
+	struct pollfd fds[] = {
+		{ .fd = client->connection.socket, .events = POLLIN },
+		{ .fd = ring->wake, .events = POLLIN },
+	};
+	uint64_t until_ns = fa_deadline_ns(FA_RECEIVE_SLICE_NS);
+	bool worth;
+
+	if (deadline_ns < until_ns)
+		until_ns = deadline_ns;
+
+	/* Armed first, and then the last look: what ends after it wakes. */
+	fa_ring_arm(&client->connection.ring.end);
+	if (fa_client_collect_all(client)) {
+		if (!client->watched)
+			fa_ring_disarm(&client->connection.ring.end);
+		fa_client_wake(client);
+		return;
+	}
+	if (client->state == FA_CLIENT_LOST)
+		return;
+
+	client->leader = true;
+	worth = is_worth_spinning(client);
+	fa_client_pin(client);
+	if (!receive_spinning(client, worth, fds[0].fd, ring, until_ns, &packet) &&
+	    !fa_poll_all(fds, 2, until_ns)) {
+		if (fds[1].revents)
+			fa_client_ring_drain(ring);
+		if (fds[0].revents)
+			packet.n = fa_packet_receive(fds[0].fd, client->in, FA_WIRE_BYTES_MAX,
+			                             packet.fds, &packet.n_fds, MSG_DONTWAIT);
+	}
+	fa_client_unpin(client);
+	client->leader = false;
+
+	if (client->state == FA_CLIENT_LOST) {
+		fa_packet_close_fds(packet.fds, packet.n_fds);
+		return;
+	}
+	/* The wake-up may have been meant for who polls the client's descriptor, and what it
+	 * told of may be known by now. */
+	if (client->watched)
+		fa_client_ring_arm(&client->connection.ring);
+	else
+		fa_ring_disarm(&client->connection.ring.end);
+	if (fa_client_handle_packet(client, &packet))
+		fa_client_read_socket(client, false, true);
+	else if (client->state == FA_CLIENT_CONNECTED)
+		fa_client_wake(client);
+}
+
+/*
+ * Waits for a packet as the leader, reads it and what else is there. A receive
+ * that sleeps saves the call of poll(), but keeps time only coarsely.
+ */
+static void lead(struct fa_client *client, uint64_t deadline_ns)
+{
+	struct fa_client_packet packet = { .n = -EAGAIN };
+	int fd = client->connection.socket;
+	bool any, worth;
+
+	client->leader = true;
+	worth = is_worth_spinning(client);
+	fa_client_pin(client);
+	if (!receive_spinning(client, worth, fd, NULL, deadline_ns, &packet)) {
+		bool precise = deadline_ns != FA_NS_NEVER &&
+		               deadline_ns < fa_deadline_ns(FA_RECEIVE_SLICE_NS);
+
+		if (!precise || !fa_poll(fd, POLLIN, deadline_ns))
+			packet.n = fa_packet_receive(fd, client->in, FA_WIRE_BYTES_MAX, packet.fds,
+			                             &packet.n_fds, precise ? MSG_DONTWAIT : 0);
+	}
+	fa_client_unpin(client);
+	client->leader = false;
+
+	/* It was lost meanwhile: whatever this is, nobody waits for it. */
+	if (client->state == FA_CLIENT_LOST) {
+		fa_packet_close_fds(packet.fds, packet.n_fds);
+		return;
+	}
+	any = fa_client_handle_packet(client, &packet);
+	fa_client_read_socket(client, false, any);
+}
+
+int fa_client_await(struct fa_client *client, struct fa_waiter *waiter, uint64_t deadline_ns)
+{
+	int r = 0;
+
+	if (waiter->ready(client, waiter))
+		return 0;
+	pthread_cond_init(&waiter->wake, &client->clock);
+	fa_list_append(&client->waiters, &waiter->link);
+
+	while (!waiter->ready(client, waiter)) {
+		if (deadline_ns != FA_NS_NEVER && fa_now_ns() >= deadline_ns) {
+			r = -EAGAIN;
+			break;
+		}
+		/* Whoever sleeps for the socket alone is not woken by what the ring brings. */
+		if (!client->leader && client->ring_near) {
+			pthread_cond_wait(&client->changed, &client->lock);
+		} else if (!client->leader && client->connection.ring.memory &&
+		           client->state == FA_CLIENT_CONNECTED) {
+			lead_ring(client, deadline_ns);
+		} else if (!client->leader) {
+			lead(client, deadline_ns);
+		} else if (deadline_ns == FA_NS_NEVER) {
+			pthread_cond_wait(&waiter->wake, &client->lock);
+		} else {
+			struct timespec until = { .tv_sec = (time_t)(deadline_ns / FA_NS_PER_SEC),
+				                  .tv_nsec = (long)(deadline_ns % FA_NS_PER_SEC) };
+
+			pthread_cond_timedwait(&waiter->wake, &client->lock, &until);
+		}
+	}
+
+	fa_list_remove(&waiter->link);
+	pthread_cond_destroy(&waiter->wake);
+	/* Somebody else has to lead; if that one is ready too, it wakes the next. */
+	if (!client->leader && !fa_list_empty(&client->waiters))
+		pthread_cond_signal(
+			&fa_container_of(client->waiters.next, struct fa_waiter, link)->wake);
+	return r;
+}
