@@ -1,9 +1,9 @@
 /*
- * Turns the plain structs of wire.h into FlatBuffers and back. The only file
- * that includes FlatBuffers and generated code. No state, any thread.
+ * Turns the C structs of wire.h into FlatBuffers and back. The only file that includes
+ * FlatBuffers and generated code. Any thread: there is no state.
  *
- * Nothing here allocates or throws, and no run-time library of C++ is needed:
- * see the end of this file and meson.build.
+ * Nothing here allocates or throws. No run-time library of C++ is needed: see the end of this
+ * file and meson.build.
  */
 #include "schema/wire.h"
 
@@ -14,19 +14,19 @@
 
 namespace wire = fa::wire;
 
-/* The rest of this file, too long for one; these see what stands above. */
+/* Parts of this file; they use the includes above. */
 #include "schema/decode.h"
 #include "schema/encode.h"
+#include "schema/fast_path.h"
 #include "schema/mirror.h"
-#include "schema/plain.h"
 
 namespace
 {
 
 static_assert(sizeof(enum fa_wire_type) == sizeof(uint32_t), "type is read and set as a number");
 
-/* C hands in any number as a type; to C++ a number that is no enumerator's may
- * be no value of the enum at all, so it is never read as one. */
+/* C may pass any number as a type. In C++ the enum need not be able to hold it, so the type is
+ * copied as a number. */
 uint32_t type_get(const struct fa_wire_message *message)
 {
 	uint32_t type;
@@ -48,35 +48,12 @@ bool is_aligned(const void *pointer)
 	return reinterpret_cast<uintptr_t>(pointer) % alignof(uint64_t) == 0;
 }
 
-/*
- * A Marker without gates costs the daemon less than the builder takes: it is copied, with
- * its numbers, in the form that the builder gives it when none of them is 0.
- */
-constexpr uint8_t MARKER[80] = {
-	0x1c, 0x00, 0x00, 0x00, 0x46, 0x41, 0x44, 0x4d, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00,
-	0x0e, 0x00, 0x1c, 0x00, 0x0c, 0x00, 0x14, 0x00, 0x00, 0x00, 0x07, 0x00, 0x08, 0x00,
-	0x0e, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x27, 0x1c, 0x00, 0x00, 0x00, 0x00, 0x00,
-	0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00,
-	0x08, 0x00, 0x10, 0x00, 0x04, 0x00, 0x08, 0x00, 0x08, 0x00, 0x00, 0x00, 0x00, 0x00,
-	0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00,
-};
-constexpr size_t MARKER_ID = 0x28, MARKER_TIMEOUT_NS = 0x30, MARKER_STREAM = 0x44,
-		 MARKER_VALUE = 0x48;
-
-static_assert(MARKER[0x23] == FA_WIRE_MARKER, "the tag of its body");
-
-bool is_plain_marker(const struct fa_wire_message *message, uint32_t type)
+bool has_too_many_pieces(const struct fa_wire_message *message, uint32_t type)
 {
-	return type == FA_WIRE_MARKER && !message->fds && !message->n_waits && !message->n_signals;
-}
-
-void plain_marker_write(const struct fa_wire_message *message, uint8_t *bytes)
-{
-	memcpy(bytes, MARKER, sizeof(MARKER));
-	memcpy(bytes + MARKER_ID, &message->id, sizeof(message->id));
-	memcpy(bytes + MARKER_TIMEOUT_NS, &message->timeout_ns, sizeof(message->timeout_ns));
-	memcpy(bytes + MARKER_STREAM, &message->marker.stream, sizeof(message->marker.stream));
-	memcpy(bytes + MARKER_VALUE, &message->marker.value, sizeof(message->marker.value));
+	return (type == FA_WIRE_BUFFER_REGISTER &&
+	        message->buffer_register.n_piece_bytes > FA_WIRE_FDS_MAX) ||
+	       (type == FA_WIRE_BUFFER_PIECES &&
+	        message->buffer_pieces.n_piece_bytes > FA_WIRE_FDS_MAX);
 }
 
 } // namespace
@@ -91,7 +68,7 @@ int fa_wire_encode(const struct fa_wire_message *message, void *buffer, size_t s
 	    has_too_many_pieces(message, type))
 		return -EINVAL;
 
-	/* The end has to be aligned as well, and nobody takes longer messages. */
+	/* The builder needs an aligned end; decoding refuses longer messages. */
 	size -= size % alignof(uint64_t);
 	if (size > FA_WIRE_BYTES_MAX) {
 		start += size - FA_WIRE_BYTES_MAX;
@@ -100,14 +77,13 @@ int fa_wire_encode(const struct fa_wire_message *message, void *buffer, size_t s
 	if (encoded_bytes_max(message, type) > size)
 		return -EMSGSIZE;
 
-	if (is_plain_marker(message, type)) {
-		plain_marker_write(message, start + size - sizeof(MARKER));
-		*ret_bytes = start + size - sizeof(MARKER);
-		*ret_length = sizeof(MARKER);
+	if (is_fast_marker(message, type)) {
+		*ret_length = fast_marker_write(message, start + size);
+		*ret_bytes = start + size - *ret_length;
 		return 0;
 	}
-	if (is_plain_step_attend(message, type)) {
-		*ret_length = plain_step_attend_write(message, start + size);
+	if (is_fast_step_attend(message, type)) {
+		*ret_length = fast_step_attend_write(message, start + size);
 		*ret_bytes = start + size - *ret_length;
 		return 0;
 	}
@@ -115,10 +91,10 @@ int fa_wire_encode(const struct fa_wire_message *message, void *buffer, size_t s
 	BufferAllocator allocator(start, size);
 	Builder builder(size, &allocator, false, alignof(uint64_t));
 
-	builder.PreAlign(alignof(uint64_t), alignof(uint64_t)); /* whatever the message holds */
+	builder.PreAlign(alignof(uint64_t), alignof(uint64_t));
 	auto body = body_write(builder, message, type);
-	auto waits = gates_write(builder, message->waits, message->n_waits);
-	auto signals = gates_write(builder, message->signals, message->n_signals);
+	auto waits = vector_write(builder, message->waits, message->n_waits);
+	auto signals = vector_write(builder, message->signals, message->n_signals);
 	wire::FinishMessageBuffer(builder,
 	                          wire::CreateMessage(builder, message->id, message->timeout_ns,
 	                                              message->fds, static_cast<wire::Body>(type),
@@ -128,7 +104,7 @@ int fa_wire_encode(const struct fa_wire_message *message, void *buffer, size_t s
 	return 0;
 }
 
-/* Flattened, so that the verifier's limits and state are constants and registers. */
+/* Flattened: the verifier's limits become constants and its state stays in registers. */
 __attribute__((flatten)) int fa_wire_decode(const void *bytes, size_t length,
                                             struct fa_wire_message *ret_message)
 {
@@ -139,10 +115,10 @@ __attribute__((flatten)) int fa_wire_decode(const void *bytes, size_t length,
 
 	if (length > FA_WIRE_BYTES_MAX || !is_aligned(bytes))
 		return -EBADMSG;
-	if (plain_step_attend_read(static_cast<const uint8_t *>(bytes), length, ret_message))
+	if (fast_step_attend_read(static_cast<const uint8_t *>(bytes), length, ret_message))
 		return 0;
 
-	/* Message, body and one below; nothing of what we know nests deeper. */
+	/* Message, body, nested table and one more. */
 	options.max_depth = 4;
 	options.max_tables = 8;
 	flatbuffers::Verifier verifier(static_cast<const uint8_t *>(bytes), length, options);
@@ -157,11 +133,13 @@ __attribute__((flatten)) int fa_wire_decode(const void *bytes, size_t length,
 	if (type == FA_WIRE_NONE || !message->body())
 		return -EBADMSG;
 
-	ret_message->id = message->id();
-	ret_message->timeout_ns = message->timeout_ns();
-	ret_message->fds = message->fds();
-	reader.gates(message->waits(), &ret_message->waits, &ret_message->n_waits);
-	reader.gates(message->signals(), &ret_message->signals, &ret_message->n_signals);
+	reader.number(message->id(), &ret_message->id);
+	reader.number(message->timeout_ns(), &ret_message->timeout_ns);
+	reader.number(message->fds(), &ret_message->fds);
+	reader.vector(message->waits(), FA_WIRE_GATES_MAX, &ret_message->waits,
+	              &ret_message->n_waits);
+	reader.vector(message->signals(), FA_WIRE_GATES_MAX, &ret_message->signals,
+	              &ret_message->n_signals);
 	type_set(ret_message, type);
 	if (type >= _FA_WIRE_TYPE_N)
 		return -ENOSYS;
@@ -170,10 +148,9 @@ __attribute__((flatten)) int fa_wire_decode(const void *bytes, size_t length,
 }
 
 /*
- * FlatBuffers' headers name the run-time library of C++ in functions that are
- * never called here (its default allocator, destructors through a pointer).
- * These definitions take its place; meson.build makes them local to this
- * object, so that no program that links it sees them.
+ * FlatBuffers' headers refer to the run-time library of C++ in functions that are never called
+ * here (its default allocator, virtual destructors). These definitions replace it; meson.build
+ * makes them local to this object.
  */
 void *operator new(size_t)
 {
