@@ -1,0 +1,33 @@
+/* The processors: how many there are, and how a thread that spins treats the one it runs on. */
+#pragma once
+
+#include <sched.h>
+#include <stdbool.h>
+
+/* With so few usable processors a spinning thread may keep the thread it waits for from running:
+ * it yields between two looks. */
+#define FA_CPU_FEW 4
+
+/* Processors that this process may run on; at least 1. */
+unsigned int fa_cpu_count(void);
+
+/* The CPU's pause instruction: spares power and the core's other hardware thread. */
+static inline void fa_cpu_relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+	__builtin_ia32_pause();
+#elif defined(__aarch64__)
+	__asm__ volatile("yield" ::: "memory");
+#else
+	__asm__ volatile("" ::: "memory");
+#endif
+}
+
+/* Between two looks of a thread that spins. */
+static inline void fa_cpu_spin_pause(bool yields)
+{
+	if (yields)
+		(void)sched_yield();
+	else
+		fa_cpu_relax();
+}
