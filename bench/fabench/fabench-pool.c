@@ -126,7 +126,7 @@ static int stir(struct pool_bench *b, struct fa_pool_cache *cache, uint32_t **re
 	if (!pages)
 		return -ENOMEM;
 	cache->need_pages = n;
-	r = fa_pages_reserve(b->pool, cache, &b->error);
+	r = fa_reclaim_pages(b->pool, cache, &b->error);
 	cache->need_pages = 0;
 	if (r < 0) {
 		free(pages);
@@ -217,12 +217,12 @@ static int measure_forks(struct pool_bench *b, uint64_t cache, uint32_t page_tok
 		                          &fork);
 		b->times[i] = fa_now_ns() - start;
 		if (r >= 0)
-			r = fa_pool_sequence_free(b->pool, &b->actor, fork, &b->error);
+			r = fa_pool_sequence_remove(b->pool, &b->actor, fork, &b->error);
 	}
 	if (r >= 0)
 		r = add_median(b, "fork", page_tokens, "100k");
 	if (r >= 0)
-		r = fa_pool_sequence_free(b->pool, &b->actor, item.sequence, &b->error);
+		r = fa_pool_sequence_remove(b->pool, &b->actor, item.sequence, &b->error);
 	return r;
 }
 
@@ -254,13 +254,13 @@ static int measure_prefixes(struct pool_bench *b, uint64_t cache, uint32_t page_
 		                     &b->error, &n);
 		b->times[i] = fa_now_ns() - start;
 		if (r >= 0)
-			r = fa_pool_sequence_free(b->pool, &b->actor, sequence, &b->error);
+			r = fa_pool_sequence_remove(b->pool, &b->actor, sequence, &b->error);
 	}
 	if (r >= 0)
 		r = add(b, "attach", page_tokens, "100k",
 		        (double)fa_bench_percentile(b->times, rounds, 50) / FA_NS_PER_US, "us");
 	if (r >= 0)
-		r = fa_pool_sequence_free(b->pool, &b->actor, item.sequence, &b->error);
+		r = fa_pool_sequence_remove(b->pool, &b->actor, item.sequence, &b->error);
 	return r;
 }
 
@@ -313,7 +313,7 @@ static int measure_probes(struct pool_bench *b, uint64_t cache, uint32_t page_to
 	                 (double)fa_bench_percentile(unknown, b->n_rounds, 50) / (double)ns);
 	fa_pool_tenant_put(b->pool, stranger.tenant);
 	if (r >= 0)
-		r = fa_pool_sequence_free(b->pool, &b->actor, item.sequence, &b->error);
+		r = fa_pool_sequence_remove(b->pool, &b->actor, item.sequence, &b->error);
 	return r;
 }
 
@@ -340,7 +340,7 @@ static int measure_steps(struct pool_bench *b, uint64_t cache, uint32_t page_tok
 		r = add(b, "commit", page_tokens, "b256-c4096",
 		        (double)fa_bench_percentile(commits, b->n_rounds, 50) / FA_NS_PER_US, "us");
 	for (uint32_t i = 0; r >= 0 && i < SEQUENCES; i++)
-		r = fa_pool_sequence_free(b->pool, &b->actor, items[i].sequence, &b->error);
+		r = fa_pool_sequence_remove(b->pool, &b->actor, items[i].sequence, &b->error);
 	free(commits);
 	return r;
 }

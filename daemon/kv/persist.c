@@ -266,8 +266,8 @@ static int take_state(struct fa_kv *kv, struct taken *taken, struct fa_error *er
 	if (!kv->server->ops->pool_open)
 		return fa_fail(error, -ENOTSUP, "the backend %s has no pool",
 		               kv->server->info.backend);
-	r = fa_pool_open_parts(taken->fds[FA_KV_KEEP_STATE], has_chunk, taken, &found, error,
-	                       &kv->pool);
+	r = fa_pool_open_partial(taken->fds[FA_KV_KEEP_STATE], has_chunk, taken, &found, error,
+	                         &kv->pool);
 	report(&found);
 	if (r < 0)
 		return r;

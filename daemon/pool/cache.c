@@ -23,7 +23,7 @@ static int check_right(const struct fa_pool *pool, const struct fa_pool_cache *c
 			return 0;
 		return fa_fail(error, -ENOENT, "there is no such cache");
 	}
-	if (fa_tenant_admits(pool, record->tenant, record->mode, actor, right))
+	if (fa_access_allows(pool, record->tenant, record->mode, actor, right))
 		return 0;
 	return fa_fail(error, -EACCES,
 	               "the cache '%s' is another tenant's, who does not let you %s", record->name,
@@ -37,7 +37,7 @@ int fa_pool_cache_get(const struct fa_pool *pool, const struct fa_actor *actor, 
 	struct fa_pool_cache *cache = index < pool->header->max_caches ? pool->caches[index] : NULL;
 	int r;
 
-	if (!cache || cache->leaving || cache->record->generation != generation) {
+	if (!cache || cache->removed || cache->record->generation != generation) {
 		if (index < pool->header->max_caches && generation &&
 		    pool->cache_records[index].generation >= generation)
 			return fa_fail(error, -ESTALE, "the cache was removed");
@@ -53,7 +53,7 @@ int fa_pool_cache_get(const struct fa_pool *pool, const struct fa_actor *actor, 
 static struct fa_pool_cache *find(const struct fa_pool *pool, const char *name)
 {
 	for (uint32_t i = 0; i < pool->header->max_caches; i++)
-		if (pool->caches[i] && !pool->caches[i]->leaving &&
+		if (pool->caches[i] && !pool->caches[i]->removed &&
 		    !strcmp(pool->cache_records[i].name, name))
 			return pool->caches[i];
 	return NULL;
@@ -143,7 +143,7 @@ static int check_config(const struct fa_pool *pool, const struct fa_pool_cache_c
 	                         1u << pool->page_shift, error, &layout);
 	if (r < 0)
 		return r;
-	r = fa_mode_check(config->mode, error);
+	r = fa_access_check_mode(config->mode, error);
 	if (r < 0)
 		return r;
 	if (!config->name) {
@@ -153,7 +153,7 @@ static int check_config(const struct fa_pool *pool, const struct fa_pool_cache_c
 			               "no time to live");
 		return 0;
 	}
-	r = fa_name_check(config->name, error);
+	r = fa_access_check_name(config->name, error);
 	if (r < 0)
 		return r;
 	if (find(pool, config->name))
@@ -227,7 +227,7 @@ int fa_pool_cache_find(struct fa_pool *pool, const struct fa_actor *actor, const
 	struct fa_pool_cache *cache = NULL;
 	int r;
 
-	r = fa_name_check(name, error);
+	r = fa_access_check_name(name, error);
 	if (r < 0)
 		return r;
 	cache = find(pool, name);
@@ -241,42 +241,42 @@ int fa_pool_cache_find(struct fa_pool *pool, const struct fa_actor *actor, const
 	return 0;
 }
 
-void fa_pool_cache_settle(struct fa_pool *pool, struct fa_pool_cache *cache)
+void fa_pool_cache_try_free(struct fa_pool *pool, struct fa_pool_cache *cache)
 {
-	if (!cache->leaving || cache->n_sequences)
+	if (!cache->removed || cache->n_sequences)
 		return;
-	fa_pages_evict_all(pool, cache);
+	fa_reclaim_cache(pool, cache);
 	/* What is quarantined may still be written to: then it stays until that is over. */
 	for (uint32_t i = 0; cache->n_chunks && i < pool->header->max_chunks; i++)
 		if (pool->chunk_records[i].owner == FA_STATE_CHUNK_CACHE + cache->index &&
-		    fa_chunk_quiet(pool, i))
-			fa_chunk_take_back(pool, i);
+		    fa_chunk_is_reclaimable(pool, i))
+			fa_reclaim_chunk(pool, i);
 	if (cache->n_chunks)
 		return;
 	fa_state_store(&cache->record->state, FA_STATE_FREE);
 	pool->caches[cache->index] = NULL;
 	fa_tenant_account(pool, cache->record->tenant)->n_caches--;
-	fa_tenant_settle(pool, cache->record->tenant);
+	fa_tenant_try_free(pool, cache->record->tenant);
 	free(cache);
 }
 
-void fa_pool_cache_leave(struct fa_pool *pool, struct fa_pool_cache *cache)
+void fa_pool_cache_destroy(struct fa_pool *pool, struct fa_pool_cache *cache)
 {
 	struct fa_list *pos, *tmp;
 
-	fa_state_store(&cache->record->state, FA_STATE_LEAVING);
-	cache->leaving = true;
+	fa_state_store(&cache->record->state, FA_STATE_REMOVED);
+	cache->removed = true;
 	/* The last of them may take the cache with it: one more keeps it. */
 	cache->n_sequences++;
 	fa_list_for_each_safe(pos, tmp, &cache->sequences) {
 		struct fa_pool_sequence *sequence = fa_container_of(pos, struct fa_pool_sequence,
 		                                                    cache_link);
 
-		if (!sequence->dead)
-			fa_pool_sequence_leave(pool, sequence);
+		if (!sequence->removed)
+			fa_pool_sequence_destroy(pool, sequence);
 	}
 	cache->n_sequences--;
-	fa_pool_cache_settle(pool, cache);
+	fa_pool_cache_try_free(pool, cache);
 }
 
 int fa_pool_cache_remove(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
@@ -292,7 +292,7 @@ int fa_pool_cache_remove(struct fa_pool *pool, const struct fa_actor *actor, uin
 		return fa_fail(error, -EACCES,
 		               "the cache '%s' is another tenant's; only that can remove it",
 		               cache->record->name);
-	fa_pool_cache_leave(pool, cache);
+	fa_pool_cache_destroy(pool, cache);
 	return 0;
 }
 
@@ -343,7 +343,7 @@ uint64_t fa_pool_cache_evict(struct fa_pool *pool, uint64_t id)
 
 	if (fa_pool_cache_get(pool, &admin, id, FA_RIGHT_READ, NULL, &cache) < 0)
 		return 0;
-	return fa_pages_evict_all(pool, cache);
+	return fa_reclaim_cache(pool, cache);
 }
 
 bool fa_pool_cache_each(const struct fa_pool *pool, uint32_t *cursor,
@@ -352,7 +352,7 @@ bool fa_pool_cache_each(const struct fa_pool *pool, uint32_t *cursor,
 	while (*cursor < pool->header->max_caches) {
 		const struct fa_pool_cache *cache = pool->caches[(*cursor)++];
 
-		if (!cache || cache->leaving)
+		if (!cache || cache->removed)
 			continue;
 		describe(pool, cache, ret_info);
 		return true;

@@ -15,7 +15,7 @@
 
 struct check {
 	struct fa_pool *pool;
-	fa_pool_has_fn *has; /* NULL: all chunks */
+	fa_pool_chunk_present_fn *has; /* NULL: all chunks */
 	void *userdata;
 	struct fa_pool_report *report;
 	struct fa_error *error;
@@ -57,7 +57,7 @@ static void check_tenants(struct check *check)
 }
 
 /* A name that is in use must have an end and be the only one. */
-static const char *judge_cache(const struct fa_pool *pool, uint32_t index)
+static const char *cache_fault(const struct fa_pool *pool, uint32_t index)
 {
 	const struct fa_state_cache *record = &pool->cache_records[index];
 
@@ -98,11 +98,11 @@ static int check_caches(struct check *check)
 
 		if (record->state == FA_STATE_FREE)
 			continue;
-		if (record->state == FA_STATE_LEAVING) {
+		if (record->state == FA_STATE_REMOVED) {
 			record->state = FA_STATE_FREE;
 			continue;
 		}
-		fault = judge_cache(pool, i);
+		fault = cache_fault(pool, i);
 		if (!fault) {
 			r = fa_pool_cache_load(pool, i, &reason);
 			if (r == -ENOMEM)
@@ -150,7 +150,7 @@ static void check_chunks(struct check *check)
 			continue;
 		}
 		pool->n_chunks++;
-		if (*owner == FA_STATE_CHUNK_HELD)
+		if (*owner == FA_STATE_CHUNK_QUARANTINED)
 			continue;
 		if (*owner != FA_STATE_CHUNK_FREE &&
 		    *owner - FA_STATE_CHUNK_CACHE >= pool->header->max_caches) {
@@ -166,10 +166,10 @@ static void check_chunks(struct check *check)
 		if (!cache) {
 			/* Its cache was on its way out, or was dropped and that was said. */
 			empty_chunk(pool, i);
-			fa_state_store(owner, FA_STATE_CHUNK_HELD);
+			fa_state_store(owner, FA_STATE_CHUNK_QUARANTINED);
 			continue;
 		}
-		chunk->n_fresh = cache->layout.pages_per_chunk;
+		chunk->fresh_begin = cache->layout.pages_per_chunk;
 		cache->n_chunks++;
 	}
 }
@@ -204,10 +204,10 @@ static bool find_page(const struct fa_pool *pool, const struct fa_pool_cache *ca
 	return true;
 }
 
-static const char *judge_sequence(const struct fa_pool *pool, uint32_t index)
+static const char *sequence_fault(const struct fa_pool *pool, uint32_t index)
 {
 	const struct fa_state_sequence *record = &pool->sequence_records[index];
-	const struct fa_state_body *body;
+	const struct fa_state_commit *body;
 	const struct fa_pool_cache *cache;
 
 	if (record->state == FA_STATE_SUSPECT)
@@ -219,15 +219,15 @@ static const char *judge_sequence(const struct fa_pool *pool, uint32_t index)
 	if (!fa_tenant_known(pool, record->tenant))
 		return "its tenant is unknown";
 	if (record->current > 1)
-		return "neither of its bodies counts";
+		return "neither of its commits counts";
 	if (record->cache >= pool->header->max_caches || !pool->caches[record->cache])
 		return "its cache is unknown";
 	if (!memchr(record->name, '\0', sizeof(record->name)))
 		return "its name has no end";
-	if (record->name[0] && fa_name_find(pool, record->name))
+	if (record->name[0] && fa_name_index_find(pool, record->name))
 		return "another has its name";
 	cache = pool->caches[record->cache];
-	body = &record->bodies[record->current];
+	body = &record->commits[record->current];
 	if (body->length > FA_POOL_SEQUENCE_TOKENS_MAX || body->first > body->length ||
 	    body->first % cache->layout.page_tokens)
 		return "its length is damaged";
@@ -243,7 +243,7 @@ static int read_list(struct check *check, uint32_t index, uint32_t *ret_pages, u
 {
 	struct fa_pool *pool = check->pool;
 	const struct fa_state_sequence *record = &pool->sequence_records[index];
-	const struct fa_state_body *body = &record->bodies[record->current];
+	const struct fa_state_commit *body = &record->commits[record->current];
 	const struct fa_pool_cache *cache = pool->caches[record->cache];
 	uint32_t first = (uint32_t)(body->first / cache->layout.page_tokens);
 	uint32_t end = fa_pages_of(cache, body->length), next = body->head;
@@ -296,7 +296,7 @@ static int load_sequence(struct check *check, uint32_t index, uint32_t n_pages, 
 {
 	struct fa_pool *pool = check->pool;
 	struct fa_state_sequence *record = &pool->sequence_records[index];
-	const struct fa_state_body *body = &record->bodies[record->current];
+	const struct fa_state_commit *body = &record->commits[record->current];
 	struct fa_pool_cache *cache = pool->caches[record->cache];
 	uint32_t first = (uint32_t)(body->first / cache->layout.page_tokens);
 	struct fa_pool_sequence *sequence = fa_pool_sequence_alloc(pool, cache, index);
@@ -327,12 +327,12 @@ static int load_sequence(struct check *check, uint32_t index, uint32_t n_pages, 
 			pool->pages[page].flags |= FA_PAGE_SUSPECT;
 	}
 	if (record->name[0]) {
-		r = fa_name_prepare(pool);
+		r = fa_name_index_prepare(pool);
 		if (r < 0)
 			return r;
-		fa_name_add(pool, sequence);
+		fa_name_index_add(pool, sequence);
 	}
-	fa_pool_sequence_list(pool, sequence);
+	fa_pool_sequence_link(pool, sequence);
 	pool->n_sequences++;
 	cache->n_sequences++;
 	fa_tenant_account(pool, record->tenant)->n_sequences++;
@@ -352,7 +352,7 @@ static int check_sequences(struct check *check)
 
 		if (record->state == FA_STATE_FREE)
 			continue;
-		fault = judge_sequence(pool, i);
+		fault = sequence_fault(pool, i);
 		if (!fault) {
 			r = read_list(check, i, &n_pages, &n_cells, &fault);
 			if (r < 0)
@@ -379,7 +379,7 @@ static int check_sequences(struct check *check)
 		}
 	for (uint32_t i = pool->header->high_cells; i-- > 0;)
 		if (!check->cells_used[i])
-			fa_cell_free(pool, i);
+			fa_page_list_free_cell(pool, i);
 	return 0;
 }
 
@@ -417,17 +417,17 @@ static int check_pages(struct check *check)
 	uint64_t n_pages = 0;
 
 	for (uint32_t i = 0; i < pool->header->max_chunks; i++)
-		n_pages += pool->chunks[i].n_fresh;
+		n_pages += pool->chunks[i].fresh_begin;
 	if (fa_prefix_index_prepare(pool, n_pages) < 0)
 		return -ENOMEM;
 	for (uint32_t i = 0; i < pool->header->max_chunks; i++) {
 		uint32_t owner = pool->chunk_records[i].owner, first = i << pool->page_shift;
 		struct fa_pool_cache *cache;
 
-		if (owner < FA_STATE_CHUNK_CACHE || owner == FA_STATE_CHUNK_HELD)
+		if (owner < FA_STATE_CHUNK_CACHE || owner == FA_STATE_CHUNK_QUARANTINED)
 			continue;
 		cache = pool->caches[owner - FA_STATE_CHUNK_CACHE];
-		for (uint32_t j = 0; j < pool->chunks[i].n_fresh; j++) {
+		for (uint32_t j = 0; j < pool->chunks[i].fresh_begin; j++) {
 			check_published(check, cache, first + j);
 			fa_page_load(pool, cache, first + j);
 		}
@@ -440,7 +440,7 @@ static void settle_tenants(struct fa_pool *pool)
 {
 	for (uint32_t i = 0; i < pool->header->high_tenants; i++)
 		if (pool->tenant_records[i].state == FA_STATE_USED)
-			fa_tenant_settle(pool, pool->tenant_records[i].tag);
+			fa_tenant_try_free(pool, pool->tenant_records[i].tag);
 }
 
 static int init(struct check *check)
@@ -459,8 +459,8 @@ static int init(struct check *check)
 	return 0;
 }
 
-int fa_pool_check(struct fa_pool *pool, fa_pool_has_fn *has, void *userdata,
-                  struct fa_pool_report *report, struct fa_error *error)
+int fa_pool_recover(struct fa_pool *pool, fa_pool_chunk_present_fn *has, void *userdata,
+                    struct fa_pool_report *report, struct fa_error *error)
 {
 	_fa_cleanup_(deinit) struct check check = {
 		.pool = pool, .has = has, .userdata = userdata, .report = report, .error = error

@@ -18,7 +18,7 @@ struct fa_pool_cache *fa_chunk_cache(const struct fa_pool *pool, uint32_t chunk)
 {
 	uint32_t owner = pool->chunk_records[chunk].owner;
 
-	return owner < FA_STATE_CHUNK_CACHE || owner == FA_STATE_CHUNK_HELD
+	return owner < FA_STATE_CHUNK_CACHE || owner == FA_STATE_CHUNK_QUARANTINED
 	               ? NULL
 	               : pool->caches[owner - FA_STATE_CHUNK_CACHE];
 }
@@ -40,8 +40,8 @@ void fa_chunk_put_free(struct fa_pool *pool, struct fa_pool_cache *cache, uint32
 {
 	struct fa_chunk *chunk = &pool->chunks[index >> pool->page_shift];
 
-	pool->pages[index].next = chunk->free;
-	chunk->free = index + 1;
+	pool->pages[index].next = chunk->free_head;
+	chunk->free_head = index + 1;
 	cache->n_free++;
 	if (!chunk->n_free++)
 		fa_list_append(&cache->open_chunks, &chunk->link);
@@ -52,11 +52,11 @@ uint32_t fa_chunk_take_free(struct fa_pool *pool, struct fa_pool_cache *cache)
 	struct fa_chunk *chunk = fa_container_of(cache->open_chunks.next, struct fa_chunk, link);
 	uint32_t index;
 
-	if (chunk->free) {
-		index = chunk->free - 1;
-		chunk->free = pool->pages[index].next;
+	if (chunk->free_head) {
+		index = chunk->free_head - 1;
+		chunk->free_head = pool->pages[index].next;
 	} else {
-		index = (uint32_t)(chunk - pool->chunks) << pool->page_shift | chunk->n_fresh++;
+		index = (uint32_t)(chunk - pool->chunks) << pool->page_shift | chunk->fresh_begin++;
 		pool->pages[index] = (struct fa_page){ .flags = chunk->zeroed ? 0
 			                                                      : FA_PAGE_TAINTED };
 	}
@@ -66,7 +66,7 @@ uint32_t fa_chunk_take_free(struct fa_pool *pool, struct fa_pool_cache *cache)
 	return index;
 }
 
-void fa_chunk_give(struct fa_pool *pool, uint32_t number, struct fa_pool_cache *cache)
+void fa_chunk_assign(struct fa_pool *pool, uint32_t number, struct fa_pool_cache *cache)
 {
 	struct fa_chunk *chunk = &pool->chunks[number];
 
@@ -80,13 +80,13 @@ void fa_chunk_give(struct fa_pool *pool, uint32_t number, struct fa_pool_cache *
 	pool->n_free_chunks--;
 }
 
-void fa_chunk_take_back(struct fa_pool *pool, uint32_t number)
+void fa_reclaim_chunk(struct fa_pool *pool, uint32_t number)
 {
 	struct fa_chunk *chunk = &pool->chunks[number];
 	struct fa_pool_cache *cache = fa_chunk_cache(pool, number);
 	uint32_t first = number << pool->page_shift;
 
-	for (uint32_t i = 0; chunk->n_idle && i < chunk->n_fresh; i++)
+	for (uint32_t i = 0; chunk->n_idle && i < chunk->fresh_begin; i++)
 		if (!pool->refs[first + i] && (pool->pages[first + i].flags & FA_PAGE_PUBLISHED))
 			fa_page_evict(pool, cache, first + i);
 	fa_state_store(&pool->chunk_records[number].owner, FA_STATE_CHUNK_FREE);
@@ -94,12 +94,12 @@ void fa_chunk_take_back(struct fa_pool *pool, uint32_t number)
 	cache->n_free -= chunk->n_free;
 	cache->n_chunks--;
 	pool->n_free_chunks++;
-	*chunk = (struct fa_chunk){ .zeroed = chunk->zeroed && !chunk->n_fresh,
+	*chunk = (struct fa_chunk){ .zeroed = chunk->zeroed && !chunk->fresh_begin,
 		                    .empty_ns = chunk->empty_ns };
 	fa_list_init(&chunk->link);
 }
 
-bool fa_chunk_quiet(const struct fa_pool *pool, uint32_t number)
+bool fa_chunk_is_reclaimable(const struct fa_pool *pool, uint32_t number)
 {
 	const struct fa_chunk *chunk = &pool->chunks[number];
 
@@ -112,12 +112,12 @@ uint32_t fa_chunk_find_quiet(const struct fa_pool *pool)
 
 	for (uint32_t i = 0; i < pool->header->max_chunks; i++) {
 		const struct fa_chunk *chunk = &pool->chunks[i];
-		uint64_t missed = chunk->n_idle ? chunk->idled : 0;
+		uint64_t missed = chunk->n_idle ? chunk->idle_clock : 0;
 
-		if (!fa_chunk_quiet(pool, i) || fa_chunk_cache(pool, i)->need_pages)
+		if (!fa_chunk_is_reclaimable(pool, i) || fa_chunk_cache(pool, i)->need_pages)
 			continue;
 		if (best == UINT32_MAX ||
-		    missed < (pool->chunks[best].n_idle ? pool->chunks[best].idled : 0))
+		    missed < (pool->chunks[best].n_idle ? pool->chunks[best].idle_clock : 0))
 			best = i;
 	}
 	return best;
@@ -163,7 +163,7 @@ void fa_pool_set_exhausted_hint(struct fa_pool *pool, uint32_t chunks, const cha
 static void remove_chunk(struct fa_pool *pool, uint32_t number)
 {
 	if (!is_free(pool, number))
-		fa_chunk_take_back(pool, number);
+		fa_reclaim_chunk(pool, number);
 	fa_state_store(&pool->chunk_records[number].owner, FA_STATE_CHUNK_ABSENT);
 	pool->n_chunks--;
 	pool->n_free_chunks--;
@@ -174,7 +174,7 @@ bool fa_pool_chunk_remove_empty(struct fa_pool *pool, uint64_t since_ns, uint32_
 	for (uint32_t i = pool->header->max_chunks; i-- > 0;) {
 		const struct fa_chunk *chunk = &pool->chunks[i];
 
-		if ((!is_free(pool, i) && (!fa_chunk_quiet(pool, i) || chunk->n_idle)) ||
+		if ((!is_free(pool, i) && (!fa_chunk_is_reclaimable(pool, i) || chunk->n_idle)) ||
 		    chunk->empty_ns > since_ns)
 			continue;
 		remove_chunk(pool, i);
@@ -192,7 +192,7 @@ int fa_pool_chunk_remove(struct fa_pool *pool, struct fa_error *error, uint32_t 
 		for (uint32_t i = pool->header->max_chunks; i-- > 0;) {
 			bool free = is_free(pool, i);
 
-			if (!free && (pass == 0 || !fa_chunk_quiet(pool, i) ||
+			if (!free && (pass == 0 || !fa_chunk_is_reclaimable(pool, i) ||
 			              (pass == 1 && pool->chunks[i].n_idle)))
 				continue;
 			remove_chunk(pool, i);
@@ -212,11 +212,11 @@ void fa_pool_quarantine_end(struct fa_pool *pool)
 		struct fa_pool_cache *cache = fa_chunk_cache(pool, i);
 		uint32_t first = i << pool->page_shift;
 
-		if (pool->chunk_records[i].owner == FA_STATE_CHUNK_HELD) {
+		if (pool->chunk_records[i].owner == FA_STATE_CHUNK_QUARANTINED) {
 			fa_state_store(&pool->chunk_records[i].owner, FA_STATE_CHUNK_FREE);
 			pool->n_free_chunks++;
 		}
-		for (uint32_t j = 0; cache && j < pool->chunks[i].n_fresh; j++) {
+		for (uint32_t j = 0; cache && j < pool->chunks[i].fresh_begin; j++) {
 			struct fa_page *page = &pool->pages[first + j];
 
 			if (page->flags & FA_PAGE_QUARANTINED)
@@ -228,5 +228,5 @@ void fa_pool_quarantine_end(struct fa_pool *pool)
 	pool->n_quarantined = 0;
 	for (uint32_t i = 0; i < pool->header->max_caches; i++)
 		if (pool->caches[i])
-			fa_pool_cache_settle(pool, pool->caches[i]);
+			fa_pool_cache_try_free(pool, pool->caches[i]);
 }

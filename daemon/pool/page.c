@@ -23,7 +23,7 @@ static uint64_t count_quiet(const struct fa_pool *pool)
 	uint64_t n = 0;
 
 	for (uint32_t i = 0; i < pool->header->max_chunks; i++)
-		if (fa_chunk_quiet(pool, i) &&
+		if (fa_chunk_is_reclaimable(pool, i) &&
 		    !pool->caches[pool->chunk_records[i].owner - FA_STATE_CHUNK_CACHE]->need_pages)
 			n++;
 	return n;
@@ -38,7 +38,7 @@ static int exhausted(const struct fa_pool *pool, const struct fa_pool_cache *cac
 		remedy = ", more in some seconds, when the daemon before has let go";
 	else if (pool->remedy && pool->n_chunks >= pool->remedy_chunks)
 		remedy = pool->remedy;
-	for (const struct fa_pool_cache *cache = caches; cache; cache = cache->touched)
+	for (const struct fa_pool_cache *cache = caches; cache; cache = cache->next_planned)
 		if (chunks_for(cache, cache->n_free + cache->n_idle))
 			return fa_fail(error, -ENOMEM,
 			               "the pool is exhausted: %" PRIu64 " pages of %" PRIu64
@@ -57,18 +57,18 @@ static void grow(struct fa_pool *pool, const struct fa_pool_cache *caches)
 
 	if (!pool->grow)
 		return;
-	for (const struct fa_pool_cache *cache = caches; cache; cache = cache->touched)
+	for (const struct fa_pool_cache *cache = caches; cache; cache = cache->next_planned)
 		want += chunks_for(cache, cache->n_free);
 	while (want > pool->n_free_chunks && pool->grow(pool->grow_userdata))
 		;
 }
 
-int fa_pages_reserve(struct fa_pool *pool, struct fa_pool_cache *caches, struct fa_error *error)
+int fa_reclaim_pages(struct fa_pool *pool, struct fa_pool_cache *caches, struct fa_error *error)
 {
 	uint64_t must = 0;
 
 	grow(pool, caches);
-	for (struct fa_pool_cache *cache = caches; cache; cache = cache->touched)
+	for (struct fa_pool_cache *cache = caches; cache; cache = cache->next_planned)
 		must += chunks_for(cache, cache->n_free + cache->n_idle);
 	if (must > pool->n_free_chunks) {
 		uint64_t chunks = pool->n_free_chunks + count_quiet(pool);
@@ -78,20 +78,20 @@ int fa_pages_reserve(struct fa_pool *pool, struct fa_pool_cache *caches, struct 
 	}
 
 	/* First everyone what it cannot do without, then what spares it evictions. */
-	for (struct fa_pool_cache *cache = caches; cache; cache = cache->touched)
+	for (struct fa_pool_cache *cache = caches; cache; cache = cache->next_planned)
 		for (uint64_t n = chunks_for(cache, cache->n_free + cache->n_idle); n > 0; n--) {
 			uint32_t chunk = fa_chunk_find_free(pool);
 
 			if (chunk == UINT32_MAX) {
 				chunk = fa_chunk_find_quiet(pool);
-				fa_chunk_take_back(pool, chunk);
+				fa_reclaim_chunk(pool, chunk);
 			}
-			fa_chunk_give(pool, chunk, cache);
+			fa_chunk_assign(pool, chunk, cache);
 		}
-	for (struct fa_pool_cache *cache = caches; cache; cache = cache->touched)
+	for (struct fa_pool_cache *cache = caches; cache; cache = cache->next_planned)
 		for (uint64_t n = chunks_for(cache, cache->n_free); n > 0 && pool->n_free_chunks;
 		     n--)
-			fa_chunk_give(pool, fa_chunk_find_free(pool), cache);
+			fa_chunk_assign(pool, fa_chunk_find_free(pool), cache);
 	return 0;
 }
 
@@ -104,7 +104,7 @@ void fa_page_charge(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t 
 	page->tenant = tenant;
 	fa_tenant_account(pool, tenant)->bytes += cache->layout.page_bytes;
 	fa_tenant_account(pool, before)->bytes -= cache->layout.page_bytes;
-	fa_tenant_settle(pool, before);
+	fa_tenant_try_free(pool, before);
 }
 
 uint32_t fa_page_take(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t tenant,
@@ -135,7 +135,7 @@ static void free_page(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_
 	if (!chunk->n_used && !chunk->n_idle)
 		chunk->empty_ns = pool->now_ns;
 	fa_tenant_account(pool, page->tenant)->bytes -= cache->layout.page_bytes;
-	fa_tenant_settle(pool, page->tenant);
+	fa_tenant_try_free(pool, page->tenant);
 	if (pool->quarantine && (page->flags & FA_PAGE_SUSPECT)) {
 		page->flags |= FA_PAGE_QUARANTINED;
 		chunk->n_quarantined++;
@@ -159,15 +159,15 @@ static void idle_add(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t
 	cache->newest = index + 1;
 	cache->n_idle++;
 	account->idle_bytes += cache->layout.page_bytes;
-	page->own_next = 0;
-	page->own_prev = account->newest;
+	page->tenant_next = 0;
+	page->tenant_prev = account->newest;
 	if (account->newest)
-		pool->pages[account->newest - 1].own_next = index + 1;
+		pool->pages[account->newest - 1].tenant_next = index + 1;
 	else
 		account->oldest = index + 1;
 	account->newest = index + 1;
 	chunk_of(pool, index)->n_idle++;
-	chunk_of(pool, index)->idled = ++pool->clock;
+	chunk_of(pool, index)->idle_clock = ++pool->clock;
 }
 
 static void idle_remove(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index)
@@ -183,14 +183,14 @@ static void idle_remove(struct fa_pool *pool, struct fa_pool_cache *cache, uint3
 		pool->pages[page->next - 1].prev = page->prev;
 	else
 		cache->newest = page->prev;
-	if (page->own_prev)
-		pool->pages[page->own_prev - 1].own_next = page->own_next;
+	if (page->tenant_prev)
+		pool->pages[page->tenant_prev - 1].tenant_next = page->tenant_next;
 	else
-		account->oldest = page->own_next;
-	if (page->own_next)
-		pool->pages[page->own_next - 1].own_prev = page->own_prev;
+		account->oldest = page->tenant_next;
+	if (page->tenant_next)
+		pool->pages[page->tenant_next - 1].tenant_prev = page->tenant_prev;
 	else
-		account->newest = page->own_prev;
+		account->newest = page->tenant_prev;
 	cache->n_idle--;
 	account->idle_bytes -= cache->layout.page_bytes;
 	chunk_of(pool, index)->n_idle--;
@@ -248,7 +248,7 @@ void fa_page_load(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t in
 	}
 }
 
-uint64_t fa_pages_evict_all(struct fa_pool *pool, struct fa_pool_cache *cache)
+uint64_t fa_reclaim_cache(struct fa_pool *pool, struct fa_pool_cache *cache)
 {
 	uint64_t n;
 

@@ -17,7 +17,7 @@
 #define CELL_BYTES_PER_PAGE (64 - sizeof(struct fa_state_page))
 #define CELLS_MIN 1024u
 
-void (*fa_pool_fault)(void);
+void (*fa_state_fault_hook)(void);
 
 static uint64_t align(uint64_t bytes)
 {
@@ -29,7 +29,7 @@ static bool is_power_of_two(uint64_t value)
 	return value && !(value & (value - 1));
 }
 
-int fa_pool_lay_out(struct fa_state_header *header, struct fa_error *error)
+int fa_state_lay_out(struct fa_state_header *header, struct fa_error *error)
 {
 	uint64_t at = FA_STATE_HEADER_BYTES;
 
@@ -80,8 +80,7 @@ int fa_pool_lay_out(struct fa_state_header *header, struct fa_error *error)
 
 static uint64_t check_of(const struct fa_state_header *header)
 {
-	return fa_prefix_hash_short(header->secret, header,
-	                            offsetof(struct fa_state_header, check));
+	return fa_pool_hash_short(header->secret, header, offsetof(struct fa_state_header, check));
 }
 
 static uint64_t default_cells(const struct fa_state_header *header)
@@ -117,13 +116,13 @@ int fa_pool_format(const struct fa_pool_config *config, struct fa_error *error, 
 		               page_bytes);
 	header.page_shift = (uint32_t)__builtin_ctzll(chunk_bytes / page_bytes);
 	header.max_cells = (uint32_t)default_cells(&header);
-	r = fa_pool_lay_out(&header, error);
+	r = fa_state_lay_out(&header, error);
 	if (r < 0)
 		return r;
-	r = fa_prefix_hash_init();
+	r = fa_pool_hash_init();
 	if (r < 0)
 		return fa_fail(error, r, "libsodium does not start");
-	fa_prefix_hash_secret(header.secret);
+	fa_pool_hash_new_secret(header.secret);
 	header.check = check_of(&header);
 	r = fa_memfd_new("fad-pool-state", header.bytes, true, &fd);
 	if (r < 0)
@@ -183,7 +182,7 @@ static int read_header(int fd, struct fa_state_header *header, struct fa_error *
 		               "the pool's state has format %" PRIu32 "; expected %u",
 		               header->version, FA_STATE_VERSION);
 	laid_out = *header;
-	if (fa_pool_lay_out(&laid_out, &reason) < 0)
+	if (fa_state_lay_out(&laid_out, &reason) < 0)
 		return fa_fail(error, -EBADMSG, "the header of the pool's state is damaged: %s",
 		               reason.text);
 	if (memcmp(&laid_out, header, sizeof(laid_out)) != 0 ||
@@ -245,23 +244,24 @@ static uint32_t generation_base(const struct fa_state_header *header)
 {
 	static const char what[] = "generation";
 
-	return (uint32_t)(fa_prefix_hash_short(header->secret, what, sizeof(what)) >> 33) + 1;
+	return (uint32_t)(fa_pool_hash_short(header->secret, what, sizeof(what)) >> 33) + 1;
 }
 
 int fa_pool_open(int fd, struct fa_pool_report *report, struct fa_error *error,
                  struct fa_pool **ret_pool)
 {
-	return fa_pool_open_parts(fd, NULL, NULL, report, error, ret_pool);
+	return fa_pool_open_partial(fd, NULL, NULL, report, error, ret_pool);
 }
 
-int fa_pool_open_parts(int fd, fa_pool_has_fn *has, void *userdata, struct fa_pool_report *report,
-                       struct fa_error *error, struct fa_pool **ret_pool)
+int fa_pool_open_partial(int fd, fa_pool_chunk_present_fn *has, void *userdata,
+                         struct fa_pool_report *report, struct fa_error *error,
+                         struct fa_pool **ret_pool)
 {
 	_fa_cleanup_(fa_pool_freep) struct fa_pool *pool = NULL;
 	struct fa_state_header header;
 	int r;
 
-	r = fa_prefix_hash_init();
+	r = fa_pool_hash_init();
 	if (r < 0)
 		return fa_fail(error, r, "libsodium does not start");
 	r = read_header(fd, &header, error);
@@ -270,7 +270,7 @@ int fa_pool_open_parts(int fd, fa_pool_has_fn *has, void *userdata, struct fa_po
 	pool = fa_new(struct fa_pool);
 	if (!pool)
 		return fa_fail(error, -ENOMEM, "there is no memory for the pool");
-	for (uint32_t i = 0; i < FA_POOL_OWNED; i++)
+	for (uint32_t i = 0; i < FA_POOL_OWNER_BUCKETS; i++)
 		fa_list_init(&pool->owned[i]);
 	r = map(pool, fd, &header, error);
 	if (r < 0)
@@ -282,7 +282,7 @@ int fa_pool_open_parts(int fd, fa_pool_has_fn *has, void *userdata, struct fa_po
 	if (!pool->chunks || !pool->tenants || !pool->sequences || !pool->free_sequences)
 		return fa_fail(error, -ENOMEM, "there is no memory for the pool's tables");
 	pool->generation_base = generation_base(&header);
-	r = fa_pool_check(pool, has, userdata, report, error);
+	r = fa_pool_recover(pool, has, userdata, report, error);
 	if (r < 0)
 		return r;
 	pool->header->generation++;
@@ -295,7 +295,7 @@ struct fa_pool *fa_pool_free(struct fa_pool *pool)
 	if (!pool)
 		return NULL;
 	for (uint32_t i = 0; pool->sequences && i < pool->header->high_sequences; i++)
-		fa_pool_sequence_discard(pool->sequences[i]);
+		fa_pool_sequence_dealloc(pool->sequences[i]);
 	for (uint32_t i = 0; i < FA_STATE_CACHES; i++)
 		free(pool->caches[i]);
 	free(pool->sequences);
@@ -332,7 +332,7 @@ void fa_pool_get_info(const struct fa_pool *pool, struct fa_pool_info *ret_info)
 
 		if (!cache)
 			continue;
-		if (cache->leaving)
+		if (cache->removed)
 			ret_info->chunks_held_back += cache->n_chunks;
 		else
 			ret_info->caches++;
@@ -340,6 +340,6 @@ void fa_pool_get_info(const struct fa_pool *pool, struct fa_pool_info *ret_info)
 		ret_info->idle_bytes += cache->n_idle * cache->layout.page_bytes;
 	}
 	for (uint32_t i = 0; i < pool->header->max_chunks; i++)
-		if (pool->chunk_records[i].owner == FA_STATE_CHUNK_HELD)
+		if (pool->chunk_records[i].owner == FA_STATE_CHUNK_QUARANTINED)
 			ret_info->chunks_held_back++;
 }

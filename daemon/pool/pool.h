@@ -69,9 +69,10 @@ int fa_pool_open(int fd, struct fa_pool_report *report, struct fa_error *error,
  * The same of a pool that has lost the memory of some chunks, of which @has says false: they are
  * absent then, and what had pages in them is dropped.
  */
-typedef bool fa_pool_has_fn(void *userdata, uint32_t chunk);
-int fa_pool_open_parts(int fd, fa_pool_has_fn *has, void *userdata, struct fa_pool_report *report,
-                       struct fa_error *error, struct fa_pool **ret_pool);
+typedef bool fa_pool_chunk_present_fn(void *userdata, uint32_t chunk);
+int fa_pool_open_partial(int fd, fa_pool_chunk_present_fn *has, void *userdata,
+                         struct fa_pool_report *report, struct fa_error *error,
+                         struct fa_pool **ret_pool);
 
 /* Forgets everything of this process; the state stays. No step is left. NULL is fine. */
 struct fa_pool *fa_pool_free(struct fa_pool *pool);
@@ -234,4 +235,4 @@ void fa_pool_get_info(const struct fa_pool *pool, struct fa_pool_info *ret_info)
  * For tests: called before every store that takes effect, so that a test can stop at each.
  * NULL otherwise.
  */
-extern void (*fa_pool_fault)(void);
+extern void (*fa_state_fault_hook)(void);

@@ -23,7 +23,7 @@ static uint32_t find(const struct fa_pool *pool, const uint8_t hash[FA_STATE_HAS
 
 	if (!pool->n_published)
 		return 0;
-	for (at = *bucket_of(pool, hash); at; at = pool->pages[at - 1].chain)
+	for (at = *bucket_of(pool, hash); at; at = pool->pages[at - 1].hash_next)
 		if (!memcmp(pool->page_records[at - 1].hash, hash, FA_STATE_HASH_BYTES))
 			return at;
 	return 0;
@@ -47,8 +47,8 @@ int fa_prefix_index_prepare(struct fa_pool *pool, uint64_t n_more)
 		for (uint32_t at = old[i], next; at; at = next) {
 			uint32_t *bucket = bucket_of(pool, pool->page_records[at - 1].hash);
 
-			next = pool->pages[at - 1].chain;
-			pool->pages[at - 1].chain = *bucket;
+			next = pool->pages[at - 1].hash_next;
+			pool->pages[at - 1].hash_next = *bucket;
 			*bucket = at;
 		}
 	free(old);
@@ -62,7 +62,7 @@ bool fa_prefix_index_add(struct fa_pool *pool, uint32_t index)
 
 	if (find(pool, hash))
 		return false;
-	pool->pages[index].chain = *bucket;
+	pool->pages[index].hash_next = *bucket;
 	*bucket = index + 1;
 	pool->n_published++;
 	return true;
@@ -73,8 +73,8 @@ void fa_prefix_index_remove(struct fa_pool *pool, uint32_t index)
 	uint32_t *at = bucket_of(pool, pool->page_records[index].hash);
 
 	while (*at != index + 1)
-		at = &pool->pages[*at - 1].chain;
-	*at = pool->pages[index].chain;
+		at = &pool->pages[*at - 1].hash_next;
+	*at = pool->pages[index].hash_next;
 	pool->n_published--;
 }
 
@@ -87,8 +87,8 @@ static int check_key(const struct fa_prefix_key *key, struct fa_error *error)
 }
 
 /* The page of the sequence with this number could be published as it is. */
-static bool is_open(const struct fa_pool *pool, const struct fa_pool_sequence *sequence,
-                    uint32_t number)
+static bool is_unpublished(const struct fa_pool *pool, const struct fa_pool_sequence *sequence,
+                           uint32_t number)
 {
 	uint32_t slot = fa_pool_sequence_slot(sequence, number);
 
@@ -138,7 +138,7 @@ int fa_prefix_hashes_init(const struct fa_pool *pool, const struct fa_actor *act
 		r = check_tokens(n_tokens, error);
 	if (r < 0)
 		return r;
-	fa_prefix_hash_begin(pool, sequence->cache, actor->tenant, key, hashes.begin);
+	fa_pool_hash_prefix_begin(pool, sequence->cache, actor->tenant, key, hashes.begin);
 	hashes.page_tokens = sequence->cache->layout.page_tokens;
 	hashes.n = (uint32_t)(n_tokens / hashes.page_tokens);
 	hashes.pages = malloc(hashes.n * sizeof(*hashes.pages) + 1);
@@ -155,8 +155,8 @@ void fa_prefix_hashes_compute(struct fa_prefix_hashes *hashes, const uint32_t *t
 
 	memcpy(hash, hashes->begin, sizeof(hash));
 	for (uint32_t i = 0; i < hashes->n; i++) {
-		fa_prefix_hash_next(tokens + (uint64_t)i * hashes->page_tokens, hashes->page_tokens,
-		                    hash);
+		fa_pool_hash_prefix_next(tokens + (uint64_t)i * hashes->page_tokens,
+		                         hashes->page_tokens, hash);
 		memcpy(hashes->pages[i], hash, sizeof(hash));
 	}
 }
@@ -191,7 +191,7 @@ int fa_prefix_publish_hashed(struct fa_pool *pool, const struct fa_actor *actor,
 	for (uint32_t number = first; number < end; number++) {
 		uint32_t slot = fa_pool_sequence_slot(sequence, number);
 
-		if (is_open(pool, sequence, number) &&
+		if (is_unpublished(pool, sequence, number) &&
 		    pool->pages[fa_page_index(pool, sequence->cache, slot)].tenant != actor->tenant)
 			more.bytes += sequence->cache->layout.page_bytes;
 	}
@@ -207,11 +207,11 @@ int fa_prefix_publish_hashed(struct fa_pool *pool, const struct fa_actor *actor,
 
 	fa_pool_sequence_touch(pool, sequence);
 	if (more.bytes)
-		fa_tenant_make_room(pool, actor->tenant, more.bytes);
+		fa_reclaim_quota(pool, actor->tenant, more.bytes);
 	for (uint32_t number = first; number < end; number++) {
 		uint32_t slot = fa_pool_sequence_slot(sequence, number);
 
-		if (!is_open(pool, sequence, number) || find(pool, hashes->pages[number]))
+		if (!is_unpublished(pool, sequence, number) || find(pool, hashes->pages[number]))
 			continue;
 		publish_page(pool, sequence->cache, fa_page_index(pool, sequence->cache, slot),
 		             actor->tenant, hashes->pages[number]);
@@ -269,9 +269,9 @@ int fa_prefix_find(struct fa_pool *pool, const struct fa_actor *actor, uint64_t 
 	if (r < 0)
 		return r;
 	page_tokens = cache->layout.page_tokens;
-	fa_prefix_hash_begin(pool, cache, actor->tenant, key, hash);
+	fa_pool_hash_prefix_begin(pool, cache, actor->tenant, key, hash);
 	for (n = 0; n < n_tokens / page_tokens; n++) {
-		fa_prefix_hash_next(tokens + n * page_tokens, page_tokens, hash);
+		fa_pool_hash_prefix_next(tokens + n * page_tokens, page_tokens, hash);
 		if (!find(pool, hash))
 			break;
 	}
@@ -313,7 +313,7 @@ int fa_prefix_attach_hashed(struct fa_pool *pool, const struct fa_actor *actor, 
 	if (r < 0)
 		return fa_fail(error, r, "there is no memory for the list of %" PRIu32 " pages",
 		               n_pages);
-	r = fa_cells_check(pool, fa_page_list_missing(sequence, n_pages), error);
+	r = fa_page_list_check_cells(pool, fa_page_list_missing(sequence, n_pages), error);
 	if (r < 0)
 		return r;
 	r = fa_tenant_check_cells(pool, sequence->record->tenant,
@@ -332,7 +332,7 @@ int fa_prefix_attach_hashed(struct fa_pool *pool, const struct fa_actor *actor, 
 	sequence->planned = length;
 	if (length)
 		fa_page_list_commit(pool, sequence, length, 0,
-		                    fa_pool_sequence_body(sequence)->step);
+		                    fa_pool_sequence_durable(sequence)->step);
 	*ret_tokens = length;
 	return 0;
 }

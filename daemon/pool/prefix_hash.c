@@ -12,17 +12,17 @@
 
 static_assert(crypto_shorthash_KEYBYTES <= 32, "the secret is long enough");
 
-int fa_prefix_hash_init(void)
+int fa_pool_hash_init(void)
 {
 	return sodium_init() < 0 ? -ENOSYS : 0;
 }
 
-void fa_prefix_hash_secret(uint8_t secret[32])
+void fa_pool_hash_new_secret(uint8_t secret[32])
 {
 	randombytes_buf(secret, 32);
 }
 
-uint64_t fa_prefix_hash_short(const uint8_t secret[32], const void *data, size_t bytes)
+uint64_t fa_pool_hash_short(const uint8_t secret[32], const void *data, size_t bytes)
 {
 	uint8_t hash[crypto_shorthash_BYTES];
 	uint64_t value;
@@ -32,9 +32,9 @@ uint64_t fa_prefix_hash_short(const uint8_t secret[32], const void *data, size_t
 	return value;
 }
 
-void fa_prefix_hash_begin(const struct fa_pool *pool, const struct fa_pool_cache *cache,
-                          uint32_t tenant, const struct fa_prefix_key *key,
-                          uint8_t hash[FA_STATE_HASH_BYTES])
+void fa_pool_hash_prefix_begin(const struct fa_pool *pool, const struct fa_pool_cache *cache,
+                               uint32_t tenant, const struct fa_prefix_key *key,
+                               uint8_t hash[FA_STATE_HASH_BYTES])
 {
 	struct {
 		uint64_t cache;
@@ -51,8 +51,8 @@ void fa_prefix_hash_begin(const struct fa_pool *pool, const struct fa_pool_cache
 	crypto_generichash_final(&state, hash, FA_STATE_HASH_BYTES);
 }
 
-void fa_prefix_hash_next(const uint32_t *tokens, uint32_t n_tokens,
-                         uint8_t hash[FA_STATE_HASH_BYTES])
+void fa_pool_hash_prefix_next(const uint32_t *tokens, uint32_t n_tokens,
+                              uint8_t hash[FA_STATE_HASH_BYTES])
 {
 	uint8_t text[FA_STATE_HASH_BYTES + FA_CACHE_PAGE_TOKENS_MAX * sizeof(*tokens)];
 	size_t bytes = n_tokens * sizeof(*tokens);

@@ -24,19 +24,19 @@
 
 struct fa_page {
 	uint32_t tenant; /* tag of who pays for it or, if it is free, paid last; 0: never used */
-	uint32_t next, prev;         /* free: next; idle: both, in the order of use */
-	uint32_t own_next, own_prev; /* idle: of the tenant's, in all caches */
-	uint32_t chain;              /* published: next of its bucket */
+	uint32_t next, prev;               /* free: next; idle: both, in the order of use */
+	uint32_t tenant_next, tenant_prev; /* idle: of the tenant's, in all caches */
+	uint32_t hash_next;                /* published: next of its bucket */
 	uint32_t flags;
 };
 
 struct fa_chunk {
-	struct fa_list link; /* its cache's open_chunks, if it has a free page */
-	uint32_t free;       /* first of its free pages */
-	uint32_t n_fresh;    /* pages from here on were not used since the cache has it */
+	struct fa_list link;  /* its cache's open_chunks, if it has a free page */
+	uint32_t free_head;   /* first of its free pages */
+	uint32_t fresh_begin; /* pages from here on were not used since the cache has it */
 	uint32_t n_used, n_idle, n_free, n_quarantined;
 	bool zeroed; /* fresh pages hold nothing */
-	uint64_t idled;
+	uint64_t idle_clock;
 	uint64_t empty_ns; /* since when nothing is in it, if so */
 };
 
@@ -50,12 +50,12 @@ struct fa_pool_cache {
 	uint32_t oldest, newest; /* idle pages */
 	uint32_t n_chunks, n_sequences;
 	uint64_t n_used, n_idle, n_free;
-	bool leaving;
+	bool removed;
 
 	/* while a step is planned */
 	uint64_t need_pages;
 	uint32_t n_items;
-	struct fa_pool_cache *touched;
+	struct fa_pool_cache *next_planned;
 };
 
 struct fa_tenant_account {
@@ -66,7 +66,7 @@ struct fa_tenant_account {
 	uint64_t n_cells;        /* of the lists of its sequences */
 	uint64_t need_bytes;     /* while a step is planned */
 	uint64_t need_cells;
-	struct fa_tenant_account *touched;
+	struct fa_tenant_account *next_planned;
 };
 
 /* A page that left its sequence while steps that were planned with it are in flight. */
@@ -101,12 +101,12 @@ struct fa_pool_sequence {
 	uint32_t n_in_flight, n_appending;
 	uint32_t n_cancelled; /* of those: behind one that was aborted */
 	uint64_t appender;    /* session */
-	bool keeping;         /* the last of them ends elsewhere than planned */
-	bool dead;            /* freed, but for what is in flight */
+	bool keep_pending;    /* the last of them ends elsewhere than planned */
+	bool removed;         /* freed, but for what is in flight */
 	struct fa_deferred_page *deferred;
 	uint32_t n_deferred, deferred_size;
-	uint64_t mark; /* serial of the step that was planned last, to see twins */
-	uint32_t name_chain;
+	uint64_t plan_serial; /* serial of the step that was planned last, to see twins */
+	uint32_t name_next;
 };
 
 /* A sequence's part in a step. */
@@ -131,7 +131,7 @@ struct fa_pool_step_private {
 	uint32_t *arrays;                /* all that the groups point to */
 };
 
-#define FA_POOL_OWNED 1024u
+#define FA_POOL_OWNER_BUCKETS 1024u
 
 struct fa_pool {
 	unsigned char *map;
@@ -154,7 +154,7 @@ struct fa_pool {
 	struct fa_pool_cache *caches[FA_STATE_CACHES];
 	struct fa_tenant_account *tenants; /* [max_tenants] */
 	/* Sequences of sessions that may end, by their numbers. */
-	struct fa_list owned[FA_POOL_OWNED];
+	struct fa_list owned[FA_POOL_OWNER_BUCKETS];
 	struct fa_pool_sequence **sequences; /* [max_sequences] */
 	uint32_t free_sequence;              /* chained in free_sequences */
 	uint32_t *free_sequences;
@@ -182,10 +182,10 @@ struct fa_pool {
 	uint32_t remedy_chunks;
 };
 
-static inline void fa_fault_point(void)
+static inline void fa_state_fault_point(void)
 {
-	if (__builtin_expect(fa_pool_fault != NULL, 0))
-		fa_pool_fault();
+	if (__builtin_expect(fa_state_fault_hook != NULL, 0))
+		fa_state_fault_hook();
 }
 
 /*
@@ -195,11 +195,11 @@ static inline void fa_fault_point(void)
  */
 static inline void fa_state_store(uint32_t *at, uint32_t value)
 {
-	fa_fault_point();
+	fa_state_fault_point();
 	__atomic_signal_fence(__ATOMIC_SEQ_CST);
 	__atomic_store_n(at, value, __ATOMIC_RELEASE);
 	__atomic_signal_fence(__ATOMIC_SEQ_CST);
-	fa_fault_point();
+	fa_state_fault_point();
 }
 
 /* ---- pool/page.c */
@@ -222,9 +222,9 @@ static inline uint32_t fa_page_slot(const struct fa_pool *pool, const struct fa_
  * Sees to it that every cache of the list (by touched) can have its need_pages from its free
  * and idle pages. -ENOMEM, with nothing changed.
  */
-int fa_pages_reserve(struct fa_pool *pool, struct fa_pool_cache *caches, struct fa_error *error);
+int fa_reclaim_pages(struct fa_pool *pool, struct fa_pool_cache *caches, struct fa_error *error);
 
-/* A page, with one reference; there is one, as fa_pages_reserve() saw to. */
+/* A page, with one reference; there is one, as fa_reclaim_pages() saw to. */
 uint32_t fa_page_take(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t tenant,
                       bool *ret_clear);
 void fa_page_ref(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index);
@@ -235,7 +235,7 @@ void fa_page_charge(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t 
 void fa_page_evict(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index);
 /* Takes up a page of a state that was opened: used, idle, or free and quarantined. */
 void fa_page_load(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index);
-uint64_t fa_pages_evict_all(struct fa_pool *pool, struct fa_pool_cache *cache);
+uint64_t fa_reclaim_cache(struct fa_pool *pool, struct fa_pool_cache *cache);
 /* Evicts idle pages that the tenant pays for, if there are any, until they were @bytes. */
 void fa_pages_evict_of(struct fa_pool *pool, uint32_t tenant, uint64_t bytes);
 
@@ -246,10 +246,10 @@ struct fa_pool_cache *fa_chunk_cache(const struct fa_pool *pool, uint32_t chunk)
 /* What a free page of the chunk is added to or taken from. */
 void fa_chunk_put_free(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index);
 uint32_t fa_chunk_take_free(struct fa_pool *pool, struct fa_pool_cache *cache);
-void fa_chunk_give(struct fa_pool *pool, uint32_t chunk, struct fa_pool_cache *cache);
+void fa_chunk_assign(struct fa_pool *pool, uint32_t chunk, struct fa_pool_cache *cache);
 /* Of chunks without used pages; idle ones are evicted. */
-void fa_chunk_take_back(struct fa_pool *pool, uint32_t chunk);
-bool fa_chunk_quiet(const struct fa_pool *pool, uint32_t chunk);
+void fa_reclaim_chunk(struct fa_pool *pool, uint32_t chunk);
+bool fa_chunk_is_reclaimable(const struct fa_pool *pool, uint32_t chunk);
 /* The quiet chunk, of any cache whose need_pages is 0, that is missed least; UINT32_MAX. */
 uint32_t fa_chunk_find_quiet(const struct fa_pool *pool);
 uint32_t fa_chunk_find_free(const struct fa_pool *pool);
@@ -263,20 +263,20 @@ static inline struct fa_tenant_account *fa_tenant_account(const struct fa_pool *
 
 /* Whether the tag is that of a tenant that exists. */
 bool fa_tenant_known(const struct fa_pool *pool, uint32_t tag);
-/* -EDQUOT; if it is not, fa_tenant_make_room() evicts what is to go for that. */
+/* -EDQUOT; if it is not, fa_reclaim_quota() evicts what is to go for that. */
 int fa_tenant_check_quota(const struct fa_pool *pool, uint32_t tag, const struct fa_pool_more *more,
                           struct fa_error *error);
-void fa_tenant_make_room(struct fa_pool *pool, uint32_t tag, uint64_t more_bytes);
+void fa_reclaim_quota(struct fa_pool *pool, uint32_t tag, uint64_t more_bytes);
 /* Cells of the lists of all that the tenant's user has, and of what a step that is planned needs
  * for its other tenants; of uid 0, of the tenant's. */
 uint64_t fa_tenant_cells(const struct fa_pool *pool, uint32_t tag);
 /* Frees the tenant if it has nothing left. */
-void fa_tenant_settle(struct fa_pool *pool, uint32_t tag);
+void fa_tenant_try_free(struct fa_pool *pool, uint32_t tag);
 /* Whether an object of @tenant with @mode admits @actor to @right. */
-bool fa_tenant_admits(const struct fa_pool *pool, uint32_t tenant, uint32_t mode,
+bool fa_access_allows(const struct fa_pool *pool, uint32_t tenant, uint32_t mode,
                       const struct fa_actor *actor, enum fa_right right);
-int fa_name_check(const char *name, struct fa_error *error);
-int fa_mode_check(uint32_t mode, struct fa_error *error);
+int fa_access_check_name(const char *name, struct fa_error *error);
+int fa_access_check_mode(uint32_t mode, struct fa_error *error);
 
 /* ---- pool/cache.c */
 
@@ -289,9 +289,9 @@ int fa_pool_cache_load(struct fa_pool *pool, uint32_t index, struct fa_error *er
 /* Whether all @n numbers can be scales of heads. */
 bool fa_pool_cache_scales_good(const float *scales, size_t n);
 /* Frees a leaving cache of which nothing is left. */
-void fa_pool_cache_settle(struct fa_pool *pool, struct fa_pool_cache *cache);
+void fa_pool_cache_try_free(struct fa_pool *pool, struct fa_pool_cache *cache);
 /* Removes it, whoever may. */
-void fa_pool_cache_leave(struct fa_pool *pool, struct fa_pool_cache *cache);
+void fa_pool_cache_destroy(struct fa_pool *pool, struct fa_pool_cache *cache);
 
 /* ---- pool/sequence.c, pool/sequence_list.c, pool/sequence_name.c */
 
@@ -301,19 +301,20 @@ int fa_pool_sequence_get(const struct fa_pool *pool, const struct fa_actor *acto
                          struct fa_pool_sequence **ret_sequence);
 uint64_t fa_pool_sequence_id(const struct fa_pool_sequence *sequence);
 /* Frees it, whoever may. */
-void fa_pool_sequence_leave(struct fa_pool *pool, struct fa_pool_sequence *sequence);
+void fa_pool_sequence_destroy(struct fa_pool *pool, struct fa_pool_sequence *sequence);
 /* An object for a record, in no list yet. */
 struct fa_pool_sequence *fa_pool_sequence_alloc(struct fa_pool *pool, struct fa_pool_cache *cache,
                                                 uint32_t index);
 /* It is in the lists of its cache and of its session, if that is not gone. */
-void fa_pool_sequence_list(struct fa_pool *pool, struct fa_pool_sequence *sequence);
-void fa_pool_sequence_discard(struct fa_pool_sequence *sequence);
+void fa_pool_sequence_link(struct fa_pool *pool, struct fa_pool_sequence *sequence);
+void fa_pool_sequence_dealloc(struct fa_pool_sequence *sequence);
 /* Called when a step's part has left in_flight: lets go what waited for that. */
-void fa_pool_sequence_settle(struct fa_pool *pool, struct fa_pool_sequence *sequence);
+void fa_pool_sequence_reap(struct fa_pool *pool, struct fa_pool_sequence *sequence);
 
-static inline struct fa_state_body *fa_pool_sequence_body(const struct fa_pool_sequence *sequence)
+static inline struct fa_state_commit *
+fa_pool_sequence_durable(const struct fa_pool_sequence *sequence)
 {
-	return &sequence->record->bodies[sequence->record->current];
+	return &sequence->record->commits[sequence->record->current];
 }
 
 /* It does not expire yet: somebody has used it. */
@@ -354,7 +355,7 @@ static inline uint32_t fa_pool_sequence_slot(const struct fa_pool_sequence *sequ
 uint32_t fa_page_list_missing(const struct fa_pool_sequence *sequence, uint32_t end);
 /* Room for pages up to number @end, and @n_deferred more deferred pages. -ENOMEM. */
 int fa_page_list_prepare(struct fa_pool_sequence *sequence, uint32_t end, uint32_t n_deferred);
-int fa_cells_check(const struct fa_pool *pool, uint64_t n, struct fa_error *error);
+int fa_page_list_check_cells(const struct fa_pool *pool, uint64_t n, struct fa_error *error);
 /* Whether one tenant may have @n more. -EDQUOT. */
 int fa_tenant_check_cells(const struct fa_pool *pool, uint32_t tag, uint64_t n,
                           struct fa_error *error);
@@ -376,13 +377,13 @@ void fa_page_list_drop_before(struct fa_pool *pool, struct fa_pool_sequence *seq
                               uint64_t first);
 /* Gives the page back, now or when all steps in flight have ended; prepared. */
 void fa_page_list_release(struct fa_pool *pool, struct fa_pool_sequence *sequence, uint32_t slot);
-void fa_cell_free(struct fa_pool *pool, uint32_t cell);
+void fa_page_list_free_cell(struct fa_pool *pool, uint32_t cell);
 
-struct fa_pool_sequence *fa_name_find(const struct fa_pool *pool, const char *name);
+struct fa_pool_sequence *fa_name_index_find(const struct fa_pool *pool, const char *name);
 /* Room for one more. -ENOMEM. */
-int fa_name_prepare(struct fa_pool *pool);
-void fa_name_add(struct fa_pool *pool, struct fa_pool_sequence *sequence);
-void fa_name_remove(struct fa_pool *pool, struct fa_pool_sequence *sequence);
+int fa_name_index_prepare(struct fa_pool *pool);
+void fa_name_index_add(struct fa_pool *pool, struct fa_pool_sequence *sequence);
+void fa_name_index_remove(struct fa_pool *pool, struct fa_pool_sequence *sequence);
 
 /* ---- pool/prefix.c, pool/prefix_hash.c */
 
@@ -392,17 +393,17 @@ void fa_prefix_index_remove(struct fa_pool *pool, uint32_t index);
 int fa_prefix_index_prepare(struct fa_pool *pool, uint64_t n_more);
 
 /* The loader of the library; -ENOSYS. Once, before all others. */
-int fa_prefix_hash_init(void);
-void fa_prefix_hash_secret(uint8_t secret[32]);
+int fa_pool_hash_init(void);
+void fa_pool_hash_new_secret(uint8_t secret[32]);
 /* Fast, for tables and checks. */
-uint64_t fa_prefix_hash_short(const uint8_t secret[32], const void *data, size_t bytes);
+uint64_t fa_pool_hash_short(const uint8_t secret[32], const void *data, size_t bytes);
 /* The hash before the first page. */
-void fa_prefix_hash_begin(const struct fa_pool *pool, const struct fa_pool_cache *cache,
-                          uint32_t tenant, const struct fa_prefix_key *key,
-                          uint8_t hash[FA_STATE_HASH_BYTES]);
+void fa_pool_hash_prefix_begin(const struct fa_pool *pool, const struct fa_pool_cache *cache,
+                               uint32_t tenant, const struct fa_prefix_key *key,
+                               uint8_t hash[FA_STATE_HASH_BYTES]);
 /* From the hash of a page to that of the next. */
-void fa_prefix_hash_next(const uint32_t *tokens, uint32_t n_tokens,
-                         uint8_t hash[FA_STATE_HASH_BYTES]);
+void fa_pool_hash_prefix_next(const uint32_t *tokens, uint32_t n_tokens,
+                              uint8_t hash[FA_STATE_HASH_BYTES]);
 
 /* Of the next to use a record, after the one with @generation; 0: nobody has used it. Each
  * pool begins elsewhere, so that ids of a pool that is gone are not those of others. */
@@ -414,8 +415,8 @@ static inline uint32_t fa_pool_next_generation(const struct fa_pool *pool, uint3
 /* ---- pool/pool.c, pool/check.c */
 
 /* Where the tables lie; sets the offsets and bytes of @header from its sizes. -EINVAL. */
-int fa_pool_lay_out(struct fa_state_header *header, struct fa_error *error);
+int fa_state_lay_out(struct fa_state_header *header, struct fa_error *error);
 void fa_pool_report_add(struct fa_pool_report *report, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
-int fa_pool_check(struct fa_pool *pool, fa_pool_has_fn *has, void *userdata,
-                  struct fa_pool_report *report, struct fa_error *error);
+int fa_pool_recover(struct fa_pool *pool, fa_pool_chunk_present_fn *has, void *userdata,
+                    struct fa_pool_report *report, struct fa_error *error);

@@ -28,12 +28,12 @@ int fa_pool_sequence_get(const struct fa_pool *pool, const struct fa_actor *acto
 		return fa_fail(error, -ENOENT, "there is no such sequence");
 	record = &pool->sequence_records[index];
 	sequence = pool->sequences[index];
-	if (!sequence || sequence->dead || record->generation != generation)
+	if (!sequence || sequence->removed || record->generation != generation)
 		return fa_fail(error, -ESTALE, "the sequence was removed");
 	if (!record->name[0]) {
 		if (!actor->admin && record->owner != actor->owner)
 			return fa_fail(error, -ENOENT, "there is no such sequence");
-	} else if (!fa_tenant_admits(pool, record->tenant, record->mode, actor, right)) {
+	} else if (!fa_access_allows(pool, record->tenant, record->mode, actor, right)) {
 		return fa_fail(error, -EACCES,
 		               "the sequence '%s' is another tenant's, who does not let you %s it",
 		               record->name, what[right]);
@@ -58,16 +58,16 @@ struct fa_pool_sequence *fa_pool_sequence_alloc(struct fa_pool *pool, struct fa_
 	return sequence;
 }
 
-void fa_pool_sequence_list(struct fa_pool *pool, struct fa_pool_sequence *sequence)
+void fa_pool_sequence_link(struct fa_pool *pool, struct fa_pool_sequence *sequence)
 {
 	const uint64_t owner = sequence->record->owner;
 
 	fa_list_append(&sequence->cache->sequences, &sequence->cache_link);
 	if (owner)
-		fa_list_append(&pool->owned[owner % FA_POOL_OWNED], &sequence->owner_link);
+		fa_list_append(&pool->owned[owner % FA_POOL_OWNER_BUCKETS], &sequence->owner_link);
 }
 
-void fa_pool_sequence_discard(struct fa_pool_sequence *sequence)
+void fa_pool_sequence_dealloc(struct fa_pool_sequence *sequence)
 {
 	if (!sequence)
 		return;
@@ -77,9 +77,9 @@ void fa_pool_sequence_discard(struct fa_pool_sequence *sequence)
 	free(sequence);
 }
 
-static void sequence_discardp(struct fa_pool_sequence **sequence)
+static void sequence_deallocp(struct fa_pool_sequence **sequence)
 {
-	fa_pool_sequence_discard(*sequence);
+	fa_pool_sequence_dealloc(*sequence);
 }
 
 /* An index whose generations are used up is not used again. */
@@ -127,7 +127,7 @@ static void add(struct fa_pool *pool, struct fa_pool_sequence *sequence)
 {
 	fa_state_store(&sequence->record->state, FA_STATE_USED);
 	pool->sequences[sequence->index] = sequence;
-	fa_pool_sequence_list(pool, sequence);
+	fa_pool_sequence_link(pool, sequence);
 	pool->n_sequences++;
 	sequence->cache->n_sequences++;
 	sequence->cache->record->used_ns = pool->now_ns;
@@ -137,7 +137,7 @@ static void add(struct fa_pool *pool, struct fa_pool_sequence *sequence)
 int fa_pool_sequence_new(struct fa_pool *pool, const struct fa_actor *actor, uint64_t cache_id,
                          struct fa_error *error, uint64_t *ret_id)
 {
-	_fa_cleanup_(sequence_discardp) struct fa_pool_sequence *sequence = NULL;
+	_fa_cleanup_(sequence_deallocp) struct fa_pool_sequence *sequence = NULL;
 	struct fa_pool_cache *cache = NULL;
 	uint32_t index = 0;
 	int r;
@@ -160,7 +160,7 @@ int fa_pool_sequence_new(struct fa_pool *pool, const struct fa_actor *actor, uin
 int fa_pool_sequence_fork(struct fa_pool *pool, const struct fa_actor *actor, uint64_t parent_id,
                           uint64_t tokens, struct fa_error *error, uint64_t *ret_id)
 {
-	_fa_cleanup_(sequence_discardp) struct fa_pool_sequence *child = NULL;
+	_fa_cleanup_(sequence_deallocp) struct fa_pool_sequence *child = NULL;
 	struct fa_pool_sequence *parent = NULL;
 	uint32_t index = 0, begin, end;
 	int r;
@@ -188,7 +188,7 @@ int fa_pool_sequence_fork(struct fa_pool *pool, const struct fa_actor *actor, ui
 	if (r < 0)
 		return fa_fail(error, r, "there is no memory for the list of %" PRIu32 " pages",
 		               end - begin);
-	r = fa_cells_check(pool, fa_page_list_missing(child, end), error);
+	r = fa_page_list_check_cells(pool, fa_page_list_missing(child, end), error);
 	if (r < 0)
 		return r;
 	r = fa_tenant_check_cells(pool, actor->tenant, fa_page_list_missing(child, end), error);
@@ -208,7 +208,8 @@ int fa_pool_sequence_fork(struct fa_pool *pool, const struct fa_actor *actor, ui
 		fa_page_ref(pool, child->cache, fa_page_index(pool, child->cache, child->pages[i]));
 	}
 	child->planned = tokens;
-	fa_page_list_commit(pool, child, tokens, child->first, fa_pool_sequence_body(parent)->step);
+	fa_page_list_commit(pool, child, tokens, child->first,
+	                    fa_pool_sequence_durable(parent)->step);
 	*ret_id = fa_pool_sequence_id(child);
 	add(pool, fa_steal_ptr(child));
 	return 0;
@@ -233,18 +234,18 @@ static void end(struct fa_pool *pool, struct fa_pool_sequence *sequence)
 	cache->n_sequences--;
 	cache->record->used_ns = pool->now_ns;
 	fa_tenant_account(pool, tenant)->n_sequences--;
-	fa_tenant_settle(pool, tenant);
-	fa_pool_sequence_discard(sequence);
-	fa_pool_cache_settle(pool, cache);
+	fa_tenant_try_free(pool, tenant);
+	fa_pool_sequence_dealloc(sequence);
+	fa_pool_cache_try_free(pool, cache);
 }
 
-void fa_pool_sequence_leave(struct fa_pool *pool, struct fa_pool_sequence *sequence)
+void fa_pool_sequence_destroy(struct fa_pool *pool, struct fa_pool_sequence *sequence)
 {
 	fa_state_store(&sequence->record->state, FA_STATE_FREE);
 	if (sequence->record->name[0])
-		fa_name_remove(pool, sequence);
-	sequence->dead = true;
-	fa_pool_sequence_settle(pool, sequence);
+		fa_name_index_remove(pool, sequence);
+	sequence->removed = true;
+	fa_pool_sequence_reap(pool, sequence);
 }
 
 /* What the last planned step had copied is the old page again. */
@@ -258,7 +259,7 @@ static void undo_copy(struct fa_pool *pool, struct fa_pool_sequence *sequence)
 	sequence->copied = sequence->copy_aborted = false;
 }
 
-void fa_pool_sequence_settle(struct fa_pool *pool, struct fa_pool_sequence *sequence)
+void fa_pool_sequence_reap(struct fa_pool *pool, struct fa_pool_sequence *sequence)
 {
 	uint64_t oldest = UINT64_MAX;
 	uint32_t n = 0;
@@ -277,7 +278,7 @@ void fa_pool_sequence_settle(struct fa_pool *pool, struct fa_pool_sequence *sequ
 	sequence->n_deferred = n;
 
 	/* What a step that was not committed reserved those behind it may still use. */
-	if (!sequence->n_cancelled && !(sequence->dead && sequence->n_in_flight)) {
+	if (!sequence->n_cancelled && !(sequence->removed && sequence->n_in_flight)) {
 		struct fa_list *pos;
 
 		if (sequence->copy_aborted)
@@ -292,7 +293,7 @@ void fa_pool_sequence_settle(struct fa_pool *pool, struct fa_pool_sequence *sequ
 		}
 		fa_page_list_trim(pool, sequence, false);
 	}
-	if (sequence->dead && !sequence->n_in_flight)
+	if (sequence->removed && !sequence->n_in_flight)
 		end(pool, sequence);
 }
 
@@ -339,7 +340,7 @@ int fa_pool_sequence_truncate(struct fa_pool *pool, const struct fa_actor *actor
 	}
 	fa_pool_sequence_touch(pool, sequence);
 	fa_page_list_commit(pool, sequence, tokens, sequence->first,
-	                    fa_pool_sequence_body(sequence)->step);
+	                    fa_pool_sequence_durable(sequence)->step);
 	sequence->planned = tokens;
 	fa_page_list_trim(pool, sequence, true);
 	return 0;
@@ -366,15 +367,15 @@ int fa_pool_sequence_drop(struct fa_pool *pool, const struct fa_actor *actor, ui
 		if (r < 0)
 			return r;
 		fa_page_list_commit(pool, sequence, sequence->length, first,
-		                    fa_pool_sequence_body(sequence)->step);
+		                    fa_pool_sequence_durable(sequence)->step);
 		fa_page_list_drop_before(pool, sequence, first);
 	}
 	*ret_first = sequence->first;
 	return 0;
 }
 
-int fa_pool_sequence_free(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
-                          struct fa_error *error)
+int fa_pool_sequence_remove(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                            struct fa_error *error)
 {
 	struct fa_pool_sequence *sequence = NULL;
 	int r;
@@ -386,7 +387,7 @@ int fa_pool_sequence_free(struct fa_pool *pool, const struct fa_actor *actor, ui
 		return fa_fail(error, -EACCES,
 		               "the sequence '%s' is another tenant's; only that can free it",
 		               sequence->record->name);
-	fa_pool_sequence_leave(pool, sequence);
+	fa_pool_sequence_destroy(pool, sequence);
 	return 0;
 }
 
@@ -400,7 +401,7 @@ static void describe(const struct fa_pool_sequence *sequence, struct fa_pool_seq
 		.length = sequence->length,
 		.planned = sequence->planned,
 		.first = sequence->first,
-		.step = fa_pool_sequence_body(sequence)->step,
+		.step = fa_pool_sequence_durable(sequence)->step,
 		.name = record->name,
 		.mode = record->mode,
 		.tenant = record->tenant,
@@ -444,7 +445,7 @@ bool fa_pool_sequence_each(const struct fa_pool *pool, uint32_t *cursor,
 	while (*cursor < pool->header->high_sequences) {
 		const struct fa_pool_sequence *sequence = pool->sequences[(*cursor)++];
 
-		if (!sequence || sequence->dead)
+		if (!sequence || sequence->removed)
 			continue;
 		describe(sequence, ret_info);
 		return true;

@@ -67,8 +67,8 @@ int fa_pool_sequence_drop(struct fa_pool *pool, const struct fa_actor *actor, ui
                           uint64_t first, struct fa_error *error, uint64_t *ret_first);
 
 /* Its session, its tenant if it has a name, or an admin may. */
-int fa_pool_sequence_free(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
-                          struct fa_error *error);
+int fa_pool_sequence_remove(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                            struct fa_error *error);
 
 /* With the right to read. */
 int fa_pool_sequence_get_info(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,

@@ -71,7 +71,7 @@ int fa_page_list_prepare(struct fa_pool_sequence *sequence, uint32_t end, uint32
 	            (uint64_t)sequence->n_deferred + n_deferred + 1, sizeof(*sequence->deferred));
 }
 
-int fa_cells_check(const struct fa_pool *pool, uint64_t n, struct fa_error *error)
+int fa_page_list_check_cells(const struct fa_pool *pool, uint64_t n, struct fa_error *error)
 {
 	uint64_t have = pool->n_free_cells + pool->header->max_cells - pool->header->high_cells;
 
@@ -117,7 +117,7 @@ static uint32_t take_cell(struct fa_pool *pool)
 	return cell;
 }
 
-void fa_cell_free(struct fa_pool *pool, uint32_t cell)
+void fa_page_list_free_cell(struct fa_pool *pool, uint32_t cell)
 {
 	pool->cells[cell].next = pool->free_cell;
 	pool->free_cell = cell + 1;
@@ -126,7 +126,7 @@ void fa_cell_free(struct fa_pool *pool, uint32_t cell)
 
 static void give_back(struct fa_pool *pool, const struct fa_pool_sequence *sequence, uint32_t cell)
 {
-	fa_cell_free(pool, cell);
+	fa_page_list_free_cell(pool, cell);
 	fa_tenant_account(pool, sequence->record->tenant)->n_cells--;
 }
 
@@ -162,7 +162,7 @@ void fa_page_list_append(struct fa_pool *pool, struct fa_pool_sequence *sequence
 
 		if (room > n)
 			room = n;
-		fa_fault_point();
+		fa_state_fault_point();
 		memcpy(cell->slots + begin, slots, room * sizeof(*slots));
 		slots += room;
 		place += room;
@@ -186,7 +186,7 @@ void fa_page_list_commit(struct fa_pool *pool, struct fa_pool_sequence *sequence
 	                   cells_begin(sequence);
 	uint32_t cell = skipped / FA_STATE_CELL_PAGES;
 
-	record->bodies[!record->current] = (struct fa_state_body){
+	record->commits[!record->current] = (struct fa_state_commit){
 		.length = length,
 		.first = first,
 		.step = step,

@@ -9,18 +9,18 @@
 
 static uint32_t *bucket_of(const struct fa_pool *pool, const char *name)
 {
-	uint64_t hash = fa_prefix_hash_short(pool->header->secret, name, strlen(name));
+	uint64_t hash = fa_pool_hash_short(pool->header->secret, name, strlen(name));
 
 	return &pool->names[hash & (pool->n_name_buckets - 1)];
 }
 
-struct fa_pool_sequence *fa_name_find(const struct fa_pool *pool, const char *name)
+struct fa_pool_sequence *fa_name_index_find(const struct fa_pool *pool, const char *name)
 {
 	uint32_t i;
 
 	if (!pool->n_names)
 		return NULL;
-	for (i = *bucket_of(pool, name); i; i = pool->sequences[i - 1]->name_chain)
+	for (i = *bucket_of(pool, name); i; i = pool->sequences[i - 1]->name_next)
 		if (!strcmp(pool->sequence_records[i - 1].name, name))
 			return pool->sequences[i - 1];
 	return NULL;
@@ -41,40 +41,40 @@ static int grow(struct fa_pool *pool)
 			struct fa_pool_sequence *sequence = pool->sequences[at - 1];
 			uint32_t *bucket = bucket_of(pool, sequence->record->name);
 
-			next = sequence->name_chain;
-			sequence->name_chain = *bucket;
+			next = sequence->name_next;
+			sequence->name_next = *bucket;
 			*bucket = at;
 		}
 	free(old);
 	return 0;
 }
 
-int fa_name_prepare(struct fa_pool *pool)
+int fa_name_index_prepare(struct fa_pool *pool)
 {
 	return pool->n_names == pool->n_name_buckets ? grow(pool) : 0;
 }
 
-void fa_name_add(struct fa_pool *pool, struct fa_pool_sequence *sequence)
+void fa_name_index_add(struct fa_pool *pool, struct fa_pool_sequence *sequence)
 {
 	uint32_t *bucket = bucket_of(pool, sequence->record->name);
 
-	sequence->name_chain = *bucket;
+	sequence->name_next = *bucket;
 	*bucket = sequence->index + 1;
 	pool->n_names++;
 }
 
-void fa_name_remove(struct fa_pool *pool, struct fa_pool_sequence *sequence)
+void fa_name_index_remove(struct fa_pool *pool, struct fa_pool_sequence *sequence)
 {
 	uint32_t *at = bucket_of(pool, sequence->record->name);
 
 	while (*at != sequence->index + 1)
-		at = &pool->sequences[*at - 1]->name_chain;
-	*at = sequence->name_chain;
+		at = &pool->sequences[*at - 1]->name_next;
+	*at = sequence->name_next;
 	pool->n_names--;
 }
 
 /* The name counts from the store of its first four bytes on. */
-static void store_name(struct fa_state_sequence *record, const char *name)
+static void set_name(struct fa_state_sequence *record, const char *name)
 {
 	union {
 		char text[FA_STATE_NAME_BYTES];
@@ -100,10 +100,10 @@ int fa_pool_sequence_set_name(struct fa_pool *pool, const struct fa_actor *actor
 	r = fa_pool_sequence_get(pool, actor, id, FA_RIGHT_READ, error, &sequence);
 	if (r < 0)
 		return r;
-	r = fa_name_check(name, error);
+	r = fa_access_check_name(name, error);
 	if (r < 0)
 		return r;
-	r = fa_mode_check(mode, error);
+	r = fa_access_check_mode(mode, error);
 	if (r < 0)
 		return r;
 	record = sequence->record;
@@ -114,14 +114,14 @@ int fa_pool_sequence_set_name(struct fa_pool *pool, const struct fa_actor *actor
 	if (record->name[0] && strcmp(record->name, name) != 0)
 		return fa_fail(error, -EEXIST, "the sequence has a name already, '%s'",
 		               record->name);
-	if (!record->name[0] && fa_name_find(pool, name))
+	if (!record->name[0] && fa_name_index_find(pool, name))
 		return fa_fail(error, -EEXIST, "there is a sequence named '%s' already", name);
 	if (!sequence->cache->record->name[0])
 		return fa_fail(
 			error, -EINVAL,
 			"the sequence's cache has no name and goes with its session; expected "
 			"one that can outlive it");
-	r = fa_name_prepare(pool);
+	r = fa_name_index_prepare(pool);
 	if (r < 0)
 		return fa_fail(error, r, "there is no memory for another name");
 
@@ -130,8 +130,8 @@ int fa_pool_sequence_set_name(struct fa_pool *pool, const struct fa_actor *actor
 	fa_state_store(&record->mode, mode);
 	if (record->name[0])
 		return 0;
-	store_name(record, name);
-	fa_name_add(pool, sequence);
+	set_name(record, name);
+	fa_name_index_add(pool, sequence);
 	return 0;
 }
 
@@ -142,10 +142,10 @@ int fa_pool_sequence_find(struct fa_pool *pool, const struct fa_actor *actor, co
 	int r;
 
 	pool->now_ns = now_ns;
-	r = fa_name_check(name, error);
+	r = fa_access_check_name(name, error);
 	if (r < 0)
 		return r;
-	sequence = fa_name_find(pool, name);
+	sequence = fa_name_index_find(pool, name);
 	if (!sequence)
 		return fa_fail(error, -ENOENT, "there is no sequence named '%s'", name);
 	r = fa_pool_sequence_get(pool, actor, fa_pool_sequence_id(sequence), FA_RIGHT_READ, error,

@@ -3,7 +3,7 @@
  * indices, no pointers. Written by the loop thread alone.
  *
  * Everything that takes effect does so by one aligned store of a word: the state of a
- * record, the owner of a chunk, or which of a sequence's two bodies counts. What lies
+ * record, the owner of a chunk, or which of a sequence's two commits counts. What lies
  * beside such a word is written before it, so that a process that dies between any two
  * stores leaves either the old or the new. What can be derived (reference counts, free
  * lists, the index of published pages) is not here; pool/check.c derives it.
@@ -57,7 +57,7 @@ struct fa_state_header {
 #define FA_STATE_CHUNK_CACHE 2u /* + index of its cache */
 /* Nobody's, as free ones are; but it was a cache's that went with a daemon whose device may
  * still write to it. The next daemons hold it back, each until it knows better. */
-#define FA_STATE_CHUNK_HELD (FA_STATE_CHUNK_CACHE + FA_STATE_CACHES)
+#define FA_STATE_CHUNK_QUARANTINED (FA_STATE_CHUNK_CACHE + FA_STATE_CACHES)
 
 struct fa_state_chunk {
 	uint32_t owner;
@@ -67,7 +67,7 @@ struct fa_state_chunk {
 /* The state of caches, tenants and sequences. */
 #define FA_STATE_FREE 0u
 #define FA_STATE_USED 1u
-#define FA_STATE_LEAVING 2u /* caches: gone once nothing of it is in flight */
+#define FA_STATE_REMOVED 2u /* caches: gone once nothing of it is in flight */
 #define FA_STATE_SUSPECT 3u /* sequences: a kernel that wrote to it went wrong */
 
 struct fa_state_cache {
@@ -100,7 +100,7 @@ struct fa_state_tenant {
 };
 
 /* What a commit changes at once. */
-struct fa_state_body {
+struct fa_state_commit {
 	uint64_t length; /* durable tokens */
 	uint64_t first;  /* tokens before it were dropped; a multiple of the page */
 	uint64_t step;   /* number of the step committed last */
@@ -117,7 +117,7 @@ struct fa_state_sequence {
 	uint32_t mode;
 	uint32_t current; /* which body counts */
 	uint64_t ttl_ns, used_ns;
-	struct fa_state_body bodies[2];
+	struct fa_state_commit commits[2];
 	char name[FA_STATE_NAME_BYTES]; /* "": none */
 	uint8_t reserved[16];
 };
@@ -145,7 +145,7 @@ static_assert(sizeof(struct fa_state_chunk) == 8, "format");
 static_assert(sizeof(struct fa_state_cache) == 256, "format");
 static_assert(sizeof(struct fa_state_scales) == 64000, "format");
 static_assert(sizeof(struct fa_state_tenant) == 528, "format");
-static_assert(sizeof(struct fa_state_body) == 32, "format");
+static_assert(sizeof(struct fa_state_commit) == 32, "format");
 static_assert(sizeof(struct fa_state_sequence) == 192, "format");
 static_assert(sizeof(struct fa_state_cell) == 64, "format");
 static_assert(sizeof(struct fa_state_page) == 40, "format");

@@ -103,7 +103,7 @@ int fa_pool_step_keep(struct fa_pool *pool, struct fa_pool_step *step, uint32_t 
 		part->from[i - in_place] = before + positions[i];
 	part->length = before + n_positions;
 	step->entries[entry].after = part->length;
-	sequence->keeping = true;
+	sequence->keep_pending = true;
 	*ret_from = part->from;
 	*ret_n = n_positions - in_place;
 	*ret_to = before + in_place;
@@ -111,7 +111,7 @@ int fa_pool_step_keep(struct fa_pool *pool, struct fa_pool_step *step, uint32_t 
 }
 
 /* The part is over: nothing of it is in flight. */
-static void take_out(const struct fa_pool *pool, struct fa_pool_step_part *part)
+static void end_part(const struct fa_pool *pool, struct fa_pool_step_part *part)
 {
 	struct fa_pool_sequence *sequence = part->sequence;
 
@@ -124,15 +124,15 @@ static void take_out(const struct fa_pool *pool, struct fa_pool_step_part *part)
 	if (part->cancelled)
 		sequence->n_cancelled--;
 	if (part->from)
-		sequence->keeping = false;
+		sequence->keep_pending = false;
 }
 
 static void commit_part(struct fa_pool *pool, struct fa_pool_step_part *part, uint64_t number)
 {
 	struct fa_pool_sequence *sequence = part->sequence;
 
-	take_out(pool, part);
-	if (part->n_tokens && !sequence->dead) {
+	end_part(pool, part);
+	if (part->n_tokens && !sequence->removed) {
 		if (part->copies) {
 			uint32_t first = fa_pool_sequence_first_page(sequence);
 
@@ -145,7 +145,7 @@ static void commit_part(struct fa_pool *pool, struct fa_pool_step_part *part, ui
 	} else if (part->copies) {
 		sequence->copy_aborted = true;
 	}
-	fa_pool_sequence_settle(pool, sequence);
+	fa_pool_sequence_reap(pool, sequence);
 }
 
 int fa_pool_step_commit(struct fa_pool *pool, struct fa_pool_step *step, struct fa_error *error)
@@ -168,7 +168,7 @@ int fa_pool_step_commit(struct fa_pool *pool, struct fa_pool_step *step, struct 
 			               step->entries[i].item);
 	}
 	for (uint32_t i = 0; i < step->n_entries; i++) {
-		step->entries[i].stale = private->parts[i].sequence->dead;
+		step->entries[i].stale = private->parts[i].sequence->removed;
 		commit_part(pool, &private->parts[i], step->number);
 	}
 	private->ended = true;
@@ -190,8 +190,8 @@ static void abort_part(struct fa_pool *pool, struct fa_pool_step_part *part)
 	}
 	if (part->copies)
 		sequence->copy_aborted = true;
-	take_out(pool, part);
-	fa_pool_sequence_settle(pool, sequence);
+	end_part(pool, part);
+	fa_pool_sequence_reap(pool, sequence);
 }
 
 /* Nobody knows whether these pages were filled before it came to an end. */
@@ -228,15 +228,15 @@ uint32_t fa_pool_step_suspect(struct fa_pool *pool, struct fa_pool_step *step)
 	for (uint32_t i = 0; i < step->n_entries; i++) {
 		struct fa_pool_sequence *sequence = private->parts[i].sequence;
 
-		if (private->parts[i].n_tokens && !sequence->dead)
+		if (private->parts[i].n_tokens && !sequence->removed)
 			fa_state_store(&sequence->record->state, FA_STATE_SUSPECT);
 	}
 	for (uint32_t i = 0; i < step->n_entries; i++) {
 		struct fa_pool_sequence *sequence = private->parts[i].sequence;
 
-		if (!private->parts[i].n_tokens || sequence->dead)
+		if (!private->parts[i].n_tokens || sequence->removed)
 			continue;
-		fa_pool_sequence_leave(pool, sequence);
+		fa_pool_sequence_destroy(pool, sequence);
 		n++;
 	}
 	fa_pool_step_abort(pool, step);

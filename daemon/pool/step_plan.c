@@ -27,8 +27,8 @@ static uint64_t before_of(const struct fa_pool_step_part *part)
 }
 
 /* Nobody else sees the page, so it can be appended to where it is. */
-static bool is_own(const struct fa_pool *pool, const struct fa_pool_sequence *sequence,
-                   uint32_t slot)
+static bool can_append_in_place(const struct fa_pool *pool, const struct fa_pool_sequence *sequence,
+                                uint32_t slot)
 {
 	uint32_t index = fa_page_index(pool, sequence->cache, slot);
 	const struct fa_page *page = &pool->pages[index];
@@ -39,7 +39,7 @@ static bool is_own(const struct fa_pool *pool, const struct fa_pool_sequence *se
 }
 
 /* Some step still reads what would be written over. */
-static bool is_read(const struct fa_pool_sequence *sequence, uint32_t slot)
+static bool has_reader(const struct fa_pool_sequence *sequence, uint32_t slot)
 {
 	return sequence->truncated && slot == sequence->truncated_slot && sequence->n_in_flight &&
 	       fa_container_of(sequence->in_flight.next, struct fa_pool_step_part, link)->serial <=
@@ -59,7 +59,7 @@ static int check_busy(const struct plan *plan, uint32_t i, const struct fa_pool_
 		               "item %" PRIu32 " of the step: a step of the sequence was aborted; "
 		               "end those behind it first",
 		               i);
-	if (sequence->keeping)
+	if (sequence->keep_pending)
 		return fa_fail(error, -EBUSY,
 		               "item %" PRIu32 " of the step: a step keeps some of its tokens of "
 		               "the sequence; commit it first",
@@ -74,14 +74,14 @@ static void need(struct plan *plan, const struct fa_pool_sequence *sequence, uin
 	struct fa_tenant_account *account = fa_tenant_account(plan->pool, sequence->record->tenant);
 
 	if (!cache->n_items++) {
-		cache->touched = plan->caches;
+		cache->next_planned = plan->caches;
 		plan->caches = cache;
 		plan->n_caches++;
 	}
 	if (!n_pages)
 		return;
 	if (!account->need_bytes) {
-		account->touched = plan->tenants;
+		account->next_planned = plan->tenants;
 		plan->tenants = account;
 	}
 	cache->need_pages += n_pages;
@@ -104,10 +104,10 @@ static int check_item(struct plan *plan, uint32_t i, struct fa_error *error)
 	                         &sequence);
 	if (r < 0)
 		return fa_fail(error, r, "item %" PRIu32 " of the step: %s", i, reason.text);
-	if (sequence->mark == plan->serial)
+	if (sequence->plan_serial == plan->serial)
 		return fa_fail(error, -EINVAL,
 		               "item %" PRIu32 " of the step: the sequence is in it already", i);
-	sequence->mark = plan->serial;
+	sequence->plan_serial = plan->serial;
 	part->appends = item->n_tokens ||
 	                (sequence->n_appending && sequence->appender == plan->actor->owner);
 	if (part->appends) {
@@ -133,7 +133,8 @@ static int check_item(struct plan *plan, uint32_t i, struct fa_error *error)
 		uint32_t slot =
 			sequence->pages[before / sequence->cache->layout.page_tokens - first];
 
-		part->copies = !is_own(plan->pool, sequence, slot) || is_read(sequence, slot);
+		part->copies = !can_append_in_place(plan->pool, sequence, slot) ||
+		               has_reader(sequence, slot);
 	}
 	r = fa_page_list_prepare(sequence, end, 0);
 	if (r < 0)
@@ -160,7 +161,7 @@ static int check_quotas(const struct plan *plan, struct fa_error *error)
 	const struct fa_pool *pool = plan->pool;
 	int r;
 
-	for (const struct fa_pool_cache *cache = plan->caches; cache; cache = cache->touched)
+	for (const struct fa_pool_cache *cache = plan->caches; cache; cache = cache->next_planned)
 		if (cache->record->max_pages && cache->need_pages &&
 		    cache->n_used + cache->need_pages > cache->record->max_pages)
 			return fa_fail(error, -EDQUOT,
@@ -168,16 +169,16 @@ static int check_quotas(const struct plan *plan, struct fa_error *error)
 			               "%" PRIu64 " of at most %" PRIu64,
 			               cache->need_pages, cache->n_used, cache->record->max_pages);
 	for (const struct fa_tenant_account *account = plan->tenants; account;
-	     account = account->touched) {
+	     account = account->next_planned) {
 		const struct fa_pool_more more = { .bytes = account->need_bytes };
 
 		r = fa_tenant_check_quota(pool, tag_of(pool, account), &more, error);
 		if (r < 0)
 			return r;
 	}
-	r = fa_cells_check(pool, plan->n_cells, error);
+	r = fa_page_list_check_cells(pool, plan->n_cells, error);
 	for (const struct fa_tenant_account *account = plan->tenants; account && r == 0;
-	     account = account->touched)
+	     account = account->next_planned)
 		r = fa_tenant_check_cells(pool, tag_of(pool, account), account->need_cells, error);
 	return r;
 }
@@ -295,7 +296,7 @@ static void put_in_flight(const struct plan *plan, struct fa_pool_step_part *par
 	fa_pool_sequence_touch(plan->pool, sequence);
 }
 
-static uint32_t *cut(uint32_t **at, uint64_t n)
+static uint32_t *carve(uint32_t **at, uint64_t n)
 {
 	uint32_t *piece = *at;
 
@@ -337,7 +338,7 @@ static void sort(const struct plan *plan, struct fa_pool_step_private *private)
 	struct fa_pool_step *step = &private->step;
 	uint32_t n = 0, g = 0;
 
-	for (struct fa_pool_cache *cache = plan->caches; cache; cache = cache->touched) {
+	for (struct fa_pool_cache *cache = plan->caches; cache; cache = cache->next_planned) {
 		step->groups[g++] = (struct fa_pool_step_group){
 			.cache = fa_pool_cache_id(cache),
 			.layout = cache->layout,
@@ -363,11 +364,11 @@ static void apply(const struct plan *plan, struct fa_pool_step_private *private)
 	uint32_t *at = private->arrays;
 	/* Tables first: their sizes are known only once they are filled. */
 	struct arrays next = {
-		.table = cut(&at, plan->n_entries),
-		.clears = cut(&at, plan->n_pages + plan->n_copies),
-		.from = cut(&at, plan->n_copies),
-		.to = cut(&at, plan->n_copies),
-		.tokens = cut(&at, plan->n_copies),
+		.table = carve(&at, plan->n_entries),
+		.clears = carve(&at, plan->n_pages + plan->n_copies),
+		.from = carve(&at, plan->n_copies),
+		.to = carve(&at, plan->n_copies),
+		.tokens = carve(&at, plan->n_copies),
 	};
 
 	for (uint32_t g = 0; g < step->n_groups; g++) {
@@ -375,11 +376,11 @@ static void apply(const struct plan *plan, struct fa_pool_step_private *private)
 		uint32_t n = group->end - group->begin;
 		struct arrays arrays = next;
 
-		arrays.cu_new = cut(&at, n + 1);
-		arrays.lengths = cut(&at, n);
-		arrays.lengths_before = cut(&at, n);
-		arrays.first = cut(&at, n);
-		arrays.table_start = cut(&at, n);
+		arrays.cu_new = carve(&at, n + 1);
+		arrays.lengths = carve(&at, n);
+		arrays.lengths_before = carve(&at, n);
+		arrays.first = carve(&at, n);
+		arrays.table_start = carve(&at, n);
 		arrays.cu_new[0] = 0;
 		for (uint32_t i = 0; i < n; i++) {
 			struct fa_pool_step_part *part = &private->parts[group->begin + i];
@@ -408,22 +409,22 @@ static void apply(const struct plan *plan, struct fa_pool_step_private *private)
 }
 
 /* What was noted in caches and accounts while planning. */
-static void forget(struct plan *plan)
+static void plan_deinit(struct plan *plan)
 {
 	while (plan->caches) {
 		struct fa_pool_cache *cache = plan->caches;
 
-		plan->caches = cache->touched;
+		plan->caches = cache->next_planned;
 		cache->need_pages = 0;
 		cache->n_items = 0;
-		cache->touched = NULL;
+		cache->next_planned = NULL;
 	}
 	while (plan->tenants) {
 		struct fa_tenant_account *account = plan->tenants;
 
-		plan->tenants = account->touched;
+		plan->tenants = account->next_planned;
 		account->need_bytes = account->need_cells = 0;
-		account->touched = NULL;
+		account->next_planned = NULL;
 	}
 	free(plan->parts);
 }
@@ -432,7 +433,7 @@ int fa_pool_step_plan(struct fa_pool *pool, const struct fa_actor *actor,
                       const struct fa_pool_step_item *items, uint32_t n_items, uint64_t number,
                       uint64_t now_ns, struct fa_error *error, struct fa_pool_step **ret_step)
 {
-	_fa_cleanup_(forget) struct plan plan = {
+	_fa_cleanup_(plan_deinit) struct plan plan = {
 		.pool = pool,
 		.actor = actor,
 		.items = items,
@@ -449,14 +450,14 @@ int fa_pool_step_plan(struct fa_pool *pool, const struct fa_actor *actor,
 	private = alloc_step(&plan, number);
 	if (!private)
 		return fa_fail(error, -ENOMEM, "there is no memory for the step");
-	r = fa_pages_reserve(pool, plan.caches, error);
+	r = fa_reclaim_pages(pool, plan.caches, error);
 	if (r < 0) {
 		fa_pool_step_free(&private->step);
 		return r;
 	}
 	for (const struct fa_tenant_account *account = plan.tenants; account;
-	     account = account->touched)
-		fa_tenant_make_room(pool, tag_of(pool, account), account->need_bytes);
+	     account = account->next_planned)
+		fa_reclaim_quota(pool, tag_of(pool, account), account->need_bytes);
 	sort(&plan, private);
 	apply(&plan, private);
 	private->ended = false;

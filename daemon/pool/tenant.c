@@ -97,7 +97,7 @@ int fa_pool_tenant_get(struct fa_pool *pool, uint32_t uid, const char *cgroup,
 	return 0;
 }
 
-void fa_tenant_settle(struct fa_pool *pool, uint32_t tag)
+void fa_tenant_try_free(struct fa_pool *pool, uint32_t tag)
 {
 	const struct fa_tenant_account *account = fa_tenant_account(pool, tag);
 
@@ -110,7 +110,7 @@ void fa_tenant_settle(struct fa_pool *pool, uint32_t tag)
 void fa_pool_tenant_put(struct fa_pool *pool, uint32_t tag)
 {
 	fa_tenant_account(pool, tag)->n_held--;
-	fa_tenant_settle(pool, tag);
+	fa_tenant_try_free(pool, tag);
 }
 
 static void describe(const struct fa_state_tenant *record, const struct fa_tenant_account *account,
@@ -207,7 +207,7 @@ static const struct fa_tenant_account *find_idle(const struct fa_pool *pool, uin
 	return other;
 }
 
-void fa_tenant_make_room(struct fa_pool *pool, uint32_t tag, uint64_t more_bytes)
+void fa_reclaim_quota(struct fa_pool *pool, uint32_t tag, uint64_t more_bytes)
 {
 	const struct fa_pool_more more = { .bytes = more_bytes };
 	const struct fa_tenant_account *whose;
@@ -233,7 +233,7 @@ uint64_t fa_tenant_cells(const struct fa_pool *pool, uint32_t tag)
 	return n;
 }
 
-bool fa_tenant_admits(const struct fa_pool *pool, uint32_t tenant, uint32_t mode,
+bool fa_access_allows(const struct fa_pool *pool, uint32_t tenant, uint32_t mode,
                       const struct fa_actor *actor, enum fa_right right)
 {
 	uint32_t admitted = mode >> 2 * right & 3;
@@ -253,7 +253,7 @@ bool fa_tenant_admits(const struct fa_pool *pool, uint32_t tenant, uint32_t mode
 	return false;
 }
 
-int fa_name_check(const char *name, struct fa_error *error)
+int fa_access_check_name(const char *name, struct fa_error *error)
 {
 	size_t length = strlen(name);
 
@@ -270,7 +270,7 @@ int fa_name_check(const char *name, struct fa_error *error)
 	return 0;
 }
 
-int fa_mode_check(uint32_t mode, struct fa_error *error)
+int fa_access_check_mode(uint32_t mode, struct fa_error *error)
 {
 	for (int right = FA_RIGHT_READ; right <= FA_RIGHT_FORK; right++)
 		if ((mode >> 2 * right & 3) > FA_ADMIT_ALL)

@@ -128,8 +128,8 @@ int fa_kv_sequence_free(struct fa_call *call, struct fa_error *error)
 
 	r = fa_kv_actor_admin(call->session, &actor, error);
 	if (r == 0)
-		r = fa_pool_sequence_free(pool_of(call), &actor,
-		                          call->message->sequence_free.sequence, error);
+		r = fa_pool_sequence_remove(pool_of(call), &actor,
+		                            call->message->sequence_free.sequence, error);
 	if (r == 0)
 		fa_session_reply(call->session, call->message->id, 0, NULL);
 	return r;

@@ -284,7 +284,8 @@ void runner_run(struct runner *runner, struct op *op)
 		                                   &scene->error, &op->ret_tokens);
 		break;
 	case OP_FREE:
-		op->result = fa_pool_sequence_free(scene->pool, actor, op->sequence, &scene->error);
+		op->result = fa_pool_sequence_remove(scene->pool, actor, op->sequence,
+		                                     &scene->error);
 		break;
 	case OP_PUBLISH:
 	case OP_ATTACH:

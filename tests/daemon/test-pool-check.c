@@ -59,7 +59,7 @@ static struct fa_state_cell *cell_of(uint64_t id)
 	const struct fa_state_sequence *sequence = sequence_at(id);
 
 	return (struct fa_state_cell *)at(header->cells_at) +
-	       sequence->bodies[sequence->current].head - 1;
+	       sequence->commits[sequence->current].head - 1;
 }
 
 /* Opens it; something is found wrong, and one of the sentences has @part. */
@@ -135,25 +135,25 @@ static void test_sequences(void **state)
 		change;                                                                            \
 		reopen_damaged(part, 1);                                                           \
 		SCENE_FAILS(&scene, -ESTALE, "removed",                                            \
-		            fa_pool_sequence_free(scene.pool, &scene.actors[SCENE_ANNA], s[n],     \
-		                                  &scene.error));                                  \
+		            fa_pool_sequence_remove(scene.pool, &scene.actors[SCENE_ANNA], s[n],   \
+		                                    &scene.error));                                \
 		for (uint32_t _i = ++n; _i < 12; _i++)                                             \
 			scene_check(&scene, s[_i], 0, 40, 100);                                    \
 	} while (0)
 	DAMAGED("state is unknown", r->state = 77);
 	DAMAGED("tenant is unknown", r->tenant = 12345);
-	DAMAGED("bodies", r->current = 2);
-	DAMAGED("length", r->bodies[r->current].length = UINT64_MAX);
-	DAMAGED("length", r->bodies[r->current].first = 8);
-	DAMAGED("broken", r->bodies[r->current].head = 0);
-	DAMAGED("broken", r->bodies[r->current].head = UINT32_MAX);
-	DAMAGED("dropped", r->bodies[r->current].length = 400); /* what follows is rubbish */
+	DAMAGED("commits", r->current = 2);
+	DAMAGED("length", r->commits[r->current].length = UINT64_MAX);
+	DAMAGED("length", r->commits[r->current].first = 8);
+	DAMAGED("broken", r->commits[r->current].head = 0);
+	DAMAGED("broken", r->commits[r->current].head = UINT32_MAX);
+	DAMAGED("dropped", r->commits[r->current].length = 400); /* what follows is rubbish */
 	DAMAGED("not its cache's", cell_of(s[n])->slots[1] = UINT32_MAX);
 	DAMAGED("at another place", cell_of(s[n])->slots[1] = cell_of(s[n])->slots[0]);
 	assert_int_equal(n, 10);
 	/* Of two with the same list the second goes: they would write over one another's. */
 	r = sequence_at(s[11]);
-	r->bodies[r->current].head = sequence_at(s[10])->bodies[sequence_at(s[10])->current].head;
+	r->commits[r->current].head = sequence_at(s[10])->commits[sequence_at(s[10])->current].head;
 	reopen_damaged("broken", 1);
 	scene_check(&scene, s[10], 0, 40, 100);
 	/* Of two with a page at different places as well; the new one has the lower index. */
@@ -162,10 +162,10 @@ static void test_sequences(void **state)
 	DAMAGED("at another place", cell_of(s[n])->slots[1] = cell_of(s[11])->slots[0]);
 	/* A list that goes round. */
 	r = sequence_at(s[11]);
-	r->bodies[r->current].length = 16 * 20;
+	r->commits[r->current].length = 16 * 20;
 	for (uint32_t i = 0; i < FA_STATE_CELL_PAGES; i++)
 		cell_of(s[11])->slots[i] = i;
-	cell_of(s[11])->next = r->bodies[r->current].head;
+	cell_of(s[11])->next = r->commits[r->current].head;
 	reopen_damaged("broken", 1);
 }
 
@@ -316,8 +316,8 @@ static void test_random(void **state)
 
 			if (!fa_pool_sequence_each(scene.pool, &cursor, &info))
 				break;
-			fa_check_eq(fa_pool_sequence_free(scene.pool, &scene.actors[SCENE_ADMIN],
-			                                  info.id, &scene.error),
+			fa_check_eq(fa_pool_sequence_remove(scene.pool, &scene.actors[SCENE_ADMIN],
+			                                    info.id, &scene.error),
 			            0);
 		}
 		for (uint32_t cursor = 0;;) {
@@ -384,12 +384,12 @@ static void lose_chunks(uint32_t lost)
 	}
 	/* What it published is idle. */
 	fa_check_eq(
-		fa_pool_sequence_free(scene.pool, &scene.actors[SCENE_ANNA], s[0], &scene.error),
+		fa_pool_sequence_remove(scene.pool, &scene.actors[SCENE_ANNA], s[0], &scene.error),
 		0);
 
 	scene.pool = fa_pool_free(scene.pool);
 	fa_check_eq(
-		fa_pool_open_parts(scene.fd, is_left, &lost, &report, &scene.error, &scene.pool),
+		fa_pool_open_partial(scene.fd, is_left, &lost, &report, &scene.error, &scene.pool),
 		0);
 	fa_check_eq(report.n_found, n_dropped + (uint32_t)__builtin_popcount(lost));
 	fa_pool_report_deinit(&report);
@@ -480,7 +480,7 @@ static void test_quarantine_leaving(void **state)
 	struct fa_pool_step *step;
 
 	scene_append(&scene, SCENE_ANNA, a, 20, 100);
-	((struct fa_state_cache *)at(header->caches_at))[(uint32_t)cache].state = FA_STATE_LEAVING;
+	((struct fa_state_cache *)at(header->caches_at))[(uint32_t)cache].state = FA_STATE_REMOVED;
 	for (int i = 0; i < 3; i++) {
 		scene_reopen(&scene);
 		fa_pool_get_info(scene.pool, &info);
@@ -534,7 +534,7 @@ static void test_quarantine_published(void **state)
 		fa_prefix_publish(scene.pool, anna, s[1], &key, tokens[1], 32, &scene.error, &n),
 		0);
 	for (uint32_t i = 0; i < 4; i++)
-		assert_int_equal(fa_pool_sequence_free(scene.pool, anna, s[i], &scene.error), 0);
+		assert_int_equal(fa_pool_sequence_remove(scene.pool, anna, s[i], &scene.error), 0);
 	assert_int_equal(scene_cache_info(&scene, cache).idle_pages, 4);
 	s[0] = scene_sequence(&scene, SCENE_ANNA, cache);
 	step = scene_plan(&scene, SCENE_ANNA, s[0], (7 * SCENE_CHUNK_PAGES + 4) * 16);

@@ -55,7 +55,7 @@ static int child(void *userdata)
 	struct journal *journal = crash->journal;
 
 	points_left = crash->n_points;
-	fa_pool_fault = points_left ? count_down : NULL;
+	fa_state_fault_hook = points_left ? count_down : NULL;
 	while (journal->n_ops < OPS_MAX) {
 		struct op op, *entry = &journal->ops[journal->n_ops];
 

@@ -60,7 +60,7 @@ static uint64_t publish(enum scene_actor actor, uint32_t first_token, uint32_t n
 	                                   &scene.error, &published),
 	                 0);
 	assert_int_equal(published, n);
-	assert_int_equal(fa_pool_sequence_free(scene.pool, who, id, &scene.error), 0);
+	assert_int_equal(fa_pool_sequence_remove(scene.pool, who, id, &scene.error), 0);
 	assert_int_equal(scene_cache_info(&scene, cache).idle_pages, n);
 	return cache;
 }

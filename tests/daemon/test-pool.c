@@ -114,7 +114,7 @@ static void test_chunks(void **state)
 
 	/* What one cache does not use any more another gets. */
 	fa_pool_quarantine_end(scene.pool);
-	assert_int_equal(fa_pool_sequence_free(scene.pool, anna, a, &scene.error), 0);
+	assert_int_equal(fa_pool_sequence_remove(scene.pool, anna, a, &scene.error), 0);
 	assert_int_equal(scene_cache_info(&scene, cache).chunks, 1);
 	a = scene_sequence(&scene, SCENE_ANNA, other);
 	scene_append(&scene, SCENE_ANNA, a, 1, 100);
@@ -264,7 +264,7 @@ static void test_caches(void **state)
 	SCENE_FAILS(&scene, -ESTALE, "removed",
 	            fa_pool_cache_remove(scene.pool, anna, cache, &scene.error));
 	SCENE_FAILS(&scene, -ESTALE, "removed",
-	            fa_pool_sequence_free(scene.pool, &scene.actors[SCENE_BOB], s, &scene.error));
+	            fa_pool_sequence_remove(scene.pool, &scene.actors[SCENE_BOB], s, &scene.error));
 	id = scene_cache(&scene, SCENE_DAVID, "c", 0); /* the name is free at once */
 	assert_int_equal(fa_pool_step_commit(scene.pool, step, &scene.error), 0);
 	assert_true(step->entries[0].stale);
@@ -325,7 +325,7 @@ static void test_names(void **state)
 	scene_append(&scene, SCENE_CLAIRE, id, 1, 100);
 	assert_int_equal(scene_tenant_bytes(&scene, SCENE_CLAIRE), 512);
 	SCENE_FAILS(&scene, -EACCES, "free it",
-	            fa_pool_sequence_free(scene.pool, claire, a, &scene.error));
+	            fa_pool_sequence_remove(scene.pool, claire, a, &scene.error));
 	scene_append(&scene, SCENE_BOB, a, 1, 100);
 
 	/* It outlives its session. */
@@ -335,7 +335,7 @@ static void test_names(void **state)
 	assert_int_equal(fa_pool_sequence_find(scene.pool, bob, "s", 0, &scene.error, &id), 0);
 	assert_int_equal(id, a);
 	assert_int_equal(scene_info(&scene, a).owner, 0);
-	assert_int_equal(fa_pool_sequence_free(scene.pool, bob, a, &scene.error), 0);
+	assert_int_equal(fa_pool_sequence_remove(scene.pool, bob, a, &scene.error), 0);
 	SCENE_FAILS(&scene, -ENOENT, "'s'",
 	            fa_pool_sequence_find(scene.pool, bob, "s", 0, &scene.error, &id));
 	for (uint32_t i = 0; i < SCENE_SEQUENCES - 2; i++) {
@@ -523,7 +523,7 @@ static void test_quota_of_idle(void **state)
 	assert_int_equal(fa_prefix_publish(scene.pool, anna, a, &key, tokens, 48, &scene.error, &n),
 	                 0);
 	assert_int_equal(n, 3);
-	assert_int_equal(fa_pool_sequence_free(scene.pool, anna, a, &scene.error), 0);
+	assert_int_equal(fa_pool_sequence_remove(scene.pool, anna, a, &scene.error), 0);
 	assert_int_equal(scene_cache_info(&scene, cache).idle_pages, 3);
 
 	other = scene_cache(&scene, SCENE_ANNA, NULL, 0);
@@ -559,7 +559,7 @@ static void test_quota_of_attached(void **state)
 	scene_append(&scene, SCENE_ANNA, a, 32, 100);
 	assert_int_equal(fa_prefix_publish(scene.pool, anna, a, &key, tokens, 32, &scene.error, &n),
 	                 0);
-	assert_int_equal(fa_pool_sequence_free(scene.pool, anna, a, &scene.error), 0);
+	assert_int_equal(fa_pool_sequence_remove(scene.pool, anna, a, &scene.error), 0);
 	a = scene_sequence(&scene, SCENE_ANNA, cache);
 	b = scene_sequence(&scene, SCENE_ANNA, cache);
 	scene_append(&scene, SCENE_ANNA, b, 20, 200);
@@ -618,7 +618,7 @@ static void test_quota_of_lists(void **state)
 	assert_int_equal(fa_pool_sequence_fork(pool, &third, sequence, UINT64_MAX, &error, &id),
 	                 -EDQUOT);
 	assert_int_equal(fa_pool_sequence_fork(pool, &third, sequence, 15000, &error, &id), 0);
-	assert_int_equal(fa_pool_sequence_free(pool, &third, id, &error), 0);
+	assert_int_equal(fa_pool_sequence_remove(pool, &third, id, &error), 0);
 	fa_pool_tenant_put(pool, third.tenant);
 	assert_int_equal(fa_pool_sequence_new(pool, &second, cache, &error, &id), 0);
 	item = (struct fa_pool_step_item){ id, 500 * SCENE_PAGE_TOKENS };
@@ -627,7 +627,7 @@ static void test_quota_of_lists(void **state)
 	fa_pool_step_free(step);
 	/* What was given back counts no more. */
 	for (int i = 0; i < 3; i++) {
-		assert_int_equal(fa_pool_sequence_free(pool, &first, forks[i], &error), 0);
+		assert_int_equal(fa_pool_sequence_remove(pool, &first, forks[i], &error), 0);
 		assert_int_equal(fa_pool_sequence_fork(pool, &first, sequence, UINT64_MAX, &error,
 		                                       &forks[i]),
 		                 0);
@@ -659,7 +659,7 @@ static void test_quota_of_objects(void **state)
 	            fa_pool_sequence_fork(scene.pool, anna, a, 0, &scene.error, &b));
 	SCENE_FAILS(&scene, -EDQUOT, "too many objects",
 	            fa_pool_sequence_new(scene.pool, anna, cache, &scene.error, &b));
-	assert_int_equal(fa_pool_sequence_free(scene.pool, anna, a, &scene.error), 0);
+	assert_int_equal(fa_pool_sequence_remove(scene.pool, anna, a, &scene.error), 0);
 	(void)scene_sequence(&scene, SCENE_ANNA, cache);
 	quota_sequences = 100;
 }
@@ -702,12 +702,12 @@ static uint64_t append_at_quota(struct fa_pool *pool, const struct fa_actor *act
 		                                   4 * SCENE_PAGE_TOKENS, &error, &n),
 		                 0);
 		assert_int_equal(n, 4);
-		assert_int_equal(fa_pool_sequence_free(pool, actor, id, &error), 0);
+		assert_int_equal(fa_pool_sequence_remove(pool, actor, id, &error), 0);
 		assert_int_equal(fa_pool_sequence_new(pool, actor, cache, &error, &id), 0);
 		before = thread_ns();
 		append_to(pool, actor, id, 6);
 		took += thread_ns() - before;
-		assert_int_equal(fa_pool_sequence_free(pool, actor, id, &error), 0);
+		assert_int_equal(fa_pool_sequence_remove(pool, actor, id, &error), 0);
 	}
 	return took;
 }
@@ -754,7 +754,7 @@ static void test_time_among_many(void **state)
 		assert_int_equal(fa_prefix_publish(pool, &second, id, &key, tokens,
 		                                   PAGES * SCENE_PAGE_TOKENS, &error, &n),
 		                 0);
-		assert_int_equal(fa_pool_sequence_free(pool, &second, id, &error), 0);
+		assert_int_equal(fa_pool_sequence_remove(pool, &second, id, &error), 0);
 	}
 	fa_check(append_at_quota(pool, &first, cache) < 10 * alone + 20 * FA_NS_PER_MS);
 

@@ -68,8 +68,9 @@ static uint64_t attach(enum scene_actor actor, uint64_t cache, const struct fa_p
 
 static void free_sequence(enum scene_actor actor, uint64_t sequence)
 {
-	fa_check_eq(fa_pool_sequence_free(scene.pool, &scene.actors[actor], sequence, &scene.error),
-	            0);
+	fa_check_eq(
+		fa_pool_sequence_remove(scene.pool, &scene.actors[actor], sequence, &scene.error),
+		0);
 }
 
 static void test_found(void **state)

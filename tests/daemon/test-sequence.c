@@ -78,9 +78,9 @@ static void test_fork(void **state)
 	                 0);
 	scene_check(&scene, parent, 0, 40, 100);
 
-	assert_int_equal(
-		fa_pool_sequence_free(scene.pool, &scene.actors[SCENE_ANNA], parent, &scene.error),
-		0);
+	assert_int_equal(fa_pool_sequence_remove(scene.pool, &scene.actors[SCENE_ANNA], parent,
+	                                         &scene.error),
+	                 0);
 	scene_reopen(&scene);
 	scene_check(&scene, grandchild, 20, 21, 700);
 	scene_check(&scene, child, 40, 50, 500);
@@ -193,9 +193,9 @@ static void test_leave_in_flight(void **state)
 	scene_write(&scene, a, 100);
 	scene_commit(&scene, a);
 	assert_int_equal(scene_cache_info(&scene, cache).used_pages, 1);
-	assert_int_equal(fa_pool_sequence_free(scene.pool, anna, sequence, &scene.error), 0);
+	assert_int_equal(fa_pool_sequence_remove(scene.pool, anna, sequence, &scene.error), 0);
 	SCENE_FAILS(&scene, -ESTALE, "removed",
-	            fa_pool_sequence_free(scene.pool, anna, sequence, &scene.error));
+	            fa_pool_sequence_remove(scene.pool, anna, sequence, &scene.error));
 	assert_int_equal(scene_cache_info(&scene, cache).used_pages, 1);
 	assert_int_equal(fa_pool_step_commit(scene.pool, b, &scene.error), 0);
 	assert_true(b->entries[0].stale);
@@ -219,7 +219,7 @@ static void test_freed_with_copy(void **state)
 	a = scene_plan(&scene, SCENE_ANNA, sequence, 20);
 	assert_int_equal(a->groups[0].n_copies, 1);
 	b = scene_plan(&scene, SCENE_ANNA, sequence, 20);
-	assert_int_equal(fa_pool_sequence_free(scene.pool, anna, sequence, &scene.error), 0);
+	assert_int_equal(fa_pool_sequence_remove(scene.pool, anna, sequence, &scene.error), 0);
 	assert_int_equal(scene_cache_info(&scene, cache).used_pages, 4);
 	assert_int_equal(fa_pool_step_commit(scene.pool, a, &scene.error), 0);
 	assert_true(a->entries[0].stale);
@@ -242,7 +242,7 @@ static void test_many(void **state)
 		            fa_pool_sequence_new(scene.pool, anna, cache, &scene.error, &id));
 		for (uint32_t i = 0; i < SCENE_SEQUENCES; i++)
 			assert_int_equal(
-				fa_pool_sequence_free(scene.pool, anna, ids[i], &scene.error), 0);
+				fa_pool_sequence_remove(scene.pool, anna, ids[i], &scene.error), 0);
 		scene_reopen(&scene);
 	}
 }

@@ -53,7 +53,7 @@ static void test_refused(void **state)
 	struct fa_pool_step *step;
 
 	assert_int_equal(
-		fa_pool_sequence_free(scene.pool, &scene.actors[SCENE_ANNA], gone, &scene.error),
+		fa_pool_sequence_remove(scene.pool, &scene.actors[SCENE_ANNA], gone, &scene.error),
 		0);
 	SCENE_FAILS(&scene, -EINVAL, "number",
 	            fa_pool_step_plan(scene.pool, &scene.actors[SCENE_ANNA], items, 2, 0, 0,
@@ -178,7 +178,7 @@ static void test_last_chunk(void **state)
 	assert_int_equal(
 		fa_prefix_publish(scene.pool, anna, s, &key, tokens, 7 * 256, &scene.error, &n), 0);
 	assert_int_equal(n, 112);
-	assert_int_equal(fa_pool_sequence_free(scene.pool, anna, s, &scene.error), 0);
+	assert_int_equal(fa_pool_sequence_remove(scene.pool, anna, s, &scene.error), 0);
 	items[0] = (struct fa_pool_step_item){ scene_sequence(&scene, SCENE_ANNA, one), 256 };
 	items[1] = (struct fa_pool_step_item){ scene_sequence(&scene, SCENE_ANNA, two), 256 };
 	assert_int_equal(fa_pool_step_plan(scene.pool, anna, items, 2, 1, 0, &scene.error, &step),
@@ -379,8 +379,9 @@ static void test_suspect(void **state)
 	                 0);
 	assert_int_equal(fa_pool_step_suspect(scene.pool, step), 1);
 	fa_pool_step_free(step);
-	SCENE_FAILS(&scene, -ESTALE, "removed",
-	            fa_pool_sequence_free(scene.pool, &scene.actors[SCENE_ANNA], a, &scene.error));
+	SCENE_FAILS(
+		&scene, -ESTALE, "removed",
+		fa_pool_sequence_remove(scene.pool, &scene.actors[SCENE_ANNA], a, &scene.error));
 	scene_check(&scene, b, 0, 3, 100);
 	scene_check(&scene, c, 0, 3, 100);
 }
@@ -446,7 +447,7 @@ static void test_empty_chunks(void **state)
 	step = scene_plan(&scene, SCENE_ANNA, a, 40);
 	scene_commit(&scene, step);
 	fa_pool_set_time(scene.pool, 5000);
-	assert_int_equal(fa_pool_sequence_free(scene.pool, anna, a, &scene.error), 0);
+	assert_int_equal(fa_pool_sequence_remove(scene.pool, anna, a, &scene.error), 0);
 	while (fa_pool_chunk_remove_empty(scene.pool, 4999, &chunk))
 		n++;
 	assert_int_equal(n, SCENE_CHUNKS - 1);
