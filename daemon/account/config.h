@@ -5,8 +5,8 @@
 #pragma once
 
 #include "common/error.h"
+#include "daemon/account/limits.h"
 #include "daemon/base/log.h"
-#include "daemon/base/quota.h"
 
 #include <stdbool.h>
 #include <sys/types.h>

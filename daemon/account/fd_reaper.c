@@ -18,11 +18,11 @@
 #define DISCARD_MAX 512
 
 struct entry {
-	struct fa_list link;      /* its lane's, then closer.closed */
+	struct fa_list link;      /* its queue's, then reaper.closed */
 	struct fa_tenant *tenant; /* may be NULL */
 	struct fa_charge charge;
 	bool connection;
-	bool rejected, stranger; /* counted as such */
+	bool rejected, uncharged; /* counted as such */
 	size_t n_fds;
 	int fds[];
 };
@@ -33,9 +33,9 @@ struct fa_fd_reaper {
 	pthread_attr_t attr;
 	void (*notify)(void *userdata); /* NULL: nobody is there any more */
 	void *userdata;
-	struct fa_fd_reaper_lane strangers; /* of those without a tenant */
-	unsigned int n_strangers;           /* the loop thread's */
-	struct fa_list ready;               /* lanes with entries and without a thread */
+	struct fa_fd_reaper_queue no_tenant;
+	unsigned int n_uncharged; /* the loop thread's */
+	struct fa_list ready;     /* lanes with entries and without a thread */
 	struct fa_list closed;
 	unsigned int n_ready, n_threads, n_idle;
 	bool stop;
@@ -98,59 +98,59 @@ static void close_entry(struct entry *entry)
 	}
 }
 
-static void make_ready(struct fa_fd_reaper *closer, struct fa_fd_reaper_lane *lane)
+static void make_ready(struct fa_fd_reaper *reaper, struct fa_fd_reaper_queue *queue)
 {
-	fa_list_append(&closer->ready, &lane->link);
-	++closer->n_ready;
-	lane->busy = true;
+	fa_list_append(&reaper->ready, &queue->link);
+	++reaper->n_ready;
+	queue->busy = true;
 }
 
-static void work_once(struct fa_fd_reaper *closer)
+static void work_once(struct fa_fd_reaper *reaper)
 {
-	struct fa_fd_reaper_lane *lane = fa_container_of(closer->ready.next,
-	                                                 struct fa_fd_reaper_lane, link);
-	struct entry *entry = fa_container_of(lane->entries.next, struct entry, link);
+	struct fa_fd_reaper_queue *queue = fa_container_of(reaper->ready.next,
+	                                                   struct fa_fd_reaper_queue, link);
+	struct entry *entry = fa_container_of(queue->entries.next, struct entry, link);
 
-	fa_list_remove(&lane->link);
-	--closer->n_ready;
+	fa_list_remove(&queue->link);
+	--reaper->n_ready;
 	fa_list_remove(&entry->link);
-	pthread_mutex_unlock(&closer->mutex);
+	pthread_mutex_unlock(&reaper->mutex);
 	close_entry(entry);
-	pthread_mutex_lock(&closer->mutex);
-	lane->busy = false;
-	if (!fa_list_empty(&lane->entries))
-		make_ready(closer, lane);
-	/* From here on the lane may be gone with its tenant. */
-	fa_list_append(&closer->closed, &entry->link);
-	if (closer->notify)
-		closer->notify(closer->userdata);
+	pthread_mutex_lock(&reaper->mutex);
+	queue->busy = false;
+	if (!fa_list_empty(&queue->entries))
+		make_ready(reaper, queue);
+	/* From here on the queue may be gone with its tenant. */
+	fa_list_append(&reaper->closed, &entry->link);
+	if (reaper->notify)
+		reaper->notify(reaper->userdata);
 }
 
 static void *run(void *userdata)
 {
-	struct fa_fd_reaper *closer = userdata;
+	struct fa_fd_reaper *reaper = userdata;
 
-	pthread_mutex_lock(&closer->mutex);
+	pthread_mutex_lock(&reaper->mutex);
 	for (;;) {
-		if (closer->n_ready) {
-			work_once(closer);
+		if (reaper->n_ready) {
+			work_once(reaper);
 			continue;
 		}
 		/* One is enough to wait. */
-		if (closer->stop || closer->n_idle)
+		if (reaper->stop || reaper->n_idle)
 			break;
-		++closer->n_idle;
-		pthread_cond_wait(&closer->changed, &closer->mutex);
-		--closer->n_idle;
+		++reaper->n_idle;
+		pthread_cond_wait(&reaper->changed, &reaper->mutex);
+		--reaper->n_idle;
 	}
-	--closer->n_threads;
-	if (closer->stop)
-		pthread_cond_broadcast(&closer->changed);
-	pthread_mutex_unlock(&closer->mutex);
+	--reaper->n_threads;
+	if (reaper->stop)
+		pthread_cond_broadcast(&reaper->changed);
+	pthread_mutex_unlock(&reaper->mutex);
 	return NULL;
 }
 
-static int start_thread(struct fa_fd_reaper *closer)
+static int start_thread(struct fa_fd_reaper *reaper)
 {
 	sigset_t all, old;
 	pthread_t thread;
@@ -158,94 +158,94 @@ static int start_thread(struct fa_fd_reaper *closer)
 
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
-	r = pthread_create(&thread, &closer->attr, run, closer);
+	r = pthread_create(&thread, &reaper->attr, run, reaper);
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	if (r == 0)
-		++closer->n_threads;
+		++reaper->n_threads;
 	return -r;
 }
 
-static void destroy(struct fa_fd_reaper *closer)
+static void destroy(struct fa_fd_reaper *reaper)
 {
-	pthread_attr_destroy(&closer->attr);
-	pthread_cond_destroy(&closer->changed);
-	pthread_mutex_destroy(&closer->mutex);
-	free(closer);
+	pthread_attr_destroy(&reaper->attr);
+	pthread_cond_destroy(&reaper->changed);
+	pthread_mutex_destroy(&reaper->mutex);
+	free(reaper);
 }
 
 int fa_fd_reaper_new(void (*notify)(void *userdata), void *userdata,
-                     struct fa_fd_reaper **ret_closer)
+                     struct fa_fd_reaper **ret_reaper)
 {
-	struct fa_fd_reaper *closer;
+	struct fa_fd_reaper *reaper;
 	int r;
 
-	closer = fa_new(struct fa_fd_reaper);
-	if (!closer)
+	reaper = fa_new(struct fa_fd_reaper);
+	if (!reaper)
 		return -ENOMEM;
-	closer->notify = notify;
-	closer->userdata = userdata;
-	fa_list_init(&closer->ready);
-	fa_list_init(&closer->closed);
-	pthread_mutex_init(&closer->mutex, NULL);
-	pthread_cond_init(&closer->changed, NULL);
-	pthread_attr_init(&closer->attr);
-	pthread_attr_setdetachstate(&closer->attr, PTHREAD_CREATE_DETACHED);
-	(void)pthread_attr_setstacksize(&closer->attr, STACK_BYTES);
-	pthread_mutex_lock(&closer->mutex);
-	r = start_thread(closer);
-	pthread_mutex_unlock(&closer->mutex);
+	reaper->notify = notify;
+	reaper->userdata = userdata;
+	fa_list_init(&reaper->ready);
+	fa_list_init(&reaper->closed);
+	pthread_mutex_init(&reaper->mutex, NULL);
+	pthread_cond_init(&reaper->changed, NULL);
+	pthread_attr_init(&reaper->attr);
+	pthread_attr_setdetachstate(&reaper->attr, PTHREAD_CREATE_DETACHED);
+	(void)pthread_attr_setstacksize(&reaper->attr, STACK_BYTES);
+	pthread_mutex_lock(&reaper->mutex);
+	r = start_thread(reaper);
+	pthread_mutex_unlock(&reaper->mutex);
 	if (r < 0) {
-		destroy(closer);
+		destroy(reaper);
 		return r;
 	}
-	*ret_closer = closer;
+	*ret_reaper = reaper;
 	return 0;
 }
 
-struct fa_fd_reaper *fa_fd_reaper_free(struct fa_fd_reaper *closer)
+struct fa_fd_reaper *fa_fd_reaper_free(struct fa_fd_reaper *reaper)
 {
 	struct timespec until;
 	bool gone;
 
-	if (!closer)
+	if (!reaper)
 		return NULL;
 	clock_gettime(CLOCK_REALTIME, &until);
 	until.tv_sec += PATIENCE_S;
 
-	pthread_mutex_lock(&closer->mutex);
-	closer->stop = true;
-	closer->notify = NULL;
-	pthread_cond_broadcast(&closer->changed);
-	while (closer->n_threads &&
-	       pthread_cond_timedwait(&closer->changed, &closer->mutex, &until) != ETIMEDOUT)
+	pthread_mutex_lock(&reaper->mutex);
+	reaper->stop = true;
+	reaper->notify = NULL;
+	pthread_cond_broadcast(&reaper->changed);
+	while (reaper->n_threads &&
+	       pthread_cond_timedwait(&reaper->changed, &reaper->mutex, &until) != ETIMEDOUT)
 		;
-	gone = !closer->n_threads;
-	pthread_mutex_unlock(&closer->mutex);
-	(void)fa_fd_reaper_settle(closer);
+	gone = !reaper->n_threads;
+	pthread_mutex_unlock(&reaper->mutex);
+	(void)fa_fd_reaper_collect(reaper);
 	if (gone)
-		destroy(closer);
+		destroy(reaper);
 	return NULL;
 }
 
-static void enqueue(struct fa_fd_reaper *closer, struct entry *entry)
+static void enqueue(struct fa_fd_reaper *reaper, struct entry *entry)
 {
-	struct fa_fd_reaper_lane *lane = entry->tenant ? fa_tenant_lane(entry->tenant)
-	                                               : &closer->strangers;
+	struct fa_fd_reaper_queue *queue = entry->tenant ? fa_tenant_reaper_queue(entry->tenant)
+	                                                 : &reaper->no_tenant;
 
-	pthread_mutex_lock(&closer->mutex);
-	if (!lane->started) {
-		fa_list_init(&lane->link);
-		fa_list_init(&lane->entries);
-		lane->started = true;
+	pthread_mutex_lock(&reaper->mutex);
+	if (!queue->started) {
+		fa_list_init(&queue->link);
+		fa_list_init(&queue->entries);
+		queue->started = true;
 	}
-	fa_list_append(&lane->entries, &entry->link);
-	if (!lane->busy)
-		make_ready(closer, lane);
+	fa_list_append(&queue->entries, &entry->link);
+	if (!queue->busy)
+		make_ready(reaper, queue);
 	/* If none can be started, one that works comes to it later. */
-	if (closer->n_ready > closer->n_idle && closer->n_threads < THREADS_MAX)
-		(void)start_thread(closer);
-	pthread_cond_signal(&closer->changed);
-	pthread_mutex_unlock(&closer->mutex);
+	if (reaper->n_ready > reaper->n_idle && reaper->n_threads < THREADS_MAX)
+		(void)start_thread(reaper);
+	pthread_cond_signal(&reaper->changed);
+	pthread_mutex_unlock(&reaper->mutex);
 }
 
 static struct entry *entry_new(struct fa_tenant *tenant, const int *fds, size_t n_fds,
@@ -266,8 +266,8 @@ static struct entry *entry_new(struct fa_tenant *tenant, const int *fds, size_t 
 	return entry;
 }
 
-void fa_fd_reaper_take(struct fa_fd_reaper *closer, struct fa_tenant *tenant, int *fds,
-                       size_t n_fds)
+void fa_fd_reaper_add_rejected(struct fa_fd_reaper *reaper, struct fa_tenant *tenant, int *fds,
+                               size_t n_fds)
 {
 	struct entry *entry = NULL;
 	bool any = false;
@@ -279,8 +279,8 @@ void fa_fd_reaper_take(struct fa_fd_reaper *closer, struct fa_tenant *tenant, in
 	entry = entry_new(tenant, fds, n_fds, NULL);
 	if (entry) {
 		entry->rejected = true;
-		fa_tenant_lane(tenant)->n_rejected += entry->n_fds;
-		enqueue(closer, entry);
+		fa_tenant_reaper_queue(tenant)->n_rejected += entry->n_fds;
+		enqueue(reaper, entry);
 		for (size_t i = 0; i < n_fds; ++i)
 			fds[i] = -1;
 	} else {
@@ -289,16 +289,16 @@ void fa_fd_reaper_take(struct fa_fd_reaper *closer, struct fa_tenant *tenant, in
 	}
 }
 
-static void take_one(struct fa_fd_reaper *closer, struct fa_tenant *tenant, int fd,
+static void take_one(struct fa_fd_reaper *reaper, struct fa_tenant *tenant, int fd,
                      struct fa_charge *charge, bool connection)
 {
 	struct entry *entry = entry_new(tenant, &fd, 1, charge);
 
 	if (entry) {
 		entry->connection = connection;
-		entry->stranger = !entry->charge.tenant;
-		closer->n_strangers += entry->stranger;
-		enqueue(closer, entry);
+		entry->uncharged = !entry->charge.tenant;
+		reaper->n_uncharged += entry->uncharged;
+		enqueue(reaper, entry);
 	} else {
 		close(fd);
 		if (charge)
@@ -306,18 +306,18 @@ static void take_one(struct fa_fd_reaper *closer, struct fa_tenant *tenant, int 
 	}
 }
 
-void fa_fd_reaper_take_charged(struct fa_fd_reaper *closer, struct fa_tenant *tenant, int fd,
-                               struct fa_charge *charge)
+void fa_fd_reaper_add_charged(struct fa_fd_reaper *reaper, struct fa_tenant *tenant, int fd,
+                              struct fa_charge *charge)
 {
-	take_one(closer, tenant, fd, charge, false);
+	take_one(reaper, tenant, fd, charge, false);
 }
 
-void fa_fd_reaper_hang_up(struct fa_fd_reaper *closer, struct fa_tenant *tenant, int fd,
-                          struct fa_charge *charge)
+void fa_fd_reaper_add_connection(struct fa_fd_reaper *reaper, struct fa_tenant *tenant, int fd,
+                                 struct fa_charge *charge)
 {
 	(void)shutdown(fd, SHUT_RDWR);
 	if (!is_read_out(fd)) {
-		take_one(closer, tenant, fd, charge, true);
+		take_one(reaper, tenant, fd, charge, true);
 		return;
 	}
 	/* Nothing goes with it, so this waits for nobody. */
@@ -326,31 +326,31 @@ void fa_fd_reaper_hang_up(struct fa_fd_reaper *closer, struct fa_tenant *tenant,
 		fa_charge_release(charge);
 }
 
-bool fa_fd_reaper_is_full(const struct fa_fd_reaper *closer)
+bool fa_fd_reaper_is_full(const struct fa_fd_reaper *reaper)
 {
-	return closer->n_strangers >= FA_FD_REAPER_STRANGERS_MAX;
+	return reaper->n_uncharged >= FA_FD_REAPER_UNCHARGED_MAX;
 }
 
-bool fa_fd_reaper_settle(struct fa_fd_reaper *closer)
+bool fa_fd_reaper_collect(struct fa_fd_reaper *reaper)
 {
 	struct fa_list closed = FA_LIST_INIT(closed);
 	struct fa_list *pos, *tmp;
 	bool again = false;
 
-	pthread_mutex_lock(&closer->mutex);
-	fa_list_splice(&closed, &closer->closed);
-	pthread_mutex_unlock(&closer->mutex);
+	pthread_mutex_lock(&reaper->mutex);
+	fa_list_splice(&closed, &reaper->closed);
+	pthread_mutex_unlock(&reaper->mutex);
 	fa_list_for_each_safe(pos, tmp, &closed) {
 		struct entry *entry = fa_container_of(pos, struct entry, link);
 
 		if (entry->rejected) {
-			struct fa_fd_reaper_lane *lane = fa_tenant_lane(entry->tenant);
-			bool over = lane->n_rejected > FA_FD_REAPER_REJECTED_MAX;
+			struct fa_fd_reaper_queue *queue = fa_tenant_reaper_queue(entry->tenant);
+			bool over = queue->n_rejected > FA_FD_REAPER_REJECTED_SOFT_MAX;
 
-			lane->n_rejected -= entry->n_fds;
-			again |= over && lane->n_rejected <= FA_FD_REAPER_REJECTED_MAX;
+			queue->n_rejected -= entry->n_fds;
+			again |= over && queue->n_rejected <= FA_FD_REAPER_REJECTED_SOFT_MAX;
 		}
-		closer->n_strangers -= entry->stranger;
+		reaper->n_uncharged -= entry->uncharged;
 		fa_charge_release(&entry->charge);
 		fa_tenant_unref(entry->tenant);
 		free(entry);

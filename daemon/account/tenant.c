@@ -161,9 +161,9 @@ struct fa_tenant *fa_tenant_unref(struct fa_tenant *tenant)
 	return NULL;
 }
 
-struct fa_fd_reaper_lane *fa_tenant_lane(struct fa_tenant *tenant)
+struct fa_fd_reaper_queue *fa_tenant_reaper_queue(struct fa_tenant *tenant)
 {
-	return tenant->user ? &tenant->user->lane : &tenant->lane;
+	return tenant->user ? &tenant->user->queue : &tenant->queue;
 }
 
 const char *fa_resource_name(enum fa_resource resource)

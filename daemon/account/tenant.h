@@ -18,8 +18,8 @@
 #include "common/error.h"
 #include "common/list.h"
 #include "daemon/account/fd_reaper.h"
-#include "daemon/base/quota.h"
-#include "daemon/base/usage.h"
+#include "daemon/account/limits.h"
+#include "daemon/account/usage.h"
 
 #include <stdint.h>
 #include <sys/types.h>
@@ -43,7 +43,7 @@ struct fa_user {
 	struct fa_list link;
 	uid_t uid;
 	uint64_t used[_FA_RESOURCE_N];
-	struct fa_fd_reaper_lane lane;
+	struct fa_fd_reaper_queue queue;
 };
 
 struct fa_tenant {
@@ -54,8 +54,8 @@ struct fa_tenant {
 	struct fa_user *user; /* NULL: uid 0 */
 	char *cgroup;         /* "" if unknown */
 	uint64_t used[_FA_RESOURCE_N];
-	struct fa_usage usage;         /* of all its sessions, also of those that have ended */
-	struct fa_fd_reaper_lane lane; /* its own, where there is no user */
+	struct fa_usage usage;           /* of all its sessions, also of those that have ended */
+	struct fa_fd_reaper_queue queue; /* its own, where there is no user */
 };
 
 struct fa_charge {
@@ -75,7 +75,7 @@ struct fa_tenant *fa_tenant_ref(struct fa_tenant *tenant);
 struct fa_tenant *fa_tenant_unref(struct fa_tenant *tenant);
 
 /* That of its descriptors that are to be closed. */
-struct fa_fd_reaper_lane *fa_tenant_lane(struct fa_tenant *tenant);
+struct fa_fd_reaper_queue *fa_tenant_reaper_queue(struct fa_tenant *tenant);
 
 /* "buffer_bytes", as the configuration calls it. */
 const char *fa_resource_name(enum fa_resource resource);

@@ -1,13 +1,6 @@
 #include "daemon/engine/gate.h"
 
-#include "common/memfd.h"
-
-#include <errno.h>
-#include <linux/futex.h>
-#include <stddef.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <unistd.h>
+#include "daemon/persist/timeline_release.h"
 
 bool fa_gates_met(struct fa_gates *gates)
 {
@@ -43,15 +36,6 @@ bool fa_gates_last(const struct fa_gates *gates, struct fa_device_wait *ret_wait
 	return true;
 }
 
-/* A client may have as many threads asleep as it likes, and they are woken by a thread that
- * serves all. Those who are left out look again soon, by themselves. */
-#define WAKES_MAX 64
-
-static void wake(_Atomic uint32_t *changes)
-{
-	(void)syscall(SYS_futex, changes, FUTEX_WAKE, WAKES_MAX, NULL, NULL, 0);
-}
-
 /* With the mutex. Those of other streams may have been faster: then it is late. */
 static void signal_one(struct fa_timeline_words *words, const struct fa_gate *gate, int status)
 {
@@ -73,7 +57,7 @@ static void signal_one(struct fa_timeline_words *words, const struct fa_gate *ga
 	atomic_fetch_add_explicit(&out->changes, 1, memory_order_seq_cst);
 	/* Who sleeps has said so before it looked at the word for the last time. */
 	if (atomic_load_explicit(&words->in[gate->slot].sleepers, memory_order_seq_cst))
-		wake(&out->changes);
+		fa_timeline_wake(&out->changes);
 }
 
 void fa_gates_signal(struct fa_gates *gates, int status)
@@ -86,43 +70,4 @@ void fa_gates_signal(struct fa_gates *gates, int status)
 	for (unsigned int i = 0; i < gates->n_signals; i++)
 		signal_one(words, &fa_gates_signals(gates)[i], status);
 	pthread_mutex_unlock(&words->mutex);
-}
-
-void fa_timeline_out_release(struct fa_timeline_out *out, const uint64_t *values)
-{
-	for (unsigned int i = 0; i < FA_TIMELINE_SLOTS; i++) {
-		uint64_t value = values ? values[i]
-		                        : atomic_load_explicit(&out[i].value, memory_order_relaxed);
-
-		/* Twice would be half around, and nothing reached. An earlier daemon may have died
-		 * between this and having it forgotten. */
-		if (!values &&
-		    atomic_load_explicit(&out[i].status, memory_order_relaxed) == -ECONNRESET &&
-		    atomic_load_explicit(&out[i].failed, memory_order_relaxed) ==
-		            atomic_load_explicit(&out[i].value, memory_order_relaxed))
-			continue;
-		value += FA_TIMELINE_RELEASE;
-		atomic_store_explicit(&out[i].status, -ECONNRESET, memory_order_relaxed);
-		atomic_store_explicit(&out[i].failed, value, memory_order_relaxed);
-		atomic_store_explicit(&out[i].value, value, memory_order_release);
-		atomic_fetch_add_explicit(&out[i].changes, 1, memory_order_seq_cst);
-		wake(&out[i].changes);
-	}
-}
-
-bool fa_timeline_fd_release(int fd)
-{
-	struct fa_error error;
-	uint64_t size;
-	void *memory;
-	int seals;
-
-	if (fa_memfd_check(fd, 0, FA_TIMELINE_BYTES, &error, &size, &seals) < 0)
-		return false;
-	memory = mmap(NULL, FA_TIMELINE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	if (memory == MAP_FAILED)
-		return false;
-	fa_timeline_out_release(memory, NULL);
-	(void)munmap(memory, FA_TIMELINE_BYTES);
-	return true;
 }

@@ -56,12 +56,3 @@ bool fa_gates_last(const struct fa_gates *gates, struct fa_device_wait *ret_wait
 
 /* Gives the signals of a request that ended with @status. */
 void fa_gates_signal(struct fa_gates *gates, int status);
-
-/* Lets go of everybody who waits for a word of @out: its values become @values (NULL: those
- * that stand there) and FA_TIMELINE_RELEASE more. */
-void fa_timeline_out_release(struct fa_timeline_out *out, const uint64_t *values);
-
-/* Of a process that is no more, the daemon's slots are kept under a name that begins so.
- * Releases all who wait for one of them; false: @fd, which stays the caller's, is none. */
-#define FA_TIMELINE_KEEP_PREFIX "fad-timeline-"
-bool fa_timeline_fd_release(int fd);

@@ -11,7 +11,7 @@
 #include <string.h>
 
 #define NAME_BYTES 32
-/* Of the descriptors that clients may have, as many more may wait for the keeper. */
+/* Of the descriptors that clients may have, as many more may wait for the fd store. */
 #define WAITING_PART 8
 
 static void name_of(uint32_t what, char ret_name[NAME_BYTES])
@@ -32,7 +32,7 @@ void fa_kv_keep_init(struct fa_kv *kv)
 		kv->kept[i].fd = -1;
 }
 
-/* The keeper is to be told of it. */
+/* The fd store is to be told of it. */
 static bool is_late(const struct fa_kv_kept *kept)
 {
 	return kept->fd >= 0 || (kept->stored && !kept->wanted);
@@ -45,17 +45,17 @@ bool fa_kv_is_stale(const struct fa_kv *kv, uint32_t what)
 
 static int tell(struct fa_kv *kv, uint32_t what)
 {
-	const struct fa_fd_store_ops *keeper = &kv->keeper;
+	const struct fa_fd_store_ops *fd_store = &kv->fd_store;
 	struct fa_kv_kept *kept = &kv->kept[what];
 	char name[NAME_BYTES];
 	int r;
 
-	if (!keeper->store)
+	if (!fd_store->add)
 		return 0;
 	name_of(what, name);
 	/* What was of that name before goes first: of two, the next daemon would take either. */
 	if (kept->stored) {
-		r = keeper->forget(keeper->userdata, name);
+		r = fd_store->remove(fd_store->userdata, name);
 		if (r < 0)
 			return r;
 		kept->stored = false;
@@ -63,9 +63,9 @@ static int tell(struct fa_kv *kv, uint32_t what)
 	}
 	if (kept->fd < 0)
 		return 0;
-	if (keeper->pool_max && kv->n_stored >= keeper->pool_max)
+	if (fd_store->pool_max && kv->n_stored >= fd_store->pool_max)
 		return -ENOSPC;
-	r = keeper->store(keeper->userdata, name, kept->fd);
+	r = fd_store->add(fd_store->userdata, name, kept->fd);
 	if (r < 0)
 		return r;
 	kept->stored = true;
@@ -119,12 +119,12 @@ void fa_kv_keep(struct fa_kv *kv, uint32_t what, int fd)
 		fa_log(FA_LOG_WARNING,
 		       "%s cannot be kept: %s, and too many wait for it; what is in it does not "
 		       "outlive this process",
-		       name, r == -ENOSPC ? "the keeper has no room for more" : strerror(-r));
+		       name, r == -ENOSPC ? "the fd store has no room for more" : strerror(-r));
 		return;
 	}
 	fa_log(FA_LOG_WARNING,
 	       "%s cannot be kept now: %s; until it is, %s does not outlive this process", name,
-	       r == -ENOSPC ? "the keeper has no room for more" : strerror(-r),
+	       r == -ENOSPC ? "the fd store has no room for more" : strerror(-r),
 	       what < FA_KV_CHUNKS_MAX ? "what is in it" : "the pool");
 }
 
@@ -157,7 +157,7 @@ uint32_t fa_kv_unkept_chunks(const struct fa_kv *kv, uint32_t chunks)
 {
 	uint32_t n = 0;
 
-	if (!kv->keeper.store)
+	if (!kv->fd_store.add)
 		return 0;
 	if (kv->kept[FA_KV_KEEP_STATE].fd >= 0 || kv->kept[FA_KV_KEEP_SESSIONS].fd >= 0)
 		return chunks;
@@ -184,21 +184,21 @@ struct taken {
 /* Each name is taken, whatever is there. */
 static void take_all(struct fa_kv *kv, struct taken *taken)
 {
-	const struct fa_fd_store_ops *keeper = &kv->keeper;
+	const struct fa_fd_store_ops *fd_store = &kv->fd_store;
 	char name[NAME_BYTES];
 	int fd;
 
 	for (uint32_t i = 0; i < FA_KV_KEEP_N; ++i) {
 		taken->fds[i] = -1;
-		if (!keeper->take)
+		if (!fd_store->take)
 			continue;
 		name_of(i, name);
-		taken->fds[i] = keeper->take(keeper->userdata, name);
+		taken->fds[i] = fd_store->take(fd_store->userdata, name);
 		if (taken->fds[i] < 0)
 			continue;
 		kv->kept[i].wanted = kv->kept[i].stored = true;
 		++kv->n_stored;
-		while ((fd = keeper->take(keeper->userdata, name)) >= 0)
+		while ((fd = fd_store->take(fd_store->userdata, name)) >= 0)
 			close(fd);
 	}
 }
@@ -291,7 +291,8 @@ static int take_back(struct fa_kv *kv, struct taken *taken, struct fa_error *err
 	fa_kv_device(kv->server, &device);
 	if (taken->fds[FA_KV_KEEP_SESSIONS] < 0)
 		return fa_fail(error, -ENOENT, "the sessions were not kept");
-	r = fa_session_store_open(taken->fds[FA_KV_KEEP_SESSIONS], &device, error, &kv->resume);
+	r = fa_session_store_open(taken->fds[FA_KV_KEEP_SESSIONS], &device, error,
+	                          &kv->session_store);
 	if (r < 0)
 		return r;
 	if (taken->fds[FA_KV_KEEP_STATE] < 0)
@@ -330,7 +331,7 @@ int fa_kv_recover(struct fa_kv *kv, struct fa_error *error)
 	r = take_back(kv, &taken, &why);
 	if (r == 0)
 		return 0;
-	fa_session_store_close(&kv->resume);
+	fa_session_store_close(&kv->session_store);
 	waits = fa_kv_device_lost(kv->server) || (r == -ESTALE && may_be_back(kv->server));
 	if (waits)
 		return fa_fail(error, -EAGAIN,

@@ -1,6 +1,6 @@
 /*
- * The pool beyond the daemon's life: its chunks, its state and the sessions are handed to a
- * keeper (persist/fd_store.h), and taken back by the next daemon. Loop thread.
+ * The pool beyond the daemon's life: its chunks, its state and its sessions are put into the fd
+ * store (persist/fd_store.h), from which the next daemon takes them back. Loop thread.
  */
 #pragma once
 
@@ -12,17 +12,7 @@
 
 struct fa_kv;
 
-/* Who keeps descriptors; functions as in persist/fd_store.h. All NULL: nobody. */
-struct fa_fd_store_ops {
-	int (*take)(void *userdata, const char *name);
-	int (*store)(void *userdata, const char *name, int fd);
-	int (*forget)(void *userdata, const char *name);
-	int (*take_any)(void *userdata, const char *prefix, char *ret_name, size_t size);
-	void *userdata;
-	uint64_t timelines_max, pool_max; /* descriptors; 0: as many as there are */
-};
-
-/* Each is a descriptor that its keeper has, too. */
+/* Each is a descriptor that its fd store has, too. */
 #define FA_KV_CHUNKS_MAX 4000
 
 /* What is kept of it: each chunk, by its number, and these. */
@@ -34,14 +24,14 @@ enum {
 
 struct fa_kv_kept {
 	bool wanted; /* it is to be kept */
-	bool stored; /* the keeper has something of that name */
+	bool stored; /* the fd store has something of that name */
 	int fd;      /* wanted, but not stored yet; else -1 */
 };
 
 /*
  * Takes back what an earlier daemon had: pool, memory and sessions. Returns 0; -ENOENT if
  * there was nothing; -EAGAIN, with a sentence, if that fails for what may pass (the device is
- * lost or cannot be used now, there is no memory, there are no descriptors): the keeper keeps it
+ * lost or cannot be used now, there is no memory, there are no descriptors): the fd store keeps it
  * for the next process; or another error, with a sentence: it is damaged, of another version or
  * another device, or without state or sessions. Then it is dropped. Of chunks that were not kept
  * only what was in them is.
@@ -52,7 +42,7 @@ int fa_kv_recover(struct fa_kv *kv, struct fa_error *error);
 void fa_kv_keep_init(struct fa_kv *kv);
 
 /*
- * Has @fd kept, which is consumed, or what was kept let go of. What the keeper cannot be told
+ * Has @fd kept, which is consumed, or what was kept let go of. What the fd store cannot be told
  * now is in the log, and it is told later: fa_kv_keep_again(), from time to time while n_late is
  * not 0. Until then a chunk does not outlive the process, with all that is in it; nor at all if
  * so many wait already that nobody else would have descriptors.
@@ -61,7 +51,7 @@ void fa_kv_keep(struct fa_kv *kv, uint32_t what, int fd);
 void fa_kv_forget(struct fa_kv *kv, uint32_t what);
 void fa_kv_keep_again(struct fa_kv *kv);
 
-/* Whether the keeper has not been told yet to let go of what was of that name. A chunk must not be
+/* Whether the fd store has not been told yet to let go of what was of that name. A chunk must not be
  * made in its place: the next daemon would take that for the chunk's memory. */
 bool fa_kv_is_stale(const struct fa_kv *kv, uint32_t what);
 

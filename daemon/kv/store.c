@@ -155,15 +155,15 @@ static void end_grace(struct fa_kv *kv)
 
 	if (server->state != FA_SERVER_RUNNING || fa_kv_device_lost(server))
 		return;
-	for (n = 0;
-	     n < GIVEN_UP_A_TICK && fa_session_store_give_up(&kv->resume, fa_now_ns(), &number);
+	for (n = 0; n < GIVEN_UP_A_TICK &&
+	            fa_session_store_expire(&kv->session_store, fa_now_ns(), &number);
 	     ++n)
 		fa_pool_release_owner(kv->pool, number);
 	if (!n)
 		return;
 	fa_log(FA_LOG_INFO, "%" PRIu32 " sessions of the daemon before did not come back", n);
 	/* One that ends when nobody is there any more has waited for them. */
-	if (!kv->resume.n_lost)
+	if (!kv->session_store.n_lost)
 		fa_server_look_idle(server);
 }
 
@@ -172,7 +172,8 @@ static void rest(struct fa_kv *kv)
 	struct fa_pool_info info;
 
 	fa_pool_get_info(kv->pool, &info);
-	if (!info.chunks && !info.caches && !kv->resume.n_lost && !kv->quarantine_ns && !kv->n_late)
+	if (!info.chunks && !info.caches && !kv->session_store.n_lost && !kv->quarantine_ns &&
+	    !kv->n_late)
 		uv_timer_stop(&kv->timer);
 }
 
@@ -325,15 +326,15 @@ bool fa_kv_session_hello(struct fa_session *session, const struct fa_wire_secret
 		return false;
 	if (resume && has_hung_up(session))
 		return false;
-	if (resume && fa_session_store_take(&kv->resume, session->peer.uid, resume, fa_now_ns(),
-	                                    &session->kv.record, &number) == 0) {
+	if (resume && fa_session_store_resume(&kv->session_store, session->peer.uid, resume,
+	                                      fa_now_ns(), &session->kv.record, &number) == 0) {
 		session->id = session->subject.session = number;
 		session->kv.resumed = true;
 		session->secret = *resume;
 		return true;
 	}
-	session->kv.record = fa_session_store_add(&kv->resume, session->id, session->peer.uid,
-	                                          &session->secret);
+	session->kv.record = fa_session_store_add(&kv->session_store, session->id,
+	                                          session->peer.uid, &session->secret);
 	return false;
 }
 
@@ -346,7 +347,7 @@ static void lose_again(struct fa_session *session)
 
 	if (!own->resumed || own->known)
 		return;
-	fa_session_store_lose(&kv->resume, own->record, fa_now_ns());
+	fa_session_store_set_lost(&kv->session_store, own->record, fa_now_ns());
 	own->record = FA_SESSION_STORE_NONE;
 	own->resumed = false;
 	fa_kv_wake(kv);
@@ -370,7 +371,7 @@ void fa_kv_session_end(struct fa_session *session)
 	if (session->server->state == FA_SERVER_RUNNING && !fa_kv_device_lost(session->server)) {
 		if (session->kv.known || session->kv.resumed)
 			fa_pool_release_owner(kv->pool, session->id);
-		fa_session_store_remove(&kv->resume, session->kv.record);
+		fa_session_store_remove(&kv->session_store, session->kv.record);
 	}
 	if (session->kv.known)
 		fa_pool_tenant_put(kv->pool, session->kv.actor.tenant);
@@ -488,12 +489,12 @@ static int make(struct fa_kv *kv, struct fa_error *error)
 	int r;
 
 	fa_kv_device(kv->server, &device);
-	r = fa_session_store_new(&device, error, &kv->resume, &fd);
+	r = fa_session_store_new(&device, error, &kv->session_store, &fd);
 	if (r < 0)
 		return r;
 	r = make_pool(kv, error);
 	if (r < 0)
-		fa_session_store_close(&kv->resume);
+		fa_session_store_close(&kv->session_store);
 	else
 		fa_kv_keep(kv, FA_KV_KEEP_SESSIONS, fa_steal_fd(&fd));
 	return r;
@@ -512,8 +513,9 @@ static void welcome_back(struct fa_kv *kv)
 	fa_log(FA_LOG_INFO,
 	       "the pool is back, for the %" PRIu64 ". time: %" PRIu32 " chunks, %" PRIu32
 	       " caches, %" PRIu32 " sequences; %" PRIu32 " sessions may resume",
-	       info.generation - 1, info.chunks, info.caches, info.sequences, kv->resume.n_lost);
-	server->last_session = fa_session_store_last(&kv->resume);
+	       info.generation - 1, info.chunks, info.caches, info.sequences,
+	       kv->session_store.n_lost);
+	server->last_session = fa_session_store_last_number(&kv->session_store);
 	while (fa_pool_owner_each(kv->pool, &cursor, &owner)) {
 		/* They are looked up one by one, and have several. */
 		if (owner == last)
@@ -521,11 +523,12 @@ static void welcome_back(struct fa_kv *kv)
 		last = owner;
 		if (owner > server->last_session)
 			server->last_session = owner;
-		if (!fa_session_store_is_lost(&kv->resume, owner))
+		if (!fa_session_store_is_lost(&kv->session_store, owner))
 			fa_pool_release_owner(kv->pool, owner);
 	}
 	grace_ns = server->config.pool_grace_s * FA_NS_PER_SEC;
-	fa_session_store_begin(&kv->resume, fa_now_ns(), grace_ns, FA_KV_GRACE_ALL * grace_ns);
+	fa_session_store_start_grace(&kv->session_store, fa_now_ns(), grace_ns,
+	                             FA_KV_GRACE_ALL * grace_ns);
 }
 
 /* Says how large it may be from now on. */
@@ -587,14 +590,14 @@ static void start(struct fa_kv *kv)
 	uv_unref((uv_handle_t *)&kv->timer);
 }
 
-int fa_kv_open(struct fa_server *server, const struct fa_fd_store_ops *keeper,
+int fa_kv_open(struct fa_server *server, const struct fa_fd_store_ops *fd_store,
                struct fa_error *error)
 {
 	struct fa_kv *kv = &server->kv;
 	int r;
 
 	kv->server = server;
-	kv->keeper = *keeper;
+	kv->fd_store = *fd_store;
 	fa_kv_keep_init(kv);
 	kv->grow_failed = UINT32_MAX;
 	/* Grows across restarts, as the clock does; and no daemon makes steps that fast. */
@@ -627,6 +630,6 @@ void fa_kv_close(struct fa_server *server)
 		return;
 	fa_kv_keep_deinit(kv);
 	kv->pool = fa_pool_free(kv->pool);
-	fa_session_store_close(&kv->resume);
+	fa_session_store_close(&kv->session_store);
 	uv_close((uv_handle_t *)&kv->timer, NULL);
 }

@@ -12,6 +12,7 @@
 #include "common/error.h"
 #include "common/list.h"
 #include "daemon/kv/persist.h"
+#include "daemon/persist/fd_store.h"
 #include "daemon/persist/session_store.h"
 #include "daemon/pool/cache.h"
 #include "daemon/pool/pool.h"
@@ -33,11 +34,11 @@ struct fa_session;
 
 struct fa_kv {
 	struct fa_server *server;
-	struct fa_fd_store_ops keeper;
+	struct fa_fd_store_ops fd_store;
 	struct fa_kv_kept kept[FA_KV_KEEP_N];
-	uint32_t n_stored; /* of those, that the keeper has */
+	uint32_t n_stored; /* of those, that the fd store has */
 	uint32_t n_late;   /* ... and that it is to be told of */
-	struct fa_session_store resume;
+	struct fa_session_store session_store;
 	uint64_t quarantine_ns; /* until when what died may still write to pages; 0: it may not */
 	struct fa_pool *pool;   /* NULL: there is none */
 	struct fa_error reason; /* then why */
@@ -64,7 +65,7 @@ struct fa_kv_session {
 /* Takes back the pool that an earlier daemon had, or makes one as it is configured, or says
  * in the log why there is none. 0; or -EAGAIN, with a sentence: the pool that was kept cannot be
  * taken back now, and this process is to end, so that another one tries. */
-int fa_kv_open(struct fa_server *server, const struct fa_fd_store_ops *keeper,
+int fa_kv_open(struct fa_server *server, const struct fa_fd_store_ops *fd_store,
                struct fa_error *error);
 /* Whether the device was lost, which the loop may not have been told yet. */
 bool fa_kv_device_lost(const struct fa_server *server);

@@ -6,16 +6,16 @@
 #include <errno.h>
 #include <inttypes.h>
 
-int fa_buffer_new(struct fa_importer *importer, struct fa_error *error,
-                  struct fa_buffer **ret_buffer)
+int fa_registered_buffer_new(struct fa_importer *importer, struct fa_error *error,
+                             struct fa_registered_buffer **ret_buffer)
 {
-	struct fa_buffer *buffer;
+	struct fa_registered_buffer *buffer;
 
 	if (importer->n_buffers >= importer->buffers_max)
 		return fa_fail(error, -EDQUOT,
 		               "the daemon has as many buffers as it can map, which is %" PRIu64,
 		               importer->buffers_max);
-	buffer = fa_new(struct fa_buffer);
+	buffer = fa_new(struct fa_registered_buffer);
 	if (!buffer)
 		return fa_fail(error, -ENOMEM, "the daemon has no memory for a buffer");
 	buffer->n_refs = 1;
@@ -27,22 +27,21 @@ int fa_buffer_new(struct fa_importer *importer, struct fa_error *error,
 	return 0;
 }
 
-struct fa_buffer *fa_buffer_ref(struct fa_buffer *buffer)
+struct fa_registered_buffer *fa_registered_buffer_ref(struct fa_registered_buffer *buffer)
 {
 	++buffer->n_refs;
 	return buffer;
 }
 
-static void close_fd(struct fa_buffer *buffer, int *fd)
+static void close_fd(struct fa_registered_buffer *buffer, int *fd)
 {
 	struct fa_charge charge = {};
 
 	fa_charge_split(&buffer->charge_fds, 1, &charge);
-	fa_fd_reaper_take_charged(buffer->importer->closer, charge.tenant, fa_steal_fd(fd),
-	                          &charge);
+	fa_fd_reaper_add_charged(buffer->importer->reaper, charge.tenant, fa_steal_fd(fd), &charge);
 }
 
-void fa_buffer_close_fds(struct fa_buffer *buffer)
+void fa_registered_buffer_close_fds(struct fa_registered_buffer *buffer)
 {
 	if (buffer->fd >= 0)
 		close_fd(buffer, &buffer->fd);
@@ -54,9 +53,9 @@ void fa_buffer_close_fds(struct fa_buffer *buffer)
 	fa_charge_release(&buffer->charge_fds);
 }
 
-void fa_buffer_destroy(struct fa_buffer *buffer)
+void fa_registered_buffer_destroy(struct fa_registered_buffer *buffer)
 {
-	fa_buffer_close_fds(buffer);
+	fa_registered_buffer_close_fds(buffer);
 	fa_charge_release(&buffer->charge_bytes);
 	fa_charge_release(&buffer->charge_count);
 	fa_charge_release(&buffer->charge_pieces);
@@ -64,13 +63,13 @@ void fa_buffer_destroy(struct fa_buffer *buffer)
 	free(buffer);
 }
 
-struct fa_buffer *fa_buffer_unref(struct fa_buffer *buffer)
+struct fa_registered_buffer *fa_registered_buffer_unref(struct fa_registered_buffer *buffer)
 {
 	if (!buffer || --buffer->n_refs)
 		return NULL;
 	if (buffer->memory.address || buffer->memory.backend)
 		fa_importer_release(buffer->importer, buffer);
 	else
-		fa_buffer_destroy(buffer);
+		fa_registered_buffer_destroy(buffer);
 	return NULL;
 }

@@ -20,7 +20,7 @@
 
 struct fa_importer;
 
-struct fa_buffer {
+struct fa_registered_buffer {
 	unsigned int n_refs;
 	struct fa_importer *importer;
 	struct fa_device_memory memory; /* address NULL: none (yet) */
@@ -44,7 +44,7 @@ struct fa_buffer {
 	void *owner; /* opaque */
 	void *mapped; /* not NULL: nothing of a client's, but @bytes that the daemon has mapped here */
 	/* What is called instead of importer.done; NULL: that. */
-	void (*imported)(struct fa_buffer *buffer);
+	void (*imported)(struct fa_registered_buffer *buffer);
 
 	/* What came of it. */
 	int status;
@@ -55,13 +55,13 @@ struct fa_buffer {
 };
 
 /* One reference, no memory. -ENOMEM; -EDQUOT if the daemon has as many as it can. */
-int fa_buffer_new(struct fa_importer *importer, struct fa_error *error,
-                  struct fa_buffer **ret_buffer);
-struct fa_buffer *fa_buffer_ref(struct fa_buffer *buffer);
-struct fa_buffer *fa_buffer_unref(struct fa_buffer *buffer);
+int fa_registered_buffer_new(struct fa_importer *importer, struct fa_error *error,
+                             struct fa_registered_buffer **ret_buffer);
+struct fa_registered_buffer *fa_registered_buffer_ref(struct fa_registered_buffer *buffer);
+struct fa_registered_buffer *fa_registered_buffer_unref(struct fa_registered_buffer *buffer);
 
-/* Gives the client's descriptors, and what is charged for them, to the closer. */
-void fa_buffer_close_fds(struct fa_buffer *buffer);
+/* Gives the client's descriptors, and what is charged for them, to the reaper. */
+void fa_registered_buffer_close_fds(struct fa_registered_buffer *buffer);
 
 /* The end of one that has no memory and no references; the importer's. */
-void fa_buffer_destroy(struct fa_buffer *buffer);
+void fa_registered_buffer_destroy(struct fa_registered_buffer *buffer);

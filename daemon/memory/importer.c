@@ -43,7 +43,8 @@ static uint64_t read_maps_max(void)
 
 void fa_importer_init(struct fa_importer *importer, uv_loop_t *loop,
                       const struct fa_device_ops *ops, struct fa_device *device,
-                      struct fa_fd_reaper *closer, void (*done)(struct fa_buffer *buffer),
+                      struct fa_fd_reaper *reaper,
+                      void (*done)(struct fa_registered_buffer *buffer),
                       void (*released)(struct fa_importer *importer))
 {
 	uint64_t maps = read_maps_max();
@@ -52,7 +53,7 @@ void fa_importer_init(struct fa_importer *importer, uv_loop_t *loop,
 		.loop = loop,
 		.ops = ops,
 		.device = device,
-		.closer = closer,
+		.reaper = reaper,
 		.done = done,
 		.released = released,
 		.buffers_max = maps > 2 * MAPS_RESERVED ? maps - MAPS_RESERVED : maps / 2,
@@ -77,7 +78,7 @@ static void release_work(uv_work_t *work)
 	size_t n = 0;
 
 	fa_list_for_each(pos, &importer->releasing) {
-		memories[n++] = &fa_container_of(pos, struct fa_buffer, link)->memory;
+		memories[n++] = &fa_container_of(pos, struct fa_registered_buffer, link)->memory;
 		if (n == RELEASED_AT_ONCE || pos->next == &importer->releasing) {
 			importer->ops->memory_release(importer->device, memories, n);
 			n = 0;
@@ -92,7 +93,8 @@ static void release_done(uv_work_t *work, int status)
 
 	fa_list_for_each_safe(pos, tmp, &importer->releasing) {
 		fa_list_remove(pos);
-		fa_buffer_destroy(fa_container_of(pos, struct fa_buffer, link));
+		fa_registered_buffer_destroy(
+			fa_container_of(pos, struct fa_registered_buffer, link));
 	}
 	importer->release_running = false;
 	start_release(importer);
@@ -109,7 +111,7 @@ static void start_release(struct fa_importer *importer)
 	(void)uv_queue_work(importer->loop, &importer->release, release_work, release_done);
 }
 
-void fa_importer_release(struct fa_importer *importer, struct fa_buffer *buffer)
+void fa_importer_release(struct fa_importer *importer, struct fa_registered_buffer *buffer)
 {
 	fa_list_append(&importer->unreferenced, &buffer->link);
 	start_release(importer);
@@ -117,7 +119,7 @@ void fa_importer_release(struct fa_importer *importer, struct fa_buffer *buffer)
 
 /* ---- importing */
 
-static int import_host(struct fa_importer *importer, struct fa_buffer *buffer)
+static int import_host(struct fa_importer *importer, struct fa_registered_buffer *buffer)
 {
 	uint64_t size;
 	int seals, r;
@@ -134,7 +136,7 @@ static int import_host(struct fa_importer *importer, struct fa_buffer *buffer)
 	                                         &buffer->memory);
 }
 
-static int import_ipc(struct fa_importer *importer, struct fa_buffer *buffer)
+static int import_ipc(struct fa_importer *importer, struct fa_registered_buffer *buffer)
 {
 	struct fa_error error;
 	int r;
@@ -155,7 +157,7 @@ static int import_ipc(struct fa_importer *importer, struct fa_buffer *buffer)
 	return r;
 }
 
-static int import(struct fa_importer *importer, struct fa_buffer *buffer)
+static int import(struct fa_importer *importer, struct fa_registered_buffer *buffer)
 {
 	if (buffer->mapped)
 		return importer->ops->memory_import_mapped(importer->device, buffer->mapped,
@@ -182,7 +184,7 @@ static int import(struct fa_importer *importer, struct fa_buffer *buffer)
 
 static void import_work(uv_work_t *work)
 {
-	struct fa_buffer *buffer = work->data;
+	struct fa_registered_buffer *buffer = work->data;
 
 	buffer->status = import(buffer->importer, buffer);
 	if (buffer->status < 0)
@@ -196,12 +198,12 @@ static void import_work(uv_work_t *work)
 
 static void import_done(uv_work_t *work, int status)
 {
-	struct fa_buffer *buffer = work->data;
+	struct fa_registered_buffer *buffer = work->data;
 	struct fa_importer *importer = buffer->importer;
 
 	/* An arena's travels with the answer. */
 	if (buffer->kind != FA_WIRE_BUFFER_ARENA || buffer->fd < 0)
-		fa_buffer_close_fds(buffer);
+		fa_registered_buffer_close_fds(buffer);
 	--importer->n_running;
 	start_waiting(importer);
 	if (buffer->imported)
@@ -213,8 +215,8 @@ static void import_done(uv_work_t *work, int status)
 static void start_waiting(struct fa_importer *importer)
 {
 	while (importer->n_running < RUNNING_MAX && !fa_list_empty(&importer->waiting)) {
-		struct fa_buffer *buffer = fa_container_of(importer->waiting.next, struct fa_buffer,
-		                                           link);
+		struct fa_registered_buffer *buffer = fa_container_of(
+			importer->waiting.next, struct fa_registered_buffer, link);
 
 		fa_list_remove(&buffer->link);
 		++importer->n_running;
@@ -223,13 +225,13 @@ static void start_waiting(struct fa_importer *importer)
 	}
 }
 
-void fa_importer_start(struct fa_importer *importer, struct fa_buffer *buffer)
+void fa_importer_start(struct fa_importer *importer, struct fa_registered_buffer *buffer)
 {
 	fa_list_append(&importer->waiting, &buffer->link);
 	start_waiting(importer);
 }
 
-bool fa_importer_withdraw(struct fa_buffer *buffer)
+bool fa_importer_withdraw(struct fa_registered_buffer *buffer)
 {
 	/* A job that runs stands in no list. */
 	if (fa_list_empty(&buffer->link))

@@ -16,9 +16,9 @@ struct fa_importer {
 	uv_loop_t *loop;
 	const struct fa_device_ops *ops;
 	struct fa_device *device;
-	struct fa_fd_reaper *closer;
+	struct fa_fd_reaper *reaper;
 	/* Called when a job has ended; the reference given to _start() comes back. */
-	void (*done)(struct fa_buffer *buffer);
+	void (*done)(struct fa_registered_buffer *buffer);
 	/* Called when memory was released. */
 	void (*released)(struct fa_importer *importer);
 	uint64_t buffers_max; /* mappings that this process can have */
@@ -34,7 +34,8 @@ struct fa_importer {
 
 void fa_importer_init(struct fa_importer *importer, uv_loop_t *loop,
                       const struct fa_device_ops *ops, struct fa_device *device,
-                      struct fa_fd_reaper *closer, void (*done)(struct fa_buffer *buffer),
+                      struct fa_fd_reaper *reaper,
+                      void (*done)(struct fa_registered_buffer *buffer),
                       void (*released)(struct fa_importer *importer));
 
 /* Whether there are no jobs and no memory. */
@@ -42,11 +43,11 @@ bool fa_importer_is_idle(const struct fa_importer *importer);
 
 /* Consumes the reference until importer.done(buffer), or buffer.imported(), which comes in any
  * case. */
-void fa_importer_start(struct fa_importer *importer, struct fa_buffer *buffer);
+void fa_importer_start(struct fa_importer *importer, struct fa_registered_buffer *buffer);
 
 /* Of one that was started, and has not come back. Whether its job had not begun: then it never
  * does, and the reference is the caller's again. */
-bool fa_importer_withdraw(struct fa_buffer *buffer);
+bool fa_importer_withdraw(struct fa_registered_buffer *buffer);
 
 /* Called by a buffer whose last reference has gone: releases its memory and frees it. */
-void fa_importer_release(struct fa_importer *importer, struct fa_buffer *buffer);
+void fa_importer_release(struct fa_importer *importer, struct fa_registered_buffer *buffer);

@@ -9,33 +9,33 @@
 #include <string.h>
 #include <systemd/sd-daemon.h>
 
-static void find_max(struct fa_fd_store *keeper)
+static void find_max(struct fa_fd_store *store)
 {
-	const char *text = getenv(FA_KEEPER_MAX_VARIABLE);
+	const char *text = getenv(FA_FD_STORE_MAX_VARIABLE);
 	size_t max = text ? strtoul(text, NULL, 10) : 0, rest;
 
 	if (!max || max == ULONG_MAX)
 		return;
-	keeper->timelines_max = (max + 1) / 2;
-	rest = max - keeper->timelines_max;
-	/* One is the socket. */
-	keeper->pool_max = rest > 1 ? rest - 1 : 1;
+	store->timelines_max = (max + 1) / 2;
+	rest = max - store->timelines_max;
+	/* The listening socket takes one. */
+	store->pool_max = rest > 1 ? rest - 1 : 1;
 }
 
-int fa_fd_store_open(struct fa_fd_store *keeper)
+int fa_fd_store_open(struct fa_fd_store *store)
 {
 	char **names = NULL;
 	int n;
 
-	*keeper = (struct fa_fd_store){ 0 };
-	find_max(keeper);
+	*store = (struct fa_fd_store){ 0 };
+	find_max(store);
 	n = sd_listen_fds_with_names(1, &names);
 	if (n < 0)
 		return n;
 	if (n == 0)
 		return 0;
-	keeper->kept = calloc((size_t)n, sizeof(*keeper->kept));
-	if (!keeper->kept) {
+	store->stored = calloc((size_t)n, sizeof(*store->stored));
+	if (!store->stored) {
 		for (int i = 0; i < n; ++i) {
 			close(SD_LISTEN_FDS_START + i);
 			free(names[i]);
@@ -44,50 +44,49 @@ int fa_fd_store_open(struct fa_fd_store *keeper)
 		return -ENOMEM;
 	}
 	for (int i = 0; i < n; ++i)
-		keeper->kept[keeper->n_kept++] = (struct fa_kept){ .name = names[i],
-			                                           .fd = SD_LISTEN_FDS_START + i };
+		store->stored[store->n_stored++] =
+			(struct fa_stored_fd){ .name = names[i], .fd = SD_LISTEN_FDS_START + i };
 	free(names);
 	return 0;
 }
 
-void fa_fd_store_close(struct fa_fd_store *keeper)
+void fa_fd_store_close(struct fa_fd_store *store)
 {
-	for (size_t i = 0; i < keeper->n_kept; ++i) {
-		fa_close_fdp(&keeper->kept[i].fd);
-		free(keeper->kept[i].name);
+	for (size_t i = 0; i < store->n_stored; ++i) {
+		fa_close_fdp(&store->stored[i].fd);
+		free(store->stored[i].name);
 	}
-	free(keeper->kept);
-	*keeper = (struct fa_fd_store){ 0 };
+	free(store->stored);
+	*store = (struct fa_fd_store){ 0 };
 }
 
-int fa_fd_store_take(struct fa_fd_store *keeper, const char *name)
+int fa_fd_store_take(struct fa_fd_store *store, const char *name)
 {
-	for (size_t i = 0; i < keeper->n_kept; ++i) {
-		struct fa_kept *kept = &keeper->kept[i];
+	for (size_t i = 0; i < store->n_stored; ++i) {
+		struct fa_stored_fd *stored = &store->stored[i];
 
-		if (kept->fd >= 0 &&
-		    (name ? !strcmp(kept->name, name)
-		          : strncmp(kept->name, FA_KEEPER_PREFIX, strlen(FA_KEEPER_PREFIX)) != 0))
-			return fa_steal_fd(&kept->fd);
+		if (stored->fd >= 0 && (name ? !strcmp(stored->name, name)
+		                             : strncmp(stored->name, FA_FD_STORE_PREFIX,
+		                                       strlen(FA_FD_STORE_PREFIX)) != 0))
+			return fa_steal_fd(&stored->fd);
 	}
 	return -1;
 }
 
-int fa_fd_store_take_any(struct fa_fd_store *keeper, const char *prefix, char *ret_name,
-                         size_t size)
+int fa_fd_store_take_any(struct fa_fd_store *store, const char *prefix, char *ret_name, size_t size)
 {
-	for (size_t i = 0; i < keeper->n_kept; ++i) {
-		struct fa_kept *kept = &keeper->kept[i];
+	for (size_t i = 0; i < store->n_stored; ++i) {
+		struct fa_stored_fd *stored = &store->stored[i];
 
-		if (kept->fd < 0 || strncmp(kept->name, prefix, strlen(prefix)) != 0)
+		if (stored->fd < 0 || strncmp(stored->name, prefix, strlen(prefix)) != 0)
 			continue;
-		(void)snprintf(ret_name, size, "%s", kept->name);
-		return fa_steal_fd(&kept->fd);
+		(void)snprintf(ret_name, size, "%s", stored->name);
+		return fa_steal_fd(&stored->fd);
 	}
 	return -1;
 }
 
-int fa_fd_store_store(const char *name, int fd)
+int fa_fd_store_add(const char *name, int fd)
 {
 	char text[128];
 	int r;
@@ -97,9 +96,44 @@ int fa_fd_store_store(const char *name, int fd)
 	return r < 0 ? r : 0;
 }
 
-int fa_fd_store_forget(const char *name)
+int fa_fd_store_remove(const char *name)
 {
 	int r = sd_notifyf(0, "FDSTOREREMOVE=1\nFDNAME=%s", name);
 
 	return r < 0 ? r : 0;
+}
+
+/* ---- the interface */
+
+static int take(void *userdata, const char *name)
+{
+	return fa_fd_store_take(userdata, name);
+}
+
+static int take_any(void *userdata, const char *prefix, char *ret_name, size_t size)
+{
+	return fa_fd_store_take_any(userdata, prefix, ret_name, size);
+}
+
+static int add(void *userdata, const char *name, int fd)
+{
+	return fa_fd_store_add(name, fd);
+}
+
+static int remove_all(void *userdata, const char *name)
+{
+	return fa_fd_store_remove(name);
+}
+
+void fa_fd_store_get_ops(struct fa_fd_store *store, struct fa_fd_store_ops *ret_ops)
+{
+	*ret_ops = (struct fa_fd_store_ops){
+		.take = take,
+		.take_any = take_any,
+		.add = add,
+		.remove = remove_all,
+		.userdata = store,
+		.timelines_max = store->timelines_max,
+		.pool_max = store->pool_max,
+	};
 }

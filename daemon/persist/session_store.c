@@ -47,7 +47,7 @@ static void set_state(struct fa_session_store_record *record, enum record_state 
 	__atomic_store_n(&record->state, (uint32_t)state, __ATOMIC_RELEASE);
 }
 
-static int map(int fd, struct fa_error *error, struct fa_session_store *ret_resume)
+static int map(int fd, struct fa_error *error, struct fa_session_store *ret_store)
 {
 	_fa_cleanup_(fa_freep) struct fa_session_store_wait *waits = NULL;
 	void *at;
@@ -61,7 +61,7 @@ static int map(int fd, struct fa_error *error, struct fa_session_store *ret_resu
 		return fa_fail(error, -errno, "the sessions cannot be mapped: %m");
 	/* Secrets do not belong in a core dump. */
 	(void)madvise(at, BYTES, MADV_DONTDUMP);
-	*ret_resume = (struct fa_session_store){
+	*ret_store = (struct fa_session_store){
 		.header = at,
 		.records = (struct fa_session_store_record *)((char *)at + RECORDS_AT),
 		.waits = fa_steal_ptr(waits),
@@ -72,7 +72,7 @@ static int map(int fd, struct fa_error *error, struct fa_session_store *ret_resu
 }
 
 int fa_session_store_new(const struct fa_session_store_device *device, struct fa_error *error,
-                         struct fa_session_store *ret_resume, int *ret_fd)
+                         struct fa_session_store *ret_store, int *ret_fd)
 {
 	_fa_cleanup_(fa_close_fdp) int fd = -1;
 	int r;
@@ -80,10 +80,10 @@ int fa_session_store_new(const struct fa_session_store_device *device, struct fa
 	r = fa_memfd_new("fad-sessions", BYTES, true, &fd);
 	if (r < 0)
 		return fa_fail(error, r, "no memory for the sessions: %s", strerrordesc_np(-r));
-	r = map(fd, error, ret_resume);
+	r = map(fd, error, ret_store);
 	if (r < 0)
 		return r;
-	*ret_resume->header = (struct fa_session_store_header){
+	*ret_store->header = (struct fa_session_store_header){
 		.magic = MAGIC,
 		.version = VERSION,
 		.max_records = FA_SESSION_STORE_SESSIONS_MAX,
@@ -108,9 +108,9 @@ static int check(const struct fa_session_store_header *header,
 }
 
 int fa_session_store_open(int fd, const struct fa_session_store_device *device,
-                          struct fa_error *error, struct fa_session_store *ret_resume)
+                          struct fa_error *error, struct fa_session_store *ret_store)
 {
-	struct fa_session_store resume;
+	struct fa_session_store store;
 	struct stat st;
 	int r;
 
@@ -118,54 +118,54 @@ int fa_session_store_open(int fd, const struct fa_session_store_device *device,
 		return fa_fail(error, -errno, "the sessions cannot be examined: %m");
 	if (st.st_size != (off_t)BYTES)
 		return fa_fail(error, -EBADMSG, "what was kept of the sessions is damaged");
-	r = map(fd, error, &resume);
+	r = map(fd, error, &store);
 	if (r < 0)
 		return r;
-	r = check(resume.header, device, error);
+	r = check(store.header, device, error);
 	if (r < 0) {
-		fa_session_store_close(&resume);
+		fa_session_store_close(&store);
 		return r;
 	}
-	for (uint32_t i = 0; i < resume.header->high_records; ++i) {
-		if (resume.records[i].state == FREE)
+	for (uint32_t i = 0; i < store.header->high_records; ++i) {
+		if (store.records[i].state == FREE)
 			continue;
-		set_state(&resume.records[i], LOST);
-		++resume.n_lost;
+		set_state(&store.records[i], LOST);
+		++store.n_lost;
 	}
-	*ret_resume = resume;
+	*ret_store = store;
 	return 0;
 }
 
-void fa_session_store_close(struct fa_session_store *resume)
+void fa_session_store_close(struct fa_session_store *store)
 {
-	if (resume->header)
-		(void)munmap(resume->header, BYTES);
-	free(resume->waits);
-	*resume = (struct fa_session_store){};
+	if (store->header)
+		(void)munmap(store->header, BYTES);
+	free(store->waits);
+	*store = (struct fa_session_store){};
 }
 
-uint64_t fa_session_store_last(const struct fa_session_store *resume)
+uint64_t fa_session_store_last_number(const struct fa_session_store *store)
 {
-	return resume->header->last_number;
+	return store->header->last_number;
 }
 
-uint32_t fa_session_store_add(struct fa_session_store *resume, uint64_t number, uint32_t uid,
+uint32_t fa_session_store_add(struct fa_session_store *store, uint64_t number, uint32_t uid,
                               const struct fa_wire_secret *secret)
 {
-	struct fa_session_store_header *header = resume->header;
+	struct fa_session_store_header *header = store->header;
 	struct fa_session_store_record *record;
-	uint32_t i = resume->free_at;
+	uint32_t i = store->free_at;
 
 	if (number > header->last_number)
 		header->last_number = number;
-	while (i < header->high_records && resume->records[i].state != FREE)
+	while (i < header->high_records && store->records[i].state != FREE)
 		++i;
-	resume->free_at = i;
+	store->free_at = i;
 	if (i == header->max_records)
 		return FA_SESSION_STORE_NONE;
 	if (i == header->high_records)
 		__atomic_store_n(&header->high_records, i + 1, __ATOMIC_RELEASE);
-	record = &resume->records[i];
+	record = &store->records[i];
 	record->uid = uid;
 	record->number = number;
 	record->secret = *secret;
@@ -173,14 +173,14 @@ uint32_t fa_session_store_add(struct fa_session_store *resume, uint64_t number, 
 	return i;
 }
 
-void fa_session_store_remove(struct fa_session_store *resume, uint32_t record)
+void fa_session_store_remove(struct fa_session_store *store, uint32_t record)
 {
 	if (record == FA_SESSION_STORE_NONE)
 		return;
-	set_state(&resume->records[record], FREE);
-	resume->records[record].secret = (struct fa_wire_secret){};
-	if (record < resume->free_at)
-		resume->free_at = record;
+	set_state(&store->records[record], FREE);
+	store->records[record].secret = (struct fa_wire_secret){};
+	if (record < store->free_at)
+		store->free_at = record;
 }
 
 /* Takes as long whatever differs. */
@@ -189,21 +189,21 @@ static bool is_secret(const struct fa_wire_secret *a, const struct fa_wire_secre
 	return ((a->lo ^ b->lo) | (a->hi ^ b->hi)) == 0;
 }
 
-int fa_session_store_take(struct fa_session_store *resume, uint32_t uid,
-                          const struct fa_wire_secret *secret, uint64_t now_ns,
-                          uint32_t *ret_record, uint64_t *ret_number)
+int fa_session_store_resume(struct fa_session_store *store, uint32_t uid,
+                            const struct fa_wire_secret *secret, uint64_t now_ns,
+                            uint32_t *ret_record, uint64_t *ret_number)
 {
-	for (uint32_t i = 0; resume->n_lost && i < resume->header->high_records; ++i) {
-		struct fa_session_store_record *record = &resume->records[i];
+	for (uint32_t i = 0; store->n_lost && i < store->header->high_records; ++i) {
+		struct fa_session_store_record *record = &store->records[i];
 
 		if (record->state != LOST || record->uid != uid ||
 		    !is_secret(&record->secret, secret))
 			continue;
 		set_state(record, USED);
-		--resume->n_lost;
+		--store->n_lost;
 		/* What it has not used of this time. */
-		if (now_ns < resume->waits[i].until_ns)
-			resume->waits[i].left_ns += resume->waits[i].until_ns - now_ns;
+		if (now_ns < store->waits[i].until_ns)
+			store->waits[i].left_ns += store->waits[i].until_ns - now_ns;
 		*ret_record = i;
 		*ret_number = record->number;
 		return 0;
@@ -211,69 +211,68 @@ int fa_session_store_take(struct fa_session_store *resume, uint32_t uid,
 	return -ENOENT;
 }
 
-static void wait_for(struct fa_session_store *resume, uint32_t record, uint64_t now_ns)
+static void wait_for(struct fa_session_store *store, uint32_t record, uint64_t now_ns)
 {
-	struct fa_session_store_wait *wait = &resume->waits[record];
-	uint64_t ns = wait->left_ns < resume->grace_ns ? wait->left_ns : resume->grace_ns;
+	struct fa_session_store_wait *wait = &store->waits[record];
+	uint64_t ns = wait->left_ns < store->grace_ns ? wait->left_ns : store->grace_ns;
 
 	wait->left_ns -= ns;
 	wait->until_ns = now_ns + ns;
-	if (wait->until_ns < resume->next_ns)
-		resume->next_ns = wait->until_ns;
+	if (wait->until_ns < store->next_ns)
+		store->next_ns = wait->until_ns;
 	/* The look that is under way may be beyond it. */
-	if (wait->until_ns < resume->look_ns)
-		resume->look_ns = wait->until_ns;
+	if (wait->until_ns < store->look_ns)
+		store->look_ns = wait->until_ns;
 }
 
-void fa_session_store_begin(struct fa_session_store *resume, uint64_t now_ns, uint64_t grace_ns,
-                            uint64_t all_ns)
+void fa_session_store_start_grace(struct fa_session_store *store, uint64_t now_ns,
+                                  uint64_t grace_ns, uint64_t all_ns)
 {
-	resume->grace_ns = grace_ns;
-	for (uint32_t i = 0; i < resume->header->high_records; ++i) {
-		if (resume->records[i].state != LOST)
+	store->grace_ns = grace_ns;
+	for (uint32_t i = 0; i < store->header->high_records; ++i) {
+		if (store->records[i].state != LOST)
 			continue;
-		resume->waits[i].left_ns = all_ns;
-		wait_for(resume, i, now_ns);
+		store->waits[i].left_ns = all_ns;
+		wait_for(store, i, now_ns);
 	}
 }
 
-void fa_session_store_lose(struct fa_session_store *resume, uint32_t record, uint64_t now_ns)
+void fa_session_store_set_lost(struct fa_session_store *store, uint32_t record, uint64_t now_ns)
 {
-	set_state(&resume->records[record], LOST);
-	++resume->n_lost;
-	wait_for(resume, record, now_ns);
+	set_state(&store->records[record], LOST);
+	++store->n_lost;
+	wait_for(store, record, now_ns);
 }
 
-bool fa_session_store_is_lost(const struct fa_session_store *resume, uint64_t number)
+bool fa_session_store_is_lost(const struct fa_session_store *store, uint64_t number)
 {
-	for (uint32_t i = 0; resume->n_lost && i < resume->header->high_records; ++i)
-		if (resume->records[i].state == LOST && resume->records[i].number == number)
+	for (uint32_t i = 0; store->n_lost && i < store->header->high_records; ++i)
+		if (store->records[i].state == LOST && store->records[i].number == number)
 			return true;
 	return false;
 }
 
-bool fa_session_store_give_up(struct fa_session_store *resume, uint64_t now_ns,
-                              uint64_t *ret_number)
+bool fa_session_store_expire(struct fa_session_store *store, uint64_t now_ns, uint64_t *ret_number)
 {
-	if (!resume->n_lost || now_ns < resume->next_ns)
+	if (!store->n_lost || now_ns < store->next_ns)
 		return false;
-	while (resume->look_at < resume->header->high_records) {
-		const uint32_t i = resume->look_at++;
+	while (store->look_at < store->header->high_records) {
+		const uint32_t i = store->look_at++;
 
-		if (resume->records[i].state != LOST)
+		if (store->records[i].state != LOST)
 			continue;
-		if (now_ns < resume->waits[i].until_ns) {
-			if (resume->waits[i].until_ns < resume->look_ns)
-				resume->look_ns = resume->waits[i].until_ns;
+		if (now_ns < store->waits[i].until_ns) {
+			if (store->waits[i].until_ns < store->look_ns)
+				store->look_ns = store->waits[i].until_ns;
 			continue;
 		}
-		*ret_number = resume->records[i].number;
-		fa_session_store_remove(resume, i);
-		--resume->n_lost;
+		*ret_number = store->records[i].number;
+		fa_session_store_remove(store, i);
+		--store->n_lost;
 		return true;
 	}
-	resume->next_ns = resume->look_ns;
-	resume->look_ns = FA_NS_NEVER;
-	resume->look_at = 0;
+	store->next_ns = store->look_ns;
+	store->look_ns = FA_NS_NEVER;
+	store->look_at = 0;
 	return false;
 }

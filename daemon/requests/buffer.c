@@ -13,7 +13,7 @@
 /* One that waits for pieces. */
 struct fa_registration {
 	struct fa_session *session;
-	struct fa_buffer *buffer;
+	struct fa_registered_buffer *buffer;
 	uv_timer_t timer; /* runs if there is a deadline */
 };
 
@@ -146,13 +146,13 @@ static int check_register(struct fa_session *session, const struct fa_wire_buffe
 /* ---- making */
 
 static int buffer_new(struct fa_session *session, const struct fa_wire_message *message,
-                      struct fa_error *error, struct fa_buffer **ret_buffer)
+                      struct fa_error *error, struct fa_registered_buffer **ret_buffer)
 {
 	const struct fa_wire_buffer_register *request = &message->buffer_register;
-	struct fa_buffer *buffer = NULL;
+	struct fa_registered_buffer *buffer = NULL;
 	int r;
 
-	r = fa_buffer_new(&session->server->importer, error, &buffer);
+	r = fa_registered_buffer_new(&session->server->importer, error, &buffer);
 	if (r < 0)
 		return r;
 	buffer->id = request->buffer;
@@ -169,7 +169,7 @@ static int buffer_new(struct fa_session *session, const struct fa_wire_message *
 	if (request->n_pieces) {
 		buffer->pieces = calloc(request->n_pieces, sizeof(*buffer->pieces));
 		if (!buffer->pieces) {
-			fa_buffer_unref(buffer);
+			fa_registered_buffer_unref(buffer);
 			return fa_fail(error, -ENOMEM,
 			               "the daemon has no memory for %" PRIu32 " pieces",
 			               request->n_pieces);
@@ -200,7 +200,8 @@ static uint64_t arena_bytes(const struct fa_server *server, uint64_t bytes)
 }
 
 /* All of its descriptors at once: pieces that were let in must not meet the limit. */
-static int charge(struct fa_session *session, struct fa_buffer *buffer, struct fa_error *error)
+static int charge(struct fa_session *session, struct fa_registered_buffer *buffer,
+                  struct fa_error *error)
 {
 	uint64_t n_fds = buffer->kind == FA_WIRE_BUFFER_CUDA_IPC  ? 0
 	                 : buffer->kind == FA_WIRE_BUFFER_CUDA_FD ? buffer->n_pieces_wanted
@@ -237,7 +238,7 @@ static int check_received(const int *fds, size_t n_fds, struct fa_error *error)
 }
 
 /* Takes the descriptors if all is well with them. */
-static int add_pieces(struct fa_session *session, struct fa_buffer *buffer,
+static int add_pieces(struct fa_session *session, struct fa_registered_buffer *buffer,
                       const uint64_t *piece_bytes, size_t n_piece_bytes, int *fds, size_t n_fds,
                       struct fa_error *error)
 {
@@ -282,7 +283,7 @@ static int add_pieces(struct fa_session *session, struct fa_buffer *buffer,
 	return 0;
 }
 
-static void import(struct fa_session *session, struct fa_buffer *buffer)
+static void import(struct fa_session *session, struct fa_registered_buffer *buffer)
 {
 	session->import = buffer;
 	fa_session_ref(session); /* until the import is done */
@@ -298,7 +299,7 @@ static void on_closed(uv_handle_t *handle)
 }
 
 /* Ends the wait; the buffer is the caller's. */
-static struct fa_buffer *stop_waiting(struct fa_session *session)
+static struct fa_registered_buffer *stop_waiting(struct fa_session *session)
 {
 	struct fa_registration *registration = fa_steal_ptr(session->registration);
 
@@ -314,7 +315,7 @@ static void on_deadline(uv_timer_t *timer)
 	                      "the time given to the request is over, and pieces are missing");
 }
 
-static int start_waiting(struct fa_session *session, struct fa_buffer *buffer,
+static int start_waiting(struct fa_session *session, struct fa_registered_buffer *buffer,
                          struct fa_error *error)
 {
 	uint64_t now = fa_now_ns(), deadline = buffer->deadline_ns;
@@ -336,14 +337,14 @@ static int start_waiting(struct fa_session *session, struct fa_buffer *buffer,
 
 void fa_registration_abort(struct fa_session *session, int status, const char *text)
 {
-	struct fa_buffer *buffer;
+	struct fa_registered_buffer *buffer;
 
 	if (!session->registration)
 		return;
 	buffer = stop_waiting(session);
 	if (session->state != FA_SESSION_CLOSING)
 		fa_session_reply(session, buffer->message_id, status, text);
-	fa_buffer_unref(buffer);
+	fa_registered_buffer_unref(buffer);
 }
 
 /* ---- handlers */
@@ -352,7 +353,7 @@ int fa_registration_start(struct fa_session *session, const struct fa_wire_messa
                           int *fds, size_t n_fds, struct fa_error *error)
 {
 	const struct fa_wire_buffer_register *request = &message->buffer_register;
-	struct fa_buffer *buffer = NULL;
+	struct fa_registered_buffer *buffer = NULL;
 	int r;
 
 	r = check_register(session, request, n_fds, error);
@@ -373,7 +374,7 @@ int fa_registration_start(struct fa_session *session, const struct fa_wire_messa
 			return 0;
 	}
 	if (r < 0) {
-		fa_buffer_unref(buffer);
+		fa_registered_buffer_unref(buffer);
 		return r;
 	}
 	if (buffer->kind == FA_WIRE_BUFFER_HOST_FD)
@@ -386,7 +387,7 @@ int fa_registration_pieces(struct fa_session *session, const struct fa_wire_mess
                            int *fds, size_t n_fds, struct fa_error *error)
 {
 	const struct fa_wire_buffer_pieces *request = &message->buffer_pieces;
-	struct fa_buffer *buffer;
+	struct fa_registered_buffer *buffer;
 	int r;
 
 	if (!session->registration || session->registration->buffer->id != request->buffer)
@@ -417,12 +418,12 @@ int fa_registration_free(struct fa_session *session, const struct fa_wire_messag
                          struct fa_error *error)
 {
 	uint32_t id = message->buffer_free.buffer;
-	struct fa_buffer *buffer = fa_id_table_remove(&session->buffers, id);
+	struct fa_registered_buffer *buffer = fa_id_table_remove(&session->buffers, id);
 
 	if (buffer) {
 		session->buffer_bytes -= buffer->bytes;
 		session->n_device_buffers -= is_on_device(session->server, buffer->kind);
-		fa_buffer_unref(buffer);
+		fa_registered_buffer_unref(buffer);
 	} else if (session->registration && session->registration->buffer->id == id) {
 		fa_registration_abort(session, -ECANCELED,
 		                      "the buffer was freed before all of its pieces had come");
@@ -433,7 +434,7 @@ int fa_registration_free(struct fa_session *session, const struct fa_wire_messag
 	return 0;
 }
 
-void fa_registration_imported(struct fa_buffer *buffer)
+void fa_registration_imported(struct fa_registered_buffer *buffer)
 {
 	struct fa_session *session = buffer->owner;
 	struct fa_wire_message reply;
@@ -448,10 +449,10 @@ void fa_registration_imported(struct fa_buffer *buffer)
 			        "the daemon has no memory for the buffer's id");
 	}
 	if (session->state == FA_SESSION_CLOSING) {
-		fa_buffer_unref(buffer);
+		fa_registered_buffer_unref(buffer);
 	} else if (buffer->status < 0) {
 		fa_session_reply(session, buffer->message_id, buffer->status, buffer->error.text);
-		fa_buffer_unref(buffer);
+		fa_registered_buffer_unref(buffer);
 	} else {
 		/* The reference is the table's now. */
 		session->buffer_bytes += buffer->bytes;

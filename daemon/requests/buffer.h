@@ -31,7 +31,7 @@ int fa_registration_free(struct fa_session *session, const struct fa_wire_messag
                          struct fa_error *error);
 
 /* The importer's done(): answers the BufferRegister. */
-void fa_registration_imported(struct fa_buffer *buffer);
+void fa_registration_imported(struct fa_registered_buffer *buffer);
 
 /* Ends the one that waits for pieces, if there is one, and answers it with @status. */
 void fa_registration_abort(struct fa_session *session, int status, const char *text);

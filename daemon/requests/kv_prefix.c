@@ -93,7 +93,8 @@ static int check_view(const struct fa_wire_view *view, const struct fa_device_me
 static int copy_tokens(struct fa_session *session, const struct fa_wire_view *view,
                        struct request *request, struct fa_error *error)
 {
-	const struct fa_buffer *buffer = fa_id_table_find(&session->buffers, view->buffer);
+	const struct fa_registered_buffer *buffer = fa_id_table_find(&session->buffers,
+	                                                             view->buffer);
 	const struct fa_server *server = session->server;
 	const char *bytes;
 	int r;

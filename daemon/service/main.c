@@ -50,7 +50,7 @@ struct program {
 	unsigned int n_asked;
 	struct fa_server *server;
 	struct fa_watchdog watchdog;
-	struct fa_fd_store keeper;
+	struct fa_fd_store fd_store;
 };
 
 static const char usage[] =
@@ -230,12 +230,12 @@ static void raise_fd_limit(void)
 }
 
 /* The socket that systemd hands over, or -1. */
-static int activation_fd(struct fa_fd_store *keeper)
+static int activation_fd(struct fa_fd_store *fd_store)
 {
-	int fd = fa_fd_store_take(keeper, NULL), more;
+	int fd = fa_fd_store_take(fd_store, NULL), more;
 	unsigned int n = 1;
 
-	while (fd >= 0 && (more = fa_fd_store_take(keeper, NULL)) >= 0) {
+	while (fd >= 0 && (more = fa_fd_store_take(fd_store, NULL)) >= 0) {
 		close(more);
 		++n;
 	}
@@ -244,44 +244,24 @@ static int activation_fd(struct fa_fd_store *keeper)
 	return fd;
 }
 
-static int take_kept(void *userdata, const char *name)
-{
-	return fa_fd_store_take(userdata, name);
-}
-
-static int take_any_kept(void *userdata, const char *prefix, char *ret_name, size_t size)
-{
-	return fa_fd_store_take_any(userdata, prefix, ret_name, size);
-}
-
-static int store(void *userdata, const char *name, int fd)
-{
-	return fa_fd_store_store(name, fd);
-}
-
-static int forget(void *userdata, const char *name)
-{
-	return fa_fd_store_forget(name);
-}
-
 /* Makes the server on the socket that it is given, has had, or makes itself. */
 static int make_server(struct program *program, struct fa_server_options *options,
                        struct fa_error *error)
 {
-	struct fa_fd_store *keeper = &program->keeper;
+	struct fa_fd_store *fd_store = &program->fd_store;
 	int r;
 
 	if (options->listen_fd < 0)
-		options->listen_fd = activation_fd(keeper);
+		options->listen_fd = activation_fd(fd_store);
 	if (options->listen_fd >= 0)
 		return fa_server_new(options, error, &program->server);
 
-	options->listen_fd = fa_fd_store_take(keeper, FA_KEEPER_LISTEN);
+	options->listen_fd = fa_fd_store_take(fd_store, FA_FD_STORE_LISTEN);
 	options->listen_fd_kept = options->listen_fd >= 0;
 	r = fa_server_new(options, error, &program->server);
 	if (r == -ESTALE && options->listen_fd_kept) {
 		fa_log(FA_LOG_WARNING, "%s; another is made", error->text);
-		(void)fa_fd_store_forget(FA_KEEPER_LISTEN);
+		(void)fa_fd_store_remove(FA_FD_STORE_LISTEN);
 		fa_close_fdp(&options->listen_fd);
 		options->listen_fd_kept = false;
 		r = fa_server_new(options, error, &program->server);
@@ -289,7 +269,7 @@ static int make_server(struct program *program, struct fa_server_options *option
 	if (r < 0 || options->listen_fd_kept)
 		return r;
 	/* Whoever connects while we are dead is served by who comes after. */
-	r = fa_fd_store_store(FA_KEEPER_LISTEN, program->server->listener.fd);
+	r = fa_fd_store_add(FA_FD_STORE_LISTEN, program->server->listener.fd);
 	if (r < 0)
 		fa_log(FA_LOG_WARNING, "the socket cannot be kept beyond this process: %s",
 		       strerror(-r));
@@ -375,7 +355,7 @@ static int watch_signals(struct program *program)
 
 static void on_draining(void *userdata)
 {
-	(void)fa_fd_store_forget(FA_KEEPER_LISTEN);
+	(void)fa_fd_store_remove(FA_FD_STORE_LISTEN);
 	(void)sd_notify(0, "STOPPING=1");
 }
 
@@ -418,16 +398,10 @@ static int serve(struct program *program, struct fa_config *config, struct fa_er
 		.stopped = on_stopped,
 		.lost = on_lost,
 		.userdata = program,
-		.keeper = { .take = take_kept,
-		            .take_any = take_any_kept,
-		            .store = store,
-		            .forget = forget,
-		            .userdata = &program->keeper,
-		            .timelines_max = program->keeper.timelines_max,
-		            .pool_max = program->keeper.pool_max },
 	};
 	int r;
 
+	fa_fd_store_get_ops(&program->fd_store, &server_options.fd_store);
 	r = watch_signals(program);
 	if (r < 0)
 		return fa_fail(error, r, "signals cannot be watched: %s", uv_strerror(r));
@@ -471,7 +445,7 @@ int main(int argc, char **argv)
 	if (program.options.supervise)
 		return fa_supervise(argv, program.options.ready_fd);
 	fa_log_set(config.log, config.log_level);
-	r = fa_fd_store_open(&program.keeper);
+	r = fa_fd_store_open(&program.fd_store);
 	if (r < 0) {
 		/* What it made anew would be kept in place of that. */
 		fa_log(FA_LOG_ERROR, "what was handed over cannot be taken, and stays kept: %s",
@@ -487,7 +461,7 @@ int main(int argc, char **argv)
 	r = serve(&program, &config, &error);
 	if (r < 0)
 		fa_log(FA_LOG_ERROR, "%s", error.text);
-	fa_fd_store_close(&program.keeper);
+	fa_fd_store_close(&program.fd_store);
 	(void)uv_loop_close(&program.loop);
 	uv_library_shutdown();
 	if (r == -EAGAIN)

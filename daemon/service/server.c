@@ -129,13 +129,13 @@ static void let_in(struct fa_server *server, int fd)
 /* One more could not be let in, nor be let go of. */
 static bool is_clogged(struct fa_server *server)
 {
-	bool full = fa_fd_reaper_is_full(server->closer);
+	bool full = fa_fd_reaper_is_full(server->reaper);
 
 	if (full && !server->clogged)
 		fa_log(FA_LOG_WARNING,
 		       "%d connections that were turned away are not closed yet: no others are "
 		       "accepted until they are",
-		       FA_FD_REAPER_STRANGERS_MAX);
+		       FA_FD_REAPER_UNCHARGED_MAX);
 	server->clogged = full;
 	return full;
 }
@@ -186,7 +186,7 @@ static void clear_queue(struct fa_server *server)
 	/* Nobody can join them any more. */
 	(void)shutdown(server->listener.fd, SHUT_RD);
 	while ((fd = accept4(server->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0)
-		fa_fd_reaper_hang_up(server->closer, NULL, fd, NULL);
+		fa_fd_reaper_add_connection(server->reaper, NULL, fd, NULL);
 }
 
 void fa_server_close_listener(struct fa_server *server)
@@ -206,8 +206,8 @@ static void on_hello_timeout(uv_timer_t *timer)
 	struct fa_server *server = timer->data;
 	uint64_t now = fa_now_ns();
 
-	while (!fa_list_empty(&server->strangers)) {
-		struct fa_session *session = fa_container_of(server->strangers.next,
+	while (!fa_list_empty(&server->uncharged)) {
+		struct fa_session *session = fa_container_of(server->uncharged.next,
 		                                             struct fa_session, hello_link);
 
 		if (session->hello_deadline_ns > now)
@@ -223,11 +223,11 @@ void fa_server_watch_strangers(struct fa_server *server)
 	uint64_t now = fa_now_ns();
 
 	/* A loop without timers sleeps without setting the clock, which is cheaper. */
-	if (fa_list_empty(&server->strangers) || server->state != FA_SERVER_RUNNING) {
+	if (fa_list_empty(&server->uncharged) || server->state != FA_SERVER_RUNNING) {
 		uv_timer_stop(&server->hello_timer);
 		return;
 	}
-	oldest = fa_container_of(server->strangers.next, struct fa_session, hello_link);
+	oldest = fa_container_of(server->uncharged.next, struct fa_session, hello_link);
 	uv_timer_start(&server->hello_timer, on_hello_timeout,
 	               oldest->hello_deadline_ns > now
 	                       ? (oldest->hello_deadline_ns - now) / FA_NS_PER_MS + 1
@@ -244,7 +244,7 @@ void fa_server_session_ready(struct fa_server *server, struct fa_session *sessio
 {
 	server->had_client = true;
 	fa_list_remove(&session->hello_link);
-	if (fa_list_empty(&server->strangers))
+	if (fa_list_empty(&server->uncharged))
 		fa_server_watch_strangers(server);
 }
 
@@ -260,7 +260,7 @@ void fa_server_session_gone(struct fa_server *server)
 void fa_server_look_idle(struct fa_server *server)
 {
 	if (!server->exit_when_idle || !server->had_client || server->n_sessions ||
-	    server->state != FA_SERVER_RUNNING || server->kv.resume.n_lost)
+	    server->state != FA_SERVER_RUNNING || server->kv.session_store.n_lost)
 		return;
 	/* Somebody may have come meanwhile. */
 	accept_connections(server);
@@ -375,9 +375,9 @@ static void on_closer(uv_async_t *async)
 	struct fa_list *pos;
 	bool again;
 
-	if (!server->closer)
+	if (!server->reaper)
 		return;
-	again = fa_fd_reaper_settle(server->closer);
+	again = fa_fd_reaper_collect(server->reaper);
 	keep_spare(server);
 	if (!again)
 		return;
@@ -385,13 +385,14 @@ static void on_closer(uv_async_t *async)
 		struct fa_session *session = fa_container_of(pos, struct fa_session, link);
 
 		if ((session->paused & FA_PAUSE_REJECTED) &&
-		    fa_tenant_lane(session->tenant)->n_rejected <= FA_FD_REAPER_REJECTED_MAX)
+		    fa_tenant_reaper_queue(session->tenant)->n_rejected <=
+		            FA_FD_REAPER_REJECTED_SOFT_MAX)
 			fa_session_resume(session, FA_PAUSE_REJECTED);
 	}
 }
 
 /* Any thread. */
-static void wake_closer(void *userdata)
+static void wake_reaper(void *userdata)
 {
 	struct fa_server *server = userdata;
 
@@ -458,7 +459,7 @@ static void take_apart(struct fa_server *server)
 	fa_kv_close(server);
 	if (server->device)
 		server->device = server->ops->close(server->device);
-	server->closer = fa_fd_reaper_free(server->closer);
+	server->reaper = fa_fd_reaper_free(server->reaper);
 	fa_listener_close(&server->listener);
 	fa_close_fdp(&server->spare_fd);
 }
@@ -548,7 +549,7 @@ static struct fa_server *server_new(const struct fa_server_options *options)
 	atomic_init(&server->asleep, 1);
 	fa_list_init(&server->sessions);
 	fa_list_init(&server->early);
-	fa_list_init(&server->strangers);
+	fa_list_init(&server->uncharged);
 	fa_list_init(&server->timelines_late);
 	fa_tenants_init(&server->tenants, &server->config.limits);
 	fa_block_cache_init(&server->works, FA_REQUEST_SPARE_BYTES);
@@ -565,7 +566,7 @@ int fa_server_new(const struct fa_server_options *options, struct fa_error *erro
 	if (!server)
 		return fa_fail(error, -ENOMEM, "no memory for the server");
 	/* Whether we get to serve or not: who wrote to them is dead. */
-	fa_timeline_recover(&options->keeper);
+	fa_timeline_recover(&options->fd_store);
 	/* Lent until all has gone well. */
 	server->config = *options->config;
 
@@ -578,7 +579,7 @@ int fa_server_new(const struct fa_server_options *options, struct fa_error *erro
 		r = fa_listener_open(&server->config, error, &server->listener);
 	if (r < 0)
 		goto fail;
-	r = fa_fd_reaper_new(wake_closer, server, &server->closer);
+	r = fa_fd_reaper_new(wake_reaper, server, &server->reaper);
 	if (r < 0) {
 		fa_fail(error, r, "no thread can be started: %s", strerror(-r));
 		goto fail;
@@ -589,12 +590,12 @@ int fa_server_new(const struct fa_server_options *options, struct fa_error *erro
 		fa_fail(error, r, "the event loop cannot be used: %s", uv_strerror(r));
 		goto fail;
 	}
-	r = open_device(server, options->keeper.timelines_max, error);
+	r = open_device(server, options->fd_store.timelines_max, error);
 	if (r < 0)
 		goto fail;
 	fa_importer_init(&server->importer, server->loop, server->ops, server->device,
-	                 server->closer, fa_registration_imported, on_released);
-	r = fa_kv_open(server, &options->keeper, error);
+	                 server->reaper, fa_registration_imported, on_released);
+	r = fa_kv_open(server, &options->fd_store, error);
 	if (r < 0) {
 		/* The next process has the socket, and who connects waits for it. */
 		if (options->listen_fd_kept)
@@ -652,7 +653,7 @@ void fa_server_reload(struct fa_server *server, struct fa_config *config)
 	    old->pool_grace_s != config->pool_grace_s)
 		fa_log(FA_LOG_WARNING, "socket, mode, group, backend, device, threads and grace_s "
 		                       "change with the next start only");
-	fa_config_resolve(config, server->info.memory_bytes, server->kv.keeper.timelines_max,
+	fa_config_resolve(config, server->info.memory_bytes, server->kv.fd_store.timelines_max,
 	                  fds_max());
 	old->limits = config->limits;
 	if (old->pool_bytes != config->pool_bytes || old->pool_percent != config->pool_percent ||

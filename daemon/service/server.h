@@ -59,7 +59,7 @@ struct fa_server {
 	struct fa_engine *engine;
 	bool is_lost; /* the device; another process may get it back */
 	struct fa_error lost_reason;
-	struct fa_fd_reaper *closer;
+	struct fa_fd_reaper *reaper;
 	struct fa_importer importer;
 	struct fa_tenants tenants;
 	struct fa_kv kv;
@@ -81,7 +81,7 @@ struct fa_server {
 	unsigned int n_sessions; /* not freed yet */
 	uint64_t last_session;
 	bool had_client;          /* somebody said Hello once */
-	struct fa_list strangers; /* sessions without Hello, oldest first */
+	struct fa_list uncharged; /* sessions without Hello, oldest first */
 	uv_timer_t hello_timer;   /* runs while there are any */
 
 	uv_async_t engine_async;
@@ -99,7 +99,7 @@ struct fa_server {
 	/* Since the start. */
 	uint64_t n_connections, n_refused;
 	uint64_t n_timelines;          /* that are kept beyond this process */
-	struct fa_list timelines_late; /* of them, those that the keeper is to let go of */
+	struct fa_list timelines_late; /* of them, those that the fd store is to let go of */
 
 	/* The message that is being handled: private, aligned. */
 	_Alignas(8) unsigned char packet[FA_WIRE_BYTES_MAX];
@@ -116,7 +116,7 @@ struct fa_server_options {
 	void (*stopped)(void *userdata);
 	void (*lost)(void *userdata); /* NULL: nobody wants to know */
 	void *userdata;
-	struct fa_fd_store_ops keeper;
+	struct fa_fd_store_ops fd_store;
 };
 
 /* Opens the device, starts the engine and accepts connections. */

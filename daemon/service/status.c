@@ -45,19 +45,19 @@ int fa_status_set_cgroup(json_t *object, const char *cgroup)
 static int add_usage(json_t *object, const struct fa_usage *usage)
 {
 	json_t *took = json_array();
-	unsigned int n = FA_USAGE_TOOK_N;
+	unsigned int n = FA_USAGE_LATENCY_BUCKETS;
 	int r = 0;
 
 	/* Most sessions of a crowd have done little. */
-	while (n && !usage->took[n - 1])
+	while (n && !usage->latency[n - 1])
 		--n;
 	for (unsigned int i = 0; i < n; ++i)
-		r |= json_array_append_new(took, json_integer((json_int_t)usage->took[i]));
+		r |= json_array_append_new(took, json_integer((json_int_t)usage->latency[i]));
 	r |= set(object, "finished", usage->finished);
 	r |= set(object, "failed", usage->failed);
 	r |= set(object, "cancelled", usage->cancelled);
 	r |= set(object, "busy_ns", usage->busy_ns);
-	r |= set(object, "took_ns", usage->took_ns);
+	r |= set(object, "took_ns", usage->latency_ns);
 	return r | json_object_set_new_nocheck(object, "took", took);
 }
 

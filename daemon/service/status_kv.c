@@ -176,7 +176,7 @@ static int add_pool(json_t *object, const struct fa_kv *kv, const struct fa_sess
 		r |= set(pool, "steps", info.steps);
 		r |= set(pool, "evicted_pages", info.evicted_pages);
 		r |= set(pool, "quarantined_pages", info.quarantined_pages);
-		r |= set(pool, "sessions_awaited", kv->resume.n_lost);
+		r |= set(pool, "sessions_awaited", kv->session_store.n_lost);
 	} else {
 		describe_own(kv, viewer, &own);
 		r |= set(pool, "used_bytes", own.bytes - own.idle_bytes);

@@ -4,7 +4,7 @@
 #include "daemon/service/server.h"
 #include "daemon/session/session.h"
 
-static void on_imported(struct fa_buffer *buffer)
+static void on_imported(struct fa_registered_buffer *buffer)
 {
 	struct fa_pinned_page *pinned = buffer->owner;
 	struct fa_session *session = pinned->session;
@@ -17,7 +17,7 @@ static void on_imported(struct fa_buffer *buffer)
 		if (buffer->status < 0)
 			fa_log_about(&session->subject, FA_LOG_DEBUG, "%s: %s", pinned->missing,
 			             buffer->error.text);
-		fa_buffer_unref(buffer);
+		fa_registered_buffer_unref(buffer);
 	}
 	fa_session_unref(session);
 }
@@ -25,14 +25,14 @@ static void on_imported(struct fa_buffer *buffer)
 void fa_pinned_page_open(struct fa_pinned_page *pinned, void *host, uint64_t bytes)
 {
 	struct fa_server *server = pinned->session->server;
-	struct fa_buffer *buffer;
+	struct fa_registered_buffer *buffer;
 	struct fa_error error;
 
 	if (!server->ops->memory_import_mapped) {
 		pinned->there(pinned->session, host);
 		return;
 	}
-	if (fa_buffer_new(&server->importer, &error, &buffer) < 0)
+	if (fa_registered_buffer_new(&server->importer, &error, &buffer) < 0)
 		return;
 	buffer->mapped = host;
 	buffer->bytes = bytes;
@@ -45,17 +45,17 @@ void fa_pinned_page_open(struct fa_pinned_page *pinned, void *host, uint64_t byt
 
 void fa_pinned_page_stop(struct fa_pinned_page *pinned)
 {
-	struct fa_buffer *buffer = pinned->import;
+	struct fa_registered_buffer *buffer = pinned->import;
 
 	/* What is the session's does not wait for others' imports. */
 	if (!buffer || !fa_importer_withdraw(buffer))
 		return;
 	pinned->import = NULL;
-	fa_buffer_unref(buffer);
+	fa_registered_buffer_unref(buffer);
 	fa_session_unref(pinned->session);
 }
 
 void fa_pinned_page_close(struct fa_pinned_page *pinned)
 {
-	fa_buffer_unref(fa_steal_ptr(pinned->buffer));
+	fa_registered_buffer_unref(fa_steal_ptr(pinned->buffer));
 }

@@ -7,15 +7,16 @@
 
 #include <stdint.h>
 
-struct fa_buffer;
+struct fa_registered_buffer;
 struct fa_session;
 
 struct fa_pinned_page {
 	struct fa_session *session;
 	/* Gets the page as the device addresses it, once, unless the session is closing by then. */
 	void (*there)(struct fa_session *session, void *address);
-	const char *missing;               /* for the log: what there is not without it */
-	struct fa_buffer *buffer, *import; /* of the memory; of its job, while there is one */
+	const char *missing; /* for the log: what there is not without it */
+	struct fa_registered_buffer *buffer,
+		*import; /* of the memory; of its job, while there is one */
 };
 
 /* Begins, of @bytes at @host, once. there() may be called before it returns. */

@@ -17,7 +17,7 @@ static void release(struct fa_request *work)
 {
 	work->kind->release(work);
 	while (work->n_buffers)
-		fa_buffer_unref(fa_steal_ptr(work->buffers[--work->n_buffers]));
+		fa_registered_buffer_unref(fa_steal_ptr(work->buffers[--work->n_buffers]));
 	fa_charge_release(&work->charge);
 	fa_charge_release(&work->charge_gates);
 	fa_charge_release(&work->charge_room);
@@ -55,13 +55,14 @@ struct fa_request *fa_request_free(struct fa_request *work)
 int fa_request_buffer(struct fa_request *work, const struct fa_wire_view *view, const char *name,
                       const struct fa_device_memory **ret_memory, struct fa_error *error)
 {
-	struct fa_buffer *buffer = fa_id_table_find(&work->session->buffers, view->buffer);
+	struct fa_registered_buffer *buffer = fa_id_table_find(&work->session->buffers,
+	                                                       view->buffer);
 
 	if (!buffer)
 		return fa_fail(error, -ENOENT,
 		               "%s.buffer is %" PRIu32 ", which is not registered in this session",
 		               name, view->buffer);
-	work->buffers[work->n_buffers++] = fa_buffer_ref(buffer);
+	work->buffers[work->n_buffers++] = fa_registered_buffer_ref(buffer);
 	*ret_memory = &buffer->memory;
 	return 0;
 }
@@ -418,8 +419,8 @@ static void count(struct fa_usage *usage, const struct fa_job *request, bool own
 	if (request->started_ns) {
 		const uint64_t took_ns = request->finished_ns - request->queued_ns;
 
-		usage->took_ns += took_ns;
-		++usage->took[fa_usage_took_index(took_ns)];
+		usage->latency_ns += took_ns;
+		++usage->latency[fa_usage_latency_bucket(took_ns)];
 	}
 }
 

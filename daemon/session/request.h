@@ -30,7 +30,7 @@ struct fa_request {
 	uint32_t stream; /* id; the stream itself may be closing */
 	bool refused;    /* holds nothing, but waits for its turn */
 	bool by_ring;    /* its record is its answer, unless it fails */
-	struct fa_buffer *buffers[FA_REQUEST_BUFFERS_MAX];
+	struct fa_registered_buffer *buffers[FA_REQUEST_BUFFERS_MAX];
 	unsigned int n_buffers;
 	struct fa_charge charge, charge_gates, charge_room, charge_heap;
 

@@ -51,8 +51,8 @@ struct fa_session *fa_session_ref(struct fa_session *session)
 static void hang_up(struct fa_session *session)
 {
 	if (session->fd >= 0)
-		fa_fd_reaper_hang_up(session->server->closer, session->tenant,
-		                     fa_steal_fd(&session->fd), &session->charge_socket);
+		fa_fd_reaper_add_connection(session->server->reaper, session->tenant,
+		                            fa_steal_fd(&session->fd), &session->charge_socket);
 }
 
 struct fa_session *fa_session_unref(struct fa_session *session)
@@ -113,7 +113,7 @@ static void close_streams(struct fa_session *session)
 
 void fa_session_close(struct fa_session *session)
 {
-	struct fa_buffer *buffer;
+	struct fa_registered_buffer *buffer;
 
 	if (session->state == FA_SESSION_CLOSING)
 		return;
@@ -133,7 +133,7 @@ void fa_session_close(struct fa_session *session)
 	fa_kv_session_close(session);
 	fa_registration_abort(session, -ECANCELED, "the session is over");
 	while ((buffer = fa_id_table_pop(&session->buffers)))
-		fa_buffer_unref(buffer);
+		fa_registered_buffer_unref(buffer);
 	session->buffer_bytes = 0;
 	session->n_device_buffers = 0;
 }
@@ -358,7 +358,7 @@ void fa_session_turn_away(struct fa_server *server, int fd, int status, const ch
 	/* If closing it takes long, others who are turned away do not wait for it. */
 	if (fa_peer_read(fd, &peer) == 0)
 		(void)fa_tenant_get(&server->tenants, peer.uid, peer.cgroup, &tenant);
-	fa_fd_reaper_hang_up(server->closer, tenant, fd, NULL);
+	fa_fd_reaper_add_connection(server->reaper, tenant, fd, NULL);
 	fa_tenant_unref(tenant);
 }
 
@@ -392,7 +392,7 @@ static bool brings_fds(int socket)
  * more is received. What brings no descriptors is. */
 static bool is_held_back(struct fa_session *session)
 {
-	if (fa_tenant_lane(session->tenant)->n_rejected <= FA_FD_REAPER_REJECTED_ALL_MAX ||
+	if (fa_tenant_reaper_queue(session->tenant)->n_rejected <= FA_FD_REAPER_REJECTED_HARD_MAX ||
 	    !brings_fds(session->fd))
 		return false;
 	fa_session_pause(session, FA_PAUSE_REJECTED);
@@ -454,11 +454,11 @@ static bool read_packet(struct fa_session *session, int *fds, size_t *ret_n_fds)
 /* What nobody has taken. */
 static void reject(struct fa_session *session, int *fds, size_t n_fds)
 {
-	const struct fa_fd_reaper_lane *lane = fa_tenant_lane(session->tenant);
-	uint64_t before = lane->n_rejected;
+	const struct fa_fd_reaper_queue *queue = fa_tenant_reaper_queue(session->tenant);
+	uint64_t before = queue->n_rejected;
 
-	fa_fd_reaper_take(session->server->closer, session->tenant, fds, n_fds);
-	if (lane->n_rejected > before && lane->n_rejected > FA_FD_REAPER_REJECTED_MAX)
+	fa_fd_reaper_add_rejected(session->server->reaper, session->tenant, fds, n_fds);
+	if (queue->n_rejected > before && queue->n_rejected > FA_FD_REAPER_REJECTED_SOFT_MAX)
 		fa_session_pause(session, FA_PAUSE_REJECTED);
 }
 
@@ -580,7 +580,7 @@ int fa_session_new(struct fa_server *server, int fd, struct fa_error *error,
 		                                    .cgroup = session->tenant->cgroup };
 	session->hello_deadline_ns = fa_deadline_ns(FA_SESSION_HELLO_NS);
 	fa_list_append(&server->sessions, &session->link);
-	fa_list_append(&server->strangers, &session->hello_link);
+	fa_list_append(&server->uncharged, &session->hello_link);
 	fa_log_about(&session->subject, FA_LOG_DEBUG, "connected");
 	update_poll(session);
 	*ret_session = session;

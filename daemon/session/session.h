@@ -25,9 +25,9 @@
 #include "common/list.h"
 #include "daemon/account/peer.h"
 #include "daemon/account/tenant.h"
+#include "daemon/account/usage.h"
 #include "daemon/base/id_table.h"
 #include "daemon/base/log.h"
-#include "daemon/base/usage.h"
 #include "daemon/engine/engine.h"
 #include "daemon/kv/store.h"
 #include "daemon/memory/buffer.h"
@@ -109,8 +109,8 @@ struct fa_session {
 	struct fa_session_ring *ring; /* NULL unless it asked for one (session/submission_ring.h) */
 	struct fa_timeline *timeline; /* NULL unless it asked for one (session/timeline.h) */
 	struct fa_pinned_page timeline_pin;   /* of the slots that the client writes */
-	struct fa_id_table buffers;           /* struct fa_buffer, one reference each */
-	struct fa_buffer *import;             /* the one that is being made */
+	struct fa_id_table buffers;           /* struct fa_registered_buffer, one reference each */
+	struct fa_registered_buffer *import;  /* the one that is being made */
 	struct fa_registration *registration; /* one that waits for pieces (requests/buffer.h) */
 	uint64_t buffer_bytes;                /* of those in the table */
 	unsigned int n_device_buffers; /* of them, the device's memory that the client has, too */

@@ -3,6 +3,8 @@
 #include "common/cleanup.h"
 #include "common/memfd.h"
 #include "daemon/engine/gate.h"
+#include "daemon/persist/fd_store.h"
+#include "daemon/persist/timeline_release.h"
 #include "daemon/service/server.h"
 #include "daemon/session/session.h"
 
@@ -12,7 +14,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define KEEP_NAME FA_TIMELINE_KEEP_PREFIX "%" PRIu64
+#define KEEP_NAME FA_FD_STORE_TIMELINE_PREFIX "%" PRIu64
 #define NAME_BYTES 64
 
 struct fa_timeline {
@@ -116,11 +118,11 @@ static int timeline_map(struct fa_timeline *timeline, int ret_fds[3])
 static int keep(struct fa_session *session, struct fa_timeline *timeline, int fd,
                 struct fa_error *error)
 {
-	const struct fa_fd_store_ops *keeper = &session->server->kv.keeper;
-	uint64_t max = keeper->timelines_max;
+	const struct fa_fd_store_ops *fd_store = &session->server->kv.fd_store;
+	uint64_t max = fd_store->timelines_max;
 	int r;
 
-	if (!keeper->store)
+	if (!fd_store->add)
 		return 0;
 	if (max && session->server->n_timelines >= max)
 		return fa_fail(error, -EDQUOT,
@@ -128,7 +130,7 @@ static int keep(struct fa_session *session, struct fa_timeline *timeline, int fd
 		               " could not be kept for the daemon's successor",
 		               max);
 	(void)snprintf(timeline->name, sizeof(timeline->name), KEEP_NAME, session->connection);
-	r = keeper->store(keeper->userdata, timeline->name, fd);
+	r = fd_store->add(fd_store->userdata, timeline->name, fd);
 	if (r < 0)
 		return fa_fail(error, r,
 		               "the timeline cannot be kept for the daemon's successor: %s",
@@ -138,17 +140,17 @@ static int keep(struct fa_session *session, struct fa_timeline *timeline, int fd
 	return 0;
 }
 
-/* Has the keeper let go of those whose sessions have gone. One that cannot be told now, as that
+/* Has the fd store let go of those whose sessions have gone. One that cannot be told now, as that
  * takes a descriptor, say, is told later; until then they count, and are charged. */
 static void let_go(struct fa_server *server)
 {
-	const struct fa_fd_store_ops *keeper = &server->kv.keeper;
+	const struct fa_fd_store_ops *fd_store = &server->kv.fd_store;
 	struct fa_list *pos, *tmp;
 
 	fa_list_for_each_safe(pos, tmp, &server->timelines_late) {
 		struct fa_timeline *timeline = fa_container_of(pos, struct fa_timeline, late_link);
 
-		if (keeper->forget(keeper->userdata, timeline->name) < 0)
+		if (fd_store->remove(fd_store->userdata, timeline->name) < 0)
 			return;
 		fa_list_remove(&timeline->late_link);
 		--server->n_timelines;
@@ -249,19 +251,19 @@ void fa_timeline_end(struct fa_session *session)
 	let_go(server);
 }
 
-void fa_timeline_recover(const struct fa_fd_store_ops *keeper)
+void fa_timeline_recover(const struct fa_fd_store_ops *fd_store)
 {
 	char name[NAME_BYTES];
 	unsigned int n = 0;
 	int fd;
 
-	if (!keeper->take_any)
+	if (!fd_store->take_any)
 		return;
-	while ((fd = keeper->take_any(keeper->userdata, FA_TIMELINE_KEEP_PREFIX, name,
-	                              sizeof(name))) >= 0) {
+	while ((fd = fd_store->take_any(fd_store->userdata, FA_FD_STORE_TIMELINE_PREFIX, name,
+	                                sizeof(name))) >= 0) {
 		n += fa_timeline_fd_release(fd);
 		close(fd);
-		(void)keeper->forget(keeper->userdata, name);
+		(void)fd_store->remove(fd_store->userdata, name);
 	}
 	if (n)
 		fa_log(FA_LOG_INFO, "who waited for one of %u timelines was released", n);

@@ -28,7 +28,7 @@ int fa_timeline_setup(struct fa_session *session, const struct fa_wire_message *
 /* When nothing of the session is in flight any more. */
 void fa_timeline_end(struct fa_session *session);
 
-/* The last of them: what the keeper cannot be told now it is not told any more. */
+/* The last of them: what the fd store cannot be told now it is not told any more. */
 void fa_timelines_close(struct fa_server *server);
 
 /*
@@ -41,4 +41,4 @@ int fa_timeline_bind(struct fa_session *session, const struct fa_wire_message *m
                      struct fa_charge *charge, struct fa_error *error, struct fa_gates **ret_gates);
 
 /* Releases those who wait for words of daemons that are no more. */
-void fa_timeline_recover(const struct fa_fd_store_ops *keeper);
+void fa_timeline_recover(const struct fa_fd_store_ops *fd_store);

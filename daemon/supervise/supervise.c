@@ -3,8 +3,8 @@
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "daemon/base/log.h"
-#include "daemon/engine/gate.h"
 #include "daemon/persist/fd_store.h"
+#include "daemon/persist/timeline_release.h"
 #include "daemon/service/watchdog.h"
 
 #include <errno.h>
@@ -157,7 +157,7 @@ static void run_child(struct supervisor *s, pid_t parent)
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", SD_LISTEN_FDS_START + (int)s->n_kept);
 	setenv("NOTIFY_SOCKET", path, 1);
 	snprintf(number, sizeof(number), "%zu", 2 * s->max_timelines);
-	setenv(FA_KEEPER_MAX_VARIABLE, number, 1);
+	setenv(FA_FD_STORE_MAX_VARIABLE, number, 1);
 	unsetenv("WATCHDOG_USEC");
 	unsetenv("WATCHDOG_PID");
 	if (s->watchdog_ns != FA_NS_NEVER) {
@@ -221,7 +221,7 @@ static void forget_one(struct kept *kept, size_t *n_kept, const char *name)
 
 static bool is_timeline(const char *name)
 {
-	return !strncmp(name, FA_TIMELINE_KEEP_PREFIX, strlen(FA_TIMELINE_KEEP_PREFIX));
+	return !strncmp(name, FA_FD_STORE_TIMELINE_PREFIX, strlen(FA_FD_STORE_TIMELINE_PREFIX));
 }
 
 static void forget(struct supervisor *s, const char *name)
@@ -252,8 +252,8 @@ static void let_go(struct supervisor *s, const char *why)
 	size_t n = 0;
 
 	for (size_t i = 0; i < s->n_kept; ++i)
-		if (strcmp(s->kept[i].name, FA_KEEPER_LISTEN) != 0 &&
-		    !strncmp(s->kept[i].name, FA_KEEPER_PREFIX, strlen(FA_KEEPER_PREFIX)))
+		if (strcmp(s->kept[i].name, FA_FD_STORE_LISTEN) != 0 &&
+		    !strncmp(s->kept[i].name, FA_FD_STORE_PREFIX, strlen(FA_FD_STORE_PREFIX)))
 			close(s->kept[i].fd);
 		else
 			s->kept[n++] = s->kept[i];

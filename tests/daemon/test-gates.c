@@ -1,6 +1,7 @@
 /* Gates on a device that does what the test says: who waits, who does not, and what is
  * signalled. */
 #include "daemon/engine/gate.h"
+#include "daemon/persist/timeline_release.h"
 #include "fake-device.h"
 
 #include <errno.h>

@@ -321,7 +321,7 @@ static void test_no_room(void **state)
 		snprintf(name, sizeof(name), "s%d", i);
 		kv_set_name(&client, sequence, name, 0);
 	}
-	fa_test_daemon_log_wait(&supervisor, "fad-pool-75 cannot be kept now: the keeper has no");
+	fa_test_daemon_log_wait(&supervisor, "fad-pool-75 cannot be kept now: the fd store has no");
 	kill_child();
 	(void)come_back(&client);
 	for (int i = 0; i < KEPT_CHUNKS; i++) {

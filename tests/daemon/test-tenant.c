@@ -296,16 +296,16 @@ static void test_gone(void **state)
 /* Entry i is up to 2^(10 + i) ns. */
 static void test_took(void **state)
 {
-	assert_int_equal(fa_usage_took_index(0), 0);
-	assert_int_equal(fa_usage_took_index(1), 0);
-	assert_int_equal(fa_usage_took_index(1024), 0);
-	for (unsigned int i = 1; i < FA_USAGE_TOOK_N; ++i) {
-		uint64_t most = (uint64_t)1 << (FA_USAGE_TOOK_LOG2 + i);
+	assert_int_equal(fa_usage_latency_bucket(0), 0);
+	assert_int_equal(fa_usage_latency_bucket(1), 0);
+	assert_int_equal(fa_usage_latency_bucket(1024), 0);
+	for (unsigned int i = 1; i < FA_USAGE_LATENCY_BUCKETS; ++i) {
+		uint64_t most = (uint64_t)1 << (FA_USAGE_LATENCY_LOG2_MIN + i);
 
-		assert_int_equal(fa_usage_took_index(most / 2 + 1), i);
-		assert_int_equal(fa_usage_took_index(most), i);
+		assert_int_equal(fa_usage_latency_bucket(most / 2 + 1), i);
+		assert_int_equal(fa_usage_latency_bucket(most), i);
 	}
-	assert_int_equal(fa_usage_took_index(UINT64_MAX), FA_USAGE_TOOK_N - 1);
+	assert_int_equal(fa_usage_latency_bucket(UINT64_MAX), FA_USAGE_LATENCY_BUCKETS - 1);
 }
 
 static void test_names(void **state)

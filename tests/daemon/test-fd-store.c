@@ -1,7 +1,7 @@
 /*
  * What the daemon has kept, and takes back: here the test keeps it, and hands over all of
  * it, or not all, or something else. A pool that nobody can take back is dropped as a
- * whole, and the keeper is left with nothing but what is of the next; one that only this
+ * whole, and the fd store is left with nothing but what is of the next; one that only this
  * daemon cannot take back stays; of one without some chunks the rest is taken back. What
  * the test cannot be told, or has no room for, it is told later.
  */
@@ -194,7 +194,7 @@ static void start_daemon(void)
 	kv_open(&client, socket_path);
 }
 
-/* It ends, asks for a new start, and has the keeper let go of nothing. */
+/* It ends, asks for a new start, and has the fd store let go of nothing. */
 static void start_in_vain(void)
 {
 	const int n = n_kept;
@@ -246,7 +246,7 @@ static void start_with(const char *config)
 	snprintf(log_path, sizeof(log_path), "%s/log", directory);
 	write_file(config_path, config);
 	write_file(log_path, "");
-	snprintf(notify_name, sizeof(notify_name), "@fad-test-keeper-%ld", (long)getpid());
+	snprintf(notify_name, sizeof(notify_name), "@fad-test-fd-store-%ld", (long)getpid());
 	hear();
 	kv_count(numbers, 1, TOKENS);
 	address_space = 0;
@@ -521,7 +521,7 @@ static void test_not_handed_over(void **state)
 	fa_check(!log_has("dropped"));
 }
 
-/* ---- a keeper that does not take what it is given */
+/* ---- an fd store that does not take what it is given */
 
 /* What could not be handed over is, as soon as it can be. */
 static void test_kept_later(void **state)
@@ -583,7 +583,7 @@ static void test_no_room(void **state)
 	append_all(kv_cache(&client, "c", 0));
 	listen_to_daemon();
 	fa_check_eq(count("fad-pool-"), 1 + 1);
-	fa_check(log_has("fad-pool-1 cannot be kept now: the keeper has no room"));
+	fa_check(log_has("fad-pool-1 cannot be kept now: the fd store has no room"));
 	fa_check_eq(status_number("chunks"), 2);
 	fa_check_eq(status_number("chunks_unkept"), 1);
 	kill_daemon();

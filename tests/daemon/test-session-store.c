@@ -58,7 +58,8 @@ static uint32_t take(uint64_t number)
 	uint64_t taken = 0;
 	uint32_t record;
 
-	assert_int_equal(fa_session_store_take(&resume, UID, &secret, now_ns, &record, &taken), 0);
+	assert_int_equal(fa_session_store_resume(&resume, UID, &secret, now_ns, &record, &taken),
+	                 0);
 	assert_int_equal(taken, number);
 	assert_false(fa_session_store_is_lost(&resume, number));
 	return record;
@@ -70,11 +71,11 @@ static void expect_over(const char *numbers)
 	uint64_t number;
 
 	for (; *numbers; ++numbers) {
-		assert_true(fa_session_store_give_up(&resume, now_ns, &number));
+		assert_true(fa_session_store_expire(&resume, now_ns, &number));
 		assert_int_equal(number, *numbers - '0');
 		assert_false(fa_session_store_is_lost(&resume, number));
 	}
-	assert_false(fa_session_store_give_up(&resume, now_ns, &number));
+	assert_false(fa_session_store_expire(&resume, now_ns, &number));
 }
 
 static void expect_none(void)
@@ -91,20 +92,20 @@ static void test_once(void **state)
 	/* Nobody is given up before the daemon serves. */
 	now_ns += 1000 * S;
 	expect_none();
-	fa_session_store_begin(&resume, now_ns, GRACE, ALL);
+	fa_session_store_start_grace(&resume, now_ns, GRACE, ALL);
 	now_ns += GRACE - 1;
 	expect_none();
 	(void)take(2);
 	now_ns += 1;
 	expect_over("13");
 	assert_int_equal(resume.n_lost, 0);
-	assert_int_equal(fa_session_store_take(&resume, UID, &secret, now_ns, &record, &number),
+	assert_int_equal(fa_session_store_resume(&resume, UID, &secret, now_ns, &record, &number),
 	                 -ENOENT);
 }
 
 static void test_once_all(void **state)
 {
-	fa_session_store_begin(&resume, now_ns, GRACE, ALL);
+	fa_session_store_start_grace(&resume, now_ns, GRACE, ALL);
 	now_ns += GRACE;
 	expect_over("123");
 	now_ns += 1000 * S;
@@ -116,10 +117,10 @@ static void test_again(void **state)
 {
 	uint32_t record;
 
-	fa_session_store_begin(&resume, now_ns, GRACE, ALL);
+	fa_session_store_start_grace(&resume, now_ns, GRACE, ALL);
 	record = take(2);
 	now_ns += GRACE - S;
-	fa_session_store_lose(&resume, record, now_ns);
+	fa_session_store_set_lost(&resume, record, now_ns);
 	assert_true(fa_session_store_is_lost(&resume, 2));
 	now_ns += S;
 	expect_over("13");
@@ -131,17 +132,17 @@ static void test_much_later(void **state)
 {
 	uint32_t second, third;
 
-	fa_session_store_begin(&resume, now_ns, GRACE, ALL);
+	fa_session_store_start_grace(&resume, now_ns, GRACE, ALL);
 	second = take(2);
 	third = take(3);
 	now_ns += GRACE;
 	expect_over("1");
 	now_ns += 10000 * S;
 	expect_none();
-	fa_session_store_lose(&resume, third, now_ns);
+	fa_session_store_set_lost(&resume, third, now_ns);
 	now_ns += 10 * S;
 	expect_none();
-	fa_session_store_lose(&resume, second, now_ns);
+	fa_session_store_set_lost(&resume, second, now_ns);
 	now_ns += 20 * S - 1;
 	expect_none();
 	now_ns += 1;
@@ -158,12 +159,12 @@ static void test_broken_off(void **state)
 	uint64_t number;
 	uint32_t record;
 
-	fa_session_store_begin(&resume, now_ns, GRACE, ALL);
+	fa_session_store_start_grace(&resume, now_ns, GRACE, ALL);
 	record = take(1);
 	now_ns += GRACE;
-	assert_true(fa_session_store_give_up(&resume, now_ns, &number));
+	assert_true(fa_session_store_expire(&resume, now_ns, &number));
 	assert_int_equal(number, 2);
-	fa_session_store_lose(&resume, record, now_ns);
+	fa_session_store_set_lost(&resume, record, now_ns);
 	expect_over("3");
 	now_ns += GRACE - 1;
 	expect_none();
@@ -176,7 +177,7 @@ static void test_restless(void **state)
 {
 	uint64_t away_ns = 0;
 
-	fa_session_store_begin(&resume, now_ns, GRACE, ALL);
+	fa_session_store_start_grace(&resume, now_ns, GRACE, ALL);
 	while (away_ns + 29 * S < ALL) {
 		uint32_t record;
 
@@ -185,7 +186,7 @@ static void test_restless(void **state)
 		record = take(1);
 		/* That it is there costs it nothing: so is any other session. */
 		now_ns += 3600 * S;
-		fa_session_store_lose(&resume, record, now_ns);
+		fa_session_store_set_lost(&resume, record, now_ns);
 		expect_over(away_ns == 29 * S ? "23" : "");
 	}
 	assert_int_equal(away_ns, 290 * S);
@@ -198,9 +199,9 @@ static void test_restless(void **state)
 /* In no time at all: it has what there is left, and that is not less for it. */
 static void test_at_once(void **state)
 {
-	fa_session_store_begin(&resume, now_ns, GRACE, ALL);
+	fa_session_store_start_grace(&resume, now_ns, GRACE, ALL);
 	for (int i = 0; i < 1000; ++i)
-		fa_session_store_lose(&resume, take(1), now_ns);
+		fa_session_store_set_lost(&resume, take(1), now_ns);
 	now_ns += GRACE - 1;
 	expect_none();
 	now_ns += 1;
@@ -212,15 +213,15 @@ static void test_next_daemon(void **state)
 {
 	struct fa_error error;
 
-	fa_session_store_begin(&resume, now_ns, GRACE, ALL);
+	fa_session_store_start_grace(&resume, now_ns, GRACE, ALL);
 	for (int i = 0; i < 10; ++i) {
 		now_ns += 29 * S;
-		fa_session_store_lose(&resume, take(1), now_ns);
+		fa_session_store_set_lost(&resume, take(1), now_ns);
 	}
 	fa_session_store_close(&resume);
 	assert_int_equal(fa_session_store_open(fd, &device, &error, &resume), 0);
 	assert_int_equal(resume.n_lost, N);
-	fa_session_store_begin(&resume, now_ns, GRACE, ALL);
+	fa_session_store_start_grace(&resume, now_ns, GRACE, ALL);
 	now_ns += GRACE - 1;
 	expect_none();
 	now_ns += 1;

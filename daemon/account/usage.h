@@ -8,8 +8,8 @@
 
 /* Of a histogram by powers of two: entry 0 counts what took up to 2^10 ns, each further one up to
  * twice as much as the one before, and the last one whatever took longer: more than 8.6 s. */
-#define FA_USAGE_TOOK_N 25
-#define FA_USAGE_TOOK_LOG2 10
+#define FA_USAGE_LATENCY_BUCKETS 25
+#define FA_USAGE_LATENCY_LOG2_MIN 10
 
 struct fa_usage {
 	/* Requests of the client that ended; of those, the ones with -ECANCELED, and with any
@@ -18,17 +18,18 @@ struct fa_usage {
 	/* Started to finished on the device, with what the daemon adds to steps. */
 	uint64_t busy_ns;
 	/* Received to finished, of those requests of the client that the device had. */
-	uint64_t took_ns;
-	uint64_t took[FA_USAGE_TOOK_N];
+	uint64_t latency_ns;
+	uint64_t latency[FA_USAGE_LATENCY_BUCKETS];
 };
 
 /* Which entry of the histogram counts it. */
-static inline unsigned int fa_usage_took_index(uint64_t ns)
+static inline unsigned int fa_usage_latency_bucket(uint64_t ns)
 {
 	const unsigned int log2 = ns > 1 ? 64 - (unsigned int)__builtin_clzll(ns - 1) : 0;
 
-	if (log2 <= FA_USAGE_TOOK_LOG2)
+	if (log2 <= FA_USAGE_LATENCY_LOG2_MIN)
 		return 0;
-	return log2 - FA_USAGE_TOOK_LOG2 < FA_USAGE_TOOK_N ? log2 - FA_USAGE_TOOK_LOG2
-	                                                   : FA_USAGE_TOOK_N - 1;
+	return log2 - FA_USAGE_LATENCY_LOG2_MIN < FA_USAGE_LATENCY_BUCKETS
+	               ? log2 - FA_USAGE_LATENCY_LOG2_MIN
+	               : FA_USAGE_LATENCY_BUCKETS - 1;
 }
