@@ -17,7 +17,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define FLAGS_NEW (FA_BUFFER_ARENA | FA_BUFFER_READ_ONLY)
+#define FLAGS_NEW (FA_BUFFER_DEVICE | FA_BUFFER_READ_ONLY)
 
 static void releasep(struct fa_buffer **buffer)
 {
@@ -36,9 +36,9 @@ static int buffer_new(struct fa_client *client, uint64_t offset, uint64_t bytes,
 	r = fa_buffer_alloc(client, bytes, &buffer);
 	if (r < 0)
 		return r;
-	buffer->registration = fa_registration_new(flags & FA_BUFFER_ARENA ? FA_WIRE_BUFFER_ARENA
-	                                                                   : FA_WIRE_BUFFER_HOST_FD,
-	                                           wire_flags, offset, bytes);
+	buffer->registration = fa_registration_new(
+		flags & FA_BUFFER_DEVICE ? FA_WIRE_BUFFER_ARENA : FA_WIRE_BUFFER_HOST_FD,
+		wire_flags, offset, bytes);
 	if (!buffer->registration)
 		return fa_error_set(-ENOMEM, "no memory for a buffer");
 	*ret_buffer = fa_steal_ptr(buffer);
@@ -163,7 +163,7 @@ int fa_buffer_new(struct fa_client *client, uint64_t bytes, uint32_t flags,
 	r = buffer_new(client, 0, bytes, flags, &buffer);
 	if (r < 0)
 		return r;
-	if (!(flags & FA_BUFFER_ARENA)) {
+	if (!(flags & FA_BUFFER_DEVICE)) {
 		r = fa_memfd_new("fad-buffer", bytes, 1, &buffer->registration->fd);
 		if (r < 0)
 			return fa_error_set(r, "cannot make a memfd of %llu bytes: %s",

@@ -11,11 +11,11 @@ _Static_assert(FA_CACHE_V_IN_K == FA_WIRE_CACHE_V_IN_K &&
 _Static_assert(FA_STORE_PLAIN == FA_WIRE_STORE_PLAIN && FA_STORE_E4M3 == FA_WIRE_STORE_E4M3 &&
                        FA_STORE_INT8 == FA_WIRE_STORE_INT8,
                "stores travel as they are");
-_Static_assert(FA_READ_UID == FA_WIRE_ADMIT_UID && FA_READ_ALL == FA_WIRE_ADMIT_ALL &&
-                       FA_APPEND_UID == FA_WIRE_ADMIT_UID << 2 &&
-                       FA_APPEND_ALL == FA_WIRE_ADMIT_ALL << 2 &&
-                       FA_FORK_UID == FA_WIRE_ADMIT_UID << 4 &&
-                       FA_FORK_ALL == FA_WIRE_ADMIT_ALL << 4,
+_Static_assert(FA_MODE_READ_UID == FA_WIRE_ADMIT_UID && FA_MODE_READ_ALL == FA_WIRE_ADMIT_ALL &&
+                       FA_MODE_APPEND_UID == FA_WIRE_ADMIT_UID << 2 &&
+                       FA_MODE_APPEND_ALL == FA_WIRE_ADMIT_ALL << 2 &&
+                       FA_MODE_FORK_UID == FA_WIRE_ADMIT_UID << 4 &&
+                       FA_MODE_FORK_ALL == FA_WIRE_ADMIT_ALL << 4,
                "modes travel as they are");
 
 static int put_scales(const struct fa_cache_options *options, struct fa_wire_cache_create *wire)

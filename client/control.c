@@ -31,7 +31,7 @@ int fa_ping(struct fa_client *client)
 	return simple_call(client, FA_WIRE_PING);
 }
 
-int fa_drain(struct fa_client *client)
+int fa_daemon_drain(struct fa_client *client)
 {
 	return simple_call(client, FA_WIRE_DRAIN);
 }

@@ -128,7 +128,7 @@ void fa_cuda_cache_put(struct fa_client *client, struct fa_buffer *buffer)
 	pthread_mutex_unlock(&client->importing);
 }
 
-int fa_trim(struct fa_client *client)
+int fa_cuda_trim(struct fa_client *client)
 {
 	int r;
 

@@ -20,7 +20,7 @@
  *   -ENOMEM, -EMFILE, -ENFILE  no memory or descriptors in this process, or in the daemon
  *
  * GPUs: with a daemon that computes on an NVIDIA GPU, buffers may be memory of that
- * GPU, too (fa_buffer_import_cuda(), FA_BUFFER_ARENA). Only these, and streams' writes and
+ * GPU, too (fa_buffer_import_cuda(), FA_BUFFER_DEVICE). Only these, and streams' writes and
  * waits (fa_timeline_enqueue_write()), load the CUDA driver into this process. The daemon has streams of its own, which know nothing of this
  * process's: work that fills the tensors of a request must have finished on the GPU
  * before fa_attention() (cuStreamSynchronize(), or an event that was waited for), or the
@@ -126,7 +126,7 @@ struct fa_options {
  *
  * A spawned daemon is a process of its own (no child of the caller, none of its
  * descriptors) that listens on a socket in a new directory of mode 0700 under
- * $XDG_RUNTIME_DIR or /tmp. fa_socket() names it, so that other processes of this
+ * $XDG_RUNTIME_DIR or /tmp. fa_socket_path() names it, so that other processes of this
  * user can join. It ends when its last client disconnects. If it dies before,
  * the client that started it starts it again when it reconnects.
  *
@@ -164,7 +164,7 @@ enum fa_client_state fa_client_state(struct fa_client *client);
 int fa_reconnect(struct fa_client *client);
 
 /* The path of the socket this client is connected to; lives as long as it. */
-const char *fa_socket(struct fa_client *client);
+const char *fa_socket_path(struct fa_client *client);
 
 struct fa_info {
 	uint32_t size;
@@ -197,7 +197,7 @@ int fa_ping(struct fa_client *client);
  * the CPU backend host memory, with a GPU device memory (fa_buffer_device_data()).
  * Without it the memory is made here (a memfd) and handed over, which is as fast for
  * the CPU backend; a GPU reads it through the bus. */
-#define FA_BUFFER_ARENA (1u << 0)
+#define FA_BUFFER_DEVICE (1u << 0)
 /* The daemon cannot write it; good for queries, keys and values only. */
 #define FA_BUFFER_READ_ONLY (1u << 1)
 
@@ -233,7 +233,7 @@ int fa_buffer_import_fd(struct fa_client *client, int fd, uint64_t offset, uint6
  * no round trip. The last 256 allocations that no buffer uses any more stay known to
  * it. Memory of an allocation that it knows returns to the GPU only when both sides
  * have let go: after its cuMemFree() that is with the next import or fa_buffer_free()
- * of this client, or fa_trim(). Allocations must not be freed while buffers are in them.
+ * of this client, or fa_cuda_trim(). Allocations must not be freed while buffers are in them.
  *
  * It uses the context that is current in this thread; if that is none, or the memory
  * belongs to another, it makes one current for the time of the call.
@@ -252,7 +252,7 @@ int fa_buffer_import_cuda(struct fa_client *client, uint64_t ptr, uint64_t bytes
                           struct fa_buffer **ret_buffer);
 
 /* Lets go of the allocations that no buffer uses. */
-int fa_trim(struct fa_client *client);
+int fa_cuda_trim(struct fa_client *client);
 
 /* Where it is mapped in this process, page-aligned; lives until fa_buffer_free(). NULL
  * if it is memory of a GPU. */
@@ -518,7 +518,7 @@ void *fa_free(void *memory);
 
 /* Asks the daemon to finish what is in flight and exit. -EPERM unless root or the
  * daemon's own user. */
-int fa_drain(struct fa_client *client);
+int fa_daemon_drain(struct fa_client *client);
 
 #include "faclient_kv.h"
 #include "faclient_timeline.h"

@@ -77,12 +77,12 @@ enum fa_store {
  * sequences. Whoever may append or fork may read, too.
  */
 enum fa_mode {
-	FA_READ_UID = 1 << 0, /* the same user in any cgroup */
-	FA_READ_ALL = 2 << 0, /* everybody who may connect */
-	FA_APPEND_UID = 1 << 2,
-	FA_APPEND_ALL = 2 << 2,
-	FA_FORK_UID = 1 << 4,
-	FA_FORK_ALL = 2 << 4,
+	FA_MODE_READ_UID = 1 << 0, /* the same user in any cgroup */
+	FA_MODE_READ_ALL = 2 << 0, /* everybody who may connect */
+	FA_MODE_APPEND_UID = 1 << 2,
+	FA_MODE_APPEND_ALL = 2 << 2,
+	FA_MODE_FORK_UID = 1 << 4,
+	FA_MODE_FORK_ALL = 2 << 4,
 };
 
 struct fa_cache_options {
@@ -175,8 +175,8 @@ int fa_sequence_truncate(struct fa_client *client, uint64_t sequence, uint64_t t
 
 /* Tokens before @first are not needed any more: whole pages of them go. *ret_first (may be
  * NULL) is the first token that is left. Attention sees no token before it. */
-int fa_sequence_drop(struct fa_client *client, uint64_t sequence, uint64_t first,
-                     uint64_t *ret_first);
+int fa_sequence_drop_before(struct fa_client *client, uint64_t sequence, uint64_t first,
+                            uint64_t *ret_first);
 
 /*
  * Removes it, for everybody: numbers are not references, and what fa_sequence_find() gave needs no

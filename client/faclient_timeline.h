@@ -42,10 +42,11 @@
 #define FA_TIMELINE_SLOTS 64
 #define FA_GATES_MAX 8 /* waits, and signals, of one request */
 
-#define FA_GATE_OUT (1u << 31) /* fa_gate.slot of a wait: one of the daemon's slots */
+#define FA_GATE_DAEMON (1u << 31) /* fa_gate.slot of a wait: one of the daemon's slots */
 
 struct fa_gate {
-	uint32_t slot; /* less than FA_TIMELINE_SLOTS; of waits the client's, or with FA_GATE_OUT */
+	uint32_t
+		slot; /* less than FA_TIMELINE_SLOTS; of waits the client's, or with FA_GATE_DAEMON */
 	uint32_t reserved;
 	uint64_t value;
 };
@@ -79,8 +80,8 @@ struct fa_timeline_info {
 	/* Where they are mapped, stride bytes apart, for this process's own code: 64-bit words,
 	 * the daemon's can only be read. They stay mapped until fa_disconnect(), but are of no
 	 * use any more once epoch has changed. */
-	uint64_t *in;
-	const uint64_t *out;
+	uint64_t *client_slots;
+	const uint64_t *daemon_slots;
 	uint32_t stride;
 	uint32_t reserved;
 	uint64_t epoch; /* grows when the timeline is set up anew */
@@ -91,7 +92,7 @@ int fa_timeline_info(struct fa_timeline *timeline, struct fa_timeline_info *ret_
 /* Gives one of the client's slots a value, from this thread. */
 int fa_timeline_write(struct fa_timeline *timeline, uint32_t slot, uint64_t value);
 
-/* What a slot has: of the client's, or with FA_GATE_OUT of the daemon's. */
+/* What a slot has: of the client's, or with FA_GATE_DAEMON of the daemon's. */
 int fa_timeline_read(struct fa_timeline *timeline, uint32_t slot, uint64_t *ret_value);
 
 /*

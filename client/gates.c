@@ -7,7 +7,7 @@
 #include <errno.h>
 #include <stddef.h>
 
-_Static_assert(FA_GATES_MAX == FA_WIRE_GATES_MAX && FA_GATE_OUT == FA_WIRE_GATE_OUT,
+_Static_assert(FA_GATES_MAX == FA_WIRE_GATES_MAX && FA_GATE_DAEMON == FA_WIRE_GATE_OUT,
                "gates travel as they are");
 
 _Static_assert(sizeof(struct fa_gate) == sizeof(struct fa_wire_gate) &&
@@ -18,7 +18,7 @@ _Static_assert(sizeof(struct fa_gate) == sizeof(struct fa_wire_gate) &&
 
 int fa_gate_check(const char *what, const struct fa_gate *gate, bool may_be_out)
 {
-	uint32_t slot = may_be_out ? gate->slot & ~FA_GATE_OUT : gate->slot;
+	uint32_t slot = may_be_out ? gate->slot & ~FA_GATE_DAEMON : gate->slot;
 
 	if (slot >= FA_TIMELINE_SLOTS)
 		return fa_error_set(-EINVAL, "%s: slot is 0x%x; expected less than %d", what,

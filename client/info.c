@@ -10,7 +10,7 @@ const char *fa_version(void)
 	return FAD_VERSION;
 }
 
-const char *fa_socket(struct fa_client *client)
+const char *fa_socket_path(struct fa_client *client)
 {
 	return client ? client->path : NULL;
 }

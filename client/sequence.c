@@ -96,8 +96,8 @@ int fa_sequence_truncate(struct fa_client *client, uint64_t sequence, uint64_t t
 	return ask(client, &message, &reply);
 }
 
-int fa_sequence_drop(struct fa_client *client, uint64_t sequence, uint64_t first,
-                     uint64_t *ret_first)
+int fa_sequence_drop_before(struct fa_client *client, uint64_t sequence, uint64_t first,
+                            uint64_t *ret_first)
 {
 	struct fa_wire_message message = { .type = FA_WIRE_SEQUENCE_DROP,
 		                           .sequence_drop = { .sequence = sequence,

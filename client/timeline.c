@@ -61,8 +61,8 @@ int fa_timeline_info(struct fa_timeline *timeline, struct fa_timeline_info *ret_
 		return r;
 	if (timeline->client->state == FA_CLIENT_CONNECTED)
 		(void)fa_timeline_set_up(timeline);
-	info.in = (uint64_t *)&timeline->memory->in->value;
-	info.out = (const uint64_t *)&timeline->memory->out->value;
+	info.client_slots = (uint64_t *)&timeline->memory->in->value;
+	info.daemon_slots = (const uint64_t *)&timeline->memory->out->value;
 	info.epoch = timeline->set_up;
 	fa_struct_out(ret_info, &info, sizeof(info));
 	fa_client_leave(timeline->client);
@@ -84,7 +84,7 @@ int fa_timeline_write(struct fa_timeline *timeline, uint32_t slot, uint64_t valu
 
 int fa_timeline_read(struct fa_timeline *timeline, uint32_t slot, uint64_t *ret_value)
 {
-	uint32_t number = slot & ~FA_GATE_OUT;
+	uint32_t number = slot & ~FA_GATE_DAEMON;
 	int r;
 
 	if (!ret_value)
@@ -92,8 +92,9 @@ int fa_timeline_read(struct fa_timeline *timeline, uint32_t slot, uint64_t *ret_
 	r = fa_timeline_enter(timeline, "fa_timeline_read", number);
 	if (r < 0)
 		return r;
-	*ret_value = atomic_load_explicit(slot & FA_GATE_OUT ? &timeline->memory->out[number].value
-	                                                     : &timeline->memory->in[number].value,
+	*ret_value = atomic_load_explicit(slot & FA_GATE_DAEMON
+	                                          ? &timeline->memory->out[number].value
+	                                          : &timeline->memory->in[number].value,
 	                                  memory_order_acquire);
 	fa_client_leave(timeline->client);
 	return 0;

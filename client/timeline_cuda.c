@@ -81,7 +81,7 @@ static int enqueue(struct fa_timeline *timeline, uint32_t slot, uint64_t value, 
 	else if (waits)
 		r = fa_client_lost_error(timeline->client);
 	if (r >= 0 && waits) {
-		const struct fa_wire_gate wait = { .slot = slot | FA_GATE_OUT, .value = value };
+		const struct fa_wire_gate wait = { .slot = slot | FA_GATE_DAEMON, .value = value };
 
 		r = fa_timeline_check_wait(timeline, &wait);
 	}

@@ -107,9 +107,9 @@ int fa_timeline_set_up(struct fa_timeline *timeline)
 
 int fa_timeline_check_wait(const struct fa_timeline *timeline, const struct fa_wire_gate *wait)
 {
-	uint32_t slot = wait->slot & ~FA_GATE_OUT;
+	uint32_t slot = wait->slot & ~FA_GATE_DAEMON;
 
-	if (!(wait->slot & FA_GATE_OUT) || !timeline->lost[slot] ||
+	if (!(wait->slot & FA_GATE_DAEMON) || !timeline->lost[slot] ||
 	    !fa_timeline_reached(timeline->lost[slot], wait->value))
 		return 0;
 	return fa_error_set(-ECONNRESET,

@@ -106,7 +106,7 @@ static int make(struct fa_client *client, struct demo_memory *memory, char *text
 
 	if (memory->kind == DEMO_MEMFD || memory->kind == DEMO_ARENA) {
 		r = fa_buffer_new(client, memory->bytes,
-		                  memory->kind == DEMO_ARENA ? FA_BUFFER_ARENA : 0,
+		                  memory->kind == DEMO_ARENA ? FA_BUFFER_DEVICE : 0,
 		                  &memory->buffer);
 		if (r < 0) {
 			snprintf(text, text_bytes, "%s", fa_error());

@@ -122,7 +122,8 @@ static int run_ping(struct factl *factl)
 		if (fa_ping(factl->client) < 0)
 			return fail("ping");
 		took = fa_now_ns() - start;
-		printf("answer from %s: %.1f us\n", fa_socket(factl->client), (double)took / 1e3);
+		printf("answer from %s: %.1f us\n", fa_socket_path(factl->client),
+		       (double)took / 1e3);
 		fflush(stdout);
 		min = took < min ? took : min;
 		max = took > max ? took : max;
@@ -159,7 +160,7 @@ static int run_drain(struct factl *factl)
 	r = connect_daemon(factl);
 	if (r != 0)
 		return r;
-	if (fa_drain(factl->client) < 0)
+	if (fa_daemon_drain(factl->client) < 0)
 		return fail("drain");
 	if (!factl->wait) {
 		puts("The daemon finishes what is in flight and exits.");

@@ -266,7 +266,7 @@ static int storm_once(struct fa_client *client, int memfd, CUdeviceptr at)
 	if (r < 0)
 		return r;
 	fa_buffer_free(buffer);
-	return fa_trim(client);
+	return fa_cuda_trim(client);
 }
 
 static int storm_run(const struct storm *storm)

@@ -46,7 +46,7 @@ int main(void)
 
 	if (fa_connect(&options, &client) < 0)
 		return fail("connect");
-	if (fa_buffer_new(client, (REQUESTS + 1) * slice, FA_BUFFER_ARENA, &buffer) < 0)
+	if (fa_buffer_new(client, (REQUESTS + 1) * slice, FA_BUFFER_DEVICE, &buffer) < 0)
 		return fail("buffer");
 	if (fa_stream_new(client, 1, &decode) < 0)
 		return fail("stream");

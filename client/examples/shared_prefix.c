@@ -143,7 +143,7 @@ int main(void)
 		pid_t pid = fork();
 
 		if (pid == 0)
-			_exit(run(fa_socket(client), role));
+			_exit(run(fa_socket_path(client), role));
 		if (pid < 0 || waitpid(pid, &status, 0) < 0)
 			status = 1;
 	}

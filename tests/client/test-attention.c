@@ -93,7 +93,7 @@ static void test_variants(void **state)
 			attention.dtype = dtypes[k];
 			attention.seed = i;
 			fa_case_plan(&attention);
-			check(fa_buffer_new(client, attention.bytes, k == 1 ? FA_BUFFER_ARENA : 0,
+			check(fa_buffer_new(client, attention.bytes, k == 1 ? FA_BUFFER_DEVICE : 0,
 			                    &buffer));
 			fa_case_fill(&attention, fa_buffer_data(buffer));
 			request = fa_case_attention(&attention, buffer);

@@ -67,7 +67,7 @@ static void check_use(struct fa_buffer *buffer)
 
 static void test_new(void **state)
 {
-	const uint32_t flags[] = { 0, FA_BUFFER_ARENA };
+	const uint32_t flags[] = { 0, FA_BUFFER_DEVICE };
 	int before;
 
 	/* With the first request come the descriptors of the ring. */
@@ -189,7 +189,7 @@ static void test_refused(void **state)
 	fa_check_eq(fa_buffer_import_fd(client, fd, 100, PAGE, 0, &buffer), -EINVAL);
 	fa_check_contains(fa_error(), "page size");
 	fa_check_eq(fa_buffer_import_fd(client, fd, PAGE, UINT64_MAX, 0, &buffer), -EINVAL);
-	fa_check_eq(fa_buffer_import_fd(client, fd, 0, PAGE, FA_BUFFER_ARENA, &buffer), -EINVAL);
+	fa_check_eq(fa_buffer_import_fd(client, fd, 0, PAGE, FA_BUFFER_DEVICE, &buffer), -EINVAL);
 	fa_check(!buffer);
 	fa_check_eq(fa_ping(client), 0);
 }
@@ -203,15 +203,15 @@ static void test_quota(void **state)
 	fa_check_eq(info.max_buffers, 20);
 	fa_check_eq(info.max_buffer_bytes, 64 << 20);
 	for (int i = 0; i < 20; ++i)
-		check(fa_buffer_new(client, PAGE, i % 2 ? FA_BUFFER_ARENA : 0, &buffers[i]));
+		check(fa_buffer_new(client, PAGE, i % 2 ? FA_BUFFER_DEVICE : 0, &buffers[i]));
 	fa_check_eq(fa_buffer_new(client, PAGE, 0, &extra), -EDQUOT);
 	fa_check(*fa_error());
-	fa_check_eq(fa_buffer_new(client, PAGE, FA_BUFFER_ARENA, &extra), -EDQUOT);
+	fa_check_eq(fa_buffer_new(client, PAGE, FA_BUFFER_DEVICE, &extra), -EDQUOT);
 	for (int i = 0; i < 20; ++i)
 		fa_buffer_free(buffers[i]);
 	/* Sparse, but it counts. */
 	fa_check_eq(fa_buffer_new(client, 256 << 20, 0, &extra), -EDQUOT);
-	fa_check_eq(fa_buffer_new(client, 256 << 20, FA_BUFFER_ARENA, &extra), -EDQUOT);
+	fa_check_eq(fa_buffer_new(client, 256 << 20, FA_BUFFER_DEVICE, &extra), -EDQUOT);
 	fa_check(!extra);
 	/* And all is there again. */
 	check(fa_buffer_new(client, 32 << 20, 0, &extra));

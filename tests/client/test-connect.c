@@ -31,7 +31,7 @@ static void check_works(struct fa_client *client, const char *path)
 
 	fa_check_eq(fa_ping(client), 0);
 	fa_check_eq(fa_client_state(client), FA_CLIENT_CONNECTED);
-	assert_string_equal(fa_socket(client), path);
+	assert_string_equal(fa_socket_path(client), path);
 	fa_check_eq(fa_info(client, &info), 0);
 	fa_check_eq(info.size, sizeof(info));
 	fa_check_eq(info.protocol, 1);
@@ -242,7 +242,7 @@ static void test_no_client(void **state)
 		fa_ping(NULL),
 		fa_buffer_new(NULL, 4096, 0, &buffer),
 		fa_buffer_import_cuda(NULL, 4096, 4096, 0, &buffer),
-		fa_trim(NULL),
+		fa_cuda_trim(NULL),
 		fa_wait(NULL, &ticket, 0, &completion),
 		fa_marker(NULL, 0, NULL, &ticket),
 		fa_cancel(NULL, &ticket),
@@ -251,7 +251,7 @@ static void test_no_client(void **state)
 		fa_stream_new(NULL, 0, &stream),
 		fa_stream_free(NULL, 1),
 		fa_status(NULL, &json),
-		fa_drain(NULL),
+		fa_daemon_drain(NULL),
 		fa_cache_create(NULL, &cache_options, &number),
 		fa_cache_find(NULL, "name", &number),
 		fa_cache_info(NULL, 1, &cache_info),
@@ -261,7 +261,7 @@ static void test_no_client(void **state)
 		fa_sequence_fork(NULL, 1, 0, &number),
 		fa_sequence_set_name(NULL, 1, "name", 0, 0),
 		fa_sequence_truncate(NULL, 1, 0),
-		fa_sequence_drop(NULL, 1, 0, NULL),
+		fa_sequence_drop_before(NULL, 1, 0, NULL),
 		fa_sequence_remove(NULL, 1),
 		fa_sequence_info(NULL, 1, &sequence_info),
 		fa_sequence_publish(NULL, 1, &prefix, NULL),
@@ -274,7 +274,7 @@ static void test_no_client(void **state)
 		fa_check_eq(results[i], -EINVAL);
 	fa_check_contains(fa_error(), "client is NULL");
 	fa_check_eq(fa_client_state(NULL), FA_CLIENT_LOST);
-	fa_check(!fa_socket(NULL));
+	fa_check(!fa_socket_path(NULL));
 	fa_check(!fa_disconnect(NULL));
 }
 

@@ -125,7 +125,7 @@ static void packets_case(int socket)
 		fa_cuda_attend(client, buffer, vmm.at, n);
 		fa_cuda_attend(client, buffer, vmm.at, n + 1);
 		fa_buffer_free(buffer);
-		fa_ok(fa_trim(client));
+		fa_ok(fa_cuda_trim(client));
 	}
 	fa_cuda_expect_buffers(client, 0);
 	fa_disconnect(client);
@@ -181,7 +181,7 @@ static void arena_case(int socket)
 	char zeros[64], text[64];
 
 	begin();
-	fa_ok(fa_buffer_new(client, bytes, FA_BUFFER_ARENA, &arena));
+	fa_ok(fa_buffer_new(client, bytes, FA_BUFFER_DEVICE, &arena));
 	fa_check(!fa_buffer_data(arena));
 	fa_check_eq(fa_buffer_bytes(arena), bytes);
 	at = fa_buffer_device_data(arena);
@@ -197,7 +197,7 @@ static void arena_case(int socket)
 	fa_buffer_free(host);
 	fa_buffer_free(arena);
 	/* Freed with the client. */
-	fa_ok(fa_buffer_new(client, bytes, FA_BUFFER_ARENA, &arena));
+	fa_ok(fa_buffer_new(client, bytes, FA_BUFFER_DEVICE, &arena));
 	fa_disconnect(client);
 	fa_cu(cuDevicePrimaryCtxRelease(0));
 	fa_check_eq(cu_page->live[FA_TEST_CUDA_MAPPINGS], 0);
@@ -233,7 +233,7 @@ static void contexts_case(int socket)
 	expect_current(NULL);
 	pieces = import(vmm.at, vmm.bytes);
 	expect_current(NULL);
-	fa_ok(fa_buffer_new(client, bytes, FA_BUFFER_ARENA, &arena));
+	fa_ok(fa_buffer_new(client, bytes, FA_BUFFER_DEVICE, &arena));
 	expect_current(NULL);
 	fa_cu(cuCtxSetCurrent(context));
 	fa_cuda_attend(client, handle, at, 1);
@@ -273,11 +273,11 @@ static void kept_case(int socket)
 
 	/* Those in use count apart. */
 	buffer = import(at[20], bytes);
-	fa_ok(fa_trim(client));
+	fa_ok(fa_cuda_trim(client));
 	fa_cuda_expect_buffers(client, 1);
 	fa_buffer_free(buffer);
 	fa_cuda_expect_buffers(client, 1);
-	fa_ok(fa_trim(client));
+	fa_ok(fa_cuda_trim(client));
 	fa_cuda_expect_buffers(client, 0);
 	fa_disconnect(client);
 	for (int64_t i = 0; i < n; ++i)
@@ -381,7 +381,7 @@ static void *import_and_free(void *userdata)
 			client, at, which == 4 ? shared_vmm.at + shared_vmm.bytes - at : bytes, 0,
 			&buffer));
 		if (!fa_test_random_below(&random, 8))
-			fa_ok(fa_trim(client));
+			fa_ok(fa_cuda_trim(client));
 		if (!fa_test_random_below(&random, 4))
 			fa_ok(fa_ping(client));
 		fa_buffer_free(buffer);
@@ -401,7 +401,7 @@ static void threads_case(int socket)
 		fa_check(!pthread_create(&threads[i], NULL, import_and_free, (void *)(i + 1)));
 	for (int i = 0; i < THREADS; ++i)
 		pthread_join(threads[i], NULL);
-	fa_ok(fa_trim(client));
+	fa_ok(fa_cuda_trim(client));
 	fa_cuda_expect_buffers(client, 0);
 	fa_disconnect(client);
 	for (int i = 0; i < 3; ++i)

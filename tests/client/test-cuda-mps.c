@@ -49,12 +49,12 @@ static void client_case(int socket)
 	fa_cu(cuMemAlloc(&at, 4096));
 	fa_ok(fa_buffer_import_cuda(client, at, 4096, 0, &imported));
 	expect(client, without);
-	fa_ok(fa_buffer_new(client, 4096, FA_BUFFER_ARENA, &arena));
+	fa_ok(fa_buffer_new(client, 4096, FA_BUFFER_DEVICE, &arena));
 	fa_buffer_free(imported);
 	expect(client, without);
 	fa_buffer_free(arena);
 	/* Allocations are kept for a while that no buffer uses. */
-	fa_ok(fa_trim(client));
+	fa_ok(fa_cuda_trim(client));
 	expect(client, false);
 	fa_ok(fa_timeline_open(client, &timeline));
 	expect(client, without);

@@ -61,7 +61,7 @@ static void begin(size_t n_pieces)
 	fa_ok(fa_buffer_import_cuda(client, vmm.at, vmm.bytes, 0, &pieces));
 	fa_ok(fa_buffer_import_cuda(client, vmm.at + vmm.bytes - FA_CUDA_CHUNK, FA_CUDA_CHUNK, 0,
 	                            &part));
-	fa_ok(fa_buffer_new(client, bytes, FA_BUFFER_ARENA, &arena));
+	fa_ok(fa_buffer_new(client, bytes, FA_BUFFER_DEVICE, &arena));
 	fa_ok(fa_buffer_new(client, bytes, 0, &host));
 	fa_buffer_free(buffer);
 	fa_cuda_expect_buffers(client, 5);
@@ -74,7 +74,7 @@ static void end(void)
 	fa_buffer_free(handle);
 	fa_buffer_free(arena);
 	fa_buffer_free(host);
-	fa_ok(fa_trim(client));
+	fa_ok(fa_cuda_trim(client));
 	fa_cuda_expect_buffers(client, 0);
 	fa_disconnect(client);
 	fa_cuda_vmm_free(&vmm);
@@ -242,7 +242,7 @@ static void *import_and_free(void *userdata)
 		else if (r != -ECONNRESET)
 			fa_test_fail(__FILE__, __LINE__, "%d: %s", r, fa_error());
 		if (!fa_test_random_below(&random, 8))
-			fa_ok(fa_trim(client));
+			fa_ok(fa_cuda_trim(client));
 	}
 	return NULL;
 }

@@ -88,11 +88,11 @@ static void arguments_case(int socket)
 	fa_refused(import(at + BYTES, 1), -EINVAL, "knows no memory");
 	fa_refused(import(at, 0), -EINVAL, "0 bytes");
 	fa_refused(import(at, UINT64_MAX), -EINVAL, "not possible");
-	fa_refused(fa_buffer_import_cuda(client, at, 1, FA_BUFFER_ARENA, &buffer), -EINVAL,
+	fa_refused(fa_buffer_import_cuda(client, at, 1, FA_BUFFER_DEVICE, &buffer), -EINVAL,
 	           "unknown bits");
 	fa_refused(fa_buffer_import_cuda(client, at, 1, 0, NULL), -EINVAL, "NULL");
 	fa_refused(fa_buffer_import_cuda(NULL, at, 1, 0, &buffer), -EINVAL, "NULL");
-	fa_refused(fa_trim(NULL), -EINVAL, "NULL");
+	fa_refused(fa_cuda_trim(NULL), -EINVAL, "NULL");
 	fa_cuda_expect_buffers(client, 0);
 
 	/* A tensor stays in its window, though the allocation goes on. */
@@ -112,7 +112,7 @@ static void other_gpu_case(int socket)
 	fa_refused(import(at, BYTES), -ENOTSUP, "connect to the daemon of its own GPU");
 	fa_check_contains(fa_error(), "GPU-");
 	/* An arena is mapped on the daemon's, wherever this thread is. */
-	fa_ok(fa_buffer_new(client, BYTES, FA_BUFFER_ARENA, &buffer));
+	fa_ok(fa_buffer_new(client, BYTES, FA_BUFFER_DEVICE, &buffer));
 	fa_buffer_free(buffer);
 	fa_disconnect(client);
 	fa_cu(cuMemFree(at));
@@ -163,7 +163,7 @@ static void faults_case(int socket)
 			r = cases[i].kind == 0 ? import(at, BYTES)
 			    : cases[i].kind == 1
 			            ? import(vmm.at, vmm.bytes)
-			            : fa_buffer_new(client, BYTES, FA_BUFFER_ARENA, &buffer);
+			            : fa_buffer_new(client, BYTES, FA_BUFFER_DEVICE, &buffer);
 			fa_test_cuda_fail(cu_page, NULL);
 			if (again) {
 				fa_ok(r);
@@ -174,7 +174,7 @@ static void faults_case(int socket)
 					             cases[i].fault, r, fa_error());
 				fa_check_contains(fa_error(), cases[i].part);
 			}
-			fa_ok(fa_trim(client));
+			fa_ok(fa_cuda_trim(client));
 			fa_cuda_expect_buffers(client, 0);
 			fa_check(fa_test_cuda_lives_equal(cu_page, &before, true));
 			fa_check_eq(fa_test_count_fds(0), n_fds);
@@ -198,7 +198,7 @@ static void daemon_faults_case(int socket)
 	fa_test_cuda_fail(scene.page, "cuMemMap:13=2");
 	fa_refused(import(vmm.at, vmm.bytes), -ENOMEM, "piece 12 of 20");
 	fa_test_cuda_fail(scene.page, "cuMemCreate:1=2");
-	fa_refused(fa_buffer_new(client, BYTES, FA_BUFFER_ARENA, &buffer), -ENOMEM,
+	fa_refused(fa_buffer_new(client, BYTES, FA_BUFFER_DEVICE, &buffer), -ENOMEM,
 	           "CUDA_ERROR_OUT_OF_MEMORY");
 	fa_test_cuda_fail(scene.page, NULL);
 	fa_cuda_expect_buffers(client, 0);
@@ -241,7 +241,7 @@ static void limits_case(int socket)
 	fa_refused(import(vmm.at, vmm.bytes), -EDQUOT, "50 more would exceed the limit fds");
 	fa_ok(import(vmm.at, 30 * FA_CUDA_CHUNK));
 	fa_buffer_free(buffer);
-	fa_ok(fa_trim(client));
+	fa_ok(fa_cuda_trim(client));
 	fa_cuda_expect_buffers(client, 0);
 	fa_disconnect(client);
 	fa_cuda_vmm_free(&vmm);
@@ -275,7 +275,7 @@ static int no_function(void *userdata)
 	setenv("FAD_TEST_CUDA_LACKS", "cuMemMap", 1);
 	begin();
 	fa_refused(import(4096, 4096), -ENOSYS, "cuMemMap");
-	fa_refused(fa_buffer_new(client, 4096, FA_BUFFER_ARENA, &buffer), -ENOSYS, "cuMemMap");
+	fa_refused(fa_buffer_new(client, 4096, FA_BUFFER_DEVICE, &buffer), -ENOSYS, "cuMemMap");
 	fa_ok(fa_buffer_new(client, 4096, 0, &buffer));
 	fa_disconnect(client);
 	return 0;
@@ -286,7 +286,7 @@ static int no_gpu(void *userdata)
 	setenv("FAD_TEST_CUDA_DEVICES", "0", 1);
 	begin();
 	fa_refused(import(4096, 4096), -ENODEV, "CUDA_ERROR_NO_DEVICE");
-	fa_refused(fa_buffer_new(client, 4096, FA_BUFFER_ARENA, &buffer), -ENODEV,
+	fa_refused(fa_buffer_new(client, 4096, FA_BUFFER_DEVICE, &buffer), -ENODEV,
 	           "CUDA_ERROR_NO_DEVICE");
 	fa_disconnect(client);
 	return 0;

@@ -58,7 +58,7 @@ static void test_unused(void **state)
 	request = fa_case_attention(&attention, buffer);
 	fa_ok(fa_attention(client, &request, NULL));
 	fa_check(fa_case_error(&attention, fa_buffer_data(buffer)) <= 1);
-	fa_ok(fa_trim(client));
+	fa_ok(fa_cuda_trim(client));
 	fa_buffer_free(buffer);
 	fa_check(!has_driver());
 
@@ -77,7 +77,7 @@ static int in_child(void *userdata)
 
 	fa_refused(fa_buffer_import_cuda(parents, fa_buffer_device_data(handle), 4096, 0, &buffer),
 	           -ECHILD, "fork");
-	fa_refused(fa_trim(parents), -ECHILD, "fork");
+	fa_refused(fa_cuda_trim(parents), -ECHILD, "fork");
 	fa_buffer_free(handle);
 	fa_buffer_free(arena);
 	fa_disconnect(parents);
@@ -93,7 +93,7 @@ static void fork_case(int socket)
 	parents = fa_cuda_connect(scene.daemon.socket);
 	fa_cu(cuMemAlloc(&at, bytes));
 	fa_ok(fa_buffer_import_cuda(parents, at, bytes, 0, &handle));
-	fa_ok(fa_buffer_new(parents, bytes, FA_BUFFER_ARENA, &arena));
+	fa_ok(fa_buffer_new(parents, bytes, FA_BUFFER_DEVICE, &arena));
 	fa_check_eq(fa_test_reap(fa_test_fork(in_child, NULL)), 0);
 	fa_cuda_expect_buffers(parents, 2);
 	fa_cuda_attend(parents, handle, at, 1);

@@ -87,7 +87,7 @@ static void test_none_left(void **state)
 	leave(0);
 	fa_check_eq(fa_status(client, &json), -EMFILE);
 	fa_check_contains(fa_error(), "descriptors");
-	fa_check_eq(fa_buffer_new(client, 4096, FA_BUFFER_ARENA, &buffer), -EMFILE);
+	fa_check_eq(fa_buffer_new(client, 4096, FA_BUFFER_DEVICE, &buffer), -EMFILE);
 	fa_check_eq(fa_buffer_new(client, 4096, 0, &buffer), -EMFILE);
 	fa_check_eq(fa_client_state(client), FA_CLIENT_CONNECTED);
 	fa_check_eq(fa_wait(client, &ticket, 0, NULL), -EAGAIN);
@@ -232,7 +232,7 @@ static int be_crowded(void *userdata)
 		return 77;
 	client = connect_to(crowded->daemon);
 	fa_check_eq(fa_buffer_new(client, 4096, 0, &buffers[0]), 0);
-	fa_check_eq(fa_buffer_new(client, 4096, FA_BUFFER_ARENA, &buffers[1]), 0);
+	fa_check_eq(fa_buffer_new(client, 4096, FA_BUFFER_DEVICE, &buffers[1]), 0);
 
 	if (crowd(&reader) != -ETOOMANYREFS)
 		return 77;

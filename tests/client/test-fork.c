@@ -73,7 +73,7 @@ static int run_child(void *userdata)
 	fa_check_eq(fa_stream_new(client, 0, &stream), -ECHILD);
 	fa_check_eq(fa_stream_free(client, 1), -ECHILD);
 	fa_check_eq(fa_status(client, &json), -ECHILD);
-	fa_check_eq(fa_drain(client), -ECHILD);
+	fa_check_eq(fa_daemon_drain(client), -ECHILD);
 	fa_check_eq(fa_client_state(client), FA_CLIENT_LOST);
 
 	/* Memory is shared still. */

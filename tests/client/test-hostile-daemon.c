@@ -365,7 +365,7 @@ static void test_memory(void **state)
 
 		fa_fake_start(&fake, spoilt_memory, &i);
 		client = connect_to(&fake);
-		fa_check_eq(fa_buffer_new(client, 8192, FA_BUFFER_ARENA, &buffer), -EPROTO);
+		fa_check_eq(fa_buffer_new(client, 8192, FA_BUFFER_DEVICE, &buffer), -EPROTO);
 		fa_check(!buffer);
 		fa_disconnect(client);
 		client = connect_to(&fake);

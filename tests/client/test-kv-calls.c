@@ -20,7 +20,7 @@ static void test_cache(void **state)
 		.size = sizeof(options),
 		.flags = FA_CACHE_V_IN_K,
 		.name = "llama",
-		.mode = FA_READ_ALL | FA_APPEND_UID | FA_FORK_ALL,
+		.mode = FA_MODE_READ_ALL | FA_MODE_APPEND_UID | FA_MODE_FORK_ALL,
 		.dtype = FA_BF16,
 		.layers = 32,
 		.kv_heads = 8,
@@ -88,7 +88,7 @@ static void test_cache(void **state)
 	fa_check(!heard()->last.cache_find.name.text);
 	fa_check_eq(heard()->last.cache_find.cache, 12);
 	fa_check_eq(info.flags, FA_CACHE_V_IN_K);
-	fa_check_eq(info.mode, FA_READ_UID);
+	fa_check_eq(info.mode, FA_MODE_READ_UID);
 	fa_check_eq(info.dtype, FA_F16);
 	fa_check_eq(info.layers, 2);
 	fa_check_eq(info.kv_heads, 3);
@@ -126,7 +126,7 @@ static void test_cache_refused(void **state)
 	fa_check_eq(fa_cache_create(client, &options, &cache), -EINVAL);
 	fa_check_contains(fa_error(), "dtype is 9");
 	options = good;
-	options.mode = FA_READ_ALL;
+	options.mode = FA_MODE_READ_ALL;
 	fa_check_eq(fa_cache_create(client, &options, &cache), -EINVAL);
 	fa_check_contains(fa_error(), "mode");
 	options = good;
@@ -207,7 +207,7 @@ static void test_sequence(void **state)
 	fa_check_eq(fa_sequence_fork(client, 32, 0, &sequence), 0);
 	fa_check_eq(heard()->last.sequence_fork.tokens, 0);
 
-	fa_check_eq(fa_sequence_set_name(client, 33, "chat", FA_FORK_UID, 9), 0);
+	fa_check_eq(fa_sequence_set_name(client, 33, "chat", FA_MODE_FORK_UID, 9), 0);
 	check_string(heard()->last.sequence_set_name.name, "chat");
 	fa_check_eq(heard()->last.sequence_set_name.sequence, 33);
 	fa_check_eq(heard()->last.sequence_set_name.mode, 1 << 4);
@@ -218,12 +218,12 @@ static void test_sequence(void **state)
 	fa_check_eq(heard()->last.sequence_truncate.sequence, 34);
 	fa_check_eq(heard()->last.sequence_truncate.tokens, 100);
 
-	fa_check_eq(fa_sequence_drop(client, 35, 17, &first), 0);
+	fa_check_eq(fa_sequence_drop_before(client, 35, 17, &first), 0);
 	fa_check_eq(heard()->last.type, FA_WIRE_SEQUENCE_DROP);
 	fa_check_eq(heard()->last.sequence_drop.sequence, 35);
 	fa_check_eq(heard()->last.sequence_drop.first, 17);
 	fa_check_eq(first, 16);
-	fa_check_eq(fa_sequence_drop(client, 35, 17, NULL), 0);
+	fa_check_eq(fa_sequence_drop_before(client, 35, 17, NULL), 0);
 
 	fa_check_eq(fa_sequence_info(client, 36, &info), 0);
 	fa_check_eq(heard()->last.sequence_info.sequence, 36);

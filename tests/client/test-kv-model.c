@@ -409,8 +409,8 @@ static void do_drop(struct model *m)
 	uint32_t n = below(m, s->length + 1), expected = n / KV_PAGE_TOKENS * KV_PAGE_TOKENS;
 	uint64_t first;
 
-	fa_check_eq(fa_sequence_drop(m->kv.client, s->id, s->length + 1, &first), -EINVAL);
-	must(fa_sequence_drop(m->kv.client, s->id, n, &first), "drop");
+	fa_check_eq(fa_sequence_drop_before(m->kv.client, s->id, s->length + 1, &first), -EINVAL);
+	must(fa_sequence_drop_before(m->kv.client, s->id, n, &first), "drop");
 	s->first = expected > s->first ? expected : s->first;
 	fa_check_eq(first, s->first);
 	for (uint32_t i = 0; i < s->first / KV_PAGE_TOKENS; ++i)

@@ -148,8 +148,8 @@ static void test_names(void **state)
 	/* Names are one each, and once. */
 	fa_check_eq(fa_sequence_set_name(b.client, fork, "prompt", 0, 0), -EEXIST);
 	fa_check_eq(fa_sequence_set_name(a.client, mine, "another", 0, 0), -EEXIST);
-	must(fa_sequence_set_name(a.client, mine, "prompt", FA_READ_ALL, 0), "mode");
-	fa_check_eq(info_of(&b, mine).mode, FA_READ_ALL);
+	must(fa_sequence_set_name(a.client, mine, "prompt", FA_MODE_READ_ALL, 0), "mode");
+	fa_check_eq(info_of(&b, mine).mode, FA_MODE_READ_ALL);
 	fa_check_eq(
 		fa_cache_create(a.client,
 	                        &(struct fa_cache_options){ .size = sizeof(struct fa_cache_options),
@@ -217,10 +217,13 @@ static void test_strangers(void **state)
 	open = sequence_of(&a, tags, 20);
 	open_too = sequence_of(&a, tags, 20);
 	closed = sequence_of(&a, tags, 20);
-	must(fa_sequence_set_name(a.client, open, "open", FA_READ_ALL | FA_FORK_ALL, 0), "name");
-	must(fa_sequence_set_name(a.client, open_too, "open too", FA_READ_ALL | FA_APPEND_ALL, 0),
+	must(fa_sequence_set_name(a.client, open, "open", FA_MODE_READ_ALL | FA_MODE_FORK_ALL, 0),
 	     "name");
-	must(fa_sequence_set_name(a.client, closed, "closed", FA_READ_UID | FA_FORK_UID, 0),
+	must(fa_sequence_set_name(a.client, open_too, "open too",
+	                          FA_MODE_READ_ALL | FA_MODE_APPEND_ALL, 0),
+	     "name");
+	must(fa_sequence_set_name(a.client, closed, "closed", FA_MODE_READ_UID | FA_MODE_FORK_UID,
+	                          0),
 	     "name");
 	numbers[0] = closed;
 	numbers[1] = sequence_of(&a, tags, 20);

@@ -150,7 +150,7 @@ static uint64_t signalled(void)
 {
 	uint64_t value;
 
-	check(fa_timeline_read(timeline, FA_GATE_OUT, &value));
+	check(fa_timeline_read(timeline, FA_GATE_DAEMON, &value));
 	return value;
 }
 

@@ -96,7 +96,7 @@ static void test_killed(void **state)
 	fa_test_daemon_start(&daemon, &in_dir);
 	client = connect_to(&daemon);
 	fa_check_eq(fa_buffer_new(client, small.bytes, 0, &buffer), 0);
-	fa_check_eq(fa_buffer_new(client, small.bytes, FA_BUFFER_ARENA, &arena), 0);
+	fa_check_eq(fa_buffer_new(client, small.bytes, FA_BUFFER_DEVICE, &arena), 0);
 	fa_check_eq(fa_buffer_new(client, large.bytes, 0, &work), 0);
 	fa_check_eq(fa_stream_new(client, 1, &stream), 0);
 	fa_case_fill(&small, fa_buffer_data(buffer));
@@ -363,7 +363,7 @@ static int connect_from_below(void *userdata)
 		return 77;
 	options.reconnect_ns = fa_test_patience_ns();
 	fa_check_eq(fa_connect(&options, &client), 0);
-	fa_check(!strcmp(fa_socket(client), "fad.sock"));
+	fa_check(!strcmp(fa_socket_path(client), "fad.sock"));
 	tell(other->to_parent[1], 0);
 	fa_check_eq(hear(other->to_child[0]), 0);
 	fa_check_eq(fa_ping(client), 0);
@@ -417,7 +417,7 @@ static void *persist(void *userdata)
 	fa_case_plan(&attention);
 	do
 		r = fa_buffer_new(client, attention.bytes,
-		                  persistent->seed % 2 ? FA_BUFFER_ARENA : 0, &buffer);
+		                  persistent->seed % 2 ? FA_BUFFER_DEVICE : 0, &buffer);
 	while (r == -ECONNRESET);
 	fa_check_eq(r, 0);
 	request = fa_case_attention(&attention, buffer);
@@ -475,7 +475,7 @@ static void test_drained(void **state)
 	fa_test_daemon_start(&daemon, &in_dir);
 	client = connect_to(&daemon);
 	before = generation(client);
-	fa_check_eq(fa_drain(client), 0);
+	fa_check_eq(fa_daemon_drain(client), 0);
 	fa_check_eq(fa_test_daemon_reap(&daemon), 0);
 	fa_check_eq(fa_client_state(client), FA_CLIENT_LOST);
 	fa_test_daemon_start(&daemon, &in_dir);

@@ -132,7 +132,7 @@ static void test_everything_again(void **state)
 	fa_fake_start(&fake, serve, &seen);
 	client = connect_to(&fake, 0);
 	for (int i = 0; i < BUFFERS; ++i)
-		fa_check_eq(fa_buffer_new(client, 4096, i % 10 ? 0 : FA_BUFFER_ARENA, &buffers[i]),
+		fa_check_eq(fa_buffer_new(client, 4096, i % 10 ? 0 : FA_BUFFER_DEVICE, &buffers[i]),
 		            0);
 	for (int i = 0; i < 3; ++i)
 		fa_check_eq(fa_stream_new(client, i == 1, &streams[i]), 0);

@@ -234,7 +234,7 @@ static int start_and_die(void *userdata)
 	struct fa_client *client = own_spawn(start->daemon, start->config);
 	char path[108] = "";
 
-	strcpy(path, fa_socket(client));
+	strcpy(path, fa_socket_path(client));
 	fa_check_eq(write(start->fd, path, sizeof(path)), sizeof(path));
 	pause();
 	return 0;

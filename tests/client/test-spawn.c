@@ -43,8 +43,8 @@ static void test_life(void **state)
 	own_adopt_orphans(false);
 
 	/* A private place. */
-	fa_check(!strncmp(fa_socket(client), own_runtime, strlen(own_runtime)));
-	snprintf(dir, sizeof(dir), "%s", fa_socket(client));
+	fa_check(!strncmp(fa_socket_path(client), own_runtime, strlen(own_runtime)));
+	snprintf(dir, sizeof(dir), "%s", fa_socket_path(client));
 	*strrchr(dir, '/') = '\0';
 	fa_check(!stat(dir, &st));
 	fa_check_eq(st.st_mode & 0777, 0700);
@@ -71,7 +71,7 @@ static void test_life(void **state)
 	fa_check_eq(sigismember(&mask, SIGTERM), 0);
 
 	/* Others may join; it ends with the last. */
-	options.socket = fa_socket(client);
+	options.socket = fa_socket_path(client);
 	fa_check_eq(fa_connect(&options, &other), 0);
 	fa_disconnect(client);
 	fa_test_sleep_ms(100);
@@ -105,7 +105,7 @@ static int start_and_leave(void *userdata)
 	struct fa_client *client = own_spawn(NULL, NULL);
 	char path[108] = "";
 
-	strcpy(path, fa_socket(client));
+	strcpy(path, fa_socket_path(client));
 	fa_check_eq(write(*(int *)userdata, path, sizeof(path)), sizeof(path));
 	/* Until the other has joined. */
 	pause();
@@ -150,7 +150,7 @@ static void test_killed(void **state)
 
 	own_adopt_orphans(true);
 	client = own_spawn(NULL, NULL);
-	strcpy(path, fa_socket(client));
+	strcpy(path, fa_socket_path(client));
 	pid = own_pid(client);
 	fa_check_eq(fa_buffer_new(client, 4096, 0, &buffer), 0);
 	strcpy(fa_buffer_data(buffer), "kept");
@@ -163,7 +163,7 @@ static void test_killed(void **state)
 	fa_check_eq(fa_ping(client), 0);
 	next = own_pid(client);
 	fa_check(next != pid);
-	assert_string_equal(fa_socket(client), path);
+	assert_string_equal(fa_socket_path(client), path);
 	fa_check_contains((char *)fa_buffer_data(buffer), "kept");
 	fa_check_eq(fa_info(client, &info), 0);
 	fa_check(info.generation > generation);
@@ -209,9 +209,9 @@ static void test_relative(void **state)
 		fa_check(!setenv("FAD_DAEMON", i ? name : "/nonexistent/fad", 1));
 		fa_check_eq(fa_connect(&options, &client), 0);
 		fa_check(!chdir(own_runtime));
-		known.socket = fa_socket(client) + strlen(own_runtime) + 1;
+		known.socket = fa_socket_path(client) + strlen(own_runtime) + 1;
 		fa_check_eq(fa_connect(&known, &other), 0);
-		assert_string_equal(fa_socket(other), fa_socket(client));
+		assert_string_equal(fa_socket_path(other), fa_socket_path(client));
 
 		fa_check(!chdir("/"));
 		pid = own_pid(client);
@@ -268,7 +268,7 @@ static void test_not_needed(void **state)
 	fa_fake_start(&fake, fa_fake_serve, NULL);
 	options.socket = fake.socket;
 	fa_check_eq(fa_connect(&options, &client), 0);
-	assert_string_equal(fa_socket(client), fake.socket);
+	assert_string_equal(fa_socket_path(client), fake.socket);
 	fa_disconnect(client);
 	fa_fake_stop(&fake);
 

@@ -67,8 +67,8 @@ static void *work(void *userdata)
 	struct fa_buffer *buffer;
 	uint32_t stream = 0;
 
-	while (!went_well(
-		shared, fa_buffer_new(client, 4096, worker->number % 2 * FA_BUFFER_ARENA, &buffer)))
+	while (!went_well(shared, fa_buffer_new(client, 4096, worker->number % 2 * FA_BUFFER_DEVICE,
+	                                        &buffer)))
 		;
 	while (worker->number % 4 == 1 && !went_well(shared, fa_stream_new(client, 0, &stream)))
 		;

@@ -193,8 +193,8 @@ struct model {
 static bool model_may_start(const struct model *m, const struct model_request *request)
 {
 	for (uint32_t i = 0; i < request->n_waits; ++i) {
-		uint32_t slot = request->waits[i].slot & ~FA_GATE_OUT;
-		uint64_t has = request->waits[i].slot & FA_GATE_OUT ? m->out[slot] : m->in[slot];
+		uint32_t slot = request->waits[i].slot & ~FA_GATE_DAEMON;
+		uint64_t has = request->waits[i].slot & FA_GATE_DAEMON ? m->out[slot] : m->in[slot];
 
 		if (has < request->waits[i].value)
 			return false;
@@ -240,7 +240,7 @@ static void model_ask(struct model *m, struct scene *s, const uint32_t *streams,
 		bool out = fa_test_random_below(random, 2);
 		uint64_t at = out ? m->planned[slot] : m->in[slot] + 2;
 
-		request->waits[request->n_waits++] = gate(slot | (out ? FA_GATE_OUT : 0),
+		request->waits[request->n_waits++] = gate(slot | (out ? FA_GATE_DAEMON : 0),
 		                                          fa_test_random_below(random, at + 1));
 	}
 	for (uint64_t n = fa_test_random_below(random, 3); n; --n) {
@@ -273,7 +273,7 @@ static void model_compare(struct model *m, struct scene *s)
 	for (uint32_t i = 0; i < SLOTS; ++i) {
 		if (m->out[i])
 			check(fa_timeline_wait(s->timeline, i, m->out[i], fa_test_patience_ns()));
-		fa_check_eq(read_slot(s, i | FA_GATE_OUT), m->out[i]);
+		fa_check_eq(read_slot(s, i | FA_GATE_DAEMON), m->out[i]);
 	}
 }
 
@@ -339,7 +339,7 @@ static void test_beside_a_shut_gate(void **state)
 	}
 	fa_check_eq(fa_wait(s.client, &shut, 0, NULL), -EAGAIN);
 	fa_check_eq(fa_wait(s.client, &behind, 0, NULL), -EAGAIN);
-	fa_check_eq(read_slot(&s, 0 | FA_GATE_OUT), 0);
+	fa_check_eq(read_slot(&s, 0 | FA_GATE_DAEMON), 0);
 	check(fa_cancel(s.client, &shut));
 	fa_check_eq(fa_wait(s.client, &shut, fa_test_patience_ns(), NULL), -ECANCELED);
 	fa_check_eq(fa_timeline_wait(s.timeline, 0, 1, fa_test_patience_ns()), -ECANCELED);
@@ -422,14 +422,14 @@ static void test_values_backwards(void **state)
 			fa_check_contains(fa_error(), "signals[0].value is");
 		fa_check_eq(fa_timeline_wait(s.timeline, 1, (uint64_t)i + 1, fa_test_patience_ns()),
 		            i ? -EINVAL : 0);
-		fa_check_eq(read_slot(&s, 0 | FA_GATE_OUT), 10);
+		fa_check_eq(read_slot(&s, 0 | FA_GATE_DAEMON), 10);
 	}
 	scene_close(&s);
 }
 
 static void test_refused_here(void **state)
 {
-	const struct fa_gate bad = gate(64, 1), out = gate(FA_GATE_OUT, 1),
+	const struct fa_gate bad = gate(64, 1), out = gate(FA_GATE_DAEMON, 1),
 			     reserved = { .reserved = 1 };
 	struct fa_gates gates = { .size = sizeof(gates) };
 	struct fa_attention request;
@@ -459,7 +459,7 @@ static void test_refused_here(void **state)
 	gates.size = sizeof(gates);
 	fa_check_eq(fa_timeline_read(s.timeline, 64, &value), -EINVAL);
 	fa_check_eq(fa_timeline_write(s.timeline, 64, 1), -EINVAL);
-	fa_check_eq(fa_timeline_write(s.timeline, FA_GATE_OUT, 1), -EINVAL);
+	fa_check_eq(fa_timeline_write(s.timeline, FA_GATE_DAEMON, 1), -EINVAL);
 	fa_check_eq(fa_timeline_wait(s.timeline, 64, 1, 0), -EINVAL);
 	fa_check_eq(fa_timeline_write(NULL, 0, 1), -EINVAL);
 
@@ -497,12 +497,12 @@ static void test_memory(void **state)
 	check(fa_timeline_info(s.timeline, &info));
 	fa_check_eq(info.slots, 64);
 	fa_check_eq(info.epoch, 1);
-	fa_check_eq(mprotect((void *)info.out, 4096, PROT_READ | PROT_WRITE), -1);
+	fa_check_eq(mprotect((void *)info.daemon_slots, 4096, PROT_READ | PROT_WRITE), -1);
 	fa_check_eq(errno, EACCES);
 	ticket = ask(&s, 0, &wait, &signal, 0);
-	atomic_store((_Atomic uint64_t *)(void *)((char *)info.in + 63 * info.stride), 5);
+	atomic_store((_Atomic uint64_t *)(void *)((char *)info.client_slots + 63 * info.stride), 5);
 	check(fa_wait(s.client, &ticket, fa_test_patience_ns(), NULL));
-	fa_check_eq(*(const volatile uint64_t *)(const void *)((const char *)info.out +
+	fa_check_eq(*(const volatile uint64_t *)(const void *)((const char *)info.daemon_slots +
 	                                                       63 * info.stride),
 	            6);
 	fa_check_eq(read_slot(&s, 63), 5);
@@ -590,7 +590,7 @@ static void *watch_for_ever(void *userdata)
 	struct blocked *b = userdata;
 
 	check(fa_timeline_info(b->s->timeline, &info));
-	word = (const void *)info.out;
+	word = (const void *)info.daemon_slots;
 	atomic_store(&b->waits, true);
 	while ((int64_t)(atomic_load(word) - b->value) < 0)
 		fa_test_sleep_ms(1);
@@ -718,9 +718,9 @@ static void killed_without_keeper(void)
 	fa_check_eq(fa_timeline_wait(s.timeline, 0, 1, UINT64_MAX), -ECONNRESET);
 	fa_check_eq(fa_timeline_wait(s.timeline, 1, 7, UINT64_MAX), -ECONNRESET);
 	for (uint32_t i = 0; i < info.slots; ++i)
-		fa_check_eq(
-			*(const uint64_t *)(const void *)((const char *)info.out + i * info.stride),
-			0);
+		fa_check_eq(*(const uint64_t *)(const void *)((const char *)info.daemon_slots +
+		                                              i * info.stride),
+		            0);
 	(void)fa_test_daemon_reap(&other);
 	scene_close(&s);
 }

@@ -171,7 +171,7 @@ static void random_client(int socket)
 					      attention.bytes, 0, &buffer));
 		else
 			fa_ok(client, fa_buffer_new(client, attention.bytes,
-			                            i % 4 == 2 ? FA_BUFFER_ARENA : 0, &buffer));
+			                            i % 4 == 2 ? FA_BUFFER_DEVICE : 0, &buffer));
 		run(client, &attention, buffer);
 		fa_buffer_free(buffer);
 	}
@@ -277,7 +277,7 @@ static void freed_client(int socket)
 		/* At most the allocation that was freed last is still known. */
 		fa_ok(client, fa_ping(client));
 	}
-	fa_ok(client, fa_trim(client));
+	fa_ok(client, fa_cuda_trim(client));
 	fa_check_eventually(fa_test_cuda_bytes(&cuda) == before);
 	fa_check_eventually(fa_test_cuda_lives_equal(page, &lives, false));
 	fa_disconnect(client);
@@ -363,7 +363,7 @@ static void again_client(int socket)
 	fa_ok(client, fa_buffer_import_cuda(client, ipc.at, MIB, 0, &legacy));
 	fa_ok(client, fa_buffer_import_cuda(client, fd.at, fd.bytes, 0, &mapped));
 	fa_ok(client, fa_buffer_import_cuda(client, freed.at, MIB, 0, &gone));
-	fa_ok(client, fa_buffer_new(client, attention.bytes, FA_BUFFER_ARENA, &arena));
+	fa_ok(client, fa_buffer_new(client, attention.bytes, FA_BUFFER_DEVICE, &arena));
 	fa_ok(client, fa_buffer_new(client, attention.bytes, 0, &host));
 	for (int round = 0; round < 3; ++round) {
 		run(client, &attention, legacy);
