@@ -1,8 +1,6 @@
 /*
- * factl: looks at a running daemon and tells it what to do. One connection, one
- * thread, all through libfaclient.
- *
- * Exit status: 0 done, 1 it did not work, 2 wrong usage, 3 no daemon there.
+ * factl: shows the state of a running daemon and controls it. One connection, one thread, all
+ * through libfaclient. The usage text lists the exit statuses.
  */
 #include "tools/metrics.h"
 #include "tools/status.h"
@@ -45,7 +43,7 @@ static int fail(const char *what)
 	return 1;
 }
 
-/* Returns 0 or an exit status after a sentence on stderr. */
+/* Returns an exit status, after a message if it is not 0. */
 static int connect_daemon(struct factl *factl)
 {
 	struct fa_options options = {
@@ -63,7 +61,6 @@ static int connect_daemon(struct factl *factl)
 	return r == -ENOENT || r == -ECONNREFUSED ? EXIT_NO_DAEMON : 1;
 }
 
-/* The status, by @print, which returns less than 0 if that is not what it should be. */
 static int show(struct factl *factl, const char *command, int (*print)(const char *text, FILE *out))
 {
 	char *text;
@@ -80,7 +77,7 @@ static int show(struct factl *factl, const char *command, int (*print)(const cha
 		fprintf(stderr, "factl: the daemon's status is not the JSON it should be\n");
 		return 1;
 	}
-	/* Half of it is worse than none for who puts it in the place of the last. */
+	/* Scripts replace their last complete output with this one. */
 	if (fflush(stdout) != 0 || ferror(stdout)) {
 		fprintf(stderr, "factl %s: the output cannot be written: %s\n", command,
 		        strerror(errno));
@@ -166,7 +163,7 @@ static int run_drain(struct factl *factl)
 		puts("The daemon finishes what is in flight and exits.");
 		return 0;
 	}
-	/* It is gone when it has closed its end. */
+	/* The daemon has exited when it closes the connection. */
 	while (fa_client_state(factl->client) == FA_CLIENT_CONNECTED) {
 		struct pollfd poll_fd = { .fd = fa_fd(factl->client), .events = POLLIN };
 
@@ -177,7 +174,7 @@ static int run_drain(struct factl *factl)
 	return 0;
 }
 
-/* What it named may be gone a moment later, or be another's: the number says which. */
+/* The name may soon be another's; the id stays. */
 static int run_rm(struct factl *factl)
 {
 	const char *kind = factl->arguments[0], *name = factl->arguments[1];

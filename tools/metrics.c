@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* The histogram that is took: entry 0 is up to 2^10 ns, the last one all the rest. */
+/* Buckets of "took": entry 0 is up to 2^10 ns, the last has no bound. */
 #define TOOK_LOG2 10
 #define TOOK_N 25
 
@@ -15,13 +15,13 @@ enum type {
 	COUNTER,
 };
 
-/* One number of an object of the status. What ends in _seconds is nanoseconds there. */
+/* A number of the status. What ends in _seconds is in nanoseconds there. */
 struct metric {
 	const char *name; /* without _total */
 	enum type type;
 	const char *key;
-	const char *help;  /* NULL: another number of the metric of the row before */
-	const char *state; /* the label that tells these apart; NULL: there is one alone */
+	const char *help;  /* NULL: one more sample of the metric above */
+	const char *state; /* label that distinguishes samples of a metric; NULL: the only one */
 };
 
 static const struct metric daemon_metrics[] = {
@@ -75,7 +75,7 @@ static const struct metric pool_metrics[] = {
 	  "Sessions that may come back for what they have." },
 };
 
-/* Of a tenant; in its limits the same keys. */
+/* A tenant's limits have the same keys. */
 static const struct metric tenant_metrics[] = {
 	{ "fad_tenant_sessions", GAUGE, "sessions", "Sessions of a tenant." },
 	{ "fad_tenant_buffers", GAUGE, "buffers", "Buffers of a tenant." },
@@ -89,7 +89,6 @@ static const struct metric tenant_metrics[] = {
 	{ "fad_tenant_timelines", GAUGE, "timelines", "Timelines of a tenant." },
 };
 
-/* Of what it has had done. */
 static const struct metric done_metrics[] = {
 	{ "fad_tenant_requests_finished", COUNTER, "finished",
 	  "Requests of a tenant that ended in whatever way." },
@@ -101,7 +100,6 @@ static const struct metric done_metrics[] = {
 	  "Time of a tenant's requests on the device; of those beside one another the sum." },
 };
 
-/* Of what it has in the pool. */
 static const struct metric pool_tenant_metrics[] = {
 	{ "fad_pool_tenant_bytes", GAUGE, "used_bytes", "Memory of a tenant's pages.", "used" },
 	{ "fad_pool_tenant_bytes", GAUGE, "idle_bytes", NULL, "idle" },
@@ -109,7 +107,6 @@ static const struct metric pool_tenant_metrics[] = {
 	{ "fad_pool_tenant_sequences", GAUGE, "sequences", "Sequences of a tenant." },
 };
 
-/* What each may have of the pool, and of the limits. */
 static const struct metric pool_limit_metrics[] = {
 	{ "fad_limit_pool_tenant_bytes", GAUGE, "pool_bytes", "Pages that a tenant may have." },
 	{ "fad_limit_pool_tenant_caches", GAUGE, "caches", "Caches that a tenant may have." },
@@ -120,7 +117,7 @@ static const struct metric pool_limit_metrics[] = {
 
 #define N(array) (sizeof(array) / sizeof((array)[0]))
 
-/* ---- what is written */
+/* ---- output */
 
 static bool ends_in(const char *name, const char *end)
 {
@@ -160,7 +157,7 @@ static void print_label(const char *name, const char *value, char *separator, FI
 	*separator = ',';
 }
 
-/* Who the tenant is; @tenant NULL: nobody, it is of the whole daemon. */
+/* Prints the labels that identify @tenant; NULL: none, for metrics of the whole daemon. */
 static void print_tenant(const json_t *tenant, char *separator, FILE *file)
 {
 	const char *cgroup = json_string_value(json_object_get(tenant, "cgroup"));
@@ -174,7 +171,6 @@ static void print_tenant(const json_t *tenant, char *separator, FILE *file)
 	print_label("cgroup", cgroup ? cgroup : "", separator, file);
 }
 
-/* The name, and labels as far as there are any. */
 static void print_name(const char *name, const char *suffix, const json_t *tenant,
                        const char *label, const char *value, FILE *file)
 {
@@ -204,7 +200,7 @@ static void print_count(uint64_t n, FILE *file)
 	fprintf(file, "%llu\n", (unsigned long long)n);
 }
 
-/* No digit of it is lost. */
+/* All nine decimals. */
 static void print_seconds(uint64_t ns, FILE *file)
 {
 	fprintf(file, "%llu.%09llu\n", (unsigned long long)(ns / 1000000000),
@@ -233,7 +229,7 @@ static void print_metric_head(const struct metric *metric, FILE *file)
 		           metric->help, file);
 }
 
-/* A limit of INT64_MAX, or more, is none. */
+/* A limit of INT64_MAX or more is none. */
 static void print_metrics(const struct metric *metrics, size_t n, const json_t *object, FILE *file)
 {
 	for (size_t i = 0; i < n; ++i) {
@@ -246,7 +242,7 @@ static void print_metrics(const struct metric *metrics, size_t n, const json_t *
 	}
 }
 
-/* All samples of a metric stand together, and so those of a tenant do not. */
+/* The format wants all samples of a metric together. */
 static void print_by_tenant(const struct metric *metrics, size_t n, const json_t *tenants,
                             FILE *file)
 {
@@ -265,7 +261,7 @@ static void print_by_tenant(const struct metric *metrics, size_t n, const json_t
 	}
 }
 
-/* They are the same for all. */
+/* They are the same for all tenants. */
 static void print_limits(const json_t *tenants, FILE *file)
 {
 	const json_t *limits = json_object_get(json_array_get(tenants, 0), "limits");
@@ -322,7 +318,7 @@ static void print_build(const json_t *root, FILE *file)
 	static const char *const labels[] = { "version", "backend", "device", "mps" };
 	char separator = '{';
 
-	/* Not of type info, which the older format does not know. */
+	/* A gauge: the older text format has no type info. */
 	print_head("fad_build_info", "gauge", "What runs, and on what.", file);
 	fputs("fad_build_info", file);
 	for (size_t i = 0; i < N(labels); ++i) {
@@ -356,7 +352,7 @@ int fa_metrics_print(const char *json, FILE *file)
 	print_by_tenant(tenant_metrics, N(tenant_metrics), tenants, file);
 	print_by_tenant(done_metrics, N(done_metrics), tenants, file);
 	print_histogram(tenants, file);
-	/* To others than the administrator these are their own, which are told by tenant. */
+	/* Others see their own part, which is printed per tenant. */
 	if (json_object_get(pool, "chunks"))
 		print_metrics(pool_metrics, N(pool_metrics), pool, file);
 	print_by_tenant(pool_tenant_metrics, N(pool_tenant_metrics),

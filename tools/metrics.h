@@ -4,8 +4,8 @@
 #include <stdio.h>
 
 /*
- * Writes it whole, with "# EOF", or nothing: 0, or -EINVAL if @json is no status. What the
- * daemon does not say to this user, or is too old to say, is left out. All of it can be read as
- * the older text format of Prometheus, too.
+ * Writes all metrics and "# EOF". Returns 0, or -EINVAL if @json is not a status, and then
+ * writes nothing. Leaves out what the daemon does not tell this user or is too old to know.
+ * The output is also valid in the older Prometheus text format.
  */
 int fa_metrics_print(const char *json, FILE *file);

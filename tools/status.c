@@ -18,7 +18,7 @@ static const char *string(const json_t *object, const char *key)
 	return value ? value : "-";
 }
 
-/* "12.5 MiB" into @text, which is also returned. */
+/* As "12.5 MiB", into @text. */
 static const char *bytes(long long n, char text[16])
 {
 	static const char *const units[] = { "B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB" };
@@ -46,13 +46,12 @@ static const char *duration(long long ns, char text[32])
 	return text;
 }
 
-/* Whether the daemon looks for its entries or waits for the doorbell, how many came through
- * it, and how often the bell was rung. */
+/* Polled or waiting for the doorbell, requests by ring, doorbells. */
 static void print_ring(const json_t *session, FILE *file)
 {
 	const json_t *asleep = json_object_get(session, "ring_asleep");
 
-	/* A daemon that has rings and no such word is an older one. */
+	/* Older daemons do not report this. */
 	if (!json_object_get(session, "ring_bytes"))
 		fprintf(file, " %6s %10s %9s", "-", "-", "-");
 	else
@@ -63,8 +62,7 @@ static void print_ring(const json_t *session, FILE *file)
 		        number(session, "ring_requests"), number(session, "ring_doorbells"));
 }
 
-/* How many requests ended and failed, and the part of all that the device did; of an older daemon
- * nothing is known. */
+/* Finished, failed, share of device time; "-" for an older daemon. */
 static void print_done(const json_t *root, const json_t *object, FILE *file)
 {
 	const long long all_ns = number(json_object_get(root, "requests"), "busy_ns");
@@ -103,7 +101,7 @@ static void print_sessions(const json_t *root, FILE *file)
 	}
 }
 
-/* "3/1024", of what it has and may have, where that is known and is a limit. */
+/* "3/1024": usage and limit, if there is one. */
 static void print_use(const json_t *object, const char *key, const json_t *limits,
                       const char *limit_key, int width, FILE *file)
 {
@@ -158,7 +156,7 @@ static void print_tenants(const json_t *root, FILE *file)
 	}
 }
 
-/* Who has what of the pool, whether connected or not. */
+/* Connected or not. */
 static void print_pool_tenants(const json_t *root, FILE *file)
 {
 	const json_t *tenants = json_object_get(json_object_get(root, "pool"), "tenants");
@@ -187,7 +185,7 @@ static void print_pool(const json_t *pool, FILE *file)
 	bytes(number(pool, "chunk_bytes"), size);
 	bytes(number(pool, "used_bytes"), used);
 	bytes(number(pool, "idle_bytes"), idle);
-	/* The whole is for who administers; others see their own. */
+	/* Only administrators see the whole pool; others see their own part. */
 	if (!json_object_get(pool, "chunks")) {
 		fprintf(file, "pool      at most %lld chunks of %s\n", number(pool, "chunks_max"),
 		        size);
@@ -245,7 +243,7 @@ static void print_sequences(const json_t *sequences, FILE *file)
 	}
 }
 
-/* Other daemons have no pool, or an empty one. */
+/* Some daemons have no pool, or an empty one. */
 static void print_kv(const json_t *root, FILE *file)
 {
 	const json_t *caches = json_object_get(root, "caches");
@@ -259,8 +257,7 @@ static void print_kv(const json_t *root, FILE *file)
 		print_sequences(sequences, file);
 }
 
-/* Without MPS the GPU gives itself to one process at a time: who launches kernels of his own
- * beside the daemon's waits for its turns, and it for his. */
+/* Without MPS kernels of the daemon and of other processes wait for each other. */
 static void print_mps(const json_t *root, FILE *file)
 {
 	const char *mps = json_string_value(json_object_get(root, "mps"));
@@ -285,7 +282,7 @@ static void print_mps(const json_t *root, FILE *file)
 		        n_clients, n_clients == 1 ? "client uses" : "clients use");
 }
 
-/* A daemon with very many lists some of them. */
+/* A daemon lists only some of very many. */
 static void print_rest(const json_t *root, const char *what, const json_t *listed, FILE *file)
 {
 	char key[32];

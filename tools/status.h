@@ -3,5 +3,5 @@
 
 #include <stdio.h>
 
-/* Returns 0, or -EINVAL if @json is no JSON object or lacks its lists. */
+/* Prints it. Returns 0, or -EINVAL if @json is not a JSON object or lacks its lists. */
 int fa_status_print(const char *json, FILE *file);

@@ -13,7 +13,7 @@
 struct fa_bench_result {
 	char name[96];
 	char unit[16];
-	char peer[32]; /* "": none */
+	char peer[32]; /* "": no peer */
 	double value, ratio;
 };
 

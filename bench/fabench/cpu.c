@@ -1,11 +1,8 @@
 /*
- * fabench cpu: the CPU attention kernels, without a daemon. Prefill against the machine's
- * matrix multiply (OpenBLAS, opened if it is installed) on as many threads; causal
- * also against full; decoding against merely reading K and V. All in one run, in turn,
- * by the same threads; medians.
- *
- * Owns a team of threads for the time of a run: the calling thread is one of it and all
- * others wait at its barrier.
+ * cpu: the CPU attention kernels, without a daemon. Prefill is compared with a matrix multiply
+ * (OpenBLAS, if installed) on as many threads, causal prefill also with full prefill, decode
+ * with reading K and V. The same threads run all in turn; medians count. The calling thread is
+ * member 0 of the team; the others wait at the barrier between measurements.
  */
 #include "bench/fabench/bench.h"
 #include "common/clock.h"
@@ -25,7 +22,7 @@
 #define THREADS_MAX 256
 #define ROUNDS 9
 #define SGEMM_SIZE 2048
-#define SETTLE_US 60000 /* OpenBLAS's threads keep spinning for a while after a call */
+#define SETTLE_US 60000 /* OpenBLAS threads spin for a while after a call */
 
 /* ---- a team */
 
@@ -34,7 +31,7 @@ struct team {
 	pthread_t threads[THREADS_MAX];
 	pthread_barrier_t barrier;
 	bool has_barrier;
-	/* Written between barriers. */
+	/* written between barriers */
 	void (*work)(struct team *team, unsigned int member);
 	bool ends;
 
@@ -43,11 +40,11 @@ struct team {
 	int64_t n_tiles;
 	atomic_int_fast64_t next_tile;
 	void *scratch[THREADS_MAX];
-	void *workspace; /* as large as any request wants it */
+	void *workspace;
 
-	const uint64_t *words; /* to read */
+	const uint64_t *words;
 	size_t n_words;
-	atomic_uint_fast64_t sum; /* so that reading is not optimised away */
+	atomic_uint_fast64_t sum; /* keeps the reads from being optimised away */
 };
 
 struct member {
@@ -71,7 +68,7 @@ static void *member_main(void *userdata)
 
 static void team_deinit(struct team *team)
 {
-	/* A team that could not be filled never passed the barrier: it cannot be dismissed. */
+	/* A team that lacks a thread cannot pass the barrier: its threads keep waiting. */
 	if (team->has_barrier && team->n_started == team->n_threads) {
 		team->ends = true;
 		pthread_barrier_wait(&team->barrier);
@@ -120,7 +117,6 @@ static int team_init(struct team *team)
 	return 0;
 }
 
-/* Nanoseconds that the whole team needs. */
 static uint64_t team_time(struct team *team, void (*work)(struct team *team, unsigned int member))
 {
 	uint64_t start;
@@ -184,7 +180,7 @@ static void fill(float *to, size_t n)
 
 static void blas_deinit(struct blas *blas)
 {
-	/* The library stays: its threads cannot be unloaded safely. */
+	/* The library stays loaded: its threads cannot be unloaded safely. */
 	free(blas->a);
 	free(blas->b);
 	free(blas->c);
@@ -243,7 +239,7 @@ struct shape {
 
 struct request {
 	struct fa_attention_params params;
-	char *memory; /* q, out, k, v: k and v side by side, for reading */
+	char *memory; /* k and v are adjacent, to be read in one go */
 	size_t kv_bytes;
 	const char *kv;
 };
@@ -290,7 +286,7 @@ static int request_init(struct request *request, enum fa_attention_dtype dtype,
 		fill((float *)request->memory, n);
 	} else {
 		uint16_t *half = (uint16_t *)request->memory;
-		/* Any sign and fraction, the exponent of numbers from 1/2 to 1. */
+		/* Random sign and fraction; the exponent of values from 1/2 to 1. */
 		uint16_t exponent = dtype == FA_ATTENTION_F16 ? 0x3800 : 0x3f00;
 		uint16_t others = dtype == FA_ATTENTION_F16 ? 0x83ff : 0x807f;
 		uint32_t state = 1;
@@ -338,7 +334,7 @@ static double median(uint64_t *ns, size_t n)
 	return (double)fa_bench_percentile(ns, n, 50) * 1e-9;
 }
 
-/* ---- the runs */
+/* ---- benchmarks */
 
 static int bench_prefill(struct fa_bench *bench, struct team *team, struct blas *blas,
                          enum fa_attention_dtype dtype, const struct shape *shape)
@@ -359,7 +355,7 @@ static int bench_prefill(struct fa_bench *bench, struct team *team, struct blas 
 	snprintf(name_causal, sizeof(name_causal), "cpu/%s/d%d-h%d-s%lld/causal", dtype_name(dtype),
 	         shape->head_dim, shape->heads, (long long)shape->n_q);
 
-	request_time(team, &request, false); /* touches everything once */
+	request_time(team, &request, false); /* fault in all pages */
 	for (size_t i = 0; i < rounds; i++) {
 		sgemm[i] = blas->sgemm ? blas_time(blas) : 0;
 		full[i] = request_time(team, &request, false);

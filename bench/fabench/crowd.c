@@ -1,14 +1,12 @@
 /*
- * crowd: many clients at once, each request of which depends on the one before it.
+ * crowd: many clients at once; each request depends on the result of the previous one.
  *
- *   crowd/WAY/64-clients   64 clients ask as fast as they can, for a minute, by ring and by
- *                          socket: what they get together, what was lost or out of order,
- *                          the slowest beside the fastest, and what the daemon's memory grew
- *                          by after the first quarter of the time
- *   crowd/WAY/62-clients   62 clients ask now and then: what a request takes while they are
- *                          alone ("idle"), and while one more waits for a number that never
- *                          comes and another was stopped in the middle of its work
- *                          ("burdened"). Both take turns, with the same 62.
+ *   crowd/WAY/64-clients   64 saturating clients for a minute: throughput, lost and reordered
+ *                          requests, slowest client against fastest, growth of the daemon's
+ *                          memory after the first quarter
+ *   crowd/WAY/62-clients   62 clients with pauses: latency while they are alone ("idle") and
+ *                          while one more waits for a gate that never opens and another is
+ *                          stopped in mid-work ("burdened"); both alternate
  */
 #include "bench/lib/crowd.h"
 #include "bench/fabench/bench.h"
@@ -33,7 +31,7 @@
 #define REST_NS (10 * FA_NS_PER_MS)
 #define ROUNDS 10
 #define ROUNDS_QUICK 2
-#define SETTLE_MS 200 /* what starting or killing two clients sets off has ended */
+#define SETTLE_MS 200 /* starting or killing two clients has settled */
 #define PHASE_MS 1000
 #define PHASE_MS_QUICK 100
 
@@ -71,7 +69,7 @@ static int add(struct fa_bench *bench, const char *prefix, const char *suffix, d
 	return fa_bench_add(bench, name, value, unit, peer, ratio);
 }
 
-/* ---- as fast as they can */
+/* ---- saturating load */
 
 static int report_flood(struct fa_bench *bench, const char *prefix, int clients,
                         const uint64_t *done, double seconds, double growth_bytes,
@@ -140,7 +138,7 @@ static int measure_flood(struct fa_bench *bench, const struct fa_bench_daemon *d
 	return r;
 }
 
-/* ---- beside a burden */
+/* ---- beside misbehaving clients */
 
 static int report_burden(struct fa_bench *bench, const char *prefix, const struct fa_crowd *crowd)
 {

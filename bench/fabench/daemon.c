@@ -21,7 +21,7 @@
 #define SETTLE_NS (10 * FA_NS_PER_SEC)
 #define STOP_NS (30 * FA_NS_PER_SEC)
 
-/* FAD_DAEMON, or where it lies beside this program: built, or installed. */
+/* FAD_DAEMON, or fad in the directories where it is installed or built. */
 static int find_daemon(char *ret_path, size_t size)
 {
 	static const char *const places[] = { "fad", "../daemon/fad" };
@@ -48,7 +48,7 @@ static int find_daemon(char *ret_path, size_t size)
 	return -ENOENT;
 }
 
-/* Asks the daemon at @socket for its status, over a connection of its own. */
+/* Asks the daemon for its status, over a separate connection. */
 static int ask_status(const char *socket, pid_t *ret_pid, size_t *ret_sessions)
 {
 	struct fa_options options = {
@@ -91,7 +91,7 @@ static int spawn(struct fa_bench_daemon *daemon, const char *path, bool supervis
 		prctl(PR_SET_PDEATHSIG, SIGTERM);
 		fcntl(ends[1], F_SETFD, 0);
 		snprintf(number, sizeof(number), "%d", ends[1]);
-		/* A supervisor says what it restarts, and that is an error to it. */
+		/* The supervisor logs each restart as an error; only that is to be seen. */
 		execl(path, "fad", "--socket", daemon->socket, "--ready-fd", number, "--log-level",
 		      "warning", supervised ? "--supervise" : NULL, NULL);
 		_exit(127);

@@ -1,6 +1,4 @@
-/*
- * fabench-launch: what a decode step costs the daemon's threads on a GPU (bench-launch.c).
- */
+/* fabench-launch: what a decode step costs the daemon's threads on a GPU (launch.c). */
 #include "bench/fabench/bench.h"
 
 #include <errno.h>

@@ -1,12 +1,9 @@
 /*
- * pool: what the KV pool's bookkeeping costs the daemon's thread. One thread, no daemon, no
- * memory behind the pool. Pages are in random order, as they come to be after a while:
- * everything was used and freed once before.
+ * fabench-pool: what the bookkeeping of the KV pool costs the daemon's thread. One thread, no
+ * daemon, no memory behind the pool. Free pages are in random order, as after a while of use.
  *
- * A program of its own, fabench-pool: the daemon's functions have the names of libfaclient's.
- *
- * pool/page/… is the mean of two million pages, in the best of five passes; the rest are
- * medians of many, open and state single values.
+ * pool/page/... is the mean of two million pages, in the best of five passes; open and state
+ * are single values; the others are medians.
  */
 #include "bench/fabench/bench.h"
 
@@ -65,7 +62,7 @@ static int open_pool(struct pool_bench *b)
 	return r;
 }
 
-/* 16 tokens: 32 KiB a page, as small as they get. 64 tokens: 256 KiB. */
+/* A page has 32 KiB, the smallest possible, or 256 KiB. */
 static int new_cache(struct pool_bench *b, uint32_t page_tokens, uint64_t *ret_id)
 {
 	const struct fa_pool_cache_config config = {
@@ -114,7 +111,7 @@ static void shuffle(uint32_t *values, uint32_t n)
 	}
 }
 
-/* Takes every page of the pool for the cache, and gives them back in disorder. */
+/* Allocates every page of the pool to the cache, and frees them in random order. */
 static int stir(struct pool_bench *b, struct fa_pool_cache *cache, uint32_t **ret_pages,
                 uint32_t *ret_n)
 {
@@ -180,7 +177,6 @@ static int measure_pages(struct pool_bench *b, struct fa_pool_cache *cache, uint
 	return r;
 }
 
-/* Plans and commits one step. */
 static int step(struct pool_bench *b, const struct fa_pool_step_item *items, uint32_t n,
                 uint64_t *ret_ns, uint64_t *ret_commit_ns)
 {
@@ -264,10 +260,8 @@ static int measure_prefixes(struct pool_bench *b, uint64_t cache, uint32_t page_
 	return r;
 }
 
-/*
- * Another tenant, who may use the cache, asks for tokens that were published, just not for it,
- * and for some that nobody published, in turn: the two may not be told apart.
- */
+/* Another tenant with access to the cache looks up, in turn, tokens that others published and
+ * tokens that nobody did. The timing must not tell them apart. */
 static int measure_probes(struct pool_bench *b, uint64_t cache, uint32_t page_tokens)
 {
 	_fa_cleanup_(fa_freep) uint32_t *tokens = calloc(SEQUENCE_TOKENS, sizeof(*tokens));
@@ -295,7 +289,7 @@ static int measure_probes(struct pool_bench *b, uint64_t cache, uint32_t page_to
 
 		tokens[0] = i % 2 ? 1 : 2 + i;
 		start = fa_now_ns();
-		/* 64 lookups are one sample: one alone is as short as the clock's steps. */
+		/* A single lookup is too short for the clock. */
 		for (uint32_t j = 0; r >= 0 && j < 64; j++) {
 			r = fa_prefix_find(b->pool, &stranger, cache, &key, tokens, SEQUENCE_TOKENS,
 			                   &b->error, &n);
@@ -324,7 +318,7 @@ static int measure_steps(struct pool_bench *b, uint64_t cache, uint32_t page_tok
 	int r = commits ? 0 : -ENOMEM;
 
 	for (uint32_t i = 0; r >= 0 && i < SEQUENCES; i++) {
-		/* Not all of them come to the end of a page at once. */
+		/* Sequences reach the end of a page in different steps. */
 		items[i].n_tokens = SEQUENCE_TOKENS - 64 + i % 64;
 		r = fa_pool_sequence_new(b->pool, &b->actor, cache, &b->error, &items[i].sequence);
 	}
@@ -345,8 +339,7 @@ static int measure_steps(struct pool_bench *b, uint64_t cache, uint32_t page_tok
 	return r;
 }
 
-/* All pages used and published, in sequences of 4,096 tokens: how large that is, and how long
- * it takes to open. */
+/* All pages published, in sequences of 4,096 tokens: size of the state, and time to open it. */
 static int measure_state(struct pool_bench *b, uint64_t cache, uint32_t page_tokens, uint32_t n)
 {
 	uint32_t tokens[SEQUENCE_TOKENS] = { 0 };

@@ -1,6 +1,4 @@
-/*
- * fabench: measures fad and its parts against peers in the same run.
- */
+/* fabench: command line and table of benchmarks. */
 #include "bench/fabench/bench.h"
 #include "bench/lib/mps.h"
 #include "bench/lib/prefiller.h"
@@ -57,7 +55,7 @@ static void usage(FILE *file)
 	        "A ratio is speed against the peer: above 1 is faster than it.\n");
 }
 
-/* All of it in another process: who uses an MPS keeps it from ending. */
+/* In a child process: a process that uses MPS would keep it from stopping. */
 static int run_under_mps(char **argv)
 {
 	struct fa_mps mps;
@@ -135,10 +133,10 @@ int main(int argc, char **argv)
 			usage(stdout);
 			return 0;
 		case OPT_STORM:
-			storm = optarg; /* not for people: what fabench gpu starts */
+			storm = optarg; /* internal, for fabench gpu */
 			break;
 		case OPT_PREFILLER:
-			prefiller = optarg; /* the same, of fabench yield */
+			prefiller = optarg; /* internal, for fabench yield */
 			break;
 		case OPT_VERSION:
 			printf("fabench %s\n", FAD_VERSION);
@@ -169,7 +167,7 @@ int main(int argc, char **argv)
 				continue;
 			found = true;
 			r = benches[j].run(&bench);
-			/* Whoever asks for all of them means those that this machine can run. */
+			/* "all" means all that this machine can run. */
 			if (r < 0 && !(all && r == -ENODEV))
 				failed = 1;
 		}

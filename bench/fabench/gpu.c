@@ -1,14 +1,13 @@
 /*
- * gpu: what a request to a daemon with a GPU costs, beyond the work.
+ * gpu: what a request to a daemon with a GPU costs beyond the kernel.
  *
- *   inproc  launch and synchronise in one's own process, the same kernel, the same
- *           tensors
- *   socket  the same through the daemon, from the call to the answer
- *   storm   the same while another client registers and frees 1 GiB, of the CPU's and
- *           of the GPU's memory in turn, as fast as it can; against idle
+ *   inproc  launch and synchronise in this process
+ *   socket  the same kernel and tensors through the daemon
+ *   storm   socket while another client registers and frees 1 GiB of host and of GPU memory in
+ *           turn, against idle
  *   start   from starting the daemon to the first answer
  *
- * Blocks of inproc and socket, and of idle and storm, take turns.
+ * Blocks of inproc and socket alternate, and blocks of idle and storm.
  */
 #include "bench/lib/gpu.h"
 #include "bench/fabench/bench.h"
@@ -58,7 +57,7 @@ struct gpu_bench {
 	struct fa_client *client;
 	struct fa_buffer *buffer;
 	struct fa_attention request;
-	struct fa_attention_params params; /* the same */
+	struct fa_attention_params params;
 };
 
 static uint16_t bf16(float value)
@@ -179,7 +178,7 @@ static int trips(struct gpu_bench *g, int kind, size_t n, uint64_t *ret_ns)
 	return 0;
 }
 
-/* Both compute the same: to the bit, as it is the same kernel. */
+/* Both run the same kernel, so the bits must be equal. */
 static int compare_results(struct gpu_bench *g)
 {
 	const struct fa_cudriver *driver = &g->gpu->driver;
@@ -246,11 +245,11 @@ static int measure_trips(struct gpu_bench *g)
 	return r;
 }
 
-/* ---- the storm: a process of its own, with a context of its own */
+/* ---- storm: a second process with its own CUDA context */
 
 struct storm {
 	const char *socket;
-	int go, done; /* pipes: a byte in: start or stop, the end: end; a byte out: it is so */
+	int go, done; /* pipes; a byte in: toggle; end of file: end; a byte out: acknowledged */
 };
 
 static int storm_once(struct fa_client *client, int memfd, CUdeviceptr at)
@@ -287,7 +286,7 @@ static int storm_run(const struct storm *storm)
 	    fa_memfd_new("fabench", STORM_BYTES, true, &memfd) < 0 ||
 	    gpu->driver.cuMemAlloc(&at, STORM_BYTES) != CUDA_SUCCESS)
 		return 1;
-	/* To make a context disturbs everybody: it is not what is measured. */
+	/* Creating a context disturbs everybody and is not measured. */
 	if (storm_once(client, memfd, at) < 0 || write(storm->done, "", 1) != 1)
 		return 1;
 	for (;;) {
@@ -345,7 +344,7 @@ static int measure_storm(struct gpu_bench *g, const char *socket)
 	if (pid == 0) {
 		char ends[32];
 
-		/* A new program: a context does not survive fork(). */
+		/* exec(): a CUDA context does not survive fork(). */
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		close(to[1]);
 		close(from[0]);
@@ -391,7 +390,7 @@ int fa_bench_gpu_storm(const char *socket, const char *ends)
 	return storm_run(&storm);
 }
 
-/* ---- */
+/* ---- all parts */
 
 static int measure_start(struct gpu_bench *g)
 {

@@ -1,21 +1,17 @@
 /*
- * launch: what the daemon's threads have to do for the layers of a decode step on a GPU: 64
- * sequences of 4,096 tokens, 64 of 9,216 that have nothing in common or all but the last 1,024
- * ("-s8192"), and one of 1,024; bf16, 32 query and 8 key heads of 128. The first layer's work is
- * planned, those of the others are what it was planned as. Whether sequences have anything in
- * common is found out by the plan.
+ * launch: what the daemon's threads do for the layers of a decode step on a GPU: 64 sequences
+ * of 4,096 tokens; 64 of 9,216 that share nothing, or all but the last 1,024 ("-s8192"); one
+ * of 1,024. bf16, 32/8 heads, head dim 128. The first layer is planned, and prefixes are found;
+ * the others reuse its plan.
  *
- *   tables    the step's table of pages, put where the GPU can have it
- *   prepare   a request: checked, planned, its arrays put there, too; the loop thread does that
- *   launch    all that the driver is told, which the engine thread does
- *   first     both, of the first layer; "next": of each further one
+ *   tables    put the step's page table where the GPU reads it
+ *   prepare   check and plan a request, upload its arrays (loop thread)
+ *   launch    all driver calls (engine thread)
+ *   first     prepare and launch of the first layer; "next": of each other one
  *
- * Of layers that only attend, and of layers that append ("-append"), by the same kernel or, where
- * there is none for both, by two.
- * The GPU has nothing to do when it is told. Medians of many steps; one thread, no daemon.
- *
- * For a program of its own, fabench-launch: the daemon's functions have the names of
- * libfaclient's.
+ * Layers attend only, or append as well ("-append"), with one kernel or two. The GPU is idle at
+ * each launch. Medians; one thread, no daemon. Built into fabench-launch only: the daemon and
+ * libfaclient have functions of the same name.
  */
 #include "bench/fabench/bench.h"
 
@@ -49,8 +45,8 @@
 #define PAGE_K_BYTES ((uint64_t)PAGE_TOKENS * KV_HEADS * DIM * ELEMENT_BYTES)
 
 static const struct shape {
-	uint32_t batch, length; /* sequences, and tokens of each */
-	uint32_t shared;        /* of these all have so many; behind the same without that */
+	uint32_t batch, length; /* sequences, tokens of each */
+	uint32_t shared;        /* tokens of the common prefix; comes after the same shape with 0 */
 } shapes[] = { { 64, 4096, 0 }, { 64, 9216, 0 }, { 64, 9216, 8192 }, { 1, 1024, 0 } },
   quick_shapes[] = { { 64, 64, 0 }, { 64, 128, 0 }, { 64, 128, 64 }, { 1, 64, 0 } };
 
@@ -58,7 +54,7 @@ static const struct shape {
 
 struct launch_bench {
 	struct fa_bench *bench;
-	bool prepares_only; /* nothing is launched */
+	bool prepares_only;
 	struct fa_error error;
 	const struct fa_device_ops *ops;
 	struct fa_device *device;
@@ -72,10 +68,9 @@ struct launch_bench {
 	uint32_t cu_new[BATCH_MAX + 1], lengths[BATCH_MAX], lengths_before[BATCH_MAX];
 	uint32_t table_start[BATCH_MAX];
 	uint32_t *table;
-	double unshared_ns[2]; /* first-prepare without and with append, of nothing in common */
+	double unshared_ns[2]; /* first-prepare without and with append, nothing shared */
 };
 
-/* Samples of many steps. */
 struct samples {
 	uint64_t *tables, *first_prepare, *first_launch, *next_prepare, *next_launch;
 	size_t n, n_next;
@@ -90,7 +85,7 @@ static uint32_t pages_of(const struct shape *shape)
 	return (shape->length + PAGE_TOKENS - 1) / PAGE_TOKENS;
 }
 
-/* The pool's memory is one layer's, of the largest shape, and that of all of them. */
+/* All layers use the same pages, enough for the largest shape. */
 static int make_pool(struct launch_bench *b)
 {
 	const struct shape *all = b->bench->quick ? quick_shapes : shapes;
@@ -166,7 +161,7 @@ static struct fa_attention_tensor tensor(const struct launch_bench *b, uint64_t 
 		                             .stride_head = DIM };
 }
 
-/* As the daemon binds a StepAttend. */
+/* As the daemon makes them of a StepAttend. */
 static uint32_t make_requests(const struct launch_bench *b, int32_t layer, bool append,
                               struct fa_paged_request requests[2])
 {
@@ -229,11 +224,11 @@ static int run_layer(struct launch_bench *b, struct fa_device_tables *tables, in
 	prepared_ns = fa_now_ns();
 	*ret_prepare_ns = prepared_ns - start_ns;
 	*ret_launch_ns = 0;
-	/* What is planned once needs no room of its own in further layers. */
+	/* Only planning allocates metadata. */
 	if (r == 0 && layer > 0 && work.room_bytes)
 		r = fa_fail(&b->error, -EPROTO, "layer %d of %u sequences was planned anew", layer,
 		            b->shape->batch);
-	/* The short ones of quick are not worth it. */
+	/* --quick has prefixes that are not worth sharing. */
 	if (r == 0 && !b->bench->quick && (work.prefixes > 0) != (b->shape->shared > 0))
 		r = fa_fail(&b->error, -EPROTO,
 		            "%u prefixes were found among sequences that share "
@@ -248,7 +243,7 @@ static int run_layer(struct launch_bench *b, struct fa_device_tables *tables, in
 	return r;
 }
 
-/* @i < 0: to warm up. */
+/* @i < 0: warm-up. */
 static int run_step(struct launch_bench *b, bool append, int i, struct samples *samples)
 {
 	const size_t bytes = b->step.table_entries * sizeof(*b->table);
@@ -280,7 +275,7 @@ static int run_step(struct launch_bench *b, bool append, int i, struct samples *
 	return r;
 }
 
-/* @unshared_ns: what it is without anything in common; 0: that is not compared. */
+/* @unshared_ns: to compare with; 0: nothing. */
 static int add(struct launch_bench *b, bool append, const char *what, double ns, double unshared_ns)
 {
 	char shared[16] = "", name[96];

@@ -1,8 +1,7 @@
 /*
- * rtt: what a step of 32 layers costs its client, by 32 requests and by one for all of
- * them: how long the calls take until all is on its way ("attends", "attend-layers"), and
- * until the last layer is computed ("-done"). Each layer is as little as one can be. Blocks
- * of both take turns.
+ * rtt, second part: what a step of 32 minimal layers costs its client by 32 requests
+ * ("attends") and by one ("attend-layers"): time in the calls, and until the last layer is
+ * computed ("-done"). Blocks of both alternate.
  */
 #include "bench/fabench/bench.h"
 #include "bench/fabench/daemon.h"
@@ -21,9 +20,9 @@
 #define WARM_UP_STEPS 20
 
 enum {
-	ATTENDS,       /* a request for each layer */
-	ATTEND_LAYERS, /* one for all */
-	GATED,         /* the same, each layer behind a gate that the client opens afterwards */
+	ATTENDS,       /* one request per layer */
+	ATTEND_LAYERS, /* one request for all layers */
+	GATED,         /* one request; each layer waits for a gate that the client opens later */
 	WAYS
 };
 
@@ -33,7 +32,7 @@ struct layers {
 	struct fa_buffer *buffer;
 	struct fa_step *step;
 	struct fa_step_attend attend;
-	uint64_t value; /* of slot 0, of the client's and of the daemon's */
+	uint64_t value; /* of slot 0 of both sides of the timeline */
 	uint64_t *sent[WAYS], *done[WAYS];
 };
 
@@ -70,7 +69,6 @@ static int make_step(struct layers *l)
 	return 0;
 }
 
-/* Has one step on its way. */
 static int send(struct layers *l, int way, struct fa_ticket *ret_ticket)
 {
 	const struct fa_gate gate = { .value = l->value + 1 };
@@ -91,7 +89,7 @@ static int send(struct layers *l, int way, struct fa_ticket *ret_ticket)
 	return r;
 }
 
-/* Layer after layer, as a stream of the client's would. */
+/* In the order in which a client's stream would. */
 static int open_gates(struct layers *l)
 {
 	int r = 0;

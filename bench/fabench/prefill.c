@@ -1,11 +1,9 @@
 /*
- * prefill: the GPU's attention kernels alone, in process, event to event. Each sample:
- * L2 is flushed by reading, a spin kernel lets the host run ahead, then event, kernel,
- * event; the median counts. Two states: boost, where the GPU rests four times as long as
- * it works, and sustained, after a second of load. Heads * dim is 2048 and tokens 16,384
- * in every cell. bare is the rate at which a kernel that does nothing else reads.
- *
- * Other implementations are set beside it by bench/race.py, in one process.
+ * prefill: the GPU's attention kernels alone, in this process. A sample: flush L2 by reading,
+ * start a spin kernel so that the host runs ahead, event, kernel, event; medians count. boost:
+ * the GPU idles four times as long as it works; sustained: after a second of load. All cells
+ * have 16,384 tokens and heads * head dim = 2048. bare: the bandwidth of only reading.
+ * bench/race.py compares with other implementations.
  */
 #include "bench/fabench/bench.h"
 #include "bench/lib/gpu.h"
@@ -29,7 +27,7 @@ struct prefill {
 	struct fa_bench *bench;
 	struct fa_gpu *gpu;
 	struct fa_error error;
-	CUdeviceptr tensors[4]; /* q, k, v, out: of the same size in every cell */
+	CUdeviceptr tensors[4]; /* q, k, v, out: the same size in every cell */
 	uint64_t samples[SAMPLES];
 };
 
@@ -50,8 +48,10 @@ static int make_tensors(struct prefill *p, enum fa_attention_dtype dtype)
 		return fa_fail(&p->error, -ENOMEM, "no memory");
 	for (int t = 0; t < 3 && r == 0; t++) {
 		for (size_t i = 0; i < n; i++) {
-			/* Sums of four uniform numbers: about normal. fp16 and bf16 of numbers
-			 * between 2^-14 and 4, by cutting off. */
+			/*
+			 * A sum of four uniform numbers is about normal. Cutting off low bits converts
+			 * numbers between 2^-14 and 4 to fp16 and bf16.
+			 */
 			float value, sum = 0;
 			uint32_t bits;
 
@@ -77,7 +77,7 @@ static int make_tensors(struct prefill *p, enum fa_attention_dtype dtype)
 	return r;
 }
 
-/* One measured launch of @params, or with NULL of the bare read. */
+/* Measures one launch of @params; NULL: of the bare read. */
 static int sample(struct prefill *p, const struct fa_attention_params *params, double *ret_ns)
 {
 	int r;

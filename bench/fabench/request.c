@@ -1,26 +1,19 @@
 /*
- * request: what a decode request to a daemon with a GPU costs, of one sequence of 1,024
- * tokens, beside the very same kernels launched and synchronised in one's own process.
+ * request: a decode request of one sequence of 1,024 tokens through the daemon, against the
+ * same kernels in this process. Blocks alternate; the bits must be equal.
  *
- *   inproc    launch and cuStreamSynchronize in this process
- *   socket    through the daemon, by its socket alone
- *   ring      ... by the ring, both sides awake
- *   doorbell  ... by the ring after both have slept; against a bare ping-pong of eventfds
- *             plus inproc, after the same rest
- *   ring-arrival, ring-dispatch, ring-run
- *             of that, how long until the daemon has it, from there to the launch, and from
- *             there until the daemon sees that it has ended
- *   noop      a request that does nothing, by socket and by ring
- *   append    the new token's keys and values go into the pages as well: by the same kernel,
- *             or by one of its own before where there is none for both
- *   step      32 layers of that, asked for by 32 calls and by one, beside 32 times the
- *             kernels; "submit" is what that one call takes
- *   pair      a kernel of the client's, then the daemon's, again and again in that order,
- *             beside the two in one process and stream: ordered by the client's CPU; by a
- *             timeline; and by a timeline with one request for 32 pairs. Once more with the
- *             least that attention can be ("tiny"), where the order is all that costs
- *
- * Blocks of all that is compared take turns. The results are compared, too, to the bit.
+ *   inproc    launch and cuStreamSynchronize
+ *   socket    through the daemon, by socket
+ *   ring      by ring, both sides awake; its parts: ring-arrival (until the daemon has the
+ *             request), ring-dispatch (until the launch), ring-run (until the daemon sees the end)
+ *   doorbell  by ring after both sides slept; against an eventfd ping-pong plus inproc
+ *   noop      an empty request
+ *   append    also writes the new token's K and V
+ *   step      32 layers by 32 calls or by one, against 32 times the kernels; "submit": duration
+ *             of the one call
+ *   pair      a client's kernel, then the daemon's, repeatedly, against both in one stream:
+ *             ordered by the client's CPU, by a timeline, or by a timeline and one request for
+ *             32 pairs; with minimal kernels ("tiny") the ordering dominates
  */
 #include "bench/fabench/bench.h"
 #include "bench/fabench/daemon.h"
@@ -52,7 +45,7 @@ static const struct fa_gpu_decode_shape usual = {
 	.length = 1024,
 };
 
-/* One head, and no more keys than a block of threads reads at once. */
+/* As many keys as one thread block reads at once. */
 static const struct fa_gpu_decode_shape tiny = {
 	.layers = LAYERS,
 	.heads = 1,
@@ -87,9 +80,9 @@ struct request_bench {
 	struct fa_gpu_decode *decode;
 	struct fa_error error;
 	struct fa_decode_tensors tensors;
-	struct fa_decode_client clients[WAYS]; /* not of INPROC */
-	bool append;                           /* trips do */
-	int echo[2];                           /* eventfds: to the bare peer, and back */
+	struct fa_decode_client clients[WAYS]; /* none for INPROC */
+	bool append;                           /* trip() appends */
+	int echo[2];                           /* to the bare peer, and back */
 	pid_t echo_pid;
 };
 
@@ -98,7 +91,7 @@ static int fail_client(struct request_bench *b, const char *what, int r)
 	return fa_fail(&b->error, r, "%s: %s", what, fa_error());
 }
 
-/* ---- trips */
+/* ---- one request in each way */
 
 static int synchronise(struct request_bench *b)
 {
@@ -107,7 +100,6 @@ static int synchronise(struct request_bench *b)
 	               : fa_fail(&b->error, -EIO, "the GPU fails");
 }
 
-/* One layer of the step. @gates may be NULL. */
 static int attend(struct request_bench *b, struct fa_decode_client *c, uint32_t layer, bool append,
                   const struct fa_gates *gates, struct fa_ticket *ret_ticket)
 {
@@ -139,7 +131,6 @@ static int step(struct request_bench *b, enum way way)
 	return r < 0 ? fail_client(b, "a step", r) : 0;
 }
 
-/* The same by one request. */
 static int ask_layers(struct request_bench *b, struct fa_decode_client *c,
                       const struct fa_gate *wait, const struct fa_gate *signal, bool append,
                       struct fa_ticket *ret_ticket)
@@ -154,8 +145,7 @@ static int step_layers(struct request_bench *b, enum way way)
 	                     : ask_layers(b, &b->clients[way], NULL, NULL, true, NULL);
 }
 
-/* A kernel of the client's and the daemon's, @n times; what the one needs of the other the
- * client's CPU waits for. */
+/* The client's CPU waits between the two kernels of a pair. */
 static int pairs_by_cpu(struct request_bench *b, enum way way, size_t n)
 {
 	int r = 0;
@@ -172,8 +162,8 @@ static int pairs_by_cpu(struct request_bench *b, enum way way, size_t n)
 	return r < 0 ? r : synchronise(b);
 }
 
-/* The client's half of a pair, in its stream: its kernel, then word that the daemon's may
- * begin, then the wait for its end. */
+/* The client's half: its kernel, the signal that the daemon may begin, the wait for the
+ * daemon's end. */
 static int enqueue_half(struct request_bench *b, struct fa_decode_client *c, uint64_t value)
 {
 	int r;
@@ -187,7 +177,7 @@ static int enqueue_half(struct request_bench *b, struct fa_decode_client *c, uin
 	return r < 0 ? fail_client(b, "a timeline", r) : 0;
 }
 
-/* Nobody's CPU waits for a kernel but the daemon's. */
+/* Only the daemon's CPU waits for a kernel. */
 static int pairs_by_timeline(struct request_bench *b, enum way way, size_t n)
 {
 	struct fa_decode_client *c = &b->clients[way];
@@ -211,7 +201,6 @@ static int pairs_by_timeline(struct request_bench *b, enum way way, size_t n)
 	return r < 0 ? r : synchronise(b);
 }
 
-/* LAYERS pairs with one request. */
 static int pairs_by_layers(struct request_bench *b, enum way way)
 {
 	struct fa_decode_client *c = &b->clients[way];
@@ -227,7 +216,6 @@ static int pairs_by_layers(struct request_bench *b, enum way way)
 	return r < 0 ? r : synchronise(b);
 }
 
-/* All ways of asking give the same, to the bit, as they are the same kernel. */
 static int compare_results(struct request_bench *b)
 {
 	const struct fa_cudriver *driver = &b->gpu->driver;
@@ -253,7 +241,7 @@ static int compare_results(struct request_bench *b)
 	return r;
 }
 
-/* ---- the bare peer of the doorbell */
+/* ---- the bare peer of doorbell */
 
 static int start_echo(struct request_bench *b)
 {
@@ -320,7 +308,7 @@ static void samples_free(struct samples *samples)
 		free(samples->ns[way]);
 }
 
-/* Median and 99th percentile, of one name, in units of @per samples. */
+/* @scale: nanoseconds per unit. */
 static int report(struct request_bench *b, const char *name, const char *unit, double scale,
                   uint64_t *ns, const char *peer, uint64_t *peer_ns, size_t n)
 {
@@ -344,7 +332,6 @@ static int report(struct request_bench *b, const char *name, const char *unit, d
 	return r < 0 ? fa_fail(&b->error, r, "no memory") : 0;
 }
 
-/* Beside @peer, which comes first. */
 static int report_ways(struct request_bench *b, const char *prefix, enum way peer, double per,
                        struct samples *samples)
 {
@@ -360,7 +347,7 @@ static int report_ways(struct request_bench *b, const char *prefix, enum way pee
 	return r;
 }
 
-/* Blocks of all ways from @first on take turns; @run is a sample, of @per of what is told. */
+/* Alternates blocks of the ways from @first on. A call of @run is one sample, of @per units. */
 static int measure(struct request_bench *b, const char *prefix, enum way first,
                    int (*run)(struct request_bench *b, enum way way), size_t block_trips,
                    size_t per)
@@ -389,7 +376,7 @@ static int measure(struct request_bench *b, const char *prefix, enum way first,
 	return r;
 }
 
-/* Nobody is awake: the daemon has had time to fall asleep, and the client waits asleep. */
+/* Both sides sleep before each request. */
 static int measure_doorbell(struct request_bench *b, const char *socket)
 {
 	const size_t n = b->bench->quick ? 10 : BLOCKS * RESTED_TRIPS;
@@ -442,7 +429,7 @@ static int timeline_pairs(struct request_bench *b, enum way way)
 	return pairs_by_timeline(b, way, pairs_of(b));
 }
 
-/* How long the client's CPU has to do with a step that it asks for by one call. */
+/* CPU time of the one call. */
 static int measure_submit(struct request_bench *b)
 {
 	const size_t n = b->bench->quick ? 1 : BLOCKS * STEP_TRIPS;
@@ -468,8 +455,6 @@ static int measure_submit(struct request_bench *b)
 	return r;
 }
 
-/* What a request's time is made of, as the daemon sees it: until it has the request, from there to
- * the launch, and from there to the GPU's word. */
 static int measure_dispatch(struct request_bench *b)
 {
 	const size_t n = b->bench->quick ? 1 : BLOCKS * BLOCK_TRIPS;
@@ -508,7 +493,7 @@ static int measure_dispatch(struct request_bench *b)
 	return r;
 }
 
-/* Nothing takes no time in one's own process. */
+/* Nothing to do. */
 static int noop(struct request_bench *b, enum way way)
 {
 	const struct fa_decode_client *c = &b->clients[way];
@@ -582,7 +567,6 @@ static int measure_tiny(struct request_bench *b, const char *socket)
 	             : measure_pairs(b, "pair/tiny/cpu", "pair/tiny/timeline", "pair/tiny/layers");
 }
 
-/* With a daemon and memory of its own. */
 static int run(struct request_bench *b, const struct fa_gpu_decode_shape *shape,
                int (*measure_all)(struct request_bench *b, const char *socket))
 {
@@ -623,7 +607,7 @@ int fa_bench_request(struct fa_bench *bench)
 	struct request_bench b = { .bench = bench, .echo = { -1, -1 } };
 	int r;
 
-	/* Before there is a context, which does not survive fork(). */
+	/* Forks first: a CUDA context does not survive fork(). */
 	r = start_echo(&b);
 	if (r == 0)
 		r = fa_gpu_open(&b.error, &b.gpu);

@@ -1,8 +1,7 @@
 /*
- * What clients wait when the daemon dies: from its SIGKILL to the first answer of the one that
- * comes after it, about a sequence that was there before, and to the first token of a short
- * one: appended, attention in all layers, committed. The pool is full but for a page, of one
- * cache: most of it in one sequence, which many have forked.
+ * restart: what clients wait when the daemon dies: from SIGKILL to the first answer of its
+ * successor about an existing sequence, and to the first token of a short one (append, attend
+ * in all layers, commit). The pool is full but for a page, mostly of one sequence and its forks.
  */
 #include "bench/fabench/bench.h"
 
@@ -34,7 +33,7 @@ struct restart {
 	struct fa_client *client;
 	uint64_t sequence;
 	uint64_t bytes;     /* of its pages */
-	uint64_t continued; /* a short one */
+	uint64_t continued; /* the short sequence */
 	struct fa_buffer *buffer;
 };
 
@@ -44,7 +43,7 @@ static int failed(const struct restart *r, const char *what, int code)
 	return code;
 }
 
-/* Tokens that nobody has computed: it is their pages that count. -ENOMEM: there is no room. */
+/* Adds uncomputed tokens: only their pages matter. -ENOMEM: the pool is full. */
 static int grow(struct restart *r, uint64_t tokens)
 {
 	const struct fa_step_item item = { .sequence = r->sequence, .n_new = (uint32_t)tokens };
@@ -62,7 +61,7 @@ static int grow(struct restart *r, uint64_t tokens)
 	return code;
 }
 
-/* The pages of a model with 8 billion parameters, until the pool has no more. */
+/* Pages as of a model with 8 billion parameters. */
 static int fill(struct restart *r)
 {
 	struct fa_cache_options options = {
@@ -94,7 +93,7 @@ static int fill(struct restart *r)
 			return failed(r, "the pool cannot be filled", code);
 	}
 	r->bytes = held * token_bytes;
-	/* A page is free, for the one that goes on from the middle of another. */
+	/* One free page, for the fork that continues. */
 	code = fa_sequence_truncate(r->client, r->sequence, held - PAGE_TOKENS);
 	if (code == 0)
 		code = fa_sequence_fork(r->client, r->sequence, PAGE_TOKENS + 1, &r->continued);
@@ -109,7 +108,6 @@ static int fill(struct restart *r)
 	return 0;
 }
 
-/* One token, of which everything is computed. */
 static int append(struct restart *r)
 {
 	const struct fa_step_item item = { .sequence = r->continued, .n_new = 1 };
@@ -152,14 +150,14 @@ static int die(struct restart *r, uint64_t *ret_ns, uint64_t *ret_token_ns)
 	start = fa_now_ns();
 	if (kill(pid, SIGKILL) < 0)
 		return -errno;
-	/* The first may still be lost with the old one. */
+	/* The first request may be lost with the old daemon. */
 	do
 		code = fa_sequence_info(r->client, r->sequence, &info);
 	while (code == -ECONNRESET);
 	*ret_ns = fa_now_ns() - start;
 	if (code < 0)
 		return failed(r, "the sequence is not there any more", code);
-	/* On a GPU free pages are held back for a moment. */
+	/* A GPU backend holds freed pages back for a moment. */
 	do
 		code = append(r);
 	while (code == -ENOMEM && fa_now_ns() - start < RECONNECT_NS);

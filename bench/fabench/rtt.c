@@ -1,12 +1,9 @@
 /*
- * rtt: what one request costs from the call to the answer, against a bare
- * ping-pong of packets of the same size between two processes on the same kind of
- * socket. Short blocks of each take turns, so that all see the same machine.
+ * rtt: latency of one request, against a bare ping-pong of packets of the same size between
+ * two processes. Short blocks alternate.
  *
- * Where the scheduler puts two processes that talk decides more than what they do:
- * to wake a processor that idles can cost several times the trip. So everybody is
- * held on one processor first, where only the work counts; then all are let loose,
- * which is what a user sees ("-unpinned").
+ * Waking an idle processor can cost several round trips, so placement matters more than code.
+ * All is pinned to one processor first, and then unpinned ("-unpinned"), as for users.
  */
 #include "bench/fabench/bench.h"
 #include "bench/fabench/daemon.h"
@@ -26,13 +23,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define PACKET_BYTES 48 /* about what a Ping or a Reply takes */
+#define PACKET_BYTES 48 /* about a Ping or a Reply */
 #define BLOCKS 40
 #define BLOCK_TRIPS 1000
 #define WARM_UP_TRIPS 100
 
-/* A rest in which the daemon, and every other who waits, goes to sleep; and how many of
- * the trips have one. */
+/* A pause that lets the daemon and the peers fall asleep; one trip in RESTED_PART has it. */
 #define REST_NS (300 * FA_NS_PER_US)
 #define RESTED_PART 10
 
@@ -48,7 +44,6 @@ enum {
 	KINDS
 };
 
-/* What each is, and what it is compared with. */
 static const struct {
 	const char *name;
 	int peer;
@@ -65,11 +60,11 @@ static const struct {
 };
 
 struct rtt {
-	int echo; /* the bare peer's socket */
+	int echo; /* to the bare peer */
 	pid_t echo_pid;
-	int there, back; /* the other bare peer's eventfds */
+	int there, back; /* eventfds to the other bare peer, and back */
 	pid_t bells_pid;
-	/* By socket, by ring, and by ring without spinning. */
+	/* By socket; by ring; by ring without spinning. */
 	struct client {
 		struct fa_client *client;
 		struct fa_buffer *buffer;
@@ -77,7 +72,6 @@ struct rtt {
 	} by_socket, by_ring, asleep;
 };
 
-/* The bare peer sends back whatever comes. */
 static int start_echo(struct rtt *rtt)
 {
 	char packet[PACKET_BYTES];
@@ -107,7 +101,6 @@ static int start_echo(struct rtt *rtt)
 	return 0;
 }
 
-/* The other one answers an eventfd with an eventfd. */
 static int start_bells(struct rtt *rtt)
 {
 	eventfd_t count;
@@ -128,7 +121,7 @@ static int start_bells(struct rtt *rtt)
 	return 0;
 }
 
-/* One query, one key, one head: as little as attention can be. */
+/* One query, one key, one head. */
 static int open_client(struct client *client, const char *socket, uint32_t flags, uint64_t spin_ns)
 {
 	static const int64_t shape[4] = { 1, 1, 1, 8 };
@@ -264,7 +257,7 @@ static int report(struct fa_bench *bench, const char *placement, uint64_t *sampl
 
 static void stop_peers(struct rtt *rtt)
 {
-	/* First the one that has a copy of the other's socket. */
+	/* This peer has a copy of the other's socket, so it ends first. */
 	if (rtt->bells_pid > 0) {
 		kill(rtt->bells_pid, SIGKILL);
 		waitpid(rtt->bells_pid, NULL, 0);
@@ -330,7 +323,7 @@ int fa_bench_rtt(struct fa_bench *bench)
 
 	if (sched_getaffinity(0, sizeof(all), &all) < 0)
 		return -errno;
-	/* A daemon of somebody else's stays where it is. */
+	/* Only a private daemon can be pinned. */
 	if (!bench->socket) {
 		while (!CPU_ISSET(first, &all))
 			++first;

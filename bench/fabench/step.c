@@ -1,16 +1,14 @@
 /*
- * step: whole decode steps of many sequences, asked for by one request for all layers, beside
- * the very same kernels launched ahead in one's own process. 32 layers, 32 sequences of 4,096
- * tokens, bf16, 32 query and 8 key heads of 128.
+ * step: whole decode steps with one request for all layers, against the same kernels in this
+ * process. 32 layers, 32 sequences of 4,096 tokens, bf16, 32/8 heads, head dim 128.
  *
- *   kernels  what the GPU takes for them, from event to event: it never waits for the host
+ *   kernels  GPU time, all launches enqueued ahead
  *   inproc   launch and synchronise in this process
- *   layers   one request, from the call until the last layer is there
- *   whole    fa_step_begin(), that request, fa_step_commit(): what a token costs
- *   busy     the part of a whole step in which the GPU has something to do
+ *   layers   the request alone, to the end of the last layer
+ *   whole    fa_step_begin(), the request, fa_step_commit()
+ *   busy     the share of a whole step in which the GPU works
  *
- * All take turns, sample by sample. The results are compared, to the bit. Needs 35 GB of the
- * GPU's memory, half of them for the daemon.
+ * Samples alternate; the bits must be equal. Needs 35 GB of GPU memory, half for the daemon.
  */
 #include "bench/fabench/bench.h"
 #include "bench/fabench/daemon.h"
@@ -26,7 +24,7 @@
 #define SAMPLES 60
 #define SAMPLES_QUICK 3
 #define WARM_UP 5
-/* While the host enqueues all launches of a step. */
+/* The host enqueues all launches of a step meanwhile. */
 #define AHEAD_NS (2 * FA_NS_PER_MS)
 
 static const struct fa_gpu_decode_shape usual = {
@@ -39,7 +37,6 @@ static const struct fa_gpu_decode_shape usual = {
 	.length = 4096,
 };
 
-/* The same with less of everything. */
 static const struct fa_gpu_decode_shape quick = {
 	.layers = 4,
 	.heads = 8,
@@ -117,7 +114,7 @@ static int attend(struct step_bench *b)
 	                                      true, &b->error, NULL);
 }
 
-/* Of a step that was begun before. */
+/* The step was begun before. */
 static int run_layers(struct step_bench *b, uint64_t *ret_ns)
 {
 	uint64_t start_ns;
@@ -156,7 +153,6 @@ static int run(struct step_bench *b, int kind, uint64_t *ret_ns)
 	return runs[kind](b, ret_ns);
 }
 
-/* The kernel's result and the daemon's are one. */
 static int compare_results(struct step_bench *b)
 {
 	const struct fa_cudriver *driver = &b->gpu->driver;
@@ -244,7 +240,6 @@ static int run_all(struct step_bench *b)
 	if (r < 0)
 		return fa_fail(&b->error, r, "the daemon does not start");
 	r = fa_decode_client_open(&b->tensors, daemon.socket, 0, 0, &b->error, &b->client);
-	/* Each step is begun when it is measured. */
 	if (r == 0)
 		r = fa_decode_client_commit(&b->client, &b->error);
 	if (r == 0)

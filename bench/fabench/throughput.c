@@ -1,8 +1,7 @@
 /*
- * throughput: many client processes at once, each with its share of small
- * requests. Every answer is checked, so that a request that was lost, or
- * answered without being computed, is found. Also: how fair the daemon is, whether
- * its memory grows, and what it costs while many clients are connected and idle.
+ * throughput: many client processes, each with its share of small requests. Every answer is
+ * checked, so lost or uncomputed requests are found. Also: fairness, growth of the daemon's
+ * memory, and its CPU time with many idle clients.
  */
 #include "bench/fabench/bench.h"
 #include "bench/fabench/daemon.h"
@@ -25,20 +24,19 @@
 #define CLIENTS 32
 #define CLIENTS_MAX 64
 #define REQUESTS 100000
-#define DEPTH 16 /* requests in flight of one client, where pipelined */
+#define DEPTH 16 /* requests in flight of a pipelining client */
 #define NOOPS 2000000
 #define NOOP_DEPTH 64
 #define IDLE_CLIENTS 64
 #define IDLE_MS 10000
 
-/* One query over 16 keys. */
 #define KEYS 16
 #define DIM 64
 
-/* What a client process reports, in memory that all share. */
+/* In shared memory. */
 struct outcome {
 	uint64_t ns;
-	uint32_t right; /* answers that came and are what they should be */
+	uint32_t right;
 	int status;
 };
 
@@ -47,7 +45,7 @@ struct work {
 	uint32_t requests; /* of each client */
 	uint32_t depth;
 	int index;
-	bool noop; /* requests that do nothing */
+	bool noop; /* empty requests */
 };
 
 static void fill(float *values, size_t n, uint32_t seed)
@@ -77,7 +75,7 @@ static void compute(const float *q, const float *k, const float *v, double *ret_
 	}
 }
 
-/* Each request writes a row of its own, which is NaN before. */
+/* A row was NaN before its request. */
 static uint32_t count_right(const float *out, uint32_t rows, const double *expected)
 {
 	uint32_t right = 0;
@@ -120,7 +118,7 @@ static int ask(struct fa_client *client, const struct work *work, struct fa_buff
 	return 0;
 }
 
-/* Each is waited for, and comes in its turn: its ticket says so. */
+/* The ticket shows whether an empty request kept its place. */
 static int mark(struct fa_client *client, const struct work *work, struct outcome *outcome)
 {
 	struct fa_ticket tickets[NOOP_DEPTH];
@@ -144,7 +142,7 @@ static int mark(struct fa_client *client, const struct work *work, struct outcom
 	return 0;
 }
 
-/* In a process of its own; @start becomes readable (its end) when all are ready. */
+/* A child process. All begin when the parent closes @start. */
 static int run_client(const struct work *work, int ready, int start, struct outcome *outcome)
 {
 	struct fa_options options = {
@@ -167,7 +165,7 @@ static int run_client(const struct work *work, int ready, int start, struct outc
 		r = fa_buffer_new(client, work->noop ? 1 : sizeof(float) * DIM * work->requests, 0,
 		                  &out);
 	if (r == 0)
-		r = fa_marker(client, 0, NULL, NULL); /* what comes with the first is there */
+		r = fa_marker(client, 0, NULL, NULL); /* the first request sets up the stream */
 	if (r == 0) {
 		data = fa_buffer_data(in);
 		fill(data, DIM * (1 + 2 * KEYS), (uint32_t)work->index);
@@ -192,7 +190,6 @@ static int run_client(const struct work *work, int ready, int start, struct outc
 	return r;
 }
 
-/* Starts @clients processes, lets them go at once, and waits for all. */
 static int run_clients(struct work work, int clients, struct outcome *outcomes)
 {
 	pid_t pids[CLIENTS_MAX];
@@ -224,7 +221,7 @@ static int run_clients(struct work work, int clients, struct outcome *outcomes)
 	close(ready[1]);
 	for (int i = 0; i < clients && read(ready[0], &byte, 1) == 1; i++)
 		;
-	close(start[1]); /* go */
+	close(start[1]);
 	for (int i = 0; i < clients; i++)
 		waitpid(pids[i], NULL, 0);
 	close(start[0]);
@@ -232,7 +229,7 @@ static int run_clients(struct work work, int clients, struct outcome *outcomes)
 	return r;
 }
 
-/* Memory of sessions that have gone is unmapped by another thread, a little later. */
+/* Another thread unmaps the memory of closed sessions, with a delay. */
 static double rss_growth_bytes(const struct fa_bench_daemon *daemon, uint64_t before)
 {
 	double growth = 0;
@@ -246,7 +243,7 @@ static double rss_growth_bytes(const struct fa_bench_daemon *daemon, uint64_t be
 	return growth;
 }
 
-/* The numbers beside the first are named with @clients where there are several such. */
+/* @others: prefix of all results but the throughput. */
 static int measure(struct fa_bench *bench, struct work work, const char *name, const char *others,
                    int clients, const struct fa_bench_daemon *daemon)
 {
@@ -261,7 +258,7 @@ static int measure(struct fa_bench *bench, struct work work, const char *name, c
 	                MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (outcomes == MAP_FAILED)
 		return -errno;
-	/* Once before, so that all memory the daemon keeps for good is there. */
+	/* First run: the daemon allocates what it keeps. */
 	r = run_clients(work, clients, outcomes);
 	if (r == 0)
 		r = fa_bench_daemon_settle(daemon);
@@ -354,7 +351,7 @@ static int measure_idle(struct fa_bench *bench, const struct fa_bench_daemon *da
 			break;
 	}
 	if (r == 0) {
-		poll(NULL, 0, 200); /* what connecting set off has ended */
+		poll(NULL, 0, 200); /* let the work of connecting end */
 		begin = fa_now_ns();
 		cpu = fa_bench_daemon_cpu_ns(daemon);
 		poll(NULL, 0, idle_ms);

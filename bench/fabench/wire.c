@@ -1,8 +1,7 @@
 /*
- * wire: what it costs to write a message and to verify and read one. The longest
- * attention request is measured against memcpy() of as many bytes. One thread,
- * no daemon; the best of many short blocks counts, as the machine can only
- * slow them down.
+ * wire: time to encode a message, and to verify and decode one; the longest attention request
+ * against a memcpy() of its size. One thread, no daemon. The best of many short blocks counts:
+ * interference only makes a block slower.
  */
 #include "bench/fabench/bench.h"
 
@@ -16,7 +15,7 @@
 #define BLOCKS 1000
 #define QUICK_BLOCKS 10
 #define BLOCK_NS (300 * FA_NS_PER_US)
-#define STEP 64 /* operations between two looks at the clock */
+#define STEP 64 /* operations between two clock readings */
 
 enum operation {
 	ENCODE,
@@ -29,11 +28,11 @@ struct wire {
 	struct fa_wire_message decoded;
 	_Alignas(64) unsigned char buffer[FA_WIRE_BYTES_MAX];
 	_Alignas(64) unsigned char copy[FA_WIRE_BYTES_MAX];
-	const void *bytes; /* the encoded message, in buffer */
+	const void *bytes; /* the message, inside buffer */
 	size_t length;
 };
 
-/* Not on the stack: it is large. */
+/* Too large for the stack. */
 static struct wire wire;
 
 static int run_once(enum operation operation)
@@ -53,12 +52,11 @@ static int run_once(enum operation operation)
 		memcpy(wire.copy, wire.bytes, wire.length);
 		break;
 	}
-	/* everything may have been read: nothing is left out because nobody looks */
+	/* The compiler must assume that all results are read. */
 	__asm__ volatile("" ::: "memory");
 	return r;
 }
 
-/* Nanoseconds of one operation, in the best block. */
 static int measure(struct fa_bench *bench, enum operation operation, double *ret_ns)
 {
 	unsigned n_blocks = bench->quick ? QUICK_BLOCKS : BLOCKS;
@@ -157,7 +155,7 @@ int fa_bench_wire(struct fa_bench *bench)
 	if (r < 0)
 		return r;
 
-	/* A layer of a decode step; with a gate it goes through FlatBuffers. */
+	/* A layer of a decode step. With a gate it is encoded by FlatBuffers. */
 	wire.message = (struct fa_wire_message){
 		.type = FA_WIRE_STEP_ATTEND,
 		.step_attend = { .stream = 1,

@@ -1,20 +1,18 @@
 /*
- * yield: a decode step that arrives while a prefill of another client has the GPU, and what that
- * costs the prefill. The step has 32 sequences of 1,024 tokens, bf16, 32 query and 8 key heads of
- * 128, one layer, with the new tokens' keys and values; it is of high priority, and arrives at
- * random moments. The prefill is one prompt of 16k tokens, then one of 128k, again and again.
+ * yield: a decode step that arrives while another client's prefill has the GPU, and what
+ * preemption costs the prefill. The step: one layer, append and attend, 32 sequences of 1,024
+ * tokens, high priority, random times. The prefill: a prompt of 16k tokens, then of 128k. Both
+ * bf16, 32/8 heads, head dim 128.
  *
- *   idle        a step, while nobody prefills
- *   decode      a step beside prefills, which give way to it
- *   decode-off  the same by a daemon whose prefills never give way (FAD_YIELD_NS)
- *   off         a prefill of that daemon, with no step beside it
- *   alone       a prefill that would give way, but nobody asks
+ *   idle        a step without prefills
+ *   decode      a step beside prefills, which are preempted
+ *   decode-off  the same with a daemon that never preempts (FAD_YIELD_NS)
+ *   off         a prefill of that daemon, without steps
+ *   alone       a preemptible prefill, without steps
  *   beside      a prefill beside the steps of "decode"
  *
- * All take turns. Who waits for a step spins: how soon a machine wakes a process is not what is
- * measured here. Before each step a request that does nothing wakes the daemon, which a prefill
- * keeps awake: "idle" is not to pay for that. What a prefill gives after it was stopped is compared
- * with what it gave before, to the bit. Needs some 6 GB of the GPU's memory and 2 GB of the host's.
+ * All alternate. The client spins and sends an empty request before each step, so no wake-up is
+ * measured. Preempted prefills must give the same bits. Needs 6 GB of GPU and 2 GB of host memory.
  */
 #include "bench/fabench/bench.h"
 #include "bench/fabench/daemon.h"
@@ -33,18 +31,17 @@
 
 #define ROUNDS 4
 #define ROUNDS_QUICK 1
-#define SAMPLES 400 /* of a round */
+#define SAMPLES 400 /* of each round */
 #define SAMPLES_OFF 30
 #define SAMPLES_QUICK 5
 #define WARM_UP 20
 #define SPIN_NS (20 * FA_NS_PER_MS)
 #define REST_NS (2 * FA_NS_PER_MS)
-/* A round's prefills are asked for so long. */
 #define PREFILL_MS 500
 #define PREFILL_MS_LONG 1200
 #define PREFILL_MS_QUICK 50
 #define LONG_TOKENS 65536
-/* A launch is never expected to take so long. */
+/* Longer than any launch: none is preempted. */
 #define NEVER_NS "1000000000000000"
 
 static const struct fa_gpu_decode_shape usual = {
@@ -71,14 +68,13 @@ static const uint32_t usual_tokens[] = { 16384, 131072 }, quick_tokens[] = { 128
 
 #define PROMPTS (sizeof(usual_tokens) / sizeof(usual_tokens[0]))
 
-/* The daemons: prefills give way, or never do. */
+/* One preempts, one never does. */
 enum {
 	ON,
 	OFF,
 	DAEMONS
 };
 
-/* What is measured of steps. */
 enum {
 	IDLE,
 	BESIDE,
@@ -99,11 +95,11 @@ struct yield_bench {
 	uint64_t random;
 };
 
-/* Of one prompt. */
+/* Of one prompt length. */
 struct samples {
 	uint64_t *ns[STEPS];
 	size_t n[STEPS];
-	/* A prefill's times, of each round. */
+	/* a prefill, per round */
 	double alone_ns[ROUNDS], off_ns[ROUNDS], beside_ns[ROUNDS];
 	int rounds;
 };
@@ -119,7 +115,7 @@ static void rest(struct yield_bench *b)
 	(void)clock_nanosleep(CLOCK_MONOTONIC, 0, &(struct timespec){ .tv_nsec = (long)ns }, NULL);
 }
 
-/* @n steps asked of a daemon, at random moments. @ret_ns may be NULL. */
+/* Sends @n steps to a daemon, at random times. @ret_ns may be NULL. */
 static int run_steps(struct yield_bench *b, int daemon, size_t n, uint64_t *ret_ns)
 {
 	struct fa_decode_client *c = &b->clients[daemon];
@@ -182,7 +178,7 @@ static int sample_both(struct yield_bench *b, struct samples *samples, int what,
 	return r < 0 ? r : fa_prefiller_stop(b->prefiller, &b->error, ret_ns);
 }
 
-/* ---- all of it */
+/* ---- rounds and results */
 
 static int run_round(struct yield_bench *b, struct samples *samples)
 {
@@ -195,7 +191,7 @@ static int run_round(struct yield_bench *b, struct samples *samples)
 	r = sample_steps(b, samples, IDLE, n);
 	if (r == 0)
 		r = sample_both(b, samples, BESIDE, n, &samples->beside_ns[round]);
-	/* Whichever comes second finds the GPU warmer. */
+	/* The second finds a warmer GPU, so the order alternates. */
 	if (r == 0 && b->n_daemons > OFF && round % 2 == 0)
 		r = sample_prefills(b, OFF, &samples->off_ns[round]);
 	if (r == 0)
@@ -249,7 +245,7 @@ static int compare_doubles(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-/* Rounds without a second answer, of a slow machine, have no time. */
+/* Rounds with fewer than two prefills have no time (0). */
 static double median(double *values, int n)
 {
 	int first = 0;
@@ -292,7 +288,7 @@ static int measure(struct yield_bench *b, uint32_t tokens)
 		if (!samples.ns[what])
 			r = fa_fail(&b->error, -ENOMEM, "no memory");
 	}
-	/* Whom others give way to has asked for something before. */
+	/* The daemon preempts only for a stream that has sent requests before. */
 	for (int daemon = 0; daemon < b->n_daemons && r == 0; daemon++)
 		r = run_steps(b, daemon, b->bench->quick ? 1 : WARM_UP, NULL);
 	if (r == 0)
@@ -307,14 +303,14 @@ static int measure(struct yield_bench *b, uint32_t tokens)
 	return r;
 }
 
-/* One with the yielding that FAD_YIELD_NS says, and one without; or somebody else's alone. */
+/* With --socket there is only one, and no daemon that never preempts. */
 static int start_daemons(struct yield_bench *b)
 {
 	const char *environment = getenv("FAD_YIELD_NS");
 	char *usual_ns = environment ? strdup(environment) : NULL;
 	int r = 0;
 
-	/* Short launches do not. */
+	/* Launches of --quick are too short to be preempted by default. */
 	if (b->bench->quick && !environment)
 		setenv("FAD_YIELD_NS", "0", 1);
 	if (b->bench->socket)

@@ -1,4 +1,4 @@
-/* See time_check() in time-scene.h: a result that is wrong is not worth being measured. */
+/* time_check() and time_compare(): wrong results are not measured. */
 #include "bench/kernels/paged-scene.h"
 #include "bench/kernels/peer.h"
 #include "tests/kernels/reference.h"
@@ -7,9 +7,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Heads of sequences that are looked at. */
+/* Heads of sequences that are checked. */
 #define LOOKS 4
-/* Of the greatest value of a row. */
+/* Largest error allowed, relative to the greatest value of a row. */
 #define ERROR_MAX (1.0 / 64)
 
 static void *allocate(size_t bytes)
@@ -21,7 +21,6 @@ static void *allocate(size_t bytes)
 	return memory;
 }
 
-/* K, or V, of the first @n tokens of a page of which codes and scales are at @at. */
 static void fetch_page(const struct time_scene *scene, uint64_t at, int32_t head, uint32_t n,
                        const float *head_scales, double *to)
 {
@@ -93,7 +92,7 @@ static void attend(const struct time_run *run, const double *q, const double *k,
 		ret_out[c] /= sum;
 }
 
-/* The greatest difference in a head of a sequence, as a part of the greatest value. */
+/* The largest error in a head of a sequence, relative to the row's greatest value. */
 static double look(const struct time_run *run, const void *q, const void *out, int32_t b,
                    int32_t head)
 {
@@ -116,7 +115,7 @@ static double look(const struct time_run *run, const void *q, const void *out, i
 			const double got = reference_get(FA_ATTENTION_BF16, out, at + c);
 
 			greatest = fmax(greatest, fabs(expected[c]));
-			/* fmax() passes NaN over. */
+			/* fmax() ignores NaN. */
 			difference = isnan(got) ? INFINITY
 			                        : fmax(difference, fabs(got - expected[c]));
 		}
@@ -127,7 +126,7 @@ static double look(const struct time_run *run, const void *q, const void *out, i
 	return worst;
 }
 
-/* The result, over NaN. */
+/* Over NaN. */
 static void *result_of(struct time_run *run)
 {
 	void *out = allocate(run->scene->q_bytes);

@@ -25,7 +25,6 @@ struct cell {
 	uint32_t lengths[BATCH_MAX];
 };
 
-/* All of one length. */
 static struct cell even(int32_t batch, uint32_t length)
 {
 	struct cell cell = { .batch = batch };
@@ -36,7 +35,7 @@ static struct cell even(int32_t batch, uint32_t length)
 	return cell;
 }
 
-/* As many of each length, on a logarithmic scale, from 128 to 32k, in any order. */
+/* Lengths of 128 to 32k in logarithmic steps, equally often, shuffled. */
 static struct cell mixed(void)
 {
 	struct cell cell = { .batch = time_options.quick ? 4 : 64 };
@@ -56,7 +55,7 @@ static struct cell mixed(void)
 	return cell;
 }
 
-/* False: it is not asked for; or, and said, there is not enough memory. */
+/* False: excluded by --shapes, or, with a message, memory is short. */
 static bool scene_of(struct time_scene *scene, const struct cell *cell)
 {
 	if (fnmatch(time_options.shapes, cell->shape, 0) != 0)
@@ -69,11 +68,10 @@ static bool scene_of(struct time_scene *scene, const struct cell *cell)
 
 /* ---- peers */
 
-/* A scene as peers get it. */
 struct peer_scene {
 	struct fa_peer_decode request;
 	uint64_t k, v, out, table, lengths;
-	uint16_t *ours; /* the result to be had */
+	uint16_t *ours; /* expected */
 };
 
 struct peer_run {
@@ -122,7 +120,7 @@ static void peer_scene_deinit(struct peer_scene *with)
 	*with = (struct peer_scene){ 0 };
 }
 
-/* Runs ours for the result, too. False: not enough memory. */
+/* Also runs our kernel, for the expected result. False: memory is short. */
 static bool peer_scene_init(struct peer_scene *with, struct time_run *run)
 {
 	const struct time_scene *scene = run->scene;
@@ -186,8 +184,7 @@ static bool peer_scene_init(struct peer_scene *with, struct time_run *run)
 	return true;
 }
 
-/* Readies @ret_run, and says whether the peer takes part: it covers the cell, and its result
- * is ours. */
+/* Returns true if the peer covers the cell and agrees with ours. */
 static bool peer_enters(const struct peer_scene *with, const struct fa_peer *peer, size_t q_bytes,
                         struct peer_run *ret_run)
 {
@@ -201,7 +198,7 @@ static bool peer_enters(const struct peer_scene *with, const struct fa_peer *pee
 	*ret_run = (struct peer_run){ .peer = peer, .request = with->request };
 	ret_run->request.name = peer->name;
 	r = peer->decode(&ret_run->request);
-	/* Again, now that it has settled, and over NaN. */
+	/* Once more: the first call may have chosen a setting. */
 	paged_gpu_sync(time_gpu);
 	paged_gpu_fill(time_gpu, with->out, 0xff, q_bytes);
 	if (r == 0)
@@ -223,10 +220,9 @@ static bool peer_enters(const struct peer_scene *with, const struct fa_peer *pee
 
 /* ---- decode */
 
-/* Everyone who may run a cell. */
 struct race {
 	struct time_contestant contestants[TIME_CONTESTANTS_MAX];
-	const char *names[TIME_CONTESTANTS_MAX]; /* ours is the first */
+	const char *names[TIME_CONTESTANTS_MAX]; /* names[0] is ours */
 	double ns[TIME_CONTESTANTS_MAX];
 	int n;
 };
@@ -237,7 +233,7 @@ static void enter(struct race *race, const char *name, void (*run)(void *), void
 	race->names[race->n++] = name;
 }
 
-/* Measures, and says ours beside each of the others, and beside a bare read its rate. */
+/* Measures all; prints ours against each other, and the bandwidth against a bare read. */
 static void decide(struct race *race, const char *kind, const struct cell *cell, double bytes)
 {
 	char name[128];
@@ -251,7 +247,7 @@ static void decide(struct race *race, const char *kind, const struct cell *cell,
 	time_say(name, bytes / race->ns[0], "GB/s", "bare", race->ns[1] / race->ns[0]);
 }
 
-/* @plain: pages of bf16 with sequences as long, beside pages of codes. */
+/* @with_plain: also against bf16 pages of the same lengths. */
 static void decode(const struct cell *cell, bool with_plain)
 {
 	struct fa_cuda_chip portable_chip = *paged_gpu_chip(time_gpu);
@@ -348,9 +344,8 @@ void time_codes(void)
 
 /* ---- shared prefixes */
 
-/* Of @scene's sequences, which are as long, the first @shared pages become those of the first:
- * what is in them, and in @ret_table which they are. Each of them once is in @ret_slots, [all],
- * and how many there are is returned. */
+/* Makes the first @shared pages of all sequences those of the first, in @scene and @ret_table.
+ * Returns the number of distinct pages, which @ret_slots gets. */
 static uint32_t share(struct time_scene *scene, uint32_t shared, uint32_t *ret_table,
                       uint32_t *ret_slots)
 {
@@ -375,7 +370,7 @@ static uint32_t share(struct time_scene *scene, uint32_t shared, uint32_t *ret_t
 	return n;
 }
 
-/* @pays: whether the plan should group them. */
+/* @pays: the plan should group. */
 static void shared_one(int32_t batch, uint32_t length, uint32_t shared, bool pays)
 {
 	struct fa_cuda_chip chip = *paged_gpu_chip(time_gpu);
@@ -394,7 +389,7 @@ static void shared_one(int32_t batch, uint32_t length, uint32_t shared, bool pay
 		abort();
 	slots = table + scene.step.table_entries;
 	n = share(&scene, shared / (uint32_t)time_options.page, table, slots);
-	/* Where all is small little is saved. */
+	/* Small shapes would not be grouped otherwise. */
 	chip.share_early = time_options.quick;
 	time_run_init(&together, &scene, &chip, table, false);
 	time_run_init(&apart, &scene, NULL, NULL, false);
@@ -425,10 +420,10 @@ void time_shared(void)
 		return;
 	}
 	shared_one(64, 9216, 8192, true);
-	/* Blocks save 25 tiles each, and 13, which is less than what shares take. */
+	/* Grouping saves less than combining partial results costs. */
 	shared_one(16, 4096, 2048, false);
 	shared_one(8, 4096, 2048, false);
-	/* What is shared is a page. */
+	/* One shared page. */
 	shared_one(64, 1024, 64, false);
 }
 

@@ -1,21 +1,18 @@
-/*
- * The parts of time-paged in which few tokens of each sequence attend to many: what time-paged.c
- * says of them.
- */
+/* The parts of time-paged that decode: few new tokens of each sequence attend to many. */
 #pragma once
 
 #include <stdbool.h>
 
-/* Of pages as time_options say, against peers, too. */
+/* As time_options say; also against peers. */
 void time_decode(void);
-/* Of pages of codes, of every kind, beside the same step over bf16. */
+/* Every kind of codes, against bf16. */
 void time_codes(void);
-/* Of sequences that begin alike. */
+/* With a common prefix. */
 void time_shared(void);
-/* Of results that do not depend on the step, beside the usual ones. */
+/* Against the usual decode. */
 void time_deterministic(void);
 
-/* LIBRARY[:NAME] of other kernels for time_decode(). False: it cannot be opened. */
+/* Kernels to compare time_decode() with. False: cannot be opened. */
 bool time_peer_open(const char *text);
 bool time_has_peers(void);
 void time_peers_close(void);

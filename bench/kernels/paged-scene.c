@@ -7,7 +7,7 @@
 #include <time.h>
 
 #define PIECE_BYTES 16384
-/* Pages of codes that are all different; others are like one of them. */
+/* The other pages of codes are copies of these. */
 #define DIFFERENT_PAGES 64
 #define HEADS_MAX 1024
 
@@ -75,7 +75,7 @@ void time_say(const char *name, double value, const char *unit, const char *peer
 	static char last[128];
 
 	if (time_options.profile) {
-		/* What ran, whoever it is beside, and whatever is said of it. */
+		/* One row per profiled launch. */
 		if (!strcmp(unit, "GB/s") || !strcmp(name, last))
 			return;
 		snprintf(last, sizeof(last), "%s", name);
@@ -155,7 +155,7 @@ uint32_t time_pages_of(uint32_t length)
 	return (length + (uint32_t)time_options.page - 1) / (uint32_t)time_options.page;
 }
 
-/* Bytes of K, or of V, in a page, padded so that pages are whole slots. */
+/* Of K (or V) in a page, padded to whole slots. */
 static size_t part_bytes(void)
 {
 	const size_t rows = (size_t)time_options.kv_heads * (size_t)time_options.page;
@@ -166,14 +166,14 @@ static size_t part_bytes(void)
 	return (rows * of_row + 127) / 128 * 128;
 }
 
-/* Values of about 1, whatever the codes are. */
+/* Decoded values are about 1. */
 static float random_scale(void)
 {
 	return (time_options.store == FA_PAGED_E4M3 ? 0.1f : 0.015f) *
 	       (0.5f + (float)time_below(1024) / 1024);
 }
 
-/* Fills a pool of @pages with codes at random, none of them NaN, and scales. */
+/* Random codes, none of them NaN, and scales. */
 static void fill_codes(uint64_t pool, uint32_t pages)
 {
 	const size_t part = part_bytes();
@@ -207,7 +207,6 @@ static void fill_codes(uint64_t pool, uint32_t pages)
 	}
 }
 
-/* The step's pages, shuffled all over the pool. */
 static void fill_table(struct time_scene *scene, uint32_t all)
 {
 	const uint32_t per_page = (uint32_t)(scene->page_bytes / FA_PAGED_SLOT_BYTES);
@@ -373,7 +372,7 @@ void time_bare_init(struct time_bare *bare, const struct time_scene *scene, cons
 
 	*bare = (struct time_bare){ .piece_bytes = PIECE_BYTES,
 		                    .bytes = (double)n * (double)scene->page_bytes };
-	/* All threads of a block read as often: with scales pages are no power of two. */
+	/* All threads must read equally often; with scales a page is no power of two. */
 	while (bare->piece_bytes > 0 && scene->page_bytes % bare->piece_bytes != 0)
 		bare->piece_bytes -= 4096;
 	if (bare->piece_bytes == 0)

@@ -1,7 +1,7 @@
 /*
- * What time-paged measures: a cache with sequences whose pages lie all over the pool, requests
- * over it, bare reads of the same pages; contestants that take turns, and rows that say how they
- * did. One thread; what cannot be done ends the process.
+ * What the parts of time-paged share: a cache with sequences whose pages are scattered over the
+ * pool, requests, bare reads of the same pages, contestants, result rows. One thread; failures
+ * end the process.
  */
 #pragma once
 
@@ -17,20 +17,20 @@
 
 extern struct time_options {
 	int32_t page, heads, kv_heads, dim, n_new, samples;
-	const char *only, *shapes; /* what of all; a part, and a pattern of decode's shapes */
+	const char *only, *shapes; /* a part; a pattern of decode shapes */
 	bool json, quick;
-	bool profile; /* each once, and only what it is called; neither times nor checks */
+	bool profile; /* run each once, without timing or checks */
 	enum fa_paged_store store;
 	bool head_scales;
-	const char *type; /* in names */
+	const char *type; /* in result names */
 } time_options;
 
 extern struct paged_gpu *time_gpu;
-/* Something was wrong, and was said on stderr: the process is to fail. */
+/* A check failed, with a message: exit status 1. */
 extern bool time_failed;
 
 uint32_t time_below(uint32_t n);
-/* What pages hold from now on: "plain", "e4m3", "int8", "e4m3-heads", "int8-heads". */
+/* Sets what pages hold: "plain", "e4m3", "int8", "e4m3-heads", "int8-heads". */
 bool time_set_store(const char *name);
 
 struct time_contestant {
@@ -38,14 +38,14 @@ struct time_contestant {
 	void *userdata;
 };
 
-/* Medians of @n contestants, taking turns; the GPU rests four times as long as it works. */
+/* Medians of @n alternating contestants; the GPU idles four times as long as it works. */
 void time_measure(const struct time_contestant *contestants, int n, double *ret_ns);
-/* @ratio of times: above 1 is faster than @peer. */
+/* @ratio: speed relative to @peer. */
 void time_say(const char *name, double value, const char *unit, const char *peer, double ratio);
-/* KIND/TYPE/SHAPE-h…/WHAT, for requests of options.n_new tokens a sequence. */
+/* KIND/TYPE/SHAPE-h.../WHAT */
 void time_name(char *name, size_t bytes, const char *kind, const char *shape, const char *what);
 
-/* ---- a cache and its sequences, all on the device */
+/* ---- a cache and its sequences, in device memory */
 
 struct time_scene {
 	struct fa_paged_cache cache;
@@ -56,7 +56,7 @@ struct time_scene {
 };
 
 uint32_t time_pages_of(uint32_t length);
-/* False: not enough memory. @n_new new tokens of each sequence, with q, k and v. */
+/* @n_new new tokens per sequence. False: memory is short. */
 bool time_scene_init(struct time_scene *scene, int32_t batch, const uint32_t *lengths,
                      uint32_t n_new);
 void time_scene_deinit(struct time_scene *scene);
@@ -72,21 +72,19 @@ struct time_run {
 	uint64_t own_table, out, lse;
 };
 
-/* Attention of the new tokens, planned for @chip (NULL: this GPU). @table: NULL, or another one
- * for the same sequences. */
+/* @chip: NULL is this GPU. @table: NULL, or another page table for the same sequences. */
 void time_run_init(struct time_run *run, const struct time_scene *scene,
                    const struct fa_cuda_chip *chip, const uint32_t *table, bool deterministic);
 void time_run_deinit(struct time_run *run);
-/* A contestant's. */
+/* As a contestant. */
 void time_run(void *run);
 
-/* Runs it, and compares some of its rows with what fp64 makes of the same pages. A difference
- * fails, and is false. */
+/* Compares some rows with fp64. On an error sets time_failed and returns false. */
 bool time_check(struct time_run *run, const char *name);
-/* The same of all rows of two that should be alike but for rounding. */
+/* Compares all rows of two runs that may differ by rounding only; fails likewise. */
 bool time_compare(struct time_run *ours, struct time_run *theirs, const char *name);
 
-/* ---- reading the same and doing nothing with it */
+/* ---- bare reads of the same pages */
 
 struct time_bare {
 	uint64_t pieces, n_pieces;
@@ -94,9 +92,9 @@ struct time_bare {
 	double bytes;
 };
 
-/* Of @n pages, in that order. */
+/* @n pages, in this order. */
 void time_bare_init(struct time_bare *bare, const struct time_scene *scene, const uint32_t *slots,
                     uint32_t n);
 void time_bare_deinit(struct time_bare *bare);
-/* A contestant's. */
+/* As a contestant. */
 void time_run_bare(void *bare);

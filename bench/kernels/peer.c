@@ -27,7 +27,7 @@ int fa_peer_open(const char *text, struct fa_peer *ret_peer)
 		free(peer.path);
 		return -EINVAL;
 	}
-	/* POSIX lets a data pointer hold a function; ISO C has no cast for it. */
+	/* POSIX allows a function in a data pointer; ISO C has no cast for it. */
 	*(void **)&peer.decode = dlsym(peer.library, "fa_peer_decode");
 	if (!peer.decode) {
 		fprintf(stderr, "%s exports no fa_peer_decode\n", peer.path);
@@ -91,7 +91,7 @@ bool fa_peer_agrees(const uint16_t *ours, const uint16_t *theirs, size_t n, doub
 		greatest = fmax(greatest, fabs(a));
 		difference = fmax(difference, fabs(a - b));
 	}
-	/* Zeros alone would agree with a kernel that does nothing. */
+	/* All zeros would agree with a kernel that does nothing. */
 	*ret_worst = greatest > 0 ? difference / greatest : INFINITY;
 	return *ret_worst <= 1.0 / 64;
 }

@@ -1,11 +1,10 @@
 /*
- * Times the planned kernels alone. Every sample: L2 is flushed by reading, a spin
- * kernel lets the host run ahead, then event, kernel, event; the median counts.
+ * Times the dense kernels alone. A sample: flush L2 by reading, start a spin kernel so that the
+ * host runs ahead, event, kernel, event; medians count.
  *   time-attention [--dtype f32|f16|bf16] [--dim N] [--seqlen N] [--mask full|causal]
  *                  [--samples N] [--sustained] [--json]
- * boost (the default) keeps the GPU busy at most a fifth of the time; sustained loads
- * it for a second before each cell. Heads * dim is 2048 and tokens 16,384 in every
- * cell. Skips (77) without a GPU.
+ * The GPU works at most a fifth of the time; --sustained: after a second of load. All cells have
+ * 16,384 tokens and heads * dim = 2048. Exits with 77 without a GPU.
  */
 #include "tests/gpu/request.h"
 
@@ -20,7 +19,7 @@
 #define SAMPLES_MAX 1000
 
 struct options {
-	int dtype, dim, seqlen, mask, samples; /* dtype, dim, seqlen: 0 is all; mask: -1 is all */
+	int dtype, dim, seqlen, mask, samples; /* 0: all; mask: -1 */
 	bool sustained, json;
 };
 

@@ -1,32 +1,24 @@
 /*
- * Times the kernels over pages, bf16, beside what bounds them, in one run. Every sample: L2
- * is flushed by reading, a spin kernel lets the host run ahead, then event, launches,
- * event; ours and the peer's samples take turns; the median counts. What decodes is compared
- * with fp64 before it is measured; one that is wrong has no rows, and the status is 1.
+ * Times the bf16 kernels over pages, against what bounds them. A sample: flush L2 by reading,
+ * start a spin kernel so that the host runs ahead, event, launches, event. All contestants
+ * alternate; medians count. Decode is compared with fp64 first: a wrong result has no rows and
+ * makes the exit status 1. Exits with 77 without a GPU.
  *   time-paged [--page N] [--samples N] [--heads N] [--kv-heads N] [--dim N] [--new N]
  *              [--only PART] [--peer LIBRARY[:NAME]]... [--json] [--quick]
  *              [--profile] [--shapes PATTERN]
  *              [--store plain|e4m3|int8|e4m3-heads|int8-heads]
- *   decode   of batches of one length, and of 64 sequences of 128 to 32k tokens ("mixed"),
- *            against a bare read of the same K and V, against the portable kernel ("sm80"), and
- *            against every peer: a library of other kernels (peer.h), whose result must be ours
- *   prefill  of 8,192 tokens, causal, against the dense kernels: the portable one ("sm80")
- *            and the one that the chip gets ("dense")
- *   append   of 8,192 tokens to one layer, against a copy of as many bytes
- * and, if --only names them:
- *   codes    decode over pages of each kind of codes, against a bare read of what those hold, and
- *            against the same step over bf16
- *   shared   decode of sequences that begin with the same pages, against a bare read of each of
- *            these once, and against the same with pages of their own ("unshared"); sequences
- *            that should be grouped and are not are a failure, and the other way round, too
- *   deterministic  decode that does not depend on what else is in the step, against the usual
- *            ("usual") and a bare read
- * With --store pages hold codes, whose tokens or heads have scales: no prefill, no peers, and
- * bare reads are of what the pages hold. --quick: whether all this works, over the emulator.
- * --shapes: decode of those alone, as names have them: 'b8-*'.
- * --profile: nothing is measured; each runs once, without those that it is beside, for a profiler
- * to look at (profiles.py), and what is said of it is its name.
- * Skips (77) without a GPU.
+ *   decode   equal lengths, and 64 sequences of 128 to 32k tokens ("mixed"), against a bare read
+ *            of K and V, the portable kernel ("sm80") and every peer (peer.h)
+ *   prefill  8,192 tokens, causal, against the dense kernels, portable ("sm80") and best ("dense")
+ *   append   8,192 tokens in one layer, against a copy of as many bytes
+ * and only if named by --only:
+ *   codes    decode over each kind of codes, against a bare read and bf16
+ *   shared   decode with a common prefix, against a bare read of each page once and private
+ *            pages ("unshared"); fails if the plan groups the wrong sequences
+ *   deterministic  against the usual decode ("usual") and a bare read
+ * --store: pages hold codes with scales per token or head; no prefill, no peers. --shapes: only
+ * matching decode shapes, e.g. 'b8-*'. --quick: a smoke test. --profile: run ours once and print
+ * its name, for profiles.py.
  */
 #include "bench/kernels/paged-decode.h"
 #include "bench/kernels/paged-scene.h"
@@ -121,7 +113,7 @@ static void run_copy(void *userdata)
 {
 	const struct time_scene *scene = userdata;
 
-	/* As many bytes read and written as K and V have. */
+	/* As many bytes as K and V have. */
 	paged_gpu_copy(time_gpu, scene->pool, scene->q, 2 * scene->kv_bytes);
 }
 
@@ -162,7 +154,7 @@ static void append(const char *variant, int32_t rotary_dim, bool with_q)
 	time_scene_deinit(&scene);
 }
 
-/* ---- all of it */
+/* ---- command line */
 
 static void prefills(void)
 {
@@ -205,7 +197,7 @@ static bool set_part(const char *name)
 	return false;
 }
 
-/* An option with a value; false: there is none, or it cannot be had. */
+/* False: wrong option or value. */
 static bool parse(const char *option, const char *value)
 {
 	const struct {

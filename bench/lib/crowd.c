@@ -18,31 +18,30 @@
 #include <unistd.h>
 
 #define DIM 8
-#define HEADROOM 2 /* links of the chain for each request in flight */
-#define FIRST 8    /* requests before a client is ready */
+#define HEADROOM 2 /* links per request in flight */
+#define FIRST 8    /* requests until a client is ready */
 #define TOLERANCE 1e-5
-/* Until a client is connected, or stopped: a machine may have more to do than this. */
+/* For a client to connect or to stop. */
 #define READY_NS (60 * FA_NS_PER_SEC)
-/* A request that has not ended by then never will. */
+/* A slower request counts as lost. */
 #define LOST_NS (120 * FA_NS_PER_SEC)
 #define GATED_REQUESTS 64
 #define STOPPED_REQUESTS 512
-#define NEVER 1000000 /* a value that is not given */
+#define NEVER 1000000 /* a timeline value that is never signalled */
 
-/* What a request reads, as two tokens of keys and values alike, and what the one before it
- * wrote: with a query of zeros the result is the mean of both. */
+/* The input of a request, as two tokens of K and V alike: the previous result and a fresh
+ * number. With a query of zero the result is their mean. */
 struct link {
 	float sum[DIM];
 	float fresh[DIM];
 };
 
-/* A client's buffer. */
 struct chain {
 	float query[DIM];
 	struct link links[HEADROOM * FA_CROWD_DEPTH_MAX];
 };
 
-/* What a client says, in memory that all share. */
+/* A client's results, in shared memory. */
 struct member {
 	_Atomic uint64_t done;
 	uint64_t asked, wrong;
@@ -78,7 +77,7 @@ struct client {
 	struct chain *chain;
 	uint32_t n_links;
 	uint64_t random;
-	double expected; /* of the request that ended last: column 0 */
+	double expected; /* column 0 of the last result */
 	struct in_flight {
 		struct fa_ticket ticket;
 		double fresh;
@@ -113,7 +112,7 @@ static int open_client(struct client *c)
 	return 0;
 }
 
-/* Request @n: from link n to the first half of the one behind it. */
+/* Request @n reads link n and writes the sum of link n + 1. */
 static int ask(struct client *c, uint64_t n)
 {
 	static const int64_t shape[4] = { 1, 1, 1, DIM }, shape_k[4] = { 1, 2, 1, DIM };
@@ -149,7 +148,7 @@ static void keep_sample(struct client *c, uint64_t ns)
 		(uint32_t)(ns < UINT32_MAX ? ns : UINT32_MAX);
 }
 
-/* Request @n has ended. The ticket says that nothing was left out before it. */
+/* The ticket shows that no request before @n was skipped. */
 static int await(struct client *c, uint64_t n)
 {
 	const struct in_flight *f = &c->in_flight[n % c->options->depth];
@@ -186,7 +185,7 @@ static void rest(struct client *c)
 	                      NULL);
 }
 
-/* Once requests have been answered, it is there if it ever will be. */
+/* A client that gets a ring has it after the first answers. */
 static int check_way(struct client *c)
 {
 	struct fa_info info = { .size = sizeof(info) };
@@ -224,7 +223,7 @@ static int work(struct client *c)
 			r = await(c, ended++);
 		if (r == 0)
 			r = ask(c, n++);
-		/* Who rests wants to know how long each takes. */
+		/* With pauses each latency is measured. */
 		if (r == 0 && c->options->rest_ns)
 			r = await(c, ended++);
 	}
@@ -253,7 +252,7 @@ static int run_client(const struct fa_crowd *crowd, int i)
 	return r < 0;
 }
 
-/* ---- who watches them */
+/* ---- the parent */
 
 static int start_clients(struct fa_crowd *crowd)
 {
@@ -335,7 +334,7 @@ static void end(struct fa_crowd *crowd)
 			continue;
 		while (waitpid(crowd->pids[i], &status, 0) < 0 && errno == EINTR)
 			;
-		/* One that was killed had no time to say why. */
+		/* A killed client could not set it. */
 		if (status && member->status == 0)
 			member->status = -ECHILD;
 		if (crowd->status == 0)
@@ -383,9 +382,9 @@ struct fa_crowd *fa_crowd_free(struct fa_crowd *crowd)
 	return NULL;
 }
 
-/* ---- a burden */
+/* ---- misbehaving clients */
 
-/* The first waits for what never comes, and those behind it for the first. */
+/* One request waits for a gate that never opens, the others behind it. */
 static int be_gated(struct client *c)
 {
 	const struct fa_gate gate = { .slot = 0, .value = NEVER };
@@ -402,18 +401,16 @@ static int be_gated(struct client *c)
 	return r;
 }
 
-/* Asks, and never looks at an answer. */
 static int be_stopped(struct client *c)
 {
 	int r = 0;
 
 	for (uint64_t n = 0; n < STOPPED_REQUESTS && r == 0; n++)
 		r = ask(c, n);
-	return r == -EAGAIN ? 0 : r; /* there is room for no more */
+	return r == -EAGAIN ? 0 : r; /* the ring is full */
 }
 
-/* Each says by stopping itself that it is as bad as it gets. The gated one goes on then, and
- * sleeps: only the other stays stopped. */
+/* Each stops itself (SIGSTOP) when all is sent. The gated one is continued, and sleeps. */
 static int start_burden(const struct fa_crowd_options *options, int (*be)(struct client *c),
                         pid_t *ret_pid)
 {

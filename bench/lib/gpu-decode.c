@@ -11,7 +11,7 @@
 
 #define ELEMENT_BYTES 2
 
-/* A request, planned once and launched for any layer. */
+/* A request that is planned once and launched for any layer. */
 struct planned {
 	struct fa_paged_request request;
 	struct fa_cuda_paged_plan plan;
@@ -21,14 +21,14 @@ struct planned {
 struct fa_gpu_decode {
 	struct fa_gpu *gpu;
 	CUmodule modules[FA_CUDA_PAGED_IMAGES];
-	CUfunction *functions; /* [fa_cuda_paged_kernels_count], as far as they were needed */
+	CUfunction *functions; /* loaded on first use */
 	struct fa_paged_cache cache;
-	struct fa_paged_step before, step; /* the tokens of one sequence before, and the new ones */
+	struct fa_paged_step before, step; /* earlier tokens of one sequence; new tokens of all */
 	uint32_t cu_before[2], length_before[1], zero[1];
-	/* [batch], and one more */
+	/* [batch + 1] */
 	uint32_t *cu_new, *lengths, *lengths_before, *table_start;
 	uint32_t *host_table; /* [batch * pages] */
-	uint32_t pages;       /* of each sequence */
+	uint32_t pages;       /* per sequence */
 	CUdeviceptr pool, table, workspace;
 	uint32_t epoch;
 	struct planned append, attend;
@@ -71,7 +71,7 @@ static int plan(struct fa_gpu_decode *decode, struct planned *planned, struct fa
 		if (result == CUDA_SUCCESS && planned->plan.blob_bytes)
 			result = driver->cuMemcpyHtoD(planned->blob, blob,
 			                              planned->plan.blob_bytes);
-		/* Attention alone has one. */
+		/* Only attention has a workspace. */
 		if (result == CUDA_SUCCESS && planned->plan.workspace_bytes) {
 			size_t workspace = planned->plan.workspace_bytes;
 
@@ -87,7 +87,7 @@ static int plan(struct fa_gpu_decode *decode, struct planned *planned, struct fa
 	return r;
 }
 
-/* @append: NULL, or what the launch is to append besides. */
+/* @append: done by the same launch; may be NULL. */
 static int launch(struct fa_gpu_decode *decode, struct planned *planned,
                   const struct fa_paged_append *append, struct fa_error *error)
 {
@@ -125,7 +125,6 @@ static struct fa_attention_tensor tensor(CUdeviceptr at, int32_t heads, int32_t 
 		                             .stride_head = dim };
 }
 
-/* New tokens of all sequences, and those before of one. */
 static int make_steps(struct fa_gpu_decode *decode, const struct fa_gpu_decode_shape *shape,
                       struct fa_error *error)
 {
@@ -166,7 +165,7 @@ static int make_steps(struct fa_gpu_decode *decode, const struct fa_gpu_decode_s
 	return 0;
 }
 
-/* One page after the other, all of a layer together. */
+/* Pages are consecutive within a layer. */
 static int make_pages(struct fa_gpu_decode *decode, const struct fa_gpu_decode_shape *shape,
                       struct fa_error *error)
 {
@@ -208,7 +207,7 @@ static int make_pages(struct fa_gpu_decode *decode, const struct fa_gpu_decode_s
 	return make_steps(decode, shape, error);
 }
 
-/* The tokens before of sequence @i, of all layers. */
+/* Appends the earlier tokens of sequence @i in all layers. */
 static int fill(struct fa_gpu_decode *decode, uint32_t i,
                 const struct fa_gpu_decode_tensors *tensors, struct fa_error *error)
 {

@@ -1,7 +1,5 @@
-/*
- * A decode step over pages, in the benchmark's own process: the kernels that the daemon would
- * choose, launched as a program would that has them itself. One thread.
- */
+/* A decode step over pages in this process, with the daemon's kernels: the peer of requests to
+ * a daemon. One thread. */
 #pragma once
 
 #include "bench/lib/gpu.h"
@@ -14,23 +12,21 @@ struct fa_gpu_decode;
 struct fa_gpu_decode_shape {
 	int32_t layers, heads, kv_heads, dim, page_tokens;
 	uint32_t batch;  /* sequences */
-	uint32_t length; /* of each, with the new token */
+	uint32_t length; /* of each, with the new one */
 };
 
-/* [token][head][dim]. q, out, k and v are the new tokens', one of each sequence; of the tokens
- * before, which every layer of every sequence gets, there are length - 1. */
+/* [token][head][dim]. q, out, k and v: one new token per sequence. k_before, v_before: length -
+ * 1 tokens, for every sequence and layer. */
 struct fa_gpu_decode_tensors {
 	CUdeviceptr q, k, v, out, k_before, v_before;
 };
 
-/* Makes the pages and fills them. */
 int fa_gpu_decode_new(struct fa_gpu *gpu, const struct fa_gpu_decode_shape *shape,
                       const struct fa_gpu_decode_tensors *tensors, struct fa_error *error,
                       struct fa_gpu_decode **ret_decode);
 /* Takes NULL, returns NULL. */
 struct fa_gpu_decode *fa_gpu_decode_free(struct fa_gpu_decode *decode);
 
-/* Enqueues what there is to do for @layer: attention, and with or before it, if @append, the
- * new tokens' way into the pages. */
+/* Enqueues attention, with @append also the append, by the same kernel or one before. */
 int fa_gpu_decode_launch(struct fa_gpu_decode *decode, int32_t layer, bool append,
                          struct fa_error *error);

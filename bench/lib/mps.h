@@ -1,13 +1,12 @@
-/* An MPS of the benchmark's own: a control daemon with directories of its own, which all
- * processes use that are started from then on, this one too. One thread. */
+/* A private MPS control daemon, used by this process and all that it starts later. One thread. */
 #pragma once
 
 struct fa_mps {
-	char directory[40]; /* empty: none runs */
+	char directory[40]; /* "": not running */
 };
 
-/* Before this process has used CUDA. -errno: nvidia-cuda-mps-control is not there, or says
- * no; nothing is left behind then. */
+/* Before any use of CUDA. A negative errno, with nothing left running: nvidia-cuda-mps-control
+ * is missing or fails. */
 int fa_mps_start(struct fa_mps *ret_mps);
-/* When no client of it is left. */
+/* When all clients have ended. */
 void fa_mps_stop(struct fa_mps *mps);

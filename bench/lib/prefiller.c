@@ -27,20 +27,20 @@
 #define ELEMENT_BYTES 2
 #define IN_FLIGHT 2
 #define NONE (-1)
-/* Numbers that tensors are filled with, again and again. */
+/* Random data, repeated in the tensors. */
 #define PIECE_BYTES ((uint64_t)16 << 20)
-/* Until the client is there, or has done what it was told: with a long prompt, by a CPU. */
+/* For the client to start or to follow an order: a CPU with a long prompt is slow. */
 #define PATIENCE_NS (120 * FA_NS_PER_SEC)
 
 /* In a memfd. */
 struct shared {
 	char sockets[FA_PREFILLER_DAEMONS][108];
 	uint32_t n_daemons, tokens;
-	_Atomic int wanted; /* the daemon to ask, or NONE */
-	_Atomic int asks;   /* the one that has answered since, or NONE */
+	_Atomic int wanted; /* or NONE */
+	_Atomic int asks;   /* the daemon under load, or NONE */
 	_Atomic bool ready, end;
-	uint64_t n, ns; /* of the last run, when asks is NONE again */
-	/* Why it has ended; before ready and asks. */
+	uint64_t n, ns; /* last run; valid when asks is NONE again */
+	/* Written before ready and asks. */
 	_Atomic int status;
 	struct fa_error error;
 };
@@ -53,7 +53,7 @@ struct prefill_client {
 	struct fa_error error;
 	CUdeviceptr tensors; /* q, k, v, out */
 	uint64_t q_bytes, kv_bytes;
-	void *first, *last; /* results */
+	void *first, *last; /* results, first and latest */
 	struct {
 		struct fa_client *client;
 		struct fa_attention request;
@@ -171,7 +171,7 @@ static int open_all(struct prefill_client *p)
 	return r;
 }
 
-/* Asks one daemon until it is no longer wanted. */
+/* Until @daemon is no longer wanted. */
 static int run(struct prefill_client *p, int daemon)
 {
 	const struct fa_attention *request = &p->daemons[daemon].request;
@@ -199,7 +199,7 @@ static int run(struct prefill_client *p, int daemon)
 			first_ns = fa_now_ns();
 			atomic_store(&shared->asks, daemon);
 		} else if (wanted) {
-			/* There was always one more in flight. */
+			/* The first answer started the clock. */
 			shared->n = ended - 1;
 			shared->ns = fa_now_ns() - first_ns;
 		}
@@ -255,14 +255,14 @@ int fa_prefiller_main(int fd)
 	return r < 0;
 }
 
-/* ---- who started it */
+/* ---- the parent */
 
 struct fa_prefiller {
 	struct shared *shared;
 	pid_t pid;
 };
 
-/* A new program: a context does not survive fork(). */
+/* exec(): a CUDA context does not survive fork(). */
 static pid_t spawn(int fd)
 {
 	char number[16];
@@ -279,7 +279,6 @@ static pid_t spawn(int fd)
 	_exit(127);
 }
 
-/* Waits for what the client is to say. */
 static int await(struct fa_prefiller *prefiller,
                  bool (*said)(const struct shared *shared, int what), int what,
                  struct fa_error *error)
@@ -294,7 +293,7 @@ static int await(struct fa_prefiller *prefiller,
 			return fa_fail(error, status, "%s", shared->error.text);
 		if (waitpid(prefiller->pid, NULL, WNOHANG) == prefiller->pid) {
 			prefiller->pid = 0;
-			/* It may have said why between the two. */
+			/* It may have ended between the two checks. */
 			if (atomic_load(&shared->status) < 0)
 				continue;
 			return fa_fail(error, -ECHILD, "the client that prefills has ended");
@@ -362,7 +361,7 @@ struct fa_prefiller *fa_prefiller_free(struct fa_prefiller *prefiller)
 	if (prefiller->pid > 0) {
 		atomic_store(&prefiller->shared->wanted, NONE);
 		atomic_store(&prefiller->shared->end, true);
-		/* What is in flight ends first, if it can. */
+		/* Let requests in flight end first. */
 		if (await(prefiller, asks, NONE, &error) < 0 && prefiller->pid > 0)
 			kill(prefiller->pid, SIGKILL);
 		if (prefiller->pid > 0)

@@ -1,7 +1,6 @@
 /*
- * A client that has a daemon prefill, over and over: attention over a prompt, bf16, 32 query and
- * 8 key heads of 128, causal. It is a process of its own with tensors of its own on the GPU, and
- * has two requests in flight, so that the daemon always knows of the next one. One thread.
+ * A client process that loads a daemon with causal prefills of one prompt, bf16, 32/8 heads,
+ * head dim 128, two requests in flight: the daemon always knows the next. One thread.
  */
 #pragma once
 
@@ -13,27 +12,24 @@
 #define FA_PREFILLER_DAEMONS 2
 
 struct fa_prefiller_options {
-	/* Of the daemons that it asks in turn; NULL: none. */
+	/* of daemons to load; NULL: none */
 	const char *sockets[FA_PREFILLER_DAEMONS];
 	uint32_t tokens;
 };
 
 struct fa_prefiller;
 
-/* When this returns, the client has had an answer of each daemon. */
+/* Waits until each daemon has answered once. */
 int fa_prefiller_start(const struct fa_prefiller_options *options, struct fa_error *error,
                        struct fa_prefiller **ret_prefiller);
 /* Ends the process. Takes NULL, returns NULL. */
 struct fa_prefiller *fa_prefiller_free(struct fa_prefiller *prefiller);
 
-/* Has it ask the @daemon-th, and returns when the first answer is there. */
+/* Returns with the first answer. */
 int fa_prefiller_go(struct fa_prefiller *prefiller, int daemon, struct fa_error *error);
-/*
- * Lets what is in flight end. *ret_ns: what one took on the average, from the first answer until
- * this was called; 0 if there was no further one. The last result must be that of the first
- * request ever, to the bit.
- */
+/* Lets requests in flight end. *ret_ns: mean time of a prefill from the first answer on; 0 if
+ * no second one ended. Fails unless the last result has the bits of the very first. */
 int fa_prefiller_stop(struct fa_prefiller *prefiller, struct fa_error *error, double *ret_ns);
 
-/* The process itself, which is started as fabench --prefiller @fd; its exit status. */
+/* Main function of the process: fabench --prefiller @fd. */
 int fa_prefiller_main(int fd);
