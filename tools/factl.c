@@ -74,7 +74,7 @@ static int show(struct factl *factl, const char *command, int (*print)(const cha
 	r = print(text, stdout);
 	fa_free(text);
 	if (r < 0) {
-		fprintf(stderr, "factl: the daemon's status is not the JSON it should be\n");
+		fprintf(stderr, "factl: unexpected JSON in the daemon's status\n");
 		return 1;
 	}
 	/* Scripts replace their last complete output with this one. */
@@ -127,7 +127,7 @@ static int run_ping(struct factl *factl)
 		sum += took;
 	}
 	if (factl->count > 1)
-		printf("%lu answers: least %.1f us, mean %.1f us, most %.1f us\n", factl->count,
+		printf("%lu answers: min %.1f us, mean %.1f us, max %.1f us\n", factl->count,
 		       (double)min / 1e3, (double)sum / (double)factl->count / 1e3,
 		       (double)max / 1e3);
 	return 0;
@@ -160,7 +160,7 @@ static int run_drain(struct factl *factl)
 	if (fa_daemon_drain(factl->client) < 0)
 		return fail("drain");
 	if (!factl->wait) {
-		puts("The daemon finishes what is in flight and exits.");
+		puts("The daemon finishes its requests and exits.");
 		return 0;
 	}
 	/* The daemon has exited when it closes the connection. */
@@ -183,7 +183,7 @@ static int run_rm(struct factl *factl)
 	int r;
 
 	if (!cache && strcmp(kind, "sequence") != 0)
-		return wrong_usage("what can be removed is a cache or a sequence, not a ", kind);
+		return wrong_usage("rm removes a cache or a sequence, not a ", kind);
 	r = connect_daemon(factl);
 	if (r != 0)
 		return r;
@@ -207,26 +207,25 @@ static const struct {
 static void usage(void)
 {
 	puts("Usage: factl [OPTION]... COMMAND\n"
-	     "Looks at the daemon fad, or tells it what to do.\n"
+	     "Shows the state of the daemon fad, or controls it.\n"
 	     "\n"
-	     "  status [--json]    what it does and for whom; as it comes with --json\n"
-	     "  metrics            the same as numbers in the format OpenMetrics, with which\n"
-	     "                     Prometheus and others follow them; as root, or the daemon's\n"
-	     "                     user, of all clients, else of this user's own\n"
+	     "  status [--json]    show clients, tenants, caches and load, or the raw JSON; root\n"
+	     "                     and the daemon's user see all clients, others their own\n"
+	     "  metrics            print the same in the OpenMetrics format, for Prometheus\n"
 	     "  ping [-c N]        time N empty round trips (default: 1)\n"
-	     "  version            of this tool and of the daemon\n"
-	     "  drain [--no-wait]  let it finish what is in flight and exit; waits until then\n"
+	     "  version            show the versions of factl and of the daemon\n"
+	     "  drain [--no-wait]  let the daemon finish all requests and exit; wait for that\n"
 	     "  rm cache NAME      remove a cache and all its sequences\n"
 	     "  rm sequence NAME   remove a sequence\n"
 	     "\n"
-	     "  -s, --socket PATH  where it listens (default: FAD_SOCKET, or\n"
+	     "  -s, --socket PATH  the daemon's socket (default: FAD_SOCKET, or\n"
 	     "                     $XDG_RUNTIME_DIR/fad/fad.sock if there, or\n"
 	     "                     /run/fad/fad.sock)\n"
-	     "  -c, --count N\n"
+	     "  -c, --count N      round trips of ping\n"
 	     "  -h, --help\n"
-	     "      --version      the same as the command version, without the daemon\n"
+	     "      --version      show the version of factl only\n"
 	     "\n"
-	     "Exit status: 0 done, 1 it did not work, 2 wrong usage, 3 no daemon there.");
+	     "Exit status: 0 success, 1 failure, 2 wrong usage, 3 no daemon.");
 }
 
 int main(int argc, char **argv)
@@ -278,7 +277,7 @@ int main(int argc, char **argv)
 		}
 	}
 	if (optind == argc)
-		return wrong_usage("what shall it do?", "");
+		return wrong_usage("a command is missing", "");
 	factl.arguments = argv + optind + 1;
 	for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++) {
 		int n = commands[i].n_arguments;
@@ -286,10 +285,10 @@ int main(int argc, char **argv)
 		if (strcmp(argv[optind], commands[i].name) != 0)
 			continue;
 		if (optind + 1 + n < argc)
-			return wrong_usage("one command at a time; do not know what to do with ",
+			return wrong_usage("one command at a time; unexpected ",
 			                   argv[optind + 1 + n]);
 		if (optind + 1 + n > argc)
-			return wrong_usage("more is to be said after ", argv[optind]);
+			return wrong_usage("an argument is missing after ", argv[optind]);
 		r = commands[i].run(&factl);
 		fa_disconnect(factl.client);
 		return r;

@@ -26,78 +26,82 @@ struct metric {
 
 static const struct metric daemon_metrics[] = {
 	{ "fad_uptime_seconds", GAUGE, "uptime_ns", "How long the daemon has run." },
-	{ "fad_draining", GAUGE, "draining", "Whether it takes nothing new and is about to exit." },
-	{ "fad_threads", GAUGE, "threads", "Threads that compute." },
-	{ "fad_connections", GAUGE, "connections", "Clients that are connected." },
-	{ "fad_connections_accepted", COUNTER, "connections_total", "Clients that were let in." },
-	{ "fad_connections_refused", COUNTER, "connections_refused", "Clients turned away." },
+	{ "fad_draining", GAUGE, "draining", "1 while the daemon finishes its requests to exit." },
+	{ "fad_threads", GAUGE, "threads", "Compute threads of the backend." },
+	{ "fad_connections", GAUGE, "connections", "Connected clients." },
+	{ "fad_connections_accepted", COUNTER, "connections_total", "Accepted connections." },
+	{ "fad_connections_refused", COUNTER, "connections_refused", "Refused connections." },
 	{ "fad_buffers", GAUGE, "buffers", "Buffers of all clients." },
-	{ "fad_buffers_max", GAUGE, "buffers_max", "Buffers that all clients may have." },
-	{ "fad_rings", GAUGE, "rings", "Clients whose requests come through memory." },
-	{ "fad_rings_polled", GAUGE, "rings_polled", "Of those, the ones looked at all the time." },
-	{ "fad_ring_requests", COUNTER, "ring_requests", "Messages that came through rings." },
-	{ "fad_ring_doorbells", COUNTER, "ring_doorbells", "How often a client woke the daemon." },
+	{ "fad_buffers_max", GAUGE, "buffers_max", "Limit for the buffers of all clients." },
+	{ "fad_rings", GAUGE, "rings", "Clients that send requests by ring." },
+	{ "fad_rings_polled", GAUGE, "rings_polled", "Rings that the daemon polls now." },
+	{ "fad_ring_requests", COUNTER, "ring_requests", "Messages received by ring." },
+	{ "fad_ring_doorbells", COUNTER, "ring_doorbells", "Wake-ups of the daemon by clients." },
 	{ "fad_sessions_seen", GAUGE, "sessions_total", "Sessions that this user may see." },
 	{ "fad_tenants_seen", GAUGE, "tenants_total",
-	  "Tenants that this user may see, of which at most 128 are told of." },
+	  "Tenants that this user may see; at most 128 are listed." },
 };
 
 static const struct metric request_metrics[] = {
-	{ "fad_requests_submitted", COUNTER, "submitted", "Requests, with the daemon's own." },
-	{ "fad_requests_launched", COUNTER, "launched", "Requests that the device was given." },
-	{ "fad_requests_finished", COUNTER, "finished", "Requests that ended in whatever way." },
+	{ "fad_requests_submitted", COUNTER, "submitted",
+	  "Requests received, and the daemon's own." },
+	{ "fad_requests_launched", COUNTER, "launched", "Requests launched on the device." },
+	{ "fad_requests_finished", COUNTER, "finished", "Requests that ended, with any result." },
 	{ "fad_requests_failed", COUNTER, "failed", "Requests that ended with an error." },
-	{ "fad_requests_cancelled", COUNTER, "cancelled", "Requests that were cancelled." },
+	{ "fad_requests_cancelled", COUNTER, "cancelled", "Cancelled requests." },
 	{ "fad_busy_seconds", COUNTER, "busy_ns",
-	  "Time of requests on the device; of those beside one another the sum." },
+	  "Device time of requests; concurrent requests add up." },
 };
 
 static const struct metric pool_metrics[] = {
-	{ "fad_pool_chunk_bytes", GAUGE, "chunk_bytes", "Memory of a chunk of the KV pool." },
-	{ "fad_pool_chunks_max", GAUGE, "chunks_max", "Chunks that the pool may have." },
+	{ "fad_pool_chunk_bytes", GAUGE, "chunk_bytes", "Size of a chunk of the KV pool." },
+	{ "fad_pool_chunks_max", GAUGE, "chunks_max", "Limit for the chunks of the pool." },
 	{ "fad_pool_chunks", GAUGE, "chunks", "Chunks that have memory." },
-	{ "fad_pool_chunks_free", GAUGE, "chunks_free", "Of those, the ones in no cache." },
-	{ "fad_pool_chunks_unkept", GAUGE, "chunks_unkept", "Chunks lost with the daemon." },
+	{ "fad_pool_chunks_free", GAUGE, "chunks_free",
+	  "Chunks with memory that belong to no cache." },
+	{ "fad_pool_chunks_unkept", GAUGE, "chunks_unkept",
+	  "Chunks that do not survive the daemon." },
 	{ "fad_pool_bytes", GAUGE, "used_bytes",
-	  "Memory of pages, used by sequences and steps or idle (published alone).", "used" },
+	  "Memory of pages: used by sequences and steps, or idle (only published).", "used" },
 	{ "fad_pool_bytes", GAUGE, "idle_bytes", NULL, "idle" },
 	{ "fad_pool_pages", GAUGE, "used_pages", "Pages of all caches.", "used" },
 	{ "fad_pool_pages", GAUGE, "idle_pages", NULL, "idle" },
 	{ "fad_pool_pages", GAUGE, "free_pages", NULL, "free" },
 	{ "fad_pool_pages_quarantined", GAUGE, "quarantined_pages",
-	  "Pages that something may still write to." },
+	  "Freed pages that a kernel may still write to." },
 	{ "fad_pool_pages_evicted", COUNTER, "evicted_pages",
-	  "Published pages that were given up for others." },
+	  "Published pages evicted to make room." },
 	{ "fad_pool_caches", GAUGE, "caches", "Caches." },
 	{ "fad_pool_sequences", GAUGE, "sequences", "Sequences." },
 	{ "fad_pool_steps", GAUGE, "steps", "Steps in flight." },
 	{ "fad_pool_sessions_awaited", GAUGE, "sessions_awaited",
-	  "Sessions that may come back for what they have." },
+	  "Sessions of an earlier daemon that may still reconnect." },
 };
 
 /* A tenant's limits have the same keys. */
 static const struct metric tenant_metrics[] = {
 	{ "fad_tenant_sessions", GAUGE, "sessions", "Sessions of a tenant." },
 	{ "fad_tenant_buffers", GAUGE, "buffers", "Buffers of a tenant." },
-	{ "fad_tenant_buffer_bytes", GAUGE, "buffer_bytes", "Its memory of the machine." },
-	{ "fad_tenant_device_bytes", GAUGE, "device_bytes", "Its memory of the device." },
-	{ "fad_tenant_pieces", GAUGE, "pieces", "Allocations of buffers that have several." },
-	{ "fad_tenant_fds", GAUGE, "fds", "Descriptors that the daemon has for a tenant." },
+	{ "fad_tenant_buffer_bytes", GAUGE, "buffer_bytes", "Host memory of a tenant's buffers." },
+	{ "fad_tenant_device_bytes", GAUGE, "device_bytes",
+	  "Device memory of a tenant's buffers." },
+	{ "fad_tenant_pieces", GAUGE, "pieces", "Allocations of buffers that consist of several." },
+	{ "fad_tenant_fds", GAUGE, "fds", "File descriptors that the daemon holds for a tenant." },
 	{ "fad_tenant_requests_in_flight", GAUGE, "requests", "Requests that have not ended." },
-	{ "fad_tenant_step_bytes", GAUGE, "step_bytes", "Memory of its steps in flight." },
+	{ "fad_tenant_step_bytes", GAUGE, "step_bytes", "Memory of a tenant's steps in flight." },
 	{ "fad_tenant_gates", GAUGE, "gates", "Waits and signals of requests in flight." },
 	{ "fad_tenant_timelines", GAUGE, "timelines", "Timelines of a tenant." },
 };
 
 static const struct metric done_metrics[] = {
 	{ "fad_tenant_requests_finished", COUNTER, "finished",
-	  "Requests of a tenant that ended in whatever way." },
+	  "Requests of a tenant that ended, with any result." },
 	{ "fad_tenant_requests_failed", COUNTER, "failed",
 	  "Requests of a tenant that ended with an error." },
 	{ "fad_tenant_requests_cancelled", COUNTER, "cancelled",
-	  "Requests of a tenant that were cancelled." },
+	  "Cancelled requests of a tenant." },
 	{ "fad_tenant_busy_seconds", COUNTER, "busy_ns",
-	  "Time of a tenant's requests on the device; of those beside one another the sum." },
+	  "Device time of a tenant's requests; concurrent requests add up." },
 };
 
 static const struct metric pool_tenant_metrics[] = {
@@ -108,11 +112,12 @@ static const struct metric pool_tenant_metrics[] = {
 };
 
 static const struct metric pool_limit_metrics[] = {
-	{ "fad_limit_pool_tenant_bytes", GAUGE, "pool_bytes", "Pages that a tenant may have." },
-	{ "fad_limit_pool_tenant_caches", GAUGE, "caches", "Caches that a tenant may have." },
+	{ "fad_limit_pool_tenant_bytes", GAUGE, "pool_bytes",
+	  "Limit for the memory of a tenant's pages." },
+	{ "fad_limit_pool_tenant_caches", GAUGE, "caches", "Limit for the caches of a tenant." },
 	{ "fad_limit_pool_tenant_sequences", GAUGE, "sequences",
-	  "Sequences that a tenant may have." },
-	{ "fad_limit_connections", GAUGE, "connections", "Clients that may be connected." },
+	  "Limit for the sequences of a tenant." },
+	{ "fad_limit_connections", GAUGE, "connections", "Limit for connected clients." },
 };
 
 #define N(array) (sizeof(array) / sizeof((array)[0]))
@@ -319,7 +324,7 @@ static void print_build(const json_t *root, FILE *file)
 	char separator = '{';
 
 	/* A gauge: the older text format has no type info. */
-	print_head("fad_build_info", "gauge", "What runs, and on what.", file);
+	print_head("fad_build_info", "gauge", "Version, backend and device of the daemon.", file);
 	fputs("fad_build_info", file);
 	for (size_t i = 0; i < N(labels); ++i) {
 		const char *value = json_string_value(json_object_get(root, labels[i]));

@@ -17,7 +17,7 @@ struct fa_bench_result {
 	double value, ratio;
 };
 
-static void find_device(char *ret_device, size_t size)
+static void read_cpu_model(char *ret_device, size_t size)
 {
 	char line[256], model[96] = "unknown processor";
 	FILE *file;
@@ -40,10 +40,10 @@ static void find_device(char *ret_device, size_t size)
 void fa_bench_init(struct fa_bench *bench)
 {
 	*bench = (struct fa_bench){ 0 };
-	find_device(bench->device, sizeof(bench->device));
+	read_cpu_model(bench->device, sizeof(bench->device));
 }
 
-void fa_bench_name_gpu(struct fa_bench *bench, const char *gpu)
+void fa_bench_set_gpu(struct fa_bench *bench, const char *gpu)
 {
 	char rest[sizeof(bench->device)];
 
@@ -84,7 +84,7 @@ int fa_bench_add(struct fa_bench *bench, const char *name, double value, const c
 	return 0;
 }
 
-void fa_bench_say(const struct fa_bench *bench, const char *format, ...)
+void fa_bench_log(const struct fa_bench *bench, const char *format, ...)
 {
 	va_list args;
 

@@ -27,7 +27,7 @@ void fa_bench_init(struct fa_bench *bench);
 void fa_bench_deinit(struct fa_bench *bench);
 
 /* Puts the GPU's model in front of the CPU's. */
-void fa_bench_name_gpu(struct fa_bench *bench, const char *gpu);
+void fa_bench_set_gpu(struct fa_bench *bench, const char *gpu);
 
 /*
  * Adds one number. @name never changes: area/dtype/shape/variant. @ratio is the speed relative
@@ -37,7 +37,7 @@ void fa_bench_name_gpu(struct fa_bench *bench, const char *gpu);
 int fa_bench_add(struct fa_bench *bench, const char *name, double value, const char *unit,
                  const char *peer, double ratio);
 
-void fa_bench_say(const struct fa_bench *bench, const char *format, ...)
+void fa_bench_log(const struct fa_bench *bench, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
 
 int fa_bench_print_json(const struct fa_bench *bench);

@@ -459,7 +459,7 @@ int fa_bench_cpu(struct fa_bench *bench)
 	if (r < 0) {
 		fprintf(stderr, "fabench cpu: %s\n", text[0] ? text : strerror(-r));
 	} else {
-		fa_bench_say(bench, "cpu: %s kernels, %u threads%s", fa_cpu_isa_name(team.isa),
+		fa_bench_log(bench, "cpu: %s kernels, %u threads%s", fa_cpu_isa_name(team.isa),
 		             team.n_threads,
 		             blas.sgemm ? "" : ", no libopenblas.so.0 to compare with");
 		r = bench_all(bench, &team, &blas);

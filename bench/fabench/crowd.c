@@ -235,9 +235,9 @@ int fa_bench_crowd(struct fa_bench *bench)
 			r = fa_bench_daemon_settle(&daemon);
 	}
 	if (r < 0)
-		fa_bench_say(bench, "fabench crowd: %s", strerror(-r));
+		fa_bench_log(bench, "fabench crowd: %s", strerror(-r));
 	stopped = fa_bench_daemon_stop(&daemon);
 	if (stopped < 0)
-		fa_bench_say(bench, "fabench crowd: the daemon did not end well");
+		fa_bench_log(bench, "fabench crowd: the daemon did not exit cleanly");
 	return r < 0 ? r : stopped;
 }

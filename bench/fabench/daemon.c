@@ -115,19 +115,19 @@ static int start_private(const struct fa_bench *bench, bool supervised,
 
 	r = find_daemon(path, sizeof(path));
 	if (r < 0) {
-		fa_bench_say(bench, "fabench: fad is not there; say where with FAD_DAEMON");
+		fa_bench_log(bench, "fabench: fad is not found; FAD_DAEMON may name it");
 		return r;
 	}
 	snprintf(daemon.directory, sizeof(daemon.directory), "/tmp/fabench.XXXXXX");
 	if (!mkdtemp(daemon.directory)) {
 		r = -errno;
-		fa_bench_say(bench, "fabench: %s: %s", daemon.directory, strerror(errno));
+		fa_bench_log(bench, "fabench: %s: %s", daemon.directory, strerror(errno));
 		return r;
 	}
 	snprintf(daemon.socket, sizeof(daemon.socket), "%s/fad.sock", daemon.directory);
 	r = spawn(&daemon, path, supervised);
 	if (r < 0) {
-		fa_bench_say(bench, "fabench: %s did not start", path);
+		fa_bench_log(bench, "fabench: %s did not start", path);
 		fa_bench_daemon_stop(&daemon);
 		return r;
 	}
@@ -146,7 +146,7 @@ int fa_bench_daemon_start(const struct fa_bench *bench, struct fa_bench_daemon *
 	snprintf(daemon.socket, sizeof(daemon.socket), "%s", bench->socket);
 	r = ask_status(daemon.socket, &daemon.pid, &sessions);
 	if (r < 0) {
-		fa_bench_say(bench, "fabench: no daemon at %s: %s", bench->socket, fa_error());
+		fa_bench_log(bench, "fabench: no daemon at %s: %s", bench->socket, fa_error());
 		return r;
 	}
 	*ret_daemon = daemon;

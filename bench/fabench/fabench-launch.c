@@ -20,11 +20,13 @@ int main(int argc, char **argv)
 		} else if (!strcmp(argv[i], "--prepare")) {
 			prepares_only = true;
 		} else {
-			fprintf(stderr, "Usage: fabench-launch [--json] [--quick] [--prepare]\n"
-			                "Measures what a decode step costs the daemon's threads "
-			                "on a GPU;\n"
-			                "with --prepare only until it could be launched, for a "
-			                "driver that computes slowly.\n");
+			fprintf(stderr,
+			        "Usage: fabench-launch [--json] [--quick] [--prepare]\n"
+			        "Measures what a decode step costs the daemon's threads "
+			        "on a GPU.\n"
+			        "  --json     print JSON instead of lines\n"
+			        "  --quick    run briefly, as a test; the numbers mean nothing\n"
+			        "  --prepare  plan, but do not launch: for a slow test driver\n");
 			return 2;
 		}
 	}

@@ -112,8 +112,8 @@ static void shuffle(uint32_t *values, uint32_t n)
 }
 
 /* Allocates every page of the pool to the cache, and frees them in random order. */
-static int stir(struct pool_bench *b, struct fa_pool_cache *cache, uint32_t **ret_pages,
-                uint32_t *ret_n)
+static int shuffle_free_pages(struct pool_bench *b, struct fa_pool_cache *cache,
+                              uint32_t **ret_pages, uint32_t *ret_n)
 {
 	uint32_t n = b->n_chunks * cache->layout.pages_per_chunk;
 	uint32_t *pages = malloc(n * sizeof(*pages));
@@ -139,7 +139,7 @@ static int stir(struct pool_bench *b, struct fa_pool_cache *cache, uint32_t **re
 	return 0;
 }
 
-static void keep_least(uint64_t *least, uint64_t ns)
+static void keep_min(uint64_t *least, uint64_t ns)
 {
 	if (ns < *least)
 		*least = ns;
@@ -170,7 +170,7 @@ static int measure_pages(struct pool_bench *b, struct fa_pool_cache *cache, uint
 			fa_page_unref(b->pool, cache, pages[i]);
 		times[4] = fa_now_ns();
 		for (int i = 0; i < 4; i++)
-			keep_least(&least[i], times[i + 1] - times[i]);
+			keep_min(&least[i], times[i + 1] - times[i]);
 	}
 	for (int i = 0; r >= 0 && i < 4; i++)
 		r = add(b, "page", cache->layout.page_tokens, names[i], (double)least[i] / n, "ns");
@@ -389,7 +389,7 @@ static int measure(struct pool_bench *b, uint32_t page_tokens)
 	if (r < 0)
 		return r;
 	cache = b->pool->caches[(uint32_t)id];
-	r = stir(b, cache, &pages, &n);
+	r = shuffle_free_pages(b, cache, &pages, &n);
 	if (r >= 0)
 		r = measure_pages(b, cache, pages, n);
 	if (r >= 0)
@@ -423,7 +423,7 @@ static int bench_pool(struct fa_bench *bench)
 	for (uint32_t page_tokens = 16; r >= 0 && page_tokens <= 64; page_tokens *= 4)
 		r = measure(&b, page_tokens);
 	if (r < 0)
-		fa_bench_say(bench, "pool: %s", b.error.text);
+		fa_bench_log(bench, "pool: %s", b.error.text);
 	free(b.times);
 	return r;
 }
@@ -440,8 +440,11 @@ int main(int argc, char **argv)
 		} else if (!strcmp(argv[i], "--quick")) {
 			bench.quick = true;
 		} else {
-			fprintf(stderr, "Usage: fabench-pool [--json] [--quick]\n"
-			                "Measures the bookkeeping of the KV pool.\n");
+			fprintf(stderr,
+			        "Usage: fabench-pool [--json] [--quick]\n"
+			        "Measures the bookkeeping of the KV pool.\n"
+			        "  --json   print JSON instead of lines\n"
+			        "  --quick  run briefly, as a test; the numbers mean nothing\n");
 			return 2;
 		}
 	}

@@ -18,19 +18,20 @@ static const struct {
 	const char *what;
 	int (*run)(struct fa_bench *bench);
 } benches[] = {
-	{ "rtt", "one request, through socket and ring, against bare ping-pongs", fa_bench_rtt },
-	{ "throughput", "8, 32 and 64 clients at once; 64 idle clients", fa_bench_throughput },
-	{ "crowd", "64 clients for a minute; 62 beside two that are a burden", fa_bench_crowd },
-	{ "cpu", "the CPU kernels, against a matrix multiply and against reading", fa_bench_cpu },
-	{ "wire", "writing and reading messages", fa_bench_wire },
-	{ "restart", "from the daemon's death to the first answer", fa_bench_restart },
-	{ "gpu", "requests to a daemon with a GPU, against launches of one's own", fa_bench_gpu },
-	{ "request", "a decode request, a step and pairs of kernels, against one's own launches",
+	{ "rtt", "one request by socket and by ring, against a bare ping-pong", fa_bench_rtt },
+	{ "throughput", "8, 32 and 64 clients at once; cost of 64 idle clients",
+	  fa_bench_throughput },
+	{ "crowd", "64 clients for a minute; 62 clients beside two that misbehave",
+	  fa_bench_crowd },
+	{ "cpu", "CPU kernels, against a matrix multiply and a bare read", fa_bench_cpu },
+	{ "wire", "encoding and decoding of messages", fa_bench_wire },
+	{ "restart", "time from the daemon's death to the first answer", fa_bench_restart },
+	{ "gpu", "requests to a daemon with a GPU, against direct launches", fa_bench_gpu },
+	{ "request", "decode requests, steps and kernel pairs, against direct launches",
 	  fa_bench_request },
 	{ "step", "whole decode steps of 32 sequences, against the kernels alone", fa_bench_step },
-	{ "yield", "decode steps that arrive beside a prefill, which gives way to them",
-	  fa_bench_yield },
-	{ "prefill", "the GPU's kernels alone, in boost and under sustained load",
+	{ "yield", "decode steps that preempt a prefill", fa_bench_yield },
+	{ "prefill", "GPU kernels alone, at boost clocks and under sustained load",
 	  fa_bench_prefill },
 	{ NULL, NULL, NULL },
 };
@@ -42,17 +43,17 @@ static void usage(FILE *file)
 	for (size_t i = 0; benches[i].name; i++)
 		fprintf(file, "  %-12s %s\n", benches[i].name, benches[i].what);
 	fprintf(file,
-	        "  all          all of them\n\n"
-	        "  -s, --socket PATH  measure the daemon that listens there (default: start one;\n"
-	        "                     FAD_DAEMON says where fad is, else it is looked for nearby)\n"
+	        "  all          all that this machine can run\n\n"
+	        "  -s, --socket PATH  measure the daemon that listens there (default: start fad\n"
+	        "                     from FAD_DAEMON, or as installed or built with fabench)\n"
 	        "      --json         print JSON instead of lines\n"
-	        "      --mps          under the MPS of CUDA_MPS_PIPE_DIRECTORY, or, without\n"
-	        "                     that, one that is started for it\n"
-	        "      --seconds N    how long crowd lets its clients ask (default: 60)\n"
-	        "      --quick        make it short: to see whether it works, not for numbers\n"
+	        "      --mps          run under MPS: the one of CUDA_MPS_PIPE_DIRECTORY if set,\n"
+	        "                     else a private one\n"
+	        "      --seconds N    duration of the saturating part of crowd (default: 60)\n"
+	        "      --quick        run briefly, as a test; the numbers mean nothing\n"
 	        "  -h, --help\n"
 	        "      --version\n\n"
-	        "A ratio is speed against the peer: above 1 is faster than it.\n");
+	        "A ratio is the speed relative to the peer: above 1 is faster.\n");
 }
 
 /* In a child process: a process that uses MPS would keep it from stopping. */

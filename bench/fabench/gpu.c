@@ -196,7 +196,7 @@ static int compare_results(struct gpu_bench *g)
 			r = fa_fail(&g->error, -EIO, "the GPU fails");
 	}
 	if (r == 0 && memcmp(outs[INPROC], outs[SOCKET], TENSOR_BYTES) != 0)
-		r = fa_fail(&g->error, -EIO, "the daemon's result is not the kernel's");
+		r = fa_fail(&g->error, -EIO, "the daemon's result differs from the kernel's");
 	for (int kind = 0; kind < KINDS; kind++)
 		free(outs[kind]);
 	return r;
@@ -411,7 +411,7 @@ static int measure_start(struct gpu_bench *g)
 		samples[i] = fa_now_ns() - start;
 		disconnect_client(g);
 		if (fa_bench_daemon_stop(&daemon) < 0 && r == 0)
-			r = fa_fail(&g->error, -EIO, "the daemon did not end well");
+			r = fa_fail(&g->error, -EIO, "the daemon did not exit cleanly");
 	}
 	if (r == 0)
 		r = fa_bench_add(g->bench, "gpu/start/first-answer",
@@ -446,7 +446,7 @@ static int run(struct gpu_bench *g)
 		r = measure_storm(g, daemon.socket);
 	disconnect_client(g);
 	if (fa_bench_daemon_stop(&daemon) < 0 && r == 0)
-		r = fa_fail(&g->error, -EIO, "the daemon did not end well");
+		r = fa_fail(&g->error, -EIO, "the daemon did not exit cleanly");
 	return r;
 }
 
@@ -457,7 +457,7 @@ int fa_bench_gpu(struct fa_bench *bench)
 
 	r = fa_gpu_open(&g.error, &g.gpu);
 	if (r == 0) {
-		fa_bench_name_gpu(bench, g.gpu->name);
+		fa_bench_set_gpu(bench, g.gpu->name);
 		r = run(&g);
 	}
 	if (r < 0)

@@ -226,7 +226,7 @@ static int run_layer(struct launch_bench *b, struct fa_device_tables *tables, in
 	*ret_launch_ns = 0;
 	/* Only planning allocates metadata. */
 	if (r == 0 && layer > 0 && work.room_bytes)
-		r = fa_fail(&b->error, -EPROTO, "layer %d of %u sequences was planned anew", layer,
+		r = fa_fail(&b->error, -EPROTO, "layer %d of %u sequences was planned again", layer,
 		            b->shape->batch);
 	/* --quick has prefixes that are not worth sharing. */
 	if (r == 0 && !b->bench->quick && (work.prefixes > 0) != (b->shape->shared > 0))
@@ -349,7 +349,7 @@ static int open_device(struct launch_bench *b)
 	if (r < 0)
 		return -ENODEV;
 	b->ops->describe(b->device, &info);
-	fa_bench_name_gpu(b->bench, info.name);
+	fa_bench_set_gpu(b->bench, info.name);
 	r = b->ops->memory_new_arena(b->device, 2 * Q_BYTES + 2 * K_BYTES, &b->error, &b->tensors,
 	                             &fd, &piece_bytes);
 	if (r < 0)
@@ -389,7 +389,7 @@ int fa_bench_launch(struct fa_bench *bench, bool prepares_only)
 			r = measure(&b, true);
 	}
 	if (r < 0)
-		fa_bench_say(bench, "fabench-launch: %s", b.error.text);
+		fa_bench_log(bench, "fabench-launch: %s", b.error.text);
 	close_device(&b);
 	return r;
 }

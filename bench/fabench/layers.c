@@ -185,7 +185,7 @@ int fa_bench_layers(struct fa_bench *bench)
 	if (r == 0)
 		r = report(bench, &l, blocks * steps);
 	if (r < 0)
-		fa_bench_say(bench, "fabench rtt: %s (%s)", strerror(-r), fa_error());
+		fa_bench_log(bench, "fabench rtt: %s (%s)", strerror(-r), fa_error());
 
 	for (int way = 0; way < WAYS; way++) {
 		free(l.sent[way]);
@@ -196,6 +196,6 @@ int fa_bench_layers(struct fa_bench *bench)
 	fa_disconnect(l.client);
 	stopped = fa_bench_daemon_stop(&daemon);
 	if (stopped < 0)
-		fa_bench_say(bench, "fabench rtt: the daemon did not end well");
+		fa_bench_log(bench, "fabench rtt: the daemon did not exit cleanly");
 	return r < 0 ? r : stopped;
 }

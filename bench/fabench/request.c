@@ -234,7 +234,7 @@ static int compare_results(struct request_bench *b)
 		if (r == 0 && driver->cuMemcpyDtoH(result, out, bytes) != CUDA_SUCCESS)
 			r = fa_fail(&b->error, -EIO, "the GPU fails");
 		if (r == 0 && memcmp(result, results, bytes) != 0)
-			r = fa_fail(&b->error, -EIO, "%s: the result is not the kernel's",
+			r = fa_fail(&b->error, -EIO, "%s: the result differs from the kernel's",
 			            way_names[way]);
 	}
 	free(results);
@@ -510,7 +510,7 @@ static int check_ring(struct request_bench *b)
 	const int r = fa_info(b->clients[RING].client, &info);
 
 	if (r == 0 && !info.ring_bytes)
-		return fa_fail(&b->error, -EIO, "the daemon gives no ring");
+		return fa_fail(&b->error, -EIO, "the daemon offers no ring");
 	return r;
 }
 
@@ -595,7 +595,7 @@ static int run(struct request_bench *b, const struct fa_gpu_decode_shape *shape,
 		for (int way = 0; way < WAYS; way++)
 			fa_decode_client_close(&b->clients[way]);
 		if (fa_bench_daemon_stop(&daemon) < 0 && r == 0)
-			r = fa_fail(&b->error, -EIO, "the daemon did not end well");
+			r = fa_fail(&b->error, -EIO, "the daemon did not exit cleanly");
 	}
 	b->decode = fa_gpu_decode_free(b->decode);
 	fa_decode_tensors_free(b->gpu, &b->tensors);
@@ -612,7 +612,7 @@ int fa_bench_request(struct fa_bench *bench)
 	if (r == 0)
 		r = fa_gpu_open(&b.error, &b.gpu);
 	if (r == 0) {
-		fa_bench_name_gpu(bench, b.gpu->name);
+		fa_bench_set_gpu(bench, b.gpu->name);
 		r = run(&b, &usual, measure_usual);
 	}
 	if (r == 0)

@@ -39,7 +39,7 @@ struct restart {
 
 static int failed(const struct restart *r, const char *what, int code)
 {
-	fa_bench_say(r->bench, "fabench: %s: %s", what, fa_error());
+	fa_bench_log(r->bench, "fabench: %s: %s", what, fa_error());
 	return code;
 }
 
@@ -179,7 +179,7 @@ static int measure(struct restart *r)
 		code = fa_info(r->client, &info);
 	if (code < 0)
 		return code;
-	fa_bench_say(r->bench, "%llu MiB of pages, %d deaths, %llu sessions resumed",
+	fa_bench_log(r->bench, "%llu MiB of pages, %d deaths, %llu sessions resumed",
 	             (unsigned long long)bytes, n, (unsigned long long)info.resumed);
 	snprintf(name, sizeof(name), "restart/%s/first-answer", info.backend);
 	code = fa_bench_add(r->bench, name,
@@ -212,8 +212,8 @@ int fa_bench_restart(struct fa_bench *bench)
 	int code;
 
 	if (bench->socket) {
-		fa_bench_say(bench, "fabench: restart kills its daemon: it starts one, and does "
-		                    "not go with --socket");
+		fa_bench_log(bench, "fabench: restart kills its daemon and cannot be used with "
+		                    "--socket");
 		return -EINVAL;
 	}
 	code = fa_bench_daemon_start_supervised(bench, &r.daemon);

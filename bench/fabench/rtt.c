@@ -28,9 +28,9 @@
 #define BLOCK_TRIPS 1000
 #define WARM_UP_TRIPS 100
 
-/* A pause that lets the daemon and the peers fall asleep; one trip in RESTED_PART has it. */
+/* A pause that lets the daemon and the peers fall by_ring_no_spin; one trip in RESTED_EVERY has it. */
 #define REST_NS (300 * FA_NS_PER_US)
-#define RESTED_PART 10
+#define RESTED_EVERY 10
 
 enum {
 	BARE,
@@ -38,9 +38,9 @@ enum {
 	NOOP,
 	RING_NOOP,
 	RING_ATTENTION,
-	BELL_BARE,
-	BELL_NOOP,
-	BELL_ATTENTION,
+	DOORBELL_BARE,
+	DOORBELL_NOOP,
+	DOORBELL_ATTENTION,
 	KINDS
 };
 
@@ -54,22 +54,22 @@ static const struct {
 	[NOOP] = { "socket/noop", BARE, false },
 	[RING_NOOP] = { "ring/noop", BARE, false },
 	[RING_ATTENTION] = { "ring/attention", BARE, false },
-	[BELL_BARE] = { "doorbell/bare", BELL_BARE, true },
-	[BELL_NOOP] = { "doorbell/noop", BELL_BARE, true },
-	[BELL_ATTENTION] = { "doorbell/attention", BELL_BARE, true },
+	[DOORBELL_BARE] = { "doorbell/bare", DOORBELL_BARE, true },
+	[DOORBELL_NOOP] = { "doorbell/noop", DOORBELL_BARE, true },
+	[DOORBELL_ATTENTION] = { "doorbell/attention", DOORBELL_BARE, true },
 };
 
 struct rtt {
 	int echo; /* to the bare peer */
 	pid_t echo_pid;
-	int there, back; /* eventfds to the other bare peer, and back */
-	pid_t bells_pid;
+	int call_eventfd, reply_eventfd; /* of the other bare peer */
+	pid_t eventfd_pid;
 	/* By socket; by ring; by ring without spinning. */
 	struct client {
 		struct fa_client *client;
 		struct fa_buffer *buffer;
 		struct fa_attention noop;
-	} by_socket, by_ring, asleep;
+	} by_socket, by_ring, by_ring_no_spin;
 };
 
 static int start_echo(struct rtt *rtt)
@@ -101,20 +101,21 @@ static int start_echo(struct rtt *rtt)
 	return 0;
 }
 
-static int start_bells(struct rtt *rtt)
+static int start_eventfd_peer(struct rtt *rtt)
 {
 	eventfd_t count;
 
-	rtt->there = eventfd(0, EFD_CLOEXEC);
-	rtt->back = eventfd(0, EFD_CLOEXEC);
-	if (rtt->there < 0 || rtt->back < 0)
+	rtt->call_eventfd = eventfd(0, EFD_CLOEXEC);
+	rtt->reply_eventfd = eventfd(0, EFD_CLOEXEC);
+	if (rtt->call_eventfd < 0 || rtt->reply_eventfd < 0)
 		return -errno;
-	rtt->bells_pid = fork();
-	if (rtt->bells_pid < 0)
+	rtt->eventfd_pid = fork();
+	if (rtt->eventfd_pid < 0)
 		return -errno;
-	if (rtt->bells_pid == 0) {
+	if (rtt->eventfd_pid == 0) {
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		while (eventfd_read(rtt->there, &count) == 0 && eventfd_write(rtt->back, 1) == 0)
+		while (eventfd_read(rtt->call_eventfd, &count) == 0 &&
+		       eventfd_write(rtt->reply_eventfd, 1) == 0)
 			;
 		_exit(0);
 	}
@@ -175,14 +176,15 @@ static int trip(struct rtt *rtt, int kind)
 		return fa_marker(rtt->by_ring.client, 0, NULL, NULL);
 	case RING_ATTENTION:
 		return attend(&rtt->by_ring);
-	case BELL_BARE:
-		return eventfd_write(rtt->there, 1) < 0 || eventfd_read(rtt->back, &count) < 0
+	case DOORBELL_BARE:
+		return eventfd_write(rtt->call_eventfd, 1) < 0 ||
+		                       eventfd_read(rtt->reply_eventfd, &count) < 0
 		               ? -EIO
 		               : 0;
-	case BELL_NOOP:
-		return fa_marker(rtt->asleep.client, 0, NULL, NULL);
+	case DOORBELL_NOOP:
+		return fa_marker(rtt->by_ring_no_spin.client, 0, NULL, NULL);
 	default:
-		return attend(&rtt->asleep);
+		return attend(&rtt->by_ring_no_spin);
 	}
 }
 
@@ -193,7 +195,7 @@ static void rest(void)
 
 static size_t trips_of(int kind, size_t trips)
 {
-	return kinds[kind].rested ? (trips + RESTED_PART - 1) / RESTED_PART : trips;
+	return kinds[kind].rested ? (trips + RESTED_EVERY - 1) / RESTED_EVERY : trips;
 }
 
 static int measure(struct rtt *rtt, size_t blocks, size_t trips, uint64_t *samples[KINDS])
@@ -258,25 +260,25 @@ static int report(struct fa_bench *bench, const char *placement, uint64_t *sampl
 static void stop_peers(struct rtt *rtt)
 {
 	/* This peer has a copy of the other's socket, so it ends first. */
-	if (rtt->bells_pid > 0) {
-		kill(rtt->bells_pid, SIGKILL);
-		waitpid(rtt->bells_pid, NULL, 0);
+	if (rtt->eventfd_pid > 0) {
+		kill(rtt->eventfd_pid, SIGKILL);
+		waitpid(rtt->eventfd_pid, NULL, 0);
 	}
 	if (rtt->echo >= 0) {
 		close(rtt->echo);
 		waitpid(rtt->echo_pid, NULL, 0);
 	}
-	if (rtt->there >= 0)
-		close(rtt->there);
-	if (rtt->back >= 0)
-		close(rtt->back);
+	if (rtt->call_eventfd >= 0)
+		close(rtt->call_eventfd);
+	if (rtt->reply_eventfd >= 0)
+		close(rtt->reply_eventfd);
 }
 
 static int run(struct fa_bench *bench, const char *placement)
 {
 	size_t blocks = bench->quick ? 2 : BLOCKS, trips = bench->quick ? 50 : BLOCK_TRIPS;
 	struct fa_bench_daemon daemon;
-	struct rtt rtt = { .echo = -1, .there = -1, .back = -1 };
+	struct rtt rtt = { .echo = -1, .call_eventfd = -1, .reply_eventfd = -1 };
 	uint64_t *samples[KINDS] = { 0 };
 	int r, stopped;
 
@@ -285,13 +287,13 @@ static int run(struct fa_bench *bench, const char *placement)
 		return r;
 	r = start_echo(&rtt);
 	if (r == 0)
-		r = start_bells(&rtt);
+		r = start_eventfd_peer(&rtt);
 	if (r == 0)
 		r = open_client(&rtt.by_socket, daemon.socket, FA_CONNECT_NO_RING, 0);
 	if (r == 0)
 		r = open_client(&rtt.by_ring, daemon.socket, 0, 0);
 	if (r == 0)
-		r = open_client(&rtt.asleep, daemon.socket, 0, 1);
+		r = open_client(&rtt.by_ring_no_spin, daemon.socket, 0, 1);
 	for (int kind = 0; kind < KINDS && r == 0; kind++) {
 		samples[kind] = calloc(blocks * trips, sizeof(uint64_t));
 		if (!samples[kind])
@@ -302,17 +304,17 @@ static int run(struct fa_bench *bench, const char *placement)
 	if (r == 0)
 		r = report(bench, placement, samples, blocks, trips);
 	if (r < 0)
-		fa_bench_say(bench, "fabench rtt: %s (%s)", strerror(-r), fa_error());
+		fa_bench_log(bench, "fabench rtt: %s (%s)", strerror(-r), fa_error());
 
 	for (int kind = 0; kind < KINDS; kind++)
 		free(samples[kind]);
 	close_client(&rtt.by_socket);
 	close_client(&rtt.by_ring);
-	close_client(&rtt.asleep);
+	close_client(&rtt.by_ring_no_spin);
 	stop_peers(&rtt);
 	stopped = fa_bench_daemon_stop(&daemon);
 	if (stopped < 0)
-		fa_bench_say(bench, "fabench rtt: the daemon did not end well");
+		fa_bench_log(bench, "fabench rtt: the daemon did not exit cleanly");
 	return r < 0 ? r : stopped;
 }
 

@@ -127,7 +127,7 @@ static int run_layers(struct step_bench *b, uint64_t *ret_ns)
 	*ret_ns = fa_now_ns() - start_ns;
 	if (r == 0)
 		r = fa_decode_client_commit(&b->client, &b->error);
-	return r < 0 ? r : fa_decode_client_take_back(&b->client, b->shape->length - 1, &b->error);
+	return r < 0 ? r : fa_decode_client_truncate(&b->client, b->shape->length - 1, &b->error);
 }
 
 static int run_whole(struct step_bench *b, uint64_t *ret_ns)
@@ -141,7 +141,7 @@ static int run_whole(struct step_bench *b, uint64_t *ret_ns)
 	if (r == 0)
 		r = fa_decode_client_commit(&b->client, &b->error);
 	*ret_ns = fa_now_ns() - start_ns;
-	return r < 0 ? r : fa_decode_client_take_back(&b->client, b->shape->length - 1, &b->error);
+	return r < 0 ? r : fa_decode_client_truncate(&b->client, b->shape->length - 1, &b->error);
 }
 
 static int run(struct step_bench *b, int kind, uint64_t *ret_ns)
@@ -172,7 +172,7 @@ static int compare_results(struct step_bench *b)
 			r = fail(b);
 	}
 	if (r == 0 && memcmp(results, results + bytes, bytes) != 0)
-		r = fa_fail(&b->error, -EIO, "the daemon's result is not the kernel's");
+		r = fa_fail(&b->error, -EIO, "the daemon's result differs from the kernel's");
 	free(results);
 	return r;
 }
@@ -243,14 +243,14 @@ static int run_all(struct step_bench *b)
 	if (r == 0)
 		r = fa_decode_client_commit(&b->client, &b->error);
 	if (r == 0)
-		r = fa_decode_client_take_back(&b->client, b->shape->length - 1, &b->error);
+		r = fa_decode_client_truncate(&b->client, b->shape->length - 1, &b->error);
 	if (r == 0)
 		r = compare_results(b);
 	if (r == 0)
 		r = measure(b);
 	fa_decode_client_close(&b->client);
 	if (fa_bench_daemon_stop(&daemon) < 0 && r == 0)
-		r = fa_fail(&b->error, -EIO, "the daemon did not end well");
+		r = fa_fail(&b->error, -EIO, "the daemon did not exit cleanly");
 	return r;
 }
 
@@ -261,7 +261,7 @@ int fa_bench_step(struct fa_bench *bench)
 
 	r = fa_gpu_open(&b.error, &b.gpu);
 	if (r == 0) {
-		fa_bench_name_gpu(bench, b.gpu->name);
+		fa_bench_set_gpu(bench, b.gpu->name);
 		r = run_all(&b);
 	}
 	if (r < 0)

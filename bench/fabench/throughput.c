@@ -36,7 +36,7 @@
 /* In shared memory. */
 struct outcome {
 	uint64_t ns;
-	uint32_t right;
+	uint32_t correct;
 	int status;
 };
 
@@ -76,18 +76,18 @@ static void compute(const float *q, const float *k, const float *v, double *ret_
 }
 
 /* A row was NaN before its request. */
-static uint32_t count_right(const float *out, uint32_t rows, const double *expected)
+static uint32_t count_correct(const float *out, uint32_t rows, const double *expected)
 {
-	uint32_t right = 0;
+	uint32_t correct = 0;
 
 	for (uint32_t i = 0; i < rows; i++) {
 		int d = 0;
 
 		while (d < DIM && fabs((double)out[i * DIM + (uint32_t)d] - expected[d]) < 1e-5)
 			d++;
-		right += d == DIM;
+		correct += d == DIM;
 	}
-	return right;
+	return correct;
 }
 
 static int ask(struct fa_client *client, const struct work *work, struct fa_buffer *in,
@@ -131,7 +131,7 @@ static int mark(struct fa_client *client, const struct work *work, struct outcom
 			r = fa_wait(client, ticket, UINT64_MAX, NULL);
 			if (r < 0)
 				return r;
-			outcome->right += ticket->value == i - work->depth + 2;
+			outcome->correct += ticket->value == i - work->depth + 2;
 		}
 		if (i < work->requests) {
 			r = fa_marker(client, 0, NULL, ticket);
@@ -181,7 +181,7 @@ static int run_client(const struct work *work, int ready, int start, struct outc
 	r = work->noop ? mark(client, work, outcome) : ask(client, work, in, out);
 	outcome->ns = fa_now_ns() - begin;
 	if (!work->noop)
-		outcome->right = count_right(fa_buffer_data(out), work->requests, expected);
+		outcome->correct = count_correct(fa_buffer_data(out), work->requests, expected);
 	if (r < 0)
 		fprintf(stderr, "fabench throughput: client %d: %s\n", work->index, fa_error());
 	fa_buffer_free(in);
@@ -274,7 +274,7 @@ static int measure(struct fa_bench *bench, struct work work, const char *name, c
 	for (int i = 0; i < clients; i++) {
 		if (outcomes[i].status < 0)
 			r = outcomes[i].status;
-		lost += each - outcomes[i].right;
+		lost += each - outcomes[i].correct;
 		slowest = outcomes[i].ns > slowest ? outcomes[i].ns : slowest;
 		fastest = outcomes[i].ns < fastest ? outcomes[i].ns : fastest;
 	}
@@ -295,7 +295,7 @@ static int measure(struct fa_bench *bench, struct work work, const char *name, c
 	if (r == 0)
 		r = fa_bench_add(bench, full, rss_growth_bytes(daemon, rss) / 1024, "KiB", NULL, 0);
 	if (r == 0 && lost > 0) {
-		fa_bench_say(bench, "fabench throughput: %u requests were lost", lost);
+		fa_bench_log(bench, "fabench throughput: %u requests were lost", lost);
 		r = -EIO;
 	}
 out:
@@ -382,9 +382,9 @@ int fa_bench_throughput(struct fa_bench *bench)
 	if (r == 0)
 		r = measure_idle(bench, &daemon);
 	if (r < 0)
-		fa_bench_say(bench, "fabench throughput: %s", strerror(-r));
+		fa_bench_log(bench, "fabench throughput: %s", strerror(-r));
 	stopped = fa_bench_daemon_stop(&daemon);
 	if (stopped < 0)
-		fa_bench_say(bench, "fabench throughput: the daemon did not end well");
+		fa_bench_log(bench, "fabench throughput: the daemon did not exit cleanly");
 	return r < 0 ? r : stopped;
 }

@@ -314,8 +314,8 @@ static int start_daemons(struct yield_bench *b)
 	if (b->bench->quick && !environment)
 		setenv("FAD_YIELD_NS", "0", 1);
 	if (b->bench->socket)
-		fa_bench_say(b->bench, "fabench yield: without a daemon of its own, what never "
-		                       "gives way is not measured");
+		fa_bench_log(b->bench, "fabench yield: with --socket there is no daemon without "
+		                       "preemption to compare with");
 	while (r == 0 && b->n_daemons < (b->bench->socket ? 1 : DAEMONS)) {
 		const int daemon = b->n_daemons;
 
@@ -352,7 +352,7 @@ static int run_all(struct yield_bench *b)
 	for (int daemon = 0; daemon < b->n_daemons; daemon++) {
 		fa_decode_client_close(&b->clients[daemon]);
 		if (fa_bench_daemon_stop(&b->daemons[daemon]) < 0 && r == 0)
-			r = fa_fail(&b->error, -EIO, "a daemon did not end well");
+			r = fa_fail(&b->error, -EIO, "a daemon did not exit cleanly");
 	}
 	return r;
 }
@@ -364,7 +364,7 @@ int fa_bench_yield(struct fa_bench *bench)
 
 	r = fa_gpu_open(&b.error, &b.gpu);
 	if (r == 0) {
-		fa_bench_name_gpu(bench, b.gpu->name);
+		fa_bench_set_gpu(bench, b.gpu->name);
 		r = run_all(&b);
 	}
 	if (r < 0)

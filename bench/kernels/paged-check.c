@@ -8,7 +8,7 @@
 #include <stdlib.h>
 
 /* Heads of sequences that are checked. */
-#define LOOKS 4
+#define CHECKED_HEADS 4
 /* Largest error allowed, relative to the greatest value of a row. */
 #define ERROR_MAX (1.0 / 64)
 
@@ -93,8 +93,8 @@ static void attend(const struct time_run *run, const double *q, const double *k,
 }
 
 /* The largest error in a head of a sequence, relative to the row's greatest value. */
-static double look(const struct time_run *run, const void *q, const void *out, int32_t b,
-                   int32_t head)
+static double head_error(const struct time_run *run, const void *q, const void *out, int32_t b,
+                         int32_t head)
 {
 	const struct time_scene *scene = run->scene;
 	const int32_t dim = scene->cache.head_dim, heads = run->request.attention.heads;
@@ -127,7 +127,7 @@ static double look(const struct time_run *run, const void *q, const void *out, i
 }
 
 /* Over NaN. */
-static void *result_of(struct time_run *run)
+static void *run_poisoned(struct time_run *run)
 {
 	void *out = allocate(run->scene->q_bytes);
 
@@ -147,14 +147,15 @@ bool time_check(struct time_run *run, const char *name)
 	if (time_options.profile)
 		return true;
 	q = allocate(scene->q_bytes);
-	out = result_of(run);
+	out = run_poisoned(run);
 	paged_gpu_download(time_gpu, q, scene->q, scene->q_bytes);
-	for (int i = 0; i < LOOKS; i++) {
+	for (int i = 0; i < CHECKED_HEADS; i++) {
 		const uint32_t heads = (uint32_t)run->request.attention.heads;
 		const uint32_t batch = (uint32_t)scene->step.batch;
-		const uint32_t b = i == 0 ? 0 : i == 1 ? batch - 1 : time_below(batch);
+		const uint32_t b = i == 0 ? 0 : i == 1 ? batch - 1 : time_random_below(batch);
 
-		worst = fmax(worst, look(run, q, out, (int32_t)b, (int32_t)time_below(heads)));
+		worst = fmax(worst, head_error(run, q, out, (int32_t)b,
+		                               (int32_t)time_random_below(heads)));
 	}
 	free(q);
 	free(out);
@@ -173,8 +174,8 @@ bool time_compare(struct time_run *ours, struct time_run *theirs, const char *na
 
 	if (time_options.profile)
 		return true;
-	a = result_of(ours);
-	b = result_of(theirs);
+	a = run_poisoned(ours);
+	b = run_poisoned(theirs);
 	agrees = fa_peer_agrees(a, b, ours->scene->q_bytes / 2, &worst);
 	free(a);
 	free(b);

@@ -25,7 +25,7 @@ struct cell {
 	uint32_t lengths[BATCH_MAX];
 };
 
-static struct cell even(int32_t batch, uint32_t length)
+static struct cell equal_lengths(int32_t batch, uint32_t length)
 {
 	struct cell cell = { .batch = batch };
 
@@ -36,7 +36,7 @@ static struct cell even(int32_t batch, uint32_t length)
 }
 
 /* Lengths of 128 to 32k in logarithmic steps, equally often, shuffled. */
-static struct cell mixed(void)
+static struct cell mixed_lengths(void)
 {
 	struct cell cell = { .batch = time_options.quick ? 4 : 64 };
 	const double doublings = time_options.quick ? 2 : 8;
@@ -47,7 +47,7 @@ static struct cell mixed(void)
 					  (uint32_t)exp2(7 + doublings * b / (cell.batch - 1))) *
 		                  (uint32_t)time_options.page;
 	for (int32_t b = cell.batch - 1; b > 0; b--) {
-		const uint32_t other = time_below((uint32_t)b + 1), length = cell.lengths[b];
+		const uint32_t other = time_random_below((uint32_t)b + 1), length = cell.lengths[b];
 
 		cell.lengths[b] = cell.lengths[other];
 		cell.lengths[other] = length;
@@ -56,7 +56,7 @@ static struct cell mixed(void)
 }
 
 /* False: excluded by --shapes, or, with a message, memory is short. */
-static bool scene_of(struct time_scene *scene, const struct cell *cell)
+static bool cell_scene_init(struct time_scene *scene, const struct cell *cell)
 {
 	if (fnmatch(time_options.shapes, cell->shape, 0) != 0)
 		return false;
@@ -185,8 +185,8 @@ static bool peer_scene_init(struct peer_scene *with, struct time_run *run)
 }
 
 /* Returns true if the peer covers the cell and agrees with ours. */
-static bool peer_enters(const struct peer_scene *with, const struct fa_peer *peer, size_t q_bytes,
-                        struct peer_run *ret_run)
+static bool prepare_peer(const struct peer_scene *with, const struct fa_peer *peer, size_t q_bytes,
+                         struct peer_run *ret_run)
 {
 	uint16_t *theirs = malloc(q_bytes);
 	double worst = 0;
@@ -220,31 +220,34 @@ static bool peer_enters(const struct peer_scene *with, const struct fa_peer *pee
 
 /* ---- decode */
 
-struct race {
+struct contest {
 	struct time_contestant contestants[TIME_CONTESTANTS_MAX];
 	const char *names[TIME_CONTESTANTS_MAX]; /* names[0] is ours */
 	double ns[TIME_CONTESTANTS_MAX];
 	int n;
 };
 
-static void enter(struct race *race, const char *name, void (*run)(void *), void *userdata)
+static void contest_add(struct contest *contest, const char *name, void (*run)(void *),
+                        void *userdata)
 {
-	race->contestants[race->n] = (struct time_contestant){ run, userdata };
-	race->names[race->n++] = name;
+	contest->contestants[contest->n] = (struct time_contestant){ run, userdata };
+	contest->names[contest->n++] = name;
 }
 
 /* Measures all; prints ours against each other, and the bandwidth against a bare read. */
-static void decide(struct race *race, const char *kind, const struct cell *cell, double bytes)
+static void measure_and_print(struct contest *contest, const char *kind, const struct cell *cell,
+                              double bytes)
 {
 	char name[128];
 
-	time_measure(race->contestants, race->n, race->ns);
-	for (int i = 1; i < race->n; i++) {
+	time_measure(contest->contestants, contest->n, contest->ns);
+	for (int i = 1; i < contest->n; i++) {
 		time_name(name, sizeof(name), kind, cell->shape, "us");
-		time_say(name, race->ns[0] / 1e3, "us", race->names[i], race->ns[i] / race->ns[0]);
+		time_print(name, contest->ns[0] / 1e3, "us", contest->names[i],
+		           contest->ns[i] / contest->ns[0]);
 	}
 	time_name(name, sizeof(name), kind, cell->shape, "rate");
-	time_say(name, bytes / race->ns[0], "GB/s", "bare", race->ns[1] / race->ns[0]);
+	time_print(name, bytes / contest->ns[0], "GB/s", "bare", contest->ns[1] / contest->ns[0]);
 }
 
 /* @with_plain: also against bf16 pages of the same lengths. */
@@ -257,13 +260,13 @@ static void decode(const struct cell *cell, bool with_plain)
 	struct peer_scene with = { 0 };
 	struct peer_run runs[PEERS_MAX];
 	struct time_bare bare;
-	struct race race = { .n = 0 };
+	struct contest contest = { .n = 0 };
 
-	if (!scene_of(&scene, cell))
+	if (!cell_scene_init(&scene, cell))
 		return;
 	if (with_plain) {
 		time_set_store("plain");
-		with_plain = scene_of(&plain_scene, cell);
+		with_plain = cell_scene_init(&plain_scene, cell);
 		if (with_plain)
 			time_run_init(&plain, &plain_scene, NULL, NULL, false);
 		time_options = codes;
@@ -272,19 +275,19 @@ static void decode(const struct cell *cell, bool with_plain)
 	time_run_init(&ours, &scene, NULL, NULL, false);
 	time_run_init(&portable, &scene, &portable_chip, NULL, false);
 	time_bare_init(&bare, &scene, scene.table, scene.step.table_entries);
-	enter(&race, "ours", time_run, &ours);
-	enter(&race, "bare", time_run_bare, &bare);
+	contest_add(&contest, "ours", time_run, &ours);
+	contest_add(&contest, "bare", time_run_bare, &bare);
 	if (portable.plan.plan.decode != ours.plan.plan.decode)
-		enter(&race, "sm80", time_run, &portable);
+		contest_add(&contest, "sm80", time_run, &portable);
 	if (with_plain)
-		enter(&race, "bf16", time_run, &plain);
+		contest_add(&contest, "bf16", time_run, &plain);
 	if (n_peers > 0 && !peer_scene_init(&with, &ours))
 		fprintf(stderr, "%s does not fit this GPU twice: no peers\n", cell->shape);
 	for (int i = 0; i < n_peers && with.ours; i++)
-		if (peer_enters(&with, &peers[i], scene.q_bytes, &runs[i]))
-			enter(&race, peers[i].title, run_peer, &runs[i]);
+		if (prepare_peer(&with, &peers[i], scene.q_bytes, &runs[i]))
+			contest_add(&contest, peers[i].title, run_peer, &runs[i]);
 	if (time_check(&ours, cell->shape))
-		decide(&race, "decode", cell, bare.bytes);
+		measure_and_print(&contest, "decode", cell, bare.bytes);
 	peer_scene_deinit(&with);
 	time_bare_deinit(&bare);
 	time_run_deinit(&portable);
@@ -306,14 +309,14 @@ static void decode_sizes(const struct size *sizes, size_t n, bool with_plain)
 	struct cell cell;
 
 	for (size_t i = 0; i < (time_options.quick ? 0 : n); i++) {
-		cell = even(sizes[i].batch, sizes[i].length);
+		cell = equal_lengths(sizes[i].batch, sizes[i].length);
 		decode(&cell, with_plain);
 	}
 	if (time_options.quick) {
-		cell = even(2, 256);
+		cell = equal_lengths(2, 256);
 		decode(&cell, with_plain);
 	}
-	cell = mixed();
+	cell = mixed_lengths();
 	decode(&cell, with_plain);
 }
 
@@ -371,18 +374,18 @@ static uint32_t share(struct time_scene *scene, uint32_t shared, uint32_t *ret_t
 }
 
 /* @pays: the plan should group. */
-static void shared_one(int32_t batch, uint32_t length, uint32_t shared, bool pays)
+static void shared_cell(int32_t batch, uint32_t length, uint32_t shared, bool pays)
 {
 	struct fa_cuda_chip chip = *paged_gpu_chip(time_gpu);
-	struct cell cell = even(batch, length);
+	struct cell cell = equal_lengths(batch, length);
 	struct time_run together, apart;
-	struct race race = { .n = 0 };
+	struct contest contest = { .n = 0 };
 	struct time_bare bare;
 	struct time_scene scene;
 	uint32_t *table, *slots, n;
 
 	snprintf(cell.shape, sizeof(cell.shape), "b%d-c%u-s%u", batch, length, shared);
-	if (!scene_of(&scene, &cell))
+	if (!cell_scene_init(&scene, &cell))
 		return;
 	table = calloc(2 * (size_t)scene.step.table_entries, sizeof(*table));
 	if (!table)
@@ -394,9 +397,9 @@ static void shared_one(int32_t batch, uint32_t length, uint32_t shared, bool pay
 	time_run_init(&together, &scene, &chip, table, false);
 	time_run_init(&apart, &scene, NULL, NULL, false);
 	time_bare_init(&bare, &scene, slots, n);
-	enter(&race, "ours", time_run, &together);
-	enter(&race, "bare", time_run_bare, &bare);
-	enter(&race, "unshared", time_run, &apart);
+	contest_add(&contest, "ours", time_run, &together);
+	contest_add(&contest, "bare", time_run_bare, &bare);
+	contest_add(&contest, "unshared", time_run, &apart);
 	if ((together.plan.plan.prefixes == 1) != pays || apart.plan.plan.prefixes != 0) {
 		fprintf(stderr, "%s: %u prefixes, and unshared %u; expected %d and 0\n", cell.shape,
 		        together.plan.plan.prefixes, apart.plan.plan.prefixes, pays);
@@ -404,7 +407,7 @@ static void shared_one(int32_t batch, uint32_t length, uint32_t shared, bool pay
 	}
 	if (time_check(&together, cell.shape) && time_check(&apart, cell.shape) &&
 	    time_compare(&together, &apart, cell.shape))
-		decide(&race, "decode-shared", &cell, bare.bytes);
+		measure_and_print(&contest, "decode-shared", &cell, bare.bytes);
 	time_bare_deinit(&bare);
 	time_run_deinit(&apart);
 	time_run_deinit(&together);
@@ -415,16 +418,16 @@ static void shared_one(int32_t batch, uint32_t length, uint32_t shared, bool pay
 void time_shared(void)
 {
 	if (time_options.quick) {
-		shared_one(16, 1088, 1024, true);
-		shared_one(3, 128, 64, false);
+		shared_cell(16, 1088, 1024, true);
+		shared_cell(3, 128, 64, false);
 		return;
 	}
-	shared_one(64, 9216, 8192, true);
+	shared_cell(64, 9216, 8192, true);
 	/* Grouping saves less than combining partial results costs. */
-	shared_one(16, 4096, 2048, false);
-	shared_one(8, 4096, 2048, false);
+	shared_cell(16, 4096, 2048, false);
+	shared_cell(8, 4096, 2048, false);
 	/* One shared page. */
-	shared_one(64, 1024, 64, false);
+	shared_cell(64, 1024, 64, false);
 }
 
 /* ---- deterministic */
@@ -432,20 +435,20 @@ void time_shared(void)
 static void deterministic_one(const struct cell *cell)
 {
 	struct time_run ours, usual;
-	struct race race = { .n = 0 };
+	struct contest contest = { .n = 0 };
 	struct time_scene scene;
 	struct time_bare bare;
 
-	if (!scene_of(&scene, cell))
+	if (!cell_scene_init(&scene, cell))
 		return;
 	time_run_init(&ours, &scene, NULL, NULL, true);
 	time_run_init(&usual, &scene, NULL, NULL, false);
 	time_bare_init(&bare, &scene, scene.table, scene.step.table_entries);
-	enter(&race, "ours", time_run, &ours);
-	enter(&race, "bare", time_run_bare, &bare);
-	enter(&race, "usual", time_run, &usual);
+	contest_add(&contest, "ours", time_run, &ours);
+	contest_add(&contest, "bare", time_run_bare, &bare);
+	contest_add(&contest, "usual", time_run, &usual);
 	if (time_check(&ours, cell->shape) && time_compare(&ours, &usual, cell->shape))
-		decide(&race, "decode-deterministic", cell, bare.bytes);
+		measure_and_print(&contest, "decode-deterministic", cell, bare.bytes);
 	time_bare_deinit(&bare);
 	time_run_deinit(&usual);
 	time_run_deinit(&ours);
@@ -458,10 +461,10 @@ void time_deterministic(void)
 	struct cell cell;
 
 	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
-		cell = time_options.quick ? even(2, 256 << i)
-		                          : even(sizes[i].batch, sizes[i].length);
+		cell = time_options.quick ? equal_lengths(2, 256 << i)
+		                          : equal_lengths(sizes[i].batch, sizes[i].length);
 		deterministic_one(&cell);
 	}
-	cell = mixed();
+	cell = mixed_lengths();
 	deterministic_one(&cell);
 }

@@ -27,7 +27,7 @@ static float k_head_scales[HEADS_MAX], v_head_scales[HEADS_MAX];
 
 /* ---- numbers and names */
 
-uint32_t time_below(uint32_t n)
+uint32_t time_random_below(uint32_t n)
 {
 	static uint64_t state = 88172645463325252ull;
 
@@ -69,7 +69,7 @@ void time_name(char *name, size_t bytes, const char *kind, const char *shape, co
 	         time_options.n_new, what);
 }
 
-void time_say(const char *name, double value, const char *unit, const char *peer, double ratio)
+void time_print(const char *name, double value, const char *unit, const char *peer, double ratio)
 {
 	static bool said;
 	static char last[128];
@@ -141,12 +141,12 @@ void time_measure(const struct time_contestant *contestants, int n, double *ret_
 
 /* ---- a cache and its sequences */
 
-static uint64_t filled(size_t bytes)
+static uint64_t alloc_random(size_t bytes)
 {
 	const uint64_t to = paged_gpu_alloc(time_gpu, bytes);
 
 	if (to)
-		paged_gpu_normal(time_gpu, to, bytes, time_below(1u << 30));
+		paged_gpu_normal(time_gpu, to, bytes, time_random_below(1u << 30));
 	return to;
 }
 
@@ -170,7 +170,7 @@ static size_t part_bytes(void)
 static float random_scale(void)
 {
 	return (time_options.store == FA_PAGED_E4M3 ? 0.1f : 0.015f) *
-	       (0.5f + (float)time_below(1024) / 1024);
+	       (0.5f + (float)time_random_below(1024) / 1024);
 }
 
 /* Random codes, none of them NaN, and scales. */
@@ -189,7 +189,7 @@ static void fill_codes(uint64_t pool, uint32_t pages)
 		char *const at = parts + p * part;
 
 		for (size_t i = 0; i < codes; i++)
-			at[i] = (char)(time_below(0x60) | time_below(2) << 7);
+			at[i] = (char)(time_random_below(0x60) | time_random_below(2) << 7);
 		for (size_t i = codes; !time_options.head_scales && i + sizeof(float) <= part;
 		     i += sizeof(float)) {
 			const float scale = random_scale();
@@ -214,7 +214,7 @@ static void fill_table(struct time_scene *scene, uint32_t all)
 	for (uint32_t i = 0; i < all; i++)
 		scene->table[i] = i * per_page;
 	for (uint32_t i = all - 1; i > 0; i--) {
-		const uint32_t j = time_below(i + 1), slot = scene->table[i];
+		const uint32_t j = time_random_below(i + 1), slot = scene->table[i];
 
 		scene->table[i] = scene->table[j];
 		scene->table[j] = slot;
@@ -249,7 +249,7 @@ bool time_scene_init(struct time_scene *scene, int32_t batch, const uint32_t *le
 		.v_scales = heads ? v_head_scales : NULL,
 	};
 	scene->pool = codes ? paged_gpu_alloc(time_gpu, (size_t)all * 2 * part)
-	                    : filled((size_t)all * 2 * part);
+	                    : alloc_random((size_t)all * 2 * part);
 	if (!scene->pool)
 		return false;
 	if (codes)
@@ -281,9 +281,9 @@ bool time_scene_init(struct time_scene *scene, int32_t batch, const uint32_t *le
 	};
 	scene->q_bytes = (size_t)batch * n_new * (size_t)time_options.heads * row;
 	scene->kv_bytes = (size_t)batch * n_new * (size_t)time_options.kv_heads * row;
-	scene->q = filled(scene->q_bytes);
-	scene->k = filled(scene->kv_bytes);
-	scene->v = filled(scene->kv_bytes);
+	scene->q = alloc_random(scene->q_bytes);
+	scene->k = alloc_random(scene->kv_bytes);
+	scene->v = alloc_random(scene->kv_bytes);
 	return true;
 }
 

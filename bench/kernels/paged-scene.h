@@ -29,7 +29,7 @@ extern struct paged_gpu *time_gpu;
 /* A check failed, with a message: exit status 1. */
 extern bool time_failed;
 
-uint32_t time_below(uint32_t n);
+uint32_t time_random_below(uint32_t n);
 /* Sets what pages hold: "plain", "e4m3", "int8", "e4m3-heads", "int8-heads". */
 bool time_set_store(const char *name);
 
@@ -41,7 +41,7 @@ struct time_contestant {
 /* Medians of @n alternating contestants; the GPU idles four times as long as it works. */
 void time_measure(const struct time_contestant *contestants, int n, double *ret_ns);
 /* @ratio: speed relative to @peer. */
-void time_say(const char *name, double value, const char *unit, const char *peer, double ratio);
+void time_print(const char *name, double value, const char *unit, const char *peer, double ratio);
 /* KIND/TYPE/SHAPE-h.../WHAT */
 void time_name(char *name, size_t bytes, const char *kind, const char *shape, const char *what);
 

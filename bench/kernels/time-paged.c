@@ -101,8 +101,8 @@ static void prefill(int32_t batch, uint32_t length)
 	snprintf(name, sizeof(name), "prefill/bf16/b%d-s%u-h%d.%d-d%d-p%d/causal", batch, length,
 	         time_options.heads, time_options.kv_heads, time_options.dim, time_options.page);
 	for (int i = 1; i < 3; i++)
-		time_say(name, 4 * pairs * time_options.dim / ns[0] / 1e3, "TFLOP/s",
-		         i == 1 ? "sm80" : "dense", ns[i] / ns[0]);
+		time_print(name, 4 * pairs * time_options.dim / ns[0] / 1e3, "TFLOP/s",
+		           i == 1 ? "sm80" : "dense", ns[i] / ns[0]);
 	time_run_deinit(&run);
 	time_scene_deinit(&scene);
 }
@@ -149,7 +149,7 @@ static void append(const char *variant, int32_t rotary_dim, bool with_q)
 	snprintf(name, sizeof(name), "append/%s/t%u-h%d.%d-d%d-p%d/%s", time_options.type, length,
 	         time_options.heads, time_options.kv_heads, time_options.dim, time_options.page,
 	         variant);
-	time_say(name, ns[0] / 1e3, "us", "copy", ns[1] / ns[0]);
+	time_print(name, ns[0] / 1e3, "us", "copy", ns[1] / ns[0]);
 	time_run_deinit(&run);
 	time_scene_deinit(&scene);
 }

@@ -18,8 +18,8 @@
 #include <unistd.h>
 
 #define DIM 8
-#define HEADROOM 2 /* links per request in flight */
-#define FIRST 8    /* requests until a client is ready */
+#define LINKS_PER_REQUEST 2 /* links per request in flight */
+#define FIRST_REQUESTS 8    /* requests until a client is ready */
 #define TOLERANCE 1e-5
 /* For a client to connect or to stop. */
 #define READY_NS (60 * FA_NS_PER_SEC)
@@ -38,7 +38,7 @@ struct link {
 
 struct chain {
 	float query[DIM];
-	struct link links[HEADROOM * FA_CROWD_DEPTH_MAX];
+	struct link links[LINKS_PER_REQUEST * FA_CROWD_DEPTH_MAX];
 };
 
 /* A client's results, in shared memory. */
@@ -108,7 +108,7 @@ static int open_client(struct client *c)
 	if (r < 0)
 		return r;
 	c->chain = fa_buffer_data(c->buffer);
-	c->n_links = HEADROOM * c->options->depth;
+	c->n_links = LINKS_PER_REQUEST * c->options->depth;
 	return 0;
 }
 
@@ -153,18 +153,18 @@ static int await(struct client *c, uint64_t n)
 {
 	const struct in_flight *f = &c->in_flight[n % c->options->depth];
 	const struct link *to = &c->chain->links[(n + 1) % c->n_links];
-	bool right = f->ticket.value == n + 1;
+	bool correct = f->ticket.value == n + 1;
 	int r;
 
 	r = fa_wait(c->client, &f->ticket, LOST_NS, NULL);
 	if (r < 0)
 		return r;
-	if (n >= FIRST)
+	if (n >= FIRST_REQUESTS)
 		keep_sample(c, fa_now_ns() - f->asked_ns);
 	c->expected = (c->expected + f->fresh) / 2;
 	for (int d = 0; d < DIM; d++)
-		right = right && fabs((double)to->sum[d] - c->expected) < TOLERANCE;
-	if (right)
+		correct = correct && fabs((double)to->sum[d] - c->expected) < TOLERANCE;
+	if (correct)
 		atomic_fetch_add_explicit(&c->member->done, 1, memory_order_relaxed);
 	else
 		++c->member->wrong;
@@ -186,7 +186,7 @@ static void rest(struct client *c)
 }
 
 /* A client that gets a ring has it after the first answers. */
-static int check_way(struct client *c)
+static int check_transport(struct client *c)
 {
 	struct fa_info info = { .size = sizeof(info) };
 	const bool by_socket = c->options->flags & FA_CONNECT_NO_RING;
@@ -206,18 +206,18 @@ static int work(struct client *c)
 	int r = 0;
 
 	while (r == 0 && !atomic_load_explicit(&c->shared->end, memory_order_relaxed)) {
-		if (n == FIRST) {
+		if (n == FIRST_REQUESTS) {
 			for (; ended < n && r == 0; ended++)
 				r = await(c, ended);
 			if (r == 0)
-				r = check_way(c);
+				r = check_transport(c);
 			if (r < 0)
 				break;
 			atomic_store(&c->member->ready, true);
 			while (!atomic_load(&c->shared->go) && !atomic_load(&c->shared->end))
 				(void)poll(NULL, 0, 1);
 		}
-		if (n >= FIRST)
+		if (n >= FIRST_REQUESTS)
 			rest(c);
 		if (r == 0 && n - ended == depth)
 			r = await(c, ended++);
@@ -340,10 +340,10 @@ static void end(struct fa_crowd *crowd)
 		if (crowd->status == 0)
 			crowd->status = member->status;
 		sum->asked += member->asked;
-		sum->right += member->done;
+		sum->correct += member->done;
 		sum->wrong += member->wrong;
 	}
-	sum->failed = sum->asked - sum->right - sum->wrong;
+	sum->failed = sum->asked - sum->correct - sum->wrong;
 	crowd->ended = true;
 }
 
@@ -385,7 +385,7 @@ struct fa_crowd *fa_crowd_free(struct fa_crowd *crowd)
 /* ---- misbehaving clients */
 
 /* One request waits for a gate that never opens, the others behind it. */
-static int be_gated(struct client *c)
+static int run_gated(struct client *c)
 {
 	const struct fa_gate gate = { .slot = 0, .value = NEVER };
 	const struct fa_gates gates = { .size = sizeof(gates), .n_waits = 1, .waits = &gate };
@@ -401,7 +401,7 @@ static int be_gated(struct client *c)
 	return r;
 }
 
-static int be_stopped(struct client *c)
+static int run_stopped(struct client *c)
 {
 	int r = 0;
 
@@ -447,12 +447,12 @@ int fa_crowd_burden_start(const char *socket, uint32_t flags, struct fa_crowd_bu
 	struct fa_crowd_burden burden = { 0 };
 	int r;
 
-	r = start_burden(&options, be_gated, &burden.gated);
+	r = start_burden(&options, run_gated, &burden.gated);
 	if (r == 0)
 		(void)kill(burden.gated, SIGCONT);
 	options.name = "stopped";
 	if (r == 0)
-		r = start_burden(&options, be_stopped, &burden.stopped);
+		r = start_burden(&options, run_stopped, &burden.stopped);
 	if (r < 0) {
 		fa_crowd_burden_end(&burden);
 		return r;

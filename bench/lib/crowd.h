@@ -42,7 +42,7 @@ void fa_crowd_phase(struct fa_crowd *crowd, int phase);
 uint64_t fa_crowd_done(const struct fa_crowd *crowd, int i);
 
 struct fa_crowd_sum {
-	uint64_t asked, right;
+	uint64_t asked, correct;
 	uint64_t wrong;  /* results that differ from execution in order */
 	uint64_t failed; /* an error, or no answer */
 };

@@ -217,13 +217,13 @@ int fa_decode_client_commit(struct fa_decode_client *c, struct fa_error *error)
 	return 0;
 }
 
-int fa_decode_client_take_back(struct fa_decode_client *c, uint32_t length, struct fa_error *error)
+int fa_decode_client_truncate(struct fa_decode_client *c, uint32_t length, struct fa_error *error)
 {
 	for (uint32_t i = 0; i < c->batch; i++) {
 		const int r = fa_sequence_truncate(c->client, c->items[i].sequence, length);
 
 		if (r < 0)
-			return fail(error, "a token cannot be taken back", r);
+			return fail(error, "a token cannot be removed", r);
 	}
 	return 0;
 }

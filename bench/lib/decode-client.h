@@ -43,7 +43,7 @@ void fa_decode_client_close(struct fa_decode_client *c);
 /* Begins a step, one new token per sequence; commits it; removes the tokens. */
 int fa_decode_client_begin(struct fa_decode_client *c, struct fa_error *error);
 int fa_decode_client_commit(struct fa_decode_client *c, struct fa_error *error);
-int fa_decode_client_take_back(struct fa_decode_client *c, uint32_t length, struct fa_error *error);
+int fa_decode_client_truncate(struct fa_decode_client *c, uint32_t length, struct fa_error *error);
 
 /* @gates may be NULL. Without @ret_ticket it waits for the end. */
 int fa_decode_client_attend(struct fa_decode_client *c, uint32_t layer, bool append,

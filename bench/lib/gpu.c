@@ -49,7 +49,7 @@ static int load_bench(struct fa_gpu *gpu, struct fa_error *error)
 	if (result == CUDA_SUCCESS)
 		result = driver->cuEventCreate(&gpu->stop, CU_EVENT_DEFAULT);
 	if (result != CUDA_SUCCESS)
-		return fa_cudriver_fail(driver, error, result, "loading what measures");
+		return fa_cudriver_fail(driver, error, result, "loading the helper kernels");
 	return 0;
 }
 
@@ -77,7 +77,7 @@ static int describe(struct fa_gpu *gpu, struct fa_error *error)
 		result = driver->cuDeviceGetAttribute(
 			&gpu->sms, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, gpu->device);
 	if (result != CUDA_SUCCESS)
-		return fa_cudriver_fail(driver, error, result, "asking what the GPU is");
+		return fa_cudriver_fail(driver, error, result, "querying the GPU");
 	gpu->chip = (struct fa_cuda_chip){
 		.arch = 10 * major + minor,
 		.shared_bytes_max = shared,

@@ -30,17 +30,17 @@
 /* Random data, repeated in the tensors. */
 #define PIECE_BYTES ((uint64_t)16 << 20)
 /* For the client to start or to follow an order: a CPU with a long prompt is slow. */
-#define PATIENCE_NS (120 * FA_NS_PER_SEC)
+#define TIMEOUT_NS (120 * FA_NS_PER_SEC)
 
 /* In a memfd. */
 struct shared {
 	char sockets[FA_PREFILLER_DAEMONS][108];
 	uint32_t n_daemons, tokens;
-	_Atomic int wanted; /* or NONE */
-	_Atomic int asks;   /* the daemon under load, or NONE */
+	_Atomic int target; /* or NONE */
+	_Atomic int active; /* the daemon under load, or NONE */
 	_Atomic bool ready, end;
-	uint64_t n, ns; /* last run; valid when asks is NONE again */
-	/* Written before ready and asks. */
+	uint64_t n, ns; /* last run; valid when active is NONE again */
+	/* Written before ready and active. */
 	_Atomic int status;
 	struct fa_error error;
 };
@@ -111,7 +111,7 @@ static int connect_to(struct prefill_client *p, int daemon)
 	if (r == 0)
 		r = fa_buffer_import_cuda(*client, p->tensors, out_at + p->q_bytes, 0, &buffer);
 	if (r < 0)
-		return fa_fail(&p->error, r, "a client that prefills: %s", fa_error());
+		return fa_fail(&p->error, r, "the prefill client: %s", fa_error());
 	*request = (struct fa_attention){ .size = sizeof(*request), .flags = FA_ATTENTION_CAUSAL };
 	fa_tensor_init(&request->q, buffer, 0, FA_BF16, 4, q_shape);
 	fa_tensor_init(&request->k, buffer, k_at, FA_BF16, 4, kv_shape);
@@ -139,7 +139,7 @@ static int compare(struct prefill_client *p)
 	const CUresult result = p->gpu->driver.cuMemcpyDtoH(p->last, out_of(p), p->q_bytes);
 
 	if (result == CUDA_SUCCESS && memcmp(p->first, p->last, p->q_bytes) != 0)
-		return fa_fail(&p->error, -EIO, "a prefill's result is not what it was");
+		return fa_fail(&p->error, -EIO, "a prefill's result has changed");
 	return fail_gpu(p, result, "reading a result");
 }
 
@@ -171,7 +171,7 @@ static int open_all(struct prefill_client *p)
 	return r;
 }
 
-/* Until @daemon is no longer wanted. */
+/* Until @daemon is no longer target. */
 static int run(struct prefill_client *p, int daemon)
 {
 	const struct fa_attention *request = &p->daemons[daemon].request;
@@ -186,9 +186,9 @@ static int run(struct prefill_client *p, int daemon)
 	if (r < 0)
 		return r;
 	for (;;) {
-		const bool wanted = atomic_load(&shared->wanted) == daemon;
+		const bool target = atomic_load(&shared->target) == daemon;
 
-		while (r == 0 && wanted && asked - ended < IN_FLIGHT)
+		while (r == 0 && target && asked - ended < IN_FLIGHT)
 			r = fa_attention(client, request, &tickets[asked++ % IN_FLIGHT]);
 		if (r < 0 || ended == asked)
 			break;
@@ -197,8 +197,8 @@ static int run(struct prefill_client *p, int daemon)
 			break;
 		if (ended == 1) {
 			first_ns = fa_now_ns();
-			atomic_store(&shared->asks, daemon);
-		} else if (wanted) {
+			atomic_store(&shared->active, daemon);
+		} else if (target) {
 			/* The first answer started the clock. */
 			shared->n = ended - 1;
 			shared->ns = fa_now_ns() - first_ns;
@@ -218,7 +218,7 @@ static int serve(struct prefill_client *p)
 	if (r == 0)
 		atomic_store(&shared->ready, true);
 	while (r == 0 && !atomic_load(&shared->end)) {
-		const int daemon = atomic_load(&shared->wanted);
+		const int daemon = atomic_load(&shared->target);
 
 		if (daemon == NONE) {
 			(void)poll(NULL, 0, 1);
@@ -226,7 +226,7 @@ static int serve(struct prefill_client *p)
 		}
 		r = run(p, daemon);
 		if (r == 0)
-			atomic_store(&shared->asks, NONE);
+			atomic_store(&shared->active, NONE);
 	}
 	for (int daemon = 0; daemon < FA_PREFILLER_DAEMONS; daemon++)
 		fa_disconnect(p->daemons[daemon].client);
@@ -283,7 +283,7 @@ static int await(struct fa_prefiller *prefiller,
                  bool (*said)(const struct shared *shared, int what), int what,
                  struct fa_error *error)
 {
-	const uint64_t until_ns = fa_deadline_ns(PATIENCE_NS);
+	const uint64_t until_ns = fa_deadline_ns(TIMEOUT_NS);
 	struct shared *shared = prefiller->shared;
 
 	while (!said(shared, what)) {
@@ -296,10 +296,10 @@ static int await(struct fa_prefiller *prefiller,
 			/* It may have ended between the two checks. */
 			if (atomic_load(&shared->status) < 0)
 				continue;
-			return fa_fail(error, -ECHILD, "the client that prefills has ended");
+			return fa_fail(error, -ECHILD, "the prefill client has ended");
 		}
 		if (fa_now_ns() > until_ns)
-			return fa_fail(error, -ETIMEDOUT, "the client that prefills hangs");
+			return fa_fail(error, -ETIMEDOUT, "the prefill client does not answer");
 		(void)poll(NULL, 0, 1);
 	}
 	return 0;
@@ -310,9 +310,9 @@ static bool is_ready(const struct shared *shared, int what)
 	return atomic_load(&shared->ready);
 }
 
-static bool asks(const struct shared *shared, int what)
+static bool is_active(const struct shared *shared, int what)
 {
-	return atomic_load(&shared->asks) == what;
+	return atomic_load(&shared->active) == what;
 }
 
 int fa_prefiller_start(const struct fa_prefiller_options *options, struct fa_error *error,
@@ -334,8 +334,8 @@ int fa_prefiller_start(const struct fa_prefiller_options *options, struct fa_err
 	}
 	prefiller->shared = shared;
 	shared->tokens = options->tokens;
-	atomic_store(&shared->wanted, NONE);
-	atomic_store(&shared->asks, NONE);
+	atomic_store(&shared->target, NONE);
+	atomic_store(&shared->active, NONE);
 	while (shared->n_daemons < FA_PREFILLER_DAEMONS && options->sockets[shared->n_daemons]) {
 		snprintf(shared->sockets[shared->n_daemons], sizeof(shared->sockets[0]), "%s",
 		         options->sockets[shared->n_daemons]);
@@ -359,10 +359,10 @@ struct fa_prefiller *fa_prefiller_free(struct fa_prefiller *prefiller)
 	if (!prefiller)
 		return NULL;
 	if (prefiller->pid > 0) {
-		atomic_store(&prefiller->shared->wanted, NONE);
+		atomic_store(&prefiller->shared->target, NONE);
 		atomic_store(&prefiller->shared->end, true);
 		/* Let requests in flight end first. */
-		if (await(prefiller, asks, NONE, &error) < 0 && prefiller->pid > 0)
+		if (await(prefiller, is_active, NONE, &error) < 0 && prefiller->pid > 0)
 			kill(prefiller->pid, SIGKILL);
 		if (prefiller->pid > 0)
 			waitpid(prefiller->pid, NULL, 0);
@@ -374,8 +374,8 @@ struct fa_prefiller *fa_prefiller_free(struct fa_prefiller *prefiller)
 
 int fa_prefiller_go(struct fa_prefiller *prefiller, int daemon, struct fa_error *error)
 {
-	atomic_store(&prefiller->shared->wanted, daemon);
-	return await(prefiller, asks, daemon, error);
+	atomic_store(&prefiller->shared->target, daemon);
+	return await(prefiller, is_active, daemon, error);
 }
 
 int fa_prefiller_stop(struct fa_prefiller *prefiller, struct fa_error *error, double *ret_ns)
@@ -383,8 +383,8 @@ int fa_prefiller_stop(struct fa_prefiller *prefiller, struct fa_error *error, do
 	struct shared *shared = prefiller->shared;
 	int r;
 
-	atomic_store(&shared->wanted, NONE);
-	r = await(prefiller, asks, NONE, error);
+	atomic_store(&shared->target, NONE);
+	r = await(prefiller, is_active, NONE, error);
 	if (r < 0)
 		return r;
 	*ret_ns = shared->n ? (double)shared->ns / (double)shared->n : 0;

@@ -85,7 +85,7 @@ static void end_crowd(struct fa_crowd *crowd)
 	fa_check(sum.asked > 0);
 	fa_check_eq(sum.wrong, 0);
 	fa_check_eq(sum.failed, 0);
-	fa_check_eq(sum.right, sum.asked);
+	fa_check_eq(sum.correct, sum.asked);
 }
 
 /* ---- as fast as they can */

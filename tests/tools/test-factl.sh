@@ -44,15 +44,15 @@ start_daemon() {
 # Usage, and no daemon.
 expect 0 '^Usage: factl' --help
 expect 0 '^factl [0-9]+\.[0-9]+\.[0-9]+$' --version
-expect 2 'what shall it do'
+expect 2 'a command is missing'
 expect 2 'no command nonsense' nonsense
 expect 2 'one command' ping ping
 expect 2 'unknown option' --nonsense
 expect 2 'number from 1' ping -c 0
 expect 2 'number from 1' ping -c 5x
-expect 2 'more is to be said after rm' rm
-expect 2 'more is to be said after rm' rm cache
-expect 2 'what can be removed' rm stream x
+expect 2 'an argument is missing after rm' rm
+expect 2 'an argument is missing after rm' rm cache
+expect 2 'rm removes a cache or a sequence' rm stream x
 for command in status metrics ping version drain; do
 	expect 3 'no connection to fad: .+' "$command"
 	expect 3 'no connection to fad: .+' -s "$temporary/none.sock" "$command"
@@ -60,7 +60,7 @@ done
 
 start_daemon
 expect 0 '^answer from .*fad.sock: [0-9.]+ us$' ping
-expect 0 '^3 answers: least' ping -c 3
+expect 0 '^3 answers: min' ping -c 3
 expect 1 "no cache named 'x'" rm cache x
 expect 1 "no sequence named 'x'" rm sequence x
 expect 0 '^# EOF$' metrics
