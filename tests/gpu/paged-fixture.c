@@ -1,5 +1,7 @@
 #include "tests/gpu/paged-fixture.h"
 
+#include "tests/gpu/draw.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,7 +38,7 @@ struct paged_spec paged_way_of(const struct paged_spec *spec, int i)
 
 static void parse(int argc, char **argv)
 {
-	paged_options.seed = (uint64_t)time(NULL);
+	paged_options.seed = fa_draw_seed();
 	for (int i = 1; i < argc; i++) {
 		if (!strcmp(argv[i], "--small"))
 			paged_options.small = true;

@@ -1,5 +1,6 @@
 /* Cases that need no reference: one result must have the bits of another. */
 #include "tests/gpu/cases.h"
+#include "tests/gpu/draw.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -301,7 +302,8 @@ void fa_case_chain(struct fa_cases *cases)
 
 			if (!kernel->keys || !strstr(kernel->symbol, cases->kernel) ||
 			    !fa_cuda_kernel_runs(kernel, fa_gpu_chip(gpu)) ||
-			    !fa_cuda_kernel_covers(kernel, &request.params) || kernel->dim != dim)
+			    !fa_cuda_kernel_covers(kernel, &request.params) || kernel->dim != dim ||
+			    !fa_draw())
 				continue;
 			chain(cases, &request, kernel, count);
 			cases->checks[i]++;

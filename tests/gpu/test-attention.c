@@ -8,6 +8,7 @@
  * a GPU.
  */
 #include "tests/gpu/cases.h"
+#include "tests/gpu/draw.h"
 #include "tests/kernels/reference.h"
 
 #include <math.h>
@@ -56,7 +57,8 @@ static void check(struct fa_cases *cases, const struct fa_request *request)
 		if (!strstr(kernel->symbol, cases->kernel) || !fa_cuda_kernel_runs(kernel, chip) ||
 		    !fa_cuda_kernel_covers(kernel, &request->params) ||
 		    fa_cuda_attention_plan_on(chip, kernel, &request->params, text, sizeof(text),
-		                              &launch) < 0)
+		                              &launch) < 0 ||
+		    !fa_draw())
 			continue;
 		if (!reference.out)
 			fa_request_reference(cases->gpu, request, &reference);
@@ -520,7 +522,7 @@ static void say_kernels(struct fa_cases *cases, bool want_all)
 int main(int argc, char **argv)
 {
 	struct fa_cases cases = { .count = 200, .reruns = 1000, .kernel = "" };
-	uint64_t seed = (uint64_t)time(NULL);
+	uint64_t seed = fa_draw_seed();
 	bool wanted[COUNT(all)] = { false }, any = false, probe = false, fault = false;
 	bool want_all = false;
 

@@ -5,6 +5,7 @@
  *   test-paged-append [--seed N] [--random N] [--every N] [--small]
  * Skips (77) without a GPU.
  */
+#include "tests/gpu/draw.h"
 #include "tests/gpu/paged-fixture.h"
 
 #include <stdio.h>
@@ -222,7 +223,7 @@ static void check(const struct paged_spec *spec, const struct way *way, bool joi
 	static struct scene scene;
 	static int number;
 
-	if (number++ % paged_options.every)
+	if (number++ % paged_options.every || !fa_draw())
 		return;
 	if (setjmp(paged_failure)) {
 		paged_failed++;

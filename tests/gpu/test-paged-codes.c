@@ -6,6 +6,7 @@
  *   test-paged-codes [--seed N] [--random N] [--every N] [--small]
  * Skips (77) without a GPU.
  */
+#include "tests/gpu/draw.h"
 #include "tests/gpu/paged-device.h"
 #include "tests/kernels/paged-problem.h"
 
@@ -126,7 +127,7 @@ static void check_on(const struct paged_spec *given, int32_t sms)
 	struct paged_device device;
 	static int number;
 
-	if (number++ % every)
+	if (number++ % every || !fa_draw())
 		return;
 	if (sms > 0)
 		chip.sms = sms;
@@ -368,7 +369,7 @@ static void report(const char *part)
 
 int main(int argc, char **argv)
 {
-	uint64_t seed = (uint64_t)time(NULL);
+	uint64_t seed = fa_draw_seed();
 	int count = 200;
 
 	for (int i = 1; i < argc; i++) {
@@ -400,7 +401,7 @@ int main(int argc, char **argv)
 	for (int i = 0; i < count; i++)
 		random_one(seed + (uint64_t)i);
 	report("random");
-	if (every == 1 && paged_gpu_chip(paged_device_gpu)->arch == 90)
+	if (every == 1 && fa_draw_is_whole() && paged_gpu_chip(paged_device_gpu)->arch == 90)
 		judge_coverage();
 	printf("%d passed, %d failed\n", passed, failed);
 	paged_gpu_close(paged_device_gpu);

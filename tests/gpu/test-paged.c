@@ -5,6 +5,7 @@
  *   test-paged [--seed N] [--random N] [--every N] [--small]
  * Skips (77) without a GPU.
  */
+#include "tests/gpu/draw.h"
 #include "tests/gpu/paged-fixture.h"
 #include "tests/kernels/reference.h"
 
@@ -67,7 +68,7 @@ static void check(const struct paged_spec *given)
 	struct paged_device device;
 	static int number;
 
-	if (number++ % paged_options.every)
+	if (number++ % paged_options.every || !fa_draw())
 		return;
 	make_small(&spec);
 	paged_init(&problem, &spec);
@@ -182,7 +183,8 @@ static void few(void)
 	};
 
 	for (int i = 0; i < (int)(sizeof(cases) / sizeof(cases[0])); i++)
-		few_one(&cases[i], i);
+		if (fa_draw())
+			few_one(&cases[i], i);
 }
 
 static void judge_special(const struct paged_problem *problem,
@@ -200,6 +202,8 @@ static void check_as(const struct paged_spec *spec, const struct fa_cuda_chip *c
 	struct paged_problem problem;
 	struct paged_device device;
 
+	if (!fa_draw())
+		return;
 	paged_init(&problem, spec);
 	if (setjmp(paged_failure)) {
 		paged_failed++;
@@ -356,7 +360,8 @@ static void blocks_one(int i)
 static void blocks(void)
 {
 	for (int i = 0; i < 4; i++)
-		blocks_one(i);
+		if (fa_draw())
+			blocks_one(i);
 }
 
 /* Pages of codes; also with NaNs and infinities. */
@@ -663,7 +668,8 @@ static void reruns_of(int32_t head_dim, uint32_t n_new)
 static void reruns(void)
 {
 	for (int i = 0; i < 6; i++)
-		reruns_of(64 << i / 2, i % 2 ? 5 : 1);
+		if (fa_draw())
+			reruns_of(64 << i / 2, i % 2 ? 5 : 1);
 }
 
 /* Prefill that gives way, however often and wherever, gives the same bits. */
@@ -784,9 +790,11 @@ static void run(void)
 	broken();
 	paged_report("broken");
 	for (int i = 0; i < 3; i++)
-		unseen(paged_dtypes[i], -1);
+		if (fa_draw())
+			unseen(paged_dtypes[i], -1);
 	for (int i = 0; i < 8; i++)
-		unseen(paged_way_of(&paged_usual, i).dtype, i);
+		if (fa_draw())
+			unseen(paged_way_of(&paged_usual, i).dtype, i);
 	paged_report("unseen");
 	for (int i = 0; i < paged_options.count; i++)
 		random_one(paged_options.seed + (uint64_t)i);
