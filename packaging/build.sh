@@ -13,22 +13,23 @@ duration() {
 	fi
 }
 
-# What a configured build directory cannot outlive: another meson, other compilers.
+# A build directory is made anew if meson, a compiler, or the set of options differ.
 toolchain() {
 	meson --version
 	"${CC:-cc}" --version | head -n 1
 	"${CXX:-c++}" --version | head -n 1
 }
 
-# setup_build DIR OPTION...: DIR is configured with exactly these options, whatever
-# it was before. What lies in it and cannot be used again is removed, except
-# other build directories in it (build/check-*) and the compiler (build/nvcc).
+# setup_build DIR OPTION...: configures DIR with exactly these options, whatever it was
+# before. Other values of the same options keep what is built. A directory that cannot be
+# used again is emptied, except for other build directories in it (build/check-*) and the
+# compiler (build/nvcc).
 setup_build() {
 	local dir=$1 want
 
 	shift
-	want=$(toolchain)
-	if [ -f "$dir/build.ninja" ] && [ "$(cat "$dir/.toolchain" 2>/dev/null)" = "$want $*" ] &&
+	want="$(toolchain) ${*%%=*}"
+	if [ -f "$dir/build.ninja" ] && [ "$(cat "$dir/.toolchain" 2>/dev/null)" = "$want" ] &&
 		meson setup --reconfigure "$dir" "$@" >"$dir/.setup.log" 2>&1; then
 		return 0
 	fi
@@ -40,24 +41,18 @@ setup_build() {
 		tail -n 30 "$dir/.setup.log"
 		return 1
 	fi
-	echo "$want $*" >"$dir/.toolchain"
+	echo "$want" >"$dir/.toolchain"
 }
 
-# compile DIR: on a terminal ninja's line of progress; otherwise what went wrong only.
+# compile DIR [TARGET]...: shows how far it is, and the end of ninja's output if it fails.
 compile() {
-	local log
+	local dir=$1
 
-	if [ -t 1 ]; then
-		ninja -C "$1" -j "$jobs"
-		return
-	fi
-	log=$(mktemp)
-	if ninja -C "$1" -j "$jobs" >"$log" 2>&1; then
-		tail -n 1 "$log"
-		rm -f "$log"
+	shift
+	if ninja -C "$dir" -j "$jobs" "$@" 2>&1 | packaging/progress "$dir/.ninja.log" files; then
+		tail -n 1 "$dir/.ninja.log"
 		return 0
 	fi
-	tail -n 60 "$log"
-	rm -f "$log"
+	tail -n 60 "$dir/.ninja.log"
 	return 1
 }

@@ -27,6 +27,7 @@ for script in ./quickstart ./check; do
 	expect 2 "unknown argument '--nonsense'" "$script" --nonsense
 	expect 2 '--jobs needs' "$script" --jobs
 done
+expect 2 'draw is 1 to 4' ./check --draw 5
 expect 1 'is not there' ./quickstart --build-dir "$temporary/empty"
 
 # The list itself: every line has packages and a probe this script knows.
@@ -63,5 +64,27 @@ expect 0 'the reason' packaging/sum-tests "$temporary/a.json"
 expect 0 '^1 3 2$' packaging/sum-tests "$temporary/a.json" "$temporary/b.json"
 expect 0 'no test was run' packaging/sum-tests "$temporary/b.json"
 expect 0 '^0 1 0$' packaging/sum-tests "$temporary/none.json"
+cat >"$temporary/draws.json" <<'EOF'
+{"name": "fad:a / one", "result": "OK", "duration": 1.4, "stdout": "x\ndraw 2/4: 3 of 12 cases\n"}
+{"name": "fad:a / two", "result": "OK", "duration": 0.2}
+EOF
+expect 0 '^ *one: 3 of 12 cases, 1 s$' packaging/sum-tests --draws "$temporary/draws.json"
+expect 0 '^ *two: all, 0 s$' packaging/sum-tests --draws "$temporary/draws.json"
+
+# Progress: each tenth, and what fails at once; the log has every line.
+lines() {
+	for i in {1..20}; do
+		echo "$i/20 fad:a / t$i $([ "$i" = 7 ] && echo FAIL || echo OK) 0.01s"
+	done
+	echo "the end"
+}
+lines | packaging/progress "$temporary/log" tests >"$temporary/shown"
+if ! cmp -s <(lines) "$temporary/log"; then
+	echo "FAILED: packaging/progress has not kept its input"
+	failed=1
+fi
+expect 0 '^11$' wc -l <"$temporary/shown"
+expect 0 't7 FAIL' cat "$temporary/shown"
+expect 0 ' 20 of 20 tests, ' cat "$temporary/shown"
 
 exit $failed
