@@ -14,6 +14,7 @@
 #include "client/connection.h"
 #include "client/faclient.h"
 #include "client/spawn.h"
+#include "common/backoff.h"
 #include "common/clock.h"
 #include "common/completion.h"
 #include "common/error.h"
@@ -95,14 +96,14 @@ struct fa_client {
 	int attempt_code;  /* how the last one ended */
 	struct fa_error attempt_error;
 
-	uint64_t ring_try_ns;   /* when to ask for a ring again; FA_NS_NEVER: not again */
-	uint64_t ring_pause_ns; /* back-off after the next refusal */
-	bool ring_making;       /* a thread sets a ring up */
-	bool ring_near;         /* the daemon has answered it */
-	unsigned int outside;   /* pins of the connection */
-	bool leader;            /* a thread leads (waiter.h) */
-	unsigned int spun_in_vain, spin_rest; /* the leader's */
-	struct fa_list waiters;               /* asleep */
+	uint64_t ring_try_ns;      /* when to ask for a ring again; FA_NS_NEVER: not again */
+	uint64_t ring_pause_ns;    /* back-off after the next refusal */
+	bool ring_making;          /* a thread sets a ring up */
+	bool ring_near;            /* the daemon has answered it */
+	unsigned int outside;      /* pins of the connection */
+	bool leader;               /* a thread leads (waiter.h) */
+	struct fa_backoff backoff; /* whether a leader spins */
+	struct fa_list waiters;    /* asleep */
 	struct fa_list spinning;
 	struct fa_list calls;
 	uint64_t last_id;

@@ -9,9 +9,9 @@
 #include "client/struct_size.h"
 #include "client/timeline_state.h"
 #include "common/cleanup.h"
+#include "common/cpu.h"
 
 #include <errno.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,14 +53,12 @@ static volatile uint64_t *alive_page_new(void)
 	return page;
 }
 
-/* With few processors whoever spins has to let go of his for those who should finish;
- * on a single one there is nobody to wait for while spinning. */
+/* On a single processor the daemon cannot run while this process spins. */
 static void choose_spin(struct fa_client *client, uint64_t spin_ns)
 {
-	cpu_set_t cpus;
-	int n = sched_getaffinity(0, sizeof(cpus), &cpus) < 0 ? 1 : CPU_COUNT(&cpus);
+	const unsigned int n = fa_cpu_count();
 
-	client->yields = n <= 4;
+	client->yields = n <= FA_CPU_FEW;
 	client->spin_ns = spin_ns ? spin_ns : n > 1 ? SPIN_NS_DEFAULT : 0;
 }
 

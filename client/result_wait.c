@@ -6,9 +6,9 @@
 #include "client/results.h"
 #include "client/struct_size.h"
 #include "client/waiter.h"
+#include "common/cpu.h"
 
 #include <errno.h>
-#include <sched.h>
 #include <string.h>
 
 /* A spinning thread looks after the daemon's life this often. */
@@ -16,17 +16,6 @@
 
 /* Looks at the page between two looks at the clock. */
 #define SPIN_LOOKS 16
-
-static inline void pause_cpu(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-	__builtin_ia32_pause();
-#elif defined(__aarch64__)
-	__asm__ volatile("yield" ::: "memory");
-#else
-	__asm__ volatile("" ::: "memory");
-#endif
-}
 
 struct ticket_waiter {
 	struct fa_waiter waiter;
@@ -72,10 +61,7 @@ static int spin(struct fa_client *client, struct ticket_waiter *ticket, bool ear
 			r = fa_result_probe(client, ticket->stream, ticket->value, early);
 			if (r || atomic_load_explicit(&client->lost, memory_order_acquire))
 				goto end;
-			if (client->yields)
-				sched_yield();
-			else
-				pause_cpu();
+			fa_cpu_spin_pause(client->yields);
 		}
 	} while (fa_now_ns() < deadline);
 end:

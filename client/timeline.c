@@ -6,10 +6,10 @@
 #include "client/struct_size.h"
 #include "client/timeline_state.h"
 #include "common/cleanup.h"
+#include "common/cpu.h"
 
 #include <errno.h>
 #include <linux/futex.h>
-#include <sched.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -127,8 +127,7 @@ static int spin(const struct fa_client *client, const struct fa_timeline_out *ou
 			r = look(out, value);
 			if (r <= 0)
 				return r;
-			if (client->yields)
-				sched_yield();
+			fa_cpu_spin_pause(client->yields);
 		}
 	} while (fa_now_ns() < end_ns &&
 	         !atomic_load_explicit(&client->lost, memory_order_relaxed));

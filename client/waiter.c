@@ -8,10 +8,8 @@
 #include <sys/socket.h>
 #include <time.h>
 
-/* So often a leader spins in vain before it sleeps at once so many times. */
-#define SPIN_TRIES 4
-
-#define SPIN_REST 256
+/* Sleeps without spinning after a leader has spun in vain several times. */
+#define SPIN_SKIPS 256
 
 /* Looks for a packet between two at what the ring has brought for others. */
 #define SPIN_LOOKS 8
@@ -37,10 +35,8 @@ static bool receive_spinning(struct fa_client *client, bool worth, int fd,
 
 	if (!client->spin_ns || !worth)
 		return false;
-	if (client->spin_rest) {
-		--client->spin_rest;
+	if (!fa_backoff_next(&client->backoff))
 		return false;
-	}
 	end_ns = fa_deadline_ns(client->spin_ns);
 	if (deadline_ns < end_ns)
 		end_ns = deadline_ns;
@@ -48,7 +44,7 @@ static bool receive_spinning(struct fa_client *client, bool worth, int fd,
 		packet->n = fa_packet_receive(fd, client->in, FA_WIRE_BYTES_MAX, packet->fds,
 		                              &packet->n_fds, MSG_DONTWAIT);
 		if (packet->n != -EAGAIN) {
-			client->spun_in_vain = 0;
+			fa_backoff_succeeded(&client->backoff);
 			return true;
 		}
 		if (ring && ++looks % SPIN_LOOKS == 0 && fa_client_ring_is_woken(ring))
@@ -56,10 +52,7 @@ static bool receive_spinning(struct fa_client *client, bool worth, int fd,
 		if (client->yields)
 			sched_yield();
 	} while (fa_now_ns() < end_ns);
-	if (++client->spun_in_vain >= SPIN_TRIES) {
-		client->spun_in_vain = 0;
-		client->spin_rest = SPIN_REST;
-	}
+	fa_backoff_failed(&client->backoff, SPIN_SKIPS);
 	return false;
 }
 
