@@ -1,14 +1,13 @@
 /*
- * Deadlines in order: a pairing heap of nodes that live in what they belong to.
- * Nothing is allocated; insertion and looking at the earliest are O(1), removal
- * O(log n) amortised. Belongs to one thread, as does every node in it.
+ * Deadlines in order: an intrusive pairing heap. Insertion and the earliest are O(1), removal is
+ * O(log n) amortised; nothing is allocated. The heap and its nodes belong to one thread.
  */
 #pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
 
-/* All zero: in no heap. */
+/* A node; zeros: in no heap. */
 struct fa_deadline {
 	uint64_t at_ns;
 	struct fa_deadline *child, *next;
@@ -23,5 +22,5 @@ struct fa_deadline_heap {
 void fa_deadline_heap_insert(struct fa_deadline_heap *deadlines, struct fa_deadline *deadline,
                              uint64_t at_ns);
 
-/* Nothing happens if it is in no heap. */
+/* No effect if it is in no heap. */
 void fa_deadline_heap_remove(struct fa_deadline_heap *deadlines, struct fa_deadline *deadline);

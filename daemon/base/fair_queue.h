@@ -1,13 +1,12 @@
 /*
- * Whose turn it is. What wants to be served stands in groups: a session's streams, or
- * their works. Of the groups that have something, the one that has used least is next,
- * so that they get equal shares however much stands in each. One that comes back has a
- * claim to what it left to others, up to the slack and no further. Inside a group what is urgent
- * goes first, but for every eighth turn, so that it cannot starve the rest; what is equally
- * urgent takes turns. So urgency is of no use against another group.
+ * A fair queue of groups. The group that has used least is served next, so groups get equal
+ * shares however many entries each has. A group that was empty may claim what it left to others,
+ * up to the slack. Inside a group high priority goes first, except for every eighth pick, so that
+ * normal priority does not starve; entries of equal priority go round robin. Priority has no
+ * effect between groups.
  *
- * What is used is counted by the caller, in a unit of its choice. Nothing is allocated.
- * Everything here belongs to one thread, or to a lock.
+ * The caller charges use in a unit of its choice. Nothing is allocated. Belongs to one thread or
+ * one lock.
  */
 #pragma once
 
@@ -17,48 +16,48 @@
 #include <stdint.h>
 
 enum fa_fair_queue_class {
-	FA_TURNS_HIGH,
-	FA_TURNS_NORMAL,
-	_FA_TURNS_CLASS_N,
+	FA_FAIR_QUEUE_HIGH,
+	FA_FAIR_QUEUE_NORMAL,
+	_FA_FAIR_QUEUE_CLASS_N,
 };
 
 struct fa_fair_queue {
-	struct fa_deadline_heap groups; /* those that have something, by what they used */
-	uint64_t floor;                 /* what the last one served had used; never falls */
-	uint64_t slack;                 /* the caller's */
+	struct fa_deadline_heap groups; /* those with entries, by use */
+	uint64_t floor;                 /* use of the group served last; never falls */
+	uint64_t slack;                 /* set by the caller */
 };
 
 struct fa_fair_queue_group {
 	struct fa_deadline place;
 	uint64_t used;
-	struct fa_list ready[_FA_TURNS_CLASS_N]; /* what stands here, next ones first */
-	unsigned int n_turns;                    /* in which there was a choice */
+	struct fa_list ready[_FA_FAIR_QUEUE_CLASS_N]; /* entries, next ones first */
+	unsigned int n_picks;                         /* with a choice between classes */
 };
 
 static inline enum fa_fair_queue_class fa_fair_queue_class(int priority)
 {
-	return priority > 0 ? FA_TURNS_HIGH : FA_TURNS_NORMAL;
+	return priority > 0 ? FA_FAIR_QUEUE_HIGH : FA_FAIR_QUEUE_NORMAL;
 }
 
-/* A zeroed struct fa_fair_queue needs no such thing; its slack is none. */
+/* A struct fa_fair_queue needs no initialisation beyond zeros; its slack is 0 then. */
 void fa_fair_queue_group_init(struct fa_fair_queue_group *group);
 
 /* Adds @link, which is in no list, to @group. */
-void fa_fair_queue_add(struct fa_fair_queue *turns, struct fa_fair_queue_group *group,
+void fa_fair_queue_add(struct fa_fair_queue *queue, struct fa_fair_queue_group *group,
                        enum fa_fair_queue_class class, struct fa_list *link);
 
-/* Nothing happens if it is not there. */
-void fa_fair_queue_remove(struct fa_fair_queue *turns, struct fa_fair_queue_group *group,
+/* No effect if @link is in no list. */
+void fa_fair_queue_remove(struct fa_fair_queue *queue, struct fa_fair_queue_group *group,
                           struct fa_list *link);
 
-static inline bool fa_fair_queue_empty(const struct fa_fair_queue *turns)
+static inline bool fa_fair_queue_empty(const struct fa_fair_queue *queue)
 {
-	return !turns->groups.root;
+	return !queue->groups.root;
 }
 
-/* The link whose turn it is, which goes to the end of its line; NULL: there is none. */
-struct fa_list *fa_fair_queue_next(struct fa_fair_queue *turns);
+/* Returns the entry to serve next, and moves it to the end of its class; NULL: none. */
+struct fa_list *fa_fair_queue_next(struct fa_fair_queue *queue);
 
-/* @group has used @amount more, or so much less than was thought. */
-void fa_fair_queue_charge(struct fa_fair_queue *turns, struct fa_fair_queue_group *group,
+/* Charges @amount to @group; negative: a refund. */
+void fa_fair_queue_charge(struct fa_fair_queue *queue, struct fa_fair_queue_group *group,
                           int64_t amount);

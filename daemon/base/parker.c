@@ -15,100 +15,100 @@
 /* Longest spin before sleeping; a sleep that was shorter makes spinning worth it. */
 #define SPIN_MAX_NS (50 * FA_NS_PER_US)
 #define SPIN_MIN_NS (5 * FA_NS_PER_US)
-/* The other thread, which the bell has woken as well, is about as late as this one. */
-#define SPIN_BELL_NS (200 * FA_NS_PER_US)
-/* A bell that rings for nothing so often is not heard for so many sleeps. */
-#define BELLS_IN_VAIN 4
-#define REST 64
-/* The same for polling; what takes longer than this is not quick. */
-#define LOOK_MAX_NS (200 * FA_NS_PER_US)
-#define LOOK_MIN_NS (10 * FA_NS_PER_US)
-/* A sleep between two looks: a part of the time waited so far, and at most so much. */
-#define PAUSE_PART 16
-#define PAUSE_MAX_NS FA_NS_PER_MS
+/* Spin after a wake-up by the descriptor: the waker has just been woken by it as well. */
+#define WATCH_SPIN_NS (200 * FA_NS_PER_US)
+/* After so many wake-ups in vain the descriptor is not watched for so many sleeps. */
+#define WATCH_SPURIOUS_MAX 4
+#define WATCH_BACKOFF_SLEEPS 64
+/* The same for polling. Work that takes longer than the maximum counts as slow. */
+#define POLL_SPIN_MAX_NS (200 * FA_NS_PER_US)
+#define POLL_SPIN_MIN_NS (10 * FA_NS_PER_US)
+/* A sleep between two looks: a fraction of the time waited so far, with a maximum. */
+#define POLL_PAUSE_FRACTION 16
+#define POLL_PAUSE_MAX_NS FA_NS_PER_MS
 
 enum signal {
 	AWAKE,
 	SIGNALLED,
-	ASLEEP,
-	LISTENING, /* asleep on the bell */
+	PARKED,
+	PARKED_WATCHING, /* asleep on the descriptor as well */
 };
 
-/* The thread sleeps no more, or will not. */
-static void rouse(struct fa_parker *waiter, uint32_t before)
+/* @before: the word, before it was set to wake the thread. */
+static void wake_thread(struct fa_parker *parker, uint32_t before)
 {
-	if (before == ASLEEP)
-		(void)syscall(SYS_futex, &waiter->signal, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
-	else if (before == LISTENING)
-		(void)eventfd_write(waiter->wake_fd, 1);
+	if (before == PARKED)
+		(void)syscall(SYS_futex, &parker->signal, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+	else if (before == PARKED_WATCHING)
+		(void)eventfd_write(parker->wake_fd, 1);
 }
 
-void fa_parker_init(struct fa_parker *waiter)
+void fa_parker_init(struct fa_parker *parker)
 {
 	cpu_set_t cpus;
 
-	waiter->may_spin = sched_getaffinity(0, sizeof(cpus), &cpus) == 0 && CPU_COUNT(&cpus) > 2;
-	waiter->look_ns = LOOK_MAX_NS;
+	parker->may_spin = sched_getaffinity(0, sizeof(cpus), &cpus) == 0 && CPU_COUNT(&cpus) > 2;
+	parker->poll_spin_ns = POLL_SPIN_MAX_NS;
 }
 
-void fa_parker_deinit(struct fa_parker *waiter)
+void fa_parker_deinit(struct fa_parker *parker)
 {
-	if (!atomic_load_explicit(&waiter->listens, memory_order_acquire))
+	if (!atomic_load_explicit(&parker->watching, memory_order_acquire))
 		return;
-	close(waiter->bell_fd);
-	close(waiter->wake_fd);
+	close(parker->watch_fd);
+	close(parker->wake_fd);
 }
 
-int fa_parker_listen(struct fa_parker *waiter, int fd)
+int fa_parker_watch_fd(struct fa_parker *parker, int fd)
 {
-	int r, bell_fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	int r, watch_fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
 
-	if (bell_fd < 0)
+	if (watch_fd < 0)
 		return -errno;
-	waiter->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (waiter->wake_fd < 0) {
+	parker->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (parker->wake_fd < 0) {
 		r = -errno;
-		close(bell_fd);
+		close(watch_fd);
 		return r;
 	}
-	waiter->bell_fd = bell_fd;
-	atomic_store_explicit(&waiter->listens, true, memory_order_release);
+	parker->watch_fd = watch_fd;
+	atomic_store_explicit(&parker->watching, true, memory_order_release);
 	return 0;
 }
 
-void fa_parker_wake(struct fa_parker *waiter)
+void fa_parker_wake(struct fa_parker *parker)
 {
-	rouse(waiter, atomic_exchange(&waiter->signal, SIGNALLED));
+	wake_thread(parker, atomic_exchange(&parker->signal, SIGNALLED));
 }
 
-void fa_parker_prepare(struct fa_parker *waiter)
+void fa_parker_prewake(struct fa_parker *parker)
 {
-	uint32_t before = ASLEEP;
+	uint32_t before = PARKED;
 
-	if (!waiter->may_spin)
+	if (!parker->may_spin)
 		return;
-	if (atomic_compare_exchange_strong(&waiter->signal, &before, AWAKE) ||
-	    (before == LISTENING &&
-	     atomic_compare_exchange_strong(&waiter->signal, &before, AWAKE)))
-		rouse(waiter, before);
+	if (atomic_compare_exchange_strong(&parker->signal, &before, AWAKE) ||
+	    (before == PARKED_WATCHING &&
+	     atomic_compare_exchange_strong(&parker->signal, &before, AWAKE)))
+		wake_thread(parker, before);
 }
 
-bool fa_parker_look(struct fa_parker *waiter)
+bool fa_parker_consume(struct fa_parker *parker)
 {
-	/* Whoever has news after this makes it look again. */
-	if (atomic_load_explicit(&waiter->signal, memory_order_relaxed) == AWAKE)
+	/* A waker after this load leaves SIGNALLED for the next look. */
+	if (atomic_load_explicit(&parker->signal, memory_order_relaxed) == AWAKE)
 		return false;
-	if (atomic_exchange(&waiter->signal, AWAKE) != SIGNALLED)
+	if (atomic_exchange(&parker->signal, AWAKE) != SIGNALLED)
 		return false;
-	if (waiter->heard)
-		waiter->in_vain = 0;
-	waiter->heard = false;
+	if (parker->watch_fired)
+		parker->watch_spurious = 0;
+	parker->watch_fired = false;
 	return true;
 }
 
-bool fa_parker_is_woken(const struct fa_parker *waiter)
+bool fa_parker_is_woken(const struct fa_parker *parker)
 {
-	return atomic_load_explicit(&waiter->signal, memory_order_relaxed) == SIGNALLED;
+	return atomic_load_explicit(&parker->signal, memory_order_relaxed) == SIGNALLED;
 }
 
 static void cpu_relax(void)
@@ -120,8 +120,8 @@ static void cpu_relax(void)
 #endif
 }
 
-/* Returns true if there are news. */
-static bool spin(struct fa_parker *waiter, uint64_t spin_ns)
+/* Returns true if a wake-up is pending. */
+static bool spin(struct fa_parker *parker, uint64_t spin_ns)
 {
 	uint64_t end_ns;
 
@@ -130,7 +130,7 @@ static bool spin(struct fa_parker *waiter, uint64_t spin_ns)
 	end_ns = fa_now_ns() + spin_ns;
 	do {
 		for (int i = 0; i < 32; i++) {
-			if (atomic_load_explicit(&waiter->signal, memory_order_relaxed) ==
+			if (atomic_load_explicit(&parker->signal, memory_order_relaxed) ==
 			    SIGNALLED)
 				return true;
 			cpu_relax();
@@ -151,105 +151,105 @@ static void futex_wait(_Atomic uint32_t *word, uint32_t value, uint64_t until_ns
 	              until_ns == FA_NS_NEVER ? NULL : &timeout, NULL, FUTEX_BITSET_MATCH_ANY);
 }
 
-/* Sleeps on the bell, unless there are news. Returns whether the bell has woken it, and nobody
- * else did; *ret_prepared: somebody did, who will have news. */
-static bool sleep_on_bell(struct fa_parker *waiter, uint64_t until_ns, bool *ret_prepared)
+/* Sleeps on the descriptor as well. Returns true if that alone has woken the thread;
+ * *ret_prepared: fa_parker_prewake() has. */
+static bool sleep_on_fd(struct fa_parker *parker, uint64_t until_ns, bool *ret_prepared)
 {
-	struct pollfd fds[] = { { .fd = waiter->bell_fd, .events = POLLIN },
-		                { .fd = waiter->wake_fd, .events = POLLIN } };
+	struct pollfd fds[] = { { .fd = parker->watch_fd, .events = POLLIN },
+		                { .fd = parker->wake_fd, .events = POLLIN } };
 	uint64_t now_ns = until_ns == FA_NS_NEVER ? 0 : fa_now_ns();
 	uint64_t left_ns = until_ns > now_ns ? until_ns - now_ns : 0;
-	uint32_t awake = AWAKE, listening = LISTENING;
+	uint32_t awake = AWAKE, watching = PARKED_WATCHING;
 	const struct timespec timeout = { .tv_sec = (time_t)(left_ns / FA_NS_PER_SEC),
 		                          .tv_nsec = (long)(left_ns % FA_NS_PER_SEC) };
 	eventfd_t count;
 
 	*ret_prepared = false;
-	if (!atomic_compare_exchange_strong(&waiter->signal, &awake, LISTENING))
+	if (!atomic_compare_exchange_strong(&parker->signal, &awake, PARKED_WATCHING))
 		return false;
 	if (ppoll(fds, 2, until_ns == FA_NS_NEVER ? NULL : &timeout, NULL) < 0)
 		fds[0].revents = fds[1].revents = 0;
-	/* One that is written later wakes once for nothing. */
+	/* A late write causes one wake-up in vain. */
 	if (fds[1].revents)
-		(void)eventfd_read(waiter->wake_fd, &count);
-	if (atomic_compare_exchange_strong(&waiter->signal, &listening, AWAKE))
+		(void)eventfd_read(parker->wake_fd, &count);
+	if (atomic_compare_exchange_strong(&parker->signal, &watching, AWAKE))
 		return fds[0].revents;
-	*ret_prepared = listening == AWAKE;
+	*ret_prepared = watching == AWAKE;
 	return false;
 }
 
-static bool may_listen(struct fa_parker *waiter)
+static bool may_watch(struct fa_parker *parker)
 {
-	if (!waiter->may_spin || waiter->heard ||
-	    !atomic_load_explicit(&waiter->listens, memory_order_acquire))
+	if (!parker->may_spin || parker->watch_fired ||
+	    !atomic_load_explicit(&parker->watching, memory_order_acquire))
 		return false;
-	if (!waiter->rest)
+	if (!parker->watch_backoff)
 		return true;
-	--waiter->rest;
+	--parker->watch_backoff;
 	return false;
 }
 
-/* Both return whether it was prepared for news meanwhile. */
-static bool sleep_deaf(struct fa_parker *waiter, uint64_t until_ns)
+/* Both return true if fa_parker_prewake() was called meanwhile. */
+static bool sleep_on_futex(struct fa_parker *parker, uint64_t until_ns)
 {
 	uint32_t awake = AWAKE;
 
-	if (!atomic_compare_exchange_strong(&waiter->signal, &awake, ASLEEP))
+	if (!atomic_compare_exchange_strong(&parker->signal, &awake, PARKED))
 		return false;
-	futex_wait(&waiter->signal, ASLEEP, until_ns);
-	return atomic_load_explicit(&waiter->signal, memory_order_relaxed) == AWAKE;
+	futex_wait(&parker->signal, PARKED, until_ns);
+	return atomic_load_explicit(&parker->signal, memory_order_relaxed) == AWAKE;
 }
 
-static bool sleep_listening(struct fa_parker *waiter, uint64_t until_ns)
+static bool sleep_watching(struct fa_parker *parker, uint64_t until_ns)
 {
 	bool prepared;
 
-	if (!sleep_on_bell(waiter, until_ns, &prepared))
+	if (!sleep_on_fd(parker, until_ns, &prepared))
 		return prepared;
-	waiter->heard = true;
-	if (++waiter->in_vain >= BELLS_IN_VAIN) {
-		waiter->in_vain = 0;
-		waiter->rest = REST;
+	parker->watch_fired = true;
+	if (++parker->watch_spurious >= WATCH_SPURIOUS_MAX) {
+		parker->watch_spurious = 0;
+		parker->watch_backoff = WATCH_BACKOFF_SLEEPS;
 	}
-	(void)spin(waiter, SPIN_BELL_NS);
+	(void)spin(parker, WATCH_SPIN_NS);
 	return false;
 }
 
-void fa_parker_wait(struct fa_parker *waiter, uint64_t until_ns)
+void fa_parker_park(struct fa_parker *parker, uint64_t until_ns)
 {
 	uint64_t before_ns, slept_ns;
 	bool prepared;
 
-	if (spin(waiter, waiter->spin_ns))
+	if (spin(parker, parker->spin_ns))
 		return;
-	if (!waiter->may_spin) {
-		(void)sleep_deaf(waiter, until_ns);
+	if (!parker->may_spin) {
+		(void)sleep_on_futex(parker, until_ns);
 		return;
 	}
 	before_ns = fa_now_ns();
-	prepared = may_listen(waiter) ? sleep_listening(waiter, until_ns)
-	                              : sleep_deaf(waiter, until_ns);
+	prepared = may_watch(parker) ? sleep_watching(parker, until_ns)
+	                             : sleep_on_futex(parker, until_ns);
 	slept_ns = fa_now_ns() - before_ns;
 	if (prepared) {
-		waiter->spin_ns = SPIN_MAX_NS;
-		waiter->heard = false;
+		parker->spin_ns = SPIN_MAX_NS;
+		parker->watch_fired = false;
 	} else if (slept_ns > SPIN_MAX_NS)
-		waiter->spin_ns = waiter->spin_ns / 2 < SPIN_MIN_NS ? 0 : waiter->spin_ns / 2;
-	else if (waiter->spin_ns < SPIN_MAX_NS)
-		waiter->spin_ns = waiter->spin_ns ? waiter->spin_ns * 2 : SPIN_MIN_NS;
+		parker->spin_ns = parker->spin_ns / 2 < SPIN_MIN_NS ? 0 : parker->spin_ns / 2;
+	else if (parker->spin_ns < SPIN_MAX_NS)
+		parker->spin_ns = parker->spin_ns ? parker->spin_ns * 2 : SPIN_MIN_NS;
 }
 
-void fa_parker_sleep(struct fa_parker *waiter, uint64_t until_ns)
+void fa_parker_sleep(struct fa_parker *parker, uint64_t until_ns)
 {
 	uint32_t awake = AWAKE;
 
-	if (atomic_compare_exchange_strong(&waiter->signal, &awake, ASLEEP))
-		futex_wait(&waiter->signal, ASLEEP, until_ns);
+	if (atomic_compare_exchange_strong(&parker->signal, &awake, PARKED))
+		futex_wait(&parker->signal, PARKED, until_ns);
 }
 
-void fa_parker_relax(const struct fa_parker *waiter)
+void fa_parker_relax(const struct fa_parker *parker)
 {
-	if (waiter->may_spin)
+	if (parker->may_spin)
 		cpu_relax();
 	else
 		(void)sched_yield();
@@ -257,46 +257,47 @@ void fa_parker_relax(const struct fa_parker *waiter)
 
 /* ---- polling */
 
-void fa_parker_expect(struct fa_parker *waiter)
+void fa_parker_poll_begin(struct fa_parker *parker)
 {
-	waiter->since_ns = fa_now_ns();
+	parker->poll_since_ns = fa_now_ns();
 }
 
-void fa_parker_expect_soon(struct fa_parker *waiter)
+void fa_parker_poll_urgent(struct fa_parker *parker)
 {
-	waiter->look_ns = LOOK_MAX_NS;
+	parker->poll_spin_ns = POLL_SPIN_MAX_NS;
 }
 
-void fa_parker_came(struct fa_parker *waiter)
+void fa_parker_poll_hit(struct fa_parker *parker)
 {
 	uint64_t now_ns = fa_now_ns();
 
-	if (now_ns - waiter->since_ns <= LOOK_MAX_NS)
-		waiter->look_ns = LOOK_MAX_NS;
-	else if (waiter->look_ns / 2 >= LOOK_MIN_NS)
-		waiter->look_ns /= 2;
-	waiter->since_ns = now_ns;
+	if (now_ns - parker->poll_since_ns <= POLL_SPIN_MAX_NS)
+		parker->poll_spin_ns = POLL_SPIN_MAX_NS;
+	else if (parker->poll_spin_ns / 2 >= POLL_SPIN_MIN_NS)
+		parker->poll_spin_ns /= 2;
+	parker->poll_since_ns = now_ns;
 }
 
-uint64_t fa_parker_pause_ns(const struct fa_parker *waiter, uint64_t now_ns)
+uint64_t fa_parker_poll_pause_ns(const struct fa_parker *parker, uint64_t now_ns)
 {
-	uint64_t waited_ns = now_ns - waiter->since_ns;
+	uint64_t waited_ns = now_ns - parker->poll_since_ns;
 
-	if (waited_ns < waiter->look_ns)
+	if (waited_ns < parker->poll_spin_ns)
 		return 0;
-	return waited_ns / PAUSE_PART < PAUSE_MAX_NS ? waited_ns / PAUSE_PART : PAUSE_MAX_NS;
+	return waited_ns / POLL_PAUSE_FRACTION < POLL_PAUSE_MAX_NS ? waited_ns / POLL_PAUSE_FRACTION
+	                                                           : POLL_PAUSE_MAX_NS;
 }
 
-void fa_parker_poll(struct fa_parker *waiter, uint64_t pause_ns, uint64_t until_ns)
+void fa_parker_poll(struct fa_parker *parker, uint64_t pause_ns, uint64_t until_ns)
 {
 	uint64_t now_ns;
 
 	if (!pause_ns) {
-		fa_parker_relax(waiter);
+		fa_parker_relax(parker);
 		return;
 	}
 	now_ns = fa_now_ns();
 	if (until_ns > now_ns + pause_ns)
 		until_ns = now_ns + pause_ns;
-	fa_parker_sleep(waiter, until_ns);
+	fa_parker_sleep(parker, until_ns);
 }

@@ -1,27 +1,14 @@
 /*
- * How one thread waits for news of others: it looks for news, and if there were
- * none, waits; who has news wakes it. `signal` is the only word: whoever has news
- * exchanges it for SIGNALLED, after the news was written, and only if it was ASLEEP
- * is there a system call. The thread exchanges it for AWAKE before it looks, and
- * sleeps only if it can change it from AWAKE to ASLEEP; so what came after the look
- * makes it look again.
+ * How one thread waits for events of other threads: it consumes pending wake-ups, looks for
+ * events, and parks if there were none. `signal` is the only shared word: a waker exchanges it
+ * for SIGNALLED after it published its event, and makes a system call only if it was PARKED. The
+ * thread parks only if it can change the word from AWAKE, so no event is missed.
  *
- * It spins before it sleeps where that has paid lately, and where there are more
- * than two processors. Who only expects to have news says so, and the thread wakes up
- * meanwhile.
- *
- * Who has news may have to be woken himself before: then to wake this thread when that one
- * is awake makes them wake up one after the other. With more than two processors the thread
- * sleeps on a bell, too, a descriptor that becomes readable when the other one is woken. It
- * never reads it; when the bell has woken it, it spins for longer, and leaves the bell alone
- * until it was woken or prepared by the other one, who has read it by then. Where the bell
- * has rung in vain several times, it is not listened to for some sleeps.
- *
- * For some of its news nobody wakes it: a device that only writes words. While such
- * news are due it polls: it looks again and again, for as long as the quick ones take,
- * and then between sleeps that grow with the time that it has waited for, so that it
- * is late by a small part of that at most, and a long wait costs next to nothing. With
- * two processors or fewer it lets others run between two looks.
+ * - With more than two processors it spins before it sleeps, as long as that has paid lately.
+ * - It may also wake up with a watched descriptor, which wakes the thread that will wake it: one
+ *   wake-up after the other would add their latencies. It backs off if those are in vain.
+ * - For a device that only writes words it polls: it spins as long as quick work takes, then
+ *   sleeps for a small fraction of the time waited so far between two looks.
  */
 #pragma once
 
@@ -30,62 +17,63 @@
 #include <stdint.h>
 
 struct fa_parker {
-	/* The thread that waits looks at these two all the time, and what follows is written. */
+	/* Read by the spinning thread all the time; padded from what is written. */
 	_Atomic uint32_t signal;
 	bool may_spin;
-	char apart[128];
-	/* The bell and what wakes a thread that sleeps on it, both owned; there is none before
-	 * `listens`. */
-	int bell_fd, wake_fd;
-	atomic_bool listens;
-	bool heard;                 /* the bell has rung, and nobody has woken it since */
-	unsigned int in_vain, rest; /* how often the bell did; sleeps without it */
-	uint64_t spin_ns;           /* before a sleep without polling */
-	uint64_t look_ns;           /* how long it polls without sleeping */
-	uint64_t since_ns;          /* when it began to wait for what it polls for */
+	char pad[128];
+	/* The watched descriptor, and the eventfd that wakes a thread that sleeps on it; both
+	 * owned, and valid once `watching`. */
+	int watch_fd, wake_fd;
+	atomic_bool watching;
+	bool watch_fired;            /* woken by watch_fd, and by no waker since */
+	unsigned int watch_spurious; /* wake-ups by watch_fd without an event, in a row */
+	unsigned int watch_backoff;  /* sleeps left without watching */
+	uint64_t spin_ns;            /* before a sleep without polling */
+	uint64_t poll_spin_ns;       /* how long it polls without sleeping */
+	uint64_t poll_since_ns;      /* when it began to wait for what it polls for */
 };
 
-/* A zeroed waiter can be woken, too. */
-void fa_parker_init(struct fa_parker *waiter);
+/* A zeroed parker can be woken as well. */
+void fa_parker_init(struct fa_parker *parker);
 
-void fa_parker_deinit(struct fa_parker *waiter);
+void fa_parker_deinit(struct fa_parker *parker);
 
-/* Any thread, once: @fd is the bell, of which a copy is made. Without it all works as well. */
-int fa_parker_listen(struct fa_parker *waiter, int fd);
+/* Any thread, once: wakes up with @fd, too, which is duplicated and never read. Optional. */
+int fa_parker_watch_fd(struct fa_parker *parker, int fd);
 
 /* Any thread. */
-void fa_parker_wake(struct fa_parker *waiter);
+void fa_parker_wake(struct fa_parker *parker);
 
-/* Any thread: there will be news in a moment. */
-void fa_parker_prepare(struct fa_parker *waiter);
+/* Any thread: an event will come in a moment. A sleeping thread wakes up and spins. */
+void fa_parker_prewake(struct fa_parker *parker);
 
-/* Before each look for news. Returns whether it was woken since the last. */
-bool fa_parker_look(struct fa_parker *waiter);
+/* Consumes pending wake-ups; before each look for events. Returns true if there were any. */
+bool fa_parker_consume(struct fa_parker *parker);
 
-/* Whether it was woken since then. */
-bool fa_parker_is_woken(const struct fa_parker *waiter);
+/* Returns true if a wake-up is pending. */
+bool fa_parker_is_woken(const struct fa_parker *parker);
 
-/* Returns when woken since the last fa_parker_look(), at @until_ns, or for no reason. */
-void fa_parker_wait(struct fa_parker *waiter, uint64_t until_ns);
+/* Spins, then sleeps. Returns with a wake-up pending, at @until_ns, or for no reason. */
+void fa_parker_park(struct fa_parker *parker, uint64_t until_ns);
 
-/* The same, without spinning before. */
-void fa_parker_sleep(struct fa_parker *waiter, uint64_t until_ns);
+/* The same without spinning. */
+void fa_parker_sleep(struct fa_parker *parker, uint64_t until_ns);
 
-/* Between two looks of who looks all the time. */
-void fa_parker_relax(const struct fa_parker *waiter);
+/* Between two looks of a busy loop: pauses or yields the processor. */
+void fa_parker_relax(const struct fa_parker *parker);
 
 /* ---- polling */
 
-/* Something new is waited for. */
-void fa_parker_expect(struct fa_parker *waiter);
-/* What is waited for is likely to be quick, and urgent, however slow others were lately. */
-void fa_parker_expect_soon(struct fa_parker *waiter);
+/* Work was started. */
+void fa_parker_poll_begin(struct fa_parker *parker);
+/* The work is likely to be quick, and urgent: poll without sleeping, however slow work was lately. */
+void fa_parker_poll_urgent(struct fa_parker *parker);
 
-/* Something that was waited for has come. */
-void fa_parker_came(struct fa_parker *waiter);
+/* Work was found finished. */
+void fa_parker_poll_hit(struct fa_parker *parker);
 
 /* How long to sleep at @now_ns before the next look; 0: not at all. */
-uint64_t fa_parker_pause_ns(const struct fa_parker *waiter, uint64_t now_ns);
+uint64_t fa_parker_poll_pause_ns(const struct fa_parker *parker, uint64_t now_ns);
 
-/* Returns when it is worth a look, which is after such a pause, or when fa_parker_wait() would. */
-void fa_parker_poll(struct fa_parker *waiter, uint64_t pause_ns, uint64_t until_ns);
+/* Waits for @pause_ns, or until fa_parker_park() would return. */
+void fa_parker_poll(struct fa_parker *parker, uint64_t pause_ns, uint64_t until_ns);

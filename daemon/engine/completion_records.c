@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 
-/* For a few packets of one byte. */
+/* Send buffer of the wake-up socket: a few packets of one byte. */
 #define WAKE_BYTES 4096
 
 static int map(int fd, uint64_t bytes, void **ret_memory)
@@ -20,30 +20,30 @@ static int map(int fd, uint64_t bytes, void **ret_memory)
 	return 0;
 }
 
-static int make(struct fa_completion_records *results, uint64_t bytes, uint32_t n_records,
+static int make(struct fa_completion_records *records, uint64_t bytes, uint32_t n_records,
                 int *ring_fd, int *records_fd, int *wake_fd)
 {
 	_fa_cleanup_(fa_close_fdp) int own_fd = -1;
 	uint64_t records_bytes = fa_results_bytes(n_records);
-	void *records = NULL;
+	void *entries = NULL;
 	int r, ends[2];
 
 	r = fa_memfd_new("fad-ring", FA_RING_HEAD_BYTES + bytes, 1, ring_fd);
 	if (r < 0)
 		return r;
-	r = map(*ring_fd, FA_RING_HEAD_BYTES + bytes, &results->memory);
+	r = map(*ring_fd, FA_RING_HEAD_BYTES + bytes, &records->memory);
 	if (r < 0)
 		return r;
-	results->memory_bytes = FA_RING_HEAD_BYTES + bytes;
+	records->memory_bytes = FA_RING_HEAD_BYTES + bytes;
 
 	r = fa_memfd_new("fad-results", records_bytes, 1, &own_fd);
 	if (r < 0)
 		return r;
-	r = map(own_fd, records_bytes, &records);
+	r = map(own_fd, records_bytes, &entries);
 	if (r < 0)
 		return r;
-	results->records = records;
-	results->n_records = n_records;
+	records->entries = entries;
+	records->n_records = n_records;
 	r = fa_memfd_reopen_read_only(own_fd, records_fd);
 	if (r < 0)
 		return r;
@@ -51,68 +51,68 @@ static int make(struct fa_completion_records *results, uint64_t bytes, uint32_t 
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) < 0)
 		return -errno;
 	*wake_fd = ends[0];
-	results->wake_fd = ends[1];
-	/* One byte is all that is ever needed; and the client can leave nothing with us. */
-	(void)setsockopt(results->wake_fd, SOL_SOCKET, SO_SNDBUF, &(int){ WAKE_BYTES },
+	records->wake_fd = ends[1];
+	/* A client can neither fill our send buffer's memory nor leave packets with us. */
+	(void)setsockopt(records->wake_fd, SOL_SOCKET, SO_SNDBUF, &(int){ WAKE_BYTES },
 	                 sizeof(int));
-	(void)shutdown(results->wake_fd, SHUT_RD);
+	(void)shutdown(records->wake_fd, SHUT_RD);
 	return 0;
 }
 
 int fa_completion_records_new(uint64_t bytes, uint32_t n_records,
-                              struct fa_completion_records **ret_results, int ret_fds[3])
+                              struct fa_completion_records **ret_records, int ret_fds[3])
 {
 	_fa_cleanup_(fa_close_fdp) int ring_fd = -1;
 	_fa_cleanup_(fa_close_fdp) int records_fd = -1;
 	_fa_cleanup_(fa_close_fdp) int wake_fd = -1;
-	struct fa_completion_records *results;
+	struct fa_completion_records *records;
 	int r;
 
-	results = fa_new(struct fa_completion_records);
-	if (!results)
+	records = fa_new(struct fa_completion_records);
+	if (!records)
 		return -ENOMEM;
-	atomic_init(&results->n_refs, 1);
-	results->wake_fd = -1;
-	r = make(results, bytes, n_records, &ring_fd, &records_fd, &wake_fd);
+	atomic_init(&records->n_refs, 1);
+	records->wake_fd = -1;
+	r = make(records, bytes, n_records, &ring_fd, &records_fd, &wake_fd);
 	if (r < 0) {
-		fa_completion_records_unref(results);
+		fa_completion_records_unref(records);
 		return r;
 	}
 	ret_fds[0] = fa_steal_fd(&ring_fd);
 	ret_fds[1] = fa_steal_fd(&records_fd);
 	ret_fds[2] = fa_steal_fd(&wake_fd);
-	*ret_results = results;
+	*ret_records = records;
 	return 0;
 }
 
-struct fa_completion_records *fa_completion_records_ref(struct fa_completion_records *results)
+struct fa_completion_records *fa_completion_records_ref(struct fa_completion_records *records)
 {
-	atomic_fetch_add_explicit(&results->n_refs, 1, memory_order_relaxed);
-	return results;
+	atomic_fetch_add_explicit(&records->n_refs, 1, memory_order_relaxed);
+	return records;
 }
 
-struct fa_completion_records *fa_completion_records_unref(struct fa_completion_records *results)
+struct fa_completion_records *fa_completion_records_unref(struct fa_completion_records *records)
 {
-	if (!results || atomic_fetch_sub_explicit(&results->n_refs, 1, memory_order_acq_rel) != 1)
+	if (!records || atomic_fetch_sub_explicit(&records->n_refs, 1, memory_order_acq_rel) != 1)
 		return NULL;
-	/* The client may keep both for as long as it likes, and pays for them no more. The page
-	 * with the words stays: it may be about to put something. */
-	if (results->memory && !results->stays)
-		fa_memfd_give_back((uint8_t *)results->memory + FA_RING_HEAD_BYTES,
-		                   results->memory_bytes - FA_RING_HEAD_BYTES);
-	if (results->memory)
-		(void)munmap(results->memory, results->memory_bytes);
-	if (results->records && !results->stays)
-		fa_memfd_give_back(results->records, fa_results_bytes(results->n_records));
-	if (results->records)
-		(void)munmap(results->records, fa_results_bytes(results->n_records));
-	fa_close_fdp(&results->wake_fd);
-	free(results);
+	/* The client may keep both mapped, and is no longer charged for them. The page with the
+	 * ring's words stays, since the client may be about to write there. */
+	if (records->memory && !records->keep_memory)
+		fa_memfd_give_back((uint8_t *)records->memory + FA_RING_HEAD_BYTES,
+		                   records->memory_bytes - FA_RING_HEAD_BYTES);
+	if (records->memory)
+		(void)munmap(records->memory, records->memory_bytes);
+	if (records->entries && !records->keep_memory)
+		fa_memfd_give_back(records->entries, fa_results_bytes(records->n_records));
+	if (records->entries)
+		(void)munmap(records->entries, fa_results_bytes(records->n_records));
+	fa_close_fdp(&records->wake_fd);
+	free(records);
 	return NULL;
 }
 
-void fa_completion_records_wake(struct fa_completion_records *results)
+void fa_completion_records_wake(struct fa_completion_records *records)
 {
-	/* One that is full wakes as well, and one that nobody reads need not. */
-	(void)send(results->wake_fd, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+	/* A full socket wakes the client as well. */
+	(void)send(records->wake_fd, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }

@@ -1,14 +1,10 @@
 /*
- * Where a session's requests are recorded as they end (common/results.h), and how its
- * client is woken when it sleeps for them. Made and named by the loop thread; used by the
- * engine thread for as long as a stream refers to it. Each has references of its own. With
- * the last of them their memory is given back, although the client may still map it: the
- * connection was closed before. Not so when the daemon ends, as a client reads then what
- * has ended so far.
+ * Records of finished requests (common/results.h) that a client reads, and the socket that wakes
+ * it. Made by the loop thread; written by the engine for as long as a stream refers to it; each
+ * holds a reference. The last one gives the memory back, although the client may still map it.
  *
- * The client is woken through a pair of sockets. A write to ours never waits, whatever the
- * client does with its own: flags are an end's alone, and no lock is held while the other
- * end's reader is at work (a pipe's is, for as long as its memory takes to come).
+ * A socket pair instead of a pipe: a write to our end never blocks on the client, whose reader
+ * would hold a pipe's lock for as long as its memory takes to be paged in.
  */
 #pragma once
 
@@ -20,39 +16,41 @@
 
 struct fa_completion_records {
 	atomic_uint n_refs;
-	void *memory; /* the ring's: the words say whether the client sleeps */
+	void *memory; /* of the ring; its words say whether the client sleeps */
 	uint64_t memory_bytes;
-	struct fa_record *records;
-	uint32_t n_records; /* of each stream */
+	struct fa_record *entries;
+	uint32_t n_records; /* per stream */
 	int wake_fd;
-	bool stays; /* at the end: the client has yet to read it. Set by who has a reference. */
+	/* The memory keeps its contents after the last reference: the daemon ends, and the client
+	 * has yet to read them. Set by any holder of a reference. */
+	bool keep_memory;
 
-	/* The engine thread's: those that it is about to wake, linked. */
+	/* The engine's list of clients to wake. */
 	struct fa_completion_records *next;
 };
 
 /*
- * Makes the memories, for rings of @bytes, and the sockets. The descriptors are what the client
- * gets: its ring, its results to read, and its end of the sockets.
+ * Makes the memory for rings of @bytes and for the records, and the socket pair. The client gets
+ * ret_fds: its ring, its records (read-only), and its end of the sockets.
  */
 int fa_completion_records_new(uint64_t bytes, uint32_t n_records,
-                              struct fa_completion_records **ret_results, int ret_fds[3]);
-struct fa_completion_records *fa_completion_records_ref(struct fa_completion_records *results);
-struct fa_completion_records *fa_completion_records_unref(struct fa_completion_records *results);
+                              struct fa_completion_records **ret_records, int ret_fds[3]);
+struct fa_completion_records *fa_completion_records_ref(struct fa_completion_records *records);
+struct fa_completion_records *fa_completion_records_unref(struct fa_completion_records *records);
 
 static inline struct fa_ring_words *
-fa_completion_records_words(struct fa_completion_records *results)
+fa_completion_records_words(struct fa_completion_records *records)
 {
-	return results->memory;
+	return records->memory;
 }
 
-/* Records the end of request @value of stream @id. */
-static inline void fa_completion_records_record(struct fa_completion_records *results, uint32_t id,
+/* Records the end of job @value of stream @id. */
+static inline void fa_completion_records_record(struct fa_completion_records *records, uint32_t id,
                                                 uint64_t value, const struct fa_outcome *outcome)
 {
-	fa_record_write(&results->records[fa_record_index(id, results->n_records, value)], value,
+	fa_record_write(&records->entries[fa_record_index(id, records->n_records, value)], value,
 	                outcome);
 }
 
-/* Makes the client look. */
-void fa_completion_records_wake(struct fa_completion_records *results);
+/* Wakes the client. */
+void fa_completion_records_wake(struct fa_completion_records *records);

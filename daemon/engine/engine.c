@@ -1,15 +1,11 @@
 /*
- * The engine as other threads see it, and its two mailboxes.
+ * The engine as other threads see it, and its mailbox.
  *
- * Ownership: a request belongs to the engine thread between fa_stream_receive() and
- * deliver(), and so does a stream's second half; its first half is the loop
- * thread's. What crosses lies in `inbox` and `outbox`, under the mutex, as lists
- * linked through the objects themselves: nothing is allocated after the start,
- * so nothing can fail.
- *
- * What is the engine thread's is so by the mutex `round`: the loop thread runs rounds, too,
- * while it attends, and what it submits needs no inbox then. It never waits for that mutex;
- * the engine thread leaves it alone while the loop thread's beats are heard.
+ * A job is scheduler state between fa_stream_receive() and deliver(). What crosses threads lies
+ * in `inbox` and `outbox`, under the mailbox mutex, in lists linked through the objects: nothing
+ * is allocated after the start, so nothing can fail. While the loop thread polls the engine its
+ * submissions bypass the inbox. The loop thread only tries state_mutex and never waits for it;
+ * the engine thread leaves it alone while the loop thread keeps polling.
  */
 #include "daemon/engine/private.h"
 
@@ -20,10 +16,10 @@
 #include <errno.h>
 #include <signal.h>
 
-/* The loop thread launches so many in a round: its rings wait meanwhile. */
-#define LAUNCHES_ATTENDED 1
-/* Requests of a batch go to the engine when there are so many: it launches them while the next are
- * read. As many as a stream of a GPU holds; fewer would take the mutex more often. */
+/* Launches per iteration of the loop thread, whose rings wait meanwhile. */
+#define LOOP_LAUNCHES 1
+/* Jobs of a batch that go to the engine together, which launches them while the loop thread reads
+ * the next. As many as a CUDA stream holds; fewer would take the mutex more often. */
 #define STAGED_MAX 4
 
 int fa_engine_new(const struct fa_device_ops *ops, void (*notify)(void *userdata), void *userdata,
@@ -37,23 +33,23 @@ int fa_engine_new(const struct fa_device_ops *ops, void (*notify)(void *userdata
 	engine->ops = ops;
 	engine->notify = notify;
 	engine->userdata = userdata;
-	pthread_mutex_init(&engine->mutex, NULL);
-	pthread_mutex_init(&engine->round, NULL);
+	pthread_mutex_init(&engine->mailbox_mutex, NULL);
+	pthread_mutex_init(&engine->state_mutex, NULL);
 	fa_list_init(&engine->inbox.submitted);
 	fa_list_init(&engine->inbox.cancelled);
 	fa_list_init(&engine->inbox.answered);
 	fa_list_init(&engine->inbox.closing);
-	fa_list_init(&engine->outbox.requests);
+	fa_list_init(&engine->outbox.finished);
 	fa_list_init(&engine->outbox.confirms);
 	fa_list_init(&engine->outbox.closed);
-	fa_list_init(&engine->taken_requests);
+	fa_list_init(&engine->taken_finished);
 	fa_list_init(&engine->taken_confirms);
 	fa_list_init(&engine->taken_closed);
 	fa_list_init(&engine->staged);
 	fa_list_init(&engine->done);
 	fa_list_init(&engine->confirms);
 	fa_list_init(&engine->closed);
-	fa_list_init(&engine->gated);
+	fa_list_init(&engine->hot_gates);
 	*ret_engine = engine;
 	return 0;
 }
@@ -68,11 +64,11 @@ int fa_engine_start(struct fa_engine *engine, struct fa_device *device)
 	engine->ops->describe(device, &info);
 	engine->depth = info.depth;
 	engine->polled = info.polled;
-	fa_parker_init(&engine->waiter);
+	fa_parker_init(&engine->parker);
 
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
-	r = -pthread_create(&engine->thread, NULL, fa_engine_run, engine);
+	r = -pthread_create(&engine->thread, NULL, fa_engine_thread, engine);
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	if (r < 0)
 		return r;
@@ -90,9 +86,9 @@ struct fa_engine *fa_engine_free(struct fa_engine *engine)
 		fa_engine_wake(engine);
 		pthread_join(engine->thread, NULL);
 	}
-	fa_parker_deinit(&engine->waiter);
-	pthread_mutex_destroy(&engine->mutex);
-	pthread_mutex_destroy(&engine->round);
+	fa_parker_deinit(&engine->parker);
+	pthread_mutex_destroy(&engine->mailbox_mutex);
+	pthread_mutex_destroy(&engine->state_mutex);
 	free(engine);
 	return NULL;
 }
@@ -105,16 +101,16 @@ bool fa_engine_lost(struct fa_engine *engine, struct fa_error *ret_reason)
 	return true;
 }
 
-void fa_engine_listen(struct fa_engine *engine, int fd)
+void fa_engine_watch_fd(struct fa_engine *engine, int fd)
 {
-	(void)fa_parker_listen(&engine->waiter, fd);
+	(void)fa_parker_watch_fd(&engine->parker, fd);
 }
 
 void fa_engine_wake(void *userdata)
 {
 	struct fa_engine *engine = userdata;
 
-	fa_parker_wake(&engine->waiter);
+	fa_parker_wake(&engine->parker);
 }
 
 int fa_engine_group_new(struct fa_engine *engine, struct fa_engine_group **ret_group)
@@ -125,7 +121,7 @@ int fa_engine_group_new(struct fa_engine *engine, struct fa_engine_group **ret_g
 	if (!group)
 		return -ENOMEM;
 	group->engine = engine;
-	fa_fair_queue_group_init(&group->turns);
+	fa_fair_queue_group_init(&group->run_group);
 	*ret_group = group;
 	return 0;
 }
@@ -134,7 +130,7 @@ struct fa_engine_group *fa_engine_group_free(struct fa_engine_group *group)
 {
 	if (!group)
 		return NULL;
-	/* Freed with its last queue, before the last stream came out. */
+	/* It was freed with the group's last queue. */
 	assert(!group->device);
 	free(group);
 	return NULL;
@@ -161,23 +157,23 @@ int fa_engine_stream_new(struct fa_engine_group *group, int priority,
 	fa_list_init(&stream->link);
 	fa_list_init(&stream->started);
 	fa_list_init(&stream->waiting);
-	fa_list_init(&stream->turn_link);
+	fa_list_init(&stream->run_link);
 	fa_list_init(&stream->gate_link);
 	*ret_stream = stream;
 	return 0;
 }
 
-void fa_engine_stream_record(struct fa_stream *stream, struct fa_completion_records *results,
-                             uint32_t id)
+void fa_engine_stream_set_records(struct fa_stream *stream, struct fa_completion_records *records,
+                                  uint32_t id)
 {
-	stream->results_ref = fa_completion_records_ref(results);
+	stream->records_ref = fa_completion_records_ref(records);
 	stream->id = id;
-	atomic_store_explicit(&stream->results, results, memory_order_release);
+	atomic_store_explicit(&stream->records, records, memory_order_release);
 }
 
-void fa_engine_stream_early(struct fa_stream *stream, uint32_t *words)
+void fa_engine_stream_set_device_words(struct fa_stream *stream, uint32_t *words)
 {
-	atomic_store_explicit(&stream->early, words, memory_order_relaxed);
+	atomic_store_explicit(&stream->device_words, words, memory_order_relaxed);
 }
 
 void *fa_stream_owner(struct fa_stream *stream)
@@ -193,68 +189,68 @@ uint64_t fa_stream_finished(struct fa_stream *stream)
 struct fa_stream *fa_stream_free(struct fa_stream *stream)
 {
 	if (stream)
-		fa_completion_records_unref(stream->results_ref);
+		fa_completion_records_unref(stream->records_ref);
 	free(stream);
 	return NULL;
 }
 
-/* What was submitted reaches the engine before anything that is said of it. */
+/* Called before any other message about a job, so that the engine gets the job first. */
 static void send_staged(struct fa_engine *engine)
 {
 	if (fa_list_empty(&engine->staged))
 		return;
 	fa_engine_lock(engine);
 	fa_list_splice(&engine->inbox.submitted, &engine->staged);
-	pthread_mutex_unlock(&engine->mutex);
+	pthread_mutex_unlock(&engine->mailbox_mutex);
 	engine->n_staged = 0;
-	engine->posted = true;
+	engine->inbox_posted = true;
 	fa_engine_wake(engine);
 }
 
-/* Hands them over without the inbox; what is in there came before. Has the mutex `round`. */
+/* Bypasses the inbox, after what was posted there. With state_mutex. */
 static void receive_staged(struct fa_engine *engine)
 {
-	if (engine->posted)
-		fa_engine_receive(engine);
-	engine->posted = false;
+	if (engine->inbox_posted)
+		fa_engine_drain_inbox(engine);
+	engine->inbox_posted = false;
 	while (!fa_list_empty(&engine->staged)) {
-		struct fa_job *request = fa_job_first(&engine->staged);
+		struct fa_job *job = fa_job_first(&engine->staged);
 
-		fa_list_remove(&request->link);
-		fa_stream_receive(request->stream, request);
+		fa_list_remove(&job->link);
+		fa_stream_receive(job->stream, job);
 	}
 	engine->n_staged = 0;
 }
 
-void fa_engine_submit(struct fa_engine *engine, struct fa_job *request)
+void fa_engine_submit(struct fa_engine *engine, struct fa_job *job)
 {
-	struct fa_stream *stream = request->stream;
+	struct fa_stream *stream = job->stream;
 
-	assert(request->value == stream->next_value);
+	assert(job->value == stream->next_value);
 	stream->next_value++;
-	fa_list_append(&stream->index[request->value % FA_STREAM_CHAINS], &request->index_link);
-	fa_list_init(&request->cancel_link);
-	fa_list_init(&request->answer_link);
-	request->confirming = false;
-	request->cancel_status = 0;
-	request->end_status = 0;
-	request->started_ns = request->finished_ns = 0;
-	request->state = FA_JOB_WAITING;
-	request->delivered = false;
-	request->chain_ended = false;
-	request->deadline = (struct fa_deadline){ 0 };
+	fa_list_append(&stream->index[job->value % FA_STREAM_CHAINS], &job->index_link);
+	fa_list_init(&job->cancel_link);
+	fa_list_init(&job->answer_link);
+	job->confirming = false;
+	job->cancel_status = 0;
+	job->end_status = 0;
+	job->started_ns = job->finished_ns = 0;
+	job->state = FA_JOB_WAITING;
+	job->delivered = false;
+	job->chain_ended = false;
+	job->deadline = (struct fa_deadline){ 0 };
 	fa_engine_count(&engine->stats.submitted, 1);
 
-	fa_list_append(&engine->staged, &request->link);
+	fa_list_append(&engine->staged, &job->link);
 	engine->n_staged++;
 	engine->n_batched += engine->batching;
 	if (!engine->batching || engine->n_staged >= STAGED_MAX)
 		send_staged(engine);
 }
 
-void fa_engine_prepare(struct fa_engine *engine)
+void fa_engine_prewake(struct fa_engine *engine)
 {
-	fa_parker_prepare(&engine->waiter);
+	fa_parker_prewake(&engine->parker);
 }
 
 void fa_engine_batch_begin(struct fa_engine *engine)
@@ -269,59 +265,59 @@ void fa_engine_batch_end(struct fa_engine *engine)
 	send_staged(engine);
 }
 
-/* Of many requests the engine thread launches one while the next are read here; and what is to
- * be done when the device is lost may take long. */
-static bool may_attend(struct fa_engine *engine)
+/* A batch of many jobs is faster through the engine thread, which launches one while the next are
+ * read here. Handling a lost device may take long, and is left to the engine thread as well. */
+static bool may_poll(struct fa_engine *engine)
 {
 	if (!engine->polled || engine->n_batched > 1 ||
 	    (engine->ops->is_lost && engine->ops->is_lost(engine->device)))
 		return false;
 	return !fa_list_empty(&engine->staged) ||
-	       atomic_load_explicit(&engine->due, memory_order_relaxed);
+	       atomic_load_explicit(&engine->needs_polling, memory_order_relaxed);
 }
 
-bool fa_engine_attend(struct fa_engine *engine)
+bool fa_engine_poll(struct fa_engine *engine)
 {
-	uint64_t beats = atomic_load_explicit(&engine->beats, memory_order_relaxed);
-	const bool may = may_attend(engine);
-	bool attended, more;
+	uint64_t n_polls = atomic_load_explicit(&engine->loop_poll_count, memory_order_relaxed);
+	const bool may = may_poll(engine);
+	bool polled_before, more;
 
 	engine->batching = false;
 	engine->n_batched = 0;
-	if (!may || pthread_mutex_trylock(&engine->round) != 0) {
+	if (!may || pthread_mutex_trylock(&engine->state_mutex) != 0) {
 		send_staged(engine);
 		return false;
 	}
-	/* Under the mutex, as where the engine thread takes it back. */
-	attended = atomic_load_explicit(&engine->attended, memory_order_relaxed);
-	if (!attended)
-		atomic_store_explicit(&engine->attended, true, memory_order_relaxed);
-	/* Nobody else counts them. */
-	atomic_store_explicit(&engine->beats, beats + 1, memory_order_relaxed);
+	/* With state_mutex, as where the engine thread clears it. */
+	polled_before = atomic_load_explicit(&engine->loop_polls, memory_order_relaxed);
+	if (!polled_before)
+		atomic_store_explicit(&engine->loop_polls, true, memory_order_relaxed);
+	/* This thread is the only writer. */
+	atomic_store_explicit(&engine->loop_poll_count, n_polls + 1, memory_order_relaxed);
 	receive_staged(engine);
-	fa_engine_round(engine, LAUNCHES_ATTENDED);
-	more = !fa_fair_queue_empty(&engine->turns);
-	pthread_mutex_unlock(&engine->round);
-	/* From now on it looks after what is due, in case that this thread is late. */
-	if (more || !attended)
+	fa_engine_iterate(engine, LOOP_LAUNCHES);
+	more = !fa_fair_queue_empty(&engine->run_queue);
+	pthread_mutex_unlock(&engine->state_mutex);
+	/* The engine thread stands by from now on, in case this thread comes back late. */
+	if (more || !polled_before)
 		fa_engine_wake(engine);
 	return more;
 }
 
-void fa_engine_unattend(struct fa_engine *engine)
+void fa_engine_poll_end(struct fa_engine *engine)
 {
-	if (!atomic_exchange_explicit(&engine->attended, false, memory_order_relaxed))
+	if (!atomic_exchange_explicit(&engine->loop_polls, false, memory_order_relaxed))
 		return;
 	fa_engine_wake(engine);
 }
 
-void fa_engine_pass(struct fa_engine *engine, struct fa_stream *stream, uint64_t value,
-                    uint64_t now_ns)
+void fa_engine_complete_empty(struct fa_engine *engine, struct fa_stream *stream, uint64_t value,
+                              uint64_t now_ns)
 {
 	const struct fa_outcome outcome = { .queued_ns = now_ns, .finished_ns = now_ns };
 
-	/* The engine thread touches these words for requests alone: the last was taken, and
-	 * the next will be handed over, under a mutex. */
+	/* No race with the engine thread: it publishes for jobs only, and the stream has none
+	 * between the last one taken and the next one submitted, both under a mutex. */
 	assert(value == stream->next_value);
 	stream->next_value++;
 	fa_engine_count(&engine->stats.submitted, 1);
@@ -329,76 +325,76 @@ void fa_engine_pass(struct fa_engine *engine, struct fa_stream *stream, uint64_t
 	fa_stream_publish(stream, value, &outcome);
 }
 
-/* A request that was ended meanwhile needs no answer. */
-static void answer(struct fa_engine *engine, struct fa_job *request, int status,
+/* A job that has ended meanwhile needs no answer. */
+static void answer(struct fa_engine *engine, struct fa_job *job, int status,
                    const struct fa_error *error)
 {
 	send_staged(engine);
 	fa_engine_lock(engine);
-	if (!request->delivered) {
-		request->answer = status;
+	if (!job->delivered) {
+		job->answer = status;
 		if (status)
-			request->answer_error = *error;
-		fa_list_append(&engine->inbox.answered, &request->answer_link);
+			job->answer_error = *error;
+		fa_list_append(&engine->inbox.answered, &job->answer_link);
 	}
-	pthread_mutex_unlock(&engine->mutex);
-	engine->posted = true;
+	pthread_mutex_unlock(&engine->mailbox_mutex);
+	engine->inbox_posted = true;
 	fa_engine_wake(engine);
 }
 
-void fa_engine_release(struct fa_engine *engine, struct fa_job *request, int status,
+void fa_engine_release(struct fa_engine *engine, struct fa_job *job, int status,
                        const struct fa_error *error)
 {
-	answer(engine, request, status, error);
+	answer(engine, job, status, error);
 }
 
-void fa_engine_confirm(struct fa_engine *engine, struct fa_job *request, int status,
+void fa_engine_confirm(struct fa_engine *engine, struct fa_job *job, int status,
                        const struct fa_error *error)
 {
-	request->confirming = false;
-	answer(engine, request, status, error);
+	job->confirming = false;
+	answer(engine, job, status, error);
 }
 
-/* One that was not taken yet; NULL: there is none. */
-static struct fa_job *find_request(struct fa_stream *stream, uint64_t value)
+/* Returns the job if it was not taken yet, else NULL. */
+static struct fa_job *find_job(struct fa_stream *stream, uint64_t value)
 {
 	struct fa_list *pos, *chain = &stream->index[value % FA_STREAM_CHAINS];
 
 	fa_list_for_each(pos, chain) {
-		struct fa_job *request = fa_container_of(pos, struct fa_job, index_link);
+		struct fa_job *job = fa_container_of(pos, struct fa_job, index_link);
 
-		if (request->value == value)
-			return request;
+		if (job->value == value)
+			return job;
 	}
 	return NULL;
 }
 
-static void cancel_one(struct fa_engine *engine, struct fa_job *request, int status)
+static void cancel_one(struct fa_engine *engine, struct fa_job *job, int status)
 {
-	if (request->cancel_status)
+	if (job->cancel_status)
 		return;
-	request->cancel_status = status ? status : -ECANCELED;
+	job->cancel_status = status ? status : -ECANCELED;
 
 	send_staged(engine);
 	fa_engine_lock(engine);
-	if (!request->delivered)
-		fa_list_append(&engine->inbox.cancelled, &request->cancel_link);
-	pthread_mutex_unlock(&engine->mutex);
-	engine->posted = true;
+	if (!job->delivered)
+		fa_list_append(&engine->inbox.cancelled, &job->cancel_link);
+	pthread_mutex_unlock(&engine->mailbox_mutex);
+	engine->inbox_posted = true;
 }
 
 void fa_engine_cancel(struct fa_engine *engine, struct fa_stream *stream, uint64_t value,
                       int status)
 {
-	struct fa_job *first = find_request(stream, value), *request, *before;
+	struct fa_job *first = find_job(stream, value), *job, *before;
 
 	if (!first || first->cancel_status)
 		return;
-	while (first->chained && (before = find_request(stream, first->value - 1)))
+	while (first->chained && (before = find_job(stream, first->value - 1)))
 		first = before;
-	for (request = first; request && (request == first || request->chained);
-	     request = find_request(stream, request->value + 1))
-		cancel_one(engine, request, status);
+	for (job = first; job && (job == first || job->chained);
+	     job = find_job(stream, job->value + 1))
+		cancel_one(engine, job, status);
 	fa_engine_wake(engine);
 }
 
@@ -408,61 +404,62 @@ void fa_engine_stream_close(struct fa_engine *engine, struct fa_stream *stream, 
 	send_staged(engine);
 	fa_engine_lock(engine);
 	fa_list_append(&engine->inbox.closing, &stream->link);
-	pthread_mutex_unlock(&engine->mutex);
-	engine->posted = true;
+	pthread_mutex_unlock(&engine->mailbox_mutex);
+	engine->inbox_posted = true;
 	fa_engine_wake(engine);
 }
 
-bool fa_engine_has_news(struct fa_engine *engine)
+bool fa_engine_has_events(struct fa_engine *engine)
 {
-	return !fa_list_empty(&engine->taken_requests) || !fa_list_empty(&engine->taken_confirms) ||
+	return !fa_list_empty(&engine->taken_finished) || !fa_list_empty(&engine->taken_confirms) ||
 	       !fa_list_empty(&engine->taken_closed) ||
-	       atomic_load_explicit(&engine->has_news, memory_order_relaxed);
+	       atomic_load_explicit(&engine->has_events, memory_order_relaxed);
 }
 
-bool fa_engine_take(struct fa_engine *engine, struct fa_job **ret_request,
+bool fa_engine_take(struct fa_engine *engine, struct fa_job **ret_job,
                     struct fa_stream **ret_closed)
 {
-	struct fa_job *request = NULL;
+	struct fa_job *job = NULL;
 	struct fa_stream *closed = NULL;
 
-	if (fa_list_empty(&engine->taken_requests) && fa_list_empty(&engine->taken_confirms) &&
+	if (fa_list_empty(&engine->taken_finished) && fa_list_empty(&engine->taken_confirms) &&
 	    fa_list_empty(&engine->taken_closed) &&
-	    atomic_load_explicit(&engine->has_news, memory_order_relaxed)) {
+	    atomic_load_explicit(&engine->has_events, memory_order_relaxed)) {
 		fa_engine_lock(engine);
-		atomic_store_explicit(&engine->has_news, false, memory_order_relaxed);
-		fa_list_splice(&engine->taken_requests, &engine->outbox.requests);
+		atomic_store_explicit(&engine->has_events, false, memory_order_relaxed);
+		fa_list_splice(&engine->taken_finished, &engine->outbox.finished);
 		fa_list_splice(&engine->taken_confirms, &engine->outbox.confirms);
 		fa_list_splice(&engine->taken_closed, &engine->outbox.closed);
-		pthread_mutex_unlock(&engine->mutex);
+		pthread_mutex_unlock(&engine->mailbox_mutex);
 	}
-	if (!fa_list_empty(&engine->taken_requests)) {
-		request = fa_job_first(&engine->taken_requests);
-		fa_list_remove(&request->link);
-		fa_list_remove(&request->index_link);
+	if (!fa_list_empty(&engine->taken_finished)) {
+		job = fa_job_first(&engine->taken_finished);
+		fa_list_remove(&job->link);
+		fa_list_remove(&job->index_link);
 	} else if (!fa_list_empty(&engine->taken_confirms)) {
-		request = fa_container_of(engine->taken_confirms.next, struct fa_job, answer_link);
-		fa_list_remove(&request->answer_link);
-		request->confirming = true;
+		job = fa_container_of(engine->taken_confirms.next, struct fa_job, answer_link);
+		fa_list_remove(&job->answer_link);
+		job->confirming = true;
 	} else if (!fa_list_empty(&engine->taken_closed)) {
 		closed = fa_container_of(engine->taken_closed.next, struct fa_stream, link);
 		fa_list_remove(&closed->link);
 	} else {
 		return false;
 	}
-	*ret_request = request;
+	*ret_job = job;
 	*ret_closed = closed;
 	return true;
 }
 
-bool fa_engine_pulse(struct fa_engine *engine)
+bool fa_engine_heartbeat(struct fa_engine *engine)
 {
-	/* Nobody else counts them. */
-	const uint64_t asked = atomic_load_explicit(&engine->pulses_asked, memory_order_relaxed);
+	/* This thread is the only writer. */
+	const uint64_t asked = atomic_load_explicit(&engine->heartbeats_asked,
+	                                            memory_order_relaxed);
 
-	if (atomic_load_explicit(&engine->pulses, memory_order_relaxed) != asked)
+	if (atomic_load_explicit(&engine->heartbeats_answered, memory_order_relaxed) != asked)
 		return false;
-	atomic_store_explicit(&engine->pulses_asked, asked + 1, memory_order_relaxed);
+	atomic_store_explicit(&engine->heartbeats_asked, asked + 1, memory_order_relaxed);
 	fa_engine_wake(engine);
 	return true;
 }

@@ -1,23 +1,11 @@
 /*
- * The engine: one thread that owns every stream's software queue, launches work
- * on the device, and finishes requests. The loop thread hands requests in and
- * takes finished ones out; both ways go through queues.
- * While the loop thread polls rings it may do the engine thread's part itself, a round at a
- * time, where the device is one that has to be polled: a request is launched, and its end
- * seen, without another thread that has to hear of it first, and needs no queue.
+ * The engine: holds every stream's software queue, launches jobs on the device and finishes
+ * them. The loop thread submits jobs and takes finished ones; both cross a mailbox. Where the
+ * device has to be polled, the loop thread may also run the engine's iterations itself
+ * (fa_engine_poll): a small job then needs no hand-over between threads.
  *
- * A stream is in order: its requests start in the order of submission (as many
- * outstanding as the device's depth allows) and finish in that order too. Streams
- * stand in groups: groups are launched from in turn, however many streams each has,
- * and a stream's priority counts against the other streams of its group only. On
- * finishing request v the engine writes first the daemon-private word
- * (stream.finished), which alone releases anything, then the completion slot
- * that the client can read, and then the request's signals (engine/gate.h).
- *
- * A request whose waits are not met is held here. While there is one the engine looks at its
- * words again and again: all the time at first, and after long waits between sleeps that stay
- * short beside them. If one word is left, a device that can look at it itself (may_wait) gets the
- * request ahead; it may give it back, so nothing goes behind it but others like it.
+ * A stream is in order: jobs start in the order of submission and finish in it. Groups of
+ * streams share the device fairly; a stream's priority counts inside its group only.
  */
 #pragma once
 
@@ -37,46 +25,40 @@ struct fa_gates;
 struct fa_stream;
 
 /*
- * One request. Allocated and freed on the loop thread; the engine's from
- * fa_engine_submit() until it comes out of fa_engine_take().
- *
- * What the device is to do is in work; of op FA_DEVICE_NONE it does nothing, and those
- * behind it do not wait for it.
- *
- * One with gates is not started before its waits are met, and no other of its stream
- * before it. Its signals are given when it is finished, however it ended.
+ * One unit of work. The loop thread allocates and frees it; the engine owns it from
+ * fa_engine_submit() until fa_engine_take() returns it. `work` says what the device does; with
+ * op FA_DEVICE_NONE the device does nothing, and later jobs of the stream do not wait for it.
  */
 struct fa_job {
 	/* Set by the loop thread before submission. */
 	struct fa_stream *stream;
-	uint64_t id;          /* the message's */
-	uint64_t value;       /* place in the stream, 1, 2, 3… without gaps */
+	uint64_t id;          /* of the client's message */
+	uint64_t value;       /* position in the stream: 1, 2, 3… without gaps */
 	uint64_t deadline_ns; /* FA_NS_NEVER: none */
 	uint64_t queued_ns;
-	struct fa_attention_params params; /* what it points to lives as long as the request */
+	struct fa_attention_params params; /* what it points to lives as long as the job */
 	void *owner;                       /* the session; opaque to the engine */
-	/* It is not started (if the device has nothing to do: not ended) before
-	 * fa_engine_release(). */
+	/* Not started before fa_engine_release(); a job without device work: not finished. */
 	bool held;
-	/*
-	 * Once its work has been done, and without an error, the loop thread has a part in
-	 * it: it is taken with confirming set, and ends with fa_engine_confirm(). If the
-	 * device has nothing to do, that is when all before it in its stream have ended.
-	 */
+	/* After its device work succeeded, fa_engine_take() returns the job with `confirming` set;
+	 * it finishes with fa_engine_confirm(). A job without device work is to be confirmed
+	 * once all earlier jobs of its stream have finished. */
 	bool confirms;
 	bool confirming;
-	struct fa_gates *gates; /* NULL: none; lives as long as the request */
-	/* If the one before it in its stream fails, it ends with the same error. To cancel one
-	 * is to cancel all that hang together so. */
+	/* The job starts when all its waits are met, and so do the jobs behind it. Its signals are
+	 * written when it finishes, with whatever status. NULL: none; lives as long as the job. */
+	struct fa_gates *gates;
+	/* Ends with the error of its predecessor, if that fails. Cancelling one job of a chain
+	 * cancels the whole chain. */
 	bool chained;
-	/* Its device may tell its success itself, to words of its stream's (fa_engine_stream_early):
-	 * nothing but that can be its end, and nothing of its stream is in flight. */
-	bool early;
+	/* The device may write the stream's words (fa_engine_stream_set_device_words) when the job
+	 * succeeds. Set only if nothing else of the stream is in flight and the job ends with its
+	 * device work. */
+	bool device_completes;
 
 	/*
-	 * status: 0 or a negative errno. A request that was refused is submitted all
-	 * the same, with status and error already set, so that its value is finished in
-	 * its turn; it is not launched.
+	 * 0 or a negative errno. A refused job is submitted as well, with status and error set:
+	 * it is not launched, and its value finishes in order.
 	 */
 	int status;
 	struct fa_error error;
@@ -85,152 +67,148 @@ struct fa_job {
 	/* The engine's. */
 	struct fa_list link;        /* in the stream, then among the finished */
 	struct fa_list index_link;  /* loop thread: in the stream's index, by value */
-	struct fa_list cancel_link; /* on its way to be cancelled */
-	struct fa_list answer_link; /* released or confirmed, or on its way to be confirmed */
-	int answer;                 /* what it was released or confirmed with */
+	struct fa_list cancel_link; /* inbox.cancelled */
+	struct fa_list answer_link; /* inbox.answered, or on its way to be confirmed */
+	int answer;                 /* status of the release or the confirmation */
 	struct fa_error answer_error;
-	int cancel_status; /* loop thread: what the first cancel asked for */
-	int end_status;    /* why the device was asked to end it early */
+	int cancel_status; /* loop thread: status of the first cancel */
+	int end_status;    /* why the device was asked to end the job early */
 	unsigned int state;
-	bool delivered;   /* in fa_engine_take()'s queue; under the mutex */
-	bool chain_ended; /* the one that it is chained to has failed: so does it */
-	bool behind_gate; /* running, or about to, as soon as the device sees its gate open */
+	bool delivered;    /* in the outbox; under the mailbox mutex */
+	bool chain_ended;  /* the job that it is chained to has failed */
+	bool device_gated; /* launched before its gate opened: the device waits for the gate */
 	struct fa_deadline deadline;
 	struct fa_device_work work;
 };
 
 /*
- * @notify is called on the engine thread, or on one that attends, when fa_engine_take() has
- * something after it had nothing (uv_async_send): who is notified takes until there is nothing, or
- * remembers to come back; and when the device is lost. Not called any more once
- * fa_engine_free() returned. The device's notify must be wired to fa_engine_wake.
+ * @notify is called by the thread that runs the iteration when fa_engine_take() has something
+ * after it had nothing (uv_async_send), and when the device is lost. The receiver takes until
+ * nothing is left, or remembers to come back. No call is under way once fa_engine_free() has
+ * returned. The device's notify must be fa_engine_wake.
  */
 int fa_engine_new(const struct fa_device_ops *ops, void (*notify)(void *userdata), void *userdata,
                   struct fa_engine **ret_engine);
 
-/* Gives the engine its device and starts its thread. (Two steps, as the device
- * is opened with fa_engine_wake as its notify.) */
+/* Hands over the device and starts the engine thread. A second step, because the device is
+ * opened with fa_engine_wake as its notify. */
 int fa_engine_start(struct fa_engine *engine, struct fa_device *device);
 
-/* Stops the thread. Every stream was closed and taken before. The device, which
- * may still call fa_engine_wake() until then, is idle. Takes NULL. */
+/* Stops the thread. Every stream was closed and taken before, and the device is idle; it may
+ * call fa_engine_wake() until then. Takes NULL. */
 struct fa_engine *fa_engine_free(struct fa_engine *engine);
 
 /*
- * Whether the device is lost, and then why. From that moment on every request ends
- * with -ENODEV, whether it waits, runs (as soon as the device lets go of it) or is
- * submitted later. Any thread.
+ * Returns true and the reason if the device is lost. From then on every job ends with -ENODEV:
+ * waiting ones, running ones (when the device returns them) and those submitted later.
+ * Any thread.
  */
 bool fa_engine_lost(struct fa_engine *engine, struct fa_error *ret_reason);
 
-/* The loop thread is woken by @fd, too, and will have requests then: the engine thread wakes
- * up with it. Once; a copy is made. What fails here costs time alone. */
-void fa_engine_listen(struct fa_engine *engine, int fd);
+/* The engine thread wakes up when @fd becomes readable, because the loop thread does and will
+ * have jobs then. Once; @fd is duplicated. A failure costs latency only. */
+void fa_engine_watch_fd(struct fa_engine *engine, int fd);
 
 /* Wakes the engine thread; any thread. @engine is a struct fa_engine. */
 void fa_engine_wake(void *engine);
 
 /* ---- loop thread only */
 
-/* Streams that have one share of the device together: a session's. Freed after its
- * streams were; takes NULL. */
+/* Streams with one share of the device together: a session's. Freed after its streams; takes
+ * NULL. */
 int fa_engine_group_new(struct fa_engine *engine, struct fa_engine_group **ret_group);
 struct fa_engine_group *fa_engine_group_free(struct fa_engine_group *group);
 
-/* A stream whose completion slot is @slot (which outlives it). @owner is opaque.
- * @first: the value of its first request, 1 unless it follows an earlier stream
- * in the same slot. */
+/* A stream with completion slot @slot, which outlives it. @owner is opaque. @first: the value
+ * of its first job, 1 unless it follows an earlier stream in the same slot. */
 int fa_engine_stream_new(struct fa_engine_group *group, int priority,
                          struct fa_completion_slot *slot, uint64_t first, void *owner,
                          struct fa_stream **ret_stream);
-/* From now on each end of a request is recorded in @results as well, in the table of
- * stream @id, and wakes who sleeps for them. A reference is held until it is freed. */
-void fa_engine_stream_record(struct fa_stream *stream, struct fa_completion_records *results,
-                             uint32_t id);
-/* From now on the device may tell the end of requests that are early to @words, as it addresses
- * them (fa_device_work.early). */
-void fa_engine_stream_early(struct fa_stream *stream, uint32_t *words);
+/* From now on each finished job is recorded in @records as well, in the table of stream @id,
+ * and the client is woken if it sleeps. A reference is held until the stream is freed. */
+void fa_engine_stream_set_records(struct fa_stream *stream, struct fa_completion_records *records,
+                                  uint32_t id);
+/* From now on the device may write the completion of jobs with device_completes to @words, a
+ * device address (fa_device_work.early). */
+void fa_engine_stream_set_device_words(struct fa_stream *stream, uint32_t *words);
 void *fa_stream_owner(struct fa_stream *stream);
-/* The daemon-private word: all requests up to this value are finished. Any thread. */
+/* All jobs up to this value are finished; a word that no client can write. Any thread. */
 uint64_t fa_stream_finished(struct fa_stream *stream);
 
 /*
- * Consumes @request until it is taken. Never blocks, never fails. By the time that
- * the client can see in the completion page that it finished, it can be taken.
+ * Consumes @job until it is taken. Never blocks, never fails. A job that the client sees as
+ * finished in the completion page can be taken.
  */
-void fa_engine_submit(struct fa_engine *engine, struct fa_job *request);
+void fa_engine_submit(struct fa_engine *engine, struct fa_job *job);
 
-/* Requests will come in a moment: if the engine thread sleeps it wakes up meanwhile. */
-void fa_engine_prepare(struct fa_engine *engine);
+/* Jobs will come in a moment: a sleeping engine thread wakes up meanwhile. */
+void fa_engine_prewake(struct fa_engine *engine);
 
-/* Between these two, requests that are submitted reach the engine in one go, or a few at a time if
- * there are many. */
+/* Jobs submitted between these two reach the engine together, or a few at a time if there are
+ * many. */
 void fa_engine_batch_begin(struct fa_engine *engine);
 void fa_engine_batch_end(struct fa_engine *engine);
 
 /*
- * Ends a batch, and does what the engine thread would if that is not at it: launches the
- * batch, if it is of one request, looks at the device and at gates, finishes requests. To be
- * called again at once, or left by fa_engine_unattend(): meanwhile the engine thread stands
- * back, for as long as these calls come; where none comes for some microseconds (a tenth of a
- * millisecond, where there was little to do), as the loop thread has other things to do, it
- * takes over. Returns whether there is more to be launched.
+ * Ends a batch and runs one iteration of the engine, if the engine thread does not: launches
+ * the batch if it is a single job, reaps, polls gates, finishes jobs. Call it again at once, or
+ * fa_engine_poll_end(). The engine thread stands by between the calls; it takes over when none
+ * comes for some microseconds (a tenth of a millisecond if there was little to do).
+ * Returns true if there is more to launch.
  */
-bool fa_engine_attend(struct fa_engine *engine);
-void fa_engine_unattend(struct fa_engine *engine);
+bool fa_engine_poll(struct fa_engine *engine);
+void fa_engine_poll_end(struct fa_engine *engine);
 
 /*
- * Request @value, the next one of @stream, which has none in flight, needs nothing: it
- * ends here and now. Nobody is woken.
+ * Finishes @value, the next of @stream, which has nothing in flight, without a job. The client
+ * is not woken.
  */
-void fa_engine_pass(struct fa_engine *engine, struct fa_stream *stream, uint64_t value,
-                    uint64_t now_ns);
+void fa_engine_complete_empty(struct fa_engine *engine, struct fa_stream *stream, uint64_t value,
+                              uint64_t now_ns);
 
 /*
- * What a held request waited for is over; with @status (and a sentence in @error) it ends
- * with that instead of being started. Once, and not after it was taken.
+ * Lets a held job start; with @status (and a sentence in @error) it ends with that instead.
+ * Once per job, and not after it was taken.
  */
-void fa_engine_release(struct fa_engine *engine, struct fa_job *request, int status,
+void fa_engine_release(struct fa_engine *engine, struct fa_job *job, int status,
                        const struct fa_error *error);
 
-/* The loop thread's part in a request is done: it ends with @status, and is taken again. */
-void fa_engine_confirm(struct fa_engine *engine, struct fa_job *request, int status,
+/* Finishes a confirming job with @status; it is taken a second time. */
+void fa_engine_confirm(struct fa_engine *engine, struct fa_job *job, int status,
                        const struct fa_error *error);
 
-/* Asks that request @value end early: -ECANCELED (or @status, if it is not 0).
- * Nothing happens if it is finished. */
+/* Asks that job @value end early, with @status (0: -ECANCELED). No effect if it is finished. */
 void fa_engine_cancel(struct fa_engine *engine, struct fa_stream *stream, uint64_t value,
                       int status);
 
 /*
- * Cancels what is in flight on @stream with @status and closes it. All its
- * requests are taken first, then the stream itself comes out once as closed,
- * and is to be freed by fa_stream_free().
+ * Cancels what is in flight on @stream with @status, and closes it. All its jobs are taken
+ * first, then the stream itself is taken once, to be freed by fa_stream_free().
  */
 void fa_engine_stream_close(struct fa_engine *engine, struct fa_stream *stream, int status);
 struct fa_stream *fa_stream_free(struct fa_stream *stream);
 
-/* Takes one finished request, or one to be confirmed (*ret_request), or one closed
- * stream (*ret_closed); the other is NULL. Those that finished before one that is to be
- * confirmed could be, in any stream, are taken before it. Returns false if there is nothing. */
-bool fa_engine_take(struct fa_engine *engine, struct fa_job **ret_request,
+/* Takes one finished or confirming job (*ret_job) or one closed stream (*ret_closed); the other
+ * is NULL. Jobs that finished before a confirming job became so, in any stream, are taken
+ * before it. Returns false if there is nothing. */
+bool fa_engine_take(struct fa_engine *engine, struct fa_job **ret_job,
                     struct fa_stream **ret_closed);
 
-/* Whether fa_engine_take() may have something; a look costs next to nothing. */
-bool fa_engine_has_news(struct fa_engine *engine);
+/* Returns true if fa_engine_take() may have something; costs one load. */
+bool fa_engine_has_events(struct fa_engine *engine);
 
 /*
- * Whether the engine thread has gone round since it was asked to by the last call that gave true
- * (which the first does); if so it is asked again. It may sleep as long as it likes: to be asked
- * wakes it. One that hangs, in a call of the driver's or behind a lock, does not answer.
+ * For the watchdog. Returns true if the engine thread has completed an iteration since the last
+ * call that returned true (the first call does), and then asks for the next one. A sleeping
+ * engine thread is woken and answers; one that hangs in the driver or on a lock does not.
  */
-bool fa_engine_pulse(struct fa_engine *engine);
+bool fa_engine_heartbeat(struct fa_engine *engine);
 
 /* Counters for status; any thread. */
 struct fa_engine_stats {
 	uint64_t submitted, finished, launched;
-	uint64_t cancelled; /* of the finished, those with -ECANCELED */
-	uint64_t failed;    /* of the finished, those with any other error */
+	uint64_t cancelled; /* finished with -ECANCELED */
+	uint64_t failed;    /* finished with any other error */
 	uint64_t busy_ns;   /* sum of started to finished */
 };
 void fa_engine_stats(struct fa_engine *engine, struct fa_engine_stats *ret_stats);

@@ -1,6 +1,6 @@
 /*
- * Rounds of the engine: what is to be launched first, what the device has done, gates, what
- * else is to be launched; and the thread that runs them, unless the loop thread attends.
+ * Iterations of the engine: launch the most urgent job, reap the device, poll gates, launch
+ * more; and the engine thread, which runs them unless the loop thread does (fa_engine_poll).
  */
 #include "daemon/engine/private.h"
 
@@ -9,43 +9,42 @@
 #include <errno.h>
 #include <sys/prctl.h>
 
-/* Launches between two looks for news, so that decode does not wait for a crowd. */
-#define LAUNCHES_A_ROUND 16
-/* Looks at gates between two looks at everything else. */
-#define LOOKS_A_ROUND 32
+/* Bounds an iteration, so that new decodes do not wait for a crowd of launches. */
+#define LAUNCHES_PER_ITERATION 16
+/* Polls of the hot gates between two iterations. */
+#define GATE_POLLS_PER_ITERATION 32
 
-/* Attempts at the mutex before its other holder is slept for. */
+/* Attempts at a mutex before sleeping for it. */
 #define LOCK_TRIES 200
 
-/* The loop thread that attends is waited for so long, and up to twice that, ... */
-#define GUARD_NS (4 * FA_NS_PER_US)
-/* ... and looked after all the time for so long after something was due; then between sleeps. */
-#define GUARD_LOOK_NS (200 * FA_NS_PER_US)
-#define GUARD_IDLE_LOOK_NS (50 * FA_NS_PER_US)
-#define GUARD_PAUSE_NS (100 * FA_NS_PER_US)
-/* Turns of waiting between two looks at the clock. */
-#define GUARD_RELAX 16
+/* The loop thread counts as absent after once to twice this time without a poll. */
+#define STANDBY_TIMEOUT_NS (4 * FA_NS_PER_US)
+/* The engine thread on standby spins for so long, then sleeps between checks. */
+#define STANDBY_SPIN_BUSY_NS (200 * FA_NS_PER_US)
+#define STANDBY_SPIN_IDLE_NS (50 * FA_NS_PER_US)
+#define STANDBY_SLEEP_NS (100 * FA_NS_PER_US)
+/* Pause instructions between two reads of the clock. */
+#define STANDBY_RELAX 16
 
-/* It is held for a few stores, and often just when the other thread, which polls, sees the
- * first of them: to sleep then, and be woken, would take longer than a request does. */
+/* The mutex is held for a few stores, often just when this thread has seen the first of them. A
+ * sleep and a wake-up would take longer than a small job. */
 void fa_engine_lock_mutex(struct fa_engine *engine, pthread_mutex_t *mutex)
 {
-	for (int i = 0; engine->waiter.may_spin && i < LOCK_TRIES; i++) {
+	for (int i = 0; engine->parker.may_spin && i < LOCK_TRIES; i++) {
 		if (pthread_mutex_trylock(mutex) == 0)
 			return;
-		fa_parker_relax(&engine->waiter);
+		fa_parker_relax(&engine->parker);
 	}
 	pthread_mutex_lock(mutex);
 }
 
-/* ---- the thread */
+/* ---- one iteration */
 
-/* What came in: requests first, since a cancel or close that came after them is
- * looked at in the same round. */
-void fa_engine_receive(struct fa_engine *engine)
+/* Submissions first: a cancel or close in the same inbox may refer to them. */
+void fa_engine_drain_inbox(struct fa_engine *engine)
 {
 	struct fa_list submitted, cancelled, answered, closing;
-	struct fa_job *request;
+	struct fa_job *job;
 	struct fa_stream *stream;
 
 	fa_list_init(&submitted);
@@ -57,22 +56,22 @@ void fa_engine_receive(struct fa_engine *engine)
 	fa_list_splice(&cancelled, &engine->inbox.cancelled);
 	fa_list_splice(&answered, &engine->inbox.answered);
 	fa_list_splice(&closing, &engine->inbox.closing);
-	pthread_mutex_unlock(&engine->mutex);
+	pthread_mutex_unlock(&engine->mailbox_mutex);
 
 	while (!fa_list_empty(&submitted)) {
-		request = fa_job_first(&submitted);
-		fa_list_remove(&request->link);
-		fa_stream_receive(request->stream, request);
+		job = fa_job_first(&submitted);
+		fa_list_remove(&job->link);
+		fa_stream_receive(job->stream, job);
 	}
 	while (!fa_list_empty(&cancelled)) {
-		request = fa_container_of(cancelled.next, struct fa_job, cancel_link);
-		fa_list_remove(&request->cancel_link);
-		fa_job_end(request, request->cancel_status);
+		job = fa_container_of(cancelled.next, struct fa_job, cancel_link);
+		fa_list_remove(&job->cancel_link);
+		fa_job_end(job, job->cancel_status);
 	}
 	while (!fa_list_empty(&answered)) {
-		request = fa_container_of(answered.next, struct fa_job, answer_link);
-		fa_list_remove(&request->answer_link);
-		fa_job_answered(request);
+		job = fa_container_of(answered.next, struct fa_job, answer_link);
+		fa_list_remove(&job->answer_link);
+		fa_job_answered(job);
 	}
 	while (!fa_list_empty(&closing)) {
 		stream = fa_container_of(closing.next, struct fa_stream, link);
@@ -81,8 +80,8 @@ void fa_engine_receive(struct fa_engine *engine)
 	}
 }
 
-/* What waits is ended by launch(), in its turn. */
-static void look_after_device(struct fa_engine *engine)
+/* Waiting jobs are ended by launch(), in the order of the run queue. */
+static void check_device(struct fa_engine *engine)
 {
 	if (engine->lost || !engine->ops->health ||
 	    engine->ops->health(engine->device, &engine->lost_reason) == 0)
@@ -93,64 +92,64 @@ static void look_after_device(struct fa_engine *engine)
 
 static void reap(struct fa_engine *engine)
 {
-	struct fa_job *request;
+	struct fa_job *job;
 	struct fa_list works;
 
 	fa_list_init(&works);
 	engine->ops->reap(engine->device, &works);
-	look_after_device(engine);
+	check_device(engine);
 	if (engine->polled && !fa_list_empty(&works))
-		fa_parker_came(&engine->waiter);
+		fa_parker_poll_hit(&engine->parker);
 	while (!fa_list_empty(&works)) {
-		request = fa_container_of(works.next, struct fa_job, work.link);
-		fa_list_remove(&request->work.link);
-		fa_job_reaped(request);
+		job = fa_container_of(works.next, struct fa_job, work.link);
+		fa_list_remove(&job->work.link);
+		fa_job_reaped(job);
 	}
 }
 
 static void expire(struct fa_engine *engine)
 {
-	struct fa_job *request;
+	struct fa_job *job;
 	uint64_t now_ns;
 
 	if (!engine->deadlines.root)
 		return;
 	now_ns = fa_now_ns();
 	while (engine->deadlines.root && engine->deadlines.root->at_ns <= now_ns) {
-		request = fa_container_of(engine->deadlines.root, struct fa_job, deadline);
-		fa_job_end(request, -ETIMEDOUT);
+		job = fa_container_of(engine->deadlines.root, struct fa_job, deadline);
+		fa_job_end(job, -ETIMEDOUT);
 	}
 }
 
 void fa_stream_publish(struct fa_stream *stream, uint64_t value, const struct fa_outcome *outcome)
 {
-	struct fa_completion_records *results = atomic_load_explicit(&stream->results,
+	struct fa_completion_records *records = atomic_load_explicit(&stream->records,
 	                                                             memory_order_acquire);
 
 	atomic_store_explicit(&stream->finished, value, memory_order_release);
-	if (results)
-		fa_completion_records_record(results, stream->id, value, outcome);
+	if (records)
+		fa_completion_records_record(records, stream->id, value, outcome);
 	if (outcome->status)
 		atomic_store_explicit(&stream->slot->failed, value, memory_order_relaxed);
 	atomic_store_explicit(&stream->slot->completed, value, memory_order_release);
 }
 
-static void publish_request(struct fa_job *request)
+static void publish_job(struct fa_job *job)
 {
 	const struct fa_outcome outcome = {
-		.status = request->status,
-		.queued_ns = request->queued_ns,
-		.started_ns = request->started_ns,
-		.finished_ns = request->finished_ns,
+		.status = job->status,
+		.queued_ns = job->queued_ns,
+		.started_ns = job->started_ns,
+		.finished_ns = job->finished_ns,
 	};
 
-	fa_stream_publish(request->stream, request->value, &outcome);
-	if (request->gates)
-		fa_gates_signal(request->gates, request->status);
+	fa_stream_publish(job->stream, job->value, &outcome);
+	if (job->gates)
+		fa_gates_signal(job->gates, job->status);
 }
 
-/* Those who sleep for something that was just published, each once and with a reference:
- * they are woken without the mutex, when their streams may have gone. */
+/* Returns the clients that sleep for a job just published, each once and with a reference: they
+ * are woken after the mutex is released, when their streams may be gone. */
 static struct fa_completion_records *find_sleepers(const struct fa_list *done)
 {
 	struct fa_completion_records *sleepers = NULL, *last = NULL;
@@ -159,16 +158,16 @@ static struct fa_completion_records *find_sleepers(const struct fa_list *done)
 	fa_list_for_each(pos, done) {
 		const struct fa_stream *stream =
 			fa_container_of(pos, const struct fa_job, link)->stream;
-		struct fa_completion_records *results = atomic_load_explicit(&stream->results,
+		struct fa_completion_records *records = atomic_load_explicit(&stream->records,
 		                                                             memory_order_acquire);
 
-		if (!results || results == last)
+		if (!records || records == last)
 			continue;
-		last = results;
-		if (!fa_ring_must_wake(fa_completion_records_words(results)))
+		last = records;
+		if (!fa_ring_must_wake(fa_completion_records_words(records)))
 			continue;
-		results->next = sleepers;
-		sleepers = fa_completion_records_ref(results);
+		records->next = sleepers;
+		sleepers = fa_completion_records_ref(records);
 	}
 	return sleepers;
 }
@@ -176,11 +175,11 @@ static struct fa_completion_records *find_sleepers(const struct fa_list *done)
 static void wake_sleepers(struct fa_completion_records *sleepers)
 {
 	while (sleepers) {
-		struct fa_completion_records *results = sleepers;
+		struct fa_completion_records *records = sleepers;
 
-		sleepers = results->next;
-		fa_completion_records_wake(results);
-		fa_completion_records_unref(results);
+		sleepers = records->next;
+		fa_completion_records_wake(records);
+		fa_completion_records_unref(records);
 	}
 }
 
@@ -188,7 +187,7 @@ static void deliver(struct fa_engine *engine)
 {
 	uint64_t now_ns, finished = 0, cancelled = 0, failed = 0;
 	struct fa_completion_records *sleepers;
-	struct fa_job *request;
+	struct fa_job *job;
 	struct fa_list *pos;
 	bool was_empty;
 
@@ -197,223 +196,225 @@ static void deliver(struct fa_engine *engine)
 		return;
 	now_ns = fa_now_ns();
 	fa_list_for_each(pos, &engine->done) {
-		request = fa_container_of(pos, struct fa_job, link);
-		if (!request->finished_ns)
-			request->finished_ns = now_ns;
+		job = fa_container_of(pos, struct fa_job, link);
+		if (!job->finished_ns)
+			job->finished_ns = now_ns;
 		finished++;
-		if (request->status)
-			(*(request->status == -ECANCELED ? &cancelled : &failed))++;
+		if (job->status)
+			(*(job->status == -ECANCELED ? &cancelled : &failed))++;
 	}
 	fa_engine_count(&engine->stats.finished, finished);
 	fa_engine_count(&engine->stats.cancelled, cancelled);
 	fa_engine_count(&engine->stats.failed, failed);
 
-	/* Published under the mutex: a client that saw it cannot be faster, with what it
-	 * sends next, than the loop thread can take this request. */
+	/* Publish under the mutex: the loop thread must find the job in the outbox before it
+	 * handles what the client sends on seeing the completion. */
 	fa_engine_lock(engine);
-	was_empty = fa_list_empty(&engine->outbox.requests) &&
+	was_empty = fa_list_empty(&engine->outbox.finished) &&
 	            fa_list_empty(&engine->outbox.confirms) &&
 	            fa_list_empty(&engine->outbox.closed);
-	atomic_store_explicit(&engine->has_news, true, memory_order_relaxed);
+	atomic_store_explicit(&engine->has_events, true, memory_order_relaxed);
 	fa_list_for_each(pos, &engine->done) {
-		request = fa_container_of(pos, struct fa_job, link);
-		fa_list_remove(&request->cancel_link);
-		fa_list_remove(&request->answer_link);
-		request->delivered = true;
-		publish_request(request);
+		job = fa_container_of(pos, struct fa_job, link);
+		fa_list_remove(&job->cancel_link);
+		fa_list_remove(&job->answer_link);
+		job->delivered = true;
+		publish_job(job);
 	}
 	sleepers = find_sleepers(&engine->done);
-	fa_list_splice(&engine->outbox.requests, &engine->done);
+	fa_list_splice(&engine->outbox.finished, &engine->done);
 	fa_list_splice(&engine->outbox.confirms, &engine->confirms);
 	fa_list_splice(&engine->outbox.closed, &engine->closed);
-	pthread_mutex_unlock(&engine->mutex);
+	pthread_mutex_unlock(&engine->mailbox_mutex);
 	wake_sleepers(sleepers);
 	if (was_empty)
 		engine->notify(engine->userdata);
 }
 
-/* Returns how many were. */
+/* Returns the number of launches. */
 static int launch(struct fa_engine *engine, int max)
 {
 	int n = 0;
 
-	for (; n < max && !fa_fair_queue_empty(&engine->turns); n++)
+	for (; n < max && !fa_fair_queue_empty(&engine->run_queue); n++)
 		fa_engine_launch_next(engine);
 	return n;
 }
 
-/* Behind the launches: the device has them a moment earlier. */
-static void expect(struct fa_engine *engine, int n_launched)
+/* After the launches, so that the device gets them a moment earlier. */
+static void poll_launched(struct fa_engine *engine, int n_launched)
 {
 	if (engine->polled && n_launched)
-		fa_parker_expect(&engine->waiter);
+		fa_parker_poll_begin(&engine->parker);
 }
 
-/* Whether there is something that waiting does not bring. */
+/* Returns true if the next iteration must not wait. */
 static bool has_more_to_do(const struct fa_engine *engine)
 {
-	return !fa_fair_queue_empty(&engine->turns) || !fa_list_empty(&engine->done) ||
+	return !fa_fair_queue_empty(&engine->run_queue) || !fa_list_empty(&engine->done) ||
 	       !fa_list_empty(&engine->confirms) || !fa_list_empty(&engine->closed);
 }
 
-void fa_engine_round(struct fa_engine *engine, int max_launches)
+void fa_engine_iterate(struct fa_engine *engine, int max_launches)
 {
 	int n = 0;
 
-	/* What has come is not to wait for all the rest; but to be too late is an end, too. */
+	/* A new job is launched before everything else, unless deadlines have to be checked. */
 	if (!engine->deadlines.root)
 		n = launch(engine, 1);
-	expect(engine, n);
+	poll_launched(engine, n);
 	reap(engine);
-	/* Signals that somebody waits for, perhaps a gate here, too. */
+	/* Before the gates: a signal may open one. */
 	deliver(engine);
 	expire(engine);
-	fa_engine_look_at_gates(engine);
+	fa_engine_poll_gates(engine);
 	deliver(engine);
-	expect(engine, launch(engine, max_launches - n));
-	/* However slow that was which has come meanwhile. */
+	poll_launched(engine, launch(engine, max_launches - n));
 	if (engine->urgent)
-		fa_parker_expect_soon(&engine->waiter);
+		fa_parker_poll_urgent(&engine->parker);
 	engine->urgent = false;
-	atomic_store_explicit(&engine->due,
+	atomic_store_explicit(&engine->needs_polling,
 	                      has_more_to_do(engine) || (engine->polled && engine->n_running) ||
-	                              !fa_list_empty(&engine->gated) || engine->gate_looks.root ||
-	                              engine->deadlines.root,
+	                              !fa_list_empty(&engine->hot_gates) ||
+	                              engine->parked_gates.root || engine->deadlines.root,
 	                      memory_order_relaxed);
 }
 
-/* Looks at gates alone for a moment, where a device says when it has finished: to ask it
- * takes a lock that its own threads need. */
-static void wait_at_gates(struct fa_engine *engine)
+/* Polls only gates for a moment where the device notifies: reap() would take a lock that the
+ * device's own threads need. */
+static void spin_on_gates(struct fa_engine *engine)
 {
-	int looks = engine->polled || !engine->waiter.may_spin ? 1 : LOOKS_A_ROUND;
+	int looks = engine->polled || !engine->parker.may_spin ? 1 : GATE_POLLS_PER_ITERATION;
 
-	while (looks-- && !fa_parker_is_woken(&engine->waiter) && !fa_engine_gate_is_open(engine))
-		fa_parker_relax(&engine->waiter);
+	while (looks-- && !fa_parker_is_woken(&engine->parker) && !fa_engine_any_gate_open(engine))
+		fa_parker_relax(&engine->parker);
 }
 
-/* How to wait for news: said while the round lasts, done behind it. */
-struct patience {
+/* How to wait before the next iteration: decided with state_mutex, done without. */
+struct wait_plan {
 	enum {
-		NOT_AT_ALL,
-		POLLING,
-		ASLEEP,
-		SPINNING
+		NO_WAIT,
+		POLL,
+		SLEEP,
+		PARK, /* spins before it sleeps */
 	} how;
 	uint64_t until_ns, pause_ns;
 };
 
-static struct patience find_patience(struct fa_engine *engine)
+static struct wait_plan plan_wait(struct fa_engine *engine)
 {
-	struct patience patience = {
-		.how = SPINNING,
+	struct wait_plan plan = {
+		.how = PARK,
 		.until_ns = engine->deadlines.root ? engine->deadlines.root->at_ns : FA_NS_NEVER,
 	};
 
 	if (has_more_to_do(engine)) {
-		patience.how = NOT_AT_ALL;
-		return patience;
+		plan.how = NO_WAIT;
+		return plan;
 	}
-	if (engine->gate_looks.root && engine->gate_looks.root->at_ns < patience.until_ns)
-		patience.until_ns = engine->gate_looks.root->at_ns;
-	if (!fa_list_empty(&engine->gated)) {
-		wait_at_gates(engine);
-		patience.how = NOT_AT_ALL;
+	if (engine->parked_gates.root && engine->parked_gates.root->at_ns < plan.until_ns)
+		plan.until_ns = engine->parked_gates.root->at_ns;
+	if (!fa_list_empty(&engine->hot_gates)) {
+		spin_on_gates(engine);
+		plan.how = NO_WAIT;
 	} else if (engine->polled && engine->n_running) {
-		patience.how = POLLING;
-		patience.pause_ns = fa_parker_pause_ns(&engine->waiter, fa_now_ns());
-	} else if (engine->gate_looks.root) {
-		patience.how = ASLEEP;
+		plan.how = POLL;
+		plan.pause_ns = fa_parker_poll_pause_ns(&engine->parker, fa_now_ns());
+	} else if (engine->parked_gates.root) {
+		plan.how = SLEEP;
 	}
-	return patience;
+	return plan;
 }
 
-/* Returns when there may be news. */
-static void wait_for_news(struct fa_engine *engine, const struct patience *patience)
+static void wait_for_events(struct fa_engine *engine, const struct wait_plan *plan)
 {
-	if (patience->how == POLLING)
-		fa_parker_poll(&engine->waiter, patience->pause_ns, patience->until_ns);
-	else if (patience->how == ASLEEP)
-		fa_parker_sleep(&engine->waiter, patience->until_ns);
-	else if (patience->how == SPINNING)
-		fa_parker_wait(&engine->waiter, patience->until_ns);
+	if (plan->how == POLL)
+		fa_parker_poll(&engine->parker, plan->pause_ns, plan->until_ns);
+	else if (plan->how == SLEEP)
+		fa_parker_sleep(&engine->parker, plan->until_ns);
+	else if (plan->how == PARK)
+		fa_parker_park(&engine->parker, plan->until_ns);
 }
 
-/* How long the engine thread has stood back. */
-struct guard {
-	bool due;
-	uint64_t since_ns; /* 0: it did not so far */
+/* Since when the engine thread stands by. */
+struct standby {
+	bool needs_polling;
+	uint64_t since_ns; /* 0: it does not */
 };
 
-/* Waits while the loop thread attends. Returns whether it does no longer, and then has the mutex
- * of rounds. */
-static bool guard(struct fa_engine *engine, struct guard *guard)
+/* Waits while the loop thread polls. Returns true, with state_mutex, if it has stopped polling and
+ * something needs it. */
+static bool stand_by(struct fa_engine *engine, struct standby *standby)
 {
-	const uint64_t beat = atomic_load_explicit(&engine->beats, memory_order_relaxed);
+	const uint64_t n_polls = atomic_load_explicit(&engine->loop_poll_count,
+	                                              memory_order_relaxed);
 	const uint64_t begin_ns = fa_now_ns();
-	const bool due = atomic_load_explicit(&engine->due, memory_order_relaxed);
-	const uint64_t look_ns = due ? GUARD_LOOK_NS : GUARD_IDLE_LOOK_NS;
+	const bool needs_polling = atomic_load_explicit(&engine->needs_polling,
+	                                                memory_order_relaxed);
+	const uint64_t spin_ns = needs_polling ? STANDBY_SPIN_BUSY_NS : STANDBY_SPIN_IDLE_NS;
 
-	if (!guard->since_ns || due != guard->due)
-		*guard = (struct guard){ .due = due, .since_ns = begin_ns };
-	if (begin_ns - guard->since_ns > look_ns || !engine->waiter.may_spin)
-		fa_parker_sleep(&engine->waiter, begin_ns + GUARD_PAUSE_NS);
-	/* The loop thread writes its words at each turn, and would have to get them back each time
-	 * that they are looked at here. */
+	if (!standby->since_ns || needs_polling != standby->needs_polling)
+		*standby = (struct standby){ .needs_polling = needs_polling, .since_ns = begin_ns };
+	if (begin_ns - standby->since_ns > spin_ns || !engine->parker.may_spin)
+		fa_parker_sleep(&engine->parker, begin_ns + STANDBY_SLEEP_NS);
+	/* Look at the loop thread's words seldom: it writes them at each poll, and every look
+	 * takes the cache line away from it. */
 	do {
-		for (int i = 0; i < GUARD_RELAX && !fa_parker_is_woken(&engine->waiter); i++)
-			fa_parker_relax(&engine->waiter);
-	} while (!fa_parker_is_woken(&engine->waiter) && fa_now_ns() - begin_ns < GUARD_NS);
-	if (!due || fa_parker_is_woken(&engine->waiter) ||
-	    atomic_load_explicit(&engine->beats, memory_order_relaxed) != beat)
+		for (int i = 0; i < STANDBY_RELAX && !fa_parker_is_woken(&engine->parker); i++)
+			fa_parker_relax(&engine->parker);
+	} while (!fa_parker_is_woken(&engine->parker) &&
+	         fa_now_ns() - begin_ns < STANDBY_TIMEOUT_NS);
+	if (!needs_polling || fa_parker_is_woken(&engine->parker) ||
+	    atomic_load_explicit(&engine->loop_poll_count, memory_order_relaxed) != n_polls)
 		return false;
-	/* It does something else, and what is due cannot wait; unless it is a long round. */
-	if (pthread_mutex_trylock(&engine->round) != 0)
+	/* The loop thread is busy elsewhere, or inside a long iteration. */
+	if (pthread_mutex_trylock(&engine->state_mutex) != 0)
 		return false;
-	atomic_store_explicit(&engine->attended, false, memory_order_relaxed);
+	atomic_store_explicit(&engine->loop_polls, false, memory_order_relaxed);
 	return true;
 }
 
-/* Behind a round for which it was woken, as it is to be asked. Whoever asked while that lasted is
- * answered, too: it has come to its end. */
-static void give_pulse(struct fa_engine *engine)
+/* After an iteration for which the thread was woken. A request that arrived during the iteration
+ * is answered as well, since the iteration has ended. */
+static void answer_heartbeat(struct fa_engine *engine)
 {
-	const uint64_t asked = atomic_load_explicit(&engine->pulses_asked, memory_order_relaxed);
+	const uint64_t asked = atomic_load_explicit(&engine->heartbeats_asked,
+	                                            memory_order_relaxed);
 
-	if (atomic_load_explicit(&engine->pulses, memory_order_relaxed) != asked)
-		atomic_store_explicit(&engine->pulses, asked, memory_order_relaxed);
+	if (atomic_load_explicit(&engine->heartbeats_answered, memory_order_relaxed) != asked)
+		atomic_store_explicit(&engine->heartbeats_answered, asked, memory_order_relaxed);
 }
 
-void *fa_engine_run(void *userdata)
+void *fa_engine_thread(void *userdata)
 {
 	struct fa_engine *engine = userdata;
-	struct guard guarding = {};
-	struct patience patience;
-	bool attended, more = false;
+	struct standby standby = {};
+	struct wait_plan plan;
+	bool loop_polls, more = false;
 
-	/* Sleeps between two looks at a device or a gate are short, and to be no longer. */
+	/* Sleeps between two polls are short; the kernel must not round them up. */
 	(void)prctl(PR_SET_TIMERSLACK, 1UL);
 	for (;;) {
-		const bool woken = fa_parker_look(&engine->waiter);
+		const bool woken = fa_parker_consume(&engine->parker);
 
 		if (woken && atomic_load_explicit(&engine->stop, memory_order_relaxed))
 			return NULL;
-		attended = atomic_load_explicit(&engine->attended, memory_order_relaxed);
-		if (woken || more || !attended)
-			fa_engine_lock_mutex(engine, &engine->round);
-		else if (!guard(engine, &guarding))
+		loop_polls = atomic_load_explicit(&engine->loop_polls, memory_order_relaxed);
+		if (woken || more || !loop_polls)
+			fa_engine_lock_mutex(engine, &engine->state_mutex);
+		else if (!stand_by(engine, &standby))
 			continue;
-		guarding.since_ns = 0;
+		standby.since_ns = 0;
 		if (woken)
-			fa_engine_receive(engine);
-		fa_engine_round(engine, LAUNCHES_A_ROUND);
+			fa_engine_drain_inbox(engine);
+		fa_engine_iterate(engine, LAUNCHES_PER_ITERATION);
 		more = has_more_to_do(engine);
-		patience = find_patience(engine);
-		pthread_mutex_unlock(&engine->round);
+		plan = plan_wait(engine);
+		pthread_mutex_unlock(&engine->state_mutex);
 		if (woken)
-			give_pulse(engine);
-		/* Who attends from now on wakes it; who did so before does not. */
-		if (!atomic_load_explicit(&engine->attended, memory_order_relaxed))
-			wait_for_news(engine, &patience);
+			answer_heartbeat(engine);
+		/* A loop thread that starts to poll wakes this one; one that already polls does not. */
+		if (!atomic_load_explicit(&engine->loop_polls, memory_order_relaxed))
+			wait_for_events(engine, &plan);
 	}
 }

@@ -19,7 +19,7 @@ bool fa_gates_met(struct fa_gates *gates)
 	return true;
 }
 
-bool fa_gates_last(const struct fa_gates *gates, struct fa_device_wait *ret_wait)
+bool fa_gates_last_wait(const struct fa_gates *gates, struct fa_device_wait *ret_wait)
 {
 	const struct fa_timeline_words *words = gates->words;
 	const struct fa_timeline_in *in = atomic_load_explicit(&words->in_at, memory_order_relaxed);
@@ -36,13 +36,13 @@ bool fa_gates_last(const struct fa_gates *gates, struct fa_device_wait *ret_wait
 	return true;
 }
 
-/* With the mutex. Those of other streams may have been faster: then it is late. */
+/* With the mutex. Another stream may have signalled a later value already. */
 static void signal_one(struct fa_timeline_words *words, const struct fa_gate *gate, int status)
 {
 	struct fa_timeline_out *out = &words->out[gate->slot];
 	uint64_t value = atomic_load_explicit(&words->values[gate->slot], memory_order_relaxed);
 
-	/* The highest that failed: streams may give one slot its values in any order. */
+	/* Keep the highest failed value: streams may signal one slot in any order. */
 	if (status &&
 	    (!atomic_load_explicit(&out->status, memory_order_relaxed) ||
 	     !fa_timeline_reached(atomic_load_explicit(&out->failed, memory_order_relaxed),
@@ -55,7 +55,7 @@ static void signal_one(struct fa_timeline_words *words, const struct fa_gate *ga
 	atomic_store_explicit(&words->values[gate->slot], gate->value, memory_order_release);
 	atomic_store_explicit(&out->value, gate->value, memory_order_release);
 	atomic_fetch_add_explicit(&out->changes, 1, memory_order_seq_cst);
-	/* Who sleeps has said so before it looked at the word for the last time. */
+	/* A sleeper announces itself before its last look at the word. */
 	if (atomic_load_explicit(&words->in[gate->slot].sleepers, memory_order_seq_cst))
 		fa_timeline_wake(&out->changes);
 }

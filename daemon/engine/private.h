@@ -1,14 +1,9 @@
 /*
- * The engine from inside: what its mailboxes (engine/engine.c), its thread's rounds (engine/engine_loop.c) and
- * the life of requests and streams in them (engine/scheduler.c) share.
+ * The engine from inside: what the mailbox (engine.c), the iterations and their thread
+ * (engine_loop.c) and the states of jobs and streams (scheduler.c) share.
  *
- * "The engine thread's" is what belongs to whoever runs a round of the engine, and has the
- * mutex `round` for it: the engine thread, or the loop thread while it attends.
- *
- * A request is waiting (behind others, for room on the device, or held), running (the
- * device has it, or would, if it had anything to do), confirming (the loop thread has
- * it), or settled (its status stands). Settled requests leave in the
- * stream's order, whatever the order in which they settled.
+ * "Scheduler state" is guarded by state_mutex: the engine thread holds it during an iteration,
+ * or the loop thread does in fa_engine_poll().
  */
 #pragma once
 
@@ -19,25 +14,26 @@
 
 #include <pthread.h>
 
-/* Between words that two threads use at the same time: two lines, as they come in pairs. */
-#define FA_ENGINE_APART 128
+/* Padding between words that two threads write: two cache lines, which are fetched in pairs. */
+#define FA_ENGINE_PAD_BYTES 128
 
-/* Chains of the index from values to requests of one stream. */
+/* Hash chains of a stream's index from values to jobs. */
 #define FA_STREAM_CHAINS 64
 
+/* Settled jobs leave in the stream's order, whatever the order in which they settled. */
 enum fa_job_state {
-	FA_JOB_WAITING,
-	FA_JOB_RUNNING,
-	FA_JOB_CONFIRMING,
-	FA_JOB_SETTLED,
+	FA_JOB_WAITING, /* behind other jobs, for a free slot of the device, for gates, or held */
+	FA_JOB_RUNNING, /* launched; or started, if it has no device work */
+	FA_JOB_CONFIRMING, /* the loop thread has it */
+	FA_JOB_SETTLED,    /* its status is final */
 };
 
 struct fa_engine_group {
 	struct fa_engine *engine;
 
-	/* The engine thread's. */
-	struct fa_fair_queue_group turns; /* its streams from which something can be launched */
-	struct fa_device_group *device;   /* there while there are queues */
+	/* Scheduler state. */
+	struct fa_fair_queue_group run_group; /* its streams that can launch */
+	struct fa_device_group *device;       /* exists while there are queues */
 	unsigned int n_queues;
 };
 
@@ -45,42 +41,43 @@ struct fa_stream {
 	struct fa_engine *engine;
 	struct fa_engine_group *group;
 	void *owner;
-	struct fa_completion_slot *slot; /* written only: what it holds is never believed */
+	struct fa_completion_slot *slot; /* written only; the client may overwrite it */
 	int priority;
 
 	/* The loop thread's. */
 	uint64_t next_value;
-	struct fa_completion_records *results_ref;
-	struct fa_list index[FA_STREAM_CHAINS]; /* requests not taken yet */
+	struct fa_completion_records *records_ref;
+	struct fa_list index[FA_STREAM_CHAINS]; /* jobs not taken yet */
 
-	/* Crosses over. */
+	/* Crosses the mailbox. */
 	struct fa_list link; /* inbox.closing, then outbox.closed */
 	int close_status;
 
-	/* The engine thread's. */
+	/* Scheduler state. */
 	struct fa_device_queue *queue; /* made with the first launch */
-	struct fa_list started;        /* running, or settled and not at the head */
+	struct fa_list started;        /* running, or settled behind a running one */
 	struct fa_list waiting;        /* behind those; waiting, or settled already */
-	struct fa_list turn_link;      /* group.turns, if something can be launched */
-	unsigned int outstanding;      /* running requests */
+	struct fa_list run_link;       /* group.run_group, while it can launch */
+	unsigned int outstanding;      /* jobs that the device has */
 	bool closing;
 	_Atomic uint64_t finished;
-	/* Of the last one that left, for the one chained to it. */
+	/* Status of the last job that left, for a job chained to it. */
 	int chain_status;
 	struct fa_error chain_error;
-	/* The one that is first in waiting, and waits for its gates; NULL: it does not. */
+	/* The first waiting job, if it waits for its gates; else NULL. */
 	struct fa_job *gated;
 	uint64_t gated_ns;           /* since when */
-	unsigned int n_behind_gates; /* running requests that the device waits with for theirs */
-	/* How often in a row it gave up, and requests whose gates it is not asked to wait for. */
-	unsigned int gates_in_vain, gates_rest;
-	struct fa_list gate_link;     /* engine.gated, while it has not waited for long */
-	struct fa_deadline gate_look; /* engine.gate_looks, afterwards */
+	unsigned int n_device_gated; /* launched jobs whose gates the device waits for */
+	/* Gate waits in a row that the device gave up; gated jobs that are not launched ahead of
+	 * their gates meanwhile. */
+	unsigned int gate_timeouts, gate_backoff;
+	struct fa_list gate_link;       /* engine.hot_gates, for the first GATE_HOT_NS */
+	struct fa_deadline gate_parked; /* engine.parked_gates, afterwards */
 
-	/* Set by the loop thread, before any request that relies on it is submitted. */
-	struct fa_completion_records *_Atomic results; /* NULL: none */
-	uint32_t id;                                   /* in these */
-	uint32_t *_Atomic early; /* as the device addresses them; NULL: none */
+	/* Set by the loop thread, before any job that relies on it is submitted. */
+	struct fa_completion_records *_Atomic records; /* NULL: none */
+	uint32_t id;                                   /* in the records */
+	uint32_t *_Atomic device_words;                /* a device address; NULL: none */
 };
 
 struct fa_engine {
@@ -90,53 +87,53 @@ struct fa_engine {
 	const struct fa_device_ops *ops;
 	struct fa_device *device;
 	unsigned int depth;
-	bool polled; /* the device does not say when it has finished */
+	bool polled; /* the device does not notify; reap() has to be called again and again */
 	pthread_t thread;
 	bool started;
 
-	struct fa_parker waiter;
+	struct fa_parker parker;
 	atomic_bool stop;
-	/* How often the engine thread was asked for a pulse, and up to which it gave one. */
-	_Atomic uint64_t pulses_asked, pulses;
+	/* Heartbeats that the watchdog asked for, and up to which one the thread answered. */
+	_Atomic uint64_t heartbeats_asked, heartbeats_answered;
 
-	/* The engine thread looks at these while the loop thread, which attends, writes them. */
-	char apart_from_waiter[FA_ENGINE_APART];
-	pthread_mutex_t round;
-	atomic_bool due;        /* there is something to look at again and again, or later */
-	atomic_bool attended;   /* the loop thread does, ... */
-	_Atomic uint64_t beats; /* ... as often as this was counted */
+	/* The engine thread reads these while it stands by; the loop thread writes them. */
+	char pad_parker[FA_ENGINE_PAD_BYTES];
+	pthread_mutex_t state_mutex;
+	atomic_bool needs_polling;        /* the device, gates or deadlines want another look */
+	atomic_bool loop_polls;           /* the loop thread runs the iterations */
+	_Atomic uint64_t loop_poll_count; /* how many it ran; the engine thread sees it move */
 
-	char apart_from_round[FA_ENGINE_APART];
-	pthread_mutex_t mutex;
+	char pad_state[FA_ENGINE_PAD_BYTES];
+	pthread_mutex_t mailbox_mutex;
 	struct {
-		struct fa_list submitted, cancelled, answered; /* requests */
+		struct fa_list submitted, cancelled, answered; /* jobs */
 		struct fa_list closing;                        /* streams */
 	} inbox;
 	struct {
-		struct fa_list requests;
-		struct fa_list confirms; /* requests; those that ended are out before them */
-		struct fa_list closed;   /* streams; their requests are out before them */
+		struct fa_list finished; /* jobs */
+		struct fa_list confirms; /* jobs; taken after those that finished before */
+		struct fa_list closed;   /* streams; taken after their jobs */
 	} outbox;
-	atomic_bool has_news; /* something is in the outbox; written under the mutex */
+	atomic_bool has_events; /* the outbox is not empty; written under the mailbox mutex */
 
-	/* The loop thread's: taken out of the outbox in one go. */
-	struct fa_list taken_requests, taken_confirms, taken_closed;
-	struct fa_list staged; /* requests of a batch */
-	unsigned int n_staged,
-		n_batched; /* of them; and of those that came since it was attended */
+	/* The loop thread's. */
+	struct fa_list taken_finished, taken_confirms, taken_closed; /* moved out of the outbox */
+	struct fa_list staged;                                       /* jobs of a batch */
+	unsigned int n_staged;                                       /* on that list */
+	unsigned int n_batched;                                      /* submitted in this batch */
 	bool batching;
-	bool posted; /* something was put into the inbox since this thread emptied it last */
+	bool inbox_posted; /* this thread put something into the inbox since it drained it last */
 
-	/* The engine thread's. */
-	struct fa_fair_queue turns;            /* in launches */
+	/* Scheduler state. */
+	struct fa_fair_queue run_queue;        /* streams that can launch; charged per launch */
 	struct fa_list done, confirms, closed; /* on the way to the outbox */
 	struct fa_deadline_heap deadlines;
-	unsigned int n_running;             /* requests that the device has */
-	bool urgent;                        /* one that was launched in this round is */
-	struct fa_list gated;               /* streams whose gates are looked at all the time */
-	struct fa_deadline_heap gate_looks; /* the others: when next */
+	unsigned int n_running;               /* jobs that the device has */
+	bool urgent;                          /* this iteration launched a high-priority job */
+	struct fa_list hot_gates;             /* streams whose gates every iteration polls */
+	struct fa_deadline_heap parked_gates; /* the others, by when to poll them next */
 
-	/* Written by the engine thread, once: the reason, and then that there is one. */
+	/* lost_reason is written once, before lost. */
 	struct fa_error lost_reason;
 	atomic_bool lost;
 
@@ -145,7 +142,6 @@ struct fa_engine {
 	} stats;
 };
 
-/* Of a counter that both threads may be at. */
 static inline void fa_engine_count(_Atomic uint64_t *counter, uint64_t n)
 {
 	atomic_fetch_add_explicit(counter, n, memory_order_relaxed);
@@ -156,49 +152,49 @@ static inline struct fa_job *fa_job_first(struct fa_list *list)
 	return fa_container_of(list->next, struct fa_job, link);
 }
 
-/* ---- engine/engine_loop.c */
+/* ---- engine_loop.c */
 
-/* Waits for one of the engine's mutexes, without sleeping at first. */
+/* Locks one of the engine's mutexes; spins before it sleeps. */
 void fa_engine_lock_mutex(struct fa_engine *engine, pthread_mutex_t *mutex);
 
 static inline void fa_engine_lock(struct fa_engine *engine)
 {
-	fa_engine_lock_mutex(engine, &engine->mutex);
+	fa_engine_lock_mutex(engine, &engine->mailbox_mutex);
 }
 
-/* The engine thread; @userdata is the engine. */
-void *fa_engine_run(void *userdata);
+/* Main function of the engine thread; @userdata is the engine. */
+void *fa_engine_thread(void *userdata);
 
-/* Takes what is in the inbox; has the mutex `round`. */
-void fa_engine_receive(struct fa_engine *engine);
+/* Processes the inbox. With state_mutex. */
+void fa_engine_drain_inbox(struct fa_engine *engine);
 
-/* One round, by whoever has the mutex for it. */
-void fa_engine_round(struct fa_engine *engine, int max_launches);
+/* One iteration. With state_mutex. */
+void fa_engine_iterate(struct fa_engine *engine, int max_launches);
 
-/* The private word, which alone releases anything, and then what the client sees. */
+/* Writes the completion of @value: first the private word, which alone releases anything, then
+ * what the client sees. */
 void fa_stream_publish(struct fa_stream *stream, uint64_t value, const struct fa_outcome *outcome);
 
-/* ---- engine/scheduler.c; the engine thread's */
+/* ---- scheduler.c; with state_mutex */
 
-/* @request came in. */
-void fa_stream_receive(struct fa_stream *stream, struct fa_job *request);
+void fa_stream_receive(struct fa_stream *stream, struct fa_job *job);
 
-/* The loop thread has released or confirmed it. */
-void fa_job_answered(struct fa_job *request);
+/* The loop thread has released or confirmed @job. */
+void fa_job_answered(struct fa_job *job);
 
-/* Ends a request early, with @status, unless it is settled. */
-void fa_job_end(struct fa_job *request, int status);
+/* Ends @job early, with @status, unless it is settled. */
+void fa_job_end(struct fa_job *job, int status);
 
-/* The device has returned it. */
-void fa_job_reaped(struct fa_job *request);
+/* The device has returned @job. */
+void fa_job_reaped(struct fa_job *job);
 
-/* Looks at gates that requests wait for. */
-void fa_engine_look_at_gates(struct fa_engine *engine);
-/* Whether one of those that are looked at all the time has opened. */
-bool fa_engine_gate_is_open(const struct fa_engine *engine);
+/* Polls the gates that are due. */
+void fa_engine_poll_gates(struct fa_engine *engine);
+/* Returns true if a hot gate has opened. */
+bool fa_engine_any_gate_open(const struct fa_engine *engine);
 
-/* Launches one request of the stream whose turn it is; there is one. */
+/* Launches one job of the stream that is next in the run queue, which is not empty. */
 void fa_engine_launch_next(struct fa_engine *engine);
 
-/* Ends all requests with @status, and closes the stream when they are gone. */
+/* Ends all jobs with @status, and closes the stream when they have left. */
 void fa_stream_end(struct fa_stream *stream, int status);

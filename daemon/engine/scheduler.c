@@ -1,6 +1,7 @@
 /*
- * The life of requests and streams on the engine thread: what may start, in whose
- * turn, and what follows when a request has ended.
+ * The states of jobs and streams: which stream may launch, which launches next, and what follows
+ * when a job ends. All of it is scheduler state, guarded by state_mutex. This is the daemon's
+ * one order of work: groups share launches fairly, streams of a group go by priority.
  */
 #include "daemon/engine/private.h"
 
@@ -11,166 +12,160 @@
 
 static void stream_update(struct fa_stream *stream);
 
-/* Requests of a stream that the device waits with for their gates. */
-#define GATES_AHEAD 2
-/* After that many that it gave up in a row, 2 to that many more are not left to it. */
-#define GATES_IN_VAIN_MAX 6
+/* Jobs of a stream that the device may hold behind their gates. */
+#define DEVICE_GATES_MAX 2
+/* After n waits in a row that the device gave up, the engine polls the next 2^n gates itself. */
+#define GATE_BACKOFF_SHIFT_MAX 6
 
-/* ---- requests */
+/* ---- jobs */
 
-static void request_settle(struct fa_job *request, int status)
+static void job_settle(struct fa_job *job, int status)
 {
-	fa_deadline_heap_remove(&request->stream->engine->deadlines, &request->deadline);
-	request->status = status;
-	request->state = FA_JOB_SETTLED;
+	fa_deadline_heap_remove(&job->stream->engine->deadlines, &job->deadline);
+	job->status = status;
+	job->state = FA_JOB_SETTLED;
 }
 
-static void request_explain(struct fa_job *request, int status)
+static void job_explain(struct fa_job *job, int status)
 {
-	const char *when = request->state == FA_JOB_WAITING ? "queued" : "running";
+	const char *when = job->state == FA_JOB_WAITING ? "queued" : "running";
 
 	if (status == -ENODEV)
-		fa_fail(&request->error, status, "the device was lost: %s",
-		        request->stream->engine->lost_reason.text);
+		fa_fail(&job->error, status, "the device was lost: %s",
+		        job->stream->engine->lost_reason.text);
 	else if (status == -ETIMEDOUT)
-		fa_fail(&request->error, status, "the deadline passed while the request was %s",
-		        when);
+		fa_fail(&job->error, status, "the deadline passed while the request was %s", when);
 	else if (status == -ECANCELED)
-		fa_fail(&request->error, status, "the request was cancelled while it was %s", when);
+		fa_fail(&job->error, status, "the request was cancelled while it was %s", when);
 	else
-		fa_fail(&request->error, status, "the request was ended while it was %s: %s", when,
+		fa_fail(&job->error, status, "the request was ended while it was %s: %s", when,
 		        strerrordesc_np(-status));
 }
 
-static bool has_work(const struct fa_job *request)
+static bool has_work(const struct fa_job *job)
 {
-	return request->work.op != FA_DEVICE_NONE;
+	return job->work.op != FA_DEVICE_NONE;
 }
 
-/* The loop thread has the rest of it. */
-static void request_confirm(struct fa_job *request)
+/* Hands the job to the loop thread, which finishes it. */
+static void job_confirm(struct fa_job *job)
 {
-	struct fa_engine *engine = request->stream->engine;
+	struct fa_engine *engine = job->stream->engine;
 
-	fa_deadline_heap_remove(&engine->deadlines, &request->deadline);
-	request->state = FA_JOB_CONFIRMING;
-	fa_list_append(&engine->confirms, &request->answer_link);
+	fa_deadline_heap_remove(&engine->deadlines, &job->deadline);
+	job->state = FA_JOB_CONFIRMING;
+	fa_list_append(&engine->confirms, &job->answer_link);
 }
 
-/* The caller updates the stream. */
-static void request_end(struct fa_job *request, int status)
+/* The caller calls stream_update(). */
+static void job_end(struct fa_job *job, int status)
 {
-	struct fa_engine *engine = request->stream->engine;
+	struct fa_engine *engine = job->stream->engine;
 
 	if (engine->lost)
 		status = -ENODEV;
-	if (request->state == FA_JOB_WAITING ||
-	    (request->state == FA_JOB_RUNNING && !has_work(request))) {
-		request_explain(request, status);
-		request_settle(request, status);
-	} else if (request->state == FA_JOB_RUNNING && !request->end_status) {
-		fa_deadline_heap_remove(&engine->deadlines, &request->deadline);
-		request->end_status = status;
-		engine->ops->cancel(engine->device, &request->work);
+	if (job->state == FA_JOB_WAITING || (job->state == FA_JOB_RUNNING && !has_work(job))) {
+		job_explain(job, status);
+		job_settle(job, status);
+	} else if (job->state == FA_JOB_RUNNING && !job->end_status) {
+		fa_deadline_heap_remove(&engine->deadlines, &job->deadline);
+		job->end_status = status;
+		engine->ops->cancel(engine->device, &job->work);
 	}
 }
 
-void fa_job_end(struct fa_job *request, int status)
+void fa_job_end(struct fa_job *job, int status)
 {
-	request_end(request, status);
-	stream_update(request->stream);
+	job_end(job, status);
+	stream_update(job->stream);
 }
 
-void fa_job_answered(struct fa_job *request)
+void fa_job_answered(struct fa_job *job)
 {
-	request->held = false;
-	if (request->state == FA_JOB_CONFIRMING ||
-	    (request->answer && request->state != FA_JOB_SETTLED)) {
-		if (request->answer)
-			request->error = request->answer_error;
-		request_settle(request, request->answer);
+	job->held = false;
+	if (job->state == FA_JOB_CONFIRMING || (job->answer && job->state != FA_JOB_SETTLED)) {
+		if (job->answer)
+			job->error = job->answer_error;
+		job_settle(job, job->answer);
 	}
-	stream_update(request->stream);
+	stream_update(job->stream);
 }
 
-/* Puts one of the last that were started among those that wait, where others may be back
- * already. */
-static void request_put_back(struct fa_job *request)
+/* Moves a started job back into `waiting`, in order: others may have come back before it. */
+static void job_put_back(struct fa_job *job)
 {
-	struct fa_list *pos, *waiting = &request->stream->waiting;
+	struct fa_list *pos, *waiting = &job->stream->waiting;
 
-	fa_list_remove(&request->link);
+	fa_list_remove(&job->link);
 	fa_list_for_each(pos, waiting)
-		if (fa_container_of(pos, struct fa_job, link)->value > request->value)
+		if (fa_container_of(pos, struct fa_job, link)->value > job->value)
 			break;
-	fa_list_append(pos, &request->link);
+	fa_list_append(pos, &job->link);
 }
 
-/* The device has given up looking at its gate, and has done nothing: it waits as before. */
-static void request_return(struct fa_job *request)
+/* The device gave up waiting for the job's gate, and has done nothing. */
+static void job_return(struct fa_job *job)
 {
-	struct fa_stream *stream = request->stream;
+	struct fa_stream *stream = job->stream;
 
 	stream->outstanding--;
 	stream->engine->n_running--;
-	request->behind_gate = false;
-	request->state = FA_JOB_WAITING;
-	request_put_back(request);
-	if (stream->gates_in_vain < GATES_IN_VAIN_MAX)
-		++stream->gates_in_vain;
-	stream->gates_rest = 1u << stream->gates_in_vain;
+	job->device_gated = false;
+	job->state = FA_JOB_WAITING;
+	job_put_back(job);
+	if (stream->gate_timeouts < GATE_BACKOFF_SHIFT_MAX)
+		++stream->gate_timeouts;
+	stream->gate_backoff = 1u << stream->gate_timeouts;
 	stream_update(stream);
 }
 
-void fa_job_reaped(struct fa_job *request)
+void fa_job_reaped(struct fa_job *job)
 {
-	int status = request->work.status, end = request->end_status;
-	struct fa_stream *stream = request->stream;
+	int status = job->work.status, end = job->end_status;
+	struct fa_stream *stream = job->stream;
 
-	stream->n_behind_gates -= request->behind_gate;
-	if (request->work.shut && !end) {
-		request_return(request);
+	stream->n_device_gated -= job->device_gated;
+	if (job->work.shut && !end) {
+		job_return(job);
 		return;
 	}
-	if (request->work.shut)
+	if (job->work.shut)
 		status = -ECANCELED;
-	else if (request->behind_gate && !status)
-		stream->gates_in_vain = 0;
-	request->behind_gate = false;
+	else if (job->device_gated && !status)
+		stream->gate_timeouts = 0;
+	job->device_gated = false;
 
 	if (stream->engine->lost && end)
 		end = -ENODEV;
 
-	request->started_ns = request->work.started_ns;
-	request->finished_ns = request->work.finished_ns;
-	if (request->started_ns)
-		fa_engine_count(&stream->engine->stats.busy_ns,
-		                request->finished_ns - request->started_ns);
+	job->started_ns = job->work.started_ns;
+	job->finished_ns = job->work.finished_ns;
+	if (job->started_ns)
+		fa_engine_count(&stream->engine->stats.busy_ns, job->finished_ns - job->started_ns);
 
-	/* What it was chained to has failed: it is of no use, however far it came. */
-	if (request->chain_ended && (!status || status == -ECANCELED)) {
-		request->error = stream->chain_error;
+	/* Its predecessor in the chain has failed: the job ends with that error, however far it came. */
+	if (job->chain_ended && (!status || status == -ECANCELED)) {
+		job->error = stream->chain_error;
 		status = stream->chain_status;
 		end = 0;
 	}
-	/* A cancel that came too late changes nothing. A deadline that passed did pass,
-	 * though the device could not stop. */
+	/* A cancel that came too late has no effect. A missed deadline is reported even if the
+	 * work succeeded. */
 	if (end && (status == -ECANCELED || (!status && end == -ETIMEDOUT))) {
-		request_explain(request, end);
+		job_explain(job, end);
 		status = end;
-	} else if (status && !request->chain_ended) {
-		request->error = request->work.error;
+	} else if (status && !job->chain_ended) {
+		job->error = job->work.error;
 	}
-	if (!status && request->confirms)
-		request_confirm(request);
+	if (!status && job->confirms)
+		job_confirm(job);
 	else
-		request_settle(request, status);
+		job_settle(job, status);
 	stream->outstanding--;
 	stream->engine->n_running--;
-	/* It leaves behind those ahead of it, which the device may have given back. */
-	if (!fa_list_empty(&stream->waiting) &&
-	    fa_job_first(&stream->waiting)->value < request->value)
-		request_put_back(request);
+	/* Jobs ahead of it may be back in `waiting`; it must leave after them. */
+	if (!fa_list_empty(&stream->waiting) && fa_job_first(&stream->waiting)->value < job->value)
+		job_put_back(job);
 	stream_update(stream);
 }
 
@@ -210,110 +205,112 @@ static void queue_free(struct fa_stream *stream)
 	group_trim(stream->group);
 }
 
-/* It stays where it is until its gates open; that of a lost device are all open. */
-static bool is_gated(const struct fa_job *request)
+/* Returns true if the job waits for its gates. On a lost device nothing does. */
+static bool is_gated(const struct fa_job *job)
 {
-	return request->state == FA_JOB_WAITING && request->gates &&
-	       !request->stream->engine->lost && !fa_gates_met(request->gates);
+	return job->state == FA_JOB_WAITING && job->gates && !job->stream->engine->lost &&
+	       !fa_gates_met(job->gates);
 }
 
-/* Whether the first one that waits, whose gates are shut, can go to the device all the same: then
- * that looks at the last of them in the engine's place, and hands over without a processor. */
-static bool device_may_wait(const struct fa_stream *stream, const struct fa_job *request)
+/* Returns true if @job, the first that waits, can be launched before its last gate opens: the
+ * device then polls that gate itself, and no CPU is needed for the hand-over. */
+static bool device_may_wait(const struct fa_stream *stream, const struct fa_job *job)
 {
 	const struct fa_engine *engine = stream->engine;
 
-	return engine->ops->may_wait && stream->queue && has_work(request) && !stream->gates_rest &&
-	       stream->n_behind_gates < GATES_AHEAD && fa_gates_last(request->gates, NULL) &&
-	       engine->ops->may_wait(engine->device, stream->queue, &request->work);
+	return engine->ops->may_wait && stream->queue && has_work(job) && !stream->gate_backoff &&
+	       stream->n_device_gated < DEVICE_GATES_MAX && fa_gates_last_wait(job->gates, NULL) &&
+	       engine->ops->may_wait(engine->device, stream->queue, &job->work);
 }
 
-/* Whether something of the stream can be started. What the device may give back has nothing behind
- * it that would then be ahead of it, or end before it: but others that come back with it. */
+/* Returns true if the stream can start a job. Behind device-gated jobs, which the device may
+ * return unlaunched, only more of the same may start: anything else could overtake them. */
 static bool can_launch(const struct fa_stream *stream)
 {
-	const struct fa_job *request = fa_job_first((struct fa_list *)&stream->waiting);
+	const struct fa_job *job = fa_job_first((struct fa_list *)&stream->waiting);
 
 	if (fa_list_empty(&stream->waiting))
 		return false;
-	if (stream->gated ? !device_may_wait(stream, request) : stream->n_behind_gates > 0)
+	if (stream->gated ? !device_may_wait(stream, job) : stream->n_device_gated > 0)
 		return false;
-	if (request->state != FA_JOB_WAITING || !has_work(request))
+	if (job->state != FA_JOB_WAITING || !has_work(job))
 		return true;
-	return !request->held && stream->outstanding < stream->engine->depth;
+	return !job->held && stream->outstanding < stream->engine->depth;
 }
 
-/* Has the gates of the first one that waits looked at, if they are what it waits for. */
+/* Starts or stops polling the gates of the stream's first waiting job. */
 static void stream_watch(struct fa_stream *stream)
 {
 	struct fa_engine *engine = stream->engine;
-	struct fa_job *request = NULL;
+	struct fa_job *job = NULL;
 
 	if (!fa_list_empty(&stream->waiting))
-		request = fa_job_first(&stream->waiting);
-	if (request && !is_gated(request))
-		request = NULL;
-	if (request == stream->gated)
+		job = fa_job_first(&stream->waiting);
+	if (job && !is_gated(job))
+		job = NULL;
+	if (job == stream->gated)
 		return;
 	fa_list_remove(&stream->gate_link);
-	fa_deadline_heap_remove(&engine->gate_looks, &stream->gate_look);
-	stream->gated = request;
-	if (!request)
+	fa_deadline_heap_remove(&engine->parked_gates, &stream->gate_parked);
+	stream->gated = job;
+	if (!job)
 		return;
 	stream->gated_ns = fa_now_ns();
-	fa_list_append(&engine->gated, &stream->gate_link);
+	fa_list_append(&engine->hot_gates, &stream->gate_link);
 }
 
-/* The one before it has left with an error. */
-static void chain_end(struct fa_stream *stream, struct fa_job *request)
+/* The job's predecessor in the chain has left with an error. */
+static void chain_end(struct fa_stream *stream, struct fa_job *job)
 {
-	if (request->state == FA_JOB_CONFIRMING || request->chain_ended)
+	if (job->state == FA_JOB_CONFIRMING || job->chain_ended)
 		return;
-	request->chain_ended = true;
-	if (request->state == FA_JOB_RUNNING && has_work(request)) {
-		request_end(request, stream->chain_status);
+	job->chain_ended = true;
+	if (job->state == FA_JOB_RUNNING && has_work(job)) {
+		job_end(job, stream->chain_status);
 		return;
 	}
-	request->error = stream->chain_error;
-	/* Also one that was refused: perhaps it was so because of the one before. */
-	request_settle(request, stream->chain_status);
+	job->error = stream->chain_error;
+	/* A refused job as well: the refusal may follow from the predecessor's failure. */
+	job_settle(job, stream->chain_status);
 }
 
-/* Brings everything that follows from the state of its requests up to date. */
+/* Called after each change of a job's state: finishes jobs in order, and updates the stream's
+ * place in the run queue. */
 static void stream_update(struct fa_stream *stream)
 {
 	struct fa_engine *engine = stream->engine;
-	struct fa_job *request;
+	struct fa_job *job;
 	struct fa_list *head;
 
 	for (;;) {
 		head = fa_list_empty(&stream->started) ? &stream->waiting : &stream->started;
-		request = fa_job_first(head);
+		job = fa_job_first(head);
 		if (fa_list_empty(head))
 			break;
-		if (request->chained && stream->chain_status)
-			chain_end(stream, request);
-		if (request->state == FA_JOB_RUNNING && !has_work(request) && !request->held) {
-			if (request->confirms)
-				request_confirm(request);
+		if (job->chained && stream->chain_status)
+			chain_end(stream, job);
+		if (job->state == FA_JOB_RUNNING && !has_work(job) && !job->held) {
+			if (job->confirms)
+				job_confirm(job);
 			else
-				request_settle(request, 0);
+				job_settle(job, 0);
 		}
-		if (request->state != FA_JOB_SETTLED)
+		if (job->state != FA_JOB_SETTLED)
 			break;
-		fa_list_remove(&request->link);
-		fa_list_append(&engine->done, &request->link);
-		stream->chain_status = request->status;
-		if (request->status)
-			stream->chain_error = request->error;
+		fa_list_remove(&job->link);
+		fa_list_append(&engine->done, &job->link);
+		stream->chain_status = job->status;
+		if (job->status)
+			stream->chain_error = job->error;
 	}
 
 	stream_watch(stream);
 	if (!can_launch(stream))
-		fa_fair_queue_remove(&engine->turns, &stream->group->turns, &stream->turn_link);
-	else if (fa_list_empty(&stream->turn_link))
-		fa_fair_queue_add(&engine->turns, &stream->group->turns,
-		                  fa_fair_queue_class(stream->priority), &stream->turn_link);
+		fa_fair_queue_remove(&engine->run_queue, &stream->group->run_group,
+		                     &stream->run_link);
+	else if (fa_list_empty(&stream->run_link))
+		fa_fair_queue_add(&engine->run_queue, &stream->group->run_group,
+		                  fa_fair_queue_class(stream->priority), &stream->run_link);
 
 	if (stream->closing && fa_list_empty(&stream->started) && fa_list_empty(&stream->waiting)) {
 		if (stream->queue)
@@ -323,77 +320,77 @@ static void stream_update(struct fa_stream *stream)
 	}
 }
 
-void fa_stream_receive(struct fa_stream *stream, struct fa_job *request)
+void fa_stream_receive(struct fa_stream *stream, struct fa_job *job)
 {
-	fa_list_append(&stream->waiting, &request->link);
-	if (request->status)
-		request->state = FA_JOB_SETTLED;
-	else if (request->deadline_ns != FA_NS_NEVER)
-		fa_deadline_heap_insert(&stream->engine->deadlines, &request->deadline,
-		                        request->deadline_ns);
+	fa_list_append(&stream->waiting, &job->link);
+	if (job->status)
+		job->state = FA_JOB_SETTLED;
+	else if (job->deadline_ns != FA_NS_NEVER)
+		fa_deadline_heap_insert(&stream->engine->deadlines, &job->deadline,
+		                        job->deadline_ns);
 	stream_update(stream);
 }
 
-/* Nothing will ever run again; they leave behind those that the device still has. */
+/* The device is lost: ends all waiting jobs. They leave after those that the device still has. */
 static void end_waiting(struct fa_stream *stream)
 {
 	struct fa_list *pos;
 
 	fa_list_for_each(pos, &stream->waiting)
-		request_end(fa_container_of(pos, struct fa_job, link), -ENODEV);
+		job_end(fa_container_of(pos, struct fa_job, link), -ENODEV);
 	fa_list_splice(&stream->started, &stream->waiting);
 	stream_update(stream);
 }
 
-/* Launches the stream's next request. */
+/* Launches the stream's next job. */
 static void stream_launch(struct fa_stream *stream)
 {
 	struct fa_engine *engine = stream->engine;
-	struct fa_job *request;
+	struct fa_job *job;
 	int r = 0;
 
-	/* The device may have changed its mind about gates. */
+	/* The device's may_wait() may have changed. */
 	if (!can_launch(stream)) {
 		stream_update(stream);
 		return;
 	}
 	do {
-		request = fa_job_first(&stream->waiting);
-		request->behind_gate = request == stream->gated;
-		fa_list_remove(&request->link);
-		fa_list_append(&stream->started, &request->link);
-		/* The next one may wait for something. */
+		job = fa_job_first(&stream->waiting);
+		job->device_gated = job == stream->gated;
+		fa_list_remove(&job->link);
+		fa_list_append(&stream->started, &job->link);
+		/* The next job may wait for gates. */
 		stream_watch(stream);
-	} while (request->state == FA_JOB_SETTLED && can_launch(stream));
+	} while (job->state == FA_JOB_SETTLED && can_launch(stream));
 
-	if (request->state == FA_JOB_WAITING && !has_work(request)) {
-		request->state = FA_JOB_RUNNING;
-	} else if (request->state == FA_JOB_WAITING) {
+	if (job->state == FA_JOB_WAITING && !has_work(job)) {
+		job->state = FA_JOB_RUNNING;
+	} else if (job->state == FA_JOB_WAITING) {
 		if (!stream->queue)
-			r = queue_new(stream, &request->error);
+			r = queue_new(stream, &job->error);
 		if (r < 0) {
-			request_settle(request, r);
+			job_settle(job, r);
 		} else {
-			request->state = FA_JOB_RUNNING;
-			request->work.params = &request->params;
-			request->work.early = NULL;
-			if (request->early)
-				request->work.early = atomic_load_explicit(&stream->early,
-				                                           memory_order_relaxed);
-			request->work.early_value = (uint32_t)request->value;
-			request->work.gate = (struct fa_device_wait){};
-			if (request->behind_gate)
-				(void)fa_gates_last(request->gates, &request->work.gate);
-			else if (request->gates && stream->gates_rest)
-				stream->gates_rest--;
-			stream->n_behind_gates += request->behind_gate;
+			job->state = FA_JOB_RUNNING;
+			job->work.params = &job->params;
+			job->work.early = NULL;
+			if (job->device_completes)
+				job->work.early = atomic_load_explicit(&stream->device_words,
+				                                       memory_order_relaxed);
+			job->work.early_value = (uint32_t)job->value;
+			job->work.gate = (struct fa_device_wait){};
+			if (job->device_gated)
+				(void)fa_gates_last_wait(job->gates, &job->work.gate);
+			else if (job->gates && stream->gate_backoff)
+				stream->gate_backoff--;
+			stream->n_device_gated += job->device_gated;
 			stream->outstanding++;
 			engine->n_running++;
 			fa_engine_count(&engine->stats.launched, 1);
-			/* Prefills that end meanwhile are no reason to look for it seldom. */
+			/* Slow prefills must not slow down polling for a decode. */
 			if (engine->polled && stream->priority > 0)
 				engine->urgent = true;
-			engine->ops->launch(engine->device, stream->queue, &request->work);
+			engine->ops->launch(engine->device, stream->queue, &job->work);
 		}
 	}
 	stream_update(stream);
@@ -404,25 +401,25 @@ void fa_stream_end(struct fa_stream *stream, int status)
 	struct fa_list *pos;
 
 	fa_list_for_each(pos, &stream->started)
-		request_end(fa_container_of(pos, struct fa_job, link), status);
+		job_end(fa_container_of(pos, struct fa_job, link), status);
 	fa_list_for_each(pos, &stream->waiting)
-		request_end(fa_container_of(pos, struct fa_job, link), status);
+		job_end(fa_container_of(pos, struct fa_job, link), status);
 	stream->closing = true;
 	stream_update(stream);
 }
 
 /* ---- gates */
 
-/* Looked at all the time for so long; what takes longer is not quick. */
-#define GATE_LOOK_NS (200 * FA_NS_PER_US)
-/* Then between sleeps: a part of the time waited so far, and at most so much; and at most
- * so much more once nobody counts milliseconds. */
+/* A gate is polled in each iteration for so long, */
+#define GATE_HOT_NS (200 * FA_NS_PER_US)
+/* then between sleeps of a fraction of the time waited so far, with a maximum that grows for
+ * long waits. */
 #define GATE_PAUSE_PART 16
 #define GATE_PAUSE_MAX_NS FA_NS_PER_MS
 #define GATE_LONG_NS FA_NS_PER_SEC
 #define GATE_LONG_PAUSE_MAX_NS (8 * FA_NS_PER_MS)
-/* Gates that one round looks at, of each kind, so that other news do not wait for a crowd. */
-#define GATES_A_ROUND 64
+/* Bounds the gates, hot and parked each, that one iteration polls. */
+#define GATES_PER_ITERATION 64
 
 static uint64_t gate_pause_ns(uint64_t waited_ns)
 {
@@ -431,83 +428,83 @@ static uint64_t gate_pause_ns(uint64_t waited_ns)
 	return waited_ns / GATE_PAUSE_PART < max_ns ? waited_ns / GATE_PAUSE_PART : max_ns;
 }
 
-/* Those that are new, or have not waited for long: each in turn. */
-static void look_often(struct fa_engine *engine, uint64_t now_ns)
+/* Polls the gates that have not waited for long, round robin. */
+static void poll_hot_gates(struct fa_engine *engine, uint64_t now_ns)
 {
 	struct fa_list due;
 
 	fa_list_init(&due);
-	fa_list_splice(&due, &engine->gated);
-	for (int i = 0; i < GATES_A_ROUND && !fa_list_empty(&due); i++) {
+	fa_list_splice(&due, &engine->hot_gates);
+	for (int i = 0; i < GATES_PER_ITERATION && !fa_list_empty(&due); i++) {
 		struct fa_stream *stream = fa_container_of(due.next, struct fa_stream, gate_link);
 
 		fa_list_remove(&stream->gate_link);
 		if (!is_gated(stream->gated))
 			stream_update(stream);
-		else if (now_ns - stream->gated_ns < GATE_LOOK_NS)
-			fa_list_append(&engine->gated, &stream->gate_link);
+		else if (now_ns - stream->gated_ns < GATE_HOT_NS)
+			fa_list_append(&engine->hot_gates, &stream->gate_link);
 		else
-			fa_deadline_heap_insert(&engine->gate_looks, &stream->gate_look,
+			fa_deadline_heap_insert(&engine->parked_gates, &stream->gate_parked,
 			                        now_ns + gate_pause_ns(now_ns - stream->gated_ns));
 	}
-	/* What was left out comes first. */
-	fa_list_splice(&due, &engine->gated);
-	fa_list_splice(&engine->gated, &due);
+	/* Those left out are polled first in the next iteration. */
+	fa_list_splice(&due, &engine->hot_gates);
+	fa_list_splice(&engine->hot_gates, &due);
 }
 
-static void look_seldom(struct fa_engine *engine, uint64_t now_ns)
+static void poll_parked_gates(struct fa_engine *engine, uint64_t now_ns)
 {
 	struct fa_deadline *first;
 
-	for (int i = 0; i < GATES_A_ROUND; i++) {
+	for (int i = 0; i < GATES_PER_ITERATION; i++) {
 		struct fa_stream *stream;
 
-		first = engine->gate_looks.root;
+		first = engine->parked_gates.root;
 		if (!first || first->at_ns > now_ns)
 			return;
-		stream = fa_container_of(first, struct fa_stream, gate_look);
-		fa_deadline_heap_remove(&engine->gate_looks, first);
+		stream = fa_container_of(first, struct fa_stream, gate_parked);
+		fa_deadline_heap_remove(&engine->parked_gates, first);
 		if (is_gated(stream->gated))
-			fa_deadline_heap_insert(&engine->gate_looks, first,
+			fa_deadline_heap_insert(&engine->parked_gates, first,
 			                        now_ns + gate_pause_ns(now_ns - stream->gated_ns));
 		else
 			stream_update(stream);
 	}
 }
 
-bool fa_engine_gate_is_open(const struct fa_engine *engine)
+bool fa_engine_any_gate_open(const struct fa_engine *engine)
 {
 	const struct fa_list *pos;
 	int n = 0;
 
-	fa_list_for_each(pos, &engine->gated) {
+	fa_list_for_each(pos, &engine->hot_gates) {
 		if (!is_gated(fa_container_of(pos, const struct fa_stream, gate_link)->gated))
 			return true;
-		if (++n == GATES_A_ROUND)
+		if (++n == GATES_PER_ITERATION)
 			break;
 	}
 	return false;
 }
 
-void fa_engine_look_at_gates(struct fa_engine *engine)
+void fa_engine_poll_gates(struct fa_engine *engine)
 {
 	uint64_t now_ns;
 
-	if (fa_list_empty(&engine->gated) && !engine->gate_looks.root)
+	if (fa_list_empty(&engine->hot_gates) && !engine->parked_gates.root)
 		return;
 	now_ns = fa_now_ns();
-	look_often(engine, now_ns);
-	look_seldom(engine, now_ns);
+	poll_hot_gates(engine, now_ns);
+	poll_parked_gates(engine, now_ns);
 }
 
-/* ---- turns */
+/* ---- the run queue */
 
 void fa_engine_launch_next(struct fa_engine *engine)
 {
-	struct fa_stream *stream = fa_container_of(fa_fair_queue_next(&engine->turns),
-	                                           struct fa_stream, turn_link);
+	struct fa_stream *stream = fa_container_of(fa_fair_queue_next(&engine->run_queue),
+	                                           struct fa_stream, run_link);
 
-	fa_fair_queue_charge(&engine->turns, &stream->group->turns, 1);
+	fa_fair_queue_charge(&engine->run_queue, &stream->group->run_group, 1);
 	if (engine->lost)
 		end_waiting(stream);
 	else

@@ -330,7 +330,7 @@ bool fa_server_look_after_engine(struct fa_server *server)
 	unsigned int n = 0;
 
 	look_for_loss(server);
-	if (!fa_engine_has_news(server->engine))
+	if (!fa_engine_has_events(server->engine))
 		return false;
 	while (n < TAKE_MAX && take_one(server))
 		++n;
@@ -344,7 +344,7 @@ void fa_server_rest(struct fa_server *server)
 	if (fa_rings_are_polled(&server->rings))
 		return;
 	(void)atomic_exchange(&server->asleep, 1);
-	if (fa_engine_has_news(server->engine) ||
+	if (fa_engine_has_events(server->engine) ||
 	    (!server->is_lost && fa_engine_lost(server->engine, &unused)))
 		notify(server);
 }
@@ -448,7 +448,7 @@ static int open_device(struct fa_server *server, uint64_t timelines_max, struct 
 	if (r == 0)
 		r = fa_engine_start(server->engine, server->device);
 	if (r == 0)
-		fa_engine_listen(server->engine, server->rings.bells);
+		fa_engine_watch_fd(server->engine, server->rings.bells);
 	return r < 0 ? fa_fail(error, r, "the engine cannot be started: %s", strerror(-r)) : 0;
 }
 

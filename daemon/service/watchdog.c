@@ -60,7 +60,7 @@ static void on_time(uv_poll_t *poll, int status, int events)
 	uint64_t times;
 
 	(void)!read(watchdog->timer_fd, &times, sizeof(times));
-	if (fa_engine_pulse(watchdog->engine))
+	if (fa_engine_heartbeat(watchdog->engine))
 		fa_feed(&watchdog->feed);
 }
 

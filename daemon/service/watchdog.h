@@ -5,7 +5,7 @@
  *
  * It is told by the event loop itself, so not while a call holds that up; and only if the engine
  * thread has gone round since it was told last, which it is woken for if it sleeps
- * (fa_engine_pulse). So neither has to look at a clock, or to leave a trace of each round.
+ * (fa_engine_heartbeat). So neither has to look at a clock, or to leave a trace of each round.
  *
  * What the device has been given, and how long ago, does not count. A kernel may run for hours
  * with every right: the work of one request grows with the product of its lengths, and a bound

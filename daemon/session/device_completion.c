@@ -17,8 +17,8 @@ void fa_device_completion_stream(struct fa_session *session, uint32_t id)
 	                  offsetof(struct fa_completion_slot, early);
 
 	if (session->early_page && id != FA_SESSION_STREAM_OWN && session->streams[id].stream)
-		fa_engine_stream_early(session->streams[id].stream,
-		                       (uint32_t *)((char *)session->early_page + at));
+		fa_engine_stream_set_device_words(session->streams[id].stream,
+		                                  (uint32_t *)((char *)session->early_page + at));
 }
 
 static void use(struct fa_session *session, void *page)
@@ -71,10 +71,10 @@ bool fa_device_completion_submit(struct fa_session *session, uint32_t stream, ui
 
 static void take(struct fa_server *server)
 {
-	(void)fa_engine_attend(server->engine);
+	(void)fa_engine_poll(server->engine);
 	/* Nobody else would take this back before a ring is busy. */
 	if (!fa_rings_are_polled(&server->rings))
-		fa_engine_unattend(server->engine);
+		fa_engine_poll_end(server->engine);
 	fa_server_take_finished(server);
 }
 

@@ -292,11 +292,11 @@ int fa_request_submit(struct fa_session *session, const struct fa_wire_message *
 		release(work);
 	}
 
-	request->early = fa_device_completion_submit(session, place.stream, place.value,
-	                                             r == 0 && request->work.op != FA_DEVICE_NONE &&
-	                                                     request->deadline_ns == FA_NS_NEVER &&
-	                                                     !request->gates && !request->chained &&
-	                                                     !request->confirms && !work->after);
+	request->device_completes = fa_device_completion_submit(
+		session, place.stream, place.value,
+		r == 0 && request->work.op != FA_DEVICE_NONE &&
+			request->deadline_ns == FA_NS_NEVER && !request->gates &&
+			!request->chained && !request->confirms && !work->after);
 	++session->n_requests;
 	submit(work);
 	if (session->n_refused >= FA_SESSION_REFUSED_MAX)
@@ -352,7 +352,7 @@ int fa_request_mark(struct fa_session *session, const struct fa_wire_message *me
 	slot->finished = place.value;
 	++session->usage.finished;
 	++session->tenant->usage.finished;
-	fa_engine_pass(session->server->engine, slot->stream, place.value, received_ns);
+	fa_engine_complete_empty(session->server->engine, slot->stream, place.value, received_ns);
 	if (place.by_ring) {
 		fa_ring_note_passed(session);
 	} else {
@@ -438,7 +438,7 @@ void fa_request_finish(struct fa_job *request)
 	if (slot->last == work)
 		slot->last = NULL;
 	slot->finished = request->value;
-	if (request->early)
+	if (request->device_completes)
 		fa_device_completion_finished(session, work->stream);
 	--session->server->n_requests;
 	count(&session->usage, request, work->stream == FA_SESSION_STREAM_OWN);

@@ -153,7 +153,7 @@ int fa_session_stream_new(struct fa_session *session, uint32_t id, int priority)
 	if (r < 0)
 		return r;
 	if (session->ring && id != FA_SESSION_STREAM_OWN)
-		fa_engine_stream_record(slot->stream, fa_ring_results(session), id);
+		fa_engine_stream_set_records(slot->stream, fa_ring_results(session), id);
 	fa_device_completion_stream(session, id);
 	/* Given back when the engine returns the stream as closed. */
 	fa_session_ref(session);

@@ -88,7 +88,7 @@ static bool serve(struct fa_session_ring *ring, unsigned int max, const uint64_t
 		++n;
 		++session->n_messages;
 		/* What the client has seen in its records counts no more, nor what its page says. */
-		if (fa_engine_has_news(server->engine))
+		if (fa_engine_has_events(server->engine))
 			fa_server_take_finished(server);
 		if (!fa_list_empty(&server->early)) {
 			fa_device_completion_settle(server);
@@ -151,7 +151,7 @@ static bool turn(struct fa_rings *rings, uint64_t now_ns)
 		else
 			ring->warm = true;
 	}
-	return fa_engine_attend(rings->server->engine) || any;
+	return fa_engine_poll(rings->server->engine) || any;
 }
 
 static void relax(const struct fa_rings *rings)
@@ -170,7 +170,7 @@ static void relax(const struct fa_rings *rings)
 static void rest(struct fa_rings *rings)
 {
 	(void)uv_idle_stop(&rings->idle);
-	fa_engine_unattend(rings->server->engine);
+	fa_engine_poll_end(rings->server->engine);
 	fa_server_rest(rings->server);
 }
 
@@ -228,7 +228,7 @@ static void on_bells(uv_poll_t *poll, int status, int events)
 	n = epoll_wait(rings->bells, bells, BELLS_MAX, 0);
 	/* While requests are read and checked it wakes up. */
 	if (n > 0)
-		fa_engine_prepare(rings->server->engine);
+		fa_engine_prewake(rings->server->engine);
 	for (int i = 0; i < n; ++i) {
 		struct fa_session_ring *ring = bells[i].data.ptr;
 
@@ -241,7 +241,7 @@ static void on_bells(uv_poll_t *poll, int status, int events)
 	}
 	(void)turn(rings, fa_now_ns());
 	if (!rings->n_busy)
-		fa_engine_unattend(rings->server->engine);
+		fa_engine_poll_end(rings->server->engine);
 }
 
 int fa_rings_init(struct fa_rings *rings, struct fa_server *server)
@@ -371,7 +371,7 @@ int fa_ring_setup(struct fa_session *session, const struct fa_wire_message *mess
 	++server->rings.n_rings;
 	for (uint32_t i = 0; i < FA_COMPLETION_SLOTS; ++i)
 		if (session->streams[i].stream)
-			fa_engine_stream_record(session->streams[i].stream, ring->results, i);
+			fa_engine_stream_set_records(session->streams[i].stream, ring->results, i);
 	reply = (struct fa_wire_message){
 		.id = message->id,
 		.fds = FA_SESSION_SEND_FDS,
@@ -420,7 +420,7 @@ void fa_ring_close(struct fa_session *session)
 	/* It is not the client that leaves: what has ended it may not have seen so far. Nothing is
 	 * charged for what a process leaves behind. */
 	if (session->server->state != FA_SERVER_RUNNING || fa_kv_device_lost(session->server))
-		ring->results->stays = true;
+		ring->results->keep_memory = true;
 	/* By name: the client holds the doorbell, too, and keeps it alive. */
 	(void)epoll_ctl(session->server->rings.bells, EPOLL_CTL_DEL, ring->doorbell, NULL);
 }

@@ -150,8 +150,8 @@ static void order_child(void)
 	begin(&scene);
 	/* As decode leaves them whose parts were told: the next work need not have any. */
 	for (unsigned int i = 0; i < scene.cuda.device->n_streams; ++i)
-		fa_cuda_told(&scene.cuda.device->streams[i], FA_CUDA_DONE_PARTS,
-		             FA_CUDA_DONE_PARTS);
+		fa_cuda_self_signal_launched(&scene.cuda.device->streams[i], FA_CUDA_DONE_PARTS,
+		                             FA_CUDA_DONE_PARTS);
 	run_long(&scene);
 	start(&scene, BEHIND);
 	fa_check_eq(n_launches(&scene), 1);

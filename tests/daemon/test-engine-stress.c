@@ -64,8 +64,8 @@ static void stress_take(struct stress *s)
 	struct fa_stream *closed;
 	size_t i;
 
-	while (s->attends && !fa_engine_has_news(s->f.engine) && dice(s, 200))
-		fa_engine_attend(s->f.engine);
+	while (s->attends && !fa_engine_has_events(s->f.engine) && dice(s, 200))
+		fa_engine_poll(s->f.engine);
 	take(&s->f, &request, &closed);
 	do {
 		owner = fa_stream_owner(request ? request->stream : closed);
@@ -136,11 +136,11 @@ static void stress(bool polled, bool attends, unsigned int one_late_in)
 		if (attends && dice(&s, 16) == 0)
 			fa_engine_cancel(s.f.engine, s.f.streams[i], s.f.last[i], 0);
 		for (unsigned int n = attends + dice(&s, 3) * attends; n > 0; n--)
-			fa_engine_attend(s.f.engine);
+			fa_engine_poll(s.f.engine);
 		for (unsigned int n = dice(&s, 4); n > 0; n--)
 			fa_engine_cancel(s.f.engine, s.f.streams[i], s.f.last[i] - dice(&s, 30), 0);
 		if (attends && dice(&s, 64) == 0)
-			fa_engine_unattend(s.f.engine);
+			fa_engine_poll_end(s.f.engine);
 		if (dice(&s, 32) == 0) {
 			fa_engine_stream_close(s.f.engine, s.f.streams[i], -ECONNRESET);
 			s.closing[i] = true;

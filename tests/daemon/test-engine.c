@@ -482,7 +482,7 @@ static void test_urgent_is_looked_for(void **state)
 	struct fixture f;
 
 	fixture_init_polled(&f, 1);
-	waiter = &f.engine->waiter;
+	waiter = &f.engine->parker;
 	stream_open(&f, 0, 0);
 	stream_open(&f, 1, 1);
 	for (uint64_t i = 1; i <= 8; i++) {
@@ -492,13 +492,14 @@ static void test_urgent_is_looked_for(void **state)
 		complete(&f, request, 0);
 		expect(&f, request, 0);
 	}
-	assert_int_not_equal(fa_parker_pause_ns(waiter, waiter->since_ns + 25 * FA_NS_PER_US), 0);
+	assert_int_not_equal(
+		fa_parker_poll_pause_ns(waiter, waiter->poll_since_ns + 25 * FA_NS_PER_US), 0);
 	request = submit(&f, 1);
 	wait_launched(&f, 9);
 	/* It is said behind the launch, in the same round. */
-	pthread_mutex_lock(&f.engine->round);
-	pause_ns = fa_parker_pause_ns(waiter, waiter->since_ns + 150 * FA_NS_PER_US);
-	pthread_mutex_unlock(&f.engine->round);
+	pthread_mutex_lock(&f.engine->state_mutex);
+	pause_ns = fa_parker_poll_pause_ns(waiter, waiter->poll_since_ns + 150 * FA_NS_PER_US);
+	pthread_mutex_unlock(&f.engine->state_mutex);
 	assert_int_equal(pause_ns, 0);
 	complete(&f, request, 0);
 	expect(&f, request, 0);
@@ -713,7 +714,7 @@ static bool has_pulse(struct fixture *f, uint64_t patience_ns)
 {
 	const uint64_t until_ns = fa_deadline_ns(patience_ns);
 
-	while (!fa_engine_pulse(f->engine)) {
+	while (!fa_engine_heartbeat(f->engine)) {
 		if (fa_now_ns() > until_ns)
 			return false;
 		usleep(1000);
@@ -744,7 +745,7 @@ static void test_pulse(void **state)
 	a = submit(&f, 0);
 	wait_launched(&f, 2);
 	/* It may have answered before it launched. */
-	(void)fa_engine_pulse(f.engine);
+	(void)fa_engine_heartbeat(f.engine);
 	assert_false(has_pulse(&f, 200 * FA_NS_PER_MS));
 	block(&f, false);
 	assert_true(has_pulse(&f, 20 * FA_NS_PER_SEC));

@@ -530,12 +530,13 @@ void fa_cuda_streams_close(struct fa_device *device);
 
 /*
  * Asks the launch that is the last of the stream's newest work to tell its end; @done is its
- * argument, @parts as in fa_cuda_done. Whoever launched says so with fa_cuda_told(), else the
+ * argument, @parts as in fa_cuda_done. Whoever launched says so with fa_cuda_self_signal_launched(), else the
  * driver is asked for a word. On the engine thread.
  */
-void fa_cuda_tell(const struct fa_cuda_stream *stream, const struct fa_device_work *work,
-                  uint64_t blocks, uint32_t parts, struct fa_cuda_done *done);
-void fa_cuda_told(struct fa_cuda_stream *stream, uint64_t blocks, uint32_t parts);
+void fa_cuda_self_signal_args(const struct fa_cuda_stream *stream,
+                              const struct fa_device_work *work, uint64_t blocks, uint32_t parts,
+                              struct fa_cuda_done *done);
+void fa_cuda_self_signal_launched(struct fa_cuda_stream *stream, uint64_t blocks, uint32_t parts);
 
 /* ---- launches (backend/cuda/graph_cache.c); on the engine thread */
 

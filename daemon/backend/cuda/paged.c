@@ -666,8 +666,8 @@ static CUresult launch_part(struct fa_device *device, struct fa_cuda_stream *str
 			                                          launch->kernel->shared_bytes },
 				&launch->args.attention, sizeof(launch->args.attention), &maps);
 		if (tells)
-			fa_cuda_tell(stream, work, blocks, launch->parts,
-			             fa_cuda_paged_done(launch));
+			fa_cuda_self_signal_args(stream, work, blocks, launch->parts,
+			                         fa_cuda_paged_done(launch));
 		if (work->gate.word)
 			gate = fa_cuda_gate_of(stream, work, fa_cuda_paged_done(launch));
 		result = fa_cuda_launch_kernel(
@@ -679,7 +679,7 @@ static CUresult launch_part(struct fa_device *device, struct fa_cuda_stream *str
 		                                                 (stream->n_works > 0 || i > 0) },
 			params, work->gate.word ? &gate : NULL);
 		if (tells && result == CUDA_SUCCESS)
-			fa_cuda_told(stream, blocks, launch->parts);
+			fa_cuda_self_signal_launched(stream, blocks, launch->parts);
 	}
 	return result;
 }

@@ -206,7 +206,7 @@ static CUresult launch_kernel(struct fa_device *device, struct fa_cuda_stream *s
 			&(struct fa_cuda_preempt_kernel){ function, launch->grid, kernel->threads,
 		                                          kernel->shared_bytes },
 			&launch->args, sizeof(launch->args), &maps);
-	fa_cuda_tell(stream, work, launch->grid, 0, &launch->args.done);
+	fa_cuda_self_signal_args(stream, work, launch->grid, 0, &launch->args.done);
 	result = fa_cuda_launch_kernel(
 		device, stream,
 		&(struct fa_cuda_kernel_launch){ function, launch->grid, 1,
@@ -214,7 +214,7 @@ static CUresult launch_kernel(struct fa_device *device, struct fa_cuda_stream *s
 	                                         (unsigned int)kernel->shared_bytes },
 		params, NULL);
 	if (result == CUDA_SUCCESS)
-		fa_cuda_told(stream, launch->grid, 0);
+		fa_cuda_self_signal_launched(stream, launch->grid, 0);
 	return result;
 }
 

@@ -143,8 +143,9 @@ static int try_streams(struct fa_device *device, struct fa_error *error)
 
 _Static_assert(FA_CUDA_DONE_PARTS * sizeof(uint64_t) <= WORD_BYTES, "parts have words");
 
-void fa_cuda_tell(const struct fa_cuda_stream *stream, const struct fa_device_work *work,
-                  uint64_t blocks, uint32_t parts, struct fa_cuda_done *done)
+void fa_cuda_self_signal_args(const struct fa_cuda_stream *stream,
+                              const struct fa_device_work *work, uint64_t blocks, uint32_t parts,
+                              struct fa_cuda_done *done)
 {
 	if (blocks > FA_CUDA_TELL_BLOCKS)
 		return;
@@ -159,7 +160,7 @@ void fa_cuda_tell(const struct fa_cuda_stream *stream, const struct fa_device_wo
 	};
 }
 
-void fa_cuda_told(struct fa_cuda_stream *stream, uint64_t blocks, uint32_t parts)
+void fa_cuda_self_signal_launched(struct fa_cuda_stream *stream, uint64_t blocks, uint32_t parts)
 {
 	if (blocks > FA_CUDA_TELL_BLOCKS)
 		return;

@@ -20,16 +20,16 @@ static void test_look(void **state)
 
 	fa_parker_wake(&waiter);
 	fa_parker_init(&waiter);
-	assert_true(fa_parker_look(&waiter)); /* it was woken before there was anybody */
-	assert_false(fa_parker_look(&waiter));
+	assert_true(fa_parker_consume(&waiter)); /* it was woken before there was anybody */
+	assert_false(fa_parker_consume(&waiter));
 	fa_parker_wake(&waiter);
 	fa_parker_wake(&waiter);
 	/* Who was woken since the last look does not wait. */
-	fa_parker_wait(&waiter, FA_NS_NEVER);
-	waiter.since_ns = 0;
-	fa_parker_poll(&waiter, fa_parker_pause_ns(&waiter, fa_now_ns()), FA_NS_NEVER);
-	assert_true(fa_parker_look(&waiter));
-	assert_false(fa_parker_look(&waiter));
+	fa_parker_park(&waiter, FA_NS_NEVER);
+	waiter.poll_since_ns = 0;
+	fa_parker_poll(&waiter, fa_parker_poll_pause_ns(&waiter, fa_now_ns()), FA_NS_NEVER);
+	assert_true(fa_parker_consume(&waiter));
+	assert_false(fa_parker_consume(&waiter));
 }
 
 struct pair {
@@ -44,19 +44,19 @@ static void play(struct pair *pair, unsigned int me)
 	struct fa_parker *mine = &pair->waiters[me];
 
 	for (unsigned int i = me; i < pair->rounds; i += 2) {
-		fa_parker_expect(mine);
+		fa_parker_poll_begin(mine);
 		for (;;) {
-			(void)fa_parker_look(mine);
+			(void)fa_parker_consume(mine);
 			if (pair->turn == i)
 				break;
 			if (pair->polled)
-				fa_parker_poll(mine, fa_parker_pause_ns(mine, fa_now_ns()),
+				fa_parker_poll(mine, fa_parker_poll_pause_ns(mine, fa_now_ns()),
 				               FA_NS_NEVER);
 			else
-				fa_parker_wait(mine, FA_NS_NEVER);
+				fa_parker_park(mine, FA_NS_NEVER);
 		}
 		if (pair->prepared)
-			fa_parker_prepare(&pair->waiters[!me]);
+			fa_parker_prewake(&pair->waiters[!me]);
 		pair->turn = i + 1;
 		fa_parker_wake(&pair->waiters[!me]);
 	}
@@ -117,15 +117,15 @@ static void play_bells(struct bells *bells, unsigned int me)
 
 	for (unsigned int i = me; i < ROUNDS / 10; i += 2) {
 		for (;;) {
-			(void)fa_parker_look(mine);
+			(void)fa_parker_consume(mine);
 			if (bells->turn == i)
 				break;
-			fa_parker_wait(mine, FA_NS_NEVER);
+			fa_parker_park(mine, FA_NS_NEVER);
 		}
 		if (i % 3)
 			assert_int_equal(eventfd_write(bells->bells[!me], 1), 0);
 		if (i % 5 == 0)
-			fa_parker_prepare(&bells->waiters[!me]);
+			fa_parker_prewake(&bells->waiters[!me]);
 		if (i % 3)
 			assert_int_equal(eventfd_read(bells->bells[!me], &count), 0);
 		bells->turn = i + 1;
@@ -145,7 +145,7 @@ static void open_bell(struct fa_parker *waiter, int *ret_bell)
 	waiter->may_spin = true;
 	*ret_bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	assert_true(*ret_bell >= 0);
-	assert_int_equal(fa_parker_listen(waiter, *ret_bell), 0);
+	assert_int_equal(fa_parker_watch_fd(waiter, *ret_bell), 0);
 }
 
 static void test_ping_pong_bells(void **state)
@@ -176,9 +176,9 @@ static void *sleep_until_over(void *userdata)
 	struct sleeper *sleeper = userdata;
 
 	while (!sleeper->over) {
-		fa_parker_wait(&sleeper->waiter, FA_NS_NEVER);
+		fa_parker_park(&sleeper->waiter, FA_NS_NEVER);
 		sleeper->n_waits++;
-		sleeper->n_looks += fa_parker_look(&sleeper->waiter);
+		sleeper->n_looks += fa_parker_consume(&sleeper->waiter);
 	}
 	return NULL;
 }
@@ -194,7 +194,7 @@ static void test_prepare(void **state)
 	assert_int_equal(pthread_create(&thread, NULL, sleep_until_over, &sleeper), 0);
 	/* It comes to sleep sooner or later. */
 	while (!sleeper.n_waits) {
-		fa_parker_prepare(&sleeper.waiter);
+		fa_parker_prewake(&sleeper.waiter);
 		usleep(1000);
 	}
 	assert_int_equal(sleeper.n_looks, 0);
@@ -205,8 +205,8 @@ static void test_prepare(void **state)
 
 	/* Where nobody may spin nobody wakes up for nothing. */
 	sleeper.waiter.may_spin = false;
-	fa_parker_prepare(&sleeper.waiter);
-	assert_false(fa_parker_look(&sleeper.waiter));
+	fa_parker_prewake(&sleeper.waiter);
+	assert_false(fa_parker_consume(&sleeper.waiter));
 }
 
 /* A bell wakes it, but not again and again while nobody has read it. */
@@ -243,7 +243,7 @@ static void test_bell(void **state)
 	usleep(20000);
 	/* It comes to sleep sooner or later. */
 	while (sleeper.n_waits < 4) {
-		fa_parker_prepare(&sleeper.waiter);
+		fa_parker_prewake(&sleeper.waiter);
 		usleep(1000);
 	}
 	usleep(20000);
@@ -272,12 +272,12 @@ static void test_bell_in_vain(void **state)
 	for (int i = 0; i < 200; i++) {
 		uint64_t begin_ns = fa_now_ns();
 
-		(void)fa_parker_look(&waiter);
+		(void)fa_parker_consume(&waiter);
 		waiter.spin_ns = 0;
-		fa_parker_wait(&waiter, begin_ns + FA_NS_PER_MS);
-		n_heard += waiter.heard;
+		fa_parker_park(&waiter, begin_ns + FA_NS_PER_MS);
+		n_heard += waiter.watch_fired;
 		/* As one does that was prepared. */
-		waiter.heard = false;
+		waiter.watch_fired = false;
 	}
 	/* Four, and 64 without; so twice, and the beginning of the third. */
 	assert_int_equal(n_heard, 12);
@@ -291,11 +291,12 @@ static void test_pause(void **state)
 	uint64_t waited_ns, pause_ns;
 
 	fa_parker_init(&waiter);
-	waiter.since_ns = 7 * FA_NS_PER_SEC;
-	assert_int_equal(fa_parker_pause_ns(&waiter, waiter.since_ns), 0);
-	assert_int_equal(fa_parker_pause_ns(&waiter, waiter.since_ns + 150 * FA_NS_PER_US), 0);
+	waiter.poll_since_ns = 7 * FA_NS_PER_SEC;
+	assert_int_equal(fa_parker_poll_pause_ns(&waiter, waiter.poll_since_ns), 0);
+	assert_int_equal(
+		fa_parker_poll_pause_ns(&waiter, waiter.poll_since_ns + 150 * FA_NS_PER_US), 0);
 	for (waited_ns = 250 * FA_NS_PER_US; waited_ns < 100 * FA_NS_PER_SEC; waited_ns *= 2) {
-		pause_ns = fa_parker_pause_ns(&waiter, waiter.since_ns + waited_ns);
+		pause_ns = fa_parker_poll_pause_ns(&waiter, waiter.poll_since_ns + waited_ns);
 		assert_in_range(pause_ns, 1, FA_NS_PER_MS);
 		assert_in_range(pause_ns, 1, waited_ns / 16);
 		if (waited_ns / 16 > FA_NS_PER_MS)
@@ -311,20 +312,23 @@ static void test_slow_ones(void **state)
 
 	fa_parker_init(&waiter);
 	for (int i = 0; i < 10; i++) {
-		waiter.since_ns = fa_now_ns() - FA_NS_PER_SEC;
-		fa_parker_came(&waiter);
+		waiter.poll_since_ns = fa_now_ns() - FA_NS_PER_SEC;
+		fa_parker_poll_hit(&waiter);
 	}
-	assert_int_not_equal(fa_parker_pause_ns(&waiter, waiter.since_ns + 25 * FA_NS_PER_US), 0);
+	assert_int_not_equal(
+		fa_parker_poll_pause_ns(&waiter, waiter.poll_since_ns + 25 * FA_NS_PER_US), 0);
 	/* What is urgent is looked for all the same. */
-	fa_parker_expect_soon(&waiter);
-	assert_int_equal(fa_parker_pause_ns(&waiter, waiter.since_ns + 150 * FA_NS_PER_US), 0);
-	waiter.look_ns = 0;
+	fa_parker_poll_urgent(&waiter);
+	assert_int_equal(
+		fa_parker_poll_pause_ns(&waiter, waiter.poll_since_ns + 150 * FA_NS_PER_US), 0);
+	waiter.poll_spin_ns = 0;
 	for (int i = 0; i < 1000; i++) {
 		/* The machine may be slow; one of them is not. */
-		fa_parker_expect(&waiter);
-		fa_parker_came(&waiter);
+		fa_parker_poll_begin(&waiter);
+		fa_parker_poll_hit(&waiter);
 	}
-	assert_int_equal(fa_parker_pause_ns(&waiter, waiter.since_ns + 25 * FA_NS_PER_US), 0);
+	assert_int_equal(fa_parker_poll_pause_ns(&waiter, waiter.poll_since_ns + 25 * FA_NS_PER_US),
+	                 0);
 }
 
 /* A deadline ends a sleep between two looks, too. */
@@ -334,19 +338,19 @@ static void test_until(void **state)
 	uint64_t begin_ns, until_ns;
 
 	fa_parker_init(&waiter);
-	(void)fa_parker_look(&waiter);
+	(void)fa_parker_consume(&waiter);
 	begin_ns = fa_now_ns();
 	until_ns = begin_ns + 20 * FA_NS_PER_MS;
 	while (fa_now_ns() < until_ns) {
-		fa_parker_wait(&waiter, until_ns);
-		(void)fa_parker_look(&waiter);
+		fa_parker_park(&waiter, until_ns);
+		(void)fa_parker_consume(&waiter);
 	}
 
-	(void)fa_parker_look(&waiter);
-	waiter.since_ns = 0;
+	(void)fa_parker_consume(&waiter);
+	waiter.poll_since_ns = 0;
 	begin_ns = fa_now_ns();
-	fa_parker_poll(&waiter, fa_parker_pause_ns(&waiter, begin_ns), begin_ns);
-	fa_parker_poll(&waiter, fa_parker_pause_ns(&waiter, fa_now_ns()), FA_NS_NEVER);
+	fa_parker_poll(&waiter, fa_parker_poll_pause_ns(&waiter, begin_ns), begin_ns);
+	fa_parker_poll(&waiter, fa_parker_poll_pause_ns(&waiter, fa_now_ns()), FA_NS_NEVER);
 	assert_true(fa_now_ns() < begin_ns + 30 * FA_NS_PER_SEC);
 }
 

@@ -11,7 +11,7 @@ static struct fa_job *submit_attending(struct fixture *f, unsigned int i)
 
 	fa_engine_batch_begin(f->engine);
 	request = submit(f, i);
-	fa_engine_attend(f->engine);
+	fa_engine_poll(f->engine);
 	return request;
 }
 
@@ -40,13 +40,13 @@ static void test_here(void **state)
 		wait_launched(&f, i);
 		launched += was_launched_here(&f);
 		complete(&f, request, 0);
-		fa_engine_attend(f.engine);
-		finished += fa_engine_has_news(f.engine);
+		fa_engine_poll(f.engine);
+		finished += fa_engine_has_events(f.engine);
 		expect(&f, request, 0);
 	}
 	assert_true(launched > 0);
 	assert_true(finished > 0);
-	fa_engine_unattend(f.engine);
+	fa_engine_poll_end(f.engine);
 	fixture_deinit(&f);
 }
 
@@ -61,7 +61,7 @@ static void test_busy(void **state)
 	hold_at_reap(&f);
 	request = submit_attending(&f, 0);
 	for (int i = 0; i < 1000; i++)
-		fa_engine_attend(f.engine);
+		fa_engine_poll(f.engine);
 	pthread_mutex_lock(&f.device.mutex);
 	assert_int_equal(f.device.n_launched, 0);
 	pthread_mutex_unlock(&f.device.mutex);
@@ -84,7 +84,7 @@ static void test_many(void **state)
 	fa_engine_batch_begin(f.engine);
 	for (int i = 0; i < 3; i++)
 		requests[i] = submit(&f, 0);
-	fa_engine_attend(f.engine);
+	fa_engine_poll(f.engine);
 	wait_launched(&f, 3);
 	assert_false(was_launched_here(&f));
 	for (int i = 0; i < 3; i++)
@@ -106,7 +106,7 @@ static void test_left(void **state)
 		request = submit_attending(&f, 0);
 		wait_launched(&f, i);
 		if (i % 2)
-			fa_engine_unattend(f.engine);
+			fa_engine_poll_end(f.engine);
 		if (i % 3 == 0)
 			usleep(3000);
 		complete(&f, request, 0);
@@ -144,7 +144,7 @@ static void test_stalled(void **state)
 
 		/* With different times for it to fall asleep. */
 		while (fa_now_ns() < begin_ns + i * 10 * FA_NS_PER_US)
-			fa_engine_attend(f.engine);
+			fa_engine_poll(f.engine);
 		fa_engine_wake(f.engine);
 		usleep(i % 3 * 100);
 		request = submit_attending(&f, 0);
@@ -172,10 +172,10 @@ static void test_ends(void **state)
 	fa_engine_batch_begin(f.engine);
 	fa_engine_submit(f.engine, waiting);
 	while (fa_now_ns() < waiting->deadline_ns)
-		fa_engine_attend(f.engine);
+		fa_engine_poll(f.engine);
 	fa_engine_cancel(f.engine, f.streams[0], running->value, 0);
-	while (!fa_engine_has_news(f.engine))
-		fa_engine_attend(f.engine);
+	while (!fa_engine_has_events(f.engine))
+		fa_engine_poll(f.engine);
 	expect(&f, running, -ECANCELED);
 	expect(&f, waiting, -ETIMEDOUT);
 
@@ -183,7 +183,7 @@ static void test_ends(void **state)
 	wait_launched(&f, 2);
 	lose(&f);
 	while (!fa_engine_lost(f.engine, &reason))
-		fa_engine_attend(f.engine);
+		fa_engine_poll(f.engine);
 	complete(&f, running, -ENODEV);
 	expect(&f, running, -ENODEV);
 	waiting = submit_attending(&f, 0);
