@@ -3,7 +3,7 @@
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "daemon/kv/store.h"
-#include "daemon/service/server.h"
+#include "daemon/session/context.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -45,7 +45,7 @@ bool fa_kv_is_stale(const struct fa_kv *kv, uint32_t what)
 
 static int tell(struct fa_kv *kv, uint32_t what)
 {
-	const struct fa_fd_store_ops *fd_store = &kv->fd_store;
+	const struct fa_fd_store_ops *fd_store = &kv->context->fd_store;
 	struct fa_kv_kept *kept = &kv->kept[what];
 	char name[NAME_BYTES];
 	int r;
@@ -89,7 +89,7 @@ static int attempt(struct fa_kv *kv, uint32_t what)
 /* Descriptors that wait are there for nobody else; all that there are could be chunks'. */
 static bool may_wait(const struct fa_kv *kv, uint32_t what)
 {
-	const uint64_t all_fds = kv->server->config.limits.all_fds;
+	const uint64_t all_fds = kv->context->config.limits.all_fds;
 	uint64_t n = 0;
 
 	if (what >= FA_KV_CHUNKS_MAX || !all_fds)
@@ -157,7 +157,7 @@ uint32_t fa_kv_unkept_chunks(const struct fa_kv *kv, uint32_t chunks)
 {
 	uint32_t n = 0;
 
-	if (!kv->fd_store.add)
+	if (!kv->context->fd_store.add)
 		return 0;
 	if (kv->kept[FA_KV_KEEP_STATE].fd >= 0 || kv->kept[FA_KV_KEEP_SESSIONS].fd >= 0)
 		return chunks;
@@ -184,7 +184,7 @@ struct taken {
 /* Each name is taken, whatever is there. */
 static void take_all(struct fa_kv *kv, struct taken *taken)
 {
-	const struct fa_fd_store_ops *fd_store = &kv->fd_store;
+	const struct fa_fd_store_ops *fd_store = &kv->context->fd_store;
 	char name[NAME_BYTES];
 	int fd;
 
@@ -236,19 +236,20 @@ static bool has_chunk(void *userdata, uint32_t chunk)
 
 static int adopt_memory(struct fa_kv *kv, const struct taken *taken, struct fa_error *error)
 {
-	const struct fa_server *server = kv->server;
+	const struct fa_context *context = kv->context;
 	int r;
 
-	r = server->ops->pool_open(server->device, fa_pool_chunk_bytes(kv->pool),
-	                           fa_pool_max_chunks(kv->pool), error, &kv->base);
+	r = context->ops->pool_open(context->device, fa_pool_chunk_bytes(kv->pool),
+	                            fa_pool_max_chunks(kv->pool), error, &kv->base);
 	/* It has not seen anything of what is kept. */
 	if (r < 0)
 		return r == -ENOTSUP ? r : -EAGAIN;
 	for (uint32_t i = 0; i < fa_pool_max_chunks(kv->pool) && r == 0; ++i)
 		if (fa_pool_chunk_state(kv->pool, i) != FA_CHUNK_ABSENT)
-			r = server->ops->pool_chunk_adopt(server->device, i, taken->fds[i], error);
+			r = context->ops->pool_chunk_adopt(context->device, i, taken->fds[i],
+			                                   error);
 	if (r < 0) {
-		server->ops->pool_close(server->device);
+		context->ops->pool_close(context->device);
 		return r;
 	}
 	/* Those that the state does not know were on their way in, or out, when the daemon died. */
@@ -263,9 +264,9 @@ static int take_state(struct fa_kv *kv, struct taken *taken, struct fa_error *er
 	struct fa_pool_report found = {};
 	int r;
 
-	if (!kv->server->ops->pool_open)
+	if (!kv->context->ops->pool_open)
 		return fa_fail(error, -ENOTSUP, "the backend %s has no pool",
-		               kv->server->info.backend);
+		               kv->context->info.backend);
 	r = fa_pool_open_partial(taken->fds[FA_KV_KEEP_STATE], has_chunk, taken, &found, error,
 	                         &kv->pool);
 	report(&found);
@@ -278,7 +279,7 @@ static int take_state(struct fa_kv *kv, struct taken *taken, struct fa_error *er
 	}
 	/* The process that wrote to it was dead before this one was started; what computed for
 	 * it may not be. */
-	kv->quarantine_ns = kv->server->started_ns + kv->server->info.linger_ns;
+	kv->quarantine_ns = kv->context->started_ns + kv->context->info.linger_ns;
 	fa_kv_quarantine_end(kv);
 	return 0;
 }
@@ -288,7 +289,7 @@ static int take_back(struct fa_kv *kv, struct taken *taken, struct fa_error *err
 	struct fa_session_store_device device;
 	int r;
 
-	fa_kv_device(kv->server, &device);
+	fa_kv_device(kv->context, &device);
 	if (taken->fds[FA_KV_KEEP_SESSIONS] < 0)
 		return fa_fail(error, -ENOENT, "the sessions were not kept");
 	r = fa_session_store_open(taken->fds[FA_KV_KEEP_SESSIONS], &device, error,
@@ -301,11 +302,11 @@ static int take_back(struct fa_kv *kv, struct taken *taken, struct fa_error *err
 }
 
 /* What was kept is a GPU's, and the daemon would take any: it was there, and may be again. */
-static bool may_be_back(const struct fa_server *server)
+static bool may_be_back(const struct fa_context *context)
 {
-	const char *backend = server->config.backend;
+	const char *backend = context->config.backend;
 
-	return (!backend || !strcmp(backend, "auto")) && !strcmp(server->info.backend, "cpu");
+	return (!backend || !strcmp(backend, "auto")) && !strcmp(context->info.backend, "cpu");
 }
 
 /* Whether @r says of what was kept that nobody can use it: damaged, another version or device,
@@ -332,7 +333,7 @@ int fa_kv_recover(struct fa_kv *kv, struct fa_error *error)
 	if (r == 0)
 		return 0;
 	fa_session_store_close(&kv->session_store);
-	waits = fa_kv_device_lost(kv->server) || (r == -ESTALE && may_be_back(kv->server));
+	waits = fa_context_device_lost(kv->context) || (r == -ESTALE && may_be_back(kv->context));
 	if (waits)
 		return fa_fail(error, -EAGAIN,
 		               "the pool that was kept waits for its device: %.200s", why.text);

@@ -1,7 +1,8 @@
 #include "daemon/kv/step.h"
 
 #include "common/cleanup.h"
-#include "daemon/service/server.h"
+#include "daemon/kv/store.h"
+#include "daemon/session/context.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -26,7 +27,7 @@ static void forget(struct fa_kv_step *step)
 
 static void step_free(struct fa_kv_step *step)
 {
-	const struct fa_device_ops *ops = step->session->server->ops;
+	const struct fa_device_ops *ops = step->session->context->ops;
 
 	if (step->id && !fa_list_empty(&step->link))
 		--step->session->kv.n_steps;
@@ -38,7 +39,7 @@ static void step_free(struct fa_kv_step *step)
 	free(step->tree_start);
 	free(step->host_tables);
 	if (step->tables)
-		ops->tables_free(step->session->server->device, step->tables);
+		ops->tables_free(step->session->context->device, step->tables);
 	free(step->ordered);
 	free(step->before);
 	fa_charge_release(&step->charge);
@@ -47,7 +48,7 @@ static void step_free(struct fa_kv_step *step)
 
 static void end_badly(struct fa_kv_step *step)
 {
-	struct fa_pool *pool = step->session->server->kv.pool;
+	struct fa_pool *pool = step->session->context->kv->pool;
 	uint32_t n;
 
 	if (step->over)
@@ -190,9 +191,9 @@ struct prepare {
 static void prepare_release(struct fa_request *work)
 {
 	struct prepare *prepare = fa_container_of(work, struct prepare, work);
-	struct fa_server *server = work->session->server;
+	struct fa_context *context = work->session->context;
 
-	server->ops->paged_release(server->device, &work->job.work);
+	context->ops->paged_release(context->device, &work->job.work);
 	free(fa_steal_ptr(prepare->requests));
 	free(fa_steal_ptr(prepare->vectors));
 }
@@ -398,7 +399,7 @@ static int fill_group(struct fa_kv_step *step, uint32_t i, struct fa_error *erro
 	const struct fa_actor admin = { .admin = true };
 	const struct fa_pool_step_group *from = &step->plan->groups[i];
 	struct fa_kv_group *group = &step->groups[i];
-	struct fa_kv *kv = &step->session->server->kv;
+	struct fa_kv *kv = step->session->context->kv;
 	struct fa_pool_cache_info info;
 	int r;
 
@@ -446,12 +447,12 @@ static size_t new_tokens(const struct fa_kv_group *group)
 static int tables_new(struct fa_kv_step *step, size_t n, struct fa_error *error,
                       uint32_t **ret_words)
 {
-	const struct fa_server *server = step->session->server;
+	const struct fa_context *context = step->session->context;
 	int r;
 
-	if (server->ops->tables_new) {
-		r = server->ops->tables_new(server->device, n * sizeof(uint32_t), error,
-		                            &step->tables);
+	if (context->ops->tables_new) {
+		r = context->ops->tables_new(context->device, n * sizeof(uint32_t), error,
+		                             &step->tables);
 		if (r == 0)
 			*ret_words = step->tables->data;
 		return r;
@@ -465,7 +466,7 @@ static int tables_new(struct fa_kv_step *step, size_t n, struct fa_error *error,
 static int fill_tables(struct fa_kv_step *step, const uint32_t *tree, size_t n_tree,
                        const uint32_t *tree_start, struct fa_error *error)
 {
-	const bool moves = step->session->server->ops->tables_new != NULL;
+	const bool moves = step->session->context->ops->tables_new != NULL;
 	const struct fa_pool_step *plan = step->plan;
 	uint32_t *words = NULL;
 	size_t n = n_tree;
@@ -626,7 +627,7 @@ int fa_kv_step_new(struct fa_session *session, const struct fa_actor *actor, uin
                    size_t n_tree, const uint32_t *tree_start, struct fa_error *error,
                    struct fa_kv_step **ret_step)
 {
-	struct fa_kv *kv = &session->server->kv;
+	struct fa_kv *kv = session->context->kv;
 	struct fa_kv_step *step;
 	int r;
 

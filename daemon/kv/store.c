@@ -3,7 +3,7 @@
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "daemon/kv/step.h"
-#include "daemon/service/server.h"
+#include "daemon/session/context.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -56,7 +56,7 @@ static uint32_t find_absent(const struct fa_kv *kv)
 static bool grow(void *userdata)
 {
 	struct fa_kv *kv = userdata;
-	const struct fa_server *server = kv->server;
+	const struct fa_context *context = kv->context;
 	struct fa_pool_info info;
 	struct fa_error error;
 	uint32_t chunk;
@@ -69,7 +69,7 @@ static bool grow(void *userdata)
 	chunk = find_absent(kv);
 	if (chunk == fa_pool_max_chunks(kv->pool))
 		return false;
-	r = server->ops->pool_chunk_add(server->device, chunk, &error, &zeroed, &fd);
+	r = context->ops->pool_chunk_add(context->device, chunk, &error, &zeroed, &fd);
 	if (r < 0) {
 		kv->lost = r == -ENODEV;
 		/* Others may give some back; it is said once, until something has changed. */
@@ -83,7 +83,7 @@ static bool grow(void *userdata)
 	/* Kept before it counts, or as soon as it can be: nobody is refused for that. */
 	fa_kv_keep(kv, chunk, fd);
 	if (fa_pool_chunk_add(kv->pool, chunk, zeroed, &error) < 0) {
-		server->ops->pool_chunk_remove(server->device, chunk);
+		context->ops->pool_chunk_remove(context->device, chunk);
 		fa_kv_forget(kv, chunk);
 		return false;
 	}
@@ -92,9 +92,9 @@ static bool grow(void *userdata)
 
 static void release(struct fa_kv *kv, uint32_t chunk)
 {
-	const struct fa_server *server = kv->server;
+	const struct fa_context *context = kv->context;
 
-	server->ops->pool_chunk_remove(server->device, chunk);
+	context->ops->pool_chunk_remove(context->device, chunk);
 	fa_kv_forget(kv, chunk);
 	kv->grow_failed = UINT32_MAX;
 }
@@ -131,7 +131,7 @@ static void shrink(struct fa_kv *kv)
 
 	give_back_excess(kv);
 	/* What an earlier daemon had may be wanted as soon as its clients are back. */
-	if (fa_now_ns() - kv->server->started_ns < CHUNK_IDLE_NS)
+	if (fa_now_ns() - kv->context->started_ns < CHUNK_IDLE_NS)
 		return;
 	fa_pool_get_info(kv->pool, &info);
 	in_use = info.used_bytes || info.idle_bytes;
@@ -149,11 +149,11 @@ static void shrink(struct fa_kv *kv)
  * has one after it, to which they may come. */
 static void end_grace(struct fa_kv *kv)
 {
-	struct fa_server *server = kv->server;
+	struct fa_context *context = kv->context;
 	uint64_t number;
 	uint32_t n;
 
-	if (server->state != FA_SERVER_RUNNING || fa_kv_device_lost(server))
+	if (context->state != FA_DAEMON_RUNNING || fa_context_device_lost(context))
 		return;
 	for (n = 0; n < GIVEN_UP_A_TICK &&
 	            fa_session_store_expire(&kv->session_store, fa_now_ns(), &number);
@@ -164,7 +164,7 @@ static void end_grace(struct fa_kv *kv)
 	fa_log(FA_LOG_INFO, "%" PRIu32 " sessions of the daemon before did not come back", n);
 	/* One that ends when nobody is there any more has waited for them. */
 	if (!kv->session_store.n_lost)
-		fa_server_look_idle(server);
+		context->hooks->maybe_idle(context);
 }
 
 static void rest(struct fa_kv *kv)
@@ -242,7 +242,7 @@ static int check_quota(void *userdata, const struct fa_pool_tenant_info *held,
                        const struct fa_pool_more *more, struct fa_error *error)
 {
 	const struct fa_kv *kv = userdata;
-	const struct fa_limits *limits = &kv->server->config.limits;
+	const struct fa_limits *limits = &kv->context->config.limits;
 	struct fa_pool_tenant_info all = *held;
 	int r;
 
@@ -257,23 +257,18 @@ static int check_quota(void *userdata, const struct fa_pool_tenant_info *held,
 	                    "all cgroups of the uid together", error);
 }
 
-bool fa_kv_device_lost(const struct fa_server *server)
-{
-	return server->ops->is_lost && server->ops->is_lost(server->device);
-}
-
 /* ---- sessions */
 
 int fa_kv_actor(struct fa_session *session, const struct fa_actor **ret_actor,
                 struct fa_error *error)
 {
 	struct fa_kv_session *own = &session->kv;
-	struct fa_kv *kv = &session->server->kv;
+	struct fa_kv *kv = session->context->kv;
 	int r;
 
 	if (!kv->pool)
 		return fa_fail(error, -ENOTSUP, "this daemon has no KV pool: %s", kv->reason.text);
-	if (session->server->state >= FA_SERVER_FLUSHING)
+	if (session->context->state >= FA_DAEMON_FLUSHING)
 		return fa_fail(error, -ESHUTDOWN, "the daemon is stopping");
 	/* Whatever is asked, what it uses does not expire. */
 	fa_pool_set_time(kv->pool, fa_kv_now_ns());
@@ -303,12 +298,6 @@ int fa_kv_actor_admin(struct fa_session *session, struct fa_actor *ret_actor,
 	return 0;
 }
 
-void fa_kv_session_init(struct fa_session *session)
-{
-	fa_list_init(&session->kv.steps);
-	session->kv.record = FA_SESSION_STORE_NONE;
-}
-
 /* What was said may be all that there is: who said it does not hear the answer. */
 static bool has_hung_up(const struct fa_session *session)
 {
@@ -319,7 +308,7 @@ static bool has_hung_up(const struct fa_session *session)
 
 bool fa_kv_session_hello(struct fa_session *session, const struct fa_wire_secret *resume)
 {
-	struct fa_kv *kv = &session->server->kv;
+	struct fa_kv *kv = session->context->kv;
 	uint64_t number;
 
 	if (!kv->pool)
@@ -343,7 +332,7 @@ bool fa_kv_session_hello(struct fa_session *session, const struct fa_wire_secret
 static void lose_again(struct fa_session *session)
 {
 	struct fa_kv_session *own = &session->kv;
-	struct fa_kv *kv = &session->server->kv;
+	struct fa_kv *kv = session->context->kv;
 
 	if (!own->resumed || own->known)
 		return;
@@ -361,14 +350,15 @@ void fa_kv_session_close(struct fa_session *session)
 
 void fa_kv_session_end(struct fa_session *session)
 {
-	struct fa_kv *kv = &session->server->kv;
+	struct fa_kv *kv = session->context->kv;
 
 	if (!kv->pool)
 		return;
 	fa_pool_set_time(kv->pool, fa_kv_now_ns());
 	/* A daemon that ends has one that comes after it: what was kept waits for the client. One
 	 * that was refused as the device is lost may be gone before the loop has been told. */
-	if (session->server->state == FA_SERVER_RUNNING && !fa_kv_device_lost(session->server)) {
+	if (session->context->state == FA_DAEMON_RUNNING &&
+	    !fa_context_device_lost(session->context)) {
 		if (session->kv.known || session->kv.resumed)
 			fa_pool_release_owner(kv->pool, session->id);
 		fa_session_store_remove(&kv->session_store, session->kv.record);
@@ -399,14 +389,14 @@ static uint64_t choose_chunk_bytes(uint64_t bytes)
 /* Bytes that it may have, as it is configured, of a daemon that is somebody's @own or not. */
 static uint64_t wanted_bytes(const struct fa_kv *kv, bool own)
 {
-	const struct fa_server *server = kv->server;
+	const struct fa_context *context = kv->context;
 	struct fa_pool_info info = {};
 	struct fa_device_info device;
 
 	if (kv->pool)
 		fa_pool_get_info(kv->pool, &info);
-	server->ops->describe(server->device, &device);
-	return fa_config_pool_bytes(&server->config, device.memory_bytes, device.memory_free_bytes,
+	context->ops->describe(context->device, &device);
+	return fa_config_pool_bytes(&context->config, device.memory_bytes, device.memory_free_bytes,
 	                            kv->pool ? info.chunks * fa_pool_chunk_bytes(kv->pool) : 0,
 	                            own);
 }
@@ -415,7 +405,7 @@ static uint64_t wanted_bytes(const struct fa_kv *kv, bool own)
  * takes for those that never come are addresses. */
 static uint32_t room_for(const struct fa_kv *kv, uint64_t chunks, uint64_t chunk_bytes)
 {
-	const struct fa_device_info *device = &kv->server->info;
+	const struct fa_device_info *device = &kv->context->info;
 	uint64_t memory = device->memory_bytes, most = chunks * GROWTH_MAX;
 
 	if (!memory)
@@ -433,16 +423,16 @@ static uint32_t room_for(const struct fa_kv *kv, uint64_t chunks, uint64_t chunk
 
 static int make_pool(struct fa_kv *kv, struct fa_error *error)
 {
-	const struct fa_server *server = kv->server;
-	const struct fa_config *config = &server->config;
+	const struct fa_context *context = kv->context;
+	const struct fa_config *config = &context->config;
 	struct fa_pool_config pool = { .chunk_bytes = config->pool_chunk_bytes };
 	_fa_cleanup_(fa_close_fdp) int fd = -1;
-	const uint64_t bytes = wanted_bytes(kv, server->exit_when_idle);
+	const uint64_t bytes = wanted_bytes(kv, context->exit_when_idle);
 	uint64_t chunks;
 	int r;
 
-	if (!server->ops->pool_open)
-		return fa_fail(error, -ENOTSUP, "the backend %s has none", server->info.backend);
+	if (!context->ops->pool_open)
+		return fa_fail(error, -ENOTSUP, "the backend %s has none", context->info.backend);
 	if (!bytes)
 		return fa_fail(error, -ENOTSUP, "the configuration wants none");
 	if (!pool.chunk_bytes)
@@ -461,25 +451,25 @@ static int make_pool(struct fa_kv *kv, struct fa_error *error)
 	r = fa_pool_format(&pool, error, &fd);
 	if (r < 0)
 		return r;
-	r = server->ops->pool_open(server->device, pool.chunk_bytes, pool.max_chunks, error,
-	                           &kv->base);
+	r = context->ops->pool_open(context->device, pool.chunk_bytes, pool.max_chunks, error,
+	                            &kv->base);
 	if (r < 0)
 		return r;
 	r = fa_pool_open(fd, NULL, error, &kv->pool);
 	if (r < 0) {
-		server->ops->pool_close(server->device);
+		context->ops->pool_close(context->device);
 		return r;
 	}
 	fa_kv_keep(kv, FA_KV_KEEP_STATE, fa_steal_fd(&fd));
 	return 0;
 }
 
-void fa_kv_device(const struct fa_server *server, struct fa_session_store_device *ret_device)
+void fa_kv_device(const struct fa_context *context, struct fa_session_store_device *ret_device)
 {
 	*ret_device = (struct fa_session_store_device){
-		.uuid = { server->info.uuid[0], server->info.uuid[1] },
+		.uuid = { context->info.uuid[0], context->info.uuid[1] },
 	};
-	memcpy(ret_device->backend, server->info.backend, sizeof(ret_device->backend));
+	memcpy(ret_device->backend, context->info.backend, sizeof(ret_device->backend));
 }
 
 static int make(struct fa_kv *kv, struct fa_error *error)
@@ -488,7 +478,7 @@ static int make(struct fa_kv *kv, struct fa_error *error)
 	struct fa_session_store_device device;
 	int r;
 
-	fa_kv_device(kv->server, &device);
+	fa_kv_device(kv->context, &device);
 	r = fa_session_store_new(&device, error, &kv->session_store, &fd);
 	if (r < 0)
 		return r;
@@ -503,7 +493,7 @@ static int make(struct fa_kv *kv, struct fa_error *error)
 /* Numbers of sessions go on where they were; what is nobody's who may come back, goes. */
 static void welcome_back(struct fa_kv *kv)
 {
-	struct fa_server *server = kv->server;
+	struct fa_context *context = kv->context;
 	struct fa_pool_info info;
 	uint64_t owner, last = 0, grace_ns;
 	uint32_t cursor = 0;
@@ -515,18 +505,18 @@ static void welcome_back(struct fa_kv *kv)
 	       " caches, %" PRIu32 " sequences; %" PRIu32 " sessions may resume",
 	       info.generation - 1, info.chunks, info.caches, info.sequences,
 	       kv->session_store.n_lost);
-	server->last_session = fa_session_store_last_number(&kv->session_store);
+	context->last_session = fa_session_store_last_number(&kv->session_store);
 	while (fa_pool_owner_each(kv->pool, &cursor, &owner)) {
 		/* They are looked up one by one, and have several. */
 		if (owner == last)
 			continue;
 		last = owner;
-		if (owner > server->last_session)
-			server->last_session = owner;
+		if (owner > context->last_session)
+			context->last_session = owner;
 		if (!fa_session_store_is_lost(&kv->session_store, owner))
 			fa_pool_release_owner(kv->pool, owner);
 	}
-	grace_ns = server->config.pool_grace_s * FA_NS_PER_SEC;
+	grace_ns = context->config.pool_grace_s * FA_NS_PER_SEC;
 	fa_session_store_start_grace(&kv->session_store, fa_now_ns(), grace_ns,
 	                             FA_KV_GRACE_ALL * grace_ns);
 }
@@ -534,7 +524,7 @@ static void welcome_back(struct fa_kv *kv)
 /* Says how large it may be from now on. */
 static void set_size(struct fa_kv *kv)
 {
-	const bool own = kv->server->exit_when_idle;
+	const bool own = kv->context->exit_when_idle;
 	const uint64_t bytes = wanted_bytes(kv, own);
 	const uint64_t wanted = bytes / fa_pool_chunk_bytes(kv->pool);
 	struct fa_pool_info info;
@@ -563,9 +553,9 @@ static void set_size(struct fa_kv *kv)
 	       kv->chunks_max, fa_pool_chunk_bytes(kv->pool) >> 10, more);
 }
 
-void fa_kv_resize(struct fa_server *server, uint64_t chunk_bytes)
+void fa_kv_resize(struct fa_context *context, uint64_t chunk_bytes)
 {
-	struct fa_kv *kv = &server->kv;
+	struct fa_kv *kv = context->kv;
 
 	if (!kv->pool) {
 		fa_log(FA_LOG_WARNING, "a KV pool is made with the next start only");
@@ -579,29 +569,27 @@ void fa_kv_resize(struct fa_server *server, uint64_t chunk_bytes)
 
 static void start(struct fa_kv *kv)
 {
-	const struct fa_server *server = kv->server;
+	const struct fa_context *context = kv->context;
 
 	set_size(kv);
 	fa_pool_set_quota(kv->pool, check_quota, kv);
 	fa_pool_set_grow(kv->pool, grow, kv);
-	(void)uv_timer_init(server->loop, &kv->timer);
+	(void)uv_timer_init(context->loop, &kv->timer);
 	kv->timer.data = kv;
 	fa_kv_wake(kv);
 	uv_unref((uv_handle_t *)&kv->timer);
 }
 
-int fa_kv_open(struct fa_server *server, const struct fa_fd_store_ops *fd_store,
-               struct fa_error *error)
+int fa_kv_open(struct fa_context *context, struct fa_error *error)
 {
-	struct fa_kv *kv = &server->kv;
+	struct fa_kv *kv = context->kv;
 	int r;
 
-	kv->server = server;
-	kv->fd_store = *fd_store;
+	kv->context = context;
 	fa_kv_keep_init(kv);
 	kv->grow_failed = UINT32_MAX;
 	/* Grows across restarts, as the clock does; and no daemon makes steps that fast. */
-	kv->last_step = server->generation;
+	kv->last_step = context->generation;
 	r = fa_kv_recover(kv, &kv->reason);
 	if (r == -EAGAIN) {
 		*error = kv->reason;
@@ -622,9 +610,9 @@ int fa_kv_open(struct fa_server *server, const struct fa_fd_store_ops *fd_store,
 	return 0;
 }
 
-void fa_kv_close(struct fa_server *server)
+void fa_kv_close(struct fa_context *context)
 {
-	struct fa_kv *kv = &server->kv;
+	struct fa_kv *kv = context->kv;
 
 	if (!kv->pool)
 		return;

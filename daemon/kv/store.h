@@ -12,7 +12,6 @@
 #include "common/error.h"
 #include "common/list.h"
 #include "daemon/kv/persist.h"
-#include "daemon/persist/fd_store.h"
 #include "daemon/persist/session_store.h"
 #include "daemon/pool/cache.h"
 #include "daemon/pool/pool.h"
@@ -24,7 +23,7 @@
 #include <stdint.h>
 #include <uv.h>
 
-struct fa_server;
+struct fa_context;
 struct fa_session;
 
 /* What a session had waits for it for grace_s, once another daemon serves; and as long each time
@@ -33,8 +32,7 @@ struct fa_session;
 #define FA_KV_GRACE_ALL 10u
 
 struct fa_kv {
-	struct fa_server *server;
-	struct fa_fd_store_ops fd_store;
+	struct fa_context *context;
 	struct fa_kv_kept kept[FA_KV_KEEP_N];
 	uint32_t n_stored; /* of those, that the fd store has */
 	uint32_t n_late;   /* ... and that it is to be told of */
@@ -52,33 +50,20 @@ struct fa_kv {
 	uv_timer_t timer;
 };
 
-/* What a session has of it. */
-struct fa_kv_session {
-	struct fa_actor actor;
-	bool known;           /* actor.tenant is held */
-	bool resumed;         /* it may have had something before */
-	uint32_t record;      /* of struct fa_session_store */
-	struct fa_list steps; /* struct fa_kv_step, oldest first */
-	uint32_t n_steps;     /* that the client began */
-};
-
 /* Takes back the pool that an earlier daemon had, or makes one as it is configured, or says
  * in the log why there is none. 0; or -EAGAIN, with a sentence: the pool that was kept cannot be
  * taken back now, and this process is to end, so that another one tries. */
-int fa_kv_open(struct fa_server *server, const struct fa_fd_store_ops *fd_store,
-               struct fa_error *error);
-/* Whether the device was lost, which the loop may not have been told yet. */
-bool fa_kv_device_lost(const struct fa_server *server);
+int fa_kv_open(struct fa_context *context, struct fa_error *error);
 
 /* The configuration says another size: @chunk_bytes is what it says of chunks. The pool may
  * have as many chunks from now on; those that are too many go when they are empty. */
-void fa_kv_resize(struct fa_server *server, uint64_t chunk_bytes);
+void fa_kv_resize(struct fa_context *context, uint64_t chunk_bytes);
 
 struct fa_session_store_device;
-void fa_kv_device(const struct fa_server *server, struct fa_session_store_device *ret_device);
+void fa_kv_device(const struct fa_context *context, struct fa_session_store_device *ret_device);
 
 /* Its handle is closed too. Nothing is in flight. */
-void fa_kv_close(struct fa_server *server);
+void fa_kv_close(struct fa_context *context);
 
 /* Whether there is a pool, and who asks. -ENOTSUP, -ESHUTDOWN, and what
  * fa_pool_tenant_get() says. */
@@ -97,8 +82,6 @@ void fa_kv_quarantine_end(struct fa_kv *kv);
 
 /* CLOCK_BOOTTIME, by which objects have their time to live. */
 uint64_t fa_kv_now_ns(void);
-
-void fa_kv_session_init(struct fa_session *session);
 
 /* It says Hello, with a secret of its own. Returns whether it is the session that had the
  * secret @resume (NULL: none) before the daemon died, whose number and secret it has then. If

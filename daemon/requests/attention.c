@@ -2,7 +2,7 @@
 
 #include "common/cleanup.h"
 #include "daemon/memory/tensor_view.h"
-#include "daemon/service/server.h"
+#include "daemon/session/context.h"
 
 #include <errno.h>
 #include <string.h>
@@ -21,10 +21,10 @@ _Static_assert(sizeof(float) == sizeof(uint32_t), "the tail holds both");
 static void release(struct fa_request *work)
 {
 	struct attention *attention = fa_container_of(work, struct attention, work);
-	const struct fa_server *server = work->session->server;
+	const struct fa_context *context = work->session->context;
 
-	if (server->ops->attention_release)
-		server->ops->attention_release(server->device, &work->job.work);
+	if (context->ops->attention_release)
+		context->ops->attention_release(context->device, &work->job.work);
 	free(fa_steal_ptr(attention->tail));
 	work->job.params = (struct fa_attention_params){};
 }
@@ -64,14 +64,14 @@ static int keep_tail(struct attention *attention, const struct fa_wire_attention
 /* What the device needs besides the tensors is charged to who asks. */
 static int find_room(struct fa_request *work, struct fa_error *error)
 {
-	const struct fa_server *server = work->session->server;
+	const struct fa_context *context = work->session->context;
 	struct fa_device_work *device_work = &work->job.work;
 	int r;
 
-	if (!server->ops->attention_prepare)
+	if (!context->ops->attention_prepare)
 		return 0;
 	device_work->params = &work->job.params;
-	r = server->ops->attention_prepare(server->device, device_work, error);
+	r = context->ops->attention_prepare(context->device, device_work, error);
 	if (r == 0 && device_work->heap_bytes)
 		r = fa_charge_add(&work->charge_heap, work->session->tenant,
 		                  FA_RESOURCE_BUFFER_BYTES, device_work->heap_bytes, error);
@@ -83,7 +83,7 @@ static int bind_attention(struct fa_request *work, const struct fa_wire_message 
 {
 	struct attention *attention = fa_container_of(work, struct attention, work);
 	const struct fa_device_memory *memories[_FA_VIEW_N] = { NULL };
-	struct fa_server *server = work->session->server;
+	struct fa_context *context = work->session->context;
 	int r = 0;
 
 	for (unsigned int i = 0; i < _FA_VIEW_N && r == 0; ++i) {
@@ -97,7 +97,7 @@ static int bind_attention(struct fa_request *work, const struct fa_wire_message 
 	if (r == 0)
 		r = fa_attention_bind(&message->attention, memories, &work->job.params, error);
 	if (r == 0)
-		r = server->ops->check(server->device, &work->job.params, error);
+		r = context->ops->check(context->device, &work->job.params, error);
 	if (r == 0)
 		r = keep_tail(attention, &message->attention, error);
 	if (r == 0)

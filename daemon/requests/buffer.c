@@ -2,8 +2,7 @@
 
 #include "common/cleanup.h"
 #include "common/clock.h"
-#include "daemon/service/drain.h"
-#include "daemon/service/server.h"
+#include "daemon/session/context.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -43,8 +42,8 @@ static bool is_zero(const uint8_t *bytes, size_t length)
 	return true;
 }
 
-static int check_kind(const struct fa_server *server, const struct fa_wire_buffer_register *request,
-                      struct fa_error *error)
+static int check_kind(const struct fa_context *context,
+                      const struct fa_wire_buffer_register *request, struct fa_error *error)
 {
 	if (!kind_name(request->kind))
 		return fa_fail(error, -ENOTSUP,
@@ -52,12 +51,12 @@ static int check_kind(const struct fa_server *server, const struct fa_wire_buffe
 		               "CUDA_IPC (%d) or CUDA_FD (%d)",
 		               request->kind, FA_WIRE_BUFFER_HOST_FD, FA_WIRE_BUFFER_ARENA,
 		               FA_WIRE_BUFFER_CUDA_IPC, FA_WIRE_BUFFER_CUDA_FD);
-	if ((request->kind == FA_WIRE_BUFFER_CUDA_IPC && !server->ops->memory_import_ipc) ||
-	    (request->kind == FA_WIRE_BUFFER_CUDA_FD && !server->ops->memory_import_pieces))
+	if ((request->kind == FA_WIRE_BUFFER_CUDA_IPC && !context->ops->memory_import_ipc) ||
+	    (request->kind == FA_WIRE_BUFFER_CUDA_FD && !context->ops->memory_import_pieces))
 		return fa_fail(error, -ENOTSUP,
 		               "kind %s is memory of a GPU, and this daemon's backend is %s; "
 		               "expected HOST_FD (%d) or ARENA (%d)",
-		               kind_name(request->kind), server->info.backend,
+		               kind_name(request->kind), context->info.backend,
 		               FA_WIRE_BUFFER_HOST_FD, FA_WIRE_BUFFER_ARENA);
 	return 0;
 }
@@ -104,10 +103,10 @@ static int check_register(struct fa_session *session, const struct fa_wire_buffe
                           size_t n_fds, struct fa_error *error)
 {
 	const struct fa_registration *waiting = session->registration;
-	uint64_t max = session->server->config.limits.session_buffers;
+	uint64_t max = session->context->config.limits.session_buffers;
 	int r;
 
-	if (session->server->state != FA_SERVER_RUNNING)
+	if (session->context->state != FA_DAEMON_RUNNING)
 		return fa_fail(error, -ESHUTDOWN, "the daemon is stopping");
 	if (!request->buffer)
 		return fa_fail(error, -EINVAL, "buffer is 0; expected an id of at least 1");
@@ -115,7 +114,7 @@ static int check_register(struct fa_session *session, const struct fa_wire_buffe
 	    (waiting && waiting->buffer->id == request->buffer))
 		return fa_fail(error, -EEXIST, "buffer %" PRIu32 " is registered already",
 		               request->buffer);
-	r = check_kind(session->server, request, error);
+	r = check_kind(session->context, request, error);
 	if (r < 0)
 		return r;
 	if (request->flags & ~FA_WIRE_BUFFER_READ_ONLY)
@@ -152,7 +151,7 @@ static int buffer_new(struct fa_session *session, const struct fa_wire_message *
 	struct fa_registered_buffer *buffer = NULL;
 	int r;
 
-	r = fa_registered_buffer_new(&session->server->importer, error, &buffer);
+	r = fa_registered_buffer_new(&session->context->importer, error, &buffer);
 	if (r < 0)
 		return r;
 	buffer->id = request->buffer;
@@ -181,17 +180,17 @@ static int buffer_new(struct fa_session *session, const struct fa_wire_message *
 }
 
 /* Whether such a buffer takes of the device's own memory. */
-static bool is_on_device(const struct fa_server *server, enum fa_wire_buffer_kind kind)
+static bool is_on_device(const struct fa_context *context, enum fa_wire_buffer_kind kind)
 {
 	return kind == FA_WIRE_BUFFER_CUDA_IPC || kind == FA_WIRE_BUFFER_CUDA_FD ||
-	       (kind == FA_WIRE_BUFFER_ARENA && server->info.memory_bytes);
+	       (kind == FA_WIRE_BUFFER_ARENA && context->info.memory_bytes);
 }
 
 /* What an arena takes of the device. That of a session that has come back, which hands it over in
  * pieces, is no more. */
-static uint64_t arena_bytes(const struct fa_server *server, uint64_t bytes)
+static uint64_t arena_bytes(const struct fa_context *context, uint64_t bytes)
 {
-	const uint64_t unit = server->info.arena_bytes;
+	const uint64_t unit = context->info.arena_bytes;
 	uint64_t rounded;
 
 	if (!unit || __builtin_add_overflow(bytes, unit - 1, &rounded))
@@ -215,11 +214,11 @@ static int charge(struct fa_session *session, struct fa_registered_buffer *buffe
 	/* Pieces are paid for whole, as they come. */
 	if (r == 0 && buffer->kind != FA_WIRE_BUFFER_CUDA_FD)
 		r = fa_charge_add(&buffer->charge_bytes, session->tenant,
-		                  is_on_device(session->server, buffer->kind)
+		                  is_on_device(session->context, buffer->kind)
 		                          ? FA_RESOURCE_DEVICE_BYTES
 		                          : FA_RESOURCE_BUFFER_BYTES,
 		                  buffer->kind == FA_WIRE_BUFFER_ARENA
-		                          ? arena_bytes(session->server, buffer->bytes)
+		                          ? arena_bytes(session->context, buffer->bytes)
 		                          : buffer->bytes,
 		                  error);
 	if (r == 0 && n_fds)
@@ -288,7 +287,7 @@ static void import(struct fa_session *session, struct fa_registered_buffer *buff
 	session->import = buffer;
 	fa_session_ref(session); /* until the import is done */
 	fa_session_pause(session, FA_PAUSE_IMPORT);
-	fa_importer_start(&session->server->importer, buffer);
+	fa_importer_start(&session->context->importer, buffer);
 }
 
 /* ---- waiting for pieces */
@@ -326,7 +325,7 @@ static int start_waiting(struct fa_session *session, struct fa_registered_buffer
 		return fa_fail(error, -ENOMEM, "the daemon has no memory for a registration");
 	registration->session = session;
 	registration->buffer = buffer;
-	(void)uv_timer_init(session->server->loop, &registration->timer);
+	(void)uv_timer_init(session->context->loop, &registration->timer);
 	registration->timer.data = registration;
 	if (deadline != FA_NS_NEVER)
 		uv_timer_start(&registration->timer, on_deadline,
@@ -422,7 +421,7 @@ int fa_registration_free(struct fa_session *session, const struct fa_wire_messag
 
 	if (buffer) {
 		session->buffer_bytes -= buffer->bytes;
-		session->n_device_buffers -= is_on_device(session->server, buffer->kind);
+		session->n_device_buffers -= is_on_device(session->context, buffer->kind);
 		fa_registered_buffer_unref(buffer);
 	} else if (session->registration && session->registration->buffer->id == id) {
 		fa_registration_abort(session, -ECANCELED,
@@ -456,7 +455,7 @@ void fa_registration_imported(struct fa_registered_buffer *buffer)
 	} else {
 		/* The reference is the table's now. */
 		session->buffer_bytes += buffer->bytes;
-		session->n_device_buffers += is_on_device(session->server, buffer->kind);
+		session->n_device_buffers += is_on_device(session->context, buffer->kind);
 		if (buffer->kind == FA_WIRE_BUFFER_ARENA)
 			fd = fa_steal_fd(&buffer->fd);
 		reply = (struct fa_wire_message){
@@ -470,6 +469,6 @@ void fa_registration_imported(struct fa_registered_buffer *buffer)
 		fa_session_send(session, &reply, fd, &buffer->charge_fds);
 	}
 	fa_session_resume(session, FA_PAUSE_IMPORT);
-	fa_drain_advance(session->server);
+	fa_context_drain_progress(session->context);
 	fa_session_unref(session);
 }

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "daemon/kv/store.h"
-#include "daemon/service/dispatch.h"
+#include "daemon/session/call.h"
 #include "daemon/session/request.h"
 
 fa_call_handler fa_kv_cache_create;

@@ -3,7 +3,7 @@
 
 #include "common/cleanup.h"
 #include "daemon/kv/step.h"
-#include "daemon/service/server.h"
+#include "daemon/session/context.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -13,10 +13,10 @@ _Static_assert(FA_WIRE_STEP_MAX <= FA_POOL_STEP_SEQUENCES_MAX, "the pool can pla
 static int check(struct fa_session *session, const struct fa_wire_step_begin *request,
                  struct fa_error *error)
 {
-	uint64_t max = session->server->config.limits.session_steps;
+	uint64_t max = session->context->config.limits.session_steps;
 	struct fa_kv_step *step;
 
-	if (session->server->state != FA_SERVER_RUNNING)
+	if (session->context->state != FA_DAEMON_RUNNING)
 		return fa_fail(error, -ESHUTDOWN, "the daemon is stopping");
 	if (!request->step)
 		return fa_fail(error, -EINVAL, "step is 0; expected an id of at least 1");

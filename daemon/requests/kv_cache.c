@@ -1,7 +1,7 @@
 /* The messages about caches. */
 #include "daemon/requests/kv.h"
 
-#include "daemon/service/server.h"
+#include "daemon/session/context.h"
 
 #include <errno.h>
 #include <string.h>
@@ -55,7 +55,7 @@ static int check_create(const struct fa_wire_cache_create *request, struct fa_er
 }
 
 /* Whether there are kernels for its codes. */
-static int check_codes(const struct fa_server *server, const struct fa_pool_cache_config *config,
+static int check_codes(const struct fa_context *context, const struct fa_pool_cache_config *config,
                        struct fa_error *error)
 {
 	const struct fa_cache_geometry *geometry = &config->geometry;
@@ -77,9 +77,9 @@ static int check_codes(const struct fa_server *server, const struct fa_pool_cach
 
 	if (geometry->store == FA_PAGED_PLAIN || geometry->v_in_k)
 		return 0;
-	if (!server->ops->paged_cache_check)
+	if (!context->ops->paged_cache_check)
 		return fa_fail(error, -ENOTSUP, "this device has no kernels for e4m3 and int8");
-	return server->ops->paged_cache_check(server->device, &cache, error);
+	return context->ops->paged_cache_check(context->device, &cache, error);
 }
 
 int fa_kv_cache_create(struct fa_call *call, struct fa_error *error)
@@ -107,7 +107,7 @@ int fa_kv_cache_create(struct fa_call *call, struct fa_error *error)
 		.ttl_ns = request->ttl_ns,
 		.max_pages = request->max_pages,
 	};
-	struct fa_pool *pool = call->session->server->kv.pool;
+	struct fa_pool *pool = call->session->context->kv->pool;
 	const struct fa_actor *actor = NULL;
 	struct fa_pool_cache_info info;
 	uint64_t id;
@@ -115,7 +115,7 @@ int fa_kv_cache_create(struct fa_call *call, struct fa_error *error)
 
 	r = check_create(request, error);
 	if (r == 0)
-		r = check_codes(call->session->server, &config, error);
+		r = check_codes(call->session->context, &config, error);
 	if (r == 0)
 		r = fa_kv_actor(call->session, &actor, error);
 	if (r == 0)
@@ -124,7 +124,7 @@ int fa_kv_cache_create(struct fa_call *call, struct fa_error *error)
 		r = fa_pool_cache_get_info(pool, actor, id, error, &info);
 	if (r < 0)
 		return r;
-	fa_kv_wake(&call->session->server->kv);
+	fa_kv_wake(call->session->context->kv);
 	reply(call, &info);
 	return 0;
 }
@@ -132,7 +132,7 @@ int fa_kv_cache_create(struct fa_call *call, struct fa_error *error)
 int fa_kv_cache_find(struct fa_call *call, struct fa_error *error)
 {
 	const struct fa_wire_cache_find *request = &call->message->cache_find;
-	struct fa_pool *pool = call->session->server->kv.pool;
+	struct fa_pool *pool = call->session->context->kv->pool;
 	uint64_t id = request->cache;
 	struct fa_pool_cache_info info;
 	struct fa_actor actor;
@@ -156,7 +156,7 @@ int fa_kv_cache_remove(struct fa_call *call, struct fa_error *error)
 
 	r = fa_kv_actor_admin(call->session, &actor, error);
 	if (r == 0)
-		r = fa_pool_cache_remove(call->session->server->kv.pool, &actor,
+		r = fa_pool_cache_remove(call->session->context->kv->pool, &actor,
 		                         call->message->cache_remove.cache, error);
 	if (r == 0)
 		fa_session_reply(call->session, call->message->id, 0, NULL);

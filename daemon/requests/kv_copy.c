@@ -3,7 +3,7 @@
 
 #include "daemon/kv/step.h"
 #include "daemon/kv/view.h"
-#include "daemon/service/server.h"
+#include "daemon/session/context.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -22,10 +22,10 @@ static struct copy *copy_of(struct fa_request *work)
 
 static void release(struct fa_request *work)
 {
-	struct fa_server *server = work->session->server;
+	struct fa_context *context = work->session->context;
 
 	if (work->job.work.paged)
-		server->ops->paged_release(server->device, &work->job.work);
+		context->ops->paged_release(context->device, &work->job.work);
 }
 
 /* Where in the step the sequence is; UINT32_MAX: it is not. */

@@ -10,7 +10,7 @@
 
 #include "common/cleanup.h"
 #include "daemon/kv/step.h"
-#include "daemon/service/server.h"
+#include "daemon/session/context.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -29,11 +29,11 @@ static struct end *end_of(struct fa_request *work)
 
 static void release(struct fa_request *work)
 {
-	struct fa_server *server = work->session->server;
+	struct fa_context *context = work->session->context;
 	struct end *end = end_of(work);
 
 	if (work->job.work.paged)
-		server->ops->paged_release(server->device, &work->job.work);
+		context->ops->paged_release(context->device, &work->job.work);
 	free(fa_steal_ptr(end->moves));
 	free(fa_steal_ptr(end->vectors));
 }
@@ -88,7 +88,7 @@ static int fill_group(struct end *end, struct fa_kv_step *step, uint32_t i,
                       const struct fa_wire_step_end *m, uint32_t **vectors, struct fa_error *error)
 {
 	const struct fa_pool_step_group *plan = &step->plan->groups[i];
-	struct fa_pool *pool = step->session->server->kv.pool;
+	struct fa_pool *pool = step->session->context->kv->pool;
 	const struct fa_kv_group *group = &step->groups[i];
 	uint32_t n = plan->end - plan->begin, n_moves = 0;
 	uint32_t *cu_moves = *vectors, *to = cu_moves + n + 1, *moved = to + n;
@@ -268,21 +268,21 @@ static void refused(struct fa_request *work, const struct fa_wire_message *messa
 
 static void confirm(struct fa_request *work)
 {
-	struct fa_server *server = work->session->server;
+	struct fa_context *context = work->session->context;
 	struct fa_kv_step *step = work->step;
 	struct fa_error error;
 	int r = 0;
 
-	fa_pool_set_time(server->kv.pool, fa_kv_now_ns());
+	fa_pool_set_time(context->kv->pool, fa_kv_now_ns());
 	if (!end_of(work)->commits)
-		fa_pool_step_abort(server->kv.pool, step->plan);
+		fa_pool_step_abort(context->kv->pool, step->plan);
 	else if (step->failed)
 		r = fa_fail(&error, -ECANCELED,
 		            "a request of step %" PRIu32 " has failed: it is aborted", step->id);
 	else
-		r = fa_pool_step_commit(server->kv.pool, step->plan, &error);
+		r = fa_pool_step_commit(context->kv->pool, step->plan, &error);
 	step->over = !end_of(work)->commits || r == 0;
-	fa_engine_confirm(server->engine, &work->job, r, &error);
+	fa_engine_confirm(context->engine, &work->job, r, &error);
 }
 
 /* Whatever was not committed is aborted. */

@@ -6,7 +6,7 @@
 #include "daemon/requests/kv.h"
 
 #include "daemon/kv/step.h"
-#include "daemon/service/server.h"
+#include "daemon/session/context.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -124,7 +124,7 @@ int fa_kv_attend_layers(struct fa_call *call, struct fa_error *error)
 		.type = FA_WIRE_STEP_ATTEND,
 		.step_attend = layers->attend,
 	};
-	struct fa_engine *engine = call->session->server->engine;
+	struct fa_engine *engine = call->session->context->engine;
 	struct fa_call layer = *call;
 	struct gates waits, signals;
 	int r = 0;

@@ -3,7 +3,7 @@
 
 #include "common/cleanup.h"
 #include "daemon/pool/prefix.h"
-#include "daemon/service/server.h"
+#include "daemon/session/context.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -95,7 +95,7 @@ static int copy_tokens(struct fa_session *session, const struct fa_wire_view *vi
 {
 	const struct fa_registered_buffer *buffer = fa_id_table_find(&session->buffers,
 	                                                             view->buffer);
-	const struct fa_server *server = session->server;
+	const struct fa_context *context = session->context;
 	const char *bytes;
 	int r;
 
@@ -107,7 +107,7 @@ static int copy_tokens(struct fa_session *session, const struct fa_wire_view *vi
 	r = check_view(view, &buffer->memory, error);
 	if (r < 0)
 		return r;
-	bytes = server->ops->memory_host(server->device, &buffer->memory);
+	bytes = context->ops->memory_host(context->device, &buffer->memory);
 	if (!bytes)
 		return fa_fail(error, -EINVAL,
 		               "tokens_view.buffer %" PRIu32
@@ -138,7 +138,7 @@ static int finish(struct fa_session *session, const struct request *request, str
 {
 	const struct fa_wire_message message = { .id = request->message_id };
 	struct fa_call call = { .session = session, .message = &message };
-	struct fa_pool *pool = session->server->kv.pool;
+	struct fa_pool *pool = session->context->kv->pool;
 	const struct fa_actor *actor = NULL;
 	uint64_t matched = 0;
 	int r;
@@ -194,7 +194,7 @@ static int start(struct fa_session *session, struct request *request, struct fa_
 	request->session = fa_session_ref(session);
 	request->work.data = request;
 	fa_session_pause(session, FA_PAUSE_HASHES);
-	(void)uv_queue_work(session->server->loop, &request->work, compute, on_computed);
+	(void)uv_queue_work(session->context->loop, &request->work, compute, on_computed);
 	return 0;
 }
 
@@ -219,7 +219,7 @@ static int handle(struct fa_call *call, const struct request *template, uint32_t
 	if (r == 0 && view->rank)
 		r = copy_tokens(session, view, request, error);
 	if (r == 0)
-		r = fa_prefix_hashes_init(session->server->kv.pool, actor, request->sequence,
+		r = fa_prefix_hashes_init(session->context->kv->pool, actor, request->sequence,
 		                          &request->key, request->n_tokens, error,
 		                          &request->hashes);
 	if (r < 0)

@@ -1,13 +1,13 @@
 /* The messages about sequences, but for prefixes and tokens. */
 #include "daemon/requests/kv.h"
 
-#include "daemon/service/server.h"
+#include "daemon/session/context.h"
 
 #include <errno.h>
 
 static struct fa_pool *pool_of(const struct fa_call *call)
 {
-	return call->session->server->kv.pool;
+	return call->session->context->kv->pool;
 }
 
 int fa_kv_sequence_reply(struct fa_call *call, const struct fa_actor *actor, uint64_t id,

@@ -20,7 +20,7 @@ static bool is_importing(const struct fa_server *server)
 {
 	struct fa_list *pos;
 
-	fa_list_for_each(pos, &server->sessions)
+	fa_list_for_each(pos, &server->context.sessions)
 		if (fa_container_of(pos, struct fa_session, link)->import)
 			return true;
 	return false;
@@ -30,7 +30,7 @@ static bool is_unsent(const struct fa_server *server)
 {
 	struct fa_list *pos;
 
-	fa_list_for_each(pos, &server->sessions)
+	fa_list_for_each(pos, &server->context.sessions)
 		if (!fa_list_empty(&fa_container_of(pos, struct fa_session, link)->out))
 			return true;
 	return false;
@@ -46,8 +46,8 @@ static void on_cancel_timeout(uv_timer_t *timer)
 	struct fa_list *pos;
 
 	fa_log(FA_LOG_WARNING, "%u requests are still in flight; nothing more is read",
-	       server->n_requests);
-	fa_list_for_each(pos, &server->sessions)
+	       server->context.n_requests);
+	fa_list_for_each(pos, &server->context.sessions)
 		fa_session_pause(fa_container_of(pos, struct fa_session, link), FA_PAUSE_DRAIN);
 	fa_drain_advance(server);
 }
@@ -58,8 +58,8 @@ static void on_drain_timeout(uv_timer_t *timer)
 	struct fa_list *pos;
 
 	fa_log(FA_LOG_WARNING, "%u requests did not end in time and are cancelled",
-	       server->n_requests);
-	fa_list_for_each(pos, &server->sessions)
+	       server->context.n_requests);
+	fa_list_for_each(pos, &server->context.sessions)
 		fa_request_cancel_all(fa_container_of(pos, struct fa_session, link), -ESHUTDOWN);
 	uv_timer_start(&server->drain_timer, on_cancel_timeout, CANCEL_MS, 0);
 }
@@ -79,7 +79,7 @@ static void close_sessions(struct fa_server *server, bool strangers_only)
 {
 	struct fa_list *pos;
 
-	fa_list_for_each(pos, &server->sessions) {
+	fa_list_for_each(pos, &server->context.sessions) {
 		struct fa_session *session = fa_container_of(pos, struct fa_session, link);
 
 		if (!strangers_only || session->state == FA_SESSION_CONNECTED)
@@ -91,30 +91,31 @@ static void stop_listening(struct fa_server *server)
 {
 	struct fa_list *pos;
 
-	server->state = FA_SERVER_DRAINING;
+	server->context.state = FA_DAEMON_DRAINING;
 	fa_server_close_listener(server);
 	server->draining(server->userdata);
 	close_sessions(server, true);
-	fa_list_for_each(pos, &server->sessions)
+	fa_list_for_each(pos, &server->context.sessions)
 		fa_registration_abort(fa_container_of(pos, struct fa_session, link), -ESHUTDOWN,
 		                      "the daemon is stopping");
 }
 
 void fa_drain_start(struct fa_server *server)
 {
-	if (server->state != FA_SERVER_RUNNING)
+	if (server->context.state != FA_DAEMON_RUNNING)
 		return;
-	fa_log(FA_LOG_INFO, "stopping; %u requests in flight", server->n_requests);
+	fa_log(FA_LOG_INFO, "stopping; %u requests in flight", server->context.n_requests);
 	stop_listening(server);
-	uv_timer_start(&server->drain_timer, on_drain_timeout, server->config.drain_timeout_ms, 0);
+	uv_timer_start(&server->drain_timer, on_drain_timeout,
+	               server->context.config.drain_timeout_ms, 0);
 	fa_drain_advance(server);
 }
 
 void fa_drain_lost(struct fa_server *server)
 {
-	if (server->state > FA_SERVER_DRAINING)
+	if (server->context.state > FA_DAEMON_DRAINING)
 		return;
-	if (server->state == FA_SERVER_RUNNING)
+	if (server->context.state == FA_DAEMON_RUNNING)
 		stop_listening(server);
 	uv_timer_start(&server->drain_timer, on_drain_timeout, LOST_MS, 0);
 	fa_drain_advance(server);
@@ -122,23 +123,24 @@ void fa_drain_lost(struct fa_server *server)
 
 void fa_drain_force(struct fa_server *server)
 {
-	if (server->state >= FA_SERVER_STOPPING)
+	if (server->context.state >= FA_DAEMON_STOPPING)
 		return;
-	fa_log(FA_LOG_WARNING, "stopping at once; %u requests in flight", server->n_requests);
-	if (server->state == FA_SERVER_RUNNING)
+	fa_log(FA_LOG_WARNING, "stopping at once; %u requests in flight",
+	       server->context.n_requests);
+	if (server->context.state == FA_DAEMON_RUNNING)
 		stop_listening(server);
 	start_stop(server);
 }
 
 static void start_flush(struct fa_server *server)
 {
-	server->state = FA_SERVER_FLUSHING;
+	server->context.state = FA_DAEMON_FLUSHING;
 	uv_timer_start(&server->drain_timer, on_flush_timeout, FLUSH_MS, 0);
 }
 
 static void start_stop(struct fa_server *server)
 {
-	server->state = FA_SERVER_STOPPING;
+	server->context.state = FA_DAEMON_STOPPING;
 	uv_timer_stop(&server->drain_timer);
 	close_sessions(server, false);
 	fa_drain_advance(server);
@@ -146,13 +148,14 @@ static void start_stop(struct fa_server *server)
 
 void fa_drain_advance(struct fa_server *server)
 {
-	if (server->state == FA_SERVER_DRAINING && !server->n_requests && !is_importing(server))
+	if (server->context.state == FA_DAEMON_DRAINING && !server->context.n_requests &&
+	    !is_importing(server))
 		start_flush(server);
-	if (server->state == FA_SERVER_FLUSHING && !is_unsent(server))
+	if (server->context.state == FA_DAEMON_FLUSHING && !is_unsent(server))
 		start_stop(server);
-	if (server->state == FA_SERVER_STOPPING && !server->n_sessions &&
-	    fa_importer_is_idle(&server->importer)) {
-		server->state = FA_SERVER_STOPPED;
+	if (server->context.state == FA_DAEMON_STOPPING && !server->context.n_sessions &&
+	    fa_importer_is_idle(&server->context.importer)) {
+		server->context.state = FA_DAEMON_STOPPED;
 		/* From the loop itself: who called us may still use the engine. */
 		uv_timer_start(&server->drain_timer, on_stopped, 0, 0);
 	}

@@ -10,8 +10,8 @@
 #include "daemon/persist/fd_store.h"
 #include "daemon/service/drain.h"
 #include "daemon/service/server.h"
-#include "daemon/service/watchdog.h"
 #include "daemon/supervise/supervise.h"
+#include "daemon/supervise/watchdog.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -285,10 +285,10 @@ static void say_ready(struct program *program)
 
 	fa_log(FA_LOG_INFO, "fad " FAD_VERSION " serves %s on %s, %s",
 	       *server->listener.path ? server->listener.path : "a socket without a path",
-	       server->info.name, server->info.details);
+	       server->context.info.name, server->context.info.details);
 	fa_text_clean(server->gpu_unused.text, strlen(server->gpu_unused.text), unused,
 	              sizeof(unused));
-	(void)sd_notifyf(0, "READY=1\nSTATUS=Serving on %s%s%s", server->info.name,
+	(void)sd_notifyf(0, "READY=1\nSTATUS=Serving on %s%s%s", server->context.info.name,
 	                 *unused ? "; a GPU is not used: " : "", unused);
 	if (fd >= 0) {
 		if (write(fd, ready, sizeof(ready) - 1) < 0)
@@ -331,7 +331,7 @@ static void on_signal(uv_signal_t *handle, int signal)
 		fa_log(FA_LOG_ERROR, "exiting with work still in flight");
 		_exit(EXIT_FAILURE);
 	}
-	if (program->n_asked == 1 && program->server->state == FA_SERVER_RUNNING)
+	if (program->n_asked == 1 && program->server->context.state == FA_DAEMON_RUNNING)
 		fa_drain_start(program->server);
 	else
 		fa_drain_force(program->server);
@@ -368,7 +368,8 @@ static void on_lost(void *userdata)
 {
 	struct program *program = userdata;
 
-	(void)sd_notifyf(0, "ERRNO=%d\nSTATUS=%s", ENODEV, program->server->lost_reason.text);
+	(void)sd_notifyf(0, "ERRNO=%d\nSTATUS=%s", ENODEV,
+	                 program->server->context.lost_reason.text);
 	(void)signal(SIGALRM, on_patience_lost);
 	(void)alarm(PATIENCE_LOST_S);
 }
@@ -411,12 +412,12 @@ static int serve(struct program *program, struct fa_config *config, struct fa_er
 		(void)uv_run(&program->loop, UV_RUN_DEFAULT);
 		return r;
 	}
-	r = fa_watchdog_start(&program->watchdog, &program->loop, program->server->engine);
+	r = fa_watchdog_start(&program->watchdog, &program->loop, program->server->context.engine);
 	if (r < 0)
 		fa_log(FA_LOG_WARNING, "the watchdog will not be told anything: %s", strerror(-r));
 	say_ready(program);
 	(void)uv_run(&program->loop, UV_RUN_DEFAULT);
-	r = program->server->is_lost ? EX_TEMPFAIL : EXIT_SUCCESS;
+	r = program->server->context.is_lost ? EX_TEMPFAIL : EXIT_SUCCESS;
 	program->server = fa_server_free(program->server);
 	fa_log(FA_LOG_INFO, "bye");
 	return r;

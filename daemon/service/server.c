@@ -5,7 +5,7 @@
 #include "daemon/requests/buffer.h"
 #include "daemon/service/dispatch.h"
 #include "daemon/service/drain.h"
-#include "daemon/session/request.h"
+#include "daemon/session/completions.h"
 #include "daemon/session/session.h"
 #include "daemon/session/timeline.h"
 
@@ -17,12 +17,9 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 
-/* Connections taken, and answers of the engine, before others have their turn. */
+/* Connections taken before others have their turn. */
 #define ACCEPT_MAX 16
-#define TAKE_MAX 256
 #define ACCEPT_PAUSE_MS 100
-#define SHORTAGE_SAID_NS (10 * FA_NS_PER_SEC)
-#define NO_DESCRIPTORS "the daemon has no descriptors left"
 /* exit_when_idle: how long the first client may take to come. */
 #define FIRST_CLIENT_MS 30000
 
@@ -39,7 +36,7 @@ static void on_accept_again(uv_timer_t *timer)
 {
 	struct fa_server *server = timer->data;
 
-	if (server->state == FA_SERVER_RUNNING)
+	if (server->context.state == FA_DAEMON_RUNNING)
 		server->accepting = uv_poll_start(&server->accept_poll, UV_READABLE, on_accept) ==
 		                    0;
 }
@@ -55,33 +52,14 @@ static void pause_accepting(struct fa_server *server)
  * place may take a while to close. */
 static void keep_spare(struct fa_server *server)
 {
-	if (server->spare_fd < 0 && server->state == FA_SERVER_RUNNING)
+	if (server->spare_fd < 0 && server->context.state == FA_DAEMON_RUNNING)
 		server->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
 }
 
 static void turn_away(struct fa_server *server, int fd, int status, const char *text)
 {
 	++server->n_refused;
-	fa_session_turn_away(server, fd, status, text);
-}
-
-void fa_server_note_shortage(struct fa_server *server)
-{
-	const uint64_t now_ns = fa_now_ns();
-
-	if (server->shortage_ns && now_ns - server->shortage_ns < SHORTAGE_SAID_NS)
-		return;
-	server->shortage_ns = now_ns;
-	fa_log(FA_LOG_WARNING, "no descriptors are left: connections are turned away, and "
-	                       "requests that take some are refused");
-}
-
-int fa_server_explain_shortage(struct fa_server *server, int code, struct fa_error *error)
-{
-	if (code != -EMFILE && code != -ENFILE)
-		return code;
-	fa_server_note_shortage(server);
-	return fa_fail(error, -EDQUOT, NO_DESCRIPTORS);
+	fa_session_turn_away(&server->context, fd, status, text);
 }
 
 /*
@@ -92,11 +70,11 @@ static void shed_connection(struct fa_server *server)
 {
 	int fd;
 
-	fa_server_note_shortage(server);
+	fa_context_note_shortage(&server->context);
 	fa_close_fdp(&server->spare_fd);
 	fd = accept4(server->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 	if (fd >= 0)
-		turn_away(server, fd, -EDQUOT, NO_DESCRIPTORS);
+		turn_away(server, fd, -EDQUOT, FA_CONTEXT_NO_DESCRIPTORS);
 	keep_spare(server);
 	if (fd < 0 || server->spare_fd < 0)
 		pause_accepting(server);
@@ -109,27 +87,27 @@ static void let_in(struct fa_server *server, int fd)
 	int r;
 
 	++server->n_connections;
-	if (server->n_sessions >= server->config.limits.connections) {
+	if (server->context.n_sessions >= server->context.config.limits.connections) {
 		fa_fail(&error, -EDQUOT,
 		        "1 more would exceed the limit connections, which is %" PRIu64
 		        " for the daemon",
-		        server->config.limits.connections);
+		        server->context.config.limits.connections);
 		turn_away(server, fd, -EDQUOT, error.text);
 		return;
 	}
-	r = fa_session_new(server, fd, &error, &session);
+	r = fa_session_new(&server->context, fd, &error, &session);
 	if (r < 0) {
 		turn_away(server, fd, r, error.text);
 		return;
 	}
 	if (!uv_is_active((uv_handle_t *)&server->hello_timer))
-		fa_server_watch_strangers(server);
+		fa_server_arm_hello_timer(server);
 }
 
 /* One more could not be let in, nor be let go of. */
 static bool is_clogged(struct fa_server *server)
 {
-	bool full = fa_fd_reaper_is_full(server->reaper);
+	bool full = fa_fd_reaper_is_full(server->context.reaper);
 
 	if (full && !server->clogged)
 		fa_log(FA_LOG_WARNING,
@@ -186,7 +164,7 @@ static void clear_queue(struct fa_server *server)
 	/* Nobody can join them any more. */
 	(void)shutdown(server->listener.fd, SHUT_RD);
 	while ((fd = accept4(server->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0)
-		fa_fd_reaper_add_connection(server->reaper, NULL, fd, NULL);
+		fa_fd_reaper_add_connection(server->context.reaper, NULL, fd, NULL);
 }
 
 void fa_server_close_listener(struct fa_server *server)
@@ -206,28 +184,29 @@ static void on_hello_timeout(uv_timer_t *timer)
 	struct fa_server *server = timer->data;
 	uint64_t now = fa_now_ns();
 
-	while (!fa_list_empty(&server->uncharged)) {
-		struct fa_session *session = fa_container_of(server->uncharged.next,
+	while (!fa_list_empty(&server->context.hello_pending)) {
+		struct fa_session *session = fa_container_of(server->context.hello_pending.next,
 		                                             struct fa_session, hello_link);
 
 		if (session->hello_deadline_ns > now)
 			break;
 		fa_session_refuse(session, 0, -ETIMEDOUT, "no Hello came in time");
 	}
-	fa_server_watch_strangers(server);
+	fa_server_arm_hello_timer(server);
 }
 
-void fa_server_watch_strangers(struct fa_server *server)
+void fa_server_arm_hello_timer(struct fa_server *server)
 {
 	struct fa_session *oldest;
 	uint64_t now = fa_now_ns();
 
 	/* A loop without timers sleeps without setting the clock, which is cheaper. */
-	if (fa_list_empty(&server->uncharged) || server->state != FA_SERVER_RUNNING) {
+	if (fa_list_empty(&server->context.hello_pending) ||
+	    server->context.state != FA_DAEMON_RUNNING) {
 		uv_timer_stop(&server->hello_timer);
 		return;
 	}
-	oldest = fa_container_of(server->uncharged.next, struct fa_session, hello_link);
+	oldest = fa_container_of(server->context.hello_pending.next, struct fa_session, hello_link);
 	uv_timer_start(&server->hello_timer, on_hello_timeout,
 	               oldest->hello_deadline_ns > now
 	                       ? (oldest->hello_deadline_ns - now) / FA_NS_PER_MS + 1
@@ -235,36 +214,72 @@ void fa_server_watch_strangers(struct fa_server *server)
 	               0);
 }
 
-void fa_server_session_made(struct fa_server *server)
-{
-	++server->n_sessions;
-}
+/* ---- hooks of sessions (session/context.h) */
 
-void fa_server_session_ready(struct fa_server *server, struct fa_session *session)
+static void on_session_ready(struct fa_session *session)
 {
+	struct fa_server *server = fa_server_of(session->context);
+
 	server->had_client = true;
 	fa_list_remove(&session->hello_link);
-	if (fa_list_empty(&server->uncharged))
-		fa_server_watch_strangers(server);
+	if (fa_list_empty(&server->context.hello_pending))
+		fa_server_arm_hello_timer(server);
 }
 
-void fa_server_session_gone(struct fa_server *server)
+static void on_session_closing(struct fa_session *session)
 {
-	assert(server->n_sessions);
-	--server->n_sessions;
+	fa_kv_session_close(session);
+	fa_registration_abort(session, -ECANCELED, "the session is over");
+}
+
+static void on_session_freed(struct fa_context *context)
+{
+	struct fa_server *server = fa_server_of(context);
+
 	keep_spare(server);
 	fa_server_look_idle(server);
 	fa_drain_advance(server);
 }
 
+static void on_drain_progress(struct fa_context *context)
+{
+	fa_drain_advance(fa_server_of(context));
+}
+
+static void on_maybe_idle(struct fa_context *context)
+{
+	fa_server_look_idle(fa_server_of(context));
+}
+
+static void on_device_lost(struct fa_context *context)
+{
+	struct fa_server *server = fa_server_of(context);
+
+	if (server->lost)
+		server->lost(server->userdata);
+	fa_drain_lost(server);
+}
+
+static const struct fa_context_hooks hooks = {
+	.packet = fa_dispatch,
+	.ring_entry = fa_dispatch_ring,
+	.session_ready = on_session_ready,
+	.session_closing = on_session_closing,
+	.session_ended = fa_kv_session_end,
+	.session_freed = on_session_freed,
+	.drain_progress = on_drain_progress,
+	.maybe_idle = on_maybe_idle,
+	.device_lost = on_device_lost,
+};
+
 void fa_server_look_idle(struct fa_server *server)
 {
-	if (!server->exit_when_idle || !server->had_client || server->n_sessions ||
-	    server->state != FA_SERVER_RUNNING || server->kv.session_store.n_lost)
+	if (!server->context.exit_when_idle || !server->had_client || server->context.n_sessions ||
+	    server->context.state != FA_DAEMON_RUNNING || server->kv.session_store.n_lost)
 		return;
 	/* Somebody may have come meanwhile. */
 	accept_connections(server);
-	if (server->n_sessions)
+	if (server->context.n_sessions)
 		return;
 	fa_log(FA_LOG_INFO, "the last client has gone");
 	fa_drain_start(server);
@@ -274,9 +289,9 @@ static void on_idle_timeout(uv_timer_t *timer)
 {
 	struct fa_server *server = timer->data;
 
-	if (server->had_client || server->state != FA_SERVER_RUNNING)
+	if (server->had_client || server->context.state != FA_DAEMON_RUNNING)
 		return;
-	if (server->n_sessions) {
+	if (server->context.n_sessions) {
 		uv_timer_start(timer, on_idle_timeout, FIRST_CLIENT_MS, 0);
 		return;
 	}
@@ -286,102 +301,33 @@ static void on_idle_timeout(uv_timer_t *timer)
 
 /* ---- the engine and the workers */
 
-/* The engine thread's, or this one's while it attends. */
-static void notify(void *userdata)
-{
-	struct fa_server *server = userdata;
-
-	if (atomic_exchange(&server->asleep, 0))
-		uv_async_send(&server->engine_async);
-}
-
-static bool take_one(struct fa_server *server)
-{
-	struct fa_session *session;
-	struct fa_job *request;
-	struct fa_stream *closed;
-
-	if (!fa_engine_take(server->engine, &request, &closed))
-		return false;
-	if (request) {
-		fa_dispatch_finished(request);
-	} else {
-		session = fa_stream_owner(closed);
-		fa_stream_free(closed);
-		fa_session_unref(session);
-	}
-	return true;
-}
-
-static void look_for_loss(struct fa_server *server)
-{
-	if (server->is_lost || !fa_engine_lost(server->engine, &server->lost_reason))
-		return;
-	server->is_lost = true;
-	fa_log(FA_LOG_ERROR, "the device is lost, and this process ends: %s",
-	       server->lost_reason.text);
-	if (server->lost)
-		server->lost(server->userdata);
-	fa_drain_lost(server);
-}
-
-bool fa_server_look_after_engine(struct fa_server *server)
-{
-	unsigned int n = 0;
-
-	look_for_loss(server);
-	if (!fa_engine_has_events(server->engine))
-		return false;
-	while (n < TAKE_MAX && take_one(server))
-		++n;
-	return n;
-}
-
-void fa_server_rest(struct fa_server *server)
-{
-	struct fa_error unused;
-
-	if (fa_rings_are_polled(&server->rings))
-		return;
-	(void)atomic_exchange(&server->asleep, 1);
-	if (fa_engine_has_events(server->engine) ||
-	    (!server->is_lost && fa_engine_lost(server->engine, &unused)))
-		notify(server);
-}
-
 static void on_engine(uv_async_t *async)
 {
 	struct fa_server *server = async->data;
 
-	(void)fa_server_look_after_engine(server);
-	fa_server_rest(server);
-}
-
-void fa_server_take_finished(struct fa_server *server)
-{
-	while (take_one(server))
-		;
+	(void)fa_completions_poll(&server->context);
+	fa_completions_arm(&server->context);
 }
 
 static void on_released(struct fa_importer *importer)
 {
-	fa_drain_advance(fa_container_of(importer, struct fa_server, importer));
+	fa_drain_advance(fa_container_of(importer, struct fa_server, context.importer));
 }
 
 /* Sessions that are resumed may be closed, and are freed later: the list stays. */
-static void on_closer(uv_async_t *async)
+static void on_reaper(uv_async_t *async)
 {
 	struct fa_server *server = async->data;
 	struct fa_list *pos;
 	bool again;
 
-	if (!server->reaper)
+	if (!server->context.reaper)
 		return;
-	again = fa_fd_reaper_collect(server->reaper);
+	again = fa_fd_reaper_collect(server->context.reaper);
 	keep_spare(server);
 	if (!again)
 		return;
-	fa_list_for_each(pos, &server->sessions) {
+	fa_list_for_each(pos, &server->context.sessions) {
 		struct fa_session *session = fa_container_of(pos, struct fa_session, link);
 
 		if ((session->paused & FA_PAUSE_REJECTED) &&
@@ -396,7 +342,7 @@ static void wake_reaper(void *userdata)
 {
 	struct fa_server *server = userdata;
 
-	uv_async_send(&server->closer_async);
+	uv_async_send(&server->reaper_async);
 }
 
 /* ---- beginning, reload, end */
@@ -406,7 +352,7 @@ static void wake_engine(void *userdata)
 {
 	struct fa_server *server = userdata;
 
-	fa_engine_wake(server->engine);
+	fa_engine_wake(server->context.engine);
 }
 
 /* 0: there is no end to them. */
@@ -422,14 +368,15 @@ static uint64_t fds_max(void)
 static int open_device(struct fa_server *server, uint64_t timelines_max, struct fa_error *error)
 {
 	struct fa_device_config config = {
-		.threads = server->config.threads,
-		.device = server->config.device,
+		.threads = server->context.config.threads,
+		.device = server->context.config.device,
 		.notify = wake_engine,
 		.userdata = server,
 	};
 	int r;
 
-	r = fa_device_open(server->config.backend, &config, error, &server->ops, &server->device);
+	r = fa_device_open(server->context.config.backend, &config, error, &server->context.ops,
+	                   &server->context.device);
 	if (r < 0)
 		return r;
 	if (r > 0) {
@@ -441,32 +388,34 @@ static int open_device(struct fa_server *server, uint64_t timelines_max, struct 
 	} else if (error->text[0]) {
 		fa_log(FA_LOG_INFO, "no GPU is used: %s", error->text);
 	}
-	server->ops->describe(server->device, &server->info);
-	fa_config_resolve(&server->config, server->info.memory_bytes, timelines_max, fds_max());
+	server->context.ops->describe(server->context.device, &server->context.info);
+	fa_config_resolve(&server->context.config, server->context.info.memory_bytes, timelines_max,
+	                  fds_max());
 
-	r = fa_engine_new(server->ops, notify, server, &server->engine);
+	r = fa_engine_new(server->context.ops, fa_completions_notify, &server->context,
+	                  &server->context.engine);
 	if (r == 0)
-		r = fa_engine_start(server->engine, server->device);
+		r = fa_engine_start(server->context.engine, server->context.device);
 	if (r == 0)
-		fa_engine_watch_fd(server->engine, server->rings.bells);
+		fa_engine_watch_fd(server->context.engine, server->context.rings.bells);
 	return r < 0 ? fa_fail(error, r, "the engine cannot be started: %s", strerror(-r)) : 0;
 }
 
 static void take_apart(struct fa_server *server)
 {
-	server->engine = fa_engine_free(server->engine);
-	fa_timelines_close(server);
-	fa_kv_close(server);
-	if (server->device)
-		server->device = server->ops->close(server->device);
-	server->reaper = fa_fd_reaper_free(server->reaper);
+	server->context.engine = fa_engine_free(server->context.engine);
+	fa_timelines_close(&server->context);
+	fa_kv_close(&server->context);
+	if (server->context.device)
+		server->context.device = server->context.ops->close(server->context.device);
+	server->context.reaper = fa_fd_reaper_free(server->context.reaper);
 	fa_listener_close(&server->listener);
 	fa_close_fdp(&server->spare_fd);
 }
 
 static void init_timer(struct fa_server *server, uv_timer_t *timer)
 {
-	(void)uv_timer_init(server->loop, timer);
+	(void)uv_timer_init(server->context.loop, timer);
 	timer->data = server;
 }
 
@@ -479,38 +428,42 @@ static int init_handles(struct fa_server *server)
 	init_timer(server, &server->hello_timer);
 	init_timer(server, &server->drain_timer);
 	init_timer(server, &server->idle_timer);
-	r = uv_async_init(server->loop, &server->engine_async, on_engine);
-	server->engine_async.data = server;
+	r = uv_async_init(server->context.loop, &server->context.engine_async, on_engine);
+	server->context.engine_async.data = server;
 	if (r == 0)
-		r = uv_async_init(server->loop, &server->closer_async, on_closer);
+		r = uv_async_init(server->context.loop, &server->reaper_async, on_reaper);
 	if (r == 0)
-		r = fa_rings_init(&server->rings, server);
-	fa_loop_spin_init(&server->spin, server->loop);
-	server->closer_async.data = server;
+		r = fa_rings_init(&server->context.rings, &server->context);
+	fa_loop_spin_init(&server->context.spin, server->context.loop);
+	server->reaper_async.data = server;
 	return r;
 }
 
 static void close_handles(struct fa_server *server)
 {
 	uv_handle_t *handles[] = {
-		(uv_handle_t *)&server->accept_timer, (uv_handle_t *)&server->hello_timer,
-		(uv_handle_t *)&server->drain_timer,  (uv_handle_t *)&server->idle_timer,
-		(uv_handle_t *)&server->engine_async, (uv_handle_t *)&server->closer_async,
-		(uv_handle_t *)&server->spin.idle,    (uv_handle_t *)&server->rings.idle,
-		(uv_handle_t *)&server->rings.poll,
+		(uv_handle_t *)&server->accept_timer,
+		(uv_handle_t *)&server->hello_timer,
+		(uv_handle_t *)&server->drain_timer,
+		(uv_handle_t *)&server->idle_timer,
+		(uv_handle_t *)&server->context.engine_async,
+		(uv_handle_t *)&server->reaper_async,
+		(uv_handle_t *)&server->context.spin.idle,
+		(uv_handle_t *)&server->context.rings.idle,
+		(uv_handle_t *)&server->context.rings.poll,
 	};
 
 	for (size_t i = 0; i < sizeof(handles) / sizeof(*handles); ++i)
 		if (handles[i]->type != UV_UNKNOWN_HANDLE && !uv_is_closing(handles[i]))
 			uv_close(handles[i], NULL);
-	fa_rings_deinit(&server->rings);
+	fa_rings_deinit(&server->context.rings);
 }
 
 static int start_accepting(struct fa_server *server, struct fa_error *error)
 {
 	int r;
 
-	r = uv_poll_init(server->loop, &server->accept_poll, server->listener.fd);
+	r = uv_poll_init(server->context.loop, &server->accept_poll, server->listener.fd);
 	if (r < 0)
 		return fa_fail(error, r, "the socket cannot be watched: %s", uv_strerror(r));
 	server->accept_poll.data = server;
@@ -520,7 +473,7 @@ static int start_accepting(struct fa_server *server, struct fa_error *error)
 		return fa_fail(error, r, "the socket cannot be watched: %s", uv_strerror(r));
 	}
 	server->accepting = true;
-	if (server->exit_when_idle)
+	if (server->context.exit_when_idle)
 		uv_timer_start(&server->idle_timer, on_idle_timeout, FIRST_CLIENT_MS, 0);
 	return 0;
 }
@@ -534,25 +487,28 @@ static struct fa_server *server_new(const struct fa_server_options *options)
 	if (!server)
 		return NULL;
 	clock_gettime(CLOCK_REALTIME, &now);
-	server->loop = options->loop;
-	server->exit_when_idle = options->exit_when_idle;
+	server->context.hooks = &hooks;
+	server->context.loop = options->loop;
+	server->context.kv = &server->kv;
+	server->context.fd_store = options->fd_store;
+	server->context.exit_when_idle = options->exit_when_idle;
 	server->draining = options->draining;
 	server->stopped = options->stopped;
 	server->lost = options->lost;
 	server->userdata = options->userdata;
-	server->uid = geteuid();
-	server->generation = (uint64_t)now.tv_sec * FA_NS_PER_SEC + (uint64_t)now.tv_nsec;
-	server->started_ns = fa_now_ns();
+	server->context.uid = geteuid();
+	server->context.generation = (uint64_t)now.tv_sec * FA_NS_PER_SEC + (uint64_t)now.tv_nsec;
+	server->context.started_ns = fa_now_ns();
 	server->listener = FA_LISTENER_NULL;
 	server->spare_fd = -1;
-	server->rings.bells = -1;
-	atomic_init(&server->asleep, 1);
-	fa_list_init(&server->sessions);
-	fa_list_init(&server->early);
-	fa_list_init(&server->uncharged);
-	fa_list_init(&server->timelines_late);
-	fa_tenants_init(&server->tenants, &server->config.limits);
-	fa_block_cache_init(&server->works, FA_REQUEST_SPARE_BYTES);
+	server->context.rings.bells = -1;
+	atomic_init(&server->context.asleep, 1);
+	fa_list_init(&server->context.sessions);
+	fa_list_init(&server->context.early);
+	fa_list_init(&server->context.hello_pending);
+	fa_list_init(&server->context.timelines_late);
+	fa_tenants_init(&server->context.tenants, &server->context.config.limits);
+	fa_block_cache_init(&server->context.works, FA_REQUEST_SPARE_BYTES);
 	return server;
 }
 
@@ -568,7 +524,7 @@ int fa_server_new(const struct fa_server_options *options, struct fa_error *erro
 	/* Whether we get to serve or not: who wrote to them is dead. */
 	fa_timeline_recover(&options->fd_store);
 	/* Lent until all has gone well. */
-	server->config = *options->config;
+	server->context.config = *options->config;
 
 	if (options->listen_fd >= 0 && options->listen_fd_kept)
 		r = fa_listener_retake(options->listen_fd, error, &server->listener);
@@ -576,10 +532,10 @@ int fa_server_new(const struct fa_server_options *options, struct fa_error *erro
 		r = fa_listener_take(options->listen_fd, options->unlink_listen_fd, error,
 		                     &server->listener);
 	else
-		r = fa_listener_open(&server->config, error, &server->listener);
+		r = fa_listener_open(&server->context.config, error, &server->listener);
 	if (r < 0)
 		goto fail;
-	r = fa_fd_reaper_new(wake_reaper, server, &server->reaper);
+	r = fa_fd_reaper_new(wake_reaper, server, &server->context.reaper);
 	if (r < 0) {
 		fa_fail(error, r, "no thread can be started: %s", strerror(-r));
 		goto fail;
@@ -593,9 +549,10 @@ int fa_server_new(const struct fa_server_options *options, struct fa_error *erro
 	r = open_device(server, options->fd_store.timelines_max, error);
 	if (r < 0)
 		goto fail;
-	fa_importer_init(&server->importer, server->loop, server->ops, server->device,
-	                 server->reaper, fa_registration_imported, on_released);
-	r = fa_kv_open(server, &options->fd_store, error);
+	fa_importer_init(&server->context.importer, server->context.loop, server->context.ops,
+	                 server->context.device, server->context.reaper, fa_registration_imported,
+	                 on_released);
+	r = fa_kv_open(&server->context, error);
 	if (r < 0) {
 		/* The next process has the socket, and who connects waits for it. */
 		if (options->listen_fd_kept)
@@ -612,9 +569,9 @@ int fa_server_new(const struct fa_server_options *options, struct fa_error *erro
 fail:
 	take_apart(server);
 	close_handles(server);
-	(void)uv_run(server->loop, UV_RUN_DEFAULT);
-	fa_block_cache_deinit(&server->works);
-	fa_tenants_deinit(&server->tenants);
+	(void)uv_run(server->context.loop, UV_RUN_DEFAULT);
+	fa_block_cache_deinit(&server->context.works);
+	fa_tenants_deinit(&server->context.tenants);
 	free(server);
 	return r;
 }
@@ -630,10 +587,10 @@ struct fa_server *fa_server_free(struct fa_server *server)
 {
 	if (!server)
 		return NULL;
-	assert(server->state == FA_SERVER_STOPPED);
-	fa_block_cache_deinit(&server->works);
-	fa_tenants_deinit(&server->tenants);
-	fa_config_deinit(&server->config);
+	assert(server->context.state == FA_DAEMON_STOPPED);
+	fa_block_cache_deinit(&server->context.works);
+	fa_tenants_deinit(&server->context.tenants);
+	fa_config_deinit(&server->context.config);
 	free(server);
 	return NULL;
 }
@@ -645,7 +602,7 @@ static bool same_text(const char *a, const char *b)
 
 void fa_server_reload(struct fa_server *server, struct fa_config *config)
 {
-	struct fa_config *old = &server->config;
+	struct fa_config *old = &server->context.config;
 
 	if (!same_text(old->socket, config->socket) || old->mode != config->mode ||
 	    !same_text(old->group, config->group) || !same_text(old->backend, config->backend) ||
@@ -653,14 +610,14 @@ void fa_server_reload(struct fa_server *server, struct fa_config *config)
 	    old->pool_grace_s != config->pool_grace_s)
 		fa_log(FA_LOG_WARNING, "socket, mode, group, backend, device, threads and grace_s "
 		                       "change with the next start only");
-	fa_config_resolve(config, server->info.memory_bytes, server->kv.fd_store.timelines_max,
-	                  fds_max());
+	fa_config_resolve(config, server->context.info.memory_bytes,
+	                  server->context.fd_store.timelines_max, fds_max());
 	old->limits = config->limits;
 	if (old->pool_bytes != config->pool_bytes || old->pool_percent != config->pool_percent ||
 	    old->pool_chunk_bytes != config->pool_chunk_bytes) {
 		old->pool_bytes = config->pool_bytes;
 		old->pool_percent = config->pool_percent;
-		fa_kv_resize(server, config->pool_chunk_bytes);
+		fa_kv_resize(&server->context, config->pool_chunk_bytes);
 		old->pool_chunk_bytes = config->pool_chunk_bytes;
 	}
 	old->drain_timeout_ms = config->drain_timeout_ms;

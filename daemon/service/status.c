@@ -117,7 +117,7 @@ static int add_tenant(json_t *tenants, const struct fa_tenant *tenant)
 /* All but the viewer's, with those that have gone behind. */
 static int add_tenants(json_t *tenants, const struct fa_session *viewer, unsigned int *n)
 {
-	const struct fa_tenants *all = &viewer->server->tenants;
+	const struct fa_tenants *all = &viewer->context->tenants;
 	const struct fa_list *lists[] = { &all->tenants, &all->gone };
 	struct fa_list *pos;
 	int r = 0;
@@ -180,18 +180,18 @@ static int add_daemon(json_t *object, struct fa_server *server)
 
 	r |= set_text(object, "version", FAD_VERSION);
 	r |= set(object, "pid", (uint64_t)getpid());
-	r |= set(object, "generation", server->generation);
-	r |= set(object, "uptime_ns", fa_now_ns() - server->started_ns);
+	r |= set(object, "generation", server->context.generation);
+	r |= set(object, "uptime_ns", fa_now_ns() - server->context.started_ns);
 	r |= json_object_set_new(object, "draining",
-	                         json_boolean(server->state != FA_SERVER_RUNNING));
-	r |= set_text(object, "backend", server->info.backend);
-	r |= set_text(object, "device", server->info.name);
+	                         json_boolean(server->context.state != FA_DAEMON_RUNNING));
+	r |= set_text(object, "backend", server->context.info.backend);
+	r |= set_text(object, "device", server->context.info.name);
 	if (server->gpu_unused.text[0])
 		r |= set_text(object, "gpu_unused", server->gpu_unused.text);
-	if (server->info.mps != FA_DEVICE_MPS_NONE)
-		r |= set_text(object, "mps", mps[server->info.mps]);
-	r |= set(object, "threads", server->info.threads);
-	r |= set(object, "connections", server->n_sessions);
+	if (server->context.info.mps != FA_DEVICE_MPS_NONE)
+		r |= set_text(object, "mps", mps[server->context.info.mps]);
+	r |= set(object, "threads", server->context.info.threads);
+	r |= set(object, "connections", server->context.n_sessions);
 	return r;
 }
 
@@ -202,19 +202,19 @@ static int add_totals(json_t *object, struct fa_server *server)
 
 	r |= set(object, "connections_total", server->n_connections);
 	r |= set(object, "connections_refused", server->n_refused);
-	r |= set(object, "buffers", server->importer.n_buffers);
-	r |= set(object, "buffers_max", server->importer.buffers_max);
-	r |= set(object, "rings", server->rings.n_rings);
-	r |= set(object, "rings_polled", server->rings.n_busy);
-	r |= set(object, "ring_requests", server->rings.n_requests);
-	r |= set(object, "ring_doorbells", server->rings.n_doorbells);
+	r |= set(object, "buffers", server->context.importer.n_buffers);
+	r |= set(object, "buffers_max", server->context.importer.buffers_max);
+	r |= set(object, "rings", server->context.rings.n_rings);
+	r |= set(object, "rings_polled", server->context.rings.n_busy);
+	r |= set(object, "ring_requests", server->context.rings.n_requests);
+	r |= set(object, "ring_doorbells", server->context.rings.n_doorbells);
 	return r;
 }
 
 static json_t *describe(struct fa_session *viewer)
 {
 	_fa_cleanup_(json_freep) json_t *object = json_object();
-	struct fa_server *server = viewer->server;
+	struct fa_server *server = fa_server_of(viewer->context);
 	json_t *sessions = json_array(), *tenants = json_array();
 	unsigned int n_sessions = 1, n_tenants = 1; /* the viewer's */
 	struct fa_list *pos;
@@ -223,10 +223,10 @@ static json_t *describe(struct fa_session *viewer)
 	r |= add_daemon(object, server);
 	if (viewer->privileged)
 		r |= add_totals(object, server);
-	r |= add_requests(object, server->engine);
-	r |= add_limits(object, &server->config.limits);
+	r |= add_requests(object, server->context.engine);
+	r |= add_limits(object, &server->context.config.limits);
 	r |= add_session(sessions, viewer);
-	fa_list_for_each(pos, &server->sessions) {
+	fa_list_for_each(pos, &server->context.sessions) {
 		struct fa_session *session = fa_container_of(pos, struct fa_session, link);
 
 		if (!viewer->privileged && session->tenant != viewer->tenant)

@@ -190,7 +190,7 @@ static int add_pool(json_t *object, const struct fa_kv *kv, const struct fa_sess
 
 int fa_kv_status(json_t *object, struct fa_session *viewer)
 {
-	const struct fa_kv *kv = &viewer->server->kv;
+	const struct fa_kv *kv = viewer->context->kv;
 	json_t *caches = json_array(), *sequences = json_array();
 	struct fa_pool_sequence_info sequence;
 	struct fa_pool_cache_info cache;

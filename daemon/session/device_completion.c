@@ -1,7 +1,8 @@
 #include "daemon/session/device_completion.h"
 
 #include "common/clock.h"
-#include "daemon/service/server.h"
+#include "daemon/session/completions.h"
+#include "daemon/session/context.h"
 
 #include <sched.h>
 
@@ -65,23 +66,23 @@ bool fa_device_completion_submit(struct fa_session *session, uint32_t stream, ui
 	slot->early = value;
 	session->early_streams |= (uint64_t)1 << stream;
 	if (fa_list_empty(&session->early_link))
-		fa_list_append(&session->server->early, &session->early_link);
+		fa_list_append(&session->context->early, &session->early_link);
 	return true;
 }
 
-static void take(struct fa_server *server)
+static void take(struct fa_context *context)
 {
-	(void)fa_engine_poll(server->engine);
+	(void)fa_engine_poll(context->engine);
 	/* Nobody else would take this back before a ring is busy. */
-	if (!fa_rings_are_polled(&server->rings))
-		fa_engine_poll_end(server->engine);
-	fa_server_take_finished(server);
+	if (!fa_rings_are_polled(&context->rings))
+		fa_engine_poll_end(context->engine);
+	fa_completions_take_all(context);
 }
 
 /* Has what the client knows of taken from the engine. */
 static void settle(struct fa_session *session, uint64_t until_ns)
 {
-	struct fa_server *server = session->server;
+	struct fa_context *context = session->context;
 	uint64_t left = session->early_streams;
 
 	while (left && session->state == FA_SESSION_READY) {
@@ -92,9 +93,9 @@ static void settle(struct fa_session *session, uint64_t until_ns)
 		while (slot->finished < slot->early && session->state == FA_SESSION_READY &&
 		       fa_completion_is_early(&session->completions[i], slot->early) &&
 		       fa_now_ns() < until_ns) {
-			take(server);
+			take(context);
 			if (slot->finished < slot->early &&
-			    (server->rings.shy || !server->info.polled))
+			    (context->rings.shy || !context->info.polled))
 				(void)sched_yield();
 		}
 	}
@@ -107,21 +108,21 @@ void fa_device_completion_finished(struct fa_session *session, uint32_t stream)
 		fa_list_remove(&session->early_link);
 }
 
-void fa_device_completion_settle(struct fa_server *server)
+void fa_device_completion_settle(struct fa_context *context)
 {
 	uint64_t until_ns;
 
-	if (fa_list_empty(&server->early))
+	if (fa_list_empty(&context->early))
 		return;
-	until_ns = fa_now_ns() + (server->info.polled ? SETTLE_NS : SETTLE_BY_THREAD_NS);
+	until_ns = fa_now_ns() + (context->info.polled ? SETTLE_NS : SETTLE_BY_THREAD_NS);
 	/* Of all, one of which may have told another. */
-	take(server);
-	for (unsigned int n = server->n_sessions; n && !fa_list_empty(&server->early); --n) {
+	take(context);
+	for (unsigned int n = context->n_sessions; n && !fa_list_empty(&context->early); --n) {
 		struct fa_session *other = fa_session_ref(
-			fa_container_of(server->early.next, struct fa_session, early_link));
+			fa_container_of(context->early.next, struct fa_session, early_link));
 
 		fa_list_remove(&other->early_link);
-		fa_list_append(&server->early, &other->early_link);
+		fa_list_append(&context->early, &other->early_link);
 		settle(other, until_ns);
 		fa_session_unref(other);
 	}

@@ -34,6 +34,6 @@ bool fa_device_completion_submit(struct fa_session *session, uint32_t stream, ui
 void fa_device_completion_finished(struct fa_session *session, uint32_t stream);
 
 /* What any client may have seen, or has heard of from another, has been taken from the engine when
- * this returns, as fa_server_take_finished() does it; but for what takes the engine unusually
+ * this returns, as fa_completions_take_all() does it; but for what takes the engine unusually
  * long. Sessions may be closed afterwards. */
-void fa_device_completion_settle(struct fa_server *server);
+void fa_device_completion_settle(struct fa_context *context);

@@ -1,7 +1,7 @@
 #include "daemon/session/pinned_page.h"
 
 #include "common/cleanup.h"
-#include "daemon/service/server.h"
+#include "daemon/session/context.h"
 #include "daemon/session/session.h"
 
 static void on_imported(struct fa_registered_buffer *buffer)
@@ -24,15 +24,15 @@ static void on_imported(struct fa_registered_buffer *buffer)
 
 void fa_pinned_page_open(struct fa_pinned_page *pinned, void *host, uint64_t bytes)
 {
-	struct fa_server *server = pinned->session->server;
+	struct fa_context *context = pinned->session->context;
 	struct fa_registered_buffer *buffer;
 	struct fa_error error;
 
-	if (!server->ops->memory_import_mapped) {
+	if (!context->ops->memory_import_mapped) {
 		pinned->there(pinned->session, host);
 		return;
 	}
-	if (fa_registered_buffer_new(&server->importer, &error, &buffer) < 0)
+	if (fa_registered_buffer_new(&context->importer, &error, &buffer) < 0)
 		return;
 	buffer->mapped = host;
 	buffer->bytes = bytes;
@@ -40,7 +40,7 @@ void fa_pinned_page_open(struct fa_pinned_page *pinned, void *host, uint64_t byt
 	buffer->owner = pinned;
 	pinned->import = buffer;
 	(void)fa_session_ref(pinned->session);
-	fa_importer_start(&server->importer, buffer);
+	fa_importer_start(&context->importer, buffer);
 }
 
 void fa_pinned_page_stop(struct fa_pinned_page *pinned)

@@ -3,7 +3,7 @@
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "daemon/engine/gate.h"
-#include "daemon/service/server.h"
+#include "daemon/session/context.h"
 #include "daemon/session/device_completion.h"
 #include "daemon/session/submission_ring.h"
 #include "daemon/session/timeline.h"
@@ -27,7 +27,7 @@ static void release(struct fa_request *work)
 
 struct fa_request *fa_request_new(struct fa_session *session, const struct fa_request_kind *kind)
 {
-	struct fa_request *work = fa_block_cache_get(&session->server->works, kind->bytes);
+	struct fa_request *work = fa_block_cache_get(&session->context->works, kind->bytes);
 
 	if (!work)
 		return NULL;
@@ -48,7 +48,7 @@ struct fa_request *fa_request_free(struct fa_request *work)
 	fa_list_remove(&work->held_link);
 	fa_list_remove(&work->step_link);
 	free(work->job.gates);
-	fa_block_cache_put(&work->session->server->works, work, work->kind->bytes);
+	fa_block_cache_put(&work->session->context->works, work, work->kind->bytes);
 	return NULL;
 }
 
@@ -82,13 +82,13 @@ static struct fa_request *find_before(const struct fa_request *work)
 int fa_request_prepare(struct fa_request *work, struct fa_error *error)
 {
 	struct fa_session *session = work->session;
-	const struct fa_server *server = session->server;
+	const struct fa_context *context = session->context;
 	struct fa_device_work *device_work = &work->job.work;
 	struct fa_request *before = find_before(work);
 	int r;
 
 	device_work->before = before ? &before->job.work : NULL;
-	r = server->ops->paged_prepare(server->device, device_work, error);
+	r = context->ops->paged_prepare(context->device, device_work, error);
 	device_work->before = NULL;
 	if (r == 0 && device_work->room_bytes)
 		r = fa_charge_add(&work->charge_room, session->tenant, FA_RESOURCE_STEP_BYTES,
@@ -124,30 +124,30 @@ int fa_request_wait(struct fa_request *work, uint32_t stream, uint64_t value,
 
 /* ---- in */
 
-static int refuse_stopping(const struct fa_server *server, struct fa_error *error)
+static int refuse_stopping(const struct fa_context *context, struct fa_error *error)
 {
-	if (server->is_lost)
-		return fa_fail(error, -ENODEV, "the device is lost: %s", server->lost_reason.text);
+	if (context->is_lost)
+		return fa_fail(error, -ENODEV, "the device is lost: %s", context->lost_reason.text);
 	return fa_fail(error, -ESHUTDOWN, "the daemon is stopping and takes no new work");
 }
 
-static bool is_stopping(const struct fa_server *server, const struct fa_request_kind *kind)
+static bool is_stopping(const struct fa_context *context, const struct fa_request_kind *kind)
 {
-	if (server->state == FA_SERVER_DRAINING && kind->while_draining)
-		return server->is_lost;
-	return server->state != FA_SERVER_RUNNING;
+	if (context->state == FA_DAEMON_DRAINING && kind->while_draining)
+		return context->is_lost;
+	return context->state != FA_DAEMON_RUNNING;
 }
 
 static int check(struct fa_request *work, const struct fa_wire_message *message, size_t n_fds,
                  struct fa_error *error)
 {
 	struct fa_session *session = work->session;
-	struct fa_server *server = session->server;
-	uint64_t max = server->config.limits.session_requests;
+	struct fa_context *context = session->context;
+	uint64_t max = context->config.limits.session_requests;
 	int r;
 
-	if (is_stopping(server, work->kind))
-		return refuse_stopping(server, error);
+	if (is_stopping(context, work->kind))
+		return refuse_stopping(context, error);
 	if (n_fds)
 		return fa_fail(error, -EINVAL, "%s came with %zu descriptors; expected none",
 		               fa_wire_type_name(message->type), n_fds);
@@ -209,8 +209,8 @@ static void answer_without_stream(struct fa_session *session, const struct fa_wi
 		kind->refused(work, message);
 	fa_request_free(work);
 
-	if (is_stopping(session->server, kind))
-		none.status = refuse_stopping(session->server, &none.error);
+	if (is_stopping(session->context, kind))
+		none.status = refuse_stopping(session->context, &none.error);
 	else
 		none.status = fa_fail(&none.error, -ENOENT, "there is no stream %" PRIu32,
 		                      place.stream);
@@ -237,8 +237,8 @@ static void submit(struct fa_request *work)
 	++slot->next_value;
 	++slot->n_requests;
 	slot->last = work;
-	++session->server->n_requests;
-	fa_engine_submit(session->server->engine, &work->job);
+	++session->context->n_requests;
+	fa_engine_submit(session->context->engine, &work->job);
 }
 
 int fa_request_submit(struct fa_session *session, const struct fa_wire_message *message,
@@ -331,8 +331,8 @@ static bool can_pass(const struct fa_session *session, const struct fa_wire_mess
 	const struct fa_session_stream *slot;
 
 	if (place.stream >= FA_COMPLETION_SLOTS || n_fds || message->n_waits ||
-	    message->n_signals || session->server->state != FA_SERVER_RUNNING ||
-	    session->server->is_lost)
+	    message->n_signals || session->context->state != FA_DAEMON_RUNNING ||
+	    session->context->is_lost)
 		return false;
 	slot = &session->streams[place.stream];
 	return slot->stream && !slot->n_requests && place.value == slot->next_value;
@@ -352,7 +352,7 @@ int fa_request_mark(struct fa_session *session, const struct fa_wire_message *me
 	slot->finished = place.value;
 	++session->usage.finished;
 	++session->tenant->usage.finished;
-	fa_engine_complete_empty(session->server->engine, slot->stream, place.value, received_ns);
+	fa_engine_complete_empty(session->context->engine, slot->stream, place.value, received_ns);
 	if (place.by_ring) {
 		fa_ring_note_passed(session);
 	} else {
@@ -387,7 +387,7 @@ static bool is_over(const struct fa_request *work)
 
 void fa_request_release_held(struct fa_session *session, const struct fa_kv_step *doomed)
 {
-	struct fa_engine *engine = session->server->engine;
+	struct fa_engine *engine = session->context->engine;
 	struct fa_list *pos, *tmp;
 	struct fa_error error;
 
@@ -440,7 +440,7 @@ void fa_request_finish(struct fa_job *request)
 	slot->finished = request->value;
 	if (request->device_completes)
 		fa_device_completion_finished(session, work->stream);
-	--session->server->n_requests;
+	--session->context->n_requests;
 	count(&session->usage, request, work->stream == FA_SESSION_STREAM_OWN);
 	count(&session->tenant->usage, request, work->stream == FA_SESSION_STREAM_OWN);
 	if (work->kind->ended)
@@ -466,6 +466,6 @@ void fa_request_cancel_all(struct fa_session *session, int status)
 		if (!slot->stream)
 			continue;
 		for (uint64_t value = slot->finished + 1; value < slot->next_value; ++value)
-			fa_engine_cancel(session->server->engine, slot->stream, value, status);
+			fa_engine_cancel(session->context->engine, slot->stream, value, status);
 	}
 }

@@ -3,10 +3,8 @@
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/packet.h"
-#include "daemon/requests/buffer.h"
-#include "daemon/service/dispatch.h"
-#include "daemon/service/drain.h"
-#include "daemon/service/server.h"
+#include "daemon/session/completions.h"
+#include "daemon/session/context.h"
 #include "daemon/session/device_completion.h"
 #include "daemon/session/submission_ring.h"
 #include "daemon/session/timeline.h"
@@ -51,18 +49,18 @@ struct fa_session *fa_session_ref(struct fa_session *session)
 static void hang_up(struct fa_session *session)
 {
 	if (session->fd >= 0)
-		fa_fd_reaper_add_connection(session->server->reaper, session->tenant,
+		fa_fd_reaper_add_connection(session->context->reaper, session->tenant,
 		                            fa_steal_fd(&session->fd), &session->charge_socket);
 }
 
 struct fa_session *fa_session_unref(struct fa_session *session)
 {
-	struct fa_server *server;
+	struct fa_context *context;
 
 	if (!session || --session->n_refs)
 		return NULL;
-	server = session->server;
-	fa_kv_session_end(session);
+	context = session->context;
+	session->context->hooks->session_ended(session);
 	fa_list_remove(&session->link);
 	fa_list_remove(&session->hello_link);
 	fa_id_table_deinit(&session->buffers);
@@ -79,7 +77,8 @@ struct fa_session *fa_session_unref(struct fa_session *session)
 	fa_charge_release(&session->charge_session);
 	fa_tenant_unref(session->tenant);
 	free(session);
-	fa_server_session_gone(server);
+	--context->n_sessions;
+	context->hooks->session_freed(context);
 	return NULL;
 }
 
@@ -106,7 +105,7 @@ static void close_streams(struct fa_session *session)
 
 		if (stream) {
 			session->n_streams -= i != FA_SESSION_STREAM_OWN;
-			fa_engine_stream_close(session->server->engine, stream, -ECANCELED);
+			fa_engine_stream_close(session->context->engine, stream, -ECANCELED);
 		}
 	}
 }
@@ -130,8 +129,7 @@ void fa_session_close(struct fa_session *session)
 	while (!fa_list_empty(&session->out))
 		out_free(session, fa_container_of(session->out.next, struct out, link));
 	close_streams(session);
-	fa_kv_session_close(session);
-	fa_registration_abort(session, -ECANCELED, "the session is over");
+	session->context->hooks->session_closing(session);
 	while ((buffer = fa_id_table_pop(&session->buffers)))
 		fa_registered_buffer_unref(buffer);
 	session->buffer_bytes = 0;
@@ -144,7 +142,7 @@ int fa_session_stream_new(struct fa_session *session, uint32_t id, int priority)
 	int r = 0;
 
 	if (!session->group)
-		r = fa_engine_group_new(session->server->engine, &session->group);
+		r = fa_engine_group_new(session->context->engine, &session->group);
 	if (r == 0)
 		r = fa_engine_stream_new(session->group, priority,
 		                         id == FA_SESSION_STREAM_OWN ? &session->own_slot
@@ -179,16 +177,16 @@ void fa_session_settle(struct fa_session *session)
 }
 
 /* Has what was received released for others, whose sessions say nothing just now. */
-static bool settle_all(struct fa_server *server)
+static bool settle_all(struct fa_context *context)
 {
 	const uint64_t now_ns = fa_now_ns();
 	struct fa_list *pos;
 
-	if (now_ns < server->settle_again_ns && server->settle_charged < SETTLE_CHARGED)
+	if (now_ns < context->settle_again_ns && context->settle_charged < SETTLE_CHARGED)
 		return false;
-	server->settle_charged = 0;
-	server->settle_again_ns = now_ns + SETTLE_AGAIN_NS;
-	fa_list_for_each(pos, &server->sessions)
+	context->settle_charged = 0;
+	context->settle_again_ns = now_ns + SETTLE_AGAIN_NS;
+	fa_list_for_each(pos, &context->sessions)
 		fa_session_settle(fa_container_of(pos, struct fa_session, link));
 	return true;
 }
@@ -200,10 +198,10 @@ int fa_session_charge_fds(struct fa_session *session, uint64_t n, struct fa_char
 
 	fa_session_settle(session);
 	r = fa_charge_add(charge, session->tenant, FA_RESOURCE_FDS, n, error);
-	if (r == -EDQUOT && settle_all(session->server))
+	if (r == -EDQUOT && settle_all(session->context))
 		r = fa_charge_add(charge, session->tenant, FA_RESOURCE_FDS, n, error);
 	if (r == 0)
-		session->server->settle_charged += n;
+		session->context->settle_charged += n;
 	return r;
 }
 
@@ -215,7 +213,7 @@ int fa_session_charge_fd(struct fa_session *session, struct fa_charge *charge,
 
 static void pause_if_unread(struct fa_session *session)
 {
-	uint64_t half = session->server->config.limits.session_out_bytes / 2;
+	uint64_t half = session->context->config.limits.session_out_bytes / 2;
 
 	if (session->out_bytes > half)
 		fa_session_pause(session, FA_PAUSE_OUT);
@@ -344,7 +342,7 @@ void fa_session_refuse(struct fa_session *session, uint64_t id, int status, cons
 	fa_session_close(session);
 }
 
-void fa_session_turn_away(struct fa_server *server, int fd, int status, const char *text)
+void fa_session_turn_away(struct fa_context *context, int fd, int status, const char *text)
 {
 	struct fa_wire_message message = reply_message(0, status, text);
 	uint64_t buffer[SEND_BYTES / sizeof(uint64_t)];
@@ -357,8 +355,8 @@ void fa_session_turn_away(struct fa_server *server, int fd, int status, const ch
 		(void)fa_packet_send(fd, bytes, length, NULL, 0, MSG_DONTWAIT);
 	/* If closing it takes long, others who are turned away do not wait for it. */
 	if (fa_peer_read(fd, &peer) == 0)
-		(void)fa_tenant_get(&server->tenants, peer.uid, peer.cgroup, &tenant);
-	fa_fd_reaper_add_connection(server->reaper, tenant, fd, NULL);
+		(void)fa_tenant_get(&context->tenants, peer.uid, peer.cgroup, &tenant);
+	fa_fd_reaper_add_connection(context->reaper, tenant, fd, NULL);
 	fa_tenant_unref(tenant);
 }
 
@@ -402,7 +400,7 @@ static bool is_held_back(struct fa_session *session)
 /* Handles one packet. Returns whether to look for the next one at once. */
 static bool read_packet(struct fa_session *session, int *fds, size_t *ret_n_fds)
 {
-	struct fa_server *server = session->server;
+	struct fa_context *context = session->context;
 	bool lost;
 	ssize_t n;
 	char byte;
@@ -414,13 +412,13 @@ static bool read_packet(struct fa_session *session, int *fds, size_t *ret_n_fds)
 		if (recv(session->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 &&
 		    (errno == EAGAIN || errno == EINTR))
 			return false;
-		fa_server_take_finished(server);
+		fa_completions_take_all(context);
 		if (session->state == FA_SESSION_CLOSING || !fa_ring_catch_up(session))
 			return false;
 	}
 	if (is_held_back(session))
 		return false;
-	n = fa_packet_receive_keep(session->fd, server->packet, FA_WIRE_BYTES_MAX, fds, ret_n_fds,
+	n = fa_packet_receive_keep(session->fd, context->packet, FA_WIRE_BYTES_MAX, fds, ret_n_fds,
 	                           &lost, MSG_DONTWAIT);
 	if (n == -EAGAIN)
 		return false;
@@ -440,15 +438,15 @@ static bool read_packet(struct fa_session *session, int *fds, size_t *ret_n_fds)
 		return false;
 	}
 	++session->n_messages;
-	fa_loop_spin_note(&server->spin);
+	fa_loop_spin_note(&context->spin);
 	/* What the client has seen in its page counts no more. */
-	fa_server_take_finished(server);
-	fa_device_completion_settle(server);
+	fa_completions_take_all(context);
+	fa_device_completion_settle(context);
 	if (session->state == FA_SESSION_CLOSING)
 		return false;
 	if (lost)
-		fa_server_note_shortage(server);
-	return fa_dispatch(session, server->packet, (size_t)n, fds, *ret_n_fds, lost);
+		fa_context_note_shortage(context);
+	return context->hooks->packet(session, context->packet, (size_t)n, fds, *ret_n_fds, lost);
 }
 
 /* What nobody has taken. */
@@ -457,7 +455,7 @@ static void reject(struct fa_session *session, int *fds, size_t n_fds)
 	const struct fa_fd_reaper_queue *queue = fa_tenant_reaper_queue(session->tenant);
 	uint64_t before = queue->n_rejected;
 
-	fa_fd_reaper_add_rejected(session->server->reaper, session->tenant, fds, n_fds);
+	fa_fd_reaper_add_rejected(session->context->reaper, session->tenant, fds, n_fds);
 	if (queue->n_rejected > before && queue->n_rejected > FA_FD_REAPER_REJECTED_SOFT_MAX)
 		fa_session_pause(session, FA_PAUSE_REJECTED);
 }
@@ -493,7 +491,7 @@ static void on_poll(uv_poll_t *poll, int status, int events)
 			fa_session_close(session);
 		else
 			pause_if_unread(session);
-		fa_drain_advance(session->server);
+		fa_context_drain_progress(session->context);
 	}
 	if (session->state != FA_SESSION_CLOSING) {
 		if ((events & UV_READABLE) && !session->paused)
@@ -522,7 +520,7 @@ static void update_poll(struct fa_session *session)
 		session->poll_events = events;
 }
 
-int fa_session_new(struct fa_server *server, int fd, struct fa_error *error,
+int fa_session_new(struct fa_context *context, int fd, struct fa_error *error,
                    struct fa_session **ret_session)
 {
 	struct fa_session *session;
@@ -532,24 +530,25 @@ int fa_session_new(struct fa_server *server, int fd, struct fa_error *error,
 	if (!session)
 		return fa_fail(error, -ENOMEM, "the daemon has no memory for another session");
 	/* Half-built, it is freed by its last reference. */
-	*session = (struct fa_session){ .n_refs = 1, .server = server, .fd = -1 };
+	*session = (struct fa_session){ .n_refs = 1, .context = context, .fd = -1 };
 	fa_list_init(&session->link);
 	fa_list_init(&session->hello_link);
 	fa_list_init(&session->early_link);
 	fa_list_init(&session->out);
 	fa_list_init(&session->held);
-	fa_kv_session_init(session);
-	fa_server_session_made(server);
+	fa_list_init(&session->kv.steps);
+	session->kv.record = UINT32_MAX;
+	++context->n_sessions;
 	for (unsigned int i = 0; i < FA_SESSION_STREAMS; ++i)
 		session->streams[i].next_value = 1;
 
 	r = fa_peer_read(fd, &session->peer);
 	if (r < 0) {
 		fa_fail(error, r, "the kernel does not tell who connected: %s", strerror(-r));
-		r = fa_server_explain_shortage(server, r, error);
+		r = fa_context_explain_shortage(context, r, error);
 		goto fail;
 	}
-	r = fa_tenant_get(&server->tenants, session->peer.uid, session->peer.cgroup,
+	r = fa_tenant_get(&context->tenants, session->peer.uid, session->peer.cgroup,
 	                  &session->tenant);
 	if (r < 0) {
 		fa_fail(error, r, "the daemon has no memory for another account");
@@ -565,22 +564,22 @@ int fa_session_new(struct fa_server *server, int fd, struct fa_error *error,
 	if (r < 0)
 		goto fail;
 
-	r = uv_poll_init(server->loop, &session->poll, fd);
+	r = uv_poll_init(context->loop, &session->poll, fd);
 	if (r < 0) {
 		fa_fail(error, r, "the connection cannot be watched: %s", uv_strerror(r));
 		goto fail;
 	}
 	session->fd = fd; /* consumed from here on */
 	session->poll.data = session;
-	session->id = session->connection = ++server->last_session;
-	session->privileged = session->peer.uid == 0 || session->peer.uid == server->uid;
+	session->id = session->connection = ++context->last_session;
+	session->privileged = session->peer.uid == 0 || session->peer.uid == context->uid;
 	session->subject = (struct fa_log_subject){ .session = session->id,
 		                                    .uid = session->peer.uid,
 		                                    .pid = session->peer.pid,
 		                                    .cgroup = session->tenant->cgroup };
 	session->hello_deadline_ns = fa_deadline_ns(FA_SESSION_HELLO_NS);
-	fa_list_append(&server->sessions, &session->link);
-	fa_list_append(&server->uncharged, &session->hello_link);
+	fa_list_append(&context->sessions, &session->link);
+	fa_list_append(&context->hello_pending, &session->hello_link);
 	fa_log_about(&session->subject, FA_LOG_DEBUG, "connected");
 	update_poll(session);
 	*ret_session = session;

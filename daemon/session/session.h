@@ -29,8 +29,8 @@
 #include "daemon/base/id_table.h"
 #include "daemon/base/log.h"
 #include "daemon/engine/engine.h"
-#include "daemon/kv/store.h"
 #include "daemon/memory/buffer.h"
+#include "daemon/session/kv_state.h"
 #include "daemon/session/pinned_page.h"
 #include "schema/wire.h"
 
@@ -38,7 +38,7 @@
 #include <uv.h>
 
 struct fa_registration;
-struct fa_server;
+struct fa_context;
 struct fa_session_ring;
 struct fa_timeline;
 
@@ -80,8 +80,8 @@ struct fa_session_stream {
 
 struct fa_session {
 	unsigned int n_refs;
-	struct fa_server *server;
-	struct fa_list link; /* server.sessions */
+	struct fa_context *context;
+	struct fa_list link; /* context.sessions */
 	uint64_t id;         /* that of the session that it is again, if it is one */
 	uint64_t connection; /* a number of its own */
 	struct fa_peer peer;
@@ -96,7 +96,7 @@ struct fa_session {
 	int fd;
 	uv_poll_t poll;
 	int poll_events;           /* those it was started with */
-	struct fa_list hello_link; /* server.strangers, until Hello */
+	struct fa_list hello_link; /* context.hello_pending, until Hello */
 	uint64_t hello_deadline_ns;
 
 	char name[FA_WIRE_NAME_BYTES_MAX + 1];
@@ -105,7 +105,7 @@ struct fa_session {
 	void *early_page; /* the same as the device addresses it (session/device_completion.h) */
 	struct fa_pinned_page early_pin;
 	uint64_t early_streams;       /* bits of those of which early is not finished */
-	struct fa_list early_link;    /* server.early, while there are any */
+	struct fa_list early_link;    /* context.early, while there are any */
 	struct fa_session_ring *ring; /* NULL unless it asked for one (session/submission_ring.h) */
 	struct fa_timeline *timeline; /* NULL unless it asked for one (session/timeline.h) */
 	struct fa_pinned_page timeline_pin;   /* of the slots that the client writes */
@@ -136,7 +136,7 @@ struct fa_session {
 };
 
 /* Consumes @fd if it succeeds. -EDQUOT and others, with a sentence for the client. */
-int fa_session_new(struct fa_server *server, int fd, struct fa_error *error,
+int fa_session_new(struct fa_context *context, int fd, struct fa_error *error,
                    struct fa_session **ret_session);
 struct fa_session *fa_session_ref(struct fa_session *session);
 struct fa_session *fa_session_unref(struct fa_session *session);
@@ -174,7 +174,7 @@ int fa_session_charge_fd(struct fa_session *session, struct fa_charge *charge,
 void fa_session_settle(struct fa_session *session);
 
 /* Says why to a connection that gets no session, and closes @fd. */
-void fa_session_turn_away(struct fa_server *server, int fd, int status, const char *text);
+void fa_session_turn_away(struct fa_context *context, int fd, int status, const char *text);
 
 /* ---- for the handlers */
 

@@ -2,8 +2,8 @@
 
 #include "common/cleanup.h"
 #include "common/clock.h"
-#include "daemon/service/dispatch.h"
-#include "daemon/service/server.h"
+#include "daemon/session/completions.h"
+#include "daemon/session/context.h"
 #include "daemon/session/device_completion.h"
 #include "daemon/session/session.h"
 
@@ -57,20 +57,20 @@ static void leave(struct fa_session_ring *ring)
 	if (fa_list_empty(&ring->link))
 		return;
 	fa_list_remove(&ring->link);
-	--ring->session->server->rings.n_busy;
+	--ring->session->context->rings.n_busy;
 }
 
 static uint64_t spin_ns(const struct fa_rings *rings, const struct fa_session_ring *ring)
 {
-	return rings->alone || ring->rest ? 0 : rings->server->config.spin_us * FA_NS_PER_US;
+	return rings->alone || ring->rest ? 0 : rings->context->config.spin_us * FA_NS_PER_US;
 }
 
 /* Takes up to @max entries, and none behind @mark. The session may be closed afterwards. */
 static bool serve(struct fa_session_ring *ring, unsigned int max, const uint64_t *mark)
 {
 	struct fa_session *session = fa_session_ref(ring->session);
-	struct fa_server *server = session->server;
-	unsigned char *entry = server->rings.entry;
+	struct fa_context *context = session->context;
+	unsigned char *entry = context->rings.entry;
 	uint64_t now_ns = fa_now_ns();
 	const char *wrong;
 	uint64_t submitted = session->n_submitted;
@@ -88,21 +88,21 @@ static bool serve(struct fa_session_ring *ring, unsigned int max, const uint64_t
 		++n;
 		++session->n_messages;
 		/* What the client has seen in its records counts no more, nor what its page says. */
-		if (fa_engine_has_events(server->engine))
-			fa_server_take_finished(server);
-		if (!fa_list_empty(&server->early)) {
-			fa_device_completion_settle(server);
-			fa_engine_batch_begin(server->engine);
+		if (fa_engine_has_events(context->engine))
+			fa_completions_take_all(context);
+		if (!fa_list_empty(&context->early)) {
+			fa_device_completion_settle(context);
+			fa_engine_batch_begin(context->engine);
 		}
 		if (session->state == FA_SESSION_READY)
-			fa_dispatch_ring(session, entry, length, now_ns);
+			context->hooks->ring_entry(session, entry, length, now_ns);
 	}
-	server->rings.n_submitted += session->n_submitted - submitted;
+	context->rings.n_submitted += session->n_submitted - submitted;
 	if (r == -EPROTO)
 		fa_session_refuse(session, 0, -EPROTO, wrong);
 	if (n) {
 		ring->n_requests += n;
-		server->rings.n_requests += n;
+		context->rings.n_requests += n;
 		ring->last_ns = now_ns;
 		if (ring->warm)
 			ring->paid = true;
@@ -135,7 +135,7 @@ static bool turn(struct fa_rings *rings, uint64_t now_ns)
 {
 	bool any = false;
 
-	fa_engine_batch_begin(rings->server->engine);
+	fa_engine_batch_begin(rings->context->engine);
 	for (unsigned int n = rings->n_busy; n && !fa_list_empty(&rings->busy); --n) {
 		struct fa_session_ring *ring = fa_container_of(rings->busy.next,
 		                                               struct fa_session_ring, link);
@@ -151,7 +151,7 @@ static bool turn(struct fa_rings *rings, uint64_t now_ns)
 		else
 			ring->warm = true;
 	}
-	return fa_engine_poll(rings->server->engine) || any;
+	return fa_engine_poll(rings->context->engine) || any;
 }
 
 static void relax(const struct fa_rings *rings)
@@ -170,8 +170,8 @@ static void relax(const struct fa_rings *rings)
 static void rest(struct fa_rings *rings)
 {
 	(void)uv_idle_stop(&rings->idle);
-	fa_engine_poll_end(rings->server->engine);
-	fa_server_rest(rings->server);
+	fa_engine_poll_end(rings->context->engine);
+	fa_completions_arm(rings->context);
 }
 
 static void on_idle(uv_idle_t *idle)
@@ -185,7 +185,7 @@ static void on_idle(uv_idle_t *idle)
 
 		for (int i = 0; i < LOOKS && rings->n_busy && !any; ++i) {
 			any = turn(rings, now_ns);
-			any = fa_server_look_after_engine(rings->server) || any;
+			any = fa_completions_poll(rings->context) || any;
 			if (!any)
 				relax(rings);
 		}
@@ -206,7 +206,7 @@ bool fa_rings_are_polled(const struct fa_rings *rings)
 
 void fa_ring_activate(struct fa_session_ring *ring)
 {
-	struct fa_rings *rings = &ring->session->server->rings;
+	struct fa_rings *rings = &ring->session->context->rings;
 
 	if (!fa_list_empty(&ring->link))
 		return;
@@ -228,7 +228,7 @@ static void on_bells(uv_poll_t *poll, int status, int events)
 	n = epoll_wait(rings->bells, bells, BELLS_MAX, 0);
 	/* While requests are read and checked it wakes up. */
 	if (n > 0)
-		fa_engine_prewake(rings->server->engine);
+		fa_engine_prewake(rings->context->engine);
 	for (int i = 0; i < n; ++i) {
 		struct fa_session_ring *ring = bells[i].data.ptr;
 
@@ -241,24 +241,24 @@ static void on_bells(uv_poll_t *poll, int status, int events)
 	}
 	(void)turn(rings, fa_now_ns());
 	if (!rings->n_busy)
-		fa_engine_poll_end(rings->server->engine);
+		fa_engine_poll_end(rings->context->engine);
 }
 
-int fa_rings_init(struct fa_rings *rings, struct fa_server *server)
+int fa_rings_init(struct fa_rings *rings, struct fa_context *context)
 {
 	cpu_set_t cpus;
 	int r, n = sched_getaffinity(0, sizeof(cpus), &cpus) < 0 ? 1 : CPU_COUNT(&cpus);
 
-	rings->server = server;
+	rings->context = context;
 	rings->alone = n == 1;
 	rings->shy = n <= 4;
 	fa_list_init(&rings->busy);
 	rings->bells = epoll_create1(EPOLL_CLOEXEC);
 	if (rings->bells < 0)
 		return -errno;
-	(void)uv_idle_init(server->loop, &rings->idle);
+	(void)uv_idle_init(context->loop, &rings->idle);
 	rings->idle.data = rings;
-	r = uv_poll_init(server->loop, &rings->poll, rings->bells);
+	r = uv_poll_init(context->loop, &rings->poll, rings->bells);
 	rings->poll.data = rings;
 	if (r == 0)
 		r = uv_poll_start(&rings->poll, UV_READABLE, on_bells);
@@ -314,7 +314,7 @@ static int ring_make(struct fa_session_ring *ring, uint64_t bytes, uint32_t reco
 		return -errno;
 	fds[2] = fcntl(ring->doorbell, F_DUPFD_CLOEXEC, 0);
 	if (fds[2] < 0 ||
-	    epoll_ctl(session->server->rings.bells, EPOLL_CTL_ADD, ring->doorbell, &event) < 0)
+	    epoll_ctl(session->context->rings.bells, EPOLL_CTL_ADD, ring->doorbell, &event) < 0)
 		return -errno;
 	fa_ring_consumer_init(&ring->end, ring->results->memory, bytes);
 	return 0;
@@ -333,9 +333,9 @@ int fa_ring_setup(struct fa_session *session, const struct fa_wire_message *mess
                   struct fa_error *error)
 {
 	const uint64_t wanted = message->ring_setup.bytes;
-	struct fa_server *server = session->server;
+	struct fa_context *context = session->context;
 	uint32_t records = (uint32_t)power_of_two(1, RECORDS_MAX,
-	                                          server->config.limits.session_requests);
+	                                          context->config.limits.session_requests);
 	uint64_t bytes = wanted ? power_of_two(FA_RING_BYTES_MIN, FA_RING_BYTES_MAX, wanted)
 	                        : FA_RING_BYTES_DEFAULT;
 	int r, fds[FA_SESSION_SEND_FDS] = { -1, -1, -1, -1 };
@@ -343,7 +343,7 @@ int fa_ring_setup(struct fa_session *session, const struct fa_wire_message *mess
 	struct fa_charge sent = {};
 	struct fa_session_ring *ring;
 
-	if (server->state != FA_SERVER_RUNNING)
+	if (context->state != FA_DAEMON_RUNNING)
 		return fa_fail(error, -ESHUTDOWN, "the daemon is stopping");
 	if (session->ring)
 		return fa_fail(error, -EEXIST, "this session has a ring already");
@@ -368,7 +368,7 @@ int fa_ring_setup(struct fa_session *session, const struct fa_wire_message *mess
 	}
 
 	session->ring = ring;
-	++server->rings.n_rings;
+	++context->rings.n_rings;
 	for (uint32_t i = 0; i < FA_COMPLETION_SLOTS; ++i)
 		if (session->streams[i].stream)
 			fa_engine_stream_set_records(session->streams[i].stream, ring->results, i);
@@ -392,9 +392,9 @@ bool fa_ring_catch_up(struct fa_session *session)
 
 	if (fa_ring_has_reached(&ring->end, mark))
 		return true;
-	fa_engine_batch_begin(session->server->engine);
+	fa_engine_batch_begin(session->context->engine);
 	(void)serve(ring, CATCH_UP_MAX, &mark);
-	fa_engine_batch_end(session->server->engine);
+	fa_engine_batch_end(session->context->engine);
 	/* What the client took back of what it said it had put was not there. */
 	return session->state == FA_SESSION_READY &&
 	       (fa_ring_has_reached(&ring->end, mark) || !fa_ring_has_news(&ring->end));
@@ -419,17 +419,18 @@ void fa_ring_close(struct fa_session *session)
 	leave(ring);
 	/* It is not the client that leaves: what has ended it may not have seen so far. Nothing is
 	 * charged for what a process leaves behind. */
-	if (session->server->state != FA_SERVER_RUNNING || fa_kv_device_lost(session->server))
+	if (session->context->state != FA_DAEMON_RUNNING ||
+	    fa_context_device_lost(session->context))
 		ring->results->keep_memory = true;
 	/* By name: the client holds the doorbell, too, and keeps it alive. */
-	(void)epoll_ctl(session->server->rings.bells, EPOLL_CTL_DEL, ring->doorbell, NULL);
+	(void)epoll_ctl(session->context->rings.bells, EPOLL_CTL_DEL, ring->doorbell, NULL);
 }
 
 void fa_ring_free(struct fa_session *session)
 {
 	if (!session->ring)
 		return;
-	--session->server->rings.n_rings;
+	--session->context->rings.n_rings;
 	ring_free(fa_steal_ptr(session->ring));
 }
 

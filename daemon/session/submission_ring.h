@@ -28,12 +28,12 @@
 #include <stdint.h>
 #include <uv.h>
 
-struct fa_server;
+struct fa_context;
 struct fa_session;
 struct fa_session_ring;
 
 struct fa_rings {
-	struct fa_server *server;
+	struct fa_context *context;
 	uv_idle_t idle; /* active while there are busy rings */
 	uv_poll_t poll; /* of bells */
 	int bells;      /* an epoll descriptor for all doorbells */
@@ -49,7 +49,7 @@ struct fa_rings {
 	_Alignas(8) unsigned char entry[FA_WIRE_BYTES_MAX];
 };
 
-int fa_rings_init(struct fa_rings *rings, struct fa_server *server);
+int fa_rings_init(struct fa_rings *rings, struct fa_context *context);
 /* When its handles are closing. */
 void fa_rings_deinit(struct fa_rings *rings);
 /* The loop looks for entries, and for what the engine has, without sleeping. */

@@ -5,7 +5,7 @@
 #include "daemon/engine/gate.h"
 #include "daemon/persist/fd_store.h"
 #include "daemon/persist/timeline_release.h"
-#include "daemon/service/server.h"
+#include "daemon/session/context.h"
 #include "daemon/session/session.h"
 
 #include <errno.h>
@@ -23,7 +23,7 @@ struct fa_timeline {
 	uint64_t planned[FA_TIMELINE_SLOTS]; /* the highest value that a request is to give */
 	char name[NAME_BYTES];
 	bool kept;
-	struct fa_list late_link; /* server.timelines_late, once its session has gone */
+	struct fa_list late_link; /* context.timelines_late, once its session has gone */
 };
 
 /* ---- memory */
@@ -118,13 +118,13 @@ static int timeline_map(struct fa_timeline *timeline, int ret_fds[3])
 static int keep(struct fa_session *session, struct fa_timeline *timeline, int fd,
                 struct fa_error *error)
 {
-	const struct fa_fd_store_ops *fd_store = &session->server->kv.fd_store;
+	const struct fa_fd_store_ops *fd_store = &session->context->fd_store;
 	uint64_t max = fd_store->timelines_max;
 	int r;
 
 	if (!fd_store->add)
 		return 0;
-	if (max && session->server->n_timelines >= max)
+	if (max && session->context->n_timelines >= max)
 		return fa_fail(error, -EDQUOT,
 		               "1 more timeline than %" PRIu64
 		               " could not be kept for the daemon's successor",
@@ -136,34 +136,34 @@ static int keep(struct fa_session *session, struct fa_timeline *timeline, int fd
 		               "the timeline cannot be kept for the daemon's successor: %s",
 		               strerror(-r));
 	timeline->kept = true;
-	++session->server->n_timelines;
+	++session->context->n_timelines;
 	return 0;
 }
 
 /* Has the fd store let go of those whose sessions have gone. One that cannot be told now, as that
  * takes a descriptor, say, is told later; until then they count, and are charged. */
-static void let_go(struct fa_server *server)
+static void let_go(struct fa_context *context)
 {
-	const struct fa_fd_store_ops *fd_store = &server->kv.fd_store;
+	const struct fa_fd_store_ops *fd_store = &context->fd_store;
 	struct fa_list *pos, *tmp;
 
-	fa_list_for_each_safe(pos, tmp, &server->timelines_late) {
+	fa_list_for_each_safe(pos, tmp, &context->timelines_late) {
 		struct fa_timeline *timeline = fa_container_of(pos, struct fa_timeline, late_link);
 
 		if (fd_store->remove(fd_store->userdata, timeline->name) < 0)
 			return;
 		fa_list_remove(&timeline->late_link);
-		--server->n_timelines;
+		--context->n_timelines;
 		timeline_free(timeline);
 	}
 }
 
-void fa_timelines_close(struct fa_server *server)
+void fa_timelines_close(struct fa_context *context)
 {
 	struct fa_list *pos, *tmp;
 
-	let_go(server);
-	fa_list_for_each_safe(pos, tmp, &server->timelines_late) {
+	let_go(context);
+	fa_list_for_each_safe(pos, tmp, &context->timelines_late) {
 		fa_list_remove(pos);
 		timeline_free(fa_container_of(pos, struct fa_timeline, late_link));
 	}
@@ -177,7 +177,7 @@ static void on_there(struct fa_session *session, void *address)
 
 static void pin(struct fa_session *session)
 {
-	if (!session->server->info.waits)
+	if (!session->context->info.waits)
 		return;
 	session->timeline_pin = (struct fa_pinned_page){
 		.session = session,
@@ -204,9 +204,9 @@ int fa_timeline_setup(struct fa_session *session, const struct fa_wire_message *
 
 	if (session->timeline)
 		return fa_fail(error, -EEXIST, "the session has a timeline already");
-	if (session->server->state != FA_SERVER_RUNNING)
+	if (session->context->state != FA_DAEMON_RUNNING)
 		return fa_fail(error, -ESHUTDOWN, "the daemon is stopping");
-	let_go(session->server);
+	let_go(session->context);
 	r = timeline_new(session->tenant, error, &timeline);
 	if (r == 0)
 		r = fa_session_charge_fds(session, 2, &charge, error);
@@ -234,7 +234,7 @@ int fa_timeline_setup(struct fa_session *session, const struct fa_wire_message *
 void fa_timeline_end(struct fa_session *session)
 {
 	struct fa_timeline *timeline = fa_steal_ptr(session->timeline);
-	struct fa_server *server = session->server;
+	struct fa_context *context = session->context;
 	uint64_t values[FA_TIMELINE_SLOTS];
 
 	if (!timeline)
@@ -247,8 +247,8 @@ void fa_timeline_end(struct fa_session *session)
 		timeline_free(timeline);
 		return;
 	}
-	fa_list_append(&server->timelines_late, &timeline->late_link);
-	let_go(server);
+	fa_list_append(&context->timelines_late, &timeline->late_link);
+	let_go(context);
 }
 
 void fa_timeline_recover(const struct fa_fd_store_ops *fd_store)

@@ -17,7 +17,7 @@
 struct fa_charge;
 struct fa_gates;
 struct fa_fd_store_ops;
-struct fa_server;
+struct fa_context;
 struct fa_session;
 struct fa_timeline;
 
@@ -29,7 +29,7 @@ int fa_timeline_setup(struct fa_session *session, const struct fa_wire_message *
 void fa_timeline_end(struct fa_session *session);
 
 /* The last of them: what the fd store cannot be told now it is not told any more. */
-void fa_timelines_close(struct fa_server *server);
+void fa_timelines_close(struct fa_context *context);
 
 /*
  * The gates of a request; *ret_gates stays NULL if it has none, and is freed with free()

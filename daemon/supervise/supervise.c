@@ -5,7 +5,7 @@
 #include "daemon/base/log.h"
 #include "daemon/persist/fd_store.h"
 #include "daemon/persist/timeline_release.h"
-#include "daemon/service/watchdog.h"
+#include "daemon/supervise/watchdog.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -10,7 +10,7 @@
  * when the child has died their words are released here (engine/gate.h), before another one is
  * started.
  *
- * A child that hangs is ended, and the next one started: it has to be heard of (service/watchdog.h) within
+ * A child that hangs is ended, and the next one started: it has to be heard of (supervise/watchdog.h) within
  * three minutes, or WATCHDOG_USEC if that is set, which then is how often whoever watches the
  * supervisor hears of that, too. WATCHDOG_USEC=0: nobody is watched, as a debugger may want it.
  *

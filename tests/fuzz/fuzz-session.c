@@ -130,7 +130,7 @@ static bool accounts_are_empty(void)
 {
 	struct fa_list *pos;
 
-	fa_list_for_each(pos, &server->tenants.tenants) {
+	fa_list_for_each(pos, &server->context.tenants.tenants) {
 		struct fa_tenant *tenant = fa_container_of(pos, struct fa_tenant, link);
 
 		for (unsigned int i = 0; i < _FA_RESOURCE_N; ++i)
@@ -145,12 +145,12 @@ static void run_until_idle(uint64_t n_connections)
 {
 	uint64_t deadline = fa_deadline_ns(PATIENCE_NS);
 
-	while (server->n_connections < n_connections || server->n_sessions ||
-	       !fa_importer_is_idle(&server->importer)) {
+	while (server->n_connections < n_connections || server->context.n_sessions ||
+	       !fa_importer_is_idle(&server->context.importer)) {
 		uv_run(&loop, UV_RUN_NOWAIT);
 		demand(fa_now_ns() < deadline, "a session, or memory of one, stayed");
 	}
-	demand(server->n_requests == 0, "a request stayed");
+	demand(server->context.n_requests == 0, "a request stayed");
 	/* What is closed by others is released when it is. */
 	while (!accounts_are_empty()) {
 		uv_run(&loop, UV_RUN_NOWAIT);

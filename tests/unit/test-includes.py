@@ -15,7 +15,7 @@ LAYERS = {
     "kernels": [],
     "client": ["common/", "schema/"],
     "daemon": ["common/", "schema/", "kernels/attention.h", "kernels/paged.h"],
-    # its CUDA backend launches what the tables of kernels say
+    # the CUDA backend launches kernels that the tables name
     "daemon/backend/cuda": ["common/", "kernels/attention.h", "kernels/paged.h",
                             "kernels/cuda/plan.h", "kernels/cuda/paged-plan.h",
                             "kernels/cuda/images.h", "kernels/cuda/paged-images.h"],
@@ -30,12 +30,18 @@ LAYERS = {
                       "tests/kernels/reference.h"],
 }
 
+# The folders of the daemon, from top to bottom: each may include only those below it.
+DAEMON = ["service", "supervise", "requests", "kv", "session", "engine", "memory", "backend/cpu",
+          "backend/cuda", "backend", "account", "persist", "pool", "base"]
+# The two backends do not know each other.
+APART = [{"backend/cpu", "backend/cuda"}]
+
 # Foreign headers that are kept in: pattern, files or folders that may include them.
 FOREIGN = [
     (r"uv\.h|uv/.*", ["daemon/", "tests/"]),
     (r"systemd/.*", ["daemon/service/main.c", "daemon/base/log.c",
                      "daemon/persist/fd_store.c", "daemon/supervise/supervise.c",
-                     "daemon/service/watchdog.c"]),
+                     "daemon/supervise/watchdog.c"]),
     (r"flatbuffers/.*|.*_generated\.h", ["schema/wire.cc"]),
     (r"ini\.h", ["daemon/account/config.c"]),
     (r"sodium.*\.h", ["daemon/pool/prefix_hash.c"]),
@@ -75,6 +81,32 @@ def violations(path, text, folders):
             yield f"{path} includes {name}; {layer} may include {allowed} besides itself"
 
 
+def floor(path):
+    """The folder of the daemon that @path lies in, as its place in DAEMON; None outside."""
+    inside = os.path.dirname(path).partition("daemon/")[2]
+    return DAEMON.index(inside) if path.startswith("daemon/") and inside in DAEMON else None
+
+
+def climbs(path, text):
+    """Yields a sentence for every include in @text that goes up inside the daemon."""
+    if not path.startswith("daemon/"):
+        return
+    here = floor(path)
+    if here is None:
+        yield f"{path} lies in no known folder of the daemon; expected one of {', '.join(DAEMON)}"
+        return
+    for _, name in INCLUDE.findall(text):
+        there = floor(name)
+        if there is None:
+            if name.startswith("daemon/"):
+                yield f"{path} includes {name}, which lies in no known folder of the daemon"
+        elif there < here:
+            yield f"{path} includes {name}, which lies above it; {DAEMON[here]} may include " \
+                  f"{', '.join(DAEMON[here + 1:]) or 'nothing'} besides itself"
+        elif {DAEMON[here], DAEMON[there]} in APART:
+            yield f"{path} includes {name}; the two are to stay apart"
+
+
 def check_the_check(folders):
     bad = {
         "common/x.c": '#include "schema/wire.h"',
@@ -82,13 +114,18 @@ def check_the_check(folders):
         "kernels/cpu/x.c": '#include "common/list.h"',
         "client/x.c": '# include "daemon/session/session.h"',
         "client/y.c": "#include <uv.h>",
-        "daemon/x.c": '#include "kernels/cpu/simd.h"',
-        "daemon/y.c": "#include <systemd/sd-daemon.h>",
-        "daemon/w.c": '#include "kernels/cuda/plan.h"',
+        "daemon/kv/x.c": '#include "kernels/cpu/simd.h"',
+        "daemon/kv/y.c": "#include <systemd/sd-daemon.h>",
+        "daemon/kv/w.c": '#include "kernels/cuda/plan.h"',
+        "daemon/kv/v.c": '#include "daemon/service/server.h"',
+        "daemon/base/x.c": '#include "daemon/account/tenant.h"',
+        "daemon/backend/x.c": '#include "daemon/backend/cuda/backend.h"',
+        "daemon/backend/cuda/z.c": '#include "daemon/backend/cpu/backend.h"',
+        "daemon/x.c": "#include <stdint.h>",
         "daemon/backend/cuda/x.c": '#include "kernels/cuda/common/tile.h"',
         "daemon/backend/cuda/y.c": "#include <cuda.h>",
-        "daemon/z.c": '#include "schema/fad_generated.h"',
-        "daemon/x.cc": "",
+        "daemon/kv/z.c": '#include "schema/fad_generated.h"',
+        "daemon/kv/x.cc": "",
         "tools/x.c": "#include <flatbuffers/flatbuffers.h>",
         "tools/y.c": '#include "bench/lib/gpu.h"',
         "bench/lib/x.c": '#include "tests/gpu/gpu.h"',
@@ -98,16 +135,20 @@ def check_the_check(folders):
         "common/x.c": '#include "common/list.h"\n#include <stdint.h>\n#include <sys/socket.h>',
         "client/x.c": '#include "client/y.h"\n#include "schema/wire.h"\n#include "common/packet.h"',
         "daemon/service/main.c": "#include <uv.h>\n#include <systemd/sd-daemon.h>",
-        "daemon/x.c": '#include "kernels/attention.h"',
+        "daemon/kv/x.c": '#include "kernels/attention.h"\n#include "daemon/pool/pool.h"',
         "daemon/backend/cuda/x.c": '#include "kernels/cuda/plan.h"\n#include "daemon/backend/device.h"',
         "schema/wire.cc": '#include "schema/fad_generated.h"\n#include <cstring>',
     }
     for path, text in bad.items():
-        if not list(violations(path, text, folders)):
+        if not found_in(path, text, folders):
             sys.exit(f"the check is broken: it lets pass {path} with {text}")
     for path, text in good.items():
-        if found := list(violations(path, text, folders)):
+        if found := found_in(path, text, folders):
             sys.exit(f"the check is broken: {found[0]}")
+
+
+def found_in(path, text, folders):
+    return list(violations(path, text, folders)) + list(climbs(path, text))
 
 
 def sources(root):
@@ -133,7 +174,7 @@ def main():
     found = []
     for path in sorted(sources(root)):
         with open(os.path.join(root, path), encoding="utf-8") as file:
-            found += violations(path, file.read(), folders)
+            found += found_in(path, file.read(), folders)
         n_files += 1
     for sentence in found:
         print(sentence)

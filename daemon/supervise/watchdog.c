@@ -1,4 +1,4 @@
-#include "daemon/service/watchdog.h"
+#include "daemon/supervise/watchdog.h"
 
 #include "common/cleanup.h"
 #include "common/clock.h"

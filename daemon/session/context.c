@@ -1,0 +1,32 @@
+#include "daemon/session/context.h"
+
+#include "common/clock.h"
+#include "daemon/base/log.h"
+
+#include <errno.h>
+
+#define SHORTAGE_SAID_NS (10 * FA_NS_PER_SEC)
+
+bool fa_context_device_lost(const struct fa_context *context)
+{
+	return context->ops->is_lost && context->ops->is_lost(context->device);
+}
+
+void fa_context_note_shortage(struct fa_context *context)
+{
+	const uint64_t now_ns = fa_now_ns();
+
+	if (context->shortage_ns && now_ns - context->shortage_ns < SHORTAGE_SAID_NS)
+		return;
+	context->shortage_ns = now_ns;
+	fa_log(FA_LOG_WARNING, "no descriptors are left: connections are turned away, and "
+	                       "requests that take some are refused");
+}
+
+int fa_context_explain_shortage(struct fa_context *context, int code, struct fa_error *error)
+{
+	if (code != -EMFILE && code != -ENFILE)
+		return code;
+	fa_context_note_shortage(context);
+	return fa_fail(error, -EDQUOT, FA_CONTEXT_NO_DESCRIPTORS);
+}
