@@ -1,6 +1,6 @@
 /* Launches through graphs: when a kernel gets one, that each launch has params of its own, which
  * graphs make room for others, and what happens if the driver makes none. */
-#include "daemon/backend/cuda/backend.h"
+#include "daemon/backend/cuda/device.h"
 #include "tests/daemon/cuda-device.h"
 
 #include <setjmp.h>

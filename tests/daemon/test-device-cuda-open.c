@@ -1,5 +1,6 @@
 /* The CUDA backend over the tests' driver: how it opens, and with which GPU. */
-#include "daemon/backend/cuda/backend.h"
+#include "daemon/backend/cuda/modules.h"
+#include "daemon/backend/cuda/queue.h"
 #include "tests/daemon/cuda-device.h"
 
 #include <errno.h>

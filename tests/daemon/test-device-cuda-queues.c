@@ -1,5 +1,5 @@
 /* The queues of the CUDA backend over the tests' driver: what is launched in which order. */
-#include "daemon/backend/cuda/backend.h"
+#include "daemon/backend/cuda/queue.h"
 #include "tests/daemon/cuda-device.h"
 
 #include <errno.h>

@@ -1,5 +1,5 @@
 /* Staging of the CUDA backend over the tests' driver: what is copied, and when. */
-#include "daemon/backend/cuda/backend.h"
+#include "daemon/backend/cuda/staging.h"
 #include "tests/daemon/cuda-device.h"
 
 #include <setjmp.h>

@@ -2,7 +2,8 @@
  * How long launches give way to works of high priority, over the tests' driver: whose kernels
  * leave the blocks that they had no time for when they are asked, and all while they are held.
  */
-#include "daemon/backend/cuda/backend.h"
+#include "daemon/backend/cuda/preempt.h"
+#include "daemon/backend/cuda/stream.h"
 #include "tests/daemon/cuda-device.h"
 
 #include <errno.h>
@@ -58,7 +59,7 @@ static void begin(struct scene *scene)
 {
 	cuda_device_open(&scene->cuda, NULL);
 	/* However slow this machine is. */
-	scene->cuda.device->yield.longest_stop_ns = UINT64_MAX;
+	scene->cuda.device->preempt.longest_stop_ns = UINT64_MAX;
 	for (int i = 0; i < N_GROUPS; ++i)
 		scene->groups[i] = cuda_group(&scene->cuda);
 	scene->low = cuda_queue(&scene->cuda, scene->groups[0], 0);
@@ -107,7 +108,7 @@ static bool has_stopped(struct scene *scene)
 
 	cuda_reap(&scene->cuda);
 	for (unsigned int i = 0; i < scene->cuda.device->n_streams; ++i)
-		if (streams[i].yielding.stopped_ns)
+		if (streams[i].preemption.stopped_ns)
 			return true;
 	return false;
 }
@@ -118,7 +119,7 @@ static const struct fa_cuda_stream *stream_of(const struct scene *scene, int job
 	const struct fa_cuda_stream *streams = scene->cuda.device->streams;
 	unsigned int i = 0;
 
-	while (streams[i].yielding.work != &scene->jobs[job].work) {
+	while (streams[i].preemption.work != &scene->jobs[job].work) {
 		++i;
 		fa_check(i < scene->cuda.device->n_streams);
 	}
@@ -180,11 +181,11 @@ static void starving_child(void)
 	fa_check_eq(n_launches(&scene), 2);
 	fa_check_eventually(has_stopped(&scene));
 	fa_check_eq(n_launches(&scene), 2);
-	scene.cuda.device->yield.longest_stop_ns = 1;
+	scene.cuda.device->preempt.longest_stop_ns = 1;
 	fa_check_eventually((cuda_reap(&scene.cuda), n_launches(&scene) >= 3));
 	fa_check(!scene.jobs[URGENT].reaped);
 	/* Then it has long enough for what it costs to be worth it. */
-	fa_check_eq(stream_of(&scene, LONG)->yielding.run_ns, 500 * FA_NS_PER_US);
+	fa_check_eq(stream_of(&scene, LONG)->preemption.run_ns, 500 * FA_NS_PER_US);
 	fa_test_cuda_hold(scene.cuda.page, false);
 	check_done(&scene, URGENT);
 	check_done(&scene, LONG);
@@ -199,7 +200,7 @@ static void endless_child(void)
 	static struct scene scene;
 
 	begin(&scene);
-	scene.cuda.device->yield.longest_stop_ns = FA_CUDA_YIELD_STOP_NS;
+	scene.cuda.device->preempt.longest_stop_ns = FA_CUDA_PREEMPT_STOP_NS;
 	/* Much longer than it may run at a time. */
 	fa_test_cuda_kernel_us(scene.cuda.page, 20000);
 	for (int i = 0; i < 2; ++i)
@@ -237,10 +238,10 @@ static void waits_child(void)
 	start(&scene, URGENT);
 	stream = stream_of(&scene, LONG);
 	do {
-		fa_check(!stream->yielding.asked);
+		fa_check(!stream->preemption.asked);
 		cuda_reap(&scene.cuda);
 	} while (!scene.jobs[SHORT].reaped);
-	fa_check(stream->yielding.not_before_ns > scene.jobs[SHORT].work.finished_ns);
+	fa_check(stream->preemption.not_before_ns > scene.jobs[SHORT].work.finished_ns);
 	fa_check_eventually(has_stopped(&scene));
 	fa_check(!scene.jobs[URGENT].reaped);
 	fa_test_cuda_kernel_us(scene.cuda.page, 0);
@@ -295,7 +296,7 @@ static void cancel_one_child(void)
 	fa_check_eq(scene.jobs[LONG].work.status, -ECANCELED);
 	fa_test_sleep_ms(20);
 	cuda_reap(&scene.cuda);
-	fa_check(!stream_of(&scene, BESIDE)->yielding.asked);
+	fa_check(!stream_of(&scene, BESIDE)->preemption.asked);
 	fa_check_eq(fa_test_cuda_stopped(scene.cuda.page), 1);
 	fa_test_cuda_hold(scene.cuda.page, false);
 	check_done(&scene, BESIDE);
@@ -312,7 +313,7 @@ static void cancel_again_child(void)
 	run_long(&scene);
 	fa_test_cuda_fail(scene.cuda.page, "cuStreamWriteValue64:1=1");
 	ops->cancel(scene.cuda.device, &scene.jobs[LONG].work);
-	fa_check(!stream_of(&scene, LONG)->yielding.asked);
+	fa_check(!stream_of(&scene, LONG)->preemption.asked);
 	cuda_job_wait(&scene.jobs[LONG], &scene.cuda);
 	fa_check_eq(scene.jobs[LONG].work.status, -ECANCELED);
 	fa_test_cuda_hold(scene.cuda.page, false);

@@ -1,5 +1,5 @@
 /* The CUDA backend over the tests' driver: its results, and what it asks the driver. */
-#include "daemon/backend/cuda/backend.h"
+#include "daemon/backend/cuda/device.h"
 #include "tests/daemon/cuda-device.h"
 
 #include <errno.h>

@@ -1,15 +1,23 @@
 /*
- * The CUDA backend: one GPU, through the driver that is there at run time, in the
- * device's primary context. This file opens and closes it, describes it, and knows
- * whether it is lost; backend/cuda/modules.c, _memory.c, _stage.c and _queue.c do the
- * rest.
- *
- * A sticky error, that is one after which the driver answers every call with it, loses
- * the device for good: a context cannot be repaired, only its process can end.
+ * The CUDA backend: one GPU in the device's primary context, through the driver found at run time.
+ * This file opens, describes and closes the device, and has the backend table; the other files do
+ * the rest (README.md). Opened and closed by the loop thread.
  */
-#include "daemon/backend/cuda/backend.h"
-
 #include "common/clock.h"
+#include "daemon/backend/cuda/context.h"
+#include "daemon/backend/cuda/host.h"
+#include "daemon/backend/cuda/memory.h"
+#include "daemon/backend/cuda/modules.h"
+#include "daemon/backend/cuda/paged_launch.h"
+#include "daemon/backend/cuda/paged_prepare.h"
+#include "daemon/backend/cuda/pool.h"
+#include "daemon/backend/cuda/preempt.h"
+#include "daemon/backend/cuda/queue.h"
+#include "daemon/backend/cuda/scratch.h"
+#include "daemon/backend/cuda/staging.h"
+#include "daemon/backend/cuda/stream.h"
+#include "daemon/backend/cuda/tables.h"
+#include "daemon/backend/cuda/vmm.h"
 #include "kernels/cuda/images.h"
 
 #include <errno.h>
@@ -48,55 +56,6 @@
  */
 #define PIN_PART_BYTES (1ull << 20)
 #define PIN_PAUSE_NS (100 * FA_NS_PER_US)
-
-/* ---- who calls, and what failed */
-
-CUresult fa_cuda_enter(struct fa_device *device)
-{
-	static __thread uint64_t inside;
-	CUresult result;
-
-	if (inside == device->serial)
-		return CUDA_SUCCESS;
-	result = device->driver.cuCtxSetCurrent(device->context);
-	if (result == CUDA_SUCCESS)
-		inside = device->serial;
-	return result;
-}
-
-void fa_cuda_lose(struct fa_device *device, const char *why)
-{
-	bool first;
-
-	pthread_mutex_lock(&device->mutex);
-	first = !atomic_load_explicit(&device->lost, memory_order_relaxed);
-	if (first) {
-		fa_fail(&device->lost_error, -ENODEV, "the GPU is lost: %s", why);
-		atomic_store_explicit(&device->lost, true, memory_order_release);
-	}
-	pthread_mutex_unlock(&device->mutex);
-	if (first)
-		device->config.notify(device->config.userdata);
-}
-
-int fa_cuda_fail(struct fa_device *device, CUstream stream, struct fa_error *error, CUresult result,
-                 const char *doing)
-{
-	struct fa_error unused;
-	CUresult state;
-	int r;
-
-	if (!error)
-		error = &unused;
-	r = fa_cudriver_fail(&device->driver, error, result, doing);
-	state = device->driver.cuStreamQuery(stream);
-	if (state != CUDA_SUCCESS && state != CUDA_ERROR_NOT_READY) {
-		fa_cuda_lose(device, error->text);
-		return -ENODEV;
-	}
-	/* The driver lives: it did not like what a client gave. */
-	return r == -ENODEV ? -EINVAL : r;
-}
 
 /* ---- opening */
 
@@ -296,24 +255,24 @@ static int read_environment(struct fa_device *device, struct fa_error *error)
 			return fa_fail(error, -EINVAL,
 			               "FAD_STAGE is \"%.40s\"; expected auto, always or never",
 			               stage);
-	device->stage.mode = (enum fa_cuda_staging_mode)mode;
+	device->staging.mode = (enum fa_cuda_staging_mode)mode;
 	r = environment_number("FAD_PIN_PART_BYTES", PIN_PART_BYTES, error,
 	                       &device->pin_part_bytes);
 	if (r == 0)
 		r = environment_number("FAD_PIN_PAUSE_NS", PIN_PAUSE_NS, error,
 		                       &device->pin_pause_ns);
 	if (r == 0)
-		r = environment_number("FAD_YIELD_NS", FA_CUDA_YIELD_NS, error,
-		                       &device->yield.least_work_ns);
+		r = environment_number("FAD_YIELD_NS", FA_CUDA_PREEMPT_NS, error,
+		                       &device->preempt.least_work_ns);
 	if (r == 0)
-		r = environment_number("FAD_YIELD_RUN_NS", FA_CUDA_YIELD_RUN_NS, error,
-		                       &device->yield.least_run_ns);
+		r = environment_number("FAD_YIELD_RUN_NS", FA_CUDA_PREEMPT_RUN_NS, error,
+		                       &device->preempt.least_run_ns);
 	if (r == 0)
-		r = environment_number("FAD_YIELD_STOP_NS", FA_CUDA_YIELD_STOP_NS, error,
-		                       &device->yield.longest_stop_ns);
+		r = environment_number("FAD_YIELD_STOP_NS", FA_CUDA_PREEMPT_STOP_NS, error,
+		                       &device->preempt.longest_stop_ns);
 	if (r == 0)
 		r = environment_number("FAD_LONG_NS", FA_CUDA_LONG_NS, error,
-		                       &device->lull.long_ns);
+		                       &device->quiesce.long_ns);
 	if (r == 0)
 		r = environment_number("FAD_SHARE_EARLY", 0, error, &early);
 	device->chip.share_early = early > 0;
@@ -325,18 +284,18 @@ static int read_environment(struct fa_device *device, struct fa_error *error)
 }
 
 /* Without it host memory is read where it is. */
-static void open_stage(struct fa_device *device)
+static void open_staging(struct fa_device *device)
 {
 	uint64_t bytes = device->info.memory_bytes / STAGE_SHARE;
 
-	fa_list_init(&device->stage.ranges);
+	fa_list_init(&device->staging.ranges);
 	if (bytes > STAGE_BYTES)
 		bytes = STAGE_BYTES;
-	if (device->stage.mode != FA_CUDA_STAGE_NEVER &&
-	    device->driver.cuMemAlloc(&device->stage.at, bytes) == CUDA_SUCCESS)
-		device->stage.bytes = bytes;
+	if (device->staging.mode != FA_CUDA_STAGE_NEVER &&
+	    device->driver.cuMemAlloc(&device->staging.at, bytes) == CUDA_SUCCESS)
+		device->staging.bytes = bytes;
 	else
-		device->stage.at = 0;
+		device->staging.at = 0;
 }
 
 static struct fa_device *cuda_close(struct fa_device *device)
@@ -347,17 +306,16 @@ static struct fa_device *cuda_close(struct fa_device *device)
 		/* Calls fail if the device is lost; then its process ends anyway. */
 		(void)fa_cuda_enter(device);
 		fa_cuda_streams_close(device);
-		fa_cuda_paged_close(device);
+		fa_cuda_scratch_free_all(device);
 		fa_cuda_pool_close(device);
-		fa_cuda_heap_close(device);
-		if (device->stage.at)
-			(void)device->driver.cuMemFree(device->stage.at);
+		fa_cuda_heap_close(&device->heap, &device->driver);
+		if (device->staging.at)
+			(void)device->driver.cuMemFree(device->staging.at);
 		fa_cuda_kernels_unload(device);
 		(void)device->driver.cuDevicePrimaryCtxRelease(device->ordinal);
 	}
-	fa_cuda_quiesce_deinit(&device->lull);
-	pthread_cond_destroy(&device->turn.next);
-	pthread_mutex_destroy(&device->turn.mutex);
+	fa_cuda_quiesce_deinit(&device->quiesce);
+	fa_cuda_driver_lock_deinit(&device->memory_lock);
 	pthread_mutex_destroy(&device->mutex);
 	free(device);
 	return NULL;
@@ -421,7 +379,7 @@ static int open_all(struct fa_device *device, struct fa_error *error)
 		r = fa_cuda_streams_open(device, error);
 	if (r < 0)
 		return r;
-	open_stage(device);
+	open_staging(device);
 	snprintf(device->info.details, sizeof(device->info.details),
 	         "CUDA driver %d.%d, %u kernels, opened in %u ms (driver %u, context %u, kernels "
 	         "%u)%s%.120s",
@@ -450,9 +408,8 @@ static int cuda_open(const struct fa_device_config *config, struct fa_error *err
 	device->config.device = config->device && *config->device ? config->device : NULL;
 	device->serial = atomic_fetch_add(&serials, 1) + 1;
 	pthread_mutex_init(&device->mutex, NULL);
-	fa_cuda_quiesce_init(&device->lull);
-	pthread_mutex_init(&device->turn.mutex, NULL);
-	pthread_cond_init(&device->turn.next, NULL);
+	fa_cuda_quiesce_init(&device->quiesce);
+	fa_cuda_driver_lock_init(&device->memory_lock);
 	r = open_all(device, error);
 	device->config.device = NULL; /* the caller's */
 	if (r < 0) {

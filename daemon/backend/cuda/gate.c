@@ -14,7 +14,7 @@
  * what they stand for goes back to who launched it. That one has opened is seen at the client's
  * word, and does not have to be exact.
  */
-#include "daemon/backend/cuda/backend.h"
+#include "daemon/backend/cuda/gate.h"
 
 #include "common/clock.h"
 

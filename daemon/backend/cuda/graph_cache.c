@@ -1,23 +1,16 @@
 /*
- * Launches of one kernel. The driver takes longer over cuLaunchKernel() than over a graph that
- * it has made ready before: one with a single node, whose params are set anew each time. (Rows
- * "launch" of fabench.) Only with another grid each time it takes as long. So a stream has graphs
- * for the kernels that it was given lately.
+ * Launches a kernel, through an instantiated graph if the kernel comes again and again: the driver
+ * takes less time over a graph of one node with new parameters than over cuLaunchKernel(), unless
+ * the grid changes each time. Each stream keeps a few graphs and replaces the least recently used.
  *
- * To make one takes as long as many launches, and some memory of the device, but does not wait
- * for what runs there; so it is done for a kernel that comes again and again. Till then, and
- * wherever the driver refuses, the kernel is launched plainly. What is replaced is what was not
- * used for the longest time; what the driver still has of it goes on. A gate is in one graph
- * with the kernel behind it, which hands over sooner than two launches.
- *
- * A kernel that awaits itself what the launch ahead leaves is not launched so while there is one
- * in its stream: without a graph it can begin when the blocks ahead are leaving, 1.3 to 1.6 us
- * sooner, in decode of 1 x 1k and of 32 x 4k alike (one H100, a race, no rows). That the kernel
- * ahead lets it begin even before is 0.1 to 0.4 us slower: the blocks that wait are in the way.
+ * Making a graph costs as much as many launches and some GPU memory, but does not wait for the GPU.
+ * Until then, and if the driver refuses, kernels are launched plainly. A gate is in one graph with
+ * the kernel behind it. A kernel that itself awaits the launch ahead is launched plainly while one
+ * is in its stream, since it can begin earlier then.
  */
-#include "daemon/backend/cuda/backend.h"
+#include "daemon/backend/cuda/graph_cache.h"
 
-/* Launches of a kernel on a stream after which it gets a graph. */
+/* Plain launches of a kernel on a stream before it gets a graph. */
 #define LAUNCHES_BEFORE 8
 
 static void graph_free(struct fa_device *device, struct fa_cuda_graph *graph)
@@ -35,7 +28,8 @@ void fa_cuda_graphs_close(struct fa_device *device, struct fa_cuda_stream *strea
 		graph_free(device, &stream->graphs[i]);
 }
 
-/* Behind @before, unless that is NULL. Kernels of graphs have priorities of their own. */
+/* @before: the node that it depends on, or NULL. A graph's kernel does not inherit the priority of
+ * the stream. */
 static CUresult graph_add(struct fa_device *device, const struct fa_cuda_stream *stream,
                           struct fa_cuda_graph *graph, const CUgraphNode *before,
                           const CUDA_KERNEL_NODE_PARAMS_v2 *params, CUgraphNode *ret_node)
@@ -52,7 +46,7 @@ static CUresult graph_add(struct fa_device *device, const struct fa_cuda_stream 
 	return result;
 }
 
-/* @gate: of the kernel before; NULL: there is none. */
+/* @gate: parameters of the gate, or NULL. */
 static CUresult graph_make(struct fa_device *device, struct fa_cuda_stream *stream,
                            struct fa_cuda_graph *graph, const CUDA_KERNEL_NODE_PARAMS_v2 *gate,
                            const CUDA_KERNEL_NODE_PARAMS_v2 *params)
@@ -79,7 +73,7 @@ static CUresult graph_make(struct fa_device *device, struct fa_cuda_stream *stre
 	return driver->cuGraphUpload(graph->exec, stream->stream);
 }
 
-/* The stream's for @function, or the place for it. */
+/* Returns the entry of @function, which may be new. */
 static struct fa_cuda_graph *find(struct fa_device *device, struct fa_cuda_stream *stream,
                                   CUfunction function, bool gated)
 {
@@ -99,7 +93,7 @@ static struct fa_cuda_graph *find(struct fa_device *device, struct fa_cuda_strea
 	return oldest;
 }
 
-/* What @stream has for it; NULL: it is launched plainly. */
+/* Returns an instantiated graph for @node; NULL: launch it plainly. */
 static struct fa_cuda_graph *graph_for(struct fa_device *device, struct fa_cuda_stream *stream,
                                        const CUDA_KERNEL_NODE_PARAMS_v2 *gate,
                                        const CUDA_KERNEL_NODE_PARAMS_v2 *node)
@@ -112,7 +106,7 @@ static struct fa_cuda_graph *graph_for(struct fa_device *device, struct fa_cuda_
 	graph->used = ++stream->n_launches;
 	if (!graph->exec && graph->launches++ >= LAUNCHES_BEFORE &&
 	    graph_make(device, stream, graph, gate, node) != CUDA_SUCCESS) {
-		/* If that is because the device is lost, the next call says so. */
+		/* If the device is lost, the next call says so. */
 		graph_free(device, graph);
 		device->no_graphs = true;
 	}
@@ -127,7 +121,7 @@ static CUresult launch_plainly(struct fa_device *device, struct fa_cuda_stream *
 	                                     stream->stream, node->kernelParams, NULL);
 }
 
-/* It begins as the blocks of the launch ahead leave, and waits by itself for what they leave. */
+/* The kernel begins as the blocks of the launch ahead leave, and waits itself for their results. */
 static CUresult launch_behind(struct fa_device *device, struct fa_cuda_stream *stream,
                               const CUDA_KERNEL_NODE_PARAMS_v2 *node)
 {

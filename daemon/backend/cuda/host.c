@@ -1,10 +1,11 @@
-/*
- * The CUDA backend's host memory: clients' memfds, mapped and pinned. On workers.
- */
-#include "daemon/backend/cuda/backend.h"
+/* Host memory: clients' memfds, mapped and pinned. On workers. */
+#include "daemon/backend/cuda/host.h"
+
+#include "daemon/backend/cuda/memory.h"
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -13,20 +14,20 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-/* Pinning faults in what is not there; before that, it is done without the driver. */
+/* Faults the pages in, so that pinning, which holds the driver's locks, need not. */
 static int populate(struct fa_cuda_memory *memory, bool read_only, struct fa_error *error)
 {
 	if (madvise(memory->host, memory->bytes,
 	            read_only ? MADV_POPULATE_READ : MADV_POPULATE_WRITE) == 0)
 		return 0;
-	if (errno == EINVAL) /* a kernel before 5.14: pinning will do it */
+	if (errno == EINVAL) /* Linux before 5.14: pinning faults the pages in */
 		return 0;
 	return fa_fail(error, errno == ENOMEM ? -ENOMEM : -EIO,
 	               "%" PRIu64 " bytes of the memfd cannot be brought into memory: %m",
 	               memory->bytes);
 }
 
-/* Pins what is mapped, in parts of part_bytes. */
+/* Pins the mapping in parts of part_bytes. */
 static int pin(struct fa_device *device, struct fa_cuda_memory *memory, unsigned int flags,
                struct fa_error *error)
 {
@@ -38,7 +39,7 @@ static int pin(struct fa_device *device, struct fa_cuda_memory *memory, unsigned
 
 	flags |= CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_PORTABLE;
 	while (memory->pinned_bytes < memory->bytes) {
-		FA_CUDA_TAKE_TURN(device);
+		FA_CUDA_HOLD_DRIVER_LOCK(&device->memory_lock);
 
 		host = memory->host + memory->pinned_bytes;
 		bytes = memory->bytes - memory->pinned_bytes;
@@ -55,20 +56,20 @@ static int pin(struct fa_device *device, struct fa_cuda_memory *memory, unsigned
 			                           "pinned memory has no address");
 		if (host == memory->host)
 			memory->at = at;
-		/* Parts follow one another as the GPU sees them, too, where it uses the
-		 * process's addresses. */
+		/* Parts are contiguous for the GPU where it uses the process's
+		 * addresses. */
 		if (at != memory->at + (uint64_t)(host - memory->host))
 			return fa_fail(error, -ENOTSUP,
 			               "%" PRIu64 " bytes of pinned memory are not in one piece "
 			               "for the GPU; register at most %" PRIu64 " at once",
 			               memory->bytes, memory->part_bytes);
 		if (memory->pinned_bytes < memory->bytes)
-			fa_cuda_pause(device->pin_pause_ns);
+			fa_cuda_sleep(device->pin_pause_ns);
 	}
 	return 0;
 }
 
-/* @host is mapped, and the memory's from now on. */
+/* Takes over the mapping @host. */
 static int populate_and_pin(struct fa_device *device, struct fa_cuda_memory *memory, void *host,
                             bool read_only, unsigned int flags, struct fa_error *error)
 {
@@ -96,7 +97,8 @@ static int map_and_pin(struct fa_device *device, struct fa_cuda_memory *memory, 
 	return populate_and_pin(device, memory, host, read_only, flags, error);
 }
 
-/* A second mapping has a life of its own, and is not refused where the file is sealed. */
+/* Maps @host a second time: that mapping outlives the first, and a sealed file does not prevent
+ * it. */
 static int map_again_and_pin(struct fa_device *device, struct fa_cuda_memory *memory, void *host,
                              struct fa_error *error)
 {
@@ -120,15 +122,15 @@ static int memory_new(struct fa_device *device, uint64_t bytes, struct fa_error 
 	memory->part_bytes = device->pin_part_bytes;
 	r = fa_cuda_memory_enter(device, error);
 	if (r < 0)
-		free(memory); /* the driver has given nothing */
+		free(memory); /* the driver gave nothing yet */
 	else
 		*ret_memory = memory;
 	return r;
 }
 
-/* Gives @memory, whose import has ended with @r, to the caller, or its end. */
-static int memory_give(struct fa_device *device, struct fa_cuda_memory *memory, int r,
-                       uint64_t bytes, bool writable, struct fa_device_memory *ret_memory)
+/* Ends an import with result @r: hands @memory to the caller, or drops it. */
+static int memory_finish(struct fa_device *device, struct fa_cuda_memory *memory, int r,
+                         uint64_t bytes, bool writable, struct fa_device_memory *ret_memory)
 {
 	if (r < 0) {
 		fa_cuda_memory_drop(device, memory, ret_memory);
@@ -143,10 +145,8 @@ static int memory_give(struct fa_device *device, struct fa_cuda_memory *memory, 
 	return 0;
 }
 
-/*
- * Pages stay what they are while they are pinned, whatever the client does to its file:
- * who punches holes into it parts with what the GPU sees, and harms nobody else.
- */
+/* Pinned pages stay allocated whatever the client does to its file: if it punches holes, its own
+ * view and the GPU's differ, and nobody else is harmed. */
 int fa_cuda_memory_import_host(struct fa_device *device, int fd, uint64_t offset, uint64_t bytes,
                                bool read_only, struct fa_error *error,
                                struct fa_device_memory *ret_memory)
@@ -163,8 +163,8 @@ int fa_cuda_memory_import_host(struct fa_device *device, int fd, uint64_t offset
 		return r;
 	r = map_and_pin(device, memory, fd, offset, read_only,
 	                read_only ? CU_MEMHOSTREGISTER_READ_ONLY : 0, error);
-	/* Some drivers do not pin for reading alone; a file that can be written can be
-	 * pinned for both. */
+	/* Some drivers cannot pin read-only memory; a writable file can be pinned for reading and
+	 * writing. */
 	if (r < 0 && read_only && r != -ENODEV && r != -ENOMEM && !memory->pinned_bytes) {
 		if (memory->host)
 			(void)munmap(memory->host, memory->bytes);
@@ -172,7 +172,7 @@ int fa_cuda_memory_import_host(struct fa_device *device, int fd, uint64_t offset
 		if (map_and_pin(device, memory, fd, offset, false, 0, &again) == 0)
 			r = 0;
 	}
-	return memory_give(device, memory, r, bytes, !read_only, ret_memory);
+	return memory_finish(device, memory, r, bytes, !read_only, ret_memory);
 }
 
 int fa_cuda_memory_import_mapped(struct fa_device *device, void *host, uint64_t bytes,
@@ -184,6 +184,6 @@ int fa_cuda_memory_import_mapped(struct fa_device *device, void *host, uint64_t 
 	r = memory_new(device, bytes, error, &memory);
 	if (r < 0)
 		return r;
-	return memory_give(device, memory, map_again_and_pin(device, memory, host, error), bytes,
-	                   true, ret_memory);
+	return memory_finish(device, memory, map_again_and_pin(device, memory, host, error), bytes,
+	                     true, ret_memory);
 }

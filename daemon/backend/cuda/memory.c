@@ -1,69 +1,23 @@
 /*
- * The CUDA backend's memory: what clients handed over, as the GPU addresses it. All of
- * it is done by workers, who take turns: the driver has locks of its own that launches
- * need, too, and one caller at a time who pauses now and then leaves them room.
+ * Clients' memory: freeing it, and opening CUDA IPC handles (host.c and vmm.c import the other
+ * kinds). On workers, which call the driver one at a time (driver_lock.h).
  *
- * Nothing is believed: sizes, places and kinds of allocations come from the driver.
- * Whether a tensor lies inside its memory is checked before a request is launched, so
- * that memory which a client gave for reading is safe even where the driver maps it for
- * writing, too.
+ * Sizes, places and kinds of allocations come from the driver, not from the client. A tensor is
+ * checked to lie inside its memory before a request is launched, so memory that a client gave for
+ * reading is safe even where the driver maps it for writing, too.
  */
-#include "daemon/backend/cuda/backend.h"
+#include "daemon/backend/cuda/memory.h"
 
-#include "common/clock.h"
+#include "daemon/backend/cuda/context.h"
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
-/* To unmap so much of the host's memory takes a while. */
+/* Unmapping so much host memory takes long: a window is closed before it. */
 #define LARGE_BYTES ((uint64_t)16 << 20)
-
-/* ---- turns */
-
-void fa_cuda_pause(uint64_t ns)
-{
-	const struct timespec time = {
-		.tv_sec = (time_t)(ns / FA_NS_PER_SEC),
-		.tv_nsec = (long)(ns % FA_NS_PER_SEC),
-	};
-
-	if (ns)
-		(void)clock_nanosleep(CLOCK_MONOTONIC, 0, &time, NULL);
-}
-
-void fa_cuda_turn_pause(struct fa_device *device, uint64_t ns)
-{
-	struct fa_device *turn = device;
-
-	fa_cuda_turn_endp(&turn);
-	fa_cuda_pause(ns);
-	(void)fa_cuda_turn_begin(device);
-}
-
-struct fa_device *fa_cuda_turn_begin(struct fa_device *device)
-{
-	struct fa_cuda_turn *turn = &device->turn;
-	uint64_t mine;
-
-	pthread_mutex_lock(&turn->mutex);
-	mine = turn->n_asked++;
-	while (turn->n_done != mine)
-		pthread_cond_wait(&turn->next, &turn->mutex);
-	pthread_mutex_unlock(&turn->mutex);
-	return device;
-}
-
-void fa_cuda_turn_endp(struct fa_device **device)
-{
-	struct fa_cuda_turn *turn = &(*device)->turn;
-
-	pthread_mutex_lock(&turn->mutex);
-	++turn->n_done;
-	pthread_cond_broadcast(&turn->next);
-	pthread_mutex_unlock(&turn->mutex);
-}
 
 int fa_cuda_memory_fail(struct fa_device *device, struct fa_error *error, CUresult result,
                         const char *doing)
@@ -80,19 +34,19 @@ int fa_cuda_memory_enter(struct fa_device *device, struct fa_error *error)
 	              : 0;
 }
 
-/* ---- the end of memory, however far it had got */
+/* ---- freeing */
 
-static void unpin(struct fa_cuda_quiesce_visit *visit, struct fa_cuda_memory *memory)
+static void unpin(struct fa_device *device, struct fa_cuda_quiesce_window *window,
+                  struct fa_cuda_memory *memory)
 {
-	struct fa_device *device = visit->device;
 	bool unpinned = true;
 
 	while (memory->pinned_bytes) {
-		fa_cuda_quiesce_enter(visit);
+		fa_cuda_quiesce_window_open(window);
 
-		FA_CUDA_TAKE_TURN(device);
+		FA_CUDA_HOLD_DRIVER_LOCK(&device->memory_lock);
 
-		if (fa_cuda_quiesce_is_over(visit)) /* the turn was long in coming */
+		if (fa_cuda_quiesce_window_expired(window)) /* the lock took long */
 			continue;
 		/* The last part may be shorter. */
 		memory->pinned_bytes = (memory->pinned_bytes - 1) / memory->part_bytes *
@@ -102,11 +56,11 @@ static void unpin(struct fa_cuda_quiesce_visit *visit, struct fa_cuda_memory *me
 			unpinned = false;
 		if (memory->pinned_bytes &&
 		    !atomic_load_explicit(&device->lost, memory_order_relaxed))
-			fa_cuda_pause(device->pin_pause_ns);
+			fa_cuda_sleep(device->pin_pause_ns);
 	}
 	if (memory->bytes >= LARGE_BYTES)
-		fa_cuda_quiesce_leave(visit);
-	/* Addresses that the driver still takes for pinned must not become other memory. */
+		fa_cuda_quiesce_window_close(window);
+	/* Addresses that the driver takes for pinned must not be reused. */
 	if (memory->host && unpinned)
 		(void)munmap(memory->host, memory->bytes);
 	memory->host = NULL;
@@ -117,40 +71,41 @@ static void unmap_pieces(struct fa_device *device, struct fa_cuda_memory *memory
 {
 	CUdeviceptr at = memory->at;
 
-	FA_CUDA_TAKE_TURN(device);
+	FA_CUDA_HOLD_DRIVER_LOCK(&device->memory_lock);
 	for (size_t i = 0; i < memory->n_mapped; ++i) {
 		(void)device->driver.cuMemUnmap(at, memory->piece_bytes[i]);
 		at += memory->piece_bytes[i];
 		if (i + 1 < memory->n_mapped)
-			fa_cuda_turn_pause(device, FA_CUDA_PIECE_PAUSE_NS);
+			fa_cuda_driver_lock_yield(&device->memory_lock, FA_CUDA_PIECE_PAUSE_NS);
 	}
 	if (memory->at)
 		(void)device->driver.cuMemAddressFree(memory->at, memory->bytes);
 }
 
-struct fa_cuda_memory *fa_cuda_memory_free(struct fa_cuda_quiesce_visit *visit,
+struct fa_cuda_memory *fa_cuda_memory_free(struct fa_device *device,
+                                           struct fa_cuda_quiesce_window *window,
                                            struct fa_cuda_memory *memory)
 {
 	if (!memory)
 		return NULL;
 	switch (memory->kind) {
 	case FA_CUDA_MEMORY_HOST:
-		unpin(visit, memory);
+		unpin(device, window, memory);
 		break;
 	case FA_CUDA_MEMORY_IPC:
 		while (memory->at) {
-			fa_cuda_quiesce_enter(visit);
+			fa_cuda_quiesce_window_open(window);
 
-			FA_CUDA_TAKE_TURN(visit->device);
+			FA_CUDA_HOLD_DRIVER_LOCK(&device->memory_lock);
 
-			if (fa_cuda_quiesce_is_over(visit))
+			if (fa_cuda_quiesce_window_expired(window))
 				continue;
-			(void)visit->device->driver.cuIpcCloseMemHandle(memory->at);
+			(void)device->driver.cuIpcCloseMemHandle(memory->at);
 			memory->at = 0;
 		}
 		break;
 	case FA_CUDA_MEMORY_MAPPED:
-		unmap_pieces(visit->device, memory);
+		unmap_pieces(device, memory);
 		break;
 	}
 	free(memory);
@@ -160,14 +115,14 @@ struct fa_cuda_memory *fa_cuda_memory_free(struct fa_cuda_quiesce_visit *visit,
 void fa_cuda_memory_drop(struct fa_device *device, struct fa_cuda_memory *memory,
                          struct fa_device_memory *ret_memory)
 {
-	struct fa_cuda_quiesce_visit visit = { .device = device };
+	struct fa_cuda_quiesce_window window = { .quiesce = &device->quiesce };
 
 	if (memory && (memory->kind == FA_CUDA_MEMORY_HOST
 	                       ? memory->pinned_bytes > 0
 	                       : memory->kind == FA_CUDA_MEMORY_IPC && memory->at))
 		*ret_memory = (struct fa_device_memory){ .backend = memory };
 	else
-		fa_cuda_memory_free(&visit, memory);
+		fa_cuda_memory_free(device, &window, memory);
 }
 
 const void *fa_cuda_memory_host(struct fa_device *device, const struct fa_device_memory *memory)
@@ -180,22 +135,22 @@ const void *fa_cuda_memory_host(struct fa_device *device, const struct fa_device
 void fa_cuda_memory_release(struct fa_device *device, struct fa_device_memory *const *memories,
                             size_t n)
 {
-	struct fa_cuda_quiesce_visit visit = { .device = device };
+	struct fa_cuda_quiesce_window window = { .quiesce = &device->quiesce };
 
-	/* On a lost device calls fail; what they would free ends with the process. */
+	/* Calls fail on a lost device; its memory ends with the process. */
 	(void)fa_cuda_enter(device);
-	/* What waits for nothing first. */
+	/* Memory whose release waits for nothing goes first. */
 	for (int waits = 0; waits < 2; ++waits) {
 		for (size_t i = 0; i < n; ++i) {
 			struct fa_cuda_memory *memory = memories[i]->backend;
 
 			if (!memory || (memory->kind != FA_CUDA_MEMORY_MAPPED) != waits)
 				continue;
-			fa_cuda_memory_free(&visit, memory);
+			fa_cuda_memory_free(device, &window, memory);
 			*memories[i] = (struct fa_device_memory){ 0 };
 		}
 	}
-	fa_cuda_quiesce_leave(&visit);
+	fa_cuda_quiesce_window_close(&window);
 }
 
 struct fa_cuda_memory *fa_cuda_memory_new(enum fa_cuda_memory_kind kind, size_t n_pieces)
@@ -208,13 +163,12 @@ struct fa_cuda_memory *fa_cuda_memory_new(enum fa_cuda_memory_kind kind, size_t 
 	return memory;
 }
 
-/* Whether [offset, offset + bytes) lies in @whole_bytes. */
 bool fa_cuda_memory_fits(uint64_t offset, uint64_t bytes, uint64_t whole_bytes)
 {
 	return bytes <= whole_bytes && offset <= whole_bytes - bytes;
 }
 
-/* ---- memory by its handle */
+/* ---- CUDA IPC */
 
 static int explain_ipc(struct fa_device *device, CUresult result, struct fa_error *error)
 {
@@ -235,7 +189,7 @@ static int explain_ipc(struct fa_device *device, CUresult result, struct fa_erro
 	               why.text);
 }
 
-/* What the driver says of the allocation behind the handle. */
+/* Checks the allocation behind the handle as the driver describes it. */
 static int check_ipc(struct fa_device *device, struct fa_cuda_memory *memory, uint64_t offset,
                      uint64_t bytes, struct fa_error *error)
 {
@@ -282,7 +236,7 @@ int fa_cuda_memory_import_ipc(struct fa_device *device, const uint8_t handle[64]
 	memcpy(&copy, handle, sizeof(copy));
 	r = fa_cuda_memory_enter(device, error);
 	if (r == 0) {
-		FA_CUDA_TAKE_TURN(device);
+		FA_CUDA_HOLD_DRIVER_LOCK(&device->memory_lock);
 
 		result = device->driver.cuIpcOpenMemHandle(&memory->at, copy,
 		                                           CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);

@@ -1,8 +1,9 @@
 /*
- * The CUDA backend's kernels: loaded when the device is opened, since a module that is
- * loaded later may hold up all that runs, and which requests they cover.
+ * The built kernels: loaded when the device, or its pool, is opened, since loading a module later
+ * may hold up all that runs.
  */
-#include "daemon/backend/cuda/backend.h"
+#include "daemon/backend/cuda/modules.h"
+
 #include "kernels/cuda/images.h"
 #include "kernels/cuda/paged-images.h"
 
@@ -10,7 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* More than this a kernel gets only if it was asked for. */
+/* A kernel gets more dynamic shared memory only on request. */
 #define SHARED_BYTES_DEFAULT (48 << 10)
 
 static int load_module(struct fa_device *device, const struct fa_cuda_image_data *data,
@@ -67,8 +68,8 @@ static int load_kernel(struct fa_device *device, size_t i, struct fa_error *erro
 	return r;
 }
 
-/* Goes on without the kernels for this chip alone: the others cover all that they do. */
-static void leave_special(struct fa_device *device, const struct fa_error *why)
+/* Drops the kernels for this chip alone: the portable ones cover all that they do. */
+static void drop_special(struct fa_device *device, const struct fa_error *why)
 {
 	for (size_t i = 0; i < fa_cuda_kernels_count; ++i) {
 		const struct fa_cuda_kernel *kernel = &fa_cuda_kernels[i];
@@ -92,12 +93,12 @@ int fa_cuda_kernels_load(struct fa_device *device, struct fa_error *error)
 	if (!device->functions)
 		return fa_fail(error, -ENOMEM, "no memory for the table of GPU kernels");
 	for (size_t i = 0; i < fa_cuda_kernels_count; ++i) {
-		/* As fa_cuda_attention_plan() chooses. */
+		/* fa_cuda_attention_plan() chooses among the same. */
 		if (!fa_cuda_kernel_runs(&fa_cuda_kernels[i], &device->chip))
 			continue;
 		r = load_kernel(device, i, error);
 		if (r < 0 && fa_cuda_kernel_is_special(&fa_cuda_kernels[i]))
-			leave_special(device, error);
+			drop_special(device, error);
 		else if (r < 0)
 			return r;
 	}
@@ -106,8 +107,8 @@ int fa_cuda_kernels_load(struct fa_device *device, struct fa_error *error)
 	return 0;
 }
 
-/* The same for those over pages. The dense ones, which work already, stay. */
-static void leave_special_paged(struct fa_device *device)
+/* Drops the special kernels over pages; those over tensors, which were loaded, stay. */
+static void drop_special_paged(struct fa_device *device)
 {
 	for (size_t i = 0; i < fa_cuda_paged_kernels_count; ++i) {
 		const struct fa_cuda_paged_kernel *kernel = &fa_cuda_paged_kernels[i];
@@ -136,7 +137,7 @@ int fa_cuda_paged_kernels_load(struct fa_device *device, struct fa_error *error)
 		const struct fa_cuda_paged_kernel *kernel = &fa_cuda_paged_kernels[i];
 		char name[64];
 
-		/* As fa_cuda_paged_plan() chooses. */
+		/* fa_cuda_paged_plan() chooses among the same. */
 		if (!fa_cuda_paged_kernel_runs(kernel, &device->chip))
 			continue;
 		snprintf(name, sizeof(name), "module %d of its GPU kernels over pages",
@@ -147,9 +148,9 @@ int fa_cuda_paged_kernels_load(struct fa_device *device, struct fa_error *error)
 			r = load_function(device, device->paged_modules[kernel->image],
 			                  kernel->symbol, kernel->shared_bytes,
 			                  &device->paged_functions[i], error);
-		/* The others cover all that those for this chip alone do. */
+		/* The portable kernels cover all that the special ones do. */
 		if (r < 0 && fa_cuda_paged_kernel_is_special(kernel))
-			leave_special_paged(device);
+			drop_special_paged(device);
 		else if (r < 0)
 			return r;
 	}

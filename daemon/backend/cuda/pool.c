@@ -1,15 +1,19 @@
 /*
- * The CUDA backend's part in the KV pool's memory: a range of addresses that is reserved
- * once, and allocations that are mapped into it, whose descriptors outlive the process. On
- * the loop thread.
+ * The KV pool's memory: a range of addresses that is reserved once, and allocations mapped into it,
+ * whose descriptors outlive the process. The loop thread's.
  *
- * Which has no time to wait: it takes no turn at the driver, as a worker's may last for
- * thousands of pieces (a chunk is four short calls, 75 us on an H200 by what 384 of them
- * took), and has nothing zeroed. What a new allocation holds is nobody's to see: its pages
- * are cleared by the first step that takes them, on the GPU and before it writes to them,
- * like those that were another tenant's.
+ * The loop thread must not wait: it does not take the driver lock, which a worker may hold for
+ * thousands of pieces, and zeroes nothing. The first step that takes new pages clears them on the
+ * GPU before it writes to them, like pages of another tenant.
  */
-#include "daemon/backend/cuda/backend.h"
+#include "daemon/backend/cuda/pool.h"
+
+#include "common/cleanup.h"
+#include "daemon/backend/cuda/context.h"
+#include "daemon/backend/cuda/gate.h"
+#include "daemon/backend/cuda/memory.h"
+#include "daemon/backend/cuda/modules.h"
+#include "daemon/backend/cuda/vmm.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -20,6 +24,7 @@ int fa_cuda_pool_open(struct fa_device *device, uint64_t chunk_bytes, uint32_t m
                       struct fa_error *error, void **ret_base)
 {
 	struct fa_cuda_pool *pool = &device->pool;
+	const char *doing;
 	CUresult result;
 	int r;
 
@@ -32,10 +37,11 @@ int fa_cuda_pool_open(struct fa_device *device, uint64_t chunk_bytes, uint32_t m
 		r = fa_cuda_paged_kernels_load(device, error);
 	if (r == 0)
 		fa_cuda_gates_open(device);
-	if (r == 0)
-		r = fa_cuda_heap_open(device, error);
 	if (r < 0)
 		return r;
+	result = fa_cuda_heap_open(&device->heap, &device->driver, &doing);
+	if (result != CUDA_SUCCESS)
+		return fa_cuda_memory_fail(device, error, result, doing);
 	pool->mapped = calloc(max_chunks, sizeof(*pool->mapped));
 	if (!pool->mapped)
 		return fa_fail(error, -ENOMEM, "no memory for the pool's chunks");
@@ -63,7 +69,7 @@ void fa_cuda_pool_chunk_remove(struct fa_device *device, uint32_t chunk)
 	if (!pool->mapped[chunk])
 		return;
 	(void)fa_cuda_enter(device);
-	/* It waits for nothing on the GPU: nothing there has to do with the chunk. */
+	/* Does not wait for the GPU: nothing in flight uses the chunk. */
 	(void)device->driver.cuMemUnmap(chunk_at(pool, chunk), pool->chunk_bytes);
 	pool->mapped[chunk] = false;
 }
@@ -81,17 +87,17 @@ void fa_cuda_pool_close(struct fa_device *device)
 	*pool = (struct fa_cuda_pool){ 0 };
 }
 
-/* fa_cuda_memory_fail(), where -EINVAL is for what judges a chunk's memory itself: all else may
- * go well for the next process. */
+/* fa_cuda_memory_fail() with -EINVAL only if the chunk's memory itself is unsuitable; after other
+ * errors the next process may adopt it. */
 static int fail(struct fa_device *device, struct fa_error *error, CUresult result,
                 const char *doing)
 {
-	const bool judges = result == CUDA_ERROR_INVALID_VALUE ||
-	                    result == CUDA_ERROR_INVALID_HANDLE ||
-	                    result == CUDA_ERROR_INVALID_DEVICE;
+	const bool unsuitable = result == CUDA_ERROR_INVALID_VALUE ||
+	                        result == CUDA_ERROR_INVALID_HANDLE ||
+	                        result == CUDA_ERROR_INVALID_DEVICE;
 	const int r = fa_cuda_memory_fail(device, error, result, doing);
 
-	return judges || r == -ENODEV || r == -ENOMEM ? r : -EIO;
+	return unsuitable || r == -ENODEV || r == -ENOMEM ? r : -EIO;
 }
 
 static int map_chunk(struct fa_device *device, uint32_t chunk,
@@ -110,7 +116,7 @@ static int map_chunk(struct fa_device *device, uint32_t chunk,
 		(void)device->driver.cuMemUnmap(chunk_at(pool, chunk), pool->chunk_bytes);
 	else
 		pool->mapped[chunk] = true;
-	/* That it could be mapped is enough to know of it. */
+	/* The memory could be mapped, so it is suitable. */
 	return r == -EINVAL ? -EIO : r;
 }
 
@@ -133,7 +139,7 @@ static int make_chunk(struct fa_device *device, uint32_t chunk, struct fa_error 
 		if (result != CUDA_SUCCESS)
 			r = fa_cuda_memory_fail(device, error, result, "a chunk cannot be kept");
 	}
-	/* What is mapped lives on without it. */
+	/* The mapping keeps the memory alive. */
 	(void)driver->cuMemRelease(allocation);
 	if (r == 0) {
 		(void)fcntl(fd, F_SETFD, FD_CLOEXEC);
@@ -157,7 +163,7 @@ int fa_cuda_pool_chunk_add(struct fa_device *device, uint32_t chunk, struct fa_e
 	return r;
 }
 
-/* The driver is asked where it lies; if it is too small, that is found out when mapping. */
+/* The driver says where the memory lies; memory that is too small cannot be mapped. */
 static int adopt_chunk(struct fa_device *device, uint32_t chunk, int fd, struct fa_error *error)
 {
 	const struct fa_cudriver *driver = &device->driver;

@@ -25,11 +25,19 @@
  * go through a place of the stream's, one for each work that the stream can hold; a launch of few
  * blocks reads them there.
  */
-#include "daemon/backend/cuda/backend.h"
+#include "daemon/backend/cuda/queue.h"
 
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/timeline.h"
+#include "daemon/backend/cuda/context.h"
+#include "daemon/backend/cuda/cost.h"
+#include "daemon/backend/cuda/gate.h"
+#include "daemon/backend/cuda/graph_cache.h"
+#include "daemon/backend/cuda/paged_launch.h"
+#include "daemon/backend/cuda/preempt.h"
+#include "daemon/backend/cuda/staging.h"
+#include "daemon/backend/cuda/stream.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -90,11 +98,6 @@ static struct fa_device_work *first_work(const struct fa_list *list)
 	return fa_container_of(list->next, struct fa_device_work, link);
 }
 
-bool fa_cuda_is_lost(struct fa_device *device)
-{
-	return atomic_load_explicit(&device->lost, memory_order_acquire);
-}
-
 /* ---- the end of a work */
 
 /* Its status stands. */
@@ -139,11 +142,11 @@ static void work_leave(struct fa_device *device, struct fa_cuda_stream *stream,
 	stream->gates.n_works -= cuda->gated;
 	stream->gates.n_open -= cuda->open;
 	cuda->gated = cuda->open = false;
-	if (work == stream->yielding.work)
+	if (work == stream->preemption.work)
 		fa_cuda_preempt_end(device, stream);
 	if (cuda->steady) {
 		cuda->steady = false;
-		fa_cuda_steady_end(device, steady_until_ns(device));
+		fa_cuda_quiesce_fixed_end(&device->quiesce, steady_until_ns(device));
 	}
 }
 
@@ -197,7 +200,8 @@ static CUresult launch_kernel(struct fa_device *device, struct fa_cuda_stream *s
 	void *params[] = { &launch->args, &maps };
 	CUresult result;
 
-	result = fa_cuda_maps_make(device, launch->maps, launch->n_maps, &maps);
+	result = fa_cuda_tensor_maps_encode(&device->tensor_maps, &device->driver, launch->maps,
+	                                    launch->n_maps, &maps);
 	if (result != CUDA_SUCCESS)
 		return result;
 	if (fa_cuda_preempt_prepare(device, stream, kernel->state_bytes, launch->work_ns))
@@ -270,11 +274,11 @@ static void work_start(struct fa_device *device, struct fa_cuda_stream *stream,
 	if (!work->gate.word)
 		fa_cuda_preempt_ask(device, stream);
 	work->status = work_enqueue(device, stream, work);
-	if (stream->yielding.work == work) {
-		stream->yielding.is_long = cuda->long_ns > 0;
+	if (stream->preemption.work == work) {
+		stream->preemption.is_long = cuda->long_ns > 0;
 	} else if (cuda->long_ns > 0) {
 		cuda->steady = true;
-		cuda->long_ns = fa_cuda_steady_begin(device, cuda->long_ns);
+		cuda->long_ns = fa_cuda_quiesce_fixed_begin(&device->quiesce, cuda->long_ns);
 	}
 	cuda->counted = (uint32_t)(stream->n_counted - n_counted);
 	cuda->gated = work->gate.word && !work->status;
@@ -336,7 +340,7 @@ static bool may_begin(struct fa_device *device, const struct fa_device_queue *qu
 	if (!cuda->long_ns)
 		return true;
 	if ((!*held || cuda->gives_way) &&
-	    fa_cuda_long_begin(device, cuda->gives_way ? 0 : cuda->long_ns))
+	    fa_cuda_quiesce_long_begin(&device->quiesce, cuda->gives_way ? 0 : cuda->long_ns))
 		return true;
 	*held = true;
 	return false;
@@ -373,7 +377,7 @@ static void stream_feed(struct fa_device *device, struct fa_cuda_stream *stream)
 	struct share *share;
 
 	stream->held = false;
-	while (stream->n_works < FA_CUDA_STREAM_DEPTH && !stream->yielding.work &&
+	while (stream->n_works < FA_CUDA_STREAM_DEPTH && !stream->preemption.work &&
 	       !fa_list_empty(&stream->shares) && !is_gated(device, stream) &&
 	       !fa_cuda_is_lost(device)) {
 		queue = next_queue(device, stream);
@@ -426,7 +430,8 @@ static void fail_all(struct fa_device *device)
 		if (stream->n_works)
 			(void)device->driver.cuStreamSynchronize(stream->stream);
 		shut = fa_cuda_gates_are_shut(stream, &turn);
-		/* What has been told as done is done, but for what is behind gates that have shut. */
+		/* What has been told as done is done, but for what is behind gates that have
+		 * shut. */
 		while (!fa_list_empty(&stream->works)) {
 			struct fa_device_work *work = first_work(&stream->works);
 			const bool ended = !is_lost && has_ended(stream) &&
@@ -469,8 +474,8 @@ bool fa_cuda_may_wait(struct fa_device *device, const struct fa_device_queue *qu
 
 	return device->gate_function && work->op == FA_DEVICE_PAGED &&
 	       fa_cuda_paged_may_wait(work) && fa_list_empty(&stream->shares) &&
-	       stream->n_works < FA_CUDA_STREAM_DEPTH && !stream->yielding.work &&
-	       !fa_cuda_long_ns(device, work) &&
+	       stream->n_works < FA_CUDA_STREAM_DEPTH && !stream->preemption.work &&
+	       !fa_cuda_cost_long_ns(device, work) &&
 	       (!gates->n_works || (gates->queue == queue && !gates->stopped));
 }
 
@@ -486,8 +491,9 @@ void fa_cuda_launch(struct fa_device *device, struct fa_device_queue *queue,
 	work->started_ns = work->finished_ns = 0;
 	work->shut = false;
 	atomic_store_explicit(&work->cancelled, false, memory_order_relaxed);
-	*cuda = (struct cuda_work){ .state = WAITING, .long_ns = fa_cuda_long_ns(device, work) };
-	cuda->gives_way = cuda->long_ns > 0 && fa_cuda_may_give_way(device, work);
+	*cuda = (struct cuda_work){ .state = WAITING,
+		                    .long_ns = fa_cuda_cost_long_ns(device, work) };
+	cuda->gives_way = cuda->long_ns > 0 && fa_cuda_preempt_covers(device, work);
 	fa_list_init(&cuda->range.link);
 	fa_list_init(&work->link);
 	if (fa_cuda_is_lost(device)) {
@@ -507,7 +513,7 @@ void fa_cuda_cancel(struct fa_device *device, struct fa_device_work *work)
 	struct fa_device_queue *queue = work->queue;
 
 	/* Most kernels run to their end; one that can give way does. */
-	if (cuda_work(work)->state == LAUNCHED && queue->stream->yielding.work == work) {
+	if (cuda_work(work)->state == LAUNCHED && queue->stream->preemption.work == work) {
 		atomic_store_explicit(&work->cancelled, true, memory_order_relaxed);
 		(void)fa_cuda_enter(device);
 		fa_cuda_preempt_cancel(device, queue->stream);
@@ -546,7 +552,7 @@ static void stream_finish(struct fa_device *device, struct fa_cuda_stream *strea
 /* The stream's one work has ended early: it goes on when it is time, if anybody wants it. */
 static void stream_go_on(struct fa_device *device, struct fa_cuda_stream *stream)
 {
-	struct fa_device_work *work = stream->yielding.work;
+	struct fa_device_work *work = stream->preemption.work;
 	const char *doing = "the rest of the kernel cannot be launched";
 	CUresult result;
 
@@ -646,7 +652,7 @@ static void stream_reap(struct fa_device *device, struct fa_cuda_stream *stream)
 		look_at_gates(device, stream);
 	if (!first_has_ended(device, stream)) {
 		/* Those ahead of it have ended before it was stopped: their turn is first. */
-		if (stream->n_works && first_work(&stream->works) == stream->yielding.work &&
+		if (stream->n_works && first_work(&stream->works) == stream->preemption.work &&
 		    fa_cuda_preempt_stopped(device, stream))
 			stream_go_on(device, stream);
 		return;
@@ -673,12 +679,12 @@ void fa_cuda_reap(struct fa_device *device, struct fa_list *done)
 	for (unsigned int i = 0; i < device->n_streams && device->n_works; ++i)
 		if (device->streams[i].n_works)
 			stream_reap(device, &device->streams[i]);
-	fa_cuda_preempt_look(device);
+	fa_cuda_preempt_poll(device);
 	for (unsigned int i = 0; i < device->n_streams && held; ++i)
 		stream_feed(device, &device->streams[i]);
 	/* What was has begun, or was cancelled. */
 	if (held && !device->held)
-		fa_cuda_long_forget(device);
+		fa_cuda_quiesce_forget_held(&device->quiesce);
 	if (fa_cuda_is_lost(device))
 		fail_all(device);
 	device->reaping = false;

@@ -1,26 +1,28 @@
 /*
- * The CUDA backend's staging: a kernel reads K and V once for each block of query rows
- * and each query head, which over PCIe costs more than copying them to the GPU first.
- * Q is read and the output written once: they stay where they are.
+ * Staging: a kernel reads K and V once for each block of query rows and each query head, which over
+ * PCIe costs more than copying them to the GPU first. Q and the output are accessed once and stay
+ * in host memory.
  *
- * The staging area is of one size, made when the device is opened. A work has one range
- * of it until it is reaped; who finds no room reads its host memory directly.
+ * The staging area has a fixed size. A work owns a range of it until it is reaped; a work for which
+ * no range is left reads host memory directly.
  */
-#include "daemon/backend/cuda/backend.h"
+#include "daemon/backend/cuda/staging.h"
 
-/* How much a kernel reads over PCIe in the time that a copy costs besides its bytes. */
+#include "daemon/backend/cuda/memory.h"
+
+/* Overhead of a copy, as bytes that a kernel reads over PCIe in that time. */
 #define STAGE_COST_BYTES (128ull << 10)
-/* A copy takes what lies between rows and heads along: at most as much again. */
+/* A copy includes the gaps between rows and heads: at most so many times the tensor. */
 #define STAGE_SPAN_FACTOR 2
-/* Copies of several streams take turns after so many bytes. */
+/* Split copies, so that those of several streams interleave. */
 #define COPY_BYTES (16ull << 20)
 #define ALIGN_BYTES 256ull
 
 /* A part of pinned memory that holds K, V or both. */
 struct span {
-	const struct fa_cuda_memory *memory; /* NULL: there is nothing to stage */
-	uint64_t begin, end;                 /* addresses of the GPU's */
-	uint64_t data_bytes;                 /* that the tensors have in it */
+	const struct fa_cuda_memory *memory; /* NULL: nothing to stage */
+	uint64_t begin, end;                 /* GPU addresses */
+	uint64_t data_bytes;                 /* of the tensors */
 	uint64_t staged_at;
 };
 
@@ -40,12 +42,12 @@ uint64_t fa_cuda_staging_reads(const struct fa_cuda_launch *launch)
 	const uint64_t rows = (uint64_t)launch->kernel->rows;
 	const bool left = args->window_left < FA_CUDA_WINDOW_MAX;
 	const bool right = args->window_right < FA_CUDA_WINDOW_MAX;
-	uint64_t blocks = (uint64_t)args->blocks_m, near;
+	uint64_t blocks = (uint64_t)args->blocks_m, in_window;
 
-	/* Blocks of rows that see a key: all, about half, or those around it. */
+	/* Blocks of rows that attend to a key: all, about half, or those around it. */
 	if (left && right) {
-		near = ((uint64_t)args->window_left + (uint64_t)args->window_right) / rows + 2;
-		blocks = near < blocks ? near : blocks;
+		in_window = ((uint64_t)args->window_left + (uint64_t)args->window_right) / rows + 2;
+		blocks = in_window < blocks ? in_window : blocks;
 	} else if (left || right) {
 		blocks = (blocks + 1) / 2;
 	}
@@ -77,7 +79,7 @@ static struct span span_of(const struct fa_device_work *work, enum fa_device_ten
 	return span;
 }
 
-/* K and V that lie among one another are copied once. */
+/* Interleaved K and V are copied once. */
 static void merge(struct span *k, struct span *v)
 {
 	if (!k->memory || k->memory != v->memory || k->end <= v->begin || v->end <= k->begin)
@@ -88,25 +90,25 @@ static void merge(struct span *k, struct span *v)
 	v->memory = NULL;
 }
 
-static bool wanted(const struct fa_device *device, const struct span *span, uint64_t n_reads)
+static bool should_stage(const struct fa_device *device, const struct span *span, uint64_t n_reads)
 {
-	if (!span->memory || device->stage.mode == FA_CUDA_STAGE_NEVER)
+	if (!span->memory || device->staging.mode == FA_CUDA_STAGE_NEVER)
 		return false;
-	return device->stage.mode == FA_CUDA_STAGE_ALWAYS ||
+	return device->staging.mode == FA_CUDA_STAGE_ALWAYS ||
 	       fa_cuda_staging_pays(span->end - span->begin, span->data_bytes, n_reads);
 }
 
-/* Rows keep their place within 256 bytes. */
-static uint64_t room(const struct span *span)
+/* Bytes in the staging area: rows keep their alignment up to 256 bytes. */
+static uint64_t staged_bytes(const struct span *span)
 {
 	return (span->begin % ALIGN_BYTES + span->end - span->begin + ALIGN_BYTES - 1) &
 	       ~(ALIGN_BYTES - 1);
 }
 
-/* The first gap that is large enough. */
+/* First fit. */
 static bool allocate(struct fa_device *device, uint64_t bytes, struct fa_cuda_range *range)
 {
-	struct fa_list *pos, *head = &device->stage.ranges;
+	struct fa_list *pos, *head = &device->staging.ranges;
 	uint64_t begin = 0;
 
 	fa_list_for_each(pos, head) {
@@ -116,7 +118,7 @@ static bool allocate(struct fa_device *device, uint64_t bytes, struct fa_cuda_ra
 			break;
 		begin = next->end;
 	}
-	if (pos == head && (begin > device->stage.bytes || device->stage.bytes - begin < bytes))
+	if (pos == head && (begin > device->staging.bytes || device->staging.bytes - begin < bytes))
 		return false;
 	range->begin = begin;
 	range->end = begin + bytes;
@@ -130,7 +132,7 @@ void fa_cuda_staging_free(struct fa_cuda_range *range)
 	range->begin = range->end = 0;
 }
 
-/* No copy crosses the border of what was pinned in one go: the driver refuses that. */
+/* The driver refuses copies across the border of two parts that were pinned separately. */
 static CUresult copy(struct fa_device *device, CUstream stream, const struct span *span)
 {
 	const struct fa_cuda_memory *memory = span->memory;
@@ -169,8 +171,8 @@ CUresult fa_cuda_stage(struct fa_device *device, CUstream stream, const struct f
 
 	merge(&spans[0], &spans[1]);
 	for (int i = 0; i < 2; ++i) {
-		if (wanted(device, &spans[i], n_reads))
-			bytes += room(&spans[i]);
+		if (should_stage(device, &spans[i], n_reads))
+			bytes += staged_bytes(&spans[i]);
 		else
 			spans[i].memory = NULL;
 	}
@@ -180,9 +182,9 @@ CUresult fa_cuda_stage(struct fa_device *device, CUstream stream, const struct f
 	for (int i = 0; i < 2 && result == CUDA_SUCCESS; ++i) {
 		if (!spans[i].memory)
 			continue;
-		spans[i].staged_at = device->stage.at + range->begin + bytes +
+		spans[i].staged_at = device->staging.at + range->begin + bytes +
 		                     spans[i].begin % ALIGN_BYTES;
-		bytes += room(&spans[i]);
+		bytes += staged_bytes(&spans[i]);
 		result = copy(device, stream, &spans[i]);
 	}
 	if (result != CUDA_SUCCESS)

@@ -2,9 +2,11 @@
  * The CUDA backend's streams, with the words that the GPU writes behind each work and
  * the places of works' vectors: made when the device is opened, gone when it is closed.
  */
-#include "daemon/backend/cuda/backend.h"
+#include "daemon/backend/cuda/stream.h"
 
 #include "common/clock.h"
+#include "daemon/backend/cuda/graph_cache.h"
+#include "daemon/backend/cuda/preempt.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -63,9 +65,9 @@ static CUresult open_pinned(struct fa_device *device)
 
 		stream->word = (const uint64_t *)((char *)device->pinned + i * WORD_BYTES);
 		stream->word_at = words_at + i * WORD_BYTES;
-		stream->yielding.report = (uint64_t *)((char *)device->pinned +
-		                                       (device->n_streams + i) * WORD_BYTES);
-		stream->yielding.report_at = words_at + (device->n_streams + i) * WORD_BYTES;
+		stream->preemption.report = (uint64_t *)((char *)device->pinned +
+		                                         (device->n_streams + i) * WORD_BYTES);
+		stream->preemption.report_at = words_at + (device->n_streams + i) * WORD_BYTES;
 		stream->gates.report = (const uint64_t *)((char *)device->pinned +
 		                                          (2 * device->n_streams + i) * WORD_BYTES);
 		stream->gates.report_at = words_at + (2 * device->n_streams + i) * WORD_BYTES;

@@ -1,8 +1,5 @@
-/*
- * The CUDA backend's maps of tensors, which kernels that copy by TMA take. All of it is
- * the engine thread's.
- */
-#include "daemon/backend/cuda/backend.h"
+/* Encoding of tensor maps, and the cache of encoded ones. */
+#include "daemon/backend/cuda/tensor_maps.h"
 
 #include <string.h>
 
@@ -27,33 +24,35 @@ static unsigned int set_of(const struct fa_cuda_map *map)
 	return (unsigned int)(hash & (FA_CUDA_MAP_SETS - 1));
 }
 
-static CUresult make(struct fa_device *device, const struct fa_cuda_map *map, void *ret_map)
+static CUresult encode(struct fa_cuda_tensor_map_cache *cache, const struct fa_cudriver *driver,
+                       const struct fa_cuda_map *map, void *ret_map)
 {
 	const unsigned int set = set_of(map);
-	struct fa_cuda_known_map *known = device->maps.sets[set];
+	struct fa_cuda_tensor_map *entry = cache->sets[set];
 	CUresult result;
 
 	for (int i = 0; i < FA_CUDA_MAP_WAYS; ++i)
-		if (!memcmp(&known[i].of, map, sizeof(*map))) {
-			memcpy(ret_map, known[i].words, sizeof(known[i].words));
+		if (!memcmp(&entry[i].key, map, sizeof(*map))) {
+			memcpy(ret_map, entry[i].words, sizeof(entry[i].words));
 			return CUDA_SUCCESS;
 		}
-	result = fa_cudriver_map(&device->driver, map->data, map->dims, map->strides, map->box,
-	                         ret_map);
+	result = fa_cudriver_map(driver, map->data, map->dims, map->strides, map->box, ret_map);
 	if (result != CUDA_SUCCESS)
 		return result;
-	known += device->maps.oldest[set]++ % FA_CUDA_MAP_WAYS;
-	known->of = *map;
-	memcpy(known->words, ret_map, sizeof(known->words));
+	entry += cache->next_way[set]++ % FA_CUDA_MAP_WAYS;
+	entry->key = *map;
+	memcpy(entry->words, ret_map, sizeof(entry->words));
 	return CUDA_SUCCESS;
 }
 
-CUresult fa_cuda_maps_make(struct fa_device *device, const struct fa_cuda_map *maps, uint32_t n,
-                           struct fa_cuda_maps *ret_maps)
+CUresult fa_cuda_tensor_maps_encode(struct fa_cuda_tensor_map_cache *cache,
+                                    const struct fa_cudriver *driver,
+                                    const struct fa_cuda_map *maps, uint32_t n,
+                                    struct fa_cuda_maps *ret_maps)
 {
 	CUresult result = CUDA_SUCCESS;
 
 	for (uint32_t i = 0; i < n && result == CUDA_SUCCESS; ++i)
-		result = make(device, &maps[i], &ret_maps->maps[i]);
+		result = encode(cache, driver, &maps[i], &ret_maps->maps[i]);
 	return result;
 }

@@ -1,20 +1,21 @@
 /*
- * The CUDA backend's mapped memory: allocations that travel as descriptors, those of
- * clients and, as arenas, the daemon's own. On workers.
+ * GPU memory that travels as file descriptors: clients' allocations mapped side by side, and
+ * arenas, which the daemon makes for clients. On workers.
  */
-#include "daemon/backend/cuda/backend.h"
+#include "daemon/backend/cuda/vmm.h"
 
 #include "common/clock.h"
+#include "daemon/backend/cuda/memory.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 
-/* How often it is looked whether memory is zeroed. */
+/* Period of polling whether memory is zeroed. */
 #define ZERO_POLL_NS (50 * FA_NS_PER_US)
 
-/* ---- of clients */
+/* ---- clients' allocations */
 
 static CUmemLocation location(const struct fa_device *device)
 {
@@ -45,7 +46,7 @@ int fa_cuda_set_access(struct fa_device *device, CUdeviceptr at, uint64_t bytes,
 		access.flags = CU_MEM_ACCESS_FLAGS_PROT_READ;
 		result = device->driver.cuMemSetAccess(at, bytes, &access, 1);
 	}
-	/* Not every driver maps the GPU's own memory for reading alone. */
+	/* Not every driver maps the GPU's own memory read-only. */
 	if (result != CUDA_SUCCESS) {
 		access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
 		result = device->driver.cuMemSetAccess(at, bytes, &access, 1);
@@ -55,7 +56,7 @@ int fa_cuda_set_access(struct fa_device *device, CUdeviceptr at, uint64_t bytes,
 	              : 0;
 }
 
-/* Maps one allocation behind those that are mapped. */
+/* Maps one allocation at @at, behind the mapped ones. */
 static int map_piece(struct fa_device *device, struct fa_cuda_memory *memory, CUdeviceptr at,
                      const struct fa_device_piece *piece, struct fa_error *error)
 {
@@ -85,7 +86,7 @@ static int map_piece(struct fa_device *device, struct fa_cuda_memory *memory, CU
 				device, error, result,
 				"the allocation cannot be mapped, is its size right?");
 	}
-	/* What is mapped lives on without it. */
+	/* The mapping keeps the memory alive. */
 	(void)driver->cuMemRelease(allocation);
 	if (r == 0)
 		memory->piece_bytes[memory->n_mapped++] = piece->bytes;
@@ -125,7 +126,7 @@ static int map_pieces(struct fa_device *device, struct fa_cuda_memory *memory,
 	CUdeviceptr at;
 	int r;
 
-	FA_CUDA_TAKE_TURN(device);
+	FA_CUDA_HOLD_DRIVER_LOCK(&device->memory_lock);
 	r = reserve(device, memory, bytes, error);
 	if (r < 0)
 		return r;
@@ -137,7 +138,7 @@ static int map_pieces(struct fa_device *device, struct fa_cuda_memory *memory,
 			               n_pieces, pieces[i].bytes, why.text);
 		at += pieces[i].bytes;
 		if (i + 1 < n_pieces)
-			fa_cuda_turn_pause(device, FA_CUDA_PIECE_PAUSE_NS);
+			fa_cuda_driver_lock_yield(&device->memory_lock, FA_CUDA_PIECE_PAUSE_NS);
 	}
 	return fa_cuda_set_access(device, memory->at, memory->bytes, read_only, error);
 }
@@ -172,7 +173,7 @@ int fa_cuda_memory_import_pieces(struct fa_device *device, const struct fa_devic
 	return 0;
 }
 
-/* ---- of the daemon's own */
+/* ---- arenas */
 
 CUmemAllocationProp fa_cuda_allocation(const struct fa_device *device)
 {
@@ -183,8 +184,8 @@ CUmemAllocationProp fa_cuda_allocation(const struct fa_device *device)
 	};
 }
 
-/* On a stream that only workers wait for. */
-int fa_cuda_zero(struct fa_device *device, CUdeviceptr at, uint64_t bytes, struct fa_error *error)
+/* Zeroes on a stream that only workers wait for, and waits for the end. */
+static int zero(struct fa_device *device, CUdeviceptr at, uint64_t bytes, struct fa_error *error)
 {
 	const struct fa_cudriver *driver = &device->driver;
 	CUresult result;
@@ -193,10 +194,10 @@ int fa_cuda_zero(struct fa_device *device, CUdeviceptr at, uint64_t bytes, struc
 	if (result == CUDA_SUCCESS) {
 		while ((result = driver->cuStreamQuery(device->memory_stream)) ==
 		       CUDA_ERROR_NOT_READY)
-			fa_cuda_pause(ZERO_POLL_NS);
+			fa_cuda_sleep(ZERO_POLL_NS);
 		if (result == CUDA_SUCCESS)
 			return 0;
-		/* Who asked cannot tell whether it still runs. */
+		/* The memset may still run; the caller frees the memory. */
 		(void)driver->cuStreamSynchronize(device->memory_stream);
 	}
 	return fa_cuda_memory_fail(device, error, result, "memory cannot be zeroed");
@@ -214,7 +215,7 @@ static int make_arena(struct fa_device *device, struct fa_cuda_memory *memory, u
 
 	snprintf(doing, sizeof(doing), "%" PRIu64 " bytes of the GPU's memory cannot be had",
 	         bytes);
-	FA_CUDA_TAKE_TURN(device);
+	FA_CUDA_HOLD_DRIVER_LOCK(&device->memory_lock);
 	result = driver->cuMemCreate(&allocation, bytes, &properties, 0);
 	if (result != CUDA_SUCCESS)
 		return fa_cuda_memory_fail(device, error, result, doing);
@@ -229,7 +230,7 @@ static int make_arena(struct fa_device *device, struct fa_cuda_memory *memory, u
 	if (r == 0)
 		r = fa_cuda_set_access(device, memory->at, memory->bytes, false, error);
 	if (r == 0)
-		r = fa_cuda_zero(device, memory->at, memory->bytes, error);
+		r = zero(device, memory->at, memory->bytes, error);
 	if (r == 0) {
 		result = driver->cuMemExportToShareableHandle(
 			&fd, allocation, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);

@@ -1,0 +1,19 @@
+/* Works that wait on the GPU for a client's word. The engine thread's, except
+ * fa_cuda_gates_open(). */
+#pragma once
+
+#include "daemon/backend/cuda/device.h"
+
+/* Finds the gate kernel among the loaded kernels over pages, if the device is to have gates. */
+void fa_cuda_gates_open(struct fa_device *device);
+/* Returns the gate of @work, the stream's newest; fills what @done says of it. */
+struct fa_cuda_gate fa_cuda_gate_of(const struct fa_cuda_stream *stream,
+                                    const struct fa_device_work *work, struct fa_cuda_done *done);
+/* A work of @queue was launched behind its gate; all works behind gates are of one queue. */
+void fa_cuda_gates_add(struct fa_cuda_stream *stream, const struct fa_device_queue *queue);
+/* Asks all gates of the stream to give up. */
+void fa_cuda_gates_stop(struct fa_cuda_stream *stream);
+/* Returns whether a gate has given up since the last call: then all from *ret_turn on are shut. */
+bool fa_cuda_gates_are_shut(struct fa_cuda_stream *stream, uint64_t *ret_turn);
+/* Separates later gates from those that were shut. */
+void fa_cuda_gates_begin(struct fa_cuda_stream *stream);

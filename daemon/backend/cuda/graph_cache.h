@@ -1,0 +1,18 @@
+/* Kernel launches, through graphs for kernels that come again. The engine thread's. */
+#pragma once
+
+#include "daemon/backend/cuda/device.h"
+
+struct fa_cuda_kernel_launch {
+	CUfunction function;
+	unsigned int grid_x, grid_y, threads, shared_bytes;
+	bool behind; /* works are ahead of it in the stream, and it awaits their end itself */
+};
+
+/* Launches on @stream for its newest work. @params: as in cuLaunchKernel(). @gate: the gate that
+ * precedes the kernel, or NULL. */
+CUresult fa_cuda_launch_kernel(struct fa_device *device, struct fa_cuda_stream *stream,
+                               const struct fa_cuda_kernel_launch *launch, void **params,
+                               const struct fa_cuda_gate *gate);
+/* Nothing of the stream may be in flight. */
+void fa_cuda_graphs_close(struct fa_device *device, struct fa_cuda_stream *stream);

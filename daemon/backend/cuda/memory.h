@@ -1,0 +1,56 @@
+/*
+ * Memory that clients handed over, as the GPU addresses it. Workers' functions, except
+ * fa_cuda_memory_host().
+ */
+#pragma once
+
+#include "daemon/backend/cuda/device.h"
+
+enum fa_cuda_memory_kind {
+	FA_CUDA_MEMORY_HOST,   /* a memfd, pinned */
+	FA_CUDA_MEMORY_IPC,    /* an opened CUDA IPC handle */
+	FA_CUDA_MEMORY_MAPPED, /* allocations mapped side by side */
+};
+
+/* What fa_device_memory.backend points to. */
+struct fa_cuda_memory {
+	enum fa_cuda_memory_kind kind;
+	CUdeviceptr at; /* pinned, opened or reserved range */
+	uint64_t bytes; /* of that range */
+	/* Pinned memory: this process's mapping, and how much of it is pinned. No copy may cross
+	 * the border between two parts that were pinned by one call each. */
+	char *host;
+	uint64_t pinned_bytes, part_bytes;
+	size_t n_mapped; /* pieces */
+	uint64_t piece_bytes[];
+};
+
+/* Pause between the driver calls for two allocations of one buffer. */
+#define FA_CUDA_PIECE_PAUSE_NS 20000
+
+/* Like fa_cuda_fail() and fa_cuda_enter(), on the workers' stream. */
+int fa_cuda_memory_fail(struct fa_device *device, struct fa_error *error, CUresult result,
+                        const char *doing);
+int fa_cuda_memory_enter(struct fa_device *device, struct fa_error *error);
+
+/* Zeroed, or NULL. */
+struct fa_cuda_memory *fa_cuda_memory_new(enum fa_cuda_memory_kind kind, size_t n_pieces);
+/* Gives back what the driver gave; takes NULL and half-made memory. */
+struct fa_cuda_memory *fa_cuda_memory_free(struct fa_device *device,
+                                           struct fa_cuda_quiesce_window *window,
+                                           struct fa_cuda_memory *memory);
+/* After a failed import: frees @memory, or if that would wait for the GPU leaves it in *ret_memory
+ * for fa_cuda_memory_release(). */
+void fa_cuda_memory_drop(struct fa_device *device, struct fa_cuda_memory *memory,
+                         struct fa_device_memory *ret_memory);
+
+/* Returns whether [offset, offset + bytes) lies within @whole_bytes. */
+bool fa_cuda_memory_fits(uint64_t offset, uint64_t bytes, uint64_t whole_bytes);
+
+/* Functions of the backend table (backend/device.h). */
+int fa_cuda_memory_import_ipc(struct fa_device *device, const uint8_t handle[64], uint64_t offset,
+                              uint64_t bytes, bool read_only, struct fa_error *error,
+                              struct fa_device_memory *ret_memory);
+void fa_cuda_memory_release(struct fa_device *device, struct fa_device_memory *const *memories,
+                            size_t n);
+const void *fa_cuda_memory_host(struct fa_device *device, const struct fa_device_memory *memory);

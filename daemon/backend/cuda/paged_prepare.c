@@ -1,0 +1,395 @@
+/*
+ * Planning of paged works on the loop thread: plans each request, and writes what the kernels need
+ * besides tensors and tables to a span of the metadata heap.
+ *
+ * Works of a step for other layers reuse its plans, which are cached with the tables. An append
+ * that the launch of the following attention can do itself has neither plan nor launch. If every
+ * kernel of a work reads each entry once, it reads them in host memory, since a copy would take
+ * longer.
+ */
+#include "daemon/backend/cuda/paged_prepare.h"
+
+#include "common/cleanup.h"
+#include "daemon/backend/cuda/cost.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A launch of so few tiles a block reads vectors and tables in host memory: each entry is read
+ * once, sooner than it could be copied. */
+#define IN_PLACE_TILES 2
+/* Rotated q of one work. */
+#define Q_BYTES_MAX ((size_t)512 << 20)
+/* Partial results of one work. A stream keeps its scratch, which pool and other streams then
+ * lack. */
+#define WORKSPACE_BYTES_MAX ((size_t)512 << 20)
+
+static size_t align(size_t bytes)
+{
+	return (bytes + 255) & ~(size_t)255;
+}
+
+/* Copies arrays of the work into its span. */
+struct span_writer {
+	struct fa_device *device;
+	const struct fa_device_work *work;
+	const struct fa_device_tables *tables;
+	struct fa_cuda_paged_work *paged;
+	size_t used; /* of the span */
+};
+
+/* Copies an array of @n words, unless it is in tables. Returns its address on the GPU. */
+static void *copy_array(struct span_writer *writer, const void *array, size_t n)
+{
+	const struct fa_device_tables *tables = writer->tables;
+	struct fa_cuda_heap *heap = &writer->device->heap;
+	size_t at = writer->paged->span.begin + writer->used;
+
+	if (!array)
+		return NULL;
+	if (tables && (const char *)array >= (const char *)tables->data &&
+	    (const char *)array < (const char *)tables->data + tables->bytes)
+		return (void *)(tables->backend[0] +
+		                (size_t)((const char *)array - (const char *)tables->data));
+	/* span_bytes() does not count arrays that must be in tables. */
+	assert(writer->used + align(n * sizeof(uint32_t)) <=
+	       writer->paged->span.end - writer->paged->span.begin);
+	memcpy(heap->host + at, array, n * sizeof(uint32_t));
+	writer->used += align(n * sizeof(uint32_t));
+	return (void *)((writer->paged->in_place ? heap->in_place : heap->at) + at);
+}
+
+static size_t new_tokens(const struct fa_paged_step *step)
+{
+	return step->cu_new[step->batch];
+}
+
+/* Upper bound of the bytes of the request's own arrays and its blob. */
+static size_t span_bytes(const struct fa_paged_request *request)
+{
+	size_t bytes = align(fa_cuda_paged_blob_bytes(request)), words = 0;
+
+	if (request->op == FA_PAGED_ATTEND)
+		words = 2 * (size_t)request->attention.heads;
+	else if ((request->op == FA_PAGED_APPEND || request->op == FA_PAGED_READ) &&
+	         request->append.rotary.positions)
+		words = new_tokens(request->append.step);
+	return bytes + align(words * sizeof(uint32_t)) + 2 * 256;
+}
+
+static void copy_step(struct span_writer *writer, struct fa_cuda_paged_part *part,
+                      const struct fa_paged_step **step)
+{
+	part->step = **step;
+	part->step.table = copy_array(writer, part->step.table, part->step.table_entries);
+	*step = &part->step;
+}
+
+static void copy_arrays(struct span_writer *writer, struct fa_cuda_paged_part *part)
+{
+	struct fa_paged_request *request = &part->request;
+	struct fa_paged_attention *attention = &request->attention;
+	struct fa_paged_append *append = &request->append;
+
+	switch (request->op) {
+	case FA_PAGED_ATTEND:
+		part->reads_q = !attention->q.data;
+		attention->alibi_slopes = copy_array(writer, attention->alibi_slopes,
+		                                     (size_t)attention->heads);
+		attention->sinks = copy_array(writer, attention->sinks, (size_t)attention->heads);
+		/* Trees' masks and positions are in tables. */
+		attention->tree = copy_array(writer, attention->tree, 0);
+		attention->positions = copy_array(writer, attention->positions, 0);
+		copy_step(writer, part, &attention->step);
+		break;
+	case FA_PAGED_APPEND:
+	case FA_PAGED_READ:
+		part->writes_q = append->heads && !append->q_out.data;
+		append->rotary.positions = copy_array(writer, append->rotary.positions,
+		                                      new_tokens(append->step));
+		copy_step(writer, part, &append->step);
+		break;
+	case FA_PAGED_MOVE:
+		request->move.table = copy_array(writer, request->move.table,
+		                                 request->move.table_entries);
+		break;
+	case FA_PAGED_MERGE:
+	case FA_PAGED_COPY:
+	case FA_PAGED_CLEAR:
+		break;
+	}
+}
+
+/* Returns whether the part's kernels read the step's tables. */
+static bool reads_tables(const struct fa_cuda_paged_part *part)
+{
+	const struct fa_paged_request *request = &part->request;
+
+	if (!part->plan->table_here)
+		return true;
+	return request->op == FA_PAGED_ATTEND
+	               ? request->attention.tree || request->attention.positions
+	               : request->append.rotary.positions != NULL;
+}
+
+/* Returns whether the part's kernel reads each entry about once. */
+static bool is_small(const struct fa_cuda_paged_part *part)
+{
+	const struct fa_cuda_paged_plan *plan = part->plan;
+
+	switch (part->request.op) {
+	case FA_PAGED_ATTEND:
+		/* Split sequences look up their shares, too. */
+		return !plan->forward_blocks && plan->tiles_each < IN_PLACE_TILES &&
+		       (!plan->decode || plan->decode->kind == FA_CUDA_PAGED_DECODE);
+	case FA_PAGED_APPEND:
+		return new_tokens(part->request.append.step) <= FA_CUDA_APPEND_TOKENS;
+	default:
+		return false;
+	}
+}
+
+/* Keeps what a plan depends on: NULL or not, and the alignment. */
+static void *alignment_of(const void *pointer)
+{
+	return (void *)(pointer ? ((uintptr_t)pointer & 15) | 16 : 0);
+}
+
+/* Strips what differs between layers. Returns false if @request has vectors of its own. */
+static bool strip_layer(struct fa_paged_request *request)
+{
+	struct fa_paged_attention *attention = &request->attention;
+	struct fa_paged_append *append = &request->append;
+
+	switch (request->op) {
+	case FA_PAGED_ATTEND:
+		attention->layer = 0;
+		attention->q.data = alignment_of(attention->q.data);
+		attention->out.data = alignment_of(attention->out.data);
+		attention->lse = alignment_of(attention->lse);
+		return !attention->alibi_slopes && !attention->sinks;
+	case FA_PAGED_APPEND:
+		append->layer = 0;
+		append->k.data = alignment_of(append->k.data);
+		append->v.data = alignment_of(append->v.data);
+		append->q.data = alignment_of(append->q.data);
+		append->q_out.data = alignment_of(append->q_out.data);
+		return !append->rotary.positions;
+	default:
+		return false;
+	}
+}
+
+/* Padding may differ; then the work is merely planned again. */
+static bool is_same(const struct fa_paged_request *a, const struct fa_paged_request *b)
+{
+	if (a->op != b->op)
+		return false;
+	return a->op == FA_PAGED_ATTEND
+	               ? !memcmp(&a->attention, &b->attention, sizeof(a->attention))
+	               : !memcmp(&a->append, &b->append, sizeof(a->append));
+}
+
+static bool find_cached(const struct fa_cuda_tables *tables, const struct fa_paged_request *request,
+                        struct fa_cuda_paged_part *part)
+{
+	struct fa_paged_request common = *request;
+
+	if (!tables || !tables->n_plans || !strip_layer(&common))
+		return false;
+	for (unsigned int i = 0; i < tables->n_plans; ++i) {
+		const struct fa_cuda_cached_plan *cached = &tables->plans[i];
+
+		if (!is_same(&cached->request, &common))
+			continue;
+		part->plan = &cached->plan;
+		part->blob_at = cached->blob_at;
+		return true;
+	}
+	return false;
+}
+
+/* Caches the plan of @request with the tables, if it fits. A cached plan does not move or change
+ * while the tables live. */
+static void cache_plan(struct fa_device *device, struct fa_cuda_tables *tables,
+                       const struct fa_paged_request *request, struct fa_cuda_paged_part *part)
+{
+	const size_t bytes = part->plan->blob_bytes;
+	struct fa_cuda_cached_plan *cached;
+	size_t at;
+
+	if (!tables || tables->n_plans == FA_CUDA_CACHED_PLANS)
+		return;
+	at = tables->span.begin + align(tables->used);
+	if (at + bytes > tables->span.end)
+		return;
+	cached = &tables->plans[tables->n_plans];
+	cached->request = *request;
+	if (!strip_layer(&cached->request))
+		return;
+	++tables->n_plans;
+	memcpy(device->heap.host + at, device->heap.host + part->blob_at, bytes);
+	cached->plan = *part->plan;
+	cached->blob_at = part->blob_at = at;
+	part->plan = &cached->plan;
+	free(fa_steal_ptr(part->own_plan));
+	part->cached = true;
+	tables->used = at + bytes - tables->span.begin;
+}
+
+/* Returns whether part @i is an append that the launch of the next part does, which must be planned
+ * already. */
+static bool is_fused(const struct fa_device_work *work, const struct fa_cuda_paged_work *paged,
+                     uint32_t i)
+{
+	const struct fa_paged_request *request = &work->paged[i];
+
+	return request->op == FA_PAGED_APPEND && i + 1 < work->n_paged &&
+	       request[1].op == FA_PAGED_ATTEND && paged->parts[i + 1].plan &&
+	       fa_cuda_paged_can_append(paged->parts[i + 1].plan, &request[1].attention,
+	                                &request->append);
+}
+
+static int plan_part(struct span_writer *writer, struct fa_cuda_tables *tables,
+                     const struct fa_paged_request *request, struct fa_cuda_paged_part *part,
+                     struct fa_error *error)
+{
+	struct fa_device *device = writer->device;
+	struct fa_cuda_paged_work *paged = writer->paged;
+	int r;
+
+	part->request = *request;
+	part->fused = is_fused(writer->work, paged, (uint32_t)(part - paged->parts));
+	if (part->fused)
+		return 0;
+	if (!part->cached) {
+		part->blob_at = paged->span.begin + writer->used;
+		part->plan = part->own_plan = malloc(sizeof(*part->own_plan));
+		if (!part->own_plan)
+			return fa_fail(error, -ENOMEM, "no memory for a request over pages");
+		r = fa_cuda_paged_plan(&device->chip, request, device->heap.host + part->blob_at,
+		                       error->text, sizeof(error->text), part->own_plan);
+		if (r < 0)
+			return r;
+		cache_plan(device, tables, request, part);
+		if (!part->cached)
+			writer->used += align(part->plan->blob_bytes);
+	}
+	paged->in_place = paged->in_place && is_small(part);
+	return 0;
+}
+
+static int fill_part(struct span_writer *writer, struct fa_cuda_paged_part *part,
+                     struct fa_error *error)
+{
+	const struct fa_paged_request *request = &part->request;
+	struct fa_cuda_paged_work *paged = writer->paged;
+	size_t q_bytes;
+
+	if (part->fused)
+		return 0;
+	copy_arrays(writer, part);
+	if (part->plan->workspace_bytes > WORKSPACE_BYTES_MAX)
+		return fa_fail(error, -ENOTSUP,
+		               "attention over pages needs %zu bytes for partial results of the "
+		               "step; at most %zu can be had, with fewer or shorter sequences",
+		               part->plan->workspace_bytes, WORKSPACE_BYTES_MAX);
+	if (paged->workspace_bytes < part->plan->workspace_bytes)
+		paged->workspace_bytes = align(part->plan->workspace_bytes);
+	if (!part->writes_q)
+		return 0;
+	q_bytes = new_tokens(&part->step) * (size_t)request->append.heads *
+	          (size_t)request->append.cache->head_dim *
+	          (request->append.cache->dtype == FA_ATTENTION_F32 ? 4 : 2);
+	if (q_bytes > Q_BYTES_MAX)
+		return fa_fail(error, -ENOTSUP,
+		               "q has %zu bytes; at most %zu can be rotated in one request",
+		               q_bytes, Q_BYTES_MAX);
+	paged->q_bytes = align(q_bytes);
+	/* q lies behind the counters, which all works of the stream share. */
+	if (paged->workspace_bytes < FA_CUDA_PAGED_COUNTERS_BYTES)
+		paged->workspace_bytes = align(FA_CUDA_PAGED_COUNTERS_BYTES);
+	return 0;
+}
+
+int fa_cuda_paged_cache_check(struct fa_device *device, const struct fa_paged_cache *cache,
+                              struct fa_error *error)
+{
+	return fa_cuda_paged_check_cache(&device->chip, cache, error->text, sizeof(error->text));
+}
+
+int fa_cuda_paged_prepare(struct fa_device *device, struct fa_device_work *work,
+                          struct fa_error *error)
+{
+	struct span_writer writer = { .device = device, .work = work, .tables = work->tables };
+	struct fa_cuda_tables *tables = fa_cuda_paged_tables(work);
+	struct fa_cuda_tables *cache = work->repeats ? tables : NULL;
+	size_t bytes = 0;
+	struct fa_cuda_paged_work *paged;
+	int r = 0;
+
+	/* malloc(), as calloc() does not use its thread cache. */
+	paged = malloc(sizeof(*paged) + work->n_paged * sizeof(paged->parts[0]));
+	if (!paged)
+		return fa_fail(error, -ENOMEM, "no memory for a request over pages");
+	*paged = (struct fa_cuda_paged_work){};
+	for (uint32_t i = 0; i < work->n_paged; ++i)
+		paged->parts[i] = (struct fa_cuda_paged_part){};
+	fa_list_init(&paged->span.link);
+	work->room = writer.paged = paged;
+	for (uint32_t i = 0; i < work->n_paged; ++i) {
+		r = fa_paged_check(&work->paged[i], error->text, sizeof(error->text));
+		if (r < 0)
+			return r;
+	}
+	/* Backwards: an append is fused into the plan of the next part. */
+	for (uint32_t i = work->n_paged; i-- > 0;) {
+		if (is_fused(work, paged, i))
+			continue;
+		paged->parts[i].cached = find_cached(cache, &work->paged[i], &paged->parts[i]);
+		if (!paged->parts[i].cached)
+			bytes += span_bytes(&work->paged[i]);
+	}
+	if (bytes && !fa_cuda_heap_alloc(&device->heap, bytes, &paged->span))
+		return fa_fail(error, -ENOMEM,
+		               "requests in flight are so large that there is no room for the "
+		               "%zu bytes that go with this one",
+		               bytes);
+	paged->in_place = true;
+	for (uint32_t i = work->n_paged; i-- > 0 && r == 0;)
+		r = plan_part(&writer, cache, &work->paged[i], &paged->parts[i], error);
+	for (uint32_t i = 0; i < work->n_paged && r == 0; ++i)
+		r = fill_part(&writer, &paged->parts[i], error);
+	for (uint32_t i = 0; i < work->n_paged && r == 0; ++i)
+		if (!paged->parts[i].fused)
+			work->prefixes += paged->parts[i].plan->prefixes;
+	if (bytes) {
+		fa_cuda_heap_shrink(&paged->span, writer.used);
+		work->room_bytes = paged->span.end - paged->span.begin;
+	}
+	work->heap_bytes = 0;
+	for (uint32_t i = 0; i < work->n_paged && r == 0; ++i)
+		paged->ns += fa_cuda_cost_paged_ns(device, &paged->parts[i].request,
+		                                   paged->parts[i].plan);
+	for (uint32_t i = 0; i < work->n_paged && r == 0; ++i) {
+		if (paged->parts[i].own_plan)
+			work->heap_bytes += sizeof(*paged->parts[i].own_plan);
+		if (tables && !paged->parts[i].fused && reads_tables(&paged->parts[i]))
+			paged->tables_bytes = tables->used;
+	}
+	return r;
+}
+
+void fa_cuda_paged_release(struct fa_device *device, struct fa_device_work *work)
+{
+	struct fa_cuda_paged_work *paged = fa_steal_ptr(work->room);
+
+	if (!paged)
+		return;
+	for (uint32_t i = 0; i < work->n_paged; ++i)
+		free(paged->parts[i].own_plan);
+	fa_cuda_heap_free(&device->heap, &paged->span);
+	free(paged);
+}

@@ -1,0 +1,39 @@
+/* Scratch memory of streams, kept until the device is closed. */
+#include "daemon/backend/cuda/scratch.h"
+
+#include "common/cleanup.h"
+
+#include <stdlib.h>
+
+CUresult fa_cuda_scratch_alloc(struct fa_device *device, CUstream stream, size_t bytes,
+                               size_t zero_bytes, CUdeviceptr *ret_at)
+{
+	struct fa_cuda_scratch *scratch;
+	CUresult result;
+
+	scratch = fa_new(struct fa_cuda_scratch);
+	if (!scratch)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	result = device->driver.cuMemAlloc(&scratch->at, bytes);
+	if (result != CUDA_SUCCESS) {
+		free(scratch);
+		return result;
+	}
+	scratch->next = device->scratches;
+	device->scratches = scratch;
+	result = device->driver.cuMemsetD8Async(scratch->at, 0, zero_bytes, stream);
+	if (result == CUDA_SUCCESS)
+		*ret_at = scratch->at;
+	return result;
+}
+
+void fa_cuda_scratch_free_all(struct fa_device *device)
+{
+	while (device->scratches) {
+		struct fa_cuda_scratch *scratch = device->scratches;
+
+		device->scratches = scratch->next;
+		(void)device->driver.cuMemFree(scratch->at);
+		free(scratch);
+	}
+}

@@ -1,0 +1,34 @@
+/* Tables that the works of a step share, in the metadata heap. The loop thread's. */
+#pragma once
+
+#include "daemon/backend/cuda/device.h"
+
+/* A work of a step as it was planned, for the same work on another layer. */
+struct fa_cuda_cached_plan {
+	struct fa_paged_request request; /* without what belongs to one layer */
+	struct fa_cuda_paged_plan plan;
+	size_t blob_at; /* in the heap */
+};
+
+#define FA_CUDA_CACHED_PLANS 2 /* append, and attention */
+/* Blobs of both for 128 sequences with shared prefixes, or for more without. */
+#define FA_CUDA_CACHED_PLANS_BYTES ((size_t)FA_DEVICE_KEPT_BYTES)
+
+/* A step's tables, followed by the blobs of its cached plans. */
+struct fa_cuda_tables {
+	struct fa_device_tables tables; /* backend[0]: address on the GPU */
+	struct fa_cuda_span span;
+	/* The loop thread's. */
+	size_t used; /* bytes of the span; what was written never changes */
+	struct fa_cuda_cached_plan plans[FA_CUDA_CACHED_PLANS];
+	unsigned int n_plans;
+	/* The engine thread's. */
+	bool read_in_place;                   /* by a work */
+	size_t uploaded[FA_CUDA_STREAMS_MAX]; /* bytes that each stream has copied */
+};
+
+/* Functions of the backend table (backend/device.h). */
+int fa_cuda_tables_new(struct fa_device *device, size_t bytes, struct fa_error *error,
+                       struct fa_device_tables **ret_tables);
+struct fa_device_tables *fa_cuda_tables_free(struct fa_device *device,
+                                             struct fa_device_tables *tables);

@@ -1,0 +1,19 @@
+/* GPU memory that travels as file descriptors: mapping it, and making arenas. Workers', except
+ * fa_cuda_set_access() and fa_cuda_allocation(). */
+#pragma once
+
+#include "daemon/backend/cuda/device.h"
+
+/* Lets the GPU access the range; @read_only is a wish that not every driver grants. */
+int fa_cuda_set_access(struct fa_device *device, CUdeviceptr at, uint64_t bytes, bool read_only,
+                       struct fa_error *error);
+/* Properties of an allocation that can be exported as a descriptor. */
+CUmemAllocationProp fa_cuda_allocation(const struct fa_device *device);
+
+/* Functions of the backend table (backend/device.h). */
+int fa_cuda_memory_new_arena(struct fa_device *device, uint64_t bytes, struct fa_error *error,
+                             struct fa_device_memory *ret_memory, int *ret_fd,
+                             uint64_t *ret_piece_bytes);
+int fa_cuda_memory_import_pieces(struct fa_device *device, const struct fa_device_piece *pieces,
+                                 size_t n_pieces, uint64_t offset, uint64_t bytes, bool read_only,
+                                 struct fa_error *error, struct fa_device_memory *ret_memory);
