@@ -7,6 +7,8 @@
  */
 #pragma once
 
+#include "common/backoff.h"
+
 #include <stdbool.h>
 #include <stdint.h>
 #include <uv.h>
@@ -14,9 +16,9 @@
 struct fa_loop_spin {
 	uv_idle_t idle;   /* active while it spins: the loop then only looks */
 	uint64_t last_ns; /* when the last message came */
-	unsigned int in_vain, rest;
-	bool off; /* a single processor: who is waited for cannot run meanwhile */
-	bool shy; /* too few processors to keep one from others */
+	struct fa_backoff backoff;
+	bool off;    /* on a single processor no client can send meanwhile */
+	bool yields; /* the client may need this processor */
 };
 
 void fa_loop_spin_init(struct fa_loop_spin *spin, uv_loop_t *loop);

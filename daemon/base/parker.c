@@ -1,12 +1,12 @@
 #include "daemon/base/parker.h"
 
 #include "common/clock.h"
+#include "common/cpu.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <poll.h>
-#include <sched.h>
 #include <stddef.h>
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
@@ -17,9 +17,8 @@
 #define SPIN_MIN_NS (5 * FA_NS_PER_US)
 /* Spin after a wake-up by the descriptor: the waker has just been woken by it as well. */
 #define WATCH_SPIN_NS (200 * FA_NS_PER_US)
-/* After so many wake-ups in vain the descriptor is not watched for so many sleeps. */
-#define WATCH_SPURIOUS_MAX 4
-#define WATCH_BACKOFF_SLEEPS 64
+/* Sleeps without watching the descriptor after several wake-ups in vain. */
+#define WATCH_SKIPS 64
 /* The same for polling. Work that takes longer than the maximum counts as slow. */
 #define POLL_SPIN_MAX_NS (200 * FA_NS_PER_US)
 #define POLL_SPIN_MIN_NS (10 * FA_NS_PER_US)
@@ -45,9 +44,7 @@ static void wake_thread(struct fa_parker *parker, uint32_t before)
 
 void fa_parker_init(struct fa_parker *parker)
 {
-	cpu_set_t cpus;
-
-	parker->may_spin = sched_getaffinity(0, sizeof(cpus), &cpus) == 0 && CPU_COUNT(&cpus) > 2;
+	parker->may_spin = fa_cpu_count() > 2;
 	parker->poll_spin_ns = POLL_SPIN_MAX_NS;
 }
 
@@ -101,7 +98,7 @@ bool fa_parker_consume(struct fa_parker *parker)
 	if (atomic_exchange(&parker->signal, AWAKE) != SIGNALLED)
 		return false;
 	if (parker->watch_fired)
-		parker->watch_spurious = 0;
+		fa_backoff_succeeded(&parker->watch_backoff);
 	parker->watch_fired = false;
 	return true;
 }
@@ -109,15 +106,6 @@ bool fa_parker_consume(struct fa_parker *parker)
 bool fa_parker_is_woken(const struct fa_parker *parker)
 {
 	return atomic_load_explicit(&parker->signal, memory_order_relaxed) == SIGNALLED;
-}
-
-static void cpu_relax(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-	__builtin_ia32_pause();
-#elif defined(__aarch64__)
-	__asm__ volatile("yield");
-#endif
 }
 
 /* Returns true if a wake-up is pending. */
@@ -133,7 +121,7 @@ static bool spin(struct fa_parker *parker, uint64_t spin_ns)
 			if (atomic_load_explicit(&parker->signal, memory_order_relaxed) ==
 			    SIGNALLED)
 				return true;
-			cpu_relax();
+			fa_cpu_relax();
 		}
 	} while (fa_now_ns() < end_ns);
 	return false;
@@ -183,10 +171,7 @@ static bool may_watch(struct fa_parker *parker)
 	if (!parker->may_spin || parker->watch_fired ||
 	    !atomic_load_explicit(&parker->watching, memory_order_acquire))
 		return false;
-	if (!parker->watch_backoff)
-		return true;
-	--parker->watch_backoff;
-	return false;
+	return fa_backoff_next(&parker->watch_backoff);
 }
 
 /* Both return true if fa_parker_prewake() was called meanwhile. */
@@ -207,10 +192,7 @@ static bool sleep_watching(struct fa_parker *parker, uint64_t until_ns)
 	if (!sleep_on_fd(parker, until_ns, &prepared))
 		return prepared;
 	parker->watch_fired = true;
-	if (++parker->watch_spurious >= WATCH_SPURIOUS_MAX) {
-		parker->watch_spurious = 0;
-		parker->watch_backoff = WATCH_BACKOFF_SLEEPS;
-	}
+	fa_backoff_failed(&parker->watch_backoff, WATCH_SKIPS);
 	(void)spin(parker, WATCH_SPIN_NS);
 	return false;
 }
@@ -249,10 +231,7 @@ void fa_parker_sleep(struct fa_parker *parker, uint64_t until_ns)
 
 void fa_parker_relax(const struct fa_parker *parker)
 {
-	if (parker->may_spin)
-		cpu_relax();
-	else
-		(void)sched_yield();
+	fa_cpu_spin_pause(!parker->may_spin);
 }
 
 /* ---- polling */

@@ -12,6 +12,8 @@
  */
 #pragma once
 
+#include "common/backoff.h"
+
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -25,12 +27,11 @@ struct fa_parker {
 	 * owned, and valid once `watching`. */
 	int watch_fd, wake_fd;
 	atomic_bool watching;
-	bool watch_fired;            /* woken by watch_fd, and by no waker since */
-	unsigned int watch_spurious; /* wake-ups by watch_fd without an event, in a row */
-	unsigned int watch_backoff;  /* sleeps left without watching */
-	uint64_t spin_ns;            /* before a sleep without polling */
-	uint64_t poll_spin_ns;       /* how long it polls without sleeping */
-	uint64_t poll_since_ns;      /* when it began to wait for what it polls for */
+	bool watch_fired;                /* woken by watch_fd, and by no waker since */
+	struct fa_backoff watch_backoff; /* whether a sleep watches */
+	uint64_t spin_ns;                /* before a sleep without polling */
+	uint64_t poll_spin_ns;           /* how long it polls without sleeping */
+	uint64_t poll_since_ns;          /* when it began to wait for what it polls for */
 };
 
 /* A zeroed parker can be woken as well. */

@@ -95,7 +95,7 @@ static void settle(struct fa_session *session, uint64_t until_ns)
 		       fa_now_ns() < until_ns) {
 			take(context);
 			if (slot->finished < slot->early &&
-			    (context->rings.shy || !context->info.polled))
+			    (context->rings.yields || !context->info.polled))
 				(void)sched_yield();
 		}
 	}

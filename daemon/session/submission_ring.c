@@ -1,7 +1,9 @@
 #include "daemon/session/submission_ring.h"
 
+#include "common/backoff.h"
 #include "common/cleanup.h"
 #include "common/clock.h"
+#include "common/cpu.h"
 #include "daemon/session/completions.h"
 #include "daemon/session/context.h"
 #include "daemon/session/device_completion.h"
@@ -10,7 +12,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <sched.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -25,9 +26,8 @@
 #define SLICE_BUSY_NS (5 * FA_NS_PER_US)
 /* Looks between two looks at the clock. */
 #define LOOKS 16
-/* A ring that is polled in vain so often is not polled for so many requests. */
-#define TRIES 4
-#define REST 64
+/* Doorbells after which a ring is not polled, once polling it was in vain several times. */
+#define SKIPS 64
 /* Doorbells heard at a time. */
 #define BELLS_MAX 64
 /* Requests of one stream that are recorded at most. */
@@ -45,7 +45,7 @@ struct fa_session_ring {
 	bool passed;      /* requests have ended without the engine since it was last woken */
 	bool warm;        /* it was polled for a while since it was activated */
 	bool paid;        /* ... and not in vain */
-	unsigned int in_vain, rest;
+	struct fa_backoff backoff;
 
 	uint64_t n_requests, n_doorbells;
 };
@@ -62,7 +62,9 @@ static void leave(struct fa_session_ring *ring)
 
 static uint64_t spin_ns(const struct fa_rings *rings, const struct fa_session_ring *ring)
 {
-	return rings->alone || ring->rest ? 0 : rings->context->config.spin_us * FA_NS_PER_US;
+	if (!rings->polls || !fa_backoff_may_spin(&ring->backoff))
+		return 0;
+	return rings->context->config.spin_us * FA_NS_PER_US;
 }
 
 /* Takes up to @max entries, and none behind @mark. The session may be closed afterwards. */
@@ -122,11 +124,9 @@ static void sleep_on(struct fa_session_ring *ring)
 	if (!fa_ring_sleep(&ring->end))
 		return;
 	if (ring->warm && ring->paid)
-		ring->in_vain = 0;
-	else if (ring->warm && ++ring->in_vain >= TRIES) {
-		ring->in_vain = 0;
-		ring->rest = REST;
-	}
+		fa_backoff_succeeded(&ring->backoff);
+	else if (ring->warm)
+		fa_backoff_failed(&ring->backoff, SKIPS);
 	leave(ring);
 }
 
@@ -154,19 +154,6 @@ static bool turn(struct fa_rings *rings, uint64_t now_ns)
 	return fa_engine_poll(rings->context->engine) || any;
 }
 
-static void relax(const struct fa_rings *rings)
-{
-	if (rings->shy)
-		(void)sched_yield();
-#if defined(__x86_64__) || defined(__i386__)
-	else
-		__builtin_ia32_pause();
-#elif defined(__aarch64__)
-	else
-		__asm__ volatile("yield");
-#endif
-}
-
 static void rest(struct fa_rings *rings)
 {
 	(void)uv_idle_stop(&rings->idle);
@@ -187,7 +174,7 @@ static void on_idle(uv_idle_t *idle)
 			any = turn(rings, now_ns);
 			any = fa_completions_poll(rings->context) || any;
 			if (!any)
-				relax(rings);
+				fa_cpu_spin_pause(rings->yields);
 		}
 		now_ns = fa_now_ns();
 		/* While the engine has something to do a look at descriptors delays nobody; just
@@ -234,8 +221,7 @@ static void on_bells(uv_poll_t *poll, int status, int events)
 
 		++ring->n_doorbells;
 		++rings->n_doorbells;
-		if (ring->rest)
-			--ring->rest;
+		(void)fa_backoff_next(&ring->backoff);
 		if (!ring->session->paused)
 			fa_ring_activate(ring);
 	}
@@ -246,12 +232,12 @@ static void on_bells(uv_poll_t *poll, int status, int events)
 
 int fa_rings_init(struct fa_rings *rings, struct fa_context *context)
 {
-	cpu_set_t cpus;
-	int r, n = sched_getaffinity(0, sizeof(cpus), &cpus) < 0 ? 1 : CPU_COUNT(&cpus);
+	const unsigned int n = fa_cpu_count();
+	int r;
 
 	rings->context = context;
-	rings->alone = n == 1;
-	rings->shy = n <= 4;
+	rings->polls = n > 1;
+	rings->yields = n <= FA_CPU_FEW;
 	fa_list_init(&rings->busy);
 	rings->bells = epoll_create1(EPOLL_CLOEXEC);
 	if (rings->bells < 0)

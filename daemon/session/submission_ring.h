@@ -42,8 +42,8 @@ struct fa_rings {
 	uint64_t n_submitted;             /* to the engine */
 	uint64_t n_requests, n_doorbells; /* of all rings, since the start */
 	unsigned int n_rings;
-	bool alone; /* a single processor: who is waited for cannot run meanwhile */
-	bool shy;   /* too few processors to keep one from others */
+	bool polls;  /* on a single processor no client can put anything meanwhile */
+	bool yields; /* the thread waited for may need this processor */
 
 	/* The entry that is being handled. */
 	_Alignas(8) unsigned char entry[FA_WIRE_BYTES_MAX];

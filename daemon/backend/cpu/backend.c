@@ -24,13 +24,13 @@
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/completion.h"
+#include "common/cpu.h"
 #include "common/memfd.h"
 #include "daemon/base/fair_queue.h"
 
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -434,19 +434,10 @@ static struct fa_device *cpu_close(struct fa_device *device)
 	return NULL;
 }
 
-static unsigned int count_processors(void)
-{
-	cpu_set_t cpus;
-
-	if (sched_getaffinity(0, sizeof(cpus), &cpus) < 0)
-		return (unsigned int)sysconf(_SC_NPROCESSORS_ONLN);
-	return (unsigned int)CPU_COUNT(&cpus);
-}
-
 static int cpu_open(const struct fa_device_config *config, struct fa_error *error,
                     struct fa_device **ret_device)
 {
-	unsigned int n = config->threads ? config->threads : count_processors();
+	unsigned int n = config->threads ? config->threads : fa_cpu_count();
 	const struct fa_cpu_isa *isa;
 	struct fa_device *device;
 	int r;
