@@ -1,16 +1,14 @@
 #!/usr/bin/env python3
 """
-Makes all that bench/results/RESULTS.md says of a GPU, in one go, in the GPU bundle as
-bench/all.py: part after part, each with what it says in a file of its own. What fails, hangs
-or has no time left is said and passed over, and the rest goes on.
+Runs all GPU benchmarks of bench/results/RESULTS.md in the GPU bundle, as bench/all.py, one part
+after another. A part that fails, hangs or has no time left is reported, and the others go on.
 
     bench/all.py --output DIR                all parts
-    bench/all.py --output DIR kv 'prefill-*' those that are named; patterns of the shell
-    bench/all.py --list                      which there are, and how long each may take
+    bench/all.py --output DIR kv 'prefill-*' the parts with these names (shell patterns)
+    bench/all.py --list                      list the parts and their time limits
 
-DIR/PART.json is what bench/results/results.py keeps (results.py keep-all PREFIX DIR COMMIT),
-DIR/log what all of them printed. The last lines say what became of each part; the exit status
-is 0 if all that were asked for have given their numbers.
+DIR/PART.json is the input of results.py keep-all PREFIX DIR COMMIT (bench/results); DIR/log has
+the output of all commands. The last lines sum up; exits 0 if all parts gave results.
 """
 import argparse
 import datetime
@@ -27,7 +25,7 @@ BUNDLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 FABENCH = ["bin/fabench", "--json"]
 TIME_PAGED = ["bench/time-paged", "--json"]
 DECODE = [*TIME_PAGED, "--only", "decode", "--samples", "12"]
-# Of what --only names here there are no peers.
+# Parts without peers.
 CODES = [*TIME_PAGED, "--only", "codes", "--samples", "12"]
 SHARED = [*TIME_PAGED, "--only", "shared", "--samples", "20"]
 DETERMINISTIC = [*TIME_PAGED, "--only", "deterministic", "--samples", "12"]
@@ -35,12 +33,11 @@ PREFILL = [*TIME_PAGED, "--only", "prefill", "--samples", "10"]
 RACE = [sys.executable, "bench/race.py", "--library", "lib/libfagpu.so", "--samples", "12"]
 FP16 = [*RACE, "--dtypes", "f16", "--dims", "64,128", "--seqlens", "4096"]
 GQA = [*RACE, "--dims", "128", "--heads", "32", "--kv-heads", "8", "--seqlens", "1024,4096,16384"]
-# What PyTorch has no kernels for.
+# PyTorch has no kernels for these.
 WINDOW = [*RACE, "--masks", "window1024", "--seqlens", "16384"]
 FEATURES = [*RACE, "--masks", "full-alibi,causal-alibi,causal-softcap", "--seqlens", "4096"]
 
-# Name, seconds that it may take, its commands. What they print is their JSON, or, where {json}
-# is an argument, they write it there.
+# Name, time limit in seconds, commands. A command prints its JSON, or writes it to {json}.
 PARTS = (
     ("rtt", 180, [[*FABENCH, "rtt"]]),
     ("request", 240, [[*FABENCH, "request"]]),
@@ -75,7 +72,7 @@ PARTS = (
 
 
 def with_peers(command, args):
-    """Other people's kernels, where they can be set beside ours."""
+    """Adds the peers to a command that can compare with them."""
     if "bench/race.py" in command:
         return command + (["--peers", args.race_peers] if args.race_peers else [])
     if command[0] == TIME_PAGED[0] and "decode" in command or "bench/kv.py" in command:
@@ -84,8 +81,8 @@ def with_peers(command, args):
 
 
 class Stop:
-    """SIGTERM ends this program, and what it has started; but who has just been started is waited
-    for until it is known."""
+    """SIGTERM ends this program and its child. While a child is being started, the signal is
+    deferred until its pid is known."""
     starting = asked = False
 
     @classmethod
@@ -100,8 +97,8 @@ class Stop:
 
 
 def run(command, seconds, log, output):
-    """Runs @command with all its children, for @seconds at most. Returns what went wrong, or
-    None, and what it printed."""
+    """Runs @command for at most @seconds, and kills all its children. Returns what went wrong, or
+    None, and its output."""
     log.write(f"$ {shlex.join(command)}\n")
     log.flush()
     start = time.monotonic()
@@ -118,7 +115,7 @@ def run(command, seconds, log, output):
             except subprocess.TimeoutExpired:
                 wrong = f"did not end in {seconds:.0f} s"
             finally:
-                # What it may have started and left goes with it.
+                # Ends child processes that it left behind.
                 try:
                     os.killpg(process.pid, signal.SIGKILL)
                 except ProcessLookupError:
@@ -136,7 +133,7 @@ def run(command, seconds, log, output):
 
 
 def load(text, path):
-    """What was said, whichever way; None if that is nothing."""
+    """Loads the JSON from the file or the output; None if there is none."""
     try:
         if os.path.exists(path):
             with open(path, encoding="utf-8") as file:
@@ -152,8 +149,8 @@ def show(result):
 
 
 def measure(name, seconds, commands, args, log):
-    """Runs the commands of a part and keeps what they gave. Returns what went wrong, or None,
-    and how many results there are."""
+    """Runs the commands of a part and writes their results. Returns what went wrong, or None, and
+    the number of results."""
     until = time.monotonic() + seconds
     wrongs, results, machine = [], [], ""
     written = os.path.join(args.output, f"{name}.part")
@@ -168,7 +165,7 @@ def measure(name, seconds, commands, args, log):
             os.unlink(written)
         os.unlink(os.path.join(args.output, f"{name}.out"))
         if not said or not said.get("results"):
-            wrong = wrong or "it gave no results"
+            wrong = wrong or "no results"
         if wrong:
             wrongs.append(wrong)
         for result in (said or {}).get("results", []):
@@ -195,15 +192,15 @@ def measure(name, seconds, commands, args, log):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", metavar="DIR", help="made if it is not there")
+    parser.add_argument("--output", metavar="DIR", help="directory for the results, created if missing")
     parser.add_argument("--list", action="store_true")
-    parser.add_argument("--limit", metavar="SECONDS", type=float, default=3600, help="for all of it (default: 3600)")
+    parser.add_argument("--limit", metavar="SECONDS", type=float, default=3600, help="for all parts together (default: 3600)")
     parser.add_argument("--part-limit", metavar="SECONDS", type=float, default=3600,
-                        help="for each part, if that is less than its own")
+                        help="for each part, if less than its own limit")
     parser.add_argument("--peer", metavar="LIBRARY[:NAME]", action="append", default=[],
                         help="other kernels for decode, see bench/kernels/peer.h")
-    parser.add_argument("--race-peers", metavar="FILE.py", help="others for prefill, see race.py")
-    parser.add_argument("--commit", default="?", help="what the bundle was built from, where programs do not know it")
+    parser.add_argument("--race-peers", metavar="FILE.py", help="other kernels for prefill, see race.py")
+    parser.add_argument("--commit", default="?", help="commit of the bundle, for programs that do not know it")
     parser.add_argument("parts", metavar="PART", nargs="*")
     args = parser.parse_args()
 
@@ -211,18 +208,17 @@ def main():
               if not args.parts or any(fnmatch.fnmatchcase(part[0], pattern) for pattern in args.parts)]
     for pattern in args.parts:
         if not any(fnmatch.fnmatchcase(part[0], pattern) for part in PARTS):
-            parser.error(f"there is no part {pattern}; --list has them")
+            parser.error(f"there is no part {pattern}; see --list")
     if args.list:
         for name, seconds, _ in wanted:
             print(f"{name:<22} {seconds:4} s")
         return 0
     if not args.output:
-        parser.error("--output DIR says where the results go")
+        parser.error("--output DIR is missing")
     args.output = os.path.abspath(args.output)
     args.peer = [os.path.abspath(peer) for peer in args.peer]
     args.race_peers = args.race_peers and os.path.abspath(args.race_peers)
     os.makedirs(args.output, exist_ok=True)
-    # What runs goes with it.
     signal.signal(signal.SIGTERM, Stop.come)
 
     until = time.monotonic() + args.limit
@@ -245,7 +241,7 @@ def main():
         log.write("".join(f"{line}\n" for line in lines))
     print("\n" + "\n".join(lines))
     if failed:
-        print(f"once more: {shlex.join(['bench/all.py', '--output', args.output, *failed])}")
+        print(f"run again: {shlex.join(['bench/all.py', '--output', args.output, *failed])}")
     return 1 if failed else 0
 
 

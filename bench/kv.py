@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """
-What the KV cache is measured by on a GPU, in one run: its kernels beside what bounds them
-(bench/time-paged: decode beside a bare read and beside every --peer, prefill beside the
-dense kernels, append beside a copy), and the time from a daemon's death to the next answer
-over a pool of 64 GiB (bin/fabench restart). Run in the GPU bundle, as bench/kv.py; prints
-a line a number, and --json FILE writes what bench/results/results.py keeps.
+Measures the KV cache on a GPU: its kernels against what bounds them (bench/time-paged: decode
+against a bare read and every --peer, prefill against the dense kernels, append against a copy),
+and the time from a daemon's death to the next answer with a pool of 64 GiB (bin/fabench restart).
+Runs in the GPU bundle, as bench/kv.py. Prints one line per number; --json FILE writes the input
+of bench/results/results.py keep.
 """
 import argparse
 import datetime
@@ -27,14 +27,14 @@ def measure(bundle, command):
 
 
 def run(programs, name, description):
-    """Runs each of @programs, and keeps what they say as if @name had said it."""
+    """Runs @programs, and writes their results under @name."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bundle", default=BUNDLE, help="where bin/ and bench/ are (default: beside this)")
+    parser.add_argument("--bundle", default=BUNDLE, help="directory of bin/ and bench/ (default: that of this script)")
     if any(command[0] == TIME_PAGED for command in programs):
         parser.add_argument("--peer", metavar="LIBRARY[:NAME]", action="append", default=[],
                             help="other kernels for decode, see bench/kernels/peer.h")
         parser.add_argument("--store", metavar="NAME", action="append", default=[],
-                            help="decode over pages of codes as well: e4m3, int8, e4m3-heads, int8-heads")
+                            help="also decode over pages of codes: e4m3, int8, e4m3-heads, int8-heads")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
 

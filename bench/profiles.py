@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """
-What the profiler, ncu, says of most of what bench/time-paged and bench/race.py measure: of one
-launch of each cell, in which nothing else runs (--profile of both), after caches were flushed and
-at whatever clock the GPU has. Run in the GPU bundle, where ncu is on PATH:
+Profiles the kernels that bench/time-paged and bench/race.py measure, with ncu: one launch of each
+cell (their option --profile), after a cache flush, at the GPU's current clock. Runs in the GPU
+bundle, with ncu on PATH:
 
     bench/profiles.py --json FILE [--only PATTERN]
 
-PATTERN, of the shell, picks among the commands below. FILE is what bench/results/results.py keeps:
-of each cell how long the kernel took, what it read from memory, how busy tensor cores and
-schedulers were in SMs that had work, and what a warp did, as shares of its cycles. Times are for
-these shares alone: the profiler runs a kernel many times over, and other kernels between them.
+PATTERN, a shell pattern, selects commands from the list below. FILE is the input of
+bench/results/results.py keep: for each cell the duration, bytes read, the share of the peak that
+tensor cores and schedulers reach while an SM has work, and what warps spend their cycles on. The
+durations only serve these shares: ncu runs each kernel many times, with other kernels between.
 """
 import argparse
 import csv
@@ -40,8 +40,8 @@ COMMANDS = (
 
 STALLED = "smsp__average_warps_issue_stalled_"
 PER_ISSUE = "_per_issue_active.ratio"
-# Of what a row has, the metric: "memory" of all cycles of the launch, "tensor" and "issue" of those
-# in which an SM had warps.
+# The metrics of a row. "dram" counts all cycles of the launch, "tensor" and "issue" only those in
+# which an SM had warps.
 METRICS = {
     "us": "gpu__time_duration.sum",
     "bytes": "dram__bytes_read.sum",
@@ -49,14 +49,14 @@ METRICS = {
     "tensor": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
     "issue": "smsp__issue_active.avg.pct_of_peak_sustained_active",
 }
-SECTIONS = ("WarpStateStats",)  # what warps wait for
+SECTIONS = ("WarpStateStats",)  # stall reasons
 
 
 def launches(path):
-    """Of each launch that ncu has told in the file, its metrics in base units."""
+    """Yields the metrics of each launch in a file of ncu, in base units."""
     with open(path, encoding="utf-8") as file:
         rows = list(csv.DictReader(line for line in file if line.startswith('"')))
-    # The first says which units.
+    # The first row has the units.
     for row in rows[1:]:
         found = {}
         for name, value in row.items():
@@ -68,7 +68,7 @@ def launches(path):
 
 
 def stalls(metrics):
-    """What warps wait for, as shares of their cycles, the greatest first."""
+    """The stall reasons of warps as shares of their cycles, greatest first."""
     found = {name[len(STALLED): -len(PER_ISSUE)]: value for name, value in metrics.items()
              if name.startswith(STALLED) and name.endswith(PER_ISSUE) and not name.endswith("_not_issued" + PER_ISSUE)}
     total = sum(found.values())
@@ -82,7 +82,7 @@ def row(name, metrics):
     if not waits:
         missing.append(f"any {STALLED}...")
     if missing:
-        sys.exit(f"{name}: ncu did not tell {', '.join(missing)}")
+        sys.exit(f"{name}: ncu did not report {', '.join(missing)}")
     us = metrics[METRICS["us"]] / 1e3
     return {
         "name": name,
@@ -99,7 +99,7 @@ def row(name, metrics):
 
 
 def profile(ncu, bundle, command):
-    """The rows of one command, and which GPU it says."""
+    """Returns the rows of one command, and the name of the GPU."""
     with tempfile.TemporaryDirectory() as folder:
         told, named = os.path.join(folder, "told"), os.path.join(folder, "named")
         asked = [ncu, "--clock-control", "none", "--cache-control", "all", "--target-processes", "application-only",
@@ -117,12 +117,12 @@ def profile(ncu, bundle, command):
             with open(named, encoding="utf-8") as file:
                 said = json.load(file)
         else:
-            # ncu says a line or two of its own.
+            # ncu adds lines of its own.
             text = status.stdout.decode()
             said = json.loads("\n".join(line for line in text.splitlines() if not line.startswith("==")))
         names = [result["name"] for result in said["results"]]
         if not names:
-            sys.exit(f"{shlex.join(command)}: nothing fits this GPU")
+            sys.exit(f"{shlex.join(command)}: no cell fits this GPU")
         found = list(launches(told))
         if len(names) != len(found):
             sys.exit(f"{shlex.join(command)}: {len(found)} launches for {len(names)} cells")
@@ -131,7 +131,7 @@ def profile(ncu, bundle, command):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bundle", default=BUNDLE, help="where bench/ is (default: this)")
+    parser.add_argument("--bundle", default=BUNDLE, help="directory of bench/ (default: that of this script)")
     parser.add_argument("--ncu", default="ncu")
     parser.add_argument("--only", metavar="PATTERN", default="*")
     parser.add_argument("--json", metavar="FILE", required=True)
@@ -139,7 +139,7 @@ def main():
 
     commands = [command for command in COMMANDS if fnmatch.fnmatchcase(shlex.join(command), args.only)]
     if not commands:
-        parser.error(f"there is no command like {args.only}")
+        parser.error(f"no command matches {args.only}")
     device, results, known = "", [], set()
     for command in commands:
         rows, device = profile(args.ncu, args.bundle, command)

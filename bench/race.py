@@ -1,33 +1,33 @@
 #!/usr/bin/env python3
 """
-Times fad's attention kernels beside PyTorch's backends in one process: FlashAttention 2
-(the flash backend of scaled_dot_product_attention) and cuDNN. Every sample: L2 is
-flushed by reading, a spin kernel lets the host run ahead, then event, kernel, event.
-Contestants take turns; the median of the samples counts. Inputs are random and rotated.
+Times fad's dense attention kernels against PyTorch's backends in one process: FlashAttention 2
+(the flash backend of scaled_dot_product_attention) and cuDNN. A sample is: flush L2 by reading,
+start a spin kernel so that the host runs ahead, then event, kernel, event. Contestants
+alternate; medians count. Inputs are random and rotated.
 
-  boost      the GPU is busy at most a fifth of the time
-  sustained  it is never idle: each contestant's samples follow load of its own, and
-             the first round, of a second or more, does not count
+  boost      the GPU works at most a fifth of the time
+  sustained  the GPU never idles: each contestant's samples follow its own load, and the
+             first round, of at least a second, does not count
 
-Heads * dim is 2048, unless --heads says otherwise, and tokens 16,384 in every cell. Prints
-a line a cell, TFLOP/s, our speed over each peer's, and clock and power; --json FILE writes
-what bench/results/results.py keeps.
+Every cell has 16,384 tokens and heads * dim = 2048 (unless --heads is given). Prints one line
+per cell: TFLOP/s, our speed relative to each peer, clock and power. --json FILE writes the
+input of bench/results/results.py keep.
 
-Masks are full, causal, and windowN: causal, of the last N keys. Each may end in -alibi or
--softcap. Of these, and of windows, PyTorch's backends know nothing; the peer is fad itself:
+Masks are full, causal, and windowN: causal, with the last N keys only. Each may end in -alibi
+or -softcap. PyTorch's backends cannot do windows or these features; the peer is fad itself:
 
-  full   of a window: what the whole square takes; TFLOP/s of both count visible pairs
-  plain  of -alibi and -softcap: what the same mask takes without
+  full   for a window: the whole square; TFLOP/s of both count visible pairs
+  plain  for -alibi and -softcap: the same mask without the feature
 
-What PyTorch is no judge of, and heads that share K and V, is compared with a naive
-computation in fp32, of some rows in all parts of a sequence. A peer that cannot do a cell,
-or gets it wrong, is left out of it with a sentence.
+Results that PyTorch cannot judge, and those with shared KV heads, are compared with a naive
+fp32 computation of rows from all parts of a sequence. A peer that fails, or is wrong, is left
+out of the cell with a message.
 
 --peers FILE.py adds contestants. The file defines contestants(cell), which returns
-{name: launch} for what it can do of a cell (see class Cell; {} for nothing). launch(i)
+{name: launch} for what it can do in a cell (see class Cell; {} for nothing). launch(i)
 enqueues the attention of cell.sets[i] on PyTorch's current stream and returns its result,
-[batch, heads, tokens, dim], which is compared before anything is timed. It is called often:
-what it needs is to be prepared in contestants().
+[batch, heads, tokens, dim], which is checked before anything is timed. It is called often:
+prepare everything in contestants().
 """
 import argparse
 import ctypes
@@ -105,7 +105,7 @@ class Gpu:
         return launch
 
     def on(self, kernel, params):
-        """The launch on a kernel of the table, or None if that does not cover it."""
+        """Returns a launch of one kernel of the table, or None if it does not cover @params."""
         buffer, text = ctypes.create_string_buffer(1024), ctypes.create_string_buffer(256)
         if not self.lib.fa_cuda_kernel_covers(ctypes.byref(kernel), ctypes.byref(params)):
             return None
@@ -169,15 +169,15 @@ class Cell:
         pairs = seen * (seen + 1) // 2 + (seqlen - seen) * seen if self.causal else seqlen * seqlen
         self.flops = 4 * pairs * dim * heads * batch
 
-    def beside(self):
-        """Cells of fad itself that this is set beside, with what they are called."""
+    def own_peers(self):
+        """Returns the (name, cell) pairs of fad itself to compare with."""
         plain, _, feature = self.mask.partition("-")
         beside = [("plain", plain)] if feature else [("full", "full")] if self.window else []
         return [(name, Cell(self.dtype, self.dim, self.seqlen, mask, self.heads, self.kv_heads,
                             tokens=self.tokens, like=self)) for name, mask in beside]
 
     def ours(self, gpu, kernel=None):
-        """A launch of set i, on what the plan picks or on one kernel; None if that
+        """Returns a function that launches set i, with the planned kernel or @kernel; None if that
         does not cover the cell."""
         launches = [gpu.on(kernel, params) if kernel else gpu.planned(params)
                     for params in self.params]
@@ -209,7 +209,7 @@ class Cell:
         return peers
 
     def naive(self, i, rows):
-        """Those rows of set i, in fp32."""
+        """Computes @rows of set i in fp32."""
         q, k, v = self.sets[i]
         k, v = (x.float().repeat_interleave(self.heads // self.kv_heads, 1) for x in (k, v))
         logits = self.scale * (q[:, :, rows].float() @ k.transpose(2, 3))
@@ -226,7 +226,7 @@ class Cell:
 
     def check_rows(self, name, i, result, count=256):
         assert torch.isfinite(result).all(), f"{name}, set {i}: not every element is finite"
-        # One of each @count-th part of the sequence, the first and the last.
+        # A random row of each of @count parts; always the first and the last row.
         n = self.seqlen
         rows = torch.arange(count, device="cuda") * n // count
         rows += torch.randint(max(n // count, 1), (count,), device="cuda")
@@ -237,7 +237,7 @@ class Cell:
             f"{name}, set {i}: a row is wrong by {error.max():.3f} of its length"
 
     def check(self, name, launch, judge=None):
-        """@judge: what is right; None: the naive computation."""
+        """@judge: a launch with correct results; None: the naive computation."""
         for i in range(self.SETS):
             self.out.fill_(float("nan"))
             result = launch(i)
@@ -247,8 +247,8 @@ class Cell:
             else:
                 self.check_rows(name, i, result)
 
-    def able(self, peers, judge=None):
-        """Those of @peers that do this cell, and do it right."""
+    def correct_peers(self, peers, judge=None):
+        """Returns those @peers that can do this cell and do it correctly."""
         found = {}
         for name, launch in peers.items():
             try:
@@ -283,7 +283,7 @@ def boost(gpu, contestants, samples):
 
 
 def load(launch, seconds, kernel_seconds):
-    """Keeps the GPU busy; the queue never runs dry and never grows far."""
+    """Keeps the GPU busy: the queue neither runs empty nor grows long."""
     end, events = time.monotonic() + seconds, []
     while time.monotonic() < end:
         for i in range(max(1, int(0.01 / kernel_seconds))):
@@ -315,7 +315,7 @@ def load_peers(path):
 
 
 class Clocks:
-    """Clock and power, read beside the measurement all the time."""
+    """Reads clock and power continuously in a thread."""
 
     def __init__(self):
         self.lines = []
@@ -332,7 +332,7 @@ class Clocks:
             self.lines.append(line)
 
     def since(self, mark):
-        """Medians of the clock in MHz and the power in W, as text."""
+        """Returns the median clock and power since @mark as text."""
         values = []
         for line in self.lines[mark:]:
             try:
@@ -357,30 +357,29 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", required=True, help="build/tests/gpu/libfagpu.so")
-    parser.add_argument("--other", help="another build of it, as a further contestant")
-    parser.add_argument("--peers", metavar="FILE.py", help="further contestants, see above")
+    parser.add_argument("--other", help="another build of it, as one more contestant")
+    parser.add_argument("--peers", metavar="FILE.py", help="more contestants, see above")
     parser.add_argument("--dtypes", default="bf16")
     parser.add_argument("--dims", default="64,128,256")
     parser.add_argument("--seqlens", default="512,1024,2048,4096,8192,16384")
     parser.add_argument("--masks", default="full,causal", help="see above")
-    parser.add_argument("--heads", type=int, help="of Q, instead of 2048 / dim")
-    parser.add_argument("--kv-heads", type=int, help="of K and V (default: as many)")
+    parser.add_argument("--heads", type=int, help="query heads, instead of 2048 / dim")
+    parser.add_argument("--kv-heads", type=int, help="KV heads (default: as many)")
     parser.add_argument("--samples", type=int, default=20)
     parser.add_argument("--state", choices=("boost", "sustained"), default="boost")
     parser.add_argument("--kernels", action="store_true",
-                        help="every kernel of the table that covers a cell, not the planned one")
+                        help="all kernels of the table that cover a cell, not the planned one")
     parser.add_argument("--no-cudnn", action="store_true")
     parser.add_argument("--profile", action="store_true",
-                        help="each cell's kernel once and alone, for a profiler to look at (profiles.py); "
-                             "neither checks nor times")
-    parser.add_argument("--commit", default="?", help="what the library was built from")
+                        help="run each cell's kernel once, without checks and timing, for profiles.py")
+    parser.add_argument("--commit", default="?", help="commit of the library")
     parser.add_argument("--json")
     args = parser.parse_args()
     for mask in args.masks.split(","):
         if not MASK.fullmatch(mask):
             parser.error(f"there is no mask {mask}")
     if args.kv_heads and (not args.heads or args.heads % args.kv_heads):
-        parser.error("--heads is to be a multiple of --kv-heads")
+        parser.error("--heads must be a multiple of --kv-heads")
 
     gpu = Gpu(args.library)
     other = Gpu(args.other) if args.other else None
@@ -413,16 +412,16 @@ def main():
                     if peers and cell.heads == cell.kv_heads:
                         judge = next(iter(peers.values()))
                     else:
-                        peers = cell.able(peers)
+                        peers = cell.correct_peers(peers)
                     for name, launch in ours.items():
                         cell.check(name, launch, judge)
                     flops = {}
-                    for name, beside in cell.beside():
+                    for name, beside in cell.own_peers():
                         peers[name], flops[name] = beside.ours(gpu), beside.flops
                         beside.check(name, peers[name])
                     if other:
                         peers["other"] = cell.ours(other)
-                    peers.update(cell.able(more_peers(cell), judge))
+                    peers.update(cell.correct_peers(more_peers(cell), judge))
                     mark = clocks.mark()
                     times = (boost if args.state == "boost" else sustained)(
                         gpu, {**ours, **peers}, args.samples)
@@ -443,7 +442,7 @@ def main():
         clocks.close()
     for name in sorted({result["peer"] for result in results if "peer" in result}):
         ratios = [result["ratio"] for result in results if result.get("peer") == name]
-        print(f"/{name}: least {min(ratios):.3f}, geometric mean "
+        print(f"/{name}: min {min(ratios):.3f}, geometric mean "
               f"{statistics.geometric_mean(ratios):.3f}")
     if args.json:
         with open(args.json, "w") as file:

@@ -1,6 +1,6 @@
 #!/bin/sh
-# bench/all.py measures part after part whatever becomes of each, and results.py keeps what
-# it wrote, for RESULTS.md and README.md: over programs that do well, fail, hang, or say nothing.
+# bench/all.py runs all parts, whatever happens to each, and results.py records what it wrote, for
+# RESULTS.md and README.md: with fake programs that succeed, fail, hang, or print nothing.
 #   test-bench-all.sh ALL.PY RESULTS.PY
 set -eu
 
@@ -62,21 +62,21 @@ expect() {
 
 expect 0 '^crowd +300 s' --list
 expect 2 'no part nonsense' --output "$out" nonsense
-expect 2 '--output DIR' rtt
+expect 2 '--output DIR is missing' rtt
 expect 0 '^ok       request-mps: 1 results' --output "$out" rtt 'request*'
 grep -q '"name": "request/mps"' "$out/request-mps.json"
 grep -q '"name": "request/plain"' "$out/request.json"
 
-# What fails, hangs or says nothing keeps nothing else from being measured.
-expect 1 'once more: bench/all.py --output .* step throughput crowd gpu decode-shapes' --output "$out" \
+# Parts that fail, hang or print nothing do not keep others from running.
+expect 1 'run again: bench/all.py --output .* step throughput crowd gpu decode-shapes' --output "$out" \
 	--part-limit 10 --commit fff --peer /x.so:a rtt step throughput crowd gpu kv decode-shapes
 for line in 'ok       rtt: 1 ' 'FAILED   step: status 1; 0 ' 'FAILED   throughput: status 3; 1 ' \
-	'FAILED   crowd: did not end in 10 s; 0' 'FAILED   gpu: it gave no results; 0' 'ok       kv: 1 ' \
+	'FAILED   crowd: did not end in 10 s; 0' 'FAILED   gpu: no results; 0' 'ok       kv: 1 ' \
 	'FAILED   decode-shapes: status 1; 7 '; do
 	grep -q "^$line" "$folder/out" || { echo "it did not say '$line'"; cat "$folder/out"; exit 1; }
 done
 grep -q 'a sentence' "$out/log"
-# Nothing of what hung is left, unless as a process that nobody has buried yet.
+# The hanging child is gone, or a zombie.
 nothing_left() {
 	for _ in $(seq 100); do
 		state=$(cut -d ' ' -f 3 "/proc/$(cat "$folder/child")/stat" 2>/dev/null || true)
@@ -88,7 +88,7 @@ nothing_left() {
 nothing_left
 [ "$(cd "$out" && echo *)" = 'decode-shapes.json kv.json log request-mps.json request.json rtt.json throughput.json' ]
 
-# Nor where it is stopped itself.
+# The same if all.py itself is stopped.
 rm "$folder/child"
 "$folder/bench/all.py" --output "$folder/stopped" crowd >/dev/null 2>&1 &
 all=$!
@@ -103,7 +103,7 @@ if wait "$all"; then
 fi
 nothing_left
 
-# Peers take part in decode of plain pages, and nowhere else.
+# Peers only take part in decode of plain pages.
 expect 0 '^ok       decode-deterministic: 1 results' --output "$folder/peers" --peer /x.so:a \
 	decode-codes decode-shared decode-deterministic
 if grep peer "$folder/peers"/*.json; then
@@ -112,10 +112,10 @@ if grep peer "$folder/peers"/*.json; then
 fi
 grep -q 'peer/x.so:a' "$out/decode-shapes.json"
 
-# No time is left for what comes last.
+# The last part has no time left.
 expect 1 '^NOT RUN  kv: no time was left' --output "$out" --limit 2 crowd kv
 
-# The rows of all of it, and what is shown of them.
+# All results are recorded, and shown in README.md.
 echo '{"shortfalls": []}' >"$kept/shortfalls.json"
 echo '{"costs": [["", "here"], ["one", "{gpu-rtt:rtt/one} of it"]]}' >"$kept/tables.json"
 printf 'before\n<!-- costs: x -->\n<!-- end of costs -->\nbehind\n' >"$folder/README.md"

@@ -87,11 +87,11 @@ def main():
         said = run("all", 2, "*--only codes")
         assert said["command"] == "bench/profiles.py --only '*--only codes'", said
         run("all", 3, "*--only codes", "3 launches for 2 cells")
-        run("less", 2, "*--only codes", "decode/a/us: ncu did not tell smsp__issue_active")
-        run("none", 2, "*--only codes", "decode/a/us: ncu did not tell smsp__issue_active")
-        run("nothing", 2, "*--only codes", "decode/a/us: ncu did not tell any smsp__average_warps")
+        run("less", 2, "*--only codes", "decode/a/us: ncu did not report smsp__issue_active")
+        run("none", 2, "*--only codes", "decode/a/us: ncu did not report smsp__issue_active")
+        run("nothing", 2, "*--only codes", "decode/a/us: ncu did not report any smsp__average_warps")
         run("fails", 2, "*--only codes", "status 3")
-        run("all", 2, "nothing", "no command like nothing")
+        run("all", 2, "nothing", "no command matches nothing")
     finally:
         shutil.rmtree(folder)
 

@@ -71,8 +71,8 @@ def check_cell(race, targets, name, what, peer):
         first = max(row - params.window_left, 0) if params.window_left >= 0 else 0
         pairs += last - first + 1
     assert cell.flops == 4 * pairs * cell.dim * heads * params.batch, name
-    assert {beside for beside, _ in cell.beside()} == {peer} & {"full", "plain"} or not peer, name
-    for _, beside in cell.beside():
+    assert {beside for beside, _ in cell.own_peers()} == {peer} & {"full", "plain"} or not peer, name
+    for _, beside in cell.own_peers():
         assert beside.sets is cell.sets and beside.params[0].heads == heads, name
         assert not beside.params[0].alibi_slopes and beside.params[0].window_left == -1, name
     if peer:

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""bench/results/results.py: rows with their peers beside one another, what is wanted of them, and
-that what falls short has a reason, and only that.
+"""Tests bench/results/results.py: rows with several peers, targets, and that every missed target
+has a reason, and no other has.
     test-results.py RESULTS.PY
 """
 
@@ -84,7 +84,7 @@ class Folder:
         if error is None:
             assert done.returncode == 0, done.stderr
         else:
-            assert done.returncode != 0, f"{what} went well, though: {error}"
+            assert done.returncode != 0, f"{what} succeeded; expected: {error}"
             assert error in done.stderr, f"{done.stderr!r} does not say {error!r}"
 
     def text(self):
@@ -93,7 +93,7 @@ class Folder:
 
 
 def git(folder, *arguments):
-    # Whoever runs this may be in a repository, and have settings.
+    # The environment may name another repository, and the user may have settings.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     return subprocess.run(["git", "-C", folder, "-c", "user.name=t", "-c", "user.email=t@t", "-c",
                            "commit.gpgsign=false", *arguments], check=True, capture_output=True, text=True,
@@ -101,7 +101,7 @@ def git(folder, *arguments):
 
 
 def commits(script):
-    """Each file's commits are in the history of the checkout, where there is one and all of it."""
+    """Cited commits must be in the history, if this is a complete checkout."""
     folder = Folder(script)
     clone = folder.root + "-clone"
 
@@ -114,16 +114,16 @@ def commits(script):
         folder.run("check", error)
 
     try:
-        # Without a repository nobody knows what there is, but what no commit has.
+        # Without a repository only uncommitted changes are found.
         put("more", "7654321")
         check()
         put("more", "1234567-dirty")
-        check("more.json cites 1234567-dirty, a build with changes that no commit has")
+        check("more.json cites 1234567-dirty, a build with uncommitted changes")
         os.remove(os.path.join(folder.bench, "more.json"))
         put("epyc-2cores", "1234567-dirty")
         check()
         put("epyc-2cores", "1234567")
-        check("epyc-2cores.json cites commits only")
+        check("epyc-2cores.json cites only commits")
         os.remove(os.path.join(folder.bench, "epyc-2cores.json"))
         if not shutil.which("git"):
             print("no git: commits are not looked up here")
@@ -142,7 +142,7 @@ def commits(script):
             with open(path, "w", encoding="utf-8") as file:
                 file.write(text)
         check()
-        # One that was there once and is nobody's any more is in no clone.
+        # A commit that no branch has is in no clone.
         git(folder.root, "commit", "-q", "--allow-empty", "-m", "two")
         put("more", git(folder.root, "rev-parse", "--short", "HEAD"))
         check()
@@ -150,7 +150,7 @@ def commits(script):
         check("more.json cites")
         put("more", "")
         check("more.json cites no commit")
-        # A shallow clone has not all, and a folder of another repository has another history.
+        # A shallow clone is incomplete; a folder inside another repository has no history of its own.
         git(folder.root, "add", ".")
         git(folder.root, "commit", "-q", "-m", "three")
         git(folder.root, "clone", "-q", "--depth", "1", "file://" + folder.root, clone)
@@ -174,20 +174,20 @@ def main():
         folder.run("check")
         text = folder.text()
         for line in (
-            # 3 cells of decode for each of two targets, and 4 plain ones.
-            "10 numbers are wanted, 7 of them met. The others, with the share that they have of what "
-            "is wanted, as a speed:",
+            # 3 decode cells with two targets each, and 4 plain ones.
+            "Of 10 targets 7 are met. The tables show the others, with the share of the target that is reached, "
+            "as a speed.",
             "### Pairs\n\nThey are slow.\n\nVery.\n",
             "| pair | 15 | us | ≤ 14 us | 0.933 | plain |",
             "| decode/c/us | 30 | us | bare ≥ 0.95 or fa3 ≥ 1.3 | 0.842 | one |",
             "| decode/c/us | 30 | us | fa3 ≥ 1.05 | 0.990 | one |",
-            "| name | value | unit | bare | fa3 | wanted |\n|---|---:|---|---:|---:|---|\n"
+            "| name | value | unit | bare | fa3 | target |\n|---|---:|---|---:|---:|---|\n"
             "| decode/a/us | 10 | us | 0.9 | 1.4 | bare ≥ 0.95 or fa3 ≥ 1.3: met; fa3 ≥ 1.05: met |",
             "| decode/c/us | 30 | us | 0.8 | 1.04 | bare ≥ 0.95 or fa3 ≥ 1.3: **missed**; "
             "fa3 ≥ 1.05: **missed** |",
-            # Nobody asks for a ratio to a peer that was not there.
+            # No target applies without its peer.
             "| decode/d/us | 40 | us | 0.5 |  |  |",
-            "| name | value | unit | peer | ratio | wanted |",
+            "| name | value | unit | peer | ratio | target |",
             "| noop | 0.8 | us | socket | 5 | ≤ 1 us: met |",
             "| lost | 0 | us |  |  | ≤ 0 us: met |",
             "| busy | 97 | % |  |  | ≥ 90 %: met |",
@@ -195,45 +195,45 @@ def main():
         ):
             assert line in text, f"{line!r} is not in:\n{text}"
 
-        # A reason for each, and no other.
+        # One reason for each, and no other.
         folder.put("shortfalls.json", {"shortfalls": SHORTFALLS[:1]})
-        folder.run("check", "shortfalls.json does not say why decode/c/us of one.json is missed")
+        folder.run("check", "shortfalls.json has no reason why decode/c/us of one.json misses")
         folder.put("shortfalls.json", {"shortfalls": [*SHORTFALLS, {"title": "Noops", "names": ["noop"],
                                                                     "why": ["?"]}]})
-        folder.run("write", "shortfalls.json has noop under 'Noops', of which nothing is missed")
-        assert folder.text() == text, "what cannot be made has changed what was there"
+        folder.run("write", "shortfalls.json has noop under 'Noops', but no such target is missed")
+        assert folder.text() == text, "a failed run changed the file"
 
-        # The first entry that has the name has it.
+        # The first matching entry counts.
         entries = [{"title": "All", "names": ["*"], "why": ["?"]}, *SHORTFALLS]
         folder.put("shortfalls.json", {"shortfalls": entries})
-        folder.run("check", "has pair under 'Pairs', of which nothing is missed")
+        folder.run("check", "has pair under 'Pairs', but no such target is missed")
 
-        # Profiles stand beside what is missed, are not rows, and want nothing.
+        # Profiles are shown with missed targets, are not rows, and have no targets.
         folder.put("shortfalls.json", {"shortfalls": SHORTFALLS})
         folder.put("looked.json", {"command": "c", "machine": "M", "date": "D", "note": "Old.", "results": PROFILES})
         folder.run("write")
         text = folder.text()
-        assert "10 numbers are wanted, 7 of them met." in text, text
+        assert "Of 10 targets 7 are met." in text, text
         line = "| decode/c/us | 29 | 2500 | 80% | 2% | 17% | long scoreboard 46%, wait 19% |"
         table, section = text.split("## looked")
-        assert "Their profiles, of looked (Old.):" in table and "\nOld.\n" in section and table.count(line) == 1, text
+        assert "Profiles, from looked (Old.):" in table and "\nOld.\n" in section and table.count(line) == 1, text
         assert "decode/a/us | 9 |" not in table and "| decode/a/us | 9 | 3000 | 90% | 2% | 10% |  |" in section, text
         assert line in section, text
 
-        # Of another GPU than what is wanted is of, rows are there, and nothing is wanted of them.
+        # Results of another GPU are shown without targets.
         folder.put("targets.json", {"gpu": "H200", "targets": TARGETS})
         folder.put("other.json", {"command": "c", "machine": "M", "date": "D", "results": [
             {**row, "device": "NVIDIA H100; a processor"} for row in PLAIN]})
         folder.run("write")
         text = folder.text()
-        assert "10 numbers are wanted, 7 of them met." in text, text
+        assert "Of 10 targets 7 are met." in text, text
         assert "| noop | 0.8 | us | socket | 5 |  |" in text.split("## other")[1], text
 
-        # What is lost is more than nothing.
+        # A target of 0.
         folder.put("shortfalls.json", {"shortfalls": SHORTFALLS})
         folder.put("plain.json", {"command": "c", "machine": "M", "date": "D",
                                   "results": [*PLAIN[:1], result("lost", 1), *PLAIN[2:]]})
-        folder.run("check", "does not say why lost of plain.json is missed (≤ 0 us)")
+        folder.run("check", "has no reason why lost of plain.json misses ≤ 0 us")
     finally:
         shutil.rmtree(folder.root)
 
