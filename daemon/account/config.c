@@ -13,16 +13,15 @@
 #include <sys/un.h>
 
 #define THREADS_MAX 1024
-/* A buffer of most pieces has room. */
-#define TENANT_FDS 8192
-/* The daemon's own, at least: its files, and what lies open while a message is handled. */
+#define TENANT_FDS 8192 /* enough for a buffer with the most pieces */
+/* At least these descriptors are left to the daemon itself. */
 #define OWN_FDS_MIN 32
 #define CHUNK_BYTES_MIN ((uint64_t)64 << 10)
 #define CHUNK_BYTES_MAX ((uint64_t)4 << 30)
 #define GRACE_S_MAX (24 * 60 * 60)
-#define POOL_BYTES_OWN ((uint64_t)FA_CONFIG_POOL_OWN_MIB << 20)
+#define POOL_BYTES_PRIVATE ((uint64_t)FA_CONFIG_POOL_PRIVATE_MIB << 20)
 
-/* A number that some field of struct fa_limits takes. */
+/* A field of struct fa_limits and its range. */
 struct limit_field {
 	const char *name;
 	size_t offset;
@@ -86,7 +85,7 @@ int fa_config_init(struct fa_config *ret_config)
 				[FA_RESOURCE_PIECES] = 65536,
 				[FA_RESOURCE_FDS] = FA_LIMIT_AUTO,
 				[FA_RESOURCE_REQUESTS] = 16384,
-				[FA_RESOURCE_STEP_BYTES] = 32 << 20, /* a GPU's room has 64 */
+				[FA_RESOURCE_STEP_BYTES] = 32 << 20, /* a GPU's metadata heap has 64 MiB */
 				[FA_RESOURCE_GATES] = 65536,
 				[FA_RESOURCE_TIMELINES] = FA_LIMIT_AUTO,
 			},
@@ -106,7 +105,7 @@ int fa_config_init(struct fa_config *ret_config)
 }
 
 uint64_t fa_config_pool_bytes(const struct fa_config *config, uint64_t device_bytes,
-                              uint64_t device_free_bytes, uint64_t pool_bytes, bool own)
+                              uint64_t device_free_bytes, uint64_t pool_bytes, bool private)
 {
 	const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
 	uint64_t free_bytes, bytes;
@@ -119,10 +118,9 @@ uint64_t fa_config_pool_bytes(const struct fa_config *config, uint64_t device_by
 	if (config->pool_percent)
 		return free_bytes / 100 * config->pool_percent;
 	bytes = device_bytes ? device_free_bytes / 2 : (uint64_t)sysconf(_SC_PHYS_PAGES) * page / 8;
-	return own && bytes > POOL_BYTES_OWN ? POOL_BYTES_OWN : bytes;
+	return private && bytes > POOL_BYTES_PRIVATE ? POOL_BYTES_PRIVATE : bytes;
 }
 
-/* One user has half of those that are kept at most. */
 static uint64_t timelines_of_tenant(const struct fa_limits *limits, uint64_t timelines_max)
 {
 	if (!timelines_max)
@@ -165,7 +163,7 @@ void fa_config_deinit(struct fa_config *config)
 	*config = (struct fa_config){};
 }
 
-/* A whole number with an optional K, M, G or T (powers of 1024), all of it. */
+/* A number with an optional suffix K, M, G or T (powers of 1024), and nothing behind it. */
 static int parse_number(const char *text, uint64_t *ret_number)
 {
 	static const char units[] = "KMGT";
@@ -391,7 +389,7 @@ static int on_entry(void *userdata, const char *section, const char *name, const
 {
 	struct parse *parse = userdata;
 
-	/* The first error is the one whose line the parser returns. */
+	/* The parser returns the line of the first error. */
 	if (!parse->status)
 		parse->status = fa_config_set(parse->config, section, name, value, &parse->error);
 	return !parse->status;

@@ -1,6 +1,6 @@
 /*
- * The configuration: defaults, then the file, then the command line. Plain data
- * that is read once and replaced as a whole on reload. Any thread.
+ * The configuration: defaults, overridden by the file, overridden by the command line. Plain data,
+ * replaced as a whole on reload. Any thread.
  */
 #pragma once
 
@@ -13,60 +13,53 @@
 
 #define FA_CONFIG_PATH "/etc/fad/fad.conf"
 
-/* The pool of a daemon that is somebody's own has at most so much, if nothing is configured. */
-#define FA_CONFIG_POOL_OWN_MIB 256
+/* Upper bound of the default pool of a user's private daemon. */
+#define FA_CONFIG_POOL_PRIVATE_MIB 256
 
 struct fa_config {
-	char *socket; /* NULL: the usual place */
+	char *socket; /* NULL: the default path */
 	mode_t mode;
-	char *group;      /* NULL: the process's */
+	char *group;      /* NULL: the group of the process */
 	char *backend;    /* "auto", "cpu", "cuda" */
-	char *device;     /* ordinal or GPU-... UUID; NULL: the backend's choice */
-	unsigned threads; /* 0: one a processor */
+	char *device;     /* ordinal or GPU-... UUID; NULL: the backend chooses */
+	unsigned threads; /* 0: one per processor */
 	enum fa_log_target log;
 	enum fa_log_level log_level;
 	unsigned drain_timeout_ms;
-	unsigned spin_us; /* a ring is polled so long after its last request */
+	unsigned spin_us; /* how long a ring is polled after its last request */
 	struct fa_limits limits;
 
-	uint64_t pool_bytes;       /* FA_LIMIT_AUTO: pool_percent says */
-	unsigned pool_percent;     /* of the memory that is free; 0: the default */
-	uint64_t pool_chunk_bytes; /* 0: chosen */
-	unsigned pool_grace_s;     /* sessions of a daemon before are waited for so long */
+	uint64_t pool_bytes;       /* FA_LIMIT_AUTO: see pool_percent */
+	unsigned pool_percent;     /* of the free memory; 0: the default */
+	uint64_t pool_chunk_bytes; /* 0: chosen by the pool */
+	unsigned pool_grace_s;     /* time for sessions to resume after a restart */
 };
 
-/* The defaults; what buffers may hold depends on the machine's memory. */
+/* Sets the defaults. -ENOMEM. */
 int fa_config_init(struct fa_config *ret_config);
 
 /*
- * Puts numbers where limits are FA_LIMIT_AUTO: a tenant may have all of the device's own
- * memory, and so many timelines that one user has at most half of the @timelines_max that
- * are kept for the daemon's successor (0: nobody counts them). Of the @fds_max descriptors that
- * the process can have (0: nobody counts them) clients together have three quarters at most, so
- * that the rest is there for what comes with messages, and one tenant half of these.
+ * Replaces FA_LIMIT_AUTO. A tenant may use all memory of the device and half of @timelines_max, the
+ * size of the fd store; all clients together three quarters of @fds_max, the limit of the process,
+ * and a tenant half of that. 0: unlimited.
  */
 void fa_config_resolve(struct fa_config *config, uint64_t device_bytes, uint64_t timelines_max,
                        uint64_t fds_max);
 
 /*
- * Bytes that the pool may have, which has @pool_bytes. Without a number in the configuration
- * a share of what is free or the pool's: half of the device's memory or, if that has none of
- * its own, an eighth of the machine's; less if the daemon is somebody's @own.
+ * Returns the maximum size of the pool, which has @pool_bytes now. Default: half of the device memory
+ * that is free or the pool's; without device memory an eighth of the machine's.
  */
 uint64_t fa_config_pool_bytes(const struct fa_config *config, uint64_t device_bytes,
-                              uint64_t device_free_bytes, uint64_t pool_bytes, bool own);
+                              uint64_t device_free_bytes, uint64_t pool_bytes, bool private);
 
 void fa_config_deinit(struct fa_config *config);
 
-/*
- * Reads the file over what @config holds. -ENOENT if there is none; -EINVAL with
- * a sentence that names file, line, and what was expected.
- */
+/* Overrides @config. -ENOENT; -EINVAL with file, line and what was expected. */
 int fa_config_load(struct fa_config *config, const char *path, struct fa_error *error);
 
-/* The same with the text of a file. */
 int fa_config_parse(struct fa_config *config, const char *text, struct fa_error *error);
 
-/* Sets one field, as "daemon", "mode", "0660". Used by the file and the options. */
+/* Sets one field, e.g. "daemon", "mode", "0660". */
 int fa_config_set(struct fa_config *config, const char *section, const char *name,
                   const char *value, struct fa_error *error);

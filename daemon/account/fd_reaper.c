@@ -10,19 +10,19 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#define PATIENCE_S 1
-/* One for each tenant of which something hangs, and one for all others. */
+#define FREE_TIMEOUT_S 1
+/* Each blocked queue holds a thread. */
 #define THREADS_MAX 64
 #define STACK_BYTES (256 * 1024)
-/* Unread packets thrown away before a connection is closed. */
+/* Unread packets discarded before a connection is closed. */
 #define DISCARD_MAX 512
 
 struct entry {
-	struct fa_list link;      /* its queue's, then reaper.closed */
+	struct fa_list link;      /* in its queue, then in reaper.closed */
 	struct fa_tenant *tenant; /* may be NULL */
 	struct fa_charge charge;
 	bool connection;
-	bool rejected, uncharged; /* counted as such */
+	bool rejected, uncharged; /* counted in n_rejected, n_uncharged */
 	size_t n_fds;
 	int fds[];
 };
@@ -31,11 +31,11 @@ struct fa_fd_reaper {
 	pthread_mutex_t mutex;
 	pthread_cond_t changed;
 	pthread_attr_t attr;
-	void (*notify)(void *userdata); /* NULL: nobody is there any more */
+	void (*notify)(void *userdata); /* NULL: the reaper is being freed */
 	void *userdata;
 	struct fa_fd_reaper_queue no_tenant;
-	unsigned int n_uncharged; /* the loop thread's */
-	struct fa_list ready;     /* lanes with entries and without a thread */
+	unsigned int n_uncharged; /* of the loop thread */
+	struct fa_list ready;     /* queues with entries, not being worked on */
 	struct fa_list closed;
 	unsigned int n_ready, n_threads, n_idle;
 	bool stop;
@@ -45,18 +45,16 @@ static void close_one(int fd)
 {
 	struct linger none = {};
 
-	/* A connection to elsewhere shall end in its own time. */
+	/* Do not block for a socket's unsent data. */
 	(void)setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof(none));
 	close(fd);
 }
 
 /*
- * Whether nothing is unread in a connection that was shut down, so that nothing ever
- * will be. An empty packet looks like the end, but that it comes with its sender's
- * credentials, as every packet does if asked to. What is only looked at stays, and
- * of its descriptors, for which there is no room here, none becomes ours.
+ * Returns true if a connection that was shut down has no unread input. Credentials tell an empty
+ * packet from the end. The control buffer has no room for descriptors, so none is received.
  */
-static bool is_read_out(int fd)
+static bool is_drained(int fd)
 {
 	union {
 		struct cmsghdr align;
@@ -76,7 +74,7 @@ static bool is_read_out(int fd)
 
 static void discard_unread(int fd)
 {
-	for (unsigned int i = 0; i < DISCARD_MAX && !is_read_out(fd); ++i) {
+	for (unsigned int i = 0; i < DISCARD_MAX && !is_drained(fd); ++i) {
 		int fds[FA_PACKET_KEEP_MAX];
 		size_t n_fds = 0;
 		bool lost;
@@ -120,7 +118,7 @@ static void work_once(struct fa_fd_reaper *reaper)
 	queue->busy = false;
 	if (!fa_list_empty(&queue->entries))
 		make_ready(reaper, queue);
-	/* From here on the queue may be gone with its tenant. */
+	/* From here on the queue may be freed with its tenant. */
 	fa_list_append(&reaper->closed, &entry->link);
 	if (reaper->notify)
 		reaper->notify(reaper->userdata);
@@ -136,7 +134,7 @@ static void *run(void *userdata)
 			work_once(reaper);
 			continue;
 		}
-		/* One is enough to wait. */
+		/* One idle thread is enough. */
 		if (reaper->stop || reaper->n_idle)
 			break;
 		++reaper->n_idle;
@@ -210,7 +208,7 @@ struct fa_fd_reaper *fa_fd_reaper_free(struct fa_fd_reaper *reaper)
 	if (!reaper)
 		return NULL;
 	clock_gettime(CLOCK_REALTIME, &until);
-	until.tv_sec += PATIENCE_S;
+	until.tv_sec += FREE_TIMEOUT_S;
 
 	pthread_mutex_lock(&reaper->mutex);
 	reaper->stop = true;
@@ -233,15 +231,15 @@ static void enqueue(struct fa_fd_reaper *reaper, struct entry *entry)
 	                                                 : &reaper->no_tenant;
 
 	pthread_mutex_lock(&reaper->mutex);
-	if (!queue->started) {
+	if (!queue->initialized) {
 		fa_list_init(&queue->link);
 		fa_list_init(&queue->entries);
-		queue->started = true;
+		queue->initialized = true;
 	}
 	fa_list_append(&queue->entries, &entry->link);
 	if (!queue->busy)
 		make_ready(reaper, queue);
-	/* If none can be started, one that works comes to it later. */
+	/* Without a new thread, a busy one gets to it later. */
 	if (reaper->n_ready > reaper->n_idle && reaper->n_threads < THREADS_MAX)
 		(void)start_thread(reaper);
 	pthread_cond_signal(&reaper->changed);
@@ -284,13 +282,13 @@ void fa_fd_reaper_add_rejected(struct fa_fd_reaper *reaper, struct fa_tenant *te
 		for (size_t i = 0; i < n_fds; ++i)
 			fds[i] = -1;
 	} else {
-		/* Better to wait than to lose them. */
+		/* Without memory, rather block than leak descriptors. */
 		fa_packet_close_fds(fds, n_fds);
 	}
 }
 
-static void take_one(struct fa_fd_reaper *reaper, struct fa_tenant *tenant, int fd,
-                     struct fa_charge *charge, bool connection)
+static void add_one(struct fa_fd_reaper *reaper, struct fa_tenant *tenant, int fd,
+                    struct fa_charge *charge, bool connection)
 {
 	struct entry *entry = entry_new(tenant, &fd, 1, charge);
 
@@ -309,18 +307,18 @@ static void take_one(struct fa_fd_reaper *reaper, struct fa_tenant *tenant, int 
 void fa_fd_reaper_add_charged(struct fa_fd_reaper *reaper, struct fa_tenant *tenant, int fd,
                               struct fa_charge *charge)
 {
-	take_one(reaper, tenant, fd, charge, false);
+	add_one(reaper, tenant, fd, charge, false);
 }
 
 void fa_fd_reaper_add_connection(struct fa_fd_reaper *reaper, struct fa_tenant *tenant, int fd,
                                  struct fa_charge *charge)
 {
 	(void)shutdown(fd, SHUT_RDWR);
-	if (!is_read_out(fd)) {
-		take_one(reaper, tenant, fd, charge, true);
+	if (!is_drained(fd)) {
+		add_one(reaper, tenant, fd, charge, true);
 		return;
 	}
-	/* Nothing goes with it, so this waits for nobody. */
+	/* Without unread input close() does not block. */
 	close(fd);
 	if (charge)
 		fa_charge_release(charge);

@@ -1,14 +1,8 @@
 /*
- * Closes descriptors that clients sent, and clients' connections, which may hold
- * more of them unread. close() of a file on some filesystems, or of a connection that
- * lingers, waits for somebody else, which may be the client, and may be for ever: so
- * threads that do nothing else close what may be anything. Each user (root: each
- * tenant) has a queue of its own, of which one descriptor is being closed at a time; a
- * user thus holds up nobody but itself. What is given back for a closed descriptor is
- * given back by the loop thread, as everything here is called by it.
- *
- * Nothing piles up without bound: what was charged stays charged until it is closed;
- * what is rejected is counted, and so are connections that were never let in.
+ * The fd reaper closes descriptors from clients on its own threads, as close() can block for ever
+ * (FUSE files, lingering connections). One entry of each user's queue is closed at a time, so that a
+ * user delays only itself. Pending descriptors are bounded: charges are released after close(), and
+ * descriptors without a charge are counted. All functions are called by the loop thread.
  */
 #pragma once
 
@@ -22,55 +16,50 @@ struct fa_charge;
 struct fa_fd_reaper;
 struct fa_tenant;
 
-/* Descriptors that a tenant may have rejected and not closed; who sends more waits. */
+/* Rejected descriptors in a queue. Above the soft limit a session that sends more is paused, above
+ * the hard limit also the tenant's other sessions that send descriptors. A packet may exceed either
+ * by FA_PACKET_KEEP_MAX. */
 #define FA_FD_REAPER_REJECTED_SOFT_MAX 64
-/* ... with which nothing that brings any is received from its other connections, either. The
- * packet that was the last to be may have brought FA_PACKET_KEEP_MAX. */
 #define FA_FD_REAPER_REJECTED_HARD_MAX 128
 
-/* Connections that nobody was charged for and that are not closed; while there are so
- * many, no others should be accepted. */
+/* At so many unclosed connections without a charge no more should be accepted. */
 #define FA_FD_REAPER_UNCHARGED_MAX 128
 
-/* A user's or tenant's; zeroed at first. */
+/* Of a user, for uid 0 of a tenant; starts zeroed. */
 struct fa_fd_reaper_queue {
-	/* The reaper's, under its mutex. */
-	struct fa_list link;    /* reaper.ready */
+	/* Under the reaper's mutex. */
+	struct fa_list link;    /* in reaper.ready */
 	struct fa_list entries; /* oldest first */
-	bool started;           /* the lists are initialised */
-	bool busy;              /* in reaper.ready, or at a thread */
-	/* The loop thread's. */
-	uint64_t n_rejected; /* descriptors among them that nobody wanted */
+	bool initialized;       /* the lists are */
+	bool busy;              /* in reaper.ready, or being worked on */
+	/* Of the loop thread. */
+	uint64_t n_rejected; /* descriptors */
 };
 
-/* @notify is called by any thread when something was closed. */
+/* @notify is called by any thread when fa_fd_reaper_collect() has something to do. */
 int fa_fd_reaper_new(void (*notify)(void *userdata), void *userdata,
                      struct fa_fd_reaper **ret_reaper);
 
-/* Waits for a while until all is closed; what still hangs then is left to the
- * end of the process. Takes NULL. */
+/* Waits at most a second for blocked close() calls. Takes NULL. */
 struct fa_fd_reaper *fa_fd_reaper_free(struct fa_fd_reaper *reaper);
 
-/* Consumes @n_fds descriptors that came with a message and counts them as rejected;
- * those that are -1 are skipped. */
+/* Consumes descriptors of a rejected message; some may be -1. */
 void fa_fd_reaper_add_rejected(struct fa_fd_reaper *reaper, struct fa_tenant *tenant, int *fds,
                                size_t n_fds);
 
-/* Consumes one descriptor and its charge, which is released when it is closed. */
+/* Consumes a descriptor and its charge. */
 void fa_fd_reaper_add_charged(struct fa_fd_reaper *reaper, struct fa_tenant *tenant, int fd,
                               struct fa_charge *charge);
 
-/* Whether FA_FD_REAPER_UNCHARGED_MAX is reached. */
 bool fa_fd_reaper_is_full(const struct fa_fd_reaper *reaper);
 
 /*
- * Ends a connection so that the client sees what was sent, and then its end, at once,
- * and consumes it. What is unread is thrown away before it is closed, as that would
- * otherwise reset it. @tenant and @charge may be NULL.
+ * Shuts down and consumes a connection. Unread input is discarded, so that close() does not reset it
+ * and the client can read what was sent. @tenant and @charge may be NULL.
  */
 void fa_fd_reaper_add_connection(struct fa_fd_reaper *reaper, struct fa_tenant *tenant, int fd,
                                  struct fa_charge *charge);
 
-/* Releases what was charged for descriptors that were closed meanwhile. Returns whether
- * a tenant may again send what is rejected. */
+/* Releases the charges of closed descriptors. Returns true if a queue fell below the soft limit, so
+ * that its sessions may go on. */
 bool fa_fd_reaper_collect(struct fa_fd_reaper *reaper);

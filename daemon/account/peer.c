@@ -16,10 +16,9 @@
 #define SO_PEERPIDFD 77
 #endif
 
-/* Many mounted hierarchies with long paths; what lies behind is not looked at. */
-#define PROC_BYTES 16384
+#define PROC_BYTES 16384 /* of /proc/PID/cgroup; longer files are truncated */
 
-/* Whether @name is one of the comma-separated @list. */
+/* Returns true if @name is in the comma-separated @list. */
 static bool list_has(const char *list, size_t length, const char *name)
 {
 	size_t n = strlen(name);
@@ -45,7 +44,7 @@ void fa_cgroup_parse(const char *text, char *ret_path, size_t size)
 	size_t best_length = 0;
 	int best_rank = 0;
 
-	/* Lines are ID:CONTROLLERS:PATH; the path may have colons itself. */
+	/* Lines are ID:CONTROLLERS:PATH; the path may contain colons. */
 	while (*text) {
 		const char *end = strchrnul(text, '\n');
 		const char *list = memchr(text, ':', (size_t)(end - text));
@@ -106,10 +105,8 @@ static int read_file(int dir, const char *name, char *text, size_t size)
 }
 
 /*
- * The number of a process that ended may have gone to another one. Where the
- * kernel gives a handle of the process (6.5), it must still run after the file was
- * read; elsewhere the process must at least be of the same user. An account that
- * is wrong all the same is one of the same user.
+ * The pid may have been reused. With a pidfd (Linux 6.5) check that the process still runs after its
+ * cgroup was read; else check that its uid is the same.
  */
 static int read_cgroup(int socket, struct fa_peer *peer)
 {
@@ -119,13 +116,13 @@ static int read_cgroup(int socket, struct fa_peer *peer)
 	char path[32], text[PROC_BYTES];
 	struct pollfd pollfd = { .events = POLLIN };
 	struct stat st;
-	bool known;
+	bool have_pidfd;
 	int r;
 
 	if (peer->pid <= 0)
 		return 0;
-	known = !getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &length);
-	if (!known) {
+	have_pidfd = !getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &length);
+	if (!have_pidfd) {
 		pidfd = -1;
 		if (errno != ENOPROTOOPT)
 			return -errno;
@@ -138,7 +135,7 @@ static int read_cgroup(int socket, struct fa_peer *peer)
 	r = read_file(dir, "cgroup", text, sizeof(text));
 	if (r < 0)
 		return r;
-	if (known) {
+	if (have_pidfd) {
 		pollfd.fd = pidfd;
 		if (poll(&pollfd, 1, 0) != 0)
 			return 0;
@@ -159,6 +156,6 @@ int fa_peer_read(int socket, struct fa_peer *ret_peer)
 		return -errno;
 	*ret_peer = (struct fa_peer){ .pid = ucred.pid, .uid = ucred.uid, .gid = ucred.gid };
 	r = read_cgroup(socket, ret_peer);
-	/* Whoever has ended is of no cgroup; but for want of descriptors nobody changes accounts. */
+	/* A process that has ended has no cgroup. Lack of descriptors must not change the account. */
 	return r == -EMFILE || r == -ENFILE ? r : 0;
 }

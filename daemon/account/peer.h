@@ -1,27 +1,23 @@
-/*
- * Who is at the other end of a socket, as the kernel tells: process, user and
- * cgroup when it connected. Nothing of it comes from the client's bytes.
- */
+/* The process that connected to a socket, as the kernel reports it. Any thread. */
 #pragma once
 
 #include <stddef.h>
 #include <sys/types.h>
 
-#define FA_CGROUP_BYTES 512 /* with the zero; a longer path is cut */
+#define FA_CGROUP_BYTES 512 /* including the NUL; longer paths are truncated */
 
 struct fa_peer {
-	pid_t pid; /* 0: outside of this pid namespace */
+	pid_t pid; /* 0: outside this PID namespace */
 	uid_t uid;
 	gid_t gid;
-	char cgroup[FA_CGROUP_BYTES]; /* "" if it could not be found out for certain */
+	char cgroup[FA_CGROUP_BYTES]; /* "" if unknown */
 };
 
-/* 0; -EMFILE, -ENFILE: it takes descriptors to find out; or what getsockopt() says. */
+/* -EMFILE, -ENFILE: no descriptor left to read /proc; or an error of getsockopt(). */
 int fa_peer_read(int socket, struct fa_peer *ret_peer);
 
 /*
- * Finds the path in the text of /proc/PID/cgroup: that of the unified hierarchy,
- * unless that is unused ("/"), then systemd's, then the memory controller's. "" if
- * there is none.
+ * Finds the path in the text of /proc/PID/cgroup: in the unified hierarchy unless that is unused
+ * ("/"), then in systemd's, then in the memory controller's; else "".
  */
 void fa_cgroup_parse(const char *text, char *ret_path, size_t size);

@@ -62,8 +62,8 @@ static struct fa_tenant *find(const struct fa_list *list, uid_t uid, const char 
 	return NULL;
 }
 
-/* Of one that is in no list, or among those that have gone. */
-static void forget(struct fa_tenant *tenant)
+/* The tenant has no references. */
+static void tenant_free(struct fa_tenant *tenant)
 {
 	fa_list_remove(&tenant->link);
 	free(tenant->cgroup);
@@ -73,7 +73,7 @@ static void forget(struct fa_tenant *tenant)
 void fa_tenants_deinit(struct fa_tenants *tenants)
 {
 	for (; tenants->n_gone; --tenants->n_gone)
-		forget(fa_container_of(tenants->gone.next, struct fa_tenant, link));
+		tenant_free(fa_container_of(tenants->gone.next, struct fa_tenant, link));
 }
 
 int fa_tenant_get(struct fa_tenants *tenants, uid_t uid, const char *cgroup,
@@ -116,9 +116,8 @@ struct fa_tenant *fa_tenant_ref(struct fa_tenant *tenant)
 	return tenant;
 }
 
-/* The one that went first, of the user that has most there: who can make cgroups makes no others
- * be forgotten. */
-static struct fa_tenant *least_missed(const struct fa_tenants *tenants)
+/* The oldest of the uid that has most: users with many cgroups evict only themselves. */
+static struct fa_tenant *find_victim(const struct fa_tenants *tenants)
 {
 	struct fa_tenant *found = NULL;
 	unsigned int most = 0;
@@ -149,14 +148,14 @@ struct fa_tenant *fa_tenant_unref(struct fa_tenant *tenant)
 	fa_list_remove(&tenant->link);
 	user_unref(fa_steal_ptr(tenant->user));
 	if (!tenant->usage.finished) {
-		forget(tenant);
+		tenant_free(tenant);
 		return NULL;
 	}
 	tenants = tenant->tenants;
 	fa_list_append(&tenants->gone, &tenant->link);
 	if (++tenants->n_gone > FA_TENANTS_GONE_MAX) {
 		--tenants->n_gone;
-		forget(least_missed(tenants));
+		tenant_free(find_victim(tenants));
 	}
 	return NULL;
 }
@@ -184,7 +183,7 @@ const char *fa_resource_name(enum fa_resource resource)
 	return names[resource];
 }
 
-/* On all accounts; what is given back is negative. */
+/* Updates all accounts; @amount is negative to release. */
 static void count(struct fa_tenant *tenant, enum fa_resource resource, uint64_t amount)
 {
 	tenant->used[resource] += amount;
@@ -194,7 +193,7 @@ static void count(struct fa_tenant *tenant, enum fa_resource resource, uint64_t 
 		tenant->tenants->used_fds += amount;
 }
 
-/* A reload may have put the limit below what is in use. */
+/* After a reload @used may exceed @limit. */
 static bool fits(uint64_t amount, uint64_t limit, uint64_t used)
 {
 	return used <= limit && amount <= limit - used;
@@ -205,7 +204,7 @@ int fa_charge_add(struct fa_charge *charge, struct fa_tenant *tenant, enum fa_re
 {
 	const struct fa_limits *limits = tenant->tenants->limits;
 	uint64_t limit = limits->tenant[resource], used = tenant->used[resource], user_limit;
-	/* What a supervisor can keep does not grow with cgroups. */
+	/* The fd store does not grow with the number of cgroups. */
 	const uint64_t factor = resource == FA_RESOURCE_TIMELINES ? 1 : limits->uid_factor;
 	struct fa_user *user = tenant->user;
 
@@ -217,7 +216,7 @@ int fa_charge_add(struct fa_charge *charge, struct fa_tenant *tenant, enum fa_re
 		               amount, fa_resource_name(resource), limit, used);
 	if (__builtin_mul_overflow(limit, factor, &user_limit))
 		user_limit = UINT64_MAX;
-	/* Nor do the descriptors that this process can have: others find some, too. */
+	/* Nor does the descriptor limit of the process: leave half of it to other users. */
 	if (resource == FA_RESOURCE_FDS && limits->all_fds && user_limit > limits->all_fds / 2)
 		user_limit = limit > limits->all_fds / 2 ? limit : limits->all_fds / 2;
 	if (user && !fits(amount, user_limit, user->used[resource]))

@@ -3,60 +3,60 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Blocks kept at most; where uses of what was freed are to be found, none. */
+/* Under AddressSanitizer nothing is cached, so that it finds uses after free. */
 #if defined(__SANITIZE_ADDRESS__)
-#define SPARES_MAX 0u
+#define BLOCKS_MAX 0u
 #elif defined(__has_feature)
 #if __has_feature(address_sanitizer)
-#define SPARES_MAX 0u
+#define BLOCKS_MAX 0u
 #endif
 #endif
-#ifndef SPARES_MAX
-#define SPARES_MAX 64u
+#ifndef BLOCKS_MAX
+#define BLOCKS_MAX 64u
 #endif
 
-struct fa_spare {
-	struct fa_spare *next;
+struct fa_cached_block {
+	struct fa_cached_block *next;
 };
 
-void fa_block_cache_init(struct fa_block_cache *spares, size_t bytes)
+void fa_block_cache_init(struct fa_block_cache *cache, size_t bytes)
 {
-	*spares = (struct fa_block_cache){ .bytes = bytes };
+	*cache = (struct fa_block_cache){ .bytes = bytes };
 }
 
-void fa_block_cache_deinit(struct fa_block_cache *spares)
+void fa_block_cache_deinit(struct fa_block_cache *cache)
 {
-	while (spares->first) {
-		struct fa_spare *spare = spares->first;
+	while (cache->first) {
+		struct fa_cached_block *head = cache->first;
 
-		spares->first = spare->next;
-		free(spare);
+		cache->first = head->next;
+		free(head);
 	}
-	spares->n = 0;
+	cache->n = 0;
 }
 
-void *fa_block_cache_get(struct fa_block_cache *spares, size_t bytes)
+void *fa_block_cache_get(struct fa_block_cache *cache, size_t bytes)
 {
-	struct fa_spare *spare = spares->first;
+	struct fa_cached_block *head = cache->first;
 
-	if (bytes > spares->bytes)
+	if (bytes > cache->bytes)
 		return calloc(1, bytes);
-	if (!spare)
-		return calloc(1, spares->bytes);
-	spares->first = spare->next;
-	--spares->n;
-	return memset(spare, 0, bytes);
+	if (!head)
+		return calloc(1, cache->bytes);
+	cache->first = head->next;
+	--cache->n;
+	return memset(head, 0, bytes);
 }
 
-void fa_block_cache_put(struct fa_block_cache *spares, void *block, size_t bytes)
+void fa_block_cache_put(struct fa_block_cache *cache, void *block, size_t bytes)
 {
-	struct fa_spare *spare = block;
+	struct fa_cached_block *freed = block;
 
-	if (bytes > spares->bytes || spares->n + 1 > SPARES_MAX) {
+	if (bytes > cache->bytes || cache->n + 1 > BLOCKS_MAX) {
 		free(block);
 		return;
 	}
-	spare->next = spares->first;
-	spares->first = spare;
-	++spares->n;
+	freed->next = cache->first;
+	cache->first = freed;
+	++cache->n;
 }

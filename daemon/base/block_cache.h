@@ -1,23 +1,22 @@
 /*
- * Blocks of one size that are kept for whoever needs the next: malloc() takes its time over
- * what is too large for its caches, and memory that was just used is still near the
- * processor. One thread.
+ * A free list of blocks of one size: faster than malloc() for sizes beyond its own caches, and the
+ * block used last is still in the processor's cache. One thread.
  */
 #pragma once
 
 #include <stddef.h>
 
 struct fa_block_cache {
-	size_t bytes; /* of a block */
+	size_t bytes; /* of each block; larger requests bypass the cache */
 	unsigned int n;
-	struct fa_spare *first;
+	struct fa_cached_block *first;
 };
 
-void fa_block_cache_init(struct fa_block_cache *spares, size_t bytes);
-void fa_block_cache_deinit(struct fa_block_cache *spares);
+void fa_block_cache_init(struct fa_block_cache *cache, size_t bytes);
+void fa_block_cache_deinit(struct fa_block_cache *cache);
 
-/* @bytes of zeros, aligned as malloc() does it. NULL: there is no memory. */
-void *fa_block_cache_get(struct fa_block_cache *spares, size_t bytes);
+/* Returns @bytes of zeros, aligned as by malloc(), or NULL. */
+void *fa_block_cache_get(struct fa_block_cache *cache, size_t bytes);
 
-/* Gives back what was taken as @bytes. */
-void fa_block_cache_put(struct fa_block_cache *spares, void *block, size_t bytes);
+/* Frees a block; @bytes as it was requested with. */
+void fa_block_cache_put(struct fa_block_cache *cache, void *block, size_t bytes);

@@ -1,7 +1,7 @@
 /*
- * A table from ids that clients choose (not 0) to objects: open addressing with
- * linear probing, at most half full. Bounded by whoever adds to it; with a bound of
- * a few thousand even ids chosen to collide cost microseconds.
+ * A hash table from ids that clients choose (not 0) to objects: open addressing with linear probing,
+ * at most half full. The caller bounds the number of entries to a few thousand, so that even ids
+ * chosen to collide cost microseconds.
  */
 #pragma once
 
@@ -18,19 +18,19 @@ struct fa_id_table {
 	struct fa_id_table_entry *entries;
 	size_t n_slots; /* a power of two, or 0 */
 	size_t n_used;
-	size_t first; /* no slot before it is used */
+	size_t first; /* all slots before this one are empty */
 };
 
 void fa_id_table_deinit(struct fa_id_table *table);
 
-/* The value, or NULL. */
+/* Returns the value, or NULL. */
 void *fa_id_table_find(const struct fa_id_table *table, uint32_t id);
 
 /* -EEXIST, -ENOMEM. @value is not NULL. */
 int fa_id_table_add(struct fa_id_table *table, uint32_t id, void *value);
 
-/* Takes the value out, or returns NULL. */
+/* Removes and returns the value, or returns NULL. */
 void *fa_id_table_remove(struct fa_id_table *table, uint32_t id);
 
-/* Takes any value out, or returns NULL if there is none. */
+/* Removes and returns any value; NULL if the table is empty. */
 void *fa_id_table_pop(struct fa_id_table *table);

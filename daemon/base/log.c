@@ -16,17 +16,17 @@
 #include <systemd/sd-journal.h>
 
 #define LINE_BYTES 1024
-/* Lines about clients: so many at once, and so many a second in the long run. */
+/* The rate limit for lines about clients. */
 #define CLIENT_LINES_BURST 100
-#define CLIENT_LINES_A_SECOND 5
+#define CLIENT_LINES_PER_SECOND 5
 
 static struct {
 	enum fa_log_target target;
 	enum fa_log_level level;
-	bool prefix; /* stderr is the journal's, which reads the level from "<6>" */
+	bool prefix; /* stderr is a stream of the journal, which parses the level "<6>" */
 	uint64_t credit_ns;
 	uint64_t refilled_ns;
-	uint64_t left_out;
+	uint64_t n_suppressed;
 } logger = { .target = FA_LOG_STDERR, .level = FA_LOG_INFO };
 
 static const char *level_name(enum fa_log_level level)
@@ -43,8 +43,8 @@ static const char *level_name(enum fa_log_level level)
 	}
 }
 
-/* systemd says which stream it has made the journal's, as somebody may have put another one in its
- * place since, and still be given the variable. */
+/* JOURNAL_STREAM names the stream that systemd connected to the journal. It is inherited, so stderr
+ * may have been redirected since. */
 static bool stderr_is_journal(void)
 {
 	const char *stream = getenv("JOURNAL_STREAM");
@@ -106,7 +106,7 @@ static void write_line(const struct fa_log_subject *subject, enum fa_log_level l
 		n = snprintf(line, sizeof(line), "%sfad: %s%s\n", prefix, level_name(level), text);
 	if (n >= (int)sizeof(line))
 		n = sizeof(line) - 1;
-	/* One write, so that lines of several processes stay whole. */
+	/* A single write keeps lines of several processes apart. */
 	if (write(STDERR_FILENO, line, (size_t)n) < 0)
 		return;
 }
@@ -133,10 +133,10 @@ void fa_log(enum fa_log_level level, const char *format, ...)
 	va_end(args);
 }
 
-/* A bucket of time: a line costs its share of a second. */
-static bool admit(void)
+/* A token bucket in units of time. */
+static bool rate_limit_allows(void)
 {
-	const uint64_t cost = FA_NS_PER_SEC / CLIENT_LINES_A_SECOND;
+	const uint64_t cost = FA_NS_PER_SEC / CLIENT_LINES_PER_SECOND;
 	uint64_t now = fa_now_ns();
 
 	logger.credit_ns += logger.refilled_ns ? now - logger.refilled_ns
@@ -145,7 +145,7 @@ static bool admit(void)
 		logger.credit_ns = CLIENT_LINES_BURST * cost;
 	logger.refilled_ns = now;
 	if (logger.credit_ns < cost) {
-		++logger.left_out;
+		++logger.n_suppressed;
 		return false;
 	}
 	logger.credit_ns -= cost;
@@ -159,13 +159,13 @@ void fa_log_about(const struct fa_log_subject *subject, enum fa_log_level level,
 
 	if (level > logger.level)
 		return;
-	/* Who asks for debugging wants all of it. */
-	if (logger.level < FA_LOG_DEBUG && !admit())
+	/* The debug level has no rate limit. */
+	if (logger.level < FA_LOG_DEBUG && !rate_limit_allows())
 		return;
-	if (logger.left_out) {
-		fa_log(FA_LOG_WARNING, "%" PRIu64 " lines about clients were left out",
-		       logger.left_out);
-		logger.left_out = 0;
+	if (logger.n_suppressed) {
+		fa_log(FA_LOG_WARNING, "%" PRIu64 " lines about clients were suppressed",
+		       logger.n_suppressed);
+		logger.n_suppressed = 0;
 	}
 	va_start(args, format);
 	write_format(subject, level, format, args);

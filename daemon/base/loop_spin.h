@@ -1,9 +1,7 @@
 /*
- * Keeps the loop awake between the messages of a client that asks again as soon as
- * it has its answer: to be woken costs more than a small request does. Messages that
- * follow one another quickly make it look for the next one for a while instead of
- * sleeping; when that was in vain several times, it sleeps as ever for some messages.
- * An idle daemon never spins. Loop thread only.
+ * Busy polling of the event loop: after messages that follow each other quickly the loop polls for
+ * the next one instead of sleeping, as a wake-up costs more than a small request. If none comes, it
+ * backs off. An idle daemon never spins. Loop thread only.
  */
 #pragma once
 
@@ -14,17 +12,17 @@
 #include <uv.h>
 
 struct fa_loop_spin {
-	uv_idle_t idle;   /* active while it spins: the loop then only looks */
-	uint64_t last_ns; /* when the last message came */
+	uv_idle_t idle;   /* active while spinning: the loop then polls without a timeout */
+	uint64_t last_ns; /* time of the last message */
 	struct fa_backoff backoff;
-	bool off;    /* on a single processor no client can send meanwhile */
-	bool yields; /* the client may need this processor */
+	bool disabled; /* a single processor: the client could not run meanwhile */
+	bool yields;   /* few processors: the client may need this one */
 };
 
 void fa_loop_spin_init(struct fa_loop_spin *spin, uv_loop_t *loop);
 
-/* A message came. */
+/* To be called for each message. */
 void fa_loop_spin_note(struct fa_loop_spin *spin);
 
-/* Before the handle is closed. */
+/* To be called before the handle is closed. */
 void fa_loop_spin_stop(struct fa_loop_spin *spin);

@@ -541,7 +541,7 @@ static void set_size(struct fa_kv *kv)
 	snprintf(kv->remedy, sizeof(kv->remedy),
 	         "; a daemon that a program starts for itself has at most %d MiB, unless [pool] "
 	         "bytes in its configuration (FAD_CONFIG) says more",
-	         FA_CONFIG_POOL_OWN_MIB);
+	         FA_CONFIG_POOL_PRIVATE_MIB);
 	fa_pool_set_exhausted_hint(kv->pool, kv->chunks_max,
 	                           own && wanted_bytes(kv, false) > bytes ? kv->remedy : NULL);
 	if (info.chunks > kv->chunks_max)

@@ -10,15 +10,13 @@
 #include <stdio.h>
 #include <unistd.h>
 
-/* Imports that run at once: mapping contends with the kernels' page faults. */
 #define RUNNING_MAX 2
 
-/* Memories that the device is given at once to release. */
-#define RELEASED_AT_ONCE 64
+#define RELEASE_BATCH 64
 
-/* Mappings kept for connections, threads and libraries. */
+/* Mappings left to connections, threads and libraries. */
 #define MAPS_RESERVED 8192
-#define MAPS_DEFAULT 65530
+#define MAPS_DEFAULT 65530 /* if vm.max_map_count cannot be read */
 
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010
@@ -68,18 +66,18 @@ bool fa_importer_is_idle(const struct fa_importer *importer)
 	return !importer->n_buffers && !importer->release_running;
 }
 
-/* ---- releasing: one job at a time takes all there is */
+/* ---- releasing: one job at a time, with all buffers there are */
 
 static void release_work(uv_work_t *work)
 {
 	struct fa_importer *importer = work->data;
-	struct fa_device_memory *memories[RELEASED_AT_ONCE];
+	struct fa_device_memory *memories[RELEASE_BATCH];
 	struct fa_list *pos;
 	size_t n = 0;
 
 	fa_list_for_each(pos, &importer->releasing) {
 		memories[n++] = &fa_container_of(pos, struct fa_registered_buffer, link)->memory;
-		if (n == RELEASED_AT_ONCE || pos->next == &importer->releasing) {
+		if (n == RELEASE_BATCH || pos->next == &importer->releasing) {
 			importer->ops->memory_release(importer->device, memories, n);
 			n = 0;
 		}
@@ -146,7 +144,7 @@ static int import_ipc(struct fa_importer *importer, struct fa_registered_buffer 
 	                                     &buffer->memory);
 	if (r == 0)
 		return 0;
-	/* The driver takes the handle for one of this very process. */
+	/* The driver takes the handle for one of its own process. */
 	if (buffer->pid == (uint32_t)getpid())
 		return fa_fail(&buffer->error, r,
 		               "client and daemon have the same process id, %d, in two PID "
@@ -191,7 +189,7 @@ static void import_work(uv_work_t *work)
 		return;
 	if (buffer->read_only)
 		buffer->memory.writable = false;
-	/* What was mapped is a file in memory, whose end nobody has to wait for. */
+	/* A memfd was checked for; closing it does not block. */
 	if (buffer->kind == FA_WIRE_BUFFER_HOST_FD && !buffer->mapped)
 		fa_close_fdp(&buffer->fd);
 }
@@ -201,7 +199,7 @@ static void import_done(uv_work_t *work, int status)
 	struct fa_registered_buffer *buffer = work->data;
 	struct fa_importer *importer = buffer->importer;
 
-	/* An arena's travels with the answer. */
+	/* An arena's descriptor is sent with the answer. */
 	if (buffer->kind != FA_WIRE_BUFFER_ARENA || buffer->fd < 0)
 		fa_registered_buffer_close_fds(buffer);
 	--importer->n_running;
@@ -233,7 +231,7 @@ void fa_importer_start(struct fa_importer *importer, struct fa_registered_buffer
 
 bool fa_importer_withdraw(struct fa_registered_buffer *buffer)
 {
-	/* A job that runs stands in no list. */
+	/* A running job is in no list. */
 	if (fa_list_empty(&buffer->link))
 		return false;
 	fa_list_remove(&buffer->link);

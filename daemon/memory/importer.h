@@ -1,7 +1,6 @@
 /*
- * The importer: makes and releases the memory of buffers on workers, a few jobs at a
- * time, because mapping contends with what the device is doing. Everything here is
- * called by the loop thread; a buffer in a job is the worker's until the job ends.
+ * Maps and releases the memory of buffers on libuv's workers, few at a time, as mapping contends with
+ * kernels. Functions are called by the loop thread; a worker owns the buffer while its job runs.
  */
 #pragma once
 
@@ -11,23 +10,22 @@
 #include <stdint.h>
 #include <uv.h>
 
-/* The jobs of one daemon; embedded in the server. */
 struct fa_importer {
 	uv_loop_t *loop;
 	const struct fa_device_ops *ops;
 	struct fa_device *device;
 	struct fa_fd_reaper *reaper;
-	/* Called when a job has ended; the reference given to _start() comes back. */
+	/* A job has ended; gives back the reference of fa_importer_start(). */
 	void (*done)(struct fa_registered_buffer *buffer);
-	/* Called when memory was released. */
+	/* Memory was released. */
 	void (*released)(struct fa_importer *importer);
-	uint64_t buffers_max; /* mappings that this process can have */
+	uint64_t buffers_max; /* derived from vm.max_map_count */
 	uint64_t n_buffers;
 
-	struct fa_list waiting; /* jobs: two of a session at most, so their order is fair */
+	struct fa_list waiting; /* FIFO; fair, as a session has two jobs at most */
 	unsigned int n_running;
 	struct fa_list unreferenced; /* buffers to release */
-	struct fa_list releasing;    /* the worker's, while release_running */
+	struct fa_list releasing;    /* owned by the worker while release_running */
 	bool release_running;
 	uv_work_t release;
 };
@@ -38,16 +36,15 @@ void fa_importer_init(struct fa_importer *importer, uv_loop_t *loop,
                       void (*done)(struct fa_registered_buffer *buffer),
                       void (*released)(struct fa_importer *importer));
 
-/* Whether there are no jobs and no memory. */
+/* No jobs and no buffers are left. */
 bool fa_importer_is_idle(const struct fa_importer *importer);
 
-/* Consumes the reference until importer.done(buffer), or buffer.imported(), which comes in any
- * case. */
+/* Consumes a reference until buffer.imported(), or importer.done() if that is NULL. */
 void fa_importer_start(struct fa_importer *importer, struct fa_registered_buffer *buffer);
 
-/* Of one that was started, and has not come back. Whether its job had not begun: then it never
- * does, and the reference is the caller's again. */
+/* Returns true if the job has not begun to run: it is cancelled, without a callback, and the reference
+ * is the caller's again. */
 bool fa_importer_withdraw(struct fa_registered_buffer *buffer);
 
-/* Called by a buffer whose last reference has gone: releases its memory and frees it. */
+/* Releases the memory of a buffer without references, and frees it. */
 void fa_importer_release(struct fa_importer *importer, struct fa_registered_buffer *buffer);

@@ -59,7 +59,7 @@ static const char *dtype_name(unsigned int dtype)
 	}
 }
 
-/* Shape and strides as numbers that make sense one by one. */
+/* Each field by itself. */
 static int check_numbers(const struct fa_wire_view *view, const char *name, struct fa_error *error)
 {
 	unsigned int bytes = fa_tensor_view_dtype_bytes(view->dtype);
@@ -101,14 +101,13 @@ static int check_numbers(const struct fa_wire_view *view, const char *name, stru
 }
 
 /*
- * No two elements are the same if, from the smallest stride to the largest, each
- * stride steps over all that the dimensions before it reach. Layouts that interleave
- * without touching fail this too; nobody has tensors like that.
+ * Elements do not overlap if, in ascending order, each stride exceeds the extent of all dimensions
+ * with smaller strides. Interleaved layouts without overlap are refused, too.
  */
 static int check_distinct(const struct fa_wire_view *view, const char *name, struct fa_error *error)
 {
 	unsigned int order[FA_WIRE_RANK_MAX], n = 0;
-	int64_t reach = 0; /* of the dimensions so far; fits, as the extent was checked */
+	int64_t reach = 0; /* extent so far; cannot overflow, as it lies in the buffer */
 
 	for (unsigned int i = 0; i < view->rank; ++i) {
 		unsigned int j;
@@ -136,7 +135,7 @@ static int check_distinct(const struct fa_wire_view *view, const char *name, str
 int fa_tensor_view_check(const struct fa_wire_view *view, const char *name, bool output,
                          const struct fa_device_memory *memory, struct fa_error *error)
 {
-	uint64_t last = 0, end; /* the last element; the byte behind it */
+	uint64_t last = 0, end; /* index of the last element; offset of the byte behind it */
 	bool empty = false;
 	int r;
 
@@ -188,14 +187,14 @@ int fa_tensor_view_check(const struct fa_wire_view *view, const char *name, bool
 	return output ? check_distinct(view, name, error) : 0;
 }
 
-/* ---- the request as a whole */
+/* ---- whole requests */
 
 struct bind {
 	const struct fa_wire_attention *attention;
 	struct fa_attention_params *params;
 	struct fa_error *error;
 	bool ragged;
-	/* Dimensions of rank-4 tensors, minus one that ragged ones lack. */
+	/* Indices of dimensions; ragged tensors lack the batch. */
 	unsigned int token, head, dim;
 };
 
@@ -265,7 +264,6 @@ static int check_views(struct bind *bind, const struct fa_device_memory *const m
 	return 0;
 }
 
-/* Names an agreement between dimensions once, for all that follow it. */
 #define TRY(call)                                                                                  \
 	do {                                                                                       \
 		int _r = (call);                                                                   \
@@ -313,7 +311,7 @@ static int check_shapes(struct bind *bind)
 	return 0;
 }
 
-/* Lengths that ascend from 0 to the tokens of the tensor; returns the longest. */
+/* Checks that cu_seqlens ascend from 0 to the tokens of the tensor. */
 static int check_lengths(struct bind *bind, const char *name, const uint32_t *cu, size_t n,
                          enum fa_tensor_view_index index, int64_t *ret_longest)
 {
@@ -377,7 +375,7 @@ static int bind_lengths(struct bind *bind)
 	return 0;
 }
 
-/* A window that reaches beyond every key is none; small numbers cannot overflow later. */
+/* A window beyond all keys becomes -1, unbounded, so that kernels cannot overflow with it. */
 static int bind_window(struct bind *bind, const char *name, int64_t window, int64_t *ret_window)
 {
 	struct fa_attention_params *params = bind->params;
@@ -422,7 +420,7 @@ static int bind_numbers(struct bind *bind)
 	params->causal = attention->flags & FA_WIRE_ATTENTION_CAUSAL;
 	params->softcap = attention->softcap;
 	params->scale = attention->scale;
-	/* A head dim of 0 is refused later, by the kernels' own check. */
+	/* Head dim 0 is refused later, by the kernels. */
 	if (params->scale == 0.0f && params->head_dim)
 		params->scale = 1.0f / sqrtf((float)params->head_dim);
 	params->alibi_slopes = attention->n_alibi_slopes ? attention->alibi_slopes : NULL;

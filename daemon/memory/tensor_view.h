@@ -1,8 +1,6 @@
 /*
- * Checks tensor views against the memory of their buffers, and attention requests
- * against themselves, and turns them into kernel parameters. Pure functions of
- * bytes that nobody else can write: whatever a message says, parameters that come
- * out address memory inside its buffers only. Any thread.
+ * Checks attention requests and their tensor views, and converts them to kernel parameters, which
+ * address memory inside the request's buffers only. Pure functions; any thread.
  */
 #pragma once
 
@@ -14,9 +12,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Tokens of one sequence: bounds the time of one tile, which nothing interrupts. */
+/* Of one sequence. Bounds the time of one tile, which cannot be preempted. */
 #define FA_VIEW_TOKENS_MAX (1 << 24)
-/* Sequences of a batch, ragged or not. */
+/* Sequences of a batch, dense or ragged. */
 #define FA_VIEW_BATCH_MAX FA_WIRE_SEQUENCES_MAX
 
 enum fa_tensor_view_index {
@@ -32,28 +30,23 @@ const char *fa_tensor_view_name(enum fa_tensor_view_index index);
 const struct fa_wire_view *fa_tensor_view_of(const struct fa_wire_attention *attention,
                                              enum fa_tensor_view_index index);
 
-/* Bytes of an element; 0 for a dtype that does not exist. */
+/* Bytes of an element; 0: unknown dtype. */
 unsigned int fa_tensor_view_dtype_bytes(unsigned int dtype);
 
 /*
- * Checks that every element of @view lies in @memory, is aligned, and that the
- * inner stride is 1 and none is negative. If @output: that the memory is writable
- * and no two elements are the same. @name is for the sentence. -EINVAL, -ENOTSUP.
+ * Checks bounds, alignment and strides (the inner one is 1, none is negative), and for an @output that
+ * memory is writable and elements do not overlap. -EINVAL, -ENOTSUP.
  */
 int fa_tensor_view_check(const struct fa_wire_view *view, const char *name, bool output,
                          const struct fa_device_memory *memory, struct fa_error *error);
 
-/*
- * The stride of dimension @i of a checked view, for kernels: one that no element is reached
- * by may be any number; as 0 it cannot make their arithmetic overflow.
- */
+/* The stride of a checked view for kernels: 0 if no element uses it, as it may be any number. */
 int64_t fa_tensor_view_stride(const struct fa_wire_view *view, unsigned int i);
 
 /*
- * Checks the whole request. @memories are those of the views' buffers; LSE's is
- * not looked at if there is no LSE. cu_seqlens, slopes and sinks of @ret_params
- * point into @attention. Whether a kernel covers it is not this function's affair.
- * -EINVAL, -ENOTSUP, with a sentence that names field, value and bound.
+ * Checks a whole request, but not that a kernel supports it. Arrays of @ret_params point into
+ * @attention. The memory of lse may be NULL without lse. -EINVAL, -ENOTSUP, with field, value and
+ * bound.
  */
 int fa_attention_bind(const struct fa_wire_attention *attention,
                       const struct fa_device_memory *const memories[_FA_VIEW_N],

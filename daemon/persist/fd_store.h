@@ -1,9 +1,7 @@
 /*
- * Descriptors that outlive this process. They are kept by systemd's fd store, or by the supervisor
- * (supervise/), which speaks the same protocol; the next process gets them at its start under the
- * names that they were stored with. Loop thread only.
- *
- * Names of what fad stores begin with "fad-". All others are sockets of socket activation.
+ * Descriptors that outlive this process, kept by systemd or by the supervisor (supervise/), which
+ * speaks the same protocol. The next process gets them at its start, by name. Names that fad stores
+ * begin with "fad-"; others are sockets of socket activation. Loop thread only.
  */
 #pragma once
 
@@ -14,9 +12,8 @@
 #define FA_FD_STORE_LISTEN "fad-listen" /* the listening socket */
 #define FA_FD_STORE_TIMELINE_PREFIX "fad-timeline-"
 
-/* Environment variable with the number of descriptors that can be stored; set by the supervisor and
- * by systemd 254 and later. Half of them are for timelines, which clients create, so that timelines
- * cannot crowd out the pool. */
+/* Environment variable with the size of the store, set by the supervisor and systemd 254. Half of it
+ * is for timelines, which clients create, and which so cannot crowd out the pool. */
 #define FA_FD_STORE_MAX_VARIABLE "FDSTORE"
 
 struct fa_fd_store {
@@ -25,12 +22,11 @@ struct fa_fd_store {
 		int fd; /* -1: taken */
 	} * stored;
 	size_t n_stored;
-	/* How many descriptors of timelines and of the pool can be stored. 0: unknown, or there is
-	 * no store. */
+	/* Descriptors that can be stored; 0: unknown, or no store. */
 	size_t timelines_max, pool_max;
 };
 
-/* The store as the parts of the daemon see it; functions as below. All NULL: nothing is stored. */
+/* The functions below as an interface. All NULL: no store. */
 struct fa_fd_store_ops {
 	int (*take)(void *userdata, const char *name);
 	int (*add)(void *userdata, const char *name, int fd);
@@ -41,30 +37,25 @@ struct fa_fd_store_ops {
 };
 
 /*
- * Takes all descriptors that were handed over, and removes them from the environment. After an
- * error (-ENOMEM, or what sd_listen_fds() returns) the store still has them, but this process does
- * not know their names: it must not add or remove anything.
+ * Takes all descriptors out of the environment. After an error (-ENOMEM, or of sd_listen_fds()) they
+ * stay stored, but unknown to this process, which must not add or remove any.
  */
 int fa_fd_store_open(struct fa_fd_store *store);
 
-/* Closes the descriptors that were not taken. The store keeps its copies. */
+/* Closes descriptors that were not taken; they stay stored. */
 void fa_fd_store_close(struct fa_fd_store *store);
 
-/* Returns the next descriptor with this name, which the caller then owns, or -1. NULL: the next one
- * that was not stored by fad. */
+/* Returns the next descriptor of this name (NULL: not stored by fad), now the caller's, or -1. */
 int fa_fd_store_take(struct fa_fd_store *store, const char *name);
 
-/* Like fa_fd_store_take(), but by the beginning of the name. @ret_name receives the name, cut to
- * @size bytes. */
+/* The same by the beginning of the name. @ret_name is truncated to @size bytes. */
 int fa_fd_store_take_any(struct fa_fd_store *store, const char *prefix, char *ret_name,
                          size_t size);
 
-/* Stores a copy of @fd. Returns 0, also if there is no store, or a negative errno if it could not
- * be sent. */
+/* Stores a copy of @fd. Returns 0 also if there is no store. */
 int fa_fd_store_add(const char *name, int fd);
 
-/* Removes all descriptors with this name from the store. Returns the same as fa_fd_store_add(). */
+/* Removes all descriptors of this name from the store. Returns 0 also if there is no store. */
 int fa_fd_store_remove(const char *name);
 
-/* @store behind an interface; it must stay open as long as @ret_ops is used. */
 void fa_fd_store_get_ops(struct fa_fd_store *store, struct fa_fd_store_ops *ret_ops);

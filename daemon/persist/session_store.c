@@ -16,7 +16,7 @@
 enum record_state {
 	FREE,
 	USED, /* by a session of the daemon that wrote it */
-	LOST, /* in this process's eyes; written so that it need not remember */
+	LOST, /* since the start of this daemon, or set by it */
 };
 
 struct fa_session_store_header {
@@ -24,7 +24,7 @@ struct fa_session_store_header {
 	uint32_t version, max_records;
 	struct fa_session_store_device device;
 	uint64_t last_number;
-	uint32_t high_records; /* every one that was ever used is below */
+	uint32_t high_records; /* all records from here on were never used */
 	uint32_t reserved;
 };
 
@@ -41,7 +41,7 @@ struct fa_session_store_record {
 static_assert(sizeof(struct fa_session_store_header) <= RECORDS_AT, "format");
 static_assert(sizeof(struct fa_session_store_record) == 32, "format");
 
-/* A store that takes effect: the record is complete before it. */
+/* Commits the record, which must be complete before. */
 static void set_state(struct fa_session_store_record *record, enum record_state state)
 {
 	__atomic_store_n(&record->state, (uint32_t)state, __ATOMIC_RELEASE);
@@ -52,21 +52,21 @@ static int map(int fd, struct fa_error *error, struct fa_session_store *ret_stor
 	_fa_cleanup_(fa_freep) struct fa_session_store_wait *waits = NULL;
 	void *at;
 
-	/* Of the memory only that is there which was used. */
+	/* Pages that are not touched take no memory. */
 	waits = calloc(FA_SESSION_STORE_SESSIONS_MAX, sizeof(*waits));
 	if (!waits)
 		return fa_fail(error, -ENOMEM, "no memory for the sessions");
 	at = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (at == MAP_FAILED)
 		return fa_fail(error, -errno, "the sessions cannot be mapped: %m");
-	/* Secrets do not belong in a core dump. */
+	/* Keep secrets out of core dumps. */
 	(void)madvise(at, BYTES, MADV_DONTDUMP);
 	*ret_store = (struct fa_session_store){
 		.header = at,
 		.records = (struct fa_session_store_record *)((char *)at + RECORDS_AT),
 		.waits = fa_steal_ptr(waits),
 		.next_ns = FA_NS_NEVER,
-		.look_ns = FA_NS_NEVER,
+		.scan_ns = FA_NS_NEVER,
 	};
 	return 0;
 }
@@ -99,10 +99,10 @@ static int check(const struct fa_session_store_header *header,
 	if (header->magic != MAGIC || header->version != VERSION ||
 	    header->max_records != FA_SESSION_STORE_SESSIONS_MAX ||
 	    header->high_records > header->max_records)
-		return fa_fail(error, -EBADMSG, "what was kept of the sessions is damaged");
+		return fa_fail(error, -EBADMSG, "the stored sessions are damaged");
 	if (memcmp(&header->device, device, sizeof(*device)) != 0)
 		return fa_fail(error, -ESTALE,
-		               "what was kept is another device's, of backend %.15s",
+		               "the stored sessions belong to another device, of backend %.15s",
 		               header->device.backend);
 	return 0;
 }
@@ -117,7 +117,7 @@ int fa_session_store_open(int fd, const struct fa_session_store_device *device,
 	if (fstat(fd, &st) < 0)
 		return fa_fail(error, -errno, "the sessions cannot be examined: %m");
 	if (st.st_size != (off_t)BYTES)
-		return fa_fail(error, -EBADMSG, "what was kept of the sessions is damaged");
+		return fa_fail(error, -EBADMSG, "the stored sessions are damaged");
 	r = map(fd, error, &store);
 	if (r < 0)
 		return r;
@@ -183,8 +183,8 @@ void fa_session_store_remove(struct fa_session_store *store, uint32_t record)
 		store->free_at = record;
 }
 
-/* Takes as long whatever differs. */
-static bool is_secret(const struct fa_wire_secret *a, const struct fa_wire_secret *b)
+/* In constant time. */
+static bool secret_equals(const struct fa_wire_secret *a, const struct fa_wire_secret *b)
 {
 	return ((a->lo ^ b->lo) | (a->hi ^ b->hi)) == 0;
 }
@@ -197,11 +197,11 @@ int fa_session_store_resume(struct fa_session_store *store, uint32_t uid,
 		struct fa_session_store_record *record = &store->records[i];
 
 		if (record->state != LOST || record->uid != uid ||
-		    !is_secret(&record->secret, secret))
+		    !secret_equals(&record->secret, secret))
 			continue;
 		set_state(record, USED);
 		--store->n_lost;
-		/* What it has not used of this time. */
+		/* It keeps the unused part of this grace time. */
 		if (now_ns < store->waits[i].until_ns)
 			store->waits[i].left_ns += store->waits[i].until_ns - now_ns;
 		*ret_record = i;
@@ -211,7 +211,7 @@ int fa_session_store_resume(struct fa_session_store *store, uint32_t uid,
 	return -ENOENT;
 }
 
-static void wait_for(struct fa_session_store *store, uint32_t record, uint64_t now_ns)
+static void start_wait(struct fa_session_store *store, uint32_t record, uint64_t now_ns)
 {
 	struct fa_session_store_wait *wait = &store->waits[record];
 	uint64_t ns = wait->left_ns < store->grace_ns ? wait->left_ns : store->grace_ns;
@@ -220,20 +220,20 @@ static void wait_for(struct fa_session_store *store, uint32_t record, uint64_t n
 	wait->until_ns = now_ns + ns;
 	if (wait->until_ns < store->next_ns)
 		store->next_ns = wait->until_ns;
-	/* The look that is under way may be beyond it. */
-	if (wait->until_ns < store->look_ns)
-		store->look_ns = wait->until_ns;
+	/* A scan that is under way may be past this record. */
+	if (wait->until_ns < store->scan_ns)
+		store->scan_ns = wait->until_ns;
 }
 
 void fa_session_store_start_grace(struct fa_session_store *store, uint64_t now_ns,
-                                  uint64_t grace_ns, uint64_t all_ns)
+                                  uint64_t grace_ns, uint64_t total_ns)
 {
 	store->grace_ns = grace_ns;
 	for (uint32_t i = 0; i < store->header->high_records; ++i) {
 		if (store->records[i].state != LOST)
 			continue;
-		store->waits[i].left_ns = all_ns;
-		wait_for(store, i, now_ns);
+		store->waits[i].left_ns = total_ns;
+		start_wait(store, i, now_ns);
 	}
 }
 
@@ -241,7 +241,7 @@ void fa_session_store_set_lost(struct fa_session_store *store, uint32_t record, 
 {
 	set_state(&store->records[record], LOST);
 	++store->n_lost;
-	wait_for(store, record, now_ns);
+	start_wait(store, record, now_ns);
 }
 
 bool fa_session_store_is_lost(const struct fa_session_store *store, uint64_t number)
@@ -256,14 +256,14 @@ bool fa_session_store_expire(struct fa_session_store *store, uint64_t now_ns, ui
 {
 	if (!store->n_lost || now_ns < store->next_ns)
 		return false;
-	while (store->look_at < store->header->high_records) {
-		const uint32_t i = store->look_at++;
+	while (store->scan_at < store->header->high_records) {
+		const uint32_t i = store->scan_at++;
 
 		if (store->records[i].state != LOST)
 			continue;
 		if (now_ns < store->waits[i].until_ns) {
-			if (store->waits[i].until_ns < store->look_ns)
-				store->look_ns = store->waits[i].until_ns;
+			if (store->waits[i].until_ns < store->scan_ns)
+				store->scan_ns = store->waits[i].until_ns;
 			continue;
 		}
 		*ret_number = store->records[i].number;
@@ -271,8 +271,8 @@ bool fa_session_store_expire(struct fa_session_store *store, uint64_t now_ns, ui
 		--store->n_lost;
 		return true;
 	}
-	store->next_ns = store->look_ns;
-	store->look_ns = FA_NS_NEVER;
-	store->look_at = 0;
+	store->next_ns = store->scan_ns;
+	store->scan_ns = FA_NS_NEVER;
+	store->scan_at = 0;
 	return false;
 }
