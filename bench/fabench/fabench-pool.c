@@ -9,7 +9,14 @@
 
 #include "common/cleanup.h"
 #include "common/clock.h"
-#include "daemon/pool/private.h"
+#include "daemon/pool/cache.h"
+#include "daemon/pool/hash.h"
+#include "daemon/pool/page.h"
+#include "daemon/pool/prefix.h"
+#include "daemon/pool/prefix_index.h"
+#include "daemon/pool/reclaim.h"
+#include "daemon/pool/sequence.h"
+#include "daemon/pool/step.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -222,13 +229,43 @@ static int measure_forks(struct pool_bench *b, uint64_t cache, uint32_t page_tok
 	return r;
 }
 
+static int publish(struct pool_bench *b, uint64_t sequence, const uint32_t *tokens,
+                   uint32_t n_tokens)
+{
+	_fa_cleanup_(fa_prefix_hashes_deinit) struct fa_prefix_hashes hashes = {};
+	const struct fa_prefix_key key = {};
+	uint64_t n_pages;
+	int r;
+
+	r = fa_prefix_hashes_init(b->pool, &b->actor, sequence, &key, n_tokens, &b->error, &hashes);
+	if (r < 0)
+		return r;
+	fa_prefix_hashes_compute(&hashes, tokens);
+	return fa_prefix_publish(b->pool, &b->actor, sequence, &hashes, n_tokens, &b->error,
+	                         &n_pages);
+}
+
+static int attach(struct pool_bench *b, uint64_t sequence, const uint32_t *tokens,
+                  uint32_t n_tokens)
+{
+	_fa_cleanup_(fa_prefix_hashes_deinit) struct fa_prefix_hashes hashes = {};
+	const struct fa_prefix_key key = {};
+	uint64_t n;
+	int r;
+
+	r = fa_prefix_hashes_init(b->pool, &b->actor, sequence, &key, n_tokens, &b->error, &hashes);
+	if (r < 0)
+		return r;
+	fa_prefix_hashes_compute(&hashes, tokens);
+	return fa_prefix_attach(b->pool, &b->actor, sequence, &hashes, &b->error, &n);
+}
+
 static int measure_prefixes(struct pool_bench *b, uint64_t cache, uint32_t page_tokens)
 {
 	_fa_cleanup_(fa_freep) uint32_t *tokens = calloc(LONG_TOKENS, sizeof(*tokens));
 	struct fa_pool_step_item item = { .n_tokens = LONG_TOKENS };
 	uint32_t rounds = b->n_rounds < 30 ? b->n_rounds : 30;
-	const struct fa_prefix_key key = {};
-	uint64_t ns, commit_ns, n;
+	uint64_t ns, commit_ns;
 	int r;
 
 	if (!tokens)
@@ -237,8 +274,7 @@ static int measure_prefixes(struct pool_bench *b, uint64_t cache, uint32_t page_
 	if (r >= 0)
 		r = step(b, &item, 1, &ns, &commit_ns);
 	if (r >= 0)
-		r = fa_prefix_publish(b->pool, &b->actor, item.sequence, &key, tokens, LONG_TOKENS,
-		                      &b->error, &n);
+		r = publish(b, item.sequence, tokens, LONG_TOKENS);
 	for (uint32_t i = 0; r >= 0 && i < rounds; i++) {
 		uint64_t sequence, start;
 
@@ -246,8 +282,7 @@ static int measure_prefixes(struct pool_bench *b, uint64_t cache, uint32_t page_
 		if (r < 0)
 			break;
 		start = fa_now_ns();
-		r = fa_prefix_attach(b->pool, &b->actor, sequence, &key, tokens, LONG_TOKENS,
-		                     &b->error, &n);
+		r = attach(b, sequence, tokens, LONG_TOKENS);
 		b->times[i] = fa_now_ns() - start;
 		if (r >= 0)
 			r = fa_pool_sequence_remove(b->pool, &b->actor, sequence, &b->error);
@@ -260,6 +295,22 @@ static int measure_prefixes(struct pool_bench *b, uint64_t cache, uint32_t page_
 	return r;
 }
 
+/* How many pages with the tokens the tenant would find. */
+static uint32_t find(const struct fa_pool *pool, uint64_t cache, uint32_t page_tokens,
+                     uint32_t tenant, const uint32_t *tokens, uint32_t n_tokens)
+{
+	uint8_t hash[FA_STATE_HASH_BYTES];
+	uint32_t n;
+
+	fa_pool_hash_prefix_begin(pool->header->secret, cache, tenant, NULL, 0, hash);
+	for (n = 0; n < n_tokens / page_tokens; n++) {
+		fa_pool_hash_prefix_next(tokens + n * page_tokens, page_tokens, hash);
+		if (!fa_prefix_index_find(pool, hash))
+			break;
+	}
+	return n;
+}
+
 /* Another tenant with access to the cache looks up, in turn, tokens that others published and
  * tokens that nobody did. The timing must not tell them apart. */
 static int measure_probes(struct pool_bench *b, uint64_t cache, uint32_t page_tokens)
@@ -268,8 +319,7 @@ static int measure_probes(struct pool_bench *b, uint64_t cache, uint32_t page_to
 	_fa_cleanup_(fa_freep) uint64_t *unknown = calloc(b->n_rounds, sizeof(*unknown));
 	struct fa_pool_step_item item = { .n_tokens = SEQUENCE_TOKENS };
 	struct fa_actor stranger = { .owner = 2 };
-	const struct fa_prefix_key key = {};
-	uint64_t ns, commit_ns, n, found = 0;
+	uint64_t ns, commit_ns, found = 0;
 	char name[64];
 	int r;
 
@@ -280,8 +330,7 @@ static int measure_probes(struct pool_bench *b, uint64_t cache, uint32_t page_to
 		r = step(b, &item, 1, &ns, &commit_ns);
 	tokens[0] = 1;
 	if (r >= 0)
-		r = fa_prefix_publish(b->pool, &b->actor, item.sequence, &key, tokens,
-		                      SEQUENCE_TOKENS, &b->error, &n);
+		r = publish(b, item.sequence, tokens, SEQUENCE_TOKENS);
 	if (r >= 0)
 		r = fa_pool_tenant_get(b->pool, 1, "", &b->error, &stranger.tenant);
 	for (uint32_t i = 0; r >= 0 && i < 2 * b->n_rounds; i++) {
@@ -290,11 +339,9 @@ static int measure_probes(struct pool_bench *b, uint64_t cache, uint32_t page_to
 		tokens[0] = i % 2 ? 1 : 2 + i;
 		start = fa_now_ns();
 		/* A single lookup is too short for the clock. */
-		for (uint32_t j = 0; r >= 0 && j < 64; j++) {
-			r = fa_prefix_find(b->pool, &stranger, cache, &key, tokens, SEQUENCE_TOKENS,
-			                   &b->error, &n);
-			found += n;
-		}
+		for (uint32_t j = 0; j < 64; j++)
+			found += find(b->pool, cache, page_tokens, stranger.tenant, tokens,
+			              SEQUENCE_TOKENS);
 		(i % 2 ? b->times : unknown)[i / 2] = (fa_now_ns() - start) / 64;
 	}
 	if (r >= 0 && found)
@@ -343,22 +390,20 @@ static int measure_steps(struct pool_bench *b, uint64_t cache, uint32_t page_tok
 static int measure_state(struct pool_bench *b, uint64_t cache, uint32_t page_tokens, uint32_t n)
 {
 	uint32_t tokens[SEQUENCE_TOKENS] = { 0 };
-	const struct fa_prefix_key key = {};
 	struct stat st;
 	int r = 0;
 
 	for (uint32_t i = 0; r >= 0 && i + SEQUENCE_TOKENS / page_tokens <= n;
 	     i += SEQUENCE_TOKENS / page_tokens) {
 		struct fa_pool_step_item item = { .n_tokens = SEQUENCE_TOKENS };
-		uint64_t ns, commit_ns, n_pages;
+		uint64_t ns, commit_ns;
 
 		tokens[0] = i;
 		r = fa_pool_sequence_new(b->pool, &b->actor, cache, &b->error, &item.sequence);
 		if (r >= 0)
 			r = step(b, &item, 1, &ns, &commit_ns);
 		if (r >= 0)
-			r = fa_prefix_publish(b->pool, &b->actor, item.sequence, &key, tokens,
-			                      SEQUENCE_TOKENS, &b->error, &n_pages);
+			r = publish(b, item.sequence, tokens, SEQUENCE_TOKENS);
 	}
 	if (r < 0 || fstat(b->fd, &st) < 0)
 		return r;

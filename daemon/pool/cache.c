@@ -1,6 +1,12 @@
 #include "daemon/pool/cache.h"
 
-#include "daemon/pool/private.h"
+#include "common/cleanup.h"
+#include "daemon/pool/access.h"
+#include "daemon/pool/cache_private.h"
+#include "daemon/pool/chunk.h"
+#include "daemon/pool/reclaim.h"
+#include "daemon/pool/state_store.h"
+#include "daemon/pool/tenant_account.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -260,42 +266,6 @@ void fa_pool_cache_try_free(struct fa_pool *pool, struct fa_pool_cache *cache)
 	free(cache);
 }
 
-void fa_pool_cache_destroy(struct fa_pool *pool, struct fa_pool_cache *cache)
-{
-	struct fa_list *pos, *tmp;
-
-	fa_state_store(&cache->record->state, FA_STATE_REMOVED);
-	cache->removed = true;
-	/* The last of them may take the cache with it: one more keeps it. */
-	cache->n_sequences++;
-	fa_list_for_each_safe(pos, tmp, &cache->sequences) {
-		struct fa_pool_sequence *sequence = fa_container_of(pos, struct fa_pool_sequence,
-		                                                    cache_link);
-
-		if (!sequence->removed)
-			fa_pool_sequence_destroy(pool, sequence);
-	}
-	cache->n_sequences--;
-	fa_pool_cache_try_free(pool, cache);
-}
-
-int fa_pool_cache_remove(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
-                         struct fa_error *error)
-{
-	struct fa_pool_cache *cache = NULL;
-	int r;
-
-	r = fa_pool_cache_get(pool, actor, id, FA_RIGHT_READ, error, &cache);
-	if (r < 0)
-		return r;
-	if (cache->record->name[0] && !actor->admin && actor->tenant != cache->record->tenant)
-		return fa_fail(error, -EACCES,
-		               "the cache '%s' is another tenant's; only that can remove it",
-		               cache->record->name);
-	fa_pool_cache_destroy(pool, cache);
-	return 0;
-}
-
 static void describe(const struct fa_pool *pool, const struct fa_pool_cache *cache,
                      struct fa_pool_cache_info *info)
 {
@@ -334,16 +304,6 @@ int fa_pool_cache_get_info(struct fa_pool *pool, const struct fa_actor *actor, u
 		return r;
 	describe(pool, cache, ret_info);
 	return 0;
-}
-
-uint64_t fa_pool_cache_evict(struct fa_pool *pool, uint64_t id)
-{
-	const struct fa_actor admin = { .admin = true };
-	struct fa_pool_cache *cache = NULL;
-
-	if (fa_pool_cache_get(pool, &admin, id, FA_RIGHT_READ, NULL, &cache) < 0)
-		return 0;
-	return fa_reclaim_cache(pool, cache);
 }
 
 bool fa_pool_cache_each(const struct fa_pool *pool, uint32_t *cursor,

@@ -55,9 +55,6 @@ int fa_pool_cache_remove(struct fa_pool *pool, const struct fa_actor *actor, uin
 int fa_pool_cache_get_info(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
                            struct fa_error *error, struct fa_pool_cache_info *ret_info);
 
-/* Evicts every idle page; returns how many. */
-uint64_t fa_pool_cache_evict(struct fa_pool *pool, uint64_t id);
-
 /* One after another, from *cursor = 0 on; false: that was all. */
 bool fa_pool_cache_each(const struct fa_pool *pool, uint32_t *cursor,
                         struct fa_pool_cache_info *ret_info);

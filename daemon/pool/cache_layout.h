@@ -77,16 +77,3 @@ static inline uint32_t fa_cache_page_place(const struct fa_cache_layout *layout,
 {
 	return (uint32_t)(slots * layout->page_reciprocal >> 39);
 }
-
-/* The accessor: where K and V of a page lie in one layer, from the pool's start. */
-static inline uint64_t fa_cache_k_at(const struct fa_cache_layout *layout, uint32_t slot,
-                                     uint32_t layer)
-{
-	return (uint64_t)slot * FA_SLOT_BYTES + layer * layout->layer_stride_bytes;
-}
-
-static inline uint64_t fa_cache_v_at(const struct fa_cache_layout *layout, uint32_t slot,
-                                     uint32_t layer)
-{
-	return fa_cache_k_at(layout, slot, layer) + layout->v_offset_bytes;
-}

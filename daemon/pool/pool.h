@@ -16,6 +16,7 @@
 #pragma once
 
 #include "common/error.h"
+#include "daemon/pool/actor.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -167,37 +168,6 @@ void fa_pool_tenant_put(struct fa_pool *pool, uint32_t tag);
 bool fa_pool_tenant_each(const struct fa_pool *pool, uint32_t *cursor,
                          struct fa_pool_tenant_info *ret_info);
 
-/*
- * Who asks. Sessions that are resumed have the number they had. 0 is nobody's number. An
- * admin has every right.
- */
-struct fa_actor {
-	uint32_t tenant; /* tag */
-	uint64_t owner;  /* the session's number */
-	bool admin;
-};
-
-/*
- * What a name admits others to. An object without a name is its session's alone, and goes
- * with it; to one with a name its own tenant has every right.
- */
-enum fa_right {
-	/* attend, look at, look up; caches: find. The others include it. */
-	FA_RIGHT_READ,
-	FA_RIGHT_APPEND, /* append, truncate, drop, publish; caches: make sequences */
-	FA_RIGHT_FORK,   /* copy by reference; caches: nothing */
-};
-
-enum fa_admitted {
-	FA_ADMIT_TENANT, /* uid and cgroup */
-	FA_ADMIT_UID,    /* in any cgroup */
-	FA_ADMIT_ALL,
-};
-
-#define FA_MODE(read, append, fork)                                                                \
-	((uint32_t)(read) | (uint32_t)(append) << 2 | (uint32_t)(fork) << 4)
-#define FA_NAME_BYTES 64 /* with the zero */
-
 /* ---- The whole. */
 
 /* What time it is, by CLOCK_BOOTTIME, for all that does not say so itself. */
@@ -230,9 +200,3 @@ struct fa_pool_info {
 };
 
 void fa_pool_get_info(const struct fa_pool *pool, struct fa_pool_info *ret_info);
-
-/*
- * For tests: called before every store that takes effect, so that a test can stop at each.
- * NULL otherwise.
- */
-extern void (*fa_state_fault_hook)(void);

@@ -1,82 +1,20 @@
 #include "daemon/pool/prefix.h"
 
-#include "daemon/pool/private.h"
+#include "common/cleanup.h"
+#include "daemon/pool/cache_private.h"
+#include "daemon/pool/hash.h"
+#include "daemon/pool/page.h"
+#include "daemon/pool/page_list.h"
+#include "daemon/pool/prefix_index.h"
+#include "daemon/pool/reclaim.h"
+#include "daemon/pool/sequence.h"
+#include "daemon/pool/sequence_private.h"
+#include "daemon/pool/state_store.h"
+#include "daemon/pool/tenant_account.h"
 
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
-
-#define BUCKETS_MIN 1024
-
-static uint32_t *bucket_of(const struct fa_pool *pool, const uint8_t hash[FA_STATE_HASH_BYTES])
-{
-	uint64_t first;
-
-	memcpy(&first, hash, sizeof(first));
-	return &pool->buckets[first & (pool->n_buckets - 1)];
-}
-
-/* Its index plus one, or 0. */
-static uint32_t find(const struct fa_pool *pool, const uint8_t hash[FA_STATE_HASH_BYTES])
-{
-	uint32_t at;
-
-	if (!pool->n_published)
-		return 0;
-	for (at = *bucket_of(pool, hash); at; at = pool->pages[at - 1].hash_next)
-		if (!memcmp(pool->page_records[at - 1].hash, hash, FA_STATE_HASH_BYTES))
-			return at;
-	return 0;
-}
-
-int fa_prefix_index_prepare(struct fa_pool *pool, uint64_t n_more)
-{
-	uint64_t n = pool->n_buckets ? pool->n_buckets : BUCKETS_MIN, n_old = pool->n_buckets;
-	uint32_t *old = pool->buckets, *buckets;
-
-	while (n < pool->n_published + n_more)
-		n *= 2;
-	if (n == n_old)
-		return 0;
-	buckets = calloc(n, sizeof(*buckets));
-	if (!buckets)
-		return -ENOMEM;
-	pool->buckets = buckets;
-	pool->n_buckets = n;
-	for (uint64_t i = 0; i < n_old; i++)
-		for (uint32_t at = old[i], next; at; at = next) {
-			uint32_t *bucket = bucket_of(pool, pool->page_records[at - 1].hash);
-
-			next = pool->pages[at - 1].hash_next;
-			pool->pages[at - 1].hash_next = *bucket;
-			*bucket = at;
-		}
-	free(old);
-	return 0;
-}
-
-bool fa_prefix_index_add(struct fa_pool *pool, uint32_t index)
-{
-	const uint8_t *hash = pool->page_records[index].hash;
-	uint32_t *bucket = bucket_of(pool, hash);
-
-	if (find(pool, hash))
-		return false;
-	pool->pages[index].hash_next = *bucket;
-	*bucket = index + 1;
-	pool->n_published++;
-	return true;
-}
-
-void fa_prefix_index_remove(struct fa_pool *pool, uint32_t index)
-{
-	uint32_t *at = bucket_of(pool, pool->page_records[index].hash);
-
-	while (*at != index + 1)
-		at = &pool->pages[*at - 1].hash_next;
-	*at = pool->pages[index].hash_next;
-	pool->n_published--;
-}
 
 static int check_key(const struct fa_prefix_key *key, struct fa_error *error)
 {
@@ -84,6 +22,61 @@ static int check_key(const struct fa_prefix_key *key, struct fa_error *error)
 		return fa_fail(error, -EINVAL, "the extra key has %zu bytes; expected at most %u",
 		               key->extra_bytes, FA_PREFIX_EXTRA_BYTES_MAX);
 	return 0;
+}
+
+static int check_tokens(uint64_t n_tokens, struct fa_error *error)
+{
+	if (n_tokens > FA_POOL_SEQUENCE_TOKENS_MAX)
+		return fa_fail(error, -EINVAL,
+		               "%" PRIu64 " tokens are looked up; expected at most %" PRIu64,
+		               n_tokens, FA_POOL_SEQUENCE_TOKENS_MAX);
+	return 0;
+}
+
+int fa_prefix_hashes_init(const struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                          const struct fa_prefix_key *key, uint64_t n_tokens,
+                          struct fa_error *error, struct fa_prefix_hashes *ret_hashes)
+{
+	struct fa_prefix_hashes hashes = {};
+	struct fa_pool_sequence *sequence = NULL;
+	int r;
+
+	r = fa_pool_sequence_get(pool, actor, id, FA_RIGHT_APPEND, error, &sequence);
+	if (r == 0)
+		r = check_key(key, error);
+	if (r == 0)
+		r = check_tokens(n_tokens, error);
+	if (r < 0)
+		return r;
+	fa_pool_hash_prefix_begin(pool->header->secret, fa_pool_cache_id(sequence->cache),
+	                          key->shared ? 0 : actor->tenant, key->extra, key->extra_bytes,
+	                          hashes.begin);
+	hashes.page_tokens = sequence->cache->layout.page_tokens;
+	hashes.n = (uint32_t)(n_tokens / hashes.page_tokens);
+	hashes.pages = malloc(hashes.n * sizeof(*hashes.pages) + 1);
+	if (!hashes.pages)
+		return fa_fail(error, -ENOMEM, "there is no memory for %" PRIu32 " hashes",
+		               hashes.n);
+	*ret_hashes = hashes;
+	return 0;
+}
+
+void fa_prefix_hashes_compute(struct fa_prefix_hashes *hashes, const uint32_t *tokens)
+{
+	uint8_t hash[FA_STATE_HASH_BYTES];
+
+	memcpy(hash, hashes->begin, sizeof(hash));
+	for (uint32_t i = 0; i < hashes->n; i++) {
+		fa_pool_hash_prefix_next(tokens + (uint64_t)i * hashes->page_tokens,
+		                         hashes->page_tokens, hash);
+		memcpy(hashes->pages[i], hash, sizeof(hash));
+	}
+}
+
+void fa_prefix_hashes_deinit(struct fa_prefix_hashes *hashes)
+{
+	free(hashes->pages);
+	*hashes = (struct fa_prefix_hashes){};
 }
 
 /* The page of the sequence with this number could be published as it is. */
@@ -114,62 +107,9 @@ static void publish_page(struct fa_pool *pool, struct fa_pool_cache *cache, uint
 	}
 }
 
-static int check_tokens(uint64_t n_tokens, struct fa_error *error)
-{
-	if (n_tokens > FA_POOL_SEQUENCE_TOKENS_MAX)
-		return fa_fail(error, -EINVAL,
-		               "%" PRIu64 " tokens are looked up; expected at most %" PRIu64,
-		               n_tokens, FA_POOL_SEQUENCE_TOKENS_MAX);
-	return 0;
-}
-
-int fa_prefix_hashes_init(const struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
-                          const struct fa_prefix_key *key, uint64_t n_tokens,
-                          struct fa_error *error, struct fa_prefix_hashes *ret_hashes)
-{
-	struct fa_prefix_hashes hashes = {};
-	struct fa_pool_sequence *sequence = NULL;
-	int r;
-
-	r = fa_pool_sequence_get(pool, actor, id, FA_RIGHT_APPEND, error, &sequence);
-	if (r == 0)
-		r = check_key(key, error);
-	if (r == 0)
-		r = check_tokens(n_tokens, error);
-	if (r < 0)
-		return r;
-	fa_pool_hash_prefix_begin(pool, sequence->cache, actor->tenant, key, hashes.begin);
-	hashes.page_tokens = sequence->cache->layout.page_tokens;
-	hashes.n = (uint32_t)(n_tokens / hashes.page_tokens);
-	hashes.pages = malloc(hashes.n * sizeof(*hashes.pages) + 1);
-	if (!hashes.pages)
-		return fa_fail(error, -ENOMEM, "there is no memory for %" PRIu32 " hashes",
-		               hashes.n);
-	*ret_hashes = hashes;
-	return 0;
-}
-
-void fa_prefix_hashes_compute(struct fa_prefix_hashes *hashes, const uint32_t *tokens)
-{
-	uint8_t hash[FA_STATE_HASH_BYTES];
-
-	memcpy(hash, hashes->begin, sizeof(hash));
-	for (uint32_t i = 0; i < hashes->n; i++) {
-		fa_pool_hash_prefix_next(tokens + (uint64_t)i * hashes->page_tokens,
-		                         hashes->page_tokens, hash);
-		memcpy(hashes->pages[i], hash, sizeof(hash));
-	}
-}
-
-void fa_prefix_hashes_deinit(struct fa_prefix_hashes *hashes)
-{
-	free(hashes->pages);
-	*hashes = (struct fa_prefix_hashes){};
-}
-
-int fa_prefix_publish_hashed(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
-                             const struct fa_prefix_hashes *hashes, uint64_t n_tokens,
-                             struct fa_error *error, uint64_t *ret_pages)
+int fa_prefix_publish(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                      const struct fa_prefix_hashes *hashes, uint64_t n_tokens,
+                      struct fa_error *error, uint64_t *ret_pages)
 {
 	struct fa_pool_sequence *sequence = NULL;
 	uint32_t first, end = hashes->n;
@@ -211,7 +151,8 @@ int fa_prefix_publish_hashed(struct fa_pool *pool, const struct fa_actor *actor,
 	for (uint32_t number = first; number < end; number++) {
 		uint32_t slot = fa_pool_sequence_slot(sequence, number);
 
-		if (!is_unpublished(pool, sequence, number) || find(pool, hashes->pages[number]))
+		if (!is_unpublished(pool, sequence, number) ||
+		    fa_prefix_index_find(pool, hashes->pages[number]))
 			continue;
 		publish_page(pool, sequence->cache, fa_page_index(pool, sequence->cache, slot),
 		             actor->tenant, hashes->pages[number]);
@@ -219,20 +160,6 @@ int fa_prefix_publish_hashed(struct fa_pool *pool, const struct fa_actor *actor,
 	}
 	*ret_pages = n;
 	return 0;
-}
-
-int fa_prefix_publish(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
-                      const struct fa_prefix_key *key, const uint32_t *tokens, uint64_t n_tokens,
-                      struct fa_error *error, uint64_t *ret_pages)
-{
-	_fa_cleanup_(fa_prefix_hashes_deinit) struct fa_prefix_hashes hashes = {};
-	int r;
-
-	r = fa_prefix_hashes_init(pool, actor, id, key, n_tokens, error, &hashes);
-	if (r < 0)
-		return r;
-	fa_prefix_hashes_compute(&hashes, tokens);
-	return fa_prefix_publish_hashed(pool, actor, id, &hashes, n_tokens, error, ret_pages);
 }
 
 /* Idle pages are used again. */
@@ -251,37 +178,9 @@ static int check_max_pages(const struct fa_pool *pool, const struct fa_pool_cach
 	               n_idle, cache->n_used, max);
 }
 
-int fa_prefix_find(struct fa_pool *pool, const struct fa_actor *actor, uint64_t cache_id,
-                   const struct fa_prefix_key *key, const uint32_t *tokens, uint64_t n_tokens,
-                   struct fa_error *error, uint64_t *ret_tokens)
-{
-	uint8_t hash[FA_STATE_HASH_BYTES];
-	struct fa_pool_cache *cache = NULL;
-	uint32_t page_tokens;
-	uint64_t n;
-	int r;
-
-	r = fa_pool_cache_get(pool, actor, cache_id, FA_RIGHT_APPEND, error, &cache);
-	if (r == 0)
-		r = check_key(key, error);
-	if (r == 0)
-		r = check_tokens(n_tokens, error);
-	if (r < 0)
-		return r;
-	page_tokens = cache->layout.page_tokens;
-	fa_pool_hash_prefix_begin(pool, cache, actor->tenant, key, hash);
-	for (n = 0; n < n_tokens / page_tokens; n++) {
-		fa_pool_hash_prefix_next(tokens + n * page_tokens, page_tokens, hash);
-		if (!find(pool, hash))
-			break;
-	}
-	*ret_tokens = n * page_tokens;
-	return 0;
-}
-
-int fa_prefix_attach_hashed(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
-                            const struct fa_prefix_hashes *hashes, struct fa_error *error,
-                            uint64_t *ret_tokens)
+int fa_prefix_attach(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                     const struct fa_prefix_hashes *hashes, struct fa_error *error,
+                     uint64_t *ret_tokens)
 {
 	_fa_cleanup_(fa_freep) uint32_t *indices = NULL;
 	struct fa_pool_sequence *sequence = NULL;
@@ -304,7 +203,7 @@ int fa_prefix_attach_hashed(struct fa_pool *pool, const struct fa_actor *actor, 
 	if (!indices)
 		return fa_fail(error, -ENOMEM, "there is no memory to look up %" PRIu32 " pages",
 		               hashes->n);
-	while (n_pages < hashes->n && (at = find(pool, hashes->pages[n_pages])))
+	while (n_pages < hashes->n && (at = fa_prefix_index_find(pool, hashes->pages[n_pages])))
 		indices[n_pages++] = at - 1;
 	r = check_max_pages(pool, cache, indices, n_pages, error);
 	if (r < 0)
@@ -335,18 +234,4 @@ int fa_prefix_attach_hashed(struct fa_pool *pool, const struct fa_actor *actor, 
 		                    fa_pool_sequence_durable(sequence)->step);
 	*ret_tokens = length;
 	return 0;
-}
-
-int fa_prefix_attach(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
-                     const struct fa_prefix_key *key, const uint32_t *tokens, uint64_t n_tokens,
-                     struct fa_error *error, uint64_t *ret_tokens)
-{
-	_fa_cleanup_(fa_prefix_hashes_deinit) struct fa_prefix_hashes hashes = {};
-	int r;
-
-	r = fa_prefix_hashes_init(pool, actor, id, key, n_tokens, error, &hashes);
-	if (r < 0)
-		return r;
-	fa_prefix_hashes_compute(&hashes, tokens);
-	return fa_prefix_attach_hashed(pool, actor, id, &hashes, error, ret_tokens);
 }

@@ -1,6 +1,14 @@
 #include "daemon/pool/sequence.h"
 
-#include "daemon/pool/private.h"
+#include "common/cleanup.h"
+#include "daemon/pool/access.h"
+#include "daemon/pool/cache_private.h"
+#include "daemon/pool/name_index.h"
+#include "daemon/pool/page.h"
+#include "daemon/pool/page_list.h"
+#include "daemon/pool/sequence_private.h"
+#include "daemon/pool/state_store.h"
+#include "daemon/pool/tenant_account.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -422,21 +430,6 @@ int fa_pool_sequence_get_info(struct fa_pool *pool, const struct fa_actor *actor
 		return r;
 	describe(sequence, ret_info);
 	return 0;
-}
-
-size_t fa_pool_sequence_slots(struct fa_pool *pool, uint64_t id, uint32_t *slots, size_t size)
-{
-	const struct fa_actor admin = { .admin = true };
-	struct fa_pool_sequence *sequence = NULL;
-	uint32_t begin, n;
-
-	if (fa_pool_sequence_get(pool, &admin, id, FA_RIGHT_READ, NULL, &sequence) < 0)
-		return 0;
-	begin = fa_pool_sequence_first_page(sequence);
-	n = fa_pages_of(sequence->cache, sequence->length) - begin;
-	for (uint32_t i = 0; i < n && i < size; i++)
-		slots[i] = fa_pool_sequence_slot(sequence, begin + i);
-	return n;
 }
 
 bool fa_pool_sequence_each(const struct fa_pool *pool, uint32_t *cursor,

@@ -74,12 +74,6 @@ int fa_pool_sequence_remove(struct fa_pool *pool, const struct fa_actor *actor, 
 int fa_pool_sequence_get_info(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
                               struct fa_error *error, struct fa_pool_sequence_info *ret_info);
 
-/*
- * The slots of its durable pages, from that with token @info's first on; at most @size are
- * written. Returns how many there are. For reading, hold them by a step without tokens.
- */
-size_t fa_pool_sequence_slots(struct fa_pool *pool, uint64_t id, uint32_t *slots, size_t size);
-
 /* One after another, from *cursor = 0 on; false: that was all. */
 bool fa_pool_sequence_each(const struct fa_pool *pool, uint32_t *cursor,
                            struct fa_pool_sequence_info *ret_info);

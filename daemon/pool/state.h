@@ -28,6 +28,7 @@
 #define FA_STATE_NAME_BYTES 64 /* with the zero */
 #define FA_STATE_CGROUP_BYTES 512
 #define FA_STATE_HASH_BYTES 32
+#define FA_STATE_SECRET_BYTES 32
 #define FA_STATE_CELL_PAGES 15u
 #define FA_STATE_SCALES 8000u /* of heads of a cache, for K and for V */
 
@@ -43,8 +44,8 @@ struct fa_state_header {
 	uint32_t max_cells;
 	uint64_t chunks_at, caches_at, tenants_at, sequences_at, cells_at, pages_at, scales_at;
 	uint64_t bytes;
-	uint8_t secret[32]; /* key of the hashes of prefixes */
-	uint64_t check;     /* of all before it, which never changes */
+	uint8_t secret[FA_STATE_SECRET_BYTES]; /* key of the hashes of prefixes */
+	uint64_t check;                        /* of all before it, which never changes */
 
 	uint64_t generation; /* how often it was opened */
 	/* Every index in use, or ever used, is below. They only rise. */

@@ -2,10 +2,19 @@
  * Planning a step: first everything is checked and counted, then pages are reserved, and
  * from then on nothing can fail.
  */
-#include "daemon/pool/private.h"
+#include "common/cleanup.h"
+#include "daemon/pool/cache_private.h"
+#include "daemon/pool/page.h"
+#include "daemon/pool/page_list.h"
+#include "daemon/pool/reclaim.h"
+#include "daemon/pool/sequence.h"
+#include "daemon/pool/sequence_private.h"
+#include "daemon/pool/step_private.h"
+#include "daemon/pool/tenant_account.h"
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 
 struct plan {
@@ -151,11 +160,6 @@ static int check_item(struct plan *plan, uint32_t i, struct fa_error *error)
 	return 0;
 }
 
-static uint32_t tag_of(const struct fa_pool *pool, const struct fa_tenant_account *account)
-{
-	return pool->tenant_records[account - pool->tenants].tag;
-}
-
 static int check_quotas(const struct plan *plan, struct fa_error *error)
 {
 	const struct fa_pool *pool = plan->pool;
@@ -172,14 +176,15 @@ static int check_quotas(const struct plan *plan, struct fa_error *error)
 	     account = account->next_planned) {
 		const struct fa_pool_more more = { .bytes = account->need_bytes };
 
-		r = fa_tenant_check_quota(pool, tag_of(pool, account), &more, error);
+		r = fa_tenant_check_quota(pool, fa_tenant_tag(pool, account), &more, error);
 		if (r < 0)
 			return r;
 	}
 	r = fa_page_list_check_cells(pool, plan->n_cells, error);
 	for (const struct fa_tenant_account *account = plan->tenants; account && r == 0;
 	     account = account->next_planned)
-		r = fa_tenant_check_cells(pool, tag_of(pool, account), account->need_cells, error);
+		r = fa_tenant_check_cells(pool, fa_tenant_tag(pool, account), account->need_cells,
+		                          error);
 	return r;
 }
 
@@ -457,7 +462,7 @@ int fa_pool_step_plan(struct fa_pool *pool, const struct fa_actor *actor,
 	}
 	for (const struct fa_tenant_account *account = plan.tenants; account;
 	     account = account->next_planned)
-		fa_reclaim_quota(pool, tag_of(pool, account), account->need_bytes);
+		fa_reclaim_quota(pool, fa_tenant_tag(pool, account), account->need_bytes);
 	sort(&plan, private);
 	apply(&plan, private);
 	private->ended = false;

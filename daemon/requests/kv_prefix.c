@@ -147,11 +147,11 @@ static int finish(struct fa_session *session, const struct request *request, str
 	if (r < 0)
 		return r;
 	if (request->publishes)
-		r = fa_prefix_publish_hashed(pool, actor, request->sequence, &request->hashes,
-		                             request->n_tokens, error, &matched);
+		r = fa_prefix_publish(pool, actor, request->sequence, &request->hashes,
+		                      request->n_tokens, error, &matched);
 	else
-		r = fa_prefix_attach_hashed(pool, actor, request->sequence, &request->hashes, error,
-		                            &matched);
+		r = fa_prefix_attach(pool, actor, request->sequence, &request->hashes, error,
+		                     &matched);
 	return r ? r : fa_kv_sequence_reply(&call, actor, request->sequence, matched, error);
 }
 

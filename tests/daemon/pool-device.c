@@ -1,6 +1,7 @@
 #include "tests/daemon/pool-device.h"
 
 #include "daemon/pool/cache_layout.h"
+#include "tests/daemon/pool-calls.h"
 #include "tests/lib/check.h"
 
 #include <string.h>
@@ -75,7 +76,7 @@ uint32_t device_read(const struct device *device, struct fa_pool *pool,
                      uint64_t position)
 {
 	uint32_t slots[4096];
-	size_t n = fa_pool_sequence_slots(pool, info->id, slots, 4096);
+	size_t n = pool_sequence_slots(pool, info->id, slots, 4096);
 	uint64_t page = (position - info->first) / page_tokens;
 
 	fa_check(page <= n - 1);

@@ -218,13 +218,11 @@ static void run_prefix(struct runner *runner, struct op *op)
 	for (uint64_t p = 0; p < op->tokens; p++)
 		tokens[p] = model_asked(runner->model, op, p);
 	if (op->kind == OP_PUBLISH)
-		op->result = fa_prefix_publish(scene->pool, &scene->actors[op->actor], op->sequence,
-		                               &key, tokens, op->tokens, &scene->error,
-		                               &op->ret_tokens);
+		op->result = pool_publish(scene->pool, &scene->actors[op->actor], op->sequence,
+		                          &key, tokens, op->tokens, &scene->error, &op->ret_tokens);
 	else
-		op->result = fa_prefix_attach(scene->pool, &scene->actors[op->actor], op->sequence,
-		                              &key, tokens, op->tokens, &scene->error,
-		                              &op->ret_tokens);
+		op->result = pool_attach(scene->pool, &scene->actors[op->actor], op->sequence, &key,
+		                         tokens, op->tokens, &scene->error, &op->ret_tokens);
 	if (op->kind == OP_ATTACH && op->result == 0 && op->ret_tokens)
 		runner->n_attached++;
 }
@@ -313,7 +311,7 @@ void runner_run(struct runner *runner, struct op *op)
 		run_chunk(runner, op);
 		break;
 	case OP_EVICT:
-		fa_pool_cache_evict(scene->pool, cache);
+		pool_evict(scene->pool, cache);
 		break;
 	case OP_QUARANTINE_END:
 		fa_pool_quarantine_end(scene->pool);
@@ -381,7 +379,7 @@ bool runner_has(struct runner *runner, const struct model_sequence *sequence)
 	    strcmp(info.name, name) != 0 || info.tenant != scene->actors[sequence->tenant].tenant ||
 	    info.cache != runner->model->caches[sequence->cache].id)
 		return false;
-	n = fa_pool_sequence_slots(scene->pool, sequence->id, slots, MODEL_TOKENS / 16 + 1);
+	n = pool_sequence_slots(scene->pool, sequence->id, slots, MODEL_TOKENS / 16 + 1);
 	fa_check_eq(n, (info.length + tokens - 1) / tokens - info.first / tokens);
 	for (uint64_t p = info.first; p < info.length; p++)
 		if (*device_token(&scene->device, slots[(p - info.first) / tokens],

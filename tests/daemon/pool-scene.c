@@ -221,7 +221,7 @@ void scene_check_counts(struct scene *scene)
 			n_sequences++;
 			fa_check_eq(sequence.in_flight, 0);
 			fa_check_eq(sequence.planned, sequence.length);
-			n = fa_pool_sequence_slots(scene->pool, sequence.id, slots, 4096);
+			n = pool_sequence_slots(scene->pool, sequence.id, slots, 4096);
 			for (size_t i = 0; i < n; i++)
 				n_used += !seen[slots[i]]++;
 		}

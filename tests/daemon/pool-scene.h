@@ -5,9 +5,9 @@
 #pragma once
 
 #include "daemon/pool/cache.h"
-#include "daemon/pool/prefix.h"
 #include "daemon/pool/sequence.h"
 #include "daemon/pool/step.h"
+#include "tests/daemon/pool-calls.h"
 #include "tests/daemon/pool-device.h"
 
 #define SCENE_CHUNK_BYTES 8192u

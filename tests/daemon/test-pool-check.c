@@ -184,9 +184,9 @@ static void test_rest(void **state)
 
 	scene_append(&scene, SCENE_ANNA, a, 40, 100);
 	scene_append(&scene, SCENE_ANNA, b, 40, 100);
-	assert_int_equal(fa_pool_sequence_slots(scene.pool, b, &slot, 1), 3);
-	assert_int_equal(fa_prefix_publish(scene.pool, &scene.actors[SCENE_ANNA], a, &key, tokens,
-	                                   40, &scene.error, &n),
+	assert_int_equal(pool_sequence_slots(scene.pool, b, &slot, 1), 3);
+	assert_int_equal(pool_publish(scene.pool, &scene.actors[SCENE_ANNA], a, &key, tokens, 40,
+	                              &scene.error, &n),
 	                 0);
 	assert_int_equal(n, 2);
 
@@ -282,8 +282,8 @@ static void test_random(void **state)
 			uint32_t length = 1 + (uint32_t)fa_test_random_below(&random, 300);
 
 			scene_append(&scene, SCENE_ANNA, s, length, 100 * (uint32_t)round);
-			fa_check_eq(fa_prefix_publish(scene.pool, &scene.actors[SCENE_ANNA], s,
-			                              &key, tokens, length, &scene.error, &n),
+			fa_check_eq(pool_publish(scene.pool, &scene.actors[SCENE_ANNA], s, &key,
+			                         tokens, length, &scene.error, &n),
 			            0);
 			tokens[fa_test_random_below(&random, 300)]++;
 			fa_check_eq(fa_pool_sequence_fork(scene.pool, &scene.actors[SCENE_ANNA], s,
@@ -352,8 +352,8 @@ static uint64_t published(uint64_t cache, uint32_t i)
 	const struct fa_prefix_key key = {};
 	uint64_t n;
 
-	fa_check_eq(fa_prefix_find(scene.pool, &scene.actors[SCENE_ANNA], cache, &key, tokens,
-	                           LOST_TOKENS, &scene.error, &n),
+	fa_check_eq(pool_find_prefix(scene.pool, &scene.actors[SCENE_ANNA], cache, &key, tokens,
+	                             LOST_TOKENS, &scene.error, &n),
 	            0);
 	return n;
 }
@@ -372,11 +372,10 @@ static void lose_chunks(uint32_t lost)
 
 		s[i] = scene_sequence(&scene, SCENE_ANNA, cache);
 		scene_append(&scene, SCENE_ANNA, s[i], LOST_TOKENS, 1000 * i);
-		fa_check_eq(fa_prefix_publish(scene.pool, &scene.actors[SCENE_ANNA], s[i], &key,
-		                              tokens, LOST_TOKENS, &scene.error, &n),
+		fa_check_eq(pool_publish(scene.pool, &scene.actors[SCENE_ANNA], s[i], &key, tokens,
+		                         LOST_TOKENS, &scene.error, &n),
 		            0);
-		fa_check_eq(fa_pool_sequence_slots(scene.pool, s[i], slots, LOST_PAGES),
-		            LOST_PAGES);
+		fa_check_eq(pool_sequence_slots(scene.pool, s[i], slots, LOST_PAGES), LOST_PAGES);
 		while (n_left[i] < LOST_PAGES &&
 		       is_left(&lost, slots[n_left[i]] / (SCENE_CHUNK_BYTES / FA_SLOT_BYTES)))
 			n_left[i]++;
@@ -527,12 +526,10 @@ static void test_quarantine_published(void **state)
 			0);
 	}
 	assert_int_equal(
-		fa_prefix_publish(scene.pool, anna, s[0], &key, tokens[0], 32, &scene.error, &n),
-		0);
+		pool_publish(scene.pool, anna, s[0], &key, tokens[0], 32, &scene.error, &n), 0);
 	scene_reopen(&scene);
 	assert_int_equal(
-		fa_prefix_publish(scene.pool, anna, s[1], &key, tokens[1], 32, &scene.error, &n),
-		0);
+		pool_publish(scene.pool, anna, s[1], &key, tokens[1], 32, &scene.error, &n), 0);
 	for (uint32_t i = 0; i < 4; i++)
 		assert_int_equal(fa_pool_sequence_remove(scene.pool, anna, s[i], &scene.error), 0);
 	assert_int_equal(scene_cache_info(&scene, cache).idle_pages, 4);
@@ -588,8 +585,8 @@ static void test_size(void **state)
 		step = scene_plan(&scene, SCENE_ANNA, id, 1024);
 		scene_commit(&scene, step);
 		tokens[0] = i;
-		assert_int_equal(fa_prefix_publish(scene.pool, &scene.actors[SCENE_ANNA], id, &key,
-		                                   tokens, 1024, &scene.error, &n),
+		assert_int_equal(pool_publish(scene.pool, &scene.actors[SCENE_ANNA], id, &key,
+		                              tokens, 1024, &scene.error, &n),
 		                 0);
 		assert_int_equal(n, 64);
 	}

@@ -6,6 +6,7 @@
  * The child writes down what it does before it does it, and what came out of it after; the
  * parent does the same to its model.
  */
+#include "daemon/pool/state_store.h"
 #include "tests/daemon/pool-runner.h"
 
 #include <errno.h>

@@ -56,8 +56,8 @@ static uint64_t publish(enum scene_actor actor, uint32_t first_token, uint32_t n
 	const struct fa_prefix_key key = {};
 
 	scene_append(&scene, actor, id, n * SCENE_PAGE_TOKENS, 100);
-	assert_int_equal(fa_prefix_publish(scene.pool, who, id, &key, tokens, n * SCENE_PAGE_TOKENS,
-	                                   &scene.error, &published),
+	assert_int_equal(pool_publish(scene.pool, who, id, &key, tokens, n * SCENE_PAGE_TOKENS,
+	                              &scene.error, &published),
 	                 0);
 	assert_int_equal(published, n);
 	assert_int_equal(fa_pool_sequence_remove(scene.pool, who, id, &scene.error), 0);

@@ -432,17 +432,14 @@ static void test_expiry_of_used(void **state)
 		fa_pool_sequence_set_name(scene.pool, anna, b, "b", 0, 50, 1000, &scene.error), 0);
 	assert_int_equal(fa_pool_expire(scene.pool, 1040), 0);
 	assert_int_equal(fa_pool_sequence_fork(scene.pool, anna, a, 20, &scene.error, &n), 0);
-	assert_int_equal(fa_prefix_publish(scene.pool, anna, a, &key, tokens, 40, &scene.error, &n),
-	                 0);
-	assert_int_equal(fa_prefix_attach(scene.pool, anna, b, &key, tokens, 40, &scene.error, &n),
-	                 0);
+	assert_int_equal(pool_publish(scene.pool, anna, a, &key, tokens, 40, &scene.error, &n), 0);
+	assert_int_equal(pool_attach(scene.pool, anna, b, &key, tokens, 40, &scene.error, &n), 0);
 	assert_int_equal(n, 32);
 	assert_int_equal(fa_pool_expire(scene.pool, 1080), 0);
 	assert_int_equal(fa_pool_sequence_truncate(scene.pool, anna, b, 20, &scene.error), 0);
 	assert_int_equal(fa_pool_sequence_drop(scene.pool, anna, a, 16, &scene.error, &n), 0);
 	assert_int_equal(fa_pool_expire(scene.pool, 1120), 0);
-	assert_int_equal(fa_prefix_publish(scene.pool, anna, a, &key, tokens, 40, &scene.error, &n),
-	                 0);
+	assert_int_equal(pool_publish(scene.pool, anna, a, &key, tokens, 40, &scene.error, &n), 0);
 	assert_int_equal(fa_pool_expire(scene.pool, 1160), 1);
 	scene_check(&scene, a, 16, 40, 100);
 	assert_int_equal(fa_pool_expire(scene.pool, 1171), 1);
@@ -520,8 +517,7 @@ static void test_quota_of_idle(void **state)
 	quota_bytes = 5 * 512;
 	a = scene_sequence(&scene, SCENE_ANNA, cache);
 	scene_append(&scene, SCENE_ANNA, a, 48, 100);
-	assert_int_equal(fa_prefix_publish(scene.pool, anna, a, &key, tokens, 48, &scene.error, &n),
-	                 0);
+	assert_int_equal(pool_publish(scene.pool, anna, a, &key, tokens, 48, &scene.error, &n), 0);
 	assert_int_equal(n, 3);
 	assert_int_equal(fa_pool_sequence_remove(scene.pool, anna, a, &scene.error), 0);
 	assert_int_equal(scene_cache_info(&scene, cache).idle_pages, 3);
@@ -536,7 +532,7 @@ static void test_quota_of_idle(void **state)
 	assert_int_equal(scene_cache_info(&scene, cache).idle_pages, 2);
 	/* The oldest went: the end of the prefix. */
 	assert_int_equal(
-		fa_prefix_find(scene.pool, anna, cache, &key, tokens, 48, &scene.error, &n), 0);
+		pool_find_prefix(scene.pool, anna, cache, &key, tokens, 48, &scene.error, &n), 0);
 	assert_int_equal(n, 32);
 	scene_append(&scene, SCENE_ANNA, a, 47, 100);
 	assert_int_equal(scene_cache_info(&scene, cache).idle_pages, 0);
@@ -557,22 +553,19 @@ static void test_quota_of_attached(void **state)
 	assert_int_equal(fa_pool_cache_new(scene.pool, anna, &config, 0, &scene.error, &cache), 0);
 	a = scene_sequence(&scene, SCENE_ANNA, cache);
 	scene_append(&scene, SCENE_ANNA, a, 32, 100);
-	assert_int_equal(fa_prefix_publish(scene.pool, anna, a, &key, tokens, 32, &scene.error, &n),
-	                 0);
+	assert_int_equal(pool_publish(scene.pool, anna, a, &key, tokens, 32, &scene.error, &n), 0);
 	assert_int_equal(fa_pool_sequence_remove(scene.pool, anna, a, &scene.error), 0);
 	a = scene_sequence(&scene, SCENE_ANNA, cache);
 	b = scene_sequence(&scene, SCENE_ANNA, cache);
 	scene_append(&scene, SCENE_ANNA, b, 20, 200);
 	SCENE_FAILS(&scene, -EDQUOT, "2 pages more of a cache that uses 2 of at most 3",
-	            fa_prefix_attach(scene.pool, anna, a, &key, tokens, 32, &scene.error, &n));
+	            pool_attach(scene.pool, anna, a, &key, tokens, 32, &scene.error, &n));
 	assert_int_equal(scene_info(&scene, a).length, 0);
-	assert_int_equal(fa_prefix_attach(scene.pool, anna, a, &key, tokens, 16, &scene.error, &n),
-	                 0);
+	assert_int_equal(pool_attach(scene.pool, anna, a, &key, tokens, 16, &scene.error, &n), 0);
 	assert_int_equal(n, 16);
 	/* What others have already costs nothing. */
 	a = scene_sequence(&scene, SCENE_ANNA, cache);
-	assert_int_equal(fa_prefix_attach(scene.pool, anna, a, &key, tokens, 16, &scene.error, &n),
-	                 0);
+	assert_int_equal(pool_attach(scene.pool, anna, a, &key, tokens, 16, &scene.error, &n), 0);
 	scene_check_counts(&scene);
 }
 
@@ -698,8 +691,8 @@ static uint64_t append_at_quota(struct fa_pool *pool, const struct fa_actor *act
 		assert_int_equal(fa_pool_sequence_new(pool, actor, cache, &error, &id), 0);
 		append_to(pool, actor, id, 4);
 		tokens[0]++;
-		assert_int_equal(fa_prefix_publish(pool, actor, id, &key, tokens,
-		                                   4 * SCENE_PAGE_TOKENS, &error, &n),
+		assert_int_equal(pool_publish(pool, actor, id, &key, tokens, 4 * SCENE_PAGE_TOKENS,
+		                              &error, &n),
 		                 0);
 		assert_int_equal(n, 4);
 		assert_int_equal(fa_pool_sequence_remove(pool, actor, id, &error), 0);
@@ -751,8 +744,8 @@ static void test_time_among_many(void **state)
 		assert_int_equal(fa_pool_sequence_new(pool, &second, cache, &error, &id), 0);
 		append_to(pool, &second, id, PAGES);
 		tokens[0] = i;
-		assert_int_equal(fa_prefix_publish(pool, &second, id, &key, tokens,
-		                                   PAGES * SCENE_PAGE_TOKENS, &error, &n),
+		assert_int_equal(pool_publish(pool, &second, id, &key, tokens,
+		                              PAGES * SCENE_PAGE_TOKENS, &error, &n),
 		                 0);
 		assert_int_equal(fa_pool_sequence_remove(pool, &second, id, &error), 0);
 	}

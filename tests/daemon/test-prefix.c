@@ -38,8 +38,8 @@ static uint64_t publish(enum scene_actor actor, uint64_t sequence, const struct 
 {
 	uint64_t pages;
 
-	fa_check_eq(fa_prefix_publish(scene.pool, &scene.actors[actor], sequence, key, tokens, n,
-	                              &scene.error, &pages),
+	fa_check_eq(pool_publish(scene.pool, &scene.actors[actor], sequence, key, tokens, n,
+	                         &scene.error, &pages),
 	            0);
 	return pages;
 }
@@ -49,8 +49,8 @@ static uint64_t find(enum scene_actor actor, uint64_t cache, const struct fa_pre
 {
 	uint64_t found;
 
-	fa_check_eq(fa_prefix_find(scene.pool, &scene.actors[actor], cache, key, tokens, n,
-	                           &scene.error, &found),
+	fa_check_eq(pool_find_prefix(scene.pool, &scene.actors[actor], cache, key, tokens, n,
+	                             &scene.error, &found),
 	            0);
 	return found;
 }
@@ -60,8 +60,8 @@ static uint64_t attach(enum scene_actor actor, uint64_t cache, const struct fa_p
 {
 	uint64_t sequence = scene_sequence(&scene, actor, cache);
 
-	fa_check_eq(fa_prefix_attach(scene.pool, &scene.actors[actor], sequence, key, tokens, n,
-	                             &scene.error, ret_found),
+	fa_check_eq(pool_attach(scene.pool, &scene.actors[actor], sequence, key, tokens, n,
+	                        &scene.error, ret_found),
 	            0);
 	return sequence;
 }
@@ -119,7 +119,7 @@ static void test_found(void **state)
 	assert_int_equal(scene_tenant_bytes(&scene, SCENE_ANNA), 6 * 512);
 	scene_reopen(&scene);
 	assert_int_equal(scene_cache_info(&scene, cache).idle_pages, 6);
-	assert_int_equal(fa_pool_cache_evict(scene.pool, cache), 6);
+	assert_int_equal(pool_evict(scene.pool, cache), 6);
 	assert_int_equal(find(SCENE_ANNA, cache, &own, 100), 0);
 	assert_int_equal(scene_tenant_bytes(&scene, SCENE_ANNA), 0);
 	scene_reopen(&scene);
@@ -140,9 +140,9 @@ static void test_tenants(void **state)
 	assert_int_equal(find(SCENE_CLAIRE, cache, &own, 64), 0);
 	assert_int_equal(find(SCENE_ANNA, cache, &shared, 64), 0);
 
-	assert_int_equal(fa_pool_cache_evict(scene.pool, cache), 0);
+	assert_int_equal(pool_evict(scene.pool, cache), 0);
 	free_sequence(SCENE_ANNA, a);
-	assert_int_equal(fa_pool_cache_evict(scene.pool, cache), 2);
+	assert_int_equal(pool_evict(scene.pool, cache), 2);
 	a = scene_sequence(&scene, SCENE_ANNA, cache);
 	scene_append(&scene, SCENE_ANNA, a, 64, 100);
 	assert_int_equal(publish(SCENE_ANNA, a, &shared, 64), 4);
@@ -250,23 +250,22 @@ static void test_refused(void **state)
 
 	scene_append(&scene, SCENE_ANNA, a, 20, 100);
 	SCENE_FAILS(&scene, -EINVAL, "at most 20",
-	            fa_prefix_publish(scene.pool, anna, a, &own, tokens, 21, &scene.error, &n));
-	SCENE_FAILS(
-		&scene, -EINVAL, "257",
-		fa_prefix_publish(scene.pool, anna, a, &long_key, tokens, 20, &scene.error, &n));
+	            pool_publish(scene.pool, anna, a, &own, tokens, 21, &scene.error, &n));
+	SCENE_FAILS(&scene, -EINVAL, "257",
+	            pool_publish(scene.pool, anna, a, &long_key, tokens, 20, &scene.error, &n));
 	SCENE_FAILS(&scene, -ENOENT, "no such",
-	            fa_prefix_publish(scene.pool, david, a, &own, tokens, 20, &scene.error, &n));
+	            pool_publish(scene.pool, david, a, &own, tokens, 20, &scene.error, &n));
 	SCENE_FAILS(&scene, -EINVAL, "empty",
-	            fa_prefix_attach(scene.pool, anna, a, &own, tokens, 20, &scene.error, &n));
+	            pool_attach(scene.pool, anna, a, &own, tokens, 20, &scene.error, &n));
 	SCENE_FAILS(&scene, -EINVAL, "looked up",
-	            fa_prefix_find(scene.pool, anna, cache, &own, tokens,
-	                           FA_POOL_SEQUENCE_TOKENS_MAX + 1, &scene.error, &n));
+	            pool_attach(scene.pool, anna, a, &own, tokens, FA_POOL_SEQUENCE_TOKENS_MAX + 1,
+	                        &scene.error, &n));
 	SCENE_FAILS(&scene, -ENOENT, "no such",
-	            fa_prefix_find(scene.pool, david, cache, &own, tokens, 20, &scene.error, &n));
+	            pool_find_prefix(scene.pool, david, cache, &own, tokens, 20, &scene.error, &n));
 	a = scene_sequence(&scene, SCENE_ANNA, cache);
 	step = scene_plan(&scene, SCENE_ANNA, a, 3);
 	SCENE_FAILS(&scene, -EBUSY, "steps",
-	            fa_prefix_attach(scene.pool, anna, a, &own, tokens, 20, &scene.error, &n));
+	            pool_attach(scene.pool, anna, a, &own, tokens, 20, &scene.error, &n));
 	scene_abort(&scene, step);
 }
 

@@ -175,8 +175,8 @@ static void test_last_chunk(void **state)
 	for (uint32_t i = 0; i < 2048; i++)
 		tokens[i] = 1 + i;
 	scene_append(&scene, SCENE_ANNA, s, 7 * 256, 1);
-	assert_int_equal(
-		fa_prefix_publish(scene.pool, anna, s, &key, tokens, 7 * 256, &scene.error, &n), 0);
+	assert_int_equal(pool_publish(scene.pool, anna, s, &key, tokens, 7 * 256, &scene.error, &n),
+	                 0);
 	assert_int_equal(n, 112);
 	assert_int_equal(fa_pool_sequence_remove(scene.pool, anna, s, &scene.error), 0);
 	items[0] = (struct fa_pool_step_item){ scene_sequence(&scene, SCENE_ANNA, one), 256 };
@@ -346,12 +346,12 @@ static void test_fork_of_copied(void **state)
 	assert_int_equal(fa_pool_sequence_fork(scene.pool, &scene.actors[SCENE_ANNA], a, UINT64_MAX,
 	                                       &scene.error, &b),
 	                 0);
-	fa_pool_sequence_slots(scene.pool, a, &slot_a, 1);
+	pool_sequence_slots(scene.pool, a, &slot_a, 1);
 	step = scene_plan(&scene, SCENE_ANNA, a, 1);
 	assert_int_equal(fa_pool_sequence_fork(scene.pool, &scene.actors[SCENE_ANNA], a, UINT64_MAX,
 	                                       &scene.error, &c),
 	                 0);
-	fa_pool_sequence_slots(scene.pool, c, &slot_c, 1);
+	pool_sequence_slots(scene.pool, c, &slot_c, 1);
 	assert_int_equal(slot_a, slot_c);
 	assert_int_equal(fa_pool_sequence_set_name(scene.pool, &scene.actors[SCENE_ANNA], b, "b", 0,
 	                                           0, 0, &scene.error),

@@ -23,7 +23,7 @@ LAYERS = {
     "tools": ["common/", "schema/", "client/"],
     "bench": ["common/", "schema/", "client/", "kernels/attention.h", "kernels/cuda/plan.h",
               "kernels/cuda/images.h", "kernels/cuda/paged-plan.h",
-              "kernels/cuda/paged-images.h", "daemon/pool/private.h",
+              "kernels/cuda/paged-images.h", "daemon/pool/",
               "daemon/backend/device.h"],
     # times kernels with the GPU that the kernels' tests use, or with the emulator in its place
     "bench/kernels": ["kernels/paged.h", "tests/gpu/paged-gpu.h", "tests/gpu/request.h",
@@ -44,7 +44,7 @@ FOREIGN = [
                      "daemon/supervise/watchdog.c"]),
     (r"flatbuffers/.*|.*_generated\.h", ["schema/wire.cc"]),
     (r"ini\.h", ["daemon/account/config.c"]),
-    (r"sodium.*\.h", ["daemon/pool/prefix_hash.c"]),
+    (r"sodium.*\.h", ["daemon/pool/hash.c"]),
     (r"cuda.*\.h", ["kernels/cuda/", "client/examples/cuda.c", "tests/"]),
     (r"cmocka\.h", ["tests/"]),
 ]

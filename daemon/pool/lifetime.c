@@ -1,9 +1,45 @@
-/* Objects whose session is gone, or that nobody has used for long. */
-#include "daemon/pool/private.h"
+/* The end of objects: removed caches, sessions that are gone, times to live. */
+#include "daemon/pool/cache.h"
+#include "daemon/pool/cache_private.h"
+#include "daemon/pool/sequence_private.h"
+#include "daemon/pool/state_store.h"
 
-void fa_pool_set_time(struct fa_pool *pool, uint64_t now_ns)
+#include <errno.h>
+
+static void destroy_cache(struct fa_pool *pool, struct fa_pool_cache *cache)
 {
-	pool->now_ns = now_ns;
+	struct fa_list *pos, *tmp;
+
+	fa_state_store(&cache->record->state, FA_STATE_REMOVED);
+	cache->removed = true;
+	/* The last of them may take the cache with it: one more keeps it. */
+	cache->n_sequences++;
+	fa_list_for_each_safe(pos, tmp, &cache->sequences) {
+		struct fa_pool_sequence *sequence = fa_container_of(pos, struct fa_pool_sequence,
+		                                                    cache_link);
+
+		if (!sequence->removed)
+			fa_pool_sequence_destroy(pool, sequence);
+	}
+	cache->n_sequences--;
+	fa_pool_cache_try_free(pool, cache);
+}
+
+int fa_pool_cache_remove(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                         struct fa_error *error)
+{
+	struct fa_pool_cache *cache = NULL;
+	int r;
+
+	r = fa_pool_cache_get(pool, actor, id, FA_RIGHT_READ, error, &cache);
+	if (r < 0)
+		return r;
+	if (cache->record->name[0] && !actor->admin && actor->tenant != cache->record->tenant)
+		return fa_fail(error, -EACCES,
+		               "the cache '%s' is another tenant's; only that can remove it",
+		               cache->record->name);
+	destroy_cache(pool, cache);
+	return 0;
 }
 
 void fa_pool_release_owner(struct fa_pool *pool, uint64_t owner)
@@ -31,7 +67,7 @@ void fa_pool_release_owner(struct fa_pool *pool, uint64_t owner)
 		if (cache->record->name[0])
 			__atomic_store_n(&cache->record->owner, 0, __ATOMIC_RELEASE);
 		else
-			fa_pool_cache_destroy(pool, cache);
+			destroy_cache(pool, cache);
 	}
 }
 
@@ -83,7 +119,7 @@ size_t fa_pool_expire(struct fa_pool *pool, uint64_t now_ns)
 		if (!cache || cache->removed || !cache->record->name[0] || cache->n_sequences ||
 		    !is_expired(cache->record->ttl_ns, cache->record->used_ns, now_ns))
 			continue;
-		fa_pool_cache_destroy(pool, cache);
+		destroy_cache(pool, cache);
 		n++;
 	}
 	return n;

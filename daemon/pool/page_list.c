@@ -1,14 +1,17 @@
 /*
- * The list of a sequence's pages: planned in memory, durable in cells.
- *
- * What is planned is written to cells at once, behind the durable end, where nobody looks;
- * so that a commit is one store. Only the page with the durable end, if a step has it
- * copied, is replaced at the commit.
+ * Planned pages are written to cells at once, after the durable end, where nothing reads
+ * them: so a commit is one store. Only the page in which the durable length ends, if a step
+ * writes to a copy of it, is replaced at the commit.
  */
-#include "daemon/pool/private.h"
+#include "daemon/pool/page_list.h"
+
+#include "daemon/pool/page.h"
+#include "daemon/pool/state_store.h"
+#include "daemon/pool/tenant_account.h"
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* The page number with which the cells begin. */
@@ -81,26 +84,6 @@ int fa_page_list_check_cells(const struct fa_pool *pool, uint64_t n, struct fa_e
 	               "the pool's lists are full: %" PRIu64 " cells are needed, %" PRIu64
 	               " are left",
 	               n, have);
-}
-
-/*
- * Lists of forks cost no pages: of what there is for lists, some is left for others, however
- * many cgroups a user has.
- */
-int fa_tenant_check_cells(const struct fa_pool *pool, uint32_t tag, uint64_t n,
-                          struct fa_error *error)
-{
-	uint64_t max = pool->header->max_cells - pool->header->max_cells / 4, have;
-
-	if (!n)
-		return 0;
-	have = fa_tenant_cells(pool, tag);
-	if (have <= max && n <= max - have)
-		return 0;
-	return fa_fail(error, -EDQUOT,
-	               "%" PRIu64 " cells more of the pool's lists are needed; of at most %" PRIu64
-	               " that one user may have, %" PRIu64 " are in use",
-	               n, max, have);
 }
 
 static uint32_t take_cell(struct fa_pool *pool)

@@ -1,5 +1,6 @@
-/* Tenants: who they are, what they pay, and to what names admit them. */
-#include "daemon/pool/private.h"
+#include "daemon/pool/tenant_account.h"
+
+#include "daemon/pool/state_store.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -7,14 +8,9 @@
 
 #define SERIALS_MAX (UINT32_MAX / FA_STATE_TENANTS)
 
-static struct fa_state_tenant *record_of(const struct fa_pool *pool, uint32_t tag)
-{
-	return &pool->tenant_records[tag % FA_STATE_TENANTS];
-}
-
 bool fa_tenant_known(const struct fa_pool *pool, uint32_t tag)
 {
-	const struct fa_state_tenant *record = record_of(pool, tag);
+	const struct fa_state_tenant *record = fa_tenant_record(pool, tag);
 
 	return tag % FA_STATE_TENANTS < pool->header->high_tenants &&
 	       record->state == FA_STATE_USED && record->tag == tag;
@@ -103,7 +99,7 @@ void fa_tenant_try_free(struct fa_pool *pool, uint32_t tag)
 
 	if (account->n_held || account->n_sequences || account->n_caches || account->bytes)
 		return;
-	fa_state_store(&record_of(pool, tag)->state, FA_STATE_FREE);
+	fa_state_store(&fa_tenant_record(pool, tag)->state, FA_STATE_FREE);
 	pool->n_tenants--;
 }
 
@@ -172,7 +168,7 @@ static void describe_held(const struct fa_pool *pool, uint32_t tag, bool idle,
 	struct fa_pool_user_held *user = &ret_held->user;
 	uint32_t cursor = 0;
 
-	describe(record_of(pool, tag), own, ret_held);
+	describe(fa_tenant_record(pool, tag), own, ret_held);
 	if (!idle) {
 		ret_held->bytes -= ret_held->idle_bytes;
 		ret_held->idle_bytes = 0;
@@ -196,90 +192,54 @@ int fa_tenant_check_quota(const struct fa_pool *pool, uint32_t tag, const struct
 	return pool->quota(pool->quota_userdata, &held, more, error);
 }
 
-/* Whose idle pages go for @tag: its own first. NULL: there are none. */
-static const struct fa_tenant_account *find_idle(const struct fa_pool *pool, uint32_t tag)
+bool fa_tenant_quota_admits(const struct fa_pool *pool, uint32_t tag, uint64_t more_bytes)
+{
+	const struct fa_pool_more more = { .bytes = more_bytes };
+	struct fa_pool_tenant_info held;
+
+	if (!pool->quota)
+		return true;
+	describe_held(pool, tag, true, &held);
+	return pool->quota(pool->quota_userdata, &held, &more, NULL) == 0;
+}
+
+uint32_t fa_tenant_find_idle(const struct fa_pool *pool, uint32_t tag)
 {
 	const struct fa_tenant_account *own = fa_tenant_account(pool, tag), *other = own;
 	uint32_t cursor = 0;
 
 	while (other && !other->idle_bytes)
-		other = next_of_user(pool, own, record_of(pool, tag)->uid, &cursor);
-	return other;
+		other = next_of_user(pool, own, fa_tenant_record(pool, tag)->uid, &cursor);
+	return other ? fa_tenant_tag(pool, other) : 0;
 }
 
-void fa_reclaim_quota(struct fa_pool *pool, uint32_t tag, uint64_t more_bytes)
-{
-	const struct fa_pool_more more = { .bytes = more_bytes };
-	const struct fa_tenant_account *whose;
-	struct fa_pool_tenant_info held;
-
-	while (pool->quota && (whose = find_idle(pool, tag))) {
-		describe_held(pool, tag, true, &held);
-		if (pool->quota(pool->quota_userdata, &held, &more, NULL) == 0)
-			break;
-		fa_pages_evict_of(pool, pool->tenant_records[whose - pool->tenants].tag,
-		                  more_bytes);
-	}
-}
-
-uint64_t fa_tenant_cells(const struct fa_pool *pool, uint32_t tag)
+static uint64_t count_cells(const struct fa_pool *pool, uint32_t tag)
 {
 	const struct fa_tenant_account *own = fa_tenant_account(pool, tag), *other;
 	uint64_t n = own->n_cells;
 	uint32_t cursor = 0;
 
-	while ((other = next_of_user(pool, own, record_of(pool, tag)->uid, &cursor)))
+	while ((other = next_of_user(pool, own, fa_tenant_record(pool, tag)->uid, &cursor)))
 		n += other->n_cells + other->need_cells;
 	return n;
 }
 
-bool fa_access_allows(const struct fa_pool *pool, uint32_t tenant, uint32_t mode,
-                      const struct fa_actor *actor, enum fa_right right)
+/*
+ * Lists of forks cost no pages: of what there is for lists, some is left for others, however
+ * many cgroups a user has.
+ */
+int fa_tenant_check_cells(const struct fa_pool *pool, uint32_t tag, uint64_t n,
+                          struct fa_error *error)
 {
-	uint32_t admitted = mode >> 2 * right & 3;
+	uint64_t max = pool->header->max_cells - pool->header->max_cells / 4, have;
 
-	if (actor->admin || actor->tenant == tenant)
-		return true;
-	/* Whoever may append or fork sees what is there. */
-	for (int other = FA_RIGHT_APPEND; right == FA_RIGHT_READ && other <= FA_RIGHT_FORK; other++)
-		if ((mode >> 2 * other & 3) > admitted)
-			admitted = mode >> 2 * other & 3;
-	switch (admitted) {
-	case FA_ADMIT_ALL:
-		return true;
-	case FA_ADMIT_UID:
-		return record_of(pool, actor->tenant)->uid == record_of(pool, tenant)->uid;
-	}
-	return false;
-}
-
-int fa_access_check_name(const char *name, struct fa_error *error)
-{
-	size_t length = strlen(name);
-
-	if (!length)
-		return fa_fail(error, -EINVAL, "the name is empty; expected 1 to %d bytes",
-		               FA_NAME_BYTES - 1);
-	if (length >= FA_NAME_BYTES)
-		return fa_fail(error, -ENAMETOOLONG, "the name has %zu bytes; expected at most %d",
-		               length, FA_NAME_BYTES - 1);
-	for (size_t i = 0; i < length; i++)
-		if ((unsigned char)name[i] < 0x20 || name[i] == 0x7f)
-			return fa_fail(error, -EINVAL,
-			               "byte %zu of the name is a control character", i);
-	return 0;
-}
-
-int fa_access_check_mode(uint32_t mode, struct fa_error *error)
-{
-	for (int right = FA_RIGHT_READ; right <= FA_RIGHT_FORK; right++)
-		if ((mode >> 2 * right & 3) > FA_ADMIT_ALL)
-			return fa_fail(error, -EINVAL,
-			               "the mode is 0x%" PRIx32
-			               "; bits %d and %d of it mean nothing",
-			               mode, 2 * right, 2 * right + 1);
-	if (mode >> 6)
-		return fa_fail(error, -EINVAL, "the mode is 0x%" PRIx32 "; expected at most 0x2a",
-		               mode);
-	return 0;
+	if (!n)
+		return 0;
+	have = count_cells(pool, tag);
+	if (have <= max && n <= max - have)
+		return 0;
+	return fa_fail(error, -EDQUOT,
+	               "%" PRIu64 " cells more of the pool's lists are needed; of at most %" PRIu64
+	               " that one user may have, %" PRIu64 " are in use",
+	               n, max, have);
 }

@@ -1,10 +1,14 @@
-#include "daemon/pool/step.h"
-
-#include "daemon/pool/private.h"
+/* Ending a step: keep, commit, abort, suspect. */
+#include "daemon/pool/page.h"
+#include "daemon/pool/page_list.h"
+#include "daemon/pool/sequence_private.h"
+#include "daemon/pool/state_store.h"
+#include "daemon/pool/step_private.h"
 
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <stdlib.h>
 
 static struct fa_pool_step_private *private_of(struct fa_pool_step *step)
 {

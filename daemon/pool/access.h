@@ -1,0 +1,15 @@
+/* Checks of rights, names and modes. Loop thread only. */
+#pragma once
+
+#include "common/error.h"
+#include "daemon/pool/actor.h"
+
+struct fa_pool;
+
+/* Returns true if @actor has @right to a named object of @tenant with @mode. */
+bool fa_access_allows(const struct fa_pool *pool, uint32_t tenant, uint32_t mode,
+                      const struct fa_actor *actor, enum fa_right right);
+/* -EINVAL, -ENAMETOOLONG. */
+int fa_access_check_name(const char *name, struct fa_error *error);
+/* -EINVAL. */
+int fa_access_check_mode(uint32_t mode, struct fa_error *error);

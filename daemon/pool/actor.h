@@ -1,0 +1,33 @@
+/*
+ * Who asks the pool for something, and what the mode of a named object lets others do.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct fa_actor {
+	uint32_t tenant; /* tag */
+	uint64_t owner;  /* number of the session, kept when it is resumed; 0: none */
+	bool admin;      /* has every right */
+};
+
+/*
+ * An object without a name belongs to its session alone and is removed with it. The tenant
+ * of an object with a name has every right to it; others have the rights in its mode.
+ */
+enum fa_right {
+	FA_RIGHT_READ,   /* attend, get info, find; APPEND and FORK include it */
+	FA_RIGHT_APPEND, /* append, truncate, drop, publish; caches: make sequences */
+	FA_RIGHT_FORK,   /* copy by reference; caches: nothing */
+};
+
+enum fa_admitted {
+	FA_ADMIT_TENANT, /* same uid and cgroup */
+	FA_ADMIT_UID,    /* same uid, any cgroup */
+	FA_ADMIT_ALL,
+};
+
+#define FA_MODE(read, append, fork)                                                                \
+	((uint32_t)(read) | (uint32_t)(append) << 2 | (uint32_t)(fork) << 4)
+#define FA_NAME_BYTES 64 /* with the terminating zero */

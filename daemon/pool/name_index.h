@@ -1,0 +1,12 @@
+/* The index of named sequences. Loop thread only. */
+#pragma once
+
+#include "daemon/pool/objects.h"
+
+/* NULL: none. */
+struct fa_pool_sequence *fa_name_index_find(const struct fa_pool *pool, const char *name);
+/* Makes room for one more. -ENOMEM. */
+int fa_name_index_prepare(struct fa_pool *pool);
+/* Adds it under the name in its record. Prepared. */
+void fa_name_index_add(struct fa_pool *pool, struct fa_pool_sequence *sequence);
+void fa_name_index_remove(struct fa_pool *pool, struct fa_pool_sequence *sequence);

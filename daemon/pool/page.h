@@ -1,0 +1,41 @@
+/*
+ * Pages: references, who pays, idle pages and their eviction. Loop thread only.
+ */
+#pragma once
+
+#include "daemon/pool/objects.h"
+
+static inline uint32_t fa_page_index(const struct fa_pool *pool, const struct fa_pool_cache *cache,
+                                     uint32_t slot)
+{
+	return (slot >> pool->slot_shift) << pool->page_shift |
+	       fa_cache_page_place(&cache->layout, slot & ((1u << pool->slot_shift) - 1));
+}
+
+static inline uint32_t fa_page_slot(const struct fa_pool *pool, const struct fa_pool_cache *cache,
+                                    uint32_t index)
+{
+	return ((index >> pool->page_shift) << pool->slot_shift) +
+	       (index & ((1u << pool->page_shift) - 1)) * cache->layout.page_slots;
+}
+
+static inline void fa_page_prefetch(const struct fa_pool *pool, const struct fa_pool_cache *cache,
+                                    uint32_t slot)
+{
+	__builtin_prefetch(&pool->refs[fa_page_index(pool, cache, slot)], 1);
+}
+
+/* A page with one reference; the cache has a free or idle one (fa_reclaim_pages()). @ret_clear:
+ * its old contents are another tenant's. */
+uint32_t fa_page_take(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t tenant,
+                      bool *ret_clear);
+void fa_page_ref(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index);
+void fa_page_unref(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index);
+/* From now on @tenant pays. */
+void fa_page_charge(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index,
+                    uint32_t tenant);
+/* Frees an idle page. */
+void fa_page_evict(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index);
+/* In recovery, when its references and PUBLISHED are known: counts it as used, idle or
+ * quarantined. */
+void fa_page_load(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index);

@@ -1,0 +1,19 @@
+/*
+ * Making room: growing the pool, moving chunks between caches, evicting idle pages. Loop
+ * thread only.
+ */
+#pragma once
+
+#include "daemon/pool/objects.h"
+
+/*
+ * Gives every cache of the list (by next_planned) as many free and idle pages as its
+ * need_pages. -ENOMEM, with nothing changed but that the pool may have grown.
+ */
+int fa_reclaim_pages(struct fa_pool *pool, struct fa_pool_cache *caches, struct fa_error *error);
+/* Evicts idle pages of the tenant and others of its user until the quota admits @more_bytes. */
+void fa_reclaim_quota(struct fa_pool *pool, uint32_t tag, uint64_t more_bytes);
+/* Evicts all idle pages of the cache; returns how many. */
+uint64_t fa_reclaim_cache(struct fa_pool *pool, struct fa_pool_cache *cache);
+/* Frees a reclaimable chunk, evicting its idle pages. */
+void fa_reclaim_chunk(struct fa_pool *pool, uint32_t chunk);

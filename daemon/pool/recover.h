@@ -1,0 +1,26 @@
+/*
+ * Recovery: checking a state that was mapped, and deriving the objects of the pool from it.
+ * Once, on opening.
+ */
+#pragma once
+
+#include "daemon/pool/objects.h"
+
+struct fa_recovery {
+	struct fa_pool *pool;
+	fa_pool_chunk_present_fn *present; /* NULL: all chunks are */
+	void *userdata;
+	struct fa_pool_report *report;
+	struct fa_error *error;
+	uint8_t *cells_used; /* [high_cells] */
+	uint32_t *numbers;   /* by page index: its number in sequences, plus one; sparse */
+	uint64_t numbers_bytes;
+	uint32_t *slots, *cells; /* of the sequence that is read */
+	uint32_t slots_size, cells_size;
+};
+
+/* -ENOMEM. */
+int fa_recover_sequences(struct fa_recovery *recovery);
+
+int fa_pool_recover(struct fa_pool *pool, fa_pool_chunk_present_fn *present, void *userdata,
+                    struct fa_pool_report *report, struct fa_error *error);

@@ -1,0 +1,35 @@
+/* Sequences, for the rest of the pool. Loop thread only. */
+#pragma once
+
+#include "daemon/pool/objects.h"
+
+/* Finds it for a right. -ENOENT, also for another session's own; -ESTALE; -EACCES. */
+int fa_pool_sequence_get(const struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                         enum fa_right right, struct fa_error *error,
+                         struct fa_pool_sequence **ret_sequence);
+uint64_t fa_pool_sequence_id(const struct fa_pool_sequence *sequence);
+/* Removes it without a check of rights. */
+void fa_pool_sequence_destroy(struct fa_pool *pool, struct fa_pool_sequence *sequence);
+/* Makes the object of a record, in no list. NULL: no memory. */
+struct fa_pool_sequence *fa_pool_sequence_alloc(struct fa_pool *pool, struct fa_pool_cache *cache,
+                                                uint32_t index);
+/* Adds it to the lists of its cache and of its session. */
+void fa_pool_sequence_link(struct fa_pool *pool, struct fa_pool_sequence *sequence);
+/* Frees the object alone. NULL is fine. */
+void fa_pool_sequence_dealloc(struct fa_pool_sequence *sequence);
+/* A step's part has left in_flight: releases what waited for that. */
+void fa_pool_sequence_reap(struct fa_pool *pool, struct fa_pool_sequence *sequence);
+
+/* What was committed last. */
+static inline struct fa_state_commit *
+fa_pool_sequence_durable(const struct fa_pool_sequence *sequence)
+{
+	return &sequence->record->commits[sequence->record->current];
+}
+
+/* Restarts its time to live. */
+static inline void fa_pool_sequence_touch(const struct fa_pool *pool,
+                                          struct fa_pool_sequence *sequence)
+{
+	sequence->record->used_ns = pool->now_ns;
+}

@@ -1,0 +1,8 @@
+/* The header of a state: computing where its tables lie, and reading it. */
+#pragma once
+
+#include "common/error.h"
+#include "daemon/pool/state.h"
+
+/* -EBADMSG no state, or damaged; -EPROTONOSUPPORT another version; an error of fstat() or pread(). */
+int fa_state_read_header(int fd, struct fa_error *error, struct fa_state_header *ret_header);

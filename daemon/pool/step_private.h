@@ -1,0 +1,13 @@
+/* A step, for the files that plan it and end it. */
+#pragma once
+
+#include "daemon/pool/objects.h"
+#include "daemon/pool/step.h"
+
+struct fa_pool_step_private {
+	struct fa_pool_step step;
+	uint64_t serial;
+	bool ended;
+	struct fa_pool_step_part *parts; /* [n_entries] */
+	uint32_t *arrays;                /* memory of the groups' arrays */
+};
