@@ -1,0 +1,38 @@
+/*
+ * State of the CPU device. Everything is under device.mutex unless a comment says otherwise.
+ */
+#pragma once
+
+#include "daemon/backend/cpu/pool.h"
+#include "daemon/backend/device.h"
+#include "daemon/base/fair_queue.h"
+
+#include <pthread.h>
+
+/* How long a worker stays with one work while others are ready. */
+#define FA_CPU_QUANTUM_NS (500 * FA_NS_PER_US)
+
+struct fa_cpu_worker {
+	struct fa_device *device;
+	pthread_t thread;
+	void *scratch; /* the worker's own */
+	size_t scratch_bytes;
+};
+
+struct fa_device {
+	struct fa_device_config config;
+	const struct fa_cpu_isa *isa;
+
+	pthread_mutex_t mutex;
+	pthread_cond_t work_available; /* idle workers sleep on it */
+	struct fa_fair_queue fair;     /* ready works; its unit is a nanosecond */
+	_Atomic uint32_t n_ready;      /* works; written under the mutex, read by anyone */
+	uint32_t n_sleeping;
+	struct fa_list done; /* fa_device_work.link */
+	bool stop;
+
+	struct fa_cpu_pool pool; /* the loop thread's */
+
+	unsigned int n_workers;
+	struct fa_cpu_worker workers[];
+};

@@ -1,0 +1,50 @@
+/* Queues of works, and a work's life from launch() to reap(). */
+#pragma once
+
+#include "daemon/backend/cpu/device.h"
+
+enum fa_cpu_work_state {
+	FA_CPU_WORK_QUEUED,   /* behind others of its queue */
+	FA_CPU_WORK_ACTIVE,   /* its queue's active work */
+	FA_CPU_WORK_FINISHED, /* in device.done, or reaped */
+};
+
+/* What fa_device_work.backend holds. */
+struct fa_cpu_work {
+	_Atomic int64_t next; /* tile of the phase to claim next; grows past n_tiles */
+	int64_t n_tiles;      /* of the phase, once it has begun */
+	struct fa_list ready_link;
+	size_t scratch_bytes;
+	uint32_t n_workers; /* that run its tiles now */
+	uint32_t state;
+	int32_t failure;     /* why a worker could not go on, or 0 */
+	uint32_t phase;      /* index of the paged request; else 0 */
+	atomic_bool stopped; /* a tile was given up halfway */
+};
+
+static inline struct fa_cpu_work *fa_cpu_work(struct fa_device_work *work)
+{
+	return (struct fa_cpu_work *)work->backend;
+}
+
+/* For workers, which hold the mutex. end() may release it meanwhile. */
+
+/* Returns a ready work or NULL, and charges its group for a quantum. */
+struct fa_device_work *fa_cpu_queue_pick(struct fa_device *device);
+/* A worker begins to run tiles of @work. Returns how many sleeping workers to wake. */
+uint32_t fa_cpu_queue_serve_begin(struct fa_device *device, struct fa_device_work *work);
+/* The worker ends. @used_ns: of the quantum; @failure: why it could not run tiles, or 0. */
+void fa_cpu_queue_serve_end(struct fa_device *device, struct fa_device_work *work, uint64_t used_ns,
+                            int failure);
+
+/* Functions of the backend table (backend/device.h). */
+int fa_cpu_group_new(struct fa_device *device, struct fa_error *error,
+                     struct fa_device_group **ret_group);
+struct fa_device_group *fa_cpu_group_free(struct fa_device *device, struct fa_device_group *group);
+int fa_cpu_queue_new(struct fa_device *device, struct fa_device_group *group, int priority,
+                     struct fa_error *error, struct fa_device_queue **ret_queue);
+struct fa_device_queue *fa_cpu_queue_free(struct fa_device *device, struct fa_device_queue *queue);
+void fa_cpu_launch(struct fa_device *device, struct fa_device_queue *queue,
+                   struct fa_device_work *work);
+void fa_cpu_cancel(struct fa_device *device, struct fa_device_work *work);
+void fa_cpu_reap(struct fa_device *device, struct fa_list *done);
