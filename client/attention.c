@@ -1,7 +1,6 @@
 /*
- * Attention requests: from the caller's struct to a message without a copy in
- * between. What needs the daemon's knowledge (which kernels there are, whether
- * shapes agree) it judges itself, and its answer comes as the request's result.
+ * Attention requests: fills a message from the caller's struct, without copying its arrays. Shapes
+ * and kernels are the daemon's to check; what it finds becomes the request's result.
  */
 #include "client/gates.h"
 #include "client/last_error.h"
@@ -17,7 +16,6 @@ _Static_assert((int)FA_F32 == (int)FA_WIRE_DTYPE_F32 && (int)FA_F16 == (int)FA_W
                        (int)FA_BF16 == (int)FA_WIRE_DTYPE_BF16,
                "data types travel as they are");
 
-/* Per-head vectors and lengths are as long as the shapes and the batch say. */
 static int fill_vectors(const struct fa_attention *attention, struct fa_wire_attention *wire)
 {
 	uint64_t heads = (uint64_t)wire->q.shape[wire->q.rank - 2];
@@ -52,7 +50,7 @@ static int fill_vectors(const struct fa_attention *attention, struct fa_wire_att
 }
 
 static int fill_attention(struct fa_client *client, const struct fa_attention *attention,
-                          struct fa_request *request)
+                          struct fa_client_request *request)
 {
 	struct fa_wire_attention *wire = &request->message.attention;
 	bool window = attention->flags & FA_ATTENTION_WINDOW;
@@ -100,7 +98,7 @@ static int fill_attention(struct fa_client *client, const struct fa_attention *a
 int fa_attention(struct fa_client *client, const struct fa_attention *attention,
                  struct fa_ticket *ret_ticket)
 {
-	struct fa_request request = { .message.type = FA_WIRE_ATTENTION };
+	struct fa_client_request request = { .message.type = FA_WIRE_ATTENTION };
 	struct fa_attention known;
 	const void *a;
 	int r;

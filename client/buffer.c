@@ -1,6 +1,6 @@
 /*
- * Buffers whose memory is made here, imported as a memfd, or made by the daemon. Each keeps its
- * descriptor for as long as it lives, so that it can be registered again with a new daemon.
+ * Buffers of memory made here, imported as a memfd, or made by the daemon. Each keeps its
+ * descriptor, to be registered again with a new daemon.
  */
 #include "client/buffer_handle.h"
 #include "client/call.h"
@@ -25,7 +25,6 @@ static void releasep(struct fa_buffer **buffer)
 		fa_buffer_release(*buffer);
 }
 
-/* One with a registration of its own. */
 static int buffer_new(struct fa_client *client, uint64_t offset, uint64_t bytes, uint32_t flags,
                       struct fa_buffer **ret_buffer)
 {
@@ -49,7 +48,7 @@ static int buffer_new(struct fa_client *client, uint64_t offset, uint64_t bytes,
 
 static int map_host(struct fa_buffer *buffer, int protection)
 {
-	const struct fa_registration *registration = buffer->registration;
+	const struct fa_client_registration *registration = buffer->registration;
 	void *data = mmap(NULL, buffer->bytes, protection, MAP_SHARED, registration->fd,
 	                  (off_t)registration->offset);
 
@@ -60,10 +59,10 @@ static int map_host(struct fa_buffer *buffer, int protection)
 	return 0;
 }
 
-/* A driver's allocation of @piece_bytes on the GPU with @uuid. */
+/* Maps the driver's allocation of @piece_bytes on the GPU with @uuid. */
 static int map_device(struct fa_buffer *buffer, uint64_t piece_bytes, const uint64_t uuid[2])
 {
-	struct fa_registration *registration = buffer->registration;
+	struct fa_client_registration *registration = buffer->registration;
 	_fa_cleanup_(fa_freep) struct fa_cuda_mapping *mapping = NULL;
 	const struct fa_cudriver *driver;
 	struct fa_error error;
@@ -89,11 +88,11 @@ static int map_device(struct fa_buffer *buffer, uint64_t piece_bytes, const uint
 	return 0;
 }
 
-/* Sees that what the daemon gave for an arena can be mapped, and is what was asked for.
- * From here on it is registered like memory of this side's. */
-static int arena_take(struct fa_buffer *buffer, struct fa_call *call, const uint64_t uuid[2])
+/* From here on it is registered like memory made here. */
+static int take_daemon_memory(struct fa_buffer *buffer, struct fa_client_call *call,
+                              const uint64_t uuid[2])
 {
-	struct fa_registration *registration = buffer->registration;
+	struct fa_client_registration *registration = buffer->registration;
 	struct fa_error why;
 	uint64_t size;
 	int r, seals;
@@ -112,12 +111,12 @@ static int arena_take(struct fa_buffer *buffer, struct fa_call *call, const uint
 
 /* ---- registering */
 
-/* Registers @buffer and, when the daemon has it, puts it into the client's lists. */
+/* Registers @buffer and, once the daemon has it, appends it to the client's lists. */
 static int buffer_register(struct fa_client *client, struct fa_buffer *buffer)
 {
-	struct fa_registration *registration = buffer->registration;
+	struct fa_client_registration *registration = buffer->registration;
 	bool arena = registration->kind == FA_WIRE_BUFFER_ARENA;
-	struct fa_call call = { .expect = FA_WIRE_BUFFER_REPLY, .expect_fds = arena };
+	struct fa_client_call call = { .expect = FA_WIRE_BUFFER_REPLY, .expect_fds = arena };
 	struct fa_wire_message message;
 	uint64_t uuid[2];
 	int r;
@@ -131,14 +130,13 @@ static int buffer_register(struct fa_client *client, struct fa_buffer *buffer)
 	if (r >= 0 && arena) {
 		memcpy(uuid, client->connection.device_uuid, sizeof(uuid));
 		fa_client_leave(client);
-		r = arena_take(buffer, &call, uuid);
+		r = take_daemon_memory(buffer, &call, uuid);
 		pthread_mutex_lock(&client->lock);
 		if (r < 0 && call.epoch == client->epoch)
 			fa_registration_unregister(client, registration);
 	}
 	fa_close_fdp(&call.fd);
-	/* The lists stand still while another thread connects again, and what it
-	 * connects to knows nothing of this buffer. */
+	/* The lists are the connecting thread's, and its daemon lacks this buffer. */
 	fa_client_await_connecting(client);
 	if (r >= 0 && call.epoch != client->epoch)
 		r = fa_client_lost_error(client);
@@ -226,8 +224,7 @@ struct fa_buffer *fa_buffer_free(struct fa_buffer *buffer)
 	if (!buffer)
 		return NULL;
 	client = buffer->client;
-	/* In a child of fork() the lists may be in any state and are never used again,
-	 * except by fa_disconnect(), which must not meet this buffer. */
+	/* The lists may be inconsistent; fa_disconnect() must not find this buffer in them. */
 	if (fa_client_forked(client)) {
 		if (!pthread_mutex_trylock(&client->lock)) {
 			fa_list_remove(&buffer->link);

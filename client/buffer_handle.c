@@ -27,7 +27,7 @@ int fa_buffer_alloc(struct fa_client *client, uint64_t bytes, struct fa_buffer *
 	return 0;
 }
 
-/* The driver is of no use in a child of fork(), where nothing is mapped either. */
+/* In a child of fork() the driver does not work, and nothing is mapped. */
 static void mapping_free(const struct fa_client *client, struct fa_cuda_mapping *mapping)
 {
 	const struct fa_cudriver *driver;
@@ -43,14 +43,14 @@ void fa_buffer_release(struct fa_buffer *buffer)
 	if (buffer->data)
 		(void)munmap(buffer->data, buffer->bytes);
 	mapping_free(buffer->client, buffer->mapping);
-	/* Of CUDA memory others may be windows, too. */
+	/* A registration of CUDA memory is shared by buffers. */
 	if (buffer->registration && !buffer->registration->cuda)
 		fa_registration_free(buffer->registration);
 	free(buffer);
 }
 
 void fa_registration_unregister(struct fa_client *client,
-                                const struct fa_registration *registration)
+                                const struct fa_client_registration *registration)
 {
 	struct fa_wire_message message = { .type = FA_WIRE_BUFFER_FREE,
 		                           .buffer_free.buffer = registration->id };

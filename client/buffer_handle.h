@@ -1,4 +1,4 @@
-/* The handle of a buffer, common to all kinds of memory. */
+/* The handle of a buffer, of whatever memory. */
 #pragma once
 
 #include "client/client.h"
@@ -6,10 +6,10 @@
 
 #include <stdint.h>
 
-/* Makes a handle without a registration. -EINVAL: a buffer of that size is not possible. */
+/* -EINVAL: the size is not possible. */
 int fa_buffer_alloc(struct fa_client *client, uint64_t bytes, struct fa_buffer **ret_buffer);
 /* Unmaps and frees; the daemon is not told. */
 void fa_buffer_release(struct fa_buffer *buffer);
 /* With the mutex. Sends BufferFree, if the daemon has the registration. */
 void fa_registration_unregister(struct fa_client *client,
-                                const struct fa_registration *registration);
+                                const struct fa_client_registration *registration);

@@ -1,4 +1,4 @@
-/* Caches: made, found, looked at and removed. */
+/* Calls on KV caches. */
 #include "client/kv.h"
 #include "client/last_error.h"
 #include "client/struct_size.h"
@@ -59,7 +59,7 @@ int fa_cache_create(struct fa_client *client, const struct fa_cache_options *opt
                     uint64_t *ret_cache)
 {
 	struct fa_wire_message message = { .type = FA_WIRE_CACHE_CREATE };
-	struct fa_call call = { .expect = FA_WIRE_CACHE_REPLY };
+	struct fa_client_call call = { .expect = FA_WIRE_CACHE_REPLY };
 	struct fa_wire_cache_create *wire = &message.cache_create;
 	struct fa_cache_options known;
 	const void *o;
@@ -107,7 +107,7 @@ int fa_cache_create(struct fa_client *client, const struct fa_cache_options *opt
 int fa_cache_find(struct fa_client *client, const char *name, uint64_t *ret_cache)
 {
 	struct fa_wire_message message = { .type = FA_WIRE_CACHE_FIND };
-	struct fa_call call = { .expect = FA_WIRE_CACHE_REPLY };
+	struct fa_client_call call = { .expect = FA_WIRE_CACHE_REPLY };
 	int r;
 
 	if (!ret_cache)
@@ -125,7 +125,7 @@ int fa_cache_find(struct fa_client *client, const char *name, uint64_t *ret_cach
 int fa_cache_info(struct fa_client *client, uint64_t cache, struct fa_cache_info *ret_info)
 {
 	struct fa_wire_message message = { .type = FA_WIRE_CACHE_FIND, .cache_find.cache = cache };
-	struct fa_call call = { .expect = FA_WIRE_CACHE_REPLY };
+	struct fa_client_call call = { .expect = FA_WIRE_CACHE_REPLY };
 	const struct fa_wire_cache_reply *reply = &call.cache;
 	struct fa_cache_info info;
 	int r;
@@ -160,7 +160,7 @@ int fa_cache_remove(struct fa_client *client, uint64_t cache)
 {
 	struct fa_wire_message message = { .type = FA_WIRE_CACHE_REMOVE,
 		                           .cache_remove.cache = cache };
-	struct fa_call call = { .expect = FA_WIRE_REPLY };
+	struct fa_client_call call = { .expect = FA_WIRE_REPLY };
 
 	return fa_kv_call(client, &message, true, &call);
 }

@@ -10,20 +10,21 @@
 
 #include <errno.h>
 
-static bool call_ready(const struct fa_client *client, struct fa_waiter *waiter)
+static bool call_ready(const struct fa_client *client, struct fa_client_waiter *waiter)
 {
-	return fa_container_of(waiter, const struct fa_call, waiter)->done;
+	return fa_container_of(waiter, const struct fa_client_call, waiter)->done;
 }
 
-/* Whether an answer may come with descriptors. */
+/* Returns true if a reply with descriptors may arrive. */
 static bool are_fds_due(const struct fa_client *client)
 {
 	struct fa_list *pos;
 
-	if (client->posting_for_fds)
+	if (client->sending_for_fds)
 		return true;
 	fa_list_for_each(pos, &client->calls) {
-		const struct fa_call *call = fa_container_of(pos, struct fa_call, link);
+		const struct fa_client_call *call = fa_container_of(pos, struct fa_client_call,
+		                                                    link);
 
 		if (call->expect_fds && !call->done)
 			return true;
@@ -31,30 +32,28 @@ static bool are_fds_due(const struct fa_client *client)
 	return false;
 }
 
-static bool no_fds_ready(const struct fa_client *client, struct fa_waiter *waiter)
+static bool no_fds_due_ready(const struct fa_client *client, struct fa_client_waiter *waiter)
 {
 	return client->state == FA_CLIENT_LOST || !are_fds_due(client);
 }
 
-/*
- * Sees that the descriptors of an answer will find room. One call at a time: whoever tries takes
- * them for a moment, in which another's would find none, and both would count on the same.
- */
-static int make_sure_of_fds(struct fa_client *client, bool again, struct fa_call *call)
+/* One call at a time: the check takes descriptors for a moment, and a reply to another call would
+ * find none. */
+static int reserve_fds(struct fa_client *client, bool resend, struct fa_client_call *call)
 {
 	int r;
 
 	while (are_fds_due(client)) {
-		struct fa_waiter turn = { .ready = no_fds_ready };
+		struct fa_client_waiter turn = { .ready = no_fds_due_ready };
 
-		if (client->state == FA_CLIENT_LOST && !again)
+		if (client->state == FA_CLIENT_LOST && !resend)
 			return fa_client_lost_error(client);
 		if (client->state == FA_CLIENT_LOST) {
 			r = fa_client_reconnect(client, client->reconnect_ns);
 			if (r < 0)
 				return r;
 		}
-		/* Each has its own time to be answered in. */
+		/* Each of those calls has a deadline of its own. */
 		(void)fa_client_await(client, &turn, FA_NS_NEVER);
 	}
 	r = fa_connection_check_fds(client->event_fd, call->expect_fds, &call->error);
@@ -62,7 +61,7 @@ static int make_sure_of_fds(struct fa_client *client, bool again, struct fa_call
 }
 
 int fa_call_begin(struct fa_client *client, struct fa_wire_message *message, const int *fds,
-                  size_t n_fds, bool again, struct fa_call *call)
+                  size_t n_fds, bool resend, struct fa_client_call *call)
 {
 	int r;
 
@@ -72,30 +71,30 @@ int fa_call_begin(struct fa_client *client, struct fa_wire_message *message, con
 	call->status = 0;
 	call->fd = call->second_fd = -1;
 	if (call->expect_fds) {
-		r = make_sure_of_fds(client, again, call);
+		r = reserve_fds(client, resend, call);
 		if (r < 0)
 			return r;
-		client->posting_for_fds = true;
+		client->sending_for_fds = true;
 	}
 	message->id = call->id = ++client->last_id;
 
-	r = fa_send(client, message, fds, n_fds, FA_DEADLINE_REPLY, again);
+	r = fa_send(client, message, fds, n_fds, FA_DEADLINE_REPLY, resend);
 	if (call->expect_fds)
-		client->posting_for_fds = false;
+		client->sending_for_fds = false;
 	if (r < 0) {
-		/* The next of those calls. */
+		/* Lets the next call that expects descriptors go on. */
 		if (call->expect_fds)
 			fa_client_wake(client);
 		return r;
 	}
-	/* Whatever time the daemon took to come back: it has its own to answer. */
-	call->deadline_ns = fa_deadline_ns(client->call_ns);
+	/* The time for a reply starts now, however long a reconnect took. */
+	call->deadline_ns = fa_deadline_ns(client->reply_ns);
 	call->epoch = client->epoch;
 	fa_list_append(&client->calls, &call->link);
 	return 0;
 }
 
-int fa_call_end(struct fa_client *client, struct fa_call *call)
+int fa_call_end(struct fa_client *client, struct fa_client_call *call)
 {
 	int r;
 
@@ -110,11 +109,11 @@ int fa_call_end(struct fa_client *client, struct fa_call *call)
 }
 
 int fa_call_run(struct fa_client *client, struct fa_wire_message *message, const int *fds,
-                size_t n_fds, bool again, struct fa_call *call)
+                size_t n_fds, bool resend, struct fa_client_call *call)
 {
 	int r;
 
-	r = fa_call_begin(client, message, fds, n_fds, again, call);
+	r = fa_call_begin(client, message, fds, n_fds, resend, call);
 	return r < 0 ? r : fa_call_end(client, call);
 }
 
@@ -124,8 +123,8 @@ int fa_call_detached(struct fa_client *client, struct fa_wire_message *message, 
 	int r;
 
 	message->id = ++client->last_id | FA_ID_DETACHED;
-	r = fa_send(client, message, fds, n_fds, fa_deadline_ns(client->call_ns), false);
+	r = fa_send(client, message, fds, n_fds, fa_deadline_ns(client->reply_ns), false);
 	if (r == 0)
-		++client->detached;
+		++client->detached_replies;
 	return r;
 }

@@ -7,15 +7,15 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Sends @message and waits for its reply; returns the reply's status and sets the sentence.
- * @again: the message is sent to the daemon's successor if the daemon is gone. */
+/* Returns the reply's status, with its sentence. @resend: a message that was not sent before the
+ * connection was lost goes to the daemon's successor. */
 int fa_call_run(struct fa_client *client, struct fa_wire_message *message, const int *fds,
-                size_t n_fds, bool again, struct fa_call *call);
-/* The same in two steps. The mutex may be released in between; a call that was begun must be
+                size_t n_fds, bool resend, struct fa_client_call *call);
+/* The same in two steps, between which the mutex may be released. A call that was begun must be
  * ended. */
 int fa_call_begin(struct fa_client *client, struct fa_wire_message *message, const int *fds,
-                  size_t n_fds, bool again, struct fa_call *call);
-int fa_call_end(struct fa_client *client, struct fa_call *call);
+                  size_t n_fds, bool resend, struct fa_client_call *call);
+int fa_call_end(struct fa_client *client, struct fa_client_call *call);
 /* Sends a message whose reply is ignored. */
 int fa_call_detached(struct fa_client *client, struct fa_wire_message *message, const int *fds,
                      size_t n_fds);

@@ -1,4 +1,4 @@
-/* What every call begins with: is this still the process that connected? */
+/* Entering and leaving a client, and refusing one that was inherited through fork(). */
 #include "client/client.h"
 
 #include "client/last_error.h"
@@ -9,7 +9,7 @@
 
 bool fa_client_forked(const struct fa_client *client)
 {
-	return client->alive ? !*client->alive : getpid() != client->pid;
+	return client->fork_page ? !*client->fork_page : getpid() != client->pid;
 }
 
 int fa_client_child_error(void)
@@ -30,14 +30,14 @@ int fa_client_enter(struct fa_client *client)
 
 void fa_client_pin(struct fa_client *client)
 {
-	++client->outside;
+	++client->pins;
 	pthread_mutex_unlock(&client->lock);
 }
 
 void fa_client_unpin(struct fa_client *client)
 {
 	pthread_mutex_lock(&client->lock);
-	if (!--client->outside && client->state == FA_CLIENT_LOST)
+	if (!--client->pins && client->state == FA_CLIENT_LOST)
 		pthread_cond_broadcast(&client->changed);
 }
 
@@ -49,7 +49,7 @@ void fa_client_await_connecting(struct fa_client *client)
 
 void fa_client_notify(struct fa_client *client)
 {
-	if (!client->watched || client->rung)
+	if (!client->fd_watched || client->fd_readable)
 		return;
-	client->rung = !eventfd_write(client->event_fd, 1);
+	client->fd_readable = !eventfd_write(client->event_fd, 1);
 }

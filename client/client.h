@@ -1,13 +1,12 @@
 /*
  * The client object, and how a call enters and leaves it.
  *
- * One mutex guards a client. A thread that waits releases it, and pins the connection meanwhile
- * (fa_client_pin()), so that nobody closes the socket and unmaps the completion page under it: to
- * sleep on the socket, and to spin on the page. A lost connection is shut down at once, which wakes
- * those threads, and closed when the last of them has unpinned it.
+ * One mutex guards a client. A thread that polls or sleeps without it pins the connection
+ * (fa_client_pin()). A lost connection is shut down at once, which wakes those threads; its socket
+ * and pages go with the last pin.
  *
- * One thread at a time reconnects, without the mutex. While `connecting` is set only that thread
- * changes the lists of buffers and streams, or uses the message buffers.
+ * One thread at a time reconnects, without the mutex. While `connecting` is set, only that thread
+ * changes the lists of buffers and streams or uses the message buffers.
  */
 #pragma once
 
@@ -27,7 +26,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-/* Results that are kept of each stream, and so the most requests in flight. */
+/* Stored results per stream, and the most requests in flight. */
 #define FA_RESULTS 4096
 
 /* The result of one request. */
@@ -43,25 +42,23 @@ enum fa_stream_state {
 	FA_STREAM_OPEN,
 };
 
-/*
- * Values continue across connections. On the wire they start from 1 with each connection:
- * wire value = value - base. Results of values up to `known` have arrived. Values up to `by_socket`
- * were sent by the socket, even if there is a ring now.
- */
+/* Values continue across connections; on the wire each connection starts from 1: wire value = value
+ * - base. Results up to `finished` are stored. Values up to `last_by_socket` were sent by the
+ * socket. */
 struct fa_client_stream {
 	struct fa_result *results; /* [FA_RESULTS], value v at v % FA_RESULTS; NULL until used */
-	uint64_t submitted, known, base, by_socket;
+	uint64_t submitted, finished, base, last_by_socket;
 	int priority;
 	enum fa_stream_state state;
 };
 
 struct fa_client {
 	/* Do not change after fa_connect(). */
-	volatile uint64_t *alive; /* a page that fork() clears; NULL: compare pids */
+	volatile uint64_t *fork_page; /* a page that fork() clears; NULL: compare pids */
 	pid_t pid;
 	uint32_t tag; /* in tickets */
-	uint64_t connect_ns, reconnect_ns, spin_ns, call_ns;
-	bool yields; /* while it spins */
+	uint64_t connect_ns, reconnect_ns, spin_ns, reply_ns;
+	bool spin_yields; /* while it spins */
 	bool no_ring;
 	bool spawned;
 	char *daemon; /* options.daemon or FAD_DAEMON, absolute, or NULL */
@@ -72,12 +69,11 @@ struct fa_client {
 	pthread_condattr_t clock; /* CLOCK_MONOTONIC for condition variables */
 	uint8_t *in, *out;        /* message buffers, FA_WIRE_BYTES_MAX each */
 
-	/* Serialises imports and frees of CUDA memory. Locked before `lock`. Calls of the driver are
-	 * made with this one alone. */
-	pthread_mutex_t importing;
+	/* Serialises imports and frees of CUDA memory. Locked before `lock`. */
+	pthread_mutex_t import_lock;
 	pthread_mutex_t lock; /* guards all that follows */
-	/* Signalled when connecting, or setting up a ring or a timeline, ends, and when the last
-	 * pin of a lost connection is gone. */
+	/* A connect, ring set-up or timeline set-up ended, or the last pin of a lost connection is
+	 * gone. */
 	pthread_cond_t changed;
 	enum fa_client_state state;
 	atomic_bool lost; /* state == FA_CLIENT_LOST, for threads without the mutex */
@@ -88,42 +84,41 @@ struct fa_client {
 	struct fa_error lost_error;
 
 	bool connecting;
-	/* The connecting thread's: the session to resume, and whether a session was lost since the
-	 * last connection. */
-	struct fa_resume resume;
+	/* The connecting thread's. session_lost: since the last connection. */
+	struct fa_session_key session_key;
 	bool session_lost;
 	uint64_t attempts; /* to reconnect, that ended */
 	int attempt_code;  /* how the last one ended */
 	struct fa_error attempt_error;
 
-	uint64_t ring_try_ns;      /* when to ask for a ring again; FA_NS_NEVER: not again */
-	uint64_t ring_pause_ns;    /* back-off after the next refusal */
-	bool ring_making;          /* a thread sets a ring up */
-	bool ring_near;            /* the daemon has answered it */
-	unsigned int outside;      /* pins of the connection */
+	uint64_t ring_retry_at_ns; /* when to ask for a ring again; FA_NS_NEVER: not again */
+	uint64_t ring_backoff_ns;  /* back-off after the next refusal */
+	bool ring_setup_busy;      /* a thread sets a ring up */
+	bool ring_setup_answered;  /* the daemon has answered it */
+	unsigned int pins;         /* pins of the connection */
 	bool leader;               /* a thread leads (waiter.h) */
 	struct fa_backoff backoff; /* whether a leader spins */
 	struct fa_list waiters;    /* asleep */
 	struct fa_list spinning;
 	struct fa_list calls;
 	uint64_t last_id;
-	uint64_t detached;    /* replies still due that no thread waits for */
-	uint64_t posting;     /* requests that are being sent */
-	bool posting_for_fds; /* a call whose reply brings descriptors is being sent */
-	uint64_t in_flight;   /* requests of streams whose result has not been read */
+	uint64_t detached_replies; /* replies still due that no thread waits for */
+	uint64_t sending;          /* requests that are being sent */
+	bool sending_for_fds;      /* a call whose reply brings descriptors is being sent */
+	uint64_t in_flight;        /* requests of streams whose result has not been read */
 	uint64_t max_requests;
 
-	bool watched; /* fa_fd() was called */
-	bool rung;    /* event_fd is readable */
+	bool fd_watched;  /* fa_fd() was called */
+	bool fd_readable; /* event_fd is readable */
 
 	struct fa_list buffers;
 	struct fa_list registrations;
-	/* Changed with `importing` held as well, so that either mutex suffices to read them. */
+	/* Changed with both mutexes: either suffices to read. */
 	struct fa_list cuda_used, cuda_unused; /* cuda_unused: least recently used first */
 	uint32_t last_registration;
 	uint32_t last_step;
 	struct fa_list abandoned; /* steps of this connection that are still to be aborted */
-	bool ending_abandoned;    /* a thread aborts them */
+	bool aborting_abandoned;  /* a thread aborts them */
 	struct fa_client_stream streams[FA_COMPLETION_SLOTS];
 	struct fa_timeline *timeline; /* NULL: fa_timeline_open() was not called */
 };
@@ -138,8 +133,8 @@ bool fa_client_forked(const struct fa_client *client);
 /* Returns -ECHILD, with its sentence. */
 int fa_client_child_error(void);
 
-/* With the mutex. Unlocks the client; the connection stays open until fa_client_unpin(), which locks
- * it again. */
+/* With the mutex. Unlocks the client and keeps the connection open until fa_client_unpin() locks it
+ * again. */
 void fa_client_pin(struct fa_client *client);
 void fa_client_unpin(struct fa_client *client);
 

@@ -1,4 +1,4 @@
-/* Making and ending clients. */
+/* Making clients: options, the search for a daemon, spawning one. Ending clients. */
 #include "client/buffer_handle.h"
 #include "client/last_error.h"
 #include "client/receive.h"
@@ -34,10 +34,8 @@
 
 /* ---- making */
 
-/*
- * A page of its own that the kernel clears in a child of fork() costs one load a
- * call. Kernels and sandboxes that do not have that pay getpid().
- */
+/* A page that the kernel clears in a child of fork(): a check costs one load. NULL: it cannot, and
+ * calls use getpid(). */
 static volatile uint64_t *alive_page_new(void)
 {
 	uint64_t *page = mmap(NULL, sizeof(uint64_t), PROT_READ | PROT_WRITE,
@@ -58,7 +56,7 @@ static void choose_spin(struct fa_client *client, uint64_t spin_ns)
 {
 	const unsigned int n = fa_cpu_count();
 
-	client->yields = n <= FA_CPU_FEW;
+	client->spin_yields = n <= FA_CPU_FEW;
 	client->spin_ns = spin_ns ? spin_ns : n > 1 ? SPIN_NS_DEFAULT : 0;
 }
 
@@ -67,10 +65,9 @@ static uint64_t or_default(uint64_t value, uint64_t otherwise)
 	return value ? value : otherwise;
 }
 
-/* Good after chdir(), too; allocated, NULL if there is no memory. @path stays as it is where the
- * other does not lead to the same: the directory has no name, or a directory above it may not be
- * searched (any more) by this user. */
-static char *absolute(const char *path)
+/* Allocated; NULL: no memory. Stays relative where the absolute path does not lead to the same
+ * file. */
+static char *absolute_path(const char *path)
 {
 	_fa_cleanup_(fa_freep) char *directory = *path == '/' ? NULL : getcwd(NULL, 0);
 	_fa_cleanup_(fa_freep) char *whole = NULL;
@@ -88,18 +85,18 @@ static char *absolute(const char *path)
 	return fa_steal_ptr(whole);
 }
 
-/* @given, else what the environment says; absolute; NULL if that is nothing. */
-static int take_path(const char *given, const char *variable, char **ret_path)
+/* @given, else the environment variable's path; made absolute. */
+static int choose_path(const char *given, const char *variable, char **ret_path)
 {
 	const char *path = given && *given ? given : secure_getenv(variable);
 
 	if (!path || !*path)
 		return 0;
-	*ret_path = absolute(path);
+	*ret_path = absolute_path(path);
 	return *ret_path ? 0 : -ENOMEM;
 }
 
-/* Everything but the connection. */
+/* Makes a client without a connection. */
 static int client_new(const struct fa_options *options, struct fa_client **ret_client)
 {
 	static atomic_uint tags;
@@ -115,7 +112,7 @@ static int client_new(const struct fa_options *options, struct fa_client **ret_c
 	client->tag = atomic_fetch_add(&tags, 1) + 1;
 	client->connect_ns = or_default(options->connect_ns, CONNECT_NS_DEFAULT);
 	client->reconnect_ns = or_default(options->reconnect_ns, RECONNECT_NS_DEFAULT);
-	client->call_ns = or_default(options->reply_ns, REPLY_NS_DEFAULT);
+	client->reply_ns = or_default(options->reply_ns, REPLY_NS_DEFAULT);
 	client->no_ring = options->flags & FA_CONNECT_NO_RING;
 	choose_spin(client, options->spin_ns);
 	(void)snprintf(client->name, sizeof(client->name), "%s", name);
@@ -131,17 +128,17 @@ static int client_new(const struct fa_options *options, struct fa_client **ret_c
 	atomic_init(&client->lost, true);
 	pthread_condattr_init(&client->clock);
 	pthread_condattr_setclock(&client->clock, CLOCK_MONOTONIC);
-	pthread_mutex_init(&client->importing, NULL);
+	pthread_mutex_init(&client->import_lock, NULL);
 	pthread_mutex_init(&client->lock, NULL);
 	pthread_cond_init(&client->changed, &client->clock);
 	*ret_client = client;
 
-	client->alive = alive_page_new();
+	client->fork_page = alive_page_new();
 	client->in = aligned_alloc(8, FA_WIRE_BYTES_MAX);
 	client->out = aligned_alloc(8, FA_WIRE_BYTES_MAX);
 	if (!client->in || !client->out ||
-	    take_path(options->daemon, "FAD_DAEMON", &client->daemon) < 0 ||
-	    take_path(options->config, "FAD_CONFIG", &client->config) < 0)
+	    choose_path(options->daemon, "FAD_DAEMON", &client->daemon) < 0 ||
+	    choose_path(options->config, "FAD_CONFIG", &client->config) < 0)
 		return fa_error_set(-ENOMEM, "no memory for a client");
 
 	client->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
@@ -157,10 +154,10 @@ static void free_registrations(struct fa_list *registrations)
 {
 	while (!fa_list_empty(registrations))
 		fa_registration_free(
-			fa_container_of(registrations->next, struct fa_registration, link));
+			fa_container_of(registrations->next, struct fa_client_registration, link));
 }
 
-/* Frees what the process holds; the daemon learns of it if it was told before. */
+/* The daemon is not told. */
 static struct fa_client *client_free(struct fa_client *client)
 {
 	if (!client)
@@ -186,8 +183,8 @@ static struct fa_client *client_free(struct fa_client *client)
 		free(results);
 	}
 	fa_timeline_release(client->timeline, fa_client_forked(client));
-	if (client->alive)
-		(void)munmap((void *)client->alive, sizeof(uint64_t));
+	if (client->fork_page)
+		(void)munmap((void *)client->fork_page, sizeof(uint64_t));
 	free(client->daemon);
 	free(client->config);
 	free(client->in);
@@ -205,29 +202,29 @@ static int try_path(struct fa_client *client, const char *path, uint64_t deadlin
 	struct fa_connection connection;
 	int r;
 
-	r = fa_connection_open(path, client->name, &client->resume, client->in, client->out,
+	r = fa_connection_open(path, client->name, &client->session_key, client->in, client->out,
 	                       deadline_ns, error, &connection);
 	if (r < 0)
 		return r;
-	whole = absolute(path);
-	/* One that is too long for an address only works from here. */
+	whole = absolute_path(path);
+	/* A relative path is kept if the absolute one does not fit into an address. */
 	if (whole && strlen(whole) < sizeof(client->path))
 		path = whole;
 	(void)snprintf(client->path, sizeof(client->path), "%s", path);
-	client->resume = (struct fa_resume){ .secret = connection.secret,
-		                             .generation = connection.generation };
+	client->session_key = (struct fa_session_key){ .secret = connection.secret,
+		                                       .generation = connection.generation };
 	fa_client_adopt(client, &connection);
 	return 0;
 }
 
-/* No daemon answers there, or it is not for this user. */
-static bool is_nobody(int code)
+/* Returns true if no daemon answers there, or none that this user may talk to. */
+static bool is_no_daemon(int code)
 {
 	return code == -ENOENT || code == -ECONNREFUSED || code == -EACCES;
 }
 
-static int connect_usual(struct fa_client *client, const char *socket, uint64_t deadline_ns,
-                         struct fa_error *error)
+static int connect_default(struct fa_client *client, const char *socket, uint64_t deadline_ns,
+                           struct fa_error *error)
 {
 	const char *runtime = secure_getenv("XDG_RUNTIME_DIR");
 	char path[FA_SOCKET_PATH_BYTES];
@@ -241,7 +238,7 @@ static int connect_usual(struct fa_client *client, const char *socket, uint64_t 
 	if (runtime && *runtime &&
 	    (size_t)snprintf(path, sizeof(path), "%s/fad/fad.sock", runtime) < sizeof(path)) {
 		r = try_path(client, path, deadline_ns, error);
-		if (!is_nobody(r))
+		if (!is_no_daemon(r))
 			return r;
 	}
 	return try_path(client, SYSTEM_SOCKET, deadline_ns, error);
@@ -249,17 +246,17 @@ static int connect_usual(struct fa_client *client, const char *socket, uint64_t 
 
 static int connect_spawned(struct fa_client *client, uint64_t deadline_ns, struct fa_error *error)
 {
-	_fa_cleanup_(fa_close_fdp) int said = -1;
+	_fa_cleanup_(fa_close_fdp) int daemon_stderr = -1;
 	char path[FA_SOCKET_PATH_BYTES] = "";
 	int r;
 
-	r = fa_spawn(client->daemon, client->config, path, error, &said);
+	r = fa_spawn(client->daemon, client->config, path, error, &daemon_stderr);
 	if (r < 0)
 		return r;
 	r = try_path(client, path, deadline_ns, error);
 	if (r < 0) {
-		r = fa_spawn_explain(said, r, deadline_ns, error);
-		/* Behind its end, if it has one: it may clean up itself. */
+		r = fa_spawn_explain(daemon_stderr, r, deadline_ns, error);
+		/* After its exit: it may clean up itself. */
 		fa_spawn_clean(path);
 		return r;
 	}
@@ -296,9 +293,9 @@ int fa_connect(const struct fa_options *options, struct fa_client **ret_client)
 	deadline = fa_deadline_ns(client->connect_ns);
 	r = -ENOENT;
 	if (!(options->flags & FA_CONNECT_PRIVATE))
-		r = connect_usual(client, options->socket, deadline, &error);
+		r = connect_default(client, options->socket, deadline, &error);
 	if (options->flags & FA_CONNECT_PRIVATE ||
-	    (options->flags & FA_CONNECT_SPAWN && is_nobody(r)))
+	    (options->flags & FA_CONNECT_SPAWN && is_no_daemon(r)))
 		r = connect_spawned(client, deadline, &error);
 	if (r < 0) {
 		client_free(client);
@@ -310,11 +307,8 @@ int fa_connect(const struct fa_options *options, struct fa_client **ret_client)
 
 /* ---- ending */
 
-/*
- * In a child of fork(): the session is the parent's, so nothing is said and the
- * socket is not shut down. A thread of the parent may have been at work when it
- * forked; then only the descriptors can be let go safely.
- */
+/* The session is the parent's: the daemon is not told, the socket not shut down. If a thread held
+ * the client at the fork, only descriptors can be closed safely. */
 static void disconnect_child(struct fa_client *client)
 {
 	if (!pthread_mutex_trylock(&client->lock) && !client->connecting) {
@@ -338,17 +332,17 @@ struct fa_client *fa_disconnect(struct fa_client *client)
 		disconnect_child(client);
 		return NULL;
 	}
-	/* It may have died since the last call. */
+	/* The daemon may have died since the last call. */
 	if (client->spawned)
 		(void)fa_client_state(client);
-	/* A child of ours may still hold the socket: closing alone would not do. */
+	/* A child of this process may hold the socket open, so that closing it is not enough. */
 	if (client->state == FA_CLIENT_CONNECTED)
 		(void)shutdown(client->connection.socket, SHUT_RDWR);
 	else if (client->spawned)
 		fa_spawn_clean(client->path);
 	pthread_cond_destroy(&client->changed);
 	pthread_mutex_destroy(&client->lock);
-	pthread_mutex_destroy(&client->importing);
+	pthread_mutex_destroy(&client->import_lock);
 	pthread_condattr_destroy(&client->clock);
 	return client_free(client);
 }
@@ -378,7 +372,7 @@ int fa_reconnect(struct fa_client *client)
 	fa_client_receive(client, true);
 	timeout_ns = client->reconnect_ns == FA_NS_NEVER ? client->connect_ns
 	                                                 : client->reconnect_ns;
-	/* For ever, which is not the same as not at all. */
+	/* FA_NS_NEVER would mean: do not reconnect. */
 	if (timeout_ns == FA_NS_NEVER)
 		--timeout_ns;
 	r = fa_client_reconnect(client, timeout_ns);

@@ -1,7 +1,4 @@
-/*
- * One attempt to connect: socket, handshake, completion page. Needs no client
- * and holds no lock; every wait ends at the deadline.
- */
+/* One attempt to connect. Every wait ends at the deadline. */
 #include "client/connection.h"
 
 #include "client/poll_until.h"
@@ -20,7 +17,7 @@
 
 #define HELLO_ID 1
 
-/* connect() cannot be waited for when the daemon's backlog is full. */
+/* The pause when the daemon's backlog is full, which cannot be polled for. */
 #define BACKLOG_PAUSE_NS FA_NS_PER_MS
 
 int fa_connection_check_fds(int fd, size_t n, struct fa_error *error)
@@ -30,7 +27,7 @@ int fa_connection_check_fds(int fd, size_t n, struct fa_error *error)
 
 	for (; had < n && !code; ++had) {
 		fds[had] = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-		/* Where none at all may be had, not even 0 is a number for one. */
+		/* F_DUPFD says EINVAL if the limit of descriptors is 0. */
 		if (fds[had] < 0)
 			code = errno == EINVAL ? -EMFILE : -errno;
 	}
@@ -81,8 +78,7 @@ static int connect_socket(const char *path, uint64_t deadline_ns, struct fa_erro
 		(void)nanosleep(&pause, NULL);
 	}
 
-	/* From here on what must not wait says so itself, and what waits looks up now
-	 * and then. */
+	/* Blocking calls return after the timeout; others pass MSG_DONTWAIT. */
 	if (fcntl(fd, F_SETFL, 0) < 0 ||
 	    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &slice, sizeof(slice)) < 0)
 		return fa_fail(error, -errno, "the socket cannot be set up: %m");
@@ -90,7 +86,7 @@ static int connect_socket(const char *path, uint64_t deadline_ns, struct fa_erro
 	return 0;
 }
 
-static int send_hello(int socket, const char *name, const struct fa_resume *resume, uint8_t *out)
+static int send_hello(int socket, const char *name, const struct fa_session_key *key, uint8_t *out)
 {
 	struct fa_wire_message message = {
 		.id = HELLO_ID,
@@ -98,9 +94,9 @@ static int send_hello(int socket, const char *name, const struct fa_resume *resu
 		.hello = { .version_min = FA_WIRE_VERSION_MIN,
 		           .version_max = FA_WIRE_VERSION_MAX,
 		           .name = { .text = name, .length = strlen(name) },
-		           .has_resume = resume->generation != 0,
-		           .resume_secret = resume->secret,
-		           .resume_generation = resume->generation },
+		           .has_resume = key->generation != 0,
+		           .resume_secret = key->secret,
+		           .resume_generation = key->generation },
 	};
 	const void *bytes;
 	size_t length;
@@ -117,7 +113,7 @@ static void copy_string(char *to, size_t size, const struct fa_wire_string *from
 	(void)snprintf(to, size, "%.*s", (int)from->length, from->text ? from->text : "");
 }
 
-/* Sees that @fd really is a page which cannot be pulled away, and maps it. */
+/* It must be sealed, so that it cannot shrink. */
 static int map_page(int fd, struct fa_error *error, const struct fa_completion_slot **ret_page)
 {
 	struct fa_error why;
@@ -137,7 +133,7 @@ static int map_page(int fd, struct fa_error *error, const struct fa_completion_s
 }
 
 static int read_hello_reply(const struct fa_wire_message *message, const int *fds, size_t n_fds,
-                            const struct fa_resume *resume, struct fa_error *error,
+                            const struct fa_session_key *key, struct fa_error *error,
                             struct fa_connection *connection)
 {
 	const struct fa_wire_hello_reply *reply = &message->hello_reply;
@@ -160,7 +156,7 @@ static int read_hello_reply(const struct fa_wire_message *message, const int *fd
 		               "the daemon chose protocol version %u; offered %u to %u",
 		               reply->version, FA_WIRE_VERSION_MIN, FA_WIRE_VERSION_MAX);
 	if (!reply->limits.requests || !reply->limits.streams ||
-	    (reply->resumed && !resume->generation))
+	    (reply->resumed && !key->generation))
 		return fa_fail(error, -EPROTO, "the daemon's HelloReply makes no sense");
 
 	connection->version = reply->version;
@@ -179,7 +175,7 @@ static int read_hello_reply(const struct fa_wire_message *message, const int *fd
 	return map_page(fds[0], error, &connection->page);
 }
 
-static int shake_hands(const char *path, const char *name, const struct fa_resume *resume,
+static int shake_hands(const char *path, const char *name, const struct fa_session_key *key,
                        uint8_t *in, uint8_t *out, uint64_t deadline_ns, struct fa_error *error,
                        struct fa_connection *connection)
 {
@@ -188,8 +184,8 @@ static int shake_hands(const char *path, const char *name, const struct fa_resum
 	size_t n_fds = 0;
 	ssize_t n;
 
-	/* A send that fails has its reason in the socket: read on. */
-	r = send_hello(connection->socket, name, resume, out);
+	/* If the send failed, the daemon's reason may be in the socket. */
+	r = send_hello(connection->socket, name, key, out);
 	if (r < 0 && r != -EPIPE && r != -ECONNRESET)
 		return fa_fail(error, r, "cannot greet fad at %s: %s", path, strerror(-r));
 
@@ -213,12 +209,12 @@ static int shake_hands(const char *path, const char *name, const struct fa_resum
 		r = fa_fail(error, -EPROTO, "what answers at %s does not speak fad's protocol",
 		            path);
 	else
-		r = read_hello_reply(&message, fds, n_fds, resume, error, connection);
+		r = read_hello_reply(&message, fds, n_fds, key, error, connection);
 	fa_packet_close_fds(fds, n_fds);
 	return r;
 }
 
-int fa_connection_open(const char *path, const char *name, const struct fa_resume *resume,
+int fa_connection_open(const char *path, const char *name, const struct fa_session_key *key,
                        uint8_t *in, uint8_t *out, uint64_t deadline_ns, struct fa_error *error,
                        struct fa_connection *ret_connection)
 {
@@ -229,7 +225,7 @@ int fa_connection_open(const char *path, const char *name, const struct fa_resum
 	if (r >= 0)
 		r = fa_connection_check_fds(connection.socket, 1, error);
 	if (r >= 0)
-		r = shake_hands(path, name, resume, in, out, deadline_ns, error, &connection);
+		r = shake_hands(path, name, key, in, out, deadline_ns, error, &connection);
 	if (r < 0) {
 		fa_connection_close(&connection);
 		return r;

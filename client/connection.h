@@ -10,14 +10,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* SO_RCVTIMEO of the socket: a blocking receive returns after this long. */
+/* SO_RCVTIMEO of the socket. */
 #define FA_RECEIVE_SLICE_NS FA_NS_PER_SEC
 
-/* How long to pause when the sockets of this user hold too many descriptors. */
-#define FA_CROWDED_PAUSE_NS FA_NS_PER_MS
+/* Pause before a retry when sockets of this user hold too many descriptors. */
+#define FA_TOO_MANY_FDS_PAUSE_NS FA_NS_PER_MS
 
 /* The session to resume: sent in Hello, received in HelloReply. */
-struct fa_resume {
+struct fa_session_key {
 	struct fa_wire_secret secret;
 	uint64_t generation; /* 0: no session to resume */
 };
@@ -39,15 +39,13 @@ struct fa_connection {
 	struct fa_wire_limits limits;
 };
 
-/* Connects and shakes hands. @in and @out are message buffers of FA_WIRE_BYTES_MAX. */
-int fa_connection_open(const char *path, const char *name, const struct fa_resume *resume,
+/* @in and @out have FA_WIRE_BYTES_MAX. */
+int fa_connection_open(const char *path, const char *name, const struct fa_session_key *key,
                        uint8_t *in, uint8_t *out, uint64_t deadline_ns, struct fa_error *error,
                        struct fa_connection *ret_connection);
 void fa_connection_close(struct fa_connection *connection);
 
-/*
- * Checks that this process can open @n more descriptors, by duplicating @fd; -EMFILE. Descriptors
- * that arrive when there is no room are lost, and the connection with them. Other descriptors must
- * not be received during the check.
- */
+/* -EMFILE: this process cannot open @n more descriptors (tried by duplicating @fd). A reply whose
+ * descriptors find no room ends the connection; no other reply with descriptors may arrive during
+ * the check. */
 int fa_connection_check_fds(int fd, size_t n, struct fa_error *error);

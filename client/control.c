@@ -9,13 +9,12 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-/* More is not the state of a daemon. */
 #define STATUS_BYTES_MAX (64u << 20)
 
 static int simple_call(struct fa_client *client, enum fa_wire_type type)
 {
 	struct fa_wire_message message = { .type = type };
-	struct fa_call call = { .expect = FA_WIRE_REPLY };
+	struct fa_client_call call = { .expect = FA_WIRE_REPLY };
 	int r;
 
 	r = fa_client_enter_connected(client);
@@ -73,7 +72,7 @@ void *fa_free(void *memory)
 int fa_status(struct fa_client *client, char **ret_json)
 {
 	struct fa_wire_message message = { .type = FA_WIRE_STATUS };
-	struct fa_call call = { .expect = FA_WIRE_STATUS_REPLY, .expect_fds = 1 };
+	struct fa_client_call call = { .expect = FA_WIRE_STATUS_REPLY, .expect_fds = 1 };
 	int r;
 
 	if (!ret_json)

@@ -1,15 +1,11 @@
 /*
- * CUDA memory of the program's. The daemon learns of whole allocations, and buffers
- * are windows of them; an allocation that was handed over is found again by where it
- * begins and by the driver's id of it, which is never used twice. What no buffer uses
- * is kept, up to a bound, for the next buffer.
+ * Registrations of the program's CUDA memory: whole allocations, found again by address and buffer
+ * id. Those without a buffer are kept for the next one, up to a bound.
  *
- * While the daemon has an allocation open, its memory does not return to the GPU even
- * if the program frees it. So each import and each free looks which of the unused
- * ones were freed, and lets go of those.
+ * While the daemon has an allocation open, freeing it returns nothing to the GPU. So each import
+ * and free unregisters unused ones that the program has freed.
  *
- * client->importing is held throughout: one import, free or trim at a time. Calls of
- * the driver are made without the client's mutex.
+ * client->import_lock is held throughout; the driver is called without the client's mutex.
  */
 #include "client/cuda_cache.h"
 
@@ -27,27 +23,26 @@
 #include <errno.h>
 #include <string.h>
 
-/* Registrations that no buffer uses, and the allocations in them: looking whether they
- * were freed takes a fraction of a microsecond each. */
+/* Each import checks all unused allocations. */
 #define UNUSED_MAX 256
 #define UNUSED_PIECES_MAX 4096
 
-/* Packets of pieces under way: the kernel bounds the descriptors that lie in sockets. */
+/* BufferPieces messages in flight: the kernel bounds the descriptors that lie in sockets. */
 #define PIECES_DEPTH 8
 
-static struct fa_registration *registration_of(struct fa_list *link)
+static struct fa_client_registration *registration_of(struct fa_list *link)
 {
-	return fa_container_of(link, struct fa_registration, link);
+	return fa_container_of(link, struct fa_client_registration, link);
 }
 
 /* ---- letting go */
 
-/* With the mutex, settled. */
-static void drop(struct fa_client *client, struct fa_registration *registration)
+/* With the mutex, while no thread is connecting. */
+static void drop(struct fa_client *client, struct fa_client_registration *registration)
 {
 	fa_list_remove(&registration->link);
 	fa_registration_unregister(client, registration);
-	/* The lists stand still while another thread connects again. */
+	/* The connecting thread reads the lists. */
 	fa_client_await_connecting(client);
 	fa_registration_free(registration);
 }
@@ -58,7 +53,7 @@ static void drop_unused(struct fa_client *client)
 		drop(client, registration_of(client->cuda_unused.next));
 }
 
-/* Drops the least recently used ones that are too many. */
+/* Drops the least recently used ones above the bounds. */
 static void bound_unused(struct fa_client *client)
 {
 	size_t n = 0, n_pieces = 0;
@@ -69,7 +64,7 @@ static void bound_unused(struct fa_client *client)
 		n_pieces += registration_of(pos)->cuda->n_pieces;
 	}
 	while (n > UNUSED_MAX || n_pieces > UNUSED_PIECES_MAX) {
-		struct fa_registration *oldest = registration_of(client->cuda_unused.next);
+		struct fa_client_registration *oldest = registration_of(client->cuda_unused.next);
 
 		--n;
 		n_pieces -= oldest->cuda->n_pieces;
@@ -77,25 +72,25 @@ static void bound_unused(struct fa_client *client)
 	}
 }
 
-/* Without the mutex: finds out which unused ones were freed. */
-static void look_for_freed(struct fa_client *client, const struct fa_cudriver *driver)
+/* Without the mutex. Marks those that the program has freed. */
+static void mark_freed(struct fa_client *client, const struct fa_cudriver *driver)
 {
 	struct fa_list *pos;
 
 	fa_list_for_each(pos, &client->cuda_unused) {
-		struct fa_registration *registration = registration_of(pos);
+		struct fa_client_registration *registration = registration_of(pos);
 
 		registration->freed = !fa_cuda_is_alive(driver, registration->cuda);
 	}
 }
 
-/* With the mutex, settled: drops them, and those that the daemon has no more. */
+/* With the mutex, while no thread is connecting. Also drops those that the daemon does not have. */
 static void drop_freed(struct fa_client *client)
 {
 	struct fa_list *pos, *tmp;
 
 	fa_list_for_each_safe(pos, tmp, &client->cuda_unused) {
-		struct fa_registration *registration = registration_of(pos);
+		struct fa_client_registration *registration = registration_of(pos);
 
 		if (registration->freed || registration->missing)
 			drop(client, registration);
@@ -104,18 +99,18 @@ static void drop_freed(struct fa_client *client)
 
 void fa_cuda_cache_put(struct fa_client *client, struct fa_buffer *buffer)
 {
-	struct fa_registration *registration = fa_steal_ptr(buffer->registration);
+	struct fa_client_registration *registration = fa_steal_ptr(buffer->registration);
 	const struct fa_cudriver *driver;
 	struct fa_error error;
 
-	pthread_mutex_lock(&client->importing);
+	pthread_mutex_lock(&client->import_lock);
 	if (fa_cuda_open(&error, &driver) == 0)
-		look_for_freed(client, driver);
+		mark_freed(client, driver);
 	(void)fa_client_enter(client);
 	fa_client_await_connecting(client);
 	drop_freed(client);
 	fa_list_remove(&buffer->link);
-	if (!--registration->n_users) {
+	if (!--registration->n_buffers) {
 		fa_list_remove(&registration->link);
 		if (registration->cuda->has_ids && !registration->missing) {
 			fa_list_append(&client->cuda_unused, &registration->link);
@@ -125,7 +120,7 @@ void fa_cuda_cache_put(struct fa_client *client, struct fa_buffer *buffer)
 		}
 	}
 	fa_client_leave(client);
-	pthread_mutex_unlock(&client->importing);
+	pthread_mutex_unlock(&client->import_lock);
 }
 
 int fa_cuda_trim(struct fa_client *client)
@@ -135,7 +130,7 @@ int fa_cuda_trim(struct fa_client *client)
 	if (client && fa_client_forked(client))
 		return fa_client_child_error();
 	if (client)
-		pthread_mutex_lock(&client->importing);
+		pthread_mutex_lock(&client->import_lock);
 	r = fa_client_enter(client);
 	if (r == 0) {
 		fa_client_await_connecting(client);
@@ -143,14 +138,14 @@ int fa_cuda_trim(struct fa_client *client)
 		fa_client_leave(client);
 	}
 	if (client)
-		pthread_mutex_unlock(&client->importing);
+		pthread_mutex_unlock(&client->import_lock);
 	return r;
 }
 
 /* ---- finding */
 
-/* Whether all of @part is in @whole, as the same allocations. */
-static bool contains(const struct fa_cuda_memory *whole, const struct fa_cuda_memory *part)
+/* Returns true if all allocations of @part are in @whole. */
+static bool contains(const struct fa_cuda_range *whole, const struct fa_cuda_range *part)
 {
 	for (size_t first = 0; first + part->n_pieces <= whole->n_pieces; ++first)
 		if (whole->pieces[first].at == part->pieces[0].at)
@@ -159,13 +154,13 @@ static bool contains(const struct fa_cuda_memory *whole, const struct fa_cuda_me
 	return false;
 }
 
-static struct fa_registration *find_in(struct fa_list *registrations,
-                                       const struct fa_cuda_memory *memory, uint32_t wire_flags)
+static struct fa_client_registration *
+find_in(struct fa_list *registrations, const struct fa_cuda_range *memory, uint32_t wire_flags)
 {
 	struct fa_list *pos;
 
 	fa_list_for_each(pos, registrations) {
-		struct fa_registration *registration = registration_of(pos);
+		struct fa_client_registration *registration = registration_of(pos);
 
 		if (registration->wire_flags == wire_flags && !registration->missing &&
 		    registration->cuda->has_ids && contains(registration->cuda, memory))
@@ -174,23 +169,23 @@ static struct fa_registration *find_in(struct fa_list *registrations,
 	return NULL;
 }
 
-/* With the mutex, settled: makes @buffer a window of @registration. */
+/* With the mutex, while no thread is connecting. */
 static void attach(struct fa_client *client, struct fa_buffer *buffer,
-                   struct fa_registration *registration)
+                   struct fa_client_registration *registration)
 {
 	fa_list_remove(&registration->link);
 	fa_list_append(&client->cuda_used, &registration->link);
-	++registration->n_users;
+	++registration->n_buffers;
 	buffer->registration = registration;
 	buffer->offset = buffer->device_data - registration->cuda->at;
 	fa_list_append(&client->buffers, &buffer->link);
 }
 
-/* Finds one that the daemon has. */
-static bool find(struct fa_client *client, const struct fa_cuda_memory *memory, uint32_t wire_flags,
+/* Attaches @buffer to a registration; false if the daemon has none. */
+static bool find(struct fa_client *client, const struct fa_cuda_range *memory, uint32_t wire_flags,
                  struct fa_buffer *buffer)
 {
-	struct fa_registration *registration = NULL;
+	struct fa_client_registration *registration = NULL;
 
 	(void)fa_client_enter(client);
 	fa_client_await_connecting(client);
@@ -207,31 +202,32 @@ static bool find(struct fa_client *client, const struct fa_cuda_memory *memory, 
 
 /* ---- handing over */
 
-static bool depth_ready(const struct fa_client *client, struct fa_waiter *waiter)
+static bool depth_ready(const struct fa_client *client, struct fa_client_waiter *waiter)
 {
-	return client->state == FA_CLIENT_LOST || client->detached < PIECES_DEPTH;
+	return client->state == FA_CLIENT_LOST || client->detached_replies < PIECES_DEPTH;
 }
 
-static size_t batch(const struct fa_cuda_memory *memory, size_t sent)
+static size_t batch_size(const struct fa_cuda_range *memory, size_t sent)
 {
 	size_t left = memory->n_pieces - sent;
 
 	return left < FA_WIRE_FDS_MAX ? left : FA_WIRE_FDS_MAX;
 }
 
-/* With the mutex, which is released: sends what did not fit into the BufferRegister. */
+/* With the mutex, which is released. Sends the pieces beyond the BufferRegister. */
 static int send_pieces(struct fa_client *client, const struct fa_cudriver *driver,
-                       const struct fa_registration *registration, const struct fa_call *call)
+                       const struct fa_client_registration *registration,
+                       const struct fa_client_call *call)
 {
-	const struct fa_cuda_memory *memory = registration->cuda;
-	struct fa_waiter waiter = { .ready = depth_ready };
+	const struct fa_cuda_range *memory = registration->cuda;
+	struct fa_client_waiter waiter = { .ready = depth_ready };
 
-	for (size_t sent = batch(memory, 0), n; sent < memory->n_pieces; sent += n) {
+	for (size_t sent = batch_size(memory, 0), n; sent < memory->n_pieces; sent += n) {
 		struct fa_wire_message message = { .type = FA_WIRE_BUFFER_PIECES };
 		int fds[FA_WIRE_FDS_MAX], r;
 		struct fa_error error;
 
-		n = batch(memory, sent);
+		n = batch_size(memory, sent);
 		message.buffer_pieces.buffer = registration->id;
 		message.buffer_pieces.n_piece_bytes = n;
 		for (size_t i = 0; i < n; ++i)
@@ -243,7 +239,7 @@ static int send_pieces(struct fa_client *client, const struct fa_cudriver *drive
 		if (r < 0)
 			return fa_error_copy(r, &error);
 		r = fa_client_await(client, &waiter, call->deadline_ns);
-		/* It was refused, or the connection is lost: the call's end says so. */
+		/* Refused or lost: fa_call_end() says so. */
 		if (r == 0 && !call->done && call->epoch == client->epoch)
 			r = fa_call_detached(client, &message, fds, n);
 		fa_packet_close_fds(fds, n);
@@ -253,18 +249,19 @@ static int send_pieces(struct fa_client *client, const struct fa_cudriver *drive
 	return 0;
 }
 
-/* With the mutex: registers what @fds are the first pieces of. */
+/* With the mutex. Registers the memory whose first pieces are @fds. */
 static int send_registration(struct fa_client *client, const struct fa_cudriver *driver,
-                             struct fa_registration *registration, const int *fds, size_t n_fds)
+                             struct fa_client_registration *registration, const int *fds,
+                             size_t n_fds)
 {
-	const struct fa_cuda_memory *memory = registration->cuda;
-	struct fa_call call = { .expect = FA_WIRE_BUFFER_REPLY };
+	const struct fa_cuda_range *memory = registration->cuda;
+	struct fa_client_call call = { .expect = FA_WIRE_BUFFER_REPLY };
 	struct fa_wire_message message;
 	int r, sent;
 
 	fa_registration_assign_id(client, registration);
 	fa_registration_message(registration, &message);
-	if (!memory->legacy) {
+	if (!memory->by_ipc_handle) {
 		message.buffer_register.n_pieces = (uint32_t)memory->n_pieces;
 		message.buffer_register.n_piece_bytes = n_fds;
 		for (size_t i = 0; i < n_fds; ++i)
@@ -273,11 +270,11 @@ static int send_registration(struct fa_client *client, const struct fa_cudriver 
 	r = fa_call_begin(client, &message, fds, n_fds, true, &call);
 	if (r < 0)
 		return r;
-	sent = memory->legacy ? 0 : send_pieces(client, driver, registration, &call);
+	sent = memory->by_ipc_handle ? 0 : send_pieces(client, driver, registration, &call);
 	if (sent < 0) {
 		struct fa_error error;
 
-		/* The daemon waits for what cannot be sent. */
+		/* The daemon waits for the missing pieces. */
 		(void)fa_fail(&error, sent, "%s", fa_error());
 		if (call.epoch == client->epoch)
 			fa_registration_unregister(client, registration);
@@ -287,31 +284,30 @@ static int send_registration(struct fa_client *client, const struct fa_cudriver 
 	} else {
 		r = fa_call_end(client, &call);
 	}
-	/* The lists stand still while another thread connects again, and what it
-	 * connects to knows nothing of this one. */
+	/* The lists are the connecting thread's, and its daemon lacks this registration. */
 	fa_client_await_connecting(client);
 	if (r >= 0 && call.epoch != client->epoch)
 		r = fa_client_lost_error(client);
 	return r;
 }
 
-/* Makes a registration of @memory (consumed if it succeeds) and @buffer a window of it. */
-static int hand_over(struct fa_client *client, const struct fa_cudriver *driver,
-                     struct fa_cuda_memory *memory, const uint64_t uuid[2], uint32_t wire_flags,
-                     struct fa_buffer *buffer)
+/* @memory is consumed on success. */
+static int register_range(struct fa_client *client, const struct fa_cudriver *driver,
+                          struct fa_cuda_range *memory, const uint64_t uuid[2], uint32_t wire_flags,
+                          struct fa_buffer *buffer)
 {
-	size_t n_fds = memory->legacy ? 0 : batch(memory, 0);
-	struct fa_registration *registration;
+	size_t n_fds = memory->by_ipc_handle ? 0 : batch_size(memory, 0);
+	struct fa_client_registration *registration;
 	int fds[FA_WIRE_FDS_MAX], r;
 	struct fa_error error;
 
-	registration = fa_registration_new(memory->legacy ? FA_WIRE_BUFFER_CUDA_IPC
-	                                                  : FA_WIRE_BUFFER_CUDA_FD,
+	registration = fa_registration_new(memory->by_ipc_handle ? FA_WIRE_BUFFER_CUDA_IPC
+	                                                         : FA_WIRE_BUFFER_CUDA_FD,
 	                                   wire_flags, 0, memory->bytes);
 	if (!registration)
 		return fa_error_set(-ENOMEM, "no memory for a buffer");
 	memcpy(registration->uuid, uuid, sizeof(registration->uuid));
-	if (memory->legacy)
+	if (memory->by_ipc_handle)
 		r = fa_cuda_handle(driver, memory, &error, registration->handle);
 	else
 		r = fa_cuda_export(driver, memory, 0, n_fds, &error, fds);
@@ -335,8 +331,8 @@ static int hand_over(struct fa_client *client, const struct fa_cudriver *driver,
 	return r;
 }
 
-/* Whether there was something to let go of. */
-static bool make_room(struct fa_client *client)
+/* Returns true if there were any. */
+static bool drop_all_unused(struct fa_client *client)
 {
 	bool any;
 
@@ -348,28 +344,27 @@ static bool make_room(struct fa_client *client)
 	return any;
 }
 
-static int import(struct fa_client *client, const struct fa_cudriver *driver,
-                  const uint64_t uuid[2], uint32_t wire_flags, struct fa_buffer *buffer)
+static int import_range(struct fa_client *client, const struct fa_cudriver *driver,
+                        const uint64_t uuid[2], uint32_t wire_flags, struct fa_buffer *buffer)
 {
-	_fa_cleanup_(fa_freep) struct fa_cuda_memory *memory = NULL;
+	_fa_cleanup_(fa_freep) struct fa_cuda_range *memory = NULL;
 	struct fa_error error;
 	int r;
 
 	r = fa_cuda_find(driver, buffer->device_data, buffer->bytes, uuid, &error, &memory);
 	if (r < 0)
 		return fa_error_copy(r, &error);
-	look_for_freed(client, driver);
+	mark_freed(client, driver);
 	if (find(client, memory, wire_flags, buffer))
 		return 0;
-	r = hand_over(client, driver, memory, uuid, wire_flags, buffer);
-	if (r == -EDQUOT && make_room(client))
-		r = hand_over(client, driver, memory, uuid, wire_flags, buffer);
+	r = register_range(client, driver, memory, uuid, wire_flags, buffer);
+	if (r == -EDQUOT && drop_all_unused(client))
+		r = register_range(client, driver, memory, uuid, wire_flags, buffer);
 	if (r == 0)
-		(void)fa_steal_ptr(memory); /* the registration's */
+		(void)fa_steal_ptr(memory); /* now the registration's */
 	return r;
 }
 
-/* The GPU of the daemon's, if it has one. */
 static int daemon_device(struct fa_client *client, uint64_t ret_uuid[2])
 {
 	int r;
@@ -414,9 +409,9 @@ int fa_buffer_import_cuda(struct fa_client *client, uint64_t ptr, uint64_t bytes
 			(void)fa_error_copy(r, &error);
 	}
 	if (r == 0) {
-		pthread_mutex_lock(&client->importing);
-		r = import(client, driver, uuid, wire_flags, buffer);
-		pthread_mutex_unlock(&client->importing);
+		pthread_mutex_lock(&client->import_lock);
+		r = import_range(client, driver, uuid, wire_flags, buffer);
+		pthread_mutex_unlock(&client->import_lock);
 	}
 	if (r < 0) {
 		fa_buffer_release(buffer);

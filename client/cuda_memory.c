@@ -17,7 +17,7 @@
 
 int fa_cuda_open(struct fa_error *error, const struct fa_cudriver **ret_driver)
 {
-	/* No lock: a child of fork() must find none that is held. */
+	/* No lock: a child of fork() might find it held. */
 	static struct fa_cudriver *_Atomic opened;
 	struct fa_cudriver *driver = atomic_load(&opened), *none = NULL;
 	CUresult result;
@@ -46,7 +46,7 @@ int fa_cuda_open(struct fa_error *error, const struct fa_cudriver **ret_driver)
 
 /* ---- contexts */
 
-/* Of one call; a driver of NULL: nothing is to be put back. */
+/* Restores the thread's context after a call. driver NULL: nothing to restore. */
 struct scope {
 	const struct fa_cudriver *driver;
 	CUcontext before;
@@ -62,7 +62,7 @@ static void scope_leave(struct scope *scope)
 		(void)scope->driver->cuDevicePrimaryCtxRelease(scope->retained);
 }
 
-/* Makes a context current in which memory at @at (0: that of no context) can be used. */
+/* @at 0: memory of no context. */
 static int scope_enter(const struct fa_cudriver *driver, uint64_t at, CUdevice device,
                        struct fa_error *error, struct scope *ret_scope)
 {
@@ -162,7 +162,7 @@ static bool attribute(const struct fa_cudriver *driver, void *ret_value,
 	return driver->cuPointerGetAttribute(ret_value, attribute, at) == CUDA_SUCCESS;
 }
 
-/* Refuses what is no memory of a GPU's own. */
+/* Refuses all but device memory that can be handed over. */
 static int check_kind(const struct fa_cudriver *driver, uint64_t at, struct fa_error *error)
 {
 	unsigned int managed = 0, type = 0;
@@ -194,7 +194,6 @@ static int check_kind(const struct fa_cudriver *driver, uint64_t at, struct fa_e
 	return 0;
 }
 
-/* Whether it is handed over by a handle. */
 static bool is_legacy(const struct fa_cudriver *driver, uint64_t at)
 {
 	CUipcMemHandle handle;
@@ -220,12 +219,12 @@ static int piece_find(const struct fa_cudriver *driver, uint64_t at, struct fa_e
 	return 0;
 }
 
-static int append(struct fa_cuda_memory **memory, size_t *size, const struct fa_cuda_piece *piece)
+static int append(struct fa_cuda_range **memory, size_t *size, const struct fa_cuda_piece *piece)
 {
 	size_t n = (*memory)->n_pieces;
 
 	if (n == *size) {
-		struct fa_cuda_memory *larger;
+		struct fa_cuda_range *larger;
 
 		larger = realloc(*memory, sizeof(*larger) + 2 * n * sizeof(larger->pieces[0]));
 		if (!larger)
@@ -238,9 +237,9 @@ static int append(struct fa_cuda_memory **memory, size_t *size, const struct fa_
 	return 0;
 }
 
-/* The allocations from the first that holds @at to the one that holds the last byte. */
+/* Collects the allocations from the one that holds @at to the one that holds the last byte. */
 static int walk(const struct fa_cudriver *driver, uint64_t at, uint64_t end, struct fa_error *error,
-                struct fa_cuda_memory **memory)
+                struct fa_cuda_range **memory)
 {
 	size_t size = 1;
 	int r, ordinal;
@@ -250,7 +249,7 @@ static int walk(const struct fa_cudriver *driver, uint64_t at, uint64_t end, str
 		struct fa_cuda_piece piece;
 		uint64_t next = (*memory)->n_pieces ? (*memory)->at + (*memory)->bytes : at;
 
-		if ((*memory)->n_pieces && (*memory)->legacy)
+		if ((*memory)->n_pieces && (*memory)->by_ipc_handle)
 			return fa_fail(error, -EINVAL,
 			               "the range ends at 0x%" PRIx64
 			               ", and the allocation that it begins in at 0x%" PRIx64,
@@ -268,7 +267,7 @@ static int walk(const struct fa_cudriver *driver, uint64_t at, uint64_t end, str
 		if (!(*memory)->n_pieces) {
 			(*memory)->at = piece.at;
 			(*memory)->device = ordinal;
-			(*memory)->legacy = is_legacy(driver, piece.at);
+			(*memory)->by_ipc_handle = is_legacy(driver, piece.at);
 		} else if (ordinal != (*memory)->device || piece.at != next) {
 			return fa_fail(error, -ENOTSUP,
 			               "at 0x%" PRIx64
@@ -285,9 +284,9 @@ static int walk(const struct fa_cudriver *driver, uint64_t at, uint64_t end, str
 }
 
 int fa_cuda_find(const struct fa_cudriver *driver, uint64_t at, uint64_t bytes,
-                 const uint64_t uuid[2], struct fa_error *error, struct fa_cuda_memory **ret_memory)
+                 const uint64_t uuid[2], struct fa_error *error, struct fa_cuda_range **ret_memory)
 {
-	_fa_cleanup_(fa_freep) struct fa_cuda_memory *memory = NULL;
+	_fa_cleanup_(fa_freep) struct fa_cuda_range *memory = NULL;
 	_fa_cleanup_(scope_leave) struct scope scope = {};
 	int ordinal = 0, r;
 	uint64_t end;
@@ -317,7 +316,7 @@ int fa_cuda_find(const struct fa_cudriver *driver, uint64_t at, uint64_t bytes,
 	return 0;
 }
 
-bool fa_cuda_is_alive(const struct fa_cudriver *driver, const struct fa_cuda_memory *memory)
+bool fa_cuda_is_alive(const struct fa_cudriver *driver, const struct fa_cuda_range *memory)
 {
 	for (size_t i = 0; i < memory->n_pieces; ++i) {
 		const struct fa_cuda_piece *piece = &memory->pieces[i];
@@ -332,7 +331,7 @@ bool fa_cuda_is_alive(const struct fa_cudriver *driver, const struct fa_cuda_mem
 
 /* ---- handing over */
 
-int fa_cuda_handle(const struct fa_cudriver *driver, const struct fa_cuda_memory *memory,
+int fa_cuda_handle(const struct fa_cudriver *driver, const struct fa_cuda_range *memory,
                    struct fa_error *error, uint8_t ret_handle[FA_WIRE_HANDLE_BYTES])
 {
 	_fa_cleanup_(scope_leave) struct scope scope = {};
@@ -396,7 +395,7 @@ static int export_piece(const struct fa_cudriver *driver, const struct fa_cuda_p
 	return r;
 }
 
-int fa_cuda_export(const struct fa_cudriver *driver, const struct fa_cuda_memory *memory,
+int fa_cuda_export(const struct fa_cudriver *driver, const struct fa_cuda_range *memory,
                    size_t first, size_t n, struct fa_error *error, int *ret_fds)
 {
 	_fa_cleanup_(scope_leave) struct scope scope = {};
@@ -443,7 +442,7 @@ static int map(const struct fa_cudriver *driver, int fd, struct fa_cuda_mapping 
 		if (result != CUDA_SUCCESS)
 			(void)driver->cuMemAddressFree(at, mapping->bytes);
 	}
-	/* What is mapped lives on without it. */
+	/* The mapping keeps the memory alive. */
 	(void)driver->cuMemRelease(handle);
 	if (result != CUDA_SUCCESS)
 		return fa_cudriver_fail(driver, error, result,
@@ -465,7 +464,7 @@ int fa_cuda_map(const struct fa_cudriver *driver, int fd, uint64_t bytes, const 
 	if (r < 0)
 		return r;
 	r = map(driver, fd, &mapping, error);
-	/* A context that was made for it stays as long as the mapping. */
+	/* A primary context that was retained here is kept as long as the mapping. */
 	if (r == 0 && scope.retained >= 0) {
 		scope.retained = -1;
 		mapping.retained = true;

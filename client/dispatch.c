@@ -1,4 +1,4 @@
-/* For event loops: one descriptor for all of a client. */
+/* For event loops: fa_fd() and fa_dispatch(). */
 #include "client/client.h"
 #include "client/last_error.h"
 #include "client/loss.h"
@@ -13,9 +13,9 @@ int fa_fd(struct fa_client *client)
 	r = fa_client_enter(client);
 	if (r < 0)
 		return r;
-	/* Of what was read before, nobody was told. */
-	if (!client->watched) {
-		client->watched = true;
+	/* Nothing was signalled for what was read before. */
+	if (!client->fd_watched) {
+		client->fd_watched = true;
 		fa_client_ring_arm(&client->connection.ring);
 		fa_client_notify(client);
 	}
@@ -31,17 +31,17 @@ int fa_dispatch(struct fa_client *client)
 	r = fa_client_enter(client);
 	if (r < 0)
 		return r;
-	/* Wake-ups are let go of first, and asked for again; then comes the last look. But a
-	 * thread that sleeps for them would sleep on: it lets go of them itself. */
+	/* Consume and arm before the last look, so that no wake-up is missed. A leader consumes its
+	 * own: it may sleep for them. */
 	if (client->connection.ring.memory && client->state == FA_CLIENT_CONNECTED) {
 		if (!client->leader)
 			fa_client_ring_drain(&client->connection.ring);
 		fa_client_ring_arm(&client->connection.ring);
 	}
 	fa_client_receive(client, true);
-	if (client->rung)
+	if (client->fd_readable)
 		(void)eventfd_read(client->event_fd, &count);
-	client->rung = false;
+	client->fd_readable = false;
 	r = client->state == FA_CLIENT_LOST ? fa_client_lost_error(client) : 0;
 	fa_client_leave(client);
 	return r;

@@ -28,7 +28,7 @@ int fa_gate_check(const char *what, const struct fa_gate *gate, bool may_be_out)
 	return 0;
 }
 
-int fa_request_gates(struct fa_request *request, const struct fa_gates *gates)
+int fa_request_gates(struct fa_client_request *request, const struct fa_gates *gates)
 {
 	const void *known;
 	int r;
@@ -64,7 +64,7 @@ int fa_request_gates(struct fa_request *request, const struct fa_gates *gates)
 	return 0;
 }
 
-bool fa_request_is_gated(const struct fa_request *request)
+bool fa_request_is_gated(const struct fa_client_request *request)
 {
 	const struct fa_wire_message *message = &request->message;
 
@@ -73,7 +73,7 @@ bool fa_request_is_gated(const struct fa_request *request)
 	        (message->step_attend_layers.has_wait || message->step_attend_layers.has_signal));
 }
 
-int fa_gates_prepare(struct fa_client *client, const struct fa_request *request)
+int fa_gates_prepare(struct fa_client *client, const struct fa_client_request *request)
 {
 	const struct fa_wire_message *message = &request->message;
 	int r;
@@ -103,7 +103,7 @@ static void plan(struct fa_timeline *timeline, const struct fa_wire_gate *signal
 		timeline->planned[signal->slot] = value;
 }
 
-void fa_gates_sent(struct fa_client *client, const struct fa_request *request)
+void fa_gates_sent(struct fa_client *client, const struct fa_client_request *request)
 {
 	const struct fa_wire_message *message = &request->message;
 	const struct fa_wire_step_attend_layers *layers = &message->step_attend_layers;

@@ -1,4 +1,4 @@
-/* The gates of requests: timeline values that a request waits for and signals. */
+/* Gates: timeline values that a request waits for and signals. */
 #pragma once
 
 #include "client/client.h"
@@ -6,17 +6,17 @@
 
 #include <stdbool.h>
 
-/* Checks the caller's gates and puts them into the request. NULL: none. */
-int fa_request_gates(struct fa_request *request, const struct fa_gates *gates);
-/* Checks one gate. @may_be_out: a slot of the daemon's is allowed. */
+/* Checks and adds the caller's gates; NULL: none. */
+int fa_request_gates(struct fa_client_request *request, const struct fa_gates *gates);
+/* @may_be_out: a slot of the daemon's is allowed. */
 int fa_gate_check(const char *what, const struct fa_gate *gate, bool may_be_out);
-bool fa_request_is_gated(const struct fa_request *request);
+bool fa_request_is_gated(const struct fa_client_request *request);
 
 /* With the mutex, of a request with gates. */
-/* Before it is sent, with the connection standing: sets the timeline up; the mutex may be released
- * meanwhile. -ECONNRESET: it waits for a value that was lost. */
-int fa_gates_prepare(struct fa_client *client, const struct fa_request *request);
+/* Before sending: sets the timeline up; may release the mutex. -ECONNRESET: a wait is for a lost
+ * value. */
+int fa_gates_prepare(struct fa_client *client, const struct fa_client_request *request);
 /* Returns true if the timeline is set up for the current connection. */
 bool fa_gates_are_ready(const struct fa_client *client);
 /* After it was sent. */
-void fa_gates_sent(struct fa_client *client, const struct fa_request *request);
+void fa_gates_sent(struct fa_client *client, const struct fa_client_request *request);

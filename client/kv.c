@@ -23,7 +23,7 @@ int fa_kv_name(const char *name, struct fa_wire_string *ret_name)
 }
 
 int fa_kv_call(struct fa_client *client, struct fa_wire_message *message, bool by_number,
-               struct fa_call *call)
+               struct fa_client_call *call)
 {
 	int r;
 

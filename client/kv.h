@@ -6,11 +6,9 @@
 
 #include <stdbool.h>
 
-/*
- * Without the mutex. Sends @message and waits for its reply. @by_number: the message names an object
- * by its number; -ENOENT becomes -ESTALE if a session was lost.
- */
+/* Without the mutex. @by_number: the message names an object by number, and -ENOENT becomes -ESTALE
+ * if a session was lost. */
 int fa_kv_call(struct fa_client *client, struct fa_wire_message *message, bool by_number,
-               struct fa_call *call);
+               struct fa_client_call *call);
 /* Checks a name of the caller's; -EINVAL, -ENAMETOOLONG. */
 int fa_kv_name(const char *name, struct fa_wire_string *ret_name);

@@ -22,7 +22,7 @@ static void make_key(void)
 	have_key = !pthread_key_create(&key, free);
 }
 
-/* NULL if there is no memory for one; then fa_error() says nothing. */
+/* NULL: no memory, and fa_error() returns an empty string. */
 static struct fa_error *thread_error(void)
 {
 	struct fa_error *error;

@@ -13,19 +13,19 @@
 
 int fa_client_lost_error(struct fa_client *client)
 {
-	/* Between two connections the reason is that of the one that was lost last. */
+	/* While reconnecting, the reason is that of the last loss. */
 	return fa_error_copy(client->lost_code, &client->lost_error);
 }
 
-/* What the page says at the end is known; the rest is lost. */
+/* Stores results that the page still tells; all other requests end with the loss. */
 static void end_requests(struct fa_client *client)
 {
 	for (uint32_t i = 0; i < FA_COMPLETION_SLOTS; ++i) {
 		struct fa_client_stream *stream = &client->streams[i];
 
 		(void)fa_result_collect(client, i);
-		while (stream->known < stream->submitted) {
-			if (fa_result_probe(client, i, stream->known + 1, true) > 0)
+		while (stream->finished < stream->submitted) {
+			if (fa_result_probe(client, i, stream->finished + 1, true) > 0)
 				fa_result_store(stream, 0, NULL, 0, 0, 0, 0);
 			else
 				fa_result_store(stream, client->lost_code, client->lost_error.text,
@@ -33,7 +33,7 @@ static void end_requests(struct fa_client *client)
 		}
 	}
 	client->in_flight = 0;
-	client->detached = 0;
+	client->detached_replies = 0;
 }
 
 void fa_client_lose(struct fa_client *client, int code, const char *format, ...)
@@ -52,7 +52,7 @@ void fa_client_lose(struct fa_client *client, int code, const char *format, ...)
 
 	end_requests(client);
 	fa_list_for_each(pos, &client->calls) {
-		struct fa_call *call = fa_container_of(pos, struct fa_call, link);
+		struct fa_client_call *call = fa_container_of(pos, struct fa_client_call, link);
 
 		if (call->done)
 			continue;
@@ -61,22 +61,24 @@ void fa_client_lose(struct fa_client *client, int code, const char *format, ...)
 		call->error = client->lost_error;
 	}
 
-	/* Wakes who polls it. It has to leave the epoll set by name, as a child of
-	 * fork() may keep it open. */
+	/* Wakes threads that poll the socket. Removed from the epoll set explicitly: a child of
+	 * fork() may keep the socket open. */
 	(void)epoll_ctl(client->epoll_fd, EPOLL_CTL_DEL, client->connection.socket, NULL);
 	if (client->connection.ring.memory)
 		(void)epoll_ctl(client->epoll_fd, EPOLL_CTL_DEL, client->connection.ring.wake,
 		                NULL);
 	(void)shutdown(client->connection.socket, SHUT_RDWR);
 	fa_list_for_each(pos, &client->waiters) {
-		struct fa_waiter *waiter = fa_container_of(pos, struct fa_waiter, link);
+		struct fa_client_waiter *waiter = fa_container_of(pos, struct fa_client_waiter,
+		                                                  link);
 
-		/* Who waits for a result sees it now. */
+		/* Threads that wait for a result copy it now. */
 		(void)waiter->ready(client, waiter);
 		pthread_cond_signal(&waiter->wake);
 	}
 	fa_list_for_each(pos, &client->spinning) {
-		struct fa_waiter *waiter = fa_container_of(pos, struct fa_waiter, link);
+		struct fa_client_waiter *waiter = fa_container_of(pos, struct fa_client_waiter,
+		                                                  link);
 
 		(void)waiter->ready(client, waiter);
 	}

@@ -3,9 +3,9 @@
 
 #include "client/client.h"
 
-/* Gives the connection up: all that wait end with @code (-ECONNRESET, or -EPROTO if one side broke
- * the protocol) and this sentence. Does nothing if the connection is lost already. */
+/* Gives the connection up: all that wait end with @code (-ECONNRESET, or -EPROTO if the protocol
+ * was broken). No-op if it is lost already. */
 void fa_client_lose(struct fa_client *client, int code, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
-/* Sets the thread's sentence to why the connection was lost; returns the code. */
+/* Sets the sentence to the loss's, and returns its code. */
 int fa_client_lost_error(struct fa_client *client);

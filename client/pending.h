@@ -1,4 +1,4 @@
-/* Threads that wait, and calls without a reply yet. Both lie on the waiting thread's stack. */
+/* Waiting threads, and calls in flight; on the waiting thread's stack. */
 #pragma once
 
 #include "client/faclient.h"
@@ -11,20 +11,20 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* ids of messages whose reply no thread waits for have this bit. */
+/* Set in ids of messages whose reply is ignored. */
 #define FA_ID_DETACHED (1ull << 63)
 
-struct fa_waiter {
+struct fa_client_waiter {
 	struct fa_list link; /* fa_client.waiters or .spinning */
 	pthread_cond_t wake;
-	/* Must return true once the connection is lost. Any thread calls it, with the mutex, when
-	 * something has arrived; it may copy what it sees, as the waiting thread runs later. */
-	bool (*ready)(const struct fa_client *client, struct fa_waiter *waiter);
+	/* Called by any thread, with the mutex, when something has arrived; may copy what it sees.
+	 * Must return true once the connection is lost. */
+	bool (*ready)(const struct fa_client *client, struct fa_client_waiter *waiter);
 };
 
 /* A message that has one reply, and that reply. */
-struct fa_call {
-	struct fa_waiter waiter;
+struct fa_client_call {
+	struct fa_client_waiter waiter;
 	struct fa_list link; /* fa_client.calls */
 	enum fa_wire_type type, expect;
 	size_t expect_fds;

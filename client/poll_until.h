@@ -4,7 +4,6 @@
 #include <poll.h>
 #include <stdint.h>
 
-/* Polls one descriptor for @events. Returns 0, or -EAGAIN at the deadline. */
+/* 0, or -EAGAIN at the deadline. */
 int fa_poll(int fd, short events, uint64_t deadline_ns);
-/* Polls several descriptors. */
 int fa_poll_all(struct pollfd *fds, unsigned int n, uint64_t deadline_ns);

@@ -11,29 +11,27 @@
 #include <errno.h>
 #include <sys/eventfd.h>
 
-/* A daemon may have died while it polled the ring: after such a pause the socket is
- * looked at before anything more is put. */
+/* After a pause this long, the socket is checked before a put. */
 #define PAUSE_NS FA_NS_PER_MS
 
 struct room_waiter {
-	struct fa_waiter waiter;
+	struct fa_client_waiter waiter;
 	size_t length;
 	uint32_t epoch;
 };
 
-static bool room_ready(const struct fa_client *client, struct fa_waiter *waiter)
+static bool room_ready(const struct fa_client *client, struct fa_client_waiter *waiter)
 {
 	const struct room_waiter *room = fa_container_of(waiter, const struct room_waiter, waiter);
 
 	if (client->state == FA_CLIENT_LOST || client->epoch != room->epoch ||
 	    fa_ring_has_room(&client->connection.ring.end, room->length))
 		return true;
-	/* Less room than this came, and was told; so once more, and a last look. */
+	/* The wake-up was for less room than this request needs: ask again, and look once more. */
 	fa_ring_want_room((struct fa_ring_producer *)&client->connection.ring.end);
 	return fa_ring_has_room(&client->connection.ring.end, room->length);
 }
 
-/* The same for the ring. */
 static int await_ring_room(struct fa_client *client, size_t length, uint64_t deadline_ns)
 {
 	struct room_waiter room = { .waiter.ready = room_ready,
@@ -48,11 +46,8 @@ static int await_ring_room(struct fa_client *client, size_t length, uint64_t dea
 	return r < 0 ? fa_send_give_up(client) : 0;
 }
 
-/*
- * A ring takes messages whether anybody lives at its other end or not. What is put while
- * requests follow one another is in flight then, like those before; but after a pause it
- * is worth a look at the socket.
- */
+/* A ring takes messages even if the daemon is dead. In quick succession they end like those before;
+ * after a pause the socket tells. */
 static int check_after_pause(struct fa_client *client)
 {
 	struct fa_client_ring *ring = &client->connection.ring;
@@ -65,19 +60,19 @@ static int check_after_pause(struct fa_client *client)
 	return client->state == FA_CLIENT_LOST ? fa_client_lost_error(client) : 0;
 }
 
-static int put(struct fa_client *client, const void *bytes, size_t length)
+static int put_in_ring(struct fa_client *client, const void *bytes, size_t length)
 {
 	struct fa_client_ring *ring = &client->connection.ring;
 	int r;
 
-	if (client->watched)
+	if (client->fd_watched)
 		fa_client_ring_arm(&client->connection.ring);
 	r = fa_ring_put(&ring->end, bytes, length);
 	if (r == -EPROTO) {
 		fa_client_lose(client, -EPROTO, "the daemon's ring is out of order");
 		return fa_client_lost_error(client);
 	}
-	/* One that is full wakes already. The daemon may make it one for which a write waits. */
+	/* A full doorbell wakes already. The daemon could have made it one that blocks. */
 	if (r == 0 && fa_ring_must_ring(&ring->end) && !fa_poll(ring->doorbell, POLLOUT, 0))
 		(void)eventfd_write(ring->doorbell, 1);
 	return r;
@@ -105,7 +100,7 @@ int fa_request_post(struct fa_client *client, struct fa_wire_message *message, u
 		/* The connecting thread uses client->out, without the mutex. */
 		if (client->state == FA_CLIENT_LOST)
 			return fa_client_lost_error(client);
-		/* The value is the next one at the moment of sending. */
+		/* Set right before sending: another thread may have sent a request meanwhile. */
 		*value = stream->submitted + 1 - stream->base;
 		by_ring = client->connection.ring.memory;
 		r = by_ring ? check_after_pause(client) : 0;
@@ -113,12 +108,12 @@ int fa_request_post(struct fa_client *client, struct fa_wire_message *message, u
 			r = fa_encode(client, message, &bytes, &length);
 		if (r < 0)
 			return r;
-		r = by_ring ? put(client, bytes, length)
+		r = by_ring ? put_in_ring(client, bytes, length)
 		            : fa_send_once(client, bytes, length, NULL, 0);
 		if (r != -EAGAIN)
 			return r;
 		if (deadline_ns == FA_DEADLINE_REPLY)
-			deadline_ns = fa_deadline_ns(client->call_ns);
+			deadline_ns = fa_deadline_ns(client->reply_ns);
 		r = by_ring ? await_ring_room(client, length, deadline_ns)
 		            : fa_send_await_socket(client, false, deadline_ns);
 		if (r < 0)

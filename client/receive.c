@@ -1,6 +1,6 @@
 /*
- * What the daemon sends is checked like anything that comes from outside: a message that does not
- * fit what was asked ends the connection with -EPROTO.
+ * All input is checked: a message that does not fit what was asked ends the connection with
+ * -EPROTO.
  */
 #include "client/receive.h"
 
@@ -24,7 +24,7 @@ bool fa_client_collect(struct fa_client *client, uint32_t id)
 	if (r < 0)
 		fa_client_lose(client, -EPROTO,
 		               "the daemon has no record of request %llu of stream %u",
-		               (unsigned long long)(stream->known + 1 - stream->base), id);
+		               (unsigned long long)(stream->finished + 1 - stream->base), id);
 	else if (r > 0)
 		fa_client_notify(client);
 	return r > 0;
@@ -43,12 +43,12 @@ bool fa_client_collect_all(struct fa_client *client)
 
 /* ---- messages */
 
-static struct fa_call *find_call(struct fa_client *client, uint64_t id)
+static struct fa_client_call *find_call(struct fa_client *client, uint64_t id)
 {
 	struct fa_list *pos;
 
 	fa_list_for_each(pos, &client->calls) {
-		struct fa_call *call = fa_container_of(pos, struct fa_call, link);
+		struct fa_client_call *call = fa_container_of(pos, struct fa_client_call, link);
 
 		if (call->id == id && !call->done)
 			return call;
@@ -66,7 +66,7 @@ static void handle_reply(struct fa_client *client, const struct fa_wire_message 
 {
 	const struct fa_wire_reply *reply = &message->reply;
 	bool plain = message->type == FA_WIRE_REPLY;
-	struct fa_call *call;
+	struct fa_client_call *call;
 
 	/* The daemon says why it is about to close the connection. */
 	if (plain && !message->id && reply->status < 0) {
@@ -75,8 +75,8 @@ static void handle_reply(struct fa_client *client, const struct fa_wire_message 
 		               text_of(&reply->text));
 		return;
 	}
-	if (message->id & FA_ID_DETACHED && plain && client->detached) {
-		--client->detached;
+	if (message->id & FA_ID_DETACHED && plain && client->detached_replies) {
+		--client->detached_replies;
 		return;
 	}
 
@@ -117,7 +117,7 @@ static void handle_reply(struct fa_client *client, const struct fa_wire_message 
 		call->ring = message->ring_reply;
 		for (size_t i = 0; i < FA_WIRE_RING_FDS; ++i)
 			call->ring_fds[i] = fa_steal_fd(&fds[i]);
-		client->ring_near = true;
+		client->ring_setup_answered = true;
 		break;
 	case FA_WIRE_TIMELINE_REPLY:
 		call->timeline = message->timeline_reply;
@@ -144,27 +144,27 @@ static void handle_completion(struct fa_client *client, const struct fa_wire_mes
 		return;
 	}
 	stream = &client->streams[completion->stream];
-	/* Those before it that succeeded have no Completion. */
+	/* Requests before it that succeeded have no Completion. */
 	(void)fa_client_collect(client, completion->stream);
 	if (client->state == FA_CLIENT_LOST)
 		return;
-	/* The records go when the daemon closes the connection; what it sent before is here. */
+	/* The connection was closed after this Completion, and the records are gone. */
 	if (client->connection.ring.memory && completion->status <= 0 &&
-	    completion->value > stream->known + 1 - stream->base &&
+	    completion->value > stream->finished + 1 - stream->base &&
 	    completion->value <= stream->submitted - stream->base &&
 	    fa_result_probe(client, completion->stream, completion->value + stream->base, false)) {
 		fa_client_lose(client, -ECONNRESET,
 		               "the daemon ended the connection before its results were read");
 		return;
 	}
-	if (stream->known == stream->submitted ||
-	    completion->value != stream->known + 1 - stream->base || completion->status > 0) {
+	if (stream->finished == stream->submitted ||
+	    completion->value != stream->finished + 1 - stream->base || completion->status > 0) {
 		fa_client_lose(client, -EPROTO,
 		               "the daemon completed request %llu of stream %u out of turn",
 		               (unsigned long long)completion->value, completion->stream);
 		return;
 	}
-	/* Somebody may know of a success that the device has told before it was lost. */
+	/* A thread may have seen the success that the device signalled before the failure. */
 	told = fa_completion_is_early(&client->connection.page[completion->stream],
 	                              completion->value);
 	fa_result_store(stream, told ? 0 : completion->status, completion->text.text,
@@ -182,7 +182,6 @@ static bool is_reply(enum fa_wire_type type)
 	       type == FA_WIRE_RING_REPLY || type == FA_WIRE_TIMELINE_REPLY;
 }
 
-/* Consumes the descriptors; false if there was no packet, or it was the last. */
 bool fa_client_handle_packet(struct fa_client *client, struct fa_client_packet *packet)
 {
 	struct fa_wire_message message;
@@ -197,7 +196,7 @@ bool fa_client_handle_packet(struct fa_client *client, struct fa_client_packet *
 		               strerror((int)-n));
 		return false;
 	}
-	/* There was room when it was asked. */
+	/* fa_connection_check_fds() found room for them. */
 	if (n == -EMFILE) {
 		fa_client_lose(client, -ECONNRESET,
 		               "the daemon sent descriptors, and this process can have no more");
@@ -235,15 +234,15 @@ static bool receive_one(struct fa_client *client)
 	return fa_client_handle_packet(client, &packet);
 }
 
-/* Something was asked whose answer has not been read. */
-static bool is_due(const struct fa_client *client)
+/* Returns true if a reply or Completion is due. */
+static bool is_reply_due(const struct fa_client *client)
 {
 	struct fa_list *pos;
 
-	if (client->in_flight || client->detached)
+	if (client->in_flight || client->detached_replies)
 		return true;
 	fa_list_for_each(pos, &client->calls)
-		if (!fa_container_of(pos, struct fa_call, link)->done)
+		if (!fa_container_of(pos, struct fa_client_call, link)->done)
 			return true;
 	return false;
 }
@@ -254,30 +253,31 @@ void fa_client_wake(struct fa_client *client)
 {
 	struct fa_list *pos;
 
-	/* Behind a failure whose Completion has come there may be more. */
+	/* Records behind the failure whose Completion has arrived can be read now. */
 	(void)fa_client_collect_all(client);
 	if (client->state != FA_CLIENT_CONNECTED)
 		return;
 	fa_list_for_each(pos, &client->waiters) {
-		struct fa_waiter *waiter = fa_container_of(pos, struct fa_waiter, link);
+		struct fa_client_waiter *waiter = fa_container_of(pos, struct fa_client_waiter,
+		                                                  link);
 
 		if (waiter->ready(client, waiter))
 			pthread_cond_signal(&waiter->wake);
 	}
 	fa_list_for_each(pos, &client->spinning) {
-		struct fa_waiter *waiter = fa_container_of(pos, struct fa_waiter, link);
+		struct fa_client_waiter *waiter = fa_container_of(pos, struct fa_client_waiter,
+		                                                  link);
 
 		(void)waiter->ready(client, waiter);
 	}
 }
 
-/* @any: something was read before. */
 void fa_client_read_socket(struct fa_client *client, bool all, bool any)
 {
-	while (client->state == FA_CLIENT_CONNECTED && (all || is_due(client)) &&
+	while (client->state == FA_CLIENT_CONNECTED && (all || is_reply_due(client)) &&
 	       receive_one(client))
 		any = true;
-	/* Whoever lost the connection has woken everybody. */
+	/* fa_client_lose() has woken all. */
 	if (any && client->state == FA_CLIENT_CONNECTED)
 		fa_client_wake(client);
 }
@@ -286,8 +286,8 @@ void fa_client_receive(struct fa_client *client, bool all)
 {
 	if (fa_client_collect_all(client))
 		fa_client_wake(client);
-	/* Were what the leader waits for read by another thread, poll() would not
-	 * return. It is about to read. */
+	/* If another thread read what the leader waits for, the leader's poll() would not
+	 * return. */
 	if (!client->leader)
 		fa_client_read_socket(client, all, false);
 }

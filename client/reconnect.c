@@ -1,7 +1,4 @@
-/*
- * Making another connection that holds the same buffers and streams. One thread connects at a time,
- * without the mutex, so that results that have arrived can still be had meanwhile.
- */
+/* One thread reconnects at a time, without the mutex: stored results can be had meanwhile. */
 #include "client/reconnect.h"
 
 #include "client/last_error.h"
@@ -15,58 +12,59 @@
 #include <sys/epoll.h>
 #include <time.h>
 
-/* A daemon that ends as soon as it is started will do so again. */
+/* A daemon that exits at its start will do so again. */
 #define SPAWNS_MAX 3
 
 #define RETRY_FIRST_NS FA_NS_PER_MS
 
 #define RETRY_LAST_NS (50 * FA_NS_PER_MS)
 
-/* More than a daemon takes from making its socket to setting that's mode and group. */
-#define FORBIDDEN_NS (200 * FA_NS_PER_MS)
+/* Longer than from a daemon's bind() to its chmod() and chown(). */
+#define EACCES_RETRY_NS (200 * FA_NS_PER_MS)
 
 /* ---- connecting again, without the mutex */
 
-/* Worth another try: the daemon may be on its way back; or it is about to end, as its GPU is
- * lost; or it lives, and still holds what the lost session had. */
-static bool is_passing(int code)
+/* The daemon may restart, be about to exit as its GPU is lost, or hold the quota of the lost
+ * session. */
+static bool is_transient(int code)
 {
 	return code == -ENOENT || code == -ECONNREFUSED || code == -ECONNRESET ||
 	       code == -ESHUTDOWN || code == -ENODEV || code == -EAGAIN || code == -EDQUOT;
 }
 
-/* Even if nothing comes of @connection, its session is the one to come back to. */
+/* Even if @connection is given up, its session is the one to resume. */
 static void remember_session(struct fa_client *client, const struct fa_connection *connection)
 {
-	client->resume = (struct fa_resume){ .secret = connection->secret,
-		                             .generation = connection->generation };
+	client->session_key = (struct fa_session_key){ .secret = connection->secret,
+		                                       .generation = connection->generation };
 	client->session_lost = client->session_lost || !connection->resumed;
 }
 
-/* *said is what the last daemon that was started says, or -1 if that was none, or it serves. */
-static int try_again(struct fa_client *client, uint64_t deadline_ns, struct fa_error *error,
-                     int *said, struct fa_connection *ret_connection)
+/* *daemon_stderr: of a daemon that was spawned and does not serve yet; else -1. */
+static int retry(struct fa_client *client, uint64_t deadline_ns, struct fa_error *error,
+                 int *daemon_stderr, struct fa_connection *ret_connection)
 {
-	uint64_t pause = RETRY_FIRST_NS, forbidden_until_ns = 0;
+	uint64_t pause = RETRY_FIRST_NS, eacces_until_ns = 0;
 	int r, spawns = 0;
 
 	for (;;) {
 		struct timespec sleep = { .tv_nsec = (long)pause };
 		struct fa_connection connection;
 
-		r = fa_connection_open(client->path, client->name, &client->resume, client->in,
+		r = fa_connection_open(client->path, client->name, &client->session_key, client->in,
 		                       client->out, deadline_ns, error, &connection);
 		if ((r == -ENOENT || r == -ECONNREFUSED) && client->spawned &&
 		    spawns++ < SPAWNS_MAX) {
-			fa_close_fdp(said);
-			r = fa_spawn(client->daemon, client->config, client->path, error, said);
+			fa_close_fdp(daemon_stderr);
+			r = fa_spawn(client->daemon, client->config, client->path, error,
+			             daemon_stderr);
 			if (r < 0)
 				return r;
 			continue;
 		}
 		if (r >= 0) {
-			/* It serves: what is wrong from now on it says itself. */
-			fa_close_fdp(said);
+			/* The daemon serves, and reports errors itself from now on. */
+			fa_close_fdp(daemon_stderr);
 			remember_session(client, &connection);
 			r = fa_restore(client, &connection, deadline_ns, error);
 			if (r >= 0) {
@@ -75,10 +73,10 @@ static int try_again(struct fa_client *client, uint64_t deadline_ns, struct fa_e
 			}
 			fa_connection_close(&connection);
 		}
-		/* A socket is nobody's before its mode and group are set. What it is then stays. */
-		if (r == -EACCES && !forbidden_until_ns)
-			forbidden_until_ns = fa_deadline_ns(FORBIDDEN_NS);
-		if (r == -EACCES ? fa_now_ns() >= forbidden_until_ns : !is_passing(r))
+		/* Mode and group are set after bind(), and then stay. */
+		if (r == -EACCES && !eacces_until_ns)
+			eacces_until_ns = fa_deadline_ns(EACCES_RETRY_NS);
+		if (r == -EACCES ? fa_now_ns() >= eacces_until_ns : !is_transient(r))
 			return r;
 		if (fa_now_ns() >= deadline_ns)
 			return r;
@@ -90,11 +88,12 @@ static int try_again(struct fa_client *client, uint64_t deadline_ns, struct fa_e
 static int connect_again(struct fa_client *client, uint64_t deadline_ns, struct fa_error *error,
                          struct fa_connection *ret_connection)
 {
-	_fa_cleanup_(fa_close_fdp) int said = -1;
+	_fa_cleanup_(fa_close_fdp) int daemon_stderr = -1;
 	int r;
 
-	r = try_again(client, deadline_ns, error, &said, ret_connection);
-	return r < 0 && said >= 0 ? fa_spawn_explain(said, r, deadline_ns, error) : r;
+	r = retry(client, deadline_ns, error, &daemon_stderr, ret_connection);
+	return r < 0 && daemon_stderr >= 0 ? fa_spawn_explain(daemon_stderr, r, deadline_ns, error)
+	                                   : r;
 }
 
 /* ---- with the mutex */
@@ -110,8 +109,8 @@ void fa_client_adopt(struct fa_client *client, struct fa_connection *connection)
 	                               : FA_RESULTS;
 	++client->epoch;
 	fa_step_forget_abandoned(client);
-	client->ring_try_ns = 0;
-	client->ring_pause_ns = FA_RING_RETRY_FIRST_NS;
+	client->ring_retry_at_ns = 0;
+	client->ring_backoff_ns = FA_RING_RETRY_FIRST_NS;
 	for (size_t i = 0; i < FA_COMPLETION_SLOTS; ++i)
 		client->streams[i].base = client->streams[i].submitted;
 	client->state = FA_CLIENT_CONNECTED;
@@ -127,7 +126,7 @@ static int reconnect(struct fa_client *client, uint64_t timeout_ns)
 	int r;
 
 	client->connecting = true;
-	while (client->outside)
+	while (client->pins)
 		pthread_cond_wait(&client->changed, &client->lock);
 	fa_connection_close(&client->connection);
 

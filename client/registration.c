@@ -6,15 +6,16 @@
 #include <string.h>
 #include <unistd.h>
 
-struct fa_registration *fa_registration_new(enum fa_wire_buffer_kind kind, uint32_t wire_flags,
-                                            uint64_t offset, uint64_t bytes)
+struct fa_client_registration *fa_registration_new(enum fa_wire_buffer_kind kind,
+                                                   uint32_t wire_flags, uint64_t offset,
+                                                   uint64_t bytes)
 {
-	struct fa_registration *registration;
+	struct fa_client_registration *registration;
 
-	registration = fa_new(struct fa_registration);
+	registration = fa_new(struct fa_client_registration);
 	if (!registration)
 		return NULL;
-	*registration = (struct fa_registration){
+	*registration = (struct fa_client_registration){
 		.kind = kind,
 		.wire_flags = wire_flags,
 		.offset = offset,
@@ -25,7 +26,7 @@ struct fa_registration *fa_registration_new(enum fa_wire_buffer_kind kind, uint3
 	return registration;
 }
 
-void fa_registration_free(struct fa_registration *registration)
+void fa_registration_free(struct fa_client_registration *registration)
 {
 	if (!registration)
 		return;
@@ -40,7 +41,7 @@ static bool has_id(const struct fa_list *registrations, uint32_t id)
 	struct fa_list *pos;
 
 	fa_list_for_each(pos, registrations)
-		if (fa_container_of(pos, struct fa_registration, link)->id == id)
+		if (fa_container_of(pos, struct fa_client_registration, link)->id == id)
 			return true;
 	return false;
 }
@@ -51,12 +52,13 @@ static bool id_is_used(const struct fa_client *client, uint32_t id)
 	       has_id(&client->cuda_unused, id);
 }
 
-void fa_registration_assign_id(struct fa_client *client, struct fa_registration *registration)
+void fa_registration_assign_id(struct fa_client *client,
+                               struct fa_client_registration *registration)
 {
 	static const uint32_t wrapped = UINT32_MAX / 2;
 	uint32_t id = client->last_registration;
 
-	/* Ids are used once, until there are no more; searching is for then. */
+	/* Ids are not reused until they wrap around; from then on used ones are skipped. */
 	do
 		++id;
 	while (!id || (id > wrapped && id_is_used(client, id)));
@@ -64,7 +66,7 @@ void fa_registration_assign_id(struct fa_client *client, struct fa_registration 
 	registration->id = id;
 }
 
-void fa_registration_message(const struct fa_registration *registration,
+void fa_registration_message(const struct fa_client_registration *registration,
                              struct fa_wire_message *ret_message)
 {
 	*ret_message = (struct fa_wire_message){

@@ -2,7 +2,7 @@
 
 #include "client/tensor.h"
 
-int fa_request_tensor(struct fa_request *request, const char *name, struct fa_client *client,
+int fa_request_tensor(struct fa_client_request *request, const char *name, struct fa_client *client,
                       const struct fa_tensor *tensor, uint32_t rank, struct fa_wire_view *ret_view)
 {
 	int r;
@@ -10,7 +10,7 @@ int fa_request_tensor(struct fa_request *request, const char *name, struct fa_cl
 	r = fa_tensor_view(name, client, tensor, rank, ret_view);
 	if (r < 0)
 		return r;
-	request->tensors[request->n_tensors++] = (struct fa_request_tensor){ name, tensor };
+	request->tensors[request->n_tensors++] = (struct fa_client_request_tensor){ name, tensor };
 	return 0;
 }
 

@@ -1,4 +1,4 @@
-/* A request of a stream while it is built and sent, on the calling thread's stack. */
+/* A request of a stream, while it is built and sent. */
 #pragma once
 
 #include "client/faclient.h"
@@ -9,9 +9,9 @@
 
 #define FA_REQUEST_TENSORS 7
 
-struct fa_request {
+struct fa_client_request {
 	struct fa_wire_message message; /* the caller sets its type */
-	struct fa_request_tensor {
+	struct fa_client_request_tensor {
 		const char *name;
 		const struct fa_tensor *tensor;
 	} tensors[FA_REQUEST_TENSORS];
@@ -20,10 +20,9 @@ struct fa_request {
 	struct fa_gates gates; /* copy of an older caller's */
 };
 
-/* Adds a tensor: makes its view, and its buffer is checked again when the request is sent. */
-int fa_request_tensor(struct fa_request *request, const char *name, struct fa_client *client,
+/* Adds a tensor. Its buffer is checked again when the request is sent. */
+int fa_request_tensor(struct fa_client_request *request, const char *name, struct fa_client *client,
                       const struct fa_tensor *tensor, uint32_t rank, struct fa_wire_view *ret_view);
-/* Returns where the message has its stream, and in *ret_value where it has its value. */
+/* Return where a message has its stream and value, and how many values it takes. */
 uint32_t *fa_request_stream(struct fa_wire_message *message, uint64_t **ret_value);
-/* Returns how many values of its stream the message takes. */
 uint64_t fa_request_values(const struct fa_wire_message *message);

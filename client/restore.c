@@ -1,6 +1,6 @@
 /*
- * Telling a new daemon what the client holds: without the client's mutex, by the
- * thread that connects again (internal.h), while nobody changes the lists.
+ * Registers a client's buffers and streams with a new daemon. Runs in the connecting thread,
+ * without the mutex.
  */
 #include "client/restore.h"
 
@@ -15,30 +15,25 @@
 #include <string.h>
 #include <sys/socket.h>
 
-/* Registrations under way at once: bounded, as the kernel bounds the descriptors
- * that lie in sockets. */
+/* Messages in flight: the kernel bounds the descriptors that lie in sockets. */
 #define RESTORE_DEPTH 64
 
-/*
- * What the new daemon is told, in order: registrations of buffers that are in use,
- * and streams. Memory of the program's goes over once more from where it is now; if it
- * cannot (it was freed, or this daemon has another device) the connection stands
- * without it, and the registration remembers why.
- */
+/* Registrations in use first, then streams. CUDA memory that cannot be exported again (freed, or of
+ * another device) does not end the connection: its registration keeps the reason. */
 struct restore {
 	struct fa_client *client;
 	struct fa_connection *connection;
-	struct fa_list *next; /* what is due: .registrations and then .cuda_used of the client */
-	size_t pieces;        /* of it that were sent */
+	struct fa_list *next; /* next registration: of client.registrations, then of .cuda_used */
+	size_t pieces;        /* pieces of it that were sent */
 	uint32_t next_stream;
 	uint64_t sent, answered;
-	bool crowded; /* descriptors of this user's other clients are in the way */
+	bool too_many_fds; /* sockets of this user hold too many descriptors */
 	struct fa_error *error;
 
-	/* The next message, if it was made and not sent so far. */
+	/* The next message, if it was made and not sent yet. */
 	bool made;
 	struct fa_wire_message message;
-	int fds[FA_WIRE_FDS_MAX]; /* borrowed if there is one alone, else owned */
+	int fds[FA_WIRE_FDS_MAX]; /* borrowed if there is one, else owned */
 	size_t n_fds;
 	bool owns_fds;
 };
@@ -52,15 +47,16 @@ static void restore_clear(struct restore *restore)
 	restore->made = false;
 }
 
-static void set_missing(struct fa_registration *registration, int code, const char *text)
+static void set_missing(struct fa_client_registration *registration, int code, const char *text)
 {
 	if (registration->missing)
 		return;
-	registration->missing = fa_fail(&registration->why, code, "%s", text);
+	registration->missing = fa_fail(&registration->missing_error, code, "%s", text);
 }
 
-/* The daemon's device is the one whose memory this is. */
-static bool is_same_device(const struct restore *restore, struct fa_registration *registration)
+/* Checks that the memory is of the daemon's device. */
+static bool is_same_device(const struct restore *restore,
+                           struct fa_client_registration *registration)
 {
 	const struct fa_connection *connection = restore->connection;
 	struct fa_error why;
@@ -76,11 +72,10 @@ static bool is_same_device(const struct restore *restore, struct fa_registration
 	return false;
 }
 
-/* Makes the message that goes on with, or begins, memory of the program's; false if
- * there is none. */
-static bool make_cuda(struct restore *restore, struct fa_registration *registration)
+/* Makes the message with the first or next pieces; false if there is none. */
+static bool make_cuda(struct restore *restore, struct fa_client_registration *registration)
 {
-	const struct fa_cuda_memory *memory = registration->cuda;
+	const struct fa_cuda_range *memory = registration->cuda;
 	struct fa_wire_message *message = &restore->message;
 	size_t n = memory->n_pieces - restore->pieces;
 	const struct fa_cudriver *driver;
@@ -88,14 +83,14 @@ static bool make_cuda(struct restore *restore, struct fa_registration *registrat
 	struct fa_error error;
 	int r;
 
-	/* Refused already, whatever else was to come. */
+	/* The daemon has refused an earlier piece. */
 	if (registration->missing)
 		return false;
 	r = fa_cuda_open(&error, &driver);
 	if (r == 0 && memory->has_ids && !fa_cuda_is_alive(driver, memory))
 		r = fa_fail(&error, -ESTALE, "its memory was freed");
 	fa_registration_message(registration, message);
-	if (r == 0 && !memory->legacy) {
+	if (r == 0 && !memory->by_ipc_handle) {
 		n = n < FA_WIRE_FDS_MAX ? n : FA_WIRE_FDS_MAX;
 		r = fa_cuda_export(driver, memory, restore->pieces, n, &error, restore->fds);
 	}
@@ -103,12 +98,12 @@ static bool make_cuda(struct restore *restore, struct fa_registration *registrat
 		set_missing(registration, -ESTALE, error.text);
 		if (!restore->pieces)
 			return false;
-		/* What it has got so far, it need not wait with. */
+		/* The daemon waits for the remaining pieces. */
 		*message = (struct fa_wire_message){ .type = FA_WIRE_BUFFER_FREE,
 			                             .buffer_free.buffer = registration->id };
 		return true;
 	}
-	if (memory->legacy)
+	if (memory->by_ipc_handle)
 		return true;
 
 	restore->n_fds = n;
@@ -128,7 +123,7 @@ static bool make_cuda(struct restore *restore, struct fa_registration *registrat
 	return true;
 }
 
-static bool make_registration(struct restore *restore, struct fa_registration *registration)
+static bool make_registration(struct restore *restore, struct fa_client_registration *registration)
 {
 	bool device = registration->cuda || registration->piece_bytes;
 
@@ -136,7 +131,7 @@ static bool make_registration(struct restore *restore, struct fa_registration *r
 		return false;
 	if (registration->cuda)
 		return make_cuda(restore, registration);
-	/* Arenas too: their maker is gone, the memory is here. */
+	/* Also what an earlier daemon made. */
 	fa_registration_message(registration, &restore->message);
 	restore->fds[0] = registration->fd;
 	restore->n_fds = 1;
@@ -149,8 +144,8 @@ static void next_registration(struct restore *restore)
 	restore->pieces = 0;
 }
 
-/* Goes on to the lists and entries that there are; NULL at the end. */
-static struct fa_registration *due_registration(struct restore *restore)
+/* Skips to the next registration; NULL at the end. */
+static struct fa_client_registration *due_registration(struct restore *restore)
 {
 	struct fa_client *client = restore->client;
 
@@ -158,17 +153,14 @@ static struct fa_registration *due_registration(struct restore *restore)
 		restore->next = client->cuda_used.next;
 	return restore->next == &client->cuda_used
 	               ? NULL
-	               : fa_container_of(restore->next, struct fa_registration, link);
+	               : fa_container_of(restore->next, struct fa_client_registration, link);
 }
 
-/*
- * Makes the next message; false if nothing is left. The upper half of ids is the
- * registration's, so that the answer finds it.
- */
+/* Makes the next message; false: none is left. The upper half of its id names the registration. */
 static bool restore_make(struct restore *restore)
 {
 	struct fa_client *client = restore->client;
-	struct fa_registration *registration;
+	struct fa_client_registration *registration;
 	uint64_t tag = 0;
 
 	if (restore->made)
@@ -200,17 +192,16 @@ made:
 	return true;
 }
 
-/* The message was sent. */
 static void restore_advance(struct restore *restore)
 {
-	struct fa_registration *registration = due_registration(restore);
+	struct fa_client_registration *registration = due_registration(restore);
 
 	++restore->sent;
 	if (!registration) {
 		++restore->next_stream;
 	} else {
 		restore->pieces += restore->n_fds;
-		if (!registration->cuda || registration->cuda->legacy ||
+		if (!registration->cuda || registration->cuda->by_ipc_handle ||
 		    restore->message.type == FA_WIRE_BUFFER_FREE ||
 		    restore->pieces == registration->cuda->n_pieces)
 			next_registration(restore);
@@ -218,7 +209,7 @@ static void restore_advance(struct restore *restore)
 	restore_clear(restore);
 }
 
-/* Sends until the socket is full, enough is under way, or all is sent. */
+/* Until the socket is full, enough are in flight, or all are sent. */
 static int restore_send(struct restore *restore, bool *ret_full)
 {
 	uint64_t depth = RESTORE_DEPTH;
@@ -227,7 +218,7 @@ static int restore_send(struct restore *restore, bool *ret_full)
 	int r;
 
 	*ret_full = false;
-	restore->crowded = false;
+	restore->too_many_fds = false;
 	while (restore_make(restore)) {
 		if (restore->n_fds > 1)
 			depth = RESTORE_DEPTH / FA_WIRE_FDS_MAX;
@@ -244,10 +235,10 @@ static int restore_send(struct restore *restore, bool *ret_full)
 			return 0;
 		}
 		if (r == -ETOOMANYREFS) {
-			restore->crowded = true;
+			restore->too_many_fds = true;
 			return 0;
 		}
-		/* If the daemon is gone, reading tells. */
+		/* Reading tells if the daemon is gone. */
 		if (r == -EPIPE || r == -ECONNRESET)
 			return 0;
 		if (r < 0)
@@ -258,13 +249,14 @@ static int restore_send(struct restore *restore, bool *ret_full)
 	return 0;
 }
 
-static struct fa_registration *find_registration(const struct fa_list *registrations, uint64_t id)
+static struct fa_client_registration *find_registration(const struct fa_list *registrations,
+                                                        uint64_t id)
 {
 	struct fa_list *pos;
 
 	fa_list_for_each(pos, registrations) {
-		struct fa_registration *registration = fa_container_of(pos, struct fa_registration,
-		                                                       link);
+		struct fa_client_registration *registration = fa_container_of(
+			pos, struct fa_client_registration, link);
 
 		if (registration->id == id >> 32)
 			return registration;
@@ -272,21 +264,21 @@ static struct fa_registration *find_registration(const struct fa_list *registrat
 	return NULL;
 }
 
-/* A daemon that has no descriptors left may have some again; while this process may not. */
+/* -EMFILE of the daemon passes; of this process it would not. */
 static int refusal(int status)
 {
 	return status == -EMFILE || status == -ENFILE ? -EDQUOT : status;
 }
 
-/* Whether a refusal concerns memory of a GPU alone; it is remembered then. */
+/* Returns true, and marks it, if only GPU memory was refused. */
 static bool restore_refused(struct restore *restore, const struct fa_wire_message *message)
 {
 	const struct fa_wire_string *text = &message->reply.text;
-	struct fa_registration *registration;
+	struct fa_client_registration *registration;
 	struct fa_error why;
 
-	/* These pass: the lost session may hold what this one needs, and a daemon that ends has
-	 * one that comes after it. */
+	/* These pass: the lost session may hold quota, and a daemon that stops may have a
+	 * successor. */
 	if (refusal(message->reply.status) == -EDQUOT || message->reply.status == -ESHUTDOWN ||
 	    message->reply.status == -ENODEV)
 		return false;
@@ -301,7 +293,7 @@ static bool restore_refused(struct restore *restore, const struct fa_wire_messag
 	return true;
 }
 
-/* Reads one answer; -EAGAIN if there is none. */
+/* Reads one reply; -EAGAIN if there is none. */
 static int restore_receive(struct restore *restore)
 {
 	struct fa_wire_message message;
@@ -337,7 +329,7 @@ static void mark(struct fa_list *registrations, int missing)
 	struct fa_list *pos;
 
 	fa_list_for_each(pos, registrations)
-		fa_container_of(pos, struct fa_registration, link)->missing = missing;
+		fa_container_of(pos, struct fa_client_registration, link)->missing = missing;
 }
 
 static int restore_run(struct restore *restore, uint64_t deadline_ns)
@@ -354,9 +346,9 @@ static int restore_run(struct restore *restore, uint64_t deadline_ns)
 		if (fa_now_ns() >= deadline_ns)
 			return fa_fail(restore->error, -ETIMEDOUT,
 			               "the daemon did not take all buffers in time");
-		if (restore->crowded)
-			until_ns = fa_deadline_ns(FA_CROWDED_PAUSE_NS);
-		if (restore->answered < restore->sent || full || restore->crowded)
+		if (restore->too_many_fds)
+			until_ns = fa_deadline_ns(FA_TOO_MANY_FDS_PAUSE_NS);
+		if (restore->answered < restore->sent || full || restore->too_many_fds)
 			(void)fa_poll(restore->connection->socket,
 			              (short)(POLLIN | (full ? POLLOUT : 0)),
 			              until_ns < deadline_ns ? until_ns : deadline_ns);
@@ -380,7 +372,7 @@ int fa_restore(struct fa_client *client, struct fa_connection *connection, uint6
 
 	mark(&client->registrations, 0);
 	mark(&client->cuda_used, 0);
-	/* Nobody uses these: the next import lets go of them. */
+	/* No buffer uses these: the next import drops them. */
 	mark(&client->cuda_unused, -ESTALE);
 	r = restore_run(&restore, deadline_ns);
 	restore_clear(&restore);

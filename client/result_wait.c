@@ -11,30 +11,30 @@
 #include <errno.h>
 #include <string.h>
 
-/* A spinning thread looks after the daemon's life this often. */
+/* How often a spinning thread reads the socket, too. */
 #define SPIN_SLICE_NS (50 * FA_NS_PER_US)
 
-/* Looks at the page between two looks at the clock. */
+/* Reads of the page between two reads of the clock. */
 #define SPIN_LOOKS 16
 
 struct ticket_waiter {
-	struct fa_waiter waiter;
+	struct fa_client_waiter waiter;
 	uint32_t stream;
 	uint64_t value;
-	/* The result, once it was seen: before this thread runs it may be forgotten. */
+	/* A copy of the result: it may be overwritten before this thread runs. */
 	bool seen;
 	struct fa_result result;
-	struct fa_error error; /* where its text is */
+	struct fa_error error; /* holds result.text */
 };
 
-static bool ticket_ready(const struct fa_client *client, struct fa_waiter *waiter)
+static bool ticket_ready(const struct fa_client *client, struct fa_client_waiter *waiter)
 {
 	struct ticket_waiter *ticket = fa_container_of(waiter, struct ticket_waiter, waiter);
 	const struct fa_client_stream *stream = &client->streams[ticket->stream];
 
-	if (stream->known < ticket->value)
+	if (stream->finished < ticket->value)
 		return false;
-	if (!ticket->seen && stream->known - ticket->value < FA_RESULTS) {
+	if (!ticket->seen && stream->finished - ticket->value < FA_RESULTS) {
 		ticket->seen = true;
 		ticket->result = stream->results[ticket->value % FA_RESULTS];
 		if (ticket->result.text) {
@@ -45,9 +45,8 @@ static bool ticket_ready(const struct fa_client *client, struct fa_waiter *waite
 	return true;
 }
 
-/* Watches the page without the mutex for @spin_ns at most, or until it says
- * something or the connection is lost. Others read meanwhile, and @ticket keeps what
- * they have seen. */
+/* Polls the page without the mutex until it tells the end, the connection is lost or @spin_ns is
+ * over. Other threads read meanwhile; @ticket copies its result then. */
 static int spin(struct fa_client *client, struct ticket_waiter *ticket, bool early,
                 uint64_t spin_ns)
 {
@@ -61,7 +60,7 @@ static int spin(struct fa_client *client, struct ticket_waiter *ticket, bool ear
 			r = fa_result_probe(client, ticket->stream, ticket->value, early);
 			if (r || atomic_load_explicit(&client->lost, memory_order_acquire))
 				goto end;
-			fa_cpu_spin_pause(client->yields);
+			fa_cpu_spin_pause(client->spin_yields);
 		}
 	} while (fa_now_ns() < deadline);
 end:
@@ -76,7 +75,7 @@ static int spin_slices(struct fa_client *client, struct ticket_waiter *ticket, b
 	const struct fa_client_stream *s = &client->streams[ticket->stream];
 	int r = 0;
 
-	while (spin_ns && ticket->value > s->known && client->state == FA_CLIENT_CONNECTED) {
+	while (spin_ns && ticket->value > s->finished && client->state == FA_CLIENT_CONNECTED) {
 		uint64_t slice = spin_ns < SPIN_SLICE_NS ? spin_ns : SPIN_SLICE_NS;
 
 		r = spin(client, ticket, early, slice);
@@ -89,7 +88,7 @@ static int spin_slices(struct fa_client *client, struct ticket_waiter *ticket, b
 	return r;
 }
 
-static int tell(const struct fa_result *result, struct fa_completion *ret_completion)
+static int report(const struct fa_result *result, struct fa_completion *ret_completion)
 {
 	if (ret_completion) {
 		struct fa_completion completion = { .status = result->status,
@@ -105,15 +104,15 @@ static int tell(const struct fa_result *result, struct fa_completion *ret_comple
 	return 0;
 }
 
-static int remembered(const struct fa_client_stream *stream, uint64_t value,
-                      struct fa_completion *ret_completion)
+static int stored_result(const struct fa_client_stream *stream, uint64_t value,
+                         struct fa_completion *ret_completion)
 {
-	if (stream->known - value >= FA_RESULTS)
+	if (stream->finished - value >= FA_RESULTS)
 		return fa_error_set(-ESTALE,
 		                    "request %llu ended so long ago that its result is forgotten; "
 		                    "the last %u of a stream are kept",
 		                    (unsigned long long)value, FA_RESULTS);
-	return tell(&stream->results[value % FA_RESULTS], ret_completion);
+	return report(&stream->results[value % FA_RESULTS], ret_completion);
 }
 
 int fa_result_wait(struct fa_client *client, uint32_t stream, uint64_t value, uint64_t timeout_ns,
@@ -123,21 +122,21 @@ int fa_result_wait(struct fa_client *client, uint32_t stream, uint64_t value, ui
 	struct ticket_waiter ticket;
 	int r;
 
-	/* Not all of it: most of the time it is not needed. */
+	/* Member by member: clearing all of it takes longer, and is seldom needed. */
 	ticket.waiter.ready = ticket_ready;
 	ticket.stream = stream;
 	ticket.value = value;
 	ticket.seen = false;
 
 	const bool by_ring = client->connection.ring.memory;
-	/* What the device tells is without the times. */
+	/* The device's own signal comes without times. */
 	const bool early = !ret_completion;
 
-	/* It may have ended, and been told so before: to say that it is not finished would be wrong. */
-	if (value > s->known && !early && timeout_ns < FA_EARLY_NS &&
+	/* It may have ended, and been reported so: -EAGAIN would be wrong. */
+	if (value > s->finished && !early && timeout_ns < FA_EARLY_NS &&
 	    fa_result_probe(client, stream, value, true))
 		timeout_ns = FA_EARLY_NS;
-	if (value > s->known && (by_ring || !ret_completion)) {
+	if (value > s->finished && (by_ring || !ret_completion)) {
 		uint64_t spin_ns = client->spin_ns < timeout_ns ? client->spin_ns : timeout_ns;
 		uint64_t begin_ns = spin_ns ? fa_now_ns() : 0;
 
@@ -150,25 +149,25 @@ int fa_result_wait(struct fa_client *client, uint32_t stream, uint64_t value, ui
 				timeout_ns -= spun < timeout_ns ? spun : timeout_ns;
 			}
 		}
-		if (r > 0 && value > s->known && !ret_completion)
+		if (r > 0 && value > s->finished && !ret_completion)
 			return 0;
-		/* The record has the times, too; and others may sleep for what was collected. */
+		/* The record has the times; and other threads may sleep for what was collected. */
 		if (r && fa_client_collect(client, stream))
 			fa_client_wake(client);
 	}
-	if (value > s->known && timeout_ns)
+	if (value > s->finished && timeout_ns)
 		(void)fa_client_await(client, &ticket.waiter, fa_deadline_ns(timeout_ns));
 	if (ticket.seen)
-		return tell(&ticket.result, ret_completion);
-	if (value > s->known)
+		return report(&ticket.result, ret_completion);
+	if (value > s->finished)
 		fa_client_receive(client, false);
-	if (value > s->known)
+	if (value > s->finished)
 		return fa_error_set(-EAGAIN, "request %llu of stream %u is not finished yet",
 		                    (unsigned long long)value, stream);
-	return remembered(s, value, ret_completion);
+	return stored_result(s, value, ret_completion);
 }
 
-/* With the mutex: sees that @ticket is one of this client's. */
+/* Checks that @ticket is of this client. */
 static int check_ticket(const struct fa_client *client, const struct fa_ticket *ticket)
 {
 	if (!ticket)
@@ -203,7 +202,7 @@ int fa_wait(struct fa_client *client, const struct fa_ticket *ticket, uint64_t t
 int fa_cancel(struct fa_client *client, const struct fa_ticket *ticket)
 {
 	struct fa_wire_message message = { .type = FA_WIRE_CANCEL };
-	struct fa_call call = { .expect = FA_WIRE_REPLY };
+	struct fa_client_call call = { .expect = FA_WIRE_REPLY };
 	const struct fa_client_stream *stream;
 	int r;
 
@@ -214,7 +213,7 @@ int fa_cancel(struct fa_client *client, const struct fa_ticket *ticket)
 	if (r < 0)
 		goto leave;
 	stream = &client->streams[ticket->stream];
-	if (ticket->value <= stream->known ||
+	if (ticket->value <= stream->finished ||
 	    fa_result_probe(client, ticket->stream, ticket->value, true)) {
 		r = fa_error_set(-ENOENT, "the request has finished");
 		goto leave;

@@ -8,7 +8,7 @@
 void fa_result_store(struct fa_client_stream *stream, int status, const char *text, size_t length,
                      uint64_t queued_ns, uint64_t started_ns, uint64_t finished_ns)
 {
-	struct fa_result *result = &stream->results[++stream->known % FA_RESULTS];
+	struct fa_result *result = &stream->results[++stream->finished % FA_RESULTS];
 
 	free(result->text);
 	*result = (struct fa_result){ .status = status,
@@ -27,11 +27,11 @@ int fa_result_probe(const struct fa_client *client, uint32_t stream, uint64_t va
 
 	if (atomic_load_explicit(&slot->completed, memory_order_acquire) < wire)
 		return early && fa_completion_is_early(slot, wire);
-	/* A later request may have failed already; then only the socket can tell. */
+	/* If a later request has failed, only the socket can tell. */
 	return atomic_load_explicit(&slot->failed, memory_order_acquire) < wire ? 1 : -1;
 }
 
-/* The connection stands, as far as is known, and has nothing to read. */
+/* Returns true if the connection stands, as far as is known, and nothing is to be read. */
 static bool is_silent(const struct fa_client *client)
 {
 	char byte;
@@ -44,20 +44,20 @@ int fa_result_collect(struct fa_client *client, uint32_t id)
 {
 	const struct fa_client_ring *ring = &client->connection.ring;
 	struct fa_client_stream *stream = &client->streams[id];
-	uint64_t completed, known = stream->known;
+	uint64_t completed, known = stream->finished;
 	struct fa_outcome outcome;
 
-	if (!ring->memory || stream->known == stream->submitted ||
-	    stream->known < stream->by_socket)
+	if (!ring->memory || stream->finished == stream->submitted ||
+	    stream->finished < stream->last_by_socket)
 		return 0;
 	completed = atomic_load_explicit(&client->connection.page[id].completed,
 	                                 memory_order_acquire);
-	while (stream->known < stream->submitted && stream->known + 1 - stream->base <= completed) {
-		uint64_t wire = stream->known + 1 - stream->base;
+	while (stream->finished < stream->submitted &&
+	       stream->finished + 1 - stream->base <= completed) {
+		uint64_t wire = stream->finished + 1 - stream->base;
 
-		/* No more requests are in flight than there are records, so the record cannot have
-		 * been overwritten. When the connection is closed the records are gone, and the
-		 * socket tells the end. */
+		/* There are at least as many records as requests in flight. When the connection is
+		 * closed they are gone, and the socket tells. */
 		if (!fa_record_read(&ring->records[fa_record_index(id, ring->n_records, wire)],
 		                    wire, &outcome)) {
 			if (is_silent(client))
@@ -71,5 +71,5 @@ int fa_result_collect(struct fa_client *client, uint32_t id)
 		                outcome.finished_ns);
 		--client->in_flight;
 	}
-	return stream->known != known;
+	return stream->finished != known;
 }

@@ -1,10 +1,9 @@
 /*
- * Results of requests; with the client's mutex, except fa_result_probe().
+ * Results of requests. With the client's mutex.
  *
- * A result arrives as a Completion on the socket or as a record of the ring, and is stored. The
- * completion page tells of success earlier, and the device itself may tell it first. What the page
- * says is enough for fa_wait(); in_flight and the stored results follow the socket and the records
- * alone.
+ * A Completion on the socket or a record of the ring brings the result. The completion page, and
+ * before it the device itself, may tell of success earlier: enough for fa_wait(), but in_flight
+ * and stored results follow the socket and the records.
  */
 #pragma once
 
@@ -14,18 +13,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* A success that the device has signalled is confirmed by the daemon within microseconds, unless the
- * daemon dies; this is the longest wait for it. */
+/* The longest wait for the daemon to confirm a success that the device has signalled. */
 #define FA_EARLY_NS (100 * FA_NS_PER_MS)
 
-/* Stores the result of the stream's next value. @text may be NULL. */
+/* Stores the result of the next value. @text may be NULL. */
 void fa_result_store(struct fa_client_stream *stream, int status, const char *text, size_t length,
                      uint64_t queued_ns, uint64_t started_ns, uint64_t finished_ns);
-/* Reads the completion page: 0 if @value has not finished, 1 if it succeeded, -1 if it finished.
- * @early: a success that only the device has signalled counts. The connection is pinned, or the
- * mutex is held. */
+/* Reads the page: 0: not finished, 1: succeeded, -1: finished. @early: the device's signal counts.
+ * A pin suffices. */
 int fa_result_probe(const struct fa_client *client, uint32_t stream, uint64_t value, bool early);
-/* Stores what the ring's records say of the stream, up to the first failure. Returns 1 if anything
- * was stored, else 0. -EPROTO: a record that must be there is missing; the sentence is
- * fa_result_missing()'s. */
+/* Stores results from the ring's records, up to the first failure. Returns 1 if there were any,
+ * else 0; -EPROTO: a record is missing. */
 int fa_result_collect(struct fa_client *client, uint32_t stream);

@@ -9,7 +9,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 
-/* Read in one go. */
+/* At most this many in one call. */
 #define WAKES_MAX 16
 
 void fa_client_ring_close(struct fa_client_ring *ring)
@@ -37,8 +37,7 @@ static int map(int fd, uint64_t bytes, int protection, struct fa_error *error, v
 	return 0;
 }
 
-/* Whether writing to and reading from them does nothing else: to a pipe that nobody reads it
- * would end the program with SIGPIPE, and a receive can be told not to wait. */
+/* A pipe without a reader would raise SIGPIPE; only a socket can be read without blocking. */
 static bool are_of_kind(int doorbell, int wake)
 {
 	struct stat st;
@@ -49,7 +48,6 @@ static bool are_of_kind(int doorbell, int wake)
 	return !fstat(wake, &st) && S_ISSOCK(st.st_mode);
 }
 
-/* Makes a ring of what the daemon has sent; the descriptors it keeps become -1. */
 int fa_client_ring_open(const struct fa_wire_ring_reply *reply, int *fds, struct fa_error *error,
                         struct fa_client_ring *ret_ring)
 {
@@ -96,7 +94,7 @@ void fa_client_ring_drain(const struct fa_client_ring *ring)
 {
 	char byte;
 
-	/* Each is a packet; what is left wakes once more. */
+	/* One packet each. Wake-ups that are left wake once more. */
 	for (int i = 0; i < WAKES_MAX && recv(ring->wake, &byte, 1, MSG_DONTWAIT) > 0; ++i)
 		;
 }

@@ -1,10 +1,9 @@
 /*
- * The client's end of a submission ring: mapping, closing and wake-ups. ring_setup.h asks the
- * daemon for one. Part of a connection and guarded like it; only its memory, records and wake-up
- * socket are used without the mutex, by threads that have pinned the connection (client.h).
+ * The client's end of a submission ring; ring_setup.h asks for one. Guarded like the connection;
+ * with a pin, its memory, records and wake-up socket may be used without the mutex.
  *
- * A request that went into the ring is completed by its record. One that failed has a Completion on
- * the socket as well, which carries the error text.
+ * A record completes a request. A failed one has a Completion on the socket, too, with the error
+ * text.
  */
 #pragma once
 
@@ -30,8 +29,7 @@ struct fa_client_ring {
 	uint64_t put_ns;    /* time of the last put */
 };
 
-/* Makes a ring of the daemon's reply and its descriptors. Those that the ring keeps become -1 in
- * @fds. */
+/* Maps the daemon's ring. Descriptors that it keeps become -1 in @fds. */
 int fa_client_ring_open(const struct fa_wire_ring_reply *reply, int *fds, struct fa_error *error,
                         struct fa_client_ring *ret_ring);
 void fa_client_ring_close(struct fa_client_ring *ring);
@@ -40,5 +38,5 @@ void fa_client_ring_close(struct fa_client_ring *ring);
 bool fa_client_ring_is_woken(const struct fa_client_ring *ring);
 /* Consumes pending wake-ups. */
 void fa_client_ring_drain(const struct fa_client_ring *ring);
-/* Asks the daemon for a wake-up when the next request ends. */
+/* Asks for a wake-up at the next end of a request. */
 void fa_client_ring_arm(struct fa_client_ring *ring);

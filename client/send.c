@@ -13,19 +13,19 @@
 #include <string.h>
 #include <sys/socket.h>
 
-/* Who has filled sockets with descriptors may be about to read them, or not. */
-#define CROWDED_NS (2 * FA_NS_PER_SEC)
+/* Patience with descriptors in the sockets of this user: they may never be read. */
+#define TOO_MANY_FDS_NS (2 * FA_NS_PER_SEC)
 
-/* A daemon that closed its end has said all it will. */
+/* Patience for the reason that the daemon sent before it closed. */
 #define LAST_WORDS_NS FA_NS_PER_SEC
 
 struct end_waiter {
-	struct fa_waiter waiter;
+	struct fa_client_waiter waiter;
 	uint32_t epoch;
 };
 
-/* The connection ended; there may be another already. */
-static bool end_ready(const struct fa_client *client, struct fa_waiter *waiter)
+/* The connection is lost; there may be another already. */
+static bool end_ready(const struct fa_client *client, struct fa_client_waiter *waiter)
 {
 	return client->state == FA_CLIENT_LOST ||
 	       client->epoch != fa_container_of(waiter, const struct end_waiter, waiter)->epoch;
@@ -59,7 +59,7 @@ int fa_send_once(struct fa_client *client, const void *bytes, size_t length, con
 	if (r != -EPIPE && r != -ECONNRESET && r != -ENOTCONN)
 		return fa_error_set(r, "the request cannot be sent: %s", strerror(-r));
 
-	/* What the daemon said before it went is the better reason, and to be read. */
+	/* The daemon may have sent its reason before it closed. */
 	(void)fa_client_await(client, &end.waiter, fa_deadline_ns(LAST_WORDS_NS));
 	if (!end_ready(client, &end.waiter))
 		fa_client_lose(client, -ECONNRESET, "the daemon went away: %s", strerror(-r));
@@ -72,7 +72,7 @@ int fa_send_give_up(struct fa_client *client)
 	return fa_error_copy(-ETIMEDOUT, &client->lost_error);
 }
 
-/* Returns at once if the connection is lost meanwhile. */
+/* Returns at once if the connection is lost. */
 static void poll_pinned(struct fa_client *client, short events, uint64_t deadline_ns)
 {
 	int fd = client->connection.socket;
@@ -83,20 +83,21 @@ static void poll_pinned(struct fa_client *client, short events, uint64_t deadlin
 }
 
 /*
- * Waits until the socket takes more. The daemon may have stopped reading because
- * its replies to us pile up; so they are read meanwhile, whoever leads. What is
- * @crowded out by descriptors in others' sockets can only be tried again.
+ * Replies are read meanwhile, even if another thread leads: the daemon may have stopped reading
+ * because they pile up.
  */
-int fa_send_await_socket(struct fa_client *client, bool crowded, uint64_t deadline_ns)
+int fa_send_await_socket(struct fa_client *client, bool too_many_fds, uint64_t deadline_ns)
 {
-	const uint64_t soon_ns = crowded ? fa_deadline_ns(FA_CROWDED_PAUSE_NS) : FA_NS_NEVER;
+	const uint64_t soon_ns = too_many_fds ? fa_deadline_ns(FA_TOO_MANY_FDS_PAUSE_NS)
+	                                      : FA_NS_NEVER;
 	uint32_t epoch = client->epoch;
 
 	if (deadline_ns != FA_NS_NEVER && fa_now_ns() >= deadline_ns)
-		return crowded ? fa_error_set(-EMFILE, "as many descriptors of this user as a "
+		return too_many_fds
+		               ? fa_error_set(-EMFILE, "as many descriptors of this user as a "
 		                                       "process may have lie in sockets, unread")
 		               : fa_send_give_up(client);
-	poll_pinned(client, (short)(crowded ? 0 : POLLIN | POLLOUT),
+	poll_pinned(client, (short)(too_many_fds ? 0 : POLLIN | POLLOUT),
 	            soon_ns < deadline_ns ? soon_ns : deadline_ns);
 	if (client->epoch == epoch)
 		fa_client_receive(client, true);
@@ -106,10 +107,10 @@ int fa_send_await_socket(struct fa_client *client, bool crowded, uint64_t deadli
 }
 
 int fa_send(struct fa_client *client, struct fa_wire_message *message, const int *fds, size_t n_fds,
-            uint64_t deadline_ns, bool again)
+            uint64_t deadline_ns, bool resend)
 {
 	const uint64_t given_ns = deadline_ns;
-	uint64_t crowded_ns = FA_NS_NEVER;
+	uint64_t too_many_fds_ns = FA_NS_NEVER;
 	int r;
 
 	message->fds = (uint8_t)n_fds;
@@ -126,23 +127,24 @@ int fa_send(struct fa_client *client, struct fa_wire_message *message, const int
 		if (r == 0)
 			r = fa_send_once(client, bytes, length, fds, n_fds);
 		if (r == -EAGAIN || r == -ETOOMANYREFS) {
-			const bool crowded = r == -ETOOMANYREFS;
+			const bool too_many_fds = r == -ETOOMANYREFS;
 
 			if (deadline_ns == FA_DEADLINE_REPLY)
-				deadline_ns = fa_deadline_ns(client->call_ns);
-			if (crowded && crowded_ns == FA_NS_NEVER)
-				crowded_ns = fa_deadline_ns(CROWDED_NS);
-			r = fa_send_await_socket(client, crowded,
-			                         crowded && crowded_ns < deadline_ns ? crowded_ns
-			                                                             : deadline_ns);
+				deadline_ns = fa_deadline_ns(client->reply_ns);
+			if (too_many_fds && too_many_fds_ns == FA_NS_NEVER)
+				too_many_fds_ns = fa_deadline_ns(TOO_MANY_FDS_NS);
+			r = fa_send_await_socket(client, too_many_fds,
+			                         too_many_fds && too_many_fds_ns < deadline_ns
+			                                 ? too_many_fds_ns
+			                                 : deadline_ns);
 			if (r == 0)
 				continue;
 		}
-		if (r < 0 && r != -ETIMEDOUT && again &&
+		if (r < 0 && r != -ETIMEDOUT && resend &&
 		    (client->state == FA_CLIENT_LOST || client->epoch != epoch)) {
-			again = false;
+			resend = false;
 			deadline_ns = given_ns;
-			crowded_ns = FA_NS_NEVER;
+			too_many_fds_ns = FA_NS_NEVER;
 			r = fa_client_reconnect(client, client->reconnect_ns);
 			if (r == 0)
 				continue;

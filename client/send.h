@@ -1,4 +1,4 @@
-/* Sending messages by the socket. With the client's mutex, which is released while a send waits. */
+/* Sending by the socket. With the client's mutex, which is released while a send waits. */
 #pragma once
 
 #include "client/client.h"
@@ -7,22 +7,20 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* As a deadline: reply_ns from the moment in which the send has to wait. */
+/* A deadline: reply_ns from when the send has to wait. */
 #define FA_DEADLINE_REPLY 0
 
 /* Encodes @message into client->out. */
 int fa_encode(struct fa_client *client, const struct fa_wire_message *message,
               const void **ret_bytes, size_t *ret_length);
-/* Tries once. -EAGAIN: the socket is full; -ETOOMANYREFS: the sockets of this user hold as many
- * descriptors as they may. */
+/* -EAGAIN: the socket is full; -ETOOMANYREFS: sockets of this user hold too many descriptors. */
 int fa_send_once(struct fa_client *client, const void *bytes, size_t length, const int *fds,
                  size_t n_fds);
-/* Waits until the socket takes more, and reads replies meanwhile. @crowded: waits a moment for
- * descriptors to leave the sockets of this user. */
-int fa_send_await_socket(struct fa_client *client, bool crowded, uint64_t deadline_ns);
-/* Gives the connection up, as the daemon takes no more messages; returns -ETIMEDOUT. */
+/* Waits until the socket takes more, and reads replies meanwhile. @too_many_fds: pauses and
+ * retries. */
+int fa_send_await_socket(struct fa_client *client, bool too_many_fds, uint64_t deadline_ns);
+/* Gives the connection up, as the daemon reads nothing; -ETIMEDOUT. */
 int fa_send_give_up(struct fa_client *client);
-/* Sends @message, waiting while the socket is full. @again: a message that could not be sent as the
- * connection was lost is sent over the next one. */
+/* Sends @message. @resend: if the connection was lost before, over the next one. */
 int fa_send(struct fa_client *client, struct fa_wire_message *message, const int *fds, size_t n_fds,
-            uint64_t deadline_ns, bool again);
+            uint64_t deadline_ns, bool resend);

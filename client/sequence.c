@@ -1,4 +1,4 @@
-/* Sequences: all that is not a step. */
+/* Calls on sequences. */
 #include "client/gates.h"
 #include "client/kv.h"
 #include "client/last_error.h"
@@ -11,11 +11,10 @@
 
 _Static_assert(FA_PREFIX_SHARED == FA_WIRE_PREFIX_SHARED, "flags travel as they are");
 
-/* One whose answer is SequenceReply. */
 static int ask(struct fa_client *client, struct fa_wire_message *message,
                struct fa_wire_sequence_reply *ret_reply)
 {
-	struct fa_call call = { .expect = FA_WIRE_SEQUENCE_REPLY };
+	struct fa_client_call call = { .expect = FA_WIRE_SEQUENCE_REPLY };
 	int r;
 
 	r = fa_kv_call(client, message, message->type != FA_WIRE_SEQUENCE_FIND, &call);
@@ -25,7 +24,6 @@ static int ask(struct fa_client *client, struct fa_wire_message *message,
 	return 0;
 }
 
-/* ... and gives a sequence. */
 static int ask_sequence(struct fa_client *client, struct fa_wire_message *message,
                         uint64_t *ret_sequence)
 {
@@ -117,7 +115,7 @@ int fa_sequence_remove(struct fa_client *client, uint64_t sequence)
 {
 	struct fa_wire_message message = { .type = FA_WIRE_SEQUENCE_FREE,
 		                           .sequence_free.sequence = sequence };
-	struct fa_call call = { .expect = FA_WIRE_REPLY };
+	struct fa_client_call call = { .expect = FA_WIRE_REPLY };
 
 	return fa_kv_call(client, &message, true, &call);
 }
@@ -163,7 +161,7 @@ static int check_prefix(const struct fa_prefix *prefix)
 	return 0;
 }
 
-/* More tokens than fit into a message travel in a buffer that lives as long as the call. */
+/* Tokens that do not fit into a message are sent in a temporary buffer. */
 static int ask_with_tokens(struct fa_client *client, struct fa_wire_message *message,
                            const struct fa_prefix *prefix, const uint32_t **tokens,
                            size_t *n_tokens, struct fa_wire_view *view,
@@ -255,7 +253,7 @@ int fa_sequence_attach(struct fa_client *client, uint64_t sequence, const struct
 static int copy(struct fa_client *client, const struct fa_sequence_copy *copy, uint32_t flags,
                 struct fa_ticket *ret_ticket)
 {
-	struct fa_request request = { .message.type = FA_WIRE_SEQUENCE_COPY };
+	struct fa_client_request request = { .message.type = FA_WIRE_SEQUENCE_COPY };
 	struct fa_wire_sequence_copy *wire = &request.message.sequence_copy;
 	struct fa_sequence_copy known;
 	const void *c;

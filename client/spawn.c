@@ -1,15 +1,10 @@
 /*
- * Starting a daemon of the program's own: a private directory, a socket that
- * listens there before the daemon runs (so that a connection made at once waits
- * for it), and a process that is no child of the caller's and has nothing of it
- * but that socket and a pipe. Between fork and exec only async-signal-safe calls
- * are made, as other threads of the caller may hold any lock.
+ * Spawns a daemon. Its socket listens before it runs, so that a connection made at once waits. It
+ * is no child of the caller, and inherits only that socket and two pipes. Between fork and exec
+ * only async-signal-safe calls are made.
  *
- * The pipe is its stderr, so that one that does not start can be asked why. It is
- * read once the connection has failed, and closed as soon as there is one: its end
- * in the daemon does not block, and SIGPIPE is ignored there, so that a daemon
- * which writes more than anybody reads, or outlives its reader, loses those lines
- * and nothing else.
+ * One pipe is its stderr, read if connecting fails and closed once connected. Its write end does
+ * not block and SIGPIPE is ignored, so that lines without a reader are lost and nothing else.
  */
 #include "client/spawn.h"
 
@@ -40,12 +35,12 @@
 
 #define NO_CONFIG "/dev/null"
 
-/* What a daemon writes at last is among so many bytes; and that it ends takes it no longer
- * than this, once it has let go of its socket. */
-#define SAID_BYTES 4096
-#define SAID_NS (2 * FA_NS_PER_SEC)
-/* Of what is left of it and never ends, so much is looked at. */
-#define SAID_READS 4096
+/* The last line of a daemon is in its last STDERR_BYTES; having closed its socket, it exits within
+ * STDERR_NS. */
+#define STDERR_BYTES 4096
+#define STDERR_NS (2 * FA_NS_PER_SEC)
+/* Bounds the reading of a daemon that never stops writing. */
+#define STDERR_READS 4096
 
 #define LISTEN_FD 3
 #define REPORT_FD 4
@@ -55,7 +50,7 @@ extern char **environ;
 
 /* ---- which program */
 
-static int take_program(const char *path, char *ret_program, struct fa_error *error)
+static int resolve_program(const char *path, char *ret_program, struct fa_error *error)
 {
 	if (!realpath(path, ret_program))
 		return fa_fail(error, -errno, "cannot start a daemon: %.180s: %s", path,
@@ -70,15 +65,15 @@ static bool is_program(const char *path)
 	return !stat(path, &st) && S_ISREG(st.st_mode) && !access(path, X_OK);
 }
 
-/* @daemon if it is not NULL, the installed one, PATH; @ret_program has PATH_MAX bytes. */
+/* @daemon, else the installed one, else the first on PATH. @ret_program has PATH_MAX bytes. */
 static int find_program(const char *daemon, char *ret_program, struct fa_error *error)
 {
 	const char *path;
 
 	if (daemon)
-		return take_program(daemon, ret_program, error);
+		return resolve_program(daemon, ret_program, error);
 	if (is_program(FAD_DAEMON_PATH))
-		return take_program(FAD_DAEMON_PATH, ret_program, error);
+		return resolve_program(FAD_DAEMON_PATH, ret_program, error);
 
 	for (path = secure_getenv("PATH"); path && *path;) {
 		size_t length = strcspn(path, ":");
@@ -87,7 +82,7 @@ static int find_program(const char *daemon, char *ret_program, struct fa_error *
 		if (length && length + sizeof("/fad") <= sizeof(candidate)) {
 			(void)snprintf(candidate, sizeof(candidate), "%.*s/fad", (int)length, path);
 			if (is_program(candidate))
-				return take_program(candidate, ret_program, error);
+				return resolve_program(candidate, ret_program, error);
 		}
 		path += length + (path[length] == ':');
 	}
@@ -96,9 +91,9 @@ static int find_program(const char *daemon, char *ret_program, struct fa_error *
 	               " or on PATH; FAD_DAEMON or fa_options.daemon may name it");
 }
 
-/* @config, which is good in "/", or in @resolved (PATH_MAX bytes) a path that is. */
-static int take_config(const char *config, char *resolved, struct fa_error *error,
-                       const char **ret_config)
+/* *ret_config is valid after chdir("/"); may be in @resolved (PATH_MAX bytes). */
+static int resolve_config(const char *config, char *resolved, struct fa_error *error,
+                          const char **ret_config)
 {
 	if (!config) {
 		*ret_config = NO_CONFIG;
@@ -107,7 +102,7 @@ static int take_config(const char *config, char *resolved, struct fa_error *erro
 	if (!realpath(config, resolved))
 		return fa_fail(error, -errno, "cannot start a daemon: its configuration %.160s: %s",
 		               config, strerror(errno));
-	/* A link stays one: it may lead elsewhere when the daemon reads it again. */
+	/* Not resolved if absolute: a link may lead elsewhere at a reload. */
 	*ret_config = *config == '/' ? config : resolved;
 	return 0;
 }
@@ -126,8 +121,7 @@ static bool make_directory(const char *parent, char *path)
 	return true;
 }
 
-/* The directory of an earlier daemon of ours: still there, or made again. It must
- * be nobody else's. */
+/* Reuses the directory of an earlier spawned daemon, which must be private. */
 static int reuse_directory(const char *path, struct fa_error *error)
 {
 	char directory[FA_SOCKET_PATH_BYTES];
@@ -174,7 +168,7 @@ static int listen_at(char *path, struct fa_error *error, int *ret_fd)
 	return 0;
 }
 
-static void remove_place(const char *path)
+static void remove_socket(const char *path)
 {
 	char directory[FA_SOCKET_PATH_BYTES];
 
@@ -195,7 +189,7 @@ void fa_spawn_clean(const char *path)
 	if (fd < 0 || !connect(fd, (struct sockaddr *)&address, sizeof(address)) ||
 	    errno != ECONNREFUSED)
 		return;
-	remove_place(path);
+	remove_socket(path);
 }
 
 /* ---- the process. From here to exec: async-signal-safe calls only. */
@@ -218,7 +212,7 @@ static void close_from(unsigned int first, unsigned int limit)
 		(void)close((int)fd);
 }
 
-/* The default, but for the one that comes when nobody reads what is said. */
+/* SIGPIPE: stderr may have no reader. */
 static void default_signals(void)
 {
 	struct sigaction action = { .sa_handler = SIG_DFL };
@@ -232,29 +226,28 @@ static void default_signals(void)
 	(void)sigprocmask(SIG_SETMASK, &none, NULL);
 }
 
-/* What the process is made of. */
 struct start {
 	const char *program;
 	char **argv, **environment;
-	int listen_fd, report_fd, said_fd;
+	int listen_fd, report_fd, stderr_fd;
 	unsigned int limit; /* of descriptors */
 };
 
 __attribute__((noreturn)) static void run_daemon(const struct start *start)
 {
-	int null, listen_fd, report_fd, said_fd;
+	int null, listen_fd, report_fd, stderr_fd;
 
-	/* Out of the way of the numbers they are to have. */
+	/* Above the numbers that they are to have. */
 	report_fd = fcntl(start->report_fd, F_DUPFD, FIRST_FREE_FD);
 	if (report_fd < 0)
 		_exit(127);
 	listen_fd = fcntl(start->listen_fd, F_DUPFD, FIRST_FREE_FD);
-	said_fd = listen_fd < 0 ? -1 : fcntl(start->said_fd, F_DUPFD, FIRST_FREE_FD);
-	null = said_fd < 0 ? -1 : open("/dev/null", O_RDWR);
-	if (null < 0 || dup2(null, 0) < 0 || dup2(null, 1) < 0 || dup2(said_fd, 2) < 0 ||
+	stderr_fd = listen_fd < 0 ? -1 : fcntl(start->stderr_fd, F_DUPFD, FIRST_FREE_FD);
+	null = stderr_fd < 0 ? -1 : open("/dev/null", O_RDWR);
+	if (null < 0 || dup2(null, 0) < 0 || dup2(null, 1) < 0 || dup2(stderr_fd, 2) < 0 ||
 	    dup2(listen_fd, LISTEN_FD) < 0)
 		report(report_fd, errno);
-	/* Closed by exec, which tells the caller that it worked. */
+	/* Closed by exec, which tells the caller of success. */
 	if (dup3(report_fd, REPORT_FD, O_CLOEXEC) < 0)
 		report(report_fd, errno);
 	close_from(REPORT_FD + 1, start->limit);
@@ -266,8 +259,8 @@ __attribute__((noreturn)) static void run_daemon(const struct start *start)
 	_exit(127);
 }
 
-/* A session of its own, and a parent that ends at once: init is left with it. */
-__attribute__((noreturn)) static void run_between(const struct start *start)
+/* So that init adopts the daemon. */
+__attribute__((noreturn)) static void run_intermediate(const struct start *start)
 {
 	pid_t pid;
 
@@ -281,11 +274,10 @@ __attribute__((noreturn)) static void run_between(const struct start *start)
 	_exit(0);
 }
 
-/* The caller's, but for what its service manager told the caller alone. An array of
- * its own, the strings are the caller's; NULL if there is no memory. */
+/* Without what the service manager told the caller alone. Shares the strings; NULL: no memory. */
 static char **make_environment(void)
 {
-	static const char *const not_ours[] = { "NOTIFY_SOCKET=", "LISTEN_", "WATCHDOG_",
+	static const char *const excluded[] = { "NOTIFY_SOCKET=", "LISTEN_", "WATCHDOG_",
 		                                "JOURNAL_STREAM=" };
 	size_t n = 0, kept = 0;
 	char **environment;
@@ -294,11 +286,11 @@ static char **make_environment(void)
 		++n;
 	environment = calloc(n + 1, sizeof(*environment));
 	for (size_t i = 0; environment && i < n; ++i) {
-		bool ours = true;
+		bool kept_entry = true;
 
-		for (size_t k = 0; k < sizeof(not_ours) / sizeof(*not_ours); ++k)
-			ours &= strncmp(environ[i], not_ours[k], strlen(not_ours[k])) != 0;
-		if (ours)
+		for (size_t k = 0; k < sizeof(excluded) / sizeof(*excluded); ++k)
+			kept_entry &= strncmp(environ[i], excluded[k], strlen(excluded[k])) != 0;
+		if (kept_entry)
 			environment[kept++] = environ[i];
 	}
 	return environment;
@@ -316,7 +308,7 @@ static int open_pipe(int flags, int *ret_read_end, int *ret_write_end)
 }
 
 static int start(const char *program, const char *config, const char *path, int listen_fd,
-                 struct fa_error *error, int *ret_said)
+                 struct fa_error *error, int *ret_stderr)
 {
 	char listen_number[] = { '0' + LISTEN_FD, '\0' };
 	char *argv[] = { "fad",      "--listen-fd",  listen_number,
@@ -325,8 +317,8 @@ static int start(const char *program, const char *config, const char *path, int 
 	_fa_cleanup_(fa_freep) char **environment = NULL;
 	_fa_cleanup_(fa_close_fdp) int read_end = -1;
 	_fa_cleanup_(fa_close_fdp) int write_end = -1;
-	_fa_cleanup_(fa_close_fdp) int said = -1;
-	_fa_cleanup_(fa_close_fdp) int said_end = -1;
+	_fa_cleanup_(fa_close_fdp) int stderr_read_end = -1;
+	_fa_cleanup_(fa_close_fdp) int stderr_write_end = -1;
 	struct start start;
 	sigset_t all, before;
 	struct rlimit limit;
@@ -336,7 +328,7 @@ static int start(const char *program, const char *config, const char *path, int 
 
 	r = open_pipe(0, &read_end, &write_end);
 	if (r >= 0)
-		r = open_pipe(O_NONBLOCK, &said, &said_end);
+		r = open_pipe(O_NONBLOCK, &stderr_read_end, &stderr_write_end);
 	if (r >= 0 && getrlimit(RLIMIT_NOFILE, &limit) < 0)
 		r = -errno;
 	if (r < 0)
@@ -349,21 +341,21 @@ static int start(const char *program, const char *config, const char *path, int 
 		                .environment = environment,
 		                .listen_fd = listen_fd,
 		                .report_fd = write_end,
-		                .said_fd = said_end,
+		                .stderr_fd = stderr_write_end,
 		                .limit = (unsigned int)limit.rlim_cur };
 
-	/* Handlers of the caller's are not to run in the child. */
+	/* The caller's signal handlers must not run in the child. */
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	pid = fork();
 	if (!pid)
-		run_between(&start);
+		run_intermediate(&start);
 	code = pid < 0 ? errno : 0;
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	if (pid < 0)
 		return fa_fail(error, -code, "cannot start a daemon: %s", strerror(code));
 
-	/* The caller's own handler may have been faster. */
+	/* The caller's SIGCHLD handler may have reaped it. */
 	while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
 		;
 	fa_close_fdp(&write_end);
@@ -373,12 +365,12 @@ static int start(const char *program, const char *config, const char *path, int 
 	if (n == (ssize_t)sizeof(code))
 		return fa_fail(error, -code, "cannot start a daemon: %.180s: %s", program,
 		               strerror(code));
-	*ret_said = fa_steal_fd(&said);
+	*ret_stderr = fa_steal_fd(&stderr_read_end);
 	return 0;
 }
 
 int fa_spawn(const char *daemon, const char *config, char *path, struct fa_error *error,
-             int *ret_said)
+             int *ret_stderr)
 {
 	_fa_cleanup_(fa_close_fdp) int listen_fd = -1;
 	char program[PATH_MAX], resolved[PATH_MAX];
@@ -386,27 +378,26 @@ int fa_spawn(const char *daemon, const char *config, char *path, struct fa_error
 
 	r = find_program(daemon, program, error);
 	if (r >= 0)
-		r = take_config(config, resolved, error, &config);
+		r = resolve_config(config, resolved, error, &config);
 	if (r < 0)
 		return r;
 	r = listen_at(path, error, &listen_fd);
 	if (r >= 0)
-		r = start(program, config, path, listen_fd, error, ret_said);
-	/* Nobody runs there, though the process that did not become a daemon may not
-	 * have let go of the socket yet. */
+		r = start(program, config, path, listen_fd, error, ret_stderr);
+	/* The process that did not become a daemon may still hold the socket open. */
 	if (r < 0 && *path)
-		remove_place(path);
+		remove_socket(path);
 	return r;
 }
 
 /* ---- why it did not start */
 
-/* The end of what comes out of @fd until its other end is closed, or @deadline_ns. */
-static size_t read_end_of(int fd, uint64_t deadline_ns, char *ret_text, size_t size)
+/* Reads the tail of what comes from @fd until its end, or @deadline_ns. */
+static size_t read_tail(int fd, uint64_t deadline_ns, char *ret_text, size_t size)
 {
 	size_t used = 0;
 
-	for (unsigned int i = 0; i < SAID_READS; ++i) {
+	for (unsigned int i = 0; i < STDERR_READS; ++i) {
 		ssize_t n;
 
 		if (used == size) {
@@ -424,7 +415,7 @@ static size_t read_end_of(int fd, uint64_t deadline_ns, char *ret_text, size_t s
 	return used;
 }
 
-static bool skip(const char **line, size_t *length, const char *prefix)
+static bool skip_prefix(const char **line, size_t *length, const char *prefix)
 {
 	size_t n = strlen(prefix);
 
@@ -435,8 +426,8 @@ static bool skip(const char **line, size_t *length, const char *prefix)
 	return true;
 }
 
-/* Of @text the last line that tells an error, else the last that is not empty; @ret_length 0 if
- * there is none. Without what the log puts in front. */
+/* Finds the last line that reports an error (returns true), else the last that is not empty;
+ * *ret_length 0: none. */
 static bool find_reason(const char *text, size_t length, const char **ret_line, size_t *ret_length)
 {
 	*ret_line = text;
@@ -447,8 +438,8 @@ static bool find_reason(const char *text, size_t length, const char **ret_line, 
 		size_t n = length - (size_t)(line - text);
 
 		length = newline ? (size_t)(newline - text) : 0;
-		(void)skip(&line, &n, "fad: ");
-		if (skip(&line, &n, "error: ")) {
+		(void)skip_prefix(&line, &n, "fad: ");
+		if (skip_prefix(&line, &n, "error: ")) {
 			*ret_line = line;
 			*ret_length = n;
 			return true;
@@ -461,20 +452,20 @@ static bool find_reason(const char *text, size_t length, const char **ret_line, 
 	return false;
 }
 
-int fa_spawn_explain(int said, int code, uint64_t deadline_ns, struct fa_error *error)
+int fa_spawn_explain(int stderr_fd, int code, uint64_t deadline_ns, struct fa_error *error)
 {
-	/* Which of these depends on how fast it was. */
+	/* Which of these depends on timing. */
 	const bool ended = code == -ENOENT || code == -ECONNREFUSED || code == -ECONNRESET;
-	uint64_t until_ns = ended ? fa_deadline_ns(SAID_NS) : 0;
+	uint64_t until_ns = ended ? fa_deadline_ns(STDERR_NS) : 0;
 	size_t length, used;
-	char text[SAID_BYTES];
+	char text[STDERR_BYTES];
 	const char *line;
 	bool is_error;
 
 	if (!ended && code != -ETIMEDOUT)
 		return code;
-	length = read_end_of(said, until_ns < deadline_ns ? until_ns : deadline_ns, text,
-	                     sizeof(text));
+	length = read_tail(stderr_fd, until_ns < deadline_ns ? until_ns : deadline_ns, text,
+	                   sizeof(text));
 	is_error = find_reason(text, length, &line, &length);
 	if (ended)
 		code = fa_fail(error, -ECONNREFUSED, "the daemon that was started ended at once%s",

@@ -1,7 +1,4 @@
-/*
- * Steps: begin, commit, abort. A step lives in the daemon as long as the connection over which it
- * was begun: the handle remembers which that was, and is good for nothing afterwards.
- */
+/* Begin, commit, abort. A step ends with its connection; its handle then only fails. */
 #include "client/gates.h"
 #include "client/kv.h"
 #include "client/last_error.h"
@@ -24,11 +21,11 @@ _Static_assert(sizeof(struct fa_step_item) == sizeof(struct fa_wire_step_item) &
 
 /* ---- abandoned steps */
 
-/* Asks for the abort of @step (consumed), waiting for room. One that there is no room for is
- * abandoned, which is an error: its turn comes before another step is begun. */
-static int end_step(struct fa_step *step, uint64_t until_ns, uint64_t *ret_value)
+/* Consumes @step. If max_requests do not allow the abort in time, the step is abandoned until the
+ * next fa_step_begin(). */
+static int abort_step(struct fa_step *step, uint64_t until_ns, uint64_t *ret_value)
 {
-	struct fa_request request = { .message.type = FA_WIRE_STEP_END, .step = step };
+	struct fa_client_request request = { .message.type = FA_WIRE_STEP_END, .step = step };
 	int r;
 
 	request.message.step_end.step = step->id;
@@ -41,7 +38,7 @@ static int end_step(struct fa_step *step, uint64_t until_ns, uint64_t *ret_value
 	return 0;
 }
 
-/* One that is begun before they have ended would stand behind them. @value 0: none was asked. */
+/* The next step would conflict with aborts in progress. @value 0: there are none. */
 static void wait_ended(struct fa_client *client, uint64_t value, uint64_t until_ns)
 {
 	const uint64_t now_ns = fa_now_ns();
@@ -53,34 +50,34 @@ static void wait_ended(struct fa_client *client, uint64_t value, uint64_t until_
 		(void)fa_result_wait(client, 0, value, left_ns, NULL);
 }
 
-static int end_abandoned(struct fa_client *client)
+static int abort_abandoned(struct fa_client *client)
 {
-	const uint64_t until_ns = fa_deadline_ns(client->call_ns);
+	const uint64_t until_ns = fa_deadline_ns(client->reply_ns);
 	uint64_t value = 0;
 	int r = 0;
 
-	while (client->ending_abandoned)
+	while (client->aborting_abandoned)
 		pthread_cond_wait(&client->changed, &client->lock);
 	if (fa_list_empty(&client->abandoned))
 		return 0;
-	client->ending_abandoned = true;
-	/* Those of a connection that is lost go with it. */
+	client->aborting_abandoned = true;
+	/* Steps of a lost connection have ended. */
 	while (r == 0 && !fa_list_empty(&client->abandoned) && client->state != FA_CLIENT_LOST) {
 		struct fa_step *step = fa_container_of(client->abandoned.next, struct fa_step,
 		                                       link);
 
 		fa_list_remove(&step->link);
-		r = end_step(step, until_ns, &value);
+		r = abort_step(step, until_ns, &value);
 	}
 	wait_ended(client, value, until_ns);
-	client->ending_abandoned = false;
+	client->aborting_abandoned = false;
 	pthread_cond_broadcast(&client->changed);
 	return r;
 }
 
 /* ---- beginning */
 
-/* How many words of tree there are: up to the last that a mask needs. */
+/* Counts the words of tree, up to the last that a mask needs. */
 static int count_tree(const struct fa_step_options *options, size_t *ret_n_tree)
 {
 	uint64_t n = 0;
@@ -136,7 +133,7 @@ int fa_step_begin(struct fa_client *client, const struct fa_step_options *option
                   struct fa_step **ret_step)
 {
 	struct fa_wire_message message = { .type = FA_WIRE_STEP_BEGIN };
-	struct fa_call call = { .expect = FA_WIRE_STEP_REPLY };
+	struct fa_client_call call = { .expect = FA_WIRE_STEP_REPLY };
 	_fa_cleanup_(fa_freep) struct fa_step *step = NULL;
 	struct fa_step_options known;
 	const void *o;
@@ -159,9 +156,9 @@ int fa_step_begin(struct fa_client *client, const struct fa_step_options *option
 	r = fa_client_enter(client);
 	if (r < 0)
 		return r;
-	/* So many begin and do not end that this comes round to one in progress: never. */
+	/* Never wraps around to a step in progress: too many are not possible. */
 	step->id = ++client->last_step ? client->last_step : ++client->last_step;
-	r = end_abandoned(client);
+	r = abort_abandoned(client);
 	fa_client_leave(client);
 	if (r < 0)
 		return r;
@@ -211,7 +208,7 @@ static int fill_keep(const struct fa_step *step, const struct fa_step_commit *co
 int fa_step_commit(struct fa_step *step, const struct fa_step_commit *commit,
                    struct fa_ticket *ret_ticket)
 {
-	struct fa_request request = { .message.type = FA_WIRE_STEP_END, .step = step };
+	struct fa_client_request request = { .message.type = FA_WIRE_STEP_END, .step = step };
 	struct fa_wire_step_end *wire = &request.message.step_end;
 	struct fa_step_commit known = { .size = sizeof(known) };
 	const void *c = &known;
@@ -240,7 +237,8 @@ int fa_step_commit(struct fa_step *step, const struct fa_step_commit *commit,
 
 int fa_step_abort(struct fa_step *step, uint32_t stream, struct fa_ticket *ret_ticket)
 {
-	struct fa_request request = { .message = { .type = FA_WIRE_STEP_END }, .step = step };
+	struct fa_client_request request = { .message = { .type = FA_WIRE_STEP_END },
+		                             .step = step };
 
 	if (!step)
 		return fa_error_set(-EINVAL, "the step is NULL");
@@ -263,9 +261,9 @@ struct fa_step *fa_step_free(struct fa_step *step)
 		return NULL;
 	}
 	if (fa_step_is_open(step)) {
-		const uint64_t until_ns = fa_deadline_ns(client->call_ns);
+		const uint64_t until_ns = fa_deadline_ns(client->reply_ns);
 
-		(void)end_step(step, until_ns, &value);
+		(void)abort_step(step, until_ns, &value);
 		wait_ended(client, value, until_ns);
 	} else {
 		free(step);

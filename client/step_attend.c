@@ -1,4 +1,4 @@
-/* The layers of a step: from the caller's structs to a message. */
+/* The layers of a step: fills messages from the caller's structs. */
 #include "client/gates.h"
 #include "client/last_error.h"
 #include "client/request.h"
@@ -36,7 +36,7 @@ static int fill_heads(const struct fa_step_attend *attend, struct fa_wire_step_a
 	return 0;
 }
 
-static int fill_rotary(struct fa_request *request, struct fa_client *client,
+static int fill_rotary(struct fa_client_request *request, struct fa_client *client,
                        const struct fa_step_attend *attend, struct fa_wire_step_attend *wire)
 {
 	int64_t rows = wire->q.rank ? wire->q.shape[0] : wire->k.shape[0];
@@ -64,7 +64,7 @@ static int fill_rotary(struct fa_request *request, struct fa_client *client,
 	return r < 0 ? r : fa_request_tensor(request, "sin", client, &attend->sin, 2, &wire->sin);
 }
 
-static int fill_tensors(struct fa_request *request, struct fa_client *client,
+static int fill_tensors(struct fa_client_request *request, struct fa_client *client,
                         const struct fa_step_attend *attend, struct fa_wire_step_attend *wire)
 {
 	int r = 0;
@@ -90,9 +90,8 @@ static int fill_tensors(struct fa_request *request, struct fa_client *client,
 	return r;
 }
 
-/* The message of one layer. What an older caller leaves out is in @known, which lives as
- * long as the request. */
-static int fill_attend(struct fa_request *request, struct fa_step *step,
+/* @known: copy of an older caller's struct, needed as long as the request. */
+static int fill_attend(struct fa_client_request *request, struct fa_step *step,
                        const struct fa_step_attend *attend, struct fa_step_attend *known,
                        struct fa_wire_step_attend *wire)
 {
@@ -138,7 +137,7 @@ static int fill_attend(struct fa_request *request, struct fa_step *step,
 int fa_step_attend(struct fa_step *step, const struct fa_step_attend *attend,
                    struct fa_ticket *ret_ticket)
 {
-	struct fa_request request = { .message.type = FA_WIRE_STEP_ATTEND, .step = step };
+	struct fa_client_request request = { .message.type = FA_WIRE_STEP_ATTEND, .step = step };
 	struct fa_step_attend known;
 	int r;
 
@@ -162,8 +161,8 @@ static int fill_layer_gate(const char *what, const struct fa_gate *gate, bool ma
 	return fa_gate_check(what, gate, may_be_out);
 }
 
-/* From the first layer to the last a slot's values only grow, and by less than half around;
- * those of signals with each. */
+/* A slot's value only grows, by less than 2^63 from the first layer to the last; that of signals
+ * grows with each layer. */
 static int check_increment(const char *name, const struct fa_gate *gate, uint64_t increment,
                            uint64_t least, uint32_t n_layers)
 {
@@ -179,7 +178,8 @@ static int check_increment(const char *name, const struct fa_gate *gate, uint64_
 int fa_step_attend_layers(struct fa_step *step, const struct fa_step_attend_layers *layers,
                           struct fa_ticket *ret_ticket)
 {
-	struct fa_request request = { .message.type = FA_WIRE_STEP_ATTEND_LAYERS, .step = step };
+	struct fa_client_request request = { .message.type = FA_WIRE_STEP_ATTEND_LAYERS,
+		                             .step = step };
 	struct fa_wire_step_attend_layers *wire = &request.message.step_attend_layers;
 	struct fa_step_attend_layers known;
 	struct fa_step_attend attend;

@@ -18,7 +18,6 @@ int fa_step_check(struct fa_step *step)
 	return 0;
 }
 
-/* Whether the daemon has it, and was not asked to end it. */
 bool fa_step_is_open(const struct fa_step *step)
 {
 	const struct fa_client *client = step->client;

@@ -1,4 +1,4 @@
-/* The handle of a step, and what ends it. With the client's mutex. */
+/* The handle of a step. With the client's mutex. */
 #pragma once
 
 #include "client/faclient.h"
@@ -17,9 +17,9 @@ struct fa_step {
 	struct fa_list link; /* fa_client.abandoned */
 };
 
-/* Checks that the step can go on; -EINVAL: it was ended, -ECONNRESET: its connection is lost. */
+/* -EINVAL: it was ended; -ECONNRESET: its connection is lost. */
 int fa_step_check(struct fa_step *step);
-/* Returns true if the daemon has the step and was not asked to end it. */
+/* Returns true if the daemon has it and was not asked to end it. */
 bool fa_step_is_open(const struct fa_step *step);
 /* Frees the abandoned steps, which ended with their connection. */
 void fa_step_forget_abandoned(struct fa_client *client);

@@ -9,7 +9,7 @@
 int fa_stream_new(struct fa_client *client, int priority, uint32_t *ret_stream)
 {
 	struct fa_wire_message message = { .type = FA_WIRE_STREAM_CREATE };
-	struct fa_call call = { .expect = FA_WIRE_REPLY };
+	struct fa_client_call call = { .expect = FA_WIRE_REPLY };
 	struct fa_client_stream *stream = NULL;
 	uint64_t limit;
 	int r;
@@ -36,7 +36,7 @@ int fa_stream_new(struct fa_client *client, int priority, uint32_t *ret_stream)
 	stream->priority = priority > 0 ? 1 : 0;
 	message.stream_create.priority = (int8_t)stream->priority;
 	r = fa_call_run(client, &message, NULL, 0, true, &call);
-	/* What another thread connected to meanwhile knows nothing of this stream. */
+	/* The daemon that another thread connected to meanwhile does not know this stream. */
 	fa_client_await_connecting(client);
 	if (r >= 0 && call.epoch != client->epoch)
 		r = fa_client_lost_error(client);
@@ -51,7 +51,7 @@ leave:
 int fa_stream_free(struct fa_client *client, uint32_t id)
 {
 	struct fa_wire_message message = { .type = FA_WIRE_STREAM_FREE, .stream_free.stream = id };
-	struct fa_call call = { .expect = FA_WIRE_REPLY };
+	struct fa_client_call call = { .expect = FA_WIRE_REPLY };
 	struct fa_client_stream *stream;
 	uint32_t epoch;
 	int r;
@@ -71,7 +71,7 @@ int fa_stream_free(struct fa_client *client, uint32_t id)
 	epoch = client->epoch;
 	if (client->state == FA_CLIENT_CONNECTED)
 		r = fa_call_run(client, &message, NULL, 0, false, &call);
-	/* With the connection went the stream. */
+	/* The stream ended with its connection. */
 	fa_client_await_connecting(client);
 	if (client->state == FA_CLIENT_LOST || client->epoch != epoch)
 		r = 0;

@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define SIZE_MIN 8 /* the size, and one field more */
+#define SIZE_MIN 8 /* the size, and one more field */
 
 static uint32_t size_of(const void *given)
 {

@@ -1,7 +1,6 @@
 /*
- * Requests of streams: attention, and what is asked for steps. They are numbered in
- * the order in which they are sent, which is the daemon's as well, and end with a
- * Completion.
+ * Requests of streams are numbered in the order in which they are sent. The daemon runs each
+ * stream's in that order.
  */
 #include "client/submit.h"
 
@@ -20,68 +19,67 @@
 #include <errno.h>
 #include <stdlib.h>
 
-/* A caller that spins on the completion page leaves its Completions in the socket;
- * now and then they are read, many in one go. */
+/* A caller that spins on the completion page does not read the socket; Completions are read once
+ * per so many requests. */
 #define READ_BEHIND 32
 
 /* ---- with the mutex */
 
-struct room_waiter {
-	struct fa_waiter waiter;
+struct slot_waiter {
+	struct fa_client_waiter waiter;
 	uint64_t n;
 };
 
-static bool has_room(const struct fa_client *client, uint64_t n)
+static bool has_slots(const struct fa_client *client, uint64_t n)
 {
-	return client->in_flight + client->posting + n <= client->max_requests;
+	return client->in_flight + client->sending + n <= client->max_requests;
 }
 
-static bool room_ready(const struct fa_client *client, struct fa_waiter *waiter)
+static bool slot_ready(const struct fa_client *client, struct fa_client_waiter *waiter)
 {
 	return client->state == FA_CLIENT_LOST ||
-	       has_room(client, fa_container_of(waiter, const struct room_waiter, waiter)->n);
+	       has_slots(client, fa_container_of(waiter, const struct slot_waiter, waiter)->n);
 }
 
-/* Whether the device has told of a request whose end the daemon has not recorded yet. */
-static bool is_told(const struct fa_client *client)
+/* Returns true if the daemon is to confirm a success that the device has signalled. */
+static bool has_early_success(const struct fa_client *client)
 {
 	for (uint32_t i = 0; i < FA_COMPLETION_SLOTS; ++i) {
 		const struct fa_client_stream *stream = &client->streams[i];
 
-		if (stream->known < stream->submitted &&
-		    fa_result_probe(client, i, stream->known + 1, true) > 0)
+		if (stream->finished < stream->submitted &&
+		    fa_result_probe(client, i, stream->finished + 1, true) > 0)
 			return true;
 	}
 	return false;
 }
 
-static bool told_ready(const struct fa_client *client, struct fa_waiter *waiter)
+static bool early_ready(const struct fa_client *client, struct fa_client_waiter *waiter)
 {
-	return room_ready(client, waiter) || !is_told(client);
+	return slot_ready(client, waiter) || !has_early_success(client);
 }
 
-/* What the caller may have waited for takes no place: its end is on its way. Where another
- * thread reads, that one brings it: it may have it in its hands, and wait for the mutex. */
-static void receive_told(struct fa_client *client, uint64_t n)
+/* Such a request must not count against max_requests. If there is a leader, it may have the record
+ * and wait for the mutex. */
+static void receive_early(struct fa_client *client, uint64_t n)
 {
-	struct room_waiter told = { .waiter.ready = told_ready, .n = n };
+	struct slot_waiter early = { .waiter.ready = early_ready, .n = n };
 	const uint64_t until_ns = fa_deadline_ns(FA_EARLY_NS);
 
 	do {
 		fa_client_receive(client, true);
 		if (client->leader)
-			(void)fa_client_await(client, &told.waiter, until_ns);
-	} while (!told_ready(client, &told.waiter) && fa_now_ns() < until_ns);
+			(void)fa_client_await(client, &early.waiter, until_ns);
+	} while (!early_ready(client, &early.waiter) && fa_now_ns() < until_ns);
 }
 
-/* Waits until another @n requests may be sent. */
 static int wait_in_flight(struct fa_client *client, struct fa_step *step, uint64_t n,
                           uint64_t deadline_ns)
 {
-	struct room_waiter room = { .waiter.ready = room_ready, .n = n };
+	struct slot_waiter room = { .waiter.ready = slot_ready, .n = n };
 	int r = 0;
 
-	if (has_room(client, n))
+	if (has_slots(client, n))
 		return 0;
 	if (n > client->max_requests)
 		return fa_error_set(-EINVAL,
@@ -89,8 +87,8 @@ static int wait_in_flight(struct fa_client *client, struct fa_step *step, uint64
 		                    "at most %llu are possible",
 		                    (unsigned long long)n,
 		                    (unsigned long long)client->max_requests);
-	receive_told(client, n);
-	while (client->state == FA_CLIENT_LOST || !has_room(client, n)) {
+	receive_early(client, n);
+	while (client->state == FA_CLIENT_LOST || !has_slots(client, n)) {
 		if (step)
 			r = fa_step_check(step);
 		if (r < 0)
@@ -110,8 +108,9 @@ static int wait_in_flight(struct fa_client *client, struct fa_step *step, uint64
 	return step ? fa_step_check(step) : 0;
 }
 
-/* Whether what it is about is there still. */
-static int check_objects(struct fa_client *client, const struct fa_request *request, uint32_t id)
+/* Checks that the request's step, buffers and stream still exist. */
+static int check_objects(struct fa_client *client, const struct fa_client_request *request,
+                         uint32_t id)
 {
 	struct fa_client_stream *stream = &client->streams[id];
 	int r;
@@ -136,10 +135,9 @@ static int check_objects(struct fa_client *client, const struct fa_request *requ
 	return 0;
 }
 
-/* Waits until there is what it needs. Each of both may wait, and what the other has seen to is
- * over then. */
-static int make_ready(struct fa_client *client, const struct fa_request *request, uint64_t n,
-                      bool gated, uint64_t deadline_ns)
+/* Waits for the timeline and for room in max_requests. Each wait may invalidate the other. */
+static int await_ready(struct fa_client *client, const struct fa_client_request *request,
+                       uint64_t n, bool gated, uint64_t deadline_ns)
 {
 	int r;
 
@@ -155,15 +153,15 @@ static int make_ready(struct fa_client *client, const struct fa_request *request
 	return 0;
 }
 
-int fa_request_send(struct fa_client *client, struct fa_request *request, uint64_t deadline_ns,
-                    uint64_t *ret_value)
+int fa_request_send(struct fa_client *client, struct fa_client_request *request,
+                    uint64_t deadline_ns, uint64_t *ret_value)
 {
 	uint64_t *value;
 	uint32_t id = *fa_request_stream(&request->message, &value);
 	struct fa_client_stream *stream = &client->streams[id];
 	const uint64_t n = fa_request_values(&request->message);
 	const bool gated = fa_request_is_gated(request);
-	bool again = !request->step && !gated;
+	bool resend = !request->step && !gated;
 	int r;
 
 	for (;;) {
@@ -171,25 +169,25 @@ int fa_request_send(struct fa_client *client, struct fa_request *request, uint64
 
 		r = check_objects(client, request, id);
 		if (r >= 0)
-			r = make_ready(client, request, n, gated, deadline_ns);
+			r = await_ready(client, request, n, gated, deadline_ns);
 		if (r < 0)
 			return r;
-		/* Another daemon may not have all that the one before it had. */
+		/* Another daemon may lack objects that were checked. */
 		if (client->epoch != epoch)
 			continue;
 		request->message.id = ++client->last_id;
-		/* It may have to wait with the mutex free; others are not to take its room. */
-		client->posting += n;
+		/* Sending may release the mutex: reserve the room. */
+		client->sending += n;
 		r = fa_request_post(client, &request->message, id, value);
-		client->posting -= n;
+		client->sending -= n;
 		if (r >= 0)
 			break;
-		/* Somebody may wait for the room that it takes no more. */
+		/* Room is free again: wake those who wait for it. */
 		fa_client_wake(client);
-		if (!again || r == -ETIMEDOUT ||
+		if (!resend || r == -ETIMEDOUT ||
 		    (client->state != FA_CLIENT_LOST && client->epoch == epoch))
 			return r;
-		again = false;
+		resend = false;
 		r = fa_client_reconnect(client, client->reconnect_ns);
 		if (r < 0)
 			return r;
@@ -207,7 +205,7 @@ int fa_request_send(struct fa_client *client, struct fa_request *request, uint64
 
 /* ---- without */
 
-int fa_request_submit(struct fa_client *client, struct fa_request *request,
+int fa_request_submit(struct fa_client *client, struct fa_client_request *request,
                       struct fa_ticket *ret_ticket)
 {
 	uint64_t *unused, value = 0;
@@ -234,10 +232,10 @@ int fa_request_submit(struct fa_client *client, struct fa_request *request,
 int fa_marker(struct fa_client *client, uint32_t stream, const struct fa_gates *gates,
               struct fa_ticket *ret_ticket)
 {
-	struct fa_request request;
+	struct fa_client_request request;
 	int r;
 
-	/* Not all of it: that takes as long as the rest. */
+	/* Member by member: clearing all of it takes as long as the rest. */
 	request.message.type = FA_WIRE_MARKER;
 	request.message.timeout_ns = 0;
 	request.message.waits = request.message.signals = NULL;

@@ -1,4 +1,4 @@
-/* Tensor views: sizes and dense strides. Pure functions. */
+/* Tensors of the public interface. Pure functions. */
 #include "client/tensor.h"
 
 #include "client/last_error.h"
@@ -42,13 +42,13 @@ void fa_tensor_init(struct fa_tensor *ret_tensor, struct fa_buffer *buffer, uint
 		.rank = rank,
 	};
 
-	/* A wrong rank is kept for fa_attention() to name. @shape may be ret_tensor's. */
+	/* A wrong rank is kept for fa_attention() to refuse. @shape may be ret_tensor->shape. */
 	if (rank <= FA_WIRE_RANK_MAX)
 		memcpy(tensor.shape, shape, rank * sizeof(*shape));
 	*ret_tensor = tensor;
 }
 
-/* Strides of the dense tensor of that shape; empty dimensions count as one. */
+/* Dimensions of 0 count as 1. */
 static int dense_strides(const char *name, uint32_t rank, const int64_t *shape, int64_t *strides)
 {
 	int64_t stride = 1;
@@ -62,7 +62,7 @@ static int dense_strides(const char *name, uint32_t rank, const int64_t *shape, 
 	return 0;
 }
 
-/* Whether the last element lies inside the buffer. */
+/* Checks that the last element lies inside the buffer. */
 static int check_bounds(const char *name, const struct fa_wire_view *view, uint64_t buffer_bytes)
 {
 	uint32_t element = fa_dtype_bytes(view->dtype);
@@ -139,11 +139,11 @@ int fa_tensor_view(const char *name, struct fa_client *client, const struct fa_t
 
 int fa_tensor_check(const char *name, const struct fa_tensor *tensor)
 {
-	const struct fa_registration *registration = tensor->buffer->registration;
+	const struct fa_client_registration *registration = tensor->buffer->registration;
 
 	if (!registration->missing)
 		return 0;
 	return fa_error_set(registration->missing,
 	                    "%s.buffer is lost since the daemon was restarted: %.200s", name,
-	                    registration->why.text);
+	                    registration->missing_error.text);
 }

@@ -6,10 +6,8 @@
 
 #include <stdint.h>
 
-/*
- * Checks @tensor as far as the client can (whose buffer, dtype, rank, bounds) and fills @ret_view.
- * @name is the field's, for the sentence. -EINVAL.
- */
+/* Checks what needs no daemon (buffer, dtype, rank, bounds) and fills @ret_view; @name is the
+ * field's. -EINVAL. */
 int fa_tensor_view(const char *name, struct fa_client *client, const struct fa_tensor *tensor,
                    uint32_t rank, struct fa_wire_view *ret_view);
 

@@ -1,4 +1,4 @@
-/* Calls about the timeline, from the CPU. */
+/* Calls on the timeline from the CPU. */
 #include "client/last_error.h"
 #include "client/loss.h"
 #include "client/receive.h"
@@ -14,12 +14,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* A sleeping thread looks after the daemon's life this often, a spinning one this. */
+/* How often a sleeping, and a spinning, thread checks that the daemon lives. */
 #define SLEEP_SLICE_NS (20 * FA_NS_PER_MS)
 
 #define SPIN_SLICE_NS (50 * FA_NS_PER_US)
 
-/* Looks at the word between two looks at the clock. */
+/* Reads of the word between two reads of the clock. */
 #define SPIN_LOOKS 16
 
 int fa_timeline_open(struct fa_client *client, struct fa_timeline **ret_timeline)
@@ -63,7 +63,7 @@ int fa_timeline_info(struct fa_timeline *timeline, struct fa_timeline_info *ret_
 		(void)fa_timeline_set_up(timeline);
 	info.client_slots = (uint64_t *)&timeline->memory->in->value;
 	info.daemon_slots = (const uint64_t *)&timeline->memory->out->value;
-	info.epoch = timeline->set_up;
+	info.epoch = timeline->n_set_ups;
 	fa_struct_out(ret_info, &info, sizeof(info));
 	fa_client_leave(timeline->client);
 	return 0;
@@ -76,7 +76,7 @@ int fa_timeline_write(struct fa_timeline *timeline, uint32_t slot, uint64_t valu
 	r = fa_timeline_enter(timeline, "fa_timeline_write", slot);
 	if (r < 0)
 		return r;
-	/* With the mutex, so that it is not lost when the memory is replaced. */
+	/* With the mutex: the memory may be replaced. */
 	atomic_store_explicit(&timeline->memory->in[slot].value, value, memory_order_release);
 	fa_client_leave(timeline->client);
 	return 0;
@@ -102,8 +102,8 @@ int fa_timeline_read(struct fa_timeline *timeline, uint32_t slot, uint64_t *ret_
 
 /* ---- waiting */
 
-/* 1: not reached yet; else what became of it. */
-static int look(const struct fa_timeline_out *out, uint64_t value)
+/* Returns 1 if the value is not reached, else the status of the request that signalled it. */
+static int read_status(const struct fa_timeline_out *out, uint64_t value)
 {
 	int status;
 
@@ -124,17 +124,17 @@ static int spin(const struct fa_client *client, const struct fa_timeline_out *ou
 
 	do {
 		for (int i = 0; i < SPIN_LOOKS; ++i) {
-			r = look(out, value);
+			r = read_status(out, value);
 			if (r <= 0)
 				return r;
-			fa_cpu_spin_pause(client->yields);
+			fa_cpu_spin_pause(client->spin_yields);
 		}
 	} while (fa_now_ns() < end_ns &&
 	         !atomic_load_explicit(&client->lost, memory_order_relaxed));
 	return 1;
 }
 
-/* Until there may be news, or @until_ns. */
+/* Sleeps until the slot may have changed, or @until_ns. */
 static void sleep_on(struct fa_timeline_in *in, const struct fa_timeline_out *out, uint64_t value,
                      uint64_t until_ns)
 {
@@ -147,15 +147,15 @@ static void sleep_on(struct fa_timeline_in *in, const struct fa_timeline_out *ou
 	if (until_ns - now_ns < slice_ns)
 		slice_ns = until_ns - now_ns;
 	timeout.tv_nsec = (long)slice_ns;
-	/* The daemon writes, and then looks whether somebody sleeps; here it is the reverse. */
+	/* The daemon changes the word, then checks for sleepers; here it is the reverse. */
 	atomic_fetch_add(&in->sleepers, 1);
 	changes = atomic_load(&out->changes);
-	if (look(out, value) > 0)
+	if (read_status(out, value) > 0)
 		(void)syscall(SYS_futex, &out->changes, FUTEX_WAIT, changes, &timeout, NULL, 0);
 	atomic_fetch_sub(&in->sleepers, 1);
 }
 
-static int say(int status, uint32_t slot, uint64_t value)
+static int report(int status, uint32_t slot, uint64_t value)
 {
 	if (!status)
 		return 0;
@@ -165,7 +165,7 @@ static int say(int status, uint32_t slot, uint64_t value)
 	                    slot, (unsigned long long)value, strerror(-status));
 }
 
-/* Without the mutex: whether the connection of that number is over. */
+/* Without the mutex. Returns true if connection @epoch is lost. */
 static bool is_lost(struct fa_client *client, uint32_t epoch)
 {
 	bool lost;
@@ -178,35 +178,32 @@ static bool is_lost(struct fa_client *client, uint32_t epoch)
 	return lost;
 }
 
-/* Whether a request of an earlier connection was to give that value, of those up to @last. */
-static bool is_of_earlier(uint64_t last, uint64_t value)
+/* @last: the highest value that requests of earlier connections were to signal. */
+static bool is_from_earlier(uint64_t last, uint64_t value)
 {
 	return last && fa_timeline_reached(last, value);
 }
 
-/* With the mutex: the connection stands, and has not got the timeline yet. */
-static bool is_due(const struct fa_timeline *timeline)
+/* With the mutex. Returns true if the connection stands without a timeline. */
+static bool needs_set_up(const struct fa_timeline *timeline)
 {
 	const struct fa_client *client = timeline->client;
 
 	return client->state == FA_CLIENT_CONNECTED && timeline->epoch != client->epoch;
 }
 
-/*
- * With the mutex, which is released meanwhile: while it is due there is nothing to see but this.
- * It is set up by who sends a request that gives a value, or by other calls: who waits for one
- * does not ask the daemon, which may take longer. 1: it is set up, or the connection lost.
- */
-static int await_due(struct fa_timeline *timeline, uint32_t slot, uint64_t value,
-                     uint64_t deadline_ns)
+/* Waits until the timeline is set up, which is left to other calls as it takes a round trip. 1: set
+ * up, or lost; 0: the value is reached. */
+static int await_set_up(struct fa_timeline *timeline, uint32_t slot, uint64_t value,
+                        uint64_t deadline_ns)
 {
 	struct fa_client *client = timeline->client;
 
-	while (is_due(timeline)) {
+	while (needs_set_up(timeline)) {
 		uint64_t until_ns = fa_deadline_ns(SLEEP_SLICE_NS);
 		struct timespec until;
 
-		if (is_of_earlier(timeline->planned[slot], value))
+		if (is_from_earlier(timeline->planned[slot], value))
 			return -ECONNRESET;
 		if (fa_timeline_reached(0, value))
 			return 0;
@@ -217,20 +214,20 @@ static int await_due(struct fa_timeline *timeline, uint32_t slot, uint64_t value
 		until = (struct timespec){ .tv_sec = (time_t)(until_ns / FA_NS_PER_SEC),
 			                   .tv_nsec = (long)(until_ns % FA_NS_PER_SEC) };
 		pthread_cond_timedwait(&client->changed, &client->lock, &until);
-		if (is_due(timeline))
+		if (needs_set_up(timeline))
 			fa_client_receive(client, true);
 	}
 	return 1;
 }
 
-static int say_lost(uint32_t slot, uint64_t value)
+static int fail_lost(uint32_t slot, uint64_t value)
 {
 	return fa_error_set(-ECONNRESET,
 	                    "value %llu of the daemon's slot %u was lost with a connection",
 	                    (unsigned long long)value, slot);
 }
 
-static int say_not_yet(uint32_t slot, uint64_t value)
+static int fail_not_yet(uint32_t slot, uint64_t value)
 {
 	return fa_error_set(-EAGAIN, "slot %u has not reached %llu", slot,
 	                    (unsigned long long)value);
@@ -251,25 +248,25 @@ int fa_timeline_wait(struct fa_timeline *timeline, uint32_t slot, uint64_t value
 		return r;
 	client = timeline->client;
 	deadline_ns = fa_deadline_ns(timeout_ns);
-	r = await_due(timeline, slot, value, deadline_ns);
+	r = await_set_up(timeline, slot, value, deadline_ns);
 	if (r <= 0) {
 		fa_client_leave(client);
-		return r == -ECONNRESET ? say_lost(slot, value)
-		       : r < 0          ? say_not_yet(slot, value)
+		return r == -ECONNRESET ? fail_lost(slot, value)
+		       : r < 0          ? fail_not_yet(slot, value)
 		                        : 0;
 	}
 	in = &timeline->memory->in[slot];
 	out = &timeline->memory->out[slot];
 	epoch = timeline->epoch;
-	/* Whoever gave it was of another connection. */
-	if (is_of_earlier(timeline->lost[slot], value)) {
+	/* The value was to come over an earlier connection. */
+	if (is_from_earlier(timeline->lost[slot], value)) {
 		fa_client_leave(client);
-		return say_lost(slot, value);
+		return fail_lost(slot, value);
 	}
 	fa_client_leave(client);
 
 	spin_ns = client->spin_ns < timeout_ns ? client->spin_ns : timeout_ns;
-	r = look(out, value);
+	r = read_status(out, value);
 	while (r > 0) {
 		uint64_t slice_ns = spin_ns < SPIN_SLICE_NS ? spin_ns : SPIN_SLICE_NS;
 		bool lost;
@@ -280,8 +277,8 @@ int fa_timeline_wait(struct fa_timeline *timeline, uint32_t slot, uint64_t value
 		if (r <= 0)
 			break;
 		lost = is_lost(client, epoch);
-		/* It may have come before that. */
-		r = look(out, value);
+		/* The value may have arrived before the loss. */
+		r = read_status(out, value);
 		if (r <= 0)
 			break;
 		if (lost)
@@ -290,10 +287,10 @@ int fa_timeline_wait(struct fa_timeline *timeline, uint32_t slot, uint64_t value
 			                    "with it",
 			                    (unsigned long long)value, slot);
 		if (deadline_ns != FA_NS_NEVER && fa_now_ns() >= deadline_ns)
-			return say_not_yet(slot, value);
+			return fail_not_yet(slot, value);
 		if (!spin_ns)
 			sleep_on(in, out, value, deadline_ns);
-		r = look(out, value);
+		r = read_status(out, value);
 	}
-	return say(r, slot, value);
+	return report(r, slot, value);
 }

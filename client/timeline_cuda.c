@@ -1,4 +1,4 @@
-/* The timeline for CUDA streams of this process. */
+/* Calls on the timeline for CUDA streams of this process. */
 #include "client/cuda_memory.h"
 #include "client/last_error.h"
 #include "client/loss.h"
@@ -33,7 +33,8 @@ static int register_memory(const struct fa_cudriver *driver, struct fa_timeline_
 	                     &error);
 }
 
-/* The device's address of the memory, which it learns of at need. */
+/* Stores the device addresses of the memory, and registers it with the driver before the first
+ * use. */
 static int device_memory(struct fa_timeline *timeline, const struct fa_cudriver *driver)
 {
 	struct fa_timeline_memory *memory = timeline->memory;
@@ -75,7 +76,7 @@ static int enqueue(struct fa_timeline *timeline, uint32_t slot, uint64_t value, 
 		timeline, waits ? "fa_timeline_enqueue_wait" : "fa_timeline_enqueue_write", slot);
 	if (r < 0)
 		return r;
-	/* What is written to the old memory would be lost. */
+	/* A write to the old memory would be lost. */
 	if (timeline->client->state == FA_CLIENT_CONNECTED)
 		r = fa_timeline_set_up(timeline);
 	else if (waits)
@@ -92,7 +93,7 @@ static int enqueue(struct fa_timeline *timeline, uint32_t slot, uint64_t value, 
 	fa_client_leave(timeline->client);
 	if (r < 0)
 		return r;
-	/* Without the mutex: a stream that has too much to do makes its caller wait. */
+	/* Without the mutex: the driver blocks while a stream's queue is full. */
 	result = waits ? driver->cuStreamWaitValue64(stream, out + offset, value,
 	                                             CU_STREAM_WAIT_VALUE_GEQ)
 	               : driver->cuStreamWriteValue64(stream, in + offset, value,

@@ -38,7 +38,7 @@ static int map(int fd, uint64_t bytes, int protection, void **ret_memory)
 	return 0;
 }
 
-static int take_memory(struct fa_timeline *timeline, const struct fa_call *call)
+static int take_memory(struct fa_timeline *timeline, const struct fa_client_call *call)
 {
 	struct fa_timeline_memory *memory = fa_new(struct fa_timeline_memory);
 	void *in = NULL, *out = NULL;
@@ -55,11 +55,11 @@ static int take_memory(struct fa_timeline *timeline, const struct fa_call *call)
 		return r;
 	}
 	*memory = (struct fa_timeline_memory){
-		.before = timeline->memory,
+		.older = timeline->memory,
 		.in = in,
 		.out = out,
 	};
-	/* The program's slots go on from where they are. */
+	/* The client's slots keep their values. */
 	for (unsigned int i = 0; timeline->memory && i < FA_TIMELINE_SLOTS; ++i)
 		atomic_store_explicit(
 			&memory->in[i].value,
@@ -67,30 +67,28 @@ static int take_memory(struct fa_timeline *timeline, const struct fa_call *call)
 			memory_order_release);
 	memcpy(timeline->lost, timeline->planned, sizeof(timeline->lost));
 	timeline->memory = memory;
-	++timeline->set_up;
+	++timeline->n_set_ups;
 	return 0;
 }
 
-/* Sees that the timeline is that of the connection, which stands. The mutex may be released
- * meanwhile; -ECONNRESET if the connection is lost then. */
 int fa_timeline_set_up(struct fa_timeline *timeline)
 {
 	struct fa_client *client = timeline->client;
 
 	while (client->state == FA_CLIENT_CONNECTED && timeline->epoch != client->epoch) {
 		struct fa_wire_message message = { .type = FA_WIRE_TIMELINE_SETUP };
-		struct fa_call call = { .expect = FA_WIRE_TIMELINE_REPLY, .expect_fds = 2 };
+		struct fa_client_call call = { .expect = FA_WIRE_TIMELINE_REPLY, .expect_fds = 2 };
 		uint32_t epoch = client->epoch;
 		int r;
 
-		/* Another thread was faster: it has the memory in a moment. */
-		if (timeline->busy) {
+		/* Another thread is setting it up. */
+		if (timeline->setting_up) {
 			pthread_cond_wait(&client->changed, &client->lock);
 			continue;
 		}
-		timeline->busy = true;
+		timeline->setting_up = true;
 		r = fa_call_run(client, &message, NULL, 0, false, &call);
-		timeline->busy = false;
+		timeline->setting_up = false;
 		if (r == 0 && client->epoch == epoch && timeline->epoch != epoch) {
 			r = take_memory(timeline, &call);
 			if (r == 0)
@@ -128,7 +126,7 @@ struct fa_timeline *fa_timeline_release(struct fa_timeline *timeline, bool forke
 	while (timeline->memory) {
 		struct fa_timeline_memory *memory = timeline->memory;
 
-		timeline->memory = memory->before;
+		timeline->memory = memory->older;
 		if (memory->context && !forked && fa_cuda_open(&error, &driver) == 0) {
 			CUcontext before = NULL;
 
@@ -147,7 +145,7 @@ struct fa_timeline *fa_timeline_release(struct fa_timeline *timeline, bool forke
 	return NULL;
 }
 
-/* Takes the mutex, with a timeline that was set up at least once. */
+/* The timeline was set up at least once. */
 int fa_timeline_enter(struct fa_timeline *timeline, const char *name, uint32_t slot)
 {
 	if (!timeline)

@@ -1,7 +1,6 @@
 /*
- * The timeline of a client across connections. The words are read without the mutex: memory stays
- * mapped until the client is freed. The mutex guards which memory is the current one, and which
- * values were lost with earlier connections.
+ * The timeline of a client across connections. Its words are read without the mutex, as memory
+ * stays mapped until the client is freed; the rest is guarded by it.
  */
 #pragma once
 
@@ -15,7 +14,7 @@
 
 /* The memory that one connection gave. */
 struct fa_timeline_memory {
-	struct fa_timeline_memory *before;
+	struct fa_timeline_memory *older;
 	struct fa_timeline_in *in;
 	const struct fa_timeline_out *out;
 	/* Set once it is registered with the driver. */
@@ -28,18 +27,18 @@ struct fa_timeline {
 	/* With the client's mutex. */
 	struct fa_timeline_memory *memory;   /* the current one; NULL: none yet */
 	uint32_t epoch;                      /* of the connection that gave it */
-	uint64_t set_up;                     /* how often it was set up */
-	bool busy;                           /* a thread is setting it up */
+	uint64_t n_set_ups;                  /* how often it was set up */
+	bool setting_up;                     /* a thread is setting it up */
 	uint64_t planned[FA_TIMELINE_SLOTS]; /* highest value that a request was to signal */
 	uint64_t lost[FA_TIMELINE_SLOTS];    /* planned, when the current memory was set up */
 };
 
 /* Checks the arguments and enters the client. */
 int fa_timeline_enter(struct fa_timeline *timeline, const char *name, uint32_t slot);
-/* Sets the timeline up for the current connection, if it is not. The mutex may be released
- * meanwhile; -ECONNRESET if the connection is lost. */
+/* Sets it up for the current connection; may release the mutex. -ECONNRESET: the connection is
+ * lost. */
 int fa_timeline_set_up(struct fa_timeline *timeline);
-/* -ECONNRESET: the value that @wait is for was lost with a connection. */
+/* -ECONNRESET: the value was lost with a connection. */
 int fa_timeline_check_wait(const struct fa_timeline *timeline, const struct fa_wire_gate *wait);
 /* Frees it, with the client; takes NULL. */
 struct fa_timeline *fa_timeline_release(struct fa_timeline *timeline, bool forked);

@@ -11,29 +11,25 @@
 /* Sleeps without spinning after a leader has spun in vain several times. */
 #define SPIN_SKIPS 256
 
-/* Looks for a packet between two at what the ring has brought for others. */
+/* Looks for a packet between two looks at the ring's wake-ups. */
 #define SPIN_LOOKS 8
 
-/* Who waits for requests in a ring has spun on their page. */
-static bool is_worth_spinning(const struct fa_client *client)
+/* With a ring, a thread that waits for a request has spun on the page already. */
+static bool should_spin(const struct fa_client *client)
 {
 	return !client->connection.ring.memory || !fa_list_empty(&client->calls);
 }
 
-/*
- * Looks for a packet for a while before it sleeps: most answers are there sooner than
- * this thread would be woken. When they were not several times, the next ones are
- * waited for asleep. What is told by @ring (NULL: there is none) is others', who sleep.
- * Outside the mutex; what counts is the leader's.
- */
-static bool receive_spinning(struct fa_client *client, bool worth, int fd,
+/* Without the mutex. Most replies arrive sooner than a sleeping thread is woken. Wake-ups of @ring
+ * (NULL: none) concern threads that sleep. */
+static bool receive_spinning(struct fa_client *client, bool spin, int fd,
                              const struct fa_client_ring *ring, uint64_t deadline_ns,
                              struct fa_client_packet *packet)
 {
 	unsigned int looks = 0;
 	uint64_t end_ns;
 
-	if (!client->spin_ns || !worth)
+	if (!client->spin_ns || !spin)
 		return false;
 	if (!fa_backoff_next(&client->backoff))
 		return false;
@@ -49,15 +45,14 @@ static bool receive_spinning(struct fa_client *client, bool worth, int fd,
 		}
 		if (ring && ++looks % SPIN_LOOKS == 0 && fa_client_ring_is_woken(ring))
 			return false;
-		if (client->yields)
+		if (client->spin_yields)
 			sched_yield();
 	} while (fa_now_ns() < end_ns);
 	fa_backoff_failed(&client->backoff, SPIN_SKIPS);
 	return false;
 }
 
-/* Sleeps until there is a packet, or the daemon says that requests of the ring have
- * ended, or there is room in it. */
+/* Sleeps until there is a packet, or records or room in the ring. */
 static void lead_ring(struct fa_client *client, uint64_t deadline_ns)
 {
 	const struct fa_client_ring *ring = &client->connection.ring;
@@ -67,15 +62,15 @@ static void lead_ring(struct fa_client *client, uint64_t deadline_ns)
 		{ .fd = ring->wake, .events = POLLIN },
 	};
 	uint64_t until_ns = fa_deadline_ns(FA_RECEIVE_SLICE_NS);
-	bool worth;
+	bool spin;
 
 	if (deadline_ns < until_ns)
 		until_ns = deadline_ns;
 
-	/* Armed first, and then the last look: what ends after it wakes. */
+	/* Arm first, then look: later ends wake. */
 	fa_ring_arm(&client->connection.ring.end);
 	if (fa_client_collect_all(client)) {
-		if (!client->watched)
+		if (!client->fd_watched)
 			fa_ring_disarm(&client->connection.ring.end);
 		fa_client_wake(client);
 		return;
@@ -84,9 +79,9 @@ static void lead_ring(struct fa_client *client, uint64_t deadline_ns)
 		return;
 
 	client->leader = true;
-	worth = is_worth_spinning(client);
+	spin = should_spin(client);
 	fa_client_pin(client);
-	if (!receive_spinning(client, worth, fds[0].fd, ring, until_ns, &packet) &&
+	if (!receive_spinning(client, spin, fds[0].fd, ring, until_ns, &packet) &&
 	    !fa_poll_all(fds, 2, until_ns)) {
 		if (fds[1].revents)
 			fa_client_ring_drain(ring);
@@ -101,9 +96,8 @@ static void lead_ring(struct fa_client *client, uint64_t deadline_ns)
 		fa_packet_close_fds(packet.fds, packet.n_fds);
 		return;
 	}
-	/* The wake-up may have been meant for who polls the client's descriptor, and what it
-	 * told of may be known by now. */
-	if (client->watched)
+	/* The wake-up may have been meant for the poller of fa_fd(). */
+	if (client->fd_watched)
 		fa_client_ring_arm(&client->connection.ring);
 	else
 		fa_ring_disarm(&client->connection.ring.end);
@@ -113,20 +107,17 @@ static void lead_ring(struct fa_client *client, uint64_t deadline_ns)
 		fa_client_wake(client);
 }
 
-/*
- * Waits for a packet as the leader, reads it and what else is there. A receive
- * that sleeps saves the call of poll(), but keeps time only coarsely.
- */
-static void lead(struct fa_client *client, uint64_t deadline_ns)
+/* Waits for a packet. A blocking receive saves the poll(), but its timeout is coarse. */
+static void lead_socket(struct fa_client *client, uint64_t deadline_ns)
 {
 	struct fa_client_packet packet = { .n = -EAGAIN };
 	int fd = client->connection.socket;
-	bool any, worth;
+	bool any, spin;
 
 	client->leader = true;
-	worth = is_worth_spinning(client);
+	spin = should_spin(client);
 	fa_client_pin(client);
-	if (!receive_spinning(client, worth, fd, NULL, deadline_ns, &packet)) {
+	if (!receive_spinning(client, spin, fd, NULL, deadline_ns, &packet)) {
 		bool precise = deadline_ns != FA_NS_NEVER &&
 		               deadline_ns < fa_deadline_ns(FA_RECEIVE_SLICE_NS);
 
@@ -137,7 +128,7 @@ static void lead(struct fa_client *client, uint64_t deadline_ns)
 	fa_client_unpin(client);
 	client->leader = false;
 
-	/* It was lost meanwhile: whatever this is, nobody waits for it. */
+	/* The connection is lost: no thread waits for this packet. */
 	if (client->state == FA_CLIENT_LOST) {
 		fa_packet_close_fds(packet.fds, packet.n_fds);
 		return;
@@ -146,7 +137,7 @@ static void lead(struct fa_client *client, uint64_t deadline_ns)
 	fa_client_read_socket(client, false, any);
 }
 
-int fa_client_await(struct fa_client *client, struct fa_waiter *waiter, uint64_t deadline_ns)
+int fa_client_await(struct fa_client *client, struct fa_client_waiter *waiter, uint64_t deadline_ns)
 {
 	int r = 0;
 
@@ -160,14 +151,14 @@ int fa_client_await(struct fa_client *client, struct fa_waiter *waiter, uint64_t
 			r = -EAGAIN;
 			break;
 		}
-		/* Whoever sleeps for the socket alone is not woken by what the ring brings. */
-		if (!client->leader && client->ring_near) {
+		/* A thread that sleeps on the socket alone would not be woken by the ring. */
+		if (!client->leader && client->ring_setup_answered) {
 			pthread_cond_wait(&client->changed, &client->lock);
 		} else if (!client->leader && client->connection.ring.memory &&
 		           client->state == FA_CLIENT_CONNECTED) {
 			lead_ring(client, deadline_ns);
 		} else if (!client->leader) {
-			lead(client, deadline_ns);
+			lead_socket(client, deadline_ns);
 		} else if (deadline_ns == FA_NS_NEVER) {
 			pthread_cond_wait(&waiter->wake, &client->lock);
 		} else {
@@ -180,9 +171,10 @@ int fa_client_await(struct fa_client *client, struct fa_waiter *waiter, uint64_t
 
 	fa_list_remove(&waiter->link);
 	pthread_cond_destroy(&waiter->wake);
-	/* Somebody else has to lead; if that one is ready too, it wakes the next. */
+	/* Wakes the next leader. */
 	if (!client->leader && !fa_list_empty(&client->waiters))
 		pthread_cond_signal(
-			&fa_container_of(client->waiters.next, struct fa_waiter, link)->wake);
+			&fa_container_of(client->waiters.next, struct fa_client_waiter, link)
+				 ->wake);
 	return r;
 }
