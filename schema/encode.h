@@ -1,8 +1,6 @@
 /*
- * Part of wire.cc: from the C structs to FlatBuffers.
- *
- * The builder gets the caller's buffer as its only memory. It would grow that when full, so an
- * upper bound of the bytes that it needs is compared with the buffer's size first.
+ * Part of wire.cc: encodes the C structs. The builder's only memory is the caller's buffer, which
+ * cannot grow: its size is compared with an upper bound of what the builder needs first.
  */
 #pragma once
 
@@ -17,8 +15,8 @@ using Builder = flatbuffers::FlatBufferBuilder;
 
 /* ---- the upper bound */
 
-/* A table: its offset to the vtable, the vtable's head, padding and a note that the builder keeps
- * at the other end of the buffer. */
+/* A table: offset to the vtable, the vtable's head, padding, and a note of the builder at the other
+ * end of the buffer. */
 constexpr size_t TABLE_BYTES = 24;
 /* A field: at most 8 bytes and as many of padding, its entry in the vtable, 8 bytes of notes. */
 constexpr size_t FIELD_BYTES = 26;
@@ -103,8 +101,7 @@ class BufferAllocator final : public flatbuffers::Allocator
 
 /* ---- fields */
 
-/* The arguments of the generated functions are numbers, offsets, and pointers to structs, which
- * are NULL if absent. */
+/* Generated functions take structs by pointer, NULL if absent. */
 template <typename T> struct OptionalStruct {
 	bool present;
 	T value;
@@ -193,10 +190,9 @@ OptionalStruct<wire::Gate> struct_write(bool present, const struct fa_wire_gate 
 /* ---- tables */
 
 /*
- * Calls a generated function. Its arguments are written in the order in which the braces of a
- * constructor call list them; the order of a function call's arguments would be the compiler's
- * choice. Called by pointer it has no default arguments: a field that is missing in messages.def
- * does not compile.
+ * Calls a generated function with fields written in the order of the braces; a plain call would
+ * leave their order to the compiler. By pointer it has no default arguments: a field missing from
+ * messages.def does not compile.
  */
 template <typename T> struct Created {
 	flatbuffers::Offset<T> offset;

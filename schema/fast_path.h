@@ -1,8 +1,7 @@
 /*
- * Part of wire.cc: Marker and StepAttend, which a decode step sends in each layer, without
- * FlatBuffers' builder and verifier, which cost more than the rest of a request. Without fds,
- * gates and vectors both are written in one fixed layout. It is ordinary FlatBuffers, which every
- * reader understands; only fields that the builder would leave out because they are 0 are there.
+ * Part of wire.cc: encodes Marker and StepAttend, and decodes StepAttend, without FlatBuffers'
+ * builder and verifier, which cost more than the rest of such a request. Messages without fds,
+ * gates and vectors have one fixed layout, valid FlatBuffers with all numbers present.
  */
 #pragma once
 
@@ -18,7 +17,7 @@ static_assert(FLATBUFFERS_LITTLEENDIAN, "numbers are stored as they are");
 
 /* ---- Marker */
 
-/* The builder's output for numbers that are not 0, with all of them 0. */
+/* The builder's layout with all numbers present, and 0. */
 constexpr uint8_t MARKER[80] = {
 	0x1c, 0x00, 0x00, 0x00, 0x46, 0x41, 0x44, 0x4d, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00,
 	0x0e, 0x00, 0x1c, 0x00, 0x0c, 0x00, 0x14, 0x00, 0x00, 0x00, 0x07, 0x00, 0x08, 0x00,
@@ -57,7 +56,7 @@ size_t fast_marker_write(const struct fa_wire_message *message, uint8_t *end)
 
 /* ---- StepAttend */
 
-/* The bytes of the message. Views that are absent leave no gap: the message is shorter. */
+/* The message. Absent views leave no gap: it ends earlier. */
 struct FastStepAttend {
 	uint32_t root;
 	char identifier[4];
@@ -90,7 +89,7 @@ static_assert(FAST_AT(value) == FAST_AT(to_vtable) + 4 && FAST_AT(views) == 184 
                       sizeof(struct FastStepAttend) == 184 + 7 * 80,
               "no padding except the fields named pad");
 
-/* All bytes that are the same in every such message; without views. */
+/* The bytes that are the same in all such messages. */
 constexpr struct FastStepAttend fast_step_attend_template()
 {
 	struct FastStepAttend form = {};
@@ -223,9 +222,8 @@ size_t fast_step_attend_write(const struct fa_wire_message *message, uint8_t *en
 }
 
 /*
- * Returns true and fills @ret_message if @bytes are a StepAttend in the fixed layout. The bytes
- * are not verified before: every offset in them is compared with the layout's, and any
- * difference leaves the message to the general decoder.
+ * Returns true and fills @ret_message if @bytes are a StepAttend in the fixed layout. They are
+ * unverified: every offset must equal the layout's, or the general decoder takes the message.
  */
 bool fast_step_attend_read(const uint8_t *bytes, size_t length,
                            struct fa_wire_message *__restrict ret_message)

@@ -1,26 +1,24 @@
 /*
- * The messages of the KV cache, as plain C structs; part of wire.h. Caches and
- * sequences are named by numbers that the daemon gives and never gives again; they
- * are good after the daemon was restarted, too. What a session made and gave no name
- * is its own and ends with it.
+ * The messages of the KV cache; part of wire.h. The daemon numbers caches and sequences; numbers
+ * are never reused and survive a restart of the daemon. A cache or sequence without a name ends
+ * with the session that created it.
  */
 #pragma once
 
 #include <stddef.h>
 #include <stdint.h>
 
-/* Who, besides the tenant that made it, may do what with an object that has a name:
- * two bits for each right, lowest first: read, append, fork. */
-#define FA_WIRE_ADMIT_TENANT 0u /* the same uid and cgroup */
+/* mode of a named cache or sequence: who besides its tenant may read, append and fork. Two bits
+ * for each of these rights, lowest first. */
+#define FA_WIRE_ADMIT_TENANT 0u /* same uid and cgroup */
 #define FA_WIRE_ADMIT_UID 1u
 #define FA_WIRE_ADMIT_ALL 2u
 
-#define FA_WIRE_CACHE_V_IN_K (1u << 0) /* V is the front of K: it is not stored */
-/* With codes: each token's rows have scales of their own; else k_scales and v_scales say
- * those of heads. */
+#define FA_WIRE_CACHE_V_IN_K (1u << 0) /* V is the front of K and not stored */
+/* Stores with codes: a scale for each token's row, instead of k_scales and v_scales for heads. */
 #define FA_WIRE_CACHE_TOKEN_SCALES (1u << 1)
 
-/* How K and V are stored: as they come, or as codes of a byte. */
+/* How K and V are stored: unchanged, or quantised to codes of one byte. */
 #define FA_WIRE_STORE_PLAIN 0u
 #define FA_WIRE_STORE_E4M3 1u
 #define FA_WIRE_STORE_INT8 2u
@@ -28,13 +26,12 @@
 #define FA_WIRE_SCALES_MAX 8000 /* entries of k_scales and v_scales */
 
 /*
- * layers, kv_heads, head_dim, head_dim_v (of V), dtype as in views; page_tokens 0: 64;
- * max_pages 0: as many as there are; ttl_ns 0: for ever, only with a name. k_scales,
- * v_scales: [layers][kv_heads], with codes and without TOKEN_SCALES, else absent. Answered
- * by CacheReply.
+ * page_tokens 0: 64. max_pages 0: no limit. ttl_ns: only with a name; 0: no expiry. k_scales,
+ * v_scales: [layers][kv_heads], given if codes are stored without TOKEN_SCALES. Answered by
+ * CacheReply.
  */
 struct fa_wire_cache_create {
-	struct fa_wire_string name; /* absent: none */
+	struct fa_wire_string name; /* optional */
 	uint32_t mode;
 	uint64_t ttl_ns;
 	uint8_t dtype;
@@ -46,13 +43,13 @@ struct fa_wire_cache_create {
 	size_t n_k_scales, n_v_scales;
 };
 
-/* By its name or, if that is absent, its number. Answered by CacheReply. */
+/* By name or, if that is absent, by number. Answered by CacheReply. */
 struct fa_wire_cache_find {
 	struct fa_wire_string name;
 	uint64_t cache;
 };
 
-/* Frees its sequences too. Answered by Reply. */
+/* Frees its sequences as well. Answered by Reply. */
 struct fa_wire_cache_remove {
 	uint64_t cache;
 };
@@ -69,8 +66,7 @@ struct fa_wire_cache_reply {
 	uint8_t store;
 };
 
-/* Answered by SequenceReply, like all that follow up to SequenceAttach, but for
- * SequenceFree: that by Reply. */
+/* SequenceFree is answered by Reply, all others down to SequenceAttach by SequenceReply. */
 struct fa_wire_sequence_create {
 	uint64_t cache;
 };
@@ -79,7 +75,7 @@ struct fa_wire_sequence_find {
 	struct fa_wire_string name;
 };
 
-/* A new one with the first tokens of another; UINT64_MAX: all. */
+/* A new sequence with the first tokens of another; UINT64_MAX: all. */
 struct fa_wire_sequence_fork {
 	uint64_t sequence;
 	uint64_t tokens;
@@ -112,30 +108,30 @@ struct fa_wire_sequence_info {
 
 struct fa_wire_sequence_reply {
 	uint64_t sequence, cache;
-	uint64_t length;  /* tokens that a crash cannot take */
-	uint64_t planned; /* with those of steps in flight */
-	uint64_t first;   /* tokens before it were dropped */
-	uint64_t step;    /* the step committed last */
+	uint64_t length;  /* durable tokens */
+	uint64_t planned; /* length and the tokens of steps in flight */
+	uint64_t first;   /* first token that was not dropped */
+	uint64_t step;    /* number of the last committed step */
 	uint32_t mode;
-	uint64_t matched; /* SequenceAttach: tokens found; SequencePublish: pages that are new */
+	uint64_t matched; /* SequenceAttach: tokens found; SequencePublish: new pages */
 };
 
-#define FA_WIRE_PREFIX_SHARED (1u << 0) /* with every tenant that says so */
-#define FA_WIRE_EXTRA_MAX 256           /* bytes of extra */
-#define FA_WIRE_TOKENS_MAX 16000        /* entries of vectors; more lie in a buffer */
+#define FA_WIRE_PREFIX_SHARED (1u << 0) /* with all tenants that set it */
+#define FA_WIRE_EXTRA_MAX 256           /* bytes */
+#define FA_WIRE_TOKENS_MAX 16000        /* entries of a vector; longer lists use a view */
 
-/* tokens, or tokens_view: rank 1, dtype 0, uint32 in a buffer of the CPU's memory. */
+/* Either tokens or tokens_view: rank 1, dtype 0, uint32 in a buffer of host memory. */
 struct fa_wire_sequence_publish {
 	uint64_t sequence;
 	uint32_t flags;
-	const uint8_t *extra; /* what else the contents depend on */
+	const uint8_t *extra; /* whatever else K and V depend on */
 	size_t n_extra;
 	const uint32_t *tokens;
 	size_t n_tokens;
 	struct fa_wire_view tokens_view;
 };
 
-/* Puts the longest published prefix into an empty sequence. */
+/* Attaches the longest published prefix of tokens to an empty sequence. */
 struct fa_wire_sequence_attach {
 	uint64_t sequence;
 	uint32_t flags;
@@ -146,12 +142,12 @@ struct fa_wire_sequence_attach {
 	struct fa_wire_view tokens_view;
 };
 
-#define FA_WIRE_COPY_WRITE (1u << 0) /* from k and v to the pages; else the reverse */
+#define FA_WIRE_COPY_WRITE (1u << 0) /* from k and v to pages; else from pages */
 
 /*
- * k and v: rank 3, [tokens, kv_heads, dim], of the cache's dtype: tokens from first on.
- * In the stream's order, value as in Attention; answered by Completion. To write, the
- * tokens are those that a step of this session has planned for the sequence.
+ * Copies tokens from first on. k and v: [tokens, kv_heads, dim] of the cache's dtype. Only tokens
+ * that a step of this session has planned for the sequence can be written. In stream order, value
+ * as in Attention; answered by Completion.
  */
 struct fa_wire_sequence_copy {
 	uint32_t stream;
@@ -163,18 +159,18 @@ struct fa_wire_sequence_copy {
 	struct fa_wire_view k, v;
 };
 
-#define FA_WIRE_STEP_MAX 2048 /* sequences of a step */
+#define FA_WIRE_STEP_MAX 2048 /* items of a step */
 
 struct fa_wire_step_item {
 	uint64_t sequence;
-	uint32_t n_new; /* tokens; 0: it is only read */
+	uint32_t n_new; /* new tokens; 0: read only */
 	uint32_t reserved;
 };
 
 /*
- * step: an id of the client's choosing, not 0, not in use in this session. tree: bit
- * masks, a row of (n_new + 31) / 32 words for each new token of an item that has one,
- * which begins at tree_start (one an item; UINT32_MAX: none). Answered by StepReply.
+ * step: chosen by the client; not 0, not in use in this session. tree: bit masks of the items that
+ * have one, a row of (n_new + 31) / 32 words for each new token. tree_start: for each item, where
+ * its mask starts in tree; UINT32_MAX: none. Answered by StepReply.
  */
 struct fa_wire_step_begin {
 	uint32_t step;
@@ -186,7 +182,7 @@ struct fa_wire_step_begin {
 
 struct fa_wire_step_reply {
 	uint32_t step;
-	uint64_t number; /* what SequenceReply.step says once it was committed */
+	uint64_t number; /* SequenceReply.step after the commit */
 };
 
 #define FA_WIRE_STEP_CAUSAL (1u << 0)
@@ -194,19 +190,20 @@ struct fa_wire_step_reply {
 #define FA_WIRE_STEP_DETERMINISTIC (1u << 2)
 
 /*
- * For one layer: appends k and v, rotated, to the sequences of a step, and computes
- * attention of q, rotated, over all that they then have. q, out: rank 3,
- * [new tokens of all items, heads, dim]; k, v: [new tokens, kv_heads, dim], absent: they
- * were written before; out absent: nothing is attended. Of a step with several caches
- * only the items of one, in their order. cos, sin: rank 2, [positions, rotary_dim / 2],
- * fp32, absent: of rotary_base and rotary_scale. positions: one a new token, absent:
- * where it lies. Answered by Completion.
+ * One layer of a step: rotates q and k, appends k and v to the sequences, and computes attention
+ * of q over all tokens of each sequence. If the step has several caches, the request covers the
+ * items of one cache, in their order.
+ *   q, out     [new tokens of all items, heads, dim]; out absent: no attention
+ *   k, v       [new tokens of all items, kv_heads, dim]; absent: written before
+ *   cos, sin   [positions, rotary_dim / 2], fp32; absent: from rotary_base and rotary_scale
+ *   positions  one for each new token; absent: the token's index in its sequence
+ * Answered by Completion.
  */
 struct fa_wire_step_attend {
 	uint32_t stream;
 	uint64_t value;
 	uint32_t step;
-	uint64_t cache; /* 0: the step has one */
+	uint64_t cache; /* 0: the only one of the step */
 	uint32_t layer;
 	uint32_t flags;
 	struct fa_wire_view q, k, v, out, lse;
@@ -221,13 +218,13 @@ struct fa_wire_step_attend {
 	size_t n_positions;
 };
 
-#define FA_WIRE_STEP_COMMIT (1u << 0) /* else it is aborted */
+#define FA_WIRE_STEP_COMMIT (1u << 0) /* else the step is aborted */
 
 /*
- * Ends a step when all that was asked for it has ended. keep: of the new tokens of
- * item i only keep[cu_keep[i]] … keep[cu_keep[i + 1] - 1] stay, one path of a tree; both
- * absent: all of all. Answered by Completion: 0 once the tokens are durable. A commit that
- * fails, or cannot be, because something asked for the step has failed, aborts it.
+ * Ends a step after all its requests. keep, cu_keep: item i keeps its new tokens
+ * keep[cu_keep[i]] to keep[cu_keep[i + 1] - 1], one path of its tree; both absent: all new tokens
+ * stay. Answered by Completion: 0 once the tokens are durable. A commit that fails, or follows a
+ * failed request of the step, aborts the step.
  */
 struct fa_wire_step_end {
 	uint32_t stream;

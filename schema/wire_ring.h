@@ -1,43 +1,37 @@
-/*
- * The messages of the request path, as plain C structs; part of wire.h.
- */
+/* The messages of the request path; part of wire.h. */
 #pragma once
 
 #include <stdint.h>
 
-/* HelloReply.features: RingSetup is understood. */
+/* HelloReply.features: RingSetup is supported. */
 #define FA_WIRE_FEATURE_RING (1ull << 0)
 
 #define FA_WIRE_RING_FDS 4
 
 /*
- * Asks for a submission ring, once in a session: from then on the same bytes may come
- * through it that come as packets, of the requests that belong to streams. Answered by
- * RingReply, or by Reply with an error: -EEXIST if the session has one.
+ * Asks for the session's submission ring, which then carries requests of streams in the same
+ * encoding as packets. Answered by RingReply, or by Reply with an error: -EEXIST if the session
+ * has a ring.
  */
 struct fa_wire_ring_setup {
-	uint64_t bytes; /* wanted of the ring's data; 0: as many as the daemon thinks good */
+	uint64_t bytes; /* wanted size of the ring's data; 0: the daemon chooses */
 };
 
 /*
- * Carries four fds: the ring (common/ring.h), which both write; the results
- * (common/results.h), which only the daemon writes; an eventfd to which the client writes
- * to wake the daemon; and a pipe from which it reads something whenever the daemon wakes
- * it. (An eventfd that both hold would let the client make the daemon's write wait.) A
- * request that came through
- * the ring and succeeded is answered by its record among the results alone; one that
- * failed by a Completion as well.
+ * Carries four fds: the ring (common/ring.h), writable by both; the results (common/results.h),
+ * writable by the daemon; an eventfd by which the client wakes the daemon; and the read end of a
+ * pipe by which the daemon wakes the client (the client could make the daemon block on a shared
+ * eventfd). A request through the ring is answered by its record in the results, and by a
+ * Completion only if it failed.
  */
 struct fa_wire_ring_reply {
-	uint64_t bytes;         /* of the ring's data, a power of two */
-	uint64_t results_bytes; /* of the whole memory of results */
-	uint32_t records;       /* of each stream, a power of two */
+	uint64_t bytes;         /* size of the ring's data, a power of two */
+	uint64_t results_bytes; /* size of all results */
+	uint32_t records;       /* per stream, a power of two */
 };
 
-/*
- * Does nothing: it is finished when all that came before it in its stream is. value as in
- * Attention; answered by Completion.
- */
+/* A request without work: it finishes when all earlier requests of its stream have. value as in
+ * Attention; answered by Completion. */
 struct fa_wire_marker {
 	uint32_t stream;
 	uint64_t value;

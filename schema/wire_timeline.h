@@ -1,24 +1,20 @@
-/*
- * Timelines, gates, and what is gated layer by layer, as plain C structs; part of wire.h.
- */
+/* Timelines, gates, and steps gated layer by layer; part of wire.h. */
 #pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
 
-#define FA_WIRE_GATES_MAX 8         /* of waits, and of signals, of one request */
-#define FA_WIRE_GATE_OUT (1u << 31) /* Gate.slot: one of the daemon's slots, not of the client's */
-#define FA_WIRE_LAYERS_MAX 256      /* of one StepAttendLayers */
+#define FA_WIRE_GATES_MAX 8         /* waits, or signals, of one request */
+#define FA_WIRE_GATE_OUT (1u << 31) /* Gate.slot: a slot of the daemon, not of the client */
+#define FA_WIRE_LAYERS_MAX 256      /* StepAttendLayers.n_layers */
 
 /*
- * A value of a slot of the session's timeline (common/timeline.h). As one of waits: the
- * request is not started before the slot has it, or a later one, counted round the clock:
- * (int64_t)(slot - value) >= 0. As one of signals: the daemon's slot gets it when the
- * request has ended, however that was; it is more than what any earlier request was to
- * give to that slot. reserved is 0.
+ * A value of a slot of the session's timeline (common/timeline.h). A wait: the request starts once
+ * the slot has reached the value, (int64_t)(slot - value) >= 0. A signal: a slot of the daemon is
+ * set to the value when the request has ended, successfully or not; the value is above those of
+ * all earlier signals of the slot. reserved is 0.
  *
- * A request with a gate that cannot be is refused with -EINVAL; those of its signals that
- * can be are given all the same.
+ * A request with an invalid gate is refused with -EINVAL; its valid signals are set all the same.
  */
 struct fa_wire_gate {
 	uint32_t slot;
@@ -26,30 +22,28 @@ struct fa_wire_gate {
 	uint64_t value;
 };
 
-/* TimelineSetup, which has no fields, asks for the session's timeline, once. Answered by
- * TimelineReply, or by Reply with an error: -EEXIST if the session has one. */
+/* TimelineSetup, which has no fields, asks for the session's timeline. Answered by TimelineReply,
+ * or by Reply with an error: -EEXIST if the session has one. */
 
-/* Carries two fds: the client's slots, which it writes, and the daemon's, which can only
- * be read. All are 0. */
+/* Carries two fds: the client's slots, writable, and the daemon's, read-only. All values are 0. */
 struct fa_wire_timeline_reply {
-	uint32_t slots; /* of each */
+	uint32_t slots; /* of either side */
 	uint64_t in_bytes, out_bytes;
 };
 
 /*
- * As n_layers StepAttends one behind the other, the first of attend.layer and attend.value:
- * with each the layer and the value grow by one, the tensors' offsets by so many bytes, and
- * the values of wait and signal by their increments. Waits of the message are the first
- * one's, its signals the last one's. Each is answered by a Completion. If one fails, those
- * behind it end with its error; to cancel one of them is to cancel all. If n_layers is not
- * 1 to FA_WIRE_LAYERS_MAX it is taken for one request, and refused, with the signals that
- * the last layer would give.
+ * n_layers StepAttends in a row, starting with attend. From one to the next, layer and value grow
+ * by one, the tensors' offsets by q_bytes to lse_bytes, and the values of wait and signal by their
+ * increments. The message's waits are those of the first, its signals those of the last. Each is
+ * answered by a Completion. If one fails, all later ones end with its error; cancelling one
+ * cancels all. With an n_layers outside 1 to FA_WIRE_LAYERS_MAX the message counts as one request
+ * and is refused; the signals of the last layer are set.
  */
 struct fa_wire_step_attend_layers {
 	struct fa_wire_step_attend attend;
 	uint32_t n_layers;
 	uint64_t q_bytes, k_bytes, v_bytes, out_bytes, lse_bytes;
-	bool has_wait, has_signal; /* the two fields below are given */
+	bool has_wait, has_signal; /* these gates are given */
 	struct fa_wire_gate wait;
 	uint64_t wait_increment;
 	struct fa_wire_gate signal;
