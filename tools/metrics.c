@@ -357,7 +357,7 @@ int fa_metrics_print(const char *json, FILE *file)
 	print_by_tenant(tenant_metrics, N(tenant_metrics), tenants, file);
 	print_by_tenant(done_metrics, N(done_metrics), tenants, file);
 	print_histogram(tenants, file);
-	/* Others see their own part, which is printed per tenant. */
+	/* Only administrators see chunks; the part of others is printed per tenant. */
 	if (json_object_get(pool, "chunks"))
 		print_metrics(pool_metrics, N(pool_metrics), pool, file);
 	print_by_tenant(pool_tenant_metrics, N(pool_tenant_metrics),

@@ -46,7 +46,7 @@ static const char *duration(long long ns, char text[32])
 	return text;
 }
 
-/* Polled or waiting for the doorbell, requests by ring, doorbells. */
+/* Columns: whether the daemon polls the ring, requests by ring, doorbells. */
 static void print_ring(const json_t *session, FILE *file)
 {
 	const json_t *asleep = json_object_get(session, "ring_asleep");

@@ -9,9 +9,9 @@
  *
  * Blocks of inproc and socket alternate, and blocks of idle and storm.
  */
-#include "bench/lib/gpu.h"
 #include "bench/fabench/bench.h"
 #include "bench/fabench/daemon.h"
+#include "bench/lib/inproc-gpu.h"
 
 #include "client/faclient.h"
 #include "common/cleanup.h"
@@ -51,7 +51,7 @@ enum {
 
 struct gpu_bench {
 	struct fa_bench *bench;
-	struct fa_gpu *gpu;
+	struct fa_inproc_gpu *gpu;
 	struct fa_error error;
 	CUdeviceptr tensors; /* q, k, v, out */
 	struct fa_client *client;
@@ -156,7 +156,7 @@ static int trip(struct gpu_bench *g, int kind)
 		r = fa_attention(g->client, &g->request, NULL);
 		return r < 0 ? fa_fail(&g->error, r, "%s", fa_error()) : 0;
 	}
-	r = fa_gpu_launch(g->gpu, &g->params, &g->error);
+	r = fa_inproc_gpu_launch(g->gpu, &g->params, &g->error);
 	if (r < 0)
 		return r;
 	if (g->gpu->driver.cuStreamSynchronize(g->gpu->stream) != CUDA_SUCCESS)
@@ -249,7 +249,7 @@ static int measure_trips(struct gpu_bench *g)
 
 struct storm {
 	const char *socket;
-	int go, done; /* pipes; a byte in: toggle; end of file: end; a byte out: acknowledged */
+	int toggle, acknowledge; /* pipes, one byte each time; end of file ends the storm */
 };
 
 static int storm_once(struct fa_client *client, int memfd, CUdeviceptr at)
@@ -275,31 +275,32 @@ static int storm_run(const struct storm *storm)
 		                      .socket = storm->socket };
 	struct fa_client *client;
 	struct fa_error error;
-	struct fa_gpu *gpu;
+	struct fa_inproc_gpu *gpu;
 	CUdeviceptr at;
 	bool running = false;
 	uint64_t rounds = 0;
 	char byte;
 	int memfd;
 
-	if (fa_gpu_open(&error, &gpu) < 0 || fa_connect(&options, &client) < 0 ||
+	if (fa_inproc_gpu_open(&error, &gpu) < 0 || fa_connect(&options, &client) < 0 ||
 	    fa_memfd_new("fabench", STORM_BYTES, true, &memfd) < 0 ||
 	    gpu->driver.cuMemAlloc(&at, STORM_BYTES) != CUDA_SUCCESS)
 		return 1;
 	/* Creating a context disturbs everybody and is not measured. */
-	if (storm_once(client, memfd, at) < 0 || write(storm->done, "", 1) != 1)
+	if (storm_once(client, memfd, at) < 0 || write(storm->acknowledge, "", 1) != 1)
 		return 1;
 	for (;;) {
 		struct timespec none = { 0 };
 		fd_set set;
 
 		FD_ZERO(&set);
-		FD_SET(storm->go, &set);
-		if (pselect(storm->go + 1, &set, NULL, NULL, running ? &none : NULL, NULL) > 0) {
-			if (read(storm->go, &byte, 1) != 1)
+		FD_SET(storm->toggle, &set);
+		if (pselect(storm->toggle + 1, &set, NULL, NULL, running ? &none : NULL, NULL) >
+		    0) {
+			if (read(storm->toggle, &byte, 1) != 1)
 				break;
 			running = !running;
-			if (write(storm->done, &byte, 1) != 1)
+			if (write(storm->acknowledge, &byte, 1) != 1)
 				return 1;
 		}
 		if (running) {
@@ -312,12 +313,12 @@ static int storm_run(const struct storm *storm)
 	}
 	fa_disconnect(client);
 	(void)gpu->driver.cuMemFree(at);
-	(void)fa_gpu_close(gpu);
+	(void)fa_inproc_gpu_close(gpu);
 	close(memfd);
 	return rounds ? 0 : 1;
 }
 
-static int switch_storm(struct gpu_bench *g, int to, int from)
+static int toggle_storm(struct gpu_bench *g, int to, int from)
 {
 	char byte = 0;
 
@@ -359,11 +360,11 @@ static int measure_storm(struct gpu_bench *g, const char *socket)
 	for (size_t block = 0; block < blocks && r == 0; block++) {
 		r = trips(g, SOCKET, n, samples[0] + block * n);
 		if (r == 0)
-			r = switch_storm(g, to[1], from[0]);
+			r = toggle_storm(g, to[1], from[0]);
 		if (r == 0)
 			r = trips(g, SOCKET, n, samples[1] + block * n);
 		if (r == 0)
-			r = switch_storm(g, to[1], from[0]);
+			r = toggle_storm(g, to[1], from[0]);
 	}
 	close(to[1]);
 	close(from[0]);
@@ -385,7 +386,7 @@ int fa_bench_gpu_storm(const char *socket, const char *ends)
 {
 	struct storm storm = { .socket = socket };
 
-	if (!socket || sscanf(ends, "%d:%d", &storm.go, &storm.done) != 2)
+	if (!socket || sscanf(ends, "%d:%d", &storm.toggle, &storm.acknowledge) != 2)
 		return 1;
 	return storm_run(&storm);
 }
@@ -455,7 +456,7 @@ int fa_bench_gpu(struct fa_bench *bench)
 	struct gpu_bench g = { .bench = bench };
 	int r;
 
-	r = fa_gpu_open(&g.error, &g.gpu);
+	r = fa_inproc_gpu_open(&g.error, &g.gpu);
 	if (r == 0) {
 		fa_bench_set_gpu(bench, g.gpu->name);
 		r = run(&g);
@@ -464,6 +465,6 @@ int fa_bench_gpu(struct fa_bench *bench)
 		fprintf(stderr, "fabench gpu: %s\n", g.error.text);
 	if (g.tensors)
 		(void)g.gpu->driver.cuMemFree(g.tensors);
-	fa_gpu_close(g.gpu);
+	fa_inproc_gpu_close(g.gpu);
 	return r;
 }

@@ -23,7 +23,7 @@ enum {
 	ATTENDS,       /* one request per layer */
 	ATTEND_LAYERS, /* one request for all layers */
 	GATED,         /* one request; each layer waits for a gate that the client opens later */
-	WAYS
+	VARIANTS
 };
 
 struct layers {
@@ -33,7 +33,7 @@ struct layers {
 	struct fa_step *step;
 	struct fa_step_attend attend;
 	uint64_t value; /* of slot 0 of both sides of the timeline */
-	uint64_t *sent[WAYS], *done[WAYS];
+	uint64_t *sent[VARIANTS], *done[VARIANTS];
 };
 
 static int make_step(struct layers *l)
@@ -69,20 +69,20 @@ static int make_step(struct layers *l)
 	return 0;
 }
 
-static int send(struct layers *l, int way, struct fa_ticket *ret_ticket)
+static int send(struct layers *l, int variant, struct fa_ticket *ret_ticket)
 {
 	const struct fa_gate gate = { .value = l->value + 1 };
 	const struct fa_step_attend_layers all = { .size = sizeof(all),
 		                                   .n_layers = LAYERS,
 		                                   .attend = &l->attend,
-		                                   .wait = way == GATED ? &gate : NULL,
+		                                   .wait = variant == GATED ? &gate : NULL,
 		                                   .wait_increment = 1,
-		                                   .signal = way == GATED ? &gate : NULL,
+		                                   .signal = variant == GATED ? &gate : NULL,
 		                                   .signal_increment = 1 };
 	struct fa_step_attend attend = l->attend;
 	int r = 0;
 
-	if (way != ATTENDS)
+	if (variant != ATTENDS)
 		return fa_step_attend_layers(l->step, &all, ret_ticket);
 	for (attend.layer = 0; attend.layer < LAYERS && r == 0; attend.layer++)
 		r = fa_step_attend(l->step, &attend, ret_ticket);
@@ -102,15 +102,15 @@ static int open_gates(struct layers *l)
 	return r;
 }
 
-static int step(struct layers *l, int way, uint64_t *ret_sent_ns, uint64_t *ret_done_ns)
+static int step(struct layers *l, int variant, uint64_t *ret_sent_ns, uint64_t *ret_done_ns)
 {
 	uint64_t start_ns = fa_now_ns();
 	struct fa_ticket ticket;
 	int r;
 
-	r = send(l, way, &ticket);
+	r = send(l, variant, &ticket);
 	*ret_sent_ns = fa_now_ns() - start_ns;
-	if (r == 0 && way == GATED)
+	if (r == 0 && variant == GATED)
 		r = open_gates(l);
 	if (r == 0)
 		r = fa_wait(l->client, &ticket, UINT64_MAX, NULL);
@@ -123,33 +123,33 @@ static int measure(struct layers *l, size_t blocks, size_t steps)
 	uint64_t unused;
 	int r = 0;
 
-	for (int way = 0; way < WAYS; way++)
+	for (int variant = 0; variant < VARIANTS; variant++)
 		for (int i = 0; i < WARM_UP_STEPS && r == 0; i++)
-			r = step(l, way, &unused, &unused);
+			r = step(l, variant, &unused, &unused);
 	for (size_t block = 0; block < blocks; block++)
-		for (int way = 0; way < WAYS; way++)
+		for (int variant = 0; variant < VARIANTS; variant++)
 			for (size_t i = block * steps; i < (block + 1) * steps && r == 0; i++)
-				r = step(l, way, &l->sent[way][i], &l->done[way][i]);
+				r = step(l, variant, &l->sent[variant][i], &l->done[variant][i]);
 	return r;
 }
 
 static int report(struct fa_bench *bench, struct layers *l, size_t n)
 {
-	static const char *const names[WAYS] = { "attends", "attend-layers",
-		                                 "attend-layers-gated" };
+	static const char *const names[VARIANTS] = { "attends", "attend-layers",
+		                                     "attend-layers-gated" };
 	double peer_sent = (double)fa_bench_percentile(l->sent[ATTENDS], n, 50);
 	double peer_done = (double)fa_bench_percentile(l->done[ATTENDS], n, 50);
 	char name[64];
 	int r = 0;
 
-	for (int way = 0; way < WAYS && r == 0; way++) {
-		const char *peer = way == ATTENDS ? NULL : names[ATTENDS];
-		double sent = (double)fa_bench_percentile(l->sent[way], n, 50);
-		double done = (double)fa_bench_percentile(l->done[way], n, 50);
+	for (int variant = 0; variant < VARIANTS && r == 0; variant++) {
+		const char *peer = variant == ATTENDS ? NULL : names[ATTENDS];
+		double sent = (double)fa_bench_percentile(l->sent[variant], n, 50);
+		double done = (double)fa_bench_percentile(l->done[variant], n, 50);
 
-		snprintf(name, sizeof(name), "rtt/%s/%d", names[way], LAYERS);
+		snprintf(name, sizeof(name), "rtt/%s/%d", names[variant], LAYERS);
 		r = fa_bench_add(bench, name, sent / 1e3, "us", peer, peer ? peer_sent / sent : 0);
-		snprintf(name, sizeof(name), "rtt/%s/%d-done", names[way], LAYERS);
+		snprintf(name, sizeof(name), "rtt/%s/%d-done", names[variant], LAYERS);
 		if (r == 0)
 			r = fa_bench_add(bench, name, done / 1e3, "us", peer,
 			                 peer ? peer_done / done : 0);
@@ -174,10 +174,10 @@ int fa_bench_layers(struct fa_bench *bench)
 		r = fa_timeline_open(l.client, &l.timeline);
 	if (r == 0)
 		r = make_step(&l);
-	for (int way = 0; way < WAYS && r == 0; way++) {
-		l.sent[way] = calloc(blocks * steps, sizeof(uint64_t));
-		l.done[way] = calloc(blocks * steps, sizeof(uint64_t));
-		if (!l.sent[way] || !l.done[way])
+	for (int variant = 0; variant < VARIANTS && r == 0; variant++) {
+		l.sent[variant] = calloc(blocks * steps, sizeof(uint64_t));
+		l.done[variant] = calloc(blocks * steps, sizeof(uint64_t));
+		if (!l.sent[variant] || !l.done[variant])
 			r = -ENOMEM;
 	}
 	if (r == 0)
@@ -187,9 +187,9 @@ int fa_bench_layers(struct fa_bench *bench)
 	if (r < 0)
 		fa_bench_log(bench, "fabench rtt: %s (%s)", strerror(-r), fa_error());
 
-	for (int way = 0; way < WAYS; way++) {
-		free(l.sent[way]);
-		free(l.done[way]);
+	for (int variant = 0; variant < VARIANTS; variant++) {
+		free(l.sent[variant]);
+		free(l.done[variant]);
 	}
 	fa_step_free(l.step);
 	fa_buffer_free(l.buffer);

@@ -6,7 +6,7 @@
  * bench/race.py compares with other implementations.
  */
 #include "bench/fabench/bench.h"
-#include "bench/lib/gpu.h"
+#include "bench/lib/inproc-gpu.h"
 
 #include "common/clock.h"
 
@@ -25,7 +25,7 @@
 
 struct prefill {
 	struct fa_bench *bench;
-	struct fa_gpu *gpu;
+	struct fa_inproc_gpu *gpu;
 	struct fa_error error;
 	CUdeviceptr tensors[4]; /* q, k, v, out: the same size in every cell */
 	uint64_t samples[SAMPLES];
@@ -82,13 +82,13 @@ static int sample(struct prefill *p, const struct fa_attention_params *params, d
 {
 	int r;
 
-	if (fa_gpu_read(p->gpu) < 0 || fa_gpu_spin(p->gpu, SPIN_NS) < 0 ||
-	    fa_gpu_time_start(p->gpu) < 0)
+	if (fa_inproc_gpu_read(p->gpu) < 0 || fa_inproc_gpu_spin(p->gpu, SPIN_NS) < 0 ||
+	    fa_inproc_gpu_time_start(p->gpu) < 0)
 		return fail(p);
-	r = params ? fa_gpu_launch(p->gpu, params, &p->error) : fa_gpu_read(p->gpu);
+	r = params ? fa_inproc_gpu_launch(p->gpu, params, &p->error) : fa_inproc_gpu_read(p->gpu);
 	if (r < 0)
 		return r;
-	return fa_gpu_time_stop(p->gpu, ret_ns) < 0 ? fail(p) : 0;
+	return fa_inproc_gpu_time_stop(p->gpu, ret_ns) < 0 ? fail(p) : 0;
 }
 
 static int load(struct prefill *p, const struct fa_attention_params *params, double ns)
@@ -98,7 +98,7 @@ static int load(struct prefill *p, const struct fa_attention_params *params, dou
 
 	while (fa_now_ns() - begin_ns < LOAD_NS) {
 		for (int i = 0; i < 1 + (int)(5e7 / ns); i++) {
-			r = fa_gpu_launch(p->gpu, params, &p->error);
+			r = fa_inproc_gpu_launch(p->gpu, params, &p->error);
 			if (r < 0)
 				return r;
 		}
@@ -192,7 +192,7 @@ static int run(struct prefill *p)
 	r = median(p, NULL, false, &ns);
 	if (r == 0)
 		r = fa_bench_add(p->bench, "prefill/read/512MiB/bare",
-		                 (double)FA_GPU_FLUSH_BYTES / ns, "GB/s", NULL, 0);
+		                 (double)FA_INPROC_GPU_FLUSH_BYTES / ns, "GB/s", NULL, 0);
 	for (size_t d = 0; d < 2 && r == 0; d++) {
 		r = make_tensors(p, dtypes[d]);
 		for (int sustained = 0; sustained < 2; sustained++)
@@ -209,7 +209,7 @@ int fa_bench_prefill(struct fa_bench *bench)
 	struct prefill p = { .bench = bench };
 	int r;
 
-	r = fa_gpu_open(&p.error, &p.gpu);
+	r = fa_inproc_gpu_open(&p.error, &p.gpu);
 	if (r == 0) {
 		snprintf(bench->device, sizeof(bench->device), "%s", p.gpu->name);
 		r = run(&p);
@@ -219,6 +219,6 @@ int fa_bench_prefill(struct fa_bench *bench)
 	for (int t = 0; t < 4; t++)
 		if (p.tensors[t])
 			(void)p.gpu->driver.cuMemFree(p.tensors[t]);
-	fa_gpu_close(p.gpu);
+	fa_inproc_gpu_close(p.gpu);
 	return r;
 }

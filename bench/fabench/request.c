@@ -35,7 +35,7 @@
 #define LAYERS 32
 #define SHAPE "decode-b1-c1024"
 
-static const struct fa_gpu_decode_shape usual = {
+static const struct fa_inproc_decode_shape usual = {
 	.layers = LAYERS,
 	.heads = 32,
 	.kv_heads = 8,
@@ -46,7 +46,7 @@ static const struct fa_gpu_decode_shape usual = {
 };
 
 /* As many keys as one thread block reads at once. */
-static const struct fa_gpu_decode_shape tiny = {
+static const struct fa_inproc_decode_shape tiny = {
 	.layers = LAYERS,
 	.heads = 1,
 	.kv_heads = 1,
@@ -65,24 +65,24 @@ static const struct fa_gpu_decode_shape tiny = {
 #define PAIRS_QUICK 3
 #define WARM_UP_TRIPS 200
 
-enum way {
+enum path {
 	INPROC,
 	SOCKET,
 	RING,
-	WAYS
+	PATHS
 };
 
-static const char *const way_names[WAYS] = { "inproc", "socket", "ring" };
+static const char *const path_names[PATHS] = { "inproc", "socket", "ring" };
 
 struct request_bench {
 	struct fa_bench *bench;
-	struct fa_gpu *gpu;
-	struct fa_gpu_decode *decode;
+	struct fa_inproc_gpu *gpu;
+	struct fa_inproc_decode *decode;
 	struct fa_error error;
 	struct fa_decode_tensors tensors;
-	struct fa_decode_client clients[WAYS]; /* none for INPROC */
-	bool append;                           /* trip() appends */
-	int echo[2];                           /* to the bare peer, and back */
+	struct fa_decode_client clients[PATHS]; /* none for INPROC */
+	bool append;                            /* trip() appends */
+	int echo[2];                            /* to the bare peer, and back */
 	pid_t echo_pid;
 };
 
@@ -91,7 +91,7 @@ static int fail_client(struct request_bench *b, const char *what, int r)
 	return fa_fail(&b->error, r, "%s: %s", what, fa_error());
 }
 
-/* ---- one request in each way */
+/* ---- one request by each path */
 
 static int synchronise(struct request_bench *b)
 {
@@ -106,26 +106,27 @@ static int attend(struct request_bench *b, struct fa_decode_client *c, uint32_t 
 	return fa_decode_client_attend(c, layer, append, gates, &b->error, ret_ticket);
 }
 
-static int trip(struct request_bench *b, enum way way)
+static int trip(struct request_bench *b, enum path path)
 {
 	int r;
 
-	if (way != INPROC)
-		return attend(b, &b->clients[way], 0, b->append, NULL, NULL);
-	r = fa_gpu_decode_launch(b->decode, 0, b->append, &b->error);
+	if (path != INPROC)
+		return attend(b, &b->clients[path], 0, b->append, NULL, NULL);
+	r = fa_inproc_decode_launch(b->decode, 0, b->append, &b->error);
 	return r < 0 ? r : synchronise(b);
 }
 
-static int step(struct request_bench *b, enum way way)
+static int step(struct request_bench *b, enum path path)
 {
-	struct fa_decode_client *c = &b->clients[way];
+	struct fa_decode_client *c = &b->clients[path];
 	struct fa_ticket ticket;
 	int r = 0;
 
 	for (uint32_t layer = 0; layer < LAYERS && r == 0; layer++)
-		r = way == INPROC ? fa_gpu_decode_launch(b->decode, (int32_t)layer, true, &b->error)
-		                  : attend(b, c, layer, true, NULL, &ticket);
-	if (r < 0 || way == INPROC)
+		r = path == INPROC
+		            ? fa_inproc_decode_launch(b->decode, (int32_t)layer, true, &b->error)
+		            : attend(b, c, layer, true, NULL, &ticket);
+	if (r < 0 || path == INPROC)
 		return r < 0 ? r : synchronise(b);
 	r = fa_wait(c->client, &ticket, UINT64_MAX, NULL);
 	return r < 0 ? fail_client(b, "a step", r) : 0;
@@ -139,25 +140,25 @@ static int ask_layers(struct request_bench *b, struct fa_decode_client *c,
 	                                      ret_ticket);
 }
 
-static int step_layers(struct request_bench *b, enum way way)
+static int step_layers(struct request_bench *b, enum path path)
 {
-	return way == INPROC ? step(b, way)
-	                     : ask_layers(b, &b->clients[way], NULL, NULL, true, NULL);
+	return path == INPROC ? step(b, path)
+	                      : ask_layers(b, &b->clients[path], NULL, NULL, true, NULL);
 }
 
 /* The client's CPU waits between the two kernels of a pair. */
-static int pairs_by_cpu(struct request_bench *b, enum way way, size_t n)
+static int pairs_by_cpu(struct request_bench *b, enum path path, size_t n)
 {
 	int r = 0;
 
 	for (size_t i = 0; i < n && r == 0; i++) {
-		r = fa_gpu_spin(b->gpu, 0);
-		if (r == 0 && way == INPROC)
-			r = fa_gpu_decode_launch(b->decode, 0, false, &b->error);
+		r = fa_inproc_gpu_spin(b->gpu, 0);
+		if (r == 0 && path == INPROC)
+			r = fa_inproc_decode_launch(b->decode, 0, false, &b->error);
 		else if (r == 0)
 			r = synchronise(b);
-		if (r == 0 && way != INPROC)
-			r = attend(b, &b->clients[way], 0, false, NULL, NULL);
+		if (r == 0 && path != INPROC)
+			r = attend(b, &b->clients[path], 0, false, NULL, NULL);
 	}
 	return r < 0 ? r : synchronise(b);
 }
@@ -168,7 +169,7 @@ static int enqueue_half(struct request_bench *b, struct fa_decode_client *c, uin
 {
 	int r;
 
-	r = fa_gpu_spin(b->gpu, 0);
+	r = fa_inproc_gpu_spin(b->gpu, 0);
 	if (r < 0)
 		return fa_fail(&b->error, r, "the GPU fails");
 	r = fa_timeline_enqueue_write(c->timeline, 0, value, b->gpu->stream);
@@ -178,14 +179,14 @@ static int enqueue_half(struct request_bench *b, struct fa_decode_client *c, uin
 }
 
 /* Only the daemon's CPU waits for a kernel. */
-static int pairs_by_timeline(struct request_bench *b, enum way way, size_t n)
+static int pairs_by_timeline(struct request_bench *b, enum path path, size_t n)
 {
-	struct fa_decode_client *c = &b->clients[way];
+	struct fa_decode_client *c = &b->clients[path];
 	struct fa_ticket ticket;
 	int r = 0;
 
-	if (way == INPROC)
-		return pairs_by_cpu(b, way, n);
+	if (path == INPROC)
+		return pairs_by_cpu(b, path, n);
 	for (size_t i = 0; i < n && r == 0; i++) {
 		const struct fa_gate gate = { .slot = 0, .value = ++c->value };
 		const struct fa_gates gates = { .size = sizeof(gates),
@@ -201,15 +202,15 @@ static int pairs_by_timeline(struct request_bench *b, enum way way, size_t n)
 	return r < 0 ? r : synchronise(b);
 }
 
-static int pairs_by_layers(struct request_bench *b, enum way way)
+static int pairs_by_layers(struct request_bench *b, enum path path)
 {
-	struct fa_decode_client *c = &b->clients[way];
+	struct fa_decode_client *c = &b->clients[path];
 	const struct fa_gate gate = { .slot = 0, .value = c->value + 1 };
 	struct fa_ticket ticket;
 	int r;
 
-	if (way == INPROC)
-		return pairs_by_cpu(b, way, LAYERS);
+	if (path == INPROC)
+		return pairs_by_cpu(b, path, LAYERS);
 	r = ask_layers(b, c, &gate, &gate, false, &ticket);
 	for (int i = 0; i < LAYERS && r == 0; i++)
 		r = enqueue_half(b, c, ++c->value);
@@ -221,21 +222,21 @@ static int compare_results(struct request_bench *b)
 	const struct fa_cudriver *driver = &b->gpu->driver;
 	const CUdeviceptr out = b->tensors.at + b->tensors.out_at;
 	const size_t bytes = b->tensors.q_bytes;
-	unsigned char *results = malloc(WAYS * bytes), *result = results;
+	unsigned char *results = malloc(PATHS * bytes), *result = results;
 	int r = results ? 0 : fa_fail(&b->error, -ENOMEM, "no memory");
 
 	b->append = true;
-	for (int way = 0; way < WAYS && r == 0; way++, result += bytes) {
+	for (int path = 0; path < PATHS && r == 0; path++, result += bytes) {
 		if (driver->cuMemsetD8(out, 0xff, bytes) != CUDA_SUCCESS ||
 		    driver->cuCtxSynchronize() != CUDA_SUCCESS)
 			r = fa_fail(&b->error, -EIO, "the GPU fails");
 		if (r == 0)
-			r = trip(b, (enum way)way);
+			r = trip(b, (enum path)path);
 		if (r == 0 && driver->cuMemcpyDtoH(result, out, bytes) != CUDA_SUCCESS)
 			r = fa_fail(&b->error, -EIO, "the GPU fails");
 		if (r == 0 && memcmp(result, results, bytes) != 0)
 			r = fa_fail(&b->error, -EIO, "%s: the result differs from the kernel's",
-			            way_names[way]);
+			            path_names[path]);
 	}
 	free(results);
 	return r;
@@ -287,16 +288,16 @@ static int echo_trip(struct request_bench *b)
 /* ---- measuring */
 
 struct samples {
-	uint64_t *ns[WAYS];
+	uint64_t *ns[PATHS];
 	size_t n;
 };
 
 static int samples_new(struct request_bench *b, size_t n, struct samples *ret_samples)
 {
 	*ret_samples = (struct samples){ .n = n };
-	for (int way = 0; way < WAYS; way++) {
-		ret_samples->ns[way] = calloc(n, sizeof(uint64_t));
-		if (!ret_samples->ns[way])
+	for (int path = 0; path < PATHS; path++) {
+		ret_samples->ns[path] = calloc(n, sizeof(uint64_t));
+		if (!ret_samples->ns[path])
 			return fa_fail(&b->error, -ENOMEM, "no memory");
 	}
 	return 0;
@@ -304,8 +305,8 @@ static int samples_new(struct request_bench *b, size_t n, struct samples *ret_sa
 
 static void samples_free(struct samples *samples)
 {
-	for (int way = 0; way < WAYS; way++)
-		free(samples->ns[way]);
+	for (int path = 0; path < PATHS; path++)
+		free(samples->ns[path]);
 }
 
 /* @scale: nanoseconds per unit. */
@@ -332,24 +333,24 @@ static int report(struct request_bench *b, const char *name, const char *unit, d
 	return r < 0 ? fa_fail(&b->error, r, "no memory") : 0;
 }
 
-static int report_ways(struct request_bench *b, const char *prefix, enum way peer, double per,
-                       struct samples *samples)
+static int report_paths(struct request_bench *b, const char *prefix, enum path peer, double per,
+                        struct samples *samples)
 {
 	char name[80];
 	int r = 0;
 
-	for (int way = (int)peer; way < WAYS && r == 0; way++) {
-		snprintf(name, sizeof(name), "%s/%s", prefix, way_names[way]);
-		r = report(b, name, "us", 1e3 * per, samples->ns[way],
-		           way == (int)peer ? NULL : way_names[peer], samples->ns[peer],
+	for (int path = (int)peer; path < PATHS && r == 0; path++) {
+		snprintf(name, sizeof(name), "%s/%s", prefix, path_names[path]);
+		r = report(b, name, "us", 1e3 * per, samples->ns[path],
+		           path == (int)peer ? NULL : path_names[peer], samples->ns[peer],
 		           samples->n);
 	}
 	return r;
 }
 
-/* Alternates blocks of the ways from @first on. A call of @run is one sample, of @per units. */
-static int measure(struct request_bench *b, const char *prefix, enum way first,
-                   int (*run)(struct request_bench *b, enum way way), size_t block_trips,
+/* Alternates blocks of the paths from @first on. A call of @run is one sample, of @per units. */
+static int measure(struct request_bench *b, const char *prefix, enum path first,
+                   int (*run)(struct request_bench *b, enum path path), size_t block_trips,
                    size_t per)
 {
 	const size_t blocks = b->bench->quick ? 1 : BLOCKS;
@@ -359,19 +360,19 @@ static int measure(struct request_bench *b, const char *prefix, enum way first,
 	int r;
 
 	r = samples_new(b, blocks * n, &samples);
-	for (int way = (int)first; way < WAYS && r == 0; way++)
+	for (int path = (int)first; path < PATHS && r == 0; path++)
 		for (size_t i = 0; i < n && i < warm_up && r == 0; i++)
-			r = run(b, (enum way)way);
+			r = run(b, (enum path)path);
 	for (size_t block = 0; block < blocks && r == 0; block++)
-		for (int way = (int)first; way < WAYS && r == 0; way++)
+		for (int path = (int)first; path < PATHS && r == 0; path++)
 			for (size_t i = 0; i < n && r == 0; i++) {
 				const uint64_t start_ns = fa_now_ns();
 
-				r = run(b, (enum way)way);
-				samples.ns[way][block * n + i] = fa_now_ns() - start_ns;
+				r = run(b, (enum path)path);
+				samples.ns[path][block * n + i] = fa_now_ns() - start_ns;
 			}
 	if (r == 0)
-		r = report_ways(b, prefix, first, (double)per, &samples);
+		r = report_paths(b, prefix, first, (double)per, &samples);
 	samples_free(&samples);
 	return r;
 }
@@ -419,17 +420,17 @@ static size_t pairs_of(const struct request_bench *b)
 	return b->bench->quick ? PAIRS_QUICK : PAIRS;
 }
 
-static int pairs(struct request_bench *b, enum way way)
+static int pairs(struct request_bench *b, enum path path)
 {
-	return pairs_by_cpu(b, way, pairs_of(b));
+	return pairs_by_cpu(b, path, pairs_of(b));
 }
 
-static int timeline_pairs(struct request_bench *b, enum way way)
+static int timeline_pairs(struct request_bench *b, enum path path)
 {
-	return pairs_by_timeline(b, way, pairs_of(b));
+	return pairs_by_timeline(b, path, pairs_of(b));
 }
 
-/* CPU time of the one call. */
+/* CPU time of submitting a step by one call. */
 static int measure_submit(struct request_bench *b)
 {
 	const size_t n = b->bench->quick ? 1 : BLOCKS * STEP_TRIPS;
@@ -494,12 +495,12 @@ static int measure_dispatch(struct request_bench *b)
 }
 
 /* Nothing to do. */
-static int noop(struct request_bench *b, enum way way)
+static int noop(struct request_bench *b, enum path path)
 {
-	const struct fa_decode_client *c = &b->clients[way];
+	const struct fa_decode_client *c = &b->clients[path];
 	int r = 0;
 
-	if (way != INPROC)
+	if (path != INPROC)
 		r = fa_marker(c->client, c->attend.stream, NULL, NULL);
 	return r < 0 ? fail_client(b, "a marker", r) : 0;
 }
@@ -567,10 +568,10 @@ static int measure_tiny(struct request_bench *b, const char *socket)
 	             : measure_pairs(b, "pair/tiny/cpu", "pair/tiny/timeline", "pair/tiny/layers");
 }
 
-static int run(struct request_bench *b, const struct fa_gpu_decode_shape *shape,
+static int run(struct request_bench *b, const struct fa_inproc_decode_shape *shape,
                int (*measure_all)(struct request_bench *b, const char *socket))
 {
-	struct fa_gpu_decode_tensors tensors;
+	struct fa_inproc_decode_tensors tensors;
 	struct fa_bench_daemon daemon;
 	int r;
 
@@ -578,7 +579,7 @@ static int run(struct request_bench *b, const struct fa_gpu_decode_shape *shape,
 	if (r < 0)
 		return r;
 	tensors = fa_decode_tensors_at(&b->tensors);
-	r = fa_gpu_decode_new(b->gpu, shape, &tensors, &b->error, &b->decode);
+	r = fa_inproc_decode_new(b->gpu, shape, &tensors, &b->error, &b->decode);
 	if (r == 0) {
 		r = fa_bench_daemon_start(b->bench, &daemon);
 		if (r < 0)
@@ -592,12 +593,12 @@ static int run(struct request_bench *b, const struct fa_gpu_decode_shape *shape,
 			                          &b->clients[RING]);
 		if (r == 0)
 			r = measure_all(b, daemon.socket);
-		for (int way = 0; way < WAYS; way++)
-			fa_decode_client_close(&b->clients[way]);
+		for (int path = 0; path < PATHS; path++)
+			fa_decode_client_close(&b->clients[path]);
 		if (fa_bench_daemon_stop(&daemon) < 0 && r == 0)
 			r = fa_fail(&b->error, -EIO, "the daemon did not exit cleanly");
 	}
-	b->decode = fa_gpu_decode_free(b->decode);
+	b->decode = fa_inproc_decode_free(b->decode);
 	fa_decode_tensors_free(b->gpu, &b->tensors);
 	return r;
 }
@@ -610,7 +611,7 @@ int fa_bench_request(struct fa_bench *bench)
 	/* Forks first: a CUDA context does not survive fork(). */
 	r = start_echo(&b);
 	if (r == 0)
-		r = fa_gpu_open(&b.error, &b.gpu);
+		r = fa_inproc_gpu_open(&b.error, &b.gpu);
 	if (r == 0) {
 		fa_bench_set_gpu(bench, b.gpu->name);
 		r = run(&b, &usual, measure_usual);
@@ -619,7 +620,7 @@ int fa_bench_request(struct fa_bench *bench)
 		r = run(&b, &tiny, measure_tiny);
 	if (r < 0)
 		fprintf(stderr, "fabench request: %s\n", b.error.text);
-	fa_gpu_close(b.gpu);
+	fa_inproc_gpu_close(b.gpu);
 	stop_echo(&b);
 	return r;
 }

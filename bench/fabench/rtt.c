@@ -23,12 +23,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define PACKET_BYTES 48 /* about a Ping or a Reply */
+#define PACKET_BYTES 48 /* about the size of a Ping or a Reply */
 #define BLOCKS 40
 #define BLOCK_TRIPS 1000
 #define WARM_UP_TRIPS 100
 
-/* A pause that lets the daemon and the peers fall by_ring_no_spin; one trip in RESTED_EVERY has it. */
+/* A pause that lets the daemon and the peers fall asleep; one trip in RESTED_EVERY has it. */
 #define REST_NS (300 * FA_NS_PER_US)
 #define RESTED_EVERY 10
 

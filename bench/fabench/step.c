@@ -27,7 +27,7 @@
 /* The host enqueues all launches of a step meanwhile. */
 #define AHEAD_NS (2 * FA_NS_PER_MS)
 
-static const struct fa_gpu_decode_shape usual = {
+static const struct fa_inproc_decode_shape usual = {
 	.layers = 32,
 	.heads = 32,
 	.kv_heads = 8,
@@ -37,7 +37,7 @@ static const struct fa_gpu_decode_shape usual = {
 	.length = 4096,
 };
 
-static const struct fa_gpu_decode_shape quick = {
+static const struct fa_inproc_decode_shape quick = {
 	.layers = 4,
 	.heads = 8,
 	.kv_heads = 2,
@@ -59,9 +59,9 @@ static const char *const kind_names[KINDS] = { "kernels", "inproc", "layers", "w
 
 struct step_bench {
 	struct fa_bench *bench;
-	const struct fa_gpu_decode_shape *shape;
-	struct fa_gpu *gpu;
-	struct fa_gpu_decode *decode;
+	const struct fa_inproc_decode_shape *shape;
+	struct fa_inproc_gpu *gpu;
+	struct fa_inproc_decode *decode;
 	struct fa_error error;
 	struct fa_decode_tensors tensors;
 	struct fa_decode_client client;
@@ -77,7 +77,7 @@ static int launch_all(struct step_bench *b)
 	int r = 0;
 
 	for (int32_t layer = 0; layer < b->shape->layers && r == 0; layer++)
-		r = fa_gpu_decode_launch(b->decode, layer, true, &b->error);
+		r = fa_inproc_decode_launch(b->decode, layer, true, &b->error);
 	return r;
 }
 
@@ -86,10 +86,10 @@ static int run_kernels(struct step_bench *b, uint64_t *ret_ns)
 	double ns;
 	int r;
 
-	if (fa_gpu_spin(b->gpu, AHEAD_NS) < 0 || fa_gpu_time_start(b->gpu) < 0)
+	if (fa_inproc_gpu_spin(b->gpu, AHEAD_NS) < 0 || fa_inproc_gpu_time_start(b->gpu) < 0)
 		return fail(b);
 	r = launch_all(b);
-	if (r == 0 && fa_gpu_time_stop(b->gpu, &ns) < 0)
+	if (r == 0 && fa_inproc_gpu_time_stop(b->gpu, &ns) < 0)
 		r = fail(b);
 	if (r == 0)
 		*ret_ns = (uint64_t)ns;
@@ -179,7 +179,7 @@ static int compare_results(struct step_bench *b)
 
 static int report(struct step_bench *b, uint64_t *ns[KINDS], size_t n)
 {
-	const struct fa_gpu_decode_shape *shape = b->shape;
+	const struct fa_inproc_decode_shape *shape = b->shape;
 	const char *mps = b->bench->mps ? "-mps" : "";
 	double medians[KINDS];
 	char prefix[64], name[96];
@@ -225,7 +225,7 @@ static int measure(struct step_bench *b)
 
 static int run_all(struct step_bench *b)
 {
-	struct fa_gpu_decode_tensors tensors;
+	struct fa_inproc_decode_tensors tensors;
 	struct fa_bench_daemon daemon;
 	int r;
 
@@ -233,7 +233,7 @@ static int run_all(struct step_bench *b)
 	if (r < 0)
 		return r;
 	tensors = fa_decode_tensors_at(&b->tensors);
-	r = fa_gpu_decode_new(b->gpu, b->shape, &tensors, &b->error, &b->decode);
+	r = fa_inproc_decode_new(b->gpu, b->shape, &tensors, &b->error, &b->decode);
 	if (r < 0)
 		return r;
 	r = fa_bench_daemon_start(b->bench, &daemon);
@@ -259,7 +259,7 @@ int fa_bench_step(struct fa_bench *bench)
 	struct step_bench b = { .bench = bench, .shape = bench->quick ? &quick : &usual };
 	int r;
 
-	r = fa_gpu_open(&b.error, &b.gpu);
+	r = fa_inproc_gpu_open(&b.error, &b.gpu);
 	if (r == 0) {
 		fa_bench_set_gpu(bench, b.gpu->name);
 		r = run_all(&b);
@@ -267,9 +267,9 @@ int fa_bench_step(struct fa_bench *bench)
 	if (r < 0)
 		fprintf(stderr, "fabench step: %s\n", b.error.text);
 	if (b.gpu) {
-		fa_gpu_decode_free(b.decode);
+		fa_inproc_decode_free(b.decode);
 		fa_decode_tensors_free(b.gpu, &b.tensors);
 	}
-	fa_gpu_close(b.gpu);
+	fa_inproc_gpu_close(b.gpu);
 	return r;
 }

@@ -33,7 +33,7 @@
 #define KEYS 16
 #define DIM 64
 
-/* In shared memory. */
+/* Results of a client process, in shared memory. */
 struct outcome {
 	uint64_t ns;
 	uint32_t correct;
@@ -90,8 +90,8 @@ static uint32_t count_correct(const float *out, uint32_t rows, const double *exp
 	return correct;
 }
 
-static int ask(struct fa_client *client, const struct work *work, struct fa_buffer *in,
-               struct fa_buffer *out)
+static int send_requests(struct fa_client *client, const struct work *work, struct fa_buffer *in,
+                         struct fa_buffer *out)
 {
 	static const int64_t shape_q[4] = { 1, 1, 1, DIM }, shape_k[4] = { 1, KEYS, 1, DIM };
 	struct fa_attention attention = { .size = sizeof(attention) };
@@ -119,7 +119,8 @@ static int ask(struct fa_client *client, const struct work *work, struct fa_buff
 }
 
 /* The ticket shows whether an empty request kept its place. */
-static int mark(struct fa_client *client, const struct work *work, struct outcome *outcome)
+static int send_empty_requests(struct fa_client *client, const struct work *work,
+                               struct outcome *outcome)
 {
 	struct fa_ticket tickets[NOOP_DEPTH];
 	int r;
@@ -178,7 +179,8 @@ static int run_client(const struct work *work, int ready, int start, struct outc
 		return r;
 
 	begin = fa_now_ns();
-	r = work->noop ? mark(client, work, outcome) : ask(client, work, in, out);
+	r = work->noop ? send_empty_requests(client, work, outcome)
+	               : send_requests(client, work, in, out);
 	outcome->ns = fa_now_ns() - begin;
 	if (!work->noop)
 		outcome->correct = count_correct(fa_buffer_data(out), work->requests, expected);

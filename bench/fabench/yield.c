@@ -44,7 +44,7 @@
 /* Longer than any launch: none is preempted. */
 #define NEVER_NS "1000000000000000"
 
-static const struct fa_gpu_decode_shape usual = {
+static const struct fa_inproc_decode_shape usual = {
 	.layers = 1,
 	.heads = 32,
 	.kv_heads = 8,
@@ -54,7 +54,7 @@ static const struct fa_gpu_decode_shape usual = {
 	.length = 1024,
 };
 
-static const struct fa_gpu_decode_shape quick = {
+static const struct fa_inproc_decode_shape quick = {
 	.layers = 1,
 	.heads = 8,
 	.kv_heads = 2,
@@ -84,7 +84,7 @@ enum {
 
 struct yield_bench {
 	struct fa_bench *bench;
-	struct fa_gpu *gpu;
+	struct fa_inproc_gpu *gpu;
 	struct fa_error error;
 	struct fa_decode_tensors tensors;
 	int n_daemons;
@@ -135,12 +135,12 @@ static int run_steps(struct yield_bench *b, int daemon, size_t n, uint64_t *ret_
 	return r;
 }
 
-static int sample_steps(struct yield_bench *b, struct samples *samples, int what, size_t n)
+static int sample_steps(struct yield_bench *b, struct samples *samples, int kind, size_t n)
 {
-	const int r = run_steps(b, what == BESIDE_OFF ? OFF : ON, n,
-	                        samples->ns[what] + samples->n[what]);
+	const int r = run_steps(b, kind == BESIDE_OFF ? OFF : ON, n,
+	                        samples->ns[kind] + samples->n[kind]);
 
-	samples->n[what] += n;
+	samples->n[kind] += n;
 	return r;
 }
 
@@ -167,14 +167,14 @@ static int sample_prefills(struct yield_bench *b, int daemon, double *ret_ns)
 	return fa_prefiller_stop(b->prefiller, &b->error, ret_ns);
 }
 
-static int sample_both(struct yield_bench *b, struct samples *samples, int what, size_t n,
+static int sample_both(struct yield_bench *b, struct samples *samples, int kind, size_t n,
                        double *ret_ns)
 {
 	int r;
 
-	r = fa_prefiller_go(b->prefiller, what == BESIDE_OFF ? OFF : ON, &b->error);
+	r = fa_prefiller_go(b->prefiller, kind == BESIDE_OFF ? OFF : ON, &b->error);
 	if (r == 0)
-		r = sample_steps(b, samples, what, n);
+		r = sample_steps(b, samples, kind, n);
 	return r < 0 ? r : fa_prefiller_stop(b->prefiller, &b->error, ret_ns);
 }
 
@@ -204,7 +204,7 @@ static int run_round(struct yield_bench *b, struct samples *samples)
 	return r;
 }
 
-static int add(struct yield_bench *b, const char *what, const char *suffix, double ns,
+static int add(struct yield_bench *b, const char *kind, const char *suffix, double ns,
                const char *peer, double peer_ns)
 {
 	char prompt[16], name[96];
@@ -213,7 +213,7 @@ static int add(struct yield_bench *b, const char *what, const char *suffix, doub
 		snprintf(prompt, sizeof(prompt), "%uk", b->tokens / 1024);
 	else
 		snprintf(prompt, sizeof(prompt), "%u", b->tokens);
-	snprintf(name, sizeof(name), "yield/prefill-%s/%s%s%s", prompt, what,
+	snprintf(name, sizeof(name), "yield/prefill-%s/%s%s%s", prompt, kind,
 	         b->bench->mps ? "-mps" : "", suffix);
 	return fa_bench_add(b->bench, name, ns / 1e3, "us", peer, peer ? peer_ns / ns : 0);
 }
@@ -227,12 +227,12 @@ static int report_steps(struct yield_bench *b, struct samples *samples)
 	} points[] = { { "", 50 }, { "-p99", 99 } };
 	int r = 0;
 
-	for (int what = 0; what < STEPS; what++)
-		for (size_t i = 0; i < 2 && r == 0 && samples->n[what]; i++)
-			r = add(b, names[what], points[i].suffix,
-			        (double)fa_bench_percentile(samples->ns[what], samples->n[what],
+	for (int kind = 0; kind < STEPS; kind++)
+		for (size_t i = 0; i < 2 && r == 0 && samples->n[kind]; i++)
+			r = add(b, names[kind], points[i].suffix,
+			        (double)fa_bench_percentile(samples->ns[kind], samples->n[kind],
 			                                    points[i].percent),
-			        what == IDLE ? NULL : "idle",
+			        kind == IDLE ? NULL : "idle",
 			        (double)fa_bench_percentile(samples->ns[IDLE], samples->n[IDLE],
 			                                    points[i].percent));
 	return r;
@@ -283,9 +283,9 @@ static int measure(struct yield_bench *b, uint32_t tokens)
 	b->tokens = tokens;
 	for (int daemon = 0; daemon < b->n_daemons; daemon++)
 		options.sockets[daemon] = b->daemons[daemon].socket;
-	for (int what = 0; what < STEPS && r == 0; what++) {
-		samples.ns[what] = calloc((size_t)rounds * SAMPLES, sizeof(uint64_t));
-		if (!samples.ns[what])
+	for (int kind = 0; kind < STEPS && r == 0; kind++) {
+		samples.ns[kind] = calloc((size_t)rounds * SAMPLES, sizeof(uint64_t));
+		if (!samples.ns[kind])
 			r = fa_fail(&b->error, -ENOMEM, "no memory");
 	}
 	/* The daemon preempts only for a stream that has sent requests before. */
@@ -298,8 +298,8 @@ static int measure(struct yield_bench *b, uint32_t tokens)
 	b->prefiller = fa_prefiller_free(b->prefiller);
 	if (r == 0)
 		r = report(b, &samples);
-	for (int what = 0; what < STEPS; what++)
-		free(samples.ns[what]);
+	for (int kind = 0; kind < STEPS; kind++)
+		free(samples.ns[kind]);
 	return r;
 }
 
@@ -362,7 +362,7 @@ int fa_bench_yield(struct fa_bench *bench)
 	struct yield_bench b = { .bench = bench, .random = 1 };
 	int r;
 
-	r = fa_gpu_open(&b.error, &b.gpu);
+	r = fa_inproc_gpu_open(&b.error, &b.gpu);
 	if (r == 0) {
 		fa_bench_set_gpu(bench, b.gpu->name);
 		r = run_all(&b);
@@ -371,6 +371,6 @@ int fa_bench_yield(struct fa_bench *bench)
 		fprintf(stderr, "fabench yield: %s\n", b.error.text);
 	if (b.gpu)
 		fa_decode_tensors_free(b.gpu, &b.tensors);
-	fa_gpu_close(b.gpu);
+	fa_inproc_gpu_close(b.gpu);
 	return r;
 }

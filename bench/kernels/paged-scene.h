@@ -42,7 +42,7 @@ struct time_contestant {
 void time_measure(const struct time_contestant *contestants, int n, double *ret_ns);
 /* @ratio: speed relative to @peer. */
 void time_print(const char *name, double value, const char *unit, const char *peer, double ratio);
-/* KIND/TYPE/SHAPE-h.../WHAT */
+/* Makes the name KIND/TYPE/SHAPE-h.../WHAT. */
 void time_name(char *name, size_t bytes, const char *kind, const char *shape, const char *what);
 
 /* ---- a cache and its sequences, in device memory */
@@ -76,7 +76,7 @@ struct time_run {
 void time_run_init(struct time_run *run, const struct time_scene *scene,
                    const struct fa_cuda_chip *chip, const uint32_t *table, bool deterministic);
 void time_run_deinit(struct time_run *run);
-/* As a contestant. */
+/* Runs a struct time_run, as a contestant. */
 void time_run(void *run);
 
 /* Compares some rows with fp64. On an error sets time_failed and returns false. */
@@ -96,5 +96,5 @@ struct time_bare {
 void time_bare_init(struct time_bare *bare, const struct time_scene *scene, const uint32_t *slots,
                     uint32_t n);
 void time_bare_deinit(struct time_bare *bare);
-/* As a contestant. */
+/* Runs a struct time_bare, as a contestant. */
 void time_run_bare(void *bare);

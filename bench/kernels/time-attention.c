@@ -19,7 +19,7 @@
 #define SAMPLES_MAX 1000
 
 struct options {
-	int dtype, dim, seqlen, mask, samples; /* 0: all; mask: -1 */
+	int dtype, dim, seqlen, mask, samples; /* 0: all; for mask -1 */
 	bool sustained, json;
 };
 

@@ -223,7 +223,7 @@ static int work(struct client *c)
 			r = await(c, ended++);
 		if (r == 0)
 			r = ask(c, n++);
-		/* With pauses each latency is measured. */
+		/* A client that pauses measures the latency of each request. */
 		if (r == 0 && c->options->rest_ns)
 			r = await(c, ended++);
 	}
@@ -411,7 +411,7 @@ static int run_stopped(struct client *c)
 }
 
 /* Each stops itself (SIGSTOP) when all is sent. The gated one is continued, and sleeps. */
-static int start_burden(const struct fa_crowd_options *options, int (*be)(struct client *c),
+static int start_burden(const struct fa_crowd_options *options, int (*misbehave)(struct client *c),
                         pid_t *ret_pid)
 {
 	struct member member = { 0 };
@@ -425,7 +425,7 @@ static int start_burden(const struct fa_crowd_options *options, int (*be)(struct
 		return -errno;
 	if (pid == 0) {
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		if (open_client(&c) < 0 || be(&c) < 0) {
+		if (open_client(&c) < 0 || misbehave(&c) < 0) {
 			fprintf(stderr, "%s: %s\n", options->name, fa_error());
 			_exit(1);
 		}

@@ -30,7 +30,10 @@ struct fa_crowd_options {
 
 struct fa_crowd;
 
-/* Returns when all clients have had answers; they then wait. A negative errno after a message. */
+/*
+ * Returns 0 when all clients have had answers and wait for fa_crowd_go(), or a negative errno
+ * after a message.
+ */
 int fa_crowd_new(const struct fa_crowd_options *options, struct fa_crowd **ret_crowd);
 
 void fa_crowd_go(struct fa_crowd *crowd);
@@ -57,7 +60,7 @@ size_t fa_crowd_samples(const struct fa_crowd *crowd, int phase, uint64_t **ret_
 /* Ends a running crowd. Takes NULL, returns NULL. */
 struct fa_crowd *fa_crowd_free(struct fa_crowd *crowd);
 
-/* 0: not running. */
+/* Pids; 0: not running. */
 struct fa_crowd_burden {
 	pid_t gated, stopped;
 };

@@ -33,7 +33,7 @@ void fa_decode_random(uint16_t *values, uint64_t n)
 	}
 }
 
-int fa_decode_tensors_new(struct fa_gpu *gpu, const struct fa_gpu_decode_shape *shape,
+int fa_decode_tensors_new(struct fa_inproc_gpu *gpu, const struct fa_inproc_decode_shape *shape,
                           struct fa_error *error, struct fa_decode_tensors *ret_tensors)
 {
 	const struct fa_cudriver *driver = &gpu->driver;
@@ -70,16 +70,16 @@ int fa_decode_tensors_new(struct fa_gpu *gpu, const struct fa_gpu_decode_shape *
 	return 0;
 }
 
-void fa_decode_tensors_free(struct fa_gpu *gpu, struct fa_decode_tensors *tensors)
+void fa_decode_tensors_free(struct fa_inproc_gpu *gpu, struct fa_decode_tensors *tensors)
 {
 	if (tensors->at)
 		(void)gpu->driver.cuMemFree(tensors->at);
 	*tensors = (struct fa_decode_tensors){ 0 };
 }
 
-struct fa_gpu_decode_tensors fa_decode_tensors_at(const struct fa_decode_tensors *tensors)
+struct fa_inproc_decode_tensors fa_decode_tensors_at(const struct fa_decode_tensors *tensors)
 {
-	return (struct fa_gpu_decode_tensors){
+	return (struct fa_inproc_decode_tensors){
 		.q = tensors->at,
 		.out = tensors->at + tensors->out_at,
 		.k = tensors->at + tensors->k_at,
@@ -106,7 +106,7 @@ static int begin_step(struct fa_decode_client *c, const struct fa_step_item *ite
 static int fill_sequence(struct fa_decode_client *c, const struct fa_decode_tensors *tensors,
                          uint64_t sequence, struct fa_error *error)
 {
-	const struct fa_gpu_decode_shape *shape = &tensors->shape;
+	const struct fa_inproc_decode_shape *shape = &tensors->shape;
 	const int64_t dims[] = { shape->length - 1, shape->kv_heads, shape->dim };
 	const struct fa_step_item item = { .sequence = sequence, .n_new = shape->length - 1 };
 	struct fa_step_attend attend = { .size = sizeof(attend) };
@@ -127,7 +127,7 @@ static int fill_sequence(struct fa_decode_client *c, const struct fa_decode_tens
 static int make_sequences(struct fa_decode_client *c, const struct fa_decode_tensors *tensors,
                           struct fa_error *error)
 {
-	const struct fa_gpu_decode_shape *shape = &tensors->shape;
+	const struct fa_inproc_decode_shape *shape = &tensors->shape;
 	const struct fa_cache_options options = {
 		.size = sizeof(options),
 		.dtype = FA_BF16,
@@ -162,7 +162,7 @@ int fa_decode_client_open(const struct fa_decode_tensors *tensors, const char *s
                           uint32_t flags, uint64_t spin_ns, struct fa_error *error,
                           struct fa_decode_client *ret_client)
 {
-	const struct fa_gpu_decode_shape *shape = &tensors->shape;
+	const struct fa_inproc_decode_shape *shape = &tensors->shape;
 	const int64_t q_dims[] = { shape->batch, shape->heads, shape->dim };
 	const int64_t kv_dims[] = { shape->batch, shape->kv_heads, shape->dim };
 	const struct fa_options options = { .size = sizeof(options),

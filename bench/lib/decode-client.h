@@ -1,14 +1,14 @@
-/* A daemon's client that runs the decode step of gpu-decode.h over the same tensors. One
+/* A daemon's client that runs the decode step of inproc-decode.h over the same tensors. One
  * thread, with the GPU's context. */
 #pragma once
 
-#include "bench/lib/gpu-decode.h"
+#include "bench/lib/inproc-decode.h"
 
 #include "client/faclient.h"
 
-/* In one allocation. */
+/* All tensors, in one allocation. */
 struct fa_decode_tensors {
-	struct fa_gpu_decode_shape shape;
+	struct fa_inproc_decode_shape shape;
 	CUdeviceptr at;
 	uint64_t q_bytes, kv_bytes, bytes; /* of q, of k, of all */
 	uint64_t out_at, k_at, v_at, k_before_at, v_before_at;
@@ -17,10 +17,10 @@ struct fa_decode_tensors {
 /* The same bf16 numbers each time. */
 void fa_decode_random(uint16_t *values, uint64_t n);
 
-int fa_decode_tensors_new(struct fa_gpu *gpu, const struct fa_gpu_decode_shape *shape,
+int fa_decode_tensors_new(struct fa_inproc_gpu *gpu, const struct fa_inproc_decode_shape *shape,
                           struct fa_error *error, struct fa_decode_tensors *ret_tensors);
-void fa_decode_tensors_free(struct fa_gpu *gpu, struct fa_decode_tensors *tensors);
-struct fa_gpu_decode_tensors fa_decode_tensors_at(const struct fa_decode_tensors *tensors);
+void fa_decode_tensors_free(struct fa_inproc_gpu *gpu, struct fa_decode_tensors *tensors);
+struct fa_inproc_decode_tensors fa_decode_tensors_at(const struct fa_decode_tensors *tensors);
 
 /* Has its own sequences, and a step begun. */
 struct fa_decode_client {

@@ -1,7 +1,7 @@
 #include "bench/lib/prefiller.h"
 
 #include "bench/lib/decode-client.h"
-#include "bench/lib/gpu.h"
+#include "bench/lib/inproc-gpu.h"
 
 #include "client/faclient.h"
 #include "common/cleanup.h"
@@ -49,7 +49,7 @@ struct shared {
 
 struct prefill_client {
 	struct shared *shared;
-	struct fa_gpu *gpu;
+	struct fa_inproc_gpu *gpu;
 	struct fa_error error;
 	CUdeviceptr tensors; /* q, k, v, out */
 	uint64_t q_bytes, kv_bytes;
@@ -148,7 +148,7 @@ static int open_all(struct prefill_client *p)
 	CUresult result;
 	int r;
 
-	r = fa_gpu_open(&p->error, &p->gpu);
+	r = fa_inproc_gpu_open(&p->error, &p->gpu);
 	if (r == 0)
 		r = make_tensors(p);
 	for (int daemon = 0; daemon < (int)p->shared->n_daemons && r == 0; daemon++) {
@@ -171,7 +171,7 @@ static int open_all(struct prefill_client *p)
 	return r;
 }
 
-/* Until @daemon is no longer target. */
+/* Until @daemon is no longer the target. */
 static int run(struct prefill_client *p, int daemon)
 {
 	const struct fa_attention *request = &p->daemons[daemon].request;
@@ -232,7 +232,7 @@ static int serve(struct prefill_client *p)
 		fa_disconnect(p->daemons[daemon].client);
 	if (p->tensors)
 		(void)p->gpu->driver.cuMemFree(p->tensors);
-	(void)fa_gpu_close(p->gpu);
+	(void)fa_inproc_gpu_close(p->gpu);
 	free(p->first);
 	free(p->last);
 	return r;

@@ -127,7 +127,7 @@ def check_the_check(folders):
         "daemon/kv/z.c": '#include "schema/fad_generated.h"',
         "daemon/kv/x.cc": "",
         "tools/x.c": "#include <flatbuffers/flatbuffers.h>",
-        "tools/y.c": '#include "bench/lib/gpu.h"',
+        "tools/y.c": '#include "bench/lib/inproc-gpu.h"',
         "bench/lib/x.c": '#include "tests/gpu/gpu.h"',
         "bench/kernels/x.c": '#include "client/faclient.h"',
     }

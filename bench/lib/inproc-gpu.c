@@ -1,9 +1,9 @@
-#include "bench/lib/gpu.h"
+#include "bench/lib/inproc-gpu.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
-static int load(struct fa_gpu *gpu, struct fa_error *error)
+static int load(struct fa_inproc_gpu *gpu, struct fa_error *error)
 {
 	const struct fa_cudriver *driver = &gpu->driver;
 	CUresult result;
@@ -34,7 +34,7 @@ static int load(struct fa_gpu *gpu, struct fa_error *error)
 	return 0;
 }
 
-static int load_bench(struct fa_gpu *gpu, struct fa_error *error)
+static int load_bench(struct fa_inproc_gpu *gpu, struct fa_error *error)
 {
 	const struct fa_cudriver *driver = &gpu->driver;
 	CUresult result;
@@ -53,7 +53,7 @@ static int load_bench(struct fa_gpu *gpu, struct fa_error *error)
 	return 0;
 }
 
-static int describe(struct fa_gpu *gpu, struct fa_error *error)
+static int describe(struct fa_inproc_gpu *gpu, struct fa_error *error)
 {
 	const struct fa_cudriver *driver = &gpu->driver;
 	int major, minor, shared, l2;
@@ -87,7 +87,7 @@ static int describe(struct fa_gpu *gpu, struct fa_error *error)
 	return 0;
 }
 
-static int open_device(struct fa_gpu *gpu, struct fa_error *error)
+static int open_device(struct fa_inproc_gpu *gpu, struct fa_error *error)
 {
 	const struct fa_cudriver *driver = &gpu->driver;
 	CUresult result;
@@ -114,9 +114,9 @@ static int open_device(struct fa_gpu *gpu, struct fa_error *error)
 	return r < 0 ? r : load_bench(gpu, error);
 }
 
-int fa_gpu_open(struct fa_error *error, struct fa_gpu **ret_gpu)
+int fa_inproc_gpu_open(struct fa_error *error, struct fa_inproc_gpu **ret_gpu)
 {
-	struct fa_gpu *gpu;
+	struct fa_inproc_gpu *gpu;
 	int r;
 
 	for (int i = 0; i < FA_CUDA_IMAGES; i++)
@@ -129,14 +129,14 @@ int fa_gpu_open(struct fa_error *error, struct fa_gpu **ret_gpu)
 	if (r == 0)
 		r = open_device(gpu, error);
 	if (r < 0) {
-		fa_gpu_close(gpu);
+		fa_inproc_gpu_close(gpu);
 		return r;
 	}
 	*ret_gpu = gpu;
 	return 0;
 }
 
-struct fa_gpu *fa_gpu_close(struct fa_gpu *gpu)
+struct fa_inproc_gpu *fa_inproc_gpu_close(struct fa_inproc_gpu *gpu)
 {
 	if (!gpu)
 		return NULL;
@@ -160,8 +160,8 @@ struct fa_gpu *fa_gpu_close(struct fa_gpu *gpu)
 	return NULL;
 }
 
-int fa_gpu_launch(struct fa_gpu *gpu, const struct fa_attention_params *params,
-                  struct fa_error *error)
+int fa_inproc_gpu_launch(struct fa_inproc_gpu *gpu, const struct fa_attention_params *params,
+                         struct fa_error *error)
 {
 	const struct fa_cuda_kernel *kernel;
 	struct fa_cuda_launch launch;
@@ -192,7 +192,7 @@ int fa_gpu_launch(struct fa_gpu *gpu, const struct fa_attention_params *params,
 	return 0;
 }
 
-int fa_gpu_spin(struct fa_gpu *gpu, uint64_t ns)
+int fa_inproc_gpu_spin(struct fa_inproc_gpu *gpu, uint64_t ns)
 {
 	void *args[] = { &ns };
 
@@ -201,15 +201,15 @@ int fa_gpu_spin(struct fa_gpu *gpu, uint64_t ns)
 	               : 0;
 }
 
-int fa_gpu_read(struct fa_gpu *gpu)
+int fa_inproc_gpu_read(struct fa_inproc_gpu *gpu)
 {
 	const struct fa_cudriver *driver = &gpu->driver;
-	uint64_t count = FA_GPU_FLUSH_BYTES / 16;
+	uint64_t count = FA_INPROC_GPU_FLUSH_BYTES / 16;
 	void *args[] = { &gpu->flush, &count, &gpu->flush };
 
 	if (!gpu->flush &&
-	    (driver->cuMemAlloc(&gpu->flush, FA_GPU_FLUSH_BYTES) != CUDA_SUCCESS ||
-	     driver->cuMemsetD8(gpu->flush, 0x5a, FA_GPU_FLUSH_BYTES) != CUDA_SUCCESS))
+	    (driver->cuMemAlloc(&gpu->flush, FA_INPROC_GPU_FLUSH_BYTES) != CUDA_SUCCESS ||
+	     driver->cuMemsetD8(gpu->flush, 0x5a, FA_INPROC_GPU_FLUSH_BYTES) != CUDA_SUCCESS))
 		return -EIO;
 	return driver->cuLaunchKernel(gpu->read, (unsigned int)gpu->sms * 4, 1, 1, 512, 1, 1, 0,
 	                              gpu->stream, args, NULL)
@@ -217,12 +217,12 @@ int fa_gpu_read(struct fa_gpu *gpu)
 	               : 0;
 }
 
-int fa_gpu_time_start(struct fa_gpu *gpu)
+int fa_inproc_gpu_time_start(struct fa_inproc_gpu *gpu)
 {
 	return gpu->driver.cuEventRecord(gpu->start, gpu->stream) ? -EIO : 0;
 }
 
-int fa_gpu_time_stop(struct fa_gpu *gpu, double *ret_ns)
+int fa_inproc_gpu_time_stop(struct fa_inproc_gpu *gpu, double *ret_ns)
 {
 	const struct fa_cudriver *driver = &gpu->driver;
 	float ms;

@@ -1,4 +1,4 @@
-#include "bench/lib/gpu-decode.h"
+#include "bench/lib/inproc-decode.h"
 
 #include "common/cleanup.h"
 #include "kernels/cuda/paged-images.h"
@@ -18,8 +18,8 @@ struct planned {
 	CUdeviceptr blob;
 };
 
-struct fa_gpu_decode {
-	struct fa_gpu *gpu;
+struct fa_inproc_decode {
+	struct fa_inproc_gpu *gpu;
 	CUmodule modules[FA_CUDA_PAGED_IMAGES];
 	CUfunction *functions; /* loaded on first use */
 	struct fa_paged_cache cache;
@@ -34,7 +34,7 @@ struct fa_gpu_decode {
 	struct planned append, attend;
 };
 
-static CUresult load(struct fa_gpu_decode *decode, const struct fa_cuda_paged_kernel *kernel)
+static CUresult load(struct fa_inproc_decode *decode, const struct fa_cuda_paged_kernel *kernel)
 {
 	const struct fa_cudriver *driver = &decode->gpu->driver;
 	CUfunction *function = &decode->functions[kernel - fa_cuda_paged_kernels];
@@ -54,7 +54,7 @@ static CUresult load(struct fa_gpu_decode *decode, const struct fa_cuda_paged_ke
 	return result;
 }
 
-static int plan(struct fa_gpu_decode *decode, struct planned *planned, struct fa_error *error)
+static int plan(struct fa_inproc_decode *decode, struct planned *planned, struct fa_error *error)
 {
 	const struct fa_cudriver *driver = &decode->gpu->driver;
 	size_t bytes = (fa_cuda_paged_blob_bytes(&planned->request) + 255) / 256 * 256 + 256;
@@ -88,7 +88,7 @@ static int plan(struct fa_gpu_decode *decode, struct planned *planned, struct fa
 }
 
 /* @append: done by the same launch; may be NULL. */
-static int launch(struct fa_gpu_decode *decode, struct planned *planned,
+static int launch(struct fa_inproc_decode *decode, struct planned *planned,
                   const struct fa_paged_append *append, struct fa_error *error)
 {
 	const struct fa_cudriver *driver = &decode->gpu->driver;
@@ -125,7 +125,7 @@ static struct fa_attention_tensor tensor(CUdeviceptr at, int32_t heads, int32_t 
 		                             .stride_head = dim };
 }
 
-static int make_steps(struct fa_gpu_decode *decode, const struct fa_gpu_decode_shape *shape,
+static int make_steps(struct fa_inproc_decode *decode, const struct fa_inproc_decode_shape *shape,
                       struct fa_error *error)
 {
 	const uint32_t batch = shape->batch;
@@ -166,7 +166,7 @@ static int make_steps(struct fa_gpu_decode *decode, const struct fa_gpu_decode_s
 }
 
 /* Pages are consecutive within a layer. */
-static int make_pages(struct fa_gpu_decode *decode, const struct fa_gpu_decode_shape *shape,
+static int make_pages(struct fa_inproc_decode *decode, const struct fa_inproc_decode_shape *shape,
                       struct fa_error *error)
 {
 	const struct fa_cudriver *driver = &decode->gpu->driver;
@@ -208,8 +208,8 @@ static int make_pages(struct fa_gpu_decode *decode, const struct fa_gpu_decode_s
 }
 
 /* Appends the earlier tokens of sequence @i in all layers. */
-static int fill(struct fa_gpu_decode *decode, uint32_t i,
-                const struct fa_gpu_decode_tensors *tensors, struct fa_error *error)
+static int fill(struct fa_inproc_decode *decode, uint32_t i,
+                const struct fa_inproc_decode_tensors *tensors, struct fa_error *error)
 {
 	const struct fa_paged_cache *cache = &decode->cache;
 	struct planned planned = {
@@ -237,11 +237,11 @@ static int fill(struct fa_gpu_decode *decode, uint32_t i,
 	return r;
 }
 
-int fa_gpu_decode_new(struct fa_gpu *gpu, const struct fa_gpu_decode_shape *shape,
-                      const struct fa_gpu_decode_tensors *tensors, struct fa_error *error,
-                      struct fa_gpu_decode **ret_decode)
+int fa_inproc_decode_new(struct fa_inproc_gpu *gpu, const struct fa_inproc_decode_shape *shape,
+                         const struct fa_inproc_decode_tensors *tensors, struct fa_error *error,
+                         struct fa_inproc_decode **ret_decode)
 {
-	struct fa_gpu_decode *decode;
+	struct fa_inproc_decode *decode;
 	int r;
 
 	decode = calloc(1, sizeof(*decode));
@@ -277,14 +277,14 @@ int fa_gpu_decode_new(struct fa_gpu *gpu, const struct fa_gpu_decode_shape *shap
 	if (r == 0)
 		r = plan(decode, &decode->attend, error);
 	if (r < 0) {
-		fa_gpu_decode_free(decode);
+		fa_inproc_decode_free(decode);
 		return r;
 	}
 	*ret_decode = decode;
 	return 0;
 }
 
-struct fa_gpu_decode *fa_gpu_decode_free(struct fa_gpu_decode *decode)
+struct fa_inproc_decode *fa_inproc_decode_free(struct fa_inproc_decode *decode)
 {
 	const struct fa_cudriver *driver;
 
@@ -308,8 +308,8 @@ struct fa_gpu_decode *fa_gpu_decode_free(struct fa_gpu_decode *decode)
 	return NULL;
 }
 
-int fa_gpu_decode_launch(struct fa_gpu_decode *decode, int32_t layer, bool append,
-                         struct fa_error *error)
+int fa_inproc_decode_launch(struct fa_inproc_decode *decode, int32_t layer, bool append,
+                            struct fa_error *error)
 {
 	const struct fa_paged_append *joined = NULL;
 	int r = 0;

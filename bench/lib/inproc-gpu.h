@@ -8,10 +8,10 @@
 #include "kernels/cuda/images.h"
 #include "kernels/cuda/plan.h"
 
-/* gpu-kernels.cu; empty without nvcc. */
+/* The module of gpu-kernels.cu; empty without nvcc. */
 extern const struct fa_cuda_image_data fa_bench_image;
 
-struct fa_gpu {
+struct fa_inproc_gpu {
 	struct fa_cudriver driver;
 	struct fa_cuda_chip chip;
 	CUdevice device;
@@ -29,21 +29,21 @@ struct fa_gpu {
 };
 
 /* -ENODEV: no GPU, driver or kernels; others: the driver failed. Makes the context current. */
-int fa_gpu_open(struct fa_error *error, struct fa_gpu **ret_gpu);
-struct fa_gpu *fa_gpu_close(struct fa_gpu *gpu);
+int fa_inproc_gpu_open(struct fa_error *error, struct fa_inproc_gpu **ret_gpu);
+struct fa_inproc_gpu *fa_inproc_gpu_close(struct fa_inproc_gpu *gpu);
 
 /* Larger than any L2. */
-#define FA_GPU_FLUSH_BYTES ((size_t)512 << 20)
+#define FA_INPROC_GPU_FLUSH_BYTES ((size_t)512 << 20)
 
-/* fa_gpu_spin() keeps the stream busy; fa_gpu_read() reads FA_GPU_FLUSH_BYTES, so that L2 has
- * neither the benchmark's data nor dirty lines. 0 or -EIO. */
-int fa_gpu_spin(struct fa_gpu *gpu, uint64_t ns);
-int fa_gpu_read(struct fa_gpu *gpu);
+/* Keeps the stream busy for @ns. Returns 0 or -EIO. */
+int fa_inproc_gpu_spin(struct fa_inproc_gpu *gpu, uint64_t ns);
+/* Reads FA_INPROC_GPU_FLUSH_BYTES: L2 then has neither the benchmark's data nor dirty lines. */
+int fa_inproc_gpu_read(struct fa_inproc_gpu *gpu);
 
 /* Time between the two calls in the stream; the second waits. */
-int fa_gpu_time_start(struct fa_gpu *gpu);
-int fa_gpu_time_stop(struct fa_gpu *gpu, double *ret_ns);
+int fa_inproc_gpu_time_start(struct fa_inproc_gpu *gpu);
+int fa_inproc_gpu_time_stop(struct fa_inproc_gpu *gpu, double *ret_ns);
 
 /* Enqueues the kernel that fa_cuda_attention_plan() chooses for @params. */
-int fa_gpu_launch(struct fa_gpu *gpu, const struct fa_attention_params *params,
-                  struct fa_error *error);
+int fa_inproc_gpu_launch(struct fa_inproc_gpu *gpu, const struct fa_attention_params *params,
+                         struct fa_error *error);

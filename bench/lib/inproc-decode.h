@@ -2,14 +2,14 @@
  * a daemon. One thread. */
 #pragma once
 
-#include "bench/lib/gpu.h"
+#include "bench/lib/inproc-gpu.h"
 
 #include <stdbool.h>
 
-struct fa_gpu_decode;
+struct fa_inproc_decode;
 
 /* bf16. */
-struct fa_gpu_decode_shape {
+struct fa_inproc_decode_shape {
 	int32_t layers, heads, kv_heads, dim, page_tokens;
 	uint32_t batch;  /* sequences */
 	uint32_t length; /* of each, with the new one */
@@ -17,16 +17,16 @@ struct fa_gpu_decode_shape {
 
 /* [token][head][dim]. q, out, k and v: one new token per sequence. k_before, v_before: length -
  * 1 tokens, for every sequence and layer. */
-struct fa_gpu_decode_tensors {
+struct fa_inproc_decode_tensors {
 	CUdeviceptr q, k, v, out, k_before, v_before;
 };
 
-int fa_gpu_decode_new(struct fa_gpu *gpu, const struct fa_gpu_decode_shape *shape,
-                      const struct fa_gpu_decode_tensors *tensors, struct fa_error *error,
-                      struct fa_gpu_decode **ret_decode);
+int fa_inproc_decode_new(struct fa_inproc_gpu *gpu, const struct fa_inproc_decode_shape *shape,
+                         const struct fa_inproc_decode_tensors *tensors, struct fa_error *error,
+                         struct fa_inproc_decode **ret_decode);
 /* Takes NULL, returns NULL. */
-struct fa_gpu_decode *fa_gpu_decode_free(struct fa_gpu_decode *decode);
+struct fa_inproc_decode *fa_inproc_decode_free(struct fa_inproc_decode *decode);
 
 /* Enqueues attention, with @append also the append, by the same kernel or one before. */
-int fa_gpu_decode_launch(struct fa_gpu_decode *decode, int32_t layer, bool append,
-                         struct fa_error *error);
+int fa_inproc_decode_launch(struct fa_inproc_decode *decode, int32_t layer, bool append,
+                            struct fa_error *error);
