@@ -83,9 +83,9 @@ uint32_t fa_yielder_run(struct fa_yielder *yielder, const struct fa_cudriver *dr
 	if (!yielder->told)
 		open_words(yielder, driver);
 	grow_area(yielder, driver,
-	          sizeof(struct fa_cuda_preempt_area) +
+	          sizeof(struct fa_cuda_yield_area) +
 	                  2 * (size_t)launch->slots * launch->state_bytes);
-	a->yield = (struct fa_cuda_preempt){
+	a->yield = (struct fa_cuda_yield){
 		.word = (const uint64_t *)(uintptr_t)yielder->word,
 		.area = (void *)(uintptr_t)yielder->area,
 		.report = &yielder->told[1],
