@@ -72,9 +72,10 @@ static bool died(const char *what, int r)
 static int begin(struct kv *kv, const struct kv_item *item, struct fa_step **ret_step)
 {
 	int r = kv_begin(kv, item, 1, ret_step);
+	uint64_t pause_ns = 0;
 
 	while (drops && r == -ENOMEM && strstr(fa_error(), "has let go")) {
-		fa_test_sleep_ms(10);
+		fa_test_poll_pause(&pause_ns);
 		r = kv_begin(kv, item, 1, ret_step);
 	}
 	return r;

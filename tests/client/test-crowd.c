@@ -99,12 +99,12 @@ static void flood(uint32_t flags)
 	struct fa_test_usage before, after;
 
 	fa_crowd_go(crowd);
-	fa_test_sleep_ms(ms / 4);
+	fa_test_elapse_ms(ms / 4);
 	/* From here on nobody touches memory for the first time, rings and code included. */
 	for (int i = 0; i < clients; ++i)
 		fa_check_eventually(fa_crowd_done(crowd, i) > (fa_test_sanitized() ? 64 : AROUND));
 	fa_test_daemon_usage(&daemon_process, &before);
-	fa_test_sleep_ms(ms - ms / 4);
+	fa_test_elapse_ms(ms - ms / 4);
 	fa_test_daemon_usage(&daemon_process, &after);
 	for (int i = 0; i < clients; ++i) {
 		const uint64_t done = fa_crowd_done(crowd, i);

@@ -63,7 +63,7 @@ static int count_first_fds(void)
 	for (int calm = 0; calm < 100; ++calm) {
 		const int before = n;
 
-		fa_test_sleep_ms(10);
+		fa_test_quiet_ms(10);
 		n = fa_test_count_fds(supervisor.pid);
 		if (n != before)
 			calm = 0;
@@ -140,6 +140,7 @@ static void check_nothing_left(int first_fds)
 	struct fa_options options = { .size = sizeof(options), .socket = supervisor.socket };
 	struct fa_test_cuda_page *page;
 	struct fa_client *client;
+	uint64_t pause_ns = 0;
 	json_t *status;
 
 	options.connect_ns = fa_test_patience_ns();
@@ -150,7 +151,7 @@ static void check_nothing_left(int first_fds)
 		if (!pool_number(status, "caches"))
 			break;
 		json_decref(status);
-		fa_test_sleep_ms(5);
+		fa_test_poll_pause(&pause_ns);
 	}
 	fa_check_eq(pool_number(status, "sequences"), 0);
 	fa_check_eq(pool_number(status, "used_bytes"), 0);
@@ -175,8 +176,7 @@ static void test_killed(void **state)
 		pid_t pid = fa_test_daemon_child(&supervisor);
 
 		fa_check_eventually(kv_load_progress() > before + 20);
-		for (uint64_t k = fa_test_random_below(&random, 12); k; --k)
-			fa_test_sleep_ms(1);
+		fa_test_any_moment_us(fa_test_random_below(&random, 12000));
 		fa_check(pid > 0 && !kill(pid, SIGKILL));
 		(void)fa_test_daemon_next_child(&supervisor, pid);
 	}
@@ -202,7 +202,7 @@ static void test_faults(void **state)
 		/* Kernels begin meanwhile, and the one that is meant may have been before. */
 		while (!fa_test_cuda_is_lost(page)) {
 			fa_test_cuda_fail(page, text);
-			fa_test_sleep_ms(20);
+			fa_test_quiet_ms(20);
 		}
 		(void)fa_test_daemon_next_child(&supervisor, pid);
 		fa_check_eq(fa_test_cuda_misuses(page), 0);
@@ -339,7 +339,7 @@ static void test_quarantine(void **state)
 	pid_t pid = fa_test_daemon_child(&supervisor);
 	struct fa_client *client;
 	struct fa_step *step;
-	uint64_t died_ns;
+	uint64_t died_ns, pause_ns = 0;
 	json_t *status;
 	struct kv kv;
 	int r;
@@ -372,7 +372,7 @@ static void test_quarantine(void **state)
 	/* What is durable can be read. */
 	fa_check_eq(kv_check_pages(&kv, item.sequence, tags, 0, KV_PAGE_TOKENS / 2), 0);
 	while (r == -ENOMEM) {
-		fa_test_sleep_ms(20);
+		fa_test_poll_pause(&pause_ns);
 		r = kv_begin(&kv, &item, 1, &step);
 	}
 	fa_check_eq(r, 0);

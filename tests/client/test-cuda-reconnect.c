@@ -255,12 +255,12 @@ static void threads_case(int socket)
 	for (uintptr_t i = 0; i < THREADS; ++i)
 		fa_check(!pthread_create(&threads[i], NULL, import_and_free, (void *)(i + 1)));
 	for (int i = 0; i < 5; ++i) {
-		fa_test_sleep_ms(30);
+		fa_test_any_moment_us(30000);
 		fa_test_daemon_signal(&server, SIGKILL);
 		fa_check_eq(WTERMSIG(fa_test_daemon_reap(&server)), SIGKILL);
 		start(false);
 	}
-	fa_test_sleep_ms(30);
+	fa_test_any_moment_us(30000);
 	atomic_store(&finished, true);
 	for (int i = 0; i < THREADS; ++i)
 		pthread_join(threads[i], NULL);

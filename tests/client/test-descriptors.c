@@ -207,7 +207,7 @@ static int crowd(int *ret_reader)
 
 static void *read_later(void *userdata)
 {
-	fa_test_sleep_ms(200);
+	fa_test_let_sleep_ms(200);
 	close(*(int *)userdata);
 	return NULL;
 }

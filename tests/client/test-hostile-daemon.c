@@ -506,9 +506,9 @@ static void pipelined(struct fa_raw *raw, void *userdata)
 			continue;
 		atomic_store(&page[0].failed, value);
 		atomic_store(&page[0].completed, value);
-		fa_test_sleep_ms(20);
+		fa_test_quiet_ms(20);
 		fa_fake_complete(raw, 0, 1, 0, NULL);
-		fa_test_sleep_ms(20);
+		fa_test_quiet_ms(20);
 		fa_fake_complete(raw, 0, 2, -EINVAL, "the second is wrong");
 	}
 }

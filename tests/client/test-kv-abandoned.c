@@ -147,7 +147,7 @@ static void test_freed_behind(void **state)
 
 static void *open_later(void *userdata)
 {
-	fa_test_sleep_ms(REPLY_NS * 6 / 10 / FA_NS_PER_MS);
+	fa_test_elapse_ms(REPLY_NS * 6 / 10 / FA_NS_PER_MS);
 	must(fa_timeline_write(s.timeline, 4, *(uint64_t *)userdata), "write");
 	return NULL;
 }

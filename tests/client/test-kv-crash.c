@@ -36,8 +36,7 @@ static void test_kills(void **state)
 		/* At any moment of what it does, starting included now and then. */
 		if (i % 8)
 			fa_check_eventually(kv_load_progress() > before + 20);
-		for (uint64_t k = fa_test_random_below(&random, 12); k; --k)
-			fa_test_sleep_ms(1);
+		fa_test_any_moment_us(fa_test_random_below(&random, 12000));
 		fa_check(pid > 0);
 		fa_check(!kill(pid, SIGKILL));
 		died_ns = fa_now_ns();

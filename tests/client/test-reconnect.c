@@ -175,7 +175,7 @@ static void test_sleeping(void **state)
 		fa_check_eq(fa_attention(client, &request, &sleepers[i].ticket), 0);
 		fa_check(!pthread_create(&sleepers[i].thread, NULL, sleep_in_wait, &sleepers[i]));
 	}
-	fa_test_sleep_ms(50);
+	fa_test_let_sleep_ms(50);
 	kill_daemon(&daemon);
 	for (int i = 0; i < 4; ++i)
 		pthread_join(sleepers[i].thread, NULL);
@@ -206,7 +206,7 @@ static void test_waiting(void **state)
 		sleepers[i].client = client;
 		fa_check(!pthread_create(&sleepers[i].thread, NULL, ping_later, &sleepers[i]));
 	}
-	fa_test_sleep_ms(200);
+	fa_test_let_sleep_ms(200);
 	fa_test_daemon_start(&daemon, &in_dir);
 	for (int i = 0; i < 4; ++i) {
 		pthread_join(sleepers[i].thread, NULL);
@@ -231,7 +231,7 @@ static void test_late(void **state)
 	kill_daemon(&daemon);
 	/* It sees the death when it sends. */
 	fa_check(!pthread_create(&sleeper.thread, NULL, ping_later, &sleeper));
-	fa_test_sleep_ms((unsigned int)(3 * reply_ns / 2 / FA_NS_PER_MS));
+	fa_test_elapse_ms((unsigned int)(3 * reply_ns / 2 / FA_NS_PER_MS));
 	fa_test_daemon_start(&daemon, &in_dir);
 	pthread_join(sleeper.thread, NULL);
 	fa_check_eq(sleeper.result, 0);
@@ -326,7 +326,7 @@ static void test_forbidden(void **state)
 		for (int i = 0; i < 10 && r == -EACCES; ++i) {
 			fa_check(!chmod(daemon.socket, 0));
 			tell(other.to_child[1], 0);
-			fa_test_sleep_ms(50);
+			fa_test_elapse_ms(50);
 			fa_check(!chmod(daemon.socket, 0666));
 			r = hear(other.to_parent[0]);
 		}

@@ -387,7 +387,7 @@ static void test_beside(void **state)
 	begin = fa_now_ns();
 	for (int i = 0; i < 3; ++i)
 		fa_check(!pthread_create(&threads[i], NULL, ping_long, client));
-	fa_test_sleep_ms(50);
+	fa_test_let_sleep_ms(50);
 	fa_check_eq(fa_wait(client, &ticket, UINT64_MAX, NULL), 0);
 	fa_check_eq(fa_client_state(client), FA_CLIENT_LOST);
 	fa_check_eq(reconnects(client), 0);

@@ -108,7 +108,7 @@ static void test_own(void **state)
 	fa_check(!setrlimit(RLIMIT_NOFILE, &none));
 	for (int i = 0; i < 200; ++i) {
 		check(fa_marker(client, 0, NULL, NULL));
-		fa_test_sleep_ms(2);
+		fa_test_elapse_ms(2);
 	}
 	fa_check(!setrlimit(RLIMIT_NOFILE, &before));
 	fa_check(!has_ring(client));

@@ -317,7 +317,7 @@ static uint64_t collect_once(void)
 	begin(&leader, client, &tickets[2]);
 	fa_check_eventually(atomic_load(&end.words->armed));
 	begin(&sleeper, client, &tickets[1]);
-	fa_test_sleep_ms(20);
+	fa_test_let_sleep_ms(20);
 	/* As if nobody had been armed: nobody is woken for it. */
 	publish(1, false);
 	then_ns = fa_now_ns();
@@ -366,10 +366,10 @@ static uint64_t make_late(void)
 
 	fa_check(!pthread_create(&thread, NULL, ask, client));
 	fa_check_eventually(atomic_load(&end.pinged));
-	fa_test_sleep_ms(5);
+	fa_test_let_sleep_ms(5);
 	fa_check_eq(fa_marker(client, 0, NULL, &ticket), 0);
 	begin(&waiter, client, &ticket);
-	fa_test_sleep_ms(20);
+	fa_test_let_sleep_ms(20);
 	then_ns = fa_now_ns();
 	publish(1, true);
 	pthread_join(waiter.thread, NULL);
@@ -394,7 +394,7 @@ static uint64_t dispatch_once(void)
 
 	begin(&waiter, client, &tickets[1]);
 	fa_check_eventually(atomic_load(&end.words->armed));
-	fa_test_sleep_ms(20);
+	fa_test_let_sleep_ms(20);
 	then_ns = fa_now_ns();
 	publish(1, true);
 	/* Before the one who is woken for it has looked what for. */
@@ -423,7 +423,7 @@ static uint64_t watch_once(void)
 	fa_check_eq(fa_dispatch(client), 0);
 	fa_check(!pthread_create(&thread, NULL, ask, client));
 	fa_check_eventually(atomic_load(&end.pinged));
-	fa_test_sleep_ms(20);
+	fa_test_let_sleep_ms(20);
 	publish(1, true);
 	fa_check_eq(poll(&pollfd, 1, -1), 1);
 	fa_check_eq(fa_dispatch(client), 0);

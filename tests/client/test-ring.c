@@ -172,7 +172,7 @@ static void test_in_flight(void **state)
 /* A daemon that takes nothing for a while: who submits waits, and then all goes on. */
 static void *continue_later(void *unused)
 {
-	fa_test_sleep_ms(300);
+	fa_test_let_sleep_ms(300);
 	fa_test_daemon_signal(&daemon_process, SIGCONT);
 	return unused;
 }
@@ -385,7 +385,7 @@ static _Atomic uint64_t killed_ns;
 
 static void *kill_later(void *userdata)
 {
-	fa_test_sleep_ms(100);
+	fa_test_let_sleep_ms(100);
 	atomic_store(&killed_ns, fa_now_ns());
 	kill_daemon(userdata);
 	return NULL;
@@ -458,7 +458,7 @@ static void test_return(void **state)
 		assert_true(ring_bytes(other) > 0);
 
 		/* Nobody was told that this one has gone, but there was a pause. */
-		fa_test_sleep_ms(5);
+		fa_test_elapse_ms(5);
 		kill_daemon(&mortal);
 		fa_test_daemon_start(&mortal, &in_dir);
 		check(fa_marker(other, 0, NULL, NULL));
@@ -493,8 +493,7 @@ static int crowd_member(void *userdata)
 
 	check(fa_marker(member, 0, NULL, NULL));
 	atomic_fetch_add(&crowd->ready, 1);
-	while (!atomic_load(&crowd->go))
-		fa_test_sleep_ms(1);
+	fa_check_eventually(atomic_load(&crowd->go));
 	for (; !atomic_load_explicit(&crowd->end, memory_order_relaxed); ++n) {
 		struct fa_ticket *ticket = &tickets[n % CROWD_DEPTH];
 
@@ -527,12 +526,12 @@ static void test_crowd(void **state)
 		pids[i] = fa_test_fork(crowd_member, &i);
 	fa_check_eventually(atomic_load(&crowd->ready) == CROWD);
 	atomic_store(&crowd->go, true);
-	fa_test_sleep_ms(seconds * 300);
+	fa_test_elapse_ms(seconds * 300);
 	/* Memory of a ring is there when it has been used: each is to have been all around. */
 	for (int i = 0; i < CROWD; ++i)
 		fa_check_eventually(atomic_load(&crowd->done[i]) > CROWD_AROUND);
 	fa_test_daemon_usage(&daemon_process, &before);
-	fa_test_sleep_ms(seconds * 700);
+	fa_test_elapse_ms(seconds * 700);
 	fa_test_daemon_usage(&daemon_process, &after);
 	for (int i = 0; i < CROWD; ++i) {
 		uint64_t done = atomic_load(&crowd->done[i]);

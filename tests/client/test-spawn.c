@@ -74,7 +74,7 @@ static void test_life(void **state)
 	options.socket = fa_socket_path(client);
 	fa_check_eq(fa_connect(&options, &other), 0);
 	fa_disconnect(client);
-	fa_test_sleep_ms(100);
+	fa_test_quiet_ms(100);
 	fa_check_eq(fa_ping(other), 0);
 	fa_check_eq(own_pid(other), pid);
 	fa_disconnect(other);
@@ -129,7 +129,7 @@ static void test_outlives(void **state)
 	pid = own_pid(client);
 	fa_check(!kill(starter, SIGKILL));
 	fa_check_eq(WTERMSIG(fa_test_reap(starter)), SIGKILL);
-	fa_test_sleep_ms(100);
+	fa_test_quiet_ms(100);
 	fa_check_eq(fa_ping(client), 0);
 	fa_check_eq(own_pid(client), pid);
 	fa_disconnect(client);

@@ -219,7 +219,7 @@ static void serve_slowly(struct fa_raw *raw, void *userdata)
 
 	/* By the time of the answer the client polls. */
 	while (page && fa_fake_next(raw)) {
-		fa_test_sleep_ms(1);
+		fa_test_work_us(1000);
 		fa_fake_answer(raw, page);
 	}
 }

@@ -573,7 +573,7 @@ static void test_crowd(void **state)
 	}
 	for (int i = 0; i < N; ++i)
 		fa_check_eventually(atomic_load(&waiters[i].waits));
-	fa_test_sleep_ms(50);
+	fa_test_let_sleep_ms(50);
 	check(fa_timeline_write(s.timeline, 3, 1));
 	for (int i = 0; i < N; ++i) {
 		pthread_join(threads[i], NULL);
@@ -592,8 +592,7 @@ static void *watch_for_ever(void *userdata)
 	check(fa_timeline_info(b->s->timeline, &info));
 	word = (const void *)info.daemon_slots;
 	atomic_store(&b->waits, true);
-	while ((int64_t)(atomic_load(word) - b->value) < 0)
-		fa_test_sleep_ms(1);
+	fa_check_eventually((int64_t)(atomic_load(word) - b->value) >= 0);
 	b->result = atomic_load((const _Atomic int32_t *)(const void *)(word + 2));
 	return NULL;
 }

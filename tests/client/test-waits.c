@@ -173,7 +173,7 @@ static void test_not_set_up(void **state)
 	later = (struct later){ .timeline = timeline, .value = 7 };
 	fa_check(!pthread_create(&thread, NULL, wait_later, &later));
 	fa_check_eventually(atomic_load(&later.there));
-	fa_test_sleep_ms(30);
+	fa_test_let_sleep_ms(30);
 	given.value = 7;
 	fa_check_eq(fa_marker(client, 0, &gates, NULL), 0);
 	pthread_join(thread, NULL);
@@ -187,7 +187,7 @@ static void test_not_set_up(void **state)
 	later = (struct later){ .timeline = timeline, .value = 8 };
 	fa_check(!pthread_create(&thread, NULL, wait_later, &later));
 	fa_check_eventually(atomic_load(&later.there));
-	fa_test_sleep_ms(30);
+	fa_test_let_sleep_ms(30);
 	fa_test_daemon_signal(&daemon, SIGKILL);
 	(void)fa_test_daemon_reap(&daemon);
 	pthread_join(thread, NULL);
@@ -283,11 +283,11 @@ static void test_room_of_one_not_sent(void **state)
 	fa_check(!pthread_create(&waits, NULL, wait_first, NULL));
 
 	/* It has the last place while it waits for the ring. */
-	fa_test_sleep_ms(150);
+	fa_test_let_sleep_ms(150);
 	fa_check(!pthread_create(&asks, NULL, ask_too_much, NULL));
 	fa_check_eventually(atomic_load(&room.setups) == 2);
 	fa_check(!pthread_create(&sends, NULL, wait_for_room, NULL));
-	fa_test_sleep_ms(100);
+	fa_test_quiet_ms(100);
 	fa_check_eq(room.markers, 1);
 	atomic_store(&room.may_refuse, true);
 	pthread_join(asks, NULL);
@@ -329,7 +329,7 @@ static void serve_late(struct fa_raw *raw, void *userdata)
 			fa_fake_answer(raw, page);
 		} else if (!stream) {
 			atomic_store(&page[0].completed, ++value);
-			fa_test_sleep_ms(2);
+			fa_test_work_us(2000);
 			fa_fake_complete(raw, 0, value, 0, NULL);
 			if (value == ROUNDS)
 				fa_fake_complete(raw, told.last.stream, 1, 0, NULL);
@@ -357,7 +357,7 @@ static void test_room_beside_a_reader(void **state)
 	fa_check_eq(fa_marker(told.client, stream, NULL, &told.last), 0);
 	fa_check(!pthread_create(&thread, NULL, wait_last, NULL));
 	/* It has stopped spinning, and reads. */
-	fa_test_sleep_ms(200);
+	fa_test_let_sleep_ms(200);
 	for (int i = 0; i < ROUNDS; ++i) {
 		const uint64_t begin_ns = fa_now_ns();
 
@@ -421,7 +421,7 @@ static void let_forget(uint64_t spin_ns)
 		atomic_store(&late.there, false);
 		fa_check(!pthread_create(&thread, NULL, wait_late, NULL));
 		fa_check_eventually(atomic_load(&late.there));
-		fa_test_sleep_ms(30);
+		fa_test_let_sleep_ms(30);
 		fa_check_eq(fa_timeline_write(timeline, 1, late.gate), 0);
 		for (int n = 0; n < 4300;) {
 			int r = fa_marker(late.client, 0, NULL, &last);

@@ -455,7 +455,7 @@ static void held_case(int socket)
 	fa_test_cuda_hold(cu_page, true);
 	fa_check_eq(launch(function, &plan), CUDA_SUCCESS);
 	fa_check_eventually(fa_test_cuda_kernels(cu_page) == 1);
-	fa_test_sleep_ms(20);
+	fa_test_quiet_ms(20);
 	fa_check_eq(cu.cuStreamQuery(NULL), CUDA_ERROR_NOT_READY);
 	fa_test_cuda_hold(cu_page, false);
 	fa_cu(cuCtxSynchronize());

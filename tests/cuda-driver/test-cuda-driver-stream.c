@@ -140,7 +140,7 @@ static void timing_case(int socket)
 	fa_check_eq(cu.cuEventElapsedTime(&ms, start, end), CUDA_ERROR_INVALID_HANDLE);
 	fa_cu(cuEventRecord(start, NULL));
 	fa_cu(cuCtxSynchronize());
-	fa_test_sleep_ms(5);
+	fa_test_quiet_ms(5);
 	fa_cu(cuEventRecord(end, NULL));
 	fa_cu(cuEventSynchronize(end));
 	fa_cu(cuEventElapsedTime(&ms, start, end));
@@ -317,9 +317,9 @@ static void waits_case(int socket)
 	fa_cu(cuCtxGetCurrent(&context_of_waits));
 	fa_check_eq(pthread_create(&unregisters, NULL, unregister, data), 0);
 	fa_check_eventually(atomic_load(&cu_page->calls[FA_TEST_CUDA_cuMemHostUnregister]) == 1);
-	fa_test_sleep_ms(20);
+	fa_test_quiet_ms(20);
 	fa_check_eq(pthread_create(&launches, NULL, write_word, (void *)(uintptr_t)(gate + 8)), 0);
-	fa_test_sleep_ms(20);
+	fa_test_quiet_ms(20);
 	fa_check_eq(pthread_tryjoin_np(unregisters, NULL), EBUSY);
 	fa_check_eq(pthread_tryjoin_np(launches, NULL), EBUSY);
 	fa_check_eq(word_get(word + 1), 0);

@@ -295,13 +295,14 @@ void cuda_reap(struct cuda_device *cuda)
 void cuda_job_wait(struct cuda_job *job, struct cuda_device *cuda)
 {
 	const uint64_t until_ns = fa_deadline_ns(fa_test_patience_ns());
+	uint64_t pause_ns = 0;
 
 	while (!job->reaped) {
 		cuda_reap(cuda);
 		/* What it says is the test's affair. */
 		(void)ops->health(cuda->device, NULL);
 		fa_check(fa_now_ns() < until_ns);
-		usleep(50);
+		fa_test_poll_pause(&pause_ns);
 	}
 }
 

@@ -1,5 +1,7 @@
 #include "fake-device.h"
 
+#include "tests/lib/pause.h"
+
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -305,7 +307,7 @@ void expect_nothing(struct fixture *f)
 	struct fa_job *request;
 	struct fa_stream *closed;
 
-	usleep(20000);
+	fa_test_quiet_ms(20);
 	assert_false(fa_engine_take(f->engine, &request, &closed));
 }
 

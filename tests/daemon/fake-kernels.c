@@ -2,6 +2,7 @@
 
 #include "common/clock.h"
 #include "kernels/paged.h"
+#include "tests/lib/pause.h"
 
 #include <unistd.h>
 
@@ -59,13 +60,6 @@ void fa_cpu_attention_begin(const struct fa_cpu_isa *isa, const struct fa_attent
 	begun->n_ran = 0;
 }
 
-static void sleep_ns(uint64_t ns)
-{
-	nanosleep(&(struct timespec){ .tv_sec = (time_t)(ns / FA_NS_PER_SEC),
-	                              .tv_nsec = (long)(ns % FA_NS_PER_SEC) },
-	          NULL);
-}
-
 static bool run_tile(struct fake_job *job, int64_t tile, void *scratch)
 {
 	uint8_t *bytes = scratch;
@@ -83,9 +77,9 @@ static bool run_tile(struct fake_job *job, int64_t tile, void *scratch)
 		bytes[0] = bytes[job->scratch_bytes - 1] = (uint8_t)tile;
 	}
 	while (job->gate && !*job->gate)
-		sleep_ns(FA_NS_PER_MS / 5);
+		fa_test_pause_ns(FA_NS_PER_MS / 5);
 	if (job->tile_ns)
-		sleep_ns(job->tile_ns);
+		fa_test_pause_ns(job->tile_ns);
 	/* Nobody else was in this scratch. */
 	if (job->scratch_bytes && bytes[0] != (uint8_t)tile)
 		job->wrong = true;
@@ -143,7 +137,7 @@ void fa_cpu_paged_begin(const struct fa_cpu_isa *isa, const struct fa_paged_requ
 {
 	struct fake_job *job = request->attention.q.data;
 
-	usleep((useconds_t)(job->begin_ns / 1000));
+	fa_test_work_us(job->begin_ns / FA_NS_PER_US);
 	*(struct fake_job **)workspace = job;
 }
 

@@ -107,7 +107,7 @@ static void wait_known(struct engine *engine)
 		uint64_t request;
 
 		request = attend(engine, 0, &gate, 1, &out);
-		usleep(5000);
+		fa_test_let_sleep_ms(5);
 		write_slot(engine, READY, value);
 		kv_wait(&engine->client, STREAM, request);
 	}
@@ -138,12 +138,7 @@ void engine_begin(struct engine *engine)
 
 void wait_began(const struct fa_test_cuda_gates *before, uint32_t n)
 {
-	const uint64_t until_ns = fa_deadline_ns(fa_test_patience_ns());
-
-	while (fa_test_cuda_gates(page).began - before->began < n) {
-		fa_check(fa_now_ns() < until_ns);
-		usleep(100);
-	}
+	fa_check_eventually(fa_test_cuda_gates(page).began - before->began >= n);
 }
 
 struct fa_test_cuda_gates ask_two(struct engine *engine, uint64_t value, uint64_t *requests,

@@ -213,7 +213,7 @@ static void test_deadline_queued(void **state)
 	uint64_t first = submit(&slow, 0, 0), second = submit(&small, 0, 50 * FA_NS_PER_MS),
 		 third = submit(&small, 0, 60 * FA_NS_PER_SEC);
 
-	fa_test_sleep_ms(150);
+	fa_test_elapse_ms(150);
 	fa_raw_ping(&raw);
 	fa_check_eq(raw.n_completions, 0);
 	cancel(0, first, 0);
@@ -237,7 +237,7 @@ static void test_deadline_extremes(void **state)
 		struct fa_wire_message message = fa_raw_message(FA_WIRE_CANCEL);
 
 		message.cancel.value = submit(&slow, 0, (uint64_t)i * 500000 + 1);
-		fa_test_sleep_ms((unsigned int)i / 2);
+		fa_test_elapse_ms((unsigned int)i / 2);
 		fa_raw_call(&raw, &message, NULL, 0);
 		fa_raw_wait(&raw, 0, message.cancel.value, &completion);
 		fa_check(completion.status == -ETIMEDOUT || completion.status == -ECANCELED);

@@ -176,7 +176,7 @@ static void client(int socket)
 	/* Idle, and pinged, is silent. */
 	fa_test_cuda_calls(page, &calls);
 	fa_raw_ping(&raw);
-	fa_test_sleep_ms(300);
+	fa_test_quiet_ms(300);
 	since(&calls);
 	nothing_but(&calls, 0, 0, 0, 0);
 	fa_raw_close(&raw);

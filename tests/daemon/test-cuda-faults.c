@@ -103,7 +103,7 @@ static void daemon_expect_lost(void)
 	_fa_cleanup_(fa_freep) char *log = NULL;
 	int status;
 
-	fa_check_eventually(fa_test_daemon_is_dead(&daemon_));
+	fa_test_daemon_wait_dead(&daemon_);
 	log = fa_test_daemon_log(&daemon_);
 	status = fa_test_daemon_reap(&daemon_);
 	fa_check(WIFEXITED(status));
@@ -289,12 +289,13 @@ static bool is_vital(enum fa_test_cuda_call call)
 static void expect_lives(const struct fa_test_cuda_lives *lives, const char *name, int n)
 {
 	const uint64_t deadline = fa_deadline_ns(fa_test_patience_ns());
+	uint64_t pause_ns = 0;
 
 	while (!fa_test_cuda_lives_equal(page, lives, fa_now_ns() > deadline)) {
 		if (fa_now_ns() > deadline)
 			fa_test_fail(__FILE__, __LINE__, "%s left that when call %d failed (%s)",
 			             name, n, fa_test_cuda_call_name(fa_test_cuda_failed_at(page)));
-		fa_test_sleep_ms(1);
+		fa_test_poll_pause(&pause_ns);
 	}
 }
 
@@ -308,7 +309,7 @@ static void lives_settle(struct fa_test_cuda_lives *ret_lives)
 
 	fa_test_cuda_lives(page, ret_lives);
 	for (int calm = 0; calm < 20; ++calm) {
-		fa_test_sleep_ms(step_ms);
+		fa_test_quiet_ms(step_ms);
 		if (fa_test_cuda_lives_equal(page, ret_lives, false))
 			continue;
 		fa_test_cuda_lives(page, ret_lives);
@@ -594,7 +595,7 @@ static bool start_fails_at(int n, CUresult code, bool automatic)
 		int status;
 
 		fa_check(!automatic);
-		fa_check_eventually(fa_test_daemon_is_dead(&daemon_));
+		fa_test_daemon_wait_dead(&daemon_);
 		log = fa_test_daemon_log(&daemon_);
 		status = fa_test_daemon_reap(&daemon_);
 		fa_check(WIFEXITED(status) && WEXITSTATUS(status));

@@ -85,7 +85,7 @@ static void test_two_slots(void **state)
 	before = fa_test_cuda_gates(page);
 	request = attend(&engine, 0, gates, 2, &out);
 	write_slot(&engine, ANOTHER, 1);
-	usleep(20000);
+	fa_test_quiet_ms(20);
 	fa_check_eq(fa_test_cuda_gates(page).began, before.began);
 	fa_check(is_untouched(out));
 	write_slot(&engine, WANTED, 1);
@@ -111,9 +111,8 @@ static void test_give_up(void **state)
 		let_pass(&engine);
 		fa_test_cuda_gate_us(page, 3000);
 		before = ask_two(&engine, value + 70, requests, outs);
-		while (fa_test_cuda_gates(page).shut == before.shut)
-			usleep(100);
-		usleep(round * 300);
+		fa_check_eventually(fa_test_cuda_gates(page).shut != before.shut);
+		fa_test_any_moment_us((uint64_t)round * 300);
 		fa_check(is_untouched(outs[0]) && is_untouched(outs[1]));
 		write_slot(&engine, WANTED, value + 70);
 		kv_wait(&engine.client, STREAM, requests[0]);
@@ -126,7 +125,7 @@ static void test_give_up(void **state)
 	/* It has been in vain so often that it is left alone for a while. */
 	before = fa_test_cuda_gates(page);
 	requests[0] = attend_at(&engine, slot(&engine) + 1, &outs[0]);
-	usleep(10000);
+	fa_test_quiet_ms(10);
 	fa_check_eq(fa_test_cuda_gates(page).began, before.began);
 	write_slot(&engine, WANTED, slot(&engine) + 1);
 	kv_wait(&engine.client, STREAM, requests[0]);
@@ -153,9 +152,8 @@ static void test_behind(void **state)
 		requests[0] = attend_at(&engine, value, &outs[0]);
 		wait_began(&before, 1);
 		requests[1] = attend(&engine, 0, NULL, 0, &outs[1]);
-		while (fa_test_cuda_gates(page).shut == before.shut)
-			usleep(100);
-		usleep(20000);
+		fa_check_eventually(fa_test_cuda_gates(page).shut != before.shut);
+		fa_test_quiet_ms(20);
 		fa_check(is_untouched(outs[0]) && is_untouched(outs[1]));
 		fa_check(atomic_load(&engine.client.raw.page[STREAM].completed) < requests[0]);
 		write_slot(&engine, WANTED, value);
@@ -193,7 +191,7 @@ static void test_mixed(void **state)
 			kv_wait(&other.client, STREAM, attend(&other, 0, NULL, 0, &theirs));
 		for (int i = 0; i < 4; i++) {
 			if (values[i]) {
-				usleep((useconds_t)rand_r(&seed) % 600);
+				fa_test_any_moment_us((uint64_t)rand_r(&seed) % 600);
 				for (int k = i; k < 4; k++)
 					fa_check(is_untouched(outs[k]));
 				fa_check(atomic_load(&engine.client.raw.page[STREAM].completed) <
@@ -218,7 +216,7 @@ static void *scribble(void *userdata)
 
 	while (atomic_load(&scribbles)) {
 		write_slot(engine, WANTED, rand_r(&seed) % 2 ? 1 : UINT64_MAX / 2);
-		usleep((useconds_t)rand_r(&seed) % 50);
+		fa_test_any_moment_us((uint64_t)rand_r(&seed) % 50);
 	}
 	return NULL;
 }
@@ -266,9 +264,8 @@ static void test_end_behind(void **state)
 	request = attend_at(&engine, 1, &out);
 	wait_began(&before, 1);
 	end = kv_end(&engine.client, STREAM, STEP, true);
-	while (fa_test_cuda_gates(page).shut == before.shut)
-		usleep(100);
-	usleep(20000);
+	fa_check_eventually(fa_test_cuda_gates(page).shut != before.shut);
+	fa_test_quiet_ms(20);
 	fa_check(is_untouched(out));
 	fa_check(atomic_load(&engine.client.raw.page[STREAM].completed) < request);
 	write_slot(&engine, WANTED, 1);
@@ -296,7 +293,7 @@ static void test_race(void **state)
 		for (uint64_t i = 0; i < 4; i++)
 			requests[i] = attend_at(&engine, value + i, &outs[i]);
 		for (uint64_t i = 0; i < 4; i++) {
-			usleep((useconds_t)rand_r(&seed) % 500);
+			fa_test_any_moment_us((uint64_t)rand_r(&seed) % 500);
 			write_slot(&engine, WANTED, value + i);
 		}
 		for (uint64_t i = 0; i < 4; i++) {
@@ -378,7 +375,7 @@ static void test_prefill(void **state)
 	fa_check_eq(fa_raw_send(&raw, &message, NULL, 0), 0);
 	fa_check_eventually(fa_test_cuda_kernels(page) == kernels + 1);
 	request = attend_at(&engine, slot(&engine) + 1, &out);
-	usleep(20000);
+	fa_test_quiet_ms(20);
 	/* Not to what waits for its client alone. */
 	fa_check_eq(fa_test_cuda_stopped(page), stopped);
 	request_theirs = attend(&other, 0, NULL, 0, &theirs);
@@ -437,10 +434,10 @@ static void test_cancel_behind(void **state)
 
 	engine_begin(&engine);
 	before = ask_two(&engine, 1, requests, outs);
-	usleep(20000);
+	fa_test_quiet_ms(20);
 	cancel(&engine, requests[1]);
 	fa_check_eventually(fa_test_cuda_gates(page).shut > before.shut);
-	usleep(20000);
+	fa_test_quiet_ms(20);
 	fa_check(is_untouched(outs[0]) && is_untouched(outs[1]));
 	fa_check(atomic_load(&engine.client.raw.page[STREAM].completed) < requests[0]);
 	write_slot(&engine, WANTED, 1);
@@ -463,7 +460,7 @@ static int64_t registrations(int calm)
 		if (lives.n[FA_TEST_CUDA_REGISTRATIONS] != n)
 			same = 0;
 		n = lives.n[FA_TEST_CUDA_REGISTRATIONS];
-		usleep(5000);
+		fa_test_quiet_ms(5);
 	}
 	return n;
 }
@@ -486,10 +483,7 @@ static void test_gone(void **state)
 		wait_began(&before, 1);
 		munmap(engine.in, FA_TIMELINE_BYTES);
 		kv_close(&engine.client);
-		while (fa_test_cuda_gates(page).shut == before.shut) {
-			fa_check(fa_now_ns() < until_ns);
-			usleep(1000);
-		}
+		fa_check_eventually(fa_test_cuda_gates(page).shut != before.shut);
 		while (registrations(20) != n_registrations)
 			fa_check(fa_now_ns() < until_ns);
 	}
@@ -519,12 +513,11 @@ static void test_failing(void **state)
 		kv_wait(&other.client, STREAM, attend(&other, 0, NULL, 0, &outs[1]));
 		check_out(&other, 0, outs[1]);
 		begin_again(&engine, -ECANCELED);
-		while (fa_test_cuda_gates(page).shut == before.shut)
-			usleep(100);
+		fa_check_eventually(fa_test_cuda_gates(page).shut != before.shut);
 		for (uint64_t i = 0; i < 2; i++)
 			requests[i] = attend_at(&engine, value + i, &outs[i]);
 		for (uint64_t i = 0; i < 2; i++) {
-			usleep(10000);
+			fa_test_quiet_ms(10);
 			fa_check(is_untouched(outs[i]));
 			write_slot(&engine, WANTED, value + i);
 			kv_wait(&engine.client, STREAM, requests[i]);
@@ -560,7 +553,7 @@ static void test_failing_behind(void **state)
 		fa_check_eventually(fa_test_cuda_failed(page) == failed + 1);
 		kv_wait(&other.client, STREAM, attend(&other, 0, NULL, 0, &theirs));
 		fa_check(fa_test_cuda_gates(page).shut > before.shut);
-		usleep(10000);
+		fa_test_quiet_ms(10);
 		fa_check(is_untouched(outs[0]));
 		fa_check(atomic_load(&engine.client.raw.page[STREAM].completed) < requests[0]);
 		write_slot(&engine, WANTED, value);

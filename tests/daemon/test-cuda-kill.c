@@ -161,10 +161,11 @@ static bool all_is_back(bool loud)
 static void check_all_is_back(void)
 {
 	const uint64_t deadline = fa_deadline_ns(fa_test_patience_ns());
+	uint64_t pause_ns = 0;
 
 	while (!all_is_back(fa_now_ns() > deadline)) {
 		fa_check(fa_now_ns() <= deadline);
-		fa_test_sleep_ms(2);
+		fa_test_poll_pause(&pause_ns);
 	}
 }
 
@@ -190,7 +191,7 @@ static int start(void **state)
 	fa_test_daemon_usage(&daemon_, &usage);
 	/* Descriptors of those that were killed may go late. */
 	for (int calm = 0; calm < 40; ++calm) {
-		fa_test_sleep_ms(25);
+		fa_test_quiet_ms(25);
 		if (all_is_back(false))
 			continue;
 		fa_test_daemon_usage(&daemon_, &usage);
@@ -222,7 +223,7 @@ static void test_held(void **state)
 		start_children(children);
 		fa_check_eventually(fa_test_cuda_kernels(page) >= kernels + 3);
 		kill_children(children);
-		fa_test_sleep_ms(20);
+		fa_test_quiet_ms(20);
 		fa_check(fa_test_cuda_bytes(&cuda) >= (uint64_t)lives.n[FA_TEST_CUDA_DEVICE_BYTES] +
 		                                              MIB + 10 * CUDA_CHUNK + CUDA_CHUNK);
 		fa_test_cuda_hold(page, false);
@@ -242,7 +243,7 @@ static void test_at_random(void **state)
 
 		fa_test_cuda_kernel_us(page, (uint32_t)fa_test_random_below(&random, 5000));
 		start_children(children);
-		usleep((useconds_t)fa_test_random_below(&random, 10000));
+		fa_test_any_moment_us(fa_test_random_below(&random, 10000));
 		kill_children(children);
 		bystander_check();
 		check_all_is_back();

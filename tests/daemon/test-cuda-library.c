@@ -409,7 +409,7 @@ static void test_again(void **state)
 		if (round) {
 			/* The next call finds the GPU lost. */
 			fa_test_cuda_fail(page, "any:1=700");
-			fa_check_eventually(fa_test_daemon_is_dead(&daemon_));
+			fa_test_daemon_wait_dead(&daemon_);
 			status = fa_test_daemon_reap(&daemon_);
 			fa_check(WIFEXITED(status) && WEXITSTATUS(status) == EX_TEMPFAIL);
 		} else {

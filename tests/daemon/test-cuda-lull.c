@@ -93,7 +93,7 @@ static void come_and_go(void)
 	asker_open(&goer, daemon_.socket, asker_small_case());
 	asker_close(&goer);
 	fa_check_eventually((fa_test_accounts(&urgent.raw, &now), now.sessions == before.sessions));
-	fa_test_sleep_ms(50);
+	fa_test_quiet_ms(50);
 }
 
 /* What cannot give way is waited for, and nobody else waits with it. */
@@ -136,10 +136,10 @@ static void test_held(void **state)
 	registered = registrations();
 	begin_long();
 	come_and_go();
-	fa_test_sleep_ms(PATIENCE_MS + 200);
+	fa_test_elapse_ms(PATIENCE_MS + 200);
 	kernels = fa_test_cuda_kernels(page);
 	asker_ask(&later, 0);
-	fa_test_sleep_ms(50);
+	fa_test_quiet_ms(50);
 	fa_check_eq(fa_test_cuda_kernels(page), kernels);
 	asker_ask(&urgent, HIGH);
 	fa_check_eventually(fa_test_cuda_kernels(page) == kernels + 1);

@@ -55,10 +55,11 @@ static bool nothing_is_left(bool loud)
 static int check(void **state)
 {
 	const uint64_t deadline = fa_deadline_ns(fa_test_patience_ns());
+	uint64_t pause_ns = 0;
 
 	while (!nothing_is_left(fa_now_ns() > deadline)) {
 		fa_check(fa_now_ns() <= deadline);
-		fa_test_sleep_ms(2);
+		fa_test_poll_pause(&pause_ns);
 	}
 	fa_check(!fa_test_daemon_is_dead(&daemon_));
 	fa_check_eq(fa_test_cuda_misuses(page), 0);

@@ -119,7 +119,7 @@ static void test_refused(void **state)
 
 		fa_check(!fa_test_daemon_try(&daemon_,
 		                             &(struct fa_test_daemon_options){ .args = args[i] }));
-		fa_check_eventually(fa_test_daemon_is_dead(&daemon_));
+		fa_test_daemon_wait_dead(&daemon_);
 		log = fa_test_daemon_log(&daemon_);
 		fa_check_contains(log, "error: " WHY);
 		fa_check(fa_test_daemon_reap(&daemon_) != 0);

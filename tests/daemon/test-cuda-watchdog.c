@@ -110,7 +110,7 @@ static void test_kernel_does_not_end(void **state)
 	fa_test_cuda_hold(page, true);
 	value = kv_attend(&client, 0, STEP, 0, numbers, 1, NULL);
 	for (int i = 0; i < 40; i++) {
-		fa_test_sleep_ms(interval_ms / 10);
+		fa_test_quiet_ms(interval_ms / 10);
 		fa_check_eq(fa_test_daemon_child(&supervisor), child);
 	}
 	fa_test_cuda_hold(page, false);

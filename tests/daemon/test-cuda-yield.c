@@ -72,7 +72,7 @@ static void finish(void)
 	static const struct fa_test_cuda_lives nothing;
 	int status;
 
-	fa_check_eventually(fa_test_daemon_is_dead(&daemon_));
+	fa_test_daemon_wait_dead(&daemon_);
 	status = fa_test_daemon_reap(&daemon_);
 	fa_check(WIFEXITED(status));
 	fa_check_eq(WEXITSTATUS(status), 0);
@@ -135,7 +135,7 @@ static void kill_round(const struct held *before)
 {
 	const uint64_t launches = fa_test_cuda_launches(page), kernels = fa_test_cuda_kernels(page);
 	const uint64_t stopped = fa_test_cuda_stopped(page);
-	uint64_t deadline;
+	uint64_t deadline, pause_ns = 0;
 	struct fa_cuda_child child;
 	int status;
 
@@ -151,7 +151,7 @@ static void kill_round(const struct held *before)
 	deadline = fa_deadline_ns(fa_test_patience_ns());
 	while (before && !all_is_back(before, fa_now_ns() > deadline)) {
 		fa_check(fa_now_ns() <= deadline);
-		fa_test_sleep_ms(2);
+		fa_test_poll_pause(&pause_ns);
 	}
 	/* Others' come through: theirs may give way themselves. */
 	asker_ask(&patient, 0);
@@ -179,7 +179,7 @@ static void test_killed(void **state)
 	fa_test_daemon_usage(&daemon_, &before.usage);
 	/* The first one's end may take its time. */
 	for (int calm = 0; calm < 40; ++calm) {
-		fa_test_sleep_ms(25);
+		fa_test_quiet_ms(25);
 		if (all_is_back(&before, false))
 			continue;
 		fa_test_cuda_lives(page, &before.lives);

@@ -4,6 +4,7 @@
 #include "common/memfd.h"
 #include "daemon/backend/device.h"
 #include "fake-kernels.h"
+#include "tests/lib/pause.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -142,21 +143,21 @@ static void finish(struct fixture *f, struct item *item)
 
 static void wait_ran(struct item *item, int64_t n)
 {
-	uint64_t until_ns = fa_now_ns() + PATIENCE_SEC * FA_NS_PER_SEC;
+	uint64_t until_ns = fa_now_ns() + PATIENCE_SEC * FA_NS_PER_SEC, pause_ns = 0;
 
 	while (item->job.n_ran < n) {
 		assert_true(fa_now_ns() < until_ns);
-		usleep(200);
+		fa_test_poll_pause(&pause_ns);
 	}
 }
 
 static void wait_started(struct item *item)
 {
-	uint64_t until_ns = fa_now_ns() + PATIENCE_SEC * FA_NS_PER_SEC;
+	uint64_t until_ns = fa_now_ns() + PATIENCE_SEC * FA_NS_PER_SEC, pause_ns = 0;
 
 	while (!item->job.first_ran_ns) {
 		assert_true(fa_now_ns() < until_ns);
-		usleep(200);
+		fa_test_poll_pause(&pause_ns);
 	}
 }
 
@@ -674,9 +675,9 @@ static void test_idle(void **state)
 	queue = queue_new(&f, 0);
 	launch(&f, queue, &item);
 	finish(&f, &item);
-	usleep(10000);
+	fa_test_elapse_ms(10);
 	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
-	usleep(300000);
+	fa_test_elapse_ms(300);
 	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
 	used_ns = (after.tv_sec - before.tv_sec) * (int64_t)FA_NS_PER_SEC + after.tv_nsec -
 	          before.tv_nsec;

@@ -207,13 +207,15 @@ static void endless_child(void)
 		start(&scene, urgent[i]);
 	start(&scene, LONG);
 	while (!scene.jobs[LONG].reaped) {
+		uint64_t pause_ns = 0;
+
 		fa_check(fa_now_ns() < until_ns);
 		cuda_reap(&scene.cuda);
 		/* When one has ended the other is in flight. */
 		for (int i = 0; i < 2; ++i)
 			if (scene.jobs[urgent[i]].reaped)
 				start(&scene, urgent[i]);
-		usleep(50);
+		fa_test_poll_pause(&pause_ns);
 	}
 	check_done(&scene, LONG);
 	fa_check(fa_test_cuda_stopped(scene.cuda.page) > 0);
@@ -294,7 +296,7 @@ static void cancel_one_child(void)
 	ops->cancel(scene.cuda.device, &scene.jobs[LONG].work);
 	cuda_job_wait(&scene.jobs[LONG], &scene.cuda);
 	fa_check_eq(scene.jobs[LONG].work.status, -ECANCELED);
-	fa_test_sleep_ms(20);
+	fa_test_quiet_ms(20);
 	cuda_reap(&scene.cuda);
 	fa_check(!stream_of(&scene, BESIDE)->preemption.asked);
 	fa_check_eq(fa_test_cuda_stopped(scene.cuda.page), 1);

@@ -42,7 +42,7 @@ static void finish(void)
 	bool socket_left;
 	int status;
 
-	fa_check_eventually(fa_test_daemon_is_dead(&daemon_));
+	fa_test_daemon_wait_dead(&daemon_);
 	socket_left = !access(daemon_.socket, F_OK);
 	status = fa_test_daemon_reap(&daemon_);
 	fa_check(WIFEXITED(status));
@@ -211,7 +211,7 @@ static void test_endless(void **state)
 	submit(&slow, 1);
 	for (int i = 0; i < 4; ++i)
 		pids[i] = fa_test_fork(asking_client, NULL);
-	fa_test_sleep_ms(100);
+	fa_test_let_sleep_ms(100);
 	fa_test_daemon_signal(&daemon_, SIGTERM);
 	finish();
 	for (int i = 0; i < 4; ++i) {
@@ -235,7 +235,7 @@ static void test_failing_start(void **state)
 			      NULL);
 			_exit(127);
 		}
-		fa_test_sleep_ms(i % 8);
+		fa_test_any_moment_us(i % 8 * 1000);
 		for (unsigned int n = 0; n <= i % 3; ++n)
 			(void)kill(pid, SIGTERM);
 		fa_check_eq(waitpid(pid, &status, 0), pid);

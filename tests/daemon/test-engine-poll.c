@@ -1,5 +1,6 @@
 /* The thread that submits does the engine thread's part. */
 #include "fake-device.h"
+#include "tests/lib/pause.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -108,7 +109,7 @@ static void test_left(void **state)
 		if (i % 2)
 			fa_engine_poll_end(f.engine);
 		if (i % 3 == 0)
-			usleep(3000);
+			fa_test_let_sleep_ms(3);
 		complete(&f, request, 0);
 		expect(&f, request, 0);
 	}
@@ -146,7 +147,7 @@ static void test_stalled(void **state)
 		while (fa_now_ns() < begin_ns + i * 10 * FA_NS_PER_US)
 			fa_engine_poll(f.engine);
 		fa_engine_wake(f.engine);
-		usleep(i % 3 * 100);
+		fa_test_any_moment_us(i % 3 * 100);
 		request = submit_attending(&f, 0);
 		wait_launched(&f, i);
 		complete(&f, request, 0);

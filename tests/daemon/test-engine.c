@@ -1,6 +1,7 @@
 /* What the engine promises, one case at a time. */
 #include "daemon/engine/private.h"
 #include "fake-device.h"
+#include "tests/lib/pause.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -152,7 +153,7 @@ static void test_deadline_queued(void **state)
 	b->deadline_ns = fa_deadline_ns(10 * FA_NS_PER_MS);
 	fa_engine_submit(f.engine, b);
 	c = submit(&f, 0);
-	usleep(30000);
+	fa_test_elapse_ms(30);
 	complete(&f, a, 0);
 	expect(&f, a, 0);
 	expect(&f, b, -ETIMEDOUT);
@@ -248,8 +249,8 @@ static void test_cancel(void **state)
 	expect(&f, b, 0);
 	expect(&f, c, -ECANCELED);
 	complete(&f, d, 0);
-	while (fa_stream_finished(f.streams[0]) < 4)
-		usleep(100);
+	for (uint64_t pause_ns = 0; fa_stream_finished(f.streams[0]) < 4;)
+		fa_test_poll_pause(&pause_ns);
 	fa_engine_cancel(f.engine, f.streams[0], 4, 0); /* finished, not taken */
 	expect(&f, d, 0);
 	expect_nothing(&f);
@@ -267,7 +268,7 @@ static void test_cancel_settled(void **state)
 	b = submit(&f, 0);
 	wait_launched(&f, 2);
 	complete(&f, b, 0);
-	usleep(10000);
+	fa_test_let_sleep_ms(10);
 	fa_engine_cancel(f.engine, f.streams[0], 2, 0); /* done, behind the first */
 	complete(&f, a, 0);
 	expect(&f, a, 0);
@@ -488,7 +489,7 @@ static void test_urgent_is_looked_for(void **state)
 	for (uint64_t i = 1; i <= 8; i++) {
 		request = submit(&f, 0);
 		wait_launched(&f, i);
-		usleep(1000);
+		fa_test_work_us(1000);
 		complete(&f, request, 0);
 		expect(&f, request, 0);
 	}
@@ -609,10 +610,10 @@ static void idle(bool polled)
 	a->deadline_ns = fa_deadline_ns(3600 * FA_NS_PER_SEC);
 	fa_engine_submit(f.engine, a);
 	wait_launched(&f, 1);
-	usleep(10000);
+	fa_test_elapse_ms(10);
 	begin_ns = fa_now_ns();
 	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
-	usleep(300000);
+	fa_test_elapse_ms(300);
 	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
 	used_ns = (after.tv_sec - before.tv_sec) * (int64_t)FA_NS_PER_SEC + after.tv_nsec -
 	          before.tv_nsec;
@@ -652,7 +653,7 @@ static uint64_t found_late_ns(struct fixture *f, uint64_t took_ns, size_t *n_lau
 	for (size_t n = 0; n < WORKS; n++) {
 		a = submit(f, 0);
 		wait_launched(f, ++*n_launched);
-		usleep((useconds_t)(took_ns / FA_NS_PER_US));
+		fa_test_pause_ns(took_ns);
 		at_ns = fa_now_ns();
 		complete(f, a, 0);
 		take(f, &taken, &closed);
@@ -697,7 +698,7 @@ static void test_polled_submit(void **state)
 	stream_open(&f, 1, 0);
 	a = submit(&f, 0);
 	wait_launched(&f, 1);
-	usleep(50000);
+	fa_test_work_us(50000);
 	for (uint64_t i = 0; i < 20; i++) {
 		b = submit(&f, 1);
 		wait_launched(&f, i + 2);
@@ -713,11 +714,12 @@ static void test_polled_submit(void **state)
 static bool has_pulse(struct fixture *f, uint64_t patience_ns)
 {
 	const uint64_t until_ns = fa_deadline_ns(patience_ns);
+	uint64_t pause_ns = 0;
 
 	while (!fa_engine_heartbeat(f->engine)) {
 		if (fa_now_ns() > until_ns)
 			return false;
-		usleep(1000);
+		fa_test_poll_pause(&pause_ns);
 	}
 	return true;
 }
@@ -732,7 +734,7 @@ static void test_pulse(void **state)
 	stream_open(&f, 0, 0);
 	for (int i = 0; i < 10; i++) {
 		assert_true(has_pulse(&f, 20 * FA_NS_PER_SEC));
-		usleep(10000);
+		fa_test_let_sleep_ms(10);
 	}
 	a = submit(&f, 0);
 	wait_launched(&f, 1);

@@ -113,7 +113,7 @@ static void expect_prompt(void)
 		fa_raw_ping(&bystander);
 		fa_raw_buffer_register(&bystander, &buffer, 7, 65536, 0);
 		fa_raw_buffer_free(&bystander, &buffer);
-		fa_test_sleep_ms(50);
+		fa_test_elapse_ms(50);
 	}
 	fa_check(fa_now_ns() - begin < PROMPT_NS);
 }

@@ -3,6 +3,7 @@
 #include "daemon/engine/gate.h"
 #include "daemon/persist/timeline_release.h"
 #include "fake-device.h"
+#include "tests/lib/pause.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -89,7 +90,7 @@ static void holds_until_it_opens(bool polled)
 	b = submit(&s.f, 0);
 	/* Long enough for both ways of looking. */
 	for (int i = 0; i < 5; i++) {
-		usleep(2000);
+		fa_test_let_sleep_ms(2);
 		set(&s, 3, (uint64_t)i);
 		expect_nothing(&s.f);
 		assert_int_equal(n_launched(&s), 0);
@@ -211,7 +212,7 @@ static void test_many_gates(void **state)
 	}
 	for (unsigned int i = FAKE_STREAMS; i-- > 0;) {
 		if (i % 8 == 0)
-			usleep(3000);
+			fa_test_let_sleep_ms(3);
 		set(&s, i, 10);
 		wait_launched(&s.f, FAKE_STREAMS - i);
 		assert_ptr_equal(s.f.device.launched[FAKE_STREAMS - i - 1], requests[i]);
@@ -270,7 +271,7 @@ static void test_device_lost(void **state)
 	stream_open(&s.f, 0, 0);
 	gates = gates_new(&s, 0, 1, 1, 1);
 	a = submit_gated(&s, 0, gates);
-	usleep(2000);
+	fa_test_let_sleep_ms(2);
 	lose(&s.f);
 	expect(&s.f, a, -ENODEV);
 	assert_int_equal(s.out[1].status, -ENODEV);
@@ -332,7 +333,7 @@ static void behind_refused(bool has_work, bool cancelled)
 	if (cancelled)
 		fa_engine_cancel(s.f.engine, refused->stream, refused->value, -ECANCELED);
 	for (int i = 0; i < 5; i++) {
-		usleep(2000);
+		fa_test_let_sleep_ms(2);
 		expect_nothing(&s.f);
 		assert_int_equal(n_launched(&s), 1);
 		assert_int_equal(s.out[5].value, 0);
@@ -340,7 +341,7 @@ static void behind_refused(bool has_work, bool cancelled)
 	complete(&s.f, a, 0);
 	expect(&s.f, a, 0);
 	expect(&s.f, refused, cancelled ? -ECANCELED : -EINVAL);
-	usleep(2000);
+	fa_test_let_sleep_ms(2);
 	expect_nothing(&s.f);
 	assert_int_equal(n_launched(&s), 1);
 	set(&s, 2, 7);

@@ -171,7 +171,7 @@ static void state_running(void)
 	open_with_buffers();
 	submit(&slow, 0, 1);
 	fa_raw_ping(&raw);
-	fa_test_sleep_ms(5);
+	fa_test_any_moment_us(5000);
 }
 
 static void state_completion_unread(void)
@@ -450,7 +450,7 @@ static void test_at_random(void **state)
 			victims[i].pid = start_client(victims[i].state);
 		}
 		if (round % 2)
-			usleep((useconds_t)fa_test_random_below(&random, 3000));
+			fa_test_any_moment_us(fa_test_random_below(&random, 3000));
 		for (int i = 0; i < 4; ++i)
 			kill_client(victims[i].pid, victims[i].state);
 		if (round % 7 == 0)
@@ -471,7 +471,7 @@ static void test_on_the_way(void **state)
 
 		fa_check(!pipe(victim.ready));
 		pid = fa_test_fork(run_client, &victim);
-		usleep((useconds_t)fa_test_random_below(&random, 6000));
+		fa_test_any_moment_us(fa_test_random_below(&random, 6000));
 		kill_client(pid, victim.state);
 		close(victim.ready[0]);
 		close(victim.ready[1]);

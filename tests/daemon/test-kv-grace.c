@@ -68,7 +68,7 @@ static void sleep_until(uint64_t begin_ns, uint64_t ns)
 	const uint64_t now_ns = fa_now_ns();
 
 	if (now_ns < begin_ns + ns)
-		fa_test_sleep_ms((unsigned int)((begin_ns + ns - now_ns) / FA_NS_PER_MS));
+		fa_test_elapse_ms((unsigned int)((begin_ns + ns - now_ns) / FA_NS_PER_MS));
 }
 
 /*

@@ -255,7 +255,7 @@ static void test_wait_half_around(void **state)
 	LAYERS(message).wait_increment = (uint64_t)1 << 63;
 	first = send_layers(&message, STREAM, KV_LAYERS);
 	kv_wait(&client, STREAM, first);
-	fa_test_sleep_ms(20);
+	fa_test_quiet_ms(20);
 	fa_check(client.raw.page[STREAM].completed == first);
 	cancel.cancel.stream = STREAM;
 	cancel.cancel.value = first + 1;

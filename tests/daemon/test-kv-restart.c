@@ -208,13 +208,13 @@ static void test_grace_over(void **state)
 	fa_check(come_back(&client));
 	kv_open(&other, supervisor.socket);
 	hold(&other);
-	fa_test_sleep_ms((GRACE_S + 1) * 1000);
+	fa_test_elapse_ms((GRACE_S + 1) * 1000);
 	child = fa_test_daemon_child(&supervisor);
 	kill(child, SIGTERM);
 	fa_test_daemon_log_wait(&supervisor, "1 requests in flight");
 	kv_close(&client);
 	/* It looks once a second. */
-	fa_test_sleep_ms(2500);
+	fa_test_elapse_ms(2500);
 	kill(child, SIGKILL);
 	kv_close(&other);
 	/* The socket's path went when it began to end, and is there a moment before it listens. */
@@ -240,7 +240,7 @@ static void test_expiry(void **state)
 	kill(fa_test_daemon_next_child(&supervisor, 0), SIGKILL);
 	fa_check(come_back(&client));
 	kv_free(&client, sequence);
-	fa_test_sleep_ms(1500);
+	fa_test_quiet_ms(1500);
 	fa_check_eq(kv_cache_find(&client, "c"), cache);
 }
 

@@ -124,7 +124,7 @@ static void test_given_back(void **state)
 	chunks = pool_number("chunks");
 	fa_check(chunks >= 5);
 	kv_free(&client, sequences[1]);
-	fa_test_sleep_ms(3000);
+	fa_test_quiet_ms(3000);
 	fa_check_eq(pool_number("chunks"), chunks);
 	fa_check_eventually(pool_number("chunks") == 1);
 	kv_check(&client, sequences[0], numbers, 0, 10);

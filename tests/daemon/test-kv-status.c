@@ -198,7 +198,7 @@ static void test_shrinks(void **state)
 			return;
 		}
 		json_decref(json);
-		fa_test_sleep_ms(100);
+		fa_test_quiet_ms(100);
 	}
 	fa_check(!"the chunk was given back");
 }

@@ -493,7 +493,7 @@ static void test_refused_vectors(void **state)
 			stalled = 0;
 		} else {
 			++stalled;
-			fa_test_sleep_ms(2);
+			fa_test_quiet_ms(2);
 		}
 	}
 	/* Those it holds, and what the socket takes. */

@@ -63,7 +63,7 @@ static void expect_exit(bool in_order)
 	_fa_cleanup_(fa_freep) char *log = NULL;
 	int status;
 
-	fa_check_eventually(fa_test_daemon_is_dead(&daemon_));
+	fa_test_daemon_wait_dead(&daemon_);
 	log = fa_test_daemon_log(&daemon_);
 	status = fa_test_daemon_reap(&daemon_);
 	fa_check(WIFEXITED(status));

@@ -1,6 +1,7 @@
 /* How the engine's thread waits: nothing is missed, and no processor is burnt. */
 #include "common/clock.h"
 #include "daemon/base/parker.h"
+#include "tests/lib/pause.h"
 
 #include <pthread.h>
 #include <setjmp.h>
@@ -195,7 +196,7 @@ static void test_prepare(void **state)
 	/* It comes to sleep sooner or later. */
 	while (!sleeper.n_waits) {
 		fa_parker_prewake(&sleeper.waiter);
-		usleep(1000);
+		fa_test_pause_ns(FA_NS_PER_MS);
 	}
 	assert_int_equal(sleeper.n_looks, 0);
 	sleeper.over = true;
@@ -220,37 +221,37 @@ static void test_bell(void **state)
 
 	open_bell(&sleeper.waiter, &bell);
 	assert_int_equal(pthread_create(&thread, NULL, sleep_until_over, &sleeper), 0);
-	usleep(20000);
+	fa_test_quiet_ms(20);
 	assert_int_equal(sleeper.n_waits, 0);
 	assert_int_equal(eventfd_write(bell, 1), 0);
-	while (!sleeper.n_waits)
-		usleep(1000);
-	usleep(100000);
+	for (uint64_t pause_ns = 0; !sleeper.n_waits;)
+		fa_test_poll_pause(&pause_ns);
+	fa_test_quiet_ms(100);
 	assert_int_equal(sleeper.n_waits, 1);
 	/* Nothing came of it; when somebody wakes it, it is as before. */
 	assert_int_equal(eventfd_read(bell, &count), 0);
 	fa_parker_wake(&sleeper.waiter);
-	while (!sleeper.n_looks)
-		usleep(1000);
-	usleep(20000);
+	for (uint64_t pause_ns = 0; !sleeper.n_looks;)
+		fa_test_poll_pause(&pause_ns);
+	fa_test_quiet_ms(20);
 	assert_int_equal(sleeper.n_waits, 2);
 	assert_int_equal(eventfd_write(bell, 1), 0);
-	while (sleeper.n_waits < 3)
-		usleep(1000);
+	for (uint64_t pause_ns = 0; sleeper.n_waits < 3;)
+		fa_test_poll_pause(&pause_ns);
 	assert_int_equal(sleeper.n_looks, 1);
 	/* Who reads the bell makes it ready for the next, without news. */
 	assert_int_equal(eventfd_read(bell, &count), 0);
-	usleep(20000);
+	fa_test_quiet_ms(20);
 	/* It comes to sleep sooner or later. */
 	while (sleeper.n_waits < 4) {
 		fa_parker_prewake(&sleeper.waiter);
-		usleep(1000);
+		fa_test_pause_ns(FA_NS_PER_MS);
 	}
-	usleep(20000);
+	fa_test_quiet_ms(20);
 	n_waits = sleeper.n_waits;
 	assert_int_equal(eventfd_write(bell, 1), 0);
-	while (sleeper.n_waits <= n_waits)
-		usleep(1000);
+	for (uint64_t pause_ns = 0; sleeper.n_waits <= n_waits;)
+		fa_test_poll_pause(&pause_ns);
 	assert_int_equal(sleeper.n_looks, 1);
 
 	sleeper.over = true;

@@ -204,9 +204,7 @@ static void die_once(struct crash *crash, struct fa_test_random *random)
 		crash->n_points = 1 + fa_test_random_below(random, 4000);
 	pid = fa_test_fork(child, crash);
 	if (!crash->n_points) {
-		struct timespec time = { .tv_nsec = (long)fa_test_random_below(random, 6000000) };
-
-		nanosleep(&time, NULL);
+		fa_test_any_moment_us(fa_test_random_below(random, 6000));
 		kill(pid, SIGKILL);
 	}
 	status = fa_test_reap(pid);

@@ -282,7 +282,7 @@ static void test_killed(void **state)
 
 		fa_check_eq(read(ready[0], &byte, 1), 1);
 		if (i % 2)
-			fa_test_sleep_ms((unsigned int)fa_test_random_below(&numbers, 5));
+			fa_test_any_moment_us(fa_test_random_below(&numbers, 5000));
 		fa_check_eq(kill(pid, SIGKILL), 0);
 		fa_test_reap(pid);
 		fa_check_eventually(fa_scene_is_quiet(&scene));

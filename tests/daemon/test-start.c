@@ -49,7 +49,7 @@ static void expect_failure(const struct fa_test_daemon_options *options, const c
 	int status;
 
 	fa_check(!fa_test_daemon_try(&second, options));
-	fa_check_eventually(fa_test_daemon_is_dead(&second));
+	fa_test_daemon_wait_dead(&second);
 	log = fa_test_daemon_log(&second);
 	status = fa_test_daemon_reap(&second);
 	fa_check(WIFEXITED(status));
@@ -259,11 +259,11 @@ static void test_exit_when_idle(void **state)
 	fa_raw_open(&a, first.socket);
 	fa_raw_open(&b, first.socket);
 	fa_raw_close(&a);
-	fa_test_sleep_ms(100);
+	fa_test_quiet_ms(100);
 	fa_raw_ping(&b);
 	fa_check(!fa_test_daemon_is_dead(&first));
 	fa_raw_close(&b);
-	fa_check_eventually(fa_test_daemon_is_dead(&first));
+	fa_test_daemon_wait_dead(&first);
 	status = fa_test_daemon_reap(&first);
 	fa_check(WIFEXITED(status));
 	fa_check_eq(WEXITSTATUS(status), 0);
@@ -294,7 +294,7 @@ static void test_listen_fd(void **state)
 	fa_raw_open(&raw, address.sun_path);
 	fa_raw_ping(&raw);
 	fa_raw_close(&raw);
-	fa_check_eventually(fa_test_daemon_is_dead(&first));
+	fa_test_daemon_wait_dead(&first);
 	status = fa_test_daemon_reap(&first);
 	fa_check(WIFEXITED(status));
 	fa_check_eq(WEXITSTATUS(status), 0);

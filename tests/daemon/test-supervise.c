@@ -108,7 +108,7 @@ static void test_sighup_after_kills(void **state)
 		for (int j = 0; j < 250 || fa_test_daemon_child(&supervisor) <= 0; j++) {
 			fa_check(fa_now_ns() < until_ns);
 			fa_test_daemon_signal(&supervisor, SIGHUP);
-			fa_test_sleep_ms(2);
+			fa_test_any_moment_us(2000);
 		}
 	}
 	check_serves();
@@ -135,7 +135,7 @@ static void test_sigterm_after_kills(void **state)
 
 		if (child > 0)
 			kill(child, SIGKILL);
-		fa_test_sleep_ms(5);
+		fa_test_any_moment_us(5000);
 	}
 	fa_test_daemon_signal(&supervisor, SIGTERM);
 	(void)fa_test_daemon_reap(&supervisor);
@@ -180,7 +180,7 @@ static void test_exit_when_idle_after_kill(void **state)
 	fa_raw_close(&lost);
 	for (int i = 0; i < 3; i++) {
 		check_serves();
-		fa_test_sleep_ms(50);
+		fa_test_quiet_ms(50);
 	}
 }
 

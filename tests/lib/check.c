@@ -65,13 +65,6 @@ uint64_t fa_test_patience_ns(void)
 	return (patience ? strtoull(patience, NULL, 10) : 60) * FA_NS_PER_SEC;
 }
 
-void fa_test_sleep_ms(unsigned int ms)
-{
-	struct timespec time = { .tv_sec = ms / 1000, .tv_nsec = (long)(ms % 1000) * 1000000 };
-
-	nanosleep(&time, NULL);
-}
-
 bool fa_test_long(void)
 {
 	const char *value = getenv("FAD_TEST_LONG");

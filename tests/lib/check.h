@@ -7,6 +7,7 @@
 #pragma once
 
 #include "common/clock.h"
+#include "tests/lib/pause.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -46,15 +47,13 @@ uint64_t fa_test_patience_ns(void);
 /* Waits until @condition, which is evaluated again and again, or fails. */
 #define fa_check_eventually(condition)                                                             \
 	do {                                                                                       \
-		uint64_t _deadline = fa_deadline_ns(fa_test_patience_ns());                        \
+		uint64_t _deadline = fa_deadline_ns(fa_test_patience_ns()), _pause_ns = 0;         \
 		while (!(condition)) {                                                             \
 			if (fa_now_ns() > _deadline)                                               \
 				fa_test_fail(__FILE__, __LINE__, "never came so: %s", #condition); \
-			fa_test_sleep_ms(2);                                                       \
+			fa_test_poll_pause(&_pause_ns);                                            \
 		}                                                                                  \
 	} while (0)
-
-void fa_test_sleep_ms(unsigned int ms);
 
 /* Whether FAD_TEST_LONG=1: loops run about ten times as long. */
 bool fa_test_long(void);

@@ -13,10 +13,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/inotify.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #define ARGS_MAX 40
@@ -109,16 +112,29 @@ static void run(struct fa_test_daemon *daemon, const struct fa_test_daemon_optio
 	_exit(FA_TEST_EXIT);
 }
 
+/* Waits until @fd can be read or has ended; false if it has not by then. */
+static bool wait_readable(int fd, uint64_t deadline_ns)
+{
+	struct pollfd pollfd = { .fd = fd, .events = POLLIN };
+
+	for (;;) {
+		const uint64_t now_ns = fa_now_ns();
+
+		if (now_ns >= deadline_ns)
+			return false;
+		if (poll(&pollfd, 1, (int)((deadline_ns - now_ns) / FA_NS_PER_MS) + 1) > 0)
+			return true;
+	}
+}
+
 /* True if "READY" came, false if the pipe was closed without it. */
 static bool wait_ready(int fd)
 {
 	uint64_t deadline = fa_deadline_ns(fa_test_patience_ns());
-	struct pollfd pollfd = { .fd = fd, .events = POLLIN };
 	char text[16] = "";
 
-	while (poll(&pollfd, 1, 100) <= 0)
-		if (fa_now_ns() > deadline)
-			return false;
+	if (!wait_readable(fd, deadline))
+		return false;
 	return read(fd, text, sizeof(text) - 1) > 0 && !strcmp(text, "READY\n");
 }
 
@@ -214,7 +230,10 @@ char *fa_test_daemon_log(const struct fa_test_daemon *daemon)
 void fa_test_daemon_log_wait(struct fa_test_daemon *daemon, const char *part)
 {
 	uint64_t deadline = fa_deadline_ns(fa_test_patience_ns());
+	_fa_cleanup_(fa_close_fdp) int writes = inotify_init1(IN_CLOEXEC);
+	char events[4096];
 
+	fa_check(writes >= 0 && inotify_add_watch(writes, daemon->log, IN_MODIFY) >= 0);
 	for (;;) {
 		_fa_cleanup_(fa_freep) char *log = fa_test_daemon_log(daemon);
 		size_t from = daemon->found_at;
@@ -224,10 +243,10 @@ void fa_test_daemon_log_wait(struct fa_test_daemon *daemon, const char *part)
 			daemon->found_at = (uint64_t)(found - log) + strlen(part);
 			return;
 		}
-		if (fa_now_ns() > deadline)
+		if (!wait_readable(writes, deadline))
 			fa_test_fail(__FILE__, __LINE__,
 			             "the daemon's log never said \"%s\"; it says: %s", part, log);
-		fa_test_sleep_ms(5);
+		fa_check(read(writes, events, sizeof(events)) > 0);
 	}
 }
 
@@ -246,19 +265,31 @@ bool fa_test_daemon_is_dead(struct fa_test_daemon *daemon)
 	return info.si_pid == daemon->pid;
 }
 
+static bool wait_dead(const struct fa_test_daemon *daemon)
+{
+	_fa_cleanup_(fa_close_fdp) int end = (int)syscall(SYS_pidfd_open, daemon->pid, 0);
+
+	/* One that somebody else has reaped. */
+	if (end < 0 && errno == ESRCH)
+		return true;
+	fa_check(end >= 0);
+	return wait_readable(end, fa_deadline_ns(fa_test_patience_ns()));
+}
+
+void fa_test_daemon_wait_dead(struct fa_test_daemon *daemon)
+{
+	fa_check(wait_dead(daemon));
+}
+
 int fa_test_daemon_reap(struct fa_test_daemon *daemon)
 {
 	_fa_cleanup_(fa_freep) char *log = NULL;
-	uint64_t deadline = fa_deadline_ns(fa_test_patience_ns());
 	bool late = false;
 	int status;
 
-	while (!fa_test_daemon_is_dead(daemon)) {
-		if (!late && fa_now_ns() > deadline) {
-			late = true;
-			kill(daemon->pid, SIGABRT); /* a core is the best explanation */
-		}
-		fa_test_sleep_ms(2);
+	if (!wait_dead(daemon)) {
+		late = true;
+		kill(daemon->pid, SIGABRT); /* a core is the best explanation */
 	}
 	status = fa_test_reap(daemon->pid);
 	daemon->pid = 0;
@@ -298,8 +329,9 @@ void fa_test_daemon_stop(struct fa_test_daemon *daemon)
 
 void fa_test_daemon_usage(const struct fa_test_daemon *daemon, struct fa_test_usage *ret_usage)
 {
-	unsigned long long user, system;
 	char path[64], line[1024];
+	struct timespec time;
+	clockid_t clock;
 	FILE *file;
 
 	memset(ret_usage, 0, sizeof(*ret_usage));
@@ -332,16 +364,9 @@ void fa_test_daemon_usage(const struct fa_test_daemon *daemon, struct fa_test_us
 	}
 	fclose(file);
 
-	snprintf(path, sizeof(path), "/proc/%d/stat", daemon->pid);
-	file = fopen(path, "re");
-	fa_check(file);
-	fa_check(fgets(line, sizeof(line), file));
-	fclose(file);
-	fa_check(strrchr(line, ')'));
-	fa_check_eq(sscanf(strrchr(line, ')') + 2,
-	                   "%*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu", &user, &system),
-	            2);
-	ret_usage->cpu_ns = (user + system) * (FA_NS_PER_SEC / (uint64_t)sysconf(_SC_CLK_TCK));
+	fa_check_eq(clock_getcpuclockid(daemon->pid, &clock), 0);
+	fa_check_eq(clock_gettime(clock, &time), 0);
+	ret_usage->cpu_ns = (uint64_t)time.tv_sec * FA_NS_PER_SEC + (uint64_t)time.tv_nsec;
 }
 
 void fa_test_daemon_leave_fds(const struct fa_test_daemon *daemon, unsigned int n)

@@ -51,6 +51,8 @@ int fa_test_daemon_reap(struct fa_test_daemon *daemon);
 
 /* Whether it has ended (it is not reaped by this). */
 bool fa_test_daemon_is_dead(struct fa_test_daemon *daemon);
+/* Waits until it has ended, without reaping it, or fails. */
+void fa_test_daemon_wait_dead(struct fa_test_daemon *daemon);
 
 void fa_test_daemon_signal(struct fa_test_daemon *daemon, int signal);
 

@@ -98,7 +98,7 @@ void fa_scene_start(struct fa_scene *scene, const struct fa_test_daemon_options 
 	fa_test_daemon_usage(&scene->daemon, &scene->usage);
 	deadline = fa_deadline_ns(fa_test_patience_ns());
 	for (int calm = 0; calm < 20; ++calm) {
-		fa_test_sleep_ms(5);
+		fa_test_quiet_ms(5);
 		if (fa_scene_is_quiet(scene))
 			continue;
 		if (fa_now_ns() > deadline) {
@@ -175,7 +175,7 @@ static void explain(struct fa_scene *scene)
 
 void fa_scene_check(struct fa_scene *scene)
 {
-	uint64_t deadline = fa_deadline_ns(fa_test_patience_ns());
+	uint64_t deadline = fa_deadline_ns(fa_test_patience_ns()), pause_ns = 0;
 
 	fa_scene_bystander(scene);
 	while (!fa_scene_is_quiet(scene)) {
@@ -183,7 +183,7 @@ void fa_scene_check(struct fa_scene *scene)
 			explain(scene);
 			fa_test_fail(__FILE__, __LINE__, "the daemon kept something");
 		}
-		fa_test_sleep_ms(5);
+		fa_test_poll_pause(&pause_ns);
 	}
 }
 

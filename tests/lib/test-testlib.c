@@ -183,8 +183,8 @@ static int start_and_stop(void *userdata)
 
 	fa_test_daemon_start(&daemon, NULL);
 	/* Else it might be told to end before it ends by itself. */
-	while (userdata && !fa_test_daemon_is_dead(&daemon))
-		fa_test_sleep_ms(5);
+	if (userdata)
+		fa_test_daemon_wait_dead(&daemon);
 	fa_test_daemon_stop(&daemon);
 	return 0;
 }

@@ -239,7 +239,7 @@ static void test_kill(void **state)
 			fa_check_eq(read(ends[0], &byte, 1), 1);
 		close(ends[0]);
 		for (int i = 0; i < KILLS_AT_ONCE; i++) {
-			usleep((useconds_t)fa_test_random_below(&random, 2000));
+			fa_test_any_moment_us(fa_test_random_below(&random, 2000));
 			kill(pids[i], SIGKILL);
 		}
 		for (int i = 0; i < KILLS_AT_ONCE; i++)
@@ -530,7 +530,7 @@ static void test_handles(void **state)
 		message.buffer_free.buffer = id;
 		fa_raw_call_expect(&raw, &message, NULL, 0, 0, NULL);
 	}
-	fa_test_sleep_ms(100);
+	fa_test_quiet_ms(100);
 	message = ipc_message(ipc, 5, 0, 4096);
 	fa_raw_call(&raw, &message, NULL, 0);
 	fa_check(raw.message.type == FA_WIRE_REPLY && raw.message.reply.status < 0);

@@ -262,7 +262,7 @@ static int child_killed(void *userdata)
 		cu_ok(cuCtxGetCurrent(&blocked.context));
 		fa_check_eq(pthread_create(&thread, NULL, synchronise, &blocked), 0);
 		fa_check_eventually(atomic_load(&blocked.synchronises));
-		fa_test_sleep_ms(20);
+		fa_test_let_sleep_ms(20);
 		fa_check_eq(cu.cuStreamQuery(s.stream), CUDA_ERROR_NOT_READY);
 		pid = fa_test_daemon_child(&supervisor);
 		fa_check(pid > 0 && !kill(pid, SIGKILL));

@@ -86,8 +86,7 @@ static void test_live(void **state)
 		fa_raw_ring_marker(&ring, 0, value);
 	fa_raw_ring_wait(&raw, &ring, 0, REQUESTS);
 	/* Nothing comes any more. */
-	while (!is_asleep(&viewer, raw.session))
-		fa_test_sleep_ms(1);
+	fa_check_eventually(is_asleep(&viewer, raw.session));
 
 	json = fa_raw_status(&viewer);
 	text = print(json);
