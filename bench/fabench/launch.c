@@ -213,7 +213,7 @@ static int run_layer(struct launch_bench *b, struct fa_device_tables *tables, in
 {
 	struct fa_paged_request requests[2];
 	struct fa_device_work work = {
-		.op = FA_DEVICE_PAGED, .paged = requests, .tables = tables, .repeats = true
+		.op = FA_DEVICE_PAGED, .paged = requests, .tables = tables, .reuse_plan = true
 	};
 	uint64_t start_ns, prepared_ns;
 	int r;
@@ -225,15 +225,15 @@ static int run_layer(struct launch_bench *b, struct fa_device_tables *tables, in
 	*ret_prepare_ns = prepared_ns - start_ns;
 	*ret_launch_ns = 0;
 	/* Only planning allocates metadata. */
-	if (r == 0 && layer > 0 && work.room_bytes)
+	if (r == 0 && layer > 0 && work.metadata_bytes)
 		r = fa_fail(&b->error, -EPROTO, "layer %d of %u sequences was planned again", layer,
 		            b->shape->batch);
 	/* --quick has prefixes that are not worth sharing. */
-	if (r == 0 && !b->bench->quick && (work.prefixes > 0) != (b->shape->shared > 0))
+	if (r == 0 && !b->bench->quick && (work.shared_prefixes > 0) != (b->shape->shared > 0))
 		r = fa_fail(&b->error, -EPROTO,
 		            "%u prefixes were found among sequences that share "
 		            "%u tokens",
-		            work.prefixes, b->shape->shared);
+		            work.shared_prefixes, b->shape->shared);
 	if (r == 0 && !b->prepares_only) {
 		b->ops->launch(b->device, b->queue, &work);
 		*ret_launch_ns = fa_now_ns() - prepared_ns;

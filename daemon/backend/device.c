@@ -1,4 +1,4 @@
-/* The backends of this build, and the choice among them. */
+/* The backends of this build, and the choice among them. The loop thread's, at start. */
 #include "daemon/backend/device.h"
 
 #include <errno.h>
@@ -11,8 +11,8 @@ const struct fa_device_ops *const fa_device_backends[] = {
 	NULL,
 };
 
-/* Whether a GPU seems to be there that could not be opened: a driver that finds none says -ENXIO,
- * and where there is none; but it may have found none as it was not let. */
+/* Returns whether a GPU seems to be there though opening it failed with @r. Without a driver or GPU
+ * that is -ENXIO, but so it is if the driver was denied access. */
 static bool has_gpu(int r)
 {
 	return r != -ENXIO || access("/proc/driver/nvidia", F_OK) == 0;
@@ -29,7 +29,7 @@ int fa_device_open(const char *name, const struct fa_device_config *config, stru
 	for (ops = fa_device_backends; *ops; ops++) {
 		if (!any && strcmp(name, (*ops)->name) != 0)
 			continue;
-		/* Who named a GPU does not want a processor. */
+		/* The configuration names a GPU. */
 		if (any && config->device && *ops == &fa_device_cpu)
 			continue;
 		why.text[0] = 0;

@@ -19,7 +19,7 @@ bool fa_gates_met(struct fa_gates *gates)
 	return true;
 }
 
-bool fa_gates_last_wait(const struct fa_gates *gates, struct fa_device_wait *ret_wait)
+bool fa_gates_last_wait(const struct fa_gates *gates, struct fa_device_gate *ret_wait)
 {
 	const struct fa_timeline_words *words = gates->words;
 	const struct fa_timeline_in *in = atomic_load_explicit(&words->in_at, memory_order_relaxed);
@@ -28,9 +28,9 @@ bool fa_gates_last_wait(const struct fa_gates *gates, struct fa_device_wait *ret
 	if (!in || gates->n_met + 1 != gates->n_waits || gate->out)
 		return false;
 	if (ret_wait)
-		*ret_wait = (struct fa_device_wait){
+		*ret_wait = (struct fa_device_gate){
 			.word = (const uint64_t *)&in[gate->slot].value,
-			.here = (const uint64_t *)&words->in[gate->slot].value,
+			.host_word = (const uint64_t *)&words->in[gate->slot].value,
 			.value = gate->value,
 		};
 	return true;

@@ -49,7 +49,7 @@ bool fa_gates_met(struct fa_gates *gates);
 
 /* After fa_gates_met() was false: returns true if one wait is left, and the device can poll its
  * word. @ret_wait may be NULL. */
-bool fa_gates_last_wait(const struct fa_gates *gates, struct fa_device_wait *ret_wait);
+bool fa_gates_last_wait(const struct fa_gates *gates, struct fa_device_gate *ret_wait);
 
 /* Writes the signals of a job that finished with @status. */
 void fa_gates_signal(struct fa_gates *gates, int status);

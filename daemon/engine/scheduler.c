@@ -125,11 +125,11 @@ void fa_job_reaped(struct fa_job *job)
 	struct fa_stream *stream = job->stream;
 
 	stream->n_device_gated -= job->device_gated;
-	if (job->work.shut && !end) {
+	if (job->work.gate_gave_up && !end) {
 		job_return(job);
 		return;
 	}
-	if (job->work.shut)
+	if (job->work.gate_gave_up)
 		status = -ECANCELED;
 	else if (job->device_gated && !status)
 		stream->gate_timeouts = 0;
@@ -214,13 +214,13 @@ static bool is_gated(const struct fa_job *job)
 
 /* Returns true if @job, the first that waits, can be launched before its last gate opens: the
  * device then polls that gate itself, and no CPU is needed for the hand-over. */
-static bool device_may_wait(const struct fa_stream *stream, const struct fa_job *job)
+static bool device_can_wait(const struct fa_stream *stream, const struct fa_job *job)
 {
 	const struct fa_engine *engine = stream->engine;
 
-	return engine->ops->may_wait && stream->queue && has_work(job) && !stream->gate_backoff &&
+	return engine->ops->can_wait && stream->queue && has_work(job) && !stream->gate_backoff &&
 	       stream->n_device_gated < DEVICE_GATES_MAX && fa_gates_last_wait(job->gates, NULL) &&
-	       engine->ops->may_wait(engine->device, stream->queue, &job->work);
+	       engine->ops->can_wait(engine->device, stream->queue, &job->work);
 }
 
 /* Returns true if the stream can start a job. Behind device-gated jobs, which the device may
@@ -231,7 +231,7 @@ static bool can_launch(const struct fa_stream *stream)
 
 	if (fa_list_empty(&stream->waiting))
 		return false;
-	if (stream->gated ? !device_may_wait(stream, job) : stream->n_device_gated > 0)
+	if (stream->gated ? !device_can_wait(stream, job) : stream->n_device_gated > 0)
 		return false;
 	if (job->state != FA_JOB_WAITING || !has_work(job))
 		return true;
@@ -349,7 +349,7 @@ static void stream_launch(struct fa_stream *stream)
 	struct fa_job *job;
 	int r = 0;
 
-	/* The device's may_wait() may have changed. */
+	/* The device's can_wait() may have changed. */
 	if (!can_launch(stream)) {
 		stream_update(stream);
 		return;
@@ -373,12 +373,12 @@ static void stream_launch(struct fa_stream *stream)
 		} else {
 			job->state = FA_JOB_RUNNING;
 			job->work.params = &job->params;
-			job->work.early = NULL;
+			job->work.completion_words = NULL;
 			if (job->device_completes)
-				job->work.early = atomic_load_explicit(&stream->device_words,
-				                                       memory_order_relaxed);
-			job->work.early_value = (uint32_t)job->value;
-			job->work.gate = (struct fa_device_wait){};
+				job->work.completion_words = atomic_load_explicit(
+					&stream->device_words, memory_order_relaxed);
+			job->work.completion_value = (uint32_t)job->value;
+			job->work.gate = (struct fa_device_gate){};
 			if (job->device_gated)
 				(void)fa_gates_last_wait(job->gates, &job->work.gate);
 			else if (job->gates && stream->gate_backoff)

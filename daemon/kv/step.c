@@ -563,7 +563,7 @@ static int find_before(struct fa_kv_step *step, struct fa_error *error)
 
 /* Of every step, beside its tables: what its layers have in common, and what it takes to keep
  * that apart from others'. */
-#define STEP_WORDS ((FA_DEVICE_KEPT_BYTES + 256) / sizeof(uint32_t))
+#define STEP_WORDS ((FA_DEVICE_PLAN_CACHE_BYTES + 256) / sizeof(uint32_t))
 /* Of each of its sequences, in the plan and here. */
 #define ENTRY_WORDS 40
 /* Of each page that is copied, which is in the lists of both, besides copies_words(). */

@@ -72,9 +72,9 @@ static int find_room(struct fa_request *work, struct fa_error *error)
 		return 0;
 	device_work->params = &work->job.params;
 	r = context->ops->attention_prepare(context->device, device_work, error);
-	if (r == 0 && device_work->heap_bytes)
+	if (r == 0 && device_work->host_bytes)
 		r = fa_charge_add(&work->charge_heap, work->session->tenant,
-		                  FA_RESOURCE_BUFFER_BYTES, device_work->heap_bytes, error);
+		                  FA_RESOURCE_BUFFER_BYTES, device_work->host_bytes, error);
 	return r;
 }
 

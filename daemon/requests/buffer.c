@@ -190,7 +190,7 @@ static bool is_on_device(const struct fa_context *context, enum fa_wire_buffer_k
  * pieces, is no more. */
 static uint64_t arena_bytes(const struct fa_context *context, uint64_t bytes)
 {
-	const uint64_t unit = context->info.arena_bytes;
+	const uint64_t unit = context->info.arena_granularity;
 	uint64_t rounded;
 
 	if (!unit || __builtin_add_overflow(bytes, unit - 1, &rounded))

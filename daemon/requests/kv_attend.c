@@ -311,7 +311,7 @@ static int bind_requests(struct binding *b)
 	work->op = FA_DEVICE_PAGED;
 	work->paged = b->attend->requests;
 	work->tables = b->attend->work.step->tables;
-	work->repeats = true;
+	work->reuse_plan = true;
 	if (is_there(&m->out) && append.rotary.dim)
 		rotate_q(&append, &attention);
 	if (is_there(&m->k) || append.heads)

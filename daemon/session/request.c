@@ -87,23 +87,23 @@ int fa_request_prepare(struct fa_request *work, struct fa_error *error)
 	struct fa_request *before = find_before(work);
 	int r;
 
-	device_work->before = before ? &before->job.work : NULL;
+	device_work->predecessor = before ? &before->job.work : NULL;
 	r = context->ops->paged_prepare(context->device, device_work, error);
-	device_work->before = NULL;
-	if (r == 0 && device_work->room_bytes)
+	device_work->predecessor = NULL;
+	if (r == 0 && device_work->metadata_bytes)
 		r = fa_charge_add(&work->charge_room, session->tenant, FA_RESOURCE_STEP_BYTES,
-		                  device_work->room_bytes, error);
-	if (r == 0 && before && before->job.work.room_taken)
+		                  device_work->metadata_bytes, error);
+	if (r == 0 && before && before->job.work.prepared_moved)
 		fa_charge_move(&work->charge_heap, &before->charge_heap);
-	else if (r == 0 && device_work->heap_bytes)
+	else if (r == 0 && device_work->host_bytes)
 		r = fa_charge_add(&work->charge_heap, session->tenant, FA_RESOURCE_BUFFER_BYTES,
-		                  device_work->heap_bytes, error);
+		                  device_work->host_bytes, error);
 	if (r == 0)
-		session->n_prefixes += device_work->prefixes;
+		session->n_prefixes += device_work->shared_prefixes;
 	/* The one before has its room back. */
-	if (r < 0 && before && before->job.work.room_taken) {
-		before->job.work.room_taken = false;
-		device_work->room = NULL;
+	if (r < 0 && before && before->job.work.prepared_moved) {
+		before->job.work.prepared_moved = false;
+		device_work->prepared = NULL;
 	}
 	return r;
 }

@@ -177,7 +177,7 @@ static void on_there(struct fa_session *session, void *address)
 
 static void pin(struct fa_session *session)
 {
-	if (!session->context->info.waits)
+	if (!session->context->info.can_wait)
 		return;
 	session->timeline_pin = (struct fa_pinned_page){
 		.session = session,

@@ -218,19 +218,19 @@ static void test_workspace(void **state)
 		items[w].params.q.data = &items[w].job;
 		items[w].work.params = &items[w].params;
 		assert_int_equal(ops->attention_prepare(f.device, &items[w].work, &error), 0);
-		assert_true(items[w].work.heap_bytes >= items[w].job.workspace_bytes);
-		assert_int_equal(!items[w].work.heap_bytes, !items[w].job.workspace_bytes);
+		assert_true(items[w].work.host_bytes >= items[w].job.workspace_bytes);
+		assert_int_equal(!items[w].work.host_bytes, !items[w].job.workspace_bytes);
 		launch(&f, queue, &items[w]);
 	}
 	for (int w = 0; w < WORKS; w++) {
 		finish(&f, &items[w]);
 		assert_int_equal(items[w].work.status, 0);
-		begun = items[w].work.room;
+		begun = items[w].work.prepared;
 		assert_int_equal(!begun, !items[w].job.workspace_bytes);
 		if (begun)
 			assert_int_equal(begun->n_ran, items[w].job.n_tiles);
 		ops->attention_release(f.device, &items[w].work);
-		assert_null(items[w].work.room);
+		assert_null(items[w].work.prepared);
 	}
 
 	items[0].job.workspace_bytes = (size_t)1 << 60;

@@ -94,8 +94,9 @@ static void work_finish(struct fa_device *device, struct fa_device_work *work)
 		device->config.notify(device->config.userdata);
 	fa_list_append(&device->done, &work->link);
 	/* Before the work can be reaped. Release: a reader of the words sees the results. */
-	for (int i = 0; i < FA_COMPLETION_EARLY && work->early && !work->status; i++)
-		__atomic_store_n(&work->early[i], work->early_value, __ATOMIC_RELEASE);
+	for (int i = 0; i < FA_COMPLETION_EARLY && work->completion_words && !work->status; i++)
+		__atomic_store_n(&work->completion_words[i], work->completion_value,
+		                 __ATOMIC_RELEASE);
 }
 
 static void work_ready(struct fa_device *device, struct fa_device_work *work)
@@ -120,7 +121,7 @@ static void work_begin_phase(struct fa_device *device, struct fa_device_work *wo
 	}
 	cpu->scratch_bytes = fa_cpu_paged_scratch_bytes(device->isa, &work->paged[cpu->phase]);
 	if (cpu->n_tiles)
-		fa_cpu_paged_begin(device->isa, &work->paged[cpu->phase], work->room);
+		fa_cpu_paged_begin(device->isa, &work->paged[cpu->phase], work->prepared);
 	atomic_store_explicit(&cpu->next, 0, memory_order_relaxed);
 }
 
@@ -298,8 +299,8 @@ void fa_cpu_launch(struct fa_device *device, struct fa_device_queue *queue,
 	} else {
 		cpu->n_tiles = fa_cpu_attention_tiles(device->isa, work->params);
 		cpu->scratch_bytes = fa_cpu_attention_scratch_bytes(device->isa, work->params);
-		if (work->room)
-			fa_cpu_attention_begin(device->isa, work->params, work->room);
+		if (work->prepared)
+			fa_cpu_attention_begin(device->isa, work->params, work->prepared);
 	}
 
 	pthread_mutex_lock(&device->mutex);

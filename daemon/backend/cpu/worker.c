@@ -18,9 +18,9 @@ static bool run_tile(struct fa_cpu_worker *worker, struct fa_device_work *work, 
 	const bool *stop = (const bool *)&work->cancelled;
 
 	if (work->op != FA_DEVICE_PAGED)
-		return fa_cpu_attention_tile(isa, work->params, work->room, tile, worker->scratch,
-		                             stop);
-	return fa_cpu_paged_tile(isa, &work->paged[fa_cpu_work(work)->phase], work->room, tile,
+		return fa_cpu_attention_tile(isa, work->params, work->prepared, tile,
+		                             worker->scratch, stop);
+	return fa_cpu_paged_tile(isa, &work->paged[fa_cpu_work(work)->phase], work->prepared, tile,
 	                         worker->scratch, stop);
 }
 

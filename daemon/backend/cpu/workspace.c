@@ -39,23 +39,24 @@ static void put_q(struct fa_device_work *work, void *q)
 /* Shares the workspace of the work ahead, if that is large enough. */
 static bool take_over(struct fa_device_work *work, size_t bytes)
 {
-	struct fa_device_work *before = work->before;
+	struct fa_device_work *predecessor = work->predecessor;
 
-	if (!before || !before->room || before->room_taken || before->heap_bytes < bytes)
+	if (!predecessor || !predecessor->prepared || predecessor->prepared_moved ||
+	    predecessor->host_bytes < bytes)
 		return false;
-	work->room = before->room;
-	work->heap_bytes = before->heap_bytes;
-	before->room_taken = true;
+	work->prepared = predecessor->prepared;
+	work->host_bytes = predecessor->host_bytes;
+	predecessor->prepared_moved = true;
 	return true;
 }
 
 static int allocate(struct fa_device_work *work, size_t bytes, struct fa_error *error)
 {
-	work->room = aligned_alloc(64, bytes);
-	if (!work->room)
+	work->prepared = aligned_alloc(64, bytes);
+	if (!work->prepared)
 		return fa_fail(error, -ENOMEM, "no memory for the %zu bytes that a request needs",
 		               bytes);
-	work->heap_bytes = bytes;
+	work->host_bytes = bytes;
 	return 0;
 }
 
@@ -83,7 +84,7 @@ int fa_cpu_workspace_new_paged(const struct fa_cpu_isa *isa, struct fa_device_wo
 			return r;
 	}
 	if (q)
-		put_q(work, (char *)work->room + workspace);
+		put_q(work, (char *)work->prepared + workspace);
 	return 0;
 }
 
@@ -97,7 +98,7 @@ int fa_cpu_workspace_new_attention(const struct fa_cpu_isa *isa, struct fa_devic
 
 void fa_cpu_workspace_free(struct fa_device_work *work)
 {
-	if (!work->room_taken)
-		free(work->room);
-	work->room = NULL;
+	if (!work->prepared_moved)
+		free(work->prepared);
+	work->prepared = NULL;
 }

@@ -7,7 +7,7 @@
 
 #include "daemon/backend/device.h"
 
-/* Checks the work's paged requests, and sets work->room if they need memory. */
+/* Checks the work's paged requests, and sets work->prepared if they need memory. */
 int fa_cpu_workspace_new_paged(const struct fa_cpu_isa *isa, struct fa_device_work *work,
                                struct fa_error *error);
 /* For attention over tensors; never shared. */

@@ -177,7 +177,7 @@ static int ask_device(struct fa_device *device, struct fa_error *error)
 	info->polled = true;
 	info->memory_bytes = total;
 	info->mps = ask_mps(device);
-	info->waits = info->mps == FA_DEVICE_MPS_ON;
+	info->can_wait = info->mps == FA_DEVICE_MPS_ON;
 	info->linger_ns = info->mps == FA_DEVICE_MPS_OFF ? LINGER_NS : LINGER_MPS_NS;
 	if (device->chip.arch < ARCH_MIN)
 		return fa_fail(error, -ENODEV,
@@ -217,7 +217,7 @@ static int open_context(struct fa_device *device, struct fa_error *error)
 		                                               CU_MEM_ALLOC_GRANULARITY_MINIMUM);
 	if (result != CUDA_SUCCESS)
 		return fa_cudriver_fail(driver, error, result, "the GPU's context cannot be used");
-	device->info.arena_bytes = device->granularity;
+	device->info.arena_granularity = device->granularity;
 	return 0;
 }
 
@@ -468,7 +468,7 @@ const struct fa_device_ops fa_device_cuda = {
 	.group_free = fa_cuda_group_free,
 	.queue_new = fa_cuda_queue_new,
 	.queue_free = fa_cuda_queue_free,
-	.may_wait = fa_cuda_may_wait,
+	.can_wait = fa_cuda_can_wait,
 	.launch = fa_cuda_launch,
 	.cancel = fa_cuda_cancel,
 	.reap = fa_cuda_reap,

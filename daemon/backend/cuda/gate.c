@@ -25,7 +25,7 @@ void fa_cuda_gates_open(struct fa_device *device)
 {
 	const struct fa_cuda_paged_kernel *kernel = fa_cuda_paged_gate(&device->chip);
 
-	if (device->info.waits && kernel)
+	if (device->info.can_wait && kernel)
 		device->gate_function = device->paged_functions[kernel - fa_cuda_paged_kernels];
 }
 

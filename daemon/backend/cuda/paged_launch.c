@@ -174,7 +174,7 @@ static CUresult launch_part(struct fa_device *device, struct fa_cuda_stream *str
 	return result;
 }
 
-bool fa_cuda_paged_may_wait(const struct fa_device_work *work)
+bool fa_cuda_paged_can_wait(const struct fa_device_work *work)
 {
 	const struct fa_cuda_paged_work *paged = fa_cuda_paged_work(work);
 	const uint32_t last = work->n_paged - 1;

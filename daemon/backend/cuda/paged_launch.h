@@ -7,4 +7,4 @@
 int fa_cuda_paged_enqueue(struct fa_device *device, struct fa_cuda_stream *stream,
                           struct fa_device_work *work);
 /* Returns whether a prepared work is one kernel, maybe after copies, that a gate may precede. */
-bool fa_cuda_paged_may_wait(const struct fa_device_work *work);
+bool fa_cuda_paged_can_wait(const struct fa_device_work *work);

@@ -325,7 +325,7 @@ int fa_cuda_paged_prepare(struct fa_device *device, struct fa_device_work *work,
 {
 	struct span_writer writer = { .device = device, .work = work, .tables = work->tables };
 	struct fa_cuda_tables *tables = fa_cuda_paged_tables(work);
-	struct fa_cuda_tables *cache = work->repeats ? tables : NULL;
+	struct fa_cuda_tables *cache = work->reuse_plan ? tables : NULL;
 	size_t bytes = 0;
 	struct fa_cuda_paged_work *paged;
 	int r = 0;
@@ -338,7 +338,7 @@ int fa_cuda_paged_prepare(struct fa_device *device, struct fa_device_work *work,
 	for (uint32_t i = 0; i < work->n_paged; ++i)
 		paged->parts[i] = (struct fa_cuda_paged_part){};
 	fa_list_init(&paged->span.link);
-	work->room = writer.paged = paged;
+	work->prepared = writer.paged = paged;
 	for (uint32_t i = 0; i < work->n_paged; ++i) {
 		r = fa_paged_check(&work->paged[i], error->text, sizeof(error->text));
 		if (r < 0)
@@ -364,18 +364,18 @@ int fa_cuda_paged_prepare(struct fa_device *device, struct fa_device_work *work,
 		r = fill_part(&writer, &paged->parts[i], error);
 	for (uint32_t i = 0; i < work->n_paged && r == 0; ++i)
 		if (!paged->parts[i].fused)
-			work->prefixes += paged->parts[i].plan->prefixes;
+			work->shared_prefixes += paged->parts[i].plan->prefixes;
 	if (bytes) {
 		fa_cuda_heap_shrink(&paged->span, writer.used);
-		work->room_bytes = paged->span.end - paged->span.begin;
+		work->metadata_bytes = paged->span.end - paged->span.begin;
 	}
-	work->heap_bytes = 0;
+	work->host_bytes = 0;
 	for (uint32_t i = 0; i < work->n_paged && r == 0; ++i)
 		paged->ns += fa_cuda_cost_paged_ns(device, &paged->parts[i].request,
 		                                   paged->parts[i].plan);
 	for (uint32_t i = 0; i < work->n_paged && r == 0; ++i) {
 		if (paged->parts[i].own_plan)
-			work->heap_bytes += sizeof(*paged->parts[i].own_plan);
+			work->host_bytes += sizeof(*paged->parts[i].own_plan);
 		if (tables && !paged->parts[i].fused && reads_tables(&paged->parts[i]))
 			paged->tables_bytes = tables->used;
 	}
@@ -384,7 +384,7 @@ int fa_cuda_paged_prepare(struct fa_device *device, struct fa_device_work *work,
 
 void fa_cuda_paged_release(struct fa_device *device, struct fa_device_work *work)
 {
-	struct fa_cuda_paged_work *paged = fa_steal_ptr(work->room);
+	struct fa_cuda_paged_work *paged = fa_steal_ptr(work->prepared);
 
 	if (!paged)
 		return;

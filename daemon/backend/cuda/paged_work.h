@@ -28,7 +28,7 @@ struct fa_cuda_paged_work {
 
 static inline struct fa_cuda_paged_work *fa_cuda_paged_work(const struct fa_device_work *work)
 {
-	return work->room;
+	return work->prepared;
 }
 
 static inline struct fa_cuda_tables *fa_cuda_paged_tables(const struct fa_device_work *work)

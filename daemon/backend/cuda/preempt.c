@@ -151,8 +151,8 @@ static CUresult launch(struct fa_device *device, struct fa_cuda_stream *stream,
 		.value = stream->sequence,
 		.counter = (uint64_t *)stream->counter_at,
 		.last = stream->n_counted + preemption->grid - 1,
-		.early = work->early,
-		.early_value = work->early_value,
+		.early = work->completion_words,
+		.early_value = work->completion_value,
 	};
 	__atomic_store_n(preemption->report, 0, __ATOMIC_RELEASE);
 	result = device->driver.cuLaunchKernel(preemption->function, preemption->grid, 1, 1,

@@ -466,14 +466,14 @@ static void fail_all(struct fa_device *device)
 
 /* ---- the table's functions */
 
-bool fa_cuda_may_wait(struct fa_device *device, const struct fa_device_queue *queue,
+bool fa_cuda_can_wait(struct fa_device *device, const struct fa_device_queue *queue,
                       const struct fa_device_work *work)
 {
 	const struct fa_cuda_stream *stream = queue->stream;
 	const struct fa_cuda_gates *gates = &stream->gates;
 
 	return device->gate_function && work->op == FA_DEVICE_PAGED &&
-	       fa_cuda_paged_may_wait(work) && fa_list_empty(&stream->shares) &&
+	       fa_cuda_paged_can_wait(work) && fa_list_empty(&stream->shares) &&
 	       stream->n_works < FA_CUDA_STREAM_DEPTH && !stream->preemption.work &&
 	       !fa_cuda_cost_long_ns(device, work) &&
 	       (!gates->n_works || (gates->queue == queue && !gates->stopped));
@@ -489,7 +489,7 @@ void fa_cuda_launch(struct fa_device *device, struct fa_device_queue *queue,
 	work->queue = queue;
 	work->status = 0;
 	work->started_ns = work->finished_ns = 0;
-	work->shut = false;
+	work->gate_gave_up = false;
 	atomic_store_explicit(&work->cancelled, false, memory_order_relaxed);
 	*cuda = (struct cuda_work){ .state = WAITING,
 		                    .long_ns = fa_cuda_cost_long_ns(device, work) };
@@ -589,7 +589,7 @@ static void take_back(struct fa_device *device, struct fa_cuda_stream *stream, u
 		if (atomic_load_explicit(&work->cancelled, memory_order_relaxed))
 			work->status = fa_fail(&work->error, -ECANCELED, "the work was cancelled");
 		else
-			work->shut = true;
+			work->gate_gave_up = true;
 		work_finish(device, work);
 	}
 }
@@ -634,7 +634,7 @@ static void look_at_gates(struct fa_device *device, struct fa_cuda_stream *strea
 
 		if (!cuda->gated || cuda->open)
 			continue;
-		if (!fa_timeline_reached(__atomic_load_n(work->gate.here, __ATOMIC_ACQUIRE),
+		if (!fa_timeline_reached(__atomic_load_n(work->gate.host_word, __ATOMIC_ACQUIRE),
 		                         work->gate.value))
 			return;
 		cuda->open = true;

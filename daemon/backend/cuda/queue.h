@@ -16,7 +16,7 @@ struct fa_device_group *fa_cuda_group_free(struct fa_device *device, struct fa_d
 int fa_cuda_queue_new(struct fa_device *device, struct fa_device_group *group, int priority,
                       struct fa_error *error, struct fa_device_queue **ret_queue);
 struct fa_device_queue *fa_cuda_queue_free(struct fa_device *device, struct fa_device_queue *queue);
-bool fa_cuda_may_wait(struct fa_device *device, const struct fa_device_queue *queue,
+bool fa_cuda_can_wait(struct fa_device *device, const struct fa_device_queue *queue,
                       const struct fa_device_work *work);
 void fa_cuda_launch(struct fa_device *device, struct fa_device_queue *queue,
                     struct fa_device_work *work);

@@ -12,8 +12,8 @@ void fa_cuda_streams_close(struct fa_device *device);
 
 /*
  * Makes the last launch of the stream's newest work signal the end: fills @done, its argument.
- * @parts: as in struct fa_cuda_done. Once launched, call fa_cuda_self_signal_launched(); otherwise the driver
- * writes the word. Does nothing for launches of too many blocks.
+ * @parts: as in struct fa_cuda_done. Once launched, call fa_cuda_self_signal_launched(); otherwise
+ * the driver writes the word. Does nothing for launches of too many blocks.
  */
 void fa_cuda_self_signal_args(const struct fa_cuda_stream *stream,
                               const struct fa_device_work *work, uint64_t blocks, uint32_t parts,

@@ -12,7 +12,7 @@ struct fa_cuda_cached_plan {
 
 #define FA_CUDA_CACHED_PLANS 2 /* append, and attention */
 /* Blobs of both for 128 sequences with shared prefixes, or for more without. */
-#define FA_CUDA_CACHED_PLANS_BYTES ((size_t)FA_DEVICE_KEPT_BYTES)
+#define FA_CUDA_CACHED_PLANS_BYTES ((size_t)FA_DEVICE_PLAN_CACHE_BYTES)
 
 /* A step's tables, followed by the blobs of its cached plans. */
 struct fa_cuda_tables {
