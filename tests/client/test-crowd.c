@@ -1,10 +1,9 @@
 /*
- * Many clients at once, by ring and by socket: all that they ask for is computed, once and in
- * its turn, each gets its part, and the daemon's memory stays as it is. Nor are they disturbed
- * by one whose requests wait for what never comes, and one that is stopped in the middle.
+ * Many clients at once, by ring and by socket: every request is computed once and in order, each
+ * client gets its share, and the daemon's memory does not grow. A client whose requests wait for
+ * a gate that never opens, and one that is stopped in mid-work, do not disturb them.
  *
- * What is asked for again and again is as long as FAD_TEST_LONG says; how fast it goes is said
- * by fabench crowd, which has the same clients.
+ * FAD_TEST_LONG multiplies the requests. fabench crowd measures the same clients.
  */
 #include "bench/lib/crowd.h"
 #include "client/faclient.h"
@@ -25,14 +24,14 @@
 
 #define DEPTH 16
 #define REST_NS (5 * FA_NS_PER_MS)
-/* Requests of each client while the two are there. */
+/* Requests of each client while both misbehave. */
 #define BESIDE 20
-/* After so many requests a client's ring has been written all around, and the records of its
- * stream, which are as many as session_requests: no entry is smaller than 64 bytes. */
+/* After this many requests a client's ring and the records of its stream have wrapped: no entry
+ * is smaller than 64 bytes, and there are session_requests records. */
 #define AROUND (FA_RING_BYTES_DEFAULT / 64)
-/* Whose requests wait: the one with a gate, and those behind it. */
+/* Waiting requests: the gated one, and those behind it. */
 #define GATED_MIN 2
-/* Where clients and daemon have so many processors, times say something. */
+/* With fewer processors times mean nothing. */
 #define PROCESSORS_MIN 16
 
 static struct fa_test_daemon daemon_process;
@@ -76,7 +75,7 @@ static struct fa_crowd *make_crowd(int clients, uint32_t flags, uint32_t depth, 
 	return crowd;
 }
 
-/* All that was asked for was computed in order. */
+/* Checks that every request was computed in order. */
 static void end_crowd(struct fa_crowd *crowd)
 {
 	struct fa_crowd_sum sum;
@@ -88,7 +87,7 @@ static void end_crowd(struct fa_crowd *crowd)
 	fa_check_eq(sum.correct, sum.asked);
 }
 
-/* ---- as fast as they can */
+/* ---- saturating load */
 
 static void flood(uint32_t flags)
 {
@@ -100,7 +99,7 @@ static void flood(uint32_t flags)
 
 	fa_crowd_go(crowd);
 	fa_test_elapse_ms(ms / 4);
-	/* From here on nobody touches memory for the first time, rings and code included. */
+	/* From here on no memory is touched for the first time, rings and code included. */
 	for (int i = 0; i < clients; ++i)
 		fa_check_eventually(fa_crowd_done(crowd, i) > (fa_test_sanitized() ? 64 : AROUND));
 	fa_test_daemon_usage(&daemon_process, &before);
@@ -135,9 +134,9 @@ static void test_flood_by_socket(void **state)
 	flood(FA_CONNECT_NO_RING);
 }
 
-/* ---- beside a burden */
+/* ---- beside misbehaving clients */
 
-/* Requests in flight of the sessions with that name; -1: there is none. */
+/* Requests in flight of the sessions with this name; -1: no such session. */
 static long requests_of(const char *name)
 {
 	const struct fa_options options = { .size = sizeof(options),
@@ -184,7 +183,7 @@ static uint64_t p99_ns(const struct fa_crowd *crowd, int phase)
 	return p99;
 }
 
-/* Until each of them has had so many more answers. */
+/* Waits until each client has had @more answers. */
 static void let_work(struct fa_crowd *crowd, int clients, uint64_t more)
 {
 	uint64_t before[FA_CROWD_CLIENTS_MAX];
@@ -213,7 +212,7 @@ static void beside(uint32_t flags)
 		fa_crowd_phase(crowd, 1);
 		let_work(crowd, clients, more);
 		fa_crowd_phase(crowd, -1);
-		/* They were what they should be, all the time. */
+		/* Both still misbehave. */
 		fa_check(requests_of("gated") >= GATED_MIN);
 		fa_check(requests_of("stopped") >= 0);
 		fa_crowd_burden_end(&burden);

@@ -1,4 +1,4 @@
-/* A peer for test-peer: covers requests of the form "even" alone, and writes their batch. */
+/* A peer for test-peer: covers only the variant "even", and writes the batch of each request. */
 #include "bench/kernels/peer.h"
 
 #include <errno.h>

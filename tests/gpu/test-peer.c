@@ -1,5 +1,5 @@
-/* Peers as time-paged opens and judges them, without a GPU. Arguments: a library that is a
- * peer (peer-of-test.c), and one that is not. */
+/* How time-paged opens and judges peers, without a GPU. Arguments: a library that is a peer
+ * (peer-of-test.c), and one that is not. */
 #include "bench/kernels/peer.h"
 
 #include <errno.h>

@@ -1,4 +1,4 @@
-/* Says where the fields of the structs are that bench/race.py has, too: a line each. */
+/* Prints the field offsets of the structs that bench/race.py mirrors, one line each. */
 #include "kernels/cuda/plan.h"
 
 #include <stdio.h>
@@ -56,7 +56,7 @@ int main(void)
 	KERNEL(seqlen_k_max);
 	KERNEL(state_bytes);
 	printf("Kernel - %zu\n", sizeof(struct fa_cuda_kernel));
-	/* It gives a launch so much room. */
+	/* race.py's buffer for a launch has this size. */
 	_Static_assert(sizeof(struct fa_cuda_launch) <= 1024, "");
 	return 0;
 }

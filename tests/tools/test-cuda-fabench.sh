@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 #
-# fabench's benchmarks of a daemon with a GPU, on the tests' own driver: that they work and
-# give results. Says nothing about speed.
+# Tests that fabench's benchmarks of a daemon with a GPU run and give results, on the tests'
+# CUDA driver; not their speed.
 # Run as: test-cuda-fabench.sh FABENCH FABENCH-LAUNCH, with FAD_DAEMON.
 set -euo pipefail
 
@@ -51,7 +51,7 @@ for name, peer in (
     assert (name, peer) in names, (name, sorted(names))
 EOF
 
-# What the daemon's threads have to do.
+# fabench-launch.
 "$fabench_launch" --quick --json >"$temporary/launch.json"
 "$fabench_launch" --prepare --json >"$temporary/prepare.json"
 python3 - "$temporary/launch.json" "$temporary/prepare.json" <<'EOF'
@@ -71,13 +71,13 @@ for variant in ("", "-append"):
 assert not any(name.endswith("launch") for name in prepare), prepare
 EOF
 
-# Where there is no MPS that is said.
+# Without nvidia-cuda-mps-control there is an error.
 status=0
 PATH=$temporary/none "$fabench" --quick --mps request 2>"$temporary/errors" || status=$?
 [ "$status" -eq 1 ]
 grep -q 'MPS does not start' "$temporary/errors"
 
-# One that is started for it is told to end, and leaves nothing behind.
+# A private MPS is stopped, and leaves nothing behind.
 mkdir "$temporary/bin"
 cat >"$temporary/bin/nvidia-cuda-mps-control" <<EOF
 #!/bin/sh

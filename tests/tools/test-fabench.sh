@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 #
-# fabench: its usage, and that each benchmark works and gives results of the form
-# that results.py reads. Says nothing about speed. Run as: test-fabench.sh FABENCH FABENCH-POOL
+# Tests the usage of fabench, and that each benchmark runs and gives results that results.py
+# can read; not their speed. Run as: test-fabench.sh FABENCH FABENCH-POOL
 set -euo pipefail
 
 fabench=$1
@@ -39,7 +39,7 @@ areas = {name.split("/")[0] for name, _ in seen}
 assert areas >= {"rtt", "throughput", "crowd", "idle", "cpu", "wire", "restart"}, areas
 EOF
 
-# And for people.
+# Plain text.
 "$fabench" --quick rtt >"$temporary/rtt"
 grep -qE '^rtt/socket/ping .* of bare$' "$temporary/rtt"
 

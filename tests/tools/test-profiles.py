@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""bench/profiles.py: it pairs what ncu tells of launches with the cells that were launched, and
-keeps what bench/results/results.py shows; over an ncu that tells what it is to.
+"""Tests bench/profiles.py over a fake ncu: it matches profiled launches with cells, and writes
+what bench/results/results.py expects.
     test-profiles.py PROFILES.PY
 """
 
@@ -77,7 +77,7 @@ def main():
             return None
 
         said = run("all", 2, "*")
-        # Each cell once, whoever comes to it first.
+        # Each cell once.
         assert [result["name"] for result in said["results"]] == ["decode/a/us", "decode/b/us", "prefill/x"], said
         assert said["machine"] == "D" and said["command"] == "bench/profiles.py", said
         for result in said["results"]:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """
-What of bench/race.py can be tested without PyTorch and a GPU: its structs are those of C, it
-knows the options that bench/all.py gives it, and counts and names cells as targets want them.
+Tests bench/race.py without PyTorch and a GPU: its structs match C, it takes the options that
+bench/all.py passes, and names and flops of cells match the targets.
     test-race.py RACE.PY ALL.PY TARGETS.JSON RACE_LAYOUT
 """
 import ctypes
@@ -12,7 +12,7 @@ import subprocess
 import sys
 from unittest import mock
 
-# Name, what makes the cell, and the peer with a target, if the targets are to have one.
+# Name, arguments of the cell, and the peer for which there must be a target, if any.
 CELLS = (
     ("prefill/bf16/d128-s4096/causal", ("bf16", 128, 4096, "causal"), "fa3"),
     ("prefill/f16/d64-s4096/full", ("f16", 64, 4096, "full"), "cudnn"),
@@ -64,7 +64,7 @@ def check_cell(race, targets, name, what, peer):
     assert params.batch * params.seqlen_q == 16384, name
     assert params.causal == ("full" not in name) and (params.softcap > 0) == ("softcap" in name), name
     assert bool(params.alibi_slopes) == ("alibi" in name), name
-    # The definition of visible, of kernels/attention.h.
+    # As kernels/attention.h defines visible.
     pairs = 0
     for row in range(cell.seqlen):
         last = row if params.causal else cell.seqlen - 1

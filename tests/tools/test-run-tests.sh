@@ -1,6 +1,6 @@
 #!/bin/sh
-# packaging/run-tests counts what passes, fails, skips and does not end, and runs what
-# it is asked to: over tests that do just that.
+# packaging/run-tests counts passed, failed, skipped and hanging tests, and runs the ones it is
+# asked for; with fake tests.
 #   test-run-tests.sh RUN-TESTS
 set -eu
 
@@ -49,7 +49,7 @@ expect 0 '1 passed, 0 failed, 0 skipped' 'ok       backend' backend
 expect 0 '2 passed, 0 failed, 0 skipped' 'ok       two-good' '*-good'
 expect 0 '0 passed, 0 failed, 1 skipped' 'not here' skips
 expect 1 '1 passed, 1 failed, 0 skipped' 'one-bad' 'one-*'
-expect 1 '0 passed, 1 failed, 0 skipped' 'no test has such a name' nothing
+expect 1 '0 passed, 1 failed, 0 skipped' 'no test matches' nothing
 expect 0 'two-good' 'one-good' --list '*-good'
 expect 2 '  -h, --help' 'unknown option' --nonsense
 expect 0 '2 passed, 0 failed, 0 skipped' 'a GPU' --logs "$folder/logs" '*-good'
