@@ -1,6 +1,5 @@
 /*
- * Making room: growing the pool, moving chunks between caches, evicting idle pages. Loop
- * thread only.
+ * Making room: growing the pool, moving chunks between caches, evicting idle pages.
  */
 #pragma once
 
