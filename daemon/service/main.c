@@ -9,9 +9,9 @@
 #include "daemon/base/log.h"
 #include "daemon/persist/fd_store.h"
 #include "daemon/service/drain.h"
+#include "daemon/service/exec_supervisor.h"
 #include "daemon/service/server.h"
-#include "daemon/supervise/supervise.h"
-#include "daemon/supervise/watchdog.h"
+#include "daemon/service/watchdog.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -20,7 +20,9 @@
 #include <limits.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sysexits.h>
 #include <systemd/sd-daemon.h>
@@ -61,7 +63,7 @@ static const char usage[] =
 	"  --socket PATH          listen at PATH\n"
 	"  --listen-fd N          serve the listening socket that is descriptor N, and remove\n"
 	"                         its path at the end\n"
-	"  --supervise            start fad as a child, and again when it dies or hangs\n"
+	"  --supervise            start fad as a child, and restart it when it dies or hangs\n"
 	"  --exit-when-idle       exit when the last client has gone\n"
 	"  --backend NAME         cuda, cpu, or auto for the best that works\n"
 	"  --device GPU           serve this GPU, by its number or GPU-... UUID, and none else\n"
@@ -92,8 +94,27 @@ static int parse_fd(const char *text, int *ret_fd)
 	return 0;
 }
 
-/* Returns 1 to go on, 0 if all is done, or a negative errno that was explained. */
-static int parse_options(int argc, char **argv, struct options *ret_options)
+/* The argument that is the option which getopt_long() returned last, as it was written. */
+static char *last_option(char **argv)
+{
+	return argv[optarg && optarg == argv[optind - 1] ? optind - 2 : optind - 1];
+}
+
+/* getopt_long() takes "--super" for "--supervise"; scripts would break with each new option. */
+static bool is_abbreviated(const char *argument, const char *name)
+{
+	const size_t length = strlen(name);
+
+	return strncmp(argument + 2, name, length) != 0 ||
+	       (argument[2 + length] && argument[2 + length] != '=');
+}
+
+/*
+ * @ret_child_argv, zeroes of [argc + 1], receives the options without --supervise and --ready-fd, for
+ * the daemon under a supervisor. Returns 1 to go on, 0 if all is done, or a negative errno that was
+ * explained.
+ */
+static int parse_options(int argc, char **argv, struct options *ret_options, char **ret_child_argv)
 {
 	enum {
 		CONFIG = 256,
@@ -129,9 +150,22 @@ static int parse_options(int argc, char **argv, struct options *ret_options)
 		                                  "log_level", "drain_timeout_ms", "device" };
 	struct options options = { .listen_fd = -1, .ready_fd = -1 };
 	const char *values[sizeof(overridden) / sizeof(*overridden)] = { NULL };
-	int option;
+	int option, index, n_child = 0;
 
-	while ((option = getopt_long(argc, argv, "", known, NULL)) != -1) {
+	ret_child_argv[n_child++] = argv[0];
+	while ((option = getopt_long(argc, argv, "", known, &index)) != -1) {
+		char *argument = option == '?' ? NULL : last_option(argv);
+
+		if (argument && is_abbreviated(argument, known[index].name)) {
+			fa_log(FA_LOG_ERROR, "unknown option \"%s\"; expected --%s in full",
+			       argument, known[index].name);
+			return -EINVAL;
+		}
+		if (argument && option != SUPERVISE && option != READY_FD) {
+			ret_child_argv[n_child++] = argument;
+			if (optarg && optarg == argv[optind - 1])
+				ret_child_argv[n_child++] = optarg;
+		}
 		switch (option) {
 		case CONFIG:
 			options.config = optarg;
@@ -426,12 +460,18 @@ static int serve(struct program *program, struct fa_config *config, struct fa_er
 int main(int argc, char **argv)
 {
 	_fa_cleanup_(fa_config_deinit) struct fa_config config = {};
+	_fa_cleanup_(fa_freep) char **child_argv = NULL;
 	struct program program = {};
 	struct fa_error error;
 	int r;
 
+	/* The supervisor starts this program by descriptor, whose number would be its name. */
+	(void)prctl(PR_SET_NAME, "fad");
 	open_standard_fds();
-	r = parse_options(argc, argv, &program.options);
+	child_argv = calloc((size_t)argc + 1, sizeof(*child_argv));
+	if (!child_argv)
+		return EXIT_FAILURE;
+	r = parse_options(argc, argv, &program.options, child_argv);
 	if (r <= 0)
 		return r ? EXIT_FAILURE : EXIT_SUCCESS;
 	r = load_config(&program.options, &config, &error);
@@ -441,10 +481,13 @@ int main(int argc, char **argv)
 	}
 	if (program.options.check_config)
 		return EXIT_SUCCESS;
-	/* A supervisor keeps as many as its child makes. */
+	/* Also for the supervisor, which stores as many descriptors as its child creates. */
 	raise_fd_limit();
-	if (program.options.supervise)
-		return fa_supervise(argv, program.options.ready_fd);
+	if (program.options.supervise) {
+		(void)fa_exec_supervisor(child_argv, program.options.ready_fd, &error);
+		fa_log(FA_LOG_ERROR, "%s", error.text);
+		return EXIT_FAILURE;
+	}
 	fa_log_set(config.log, config.log_level);
 	r = fa_fd_store_open(&program.fd_store);
 	if (r < 0) {

@@ -459,7 +459,7 @@ static void test_sessions_damaged(void **state)
 	kill_daemon();
 	replace("fad-sessions", 4096);
 	start_daemon();
-	check_dropped("of the sessions is damaged");
+	check_dropped("the stored sessions are damaged");
 }
 
 /* Chunks alone: their memory is not held for ever. */

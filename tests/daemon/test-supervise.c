@@ -11,6 +11,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <limits.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -68,7 +69,66 @@ static void test_kill(void **state)
 		(void)fa_test_daemon_next_child(&supervisor, before);
 	}
 	fa_test_daemon_log_wait(&supervisor,
-	                        "was killed by signal 9; starting it again with 3 kept");
+	                        "was killed by signal 9; starting it again with 3 stored");
+}
+
+/* Reads a number of kB out of /proc/PID/status. */
+static long status_kb(pid_t pid, const char *name)
+{
+	char path[32], line[128];
+	long kb = -1;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/%ld/status", (long)pid);
+	file = fopen(path, "re");
+	fa_check(file != NULL);
+	while (fgets(line, sizeof(line), file))
+		if (!strncmp(line, name, strlen(name)))
+			(void)sscanf(line + strlen(name), ": %ld", &kb);
+	(void)fclose(file);
+	fa_check(kb > 0);
+	return kb;
+}
+
+static void read_exe(pid_t pid, char *ret_path, size_t size)
+{
+	char link[32];
+	ssize_t n;
+
+	snprintf(link, sizeof(link), "/proc/%ld/exe", (long)pid);
+	n = readlink(link, ret_path, size - 1);
+	fa_check(n > 0);
+	ret_path[n] = '\0';
+}
+
+/* It is a program of its own, smaller than the daemon, which an out-of-memory kill thus prefers; and
+ * the daemon is the program that was asked for, after each start, with its name. */
+static void test_programs(void **state)
+{
+	char daemon[PATH_MAX], exe[PATH_MAX], path[32], name[32] = "";
+	pid_t child;
+	FILE *file;
+
+	start(NULL);
+	fa_check(realpath(getenv("FAD_DAEMON"), daemon) != NULL);
+	read_exe(supervisor.pid, exe, sizeof(exe));
+	fa_check(!strcmp(strrchr(exe, '/'), "/fad-supervise"));
+	child = fa_test_daemon_next_child(&supervisor, 0);
+	for (int i = 0; i < 2; i++) {
+		check_serves();
+		read_exe(child, exe, sizeof(exe));
+		fa_check(!strcmp(exe, daemon));
+		snprintf(path, sizeof(path), "/proc/%ld/comm", (long)child);
+		file = fopen(path, "re");
+		fa_check(file && fgets(name, sizeof(name), file));
+		(void)fclose(file);
+		fa_check(!strcmp(name, "fad\n"));
+		if (!fa_test_sanitized())
+			fa_check(status_kb(supervisor.pid, "RssAnon") <
+			         status_kb(child, "RssAnon"));
+		kill(child, SIGKILL);
+		child = fa_test_daemon_next_child(&supervisor, child);
+	}
 }
 
 static void test_sigterm(void **state)
@@ -275,7 +335,7 @@ static void test_crash_loop(void **state)
 		skip();
 	fa_check_eq(prlimit(supervisor.pid, RLIMIT_AS, &none, NULL), 0);
 	kill(fa_test_daemon_next_child(&supervisor, 0), SIGKILL);
-	fa_test_daemon_log_wait(&supervisor, "2 descriptors that were kept are let go");
+	fa_test_daemon_log_wait(&supervisor, "2 stored descriptors are dropped");
 	fa_check_eq(prlimit(supervisor.pid, RLIMIT_AS, &before, NULL), 0);
 	check_serves();
 }
@@ -405,6 +465,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_teardown(test_kill, stop),
+		cmocka_unit_test_teardown(test_programs, stop),
 		cmocka_unit_test_teardown(test_sigterm, stop),
 		cmocka_unit_test_teardown(test_sighup, stop),
 		cmocka_unit_test_teardown(test_sighup_after_kills, stop),

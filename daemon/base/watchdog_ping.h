@@ -1,0 +1,19 @@
+/*
+ * Sends WATCHDOG=1 to the notify socket of systemd or of the supervisor. Unlike sd_notify() it never
+ * blocks, and leaves at most one ping unread, so that pings cannot fill the queue that descriptors
+ * for the fd store go through. One thread.
+ */
+#pragma once
+
+#include <sys/socket.h>
+#include <sys/un.h>
+
+struct fa_watchdog_ping {
+	int fd; /* -1: an address that only sd_notify() supports */
+	struct sockaddr_un address;
+	socklen_t address_bytes;
+};
+
+void fa_watchdog_ping_open(struct fa_watchdog_ping *ret_ping);
+void fa_watchdog_ping_close(struct fa_watchdog_ping *ping);
+void fa_watchdog_ping_send(const struct fa_watchdog_ping *ping);

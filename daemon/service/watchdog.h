@@ -1,0 +1,26 @@
+/*
+ * Pings systemd (WatchdogSec=) or the supervisor, which kill and restart a daemon that does not
+ * ping within WATCHDOG_USEC. The event loop pings, and only if the engine thread has iterated since
+ * the last ping (fa_engine_heartbeat); so neither may hang. Running kernels do not count, however
+ * long they take. Loop thread only.
+ */
+#pragma once
+
+#include "daemon/base/watchdog_ping.h"
+
+#include <uv.h>
+
+struct fa_engine;
+
+struct fa_watchdog {
+	uv_poll_t poll;
+	struct fa_engine *engine; /* NULL: there is no watchdog */
+	struct fa_watchdog_ping ping;
+	int timer_fd;
+};
+
+/* Starts if WATCHDOG_USEC is set. @engine must exist until fa_watchdog_stop(). */
+int fa_watchdog_start(struct fa_watchdog *watchdog, uv_loop_t *loop, struct fa_engine *engine);
+
+/* Takes a zeroed or stopped watchdog, which must exist until the loop has ended. */
+void fa_watchdog_stop(struct fa_watchdog *watchdog);

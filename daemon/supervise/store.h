@@ -1,0 +1,37 @@
+/*
+ * Descriptors stored by the daemon. Those of timelines are separate: clients may have tens of
+ * thousands, so they are not handed over but released when the daemon dies.
+ */
+#pragma once
+
+#include <stddef.h>
+
+#define FA_SUPERVISOR_FDS_MAX 4096
+#define FA_SUPERVISOR_NAME_BYTES 64
+
+struct fa_supervisor_store {
+	struct fa_supervisor_fd {
+		char name[FA_SUPERVISOR_NAME_BYTES];
+		int fd;
+	} fds[FA_SUPERVISOR_FDS_MAX];
+	size_t n_fds;
+	struct fa_supervisor_fd *timelines; /* [size_timelines] */
+	size_t n_timelines, size_timelines, max_timelines;
+};
+
+/* @store is zeroed. The limit of timelines follows from RLIMIT_NOFILE. */
+void fa_supervisor_store_init(struct fa_supervisor_store *store);
+/* Closes all descriptors, and releases the timelines. */
+void fa_supervisor_store_deinit(struct fa_supervisor_store *store);
+
+/* Consumes @fds as far as there is room. */
+void fa_supervisor_store_add(struct fa_supervisor_store *store, const char *name, int *fds,
+                             size_t n_fds);
+/* Closes all descriptors of this name. */
+void fa_supervisor_store_remove(struct fa_supervisor_store *store, const char *name);
+
+/* Closes everything that the daemon stored but the listening socket. Returns their number. */
+size_t fa_supervisor_store_drop_state(struct fa_supervisor_store *store);
+
+/* Releases all who wait for timelines of a daemon that died. */
+void fa_supervisor_store_release_timelines(struct fa_supervisor_store *store);
