@@ -7,6 +7,7 @@
 #include "common/cleanup.h"
 #include "common/memfd.h"
 #include "tests/client/fake.h"
+#include "tests/lib/at_once.h"
 #include "tests/lib/check.h"
 
 #include <errno.h>
@@ -751,5 +752,5 @@ int main(void)
 		cmocka_unit_test(test_idle),
 	};
 
-	return cmocka_run_group_tests_name("hostile-daemon", tests, fa_fake_setup, NULL);
+	return fa_test_run_at_once("hostile-daemon", tests, fa_fake_setup, NULL);
 }

@@ -5,6 +5,7 @@
 #include "client/faclient.h"
 #include "tests/client/alone.h"
 #include "tests/client/kv.h"
+#include "tests/lib/at_once.h"
 #include "tests/lib/check.h"
 #include "tests/lib/dir.h"
 
@@ -228,5 +229,5 @@ int main(void)
 		cmocka_unit_test(test_gone_with_connection),
 	};
 
-	return cmocka_run_group_tests_name("kv-abandoned", tests, alone_setup, alone_teardown);
+	return fa_test_run_at_once("kv-abandoned", tests, alone_setup, alone_teardown);
 }

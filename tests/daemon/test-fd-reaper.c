@@ -4,6 +4,7 @@
  */
 #include "common/cleanup.h"
 #include "common/packet.h"
+#include "tests/lib/at_once.h"
 #include "tests/lib/check.h"
 #include "tests/lib/scene.h"
 
@@ -386,5 +387,5 @@ int main(void)
 		test(test_pile_anew),    test(test_lingering),      test(test_turned_away),
 	};
 
-	return cmocka_run_group_tests_name("close", tests, setup, teardown);
+	return fa_test_run_at_once("close", tests, setup, teardown);
 }

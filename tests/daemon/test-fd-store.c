@@ -7,6 +7,7 @@
  */
 #include "common/cleanup.h"
 #include "kv-client.h"
+#include "tests/lib/at_once.h"
 #include "tests/lib/check.h"
 #include "tests/lib/dir.h"
 #include "tests/lib/scene.h"
@@ -730,5 +731,5 @@ int main(void)
 		TEST(stale),
 	};
 
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return fa_test_run_at_once("fd-store", tests, NULL, NULL);
 }

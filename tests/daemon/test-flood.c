@@ -4,6 +4,7 @@
  * they were, others are served, and nothing of what was answered gets lost.
  */
 #include "common/cleanup.h"
+#include "tests/lib/at_once.h"
 #include "tests/lib/check.h"
 #include "tests/lib/scene.h"
 
@@ -391,5 +392,5 @@ int main(void)
 		test(test_connects),      cmocka_unit_test_teardown(test_no_descriptors, stop),
 	};
 
-	return cmocka_run_group_tests_name("flood", tests, NULL, NULL);
+	return fa_test_run_at_once("flood", tests, NULL, NULL);
 }

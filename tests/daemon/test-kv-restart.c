@@ -5,6 +5,7 @@
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "kv-client.h"
+#include "tests/lib/at_once.h"
 #include "tests/lib/check.h"
 #include "tests/lib/daemon.h"
 
@@ -378,5 +379,5 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_grace_over, start_impatient, stop),
 	};
 
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return fa_test_run_at_once("kv-restart", tests, NULL, NULL);
 }

@@ -4,6 +4,7 @@
  * pool outlives its daemon.
  */
 #include "kv-client.h"
+#include "tests/lib/at_once.h"
 #include "tests/lib/check.h"
 #include "tests/lib/daemon.h"
 
@@ -191,5 +192,5 @@ int main(void)
 		cmocka_unit_test(test_share),
 	};
 
-	return cmocka_run_group_tests(tests, setup, NULL);
+	return fa_test_run_at_once("kv-size", tests, setup, NULL);
 }

@@ -3,6 +3,7 @@
  * packets; who is woken; what it costs while nobody asks; and that all comes back.
  */
 #include "tests/daemon/ring-scene.h"
+#include "tests/lib/at_once.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -461,5 +462,5 @@ int main(void)
 		cmocka_unit_test(test_limits),
 	};
 
-	return cmocka_run_group_tests(tests, scene_start, scene_stop);
+	return fa_test_run_at_once("ring", tests, scene_start, scene_stop);
 }

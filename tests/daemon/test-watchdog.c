@@ -6,6 +6,7 @@
 #include "common/clock.h"
 #include "common/timeline.h"
 #include "kv-client.h"
+#include "tests/lib/at_once.h"
 #include "tests/lib/attention.h"
 #include "tests/lib/check.h"
 #include "tests/lib/daemon.h"
@@ -232,5 +233,5 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_watched, start, stop),
 	};
 
-	return cmocka_run_group_tests_name("watchdog", tests, NULL, NULL);
+	return fa_test_run_at_once("watchdog", tests, NULL, NULL);
 }

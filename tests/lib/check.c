@@ -20,7 +20,7 @@
 static pid_t test_pid;
 static bool has_failed;
 
-__attribute__((constructor)) static void remember_pid(void)
+__attribute__((constructor)) void fa_test_is_own_process(void)
 {
 	test_pid = getpid();
 }

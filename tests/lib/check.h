@@ -13,6 +13,9 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+/* In a child that runs tests of its own: from here on it is "the test's own process". */
+void fa_test_is_own_process(void);
+
 /* Exit status of a process in which a check failed. */
 #define FA_TEST_EXIT 99
 
