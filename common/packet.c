@@ -47,7 +47,7 @@ int fa_packet_send(int socket, const void *bytes, size_t n_bytes, const int *fds
 	return n < 0 ? -errno : 0;
 }
 
-/* The kernel drops descriptors that do not fit into @control. */
+/* Descriptors for which there is no room in @control are dropped by the kernel. */
 static ssize_t receive_once(int socket, void *buffer, size_t size, void *control,
                             size_t control_bytes, int *ret_fds, size_t *ret_n_fds, bool *ret_lost,
                             int flags)
@@ -60,7 +60,8 @@ static ssize_t receive_once(int socket, void *buffer, size_t size, void *control
 	size_t n_fds = 0;
 	ssize_t n;
 
-	/* A blocking call does not retry: SO_RCVTIMEO would start again with each signal. */
+	/* One that waits has its time from the socket, for each call anew: whoever is signalled
+	 * again and again would wait for ever. */
 	do
 		n = recvmsg(socket, &msg, flags | MSG_CMSG_CLOEXEC);
 	while (n < 0 && errno == EINTR && flags & MSG_DONTWAIT);
@@ -86,8 +87,8 @@ static ssize_t receive_once(int socket, void *buffer, size_t size, void *control
 	return n_fds > FA_PACKET_FDS_MAX ? -E2BIG : n;
 }
 
-/* A peer that closes with unread data resets the connection. The kernel reports the error once;
- * the packets that the peer had sent follow. */
+/* Who closes a connection with something unread in it resets it. What he had sent before that
+ * comes behind the error, which the kernel says once. */
 static ssize_t receive(int socket, void *buffer, size_t size, void *control, size_t control_bytes,
                        int *ret_fds, size_t *ret_n_fds, bool *ret_lost, int flags)
 {
@@ -99,23 +100,26 @@ static ssize_t receive(int socket, void *buffer, size_t size, void *control, siz
 	                        : n;
 }
 
-ssize_t fa_packet_receive_all(int socket, void *buffer, size_t size, int *ret_fds,
-                              size_t *ret_n_fds, bool *ret_lost, int flags)
+ssize_t fa_packet_receive_keep(int socket, void *buffer, size_t size, int *ret_fds,
+                               size_t *ret_n_fds, bool *ret_lost, int flags)
 {
 	union {
 		struct cmsghdr align;
-		char space[CMSG_SPACE(FA_PACKET_FDS_KERNEL_MAX * sizeof(int))];
+		char space[CMSG_SPACE(FA_PACKET_KEEP_MAX * sizeof(int))];
 	} control;
 
 	return receive(socket, buffer, size, control.space,
-	               CMSG_LEN(FA_PACKET_FDS_KERNEL_MAX * sizeof(int)), ret_fds, ret_n_fds,
-	               ret_lost, flags);
+	               CMSG_LEN(FA_PACKET_KEEP_MAX * sizeof(int)), ret_fds, ret_n_fds, ret_lost,
+	               flags);
 }
 
 ssize_t fa_packet_receive(int socket, void *buffer, size_t size, int *ret_fds, size_t *ret_n_fds,
                           int flags)
 {
-	/* Room for the permitted descriptors only: the kernel drops others and sets MSG_CTRUNC. */
+	/*
+	 * No room for more than is allowed: the kernel drops the others without making
+	 * them ours, and says so.
+	 */
 	union {
 		struct cmsghdr align;
 		char space[CMSG_SPACE(FA_PACKET_FDS_MAX * sizeof(int))];
@@ -125,10 +129,10 @@ ssize_t fa_packet_receive(int socket, void *buffer, size_t size, int *ret_fds, s
 
 	n = receive(socket, buffer, size, control.space, CMSG_LEN(FA_PACKET_FDS_MAX * sizeof(int)),
 	            ret_fds, ret_n_fds, &lost, flags);
-	/* With room left, the limit of this process was the reason. */
+	/* If there was room for more than came, it was not that which they lacked. */
 	if (n >= 0 && lost)
 		n = *ret_n_fds < FA_PACKET_FDS_MAX ? -EMFILE : -E2BIG;
-	/* An empty packet counts as the end of the stream. */
+	/* An empty packet looks like the end of the stream, where nobody expects any. */
 	if (n <= 0) {
 		fa_packet_close_fds(ret_fds, *ret_n_fds);
 		*ret_n_fds = 0;

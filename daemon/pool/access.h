@@ -1,4 +1,4 @@
-/* Checks of rights, names and modes. */
+/* Checks of rights, names and modes. Loop thread only. */
 #pragma once
 
 #include "common/error.h"

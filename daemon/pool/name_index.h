@@ -1,4 +1,4 @@
-/* The index of named sequences. */
+/* The index of named sequences. Loop thread only. */
 #pragma once
 
 #include "daemon/pool/objects.h"

@@ -1,5 +1,6 @@
 /*
- * Making room: growing the pool, moving chunks between caches, evicting idle pages.
+ * Making room: growing the pool, moving chunks between caches, evicting idle pages. Loop
+ * thread only.
  */
 #pragma once
 

@@ -35,7 +35,7 @@ static struct model_sequence *by_name(struct model *model, uint32_t name)
 uint32_t model_token(const struct model_sequence *sequence, const struct op_item *item,
                      uint64_t before, uint64_t position)
 {
-	if (item->text) /* the same in all sequences */
+	if (item->text) /* the same for everyone who writes this text */
 		return PUBLIC << 28 | item->text << 20 | (uint32_t)position;
 	return (uint32_t)(sequence->tenant + 1) << 28 |
 	       ((item->base + (uint32_t)(position - before)) & 0xfffffff);
@@ -51,6 +51,7 @@ static bool admits(enum scene_actor tenant, uint32_t mode, enum scene_actor acto
 {
 	uint32_t who = mode >> 2 * right & 3;
 
+	/* Whoever may append or fork may read. */
 	for (int other = FA_RIGHT_APPEND; right == FA_RIGHT_READ && other <= FA_RIGHT_FORK; other++)
 		if ((mode >> 2 * other & 3) > who)
 			who = mode >> 2 * other & 3;
@@ -63,7 +64,7 @@ static int access_to(struct model *model, enum scene_actor actor, uint64_t id, e
 	const struct model_sequence *sequence = model_find(model, id);
 
 	if (id >> 32 == UINT32_MAX)
-		return -ENOENT; /* never existed */
+		return -ENOENT; /* never was one */
 	if (!sequence || sequence->dead)
 		return -ESTALE;
 	if (!sequence->name)
@@ -71,6 +72,7 @@ static int access_to(struct model *model, enum scene_actor actor, uint64_t id, e
 	return admits(sequence->tenant, sequence->mode, actor, right) ? 0 : -EACCES;
 }
 
+/* What is in flight of a sequence. */
 struct flight {
 	uint32_t n, n_appending;
 	uint64_t appender, planned;
@@ -112,7 +114,7 @@ uint64_t model_planned(struct model *model, uint64_t id, bool *ret_in_flight)
 	return flight.planned;
 }
 
-/* Was an appending part of the sequence planned before (or after) @serial? */
+/* Whether a part of the sequence that appends was planned before, or after, @serial. */
 static bool has_other(const struct model *model, uint64_t id, uint64_t serial, bool before)
 {
 	for (uint32_t i = 0; i < MODEL_STEPS; i++)
@@ -127,7 +129,7 @@ static bool has_other(const struct model *model, uint64_t id, uint64_t serial, b
 	return false;
 }
 
-/* Removed sequences with steps in flight count. */
+/* Sequences are as many as there can be; those that are dead but in flight count. */
 static bool is_full(const struct model *model)
 {
 	uint32_t n = 0;
@@ -185,7 +187,7 @@ static int expect_commit(const struct model *model, const struct op *op)
 	const struct model_step *step = &model->steps[op->step];
 	int r = 0;
 
-	/* If both apply, either is right: the pool checks in another order. */
+	/* If both are so, either may be said: the pool looks in another order. */
 	for (uint32_t i = 0; i < step->n_parts; i++) {
 		const struct model_part *part = &step->parts[i];
 
@@ -286,7 +288,7 @@ int model_expect(struct model *model, const struct op *op)
 	}
 }
 
-/* The row stays while anything is in flight. */
+/* It was freed: its row stays while anything of it is in flight. */
 static void leave(struct model *model, struct model_sequence *sequence)
 {
 	sequence->dead = true;

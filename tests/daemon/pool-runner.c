@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 
 #define CHUNK_SLOTS (MODEL_CHUNK_BYTES / FA_SLOT_BYTES)
-#define FOREIGN 0xe0000000u /* of no tenant */
+#define FOREIGN 0xe0000000u /* nobody's token */
 
 static const uint32_t page_tokens[MODEL_CACHES] = { 16, 32, 16 };
 
@@ -73,7 +73,7 @@ void runner_deinit(struct runner *runner)
 	free(runner->model);
 }
 
-/* ---- Running. */
+/* ---- Doing it. */
 
 static bool may_see_page(const struct runner *runner, const struct fa_pool_step *step,
                          uint32_t entry, uint64_t page, uint32_t tokens, enum scene_actor tenant)
@@ -85,7 +85,7 @@ static bool may_see_page(const struct runner *runner, const struct fa_pool_step 
 	return true;
 }
 
-/* Reads and writes tokens as kernels would. */
+/* What kernels would do, and what they would find. */
 static void attend(struct runner *runner, const struct op *op, const struct fa_pool_step *step)
 {
 	device_begin(&runner->scene.device, step);
@@ -110,7 +110,7 @@ static void attend(struct runner *runner, const struct op *op, const struct fa_p
 	}
 }
 
-/* The free and idle pages of the caches were really not enough. */
+/* If what the caches have would have been enough, the pool was not exhausted. */
 static void check_exhausted(struct runner *runner, const struct op *op)
 {
 	uint64_t need[MODEL_CACHES] = { 0 };
@@ -173,7 +173,7 @@ static void run_keep(struct runner *runner, struct op *op)
 		*device_step_token(&scene->device, step, entry, to + i) = moved[i];
 }
 
-/* A step keeps its pages until it ends, even if they were dropped. */
+/* What a step was planned with is there until it ends, also if it was dropped since. */
 static void check_held(struct runner *runner, const struct op *op, const struct fa_pool_step *step)
 {
 	for (uint32_t i = 0; i < step->n_entries; i++) {
@@ -181,7 +181,7 @@ static void check_held(struct runner *runner, const struct op *op, const struct 
 		const struct model_part *part = &runner->model->steps[op->step].parts[entry->item];
 		const struct model_sequence *sequence = model_find(runner->model, entry->sequence);
 
-		/* Tokens that are only read may have been truncated. */
+		/* Of one that is only read the tokens may have been taken back. */
 		if (!part->appends || part->cancelled)
 			continue;
 		for (uint64_t p = entry->first; p < entry->before && p < sequence->length; p++)
@@ -321,7 +321,7 @@ void runner_run(struct runner *runner, struct op *op)
 	}
 }
 
-/* Failures that the model does not predict. */
+/* What may come out though nothing is wrong with what was asked. */
 static bool is_tolerated(const struct op *op)
 {
 	switch (op->kind) {
@@ -438,7 +438,7 @@ void runner_reopen(struct runner *runner)
 {
 	for (uint32_t i = 0; i < MODEL_STEPS; i++)
 		if (runner->steps[i]) {
-			/* Frees its memory: the process it stands for is gone. */
+			/* Only for its memory: the process that had it is gone. */
 			fa_pool_step_abort(runner->scene.pool, runner->steps[i]);
 			runner->steps[i] = fa_pool_step_free(runner->steps[i]);
 		}

@@ -1,7 +1,10 @@
 /*
- * Kills a process that works on a pool, at a counted store or by SIGKILL at any instruction, and
- * opens the state. Every finished operation must be there; the unfinished one may be or not,
- * sequence by sequence. The child keeps a journal, which the parent applies to its model.
+ * A process that works on a pool dies: between two stores, counted, or at any instruction,
+ * by SIGKILL. The next one opens the state. Every operation that had ended must be there,
+ * and the one that had not either, or not, sequence by sequence.
+ *
+ * The child writes down what it does before it does it, and what came out of it after; the
+ * parent does the same to its model.
  */
 #include "daemon/pool/state_store.h"
 #include "tests/daemon/pool-runner.h"
@@ -35,7 +38,7 @@ struct crash {
 	struct runner runner;
 	struct journal *journal;
 	uint64_t seed;
-	uint64_t n_points; /* stores before its death; 0: SIGKILL */
+	uint64_t n_points; /* to live through; 0: until SIGKILL */
 };
 
 static uint64_t points_left;
@@ -76,7 +79,7 @@ static bool is_there(struct crash *crash, uint64_t id)
 	                                 &info) == 0;
 }
 
-/* A sequence that the model does not have; 0: none. */
+/* A sequence that the model knows nothing of, or 0. */
 static uint64_t find_new(struct crash *crash)
 {
 	struct fa_pool_sequence_info info;
@@ -96,7 +99,7 @@ static void find_cache(struct crash *crash, uint64_t *ret_id)
 	(void)fa_pool_cache_find(scene->pool, &scene->actors[SCENE_ADMIN], "c2", 0, NULL, ret_id);
 }
 
-/* Fills in the results of the unfinished operation; false: it had no durable effect. */
+/* What would have come out, had it ended. False: nothing that outlives the process. */
 static bool complete(struct crash *crash, struct op *op)
 {
 	struct scene *scene = &crash->runner.scene;
@@ -140,7 +143,7 @@ static bool complete(struct crash *crash, struct op *op)
 	}
 }
 
-/* Each sequence is as before the unfinished operation, or as after it. */
+/* Each sequence is as before the last operation or, if it was not told to have ended, after. */
 static void reconcile(struct crash *crash, struct op *last)
 {
 	struct model *model = crash->runner.model, *after = malloc(sizeof(*after));

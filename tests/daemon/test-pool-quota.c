@@ -1,6 +1,7 @@
 /*
- * Quotas of all cgroups of a user together: a step counts for all its tenants at once, and idle
- * pages of any of them are evicted before -EDQUOT.
+ * Quotas of all cgroups of a user together: what a step needs in several counts at once, and what
+ * was published and nobody uses goes, whoever of them published it, before one is told that it has
+ * too much.
  */
 #include "tests/daemon/pool-scene.h"
 #include "tests/lib/check.h"
@@ -18,7 +19,7 @@
 
 static struct scene scene;
 
-/* limits of a tenant and of its user */
+/* What a tenant may have, and what its user may. */
 static uint64_t tenant_max, user_max;
 
 static int quota(void *userdata, const struct fa_pool_tenant_info *held,
@@ -45,7 +46,7 @@ static int tear_down(void **state)
 	return 0;
 }
 
-/* Makes @n idle pages of @actor. */
+/* @n pages that @actor has published and does not use. */
 static uint64_t publish(enum scene_actor actor, uint32_t first_token, uint32_t n)
 {
 	const struct fa_actor *who = &scene.actors[actor];
@@ -64,7 +65,7 @@ static uint64_t publish(enum scene_actor actor, uint32_t first_token, uint32_t n
 	return cache;
 }
 
-/* Idle pages of a user's other cgroups are evicted for it. */
+/* A cgroup that is gone may have left much that nobody uses. */
 static void test_idle_of_others(void **state)
 {
 	uint64_t claires = publish(SCENE_CLAIRE, 1, 3), davids = publish(SCENE_DAVID, 2, 3);
@@ -73,7 +74,7 @@ static void test_idle_of_others(void **state)
 	user_max = 6 * PAGE_BYTES;
 	id = scene_sequence(&scene, SCENE_ANNA, annas);
 	scene_append(&scene, SCENE_ANNA, id, 2 * SCENE_PAGE_TOKENS, 100);
-	/* Not if the request fails in any case. */
+	/* Not for what cannot be in any case. */
 	scene_plan_fails(&scene, SCENE_ANNA, id, 5 * SCENE_PAGE_TOKENS, -EDQUOT);
 	assert_int_equal(scene_cache_info(&scene, annas).idle_pages, 1);
 	assert_int_equal(scene_cache_info(&scene, claires).idle_pages, 3);
@@ -86,13 +87,13 @@ static void test_idle_of_others(void **state)
 	scene_append(&scene, SCENE_ANNA, id, 1 * SCENE_PAGE_TOKENS, 100);
 	assert_int_equal(scene_cache_info(&scene, claires).idle_pages, 0);
 	scene_plan_fails(&scene, SCENE_ANNA, id, 1, -EDQUOT);
-	/* Not those of other users. */
+	/* Nobody else's. */
 	assert_int_equal(scene_cache_info(&scene, davids).idle_pages, 3);
 	scene_check(&scene, id, 0, 6 * SCENE_PAGE_TOKENS, 100);
 	scene_check_counts(&scene);
 }
 
-/* A tenant over its own quota evicts only its own pages. */
+/* What a tenant itself has too much of costs others nothing. */
 static void test_idle_of_nobody_else(void **state)
 {
 	uint64_t claires = publish(SCENE_CLAIRE, 1, 3), annas = publish(SCENE_ANNA, 3, 2), id;
@@ -106,7 +107,7 @@ static void test_idle_of_nobody_else(void **state)
 	scene_check_counts(&scene);
 }
 
-/* The quota sees what a step needs for all cgroups of a user together. */
+/* A step with sequences of several cgroups is not judged as if each were alone. */
 static void test_step_of_several(void **state)
 {
 	const struct fa_actor *anna = &scene.actors[SCENE_ANNA];
