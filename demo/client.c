@@ -1,11 +1,11 @@
 /*
- * Each client makes its tensors (or reads them from files), computes in double
- * precision what should come out, and then asks fad for it again and again until
- * the driver says stop; every number of every answer is checked.
+ * A client generates its tensors or reads them from files, computes attention in double precision,
+ * and repeats the request to fad until the driver says stop. It checks every number of every
+ * result.
  *
- * How far a number x may be off: kernels may round the softmax weights to the dtype,
- * which is worth its unit roundoff u times what x would be with |v| for v; the result is
- * rounded to the dtype, which is worth u |x|; and sums are in fp32.
+ * The tolerance of a number x, with u the unit roundoff of the dtype and m the result for |v|
+ * instead of v: u m because kernels may round softmax weights, u |x| because the result is
+ * rounded, and SUMS m for sums in fp32.
  */
 #include "demo/client.h"
 
@@ -30,8 +30,8 @@ static const struct demo_case {
 	uint32_t dtype;
 	int heads, kv_heads, dim;
 	bool causal;
-	bool files;                   /* Q, K and V come from .npy files */
-	enum demo_memory_kind on_gpu; /* where its tensors are if the daemon has a GPU */
+	bool files;                   /* Q, K and V are read from .npy files */
+	enum demo_memory_kind on_gpu; /* memory of its tensors if the daemon has a GPU */
 	int sequences;                /* more than one: ragged */
 	uint32_t n_q[SEQUENCES_MAX], n_k[SEQUENCES_MAX];
 } cases[] = {
@@ -59,7 +59,7 @@ static const struct demo_case {
 	  { 301, 1748 },
 	  { 1024, 2100 } },
 	{ "delta", FA_F16, 2, 1, 64, false, true, DEMO_MEMFD, 1, { 2050 }, { 2050 } },
-	/* 4.4 * 10^12 operations each: still running when the driver kills it */
+	/* 4.4 * 10^12 operations: still running when the driver kills the process */
 	{ "victim", FA_F32, 32, 1, 64, false, false, DEMO_CUDA_IPC, 1, { 8192 }, { 65536 } },
 };
 _Static_assert(sizeof(cases) / sizeof(cases[0]) == DEMO_VICTIM + 1, "one case a client");
@@ -73,7 +73,7 @@ static const struct {
 	[FA_BF16] = { "bf16", 0x1p-8 },
 };
 
-/* What sums in fp32 cost, in proportion to what is summed. */
+/* Relative error of sums in fp32. */
 #define SUMS 2e-6
 
 enum {
@@ -85,19 +85,19 @@ enum {
 };
 
 struct run {
-	const struct demo_case *what;
+	const struct demo_case *spec;
 	struct fa_client *client;
 	struct demo_memory *memories[TENSORS];
-	bool gpu; /* the daemon's backend */
+	bool gpu; /* the daemon uses one */
 	struct fa_attention attention;
 	uint32_t cu_seqlens_q[SEQUENCES_MAX + 1], cu_seqlens_k[SEQUENCES_MAX + 1];
 	size_t elements[TENSORS];
-	double *expected, *magnitude; /* of out */
+	double *expected, *magnitude; /* of out; see the tolerance above */
 	double flops;
 	int rounds;
 	double seconds[4096]; /* of each round */
 	double error;         /* the largest */
-	double part;          /* of what is allowed, the largest */
+	double fraction;      /* the largest error / tolerance */
 	bool wrong;
 };
 
@@ -108,7 +108,7 @@ static int compare_doubles(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-/* About normal, variance 1; the same in every run. */
+/* Roughly normal, variance 1; the same in every run. */
 static double next_number(uint64_t *state)
 {
 	double sum = 0;
@@ -122,7 +122,7 @@ static double next_number(uint64_t *state)
 
 static int make_tensors(struct run *run)
 {
-	const struct demo_case *c = run->what;
+	const struct demo_case *c = run->spec;
 	struct fa_attention *attention = &run->attention;
 	struct fa_tensor *tensors[TENSORS] = { &attention->q, &attention->k, &attention->v,
 		                               &attention->out };
@@ -142,10 +142,10 @@ static int make_tensors(struct run *run)
 	for (int i = 0; i < TENSORS; i++) {
 		bool of_q = i == Q || i == OUT;
 		int64_t tokens = (of_q ? run->cu_seqlens_q : run->cu_seqlens_k)[c->sequences];
-		/* batch form has one dimension more, of one sequence */
+		/* the batch form has one dimension more */
 		int64_t shape[4] = { 1, tokens, of_q ? c->heads : c->kv_heads, c->dim };
 		uint64_t bytes = fa_tensor_bytes(c->dtype, 4, shape);
-		/* On the CPU, memory made here and memory made by the daemon serve alike. */
+		/* On the CPU both kinds of memory are tried. */
 		enum demo_memory_kind kind = run->gpu   ? c->on_gpu
 		                             : i == OUT ? DEMO_ARENA
 		                                        : DEMO_MEMFD;
@@ -165,7 +165,7 @@ static int read_file(struct run *run, const char *data, const char *name, int in
 {
 	struct demo_npy npy;
 	char path[4096], text[4200];
-	const char *type = run->what->dtype == FA_F32 ? "f4" : "f2";
+	const char *type = run->spec->dtype == FA_F32 ? "f4" : "f2";
 	int r;
 
 	snprintf(path, sizeof(path), "%s/%s.npy", data, name);
@@ -187,12 +187,12 @@ static int fill_tensors(struct run *run, const char *data, uint64_t seed)
 	static const char *const names[] = { "query", "key", "value" };
 
 	for (int i = Q; i <= V; i++) {
-		if (run->what->files) {
+		if (run->spec->files) {
 			if (read_file(run, data, names[i], i) != 0)
 				return 1;
 		} else {
 			for (size_t j = 0; j < run->elements[i]; j++)
-				demo_store(demo_memory_host(run->memories[i]), run->what->dtype, j,
+				demo_store(demo_memory_host(run->memories[i]), run->spec->dtype, j,
 				           next_number(&seed));
 		}
 		if (demo_memory_push(run->memories[i]) < 0)
@@ -206,13 +206,13 @@ static double *load_tensor(struct run *run, int index)
 	double *values = malloc(sizeof(double) * run->elements[index]);
 
 	for (size_t i = 0; values && i < run->elements[index]; i++)
-		values[i] = demo_load(demo_memory_host(run->memories[index]), run->what->dtype, i);
+		values[i] = demo_load(demo_memory_host(run->memories[index]), run->spec->dtype, i);
 	return values;
 }
 
 static int compute_expected(struct run *run)
 {
-	const struct demo_case *c = run->what;
+	const struct demo_case *c = run->spec;
 	double *inputs[3] = { load_tensor(run, Q), load_tensor(run, K), load_tensor(run, V) };
 	int r = inputs[Q] && inputs[K] && inputs[V] ? 0 : -ENOMEM;
 
@@ -245,7 +245,7 @@ static int compute_expected(struct run *run)
 
 static void check(struct run *run)
 {
-	uint32_t dtype = run->what->dtype;
+	uint32_t dtype = run->spec->dtype;
 
 	for (size_t i = 0; i < run->elements[OUT]; i++) {
 		double value = demo_load(demo_memory_host(run->memories[OUT]), dtype, i);
@@ -254,19 +254,19 @@ static void check(struct run *run)
 		                         (run->magnitude[i] + fabs(run->expected[i])) +
 		                 SUMS * run->magnitude[i];
 
-		/* written so that NaN is wrong too */
+		/* NaN is wrong as well. */
 		if (!(error <= allowed))
 			run->wrong = true;
 		if (isnan(error))
-			run->error = run->part = INFINITY;
+			run->error = run->fraction = INFINITY;
 		else if (error > run->error)
 			run->error = error;
-		if (error > run->part * allowed)
-			run->part = error / allowed;
+		if (error > run->fraction * allowed)
+			run->fraction = error / allowed;
 	}
 }
 
-/* One request, one check. What is not written stays NaN and is found. */
+/* One request and its check. Numbers that the daemon does not write stay NaN. */
 static int run_round(struct run *run)
 {
 	struct fa_ticket ticket;
@@ -293,7 +293,7 @@ static int run_round(struct run *run)
 
 static void print_result(struct run *run)
 {
-	const struct demo_case *c = run->what;
+	const struct demo_case *c = run->spec;
 	char shape[128];
 	int used;
 
@@ -309,19 +309,19 @@ static void print_result(struct run *run)
 	printf("result %s\t%s\t%s\t%s\t%d\t%.6f\t%.0f\t%.3g\t%.0f %%\t%s\n", shape,
 	       demo_memory_name(run->gpu ? c->on_gpu : DEMO_MEMFD), dtypes[c->dtype].name,
 	       c->causal ? "causal" : "full", run->rounds, run->seconds[run->rounds / 2],
-	       run->flops, run->error, run->part * 100, run->wrong ? "WRONG" : "right");
+	       run->flops, run->error, run->fraction * 100, run->wrong ? "WRONG" : "right");
 	fflush(stdout);
 }
 
-/* Whether the driver has said something (or is gone). */
-static bool told(void)
+/* Returns true if the driver has written or exited. */
+static bool has_input(void)
 {
 	struct pollfd stdin_poll = { .fd = STDIN_FILENO, .events = POLLIN };
 
 	return poll(&stdin_poll, 1, 0) != 0;
 }
 
-/* Asks for more than can be done before it is killed: GPUs are fast. */
+/* On a GPU one request could end before the kill. */
 static int run_victim(struct run *run)
 {
 	const int n = run->gpu ? 100 : 1;
@@ -339,7 +339,7 @@ static int run_victim(struct run *run)
 static int run_client(struct run *run, const char *data, int index)
 {
 	const size_t rounds_max = sizeof(run->seconds) / sizeof(run->seconds[0]);
-	struct fa_options options = { .size = sizeof(options), .name = run->what->name };
+	struct fa_options options = { .size = sizeof(options), .name = run->spec->name };
 	struct fa_info info;
 
 	if (fa_connect(&options, &run->client) < 0)
@@ -351,7 +351,7 @@ static int run_client(struct run *run, const char *data, int index)
 	if (make_tensors(run) != 0)
 		return 1;
 	if (index == DEMO_VICTIM) {
-		/* whatever is there will do: nobody will see the result */
+		/* Uninitialised tensors will do: the result is never used. */
 		demo_client_say("ready");
 		if (demo_client_wait("go") != 0)
 			return 1;
@@ -362,11 +362,11 @@ static int run_client(struct run *run, const char *data, int index)
 	demo_client_say("ready");
 	if (demo_client_wait("go") != 0)
 		return 1;
-	while (!told() && (size_t)run->rounds + 1 < rounds_max) {
+	while (!has_input() && (size_t)run->rounds + 1 < rounds_max) {
 		if (run_round(run) != 0)
 			return 1;
 	}
-	/* One more, which has begun after the driver said stop. */
+	/* One more, started after the kill. */
 	if (demo_client_wait("stop") != 0 || run_round(run) != 0)
 		return 1;
 	print_result(run);
@@ -385,7 +385,7 @@ int demo_client_run(int index, const char *data)
 
 	if (!run)
 		return demo_client_fail("no memory");
-	run->what = &cases[index];
+	run->spec = &cases[index];
 	status = run_client(run, data, index);
 	for (int i = 0; i < TENSORS; i++)
 		demo_memory_free(run->memories[i]);

@@ -1,10 +1,10 @@
 /*
- * The demo: four processes ask one daemon for attention at once and check every
- * number, a fifth is killed in the middle of a request. This is the driver: it
- * starts the clients, says when to go on, looks at the daemon through its status,
- * and prints a table at the end. Exits 0 only if everything was as it should be.
+ * The demo: four processes request attention from one daemon at once and check every number; a
+ * fifth is killed during its request. This driver starts the clients, reads the daemon's status
+ * and prints a table. It exits with 0 only if every result was right and the daemon freed the
+ * killed client's memory.
  *
- *   demo [--data DIRECTORY]      FAD_SOCKET says where the daemon is
+ *   demo [--data DIRECTORY]      FAD_SOCKET: the daemon's socket
  */
 #include "demo/client.h"
 
@@ -24,7 +24,7 @@
 #define LIMIT_SECONDS 240
 
 static struct demo_process processes[PROCESSES];
-static char results[PROCESSES][DEMO_LINE_BYTES]; /* the lines' fields, once they came */
+static char results[PROCESSES][DEMO_LINE_BYTES]; /* their result lines */
 
 static int start(int index, const char *data)
 {
@@ -35,9 +35,9 @@ static int start(int index, const char *data)
 	return demo_process_start(&processes[index], demo_client_name(index), argv);
 }
 
-/* What the daemon says of the session of process @pid. */
-struct view {
-	bool there;
+/* A session in the daemon's status. */
+struct session_status {
+	bool exists;
 	json_int_t requests;    /* in flight */
 	json_int_t bytes;       /* of its buffers */
 	json_int_t total_bytes; /* of all sessions' */
@@ -48,72 +48,73 @@ static json_int_t integer(json_t *object, const char *key)
 	return json_integer_value(json_object_get(object, key));
 }
 
-static int look(struct fa_client *client, pid_t pid, struct view *ret_view)
+static int read_status(struct fa_client *client, pid_t pid, struct session_status *ret_status)
 {
-	struct view view = { 0 };
+	struct session_status status = { 0 };
 	json_t *root, *session;
 	size_t i;
 	char *text;
 
 	if (fa_status(client, &text) < 0)
-		return demo_fail("the daemon does not say how it is: %s", fa_error());
+		return demo_fail("the daemon's status cannot be read: %s", fa_error());
 	root = json_loads(text, 0, NULL);
 	free(text);
 	if (!root)
 		return demo_fail("the daemon's status is no JSON");
 	json_array_foreach(json_object_get(root, "sessions"), i, session)
 	{
-		view.total_bytes += integer(session, "buffer_bytes");
+		status.total_bytes += integer(session, "buffer_bytes");
 		if (integer(session, "pid") != pid)
 			continue;
-		view.there = true;
-		view.requests = integer(session, "requests");
-		view.bytes = integer(session, "buffer_bytes");
+		status.exists = true;
+		status.requests = integer(session, "requests");
+		status.bytes = integer(session, "buffer_bytes");
 	}
 	json_decref(root);
-	*ret_view = view;
+	*ret_status = status;
 	return 0;
 }
 
-/* Looks every few milliseconds until the session has a request in flight, or is
- * gone; 30 s at most. */
 enum state {
 	RUNNING,
 	GONE
 };
 
-static int look_until(struct fa_client *client, pid_t pid, enum state state, struct view *ret_view)
+/* Polls the status until the session has a request in flight, or is gone; 30 s at most. */
+static int await_session(struct fa_client *client, pid_t pid, enum state state,
+                         struct session_status *ret_status)
 {
 	double end = demo_now() + 30;
 
 	while (demo_now() < end) {
-		if (look(client, pid, ret_view) < 0)
+		if (read_status(client, pid, ret_status) < 0)
 			return -1;
-		if (state == RUNNING ? ret_view->there && ret_view->requests > 0 : !ret_view->there)
+		if (state == RUNNING ? ret_status->exists && ret_status->requests > 0
+		                     : !ret_status->exists)
 			return 0;
 		usleep(5000);
 	}
-	return demo_fail(state == RUNNING ? "the daemon never showed the request"
+	return demo_fail(state == RUNNING ? "the daemon never reported the request"
 	                                  : "the daemon still keeps the session after 30 s");
 }
 
 static int kill_victim(struct fa_client *client)
 {
 	struct demo_process *victim = &processes[DEMO_VICTIM];
-	struct view before, after;
+	struct session_status before, after;
 	double start;
 
-	if (look(client, victim->pid, &before) < 0)
+	if (read_status(client, victim->pid, &before) < 0)
 		return -1;
 	if (before.requests == 0)
 		return demo_fail("the request of %s had ended before the kill", victim->name);
 	start = demo_now();
 	kill(victim->pid, SIGKILL);
 	waitpid(victim->pid, NULL, 0);
-	if (look_until(client, victim->pid, GONE, &after) < 0)
+	if (await_session(client, victim->pid, GONE, &after) < 0)
 		return -1;
-	demo_say("%s (%d) was killed in the middle of its request. After %.0f ms the daemon has\n"
-	         "forgotten its session and given back its %.0f MiB.",
+	demo_say("%s (%d) was killed during its request. After %.0f ms the daemon had ended its\n"
+	         "session and freed its %.0f MiB.",
 	         victim->name, victim->pid, (demo_now() - start) * 1e3,
 	         (double)(before.total_bytes - after.total_bytes) / (1 << 20));
 	victim->pid = 0;
@@ -127,12 +128,11 @@ static int kill_victim(struct fa_client *client)
 static int run(struct fa_client *client, const char *data)
 {
 	struct demo_process *victim = &processes[DEMO_VICTIM];
-	struct view view;
+	struct session_status status;
 
-	demo_say(
-		"Five processes connect. Four make their tensors (delta reads them from %s/*.npy)\n"
-		"and compute in double precision what attention over them is ...",
-		data);
+	demo_say("Five processes connect. Four generate their tensors (delta reads them from\n"
+	         "%s/*.npy) and compute attention in double precision ...",
+	         data);
 	for (int i = 0; i < PROCESSES; i++) {
 		if (start(i, data) < 0)
 			return -1;
@@ -142,12 +142,12 @@ static int run(struct fa_client *client, const char *data)
 			return -1;
 	}
 
-	demo_say("The fifth, %s, asks for something that takes for ever ...", victim->name);
+	demo_say("The fifth, %s, submits a very long request ...", victim->name);
 	demo_process_tell(victim, "go");
 	if (demo_process_expect(victim, "running", NULL) < 0 ||
-	    look_until(client, victim->pid, RUNNING, &view) < 0)
+	    await_session(client, victim->pid, RUNNING, &status) < 0)
 		return -1;
-	demo_say("... and beside it the four ask, again and again, and check every number.");
+	demo_say("... while the four repeat theirs and check every number.");
 	for (int i = 0; i < DEMO_CLIENTS; i++)
 		demo_process_tell(&processes[i], "go");
 	for (int i = 0; i < DEMO_CLIENTS; i++) {
@@ -157,7 +157,7 @@ static int run(struct fa_client *client, const char *data)
 	sleep(1);
 	if (kill_victim(client) < 0)
 		return -1;
-	demo_say("The others go on, and stop after one more request each.");
+	demo_say("The others continue, and stop after one more request each.");
 	sleep(1);
 	for (int i = 0; i < DEMO_CLIENTS; i++)
 		demo_process_tell(&processes[i], "stop");
@@ -168,7 +168,7 @@ static int run(struct fa_client *client, const char *data)
 	return 0;
 }
 
-/* The exit status of every client that checks counts. */
+/* Fails if a client that reported its result exits with an error. */
 static int finish(void)
 {
 	int r = 0;
@@ -194,7 +194,7 @@ static int print_table(void)
 		while (n < 10 && rest)
 			fields[n++] = strsep(&rest, "\t");
 		if (n != 10)
-			return demo_fail("%s says too little", process->name);
+			return demo_fail("the result line of %s is incomplete", process->name);
 		seconds = atof(fields[5]);
 		flops = atof(fields[6]);
 		printf("%-8s %7d  %-37s %-8s %-5s %-6s %6s %9.2f %8.1f %9s %9s  %s\n",
@@ -204,14 +204,14 @@ static int print_table(void)
 		if (strcmp(fields[9], "right") != 0)
 			r = -1;
 	}
-	printf("(heads: query/key-value; query:key tokens; all at once on the same device;\n"
-	       "error: the largest difference from double precision, of every round; of allowed: "
-	       "of what\n"
-	       "rounding to the dtype can cost)\n");
+	printf("(shape: query/key-value heads, query:key tokens; all at once on one device;\n"
+	       "error: the largest difference from double precision in any round; of allowed: the "
+	       "same as\n"
+	       "a fraction of the rounding error that the dtype permits)\n");
 	return r;
 }
 
-static void out_of_time(int signal_number)
+static void on_alarm(int signal_number)
 {
 	static const char text[] = "FAILED: the demo took too long\n";
 
@@ -234,7 +234,7 @@ int main(int argc, char **argv)
 	}
 
 	signal(SIGPIPE, SIG_IGN);
-	signal(SIGALRM, out_of_time);
+	signal(SIGALRM, on_alarm);
 	alarm(LIMIT_SECONDS);
 	if (fa_connect(&options, &client) < 0) {
 		demo_fail("no connection to fad: %s", fa_error());

@@ -1,7 +1,7 @@
 /*
- * Every step is begun, asked for and committed; when the daemon dies under it, the client
- * finds out whether it was committed, and does it again if not. Every number of every
- * result is checked.
+ * Begins, requests and commits one step after another. If the daemon dies during a step, the
+ * client asks the next daemon whether it was committed and repeats it if not. It checks every
+ * number of every result.
  */
 #include "demo/kv-client.h"
 
@@ -17,11 +17,11 @@
 #include <string.h>
 #include <unistd.h>
 
-#define CHUNK 500 /* tokens of a step of the prefill */
+#define CHUNK 500 /* new tokens of a prefill step */
 
-/* When to let the daemon be killed: at the step that begins with this token of its own. */
-#define MIDDLE_OF_PREFILL 2000
-#define MIDDLE_OF_WAY 20
+/* The daemon is killed during the step that starts with this token of the client. */
+#define PREFILL_KILL_AT 2000
+#define BRANCH_KILL_AT 20
 
 struct run {
 	enum demo_role role;
@@ -29,13 +29,13 @@ struct run {
 	struct demo_text *text;
 	uint64_t sequence;
 	struct fa_buffer *buffer;
-	uint16_t *q, *k, *v, *out; /* in buffer, of one layer after another */
-	int64_t first, end;        /* tokens that it writes itself */
-	int64_t middle;            /* where the daemon is to be killed; -1: it was */
-	int steps, again;
-	int timed; /* of the steps, in seconds together */
+	uint16_t *q, *k, *v, *out; /* in buffer, layer after layer */
+	int64_t first, end;        /* tokens that this client writes */
+	int64_t kill_at;           /* token; -1: the daemon was killed */
+	int steps, retries;
+	int timed; /* steps counted in seconds */
 	double seconds;
-	double error, part;
+	double error, fraction;
 };
 
 #define Q_NUMBERS ((size_t)CHUNK * DEMO_HEADS * DEMO_DIM)
@@ -43,9 +43,9 @@ struct run {
 
 /* ---- one step */
 
-/* Asks for all layers, and for the end; does not wait. Negative errno. */
-static int ask(struct run *run, struct fa_step *step, int64_t n, bool break_off,
-               struct fa_ticket *ret_ticket)
+/* Requests all layers and the commit without waiting. 0 or a negative errno. */
+static int submit_step(struct run *run, struct fa_step *step, int64_t n, bool interrupt,
+                       struct fa_ticket *ret_ticket)
 {
 	const int64_t q_shape[] = { n, DEMO_HEADS, DEMO_DIM };
 	const int64_t kv_shape[] = { n, DEMO_KV_HEADS, DEMO_DIM };
@@ -72,19 +72,19 @@ static int ask(struct run *run, struct fa_step *step, int64_t n, bool break_off,
 		r = fa_step_attend(step, &attend, &ticket);
 		if (r < 0)
 			return r;
-		/* Between two layers: this step will never be committed. */
-		if (break_off) {
-			demo_client_say("middle");
+		/* Between two layers: this step is never committed. */
+		if (interrupt) {
+			demo_client_say("midway");
 			if (demo_client_wait("go") != 0)
 				return -EPIPE;
-			break_off = false;
+			interrupt = false;
 		}
 	}
 	return fa_step_commit(step, NULL, ret_ticket);
 }
 
-/* The step was under way when the daemon died: did it happen? */
-static int find_out(struct run *run, uint64_t number, bool *ret_done)
+/* After the daemon died during step @number: was it committed? */
+static int check_committed(struct run *run, uint64_t number, bool *ret_done)
 {
 	struct fa_sequence_info info = { .size = sizeof(info) };
 	int r = fa_sequence_info(run->client, run->sequence, &info);
@@ -95,12 +95,12 @@ static int find_out(struct run *run, uint64_t number, bool *ret_done)
 	return 0;
 }
 
-static int step_once(struct run *run, int64_t n, bool middle, bool *ret_done)
+static int run_step(struct run *run, int64_t n, bool kill, bool *ret_done)
 {
 	const struct fa_step_item item = { .sequence = run->sequence, .n_new = (uint32_t)n };
 	struct fa_step_options options = { .size = sizeof(options), .n_items = 1, .items = &item };
-	/* The decoder is stopped between layers, the others with all of the step in flight. */
-	bool break_off = middle && run->role == DEMO_DECODE;
+	/* Decode is interrupted between layers, the others with the whole step in flight. */
+	bool interrupt = kill && run->role == DEMO_DECODE;
 	struct fa_ticket ticket;
 	struct fa_step *step;
 	uint64_t number;
@@ -113,9 +113,9 @@ static int step_once(struct run *run, int64_t n, bool middle, bool *ret_done)
 		                        : demo_client_fail("fad refused a step: %s", fa_error());
 	}
 	number = fa_step_number(step);
-	r = ask(run, step, n, break_off, &ticket);
-	if (r == 0 && middle && !break_off) {
-		demo_client_say("middle");
+	r = submit_step(run, step, n, interrupt, &ticket);
+	if (r == 0 && kill && !interrupt) {
+		demo_client_say("midway");
 		if (demo_client_wait("go") != 0)
 			return 1;
 	}
@@ -124,14 +124,14 @@ static int step_once(struct run *run, int64_t n, bool middle, bool *ret_done)
 	fa_step_free(step);
 	*ret_done = r == 0;
 	if (r == -ECONNRESET)
-		return find_out(run, number, ret_done);
+		return check_committed(run, number, ret_done);
 	return r < 0 ? demo_client_fail("a step failed: %s", fa_error()) : 0;
 }
 
-/* Writes tokens [first, first + n), and checks what comes out. */
+/* Writes tokens [first, first + n) and checks the results. */
 static int write_tokens(struct run *run, int64_t first, int64_t n)
 {
-	bool done = false, disturbed = false;
+	bool done = false, interrupted = false;
 	double start;
 
 	for (int l = 0; l < DEMO_LAYERS; l++)
@@ -140,35 +140,35 @@ static int write_tokens(struct run *run, int64_t first, int64_t n)
 			                run->q + l * Q_NUMBERS + i * DEMO_HEADS * DEMO_DIM,
 			                run->k + l * KV_NUMBERS + i * DEMO_KV_HEADS * DEMO_DIM,
 			                run->v + l * KV_NUMBERS + i * DEMO_KV_HEADS * DEMO_DIM);
-	/* What is not written stays NaN and is found. */
+	/* Numbers that the daemon does not write stay NaN. */
 	memset(run->out, 0xff, DEMO_LAYERS * Q_NUMBERS * 2);
 	start = demo_now();
 	for (int tries = 0; !done; tries++) {
-		bool middle = first == run->middle;
+		bool kill = first == run->kill_at;
 
 		if (tries > 3)
 			return demo_client_fail("the daemon does not stay alive");
-		if (middle)
-			run->middle = -1;
-		disturbed |= middle || tries > 0;
-		if (step_once(run, n, middle, &done) != 0)
+		if (kill)
+			run->kill_at = -1;
+		interrupted |= kill || tries > 0;
+		if (run_step(run, n, kill, &done) != 0)
 			return 1;
-		run->again += tries > 0;
+		run->retries += tries > 0;
 	}
-	/* How long another daemon takes to come is said elsewhere. */
-	if (!disturbed) {
+	/* The driver reports how long a restart takes. */
+	if (!interrupted) {
 		run->seconds += demo_now() - start;
 		run->timed++;
 	}
 	run->steps++;
 	for (int l = 0; l < DEMO_LAYERS; l++)
 		if (demo_text_check(run->text, l, first, n, run->out + l * Q_NUMBERS, &run->error,
-		                    &run->part) < 0)
+		                    &run->fraction) < 0)
 			return demo_client_fail("no memory");
 	return 0;
 }
 
-/* ---- a client's life */
+/* ---- the client */
 
 static int make_sequence(struct run *run)
 {
@@ -213,11 +213,11 @@ static int report(struct run *run)
 	if (fa_sequence_info(run->client, run->sequence, &sequence) < 0 ||
 	    fa_info(run->client, &info) < 0)
 		return demo_client_fail("%s", fa_error());
-	right = run->part <= 1 && sequence.length == (uint64_t)run->end && info.reconnects == 1 &&
-	        info.resumed == 1;
+	right = run->fraction <= 1 && sequence.length == (uint64_t)run->end &&
+	        info.reconnects == 1 && info.resumed == 1;
 	printf("result %lld:%llu\t%d\t%d\t%.3f\t%.3g\t%.0f %%\t%llu/%llu\t%s\n",
 	       (long long)(run->end - run->first), (unsigned long long)sequence.length, run->steps,
-	       run->again, run->seconds * 1e3 / run->timed, run->error, run->part * 100,
+	       run->retries, run->seconds * 1e3 / run->timed, run->error, run->fraction * 100,
 	       (unsigned long long)info.resumed, (unsigned long long)info.reconnects,
 	       right ? "right" : "WRONG");
 	fflush(stdout);
@@ -261,8 +261,8 @@ int demo_role_run(enum demo_role role)
 	run.first = role == DEMO_PREFILL  ? 0
 	            : role == DEMO_DECODE ? DEMO_TEXT_TOKENS
 	                                  : DEMO_FORK_AT;
-	run.end = role == DEMO_PREFILL ? DEMO_TEXT_TOKENS : run.first + DEMO_WAY_TOKENS;
-	run.middle = role == DEMO_PREFILL ? MIDDLE_OF_PREFILL : run.first + MIDDLE_OF_WAY;
+	run.end = role == DEMO_PREFILL ? DEMO_TEXT_TOKENS : run.first + DEMO_BRANCH_TOKENS;
+	run.kill_at = role == DEMO_PREFILL ? PREFILL_KILL_AT : run.first + BRANCH_KILL_AT;
 	status = run_client(&run);
 	fa_buffer_free(run.buffer);
 	fa_disconnect(run.client);

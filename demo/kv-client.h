@@ -1,19 +1,18 @@
 /*
- * One client of the KV demo, in a process of its own. It talks to the driver in lines, on
- * stdout
- *   middle             something of it is in progress: kill the daemon now
- *   result TOKENS STEPS AGAIN MILLISECONDS ERROR PART RESUMED VERDICT       (with tabs)
- *   failed SENTENCE
- * and on stdin it gets "go" once the daemon is dead, and "stop" once it may leave.
+ * One client process of the KV demo. It writes these lines to stdout for the driver:
+ *   midway             a step is in flight: kill the daemon now
+ *   result TOKENS STEPS RETRIES MILLISECONDS ERROR FRACTION RESUMED VERDICT       (with tabs)
+ *   failed TEXT
+ * and reads "go" after the daemon's death and "stop" at the end from stdin.
  */
 #pragma once
 
 #include <stdint.h>
 
 enum demo_role {
-	DEMO_PREFILL, /* writes the text and gives it a name */
-	DEMO_DECODE,  /* goes on from all of it */
-	DEMO_FORK,    /* goes its own way from token DEMO_FORK_AT on */
+	DEMO_PREFILL, /* writes the text and names it */
+	DEMO_DECODE,  /* continues the whole text */
+	DEMO_FORK,    /* continues the first DEMO_FORK_AT tokens */
 	DEMO_ROLES,
 };
 

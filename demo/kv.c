@@ -1,10 +1,10 @@
 /*
- * The second demo: one KV cache for several processes, which outlives the daemon. One
- * process prefills a text, one decodes from it, one forks it and goes its own way; while
- * each of them is at work the daemon is killed, and its supervisor starts another one that
- * takes over what there was. Exits 0 only if every number was right.
+ * The second demo: processes share a KV cache that survives the daemon's death. One prefills a
+ * text, one decodes from it, one forks it. The daemon is killed during a step of each, and its
+ * supervisor starts another one that takes over the cache. Exits with 0 only if every number was
+ * right.
  *
- *   demo-kv      FAD_SOCKET says where `fad --supervise` is
+ *   demo-kv      FAD_SOCKET: the socket of `fad --supervise`
  */
 #include "client/faclient.h"
 #include "demo/kv-client.h"
@@ -20,7 +20,7 @@
 #include <unistd.h>
 
 #define LIMIT_SECONDS 150
-#define PAGE_TOKENS 64 /* a cache's, where nothing else is said */
+#define PAGE_TOKENS 64 /* a cache's default */
 
 static struct demo_process processes[DEMO_ROLES];
 static char results[DEMO_ROLES][DEMO_LINE_BYTES];
@@ -40,15 +40,15 @@ static int daemon_pid(struct fa_client *client, pid_t *ret_pid)
 	char *text;
 
 	if (fa_status(client, &text) < 0)
-		return demo_fail("the daemon does not say how it is: %s", fa_error());
+		return demo_fail("the daemon's status cannot be read: %s", fa_error());
 	root = json_loads(text, 0, NULL);
 	free(text);
 	*ret_pid = (pid_t)json_integer_value(json_object_get(root, "pid"));
 	json_decref(root);
-	return *ret_pid > 0 ? 0 : demo_fail("the daemon does not say which process it is");
+	return *ret_pid > 0 ? 0 : demo_fail("the daemon's status has no pid");
 }
 
-/* Kills the daemon, and tells those in @roles (bits) when the next one answers. */
+/* Kills the daemon, and says "go" to the clients in @roles (bits) once the next one answers. */
 static int kill_daemon(struct fa_client *client, unsigned int roles)
 {
 	pid_t pid, next;
@@ -62,13 +62,13 @@ static int kill_daemon(struct fa_client *client, unsigned int roles)
 		                 strerror(errno));
 	while (fa_ping(client) < 0) {
 		if (demo_now() - begin > 20)
-			return demo_fail("no daemon answers any more: %s", fa_error());
+			return demo_fail("no daemon answers: %s", fa_error());
 	}
 	begin = demo_now() - begin;
 	if (daemon_pid(client, &next) < 0)
 		return -1;
 	if (next == pid)
-		return demo_fail("the daemon lives: process %d", pid);
+		return demo_fail("process %d, the daemon, survived SIGKILL", pid);
 	demo_say("The daemon (%d) was killed. After %.0f ms another one (%d) answered.", pid,
 	         begin * 1e3, next);
 	for (int i = 0; i < DEMO_ROLES; i++) {
@@ -78,14 +78,14 @@ static int kill_daemon(struct fa_client *client, unsigned int roles)
 	return 0;
 }
 
-/* How many pages there are, and would be if each sequence had its own. */
+/* The sequences share pages. */
 static int check_pages(struct fa_client *client)
 {
 	const uint64_t text = (DEMO_TEXT_TOKENS + PAGE_TOKENS - 1) / PAGE_TOKENS;
-	/* A page that is begun in the middle is copied; those before it are the text's. */
-	const uint64_t decode = (DEMO_TEXT_TOKENS + DEMO_WAY_TOKENS - 1) / PAGE_TOKENS -
+	/* A partly filled page is copied by the fork; those before it are shared. */
+	const uint64_t decode = (DEMO_TEXT_TOKENS + DEMO_BRANCH_TOKENS - 1) / PAGE_TOKENS -
 	                        DEMO_TEXT_TOKENS / PAGE_TOKENS + 1;
-	const uint64_t fork = (DEMO_FORK_AT + DEMO_WAY_TOKENS - 1) / PAGE_TOKENS -
+	const uint64_t fork = (DEMO_FORK_AT + DEMO_BRANCH_TOKENS - 1) / PAGE_TOKENS -
 	                      DEMO_FORK_AT / PAGE_TOKENS + 1;
 	struct fa_cache_info info = { .size = sizeof(info) };
 	uint64_t cache;
@@ -93,8 +93,9 @@ static int check_pages(struct fa_client *client)
 	if (fa_cache_find(client, DEMO_CACHE, &cache) < 0 ||
 	    fa_cache_info(client, cache, &info) < 0)
 		return demo_fail("the cache is lost: %s", fa_error());
-	demo_say("%u sequences have %llu pages of %u tokens, %llu KiB each: %llu of the text, %llu "
-	         "and %llu of\nthe two that went on.",
+	demo_say("%u sequences have %llu pages of %u tokens, %llu KiB each: %llu of the text, and "
+	         "%llu "
+	         "and %llu\nof their own for the two that continue it.",
 	         info.sequences, (unsigned long long)info.used_pages, info.page_tokens,
 	         (unsigned long long)info.page_bytes / 1024, (unsigned long long)text,
 	         (unsigned long long)decode, (unsigned long long)fork);
@@ -111,19 +112,19 @@ static int run(struct fa_client *client)
 	         demo_role_name(DEMO_PREFILL), DEMO_TEXT_TOKENS, DEMO_LAYERS, DEMO_HEADS,
 	         DEMO_KV_HEADS, DEMO_DIM);
 	if (start(DEMO_PREFILL) < 0 ||
-	    demo_process_expect(&processes[DEMO_PREFILL], "middle", NULL) < 0 ||
+	    demo_process_expect(&processes[DEMO_PREFILL], "midway", NULL) < 0 ||
 	    kill_daemon(client, 1u << DEMO_PREFILL) < 0 ||
 	    demo_process_expect(&processes[DEMO_PREFILL], "result", results[DEMO_PREFILL]) < 0)
 		return -1;
-	/* What has a name stays when its maker goes. */
+	/* A named sequence outlives its creator. */
 	demo_process_tell(&processes[DEMO_PREFILL], "stop");
 
-	demo_say("%s goes on with %d tokens, %s with others from token %d on ...",
-	         demo_role_name(DEMO_DECODE), DEMO_WAY_TOKENS, demo_role_name(DEMO_FORK),
+	demo_say("%s continues with %d tokens, %s with others from token %d on ...",
+	         demo_role_name(DEMO_DECODE), DEMO_BRANCH_TOKENS, demo_role_name(DEMO_FORK),
 	         DEMO_FORK_AT);
 	if (start(DEMO_DECODE) < 0 || start(DEMO_FORK) < 0 ||
-	    demo_process_expect(&processes[DEMO_DECODE], "middle", NULL) < 0 ||
-	    demo_process_expect(&processes[DEMO_FORK], "middle", NULL) < 0 ||
+	    demo_process_expect(&processes[DEMO_DECODE], "midway", NULL) < 0 ||
+	    demo_process_expect(&processes[DEMO_FORK], "midway", NULL) < 0 ||
 	    kill_daemon(client, 1u << DEMO_DECODE | 1u << DEMO_FORK) < 0 ||
 	    demo_process_expect(&processes[DEMO_DECODE], "result", results[DEMO_DECODE]) < 0 ||
 	    demo_process_expect(&processes[DEMO_FORK], "result", results[DEMO_FORK]) < 0 ||
@@ -148,8 +149,8 @@ static int print_table(void)
 {
 	int r = 0;
 
-	printf("\n%-8s %7s %12s %6s %6s %8s %9s %11s %8s\n", "process", "pid", "tokens", "steps",
-	       "again", "ms/step", "error", "of allowed", "resumed");
+	printf("\n%-8s %7s %12s %6s %7s %8s %9s %11s %8s\n", "process", "pid", "tokens", "steps",
+	       "retries", "ms/step", "error", "of allowed", "resumed");
 	for (int i = 0; i < DEMO_ROLES; i++) {
 		char *fields[8], *rest = results[i];
 		int n = 0;
@@ -157,21 +158,21 @@ static int print_table(void)
 		while (n < 8 && rest)
 			fields[n++] = strsep(&rest, "\t");
 		if (n != 8)
-			return demo_fail("%s says too little", processes[i].name);
-		printf("%-8s %7d %12s %6s %6s %8s %9s %11s %8s  %s\n", processes[i].name,
+			return demo_fail("the result line of %s is incomplete", processes[i].name);
+		printf("%-8s %7d %12s %6s %7s %8s %9s %11s %8s  %s\n", processes[i].name,
 		       processes[i].pid, fields[0], fields[1], fields[2], fields[3], fields[4],
 		       fields[5], fields[6], fields[7]);
 		if (strcmp(fields[7], "right") != 0)
 			r = -1;
 	}
-	printf("(tokens: written by it : in its sequence at the end; again: steps that died with "
-	       "the daemon;\nerror: the largest difference from dense attention in double "
-	       "precision, every number of every\nlayer and token; of allowed: of what rounding to "
-	       "fp16 can cost)\n");
+	printf("(tokens: written by this process : in its sequence at the end; retries: steps lost "
+	       "with the daemon;\nerror: the largest difference from dense attention in double "
+	       "precision, over all layers and tokens;\nof allowed: the same as a fraction of the "
+	       "rounding error that fp16 permits)\n");
 	return r;
 }
 
-static void out_of_time(int signal_number)
+static void on_alarm(int signal_number)
 {
 	static const char text[] = "FAILED: the demo took too long\n";
 
@@ -190,7 +191,7 @@ int main(int argc, char **argv)
 		return demo_role_run((enum demo_role)atoi(argv[2]));
 
 	signal(SIGPIPE, SIG_IGN);
-	signal(SIGALRM, out_of_time);
+	signal(SIGALRM, on_alarm);
 	alarm(LIMIT_SECONDS);
 	if (fa_connect(&options, &client) < 0) {
 		demo_fail("no connection to fad: %s", fa_error());

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Enough for a buffer of the demo to be made of several. */
+/* Small: a tensor of the demo has several pieces. */
 #define PIECE_BYTES ((size_t)2 << 20)
 
 struct demo_memory {
@@ -17,7 +17,7 @@ struct demo_memory {
 	size_t bytes;
 	void *host;
 	bool on_gpu;
-	CUdeviceptr at; /* on_gpu: where this process sees it */
+	CUdeviceptr at; /* with on_gpu */
 
 	/* CUDA_FD */
 	size_t reserved_bytes, mapped_bytes;
@@ -34,7 +34,7 @@ static int fail_cuda(CUresult result, const char *doing, char *text, size_t text
 	return r;
 }
 
-/* Every client of the demo computes on nothing but the first GPU, like the daemon. */
+/* The daemon uses the first GPU as well. */
 static int open_gpu(char *text, size_t text_bytes)
 {
 	struct fa_error error;
@@ -62,7 +62,7 @@ static int open_gpu(char *text, size_t text_bytes)
 	return 0;
 }
 
-/* Pieces side by side: the way in which growing buffers are made. */
+/* Maps pieces at adjacent addresses, as growing allocators do. */
 static int map_pieces(struct demo_memory *memory, char *text, size_t text_bytes)
 {
 	const CUmemAllocationProp properties = {
@@ -197,7 +197,7 @@ int demo_memory_push(struct demo_memory *memory)
 {
 	if (!memory->on_gpu)
 		return 0;
-	/* The daemon reads on a stream of its own: the copy has ended when this returns. */
+	/* The daemon reads on its own stream, so the copy must end here. */
 	return fa_cudriver_errno(driver.cuMemcpyHtoD(memory->at, memory->host, memory->bytes))
 	               ?: fa_cudriver_errno(driver.cuCtxSynchronize());
 }

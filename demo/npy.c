@@ -1,7 +1,4 @@
-/*
- * A strict reader: the header must be written exactly as numpy writes it, and the
- * file must hold exactly the elements that the header promises.
- */
+/* Strict: accepts only the header that numpy writes and exactly the elements it announces. */
 #include "demo/npy.h"
 
 #include <errno.h>
@@ -51,7 +48,7 @@ static bool parse_header(const char *header, struct demo_npy *npy)
 			return false;
 		npy->shape[npy->rank++] = n;
 		cursor = end;
-		/* (5,) has a comma after its only entry */
+		/* (5,) ends with a comma */
 		if (!skip(&cursor, ", ") && !(npy->rank == 1 && skip(&cursor, ",")) &&
 		    *cursor != ')')
 			return false;
@@ -109,7 +106,7 @@ int demo_npy_read(const char *path, char *text, size_t text_bytes, struct demo_n
 		r = fail(text, text_bytes, -ENOMEM, path, "no memory");
 		goto out;
 	}
-	/* One byte more is asked for: there must be none. */
+	/* Detects a file that is too long. */
 	if (fread(npy.data, 1, bytes + 1, file) != bytes) {
 		fail(text, text_bytes, r, path, "its length does not fit its shape");
 		goto out;

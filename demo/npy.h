@@ -1,4 +1,4 @@
-/* Reads the .npy files that numpy.save writes: version 1, little endian, C order. */
+/* Reads .npy files of numpy.save: version 1, little endian, C order. */
 #pragma once
 
 #include <stddef.h>
@@ -10,13 +10,10 @@ struct demo_npy {
 	char type[4]; /* "f2" or "f4" */
 	unsigned int rank;
 	int64_t shape[DEMO_NPY_RANK_MAX];
-	void *data; /* bytes of it, malloc'ed */
+	void *data;
 	size_t bytes;
 };
 
-/*
- * Returns 0, a negative errno of the file, or -EINVAL for what is none of these
- * files, with a sentence in @text. demo_npy_free() takes what was read.
- */
+/* Returns 0, or a negative errno and its @text; -EINVAL: not such a file. */
 int demo_npy_read(const char *path, char *text, size_t text_bytes, struct demo_npy *ret_npy);
 void demo_npy_free(struct demo_npy *npy);

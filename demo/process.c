@@ -10,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* ---- the driver's */
+/* ---- driver */
 
 void demo_say(const char *format, ...)
 {
@@ -71,7 +71,7 @@ int demo_process_expect(struct demo_process *process, const char *word, char *re
 	size_t length = strlen(word);
 
 	if (!fgets(line, sizeof(line), process->from))
-		return demo_fail("%s ended without a word", process->name);
+		return demo_fail("%s ended unexpectedly", process->name);
 	line[strcspn(line, "\n")] = '\0';
 	if (strncmp(line, word, length) != 0 || (line[length] && line[length] != ' '))
 		return demo_fail("%s says: %s", process->name, line);
@@ -82,7 +82,7 @@ int demo_process_expect(struct demo_process *process, const char *word, char *re
 
 void demo_process_tell(struct demo_process *process, const char *word)
 {
-	/* a client that is gone is noticed when it is listened to */
+	/* demo_process_expect() notices a dead client. */
 	fprintf(process->to, "%s\n", word);
 	fflush(process->to);
 }
@@ -96,11 +96,11 @@ int demo_process_finish(struct demo_process *process, bool unwanted)
 	if (unwanted)
 		kill(process->pid, SIGKILL);
 	if (waitpid(process->pid, &status, 0) < 0 || status != 0)
-		return demo_fail("%s did not end well", process->name);
+		return demo_fail("%s exited with an error", process->name);
 	return 0;
 }
 
-/* ---- a client's */
+/* ---- client */
 
 int demo_client_fail(const char *format, ...)
 {
@@ -126,7 +126,7 @@ int demo_client_wait(const char *word)
 	char line[16];
 	size_t length = strlen(word);
 
-	/* not buffered by stdio, so that poll() sees what is there */
+	/* Not through stdio, whose buffer poll() does not see. */
 	if (read(STDIN_FILENO, line, length + 1) != (ssize_t)length + 1 ||
 	    strncmp(line, word, length) != 0)
 		return demo_client_fail("the driver did not say %s", word);

@@ -1,6 +1,6 @@
 /*
- * The demo's processes, and how they talk: a driver starts clients (this program again,
- * with other arguments) and exchanges lines with them through their stdin and stdout.
+ * The processes of a demo: a driver starts clients, which are the same program with other
+ * arguments, and exchanges lines with them through their stdin and stdout.
  */
 #pragma once
 
@@ -16,33 +16,33 @@ struct demo_process {
 	FILE *to, *from;
 };
 
-/* ---- the driver's */
+/* ---- driver */
 
-/* Starts this program with @argv, which ends with NULL. It dies with us. */
+/* @argv ends with NULL. The client is killed when the driver exits. */
 int demo_process_start(struct demo_process *process, const char *name, const char *const *argv);
 
-/* Reads the client's next line, which must start with @word; what follows goes to
- * @ret_rest (of DEMO_LINE_BYTES) if that is not NULL. */
+/* Reads the client's next line, which must start with @word. @ret_rest (DEMO_LINE_BYTES, or NULL)
+ * gets the rest. */
 int demo_process_expect(struct demo_process *process, const char *word, char *ret_rest);
 
 void demo_process_tell(struct demo_process *process, const char *word);
 
-/* Waits for its end, after SIGKILL if @unwanted; says if it did not end well, and returns -1.
- * One that was never started, or is no more, ended well. */
+/* Waits for the client, which is killed first if @unwanted. Returns 0 if it exited with 0 or does
+ * not run, else -1 and a message. */
 int demo_process_finish(struct demo_process *process, bool unwanted);
 
-/* A line on stdout; demo_fail() begins it with FAILED, and returns -1. */
+/* Print a line; demo_fail() puts "FAILED: " before it and returns -1. */
 void demo_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 int demo_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* ---- a client's */
+/* ---- client */
 
-/* Says that it failed, and why; returns 1. */
+/* Reports a failure to the driver; returns 1. */
 int demo_client_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 void demo_client_say(const char *word);
 
-/* Reads a line, which must be @word; 0 or what demo_client_fail() returns. */
+/* Waits for the line @word. Returns 0, or 1 after demo_client_fail(). */
 int demo_client_wait(const char *word);
 
 /* ---- both */

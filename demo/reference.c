@@ -81,7 +81,7 @@ double demo_flops(const struct demo_sequence *s)
 	return 4.0 * pairs * s->heads * s->dim;
 }
 
-/* fp16 has 5 bits of exponent and 10 of mantissa; ldexp does the arithmetic. */
+/* fp16: 5 bits of exponent, 10 of mantissa. */
 static double half_to_double(uint16_t half)
 {
 	int exponent = half >> 10 & 31, mantissa = half & 1023;
@@ -96,7 +96,7 @@ static double half_to_double(uint16_t half)
 	return half & 0x8000 ? -value : value;
 }
 
-/* For numbers that fp16 has room for. */
+/* @value is within the range of fp16. */
 static uint16_t double_to_half(double value)
 {
 	uint16_t sign = signbit(value) ? 0x8000 : 0;
@@ -108,7 +108,7 @@ static uint16_t double_to_half(double value)
 	frexp(magnitude, &exponent); /* magnitude < 2^exponent */
 	if (exponent < -13)
 		exponent = -13; /* subnormal */
-	/* In units of the last place; 2048 of them carry into the exponent by themselves. */
+	/* In units of the last place; 2048 of them carry into the exponent. */
 	return sign + (uint16_t)(((exponent + 13) << 10) +
 	                         (int)nearbyint(ldexp(magnitude, 11 - exponent)));
 }

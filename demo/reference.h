@@ -1,14 +1,11 @@
-/*
- * Attention as the textbook has it, in double precision, one score after the
- * other: slow, short, and sharing no code with fad. And the number formats.
- */
+/* Textbook attention in double precision, without any code of fad; and number formats. */
 #pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-/* One sequence. Everything is dense: [token][head][dim]. */
+/* One sequence; dense, [token][head][dim]. */
 struct demo_sequence {
 	const double *q, *k, *v;
 	int64_t n_q, n_k;
@@ -16,13 +13,11 @@ struct demo_sequence {
 	bool causal; /* the last row sees the last key */
 };
 
-/*
- * Writes n_q * heads * dim numbers, and as many magnitudes: the same with |v| for v, which
- * is what errors of the weights are in proportion to. Returns 0 or -ENOMEM.
- */
+/* Writes n_q * heads * dim results, and as many magnitudes: the results for |v| instead of v.
+ * Returns 0 or -ENOMEM. */
 int demo_reference(const struct demo_sequence *sequence, double *ret_out, double *ret_magnitude);
 
-/* Multiplications and additions that attention takes: visible pairs only. */
+/* Multiplications and additions; visible pairs only. */
 double demo_flops(const struct demo_sequence *sequence);
 
 /* @dtype is an enum fa_dtype. */

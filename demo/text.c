@@ -11,14 +11,14 @@
 #define VOCABULARY 32000
 
 /*
- * fp16 has 11 bits of mantissa; sums are in fp32, of numbers that cancel little. A weight
- * may be rounded, and is another if one of the rotated numbers was rounded to the other
- * side here, where they are not rotated in fp32.
+ * The tolerance: unit roundoff of fp16, and the relative error of sums in fp32. Weights count
+ * twice: they may be rounded, and depend on numbers that are rotated in fp32 by the daemon and in
+ * double precision here, which may round differently.
  */
 #define ROUNDOFF 4.9e-4
 #define SUMS 2e-6
 
-/* Large enough that a few tokens have most of the weight: else all results are near 0. */
+/* Concentrates the weight on a few tokens; otherwise all results are near 0. */
 #define QUERY_SIZE 3.0
 
 enum part {
@@ -38,12 +38,12 @@ static uint64_t mix(uint64_t x)
 
 static uint64_t token_at(const struct demo_text *text, int64_t i)
 {
-	int way = i < text->shared ? 0 : text->way;
+	int branch = i < text->shared ? 0 : text->branch;
 
-	return mix((uint64_t)way << 32 | (uint64_t)i) % VOCABULARY;
+	return mix((uint64_t)branch << 32 | (uint64_t)i) % VOCABULARY;
 }
 
-/* About normal, variance 1; rounded to fp16. */
+/* Roughly normal, variance 1; rounded to fp16. */
 static void make(uint64_t token, int layer, enum part part, int heads, uint16_t *ret_numbers)
 {
 	uint64_t state = mix(token << 8 | (uint64_t)layer << 2 | part);
@@ -78,7 +78,7 @@ static void load(const uint16_t *numbers, int heads, double *ret_numbers)
 		ret_numbers[j] = demo_load(numbers, FA_F16, j);
 }
 
-/* What is stored has the cache's dtype. */
+/* The cache stores fp16. */
 static double round_to_half(double value)
 {
 	uint16_t half;
@@ -134,14 +134,14 @@ static void fill(struct demo_text *text, int layer)
 	}
 }
 
-int demo_text_new(int way, int64_t shared, int64_t n, struct demo_text **ret_text)
+int demo_text_new(int branch, int64_t shared, int64_t n, struct demo_text **ret_text)
 {
 	const size_t bytes = sizeof(double) * (size_t)n * DEMO_DIM;
 	struct demo_text *text = calloc(1, sizeof(*text));
 
 	if (!text)
 		return -ENOMEM;
-	text->way = way;
+	text->branch = branch;
 	text->shared = shared;
 	text->n = n;
 	for (int l = 0; l < DEMO_LAYERS; l++) {
@@ -161,7 +161,7 @@ int demo_text_new(int way, int64_t shared, int64_t n, struct demo_text **ret_tex
 /* ---- attention */
 
 static void compare(const double *expected, const double *magnitude, const uint16_t *out, size_t n,
-                    double *error, double *part)
+                    double *error, double *fraction)
 {
 	for (size_t j = 0; j < n; j++) {
 		double difference = fabs(demo_load(out, FA_F16, j) - expected[j]);
@@ -171,12 +171,12 @@ static void compare(const double *expected, const double *magnitude, const uint1
 		if (isnan(difference))
 			difference = INFINITY;
 		*error = fmax(*error, difference);
-		*part = fmax(*part, difference / allowed);
+		*fraction = fmax(*fraction, difference / allowed);
 	}
 }
 
 int demo_text_check(const struct demo_text *text, int layer, int64_t first, int64_t n,
-                    const uint16_t *out, double *error, double *part)
+                    const uint16_t *out, double *error, double *fraction)
 {
 	const size_t numbers = (size_t)n * DEMO_HEADS * DEMO_DIM;
 	struct demo_sequence sequence = {
@@ -196,7 +196,7 @@ int demo_text_check(const struct demo_text *text, int layer, int64_t first, int6
 	if (expected)
 		r = demo_reference(&sequence, expected, expected + numbers);
 	if (r == 0)
-		compare(expected, expected + numbers, out, numbers, error, part);
+		compare(expected, expected + numbers, out, numbers, error, fraction);
 	free(expected);
 	return r;
 }
