@@ -21,11 +21,19 @@
 #define SETTLE_NS (10 * FA_NS_PER_SEC)
 #define STOP_NS (30 * FA_NS_PER_SEC)
 
-/* FAD_DAEMON, or fad in the directories where it is installed or built. */
-static int find_daemon(char *ret_path, size_t size)
+/* Where an executable is installed or built, relative to this one, unless a variable names it. */
+struct place {
+	const char *variable;
+	const char *places[2];
+};
+
+static const struct place fad = { "FAD_DAEMON", { "fad", "../daemon/fad" } };
+static const struct place tunable = { "FAD_TUNABLE_DAEMON",
+	                              { "fad-tunable", "../tests/gpu/fad-tunable" } };
+
+static int find_daemon(const struct place *place, char *ret_path, size_t size)
 {
-	static const char *const places[] = { "fad", "../daemon/fad" };
-	const char *environment = getenv("FAD_DAEMON");
+	const char *environment = getenv(place->variable);
 	char self[2048], *slash;
 	ssize_t n;
 
@@ -40,8 +48,8 @@ static int find_daemon(char *ret_path, size_t size)
 	slash = strrchr(self, '/');
 	if (slash)
 		*slash = '\0';
-	for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++) {
-		snprintf(ret_path, size, "%s/%s", self, places[i]);
+	for (size_t i = 0; i < sizeof(place->places) / sizeof(place->places[0]); i++) {
+		snprintf(ret_path, size, "%s/%s", self, place->places[i]);
 		if (access(ret_path, X_OK) == 0)
 			return 0;
 	}
@@ -106,16 +114,17 @@ static int spawn(struct fa_bench_daemon *daemon, const char *path, bool supervis
 	return -EIO;
 }
 
-static int start_private(const struct fa_bench *bench, bool supervised,
+static int start_private(const struct fa_bench *bench, const struct place *place, bool supervised,
                          struct fa_bench_daemon *ret_daemon)
 {
 	struct fa_bench_daemon daemon = { 0 };
 	char path[4096];
 	int r;
 
-	r = find_daemon(path, sizeof(path));
+	r = find_daemon(place, path, sizeof(path));
 	if (r < 0) {
-		fa_bench_log(bench, "fabench: fad is not found; FAD_DAEMON may name it");
+		fa_bench_log(bench, "fabench: %s is not found; %s may name it", place->places[0],
+		             place->variable);
 		return r;
 	}
 	snprintf(daemon.directory, sizeof(daemon.directory), "/tmp/fabench.XXXXXX");
@@ -142,7 +151,7 @@ int fa_bench_daemon_start(const struct fa_bench *bench, struct fa_bench_daemon *
 	int r;
 
 	if (!bench->socket)
-		return start_private(bench, false, ret_daemon);
+		return start_private(bench, &fad, false, ret_daemon);
 	snprintf(daemon.socket, sizeof(daemon.socket), "%s", bench->socket);
 	r = ask_status(daemon.socket, &daemon.pid, &sessions);
 	if (r < 0) {
@@ -156,7 +165,19 @@ int fa_bench_daemon_start(const struct fa_bench *bench, struct fa_bench_daemon *
 int fa_bench_daemon_start_supervised(const struct fa_bench *bench,
                                      struct fa_bench_daemon *ret_daemon)
 {
-	return start_private(bench, true, ret_daemon);
+	return start_private(bench, &fad, true, ret_daemon);
+}
+
+bool fa_bench_daemon_is_tunable(void)
+{
+	char path[4096];
+
+	return find_daemon(&tunable, path, sizeof(path)) == 0;
+}
+
+int fa_bench_daemon_start_tunable(const struct fa_bench *bench, struct fa_bench_daemon *ret_daemon)
+{
+	return start_private(bench, &tunable, false, ret_daemon);
 }
 
 int fa_bench_daemon_process(const struct fa_bench_daemon *daemon, pid_t *ret_pid)

@@ -4,6 +4,7 @@
 
 #include "bench/fabench/bench.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
 
@@ -20,6 +21,12 @@ int fa_bench_daemon_start(const struct fa_bench *bench, struct fa_bench_daemon *
 /* Starts a private daemon under a supervisor, whose pid @ret_daemon has. */
 int fa_bench_daemon_start_supervised(const struct fa_bench *bench,
                                      struct fa_bench_daemon *ret_daemon);
+
+/* Returns whether there is a fad-tunable, which takes FAD_TUNE_*
+ * (tests/cuda-driver/tuning-env.c). */
+bool fa_bench_daemon_is_tunable(void);
+/* Starts it as a private daemon. */
+int fa_bench_daemon_start_tunable(const struct fa_bench *bench, struct fa_bench_daemon *ret_daemon);
 
 /* Returns the pid of the process that serves. */
 int fa_bench_daemon_process(const struct fa_bench_daemon *daemon, pid_t *ret_pid);

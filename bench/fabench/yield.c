@@ -6,7 +6,7 @@
  *
  *   idle        a step without prefills
  *   decode      a step beside prefills, which are preempted
- *   decode-off  the same with a daemon that never preempts (FAD_YIELD_NS)
+ *   decode-off  the same with a daemon that never preempts (FAD_TUNE_PREEMPT_WORK_NS)
  *   off         a prefill of that daemon, without steps
  *   alone       a preemptible prefill, without steps
  *   beside      a prefill beside the steps of "decode"
@@ -303,25 +303,30 @@ static int measure(struct yield_bench *b, uint32_t tokens)
 	return r;
 }
 
-/* With --socket there is only one, and no daemon that never preempts. */
+/* With --socket, or without a fad-tunable, there is no daemon that never preempts. */
 static int start_daemons(struct yield_bench *b)
 {
-	const char *environment = getenv("FAD_YIELD_NS");
+	const char *environment = getenv("FAD_TUNE_PREEMPT_WORK_NS");
 	char *usual_ns = environment ? strdup(environment) : NULL;
+	const bool tunable = !b->bench->socket && fa_bench_daemon_is_tunable();
 	int r = 0;
 
 	/* Launches of --quick are too short to be preempted by default. */
 	if (b->bench->quick && !environment)
-		setenv("FAD_YIELD_NS", "0", 1);
+		setenv("FAD_TUNE_PREEMPT_WORK_NS", "0", 1);
 	if (b->bench->socket)
 		fa_bench_log(b->bench, "fabench yield: with --socket there is no daemon without "
 		                       "preemption to compare with");
-	while (r == 0 && b->n_daemons < (b->bench->socket ? 1 : DAEMONS)) {
+	else if (!tunable)
+		fa_bench_log(b->bench, "fabench yield: without fad-tunable there is no daemon "
+		                       "without preemption to compare with");
+	while (r == 0 && b->n_daemons < (tunable ? DAEMONS : 1)) {
 		const int daemon = b->n_daemons;
 
 		if (daemon == OFF)
-			setenv("FAD_YIELD_NS", NEVER_NS, 1);
-		r = fa_bench_daemon_start(b->bench, &b->daemons[daemon]);
+			setenv("FAD_TUNE_PREEMPT_WORK_NS", NEVER_NS, 1);
+		r = tunable ? fa_bench_daemon_start_tunable(b->bench, &b->daemons[daemon])
+		            : fa_bench_daemon_start(b->bench, &b->daemons[daemon]);
 		if (r < 0) {
 			fa_fail(&b->error, r, "the daemon does not start");
 			break;
@@ -331,9 +336,9 @@ static int start_daemons(struct yield_bench *b)
 		                          &b->error, &b->clients[daemon]);
 	}
 	if (usual_ns)
-		setenv("FAD_YIELD_NS", usual_ns, 1);
+		setenv("FAD_TUNE_PREEMPT_WORK_NS", usual_ns, 1);
 	else
-		unsetenv("FAD_YIELD_NS");
+		unsetenv("FAD_TUNE_PREEMPT_WORK_NS");
 	free(usual_ns);
 	return r;
 }

@@ -61,8 +61,8 @@ struct fa_cuda_chip {
 	/* Kernels for this compute capability alone are not to be used: their modules could
 	 * not be loaded. */
 	bool portable, portable_paged; /* ... that work on tensors; that work on pages */
-	/* For tests (FAD_SHARE_EARLY of the daemon): sequences that share pages are grouped as where
-	 * nobody knows what that costs. */
+	/* For tests (FAD_TUNE_SHARE_EARLY of the daemon): sequences that share pages are grouped as
+	 * where nobody knows what that costs. */
 	bool share_early;
 };
 

@@ -1,7 +1,7 @@
 /*
  * Random attention through the library and the daemon against the naive fp64 reference, in
  * host memory: on a GPU read where it is, copied to the GPU first, or as the daemon thinks
- * best (FAD_STAGE). 16-bit types and few features, mostly: what the fastest kernels take.
+ * best (FAD_TUNE_STAGING). 16-bit types and few features, mostly: what the fastest kernels take.
  * FAD_TEST_SEED repeats a run.
  */
 #include "client/faclient.h"
@@ -101,7 +101,7 @@ static void test_random(void **state)
 		struct fa_test_daemon fad;
 		struct fa_client *client;
 
-		setenv("FAD_STAGE", stages[i], 1);
+		fa_test_daemon_tune("STAGING", stages[i]);
 		fa_test_daemon_start(&fad, NULL);
 		options.socket = fad.socket;
 		options.connect_ns = fa_test_patience_ns();

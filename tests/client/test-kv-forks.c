@@ -277,6 +277,6 @@ int main(void)
 	};
 
 	/* What is shared here is little for a large GPU. */
-	setenv("FAD_SHARE_EARLY", "1", 1);
+	fa_test_daemon_tune("SHARE_EARLY", "1");
 	return cmocka_run_group_tests_name("kv-forks", tests, alone_setup, alone_teardown);
 }

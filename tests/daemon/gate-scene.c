@@ -24,7 +24,7 @@ int gates_start(void **state)
 {
 	setenv("FAD_TEST_CUDA_MPS", "1", 1);
 	/* Whatever has such a kernel gives way. */
-	setenv("FAD_YIELD_NS", "0", 1);
+	setenv("FAD_TUNE_PREEMPT_WORK_NS", "0", 1);
 	/* One stream of each priority, so that clients share it. */
 	setenv("CUDA_DEVICE_MAX_CONNECTIONS", "4", 1);
 	fa_test_cuda_begin(&cuda);

@@ -269,8 +269,8 @@ int main(void)
 		cmocka_unit_test_teardown(test_refused, stop),
 	};
 
-	setenv("FAD_LONG_NS", LONG_NS, 1);
-	setenv("FAD_YIELD_NS", "0", 1);
-	setenv("FAD_YIELD_STOP_NS", "3600000000000", 1);
+	setenv("FAD_TUNE_LONG_NS", LONG_NS, 1);
+	setenv("FAD_TUNE_PREEMPT_WORK_NS", "0", 1);
+	setenv("FAD_TUNE_PREEMPT_STOP_NS", "3600000000000", 1);
 	return cmocka_run_group_tests_name("cuda-lull", tests, NULL, NULL);
 }

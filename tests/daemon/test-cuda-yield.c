@@ -245,7 +245,7 @@ int main(void)
 	};
 
 	/* Whatever is long enough for its kernel, and until what is urgent has ended. */
-	setenv("FAD_YIELD_NS", "0", 1);
-	setenv("FAD_YIELD_STOP_NS", "3600000000000", 1);
+	setenv("FAD_TUNE_PREEMPT_WORK_NS", "0", 1);
+	setenv("FAD_TUNE_PREEMPT_STOP_NS", "3600000000000", 1);
 	return cmocka_run_group_tests_name("cuda-yield", tests, NULL, NULL);
 }

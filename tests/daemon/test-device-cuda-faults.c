@@ -415,7 +415,7 @@ int main(void)
 	int r;
 
 	fa_test_cuda_begin(&cuda_dir);
-	setenv("FAD_STAGE", "always", 1);
+	setenv("FAD_TUNE_STAGING", "always", 1);
 	cuda_exporter_start(&exporter, 0);
 	r = cmocka_run_group_tests(tests, NULL, NULL);
 	cuda_exporter_stop(&exporter);

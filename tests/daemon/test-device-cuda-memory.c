@@ -44,7 +44,7 @@ static void host_child(void)
 	unsigned char *data;
 	int fd, sealed;
 
-	setenv("FAD_PIN_PART_BYTES", "1048576", 1);
+	setenv("FAD_TUNE_PIN_PART_BYTES", "1048576", 1);
 	cuda_device_open(&cuda, NULL);
 	fa_check_eq(fa_memfd_new("test", bytes + PAGE, false, &fd), 0);
 	data = mmap(NULL, bytes + PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -469,7 +469,7 @@ static void workers_child(void)
 	struct cuda_device cuda;
 	struct worker workers[4];
 
-	setenv("FAD_PIN_PART_BYTES", "1048576", 1);
+	setenv("FAD_TUNE_PIN_PART_BYTES", "1048576", 1);
 	cuda_device_open(&cuda, NULL);
 	for (unsigned int i = 0; i < 4; ++i) {
 		workers[i] = (struct worker){ .cuda = &cuda, .seed = i };

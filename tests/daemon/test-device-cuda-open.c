@@ -96,12 +96,12 @@ static void exclusive_child(void)
 
 static void environment_child(void)
 {
-	setenv("FAD_STAGE", "sometimes", 1);
-	open_refused(NULL, -EINVAL, "FAD_STAGE is \"sometimes\"");
-	setenv("FAD_STAGE", "auto", 1);
-	setenv("FAD_PIN_PART_BYTES", "12345", 1);
-	open_refused(NULL, -EINVAL, "FAD_PIN_PART_BYTES");
-	setenv("FAD_PIN_PART_BYTES", "64k", 1);
+	setenv("FAD_TUNE_STAGING", "sometimes", 1);
+	open_refused(NULL, -EINVAL, "FAD_TUNE_STAGING is \"sometimes\"");
+	setenv("FAD_TUNE_STAGING", "auto", 1);
+	setenv("FAD_TUNE_PIN_PART_BYTES", "12345", 1);
+	open_refused(NULL, -EINVAL, "FAD_TUNE_PIN_PART_BYTES");
+	setenv("FAD_TUNE_PIN_PART_BYTES", "64k", 1);
 	open_refused(NULL, -EINVAL, "expected a number");
 }
 

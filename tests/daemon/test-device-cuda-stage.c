@@ -55,8 +55,8 @@ static void parts_child(void)
 	struct cuda_device cuda;
 	uint64_t before;
 
-	setenv("FAD_PIN_PART_BYTES", "1048576", 1);
-	setenv("FAD_STAGE", "always", 1);
+	setenv("FAD_TUNE_PIN_PART_BYTES", "1048576", 1);
+	setenv("FAD_TUNE_STAGING", "always", 1);
 	cuda_device_open(&cuda, NULL);
 	group = cuda_group(&cuda);
 	queue = cuda_queue(&cuda, group, 0);
@@ -79,7 +79,7 @@ static void never_child(void)
 	struct cuda_device cuda;
 	uint64_t before;
 
-	setenv("FAD_STAGE", "never", 1);
+	setenv("FAD_TUNE_STAGING", "never", 1);
 	cuda_device_open(&cuda, NULL);
 	group = cuda_group(&cuda);
 	queue = cuda_queue(&cuda, group, 0);
@@ -103,7 +103,7 @@ static void interleaved_child(void)
 	char *k, *v, *both;
 	uint64_t before;
 
-	setenv("FAD_STAGE", "auto", 1);
+	setenv("FAD_TUNE_STAGING", "auto", 1);
 	cuda_device_open(&cuda, NULL);
 	group = cuda_group(&cuda);
 	queue = cuda_queue(&cuda, group, 0);
@@ -158,7 +158,7 @@ static void full_child(void)
 	uint64_t before;
 
 	setenv("FAD_TEST_CUDA_MEMORY_MIB", "64", 1);
-	setenv("FAD_STAGE", "always", 1);
+	setenv("FAD_TUNE_STAGING", "always", 1);
 	cuda_device_open(&cuda, NULL);
 	for (int i = 0; i < 4; ++i) {
 		groups[i] = cuda_group(&cuda);

@@ -59,7 +59,7 @@ static void begin(struct scene *scene)
 {
 	cuda_device_open(&scene->cuda, NULL);
 	/* However slow this machine is. */
-	scene->cuda.device->preempt.longest_stop_ns = UINT64_MAX;
+	scene->cuda.device->tuning.preempt_stop_ns = UINT64_MAX;
 	for (int i = 0; i < N_GROUPS; ++i)
 		scene->groups[i] = cuda_group(&scene->cuda);
 	scene->low = cuda_queue(&scene->cuda, scene->groups[0], 0);
@@ -181,7 +181,7 @@ static void starving_child(void)
 	fa_check_eq(n_launches(&scene), 2);
 	fa_check_eventually(has_stopped(&scene));
 	fa_check_eq(n_launches(&scene), 2);
-	scene.cuda.device->preempt.longest_stop_ns = 1;
+	scene.cuda.device->tuning.preempt_stop_ns = 1;
 	fa_check_eventually((cuda_reap(&scene.cuda), n_launches(&scene) >= 3));
 	fa_check(!scene.jobs[URGENT].reaped);
 	/* Then it has long enough for what it costs to be worth it. */
@@ -200,7 +200,7 @@ static void endless_child(void)
 	static struct scene scene;
 
 	begin(&scene);
-	scene.cuda.device->preempt.longest_stop_ns = FA_CUDA_PREEMPT_STOP_NS;
+	scene.cuda.device->tuning.preempt_stop_ns = fa_cuda_tuning_default().preempt_stop_ns;
 	/* Much longer than it may run at a time. */
 	fa_test_cuda_kernel_us(scene.cuda.page, 20000);
 	for (int i = 0; i < 2; ++i)
@@ -422,7 +422,7 @@ static void short_child(void)
 {
 	static struct scene scene;
 
-	unsetenv("FAD_YIELD_NS");
+	unsetenv("FAD_TUNE_PREEMPT_WORK_NS");
 	begin(&scene);
 	run_long(&scene);
 	start(&scene, BEHIND);
@@ -472,7 +472,7 @@ int main(void)
 	int r;
 
 	fa_test_cuda_begin(&cuda_dir);
-	setenv("FAD_YIELD_NS", "0", 1);
+	setenv("FAD_TUNE_PREEMPT_WORK_NS", "0", 1);
 	r = cmocka_run_group_tests(tests, NULL, NULL);
 	fa_test_cuda_end(&cuda_dir);
 	return r;

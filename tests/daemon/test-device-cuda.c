@@ -243,7 +243,7 @@ static void calls_child(void)
 	struct cuda_device cuda;
 	uint64_t n_copies;
 
-	setenv("FAD_STAGE", "always", 1);
+	setenv("FAD_TUNE_STAGING", "always", 1);
 	cuda_device_open(&cuda, NULL);
 	group = cuda_group(&cuda);
 	queue = cuda_queue(&cuda, group, 1);

@@ -184,6 +184,17 @@ static void remove_dir(const struct fa_test_daemon *daemon)
 		fa_test_dir_remove(daemon->dir);
 }
 
+void fa_test_daemon_tune(const char *name, const char *value)
+{
+	const char *tunable = getenv("FAD_TUNABLE_DAEMON");
+	char variable[64];
+
+	snprintf(variable, sizeof(variable), "FAD_TUNE_%s", name);
+	setenv(variable, value, 1);
+	if (tunable)
+		setenv("FAD_DAEMON", tunable, 1);
+}
+
 void fa_test_daemon_start(struct fa_test_daemon *daemon,
                           const struct fa_test_daemon_options *options)
 {

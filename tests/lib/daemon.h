@@ -41,6 +41,10 @@ void fa_test_daemon_start(struct fa_test_daemon *daemon,
 bool fa_test_daemon_try(struct fa_test_daemon *daemon,
                         const struct fa_test_daemon_options *options);
 
+/* Sets FAD_TUNE_@name for the daemons that are started from now on, and has them be the one that
+ * takes it: FAD_TUNABLE_DAEMON, if there is such a variable. */
+void fa_test_daemon_tune(const char *name, const char *value);
+
 /* Sends SIGTERM (unless it is gone), and checks that it exits with 0 and left
  * nothing that a sanitizer complained about. Takes one that is not running. */
 void fa_test_daemon_stop(struct fa_test_daemon *daemon);

@@ -5,6 +5,8 @@
 # Run as: test-cuda-fabench.sh FABENCH FABENCH-LAUNCH, with FAD_DAEMON.
 set -euo pipefail
 
+# It takes FAD_TUNE_*.
+export FAD_TUNABLE_DAEMON="$FAD_DAEMON"
 fabench=$1
 fabench_launch=$2
 temporary=$(mktemp -d)

@@ -48,15 +48,6 @@
 #define STAGE_BYTES (512ull << 20)
 #define STAGE_SHARE 64
 
-/*
- * Pinning holds the driver's locks, some 28 us a MiB, and launches wait for them: it goes
- * in parts, with time between them. On an H200, while another client pins 1 GiB in a loop,
- * the p99 of small requests was 5.5 times that of idle with parts of 16 MiB, and 1.2 times
- * with these. FAD_PIN_PART_BYTES and FAD_PIN_PAUSE_NS change it, to measure.
- */
-#define PIN_PART_BYTES (1ull << 20)
-#define PIN_PAUSE_NS (100 * FA_NS_PER_US)
-
 /* ---- opening */
 
 static void uuid_text(const CUuuid *uuid, char ret_text[UUID_TEXT_BYTES])
@@ -169,7 +160,7 @@ static int ask_device(struct fa_device *device, struct fa_error *error)
 		.shared_bytes_max = shared,
 		.l2_bytes = l2,
 		.sms = sms,
-		.share_early = device->chip.share_early, /* the environment says it */
+		.share_early = device->tuning.share_early,
 	};
 	snprintf(info->backend, sizeof(info->backend), "cuda");
 	memcpy(info->uuid, uuid.bytes, sizeof(info->uuid));
@@ -221,68 +212,6 @@ static int open_context(struct fa_device *device, struct fa_error *error)
 	return 0;
 }
 
-/* A number from the environment, for measuring. */
-static int environment_number(const char *name, uint64_t usual, struct fa_error *error,
-                              uint64_t *ret_number)
-{
-	const char *text = getenv(name);
-	char *end;
-
-	*ret_number = usual;
-	if (!text)
-		return 0;
-	errno = 0;
-	*ret_number = strtoull(text, &end, 10);
-	if (*text < '0' || *text > '9' || *end || errno)
-		return fa_fail(error, -EINVAL, "%s is \"%.40s\"; expected a number", name, text);
-	return 0;
-}
-
-static int read_environment(struct fa_device *device, struct fa_error *error)
-{
-	static const char *const modes[] = {
-		[FA_CUDA_STAGE_AUTO] = "auto",
-		[FA_CUDA_STAGE_ALWAYS] = "always",
-		[FA_CUDA_STAGE_NEVER] = "never",
-	};
-	const char *stage = getenv("FAD_STAGE");
-	unsigned int mode = FA_CUDA_STAGE_AUTO;
-	uint64_t early = 0;
-	int r;
-
-	while (stage && strcmp(stage, modes[mode]) != 0)
-		if (++mode == sizeof(modes) / sizeof(*modes))
-			return fa_fail(error, -EINVAL,
-			               "FAD_STAGE is \"%.40s\"; expected auto, always or never",
-			               stage);
-	device->staging.mode = (enum fa_cuda_staging_mode)mode;
-	r = environment_number("FAD_PIN_PART_BYTES", PIN_PART_BYTES, error,
-	                       &device->pin_part_bytes);
-	if (r == 0)
-		r = environment_number("FAD_PIN_PAUSE_NS", PIN_PAUSE_NS, error,
-		                       &device->pin_pause_ns);
-	if (r == 0)
-		r = environment_number("FAD_YIELD_NS", FA_CUDA_PREEMPT_NS, error,
-		                       &device->preempt.least_work_ns);
-	if (r == 0)
-		r = environment_number("FAD_YIELD_RUN_NS", FA_CUDA_PREEMPT_RUN_NS, error,
-		                       &device->preempt.least_run_ns);
-	if (r == 0)
-		r = environment_number("FAD_YIELD_STOP_NS", FA_CUDA_PREEMPT_STOP_NS, error,
-		                       &device->preempt.longest_stop_ns);
-	if (r == 0)
-		r = environment_number("FAD_LONG_NS", FA_CUDA_LONG_NS, error,
-		                       &device->quiesce.long_ns);
-	if (r == 0)
-		r = environment_number("FAD_SHARE_EARLY", 0, error, &early);
-	device->chip.share_early = early > 0;
-	if (r == 0 && (!device->pin_part_bytes || device->pin_part_bytes % (1 << 20)))
-		return fa_fail(error, -EINVAL,
-		               "FAD_PIN_PART_BYTES is %" PRIu64 "; expected a multiple of %d",
-		               device->pin_part_bytes, 1 << 20);
-	return r;
-}
-
 /* Without it host memory is read where it is. */
 static void open_staging(struct fa_device *device)
 {
@@ -291,7 +220,7 @@ static void open_staging(struct fa_device *device)
 	fa_list_init(&device->staging.ranges);
 	if (bytes > STAGE_BYTES)
 		bytes = STAGE_BYTES;
-	if (device->staging.mode != FA_CUDA_STAGE_NEVER &&
+	if (device->tuning.staging != FA_CUDA_STAGE_NEVER &&
 	    device->driver.cuMemAlloc(&device->staging.at, bytes) == CUDA_SUCCESS)
 		device->staging.bytes = bytes;
 	else
@@ -361,7 +290,7 @@ static int open_all(struct fa_device *device, struct fa_error *error)
 		any = any || fa_cuda_images[i].bytes;
 	if (!any)
 		return fa_fail(error, -ENXIO, "this fad was built without GPU kernels");
-	r = read_environment(device, error);
+	r = fa_cuda_tuning_load(error, &device->tuning);
 	if (r == 0)
 		r = start_driver(device, error);
 	started_ns = fa_now_ns();

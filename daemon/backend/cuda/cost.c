@@ -77,7 +77,7 @@ static double attention_ns(const struct fa_device *device, const struct fa_devic
 
 	/* Most works are short by the upper bound. The exact count takes a microsecond, and more
 	 * for many sequences. */
-	if (bound_ns < (double)device->quiesce.long_ns)
+	if (bound_ns < (double)device->tuning.long_ns)
 		return bound_ns;
 	kernel = fa_cuda_attention_kernel(&device->chip, p);
 	return host_ns + flops_ns(device, p->dtype, kernel && fa_cuda_kernel_is_special(kernel),
@@ -161,5 +161,5 @@ uint64_t fa_cuda_cost_long_ns(const struct fa_device *device, const struct fa_de
 	const double ns = work->op == FA_DEVICE_PAGED ? fa_cuda_paged_work(work)->ns
 	                                              : attention_ns(device, work);
 
-	return ns >= (double)device->quiesce.long_ns ? (uint64_t)fmin(ns, NS_MAX) : 0;
+	return ns >= (double)device->tuning.long_ns ? (uint64_t)fmin(ns, NS_MAX) : 0;
 }

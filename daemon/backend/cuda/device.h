@@ -15,6 +15,7 @@
 #include "daemon/backend/cuda/metadata_heap.h"
 #include "daemon/backend/cuda/quiesce.h"
 #include "daemon/backend/cuda/tensor_maps.h"
+#include "daemon/backend/cuda/tuning.h"
 #include "daemon/backend/device.h"
 #include "kernels/cuda/paged-plan.h"
 #include "kernels/cuda/plan.h"
@@ -133,15 +134,10 @@ struct fa_cuda_scratch {
 	CUdeviceptr at;
 };
 
-enum fa_cuda_staging_mode {
-	FA_CUDA_STAGE_AUTO,
-	FA_CUDA_STAGE_ALWAYS,
-	FA_CUDA_STAGE_NEVER,
-};
-
 struct fa_device {
 	struct fa_cudriver driver;
 	struct fa_device_config config;
+	struct fa_cuda_tuning tuning;
 	uint64_t serial; /* unique in this process */
 	CUdevice ordinal;
 	CUcontext context;
@@ -175,7 +171,6 @@ struct fa_device {
 	struct {
 		CUdeviceptr at;
 		uint64_t bytes;
-		enum fa_cuda_staging_mode mode;
 		struct fa_list ranges; /* fa_cuda_range.link, by address */
 	} staging;
 
@@ -184,7 +179,6 @@ struct fa_device {
 		CUdeviceptr words; /* one for each of streams */
 		uint64_t turn;     /* of the last preemptible launch */
 		unsigned int n_running;
-		uint64_t least_work_ns, least_run_ns, longest_stop_ns;
 	} preempt;
 	struct fa_cuda_scratch *scratches;
 
@@ -195,7 +189,6 @@ struct fa_device {
 	/* The workers'. */
 	struct fa_cuda_driver_lock memory_lock;
 	CUstream memory_stream;
-	uint64_t pin_part_bytes, pin_pause_ns;
 
 	struct fa_cuda_quiesce quiesce;
 

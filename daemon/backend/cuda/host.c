@@ -64,7 +64,7 @@ static int pin(struct fa_device *device, struct fa_cuda_memory *memory, unsigned
 			               "for the GPU; register at most %" PRIu64 " at once",
 			               memory->bytes, memory->part_bytes);
 		if (memory->pinned_bytes < memory->bytes)
-			fa_cuda_sleep(device->pin_pause_ns);
+			fa_cuda_sleep(device->tuning.pin_pause_ns);
 	}
 	return 0;
 }
@@ -119,7 +119,7 @@ static int memory_new(struct fa_device *device, uint64_t bytes, struct fa_error 
 	if (!memory)
 		return fa_fail(error, -ENOMEM, "no memory for a buffer");
 	memory->bytes = bytes;
-	memory->part_bytes = device->pin_part_bytes;
+	memory->part_bytes = device->tuning.pin_part_bytes;
 	r = fa_cuda_memory_enter(device, error);
 	if (r < 0)
 		free(memory); /* the driver gave nothing yet */

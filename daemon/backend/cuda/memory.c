@@ -56,7 +56,7 @@ static void unpin(struct fa_device *device, struct fa_cuda_quiesce_window *windo
 			unpinned = false;
 		if (memory->pinned_bytes &&
 		    !atomic_load_explicit(&device->lost, memory_order_relaxed))
-			fa_cuda_sleep(device->pin_pause_ns);
+			fa_cuda_sleep(device->tuning.pin_pause_ns);
 	}
 	if (memory->bytes >= LARGE_BYTES)
 		fa_cuda_quiesce_window_close(window);

@@ -8,8 +8,8 @@
  * reports how many blocks are left; the rest is launched when no work of high priority is in
  * flight. A cancelled launch is stopped and not resumed.
  *
- * No launch starves: each has least_run_ns before it is asked to stop, and is resumed for
- * FORCED_RUN_NS after longest_stop_ns even if high priority is always in flight. Both count from
+ * No launch starves: each has preempt_run_ns before it is asked to stop, and is resumed for
+ * FORCED_RUN_NS after preempt_stop_ns even if high priority is always in flight. Both count from
  * when the works ahead of it in its stream have ended. When a launch gets an SM is not known: one
  * behind a launch of another stream may be asked before it has begun, then stops at once and gets
  * its time when it is resumed.
@@ -111,7 +111,7 @@ bool fa_cuda_preempt_prepare(struct fa_device *device, struct fa_cuda_stream *st
 {
 	unsigned int n_queues = 0;
 
-	if (!state_bytes || work_ns < device->preempt.least_work_ns || is_high(device, stream))
+	if (!state_bytes || work_ns < device->tuning.preempt_work_ns || is_high(device, stream))
 		return false;
 	/* Nothing can preempt it now; but while a very long one runs, a queue of high priority may
 	 * come. */
@@ -195,7 +195,7 @@ CUresult fa_cuda_preempt_launch(struct fa_device *device, struct fa_cuda_stream 
 		.slots = slots,
 		.blocks = preemption->grid,
 	};
-	result = launch(device, stream, work, device->preempt.least_run_ns);
+	result = launch(device, stream, work, device->tuning.preempt_run_ns);
 	if (result == CUDA_SUCCESS)
 		preemption->work = work;
 	return result;
@@ -309,7 +309,7 @@ CUresult fa_cuda_preempt_resume(struct fa_device *device, struct fa_cuda_stream 
 	const bool urgent = is_urgent(device);
 	CUresult result;
 
-	if (urgent && fa_now_ns() - preemption->stopped_ns < device->preempt.longest_stop_ns)
+	if (urgent && fa_now_ns() - preemption->stopped_ns < device->tuning.preempt_stop_ns)
 		return CUDA_SUCCESS;
 	if (preemption->is_long && !fa_cuda_quiesce_long_begin(&device->quiesce, 0)) {
 		device->held = true;
@@ -319,7 +319,7 @@ CUresult fa_cuda_preempt_resume(struct fa_device *device, struct fa_cuda_stream 
 	yield->side ^= 1;
 	yield->resumed = 1;
 	result = launch(device, stream, preemption->work,
-	                urgent ? FORCED_RUN_NS : device->preempt.least_run_ns);
+	                urgent ? FORCED_RUN_NS : device->tuning.preempt_run_ns);
 	if (result != CUDA_SUCCESS && preemption->is_long)
 		fa_cuda_quiesce_long_end(&device->quiesce);
 	return result;

@@ -6,16 +6,9 @@
 
 #include "daemon/backend/cuda/device.h"
 
-/* Launches expected to take so long are preemptible. The price without preemption: the next launch
- * is enqueued only after their end, some 5 us later. */
-#define FA_CUDA_PREEMPT_NS (300 * FA_NS_PER_US)
 /* Launches that take so long are preemptible even if no queue has high priority: 5 us are a
  * thousandth of them, and the first such work would wait for all the rest. */
 #define FA_CUDA_PREEMPT_ALWAYS_NS (5 * FA_NS_PER_MS)
-/* A launch runs at least so long before it is asked to stop, so that it makes progress. */
-#define FA_CUDA_PREEMPT_RUN_NS (15 * FA_NS_PER_US)
-/* A launch is stopped at most so long at a time. */
-#define FA_CUDA_PREEMPT_STOP_NS (2 * FA_NS_PER_MS)
 
 /* What is launched, besides its arguments. */
 struct fa_cuda_preempt_kernel {

@@ -12,9 +12,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* A work is long if it is expected to take so long: about as long as a call that waits. */
-#define FA_CUDA_LONG_NS (2 * FA_NS_PER_MS)
-
 struct fa_cuda_quiesce {
 	pthread_mutex_t mutex;
 	pthread_cond_t changed;
@@ -30,7 +27,6 @@ struct fa_cuda_quiesce {
 	/* The engine thread's. A fixed work is a long one that cannot be preempted. */
 	unsigned int n_fixed;
 	uint64_t fixed_until_ns; /* expected end of the last fixed work */
-	uint64_t long_ns;        /* threshold of a long work */
 };
 
 /* A worker's window; starts as { .quiesce = ... }. */

@@ -92,9 +92,9 @@ static void merge(struct span *k, struct span *v)
 
 static bool should_stage(const struct fa_device *device, const struct span *span, uint64_t n_reads)
 {
-	if (!span->memory || device->staging.mode == FA_CUDA_STAGE_NEVER)
+	if (!span->memory || device->tuning.staging == FA_CUDA_STAGE_NEVER)
 		return false;
-	return device->staging.mode == FA_CUDA_STAGE_ALWAYS ||
+	return device->tuning.staging == FA_CUDA_STAGE_ALWAYS ||
 	       fa_cuda_staging_pays(span->end - span->begin, span->data_bytes, n_reads);
 }
 

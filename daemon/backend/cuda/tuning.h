@@ -1,0 +1,48 @@
+/*
+ * Thresholds and times of the backend's policies. tuning.c has those of production. Tests and
+ * benchmarks link tests/cuda-driver/tuning-env.c in its place, which reads the environment.
+ */
+#pragma once
+
+#include "common/clock.h"
+#include "common/error.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum fa_cuda_staging_mode {
+	FA_CUDA_STAGE_AUTO, /* where it pays */
+	FA_CUDA_STAGE_ALWAYS,
+	FA_CUDA_STAGE_NEVER,
+};
+
+struct fa_cuda_tuning {
+	enum fa_cuda_staging_mode staging;
+	/* Pinning holds the driver's locks, which launches need: it goes in parts, with pauses. */
+	uint64_t pin_part_bytes; /* a multiple of 1 MiB */
+	uint64_t pin_pause_ns;
+	/* Launches expected to take so long are preemptible. The price without preemption: the next
+	 * launch is enqueued only after their end, some 5 us later. */
+	uint64_t preempt_work_ns;
+	uint64_t preempt_run_ns;  /* a launch runs at least so long before it is asked to stop */
+	uint64_t preempt_stop_ns; /* a launch is stopped at most so long at a time */
+	/* Works expected to take so long are long (quiesce.h): about as long as a driver call that
+	 * waits for the GPU. */
+	uint64_t long_ns;
+	bool share_early; /* fa_cuda_chip.share_early */
+};
+
+static inline struct fa_cuda_tuning fa_cuda_tuning_default(void)
+{
+	return (struct fa_cuda_tuning){
+		.staging = FA_CUDA_STAGE_AUTO,
+		.pin_part_bytes = 1 << 20,
+		.pin_pause_ns = 100 * FA_NS_PER_US,
+		.preempt_work_ns = 300 * FA_NS_PER_US,
+		.preempt_run_ns = 15 * FA_NS_PER_US,
+		.preempt_stop_ns = 2 * FA_NS_PER_MS,
+		.long_ns = 2 * FA_NS_PER_MS,
+	};
+}
+
+int fa_cuda_tuning_load(struct fa_error *error, struct fa_cuda_tuning *ret_tuning);
