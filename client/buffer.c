@@ -59,7 +59,6 @@ static int map_host(struct fa_buffer *buffer, int protection)
 	return 0;
 }
 
-/* Maps the driver's allocation of @piece_bytes on the GPU with @uuid. */
 static int map_device(struct fa_buffer *buffer, uint64_t piece_bytes, const uint64_t uuid[2])
 {
 	struct fa_client_registration *registration = buffer->registration;
@@ -111,7 +110,6 @@ static int take_daemon_memory(struct fa_buffer *buffer, struct fa_client_call *c
 
 /* ---- registering */
 
-/* Registers @buffer and, once the daemon has it, appends it to the client's lists. */
 static int buffer_register(struct fa_client *client, struct fa_buffer *buffer)
 {
 	struct fa_client_registration *registration = buffer->registration;

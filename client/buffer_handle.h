@@ -8,7 +8,7 @@
 
 /* -EINVAL: the size is not possible. */
 int fa_buffer_alloc(struct fa_client *client, uint64_t bytes, struct fa_buffer **ret_buffer);
-/* Unmaps and frees; the daemon is not told. */
+/* The daemon is not told. */
 void fa_buffer_release(struct fa_buffer *buffer);
 /* With the mutex. Sends BufferFree, if the daemon has the registration. */
 void fa_registration_unregister(struct fa_client *client,

@@ -15,7 +15,6 @@ static bool call_ready(const struct fa_client *client, struct fa_client_waiter *
 	return fa_container_of(waiter, const struct fa_client_call, waiter)->done;
 }
 
-/* Returns true if a reply with descriptors may arrive. */
 static bool are_fds_due(const struct fa_client *client)
 {
 	struct fa_list *pos;
@@ -82,7 +81,6 @@ int fa_call_begin(struct fa_client *client, struct fa_wire_message *message, con
 	if (call->expect_fds)
 		client->sending_for_fds = false;
 	if (r < 0) {
-		/* Lets the next call that expects descriptors go on. */
 		if (call->expect_fds)
 			fa_client_wake(client);
 		return r;

@@ -1,4 +1,4 @@
-/* Making clients: options, the search for a daemon, spawning one. Ending clients. */
+/* Making and ending clients. */
 #include "client/buffer_handle.h"
 #include "client/last_error.h"
 #include "client/receive.h"
@@ -85,7 +85,7 @@ static char *absolute_path(const char *path)
 	return fa_steal_ptr(whole);
 }
 
-/* @given, else the environment variable's path; made absolute. */
+/* @given, else the environment variable; made absolute. */
 static int choose_path(const char *given, const char *variable, char **ret_path)
 {
 	const char *path = given && *given ? given : secure_getenv(variable);
@@ -96,7 +96,6 @@ static int choose_path(const char *given, const char *variable, char **ret_path)
 	return *ret_path ? 0 : -ENOMEM;
 }
 
-/* Makes a client without a connection. */
 static int client_new(const struct fa_options *options, struct fa_client **ret_client)
 {
 	static atomic_uint tags;
@@ -256,7 +255,7 @@ static int connect_spawned(struct fa_client *client, uint64_t deadline_ns, struc
 	r = try_path(client, path, deadline_ns, error);
 	if (r < 0) {
 		r = fa_spawn_explain(daemon_stderr, r, deadline_ns, error);
-		/* After its exit: it may clean up itself. */
+		/* Only once the daemon has exited, which may clean up itself. */
 		fa_spawn_clean(path);
 		return r;
 	}

@@ -78,7 +78,7 @@ static int connect_socket(const char *path, uint64_t deadline_ns, struct fa_erro
 		(void)nanosleep(&pause, NULL);
 	}
 
-	/* Blocking calls return after the timeout; others pass MSG_DONTWAIT. */
+	/* Receives block this long at most; those that must not wait pass MSG_DONTWAIT. */
 	if (fcntl(fd, F_SETFL, 0) < 0 ||
 	    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &slice, sizeof(slice)) < 0)
 		return fa_fail(error, -errno, "the socket cannot be set up: %m");
@@ -157,7 +157,7 @@ static int read_hello_reply(const struct fa_wire_message *message, const int *fd
 		               reply->version, FA_WIRE_VERSION_MIN, FA_WIRE_VERSION_MAX);
 	if (!reply->limits.requests || !reply->limits.streams ||
 	    (reply->resumed && !key->generation))
-		return fa_fail(error, -EPROTO, "the daemon's HelloReply makes no sense");
+		return fa_fail(error, -EPROTO, "the daemon's HelloReply is invalid");
 
 	connection->version = reply->version;
 	connection->features = reply->features;
@@ -187,7 +187,7 @@ static int shake_hands(const char *path, const char *name, const struct fa_sessi
 	/* If the send failed, the daemon's reason may be in the socket. */
 	r = send_hello(connection->socket, name, key, out);
 	if (r < 0 && r != -EPIPE && r != -ECONNRESET)
-		return fa_fail(error, r, "cannot greet fad at %s: %s", path, strerror(-r));
+		return fa_fail(error, r, "cannot send Hello to fad at %s: %s", path, strerror(-r));
 
 	do {
 		if (fa_poll(connection->socket, POLLIN, deadline_ns) < 0 &&

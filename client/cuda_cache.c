@@ -53,7 +53,6 @@ static void drop_unused(struct fa_client *client)
 		drop(client, registration_of(client->cuda_unused.next));
 }
 
-/* Drops the least recently used ones above the bounds. */
 static void bound_unused(struct fa_client *client)
 {
 	size_t n = 0, n_pieces = 0;
@@ -144,7 +143,6 @@ int fa_cuda_trim(struct fa_client *client)
 
 /* ---- finding */
 
-/* Returns true if all allocations of @part are in @whole. */
 static bool contains(const struct fa_cuda_range *whole, const struct fa_cuda_range *part)
 {
 	for (size_t first = 0; first + part->n_pieces <= whole->n_pieces; ++first)
@@ -249,7 +247,7 @@ static int send_pieces(struct fa_client *client, const struct fa_cudriver *drive
 	return 0;
 }
 
-/* With the mutex. Registers the memory whose first pieces are @fds. */
+/* With the mutex. @fds are the memory's first pieces. */
 static int send_registration(struct fa_client *client, const struct fa_cudriver *driver,
                              struct fa_client_registration *registration, const int *fds,
                              size_t n_fds)

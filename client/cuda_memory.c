@@ -162,7 +162,6 @@ static bool attribute(const struct fa_cudriver *driver, void *ret_value,
 	return driver->cuPointerGetAttribute(ret_value, attribute, at) == CUDA_SUCCESS;
 }
 
-/* Refuses all but device memory that can be handed over. */
 static int check_kind(const struct fa_cudriver *driver, uint64_t at, struct fa_error *error)
 {
 	unsigned int managed = 0, type = 0;
@@ -237,7 +236,6 @@ static int append(struct fa_cuda_range **memory, size_t *size, const struct fa_c
 	return 0;
 }
 
-/* Collects the allocations from the one that holds @at to the one that holds the last byte. */
 static int walk(const struct fa_cudriver *driver, uint64_t at, uint64_t end, struct fa_error *error,
                 struct fa_cuda_range **memory)
 {

@@ -47,13 +47,11 @@ int fa_cuda_open(struct fa_error *error, const struct fa_cudriver **ret_driver);
 int fa_cuda_find(const struct fa_cudriver *driver, uint64_t at, uint64_t bytes,
                  const uint64_t uuid[2], struct fa_error *error, struct fa_cuda_range **ret_memory);
 
-/* Returns true if none of it was freed since. */
 bool fa_cuda_is_alive(const struct fa_cudriver *driver, const struct fa_cuda_range *memory);
 
 int fa_cuda_handle(const struct fa_cudriver *driver, const struct fa_cuda_range *memory,
                    struct fa_error *error, uint8_t ret_handle[FA_WIRE_HANDLE_BYTES]);
 
-/* Exports @n allocations from @first on. */
 int fa_cuda_export(const struct fa_cudriver *driver, const struct fa_cuda_range *memory,
                    size_t first, size_t n, struct fa_error *error, int *ret_fds);
 

@@ -13,7 +13,7 @@ int fa_fd(struct fa_client *client)
 	r = fa_client_enter(client);
 	if (r < 0)
 		return r;
-	/* Nothing was signalled for what was read before. */
+	/* Report what was read before the first fa_fd(). */
 	if (!client->fd_watched) {
 		client->fd_watched = true;
 		fa_client_ring_arm(&client->connection.ring);

@@ -16,7 +16,6 @@ bool fa_request_is_gated(const struct fa_client_request *request);
 /* Before sending: sets the timeline up; may release the mutex. -ECONNRESET: a wait is for a lost
  * value. */
 int fa_gates_prepare(struct fa_client *client, const struct fa_client_request *request);
-/* Returns true if the timeline is set up for the current connection. */
 bool fa_gates_are_ready(const struct fa_client *client);
 /* After it was sent. */
 void fa_gates_sent(struct fa_client *client, const struct fa_client_request *request);

@@ -32,8 +32,9 @@ int fa_kv_call(struct fa_client *client, struct fa_wire_message *message, bool b
 		return r;
 	r = fa_call_run(client, message, NULL, 0, true, call);
 	if (r == -ENOENT && by_number && client->resumed < client->reconnects)
-		r = fa_error_set(-ESTALE, "there is no such object: the session was lost when the "
-		                          "daemon was restarted, and what it had without a name");
+		r = fa_error_set(-ESTALE,
+		                 "there is no such object: the session was lost when the "
+		                 "daemon was restarted, with all its objects without a name");
 	fa_client_leave(client);
 	return r;
 }

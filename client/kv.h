@@ -10,5 +10,5 @@
  * if a session was lost. */
 int fa_kv_call(struct fa_client *client, struct fa_wire_message *message, bool by_number,
                struct fa_client_call *call);
-/* Checks a name of the caller's; -EINVAL, -ENAMETOOLONG. */
+/* -EINVAL, -ENAMETOOLONG. */
 int fa_kv_name(const char *name, struct fa_wire_string *ret_name);

@@ -17,7 +17,7 @@ int fa_client_lost_error(struct fa_client *client)
 	return fa_error_copy(client->lost_code, &client->lost_error);
 }
 
-/* Stores results that the page still tells; all other requests end with the loss. */
+/* Successes that the page tells are stored; all other requests end with the loss's code. */
 static void end_requests(struct fa_client *client)
 {
 	for (uint32_t i = 0; i < FA_COMPLETION_SLOTS; ++i) {

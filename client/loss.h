@@ -7,5 +7,5 @@
  * was broken). No-op if it is lost already. */
 void fa_client_lose(struct fa_client *client, int code, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
-/* Sets the sentence to the loss's, and returns its code. */
+/* Sets the thread's sentence to the reason of the loss; returns its code. */
 int fa_client_lost_error(struct fa_client *client);

@@ -22,7 +22,7 @@ struct fa_client_waiter {
 	bool (*ready)(const struct fa_client *client, struct fa_client_waiter *waiter);
 };
 
-/* A message that has one reply, and that reply. */
+/* A message and its reply. */
 struct fa_client_call {
 	struct fa_client_waiter waiter;
 	struct fa_list link; /* fa_client.calls */

@@ -46,8 +46,7 @@ static int await_ring_room(struct fa_client *client, size_t length, uint64_t dea
 	return r < 0 ? fa_send_give_up(client) : 0;
 }
 
-/* A ring takes messages even if the daemon is dead. In quick succession they end like those before;
- * after a pause the socket tells. */
+/* A ring accepts messages even if the daemon is dead: after a pause, check the socket first. */
 static int check_after_pause(struct fa_client *client)
 {
 	struct fa_client_ring *ring = &client->connection.ring;
@@ -72,7 +71,8 @@ static int put_in_ring(struct fa_client *client, const void *bytes, size_t lengt
 		fa_client_lose(client, -EPROTO, "the daemon's ring is out of order");
 		return fa_client_lost_error(client);
 	}
-	/* A full doorbell wakes already. The daemon could have made it one that blocks. */
+	/* A full eventfd wakes already. The daemon may have cleared O_NONBLOCK: poll before
+	 * writing. */
 	if (r == 0 && fa_ring_must_ring(&ring->end) && !fa_poll(ring->doorbell, POLLOUT, 0))
 		(void)eventfd_write(ring->doorbell, 1);
 	return r;

@@ -196,7 +196,6 @@ bool fa_client_handle_packet(struct fa_client *client, struct fa_client_packet *
 		               strerror((int)-n));
 		return false;
 	}
-	/* fa_connection_check_fds() found room for them. */
 	if (n == -EMFILE) {
 		fa_client_lose(client, -ECONNRESET,
 		               "the daemon sent descriptors, and this process can have no more");
@@ -234,7 +233,6 @@ static bool receive_one(struct fa_client *client)
 	return fa_client_handle_packet(client, &packet);
 }
 
-/* Returns true if a reply or Completion is due. */
 static bool is_reply_due(const struct fa_client *client)
 {
 	struct fa_list *pos;

@@ -1,4 +1,4 @@
-/* One thread reconnects at a time, without the mutex: stored results can be had meanwhile. */
+/* One thread reconnects at a time, without the mutex. */
 #include "client/reconnect.h"
 
 #include "client/last_error.h"
@@ -19,7 +19,7 @@
 
 #define RETRY_LAST_NS (50 * FA_NS_PER_MS)
 
-/* Longer than from a daemon's bind() to its chmod() and chown(). */
+/* Longer than a daemon takes from bind() to chmod() and chown() of its socket. */
 #define EACCES_RETRY_NS (200 * FA_NS_PER_MS)
 
 /* ---- connecting again, without the mutex */

@@ -1,4 +1,4 @@
-/* Installing a connection, at first and again. With the client's mutex. */
+/* Installing connections. With the client's mutex. */
 #pragma once
 
 #include "client/client.h"
@@ -8,5 +8,4 @@ void fa_client_adopt(struct fa_client *client, struct fa_connection *connection)
 /* Returns 0 once connected; if need be reconnects within @timeout_ns, without the mutex.
  * FA_NS_NEVER: does not reconnect. */
 int fa_client_reconnect(struct fa_client *client, uint64_t timeout_ns);
-/* Enters the client, and reconnects if the connection is lost. */
 int fa_client_enter_connected(struct fa_client *client);

@@ -54,7 +54,6 @@ static void set_missing(struct fa_client_registration *registration, int code, c
 	registration->missing = fa_fail(&registration->missing_error, code, "%s", text);
 }
 
-/* Checks that the memory is of the daemon's device. */
 static bool is_same_device(const struct restore *restore,
                            struct fa_client_registration *registration)
 {
@@ -144,7 +143,6 @@ static void next_registration(struct restore *restore)
 	restore->pieces = 0;
 }
 
-/* Skips to the next registration; NULL at the end. */
 static struct fa_client_registration *due_registration(struct restore *restore)
 {
 	struct fa_client *client = restore->client;
@@ -242,7 +240,7 @@ static int restore_send(struct restore *restore, bool *ret_full)
 		if (r == -EPIPE || r == -ECONNRESET)
 			return 0;
 		if (r < 0)
-			return fa_fail(restore->error, r, "cannot hand over a buffer: %s",
+			return fa_fail(restore->error, r, "cannot register a buffer again: %s",
 			               strerror(-r));
 		restore_advance(restore);
 	}
@@ -264,7 +262,7 @@ static struct fa_client_registration *find_registration(const struct fa_list *re
 	return NULL;
 }
 
-/* -EMFILE of the daemon passes; of this process it would not. */
+/* The daemon may have descriptors again soon; -EDQUOT makes the caller retry. */
 static int refusal(int status)
 {
 	return status == -EMFILE || status == -ENFILE ? -EDQUOT : status;
@@ -293,7 +291,7 @@ static bool restore_refused(struct restore *restore, const struct fa_wire_messag
 	return true;
 }
 
-/* Reads one reply; -EAGAIN if there is none. */
+/* -EAGAIN: no reply has arrived. */
 static int restore_receive(struct restore *restore)
 {
 	struct fa_wire_message message;
@@ -308,12 +306,12 @@ static int restore_receive(struct restore *restore)
 	fa_packet_close_fds(fds, n_fds);
 	if (n <= 0)
 		return fa_fail(restore->error, -ECONNRESET,
-		               "the daemon went away while buffers were handed over");
+		               "the daemon went away while buffers were registered again");
 	r = fa_wire_decode(restore->client->in, (size_t)n, &message);
 	if (r < 0 || n_fds || (uint32_t)message.id > restore->sent ||
 	    (message.type != FA_WIRE_REPLY && message.type != FA_WIRE_BUFFER_REPLY))
 		return fa_fail(restore->error, -EPROTO,
-		               "the daemon sent nonsense while buffers were handed over");
+		               "the daemon broke the protocol while buffers were registered again");
 	if (message.type == FA_WIRE_REPLY && message.reply.status < 0 &&
 	    !restore_refused(restore, &message))
 		return fa_fail(restore->error, refusal(message.reply.status),

@@ -122,7 +122,7 @@ int fa_result_wait(struct fa_client *client, uint32_t stream, uint64_t value, ui
 	struct ticket_waiter ticket;
 	int r;
 
-	/* Member by member: clearing all of it takes longer, and is seldom needed. */
+	/* Member by member: clearing all of it takes longer. */
 	ticket.waiter.ready = ticket_ready;
 	ticket.stream = stream;
 	ticket.value = value;
@@ -132,7 +132,7 @@ int fa_result_wait(struct fa_client *client, uint32_t stream, uint64_t value, ui
 	/* The device's own signal comes without times. */
 	const bool early = !ret_completion;
 
-	/* It may have ended, and been reported so: -EAGAIN would be wrong. */
+	/* An earlier call without times may have reported the end: -EAGAIN would contradict it. */
 	if (value > s->finished && !early && timeout_ns < FA_EARLY_NS &&
 	    fa_result_probe(client, stream, value, true))
 		timeout_ns = FA_EARLY_NS;
@@ -151,7 +151,7 @@ int fa_result_wait(struct fa_client *client, uint32_t stream, uint64_t value, ui
 		}
 		if (r > 0 && value > s->finished && !ret_completion)
 			return 0;
-		/* The record has the times; and other threads may sleep for what was collected. */
+		/* The record has the times; collecting it may satisfy other threads. */
 		if (r && fa_client_collect(client, stream))
 			fa_client_wake(client);
 	}
@@ -167,14 +167,13 @@ int fa_result_wait(struct fa_client *client, uint32_t stream, uint64_t value, ui
 	return stored_result(s, value, ret_completion);
 }
 
-/* Checks that @ticket is of this client. */
 static int check_ticket(const struct fa_client *client, const struct fa_ticket *ticket)
 {
 	if (!ticket)
 		return fa_error_set(-EINVAL, "the ticket is NULL");
 	if (ticket->client != client->tag || ticket->stream >= FA_COMPLETION_SLOTS ||
 	    !ticket->value || ticket->value > client->streams[ticket->stream].submitted)
-		return fa_error_set(-EINVAL, "the ticket is none of this client's");
+		return fa_error_set(-EINVAL, "the ticket is not of this client");
 	return 0;
 }
 

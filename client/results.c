@@ -31,7 +31,6 @@ int fa_result_probe(const struct fa_client *client, uint32_t stream, uint64_t va
 	return atomic_load_explicit(&slot->failed, memory_order_acquire) < wire ? 1 : -1;
 }
 
-/* Returns true if the connection stands, as far as is known, and nothing is to be read. */
 static bool is_silent(const struct fa_client *client)
 {
 	char byte;

@@ -57,9 +57,9 @@ int fa_client_ring_open(const struct fa_wire_ring_reply *reply, int *fds, struct
 	if (!fa_ring_is_size(reply->bytes) || reply->bytes < FA_RING_BYTES_DEFAULT ||
 	    !reply->records || reply->records & (reply->records - 1) ||
 	    reply->results_bytes != fa_results_bytes(reply->records))
-		return fa_fail(error, -EPROTO, "its sizes make no sense");
+		return fa_fail(error, -EPROTO, "its sizes are invalid");
 	if (!are_of_kind(fds[2], fds[3]))
-		return fa_fail(error, -EPROTO, "its descriptors are no eventfd and socket");
+		return fa_fail(error, -EPROTO, "its descriptors are not an eventfd and a socket");
 	if (fcntl(fds[2], F_SETFL, O_NONBLOCK) < 0)
 		return fa_fail(error, -errno, "its eventfd cannot be set up: %m");
 	r = map(fds[0], FA_RING_HEAD_BYTES + reply->bytes, PROT_READ | PROT_WRITE, error, &memory);
@@ -94,7 +94,7 @@ void fa_client_ring_drain(const struct fa_client_ring *ring)
 {
 	char byte;
 
-	/* One packet each. Wake-ups that are left wake once more. */
+	/* Each wake-up is one packet; those left over wake once more. */
 	for (int i = 0; i < WAKES_MAX && recv(ring->wake, &byte, 1, MSG_DONTWAIT) > 0; ++i)
 		;
 }

@@ -13,10 +13,10 @@
 #include <string.h>
 #include <sys/socket.h>
 
-/* Patience with descriptors in the sockets of this user: they may never be read. */
+/* Time limit for sockets of this user that hold too many unread descriptors. */
 #define TOO_MANY_FDS_NS (2 * FA_NS_PER_SEC)
 
-/* Patience for the reason that the daemon sent before it closed. */
+/* Time limit for reading the reason that the daemon sent before it closed. */
 #define LAST_WORDS_NS FA_NS_PER_SEC
 
 struct end_waiter {
@@ -72,7 +72,6 @@ int fa_send_give_up(struct fa_client *client)
 	return fa_error_copy(-ETIMEDOUT, &client->lost_error);
 }
 
-/* Returns at once if the connection is lost. */
 static void poll_pinned(struct fa_client *client, short events, uint64_t deadline_ns)
 {
 	int fd = client->connection.socket;

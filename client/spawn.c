@@ -39,7 +39,7 @@
  * STDERR_NS. */
 #define STDERR_BYTES 4096
 #define STDERR_NS (2 * FA_NS_PER_SEC)
-/* Bounds the reading of a daemon that never stops writing. */
+/* Bounds reading from a daemon that never stops writing. */
 #define STDERR_READS 4096
 
 #define LISTEN_FD 3
@@ -102,7 +102,7 @@ static int resolve_config(const char *config, char *resolved, struct fa_error *e
 	if (!realpath(config, resolved))
 		return fa_fail(error, -errno, "cannot start a daemon: its configuration %.160s: %s",
 		               config, strerror(errno));
-	/* Not resolved if absolute: a link may lead elsewhere at a reload. */
+	/* An absolute path is not resolved: a link may lead elsewhere at a reload. */
 	*ret_config = *config == '/' ? config : resolved;
 	return 0;
 }
@@ -392,7 +392,7 @@ int fa_spawn(const char *daemon, const char *config, char *path, struct fa_error
 
 /* ---- why it did not start */
 
-/* Reads the tail of what comes from @fd until its end, or @deadline_ns. */
+/* Until the end of @fd, or @deadline_ns. */
 static size_t read_tail(int fd, uint64_t deadline_ns, char *ret_text, size_t size)
 {
 	size_t used = 0;

@@ -61,7 +61,6 @@ static int abort_abandoned(struct fa_client *client)
 	if (fa_list_empty(&client->abandoned))
 		return 0;
 	client->aborting_abandoned = true;
-	/* Steps of a lost connection have ended. */
 	while (r == 0 && !fa_list_empty(&client->abandoned) && client->state != FA_CLIENT_LOST) {
 		struct fa_step *step = fa_container_of(client->abandoned.next, struct fa_step,
 		                                       link);
@@ -77,7 +76,6 @@ static int abort_abandoned(struct fa_client *client)
 
 /* ---- beginning */
 
-/* Counts the words of tree, up to the last that a mask needs. */
 static int count_tree(const struct fa_step_options *options, size_t *ret_n_tree)
 {
 	uint64_t n = 0;
@@ -115,7 +113,7 @@ static int fill_begin(const struct fa_step_options *options, struct fa_wire_step
 		if (options->items[i].reserved)
 			return fa_error_set(-EINVAL, "items[%u].reserved is not 0", i);
 	if (!options->tree != !options->tree_start)
-		return fa_error_set(-EINVAL, "of tree and tree_start only one is given");
+		return fa_error_set(-EINVAL, "only one of tree and tree_start is given");
 	wire->items = (const struct fa_wire_step_item *)options->items;
 	wire->n_items = options->n_items;
 	if (!options->tree)

@@ -57,7 +57,7 @@ static int fill_rotary(struct fa_client_request *request, struct fa_client *clie
 	wire->rotary_base = attend->rotary_base ? attend->rotary_base : ROTARY_BASE_DEFAULT;
 	wire->rotary_scale = attend->rotary_scale ? attend->rotary_scale : 1;
 	if (!attend->cos.buffer != !attend->sin.buffer)
-		return fa_error_set(-EINVAL, "of cos and sin only one has a buffer");
+		return fa_error_set(-EINVAL, "only one of cos and sin has a buffer");
 	if (!attend->cos.buffer)
 		return 0;
 	r = fa_request_tensor(request, "cos", client, &attend->cos, 2, &wire->cos);

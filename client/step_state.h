@@ -1,4 +1,4 @@
-/* The handle of a step. With the client's mutex. */
+/* Step handles. With the client's mutex. */
 #pragma once
 
 #include "client/faclient.h"
@@ -21,5 +21,4 @@ struct fa_step {
 int fa_step_check(struct fa_step *step);
 /* Returns true if the daemon has it and was not asked to end it. */
 bool fa_step_is_open(const struct fa_step *step);
-/* Frees the abandoned steps, which ended with their connection. */
 void fa_step_forget_abandoned(struct fa_client *client);

@@ -1,19 +1,14 @@
-/*
- * Structs of the public interface that can grow: their first field is uint32_t size, set by the
- * caller to the size that it was compiled with.
- */
+/* Public structs that can grow. Their first field is uint32_t size. */
 #pragma once
 
 #include <stddef.h>
 
-/*
- * Reads a struct that the caller filled. *ret_known is @given itself, or @known (@known_bytes, the
- * size this library was compiled with) with a copy and zeros for what an older caller lacks.
- * -EINVAL: size is not set; -E2BIG: a newer caller uses a field that is unknown here.
- */
+/* Reads a caller's struct. *ret_known is @given, or @known (the library's size, @known_bytes) with
+ * zeros for what an older caller lacks. -EINVAL: size is not set; -E2BIG: a newer caller uses an
+ * unknown field. */
 int fa_struct_in(const char *what, const void *given, void *known, size_t known_bytes,
                  const void **ret_known);
-/* Checks the size of a struct that the library is to fill; -EINVAL. */
+/* -EINVAL: the size is not set. */
 int fa_struct_out_check(const char *what, const void *given);
-/* Fills it from @known, which is changed. */
+/* @known is changed. */
 void fa_struct_out(void *ret_given, void *known, size_t known_bytes);

@@ -108,7 +108,6 @@ static int wait_in_flight(struct fa_client *client, struct fa_step *step, uint64
 	return step ? fa_step_check(step) : 0;
 }
 
-/* Checks that the request's step, buffers and stream still exist. */
 static int check_objects(struct fa_client *client, const struct fa_client_request *request,
                          uint32_t id)
 {
@@ -235,7 +234,7 @@ int fa_marker(struct fa_client *client, uint32_t stream, const struct fa_gates *
 	struct fa_client_request request;
 	int r;
 
-	/* Member by member: clearing all of it takes as long as the rest. */
+	/* Member by member: clearing all of it takes longer. */
 	request.message.type = FA_WIRE_MARKER;
 	request.message.timeout_ns = 0;
 	request.message.waits = request.message.signals = NULL;

@@ -1,4 +1,4 @@
-/* Tensors of the public interface. Pure functions. */
+/* Pure functions. */
 #include "client/tensor.h"
 
 #include "client/last_error.h"
@@ -62,7 +62,6 @@ static int dense_strides(const char *name, uint32_t rank, const int64_t *shape, 
 	return 0;
 }
 
-/* Checks that the last element lies inside the buffer. */
 static int check_bounds(const char *name, const struct fa_wire_view *view, uint64_t buffer_bytes)
 {
 	uint32_t element = fa_dtype_bytes(view->dtype);

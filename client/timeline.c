@@ -134,7 +134,6 @@ static int spin(const struct fa_client *client, const struct fa_timeline_out *ou
 	return 1;
 }
 
-/* Sleeps until the slot may have changed, or @until_ns. */
 static void sleep_on(struct fa_timeline_in *in, const struct fa_timeline_out *out, uint64_t value,
                      uint64_t until_ns)
 {
@@ -165,7 +164,7 @@ static int report(int status, uint32_t slot, uint64_t value)
 	                    slot, (unsigned long long)value, strerror(-status));
 }
 
-/* Without the mutex. Returns true if connection @epoch is lost. */
+/* Without the mutex. */
 static bool is_lost(struct fa_client *client, uint32_t epoch)
 {
 	bool lost;
@@ -184,7 +183,7 @@ static bool is_from_earlier(uint64_t last, uint64_t value)
 	return last && fa_timeline_reached(last, value);
 }
 
-/* With the mutex. Returns true if the connection stands without a timeline. */
+/* With the mutex. */
 static bool needs_set_up(const struct fa_timeline *timeline)
 {
 	const struct fa_client *client = timeline->client;

@@ -101,7 +101,8 @@ static int enqueue(struct fa_timeline *timeline, uint32_t slot, uint64_t value, 
 	if (result == CUDA_SUCCESS)
 		return 0;
 	return fa_error_copy(
-		fa_cudriver_fail(driver, &error, result, "the stream does not take it"), &error);
+		fa_cudriver_fail(driver, &error, result, "the CUDA stream refused the operation"),
+		&error);
 }
 
 int fa_timeline_enqueue_write(struct fa_timeline *timeline, uint32_t slot, uint64_t value,

@@ -29,7 +29,7 @@ static int map(int fd, uint64_t bytes, int protection, void **ret_memory)
 		return fa_error_set(-EPROTO, "the daemon's timeline is too short");
 	r = fa_memfd_check(fd, 0, FA_TIMELINE_BYTES, &why, &size, &seals);
 	if (r < 0)
-		return fa_error_set(-EPROTO, "the daemon's timeline is no sealed memory: %s",
+		return fa_error_set(-EPROTO, "the daemon's timeline is not sealed memory: %s",
 		                    why.text);
 	memory = mmap(NULL, FA_TIMELINE_BYTES, protection, MAP_SHARED, fd, 0);
 	if (memory == MAP_FAILED)

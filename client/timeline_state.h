@@ -33,12 +33,11 @@ struct fa_timeline {
 	uint64_t lost[FA_TIMELINE_SLOTS];    /* planned, when the current memory was set up */
 };
 
-/* Checks the arguments and enters the client. */
 int fa_timeline_enter(struct fa_timeline *timeline, const char *name, uint32_t slot);
 /* Sets it up for the current connection; may release the mutex. -ECONNRESET: the connection is
  * lost. */
 int fa_timeline_set_up(struct fa_timeline *timeline);
 /* -ECONNRESET: the value was lost with a connection. */
 int fa_timeline_check_wait(const struct fa_timeline *timeline, const struct fa_wire_gate *wait);
-/* Frees it, with the client; takes NULL. */
+/* Takes NULL. */
 struct fa_timeline *fa_timeline_release(struct fa_timeline *timeline, bool forked);

@@ -8,7 +8,7 @@
 #include <sys/socket.h>
 #include <time.h>
 
-/* Sleeps without spinning after a leader has spun in vain several times. */
+/* Waits without spinning after several spins in vain. */
 #define SPIN_SKIPS 256
 
 /* Looks for a packet between two looks at the ring's wake-ups. */

@@ -1,6 +1,6 @@
 /*
- * Several requests under way at once, on streams of their own, from an event
- * loop: a stream for long prompts, and one of high priority for short steps.
+ * Concurrent requests from an event loop, on two streams: one for long prompts, and one of high
+ * priority for short decode steps.
  */
 #include <errno.h>
 #include <faclient.h>
@@ -19,9 +19,8 @@ static int fail(const char *what)
 	return 1;
 }
 
-/* One sequence of @n_q queries over @n_k keys; all use the same memory for k and
- * v, and have an out of their own. */
-static void plan(struct fa_attention *attention, struct fa_buffer *buffer, uint64_t out_offset,
+/* One sequence of @n_q queries over @n_k keys. All requests share k and v; each has its own out. */
+static void fill(struct fa_attention *attention, struct fa_buffer *buffer, uint64_t out_offset,
                  int64_t n_q, int64_t n_k)
 {
 	const int64_t q_shape[] = { 1, n_q, 8, 64 }, kv_shape[] = { 1, n_k, 2, 64 };
@@ -54,7 +53,7 @@ int main(void)
 	for (int i = 0; i < REQUESTS; ++i) {
 		struct fa_attention attention;
 
-		plan(&attention, buffer, (uint64_t)(i + 1) * slice, i < PREFILLS ? 1024 : 1, 1024);
+		fill(&attention, buffer, (uint64_t)(i + 1) * slice, i < PREFILLS ? 1024 : 1, 1024);
 		attention.stream = i < PREFILLS ? prefill : decode;
 		if (fa_attention(client, &attention, &tickets[i]) < 0)
 			return fail("attention");

@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
 """
-libfaclient from Python, by ctypes of the standard library: causal attention over bf16 in
-memory that this program and the daemon share; then the same tokens by way of the KV cache,
-all but the last as a prompt, and the last as one step of decoding. Both are compared with
-attention in plain Python.
+libfaclient from Python, with ctypes of the standard library: causal attention over bf16 in
+memory shared with the daemon; then the same tokens through the KV cache, all but the last as
+a prompt, and the last as one decode step. Both are compared with attention in plain Python.
 
-The library is libfaclient.so.0, where the loader finds it; FACLIENT_LIBRARY names another
-file. As the examples in C, this one starts a daemon of its own if there is none, and
-FAD_DAEMON says which. In a build that is not installed:
+Loads libfaclient.so.0 from the loader's path, or FACLIENT_LIBRARY. Like the examples in C, it
+starts a daemon of its own if there is none; FAD_DAEMON is its path. In a build that is not
+installed:
 
     FACLIENT_LIBRARY=build/client/libfaclient.so.0 FAD_DAEMON=build/daemon/fad \\
         client/examples/attention.py
@@ -115,7 +114,7 @@ FUNCTIONS = {
 
 
 def load(path):
-    """The library, with functions that raise OSError where they return a negative errno."""
+    """Loads the library; its functions raise OSError for a negative errno."""
     try:
         lib = ctypes.CDLL(path)
     except OSError as error:
@@ -123,7 +122,7 @@ def load(path):
 
     def check(result, function, arguments):
         if result < 0:
-            # The sentence is this thread's, and good until its next call.
+            # Valid until this thread's next call.
             sentence = lib.fa_error().decode(errors="replace")
             raise OSError(-result, sentence or os.strerror(-result))
         return result
@@ -146,18 +145,18 @@ def connect(lib):
     try:
         yield client
     finally:
-        lib.fa_disconnect(client)  # frees what came from it, and cancels what is in flight
+        lib.fa_disconnect(client)  # frees its buffers, and cancels requests in flight
 
 
 def run(lib, client, request, *arguments):
-    """Asks, and waits 0.1 s at a time, as Python sees Ctrl-C only between two calls."""
+    """Submits a request and waits, 0.1 s at a time: Python handles Ctrl-C between calls."""
     ticket = Ticket()
     request(*arguments, byref(ticket))
     while True:
         try:
             lib.fa_wait(client, byref(ticket), 100_000_000, None)
             return
-        except BlockingIOError:  # -EAGAIN: it goes on
+        except BlockingIOError:  # -EAGAIN: not finished
             pass
 
 
@@ -179,17 +178,17 @@ TOLERANCE = 2 ** -7  # below 1 rounding to bf16 costs 2^-9; some kernels round w
 
 
 class Tokens:
-    """bf16 [TOKENS, heads, DIM] inside a buffer, behind other tensors of so many heads."""
+    """bf16 [TOKENS, heads, DIM] in a buffer, after tensors with `behind` heads in all."""
 
     def __init__(self, lib, buffer, behind, heads):
         self.lib, self.buffer, self.heads = lib, buffer, heads
         self.offset = behind * HEAD_BYTES
-        # The memory itself, no copy; not to be touched any more when the buffer is freed.
+        # The memory itself, not a copy: invalid once the buffer is freed.
         memory = ctypes.c_uint16 * (TOKENS * heads * DIM)
         self.memory = memory.from_address(lib.fa_buffer_data(buffer) + self.offset)
 
     def tensor(self, first, n, *batch):
-        """For the library, n tokens from the first on."""
+        """Returns the library's view of n tokens, from `first` on."""
         tensor, shape = Tensor(), (*batch, n, self.heads, DIM)
         self.lib.fa_tensor_init(byref(tensor), self.buffer,
                                 self.offset + first * self.heads * DIM * 2, FA_BF16,
@@ -197,14 +196,14 @@ class Tokens:
         return tensor
 
     def rows(self):
-        """For Python: rows()[token][head] is a list of floats."""
+        """Returns lists of floats: rows()[token][head]."""
         floats = from_bf16(self.memory)
         rows = [floats[i:i + DIM] for i in range(0, len(floats), DIM)]
         return [rows[i:i + self.heads] for i in range(0, len(rows), self.heads)]
 
 
 def attend(lib, client, q, k, v, out):
-    """All tokens by one request."""
+    """Computes all tokens in one request."""
     attention = Attention(flags=FA_ATTENTION_CAUSAL, q=q.tensor(0, TOKENS, 1),
                           k=k.tensor(0, TOKENS, 1), v=v.tensor(0, TOKENS, 1),
                           out=out.tensor(0, TOKENS, 1))
@@ -212,7 +211,7 @@ def attend(lib, client, q, k, v, out):
 
 
 def append(lib, client, sequence, first, n, q, k, v, out):
-    """The next n tokens of a sequence by one step. A model has several layers."""
+    """Appends the next n tokens of a sequence in one step. A model has more layers."""
     items = (StepItem * 1)(StepItem(sequence=sequence, n_new=n))
     step = c_void_p()
     lib.fa_step_begin(client, byref(StepOptions(n_items=1, items=items)), byref(step))
@@ -227,7 +226,7 @@ def append(lib, client, sequence, first, n, q, k, v, out):
 
 
 def decode(lib, client, q, k, v, out):
-    """The same tokens through the KV cache. It has no name, and goes with the client."""
+    """Computes the same tokens through a KV cache, which has no name: freed with the client."""
     options = CacheOptions(dtype=FA_BF16, layers=1, kv_heads=KV_HEADS, head_dim=DIM)
     cache, sequence = c_uint64(), c_uint64()
     lib.fa_cache_create(client, byref(options), byref(cache))
@@ -241,7 +240,7 @@ def dot(a, b):
 
 
 def plain(q, k, v):
-    """Causal attention of rows as Tokens.rows() gives them."""
+    """Computes causal attention of rows as returned by Tokens.rows()."""
     out = [[None] * HEADS for _ in range(TOKENS)]
     for token in range(TOKENS):
         for head in range(HEADS):
@@ -254,7 +253,7 @@ def plain(q, k, v):
 
 
 def distance(a, b):
-    """The largest of the differences, or infinity if there is a NaN."""
+    """Returns the largest difference, or infinity if there is a NaN."""
     differences = [abs(x - y) for token_a, token_b in zip(a, b)
                    for row_a, row_b in zip(token_a, token_b) for x, y in zip(row_a, row_b)]
     return math.inf if any(map(math.isnan, differences)) else max(differences)
@@ -264,7 +263,7 @@ def main():
     random.seed(1)
     lib = load(os.environ.get("FACLIENT_LIBRARY") or "libfaclient.so.0")
     with connect(lib) as client:
-        # One buffer for all: it costs a descriptor. Each way of computing has an out of its own.
+        # One buffer for all tensors, as each costs a descriptor; two outs to compare.
         buffer = c_void_p()
         heads = (HEADS, KV_HEADS, KV_HEADS, HEADS, HEADS)
         lib.fa_buffer_new(client, sum(heads) * HEAD_BYTES, 0, byref(buffer))

@@ -1,7 +1,7 @@
 /*
- * Attention over GPU memory of this program's own, which is not copied:
+ * Attention over this program's own GPU memory, without a copy:
  *   cc cuda.c $(pkg-config --cflags --libs libfaclient) -lcuda
- * Memory of cudaMalloc() does as well, its pointer cast to uint64_t.
+ * A pointer of cudaMalloc() works as well, cast to uint64_t.
  */
 #include <cuda.h>
 #include <faclient.h>
@@ -40,14 +40,14 @@ int main(void)
 		return fprintf(stderr, "no GPU, or no memory on it\n"), 1;
 	for (size_t i = 0; i < 3 * NUMBERS; ++i)
 		numbers[i] = (float)(rand() % 1000) / 1000 - 0.5f;
-	/* Has finished when it returns. Of kernels, or copies on a stream, the end has to be
-	 * waited for, as the daemon knows nothing of this program's streams. */
+	/* This copy has finished when it returns. After kernels, or copies on a stream, synchronise
+	 * first: the daemon is not ordered with this program's streams. */
 	if (cuMemcpyHtoD(memory, numbers, sizeof(numbers)))
 		return fprintf(stderr, "the copy failed\n"), 1;
 
 	if (fa_connect(&options, &client) < 0)
 		return fail("connect");
-	/* The whole allocation goes over once; further buffers in it cost no round trip. */
+	/* The daemon opens the whole allocation once; further buffers in it cost no round trip. */
 	if (fa_buffer_import_cuda(client, memory, 4 * bytes, 0, &buffer) < 0)
 		return fail("import");
 	fa_tensor_init(&attention.q, buffer, 0 * bytes, FA_F32, 4, shape);
@@ -57,7 +57,7 @@ int main(void)
 	if (fa_attention(client, &attention, NULL) < 0)
 		return fail("attention");
 
-	/* What was waited for can be read by any stream. */
+	/* The output is complete, and can be read by any stream. */
 	if (cuMemcpyDtoH(out, memory + 3 * bytes, sizeof(out)))
 		return fprintf(stderr, "the copy failed\n"), 1;
 	printf("%f %f %f\n", out[0], out[1], out[2]); /* row 0 sees only itself: v's numbers */

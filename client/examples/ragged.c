@@ -1,7 +1,6 @@
 /*
- * Sequences of different lengths in one request, without padding: their tokens
- * follow one another, and cu_seqlens says where each begins. Four query heads
- * share a key head, and lse comes back as well.
+ * Sequences of different lengths in one request, without padding: their tokens follow one another,
+ * and cu_seqlens has the start of each. Four query heads share a key head; lse is returned as well.
  */
 #include <faclient.h>
 #include <math.h>
@@ -46,8 +45,7 @@ int main(void)
 
 	if (fa_connect(&options, &client) < 0)
 		return fail("connect");
-	/* All zero: every key counts the same, so lse is the logarithm of how many a
-	 * row sees. */
+	/* The buffer is zero: all keys weigh the same, and lse is the logarithm of their number. */
 	if (fa_buffer_new(client, 2 * q_bytes + 2 * kv_bytes + lse_bytes, 0, &buffer) < 0)
 		return fail("buffer");
 	fa_tensor_init(&attention.q, buffer, 0, FA_F32, 3, q_shape);

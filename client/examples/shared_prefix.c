@@ -1,8 +1,8 @@
 /*
- * One KV cache for three processes: one writes a prompt of 100 tokens, one goes on from it,
- * and one from its first half. Nothing is copied, and each can check what it gets: queries
- * are zero, so that attention is the mean of the values that a token sees, and token i of
- * the prompt has the value i.
+ * One KV cache for three processes: one writes a prompt of 100 tokens, one continues it, and one
+ * continues its first half. The prompt is not copied. Queries are zero, so that attention is the
+ * mean of the values that a token sees, and token i of the prompt has the value i: each result can
+ * be checked.
  */
 #include <faclient.h>
 #include <math.h>
@@ -25,7 +25,7 @@ static int fail(const char *what)
 	return 1;
 }
 
-/* Appends n tokens with the values first, first + 1, ...; gives what the last one sees. */
+/* Appends n tokens with the values first, first + 1, ...; *ret_mean is the last one's attention. */
 static int append(struct fa_client *client, uint64_t sequence, uint32_t n, float first,
                   float *ret_mean)
 {
@@ -38,7 +38,7 @@ static int append(struct fa_client *client, uint64_t sequence, uint32_t n, float
 	unsigned short *v;
 	unsigned int bits;
 
-	/* All zero at first. bfloat16 is the upper half of float. */
+	/* Buffers start zeroed. bfloat16 is the upper half of a float. */
 	if (fa_buffer_new(client, 4 * TENSOR_BYTES, 0, &buffer) < 0)
 		return fail("buffer");
 	fa_tensor_init(&attend.q, buffer, 0, FA_BF16, 3, shape);
@@ -91,15 +91,15 @@ static int prefill(struct fa_client *client)
 		return fail("cache");
 	if (append(client, sequence, PROMPT, 0, &mean) != 0)
 		return 1;
-	/* With a name it stays when this process is gone, and others find it. */
+	/* A sequence with a name outlives this process, and others can find it. */
 	if (fa_sequence_set_name(client, sequence, prompt_name, 0, 0) < 0)
 		return fail("name");
 	return check("prefill", mean, 49.5f);
 }
 
-/* Goes on from the first tokens of the prompt with 10 more, one after another. */
-static int go_on(struct fa_client *client, const char *who, uint64_t tokens, float first,
-                 float expected)
+/* Appends 10 tokens to a fork of the prompt's first tokens, one by one. */
+static int continue_prompt(struct fa_client *client, const char *who, uint64_t tokens, float first,
+                           float expected)
 {
 	uint64_t prompt, sequence;
 	float mean = 0;
@@ -122,8 +122,8 @@ static int run(const char *socket, int role)
 	if (fa_connect(&options, &client) < 0)
 		return fail("connect");
 	status = role == 0   ? prefill(client)
-	         : role == 1 ? go_on(client, "decode", PROMPT, 105, 54.5454545f)
-	                     : go_on(client, "fork", PROMPT / 2, 200, 53.75f);
+	         : role == 1 ? continue_prompt(client, "decode", PROMPT, 105, 54.5454545f)
+	                     : continue_prompt(client, "fork", PROMPT / 2, 200, 53.75f);
 	fa_disconnect(client);
 	return status;
 }
