@@ -1,4 +1,4 @@
-/* Spare blocks: zeros whatever they held, and as many as were given back at most. */
+/* The block cache: blocks are zeroed, and the number of free ones is bounded. */
 #include "daemon/base/block_cache.h"
 
 #include <setjmp.h>
@@ -18,7 +18,7 @@ static void check_zeros(const unsigned char *block, size_t bytes)
 		assert_int_equal(block[i], 0);
 }
 
-/* Blocks of any size come and go; each is zeros, and nobody else's. */
+/* Blocks of any size are zeroed and do not overlap. */
 static void test_many(void **state)
 {
 	static const size_t sizes[] = { 8, 100, BLOCK - 1, BLOCK, BLOCK + 1, 5000 };
@@ -50,13 +50,13 @@ static void test_many(void **state)
 	for (size_t i = 0; i < MANY; ++i)
 		if (blocks[i])
 			fa_block_cache_put(&spares, blocks[i], bytes[i]);
-	/* It does not keep what a crowd once had. */
+	/* The cache is bounded. */
 	assert_in_range(spares.n, 0, 100);
 	fa_block_cache_deinit(&spares);
 	assert_int_equal(spares.n, 0);
 }
 
-/* One that was never set up has none to keep. */
+/* A zeroed cache stores nothing. */
 static void test_zeroed(void **state)
 {
 	struct fa_block_cache spares = {};

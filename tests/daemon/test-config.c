@@ -1,4 +1,4 @@
-/* The configuration file: what it sets, and what it refuses. */
+/* The configuration: values, and errors. */
 #include "common/cleanup.h"
 #include "daemon/account/config.h"
 
@@ -34,7 +34,7 @@ static void test_defaults(void **state)
 	fa_config_resolve(&config, 1ull << 51, 4096, 0);
 	assert_true(config.limits.tenant[FA_RESOURCE_DEVICE_BYTES] == 1ull << 50);
 	assert_int_equal(config.limits.tenant[FA_RESOURCE_TIMELINES], 1024);
-	/* Half of the device's memory, whether it is free or the pool's. */
+	/* Half of the device's memory that is free or the pool's. */
 	assert_true(fa_config_pool_bytes(&config, 1ull << 40, 1ull << 38, 0, false) == 1ull << 37);
 	assert_true(fa_config_pool_bytes(&config, 1ull << 40, 1ull << 38, 1ull << 38, false) ==
 	            1ull << 38);
@@ -50,7 +50,7 @@ static void test_defaults(void **state)
 	fa_config_deinit(&config);
 }
 
-/* One user has half of what there is, if that can be. */
+/* One tenant has half, but at least one. */
 static void test_timelines(void **state)
 {
 	static const struct {
@@ -76,7 +76,7 @@ static void test_timelines(void **state)
 	}
 }
 
-/* Clients have a part of the process's descriptors, and one of them half of that at most. */
+/* Clients have a part of the process's descriptors, and one tenant half of that. */
 static void test_fds(void **state)
 {
 	static const struct {
@@ -166,14 +166,14 @@ static void test_all(void **state)
 	assert_int_equal(config.limits.connections, 10);
 	assert_int_equal(config.pool_grace_s, 600);
 
-	/* The last word counts, and an empty one takes back. */
+	/* The last value counts; an empty one restores the default. */
 	assert_int_equal(
 		fa_config_parse(&config, "[daemon]\nsocket =\nsocket = /a\nsocket =\n", &error), 0);
 	assert_null(config.socket);
 	fa_config_deinit(&config);
 }
 
-/* @text is refused with a sentence that names line and part. */
+/* @text is refused with an error that names line and part. */
 static void refuse(const char *text, int line, const char *part)
 {
 	struct fa_error error = {};
@@ -219,7 +219,7 @@ static void test_wrong(void **state)
 	refuse("[limits]\nsession_streams = 65\n", 2, "from 1 to 64");
 	refuse("[limits]\nsession_streams = 0\n", 2, "from 1 to 64");
 	refuse("[limits]\nsession_requests = 0\n", 2, "session_requests");
-	/* the first mistake is the one that is named */
+	/* the first error is reported */
 	refuse("[daemon]\nthreads = x\nmode = 9\n", 2, "threads");
 
 	memset(path, 'a', sizeof(path));

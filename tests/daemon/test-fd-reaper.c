@@ -1,6 +1,6 @@
 /*
- * Descriptors whose close() waits: connections that linger, hidden where the daemon
- * closes them without having looked. It is not the others who wait.
+ * Descriptors whose close() blocks: lingering connections, hidden in places where the daemon closes
+ * them unseen. Only their sender may have to wait.
  */
 #include "common/cleanup.h"
 #include "common/packet.h"
@@ -23,9 +23,9 @@
 #include <cmocka.h>
 
 #define LINGER_S 60
-/* More connections than are let in at once. */
+/* More connections than may be pending at once. */
 #define QUEUED 40
-/* Less than LINGER_S by far, and a lot for a slow machine. */
+/* Far less than LINGER_S, but enough for a slow machine. */
 #define PROMPT_NS (20 * FA_NS_PER_SEC)
 
 static struct fa_test_daemon daemon_;
@@ -60,7 +60,7 @@ static int start(void **state)
 	return 0;
 }
 
-/* It exits in time, too. */
+/* The daemon also exits in time. */
 static int stop(void **state)
 {
 	uint64_t begin = fa_now_ns();
@@ -71,7 +71,7 @@ static int stop(void **state)
 	return 0;
 }
 
-/* A connection that nobody reads and that has more to send than it can. */
+/* A connection with unsent data that its peer does not read. */
 static int lingering(void)
 {
 	struct linger linger = { .l_onoff = 1, .l_linger = LINGER_S };
@@ -87,14 +87,14 @@ static int lingering(void)
 	return fd;
 }
 
-/* Hands a descriptor away so that @socket has the last one. */
+/* Passes a descriptor on, so that @socket holds the last reference. */
 static void send_away(int socket, int fd, size_t n_bytes)
 {
 	fa_check_eq(fa_packet_send(socket, "x", n_bytes, &fd, 1, 0), 0);
 	close(fd);
 }
 
-/* A descriptor with a lingering connection in its queue. */
+/* A socket that has a lingering connection unread in its queue. */
 static int wrapped(void)
 {
 	int pair[2];
@@ -119,7 +119,7 @@ static void expect_prompt(void)
 	fa_check(fa_now_ns() - begin < PROMPT_NS);
 }
 
-/* The end is seen at once, whatever waits to be closed. */
+/* The client sees the end at once, whatever is still to be closed. */
 static void expect_end(struct fa_raw *raw)
 {
 	uint64_t begin = fa_now_ns();
@@ -129,7 +129,7 @@ static void expect_end(struct fa_raw *raw)
 	fa_raw_close(raw);
 }
 
-/* An empty packet ends the connection, with more behind it. */
+/* An empty packet ends the connection, even with more behind it. */
 static void test_behind_empty(void **state)
 {
 	struct fa_raw raw;
@@ -162,7 +162,7 @@ static void test_behind_refusal(void **state)
 	expect_prompt();
 }
 
-/* More descriptors than allowed: those beyond are not dropped in passing. */
+/* Surplus descriptors of a message are closed by the reaper, too. */
 static void test_beyond_allowed(void **state)
 {
 	struct fa_raw raw;
@@ -180,7 +180,7 @@ static void test_beyond_allowed(void **state)
 	fa_raw_close(&raw);
 }
 
-/* The last thing that a stopping daemon closes. */
+/* The last descriptor that a stopping daemon closes. */
 static void test_at_exit(void **state)
 {
 	struct fa_raw raw;
@@ -194,7 +194,7 @@ static void test_at_exit(void **state)
 	expect_end(&raw);
 }
 
-/* Connections that a stopping daemon never let in. */
+/* Connections that a stopping daemon has not accepted. */
 static void test_in_queue(void **state)
 {
 	static struct fa_raw raws[QUEUED];
@@ -209,8 +209,8 @@ static void test_in_queue(void **state)
 	for (int i = 0; i < QUEUED; ++i) {
 		uint64_t begin = fa_now_ns();
 
-		/* The first few may be let in before it sees the signal, and are told why
-		 * they are not welcome. */
+		/* The first few may be accepted before the daemon sees the signal, and are refused
+		 * with a reason. */
 		while (fa_raw_receive(&raws[i], PROMPT_NS / FA_NS_PER_MS) == 1)
 			fa_check_eq(raws[i].message.type, FA_WIRE_REPLY);
 		fa_check(fa_now_ns() - begin < PROMPT_NS);
@@ -218,7 +218,7 @@ static void test_in_queue(void **state)
 	}
 }
 
-/* One hangs, and ever more come after it: they are left to their sender. */
+/* Behind one blocked close() more descriptors arrive: only their sender is paused. */
 static void test_pile(void **state)
 {
 	struct fa_wire_message ping = fa_raw_message(FA_WIRE_PING);
@@ -236,7 +236,7 @@ static void test_pile(void **state)
 	length = fa_raw_encode(&ping, bytes);
 	fa_test_daemon_signal(&daemon_, SIGSTOP);
 	fa_check_eq(fa_raw_send_bytes(&raw, bytes, length, &fd, 1, 0), 0);
-	/* The daemon's is the last one. */
+	/* The daemon holds the last reference. */
 	close(fd);
 	fa_test_daemon_signal(&daemon_, SIGCONT);
 	fa_raw_expect_reply(&raw, 1, -EINVAL, "descriptors", false);
@@ -246,7 +246,7 @@ static void test_pile(void **state)
 	length = fa_raw_encode(&ping, bytes);
 	for (int i = 0; i < 200 && (r == 0 || r == -EAGAIN); ++i) {
 		r = fa_raw_send_bytes(&raw, bytes, length, fds, 8, MSG_DONTWAIT);
-		/* The daemon had its turn. */
+		/* The daemon has closed its reference. */
 		if (r == -EAGAIN)
 			fa_raw_ping(&bystander);
 	}
@@ -258,8 +258,8 @@ static void test_pile(void **state)
 	expect_prompt();
 }
 
-/* The same by ever new connections: of these, too, there are not more than so many; and what
- * brings none is read, whoever sends it. */
+/* The same with ever new connections: they are bounded, too, and those without descriptors are
+ * served. */
 static void test_pile_anew(void **state)
 {
 	enum {
@@ -281,7 +281,7 @@ static void test_pile_anew(void **state)
 	for (int i = 1; i <= N; ++i) {
 		fa_raw_open(&raws[i], daemon_.socket);
 		r = fa_raw_send_bytes(&raws[i], "x", 1, fds, FA_PACKET_KEEP_MAX, 0);
-		/* Others of this user may have as many on their way. */
+		/* Other sessions of this user may have sent as many. */
 		fa_check(r == 0 || r == -ETOOMANYREFS);
 		sent[i] = r == 0;
 		fa_raw_ping(&bystander);
@@ -290,7 +290,7 @@ static void test_pile_anew(void **state)
 	fa_check(after.fds >= before.fds + FA_PACKET_KEEP_MAX);
 	fa_check(after.fds <= before.fds + 128 + FA_PACKET_KEEP_MAX + N + 8);
 
-	/* It ends, and they are told what they have been waiting for. */
+	/* After the end they get the answers that they wait for. */
 	teardown(NULL);
 	setup(NULL);
 	for (int i = 0; i <= N; ++i) {
@@ -301,7 +301,7 @@ static void test_pile_anew(void **state)
 	fa_check_eventually((fa_test_daemon_usage(&daemon_, &after), after.fds <= before.fds));
 }
 
-/* Whether the daemon takes a connection, whatever it then says. */
+/* Returns true if the daemon accepts a connection, whatever it answers. */
 static bool is_answered(void)
 {
 	struct fa_raw raw;
@@ -315,10 +315,8 @@ static bool is_answered(void)
 	return answered;
 }
 
-/*
- * Connections that are turned away and cannot be closed: there are never more than so
- * many of them, whoever is let in notices nothing, and it goes on when they are closed.
- */
+/* Refused connections that cannot be closed are bounded. Connected clients notice nothing, and
+ * others are accepted again when they are closed. */
 static void test_turned_away(void **state)
 {
 	static struct fa_raw raws[200];
@@ -332,7 +330,7 @@ static void test_turned_away(void **state)
 	fa_test_daemon_usage(&daemon_, &before);
 	fa_check(is_answered());
 
-	/* The first hangs, and so hold up those of the same user that come after it. */
+	/* The first one blocks, and with it all of the same user. */
 	fa_test_daemon_signal(&daemon_, SIGSTOP);
 	for (int i = 0; i < 200; ++i) {
 		fa_raw_connect(&raws[i], daemon_.socket);
@@ -346,7 +344,7 @@ static void test_turned_away(void **state)
 	fa_check(after.fds >= before.fds + 100);
 	fa_check(after.fds <= before.fds + 128 + 16);
 
-	/* Nobody holds what lingers any more: it ends. */
+	/* The last holder of the lingering connection ends. */
 	teardown(NULL);
 	setup(NULL);
 	fa_check_eventually(is_answered());
@@ -355,7 +353,7 @@ static void test_turned_away(void **state)
 	fa_check_eventually((fa_test_daemon_usage(&daemon_, &after), after.fds <= before.fds));
 }
 
-/* What merely lingers does not hang, and who sent it goes on. */
+/* A connection that lingers without blocking does not pause its sender. */
 static void test_lingering(void **state)
 {
 	struct fa_wire_message ping = fa_raw_message(FA_WIRE_PING);

@@ -1,9 +1,8 @@
 /*
- * What the daemon has kept, and takes back: here the test keeps it, and hands over all of
- * it, or not all, or something else. A pool that nobody can take back is dropped as a
- * whole, and the fd store is left with nothing but what is of the next; one that only this
- * daemon cannot take back stays; of one without some chunks the rest is taken back. What
- * the test cannot be told, or has no room for, it is told later.
+ * The fd store and recovery from it. The test plays systemd: it stores what the daemon sends and
+ * hands over all of it, a part, or something else. A pool that cannot be recovered is dropped as a
+ * whole; one that only this daemon cannot recover stays stored; without some chunks the rest is
+ * recovered. What the store could not be told is sent again later.
  */
 #include "common/cleanup.h"
 #include "kv-client.h"
@@ -48,13 +47,13 @@ static pid_t pid;
 static struct kv_client client;
 static uint32_t numbers[TOKENS];
 
-/* What the next daemon starts with. */
-static uint64_t address_space; /* bytes that it may have; 0: as many as there are */
-static bool names_wrong;       /* one name too few for what it is handed */
-static const char *room;       /* how many descriptors are kept, it is told; NULL: nothing */
-static rlim_t fds_max;         /* that it may have; 0: as many as there are */
+/* How the next daemon is started. */
+static uint64_t address_space; /* RLIMIT_AS; 0: unlimited */
+static bool names_wrong;       /* hand over one name too few */
+static const char *room;       /* FDSTORE; NULL: unset */
+static rlim_t fds_max;         /* RLIMIT_NOFILE; 0: unchanged */
 
-/* ---- keeping */
+/* ---- the store */
 
 static void forget(const char *name)
 {
@@ -76,7 +75,7 @@ static int count(const char *prefix)
 	return n;
 }
 
-/* Takes every message that was sent. */
+/* Handles all messages that are queued. */
 static void listen_to_daemon(void)
 {
 	union {
@@ -107,7 +106,7 @@ static void listen_to_daemon(void)
 	fa_check_eq(errno, EAGAIN);
 }
 
-/* Nobody can be told anything, until there is somebody again. */
+/* Closes the notify socket: nothing can be stored until hear(). */
 static void deafen(void)
 {
 	close(notify_fd);
@@ -141,7 +140,7 @@ static void run(int ready)
 
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	dup2(log, STDERR_FILENO);
-	/* Out of the way, and then where they belong. */
+	/* First out of the way, then to their places. */
 	ready = fcntl(ready, F_DUPFD, 300);
 	for (int i = 0; i < n_kept; ++i)
 		kept[i].fd = fcntl(kept[i].fd, F_DUPFD, 200);
@@ -154,7 +153,7 @@ static void run(int ready)
 	setenv("NOTIFY_SOCKET", notify_name, 1);
 	if (room)
 		setenv("FDSTORE", room, 1);
-	/* As systemd does: it does not say that there are none. */
+	/* Like systemd, which leaves LISTEN_FDS unset if there are none. */
 	snprintf(number, sizeof(number), "%d", n_kept);
 	if (n_kept)
 		setenv("LISTEN_FDS", number, 1);
@@ -171,7 +170,7 @@ static void run(int ready)
 	_exit(127);
 }
 
-/* Whether it is ready; if not, it has ended. */
+/* Returns true if the daemon is ready; otherwise it has exited. */
 static bool try_daemon(void)
 {
 	char text[16] = "";
@@ -195,7 +194,7 @@ static void start_daemon(void)
 	kv_open(&client, socket_path);
 }
 
-/* It ends, asks for a new start, and has the fd store let go of nothing. */
+/* The daemon exits with EX_TEMPFAIL, and everything stays stored. */
 static void start_in_vain(void)
 {
 	const int n = n_kept;
@@ -263,8 +262,7 @@ static int start(void **state)
 	return 0;
 }
 
-/* What such a pool takes of addresses is most of what the daemon has, if malloc() does not take
- * 64 MiB for each thread that happens to be in it beside another. */
+/* With one malloc arena the pool takes most of the address space of the daemon. */
 static int start_large(void **state)
 {
 	setenv("MALLOC_ARENA_MAX", "1", 1);
@@ -285,9 +283,9 @@ static int stop(void **state)
 	return 0;
 }
 
-/* ---- what there is in the pool */
+/* ---- the contents of the pool */
 
-/* Enough for two chunks, of 40 pages each: the first has "s", the second "u". */
+/* Two chunks of 40 pages: the first has sequence "s", the second "u". */
 static void append_all(uint64_t cache)
 {
 	static const char *const names[] = { "s", "t", "u" };
@@ -342,7 +340,7 @@ static long long status_number(const char *key)
 	return number;
 }
 
-/* Nothing is left of what was, and the next pool is kept as the first was. */
+/* The old pool is gone, and the new one is stored. */
 static void check_dropped(const char *why)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_CACHE_FIND);
@@ -360,7 +358,7 @@ static void check_dropped(const char *why)
 	check_there();
 }
 
-/* In its place, something else. */
+/* Replaces a stored descriptor. */
 static void replace(const char *name, size_t bytes)
 {
 	struct kept *entry = NULL;
@@ -376,8 +374,6 @@ static void replace(const char *name, size_t bytes)
 	fa_check_eq(fcntl(entry->fd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
 }
 
-/* ---- */
-
 static void test_all(void **state)
 {
 	fill();
@@ -389,7 +385,7 @@ static void test_all(void **state)
 	fa_check(!log_has("dropped"));
 }
 
-/* The first, the last: what was in it is gone, and nothing else. */
+/* Only the contents of a missing chunk are lost, be it the first or the last. */
 static void test_chunk_missing(void **state)
 {
 	for (int i = 0; i < 2; ++i) {
@@ -403,7 +399,7 @@ static void test_chunk_missing(void **state)
 		check_gone(i ? "u" : "s");
 		check_one(i ? "s" : "u");
 		fa_check_eq(status_number("chunks"), 1);
-		/* Its place is used again, and what was in it does not come back. */
+		/* The chunk's number is used again, without its old contents. */
 		kv_append(&client, kv_sequence(&client, kv_cache_find(&client, "c")), numbers, 0,
 		          TOKENS);
 		fa_check_eq(status_number("chunks"), 2);
@@ -463,7 +459,7 @@ static void test_sessions_damaged(void **state)
 	check_dropped("the stored sessions are damaged");
 }
 
-/* Chunks alone: their memory is not held for ever. */
+/* Chunks without state are dropped. */
 static void test_chunks_alone(void **state)
 {
 	fill();
@@ -478,15 +474,15 @@ static void test_chunks_alone(void **state)
 	check_there();
 }
 
-/* ---- what passes: the next daemon, or the one after it, has all of it */
+/* ---- transient failures: a later daemon recovers everything */
 
-/* There is no memory for it: first for little of it, then for nearly all. */
+/* First nearly all memory is missing, then a little. */
 static void test_no_memory(void **state)
 {
 	const uint64_t mib = 1 << 20;
 	uint64_t sequence, most;
 
-	/* They need all addresses. */
+	/* Sanitizers reserve terabytes of address space. */
 	if (fa_test_sanitized())
 		skip();
 	sequence = kv_sequence(&client, kv_cache(&client, "c", 0));
@@ -506,12 +502,12 @@ static void test_no_memory(void **state)
 	fa_check(!log_has("dropped"));
 }
 
-/* What it was handed cannot be taken: of that it knows nothing. */
+/* The daemon cannot read the names of what it was handed. */
 static void test_not_handed_over(void **state)
 {
 	fill();
 	kill_daemon();
-	/* The socket's path would be in its way. */
+	/* The path must be free for the next daemon's socket. */
 	fa_check_eq(unlink(socket_path), 0);
 	names_wrong = true;
 	start_in_vain();
@@ -522,9 +518,9 @@ static void test_not_handed_over(void **state)
 	fa_check(!log_has("dropped"));
 }
 
-/* ---- an fd store that does not take what it is given */
+/* ---- a store that fails */
 
-/* What could not be handed over is, as soon as it can be. */
+/* Descriptors that could not be stored are stored as soon as possible. */
 static void test_kept_later(void **state)
 {
 	deafen();
@@ -541,7 +537,7 @@ static void test_kept_later(void **state)
 	check_there();
 }
 
-/* The state and the sessions, without which chunks are worth nothing. */
+/* The same for state and sessions, without which chunks are useless. */
 static void test_state_kept_later(void **state)
 {
 	kill_daemon();
@@ -560,7 +556,7 @@ static void test_state_kept_later(void **state)
 	check_there();
 }
 
-/* One that ends in order tries for the last time. */
+/* A daemon that stops tries a last time. */
 static void test_kept_at_the_end(void **state)
 {
 	deafen();
@@ -574,11 +570,11 @@ static void test_kept_at_the_end(void **state)
 	check_there();
 }
 
-/* There is room for the first chunk: what is in it stays, whatever becomes of the second. */
+/* The store has room for the first chunk only; its contents survive. */
 static void test_no_room(void **state)
 {
 	kill_daemon();
-	/* Half of them are for timelines, and one is the socket's. */
+	/* Half of the store is for timelines, and one is for the socket. */
 	room = "8";
 	start_daemon();
 	append_all(kv_cache(&client, "c", 0));
@@ -594,7 +590,7 @@ static void test_no_room(void **state)
 	check_gone("u");
 }
 
-/* Nobody has room for any of so many chunks: the daemon's descriptors are for others, too. */
+/* With room for no chunk, unstored chunks must not use up the daemon's descriptors. */
 static void test_many_unkept(void **state)
 {
 	struct kv_client other;
@@ -623,7 +619,7 @@ static void free_all(void)
 	kv_free(&client, kv_sequence_find(&client, "u"));
 }
 
-/* What it could not be told to let go of it lets go of later, and never keeps two of a name. */
+/* A removal that could not be sent is sent later; no name is ever stored twice. */
 static void test_let_go_later(void **state)
 {
 	fill();
@@ -660,7 +656,7 @@ static int64_t count_connections(void)
 	return accounts.connections;
 }
 
-/* Timelines of sessions that have gone, too: it has none for ever. */
+/* The same for timelines of sessions that ended. */
 static void test_timelines_let_go_later(void **state)
 {
 	static struct kv_client owners[3];
@@ -679,8 +675,7 @@ static void test_timelines_let_go_later(void **state)
 	fa_check_eventually(keeps("fad-timeline-", 0));
 }
 
-/* What it has of a chunk that it could not be told to let go of is not taken for that of one which
- * was made since. */
+/* A stored chunk whose removal could not be sent is not taken for a newer chunk of that number. */
 static void test_stale(void **state)
 {
 	uint32_t others[TOKENS];

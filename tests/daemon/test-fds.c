@@ -1,7 +1,6 @@
 /*
- * A daemon that has no descriptors left: what needs one is refused with a sentence, and that is
- * all. Whoever was welcomed stays, with what it has, and a client that takes all it may leaves
- * enough for the others.
+ * A daemon without free descriptors refuses what needs one. Connected clients keep all they have,
+ * and a client that uses its whole quota leaves enough for others.
  */
 #include "common/cleanup.h"
 #include "common/memfd.h"
@@ -23,7 +22,7 @@
 
 #include <cmocka.h>
 
-/* How long the daemon's use of processors is measured. */
+/* How long processor time is measured. */
 #define MEASURED_MS 300
 
 #define NOBODY 65534
@@ -47,12 +46,12 @@ static int stop(void **state)
 
 static void leave(unsigned int n)
 {
-	/* What it has sent is closed by now. */
+	/* Descriptors sent before are closed by now. */
 	fa_raw_ping(&innocent);
 	fa_test_daemon_leave_fds(&scene.daemon, n);
 }
 
-/* All that it had before is there, and nothing else is. */
+/* Everything from before works. */
 static void check_well(void)
 {
 	leave(UINT_MAX);
@@ -69,7 +68,7 @@ static struct fa_wire_message register_message(uint32_t id, uint8_t n_fds)
 	return message;
 }
 
-/* Sends it with @n_fds memfds, whatever it says of them. */
+/* Sends the message with @n_fds memfds, whatever the message says. */
 static void send_with(const struct fa_wire_message *message, size_t n_fds)
 {
 	int fds[FA_WIRE_FDS_MAX + 2] = { 0 };
@@ -98,14 +97,14 @@ static void test_lost(void **state)
 	fa_raw_ping(&innocent);
 	fa_test_daemon_log_wait(&scene.daemon, "no descriptors are left");
 
-	/* It has passed, and nothing was lost for it. */
+	/* The shortage is over, and nothing was lost. */
 	leave(UINT_MAX);
 	fa_raw_buffer_register(&innocent, &buffer, 1, 4096, 0);
 	fa_raw_buffer_free(&innocent, &buffer);
 	check_well();
 }
 
-/* Some of them came, and are not kept. */
+/* Some descriptors arrived, and are closed. */
 static void test_some_lost(void **state)
 {
 	for (unsigned int n = 0; n < 4; ++n) {
@@ -113,14 +112,14 @@ static void test_some_lost(void **state)
 
 		leave(n);
 		send_with(&message, 4);
-		/* It is wrong as well, as it would be if they all had come. */
+		/* The message is malformed even with all descriptors. */
 		fa_raw_expect_reply(&innocent, message.id, -EINVAL, "4 descriptors", false);
 		fa_raw_ping(&innocent);
 	}
 	check_well();
 }
 
-/* Whatever wants none is refused as ever: requests of streams in their turn. */
+/* Requests without descriptors work as usual; those of streams are answered in order. */
 static void test_unwanted_lost(void **state)
 {
 	struct fa_case attention = { .head_dim = 8, .seqlen_q = 2 };
@@ -144,7 +143,7 @@ static void test_unwanted_lost(void **state)
 	check_well();
 }
 
-/* Who says less than it sends breaks the protocol still, whatever of it has come. */
+/* More descriptors than announced are a protocol violation, however many arrive. */
 static void test_lies(void **state)
 {
 	static const struct {
@@ -169,7 +168,7 @@ static void test_lies(void **state)
 	check_well();
 }
 
-/* ---- descriptors that the daemon is to make */
+/* ---- descriptors that the daemon creates */
 
 static void call_expect(enum fa_wire_type type, int status)
 {
@@ -202,9 +201,9 @@ static void test_none_to_make(void **state)
 	check_well();
 }
 
-/* ---- who comes */
+/* ---- new connections */
 
-/* What it cannot have yet, it is told in a way that has a client come again. */
+/* A refusal for lack of descriptors tells the client to try again. */
 static void test_hello(void **state)
 {
 	struct fa_wire_message hello = fa_raw_hello_message("too early");
@@ -212,7 +211,7 @@ static void test_hello(void **state)
 
 	hello.id = 1;
 	fa_raw_connect(&raw, scene.daemon.socket);
-	fa_scene_bystander(&scene); /* by now it was let in */
+	fa_scene_bystander(&scene); /* by now it was accepted */
 	leave(0);
 	fa_check_eq(fa_raw_send(&raw, &hello, NULL, 0), 0);
 	fa_raw_expect_reply(&raw, 1, -EDQUOT, "no descriptors left", false);
@@ -223,7 +222,7 @@ static void test_hello(void **state)
 	check_well();
 }
 
-/* Those who come are told, many or few, and it costs next to nothing. */
+/* All who connect are answered, at next to no cost. */
 static void test_door(void **state)
 {
 	struct fa_test_usage before, after;
@@ -249,7 +248,7 @@ static bool number_is(json_t *status, const char *key, json_int_t value)
 	return json_integer_value(json_object_get(status, key)) == value;
 }
 
-/* Nobody is taken for somebody else as it could not be read who it is. */
+/* A client whose identity cannot be read is not taken for another. */
 static void test_account(void **state)
 {
 	static struct fa_raw raw;
@@ -283,11 +282,11 @@ static void test_account(void **state)
 	                     scene.accounts.connections == 1 && !scene.accounts.requests));
 }
 
-/* ---- who takes all that it may */
+/* ---- clients that use their whole quota */
 
 #define FILES 256
 
-/* Connections, and on each as many descriptors as it gets. Stays so. */
+/* Opens connections, each with as many descriptors as it gets, and keeps them. */
 static int be_greedy(void *userdata)
 {
 	static struct fa_raw raws[FILES];
@@ -314,7 +313,7 @@ static int be_greedy(void *userdata)
 			(void)fa_raw_send(&raws[n], &status, NULL, 0);
 		}
 	}
-	/* Of these there were some, and they have an end. */
+	/* There were some, and they are bounded. */
 	fa_check(n > 5 && n < FILES);
 	fa_check_eq(raws[n].message.reply.status, -EDQUOT);
 	fa_check_contains(raws[n].message.reply.text.text, "fds");
@@ -340,7 +339,7 @@ static void test_greedy(void **state)
 	pid = fa_test_fork(be_greedy, NULL);
 	fa_check_eq(waitpid(pid, &wstatus, WUNTRACED), pid);
 	fa_check(WIFSTOPPED(wstatus));
-	/* Others come, and have all that they need. */
+	/* Others get all that they need. */
 	for (int i = 0; i < 5; ++i) {
 		fa_raw_open(&innocent, scene.daemon.socket);
 		fa_raw_call(&innocent, &ring, NULL, 0);
@@ -356,8 +355,8 @@ static void test_greedy(void **state)
 	fa_scene_check(&scene);
 }
 
-/* What everybody has received is nobody's burden, though most say nothing any more: there is
- * room for as many connections as there are descriptors for one user. */
+/* Idle sessions with what they received use up nothing: there is room for as many connections as
+ * one user has descriptors. */
 static void test_quiet(void **state)
 {
 	enum {

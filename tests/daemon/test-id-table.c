@@ -1,4 +1,4 @@
-/* The table of ids, against a plain array. */
+/* The id table, compared with a plain array. */
 #include "daemon/base/id_table.h"
 
 #include <errno.h>
@@ -40,7 +40,7 @@ static void test_twice(void **state)
 	fa_id_table_deinit(&table);
 }
 
-/* @step spreads the ids; with large powers of two they crowd into few slots. */
+/* @step spreads the ids; large powers of two collide. */
 static void compare(uint32_t step, unsigned int seed)
 {
 	struct fa_id_table table = {};
@@ -97,8 +97,7 @@ static void test_random(void **state)
 	compare(1u << 20, 3);
 }
 
-/* Emptying a large table takes one walk; one from the start for each would take
- * minutes. */
+/* Emptying a large table scans it once; a scan from the start for each entry would take minutes. */
 static void test_pop_all(void **state)
 {
 	struct fa_id_table table = {};

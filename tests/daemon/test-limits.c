@@ -1,7 +1,6 @@
 /*
- * More of anything than a daemon with small limits allows: a clear error that
- * names the limit, never the end of a connection that was welcomed, and all of it
- * can be had again once it was given back.
+ * Limits: an error that names the limit, never the end of a session, and everything can be used
+ * again after it was released.
  */
 #include "common/cleanup.h"
 #include "common/memfd.h"
@@ -21,7 +20,7 @@
 
 static struct fa_scene scene;
 
-/* Every test has a daemon of its own. */
+/* Each test starts its own daemon. */
 static void start(const char *limits)
 {
 	char config[512];
@@ -61,7 +60,7 @@ static void free_buffer(struct fa_raw *raw, uint32_t id)
 	fa_raw_call_expect(raw, &message, NULL, 0, 0, NULL);
 }
 
-/* The charge of a buffer goes when its memory has, which is soon. */
+/* The charge of a buffer is released after its memory, soon. */
 static bool registers(struct fa_raw *raw, uint32_t id, uint64_t bytes)
 {
 	register_memfd(raw, id, bytes);
@@ -77,7 +76,7 @@ static void test_connections(void **state)
 	for (int i = 0; i < 4; ++i)
 		fa_raw_open(&raws[i], scene.daemon.socket);
 
-	/* One that was not welcomed is told and sent away. */
+	/* A connection above the limit gets an error and ends. */
 	fa_raw_connect(&extra, scene.daemon.socket);
 	fa_raw_expect_reply(&extra, 0, -EDQUOT, "connections", true);
 	fa_raw_close(&extra);
@@ -138,7 +137,7 @@ static void test_session_buffers(void **state)
 	fa_scene_check(&scene);
 }
 
-/* The tenant's, over several sessions. */
+/* The tenant's limit, over several sessions. */
 static void test_buffers(void **state)
 {
 	struct fa_raw a, b;
@@ -167,7 +166,7 @@ static void test_buffer_bytes(void **state)
 	fa_check_eq(raw.limits.buffer_bytes, 1048576);
 	fa_check(registers(&raw, 1, 512 << 10));
 
-	/* A file that has no pages weighs what it says. */
+	/* A sparse file counts with its size. */
 	register_memfd(&raw, 2, 1ull << 40);
 	check_over(&raw, "buffer_bytes");
 	register_memfd(&raw, 2, INT64_MAX & ~4095ull);
@@ -222,7 +221,7 @@ static void cancel(struct fa_raw *raw, uint32_t stream, uint64_t value)
 	fa_raw_call_expect(raw, &message, NULL, 0, 0, NULL);
 }
 
-/* It may have ended. */
+/* The request may have ended. */
 static void cancel_soon(struct fa_raw *raw, uint32_t stream, uint64_t value)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_CANCEL);
@@ -233,8 +232,8 @@ static void cancel_soon(struct fa_raw *raw, uint32_t stream, uint64_t value)
 	fa_check_eq(raw->message.type, FA_WIRE_REPLY);
 }
 
-/* The partial results of few rows over many keys, which the CPU's threads divide, are charged
- * to who asks, from the request to its end, however it ends. A GPU's are its own. */
+/* Partial results of attention with few rows over many keys, which the CPU backend splits, are
+ * charged to the client until the request ends. A GPU has memory of its own for them. */
 static void test_part_bytes(void **state)
 {
 	struct fa_case slow = fa_case_slow();
@@ -245,7 +244,7 @@ static void test_part_bytes(void **state)
 	uint64_t value = 0;
 	bool cpu;
 
-	/* Rows of 64 and their two sums, to 16 words, of 8 heads, in 15 parts or so. */
+	/* Rows of 64 and two sums, rounded up to 16 words, of 8 heads, in about 15 splits. */
 	const int64_t least = 8 * 10 * (64 + 2) * 4, most = 8 * 64 * (64 + 16) * 4;
 	const uint64_t limit = 128 << 20;
 
@@ -258,7 +257,7 @@ static void test_part_bytes(void **state)
 	fa_case_fill(&wide, buffer.data);
 	fa_test_accounts(&raw, &before);
 
-	/* Behind a slow one it is in flight for as long as we like; ended, or cancelled. */
+	/* Queued behind a slow request, it is in flight until it is cancelled or has run. */
 	for (int cancelled = 0; cancelled < 2; ++cancelled) {
 		struct fa_wire_message first = fa_case_message(&slow, 2, 0, 0, ++value);
 
@@ -282,7 +281,7 @@ static void test_part_bytes(void **state)
 		fa_check_eq(after.buffer_bytes, before.buffer_bytes);
 	}
 
-	/* Cancelled while they run, or nearly so; and one that nobody cancels is right. */
+	/* Cancelled while running, or about to run; results of others stay right. */
 	for (int i = 0; i < 50; ++i) {
 		submit(&raw, &wide, 0, ++value);
 		if (i % 2)
@@ -300,7 +299,7 @@ static void test_part_bytes(void **state)
 	fa_raw_wait_expect(&raw, 0, value, 0, NULL);
 	fa_check(fa_case_error(&wide, buffer.data) <= 1);
 
-	/* What has no room for them is refused. */
+	/* Without room for partial results the request is refused. */
 	register_memfd(&raw, 3, limit - (uint64_t)before.buffer_bytes - 4096);
 	fa_check_eq(raw.message.type, FA_WIRE_BUFFER_REPLY);
 	submit(&raw, &wide, 0, ++value);
@@ -312,7 +311,7 @@ static void test_part_bytes(void **state)
 	fa_scene_check(&scene);
 }
 
-/* Whoever goes away in the middle leaves nothing charged. */
+/* A client that disconnects leaves nothing charged. */
 static void test_part_bytes_gone(void **state)
 {
 	struct fa_case slow = fa_case_slow();
@@ -357,7 +356,7 @@ static void test_session_requests(void **state)
 	for (uint64_t value = 1; value <= 4; ++value)
 		submit(&raw, &slow, 0, value);
 
-	/* It is refused in its turn: at once where nothing is before it. */
+	/* Refusals come in order: at once if nothing is queued before. */
 	submit(&raw, &slow, 1, 1);
 	fa_raw_wait_expect(&raw, 1, 1, -EDQUOT, "session_requests");
 	submit(&raw, &slow, 0, 5);
@@ -368,7 +367,7 @@ static void test_session_requests(void **state)
 		fa_raw_wait_expect(&raw, 0, value, -ECANCELED, NULL);
 	fa_raw_wait_expect(&raw, 0, 5, -EDQUOT, "session_requests");
 
-	/* And there is room again. */
+	/* Afterwards there is room again. */
 	submit(&raw, &slow, 1, 2);
 	cancel(&raw, 1, 2);
 	fa_raw_wait_expect(&raw, 1, 2, -ECANCELED, NULL);
@@ -391,7 +390,7 @@ static void test_requests(void **state)
 	submit(&a, &slow, 0, 1);
 	submit(&a, &slow, 0, 2);
 	submit(&a, &slow, 0, 3);
-	fa_raw_ping(&a); /* by now they have been counted */
+	fa_raw_ping(&a); /* by now they were counted */
 	submit(&b, &slow, 0, 1);
 	fa_raw_wait_expect(&b, 0, 1, -EDQUOT, "requests");
 	cancel(&a, 0, 2);
@@ -409,8 +408,8 @@ static void test_requests(void **state)
 	fa_scene_check(&scene);
 }
 
-/* Refused requests wait their turn behind a slow one; however many come, the
- * daemon's memory does not grow with them, and each is answered in its turn. */
+/* Refused requests wait in order behind a slow one. However many come, the daemon's memory is
+ * bounded and each is answered in order. */
 static void test_refused_requests(void **state)
 {
 	struct fa_case slow = fa_case_slow(), small = { .head_dim = 8, .seqlen_q = 2 };
@@ -459,8 +458,8 @@ static void test_refused_requests(void **state)
 	fa_scene_check(&scene);
 }
 
-/* The same with the largest requests, and with limits that would allow thousands:
- * it stops reading long before, and the client's end ends it all. */
+/* The same with the largest requests and limits that allow thousands: the daemon stops reading long
+ * before; disconnecting ends everything. */
 static void test_refused_vectors(void **state)
 {
 	static uint32_t lengths[FA_WIRE_SEQUENCES_MAX + 1];
@@ -496,7 +495,7 @@ static void test_refused_vectors(void **state)
 			fa_test_quiet_ms(2);
 		}
 	}
-	/* Those it holds, and what the socket takes. */
+	/* Requests held by the daemon, and in the socket's queue. */
 	fa_check(value >= 50 + 32);
 	fa_check(value < 500);
 	fa_scene_bystander(&scene);
@@ -505,8 +504,7 @@ static void test_refused_vectors(void **state)
 	fa_scene_check(&scene);
 }
 
-/* Answers that carry descriptors, which nobody reads: the daemon holds no more
- * of them than it may. */
+/* Answers with descriptors that nobody reads: the daemon holds no more than allowed. */
 static void test_fds(void **state)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_STATUS);

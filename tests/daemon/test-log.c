@@ -1,5 +1,4 @@
-/* Where the log goes: to the journal if stderr is what systemd has made the journal's, and else where
- * it was told to. */
+/* Log targets: the journal if stderr is connected to it, otherwise what is configured. */
 #include "daemon/base/log.h"
 
 #include <setjmp.h>
@@ -12,7 +11,7 @@
 
 #include <cmocka.h>
 
-/* Says that the journal's stream is @fd, but for what is added to its numbers. */
+/* Sets JOURNAL_STREAM to the stream @fd, with its numbers changed by the arguments. */
 static void set_stream(int fd, unsigned int device, unsigned int inode, const char *rest)
 {
 	struct stat status;
@@ -27,7 +26,7 @@ static void set_stream(int fd, unsigned int device, unsigned int inode, const ch
 static void check_auto(enum fa_log_target expected)
 {
 	assert_int_equal(fa_log_resolve(FA_LOG_AUTO), expected);
-	/* What is configured stands. */
+	/* A configured target is kept. */
 	assert_int_equal(fa_log_resolve(FA_LOG_STDERR), FA_LOG_STDERR);
 	assert_int_equal(fa_log_resolve(FA_LOG_JOURNAL), FA_LOG_JOURNAL);
 }
@@ -50,7 +49,7 @@ static void test_choice(void **state)
 	check_auto(FA_LOG_STDERR);
 }
 
-/* What a program writes that was started from a service, with a stderr of its own. */
+/* A program that was started by a service, with a stderr of its own. */
 static void test_lines(void **state)
 {
 	int pipe_fds[2], before = dup(STDERR_FILENO);
@@ -62,7 +61,7 @@ static void test_lines(void **state)
 	assert_true(dup2(pipe_fds[1], STDERR_FILENO) >= 0);
 	fa_log_set(FA_LOG_AUTO, FA_LOG_INFO);
 	fa_log(FA_LOG_WARNING, "a line");
-	/* The journal reads the level from lines of a stream that is its own. */
+	/* The journal parses levels of lines on its own stream. */
 	set_stream(STDERR_FILENO, 0, 0, "");
 	fa_log_set(FA_LOG_STDERR, FA_LOG_INFO);
 	fa_log(FA_LOG_WARNING, "another");

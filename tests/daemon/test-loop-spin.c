@@ -1,6 +1,6 @@
 /*
- * The loop looks for the next message for a while when messages come quickly; when
- * they do not, and after them, the daemon takes no processor time.
+ * The loop spins while messages follow each other quickly. Otherwise the daemon uses no processor
+ * time.
  */
 #include "tests/lib/check.h"
 #include "tests/lib/daemon.h"
@@ -45,7 +45,7 @@ static void test_quick_messages(void **state)
 	check_less(used_ns() - before, 30, "after the last of many messages, in 300 ms,");
 }
 
-/* One message each millisecond is not worth waiting for awake. */
+/* With one message each millisecond it does not spin. */
 static void test_slow_messages(void **state)
 {
 	const uint64_t begin_ns = fa_now_ns();
@@ -54,14 +54,15 @@ static void test_slow_messages(void **state)
 
 	fa_test_elapse_ms(10);
 	before = used_ns();
-	/* A busy machine takes longer for each. */
+	/* A busy machine takes longer for each message. */
 	while (fa_now_ns() - begin_ns < 2 * FA_NS_PER_SEC || n <= 100) {
 		fa_test_elapse_ms(1);
 		fa_raw_ping(&raw);
 		n++;
 	}
 	took_ns = fa_now_ns() - begin_ns;
-	/* Answering takes some 20 us, more under sanitizers; spinning would take all of it. */
+	/* An answer takes about 20 us, more under sanitizers; spinning would take the whole
+	 * millisecond. */
 	check_less(used_ns() - before,
 	           (unsigned int)(took_ns / FA_NS_PER_MS / (fa_test_sanitized() ? 2 : 5)),
 	           "with a message each millisecond, in 2000 ms or more,");

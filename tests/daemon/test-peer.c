@@ -1,4 +1,4 @@
-/* Who connected: the files of /proc, and text that came from elsewhere. */
+/* The peer: /proc/PID/cgroup in all forms, and text from clients. */
 #include "common/cleanup.h"
 #include "common/text.h"
 #include "daemon/account/peer.h"
@@ -32,13 +32,13 @@ static void test_cgroup(void **state)
 	expect_cgroup("0::/gone (deleted)\n", "/gone");
 	/* hybrid: systemd uses the unified hierarchy */
 	expect_cgroup("2:memory:/m\n1:name=systemd:/s\n0::/u\n", "/u");
-	/* legacy, beside an unused unified hierarchy */
+	/* legacy, with an unused unified hierarchy */
 	expect_cgroup("9:name=systemd:/docker/1\n4:memory:/docker/1\n0::/\n", "/docker/1");
 	expect_cgroup("9:name=systemd:/\n4:cpu,memory:/m\n0::/\n", "/m");
 	expect_cgroup("9:name=systemd:/\n4:memory:/\n", "/");
 	expect_cgroup("3:cpu:/c\n", "/c");
 	expect_cgroup("4:memoryx:/x\n3:xmemory,memory:/m\n", "/m");
-	/* what nobody expects */
+	/* malformed */
 	expect_cgroup("", "");
 	expect_cgroup("nonsense", "");
 	expect_cgroup("0:\n:\n::\n0::relative\n", "");
@@ -88,8 +88,8 @@ static void test_text(void **state)
 	CLEAN("\xf4\x90\x80\x80", "????"); /* beyond Unicode */
 	CLEAN("\xff\xfe", "??");
 	CLEAN("\xc2\x85", "??");            /* C1 control */
-	CLEAN("\xe2\x80\xaetxt", "???txt"); /* right to left from here */
-	/* never half a character at the end */
+	CLEAN("\xe2\x80\xaetxt", "???txt"); /* right-to-left override */
+	/* truncation keeps characters whole */
 	expect(fa_text_clean, "ab\xc3\xbc", 4, 4, "ab");
 	expect(fa_text_clean, "ab\xc3\xbc", 4, 5, "ab\xc3\xbc");
 	expect(fa_text_clean, "abc", 3, 1, "");
@@ -97,7 +97,6 @@ static void test_text(void **state)
 
 #define ESCAPED(text, expected) expect(fa_text_escape, text, sizeof(text) - 1, 64, expected)
 
-/* What differs goes on to differ. */
 static void test_escaped(void **state)
 {
 	ESCAPED("", "");

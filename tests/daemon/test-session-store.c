@@ -1,4 +1,4 @@
-/* How long lost sessions are waited for. */
+/* The session store: resuming, and when lost sessions expire. */
 #include "daemon/persist/session_store.h"
 
 #include "common/clock.h"
@@ -27,7 +27,7 @@ static struct fa_wire_secret secret_of(uint64_t number)
 	return (struct fa_wire_secret){ .lo = number * 1000003, .hi = ~number };
 }
 
-/* Those of sessions 1 to N, which a daemon had that has died just now. */
+/* Sessions 1 to N of a daemon that has just died. */
 static int set_up(void **state)
 {
 	struct fa_error error;
@@ -65,7 +65,7 @@ static uint32_t take(uint64_t number)
 	return record;
 }
 
-/* Just these, digits, have waited for long enough. */
+/* Exactly the sessions named by these digits expire now. */
 static void expect_over(const char *numbers)
 {
 	uint64_t number;
@@ -89,7 +89,7 @@ static void test_once(void **state)
 	uint64_t number;
 	uint32_t record;
 
-	/* Nobody is given up before the daemon serves. */
+	/* No session expires before the grace time is started. */
 	now_ns += 1000 * S;
 	expect_none();
 	fa_session_store_start_grace(&resume, now_ns, GRACE, ALL);
@@ -112,7 +112,7 @@ static void test_once_all(void **state)
 	expect_none();
 }
 
-/* Lost late, it has all of its time anew; those that were not there have not. */
+/* A session lost later has a full grace time; the others keep theirs. */
 static void test_again(void **state)
 {
 	uint32_t record;
@@ -127,7 +127,7 @@ static void test_again(void **state)
 	assert_true(fa_session_store_is_lost(&resume, 2));
 }
 
-/* Long after all others have gone, and between looks. */
+/* Long after all others have expired, and between scans. */
 static void test_much_later(void **state)
 {
 	uint32_t second, third;
@@ -153,7 +153,7 @@ static void test_much_later(void **state)
 	expect_over("2");
 }
 
-/* One that is lost behind a look that was broken off is seen by the next. */
+/* A session that is lost behind the position of a scan is found by the next scan. */
 static void test_broken_off(void **state)
 {
 	uint64_t number;
@@ -172,7 +172,7 @@ static void test_broken_off(void **state)
 	expect_over("1");
 }
 
-/* It comes and goes, and never wants what is kept: away for as long as ten times in all. */
+/* A session that reconnects in a loop expires after ten grace times in all. */
 static void test_restless(void **state)
 {
 	uint64_t away_ns = 0;
@@ -184,7 +184,7 @@ static void test_restless(void **state)
 		now_ns += 29 * S;
 		away_ns += 29 * S;
 		record = take(1);
-		/* That it is there costs it nothing: so is any other session. */
+		/* Time while it is connected does not count. */
 		now_ns += 3600 * S;
 		fa_session_store_set_lost(&resume, record, now_ns);
 		expect_over(away_ns == 29 * S ? "23" : "");
@@ -196,7 +196,7 @@ static void test_restless(void **state)
 	expect_over("1");
 }
 
-/* In no time at all: it has what there is left, and that is not less for it. */
+/* Resuming at once costs no grace time. */
 static void test_at_once(void **state)
 {
 	fa_session_store_start_grace(&resume, now_ns, GRACE, ALL);
@@ -208,7 +208,7 @@ static void test_at_once(void **state)
 	expect_over("123");
 }
 
-/* The next daemon waits for all of them as this one did. */
+/* The grace time starts anew with each daemon. */
 static void test_next_daemon(void **state)
 {
 	struct fa_error error;

@@ -1,7 +1,6 @@
 /*
- * fad --supervise: the child that dies is started again with the socket that it had,
- * so that clients find it however quickly they come back; signals reach it; what cannot
- * start ends.
+ * fad --supervise: a child that dies is restarted with the same socket, so that clients find it at
+ * any time; signals are passed on; a daemon that cannot start ends the supervisor.
  */
 #include "common/cleanup.h"
 #include "common/timeline.h"
@@ -54,7 +53,7 @@ static void check_serves(void)
 	fa_raw_close(&raw);
 }
 
-/* No connection is ever refused, and each is served, whatever dies. */
+/* No connection is refused, and each is served, whenever the child dies. */
 static void test_kill(void **state)
 {
 	pid_t before;
@@ -64,7 +63,7 @@ static void test_kill(void **state)
 	for (int i = 0; i < 5; i++) {
 		before = fa_test_daemon_child(&supervisor);
 		fa_check(before > 0);
-		kill(before, i % 2 ? SIGKILL : SIGABRT); /* sanitizers answer SIGSEGV themselves */
+		kill(before, i % 2 ? SIGKILL : SIGABRT); /* sanitizers handle SIGSEGV themselves */
 		check_serves();
 		(void)fa_test_daemon_next_child(&supervisor, before);
 	}
@@ -101,8 +100,8 @@ static void read_exe(pid_t pid, char *ret_path, size_t size)
 	ret_path[n] = '\0';
 }
 
-/* It is a program of its own, smaller than the daemon, which an out-of-memory kill thus prefers; and
- * the daemon is the program that was asked for, after each start, with its name. */
+/* The supervisor is a program of its own, with less memory than the daemon, which an out-of-memory
+ * kill thus prefers. Each child runs the daemon's executable and has its name. */
 static void test_programs(void **state)
 {
 	char daemon[PATH_MAX], exe[PATH_MAX], path[32], name[32] = "";
@@ -151,8 +150,7 @@ static void test_sighup(void **state)
 	check_serves();
 }
 
-/* However often, while nothing runs or what starts cannot hear it yet: nobody dies of that, nor
- * is anything kept from starting. */
+/* SIGHUP at any time neither kills a child nor delays its start. */
 static void test_sighup_after_kills(void **state)
 {
 	_fa_cleanup_(fa_freep) char *log = NULL;
@@ -175,7 +173,7 @@ static void test_sighup_after_kills(void **state)
 	log = fa_test_daemon_log(&supervisor);
 	fa_check(!strstr(log, "killed by signal 1;"));
 	supervisor.found_at = strlen(log);
-	/* What was said before it could hear is told when it can. */
+	/* SIGHUP between two children is delivered to the next one. */
 	for (int i = 0; i < 5; i++) {
 		child = fa_test_daemon_next_child(&supervisor, 0);
 		kill(child, SIGKILL);
@@ -186,7 +184,7 @@ static void test_sighup_after_kills(void **state)
 	}
 }
 
-/* It was asked to end while nothing runs: between death and the next start. */
+/* SIGTERM between the death of a child and the next start. */
 static void test_sigterm_after_kills(void **state)
 {
 	start(NULL);
@@ -201,7 +199,7 @@ static void test_sigterm_after_kills(void **state)
 	(void)fa_test_daemon_reap(&supervisor);
 }
 
-/* The path was removed by somebody: another socket is made. */
+/* The socket's path was removed: the next child makes another. */
 static void test_path_gone(void **state)
 {
 	struct fa_raw raw;
@@ -210,7 +208,7 @@ static void test_path_gone(void **state)
 	fa_check_eq(unlink(supervisor.socket), 0);
 	kill(fa_test_daemon_next_child(&supervisor, 0), SIGKILL);
 	fa_test_daemon_log_wait(&supervisor, "has gone; another is made");
-	/* There is a moment between the path and listening. */
+	/* The path exists before the socket listens. */
 	fa_check_eventually(fa_raw_connect_try(&raw, supervisor.socket) == 0);
 	fa_raw_close(&raw);
 	check_serves();
@@ -226,7 +224,7 @@ static void test_exit_when_idle(void **state)
 	fa_check_eq(fa_test_daemon_reap(&supervisor), 0);
 }
 
-/* Who may come back is waited for, though somebody has come and gone. */
+/* After a kill the daemon waits for lost clients, though others have come and gone. */
 static void test_exit_when_idle_after_kill(void **state)
 {
 	static const char *const args[] = { "--supervise", "--exit-when-idle", NULL };
@@ -255,7 +253,8 @@ static void test_never_ready(void **state)
 	fa_check(WIFEXITED(status) && WEXITSTATUS(status) != 0);
 }
 
-/* Whether a socket of that inode has a name in the file system, besides the daemon's. */
+/* Returns true if the socket with that inode has a name in the file system, the daemon's excepted.
+ * */
 static bool has_name(unsigned long socket)
 {
 	FILE *file = fopen("/proc/net/unix", "re");
@@ -272,7 +271,7 @@ static bool has_name(unsigned long socket)
 	return found;
 }
 
-/* The supervisor has nothing that would stay if it were killed. */
+/* The supervisor leaves no file behind if it is killed. */
 static void check_nameless(void)
 {
 	unsigned long inode;
@@ -297,7 +296,7 @@ static void check_nameless(void)
 	fa_check(n_sockets > 0);
 }
 
-/* Whatever kills the supervisor, its child ends in order, and nothing is left of both. */
+/* If the supervisor is killed, its child exits in order, and nothing is left of both. */
 static void test_supervisor_killed(void **state)
 {
 	char exe[32], target[8];
@@ -316,16 +315,14 @@ static void test_supervisor_killed(void **state)
 	fa_check(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
 }
 
-/*
- * What was kept makes every child crash, as far as the supervisor can tell: here no memory
- * is left for them to start. It is let go, but for the socket, and fad serves again.
- */
+/* Every child crashes before it is ready, here for lack of memory. The stored state is dropped,
+ * except the socket, and the daemon serves again. */
 static void test_crash_loop(void **state)
 {
 	const struct rlimit none = { .rlim_cur = 4096, .rlim_max = RLIM_INFINITY };
 	struct rlimit before;
 
-	/* They need memory to crash. */
+	/* Sanitizers cannot start with so little memory. */
 	if (fa_test_sanitized())
 		skip();
 	start(NULL);
@@ -340,7 +337,7 @@ static void test_crash_loop(void **state)
 	check_serves();
 }
 
-/* ---- timelines, of which clients make many */
+/* ---- timelines */
 
 static int timeline_setup(struct fa_raw *raw)
 {
@@ -371,7 +368,7 @@ static bool is_released(const struct fa_timeline_out *out)
 	return true;
 }
 
-/* More than there used to be room for: each is released when the daemon dies. */
+/* Many timelines, all of which are released when the daemon dies. */
 static void test_timelines(void **state)
 {
 	enum {
@@ -384,7 +381,8 @@ static void test_timelines(void **state)
 	pid_t child;
 
 	fa_check(!getrlimit(RLIMIT_NOFILE, &limit));
-	/* One here and two in the daemon; and the supervisor takes half of what it may. */
+	/* Each takes one descriptor here and two in the daemon; the supervisor stores half of its
+	 * limit. */
 	if (limit.rlim_max < 3 * N)
 		skip();
 	limit.rlim_cur = limit.rlim_max;
@@ -406,7 +404,7 @@ static void test_timelines(void **state)
 	for (int i = 0; i < N; ++i)
 		fa_check_eventually(is_released(outs[i]));
 	check_serves();
-	/* Once, and not again by those who come after. */
+	/* They are released once, not again by later children. */
 	kill(fa_test_daemon_next_child(&supervisor, 0), SIGKILL);
 	fa_test_daemon_log_wait(&supervisor, "starting it again");
 	fa_test_daemon_log_wait(&supervisor, "starting it again");
@@ -420,12 +418,12 @@ static void test_timelines(void **state)
 
 enum {
 	FILES = 300,
-	/* That the supervisor keeps, and what one user has of them. */
+	/* Timelines that the supervisor stores, and the share of one user. */
 	MOST = (FILES - 64) / 2,
 	SHARE = MOST / 2,
 };
 
-/* @n can be had at once, and one more, refused with @text, when another is gone. */
+/* @n timelines can be made; one more is refused with @text until another is gone. */
 static void check_timelines(int n, const char *text)
 {
 	static struct fa_raw raws[MOST], one_more;
@@ -437,7 +435,7 @@ static void check_timelines(int n, const char *text)
 	fa_raw_open(&one_more, supervisor.socket);
 	fa_check_eq(timeline_setup(&one_more), -EDQUOT);
 	fa_check_contains(one_more.message.reply.text.text, text);
-	/* It has none, and may ask again. */
+	/* The refused session may try again. */
 	fa_check_eq(timeline_setup(&one_more), -EDQUOT);
 	fa_raw_close(&raws[7]);
 	fa_check_eventually(timeline_setup(&one_more) == 0);
@@ -446,7 +444,7 @@ static void check_timelines(int n, const char *text)
 		fa_raw_close(&raws[i]);
 }
 
-/* More than the supervisor has room for are refused, until others are gone. */
+/* Timelines beyond the supervisor's limit are refused until others are gone. */
 static void test_timelines_full(void **state)
 {
 	start(&(struct fa_test_daemon_options){
@@ -454,7 +452,7 @@ static void test_timelines_full(void **state)
 	check_timelines(MOST, "1 more timeline than 118");
 }
 
-/* Nobody gets all of them. */
+/* One user gets half of them. */
 static void test_timelines_share(void **state)
 {
 	start(&(struct fa_test_daemon_options){ .nofile = FILES });

@@ -65,13 +65,13 @@ static void test_limit(void **state)
 	assert_null(charges[3].tenant);
 	assert_int_equal(tenant->used[FA_RESOURCE_SESSIONS], 3);
 
-	/* Another's account is another's. */
+	/* Accounts are separate. */
 	assert_int_equal(fa_charge_add(&foreign, other, FA_RESOURCE_SESSIONS, 1, &error), 0);
 
 	fa_charge_release(&charges[0]);
 	assert_int_equal(fa_charge_add(&charges[3], tenant, FA_RESOURCE_SESSIONS, 1, &error), 0);
 
-	/* A limit that was lowered below what is in use. */
+	/* A limit that is lowered below what is in use. */
 	limits.tenant[FA_RESOURCE_SESSIONS] = 1;
 	assert_int_equal(fa_charge_add(&charges[0], tenant, FA_RESOURCE_SESSIONS, 0, &error),
 	                 -EDQUOT);
@@ -95,7 +95,7 @@ static void test_amounts(void **state)
 	assert_int_equal(fa_charge_add(&b, tenant, FA_RESOURCE_BUFFER_BYTES, 1, NULL), 0);
 	assert_int_equal(tenant->used[FA_RESOURCE_BUFFER_BYTES], 1000);
 
-	/* No sum overflows, however high the limit. */
+	/* No sum overflows at the highest limit. */
 	assert_int_equal(fa_charge_add(&c, tenant, FA_RESOURCE_REQUESTS, UINT64_MAX, NULL), 0);
 	assert_int_equal(fa_charge_add(&c, tenant, FA_RESOURCE_REQUESTS, 1, NULL), -EDQUOT);
 	fa_charge_release(&c);
@@ -108,7 +108,7 @@ static void test_amounts(void **state)
 	fa_charge_move(&c, &a);
 	assert_int_equal(tenant->used[FA_RESOURCE_BUFFER_BYTES], 1000);
 
-	/* A charge keeps its tenant. */
+	/* A charge keeps its tenant alive. */
 	fa_tenant_unref(tenant);
 	assert_false(fa_list_empty(&tenants.tenants));
 	fa_charge_release(&c);
@@ -116,7 +116,7 @@ static void test_amounts(void **state)
 	assert_true(fa_list_empty(&tenants.tenants));
 }
 
-/* Cgroups of one uid share an account that is uid_factor as large; root's do not. */
+/* Cgroups of one uid share an account with uid_factor times the limits; uid 0 has none. */
 static void test_user(void **state)
 {
 	struct fa_tenant *a = get(1, "/a"), *b = get(1, "/b"), *c = get(1, "/c");
@@ -137,26 +137,26 @@ static void test_user(void **state)
 	assert_int_equal(c->used[FA_RESOURCE_SESSIONS], 0);
 	assert_int_equal(a->user->used[FA_RESOURCE_SESSIONS], 5);
 	assert_int_equal(fa_charge_add(&charges[2], c, FA_RESOURCE_SESSIONS, 1, &error), 0);
-	/* The tenant's own limit comes first. */
+	/* The tenant's own limit is checked first. */
 	assert_int_equal(fa_charge_add(&charges[3], a, FA_RESOURCE_SESSIONS, 1, &error), -EDQUOT);
 	assert_null(strstr(error.text, "uid_factor"));
-	/* Other resources and users are not concerned. */
+	/* Other resources and users are not affected. */
 	assert_int_equal(fa_charge_add(&bytes, c, FA_RESOURCE_BUFFER_BYTES, 1000, &error), 0);
 	assert_int_equal(fa_charge_add(&charges[4], other, FA_RESOURCE_SESSIONS, 3, &error), 0);
-	/* Of what does not grow with cgroups all of them have what one may have. */
+	/* Timelines have no factor: all cgroups together have the limit of one. */
 	limits.tenant[FA_RESOURCE_TIMELINES] = 3;
 	assert_int_equal(fa_charge_add(&timelines[0], a, FA_RESOURCE_TIMELINES, 2, &error), 0);
 	assert_int_equal(fa_charge_add(&timelines[1], b, FA_RESOURCE_TIMELINES, 1, &error), 0);
 	assert_int_equal(fa_charge_add(&timelines[2], c, FA_RESOURCE_TIMELINES, 1, &error),
 	                 -EDQUOT);
 	assert_non_null(strstr(error.text, "which is 3 (uid_factor is 1)"));
-	/* A product that overflows is no limit but that of numbers. */
+	/* A product that overflows means no limit. */
 	assert_int_equal(fa_charge_add(&much[0], a, FA_RESOURCE_REQUESTS, UINT64_MAX - 1, &error),
 	                 0);
 	assert_int_equal(fa_charge_add(&much[1], b, FA_RESOURCE_REQUESTS, 2, &error), -EDQUOT);
 	assert_int_equal(fa_charge_add(&much[1], b, FA_RESOURCE_REQUESTS, 1, &error), 0);
 
-	/* What is given back can be had again, also by another cgroup. */
+	/* What is released can be charged again, also by another cgroup. */
 	fa_charge_release(&charges[0]);
 	assert_int_equal(fa_charge_add(&charges[0], c, FA_RESOURCE_SESSIONS, 2, &error), 0);
 	limits.uid_factor = 1;
@@ -190,8 +190,8 @@ static void test_user(void **state)
 	assert_true(fa_list_empty(&tenants.users));
 }
 
-/* Of descriptors a user has half of what there is for all, unless a limit allows it more; and
- * all together have no more than that. */
+/* A user has half of all descriptors unless its limit is higher, and all users together have no
+ * more than all. */
 static void test_all_fds(void **state)
 {
 	struct fa_tenant *a = get(1, "/a"), *b = get(1, "/b"), *other = get(2, "/a"),
@@ -213,7 +213,7 @@ static void test_all_fds(void **state)
 	assert_int_equal(fa_charge_add(&charges[3], root, FA_RESOURCE_FDS, 10, &error), 0);
 	assert_int_equal(tenants.used_fds, 100);
 
-	/* What is given back can be had again, and a limit that somebody chose is his affair. */
+	/* What is released can be charged again; a configured limit is not reduced. */
 	fa_charge_release(&charges[0]);
 	assert_int_equal(fa_charge_add(&charges[3], root, FA_RESOURCE_FDS, 30, &error), 0);
 	fa_charge_release(&charges[3]);
@@ -230,7 +230,7 @@ static void test_all_fds(void **state)
 	fa_tenant_unref(root);
 }
 
-/* Comes, has so many done, and goes. */
+/* A tenant comes, has requests counted, and goes. */
 static void go(uid_t uid, const char *cgroup, uint64_t finished)
 {
 	struct fa_tenant *tenant = get(uid, cgroup);
@@ -239,7 +239,7 @@ static void go(uid_t uid, const char *cgroup, uint64_t finished)
 	fa_tenant_unref(tenant);
 }
 
-/* Who had work done is kept in mind, and no more of them than that. */
+/* Tenants with counted requests are remembered, up to the maximum. */
 static void test_gone(void **state)
 {
 	struct fa_charge charge = {};
@@ -254,7 +254,7 @@ static void test_gone(void **state)
 	assert_true(fa_list_empty(&tenants.tenants));
 	assert_true(fa_list_empty(&tenants.users));
 	assert_int_equal(tenants.n_gone, 1);
-	/* It is neither another user's nor another cgroup's, and pays as before. */
+	/* The counters are those of this uid and cgroup, and charges work as before. */
 	fa_tenant_unref(get(8, "/a"));
 	fa_tenant_unref(get(7, "/b"));
 	assert_int_equal(tenants.n_gone, 1);
@@ -266,7 +266,7 @@ static void test_gone(void **state)
 	fa_charge_release(&charge);
 	fa_tenant_unref(tenant);
 
-	/* Those that went first are forgotten. */
+	/* The oldest are forgotten. */
 	for (int i = 0; i < FA_TENANTS_GONE_MAX; ++i) {
 		snprintf(cgroup, sizeof(cgroup), "/%d", i);
 		go(i % 2 ? 7 : 0, cgroup, 1);
@@ -278,7 +278,7 @@ static void test_gone(void **state)
 	tenant = get(0, "/0");
 	assert_int_equal(tenant->usage.finished, 1);
 	fa_tenant_unref(tenant);
-	/* Somebody with many cgroups has others' not forgotten. */
+	/* A user with many cgroups evicts no others. */
 	go(9, "/a", 9);
 	for (int i = 0; i < 3 * FA_TENANTS_GONE_MAX; ++i) {
 		snprintf(cgroup, sizeof(cgroup), "/more%d", i);
@@ -293,7 +293,7 @@ static void test_gone(void **state)
 	assert_true(fa_list_empty(&tenants.gone));
 }
 
-/* Entry i is up to 2^(10 + i) ns. */
+/* Bucket i ends at 2^(10 + i) ns. */
 static void test_took(void **state)
 {
 	assert_int_equal(fa_usage_latency_bucket(0), 0);

@@ -1,6 +1,6 @@
 /*
- * Two users are two tenants: each has its own quotas, sees its own sessions and no
- * others, and may not stop the daemon. Needs root, to become somebody else.
+ * Two users are two tenants: each has its own quotas, sees its own sessions only, and cannot stop
+ * the daemon. Needs root, to become other users.
  */
 #include "common/cleanup.h"
 #include "tests/lib/check.h"
@@ -90,7 +90,7 @@ static void test_quotas(void **state)
 	struct fa_raw raw;
 
 	start("[daemon]\nmode = 0666\n[limits]\nbuffers = 3\n");
-	/* root has one (the bystander's), takes its last two, and has no more. */
+	/* root has one, the bystander's, takes its last two, and gets no more. */
 	fa_raw_open(&raw, scene.daemon.socket);
 	fa_check(makes_arena(&raw, 1, ""));
 	fa_check(makes_arena(&raw, 2, ""));
@@ -123,7 +123,7 @@ static int take_timelines(void)
 	return 0;
 }
 
-/* Stays with them until it is killed. */
+/* Holds them until it is killed. */
 static int keep_timelines(void)
 {
 	take_timelines();
@@ -177,7 +177,7 @@ static int look_around(void)
 	fa_check_eq(json_integer_value(json_object_get(session, "pid")), getpid());
 	fa_check_eq(count_tenants(status, &uid), 1);
 	fa_check_eq(uid, getuid());
-	fa_check(!strstr(text, "bystander")); /* by what it calls itself, below */
+	fa_check(!strstr(text, "bystander")); /* its own name for itself, below */
 	fa_check(!json_object_get(status, "connections_refused"));
 	fa_check(!json_object_get(status, "rings"));
 	json_decref(status);
@@ -185,7 +185,7 @@ static int look_around(void)
 	return 0;
 }
 
-/* Stays until it is killed. */
+/* Runs until it is killed. */
 static int linger(void)
 {
 	static struct fa_raw raw;
@@ -241,8 +241,7 @@ static int ask_for_one(void)
 	return 0;
 }
 
-/* How many requests of @uid have ended, of which there is no session any more; -1: it has some, or
- * is not known. */
+/* How many requests of @uid ended; -1: the user still has sessions, or is unknown. */
 static json_int_t finished_of_gone(uid_t uid)
 {
 	_fa_cleanup_(fa_freep) char *text = fa_raw_status(&scene.bystander);
@@ -260,7 +259,7 @@ static json_int_t finished_of_gone(uid_t uid)
 	return finished;
 }
 
-/* What a user has had done is known when he has gone, and counted on when he comes back. */
+/* Counters of a user outlive its sessions and go on when it comes back. */
 static void test_gone(void **state)
 {
 	start(NULL);
@@ -316,7 +315,7 @@ static int free_foreign(void)
 
 	fa_raw_open(&raw, scene.daemon.socket);
 	fa_raw_ping(&raw);
-	/* Sessions of others are out of reach whatever their number. */
+	/* Sessions of other users cannot be reached by number. */
 	for (uint32_t id = 1; id < 4; ++id) {
 		struct fa_wire_message message = fa_raw_message(FA_WIRE_BUFFER_FREE);
 

@@ -1,6 +1,6 @@
 /*
- * Views and requests: what is refused, with which words, and that parameters of
- * what is accepted stay inside their buffers.
+ * Views and requests: what is refused, with which error, and that accepted parameters stay inside
+ * their buffers.
  */
 #include "daemon/memory/tensor_view.h"
 
@@ -88,23 +88,23 @@ static void test_overflow(void **state)
 	view.strides[0] = INT64_MAX;
 	view.strides[1] = INT64_MAX;
 	expect(&view, false, -EINVAL, "overflows");
-	/* a product that wraps around to something small */
+	/* the product wraps around to a small number */
 	view = VIEW(FA_WIRE_DTYPE_F32, 2, 2, 8);
 	view.shape[0] = (1ll << 32) + 1;
 	view.strides[0] = 1ll << 32;
 	expect(&view, false, -EINVAL, "overflows");
-	/* an end that wraps around in bytes, not in elements */
+	/* the end overflows in bytes, not in elements */
 	view = VIEW(FA_WIRE_DTYPE_F32, 2, 1, 8);
 	view.strides[0] = 1ll << 62;
 	expect(&view, false, -EINVAL, "overflows");
-	/* no number of dimensions of full size makes it wrap */
+	/* with the maximum number of full-size dimensions */
 	view = VIEW(FA_WIRE_DTYPE_F32, 1, 1, 1, 1);
 	for (int i = 0; i < 4; ++i) {
 		view.shape[i] = INT64_MAX;
 		view.strides[i] = i == 3 ? 1 : INT64_MAX;
 	}
 	expect(&view, false, -EINVAL, "overflows");
-	/* a stride that is never taken */
+	/* a stride that no element uses */
 	view = VIEW(FA_WIRE_DTYPE_F32, 1, 2, 8);
 	view.strides[0] = INT64_MAX;
 	expect(&view, false, 0, "");
@@ -193,7 +193,7 @@ static void test_distinct(void **state)
 	expect(&view, true, 0, "");
 }
 
-/* Whatever passes reaches no byte outside; checked by walking all corners. */
+/* Accepted views reach no byte outside; checked at all corners. */
 static void test_random(void **state)
 {
 	unsigned int passed = 0;
@@ -529,7 +529,7 @@ static void test_no_tokens(void **state)
 	attention.k.offset = attention.v.offset = BYTES;
 	params = accept(&attention);
 	assert_int_equal(params.seqlen_k, 0);
-	/* what no element is reached by cannot make a kernel's arithmetic overflow */
+	/* strides that no element uses cannot overflow in a kernel */
 	assert_int_equal(params.k.stride_batch, 0);
 	assert_int_equal(params.k.stride_token, 0);
 
