@@ -261,7 +261,7 @@ struct fa_wire_completion {
 	struct fa_wire_string text;
 };
 
-/* Carries one fd: a sealed memfd with bytes of JSON. */
+/* Carries one fd: a sealed memfd with `bytes` of JSON. */
 struct fa_wire_status_reply {
 	uint64_t bytes;
 };
@@ -339,7 +339,7 @@ int fa_wire_encode(const struct fa_wire_message *message, void *buffer, size_t s
                    const void **ret_bytes, size_t *ret_length);
 
 /*
- * Verifies and decodes @bytes: 8-byte aligned, in memory that no other process can write. Size,
+ * Verifies and decodes @bytes, which are 8-byte aligned and must not change meanwhile. Size,
  * depth, the number of tables and the lengths of strings and vectors are limited. Absent fields
  * are zero (windows: -1), empty vectors are NULL. Returns 0 or
  *   -EBADMSG   not a valid message; @ret_message is untouched

@@ -1,4 +1,4 @@
-/* The part of inspect.h that is about the messages of the KV cache. */
+/* Part of inspect.c: the messages of the KV cache. */
 #pragma once
 
 #include "schema/wire.h"

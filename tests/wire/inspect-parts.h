@@ -1,4 +1,4 @@
-/* What inspect.c and inspect-kv.c are made of. */
+/* Shared by inspect.c and inspect-kv.c. */
 #pragma once
 
 #include "tests/wire/inspect-kv.h"

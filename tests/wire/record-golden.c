@@ -1,6 +1,6 @@
 /*
- * Writes what is missing under tests/wire/golden/v1. Run once when a sample was
- * added, on the oldest FlatBuffers that fad is built with; never overwrites:
+ * Records samples that are missing in tests/wire/golden/v1; never overwrites. Run it after adding a
+ * sample, with the oldest FlatBuffers that fad supports:
  *    build/tests/wire/record-golden tests/wire/golden/v1
  */
 #include "tests/wire/samples.h"

@@ -1,8 +1,7 @@
 /*
- * Messages of protocol version 1, at least one of every type, with every field
- * set and with everything absent that may be. What they say is frozen: the
- * recorded bytes under golden/v1 are compared with them for ever. Fields that
- * later versions add are zero here, as they are in bytes that lack them.
+ * Messages of protocol version 1: each type with every field set, and with every optional field
+ * absent. Frozen: the recorded bytes in golden/v1 are compared with them. Fields of later versions
+ * are zero, as in bytes that lack them.
  */
 #pragma once
 

@@ -1,4 +1,4 @@
-/* Bytes from strangers: limits, made-up messages, truncation, mutation. */
+/* Decodes untrusted bytes: limits, hand-written messages, truncation, mutation. */
 #include "tests/wire/inspect.h"
 #include "tests/wire/samples.h"
 
@@ -30,7 +30,7 @@ static const void *encode(const struct fa_wire_message *message, size_t *ret_len
 	return bytes;
 }
 
-/* The message's prefix holds no pointer when decoding says -EBADMSG: nothing was touched. */
+/* -EBADMSG leaves @ret_message untouched. */
 static int decode(const void *bytes, size_t length, struct fa_wire_message *ret_message)
 {
 	struct fa_wire_message untouched;
@@ -48,7 +48,7 @@ static int decode(const void *bytes, size_t length, struct fa_wire_message *ret_
 	return r;
 }
 
-/* A copy of exactly that size, so that a sanitizer sees any read beyond it. */
+/* An exact copy, so that a sanitizer detects reads beyond the end. */
 static void *copy(const void *bytes, size_t length)
 {
 	void *exact = malloc(length ? length : 1);
@@ -58,7 +58,7 @@ static void *copy(const void *bytes, size_t length)
 	return exact;
 }
 
-/* What decodes says the same when it is encoded and decoded once more. */
+/* A decoded message is the same after encoding and decoding it again. */
 static void check_again(const struct fa_wire_message *message)
 {
 	struct fa_wire_message again;
@@ -84,8 +84,7 @@ static void put_32(unsigned char *at, uint32_t value)
 }
 
 /*
- * A message written by hand from the description of the format: id 7 and an
- * Attention without a single field.
+ * Written by hand from the specification of FlatBuffers: id 7 and an Attention without fields.
  *    0 offset of the Message, identifier
  *    8 vtable of the Message: id at 4, no timeout_ns, no fds, body_type at 16, body at 12
  *   28 the Message
@@ -174,7 +173,7 @@ static void test_made_up(void **state)
 		{ "body lies outside", HAND_BODY, 4, HAND_BYTES - HAND_BODY, -EBADMSG },
 		{ "body is negative", HAND_BODY, 4, 0xfffffff4, -EBADMSG },
 		{ "body's vtable is outside", HAND_ATTENTION, 4, 60, -EBADMSG },
-		/* 46 is then read as a vtable of 40 bytes */
+		/* the vtable at 46 then has 40 bytes */
 		{ "body's vtable is too long", HAND_BODY_VTABLE, 2, 40, -EBADMSG },
 	};
 	_Alignas(8) unsigned char bytes[HAND_BYTES];
@@ -200,7 +199,7 @@ static void test_made_up(void **state)
 	}
 }
 
-/* A later version's type with a body that we cannot know: the rest is still told. */
+/* A type of a later version: the message's other fields are decoded. */
 static void test_unknown_type(void **state)
 {
 	struct fa_wire_message message = { .id = UINT64_MAX - 1,
@@ -245,14 +244,14 @@ static void test_refused_at_once(void **state)
 		assert_int_equal(decode(space, length, &message), -EBADMSG);
 	assert_int_equal(decode(space, sizeof(space), &message), -EBADMSG);
 
-	/* misaligned, and nothing else wrong */
+	/* only misaligned */
 	bytes = encode(&ping, &length);
 	for (size_t i = 0; i < 8; ++i) {
 		memmove(space + i, bytes, length);
 		assert_int_equal(decode(space + i, length, &message), i ? -EBADMSG : 0);
 	}
 
-	/* as long as allowed, and one more */
+	/* the longest, and one more */
 	memcpy(space, bytes, length);
 	assert_int_equal(decode(space, FA_WIRE_BYTES_MAX, &message), 0);
 	assert_int_equal(decode(space, FA_WIRE_BYTES_MAX + 1, &message), -EBADMSG);
@@ -307,7 +306,7 @@ static void test_truncation(void **state)
 
 		bytes = encode(&fa_samples_v1[i].message, &full_length);
 		whole = copy(bytes, full_length);
-		/* of the longest the ends alone, byte by byte: the middle is one vector */
+		/* long messages: byte by byte only at the ends, the middle is one vector */
 		for (size_t length = 0; length < full_length; ++length) {
 			struct fa_wire_message message;
 			void *exact;
@@ -343,7 +342,7 @@ static void mutate(unsigned char *bytes, size_t length)
 		                           0x80000000, 0xfffffffc, 0xffffffff };
 	unsigned n = 1 + random_next() % 8;
 
-	/* mostly the first 256 bytes, where the structure is */
+	/* mostly the first 256 bytes, which hold the structure */
 	for (unsigned i = 0; i < n; ++i) {
 		size_t range = length > 256 && random_next() % 8 ? 256 : length;
 		size_t at = random_next() % range;
@@ -398,7 +397,7 @@ static void test_mutation(void **state)
 		free(exact);
 	}
 	print_message("%zu decoded (%#" PRIx64 "), %zu refused\n", n_good, sum, n_bad);
-	/* both ways were taken, many times */
+	/* both outcomes occurred often */
 	assert_in_range(n_good, MUTATIONS / 100, MUTATIONS);
 	assert_in_range(n_bad, MUTATIONS / 100, MUTATIONS);
 }

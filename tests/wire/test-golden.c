@@ -1,7 +1,6 @@
 /*
- * Bytes recorded with the first release of each protocol version are decoded
- * for ever and say what they said. Decoding alone: encoders of other releases
- * of FlatBuffers may lay the same message out differently.
+ * Messages recorded with the first release of a protocol version still decode to the same samples.
+ * Their encoding is not compared: it depends on the release of FlatBuffers.
  */
 #include "tests/wire/inspect.h"
 #include "tests/wire/samples.h"
@@ -57,7 +56,7 @@ static void test_golden_v1(void **state)
 	}
 }
 
-/* No recorded file is forgotten. */
+/* Each recorded file belongs to a sample. */
 static void test_no_file_is_left_out(void **state)
 {
 	struct dirent *entry;

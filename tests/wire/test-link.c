@@ -1,4 +1,4 @@
-/* A C program with the static library, linked as C: needs nothing else. */
+/* A C program that links the static library needs no run-time library of C++. */
 #include <faclient.h>
 
 #include <stdio.h>

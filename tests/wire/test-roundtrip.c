@@ -1,4 +1,4 @@
-/* What was encoded says the same when it is decoded, for every type and field. */
+/* Encoding and decoding preserve every type and field. */
 #include "tests/wire/inspect.h"
 #include "tests/wire/samples.h"
 
@@ -61,7 +61,7 @@ static uint64_t random_next(void)
 	return random_state;
 }
 
-/* Any number, and often none. */
+/* A random number, often 0. */
 static uint64_t random_number(void)
 {
 	return random_next() % 4 ? random_next() : 0;
@@ -169,7 +169,7 @@ static void test_fast_path(void **state)
 	assert_in_range(n_bad, 100, 30000);
 }
 
-/* The comparison that the other tests rest on does see differences. */
+/* The comparison used by the other tests detects differences. */
 static void test_difference_is_seen(void **state)
 {
 	for (size_t i = 0; i < fa_samples_v1_n; ++i)
@@ -184,8 +184,8 @@ static void test_difference_is_seen(void **state)
 }
 
 /*
- * Any size of buffer: the message is refused or lies at its end, whole and
- * alone. FA_WIRE_FIXED_BYTES_MAX keeps its promise.
+ * With any size of buffer the message is refused or written at its end, and nothing else is
+ * touched. FA_WIRE_FIXED_BYTES_MAX is always enough.
  */
 static void test_buffer_sizes(void **state)
 {
@@ -251,7 +251,7 @@ static void test_encode_refuses(void **state)
 		assert_int_equal(fa_wire_encode(&message, buffer + i, 4096, &bytes, &length),
 		                 -EINVAL);
 
-	/* lengths that overflow, never read */
+	/* lengths that would overflow */
 	message.type = FA_WIRE_REPLY;
 	message.reply = (struct fa_wire_reply){ .text = { "x", SIZE_MAX } };
 	assert_int_equal(fa_wire_encode(&message, buffer, sizeof(buffer), &bytes, &length),
@@ -282,7 +282,7 @@ static void test_encode_refuses(void **state)
 	assert_int_equal(length, 0);
 }
 
-/* Nothing longer than a packet is made, however large the buffer. */
+/* No message is longer than FA_WIRE_BYTES_MAX, however large the buffer. */
 static void test_encode_never_exceeds_packet(void **state)
 {
 	static _Alignas(8) unsigned char large[4 * FA_WIRE_BYTES_MAX];
