@@ -154,11 +154,9 @@ static int run(struct fa_client *client, const char *data)
 		if (demo_process_expect(&processes[i], "running", NULL) < 0)
 			return -1;
 	}
-	sleep(1);
 	if (kill_victim(client) < 0)
 		return -1;
 	demo_say("The others continue, and stop after one more request each.");
-	sleep(1);
 	for (int i = 0; i < DEMO_CLIENTS; i++)
 		demo_process_tell(&processes[i], "stop");
 	for (int i = 0; i < DEMO_CLIENTS; i++) {

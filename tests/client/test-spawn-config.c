@@ -2,6 +2,7 @@
 #include "client/faclient.h"
 #include "client/faclient_kv.h"
 #include "tests/client/own.h"
+#include "tests/lib/at_once.h"
 #include "tests/lib/check.h"
 #include "tests/lib/dir.h"
 
@@ -351,5 +352,5 @@ int main(void)
 		cmocka_unit_test(test_pool_exhausted),
 	};
 
-	return cmocka_run_group_tests_name("spawn-config", tests, own_setup, own_teardown);
+	return fa_test_run_at_once("spawn-config", tests, own_setup, own_teardown);
 }

@@ -6,6 +6,7 @@
 #include "common/clock.h"
 #include "cuda-client.h"
 #include "kv-client.h"
+#include "tests/lib/at_once.h"
 
 #include <setjmp.h>
 #include <signal.h>
@@ -125,5 +126,5 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_kernel_does_not_end, start, stop),
 	};
 
-	return cmocka_run_group_tests_name("cuda-watchdog", tests, NULL, NULL);
+	return fa_test_run_at_once("cuda-watchdog", tests, NULL, NULL);
 }

@@ -4,6 +4,7 @@
  */
 #include "common/cleanup.h"
 #include "common/timeline.h"
+#include "tests/lib/at_once.h"
 #include "tests/lib/check.h"
 #include "tests/lib/daemon.h"
 #include "tests/lib/raw.h"
@@ -479,5 +480,5 @@ int main(void)
 		cmocka_unit_test_teardown(test_timelines_share, stop),
 	};
 
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return fa_test_run_at_once("supervise", tests, NULL, NULL);
 }
