@@ -1,7 +1,10 @@
 #include "daemon/kv/step.h"
 
 #include "common/cleanup.h"
+#include "daemon/kv/growth.h"
+#include "daemon/kv/step_prepare.h"
 #include "daemon/kv/store.h"
+#include "daemon/pool/cache.h"
 #include "daemon/session/context.h"
 
 #include <errno.h>
@@ -10,16 +13,17 @@
 
 /* ---- life */
 
-static void forget(struct fa_kv_step *step)
+static void unlink_predecessor(struct fa_kv_step *step)
 {
 	struct fa_list *pos;
 
 	fa_list_for_each(pos, &step->session->kv.steps) {
 		struct fa_kv_step *other = fa_container_of(pos, struct fa_kv_step, link);
 
-		for (uint32_t i = 0; i < other->n_before; ++i)
-			if (other->before[i] == step) {
-				other->before[i] = other->before[--other->n_before];
+		for (uint32_t i = 0; i < other->n_predecessors; ++i)
+			if (other->predecessors[i] == step) {
+				other->predecessors[i] =
+					other->predecessors[--other->n_predecessors];
 				break;
 			}
 	}
@@ -32,29 +36,29 @@ static void step_free(struct fa_kv_step *step)
 	if (step->id && !fa_list_empty(&step->link))
 		--step->session->kv.n_steps;
 	fa_list_remove(&step->link);
-	forget(step);
+	unlink_predecessor(step);
 	fa_pool_step_free(step->plan);
 	free(step->groups);
-	free(step->places);
+	free(step->entry_of_item);
 	free(step->tree_start);
 	free(step->host_tables);
 	if (step->tables)
 		ops->tables_free(step->session->context->device, step->tables);
 	free(step->ordered);
-	free(step->before);
+	free(step->predecessors);
 	fa_charge_release(&step->charge);
 	free(step);
 }
 
-static void end_badly(struct fa_kv_step *step)
+static void abort_plan(struct fa_kv_step *step)
 {
 	struct fa_pool *pool = step->session->context->kv->pool;
 	uint32_t n;
 
-	if (step->over)
+	if (step->closed)
 		return;
-	step->over = true;
-	if (!step->suspect) {
+	step->closed = true;
+	if (!step->device_lost) {
 		fa_pool_step_abort(pool, step->plan);
 		return;
 	}
@@ -66,26 +70,26 @@ static void end_badly(struct fa_kv_step *step)
 		             n);
 }
 
-static void settle(struct fa_kv_step *step)
+static void free_if_idle(struct fa_kv_step *step)
 {
-	if (!fa_list_empty(&step->works) || (!step->over && !step->doomed))
+	if (!fa_list_empty(&step->requests) || (!step->closed && !step->abandoned))
 		return;
-	end_badly(step);
+	abort_plan(step);
 	step_free(step);
 }
 
-void fa_kv_step_doom(struct fa_kv_step *step)
+void fa_kv_step_abandon(struct fa_kv_step *step)
 {
-	step->doomed = true;
-	settle(step);
+	step->abandoned = true;
+	free_if_idle(step);
 }
 
-void fa_kv_step_doom_all(struct fa_session *session)
+void fa_kv_step_abandon_all(struct fa_session *session)
 {
 	struct fa_list *pos, *tmp;
 
 	fa_list_for_each_safe(pos, tmp, &session->kv.steps)
-		fa_kv_step_doom(fa_container_of(pos, struct fa_kv_step, link));
+		fa_kv_step_abandon(fa_container_of(pos, struct fa_kv_step, link));
 }
 
 int fa_kv_step_find(struct fa_session *session, uint32_t id, struct fa_error *error,
@@ -106,262 +110,80 @@ int fa_kv_step_find(struct fa_session *session, uint32_t id, struct fa_error *er
 
 /* ---- requests */
 
-/* Behind the last of the step's in each other stream that has to do with @layer. */
-static int wait_for(struct fa_request *work, const struct fa_kv_step *step, uint32_t layer,
-                    struct fa_error *error)
+static int wait_for_layer(struct fa_request *request, const struct fa_kv_step *step, uint32_t layer,
+                          struct fa_error *error)
 {
 	struct fa_list *pos;
 	int r;
 
-	fa_list_for_each(pos, &step->works) {
+	fa_list_for_each(pos, &step->requests) {
 		const struct fa_request *other = fa_container_of(pos, struct fa_request, step_link);
 
-		if (other->layer != layer || other == step->end)
+		if (other->layer != layer || other == step->end_request)
 			continue;
-		r = fa_request_wait(work, other->stream, other->job.value, error);
+		r = fa_request_wait(request, other->stream, other->job.value, error);
 		if (r < 0)
 			return r;
 	}
 	return 0;
 }
 
-int fa_kv_step_add(struct fa_kv_step *step, struct fa_request *work, uint32_t layer,
+int fa_kv_step_add(struct fa_kv_step *step, struct fa_request *request, uint32_t layer,
                    struct fa_error *error)
 {
 	int r = 0;
 
-	if (step->ends)
+	if (step->end_requested)
 		return fa_fail(error, -EINVAL, "step %" PRIu32 " was asked to end", step->id);
 	if (step->failed)
 		return fa_fail(error, -ECANCELED,
 		               "a request of step %" PRIu32 " has failed: it can only be aborted",
 		               step->id);
-	if (step->prepared)
-		r = fa_request_wait(work, FA_SESSION_STREAM_OWN, step->prepared, error);
+	if (step->prepare_value)
+		r = fa_request_wait(request, FA_SESSION_STREAM_OWN, step->prepare_value, error);
 	if (r == 0)
-		r = wait_for(work, step, layer, error);
-	for (uint32_t i = 0; i < step->n_before && r == 0; ++i) {
-		if (step->before[i]->prepared)
-			r = fa_request_wait(work, FA_SESSION_STREAM_OWN, step->before[i]->prepared,
-			                    error);
+		r = wait_for_layer(request, step, layer, error);
+	for (uint32_t i = 0; i < step->n_predecessors && r == 0; ++i) {
+		if (step->predecessors[i]->prepare_value)
+			r = fa_request_wait(request, FA_SESSION_STREAM_OWN,
+			                    step->predecessors[i]->prepare_value, error);
 		if (r == 0)
-			r = wait_for(work, step->before[i], layer, error);
+			r = wait_for_layer(request, step->predecessors[i], layer, error);
 	}
 	if (r < 0)
 		return r;
-	work->step = step;
-	work->layer = layer;
-	fa_list_append(&step->works, &work->step_link);
+	request->step = step;
+	request->layer = layer;
+	fa_list_append(&step->requests, &request->step_link);
 	return 0;
 }
 
-void fa_kv_step_work_ended(struct fa_request *work)
+void fa_kv_step_request_ended(struct fa_request *request)
 {
-	struct fa_kv_step *step = work->step;
+	struct fa_kv_step *step = request->step;
 
-	if (!step || fa_list_empty(&work->step_link))
+	if (!step || fa_list_empty(&request->step_link))
 		return;
-	fa_list_remove(&work->step_link);
-	if (work->job.status < 0)
+	fa_list_remove(&request->step_link);
+	if (request->job.status < 0)
 		step->failed = true;
-	if (work->job.status == -ENODEV && work->job.started_ns)
-		step->suspect = true;
-	settle(step);
+	if (request->job.status == -ENODEV && request->job.started_ns)
+		step->device_lost = true;
+	free_if_idle(step);
 }
 
-void fa_kv_step_work_refused(struct fa_request *work)
+void fa_kv_step_request_refused(struct fa_request *request)
 {
-	struct fa_kv_step *step = fa_steal_ptr(work->step);
+	struct fa_kv_step *step = fa_steal_ptr(request->step);
 
 	if (!step)
 		return;
-	fa_list_remove(&work->step_link);
+	fa_list_remove(&request->step_link);
 	step->failed = true;
-	settle(step);
+	free_if_idle(step);
 }
 
-/* ---- preparation */
-
-struct prepare {
-	struct fa_request work; /* first */
-	struct fa_paged_request *requests;
-	uint32_t *vectors; /* of the copies */
-};
-
-static void prepare_release(struct fa_request *work)
-{
-	struct prepare *prepare = fa_container_of(work, struct prepare, work);
-	struct fa_context *context = work->session->context;
-
-	context->ops->paged_release(context->device, &work->job.work);
-	free(fa_steal_ptr(prepare->requests));
-	free(fa_steal_ptr(prepare->vectors));
-}
-
-static void prepare_ended(struct fa_request *work)
-{
-	if (work->job.status < 0)
-		fa_request_release_held(work->session, work->step);
-	fa_kv_step_work_ended(work);
-}
-
-static const struct fa_request_kind prepare_kind = {
-	.bytes = sizeof(struct prepare),
-	.release = prepare_release,
-	.ended = prepare_ended,
-};
-
-/* Each is moved on its own, as moves within one are done one after another. */
-#define PIECE_TOKENS 8
-
-static uint32_t copies_pieces(const struct fa_pool_step_group *group)
-{
-	return group->n_copies * (group->layout.page_tokens / PIECE_TOKENS);
-}
-
-/* As moves within sequences of two pages, from the second to the first. Returns how many
- * words of @at are used. */
-static size_t fill_copies(const struct fa_pool_step_group *group, const uint32_t *table,
-                          uint32_t *at, struct fa_paged_move *move)
-{
-	uint32_t n_max = copies_pieces(group), page_tokens = group->layout.page_tokens;
-	uint32_t *cu_moves = at, *to = cu_moves + n_max + 1, *table_start = to + n_max;
-	uint32_t *from = table_start + n_max, n = 0, n_tokens = 0;
-
-	for (uint32_t i = 0; i < group->n_copies; ++i)
-		for (uint32_t j = 0; j < group->copies_tokens[i]; ++j) {
-			if (j % PIECE_TOKENS == 0) {
-				cu_moves[n] = n_tokens;
-				to[n] = j;
-				table_start[n++] = 2 * i;
-			}
-			from[n_tokens++] = page_tokens + j;
-		}
-	cu_moves[n] = n_tokens;
-	move->batch = (int32_t)n;
-	move->cu_moves = cu_moves;
-	move->from = from;
-	move->to = to;
-	move->table = table;
-	move->table_start = table_start;
-	move->table_entries = 2 * group->n_copies;
-	return (size_t)(from + n_tokens - at);
-}
-
-/* At most so many words are needed by fill_copies(). */
-static size_t copies_words(const struct fa_pool_step_group *group)
-{
-	if (!group->n_copies)
-		return 0;
-	return 1 + 3 * (size_t)copies_pieces(group) +
-	       group->n_copies * (size_t)group->layout.page_tokens;
-}
-
-static void fill_requests(const struct fa_kv_step *step, struct prepare *prepare)
-{
-	uint32_t *vectors = prepare->vectors;
-	struct fa_device_work *work = &prepare->work.job.work;
-
-	for (uint32_t i = 0; i < step->plan->n_groups; ++i) {
-		const struct fa_pool_step_group *group = &step->plan->groups[i];
-
-		if (group->n_clears)
-			work->paged[work->n_paged++] = (struct fa_paged_request){
-				.op = FA_PAGED_CLEAR,
-				.pages = { .cache = &step->groups[i].cache,
-				           .count = (int32_t)group->n_clears,
-				           .to = group->clears },
-			};
-		if (group->n_copies) {
-			work->paged[work->n_paged] = (struct fa_paged_request){
-				.op = FA_PAGED_MOVE,
-				.move = { .cache = &step->groups[i].cache },
-			};
-			vectors += fill_copies(group, step->groups[i].copies, vectors,
-			                       &work->paged[work->n_paged++].move);
-		}
-	}
-}
-
-/* Ids of sequences. */
-static int compare(const void *a, const void *b)
-{
-	uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-
-	return (x > y) - (x < y);
-}
-
-/* Whether a page is copied of a sequence that a step before this one is part of. What others write
- * to is behind the tokens that are copied. */
-static bool copies_what_is_written(const struct fa_kv_step *step)
-{
-	for (uint32_t i = 0; i < step->plan->n_entries; ++i) {
-		const struct fa_pool_step_entry *entry = &step->plan->entries[i];
-
-		for (uint32_t j = 0; entry->copies && j < step->n_before; ++j)
-			if (bsearch(&entry->sequence, step->before[j]->ordered,
-			            step->before[j]->n_ordered, sizeof(entry->sequence), compare))
-				return true;
-	}
-	return false;
-}
-
-/* Has what needs it cleared and copied. */
-static int prepare(struct fa_kv_step *step, struct fa_error *error)
-{
-	struct fa_session *session = step->session;
-	struct fa_device_work *device_work;
-	uint64_t n_clears = 0, n_copies = 0;
-	struct prepare *prepare;
-	size_t n_words = 0;
-	struct fa_request *work;
-	int r = 0;
-
-	for (uint32_t i = 0; i < step->plan->n_groups; ++i) {
-		n_clears += step->plan->groups[i].n_clears;
-		n_copies += step->plan->groups[i].n_copies;
-		n_words += copies_words(&step->plan->groups[i]);
-	}
-	if (!n_clears && !n_copies)
-		return 0;
-	if (n_copies && copies_what_is_written(step))
-		return fa_fail(error, -EBUSY,
-		               "a page that a step in flight writes to is shared with another "
-		               "sequence, and is to be copied: end that step first");
-	if (!session->streams[FA_SESSION_STREAM_OWN].stream)
-		r = fa_session_stream_new(session, FA_SESSION_STREAM_OWN, 1);
-	if (r < 0)
-		return fa_fail(error, r, "a stream cannot be made: %s", strerror(-r));
-
-	work = fa_request_new(session, &prepare_kind);
-	if (!work)
-		return fa_fail(error, -ENOMEM, "the daemon has no memory for a step");
-	prepare = fa_container_of(work, struct prepare, work);
-	device_work = &work->job.work;
-	device_work->op = FA_DEVICE_PAGED;
-	device_work->tables = step->tables;
-	device_work->paged = prepare->requests = calloc(2 * (size_t)step->plan->n_groups,
-	                                                sizeof(*prepare->requests));
-	prepare->vectors = calloc(n_words + 1, sizeof(*prepare->vectors));
-	if (!device_work->paged || !prepare->vectors)
-		r = fa_fail(error, -ENOMEM, "the daemon has no memory for a step");
-	if (r == 0) {
-		fill_requests(step, prepare);
-		r = fa_request_prepare(work, error);
-	}
-	if (r < 0) {
-		fa_request_free(work);
-		return r;
-	}
-	work->step = step;
-	work->layer = UINT32_MAX; /* others come behind it by step.prepared */
-	fa_list_append(&step->works, &work->step_link);
-	step->prepared = session->streams[FA_SESSION_STREAM_OWN].next_value;
-	fa_request_submit_own(work);
-	return 0;
-}
-
-/* ---- making one */
+/* ---- making a step */
 
 static int check_tokens(const struct fa_pool_step_item *items, uint32_t n_items,
                         struct fa_error *error)
@@ -443,7 +265,6 @@ static size_t new_tokens(const struct fa_kv_group *group)
 	return group->step.cu_new[group->step.batch];
 }
 
-/* Room for @n words that kernels read. */
 static int tables_new(struct fa_kv_step *step, size_t n, struct fa_error *error,
                       uint32_t **ret_words)
 {
@@ -462,11 +283,11 @@ static int tables_new(struct fa_kv_step *step, size_t n, struct fa_error *error,
 	                         : fa_fail(error, -ENOMEM, "the daemon has no memory for a step");
 }
 
-/* The pool's tables stay where they are unless the device wants them elsewhere. */
+/* The pool's tables are copied only if the device has memory of its own for them. */
 static int fill_tables(struct fa_kv_step *step, const uint32_t *tree, size_t n_tree,
                        const uint32_t *tree_start, struct fa_error *error)
 {
-	const bool moves = step->session->context->ops->tables_new != NULL;
+	const bool copies = step->session->context->ops->tables_new != NULL;
 	const struct fa_pool_step *plan = step->plan;
 	uint32_t *words = NULL;
 	size_t n = n_tree;
@@ -474,7 +295,7 @@ static int fill_tables(struct fa_kv_step *step, const uint32_t *tree, size_t n_t
 
 	for (uint32_t i = 0; i < plan->n_groups; ++i) {
 		n += tree_start ? new_tokens(&step->groups[i]) : 0;
-		n += moves ? plan->groups[i].table_entries : 0;
+		n += copies ? plan->groups[i].table_entries : 0;
 		n += 2 * (size_t)plan->groups[i].n_copies;
 	}
 	if (!n)
@@ -489,7 +310,7 @@ static int fill_tables(struct fa_kv_step *step, const uint32_t *tree, size_t n_t
 	for (uint32_t i = 0; i < plan->n_groups; ++i) {
 		struct fa_kv_group *group = &step->groups[i];
 
-		if (moves && group->step.table_entries) {
+		if (copies && group->step.table_entries) {
 			memcpy(words, group->step.table,
 			       group->step.table_entries * sizeof(*words));
 			group->step.table = words;
@@ -510,7 +331,6 @@ static int fill_tables(struct fa_kv_step *step, const uint32_t *tree, size_t n_t
 	return 0;
 }
 
-/* Where the masks of each entry begin. */
 static int fill_tree_start(struct fa_kv_step *step, const uint32_t *tree_start,
                            struct fa_error *error)
 {
@@ -535,8 +355,7 @@ static bool shares_ordered(const struct fa_kv_step *a, const struct fa_kv_step *
 	return false;
 }
 
-/* Finds the steps that this one is planned on. */
-static int find_before(struct fa_kv_step *step, struct fa_error *error)
+static int find_predecessors(struct fa_kv_step *step, struct fa_error *error)
 {
 	const struct fa_pool_step *plan = step->plan;
 	struct fa_list *pos, *steps = &step->session->kv.steps;
@@ -545,28 +364,25 @@ static int find_before(struct fa_kv_step *step, struct fa_error *error)
 	step->ordered = calloc(plan->n_entries, sizeof(*step->ordered));
 	fa_list_for_each(pos, steps)
 		++n;
-	step->before = calloc(n + 1, sizeof(struct fa_kv_step *));
-	if (!step->ordered || !step->before)
+	step->predecessors = calloc(n + 1, sizeof(struct fa_kv_step *));
+	if (!step->ordered || !step->predecessors)
 		return fa_fail(error, -ENOMEM, "the daemon has no memory for a step");
 	for (uint32_t i = 0; i < plan->n_entries; ++i)
 		if (plan->entries[i].ordered)
 			step->ordered[step->n_ordered++] = plan->entries[i].sequence;
-	qsort(step->ordered, step->n_ordered, sizeof(*step->ordered), compare);
+	qsort(step->ordered, step->n_ordered, sizeof(*step->ordered), fa_kv_step_compare_ids);
 	fa_list_for_each(pos, steps) {
 		struct fa_kv_step *other = fa_container_of(pos, struct fa_kv_step, link);
 
 		if (shares_ordered(step, other))
-			step->before[step->n_before++] = other;
+			step->predecessors[step->n_predecessors++] = other;
 	}
 	return 0;
 }
 
-/* Of every step, beside its tables: what its layers have in common, and what it takes to keep
- * that apart from others'. */
+/* Charged besides the tables: for a step, a sequence, and a copied page. */
 #define STEP_WORDS ((FA_DEVICE_PLAN_CACHE_BYTES + 256) / sizeof(uint32_t))
-/* Of each of its sequences, in the plan and here. */
 #define ENTRY_WORDS 40
-/* Of each page that is copied, which is in the lists of both, besides copies_words(). */
 #define COPY_WORDS 6
 
 static int charge(struct fa_kv_step *step, size_t n_tree, bool trees, struct fa_error *error)
@@ -578,8 +394,8 @@ static int charge(struct fa_kv_step *step, size_t n_tree, bool trees, struct fa_
 		const struct fa_pool_step_group *group = &step->plan->groups[i];
 
 		words += 2 * (uint64_t)group->table_entries + group->n_clears +
-		         COPY_WORDS * (uint64_t)group->n_copies + copies_words(group);
-		/* Of every new token, where it is. */
+		         COPY_WORDS * (uint64_t)group->n_copies + fa_kv_step_copy_words(group);
+		/* Positions. */
 		if (trees)
 			words += group->cu_new[group->end - group->begin];
 	}
@@ -597,12 +413,12 @@ static int fill(struct fa_kv_step *step, uint32_t n_items, const uint32_t *tree,
 	if (r < 0)
 		return r;
 	step->groups = calloc(plan->n_groups, sizeof(*step->groups));
-	step->places = calloc(n_items, sizeof(*step->places));
-	if (!step->groups || !step->places)
+	step->entry_of_item = calloc(n_items, sizeof(*step->entry_of_item));
+	if (!step->groups || !step->entry_of_item)
 		return fa_fail(error, -ENOMEM, "the daemon has no memory for a step");
 	step->n_items = n_items;
 	for (uint32_t i = 0; i < plan->n_entries; ++i)
-		step->places[plan->entries[i].item] = i;
+		step->entry_of_item[plan->entries[i].item] = i;
 	for (uint32_t i = 0; i < plan->n_groups && r == 0; ++i)
 		r = fill_group(step, i, error);
 	if (r == 0 && tree_start)
@@ -610,16 +426,17 @@ static int fill(struct fa_kv_step *step, uint32_t n_items, const uint32_t *tree,
 	if (r == 0)
 		r = fill_tables(step, tree, n_tree, tree_start, error);
 	if (r == 0)
-		r = find_before(step, error);
-	/* What only reads can do so behind it. */
-	for (uint32_t i = 0; step->id && i < step->n_before && r == 0; ++i)
-		if (!step->before[i]->over &&
-		    (step->before[i]->aborts || (step->before[i]->id && step->before[i]->doomed)))
+		r = find_predecessors(step, error);
+	/* Reads may be planned on a step that aborts; other steps may not. */
+	for (uint32_t i = 0; step->id && i < step->n_predecessors && r == 0; ++i)
+		if (!step->predecessors[i]->closed &&
+		    (step->predecessors[i]->aborting ||
+		     (step->predecessors[i]->id && step->predecessors[i]->abandoned)))
 			r = fa_fail(error, -EBUSY,
 			            "step %" PRIu32
 			            " of the same sequence is being aborted; wait for its end",
-			            step->before[i]->id);
-	return r ? r : prepare(step, error);
+			            step->predecessors[i]->id);
+	return r ? r : fa_kv_step_prepare(step, error);
 }
 
 int fa_kv_step_new(struct fa_session *session, const struct fa_actor *actor, uint32_t id,
@@ -642,21 +459,21 @@ int fa_kv_step_new(struct fa_session *session, const struct fa_actor *actor, uin
 	step->session = session;
 	step->id = id;
 	fa_list_init(&step->link);
-	fa_list_init(&step->works);
-	/* Not a tick later than need be: it may want those pages. */
+	fa_list_init(&step->requests);
+	/* The step may need pages whose quarantine is over. */
 	fa_kv_quarantine_end(kv);
-	r = fa_pool_step_plan(kv->pool, actor, items, n_items, kv->last_step + 1, fa_kv_now_ns(),
-	                      error, &step->plan);
-	if (r == -ENOMEM && kv->lost)
+	r = fa_pool_step_plan(kv->pool, actor, items, n_items, kv->last_step_number + 1,
+	                      fa_kv_now_ns(), error, &step->plan);
+	if (r == -ENOMEM && kv->grow_device_lost)
 		r = fa_fail(error, -ENODEV, "the device was lost when the pool had to grow");
 	if (r < 0) {
 		free(step);
 		return r;
 	}
-	++kv->last_step;
+	++kv->last_step_number;
 	r = fill(step, n_items, tree, n_tree, tree_start, error);
 	if (r < 0) {
-		fa_kv_step_doom(step);
+		fa_kv_step_abandon(step);
 		return r;
 	}
 	fa_list_append(&session->kv.steps, &step->link);

@@ -1,95 +1,52 @@
 /*
- * The daemon's KV pool: its state (pool/pool.h) with the device's memory under it. It grows by
- * chunks when steps need them, up to the configured size, and gives back those that were
- * empty for a while. Loop thread.
+ * The daemon's KV pool: its state (pool/pool.h) with the device's memory under it. Opened once, new
+ * or from what an earlier daemon left; resized by a reload. Loop thread.
  *
- * Without a pool, because the device has none or it was not wanted, everything else is
- * served.
+ * A daemon without a pool serves everything else.
  */
 #pragma once
 
-#include "common/clock.h"
 #include "common/error.h"
-#include "common/list.h"
 #include "daemon/kv/persist.h"
 #include "daemon/persist/session_store.h"
-#include "daemon/pool/cache.h"
 #include "daemon/pool/pool.h"
-#include "daemon/pool/sequence.h"
-#include "daemon/pool/step.h"
-#include "schema/wire.h"
 
 #include <stdbool.h>
 #include <stdint.h>
 #include <uv.h>
 
 struct fa_context;
-struct fa_session;
 
-/* What a session had waits for it for grace_s, once another daemon serves; and as long each time
- * that it has come back and gone before it asked for any of it, until it was away for so many
- * times that. */
-#define FA_KV_GRACE_ALL 10u
+/* After a restart, sessions can resume for grace_s. A session that resumes and closes without
+ * using the pool can resume again for as long, up to this multiple in all. */
+#define FA_KV_GRACE_FACTOR_MAX 10u
 
 struct fa_kv {
 	struct fa_context *context;
-	struct fa_kv_kept kept[FA_KV_KEEP_N];
-	uint32_t n_stored; /* of those, that the fd store has */
-	uint32_t n_late;   /* ... and that it is to be told of */
+	struct fa_kv_persisted kept[FA_KV_PERSIST_N];
+	uint32_t n_stored;  /* of kept, those that the fd store has */
+	uint32_t n_pending; /* of kept, those that the fd store must be told about */
 	struct fa_session_store session_store;
-	uint64_t quarantine_ns; /* until when what died may still write to pages; 0: it may not */
-	struct fa_pool *pool;   /* NULL: there is none */
-	struct fa_error reason; /* then why */
-	void *base;             /* where the device has it */
-	uint32_t chunks_max;    /* it grows up to that */
-	uint32_t grow_failed;   /* chunks there were when the device had no more memory */
-	uint64_t grow_again_ns; /* ... and when it is asked again */
-	bool lost;              /* it did not grow as the device is lost */
-	char remedy[160];       /* of a pool that is exhausted */
-	uint64_t last_step;     /* number */
+	uint64_t quarantine_ns; /* until then a dead daemon's work may write to pages; 0: none */
+	struct fa_pool *pool;   /* NULL: none */
+	struct fa_error reason; /* why there is no pool */
+	void *base;             /* device address of the pool */
+	uint32_t chunks_max;
+	uint32_t grow_failed_chunks; /* number of chunks when growing failed last */
+	uint64_t grow_retry_ns;      /* growing is not tried before */
+	bool grow_device_lost;       /* growing failed because the device is lost */
+	char exhausted_hint[160];    /* appended to the error of an exhausted pool */
+	uint64_t last_step_number;
 	uv_timer_t timer;
 };
 
-/* Takes back the pool that an earlier daemon had, or makes one as it is configured, or says
- * in the log why there is none. 0; or -EAGAIN, with a sentence: the pool that was kept cannot be
- * taken back now, and this process is to end, so that another one tries. */
+/* Recovers an earlier daemon's pool, or makes one, or logs why there is none. -EAGAIN: it cannot
+ * be recovered now, and this process must exit so that a later one can try. */
 int fa_kv_open(struct fa_context *context, struct fa_error *error);
 
-/* The configuration says another size: @chunk_bytes is what it says of chunks. The pool may
- * have as many chunks from now on; those that are too many go when they are empty. */
+/* Takes the reloaded configuration's size; chunks above it are freed once they are empty.
+ * @chunk_bytes: its chunk size, which applies to new pools only. */
 void fa_kv_resize(struct fa_context *context, uint64_t chunk_bytes);
 
-struct fa_session_store_device;
-void fa_kv_device(const struct fa_context *context, struct fa_session_store_device *ret_device);
-
-/* Its handle is closed too. Nothing is in flight. */
+/* Closes the timer too. Nothing is in flight. */
 void fa_kv_close(struct fa_context *context);
-
-/* Whether there is a pool, and who asks. -ENOTSUP, -ESHUTDOWN, and what
- * fa_pool_tenant_get() says. */
-int fa_kv_actor(struct fa_session *session, const struct fa_actor **ret_actor,
-                struct fa_error *error);
-
-/* The same, for what an administrator may do with what is not his: find and remove it. */
-int fa_kv_actor_admin(struct fa_session *session, struct fa_actor *ret_actor,
-                      struct fa_error *error);
-
-/* There is something to look after from time to time: a cache, and all that needs one. */
-void fa_kv_wake(struct fa_kv *kv);
-
-/* Pages that what died may have written to can be used again, if it is time. */
-void fa_kv_quarantine_end(struct fa_kv *kv);
-
-/* CLOCK_BOOTTIME, by which objects have their time to live. */
-uint64_t fa_kv_now_ns(void);
-
-/* It says Hello, with a secret of its own. Returns whether it is the session that had the
- * secret @resume (NULL: none) before the daemon died, whose number and secret it has then. If
- * it closes before it asks for anything of the pool, that session may still come back. */
-bool fa_kv_session_hello(struct fa_session *session, const struct fa_wire_secret *resume);
-
-/* The session closes: nothing new is asked for; steps end when their requests have. */
-void fa_kv_session_close(struct fa_session *session);
-
-/* Nothing of it is in flight: what was its own goes, unless the daemon itself ends. */
-void fa_kv_session_end(struct fa_session *session);

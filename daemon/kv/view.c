@@ -5,14 +5,14 @@
 #include <errno.h>
 #include <inttypes.h>
 
-static int bind_view(struct fa_request *work, const struct fa_wire_view *view, const char *name,
+static int bind_view(struct fa_request *request, const struct fa_wire_view *view, const char *name,
                      bool output, unsigned int rank, enum fa_attention_dtype dtype,
                      const char *shape, void **ret_data, struct fa_error *error)
 {
 	const struct fa_device_memory *memory;
 	int r;
 
-	r = fa_request_buffer(work, view, name, &memory, error);
+	r = fa_request_buffer(request, view, name, &memory, error);
 	if (r == 0)
 		r = fa_tensor_view_check(view, name, output, memory, error);
 	if (r < 0)
@@ -36,7 +36,7 @@ static int expect(const struct fa_wire_view *view, const char *name, unsigned in
 	               name, i, view->shape[i], expected, meaning);
 }
 
-int fa_kv_bind_tensor(struct fa_request *work, const struct fa_wire_view *view,
+int fa_kv_bind_tensor(struct fa_request *request, const struct fa_wire_view *view,
                       const struct fa_kv_tensor *expected, struct fa_attention_tensor *ret_tensor,
                       int32_t *ret_heads, struct fa_error *error)
 {
@@ -44,7 +44,7 @@ int fa_kv_bind_tensor(struct fa_request *work, const struct fa_wire_view *view,
 	void *data = NULL;
 	int r;
 
-	r = bind_view(work, view, name, expected->output, 3, expected->dtype,
+	r = bind_view(request, view, name, expected->output, 3, expected->dtype,
 	              "[new tokens, heads, dim]", &data, error);
 	if (r == 0)
 		r = expect(view, name, 0, expected->tokens, "the tokens", error);
@@ -68,14 +68,14 @@ int fa_kv_bind_tensor(struct fa_request *work, const struct fa_wire_view *view,
 	return 0;
 }
 
-int fa_kv_bind_floats(struct fa_request *work, const struct fa_wire_view *view, const char *name,
+int fa_kv_bind_floats(struct fa_request *request, const struct fa_wire_view *view, const char *name,
                       bool output, int64_t rows, int64_t columns, float **ret_data,
                       struct fa_error *error)
 {
 	void *data = NULL;
 	int r;
 
-	r = bind_view(work, view, name, output, 2, FA_ATTENTION_F32, "[rows, columns]", &data,
+	r = bind_view(request, view, name, output, 2, FA_ATTENTION_F32, "[rows, columns]", &data,
 	              error);
 	if (r == 0 && rows >= 0)
 		r = expect(view, name, 0, rows, "as many rows", error);

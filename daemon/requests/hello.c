@@ -4,7 +4,7 @@
 #include "common/clock.h"
 #include "common/memfd.h"
 #include "common/text.h"
-#include "daemon/kv/store.h"
+#include "daemon/kv/sessions.h"
 #include "daemon/session/context.h"
 
 #include <errno.h>

@@ -1,11 +1,13 @@
 /*
- * The handlers of the messages of schema/wire_kv.h (requests/kv_cache.c, requests/kv_sequence.c, requests/kv_prefix.c,
- * requests/kv_begin.c, requests/kv_layers.c), and the kinds of work that come of others (requests/kv_attend.c, requests/kv_copy.c,
- * requests/kv_end.c). Loop thread.
+ * Handlers and request kinds of the KV messages (schema/wire_kv.h), in kv_cache.c, kv_sequence.c,
+ * kv_prefix.c, kv_begin.c, kv_attend.c, kv_layers.c, kv_copy.c and kv_end.c. Loop thread.
  */
 #pragma once
 
+#include "daemon/kv/sessions.h"
 #include "daemon/kv/store.h"
+#include "daemon/pool/cache.h"
+#include "daemon/pool/sequence.h"
 #include "daemon/session/call.h"
 #include "daemon/session/request.h"
 
@@ -32,6 +34,6 @@ extern const struct fa_request_kind fa_kv_copy_kind;
 extern const struct fa_request_kind fa_kv_attend_kind;
 extern const struct fa_request_kind fa_kv_end_kind;
 
-/* Answers with a SequenceReply. -ENOENT, -ESTALE, -EACCES. */
+/* Replies with a SequenceReply. -ENOENT, -ESTALE, -EACCES. */
 int fa_kv_sequence_reply(struct fa_call *call, const struct fa_actor *actor, uint64_t id,
                          uint64_t matched, struct fa_error *error);

@@ -1,6 +1,6 @@
 /*
- * StepAttend: new tokens of a layer into the pages, rotated, and attention over all that
- * their sequences then have.
+ * StepAttend: writes the new tokens of one layer into pages, rotated, and computes attention over
+ * all tokens of their sequences.
  */
 #include "daemon/requests/kv.h"
 
@@ -18,14 +18,13 @@
 #define FLAGS (FA_WIRE_STEP_CAUSAL | FA_WIRE_STEP_ROTARY_INTERLEAVED | FA_WIRE_STEP_DETERMINISTIC)
 
 struct attend {
-	struct fa_request work; /* first */
-	struct fa_paged_request requests[2];
+	struct fa_request request; /* first */
+	struct fa_paged_request paged[2];
 	uint32_t *tail; /* alibi_slopes, sinks, positions */
 };
 
-_Static_assert(sizeof(struct attend) <= FA_REQUEST_SPARE_BYTES, "each step has many");
+_Static_assert(sizeof(struct attend) <= FA_REQUEST_SPARE_BYTES, "the block cache keeps it");
 
-/* What is bound at the moment. */
 struct binding {
 	struct attend *attend;
 	const struct fa_wire_step_attend *message;
@@ -34,18 +33,18 @@ struct binding {
 	struct fa_error *error;
 };
 
-static struct attend *attend_of(struct fa_request *work)
+static struct attend *attend_of(struct fa_request *request)
 {
-	return fa_container_of(work, struct attend, work);
+	return fa_container_of(request, struct attend, request);
 }
 
-static void release(struct fa_request *work)
+static void release(struct fa_request *request)
 {
-	struct fa_context *context = work->session->context;
+	struct fa_context *context = request->session->context;
 
-	if (work->job.work.paged)
-		context->ops->paged_release(context->device, &work->job.work);
-	free(fa_steal_ptr(attend_of(work)->tail));
+	if (request->job.work.paged)
+		context->ops->paged_release(context->device, &request->job.work);
+	free(fa_steal_ptr(attend_of(request)->tail));
 }
 
 static bool is_there(const struct fa_wire_view *view)
@@ -123,7 +122,7 @@ static void *copy(uint32_t **tail, const void *from, size_t n)
 	return to;
 }
 
-/* The vectors point into the message; it will be gone. */
+/* Copies the message's vectors, which are gone when the handler returns. */
 static int keep_tail(struct binding *b, struct fa_paged_attention *attention,
                      struct fa_paged_rotary *rotary)
 {
@@ -139,7 +138,7 @@ static int keep_tail(struct binding *b, struct fa_paged_attention *attention,
 	attention->alibi_slopes = copy(&tail, m->alibi_slopes, m->n_alibi_slopes);
 	attention->sinks = copy(&tail, m->sinks, m->n_sinks);
 	rotary->positions = copy(&tail, m->positions, m->n_positions);
-	/* In a tree a token stands behind those that it sees. */
+	/* Tokens of a tree are not at consecutive positions. */
 	if (!rotary->positions)
 		rotary->positions = b->group->positions;
 	return 0;
@@ -161,9 +160,9 @@ static int bind_rotary(struct binding *b, struct fa_paged_rotary *rotary)
 	if (!is_there(&m->cos) || !is_there(&m->sin))
 		return fa_fail(b->error, -EINVAL, "%s is absent; expected cos and sin, or neither",
 		               is_there(&m->cos) ? "sin" : "cos");
-	r = fa_kv_bind_floats(&b->attend->work, &m->cos, "cos", false, -1, half, &cos, b->error);
+	r = fa_kv_bind_floats(&b->attend->request, &m->cos, "cos", false, -1, half, &cos, b->error);
 	if (r == 0)
-		r = fa_kv_bind_floats(&b->attend->work, &m->sin, "sin", false, m->cos.shape[0],
+		r = fa_kv_bind_floats(&b->attend->request, &m->sin, "sin", false, m->cos.shape[0],
 		                      half, &sin, b->error);
 	if (r < 0)
 		return r;
@@ -196,9 +195,9 @@ static int bind_kv(struct binding *b, struct fa_paged_append *append)
 	v.name = "v";
 	v.dim = cache->head_dim_v;
 	if (is_there(&m->k))
-		r = fa_kv_bind_tensor(&b->attend->work, &m->k, &k, &append->k, NULL, b->error);
+		r = fa_kv_bind_tensor(&b->attend->request, &m->k, &k, &append->k, NULL, b->error);
 	if (r == 0 && is_there(&m->v))
-		r = fa_kv_bind_tensor(&b->attend->work, &m->v, &v, &append->v, NULL, b->error);
+		r = fa_kv_bind_tensor(&b->attend->request, &m->v, &v, &append->v, NULL, b->error);
 	return r;
 }
 
@@ -229,7 +228,7 @@ static int bind_numbers(struct binding *b, struct fa_paged_attention *attention)
 	attention->softcap = m->softcap;
 	attention->causal = m->flags & FA_WIRE_STEP_CAUSAL;
 	attention->deterministic = m->flags & FA_WIRE_STEP_DETERMINISTIC;
-	/* What is farther than any token is unbounded. */
+	/* A window wider than any sequence is unbounded. */
 	attention->window_left = m->window_left > FA_PAGED_LENGTH_MAX ? -1 : m->window_left;
 	attention->window_right = m->window_right > FA_PAGED_LENGTH_MAX ? -1 : m->window_right;
 	return 0;
@@ -247,7 +246,7 @@ static int bind_attention(struct binding *b, struct fa_paged_attention *attentio
 	};
 	int r;
 
-	r = fa_kv_bind_tensor(&b->attend->work, &m->q, &q, &attention->q, &attention->heads,
+	r = fa_kv_bind_tensor(&b->attend->request, &m->q, &q, &attention->q, &attention->heads,
 	                      b->error);
 	if (r < 0)
 		return r;
@@ -255,9 +254,9 @@ static int bind_attention(struct binding *b, struct fa_paged_attention *attentio
 	q.output = true;
 	q.heads = attention->heads;
 	q.dim = cache->head_dim_v;
-	r = fa_kv_bind_tensor(&b->attend->work, &m->out, &q, &attention->out, NULL, b->error);
+	r = fa_kv_bind_tensor(&b->attend->request, &m->out, &q, &attention->out, NULL, b->error);
 	if (r == 0 && is_there(&m->lse)) {
-		r = fa_kv_bind_floats(&b->attend->work, &m->lse, "lse", true, attention->heads,
+		r = fa_kv_bind_floats(&b->attend->request, &m->lse, "lse", true, attention->heads,
 		                      b->tokens, &attention->lse, b->error);
 		attention->lse_stride_head = fa_tensor_view_stride(&m->lse, 0);
 		attention->lse_stride_token = fa_tensor_view_stride(&m->lse, 1);
@@ -268,14 +267,14 @@ static int bind_attention(struct binding *b, struct fa_paged_attention *attentio
 	attention->step = &b->group->step;
 	attention->layer = (int32_t)m->layer;
 	if (b->group->tree_start) {
-		attention->tree = b->attend->work.step->tree;
+		attention->tree = b->attend->request.step->tree;
 		attention->tree_start = b->group->tree_start;
 		attention->positions = b->group->positions;
 	}
 	return r;
 }
 
-/* q of the attention is what append has rotated, in room that the device has. */
+/* Attention reads the q that append has rotated into the device's scratch memory. */
 static void rotate_q(struct fa_paged_append *append, struct fa_paged_attention *attention)
 {
 	const int64_t dim = append->cache->head_dim;
@@ -289,7 +288,7 @@ static void rotate_q(struct fa_paged_append *append, struct fa_paged_attention *
 
 static int bind_requests(struct binding *b)
 {
-	struct fa_device_work *work = &b->attend->work.job.work;
+	struct fa_device_work *device_work = &b->attend->request.job.work;
 	const struct fa_wire_step_attend *m = b->message;
 	struct fa_paged_attention attention = {};
 	struct fa_paged_append append = {
@@ -308,33 +307,33 @@ static int bind_requests(struct binding *b)
 		r = bind_attention(b, &attention);
 	if (r < 0)
 		return r;
-	work->op = FA_DEVICE_PAGED;
-	work->paged = b->attend->requests;
-	work->tables = b->attend->work.step->tables;
-	work->reuse_plan = true;
+	device_work->op = FA_DEVICE_PAGED;
+	device_work->paged = b->attend->paged;
+	device_work->tables = b->attend->request.step->tables;
+	device_work->reuse_plan = true;
 	if (is_there(&m->out) && append.rotary.dim)
 		rotate_q(&append, &attention);
 	if (is_there(&m->k) || append.heads)
-		work->paged[work->n_paged++] = (struct fa_paged_request){ .op = FA_PAGED_APPEND,
-			                                                  .append = append };
+		device_work->paged[device_work->n_paged++] =
+			(struct fa_paged_request){ .op = FA_PAGED_APPEND, .append = append };
 	if (is_there(&m->out))
-		work->paged[work->n_paged++] = (struct fa_paged_request){ .op = FA_PAGED_ATTEND,
-			                                                  .attention = attention };
+		device_work->paged[device_work->n_paged++] =
+			(struct fa_paged_request){ .op = FA_PAGED_ATTEND, .attention = attention };
 	return 0;
 }
 
-static int bind_attend(struct fa_request *work, const struct fa_wire_message *message,
+static int bind_attend(struct fa_request *request, const struct fa_wire_message *message,
                        struct fa_error *error)
 {
 	struct binding b = {
-		.attend = attend_of(work),
+		.attend = attend_of(request),
 		.message = &message->step_attend,
 		.error = error,
 	};
 	struct fa_kv_step *step;
 	int r;
 
-	r = fa_kv_step_find(work->session, b.message->step, error, &step);
+	r = fa_kv_step_find(request->session, b.message->step, error, &step);
 	if (r == 0)
 		r = find_group(step, b.message->cache, &b.group, error);
 	if (r < 0)
@@ -342,22 +341,23 @@ static int bind_attend(struct fa_request *work, const struct fa_wire_message *me
 	b.tokens = b.group->step.cu_new[b.group->step.batch];
 	r = check(&b);
 	if (r == 0)
-		r = fa_kv_step_add(step, work, b.message->layer, error);
+		r = fa_kv_step_add(step, request, b.message->layer, error);
 	if (r == 0)
 		r = bind_requests(&b);
 	if (r == 0)
-		r = fa_request_prepare(work, error);
+		r = fa_request_prepare(request, error);
 	return r;
 }
 
-static void refused(struct fa_request *work, const struct fa_wire_message *message)
+static void refused(struct fa_request *request, const struct fa_wire_message *message)
 {
-	/* What comes too late for a step is no part of it. */
-	if (!work->step &&
-	    fa_kv_step_find(work->session, message->step_attend.step, NULL, &work->step) == 0 &&
-	    work->step->ends)
-		work->step = NULL;
-	fa_kv_step_work_refused(work);
+	/* A request that came after StepEnd does not make its step fail. */
+	if (!request->step &&
+	    fa_kv_step_find(request->session, message->step_attend.step, NULL, &request->step) ==
+	            0 &&
+	    request->step->end_requested)
+		request->step = NULL;
+	fa_kv_step_request_refused(request);
 }
 
 const struct fa_request_kind fa_kv_attend_kind = {
@@ -365,5 +365,5 @@ const struct fa_request_kind fa_kv_attend_kind = {
 	.bind = bind_attend,
 	.release = release,
 	.refused = refused,
-	.ended = fa_kv_step_work_ended,
+	.ended = fa_kv_step_request_ended,
 };

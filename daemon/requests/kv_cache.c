@@ -1,6 +1,7 @@
-/* The messages about caches. */
+/* Handlers of the messages about caches. */
 #include "daemon/requests/kv.h"
 
+#include "daemon/kv/growth.h"
 #include "daemon/session/context.h"
 
 #include <errno.h>
@@ -11,8 +12,8 @@
 _Static_assert(FA_WIRE_STORE_PLAIN == (int)FA_PAGED_PLAIN &&
                        FA_WIRE_STORE_E4M3 == (int)FA_PAGED_E4M3 &&
                        FA_WIRE_STORE_INT8 == (int)FA_PAGED_INT8,
-               "stores travel as they are");
-_Static_assert(FA_WIRE_NAME_BYTES_MAX >= FA_NAME_BYTES - 1, "what is too long, is told so");
+               "the wire uses the kernels' values");
+_Static_assert(FA_WIRE_NAME_BYTES_MAX >= FA_NAME_BYTES - 1, "the pool refuses a longer name");
 
 static void reply(struct fa_call *call, const struct fa_pool_cache_info *info)
 {
@@ -42,20 +43,20 @@ static void reply(struct fa_call *call, const struct fa_pool_cache_info *info)
 	fa_session_send(call->session, &message, -1, NULL);
 }
 
-static int check_create(const struct fa_wire_cache_create *request, struct fa_error *error)
+static int check_create(const struct fa_wire_cache_create *m, struct fa_error *error)
 {
 	const uint32_t known = FA_WIRE_CACHE_V_IN_K | FA_WIRE_CACHE_TOKEN_SCALES;
 
-	if (request->flags & ~known)
+	if (m->flags & ~known)
 		return fa_fail(error, -ENOTSUP,
 		               "flags %#x are not supported; expected none but %#x, V_IN_K and "
 		               "TOKEN_SCALES",
-		               request->flags, known);
+		               m->flags, known);
 	return 0;
 }
 
-/* Whether there are kernels for its codes. */
-static int check_codes(const struct fa_context *context, const struct fa_pool_cache_config *config,
+/* Checks that the device has kernels for the cache's store. */
+static int check_store(const struct fa_context *context, const struct fa_pool_cache_config *config,
                        struct fa_error *error)
 {
 	const struct fa_cache_geometry *geometry = &config->geometry;
@@ -67,10 +68,10 @@ static int check_codes(const struct fa_context *context, const struct fa_pool_ca
 		.head_dim = (int32_t)geometry->head_dim,
 		.head_dim_v = (int32_t)geometry->head_dim_v,
 		.page_tokens = (int32_t)geometry->page_tokens,
-		/* Which matters is that it is not 0. */
+		/* Any value but 0. */
 		.v_offset = FA_PAGED_SLOT_BYTES,
 		.store = geometry->store,
-		/* Those of the request are judged where they are kept. */
+		/* The pool checks the scales of the message. */
 		.k_scales = geometry->token_scales ? NULL : &one,
 		.v_scales = geometry->token_scales ? NULL : &one,
 	};
@@ -84,28 +85,28 @@ static int check_codes(const struct fa_context *context, const struct fa_pool_ca
 
 int fa_kv_cache_create(struct fa_call *call, struct fa_error *error)
 {
-	const struct fa_wire_cache_create *request = &call->message->cache_create;
+	const struct fa_wire_cache_create *m = &call->message->cache_create;
 	const struct fa_pool_cache_config config = {
 		.geometry = {
-			.layers = request->layers,
-			.kv_heads = request->kv_heads,
-			.head_dim = request->head_dim,
-			.head_dim_v = request->head_dim_v,
-			.dtype = (enum fa_attention_dtype)request->dtype,
-			.page_tokens = request->page_tokens ? request->page_tokens
+			.layers = m->layers,
+			.kv_heads = m->kv_heads,
+			.head_dim = m->head_dim,
+			.head_dim_v = m->head_dim_v,
+			.dtype = (enum fa_attention_dtype)m->dtype,
+			.page_tokens = m->page_tokens ? m->page_tokens
 			                                    : PAGE_TOKENS_DEFAULT,
-			.v_in_k = request->flags & FA_WIRE_CACHE_V_IN_K,
-			.store = (enum fa_paged_store)request->store,
-			.token_scales = request->flags & FA_WIRE_CACHE_TOKEN_SCALES,
+			.v_in_k = m->flags & FA_WIRE_CACHE_V_IN_K,
+			.store = (enum fa_paged_store)m->store,
+			.token_scales = m->flags & FA_WIRE_CACHE_TOKEN_SCALES,
 		},
-		.k_scales = request->k_scales,
-		.v_scales = request->v_scales,
-		.n_k_scales = request->n_k_scales,
-		.n_v_scales = request->n_v_scales,
-		.name = request->name.text,
-		.mode = request->mode,
-		.ttl_ns = request->ttl_ns,
-		.max_pages = request->max_pages,
+		.k_scales = m->k_scales,
+		.v_scales = m->v_scales,
+		.n_k_scales = m->n_k_scales,
+		.n_v_scales = m->n_v_scales,
+		.name = m->name.text,
+		.mode = m->mode,
+		.ttl_ns = m->ttl_ns,
+		.max_pages = m->max_pages,
 	};
 	struct fa_pool *pool = call->session->context->kv->pool;
 	const struct fa_actor *actor = NULL;
@@ -113,9 +114,9 @@ int fa_kv_cache_create(struct fa_call *call, struct fa_error *error)
 	uint64_t id;
 	int r;
 
-	r = check_create(request, error);
+	r = check_create(m, error);
 	if (r == 0)
-		r = check_codes(call->session->context, &config, error);
+		r = check_store(call->session->context, &config, error);
 	if (r == 0)
 		r = fa_kv_actor(call->session, &actor, error);
 	if (r == 0)
@@ -124,24 +125,23 @@ int fa_kv_cache_create(struct fa_call *call, struct fa_error *error)
 		r = fa_pool_cache_get_info(pool, actor, id, error, &info);
 	if (r < 0)
 		return r;
-	fa_kv_wake(call->session->context->kv);
+	fa_kv_timer_start(call->session->context->kv);
 	reply(call, &info);
 	return 0;
 }
 
 int fa_kv_cache_find(struct fa_call *call, struct fa_error *error)
 {
-	const struct fa_wire_cache_find *request = &call->message->cache_find;
+	const struct fa_wire_cache_find *m = &call->message->cache_find;
 	struct fa_pool *pool = call->session->context->kv->pool;
-	uint64_t id = request->cache;
+	uint64_t id = m->cache;
 	struct fa_pool_cache_info info;
 	struct fa_actor actor;
 	int r;
 
 	r = fa_kv_actor_admin(call->session, &actor, error);
-	if (r == 0 && request->name.text)
-		r = fa_pool_cache_find(pool, &actor, request->name.text, fa_kv_now_ns(), error,
-		                       &id);
+	if (r == 0 && m->name.text)
+		r = fa_pool_cache_find(pool, &actor, m->name.text, fa_kv_now_ns(), error, &id);
 	if (r == 0)
 		r = fa_pool_cache_get_info(pool, &actor, id, error, &info);
 	if (r == 0)

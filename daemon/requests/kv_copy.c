@@ -1,4 +1,4 @@
-/* SequenceCopy: tokens of a layer between tensors and pages. */
+/* SequenceCopy: copies tokens of one layer between tensors and pages. */
 #include "daemon/requests/kv.h"
 
 #include "daemon/kv/step.h"
@@ -9,26 +9,26 @@
 #include <inttypes.h>
 
 struct copy {
-	struct fa_request work; /* first */
-	struct fa_paged_request request;
-	struct fa_paged_step step; /* the one sequence, and the tokens */
+	struct fa_request request; /* first */
+	struct fa_paged_request paged;
+	struct fa_paged_step step; /* one sequence; the copied tokens are its new ones */
 	uint32_t cu_new[2], length, before, first, table_start;
 };
 
-static struct copy *copy_of(struct fa_request *work)
+static struct copy *copy_of(struct fa_request *request)
 {
-	return fa_container_of(work, struct copy, work);
+	return fa_container_of(request, struct copy, request);
 }
 
-static void release(struct fa_request *work)
+static void release(struct fa_request *request)
 {
-	struct fa_context *context = work->session->context;
+	struct fa_context *context = request->session->context;
 
-	if (work->job.work.paged)
-		context->ops->paged_release(context->device, &work->job.work);
+	if (request->job.work.paged)
+		context->ops->paged_release(context->device, &request->job.work);
 }
 
-/* Where in the step the sequence is; UINT32_MAX: it is not. */
+/* The plan entry of @sequence; UINT32_MAX: none. */
 static uint32_t find_entry(const struct fa_kv_step *step, uint64_t sequence)
 {
 	for (uint32_t i = 0; i < step->plan->n_entries; ++i)
@@ -37,7 +37,7 @@ static uint32_t find_entry(const struct fa_kv_step *step, uint64_t sequence)
 	return UINT32_MAX;
 }
 
-/* The step of the session's that has planned the tokens. */
+/* Finds the session's step that has planned the tokens. */
 static int find_step(struct fa_session *session, const struct fa_wire_sequence_copy *m,
                      uint64_t end, struct fa_kv_step **ret_step, uint32_t *ret_entry,
                      struct fa_error *error)
@@ -49,7 +49,7 @@ static int find_step(struct fa_session *session, const struct fa_wire_sequence_c
 		uint32_t i = find_entry(step, m->sequence);
 		const struct fa_pool_step_entry *entry;
 
-		if (i == UINT32_MAX || step->ends)
+		if (i == UINT32_MAX || step->end_requested)
 			continue;
 		entry = &step->plan->entries[i];
 		if (m->first < entry->before || end > entry->after)
@@ -65,9 +65,9 @@ static int find_step(struct fa_session *session, const struct fa_wire_sequence_c
 	               m->first, end);
 }
 
-/* Holds what is to be read by a step of its own. */
-static int hold(struct fa_session *session, const struct fa_wire_sequence_copy *m, uint64_t end,
-                struct fa_kv_step **ret_step, struct fa_error *error)
+/* A read gets a step of its own, which keeps the tokens in place until the copy has ended. */
+static int step_for_read(struct fa_session *session, const struct fa_wire_sequence_copy *m,
+                         uint64_t end, struct fa_kv_step **ret_step, struct fa_error *error)
 {
 	const struct fa_pool_step_item item = { .sequence = m->sequence };
 	const struct fa_pool_step_entry *entry;
@@ -86,7 +86,7 @@ static int hold(struct fa_session *session, const struct fa_wire_sequence_copy *
 		            "tokens %" PRIu64 " to %" PRIu64
 		            " are to be read; the sequence has %" PRIu64 " to %" PRIu64,
 		            m->first, end, entry->first, entry->after);
-		fa_kv_step_doom(step);
+		fa_kv_step_abandon(step);
 		return r;
 	}
 	*ret_step = step;
@@ -97,7 +97,7 @@ static int bind_tensors(struct copy *copy, const struct fa_kv_group *group,
                         const struct fa_wire_sequence_copy *m, int64_t tokens,
                         struct fa_error *error)
 {
-	struct fa_paged_append *append = &copy->request.append;
+	struct fa_paged_append *append = &copy->paged.append;
 	const struct fa_paged_cache *cache = &group->cache;
 	struct fa_kv_tensor expected = {
 		.name = "k",
@@ -115,23 +115,23 @@ static int bind_tensors(struct copy *copy, const struct fa_kv_group *group,
 	if (group->v_in_k && m->v.rank && (m->flags & FA_WIRE_COPY_WRITE))
 		return fa_fail(error, -EINVAL, "v is the front of k in this cache; expected none");
 	if (m->k.rank)
-		r = fa_kv_bind_tensor(&copy->work, &m->k, &expected, &append->k, NULL, error);
+		r = fa_kv_bind_tensor(&copy->request, &m->k, &expected, &append->k, NULL, error);
 	expected.name = "v";
 	expected.dim = cache->head_dim_v;
 	if (r == 0 && m->v.rank)
-		r = fa_kv_bind_tensor(&copy->work, &m->v, &expected, &append->v, NULL, error);
+		r = fa_kv_bind_tensor(&copy->request, &m->v, &expected, &append->v, NULL, error);
 	return r;
 }
 
-/* The tokens as new ones of a step with one sequence. */
-static void bind_step(struct copy *copy, const struct fa_kv_group *group, uint32_t place,
+/* Describes the tokens as the new tokens of a step with one sequence. */
+static void bind_step(struct copy *copy, const struct fa_kv_group *group, uint32_t index,
                       uint64_t first, uint64_t end)
 {
 	copy->cu_new[1] = (uint32_t)(end - first);
 	copy->before = (uint32_t)first;
 	copy->length = (uint32_t)end;
-	copy->first = group->step.first[place];
-	copy->table_start = group->step.table_start[place];
+	copy->first = group->step.first[index];
+	copy->table_start = group->step.table_start[index];
 	copy->step = (struct fa_paged_step){
 		.batch = 1,
 		.cu_new = copy->cu_new,
@@ -165,14 +165,14 @@ static int check(const struct fa_wire_sequence_copy *m, uint64_t *ret_end, struc
 	return 0;
 }
 
-static int bind_copy(struct fa_request *work, const struct fa_wire_message *message,
+static int bind_copy(struct fa_request *request, const struct fa_wire_message *message,
                      struct fa_error *error)
 {
 	const struct fa_wire_sequence_copy *m = &message->sequence_copy;
 	const bool writes = m->flags & FA_WIRE_COPY_WRITE;
-	struct copy *copy = copy_of(work);
+	struct copy *copy = copy_of(request);
 	const struct fa_kv_group *group;
-	uint32_t entry = 0, place = 0;
+	uint32_t entry = 0, index = 0;
 	struct fa_kv_step *step = NULL;
 	uint64_t end = 0;
 	int r;
@@ -181,43 +181,43 @@ static int bind_copy(struct fa_request *work, const struct fa_wire_message *mess
 	if (r < 0)
 		return r;
 	if (writes)
-		r = find_step(work->session, m, end, &step, &entry, error);
+		r = find_step(request->session, m, end, &step, &entry, error);
 	else
-		r = hold(work->session, m, end, &step, error);
+		r = step_for_read(request->session, m, end, &step, error);
 	if (r < 0)
 		return r;
 	group = step->groups;
 	for (uint32_t i = 0; i < step->plan->n_groups; ++i)
 		if (entry >= step->plan->groups[i].begin && entry < step->plan->groups[i].end) {
 			group = &step->groups[i];
-			place = entry - step->plan->groups[i].begin;
+			index = entry - step->plan->groups[i].begin;
 		}
-	r = fa_kv_step_add(step, work, m->layer, error);
+	r = fa_kv_step_add(step, request, m->layer, error);
 	if (r < 0) {
 		if (!writes)
-			fa_kv_step_doom(step);
+			fa_kv_step_abandon(step);
 		return r;
 	}
-	/* One that holds what is read goes with the work, however that ends. */
-	step->doomed = !writes;
+	/* A read's step ends with its request. */
+	step->abandoned = !writes;
 	r = bind_tensors(copy, group, m, (int64_t)(end - m->first), error);
 	if (r < 0)
 		return r;
-	bind_step(copy, group, place, m->first, end);
-	copy->request.op = writes ? FA_PAGED_APPEND : FA_PAGED_READ;
-	copy->request.append.cache = &group->cache;
-	copy->request.append.step = &copy->step;
-	copy->request.append.layer = (int32_t)m->layer;
-	work->job.work.op = FA_DEVICE_PAGED;
-	work->job.work.paged = &copy->request;
-	work->job.work.n_paged = 1;
-	work->job.work.tables = step->tables;
-	return fa_request_prepare(work, error);
+	bind_step(copy, group, index, m->first, end);
+	copy->paged.op = writes ? FA_PAGED_APPEND : FA_PAGED_READ;
+	copy->paged.append.cache = &group->cache;
+	copy->paged.append.step = &copy->step;
+	copy->paged.append.layer = (int32_t)m->layer;
+	request->job.work.op = FA_DEVICE_PAGED;
+	request->job.work.paged = &copy->paged;
+	request->job.work.n_paged = 1;
+	request->job.work.tables = step->tables;
+	return fa_request_prepare(request, error);
 }
 
-static void refused(struct fa_request *work, const struct fa_wire_message *message)
+static void refused(struct fa_request *request, const struct fa_wire_message *message)
 {
-	fa_kv_step_work_refused(work);
+	fa_kv_step_request_refused(request);
 }
 
 const struct fa_request_kind fa_kv_copy_kind = {
@@ -225,5 +225,5 @@ const struct fa_request_kind fa_kv_copy_kind = {
 	.bind = bind_copy,
 	.release = release,
 	.refused = refused,
-	.ended = fa_kv_step_work_ended,
+	.ended = fa_kv_step_request_ended,
 };

@@ -1,14 +1,13 @@
 /*
- * StepEnd: comes behind everything that was asked for its step, moves the tokens of a path
- * that is kept, and is confirmed by the commit: the client sees success when, and only when,
- * the tokens are durable.
+ * StepEnd: waits for all requests of its step, moves the tokens of a kept path together, and
+ * commits or aborts. The client sees success when, and only when, the tokens are durable.
  *
- * It ends its step in any case: a commit that cannot be, or was asked for in a wrong way,
- * aborts it.
+ * It ends its step in any case: a commit that fails, or a malformed StepEnd, aborts it.
  */
 #include "daemon/requests/kv.h"
 
 #include "common/cleanup.h"
+#include "daemon/kv/growth.h"
 #include "daemon/kv/step.h"
 #include "daemon/session/context.h"
 
@@ -16,24 +15,24 @@
 #include <inttypes.h>
 
 struct end {
-	struct fa_request work; /* first */
+	struct fa_request request; /* first */
 	bool commits;
-	struct fa_paged_request *moves; /* a group one, at most */
-	uint32_t *vectors;              /* of the moves */
+	struct fa_paged_request *moves; /* at most one a group */
+	uint32_t *vectors;              /* of all moves */
 };
 
-static struct end *end_of(struct fa_request *work)
+static struct end *end_of(struct fa_request *request)
 {
-	return fa_container_of(work, struct end, work);
+	return fa_container_of(request, struct end, request);
 }
 
-static void release(struct fa_request *work)
+static void release(struct fa_request *request)
 {
-	struct fa_context *context = work->session->context;
-	struct end *end = end_of(work);
+	struct fa_context *context = request->session->context;
+	struct end *end = end_of(request);
 
-	if (work->job.work.paged)
-		context->ops->paged_release(context->device, &work->job.work);
+	if (request->job.work.paged)
+		context->ops->paged_release(context->device, &request->job.work);
 	free(fa_steal_ptr(end->moves));
 	free(fa_steal_ptr(end->vectors));
 }
@@ -53,7 +52,7 @@ static int check_path(const struct fa_wire_step_end *m, uint32_t item, uint32_t 
 	return 0;
 }
 
-/* All of it, before anything is changed. */
+/* Checks all of it before anything changes. */
 static int check_keep(const struct fa_kv_step *step, const struct fa_wire_step_end *m,
                       struct fa_error *error)
 {
@@ -76,14 +75,15 @@ static int check_keep(const struct fa_kv_step *step, const struct fa_wire_step_e
 			               "; expected at least %" PRIu32 ", the one before it",
 			               item + 1, m->cu_keep[item + 1], m->cu_keep[item]);
 	for (uint32_t item = 0; item < step->n_items && r == 0; ++item) {
-		const struct fa_pool_step_entry *entry = &step->plan->entries[step->places[item]];
+		const struct fa_pool_step_entry *entry =
+			&step->plan->entries[step->entry_of_item[item]];
 
 		r = check_path(m, item, (uint32_t)(entry->after - entry->before), error);
 	}
 	return r;
 }
 
-/* The moves of one group, of which @vectors has room for all. Returns how many words. */
+/* Fills the move of one group, and advances @vectors past the words it uses. */
 static int fill_group(struct end *end, struct fa_kv_step *step, uint32_t i,
                       const struct fa_wire_step_end *m, uint32_t **vectors, struct fa_error *error)
 {
@@ -92,7 +92,7 @@ static int fill_group(struct end *end, struct fa_kv_step *step, uint32_t i,
 	const struct fa_kv_group *group = &step->groups[i];
 	uint32_t n = plan->end - plan->begin, n_moves = 0;
 	uint32_t *cu_moves = *vectors, *to = cu_moves + n + 1, *moved = to + n;
-	struct fa_device_work *work = &end->work.job.work;
+	struct fa_device_work *device_work = &end->request.job.work;
 
 	cu_moves[0] = 0;
 	for (uint32_t e = 0; e < n; ++e) {
@@ -105,7 +105,7 @@ static int fill_group(struct end *end, struct fa_kv_step *step, uint32_t i,
 
 		to[e] = 0;
 		if (n_keep < entry->after - entry->before) {
-			/* Where nothing of any item is kept, keep is NULL. */
+			/* m->keep is NULL where no item keeps anything. */
 			r = fa_pool_step_keep(pool, step->plan, plan->begin + e,
 			                      n_keep ? m->keep + begin : NULL, n_keep, error, &from,
 			                      &n_from, &to[e]);
@@ -118,7 +118,7 @@ static int fill_group(struct end *end, struct fa_kv_step *step, uint32_t i,
 	}
 	*vectors = moved + n_moves;
 	if (n_moves)
-		work->paged[work->n_paged++] = (struct fa_paged_request){
+		device_work->paged[device_work->n_paged++] = (struct fa_paged_request){
 			.op = FA_PAGED_MOVE,
 			.move = {
 				.cache = &group->cache,
@@ -137,7 +137,7 @@ static int fill_group(struct end *end, struct fa_kv_step *step, uint32_t i,
 static int keep(struct end *end, struct fa_kv_step *step, const struct fa_wire_step_end *m,
                 struct fa_error *error)
 {
-	struct fa_device_work *work = &end->work.job.work;
+	struct fa_device_work *device_work = &end->request.job.work;
 	uint32_t *vectors;
 	int r;
 
@@ -149,97 +149,97 @@ static int keep(struct end *end, struct fa_kv_step *step, const struct fa_wire_s
 		2 * (size_t)step->n_items + step->plan->n_groups + m->n_keep + 1, sizeof(*vectors));
 	if (!end->moves || !vectors)
 		return fa_fail(error, -ENOMEM, "the daemon has no memory for a step's end");
-	work->paged = end->moves;
+	device_work->paged = end->moves;
 	for (uint32_t i = 0; i < step->plan->n_groups && r == 0; ++i)
 		r = fill_group(end, step, i, m, &vectors, error);
-	if (r < 0 || !work->n_paged)
+	if (r < 0 || !device_work->n_paged)
 		return r;
-	work->op = FA_DEVICE_PAGED;
-	work->tables = step->tables;
-	return fa_request_prepare(&end->work, error);
+	device_work->op = FA_DEVICE_PAGED;
+	device_work->tables = step->tables;
+	return fa_request_prepare(&end->request, error);
 }
 
 /* ---- order */
 
-/* Those that it is planned on are committed before it. */
-static int wait_for_ends(struct fa_request *work, const struct fa_kv_step *step,
-                         struct fa_error *error)
+/* Steps that this one is planned on are committed before it. */
+static int wait_for_predecessors(struct fa_request *request, const struct fa_kv_step *step,
+                                 struct fa_error *error)
 {
 	int r = 0;
 
-	for (uint32_t i = 0; i < step->n_before && r == 0; ++i) {
-		const struct fa_kv_step *before = step->before[i];
+	for (uint32_t i = 0; i < step->n_predecessors && r == 0; ++i) {
+		const struct fa_kv_step *other = step->predecessors[i];
 
-		if (before->end)
-			r = fa_request_wait(work, before->end->stream, before->end->job.value,
-			                    error);
-		else if (before->ends && !before->over)
+		if (other->end_request)
+			r = fa_request_wait(request, other->end_request->stream,
+			                    other->end_request->job.value, error);
+		else if (other->end_requested && !other->closed)
 			r = fa_fail(error, -ECANCELED,
 			            "step %" PRIu32 ", on which step %" PRIu32
 			            " is planned, was not committed",
-			            before->id, step->id);
-		else if (!before->ends && before->id)
+			            other->id, step->id);
+		else if (!other->end_requested && other->id)
 			r = fa_fail(error, -EBUSY,
 			            "step %" PRIu32 " is planned on step %" PRIu32
 			            ", which was not asked to end",
-			            step->id, before->id);
+			            step->id, other->id);
 	}
 	return r;
 }
 
-/* Everything that was asked for @step, in any stream. */
-static int wait_for_works(struct fa_request *work, const struct fa_kv_step *step,
-                          struct fa_error *error)
+/* Waits for every request of @step, in all streams. */
+static int wait_for_requests(struct fa_request *request, const struct fa_kv_step *step,
+                             struct fa_error *error)
 {
 	struct fa_list *pos;
 	int r = 0;
 
-	fa_list_for_each(pos, &step->works) {
+	fa_list_for_each(pos, &step->requests) {
 		const struct fa_request *other = fa_container_of(pos, struct fa_request, step_link);
 
-		if (r == 0 && other != work)
-			r = fa_request_wait(work, other->stream, other->job.value, error);
+		if (r == 0 && other != request)
+			r = fa_request_wait(request, other->stream, other->job.value, error);
 	}
 	return r;
 }
 
-static int bind_order(struct fa_request *work, struct fa_kv_step *step, bool commits,
+static int bind_order(struct fa_request *request, struct fa_kv_step *step, bool commits,
                       struct fa_error *error)
 {
 	int r;
 
-	r = wait_for_works(work, step, error);
-	for (uint32_t i = 0; commits && i < step->n_before && r == 0; ++i)
-		/* Reads that were planned on what is not durable. */
-		if (!step->before[i]->id)
-			r = wait_for_works(work, step->before[i], error);
-	return r == 0 && commits ? wait_for_ends(work, step, error) : r;
+	r = wait_for_requests(request, step, error);
+	for (uint32_t i = 0; commits && i < step->n_predecessors && r == 0; ++i)
+		/* Reads of tokens that are not durable yet. */
+		if (!step->predecessors[i]->id)
+			r = wait_for_requests(request, step->predecessors[i], error);
+	return r == 0 && commits ? wait_for_predecessors(request, step, error) : r;
 }
 
-static int bind_end(struct fa_request *work, const struct fa_wire_message *message,
+static int bind_end(struct fa_request *request, const struct fa_wire_message *message,
                     struct fa_error *error)
 {
 	const struct fa_wire_step_end *m = &message->step_end;
-	struct end *end = end_of(work);
+	struct end *end = end_of(request);
 	struct fa_kv_step *step;
 	int r;
 
-	r = fa_kv_step_find(work->session, m->step, error, &step);
+	r = fa_kv_step_find(request->session, m->step, error, &step);
 	if (r < 0)
 		return r;
-	if (step->ends)
+	if (step->end_requested)
 		return fa_fail(error, -EINVAL, "step %" PRIu32 " was asked to end already",
 		               m->step);
-	/* From here on, it ends. */
-	step->ends = true;
-	step->end = work;
-	work->step = step;
-	work->layer = UINT32_MAX;
-	fa_list_append(&step->works, &work->step_link);
-	work->job.work.op = FA_DEVICE_NONE;
-	work->job.confirms = true;
+	/* From here on the step ends, whatever happens. */
+	step->end_requested = true;
+	step->end_request = request;
+	request->step = step;
+	request->layer = UINT32_MAX;
+	fa_list_append(&step->requests, &request->step_link);
+	request->job.work.op = FA_DEVICE_NONE;
+	request->job.confirms = true;
 	end->commits = m->flags & FA_WIRE_STEP_COMMIT;
-	step->aborts = !end->commits;
+	step->aborting = !end->commits;
 	if (m->flags & ~FA_WIRE_STEP_COMMIT)
 		return fa_fail(error, -ENOTSUP,
 		               "flags %#" PRIx32
@@ -247,53 +247,51 @@ static int bind_end(struct fa_request *work, const struct fa_wire_message *messa
 		               m->flags, FA_WIRE_STEP_COMMIT);
 	if ((m->n_keep || m->n_cu_keep) && !end->commits)
 		return fa_fail(error, -EINVAL, "keep came, and flags do not say commit");
-	r = bind_order(work, step, end->commits, error);
+	r = bind_order(request, step, end->commits, error);
 	if (r == 0 && (m->n_keep || m->n_cu_keep))
 		r = keep(end, step, m, error);
 	return r;
 }
 
-/* It has a step, which cannot be committed any more. */
-static void refused(struct fa_request *work, const struct fa_wire_message *message)
+/* Its step can no longer be committed. */
+static void refused(struct fa_request *request, const struct fa_wire_message *message)
 {
 	struct fa_kv_step *step = NULL;
 
-	if (work->step)
-		work->step->aborts = true;
-	else if (fa_kv_step_find(work->session, message->step_end.step, NULL, &step) == 0)
-		fa_kv_step_doom(step);
+	if (request->step)
+		request->step->aborting = true;
+	else if (fa_kv_step_find(request->session, message->step_end.step, NULL, &step) == 0)
+		fa_kv_step_abandon(step);
 }
 
 /* ---- the end */
 
-static void confirm(struct fa_request *work)
+static void confirm(struct fa_request *request)
 {
-	struct fa_context *context = work->session->context;
-	struct fa_kv_step *step = work->step;
+	struct fa_context *context = request->session->context;
+	struct fa_kv_step *step = request->step;
 	struct fa_error error;
 	int r = 0;
 
 	fa_pool_set_time(context->kv->pool, fa_kv_now_ns());
-	if (!end_of(work)->commits)
+	if (!end_of(request)->commits)
 		fa_pool_step_abort(context->kv->pool, step->plan);
 	else if (step->failed)
 		r = fa_fail(&error, -ECANCELED,
 		            "a request of step %" PRIu32 " has failed: it is aborted", step->id);
 	else
 		r = fa_pool_step_commit(context->kv->pool, step->plan, &error);
-	step->over = !end_of(work)->commits || r == 0;
-	fa_engine_confirm(context->engine, &work->job, r, &error);
+	step->closed = !end_of(request)->commits || r == 0;
+	fa_engine_confirm(context->engine, &request->job, r, &error);
 }
 
-/* Whatever was not committed is aborted. */
-static void ended(struct fa_request *work)
+static void ended(struct fa_request *request)
 {
-	if (work->step) {
-		work->step->doomed = true;
-		/* Where a device is lost, or all is cancelled, it may be the first to end. */
-		work->step->end = NULL;
+	if (request->step) {
+		request->step->abandoned = true;
+		request->step->end_request = NULL;
 	}
-	fa_kv_step_work_ended(work);
+	fa_kv_step_request_ended(request);
 }
 
 const struct fa_request_kind fa_kv_end_kind = {

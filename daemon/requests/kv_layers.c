@@ -1,7 +1,6 @@
 /*
- * StepAttendLayers: one request for all layers of a step, which becomes one StepAttend for
- * each, in its turn and behind its own gates. They are chained: when one fails, those
- * behind it are of no use.
+ * StepAttendLayers: one message for many layers of a step. It is split into one StepAttend request
+ * a layer, with gates of its own; they are chained, so that a failure ends those behind it.
  */
 #include "daemon/requests/kv.h"
 
@@ -11,26 +10,26 @@
 #include <errno.h>
 #include <inttypes.h>
 
-/* ---- one of a number of layers that cannot be */
+/* ---- a message with an invalid n_layers */
 
-static int refuse(struct fa_request *work, const struct fa_wire_message *message,
+static int refuse(struct fa_request *request, const struct fa_wire_message *message,
                   struct fa_error *error)
 {
 	return fa_fail(error, -EINVAL, "n_layers is %" PRIu32 "; expected 1 to %d",
 	               message->step_attend_layers.n_layers, FA_WIRE_LAYERS_MAX);
 }
 
-static void release(struct fa_request *work)
+static void release(struct fa_request *request)
 {
 }
 
-static void refused(struct fa_request *work, const struct fa_wire_message *message)
+static void refused(struct fa_request *request, const struct fa_wire_message *message)
 {
-	if (fa_kv_step_find(work->session, message->step_attend_layers.attend.step, NULL,
-	                    &work->step) == 0 &&
-	    work->step->ends)
-		work->step = NULL;
-	fa_kv_step_work_refused(work);
+	if (fa_kv_step_find(request->session, message->step_attend_layers.attend.step, NULL,
+	                    &request->step) == 0 &&
+	    request->step->end_requested)
+		request->step = NULL;
+	fa_kv_step_request_refused(request);
 }
 
 static const struct fa_request_kind no_layers_kind = {
@@ -42,14 +41,13 @@ static const struct fa_request_kind no_layers_kind = {
 
 /* ---- layers */
 
-/* One that cannot be becomes one that is in no buffer. */
+/* An offset that overflows becomes one outside of any buffer, which is refused. */
 static void advance(struct fa_wire_view *view, uint64_t bytes)
 {
 	if (view->rank && __builtin_add_overflow(view->offset, bytes, &view->offset))
 		view->offset = UINT64_MAX;
 }
 
-/* From one layer's to the next. */
 static void next_layer(struct fa_wire_step_attend *attend,
                        const struct fa_wire_step_attend_layers *layers)
 {
@@ -62,7 +60,7 @@ static void next_layer(struct fa_wire_step_attend *attend,
 	advance(&attend->lse, layers->lse_bytes);
 }
 
-/* Those of one layer: the message's at either end, and its own. */
+/* Gates of one layer: its own, and at the first and last layer the message's. */
 struct gates {
 	struct fa_wire_gate gates[FA_WIRE_GATES_MAX + 1];
 	size_t n;
@@ -97,8 +95,8 @@ static void set_gates(struct fa_wire_message *message, const struct fa_call *cal
 	message->n_signals = signals->n;
 }
 
-/* As one request; and so that nobody waits for one of its signals, the last one's values,
- * behind which those of the others are. */
+/* Submits a request that fails. It signals the last layer's values, so that nobody waits for those
+ * of the others either. */
 static int refuse_all(struct fa_call *call, struct fa_error *error)
 {
 	const struct fa_wire_step_attend_layers *layers = &call->message->step_attend_layers;
@@ -107,7 +105,7 @@ static int refuse_all(struct fa_call *call, struct fa_error *error)
 	struct gates waits, signals;
 
 	set_gates(&message, call, layers->n_layers ? layers->n_layers - 1 : 0, &waits, &signals);
-	/* It waits for its turn alone. */
+	/* It waits for no gate, only for the requests before it. */
 	message.n_waits = 0;
 	whole.message = &message;
 	return fa_call_submit(&whole, &no_layers_kind, layers->attend.stream, layers->attend.value,
@@ -138,13 +136,13 @@ int fa_kv_attend_layers(struct fa_call *call, struct fa_error *error)
 		r = fa_call_submit(&layer, &fa_kv_attend_kind, message.step_attend.stream,
 		                   message.step_attend.value, error);
 		next_layer(&message.step_attend, layers);
-		/* The engine launches the first while the others are looked at. */
+		/* The engine launches the first layer while this thread checks the others. */
 		if (i == 0 && layers->n_layers > 1) {
 			fa_engine_batch_end(engine);
 			fa_engine_batch_begin(engine);
 		}
 	}
-	/* What comes by a ring is in a batch of its caller's. */
+	/* Behind a ring, the caller ends the batch. */
 	if (!call->by_ring)
 		fa_engine_batch_end(engine);
 	return r;

@@ -1,4 +1,7 @@
-/* Publishing and looking up by content. */
+/*
+ * SequencePublish and SequenceAttach: prefixes found by their content. Long ones are hashed on a
+ * worker; meanwhile the session is paused.
+ */
 #include "daemon/requests/kv.h"
 
 #include "common/cleanup.h"
@@ -10,21 +13,21 @@
 #include <string.h>
 
 #define TOKENS_MAX (1u << 20)
-/* More are hashed by a worker, as everybody waits for the loop thread. */
-#define TOKENS_AT_ONCE 2048
+/* A worker hashes longer prefixes, so that the loop thread does not block. */
+#define TOKENS_INLINE 2048
 
 _Static_assert(FA_WIRE_EXTRA_MAX == FA_PREFIX_EXTRA_BYTES_MAX, "one limit");
 
-/* Both messages have the same fields. It is freed when it was answered. */
+/* Either message: both have the same fields. Freed after the reply. */
 struct request {
 	uv_work_t work;
-	struct fa_session *session; /* with a reference, while a worker has it */
+	struct fa_session *session; /* a reference, while a worker runs */
 	uint64_t message_id, sequence;
 	bool publishes;
-	struct fa_prefix_key key; /* until the hashes are begun */
+	struct fa_prefix_key key; /* valid until the hashes are initialised */
 	const uint32_t *tokens;
 	uint64_t n_tokens;
-	uint32_t *copy; /* tokens, if they are not those of the message */
+	uint32_t *copy; /* of the tokens; NULL: they are the message's */
 	struct fa_charge charge;
 	struct fa_prefix_hashes hashes;
 };
@@ -45,7 +48,7 @@ static void request_freep(struct request **request)
 	*request = request_free(*request);
 }
 
-/* Room for a copy of the tokens, which is paid for. */
+/* Charges and allocates a copy of the tokens. */
 static int copy_new(struct fa_session *session, struct request *request, struct fa_error *error)
 {
 	uint64_t bytes = request->n_tokens * sizeof(uint32_t);
@@ -89,7 +92,7 @@ static int check_view(const struct fa_wire_view *view, const struct fa_device_me
 	return 0;
 }
 
-/* What the client can write is looked at once. */
+/* Copies the tokens once: the client can write to its buffer at any time. */
 static int copy_tokens(struct fa_session *session, const struct fa_wire_view *view,
                        struct request *request, struct fa_error *error)
 {
@@ -133,7 +136,7 @@ static int check_flags(uint32_t flags, struct request *request, struct fa_error 
 	return 0;
 }
 
-/* Once there are hashes. */
+/* Runs when the hashes are computed. */
 static int finish(struct fa_session *session, const struct request *request, struct fa_error *error)
 {
 	const struct fa_wire_message message = { .id = request->message_id };
@@ -179,7 +182,7 @@ static void on_computed(uv_work_t *work, int status)
 	fa_session_unref(session);
 }
 
-/* Nothing else of the session is looked at until that is done. */
+/* Hashes on a worker. The session is paused until that has ended. */
 static int start(struct fa_session *session, struct request *request, struct fa_error *error)
 {
 	int r = 0;
@@ -198,7 +201,7 @@ static int start(struct fa_session *session, struct request *request, struct fa_
 	return 0;
 }
 
-/* What is in @template is the message's. */
+/* @template points into the message. */
 static int handle(struct fa_call *call, const struct request *template, uint32_t flags,
                   const struct fa_wire_view *view, struct fa_error *error)
 {
@@ -225,7 +228,7 @@ static int handle(struct fa_call *call, const struct request *template, uint32_t
 	if (r < 0)
 		return r;
 	request->key = (struct fa_prefix_key){};
-	if (request->n_tokens <= TOKENS_AT_ONCE) {
+	if (request->n_tokens <= TOKENS_INLINE) {
 		fa_prefix_hashes_compute(&request->hashes, request->tokens);
 		return finish(session, request, error);
 	}

@@ -1,6 +1,7 @@
-/* The messages about sequences, but for prefixes and tokens. */
+/* Handlers of the messages about sequences; kv_prefix.c has publish and attach. */
 #include "daemon/requests/kv.h"
 
+#include "daemon/kv/growth.h"
 #include "daemon/session/context.h"
 
 #include <errno.h>
@@ -67,58 +68,55 @@ int fa_kv_sequence_find(struct fa_call *call, struct fa_error *error)
 
 int fa_kv_sequence_fork(struct fa_call *call, struct fa_error *error)
 {
-	const struct fa_wire_sequence_fork *request = &call->message->sequence_fork;
+	const struct fa_wire_sequence_fork *m = &call->message->sequence_fork;
 	const struct fa_actor *actor = NULL;
 	uint64_t id;
 	int r;
 
 	r = fa_kv_actor(call->session, &actor, error);
 	if (r == 0)
-		r = fa_pool_sequence_fork(pool_of(call), actor, request->sequence, request->tokens,
-		                          error, &id);
+		r = fa_pool_sequence_fork(pool_of(call), actor, m->sequence, m->tokens, error, &id);
 	return r ? r : fa_kv_sequence_reply(call, actor, id, 0, error);
 }
 
 int fa_kv_sequence_set_name(struct fa_call *call, struct fa_error *error)
 {
-	const struct fa_wire_sequence_set_name *request = &call->message->sequence_set_name;
+	const struct fa_wire_sequence_set_name *m = &call->message->sequence_set_name;
 	const struct fa_actor *actor = NULL;
 	int r;
 
 	r = fa_kv_actor(call->session, &actor, error);
 	if (r == 0)
-		r = fa_pool_sequence_set_name(pool_of(call), actor, request->sequence,
-		                              request->name.text ? request->name.text : "",
-		                              request->mode, request->ttl_ns, fa_kv_now_ns(),
-		                              error);
-	return r ? r : fa_kv_sequence_reply(call, actor, request->sequence, 0, error);
+		r = fa_pool_sequence_set_name(pool_of(call), actor, m->sequence,
+		                              m->name.text ? m->name.text : "", m->mode, m->ttl_ns,
+		                              fa_kv_now_ns(), error);
+	return r ? r : fa_kv_sequence_reply(call, actor, m->sequence, 0, error);
 }
 
 int fa_kv_sequence_truncate(struct fa_call *call, struct fa_error *error)
 {
-	const struct fa_wire_sequence_truncate *request = &call->message->sequence_truncate;
+	const struct fa_wire_sequence_truncate *m = &call->message->sequence_truncate;
 	const struct fa_actor *actor = NULL;
 	int r;
 
 	r = fa_kv_actor(call->session, &actor, error);
 	if (r == 0)
-		r = fa_pool_sequence_truncate(pool_of(call), actor, request->sequence,
-		                              request->tokens, error);
-	return r ? r : fa_kv_sequence_reply(call, actor, request->sequence, 0, error);
+		r = fa_pool_sequence_truncate(pool_of(call), actor, m->sequence, m->tokens, error);
+	return r ? r : fa_kv_sequence_reply(call, actor, m->sequence, 0, error);
 }
 
 int fa_kv_sequence_drop(struct fa_call *call, struct fa_error *error)
 {
-	const struct fa_wire_sequence_drop *request = &call->message->sequence_drop;
+	const struct fa_wire_sequence_drop *m = &call->message->sequence_drop;
 	const struct fa_actor *actor = NULL;
 	uint64_t first;
 	int r;
 
 	r = fa_kv_actor(call->session, &actor, error);
 	if (r == 0)
-		r = fa_pool_sequence_drop(pool_of(call), actor, request->sequence, request->first,
-		                          error, &first);
-	return r ? r : fa_kv_sequence_reply(call, actor, request->sequence, 0, error);
+		r = fa_pool_sequence_drop(pool_of(call), actor, m->sequence, m->first, error,
+		                          &first);
+	return r ? r : fa_kv_sequence_reply(call, actor, m->sequence, 0, error);
 }
 
 int fa_kv_sequence_free(struct fa_call *call, struct fa_error *error)

@@ -2,6 +2,7 @@
 
 #include "common/cleanup.h"
 #include "common/clock.h"
+#include "daemon/kv/sessions.h"
 #include "daemon/requests/buffer.h"
 #include "daemon/service/dispatch.h"
 #include "daemon/service/drain.h"

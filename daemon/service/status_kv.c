@@ -2,6 +2,8 @@
 
 #include "common/text.h"
 #include "daemon/kv/store.h"
+#include "daemon/pool/cache.h"
+#include "daemon/pool/sequence.h"
 #include "daemon/service/server.h"
 #include "daemon/service/status.h"
 
@@ -166,7 +168,7 @@ static int add_pool(json_t *object, const struct fa_kv *kv, const struct fa_sess
 	if (viewer->privileged) {
 		r |= set(pool, "chunks", info.chunks);
 		r |= set(pool, "chunks_free", info.chunks_free);
-		r |= set(pool, "chunks_unkept", fa_kv_unkept_chunks(kv, info.chunks));
+		r |= set(pool, "chunks_unkept", fa_kv_unpersisted_chunks(kv, info.chunks));
 		r |= set(pool, "used_bytes", info.used_bytes);
 		r |= set(pool, "idle_bytes", info.idle_bytes);
 		r |= add_pages(pool, kv->pool);

@@ -304,7 +304,7 @@ static void test_lost_while_starting(void **state)
 		fa_test_cuda_fail_next(&cuda, faults[i]);
 		fa_check(!kill(first, SIGKILL));
 		/* Once, or twice: fewer than the supervisor puts down to what it keeps. */
-		fa_test_daemon_log_wait(&supervisor, "the pool that was kept waits for its device");
+		fa_test_daemon_log_wait(&supervisor, "the persisted KV pool waits for its device");
 		fa_test_cuda_fail_next(&cuda, NULL);
 		owner_check(&owner);
 	}

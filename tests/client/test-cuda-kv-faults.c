@@ -203,7 +203,7 @@ static void test_not_taken_back(void **state)
 		pid = fa_test_daemon_child(&daemon_);
 		fa_check(pid > 0 && !kill(pid, SIGKILL));
 		pid = fa_test_daemon_next_child(&daemon_, pid);
-		fa_test_daemon_log_wait(&daemon_, "the pool that was kept is dropped");
+		fa_test_daemon_log_wait(&daemon_, "the persisted KV pool is dropped");
 		do
 			r = append(sequence, &tag, 1, 1);
 		while (r == -ECONNRESET);
@@ -246,7 +246,7 @@ static void test_taken_back_later(void **state)
 
 		fa_test_cuda_fail_next(&cuda, rules[i]);
 		fa_check(pid > 0 && !kill(pid, SIGKILL));
-		fa_test_daemon_log_wait(&daemon_, "the pool that was kept cannot be taken back");
+		fa_test_daemon_log_wait(&daemon_, "the persisted KV pool cannot be recovered");
 		fa_test_cuda_fail_next(&cuda, NULL);
 		do
 			r = kv_check_pages(&kv, sequence, tags, 0, 20);

@@ -345,7 +345,7 @@ static void check_dropped(const char *why)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_CACHE_FIND);
 
-	fa_check(log_has("the pool that was kept is dropped"));
+	fa_check(log_has("the persisted KV pool is dropped"));
 	fa_check(log_has(why));
 	fa_check_eq(count("fad-pool-state"), 1);
 	fa_check_eq(count("fad-sessions"), 1);
@@ -394,7 +394,7 @@ static void test_chunk_missing(void **state)
 		forget(i ? "fad-pool-1" : "fad-pool-0");
 		start_daemon();
 		fa_check(log_has(i ? "chunk 1 has no memory" : "chunk 0 has no memory"));
-		fa_check(!log_has("the pool that was kept is dropped"));
+		fa_check(!log_has("the persisted KV pool is dropped"));
 		check_gone("t");
 		check_gone(i ? "u" : "s");
 		check_one(i ? "s" : "u");
@@ -494,7 +494,7 @@ static void test_no_memory(void **state)
 		address_space = most - less;
 		start_in_vain();
 	}
-	fa_check(log_has("the pool that was kept cannot be taken back now"));
+	fa_check(log_has("the persisted KV pool cannot be recovered now"));
 	fa_check(log_has("Cannot allocate memory"));
 	address_space = 0;
 	start_daemon();

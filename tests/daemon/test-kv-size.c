@@ -165,7 +165,7 @@ static void test_share(void **state)
 		json = get_status();
 		kill((pid_t)json_integer_value(json_object_get(json, "pid")), SIGKILL);
 		json_decref(json);
-		fa_test_daemon_log_wait(&process, "the pool is back");
+		fa_test_daemon_log_wait(&process, "KV pool recovered");
 		kv_close(&client);
 		kv_open(&client, process.socket);
 		fa_check_eq(pool_number("chunks"), chunks);
