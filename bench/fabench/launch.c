@@ -235,9 +235,10 @@ static int run_layer(struct launch_bench *b, struct fa_device_tables *tables, in
 		            "%u tokens",
 		            work.shared_prefixes, b->shape->shared);
 	if (r == 0 && !b->prepares_only) {
-		b->ops->launch(b->device, b->queue, &work);
+		r = b->ops->launch(b->device, b->queue, &work);
 		*ret_launch_ns = fa_now_ns() - prepared_ns;
-		r = wait(b, &work);
+		if (r == 0)
+			r = wait(b, &work);
 	}
 	b->ops->paged_release(b->device, &work);
 	return r;

@@ -13,6 +13,7 @@
 
 #include "common/error.h"
 #include "common/list.h"
+#include "daemon/base/fair_queue.h"
 #include "kernels/attention.h"
 #include "kernels/paged.h"
 
@@ -164,6 +165,7 @@ struct fa_device_work {
 	 * the work comes back with gate_gave_up and status 0, as if it had never been launched. */
 	struct fa_device_gate gate;
 	bool gate_gave_up;
+	bool deferred; /* launch() returned -EBUSY for it; false at first */
 	/* Set by the caller: the memory in which each tensor lies; NULL: there is no such
 	 * tensor. */
 	const struct fa_device_memory *memories[_FA_DEVICE_TENSOR_N];
@@ -174,6 +176,26 @@ struct fa_device_work {
 	struct fa_device_queue *queue;
 	uint64_t backend[8]; /* the backend's own */
 };
+
+/*
+ * A hardware queue (a CUDA stream): takes a few works, and runs them in order. Several queues may
+ * share a lane; lanes are no more than the hardware keeps apart. The engine alone orders works: a
+ * lane has no waiting line of its own, and refuses a work for which it has no slot.
+ */
+struct fa_device_lane {
+	/* The engine writes them, the backend may read them. */
+	bool wanted;             /* a work that was refused with -EAGAIN waits for a slot */
+	unsigned int n_deferred; /* works that were refused with -EBUSY, and wait */
+	/* The engine's. */
+	struct fa_fair_queue queue; /* streams with a work for this lane */
+	struct fa_list link;        /* among the lanes that are ready, or full */
+};
+
+static inline void fa_device_lane_init(struct fa_device_lane *lane)
+{
+	*lane = (struct fa_device_lane){ 0 };
+	fa_list_init(&lane->link);
+}
 
 struct fa_device_ops {
 	const char *name;
@@ -299,9 +321,18 @@ struct fa_device_ops {
 	 * can. */
 	bool (*can_wait)(struct fa_device *device, const struct fa_device_queue *queue,
 	                 const struct fa_device_work *work);
-	/* Starts @work; never blocks. reap() reports errors, too. */
-	void (*launch)(struct fa_device *device, struct fa_device_queue *queue,
-	               struct fa_device_work *work);
+	/* The lane of @queue, which stays the same. A group's queues of high priority (> 0) share one
+	 * lane, and so do its others. NULL: all queues have one lane that is never full. */
+	struct fa_device_lane *(*queue_lane)(struct fa_device_queue *queue);
+	/*
+	 * Starts @work, the next of @queue; never blocks. reap() reports errors, too. A refused
+	 * work is as if launch() had not been called:
+	 * -EAGAIN  the lane has no free slot; try again once reap() has returned a work of it;
+	 * -EBUSY   the work takes long, and is deferred while workers wait for an idle GPU; try
+	 *          again after the next reap(). Other works of the lane may be launched before.
+	 */
+	int (*launch)(struct fa_device *device, struct fa_device_queue *queue,
+	              struct fa_device_work *work);
 	/* Asks that @work end early with -ECANCELED. It may succeed nevertheless: where a work
 	 * cannot be stopped once started, it runs to its end. */
 	void (*cancel)(struct fa_device *device, struct fa_device_work *work);

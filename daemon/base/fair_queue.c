@@ -60,6 +60,16 @@ struct fa_list *fa_fair_queue_next(struct fa_fair_queue *queue)
 	return link;
 }
 
+void fa_fair_queue_put_back(struct fa_fair_queue_group *group, enum fa_fair_queue_class class,
+                            struct fa_list *link)
+{
+	if (!fa_list_empty(&group->ready[FA_FAIR_QUEUE_HIGH]) &&
+	    !fa_list_empty(&group->ready[FA_FAIR_QUEUE_NORMAL]))
+		--group->n_picks;
+	fa_list_remove(link);
+	fa_list_append(group->ready[class].next, link);
+}
+
 void fa_fair_queue_charge(struct fa_fair_queue *queue, struct fa_fair_queue_group *group,
                           int64_t amount)
 {

@@ -58,6 +58,10 @@ static inline bool fa_fair_queue_empty(const struct fa_fair_queue *queue)
 /* Returns the entry to serve next, and moves it to the end of its class; NULL: none. */
 struct fa_list *fa_fair_queue_next(struct fa_fair_queue *queue);
 
+/* Undoes the last fa_fair_queue_next(), which returned @link of @group: it is next again. */
+void fa_fair_queue_put_back(struct fa_fair_queue_group *group, enum fa_fair_queue_class class,
+                            struct fa_list *link);
+
 /* Charges @amount to @group; negative: a refund. */
 void fa_fair_queue_charge(struct fa_fair_queue *queue, struct fa_fair_queue_group *group,
                           int64_t amount);

@@ -50,6 +50,10 @@ int fa_engine_new(const struct fa_device_ops *ops, void (*notify)(void *userdata
 	fa_list_init(&engine->confirms);
 	fa_list_init(&engine->closed);
 	fa_list_init(&engine->hot_gates);
+	fa_device_lane_init(&engine->lane);
+	fa_list_init(&engine->ready_lanes);
+	fa_list_init(&engine->full_lanes);
+	fa_list_init(&engine->deferred);
 	*ret_engine = engine;
 	return 0;
 }
@@ -121,7 +125,8 @@ int fa_engine_group_new(struct fa_engine *engine, struct fa_engine_group **ret_g
 	if (!group)
 		return -ENOMEM;
 	group->engine = engine;
-	fa_fair_queue_group_init(&group->run_group);
+	for (int i = 0; i < _FA_ENGINE_SHARE_N; i++)
+		fa_fair_queue_group_init(&group->shares[i].queue);
 	*ret_group = group;
 	return 0;
 }
@@ -158,6 +163,7 @@ int fa_engine_stream_new(struct fa_engine_group *group, int priority,
 	fa_list_init(&stream->started);
 	fa_list_init(&stream->waiting);
 	fa_list_init(&stream->run_link);
+	fa_list_init(&stream->deferred_link);
 	fa_list_init(&stream->gate_link);
 	*ret_stream = stream;
 	return 0;
@@ -296,7 +302,7 @@ bool fa_engine_poll(struct fa_engine *engine)
 	atomic_store_explicit(&engine->loop_poll_count, n_polls + 1, memory_order_relaxed);
 	receive_staged(engine);
 	fa_engine_iterate(engine, LOOP_LAUNCHES);
-	more = !fa_fair_queue_empty(&engine->run_queue);
+	more = fa_engine_can_launch(engine);
 	pthread_mutex_unlock(&engine->state_mutex);
 	/* The engine thread stands by from now on, in case this thread comes back late. */
 	if (more || !polled_before)

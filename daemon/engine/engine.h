@@ -129,7 +129,7 @@ int fa_engine_stream_new(struct fa_engine_group *group, int priority,
 void fa_engine_stream_set_records(struct fa_stream *stream, struct fa_completion_records *records,
                                   uint32_t id);
 /* From now on the device may write the completion of jobs with device_completes to @words, a
- * device address (fa_device_work.early). */
+ * device address (fa_device_work.completion_words). */
 void fa_engine_stream_set_device_words(struct fa_stream *stream, uint32_t *words);
 void *fa_stream_owner(struct fa_stream *stream);
 /* All jobs up to this value are finished; a word that no client can write. Any thread. */

@@ -87,6 +87,7 @@ static void check_device(struct fa_engine *engine)
 	    engine->ops->health(engine->device, &engine->lost_reason) == 0)
 		return;
 	atomic_store_explicit(&engine->lost, true, memory_order_release);
+	fa_engine_free_lanes(engine);
 	engine->notify(engine->userdata);
 }
 
@@ -236,8 +237,8 @@ static int launch(struct fa_engine *engine, int max)
 {
 	int n = 0;
 
-	for (; n < max && !fa_fair_queue_empty(&engine->run_queue); n++)
-		fa_engine_launch_next(engine);
+	while (n < max && fa_engine_can_launch(engine))
+		n += fa_engine_launch_next(engine);
 	return n;
 }
 
@@ -251,8 +252,14 @@ static void poll_launched(struct fa_engine *engine, int n_launched)
 /* Returns true if the next iteration must not wait. */
 static bool has_more_to_do(const struct fa_engine *engine)
 {
-	return !fa_fair_queue_empty(&engine->run_queue) || !fa_list_empty(&engine->done) ||
+	return fa_engine_can_launch(engine) || !fa_list_empty(&engine->done) ||
 	       !fa_list_empty(&engine->confirms) || !fa_list_empty(&engine->closed);
+}
+
+/* Returns true if only further calls of reap() show what the device has done. */
+static bool device_is_polled(const struct fa_engine *engine)
+{
+	return engine->polled && (engine->n_running || !fa_list_empty(&engine->deferred));
 }
 
 void fa_engine_iterate(struct fa_engine *engine, int max_launches)
@@ -264,6 +271,15 @@ void fa_engine_iterate(struct fa_engine *engine, int max_launches)
 		n = launch(engine, 1);
 	poll_launched(engine, n);
 	reap(engine);
+	fa_engine_retry_deferred(engine);
+	/* Before completions are delivered, so that the lane does not run dry meanwhile. */
+	if (engine->lane_freed && !engine->deadlines.root) {
+		const int refills = launch(engine, LAUNCHES_PER_ITERATION);
+
+		poll_launched(engine, refills);
+		n += refills;
+	}
+	engine->lane_freed = false;
 	/* Before the gates: a signal may open one. */
 	deliver(engine);
 	expire(engine);
@@ -274,7 +290,7 @@ void fa_engine_iterate(struct fa_engine *engine, int max_launches)
 		fa_parker_poll_urgent(&engine->parker);
 	engine->urgent = false;
 	atomic_store_explicit(&engine->needs_polling,
-	                      has_more_to_do(engine) || (engine->polled && engine->n_running) ||
+	                      has_more_to_do(engine) || device_is_polled(engine) ||
 	                              !fa_list_empty(&engine->hot_gates) ||
 	                              engine->parked_gates.root || engine->deadlines.root,
 	                      memory_order_relaxed);
@@ -317,7 +333,7 @@ static struct wait_plan plan_wait(struct fa_engine *engine)
 	if (!fa_list_empty(&engine->hot_gates)) {
 		spin_on_gates(engine);
 		plan.how = NO_WAIT;
-	} else if (engine->polled && engine->n_running) {
+	} else if (device_is_polled(engine)) {
 		plan.how = POLL;
 		plan.pause_ns = fa_parker_poll_pause_ns(&engine->parker, fa_now_ns());
 	} else if (engine->parked_gates.root) {

@@ -22,18 +22,29 @@
 
 /* Settled jobs leave in the stream's order, whatever the order in which they settled. */
 enum fa_job_state {
-	FA_JOB_WAITING, /* behind other jobs, for a free slot of the device, for gates, or held */
-	FA_JOB_RUNNING, /* launched; or started, if it has no device work */
+	FA_JOB_WAITING,    /* behind other jobs, for gates, for a slot of the device, or held */
+	FA_JOB_RUNNING,    /* launched; or started, if it has no device work */
 	FA_JOB_CONFIRMING, /* the loop thread has it */
 	FA_JOB_SETTLED,    /* its status is final */
+};
+
+/* A group's shares of lanes: of the engine's own, and of the device's for both priorities. */
+enum fa_engine_share {
+	FA_ENGINE_SHARE_OWN,
+	FA_ENGINE_SHARE_HIGH,
+	FA_ENGINE_SHARE_NORMAL,
+	_FA_ENGINE_SHARE_N,
 };
 
 struct fa_engine_group {
 	struct fa_engine *engine;
 
 	/* Scheduler state. */
-	struct fa_fair_queue_group run_group; /* its streams that can launch */
-	struct fa_device_group *device;       /* exists while there are queues */
+	struct {
+		struct fa_fair_queue_group queue; /* its streams that can launch, in one lane */
+		unsigned int n_streams;           /* with a queue of that lane */
+	} shares[_FA_ENGINE_SHARE_N];
+	struct fa_device_group *device; /* exists while there are queues */
 	unsigned int n_queues;
 };
 
@@ -54,11 +65,15 @@ struct fa_stream {
 	int close_status;
 
 	/* Scheduler state. */
-	struct fa_device_queue *queue; /* made with the first launch */
-	struct fa_list started;        /* running, or settled behind a running one */
-	struct fa_list waiting;        /* behind those; waiting, or settled already */
-	struct fa_list run_link;       /* group.run_group, while it can launch */
-	unsigned int outstanding;      /* jobs that the device has */
+	struct fa_device_queue *queue;   /* made with the first launch */
+	struct fa_list started;          /* running, or settled behind a running one */
+	struct fa_list waiting;          /* behind those; waiting, or settled already */
+	struct fa_device_lane *lane;     /* of the queue */
+	struct fa_list run_link;         /* in a lane's queue, while it can launch, */
+	struct fa_device_lane *run_lane; /* ... which is that of this lane; else NULL */
+	struct fa_list deferred_link;    /* engine.deferred, */
+	struct fa_job *deferred_job;     /* ... with this job, the first waiting one; else NULL */
+	unsigned int outstanding;        /* jobs that the device has */
 	bool closing;
 	_Atomic uint64_t finished;
 	/* Status of the last job that left, for a job chained to it. */
@@ -125,7 +140,11 @@ struct fa_engine {
 	bool inbox_posted; /* this thread put something into the inbox since it drained it last */
 
 	/* Scheduler state. */
-	struct fa_fair_queue run_queue;        /* streams that can launch; charged per launch */
+	struct fa_device_lane lane;            /* of jobs that need no slot of the device */
+	struct fa_list ready_lanes;            /* with streams that can launch, round robin */
+	struct fa_list full_lanes;             /* the same, without a free slot */
+	struct fa_list deferred;               /* streams whose job the device holds up, in order */
+	bool lane_freed;                       /* a lane is not full any more */
 	struct fa_list done, confirms, closed; /* on the way to the outbox */
 	struct fa_deadline_heap deadlines;
 	unsigned int n_running;               /* jobs that the device has */
@@ -193,8 +212,20 @@ void fa_engine_poll_gates(struct fa_engine *engine);
 /* Returns true if a hot gate has opened. */
 bool fa_engine_any_gate_open(const struct fa_engine *engine);
 
-/* Launches one job of the stream that is next in the run queue, which is not empty. */
-void fa_engine_launch_next(struct fa_engine *engine);
+static inline bool fa_engine_can_launch(const struct fa_engine *engine)
+{
+	return !fa_list_empty(&engine->ready_lanes);
+}
+
+/* Tries to launch a job of the next lane's next stream; fa_engine_can_launch() is true. Returns how
+ * many were launched: 0 if the device refused it. */
+int fa_engine_launch_next(struct fa_engine *engine);
+
+/* Launches the jobs that the device deferred, as far as it takes them now. After each reap(). */
+void fa_engine_retry_deferred(struct fa_engine *engine);
+
+/* The device is lost: nothing waits for a slot any more. */
+void fa_engine_free_lanes(struct fa_engine *engine);
 
 /* Ends all jobs with @status, and closes the stream when they have left. */
 void fa_stream_end(struct fa_stream *stream, int status);

@@ -11,6 +11,7 @@
 #include <string.h>
 
 static void stream_update(struct fa_stream *stream);
+static void lane_free_slot(struct fa_engine *engine, struct fa_device_lane *lane);
 
 /* Jobs of a stream that the device may hold behind their gates. */
 #define DEVICE_GATES_MAX 2
@@ -124,6 +125,7 @@ void fa_job_reaped(struct fa_job *job)
 	int status = job->work.status, end = job->end_status;
 	struct fa_stream *stream = job->stream;
 
+	lane_free_slot(stream->engine, stream->lane);
 	stream->n_device_gated -= job->device_gated;
 	if (job->work.gate_gave_up && !end) {
 		job_return(job);
@@ -179,10 +181,19 @@ static void group_trim(struct fa_engine_group *group)
 		group->device = engine->ops->group_free(engine->device, group->device);
 }
 
+static enum fa_engine_share share_of(const struct fa_stream *stream,
+                                     const struct fa_device_lane *lane)
+{
+	if (lane == &stream->engine->lane)
+		return FA_ENGINE_SHARE_OWN;
+	return stream->priority > 0 ? FA_ENGINE_SHARE_HIGH : FA_ENGINE_SHARE_NORMAL;
+}
+
 static int queue_new(struct fa_stream *stream, struct fa_error *error)
 {
 	struct fa_engine_group *group = stream->group;
 	struct fa_engine *engine = stream->engine;
+	enum fa_engine_share share;
 	int r = 0;
 
 	if (!group->device)
@@ -190,8 +201,15 @@ static int queue_new(struct fa_stream *stream, struct fa_error *error)
 	if (r == 0)
 		r = engine->ops->queue_new(engine->device, group->device, stream->priority, error,
 		                           &stream->queue);
-	if (r == 0)
+	if (r == 0) {
 		group->n_queues++;
+		stream->lane = engine->ops->queue_lane ? engine->ops->queue_lane(stream->queue)
+		                                       : &engine->lane;
+		share = share_of(stream, stream->lane);
+		/* What the group used of another lane says nothing about this one. */
+		if (!group->shares[share].n_streams++ && share != FA_ENGINE_SHARE_OWN)
+			fa_fair_queue_group_init(&group->shares[share].queue);
+	}
 	group_trim(group);
 	return r;
 }
@@ -201,9 +219,80 @@ static void queue_free(struct fa_stream *stream)
 	struct fa_engine *engine = stream->engine;
 
 	stream->queue = engine->ops->queue_free(engine->device, stream->queue);
+	stream->group->shares[share_of(stream, stream->lane)].n_streams--;
 	stream->group->n_queues--;
 	group_trim(stream->group);
 }
+
+/* ---- lanes */
+
+static void lane_add(struct fa_device_lane *lane, struct fa_stream *stream)
+{
+	struct fa_fair_queue_group *share = &stream->group->shares[share_of(stream, lane)].queue;
+
+	fa_fair_queue_add(&lane->queue, share, fa_fair_queue_class(stream->priority),
+	                  &stream->run_link);
+	stream->run_lane = lane;
+	if (fa_list_empty(&lane->link))
+		fa_list_append(&stream->engine->ready_lanes, &lane->link);
+}
+
+static void lane_remove(struct fa_stream *stream)
+{
+	struct fa_device_lane *lane = stream->run_lane;
+
+	fa_fair_queue_remove(&lane->queue, &stream->group->shares[share_of(stream, lane)].queue,
+	                     &stream->run_link);
+	stream->run_lane = NULL;
+	if (fa_fair_queue_empty(&lane->queue)) {
+		fa_list_remove(&lane->link);
+		lane->wanted = false;
+	}
+}
+
+/* The device refused the job of @stream, which stays the next of its lane. */
+static void lane_fill(struct fa_stream *stream)
+{
+	struct fa_device_lane *lane = stream->lane;
+
+	if (stream->run_lane)
+		fa_fair_queue_put_back(&stream->group->shares[share_of(stream, lane)].queue,
+		                       fa_fair_queue_class(stream->priority), &stream->run_link);
+	else
+		lane_add(lane, stream);
+	lane->wanted = true;
+	fa_list_remove(&lane->link);
+	fa_list_append(&stream->engine->full_lanes, &lane->link);
+}
+
+/* A slot of the lane was freed. */
+static void lane_free_slot(struct fa_engine *engine, struct fa_device_lane *lane)
+{
+	if (!lane->wanted)
+		return;
+	lane->wanted = false;
+	engine->lane_freed = true;
+	fa_list_remove(&lane->link);
+	fa_list_append(&engine->ready_lanes, &lane->link);
+}
+
+static void defer(struct fa_stream *stream, struct fa_job *job)
+{
+	if (stream->run_lane)
+		lane_remove(stream);
+	stream->deferred_job = job;
+	stream->lane->n_deferred++;
+	fa_list_append(&stream->engine->deferred, &stream->deferred_link);
+}
+
+static void undefer(struct fa_stream *stream)
+{
+	stream->deferred_job = NULL;
+	stream->lane->n_deferred--;
+	fa_list_remove(&stream->deferred_link);
+}
+
+/* ---- gates and chains */
 
 /* Returns true if the job waits for its gates. On a lost device nothing does. */
 static bool is_gated(const struct fa_job *job)
@@ -218,9 +307,16 @@ static bool device_can_wait(const struct fa_stream *stream, const struct fa_job 
 {
 	const struct fa_engine *engine = stream->engine;
 
-	return engine->ops->can_wait && stream->queue && has_work(job) && !stream->gate_backoff &&
-	       stream->n_device_gated < DEVICE_GATES_MAX && fa_gates_last_wait(job->gates, NULL) &&
+	return engine->ops->can_wait && stream->queue && !stream->lane->wanted && has_work(job) &&
+	       !stream->gate_backoff && stream->n_device_gated < DEVICE_GATES_MAX &&
+	       fa_gates_last_wait(job->gates, NULL) &&
 	       engine->ops->can_wait(engine->device, stream->queue, &job->work);
+}
+
+/* Returns true if @job, the first that waits, is to be launched on the device. */
+static bool needs_slot(const struct fa_job *job)
+{
+	return job->state == FA_JOB_WAITING && has_work(job);
 }
 
 /* Returns true if the stream can start a job. Behind device-gated jobs, which the device may
@@ -233,9 +329,35 @@ static bool can_launch(const struct fa_stream *stream)
 		return false;
 	if (stream->gated ? !device_can_wait(stream, job) : stream->n_device_gated > 0)
 		return false;
-	if (job->state != FA_JOB_WAITING || !has_work(job))
+	if (!needs_slot(job))
 		return true;
 	return !job->held && stream->outstanding < stream->engine->depth;
+}
+
+/* The lane for the stream's first waiting job: the engine's own if it needs no slot of the device. */
+static struct fa_device_lane *lane_needed(struct fa_stream *stream)
+{
+	if (stream->queue && needs_slot(fa_job_first(&stream->waiting)))
+		return stream->lane;
+	return &stream->engine->lane;
+}
+
+/* Makes the stream's queue before its first launch. If that fails the job ends, and the caller starts
+ * over. */
+static bool prepare_queue(struct fa_stream *stream)
+{
+	struct fa_job *job;
+	int r;
+
+	if (stream->queue || stream->engine->lost || !can_launch(stream))
+		return true;
+	job = fa_job_first(&stream->waiting);
+	if (!needs_slot(job))
+		return true;
+	r = queue_new(stream, &job->error);
+	if (r < 0)
+		job_settle(job, r);
+	return r == 0;
 }
 
 /* Starts or stops polling the gates of the stream's first waiting job. */
@@ -274,9 +396,26 @@ static void chain_end(struct fa_stream *stream, struct fa_job *job)
 	job_settle(job, stream->chain_status);
 }
 
-/* Called after each change of a job's state: finishes jobs in order, and updates the stream's
- * place in the run queue. */
-static void stream_update(struct fa_stream *stream)
+/* Brings the stream's place among those that can launch up to date. */
+static void stream_enqueue(struct fa_stream *stream)
+{
+	struct fa_device_lane *lane = can_launch(stream) ? lane_needed(stream) : NULL;
+
+	if (stream->deferred_job) {
+		if (lane && stream->deferred_job == fa_job_first(&stream->waiting))
+			return;
+		undefer(stream);
+	}
+	if (lane == stream->run_lane)
+		return;
+	if (stream->run_lane)
+		lane_remove(stream);
+	if (lane)
+		lane_add(lane, stream);
+}
+
+/* Jobs that have settled leave, in order. */
+static void stream_finish_jobs(struct fa_stream *stream)
 {
 	struct fa_engine *engine = stream->engine;
 	struct fa_job *job;
@@ -303,14 +442,19 @@ static void stream_update(struct fa_stream *stream)
 		if (job->status)
 			stream->chain_error = job->error;
 	}
+}
 
-	stream_watch(stream);
-	if (!can_launch(stream))
-		fa_fair_queue_remove(&engine->run_queue, &stream->group->run_group,
-		                     &stream->run_link);
-	else if (fa_list_empty(&stream->run_link))
-		fa_fair_queue_add(&engine->run_queue, &stream->group->run_group,
-		                  fa_fair_queue_class(stream->priority), &stream->run_link);
+/* Called after each change of a job's state: finishes jobs in order, and updates the stream's
+ * place in the run queue. */
+static void stream_update(struct fa_stream *stream)
+{
+	struct fa_engine *engine = stream->engine;
+
+	do {
+		stream_finish_jobs(stream);
+		stream_watch(stream);
+	} while (!prepare_queue(stream));
+	stream_enqueue(stream);
 
 	if (stream->closing && fa_list_empty(&stream->started) && fa_list_empty(&stream->waiting)) {
 		if (stream->queue)
@@ -342,58 +486,79 @@ static void end_waiting(struct fa_stream *stream)
 	stream_update(stream);
 }
 
-/* Launches the stream's next job. */
-static void stream_launch(struct fa_stream *stream)
+static void stream_start(struct fa_stream *stream, struct fa_job *job)
 {
+	fa_list_remove(&job->link);
+	fa_list_append(&stream->started, &job->link);
+	/* The next job may wait for gates. */
+	stream_watch(stream);
+}
+
+/* Gives @job, the stream's first waiting one, to the device. -EAGAIN, -EBUSY: see device.h; it waits
+ * on. */
+static int job_launch(struct fa_stream *stream, struct fa_job *job)
+{
+	const bool device_gated = job == stream->gated;
 	struct fa_engine *engine = stream->engine;
+	int r;
+
+	job->work.params = &job->params;
+	job->work.completion_words = NULL;
+	if (job->device_completes)
+		job->work.completion_words = atomic_load_explicit(&stream->device_words,
+		                                                  memory_order_relaxed);
+	job->work.completion_value = (uint32_t)job->value;
+	job->work.gate = (struct fa_device_gate){};
+	if (device_gated)
+		(void)fa_gates_last_wait(job->gates, &job->work.gate);
+	r = engine->ops->launch(engine->device, stream->queue, &job->work);
+	if (r < 0)
+		return r;
+
+	job->state = FA_JOB_RUNNING;
+	job->device_gated = device_gated;
+	stream->n_device_gated += device_gated;
+	if (!device_gated && job->gates && stream->gate_backoff)
+		stream->gate_backoff--;
+	stream->outstanding++;
+	engine->n_running++;
+	fa_engine_count(&engine->stats.launched, 1);
+	/* Slow prefills must not slow down polling for a decode. */
+	if (engine->polled && stream->priority > 0)
+		engine->urgent = true;
+	stream_start(stream, job);
+	return 0;
+}
+
+/* Launches the stream's next job, behind settled ones, which only move on. Returns 0, or what the
+ * device refused it with. */
+static int stream_launch(struct fa_stream *stream)
+{
 	struct fa_job *job;
 	int r = 0;
 
 	/* The device's can_wait() may have changed. */
-	if (!can_launch(stream)) {
-		stream_update(stream);
-		return;
-	}
-	do {
+	while (can_launch(stream)) {
 		job = fa_job_first(&stream->waiting);
-		job->device_gated = job == stream->gated;
-		fa_list_remove(&job->link);
-		fa_list_append(&stream->started, &job->link);
-		/* The next job may wait for gates. */
-		stream_watch(stream);
-	} while (job->state == FA_JOB_SETTLED && can_launch(stream));
-
-	if (job->state == FA_JOB_WAITING && !has_work(job)) {
-		job->state = FA_JOB_RUNNING;
-	} else if (job->state == FA_JOB_WAITING) {
-		if (!stream->queue)
-			r = queue_new(stream, &job->error);
-		if (r < 0) {
-			job_settle(job, r);
-		} else {
+		if (needs_slot(job)) {
+			/* Behind one that needed none it has to queue for its own lane. */
+			if (!stream->run_lane || stream->run_lane == stream->lane)
+				r = job_launch(stream, job);
+			break;
+		}
+		stream_start(stream, job);
+		if (job->state == FA_JOB_WAITING) {
 			job->state = FA_JOB_RUNNING;
-			job->work.params = &job->params;
-			job->work.completion_words = NULL;
-			if (job->device_completes)
-				job->work.completion_words = atomic_load_explicit(
-					&stream->device_words, memory_order_relaxed);
-			job->work.completion_value = (uint32_t)job->value;
-			job->work.gate = (struct fa_device_gate){};
-			if (job->device_gated)
-				(void)fa_gates_last_wait(job->gates, &job->work.gate);
-			else if (job->gates && stream->gate_backoff)
-				stream->gate_backoff--;
-			stream->n_device_gated += job->device_gated;
-			stream->outstanding++;
-			engine->n_running++;
-			fa_engine_count(&engine->stats.launched, 1);
-			/* Slow prefills must not slow down polling for a decode. */
-			if (engine->polled && stream->priority > 0)
-				engine->urgent = true;
-			engine->ops->launch(engine->device, stream->queue, &job->work);
+			break;
 		}
 	}
-	stream_update(stream);
+	if (r == -EAGAIN)
+		lane_fill(stream);
+	else if (r == -EBUSY)
+		defer(stream, job);
+	else
+		stream_update(stream);
+	return r;
 }
 
 void fa_stream_end(struct fa_stream *stream, int status)
@@ -497,16 +662,60 @@ void fa_engine_poll_gates(struct fa_engine *engine)
 	poll_parked_gates(engine, now_ns);
 }
 
-/* ---- the run queue */
+/* ---- the run queues */
 
-void fa_engine_launch_next(struct fa_engine *engine)
+int fa_engine_launch_next(struct fa_engine *engine)
 {
-	struct fa_stream *stream = fa_container_of(fa_fair_queue_next(&engine->run_queue),
+	struct fa_device_lane *lane = fa_container_of(engine->ready_lanes.next,
+	                                              struct fa_device_lane, link);
+	struct fa_stream *stream = fa_container_of(fa_fair_queue_next(&lane->queue),
 	                                           struct fa_stream, run_link);
+	struct fa_fair_queue_group *share = &stream->group->shares[share_of(stream, lane)].queue;
 
-	fa_fair_queue_charge(&engine->run_queue, &stream->group->run_group, 1);
+	if (engine->ready_lanes.next != engine->ready_lanes.prev) {
+		fa_list_remove(&lane->link);
+		fa_list_append(&engine->ready_lanes, &lane->link);
+	}
 	if (engine->lost)
 		end_waiting(stream);
-	else
-		stream_launch(stream);
+	else if (stream_launch(stream) < 0)
+		return 0;
+	fa_fair_queue_charge(&lane->queue, share, 1);
+	return 1;
+}
+
+void fa_engine_retry_deferred(struct fa_engine *engine)
+{
+	struct fa_list deferred, *pos;
+
+	if (fa_list_empty(&engine->deferred))
+		return;
+	fa_list_init(&deferred);
+	fa_list_splice(&deferred, &engine->deferred);
+	/* The first one of a lane must not find another one deferred. */
+	fa_list_for_each(pos, &deferred) {
+		struct fa_stream *stream = fa_container_of(pos, struct fa_stream, deferred_link);
+
+		stream->deferred_job = NULL;
+		stream->lane->n_deferred--;
+	}
+	while (!fa_list_empty(&deferred)) {
+		struct fa_stream *stream = fa_container_of(deferred.next, struct fa_stream,
+		                                           deferred_link);
+		struct fa_fair_queue_group *share =
+			&stream->group->shares[share_of(stream, stream->lane)].queue;
+
+		fa_list_remove(&stream->deferred_link);
+		if (engine->lost || stream->lane->wanted)
+			stream_update(stream);
+		else if (stream_launch(stream) == 0)
+			fa_fair_queue_charge(&stream->lane->queue, share, 1);
+	}
+}
+
+void fa_engine_free_lanes(struct fa_engine *engine)
+{
+	while (!fa_list_empty(&engine->full_lanes))
+		lane_free_slot(engine, fa_container_of(engine->full_lanes.next,
+		                                       struct fa_device_lane, link));
 }

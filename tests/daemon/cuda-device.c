@@ -5,6 +5,7 @@
 #include "common/packet.h"
 #include "daemon/memory/tensor_view.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,6 +32,7 @@ int cuda_device_try(struct cuda_device *cuda, const char *name, struct fa_error 
 	int r;
 
 	*cuda = (struct cuda_device){ NULL };
+	fa_list_init(&cuda->refused);
 	error->text[0] = 0;
 	r = ops->open(&config, error, &cuda->device);
 	if (r < 0)
@@ -263,6 +265,54 @@ void cuda_job_deinit(struct cuda_job *job, struct cuda_device *cuda)
 	close(job->fd);
 }
 
+/* Behind works of its queue that were refused nothing is launched, nor where others wait for a slot:
+ * as the engine does. */
+static void try_launch(struct cuda_job *job, struct cuda_device *cuda)
+{
+	struct fa_device_lane *lane = ops->queue_lane(job->queue);
+	const struct fa_list *pos;
+
+	job->refusal = lane->wanted ? -EAGAIN : 0;
+	fa_list_for_each(pos, &cuda->refused) {
+		const struct cuda_job *other = fa_container_of(pos, const struct cuda_job,
+		                                               refused_link);
+
+		if (other->queue == job->queue)
+			job->refusal = other->refusal;
+	}
+	if (!job->refusal)
+		job->refusal = ops->launch(cuda->device, job->queue, &job->work);
+	if (!job->refusal)
+		return;
+	fa_check(job->refusal == -EAGAIN || job->refusal == -EBUSY);
+	fa_list_append(&cuda->refused, &job->refused_link);
+	if (job->refusal == -EAGAIN)
+		lane->wanted = true;
+	else
+		++lane->n_deferred;
+}
+
+static void launch_refused(struct cuda_device *cuda)
+{
+	struct fa_list refused, *pos;
+
+	fa_list_init(&refused);
+	fa_list_splice(&refused, &cuda->refused);
+	fa_list_for_each(pos, &refused) {
+		struct fa_device_lane *lane = ops->queue_lane(
+			fa_container_of(pos, struct cuda_job, refused_link)->queue);
+
+		lane->wanted = false;
+		lane->n_deferred = 0;
+	}
+	while (!fa_list_empty(&refused)) {
+		struct cuda_job *job = fa_container_of(refused.next, struct cuda_job, refused_link);
+
+		fa_list_remove(&job->refused_link);
+		try_launch(job, cuda);
+	}
+}
+
 void cuda_job_launch(struct cuda_job *job, struct cuda_device *cuda, struct fa_device_queue *queue)
 {
 	struct fa_error error;
@@ -270,7 +320,9 @@ void cuda_job_launch(struct cuda_job *job, struct cuda_device *cuda, struct fa_d
 	if (ops->check(cuda->device, &job->params, &error) < 0)
 		fa_test_fail(__FILE__, __LINE__, "refused: %s", error.text);
 	job->reaped = false;
-	ops->launch(cuda->device, queue, &job->work);
+	job->queue = queue;
+	fa_list_init(&job->refused_link);
+	try_launch(job, cuda);
 }
 
 void cuda_reap(struct cuda_device *cuda)
@@ -290,6 +342,7 @@ void cuda_reap(struct cuda_device *cuda)
 		if (job->work.status)
 			fa_check(job->work.error.text[0]);
 	}
+	launch_refused(cuda);
 }
 
 void cuda_job_wait(struct cuda_job *job, struct cuda_device *cuda)

@@ -16,6 +16,7 @@ struct cuda_device {
 	struct fa_device *device;
 	struct fa_test_cuda_page *page; /* of this process */
 	atomic_uint n_notified;
+	struct fa_list refused; /* jobs that the device refused, in order */
 };
 
 /* Where processes show what they do; the first and the last thing in main(). */
@@ -78,6 +79,9 @@ struct cuda_job {
 	struct fa_wire_message message;
 	struct fa_attention_params params;
 	struct fa_device_work work;
+	struct fa_device_queue *queue;
+	struct fa_list refused_link; /* cuda_device.refused */
+	int refusal;                 /* -EAGAIN or -EBUSY */
 	bool reaped;
 	unsigned int order; /* of reaping, from 1 */
 };
@@ -90,8 +94,9 @@ void cuda_job_init(struct cuda_job *job, struct cuda_device *cuda);
 void cuda_job_bind(struct cuda_job *job);
 void cuda_job_deinit(struct cuda_job *job, struct cuda_device *cuda);
 
+/* What the device refuses is launched after a reap, in the order of these calls. */
 void cuda_job_launch(struct cuda_job *job, struct cuda_device *cuda, struct fa_device_queue *queue);
-/* Reaps once; whatever it was gets its order. */
+/* Reaps once; whatever it was gets its order. Then launches what was refused. */
 void cuda_reap(struct cuda_device *cuda);
 /* Reaps until the job has come out. */
 void cuda_job_wait(struct cuda_job *job, struct cuda_device *cuda);

@@ -16,6 +16,7 @@ struct fa_device_group {
 
 struct fa_device_queue {
 	struct fa_device_group *group;
+	struct fake_lane *lane; /* NULL: there are none */
 	unsigned int outstanding;
 };
 
@@ -60,6 +61,8 @@ static int fake_queue_new(struct fa_device *device, struct fa_device_group *grou
 		return fa_fail(error, device->queue_error, "no queue today");
 	*ret_queue = calloc(1, sizeof(**ret_queue));
 	(*ret_queue)->group = group;
+	if (device->lane_slots)
+		(*ret_queue)->lane = &device->lanes[priority > 0 ? 0 : device->lane];
 	group->n_queues++;
 	pthread_mutex_lock(&device->mutex);
 	device->n_queues++;
@@ -79,13 +82,29 @@ static struct fa_device_queue *fake_queue_free(struct fa_device *device,
 	return NULL;
 }
 
-static void fake_launch(struct fa_device *device, struct fa_device_queue *queue,
-                        struct fa_device_work *work)
+static int fake_launch(struct fa_device *device, struct fa_device_queue *queue,
+                       struct fa_device_work *work)
 {
 	struct fa_job *request = fa_container_of(work, struct fa_job, work);
+	struct fake_lane *lane = queue->lane;
+	int r = 0;
 
 	pthread_mutex_lock(&device->mutex);
 	assert(work->params == &request->params);
+	if (lane && lane->outstanding >= device->lane_slots) {
+		device->n_full++;
+		r = -EAGAIN;
+	} else if (device->holds && work->params->scale == FAKE_LONG) {
+		device->n_held++;
+		r = -EBUSY;
+	}
+	if (r < 0) {
+		pthread_cond_broadcast(&device->changed);
+		pthread_mutex_unlock(&device->mutex);
+		return r;
+	}
+	if (lane)
+		lane->outstanding++;
 	work->queue = queue;
 	work->status = 0;
 	work->started_ns = fa_now_ns();
@@ -101,6 +120,7 @@ static void fake_launch(struct fa_device *device, struct fa_device_queue *queue,
 	while (device->blocked)
 		pthread_cond_wait(&device->changed, &device->mutex);
 	pthread_mutex_unlock(&device->mutex);
+	return 0;
 }
 
 static void wake(struct fa_device *device)
@@ -147,8 +167,14 @@ static void fake_reap(struct fa_device *device, struct fa_list *done)
 		pthread_cond_broadcast(&device->changed);
 		pthread_cond_wait(&device->changed, &device->mutex);
 	}
-	fa_list_for_each(pos, &device->done)
-		fa_container_of(pos, struct fa_device_work, link)->queue->outstanding--;
+	fa_list_for_each(pos, &device->done) {
+		struct fa_device_queue *queue =
+			fa_container_of(pos, struct fa_device_work, link)->queue;
+
+		queue->outstanding--;
+		if (queue->lane)
+			queue->lane->outstanding--;
+	}
 	fa_list_splice(done, &device->done);
 	pthread_mutex_unlock(&device->mutex);
 }
@@ -176,6 +202,25 @@ static const struct fa_device_ops fake_ops = {
 	.health = fake_health,
 };
 
+static struct fa_device_lane *fake_queue_lane(struct fa_device_queue *queue)
+{
+	return &queue->lane->lane;
+}
+
+static const struct fa_device_ops lane_ops = {
+	.name = "fake",
+	.describe = fake_describe,
+	.group_new = fake_group_new,
+	.group_free = fake_group_free,
+	.queue_new = fake_queue_new,
+	.queue_free = fake_queue_free,
+	.queue_lane = fake_queue_lane,
+	.launch = fake_launch,
+	.cancel = fake_cancel,
+	.reap = fake_reap,
+	.health = fake_health,
+};
+
 /* ---- the test's side */
 
 static void on_notify(void *userdata)
@@ -194,17 +239,21 @@ static struct timespec patience(void)
 	return until;
 }
 
-static void init(struct fixture *f, unsigned int depth, bool polled)
+static void init(struct fixture *f, unsigned int depth, unsigned int slots, bool polled)
 {
 	memset(f, 0, sizeof(*f));
 	f->device.depth = depth;
 	f->device.polled = polled;
+	f->device.lane_slots = slots;
+	f->device.lane = 1;
+	for (int i = 0; i < FAKE_LANES; i++)
+		fa_device_lane_init(&f->device.lanes[i].lane);
 	fa_list_init(&f->device.running);
 	fa_list_init(&f->device.done);
 	pthread_mutex_init(&f->device.mutex, NULL);
 	pthread_cond_init(&f->device.changed, NULL);
 	sem_init(&f->notified, 0, 0);
-	assert_int_equal(fa_engine_new(&fake_ops, on_notify, f, &f->engine), 0);
+	assert_int_equal(fa_engine_new(slots ? &lane_ops : &fake_ops, on_notify, f, &f->engine), 0);
 	f->device.engine = f->engine;
 	assert_int_equal(fa_engine_start(f->engine, &f->device), 0);
 	for (unsigned int i = 0; i < FAKE_GROUPS; i++)
@@ -213,12 +262,17 @@ static void init(struct fixture *f, unsigned int depth, bool polled)
 
 void fixture_init(struct fixture *f, unsigned int depth)
 {
-	init(f, depth, false);
+	init(f, depth, 0, false);
 }
 
 void fixture_init_polled(struct fixture *f, unsigned int depth)
 {
-	init(f, depth, true);
+	init(f, depth, 0, true);
+}
+
+void fixture_init_lanes(struct fixture *f, unsigned int depth, unsigned int slots, bool polled)
+{
+	init(f, depth, slots, polled);
 }
 
 void fixture_deinit(struct fixture *f)
@@ -332,6 +386,26 @@ void wait_cancelled(struct fixture *f, uint64_t n)
 		if (pthread_cond_timedwait(&f->device.changed, &f->device.mutex, &until))
 			fail_msg("only %d cancels", (int)f->device.n_cancelled);
 	pthread_mutex_unlock(&f->device.mutex);
+}
+
+void wait_refused(struct fixture *f, uint64_t n_full, uint64_t n_held)
+{
+	struct timespec until = patience();
+
+	pthread_mutex_lock(&f->device.mutex);
+	while (f->device.n_full < n_full || f->device.n_held < n_held)
+		if (pthread_cond_timedwait(&f->device.changed, &f->device.mutex, &until))
+			fail_msg("only %d and %d works were refused", (int)f->device.n_full,
+			         (int)f->device.n_held);
+	pthread_mutex_unlock(&f->device.mutex);
+}
+
+void hold_long(struct fixture *f, bool holds)
+{
+	pthread_mutex_lock(&f->device.mutex);
+	f->device.holds = holds;
+	pthread_mutex_unlock(&f->device.mutex);
+	wake(&f->device);
 }
 
 void complete(struct fixture *f, struct fa_job *request, int status)

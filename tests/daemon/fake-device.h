@@ -18,14 +18,26 @@
 #define FAKE_STREAMS 64
 #define FAKE_GROUPS 8
 #define FAKE_LAUNCHED_MAX 4096
+#define FAKE_LANES 3
+
+/* Works whose params have this scale take long: refused with -EBUSY while the device holds them. */
+#define FAKE_LONG 77.0f
 
 enum fake_stubbornness {
 	FAKE_STOPS,   /* a cancelled work ends at once with -ECANCELED */
 	FAKE_IGNORES, /* a cancelled work goes on until the test completes it */
 };
 
+struct fake_lane {
+	struct fa_device_lane lane;
+	unsigned int outstanding;
+};
+
 struct fa_device {
 	unsigned int depth;
+	unsigned int lane_slots; /* 0: there are no lanes */
+	unsigned int lane;       /* of new queues of normal priority; those of high have lane 0 */
+	struct fake_lane lanes[FAKE_LANES];
 	bool polled; /* nobody wakes the engine when a work is done */
 	enum fake_stubbornness stubbornness;
 	int group_error, queue_error; /* what making one fails with */
@@ -34,10 +46,12 @@ struct fa_device {
 	pthread_mutex_t mutex;
 	pthread_cond_t changed;
 	bool lost;                    /* what health() says */
+	bool holds;                   /* long works */
 	bool blocked;                 /* launch() waits, and with it the engine */
 	bool reap_blocked, reaping;   /* the same for reap(), which it has reached */
 	struct fa_list running, done; /* works */
 	uint64_t n_launched, n_running, n_cancelled, n_queues, n_groups;
+	uint64_t n_full, n_held;                    /* refusals */
 	pthread_t launcher;                         /* the thread that launched last */
 	struct fa_job *launched[FAKE_LAUNCHED_MAX]; /* in order, the first of them */
 
@@ -58,6 +72,8 @@ struct fixture {
 
 void fixture_init(struct fixture *f, unsigned int depth);
 void fixture_init_polled(struct fixture *f, unsigned int depth);
+/* With lanes that hold @slots works each. */
+void fixture_init_lanes(struct fixture *f, unsigned int depth, unsigned int slots, bool polled);
 /* Closes the streams that are open, whose requests were all taken. */
 void fixture_deinit(struct fixture *f);
 
@@ -76,6 +92,11 @@ void expect_nothing(struct fixture *f);
 /* Waits for the @n-th launch; it is the last one. */
 void wait_launched(struct fixture *f, uint64_t n);
 void wait_cancelled(struct fixture *f, uint64_t n);
+/* Waits until the device has refused works as often, or more often: as its lane was full, or as it
+ * held them. */
+void wait_refused(struct fixture *f, uint64_t n_full, uint64_t n_held);
+/* The device holds long works, or does no longer. */
+void hold_long(struct fixture *f, bool holds);
 /* The device is done with @request. */
 void complete(struct fixture *f, struct fa_job *request, int status);
 /* The device is lost; what it has, it still has. */

@@ -115,21 +115,20 @@ static struct fa_device_queue *lossy_queue_free(struct fa_device *device,
 	return fa_device_cpu.queue_free(device->cpu, queue);
 }
 
-static void lossy_launch(struct fa_device *device, struct fa_device_queue *queue,
-                         struct fa_device_work *work)
+static int lossy_launch(struct fa_device *device, struct fa_device_queue *queue,
+                        struct fa_device_work *work)
 {
 	if (work->params->scale == FA_LOSSY_LOSE || work->params->scale == FA_LOSSY_HANG) {
 		device->lost = true;
 		device->hangs = work->params->scale == FA_LOSSY_HANG;
 	}
-	if (!device->lost) {
-		fa_device_cpu.launch(device->cpu, queue, work);
-		return;
-	}
+	if (!device->lost)
+		return fa_device_cpu.launch(device->cpu, queue, work);
 	work->started_ns = work->finished_ns = 0;
 	work->queue = NULL; /* the CPU does not know it */
 	fa_list_append(&device->ended, &work->link);
 	device->config.notify(device->config.userdata);
+	return 0;
 }
 
 static void lossy_cancel(struct fa_device *device, struct fa_device_work *work)

@@ -111,41 +111,7 @@ static void many_queues_child(void)
 	cuda_device_close(&crowd.cuda);
 }
 
-/* One CUDA stream for high priority: a crowd of queues does not hold up a single one. */
-static void turns_child(void)
-{
-	static struct crowd crowd;
-	struct fa_device_group *loud, *quiet;
-	struct fa_device_queue *queues[10], *single;
-
-	setenv("CUDA_DEVICE_MAX_CONNECTIONS", "4", 1);
-	crowd_begin(&crowd, N_JOBS);
-	loud = cuda_group(&crowd.cuda);
-	quiet = cuda_group(&crowd.cuda);
-	for (int i = 0; i < 10; ++i)
-		queues[i] = cuda_queue(&crowd.cuda, loud, 1);
-	single = cuda_queue(&crowd.cuda, quiet, 1);
-	fa_test_cuda_hold(crowd.cuda.page, true);
-	for (int i = 0; i < N_JOBS - 3; ++i)
-		cuda_job_launch(&crowd.jobs[i], &crowd.cuda, queues[i % 10]);
-	for (int i = N_JOBS - 3; i < N_JOBS; ++i)
-		cuda_job_launch(&crowd.jobs[i], &crowd.cuda, single);
-	fa_check_eq(n_launches(&crowd), DEPTH);
-	fa_test_cuda_hold(crowd.cuda.page, false);
-	crowd_end(&crowd, N_JOBS);
-	/* Behind what the stream had, every second turn is the quiet one's. */
-	for (unsigned int i = 0; i < 3; ++i)
-		fa_check_eq(crowd.jobs[N_JOBS - 3 + i].order - crowd.jobs[0].order,
-		            DEPTH + 1 + 2 * i);
-	for (int i = 0; i < 10; ++i)
-		ops->queue_free(crowd.cuda.device, queues[i]);
-	ops->queue_free(crowd.cuda.device, single);
-	ops->group_free(crowd.cuda.device, loud);
-	ops->group_free(crowd.cuda.device, quiet);
-	cuda_device_close(&crowd.cuda);
-}
-
-/* A group's queues spread over a few CUDA streams. */
+/* A group's queues of one priority share a CUDA stream, however many others are idle. */
 static void spread_child(void)
 {
 	static struct crowd crowd;
@@ -159,8 +125,8 @@ static void spread_child(void)
 	fa_test_cuda_hold(crowd.cuda.page, true);
 	for (int i = 0; i < N_JOBS; ++i)
 		cuda_job_launch(&crowd.jobs[i], &crowd.cuda, queues[i % 12]);
-	fa_check_eventually(fa_test_cuda_kernels(crowd.cuda.page) == FA_CUDA_GROUP_STREAMS);
-	fa_check_eq(n_launches(&crowd), FA_CUDA_GROUP_STREAMS * DEPTH);
+	fa_check_eventually(fa_test_cuda_kernels(crowd.cuda.page) == 1);
+	fa_check_eq(n_launches(&crowd), DEPTH);
 	fa_test_cuda_hold(crowd.cuda.page, false);
 	crowd_end(&crowd, N_JOBS);
 	for (int i = 0; i < 12; ++i)
@@ -169,49 +135,49 @@ static void spread_child(void)
 	cuda_device_close(&crowd.cuda);
 }
 
-static void cancel_child(void)
+/* A full stream refuses works of all its queues, and does nothing with them. */
+static void full_child(void)
 {
 	static struct crowd crowd;
-	struct fa_device_group *group;
-	struct fa_device_queue *queue, *other;
+	struct fa_device_group *groups[2];
+	struct fa_device_queue *queues[2];
 
 	setenv("CUDA_DEVICE_MAX_CONNECTIONS", "4", 1);
-	crowd_begin(&crowd, 8);
-	group = cuda_group(&crowd.cuda);
-	queue = cuda_queue(&crowd.cuda, group, 1);
-	other = cuda_queue(&crowd.cuda, group, 1);
+	crowd_begin(&crowd, DEPTH + 1);
+	for (int i = 0; i < 2; ++i) {
+		groups[i] = cuda_group(&crowd.cuda);
+		queues[i] = cuda_queue(&crowd.cuda, groups[i], 1);
+	}
+	fa_check(ops->queue_lane(queues[0]) == ops->queue_lane(queues[1]));
 	fa_test_cuda_hold(crowd.cuda.page, true);
-	for (int i = 0; i < 7; ++i)
-		cuda_job_launch(&crowd.jobs[i], &crowd.cuda, queue);
-	cuda_job_launch(&crowd.jobs[7], &crowd.cuda, other);
-	fa_check_eq(crowd.cuda.n_notified, 0);
+	for (int i = 0; i < DEPTH; ++i)
+		cuda_job_launch(&crowd.jobs[i], &crowd.cuda, queues[0]);
+	for (int i = 0; i < 2; ++i)
+		fa_check_eq(ops->launch(crowd.cuda.device, queues[i], &crowd.jobs[DEPTH].work),
+		            -EAGAIN);
+	fa_check_eq(n_launches(&crowd), DEPTH);
 
-	/* What the driver has cannot be stopped; what waits ends at once, out of its order. */
+	/* What the driver has cannot be stopped. */
 	ops->cancel(crowd.cuda.device, &crowd.jobs[0].work);
-	ops->cancel(crowd.cuda.device, &crowd.jobs[5].work);
-	ops->cancel(crowd.cuda.device, &crowd.jobs[7].work);
-	fa_check_eq(crowd.cuda.n_notified, 1);
 	cuda_reap(&crowd.cuda);
-	for (int i = 0; i < 8; ++i)
-		fa_check_eq(crowd.jobs[i].reaped, i == 5 || i == 7);
-	fa_check_eq(crowd.jobs[5].work.status, -ECANCELED);
-	fa_check_eq(crowd.jobs[7].work.status, -ECANCELED);
-	fa_check(fa_case_untouched(&crowd.jobs[5].attention, crowd.jobs[5].data));
-	ops->cancel(crowd.cuda.device, &crowd.jobs[4].work);
-	ops->cancel(crowd.cuda.device, &crowd.jobs[6].work);
-	fa_check_eq(crowd.cuda.n_notified, 2);
+	fa_check_eq(crowd.cuda.n_notified, 0);
+	fa_check(!crowd.jobs[0].reaped);
+	fa_check(fa_case_untouched(&crowd.jobs[DEPTH].attention, crowd.jobs[DEPTH].data));
 
 	fa_test_cuda_hold(crowd.cuda.page, false);
-	for (int i = 0; i < 8; ++i)
+	cuda_job_wait(&crowd.jobs[0], &crowd.cuda);
+	cuda_job_launch(&crowd.jobs[DEPTH], &crowd.cuda, queues[1]);
+	for (int i = 0; i < DEPTH; ++i) {
 		cuda_job_wait(&crowd.jobs[i], &crowd.cuda);
-	for (int i = 0; i < 4; ++i)
 		fa_check_eq(crowd.jobs[i].work.status, 0);
+	}
 	/* Finished works can be cancelled, too, and nothing comes of it. */
 	ops->cancel(crowd.cuda.device, &crowd.jobs[0].work);
-	crowd_end(&crowd, 8);
-	ops->queue_free(crowd.cuda.device, queue);
-	ops->queue_free(crowd.cuda.device, other);
-	ops->group_free(crowd.cuda.device, group);
+	crowd_end(&crowd, DEPTH + 1);
+	for (int i = 0; i < 2; ++i) {
+		ops->queue_free(crowd.cuda.device, queues[i]);
+		ops->group_free(crowd.cuda.device, groups[i]);
+	}
 	cuda_device_close(&crowd.cuda);
 }
 
@@ -219,9 +185,8 @@ static void test_queues(void **state)
 {
 	cuda_in_child(depth_child);
 	cuda_in_child(many_queues_child);
-	cuda_in_child(turns_child);
 	cuda_in_child(spread_child);
-	cuda_in_child(cancel_child);
+	cuda_in_child(full_child);
 }
 
 int main(void)

@@ -49,6 +49,8 @@ static void stress_submit(struct stress *s, unsigned int i)
 
 	if (dice(s, 8) == 0)
 		request->status = fa_fail(&request->error, -EINVAL, "refused");
+	if (s->f.device.lane_slots && dice(s, 8) == 0)
+		request->params.scale = FAKE_LONG;
 	if (dice(s, s->one_late_in) == 0)
 		request->deadline_ns = fa_deadline_ns(dice(s, 5 * FA_NS_PER_MS));
 	fa_engine_submit(s->f.engine, request);
@@ -102,7 +104,7 @@ static void stress_take(struct stress *s)
  * Streams come and go, with requests that are refused, late, cancelled or closed
  * upon at random, while the completion page is scribbled over.
  */
-static void stress(bool polled, bool attends, unsigned int one_late_in)
+static void stress(bool polled, bool attends, unsigned int one_late_in, unsigned int slots)
 {
 	const uint64_t total = 60000;
 	static struct stress s;
@@ -111,7 +113,9 @@ static void stress(bool polled, bool attends, unsigned int one_late_in)
 	unsigned int i;
 
 	s = (struct stress){ .seed = 3, .attends = attends, .one_late_in = one_late_in };
-	if (polled)
+	if (slots)
+		fixture_init_lanes(&s.f, 3, slots, polled);
+	else if (polled)
 		fixture_init_polled(&s.f, 3);
 	else
 		fixture_init(&s.f, 3);
@@ -120,8 +124,13 @@ static void stress(bool polled, bool attends, unsigned int one_late_in)
 	completer_start(&s.f);
 	assert_int_equal(pthread_create(&scribbler.thread, NULL, scribbler_run, &scribbler), 0);
 	while (s.taken < total) {
+		if (slots && dice(&s, 16) == 0)
+			hold_long(&s.f, dice(&s, 4) == 0);
 		i = dice(&s, FAKE_STREAMS);
 		if (s.closing[i] || s.submitted == total || s.submitted - s.taken > 2000) {
+			/* All that is left may be held. */
+			if (s.f.device.holds)
+				hold_long(&s.f, false);
 			stress_take(&s);
 			continue;
 		}
@@ -146,6 +155,7 @@ static void stress(bool polled, bool attends, unsigned int one_late_in)
 			s.closing[i] = true;
 		}
 	}
+	hold_long(&s.f, false);
 	for (i = 0; i < FAKE_STREAMS; i++)
 		while (s.closing[i])
 			stress_take(&s);
@@ -164,24 +174,32 @@ static void stress(bool polled, bool attends, unsigned int one_late_in)
 
 static void test_stress(void **state)
 {
-	stress(false, false, 4);
+	stress(false, false, 4, 0);
 }
 
 static void test_stress_polled(void **state)
 {
-	stress(true, false, 4);
+	stress(true, false, 4, 0);
 }
 
 /* The thread that submits runs rounds itself, and at times it does not. */
 static void test_stress_attended(void **state)
 {
-	stress(true, true, 4);
+	stress(true, true, 4, 0);
 }
 
 /* ... and launches first of all where no deadline may have passed. */
 static void test_stress_at_once(void **state)
 {
-	stress(true, true, 2000);
+	stress(true, true, 2000, 0);
+}
+
+/* Nearly everything waits for a slot of a lane, and some of it is held now and then. */
+static void test_stress_lanes(void **state)
+{
+	stress(false, false, 4, 4);
+	stress(true, false, 4, 1);
+	stress(true, true, 2000, 4);
 }
 
 /* One request at a time: a wake-up lost anywhere stops this test. */
@@ -209,7 +227,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_stress),          cmocka_unit_test(test_stress_polled),
 		cmocka_unit_test(test_stress_attended), cmocka_unit_test(test_stress_at_once),
-		cmocka_unit_test(test_ping_pong),
+		cmocka_unit_test(test_stress_lanes),    cmocka_unit_test(test_ping_pong),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

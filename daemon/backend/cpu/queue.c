@@ -282,8 +282,8 @@ struct fa_device_queue *fa_cpu_queue_free(struct fa_device *device, struct fa_de
 	return NULL;
 }
 
-void fa_cpu_launch(struct fa_device *device, struct fa_device_queue *queue,
-                   struct fa_device_work *work)
+int fa_cpu_launch(struct fa_device *device, struct fa_device_queue *queue,
+                  struct fa_device_work *work)
 {
 	struct fa_cpu_work *cpu = fa_cpu_work(work);
 	bool wake;
@@ -311,6 +311,7 @@ void fa_cpu_launch(struct fa_device *device, struct fa_device_queue *queue,
 	/* One is enough: it wakes others if there is work for them. */
 	if (wake)
 		pthread_cond_signal(&device->work_available);
+	return 0;
 }
 
 void fa_cpu_cancel(struct fa_device *device, struct fa_device_work *work)

@@ -44,7 +44,7 @@ struct fa_device_group *fa_cpu_group_free(struct fa_device *device, struct fa_de
 int fa_cpu_queue_new(struct fa_device *device, struct fa_device_group *group, int priority,
                      struct fa_error *error, struct fa_device_queue **ret_queue);
 struct fa_device_queue *fa_cpu_queue_free(struct fa_device *device, struct fa_device_queue *queue);
-void fa_cpu_launch(struct fa_device *device, struct fa_device_queue *queue,
-                   struct fa_device_work *work);
+int fa_cpu_launch(struct fa_device *device, struct fa_device_queue *queue,
+                  struct fa_device_work *work);
 void fa_cpu_cancel(struct fa_device *device, struct fa_device_work *work);
 void fa_cpu_reap(struct fa_device *device, struct fa_list *done);

@@ -398,6 +398,7 @@ const struct fa_device_ops fa_device_cuda = {
 	.queue_new = fa_cuda_queue_new,
 	.queue_free = fa_cuda_queue_free,
 	.can_wait = fa_cuda_can_wait,
+	.queue_lane = fa_cuda_queue_lane,
 	.launch = fa_cuda_launch,
 	.cancel = fa_cuda_cancel,
 	.reap = fa_cuda_reap,

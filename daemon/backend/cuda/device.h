@@ -104,8 +104,7 @@ struct fa_cuda_stream {
 	uint64_t finished_ns;         /* when the last work was seen to have ended */
 	struct fa_list works;         /* in flight, by fa_device_work.link */
 	unsigned int n_works;         /* in flight */
-	struct fa_list shares;        /* of groups with waiting works, in round-robin order */
-	bool held;                    /* all waiting works are long and held (quiesce.c) */
+	struct fa_device_lane lane;   /* the stream, as the engine sees it */
 	char *vectors;                /* [FA_CUDA_STREAM_DEPTH][FA_CUDA_VECTORS_BYTES] */
 	CUdeviceptr vectors_at;       /* the copy on the GPU */
 	CUdeviceptr vectors_in_place; /* vectors as the GPU addresses the host's memory */

@@ -228,7 +228,7 @@ static void ask_to_stop(struct fa_device *device, struct fa_cuda_preemption *pre
 static bool is_busy(const struct fa_cuda_stream *stream)
 {
 	return stream->n_works > stream->gates.n_works - stream->gates.n_open ||
-	       (!fa_list_empty(&stream->shares) && !stream->held);
+	       stream->lane.wanted;
 }
 
 static bool is_urgent(const struct fa_device *device)

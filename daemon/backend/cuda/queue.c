@@ -1,29 +1,18 @@
 /*
- * The CUDA backend's queues: how works come to the GPU, and how they come back. All of
- * it is the engine thread's.
+ * The life of a work: from launch() to its CUDA stream, and back with reap(). The engine thread's.
  *
- * Queues share a few CUDA streams, as streams beyond what the hardware can tell apart
- * would wait for one another: a queue is given the least used one of its priority, and
- * a group spreads over FA_CUDA_GROUP_STREAMS of them, so that a crowd of queues does
- * not get a crowd's share of the GPU. A CUDA stream holds FA_CUDA_STREAM_DEPTH works;
- * more wait here, and groups take turns, and within a group its queues. So what is
- * outstanding of others when a work arrives is bounded whatever they do; how much of
- * the GPU each kernel gets is then the hardware's affair, which gives high priority
- * first.
+ * A stream, a lane to the engine, holds FA_CUDA_STREAM_DEPTH works, so that little is ahead of a
+ * work that arrives; launch() refuses more. A group has one stream of each priority, the least used
+ * one. How much of the GPU each kernel gets is the hardware's affair, which prefers high priority.
  *
- * At the end of each work the GPU writes the work's number in its stream to a word in pinned
- * memory that is the daemon's alone: the last block of its last launch does, or those few that
- * finish its parts, each to a word of its own; or, where a work ends with something else, the
- * driver's word behind it. reap() compares words with works, so that nothing of the driver is
- * called to find out; nothing waits on the GPU but for what stands before it in its stream, or
- * behind a gate (backend/cuda/gate.c). A client's words that come with a work are written just
- * before. (Nothing but the order of stores on the bus holds them apart. It does not matter: to let
- * go of the memory that they are in takes a thousand times as long.)
+ * The end of a work is a number that the GPU writes to a pinned word of the daemon's: the last
+ * block of its last launch does, or the blocks that finish its parts, each to a word of its own; a
+ * work that ends otherwise is followed by a word that the driver writes. reap() compares words, and
+ * does not call the driver. Completion words of a client are written just before.
  *
- * Between launch and reap only copies, kernels and word writes are asked of the driver, and now
- * and then a graph for a kernel that comes again (unless something failed). A work's small vectors
- * go through a place of the stream's, one for each work that the stream can hold; a launch of few
- * blocks reads them there.
+ * Between launch and reap the driver is asked for copies, kernels and words only, and now and then
+ * for a graph. A work's small vectors are in pinned memory of the stream, in one of as many places
+ * as the stream holds works; launches of few blocks read them there.
  */
 #include "daemon/backend/cuda/queue.h"
 
@@ -47,7 +36,6 @@
 #define QUIET_NS (20 * FA_NS_PER_MS)
 
 enum work_state {
-	WAITING,  /* in its queue */
 	LAUNCHED, /* the driver has it */
 	FINISHED, /* in device.done, or reaped */
 };
@@ -62,7 +50,7 @@ struct cuda_work {
 	bool gated;       /* LAUNCHED behind a gate, */
 	bool open;        /* ... which has opened, or is about to */
 	bool steady;      /* LAUNCHED, long, and cannot give way */
-	bool gives_way;   /* WAITING and long: its kernel can */
+	bool gives_way;   /* long, and its kernel can be preempted */
 	/* How long it takes; 0: not long. steady: until when it should have ended. */
 	uint64_t long_ns;
 };
@@ -70,22 +58,18 @@ struct cuda_work {
 _Static_assert(sizeof(struct cuda_work) <= sizeof(((struct fa_device_work *)0)->backend),
                "it fits");
 
-/* A group's part of a CUDA stream. */
-struct share {
-	struct fa_list link;   /* stream.shares, while there are queues */
-	struct fa_list queues; /* that have waiting works, by fa_device_queue.link */
-	unsigned int n_queues; /* all of them */
-};
-
+/* All queues of a group with the same priority share a stream: with more streams a group would get
+ * more of the GPU than one that has a single queue. */
 struct fa_device_group {
-	struct share shares[FA_CUDA_STREAMS_MAX]; /* one for each of device.streams */
+	struct {
+		struct fa_cuda_stream *stream;
+		unsigned int n_queues; /* 0: the next queue chooses the stream */
+	} shares[2];                   /* of normal and of high priority */
 };
 
 struct fa_device_queue {
 	struct fa_cuda_stream *stream;
-	struct share *share;
-	struct fa_list link;  /* share.queues, while there are works */
-	struct fa_list works; /* waiting, by fa_device_work.link */
+	unsigned int *n_of_group; /* queues of the group on that stream */
 };
 
 static struct cuda_work *cuda_work(struct fa_device_work *work)
@@ -303,97 +287,38 @@ static void work_start(struct fa_device *device, struct fa_cuda_stream *stream,
 	cuda->state = LAUNCHED;
 }
 
-/* Whether somebody wants the stream who has nothing to do with its gates. */
-static bool others_want(const struct fa_cuda_stream *stream)
+/*
+ * Returns true if the stream takes @work, of @queue, now. Behind closed gates it takes only more of
+ * the same queue that are gated; if another queue has a work, the gates are asked to give up.
+ */
+static bool has_slot(struct fa_device *device, const struct fa_device_queue *queue,
+                     const struct fa_device_work *work)
 {
-	const struct fa_list *pos;
+	struct fa_cuda_stream *stream = queue->stream;
 
-	fa_list_for_each(pos, &stream->shares) {
-		const struct share *share = fa_container_of(pos, const struct share, link);
-
-		if (share->queues.next != &stream->gates.queue->link ||
-		    share->queues.prev != share->queues.next)
-			return true;
-	}
-	return false;
-}
-
-/* Whether what comes next has to wait until what stands behind gates has ended. */
-static bool is_gated(struct fa_device *device, struct fa_cuda_stream *stream)
-{
-	if (!stream->gates.n_works)
+	if (stream->n_works >= FA_CUDA_STREAM_DEPTH || stream->preemption.work)
 		return false;
-	if (!others_want(stream))
-		return !first_work(&stream->gates.queue->works)->gate.word;
+	if (!stream->gates.n_works)
+		return true;
+	if (stream->gates.queue == queue)
+		return work->gate.word != NULL;
 	if (!stream->gates.stopped)
 		fa_cuda_gates_stop(stream);
 	fa_cuda_preempt_ask(device, stream);
-	return true;
-}
-
-/* Whether the queue's first work may be launched as far as it takes long. @held: one was not, and
- * then no steady one is. */
-static bool may_begin(struct fa_device *device, const struct fa_device_queue *queue, bool *held)
-{
-	const struct cuda_work *cuda = cuda_work(first_work(&queue->works));
-
-	if (!cuda->long_ns)
-		return true;
-	if ((!*held || cuda->gives_way) &&
-	    fa_cuda_quiesce_long_begin(&device->quiesce, cuda->gives_way ? 0 : cuda->long_ns))
-		return true;
-	*held = true;
 	return false;
 }
 
-/* Whose turn it is; what is held lets others go ahead. NULL: all of it is. */
-static struct fa_device_queue *next_queue(struct fa_device *device, struct fa_cuda_stream *stream)
+/* Returns true if @work may begin as far as it takes long. Behind a held work of its stream nothing
+ * begins that cannot be preempted. */
+static bool may_begin(struct fa_device *device, const struct fa_cuda_stream *stream,
+                      struct fa_device_work *work)
 {
-	const struct fa_list *pos, *link;
-	bool held = false;
+	const struct cuda_work *cuda = cuda_work(work);
 
-	fa_list_for_each(pos, &stream->shares) {
-		const struct share *share = fa_container_of(pos, const struct share, link);
-
-		fa_list_for_each(link, &share->queues) {
-			struct fa_device_queue *queue = fa_container_of(
-				(struct fa_list *)link, struct fa_device_queue, link);
-
-			if (may_begin(device, queue, &held)) {
-				device->held = device->held || held;
-				return queue;
-			}
-		}
-	}
-	stream->held = device->held = true;
-	return NULL;
-}
-
-/* Gives the CUDA stream what it can hold, a work of each group and queue in turn. */
-static void stream_feed(struct fa_device *device, struct fa_cuda_stream *stream)
-{
-	struct fa_device_queue *queue;
-	struct fa_device_work *work;
-	struct share *share;
-
-	stream->held = false;
-	while (stream->n_works < FA_CUDA_STREAM_DEPTH && !stream->preemption.work &&
-	       !fa_list_empty(&stream->shares) && !is_gated(device, stream) &&
-	       !fa_cuda_is_lost(device)) {
-		queue = next_queue(device, stream);
-		if (!queue)
-			return;
-		share = queue->share;
-		work = first_work(&queue->works);
-		fa_list_remove(&work->link);
-		fa_list_remove(&queue->link);
-		fa_list_remove(&share->link);
-		if (!fa_list_empty(&queue->works))
-			fa_list_append(&share->queues, &queue->link);
-		if (!fa_list_empty(&share->queues))
-			fa_list_append(&stream->shares, &share->link);
-		work_start(device, stream, work);
-	}
+	if (!cuda->long_ns)
+		return true;
+	return (!stream->lane.n_deferred || cuda->gives_way) &&
+	       fa_cuda_quiesce_long_begin(&device->quiesce, cuda->gives_way ? 0 : cuda->long_ns);
 }
 
 /* Whether the word says that the first of the stream's works has ended. */
@@ -447,20 +372,6 @@ static void fail_all(struct fa_device *device)
 		device->n_works -= stream->n_works;
 		stream->n_works = 0;
 		fa_cuda_gates_begin(stream);
-		while (!fa_list_empty(&stream->shares)) {
-			struct share *share = fa_container_of(stream->shares.next, struct share,
-			                                      link);
-
-			while (!fa_list_empty(&share->queues)) {
-				struct fa_device_queue *queue = fa_container_of(
-					share->queues.next, struct fa_device_queue, link);
-
-				while (!fa_list_empty(&queue->works))
-					work_finish_lost(device, first_work(&queue->works));
-				fa_list_remove(&queue->link);
-			}
-			fa_list_remove(&share->link);
-		}
 	}
 }
 
@@ -473,66 +384,63 @@ bool fa_cuda_can_wait(struct fa_device *device, const struct fa_device_queue *qu
 	const struct fa_cuda_gates *gates = &stream->gates;
 
 	return device->gate_function && work->op == FA_DEVICE_PAGED &&
-	       fa_cuda_paged_can_wait(work) && fa_list_empty(&stream->shares) &&
-	       stream->n_works < FA_CUDA_STREAM_DEPTH && !stream->preemption.work &&
-	       !fa_cuda_cost_long_ns(device, work) &&
+	       fa_cuda_paged_can_wait(work) && stream->n_works < FA_CUDA_STREAM_DEPTH &&
+	       !stream->preemption.work && !fa_cuda_cost_long_ns(device, work) &&
 	       (!gates->n_works || (gates->queue == queue && !gates->stopped));
 }
 
-void fa_cuda_launch(struct fa_device *device, struct fa_device_queue *queue,
-                    struct fa_device_work *work)
+struct fa_device_lane *fa_cuda_queue_lane(struct fa_device_queue *queue)
 {
+	return &queue->stream->lane;
+}
+
+int fa_cuda_launch(struct fa_device *device, struct fa_device_queue *queue,
+                   struct fa_device_work *work)
+{
+	const bool lost = fa_cuda_is_lost(device);
 	struct cuda_work *cuda = cuda_work(work);
-	struct share *share = queue->share;
 
 	(void)fa_cuda_enter(device);
+	if (!lost && !has_slot(device, queue, work))
+		return -EAGAIN;
+	if (!work->deferred) {
+		*cuda = (struct cuda_work){ .long_ns = fa_cuda_cost_long_ns(device, work) };
+		cuda->gives_way = cuda->long_ns > 0 && fa_cuda_preempt_covers(device, work);
+	}
+	work->deferred = !lost && !may_begin(device, queue->stream, work);
+	if (work->deferred) {
+		device->held = true;
+		return -EBUSY;
+	}
 	work->queue = queue;
 	work->status = 0;
 	work->started_ns = work->finished_ns = 0;
 	work->gate_gave_up = false;
 	atomic_store_explicit(&work->cancelled, false, memory_order_relaxed);
-	*cuda = (struct cuda_work){ .state = WAITING,
-		                    .long_ns = fa_cuda_cost_long_ns(device, work) };
-	cuda->gives_way = cuda->long_ns > 0 && fa_cuda_preempt_covers(device, work);
 	fa_list_init(&cuda->range.link);
 	fa_list_init(&work->link);
-	if (fa_cuda_is_lost(device)) {
+	if (lost)
 		work_finish_lost(device, work);
-		return;
-	}
-	if (fa_list_empty(&queue->works))
-		fa_list_append(&share->queues, &queue->link);
-	if (fa_list_empty(&share->link))
-		fa_list_append(&queue->stream->shares, &share->link);
-	fa_list_append(&queue->works, &work->link);
-	stream_feed(device, queue->stream);
+	else
+		work_start(device, queue->stream, work);
+	return 0;
 }
 
 void fa_cuda_cancel(struct fa_device *device, struct fa_device_work *work)
 {
-	struct fa_device_queue *queue = work->queue;
+	struct fa_cuda_stream *stream = work->queue->stream;
 
-	/* Most kernels run to their end; one that can give way does. */
-	if (cuda_work(work)->state == LAUNCHED && queue->stream->preemption.work == work) {
+	if (cuda_work(work)->state != LAUNCHED)
+		return;
+	/* Most kernels run to their end; a preemptible one stops. */
+	if (stream->preemption.work == work) {
 		atomic_store_explicit(&work->cancelled, true, memory_order_relaxed);
 		(void)fa_cuda_enter(device);
-		fa_cuda_preempt_cancel(device, queue->stream);
-		return;
-	}
-	if (cuda_work(work)->state == LAUNCHED && cuda_work(work)->gated) {
+		fa_cuda_preempt_cancel(device, stream);
+	} else if (cuda_work(work)->gated) {
 		atomic_store_explicit(&work->cancelled, true, memory_order_relaxed);
-		fa_cuda_gates_stop(queue->stream);
-		return;
+		fa_cuda_gates_stop(stream);
 	}
-	if (cuda_work(work)->state != WAITING)
-		return;
-	atomic_store_explicit(&work->cancelled, true, memory_order_relaxed);
-	work->status = fa_fail(&work->error, -ECANCELED, "the work was cancelled");
-	work_finish(device, work);
-	if (fa_list_empty(&queue->works))
-		fa_list_remove(&queue->link);
-	if (fa_list_empty(&queue->share->queues))
-		fa_list_remove(&queue->share->link);
 }
 
 /* A work of the stream has ended. */
@@ -568,7 +476,6 @@ static void stream_go_on(struct fa_device *device, struct fa_cuda_stream *stream
 	}
 	stream->finished_ns = fa_now_ns();
 	stream_finish(device, stream, work, stream->finished_ns);
-	stream_feed(device, stream);
 }
 
 /* Those behind gates that are shut, from @turn on, are as if they had never been launched. */
@@ -603,7 +510,6 @@ static bool have_shut(struct fa_device *device, struct fa_cuda_stream *stream)
 		return false;
 	take_back(device, stream, turn);
 	fa_cuda_gates_begin(stream);
-	stream_feed(device, stream);
 	return true;
 }
 
@@ -665,7 +571,6 @@ static void stream_reap(struct fa_device *device, struct fa_cuda_stream *stream)
 	if (!fa_list_empty(&stream->works))
 		fa_cuda_preempt_first(stream, first_work(&stream->works), now_ns);
 	stream->finished_ns = now_ns;
-	stream_feed(device, stream);
 }
 
 void fa_cuda_reap(struct fa_device *device, struct fa_list *done)
@@ -681,8 +586,8 @@ void fa_cuda_reap(struct fa_device *device, struct fa_list *done)
 			stream_reap(device, &device->streams[i]);
 	fa_cuda_preempt_poll(device);
 	for (unsigned int i = 0; i < device->n_streams && held; ++i)
-		stream_feed(device, &device->streams[i]);
-	/* What was has begun, or was cancelled. */
+		device->held = device->held || device->streams[i].lane.n_deferred > 0;
+	/* What was held has begun, or will not. */
 	if (held && !device->held)
 		fa_cuda_quiesce_forget_held(&device->quiesce);
 	if (fa_cuda_is_lost(device))
@@ -726,10 +631,6 @@ int fa_cuda_group_new(struct fa_device *device, struct fa_error *error,
 	group = fa_new(struct fa_device_group);
 	if (!group)
 		return fa_fail(error, -ENOMEM, "no memory for a group of queues");
-	for (int i = 0; i < FA_CUDA_STREAMS_MAX; ++i) {
-		fa_list_init(&group->shares[i].link);
-		fa_list_init(&group->shares[i].queues);
-	}
 	*ret_group = group;
 	return 0;
 }
@@ -745,30 +646,20 @@ int fa_cuda_queue_new(struct fa_device *device, struct fa_device_group *group, i
 {
 	const unsigned int begin = priority > 0 ? 0 : device->n_high;
 	const unsigned int end = priority > 0 ? device->n_high : device->n_streams;
-	unsigned int n_shares = 0, best = end;
+	struct fa_cuda_stream *least = &device->streams[begin];
 	struct fa_device_queue *queue;
 
 	queue = fa_new(struct fa_device_queue);
 	if (!queue)
 		return fa_fail(error, -ENOMEM, "no memory for a queue");
 	for (unsigned int i = begin; i < end; ++i)
-		n_shares += group->shares[i].n_queues > 0;
-	for (unsigned int i = begin; i < end; ++i) {
-		if (n_shares >= FA_CUDA_GROUP_STREAMS && !group->shares[i].n_queues)
-			continue;
-		/* The group's own queues are the worst company: they hold one another up
-		 * where another stream would have room. */
-		if (best == end || group->shares[i].n_queues < group->shares[best].n_queues ||
-		    (group->shares[i].n_queues == group->shares[best].n_queues &&
-		     device->streams[i].n_queues < device->streams[best].n_queues))
-			best = i;
-	}
-	queue->stream = &device->streams[best];
-	queue->share = &group->shares[best];
+		if (device->streams[i].n_queues < least->n_queues)
+			least = &device->streams[i];
+	queue->n_of_group = &group->shares[priority > 0].n_queues;
+	if (!(*queue->n_of_group)++)
+		group->shares[priority > 0].stream = least;
+	queue->stream = group->shares[priority > 0].stream;
 	++queue->stream->n_queues;
-	++queue->share->n_queues;
-	fa_list_init(&queue->link);
-	fa_list_init(&queue->works);
 	*ret_queue = queue;
 	return 0;
 }
@@ -778,7 +669,7 @@ struct fa_device_queue *fa_cuda_queue_free(struct fa_device *device, struct fa_d
 	if (!queue)
 		return NULL;
 	--queue->stream->n_queues;
-	--queue->share->n_queues;
+	--*queue->n_of_group;
 	free(queue);
 	return NULL;
 }

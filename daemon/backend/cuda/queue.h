@@ -1,4 +1,4 @@
-/* Groups and queues: how works get to the streams and back. Functions of the backend table; the
+/* Queues and works: how works get to the streams and back. Functions of the backend table; the
  * engine thread's. */
 #pragma once
 
@@ -6,9 +6,6 @@
 
 /* Works of a queue that may be outstanding. */
 #define FA_CUDA_QUEUE_DEPTH 4
-/* Streams of one priority that the queues of a group spread over. With more of them a group would
- * get more of the GPU than one that has a single queue. */
-#define FA_CUDA_GROUP_STREAMS 1
 
 int fa_cuda_group_new(struct fa_device *device, struct fa_error *error,
                       struct fa_device_group **ret_group);
@@ -18,8 +15,9 @@ int fa_cuda_queue_new(struct fa_device *device, struct fa_device_group *group, i
 struct fa_device_queue *fa_cuda_queue_free(struct fa_device *device, struct fa_device_queue *queue);
 bool fa_cuda_can_wait(struct fa_device *device, const struct fa_device_queue *queue,
                       const struct fa_device_work *work);
-void fa_cuda_launch(struct fa_device *device, struct fa_device_queue *queue,
-                    struct fa_device_work *work);
+struct fa_device_lane *fa_cuda_queue_lane(struct fa_device_queue *queue);
+int fa_cuda_launch(struct fa_device *device, struct fa_device_queue *queue,
+                   struct fa_device_work *work);
 void fa_cuda_cancel(struct fa_device *device, struct fa_device_work *work);
 void fa_cuda_reap(struct fa_device *device, struct fa_list *done);
 int fa_cuda_health(struct fa_device *device, struct fa_error *error);

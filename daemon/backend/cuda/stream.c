@@ -181,7 +181,7 @@ int fa_cuda_streams_open(struct fa_device *device, struct fa_error *error)
 	count_streams(device);
 	for (unsigned int i = 0; i < device->n_streams; ++i) {
 		fa_list_init(&device->streams[i].works);
-		fa_list_init(&device->streams[i].shares);
+		fa_device_lane_init(&device->streams[i].lane);
 	}
 	result = open_pinned(device);
 	if (result != CUDA_SUCCESS)
