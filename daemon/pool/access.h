@@ -1,4 +1,4 @@
-/* Checks of rights, names and modes. Loop thread only. */
+/* Checks of rights, names and modes. */
 #pragma once
 
 #include "common/error.h"

@@ -1,6 +1,4 @@
-/*
- * Who asks the pool for something, and what the mode of a named object lets others do.
- */
+/* Who makes a call, and rights to named objects. */
 #pragma once
 
 #include <stdbool.h>
@@ -8,13 +6,13 @@
 
 struct fa_actor {
 	uint32_t tenant; /* tag */
-	uint64_t owner;  /* number of the session, kept when it is resumed; 0: none */
+	uint64_t owner;  /* number of the session; 0: none */
 	bool admin;      /* has every right */
 };
 
 /*
- * An object without a name belongs to its session alone and is removed with it. The tenant
- * of an object with a name has every right to it; others have the rights in its mode.
+ * An object without a name is its session's alone and removed with it. To a named one its own
+ * tenant has every right, and others the rights in its mode.
  */
 enum fa_right {
 	FA_RIGHT_READ,   /* attend, get info, find; APPEND and FORK include it */

@@ -15,7 +15,6 @@ static uint32_t dtype_bytes(enum fa_attention_dtype dtype)
 	return 0;
 }
 
-/* Of what pages hold. */
 static uint32_t element_bytes(const struct fa_cache_geometry *geometry)
 {
 	return geometry->store == FA_PAGED_PLAIN ? dtype_bytes(geometry->dtype) : 1;
@@ -107,7 +106,7 @@ int fa_cache_layout_init(const struct fa_cache_geometry *geometry, uint64_t chun
 	if (r < 0)
 		return r;
 
-	/* The bounds keep all of it below 2^51. */
+	/* The bounds keep all products below 2^51. */
 	rows = (uint64_t)geometry->kv_heads * geometry->page_tokens;
 	scales = geometry->token_scales ? rows * sizeof(float) : 0;
 	layout.k_bytes = round_up(rows * geometry->head_dim * element_bytes(geometry) + scales);

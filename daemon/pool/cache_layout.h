@@ -1,21 +1,18 @@
 /*
- * Where the pages of a cache lie in the pool: pure arithmetic, and the only place that
- * knows it. Any thread.
+ * Where the pages of a cache lie in the pool. Pure arithmetic; any thread.
  *
- * The pool is one range of chunks, and a chunk belongs to one cache. For kernels a page
- * is a *slot*, a uint32: where its K of layer 0 lies, from the pool's start, in units of
- * 256 bytes. The same for every layer, so that one table serves them all:
+ * Kernels know a page by its *slot*, a uint32: the offset of its K of layer 0 from the pool's
+ * start, in units of 256 bytes. One table serves all layers:
  *
  *     K of layer l  =  pool + slot * 256 + l * layer_stride_bytes
  *     V of layer l  =  K + v_offset_bytes
  *
  * K is [kv_head][page_tokens][head_dim], V is [kv_head][page_tokens][head_dim_v], both
- * without gaps; of codes whose tokens have scales, these lie behind each of the two:
- * [kv_head][page_tokens]. If V is the front of K (v_in_k), v_offset_bytes is 0 and a row of
- * V has the stride of K's: head_dim.
+ * contiguous. With token_scales each is followed by its scales, [kv_head][page_tokens]. With
+ * v_in_k, v_offset_bytes is 0 and a row of V has the stride of K: head_dim.
  *
- * Layer-major, a chunk is [layer][K of all pages][V of all pages], or, if K and V differ
- * in size, [layer][page][K, V]. Page-major it is [page][layer][K, V].
+ * A layer-major chunk is [layer][K of all pages][V of all pages], or, if K and V differ in
+ * size, [layer][page][K, V]. A page-major chunk is [page][layer][K, V].
  */
 #pragma once
 
@@ -29,7 +26,7 @@
 
 #define FA_CACHE_LAYERS_MAX 1024u
 #define FA_CACHE_KV_HEADS_MAX 1024u
-/* What kernels cover: no cache is made that nothing can attend to. */
+/* As wide as the widest kernels. */
 #define FA_CACHE_HEAD_DIM_MAX ((uint32_t)FA_ATTENTION_HEAD_DIM_MAX)
 #define FA_CACHE_HEAD_DIM_V_MAX ((uint32_t)FA_ATTENTION_HEAD_DIM_V_MAX)
 #define FA_CACHE_PAGE_TOKENS_MIN 16u
@@ -48,31 +45,31 @@ struct fa_cache_geometry {
 	bool v_in_k;          /* V is the first head_dim_v elements of each row of K */
 	enum fa_cache_order order;
 	enum fa_paged_store store;
-	bool token_scales; /* with codes: each token's rows have their own; else heads have */
+	bool token_scales; /* of codes: a scale a token and head; else a head */
 };
 
 struct fa_cache_layout {
 	uint64_t layer_stride_bytes;
 	uint64_t v_offset_bytes;
-	uint64_t page_stride_bytes; /* from a page to the next of its chunk */
-	uint64_t k_bytes, v_bytes;  /* of a page in one layer, with padding; v_bytes 0 if v_in_k */
-	uint64_t page_bytes;        /* of a page in all layers: what it is charged as */
+	uint64_t page_stride_bytes; /* between the pages of a chunk */
+	uint64_t k_bytes, v_bytes;  /* of a page in one layer, padded; v_bytes is 0 with v_in_k */
+	uint64_t page_bytes;        /* of a page in all layers: its charge */
 	uint32_t pages_per_chunk;
-	uint32_t page_slots; /* page_stride_bytes in units of a slot */
+	uint32_t page_slots; /* page_stride_bytes / FA_SLOT_BYTES */
 	uint32_t page_tokens;
 	uint32_t token_shift;     /* log2 of page_tokens */
-	uint64_t page_reciprocal; /* 2^39 / page_slots, rounded up: divides multiples of it */
+	uint64_t page_reciprocal; /* 2^39 / page_slots, rounded up */
 };
 
 /*
- * Checks @geometry and lays it out for chunks of @chunk_bytes (a power of two) with at
- * most @max_pages pages each. -EINVAL, -ENOTSUP (dtype) with a sentence.
+ * For chunks of @chunk_bytes (a power of two) with at most @max_pages pages. -EINVAL, -ENOTSUP
+ * no kernel covers it.
  */
 int fa_cache_layout_init(const struct fa_cache_geometry *geometry, uint64_t chunk_bytes,
                          uint32_t max_pages, struct fa_error *error,
                          struct fa_cache_layout *ret_layout);
 
-/* The page's place in its chunk, where @slots are those before it in the chunk. */
+/* @slots / page_slots. */
 static inline uint32_t fa_cache_page_place(const struct fa_cache_layout *layout, uint32_t slots)
 {
 	return (uint32_t)(slots * layout->page_reciprocal >> 39);

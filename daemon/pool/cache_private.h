@@ -1,16 +1,14 @@
-/* Caches, for the rest of the pool. Loop thread only. */
+/* Caches, for the rest of the pool. */
 #pragma once
 
 #include "daemon/pool/objects.h"
 
-/* Finds it for a right. -ENOENT, also for another session's own; -ESTALE; -EACCES. */
 int fa_pool_cache_get(const struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
                       enum fa_right right, struct fa_error *error,
                       struct fa_pool_cache **ret_cache);
 uint64_t fa_pool_cache_id(const struct fa_pool_cache *cache);
 /* Makes the object of a record. -ENOMEM; -EINVAL, -ENOTSUP the geometry is damaged. */
 int fa_pool_cache_load(struct fa_pool *pool, uint32_t index, struct fa_error *error);
-/* Returns true if all @n numbers can be scales of heads. */
 bool fa_pool_cache_scales_good(const float *scales, size_t n);
 /* Frees a removed cache if none of its sequences and pages is in use. */
 void fa_pool_cache_try_free(struct fa_pool *pool, struct fa_pool_cache *cache);

@@ -1,4 +1,4 @@
-/* Chunks: to which cache each belongs, and its free pages. Loop thread only. */
+/* Chunks: to which cache each belongs, and its free pages. */
 #pragma once
 
 #include "daemon/pool/objects.h"

@@ -1,17 +1,12 @@
-/*
- * Hashes, from libsodium. Any thread.
- *
- * A prefix is hashed in a chain: the hash of a page covers the key and all tokens up to the
- * page's end.
- */
+/* Hashes, from libsodium. Any thread. */
 #pragma once
 
 #include "daemon/pool/state.h"
 
-/* Initialises the library; before all others. -ENOSYS. */
+/* Once, before all others. -ENOSYS. */
 int fa_pool_hash_init(void);
 void fa_pool_hash_new_secret(uint8_t secret[FA_STATE_SECRET_BYTES]);
-/* SipHash: fast, for tables and checksums. */
+/* SipHash, for tables and checksums. */
 uint64_t fa_pool_hash_short(const uint8_t secret[FA_STATE_SECRET_BYTES], const void *data,
                             size_t bytes);
 

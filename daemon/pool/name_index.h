@@ -1,4 +1,4 @@
-/* The index of named sequences. Loop thread only. */
+/* The index of named sequences. */
 #pragma once
 
 #include "daemon/pool/objects.h"

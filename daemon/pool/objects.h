@@ -1,10 +1,10 @@
 /*
- * The structs of an open pool. All of it is derived from the state by recovery and private to
- * the process; `record` points to the part of an object that is in the state.
+ * The structs of an open pool, all derived from the state by recovery. `record` is the part of
+ * an object that is in the state.
  *
- * A page is named in three ways: by its *slot* (cache_layout.h) in lists and tables; by its
- * *index*, chunk << page_shift | place in the chunk, in arrays; and, within a sequence, by its
- * *number*, token / page_tokens. Links store an index plus one; 0 ends a list.
+ * A page has a *slot* (cache_layout.h), for lists and tables; an *index*, chunk << page_shift |
+ * place in the chunk, for arrays; and within a sequence a *number*, token / page_tokens. Links
+ * are an index plus one; 0 ends a list.
  */
 #pragma once
 
@@ -14,27 +14,26 @@
 #include "daemon/pool/state.h"
 
 #define FA_PAGE_PUBLISHED 1u
-#define FA_PAGE_TAINTED 2u     /* contents are of an unknown tenant: clear before use */
-#define FA_PAGE_SUSPECT 4u     /* the device of the dead daemon may still write to it */
+#define FA_PAGE_TAINTED 2u     /* contents of an unknown tenant: clear before use */
+#define FA_PAGE_SUSPECT 4u     /* the dead daemon's device may still write to it */
 #define FA_PAGE_QUARANTINED 8u /* suspect and unused: in no free list */
 
-/* A used page is in a sequence or step; an idle one is only published; others are free. */
 struct fa_page {
-	uint32_t tenant;     /* tag of who pays; free: of who paid last; 0: never used */
-	uint32_t next, prev; /* free: next; idle: the cache's, by last use */
-	uint32_t tenant_next, tenant_prev; /* idle: the tenant's, in all caches */
-	uint32_t hash_next;                /* published: next of the bucket */
+	uint32_t tenant;     /* tag of who pays or, if free, paid last; 0: never used */
+	uint32_t next, prev; /* free: next; idle: by last use */
+	uint32_t tenant_next, tenant_prev; /* idle: those the tenant pays for */
+	uint32_t hash_next;                /* published */
 	uint32_t flags;
 };
 
 struct fa_chunk {
-	struct fa_list link;  /* the cache's open_chunks, if a page is free */
-	uint32_t free_head;   /* free pages that were used before */
-	uint32_t fresh_begin; /* pages from here on are free and were never used by the cache */
+	struct fa_list link;  /* open_chunks, with free pages */
+	uint32_t free_head;   /* without fresh pages */
+	uint32_t fresh_begin; /* never used from here on */
 	uint32_t n_used, n_idle, n_free, n_quarantined;
 	bool zeroed;         /* fresh pages are zero */
-	uint64_t idle_clock; /* when a page became idle last */
-	uint64_t empty_ns;   /* if no page is used or idle: since when */
+	uint64_t idle_clock; /* of the newest idle page */
+	uint64_t empty_ns;   /* without used and idle pages */
 };
 
 struct fa_pool_cache {
@@ -47,70 +46,65 @@ struct fa_pool_cache {
 	uint32_t oldest, newest; /* idle pages */
 	uint32_t n_chunks, n_sequences;
 	uint64_t n_used, n_idle, n_free;
-	bool removed; /* freed once nothing of it is in flight or quarantined */
+	bool removed; /* freed once nothing is in flight or quarantined */
 
-	/* Of the step that is being planned. */
+	/* of the step being planned */
 	uint64_t need_pages;
 	uint32_t n_items;
 	struct fa_pool_cache *next_planned;
 };
 
-/* What a tenant has and pays for. */
 struct fa_tenant_account {
-	uint32_t n_held; /* references of sessions */
+	uint32_t n_held;
 	uint32_t n_sequences, n_caches;
 	uint64_t bytes, idle_bytes;
 	uint32_t oldest, newest; /* idle pages */
-	uint64_t n_cells;        /* of its sequences' page lists */
+	uint64_t n_cells;
 
-	/* Of the step that is being planned. */
+	/* of the step being planned */
 	uint64_t need_bytes, need_cells;
 	struct fa_tenant_account *next_planned;
 };
 
-/* A page that left its sequence while steps in flight may use it. */
+/* A page to release when steps have ended. */
 struct fa_deferred_page {
-	uint64_t serial; /* of the newest such step */
+	uint64_t serial; /* of the last of them */
 	uint32_t slot;
 };
 
 struct fa_pool_sequence {
-	struct fa_list owner_link; /* the pool's owned */
-	struct fa_list cache_link; /* the cache's sequences */
+	struct fa_list owner_link, cache_link;
 	struct fa_state_sequence *record;
 	struct fa_pool_cache *cache;
 	uint32_t index, name_next;
-	uint64_t length, planned, first; /* tokens; length and first as in the state */
-	bool removed;                    /* freed once nothing of it is in flight */
+	uint64_t length, planned, first; /* tokens */
+	bool removed;                    /* freed once nothing is in flight */
 
-	/* Slots of the pages from the one with token first to the planned length. */
-	uint32_t *pages;
+	uint32_t *pages; /* slots, from token first to the planned length */
 	uint32_t n_pages, pages_size;
-	/* Cells of the state that list them. */
-	uint32_t *cells;
+	uint32_t *cells; /* of the same pages */
 	uint32_t n_cells, cells_size;
 
-	/* A step writes to a copy of the page in which the durable length ends: pages has the
-	 * copy, the state the original. */
+	/* A step writes to a copy of the page in which the durable length ends: the copy is in
+	 * pages, the original in the state. */
 	bool copied, copy_aborted;
 	uint32_t copied_number, copied_slot; /* of the original */
 
-	/* Steps up to this serial may read tokens of the page that were truncated. */
+	/* Steps up to the serial may read truncated tokens of the page. */
 	bool truncated;
 	uint32_t truncated_slot;
 	uint64_t truncated_serial;
 
-	struct fa_list in_flight; /* struct fa_pool_step_part, oldest first */
+	struct fa_list in_flight; /* parts, oldest first */
 	uint32_t n_in_flight, n_appending;
-	uint32_t n_cancelled; /* parts planned after one that was aborted */
+	uint32_t n_cancelled; /* after an aborted part */
 	uint64_t appender;    /* session */
-	bool keep_pending;    /* fa_pool_step_keep() changed the end of the last part */
-	uint64_t plan_serial; /* of the step planned last, to detect duplicates */
+	bool keep_pending;    /* of the last part */
+	uint64_t plan_serial; /* of the last plan: finds duplicates */
 	struct fa_deferred_page *deferred;
 	uint32_t n_deferred, deferred_size;
 };
 
-/* A sequence's part in a step. */
 struct fa_pool_step_part {
 	struct fa_list link; /* the sequence's in_flight */
 	struct fa_pool_sequence *sequence;
@@ -137,33 +131,31 @@ struct fa_pool {
 	struct fa_state_page *page_records;
 	struct fa_state_scales *scale_records;
 
-	uint32_t page_shift, slot_shift; /* log2 of pages and of slots in a chunk */
+	uint32_t page_shift, slot_shift; /* log2 of those in a chunk */
 	uint32_t generation_base;
-	/* By page index, sparse. References of sequences and of steps are apart from the pages:
-	 * a fork touches nothing else. */
-	uint32_t *refs;
+	uint32_t *refs; /* by page index, sparse; apart from pages, as forks touch only these */
 	struct fa_page *pages;
 	struct fa_chunk *chunks;
 	struct fa_pool_cache *caches[FA_STATE_CACHES];
 	struct fa_tenant_account *tenants;           /* [max_tenants] */
-	struct fa_list owned[FA_POOL_OWNER_BUCKETS]; /* sequences, by session */
+	struct fa_list owned[FA_POOL_OWNER_BUCKETS]; /* by session */
 	struct fa_pool_sequence **sequences;         /* [max_sequences] */
-	uint32_t free_sequence;                      /* linked by free_sequences */
+	uint32_t free_sequence;                      /* links: free_sequences */
 	uint32_t *free_sequences;
-	uint32_t free_cell; /* linked by the cells themselves */
+	uint32_t free_cell; /* links: in the cells */
 	uint64_t n_free_cells;
 
 	uint32_t n_chunks, n_free_chunks;
 	uint32_t n_sequences, n_tenants, n_steps;
 	uint64_t n_quarantined, n_evicted;
 	bool quarantine;
-	uint64_t now_ns; /* fa_pool_set_time()'s */
-	uint64_t clock;  /* counts pages that became idle */
-	uint64_t serial; /* counts steps */
+	uint64_t now_ns;
+	uint64_t clock;  /* of idle pages */
+	uint64_t serial; /* of steps */
 
-	uint32_t *buckets; /* published pages, by hash */
+	uint32_t *buckets; /* of published pages */
 	uint64_t n_buckets, n_published;
-	uint32_t *names; /* named sequences, by hash */
+	uint32_t *names; /* buckets of named sequences */
 	uint32_t n_names, n_name_buckets;
 
 	fa_pool_quota_fn *quota;
@@ -174,8 +166,8 @@ struct fa_pool {
 	uint32_t exhausted_hint_chunks;
 };
 
-/* The generation for the next use of a record; @generation is the last, 0: never used. It
- * starts elsewhere in each pool, so that ids of a dropped pool are not valid in the next. */
+/* The generation for the next use of a record after @generation (0: none). Each pool starts
+ * elsewhere, so that ids of a dropped pool are invalid in the next. */
 static inline uint32_t fa_pool_next_generation(const struct fa_pool *pool, uint32_t generation)
 {
 	return generation ? generation + 1 : pool->generation_base;

@@ -1,4 +1,4 @@
-/* Opening and closing a pool, and what pool.h says of it as a whole. */
+/* Opening and closing a pool. */
 #include "common/cleanup.h"
 #include "daemon/pool/hash.h"
 #include "daemon/pool/objects.h"
@@ -14,7 +14,7 @@ static uint64_t pages_of(const struct fa_state_header *header)
 	return (uint64_t)header->max_chunks << header->page_shift;
 }
 
-/* Zeros, of which only those cost memory that are written to. */
+/* Zeros that cost memory only where they are written to. */
 static void *map_sparse(uint64_t bytes)
 {
 	void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
@@ -49,7 +49,7 @@ static int map(struct fa_pool *pool, int fd, const struct fa_state_header *heade
 	return 0;
 }
 
-/* Above 0, and leaves room for as many more again. */
+/* 1 to 2^31: half of all generations remain. */
 static uint32_t generation_base(const struct fa_state_header *header)
 {
 	static const char what[] = "generation";

@@ -1,5 +1,5 @@
 /*
- * Pages: references, who pays, idle pages and their eviction. Loop thread only.
+ * Pages: references, who pays, idle pages and their eviction.
  */
 #pragma once
 
@@ -31,7 +31,6 @@ uint32_t fa_page_take(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_
                       bool *ret_clear);
 void fa_page_ref(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index);
 void fa_page_unref(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index);
-/* From now on @tenant pays. */
 void fa_page_charge(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index,
                     uint32_t tenant);
 /* Frees an idle page. */

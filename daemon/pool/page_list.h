@@ -1,11 +1,10 @@
 /*
- * The list of a sequence's pages, planned in memory and durable in cells. Loop thread only.
+ * The list of a sequence's pages, planned in memory and durable in cells.
  */
 #pragma once
 
 #include "daemon/pool/objects.h"
 
-/* Pages for @tokens, counted from the beginning. */
 static inline uint32_t fa_pages_of(const struct fa_pool_cache *cache, uint64_t tokens)
 {
 	return (uint32_t)((tokens + cache->layout.page_tokens - 1) >> cache->layout.token_shift);
@@ -29,7 +28,6 @@ static inline uint32_t fa_pool_sequence_slot(const struct fa_pool_sequence *sequ
 uint32_t fa_page_list_missing(const struct fa_pool_sequence *sequence, uint32_t end);
 /* Allocates for pages up to number @end, and @n_deferred more deferred pages. -ENOMEM. */
 int fa_page_list_prepare(struct fa_pool_sequence *sequence, uint32_t end, uint32_t n_deferred);
-/* Does the pool have @n free cells? -ENOMEM. */
 int fa_page_list_check_cells(const struct fa_pool *pool, uint64_t n, struct fa_error *error);
 /* Appends planned pages. Prepared, and there are cells. */
 void fa_page_list_append(struct fa_pool *pool, struct fa_pool_sequence *sequence,
@@ -37,13 +35,12 @@ void fa_page_list_append(struct fa_pool *pool, struct fa_pool_sequence *sequence
 /* Replaces a page that is durable already. */
 void fa_page_list_replace(struct fa_pool *pool, struct fa_pool_sequence *sequence, uint32_t number,
                           uint32_t slot);
-/* Makes @length, @first and @step durable, all at once. */
+/* Makes all three durable by one store. */
 void fa_page_list_commit(struct fa_pool *pool, struct fa_pool_sequence *sequence, uint64_t length,
                          uint64_t first, uint64_t step);
-/* Releases the pages after the planned length; deferred if they were @durable, as steps may
- * read them. */
+/* Releases the pages after the planned length; those that were @durable are deferred, as steps
+ * may read them. */
 void fa_page_list_trim(struct fa_pool *pool, struct fa_pool_sequence *sequence, bool durable);
-/* Releases the pages before token @first, which is durable. */
 void fa_page_list_drop_before(struct fa_pool *pool, struct fa_pool_sequence *sequence,
                               uint64_t first);
 /* Releases a page, deferred until the steps in flight have ended. Prepared. */

@@ -79,7 +79,6 @@ void fa_prefix_hashes_deinit(struct fa_prefix_hashes *hashes)
 	*hashes = (struct fa_prefix_hashes){};
 }
 
-/* The page of the sequence with this number could be published as it is. */
 static bool is_unpublished(const struct fa_pool *pool, const struct fa_pool_sequence *sequence,
                            uint32_t number)
 {
@@ -96,12 +95,12 @@ static void publish_page(struct fa_pool *pool, struct fa_pool_cache *cache, uint
 	memcpy(record->hash, hash, FA_STATE_HASH_BYTES);
 	record->tenant = tenant;
 	fa_state_store(&record->state, FA_STATE_PAGE_PUBLISHED);
-	/* It is full, so nothing of a dead daemon was appending to it. */
+	/* The page is full: no dead daemon was appending to it. */
 	pool->pages[index].flags &= ~FA_PAGE_SUSPECT;
 	pool->pages[index].flags |= FA_PAGE_PUBLISHED;
 	(void)fa_prefix_index_add(pool, index);
 	if (pool->pages[index].tenant != tenant) {
-		/* The old one's tokens are in it, and the new one pays. */
+		/* The tokens may be of the tenant that paid before. */
 		pool->pages[index].flags |= FA_PAGE_TAINTED;
 		fa_page_charge(pool, cache, index, tenant);
 	}
@@ -127,7 +126,7 @@ int fa_prefix_publish(struct fa_pool *pool, const struct fa_actor *actor, uint64
 		               n_tokens, sequence->length);
 	first = fa_pool_sequence_first_page(sequence);
 
-	/* Those that would be paid for by somebody else from now on. */
+	/* Pages for which another tenant pays now. */
 	for (uint32_t number = first; number < end; number++) {
 		uint32_t slot = fa_pool_sequence_slot(sequence, number);
 
@@ -162,7 +161,7 @@ int fa_prefix_publish(struct fa_pool *pool, const struct fa_actor *actor, uint64
 	return 0;
 }
 
-/* Idle pages are used again. */
+/* An attach makes idle pages used. */
 static int check_max_pages(const struct fa_pool *pool, const struct fa_pool_cache *cache,
                            const uint32_t *indices, uint32_t n_pages, struct fa_error *error)
 {

@@ -1,4 +1,4 @@
-/* The index of published pages by their hash. Loop thread only. */
+/* The index of published pages by their hash. */
 #pragma once
 
 #include "daemon/pool/objects.h"

@@ -48,7 +48,7 @@ static uint64_t chunks_for(const struct fa_pool_cache *cache, uint64_t have)
 	                                : 0;
 }
 
-/* Chunks that those who plan can take from those who do not. */
+/* Chunks of caches that the step does not use. */
 static uint64_t count_reclaimable(const struct fa_pool *pool)
 {
 	uint64_t n = 0;
@@ -98,7 +98,7 @@ static uint32_t find_reclaimable(const struct fa_pool *pool)
 	return best;
 }
 
-/* Has the pool grow rather than evict. */
+/* Growing comes before evicting. */
 static void grow(struct fa_pool *pool, const struct fa_pool_cache *caches)
 {
 	uint64_t want = 0;
@@ -125,7 +125,7 @@ int fa_reclaim_pages(struct fa_pool *pool, struct fa_pool_cache *caches, struct 
 			return exhausted(pool, caches, chunks, error);
 	}
 
-	/* First everyone what it cannot do without, then what spares it evictions. */
+	/* First the chunks that caches cannot do without, then chunks that avoid evictions. */
 	for (struct fa_pool_cache *cache = caches; cache; cache = cache->next_planned)
 		for (uint64_t n = chunks_for(cache, cache->n_free + cache->n_idle); n > 0; n--) {
 			uint32_t chunk = fa_chunk_find_free(pool);
@@ -191,8 +191,8 @@ bool fa_pool_chunk_remove_empty(struct fa_pool *pool, uint64_t since_ns, uint32_
 
 int fa_pool_chunk_remove(struct fa_pool *pool, struct fa_error *error, uint32_t *ret_chunk)
 {
-	/* Free ones first, then empty ones, then those with idle pages: nothing is evicted
-	 * without need. */
+	/* Free chunks, then empty ones, then those with idle pages: avoids evictions. The highest
+	 * first. */
 	for (int pass = 0; pass < 3; pass++)
 		for (uint32_t i = pool->header->max_chunks; i-- > 0;) {
 			bool free = fa_chunk_is_free(pool, i);

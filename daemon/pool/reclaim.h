@@ -1,6 +1,5 @@
 /*
- * Making room: growing the pool, moving chunks between caches, evicting idle pages. Loop
- * thread only.
+ * Making room: growing the pool, moving chunks between caches, evicting idle pages.
  */
 #pragma once
 
@@ -11,9 +10,9 @@
  * need_pages. -ENOMEM, with nothing changed but that the pool may have grown.
  */
 int fa_reclaim_pages(struct fa_pool *pool, struct fa_pool_cache *caches, struct fa_error *error);
-/* Evicts idle pages of the tenant and others of its user until the quota admits @more_bytes. */
+/* Evicts idle pages of the tenant, then of its user's others, until the quota admits the bytes. */
 void fa_reclaim_quota(struct fa_pool *pool, uint32_t tag, uint64_t more_bytes);
-/* Evicts all idle pages of the cache; returns how many. */
+/* Evicts all idle pages; returns how many. */
 uint64_t fa_reclaim_cache(struct fa_pool *pool, struct fa_pool_cache *cache);
 /* Frees a reclaimable chunk, evicting its idle pages. */
 void fa_reclaim_chunk(struct fa_pool *pool, uint32_t chunk);

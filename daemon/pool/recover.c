@@ -1,10 +1,8 @@
 /*
- * Opening a state: everything is looked at before it is believed, and what the running pool
- * knows besides is derived from it.
- *
- * A writer that was killed leaves nothing inconsistent, so what is dropped here was damaged
- * in another way. Whatever bytes the tables hold, nothing outside of them is touched, and
- * nothing goes round for ever.
+ * Recovery trusts no byte of the state: it checks everything before use, drops what is
+ * inconsistent, and derives all else. A writer that was killed leaves nothing inconsistent, so
+ * what is dropped was damaged in another way. Whatever the tables hold, recovery ends and touches
+ * no memory outside of them.
  */
 #include "daemon/pool/recover.h"
 
@@ -44,7 +42,6 @@ static void check_tenants(struct fa_recovery *recovery)
 	}
 }
 
-/* A name that is in use must have an end and be the only one. */
 static const char *cache_fault(const struct fa_pool *pool, uint32_t index)
 {
 	const struct fa_state_cache *record = &pool->cache_records[index];
@@ -105,7 +102,7 @@ static int check_caches(struct fa_recovery *recovery)
 	return 0;
 }
 
-/* What is published in it would be the next owner's. */
+/* Unpublishes all pages: the next owner of the chunk must not have them. */
 static void empty_chunk(struct fa_pool *pool, uint32_t chunk)
 {
 	struct fa_state_page *records = &pool->page_records[chunk << pool->page_shift];
@@ -152,7 +149,7 @@ static void check_chunks(struct fa_recovery *recovery)
 		}
 		cache = pool->caches[*owner - FA_STATE_CHUNK_CACHE];
 		if (!cache) {
-			/* Its cache was on its way out, or was dropped and that was said. */
+			/* Its cache was removed, or dropped and reported. */
 			empty_chunk(pool, i);
 			fa_state_store(owner, FA_STATE_CHUNK_QUARANTINED);
 			continue;
@@ -184,13 +181,12 @@ static void check_published(struct fa_recovery *recovery, struct fa_pool_cache *
 		record->state = 0;
 		return;
 	}
-	/* It is full, so nothing was appending to it, though a sequence may have a part of it. */
+	/* The page is full: no step was appending, even if a sequence ends within it. */
 	pool->pages[index].flags &= ~FA_PAGE_SUSPECT;
 	pool->pages[index].flags |= FA_PAGE_PUBLISHED;
 	pool->pages[index].tenant = record->tenant;
 }
 
-/* Counts pages, and finds those that are idle or free. */
 static int check_pages(struct fa_recovery *recovery)
 {
 	struct fa_pool *pool = recovery->pool;
@@ -215,7 +211,6 @@ static int check_pages(struct fa_recovery *recovery)
 	return 0;
 }
 
-/* Nobody holds tenants now; those that own nothing and pay for nothing are gone. */
 static void settle_tenants(struct fa_pool *pool)
 {
 	for (uint32_t i = 0; i < pool->header->high_tenants; i++)
@@ -258,7 +253,7 @@ int fa_pool_recover(struct fa_pool *pool, fa_pool_chunk_present_fn *present, voi
 		                                             .error = error };
 	int r;
 
-	/* Until the caller says otherwise the dead daemon's device may still be writing. */
+	/* The dead daemon's device may still write, until fa_pool_quarantine_end(). */
 	pool->quarantine = true;
 	r = init(&recovery);
 	if (r < 0)

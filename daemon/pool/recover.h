@@ -1,7 +1,4 @@
-/*
- * Recovery: checking a state that was mapped, and deriving the objects of the pool from it.
- * Once, on opening.
- */
+/* Recovery: checks a state that was just mapped, and derives the objects of the pool. */
 #pragma once
 
 #include "daemon/pool/objects.h"
@@ -19,7 +16,6 @@ struct fa_recovery {
 	uint32_t slots_size, cells_size;
 };
 
-/* -ENOMEM. */
 int fa_recover_sequences(struct fa_recovery *recovery);
 
 int fa_pool_recover(struct fa_pool *pool, fa_pool_chunk_present_fn *present, void *userdata,

@@ -1,4 +1,4 @@
-/* Recovery of sequences: their records, their lists of pages, and the references to pages. */
+/* Recovery of sequences, their page lists, and the references to pages. */
 #include "daemon/pool/name_index.h"
 #include "daemon/pool/page.h"
 #include "daemon/pool/page_list.h"
@@ -27,7 +27,6 @@ static int grow(uint32_t **array, uint32_t *size, uint32_t n)
 	return 0;
 }
 
-/* Whether @slot is that of a page of @cache; its index. */
 static bool find_page(const struct fa_pool *pool, const struct fa_pool_cache *cache, uint32_t slot,
                       uint32_t *ret_index)
 {
@@ -74,8 +73,8 @@ static const char *sequence_fault(const struct fa_pool *pool, uint32_t index)
 }
 
 /*
- * Reads the list into recovery->slots and recovery->cells, and finds out whether it can be: its
- * cells are no other's, its pages are the cache's and not at another place elsewhere.
+ * Reads a page list into recovery->slots and recovery->cells. Its cells must be no other list's,
+ * and its pages the cache's and at the same number in all lists.
  */
 static int read_list(struct fa_recovery *recovery, uint32_t index, uint32_t *ret_pages,
                      uint32_t *ret_cells, const char **ret_fault)
@@ -159,10 +158,10 @@ static int load_sequence(struct fa_recovery *recovery, uint32_t index, uint32_t 
 	for (uint32_t i = 0; i < n_pages; i++) {
 		uint32_t page = fa_page_index(pool, cache, recovery->slots[i]);
 
-		/* The first that has it is taken to pay. */
+		/* The tenant of the first sequence pays. */
 		if (!pool->refs[page]++)
 			pool->pages[page].tenant = record->tenant;
-		/* A step may have been appending to it. */
+		/* A step may have been appending. */
 		if ((first + i + 1) * (uint64_t)cache->layout.page_tokens > body->length)
 			pool->pages[page].flags |= FA_PAGE_SUSPECT;
 	}
@@ -204,14 +203,14 @@ int fa_recover_sequences(struct fa_recovery *recovery)
 				return r;
 			continue;
 		}
-		/* What went with its cache needs no word of its own. */
+		/* A sequence whose cache was dropped is not reported. */
 		if (record->cache >= pool->header->max_caches || pool->caches[record->cache] ||
 		    record->state != FA_STATE_USED)
 			fa_pool_report_add(recovery->report, "sequence %" PRIu32 " is dropped: %s",
 			                   i, fault);
 		record->state = FA_STATE_FREE;
 	}
-	/* From the end, so that low indices are used first. */
+	/* Downwards, so that low indices are used first. */
 	for (uint32_t i = pool->header->high_sequences; i-- > 0;)
 		if (!pool->sequences[i] && pool->sequence_records[i].generation < UINT32_MAX) {
 			pool->free_sequences[i] = pool->free_sequence;

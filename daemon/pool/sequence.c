@@ -14,8 +14,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* Pages lie anywhere: so far ahead they are asked for. */
-#define PREFETCH 16
+#define PREFETCH 16 /* pages */
 
 uint64_t fa_pool_sequence_id(const struct fa_pool_sequence *sequence)
 {
@@ -90,7 +89,6 @@ static void sequence_deallocp(struct fa_pool_sequence **sequence)
 	fa_pool_sequence_dealloc(*sequence);
 }
 
-/* An index whose generations are used up is not used again. */
 static int take_index(struct fa_pool *pool, const struct fa_actor *actor, struct fa_error *error,
                       uint32_t *ret_index)
 {
@@ -112,7 +110,7 @@ static int take_index(struct fa_pool *pool, const struct fa_actor *actor, struct
 	return 0;
 }
 
-/* Takes the index, and fills in the record; it counts once its state is stored. */
+/* Takes the index and fills the record, which becomes valid with its state. */
 static void begin_record(struct fa_pool *pool, struct fa_pool_sequence *sequence,
                          const struct fa_actor *actor)
 {
@@ -223,7 +221,6 @@ int fa_pool_sequence_fork(struct fa_pool *pool, const struct fa_actor *actor, ui
 	return 0;
 }
 
-/* Gives everything back and forgets it. */
 static void end(struct fa_pool *pool, struct fa_pool_sequence *sequence)
 {
 	struct fa_pool_cache *cache = sequence->cache;
@@ -256,7 +253,6 @@ void fa_pool_sequence_destroy(struct fa_pool *pool, struct fa_pool_sequence *seq
 	fa_pool_sequence_reap(pool, sequence);
 }
 
-/* What the last planned step had copied is the old page again. */
 static void undo_copy(struct fa_pool *pool, struct fa_pool_sequence *sequence)
 {
 	uint32_t *slot =
@@ -285,7 +281,7 @@ void fa_pool_sequence_reap(struct fa_pool *pool, struct fa_pool_sequence *sequen
 	}
 	sequence->n_deferred = n;
 
-	/* What a step that was not committed reserved those behind it may still use. */
+	/* Cancelled parts, and parts of a removed sequence, keep what earlier ones reserved. */
 	if (!sequence->n_cancelled && !(sequence->removed && sequence->n_in_flight)) {
 		struct fa_list *pos;
 
@@ -305,8 +301,7 @@ void fa_pool_sequence_reap(struct fa_pool *pool, struct fa_pool_sequence *sequen
 		end(pool, sequence);
 }
 
-/* Room for as many deferred pages as the sequence has, if it needs any. */
-static int prepare_limbo(struct fa_pool_sequence *sequence, struct fa_error *error)
+static int prepare_deferred(struct fa_pool_sequence *sequence, struct fa_error *error)
 {
 	if (!sequence->n_in_flight ||
 	    !fa_page_list_prepare(sequence, fa_pages_of(sequence->cache, sequence->planned),
@@ -334,7 +329,7 @@ int fa_pool_sequence_truncate(struct fa_pool *pool, const struct fa_actor *actor
 		               "the sequence is to have %" PRIu64 " tokens; expected %" PRIu64
 		               " to %" PRIu64 ", what it has",
 		               tokens, sequence->first, sequence->length);
-	r = prepare_limbo(sequence, error);
+	r = prepare_deferred(sequence, error);
 	if (r < 0)
 		return r;
 	if (sequence->n_in_flight && tokens < sequence->length &&
@@ -371,7 +366,7 @@ int fa_pool_sequence_drop(struct fa_pool *pool, const struct fa_actor *actor, ui
 	fa_pool_sequence_touch(pool, sequence);
 	first -= first % sequence->cache->layout.page_tokens;
 	if (first > sequence->first) {
-		r = prepare_limbo(sequence, error);
+		r = prepare_deferred(sequence, error);
 		if (r < 0)
 			return r;
 		fa_page_list_commit(pool, sequence, sequence->length, first,

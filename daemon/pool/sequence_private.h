@@ -1,9 +1,8 @@
-/* Sequences, for the rest of the pool. Loop thread only. */
+/* Sequences, for the rest of the pool. */
 #pragma once
 
 #include "daemon/pool/objects.h"
 
-/* Finds it for a right. -ENOENT, also for another session's own; -ESTALE; -EACCES. */
 int fa_pool_sequence_get(const struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
                          enum fa_right right, struct fa_error *error,
                          struct fa_pool_sequence **ret_sequence);
@@ -17,10 +16,9 @@ struct fa_pool_sequence *fa_pool_sequence_alloc(struct fa_pool *pool, struct fa_
 void fa_pool_sequence_link(struct fa_pool *pool, struct fa_pool_sequence *sequence);
 /* Frees the object alone. NULL is fine. */
 void fa_pool_sequence_dealloc(struct fa_pool_sequence *sequence);
-/* A step's part has left in_flight: releases what waited for that. */
+/* After a step's part has left in_flight: releases what waited for it. */
 void fa_pool_sequence_reap(struct fa_pool *pool, struct fa_pool_sequence *sequence);
 
-/* What was committed last. */
 static inline struct fa_state_commit *
 fa_pool_sequence_durable(const struct fa_pool_sequence *sequence)
 {

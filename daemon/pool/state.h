@@ -1,17 +1,14 @@
 /*
- * The pool's state as it lies in its memfd: what outlives the daemon. Offsets and
- * indices, no pointers. Written by the loop thread alone.
+ * The format of the pool's state, a memfd that outlives the daemon. No pointers.
  *
- * Everything that takes effect does so by one aligned store of a word: the state of a
- * record, the owner of a chunk, or which of a sequence's two commits counts. What lies
- * beside such a word is written before it, so that a process that dies between any two
- * stores leaves either the old or the new. What can be derived (reference counts, free
- * lists, the index of published pages) is not here; pool/check.c derives it.
+ * Crash safety. Every change takes effect by one aligned store of a word, fa_state_store(): the
+ * `state` of a record, the `owner` of a chunk, `current` of a sequence, which selects one of its
+ * two commits, a slot of a copied page, or the first word of a name. What the word makes valid is
+ * written before it, where nothing reads yet. So a process that dies between any two stores
+ * leaves the old or the new. Reference counts, free lists and indexes are not stored: recovery
+ * derives them.
  *
- * Memory: a page of the pool costs the record of 40 bytes if it was ever used, and its
- * place in a list, a fifteenth of a cell of 64 bytes, for each sequence that has it:
- * below 64 bytes as long as not more than five have it on average. The tables are
- * sparse; the high-water marks say how far they are in use.
+ * The tables are sparse; high-water marks bound the parts in use.
  */
 #pragma once
 
@@ -25,39 +22,39 @@
 
 #define FA_STATE_CACHES 256u
 #define FA_STATE_TENANTS 4096u
-#define FA_STATE_NAME_BYTES 64 /* with the zero */
+#define FA_STATE_NAME_BYTES 64 /* with the terminating zero */
 #define FA_STATE_CGROUP_BYTES 512
 #define FA_STATE_HASH_BYTES 32
 #define FA_STATE_SECRET_BYTES 32
 #define FA_STATE_CELL_PAGES 15u
-#define FA_STATE_SCALES 8000u /* of heads of a cache, for K and for V */
+#define FA_STATE_SCALES 8000u /* heads of all layers of a cache */
 
 struct fa_state_header {
 	uint64_t magic;
 	uint32_t version;
 	uint32_t max_chunks;
 	uint64_t chunk_bytes; /* a power of two */
-	uint32_t page_shift;  /* log2 of how many pages a chunk may have at most */
+	uint32_t page_shift;  /* log2 of the most pages in a chunk */
 	uint32_t max_caches;
 	uint32_t max_tenants;
 	uint32_t max_sequences;
 	uint32_t max_cells;
 	uint64_t chunks_at, caches_at, tenants_at, sequences_at, cells_at, pages_at, scales_at;
 	uint64_t bytes;
-	uint8_t secret[FA_STATE_SECRET_BYTES]; /* key of the hashes of prefixes */
-	uint64_t check;                        /* of all before it, which never changes */
+	uint8_t secret[FA_STATE_SECRET_BYTES]; /* keys the hashes */
+	uint64_t check;                        /* hash of the fields above, which are constant */
 
-	uint64_t generation; /* how often it was opened */
-	/* Every index in use, or ever used, is below. They only rise. */
+	uint64_t generation; /* how often the state was opened */
+	/* Above every index ever used. */
 	uint32_t high_tenants, high_sequences, high_cells;
 	uint32_t reserved;
 };
 
-#define FA_STATE_CHUNK_ABSENT 0u /* there is no memory */
+#define FA_STATE_CHUNK_ABSENT 0u /* no memory */
 #define FA_STATE_CHUNK_FREE 1u
 #define FA_STATE_CHUNK_CACHE 2u /* + index of its cache */
-/* Nobody's, as free ones are; but it was a cache's that went with a daemon whose device may
- * still write to it. The next daemons hold it back, each until it knows better. */
+/* Of a cache removed by a daemon that died: free from fa_pool_quarantine_end() on, as its device
+ * may still write to it. */
 #define FA_STATE_CHUNK_QUARANTINED (FA_STATE_CHUNK_CACHE + FA_STATE_CACHES)
 
 struct fa_state_chunk {
@@ -68,12 +65,12 @@ struct fa_state_chunk {
 /* The state of caches, tenants and sequences. */
 #define FA_STATE_FREE 0u
 #define FA_STATE_USED 1u
-#define FA_STATE_REMOVED 2u /* caches: gone once nothing of it is in flight */
-#define FA_STATE_SUSPECT 3u /* sequences: a kernel that wrote to it went wrong */
+#define FA_STATE_REMOVED 2u /* caches: freed once nothing is in flight */
+#define FA_STATE_SUSPECT 3u /* sequences: a kernel that wrote to it failed */
 
 struct fa_state_cache {
 	uint32_t state;
-	uint32_t generation; /* of the record: each use has another */
+	uint32_t generation; /* differs for each use of the record */
 	uint32_t tenant;     /* tag */
 	uint32_t mode;
 	uint64_t owner; /* the session, 0: none */
@@ -86,8 +83,8 @@ struct fa_state_cache {
 	uint8_t reserved[104];
 };
 
-/* A cache's, by index: [layer][kv_head]. Read only if it stores codes and its tokens have no
- * scales of their own. */
+/* Of the cache with the same index, [layer][kv_head]. Valid if it stores codes and has no
+ * token_scales. */
 struct fa_state_scales {
 	float k[FA_STATE_SCALES], v[FA_STATE_SCALES];
 };
@@ -100,12 +97,12 @@ struct fa_state_tenant {
 	char cgroup[FA_STATE_CGROUP_BYTES];
 };
 
-/* What a commit changes at once. */
+/* What one commit makes durable. */
 struct fa_state_commit {
-	uint64_t length; /* durable tokens */
-	uint64_t first;  /* tokens before it were dropped; a multiple of the page */
-	uint64_t step;   /* number of the step committed last */
-	uint32_t head;   /* cell + 1 that has page first / page_tokens; unread if there is none */
+	uint64_t length; /* tokens */
+	uint64_t first;  /* tokens before it were dropped, in full pages */
+	uint64_t step;   /* number of the last step */
+	uint32_t head;   /* first cell, plus 1; not valid without pages */
 	uint32_t reserved;
 };
 
@@ -113,10 +110,10 @@ struct fa_state_sequence {
 	uint32_t state;
 	uint32_t generation;
 	uint32_t cache;  /* index */
-	uint32_t tenant; /* tag of who pays for its pages */
+	uint32_t tenant; /* tag */
 	uint64_t owner;  /* the session, 0: none */
 	uint32_t mode;
-	uint32_t current; /* which body counts */
+	uint32_t current; /* which commit is valid */
 	uint64_t ttl_ns, used_ns;
 	struct fa_state_commit commits[2];
 	char name[FA_STATE_NAME_BYTES]; /* "": none */
@@ -124,19 +121,19 @@ struct fa_state_sequence {
 };
 
 /*
- * Fifteen pages of a sequence, by number: pages 15n to 15n + 14. Only as many cells and
- * entries are looked at as the body's length and first say; what lies behind is rubbish.
+ * Pages 15n to 15n + 14 of a sequence. Only slots of the commit's tokens are valid; others are
+ * planned or left over.
  */
 struct fa_state_cell {
-	uint32_t next; /* cell + 1 */
+	uint32_t next; /* cell, plus 1 */
 	uint32_t slots[FA_STATE_CELL_PAGES];
 };
 
 #define FA_STATE_PAGE_PUBLISHED 1u
 
 struct fa_state_page {
-	uint8_t hash[FA_STATE_HASH_BYTES]; /* of tenant, cache, extra key and all tokens so far */
-	uint32_t tenant;                   /* tag of the publisher */
+	uint8_t hash[FA_STATE_HASH_BYTES]; /* prefix.h */
+	uint32_t tenant;                   /* tag */
 	uint32_t state;
 };
 

@@ -14,7 +14,7 @@
 
 #define PAGE_BYTES_MIN_DEFAULT 4096u
 #define SEQUENCES_DEFAULT (1u << 18)
-/* The rest of 64 bytes a page, after its record, is for lists. */
+/* 64 bytes a page, less its record, are for cells. */
 #define CELL_BYTES_PER_PAGE (64 - sizeof(struct fa_state_page))
 #define CELLS_MIN 1024u
 
@@ -42,7 +42,7 @@ static int lay_out(struct fa_state_header *header, struct fa_error *error)
 		return fa_fail(error, -EINVAL,
 		               "the pool may have %" PRIu32 " chunks; expected 1 to %" PRIu64,
 		               header->max_chunks, FA_POOL_BYTES_MAX / header->chunk_bytes);
-	/* A page has at least one slot, and an index of 31 bits. */
+	/* A page has at least one slot; an index has 31 bits. */
 	if (header->page_shift > 24 || header->chunk_bytes >> header->page_shift < FA_SLOT_BYTES ||
 	    (uint64_t)header->max_chunks << header->page_shift > INT32_MAX)
 		return fa_fail(error, -EINVAL,
@@ -133,7 +133,6 @@ int fa_pool_format(const struct fa_pool_config *config, struct fa_error *error, 
 	return 0;
 }
 
-/* Reads the header and finds out whether all of it is as this program would have it. */
 int fa_state_read_header(int fd, struct fa_error *error, struct fa_state_header *ret_header)
 {
 	struct fa_state_header header;
@@ -145,7 +144,7 @@ int fa_state_read_header(int fd, struct fa_error *error, struct fa_state_header 
 	if (fstat(fd, &st) < 0)
 		return fa_fail(error, -errno, "the pool's state cannot be examined: %m");
 	n = pread(fd, &header, sizeof(header), 0);
-	/* A pipe is none, either. */
+	/* A pipe is no state, either. */
 	if (n < 0 && errno != ESPIPE)
 		return fa_fail(error, -errno, "the pool's state cannot be read: %m");
 	if (n != (ssize_t)sizeof(header) || header.magic != FA_STATE_MAGIC)

@@ -1,11 +1,10 @@
-/* The one way to make a change of the state take effect. Loop thread only. */
+/* The one way to make a change of the state take effect. */
 #pragma once
 
 #include <stddef.h>
 #include <stdint.h>
 
-/* For tests: if set, called before and after every store that takes effect, so that a test can
- * end the process there. */
+/* For tests: called before and after every store that takes effect; or NULL. */
 extern void (*fa_state_fault_hook)(void);
 
 static inline void fa_state_fault_point(void)
@@ -15,9 +14,9 @@ static inline void fa_state_fault_point(void)
 }
 
 /*
- * Stores an aligned word that takes effect. Stores before it in the program reach the state
- * before it, stores after it later. A process that is killed stops between two instructions,
- * so program order is all that matters: only the compiler must be kept from reordering.
+ * Stores an aligned word that makes a change take effect. What the program stored before is in
+ * the state before it, what follows is after it. A killed process stops between two
+ * instructions, so only the compiler must be kept from reordering.
  */
 static inline void fa_state_store(uint32_t *at, uint32_t value)
 {

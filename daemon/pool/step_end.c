@@ -1,4 +1,4 @@
-/* Ending a step: keep, commit, abort, suspect. */
+/* Ending a step. */
 #include "daemon/pool/page.h"
 #include "daemon/pool/page_list.h"
 #include "daemon/pool/sequence_private.h"
@@ -33,7 +33,7 @@ struct fa_pool_step *fa_pool_step_free(struct fa_pool_step *step)
 	return NULL;
 }
 
-/* The next part of the sequence that appends, or NULL. */
+/* The next part after @from that appends; NULL: none. */
 static struct fa_pool_step_part *next_appending(const struct fa_pool_sequence *sequence,
                                                 const struct fa_list *from)
 {
@@ -114,7 +114,6 @@ int fa_pool_step_keep(struct fa_pool *pool, struct fa_pool_step *step, uint32_t 
 	return 0;
 }
 
-/* The part is over: nothing of it is in flight. */
 static void end_part(const struct fa_pool *pool, struct fa_pool_step_part *part)
 {
 	struct fa_pool_sequence *sequence = part->sequence;
@@ -198,7 +197,7 @@ static void abort_part(struct fa_pool *pool, struct fa_pool_step_part *part)
 	fa_pool_sequence_reap(pool, sequence);
 }
 
-/* Nobody knows whether these pages were filled before it came to an end. */
+/* An aborted step may not have done its clears and copies. */
 static void taint(struct fa_pool *pool, const struct fa_pool_cache *cache, const uint32_t *slots,
                   uint32_t n)
 {
@@ -228,7 +227,7 @@ uint32_t fa_pool_step_suspect(struct fa_pool *pool, struct fa_pool_step *step)
 	struct fa_pool_step_private *private = private_of(step);
 	uint32_t n = 0;
 
-	/* First all of them in the state: this process may not get further. */
+	/* All in the state first: this process may die any moment. */
 	for (uint32_t i = 0; i < step->n_entries; i++) {
 		struct fa_pool_sequence *sequence = private->parts[i].sequence;
 

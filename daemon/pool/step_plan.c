@@ -1,7 +1,4 @@
-/*
- * Planning a step: first everything is checked and counted, then pages are reserved, and
- * from then on nothing can fail.
- */
+/* Planning a step: check and count everything, then reserve pages; what follows cannot fail. */
 #include "common/cleanup.h"
 #include "daemon/pool/cache_private.h"
 #include "daemon/pool/page.h"
@@ -23,11 +20,11 @@ struct plan {
 	const struct fa_pool_step_item *items;
 	uint32_t n_items;
 	uint64_t serial;
-	struct fa_pool_cache *caches; /* touched, with what they need */
+	struct fa_pool_cache *caches; /* linked by next_planned */
 	struct fa_tenant_account *tenants;
 	uint32_t n_caches;
-	uint64_t n_cells, n_pages, n_copies, n_entries; /* n_entries: of tables */
-	struct fa_pool_step_part *parts;                /* as the items */
+	uint64_t n_cells, n_pages, n_copies, n_entries; /* entries: of the tables */
+	struct fa_pool_step_part *parts;                /* [n_items] */
 };
 
 static uint64_t before_of(const struct fa_pool_step_part *part)
@@ -35,7 +32,6 @@ static uint64_t before_of(const struct fa_pool_step_part *part)
 	return part->after - part->n_tokens;
 }
 
-/* Nobody else sees the page, so it can be appended to where it is. */
 static bool can_append_in_place(const struct fa_pool *pool, const struct fa_pool_sequence *sequence,
                                 uint32_t slot)
 {
@@ -47,7 +43,7 @@ static bool can_append_in_place(const struct fa_pool *pool, const struct fa_pool
 	       !(pool->quarantine && (page->flags & FA_PAGE_SUSPECT));
 }
 
-/* Some step still reads what would be written over. */
+/* A step in flight may read truncated tokens that would be overwritten. */
 static bool has_reader(const struct fa_pool_sequence *sequence, uint32_t slot)
 {
 	return sequence->truncated && slot == sequence->truncated_slot && sequence->n_in_flight &&
@@ -239,13 +235,12 @@ static struct fa_pool_step_private *alloc_step(const struct plan *plan, uint64_t
 	return private;
 }
 
-/* Where a group's arrays lie. */
 struct arrays {
 	uint32_t *cu_new, *lengths, *lengths_before, *first, *table_start;
 	uint32_t *table, *clears, *from, *to, *tokens;
 };
 
-/* Puts the page with the end of the sequence's tokens in a place of its own. */
+/* Gives the sequence a copy of the page in which its tokens end. */
 static void copy_page(struct fa_pool *pool, struct fa_pool_step_part *part, struct arrays *next)
 {
 	struct fa_pool_sequence *sequence = part->sequence;
@@ -256,7 +251,7 @@ static void copy_page(struct fa_pool *pool, struct fa_pool_step_part *part, stru
 	bool clear;
 
 	index = fa_page_take(pool, cache, sequence->record->tenant, &clear);
-	/* The other's tokens are in it. */
+	/* The copied tokens may be another tenant's. */
 	if (old->tenant != sequence->record->tenant || (old->flags & FA_PAGE_TAINTED))
 		pool->pages[index].flags |= FA_PAGE_TAINTED;
 	sequence->copied = true;
@@ -331,13 +326,13 @@ static void fill_entry(const struct fa_pool_step_part *part, struct fa_pool_step
 	arrays->table_start[i] = *table_entries - first_page;
 	if (n)
 		memcpy(table, sequence->pages, n * sizeof(*table));
-	/* Others read what is durable: not the page that is being written to in its place. */
+	/* Readers get the original, which is durable, not the copy being written. */
 	if (!part->appends && sequence->copied && sequence->copied_number < end)
 		table[sequence->copied_number - first_page] = sequence->copied_slot;
 	*table_entries += n;
 }
 
-/* Sets where the entries of each group begin, and gives the items their places. */
+/* Groups the items by cache. */
 static void sort(const struct plan *plan, struct fa_pool_step_private *private)
 {
 	struct fa_pool_step *step = &private->step;
@@ -351,7 +346,7 @@ static void sort(const struct plan *plan, struct fa_pool_step_private *private)
 			.end = n + cache->n_items,
 		};
 		n += cache->n_items;
-		/* From here on: where its next item goes. */
+		/* From here on the place of the cache's next item. */
 		cache->n_items = n - cache->n_items;
 	}
 	for (uint32_t i = 0; i < plan->n_items; i++) {
@@ -367,7 +362,7 @@ static void apply(const struct plan *plan, struct fa_pool_step_private *private)
 	struct fa_pool *pool = plan->pool;
 	struct fa_pool_step *step = &private->step;
 	uint32_t *at = private->arrays;
-	/* Tables first: their sizes are known only once they are filled. */
+	/* First the arrays whose size in a group is known only once it is filled. */
 	struct arrays next = {
 		.table = carve(&at, plan->n_entries),
 		.clears = carve(&at, plan->n_pages + plan->n_copies),
@@ -413,7 +408,6 @@ static void apply(const struct plan *plan, struct fa_pool_step_private *private)
 	}
 }
 
-/* What was noted in caches and accounts while planning. */
 static void plan_deinit(struct plan *plan)
 {
 	while (plan->caches) {

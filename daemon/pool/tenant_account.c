@@ -28,8 +28,8 @@ static uint32_t find(const struct fa_pool *pool, uint32_t uid, const char *cgrou
 	return 0;
 }
 
-/* As a user may be able to make cgroups, one has no more than half of what there is, but for
- * uid 0, who makes them for others. */
+/* A user can make cgroups, so one has at most half of the tenants. Not uid 0, which makes cgroups
+ * for others. */
 static int check_user(const struct fa_pool *pool, uint32_t uid, struct fa_error *error)
 {
 	const uint32_t max = pool->header->max_tenants / 2;
@@ -67,8 +67,7 @@ int fa_pool_tenant_get(struct fa_pool *pool, uint32_t uid, const char *cgroup,
 	if (r < 0)
 		return r;
 
-	/* A record that has used up its serials is never used again, since pages may still
-	 * remember any of them. */
+	/* A record whose serials are used up is not used again: pages may remember any tag. */
 	for (i = 0; i < pool->header->high_tenants; i++)
 		if (pool->tenant_records[i].state == FA_STATE_FREE &&
 		    pool->tenant_records[i].tag / FA_STATE_TENANTS < SERIALS_MAX - 1)
@@ -144,8 +143,7 @@ void fa_pool_set_quota(struct fa_pool *pool, fa_pool_quota_fn *quota, void *user
 	pool->quota_userdata = userdata;
 }
 
-/* The next tenant of the uid that is not @own, from *cursor on; NULL: there is none. Nobody else is
- * of uid 0. */
+/* Iterates over the tenants of the uid but @own; NULL: no more. Tenants of uid 0 are unrelated. */
 static struct fa_tenant_account *next_of_user(const struct fa_pool *pool,
                                               const struct fa_tenant_account *own, uint32_t uid,
                                               uint32_t *cursor)
@@ -160,7 +158,7 @@ static struct fa_tenant_account *next_of_user(const struct fa_pool *pool,
 	return NULL;
 }
 
-/* What a quota is asked about. @idle: with idle pages, which else are taken to go. */
+/* What a quota is asked about. @idle: idle pages count. */
 static void describe_held(const struct fa_pool *pool, uint32_t tag, bool idle,
                           struct fa_pool_tenant_info *ret_held)
 {
@@ -224,10 +222,8 @@ static uint64_t count_cells(const struct fa_pool *pool, uint32_t tag)
 	return n;
 }
 
-/*
- * Lists of forks cost no pages: of what there is for lists, some is left for others, however
- * many cgroups a user has.
- */
+/* Forks cost cells but no pages, so cells have a limit of their own: a quarter is left for other
+ * users. */
 int fa_tenant_check_cells(const struct fa_pool *pool, uint32_t tag, uint64_t n,
                           struct fa_error *error)
 {

@@ -1,7 +1,4 @@
-/*
- * Calls for tests: the daemon makes several in their place, on two threads, or needs no such
- * thing.
- */
+/* Calls that only tests make. */
 #pragma once
 
 #include "daemon/pool/prefix.h"
@@ -14,14 +11,12 @@ int pool_publish(struct fa_pool *pool, const struct fa_actor *actor, uint64_t se
 int pool_attach(struct fa_pool *pool, const struct fa_actor *actor, uint64_t sequence,
                 const struct fa_prefix_key *key, const uint32_t *tokens, uint64_t n_tokens,
                 struct fa_error *error, uint64_t *ret_tokens);
-/* The length in tokens of the longest prefix that an attach would find. Needs the right to
- * make sequences in @cache. */
+/* The length in tokens of what an attach would find. */
 int pool_find_prefix(const struct fa_pool *pool, const struct fa_actor *actor, uint64_t cache,
                      const struct fa_prefix_key *key, const uint32_t *tokens, uint64_t n_tokens,
                      struct fa_error *error, uint64_t *ret_tokens);
 
-/* Slots of the durable pages, from the one with the sequence's first token; writes at most
- * @size and returns how many there are. */
+/* Slots of the durable pages; writes at most @size and returns how many there are. */
 size_t pool_sequence_slots(const struct fa_pool *pool, uint64_t id, uint32_t *slots, size_t size);
 /* Evicts all idle pages of the cache; returns how many. */
 uint64_t pool_evict(struct fa_pool *pool, uint64_t cache);

@@ -1,15 +1,15 @@
-/* What to do next: mostly what can be done, sometimes what cannot. */
+/* Chooses the next operation: mostly one that can succeed. */
 #include "tests/daemon/pool-runner.h"
 
 static const struct {
 	enum op_kind kind;
 	uint32_t weight;
 } weights[] = {
-	{ OP_PLAN, 300 },         { OP_COMMIT, 230 },  { OP_ABORT, 30 },       { OP_KEEP, 30 },
-	{ OP_SUSPECT, 1 },        { OP_NEW, 50 },      { OP_FORK, 60 },        { OP_TRUNCATE, 40 },
-	{ OP_DROP, 30 },          { OP_FREE, 35 },     { OP_PUBLISH, 50 },     { OP_ATTACH, 50 },
-	{ OP_NAME, 15 },          { OP_FIND, 10 },     { OP_OWNER_GONE, 1 },   { OP_CACHE_NEW, 4 },
-	{ OP_CACHE_REMOVE, 1 },   { OP_CHUNK_ADD, 6 }, { OP_CHUNK_REMOVE, 6 }, { OP_EVICT, 1 },
+	{ OP_PLAN, 300 },         { OP_COMMIT, 230 },  { OP_ABORT, 30 },        { OP_KEEP, 30 },
+	{ OP_SUSPECT, 1 },        { OP_NEW, 50 },      { OP_FORK, 60 },         { OP_TRUNCATE, 40 },
+	{ OP_DROP, 30 },          { OP_REMOVE, 35 },   { OP_PUBLISH, 50 },      { OP_ATTACH, 50 },
+	{ OP_NAME, 15 },          { OP_FIND, 10 },     { OP_RELEASE_OWNER, 1 }, { OP_CACHE_NEW, 4 },
+	{ OP_CACHE_REMOVE, 1 },   { OP_CHUNK_ADD, 6 }, { OP_CHUNK_REMOVE, 6 },  { OP_EVICT, 1 },
 	{ OP_QUARANTINE_END, 2 },
 };
 
@@ -33,7 +33,7 @@ static bool one_in(struct fa_test_random *random, uint32_t n)
 
 #define NO_SEQUENCE ((uint64_t)UINT32_MAX << 32 | 1)
 
-/* A sequence that the actor may use, if there is one at hand; sometimes any, or none. */
+/* Mostly a sequence that the actor may use; sometimes any, or none. */
 static uint64_t choose_sequence(struct runner *runner, struct fa_test_random *random,
                                 const struct op *op, bool empty)
 {
@@ -46,7 +46,7 @@ static uint64_t choose_sequence(struct runner *runner, struct fa_test_random *ra
 		return runner->stale;
 	for (int tries = 0; tries < 300; tries++) {
 		sequence = &runner->model->sequences[fa_test_random_below(random, MODEL_ROWS)];
-		if (!sequence->id || (sequence->dead && !one_in(random, 20)))
+		if (!sequence->id || (sequence->removed && !one_in(random, 20)))
 			continue;
 		id = sequence->id;
 		if (empty && sequence->length && !one_in(random, 30))
@@ -107,7 +107,7 @@ static void choose_item(struct runner *runner, struct fa_test_random *random, co
 	planned = model_planned(runner->model, item->sequence, &in_flight);
 	if (planned + item->n_tokens > MODEL_TOKENS)
 		item->n_tokens = (uint32_t)(MODEL_TOKENS - planned);
-	/* Texts that several write, so that their pages are found by others. */
+	/* Shared texts, whose pages others can attach. */
 	if (!planned && !one_in(random, 3))
 		item->text = 1 + (uint32_t)fa_test_random_below(random, 3);
 	else if (planned && planned == sequence->length && !one_in(random, 4) &&
@@ -115,7 +115,7 @@ static void choose_item(struct runner *runner, struct fa_test_random *random, co
 		item->text = sequence->tokens[0] >> 20 & 0xff;
 }
 
-/* Of the steps one that is there; the model has none of it otherwise. */
+/* A step that exists. */
 static bool choose_step(struct runner *runner, struct fa_test_random *random, struct op *op,
                         bool there)
 {
@@ -146,7 +146,7 @@ static bool choose_kept(struct runner *runner, struct fa_test_random *random, st
 	if (n > 63)
 		return false;
 	op->kept = fa_test_random(random) & ((1ull << n) - 1);
-	if (one_in(random, 3)) /* the first few of them */
+	if (one_in(random, 3)) /* a prefix */
 		op->kept = (1ull << fa_test_random_below(random, n + 1)) - 1;
 	return true;
 }
@@ -179,7 +179,7 @@ static void choose_tokens(struct runner *runner, struct fa_test_random *random, 
 		             fa_test_random_below(random, 10) % (source->length - op->tokens);
 	if (op->kind == OP_ATTACH && op->tokens && one_in(random, 3))
 		op->wrong = fa_test_random_below(random, op->tokens);
-	/* Nobody can ask with tokens that there are not. */
+	/* At most the tokens that the source has. */
 	if (op->kind != OP_ATTACH && op->kind != OP_PUBLISH && one_in(random, 50))
 		op->tokens += 1000;
 }

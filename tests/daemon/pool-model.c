@@ -26,7 +26,7 @@ struct model_sequence *model_find(struct model *model, uint64_t id)
 static struct model_sequence *by_name(struct model *model, uint32_t name)
 {
 	for (uint32_t i = 0; i < MODEL_ROWS; i++)
-		if (model->sequences[i].id && !model->sequences[i].dead &&
+		if (model->sequences[i].id && !model->sequences[i].removed &&
 		    model->sequences[i].name == name)
 			return &model->sequences[i];
 	return NULL;
@@ -35,7 +35,7 @@ static struct model_sequence *by_name(struct model *model, uint32_t name)
 uint32_t model_token(const struct model_sequence *sequence, const struct op_item *item,
                      uint64_t before, uint64_t position)
 {
-	if (item->text) /* the same for everyone who writes this text */
+	if (item->text) /* the same in all sequences */
 		return PUBLIC << 28 | item->text << 20 | (uint32_t)position;
 	return (uint32_t)(sequence->tenant + 1) << 28 |
 	       ((item->base + (uint32_t)(position - before)) & 0xfffffff);
@@ -51,7 +51,6 @@ static bool admits(enum scene_actor tenant, uint32_t mode, enum scene_actor acto
 {
 	uint32_t who = mode >> 2 * right & 3;
 
-	/* Whoever may append or fork may read. */
 	for (int other = FA_RIGHT_APPEND; right == FA_RIGHT_READ && other <= FA_RIGHT_FORK; other++)
 		if ((mode >> 2 * other & 3) > who)
 			who = mode >> 2 * other & 3;
@@ -64,15 +63,14 @@ static int access_to(struct model *model, enum scene_actor actor, uint64_t id, e
 	const struct model_sequence *sequence = model_find(model, id);
 
 	if (id >> 32 == UINT32_MAX)
-		return -ENOENT; /* never was one */
-	if (!sequence || sequence->dead)
+		return -ENOENT; /* never existed */
+	if (!sequence || sequence->removed)
 		return -ESTALE;
 	if (!sequence->name)
 		return sequence->owner == model->owners[actor] ? 0 : -ENOENT;
 	return admits(sequence->tenant, sequence->mode, actor, right) ? 0 : -EACCES;
 }
 
-/* What is in flight of a sequence. */
 struct flight {
 	uint32_t n, n_appending;
 	uint64_t appender, planned;
@@ -114,7 +112,7 @@ uint64_t model_planned(struct model *model, uint64_t id, bool *ret_in_flight)
 	return flight.planned;
 }
 
-/* Whether a part of the sequence that appends was planned before, or after, @serial. */
+/* Was an appending part of the sequence planned before (or after) @serial? */
 static bool has_other(const struct model *model, uint64_t id, uint64_t serial, bool before)
 {
 	for (uint32_t i = 0; i < MODEL_STEPS; i++)
@@ -129,7 +127,7 @@ static bool has_other(const struct model *model, uint64_t id, uint64_t serial, b
 	return false;
 }
 
-/* Sequences are as many as there can be; those that are dead but in flight count. */
+/* Removed sequences with steps in flight count. */
 static bool is_full(const struct model *model)
 {
 	uint32_t n = 0;
@@ -139,8 +137,8 @@ static bool is_full(const struct model *model)
 	return n >= SCENE_SEQUENCES;
 }
 
-static bool goes_with(struct model *model, const struct op *op, const struct flight *flight,
-                      uint32_t n_tokens)
+static bool joins_appenders(struct model *model, const struct op *op, const struct flight *flight,
+                            uint32_t n_tokens)
 {
 	return n_tokens || (flight->n_appending && flight->appender == model->owners[op->actor]);
 }
@@ -160,7 +158,7 @@ static int expect_plan(struct model *model, const struct op *op)
 			if (op->items[j].sequence == item->sequence)
 				return -EINVAL;
 		flight = in_flight(model, item->sequence);
-		if (!goes_with(model, op, &flight, item->n_tokens))
+		if (!joins_appenders(model, op, &flight, item->n_tokens))
 			continue;
 		if (flight.n_appending && flight.appender != model->owners[op->actor])
 			return -EBUSY;
@@ -187,7 +185,7 @@ static int expect_commit(const struct model *model, const struct op *op)
 	const struct model_step *step = &model->steps[op->step];
 	int r = 0;
 
-	/* If both are so, either may be said: the pool looks in another order. */
+	/* If both apply, either is right: the pool checks in another order. */
 	for (uint32_t i = 0; i < step->n_parts; i++) {
 		const struct model_part *part = &step->parts[i];
 
@@ -218,7 +216,7 @@ static int expect_sequence(struct model *model, const struct op *op)
 {
 	static const enum fa_right rights[OPS] = {
 		[OP_FORK] = FA_RIGHT_FORK,      [OP_TRUNCATE] = FA_RIGHT_APPEND,
-		[OP_DROP] = FA_RIGHT_APPEND,    [OP_FREE] = FA_RIGHT_READ,
+		[OP_DROP] = FA_RIGHT_APPEND,    [OP_REMOVE] = FA_RIGHT_READ,
 		[OP_PUBLISH] = FA_RIGHT_APPEND, [OP_ATTACH] = FA_RIGHT_APPEND,
 	};
 	const struct model_sequence *sequence = model_find(model, op->sequence);
@@ -236,7 +234,7 @@ static int expect_sequence(struct model *model, const struct op *op)
 		if (flight.n_appending)
 			return -EBUSY;
 		return op->tokens > sequence->length || op->tokens < sequence->first ? -EINVAL : 0;
-	case OP_FREE:
+	case OP_REMOVE:
 		return sequence->name && sequence->tenant != model_tenant(op->actor) ? -EACCES : 0;
 	case OP_ATTACH:
 		if (flight.n)
@@ -266,7 +264,7 @@ int model_expect(struct model *model, const struct op *op)
 	case OP_FORK:
 	case OP_TRUNCATE:
 	case OP_DROP:
-	case OP_FREE:
+	case OP_REMOVE:
 	case OP_PUBLISH:
 	case OP_ATTACH:
 		return expect_sequence(model, op);
@@ -288,10 +286,10 @@ int model_expect(struct model *model, const struct op *op)
 	}
 }
 
-/* It was freed: its row stays while anything of it is in flight. */
+/* The row stays while anything is in flight. */
 static void leave(struct model *model, struct model_sequence *sequence)
 {
-	sequence->dead = true;
+	sequence->removed = true;
 	sequence->name = 0;
 	if (!in_flight(model, sequence->id).n)
 		sequence->id = 0;
@@ -322,7 +320,7 @@ static void apply_plan(struct model *model, const struct op *op)
 		const struct op_item *item = &op->items[i];
 		const struct model_sequence *sequence = model_find(model, item->sequence);
 		struct flight flight = in_flight(model, item->sequence);
-		bool appends = goes_with(model, op, &flight, item->n_tokens);
+		bool appends = joins_appenders(model, op, &flight, item->n_tokens);
 		uint64_t before = appends ? flight.planned : sequence->length;
 
 		planned.parts[i] = (struct model_part){
@@ -345,7 +343,7 @@ static void apply_commit(struct model *model, const struct op *op)
 		const struct model_part *part = &step.parts[i];
 		struct model_sequence *sequence = model_find(model, part->sequence);
 
-		if (sequence->dead) {
+		if (sequence->removed) {
 			leave(model, sequence);
 			continue;
 		}
@@ -377,13 +375,13 @@ static void apply_abort(struct model *model, const struct op *op)
 					part->cancelled = true;
 			}
 		if (op->kind == OP_SUSPECT && step.parts[i].item.n_tokens)
-			sequence->dead = true;
-		if (sequence->dead)
+			sequence->removed = true;
+		if (sequence->removed)
 			leave(model, sequence);
 	}
 }
 
-uint32_t model_asked(struct model *model, const struct op *op, uint64_t position)
+uint32_t model_lookup_token(struct model *model, const struct op *op, uint64_t position)
 {
 	uint32_t token = model_find(model, op->source)->tokens[position];
 
@@ -415,7 +413,7 @@ static void apply_sequence(struct model *model, const struct op *op)
 		fa_check_eq(op->ret_tokens, sequence->first);
 		break;
 	}
-	case OP_FREE:
+	case OP_REMOVE:
 		leave(model, sequence);
 		break;
 	case OP_ATTACH:
@@ -423,7 +421,7 @@ static void apply_sequence(struct model *model, const struct op *op)
 		fa_check_eq(op->ret_tokens % model->caches[sequence->cache].page_tokens, 0);
 		sequence->length = op->ret_tokens;
 		for (uint64_t p = 0; p < op->ret_tokens; p++)
-			sequence->tokens[p] = model_asked(model, op, p);
+			sequence->tokens[p] = model_lookup_token(model, op, p);
 		break;
 	default:
 		break;
@@ -437,7 +435,7 @@ static void apply_owner_gone(struct model *model, const struct op *op)
 	for (uint32_t i = 0; i < MODEL_ROWS; i++) {
 		struct model_sequence *sequence = &model->sequences[i];
 
-		if (!sequence->id || sequence->dead || sequence->owner != owner)
+		if (!sequence->id || sequence->removed || sequence->owner != owner)
 			continue;
 		sequence->owner = 0;
 		if (!sequence->name)
@@ -481,7 +479,7 @@ void model_apply(struct model *model, const struct op *op)
 	case OP_FIND:
 		fa_check_eq(op->ret_id, by_name(model, op->name)->id);
 		break;
-	case OP_OWNER_GONE:
+	case OP_RELEASE_OWNER:
 		apply_owner_gone(model, op);
 		break;
 	case OP_CACHE_NEW:
@@ -490,7 +488,7 @@ void model_apply(struct model *model, const struct op *op)
 		break;
 	case OP_CACHE_REMOVE:
 		for (uint32_t i = 0; i < MODEL_ROWS; i++)
-			if (model->sequences[i].id && !model->sequences[i].dead &&
+			if (model->sequences[i].id && !model->sequences[i].removed &&
 			    model->sequences[i].cache == op->cache)
 				leave(model, &model->sequences[i]);
 		model->caches[op->cache].id = 0;
@@ -501,11 +499,11 @@ void model_apply(struct model *model, const struct op *op)
 	}
 }
 
-void model_die(struct model *model)
+void model_drop_in_flight(struct model *model)
 {
 	for (uint32_t i = 0; i < MODEL_STEPS; i++)
 		model->steps[i].serial = 0;
 	for (uint32_t i = 0; i < MODEL_ROWS; i++)
-		if (model->sequences[i].dead)
+		if (model->sequences[i].removed)
 			model->sequences[i].id = 0;
 }

@@ -1,8 +1,7 @@
 /*
- * A simple picture of a pool: each sequence a plain array of tokens. Operations are values:
- * they are chosen by looking at the picture, done to a real pool, and then done to the
- * picture, which says what should have come out. What was done can be done again from a
- * list of them, to know what a process that died had reached.
+ * A model of a pool, in which a sequence is an array of tokens. An operation is a value: chosen
+ * from the model, run on a real pool, compared with the model's answer, and applied to the model.
+ * A journal of operations leads another model to the same state.
  */
 #pragma once
 
@@ -27,12 +26,12 @@ enum op_kind {
 	OP_FORK,
 	OP_TRUNCATE,
 	OP_DROP,
-	OP_FREE,
+	OP_REMOVE,
 	OP_PUBLISH,
 	OP_ATTACH,
 	OP_NAME,
 	OP_FIND,
-	OP_OWNER_GONE,
+	OP_RELEASE_OWNER,
 	OP_CACHE_NEW,
 	OP_CACHE_REMOVE,
 	OP_CHUNK_ADD,
@@ -45,21 +44,21 @@ enum op_kind {
 struct op_item {
 	uint64_t sequence;
 	uint32_t n_tokens;
-	uint32_t text, base; /* what the new tokens are */
+	uint32_t text, base; /* of the new tokens */
 };
 
-/* What is asked, and below what came out. */
+/* Arguments, then results. */
 struct op {
 	enum op_kind kind;
 	enum scene_actor actor;
 	uint64_t sequence; /* id */
-	uint32_t cache;    /* place */
-	uint32_t step;     /* place */
+	uint32_t cache;    /* row */
+	uint32_t step;     /* row */
 	uint32_t n_items;
 	struct op_item items[MODEL_ITEMS];
-	uint64_t tokens; /* to fork, truncate, drop, publish, look up */
-	uint64_t source; /* id: whose tokens are looked up */
-	uint64_t wrong;  /* one of them that is changed; UINT64_MAX: none */
+	uint64_t tokens; /* to fork, truncate, drop, publish, attach */
+	uint64_t source; /* id of the sequence whose tokens are looked up */
+	uint64_t wrong;  /* position of a changed token; UINT64_MAX: none */
 	uint64_t kept;   /* mask of new tokens */
 	uint32_t name, mode, chunk;
 	bool shared;
@@ -70,10 +69,10 @@ struct op {
 };
 
 struct model_sequence {
-	uint64_t id; /* 0: this row is free */
-	bool dead;   /* but in flight */
+	uint64_t id;  /* 0: free row */
+	bool removed; /* removed, with steps in flight */
 	uint32_t cache;
-	enum scene_actor tenant; /* the first actor of it */
+	enum scene_actor tenant; /* its first actor */
 	uint64_t owner;
 	uint32_t name; /* 0: none */
 	uint32_t mode;
@@ -85,19 +84,19 @@ struct model_part {
 	uint64_t sequence;
 	uint64_t before, after;
 	struct op_item item;
-	uint64_t kept; /* mask, if it keeps some of its tokens */
+	uint64_t kept; /* mask, if keeps */
 	bool appends, cancelled, keeps;
 };
 
 struct model_step {
-	uint64_t serial; /* 0: this row is free */
+	uint64_t serial; /* 0: free row */
 	uint64_t owner;
 	uint32_t n_parts;
 	struct model_part parts[MODEL_ITEMS];
 };
 
 struct model_cache {
-	uint64_t id; /* 0: there is none */
+	uint64_t id; /* 0: none */
 	enum scene_actor tenant;
 	uint32_t page_tokens;
 };
@@ -108,25 +107,25 @@ struct model {
 	struct model_cache caches[MODEL_CACHES];
 	uint64_t owners[SCENE_ACTORS];
 	uint64_t serial, n_owners;
-	uint32_t unique; /* tokens that were never used */
+	uint32_t unique; /* next unused token */
 };
 
 enum scene_actor model_tenant(enum scene_actor actor);
 struct model_sequence *model_find(struct model *model, uint64_t id);
 
-/* Tokens of a sequence with what is planned, and whether anything is in flight. */
+/* The planned length. */
 uint64_t model_planned(struct model *model, uint64_t id, bool *ret_in_flight);
 
-/* What the pool should say, if there is memory. */
+/* The result to expect, if there is memory. */
 int model_expect(struct model *model, const struct op *op);
-/* Does it, as it came out. */
+/* Applies a finished operation. */
 void model_apply(struct model *model, const struct op *op);
-/* What looking up means: the token at @position that @op asks for. */
-uint32_t model_asked(struct model *model, const struct op *op, uint64_t position);
-/* The process died: nothing is in flight. */
-void model_die(struct model *model);
+/* The token at @position that a lookup asks for. */
+uint32_t model_lookup_token(struct model *model, const struct op *op, uint64_t position);
+/* Drops all that is in flight. */
+void model_drop_in_flight(struct model *model);
 
-/* A token: whose it may be seen by is in its upper four bits. */
+/* The upper four bits of a token say which tenants may see it. */
 uint32_t model_token(const struct model_sequence *sequence, const struct op_item *item,
                      uint64_t before, uint64_t position);
 bool model_may_see(enum scene_actor tenant, uint32_t token);

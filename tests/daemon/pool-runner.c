@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 
 #define CHUNK_SLOTS (MODEL_CHUNK_BYTES / FA_SLOT_BYTES)
-#define FOREIGN 0xe0000000u /* nobody's token */
+#define FOREIGN 0xe0000000u /* of no tenant */
 
 static const uint32_t page_tokens[MODEL_CACHES] = { 16, 32, 16 };
 
@@ -73,7 +73,7 @@ void runner_deinit(struct runner *runner)
 	free(runner->model);
 }
 
-/* ---- Doing it. */
+/* ---- Running. */
 
 static bool may_see_page(const struct runner *runner, const struct fa_pool_step *step,
                          uint32_t entry, uint64_t page, uint32_t tokens, enum scene_actor tenant)
@@ -85,7 +85,7 @@ static bool may_see_page(const struct runner *runner, const struct fa_pool_step 
 	return true;
 }
 
-/* What kernels would do, and what they would find. */
+/* Reads and writes tokens as kernels would. */
 static void attend(struct runner *runner, const struct op *op, const struct fa_pool_step *step)
 {
 	device_begin(&runner->scene.device, step);
@@ -110,7 +110,7 @@ static void attend(struct runner *runner, const struct op *op, const struct fa_p
 	}
 }
 
-/* If what the caches have would have been enough, the pool was not exhausted. */
+/* The free and idle pages of the caches were really not enough. */
 static void check_exhausted(struct runner *runner, const struct op *op)
 {
 	uint64_t need[MODEL_CACHES] = { 0 };
@@ -173,7 +173,7 @@ static void run_keep(struct runner *runner, struct op *op)
 		*device_step_token(&scene->device, step, entry, to + i) = moved[i];
 }
 
-/* What a step was planned with is there until it ends, also if it was dropped since. */
+/* A step keeps its pages until it ends, even if they were dropped. */
 static void check_held(struct runner *runner, const struct op *op, const struct fa_pool_step *step)
 {
 	for (uint32_t i = 0; i < step->n_entries; i++) {
@@ -181,7 +181,7 @@ static void check_held(struct runner *runner, const struct op *op, const struct 
 		const struct model_part *part = &runner->model->steps[op->step].parts[entry->item];
 		const struct model_sequence *sequence = model_find(runner->model, entry->sequence);
 
-		/* Of one that is only read the tokens may have been taken back. */
+		/* Tokens that are only read may have been truncated. */
 		if (!part->appends || part->cancelled)
 			continue;
 		for (uint64_t p = entry->first; p < entry->before && p < sequence->length; p++)
@@ -216,7 +216,7 @@ static void run_prefix(struct runner *runner, struct op *op)
 	uint32_t tokens[MODEL_TOKENS];
 
 	for (uint64_t p = 0; p < op->tokens; p++)
-		tokens[p] = model_asked(runner->model, op, p);
+		tokens[p] = model_lookup_token(runner->model, op, p);
 	if (op->kind == OP_PUBLISH)
 		op->result = pool_publish(scene->pool, &scene->actors[op->actor], op->sequence,
 		                          &key, tokens, op->tokens, &scene->error, &op->ret_tokens);
@@ -281,7 +281,7 @@ void runner_run(struct runner *runner, struct op *op)
 		op->result = fa_pool_sequence_drop(scene->pool, actor, op->sequence, op->tokens,
 		                                   &scene->error, &op->ret_tokens);
 		break;
-	case OP_FREE:
+	case OP_REMOVE:
 		op->result = fa_pool_sequence_remove(scene->pool, actor, op->sequence,
 		                                     &scene->error);
 		break;
@@ -297,7 +297,7 @@ void runner_run(struct runner *runner, struct op *op)
 		op->result = fa_pool_sequence_find(scene->pool, actor, name, 0, &scene->error,
 		                                   &op->ret_id);
 		break;
-	case OP_OWNER_GONE:
+	case OP_RELEASE_OWNER:
 		fa_pool_release_owner(scene->pool, actor->owner);
 		break;
 	case OP_CACHE_NEW:
@@ -321,7 +321,7 @@ void runner_run(struct runner *runner, struct op *op)
 	}
 }
 
-/* What may come out though nothing is wrong with what was asked. */
+/* Failures that the model does not predict. */
 static bool is_tolerated(const struct op *op)
 {
 	switch (op->kind) {
@@ -352,7 +352,7 @@ void runner_do(struct runner *runner, struct op *op)
 		return;
 	}
 	runner->n_done[op->kind]++;
-	if (op->kind == OP_FREE)
+	if (op->kind == OP_REMOVE)
 		runner->stale = op->sequence;
 	model_apply(runner->model, op);
 	for (int i = 0; i < SCENE_ACTORS; i++)
@@ -396,7 +396,7 @@ void runner_verify(struct runner *runner)
 	for (uint32_t i = 0; i < MODEL_ROWS; i++) {
 		const struct model_sequence *sequence = &runner->model->sequences[i];
 
-		if (!sequence->id || sequence->dead)
+		if (!sequence->id || sequence->removed)
 			continue;
 		n++;
 		if (!runner_has(runner, sequence))
@@ -438,12 +438,12 @@ void runner_reopen(struct runner *runner)
 {
 	for (uint32_t i = 0; i < MODEL_STEPS; i++)
 		if (runner->steps[i]) {
-			/* Only for its memory: the process that had it is gone. */
+			/* Frees its memory: the process it stands for is gone. */
 			fa_pool_step_abort(runner->scene.pool, runner->steps[i]);
 			runner->steps[i] = fa_pool_step_free(runner->steps[i]);
 		}
 	scene_reopen(&runner->scene);
 	fa_pool_set_quota(runner->scene.pool, runner_quota, runner);
 	runner->quarantine = true;
-	model_die(runner->model);
+	model_drop_in_flight(runner->model);
 }

@@ -1,4 +1,4 @@
-/* Random operations on a real pool, each compared with the model. */
+/* Runs operations on a real pool and compares them with the model. */
 #pragma once
 
 #include "tests/daemon/pool-model.h"
@@ -7,8 +7,8 @@ struct runner {
 	struct scene scene;
 	struct model *model;
 	struct fa_pool_step *steps[MODEL_STEPS];
-	uint64_t stale;  /* id of a sequence that is no more */
-	uint32_t unique; /* tokens that were not used yet */
+	uint64_t stale;  /* id of a removed sequence */
+	uint32_t unique; /* next unused token */
 	bool quarantine;
 	uint64_t quota_bytes; /* of David */
 	uint64_t n_done[OPS], n_failed[OPS], n_attached;
@@ -22,17 +22,17 @@ void runner_init(struct runner *runner);
 void runner_deinit(struct runner *runner);
 
 void runner_choose(struct runner *runner, struct fa_test_random *random, struct op *op);
-/* Only to the pool, and what came out into @op. */
+/* On the pool alone; stores the results in @op. */
 void runner_run(struct runner *runner, struct op *op);
-/* Both, and what came out must be what the model says. */
+/* On pool and model, which must agree. */
 void runner_do(struct runner *runner, struct op *op);
 
-/* Every sequence has the tokens that the model says, and there are no others. */
+/* The pool has the sequences of the model and no others. */
 void runner_verify(struct runner *runner);
-/* Ends all steps, then verifies, and all counts too. */
+/* Ends all steps, then verifies sequences and counts. */
 void runner_settle(struct runner *runner);
-/* The process dies and another opens the pool. */
+/* A new process opens the pool. */
 void runner_reopen(struct runner *runner);
 
-/* Whether the pool has @sequence exactly so. */
+/* Returns true if the pool has exactly this sequence. */
 bool runner_has(struct runner *runner, const struct model_sequence *sequence);

@@ -1,7 +1,4 @@
-/*
- * A small pool with a pretended device, and some who use it. Pages are small, so that a few
- * hundred tokens fill lists and chunks.
- */
+/* A small pool on a fake device, with actors. A few hundred tokens fill cells and chunks. */
 #pragma once
 
 #include "daemon/pool/cache.h"
@@ -16,11 +13,11 @@
 #define SCENE_PAGE_TOKENS 16u
 #define SCENE_SEQUENCES 64u
 
-/* Tenants: two of uid 1000, one of uid 2000; anna and bob are sessions of the first. */
+/* Anna and Bob are sessions of one tenant, of uid 1000. */
 enum scene_actor {
 	SCENE_ANNA,
 	SCENE_BOB,
-	SCENE_CLAIRE, /* same uid, another cgroup */
+	SCENE_CLAIRE, /* same uid, other cgroup */
 	SCENE_DAVID,  /* another uid */
 	SCENE_ADMIN,
 	SCENE_ACTORS,
@@ -42,9 +39,9 @@ extern const struct fa_cache_geometry scene_geometry;
 void scene_init(struct scene *scene, uint32_t n_chunks);
 void scene_deinit(struct scene *scene);
 
-/* The process dies and the next one opens the state: nothing may be found wrong with it. */
+/* A new process opens the state and must report nothing. */
 void scene_reopen(struct scene *scene);
-/* Holds the tenants, as sessions that were resumed would. */
+/* As resumed sessions do. */
 void scene_hold_tenants(struct scene *scene);
 
 uint64_t scene_cache(struct scene *scene, enum scene_actor actor, const char *name, uint32_t mode);
@@ -52,19 +49,18 @@ uint64_t scene_sequence(struct scene *scene, enum scene_actor actor, uint64_t ca
 
 struct fa_pool_step *scene_plan(struct scene *scene, enum scene_actor actor, uint64_t sequence,
                                 uint32_t n_tokens);
-/* Fails with @code, and a sentence. */
 void scene_plan_fails(struct scene *scene, enum scene_actor actor, uint64_t sequence,
                       uint32_t n_tokens, int code);
-/* Writes token number p as @base + p, for every new token of the step. */
+/* Writes every new token, as @base + its position. */
 void scene_write(struct scene *scene, struct fa_pool_step *step, uint32_t base);
 void scene_commit(struct scene *scene, struct fa_pool_step *step);
 void scene_abort(struct scene *scene, struct fa_pool_step *step);
 
-/* All of that for one sequence. */
+/* Plans, writes and commits. */
 void scene_append(struct scene *scene, enum scene_actor actor, uint64_t sequence, uint32_t n_tokens,
                   uint32_t base);
 
-/* Durable tokens [begin, end) are @base + their position. */
+/* The durable tokens from @begin to the end are @base + their position. */
 void scene_check(struct scene *scene, uint64_t sequence, uint64_t begin, uint64_t end,
                  uint32_t base);
 
@@ -72,13 +68,12 @@ struct fa_pool_sequence_info scene_info(struct scene *scene, uint64_t sequence);
 struct fa_pool_cache_info scene_cache_info(struct scene *scene, uint64_t cache);
 uint64_t scene_tenant_bytes(struct scene *scene, enum scene_actor actor);
 
-/* Every count is what follows from the lists of the sequences; nothing is in flight. */
+/* All counts follow from the page lists; nothing is in flight. */
 void scene_check_counts(struct scene *scene);
 
-/* Nothing has changed. */
 void scene_check_same(const struct fa_pool_info *before, const struct fa_pool_info *after);
 
-/* A call fails with @code and a sentence that contains @part. */
+/* The call fails with @code and an error with @part. */
 #define SCENE_FAILS(scene, code, part, call)                                                       \
 	do {                                                                                       \
 		(scene)->error.text[0] = '\0';                                                     \

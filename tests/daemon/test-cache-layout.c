@@ -1,4 +1,4 @@
-/* Where pages lie: no two tiles overlap, all lie in their chunk, and the formula holds. */
+/* Layouts: no two tiles overlap, and all lie in their chunk. */
 #include "daemon/pool/cache_layout.h"
 
 #include <errno.h>
@@ -21,13 +21,12 @@ static const struct fa_cache_geometry plain = {
 	.page_tokens = 64,
 };
 
-/* Where K of a page lies in one layer, from the pool's start. */
 static uint64_t k_at(const struct fa_cache_layout *layout, uint32_t slot, uint32_t layer)
 {
 	return (uint64_t)slot * FA_SLOT_BYTES + layer * layout->layer_stride_bytes;
 }
 
-/* Marks the bytes of every tile of a chunk; each may be marked once. */
+/* Marks the bytes of every tile of a chunk, each once. */
 static void check_tiles(const struct fa_cache_geometry *geometry)
 {
 	struct fa_cache_layout layout;
@@ -100,7 +99,7 @@ static void test_tiles(void **state)
 	}
 }
 
-/* A byte an element, and four for the scale of a token's row of a head. */
+/* a byte an element, and four for each scale */
 static void test_codes(void **state)
 {
 	const uint64_t rows = (uint64_t)plain.kv_heads * plain.page_tokens;

@@ -1,5 +1,4 @@
-/* Opening a state that was damaged, or whose daemon died with work on its device, or without
- * some of its chunks. */
+/* Recovery: of damaged states, after a death with steps in flight, and without some chunks. */
 #include "daemon/pool/state.h"
 #include "tests/daemon/pool-scene.h"
 #include "tests/lib/check.h"
@@ -19,7 +18,7 @@
 #include <cmocka.h>
 
 static struct scene scene;
-static struct fa_state_header *header; /* the state, as the next daemon will find it */
+static struct fa_state_header *header; /* the mapped state */
 
 static int set_up(void **state)
 {
@@ -62,7 +61,7 @@ static struct fa_state_cell *cell_of(uint64_t id)
 	       sequence->commits[sequence->current].head - 1;
 }
 
-/* Opens it; something is found wrong, and one of the sentences has @part. */
+/* Opens the state; expects a report with @part in one of its lines. */
 static void reopen_damaged(const char *part, size_t n_expected)
 {
 	struct fa_pool_report report = {};
@@ -80,7 +79,7 @@ static void reopen_damaged(const char *part, size_t n_expected)
 	fa_check_eq(report.n_found, n_expected);
 	fa_pool_report_deinit(&report);
 	scene_hold_tenants(&scene);
-	/* It was mended for good. */
+	/* The repair is durable. */
 	scene_check_counts(&scene);
 	scene_reopen(&scene);
 	fa_pool_quarantine_end(scene.pool);
@@ -147,20 +146,21 @@ static void test_sequences(void **state)
 	DAMAGED("length", r->commits[r->current].first = 8);
 	DAMAGED("broken", r->commits[r->current].head = 0);
 	DAMAGED("broken", r->commits[r->current].head = UINT32_MAX);
-	DAMAGED("dropped", r->commits[r->current].length = 400); /* what follows is rubbish */
+	DAMAGED("dropped",
+	        r->commits[r->current].length = 400); /* the slots after it are left over */
 	DAMAGED("not its cache's", cell_of(s[n])->slots[1] = UINT32_MAX);
 	DAMAGED("at another place", cell_of(s[n])->slots[1] = cell_of(s[n])->slots[0]);
 	assert_int_equal(n, 10);
-	/* Of two with the same list the second goes: they would write over one another's. */
+	/* Of two sequences with the same cells the second is dropped. */
 	r = sequence_at(s[11]);
 	r->commits[r->current].head = sequence_at(s[10])->commits[sequence_at(s[10])->current].head;
 	reopen_damaged("broken", 1);
 	scene_check(&scene, s[10], 0, 40, 100);
-	/* Of two with a page at different places as well; the new one has the lower index. */
+	/* So is the second with a page at another number; the new one has the lower index. */
 	s[11] = scene_sequence(&scene, SCENE_ANNA, cache);
 	scene_append(&scene, SCENE_ANNA, s[11], 40, 100);
 	DAMAGED("at another place", cell_of(s[n])->slots[1] = cell_of(s[11])->slots[0]);
-	/* A list that goes round. */
+	/* a list with a cycle */
 	r = sequence_at(s[11]);
 	r->commits[r->current].length = 16 * 20;
 	for (uint32_t i = 0; i < FA_STATE_CELL_PAGES; i++)
@@ -199,7 +199,7 @@ static void test_rest(void **state)
 	pages[0].tenant = 77;
 	reopen_damaged("publisher", 1);
 	caches[1].page_tokens = 17;
-	reopen_damaged("page_tokens", 1); /* its sequence goes with it */
+	reopen_damaged("page_tokens", 1); /* with its sequence */
 	scene_check(&scene, a, 0, 40, 100);
 	strcpy(caches[0].name, "new");
 	memset(caches[0].name, 'x', sizeof(caches[0].name));
@@ -210,7 +210,7 @@ static void test_rest(void **state)
 	scene_hold_tenants(&scene);
 }
 
-/* Scales of heads outlive the process, and a cache whose scales are damaged is dropped. */
+/* Scales of heads are durable; a cache with damaged scales is dropped. */
 static void test_scales(void **state)
 {
 	struct fa_state_scales *records = at(header->scales_at);
@@ -257,7 +257,7 @@ static void test_scales(void **state)
 	}
 }
 
-/* Bytes of the tables at random: whatever they say, it can be opened, and then used. */
+/* A state with random bytes in its tables can be opened and used. */
 static void test_random(void **state)
 {
 	const char *seed = getenv("FAD_TEST_SEED");
@@ -335,7 +335,7 @@ static void test_random(void **state)
 
 enum {
 	LOST_SEQUENCES = 6,
-	LOST_PAGES = 13, /* of each */
+	LOST_PAGES = 13, /* of each sequence */
 	LOST_TOKENS = LOST_PAGES * SCENE_PAGE_TOKENS,
 	LOST_CHUNKS = (LOST_SEQUENCES * LOST_PAGES + SCENE_CHUNK_PAGES - 1) / SCENE_CHUNK_PAGES,
 };
@@ -345,7 +345,6 @@ static bool is_left(void *userdata, uint32_t chunk)
 	return !(*(uint32_t *)userdata >> chunk & 1);
 }
 
-/* Of what sequence @i has published. */
 static uint64_t published(uint64_t cache, uint32_t i)
 {
 	const uint32_t tokens[LOST_TOKENS] = { i + 1 };
@@ -358,7 +357,6 @@ static uint64_t published(uint64_t cache, uint32_t i)
 	return n;
 }
 
-/* The chunks in the mask @lost have no memory any more. */
 static void lose_chunks(uint32_t lost)
 {
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, "c", 0), s[LOST_SEQUENCES], n;
@@ -381,7 +379,7 @@ static void lose_chunks(uint32_t lost)
 			n_left[i]++;
 		n_dropped += i && n_left[i] < LOST_PAGES;
 	}
-	/* What it published is idle. */
+	/* Its published pages are idle. */
 	fa_check_eq(
 		fa_pool_sequence_remove(scene.pool, &scene.actors[SCENE_ANNA], s[0], &scene.error),
 		0);
@@ -405,7 +403,7 @@ static void lose_chunks(uint32_t lost)
 				                                      s[i], &scene.error, &info),
 				            -ESTALE);
 		}
-		/* Their places have memory again: nothing comes back. */
+		/* With memory again, the chunks are empty. */
 		for (uint32_t i = 0; !again && i < SCENE_CHUNKS; i++)
 			fa_check_eq(fa_pool_chunk_add(scene.pool, i, false, &scene.error),
 			            is_left(&lost, i) ? -EEXIST : 0);
@@ -425,7 +423,7 @@ static void test_chunks_lost(void **state)
 	}
 }
 
-/* A step was in flight: where it may still be written nothing else is put. */
+/* Pages that a step in flight may still write to are quarantined. */
 static void test_quarantine(void **state)
 {
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0);
@@ -445,7 +443,7 @@ static void test_quarantine(void **state)
 	assert_int_equal(info.quarantined_pages, SCENE_CHUNK_PAGES - 2);
 	scene_check(&scene, a, 0, 20, 100);
 
-	/* The page with the end is copied, all others are new, from elsewhere. */
+	/* The last page is copied; no new page is quarantined. */
 	step = scene_plan(&scene, SCENE_ANNA, a, 60);
 	assert_int_equal(step->groups[0].n_copies, 1);
 	assert_int_equal(step->groups[0].copies_from[0], old[1]);
@@ -458,10 +456,10 @@ static void test_quarantine(void **state)
 	scene_write(&scene, step, 100);
 	scene_commit(&scene, step);
 	scene_check(&scene, a, 0, 80, 100);
-	/* The page it came from is kept back as well. */
+	/* The original of the copy is quarantined, too. */
 	fa_pool_get_info(scene.pool, &info);
 	assert_int_equal(info.quarantined_pages, SCENE_CHUNK_PAGES - 1);
-	/* Seven chunks are left, of which four pages are used. */
+	/* Seven chunks are left, with four used pages. */
 	scene_plan_fails(&scene, SCENE_ANNA, a, (7 * SCENE_CHUNK_PAGES - 4) * 16 + 1, -ENOMEM);
 	fa_pool_quarantine_end(scene.pool);
 	fa_pool_get_info(scene.pool, &info);
@@ -469,8 +467,8 @@ static void test_quarantine(void **state)
 	scene_append(&scene, SCENE_ANNA, a, (7 * SCENE_CHUNK_PAGES - 4) * 16 + 1, 100);
 }
 
-/* A cache was on its way out when the daemon died. What may still be written to is kept back
- * also from who comes after one that died as soon. */
+/* Chunks of a cache that was being removed when the daemon died stay quarantined, also if the next
+ * daemon dies. */
 static void test_quarantine_leaving(void **state)
 {
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0), other;
@@ -489,7 +487,7 @@ static void test_quarantine_leaving(void **state)
 		assert_int_equal(fa_pool_chunk_state(scene.pool, 0), FA_CHUNK_FREE);
 		scene_check_counts(&scene);
 	}
-	/* Others go on, with the place of the cache, but without its chunk. */
+	/* Another cache can have its record, but not its chunk. */
 	other = scene_cache(&scene, SCENE_ANNA, NULL, 0);
 	assert_int_equal((uint32_t)other, (uint32_t)cache);
 	a = scene_sequence(&scene, SCENE_ANNA, other);
@@ -508,8 +506,8 @@ static void test_quarantine_leaving(void **state)
 	assert_int_equal(info.chunks_held_back, 0);
 }
 
-/* A page of which one sequence has a part, and that another published, is full: when it is
- * evicted it is free, quarantine or not. */
+/* A published page is full, even if a sequence ends within it: evicted, it is free and not
+ * quarantined. */
 static void test_quarantine_published(void **state)
 {
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0), s[4], n;
@@ -539,7 +537,7 @@ static void test_quarantine_published(void **state)
 	scene_abort(&scene, step);
 }
 
-/* The process died between marking sequences suspect and dropping them. */
+/* The process died after marking sequences suspect, before dropping them. */
 static void test_suspect(void **state)
 {
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0);
@@ -553,7 +551,7 @@ static void test_suspect(void **state)
 	scene_check(&scene, b, 0, 20, 100);
 }
 
-/* Whatever is used of the state, it is less than 64 bytes a page. */
+/* The state costs less than 64 bytes a page. */
 static void test_size(void **state)
 {
 	const struct fa_pool_config config = { .chunk_bytes = 1 << 20,
@@ -577,7 +575,7 @@ static void test_size(void **state)
 		assert_int_equal(fa_pool_chunk_add(scene.pool, i, true, &scene.error), 0);
 	scene_hold_tenants(&scene);
 	cache = scene_cache(&scene, SCENE_ANNA, NULL, 0);
-	/* Every page used and published, in sequences of 64 pages. */
+	/* every page used and published */
 	for (uint32_t i = 0; i < all; i += 64) {
 		struct fa_pool_step *step;
 
@@ -595,7 +593,6 @@ static void test_size(void **state)
 	free(tokens);
 	header = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, scene.fd, 0);
 	assert_true((void *)header != MAP_FAILED);
-	/* As large as it can get. */
 	fa_pool_release_owner(scene.pool, scene.actors[SCENE_ANNA].owner);
 	scene_reopen(&scene);
 }

@@ -1,10 +1,7 @@
 /*
- * A process that works on a pool dies: between two stores, counted, or at any instruction,
- * by SIGKILL. The next one opens the state. Every operation that had ended must be there,
- * and the one that had not either, or not, sequence by sequence.
- *
- * The child writes down what it does before it does it, and what came out of it after; the
- * parent does the same to its model.
+ * Kills a process that works on a pool, at a counted store or by SIGKILL at any instruction, and
+ * opens the state. Every finished operation must be there; the unfinished one may be or not,
+ * sequence by sequence. The child keeps a journal, which the parent applies to its model.
  */
 #include "daemon/pool/state_store.h"
 #include "tests/daemon/pool-runner.h"
@@ -38,7 +35,7 @@ struct crash {
 	struct runner runner;
 	struct journal *journal;
 	uint64_t seed;
-	uint64_t n_points; /* to live through; 0: until SIGKILL */
+	uint64_t n_points; /* stores before its death; 0: SIGKILL */
 };
 
 static uint64_t points_left;
@@ -70,7 +67,7 @@ static int child(void *userdata)
 	return 0;
 }
 
-static bool is_there(struct crash *crash, uint64_t id)
+static bool exists(struct crash *crash, uint64_t id)
 {
 	struct scene *scene = &crash->runner.scene;
 	struct fa_pool_sequence_info info;
@@ -79,7 +76,7 @@ static bool is_there(struct crash *crash, uint64_t id)
 	                                 &info) == 0;
 }
 
-/* A sequence that the model knows nothing of, or 0. */
+/* A sequence that the model does not have; 0: none. */
 static uint64_t find_new(struct crash *crash)
 {
 	struct fa_pool_sequence_info info;
@@ -99,7 +96,7 @@ static void find_cache(struct crash *crash, uint64_t *ret_id)
 	(void)fa_pool_cache_find(scene->pool, &scene->actors[SCENE_ADMIN], "c2", 0, NULL, ret_id);
 }
 
-/* What would have come out, had it ended. False: nothing that outlives the process. */
+/* Fills in the results of the unfinished operation; false: it had no durable effect. */
 static bool complete(struct crash *crash, struct op *op)
 {
 	struct scene *scene = &crash->runner.scene;
@@ -143,7 +140,7 @@ static bool complete(struct crash *crash, struct op *op)
 	}
 }
 
-/* Each sequence is as before the last operation or, if it was not told to have ended, after. */
+/* Each sequence is as before the unfinished operation, or as after it. */
 static void reconcile(struct crash *crash, struct op *last)
 {
 	struct model *model = crash->runner.model, *after = malloc(sizeof(*after));
@@ -152,8 +149,8 @@ static void reconcile(struct crash *crash, struct op *last)
 	*after = *model;
 	if (last && complete(crash, last))
 		model_apply(after, last);
-	model_die(model);
-	model_die(after);
+	model_drop_in_flight(model);
+	model_drop_in_flight(after);
 	memcpy(model->caches, after->caches, sizeof(model->caches));
 	for (uint32_t i = 0; i < MODEL_ROWS; i++) {
 		struct model_sequence *a = &model->sequences[i], *b = &after->sequences[i];
@@ -164,7 +161,7 @@ static void reconcile(struct crash *crash, struct op *last)
 			continue;
 		if (b->id && runner_has(&crash->runner, b))
 			*a = *b;
-		else if (!b->id && !is_there(crash, a->id))
+		else if (!b->id && !exists(crash, a->id))
 			a->id = 0;
 		else
 			fail_msg("sequence %llx is neither as before operation %d nor as after it",

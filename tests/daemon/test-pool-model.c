@@ -1,4 +1,4 @@
-/* Random operations on a pool, compared with a simple picture of it. */
+/* Random operations on a pool, compared with the model. */
 #include "tests/daemon/pool-runner.h"
 
 #include <setjmp.h>
@@ -48,7 +48,7 @@ static void test_random(void **state)
 	runner_settle(runner);
 	fa_pool_get_info(runner->scene.pool, &info);
 
-	/* What was never done was not tested. */
+	/* Every operation must have succeeded at least once. */
 	for (int i = 0; i < OPS; i++) {
 		printf("operation %d: %llu done, %llu refused\n", i,
 		       (unsigned long long)runner->n_done[i],

@@ -1,7 +1,6 @@
 /*
- * Quotas of all cgroups of a user together: what a step needs in several counts at once, and what
- * was published and nobody uses goes, whoever of them published it, before one is told that it has
- * too much.
+ * Quotas of all cgroups of a user together: a step counts for all its tenants at once, and idle
+ * pages of any of them are evicted before -EDQUOT.
  */
 #include "tests/daemon/pool-scene.h"
 #include "tests/lib/check.h"
@@ -19,7 +18,7 @@
 
 static struct scene scene;
 
-/* What a tenant may have, and what its user may. */
+/* limits of a tenant and of its user */
 static uint64_t tenant_max, user_max;
 
 static int quota(void *userdata, const struct fa_pool_tenant_info *held,
@@ -46,7 +45,7 @@ static int tear_down(void **state)
 	return 0;
 }
 
-/* @n pages that @actor has published and does not use. */
+/* Makes @n idle pages of @actor. */
 static uint64_t publish(enum scene_actor actor, uint32_t first_token, uint32_t n)
 {
 	const struct fa_actor *who = &scene.actors[actor];
@@ -65,7 +64,7 @@ static uint64_t publish(enum scene_actor actor, uint32_t first_token, uint32_t n
 	return cache;
 }
 
-/* A cgroup that is gone may have left much that nobody uses. */
+/* Idle pages of a user's other cgroups are evicted for it. */
 static void test_idle_of_others(void **state)
 {
 	uint64_t claires = publish(SCENE_CLAIRE, 1, 3), davids = publish(SCENE_DAVID, 2, 3);
@@ -74,7 +73,7 @@ static void test_idle_of_others(void **state)
 	user_max = 6 * PAGE_BYTES;
 	id = scene_sequence(&scene, SCENE_ANNA, annas);
 	scene_append(&scene, SCENE_ANNA, id, 2 * SCENE_PAGE_TOKENS, 100);
-	/* Not for what cannot be in any case. */
+	/* Not if the request fails in any case. */
 	scene_plan_fails(&scene, SCENE_ANNA, id, 5 * SCENE_PAGE_TOKENS, -EDQUOT);
 	assert_int_equal(scene_cache_info(&scene, annas).idle_pages, 1);
 	assert_int_equal(scene_cache_info(&scene, claires).idle_pages, 3);
@@ -87,13 +86,13 @@ static void test_idle_of_others(void **state)
 	scene_append(&scene, SCENE_ANNA, id, 1 * SCENE_PAGE_TOKENS, 100);
 	assert_int_equal(scene_cache_info(&scene, claires).idle_pages, 0);
 	scene_plan_fails(&scene, SCENE_ANNA, id, 1, -EDQUOT);
-	/* Nobody else's. */
+	/* Not those of other users. */
 	assert_int_equal(scene_cache_info(&scene, davids).idle_pages, 3);
 	scene_check(&scene, id, 0, 6 * SCENE_PAGE_TOKENS, 100);
 	scene_check_counts(&scene);
 }
 
-/* What a tenant itself has too much of costs others nothing. */
+/* A tenant over its own quota evicts only its own pages. */
 static void test_idle_of_nobody_else(void **state)
 {
 	uint64_t claires = publish(SCENE_CLAIRE, 1, 3), annas = publish(SCENE_ANNA, 3, 2), id;
@@ -107,7 +106,7 @@ static void test_idle_of_nobody_else(void **state)
 	scene_check_counts(&scene);
 }
 
-/* A step with sequences of several cgroups is not judged as if each were alone. */
+/* The quota sees what a step needs for all cgroups of a user together. */
 static void test_step_of_several(void **state)
 {
 	const struct fa_actor *anna = &scene.actors[SCENE_ANNA];

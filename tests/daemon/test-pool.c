@@ -1,4 +1,4 @@
-/* The pool's chunks, tenants, caches, names and quotas. */
+/* Chunks, tenants, caches, names and quotas. */
 #include "common/clock.h"
 #include "daemon/pool/state.h"
 #include "tests/daemon/pool-scene.h"
@@ -65,7 +65,7 @@ static void test_format(void **state)
 	close(fd);
 }
 
-/* Ids mean nothing to another pool. */
+/* Ids of one pool are invalid in another. */
 static void test_other_pool(void **state)
 {
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0);
@@ -112,7 +112,7 @@ static void test_chunks(void **state)
 	assert_int_equal(fa_pool_chunk_state(scene.pool, 1), FA_CHUNK_ABSENT);
 	scene_check(&scene, a, 0, 16 * 16, 100);
 
-	/* What one cache does not use any more another gets. */
+	/* A cache gets another's empty chunks. */
 	fa_pool_quarantine_end(scene.pool);
 	assert_int_equal(fa_pool_sequence_remove(scene.pool, anna, a, &scene.error), 0);
 	assert_int_equal(scene_cache_info(&scene, cache).chunks, 1);
@@ -145,7 +145,7 @@ static void test_tenants(void **state)
 	assert_int_equal(tag, again);
 	fa_pool_tenant_put(scene.pool, tag);
 	fa_pool_tenant_put(scene.pool, tag);
-	/* The next in its place is another. */
+	/* The next use of the record has another tag. */
 	assert_int_equal(fa_pool_tenant_get(scene.pool, 8, "", &scene.error, &again), 0);
 	assert_int_not_equal(tag, again);
 	fa_pool_tenant_put(scene.pool, again);
@@ -165,7 +165,7 @@ static void test_many_tenants(void **state)
 	fa_pool_tenant_put(scene.pool, tag);
 }
 
-/* A user may be able to make cgroups: not all tenants that there can be are one's. */
+/* One user has at most half of the tenants. */
 static void test_tenants_of_a_user(void **state)
 {
 	uint32_t tags[FA_STATE_TENANTS], n = 0, tag;
@@ -182,7 +182,7 @@ static void test_tenants_of_a_user(void **state)
 	assert_int_equal(n, FA_STATE_TENANTS / 2);
 	assert_int_equal(fa_pool_tenant_get(scene.pool, 7, "5", &scene.error, &tag), 0);
 	fa_pool_tenant_put(scene.pool, tag);
-	/* Others have theirs, and uid 0, who makes cgroups for others, all the rest. */
+	/* Other users have theirs, and uid 0 has no limit. */
 	assert_int_equal(fa_pool_tenant_get(scene.pool, 8, "", &scene.error, &tag), 0);
 	fa_pool_tenant_put(scene.pool, tag);
 	fa_pool_tenant_put(scene.pool, tags[--n]);
@@ -240,7 +240,7 @@ static void test_caches(void **state)
 	SCENE_FAILS(&scene, -EINVAL, "time to live",
 	            fa_pool_cache_new(scene.pool, anna, &config, 0, &scene.error, &id));
 
-	/* Read: uid; append: the tenant alone. */
+	/* read: same uid; append: same tenant */
 	assert_int_equal(fa_pool_cache_find(scene.pool, claire, "c", 0, &scene.error, &id), 0);
 	assert_int_equal(id, cache);
 	SCENE_FAILS(&scene, -EACCES, "'c'",
@@ -257,7 +257,7 @@ static void test_caches(void **state)
 	SCENE_FAILS(&scene, -ENOENT, "no such",
 	            fa_pool_cache_get_info(scene.pool, anna, UINT64_MAX, &scene.error, &info));
 
-	/* One that is removed while a step is in flight goes with that. */
+	/* removed while a step is in flight: freed with that */
 	s = scene_sequence(&scene, SCENE_BOB, cache);
 	step = scene_plan(&scene, SCENE_BOB, s, 10);
 	assert_int_equal(fa_pool_cache_remove(scene.pool, anna, cache, &scene.error), 0);
@@ -315,7 +315,7 @@ static void test_names(void **state)
 	SCENE_FAILS(&scene, -EINVAL, "mode",
 	            fa_pool_sequence_set_name(scene.pool, anna, a, "s", 3, 0, 0, &scene.error));
 
-	/* Its own tenant may all, of others each what the mode says. */
+	/* Its own tenant has every right, others those in the mode. */
 	assert_int_equal(fa_pool_sequence_find(scene.pool, david, "s", 0, &scene.error, &id), 0);
 	assert_int_equal(id, a);
 	SCENE_FAILS(&scene, -EACCES, "fork",
@@ -403,7 +403,7 @@ static void test_expiry(void **state)
 	scene_write(&scene, step, 100);
 	scene_commit(&scene, step);
 	scene_reopen(&scene);
-	/* The step was a use of it until it ended. */
+	/* The sequence was in use until the step ended. */
 	assert_int_equal(fa_pool_expire(scene.pool, 2050), 0);
 	assert_int_equal(fa_pool_expire(scene.pool, 2051), 1);
 	SCENE_FAILS(&scene, -ENOENT, "'s'",
@@ -414,7 +414,7 @@ static void test_expiry(void **state)
 	assert_int_equal(fa_pool_expire(scene.pool, 2152), 1);
 }
 
-/* Who forks it, or changes what it has, uses it, though no step does. */
+/* Forks and changes count as use. */
 static void test_expiry_of_used(void **state)
 {
 	const struct fa_actor *anna = &scene.actors[SCENE_ANNA];
@@ -489,7 +489,7 @@ static void test_quotas(void **state)
 	                 0);
 	scene_commit(&scene, step);
 	scene_plan_fails(&scene, SCENE_ANNA, a, 1, -EDQUOT);
-	/* What is shared is paid for once. */
+	/* A shared page is paid for once. */
 	assert_int_equal(fa_pool_sequence_fork(scene.pool, anna, a, 40, &scene.error, &b), 0);
 	scene_plan_fails(&scene, SCENE_ANNA, b, 1, -EDQUOT);
 	assert_int_equal(fa_pool_sequence_truncate(scene.pool, anna, a, 32, &scene.error), 0);
@@ -504,8 +504,7 @@ static void test_quotas(void **state)
 	assert_non_null(strstr(scene.error.text, "3 of at most 3"));
 }
 
-/* What a tenant has published and nobody uses goes before it is told that it has too much;
- * but only if that helps. */
+/* Idle pages of a tenant are evicted before -EDQUOT, but only if that helps. */
 static void test_quota_of_idle(void **state)
 {
 	const struct fa_actor *anna = &scene.actors[SCENE_ANNA];
@@ -530,7 +529,7 @@ static void test_quota_of_idle(void **state)
 	assert_int_equal(scene_cache_info(&scene, cache).idle_pages, 3);
 	scene_append(&scene, SCENE_ANNA, a, 1, 100);
 	assert_int_equal(scene_cache_info(&scene, cache).idle_pages, 2);
-	/* The oldest went: the end of the prefix. */
+	/* The oldest was evicted: the end of the prefix. */
 	assert_int_equal(
 		pool_find_prefix(scene.pool, anna, cache, &key, tokens, 48, &scene.error, &n), 0);
 	assert_int_equal(n, 32);
@@ -541,7 +540,7 @@ static void test_quota_of_idle(void **state)
 	scene_check_counts(&scene);
 }
 
-/* Pages that are found again are used again: a cache may have so many, and no more. */
+/* Attached pages count as used, for max_pages. */
 static void test_quota_of_attached(void **state)
 {
 	struct fa_pool_cache_config config = { .geometry = scene_geometry, .max_pages = 3 };
@@ -563,13 +562,13 @@ static void test_quota_of_attached(void **state)
 	assert_int_equal(scene_info(&scene, a).length, 0);
 	assert_int_equal(pool_attach(scene.pool, anna, a, &key, tokens, 16, &scene.error, &n), 0);
 	assert_int_equal(n, 16);
-	/* What others have already costs nothing. */
+	/* Pages in use already do not count again. */
 	a = scene_sequence(&scene, SCENE_ANNA, cache);
 	assert_int_equal(pool_attach(scene.pool, anna, a, &key, tokens, 16, &scene.error, &n), 0);
 	scene_check_counts(&scene);
 }
 
-/* Forks cost no pages, but lists: one tenant cannot have all of them. */
+/* One user cannot have all cells. */
 static void test_quota_of_lists(void **state)
 {
 	const struct fa_pool_config config = {
@@ -606,7 +605,7 @@ static void test_quota_of_lists(void **state)
 		n++;
 	assert_int_equal(r, -EDQUOT);
 	assert_int_equal(n, 6);
-	/* Nor has the user more by another cgroup. */
+	/* Another cgroup of the user gets no more. */
 	assert_int_equal(fa_pool_tenant_get(pool, 1000, "/other", &error, &third.tenant), 0);
 	assert_int_equal(fa_pool_sequence_fork(pool, &third, sequence, UINT64_MAX, &error, &id),
 	                 -EDQUOT);
@@ -618,7 +617,7 @@ static void test_quota_of_lists(void **state)
 	assert_int_equal(fa_pool_step_plan(pool, &second, &item, 1, 1, 0, &error, &step), 0);
 	fa_pool_step_abort(pool, step);
 	fa_pool_step_free(step);
-	/* What was given back counts no more. */
+	/* Freed cells do not count. */
 	for (int i = 0; i < 3; i++) {
 		assert_int_equal(fa_pool_sequence_remove(pool, &first, forks[i], &error), 0);
 		assert_int_equal(fa_pool_sequence_fork(pool, &first, sequence, UINT64_MAX, &error,
@@ -678,8 +677,7 @@ static void append_to(struct fa_pool *pool, const struct fa_actor *actor, uint64
 	fa_pool_step_free(step);
 }
 
-/* One that has pages published, and no room for more without their going; 100 times. Returns
- * what the steps took. */
+/* A tenant at its quota plans steps that evict its own idle pages. Returns the time of 100. */
 static uint64_t append_at_quota(struct fa_pool *pool, const struct fa_actor *actor, uint64_t cache)
 {
 	static uint32_t tokens[4 * SCENE_PAGE_TOKENS];
@@ -705,7 +703,7 @@ static uint64_t append_at_quota(struct fa_pool *pool, const struct fa_actor *act
 	return took;
 }
 
-/* What others have published, and have in sequences, costs a tenant no time. */
+/* Eviction for a quota takes no longer because of pages of others. */
 static void test_time_among_many(void **state)
 {
 	enum {

@@ -1,4 +1,4 @@
-/* Published prefixes: what is found, by whom, and what goes when room is needed. */
+/* Published prefixes: what is found, by whom, and eviction. */
 #include "tests/daemon/pool-scene.h"
 #include "tests/lib/check.h"
 
@@ -100,7 +100,7 @@ static void test_found(void **state)
 	assert_int_equal(found, 96);
 	scene_check(&scene, b, 0, 96, 100);
 	assert_int_equal(scene_cache_info(&scene, cache).used_pages, 7);
-	/* What is published is never written to, though it is nobody else's. */
+	/* A published page is never written to, even if unshared. */
 	free_sequence(SCENE_ANNA, a);
 	assert_int_equal(fa_pool_sequence_truncate(scene.pool, &scene.actors[SCENE_BOB], b, 90,
 	                                           &scene.error),
@@ -126,7 +126,7 @@ static void test_found(void **state)
 	assert_int_equal(find(SCENE_ANNA, cache, &own, 100), 0);
 }
 
-/* Only if both say that they share is anything found across tenants. */
+/* Tenants find one another's pages only if both share. */
 static void test_tenants(void **state)
 {
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, "c", FA_MODE(2, 2, 2)), found;
@@ -163,7 +163,7 @@ static void test_tenants(void **state)
 	scene_check(&scene, b, 0, 65, 100);
 }
 
-/* The same content twice: the first stays the published one. */
+/* Of two pages with the same content the first stays published. */
 static void test_twice(void **state)
 {
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0);
@@ -182,7 +182,7 @@ static void test_twice(void **state)
 	assert_int_equal(find(SCENE_ANNA, cache, &own, 96), 96);
 }
 
-/* The least recently used goes first, and of a prefix its end. */
+/* Evicts the least recently used first, of a prefix its end. */
 static void test_eviction(void **state)
 {
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0), found;
@@ -195,7 +195,6 @@ static void test_eviction(void **state)
 	scene_append(&scene, SCENE_ANNA, b, 640, 100);
 	assert_int_equal(publish(SCENE_ANNA, b, &extra, 640), 40);
 	free_sequence(SCENE_ANNA, b);
-	/* The first is used again. */
 	a = attach(SCENE_ANNA, cache, &own, 640, &found);
 	assert_int_equal(found, 640);
 	free_sequence(SCENE_ANNA, a);
@@ -214,7 +213,7 @@ static void test_eviction(void **state)
 	assert_int_equal(scene_cache_info(&scene, cache).idle_pages, 0);
 }
 
-/* Of other caches the chunk goes that was not used for longest. */
+/* Takes the least recently used chunk of other caches. */
 static void test_eviction_of_others(void **state)
 {
 	uint64_t caches[SCENE_CHUNKS], a, found;

@@ -1,4 +1,4 @@
-/* Sequences: what they hold after forks, copies on write, truncations and drops. */
+/* Sequences: forks, copies on write, truncations and drops. */
 #include "tests/daemon/pool-scene.h"
 #include "tests/lib/check.h"
 
@@ -32,7 +32,7 @@ static void test_append(void **state)
 	uint64_t sequence = scene_sequence(&scene, SCENE_ANNA, cache);
 
 	scene_check(&scene, sequence, 0, 0, 0);
-	/* Within a page, to its end, across it, and across several cells of the list. */
+	/* within a page, to its end, across it, and across cells */
 	scene_append(&scene, SCENE_ANNA, sequence, 5, 100);
 	scene_append(&scene, SCENE_ANNA, sequence, 11, 100);
 	scene_append(&scene, SCENE_ANNA, sequence, 17, 100);
@@ -63,7 +63,7 @@ static void test_fork(void **state)
 	scene_check(&scene, child, 0, 40, 100);
 	scene_check(&scene, grandchild, 0, 20, 100);
 
-	/* Each goes its own way; the last page is copied when the first of them writes. */
+	/* The last page is copied when the first sequence writes. */
 	scene_append(&scene, SCENE_ANNA, child, 10, 500);
 	assert_int_equal(scene_cache_info(&scene, cache).used_pages, 5);
 	scene_append(&scene, SCENE_ANNA, parent, 10, 900);
@@ -92,7 +92,7 @@ static void test_fork(void **state)
 	                                  &scene.error, &child));
 }
 
-/* A fork of what is durable, while its parent's last page is being written. */
+/* A fork while its parent's last page is being written. */
 static void test_fork_in_flight(void **state)
 {
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0);
@@ -148,7 +148,7 @@ static void test_drop(void **state)
 	scene_check(&scene, sequence, 32, 300, 100);
 	scene_check(&scene, child, 32, 290, 100);
 
-	/* Beyond the first cell of the list, and on from there. */
+	/* beyond the first cell */
 	assert_int_equal(
 		fa_pool_sequence_drop(scene.pool, anna, sequence, 299, &scene.error, &first), 0);
 	assert_int_equal(first, 288);
@@ -173,7 +173,7 @@ static void test_drop(void **state)
 	            fa_pool_sequence_fork(scene.pool, anna, sequence, 303, &scene.error, &child));
 }
 
-/* Pages stay as long as a step that was planned with them. */
+/* A step in flight keeps its pages. */
 static void test_leave_in_flight(void **state)
 {
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0);
@@ -204,7 +204,7 @@ static void test_leave_in_flight(void **state)
 	assert_int_equal(scene_cache_info(&scene, cache).sequences, 0);
 }
 
-/* What a step reserved for a sequence that was freed since is there for those behind it. */
+/* Later steps can use what a step reserved for a sequence that was removed. */
 static void test_freed_with_copy(void **state)
 {
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0);
@@ -247,7 +247,7 @@ static void test_many(void **state)
 	}
 }
 
-/* Who reads tokens that are taken back reads them to the end, whatever is appended instead. */
+/* A reader still sees tokens that were truncated, whatever is appended. */
 static void test_truncate_under_reader(void **state)
 {
 	const struct fa_actor *anna = &scene.actors[SCENE_ANNA];
@@ -262,7 +262,7 @@ static void test_truncate_under_reader(void **state)
 	                 0);
 	reader = scene_plan(&scene, SCENE_BOB, a, 0);
 	assert_int_equal(fa_pool_sequence_truncate(scene.pool, anna, a, 20, &scene.error), 0);
-	/* Also once it was tried, and given up. */
+	/* also after an aborted append */
 	for (int i = 0; i < 2; i++) {
 		step = scene_plan(&scene, SCENE_ANNA, a, 10);
 		assert_int_equal(step->groups[0].n_copies, 1);
@@ -280,13 +280,13 @@ static void test_truncate_under_reader(void **state)
 			(p < 20 ? 100 : 500) + p);
 	for (uint64_t p = 0; p < 30; p++)
 		assert_int_equal(*device_step_token(&scene.device, reader, 0, p), 100 + p);
-	/* The page is its own now. */
+	/* The page is unshared now. */
 	step = scene_plan(&scene, SCENE_ANNA, a, 1);
 	assert_int_equal(step->groups[0].n_copies, 0);
 	scene_abort(&scene, step);
 	scene_abort(&scene, reader);
 
-	/* Nobody reads: it is written over where it is. */
+	/* No reader: overwritten in place. */
 	assert_int_equal(fa_pool_sequence_truncate(scene.pool, anna, a, 20, &scene.error), 0);
 	step = scene_plan(&scene, SCENE_ANNA, a, 10);
 	assert_int_equal(step->groups[0].n_copies, 0);

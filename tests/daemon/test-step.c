@@ -1,4 +1,4 @@
-/* Steps: all or nothing, in order, pipelined, and what they tell kernels to do. */
+/* Steps: all or nothing, in order, pipelined; clears and copies. */
 #include "tests/daemon/pool-scene.h"
 #include "tests/lib/check.h"
 
@@ -28,7 +28,7 @@ static int tear_down(void **state)
 	return 0;
 }
 
-/* What happens to the pool if a step of these items is planned and refused: nothing. */
+/* A refused plan changes nothing. */
 static void refuse(enum scene_actor actor, const struct fa_pool_step_item *items, uint32_t n,
                    int code, const char *part)
 {
@@ -68,13 +68,13 @@ static void test_refused(void **state)
 	refuse(SCENE_ANNA, items, 2, -ENOENT, "item 1");
 	items[1].sequence = UINT64_MAX;
 	refuse(SCENE_ANNA, items, 2, -ENOENT, "item 1");
-	items[1].sequence = b + ((uint64_t)1 << 32); /* what will be */
+	items[1].sequence = b + ((uint64_t)1 << 32); /* not yet made */
 	refuse(SCENE_ANNA, items, 2, -ENOENT, "item 1");
 	items[1].sequence = b;
 	refuse(SCENE_BOB, items, 2, -ENOENT, "item 0");
 	items[1].n_tokens = UINT32_MAX;
 	refuse(SCENE_ANNA, items, 2, -EINVAL, "4294967295");
-	/* More than the pool has, of which the first alone would have fitted. */
+	/* Only the first item alone would fit. */
 	items[1].n_tokens = SCENE_CHUNKS * SCENE_CHUNK_PAGES * SCENE_PAGE_TOKENS;
 	refuse(SCENE_ANNA, items, 2, -ENOMEM, "exhausted: 129 pages");
 	items[1].n_tokens -= 16;
@@ -100,7 +100,7 @@ static void test_order(void **state)
 	assert_int_equal(b->entries[0].before, 23);
 	assert_int_equal(scene_info(&scene, sequence).planned, 24);
 	scene_plan_fails(&scene, SCENE_DAVID, sequence, 1, -EBUSY);
-	/* Others read what is durable; the session itself what it has planned. */
+	/* Other sessions read durable tokens, the session itself planned ones. */
 	reader = scene_plan(&scene, SCENE_DAVID, sequence, 0);
 	assert_int_equal(reader->entries[0].after, 3);
 	assert_int_equal(reader->groups[0].table_entries, 1);
@@ -160,7 +160,7 @@ static void test_several_caches(void **state)
 	}
 }
 
-/* A chunk that one cache needs is not spent on sparing the other an eviction. */
+/* A chunk that one cache needs is not used to avoid evictions in another. */
 static void test_last_chunk(void **state)
 {
 	uint64_t one = scene_cache(&scene, SCENE_ANNA, NULL, 0);
@@ -186,7 +186,7 @@ static void test_last_chunk(void **state)
 	assert_int_equal(scene_cache_info(&scene, one).idle_pages, 96);
 	scene_abort(&scene, step);
 
-	/* All of one's pages but a chunk's evicted for the other, the oldest first. */
+	/* All but one chunk evicted for the other cache, oldest first. */
 	items[1].n_tokens = 7 * 256;
 	assert_int_equal(
 		fa_pool_step_plan(scene.pool, anna, items + 1, 1, 1, 0, &scene.error, &step), 0);
@@ -232,7 +232,7 @@ static void test_keep(void **state)
 	scene_check(&scene, sequence, 0, 14, 100);
 	assert_int_equal(scene_cache_info(&scene, cache).used_pages, before);
 
-	/* None of them. */
+	/* keeps none */
 	step = scene_plan(&scene, SCENE_ANNA, sequence, 41);
 	assert_int_equal(
 		fa_pool_step_keep(scene.pool, step, 0, path, 0, &scene.error, &from, &n, &to), 0);
@@ -242,7 +242,7 @@ static void test_keep(void **state)
 	assert_int_equal(scene_info(&scene, sequence).step, scene.number);
 }
 
-/* The entries of dropped pages are not in the table, and its start says so. */
+/* Dropped pages are not in the table. */
 static void test_window(void **state)
 {
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0), first;
@@ -263,7 +263,7 @@ static void test_window(void **state)
 	scene_check(&scene, sequence, 464, 501, 100);
 }
 
-/* What others had in a page is gone before it is anybody's again, or is said to be there. */
+/* Pages are cleared between tenants. */
 static void test_clears(void **state)
 {
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, "c", FA_MODE(2, 2, 2)), s;
@@ -272,7 +272,7 @@ static void test_clears(void **state)
 
 	s = scene_sequence(&scene, SCENE_ANNA, cache);
 	step = scene_plan(&scene, SCENE_ANNA, s, all * SCENE_PAGE_TOKENS);
-	assert_int_equal(step->groups[0].n_clears, 0); /* all is new */
+	assert_int_equal(step->groups[0].n_clears, 0); /* fresh pages */
 	scene_commit(&scene, step);
 	fa_pool_release_owner(scene.pool, scene.actors[SCENE_ANNA].owner);
 
@@ -286,7 +286,7 @@ static void test_clears(void **state)
 	for (int i = 0; i < 2; i++) {
 		step = scene_plan(&scene, SCENE_DAVID, s, all * SCENE_PAGE_TOKENS);
 		assert_int_equal(step->groups[0].n_clears, all);
-		/* Perhaps it never came to clearing them. */
+		/* An aborted step may not have cleared its pages. */
 		scene_abort(&scene, step);
 	}
 	step = scene_plan(&scene, SCENE_DAVID, s, all * SCENE_PAGE_TOKENS);
@@ -304,7 +304,7 @@ static void test_clears(void **state)
 	scene_abort(&scene, step);
 }
 
-/* A page that was to be copied over, and was not, is no clean page. */
+/* The target of a copy that was aborted must be cleared. */
 static void test_copies_aborted(void **state)
 {
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, "c", FA_MODE(2, 2, 2)), s, fork;
@@ -334,7 +334,7 @@ static void test_copies_aborted(void **state)
 	scene_abort(&scene, step);
 }
 
-/* A fork has the page as it is durable, not the copy that a step has not filled yet. */
+/* A fork has the original of a page, not the copy of a step in flight. */
 static void test_fork_of_copied(void **state)
 {
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0), a, b, c;
@@ -355,7 +355,7 @@ static void test_fork_of_copied(void **state)
 	assert_int_equal(slot_a, slot_c);
 	assert_int_equal(fa_pool_sequence_set_name(scene.pool, &scene.actors[SCENE_ANNA], b, "b", 0,
 	                                           0, 0, &scene.error),
-	                 -EINVAL); /* its cache has none */
+	                 -EINVAL); /* its cache has no name */
 	reader = scene_plan(&scene, SCENE_ADMIN, a, 0);
 	assert_int_equal(reader->groups[0].table[0], slot_a);
 	scene_abort(&scene, reader);
@@ -386,7 +386,7 @@ static void test_suspect(void **state)
 	scene_check(&scene, c, 0, 3, 100);
 }
 
-/* Forks cost no pages, but a step has a table for each. */
+/* The tables of a step have a limit, shared pages counted each time. */
 static void test_many_pages(void **state)
 {
 	enum {
@@ -434,7 +434,7 @@ static void test_many_pages(void **state)
 	fa_pool_free(pool);
 }
 
-/* A chunk is given back some time after the last that was in it, not after it was added. */
+/* A chunk is removed some time after it became empty, not after it was added. */
 static void test_empty_chunks(void **state)
 {
 	const struct fa_actor *anna = &scene.actors[SCENE_ANNA];
@@ -455,7 +455,7 @@ static void test_empty_chunks(void **state)
 	assert_false(fa_pool_chunk_remove_empty(scene.pool, UINT64_MAX, &chunk));
 }
 
-/* What all of a user's cgroups need of the lists counts together in one step, too. */
+/* The cells that a step needs for all cgroups of a user count together. */
 static void test_cells_of_cgroups(void **state)
 {
 	enum {
@@ -503,7 +503,7 @@ static void test_cells_of_cgroups(void **state)
 		                 0);
 		items[i].n_tokens = 1;
 	}
-	/* Of 1024 cells three quarters are one user's. */
+	/* 768 of 1024 cells */
 	SCENE_FAILS(&scene, -EDQUOT, "cells more",
 	            fa_pool_step_plan(pool, &actors[0], items, CGROUPS * EACH, 1, 0, &scene.error,
 	                              &step));
