@@ -36,6 +36,9 @@ DAEMON = ["service", "requests", "kv", "session", "engine", "memory", "backend/c
 # The two backends do not know each other.
 APART = [{"backend/cpu", "backend/cuda"}]
 
+# Folders in which no files include one another in a circle; x.c and x.h count as one file.
+ACYCLIC = ["client"]
+
 # Foreign headers that are kept in: pattern, files or folders that may include them.
 FOREIGN = [
     (r"uv\.h|uv/.*", ["daemon/", "tests/"]),
@@ -107,6 +110,22 @@ def climbs(path, text):
             yield f"{path} includes {name}; the two are to stay apart"
 
 
+def circle(texts):
+    """The files of a circle of includes in @texts, {path: content}, without suffix; or []."""
+    includes = {}
+    for path, text in texts.items():
+        stem = os.path.splitext(path)[0]
+        includes.setdefault(stem, set()).update(
+            other for _, name in INCLUDE.findall(text)
+            if (other := os.path.splitext(name)[0]) != stem)
+    # Files that include none of those left, or that none of them includes, are in no circle.
+    while ends := {stem for stem in includes if not includes[stem] & includes.keys()} | (
+            includes.keys() - set().union(*includes.values())):
+        for stem in ends:
+            del includes[stem]
+    return sorted(includes)
+
+
 def check_the_check(folders):
     bad = {
         "common/x.c": '#include "schema/wire.h"',
@@ -145,6 +164,12 @@ def check_the_check(folders):
     for path, text in good.items():
         if found := found_in(path, text, folders):
             sys.exit(f"the check is broken: {found[0]}")
+    chain = {"client/x.c": '#include "client/x.h"\n#include "client/y.h"',
+             "client/x.h": "", "client/y.h": ""}
+    if found := circle(chain):
+        sys.exit(f"the check is broken: it sees a circle of {found}")
+    if circle(chain | {"client/y.c": '#include "client/x.h"'}) != ["client/x", "client/y"]:
+        sys.exit("the check is broken: it lets pass a circle of includes")
 
 
 def found_in(path, text, folders):
@@ -172,10 +197,19 @@ def main():
     check_the_check(folders)
     n_files = 0
     found = []
+    acyclic = {folder: {} for folder in ACYCLIC}
     for path in sorted(sources(root)):
         with open(os.path.join(root, path), encoding="utf-8") as file:
-            found += found_in(path, file.read(), folders)
+            text = file.read()
+        found += found_in(path, text, folders)
+        if os.path.dirname(path) in acyclic:
+            acyclic[os.path.dirname(path)][path] = text
         n_files += 1
+    for folder, texts in acyclic.items():
+        if stems := circle(texts):
+            found.append(f"{', '.join(stems)} include one another in a circle; {folder} has none")
+        if not texts:
+            found.append(f"{folder} has no files")
     for sentence in found:
         print(sentence)
     print(f"{n_files} files, {len(found)} wrong includes")
