@@ -99,11 +99,11 @@ int fa_attention(struct fa_client *client, const struct fa_attention *attention,
                  struct fa_ticket *ret_ticket)
 {
 	struct fa_client_request request = { .message.type = FA_WIRE_ATTENTION };
-	struct fa_attention known;
+	struct fa_attention padded;
 	const void *a;
 	int r;
 
-	r = fa_struct_in("fa_attention", attention, &known, sizeof(known), &a);
+	r = fa_struct_in("fa_attention", attention, &padded, sizeof(padded), &a);
 	if (r < 0)
 		return r;
 	attention = a;

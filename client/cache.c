@@ -61,11 +61,11 @@ int fa_cache_create(struct fa_client *client, const struct fa_cache_options *opt
 	struct fa_wire_message message = { .type = FA_WIRE_CACHE_CREATE };
 	struct fa_client_call call = { .expect = FA_WIRE_CACHE_REPLY };
 	struct fa_wire_cache_create *wire = &message.cache_create;
-	struct fa_cache_options known;
+	struct fa_cache_options padded;
 	const void *o;
 	int r;
 
-	r = fa_struct_in("fa_cache_options", options, &known, sizeof(known), &o);
+	r = fa_struct_in("fa_cache_options", options, &padded, sizeof(padded), &o);
 	if (r < 0)
 		return r;
 	options = o;

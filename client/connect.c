@@ -32,7 +32,7 @@
 
 #define SYSTEM_SOCKET "/run/fad/fad.sock"
 
-/* ---- making */
+/* ---- the client object */
 
 /* A page that the kernel clears in a child of fork(): a check costs one load. NULL: it cannot, and
  * calls use getpid(). */
@@ -265,17 +265,17 @@ static int connect_spawned(struct fa_client *client, uint64_t deadline_ns, struc
 
 int fa_connect(const struct fa_options *options, struct fa_client **ret_client)
 {
-	struct fa_options known = { .size = sizeof(known) };
+	struct fa_options padded = { .size = sizeof(padded) };
 	struct fa_client *client = NULL;
 	struct fa_error error = {};
 	uint64_t deadline;
-	const void *o = &known;
+	const void *o = &padded;
 	int r;
 
 	if (!ret_client)
 		return fa_error_set(-EINVAL, "ret_client is NULL");
 	if (options) {
-		r = fa_struct_in("fa_options", options, &known, sizeof(known), &o);
+		r = fa_struct_in("fa_options", options, &padded, sizeof(padded), &o);
 		if (r < 0)
 			return r;
 	}

@@ -35,7 +35,7 @@ static struct fa_client_registration *registration_of(struct fa_list *link)
 	return fa_container_of(link, struct fa_client_registration, link);
 }
 
-/* ---- letting go */
+/* ---- dropping registrations */
 
 /* With the mutex, while no thread is connecting. */
 static void drop(struct fa_client *client, struct fa_client_registration *registration)
@@ -141,9 +141,10 @@ int fa_cuda_trim(struct fa_client *client)
 	return r;
 }
 
-/* ---- finding */
+/* ---- finding registrations */
 
-static bool contains(const struct fa_cuda_range *whole, const struct fa_cuda_range *part)
+static bool contains(const struct fa_cuda_allocations *whole,
+                     const struct fa_cuda_allocations *part)
 {
 	for (size_t first = 0; first + part->n_pieces <= whole->n_pieces; ++first)
 		if (whole->pieces[first].at == part->pieces[0].at)
@@ -152,8 +153,9 @@ static bool contains(const struct fa_cuda_range *whole, const struct fa_cuda_ran
 	return false;
 }
 
-static struct fa_client_registration *
-find_in(struct fa_list *registrations, const struct fa_cuda_range *memory, uint32_t wire_flags)
+static struct fa_client_registration *find_in(struct fa_list *registrations,
+                                              const struct fa_cuda_allocations *memory,
+                                              uint32_t wire_flags)
 {
 	struct fa_list *pos;
 
@@ -180,8 +182,8 @@ static void attach(struct fa_client *client, struct fa_buffer *buffer,
 }
 
 /* Attaches @buffer to a registration; false if the daemon has none. */
-static bool find(struct fa_client *client, const struct fa_cuda_range *memory, uint32_t wire_flags,
-                 struct fa_buffer *buffer)
+static bool find(struct fa_client *client, const struct fa_cuda_allocations *memory,
+                 uint32_t wire_flags, struct fa_buffer *buffer)
 {
 	struct fa_client_registration *registration = NULL;
 
@@ -198,14 +200,14 @@ static bool find(struct fa_client *client, const struct fa_cuda_range *memory, u
 	return registration;
 }
 
-/* ---- handing over */
+/* ---- registering */
 
 static bool depth_ready(const struct fa_client *client, struct fa_client_waiter *waiter)
 {
 	return client->state == FA_CLIENT_LOST || client->detached_replies < PIECES_DEPTH;
 }
 
-static size_t batch_size(const struct fa_cuda_range *memory, size_t sent)
+static size_t batch_size(const struct fa_cuda_allocations *memory, size_t sent)
 {
 	size_t left = memory->n_pieces - sent;
 
@@ -217,7 +219,7 @@ static int send_pieces(struct fa_client *client, const struct fa_cudriver *drive
                        const struct fa_client_registration *registration,
                        const struct fa_client_call *call)
 {
-	const struct fa_cuda_range *memory = registration->cuda;
+	const struct fa_cuda_allocations *memory = registration->cuda;
 	struct fa_client_waiter waiter = { .ready = depth_ready };
 
 	for (size_t sent = batch_size(memory, 0), n; sent < memory->n_pieces; sent += n) {
@@ -252,7 +254,7 @@ static int send_registration(struct fa_client *client, const struct fa_cudriver 
                              struct fa_client_registration *registration, const int *fds,
                              size_t n_fds)
 {
-	const struct fa_cuda_range *memory = registration->cuda;
+	const struct fa_cuda_allocations *memory = registration->cuda;
 	struct fa_client_call call = { .expect = FA_WIRE_BUFFER_REPLY };
 	struct fa_wire_message message;
 	int r, sent;
@@ -291,8 +293,8 @@ static int send_registration(struct fa_client *client, const struct fa_cudriver 
 
 /* @memory is consumed on success. */
 static int register_range(struct fa_client *client, const struct fa_cudriver *driver,
-                          struct fa_cuda_range *memory, const uint64_t uuid[2], uint32_t wire_flags,
-                          struct fa_buffer *buffer)
+                          struct fa_cuda_allocations *memory, const uint64_t uuid[2],
+                          uint32_t wire_flags, struct fa_buffer *buffer)
 {
 	size_t n_fds = memory->by_ipc_handle ? 0 : batch_size(memory, 0);
 	struct fa_client_registration *registration;
@@ -345,7 +347,7 @@ static bool drop_all_unused(struct fa_client *client)
 static int import_range(struct fa_client *client, const struct fa_cudriver *driver,
                         const uint64_t uuid[2], uint32_t wire_flags, struct fa_buffer *buffer)
 {
-	_fa_cleanup_(fa_freep) struct fa_cuda_range *memory = NULL;
+	_fa_cleanup_(fa_freep) struct fa_cuda_allocations *memory = NULL;
 	struct fa_error error;
 	int r;
 

@@ -154,7 +154,7 @@ static int device_find(const struct fa_cudriver *driver, const uint64_t uuid[2],
 	               n);
 }
 
-/* ---- finding out about a pointer */
+/* ---- allocations of a pointer */
 
 static bool attribute(const struct fa_cudriver *driver, void *ret_value,
                       CUpointer_attribute attribute, uint64_t at)
@@ -218,12 +218,13 @@ static int piece_find(const struct fa_cudriver *driver, uint64_t at, struct fa_e
 	return 0;
 }
 
-static int append(struct fa_cuda_range **memory, size_t *size, const struct fa_cuda_piece *piece)
+static int append(struct fa_cuda_allocations **memory, size_t *size,
+                  const struct fa_cuda_piece *piece)
 {
 	size_t n = (*memory)->n_pieces;
 
 	if (n == *size) {
-		struct fa_cuda_range *larger;
+		struct fa_cuda_allocations *larger;
 
 		larger = realloc(*memory, sizeof(*larger) + 2 * n * sizeof(larger->pieces[0]));
 		if (!larger)
@@ -237,7 +238,7 @@ static int append(struct fa_cuda_range **memory, size_t *size, const struct fa_c
 }
 
 static int walk(const struct fa_cudriver *driver, uint64_t at, uint64_t end, struct fa_error *error,
-                struct fa_cuda_range **memory)
+                struct fa_cuda_allocations **memory)
 {
 	size_t size = 1;
 	int r, ordinal;
@@ -282,9 +283,10 @@ static int walk(const struct fa_cudriver *driver, uint64_t at, uint64_t end, str
 }
 
 int fa_cuda_find(const struct fa_cudriver *driver, uint64_t at, uint64_t bytes,
-                 const uint64_t uuid[2], struct fa_error *error, struct fa_cuda_range **ret_memory)
+                 const uint64_t uuid[2], struct fa_error *error,
+                 struct fa_cuda_allocations **ret_memory)
 {
-	_fa_cleanup_(fa_freep) struct fa_cuda_range *memory = NULL;
+	_fa_cleanup_(fa_freep) struct fa_cuda_allocations *memory = NULL;
 	_fa_cleanup_(scope_leave) struct scope scope = {};
 	int ordinal = 0, r;
 	uint64_t end;
@@ -314,7 +316,7 @@ int fa_cuda_find(const struct fa_cudriver *driver, uint64_t at, uint64_t bytes,
 	return 0;
 }
 
-bool fa_cuda_is_alive(const struct fa_cudriver *driver, const struct fa_cuda_range *memory)
+bool fa_cuda_is_alive(const struct fa_cudriver *driver, const struct fa_cuda_allocations *memory)
 {
 	for (size_t i = 0; i < memory->n_pieces; ++i) {
 		const struct fa_cuda_piece *piece = &memory->pieces[i];
@@ -327,9 +329,9 @@ bool fa_cuda_is_alive(const struct fa_cudriver *driver, const struct fa_cuda_ran
 	return true;
 }
 
-/* ---- handing over */
+/* ---- exporting */
 
-int fa_cuda_handle(const struct fa_cudriver *driver, const struct fa_cuda_range *memory,
+int fa_cuda_handle(const struct fa_cudriver *driver, const struct fa_cuda_allocations *memory,
                    struct fa_error *error, uint8_t ret_handle[FA_WIRE_HANDLE_BYTES])
 {
 	_fa_cleanup_(scope_leave) struct scope scope = {};
@@ -393,7 +395,7 @@ static int export_piece(const struct fa_cudriver *driver, const struct fa_cuda_p
 	return r;
 }
 
-int fa_cuda_export(const struct fa_cudriver *driver, const struct fa_cuda_range *memory,
+int fa_cuda_export(const struct fa_cudriver *driver, const struct fa_cuda_allocations *memory,
                    size_t first, size_t n, struct fa_error *error, int *ret_fds)
 {
 	_fa_cleanup_(scope_leave) struct scope scope = {};
@@ -411,7 +413,7 @@ int fa_cuda_export(const struct fa_cudriver *driver, const struct fa_cuda_range 
 	return r;
 }
 
-/* ---- taking */
+/* ---- mapping */
 
 static int map(const struct fa_cudriver *driver, int fd, struct fa_cuda_mapping *mapping,
                struct fa_error *error)

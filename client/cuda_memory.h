@@ -23,7 +23,7 @@ struct fa_cuda_piece {
 
 /* Adjacent allocations that cover a range: one of cuMemAlloc(), or any number of cuMemCreate(). The
  * program may free them at any time. */
-struct fa_cuda_range {
+struct fa_cuda_allocations {
 	bool by_ipc_handle; /* exported by CUDA IPC handle, else by descriptors */
 	bool has_ids;       /* buffer ids are known, so that it can be found again */
 	int device;         /* ordinal in this process */
@@ -45,14 +45,15 @@ int fa_cuda_open(struct fa_error *error, const struct fa_cudriver **ret_driver);
 /* Finds the allocations of [at, at + bytes) on the GPU with @uuid; freed with free(). -EINVAL: no
  * such memory, or a shorter allocation; -ENOTSUP: memory that cannot be handed over. */
 int fa_cuda_find(const struct fa_cudriver *driver, uint64_t at, uint64_t bytes,
-                 const uint64_t uuid[2], struct fa_error *error, struct fa_cuda_range **ret_memory);
+                 const uint64_t uuid[2], struct fa_error *error,
+                 struct fa_cuda_allocations **ret_memory);
 
-bool fa_cuda_is_alive(const struct fa_cudriver *driver, const struct fa_cuda_range *memory);
+bool fa_cuda_is_alive(const struct fa_cudriver *driver, const struct fa_cuda_allocations *memory);
 
-int fa_cuda_handle(const struct fa_cudriver *driver, const struct fa_cuda_range *memory,
+int fa_cuda_handle(const struct fa_cudriver *driver, const struct fa_cuda_allocations *memory,
                    struct fa_error *error, uint8_t ret_handle[FA_WIRE_HANDLE_BYTES]);
 
-int fa_cuda_export(const struct fa_cudriver *driver, const struct fa_cuda_range *memory,
+int fa_cuda_export(const struct fa_cudriver *driver, const struct fa_cuda_allocations *memory,
                    size_t first, size_t n, struct fa_error *error, int *ret_fds);
 
 /* Maps the allocation behind @fd, which stays the caller's. */

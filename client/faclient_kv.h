@@ -198,7 +198,7 @@ struct fa_sequence_info {
 int fa_sequence_info(struct fa_client *client, uint64_t sequence,
                      struct fa_sequence_info *ret_info);
 
-/* ---- looking up by content */
+/* ---- prefixes: finding pages by content */
 
 #define FA_PREFIX_SHARED (1u << 0) /* with every tenant that sets the flag, too */
 
@@ -416,7 +416,7 @@ int fa_step_abort(struct fa_step *step, uint32_t stream, struct fa_ticket *ret_t
  */
 struct fa_step *fa_step_free(struct fa_step *step);
 
-/* ---- moving keys and values in and out */
+/* ---- reading and writing keys and values */
 
 struct fa_sequence_copy {
 	uint32_t size; /* sizeof(struct fa_sequence_copy) */

@@ -30,15 +30,15 @@ int fa_gate_check(const char *what, const struct fa_gate *gate, bool may_be_out)
 
 int fa_request_gates(struct fa_client_request *request, const struct fa_gates *gates)
 {
-	const void *known;
+	const void *checked;
 	int r;
 
 	if (!gates)
 		return 0;
-	r = fa_struct_in("fa_gates", gates, &request->gates, sizeof(request->gates), &known);
+	r = fa_struct_in("fa_gates", gates, &request->gates, sizeof(request->gates), &checked);
 	if (r < 0)
 		return r;
-	gates = known;
+	gates = checked;
 	if (gates->n_waits > FA_GATES_MAX || gates->n_signals > FA_GATES_MAX)
 		return fa_error_set(-EINVAL, "%u waits and %u signals; at most %d of each",
 		                    gates->n_waits, gates->n_signals, FA_GATES_MAX);

@@ -136,7 +136,7 @@ static void handle_completion(struct fa_client *client, const struct fa_wire_mes
 {
 	const struct fa_wire_completion *completion = &message->completion;
 	struct fa_client_stream *stream;
-	bool told;
+	bool succeeded;
 
 	if (completion->stream >= FA_COMPLETION_SLOTS) {
 		fa_client_lose(client, -EPROTO, "the daemon completed a request of stream %u",
@@ -165,9 +165,9 @@ static void handle_completion(struct fa_client *client, const struct fa_wire_mes
 		return;
 	}
 	/* A thread may have seen the success that the device signalled before the failure. */
-	told = fa_completion_is_early(&client->connection.page[completion->stream],
-	                              completion->value);
-	fa_result_store(stream, told ? 0 : completion->status, completion->text.text,
+	succeeded = fa_completion_is_early(&client->connection.page[completion->stream],
+	                                   completion->value);
+	fa_result_store(stream, succeeded ? 0 : completion->status, completion->text.text,
 	                completion->text.length, completion->queued_ns, completion->started_ns,
 	                completion->finished_ns);
 	--client->in_flight;

@@ -22,7 +22,7 @@
 /* Longer than a daemon takes from bind() to chmod() and chown() of its socket. */
 #define EACCES_RETRY_NS (200 * FA_NS_PER_MS)
 
-/* ---- connecting again, without the mutex */
+/* ---- reconnecting, without the mutex */
 
 /* The daemon may restart, be about to exit as its GPU is lost, or hold the quota of the lost
  * session. */

@@ -15,7 +15,7 @@
 #include <stdint.h>
 
 struct fa_cuda_mapping;
-struct fa_cuda_range;
+struct fa_cuda_allocations;
 
 struct fa_client_registration {
 	struct fa_list link; /* fa_client.registrations, .cuda_used or .cuda_unused */
@@ -27,7 +27,7 @@ struct fa_client_registration {
 	uint64_t piece_bytes; /* CUDA_FD: of the allocation that fd is */
 	uint64_t uuid[2];     /* CUDA_*: of its GPU */
 
-	struct fa_cuda_range *cuda;           /* the program's CUDA memory, owned; else NULL */
+	struct fa_cuda_allocations *cuda;     /* the program's CUDA memory, owned; else NULL */
 	uint8_t handle[FA_WIRE_HANDLE_BYTES]; /* CUDA_IPC */
 	unsigned int n_buffers;               /* buffers in cuda */
 	bool freed;                           /* cuda was found to be freed */

@@ -74,7 +74,7 @@ static bool is_same_device(const struct restore *restore,
 /* Makes the message with the first or next pieces; false if there is none. */
 static bool make_cuda(struct restore *restore, struct fa_client_registration *registration)
 {
-	const struct fa_cuda_range *memory = registration->cuda;
+	const struct fa_cuda_allocations *memory = registration->cuda;
 	struct fa_wire_message *message = &restore->message;
 	size_t n = memory->n_pieces - restore->pieces;
 	const struct fa_cudriver *driver;

@@ -43,7 +43,7 @@ int fa_result_collect(struct fa_client *client, uint32_t id)
 {
 	const struct fa_client_ring *ring = &client->connection.ring;
 	struct fa_client_stream *stream = &client->streams[id];
-	uint64_t completed, known = stream->finished;
+	uint64_t completed, before = stream->finished;
 	struct fa_outcome outcome;
 
 	if (!ring->memory || stream->finished == stream->submitted ||
@@ -70,5 +70,5 @@ int fa_result_collect(struct fa_client *client, uint32_t id)
 		                outcome.finished_ns);
 		--client->in_flight;
 	}
-	return stream->finished != known;
+	return stream->finished != before;
 }

@@ -81,7 +81,7 @@ int fa_client_ring_open(const struct fa_wire_ring_reply *reply, int *fds, struct
 	return 0;
 }
 
-/* ---- waking */
+/* ---- wake-ups */
 
 bool fa_client_ring_is_woken(const struct fa_client_ring *ring)
 {

@@ -39,7 +39,7 @@ static int ask_sequence(struct fa_client *client, struct fa_wire_message *messag
 	return 0;
 }
 
-/* ---- making and finding */
+/* ---- creating and finding */
 
 int fa_sequence_create(struct fa_client *client, uint64_t cache, uint64_t *ret_sequence)
 {
@@ -144,7 +144,7 @@ int fa_sequence_info(struct fa_client *client, uint64_t sequence, struct fa_sequ
 	return 0;
 }
 
-/* ---- by content */
+/* ---- prefixes */
 
 static int check_prefix(const struct fa_prefix *prefix)
 {
@@ -194,11 +194,11 @@ int fa_sequence_publish(struct fa_client *client, uint64_t sequence, const struc
 	struct fa_wire_message message = { .type = FA_WIRE_SEQUENCE_PUBLISH };
 	struct fa_wire_sequence_publish *wire = &message.sequence_publish;
 	struct fa_wire_sequence_reply reply;
-	struct fa_prefix known;
+	struct fa_prefix padded;
 	const void *p;
 	int r;
 
-	r = fa_struct_in("fa_prefix", prefix, &known, sizeof(known), &p);
+	r = fa_struct_in("fa_prefix", prefix, &padded, sizeof(padded), &p);
 	if (r < 0)
 		return r;
 	prefix = p;
@@ -224,11 +224,11 @@ int fa_sequence_attach(struct fa_client *client, uint64_t sequence, const struct
 	struct fa_wire_message message = { .type = FA_WIRE_SEQUENCE_ATTACH };
 	struct fa_wire_sequence_attach *wire = &message.sequence_attach;
 	struct fa_wire_sequence_reply reply;
-	struct fa_prefix known;
+	struct fa_prefix padded;
 	const void *p;
 	int r;
 
-	r = fa_struct_in("fa_prefix", prefix, &known, sizeof(known), &p);
+	r = fa_struct_in("fa_prefix", prefix, &padded, sizeof(padded), &p);
 	if (r < 0)
 		return r;
 	prefix = p;
@@ -255,11 +255,11 @@ static int copy(struct fa_client *client, const struct fa_sequence_copy *copy, u
 {
 	struct fa_client_request request = { .message.type = FA_WIRE_SEQUENCE_COPY };
 	struct fa_wire_sequence_copy *wire = &request.message.sequence_copy;
-	struct fa_sequence_copy known;
+	struct fa_sequence_copy padded;
 	const void *c;
 	int r;
 
-	r = fa_struct_in("fa_sequence_copy", copy, &known, sizeof(known), &c);
+	r = fa_struct_in("fa_sequence_copy", copy, &padded, sizeof(padded), &c);
 	if (r < 0)
 		return r;
 	copy = c;

@@ -48,7 +48,7 @@
 
 extern char **environ;
 
-/* ---- which program */
+/* ---- program and configuration */
 
 static int resolve_program(const char *path, char *ret_program, struct fa_error *error)
 {
@@ -107,7 +107,7 @@ static int resolve_config(const char *config, char *resolved, struct fa_error *e
 	return 0;
 }
 
-/* ---- where it listens */
+/* ---- socket */
 
 static bool make_directory(const char *parent, char *path)
 {
@@ -390,7 +390,7 @@ int fa_spawn(const char *daemon, const char *config, char *path, struct fa_error
 	return r;
 }
 
-/* ---- why it did not start */
+/* ---- the reason why it did not start */
 
 /* Until the end of @fd, or @deadline_ns. */
 static size_t read_tail(int fd, uint64_t deadline_ns, char *ret_text, size_t size)

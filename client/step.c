@@ -133,11 +133,11 @@ int fa_step_begin(struct fa_client *client, const struct fa_step_options *option
 	struct fa_wire_message message = { .type = FA_WIRE_STEP_BEGIN };
 	struct fa_client_call call = { .expect = FA_WIRE_STEP_REPLY };
 	_fa_cleanup_(fa_freep) struct fa_step *step = NULL;
-	struct fa_step_options known;
+	struct fa_step_options padded;
 	const void *o;
 	int r;
 
-	r = fa_struct_in("fa_step_options", options, &known, sizeof(known), &o);
+	r = fa_struct_in("fa_step_options", options, &padded, sizeof(padded), &o);
 	if (r < 0)
 		return r;
 	options = o;
@@ -208,14 +208,14 @@ int fa_step_commit(struct fa_step *step, const struct fa_step_commit *commit,
 {
 	struct fa_client_request request = { .message.type = FA_WIRE_STEP_END, .step = step };
 	struct fa_wire_step_end *wire = &request.message.step_end;
-	struct fa_step_commit known = { .size = sizeof(known) };
-	const void *c = &known;
+	struct fa_step_commit padded = { .size = sizeof(padded) };
+	const void *c = &padded;
 	int r;
 
 	if (!step)
 		return fa_error_set(-EINVAL, "the step is NULL");
 	if (commit) {
-		r = fa_struct_in("fa_step_commit", commit, &known, sizeof(known), &c);
+		r = fa_struct_in("fa_step_commit", commit, &padded, sizeof(padded), &c);
 		if (r < 0)
 			return r;
 	}

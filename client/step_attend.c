@@ -90,16 +90,16 @@ static int fill_tensors(struct fa_client_request *request, struct fa_client *cli
 	return r;
 }
 
-/* @known: copy of an older caller's struct, needed as long as the request. */
+/* @padded: copy of an older caller's struct, needed as long as the request. */
 static int fill_attend(struct fa_client_request *request, struct fa_step *step,
-                       const struct fa_step_attend *attend, struct fa_step_attend *known,
+                       const struct fa_step_attend *attend, struct fa_step_attend *padded,
                        struct fa_wire_step_attend *wire)
 {
 	bool window;
 	const void *a;
 	int r;
 
-	r = fa_struct_in("fa_step_attend", attend, known, sizeof(*known), &a);
+	r = fa_struct_in("fa_step_attend", attend, padded, sizeof(*padded), &a);
 	if (r < 0)
 		return r;
 	attend = a;
@@ -138,12 +138,12 @@ int fa_step_attend(struct fa_step *step, const struct fa_step_attend *attend,
                    struct fa_ticket *ret_ticket)
 {
 	struct fa_client_request request = { .message.type = FA_WIRE_STEP_ATTEND, .step = step };
-	struct fa_step_attend known;
+	struct fa_step_attend padded;
 	int r;
 
 	if (!step)
 		return fa_error_set(-EINVAL, "the step is NULL");
-	r = fill_attend(&request, step, attend, &known, &request.message.step_attend);
+	r = fill_attend(&request, step, attend, &padded, &request.message.step_attend);
 	return r < 0 ? r : fa_request_submit(step->client, &request, ret_ticket);
 }
 
@@ -181,14 +181,14 @@ int fa_step_attend_layers(struct fa_step *step, const struct fa_step_attend_laye
 	struct fa_client_request request = { .message.type = FA_WIRE_STEP_ATTEND_LAYERS,
 		                             .step = step };
 	struct fa_wire_step_attend_layers *wire = &request.message.step_attend_layers;
-	struct fa_step_attend_layers known;
+	struct fa_step_attend_layers padded;
 	struct fa_step_attend attend;
 	const void *l;
 	int r;
 
 	if (!step)
 		return fa_error_set(-EINVAL, "the step is NULL");
-	r = fa_struct_in("fa_step_attend_layers", layers, &known, sizeof(known), &l);
+	r = fa_struct_in("fa_step_attend_layers", layers, &padded, sizeof(padded), &l);
 	if (r < 0)
 		return r;
 	layers = l;

@@ -16,8 +16,8 @@ static uint32_t size_of(const void *given)
 	return size;
 }
 
-int fa_struct_in(const char *what, const void *given, void *known, size_t known_bytes,
-                 const void **ret_known)
+int fa_struct_in(const char *what, const void *given, void *padded, size_t own_bytes,
+                 const void **ret_struct)
 {
 	const uint8_t *bytes = given;
 	uint32_t size;
@@ -25,22 +25,22 @@ int fa_struct_in(const char *what, const void *given, void *known, size_t known_
 	if (!given)
 		return fa_error_set(-EINVAL, "%s is NULL", what);
 	size = size_of(given);
-	if (size == known_bytes) {
-		*ret_known = given;
+	if (size == own_bytes) {
+		*ret_struct = given;
 		return 0;
 	}
 	if (size < SIZE_MIN)
 		return fa_error_set(-EINVAL, "%s.size is %u; expected sizeof(struct %s), %zu", what,
-		                    size, what, known_bytes);
-	for (size_t i = known_bytes; i < size; ++i)
+		                    size, what, own_bytes);
+	for (size_t i = own_bytes; i < size; ++i)
 		if (bytes[i])
 			return fa_error_set(-E2BIG,
 			                    "%s has %u bytes and something in the part after byte "
 			                    "%zu, which libfaclient " FAD_VERSION " does not know",
-			                    what, size, known_bytes);
-	memset(known, 0, known_bytes);
-	memcpy(known, given, size < known_bytes ? size : known_bytes);
-	*ret_known = known;
+			                    what, size, own_bytes);
+	memset(padded, 0, own_bytes);
+	memcpy(padded, given, size < own_bytes ? size : own_bytes);
+	*ret_struct = padded;
 	return 0;
 }
 
@@ -54,12 +54,12 @@ int fa_struct_out_check(const char *what, const void *given)
 	return 0;
 }
 
-void fa_struct_out(void *ret_given, void *known, size_t known_bytes)
+void fa_struct_out(void *ret_given, void *filled, size_t own_bytes)
 {
 	uint32_t size = size_of(ret_given);
 
-	memcpy(known, &size, sizeof(size));
-	memcpy(ret_given, known, size < known_bytes ? size : known_bytes);
-	if (size > known_bytes)
-		memset((uint8_t *)ret_given + known_bytes, 0, size - known_bytes);
+	memcpy(filled, &size, sizeof(size));
+	memcpy(ret_given, filled, size < own_bytes ? size : own_bytes);
+	if (size > own_bytes)
+		memset((uint8_t *)ret_given + own_bytes, 0, size - own_bytes);
 }

@@ -3,12 +3,12 @@
 
 #include <stddef.h>
 
-/* Reads a caller's struct. *ret_known is @given, or @known (the library's size, @known_bytes) with
- * zeros for what an older caller lacks. -EINVAL: size is not set; -E2BIG: a newer caller uses an
- * unknown field. */
-int fa_struct_in(const char *what, const void *given, void *known, size_t known_bytes,
-                 const void **ret_known);
+/* Reads a caller's struct. *ret_struct is @given, or @padded (of @own_bytes, the library's size), a
+ * copy with zeros for what an older caller lacks. -EINVAL: size is not set; -E2BIG: a newer caller
+ * uses an unknown field. */
+int fa_struct_in(const char *what, const void *given, void *padded, size_t own_bytes,
+                 const void **ret_struct);
 /* -EINVAL: the size is not set. */
 int fa_struct_out_check(const char *what, const void *given);
-/* @known is changed. */
-void fa_struct_out(void *ret_given, void *known, size_t known_bytes);
+/* Copies @filled (of @own_bytes), whose size it changes. */
+void fa_struct_out(void *ret_given, void *filled, size_t own_bytes);

@@ -202,7 +202,7 @@ int fa_request_send(struct fa_client *client, struct fa_client_request *request,
 	return 0;
 }
 
-/* ---- without */
+/* ---- without the mutex */
 
 int fa_request_submit(struct fa_client *client, struct fa_client_request *request,
                       struct fa_ticket *ret_ticket)
