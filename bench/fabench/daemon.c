@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -189,20 +190,19 @@ int fa_bench_daemon_process(const struct fa_bench_daemon *daemon, pid_t *ret_pid
 
 int fa_bench_daemon_stop(struct fa_bench_daemon *daemon)
 {
-	uint64_t end = fa_deadline_ns(STOP_NS);
-	pid_t pid = 0;
 	int status = 0;
 
 	if (!daemon->directory[0])
 		return 0;
 	if (daemon->pid > 0) {
+		struct pollfd end = { .fd = (int)syscall(SYS_pidfd_open, daemon->pid, 0),
+			              .events = POLLIN };
+
 		kill(daemon->pid, SIGTERM);
-		while ((pid = waitpid(daemon->pid, &status, WNOHANG)) == 0 && fa_now_ns() < end)
-			poll(NULL, 0, 10);
-		if (pid == 0) {
+		if (end.fd >= 0 && poll(&end, 1, STOP_NS / FA_NS_PER_MS) != 1)
 			kill(daemon->pid, SIGKILL);
-			waitpid(daemon->pid, &status, 0);
-		}
+		close(end.fd);
+		waitpid(daemon->pid, &status, 0);
 	}
 	unlink(daemon->socket);
 	rmdir(daemon->directory);

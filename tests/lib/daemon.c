@@ -276,15 +276,21 @@ bool fa_test_daemon_is_dead(struct fa_test_daemon *daemon)
 	return info.si_pid == daemon->pid;
 }
 
-static bool wait_dead(const struct fa_test_daemon *daemon)
+static bool wait_dead(struct fa_test_daemon *daemon)
 {
 	_fa_cleanup_(fa_close_fdp) int end = (int)syscall(SYS_pidfd_open, daemon->pid, 0);
+	const uint64_t deadline_ns = fa_deadline_ns(fa_test_patience_ns());
+	uint64_t pause_ns = 0;
 
-	/* One that somebody else has reaped. */
-	if (end < 0 && errno == ESRCH)
-		return true;
-	fa_check(end >= 0);
-	return wait_readable(end, fa_deadline_ns(fa_test_patience_ns()));
+	if (end >= 0)
+		return wait_readable(end, deadline_ns);
+	/* It has been reaped, or the kernel is older than 5.3. */
+	while (!fa_test_daemon_is_dead(daemon)) {
+		if (fa_now_ns() > deadline_ns)
+			return false;
+		fa_test_poll_pause(&pause_ns);
+	}
+	return true;
 }
 
 void fa_test_daemon_wait_dead(struct fa_test_daemon *daemon)
