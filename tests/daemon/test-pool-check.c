@@ -1,5 +1,6 @@
 /* Recovery: of damaged states, after a death with steps in flight, and without some chunks. */
 #include "daemon/pool/state.h"
+#include "daemon/pool/state_store.h"
 #include "tests/daemon/pool-scene.h"
 #include "tests/lib/check.h"
 
@@ -12,6 +13,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -551,6 +553,50 @@ static void test_suspect(void **state)
 	scene_check(&scene, b, 0, 20, 100);
 }
 
+static uint32_t points_left;
+
+static void count_down(void)
+{
+	if (!--points_left)
+		_exit(42);
+}
+
+/* Dies before the third store: two mark sequences, others remove them. */
+static int suspect_and_die(void *step)
+{
+	points_left = 5;
+	fa_state_fault_hook = count_down;
+	fa_pool_step_suspect(scene.pool, step);
+	return 0;
+}
+
+static void test_suspect_death(void **state)
+{
+	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0);
+	struct fa_pool_step_item items[2];
+	struct fa_pool_step *step = NULL;
+	struct fa_pool_info info;
+	int status;
+
+	for (uint32_t i = 0; i < 2; i++) {
+		items[i] = (struct fa_pool_step_item){ scene_sequence(&scene, SCENE_ANNA, cache),
+			                               20 };
+		scene_append(&scene, SCENE_ANNA, items[i].sequence, 20, 100);
+	}
+	assert_int_equal(fa_pool_step_plan(scene.pool, &scene.actors[SCENE_ANNA], items, 2,
+	                                   ++scene.number, scene.now_ns, &scene.error, &step),
+	                 0);
+	status = fa_test_reap(fa_test_fork(suspect_and_die, step));
+	assert_true(WIFEXITED(status));
+	assert_int_equal(WEXITSTATUS(status), 42);
+	/* Frees its memory: the process it stands for is gone. */
+	fa_pool_step_abort(scene.pool, step);
+	fa_pool_step_free(step);
+	reopen_damaged("went wrong", 2);
+	fa_pool_get_info(scene.pool, &info);
+	assert_int_equal(info.sequences, 0);
+}
+
 /* The state costs less than 64 bytes a page. */
 static void test_size(void **state)
 {
@@ -610,6 +656,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_quarantine_leaving, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_quarantine_published, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_suspect, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_suspect_death, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_size, set_up, tear_down),
 	};
 
