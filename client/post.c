@@ -28,7 +28,7 @@ static bool room_ready(const struct fa_client *client, struct fa_client_waiter *
 	    fa_ring_has_room(&client->connection.ring.end, room->length))
 		return true;
 	/* The wake-up was for less room than this request needs: ask again, and look once more. */
-	fa_ring_want_room((struct fa_ring_producer *)&client->connection.ring.end);
+	fa_ring_arm_room((struct fa_ring_producer *)&client->connection.ring.end);
 	return fa_ring_has_room(&client->connection.ring.end, room->length);
 }
 
@@ -39,7 +39,7 @@ static int await_ring_room(struct fa_client *client, size_t length, uint64_t dea
 		                    .epoch = client->epoch };
 	int r;
 
-	fa_ring_want_room(&client->connection.ring.end);
+	fa_ring_arm_room(&client->connection.ring.end);
 	r = fa_client_await(client, &room.waiter, deadline_ns);
 	if (client->epoch != room.epoch || client->state == FA_CLIENT_LOST)
 		return fa_client_lost_error(client);
@@ -73,7 +73,7 @@ static int put_in_ring(struct fa_client *client, const void *bytes, size_t lengt
 	}
 	/* A full eventfd wakes already. The daemon may have cleared O_NONBLOCK: poll before
 	 * writing. */
-	if (r == 0 && fa_ring_must_ring(&ring->end) && !fa_poll(ring->doorbell, POLLOUT, 0))
+	if (r == 0 && fa_ring_needs_doorbell(&ring->end) && !fa_poll(ring->doorbell, POLLOUT, 0))
 		(void)eventfd_write(ring->doorbell, 1);
 	return r;
 }

@@ -165,8 +165,8 @@ static void handle_completion(struct fa_client *client, const struct fa_wire_mes
 		return;
 	}
 	/* A thread may have seen the success that the device signalled before the failure. */
-	succeeded = fa_completion_is_early(&client->connection.page[completion->stream],
-	                                   completion->value);
+	succeeded = fa_completion_device_done(&client->connection.page[completion->stream],
+	                                      completion->value);
 	fa_result_store(stream, succeeded ? 0 : completion->status, completion->text.text,
 	                completion->text.length, completion->queued_ns, completion->started_ns,
 	                completion->finished_ns);

@@ -26,7 +26,7 @@ int fa_result_probe(const struct fa_client *client, uint32_t stream, uint64_t va
 	uint64_t wire = value - client->streams[stream].base;
 
 	if (atomic_load_explicit(&slot->completed, memory_order_acquire) < wire)
-		return early && fa_completion_is_early(slot, wire);
+		return early && fa_completion_device_done(slot, wire);
 	/* If a later request has failed, only the socket can tell. */
 	return atomic_load_explicit(&slot->failed, memory_order_acquire) < wire ? 1 : -1;
 }

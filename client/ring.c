@@ -54,7 +54,7 @@ int fa_client_ring_open(const struct fa_wire_ring_reply *reply, int *fds, struct
 	void *memory, *records;
 	int r;
 
-	if (!fa_ring_is_size(reply->bytes) || reply->bytes < FA_RING_BYTES_DEFAULT ||
+	if (!fa_ring_is_valid_size(reply->bytes) || reply->bytes < FA_RING_BYTES_DEFAULT ||
 	    !reply->records || reply->records & (reply->records - 1) ||
 	    reply->results_bytes != fa_results_bytes(reply->records))
 		return fa_fail(error, -EPROTO, "its sizes are invalid");

@@ -1,4 +1,4 @@
-/* Ownership helpers: cleanup attributes and visible transfer of ownership. */
+/* Cleanup attributes and transfer of ownership. */
 #pragma once
 
 #include <stdlib.h>
@@ -6,7 +6,7 @@
 
 #define _fa_cleanup_(func) __attribute__((cleanup(func)))
 
-/* Take the value out of a variable that has a cleanup attribute. */
+/* Moves the value out of a variable with a cleanup attribute. */
 #define fa_steal_ptr(ptr)                                                                          \
 	({                                                                                         \
 		__auto_type _pp = &(ptr);                                                          \
@@ -23,7 +23,7 @@ static inline int fa_steal_fd(int *fd)
 	return taken;
 }
 
-/* Closes *fd if it is one; for use with _fa_cleanup_. */
+/* For _fa_cleanup_. */
 static inline void fa_close_fdp(int *fd)
 {
 	if (*fd >= 0)
@@ -36,5 +36,5 @@ static inline void fa_freep(void *ptr)
 	free(*(void **)ptr);
 }
 
-/* One zeroed object, or NULL. */
+/* A zeroed object, or NULL. */
 #define fa_new(type) ((type *)calloc(1, sizeof(type)))

@@ -120,9 +120,9 @@ int fa_cudriver_fail(const struct fa_cudriver *driver, struct fa_error *error, C
 	               name ? name : "an unknown error", text ? text : "no description");
 }
 
-CUresult fa_cudriver_map(const struct fa_cudriver *driver, const void *address,
-                         const uint64_t dims[4], const uint64_t strides[3], const uint32_t box[4],
-                         void *ret_map)
+CUresult fa_cudriver_encode_tensor_map(const struct fa_cudriver *driver, const void *address,
+                                       const uint64_t dims[4], const uint64_t strides[3],
+                                       const uint32_t box[4], void *ret_map)
 {
 	static const cuuint32_t ones[] = { 1, 1, 1, 1 };
 

@@ -1,9 +1,7 @@
 /*
- * The CUDA driver, opened at run time: the functions, types and numbers of its
- * interface that daemon, library and tests use, so that they build on machines
- * without CUDA's headers and run on those without a driver. Names and values are
- * the driver's own; where <cuda.h> was included before, its types are used, and a
- * test compares every line below with it.
+ * The CUDA driver, opened at run time: the functions, types and numbers that daemon, library and
+ * tests use, so that no CUDA header is needed to build and no driver to run. Names and values are
+ * the driver's. If <cuda.h> is included before, its types are used; a test compares them.
  */
 #pragma once
 
@@ -12,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The version of the interface that is asked for; drivers from 525 on have it. */
+/* Version of the interface; drivers have it since 525. */
 #define FA_CUDRIVER_VERSION 12000
 
 #ifndef CUDA_VERSION
@@ -73,7 +71,7 @@ typedef struct {
 	unsigned int flags;
 } CUmemAccessDesc;
 
-/* Called CUDA_KERNEL_NODE_PARAMS by a <cuda.h> of its own version. */
+/* CUDA_KERNEL_NODE_PARAMS in a <cuda.h> of that version. */
 typedef struct {
 	CUfunction func;
 	unsigned int gridDimX, gridDimY, gridDimZ;
@@ -108,7 +106,7 @@ typedef struct {
 	unsigned int numAttrs;
 } CUlaunchConfig;
 
-/* Its alignment is 64 at first, 128 later. */
+/* Aligned to 64 in older headers, to 128 in later ones. */
 typedef struct {
 	cuuint64_t opaque[16];
 } __attribute__((aligned(128))) CUtensorMap;
@@ -220,8 +218,7 @@ enum {
 #define CU_MEMHOSTREGISTER_READ_ONLY 0x08
 #endif
 
-/* What the library needs: to find out about a pointer and hand its memory over, and to have
- * streams write and wait for words. */
+/* Used by libfaclient: to export memory, and for timelines on CUDA streams. */
 #define FA_CUDRIVER_CLIENT(X)                                                                      \
 	X(cuGetErrorName, (CUresult error, const char **ret_name))                                 \
 	X(cuGetErrorString, (CUresult error, const char **ret_text))                               \
@@ -265,7 +262,7 @@ enum {
 	X(cuStreamWaitValue64,                                                                     \
 	  (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned int flags))
 
-/* What the daemon and the tests need besides. */
+/* Used only by the daemon and the tests. */
 #define FA_CUDRIVER_REST(X)                                                                        \
 	X(cuDriverGetVersion, (int *ret_version))                                                  \
 	X(cuDeviceGetName, (char *ret_name, int bytes, CUdevice device))                           \
@@ -334,7 +331,6 @@ enum {
 	   CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,                           \
 	   CUtensorMapFloatOOBfill fill))
 
-/* driver->cuMemAlloc(...) and so on. */
 struct fa_cudriver {
 	void *library;
 #define FA_CUDRIVER_MEMBER(name, params) CUresult(*name) params;
@@ -344,22 +340,20 @@ struct fa_cudriver {
 };
 
 enum fa_cudriver_use {
-	FA_CUDRIVER_FOR_CLIENT, /* FA_CUDRIVER_CLIENT alone; the others stay NULL */
+	FA_CUDRIVER_FOR_CLIENT, /* FA_CUDRIVER_CLIENT; the others stay NULL */
 	FA_CUDRIVER_FOR_ALL,
 };
 
 /*
- * Opens libcuda.so.1 and fills the table through its cuGetProcAddress; calls
- * nothing else of it (not even cuInit). The library stays open for the life of the
- * process. Returns 0 or, with a sentence,
+ * Opens libcuda.so.1 and fills the table through cuGetProcAddress; calls no other function, not
+ * even cuInit. The library is never closed. Returns 0 or, with a text,
  *   -ENODEV  there is no driver
- *   -ENOSYS  it is too old: the sentence names what it lacks
+ *   -ENOSYS  the driver is too old; the text names the missing function
  */
 int fa_cudriver_open(enum fa_cudriver_use use, struct fa_error *error,
                      struct fa_cudriver *ret_driver);
 
-/* The errno that says what @result means to a caller; 0 for CUDA_SUCCESS. -ENODEV means
- * that the context is lost (a sticky error). */
+/* 0 or a negative errno; -ENODEV: a sticky error, the context is lost. */
 int fa_cudriver_errno(CUresult result);
 
 /* Writes "DOING: NAME, description" and returns fa_cudriver_errno(@result). */
@@ -367,11 +361,10 @@ int fa_cudriver_fail(const struct fa_cudriver *driver, struct fa_error *error, C
                      const char *doing);
 
 /*
- * The map by which kernels find a tensor of 16-bit elements and four dims, in boxes of
- * 128 bytes by @box[1] rows, swizzled as wgmma reads them; what lies outside of the tensor
- * is read as 0. @strides, in bytes, are those of all dims but the first. Touches no
- * device. @ret_map is 128 bytes, aligned to as many.
+ * Encodes the tensor map (TMA) of a tensor with 16-bit elements and four dims: boxes of 128 bytes
+ * by @box[1] rows, swizzled for wgmma; elements outside the tensor read as 0. @strides: bytes, of
+ * dims 1 to 3. Uses no device. @ret_map: 128 bytes, aligned to 128.
  */
-CUresult fa_cudriver_map(const struct fa_cudriver *driver, const void *address,
-                         const uint64_t dims[4], const uint64_t strides[3], const uint32_t box[4],
-                         void *ret_map);
+CUresult fa_cudriver_encode_tensor_map(const struct fa_cudriver *driver, const void *address,
+                                       const uint64_t dims[4], const uint64_t strides[3],
+                                       const uint32_t box[4], void *ret_map);

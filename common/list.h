@@ -1,4 +1,4 @@
-/* Intrusive circular doubly linked list. A head is a struct fa_list that points at itself. */
+/* Intrusive circular doubly linked list. An empty head points at itself. */
 #pragma once
 
 #include <stdbool.h>
@@ -30,7 +30,7 @@ static inline void fa_list_append(struct fa_list *head, struct fa_list *entry)
 	head->prev = entry;
 }
 
-/* Unlinks and re-initialises, so that a second removal does no harm. */
+/* Removing an entry twice is harmless. */
 static inline void fa_list_remove(struct fa_list *entry)
 {
 	entry->next->prev = entry->prev;

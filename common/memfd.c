@@ -23,7 +23,7 @@ int fa_memfd_new(const char *name, uint64_t bytes, int seal_all, int *ret_fd)
 
 	if (bytes > INT64_MAX)
 		return -EFBIG;
-	/* Kernels before 6.3 do not know MFD_NOEXEC_SEAL; later ones may insist on it. */
+	/* Unknown before Linux 6.3; later kernels may require it. */
 	fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
 	if (fd < 0 && errno == EINVAL)
 		fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -38,7 +38,7 @@ int fa_memfd_reopen_read_only(int fd, int *ret_fd)
 	char path[32];
 	int r;
 
-	/* Nobody but its owner may open it in another way. */
+	/* Other users may not open it for writing. */
 	if (fchmod(fd, S_IRUSR | S_IWUSR) < 0)
 		return -errno;
 	(void)snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
@@ -49,9 +49,9 @@ int fa_memfd_reopen_read_only(int fd, int *ret_fd)
 	return 0;
 }
 
-void fa_memfd_give_back(void *memory, uint64_t bytes)
+void fa_memfd_discard(void *memory, uint64_t bytes)
 {
-	/* What cannot be given back goes with the last who maps it. */
+	/* On failure the pages are freed with the last mapping. */
 	(void)madvise(memory, bytes, MADV_REMOVE);
 }
 
@@ -63,11 +63,8 @@ int fa_memfd_check(int fd, uint64_t offset, uint64_t bytes, struct fa_error *err
 	uint64_t end;
 	int seals;
 
-	/*
-	 * Seals first. A size read before the seal was seen could have shrunk
-	 * since; and of files that are no memfds nothing else is asked, because the
-	 * answer may have to come from somebody (FUSE) who keeps us waiting.
-	 */
+	/* Seals first: an unsealed file could shrink after its size was read, and fstat() of a
+	 * file that is no memfd may block (FUSE). */
 	seals = fcntl(fd, F_GET_SEALS);
 	if (seals < 0)
 		return fa_fail(

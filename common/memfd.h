@@ -1,4 +1,4 @@
-/* Shared memory that cannot be pulled away from under its user. */
+/* Shared memory that the other side cannot shrink. */
 #pragma once
 
 #include "common/error.h"
@@ -6,30 +6,27 @@
 #include <stdint.h>
 
 /*
- * Makes a close-on-exec memfd of @bytes, sealed against shrinking and growing
- * and against further seals if @seal_all, against shrinking only otherwise.
- * Returns 0 or a negative errno.
+ * Creates a close-on-exec memfd of @bytes, sealed against shrinking; with @seal_all also against
+ * growing and further seals. Returns 0 or a negative errno.
  */
 int fa_memfd_new(const char *name, uint64_t bytes, int seal_all, int *ret_fd);
 
 /*
- * A descriptor of the same memory by which it cannot be written, whatever the one who gets
- * it may do, unless it is of this process's user. Unlike a memfd that is sealed against
- * writing it can be emptied by its owner (fa_memfd_give_back()).
+ * Opens the same memory read-only; processes of other users cannot make the descriptor writable.
+ * Unlike with a write seal, the owner can still call fa_memfd_discard().
  */
 int fa_memfd_reopen_read_only(int fd, int *ret_fd);
 
 /*
- * Gives the pages of a shared mapping of a memfd back, whoever else maps it; they are zeros
- * from then on, and those that somebody looks at again are new ones, of his.
+ * Frees the pages of a shared mapping of a memfd for all processes that map it. They read as zeros
+ * afterwards; a process that touches one is charged for a new page.
  */
-void fa_memfd_give_back(void *memory, uint64_t bytes);
+void fa_memfd_discard(void *memory, uint64_t bytes);
 
 /*
- * Tells whether @fd can be mapped safely for [offset, offset + bytes): a memfd
- * (or shmem file) that carries F_SEAL_SHRINK, is not backed by huge pages and
- * is long enough. Returns 0 and the file's size and seals, or a negative errno
- * with a sentence: -EINVAL not a memfd, unsealed, too short or offset not
+ * Checks that [offset, offset + bytes) of @fd can be mapped safely: a memfd (or shmem file) with
+ * F_SEAL_SHRINK, without huge pages, and long enough. Returns 0, the file's size and its seals, or
+ * a negative errno with its text: -EINVAL not a memfd, unsealed, too short, or offset not
  * page-aligned; -ENOTSUP hugetlb.
  */
 int fa_memfd_check(int fd, uint64_t offset, uint64_t bytes, struct fa_error *error,

@@ -1,7 +1,6 @@
 /*
- * How the two ends of a ring touch the memory that they share: every access by name, so
- * that a test can put a memory of its own in the place of this header and try all orders
- * in which the accesses of two threads can happen (tests/unit/model).
+ * Accesses to the memory that the two ends of a ring share. A test replaces this header to try
+ * all interleavings of two threads' accesses (tests/unit/model).
  */
 #pragma once
 
@@ -34,7 +33,7 @@ static inline uint32_t fa_memory_exchange32(_Atomic uint32_t *word, uint32_t val
 	return atomic_exchange(word, value);
 }
 
-/* Whole messages; ordered by the words that say where they are. */
+/* Messages; ordered by the accesses to head and tail. */
 static inline void fa_memory_write(void *shared, const void *from, size_t bytes)
 {
 	memcpy(shared, from, bytes);

@@ -47,7 +47,7 @@ int fa_packet_send(int socket, const void *bytes, size_t n_bytes, const int *fds
 	return n < 0 ? -errno : 0;
 }
 
-/* Descriptors for which there is no room in @control are dropped by the kernel. */
+/* The kernel drops descriptors that do not fit into @control. */
 static ssize_t receive_once(int socket, void *buffer, size_t size, void *control,
                             size_t control_bytes, int *ret_fds, size_t *ret_n_fds, bool *ret_lost,
                             int flags)
@@ -60,8 +60,7 @@ static ssize_t receive_once(int socket, void *buffer, size_t size, void *control
 	size_t n_fds = 0;
 	ssize_t n;
 
-	/* One that waits has its time from the socket, for each call anew: whoever is signalled
-	 * again and again would wait for ever. */
+	/* A blocking call does not retry: SO_RCVTIMEO would start again with each signal. */
 	do
 		n = recvmsg(socket, &msg, flags | MSG_CMSG_CLOEXEC);
 	while (n < 0 && errno == EINTR && flags & MSG_DONTWAIT);
@@ -87,8 +86,8 @@ static ssize_t receive_once(int socket, void *buffer, size_t size, void *control
 	return n_fds > FA_PACKET_FDS_MAX ? -E2BIG : n;
 }
 
-/* Who closes a connection with something unread in it resets it. What he had sent before that
- * comes behind the error, which the kernel says once. */
+/* A peer that closes with unread data resets the connection. The kernel reports the error once;
+ * the packets that the peer had sent follow. */
 static ssize_t receive(int socket, void *buffer, size_t size, void *control, size_t control_bytes,
                        int *ret_fds, size_t *ret_n_fds, bool *ret_lost, int flags)
 {
@@ -100,26 +99,23 @@ static ssize_t receive(int socket, void *buffer, size_t size, void *control, siz
 	                        : n;
 }
 
-ssize_t fa_packet_receive_keep(int socket, void *buffer, size_t size, int *ret_fds,
-                               size_t *ret_n_fds, bool *ret_lost, int flags)
+ssize_t fa_packet_receive_all(int socket, void *buffer, size_t size, int *ret_fds,
+                              size_t *ret_n_fds, bool *ret_lost, int flags)
 {
 	union {
 		struct cmsghdr align;
-		char space[CMSG_SPACE(FA_PACKET_KEEP_MAX * sizeof(int))];
+		char space[CMSG_SPACE(FA_PACKET_FDS_KERNEL_MAX * sizeof(int))];
 	} control;
 
 	return receive(socket, buffer, size, control.space,
-	               CMSG_LEN(FA_PACKET_KEEP_MAX * sizeof(int)), ret_fds, ret_n_fds, ret_lost,
-	               flags);
+	               CMSG_LEN(FA_PACKET_FDS_KERNEL_MAX * sizeof(int)), ret_fds, ret_n_fds,
+	               ret_lost, flags);
 }
 
 ssize_t fa_packet_receive(int socket, void *buffer, size_t size, int *ret_fds, size_t *ret_n_fds,
                           int flags)
 {
-	/*
-	 * No room for more than is allowed: the kernel drops the others without making
-	 * them ours, and says so.
-	 */
+	/* Room for the permitted descriptors only: the kernel drops others and sets MSG_CTRUNC. */
 	union {
 		struct cmsghdr align;
 		char space[CMSG_SPACE(FA_PACKET_FDS_MAX * sizeof(int))];
@@ -129,10 +125,10 @@ ssize_t fa_packet_receive(int socket, void *buffer, size_t size, int *ret_fds, s
 
 	n = receive(socket, buffer, size, control.space, CMSG_LEN(FA_PACKET_FDS_MAX * sizeof(int)),
 	            ret_fds, ret_n_fds, &lost, flags);
-	/* If there was room for more than came, it was not that which they lacked. */
+	/* With room left, the limit of this process was the reason. */
 	if (n >= 0 && lost)
 		n = *ret_n_fds < FA_PACKET_FDS_MAX ? -EMFILE : -E2BIG;
-	/* An empty packet looks like the end of the stream, where nobody expects any. */
+	/* An empty packet counts as the end of the stream. */
 	if (n <= 0) {
 		fa_packet_close_fds(ret_fds, *ret_n_fds);
 		*ret_n_fds = 0;

@@ -1,13 +1,11 @@
 /*
- * How requests ended, in memory that the daemon writes and the client only reads: for
- * each stream of a session the records of the last requests that ended, request v at
- * v % records. With the completion page (completion.h), which says how far a stream has
- * got, it saves a client that spins, or has thousands of answers to read, its socket; the
- * daemon never reads it. When it has closed the connection the records become zeros.
+ * The results: records of how the last requests of each stream ended, request v at v % records.
+ * The daemon writes them and never reads them; the client maps them read-only. Together with the
+ * completion page (completion.h) they replace answers on the socket. The daemon zeroes them after
+ * it has closed the connection.
  *
- * A record is rewritten when so many further requests of its stream have ended. Its value
- * is cleared first and written last, so that a reader who finds the same value before
- * and after has read one record.
+ * A record is reused by later requests of its stream. Its value is cleared first and written
+ * last: a reader that sees the same value before and after has read one consistent record.
  */
 #pragma once
 
@@ -18,7 +16,7 @@
 #include <stdint.h>
 
 struct fa_record {
-	_Atomic uint64_t value; /* 0: being written, or never was */
+	_Atomic uint64_t value; /* 0: being written, or never written */
 	_Atomic uint64_t queued_ns, started_ns, finished_ns;
 	_Atomic int32_t status;
 	uint32_t reserved[7];
@@ -26,13 +24,13 @@ struct fa_record {
 
 _Static_assert(sizeof(struct fa_record) == 64, "one cache line");
 
-/* The same without the tearing. */
+/* A consistent copy. */
 struct fa_outcome {
 	int32_t status;
 	uint64_t queued_ns, started_ns, finished_ns;
 };
 
-/* Bytes of the whole: @records of each stream, a power of two. */
+/* Size of all results; @records per stream, a power of two. */
 static inline uint64_t fa_results_bytes(uint32_t records)
 {
 	return (uint64_t)FA_COMPLETION_SLOTS * records * sizeof(struct fa_record);
@@ -47,7 +45,7 @@ static inline void fa_record_write(struct fa_record *record, uint64_t value,
                                    const struct fa_outcome *outcome)
 {
 	atomic_store_explicit(&record->value, 0, memory_order_relaxed);
-	/* Release stores: no reader who sees one of them sees the value of before. */
+	/* Release: a reader that sees one of these does not see the old value any more. */
 	atomic_store_explicit(&record->status, outcome->status, memory_order_release);
 	atomic_store_explicit(&record->queued_ns, outcome->queued_ns, memory_order_release);
 	atomic_store_explicit(&record->started_ns, outcome->started_ns, memory_order_release);
@@ -55,7 +53,7 @@ static inline void fa_record_write(struct fa_record *record, uint64_t value,
 	atomic_store_explicit(&record->value, value, memory_order_release);
 }
 
-/* Whether @record is that of @value, whole; if not, it is another's by now. */
+/* Returns false if @record is not, or no longer, that of request @value. */
 static inline bool fa_record_read(const struct fa_record *record, uint64_t value,
                                   struct fa_outcome *ret_outcome)
 {

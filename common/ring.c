@@ -4,7 +4,6 @@
 
 #include <errno.h>
 
-/* The two numbers of an entry, in one word. */
 static uint64_t entry_word(uint32_t length, uint32_t flags)
 {
 	return (uint64_t)flags << 32 | length;
@@ -15,7 +14,7 @@ static uint64_t span_of(uint64_t length)
 	return FA_RING_ENTRY_BYTES + ((length + 7) & ~7ull);
 }
 
-bool fa_ring_is_size(uint64_t bytes)
+bool fa_ring_is_valid_size(uint64_t bytes)
 {
 	return bytes >= FA_RING_BYTES_MIN && bytes <= FA_RING_BYTES_MAX && !(bytes & (bytes - 1));
 }
@@ -31,7 +30,6 @@ void fa_ring_producer_init(struct fa_ring_producer *ring, void *memory, uint64_t
 	};
 }
 
-/* Whether there is room, as far as is known. */
 static bool is_room(const struct fa_ring_producer *ring, uint64_t need)
 {
 	return need <= ring->bytes - (ring->tail - ring->head);
@@ -67,7 +65,7 @@ int fa_ring_put(struct fa_ring_producer *ring, const void *message, size_t lengt
 	return 0;
 }
 
-bool fa_ring_must_ring(struct fa_ring_producer *ring)
+bool fa_ring_needs_doorbell(struct fa_ring_producer *ring)
 {
 	return fa_memory_exchange32(&ring->words->asleep, 0);
 }
@@ -82,7 +80,7 @@ void fa_ring_disarm(struct fa_ring_producer *ring)
 	fa_memory_store32(&ring->words->armed, 0);
 }
 
-void fa_ring_want_room(struct fa_ring_producer *ring)
+void fa_ring_arm_room(struct fa_ring_producer *ring)
 {
 	(void)fa_memory_exchange32(&ring->words->full, 1);
 }
@@ -118,7 +116,7 @@ static int wrong(const char *text, const char **ret_wrong)
 	return -EPROTO;
 }
 
-/* Sees how far the producer says it has got. */
+/* Loads and checks the producer's tail. */
 static int look(struct fa_ring_consumer *ring, const char **ret_wrong)
 {
 	uint64_t tail = fa_memory_load64(&ring->words->tail);
@@ -135,7 +133,7 @@ static int look(struct fa_ring_consumer *ring, const char **ret_wrong)
 	return 0;
 }
 
-/* The entry that is due; it lies between head and tail, and before the end of the data. */
+/* Checks that the entry at head lies before tail and before the end of the data. */
 static int entry(const struct fa_ring_consumer *ring, size_t max, uint32_t *ret_length,
                  bool *ret_skip, const char **ret_wrong)
 {
@@ -143,7 +141,7 @@ static int entry(const struct fa_ring_consumer *ring, size_t max, uint32_t *ret_
 	uint64_t span, word;
 	uint32_t flags;
 
-	/* Once: what it says may be something else the next time. */
+	/* Read once: the producer may change it. */
 	fa_memory_read(&word, ring->data + at, sizeof(word));
 	*ret_length = (uint32_t)word;
 	flags = (uint32_t)(word >> 32);
@@ -183,7 +181,7 @@ int fa_ring_take(struct fa_ring_consumer *ring, void *buffer, size_t max, size_t
 		if (r < 0)
 			return r;
 	}
-	/* The rest of the ring can be skipped once; then it starts at the front. */
+	/* After one skip the next entry is at the start. */
 	for (int i = 0; i < 2; ++i) {
 		if (ring->head == ring->tail)
 			return -EAGAIN;
@@ -208,7 +206,7 @@ uint64_t fa_ring_mark(const struct fa_ring_consumer *ring)
 {
 	const uint64_t tail = fa_memory_load64(&ring->words->tail);
 
-	/* The producer may say anything; more than the ring holds is not in it. */
+	/* An invalid tail counts as a full ring. */
 	return tail - ring->head > ring->bytes ? ring->head + ring->bytes : tail;
 }
 
@@ -217,7 +215,7 @@ bool fa_ring_has_reached(const struct fa_ring_consumer *ring, uint64_t mark)
 	return ring->head - mark <= INT64_MAX;
 }
 
-bool fa_ring_has_news(const struct fa_ring_consumer *ring)
+bool fa_ring_has_entries(const struct fa_ring_consumer *ring)
 {
 	return fa_memory_load64(&ring->words->tail) != ring->head;
 }
@@ -225,7 +223,7 @@ bool fa_ring_has_news(const struct fa_ring_consumer *ring)
 bool fa_ring_sleep(struct fa_ring_consumer *ring)
 {
 	(void)fa_memory_exchange32(&ring->words->asleep, 1);
-	if (!fa_ring_has_news(ring))
+	if (!fa_ring_has_entries(ring))
 		return true;
 	fa_ring_awake(ring);
 	return false;
@@ -236,12 +234,12 @@ void fa_ring_awake(struct fa_ring_consumer *ring)
 	fa_memory_store32(&ring->words->asleep, 0);
 }
 
-bool fa_ring_gave_room(struct fa_ring_consumer *ring)
+bool fa_ring_needs_room_wakeup(struct fa_ring_consumer *ring)
 {
 	return fa_memory_exchange32(&ring->words->full, 0);
 }
 
-bool fa_ring_must_wake(struct fa_ring_words *words)
+bool fa_ring_needs_wakeup(struct fa_ring_words *words)
 {
 	return fa_memory_exchange32(&words->armed, 0);
 }

@@ -25,7 +25,7 @@ static size_t character_length(const unsigned char *text, size_t length)
 	}
 	if (code < smallest[n] || code > 0x10ffff || (code >= 0xd800 && code <= 0xdfff))
 		return 0;
-	/* C1 controls, and what turns the direction of the text around it */
+	/* C1 controls and characters that change the direction of text */
 	if (code < 0xa0 || (code >= 0x200e && code <= 0x200f) ||
 	    (code >= 0x2028 && code <= 0x202e) || (code >= 0x2066 && code <= 0x2069))
 		return 0;

@@ -1,17 +1,16 @@
-/* Text that came from elsewhere, made fit for logs and JSON. Pure functions. */
+/* Makes untrusted text safe for logs and JSON. Pure functions. */
 #pragma once
 
 #include <stddef.h>
 
 /*
- * Copies at most @size - 1 bytes of @text (@length bytes, which may hold zeros) and
- * ends them with a zero. Control characters and what is no UTF-8 become '?'.
+ * Copies at most @size - 1 bytes of @text (@length bytes, perhaps with zeros) and terminates them.
+ * Control characters and invalid UTF-8 become '?'.
  */
 void fa_text_clean(const char *text, size_t length, char *ret_text, size_t size);
 
 /*
- * The same, but what becomes '?' there becomes '?' and two hexadecimal digits for each byte, and
- * so does '?' itself: what is different stays so, for what is told apart by it. Three times
- * @length + 1 bytes hold all.
+ * The same, but such bytes, and '?' itself, become '?' and two hexadecimal digits: different texts
+ * stay different. 3 * @length + 1 bytes are always enough.
  */
 void fa_text_escape(const char *text, size_t length, char *ret_text, size_t size);

@@ -1,11 +1,9 @@
 /*
- * A session's timeline: two memories of 64 slots each, a cache line for every slot. One
- * the client writes, from its CPU or its GPU's streams; one only the daemon writes, and
- * the client maps it read-only. Each side looks at the other's words only to learn how far
- * it is: what a client can write is never believed to be anything else.
+ * A session's timeline: 64 slots that the client writes, from its CPU or its GPU's streams, and 64
+ * that only the daemon writes and the client maps read-only. Each slot has its own cache line. The
+ * daemon takes a client's values for progress and nothing else.
  *
- * Values of a slot only grow, counted round the clock: a slot has reached v once
- * (int64_t)(value - v) >= 0.
+ * Values of a slot only grow, modulo 2^64: a slot has reached v once (int64_t)(value - v) >= 0.
  */
 #pragma once
 
@@ -14,26 +12,26 @@
 #include <stdint.h>
 
 #define FA_TIMELINE_SLOTS 64
-#define FA_TIMELINE_BYTES 4096 /* of each of both */
+#define FA_TIMELINE_BYTES 4096 /* of either side */
 
-/* The client's. */
+/* Written by the client. */
 struct fa_timeline_in {
 	_Atomic uint64_t value;
-	_Atomic uint32_t sleepers; /* in the daemon's slot of that number; they want a wake-up */
+	_Atomic uint32_t sleepers; /* threads that sleep on the daemon's slot of this index */
 	uint32_t reserved[13];
 };
 
 /*
- * The daemon's. failed, status and then value (release) are written: whoever has seen
- * value (acquire) sees them. When the session has ended, or its daemon died, every value
- * grows by FA_TIMELINE_RELEASE, with status -ECONNRESET, so that nobody waits any longer.
+ * Written by the daemon: failed and status first, then value (release). When the session has
+ * ended or its daemon has died, every value grows by FA_TIMELINE_RELEASE, with status -ECONNRESET,
+ * which ends all waits.
  */
 struct fa_timeline_out {
 	_Atomic uint64_t value;
 	_Atomic uint64_t failed; /* value of the last request that failed; 0: none */
-	_Atomic int32_t status;  /* its error */
-	/* Grows with every write: what sleepers sleep on (a futex), for some milliseconds at a
-	 * time, as of very many not all are woken. */
+	_Atomic int32_t status;  /* error of that request */
+	/* Grows with every write. Sleepers use it as a futex, for some milliseconds at a time: not
+	 * every one of very many sleepers is woken. */
 	_Atomic uint32_t changes;
 	uint32_t reserved[10];
 };

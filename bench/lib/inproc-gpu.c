@@ -177,8 +177,8 @@ int fa_inproc_gpu_launch(struct fa_inproc_gpu *gpu, const struct fa_attention_pa
 	for (uint32_t i = 0; i < launch.n_maps; i++) {
 		const struct fa_cuda_map *map = &launch.maps[i];
 
-		result = fa_cudriver_map(&gpu->driver, map->data, map->dims, map->strides, map->box,
-		                         &maps.maps[i]);
+		result = fa_cudriver_encode_tensor_map(&gpu->driver, map->data, map->dims,
+		                                       map->strides, map->box, &maps.maps[i]);
 		if (result != CUDA_SUCCESS)
 			return fa_cudriver_fail(&gpu->driver, error, result,
 			                        "describing the tensors");

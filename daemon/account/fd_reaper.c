@@ -75,13 +75,13 @@ static bool is_drained(int fd)
 static void discard_unread(int fd)
 {
 	for (unsigned int i = 0; i < DISCARD_MAX && !is_drained(fd); ++i) {
-		int fds[FA_PACKET_KEEP_MAX];
+		int fds[FA_PACKET_FDS_KERNEL_MAX];
 		size_t n_fds = 0;
 		bool lost;
 		char byte;
 
-		(void)fa_packet_receive_keep(fd, &byte, sizeof(byte), fds, &n_fds, &lost,
-		                             MSG_DONTWAIT);
+		(void)fa_packet_receive_all(fd, &byte, sizeof(byte), fds, &n_fds, &lost,
+		                            MSG_DONTWAIT);
 		for (size_t j = 0; j < n_fds; ++j)
 			close_one(fds[j]);
 	}

@@ -18,7 +18,7 @@ struct fa_tenant;
 
 /* Rejected descriptors in a queue. Above the soft limit a session that sends more is paused, above
  * the hard limit also the tenant's other sessions that send descriptors. A packet may exceed either
- * by FA_PACKET_KEEP_MAX. */
+ * by FA_PACKET_FDS_KERNEL_MAX. */
 #define FA_FD_REAPER_REJECTED_SOFT_MAX 64
 #define FA_FD_REAPER_REJECTED_HARD_MAX 128
 

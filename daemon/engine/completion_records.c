@@ -98,12 +98,12 @@ struct fa_completion_records *fa_completion_records_unref(struct fa_completion_r
 	/* The client may keep both mapped, and is no longer charged for them. The page with the
 	 * ring's words stays, since the client may be about to write there. */
 	if (records->memory && !records->keep_memory)
-		fa_memfd_give_back((uint8_t *)records->memory + FA_RING_HEAD_BYTES,
-		                   records->memory_bytes - FA_RING_HEAD_BYTES);
+		fa_memfd_discard((uint8_t *)records->memory + FA_RING_HEAD_BYTES,
+		                 records->memory_bytes - FA_RING_HEAD_BYTES);
 	if (records->memory)
 		(void)munmap(records->memory, records->memory_bytes);
 	if (records->entries && !records->keep_memory)
-		fa_memfd_give_back(records->entries, fa_results_bytes(records->n_records));
+		fa_memfd_discard(records->entries, fa_results_bytes(records->n_records));
 	if (records->entries)
 		(void)munmap(records->entries, fa_results_bytes(records->n_records));
 	fa_close_fdp(&records->wake_fd);

@@ -165,7 +165,7 @@ static struct fa_completion_records *find_sleepers(const struct fa_list *done)
 		if (!records || records == last)
 			continue;
 		last = records;
-		if (!fa_ring_must_wake(fa_completion_records_words(records)))
+		if (!fa_ring_needs_wakeup(fa_completion_records_words(records)))
 			continue;
 		records->next = sleepers;
 		sleepers = fa_completion_records_ref(records);

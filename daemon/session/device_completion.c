@@ -15,7 +15,7 @@
 void fa_device_completion_stream(struct fa_session *session, uint32_t id)
 {
 	const size_t at = id * sizeof(struct fa_completion_slot) +
-	                  offsetof(struct fa_completion_slot, early);
+	                  offsetof(struct fa_completion_slot, device_words);
 
 	if (session->early_page && id != FA_SESSION_STREAM_OWN && session->streams[id].stream)
 		fa_engine_stream_set_device_words(session->streams[id].stream,
@@ -60,7 +60,7 @@ bool fa_device_completion_submit(struct fa_session *session, uint32_t stream, ui
 		return false;
 	/* Twice before words could be taken for those of another request. */
 	if (!(value & INT32_MAX))
-		fa_completion_clear_early(&session->completions[stream]);
+		fa_completion_clear_device_words(&session->completions[stream]);
 	if (!may || !session->early_page || slot->n_requests)
 		return false;
 	slot->early = value;
@@ -91,7 +91,7 @@ static void settle(struct fa_session *session, uint64_t until_ns)
 
 		left &= left - 1;
 		while (slot->finished < slot->early && session->state == FA_SESSION_READY &&
-		       fa_completion_is_early(&session->completions[i], slot->early) &&
+		       fa_completion_device_done(&session->completions[i], slot->early) &&
 		       fa_now_ns() < until_ns) {
 			take(context);
 			if (slot->finished < slot->early &&

@@ -418,8 +418,8 @@ static bool read_packet(struct fa_session *session, int *fds, size_t *ret_n_fds)
 	}
 	if (is_held_back(session))
 		return false;
-	n = fa_packet_receive_keep(session->fd, context->packet, FA_WIRE_BYTES_MAX, fds, ret_n_fds,
-	                           &lost, MSG_DONTWAIT);
+	n = fa_packet_receive_all(session->fd, context->packet, FA_WIRE_BYTES_MAX, fds, ret_n_fds,
+	                          &lost, MSG_DONTWAIT);
 	if (n == -EAGAIN)
 		return false;
 	if (n == -EMSGSIZE) {
@@ -468,7 +468,7 @@ static void read_packets(struct fa_session *session)
 	/* A message may be many requests: those of all layers of a step. */
 	for (unsigned int i = 0;
 	     i < READ_MAX && session->n_submitted - submitted < READ_MAX && more; ++i) {
-		int fds[FA_PACKET_KEEP_MAX];
+		int fds[FA_PACKET_FDS_KERNEL_MAX];
 		size_t n_fds = 0;
 
 		more = read_packet(session, fds, &n_fds);

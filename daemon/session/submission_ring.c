@@ -109,8 +109,8 @@ static bool serve(struct fa_session_ring *ring, unsigned int max, const uint64_t
 		if (ring->warm)
 			ring->paid = true;
 		/* Both are there until the last reference of the session is given back. */
-		if (fa_ring_gave_room(&ring->end) ||
-		    (ring->passed && fa_ring_must_wake(ring->end.words)))
+		if (fa_ring_needs_room_wakeup(&ring->end) ||
+		    (ring->passed && fa_ring_needs_wakeup(ring->end.words)))
 			fa_completion_records_wake(ring->results);
 		ring->passed = false;
 	}
@@ -144,7 +144,7 @@ static bool turn(struct fa_rings *rings, uint64_t now_ns)
 		fa_list_append(&rings->busy, &ring->link);
 		if (ring->session->paused)
 			leave(ring);
-		else if (fa_ring_has_news(&ring->end))
+		else if (fa_ring_has_entries(&ring->end))
 			any = serve(ring, TURN_MAX, NULL) || any;
 		else if ((int64_t)(now_ns - ring->last_ns) >= (int64_t)spin_ns(rings, ring))
 			sleep_on(ring);
@@ -383,7 +383,7 @@ bool fa_ring_catch_up(struct fa_session *session)
 	fa_engine_batch_end(session->context->engine);
 	/* What the client took back of what it said it had put was not there. */
 	return session->state == FA_SESSION_READY &&
-	       (fa_ring_has_reached(&ring->end, mark) || !fa_ring_has_news(&ring->end));
+	       (fa_ring_has_reached(&ring->end, mark) || !fa_ring_has_entries(&ring->end));
 }
 
 void fa_ring_note_passed(struct fa_session *session)

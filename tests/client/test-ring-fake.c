@@ -119,7 +119,7 @@ static void publish(uint64_t value, bool wake)
 
 	fa_record_write(&end.records[fa_record_index(0, RECORDS, value)], value, &outcome);
 	atomic_store(&end.page[0].completed, value);
-	if (wake && fa_ring_must_wake(end.words))
+	if (wake && fa_ring_needs_wakeup(end.words))
 		fa_check_eq(send(end.wake, "", 1, MSG_DONTWAIT), 1);
 }
 
@@ -200,8 +200,8 @@ static void test_told_and_lost(void **state)
 	struct fa_client *client = start(FA_NS_PER_SEC, 2, tickets);
 	size_t length;
 
-	for (int i = 0; i < FA_COMPLETION_EARLY; ++i)
-		atomic_store(&end.page[0].early[i], 1);
+	for (int i = 0; i < FA_COMPLETION_DEVICE_WORDS; ++i)
+		atomic_store(&end.page[0].device_words[i], 1);
 	fa_check_eq(fa_wait(client, &tickets[1], UINT64_MAX, NULL), 0);
 	for (uint64_t value = 1; value <= 2; ++value)
 		fa_record_write(&end.records[fa_record_index(0, RECORDS, value)], value, &outcome);

@@ -334,8 +334,9 @@ static CUresult launch_mapped(CUfunction function, const struct fa_cuda_launch *
 		const struct fa_cuda_map *map = i || !spoilt ? &plan->maps[i] : spoilt;
 
 		if (map->data)
-			fa_check_eq(fa_cudriver_map(&cu, map->data, map->dims, map->strides,
-			                            map->box, &maps.maps[i]),
+			fa_check_eq(fa_cudriver_encode_tensor_map(&cu, map->data, map->dims,
+			                                          map->strides, map->box,
+			                                          &maps.maps[i]),
 			            CUDA_SUCCESS);
 	}
 	return cu.cuLaunchKernel(function, plan->grid, 1, 1, (unsigned int)plan->kernel->threads, 1,
@@ -411,9 +412,9 @@ static void encode_case(int socket)
 	do {                                                                                       \
 		map = good;                                                                        \
 		change;                                                                            \
-		fa_check_eq(                                                                       \
-			fa_cudriver_map(&cu, map.data, map.dims, map.strides, map.box, &encoded),  \
-			result);                                                                   \
+		fa_check_eq(fa_cudriver_encode_tensor_map(&cu, map.data, map.dims, map.strides,    \
+		                                          map.box, &encoded),                      \
+		            result);                                                               \
 	} while (0)
 	ENCODE(CUDA_SUCCESS, (void)0);
 	ENCODE(CUDA_SUCCESS, map.strides[2] = ((uint64_t)1 << 40) - 16);

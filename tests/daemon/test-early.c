@@ -28,7 +28,7 @@ static int start_limited(void **state)
 
 static bool is_told(uint32_t stream, uint64_t value)
 {
-	return fa_completion_is_early(&raw.page[stream], value);
+	return fa_completion_device_done(&raw.page[stream], value);
 }
 
 static void wait_told(uint32_t stream, uint64_t value)
@@ -180,7 +180,8 @@ static void test_settled_for_all(void **state)
 		struct fa_wire_message message = fa_case_message(&small, 1, 0, 0, value);
 
 		fa_raw_ring_send(&rings[i], &message);
-		while (!fa_completion_is_early(&raws[i].page[0], value) && !raws[i].page[0].failed)
+		while (!fa_completion_device_done(&raws[i].page[0], value) &&
+		       !raws[i].page[0].failed)
 			(void)sched_yield();
 		fa_check_eq(raws[i].page[0].failed, 0);
 	}

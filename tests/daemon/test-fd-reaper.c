@@ -268,7 +268,7 @@ static void test_pile_anew(void **state)
 	struct fa_test_usage before, after;
 	static struct fa_raw raws[N + 1];
 	bool sent[N + 1] = { false };
-	int fds[FA_PACKET_KEEP_MAX], r;
+	int fds[FA_PACKET_FDS_KERNEL_MAX], r;
 
 	fa_test_daemon_usage(&daemon_, &before);
 	fa_raw_open(&raws[0], daemon_.socket);
@@ -276,19 +276,19 @@ static void test_pile_anew(void **state)
 	send_away(raws[0].fd, wrapped(), 1);
 	fa_test_daemon_signal(&daemon_, SIGCONT);
 	fa_raw_expect_reply(&raws[0], 0, -EPROTO, "message", true);
-	for (int i = 0; i < FA_PACKET_KEEP_MAX; ++i)
+	for (int i = 0; i < FA_PACKET_FDS_KERNEL_MAX; ++i)
 		fds[i] = bystander.page_fd;
 	for (int i = 1; i <= N; ++i) {
 		fa_raw_open(&raws[i], daemon_.socket);
-		r = fa_raw_send_bytes(&raws[i], "x", 1, fds, FA_PACKET_KEEP_MAX, 0);
+		r = fa_raw_send_bytes(&raws[i], "x", 1, fds, FA_PACKET_FDS_KERNEL_MAX, 0);
 		/* Other sessions of this user may have sent as many. */
 		fa_check(r == 0 || r == -ETOOMANYREFS);
 		sent[i] = r == 0;
 		fa_raw_ping(&bystander);
 	}
 	fa_test_daemon_usage(&daemon_, &after);
-	fa_check(after.fds >= before.fds + FA_PACKET_KEEP_MAX);
-	fa_check(after.fds <= before.fds + 128 + FA_PACKET_KEEP_MAX + N + 8);
+	fa_check(after.fds >= before.fds + FA_PACKET_FDS_KERNEL_MAX);
+	fa_check(after.fds <= before.fds + 128 + FA_PACKET_FDS_KERNEL_MAX + N + 8);
 
 	/* After the end they get the answers that they wait for. */
 	teardown(NULL);

@@ -220,7 +220,7 @@ static void test_changed(void **state)
 		atomic_store(&changing, true);
 		fa_check_eq(fa_ring_put(&ring.end, one, length), 0);
 		fa_check_eq(pthread_create(&thread, NULL, change_back_and_forth, &change), 0);
-		if (fa_ring_must_ring(&ring.end))
+		if (fa_ring_needs_doorbell(&ring.end))
 			fa_raw_ring_bell(&ring);
 		outcome = fa_raw_ring_wait(&raw, &ring, 0, value);
 		atomic_store(&changing, false);

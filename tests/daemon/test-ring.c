@@ -218,7 +218,7 @@ static void test_full(void **state)
 	fa_check(n > 32);
 	fa_scene_bystander(&scene);
 	/* The pause ends with the slow one. */
-	fa_ring_want_room(&ring.end);
+	fa_ring_arm_room(&ring.end);
 	fa_check(!fa_ring_has_room(&ring.end, 600));
 	fa_raw_close(&raw);
 	fa_raw_buffer_free(NULL, &slow_buffer);

@@ -230,8 +230,8 @@ static void make_maps(struct fa_gpu *gpu, const struct fa_cuda_launch *launch,
 	for (uint32_t i = 0; i < launch->n_maps; i++) {
 		const struct fa_cuda_map *map = &launch->maps[i];
 
-		if (fa_cudriver_map(&gpu->driver, map->data, map->dims, map->strides, map->box,
-		                    &ret_maps->maps[i]) != CUDA_SUCCESS)
+		if (fa_cudriver_encode_tensor_map(&gpu->driver, map->data, map->dims, map->strides,
+		                                  map->box, &ret_maps->maps[i]) != CUDA_SUCCESS)
 			abort();
 	}
 }

@@ -256,8 +256,9 @@ static void make_maps(struct paged_gpu *gpu, const struct fa_cuda_map *maps, uin
                       struct fa_cuda_maps *ret_maps)
 {
 	for (uint32_t i = 0; i < n; i++)
-		if (fa_cudriver_map(&gpu->driver, maps[i].data, maps[i].dims, maps[i].strides,
-		                    maps[i].box, &ret_maps->maps[i]) != CUDA_SUCCESS) {
+		if (fa_cudriver_encode_tensor_map(&gpu->driver, maps[i].data, maps[i].dims,
+		                                  maps[i].strides, maps[i].box,
+		                                  &ret_maps->maps[i]) != CUDA_SUCCESS) {
 			fprintf(stderr, "the driver refuses map %u\n", i);
 			abort();
 		}

@@ -17,7 +17,7 @@ void fa_raw_ring_open(struct fa_raw *raw, struct fa_raw_ring *ring, uint64_t byt
 	fa_raw_call(raw, &message, NULL, 0);
 	fa_check_eq(raw->message.type, FA_WIRE_RING_REPLY);
 	fa_check_eq(raw->n_fds, FA_WIRE_RING_FDS);
-	fa_check(fa_ring_is_size(reply->bytes));
+	fa_check(fa_ring_is_valid_size(reply->bytes));
 	fa_check_eq(reply->results_bytes, fa_results_bytes(reply->records));
 	*ring = (struct fa_raw_ring){
 		.bytes = reply->bytes,
@@ -59,7 +59,7 @@ int fa_raw_ring_put_bytes(struct fa_raw_ring *ring, const void *bytes, size_t le
 {
 	int r = fa_ring_put(&ring->end, bytes, length);
 
-	if (r == 0 && fa_ring_must_ring(&ring->end))
+	if (r == 0 && fa_ring_needs_doorbell(&ring->end))
 		fa_raw_ring_bell(ring);
 	return r;
 }

@@ -56,11 +56,11 @@ static void client(void)
 		uint64_t message = i * 0x0101010101010101;
 
 		while (fa_ring_put(&ring, &message, sizeof(message)) == -EAGAIN) {
-			fa_ring_want_room(&ring);
+			fa_ring_arm_room(&ring);
 			if (is_hasty || !fa_ring_has_room(&ring, sizeof(message)))
 				fa_model_wait(WAKE);
 		}
-		if (fa_ring_must_ring(&ring))
+		if (fa_ring_needs_doorbell(&ring))
 			fa_model_signal(BELL);
 	}
 	await(MESSAGES);
@@ -70,7 +70,7 @@ static void daemon_end(struct fa_ring_consumer *ring, uint64_t value)
 {
 	if (!is_late)
 		fa_memory_store64(completed(0), value);
-	if (fa_ring_must_wake(ring->words))
+	if (fa_ring_needs_wakeup(ring->words))
 		fa_model_signal(WAKE);
 	if (is_late)
 		fa_memory_store64(completed(0), value);
@@ -92,7 +92,7 @@ static void daemon_side(void)
 			++taken;
 			fa_model_check(length == sizeof(message) &&
 			               message == taken * 0x0101010101010101);
-			if (fa_ring_gave_room(&ring))
+			if (fa_ring_needs_room_wakeup(&ring))
 				fa_model_signal(WAKE);
 			daemon_end(&ring, taken);
 			continue;
@@ -119,7 +119,7 @@ static void hasty_daemon(void)
 	while (taken < MESSAGES) {
 		if (fa_ring_take(&ring, &message, sizeof(message), &length, &wrong) == 0) {
 			++taken;
-			if (fa_ring_gave_room(&ring))
+			if (fa_ring_needs_room_wakeup(&ring))
 				fa_model_signal(WAKE);
 			daemon_end(&ring, taken);
 			continue;
@@ -193,7 +193,7 @@ static void publish(int i)
 
 	for (uint64_t value = 1; value <= 2; ++value) {
 		fa_memory_store64(completed(i), value);
-		if (fa_ring_must_wake(words))
+		if (fa_ring_needs_wakeup(words))
 			fa_model_signal(WAKE);
 	}
 }

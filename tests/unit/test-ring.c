@@ -66,18 +66,18 @@ static void expect_nothing(void)
 	size_t n;
 
 	assert_int_equal(fa_ring_take(&consumer, &byte, 1, &n, &wrong), -EAGAIN);
-	assert_false(fa_ring_has_news(&consumer));
+	assert_false(fa_ring_has_entries(&consumer));
 }
 
 static void test_sizes(void **state)
 {
-	assert_true(fa_ring_is_size(FA_RING_BYTES_MIN));
-	assert_true(fa_ring_is_size(FA_RING_BYTES_MAX));
-	assert_true(fa_ring_is_size(FA_RING_BYTES_DEFAULT));
-	assert_false(fa_ring_is_size(0));
-	assert_false(fa_ring_is_size(FA_RING_BYTES_MIN / 2));
-	assert_false(fa_ring_is_size((uint64_t)FA_RING_BYTES_MAX * 2));
-	assert_false(fa_ring_is_size(FA_RING_BYTES_MIN + 8));
+	assert_true(fa_ring_is_valid_size(FA_RING_BYTES_MIN));
+	assert_true(fa_ring_is_valid_size(FA_RING_BYTES_MAX));
+	assert_true(fa_ring_is_valid_size(FA_RING_BYTES_DEFAULT));
+	assert_false(fa_ring_is_valid_size(0));
+	assert_false(fa_ring_is_valid_size(FA_RING_BYTES_MIN / 2));
+	assert_false(fa_ring_is_valid_size((uint64_t)FA_RING_BYTES_MAX * 2));
+	assert_false(fa_ring_is_valid_size(FA_RING_BYTES_MIN + 8));
 	/* The default takes the longest message, wherever the last one ended. */
 	assert_true(2 * (MESSAGE_MAX + FA_RING_ENTRY_BYTES) <= FA_RING_BYTES_DEFAULT);
 }
@@ -105,7 +105,7 @@ static void test_order(void **state)
 				lengths[put++ % (1u << 16)] = length;
 			was_full = was_full || r == -EAGAIN;
 		} else if (put > taken) {
-			assert_true(fa_ring_has_news(&consumer));
+			assert_true(fa_ring_has_entries(&consumer));
 			expect(taken, lengths[taken % (1u << 16)]);
 			++taken;
 		} else {
@@ -162,35 +162,35 @@ static void test_doorbell(void **state)
 	make(FA_RING_BYTES_MIN);
 	/* It sleeps at first, and is rung once. */
 	assert_int_equal(fa_ring_put(&producer, "1", 1), 0);
-	assert_true(fa_ring_must_ring(&producer));
+	assert_true(fa_ring_needs_doorbell(&producer));
 	assert_int_equal(fa_ring_put(&producer, "2", 1), 0);
-	assert_false(fa_ring_must_ring(&producer));
+	assert_false(fa_ring_needs_doorbell(&producer));
 	assert_false(fa_ring_sleep(&consumer));
-	assert_false(fa_ring_must_ring(&producer));
+	assert_false(fa_ring_needs_doorbell(&producer));
 	take_one('1');
 	take_one('2');
 	assert_true(fa_ring_sleep(&consumer));
 	assert_int_equal(fa_ring_put(&producer, "3", 1), 0);
-	assert_true(fa_ring_must_ring(&producer));
+	assert_true(fa_ring_needs_doorbell(&producer));
 }
 
 static void test_armed(void **state)
 {
 	make(FA_RING_BYTES_MIN);
-	assert_false(fa_ring_must_wake(consumer.words));
+	assert_false(fa_ring_needs_wakeup(consumer.words));
 	fa_ring_arm(&producer);
 	assert_true(fa_ring_is_armed(&producer));
-	assert_true(fa_ring_must_wake(consumer.words));
-	assert_false(fa_ring_must_wake(consumer.words));
+	assert_true(fa_ring_needs_wakeup(consumer.words));
+	assert_false(fa_ring_needs_wakeup(consumer.words));
 	assert_false(fa_ring_is_armed(&producer));
 	fa_ring_arm(&producer);
 	fa_ring_disarm(&producer);
-	assert_false(fa_ring_must_wake(consumer.words));
+	assert_false(fa_ring_needs_wakeup(consumer.words));
 
-	assert_false(fa_ring_gave_room(&consumer));
-	fa_ring_want_room(&producer);
-	assert_true(fa_ring_gave_room(&consumer));
-	assert_false(fa_ring_gave_room(&consumer));
+	assert_false(fa_ring_needs_room_wakeup(&consumer));
+	fa_ring_arm_room(&producer);
+	assert_true(fa_ring_needs_room_wakeup(&consumer));
+	assert_false(fa_ring_needs_room_wakeup(&consumer));
 }
 
 static void test_marks(void **state)

@@ -94,7 +94,8 @@ static void work_finish(struct fa_device *device, struct fa_device_work *work)
 		device->config.notify(device->config.userdata);
 	fa_list_append(&device->done, &work->link);
 	/* Before the work can be reaped. Release: a reader of the words sees the results. */
-	for (int i = 0; i < FA_COMPLETION_EARLY && work->completion_words && !work->status; i++)
+	for (int i = 0; i < FA_COMPLETION_DEVICE_WORDS && work->completion_words && !work->status;
+	     i++)
 		__atomic_store_n(&work->completion_words[i], work->completion_value,
 		                 __ATOMIC_RELEASE);
 }

@@ -36,7 +36,8 @@ static CUresult encode(struct fa_cuda_tensor_map_cache *cache, const struct fa_c
 			memcpy(ret_map, entry[i].words, sizeof(entry[i].words));
 			return CUDA_SUCCESS;
 		}
-	result = fa_cudriver_map(driver, map->data, map->dims, map->strides, map->box, ret_map);
+	result = fa_cudriver_encode_tensor_map(driver, map->data, map->dims, map->strides, map->box,
+	                                       ret_map);
 	if (result != CUDA_SUCCESS)
 		return result;
 	entry += cache->next_way[set]++ % FA_CUDA_MAP_WAYS;

@@ -52,7 +52,7 @@ struct fa_cuda_gate {
 };
 
 #define FA_CUDA_DONE_PARTS 8  /* at most */
-#define FA_CUDA_EARLY_WORDS 8 /* as FA_COMPLETION_EARLY */
+#define FA_CUDA_EARLY_WORDS 8 /* as FA_COMPLETION_DEVICE_WORDS */
 
 /* What a block of threads has left undone. */
 struct fa_cuda_yield_record {
