@@ -56,9 +56,9 @@ struct fa_client {
 	/* Do not change after fa_connect(). */
 	volatile uint64_t *fork_page; /* a page that fork() clears; NULL: compare pids */
 	pid_t pid;
-	uint32_t tag; /* in tickets */
+	uint32_t tag; /* identifies the client in tickets */
 	uint64_t connect_ns, reconnect_ns, spin_ns, reply_ns;
-	bool spin_yields; /* while it spins */
+	bool spin_yields;
 	bool no_ring;
 	bool spawned;
 	char *daemon; /* options.daemon or FAD_DAEMON, absolute, or NULL */
@@ -98,7 +98,7 @@ struct fa_client {
 	unsigned int pins;         /* pins of the connection */
 	bool leader;               /* a thread leads (waiter.h) */
 	struct fa_backoff backoff; /* whether a leader spins */
-	struct fa_list waiters;    /* asleep */
+	struct fa_list waiters;    /* sleeping threads */
 	struct fa_list spinning;
 	struct fa_list calls;
 	uint64_t last_id;

@@ -36,7 +36,7 @@
 
 /* A page that the kernel clears in a child of fork(): a check costs one load. NULL: it cannot, and
  * calls use getpid(). */
-static volatile uint64_t *alive_page_new(void)
+static volatile uint64_t *fork_page_new(void)
 {
 	uint64_t *page = mmap(NULL, sizeof(uint64_t), PROT_READ | PROT_WRITE,
 	                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -132,7 +132,7 @@ static int client_new(const struct fa_options *options, struct fa_client **ret_c
 	pthread_cond_init(&client->changed, &client->clock);
 	*ret_client = client;
 
-	client->fork_page = alive_page_new();
+	client->fork_page = fork_page_new();
 	client->in = aligned_alloc(8, FA_WIRE_BYTES_MAX);
 	client->out = aligned_alloc(8, FA_WIRE_BYTES_MAX);
 	if (!client->in || !client->out ||

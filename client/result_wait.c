@@ -129,7 +129,7 @@ int fa_result_wait(struct fa_client *client, uint32_t stream, uint64_t value, ui
 	ticket.seen = false;
 
 	const bool by_ring = client->connection.ring.memory;
-	/* The device's own signal comes without times. */
+	/* The device's signal has no times: only for callers that want none. */
 	const bool early = !ret_completion;
 
 	/* An earlier call without times may have reported the end: -EAGAIN would contradict it. */

@@ -454,7 +454,7 @@ static bool find_reason(const char *text, size_t length, const char **ret_line, 
 
 int fa_spawn_explain(int stderr_fd, int code, uint64_t deadline_ns, struct fa_error *error)
 {
-	/* Which of these depends on timing. */
+	/* Which of these a dead daemon causes depends on timing. */
 	const bool ended = code == -ENOENT || code == -ECONNREFUSED || code == -ECONNRESET;
 	uint64_t until_ns = ended ? fa_deadline_ns(STDERR_NS) : 0;
 	size_t length, used;
