@@ -1,11 +1,10 @@
 /*
- * The engine: holds every stream's software queue, launches jobs on the device and finishes
- * them. The loop thread submits jobs and takes finished ones; both cross a mailbox. Where the
- * device has to be polled, the loop thread may also run the engine's iterations itself
- * (fa_engine_poll): a small job then needs no hand-over between threads.
+ * The engine: queues jobs in streams, launches them on the device, and finishes them. The loop
+ * thread submits and takes through a mailbox; it may also run the engine's iterations itself
+ * (fa_engine_poll), which saves small jobs a hand-over between threads.
  *
- * A stream is in order: jobs start in the order of submission and finish in it. Groups of
- * streams share the device fairly; a stream's priority counts inside its group only.
+ * Jobs of a stream start and finish in order. Groups of streams share each lane of the device
+ * fairly.
  */
 #pragma once
 
@@ -25,9 +24,9 @@ struct fa_gates;
 struct fa_stream;
 
 /*
- * One unit of work. The loop thread allocates and frees it; the engine owns it from
- * fa_engine_submit() until fa_engine_take() returns it. `work` says what the device does; with
- * op FA_DEVICE_NONE the device does nothing, and later jobs of the stream do not wait for it.
+ * The loop thread allocates and frees it; the engine owns it from fa_engine_submit() until
+ * fa_engine_take(). With work.op FA_DEVICE_NONE it needs no device, and later jobs of the stream
+ * start without waiting for it.
  */
 struct fa_job {
 	/* Set by the loop thread before submission. */
@@ -38,28 +37,23 @@ struct fa_job {
 	uint64_t queued_ns;
 	struct fa_attention_params params; /* what it points to lives as long as the job */
 	void *owner;                       /* the session; opaque to the engine */
-	/* Not started before fa_engine_release(); a job without device work: not finished. */
+	/* Not started (without device work: not finished) before fa_engine_release(). */
 	bool held;
-	/* After its device work succeeded, fa_engine_take() returns the job with `confirming` set;
-	 * it finishes with fa_engine_confirm(). A job without device work is to be confirmed
-	 * once all earlier jobs of its stream have finished. */
+	/* Once it has succeeded (without device work: once earlier jobs have finished), it is taken
+	 * with `confirming` set, and finishes with fa_engine_confirm(). */
 	bool confirms;
 	bool confirming;
-	/* The job starts when all its waits are met, and so do the jobs behind it. Its signals are
-	 * written when it finishes, with whatever status. NULL: none; lives as long as the job. */
+	/* The job, and those behind it, start when its waits are met; its signals are written when
+	 * it finishes, with whatever status. NULL: none. Lives as long as the job. */
 	struct fa_gates *gates;
-	/* Ends with the error of its predecessor, if that fails. Cancelling one job of a chain
-	 * cancels the whole chain. */
+	/* Ends with its predecessor's error. Cancelling one job of a chain cancels all. */
 	bool chained;
-	/* The device may write the stream's words (fa_engine_stream_set_device_words) when the job
-	 * succeeds. Set only if nothing else of the stream is in flight and the job ends with its
-	 * device work. */
+	/* The device may write the stream's words (fa_engine_stream_set_device_words) on success.
+	 * Only if nothing else of the stream is in flight, and nothing follows the device work. */
 	bool device_completes;
 
-	/*
-	 * 0 or a negative errno. A refused job is submitted as well, with status and error set:
-	 * it is not launched, and its value finishes in order.
-	 */
+	/* 0 or a negative errno. A refused job is submitted with status and error set: it is not
+	 * launched, and finishes in order. */
 	int status;
 	struct fa_error error;
 	uint64_t started_ns, finished_ns;
@@ -82,31 +76,25 @@ struct fa_job {
 };
 
 /*
- * @notify is called by the thread that runs the iteration when fa_engine_take() has something
- * after it had nothing (uv_async_send), and when the device is lost. The receiver takes until
- * nothing is left, or remembers to come back. No call is under way once fa_engine_free() has
- * returned. The device's notify must be fa_engine_wake.
+ * @notify is called on whichever thread runs the iteration, when fa_engine_take() has something
+ * after it had nothing, and when the device is lost. No call is under way once fa_engine_free()
+ * has returned. The device's notify must be fa_engine_wake.
  */
 int fa_engine_new(const struct fa_device_ops *ops, void (*notify)(void *userdata), void *userdata,
                   struct fa_engine **ret_engine);
 
-/* Hands over the device and starts the engine thread. A second step, because the device is
- * opened with fa_engine_wake as its notify. */
+/* Starts the engine thread. A second step: @device is opened with fa_engine_wake as notify. */
 int fa_engine_start(struct fa_engine *engine, struct fa_device *device);
 
-/* Stops the thread. Every stream was closed and taken before, and the device is idle; it may
- * call fa_engine_wake() until then. Takes NULL. */
+/* Stops the thread. Every stream was closed and taken, and the device is idle. Takes NULL. */
 struct fa_engine *fa_engine_free(struct fa_engine *engine);
 
-/*
- * Returns true and the reason if the device is lost. From then on every job ends with -ENODEV:
- * waiting ones, running ones (when the device returns them) and those submitted later.
- * Any thread.
- */
+/* Returns true and the reason if the device is lost: every job ends with -ENODEV from then on, a
+ * running one when the device returns it. Any thread. */
 bool fa_engine_lost(struct fa_engine *engine, struct fa_error *ret_reason);
 
-/* The engine thread wakes up when @fd becomes readable, because the loop thread does and will
- * have jobs then. Once; @fd is duplicated. A failure costs latency only. */
+/* The engine thread wakes up when @fd becomes readable, as the loop thread does. Once; @fd is
+ * duplicated. A failure costs latency only. */
 void fa_engine_watch_fd(struct fa_engine *engine, int fd);
 
 /* Wakes the engine thread; any thread. @engine is a struct fa_engine. */
@@ -135,41 +123,32 @@ void *fa_stream_owner(struct fa_stream *stream);
 /* All jobs up to this value are finished; a word that no client can write. Any thread. */
 uint64_t fa_stream_finished(struct fa_stream *stream);
 
-/*
- * Consumes @job until it is taken. Never blocks, never fails. A job that the client sees as
- * finished in the completion page can be taken.
- */
+/* Consumes @job until it is taken. Never blocks, never fails. A job can be taken by the time that
+ * the client sees it finished in the completion page. */
 void fa_engine_submit(struct fa_engine *engine, struct fa_job *job);
 
 /* Jobs will come in a moment: a sleeping engine thread wakes up meanwhile. */
 void fa_engine_prewake(struct fa_engine *engine);
 
-/* Jobs submitted between these two reach the engine together, or a few at a time if there are
- * many. */
+/* Jobs submitted in between reach the engine together, or a few at a time. */
 void fa_engine_batch_begin(struct fa_engine *engine);
 void fa_engine_batch_end(struct fa_engine *engine);
 
 /*
- * Ends a batch and runs one iteration of the engine, if the engine thread does not: launches
- * the batch if it is a single job, reaps, polls gates, finishes jobs. Call it again at once, or
- * fa_engine_poll_end(). The engine thread stands by between the calls; it takes over when none
- * comes for some microseconds (a tenth of a millisecond if there was little to do).
+ * Ends a batch, and runs one iteration of the engine unless the engine thread does or the batch has
+ * several jobs. Call it again at once, or fa_engine_poll_end(): the engine thread stands by, and
+ * takes over when no call comes for some microseconds (100 if there was little to do).
  * Returns true if there is more to launch.
  */
 bool fa_engine_poll(struct fa_engine *engine);
 void fa_engine_poll_end(struct fa_engine *engine);
 
-/*
- * Finishes @value, the next of @stream, which has nothing in flight, without a job. The client
- * is not woken.
- */
+/* Finishes @value, the next of @stream, without a job. Nothing of the stream is in flight; the
+ * client is not woken. */
 void fa_engine_complete_empty(struct fa_engine *engine, struct fa_stream *stream, uint64_t value,
                               uint64_t now_ns);
 
-/*
- * Lets a held job start; with @status (and a sentence in @error) it ends with that instead.
- * Once per job, and not after it was taken.
- */
+/* Lets a held job start, or ends it with @status and @error. Once, and not after it was taken. */
 void fa_engine_release(struct fa_engine *engine, struct fa_job *job, int status,
                        const struct fa_error *error);
 
@@ -181,27 +160,22 @@ void fa_engine_confirm(struct fa_engine *engine, struct fa_job *job, int status,
 void fa_engine_cancel(struct fa_engine *engine, struct fa_stream *stream, uint64_t value,
                       int status);
 
-/*
- * Cancels what is in flight on @stream with @status, and closes it. All its jobs are taken
- * first, then the stream itself is taken once, to be freed by fa_stream_free().
- */
+/* Cancels what is in flight on @stream with @status. The stream is taken once, after all its jobs,
+ * to be freed by fa_stream_free(). */
 void fa_engine_stream_close(struct fa_engine *engine, struct fa_stream *stream, int status);
 struct fa_stream *fa_stream_free(struct fa_stream *stream);
 
-/* Takes one finished or confirming job (*ret_job) or one closed stream (*ret_closed); the other
- * is NULL. Jobs that finished before a confirming job became so, in any stream, are taken
- * before it. Returns false if there is nothing. */
+/* Takes a finished or confirming job (*ret_job) or a closed stream (*ret_closed); the other is
+ * NULL. What finished before a job became confirming, in any stream, is taken before it. Returns
+ * false if there is nothing. */
 bool fa_engine_take(struct fa_engine *engine, struct fa_job **ret_job,
                     struct fa_stream **ret_closed);
 
 /* Returns true if fa_engine_take() may have something; costs one load. */
 bool fa_engine_has_events(struct fa_engine *engine);
 
-/*
- * For the watchdog. Returns true if the engine thread has completed an iteration since the last
- * call that returned true (the first call does), and then asks for the next one. A sleeping
- * engine thread is woken and answers; one that hangs in the driver or on a lock does not.
- */
+/* For the watchdog. Returns true if the engine thread has completed an iteration since the last call
+ * that returned true (the first one does), and asks for the next one: wakes the thread. */
 bool fa_engine_heartbeat(struct fa_engine *engine);
 
 /* Counters for status; any thread. */

@@ -17,7 +17,7 @@
 /* Attempts at a mutex before sleeping for it. */
 #define LOCK_TRIES 200
 
-/* The loop thread counts as absent after once to twice this time without a poll. */
+/* The loop thread is absent after once to twice this time without a poll. */
 #define STANDBY_TIMEOUT_NS (4 * FA_NS_PER_US)
 /* The engine thread on standby spins for so long, then sleeps between checks. */
 #define STANDBY_SPIN_BUSY_NS (200 * FA_NS_PER_US)
@@ -26,8 +26,8 @@
 /* Pause instructions between two reads of the clock. */
 #define STANDBY_RELAX 16
 
-/* The mutex is held for a few stores, often just when this thread has seen the first of them. A
- * sleep and a wake-up would take longer than a small job. */
+/* Held for a few stores, often just when this thread has seen the first of them: to sleep would take
+ * longer than a small job. */
 void fa_engine_lock_mutex(struct fa_engine *engine, pthread_mutex_t *mutex)
 {
 	for (int i = 0; engine->parker.may_spin && i < LOCK_TRIES; i++) {
@@ -149,8 +149,8 @@ static void publish_job(struct fa_job *job)
 		fa_gates_signal(job->gates, job->status);
 }
 
-/* Returns the clients that sleep for a job just published, each once and with a reference: they
- * are woken after the mutex is released, when their streams may be gone. */
+/* Returns the clients that sleep, each once and with a reference: they are woken without the mutex,
+ * when their streams may be gone. */
 static struct fa_completion_records *find_sleepers(const struct fa_list *done)
 {
 	struct fa_completion_records *sleepers = NULL, *last = NULL;
@@ -208,8 +208,8 @@ static void deliver(struct fa_engine *engine)
 	fa_engine_count(&engine->stats.cancelled, cancelled);
 	fa_engine_count(&engine->stats.failed, failed);
 
-	/* Publish under the mutex: the loop thread must find the job in the outbox before it
-	 * handles what the client sends on seeing the completion. */
+	/* Under the mutex: the loop thread must find the job in the outbox before it handles what the
+	 * client sends on seeing it finished. */
 	fa_engine_lock(engine);
 	was_empty = fa_list_empty(&engine->outbox.finished) &&
 	            fa_list_empty(&engine->outbox.confirms) &&
@@ -296,8 +296,7 @@ void fa_engine_iterate(struct fa_engine *engine, int max_launches)
 	                      memory_order_relaxed);
 }
 
-/* Polls only gates for a moment where the device notifies: reap() would take a lock that the
- * device's own threads need. */
+/* For a device that notifies: reap() would take a lock that its threads need. */
 static void spin_on_gates(struct fa_engine *engine)
 {
 	int looks = engine->polled || !engine->parker.may_spin ? 1 : GATE_POLLS_PER_ITERATION;
@@ -358,8 +357,7 @@ struct standby {
 	uint64_t since_ns; /* 0: it does not */
 };
 
-/* Waits while the loop thread polls. Returns true, with state_mutex, if it has stopped polling and
- * something needs it. */
+/* Waits while the loop thread polls. Returns true, with state_mutex, if that has stopped too early. */
 static bool stand_by(struct fa_engine *engine, struct standby *standby)
 {
 	const uint64_t n_polls = atomic_load_explicit(&engine->loop_poll_count,
@@ -373,8 +371,7 @@ static bool stand_by(struct fa_engine *engine, struct standby *standby)
 		*standby = (struct standby){ .needs_polling = needs_polling, .since_ns = begin_ns };
 	if (begin_ns - standby->since_ns > spin_ns || !engine->parker.may_spin)
 		fa_parker_sleep(&engine->parker, begin_ns + STANDBY_SLEEP_NS);
-	/* Look at the loop thread's words seldom: it writes them at each poll, and every look
-	 * takes the cache line away from it. */
+	/* Seldom: each look takes the cache line away from the loop thread, which writes it. */
 	do {
 		for (int i = 0; i < STANDBY_RELAX && !fa_parker_is_woken(&engine->parker); i++)
 			fa_parker_relax(&engine->parker);
@@ -390,8 +387,6 @@ static bool stand_by(struct fa_engine *engine, struct standby *standby)
 	return true;
 }
 
-/* After an iteration for which the thread was woken. A request that arrived during the iteration
- * is answered as well, since the iteration has ended. */
 static void answer_heartbeat(struct fa_engine *engine)
 {
 	const uint64_t asked = atomic_load_explicit(&engine->heartbeats_asked,

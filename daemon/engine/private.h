@@ -1,9 +1,7 @@
 /*
- * The engine from inside: what the mailbox (engine.c), the iterations and their thread
- * (engine_loop.c) and the states of jobs and streams (scheduler.c) share.
- *
- * "Scheduler state" is guarded by state_mutex: the engine thread holds it during an iteration,
- * or the loop thread does in fa_engine_poll().
+ * What the mailbox (engine.c), the iterations and their thread (engine_loop.c) and the scheduler
+ * (scheduler.c) share. "Scheduler state" is guarded by state_mutex, which the engine thread holds
+ * during an iteration, or the loop thread in fa_engine_poll().
  */
 #pragma once
 
@@ -20,7 +18,6 @@
 /* Hash chains of a stream's index from values to jobs. */
 #define FA_STREAM_CHAINS 64
 
-/* Settled jobs leave in the stream's order, whatever the order in which they settled. */
 enum fa_job_state {
 	FA_JOB_WAITING,    /* behind other jobs, for gates, for a slot of the device, or held */
 	FA_JOB_RUNNING,    /* launched; or started, if it has no device work */
@@ -83,13 +80,12 @@ struct fa_stream {
 	struct fa_job *gated;
 	uint64_t gated_ns;           /* since when */
 	unsigned int n_device_gated; /* launched jobs whose gates the device waits for */
-	/* Gate waits in a row that the device gave up; gated jobs that are not launched ahead of
-	 * their gates meanwhile. */
+	/* Gates in a row that the device gave up; gated jobs left to the engine because of that. */
 	unsigned int gate_timeouts, gate_backoff;
 	struct fa_list gate_link;       /* engine.hot_gates, for the first GATE_HOT_NS */
 	struct fa_deadline gate_parked; /* engine.parked_gates, afterwards */
 
-	/* Set by the loop thread, before any job that relies on it is submitted. */
+	/* Set by the loop thread, before a job that relies on it. */
 	struct fa_completion_records *_Atomic records; /* NULL: none */
 	uint32_t id;                                   /* in the records */
 	uint32_t *_Atomic device_words;                /* a device address; NULL: none */
@@ -190,8 +186,7 @@ void fa_engine_drain_inbox(struct fa_engine *engine);
 /* One iteration. With state_mutex. */
 void fa_engine_iterate(struct fa_engine *engine, int max_launches);
 
-/* Writes the completion of @value: first the private word, which alone releases anything, then
- * what the client sees. */
+/* Publishes @value: first the private word, which alone releases anything, then the client's. */
 void fa_stream_publish(struct fa_stream *stream, uint64_t value, const struct fa_outcome *outcome);
 
 /* ---- scheduler.c; with state_mutex */
@@ -217,8 +212,8 @@ static inline bool fa_engine_can_launch(const struct fa_engine *engine)
 	return !fa_list_empty(&engine->ready_lanes);
 }
 
-/* Tries to launch a job of the next lane's next stream; fa_engine_can_launch() is true. Returns how
- * many were launched: 0 if the device refused it. */
+/* Launches a job of the next lane's next stream; fa_engine_can_launch() is true. Returns 0 if the
+ * device refused it, else 1. */
 int fa_engine_launch_next(struct fa_engine *engine);
 
 /* Launches the jobs that the device deferred, as far as it takes them now. After each reap(). */

@@ -1,7 +1,9 @@
 /*
- * The states of jobs and streams: which stream may launch, which launches next, and what follows
- * when a job ends. All of it is scheduler state, guarded by state_mutex. This is the daemon's
- * one order of work: groups share launches fairly, streams of a group go by priority.
+ * The states of jobs and streams: which may launch, which launches next, and what follows the end
+ * of a job. With state_mutex.
+ *
+ * A stream that can launch stands in the queue of its lane, or of the engine's own lane if its job
+ * needs no device. Lanes with a free slot take turns; within a lane groups share launches fairly.
  */
 #include "daemon/engine/private.h"
 
@@ -15,7 +17,7 @@ static void lane_free_slot(struct fa_engine *engine, struct fa_device_lane *lane
 
 /* Jobs of a stream that the device may hold behind their gates. */
 #define DEVICE_GATES_MAX 2
-/* After n waits in a row that the device gave up, the engine polls the next 2^n gates itself. */
+/* After n gates in a row that the device gave up, 2^n are left to the engine; n is at most this. */
 #define GATE_BACKOFF_SHIFT_MAX 6
 
 /* ---- jobs */
@@ -92,7 +94,7 @@ void fa_job_answered(struct fa_job *job)
 	stream_update(job->stream);
 }
 
-/* Moves a started job back into `waiting`, in order: others may have come back before it. */
+/* Moves a started job back into `waiting`, in order. */
 static void job_put_back(struct fa_job *job)
 {
 	struct fa_list *pos, *waiting = &job->stream->waiting;
@@ -145,7 +147,7 @@ void fa_job_reaped(struct fa_job *job)
 	if (job->started_ns)
 		fa_engine_count(&stream->engine->stats.busy_ns, job->finished_ns - job->started_ns);
 
-	/* Its predecessor in the chain has failed: the job ends with that error, however far it came. */
+	/* Its predecessor has failed. */
 	if (job->chain_ended && (!status || status == -ECANCELED)) {
 		job->error = stream->chain_error;
 		status = stream->chain_status;
@@ -250,7 +252,7 @@ static void lane_remove(struct fa_stream *stream)
 	}
 }
 
-/* The device refused the job of @stream, which stays the next of its lane. */
+/* The lane has no slot for @stream, which stays the next. */
 static void lane_fill(struct fa_stream *stream)
 {
 	struct fa_device_lane *lane = stream->lane;
@@ -265,7 +267,6 @@ static void lane_fill(struct fa_stream *stream)
 	fa_list_append(&stream->engine->full_lanes, &lane->link);
 }
 
-/* A slot of the lane was freed. */
 static void lane_free_slot(struct fa_engine *engine, struct fa_device_lane *lane)
 {
 	if (!lane->wanted)
@@ -301,8 +302,8 @@ static bool is_gated(const struct fa_job *job)
 	       !fa_gates_met(job->gates);
 }
 
-/* Returns true if @job, the first that waits, can be launched before its last gate opens: the
- * device then polls that gate itself, and no CPU is needed for the hand-over. */
+/* Returns true if @job, the first that waits, can be launched before its last gate opens, which the
+ * device then polls itself. */
 static bool device_can_wait(const struct fa_stream *stream, const struct fa_job *job)
 {
 	const struct fa_engine *engine = stream->engine;
@@ -313,14 +314,13 @@ static bool device_can_wait(const struct fa_stream *stream, const struct fa_job 
 	       engine->ops->can_wait(engine->device, stream->queue, &job->work);
 }
 
-/* Returns true if @job, the first that waits, is to be launched on the device. */
 static bool needs_slot(const struct fa_job *job)
 {
 	return job->state == FA_JOB_WAITING && has_work(job);
 }
 
-/* Returns true if the stream can start a job. Behind device-gated jobs, which the device may
- * return unlaunched, only more of the same may start: anything else could overtake them. */
+/* Returns true if the stream can start a job. The device may return device-gated jobs: only more of
+ * those may start behind them, as anything else could overtake them. */
 static bool can_launch(const struct fa_stream *stream)
 {
 	const struct fa_job *job = fa_job_first((struct fa_list *)&stream->waiting);
@@ -334,7 +334,6 @@ static bool can_launch(const struct fa_stream *stream)
 	return !job->held && stream->outstanding < stream->engine->depth;
 }
 
-/* The lane for the stream's first waiting job: the engine's own if it needs no slot of the device. */
 static struct fa_device_lane *lane_needed(struct fa_stream *stream)
 {
 	if (stream->queue && needs_slot(fa_job_first(&stream->waiting)))
@@ -342,8 +341,7 @@ static struct fa_device_lane *lane_needed(struct fa_stream *stream)
 	return &stream->engine->lane;
 }
 
-/* Makes the stream's queue before its first launch. If that fails the job ends, and the caller starts
- * over. */
+/* Makes the stream's queue before its first launch. Returns false if that fails: the job has ended. */
 static bool prepare_queue(struct fa_stream *stream)
 {
 	struct fa_job *job;
@@ -360,7 +358,7 @@ static bool prepare_queue(struct fa_stream *stream)
 	return r == 0;
 }
 
-/* Starts or stops polling the gates of the stream's first waiting job. */
+/* Polls the gates of the stream's first waiting job from now on, or no longer. */
 static void stream_watch(struct fa_stream *stream)
 {
 	struct fa_engine *engine = stream->engine;
@@ -381,7 +379,6 @@ static void stream_watch(struct fa_stream *stream)
 	fa_list_append(&engine->hot_gates, &stream->gate_link);
 }
 
-/* The job's predecessor in the chain has left with an error. */
 static void chain_end(struct fa_stream *stream, struct fa_job *job)
 {
 	if (job->state == FA_JOB_CONFIRMING || job->chain_ended)
@@ -396,7 +393,6 @@ static void chain_end(struct fa_stream *stream, struct fa_job *job)
 	job_settle(job, stream->chain_status);
 }
 
-/* Brings the stream's place among those that can launch up to date. */
 static void stream_enqueue(struct fa_stream *stream)
 {
 	struct fa_device_lane *lane = can_launch(stream) ? lane_needed(stream) : NULL;
@@ -414,7 +410,6 @@ static void stream_enqueue(struct fa_stream *stream)
 		lane_add(lane, stream);
 }
 
-/* Jobs that have settled leave, in order. */
 static void stream_finish_jobs(struct fa_stream *stream)
 {
 	struct fa_engine *engine = stream->engine;
@@ -444,8 +439,8 @@ static void stream_finish_jobs(struct fa_stream *stream)
 	}
 }
 
-/* Called after each change of a job's state: finishes jobs in order, and updates the stream's
- * place in the run queue. */
+/* After each change of a job's state: settled jobs leave in order, and the stream gets its place
+ * among those that can launch. */
 static void stream_update(struct fa_stream *stream)
 {
 	struct fa_engine *engine = stream->engine;
@@ -490,12 +485,10 @@ static void stream_start(struct fa_stream *stream, struct fa_job *job)
 {
 	fa_list_remove(&job->link);
 	fa_list_append(&stream->started, &job->link);
-	/* The next job may wait for gates. */
 	stream_watch(stream);
 }
 
-/* Gives @job, the stream's first waiting one, to the device. -EAGAIN, -EBUSY: see device.h; it waits
- * on. */
+/* Returns -EAGAIN or -EBUSY if the device refuses the job (device.h), which waits on then. */
 static int job_launch(struct fa_stream *stream, struct fa_job *job)
 {
 	const bool device_gated = job == stream->gated;
@@ -530,8 +523,7 @@ static int job_launch(struct fa_stream *stream, struct fa_job *job)
 	return 0;
 }
 
-/* Launches the stream's next job, behind settled ones, which only move on. Returns 0, or what the
- * device refused it with. */
+/* Launches the stream's next job that has not settled. Returns 0, or the device's refusal. */
 static int stream_launch(struct fa_stream *stream)
 {
 	struct fa_job *job;
@@ -541,7 +533,7 @@ static int stream_launch(struct fa_stream *stream)
 	while (can_launch(stream)) {
 		job = fa_job_first(&stream->waiting);
 		if (needs_slot(job)) {
-			/* Behind one that needed none it has to queue for its own lane. */
+			/* Unless it has yet to queue for its lane. */
 			if (!stream->run_lane || stream->run_lane == stream->lane)
 				r = job_launch(stream, job);
 			break;

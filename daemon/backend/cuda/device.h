@@ -91,7 +91,7 @@ struct fa_cuda_stream {
 	CUstream stream;
 	int priority;
 	unsigned int n_queues;
-	/* The GPU writes the sequence of each work that has ended, in order. A work with told_parts
+	/* The GPU writes the sequence of each work that has ended, in order. A work with self_signal_parts
 	 * writes it once a part, each part to a word of its own. */
 	const uint64_t *word;
 	CUdeviceptr word_at;
@@ -99,8 +99,8 @@ struct fa_cuda_stream {
 	/* Blocks that signal the end of their launch themselves count here. */
 	CUdeviceptr counter_at;
 	uint64_t n_counted;           /* blocks of all launches that count */
-	uint64_t told;                /* the last work that signals its end itself, */
-	uint32_t told_parts;          /* ... in so many parts; 0: as a whole */
+	uint64_t self_signalled;      /* the last work that signals its end itself, */
+	uint32_t self_signal_parts;   /* ... in so many parts; 0: as a whole */
 	uint64_t finished_ns;         /* when the last work was seen to have ended */
 	struct fa_list works;         /* in flight, by fa_device_work.link */
 	unsigned int n_works;         /* in flight */

@@ -1,24 +1,18 @@
 /*
- * Works that wait on the GPU for a word of a client's (kernels/cuda/common/gate.h): a gate, a
- * kernel of one warp, stands before the launch. So a client's stream and the daemon's hand over
- * to one another without a CPU between.
+ * Works that wait on the GPU for a client's word: a gate, a kernel of one warp, precedes the launch
+ * (kernels/cuda/common/gate.h), so that a client's stream and the daemon's hand over without a CPU.
  *
- * It is done under MPS alone: elsewhere a client's kernels would not run while the gate looks at
- * the word. And nobody is to have a disadvantage by it. A gate gives up after PATIENCE_NS, and as
- * soon as somebody else wants the CUDA stream; before it has opened it is not urgent, so that a
- * prefill gives way to it only where somebody waits for that; behind it stand only more of the
- * same queue. Streams are no more than
- * the driver keeps apart, so that a gate holds up its own alone.
- *
- * A gate reports its turn when it gives up: then it and those behind it have done nothing, and
- * what they stand for goes back to who launched it. That one has opened is seen at the client's
- * word, and does not have to be exact.
+ * Only under MPS, as otherwise a client's kernels would not run while a gate polls. A gate must not
+ * cost others anything: it gives up after PATIENCE_NS, or when another queue wants the stream; it
+ * preempts nothing before it has opened; only works of the same queue stand behind it; and streams
+ * are no more than the driver keeps apart. A gate that gives up reports its turn: it and the works
+ * behind it have done nothing, and return to the engine.
  */
 #include "daemon/backend/cuda/gate.h"
 
 #include "common/clock.h"
 
-/* As long as the engine looks at a gate all the time. */
+/* As long as the engine polls a gate without sleeping. */
 #define PATIENCE_NS (200 * FA_NS_PER_US)
 
 void fa_cuda_gates_open(struct fa_device *device)

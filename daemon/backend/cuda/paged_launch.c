@@ -184,7 +184,7 @@ bool fa_cuda_paged_can_wait(const struct fa_device_work *work)
 		if (!paged->parts[i].fused)
 			return false;
 	return paged->parts[last].request.op == FA_PAGED_ATTEND && !plan->forward_blocks &&
-	       plan->decode_grid > 0 && plan->decode_grid <= FA_CUDA_TELL_BLOCKS;
+	       plan->decode_grid > 0 && plan->decode_grid <= FA_CUDA_SELF_SIGNAL_BLOCKS;
 }
 
 int fa_cuda_paged_enqueue(struct fa_device *device, struct fa_cuda_stream *stream,

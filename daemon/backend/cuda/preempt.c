@@ -161,8 +161,8 @@ static CUresult launch(struct fa_device *device, struct fa_cuda_stream *stream,
 	if (result != CUDA_SUCCESS)
 		return result;
 	stream->n_counted += preemption->grid;
-	stream->told = stream->sequence;
-	stream->told_parts = 0;
+	stream->self_signalled = stream->sequence;
+	stream->self_signal_parts = 0;
 	preemption->stopped_ns = 0;
 	preemption->asked = false;
 	preemption->run_ns = run_ns;

@@ -32,7 +32,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* When nothing has finished for so long the driver is asked whether it still lives. */
+/* The driver is queried for errors after so long without the end of a work. */
 #define QUIET_NS (20 * FA_NS_PER_MS)
 
 enum work_state {
@@ -45,13 +45,13 @@ struct cuda_work {
 	uint64_t sequence; /* in its CUDA stream */
 	struct fa_cuda_range range;
 	enum work_state state;
-	uint32_t parts;   /* that are told, or 0: it is as a whole */
-	uint32_t counted; /* blocks that count themselves */
+	uint32_t parts;   /* that signal their end; 0: the work does as a whole */
+	uint32_t counted; /* its blocks in stream.n_counted */
 	bool gated;       /* LAUNCHED behind a gate, */
 	bool open;        /* ... which has opened, or is about to */
-	bool steady;      /* LAUNCHED, long, and cannot give way */
-	bool gives_way;   /* long, and its kernel can be preempted */
-	/* How long it takes; 0: not long. steady: until when it should have ended. */
+	bool fixed;       /* launched, long, and not preemptible */
+	bool preemptible; /* long, with a kernel that can stop */
+	/* Expected time; 0: not long. Once it is fixed: expected end. */
 	uint64_t long_ns;
 };
 
@@ -84,7 +84,7 @@ static struct fa_device_work *first_work(const struct fa_list *list)
 
 /* ---- the end of a work */
 
-/* Its status stands. */
+/* Its status is final. */
 static void work_finish(struct fa_device *device, struct fa_device_work *work)
 {
 	struct cuda_work *cuda = cuda_work(work);
@@ -99,8 +99,8 @@ static void work_finish(struct fa_device *device, struct fa_device_work *work)
 	fa_list_append(&device->done, &work->link);
 }
 
-/* Until when all steady works should have ended. */
-static uint64_t steady_until_ns(struct fa_device *device)
+/* Returns the expected end of the last fixed work in flight. */
+static uint64_t fixed_until_ns(struct fa_device *device)
 {
 	const struct fa_list *pos;
 	uint64_t until_ns = 0;
@@ -110,16 +110,15 @@ static uint64_t steady_until_ns(struct fa_device *device)
 			const struct cuda_work *cuda = cuda_work(fa_container_of(
 				(struct fa_list *)pos, struct fa_device_work, link));
 
-			if (cuda->steady && until_ns < cuda->long_ns)
+			if (cuda->fixed && until_ns < cuda->long_ns)
 				until_ns = cuda->long_ns;
 		}
 	}
 	return until_ns;
 }
 
-/* It is none of the stream's any more. */
-static void work_leave(struct fa_device *device, struct fa_cuda_stream *stream,
-                       struct fa_device_work *work)
+static void work_detach(struct fa_device *device, struct fa_cuda_stream *stream,
+                        struct fa_device_work *work)
 {
 	struct cuda_work *cuda = cuda_work(work);
 
@@ -128,9 +127,9 @@ static void work_leave(struct fa_device *device, struct fa_cuda_stream *stream,
 	cuda->gated = cuda->open = false;
 	if (work == stream->preemption.work)
 		fa_cuda_preempt_end(device, stream);
-	if (cuda->steady) {
-		cuda->steady = false;
-		fa_cuda_quiesce_fixed_end(&device->quiesce, steady_until_ns(device));
+	if (cuda->fixed) {
+		cuda->fixed = false;
+		fa_cuda_quiesce_fixed_end(&device->quiesce, fixed_until_ns(device));
 	}
 }
 
@@ -142,7 +141,7 @@ static void work_finish_lost(struct fa_device *device, struct fa_device_work *wo
 
 /* ---- works on their way to the GPU */
 
-/* Appends @n words to what is to be copied, and says where the GPU will find them. */
+/* Appends a vector of @n words to @place; returns its address on the GPU. */
 static void *put_vector(char *place, CUdeviceptr place_at, size_t *used, const void *vector,
                         size_t n)
 {
@@ -155,7 +154,7 @@ static void *put_vector(char *place, CUdeviceptr place_at, size_t *used, const v
 	return (void *)at;
 }
 
-/* Takes cu_seqlens, slopes and sinks along. */
+/* Copies cu_seqlens, slopes and sinks, unless the kernel reads them @in_place. */
 static CUresult copy_vectors(struct fa_device *device, struct fa_cuda_stream *stream,
                              const struct fa_attention_params *params, bool in_place,
                              struct fa_cuda_attention *args)
@@ -206,7 +205,7 @@ static CUresult launch_kernel(struct fa_device *device, struct fa_cuda_stream *s
 	return result;
 }
 
-/* All that the driver is told of @work; returns 0 or its status. */
+/* Returns 0 or the status of @work. */
 static int work_enqueue(struct fa_device *device, struct fa_cuda_stream *stream,
                         struct fa_device_work *work)
 {
@@ -241,10 +240,8 @@ static int work_enqueue(struct fa_device *device, struct fa_cuda_stream *stream,
 	return result ? fa_cuda_fail(device, stream->stream, &work->error, result, doing) : 0;
 }
 
-/*
- * Gives @work to the driver. If that fails halfway the stream may still be using what
- * the work has: it stays in flight then, too, until its word is written.
- */
+/* A work that fails halfway stays in flight until its word is written: the stream may use its
+ * memory. */
 static void work_start(struct fa_device *device, struct fa_cuda_stream *stream,
                        struct fa_device_work *work)
 {
@@ -261,21 +258,21 @@ static void work_start(struct fa_device *device, struct fa_cuda_stream *stream,
 	if (stream->preemption.work == work) {
 		stream->preemption.is_long = cuda->long_ns > 0;
 	} else if (cuda->long_ns > 0) {
-		cuda->steady = true;
+		cuda->fixed = true;
 		cuda->long_ns = fa_cuda_quiesce_fixed_begin(&device->quiesce, cuda->long_ns);
 	}
 	cuda->counted = (uint32_t)(stream->n_counted - n_counted);
 	cuda->gated = work->gate.word && !work->status;
 	if (cuda->gated)
 		fa_cuda_gates_add(stream, work->queue);
-	if (stream->told == cuda->sequence)
-		cuda->parts = stream->told_parts;
+	if (stream->self_signalled == cuda->sequence)
+		cuda->parts = stream->self_signal_parts;
 	else
 		result = device->driver.cuStreamWriteValue64(stream->stream, stream->word_at,
 		                                             cuda->sequence,
 		                                             CU_STREAM_WRITE_VALUE_DEFAULT);
 	if (result != CUDA_SUCCESS) {
-		/* Nobody will learn when the stream's works end. */
+		/* No end of the stream's works would be seen. */
 		(void)fa_cudriver_fail(&device->driver, &error, result,
 		                       "the end of a request cannot be asked for");
 		fa_cuda_lose(device, error.text);
@@ -287,10 +284,8 @@ static void work_start(struct fa_device *device, struct fa_cuda_stream *stream,
 	cuda->state = LAUNCHED;
 }
 
-/*
- * Returns true if the stream takes @work, of @queue, now. Behind closed gates it takes only more of
- * the same queue that are gated; if another queue has a work, the gates are asked to give up.
- */
+/* Returns true if the stream takes @work, of @queue, now. Behind gates it takes only more gated works
+ * of the same queue; for another queue's the gates are asked to give up. */
 static bool has_slot(struct fa_device *device, const struct fa_device_queue *queue,
                      const struct fa_device_work *work)
 {
@@ -308,8 +303,8 @@ static bool has_slot(struct fa_device *device, const struct fa_device_queue *que
 	return false;
 }
 
-/* Returns true if @work may begin as far as it takes long. Behind a held work of its stream nothing
- * begins that cannot be preempted. */
+/* Returns true unless @work takes long and has to wait for workers. No fixed work passes a deferred
+ * one of its stream. */
 static bool may_begin(struct fa_device *device, const struct fa_cuda_stream *stream,
                       struct fa_device_work *work)
 {
@@ -317,17 +312,17 @@ static bool may_begin(struct fa_device *device, const struct fa_cuda_stream *str
 
 	if (!cuda->long_ns)
 		return true;
-	return (!stream->lane.n_deferred || cuda->gives_way) &&
-	       fa_cuda_quiesce_long_begin(&device->quiesce, cuda->gives_way ? 0 : cuda->long_ns);
+	return (!stream->lane.n_deferred || cuda->preemptible) &&
+	       fa_cuda_quiesce_long_begin(&device->quiesce, cuda->preemptible ? 0 : cuda->long_ns);
 }
 
-/* Whether the word says that the first of the stream's works has ended. */
+/* Returns whether the first of the stream's works has ended, by its words. */
 static bool has_ended(const struct fa_cuda_stream *stream)
 {
 	const struct cuda_work *cuda = cuda_work(first_work(&stream->works));
 	uint32_t i = 0;
 
-	/* Acquire: what the GPU wrote before it is seen after it. */
+	/* Acquire: orders the GPU's earlier writes before what follows. */
 	do {
 		if (__atomic_load_n(stream->word + i, __ATOMIC_ACQUIRE) < cuda->sequence)
 			return false;
@@ -335,16 +330,16 @@ static bool has_ended(const struct fa_cuda_stream *stream)
 	return true;
 }
 
-/* Whether gates that are shut from @turn on have kept it from running. */
-static bool is_behind(struct fa_device_work *work, uint64_t turn)
+/* Returns whether gates that are shut from @turn on have kept @work from running. */
+static bool is_shut_out(struct fa_device_work *work, uint64_t turn)
 {
 	const struct cuda_work *cuda = cuda_work(work);
 
 	return cuda->gated && cuda->sequence >= turn;
 }
 
-/* Ends all that is outstanding. The driver answers at once if the GPU stopped with an
- * error; if not, what runs may use its memory until it has ended. */
+/* Ends all works of a lost device. Synchronise first: a GPU that did not stop with an error may still
+ * use their memory. */
 static void fail_all(struct fa_device *device)
 {
 	for (unsigned int i = 0; i < device->n_streams; ++i) {
@@ -355,15 +350,14 @@ static void fail_all(struct fa_device *device)
 		if (stream->n_works)
 			(void)device->driver.cuStreamSynchronize(stream->stream);
 		shut = fa_cuda_gates_are_shut(stream, &turn);
-		/* What has been told as done is done, but for what is behind gates that have
-		 * shut. */
+		/* A work with its word written has succeeded, unless its gate has shut. */
 		while (!fa_list_empty(&stream->works)) {
 			struct fa_device_work *work = first_work(&stream->works);
 			const bool ended = !is_lost && has_ended(stream) &&
-			                   !(shut && is_behind(work, turn));
+			                   !(shut && is_shut_out(work, turn));
 
 			is_lost = !ended;
-			work_leave(device, stream, work);
+			work_detach(device, stream, work);
 			if (ended)
 				work_finish(device, work);
 			else
@@ -375,7 +369,7 @@ static void fail_all(struct fa_device *device)
 	}
 }
 
-/* ---- the table's functions */
+/* ---- launching and cancelling */
 
 bool fa_cuda_can_wait(struct fa_device *device, const struct fa_device_queue *queue,
                       const struct fa_device_work *work)
@@ -405,7 +399,7 @@ int fa_cuda_launch(struct fa_device *device, struct fa_device_queue *queue,
 		return -EAGAIN;
 	if (!work->deferred) {
 		*cuda = (struct cuda_work){ .long_ns = fa_cuda_cost_long_ns(device, work) };
-		cuda->gives_way = cuda->long_ns > 0 && fa_cuda_preempt_covers(device, work);
+		cuda->preemptible = cuda->long_ns > 0 && fa_cuda_preempt_covers(device, work);
 	}
 	work->deferred = !lost && !may_begin(device, queue->stream, work);
 	if (work->deferred) {
@@ -443,22 +437,21 @@ void fa_cuda_cancel(struct fa_device *device, struct fa_device_work *work)
 	}
 }
 
-/* A work of the stream has ended. */
 static void stream_finish(struct fa_device *device, struct fa_cuda_stream *stream,
                           struct fa_device_work *work, uint64_t now_ns)
 {
-	/* It was not the stream's turn before the one ahead had ended. */
+	/* It cannot have started before the end of the work ahead. */
 	if (work->started_ns < stream->finished_ns)
 		work->started_ns = stream->finished_ns;
 	work->finished_ns = now_ns;
-	work_leave(device, stream, work);
+	work_detach(device, stream, work);
 	work_finish(device, work);
 	--stream->n_works;
 	--device->n_works;
 }
 
-/* The stream's one work has ended early: it goes on when it is time, if anybody wants it. */
-static void stream_go_on(struct fa_device *device, struct fa_cuda_stream *stream)
+/* The stream's work was preempted: resumes it if it is time, or ends it if it was cancelled. */
+static void stream_resume(struct fa_device *device, struct fa_cuda_stream *stream)
 {
 	struct fa_device_work *work = stream->preemption.work;
 	const char *doing = "the rest of the kernel cannot be launched";
@@ -478,8 +471,9 @@ static void stream_go_on(struct fa_device *device, struct fa_cuda_stream *stream
 	stream_finish(device, stream, work, stream->finished_ns);
 }
 
-/* Those behind gates that are shut, from @turn on, are as if they had never been launched. */
-static void take_back(struct fa_device *device, struct fa_cuda_stream *stream, uint64_t turn)
+/* Returns the works behind gates that are shut from @turn on, as if they had never been launched. */
+static void return_unlaunched(struct fa_device *device, struct fa_cuda_stream *stream,
+                              uint64_t turn)
 {
 	struct fa_list *pos, *next;
 
@@ -487,9 +481,9 @@ static void take_back(struct fa_device *device, struct fa_cuda_stream *stream, u
 		struct fa_device_work *work = fa_container_of(pos, struct fa_device_work, link);
 		const struct cuda_work *cuda = cuda_work(work);
 
-		if (!is_behind(work, turn))
+		if (!is_shut_out(work, turn))
 			continue;
-		work_leave(device, stream, work);
+		work_detach(device, stream, work);
 		stream->n_counted -= cuda->counted;
 		--stream->n_works;
 		--device->n_works;
@@ -501,37 +495,35 @@ static void take_back(struct fa_device *device, struct fa_cuda_stream *stream, u
 	}
 }
 
-/* Whether gates have shut since that was asked last; then what stood behind them is gone. */
-static bool have_shut(struct fa_device *device, struct fa_cuda_stream *stream)
+/* Returns whether gates have shut since the last call; the works behind them have left then. */
+static bool handle_shut_gates(struct fa_device *device, struct fa_cuda_stream *stream)
 {
 	uint64_t turn;
 
 	if (!fa_cuda_gates_are_shut(stream, &turn))
 		return false;
-	take_back(device, stream, turn);
+	return_unlaunched(device, stream, turn);
 	fa_cuda_gates_begin(stream);
 	return true;
 }
 
-/*
- * Whether the stream has works, and the first of them has ended. The word may be that of a work
- * whose launch failed behind gates: the driver writes it whether those have shut or not. A gate
- * that has shut reported it before that, so that it is to be asked behind the word.
- */
+/* Returns whether the stream's first work has ended. For a work whose launch failed behind a gate the
+ * driver writes the word even if the gate has shut: so look at the gate after the word. */
 static bool first_has_ended(struct fa_device *device, struct fa_cuda_stream *stream)
 {
 	while (!fa_list_empty(&stream->works) && has_ended(stream))
-		if (!cuda_work(first_work(&stream->works))->gated || !have_shut(device, stream))
+		if (!cuda_work(first_work(&stream->works))->gated ||
+		    !handle_shut_gates(device, stream))
 			return true;
 	return false;
 }
 
-/* What stands behind gates that have opened is as urgent as what was just launched. */
-static void look_at_gates(struct fa_device *device, struct fa_cuda_stream *stream)
+/* A work whose gate has opened is as urgent as one that was just launched. */
+static void poll_gates(struct fa_device *device, struct fa_cuda_stream *stream)
 {
 	const struct fa_list *pos;
 
-	(void)have_shut(device, stream);
+	(void)handle_shut_gates(device, stream);
 	if (stream->gates.n_open == stream->gates.n_works)
 		return;
 	fa_list_for_each(pos, &stream->works) {
@@ -555,12 +547,12 @@ static void stream_reap(struct fa_device *device, struct fa_cuda_stream *stream)
 	uint64_t now_ns;
 
 	if (stream->gates.n_works)
-		look_at_gates(device, stream);
+		poll_gates(device, stream);
 	if (!first_has_ended(device, stream)) {
-		/* Those ahead of it have ended before it was stopped: their turn is first. */
+		/* Only if no work is ahead of it whose end is still to be seen. */
 		if (stream->n_works && first_work(&stream->works) == stream->preemption.work &&
 		    fa_cuda_preempt_stopped(device, stream))
-			stream_go_on(device, stream);
+			stream_resume(device, stream);
 		return;
 	}
 	now_ns = fa_now_ns();
@@ -579,7 +571,7 @@ void fa_cuda_reap(struct fa_device *device, struct fa_list *done)
 
 	device->reaping = true;
 	device->held = false;
-	/* Another thread may have launched what is here; and who reaps will launch. */
+	/* The launching thread may have been another one; and this one will launch. */
 	(void)fa_cuda_enter(device);
 	for (unsigned int i = 0; i < device->n_streams && device->n_works; ++i)
 		if (device->streams[i].n_works)
@@ -587,7 +579,7 @@ void fa_cuda_reap(struct fa_device *device, struct fa_list *done)
 	fa_cuda_preempt_poll(device);
 	for (unsigned int i = 0; i < device->n_streams && held; ++i)
 		device->held = device->held || device->streams[i].lane.n_deferred > 0;
-	/* What was held has begun, or will not. */
+	/* What was deferred has begun, or ended. */
 	if (held && !device->held)
 		fa_cuda_quiesce_forget_held(&device->quiesce);
 	if (fa_cuda_is_lost(device))

@@ -1,6 +1,6 @@
 /*
- * The CUDA backend's streams, with the words that the GPU writes behind each work and
- * the places of works' vectors: made when the device is opened, gone when it is closed.
+ * The CUDA streams with the words that the GPU writes at the end of works, and the memory for works'
+ * vectors. Made when the device is opened; the engine thread's afterwards.
  */
 #include "daemon/backend/cuda/stream.h"
 
@@ -13,13 +13,13 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Words apart, so that the GPU writing one does not disturb who reads another. */
+/* Distance between words: a write by the GPU must not take a line from a reader of another. */
 #define WORD_BYTES 128
-/* How long the GPU may take to write a word while the device is opened. */
+/* Timeout for the first words, while the device is opened. */
 #define FIRST_WORD_NS (10 * FA_NS_PER_SEC)
 
-/* Streams of both priorities: with the one for memory and the one for words of launches that
- * yield no more than the driver keeps apart. */
+/* Streams of both priorities; with those for memory and for preemption words no more than the driver
+ * serves independently. */
 static void count_streams(struct fa_device *device)
 {
 	const char *text = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
@@ -36,8 +36,7 @@ static void count_streams(struct fa_device *device)
 static CUresult open_pinned(struct fa_device *device)
 {
 	const size_t vectors_bytes = (size_t)FA_CUDA_STREAM_DEPTH * FA_CUDA_VECTORS_BYTES;
-	/* Of works that have ended, of launches that have ended early, of gates' reports, and of
-	 * gates that are to give up. */
+	/* Ends of works, reports of preempted launches, reports of gates, requests to gates. */
 	const size_t words_bytes = 4 * device->n_streams * WORD_BYTES;
 	const struct fa_cudriver *driver = &device->driver;
 	CUdeviceptr words_at;
@@ -149,7 +148,7 @@ void fa_cuda_self_signal_args(const struct fa_cuda_stream *stream,
                               const struct fa_device_work *work, uint64_t blocks, uint32_t parts,
                               struct fa_cuda_done *done)
 {
-	if (blocks > FA_CUDA_TELL_BLOCKS)
+	if (blocks > FA_CUDA_SELF_SIGNAL_BLOCKS)
 		return;
 	*done = (struct fa_cuda_done){
 		.word = (uint64_t *)stream->word_at,
@@ -164,12 +163,12 @@ void fa_cuda_self_signal_args(const struct fa_cuda_stream *stream,
 
 void fa_cuda_self_signal_launched(struct fa_cuda_stream *stream, uint64_t blocks, uint32_t parts)
 {
-	if (blocks > FA_CUDA_TELL_BLOCKS)
+	if (blocks > FA_CUDA_SELF_SIGNAL_BLOCKS)
 		return;
 	if (!parts)
 		stream->n_counted += blocks;
-	stream->told = stream->sequence;
-	stream->told_parts = parts;
+	stream->self_signalled = stream->sequence;
+	stream->self_signal_parts = parts;
 }
 
 int fa_cuda_streams_open(struct fa_device *device, struct fa_error *error)

@@ -5,7 +5,7 @@
 
 /* A launch of at most so many blocks signals its end itself (kernels/cuda/common/done.h). For more
  * blocks their fences cost more than a word that the driver writes behind the launch. */
-#define FA_CUDA_TELL_BLOCKS 1024
+#define FA_CUDA_SELF_SIGNAL_BLOCKS 1024
 
 int fa_cuda_streams_open(struct fa_device *device, struct fa_error *error);
 void fa_cuda_streams_close(struct fa_device *device);
