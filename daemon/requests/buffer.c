@@ -42,64 +42,62 @@ static bool is_zero(const uint8_t *bytes, size_t length)
 	return true;
 }
 
-static int check_kind(const struct fa_context *context,
-                      const struct fa_wire_buffer_register *request, struct fa_error *error)
+static int check_kind(const struct fa_context *context, const struct fa_wire_buffer_register *body,
+                      struct fa_error *error)
 {
-	if (!kind_name(request->kind))
+	if (!kind_name(body->kind))
 		return fa_fail(error, -ENOTSUP,
 		               "kind %u is not supported; expected HOST_FD (%d), ARENA (%d), "
 		               "CUDA_IPC (%d) or CUDA_FD (%d)",
-		               request->kind, FA_WIRE_BUFFER_HOST_FD, FA_WIRE_BUFFER_ARENA,
+		               body->kind, FA_WIRE_BUFFER_HOST_FD, FA_WIRE_BUFFER_ARENA,
 		               FA_WIRE_BUFFER_CUDA_IPC, FA_WIRE_BUFFER_CUDA_FD);
-	if ((request->kind == FA_WIRE_BUFFER_CUDA_IPC && !context->ops->memory_import_ipc) ||
-	    (request->kind == FA_WIRE_BUFFER_CUDA_FD && !context->ops->memory_import_pieces))
+	if ((body->kind == FA_WIRE_BUFFER_CUDA_IPC && !context->ops->memory_import_ipc) ||
+	    (body->kind == FA_WIRE_BUFFER_CUDA_FD && !context->ops->memory_import_pieces))
 		return fa_fail(error, -ENOTSUP,
 		               "kind %s is memory of a GPU, and this daemon's backend is %s; "
 		               "expected HOST_FD (%d) or ARENA (%d)",
-		               kind_name(request->kind), context->info.backend,
-		               FA_WIRE_BUFFER_HOST_FD, FA_WIRE_BUFFER_ARENA);
+		               kind_name(body->kind), context->info.backend, FA_WIRE_BUFFER_HOST_FD,
+		               FA_WIRE_BUFFER_ARENA);
 	return 0;
 }
 
 /* What belongs to one kind alone. */
-static int check_parts(const struct fa_wire_buffer_register *request, size_t n_fds,
+static int check_parts(const struct fa_wire_buffer_register *body, size_t n_fds,
                        struct fa_error *error)
 {
-	const char *kind = kind_name(request->kind);
-	bool handle = !is_zero(request->handle, sizeof(request->handle));
+	const char *kind = kind_name(body->kind);
+	bool handle = !is_zero(body->handle, sizeof(body->handle));
 	uint64_t end;
 
-	if (request->kind == FA_WIRE_BUFFER_HOST_FD && n_fds != 1)
+	if (body->kind == FA_WIRE_BUFFER_HOST_FD && n_fds != 1)
 		return fa_fail(error, -EINVAL,
 		               "kind HOST_FD came with %zu descriptors; expected one, a memfd",
 		               n_fds);
-	if ((request->kind == FA_WIRE_BUFFER_ARENA || request->kind == FA_WIRE_BUFFER_CUDA_IPC) &&
-	    n_fds)
+	if ((body->kind == FA_WIRE_BUFFER_ARENA || body->kind == FA_WIRE_BUFFER_CUDA_IPC) && n_fds)
 		return fa_fail(error, -EINVAL, "kind %s came with %zu descriptors; expected none",
 		               kind, n_fds);
-	if (request->kind == FA_WIRE_BUFFER_ARENA && request->offset)
+	if (body->kind == FA_WIRE_BUFFER_ARENA && body->offset)
 		return fa_fail(error, -EINVAL, "offset is %" PRIu64 "; expected 0 with kind ARENA",
-		               request->offset);
-	if (handle != (request->kind == FA_WIRE_BUFFER_CUDA_IPC))
+		               body->offset);
+	if (handle != (body->kind == FA_WIRE_BUFFER_CUDA_IPC))
 		return fa_fail(error, -EINVAL, "kind %s came %s a handle; only CUDA_IPC has one",
 		               kind, handle ? "with" : "without");
-	if (request->kind != FA_WIRE_BUFFER_CUDA_FD &&
-	    (request->n_pieces || request->n_piece_bytes))
+	if (body->kind != FA_WIRE_BUFFER_CUDA_FD && (body->n_pieces || body->n_piece_bytes))
 		return fa_fail(error, -EINVAL, "kind %s came with pieces; only CUDA_FD has them",
 		               kind);
-	if (request->kind == FA_WIRE_BUFFER_CUDA_FD &&
-	    (!request->n_pieces || request->n_pieces > FA_WIRE_PIECES_MAX))
+	if (body->kind == FA_WIRE_BUFFER_CUDA_FD &&
+	    (!body->n_pieces || body->n_pieces > FA_WIRE_PIECES_MAX))
 		return fa_fail(error, -EINVAL, "n_pieces is %" PRIu32 "; expected 1 to %d",
-		               request->n_pieces, FA_WIRE_PIECES_MAX);
-	if (__builtin_add_overflow(request->offset, request->bytes, &end))
+		               body->n_pieces, FA_WIRE_PIECES_MAX);
+	if (__builtin_add_overflow(body->offset, body->bytes, &end))
 		return fa_fail(error, -EINVAL,
 		               "offset %" PRIu64 " and bytes %" PRIu64
 		               " together are more than 64 bits can count",
-		               request->offset, request->bytes);
+		               body->offset, body->bytes);
 	return 0;
 }
 
-static int check_register(struct fa_session *session, const struct fa_wire_buffer_register *request,
+static int check_register(struct fa_session *session, const struct fa_wire_buffer_register *body,
                           size_t n_fds, struct fa_error *error)
 {
 	const struct fa_registration *waiting = session->registration;
@@ -108,26 +106,26 @@ static int check_register(struct fa_session *session, const struct fa_wire_buffe
 
 	if (session->context->state != FA_DAEMON_RUNNING)
 		return fa_fail(error, -ESHUTDOWN, "the daemon is stopping");
-	if (!request->buffer)
+	if (!body->buffer)
 		return fa_fail(error, -EINVAL, "buffer is 0; expected an id of at least 1");
-	if (fa_id_table_find(&session->buffers, request->buffer) ||
-	    (waiting && waiting->buffer->id == request->buffer))
+	if (fa_id_table_find(&session->buffers, body->buffer) ||
+	    (waiting && waiting->buffer->id == body->buffer))
 		return fa_fail(error, -EEXIST, "buffer %" PRIu32 " is registered already",
-		               request->buffer);
-	r = check_kind(session->context, request, error);
+		               body->buffer);
+	r = check_kind(session->context, body, error);
 	if (r < 0)
 		return r;
-	if (request->flags & ~FA_WIRE_BUFFER_READ_ONLY)
+	if (body->flags & ~FA_WIRE_BUFFER_READ_ONLY)
 		return fa_fail(error, -ENOTSUP,
 		               "flags %#" PRIx32
 		               " are not supported; expected none but %#x, READ_ONLY",
-		               request->flags, FA_WIRE_BUFFER_READ_ONLY);
-	if (!request->bytes)
+		               body->flags, FA_WIRE_BUFFER_READ_ONLY);
+	if (!body->bytes)
 		return fa_fail(error, -EINVAL, "bytes is 0; expected at least 1");
-	r = check_parts(request, n_fds, error);
+	r = check_parts(body, n_fds, error);
 	if (r < 0)
 		return r;
-	if (waiting && request->n_pieces > request->n_piece_bytes)
+	if (waiting && body->n_pieces > body->n_piece_bytes)
 		return fa_fail(error, -EBUSY,
 		               "buffer %" PRIu32
 		               " waits for %zu more pieces; expected them, as one "
@@ -147,33 +145,33 @@ static int check_register(struct fa_session *session, const struct fa_wire_buffe
 static int buffer_new(struct fa_session *session, const struct fa_wire_message *message,
                       struct fa_error *error, struct fa_registered_buffer **ret_buffer)
 {
-	const struct fa_wire_buffer_register *request = &message->buffer_register;
+	const struct fa_wire_buffer_register *body = &message->buffer_register;
 	struct fa_registered_buffer *buffer = NULL;
 	int r;
 
 	r = fa_registered_buffer_new(&session->context->importer, error, &buffer);
 	if (r < 0)
 		return r;
-	buffer->id = request->buffer;
+	buffer->id = body->buffer;
 	buffer->message_id = message->id;
 	buffer->deadline_ns = message->timeout_ns ? fa_deadline_ns(message->timeout_ns)
 	                                          : FA_NS_NEVER;
-	buffer->kind = (enum fa_wire_buffer_kind)request->kind;
-	buffer->read_only = request->flags & FA_WIRE_BUFFER_READ_ONLY;
-	buffer->offset = request->offset;
-	buffer->bytes = request->bytes;
-	memcpy(buffer->handle, request->handle, sizeof(buffer->handle));
-	buffer->pid = request->pid;
+	buffer->kind = (enum fa_wire_buffer_kind)body->kind;
+	buffer->read_only = body->flags & FA_WIRE_BUFFER_READ_ONLY;
+	buffer->offset = body->offset;
+	buffer->bytes = body->bytes;
+	memcpy(buffer->handle, body->handle, sizeof(buffer->handle));
+	buffer->pid = body->pid;
 	buffer->owner = session;
-	if (request->n_pieces) {
-		buffer->pieces = calloc(request->n_pieces, sizeof(*buffer->pieces));
+	if (body->n_pieces) {
+		buffer->pieces = calloc(body->n_pieces, sizeof(*buffer->pieces));
 		if (!buffer->pieces) {
 			fa_registered_buffer_unref(buffer);
 			return fa_fail(error, -ENOMEM,
 			               "the daemon has no memory for %" PRIu32 " pieces",
-			               request->n_pieces);
+			               body->n_pieces);
 		}
-		buffer->n_pieces_wanted = request->n_pieces;
+		buffer->n_pieces_wanted = body->n_pieces;
 	}
 	*ret_buffer = buffer;
 	return 0;
@@ -351,11 +349,11 @@ void fa_registration_abort(struct fa_session *session, int status, const char *t
 int fa_registration_start(struct fa_session *session, const struct fa_wire_message *message,
                           int *fds, size_t n_fds, struct fa_error *error)
 {
-	const struct fa_wire_buffer_register *request = &message->buffer_register;
+	const struct fa_wire_buffer_register *body = &message->buffer_register;
 	struct fa_registered_buffer *buffer = NULL;
 	int r;
 
-	r = check_register(session, request, n_fds, error);
+	r = check_register(session, body, n_fds, error);
 	if (r == 0)
 		r = check_received(fds, n_fds, error);
 	if (r < 0)
@@ -365,8 +363,8 @@ int fa_registration_start(struct fa_session *session, const struct fa_wire_messa
 		return r;
 	r = charge(session, buffer, error);
 	if (r == 0 && buffer->kind == FA_WIRE_BUFFER_CUDA_FD)
-		r = add_pieces(session, buffer, request->piece_bytes, request->n_piece_bytes, fds,
-		               n_fds, error);
+		r = add_pieces(session, buffer, body->piece_bytes, body->n_piece_bytes, fds, n_fds,
+		               error);
 	if (r == 0 && buffer->n_pieces < buffer->n_pieces_wanted) {
 		r = start_waiting(session, buffer, error);
 		if (r == 0)
@@ -385,21 +383,21 @@ int fa_registration_start(struct fa_session *session, const struct fa_wire_messa
 int fa_registration_pieces(struct fa_session *session, const struct fa_wire_message *message,
                            int *fds, size_t n_fds, struct fa_error *error)
 {
-	const struct fa_wire_buffer_pieces *request = &message->buffer_pieces;
+	const struct fa_wire_buffer_pieces *body = &message->buffer_pieces;
 	struct fa_registered_buffer *buffer;
 	int r;
 
-	if (!session->registration || session->registration->buffer->id != request->buffer)
+	if (!session->registration || session->registration->buffer->id != body->buffer)
 		return fa_fail(error, -ENOENT, "buffer %" PRIu32 " waits for no pieces",
-		               request->buffer);
+		               body->buffer);
 	buffer = session->registration->buffer;
-	if (!request->n_piece_bytes && !n_fds)
+	if (!body->n_piece_bytes && !n_fds)
 		r = fa_fail(error, -EINVAL, "no pieces came; expected at least 1");
 	else
 		r = check_received(fds, n_fds, error);
 	if (r == 0)
-		r = add_pieces(session, buffer, request->piece_bytes, request->n_piece_bytes, fds,
-		               n_fds, error);
+		r = add_pieces(session, buffer, body->piece_bytes, body->n_piece_bytes, fds, n_fds,
+		               error);
 	if (r < 0) {
 		fa_registration_abort(session, r, error->text);
 		return r;

@@ -9,27 +9,27 @@
 
 int fa_handle_stream_create(struct fa_call *call, struct fa_error *error)
 {
-	const struct fa_wire_stream_create *request = &call->message->stream_create;
+	const struct fa_wire_stream_create *message = &call->message->stream_create;
 	struct fa_session *session = call->session;
 	uint64_t max = session->context->config.limits.session_streams;
 	int r;
 
 	if (session->context->state != FA_DAEMON_RUNNING)
 		return fa_fail(error, -ESHUTDOWN, "the daemon is stopping");
-	if (request->stream < 1 || request->stream >= FA_COMPLETION_SLOTS)
+	if (message->stream < 1 || message->stream >= FA_COMPLETION_SLOTS)
 		return fa_fail(error, -EINVAL, "stream is %" PRIu32 "; expected 1 to %d",
-		               request->stream, FA_COMPLETION_SLOTS - 1);
-	if (session->streams[request->stream].stream)
+		               message->stream, FA_COMPLETION_SLOTS - 1);
+	if (session->streams[message->stream].stream)
 		return fa_fail(error, -EEXIST, "stream %" PRIu32 " exists already",
-		               request->stream);
+		               message->stream);
 	if (session->n_streams >= max)
 		return fa_fail(error, -EDQUOT,
 		               "1 more would exceed the limit session_streams, which is %" PRIu64
 		               " for a session",
 		               max);
-	r = fa_session_stream_new(session, request->stream, request->priority);
+	r = fa_session_stream_new(session, message->stream, message->priority);
 	if (r < 0)
-		return fa_fail(error, r, "stream %" PRIu32 " cannot be made: %s", request->stream,
+		return fa_fail(error, r, "stream %" PRIu32 " cannot be made: %s", message->stream,
 		               strerror(-r));
 	fa_session_reply(session, call->message->id, 0, NULL);
 	return 0;
@@ -59,29 +59,29 @@ int fa_handle_stream_free(struct fa_call *call, struct fa_error *error)
 
 int fa_handle_cancel(struct fa_call *call, struct fa_error *error)
 {
-	const struct fa_wire_cancel *request = &call->message->cancel;
+	const struct fa_wire_cancel *message = &call->message->cancel;
 	struct fa_session *session = call->session;
 	struct fa_session_stream *slot;
 
-	if (request->stream >= FA_COMPLETION_SLOTS || !session->streams[request->stream].stream)
-		return fa_fail(error, -ENOENT, "there is no stream %" PRIu32, request->stream);
-	slot = &session->streams[request->stream];
-	if (request->value <= slot->finished || request->value >= slot->next_value)
+	if (message->stream >= FA_COMPLETION_SLOTS || !session->streams[message->stream].stream)
+		return fa_fail(error, -ENOENT, "there is no stream %" PRIu32, message->stream);
+	slot = &session->streams[message->stream];
+	if (message->value <= slot->finished || message->value >= slot->next_value)
 		return fa_fail(error, -ENOENT,
 		               "request %" PRIu64 " of stream %" PRIu32
 		               " is not in flight; finished are those up to %" PRIu64
 		               ", the next one is %" PRIu64,
-		               request->value, request->stream, slot->finished, slot->next_value);
-	fa_engine_cancel(session->context->engine, slot->stream, request->value, 0);
+		               message->value, message->stream, slot->finished, slot->next_value);
+	fa_engine_cancel(session->context->engine, slot->stream, message->value, 0);
 	fa_session_reply(session, call->message->id, 0, NULL);
 	return 0;
 }
 
 int fa_handle_marker(struct fa_call *call, struct fa_error *error)
 {
-	const struct fa_wire_marker *request = &call->message->marker;
-	const struct fa_request_place place = { .stream = request->stream,
-		                                .value = request->value,
+	const struct fa_wire_marker *message = &call->message->marker;
+	const struct fa_request_place place = { .stream = message->stream,
+		                                .value = message->value,
 		                                .by_ring = call->by_ring };
 
 	return fa_request_mark(call->session, call->message, call->n_fds, call->received_ns, place,

@@ -45,30 +45,30 @@ static int handle_buffer_free(struct fa_call *call, struct fa_error *error)
 
 static int handle_attention(struct fa_call *call, struct fa_error *error)
 {
-	const struct fa_wire_attention *request = &call->message->attention;
+	const struct fa_wire_attention *message = &call->message->attention;
 
-	return fa_call_submit(call, &fa_attention_kind, request->stream, request->value, error);
+	return fa_call_submit(call, &fa_attention_kind, message->stream, message->value, error);
 }
 
 static int handle_sequence_copy(struct fa_call *call, struct fa_error *error)
 {
-	const struct fa_wire_sequence_copy *request = &call->message->sequence_copy;
+	const struct fa_wire_sequence_copy *message = &call->message->sequence_copy;
 
-	return fa_call_submit(call, &fa_kv_copy_kind, request->stream, request->value, error);
+	return fa_call_submit(call, &fa_kv_copy_kind, message->stream, message->value, error);
 }
 
 static int handle_step_attend(struct fa_call *call, struct fa_error *error)
 {
-	const struct fa_wire_step_attend *request = &call->message->step_attend;
+	const struct fa_wire_step_attend *message = &call->message->step_attend;
 
-	return fa_call_submit(call, &fa_kv_attend_kind, request->stream, request->value, error);
+	return fa_call_submit(call, &fa_kv_attend_kind, message->stream, message->value, error);
 }
 
 static int handle_step_end(struct fa_call *call, struct fa_error *error)
 {
-	const struct fa_wire_step_end *request = &call->message->step_end;
+	const struct fa_wire_step_end *message = &call->message->step_end;
 
-	return fa_call_submit(call, &fa_kv_end_kind, request->stream, request->value, error);
+	return fa_call_submit(call, &fa_kv_end_kind, message->stream, message->value, error);
 }
 
 static int handle_ring_setup(struct fa_call *call, struct fa_error *error)

@@ -13,90 +13,91 @@
 #include <string.h>
 
 /* Gives up what only a request that is to run needs. */
-static void release(struct fa_request *work)
+static void release(struct fa_request *request)
 {
-	work->kind->release(work);
-	while (work->n_buffers)
-		fa_registered_buffer_unref(fa_steal_ptr(work->buffers[--work->n_buffers]));
-	fa_charge_release(&work->charge);
-	fa_charge_release(&work->charge_gates);
-	fa_charge_release(&work->charge_room);
-	fa_charge_release(&work->charge_heap);
-	free(fa_steal_ptr(work->after));
+	request->kind->release(request);
+	while (request->n_buffers)
+		fa_registered_buffer_unref(fa_steal_ptr(request->buffers[--request->n_buffers]));
+	fa_charge_release(&request->charge);
+	fa_charge_release(&request->charge_gates);
+	fa_charge_release(&request->charge_room);
+	fa_charge_release(&request->charge_heap);
+	free(fa_steal_ptr(request->after));
 }
 
 struct fa_request *fa_request_new(struct fa_session *session, const struct fa_request_kind *kind)
 {
-	struct fa_request *work = fa_block_cache_get(&session->context->works, kind->bytes);
+	struct fa_request *request = fa_block_cache_get(&session->context->works, kind->bytes);
 
-	if (!work)
+	if (!request)
 		return NULL;
-	work->kind = kind;
-	work->session = session;
-	work->job.owner = session;
-	work->job.deadline_ns = FA_NS_NEVER;
-	fa_list_init(&work->held_link);
-	fa_list_init(&work->step_link);
-	return work;
+	request->kind = kind;
+	request->session = session;
+	request->job.owner = session;
+	request->job.deadline_ns = FA_NS_NEVER;
+	fa_list_init(&request->held_link);
+	fa_list_init(&request->step_link);
+	return request;
 }
 
-struct fa_request *fa_request_free(struct fa_request *work)
+struct fa_request *fa_request_free(struct fa_request *request)
 {
-	if (!work)
+	if (!request)
 		return NULL;
-	release(work);
-	fa_list_remove(&work->held_link);
-	fa_list_remove(&work->step_link);
-	free(work->job.gates);
-	fa_block_cache_put(&work->session->context->works, work, work->kind->bytes);
+	release(request);
+	fa_list_remove(&request->held_link);
+	fa_list_remove(&request->step_link);
+	free(request->job.gates);
+	fa_block_cache_put(&request->session->context->works, request, request->kind->bytes);
 	return NULL;
 }
 
-int fa_request_buffer(struct fa_request *work, const struct fa_wire_view *view, const char *name,
+int fa_request_buffer(struct fa_request *request, const struct fa_wire_view *view, const char *name,
                       const struct fa_device_memory **ret_memory, struct fa_error *error)
 {
-	struct fa_registered_buffer *buffer = fa_id_table_find(&work->session->buffers,
+	struct fa_registered_buffer *buffer = fa_id_table_find(&request->session->buffers,
 	                                                       view->buffer);
 
 	if (!buffer)
 		return fa_fail(error, -ENOENT,
 		               "%s.buffer is %" PRIu32 ", which is not registered in this session",
 		               name, view->buffer);
-	work->buffers[work->n_buffers++] = fa_registered_buffer_ref(buffer);
+	request->buffers[request->n_buffers++] = fa_registered_buffer_ref(buffer);
 	*ret_memory = &buffer->memory;
 	return 0;
 }
 
 /* The one before it in its stream, if both are of one step: none keeps what its step does
  * not need. */
-static struct fa_request *find_before(const struct fa_request *work)
+static struct fa_request *find_before(const struct fa_request *request)
 {
-	const struct fa_session_stream *slot = &work->session->streams[work->stream];
+	const struct fa_session_stream *slot = &request->session->streams[request->stream];
 	struct fa_request *last = slot->last;
 
-	return last && work->step && last->step == work->step && last->job.stream == slot->stream
+	return last && request->step && last->step == request->step &&
+	                       last->job.stream == slot->stream
 	               ? last
 	               : NULL;
 }
 
-int fa_request_prepare(struct fa_request *work, struct fa_error *error)
+int fa_request_prepare(struct fa_request *request, struct fa_error *error)
 {
-	struct fa_session *session = work->session;
+	struct fa_session *session = request->session;
 	const struct fa_context *context = session->context;
-	struct fa_device_work *device_work = &work->job.work;
-	struct fa_request *before = find_before(work);
+	struct fa_device_work *device_work = &request->job.work;
+	struct fa_request *before = find_before(request);
 	int r;
 
 	device_work->predecessor = before ? &before->job.work : NULL;
 	r = context->ops->paged_prepare(context->device, device_work, error);
 	device_work->predecessor = NULL;
 	if (r == 0 && device_work->metadata_bytes)
-		r = fa_charge_add(&work->charge_room, session->tenant, FA_RESOURCE_STEP_BYTES,
+		r = fa_charge_add(&request->charge_room, session->tenant, FA_RESOURCE_STEP_BYTES,
 		                  device_work->metadata_bytes, error);
 	if (r == 0 && before && before->job.work.prepared_moved)
-		fa_charge_move(&work->charge_heap, &before->charge_heap);
+		fa_charge_move(&request->charge_heap, &before->charge_heap);
 	else if (r == 0 && device_work->host_bytes)
-		r = fa_charge_add(&work->charge_heap, session->tenant, FA_RESOURCE_BUFFER_BYTES,
+		r = fa_charge_add(&request->charge_heap, session->tenant, FA_RESOURCE_BUFFER_BYTES,
 		                  device_work->host_bytes, error);
 	if (r == 0)
 		session->n_prefixes += device_work->shared_prefixes;
@@ -108,17 +109,17 @@ int fa_request_prepare(struct fa_request *work, struct fa_error *error)
 	return r;
 }
 
-int fa_request_wait(struct fa_request *work, uint32_t stream, uint64_t value,
+int fa_request_wait(struct fa_request *request, uint32_t stream, uint64_t value,
                     struct fa_error *error)
 {
-	if (stream == work->stream || work->session->streams[stream].finished >= value)
+	if (stream == request->stream || request->session->streams[stream].finished >= value)
 		return 0;
-	if (!work->after)
-		work->after = calloc(FA_SESSION_STREAMS, sizeof(*work->after));
-	if (!work->after)
+	if (!request->after)
+		request->after = calloc(FA_SESSION_STREAMS, sizeof(*request->after));
+	if (!request->after)
 		return fa_fail(error, -ENOMEM, "the daemon has no memory for a request's order");
-	if (work->after[stream] < value)
-		work->after[stream] = value;
+	if (request->after[stream] < value)
+		request->after[stream] = value;
 	return 0;
 }
 
@@ -138,15 +139,15 @@ static bool is_stopping(const struct fa_context *context, const struct fa_reques
 	return context->state != FA_DAEMON_RUNNING;
 }
 
-static int check(struct fa_request *work, const struct fa_wire_message *message, size_t n_fds,
+static int check(struct fa_request *request, const struct fa_wire_message *message, size_t n_fds,
                  struct fa_error *error)
 {
-	struct fa_session *session = work->session;
+	struct fa_session *session = request->session;
 	struct fa_context *context = session->context;
 	uint64_t max = context->config.limits.session_requests;
 	int r;
 
-	if (is_stopping(context, work->kind))
+	if (is_stopping(context, request->kind))
 		return refuse_stopping(context, error);
 	if (n_fds)
 		return fa_fail(error, -EINVAL, "%s came with %zu descriptors; expected none",
@@ -156,35 +157,35 @@ static int check(struct fa_request *work, const struct fa_wire_message *message,
 		               "1 more would exceed the limit session_requests, which is %" PRIu64
 		               " in flight for a session",
 		               max);
-	r = fa_charge_add(&work->charge, session->tenant, FA_RESOURCE_REQUESTS, 1, error);
+	r = fa_charge_add(&request->charge, session->tenant, FA_RESOURCE_REQUESTS, 1, error);
 	if (r == 0)
-		r = work->kind->bind(work, message, error);
+		r = request->kind->bind(request, message, error);
 	return r;
 }
 
 static void send_completion(struct fa_session *session, uint64_t id, uint32_t stream,
-                            const struct fa_job *request)
+                            const struct fa_job *job)
 {
 	struct fa_wire_message message = {
 		.id = id,
 		.type = FA_WIRE_COMPLETION,
 		.completion = {
 			.stream = stream,
-			.value = request->value,
-			.status = request->status,
-			.queued_ns = request->queued_ns,
-			.started_ns = request->started_ns,
-			.finished_ns = request->finished_ns,
+			.value = job->value,
+			.status = job->status,
+			.queued_ns = job->queued_ns,
+			.started_ns = job->started_ns,
+			.finished_ns = job->finished_ns,
 		},
 	};
 
-	if (request->status < 0) {
+	if (job->status < 0) {
 		++session->n_errors;
-		message.completion.text.text = request->error.text;
-		message.completion.text.length = strlen(request->error.text);
+		message.completion.text.text = job->error.text;
+		message.completion.text.length = strlen(job->error.text);
 		fa_log_about(&session->subject, FA_LOG_DEBUG,
-		             "request %" PRIu64 " of stream %" PRIu32 ": %s: %s", request->value,
-		             stream, strerror(-request->status), request->error.text);
+		             "request %" PRIu64 " of stream %" PRIu32 ": %s: %s", job->value,
+		             stream, strerror(-job->status), job->error.text);
 	}
 	fa_session_send(session, &message, -1, NULL);
 }
@@ -195,19 +196,19 @@ static void answer_without_stream(struct fa_session *session, const struct fa_wi
                                   struct fa_request_place place)
 {
 	struct fa_job none = { .value = place.value, .queued_ns = received_ns };
-	struct fa_request *work = kind->refused ? fa_request_new(session, kind) : NULL;
+	struct fa_request *request = kind->refused ? fa_request_new(session, kind) : NULL;
 	struct fa_charge charge = {};
 	struct fa_error unused;
 
 	/* A step that it was to be part of lacks something from now on. */
-	if (kind->refused && !work) {
+	if (kind->refused && !request) {
 		fa_session_refuse(session, message->id, -ENOMEM,
 		                  "the daemon has no memory for a request");
 		return;
 	}
-	if (work)
-		kind->refused(work, message);
-	fa_request_free(work);
+	if (request)
+		kind->refused(request, message);
+	fa_request_free(request);
 
 	if (is_stopping(session->context, kind))
 		none.status = refuse_stopping(session->context, &none.error);
@@ -223,22 +224,22 @@ static void answer_without_stream(struct fa_session *session, const struct fa_wi
 	send_completion(session, message->id, place.stream, &none);
 }
 
-static void submit(struct fa_request *work)
+static void submit(struct fa_request *request)
 {
-	struct fa_session *session = work->session;
-	struct fa_session_stream *slot = &session->streams[work->stream];
+	struct fa_session *session = request->session;
+	struct fa_session_stream *slot = &session->streams[request->stream];
 
 	++session->n_submitted;
-	work->job.stream = slot->stream;
-	if (work->after) {
-		work->job.held = true;
-		fa_list_append(&session->held, &work->held_link);
+	request->job.stream = slot->stream;
+	if (request->after) {
+		request->job.held = true;
+		fa_list_append(&session->held, &request->held_link);
 	}
 	++slot->next_value;
 	++slot->n_requests;
-	slot->last = work;
+	slot->last = request;
 	++session->context->n_requests;
-	fa_engine_submit(session->context->engine, &work->job);
+	fa_engine_submit(session->context->engine, &request->job);
 }
 
 int fa_request_submit(struct fa_session *session, const struct fa_wire_message *message,
@@ -246,8 +247,8 @@ int fa_request_submit(struct fa_session *session, const struct fa_wire_message *
                       struct fa_request_place place, struct fa_error *error)
 {
 	struct fa_session_stream *slot;
-	struct fa_job *request;
-	struct fa_request *work;
+	struct fa_job *job;
+	struct fa_request *request;
 	int r;
 
 	if (place.stream >= FA_COMPLETION_SLOTS || !session->streams[place.stream].stream) {
@@ -261,44 +262,42 @@ int fa_request_submit(struct fa_session *session, const struct fa_wire_message *
 		               ", the next one of stream %" PRIu32,
 		               place.value, slot->next_value, place.stream);
 
-	work = fa_request_new(session, kind);
-	if (!work) {
+	request = fa_request_new(session, kind);
+	if (!request) {
 		/* Without a request its value cannot be finished, nor any after it. */
 		fa_session_refuse(session, message->id, -ENOMEM,
 		                  "the daemon has no memory for a request");
 		return 0;
 	}
 
-	request = &work->job;
-	work->stream = place.stream;
-	work->by_ring = place.by_ring;
-	request->id = message->id;
-	request->value = place.value;
-	request->queued_ns = received_ns;
+	job = &request->job;
+	request->stream = place.stream;
+	request->by_ring = place.by_ring;
+	job->id = message->id;
+	job->value = place.value;
+	job->queued_ns = received_ns;
 	if (message->timeout_ns &&
-	    __builtin_add_overflow(received_ns, message->timeout_ns, &request->deadline_ns))
-		request->deadline_ns = FA_NS_NEVER;
-	request->chained = place.chained;
-	r = fa_timeline_bind(session, message, &work->charge_gates, &request->error,
-	                     &request->gates);
+	    __builtin_add_overflow(received_ns, message->timeout_ns, &job->deadline_ns))
+		job->deadline_ns = FA_NS_NEVER;
+	job->chained = place.chained;
+	r = fa_timeline_bind(session, message, &request->charge_gates, &job->error, &job->gates);
 	if (r == 0)
-		r = check(work, message, n_fds, &request->error);
+		r = check(request, message, n_fds, &job->error);
 	if (r < 0) {
-		request->status = r;
-		work->refused = true;
+		job->status = r;
+		request->refused = true;
 		++session->n_refused;
 		if (kind->refused)
-			kind->refused(work, message);
-		release(work);
+			kind->refused(request, message);
+		release(request);
 	}
 
-	request->device_completes = fa_device_completion_submit(
+	job->device_completes = fa_device_completion_submit(
 		session, place.stream, place.value,
-		r == 0 && request->work.op != FA_DEVICE_NONE &&
-			request->deadline_ns == FA_NS_NEVER && !request->gates &&
-			!request->chained && !request->confirms && !work->after);
+		r == 0 && job->work.op != FA_DEVICE_NONE && job->deadline_ns == FA_NS_NEVER &&
+			!job->gates && !job->chained && !job->confirms && !request->after);
 	++session->n_requests;
-	submit(work);
+	submit(request);
 	if (session->n_refused >= FA_SESSION_REFUSED_MAX)
 		fa_session_pause(session, FA_PAUSE_REQUESTS);
 	return 0;
@@ -306,14 +305,14 @@ int fa_request_submit(struct fa_session *session, const struct fa_wire_message *
 
 /* ---- markers */
 
-static int bind_marker(struct fa_request *work, const struct fa_wire_message *message,
+static int bind_marker(struct fa_request *request, const struct fa_wire_message *message,
                        struct fa_error *error)
 {
-	work->job.work.op = FA_DEVICE_NONE;
+	request->job.work.op = FA_DEVICE_NONE;
 	return 0;
 }
 
-static void release_marker(struct fa_request *work)
+static void release_marker(struct fa_request *request)
 {
 }
 
@@ -367,20 +366,20 @@ int fa_request_mark(struct fa_session *session, const struct fa_wire_message *me
 	return 0;
 }
 
-void fa_request_submit_own(struct fa_request *work)
+void fa_request_submit_own(struct fa_request *request)
 {
-	work->stream = FA_SESSION_STREAM_OWN;
-	work->job.value = work->session->streams[work->stream].next_value;
-	work->job.queued_ns = fa_now_ns();
-	submit(work);
+	request->stream = FA_SESSION_STREAM_OWN;
+	request->job.value = request->session->streams[request->stream].next_value;
+	request->job.queued_ns = fa_now_ns();
+	submit(request);
 }
 
 /* ---- out */
 
-static bool is_over(const struct fa_request *work)
+static bool is_over(const struct fa_request *request)
 {
 	for (unsigned int i = 0; i < FA_SESSION_STREAMS; ++i)
-		if (work->session->streams[i].finished < work->after[i])
+		if (request->session->streams[i].finished < request->after[i])
 			return false;
 	return true;
 }
@@ -392,67 +391,67 @@ void fa_request_release_held(struct fa_session *session, const struct fa_kv_step
 	struct fa_error error;
 
 	fa_list_for_each_safe(pos, tmp, &session->held) {
-		struct fa_request *work = fa_container_of(pos, struct fa_request, held_link);
+		struct fa_request *request = fa_container_of(pos, struct fa_request, held_link);
 		int status = 0;
 
-		if (doomed && work->step == doomed)
+		if (doomed && request->step == doomed)
 			status = fa_fail(&error, -ECANCELED,
 			                 "the pages of its step could not be prepared");
-		else if (!is_over(work))
+		else if (!is_over(request))
 			continue;
-		fa_list_remove(&work->held_link);
-		fa_engine_release(engine, &work->job, status, &error);
+		fa_list_remove(&request->held_link);
+		fa_engine_release(engine, &request->job, status, &error);
 	}
 }
 
 /* Adds one that has ended. What is done for a client that did not ask for it as such keeps the device
  * busy, and is none of its requests. */
-static void count(struct fa_usage *usage, const struct fa_job *request, bool own)
+static void count(struct fa_usage *usage, const struct fa_job *job, bool own)
 {
-	if (request->started_ns)
-		usage->busy_ns += request->finished_ns - request->started_ns;
+	if (job->started_ns)
+		usage->busy_ns += job->finished_ns - job->started_ns;
 	if (own)
 		return;
 	++usage->finished;
-	if (request->status)
-		++*(request->status == -ECANCELED ? &usage->cancelled : &usage->failed);
-	if (request->started_ns) {
-		const uint64_t took_ns = request->finished_ns - request->queued_ns;
+	if (job->status)
+		++*(job->status == -ECANCELED ? &usage->cancelled : &usage->failed);
+	if (job->started_ns) {
+		const uint64_t took_ns = job->finished_ns - job->queued_ns;
 
 		usage->latency_ns += took_ns;
 		++usage->latency[fa_usage_latency_bucket(took_ns)];
 	}
 }
 
-void fa_request_finish(struct fa_job *request)
+void fa_request_finish(struct fa_job *job)
 {
-	struct fa_request *work = fa_container_of(request, struct fa_request, job);
-	struct fa_session *session = work->session;
-	struct fa_session_stream *slot = &session->streams[work->stream];
+	struct fa_request *request = fa_container_of(job, struct fa_request, job);
+	struct fa_session *session = request->session;
+	struct fa_session_stream *slot = &session->streams[request->stream];
 
-	if (request->confirming) {
-		work->kind->confirm(work);
+	if (job->confirming) {
+		request->kind->confirm(request);
 		return;
 	}
 	--slot->n_requests;
-	if (slot->last == work)
+	if (slot->last == request)
 		slot->last = NULL;
-	slot->finished = request->value;
-	if (request->device_completes)
-		fa_device_completion_finished(session, work->stream);
+	slot->finished = job->value;
+	if (job->device_completes)
+		fa_device_completion_finished(session, request->stream);
 	--session->context->n_requests;
-	count(&session->usage, request, work->stream == FA_SESSION_STREAM_OWN);
-	count(&session->tenant->usage, request, work->stream == FA_SESSION_STREAM_OWN);
-	if (work->kind->ended)
-		work->kind->ended(work);
-	if (work->stream != FA_SESSION_STREAM_OWN) {
+	count(&session->usage, job, request->stream == FA_SESSION_STREAM_OWN);
+	count(&session->tenant->usage, job, request->stream == FA_SESSION_STREAM_OWN);
+	if (request->kind->ended)
+		request->kind->ended(request);
+	if (request->stream != FA_SESSION_STREAM_OWN) {
 		--session->n_requests;
-		if (work->refused)
+		if (request->refused)
 			--session->n_refused;
-		if (!work->by_ring || request->status)
-			send_completion(session, request->id, work->stream, request);
+		if (!request->by_ring || job->status)
+			send_completion(session, job->id, request->stream, job);
 	}
-	fa_request_free(work);
+	fa_request_free(request);
 	fa_request_release_held(session, NULL);
 	if (session->n_refused < FA_SESSION_REFUSED_MAX)
 		fa_session_resume(session, FA_PAUSE_REQUESTS);

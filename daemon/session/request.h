@@ -51,15 +51,15 @@ struct fa_request_kind {
 	bool while_draining;
 	/* Says what is to be done, in job.work and what belongs to it; @message will be
 	 * gone. An error: it is refused. */
-	int (*bind)(struct fa_request *work, const struct fa_wire_message *message,
+	int (*bind)(struct fa_request *request, const struct fa_wire_message *message,
 	            struct fa_error *error);
 	/* Gives up what only a request that is to run needs; also of a half-bound one. */
-	void (*release)(struct fa_request *work);
+	void (*release)(struct fa_request *request);
 	/* NULL where there is nothing to do: it was refused, by bind() or before; the loop's
 	 * part in it (job.confirms); it has ended. */
-	void (*refused)(struct fa_request *work, const struct fa_wire_message *message);
-	void (*confirm)(struct fa_request *work);
-	void (*ended)(struct fa_request *work);
+	void (*refused)(struct fa_request *request, const struct fa_wire_message *message);
+	void (*confirm)(struct fa_request *request);
+	void (*ended)(struct fa_request *request);
 };
 
 /* The place of a request in its stream, as its message says it. */
@@ -88,24 +88,24 @@ int fa_request_mark(struct fa_session *session, const struct fa_wire_message *me
 
 /*
  * The same for one of the daemon's own, on the session's own stream, which nobody is told
- * of: @work, made by fa_request_new(), is bound already.
+ * of: @request, made by fa_request_new(), is bound already.
  */
 struct fa_request *fa_request_new(struct fa_session *session, const struct fa_request_kind *kind);
-void fa_request_submit_own(struct fa_request *work);
+void fa_request_submit_own(struct fa_request *request);
 /* Of one that was not submitted. */
-struct fa_request *fa_request_free(struct fa_request *work);
+struct fa_request *fa_request_free(struct fa_request *request);
 
 /* For bind(): the memory of a view's buffer, which the request keeps alive from now on.
  * -ENOENT. */
-int fa_request_buffer(struct fa_request *work, const struct fa_wire_view *view, const char *name,
+int fa_request_buffer(struct fa_request *request, const struct fa_wire_view *view, const char *name,
                       const struct fa_device_memory **ret_memory, struct fa_error *error);
 
 /* For bind() of what is over pages: the device prepares it, and what that takes is charged.
  * -EDQUOT, and what paged_prepare() says. */
-int fa_request_prepare(struct fa_request *work, struct fa_error *error);
+int fa_request_prepare(struct fa_request *request, struct fa_error *error);
 
 /* For bind(): it is not to start before @value of another stream has finished. -ENOMEM. */
-int fa_request_wait(struct fa_request *work, uint32_t stream, uint64_t value,
+int fa_request_wait(struct fa_request *request, uint32_t stream, uint64_t value,
                     struct fa_error *error);
 
 /* Asks that all requests in flight end early, with @status. Their streams stay, so
@@ -113,7 +113,7 @@ int fa_request_wait(struct fa_request *work, uint32_t stream, uint64_t value,
 void fa_request_cancel_all(struct fa_session *session, int status);
 
 /* Takes a request that the engine gave back: has it confirmed, or answers and frees it. */
-void fa_request_finish(struct fa_job *request);
+void fa_request_finish(struct fa_job *job);
 
 /* Lets what is held start whose wait is over, and @doomed's end. NULL: nobody's. */
 void fa_request_release_held(struct fa_session *session, const struct fa_kv_step *doomed);
