@@ -4,6 +4,7 @@
  */
 #include "daemon/engine/private.h"
 #include "fake-device.h"
+#include "tests/lib/pause.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -32,8 +33,8 @@ static unsigned int stream_of(struct fixture *f, uint64_t launch)
 static void settle(struct fixture *f)
 {
 	for (int i = 0; i < 2; i++)
-		while (!fa_engine_heartbeat(f->engine))
-			usleep(100);
+		for (uint64_t pause_ns = 0; !fa_engine_heartbeat(f->engine);)
+			fa_test_poll_pause(&pause_ns);
 }
 
 /* Keeps the engine in launch() while jobs are submitted, so that it gets them all at once: between
