@@ -1,6 +1,6 @@
 /*
- * What the mailbox (engine.c), the iterations and their thread (engine_loop.c) and the scheduler
- * (scheduler.c) share. "Scheduler state" is guarded by state_mutex, which the engine thread holds
+ * What the mailbox (engine.c), the iterations and their thread (engine_loop.c), the scheduler
+ * (scheduler.c) and the polling of gates (gate_poll.c) share. "Scheduler state" is guarded by state_mutex, which the engine thread holds
  * during an iteration, or the loop thread in fa_engine_poll().
  */
 #pragma once
@@ -193,6 +193,13 @@ void fa_stream_publish(struct fa_stream *stream, uint64_t value, const struct fa
 
 void fa_stream_receive(struct fa_stream *stream, struct fa_job *job);
 
+/* After each change of a job's state: settled jobs leave in order, and the stream gets its place
+ * among those that can launch. */
+void fa_stream_update(struct fa_stream *stream);
+
+/* Returns true if @job waits for its gates. On a lost device nothing does. */
+bool fa_job_is_gated(const struct fa_job *job);
+
 /* The loop thread has released or confirmed @job. */
 void fa_job_answered(struct fa_job *job);
 
@@ -201,11 +208,6 @@ void fa_job_end(struct fa_job *job, int status);
 
 /* The device has returned @job. */
 void fa_job_reaped(struct fa_job *job);
-
-/* Polls the gates that are due. */
-void fa_engine_poll_gates(struct fa_engine *engine);
-/* Returns true if a hot gate has opened. */
-bool fa_engine_any_gate_open(const struct fa_engine *engine);
 
 static inline bool fa_engine_can_launch(const struct fa_engine *engine)
 {
@@ -224,3 +226,10 @@ void fa_engine_free_lanes(struct fa_engine *engine);
 
 /* Ends all jobs with @status, and closes the stream when they have left. */
 void fa_stream_end(struct fa_stream *stream, int status);
+
+/* ---- gate_poll.c; with state_mutex */
+
+/* Polls the gates that are due. */
+void fa_engine_poll_gates(struct fa_engine *engine);
+/* Returns true if a hot gate has opened. */
+bool fa_engine_any_gate_open(const struct fa_engine *engine);

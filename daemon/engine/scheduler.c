@@ -12,7 +12,6 @@
 #include <errno.h>
 #include <string.h>
 
-static void stream_update(struct fa_stream *stream);
 static void lane_free_slot(struct fa_engine *engine, struct fa_device_lane *lane);
 
 /* Jobs of a stream that the device may hold behind their gates. */
@@ -60,7 +59,7 @@ static void job_confirm(struct fa_job *job)
 	fa_list_append(&engine->confirms, &job->answer_link);
 }
 
-/* The caller calls stream_update(). */
+/* The caller calls fa_stream_update(). */
 static void job_end(struct fa_job *job, int status)
 {
 	struct fa_engine *engine = job->stream->engine;
@@ -80,7 +79,7 @@ static void job_end(struct fa_job *job, int status)
 void fa_job_end(struct fa_job *job, int status)
 {
 	job_end(job, status);
-	stream_update(job->stream);
+	fa_stream_update(job->stream);
 }
 
 void fa_job_answered(struct fa_job *job)
@@ -91,7 +90,7 @@ void fa_job_answered(struct fa_job *job)
 			job->error = job->answer_error;
 		job_settle(job, job->answer);
 	}
-	stream_update(job->stream);
+	fa_stream_update(job->stream);
 }
 
 /* Moves a started job back into `waiting`, in order. */
@@ -119,7 +118,7 @@ static void job_return(struct fa_job *job)
 	if (stream->gate_timeouts < GATE_BACKOFF_SHIFT_MAX)
 		++stream->gate_timeouts;
 	stream->gate_backoff = 1u << stream->gate_timeouts;
-	stream_update(stream);
+	fa_stream_update(stream);
 }
 
 void fa_job_reaped(struct fa_job *job)
@@ -170,7 +169,7 @@ void fa_job_reaped(struct fa_job *job)
 	/* Jobs ahead of it may be back in `waiting`; it must leave after them. */
 	if (!fa_list_empty(&stream->waiting) && fa_job_first(&stream->waiting)->value < job->value)
 		job_put_back(job);
-	stream_update(stream);
+	fa_stream_update(stream);
 }
 
 /* ---- streams */
@@ -295,8 +294,7 @@ static void undefer(struct fa_stream *stream)
 
 /* ---- gates and chains */
 
-/* Returns true if the job waits for its gates. On a lost device nothing does. */
-static bool is_gated(const struct fa_job *job)
+bool fa_job_is_gated(const struct fa_job *job)
 {
 	return job->state == FA_JOB_WAITING && job->gates && !job->stream->engine->lost &&
 	       !fa_gates_met(job->gates);
@@ -366,7 +364,7 @@ static void stream_watch(struct fa_stream *stream)
 
 	if (!fa_list_empty(&stream->waiting))
 		job = fa_job_first(&stream->waiting);
-	if (job && !is_gated(job))
+	if (job && !fa_job_is_gated(job))
 		job = NULL;
 	if (job == stream->gated)
 		return;
@@ -439,9 +437,7 @@ static void stream_finish_jobs(struct fa_stream *stream)
 	}
 }
 
-/* After each change of a job's state: settled jobs leave in order, and the stream gets its place
- * among those that can launch. */
-static void stream_update(struct fa_stream *stream)
+void fa_stream_update(struct fa_stream *stream)
 {
 	struct fa_engine *engine = stream->engine;
 
@@ -467,7 +463,7 @@ void fa_stream_receive(struct fa_stream *stream, struct fa_job *job)
 	else if (job->deadline_ns != FA_NS_NEVER)
 		fa_deadline_heap_insert(&stream->engine->deadlines, &job->deadline,
 		                        job->deadline_ns);
-	stream_update(stream);
+	fa_stream_update(stream);
 }
 
 /* The device is lost: ends all waiting jobs. They leave after those that the device still has. */
@@ -478,7 +474,7 @@ static void end_waiting(struct fa_stream *stream)
 	fa_list_for_each(pos, &stream->waiting)
 		job_end(fa_container_of(pos, struct fa_job, link), -ENODEV);
 	fa_list_splice(&stream->started, &stream->waiting);
-	stream_update(stream);
+	fa_stream_update(stream);
 }
 
 static void stream_start(struct fa_stream *stream, struct fa_job *job)
@@ -549,7 +545,7 @@ static int stream_launch(struct fa_stream *stream)
 	else if (r == -EBUSY)
 		defer(stream, job);
 	else
-		stream_update(stream);
+		fa_stream_update(stream);
 	return r;
 }
 
@@ -562,96 +558,7 @@ void fa_stream_end(struct fa_stream *stream, int status)
 	fa_list_for_each(pos, &stream->waiting)
 		job_end(fa_container_of(pos, struct fa_job, link), status);
 	stream->closing = true;
-	stream_update(stream);
-}
-
-/* ---- gates */
-
-/* A gate is polled in each iteration for so long, */
-#define GATE_HOT_NS (200 * FA_NS_PER_US)
-/* then between sleeps of a fraction of the time waited so far, with a maximum that grows for
- * long waits. */
-#define GATE_PAUSE_PART 16
-#define GATE_PAUSE_MAX_NS FA_NS_PER_MS
-#define GATE_LONG_NS FA_NS_PER_SEC
-#define GATE_LONG_PAUSE_MAX_NS (8 * FA_NS_PER_MS)
-/* Bounds the gates, hot and parked each, that one iteration polls. */
-#define GATES_PER_ITERATION 64
-
-static uint64_t gate_pause_ns(uint64_t waited_ns)
-{
-	uint64_t max_ns = waited_ns < GATE_LONG_NS ? GATE_PAUSE_MAX_NS : GATE_LONG_PAUSE_MAX_NS;
-
-	return waited_ns / GATE_PAUSE_PART < max_ns ? waited_ns / GATE_PAUSE_PART : max_ns;
-}
-
-/* Polls the gates that have not waited for long, round robin. */
-static void poll_hot_gates(struct fa_engine *engine, uint64_t now_ns)
-{
-	struct fa_list due;
-
-	fa_list_init(&due);
-	fa_list_splice(&due, &engine->hot_gates);
-	for (int i = 0; i < GATES_PER_ITERATION && !fa_list_empty(&due); i++) {
-		struct fa_stream *stream = fa_container_of(due.next, struct fa_stream, gate_link);
-
-		fa_list_remove(&stream->gate_link);
-		if (!is_gated(stream->gated))
-			stream_update(stream);
-		else if (now_ns - stream->gated_ns < GATE_HOT_NS)
-			fa_list_append(&engine->hot_gates, &stream->gate_link);
-		else
-			fa_deadline_heap_insert(&engine->parked_gates, &stream->gate_parked,
-			                        now_ns + gate_pause_ns(now_ns - stream->gated_ns));
-	}
-	/* Those left out are polled first in the next iteration. */
-	fa_list_splice(&due, &engine->hot_gates);
-	fa_list_splice(&engine->hot_gates, &due);
-}
-
-static void poll_parked_gates(struct fa_engine *engine, uint64_t now_ns)
-{
-	struct fa_deadline *first;
-
-	for (int i = 0; i < GATES_PER_ITERATION; i++) {
-		struct fa_stream *stream;
-
-		first = engine->parked_gates.root;
-		if (!first || first->at_ns > now_ns)
-			return;
-		stream = fa_container_of(first, struct fa_stream, gate_parked);
-		fa_deadline_heap_remove(&engine->parked_gates, first);
-		if (is_gated(stream->gated))
-			fa_deadline_heap_insert(&engine->parked_gates, first,
-			                        now_ns + gate_pause_ns(now_ns - stream->gated_ns));
-		else
-			stream_update(stream);
-	}
-}
-
-bool fa_engine_any_gate_open(const struct fa_engine *engine)
-{
-	const struct fa_list *pos;
-	int n = 0;
-
-	fa_list_for_each(pos, &engine->hot_gates) {
-		if (!is_gated(fa_container_of(pos, const struct fa_stream, gate_link)->gated))
-			return true;
-		if (++n == GATES_PER_ITERATION)
-			break;
-	}
-	return false;
-}
-
-void fa_engine_poll_gates(struct fa_engine *engine)
-{
-	uint64_t now_ns;
-
-	if (fa_list_empty(&engine->hot_gates) && !engine->parked_gates.root)
-		return;
-	now_ns = fa_now_ns();
-	poll_hot_gates(engine, now_ns);
-	poll_parked_gates(engine, now_ns);
+	fa_stream_update(stream);
 }
 
 /* ---- the run queues */
@@ -699,7 +606,7 @@ void fa_engine_retry_deferred(struct fa_engine *engine)
 
 		fa_list_remove(&stream->deferred_link);
 		if (engine->lost || stream->lane->wanted)
-			stream_update(stream);
+			fa_stream_update(stream);
 		else if (stream_launch(stream) == 0)
 			fa_fair_queue_charge(&stream->lane->queue, share, 1);
 	}

@@ -85,12 +85,12 @@ static struct fa_device_queue *fake_queue_free(struct fa_device *device,
 static int fake_launch(struct fa_device *device, struct fa_device_queue *queue,
                        struct fa_device_work *work)
 {
-	struct fa_job *request = fa_container_of(work, struct fa_job, work);
+	struct fa_job *job = fa_container_of(work, struct fa_job, work);
 	struct fake_lane *lane = queue->lane;
 	int r = 0;
 
 	pthread_mutex_lock(&device->mutex);
-	assert(work->params == &request->params);
+	assert(work->params == &job->params);
 	if (lane && lane->outstanding >= device->lane_slots) {
 		device->n_full++;
 		r = -EAGAIN;
@@ -111,7 +111,7 @@ static int fake_launch(struct fa_device *device, struct fa_device_queue *queue,
 	queue->outstanding++;
 	assert(queue->outstanding <= device->depth);
 	if (device->n_launched < FAKE_LAUNCHED_MAX)
-		device->launched[device->n_launched] = request;
+		device->launched[device->n_launched] = job;
 	device->n_launched++;
 	device->launcher = pthread_self();
 	device->n_running++;
@@ -302,43 +302,43 @@ void stream_open(struct fixture *f, unsigned int i, int priority)
 	assert_ptr_equal(fa_stream_owner(f->streams[i]), &f->slots[i]);
 }
 
-struct fa_job *request_new(struct fixture *f, unsigned int i)
+struct fa_job *job_new(struct fixture *f, unsigned int i)
 {
-	struct fa_job *request = calloc(1, sizeof(*request));
+	struct fa_job *job = calloc(1, sizeof(*job));
 
-	assert_non_null(request);
-	request->stream = f->streams[i];
-	request->value = ++f->last[i];
-	request->deadline_ns = FA_NS_NEVER;
-	request->queued_ns = fa_now_ns();
-	return request;
+	assert_non_null(job);
+	job->stream = f->streams[i];
+	job->value = ++f->last[i];
+	job->deadline_ns = FA_NS_NEVER;
+	job->queued_ns = fa_now_ns();
+	return job;
 }
 
 struct fa_job *submit(struct fixture *f, unsigned int i)
 {
-	struct fa_job *request = request_new(f, i);
+	struct fa_job *job = job_new(f, i);
 
-	fa_engine_submit(f->engine, request);
-	return request;
+	fa_engine_submit(f->engine, job);
+	return job;
 }
 
-void take(struct fixture *f, struct fa_job **ret_request, struct fa_stream **ret_closed)
+void take(struct fixture *f, struct fa_job **ret_job, struct fa_stream **ret_closed)
 {
 	struct timespec until = patience();
 
-	while (!fa_engine_take(f->engine, ret_request, ret_closed))
+	while (!fa_engine_take(f->engine, ret_job, ret_closed))
 		if (sem_timedwait(&f->notified, &until) < 0 && errno == ETIMEDOUT)
 			fail_msg("nothing came out of the engine");
-	assert_true(!*ret_request != !*ret_closed);
+	assert_true(!*ret_job != !*ret_closed);
 }
 
-void expect(struct fixture *f, struct fa_job *request, int status)
+void expect(struct fixture *f, struct fa_job *job, int status)
 {
 	struct fa_job *taken;
 	struct fa_stream *closed;
 
 	take(f, &taken, &closed);
-	assert_ptr_equal(taken, request);
+	assert_ptr_equal(taken, job);
 	assert_int_equal(taken->status, status);
 	assert_int_not_equal(taken->finished_ns, 0);
 	assert_int_equal(status != 0, taken->error.text[0] != 0);
@@ -348,21 +348,21 @@ void expect(struct fixture *f, struct fa_job *request, int status)
 
 void expect_closed(struct fixture *f, unsigned int i)
 {
-	struct fa_job *request;
+	struct fa_job *job;
 	struct fa_stream *closed;
 
-	take(f, &request, &closed);
+	take(f, &job, &closed);
 	assert_ptr_equal(closed, f->streams[i]);
 	f->streams[i] = fa_stream_free(closed);
 }
 
 void expect_nothing(struct fixture *f)
 {
-	struct fa_job *request;
+	struct fa_job *job;
 	struct fa_stream *closed;
 
 	fa_test_quiet_ms(20);
-	assert_false(fa_engine_take(f->engine, &request, &closed));
+	assert_false(fa_engine_take(f->engine, &job, &closed));
 }
 
 void wait_launched(struct fixture *f, uint64_t n)
@@ -408,10 +408,10 @@ void hold_long(struct fixture *f, bool holds)
 	wake(&f->device);
 }
 
-void complete(struct fixture *f, struct fa_job *request, int status)
+void complete(struct fixture *f, struct fa_job *job, int status)
 {
 	pthread_mutex_lock(&f->device.mutex);
-	fake_finish(&f->device, &request->work, status);
+	fake_finish(&f->device, &job->work, status);
 	pthread_mutex_unlock(&f->device.mutex);
 	wake(&f->device);
 }

@@ -78,14 +78,14 @@ void fixture_init_lanes(struct fixture *f, unsigned int depth, unsigned int slot
 void fixture_deinit(struct fixture *f);
 
 void stream_open(struct fixture *f, unsigned int i, int priority);
-/* The stream's next request, to be submitted; or submitted already. */
-struct fa_job *request_new(struct fixture *f, unsigned int i);
+/* The stream's next job, to be submitted; or submitted already. */
+struct fa_job *job_new(struct fixture *f, unsigned int i);
 struct fa_job *submit(struct fixture *f, unsigned int i);
 
 /* Waits for something to come out, and takes it. */
-void take(struct fixture *f, struct fa_job **ret_request, struct fa_stream **ret_closed);
-/* What comes out next is @request with @status (freed) / stream @i closed (freed) / nothing. */
-void expect(struct fixture *f, struct fa_job *request, int status);
+void take(struct fixture *f, struct fa_job **ret_job, struct fa_stream **ret_closed);
+/* What comes out next is @job with @status (freed) / stream @i closed (freed) / nothing. */
+void expect(struct fixture *f, struct fa_job *job, int status);
 void expect_closed(struct fixture *f, unsigned int i);
 void expect_nothing(struct fixture *f);
 
@@ -97,8 +97,8 @@ void wait_cancelled(struct fixture *f, uint64_t n);
 void wait_refused(struct fixture *f, uint64_t n_full, uint64_t n_held);
 /* The device holds long works, or does no longer. */
 void hold_long(struct fixture *f, bool holds);
-/* The device is done with @request. */
-void complete(struct fixture *f, struct fa_job *request, int status);
+/* The device is done with @job. */
+void complete(struct fixture *f, struct fa_job *job, int status);
 /* The device is lost; what it has, it still has. */
 void lose(struct fixture *f);
 void block(struct fixture *f, bool blocked);

@@ -1,6 +1,6 @@
 /*
  * The engine, the CPU backend and its kernels together: whatever the threads, the
- * order and the company, a request's result is to the bit what running its tiles
+ * order and the company, a job's result is to the bit what running its tiles
  * one after another gives.
  */
 #include "common/clock.h"
@@ -34,7 +34,7 @@ static const struct shape {
 #define SHAPES (sizeof(shapes) / sizeof(shapes[0]))
 
 struct item {
-	struct fa_job request;
+	struct fa_job job;
 	float *out, *lse;
 };
 
@@ -140,14 +140,13 @@ static void on_notify(void *userdata)
 	sem_post(&notified);
 }
 
-static void take(struct fa_engine *engine, struct fa_job **ret_request,
-                 struct fa_stream **ret_closed)
+static void take(struct fa_engine *engine, struct fa_job **ret_job, struct fa_stream **ret_closed)
 {
 	struct timespec until;
 
 	clock_gettime(CLOCK_REALTIME, &until);
 	until.tv_sec += PATIENCE_SEC;
-	while (!fa_engine_take(engine, ret_request, ret_closed))
+	while (!fa_engine_take(engine, ret_job, ret_closed))
 		if (sem_timedwait(&notified, &until) < 0 && errno == ETIMEDOUT)
 			fail_msg("nothing came out of the engine");
 }
@@ -160,7 +159,7 @@ static void test_results(void **state)
 	struct problem problems[SHAPES];
 	struct fa_stream *streams[SHAPES], *closed;
 	struct fa_engine_group *groups[SHAPES];
-	struct fa_job *request;
+	struct fa_job *job;
 	struct fa_engine *engine;
 	struct fa_device *device;
 	struct fa_error error;
@@ -187,36 +186,36 @@ static void test_results(void **state)
 			item->lse = malloc(problems[s].lse_bytes);
 			memset(item->out, 0xff, problems[s].out_bytes);
 			memset(item->lse, 0xff, problems[s].lse_bytes);
-			item->request.stream = streams[s];
-			item->request.value = i + 1;
-			item->request.deadline_ns = FA_NS_NEVER;
-			item->request.params = problems[s].params;
-			item->request.params.out.data = item->out;
-			item->request.params.lse = item->lse;
-			item->request.work.params = &item->request.params;
-			assert_int_equal(fa_device_cpu.attention_prepare(
-						 device, &item->request.work, &error),
-			                 0);
-			fa_engine_submit(engine, &item->request);
+			item->job.stream = streams[s];
+			item->job.value = i + 1;
+			item->job.deadline_ns = FA_NS_NEVER;
+			item->job.params = problems[s].params;
+			item->job.params.out.data = item->out;
+			item->job.params.lse = item->lse;
+			item->job.work.params = &item->job.params;
+			assert_int_equal(
+				fa_device_cpu.attention_prepare(device, &item->job.work, &error),
+				0);
+			fa_engine_submit(engine, &item->job);
 		}
 	}
 	for (size_t n = 0; n < SHAPES * REQUESTS; n++) {
 		struct problem *problem;
 
-		take(engine, &request, &closed);
-		assert_non_null(request);
-		problem = fa_stream_owner(request->stream);
-		item = fa_container_of(request, struct item, request);
-		assert_int_equal(request->status, 0);
+		take(engine, &job, &closed);
+		assert_non_null(job);
+		problem = fa_stream_owner(job->stream);
+		item = fa_container_of(job, struct item, job);
+		assert_int_equal(job->status, 0);
 		assert_memory_equal(item->out, problem->out, problem->out_bytes);
 		assert_memory_equal(item->lse, problem->lse, problem->lse_bytes);
-		fa_device_cpu.attention_release(device, &request->work);
+		fa_device_cpu.attention_release(device, &job->work);
 		free(item->out);
 		free(item->lse);
 	}
 	for (size_t s = 0; s < SHAPES; s++) {
 		fa_engine_stream_close(engine, streams[s], -ECANCELED);
-		take(engine, &request, &closed);
+		take(engine, &job, &closed);
 		assert_ptr_equal(closed, streams[s]);
 		fa_stream_free(closed);
 		fa_engine_group_free(groups[s]);

@@ -15,7 +15,7 @@
 
 static struct fa_job *submit_long(struct fixture *f, unsigned int i)
 {
-	struct fa_job *job = request_new(f, i);
+	struct fa_job *job = job_new(f, i);
 
 	job->params.scale = FAKE_LONG;
 	fa_engine_submit(f->engine, job);
@@ -244,11 +244,11 @@ static void test_no_work(void **state)
 	wait_launched(&f, 2);
 	b = submit(&f, 0);
 	wait_refused(&f, 1, 0);
-	none = request_new(&f, 1);
+	none = job_new(&f, 1);
 	none->work.op = FA_DEVICE_NONE;
 	fa_engine_submit(f.engine, none);
 	expect(&f, none, 0);
-	refused = request_new(&f, 1);
+	refused = job_new(&f, 1);
 	refused->status = fa_fail(&refused->error, -EINVAL, "no");
 	fa_engine_submit(f.engine, refused);
 	expect(&f, refused, -EINVAL);
@@ -336,7 +336,7 @@ static void test_deadline(void **state)
 	stream_open(&f, 1, 0);
 	a = submit(&f, 0);
 	wait_launched(&f, 1);
-	b = request_new(&f, 1);
+	b = job_new(&f, 1);
 	b->deadline_ns = fa_deadline_ns(10 * FA_NS_PER_MS);
 	fa_engine_submit(f.engine, b);
 	c = submit(&f, 1);

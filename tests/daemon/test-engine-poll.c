@@ -8,12 +8,12 @@
 
 static struct fa_job *submit_attending(struct fixture *f, unsigned int i)
 {
-	struct fa_job *request;
+	struct fa_job *job;
 
 	fa_engine_batch_begin(f->engine);
-	request = submit(f, i);
+	job = submit(f, i);
 	fa_engine_poll(f->engine);
-	return request;
+	return job;
 }
 
 static bool was_launched_here(struct fixture *f)
@@ -31,19 +31,19 @@ static bool was_launched_here(struct fixture *f)
 static void test_here(void **state)
 {
 	unsigned int launched = 0, finished = 0;
-	struct fa_job *request;
+	struct fa_job *job;
 	struct fixture f;
 
 	fixture_init_polled(&f, 1);
 	stream_open(&f, 0, 0);
 	for (uint64_t i = 1; i <= 2000; i++) {
-		request = submit_attending(&f, 0);
+		job = submit_attending(&f, 0);
 		wait_launched(&f, i);
 		launched += was_launched_here(&f);
-		complete(&f, request, 0);
+		complete(&f, job, 0);
 		fa_engine_poll(f.engine);
 		finished += fa_engine_has_events(f.engine);
-		expect(&f, request, 0);
+		expect(&f, job, 0);
 	}
 	assert_true(launched > 0);
 	assert_true(finished > 0);
@@ -54,13 +54,13 @@ static void test_here(void **state)
 /* It never waits for the engine thread, which has what was submitted meanwhile. */
 static void test_busy(void **state)
 {
-	struct fa_job *request;
+	struct fa_job *job;
 	struct fixture f;
 
 	fixture_init_polled(&f, 1);
 	stream_open(&f, 0, 0);
 	hold_at_reap(&f);
-	request = submit_attending(&f, 0);
+	job = submit_attending(&f, 0);
 	for (int i = 0; i < 1000; i++)
 		fa_engine_poll(f.engine);
 	pthread_mutex_lock(&f.device.mutex);
@@ -69,59 +69,59 @@ static void test_busy(void **state)
 	release_reap(&f);
 	wait_launched(&f, 1);
 	assert_false(was_launched_here(&f));
-	complete(&f, request, 0);
-	expect(&f, request, 0);
+	complete(&f, job, 0);
+	expect(&f, job, 0);
 	fixture_deinit(&f);
 }
 
 /* Many at once are the engine thread's. */
 static void test_many(void **state)
 {
-	struct fa_job *requests[3];
+	struct fa_job *jobs[3];
 	struct fixture f;
 
 	fixture_init_polled(&f, 3);
 	stream_open(&f, 0, 0);
 	fa_engine_batch_begin(f.engine);
 	for (int i = 0; i < 3; i++)
-		requests[i] = submit(&f, 0);
+		jobs[i] = submit(&f, 0);
 	fa_engine_poll(f.engine);
 	wait_launched(&f, 3);
 	assert_false(was_launched_here(&f));
 	for (int i = 0; i < 3; i++)
-		complete(&f, requests[i], 0);
+		complete(&f, jobs[i], 0);
 	for (int i = 0; i < 3; i++)
-		expect(&f, requests[i], 0);
+		expect(&f, jobs[i], 0);
 	fixture_deinit(&f);
 }
 
 /* Whether it says that it leaves or not: what runs is finished, and what comes is launched. */
 static void test_left(void **state)
 {
-	struct fa_job *request;
+	struct fa_job *job;
 	struct fixture f;
 
 	fixture_init_polled(&f, 1);
 	stream_open(&f, 0, 0);
 	for (uint64_t i = 1; i <= 50; i++) {
-		request = submit_attending(&f, 0);
+		job = submit_attending(&f, 0);
 		wait_launched(&f, i);
 		if (i % 2)
 			fa_engine_poll_end(f.engine);
 		if (i % 3 == 0)
 			fa_test_let_sleep_ms(3);
-		complete(&f, request, 0);
-		expect(&f, request, 0);
+		complete(&f, job, 0);
+		expect(&f, job, 0);
 	}
 	for (uint64_t i = 51; i <= 100; i++) {
-		request = submit_attending(&f, 0);
+		job = submit_attending(&f, 0);
 		wait_launched(&f, i);
-		complete(&f, request, 0);
-		expect(&f, request, 0);
-		request = submit(&f, 0);
+		complete(&f, job, 0);
+		expect(&f, job, 0);
+		job = submit(&f, 0);
 		wait_launched(&f, ++i);
-		complete(&f, request, 0);
-		expect(&f, request, 0);
+		complete(&f, job, 0);
+		expect(&f, job, 0);
 	}
 	fixture_deinit(&f);
 }
@@ -130,13 +130,13 @@ static void test_left(void **state)
  * begins to attend and then does not come again. */
 static void test_stalled(void **state)
 {
-	struct fa_job *held, *request;
+	struct fa_job *held, *job;
 	struct fixture f;
 
 	fixture_init_polled(&f, 1);
 	stream_open(&f, 0, 0);
 	stream_open(&f, 1, 0);
-	held = request_new(&f, 1);
+	held = job_new(&f, 1);
 	held->held = true;
 	held->deadline_ns = fa_deadline_ns(3600 * FA_NS_PER_SEC);
 	fa_engine_submit(f.engine, held);
@@ -148,10 +148,10 @@ static void test_stalled(void **state)
 			fa_engine_poll(f.engine);
 		fa_engine_wake(f.engine);
 		fa_test_any_moment_us(i % 3 * 100);
-		request = submit_attending(&f, 0);
+		job = submit_attending(&f, 0);
 		wait_launched(&f, i);
-		complete(&f, request, 0);
-		expect(&f, request, 0);
+		complete(&f, job, 0);
+		expect(&f, job, 0);
 	}
 	fa_engine_release(f.engine, held, -ECANCELED, &(struct fa_error){ "no more" });
 	expect(&f, held, -ECANCELED);
@@ -168,7 +168,7 @@ static void test_ends(void **state)
 	fixture_init_polled(&f, 1);
 	stream_open(&f, 0, 0);
 	running = submit_attending(&f, 0);
-	waiting = request_new(&f, 0);
+	waiting = job_new(&f, 0);
 	waiting->deadline_ns = fa_deadline_ns(5 * FA_NS_PER_MS);
 	fa_engine_batch_begin(f.engine);
 	fa_engine_submit(f.engine, waiting);
@@ -195,16 +195,16 @@ static void test_ends(void **state)
 /* A device that says itself when it has finished is the engine thread's. */
 static void test_not_polled(void **state)
 {
-	struct fa_job *request;
+	struct fa_job *job;
 	struct fixture f;
 
 	fixture_init(&f, 1);
 	stream_open(&f, 0, 0);
-	request = submit_attending(&f, 0);
+	job = submit_attending(&f, 0);
 	wait_launched(&f, 1);
 	assert_false(was_launched_here(&f));
-	complete(&f, request, 0);
-	expect(&f, request, 0);
+	complete(&f, job, 0);
+	expect(&f, job, 0);
 	fixture_deinit(&f);
 }
 

@@ -45,32 +45,32 @@ static unsigned int dice(struct stress *s, unsigned int n)
 
 static void stress_submit(struct stress *s, unsigned int i)
 {
-	struct fa_job *request = request_new(&s->f, i);
+	struct fa_job *job = job_new(&s->f, i);
 
 	if (dice(s, 8) == 0)
-		request->status = fa_fail(&request->error, -EINVAL, "refused");
+		job->status = fa_fail(&job->error, -EINVAL, "refused");
 	if (s->f.device.lane_slots && dice(s, 8) == 0)
-		request->params.scale = FAKE_LONG;
+		job->params.scale = FAKE_LONG;
 	if (dice(s, s->one_late_in) == 0)
-		request->deadline_ns = fa_deadline_ns(dice(s, 5 * FA_NS_PER_MS));
-	fa_engine_submit(s->f.engine, request);
+		job->deadline_ns = fa_deadline_ns(dice(s, 5 * FA_NS_PER_MS));
+	fa_engine_submit(s->f.engine, job);
 	s->submitted++;
 }
 
-/* Takes what there is, at least one: each request once, in its stream's order,
+/* Takes what there is, at least one: each job once, in its stream's order,
  * with a status that was asked for; each stream after all of its requests. */
 static void stress_take(struct stress *s)
 {
 	struct fa_completion_slot *owner;
-	struct fa_job *request;
+	struct fa_job *job;
 	struct fa_stream *closed;
 	size_t i;
 
 	while (s->attends && !fa_engine_has_events(s->f.engine) && dice(s, 200))
 		fa_engine_poll(s->f.engine);
-	take(&s->f, &request, &closed);
+	take(&s->f, &job, &closed);
 	do {
-		owner = fa_stream_owner(request ? request->stream : closed);
+		owner = fa_stream_owner(job ? job->stream : closed);
 		i = (size_t)(owner - s->f.slots);
 		if (closed) {
 			assert_true(s->closing[i]);
@@ -79,25 +79,24 @@ static void stress_take(struct stress *s)
 			s->closing[i] = false;
 			continue;
 		}
-		assert_int_equal(request->value, ++s->taken_value[i]);
-		assert_true(fa_stream_finished(request->stream) >= request->value);
-		switch (request->status) {
+		assert_int_equal(job->value, ++s->taken_value[i]);
+		assert_true(fa_stream_finished(job->stream) >= job->value);
+		switch (job->status) {
 		case 0:
 		case -EIO:
-			assert_true(request->finished_ns >= request->started_ns);
-			assert_true(request->started_ns >= request->queued_ns);
+			assert_true(job->finished_ns >= job->started_ns);
+			assert_true(job->started_ns >= job->queued_ns);
 			break;
 		case -EINVAL:
-			assert_int_equal(request->started_ns, 0);
+			assert_int_equal(job->started_ns, 0);
 			break;
 		default:
-			assert_true(request->status == -ETIMEDOUT ||
-			            request->status == -ECANCELED ||
-			            request->status == -ECONNRESET);
+			assert_true(job->status == -ETIMEDOUT || job->status == -ECANCELED ||
+			            job->status == -ECONNRESET);
 		}
-		free(request);
+		free(job);
 		s->taken++;
-	} while (fa_engine_take(s->f.engine, &request, &closed));
+	} while (fa_engine_take(s->f.engine, &job, &closed));
 }
 
 /*
@@ -202,10 +201,10 @@ static void test_stress_lanes(void **state)
 	stress(true, true, 2000, 4);
 }
 
-/* One request at a time: a wake-up lost anywhere stops this test. */
+/* One job at a time: a wake-up lost anywhere stops this test. */
 static void test_ping_pong(void **state)
 {
-	struct fa_job *request;
+	struct fa_job *job;
 	struct fa_stream *closed;
 	struct fixture f;
 
@@ -214,9 +213,9 @@ static void test_ping_pong(void **state)
 	completer_start(&f);
 	for (int i = 0; i < 20000; i++) {
 		(void)submit(&f, 0);
-		take(&f, &request, &closed);
-		assert_int_equal(request->value, i + 1);
-		free(request);
+		take(&f, &job, &closed);
+		assert_int_equal(job->value, i + 1);
+		free(job);
 	}
 	completer_stop(&f);
 	fixture_deinit(&f);

@@ -73,7 +73,7 @@ static void test_refused_in_turn(void **state)
 	stream_open(&f, 0, 0);
 	stream_open(&f, 1, 0);
 	a = submit(&f, 0);
-	refused = request_new(&f, 0);
+	refused = job_new(&f, 0);
 	refused->status = fa_fail(&refused->error, -EINVAL, "no");
 	refused->deadline_ns = 1; /* passed, but that is not what it ends with */
 	fa_engine_submit(f.engine, refused);
@@ -83,7 +83,7 @@ static void test_refused_in_turn(void **state)
 	complete(&f, c, 0);
 	expect_nothing(&f);
 
-	alone = request_new(&f, 1);
+	alone = job_new(&f, 1);
 	alone->status = fa_fail(&alone->error, -ENOTSUP, "no");
 	fa_engine_submit(f.engine, alone);
 	expect(&f, alone, -ENOTSUP);
@@ -149,7 +149,7 @@ static void test_deadline_queued(void **state)
 	stream_open(&f, 0, 0);
 	a = submit(&f, 0);
 	wait_launched(&f, 1);
-	b = request_new(&f, 0);
+	b = job_new(&f, 0);
 	b->deadline_ns = fa_deadline_ns(10 * FA_NS_PER_MS);
 	fa_engine_submit(f.engine, b);
 	c = submit(&f, 0);
@@ -171,7 +171,7 @@ static void test_deadline_passed_on_arrival(void **state)
 
 	fixture_init(&f, 1);
 	stream_open(&f, 0, 0);
-	a = request_new(&f, 0);
+	a = job_new(&f, 0);
 	a->deadline_ns = 1;
 	fa_engine_submit(f.engine, a);
 	expect(&f, a, -ETIMEDOUT);
@@ -188,7 +188,7 @@ static void test_deadline_running(void **state)
 	fixture_init(&f, 1);
 	stream_open(&f, 0, 0);
 	block(&f, true); /* or a slow machine reaches the deadline before the launch */
-	a = request_new(&f, 0);
+	a = job_new(&f, 0);
 	a->deadline_ns = fa_deadline_ns(FA_NS_PER_SEC);
 	fa_engine_submit(f.engine, a);
 	wait_launched(&f, 1);
@@ -198,7 +198,7 @@ static void test_deadline_running(void **state)
 
 	/* A device that cannot stop: it ends when it ends, and is late all the same. */
 	f.device.stubbornness = FAKE_IGNORES;
-	b = request_new(&f, 0);
+	b = job_new(&f, 0);
 	b->deadline_ns = fa_deadline_ns(FA_NS_PER_SEC);
 	fa_engine_submit(f.engine, b);
 	wait_cancelled(&f, 2);
@@ -214,7 +214,7 @@ static void test_deadline_kept(void **state)
 
 	fixture_init(&f, 1);
 	stream_open(&f, 0, 0);
-	a = request_new(&f, 0);
+	a = job_new(&f, 0);
 	a->deadline_ns = fa_deadline_ns(3600 * FA_NS_PER_SEC);
 	fa_engine_submit(f.engine, a);
 	wait_launched(&f, 1);
@@ -293,7 +293,7 @@ static void test_cancel_too_late(void **state)
 	fixture_deinit(&f);
 }
 
-/* A cancel is on its way when its request finishes, is taken and freed. */
+/* A cancel is on its way when its job finishes, is taken and freed. */
 static void test_cancel_crosses_finish(void **state)
 {
 	struct fa_job *a, *b;
@@ -320,7 +320,7 @@ static void test_cancel_crosses_finish(void **state)
 
 static void test_close(void **state)
 {
-	struct fa_job *requests[6];
+	struct fa_job *jobs[6];
 	struct fa_engine_stats stats;
 	struct fixture f;
 
@@ -329,24 +329,24 @@ static void test_close(void **state)
 	stream_open(&f, 0, 0);
 	stream_open(&f, 1, 0);
 	for (int i = 0; i < 5; i++)
-		requests[i] = submit(&f, 0);
-	requests[5] = submit(&f, 1);
+		jobs[i] = submit(&f, 0);
+	jobs[5] = submit(&f, 1);
 	wait_launched(&f, 3);
 	fa_engine_cancel(f.engine, f.streams[0], 2, -EIO);
 	fa_engine_cancel(f.engine, f.streams[0], 4, -EIO);
 	fa_engine_stream_close(f.engine, f.streams[0], -ECONNRESET);
 	wait_cancelled(&f, 2);
 	expect_nothing(&f); /* the device still has two of them */
-	complete(&f, requests[1], -ECANCELED);
-	complete(&f, requests[0], -ECANCELED);
-	expect(&f, requests[0], -ECONNRESET);
-	expect(&f, requests[1], -EIO);
-	expect(&f, requests[2], -ECONNRESET);
-	expect(&f, requests[3], -EIO);
-	expect(&f, requests[4], -ECONNRESET);
+	complete(&f, jobs[1], -ECANCELED);
+	complete(&f, jobs[0], -ECANCELED);
+	expect(&f, jobs[0], -ECONNRESET);
+	expect(&f, jobs[1], -EIO);
+	expect(&f, jobs[2], -ECONNRESET);
+	expect(&f, jobs[3], -EIO);
+	expect(&f, jobs[4], -ECONNRESET);
 	expect_closed(&f, 0);
-	complete(&f, requests[5], 0);
-	expect(&f, requests[5], 0);
+	complete(&f, jobs[5], 0);
+	expect(&f, jobs[5], 0);
 
 	fa_engine_stats(f.engine, &stats);
 	assert_int_equal(stats.submitted, 6);
@@ -360,13 +360,13 @@ static void test_close(void **state)
 
 /* ---- the device is lost */
 
-static void expect_lost(struct fixture *f, struct fa_job *request)
+static void expect_lost(struct fixture *f, struct fa_job *job)
 {
 	struct fa_job *taken;
 	struct fa_stream *closed;
 
 	take(f, &taken, &closed);
-	assert_ptr_equal(taken, request);
+	assert_ptr_equal(taken, job);
 	assert_int_equal(taken->status, -ENODEV);
 	assert_non_null(strstr(taken->error.text, "it fell out"));
 	free(taken);
@@ -387,10 +387,10 @@ static void lost(bool polled)
 	a = submit(&f, 0);
 	b = submit(&f, 0);
 	c = submit(&f, 0);
-	refused = request_new(&f, 0);
+	refused = job_new(&f, 0);
 	refused->status = fa_fail(&refused->error, -EINVAL, "no");
 	fa_engine_submit(f.engine, refused);
-	d = request_new(&f, 0);
+	d = job_new(&f, 0);
 	d->deadline_ns = fa_deadline_ns(3600 * FA_NS_PER_SEC);
 	fa_engine_submit(f.engine, d);
 	other = submit(&f, 1);
@@ -477,7 +477,7 @@ static void test_crowd_does_not_hold_up_others(void **state)
 /* Slow works make it look seldom; what is urgent is looked for all the time. */
 static void test_urgent_is_looked_for(void **state)
 {
-	struct fa_job *request;
+	struct fa_job *job;
 	struct fa_parker *waiter;
 	uint64_t pause_ns;
 	struct fixture f;
@@ -487,23 +487,23 @@ static void test_urgent_is_looked_for(void **state)
 	stream_open(&f, 0, 0);
 	stream_open(&f, 1, 1);
 	for (uint64_t i = 1; i <= 8; i++) {
-		request = submit(&f, 0);
+		job = submit(&f, 0);
 		wait_launched(&f, i);
 		fa_test_work_us(1000);
-		complete(&f, request, 0);
-		expect(&f, request, 0);
+		complete(&f, job, 0);
+		expect(&f, job, 0);
 	}
 	assert_int_not_equal(
 		fa_parker_poll_pause_ns(waiter, waiter->poll_since_ns + 25 * FA_NS_PER_US), 0);
-	request = submit(&f, 1);
+	job = submit(&f, 1);
 	wait_launched(&f, 9);
 	/* It is said behind the launch, in the same round. */
 	pthread_mutex_lock(&f.engine->state_mutex);
 	pause_ns = fa_parker_poll_pause_ns(waiter, waiter->poll_since_ns + 150 * FA_NS_PER_US);
 	pthread_mutex_unlock(&f.engine->state_mutex);
 	assert_int_equal(pause_ns, 0);
-	complete(&f, request, 0);
-	expect(&f, request, 0);
+	complete(&f, job, 0);
+	expect(&f, job, 0);
 	fixture_deinit(&f);
 }
 
@@ -592,7 +592,7 @@ static void test_priority_in_a_group(void **state)
 
 /* ---- rest */
 
-/* With a request in flight and a deadline far away, nothing runs, or next to nothing. */
+/* With a job in flight and a deadline far away, nothing runs, or next to nothing. */
 static void idle(bool polled)
 {
 	struct timespec before, after;
@@ -606,7 +606,7 @@ static void idle(bool polled)
 	else
 		fixture_init(&f, 1);
 	stream_open(&f, 0, 0);
-	a = request_new(&f, 0);
+	a = job_new(&f, 0);
 	a->deadline_ns = fa_deadline_ns(3600 * FA_NS_PER_SEC);
 	fa_engine_submit(f.engine, a);
 	wait_launched(&f, 1);

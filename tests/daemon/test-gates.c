@@ -35,7 +35,7 @@ static void scene_deinit(struct scene *s)
 }
 
 /* Waits for slot @wait to have @wait_value (0: for nothing), gives @signal @signal_value
- * (0: nothing). Freed by the caller when the request has been taken. */
+ * (0: nothing). Freed by the caller when the job has been taken. */
 static struct fa_gates *gates_new(struct scene *s, unsigned int wait, uint64_t wait_value,
                                   unsigned int signal, uint64_t signal_value)
 {
@@ -53,11 +53,11 @@ static struct fa_gates *gates_new(struct scene *s, unsigned int wait, uint64_t w
 
 static struct fa_job *submit_gated(struct scene *s, unsigned int stream, struct fa_gates *gates)
 {
-	struct fa_job *request = request_new(&s->f, stream);
+	struct fa_job *job = job_new(&s->f, stream);
 
-	request->gates = gates;
-	fa_engine_submit(s->f.engine, request);
-	return request;
+	job->gates = gates;
+	fa_engine_submit(s->f.engine, job);
+	return job;
 }
 
 static void set(struct scene *s, unsigned int slot, uint64_t value)
@@ -185,11 +185,11 @@ static void test_others_go_on(void **state)
 	shut = submit_gated(&s, 0, gates);
 	for (unsigned int round = 0; round < ROUNDS; round++)
 		for (unsigned int i = 1; i < FAKE_STREAMS; i++) {
-			struct fa_job *request = submit(&s.f, i);
+			struct fa_job *job = submit(&s.f, i);
 
 			wait_launched(&s.f, round * (FAKE_STREAMS - 1) + i);
-			complete(&s.f, request, 0);
-			expect(&s.f, request, 0);
+			complete(&s.f, job, 0);
+			expect(&s.f, job, 0);
 		}
 	fa_engine_cancel(s.f.engine, s.f.streams[0], 1, 0);
 	expect(&s.f, shut, -ECANCELED);
@@ -200,7 +200,7 @@ static void test_others_go_on(void **state)
 /* More gates than are looked at in one round, all in streams of their own. */
 static void test_many_gates(void **state)
 {
-	struct fa_job *requests[FAKE_STREAMS];
+	struct fa_job *jobs[FAKE_STREAMS];
 	struct fa_gates *gates[FAKE_STREAMS];
 	struct scene s;
 
@@ -208,16 +208,16 @@ static void test_many_gates(void **state)
 	for (unsigned int i = 0; i < FAKE_STREAMS; i++) {
 		stream_open(&s.f, i, 0);
 		gates[i] = gates_new(&s, i, 10, 0, 0);
-		requests[i] = submit_gated(&s, i, gates[i]);
+		jobs[i] = submit_gated(&s, i, gates[i]);
 	}
 	for (unsigned int i = FAKE_STREAMS; i-- > 0;) {
 		if (i % 8 == 0)
 			fa_test_let_sleep_ms(3);
 		set(&s, i, 10);
 		wait_launched(&s.f, FAKE_STREAMS - i);
-		assert_ptr_equal(s.f.device.launched[FAKE_STREAMS - i - 1], requests[i]);
-		complete(&s.f, requests[i], 0);
-		expect(&s.f, requests[i], 0);
+		assert_ptr_equal(s.f.device.launched[FAKE_STREAMS - i - 1], jobs[i]);
+		complete(&s.f, jobs[i], 0);
+		expect(&s.f, jobs[i], 0);
 		free(gates[i]);
 	}
 	scene_deinit(&s);
@@ -235,7 +235,7 @@ static void test_ends_behind_a_gate(void **state)
 	stream_open(&s.f, 0, 0);
 	for (unsigned int i = 0; i < 3; i++)
 		gates[i] = gates_new(&s, 0, 1, i, 100);
-	late = request_new(&s.f, 0);
+	late = job_new(&s.f, 0);
 	late->gates = gates[0];
 	late->deadline_ns = fa_deadline_ns(10 * FA_NS_PER_MS);
 	fa_engine_submit(s.f.engine, late);
@@ -291,7 +291,7 @@ static void test_refused(void **state)
 	stream_open(&s.f, 0, 0);
 	a = submit(&s.f, 0);
 	gates = gates_new(&s, 0, 1, 5, 3);
-	refused = request_new(&s.f, 0);
+	refused = job_new(&s.f, 0);
 	refused->gates = gates;
 	refused->status = fa_fail(&refused->error, -EINVAL, "no");
 	fa_engine_submit(s.f.engine, refused);
@@ -318,14 +318,14 @@ static void behind_refused(bool has_work, bool cancelled)
 	stream_open(&s.f, 0, 0);
 	a = submit(&s.f, 0);
 	wait_launched(&s.f, 1);
-	refused = request_new(&s.f, 0);
+	refused = job_new(&s.f, 0);
 	if (!cancelled)
 		refused->status = fa_fail(&refused->error, -EINVAL, "no");
 	else
 		refused->held = true;
 	fa_engine_submit(s.f.engine, refused);
 	gates = gates_new(&s, 2, 7, 5, 3);
-	c = request_new(&s.f, 0);
+	c = job_new(&s.f, 0);
 	if (!has_work)
 		c->work.op = FA_DEVICE_NONE;
 	c->gates = gates;
@@ -391,22 +391,22 @@ static void test_words_never_fall(void **state)
 
 #define CHAIN 6
 
-static void submit_chain(struct scene *s, struct fa_gates **gates, struct fa_job **requests)
+static void submit_chain(struct scene *s, struct fa_gates **gates, struct fa_job **jobs)
 {
 	for (unsigned int i = 0; i < CHAIN; i++) {
 		gates[i] = gates_new(s, 0, 1 + i, 0, 1 + i);
-		requests[i] = request_new(&s->f, 0);
-		requests[i]->gates = gates[i];
-		requests[i]->chained = i != 0;
-		fa_engine_submit(s->f.engine, requests[i]);
+		jobs[i] = job_new(&s->f, 0);
+		jobs[i]->gates = gates[i];
+		jobs[i]->chained = i != 0;
+		fa_engine_submit(s->f.engine, jobs[i]);
 	}
 }
 
-static void expect_chain(struct scene *s, struct fa_gates **gates, struct fa_job **requests,
+static void expect_chain(struct scene *s, struct fa_gates **gates, struct fa_job **jobs,
                          unsigned int first_failed, int status)
 {
 	for (unsigned int i = 0; i < CHAIN; i++) {
-		expect(&s->f, requests[i], i < first_failed ? 0 : status);
+		expect(&s->f, jobs[i], i < first_failed ? 0 : status);
 		free(gates[i]);
 	}
 	assert_int_equal(s->out[0].value, CHAIN);
@@ -417,29 +417,29 @@ static void expect_chain(struct scene *s, struct fa_gates **gates, struct fa_job
  * comes afterwards does not. */
 static void test_chain_fails(void **state)
 {
-	struct fa_job *requests[CHAIN], *after;
+	struct fa_job *jobs[CHAIN], *after;
 	struct fa_gates *gates[CHAIN];
 	struct scene s;
 
 	scene_init(&s, 4, false);
 	s.f.device.stubbornness = FAKE_IGNORES;
 	stream_open(&s.f, 0, 0);
-	submit_chain(&s, gates, requests);
+	submit_chain(&s, gates, jobs);
 	after = submit(&s.f, 0);
 	set(&s, 0, 4);
 	wait_launched(&s.f, 4);
-	complete(&s.f, requests[0], 0);
-	complete(&s.f, requests[2], 0); /* it was well, until now */
-	expect(&s.f, requests[0], 0);
-	complete(&s.f, requests[1], -EIO);
-	expect(&s.f, requests[1], -EIO);
-	expect(&s.f, requests[2], -EIO);
+	complete(&s.f, jobs[0], 0);
+	complete(&s.f, jobs[2], 0); /* it was well, until now */
+	expect(&s.f, jobs[0], 0);
+	complete(&s.f, jobs[1], -EIO);
+	expect(&s.f, jobs[1], -EIO);
+	expect(&s.f, jobs[2], -EIO);
 	wait_cancelled(&s.f, 1);
 	expect_nothing(&s.f);
-	complete(&s.f, requests[3], 0);
-	expect(&s.f, requests[3], -EIO);
-	expect(&s.f, requests[4], -EIO);
-	expect(&s.f, requests[5], -EIO);
+	complete(&s.f, jobs[3], 0);
+	expect(&s.f, jobs[3], -EIO);
+	expect(&s.f, jobs[4], -EIO);
+	expect(&s.f, jobs[5], -EIO);
 	assert_int_equal(s.out[0].value, CHAIN);
 	assert_int_equal(s.out[0].failed, CHAIN);
 	wait_launched(&s.f, 5);
@@ -455,15 +455,15 @@ static void test_chain_fails(void **state)
 static void test_chain_cancelled(void **state)
 {
 	for (unsigned int i = 0; i < CHAIN; i++) {
-		struct fa_job *requests[CHAIN];
+		struct fa_job *jobs[CHAIN];
 		struct fa_gates *gates[CHAIN];
 		struct scene s;
 
 		scene_init(&s, 1, false);
 		stream_open(&s.f, 0, 0);
-		submit_chain(&s, gates, requests);
+		submit_chain(&s, gates, jobs);
 		fa_engine_cancel(s.f.engine, s.f.streams[0], 1 + i, 0);
-		expect_chain(&s, gates, requests, 0, -ECANCELED);
+		expect_chain(&s, gates, jobs, 0, -ECANCELED);
 		assert_int_equal(s.f.device.n_launched, 0);
 		scene_deinit(&s);
 	}
@@ -471,7 +471,7 @@ static void test_chain_cancelled(void **state)
 
 static void test_chain_late(void **state)
 {
-	struct fa_job *requests[CHAIN];
+	struct fa_job *jobs[CHAIN];
 	struct fa_gates *gates[CHAIN];
 	struct scene s;
 
@@ -479,19 +479,19 @@ static void test_chain_late(void **state)
 	stream_open(&s.f, 0, 0);
 	for (unsigned int i = 0; i < CHAIN; i++) {
 		gates[i] = gates_new(&s, 0, 1 + i, 0, 1 + i);
-		requests[i] = request_new(&s.f, 0);
-		requests[i]->gates = gates[i];
-		requests[i]->chained = i != 0;
-		requests[i]->deadline_ns = fa_deadline_ns(i == 2 ? 10 * FA_NS_PER_MS
-		                                                 : 600 * FA_NS_PER_SEC);
-		fa_engine_submit(s.f.engine, requests[i]);
+		jobs[i] = job_new(&s.f, 0);
+		jobs[i]->gates = gates[i];
+		jobs[i]->chained = i != 0;
+		jobs[i]->deadline_ns = fa_deadline_ns(i == 2 ? 10 * FA_NS_PER_MS
+		                                             : 600 * FA_NS_PER_SEC);
+		fa_engine_submit(s.f.engine, jobs[i]);
 	}
 	for (unsigned int i = 0; i < 2; i++) {
 		set(&s, 0, i + 1);
 		wait_launched(&s.f, i + 1);
-		complete(&s.f, requests[i], 0);
+		complete(&s.f, jobs[i], 0);
 	}
-	expect_chain(&s, gates, requests, 2, -ETIMEDOUT);
+	expect_chain(&s, gates, jobs, 2, -ETIMEDOUT);
 	scene_deinit(&s);
 }
 
