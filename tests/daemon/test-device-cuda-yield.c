@@ -240,7 +240,7 @@ static void waits_child(void)
 	start(&scene, URGENT);
 	stream = stream_of(&scene, LONG);
 	do {
-		fa_check(!stream->preemption.asked);
+		fa_check(!stream->preemption.stop_requested);
 		cuda_reap(&scene.cuda);
 	} while (!scene.jobs[SHORT].reaped);
 	fa_check(stream->preemption.not_before_ns > scene.jobs[SHORT].work.finished_ns);
@@ -298,7 +298,7 @@ static void cancel_one_child(void)
 	fa_check_eq(scene.jobs[LONG].work.status, -ECANCELED);
 	fa_test_quiet_ms(20);
 	cuda_reap(&scene.cuda);
-	fa_check(!stream_of(&scene, BESIDE)->preemption.asked);
+	fa_check(!stream_of(&scene, BESIDE)->preemption.stop_requested);
 	fa_check_eq(fa_test_cuda_stopped(scene.cuda.page), 1);
 	fa_test_cuda_hold(scene.cuda.page, false);
 	check_done(&scene, BESIDE);
@@ -315,7 +315,7 @@ static void cancel_again_child(void)
 	run_long(&scene);
 	fa_test_cuda_fail(scene.cuda.page, "cuStreamWriteValue64:1=1");
 	ops->cancel(scene.cuda.device, &scene.jobs[LONG].work);
-	fa_check(!stream_of(&scene, LONG)->preemption.asked);
+	fa_check(!stream_of(&scene, LONG)->preemption.stop_requested);
 	cuda_job_wait(&scene.jobs[LONG], &scene.cuda);
 	fa_check_eq(scene.jobs[LONG].work.status, -ECANCELED);
 	fa_test_cuda_hold(scene.cuda.page, false);

@@ -1,7 +1,4 @@
-/*
- * The CPU backend: opens, describes and closes the device, and has the backend table. Opened and
- * closed by the loop thread.
- */
+/* The CPU backend: opens, describes and closes the device, and has the backend table. */
 #include "common/clock.h"
 #include "common/cpu.h"
 #include "daemon/backend/cpu/memory.h"
@@ -16,10 +13,9 @@
 #include <sys/utsname.h>
 
 #define THREADS_MAX 1024
-/* Works of a queue that may be outstanding: its next ones are at hand while the engine wakes up. */
+/* Outstanding works of a queue: enough while the engine wakes up. */
 #define DEPTH 8
-/* How long the whole pool of workers may make up for what a group left to others, for instance
- * while its one ready work was run to the end. */
+/* How long all workers together may serve a group for the time that it left to others. */
 #define SLACK_NS (10 * FA_NS_PER_MS)
 
 static struct fa_device *cpu_close(struct fa_device *device)

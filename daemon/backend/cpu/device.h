@@ -1,6 +1,4 @@
-/*
- * State of the CPU device. Everything is under device.mutex unless a comment says otherwise.
- */
+/* State of the CPU device, under device.mutex unless a comment says otherwise. */
 #pragma once
 
 #include "daemon/backend/cpu/pool.h"

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* Maps memory that core dumps leave out, as it holds clients' tensors. */
+/* Clients' tensors stay out of core dumps. */
 static void *map_shared(int fd, uint64_t offset, uint64_t bytes, int protection)
 {
 	void *address;

@@ -1,5 +1,4 @@
-/* Clients' memory, mapped. Functions of the backend table (backend/device.h); on workers of the
- * loop. */
+/* Clients' memory, mapped. Functions of the backend table. */
 #pragma once
 
 #include "daemon/backend/device.h"

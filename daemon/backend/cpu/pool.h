@@ -1,5 +1,5 @@
-/* The KV pool's memory: one memfd a chunk, side by side in one range of addresses. The loop
- * thread's; pool_* of backend/device.h says what the functions promise. */
+/* The KV pool's memory: a memfd a chunk, side by side in one range of addresses. The loop
+ * thread's. */
 #pragma once
 
 #include "common/error.h"

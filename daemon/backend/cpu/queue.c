@@ -1,14 +1,10 @@
 /*
- * The CPU backend's queues. A work of several paged requests runs in as many phases: the last
- * worker of one phase begins the next.
+ * A queue has at most one active work. An active work with tiles left to claim is ready: it stands
+ * in its group in the fair queue. A group is charged for the time of its workers, a quantum of it
+ * in advance, so that not all workers go to one group; time that no other group wanted is free.
  *
- * A queue has at most one active work, so a work sees all that the one before it wrote. Active
- * works with tiles left to claim are ready, and stand in their groups in the fair queue. A group is
- * charged for the time of the workers that serve it, a quantum of it beforehand, so that not all
- * workers go to one group. Time that no other group wanted costs nothing.
- *
- * A work ends when no worker runs it and its tiles are all claimed or it was cancelled; whoever
- * finds that out, under the mutex, finishes it and activates the queue's next work.
+ * A work of several paged requests runs in as many phases. The last worker of a phase begins the
+ * next, and the last worker of a work, or cancel(), finishes it and activates the queue's next.
  */
 #include "daemon/backend/cpu/queue.h"
 
@@ -19,7 +15,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-/* Sleeping workers that a worker wakes when it finds more than it can do. */
+/* Sleeping workers that a worker wakes for works that it leaves. */
 #define WAKE_FAN_OUT 2
 
 _Static_assert(sizeof(struct fa_cpu_work) <= sizeof(((struct fa_device_work *)0)->backend),
@@ -64,7 +60,6 @@ static bool work_last_phase(struct fa_device_work *work)
 	return work->op != FA_DEVICE_PAGED || fa_cpu_work(work)->phase + 1 >= work->n_paged;
 }
 
-/* Returns whether no tile of the phase is left to claim. */
 static bool work_over(struct fa_device_work *work)
 {
 	return work_all_claimed(work) ||
@@ -88,12 +83,11 @@ static void work_finish(struct fa_device *device, struct fa_device_work *work)
 	else
 		work->status = fa_fail(&work->error, -ECANCELED, "the work was cancelled");
 
-	/* Notify before the work can be reaped: whoever has reaped all works expects no more
-	 * notifications, and may free what they use. */
+	/* Notify before the work can be reaped: no notification may follow the last reap(). */
 	if (fa_list_empty(&device->done))
 		device->config.notify(device->config.userdata);
 	fa_list_append(&device->done, &work->link);
-	/* Before the work can be reaped. Release: a reader of the words sees the results. */
+	/* Before the work can be reaped. Release: readers see the results. */
 	for (int i = 0; i < FA_COMPLETION_DEVICE_WORDS && work->completion_words && !work->status;
 	     i++)
 		__atomic_store_n(&work->completion_words[i], work->completion_value,
@@ -107,7 +101,7 @@ static void work_ready(struct fa_device *device, struct fa_device_work *work)
 	atomic_fetch_add_explicit(&device->n_ready, 1, memory_order_relaxed);
 }
 
-/* Begins the phase, or the next one that has tiles, or the last. No worker has the work. */
+/* Begins the phase, or the next one that has tiles, or the last. */
 static void work_begin_phase(struct fa_device *device, struct fa_device_work *work)
 {
 	struct fa_cpu_work *cpu = fa_cpu_work(work);
@@ -126,8 +120,8 @@ static void work_begin_phase(struct fa_device *device, struct fa_device_work *wo
 	atomic_store_explicit(&cpu->next, 0, memory_order_relaxed);
 }
 
-/* Begins the first phase, only now as the workspace may be shared with the work before. Releases
- * the mutex meanwhile, and counts as a worker, so that cancel() does not finish the work. */
+/* Begins the first phase, only now as the workspace may be the predecessor's, too. Releases the
+ * mutex, so counts as a worker: cancel() does not finish the work. */
 static void work_begin(struct fa_device *device, struct fa_device_work *work)
 {
 	struct fa_cpu_work *cpu = fa_cpu_work(work);
@@ -142,8 +136,7 @@ static void work_begin(struct fa_device *device, struct fa_device_work *work)
 	cpu->n_workers--;
 }
 
-/* Makes the first work of the queue active; works without tiles finish at once. Releases the mutex
- * meanwhile. */
+/* Activates the queue's first work; works without tiles finish at once. Releases the mutex. */
 static void queue_activate(struct fa_device *device, struct fa_device_queue *queue)
 {
 	struct fa_device_work *work;
@@ -174,7 +167,7 @@ struct fa_device_work *fa_cpu_queue_pick(struct fa_device *device)
 		                      ready_link);
 		work = fa_container_of(cpu, struct fa_device_work, backend);
 		if (work_over(work)) {
-			/* The workers that run its last tiles finish it. */
+			/* Its workers finish it. */
 			work_unready(device, work);
 			continue;
 		}
@@ -184,8 +177,8 @@ struct fa_device_work *fa_cpu_queue_pick(struct fa_device *device)
 	return NULL;
 }
 
-/* Returns how many sleepers to wake for the tiles and works that the worker of @cpu leaves: few, as
- * each of them wakes others. */
+/* Returns how many sleepers to wake for what the worker of @cpu leaves: few, as they wake
+ * others. */
 static uint32_t count_to_wake(struct fa_device *device, struct fa_cpu_work *cpu)
 {
 	int64_t rest = cpu->n_tiles - atomic_load_explicit(&cpu->next, memory_order_relaxed) - 1;
@@ -195,7 +188,7 @@ static uint32_t count_to_wake(struct fa_device *device, struct fa_cpu_work *cpu)
 	return rest < wake ? (uint32_t)(rest > 0 ? rest : 0) : wake;
 }
 
-/* Called by the last of the work's workers. Releases the mutex meanwhile. */
+/* Called by the last worker of the phase. Releases the mutex. */
 static void work_next_phase(struct fa_device *device, struct fa_device_work *work)
 {
 	struct fa_cpu_work *cpu = fa_cpu_work(work);
@@ -296,7 +289,7 @@ int fa_cpu_launch(struct fa_device *device, struct fa_device_queue *queue,
 	*cpu = (struct fa_cpu_work){ .state = FA_CPU_WORK_QUEUED };
 	fa_list_init(&cpu->ready_link);
 	if (work->op == FA_DEVICE_PAGED) {
-		cpu->n_tiles = INT64_MAX; /* until it begins */
+		cpu->n_tiles = INT64_MAX; /* until its first phase */
 	} else {
 		cpu->n_tiles = fa_cpu_attention_tiles(device->isa, work->params);
 		cpu->scratch_bytes = fa_cpu_attention_scratch_bytes(device->isa, work->params);
@@ -309,7 +302,7 @@ int fa_cpu_launch(struct fa_device *device, struct fa_device_queue *queue,
 	queue_activate(device, queue);
 	wake = device->n_sleeping > 0 && !fa_list_empty(&cpu->ready_link);
 	pthread_mutex_unlock(&device->mutex);
-	/* One is enough: it wakes others if there is work for them. */
+	/* One is enough: it wakes others. */
 	if (wake)
 		pthread_cond_signal(&device->work_available);
 	return 0;
@@ -324,15 +317,14 @@ void fa_cpu_cancel(struct fa_device *device, struct fa_device_work *work)
 	pthread_mutex_lock(&device->mutex);
 	if (cpu->state != FA_CPU_WORK_FINISHED) {
 		atomic_store_explicit(&work->cancelled, true, memory_order_relaxed);
-		/* Its workers, if any, finish it. */
+		/* Otherwise its workers finish it. */
 		if (cpu->n_workers == 0)
 			work_finish(device, work);
 		else
 			work_unready(device, work);
 		queue_activate(device, queue);
 	}
-	/* A worker that was woken for this work may have gone to sleep before the next was
-	 * ready. */
+	/* A worker that was woken for this work may sleep again already. */
 	wake = device->n_sleeping > 0 && device->n_ready > 0;
 	pthread_mutex_unlock(&device->mutex);
 	if (wake)

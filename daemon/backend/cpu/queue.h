@@ -1,4 +1,4 @@
-/* Queues of works, and a work's life from launch() to reap(). */
+/* Queues, and a work's life from launch() to reap(). */
 #pragma once
 
 #include "daemon/backend/cpu/device.h"
@@ -11,8 +11,8 @@ enum fa_cpu_work_state {
 
 /* What fa_device_work.backend holds. */
 struct fa_cpu_work {
-	_Atomic int64_t next; /* tile of the phase to claim next; grows past n_tiles */
-	int64_t n_tiles;      /* of the phase, once it has begun */
+	_Atomic int64_t next; /* tile to claim next; grows past n_tiles */
+	int64_t n_tiles;      /* of the phase */
 	struct fa_list ready_link;
 	size_t scratch_bytes;
 	uint32_t n_workers; /* that run its tiles now */
@@ -27,13 +27,14 @@ static inline struct fa_cpu_work *fa_cpu_work(struct fa_device_work *work)
 	return (struct fa_cpu_work *)work->backend;
 }
 
-/* For workers, which hold the mutex. end() may release it meanwhile. */
+/* For workers, under the mutex. */
 
-/* Returns a ready work or NULL, and charges its group for a quantum. */
+/* Returns a ready work or NULL, and charges its group a quantum. */
 struct fa_device_work *fa_cpu_queue_pick(struct fa_device *device);
-/* A worker begins to run tiles of @work. Returns how many sleeping workers to wake. */
+/* Adds a worker to @work. Returns how many sleeping workers to wake. */
 uint32_t fa_cpu_queue_serve_begin(struct fa_device *device, struct fa_device_work *work);
-/* The worker ends. @used_ns: of the quantum; @failure: why it could not run tiles, or 0. */
+/* Removes it; may release the mutex. @used_ns: of the quantum. @failure: why it ran no tiles, or
+ * 0. */
 void fa_cpu_queue_serve_end(struct fa_device *device, struct fa_device_work *work, uint64_t used_ns,
                             int failure);
 

@@ -1,7 +1,5 @@
-/*
- * The worker threads. A worker claims a tile by one atomic addition, and takes the mutex once a
- * quantum only. So a small request waits for a quantum or a tile of others, not for all of them.
- */
+/* Workers claim tiles by an atomic addition, and take the mutex once a quantum: a small request
+ * waits for a quantum or a tile of others. */
 #include "daemon/backend/cpu/worker.h"
 
 #include "common/clock.h"
@@ -38,8 +36,8 @@ static int reserve_scratch(struct fa_cpu_worker *worker, size_t bytes)
 	return 0;
 }
 
-/* Runs tiles until none is left, the work was cancelled, or the quantum is used up. Returns how
- * long other works had to wait. */
+/* Runs tiles until none is left, the work is cancelled, or the quantum ends. Returns how long other
+ * works had to wait. */
 static uint64_t run_tiles(struct fa_cpu_worker *worker, struct fa_device_work *work)
 {
 	uint64_t begin_ns = fa_now_ns(), now_ns = begin_ns;

@@ -4,7 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-/* Returns whether the workspace holds q, which append writes and attention reads. */
+/* Returns whether append writes q to the workspace, where attention reads it. */
 static bool wants_q(const struct fa_paged_request *request)
 {
 	return request->op == FA_PAGED_APPEND && request->append.heads &&
@@ -36,7 +36,7 @@ static void put_q(struct fa_device_work *work, void *q)
 	}
 }
 
-/* Shares the workspace of the work ahead, if that is large enough. */
+/* Takes over the predecessor's workspace, if that is large enough. */
 static bool take_over(struct fa_device_work *work, size_t bytes)
 {
 	struct fa_device_work *predecessor = work->predecessor;

@@ -1,8 +1,5 @@
-/*
- * The CUDA backend: one GPU in the device's primary context, through the driver found at run time.
- * This file opens, describes and closes the device, and has the backend table; the other files do
- * the rest (README.md). Opened and closed by the loop thread.
- */
+/* The CUDA backend: one GPU, through the driver found at run time, in the primary context. Opens,
+ * describes and closes the device, and has the backend table. */
 #include "common/clock.h"
 #include "daemon/backend/cuda/context.h"
 #include "daemon/backend/cuda/host.h"
@@ -32,19 +29,16 @@
 #define TEXT_OF(number) #number
 #define TEXT(number) TEXT_OF(number)
 
-/*
- * A process is reaped when its descriptors are closed, and with the driver's went its context
- * and all that ran there; what is left of the time is for a driver that closes late. Under MPS
- * the context is a server's, which learns of the death by itself and lets kernels run out.
- */
+/* The context ends with the process, unless the driver closes late. Under MPS it is a server's,
+ * which notices by itself that the process died, and lets kernels run out. */
 #define LINGER_NS (FA_NS_PER_SEC / 2)
 #define LINGER_MPS_NS (5 * FA_NS_PER_SEC)
 
 #define UUID_TEXT_BYTES 41 /* GPU-8-4-4-4-12 */
-/* The free memory that is told may be so old: asking takes the driver's locks. */
+/* Maximum age of the free memory that is reported: a query takes the driver's locks. */
 #define FREE_MEMORY_NS (100 * FA_NS_PER_MS)
 
-/* The staging area: so much, but not more than a 64th of the GPU's memory. */
+/* Size of the staging area, but at most a 64th of the GPU's memory. */
 #define STAGE_BYTES (512ull << 20)
 #define STAGE_SHARE 64
 
@@ -112,7 +106,7 @@ static int find_device(struct fa_device *device, const char *wanted, struct fa_e
 	return 0;
 }
 
-static enum fa_device_mps ask_mps(struct fa_device *device)
+static enum fa_device_mps query_mps(struct fa_device *device)
 {
 	int mps;
 
@@ -122,8 +116,8 @@ static enum fa_device_mps ask_mps(struct fa_device *device)
 	return mps ? FA_DEVICE_MPS_ON : FA_DEVICE_MPS_OFF;
 }
 
-/* What the backend has to know of its GPU, and whether it can serve with it. */
-static int ask_device(struct fa_device *device, struct fa_error *error)
+/* Fills chip and info, and checks that the backend can use the GPU. */
+static int describe_device(struct fa_device *device, struct fa_error *error)
 {
 	const struct fa_cudriver *driver = &device->driver;
 	int major = 0, minor = 0, shared = 0, l2 = 0, sms = 0, unified = 0;
@@ -167,7 +161,7 @@ static int ask_device(struct fa_device *device, struct fa_error *error)
 	info->depth = FA_CUDA_QUEUE_DEPTH;
 	info->polled = true;
 	info->memory_bytes = total;
-	info->mps = ask_mps(device);
+	info->mps = query_mps(device);
 	info->can_wait = info->mps == FA_DEVICE_MPS_ON;
 	info->linger_ns = info->mps == FA_DEVICE_MPS_OFF ? LINGER_NS : LINGER_MPS_NS;
 	if (device->chip.arch < ARCH_MIN)
@@ -212,7 +206,7 @@ static int open_context(struct fa_device *device, struct fa_error *error)
 	return 0;
 }
 
-/* Without it host memory is read where it is. */
+/* Without a staging area kernels read host memory. */
 static void open_staging(struct fa_device *device)
 {
 	uint64_t bytes = device->info.memory_bytes / STAGE_SHARE;
@@ -232,7 +226,7 @@ static struct fa_device *cuda_close(struct fa_device *device)
 	if (!device)
 		return NULL;
 	if (device->context) {
-		/* Calls fail if the device is lost; then its process ends anyway. */
+		/* Calls fail on a lost device. */
 		(void)fa_cuda_enter(device);
 		fa_cuda_streams_close(device);
 		fa_cuda_scratch_free_all(device);
@@ -260,7 +254,7 @@ static int start_driver(struct fa_device *device, struct fa_error *error)
 	(void)setenv("CUDA_MODULE_LOADING", "EAGER", 1);
 	r = fa_cudriver_open(FA_CUDRIVER_FOR_ALL, error, &device->driver);
 	if (r == -ENODEV)
-		return -ENXIO; /* there is none */
+		return -ENXIO; /* no driver */
 	if (r < 0)
 		return r;
 	result = device->driver.cuInit(0);
@@ -297,7 +291,7 @@ static int open_all(struct fa_device *device, struct fa_error *error)
 	if (r == 0)
 		r = find_device(device, device->config.device, error);
 	if (r == 0)
-		r = ask_device(device, error);
+		r = describe_device(device, error);
 	if (r == 0)
 		r = open_context(device, error);
 	ready_ns = fa_now_ns();
@@ -328,7 +322,7 @@ static int cuda_open(const struct fa_device_config *config, struct fa_error *err
 	struct fa_device *device;
 	int r;
 
-	/* Maps of tensors, which it has some of, want more than malloc() gives. */
+	/* Tensor maps need more alignment than malloc() gives. */
 	device = aligned_alloc(_Alignof(struct fa_device), sizeof(*device));
 	if (!device)
 		return fa_fail(error, -ENOMEM, "no memory for the CUDA backend");

@@ -51,6 +51,6 @@ int fa_cuda_fail(struct fa_device *device, CUstream stream, struct fa_error *err
 		fa_cuda_lose(device, error->text);
 		return -ENODEV;
 	}
-	/* The device is fine: the driver rejected what a client gave. */
+	/* The driver works, but rejected what a client gave. */
 	return r == -ENODEV ? -EINVAL : r;
 }

@@ -1,4 +1,4 @@
-/* Estimates of how long works take. The engine thread's, except fa_cuda_cost_paged_ns(). */
+/* Time estimates. The engine thread's, but for fa_cuda_cost_paged_ns(), the loop thread's. */
 #include "daemon/backend/cuda/cost.h"
 
 #include "daemon/backend/cuda/memory.h"
@@ -12,7 +12,7 @@
 #define SM_FLOPS_PER_NS_F32 60
 #define SM_BYTES_PER_NS 12     /* the GPU's memory */
 #define HOST_BYTES_PER_NS 20   /* over the bus */
-#define TENSOR_BYTES_PER_NS 20 /* tensors, which may be the host's */
+#define TENSOR_BYTES_PER_NS 20 /* tensors, maybe the host's */
 
 /* A year. */
 #define NS_MAX 3e16
@@ -22,7 +22,7 @@ static unsigned int count_sms(const struct fa_device *device)
 	return device->chip.sms > 0 ? (unsigned int)device->chip.sms : 1;
 }
 
-/* @special: by a kernel for this chip alone. */
+/* @special: the kernel is for this chip alone. */
 static double flops_ns(const struct fa_device *device, enum fa_attention_dtype dtype, bool special,
                        double flops)
 {
@@ -45,7 +45,7 @@ static double element_bytes(enum fa_attention_dtype dtype)
 
 /* ---- attention over tensors */
 
-/* Bytes of @elements of the tensor that lie in host memory: all or none. */
+/* Bytes of the tensor in host memory. */
 static double host_bytes(const struct fa_device_work *work, enum fa_device_tensor index,
                          double elements)
 {
@@ -75,8 +75,7 @@ static double attention_ns(const struct fa_device *device, const struct fa_devic
 	                                           2 * rows * (double)p->seqlen_k * dims);
 	const struct fa_cuda_kernel *kernel;
 
-	/* Most works are short by the upper bound. The exact count takes a microsecond, and more
-	 * for many sequences. */
+	/* Most works are short by the bound; the exact count takes a microsecond or more. */
 	if (bound_ns < (double)device->tuning.long_ns)
 		return bound_ns;
 	kernel = fa_cuda_attention_kernel(&device->chip, p);
@@ -86,14 +85,14 @@ static double attention_ns(const struct fa_device *device, const struct fa_devic
 
 /* ---- paged requests */
 
-/* Bytes of a token in one layer, as the kernel computes with it. */
+/* Bytes of a token in one layer, as kernels compute. */
 static double token_bytes(const struct fa_paged_cache *cache)
 {
 	return cache->kv_heads * ((double)cache->head_dim + cache->head_dim_v) *
 	       element_bytes(cache->dtype);
 }
 
-/* Bytes of a token in one layer, as the pages store it. */
+/* The same as pages store it. */
 static double stored_token_bytes(const struct fa_paged_cache *cache)
 {
 	return cache->store == FA_PAGED_PLAIN ? token_bytes(cache)

@@ -1,13 +1,11 @@
-/*
- * Estimates of how long works take, from operations and bytes alone. They rather exceed the truth:
- * a long work that passes for short holds up all others (quiesce.h).
- */
+/* Estimates of how long works take. They err upwards: a long work that passes for short holds up
+ * all others (quiesce.h). */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"
 
-/* Estimate of a paged request on the device. @plan: its plan, if it attends. */
+/* @plan: the request's, if it attends. */
 double fa_cuda_cost_paged_ns(const struct fa_device *device, const struct fa_paged_request *request,
                              const struct fa_cuda_paged_plan *plan);
-/* Estimate of a work that was prepared; 0 if it is not long. */
+/* For a prepared work; 0: it is not long. */
 uint64_t fa_cuda_cost_long_ns(const struct fa_device *device, const struct fa_device_work *work);

@@ -1,11 +1,7 @@
 /*
- * State of the open device and of its streams. Every file of the backend may read it; the functions
- * are declared part by part in the header beside each .c file.
- *
- * Threads: streams, groups, queues and works belong to the engine thread (or to the loop thread
- * while it runs a round of the engine), the pool and the metadata heap to the loop thread, imported
- * memory to the workers. What several of them touch is atomic or under device.mutex; the rest does
- * not change between open and close.
+ * State of the open device and its streams. Comments say which thread owns a field; the loop thread
+ * stands in for the engine thread while it runs a round of the engine. Shared fields are atomic or
+ * under device.mutex; all others are constant between open and close.
  */
 #pragma once
 
@@ -22,68 +18,65 @@
 
 #include <pthread.h>
 
-/* Streams that the driver serves independently (CUDA_DEVICE_MAX_CONNECTIONS lowers it). */
+/* Streams that the driver serves independently. */
 #define FA_CUDA_CONNECTIONS 32
-/* A quarter for high priority and half less one for normal; one more for memory and one for
- * preemption words. The driver uses the rest. */
+/* A quarter for high priority, half less one for normal. Memory and preemption have one each, the
+ * driver the rest. */
 #define FA_CUDA_STREAMS_MAX (FA_CUDA_CONNECTIONS * 3 / 4)
-/* Works in flight on a CUDA stream: enough to keep it busy between two polls of the engine, few
- * enough that queues which share the stream are served soon. */
+/* Works in flight on a stream: they keep it busy between two polls, yet bound the wait of other
+ * queues. */
 #define FA_CUDA_STREAM_DEPTH 4
 
-/* Entries of a work's vectors: cu_seqlens have one more; slopes and sinks have one a head. */
+/* Entries of a work's vectors (cu_seqlens have one more). */
 #define FA_CUDA_SEQUENCES_MAX 4096
 #define FA_CUDA_VECTOR_HEADS_MAX 1024
-/* All four vectors of a work, each aligned to 16 bytes. */
+/* The four vectors, each aligned to 16 bytes. */
 #define FA_CUDA_VECTORS_BYTES (2 * 4 * (FA_CUDA_SEQUENCES_MAX + 4 + FA_CUDA_VECTOR_HEADS_MAX))
 
-/* Kernels of a stream that have a graph. */
 #define FA_CUDA_GRAPHS 8
 
-/* A stream's preemptible launch (preempt.c). It is the stream's last: nothing is launched behind
- * it. */
+/* A stream's preemptible launch (preempt.c), always its last. */
 struct fa_cuda_preemption {
-	struct fa_device_work *work; /* NULL: there is none */
-	uint64_t stopped_ns;         /* when it was seen to have stopped early; 0: it runs */
-	CUdeviceptr word_at;         /* a launch stops once this word has reached its turn */
-	uint64_t run_ns;             /* guaranteed before it is asked to stop, ... */
-	uint64_t not_before_ns;      /* ... that is until then; UINT64_MAX: works are ahead of it */
-	bool asked;
+	struct fa_device_work *work; /* NULL: none */
+	uint64_t stopped_ns;         /* when its stop was seen; 0: it runs */
+	CUdeviceptr word_at;         /* the launch stops when this word reaches its turn */
+	uint64_t run_ns;             /* guaranteed run time */
+	uint64_t not_before_ns;      /* earliest stop; UINT64_MAX: works are ahead of it */
+	bool stop_requested;
 	CUfunction function;
-	unsigned int grid, threads, shared_bytes; /* of the launch that resumes it */
+	unsigned int grid, threads, shared_bytes; /* of the next launch */
 	union {
 		struct fa_cuda_attention attention;
 		struct fa_cuda_paged_attention paged;
 	} args;
 	struct fa_cuda_maps maps;
-	bool is_long;     /* counted in device.quiesce while it runs */
-	CUdeviceptr area; /* struct fa_cuda_yield_area, then the saved states of blocks */
+	bool is_long;     /* counted by device.quiesce while it runs */
+	CUdeviceptr area; /* struct fa_cuda_yield_area, then states of blocks */
 	size_t area_bytes;
-	uint64_t *report; /* the GPU writes how many blocks are left */
+	uint64_t *report; /* written by the GPU: blocks left */
 	CUdeviceptr report_at;
 };
 
-/* A kernel's instantiated graph (graph_cache.c). */
+/* An entry of a stream's graph cache (graph_cache.c). */
 struct fa_cuda_graph {
-	CUfunction function; /* NULL: the entry is free */
-	bool gated;          /* a gate kernel precedes it */
+	CUfunction function; /* NULL: free */
+	bool gated;          /* a gate precedes it */
 	CUgraph graph;
 	CUgraphNode node, gate_node;
-	CUgraphExec exec;  /* NULL: launched plainly so far */
-	uint32_t launches; /* plain ones */
-	uint64_t used;     /* stream.n_launches at the last one */
+	CUgraphExec exec;  /* NULL: not made yet */
+	uint32_t launches; /* without the graph */
+	uint64_t used;     /* stream.n_launches at its last use */
 };
 
-/* Works behind gates (gate.c): the last of a stream's. */
+/* A stream's works behind gates (gate.c), always its last. */
 struct fa_cuda_gates {
-	const struct fa_device_queue *queue; /* the only one that has such works */
-	unsigned int n_works;                /* in flight */
-	unsigned int n_open;                 /* of these, how many have begun or are about to */
-	bool stopped;                        /* they were asked to give up */
+	const struct fa_device_queue *queue; /* whose works they are */
+	unsigned int n_works, n_open;        /* in flight; of these behind open gates */
+	bool stopped;                        /* asked to give up */
 	uint64_t run;
-	uint64_t *stop;         /* gates up to the turn that the host writes here give up */
-	const uint64_t *report; /* the GPU writes the turn of a gate that gave up */
-	uint64_t reported;      /* the last report that was read */
+	uint64_t *stop;         /* written by the host: gates up to this turn give up */
+	const uint64_t *report; /* written by the GPU: turn of a gate that gave up */
+	uint64_t reported;      /* the last report read */
 	CUdeviceptr stop_at, report_at, shut_at;
 };
 
@@ -91,35 +84,33 @@ struct fa_cuda_stream {
 	CUstream stream;
 	int priority;
 	unsigned int n_queues;
-	/* The GPU writes the sequence of each work that has ended, in order. A work with self_signal_parts
-	 * writes it once a part, each part to a word of its own. */
+	/* The GPU writes the sequence of each ended work here; a work in parts writes it to as many
+	 * adjacent words. */
 	const uint64_t *word;
 	CUdeviceptr word_at;
-	uint64_t sequence; /* of the last work given to the driver */
-	/* Blocks that signal the end of their launch themselves count here. */
-	CUdeviceptr counter_at;
-	uint64_t n_counted;           /* blocks of all launches that count */
-	uint64_t self_signalled;      /* the last work that signals its end itself, */
+	uint64_t sequence;            /* of the newest work in flight */
+	CUdeviceptr counter_at;       /* counts blocks of launches that signal their end */
+	uint64_t n_counted;           /* its value after all of them */
+	uint64_t self_signalled;      /* the newest work that signals its end itself, */
 	uint32_t self_signal_parts;   /* ... in so many parts; 0: as a whole */
-	uint64_t finished_ns;         /* when the last work was seen to have ended */
+	uint64_t finished_ns;         /* when the last end was seen */
 	struct fa_list works;         /* in flight, by fa_device_work.link */
 	unsigned int n_works;         /* in flight */
 	struct fa_device_lane lane;   /* the stream, as the engine sees it */
 	char *vectors;                /* [FA_CUDA_STREAM_DEPTH][FA_CUDA_VECTORS_BYTES] */
-	CUdeviceptr vectors_at;       /* the copy on the GPU */
-	CUdeviceptr vectors_in_place; /* vectors as the GPU addresses the host's memory */
-	/* Paged works use it while they run: counters and partial results, then q. A larger one
-	 * replaces it, and the old one is freed at close. */
+	CUdeviceptr vectors_at;       /* their copy on the GPU */
+	CUdeviceptr vectors_in_place; /* the vectors as the GPU addresses them */
+	/* Of running paged works: counters and partial results, then q. */
 	CUdeviceptr scratch;
 	size_t scratch_bytes;
-	uint64_t epoch; /* of the last launch that used the counters */
+	uint64_t epoch; /* of the last use of its counters */
 	struct fa_cuda_graph graphs[FA_CUDA_GRAPHS];
-	uint64_t n_launches; /* through graphs, or counted towards one */
+	uint64_t n_launches; /* that used the cache */
 	struct fa_cuda_gates gates;
 	struct fa_cuda_preemption preemption;
 };
 
-/* The KV pool's memory: chunks side by side in one range of addresses (pool.c). */
+/* The KV pool's memory (pool.c). */
 struct fa_cuda_pool {
 	CUdeviceptr at; /* 0: not open */
 	uint64_t chunk_bytes;
@@ -127,7 +118,7 @@ struct fa_cuda_pool {
 	bool *mapped; /* [max_chunks] */
 };
 
-/* GPU memory that is freed at close only (scratch.c). */
+/* Memory to be freed at close (scratch.c). */
 struct fa_cuda_scratch {
 	struct fa_cuda_scratch *next;
 	CUdeviceptr at;
@@ -142,40 +133,40 @@ struct fa_device {
 	CUcontext context;
 	int driver_version;
 	struct fa_cuda_chip chip;
-	struct fa_device_info info; /* without the free memory */
-	size_t granularity;         /* of mapped allocations */
+	struct fa_device_info info; /* except the free memory */
+	size_t granularity;         /* of mapped memory */
 
 	CUmodule modules[FA_CUDA_IMAGES];
 	CUfunction *functions; /* [fa_cuda_kernels_count]; NULL: not for this chip */
 	unsigned int n_functions;
-	struct fa_error special_error; /* if chip.portable: why */
+	struct fa_error special_error; /* why chip.portable is set */
 	CUmodule paged_modules[FA_CUDA_PAGED_IMAGES];
 	CUfunction *paged_functions; /* [fa_cuda_paged_kernels_count]; NULL: not for this chip */
-	CUfunction gate_function;    /* one of these; NULL: the device cannot wait for words */
+	CUfunction gate_function;    /* one of these; NULL: no gates */
 	struct fa_cuda_tensor_map_cache tensor_maps;
 
 	/* The engine thread's. */
-	void *pinned;        /* the streams' words, then their vectors */
-	CUdeviceptr vectors; /* and the streams' counters behind them */
+	void *pinned;        /* streams' words, then vectors */
+	CUdeviceptr vectors; /* and streams' counters */
 	struct fa_cuda_stream streams[FA_CUDA_STREAMS_MAX];
-	unsigned int n_streams, n_high; /* those of high priority come first */
+	unsigned int n_streams, n_high; /* those of high priority first */
 	struct fa_list done;            /* to be reaped */
 	bool reaping;
-	bool held;            /* a long work of a stream is held (quiesce.c) */
+	bool held;            /* a waiting work is held (quiesce.c) */
 	bool no_graphs;       /* the driver refused one */
 	unsigned int n_works; /* in flight */
-	uint64_t progress_ns; /* last work seen to end */
-	uint64_t queried_ns;  /* last query of the driver for errors */
+	uint64_t progress_ns; /* when a work last ended */
+	uint64_t queried_ns;  /* when the driver was last queried for errors */
 
 	struct {
 		CUdeviceptr at;
 		uint64_t bytes;
-		struct fa_list ranges; /* fa_cuda_range.link, by address */
+		struct fa_list ranges; /* fa_cuda_range.link, by offset */
 	} staging;
 
 	struct {
 		CUstream stream;   /* writes the words */
-		CUdeviceptr words; /* one for each of streams */
+		CUdeviceptr words; /* one a stream */
 		uint64_t turn;     /* of the last preemptible launch */
 		unsigned int n_running;
 	} preempt;
@@ -193,7 +184,7 @@ struct fa_device {
 
 	pthread_mutex_t mutex;
 	atomic_bool lost;
-	struct fa_error lost_error; /* under the mutex until lost, constant afterwards */
-	uint64_t free_bytes,
-		free_bytes_ns; /* under the mutex: the free memory, and when it was asked */
+	struct fa_error lost_error; /* under the mutex until lost, then constant */
+	uint64_t free_bytes;        /* of GPU memory, under the mutex, */
+	uint64_t free_bytes_ns;     /* ... as of this time */
 };

@@ -1,4 +1,4 @@
-/* The workers' lock for memory calls of the driver, served in order of arrival. */
+/* A ticket lock. */
 #include "daemon/backend/cuda/driver_lock.h"
 
 #include "common/clock.h"

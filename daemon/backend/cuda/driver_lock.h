@@ -1,7 +1,5 @@
-/*
- * A first-come, first-served lock: workers hold it while they call the driver for memory. Launches
- * need locks inside the driver that such calls hold, so one worker at a time calls, and pauses.
- */
+/* A first-come, first-served lock of workers that call the driver for memory: such calls hold locks
+ * inside the driver that launches need, so one worker at a time calls, and pauses. */
 #pragma once
 
 #include "common/cleanup.h"
@@ -18,10 +16,9 @@ struct fa_cuda_driver_lock {
 void fa_cuda_driver_lock_init(struct fa_cuda_driver_lock *lock);
 void fa_cuda_driver_lock_deinit(struct fa_cuda_driver_lock *lock);
 
-/* Waits for the lock. Returns @lock. */
 struct fa_cuda_driver_lock *fa_cuda_driver_lock_acquire(struct fa_cuda_driver_lock *lock);
 void fa_cuda_driver_lock_releasep(struct fa_cuda_driver_lock **lock);
-/* Gives the lock up for at least @ns, and waits for it again. */
+/* Releases the lock for at least @ns. */
 void fa_cuda_driver_lock_yield(struct fa_cuda_driver_lock *lock, uint64_t ns);
 
 /* Holds @lock until the end of the block. */
@@ -29,5 +26,4 @@ void fa_cuda_driver_lock_yield(struct fa_cuda_driver_lock *lock, uint64_t ns);
 	_fa_cleanup_(fa_cuda_driver_lock_releasep) struct fa_cuda_driver_lock *_held               \
 		__attribute__((unused)) = fa_cuda_driver_lock_acquire(lock)
 
-/* Sleeps; with the lock held, if the caller holds it. */
 void fa_cuda_sleep(uint64_t ns);

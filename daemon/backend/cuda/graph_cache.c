@@ -1,16 +1,13 @@
 /*
- * Launches a kernel, through an instantiated graph if the kernel comes again and again: the driver
- * takes less time over a graph of one node with new parameters than over cuLaunchKernel(), unless
- * the grid changes each time. Each stream keeps a few graphs and replaces the least recently used.
- *
- * Making a graph costs as much as many launches and some GPU memory, but does not wait for the GPU.
- * Until then, and if the driver refuses, kernels are launched plainly. A gate is in one graph with
- * the kernel behind it. A kernel that itself awaits the launch ahead is launched plainly while one
- * is in its stream, since it can begin earlier then.
+ * Launches kernels, through a graph of one node if a kernel comes again and again: with new
+ * parameters that takes the driver less time than cuLaunchKernel(). Each stream caches a few
+ * graphs, and replaces the least recently used. Making one costs as much as many launches, but does
+ * not wait for the GPU. A gate is in one graph with its kernel. A kernel that itself awaits a
+ * launch ahead of it is launched without a graph, as it begins earlier then.
  */
 #include "daemon/backend/cuda/graph_cache.h"
 
-/* Plain launches of a kernel on a stream before it gets a graph. */
+/* Launches of a kernel on a stream before it gets a graph. */
 #define LAUNCHES_BEFORE 8
 
 static void graph_free(struct fa_device *device, struct fa_cuda_graph *graph)
@@ -28,8 +25,7 @@ void fa_cuda_graphs_close(struct fa_device *device, struct fa_cuda_stream *strea
 		graph_free(device, &stream->graphs[i]);
 }
 
-/* @before: the node that it depends on, or NULL. A graph's kernel does not inherit the priority of
- * the stream. */
+/* @before: the node ahead, or NULL. Kernels of graphs do not inherit the stream's priority. */
 static CUresult graph_add(struct fa_device *device, const struct fa_cuda_stream *stream,
                           struct fa_cuda_graph *graph, const CUgraphNode *before,
                           const CUDA_KERNEL_NODE_PARAMS_v2 *params, CUgraphNode *ret_node)
@@ -46,7 +42,6 @@ static CUresult graph_add(struct fa_device *device, const struct fa_cuda_stream 
 	return result;
 }
 
-/* @gate: parameters of the gate, or NULL. */
 static CUresult graph_make(struct fa_device *device, struct fa_cuda_stream *stream,
                            struct fa_cuda_graph *graph, const CUDA_KERNEL_NODE_PARAMS_v2 *gate,
                            const CUDA_KERNEL_NODE_PARAMS_v2 *params)
@@ -73,7 +68,6 @@ static CUresult graph_make(struct fa_device *device, struct fa_cuda_stream *stre
 	return driver->cuGraphUpload(graph->exec, stream->stream);
 }
 
-/* Returns the entry of @function, which may be new. */
 static struct fa_cuda_graph *find(struct fa_device *device, struct fa_cuda_stream *stream,
                                   CUfunction function, bool gated)
 {
@@ -93,7 +87,7 @@ static struct fa_cuda_graph *find(struct fa_device *device, struct fa_cuda_strea
 	return oldest;
 }
 
-/* Returns an instantiated graph for @node; NULL: launch it plainly. */
+/* NULL: launch without. */
 static struct fa_cuda_graph *graph_for(struct fa_device *device, struct fa_cuda_stream *stream,
                                        const CUDA_KERNEL_NODE_PARAMS_v2 *gate,
                                        const CUDA_KERNEL_NODE_PARAMS_v2 *node)
@@ -106,7 +100,6 @@ static struct fa_cuda_graph *graph_for(struct fa_device *device, struct fa_cuda_
 	graph->used = ++stream->n_launches;
 	if (!graph->exec && graph->launches++ >= LAUNCHES_BEFORE &&
 	    graph_make(device, stream, graph, gate, node) != CUDA_SUCCESS) {
-		/* If the device is lost, the next call says so. */
 		graph_free(device, graph);
 		device->no_graphs = true;
 	}
@@ -121,7 +114,7 @@ static CUresult launch_plainly(struct fa_device *device, struct fa_cuda_stream *
 	                                     stream->stream, node->kernelParams, NULL);
 }
 
-/* The kernel begins as the blocks of the launch ahead leave, and waits itself for their results. */
+/* The kernel begins as the blocks ahead leave. */
 static CUresult launch_behind(struct fa_device *device, struct fa_cuda_stream *stream,
                               const CUDA_KERNEL_NODE_PARAMS_v2 *node)
 {

@@ -1,4 +1,4 @@
-/* Kernel launches, through graphs for kernels that come again. The engine thread's. */
+/* Launches kernels. The engine thread's. */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"
@@ -6,11 +6,11 @@
 struct fa_cuda_kernel_launch {
 	CUfunction function;
 	unsigned int grid_x, grid_y, threads, shared_bytes;
-	bool behind; /* works are ahead of it in the stream, and it awaits their end itself */
+	bool behind; /* it awaits itself the launches ahead of it */
 };
 
-/* Launches on @stream for its newest work. @params: as in cuLaunchKernel(). @gate: the gate that
- * precedes the kernel, or NULL. */
+/* For the newest work of @stream. @params: as in cuLaunchKernel(). @gate: precedes the kernel; or
+ * NULL. */
 CUresult fa_cuda_launch_kernel(struct fa_device *device, struct fa_cuda_stream *stream,
                                const struct fa_cuda_kernel_launch *launch, void **params,
                                const struct fa_cuda_gate *gate);

@@ -14,20 +14,19 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-/* Faults the pages in, so that pinning, which holds the driver's locks, need not. */
+/* Faults the pages in before pinning, which holds the driver's locks. */
 static int populate(struct fa_cuda_memory *memory, bool read_only, struct fa_error *error)
 {
 	if (madvise(memory->host, memory->bytes,
 	            read_only ? MADV_POPULATE_READ : MADV_POPULATE_WRITE) == 0)
 		return 0;
-	if (errno == EINVAL) /* Linux before 5.14: pinning faults the pages in */
+	if (errno == EINVAL) /* before Linux 5.14: pinning does it */
 		return 0;
 	return fa_fail(error, errno == ENOMEM ? -ENOMEM : -EIO,
 	               "%" PRIu64 " bytes of the memfd cannot be brought into memory: %m",
 	               memory->bytes);
 }
 
-/* Pins the mapping in parts of part_bytes. */
 static int pin(struct fa_device *device, struct fa_cuda_memory *memory, unsigned int flags,
                struct fa_error *error)
 {
@@ -56,8 +55,7 @@ static int pin(struct fa_device *device, struct fa_cuda_memory *memory, unsigned
 			                           "pinned memory has no address");
 		if (host == memory->host)
 			memory->at = at;
-		/* Parts are contiguous for the GPU where it uses the process's
-		 * addresses. */
+		/* Parts are contiguous if the GPU uses the process's addresses. */
 		if (at != memory->at + (uint64_t)(host - memory->host))
 			return fa_fail(error, -ENOTSUP,
 			               "%" PRIu64 " bytes of pinned memory are not in one piece "
@@ -76,7 +74,7 @@ static int populate_and_pin(struct fa_device *device, struct fa_cuda_memory *mem
 	int r;
 
 	memory->host = host;
-	/* Clients' tensors do not belong in a core dump. */
+	/* Clients' tensors stay out of core dumps. */
 	(void)madvise(host, memory->bytes, MADV_DONTDUMP);
 	r = populate(memory, read_only, error);
 	return r < 0 ? r : pin(device, memory, flags, error);
@@ -97,8 +95,7 @@ static int map_and_pin(struct fa_device *device, struct fa_cuda_memory *memory, 
 	return populate_and_pin(device, memory, host, read_only, flags, error);
 }
 
-/* Maps @host a second time: that mapping outlives the first, and a sealed file does not prevent
- * it. */
+/* A second mapping outlives the first, and is possible though the file is sealed. */
 static int map_again_and_pin(struct fa_device *device, struct fa_cuda_memory *memory, void *host,
                              struct fa_error *error)
 {
@@ -128,7 +125,7 @@ static int memory_new(struct fa_device *device, uint64_t bytes, struct fa_error 
 	return r;
 }
 
-/* Ends an import with result @r: hands @memory to the caller, or drops it. */
+/* Hands @memory to the caller, or drops it if the import failed. */
 static int memory_finish(struct fa_device *device, struct fa_cuda_memory *memory, int r,
                          uint64_t bytes, bool writable, struct fa_device_memory *ret_memory)
 {
@@ -145,8 +142,8 @@ static int memory_finish(struct fa_device *device, struct fa_cuda_memory *memory
 	return 0;
 }
 
-/* Pinned pages stay allocated whatever the client does to its file: if it punches holes, its own
- * view and the GPU's differ, and nobody else is harmed. */
+/* Pinned pages stay allocated whatever the client does to its file: punching holes harms nobody
+ * else. */
 int fa_cuda_memory_import_host(struct fa_device *device, int fd, uint64_t offset, uint64_t bytes,
                                bool read_only, struct fa_error *error,
                                struct fa_device_memory *ret_memory)
@@ -163,8 +160,7 @@ int fa_cuda_memory_import_host(struct fa_device *device, int fd, uint64_t offset
 		return r;
 	r = map_and_pin(device, memory, fd, offset, read_only,
 	                read_only ? CU_MEMHOSTREGISTER_READ_ONLY : 0, error);
-	/* Some drivers cannot pin read-only memory; a writable file can be pinned for reading and
-	 * writing. */
+	/* Some drivers do not pin read-only memory; a writable file may be pinned for both. */
 	if (r < 0 && read_only && r != -ENODEV && r != -ENOMEM && !memory->pinned_bytes) {
 		if (memory->host)
 			(void)munmap(memory->host, memory->bytes);

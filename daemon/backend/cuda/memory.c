@@ -1,10 +1,8 @@
 /*
- * Clients' memory: freeing it, and opening CUDA IPC handles (host.c and vmm.c import the other
- * kinds). On workers, which call the driver one at a time (driver_lock.h).
- *
- * Sizes, places and kinds of allocations come from the driver, not from the client. A tensor is
- * checked to lie inside its memory before a request is launched, so memory that a client gave for
- * reading is safe even where the driver maps it for writing, too.
+ * Clients' memory: freeing it, and opening CUDA IPC handles (host.c and vmm.c import other kinds).
+ * On workers, one of which at a time calls the driver (driver_lock.h). Sizes and places come from
+ * the driver, not from the client. Requests are checked before they are launched, so read-only
+ * memory is safe even if the driver maps it writable.
  */
 #include "daemon/backend/cuda/memory.h"
 
@@ -16,7 +14,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* Unmapping so much host memory takes long: a window is closed before it. */
+/* Unmapping so much takes long: the window is closed before. */
 #define LARGE_BYTES ((uint64_t)16 << 20)
 
 int fa_cuda_memory_fail(struct fa_device *device, struct fa_error *error, CUresult result,
@@ -60,7 +58,7 @@ static void unpin(struct fa_device *device, struct fa_cuda_quiesce_window *windo
 	}
 	if (memory->bytes >= LARGE_BYTES)
 		fa_cuda_quiesce_window_close(window);
-	/* Addresses that the driver takes for pinned must not be reused. */
+	/* The driver may take the addresses for pinned: they must not be reused. */
 	if (memory->host && unpinned)
 		(void)munmap(memory->host, memory->bytes);
 	memory->host = NULL;
@@ -137,9 +135,9 @@ void fa_cuda_memory_release(struct fa_device *device, struct fa_device_memory *c
 {
 	struct fa_cuda_quiesce_window window = { .quiesce = &device->quiesce };
 
-	/* Calls fail on a lost device; its memory ends with the process. */
+	/* Calls fail on a lost device, whose memory ends with the process. */
 	(void)fa_cuda_enter(device);
-	/* Memory whose release waits for nothing goes first. */
+	/* Memory whose release does not wait goes first. */
 	for (int waits = 0; waits < 2; ++waits) {
 		for (size_t i = 0; i < n; ++i) {
 			struct fa_cuda_memory *memory = memories[i]->backend;
@@ -189,7 +187,6 @@ static int explain_ipc(struct fa_device *device, CUresult result, struct fa_erro
 	               why.text);
 }
 
-/* Checks the allocation behind the handle as the driver describes it. */
 static int check_ipc(struct fa_device *device, struct fa_cuda_memory *memory, uint64_t offset,
                      uint64_t bytes, struct fa_error *error)
 {
@@ -210,7 +207,7 @@ static int check_ipc(struct fa_device *device, struct fa_cuda_memory *memory, ui
 		return fa_fail(error, -ENOTSUP,
 		               "the memory is on GPU %d; this daemon serves GPU %d", ordinal,
 		               device->ordinal);
-	/* An allocation may begin before the address that its handle stands for. */
+	/* The allocation may begin before the handle's address. */
 	memory->bytes = base + size - memory->at;
 	if (!fa_cuda_memory_fits(offset, bytes, memory->bytes))
 		return fa_fail(error, -EINVAL,
@@ -220,7 +217,7 @@ static int check_ipc(struct fa_device *device, struct fa_cuda_memory *memory, ui
 	return 0;
 }
 
-/* The driver counts how often a handle was opened, and unmaps it with the last close. */
+/* The driver counts opens of a handle, and unmaps it with the last close. */
 int fa_cuda_memory_import_ipc(struct fa_device *device, const uint8_t handle[64], uint64_t offset,
                               uint64_t bytes, bool read_only, struct fa_error *error,
                               struct fa_device_memory *ret_memory)

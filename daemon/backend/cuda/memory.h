@@ -1,7 +1,4 @@
-/*
- * Memory that clients handed over, as the GPU addresses it. Workers' functions, except
- * fa_cuda_memory_host().
- */
+/* Clients' memory as the GPU addresses it. Workers', except fa_cuda_memory_host(). */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"
@@ -15,32 +12,32 @@ enum fa_cuda_memory_kind {
 /* What fa_device_memory.backend points to. */
 struct fa_cuda_memory {
 	enum fa_cuda_memory_kind kind;
-	CUdeviceptr at; /* pinned, opened or reserved range */
-	uint64_t bytes; /* of that range */
-	/* Pinned memory: this process's mapping, and how much of it is pinned. No copy may cross
-	 * the border between two parts that were pinned by one call each. */
+	CUdeviceptr at;
+	uint64_t bytes;
+	/* Pinned memory: the mapping, and how much is pinned. Copies must not cross borders of
+	 * parts. */
 	char *host;
 	uint64_t pinned_bytes, part_bytes;
-	size_t n_mapped; /* pieces */
+	size_t n_mapped;
 	uint64_t piece_bytes[];
 };
 
-/* Pause between the driver calls for two allocations of one buffer. */
+/* Pause after the calls for each piece. */
 #define FA_CUDA_PIECE_PAUSE_NS 20000
 
-/* Like fa_cuda_fail() and fa_cuda_enter(), on the workers' stream. */
+/* fa_cuda_fail() and fa_cuda_enter() for workers. */
 int fa_cuda_memory_fail(struct fa_device *device, struct fa_error *error, CUresult result,
                         const char *doing);
 int fa_cuda_memory_enter(struct fa_device *device, struct fa_error *error);
 
 /* Zeroed, or NULL. */
 struct fa_cuda_memory *fa_cuda_memory_new(enum fa_cuda_memory_kind kind, size_t n_pieces);
-/* Gives back what the driver gave; takes NULL and half-made memory. */
+/* Takes NULL and half-made memory. */
 struct fa_cuda_memory *fa_cuda_memory_free(struct fa_device *device,
                                            struct fa_cuda_quiesce_window *window,
                                            struct fa_cuda_memory *memory);
-/* After a failed import: frees @memory, or if that would wait for the GPU leaves it in *ret_memory
- * for fa_cuda_memory_release(). */
+/* After a failed import: frees @memory, or leaves it to fa_cuda_memory_release() if that would wait
+ * for the GPU. */
 void fa_cuda_memory_drop(struct fa_device *device, struct fa_cuda_memory *memory,
                          struct fa_device_memory *ret_memory);
 

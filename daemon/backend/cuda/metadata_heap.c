@@ -1,8 +1,5 @@
-/*
- * The metadata heap: one allocation in pinned memory and one on the GPU, made when the pool is
- * opened. Spans are freed about in the order of allocation, so the gap behind the last one is
- * mostly large enough.
- */
+/* The metadata heap, allocated with the pool. Spans are freed about in order, so the gap behind the
+ * last one is mostly large enough. */
 #include "daemon/backend/cuda/metadata_heap.h"
 
 #define ALIGNMENT ((size_t)256)
@@ -50,7 +47,7 @@ static const struct fa_cuda_span *span_of(const struct fa_list *link)
 	return fa_container_of(link, struct fa_cuda_span, link);
 }
 
-/* Returns whether the gap behind @link has @bytes; behind the list's head lies the first gap. */
+/* @link: a span, or the list's head for the first gap. */
 static bool fits_behind(const struct fa_cuda_heap *heap, const struct fa_list *link, size_t bytes,
                         size_t *ret_begin)
 {

@@ -1,7 +1,5 @@
-/*
- * Heap for what travels with paged works: pinned host memory and as much on the GPU. A span is
- * written on the host and copied to the same offset before use. The loop thread's.
- */
+/* Heap for tables and for what goes with paged works: pinned host memory and as much on the GPU. A
+ * span is written on the host and copied to the same offset. The loop thread's. */
 #pragma once
 
 #include "common/cudriver.h"
@@ -19,18 +17,18 @@ struct fa_cuda_span {
 
 struct fa_cuda_heap {
 	char *host;           /* NULL: not open */
-	CUdeviceptr at;       /* the memory on the GPU */
+	CUdeviceptr at;       /* on the GPU */
 	CUdeviceptr in_place; /* host as the GPU addresses it */
 	struct fa_list spans;
-	struct fa_list *last; /* the search for a gap starts behind it */
+	struct fa_list *last; /* the search starts behind it */
 };
 
-/* Does nothing if it is open. @ret_doing: what failed. */
+/* Does nothing if open. @ret_doing: what failed. */
 CUresult fa_cuda_heap_open(struct fa_cuda_heap *heap, const struct fa_cudriver *driver,
                            const char **ret_doing);
 void fa_cuda_heap_close(struct fa_cuda_heap *heap, const struct fa_cudriver *driver);
 
-/* Allocates at least @bytes, aligned to 256. Returns false if there is no such gap. */
+/* Aligned to 256 bytes. Returns false if there is no gap of @bytes. */
 bool fa_cuda_heap_alloc(struct fa_cuda_heap *heap, size_t bytes, struct fa_cuda_span *span);
 /* Keeps the first @bytes. */
 void fa_cuda_heap_shrink(struct fa_cuda_span *span, size_t bytes);

@@ -1,7 +1,5 @@
-/*
- * The built kernels: loaded when the device, or its pool, is opened, since loading a module later
- * may hold up all that runs.
- */
+/* The built kernels, loaded when the device or its pool is opened: later that might hold up all
+ * that runs. */
 #include "daemon/backend/cuda/modules.h"
 
 #include "kernels/cuda/images.h"
@@ -68,7 +66,7 @@ static int load_kernel(struct fa_device *device, size_t i, struct fa_error *erro
 	return r;
 }
 
-/* Drops the kernels for this chip alone: the portable ones cover all that they do. */
+/* Drops the kernels for this chip alone; portable ones cover the same. */
 static void drop_special(struct fa_device *device, const struct fa_error *why)
 {
 	for (size_t i = 0; i < fa_cuda_kernels_count; ++i) {
@@ -93,7 +91,7 @@ int fa_cuda_kernels_load(struct fa_device *device, struct fa_error *error)
 	if (!device->functions)
 		return fa_fail(error, -ENOMEM, "no memory for the table of GPU kernels");
 	for (size_t i = 0; i < fa_cuda_kernels_count; ++i) {
-		/* fa_cuda_attention_plan() chooses among the same. */
+		/* As fa_cuda_attention_plan() chooses. */
 		if (!fa_cuda_kernel_runs(&fa_cuda_kernels[i], &device->chip))
 			continue;
 		r = load_kernel(device, i, error);
@@ -107,7 +105,6 @@ int fa_cuda_kernels_load(struct fa_device *device, struct fa_error *error)
 	return 0;
 }
 
-/* Drops the special kernels over pages; those over tensors, which were loaded, stay. */
 static void drop_special_paged(struct fa_device *device)
 {
 	for (size_t i = 0; i < fa_cuda_paged_kernels_count; ++i) {
@@ -137,7 +134,7 @@ int fa_cuda_paged_kernels_load(struct fa_device *device, struct fa_error *error)
 		const struct fa_cuda_paged_kernel *kernel = &fa_cuda_paged_kernels[i];
 		char name[64];
 
-		/* fa_cuda_paged_plan() chooses among the same. */
+		/* As fa_cuda_paged_plan() chooses. */
 		if (!fa_cuda_paged_kernel_runs(kernel, &device->chip))
 			continue;
 		snprintf(name, sizeof(name), "module %d of its GPU kernels over pages",
@@ -148,7 +145,6 @@ int fa_cuda_paged_kernels_load(struct fa_device *device, struct fa_error *error)
 			r = load_function(device, device->paged_modules[kernel->image],
 			                  kernel->symbol, kernel->shared_bytes,
 			                  &device->paged_functions[i], error);
-		/* The portable kernels cover all that the special ones do. */
 		if (r < 0 && fa_cuda_paged_kernel_is_special(kernel))
 			drop_special_paged(device);
 		else if (r < 0)

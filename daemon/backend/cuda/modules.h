@@ -1,11 +1,11 @@
-/* The built kernels: loading them, and what they cover. */
+/* Loads the built kernels, and says what they cover. */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"
 
-/* Loads every kernel over tensors that the chip can run. */
+/* All kernels over tensors that the chip can run. */
 int fa_cuda_kernels_load(struct fa_device *device, struct fa_error *error);
-/* Loads the kernels over pages, unless they are loaded. A build may lack them. */
+/* The kernels over pages, unless they are loaded; a build may lack them. */
 int fa_cuda_paged_kernels_load(struct fa_device *device, struct fa_error *error);
 void fa_cuda_kernels_unload(struct fa_device *device);
 

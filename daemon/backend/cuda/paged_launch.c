@@ -1,11 +1,8 @@
 /*
- * Launching of paged works on the engine thread: copies the work's span and its share of the
- * tables, then launches the requests one after another on the stream. Each stream copies a step's
- * tables once, with the first work of the step that needs them there; a small work reads them in
- * host memory if it is the first of its step.
- *
- * The stream's scratch holds counters and partial results and, behind them, rotated q. It grows for
- * a larger work: the one driver call here that is no launch, copy or word.
+ * Launches paged works: copies the work's span and tables, then launches its requests in order.
+ * Each stream copies a step's tables once; a small work that is the step's first reads them in host
+ * memory. The stream's scratch grows for a larger work: the one call here that is no launch, copy
+ * or word.
  */
 #include "daemon/backend/cuda/paged_launch.h"
 
@@ -18,7 +15,6 @@
 
 #define SCRATCH_BYTES_MIN ((size_t)4 << 20)
 
-/* Makes the stream's scratch at least @bytes large. */
 static CUresult grow_scratch(struct fa_device *device, struct fa_cuda_stream *stream, size_t bytes)
 {
 	size_t new_bytes = SCRATCH_BYTES_MIN;
@@ -62,7 +58,7 @@ static void read_tables_in_place(struct fa_device *device, struct fa_device_work
 	}
 }
 
-/* Copies the part of the tables that this stream's earlier works did not. */
+/* Copies what this stream's earlier works did not. */
 static CUresult upload_tables(struct fa_device *device, struct fa_cuda_stream *stream,
                               struct fa_device_work *work)
 {
@@ -129,7 +125,7 @@ static CUresult launch_part(struct fa_device *device, struct fa_cuda_stream *str
 	                           stream->scratch, stream->epoch, launches);
 	if (part > paged->parts && part[-1].fused)
 		fa_cuda_paged_add_append(&launches[0], &part[-1].request.append);
-	/* The kernel for many rows may be preemptible; then it goes last. */
+	/* A preemptible kernel goes last. */
 	preemptible = last && part->request.op == FA_PAGED_ATTEND &&
 	              part->plan->forward_blocks > 0 &&
 	              fa_cuda_preempt_prepare(device, stream, part->plan->forward->state_bytes,

@@ -1,10 +1,10 @@
-/* Launching of paged works. The engine thread's. */
+/* Launches paged works. The engine thread's. */
 #pragma once
 
 #include "daemon/backend/cuda/paged_work.h"
 
-/* Gives all of a prepared work to the driver. Returns 0 or the work's status. */
+/* Returns 0 or the work's status. */
 int fa_cuda_paged_enqueue(struct fa_device *device, struct fa_cuda_stream *stream,
                           struct fa_device_work *work);
-/* Returns whether a prepared work is one kernel, maybe after copies, that a gate may precede. */
+/* Returns whether a prepared work is a single kernel that a gate may precede. */
 bool fa_cuda_paged_can_wait(const struct fa_device_work *work);

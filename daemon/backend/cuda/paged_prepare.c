@@ -1,11 +1,8 @@
 /*
- * Planning of paged works on the loop thread: plans each request, and writes what the kernels need
- * besides tensors and tables to a span of the metadata heap.
- *
- * Works of a step for other layers reuse its plans, which are cached with the tables. An append
- * that the launch of the following attention can do itself has neither plan nor launch. If every
- * kernel of a work reads each entry once, it reads them in host memory, since a copy would take
- * longer.
+ * Plans paged works, and writes what their kernels need besides tensors and tables to a span of the
+ * metadata heap. Works of a step for other layers reuse plans, which are cached with the tables. An
+ * append is fused into the following attention if that launch can do it. Kernels that read each
+ * entry about once read it in host memory: a copy would take longer.
  */
 #include "daemon/backend/cuda/paged_prepare.h"
 
@@ -17,13 +14,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A launch of so few tiles a block reads vectors and tables in host memory: each entry is read
- * once, sooner than it could be copied. */
+/* With fewer tiles a block, entries are read about once. */
 #define IN_PLACE_TILES 2
 /* Rotated q of one work. */
 #define Q_BYTES_MAX ((size_t)512 << 20)
-/* Partial results of one work. A stream keeps its scratch, which pool and other streams then
- * lack. */
+/* Partial results of one work; streams keep their scratch. */
 #define WORKSPACE_BYTES_MAX ((size_t)512 << 20)
 
 static size_t align(size_t bytes)
@@ -31,7 +26,6 @@ static size_t align(size_t bytes)
 	return (bytes + 255) & ~(size_t)255;
 }
 
-/* Copies arrays of the work into its span. */
 struct span_writer {
 	struct fa_device *device;
 	const struct fa_device_work *work;
@@ -40,7 +34,7 @@ struct span_writer {
 	size_t used; /* of the span */
 };
 
-/* Copies an array of @n words, unless it is in tables. Returns its address on the GPU. */
+/* Copies @n words, unless they are in tables. Returns the address on the GPU. */
 static void *copy_array(struct span_writer *writer, const void *array, size_t n)
 {
 	const struct fa_device_tables *tables = writer->tables;
@@ -53,7 +47,7 @@ static void *copy_array(struct span_writer *writer, const void *array, size_t n)
 	    (const char *)array < (const char *)tables->data + tables->bytes)
 		return (void *)(tables->backend[0] +
 		                (size_t)((const char *)array - (const char *)tables->data));
-	/* span_bytes() does not count arrays that must be in tables. */
+	/* span_bytes() counts no arrays of tables. */
 	assert(writer->used + align(n * sizeof(uint32_t)) <=
 	       writer->paged->span.end - writer->paged->span.begin);
 	memcpy(heap->host + at, array, n * sizeof(uint32_t));
@@ -66,7 +60,7 @@ static size_t new_tokens(const struct fa_paged_step *step)
 	return step->cu_new[step->batch];
 }
 
-/* Upper bound of the bytes of the request's own arrays and its blob. */
+/* Upper bound: the request's own arrays and its blob. */
 static size_t span_bytes(const struct fa_paged_request *request)
 {
 	size_t bytes = align(fa_cuda_paged_blob_bytes(request)), words = 0;
@@ -122,7 +116,6 @@ static void copy_arrays(struct span_writer *writer, struct fa_cuda_paged_part *p
 	}
 }
 
-/* Returns whether the part's kernels read the step's tables. */
 static bool reads_tables(const struct fa_cuda_paged_part *part)
 {
 	const struct fa_paged_request *request = &part->request;
@@ -134,7 +127,7 @@ static bool reads_tables(const struct fa_cuda_paged_part *part)
 	               : request->append.rotary.positions != NULL;
 }
 
-/* Returns whether the part's kernel reads each entry about once. */
+/* Returns whether the kernel reads each entry about once. */
 static bool is_small(const struct fa_cuda_paged_part *part)
 {
 	const struct fa_cuda_paged_plan *plan = part->plan;
@@ -151,13 +144,13 @@ static bool is_small(const struct fa_cuda_paged_part *part)
 	}
 }
 
-/* Keeps what a plan depends on: NULL or not, and the alignment. */
+/* A plan depends on a pointer's alignment only, and on NULL. */
 static void *alignment_of(const void *pointer)
 {
 	return (void *)(pointer ? ((uintptr_t)pointer & 15) | 16 : 0);
 }
 
-/* Strips what differs between layers. Returns false if @request has vectors of its own. */
+/* Strips what differs between layers. False: @request has vectors of its own. */
 static bool strip_layer(struct fa_paged_request *request)
 {
 	struct fa_paged_attention *attention = &request->attention;
@@ -182,7 +175,7 @@ static bool strip_layer(struct fa_paged_request *request)
 	}
 }
 
-/* Padding may differ; then the work is merely planned again. */
+/* If padding differs, the work is planned again. */
 static bool is_same(const struct fa_paged_request *a, const struct fa_paged_request *b)
 {
 	if (a->op != b->op)
@@ -211,8 +204,7 @@ static bool find_cached(const struct fa_cuda_tables *tables, const struct fa_pag
 	return false;
 }
 
-/* Caches the plan of @request with the tables, if it fits. A cached plan does not move or change
- * while the tables live. */
+/* Caches the plan with the tables, if it fits. It does not move while the tables live. */
 static void cache_plan(struct fa_device *device, struct fa_cuda_tables *tables,
                        const struct fa_paged_request *request, struct fa_cuda_paged_part *part)
 {
@@ -239,8 +231,7 @@ static void cache_plan(struct fa_device *device, struct fa_cuda_tables *tables,
 	tables->used = at + bytes - tables->span.begin;
 }
 
-/* Returns whether part @i is an append that the launch of the next part does, which must be planned
- * already. */
+/* Returns whether part @i is an append that the launch of the next part, already planned, does. */
 static bool is_fused(const struct fa_device_work *work, const struct fa_cuda_paged_work *paged,
                      uint32_t i)
 {
@@ -308,7 +299,7 @@ static int fill_part(struct span_writer *writer, struct fa_cuda_paged_part *part
 		               "q has %zu bytes; at most %zu can be rotated in one request",
 		               q_bytes, Q_BYTES_MAX);
 	paged->q_bytes = align(q_bytes);
-	/* q lies behind the counters, which all works of the stream share. */
+	/* q lies behind the stream's counters. */
 	if (paged->workspace_bytes < FA_CUDA_PAGED_COUNTERS_BYTES)
 		paged->workspace_bytes = align(FA_CUDA_PAGED_COUNTERS_BYTES);
 	return 0;
@@ -330,7 +321,7 @@ int fa_cuda_paged_prepare(struct fa_device *device, struct fa_device_work *work,
 	struct fa_cuda_paged_work *paged;
 	int r = 0;
 
-	/* malloc(), as calloc() does not use its thread cache. */
+	/* Not calloc(), which bypasses malloc()'s thread cache. */
 	paged = malloc(sizeof(*paged) + work->n_paged * sizeof(paged->parts[0]));
 	if (!paged)
 		return fa_fail(error, -ENOMEM, "no memory for a request over pages");
@@ -344,7 +335,7 @@ int fa_cuda_paged_prepare(struct fa_device *device, struct fa_device_work *work,
 		if (r < 0)
 			return r;
 	}
-	/* Backwards: an append is fused into the plan of the next part. */
+	/* Backwards, as an append is fused into the next part. */
 	for (uint32_t i = work->n_paged; i-- > 0;) {
 		if (is_fused(work, paged, i))
 			continue;

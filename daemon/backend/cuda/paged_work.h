@@ -1,4 +1,4 @@
-/* A paged work between paged_prepare() and paged_release(): what fa_device_work.room points to. */
+/* A prepared paged work: fa_device_work.prepared. */
 #pragma once
 
 #include "daemon/backend/cuda/tables.h"
@@ -6,22 +6,22 @@
 /* One of the work's requests. */
 struct fa_cuda_paged_part {
 	const struct fa_cuda_paged_plan *plan;
-	struct fa_cuda_paged_plan *own_plan; /* the same, unless it is cached with the tables */
+	struct fa_cuda_paged_plan *own_plan; /* the same, unless cached */
 	size_t blob_at;                      /* in the heap */
-	bool cached;                         /* plan and blob are the tables' */
-	/* The request with arrays and step as the kernels read them. */
+	bool cached;                         /* with the tables */
+	/* As the kernels read it. */
 	struct fa_paged_request request;
 	struct fa_paged_step step;
 	bool writes_q, reads_q; /* in scratch */
-	bool fused;             /* an append that the next part's launch does; has no plan */
+	bool fused;             /* an append that the next launch does; no plan */
 };
 
 struct fa_cuda_paged_work {
 	struct fa_cuda_span span;
 	size_t workspace_bytes, q_bytes;
-	size_t tables_bytes; /* of the tables' span, needed on the GPU; 0: not read */
+	size_t tables_bytes; /* of the tables' span, to be on the GPU; 0: none */
 	double ns;           /* estimate */
-	bool in_place;       /* the GPU reads the span where the host has it */
+	bool in_place;       /* the GPU reads the span in host memory */
 	bool tables_in_place;
 	struct fa_cuda_paged_part parts[]; /* [fa_device_work.n_paged] */
 };

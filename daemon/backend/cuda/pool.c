@@ -1,10 +1,7 @@
 /*
- * The KV pool's memory: a range of addresses that is reserved once, and allocations mapped into it,
- * whose descriptors outlive the process. The loop thread's.
- *
- * The loop thread must not wait: it does not take the driver lock, which a worker may hold for
- * thousands of pieces, and zeroes nothing. The first step that takes new pages clears them on the
- * GPU before it writes to them, like pages of another tenant.
+ * The KV pool's memory: reserved addresses, and allocations mapped there whose descriptors outlive
+ * the process. The loop thread must not wait: it does not take the driver lock, which a worker may
+ * hold for long, and does not zero. The first step that takes pages clears them on the GPU.
  */
 #include "daemon/backend/cuda/pool.h"
 
@@ -69,7 +66,7 @@ void fa_cuda_pool_chunk_remove(struct fa_device *device, uint32_t chunk)
 	if (!pool->mapped[chunk])
 		return;
 	(void)fa_cuda_enter(device);
-	/* Does not wait for the GPU: nothing in flight uses the chunk. */
+	/* Does not wait for the GPU. */
 	(void)device->driver.cuMemUnmap(chunk_at(pool, chunk), pool->chunk_bytes);
 	pool->mapped[chunk] = false;
 }
@@ -87,8 +84,8 @@ void fa_cuda_pool_close(struct fa_device *device)
 	*pool = (struct fa_cuda_pool){ 0 };
 }
 
-/* fa_cuda_memory_fail() with -EINVAL only if the chunk's memory itself is unsuitable; after other
- * errors the next process may adopt it. */
+/* -EINVAL only if the chunk's memory is unsuitable: after other errors the next process may adopt
+ * it. */
 static int fail(struct fa_device *device, struct fa_error *error, CUresult result,
                 const char *doing)
 {
@@ -116,7 +113,6 @@ static int map_chunk(struct fa_device *device, uint32_t chunk,
 		(void)device->driver.cuMemUnmap(chunk_at(pool, chunk), pool->chunk_bytes);
 	else
 		pool->mapped[chunk] = true;
-	/* The memory could be mapped, so it is suitable. */
 	return r == -EINVAL ? -EIO : r;
 }
 
@@ -163,7 +159,7 @@ int fa_cuda_pool_chunk_add(struct fa_device *device, uint32_t chunk, struct fa_e
 	return r;
 }
 
-/* The driver says where the memory lies; memory that is too small cannot be mapped. */
+/* Checks that the memory is on this GPU; the driver refuses to map too little of it. */
 static int adopt_chunk(struct fa_device *device, uint32_t chunk, int fd, struct fa_error *error)
 {
 	const struct fa_cudriver *driver = &device->driver;

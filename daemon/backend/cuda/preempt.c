@@ -1,18 +1,13 @@
 /*
- * Preemption of long launches by works of high priority, and by workers that wait for the GPU
- * (quiesce.h). kernels/cuda/common/yield.h has the kernel's side.
+ * Preemption; kernels/cuda/common/yield.h has the kernel's side. The engine writes the launch's
+ * turn to a word in GPU memory, on a stream of its own: the GPU's front end does that at once,
+ * however many blocks wait for an SM. The launch stops and reports how many blocks are left. The
+ * rest is launched when no work of high priority is in flight; nothing is launched behind it
+ * meanwhile.
  *
- * Nothing is launched behind a preemptible launch in its stream, as it would run before the rest.
- * To preempt, the engine writes the launch's turn to a word in GPU memory, on a stream of its own,
- * which the GPU's front end does at once however many blocks wait for an SM. A launch that stopped
- * reports how many blocks are left; the rest is launched when no work of high priority is in
- * flight. A cancelled launch is stopped and not resumed.
- *
- * No launch starves: each has preempt_run_ns before it is asked to stop, and is resumed for
- * FORCED_RUN_NS after preempt_stop_ns even if high priority is always in flight. Both count from
- * when the works ahead of it in its stream have ended. When a launch gets an SM is not known: one
- * behind a launch of another stream may be asked before it has begun, then stops at once and gets
- * its time when it is resumed.
+ * No launch starves: it has preempt_run_ns before a stop, and is resumed for FORCED_RUN_NS after
+ * preempt_stop_ns in any case, both counted from the end of the works ahead in its stream. A launch
+ * that is stopped before it got an SM has its time when it is resumed.
  */
 #include "daemon/backend/cuda/preempt.h"
 
@@ -23,9 +18,9 @@
 #include <string.h>
 
 #define FORCED_RUN_NS (500 * FA_NS_PER_US)
-/* Blocks an SM at most: when asked to stop, blocks that have not begun end one after another. */
+/* At most so many blocks an SM, since those that have not begun stop one after another. */
 #define BLOCKS_AN_SM 16
-/* Distance of words, as all blocks of a launch read one while the next is written. */
+/* A cache line a word: blocks poll one while another is written. */
 #define WORD_BYTES 128
 
 static bool is_high(const struct fa_device *device, const struct fa_cuda_stream *stream)
@@ -57,7 +52,7 @@ int fa_cuda_preempt_open(struct fa_device *device, struct fa_error *error)
 		device->streams[i].preemption.word_at = device->preempt.words + i * WORD_BYTES;
 	result = driver->cuMemsetD8Async(device->preempt.words, 0, words_bytes,
 	                                 device->preempt.stream);
-	/* Let the driver set up now what it sets up for the first word. */
+	/* Forces the driver's lazy set-up now, not at the first preemption. */
 	if (result == CUDA_SUCCESS)
 		result = driver->cuStreamWriteValue64(device->preempt.stream, device->preempt.words,
 		                                      0, CU_STREAM_WRITE_VALUE_DEFAULT);
@@ -92,7 +87,6 @@ bool fa_cuda_preempt_covers(const struct fa_device *device, const struct fa_devi
 	return kernel && kernel->state_bytes > 0;
 }
 
-/* Makes the stream's area, for records and saved states, at least @bytes large. */
 static CUresult grow_area(struct fa_device *device, struct fa_cuda_stream *stream, size_t bytes)
 {
 	CUresult result;
@@ -113,13 +107,11 @@ bool fa_cuda_preempt_prepare(struct fa_device *device, struct fa_cuda_stream *st
 
 	if (!state_bytes || work_ns < device->tuning.preempt_work_ns || is_high(device, stream))
 		return false;
-	/* Nothing can preempt it now; but while a very long one runs, a queue of high priority may
-	 * come. */
+	/* A queue of high priority may come while a very long launch runs. */
 	for (unsigned int i = 0; i < device->n_high; ++i)
 		n_queues += device->streams[i].n_queues;
 	if (!n_queues && work_ns < FA_CUDA_PREEMPT_ALWAYS_NS)
 		return false;
-	/* Without the area the launch is not preemptible. */
 	return grow_area(device, stream,
 	                 sizeof(struct fa_cuda_yield_area) +
 	                         2 * (size_t)device->chip.sms * (size_t)state_bytes) ==
@@ -128,20 +120,20 @@ bool fa_cuda_preempt_prepare(struct fa_device *device, struct fa_cuda_stream *st
 
 static struct fa_cuda_attention *attention_of(struct fa_cuda_preemption *preemption)
 {
-	/* Both kinds of arguments begin with it. */
+	/* Arguments of both kinds begin with it. */
 	return &preemption->args.attention;
 }
 
 _Static_assert(offsetof(struct fa_cuda_paged_attention, attention) == 0, "attention comes first");
 
-/* Launches with a new turn; the kernel signals its end, or reports what is left. */
+/* Launches with a new turn. */
 static CUresult launch(struct fa_device *device, struct fa_cuda_stream *stream,
                        const struct fa_device_work *work, uint64_t run_ns)
 {
 	struct fa_cuda_preemption *preemption = &stream->preemption;
 	struct fa_cuda_attention *args = attention_of(preemption);
 	void *params[] = { &preemption->args, &preemption->maps };
-	/* A launch that resumes has nothing ahead of it. */
+	/* A resumed launch has nothing ahead of it. */
 	const bool is_behind = !preemption->work && stream->n_works > 0;
 	CUresult result;
 
@@ -164,7 +156,7 @@ static CUresult launch(struct fa_device *device, struct fa_cuda_stream *stream,
 	stream->self_signalled = stream->sequence;
 	stream->self_signal_parts = 0;
 	preemption->stopped_ns = 0;
-	preemption->asked = false;
+	preemption->stop_requested = false;
 	preemption->run_ns = run_ns;
 	preemption->not_before_ns = is_behind ? UINT64_MAX : fa_now_ns() + run_ns;
 	++device->preempt.n_running;
@@ -201,8 +193,8 @@ CUresult fa_cuda_preempt_launch(struct fa_device *device, struct fa_cuda_stream 
 	return result;
 }
 
-void fa_cuda_preempt_first(struct fa_cuda_stream *stream, const struct fa_device_work *work,
-                           uint64_t now_ns)
+void fa_cuda_preempt_reached_head(struct fa_cuda_stream *stream, const struct fa_device_work *work,
+                                  uint64_t now_ns)
 {
 	struct fa_cuda_preemption *preemption = &stream->preemption;
 
@@ -210,21 +202,21 @@ void fa_cuda_preempt_first(struct fa_cuda_stream *stream, const struct fa_device
 		preemption->not_before_ns = now_ns + preemption->run_ns;
 }
 
-/* ---- asking */
+/* ---- stopping and resuming */
 
-static void ask_to_stop(struct fa_device *device, struct fa_cuda_preemption *preemption)
+static void request_stop(struct fa_device *device, struct fa_cuda_preemption *preemption)
 {
-	if (!preemption->work || preemption->stopped_ns || preemption->asked)
+	if (!preemption->work || preemption->stopped_ns || preemption->stop_requested)
 		return;
-	/* If it fails, the launch runs on until the next attempt. */
-	preemption->asked = device->driver.cuStreamWriteValue64(
-				    device->preempt.stream, preemption->word_at,
-				    attention_of(preemption)->yield.turn,
-				    CU_STREAM_WRITE_VALUE_DEFAULT) == CUDA_SUCCESS;
+	/* On failure the next poll tries again. */
+	preemption->stop_requested = device->driver.cuStreamWriteValue64(
+					     device->preempt.stream, preemption->word_at,
+					     attention_of(preemption)->yield.turn,
+					     CU_STREAM_WRITE_VALUE_DEFAULT) == CUDA_SUCCESS;
 }
 
-/* Returns whether the stream has works besides those behind closed gates. Waiting works count: they
- * wait for a gate to give up, which has to begin first, and for which a prefill may leave no SM. */
+/* Returns whether the stream has works besides those behind closed gates. Waiting works count,
+ * since the gate that they wait for may itself need an SM to give up. */
 static bool is_busy(const struct fa_cuda_stream *stream)
 {
 	return stream->n_works > stream->gates.n_works - stream->gates.n_open ||
@@ -239,9 +231,9 @@ static bool is_urgent(const struct fa_device *device)
 	return false;
 }
 
-/* Asks to stop: launches past their guaranteed time, if @urgent or if workers wait for long ones;
- * and cancelled ones. */
-static void ask_all(struct fa_device *device, bool urgent)
+/* Requests stops of cancelled launches and, if @urgent or if workers wait for them, of launches
+ * past their guaranteed time. */
+static void request_stops(struct fa_device *device, bool urgent)
 {
 	const bool quiesce = fa_cuda_quiesce_wants_preemption(&device->quiesce);
 	const uint64_t now_ns = fa_now_ns();
@@ -253,20 +245,20 @@ static void ask_all(struct fa_device *device, bool urgent)
 		    (((urgent || (quiesce && preemption->is_long)) &&
 		      now_ns >= preemption->not_before_ns) ||
 		     atomic_load_explicit(&preemption->work->cancelled, memory_order_relaxed)))
-			ask_to_stop(device, preemption);
+			request_stop(device, preemption);
 	}
 }
 
-void fa_cuda_preempt_ask(struct fa_device *device, const struct fa_cuda_stream *stream)
+void fa_cuda_preempt_request(struct fa_device *device, const struct fa_cuda_stream *stream)
 {
 	if (is_high(device, stream) && device->preempt.n_running)
-		ask_all(device, true);
+		request_stops(device, true);
 }
 
 void fa_cuda_preempt_cancel(struct fa_device *device, struct fa_cuda_stream *stream)
 {
-	/* No progress is needed: ask at once, even if it has not begun. */
-	ask_to_stop(device, &stream->preemption);
+	/* At once, since no progress is needed. */
+	request_stop(device, &stream->preemption);
 }
 
 bool fa_cuda_preempt_stopped(struct fa_device *device, struct fa_cuda_stream *stream)
@@ -278,7 +270,7 @@ bool fa_cuda_preempt_stopped(struct fa_device *device, struct fa_cuda_stream *st
 		return false;
 	if (preemption->stopped_ns)
 		return true;
-	/* Acquire: orders the GPU's earlier writes before what follows. */
+	/* Acquire: the GPU's earlier writes are seen. */
 	left = __atomic_load_n(preemption->report, __ATOMIC_ACQUIRE);
 	if (!left)
 		return false;
@@ -315,7 +307,7 @@ CUresult fa_cuda_preempt_resume(struct fa_device *device, struct fa_cuda_stream 
 		device->held = true;
 		return CUDA_SUCCESS;
 	}
-	/* The states it saved are those it loads now. */
+	/* The two halves of the area swap: the launch loads what the last one saved. */
 	yield->side ^= 1;
 	yield->resumed = 1;
 	result = launch(device, stream, preemption->work,
@@ -328,5 +320,5 @@ CUresult fa_cuda_preempt_resume(struct fa_device *device, struct fa_cuda_stream 
 void fa_cuda_preempt_poll(struct fa_device *device)
 {
 	if (device->preempt.n_running)
-		ask_all(device, is_urgent(device));
+		request_stops(device, is_urgent(device));
 }

@@ -45,13 +45,13 @@ struct cuda_work {
 	uint64_t sequence; /* in its CUDA stream */
 	struct fa_cuda_range range;
 	enum work_state state;
-	uint32_t parts;   /* that signal their end; 0: the work does as a whole */
-	uint32_t counted; /* its blocks in stream.n_counted */
-	bool gated;       /* LAUNCHED behind a gate, */
-	bool open;        /* ... which has opened, or is about to */
-	bool fixed;       /* launched, long, and not preemptible */
-	bool preemptible; /* long, with a kernel that can stop */
-	/* Expected time; 0: not long. Once it is fixed: expected end. */
+	uint32_t parts;      /* that signal their end; 0: the work does as a whole */
+	uint32_t counted;    /* its blocks in stream.n_counted */
+	bool gated;          /* LAUNCHED behind a gate, */
+	bool open;           /* ... which has opened, or is about to */
+	bool nonpreemptible; /* launched, long, and not preemptible */
+	bool preemptible;    /* long, with a kernel that can stop */
+	/* Expected time; 0: not long. Once nonpreemptible is set: expected end. */
 	uint64_t long_ns;
 };
 
@@ -99,8 +99,8 @@ static void work_finish(struct fa_device *device, struct fa_device_work *work)
 	fa_list_append(&device->done, &work->link);
 }
 
-/* Returns the expected end of the last fixed work in flight. */
-static uint64_t fixed_until_ns(struct fa_device *device)
+/* Returns the expected end of the last nonpreemptible work in flight. */
+static uint64_t nonpreemptible_until_ns(struct fa_device *device)
 {
 	const struct fa_list *pos;
 	uint64_t until_ns = 0;
@@ -110,7 +110,7 @@ static uint64_t fixed_until_ns(struct fa_device *device)
 			const struct cuda_work *cuda = cuda_work(fa_container_of(
 				(struct fa_list *)pos, struct fa_device_work, link));
 
-			if (cuda->fixed && until_ns < cuda->long_ns)
+			if (cuda->nonpreemptible && until_ns < cuda->long_ns)
 				until_ns = cuda->long_ns;
 		}
 	}
@@ -127,9 +127,10 @@ static void work_detach(struct fa_device *device, struct fa_cuda_stream *stream,
 	cuda->gated = cuda->open = false;
 	if (work == stream->preemption.work)
 		fa_cuda_preempt_end(device, stream);
-	if (cuda->fixed) {
-		cuda->fixed = false;
-		fa_cuda_quiesce_fixed_end(&device->quiesce, fixed_until_ns(device));
+	if (cuda->nonpreemptible) {
+		cuda->nonpreemptible = false;
+		fa_cuda_quiesce_nonpreemptible_end(&device->quiesce,
+		                                   nonpreemptible_until_ns(device));
 	}
 }
 
@@ -253,13 +254,14 @@ static void work_start(struct fa_device *device, struct fa_cuda_stream *stream,
 	work->started_ns = fa_now_ns();
 	cuda->sequence = ++stream->sequence;
 	if (!work->gate.word)
-		fa_cuda_preempt_ask(device, stream);
+		fa_cuda_preempt_request(device, stream);
 	work->status = work_enqueue(device, stream, work);
 	if (stream->preemption.work == work) {
 		stream->preemption.is_long = cuda->long_ns > 0;
 	} else if (cuda->long_ns > 0) {
-		cuda->fixed = true;
-		cuda->long_ns = fa_cuda_quiesce_fixed_begin(&device->quiesce, cuda->long_ns);
+		cuda->nonpreemptible = true;
+		cuda->long_ns = fa_cuda_quiesce_nonpreemptible_begin(&device->quiesce,
+		                                                     cuda->long_ns);
 	}
 	cuda->counted = (uint32_t)(stream->n_counted - n_counted);
 	cuda->gated = work->gate.word && !work->status;
@@ -284,8 +286,8 @@ static void work_start(struct fa_device *device, struct fa_cuda_stream *stream,
 	cuda->state = LAUNCHED;
 }
 
-/* Returns true if the stream takes @work, of @queue, now. Behind gates it takes only more gated works
- * of the same queue; for another queue's the gates are asked to give up. */
+/* Returns true if the stream takes @work, of @queue, now. Behind gates it takes only more gated
+ * works of the same queue; for another queue's the gates are asked to give up. */
 static bool has_slot(struct fa_device *device, const struct fa_device_queue *queue,
                      const struct fa_device_work *work)
 {
@@ -299,12 +301,12 @@ static bool has_slot(struct fa_device *device, const struct fa_device_queue *que
 		return work->gate.word != NULL;
 	if (!stream->gates.stopped)
 		fa_cuda_gates_stop(stream);
-	fa_cuda_preempt_ask(device, stream);
+	fa_cuda_preempt_request(device, stream);
 	return false;
 }
 
-/* Returns true unless @work takes long and has to wait for workers. No fixed work passes a deferred
- * one of its stream. */
+/* Returns true unless @work takes long and has to wait for workers. No nonpreemptible work passes a
+ * deferred one of its stream. */
 static bool may_begin(struct fa_device *device, const struct fa_cuda_stream *stream,
                       struct fa_device_work *work)
 {
@@ -338,8 +340,8 @@ static bool is_shut_out(struct fa_device_work *work, uint64_t turn)
 	return cuda->gated && cuda->sequence >= turn;
 }
 
-/* Ends all works of a lost device. Synchronise first: a GPU that did not stop with an error may still
- * use their memory. */
+/* Ends all works of a lost device. Synchronise first: a GPU that did not stop with an error may
+ * still use their memory. */
 static void fail_all(struct fa_device *device)
 {
 	for (unsigned int i = 0; i < device->n_streams; ++i) {
@@ -471,7 +473,8 @@ static void stream_resume(struct fa_device *device, struct fa_cuda_stream *strea
 	stream_finish(device, stream, work, stream->finished_ns);
 }
 
-/* Returns the works behind gates that are shut from @turn on, as if they had never been launched. */
+/* Returns the works behind gates that are shut from @turn on, as if they had never been
+ * launched. */
 static void return_unlaunched(struct fa_device *device, struct fa_cuda_stream *stream,
                               uint64_t turn)
 {
@@ -507,8 +510,8 @@ static bool handle_shut_gates(struct fa_device *device, struct fa_cuda_stream *s
 	return true;
 }
 
-/* Returns whether the stream's first work has ended. For a work whose launch failed behind a gate the
- * driver writes the word even if the gate has shut: so look at the gate after the word. */
+/* Returns whether the stream's first work has ended. For a work whose launch failed behind a gate
+ * the driver writes the word even if the gate has shut: so look at the gate after the word. */
 static bool first_has_ended(struct fa_device *device, struct fa_cuda_stream *stream)
 {
 	while (!fa_list_empty(&stream->works) && has_ended(stream))
@@ -538,7 +541,7 @@ static void poll_gates(struct fa_device *device, struct fa_cuda_stream *stream)
 		cuda->open = true;
 		++stream->gates.n_open;
 		work->started_ns = device->progress_ns = fa_now_ns();
-		fa_cuda_preempt_ask(device, stream);
+		fa_cuda_preempt_request(device, stream);
 	}
 }
 
@@ -561,7 +564,7 @@ static void stream_reap(struct fa_device *device, struct fa_cuda_stream *stream)
 		stream_finish(device, stream, first_work(&stream->works), now_ns);
 	while (first_has_ended(device, stream));
 	if (!fa_list_empty(&stream->works))
-		fa_cuda_preempt_first(stream, first_work(&stream->works), now_ns);
+		fa_cuda_preempt_reached_head(stream, first_work(&stream->works), now_ns);
 	stream->finished_ns = now_ns;
 }
 

@@ -1,28 +1,26 @@
 /*
- * Windows without long launches, for driver calls that wait until nothing of this process runs on
- * the GPU: cuMemHostUnregister() and cuIpcCloseMemHandle() (cuMemFree() and cuMemFreeHost() are
- * called at close only). Such a call also blocks the launches of other threads, so a client that
- * leaves during another's prefill of some seconds would hold up everybody for as long.
+ * Some driver calls wait until nothing of this process runs on the GPU, and block other threads'
+ * launches meanwhile: cuMemHostUnregister() and cuIpcCloseMemHandle() (others are made at close
+ * only). A client that leaves during another's long prefill would hold up everybody.
  *
- * Workers wait for a window. Preemptible works are asked to stop (preempt.c), unless a fixed work
- * keeps the GPU busy anyway. Fixed works are waited for; as they may come without end, those that
- * would end after the running ones are held once the workers have waited for PATIENCE_NS. Short
- * works pass held ones. A cooldown between windows keeps frequent visitors from taking most of the
- * GPU's time. A gate that waits for its client is not long: it gives up sooner.
+ * While workers wait for a window, preemptible works are stopped (preempt.c), unless a
+ * nonpreemptible one keeps the GPU busy anyway. After PATIENCE_NS nonpreemptible works that would
+ * end after the running ones are held; short works pass them. A cooldown between windows keeps
+ * clients that come and go from taking most of the GPU's time. Gates are not long: they give up
+ * sooner.
  */
 #include "daemon/backend/cuda/quiesce.h"
 
-/* How long a window stays open; and if fixed works were held for it, which leaves the GPU more and
- * more idle as they end. */
+/* How long a window stays open; longer if nonpreemptible works were held for it. */
 #define WINDOW_NS (2 * FA_NS_PER_MS)
 #define FORCED_WINDOW_NS (20 * FA_NS_PER_MS)
-/* Between two windows of which one had to be waited for. */
+/* Between windows that had to be waited for. */
 #define COOLDOWN_NS (20 * FA_NS_PER_MS)
-/* Before fixed works are held: the first time, and for a worker whose forced window was too
+/* Before nonpreemptible works are held: at first, and for a worker whose forced window was too
  * short. */
 #define PATIENCE_NS (500 * FA_NS_PER_MS)
 #define PATIENCE_AGAIN_NS (50 * FA_NS_PER_MS)
-/* Nearly all works end within so many times their estimate. */
+/* Works end within so many times their estimate, nearly always. */
 #define OVERRUN_FACTOR 4
 
 void fa_cuda_quiesce_init(struct fa_cuda_quiesce *quiesce)
@@ -44,7 +42,7 @@ void fa_cuda_quiesce_deinit(struct fa_cuda_quiesce *quiesce)
 
 /* ---- workers */
 
-/* Returns whether a long work runs, or was held lately and is to begin first. */
+/* Returns whether a long work runs, or was held and is to begin first. */
 static bool is_busy(const struct fa_cuda_quiesce *quiesce)
 {
 	return quiesce->n_long > 0 || quiesce->held;
@@ -111,25 +109,26 @@ void fa_cuda_quiesce_window_close(struct fa_cuda_quiesce_window *window)
 
 /* ---- the engine thread */
 
-/* Under the mutex, while workers wait: returns whether a long work may begin all the same. */
-static bool may_pass(const struct fa_cuda_quiesce *quiesce, uint64_t fixed_ns)
+/* While workers wait: returns whether a long work may begin nevertheless. Under the mutex. */
+static bool may_pass(const struct fa_cuda_quiesce *quiesce, uint64_t nonpreemptible_ns)
 {
 	uint64_t now_ns;
 
-	if (!quiesce->n_fixed)
+	if (!quiesce->n_nonpreemptible)
 		return false;
-	if (!fixed_ns)
+	if (!nonpreemptible_ns)
 		return true;
 	now_ns = fa_now_ns();
-	return now_ns < quiesce->force_ns || now_ns + fixed_ns <= quiesce->fixed_until_ns;
+	return now_ns < quiesce->force_ns ||
+	       now_ns + nonpreemptible_ns <= quiesce->nonpreemptible_until_ns;
 }
 
-bool fa_cuda_quiesce_long_begin(struct fa_cuda_quiesce *quiesce, uint64_t fixed_ns)
+bool fa_cuda_quiesce_long_begin(struct fa_cuda_quiesce *quiesce, uint64_t nonpreemptible_ns)
 {
 	bool may;
 
 	pthread_mutex_lock(&quiesce->mutex);
-	may = !quiesce->n_windows && (!quiesce->n_waiting || may_pass(quiesce, fixed_ns));
+	may = !quiesce->n_windows && (!quiesce->n_waiting || may_pass(quiesce, nonpreemptible_ns));
 	quiesce->n_long += may;
 	quiesce->held = !may;
 	pthread_mutex_unlock(&quiesce->mutex);
@@ -144,19 +143,20 @@ void fa_cuda_quiesce_long_end(struct fa_cuda_quiesce *quiesce)
 	pthread_mutex_unlock(&quiesce->mutex);
 }
 
-uint64_t fa_cuda_quiesce_fixed_begin(struct fa_cuda_quiesce *quiesce, uint64_t fixed_ns)
+uint64_t fa_cuda_quiesce_nonpreemptible_begin(struct fa_cuda_quiesce *quiesce,
+                                              uint64_t nonpreemptible_ns)
 {
-	const uint64_t until_ns = fa_now_ns() + OVERRUN_FACTOR * fixed_ns;
+	const uint64_t until_ns = fa_now_ns() + OVERRUN_FACTOR * nonpreemptible_ns;
 
-	if (!quiesce->n_fixed++ || quiesce->fixed_until_ns < until_ns)
-		quiesce->fixed_until_ns = until_ns;
+	if (!quiesce->n_nonpreemptible++ || quiesce->nonpreemptible_until_ns < until_ns)
+		quiesce->nonpreemptible_until_ns = until_ns;
 	return until_ns;
 }
 
-void fa_cuda_quiesce_fixed_end(struct fa_cuda_quiesce *quiesce, uint64_t until_ns)
+void fa_cuda_quiesce_nonpreemptible_end(struct fa_cuda_quiesce *quiesce, uint64_t until_ns)
 {
-	--quiesce->n_fixed;
-	quiesce->fixed_until_ns = until_ns;
+	--quiesce->n_nonpreemptible;
+	quiesce->nonpreemptible_until_ns = until_ns;
 	fa_cuda_quiesce_long_end(quiesce);
 }
 
@@ -169,5 +169,6 @@ void fa_cuda_quiesce_forget_held(struct fa_cuda_quiesce *quiesce)
 
 bool fa_cuda_quiesce_wants_preemption(const struct fa_cuda_quiesce *quiesce)
 {
-	return atomic_load_explicit(&quiesce->wanted, memory_order_relaxed) && !quiesce->n_fixed;
+	return atomic_load_explicit(&quiesce->wanted, memory_order_relaxed) &&
+	       !quiesce->n_nonpreemptible;
 }

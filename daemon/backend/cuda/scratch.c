@@ -1,4 +1,4 @@
-/* Scratch memory of streams, kept until the device is closed. */
+/* Scratch memory of streams. */
 #include "daemon/backend/cuda/scratch.h"
 
 #include "common/cleanup.h"

@@ -1,20 +1,17 @@
 /*
- * Staging: a kernel reads K and V once for each block of query rows and each query head, which over
- * PCIe costs more than copying them to the GPU first. Q and the output are accessed once and stay
- * in host memory.
- *
- * The staging area has a fixed size. A work owns a range of it until it is reaped; a work for which
- * no range is left reads host memory directly.
+ * Kernels read K and V once for each block of query rows and query head: over PCIe that costs more
+ * than a copy. Q and the output are accessed once and stay in host memory. The area has a fixed
+ * size; a work that finds no range there reads host memory.
  */
 #include "daemon/backend/cuda/staging.h"
 
 #include "daemon/backend/cuda/memory.h"
 
-/* Overhead of a copy, as bytes that a kernel reads over PCIe in that time. */
+/* Overhead of a copy, in bytes read over PCIe. */
 #define STAGE_COST_BYTES (128ull << 10)
-/* A copy includes the gaps between rows and heads: at most so many times the tensor. */
+/* Copies include gaps between rows and heads: at most so many times the tensor. */
 #define STAGE_SPAN_FACTOR 2
-/* Split copies, so that those of several streams interleave. */
+/* Copies of several streams interleave after so many bytes. */
 #define COPY_BYTES (16ull << 20)
 #define ALIGN_BYTES 256ull
 
@@ -44,7 +41,7 @@ uint64_t fa_cuda_staging_reads(const struct fa_cuda_launch *launch)
 	const bool right = args->window_right < FA_CUDA_WINDOW_MAX;
 	uint64_t blocks = (uint64_t)args->blocks_m, in_window;
 
-	/* Blocks of rows that attend to a key: all, about half, or those around it. */
+	/* Blocks that attend to a key: all, about half, or those around it. */
 	if (left && right) {
 		in_window = ((uint64_t)args->window_left + (uint64_t)args->window_right) / rows + 2;
 		blocks = in_window < blocks ? in_window : blocks;
@@ -98,7 +95,7 @@ static bool should_stage(const struct fa_device *device, const struct span *span
 	       fa_cuda_staging_pays(span->end - span->begin, span->data_bytes, n_reads);
 }
 
-/* Bytes in the staging area: rows keep their alignment up to 256 bytes. */
+/* Rows keep their alignment up to 256 bytes. */
 static uint64_t staged_bytes(const struct span *span)
 {
 	return (span->begin % ALIGN_BYTES + span->end - span->begin + ALIGN_BYTES - 1) &
@@ -132,7 +129,7 @@ void fa_cuda_staging_free(struct fa_cuda_range *range)
 	range->begin = range->end = 0;
 }
 
-/* The driver refuses copies across the border of two parts that were pinned separately. */
+/* The driver refuses copies across borders of pinned parts. */
 static CUresult copy(struct fa_device *device, CUstream stream, const struct span *span)
 {
 	const struct fa_cuda_memory *memory = span->memory;

@@ -1,6 +1,6 @@
 /*
- * The CUDA streams with the words that the GPU writes at the end of works, and the memory for works'
- * vectors. Made when the device is opened; the engine thread's afterwards.
+ * The CUDA streams with the words that the GPU writes at the end of works, and the memory for
+ * works' vectors. Made when the device is opened; the engine thread's afterwards.
  */
 #include "daemon/backend/cuda/stream.h"
 
@@ -18,8 +18,8 @@
 /* Timeout for the first words, while the device is opened. */
 #define FIRST_WORD_NS (10 * FA_NS_PER_SEC)
 
-/* Streams of both priorities; with those for memory and for preemption words no more than the driver
- * serves independently. */
+/* Streams of both priorities; with those for memory and for preemption words no more than the
+ * driver serves independently. */
 static void count_streams(struct fa_device *device)
 {
 	const char *text = getenv("CUDA_DEVICE_MAX_CONNECTIONS");

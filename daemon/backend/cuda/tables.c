@@ -1,4 +1,4 @@
-/* A step's tables in the metadata heap, with space behind them for its cached plans. */
+/* A step's tables. */
 #include "daemon/backend/cuda/tables.h"
 
 #include "common/cleanup.h"

@@ -1,30 +1,30 @@
-/* Tables that the works of a step share, in the metadata heap. The loop thread's. */
+/* A step's tables, in the metadata heap. The loop thread's. */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"
 
-/* A work of a step as it was planned, for the same work on another layer. */
+/* The plan of a step's work, for works of other layers. */
 struct fa_cuda_cached_plan {
-	struct fa_paged_request request; /* without what belongs to one layer */
+	struct fa_paged_request request; /* without what differs between layers */
 	struct fa_cuda_paged_plan plan;
 	size_t blob_at; /* in the heap */
 };
 
 #define FA_CUDA_CACHED_PLANS 2 /* append, and attention */
-/* Blobs of both for 128 sequences with shared prefixes, or for more without. */
+/* Enough for 128 sequences with shared prefixes, or more without. */
 #define FA_CUDA_CACHED_PLANS_BYTES ((size_t)FA_DEVICE_PLAN_CACHE_BYTES)
 
-/* A step's tables, followed by the blobs of its cached plans. */
+/* The span has the tables, then the blobs of cached plans. */
 struct fa_cuda_tables {
 	struct fa_device_tables tables; /* backend[0]: address on the GPU */
 	struct fa_cuda_span span;
 	/* The loop thread's. */
-	size_t used; /* bytes of the span; what was written never changes */
+	size_t used; /* what was written never changes */
 	struct fa_cuda_cached_plan plans[FA_CUDA_CACHED_PLANS];
 	unsigned int n_plans;
 	/* The engine thread's. */
 	bool read_in_place;                   /* by a work */
-	size_t uploaded[FA_CUDA_STREAMS_MAX]; /* bytes that each stream has copied */
+	size_t uploaded[FA_CUDA_STREAMS_MAX]; /* bytes, by each stream */
 };
 
 /* Functions of the backend table (backend/device.h). */

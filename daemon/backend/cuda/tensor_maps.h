@@ -1,8 +1,5 @@
-/*
- * Tensor maps for kernels that copy by TMA, with a cache of what the driver encoded: requests come
- * again with the same tensors, and encoding takes longer than a lookup. A map says where a tensor
- * lies, not what it contains, so entries never expire. The engine thread's.
- */
+/* Cache of encoded tensor maps (for TMA), as requests come again with the same tensors. A map says
+ * where a tensor lies, so entries never expire. The engine thread's. */
 #pragma once
 
 #include "common/cudriver.h"
@@ -12,14 +9,14 @@
 #define FA_CUDA_MAP_WAYS 4
 
 struct fa_cuda_tensor_map {
-	struct fa_cuda_map key; /* data NULL: the entry is free */
-	/* The encoded map, at a lower alignment than CUtensorMap has. */
+	struct fa_cuda_map key; /* data NULL: free */
+	/* Less aligned than CUtensorMap. */
 	uint64_t words[sizeof(CUtensorMap) / sizeof(uint64_t)];
 };
 
 struct fa_cuda_tensor_map_cache {
 	struct fa_cuda_tensor_map sets[FA_CUDA_MAP_SETS][FA_CUDA_MAP_WAYS];
-	uint8_t next_way[FA_CUDA_MAP_SETS]; /* to be replaced */
+	uint8_t next_way[FA_CUDA_MAP_SETS]; /* replaced next */
 };
 
 /* Encodes @n maps; @n may be 0. */

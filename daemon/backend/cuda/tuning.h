@@ -1,7 +1,5 @@
-/*
- * Thresholds and times of the backend's policies. tuning.c has those of production. Tests and
- * benchmarks link tests/cuda-driver/tuning-env.c in its place, which reads the environment.
- */
+/* Thresholds of the backend's policies. Production links tuning.c; tests and benchmarks link
+ * tests/cuda-driver/tuning-env.c in its place, which reads the environment. */
 #pragma once
 
 #include "common/clock.h"
@@ -18,16 +16,14 @@ enum fa_cuda_staging_mode {
 
 struct fa_cuda_tuning {
 	enum fa_cuda_staging_mode staging;
-	/* Pinning holds the driver's locks, which launches need: it goes in parts, with pauses. */
+	/* Pinning holds locks of the driver that launches need: it goes in parts. */
 	uint64_t pin_part_bytes; /* a multiple of 1 MiB */
 	uint64_t pin_pause_ns;
-	/* Launches expected to take so long are preemptible. The price without preemption: the next
-	 * launch is enqueued only after their end, some 5 us later. */
+	/* Such long launches are preemptible, which costs 5 us if they are not preempted. */
 	uint64_t preempt_work_ns;
-	uint64_t preempt_run_ns;  /* a launch runs at least so long before it is asked to stop */
-	uint64_t preempt_stop_ns; /* a launch is stopped at most so long at a time */
-	/* Works expected to take so long are long (quiesce.h): about as long as a driver call that
-	 * waits for the GPU. */
+	uint64_t preempt_run_ns;  /* a launch runs at least so long before a stop */
+	uint64_t preempt_stop_ns; /* a launch is stopped at most so long */
+	/* Long works (quiesce.h) take at least so long, like a call that waits for the GPU. */
 	uint64_t long_ns;
 	bool share_early; /* fa_cuda_chip.share_early */
 };

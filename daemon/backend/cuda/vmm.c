@@ -1,7 +1,5 @@
-/*
- * GPU memory that travels as file descriptors: clients' allocations mapped side by side, and
- * arenas, which the daemon makes for clients. On workers.
- */
+/* GPU memory behind file descriptors: clients' allocations, mapped side by side, and arenas, which
+ * the daemon makes. On workers. */
 #include "daemon/backend/cuda/vmm.h"
 
 #include "common/clock.h"
@@ -12,7 +10,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-/* Period of polling whether memory is zeroed. */
 #define ZERO_POLL_NS (50 * FA_NS_PER_US)
 
 /* ---- clients' allocations */
@@ -56,7 +53,6 @@ int fa_cuda_set_access(struct fa_device *device, CUdeviceptr at, uint64_t bytes,
 	              : 0;
 }
 
-/* Maps one allocation at @at, behind the mapped ones. */
 static int map_piece(struct fa_device *device, struct fa_cuda_memory *memory, CUdeviceptr at,
                      const struct fa_device_piece *piece, struct fa_error *error)
 {
@@ -184,7 +180,7 @@ CUmemAllocationProp fa_cuda_allocation(const struct fa_device *device)
 	};
 }
 
-/* Zeroes on a stream that only workers wait for, and waits for the end. */
+/* Uses a stream that only workers wait for. */
 static int zero(struct fa_device *device, CUdeviceptr at, uint64_t bytes, struct fa_error *error)
 {
 	const struct fa_cudriver *driver = &device->driver;
@@ -197,7 +193,7 @@ static int zero(struct fa_device *device, CUdeviceptr at, uint64_t bytes, struct
 			fa_cuda_sleep(ZERO_POLL_NS);
 		if (result == CUDA_SUCCESS)
 			return 0;
-		/* The memset may still run; the caller frees the memory. */
+		/* The memset may still run when the caller frees the memory. */
 		(void)driver->cuStreamSynchronize(device->memory_stream);
 	}
 	return fa_cuda_memory_fail(device, error, result, "memory cannot be zeroed");

@@ -1,13 +1,13 @@
-/* GPU memory that travels as file descriptors: mapping it, and making arenas. Workers', except
- * fa_cuda_set_access() and fa_cuda_allocation(). */
+/* GPU memory behind file descriptors. Workers', except fa_cuda_set_access() and
+ * fa_cuda_allocation(). */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"
 
-/* Lets the GPU access the range; @read_only is a wish that not every driver grants. */
+/* @read_only: if the driver can. */
 int fa_cuda_set_access(struct fa_device *device, CUdeviceptr at, uint64_t bytes, bool read_only,
                        struct fa_error *error);
-/* Properties of an allocation that can be exported as a descriptor. */
+/* Properties of exportable allocations. */
 CUmemAllocationProp fa_cuda_allocation(const struct fa_device *device);
 
 /* Functions of the backend table (backend/device.h). */
