@@ -145,7 +145,7 @@ static void expire_lost_sessions(struct fa_kv *kv)
 	fa_log(FA_LOG_INFO, "%" PRIu32 " sessions of the daemon before did not come back", n);
 	/* These sessions keep a daemon that exits when idle. */
 	if (!kv->session_store.n_lost)
-		context->hooks->maybe_idle(context);
+		context->hooks->idle(context);
 }
 
 static void stop_timer_if_idle(struct fa_kv *kv)

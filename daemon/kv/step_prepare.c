@@ -26,7 +26,7 @@ static void prepare_release(struct fa_request *request)
 static void prepare_ended(struct fa_request *request)
 {
 	if (request->job.status < 0)
-		fa_request_release_held(request->session, request->step);
+		fa_request_unblock(request->session, request->step);
 	fa_kv_step_request_ended(request);
 }
 

@@ -73,7 +73,7 @@ static int prepare(struct fa_request *request, struct fa_error *error)
 	device_work->params = &request->job.params;
 	r = context->ops->attention_prepare(context->device, device_work, error);
 	if (r == 0 && device_work->host_bytes)
-		r = fa_charge_add(&request->charge_heap, request->session->tenant,
+		r = fa_charge_add(&request->charge_host, request->session->tenant,
 		                  FA_RESOURCE_BUFFER_BYTES, device_work->host_bytes, error);
 	return r;
 }

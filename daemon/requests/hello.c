@@ -73,7 +73,7 @@ int fa_handle_hello(struct fa_call *call, struct fa_error *error)
 	r = completions_new(&session->completions, &fd);
 	if (r < 0) {
 		fa_fail(error, r, "the completion page cannot be made: %s", strerror(-r));
-		return fa_context_explain_shortage(context, r, error);
+		return fa_context_explain_no_fds(context, r, error);
 	}
 	r = fa_session_stream_new(session, 0, 0);
 	if (r < 0) {

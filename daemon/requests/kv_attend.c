@@ -23,7 +23,7 @@ struct attend {
 	uint32_t *tail; /* alibi_slopes, sinks, positions */
 };
 
-_Static_assert(sizeof(struct attend) <= FA_REQUEST_SPARE_BYTES, "the block cache keeps it");
+_Static_assert(sizeof(struct attend) <= FA_REQUEST_CACHED_BYTES, "the block cache keeps it");
 
 struct binding {
 	struct attend *attend;

@@ -75,14 +75,14 @@ static void on_stopped(uv_timer_t *timer)
 }
 
 /* Sessions are freed later, so that the list stays as it is. */
-static void close_sessions(struct fa_server *server, bool strangers_only)
+static void close_sessions(struct fa_server *server, bool before_hello_only)
 {
 	struct fa_list *pos;
 
 	fa_list_for_each(pos, &server->context.sessions) {
 		struct fa_session *session = fa_container_of(pos, struct fa_session, link);
 
-		if (!strangers_only || session->state == FA_SESSION_CONNECTED)
+		if (!before_hello_only || session->state == FA_SESSION_CONNECTED)
 			fa_session_close(session);
 	}
 }

@@ -28,9 +28,9 @@
 #include <systemd/sd-daemon.h>
 
 /* How often the same signal may come until nothing is waited for. */
-#define PATIENCE_SIGNALS 3
+#define STOP_SIGNALS_MAX 3
 /* How long the way out may take once the device is lost: its driver may hang. */
-#define PATIENCE_LOST_S 5
+#define LOST_EXIT_S 5
 
 struct override {
 	const char *name, *value;
@@ -49,7 +49,7 @@ struct program {
 	struct options options;
 	uv_loop_t loop;
 	uv_signal_t signals[3];
-	unsigned int n_asked;
+	unsigned int n_stop_signals;
 	struct fa_server *server;
 	struct fa_watchdog watchdog;
 	struct fa_fd_store fd_store;
@@ -310,7 +310,7 @@ static int make_server(struct program *program, struct fa_server_options *option
 	return 0;
 }
 
-static void say_ready(struct program *program)
+static void report_ready(struct program *program)
 {
 	static const char ready[] = "READY\n";
 	const struct fa_server *server = program->server;
@@ -360,12 +360,12 @@ static void on_signal(uv_signal_t *handle, int signal)
 		reload(program);
 		return;
 	}
-	++program->n_asked;
-	if (program->n_asked >= PATIENCE_SIGNALS) {
+	++program->n_stop_signals;
+	if (program->n_stop_signals >= STOP_SIGNALS_MAX) {
 		fa_log(FA_LOG_ERROR, "exiting with work still in flight");
 		_exit(EXIT_FAILURE);
 	}
-	if (program->n_asked == 1 && program->server->context.state == FA_DAEMON_RUNNING)
+	if (program->n_stop_signals == 1 && program->server->context.state == FA_DAEMON_RUNNING)
 		fa_drain_start(program->server);
 	else
 		fa_drain_force(program->server);
@@ -393,7 +393,7 @@ static void on_draining(void *userdata)
 	(void)sd_notify(0, "STOPPING=1");
 }
 
-static void on_patience_lost(int signal)
+static void on_lost_timeout(int signal)
 {
 	_exit(EX_TEMPFAIL);
 }
@@ -404,8 +404,8 @@ static void on_lost(void *userdata)
 
 	(void)sd_notifyf(0, "ERRNO=%d\nSTATUS=%s", ENODEV,
 	                 program->server->context.lost_reason.text);
-	(void)signal(SIGALRM, on_patience_lost);
-	(void)alarm(PATIENCE_LOST_S);
+	(void)signal(SIGALRM, on_lost_timeout);
+	(void)alarm(LOST_EXIT_S);
 }
 
 static void on_stopped(void *userdata)
@@ -449,7 +449,7 @@ static int serve(struct program *program, struct fa_config *config, struct fa_er
 	r = fa_watchdog_start(&program->watchdog, &program->loop, program->server->context.engine);
 	if (r < 0)
 		fa_log(FA_LOG_WARNING, "the watchdog will not be told anything: %s", strerror(-r));
-	say_ready(program);
+	report_ready(program);
 	(void)uv_run(&program->loop, UV_RUN_DEFAULT);
 	r = program->server->context.is_lost ? EX_TEMPFAIL : EXIT_SUCCESS;
 	program->server = fa_server_free(program->server);

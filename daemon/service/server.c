@@ -51,16 +51,16 @@ static void pause_accepting(struct fa_server *server)
 
 /* Whenever one may have become free: the connection that was turned away in its
  * place may take a while to close. */
-static void keep_spare(struct fa_server *server)
+static void refill_reserve(struct fa_server *server)
 {
-	if (server->spare_fd < 0 && server->context.state == FA_DAEMON_RUNNING)
-		server->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	if (server->reserve_fd < 0 && server->context.state == FA_DAEMON_RUNNING)
+		server->reserve_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
 }
 
-static void turn_away(struct fa_server *server, int fd, int status, const char *text)
+static void reject(struct fa_server *server, int fd, int status, const char *text)
 {
 	++server->n_refused;
-	fa_session_turn_away(&server->context, fd, status, text);
+	fa_session_reject(&server->context, fd, status, text);
 }
 
 /*
@@ -71,17 +71,17 @@ static void shed_connection(struct fa_server *server)
 {
 	int fd;
 
-	fa_context_note_shortage(&server->context);
-	fa_close_fdp(&server->spare_fd);
+	fa_context_warn_no_fds(&server->context);
+	fa_close_fdp(&server->reserve_fd);
 	fd = accept4(server->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 	if (fd >= 0)
-		turn_away(server, fd, -EDQUOT, FA_CONTEXT_NO_DESCRIPTORS);
-	keep_spare(server);
-	if (fd < 0 || server->spare_fd < 0)
+		reject(server, fd, -EDQUOT, FA_CONTEXT_NO_FDS);
+	refill_reserve(server);
+	if (fd < 0 || server->reserve_fd < 0)
 		pause_accepting(server);
 }
 
-static void let_in(struct fa_server *server, int fd)
+static void admit(struct fa_server *server, int fd)
 {
 	struct fa_session *session;
 	struct fa_error error;
@@ -93,12 +93,12 @@ static void let_in(struct fa_server *server, int fd)
 		        "1 more would exceed the limit connections, which is %" PRIu64
 		        " for the daemon",
 		        server->context.config.limits.connections);
-		turn_away(server, fd, -EDQUOT, error.text);
+		reject(server, fd, -EDQUOT, error.text);
 		return;
 	}
 	r = fa_session_new(&server->context, fd, &error, &session);
 	if (r < 0) {
-		turn_away(server, fd, r, error.text);
+		reject(server, fd, r, error.text);
 		return;
 	}
 	if (!uv_is_active((uv_handle_t *)&server->hello_timer))
@@ -106,16 +106,16 @@ static void let_in(struct fa_server *server, int fd)
 }
 
 /* One more could not be let in, nor be let go of. */
-static bool is_clogged(struct fa_server *server)
+static bool is_reaper_full(struct fa_server *server)
 {
 	bool full = fa_fd_reaper_is_full(server->context.reaper);
 
-	if (full && !server->clogged)
+	if (full && !server->reaper_full)
 		fa_log(FA_LOG_WARNING,
 		       "%d connections that were turned away are not closed yet: no others are "
 		       "accepted until they are",
 		       FA_FD_REAPER_UNCHARGED_MAX);
-	server->clogged = full;
+	server->reaper_full = full;
 	return full;
 }
 
@@ -124,13 +124,13 @@ static void accept_connections(struct fa_server *server)
 	for (unsigned int i = 0; i < ACCEPT_MAX && server->accepting; ++i) {
 		int fd;
 
-		if (is_clogged(server)) {
+		if (is_reaper_full(server)) {
 			pause_accepting(server);
 			return;
 		}
 		fd = accept4(server->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 		if (fd >= 0) {
-			let_in(server, fd);
+			admit(server, fd);
 			continue;
 		}
 		switch (errno) {
@@ -156,7 +156,7 @@ static void accept_connections(struct fa_server *server)
  * closed with the listener, here and now. Those of a socket that was handed over are
  * left to whoever else listens there.
  */
-static void clear_queue(struct fa_server *server)
+static void close_backlog(struct fa_server *server)
 {
 	int fd;
 
@@ -170,7 +170,7 @@ static void clear_queue(struct fa_server *server)
 
 void fa_server_close_listener(struct fa_server *server)
 {
-	clear_queue(server);
+	close_backlog(server);
 	server->accepting = false;
 	uv_timer_stop(&server->accept_timer);
 	uv_timer_stop(&server->idle_timer);
@@ -237,8 +237,8 @@ static void on_session_freed(struct fa_context *context)
 {
 	struct fa_server *server = fa_server_of(context);
 
-	keep_spare(server);
-	fa_server_look_idle(server);
+	refill_reserve(server);
+	fa_server_exit_if_idle(server);
 	fa_drain_advance(server);
 }
 
@@ -247,9 +247,9 @@ static void on_drain_progress(struct fa_context *context)
 	fa_drain_advance(fa_server_of(context));
 }
 
-static void on_maybe_idle(struct fa_context *context)
+static void on_idle(struct fa_context *context)
 {
-	fa_server_look_idle(fa_server_of(context));
+	fa_server_exit_if_idle(fa_server_of(context));
 }
 
 static void on_device_lost(struct fa_context *context)
@@ -269,11 +269,11 @@ static const struct fa_context_hooks hooks = {
 	.session_ended = fa_kv_session_end,
 	.session_freed = on_session_freed,
 	.drain_progress = on_drain_progress,
-	.maybe_idle = on_maybe_idle,
+	.idle = on_idle,
 	.device_lost = on_device_lost,
 };
 
-void fa_server_look_idle(struct fa_server *server)
+void fa_server_exit_if_idle(struct fa_server *server)
 {
 	if (!server->context.exit_when_idle || !server->had_client || server->context.n_sessions ||
 	    server->context.state != FA_DAEMON_RUNNING || server->kv.session_store.n_lost)
@@ -325,7 +325,7 @@ static void on_reaper(uv_async_t *async)
 	if (!server->context.reaper)
 		return;
 	again = fa_fd_reaper_collect(server->context.reaper);
-	keep_spare(server);
+	refill_reserve(server);
 	if (!again)
 		return;
 	fa_list_for_each(pos, &server->context.sessions) {
@@ -398,11 +398,11 @@ static int open_device(struct fa_server *server, uint64_t timelines_max, struct 
 	if (r == 0)
 		r = fa_engine_start(server->context.engine, server->context.device);
 	if (r == 0)
-		fa_engine_watch_fd(server->context.engine, server->context.rings.bells);
+		fa_engine_watch_fd(server->context.engine, server->context.rings.doorbell_epoll);
 	return r < 0 ? fa_fail(error, r, "the engine cannot be started: %s", strerror(-r)) : 0;
 }
 
-static void take_apart(struct fa_server *server)
+static void teardown(struct fa_server *server)
 {
 	server->context.engine = fa_engine_free(server->context.engine);
 	fa_timelines_close(&server->context);
@@ -411,7 +411,7 @@ static void take_apart(struct fa_server *server)
 		server->context.device = server->context.ops->close(server->context.device);
 	server->context.reaper = fa_fd_reaper_free(server->context.reaper);
 	fa_listener_close(&server->listener);
-	fa_close_fdp(&server->spare_fd);
+	fa_close_fdp(&server->reserve_fd);
 }
 
 static void init_timer(struct fa_server *server, uv_timer_t *timer)
@@ -501,15 +501,15 @@ static struct fa_server *server_new(const struct fa_server_options *options)
 	server->context.generation = (uint64_t)now.tv_sec * FA_NS_PER_SEC + (uint64_t)now.tv_nsec;
 	server->context.started_ns = fa_now_ns();
 	server->listener = FA_LISTENER_NULL;
-	server->spare_fd = -1;
-	server->context.rings.bells = -1;
+	server->reserve_fd = -1;
+	server->context.rings.doorbell_epoll = -1;
 	atomic_init(&server->context.asleep, 1);
 	fa_list_init(&server->context.sessions);
-	fa_list_init(&server->context.early);
+	fa_list_init(&server->context.device_sessions);
 	fa_list_init(&server->context.hello_pending);
-	fa_list_init(&server->context.timelines_late);
+	fa_list_init(&server->context.timelines_ended);
 	fa_tenants_init(&server->context.tenants, &server->context.config.limits);
-	fa_block_cache_init(&server->context.works, FA_REQUEST_SPARE_BYTES);
+	fa_block_cache_init(&server->context.request_cache, FA_REQUEST_CACHED_BYTES);
 	return server;
 }
 
@@ -541,7 +541,7 @@ int fa_server_new(const struct fa_server_options *options, struct fa_error *erro
 		fa_fail(error, r, "no thread can be started: %s", strerror(-r));
 		goto fail;
 	}
-	server->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	server->reserve_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
 	r = init_handles(server);
 	if (r < 0) {
 		fa_fail(error, r, "the event loop cannot be used: %s", uv_strerror(r));
@@ -568,10 +568,10 @@ int fa_server_new(const struct fa_server_options *options, struct fa_error *erro
 	*ret_server = server;
 	return 0;
 fail:
-	take_apart(server);
+	teardown(server);
 	close_handles(server);
 	(void)uv_run(server->context.loop, UV_RUN_DEFAULT);
-	fa_block_cache_deinit(&server->context.works);
+	fa_block_cache_deinit(&server->context.request_cache);
 	fa_tenants_deinit(&server->context.tenants);
 	free(server);
 	return r;
@@ -579,7 +579,7 @@ fail:
 
 void fa_server_finish(struct fa_server *server)
 {
-	take_apart(server);
+	teardown(server);
 	close_handles(server);
 	server->stopped(server->userdata);
 }
@@ -589,7 +589,7 @@ struct fa_server *fa_server_free(struct fa_server *server)
 	if (!server)
 		return NULL;
 	assert(server->context.state == FA_DAEMON_STOPPED);
-	fa_block_cache_deinit(&server->context.works);
+	fa_block_cache_deinit(&server->context.request_cache);
 	fa_tenants_deinit(&server->context.tenants);
 	fa_config_deinit(&server->context.config);
 	free(server);

@@ -33,8 +33,8 @@ struct fa_server {
 	uv_poll_t accept_poll;
 	bool accepting;          /* accept_poll is started */
 	uv_timer_t accept_timer; /* goes on accepting after a shortage */
-	int spare_fd;            /* given up to turn a connection away */
-	bool clogged;            /* too many that were turned away are not closed */
+	int reserve_fd;          /* given up to turn a connection away */
+	bool reaper_full;        /* too many that were turned away are not closed */
 
 	bool had_client;        /* somebody said Hello once */
 	uv_timer_t hello_timer; /* runs while there are sessions without Hello */
@@ -84,4 +84,4 @@ void fa_server_finish(struct fa_server *server);
 void fa_server_arm_hello_timer(struct fa_server *server);
 
 /* Ends, if it is to when idle and is: nobody is there, nor may come back. */
-void fa_server_look_idle(struct fa_server *server);
+void fa_server_exit_if_idle(struct fa_server *server);

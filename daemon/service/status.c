@@ -68,7 +68,7 @@ static int add_session(json_t *sessions, struct fa_session *session)
 	json_t *object = json_object();
 	int r = 0;
 
-	fa_session_settle(session);
+	fa_session_release_received(session);
 	r |= set(object, "session", session->id);
 	r |= set_text(object, "name", session->name);
 	r |= set(object, "pid", (uint64_t)session->peer.pid);
@@ -205,7 +205,7 @@ static int add_totals(json_t *object, struct fa_server *server)
 	r |= set(object, "buffers", server->context.importer.n_buffers);
 	r |= set(object, "buffers_max", server->context.importer.buffers_max);
 	r |= set(object, "rings", server->context.rings.n_rings);
-	r |= set(object, "rings_polled", server->context.rings.n_busy);
+	r |= set(object, "rings_polled", server->context.rings.n_polled);
 	r |= set(object, "ring_requests", server->context.rings.n_requests);
 	r |= set(object, "ring_doorbells", server->context.rings.n_doorbells);
 	return r;

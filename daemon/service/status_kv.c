@@ -10,7 +10,7 @@
 #include <string.h>
 
 /* Looked at, to find those that are listed. */
-#define LOOKED_AT_MAX 4096
+#define SCANNED_MAX 4096
 
 static int set(json_t *object, const char *key, uint64_t number)
 {
@@ -36,7 +36,7 @@ static uint32_t uid_of(const struct fa_pool *pool, uint32_t tag)
 	return UINT32_MAX;
 }
 
-static bool sees(const struct fa_session *viewer, uint32_t tenant)
+static bool may_see(const struct fa_session *viewer, uint32_t tenant)
 {
 	return viewer->privileged || (viewer->kv.known && viewer->kv.actor.tenant == tenant);
 }
@@ -139,7 +139,7 @@ static int add_tenants(json_t *object, const struct fa_pool *pool, const struct 
 	       json_array_size(tenants) < FA_STATUS_LISTED_MAX) {
 		json_t *tenant;
 
-		if (!sees(viewer, info.tag))
+		if (!may_see(viewer, info.tag))
 			continue;
 		tenant = json_object();
 		r |= set(tenant, "uid", info.uid);
@@ -206,13 +206,13 @@ int fa_kv_status(json_t *object, struct fa_session *viewer)
 	}
 	while (fa_pool_cache_each(kv->pool, &cursor, &cache) &&
 	       json_array_size(caches) < FA_STATUS_LISTED_MAX)
-		if (sees(viewer, cache.tenant))
+		if (may_see(viewer, cache.tenant))
 			r |= add_cache(caches, kv->pool, &cache);
 	cursor = 0;
-	for (int i = 0; i < LOOKED_AT_MAX && fa_pool_sequence_each(kv->pool, &cursor, &sequence) &&
+	for (int i = 0; i < SCANNED_MAX && fa_pool_sequence_each(kv->pool, &cursor, &sequence) &&
 	                json_array_size(sequences) < FA_STATUS_LISTED_MAX;
 	     ++i)
-		if (sees(viewer, sequence.tenant))
+		if (may_see(viewer, sequence.tenant))
 			r |= add_sequence(sequences, kv->pool, &sequence);
 	r |= add_pool(object, kv, viewer);
 	r |= json_object_set_new(object, "caches", caches);

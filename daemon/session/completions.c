@@ -6,7 +6,7 @@
 #include "daemon/session/session.h"
 
 /* Requests taken before others have their turn. */
-#define TAKE_MAX 256
+#define REAP_MAX 256
 
 void fa_completions_notify(void *userdata)
 {
@@ -16,7 +16,7 @@ void fa_completions_notify(void *userdata)
 		uv_async_send(&context->engine_async);
 }
 
-static bool take_one(struct fa_context *context)
+static bool reap_one(struct fa_context *context)
 {
 	struct fa_session *session;
 	struct fa_stream *closed;
@@ -35,7 +35,7 @@ static bool take_one(struct fa_context *context)
 	return true;
 }
 
-static void look_for_loss(struct fa_context *context)
+static void check_lost(struct fa_context *context)
 {
 	if (context->is_lost || !fa_engine_lost(context->engine, &context->lost_reason))
 		return;
@@ -49,10 +49,10 @@ bool fa_completions_poll(struct fa_context *context)
 {
 	unsigned int n = 0;
 
-	look_for_loss(context);
+	check_lost(context);
 	if (!fa_engine_has_events(context->engine))
 		return false;
-	while (n < TAKE_MAX && take_one(context))
+	while (n < REAP_MAX && reap_one(context))
 		++n;
 	return n;
 }
@@ -69,8 +69,8 @@ void fa_completions_arm(struct fa_context *context)
 		fa_completions_notify(context);
 }
 
-void fa_completions_take_all(struct fa_context *context)
+void fa_completions_reap_all(struct fa_context *context)
 {
-	while (take_one(context))
+	while (reap_one(context))
 		;
 }

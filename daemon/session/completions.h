@@ -11,7 +11,7 @@ struct fa_context;
 
 /* Answers all requests that the engine has finished so far, and frees them. A client may have
  * seen their ends in its completion page before this thread did. */
-void fa_completions_take_all(struct fa_context *context);
+void fa_completions_reap_all(struct fa_context *context);
 
 /* The same for a bounded number; also looks whether the device is lost. Returns true if there
  * was anything to take. */

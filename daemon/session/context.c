@@ -5,28 +5,28 @@
 
 #include <errno.h>
 
-#define SHORTAGE_SAID_NS (10 * FA_NS_PER_SEC)
+#define NO_FDS_WARN_NS (10 * FA_NS_PER_SEC)
 
 bool fa_context_device_lost(const struct fa_context *context)
 {
 	return context->ops->is_lost && context->ops->is_lost(context->device);
 }
 
-void fa_context_note_shortage(struct fa_context *context)
+void fa_context_warn_no_fds(struct fa_context *context)
 {
 	const uint64_t now_ns = fa_now_ns();
 
-	if (context->shortage_ns && now_ns - context->shortage_ns < SHORTAGE_SAID_NS)
+	if (context->no_fds_warned_ns && now_ns - context->no_fds_warned_ns < NO_FDS_WARN_NS)
 		return;
-	context->shortage_ns = now_ns;
+	context->no_fds_warned_ns = now_ns;
 	fa_log(FA_LOG_WARNING, "no descriptors are left: connections are turned away, and "
 	                       "requests that take some are refused");
 }
 
-int fa_context_explain_shortage(struct fa_context *context, int code, struct fa_error *error)
+int fa_context_explain_no_fds(struct fa_context *context, int code, struct fa_error *error)
 {
 	if (code != -EMFILE && code != -ENFILE)
 		return code;
-	fa_context_note_shortage(context);
-	return fa_fail(error, -EDQUOT, FA_CONTEXT_NO_DESCRIPTORS);
+	fa_context_warn_no_fds(context);
+	return fa_fail(error, -EDQUOT, FA_CONTEXT_NO_FDS);
 }

@@ -56,7 +56,7 @@ struct fa_context_hooks {
 	/* Something ended that a drain may wait for. Called while the daemon drains. */
 	void (*drain_progress)(struct fa_context *context);
 	/* Nothing keeps a daemon alive that exits when idle; it may be idle now. */
-	void (*maybe_idle)(struct fa_context *context);
+	void (*idle)(struct fa_context *context);
 	/* The device is lost; context.lost_reason says why. */
 	void (*device_lost)(struct fa_context *context);
 };
@@ -85,13 +85,13 @@ struct fa_context {
 	struct fa_kv *kv;
 
 	struct fa_list sessions;
-	struct fa_list early;         /* of them, those of which the device may tell an end */
-	struct fa_list hello_pending; /* sessions without Hello, oldest first */
-	unsigned int n_sessions;      /* not freed yet */
+	struct fa_list device_sessions; /* of them, those of which the device may tell an end */
+	struct fa_list hello_pending;   /* sessions without Hello, oldest first */
+	unsigned int n_sessions;        /* not freed yet */
 	uint64_t last_session;
 	/* Sessions are not looked through before, or so many descriptors later (session.c). */
-	uint64_t settle_again_ns, settle_charged;
-	uint64_t shortage_ns; /* when the log last said that descriptors ran out */
+	uint64_t sent_check_ns, sent_charged;
+	uint64_t no_fds_warned_ns; /* when the log last said that descriptors ran out */
 
 	/* The loop sleeps, or is about to check once more before it sleeps. Only then the engine
 	 * has to wake it. */
@@ -99,10 +99,10 @@ struct fa_context {
 	uv_async_t engine_async;
 	struct fa_loop_spin spin;
 	struct fa_rings rings;
-	unsigned int n_requests;       /* in flight, of all sessions */
-	struct fa_block_cache works;   /* memory for them */
-	uint64_t n_timelines;          /* whose descriptors the fd store has */
-	struct fa_list timelines_late; /* of them, those to be removed from the fd store */
+	unsigned int n_requests;             /* in flight, of all sessions */
+	struct fa_block_cache request_cache; /* memory for them */
+	uint64_t n_timelines;                /* whose descriptors the fd store has */
+	struct fa_list timelines_ended;      /* of them, those to be removed from the fd store */
 
 	/* The message that is being handled: private, aligned. */
 	_Alignas(8) unsigned char packet[FA_WIRE_BYTES_MAX];
@@ -119,12 +119,12 @@ static inline void fa_context_drain_progress(struct fa_context *context)
 bool fa_context_device_lost(const struct fa_context *context);
 
 /* No descriptor is left: says so in the log, at most once in ten seconds. */
-void fa_context_note_shortage(struct fa_context *context);
+void fa_context_warn_no_fds(struct fa_context *context);
 
 /*
  * The answer to a client that cannot be served because of @code. If no descriptor is left
  * that is -EDQUOT with a sentence, so that the client tries again; otherwise @code and @error
  * stay as they are.
  */
-#define FA_CONTEXT_NO_DESCRIPTORS "the daemon has no descriptors left"
-int fa_context_explain_shortage(struct fa_context *context, int code, struct fa_error *error);
+#define FA_CONTEXT_NO_FDS "the daemon has no descriptors left"
+int fa_context_explain_no_fds(struct fa_context *context, int code, struct fa_error *error);

@@ -9,50 +9,51 @@
 /* What the device has told a client the engine sees a moment later; but for a device that is
  * lost just then, and that is not waited for. Where the engine thread alone sees it, it may have
  * to wait for a processor first. */
-#define SETTLE_NS FA_NS_PER_MS
-#define SETTLE_BY_THREAD_NS (100 * FA_NS_PER_MS)
+#define SYNC_NS FA_NS_PER_MS
+#define SYNC_BY_THREAD_NS (100 * FA_NS_PER_MS)
 
 void fa_device_completion_stream(struct fa_session *session, uint32_t id)
 {
 	const size_t at = id * sizeof(struct fa_completion_slot) +
 	                  offsetof(struct fa_completion_slot, device_words);
 
-	if (session->early_page && id != FA_SESSION_STREAM_OWN && session->streams[id].stream)
+	if (session->device_page && id != FA_SESSION_STREAM_OWN && session->streams[id].stream)
 		fa_engine_stream_set_device_words(session->streams[id].stream,
-		                                  (uint32_t *)((char *)session->early_page + at));
+		                                  (uint32_t *)((char *)session->device_page + at));
 }
 
-static void use(struct fa_session *session, void *page)
+static void set_page(struct fa_session *session, void *page)
 {
-	session->early_page = page;
+	session->device_page = page;
 	for (uint32_t i = 0; i < FA_COMPLETION_SLOTS; ++i)
 		fa_device_completion_stream(session, i);
 }
 
 void fa_device_completion_open(struct fa_session *session)
 {
-	session->early_pin = (struct fa_pinned_page){
+	session->completions_pin = (struct fa_pinned_page){
 		.session = session,
-		.there = use,
-		.missing = "completions are not told by the device",
+		.ready = set_page,
+		.failure = "completions are not told by the device",
 	};
-	fa_pinned_page_open(&session->early_pin, session->completions, FA_COMPLETION_PAGE_BYTES);
+	fa_pinned_page_open(&session->completions_pin, session->completions,
+	                    FA_COMPLETION_PAGE_BYTES);
 }
 
 void fa_device_completion_stop(struct fa_session *session)
 {
-	fa_list_remove(&session->early_link);
-	fa_pinned_page_stop(&session->early_pin);
+	fa_list_remove(&session->device_link);
+	fa_pinned_page_cancel(&session->completions_pin);
 }
 
 void fa_device_completion_close(struct fa_session *session)
 {
-	session->early_page = NULL;
-	fa_pinned_page_close(&session->early_pin);
+	session->device_page = NULL;
+	fa_pinned_page_close(&session->completions_pin);
 }
 
 bool fa_device_completion_submit(struct fa_session *session, uint32_t stream, uint64_t value,
-                                 bool may)
+                                 bool allowed)
 {
 	struct fa_session_stream *slot = &session->streams[stream];
 
@@ -61,40 +62,40 @@ bool fa_device_completion_submit(struct fa_session *session, uint32_t stream, ui
 	/* Twice before words could be taken for those of another request. */
 	if (!(value & INT32_MAX))
 		fa_completion_clear_device_words(&session->completions[stream]);
-	if (!may || !session->early_page || slot->n_requests)
+	if (!allowed || !session->device_page || slot->n_requests)
 		return false;
-	slot->early = value;
-	session->early_streams |= (uint64_t)1 << stream;
-	if (fa_list_empty(&session->early_link))
-		fa_list_append(&session->context->early, &session->early_link);
+	slot->device_value = value;
+	session->device_streams |= (uint64_t)1 << stream;
+	if (fa_list_empty(&session->device_link))
+		fa_list_append(&session->context->device_sessions, &session->device_link);
 	return true;
 }
 
-static void take(struct fa_context *context)
+static void reap(struct fa_context *context)
 {
 	(void)fa_engine_poll(context->engine);
 	/* Nobody else would take this back before a ring is busy. */
 	if (!fa_rings_are_polled(&context->rings))
 		fa_engine_poll_end(context->engine);
-	fa_completions_take_all(context);
+	fa_completions_reap_all(context);
 }
 
 /* Has what the client knows of taken from the engine. */
-static void settle(struct fa_session *session, uint64_t until_ns)
+static void sync_session(struct fa_session *session, uint64_t until_ns)
 {
 	struct fa_context *context = session->context;
-	uint64_t left = session->early_streams;
+	uint64_t left = session->device_streams;
 
 	while (left && session->state == FA_SESSION_READY) {
 		const unsigned int i = (unsigned int)__builtin_ctzll(left);
 		const struct fa_session_stream *slot = &session->streams[i];
 
 		left &= left - 1;
-		while (slot->finished < slot->early && session->state == FA_SESSION_READY &&
-		       fa_completion_device_done(&session->completions[i], slot->early) &&
+		while (slot->finished < slot->device_value && session->state == FA_SESSION_READY &&
+		       fa_completion_device_done(&session->completions[i], slot->device_value) &&
 		       fa_now_ns() < until_ns) {
-			take(context);
-			if (slot->finished < slot->early &&
+			reap(context);
+			if (slot->finished < slot->device_value &&
 			    (context->rings.yields || !context->info.polled))
 				(void)sched_yield();
 		}
@@ -103,27 +104,28 @@ static void settle(struct fa_session *session, uint64_t until_ns)
 
 void fa_device_completion_finished(struct fa_session *session, uint32_t stream)
 {
-	session->early_streams &= ~((uint64_t)1 << stream);
-	if (!session->early_streams)
-		fa_list_remove(&session->early_link);
+	session->device_streams &= ~((uint64_t)1 << stream);
+	if (!session->device_streams)
+		fa_list_remove(&session->device_link);
 }
 
-void fa_device_completion_settle(struct fa_context *context)
+void fa_device_completion_sync(struct fa_context *context)
 {
 	uint64_t until_ns;
 
-	if (fa_list_empty(&context->early))
+	if (fa_list_empty(&context->device_sessions))
 		return;
-	until_ns = fa_now_ns() + (context->info.polled ? SETTLE_NS : SETTLE_BY_THREAD_NS);
+	until_ns = fa_now_ns() + (context->info.polled ? SYNC_NS : SYNC_BY_THREAD_NS);
 	/* Of all, one of which may have told another. */
-	take(context);
-	for (unsigned int n = context->n_sessions; n && !fa_list_empty(&context->early); --n) {
-		struct fa_session *other = fa_session_ref(
-			fa_container_of(context->early.next, struct fa_session, early_link));
+	reap(context);
+	for (unsigned int n = context->n_sessions; n && !fa_list_empty(&context->device_sessions);
+	     --n) {
+		struct fa_session *other = fa_session_ref(fa_container_of(
+			context->device_sessions.next, struct fa_session, device_link));
 
-		fa_list_remove(&other->early_link);
-		fa_list_append(&context->early, &other->early_link);
-		settle(other, until_ns);
+		fa_list_remove(&other->device_link);
+		fa_list_append(&context->device_sessions, &other->device_link);
+		sync_session(other, until_ns);
 		fa_session_unref(other);
 	}
 }

@@ -28,12 +28,12 @@ void fa_device_completion_stream(struct fa_session *session, uint32_t id);
 /* Request @value of the stream comes next, and may be told early if @may. Returns whether it
  * is to be. */
 bool fa_device_completion_submit(struct fa_session *session, uint32_t stream, uint64_t value,
-                                 bool may);
+                                 bool allowed);
 
 /* The request of the stream that was to be is taken from the engine. */
 void fa_device_completion_finished(struct fa_session *session, uint32_t stream);
 
 /* What any client may have seen, or has heard of from another, has been taken from the engine when
- * this returns, as fa_completions_take_all() does it; but for what takes the engine unusually
+ * this returns, as fa_completions_reap_all() does it; but for what takes the engine unusually
  * long. Sessions may be closed afterwards. */
-void fa_device_completion_settle(struct fa_context *context);
+void fa_device_completion_sync(struct fa_context *context);

@@ -12,10 +12,10 @@ static void on_imported(struct fa_registered_buffer *buffer)
 	pinned->import = NULL;
 	if (buffer->status == 0 && session->state == FA_SESSION_READY) {
 		pinned->buffer = buffer;
-		pinned->there(session, buffer->memory.address);
+		pinned->ready(session, buffer->memory.address);
 	} else {
 		if (buffer->status < 0)
-			fa_log_about(&session->subject, FA_LOG_DEBUG, "%s: %s", pinned->missing,
+			fa_log_about(&session->subject, FA_LOG_DEBUG, "%s: %s", pinned->failure,
 			             buffer->error.text);
 		fa_registered_buffer_unref(buffer);
 	}
@@ -29,7 +29,7 @@ void fa_pinned_page_open(struct fa_pinned_page *pinned, void *host, uint64_t byt
 	struct fa_error error;
 
 	if (!context->ops->memory_import_mapped) {
-		pinned->there(pinned->session, host);
+		pinned->ready(pinned->session, host);
 		return;
 	}
 	if (fa_registered_buffer_new(&context->importer, &error, &buffer) < 0)
@@ -43,7 +43,7 @@ void fa_pinned_page_open(struct fa_pinned_page *pinned, void *host, uint64_t byt
 	fa_importer_start(&context->importer, buffer);
 }
 
-void fa_pinned_page_stop(struct fa_pinned_page *pinned)
+void fa_pinned_page_cancel(struct fa_pinned_page *pinned)
 {
 	struct fa_registered_buffer *buffer = pinned->import;
 

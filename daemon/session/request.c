@@ -20,14 +20,15 @@ static void release(struct fa_request *request)
 		fa_registered_buffer_unref(fa_steal_ptr(request->buffers[--request->n_buffers]));
 	fa_charge_release(&request->charge);
 	fa_charge_release(&request->charge_gates);
-	fa_charge_release(&request->charge_room);
-	fa_charge_release(&request->charge_heap);
-	free(fa_steal_ptr(request->after));
+	fa_charge_release(&request->charge_metadata);
+	fa_charge_release(&request->charge_host);
+	free(fa_steal_ptr(request->dependencies));
 }
 
 struct fa_request *fa_request_new(struct fa_session *session, const struct fa_request_kind *kind)
 {
-	struct fa_request *request = fa_block_cache_get(&session->context->works, kind->bytes);
+	struct fa_request *request = fa_block_cache_get(&session->context->request_cache,
+	                                                kind->bytes);
 
 	if (!request)
 		return NULL;
@@ -35,7 +36,7 @@ struct fa_request *fa_request_new(struct fa_session *session, const struct fa_re
 	request->session = session;
 	request->job.owner = session;
 	request->job.deadline_ns = FA_NS_NEVER;
-	fa_list_init(&request->held_link);
+	fa_list_init(&request->blocked_link);
 	fa_list_init(&request->step_link);
 	return request;
 }
@@ -45,10 +46,11 @@ struct fa_request *fa_request_free(struct fa_request *request)
 	if (!request)
 		return NULL;
 	release(request);
-	fa_list_remove(&request->held_link);
+	fa_list_remove(&request->blocked_link);
 	fa_list_remove(&request->step_link);
 	free(request->job.gates);
-	fa_block_cache_put(&request->session->context->works, request, request->kind->bytes);
+	fa_block_cache_put(&request->session->context->request_cache, request,
+	                   request->kind->bytes);
 	return NULL;
 }
 
@@ -69,7 +71,7 @@ int fa_request_buffer(struct fa_request *request, const struct fa_wire_view *vie
 
 /* The one before it in its stream, if both are of one step: none keeps what its step does
  * not need. */
-static struct fa_request *find_before(const struct fa_request *request)
+static struct fa_request *find_predecessor(const struct fa_request *request)
 {
 	const struct fa_session_stream *slot = &request->session->streams[request->stream];
 	struct fa_request *last = slot->last;
@@ -85,25 +87,25 @@ int fa_request_prepare(struct fa_request *request, struct fa_error *error)
 	struct fa_session *session = request->session;
 	const struct fa_context *context = session->context;
 	struct fa_device_work *device_work = &request->job.work;
-	struct fa_request *before = find_before(request);
+	struct fa_request *predecessor = find_predecessor(request);
 	int r;
 
-	device_work->predecessor = before ? &before->job.work : NULL;
+	device_work->predecessor = predecessor ? &predecessor->job.work : NULL;
 	r = context->ops->paged_prepare(context->device, device_work, error);
 	device_work->predecessor = NULL;
 	if (r == 0 && device_work->metadata_bytes)
-		r = fa_charge_add(&request->charge_room, session->tenant, FA_RESOURCE_STEP_BYTES,
-		                  device_work->metadata_bytes, error);
-	if (r == 0 && before && before->job.work.prepared_moved)
-		fa_charge_move(&request->charge_heap, &before->charge_heap);
+		r = fa_charge_add(&request->charge_metadata, session->tenant,
+		                  FA_RESOURCE_STEP_BYTES, device_work->metadata_bytes, error);
+	if (r == 0 && predecessor && predecessor->job.work.prepared_moved)
+		fa_charge_move(&request->charge_host, &predecessor->charge_host);
 	else if (r == 0 && device_work->host_bytes)
-		r = fa_charge_add(&request->charge_heap, session->tenant, FA_RESOURCE_BUFFER_BYTES,
+		r = fa_charge_add(&request->charge_host, session->tenant, FA_RESOURCE_BUFFER_BYTES,
 		                  device_work->host_bytes, error);
 	if (r == 0)
 		session->n_prefixes += device_work->shared_prefixes;
 	/* The one before has its room back. */
-	if (r < 0 && before && before->job.work.prepared_moved) {
-		before->job.work.prepared_moved = false;
+	if (r < 0 && predecessor && predecessor->job.work.prepared_moved) {
+		predecessor->job.work.prepared_moved = false;
 		device_work->prepared = NULL;
 	}
 	return r;
@@ -114,12 +116,12 @@ int fa_request_wait(struct fa_request *request, uint32_t stream, uint64_t value,
 {
 	if (stream == request->stream || request->session->streams[stream].finished >= value)
 		return 0;
-	if (!request->after)
-		request->after = calloc(FA_SESSION_STREAMS, sizeof(*request->after));
-	if (!request->after)
+	if (!request->dependencies)
+		request->dependencies = calloc(FA_SESSION_STREAMS, sizeof(*request->dependencies));
+	if (!request->dependencies)
 		return fa_fail(error, -ENOMEM, "the daemon has no memory for a request's order");
-	if (request->after[stream] < value)
-		request->after[stream] = value;
+	if (request->dependencies[stream] < value)
+		request->dependencies[stream] = value;
 	return 0;
 }
 
@@ -231,9 +233,9 @@ static void submit(struct fa_request *request)
 
 	++session->n_submitted;
 	request->job.stream = slot->stream;
-	if (request->after) {
+	if (request->dependencies) {
 		request->job.held = true;
-		fa_list_append(&session->held, &request->held_link);
+		fa_list_append(&session->blocked, &request->blocked_link);
 	}
 	++slot->next_value;
 	++slot->n_requests;
@@ -295,11 +297,11 @@ int fa_request_submit(struct fa_session *session, const struct fa_wire_message *
 	job->device_completes = fa_device_completion_submit(
 		session, place.stream, place.value,
 		r == 0 && job->work.op != FA_DEVICE_NONE && job->deadline_ns == FA_NS_NEVER &&
-			!job->gates && !job->chained && !job->confirms && !request->after);
+			!job->gates && !job->chained && !job->confirms && !request->dependencies);
 	++session->n_requests;
 	submit(request);
 	if (session->n_refused >= FA_SESSION_REFUSED_MAX)
-		fa_session_pause(session, FA_PAUSE_REQUESTS);
+		fa_session_pause(session, FA_PAUSE_REFUSED);
 	return 0;
 }
 
@@ -353,7 +355,7 @@ int fa_request_mark(struct fa_session *session, const struct fa_wire_message *me
 	++session->tenant->usage.finished;
 	fa_engine_complete_empty(session->context->engine, slot->stream, place.value, received_ns);
 	if (place.by_ring) {
-		fa_ring_note_passed(session);
+		fa_ring_wake_later(session);
 	} else {
 		const struct fa_job passed = { .value = place.value,
 			                       .queued_ns = received_ns,
@@ -361,8 +363,8 @@ int fa_request_mark(struct fa_session *session, const struct fa_wire_message *me
 
 		send_completion(session, message->id, place.stream, &passed);
 	}
-	if (!fa_list_empty(&session->held))
-		fa_request_release_held(session, NULL);
+	if (!fa_list_empty(&session->blocked))
+		fa_request_unblock(session, NULL);
 	return 0;
 }
 
@@ -376,37 +378,37 @@ void fa_request_submit_own(struct fa_request *request)
 
 /* ---- out */
 
-static bool is_over(const struct fa_request *request)
+static bool dependencies_met(const struct fa_request *request)
 {
 	for (unsigned int i = 0; i < FA_SESSION_STREAMS; ++i)
-		if (request->session->streams[i].finished < request->after[i])
+		if (request->session->streams[i].finished < request->dependencies[i])
 			return false;
 	return true;
 }
 
-void fa_request_release_held(struct fa_session *session, const struct fa_kv_step *doomed)
+void fa_request_unblock(struct fa_session *session, const struct fa_kv_step *doomed)
 {
 	struct fa_engine *engine = session->context->engine;
 	struct fa_list *pos, *tmp;
 	struct fa_error error;
 
-	fa_list_for_each_safe(pos, tmp, &session->held) {
-		struct fa_request *request = fa_container_of(pos, struct fa_request, held_link);
+	fa_list_for_each_safe(pos, tmp, &session->blocked) {
+		struct fa_request *request = fa_container_of(pos, struct fa_request, blocked_link);
 		int status = 0;
 
 		if (doomed && request->step == doomed)
 			status = fa_fail(&error, -ECANCELED,
 			                 "the pages of its step could not be prepared");
-		else if (!is_over(request))
+		else if (!dependencies_met(request))
 			continue;
-		fa_list_remove(&request->held_link);
+		fa_list_remove(&request->blocked_link);
 		fa_engine_release(engine, &request->job, status, &error);
 	}
 }
 
 /* Adds one that has ended. What is done for a client that did not ask for it as such keeps the device
  * busy, and is none of its requests. */
-static void count(struct fa_usage *usage, const struct fa_job *job, bool own)
+static void account(struct fa_usage *usage, const struct fa_job *job, bool own)
 {
 	if (job->started_ns)
 		usage->busy_ns += job->finished_ns - job->started_ns;
@@ -440,8 +442,8 @@ void fa_request_finish(struct fa_job *job)
 	if (job->device_completes)
 		fa_device_completion_finished(session, request->stream);
 	--session->context->n_requests;
-	count(&session->usage, job, request->stream == FA_SESSION_STREAM_OWN);
-	count(&session->tenant->usage, job, request->stream == FA_SESSION_STREAM_OWN);
+	account(&session->usage, job, request->stream == FA_SESSION_STREAM_OWN);
+	account(&session->tenant->usage, job, request->stream == FA_SESSION_STREAM_OWN);
 	if (request->kind->ended)
 		request->kind->ended(request);
 	if (request->stream != FA_SESSION_STREAM_OWN) {
@@ -452,9 +454,9 @@ void fa_request_finish(struct fa_job *job)
 			send_completion(session, job->id, request->stream, job);
 	}
 	fa_request_free(request);
-	fa_request_release_held(session, NULL);
+	fa_request_unblock(session, NULL);
 	if (session->n_refused < FA_SESSION_REFUSED_MAX)
-		fa_session_resume(session, FA_PAUSE_REQUESTS);
+		fa_session_resume(session, FA_PAUSE_REFUSED);
 }
 
 void fa_request_cancel_all(struct fa_session *session, int status)

@@ -21,7 +21,7 @@ struct fa_request_kind;
 
 #define FA_REQUEST_BUFFERS_MAX 8
 /* What any kind's struct takes, about; those that have ended are kept for the next. */
-#define FA_REQUEST_SPARE_BYTES 2304
+#define FA_REQUEST_CACHED_BYTES 2304
 
 struct fa_request {
 	struct fa_job job; /* first: what the engine gives back */
@@ -32,12 +32,12 @@ struct fa_request {
 	bool by_ring;    /* its record is its answer, unless it fails */
 	struct fa_registered_buffer *buffers[FA_REQUEST_BUFFERS_MAX];
 	unsigned int n_buffers;
-	struct fa_charge charge, charge_gates, charge_room, charge_heap;
+	struct fa_charge charge, charge_gates, charge_metadata, charge_host;
 
 	/* Values of other streams that must have finished before it starts, or before it is
 	 * confirmed if the device has nothing to do. */
-	uint64_t *after;          /* [FA_SESSION_STREAMS], 0: none; NULL: it waits for nothing */
-	struct fa_list held_link; /* session.held */
+	uint64_t *dependencies;      /* [FA_SESSION_STREAMS], 0: none; NULL: it waits for nothing */
+	struct fa_list blocked_link; /* session.blocked */
 
 	/* Of the KV cache's kinds. */
 	struct fa_kv_step *step; /* which it is part of; NULL: none */
@@ -116,4 +116,4 @@ void fa_request_cancel_all(struct fa_session *session, int status);
 void fa_request_finish(struct fa_job *job);
 
 /* Lets what is held start whose wait is over, and @doomed's end. NULL: nobody's. */
-void fa_request_release_held(struct fa_session *session, const struct fa_kv_step *doomed);
+void fa_request_unblock(struct fa_session *session, const struct fa_kv_step *doomed);

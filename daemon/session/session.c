@@ -22,8 +22,8 @@
 #define SEND_BYTES 4096
 /* All sessions are looked through, as descriptors are short: not for each request, but when some
  * were charged since, or after a while. */
-#define SETTLE_CHARGED 8
-#define SETTLE_AGAIN_NS (5 * FA_NS_PER_MS)
+#define SENT_CHECK_FDS 8
+#define SENT_CHECK_NS (5 * FA_NS_PER_MS)
 
 /* An answer that waits for room in the socket. */
 struct out {
@@ -46,7 +46,7 @@ struct fa_session *fa_session_ref(struct fa_session *session)
 }
 
 /* What is unread may hold anything: it is not this thread that closes it. */
-static void hang_up(struct fa_session *session)
+static void close_socket(struct fa_session *session)
 {
 	if (session->fd >= 0)
 		fa_fd_reaper_add_connection(session->context->reaper, session->tenant,
@@ -70,7 +70,7 @@ struct fa_session *fa_session_unref(struct fa_session *session)
 	fa_device_completion_close(session);
 	if (session->completions)
 		munmap(session->completions, FA_COMPLETION_PAGE_BYTES);
-	hang_up(session);
+	close_socket(session);
 	fa_charge_release(&session->charge_sent);
 	fa_charge_release(&session->charge_hello);
 	fa_charge_release(&session->charge_socket);
@@ -121,10 +121,10 @@ void fa_session_close(struct fa_session *session)
 	             session->name);
 	fa_list_remove(&session->hello_link);
 	fa_device_completion_stop(session);
-	fa_pinned_page_stop(&session->timeline_pin);
+	fa_pinned_page_cancel(&session->timeline_pin);
 	/* Before the socket: the loop must not wait for a number that may be reused. */
 	uv_close((uv_handle_t *)&session->poll, on_closed);
-	hang_up(session);
+	close_socket(session);
 	fa_ring_close(session);
 	while (!fa_list_empty(&session->out))
 		out_free(session, fa_container_of(session->out.next, struct out, link));
@@ -151,7 +151,7 @@ int fa_session_stream_new(struct fa_session *session, uint32_t id, int priority)
 	if (r < 0)
 		return r;
 	if (session->ring && id != FA_SESSION_STREAM_OWN)
-		fa_engine_stream_set_records(slot->stream, fa_ring_results(session), id);
+		fa_engine_stream_set_records(slot->stream, fa_ring_records(session), id);
 	fa_device_completion_stream(session, id);
 	/* Given back when the engine returns the stream as closed. */
 	fa_session_ref(session);
@@ -166,7 +166,7 @@ int fa_session_stream_new(struct fa_session *session, uint32_t id, int priority)
  * kernel has a bound for them that all clients share. So they stay charged until
  * the client is seen to have received everything.
  */
-void fa_session_settle(struct fa_session *session)
+void fa_session_release_received(struct fa_session *session)
 {
 	int unread;
 
@@ -177,17 +177,17 @@ void fa_session_settle(struct fa_session *session)
 }
 
 /* Has what was received released for others, whose sessions say nothing just now. */
-static bool settle_all(struct fa_context *context)
+static bool release_received_of_all(struct fa_context *context)
 {
 	const uint64_t now_ns = fa_now_ns();
 	struct fa_list *pos;
 
-	if (now_ns < context->settle_again_ns && context->settle_charged < SETTLE_CHARGED)
+	if (now_ns < context->sent_check_ns && context->sent_charged < SENT_CHECK_FDS)
 		return false;
-	context->settle_charged = 0;
-	context->settle_again_ns = now_ns + SETTLE_AGAIN_NS;
+	context->sent_charged = 0;
+	context->sent_check_ns = now_ns + SENT_CHECK_NS;
 	fa_list_for_each(pos, &context->sessions)
-		fa_session_settle(fa_container_of(pos, struct fa_session, link));
+		fa_session_release_received(fa_container_of(pos, struct fa_session, link));
 	return true;
 }
 
@@ -196,12 +196,12 @@ int fa_session_charge_fds(struct fa_session *session, uint64_t n, struct fa_char
 {
 	int r;
 
-	fa_session_settle(session);
+	fa_session_release_received(session);
 	r = fa_charge_add(charge, session->tenant, FA_RESOURCE_FDS, n, error);
-	if (r == -EDQUOT && settle_all(session->context))
+	if (r == -EDQUOT && release_received_of_all(session->context))
 		r = fa_charge_add(charge, session->tenant, FA_RESOURCE_FDS, n, error);
 	if (r == 0)
-		session->context->settle_charged += n;
+		session->context->sent_charged += n;
 	return r;
 }
 
@@ -216,9 +216,9 @@ static void pause_if_unread(struct fa_session *session)
 	uint64_t half = session->context->config.limits.session_out_bytes / 2;
 
 	if (session->out_bytes > half)
-		fa_session_pause(session, FA_PAUSE_OUT);
+		fa_session_pause(session, FA_PAUSE_OUTBOX);
 	else
-		fa_session_resume(session, FA_PAUSE_OUT);
+		fa_session_resume(session, FA_PAUSE_OUTBOX);
 }
 
 static int send_packet(struct fa_session *session, const void *bytes, size_t length, const int *fds,
@@ -342,7 +342,7 @@ void fa_session_refuse(struct fa_session *session, uint64_t id, int status, cons
 	fa_session_close(session);
 }
 
-void fa_session_turn_away(struct fa_context *context, int fd, int status, const char *text)
+void fa_session_reject(struct fa_context *context, int fd, int status, const char *text)
 {
 	struct fa_wire_message message = reply_message(0, status, text);
 	uint64_t buffer[SEND_BYTES / sizeof(uint64_t)];
@@ -379,7 +379,7 @@ void fa_session_resume(struct fa_session *session, enum fa_session_pause reason)
 }
 
 /* Whether there is a packet that brings descriptors. It stays where it is, and they do, too. */
-static bool brings_fds(int socket)
+static bool next_has_fds(int socket)
 {
 	struct msghdr msg = {};
 
@@ -388,10 +388,10 @@ static bool brings_fds(int socket)
 
 /* So much that its user sent for nothing is not closed, by whichever of its connections, that no
  * more is received. What brings no descriptors is. */
-static bool is_held_back(struct fa_session *session)
+static bool must_not_receive(struct fa_session *session)
 {
 	if (fa_tenant_reaper_queue(session->tenant)->n_rejected <= FA_FD_REAPER_REJECTED_HARD_MAX ||
-	    !brings_fds(session->fd))
+	    !next_has_fds(session->fd))
 		return false;
 	fa_session_pause(session, FA_PAUSE_REJECTED);
 	return true;
@@ -412,11 +412,11 @@ static bool read_packet(struct fa_session *session, int *fds, size_t *ret_n_fds)
 		if (recv(session->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 &&
 		    (errno == EAGAIN || errno == EINTR))
 			return false;
-		fa_completions_take_all(context);
+		fa_completions_reap_all(context);
 		if (session->state == FA_SESSION_CLOSING || !fa_ring_catch_up(session))
 			return false;
 	}
-	if (is_held_back(session))
+	if (must_not_receive(session))
 		return false;
 	n = fa_packet_receive_all(session->fd, context->packet, FA_WIRE_BYTES_MAX, fds, ret_n_fds,
 	                          &lost, MSG_DONTWAIT);
@@ -440,17 +440,17 @@ static bool read_packet(struct fa_session *session, int *fds, size_t *ret_n_fds)
 	++session->n_messages;
 	fa_loop_spin_note(&context->spin);
 	/* What the client has seen in its page counts no more. */
-	fa_completions_take_all(context);
-	fa_device_completion_settle(context);
+	fa_completions_reap_all(context);
+	fa_device_completion_sync(context);
 	if (session->state == FA_SESSION_CLOSING)
 		return false;
 	if (lost)
-		fa_context_note_shortage(context);
+		fa_context_warn_no_fds(context);
 	return context->hooks->packet(session, context->packet, (size_t)n, fds, *ret_n_fds, lost);
 }
 
 /* What nobody has taken. */
-static void reject(struct fa_session *session, int *fds, size_t n_fds)
+static void discard_fds(struct fa_session *session, int *fds, size_t n_fds)
 {
 	const struct fa_fd_reaper_queue *queue = fa_tenant_reaper_queue(session->tenant);
 	uint64_t before = queue->n_rejected;
@@ -473,7 +473,7 @@ static void read_packets(struct fa_session *session)
 
 		more = read_packet(session, fds, &n_fds);
 		if (n_fds)
-			reject(session, fds, n_fds);
+			discard_fds(session, fds, n_fds);
 		more = more && session->state != FA_SESSION_CLOSING && !session->paused;
 	}
 }
@@ -533,9 +533,9 @@ int fa_session_new(struct fa_context *context, int fd, struct fa_error *error,
 	*session = (struct fa_session){ .n_refs = 1, .context = context, .fd = -1 };
 	fa_list_init(&session->link);
 	fa_list_init(&session->hello_link);
-	fa_list_init(&session->early_link);
+	fa_list_init(&session->device_link);
 	fa_list_init(&session->out);
-	fa_list_init(&session->held);
+	fa_list_init(&session->blocked);
 	fa_list_init(&session->kv.steps);
 	session->kv.record = UINT32_MAX;
 	++context->n_sessions;
@@ -545,7 +545,7 @@ int fa_session_new(struct fa_context *context, int fd, struct fa_error *error,
 	r = fa_peer_read(fd, &session->peer);
 	if (r < 0) {
 		fa_fail(error, r, "the kernel does not tell who connected: %s", strerror(-r));
-		r = fa_context_explain_shortage(context, r, error);
+		r = fa_context_explain_no_fds(context, r, error);
 		goto fail;
 	}
 	r = fa_tenant_get(&context->tenants, session->peer.uid, session->peer.cgroup,

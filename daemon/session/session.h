@@ -61,8 +61,8 @@ enum fa_session_state {
 /* Why nothing is read; or-ed. */
 enum fa_session_pause {
 	FA_PAUSE_IMPORT = 1 << 0,
-	FA_PAUSE_OUT = 1 << 1,
-	FA_PAUSE_REQUESTS = 1 << 2,
+	FA_PAUSE_OUTBOX = 1 << 1,
+	FA_PAUSE_REFUSED = 1 << 2,
 	FA_PAUSE_DRAIN = 1 << 3,
 	FA_PAUSE_REJECTED = 1 << 4,
 	FA_PAUSE_HASHES = 1 << 5,
@@ -75,7 +75,7 @@ struct fa_session_stream {
 	unsigned int n_requests;  /* in flight */
 	struct fa_request *last;  /* of those that are in flight; NULL: it has ended */
 	uint64_t
-		early; /* the last that the device may tell itself (session/device_completion.h); 0: none */
+		device_value; /* the last that the device may tell itself (session/device_completion.h); 0: none */
 };
 
 struct fa_session {
@@ -102,10 +102,10 @@ struct fa_session {
 	char name[FA_WIRE_NAME_BYTES_MAX + 1];
 	struct fa_wire_secret secret;
 	struct fa_completion_slot *completions; /* NULL until Hello */
-	void *early_page; /* the same as the device addresses it (session/device_completion.h) */
-	struct fa_pinned_page early_pin;
-	uint64_t early_streams;       /* bits of those of which early is not finished */
-	struct fa_list early_link;    /* context.early, while there are any */
+	void *device_page; /* the same as the device addresses it (session/device_completion.h) */
+	struct fa_pinned_page completions_pin;
+	uint64_t device_streams;      /* bits of those of which early is not finished */
+	struct fa_list device_link;   /* context.early, while there are any */
 	struct fa_session_ring *ring; /* NULL unless it asked for one (session/submission_ring.h) */
 	struct fa_timeline *timeline; /* NULL unless it asked for one (session/timeline.h) */
 	struct fa_pinned_page timeline_pin;   /* of the slots that the client writes */
@@ -117,7 +117,7 @@ struct fa_session {
 	struct fa_engine_group *group; /* of its streams; NULL before the first */
 	struct fa_session_stream streams[FA_SESSION_STREAMS];
 	struct fa_completion_slot own_slot; /* of its own stream: nobody looks at it */
-	struct fa_list held;                /* struct fa_request that wait for other streams */
+	struct fa_list blocked;             /* struct fa_request that wait for other streams */
 	unsigned int n_streams;             /* the client's */
 	unsigned int n_requests;            /* in flight, of all streams */
 	unsigned int n_refused;             /* of these, those that only wait for their turn */
@@ -171,10 +171,10 @@ int fa_session_charge_fd(struct fa_session *session, struct fa_charge *charge,
                          struct fa_error *error);
 
 /* Releases the charge for descriptors that were received meanwhile. */
-void fa_session_settle(struct fa_session *session);
+void fa_session_release_received(struct fa_session *session);
 
 /* Says why to a connection that gets no session, and closes @fd. */
-void fa_session_turn_away(struct fa_context *context, int fd, int status, const char *text);
+void fa_session_reject(struct fa_context *context, int fd, int status, const char *text);
 
 /* ---- for the handlers */
 

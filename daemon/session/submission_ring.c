@@ -17,7 +17,7 @@
 #include <sys/eventfd.h>
 
 /* Entries taken from one ring before the others have their turn. */
-#define TURN_MAX 16
+#define BATCH_MAX 16
 /* Before a packet is looked at; what is more keeps it waiting. */
 #define CATCH_UP_MAX 64
 /* How long rings are polled before the loop looks after its descriptors. */
@@ -25,26 +25,26 @@
 /* ... at least, if one had something for the engine. */
 #define SLICE_BUSY_NS (5 * FA_NS_PER_US)
 /* Looks between two looks at the clock. */
-#define LOOKS 16
+#define POLLS_PER_CLOCK 16
 /* Doorbells after which a ring is not polled, once polling it was in vain several times. */
-#define SKIPS 64
+#define SKIPPED_MAX 64
 /* Doorbells heard at a time. */
-#define BELLS_MAX 64
+#define DOORBELL_EVENTS_MAX 64
 /* Requests of one stream that are recorded at most. */
 #define RECORDS_MAX 4096
 
 struct fa_session_ring {
 	struct fa_session *session;
 	struct fa_list link; /* rings.busy */
-	struct fa_ring_consumer end;
-	struct fa_completion_records *results;
+	struct fa_ring_consumer consumer;
+	struct fa_completion_records *records;
 	int doorbell;
 	struct fa_charge charge_bytes, charge_fds;
 
-	uint64_t last_ns; /* when something was taken last */
-	bool passed;      /* requests have ended without the engine since it was last woken */
-	bool warm;        /* it was polled for a while since it was activated */
-	bool paid;        /* ... and not in vain */
+	uint64_t last_ns;    /* when something was taken last */
+	bool wake_client;    /* requests have ended without the engine since it was last woken */
+	bool was_polled;     /* it was polled for a while since it was activated */
+	bool poll_succeeded; /* ... and not in vain */
 	struct fa_backoff backoff;
 
 	uint64_t n_requests, n_doorbells;
@@ -52,12 +52,12 @@ struct fa_session_ring {
 
 /* ---- polling */
 
-static void leave(struct fa_session_ring *ring)
+static void stop_polling(struct fa_session_ring *ring)
 {
 	if (fa_list_empty(&ring->link))
 		return;
 	fa_list_remove(&ring->link);
-	--ring->session->context->rings.n_busy;
+	--ring->session->context->rings.n_polled;
 }
 
 static uint64_t spin_ns(const struct fa_rings *rings, const struct fa_session_ring *ring)
@@ -68,7 +68,7 @@ static uint64_t spin_ns(const struct fa_rings *rings, const struct fa_session_ri
 }
 
 /* Takes up to @max entries, and none behind @mark. The session may be closed afterwards. */
-static bool serve(struct fa_session_ring *ring, unsigned int max, const uint64_t *mark)
+static bool consume(struct fa_session_ring *ring, unsigned int max, const uint64_t *mark)
 {
 	struct fa_session *session = fa_session_ref(ring->session);
 	struct fa_context *context = session->context;
@@ -83,17 +83,17 @@ static bool serve(struct fa_session_ring *ring, unsigned int max, const uint64_t
 	/* An entry may be many requests: those of all layers of a step. */
 	while (session->state == FA_SESSION_READY && n < max &&
 	       session->n_submitted - submitted < max && !session->paused &&
-	       !(mark && fa_ring_has_reached(&ring->end, *mark))) {
-		r = fa_ring_take(&ring->end, entry, FA_WIRE_BYTES_MAX, &length, &wrong);
+	       !(mark && fa_ring_has_reached(&ring->consumer, *mark))) {
+		r = fa_ring_take(&ring->consumer, entry, FA_WIRE_BYTES_MAX, &length, &wrong);
 		if (r < 0)
 			break;
 		++n;
 		++session->n_messages;
 		/* What the client has seen in its records counts no more, nor what its page says. */
 		if (fa_engine_has_events(context->engine))
-			fa_completions_take_all(context);
-		if (!fa_list_empty(&context->early)) {
-			fa_device_completion_settle(context);
+			fa_completions_reap_all(context);
+		if (!fa_list_empty(&context->device_sessions)) {
+			fa_device_completion_sync(context);
 			fa_engine_batch_begin(context->engine);
 		}
 		if (session->state == FA_SESSION_READY)
@@ -106,55 +106,55 @@ static bool serve(struct fa_session_ring *ring, unsigned int max, const uint64_t
 		ring->n_requests += n;
 		context->rings.n_requests += n;
 		ring->last_ns = now_ns;
-		if (ring->warm)
-			ring->paid = true;
+		if (ring->was_polled)
+			ring->poll_succeeded = true;
 		/* Both are there until the last reference of the session is given back. */
-		if (fa_ring_needs_room_wakeup(&ring->end) ||
-		    (ring->passed && fa_ring_needs_wakeup(ring->end.words)))
-			fa_completion_records_wake(ring->results);
-		ring->passed = false;
+		if (fa_ring_needs_room_wakeup(&ring->consumer) ||
+		    (ring->wake_client && fa_ring_needs_wakeup(ring->consumer.words)))
+			fa_completion_records_wake(ring->records);
+		ring->wake_client = false;
 	}
 	fa_session_unref(session);
 	return n;
 }
 
 /* Leaves it to its doorbell, unless something has come. */
-static void sleep_on(struct fa_session_ring *ring)
+static void arm_doorbell(struct fa_session_ring *ring)
 {
-	if (!fa_ring_sleep(&ring->end))
+	if (!fa_ring_sleep(&ring->consumer))
 		return;
-	if (ring->warm && ring->paid)
+	if (ring->was_polled && ring->poll_succeeded)
 		fa_backoff_succeeded(&ring->backoff);
-	else if (ring->warm)
-		fa_backoff_failed(&ring->backoff, SKIPS);
-	leave(ring);
+	else if (ring->was_polled)
+		fa_backoff_failed(&ring->backoff, SKIPPED_MAX);
+	stop_polling(ring);
 }
 
 /* Each busy ring has its turn. Returns whether any had something, or has yet to be launched. */
-static bool turn(struct fa_rings *rings, uint64_t now_ns)
+static bool poll_all(struct fa_rings *rings, uint64_t now_ns)
 {
 	bool any = false;
 
 	fa_engine_batch_begin(rings->context->engine);
-	for (unsigned int n = rings->n_busy; n && !fa_list_empty(&rings->busy); --n) {
-		struct fa_session_ring *ring = fa_container_of(rings->busy.next,
+	for (unsigned int n = rings->n_polled; n && !fa_list_empty(&rings->polled); --n) {
+		struct fa_session_ring *ring = fa_container_of(rings->polled.next,
 		                                               struct fa_session_ring, link);
 
 		fa_list_remove(&ring->link);
-		fa_list_append(&rings->busy, &ring->link);
+		fa_list_append(&rings->polled, &ring->link);
 		if (ring->session->paused)
-			leave(ring);
-		else if (fa_ring_has_entries(&ring->end))
-			any = serve(ring, TURN_MAX, NULL) || any;
+			stop_polling(ring);
+		else if (fa_ring_has_entries(&ring->consumer))
+			any = consume(ring, BATCH_MAX, NULL) || any;
 		else if ((int64_t)(now_ns - ring->last_ns) >= (int64_t)spin_ns(rings, ring))
-			sleep_on(ring);
+			arm_doorbell(ring);
 		else
-			ring->warm = true;
+			ring->was_polled = true;
 	}
 	return fa_engine_poll(rings->context->engine) || any;
 }
 
-static void rest(struct fa_rings *rings)
+static void stop(struct fa_rings *rings)
 {
 	(void)uv_idle_stop(&rings->idle);
 	fa_engine_poll_end(rings->context->engine);
@@ -170,8 +170,8 @@ static void on_idle(uv_idle_t *idle)
 	do {
 		bool any = false;
 
-		for (int i = 0; i < LOOKS && rings->n_busy && !any; ++i) {
-			any = turn(rings, now_ns);
+		for (int i = 0; i < POLLS_PER_CLOCK && rings->n_polled && !any; ++i) {
+			any = poll_all(rings, now_ns);
 			any = fa_completions_poll(rings->context) || any;
 			if (!any)
 				fa_cpu_spin_pause(rings->yields);
@@ -181,14 +181,14 @@ static void on_idle(uv_idle_t *idle)
 		 * when the next request comes it would. */
 		if (rings->n_submitted != n_submitted)
 			slice_ns = SLICE_BUSY_NS;
-	} while (rings->n_busy && now_ns - start_ns < slice_ns);
-	if (!rings->n_busy)
-		rest(rings);
+	} while (rings->n_polled && now_ns - start_ns < slice_ns);
+	if (!rings->n_polled)
+		stop(rings);
 }
 
 bool fa_rings_are_polled(const struct fa_rings *rings)
 {
-	return rings->n_busy;
+	return rings->n_polled;
 }
 
 void fa_ring_activate(struct fa_session_ring *ring)
@@ -197,27 +197,27 @@ void fa_ring_activate(struct fa_session_ring *ring)
 
 	if (!fa_list_empty(&ring->link))
 		return;
-	fa_ring_awake(&ring->end);
-	ring->warm = ring->paid = false;
-	fa_list_append(&rings->busy, &ring->link);
-	++rings->n_busy;
+	fa_ring_awake(&ring->consumer);
+	ring->was_polled = ring->poll_succeeded = false;
+	fa_list_append(&rings->polled, &ring->link);
+	++rings->n_polled;
 	(void)uv_idle_start(&rings->idle, on_idle);
 }
 
 /* ---- doorbells */
 
-static void on_bells(uv_poll_t *poll, int status, int events)
+static void on_doorbells(uv_poll_t *poll, int status, int events)
 {
 	struct fa_rings *rings = poll->data;
-	struct epoll_event bells[BELLS_MAX];
+	struct epoll_event ready[DOORBELL_EVENTS_MAX];
 	int n;
 
-	n = epoll_wait(rings->bells, bells, BELLS_MAX, 0);
+	n = epoll_wait(rings->doorbell_epoll, ready, DOORBELL_EVENTS_MAX, 0);
 	/* While requests are read and checked it wakes up. */
 	if (n > 0)
 		fa_engine_prewake(rings->context->engine);
 	for (int i = 0; i < n; ++i) {
-		struct fa_session_ring *ring = bells[i].data.ptr;
+		struct fa_session_ring *ring = ready[i].data.ptr;
 
 		++ring->n_doorbells;
 		++rings->n_doorbells;
@@ -225,8 +225,8 @@ static void on_bells(uv_poll_t *poll, int status, int events)
 		if (!ring->session->paused)
 			fa_ring_activate(ring);
 	}
-	(void)turn(rings, fa_now_ns());
-	if (!rings->n_busy)
+	(void)poll_all(rings, fa_now_ns());
+	if (!rings->n_polled)
 		fa_engine_poll_end(rings->context->engine);
 }
 
@@ -238,22 +238,22 @@ int fa_rings_init(struct fa_rings *rings, struct fa_context *context)
 	rings->context = context;
 	rings->polls = n > 1;
 	rings->yields = n <= FA_CPU_FEW;
-	fa_list_init(&rings->busy);
-	rings->bells = epoll_create1(EPOLL_CLOEXEC);
-	if (rings->bells < 0)
+	fa_list_init(&rings->polled);
+	rings->doorbell_epoll = epoll_create1(EPOLL_CLOEXEC);
+	if (rings->doorbell_epoll < 0)
 		return -errno;
 	(void)uv_idle_init(context->loop, &rings->idle);
 	rings->idle.data = rings;
-	r = uv_poll_init(context->loop, &rings->poll, rings->bells);
+	r = uv_poll_init(context->loop, &rings->poll, rings->doorbell_epoll);
 	rings->poll.data = rings;
 	if (r == 0)
-		r = uv_poll_start(&rings->poll, UV_READABLE, on_bells);
+		r = uv_poll_start(&rings->poll, UV_READABLE, on_doorbells);
 	return r;
 }
 
 void fa_rings_deinit(struct fa_rings *rings)
 {
-	fa_close_fdp(&rings->bells);
+	fa_close_fdp(&rings->doorbell_epoll);
 }
 
 /* ---- of one session */
@@ -289,7 +289,7 @@ static int ring_make(struct fa_session_ring *ring, uint64_t bytes, uint32_t reco
 	struct fa_session *session = ring->session;
 	int r, made[3];
 
-	r = fa_completion_records_new(bytes, records, &ring->results, made);
+	r = fa_completion_records_new(bytes, records, &ring->records, made);
 	if (r < 0)
 		return r;
 	fds[0] = made[0];
@@ -299,16 +299,16 @@ static int ring_make(struct fa_session_ring *ring, uint64_t bytes, uint32_t reco
 	if (ring->doorbell < 0)
 		return -errno;
 	fds[2] = fcntl(ring->doorbell, F_DUPFD_CLOEXEC, 0);
-	if (fds[2] < 0 ||
-	    epoll_ctl(session->context->rings.bells, EPOLL_CTL_ADD, ring->doorbell, &event) < 0)
+	if (fds[2] < 0 || epoll_ctl(session->context->rings.doorbell_epoll, EPOLL_CTL_ADD,
+	                            ring->doorbell, &event) < 0)
 		return -errno;
-	fa_ring_consumer_init(&ring->end, ring->results->memory, bytes);
+	fa_ring_consumer_init(&ring->consumer, ring->records->memory, bytes);
 	return 0;
 }
 
 static void ring_free(struct fa_session_ring *ring)
 {
-	fa_completion_records_unref(ring->results);
+	fa_completion_records_unref(ring->records);
 	fa_close_fdp(&ring->doorbell);
 	fa_charge_release(&ring->charge_bytes);
 	fa_charge_release(&ring->charge_fds);
@@ -357,7 +357,7 @@ int fa_ring_setup(struct fa_session *session, const struct fa_wire_message *mess
 	++context->rings.n_rings;
 	for (uint32_t i = 0; i < FA_COMPLETION_SLOTS; ++i)
 		if (session->streams[i].stream)
-			fa_engine_stream_set_records(session->streams[i].stream, ring->results, i);
+			fa_engine_stream_set_records(session->streams[i].stream, ring->records, i);
 	reply = (struct fa_wire_message){
 		.id = message->id,
 		.fds = FA_SESSION_SEND_FDS,
@@ -374,26 +374,26 @@ int fa_ring_setup(struct fa_session *session, const struct fa_wire_message *mess
 bool fa_ring_catch_up(struct fa_session *session)
 {
 	struct fa_session_ring *ring = session->ring;
-	uint64_t mark = fa_ring_mark(&ring->end);
+	uint64_t mark = fa_ring_mark(&ring->consumer);
 
-	if (fa_ring_has_reached(&ring->end, mark))
+	if (fa_ring_has_reached(&ring->consumer, mark))
 		return true;
 	fa_engine_batch_begin(session->context->engine);
-	(void)serve(ring, CATCH_UP_MAX, &mark);
+	(void)consume(ring, CATCH_UP_MAX, &mark);
 	fa_engine_batch_end(session->context->engine);
 	/* What the client took back of what it said it had put was not there. */
-	return session->state == FA_SESSION_READY &&
-	       (fa_ring_has_reached(&ring->end, mark) || !fa_ring_has_entries(&ring->end));
+	return session->state == FA_SESSION_READY && (fa_ring_has_reached(&ring->consumer, mark) ||
+	                                              !fa_ring_has_entries(&ring->consumer));
 }
 
-void fa_ring_note_passed(struct fa_session *session)
+void fa_ring_wake_later(struct fa_session *session)
 {
-	session->ring->passed = true;
+	session->ring->wake_client = true;
 }
 
-struct fa_completion_records *fa_ring_results(struct fa_session *session)
+struct fa_completion_records *fa_ring_records(struct fa_session *session)
 {
-	return session->ring->results;
+	return session->ring->records;
 }
 
 void fa_ring_close(struct fa_session *session)
@@ -402,14 +402,15 @@ void fa_ring_close(struct fa_session *session)
 
 	if (!ring)
 		return;
-	leave(ring);
+	stop_polling(ring);
 	/* It is not the client that leaves: what has ended it may not have seen so far. Nothing is
 	 * charged for what a process leaves behind. */
 	if (session->context->state != FA_DAEMON_RUNNING ||
 	    fa_context_device_lost(session->context))
-		ring->results->keep_memory = true;
+		ring->records->keep_memory = true;
 	/* By name: the client holds the doorbell, too, and keeps it alive. */
-	(void)epoll_ctl(session->context->rings.bells, EPOLL_CTL_DEL, ring->doorbell, NULL);
+	(void)epoll_ctl(session->context->rings.doorbell_epoll, EPOLL_CTL_DEL, ring->doorbell,
+	                NULL);
 }
 
 void fa_ring_free(struct fa_session *session)
@@ -426,7 +427,7 @@ bool fa_ring_status(const struct fa_session *session, struct fa_ring_status *ret
 
 	if (!ring)
 		return false;
-	*ret_status = (struct fa_ring_status){ .bytes = ring->end.bytes,
+	*ret_status = (struct fa_ring_status){ .bytes = ring->consumer.bytes,
 		                               .requests = ring->n_requests,
 		                               .doorbells = ring->n_doorbells,
 		                               .polled = !fa_list_empty(&ring->link) };

@@ -34,11 +34,11 @@ struct fa_session_ring;
 
 struct fa_rings {
 	struct fa_context *context;
-	uv_idle_t idle; /* active while there are busy rings */
-	uv_poll_t poll; /* of bells */
-	int bells;      /* an epoll descriptor for all doorbells */
-	struct fa_list busy;
-	unsigned int n_busy;
+	uv_idle_t idle;     /* active while there are busy rings */
+	uv_poll_t poll;     /* of bells */
+	int doorbell_epoll; /* an epoll descriptor for all doorbells */
+	struct fa_list polled;
+	unsigned int n_polled;
 	uint64_t n_submitted;             /* to the engine */
 	uint64_t n_requests, n_doorbells; /* of all rings, since the start */
 	unsigned int n_rings;
@@ -64,8 +64,8 @@ bool fa_ring_catch_up(struct fa_session *session);
 /* Looks after it from now on, until it is quiet. */
 void fa_ring_activate(struct fa_session_ring *ring);
 /* A request ended without the engine, whose client may sleep. */
-void fa_ring_note_passed(struct fa_session *session);
-struct fa_completion_records *fa_ring_results(struct fa_session *session);
+void fa_ring_wake_later(struct fa_session *session);
+struct fa_completion_records *fa_ring_records(struct fa_session *session);
 
 /* The session closes: nothing more is read. Then, when its streams are gone, the rest. */
 void fa_ring_close(struct fa_session *session);

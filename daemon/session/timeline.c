@@ -14,7 +14,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define KEEP_NAME FA_FD_STORE_TIMELINE_PREFIX "%" PRIu64
+#define STORED_NAME FA_FD_STORE_TIMELINE_PREFIX "%" PRIu64
 #define NAME_BYTES 64
 
 struct fa_timeline {
@@ -22,8 +22,8 @@ struct fa_timeline {
 	struct fa_charge charge, charge_bytes;
 	uint64_t planned[FA_TIMELINE_SLOTS]; /* the highest value that a request is to give */
 	char name[NAME_BYTES];
-	bool kept;
-	struct fa_list late_link; /* context.timelines_late, once its session has gone */
+	bool stored;
+	struct fa_list ended_link; /* context.timelines_ended, once its session has gone */
 };
 
 /* ---- memory */
@@ -73,7 +73,7 @@ static int timeline_new(struct fa_tenant *tenant, struct fa_error *error,
 	if (!timeline)
 		return fa_fail(error, -ENOMEM, "the daemon has no memory for a timeline");
 	pthread_mutex_init(&timeline->words.mutex, NULL);
-	fa_list_init(&timeline->late_link);
+	fa_list_init(&timeline->ended_link);
 	r = fa_charge_add(&timeline->charge, tenant, FA_RESOURCE_TIMELINES, 1, error);
 	if (r == 0)
 		r = fa_charge_add(&timeline->charge_bytes, tenant, FA_RESOURCE_BUFFER_BYTES,
@@ -115,8 +115,8 @@ static int timeline_map(struct fa_timeline *timeline, int ret_fds[3])
 /* ---- life */
 
 /* One that nobody would release, if this process died, is not given away. */
-static int keep(struct fa_session *session, struct fa_timeline *timeline, int fd,
-                struct fa_error *error)
+static int store(struct fa_session *session, struct fa_timeline *timeline, int fd,
+                 struct fa_error *error)
 {
 	const struct fa_fd_store_ops *fd_store = &session->context->fd_store;
 	uint64_t max = fd_store->timelines_max;
@@ -129,30 +129,30 @@ static int keep(struct fa_session *session, struct fa_timeline *timeline, int fd
 		               "1 more timeline than %" PRIu64
 		               " could not be kept for the daemon's successor",
 		               max);
-	(void)snprintf(timeline->name, sizeof(timeline->name), KEEP_NAME, session->connection);
+	(void)snprintf(timeline->name, sizeof(timeline->name), STORED_NAME, session->connection);
 	r = fd_store->add(fd_store->userdata, timeline->name, fd);
 	if (r < 0)
 		return fa_fail(error, r,
 		               "the timeline cannot be kept for the daemon's successor: %s",
 		               strerror(-r));
-	timeline->kept = true;
+	timeline->stored = true;
 	++session->context->n_timelines;
 	return 0;
 }
 
 /* Has the fd store let go of those whose sessions have gone. One that cannot be told now, as that
  * takes a descriptor, say, is told later; until then they count, and are charged. */
-static void let_go(struct fa_context *context)
+static void remove_ended(struct fa_context *context)
 {
 	const struct fa_fd_store_ops *fd_store = &context->fd_store;
 	struct fa_list *pos, *tmp;
 
-	fa_list_for_each_safe(pos, tmp, &context->timelines_late) {
-		struct fa_timeline *timeline = fa_container_of(pos, struct fa_timeline, late_link);
+	fa_list_for_each_safe(pos, tmp, &context->timelines_ended) {
+		struct fa_timeline *timeline = fa_container_of(pos, struct fa_timeline, ended_link);
 
 		if (fd_store->remove(fd_store->userdata, timeline->name) < 0)
 			return;
-		fa_list_remove(&timeline->late_link);
+		fa_list_remove(&timeline->ended_link);
 		--context->n_timelines;
 		timeline_free(timeline);
 	}
@@ -162,15 +162,15 @@ void fa_timelines_close(struct fa_context *context)
 {
 	struct fa_list *pos, *tmp;
 
-	let_go(context);
-	fa_list_for_each_safe(pos, tmp, &context->timelines_late) {
+	remove_ended(context);
+	fa_list_for_each_safe(pos, tmp, &context->timelines_ended) {
 		fa_list_remove(pos);
-		timeline_free(fa_container_of(pos, struct fa_timeline, late_link));
+		timeline_free(fa_container_of(pos, struct fa_timeline, ended_link));
 	}
 }
 
 /* From now on the device may wait for the client's slots. */
-static void on_there(struct fa_session *session, void *address)
+static void on_pinned(struct fa_session *session, void *address)
 {
 	atomic_store_explicit(&session->timeline->words.in_at, address, memory_order_relaxed);
 }
@@ -181,8 +181,8 @@ static void pin(struct fa_session *session)
 		return;
 	session->timeline_pin = (struct fa_pinned_page){
 		.session = session,
-		.there = on_there,
-		.missing = "the device does not wait for slots of the timeline",
+		.ready = on_pinned,
+		.failure = "the device does not wait for slots of the timeline",
 	};
 	fa_pinned_page_open(&session->timeline_pin, session->timeline->words.in, FA_TIMELINE_BYTES);
 }
@@ -206,7 +206,7 @@ int fa_timeline_setup(struct fa_session *session, const struct fa_wire_message *
 		return fa_fail(error, -EEXIST, "the session has a timeline already");
 	if (session->context->state != FA_DAEMON_RUNNING)
 		return fa_fail(error, -ESHUTDOWN, "the daemon is stopping");
-	let_go(session->context);
+	remove_ended(session->context);
 	r = timeline_new(session->tenant, error, &timeline);
 	if (r == 0)
 		r = fa_session_charge_fds(session, 2, &charge, error);
@@ -217,7 +217,7 @@ int fa_timeline_setup(struct fa_session *session, const struct fa_wire_message *
 		fa_charge_release(&charge);
 		return fa_fail(error, r, "the timeline cannot be made: %s", strerror(-r));
 	}
-	r = keep(session, timeline, fds[2], error);
+	r = store(session, timeline, fds[2], error);
 	fa_close_fdp(&fds[2]);
 	if (r < 0) {
 		fa_close_fdp(&fds[0]);
@@ -243,12 +243,12 @@ void fa_timeline_end(struct fa_session *session)
 	for (unsigned int i = 0; i < FA_TIMELINE_SLOTS; ++i)
 		values[i] = timeline->words.values[i];
 	fa_timeline_out_release(timeline->words.out, values);
-	if (!timeline->kept) {
+	if (!timeline->stored) {
 		timeline_free(timeline);
 		return;
 	}
-	fa_list_append(&context->timelines_late, &timeline->late_link);
-	let_go(context);
+	fa_list_append(&context->timelines_ended, &timeline->ended_link);
+	remove_ended(context);
 }
 
 void fa_timeline_recover(const struct fa_fd_store_ops *fd_store)
