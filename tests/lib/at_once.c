@@ -10,6 +10,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+/* What a group's setup exits with if there is nothing to test. */
+#define ABSENT 77
+
 struct run {
 	pid_t pid;
 	int output; /* a memfd */
@@ -33,8 +36,8 @@ static void start(struct run *run, const char *name, const struct CMUnitTest *te
 	exit(_cmocka_run_group_tests(name, tests, n, setup, teardown));
 }
 
-/* Returns true if the test has passed, or was skipped. */
-static bool finish(const struct run *run, const char *name)
+/* Returns the exit status, which is 0 if the test has passed or was skipped, or -1. */
+static int finish(const struct run *run, const char *name)
 {
 	const int status = fa_test_reap(run->pid);
 	char bytes[4096];
@@ -46,17 +49,18 @@ static bool finish(const struct run *run, const char *name)
 		at += length;
 	}
 	close(run->output);
-	if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
-		return true;
-	printf("%s: ended with %s %d\n", name, WIFEXITED(status) ? "status" : "signal",
-	       WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status));
-	return false;
+	if (WIFSIGNALED(status))
+		printf("%s: ended by signal %d\n", name, WTERMSIG(status));
+	else if (WEXITSTATUS(status) != 0)
+		printf("%s: ended with status %d\n", name, WEXITSTATUS(status));
+	return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
 int fa_test_run_at_once_n(const char *name, const struct CMUnitTest *tests, size_t n,
                           CMFixtureFunction setup, CMFixtureFunction teardown)
 {
 	struct run *runs;
+	size_t absent = 0;
 	int failed = 0;
 
 	if (getenv("FAD_TEST_BACKEND"))
@@ -65,8 +69,14 @@ int fa_test_run_at_once_n(const char *name, const struct CMUnitTest *tests, size
 	fa_check(runs != NULL);
 	for (size_t i = 0; i < n; i++)
 		start(&runs[i], name, tests, n, i, setup, teardown);
-	for (size_t i = 0; i < n; i++)
-		failed += !finish(&runs[i], tests[i].name);
+	for (size_t i = 0; i < n; i++) {
+		const int status = finish(&runs[i], tests[i].name);
+
+		failed += status != 0;
+		absent += status == ABSENT;
+	}
 	free(runs);
+	if (absent == n)
+		exit(ABSENT);
 	return failed;
 }

@@ -240,11 +240,12 @@ char *fa_test_daemon_log(const struct fa_test_daemon *daemon)
 
 void fa_test_daemon_log_wait(struct fa_test_daemon *daemon, const char *part)
 {
-	uint64_t deadline = fa_deadline_ns(fa_test_patience_ns());
+	uint64_t deadline = fa_deadline_ns(fa_test_patience_ns()), pause_ns = 0;
 	_fa_cleanup_(fa_close_fdp) int writes = inotify_init1(IN_CLOEXEC);
+	/* A user may have no more such descriptors. */
+	const bool has_events = inotify_add_watch(writes, daemon->log, IN_MODIFY) >= 0;
 	char events[4096];
 
-	fa_check(writes >= 0 && inotify_add_watch(writes, daemon->log, IN_MODIFY) >= 0);
 	for (;;) {
 		_fa_cleanup_(fa_freep) char *log = fa_test_daemon_log(daemon);
 		size_t from = daemon->found_at;
@@ -254,10 +255,13 @@ void fa_test_daemon_log_wait(struct fa_test_daemon *daemon, const char *part)
 			daemon->found_at = (uint64_t)(found - log) + strlen(part);
 			return;
 		}
-		if (!wait_readable(writes, deadline))
+		if (has_events ? !wait_readable(writes, deadline) : fa_now_ns() > deadline)
 			fa_test_fail(__FILE__, __LINE__,
 			             "the daemon's log never said \"%s\"; it says: %s", part, log);
-		fa_check(read(writes, events, sizeof(events)) > 0);
+		if (has_events)
+			fa_check(read(writes, events, sizeof(events)) > 0);
+		else
+			fa_test_poll_pause(&pause_ns);
 	}
 }
 

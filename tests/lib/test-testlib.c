@@ -2,6 +2,7 @@
  * The helpers themselves: checks that fail, do; a reference that is wrong by a
  * little is noticed; a daemon that is broken fails its test.
  */
+#include "tests/lib/at_once.h"
 #include "tests/lib/attention.h"
 #include "tests/lib/check.h"
 #include "tests/lib/daemon.h"
@@ -62,6 +63,47 @@ static void test_checks(void **state)
 	assert_true(fails(check_text, NULL));
 	assert_false(fails(check_never, &one));
 	assert_true(fails(check_never, &two));
+}
+
+/* ---- tests at once */
+
+static void passes(void **state)
+{
+}
+
+static void is_skipped(void **state)
+{
+	skip();
+}
+
+static void fails_check(void **state)
+{
+	fa_check_eq(1, 2);
+}
+
+static void fails_assert(void **state)
+{
+	assert_int_equal(1, 2);
+}
+
+static void dies(void **state)
+{
+	kill(getpid(), SIGKILL);
+}
+
+/* Each failure counts, however it comes, and nothing else does. */
+static void test_at_once(void **state)
+{
+	const struct CMUnitTest good[] = { cmocka_unit_test(passes), cmocka_unit_test(is_skipped) };
+	const struct CMUnitTest bad[] = {
+		cmocka_unit_test(fails_check),
+		cmocka_unit_test(passes),
+		cmocka_unit_test(dies),
+		cmocka_unit_test(fails_assert),
+	};
+
+	assert_int_equal(fa_test_run_at_once("good", good, NULL, NULL), 0);
+	assert_int_equal(fa_test_run_at_once("bad", bad, NULL, NULL), 3);
 }
 
 /* ---- the reference */
@@ -297,11 +339,9 @@ static void test_killed(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_checks),
-		cmocka_unit_test(test_reference),
-		cmocka_unit_test(test_reference_empty_rows),
-		cmocka_unit_test(test_formats),
-		cmocka_unit_test(test_broken_daemons),
+		cmocka_unit_test(test_checks),    cmocka_unit_test(test_at_once),
+		cmocka_unit_test(test_reference), cmocka_unit_test(test_reference_empty_rows),
+		cmocka_unit_test(test_formats),   cmocka_unit_test(test_broken_daemons),
 		cmocka_unit_test(test_killed),
 	};
 
