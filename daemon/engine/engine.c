@@ -318,17 +318,19 @@ void fa_engine_poll_end(struct fa_engine *engine)
 }
 
 void fa_engine_complete_empty(struct fa_engine *engine, struct fa_stream *stream, uint64_t value,
-                              uint64_t now_ns)
+                              const struct fa_outcome *outcome)
 {
-	const struct fa_outcome outcome = { .queued_ns = now_ns, .finished_ns = now_ns };
-
 	/* No race with the engine thread: it publishes for jobs only, and the stream has none
 	 * between the last one taken and the next one submitted, both under a mutex. */
 	assert(value == stream->next_value);
 	stream->next_value++;
 	fa_engine_count(&engine->stats.submitted, 1);
 	fa_engine_count(&engine->stats.finished, 1);
-	fa_stream_publish(stream, value, &outcome);
+	if (outcome->status)
+		fa_engine_count(outcome->status == -ECANCELED ? &engine->stats.cancelled
+		                                              : &engine->stats.failed,
+		                1);
+	fa_stream_publish(stream, value, outcome);
 }
 
 /* A job that has ended meanwhile needs no answer. */
@@ -357,8 +359,22 @@ void fa_engine_release(struct fa_engine *engine, struct fa_job *job, int status,
 void fa_engine_confirm(struct fa_engine *engine, struct fa_job *job, int status,
                        const struct fa_error *error)
 {
+	bool more;
+
 	job->confirming = false;
-	answer(engine, job, status, error);
+	/* What a lost device holds up is left to the engine thread. */
+	if ((engine->ops->is_lost && engine->ops->is_lost(engine->device)) ||
+	    pthread_mutex_trylock(&engine->state_mutex) != 0) {
+		answer(engine, job, status, error);
+		return;
+	}
+	job->answer = status;
+	if (status)
+		job->answer_error = *error;
+	more = fa_engine_finish_confirmed(engine, job);
+	pthread_mutex_unlock(&engine->state_mutex);
+	if (more)
+		fa_engine_wake(engine);
 }
 
 /* Returns the job if it was not taken yet, else NULL. */

@@ -143,16 +143,17 @@ void fa_engine_batch_end(struct fa_engine *engine);
 bool fa_engine_poll(struct fa_engine *engine);
 void fa_engine_poll_end(struct fa_engine *engine);
 
-/* Finishes @value, the next of @stream, without a job. Nothing of the stream is in flight; the
- * client is not woken. */
+/* Finishes @value, the next of @stream, without a job, with @outcome. Nothing of the stream is in
+ * flight; the client is not woken. */
 void fa_engine_complete_empty(struct fa_engine *engine, struct fa_stream *stream, uint64_t value,
-                              uint64_t now_ns);
+                              const struct fa_outcome *outcome);
 
 /* Lets a held job start, or ends it with @status and @error. Once, and not after it was taken. */
 void fa_engine_release(struct fa_engine *engine, struct fa_job *job, int status,
                        const struct fa_error *error);
 
-/* Finishes a confirming job with @status; it is taken a second time. */
+/* Finishes a confirming job with @status; it is taken a second time: next, if the engine is not in
+ * an iteration just now. */
 void fa_engine_confirm(struct fa_engine *engine, struct fa_job *job, int status,
                        const struct fa_error *error);
 

@@ -262,6 +262,23 @@ static bool device_is_polled(const struct fa_engine *engine)
 	return engine->polled && (engine->n_running || !fa_list_empty(&engine->deferred));
 }
 
+static bool update_needs_polling(struct fa_engine *engine)
+{
+	const bool needs = has_more_to_do(engine) || device_is_polled(engine) ||
+	                   !fa_list_empty(&engine->hot_gates) || engine->parked_gates.root ||
+	                   engine->deadlines.root;
+
+	atomic_store_explicit(&engine->needs_polling, needs, memory_order_relaxed);
+	return needs;
+}
+
+bool fa_engine_finish_confirmed(struct fa_engine *engine, struct fa_job *job)
+{
+	fa_job_answered(job);
+	deliver(engine);
+	return update_needs_polling(engine);
+}
+
 void fa_engine_iterate(struct fa_engine *engine, int max_launches)
 {
 	int n = 0;
@@ -289,11 +306,7 @@ void fa_engine_iterate(struct fa_engine *engine, int max_launches)
 	if (engine->urgent)
 		fa_parker_poll_urgent(&engine->parker);
 	engine->urgent = false;
-	atomic_store_explicit(&engine->needs_polling,
-	                      has_more_to_do(engine) || device_is_polled(engine) ||
-	                              !fa_list_empty(&engine->hot_gates) ||
-	                              engine->parked_gates.root || engine->deadlines.root,
-	                      memory_order_relaxed);
+	(void)update_needs_polling(engine);
 }
 
 /* For a device that notifies: reap() would take a lock that its threads need. */

@@ -183,6 +183,10 @@ void *fa_engine_thread(void *userdata);
 /* Processes the inbox. With state_mutex. */
 void fa_engine_drain_inbox(struct fa_engine *engine);
 
+/* Finishes and delivers a job that the loop thread has confirmed. Returns true if an iteration
+ * is needed. With state_mutex. */
+bool fa_engine_finish_confirmed(struct fa_engine *engine, struct fa_job *job);
+
 /* One iteration. With state_mutex. */
 void fa_engine_iterate(struct fa_engine *engine, int max_launches);
 

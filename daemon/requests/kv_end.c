@@ -2,7 +2,8 @@
  * StepEnd: waits for all requests of its step, moves the tokens of a kept path together, and
  * commits or aborts. The client sees success when, and only when, the tokens are durable.
  *
- * It ends its step in any case: a commit that fails, or a malformed StepEnd, aborts it.
+ * One that waits for nothing is confirmed when it is read, without the engine. Its step ends in
+ * any case: a commit that fails, or a malformed StepEnd, aborts it.
  */
 #include "daemon/requests/kv.h"
 
@@ -266,23 +267,22 @@ static void refused(struct fa_request *request, const struct fa_wire_message *me
 
 /* ---- the end */
 
-static void confirm(struct fa_request *request)
+static int confirm(struct fa_request *request, struct fa_error *error)
 {
 	struct fa_context *context = request->session->context;
 	struct fa_kv_step *step = request->step;
-	struct fa_error error;
 	int r = 0;
 
 	fa_pool_set_time(context->kv->pool, fa_kv_now_ns());
 	if (!end_of(request)->commits)
 		fa_pool_step_abort(context->kv->pool, step->plan);
 	else if (step->failed)
-		r = fa_fail(&error, -ECANCELED,
+		r = fa_fail(error, -ECANCELED,
 		            "a request of step %" PRIu32 " has failed: it is aborted", step->id);
 	else
-		r = fa_pool_step_commit(context->kv->pool, step->plan, &error);
+		r = fa_pool_step_commit(context->kv->pool, step->plan, error);
 	step->closed = !end_of(request)->commits || r == 0;
-	fa_engine_confirm(context->engine, &request->job, r, &error);
+	return r;
 }
 
 static void ended(struct fa_request *request)

@@ -244,6 +244,94 @@ static void submit(struct fa_request *request)
 	fa_engine_submit(session->context->engine, &request->job);
 }
 
+/* ---- requests that end on the loop thread */
+
+/* Adds one that has ended. What is done for a client that did not ask for it as such keeps the device
+ * busy, and is none of its requests. */
+static void account(struct fa_usage *usage, const struct fa_job *job, bool own)
+{
+	if (job->started_ns)
+		usage->busy_ns += job->finished_ns - job->started_ns;
+	if (own)
+		return;
+	++usage->finished;
+	if (job->status)
+		++*(job->status == -ECANCELED ? &usage->cancelled : &usage->failed);
+	if (job->started_ns) {
+		const uint64_t took_ns = job->finished_ns - job->queued_ns;
+
+		usage->latency_ns += took_ns;
+		++usage->latency[fa_usage_latency_bucket(took_ns)];
+	}
+}
+
+/* Returns true if the engine, which has nothing of the stream, would do nothing but finish a
+ * request without device work. */
+static bool engine_is_done(const struct fa_session *session, const struct fa_session_stream *slot)
+{
+	struct fa_error unused;
+
+	return !slot->n_requests && session->context->state == FA_DAEMON_RUNNING &&
+	       !session->context->is_lost && !fa_engine_lost(session->context->engine, &unused);
+}
+
+/* Finishes @job, the next of its stream, on this thread: the engine neither gets it nor gives it
+ * back. answer_here() is called next. */
+static void publish_here(struct fa_session *session, uint32_t stream, const struct fa_job *job)
+{
+	struct fa_session_stream *slot = &session->streams[stream];
+	const struct fa_outcome outcome = {
+		.status = job->status,
+		.queued_ns = job->queued_ns,
+		.finished_ns = job->finished_ns,
+	};
+
+	(void)fa_device_completion_submit(session, stream, job->value, false);
+	++slot->next_value;
+	slot->finished = job->value;
+	account(&session->usage, job, false);
+	account(&session->tenant->usage, job, false);
+	fa_engine_complete_empty(session->context->engine, slot->stream, job->value, &outcome);
+}
+
+static void answer_here(struct fa_session *session, uint32_t stream, const struct fa_job *job,
+                        bool by_ring)
+{
+	if (by_ring)
+		fa_ring_wake_later(session);
+	if (!by_ring || job->status)
+		send_completion(session, job->id, stream, job);
+	if (!fa_list_empty(&session->blocked))
+		fa_request_unblock(session, NULL);
+}
+
+/* Returns true if the bound request waits for nothing, so that it can be confirmed at once. */
+static bool can_confirm_here(const struct fa_request *request)
+{
+	const struct fa_job *job = &request->job;
+
+	return job->confirms && job->work.op == FA_DEVICE_NONE && !request->dependencies &&
+	       !job->gates &&
+	       engine_is_done(request->session, &request->session->streams[request->stream]) &&
+	       (job->deadline_ns == FA_NS_NEVER || fa_now_ns() < job->deadline_ns);
+}
+
+static void confirm_here(struct fa_request *request)
+{
+	struct fa_session *session = request->session;
+
+	++session->n_submitted;
+	request->job.status = request->kind->confirm(request, &request->job.error);
+	request->job.finished_ns = fa_now_ns();
+	publish_here(session, request->stream, &request->job);
+	if (request->kind->ended)
+		request->kind->ended(request);
+	answer_here(session, request->stream, &request->job, request->by_ring);
+	fa_request_free(request);
+}
+
+/* ---- submission */
+
 int fa_request_submit(struct fa_session *session, const struct fa_wire_message *message,
                       size_t n_fds, uint64_t received_ns, const struct fa_request_kind *kind,
                       struct fa_request_place place, struct fa_error *error)
@@ -292,6 +380,9 @@ int fa_request_submit(struct fa_session *session, const struct fa_wire_message *
 		if (kind->refused)
 			kind->refused(request, message);
 		release(request);
+	} else if (can_confirm_here(request)) {
+		confirm_here(request);
+		return 0;
 	}
 
 	job->device_completes = fa_device_completion_submit(
@@ -324,47 +415,32 @@ const struct fa_request_kind fa_marker_kind = {
 	.release = release_marker,
 };
 
-/* It would be finished as soon as the engine saw it, and nothing can come between: it has
- * neither to go there nor to come back. */
-static bool can_pass(const struct fa_session *session, const struct fa_wire_message *message,
-                     size_t n_fds, struct fa_request_place place)
+static bool can_mark_here(const struct fa_session *session, const struct fa_wire_message *message,
+                          size_t n_fds, struct fa_request_place place)
 {
 	const struct fa_session_stream *slot;
 
-	if (place.stream >= FA_COMPLETION_SLOTS || n_fds || message->n_waits ||
-	    message->n_signals || session->context->state != FA_DAEMON_RUNNING ||
-	    session->context->is_lost)
+	if (place.stream >= FA_COMPLETION_SLOTS || n_fds || message->n_waits || message->n_signals)
 		return false;
 	slot = &session->streams[place.stream];
-	return slot->stream && !slot->n_requests && place.value == slot->next_value;
+	return slot->stream && place.value == slot->next_value && engine_is_done(session, slot);
 }
 
 int fa_request_mark(struct fa_session *session, const struct fa_wire_message *message, size_t n_fds,
                     uint64_t received_ns, struct fa_request_place place, struct fa_error *error)
 {
-	struct fa_session_stream *slot;
+	struct fa_job job;
 
-	if (!can_pass(session, message, n_fds, place))
+	if (!can_mark_here(session, message, n_fds, place))
 		return fa_request_submit(session, message, n_fds, received_ns, &fa_marker_kind,
 		                         place, error);
-	slot = &session->streams[place.stream];
-	(void)fa_device_completion_submit(session, place.stream, place.value, false);
-	++slot->next_value;
-	slot->finished = place.value;
-	++session->usage.finished;
-	++session->tenant->usage.finished;
-	fa_engine_complete_empty(session->context->engine, slot->stream, place.value, received_ns);
-	if (place.by_ring) {
-		fa_ring_wake_later(session);
-	} else {
-		const struct fa_job passed = { .value = place.value,
-			                       .queued_ns = received_ns,
-			                       .finished_ns = received_ns };
-
-		send_completion(session, message->id, place.stream, &passed);
-	}
-	if (!fa_list_empty(&session->blocked))
-		fa_request_unblock(session, NULL);
+	job.id = message->id;
+	job.value = place.value;
+	job.status = 0;
+	job.queued_ns = job.finished_ns = received_ns;
+	job.started_ns = 0;
+	publish_here(session, place.stream, &job);
+	answer_here(session, place.stream, &job, place.by_ring);
 	return 0;
 }
 
@@ -406,23 +482,12 @@ void fa_request_unblock(struct fa_session *session, const struct fa_kv_step *doo
 	}
 }
 
-/* Adds one that has ended. What is done for a client that did not ask for it as such keeps the device
- * busy, and is none of its requests. */
-static void account(struct fa_usage *usage, const struct fa_job *job, bool own)
+static void confirm(struct fa_request *request)
 {
-	if (job->started_ns)
-		usage->busy_ns += job->finished_ns - job->started_ns;
-	if (own)
-		return;
-	++usage->finished;
-	if (job->status)
-		++*(job->status == -ECANCELED ? &usage->cancelled : &usage->failed);
-	if (job->started_ns) {
-		const uint64_t took_ns = job->finished_ns - job->queued_ns;
+	struct fa_error error;
+	const int status = request->kind->confirm(request, &error);
 
-		usage->latency_ns += took_ns;
-		++usage->latency[fa_usage_latency_bucket(took_ns)];
-	}
+	fa_engine_confirm(request->session->context->engine, &request->job, status, &error);
 }
 
 void fa_request_finish(struct fa_job *job)
@@ -432,7 +497,7 @@ void fa_request_finish(struct fa_job *job)
 	struct fa_session_stream *slot = &session->streams[request->stream];
 
 	if (job->confirming) {
-		request->kind->confirm(request);
+		confirm(request);
 		return;
 	}
 	--slot->n_requests;

@@ -56,9 +56,10 @@ struct fa_request_kind {
 	/* Gives up what only a request that is to run needs; also of a half-bound one. */
 	void (*release)(struct fa_request *request);
 	/* NULL where there is nothing to do: it was refused, by bind() or before; the loop's
-	 * part in it (job.confirms); it has ended. */
+	 * part in it (job.confirms), whose result is its status, and which follows bind() at once
+	 * if the request waits for nothing; it has ended. */
 	void (*refused)(struct fa_request *request, const struct fa_wire_message *message);
-	void (*confirm)(struct fa_request *request);
+	int (*confirm)(struct fa_request *request, struct fa_error *error);
 	void (*ended)(struct fa_request *request);
 };
 

@@ -1,0 +1,418 @@
+/*
+ * When a StepEnd ends: at once, before the next message is handled, if nothing of its step is in
+ * flight; else behind what it waits for. By packet and by ring, with every outcome.
+ */
+#include "common/clock.h"
+#include "common/timeline.h"
+#include "kv-client.h"
+#include "tests/lib/check.h"
+#include "tests/lib/daemon.h"
+#include "tests/lib/ring.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include <cmocka.h>
+
+enum {
+	STREAM = 3,
+	SLOT = 9, /* of the client's timeline */
+	TOKENS = 4,
+};
+
+static struct fa_test_daemon daemon_process;
+static struct kv_client client;
+static struct fa_raw_ring ring;
+static struct fa_timeline_in *in;
+static uint64_t sequence, gate;
+static uint32_t numbers[64];
+
+static int start(void **state)
+{
+	fa_test_daemon_start(&daemon_process,
+	                     &(struct fa_test_daemon_options){ .config = "[pool]\nbytes = 16M\n"
+	                                                                 "chunk_bytes = 2M\n" });
+	kv_count(numbers, 1, 64);
+	return 0;
+}
+
+static int stop(void **state)
+{
+	fa_test_daemon_stop(&daemon_process);
+	return 0;
+}
+
+static int open_client(void **state)
+{
+	struct fa_wire_message message = fa_raw_message(FA_WIRE_TIMELINE_SETUP);
+
+	kv_open(&client, daemon_process.socket);
+	fa_raw_stream_create(&client.raw, STREAM, 0);
+	fa_raw_call(&client.raw, &message, NULL, 0);
+	fa_check_eq(client.raw.message.type, FA_WIRE_TIMELINE_REPLY);
+	in = mmap(NULL, FA_TIMELINE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, client.raw.fds[0],
+	          0);
+	fa_check(in != MAP_FAILED);
+	gate = 0;
+	fa_raw_ring_open(&client.raw, &ring, 0);
+	sequence = kv_sequence(&client, kv_cache(&client, NULL, 0));
+	kv_append(&client, sequence, numbers, 0, 20);
+	return 0;
+}
+
+/* Whatever a test did, its streams and its sequence go on. */
+static int close_client(void **state)
+{
+	uint32_t length = (uint32_t)kv_info(&client, sequence).length;
+
+	kv_check(&client, sequence, numbers, 0, length);
+	kv_append(&client, sequence, numbers, length, 1);
+	fa_raw_ring_close(&ring);
+	munmap(in, FA_TIMELINE_BYTES);
+	kv_close(&client);
+	return 0;
+}
+
+/* ---- parts of a step */
+
+static void open_gate(void)
+{
+	atomic_store((_Atomic uint64_t *)(void *)&in[SLOT].value, gate);
+}
+
+/* Layers 0 to @n - 1 of @step, behind a closed gate if @gated. Returns the last value. */
+static uint64_t attend(uint32_t stream, uint32_t step, const uint32_t *tokens, uint32_t n,
+                       bool gated)
+{
+	const struct fa_wire_gate wait = { .slot = SLOT, .value = gate + 1 };
+	struct fa_wire_message message;
+	uint64_t value = 0;
+
+	for (uint32_t layer = 0; layer < n; layer++) {
+		message = kv_attend_message(&client, stream, step, layer, tokens, TOKENS, NULL);
+		if (gated && !layer) {
+			message.waits = &wait;
+			message.n_waits = 1;
+			++gate;
+		}
+		value = kv_send(&client, &message, stream);
+	}
+	return value;
+}
+
+static uint64_t end_by_ring(uint32_t stream, uint32_t step, bool commit)
+{
+	struct fa_wire_message message = fa_raw_message(FA_WIRE_STEP_END);
+
+	/* Only packets that were answered come before an entry of the ring. */
+	(void)kv_info(&client, sequence);
+	message.id = ++client.raw.next_id;
+	message.step_end.stream = stream;
+	message.step_end.value = ++client.values[stream];
+	message.step_end.step = step;
+	message.step_end.flags = commit ? FA_WIRE_STEP_COMMIT : 0;
+	fa_raw_ring_send(&ring, &message);
+	return client.values[stream];
+}
+
+static uint64_t end(bool by_ring, uint32_t stream, uint32_t step, bool commit)
+{
+	return by_ring ? end_by_ring(stream, step, commit) : kv_end(&client, stream, step, commit);
+}
+
+/* Waits for @value's end. By ring only a failure has a Completion. */
+static void wait_end(bool by_ring, uint32_t stream, uint64_t value, int status, const char *part)
+{
+	struct fa_outcome outcome = fa_raw_ring_wait(&client.raw, &ring, stream, value);
+
+	fa_check_eq(outcome.status, status);
+	fa_check(outcome.finished_ns >= outcome.queued_ns);
+	fa_check_eq(outcome.started_ns, 0);
+	if (!by_ring || status)
+		kv_wait_expect(&client, stream, value, status, part);
+}
+
+static void check_lengths(uint64_t length, uint64_t planned)
+{
+	const struct fa_wire_sequence_reply info = kv_info(&client, sequence);
+
+	fa_check_eq(info.length, length);
+	fa_check_eq(info.planned, planned);
+}
+
+/* ---- at once: the next packet already finds the step ended */
+
+static void commit_at_once(bool by_ring)
+{
+	uint64_t value;
+
+	kv_begin_one(&client, 1, sequence, TOKENS);
+	kv_wait(&client, STREAM, attend(STREAM, 1, numbers + 20, KV_LAYERS, false));
+	value = end(by_ring, STREAM, 1, true);
+	check_lengths(24, 24);
+	wait_end(by_ring, STREAM, value, 0, NULL);
+	/* The step is gone. */
+	value = end(by_ring, STREAM, 1, true);
+	wait_end(by_ring, STREAM, value, -ENOENT, "no step 1");
+}
+
+static void test_commit(void **state)
+{
+	commit_at_once(false);
+}
+
+static void test_commit_by_ring(void **state)
+{
+	commit_at_once(true);
+}
+
+static void abort_at_once(bool by_ring)
+{
+	uint64_t value;
+
+	kv_begin_one(&client, 1, sequence, TOKENS);
+	kv_wait(&client, STREAM, attend(STREAM, 1, numbers + 20, 1, false));
+	value = end(by_ring, STREAM, 1, false);
+	check_lengths(20, 20);
+	wait_end(by_ring, STREAM, value, 0, NULL);
+}
+
+static void test_abort(void **state)
+{
+	abort_at_once(false);
+}
+
+static void test_abort_by_ring(void **state)
+{
+	abort_at_once(true);
+}
+
+/* A request of the step has failed: the commit fails at once, and the step is aborted. */
+static void fail_at_once(bool by_ring)
+{
+	struct fa_wire_message message;
+	uint64_t value;
+
+	kv_begin_one(&client, 1, sequence, TOKENS);
+	message = kv_attend_message(&client, STREAM, 1, KV_LAYERS, numbers, TOKENS, NULL);
+	kv_wait_expect(&client, STREAM, kv_send(&client, &message, STREAM), -EINVAL, "layer");
+	value = end(by_ring, STREAM, 1, true);
+	check_lengths(20, 20);
+	wait_end(by_ring, STREAM, value, -ECANCELED, "has failed");
+	fa_check_eq(atomic_load(&client.raw.page[STREAM].failed), value);
+}
+
+static void test_failed(void **state)
+{
+	fail_at_once(false);
+}
+
+static void test_failed_by_ring(void **state)
+{
+	fail_at_once(true);
+}
+
+/* Steps planned on one another, whose ends come together: in order, each at once. */
+static void test_several(void **state)
+{
+	uint64_t values[4];
+
+	for (uint32_t i = 0; i < 4; i++) {
+		kv_begin_one(&client, 1 + i, sequence, TOKENS);
+		attend(STREAM, 1 + i, numbers + 20 + TOKENS * i, KV_LAYERS, false);
+	}
+	kv_wait(&client, STREAM, client.values[STREAM]);
+	for (uint32_t i = 0; i < 4; i++)
+		values[i] = end_by_ring(i % 2 ? STREAM : 0, 1 + i, true);
+	check_lengths(36, 36);
+	for (uint32_t i = 0; i < 4; i++)
+		wait_end(true, i % 2 ? STREAM : 0, values[i], 0, NULL);
+}
+
+/* One that can be waited for only so long is in time. */
+static void test_timeout(void **state)
+{
+	struct fa_wire_message message = fa_raw_message(FA_WIRE_STEP_END);
+
+	kv_begin_one(&client, 1, sequence, TOKENS);
+	kv_wait(&client, STREAM, attend(STREAM, 1, numbers + 20, KV_LAYERS, false));
+	message.timeout_ns = 10 * FA_NS_PER_SEC;
+	message.step_end = (struct fa_wire_step_end){ .stream = STREAM,
+		                                      .value = ++client.values[STREAM],
+		                                      .step = 1,
+		                                      .flags = FA_WIRE_STEP_COMMIT };
+	kv_send(&client, &message, STREAM);
+	check_lengths(24, 24);
+	kv_wait(&client, STREAM, client.values[STREAM]);
+}
+
+/* ---- later */
+
+/* Behind a request of the step in the same stream, or in another. */
+static void commit_behind(bool by_ring, uint32_t stream)
+{
+	uint64_t value;
+
+	kv_begin_one(&client, 1, sequence, TOKENS);
+	attend(STREAM, 1, numbers + 20, KV_LAYERS, true);
+	value = end(by_ring, stream, 1, true);
+	check_lengths(20, 24);
+	fa_check(atomic_load(&client.raw.page[stream].completed) < value);
+	open_gate();
+	wait_end(by_ring, stream, value, 0, NULL);
+	check_lengths(24, 24);
+}
+
+static void test_behind(void **state)
+{
+	commit_behind(false, STREAM);
+}
+
+static void test_behind_by_ring(void **state)
+{
+	commit_behind(true, STREAM);
+}
+
+static void test_behind_other_stream(void **state)
+{
+	commit_behind(false, 0);
+}
+
+static void test_behind_other_stream_by_ring(void **state)
+{
+	commit_behind(true, 0);
+}
+
+/* Behind another step's request in its stream: completions of a stream come in order. */
+static void test_in_order(void **state)
+{
+	uint64_t other = kv_sequence(&client, kv_cache(&client, NULL, 0)), first, second;
+
+	kv_begin_one(&client, 1, sequence, TOKENS);
+	kv_wait(&client, STREAM, attend(STREAM, 1, numbers + 20, KV_LAYERS, false));
+	kv_begin_one(&client, 2, other, TOKENS);
+	first = attend(STREAM, 2, numbers, KV_LAYERS, true);
+	second = end_by_ring(STREAM, 1, true);
+	check_lengths(20, 24);
+	open_gate();
+	wait_end(true, STREAM, second, 0, NULL);
+	kv_wait(&client, STREAM, first);
+	check_lengths(24, 24);
+	kv_wait(&client, 0, kv_end(&client, 0, 2, false));
+}
+
+/* A step that is finished, and planned on one that is not: the earlier commits first. */
+static void test_planned_on(void **state)
+{
+	uint64_t first, second;
+
+	kv_begin_one(&client, 1, sequence, TOKENS);
+	attend(STREAM, 1, numbers + 20, KV_LAYERS, true);
+	first = end_by_ring(STREAM, 1, true);
+	kv_begin_one(&client, 2, sequence, 0);
+	second = end_by_ring(0, 2, true);
+	check_lengths(20, 24);
+	fa_check(atomic_load(&client.raw.page[0].completed) < second);
+	open_gate();
+	wait_end(true, 0, second, 0, NULL);
+	fa_check(atomic_load(&client.raw.page[STREAM].completed) >= first);
+	wait_end(true, STREAM, first, 0, NULL);
+	check_lengths(24, 24);
+}
+
+/* A gate of its own. */
+static void test_gated(void **state)
+{
+	struct fa_wire_message message = fa_raw_message(FA_WIRE_STEP_END);
+	const struct fa_wire_gate wait = { .slot = SLOT, .value = ++gate };
+
+	kv_begin_one(&client, 1, sequence, TOKENS);
+	kv_wait(&client, STREAM, attend(STREAM, 1, numbers + 20, KV_LAYERS, false));
+	message.waits = &wait;
+	message.n_waits = 1;
+	message.step_end = (struct fa_wire_step_end){ .stream = STREAM,
+		                                      .value = ++client.values[STREAM],
+		                                      .step = 1,
+		                                      .flags = FA_WIRE_STEP_COMMIT };
+	kv_send(&client, &message, STREAM);
+	check_lengths(20, 24);
+	open_gate();
+	kv_wait(&client, STREAM, client.values[STREAM]);
+	check_lengths(24, 24);
+}
+
+/* A cancelled request behind which the end waits: the step is aborted. */
+static void test_cancelled(void **state)
+{
+	struct fa_wire_message message = fa_raw_message(FA_WIRE_CANCEL);
+	uint64_t first, value;
+
+	kv_begin_one(&client, 1, sequence, TOKENS);
+	first = attend(STREAM, 1, numbers + 20, 1, true);
+	value = end_by_ring(0, 1, true);
+	check_lengths(20, 24);
+	message.cancel = (struct fa_wire_cancel){ .stream = STREAM, .value = first };
+	fa_raw_call(&client.raw, &message, NULL, 0);
+	kv_wait_expect(&client, STREAM, first, -ECANCELED, NULL);
+	wait_end(true, 0, value, -ECANCELED, "has failed");
+	check_lengths(20, 20);
+	open_gate();
+}
+
+/* The client leaves with commits of both kinds on their way: a commit has happened, or it has not;
+ * close_client() goes on with the sequence. */
+static void test_left(void **state)
+{
+	struct kv_client other;
+	uint64_t cache, named;
+	char name[32];
+
+	for (int i = 0; i < 20; i++) {
+		kv_open(&other, daemon_process.socket);
+		snprintf(name, sizeof(name), "left-%d", i);
+		cache = kv_cache(&other, name, 0);
+		named = kv_sequence(&other, cache);
+		kv_set_name(&other, named, name, 0);
+		kv_begin_one(&other, 1, named, TOKENS);
+		for (uint32_t layer = 0; layer < KV_LAYERS; layer++)
+			kv_attend(&other, 0, 1, layer, numbers, TOKENS, NULL);
+		if (i % 2)
+			kv_wait(&other, 0, other.values[0]);
+		kv_end(&other, 0, 1, true);
+		kv_close(&other);
+		named = kv_sequence_find(&client, name);
+		kv_check(&client, named, numbers, 0, kv_info(&client, named).length);
+		kv_free(&client, named);
+	}
+}
+
+int main(void)
+{
+#define TEST(name) cmocka_unit_test_setup_teardown(test_##name, open_client, close_client)
+	const struct CMUnitTest tests[] = {
+		TEST(commit),
+		TEST(commit_by_ring),
+		TEST(abort),
+		TEST(abort_by_ring),
+		TEST(failed),
+		TEST(failed_by_ring),
+		TEST(several),
+		TEST(timeout),
+		TEST(behind),
+		TEST(behind_by_ring),
+		TEST(behind_other_stream),
+		TEST(behind_other_stream_by_ring),
+		TEST(in_order),
+		TEST(planned_on),
+		TEST(gated),
+		TEST(cancelled),
+		TEST(left),
+	};
+
+	return cmocka_run_group_tests(tests, start, stop);
+}
