@@ -1,8 +1,5 @@
-/*
- * A client of the daemon's that has memory on the GPU, by hand: the protocol is raw.h's,
- * the GPU the tests' driver's. It runs in a child (tests/cuda-driver/child.h), which has
- * a context.
- */
+/* A client with memory on the tests' GPU, by the raw protocol (raw.h). It runs in a child with a
+ * context (tests/cuda-driver/child.h). */
 #pragma once
 
 #include "tests/cuda-driver/child.h"
@@ -17,7 +14,7 @@
 struct cuda_buffer {
 	uint32_t id;
 	enum fa_wire_buffer_kind kind;
-	CUdeviceptr at; /* where this process has all of it */
+	CUdeviceptr at; /* in this process */
 	uint64_t bytes; /* of the allocation, or of all pieces */
 	CUipcMemHandle handle;
 	int device;
@@ -26,28 +23,28 @@ struct cuda_buffer {
 	int fds[CUDA_PIECES_MAX];
 };
 
-/* Make memory; nothing is registered. */
+/* Allocates memory, without registering it. */
 void cuda_buffer_ipc(struct cuda_buffer *buffer, uint32_t id, uint64_t bytes);
 void cuda_buffer_vmm(struct cuda_buffer *buffer, uint32_t id, size_t n_pieces, int device);
 void cuda_buffer_end(struct cuda_buffer *buffer);
 
-/* The message that registers [offset, offset + bytes), with as many pieces as fit one. */
+/* Returns the message that registers [offset, offset + bytes), with as many pieces as fit. */
 struct fa_wire_message cuda_register_message(const struct cuda_buffer *buffer, uint64_t offset,
                                              uint64_t bytes, uint32_t flags);
 
-/* Registers it; the answer must be @status, with @part in its text if that is not 0. */
+/* Registers it; the answer must have @status, and @part in its text unless that is 0. */
 void cuda_register(struct fa_raw *raw, const struct cuda_buffer *buffer, uint64_t offset,
                    uint64_t bytes, uint32_t flags, int status, const char *part);
 
-/* Asks for an arena, and maps it here. */
+/* Requests an arena, and maps it. */
 void cuda_arena(struct fa_raw *raw, struct cuda_buffer *buffer, uint32_t id, uint64_t bytes);
 
 void cuda_unregister(struct fa_raw *raw, uint32_t id);
 
-/* Puts the tensors of @attention at @at, and compares what was made of them. */
+/* Writes the tensors of @attention to @at; compares the result. */
 void cuda_case_fill(const struct fa_case *attention, CUdeviceptr at);
 double cuda_case_error(const struct fa_case *attention, CUdeviceptr at);
 
-/* Asks for @attention in buffer @id, whose beginning is at @at here; it must be right. */
+/* Submits @attention in buffer @id, which is mapped at @at; checks the result. */
 void cuda_attention(struct fa_raw *raw, struct fa_case *attention, uint32_t id, CUdeviceptr at,
                     uint64_t value);

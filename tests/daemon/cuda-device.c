@@ -74,7 +74,7 @@ static int run_child(void *userdata)
 	struct child *child = userdata;
 
 	child->function();
-	exit(0); /* with all that a sanitizer does at the end */
+	exit(0); /* runs the sanitizer's checks at exit */
 }
 
 void cuda_in_child(void (*function)(void))
@@ -143,7 +143,7 @@ static int run_exporter(int socket, int ordinal)
 	close(fds[0]);
 	close(fds[1]);
 
-	/* A byte: free it. The end: end. */
+	/* A byte means: free the memory. EOF: exit. */
 	if (read(socket, &byte, 1) == 1) {
 		fa_check_eq(driver.cuMemFree(at), 0);
 		for (unsigned int i = 0; i < 2; ++i) {
@@ -265,8 +265,8 @@ void cuda_job_deinit(struct cuda_job *job, struct cuda_device *cuda)
 	close(job->fd);
 }
 
-/* Behind works of its queue that were refused nothing is launched, nor where others wait for a slot:
- * as the engine does. */
+/* Like the engine, launches nothing behind a refused work of the queue, or while others wait for a
+ * slot. */
 static void try_launch(struct cuda_job *job, struct cuda_device *cuda)
 {
 	struct fa_device_lane *lane = ops->queue_lane(job->queue);
@@ -352,7 +352,7 @@ void cuda_job_wait(struct cuda_job *job, struct cuda_device *cuda)
 
 	while (!job->reaped) {
 		cuda_reap(cuda);
-		/* What it says is the test's affair. */
+		/* The test judges the result. */
 		(void)ops->health(cuda->device, NULL);
 		fa_check(fa_now_ns() < until_ns);
 		fa_test_poll_pause(&pause_ns);

@@ -1,8 +1,6 @@
-/*
- * The CUDA backend alone, over the tests' CUDA driver: an open device with what the
- * driver counts, memory of every kind, and requests that are judged against fp64. The
- * driver's device memory is mapped where device pointers point, so tests look into it.
- */
+/* The CUDA backend alone over the tests' driver: an open device with the driver's counters, memory
+ * of every kind, and requests that are checked against fp64. Device pointers are valid in the
+ * test's process, so tests can look into the device's memory. */
 #pragma once
 
 #include "daemon/backend/device.h"
@@ -19,47 +17,45 @@ struct cuda_device {
 	struct fa_list refused; /* jobs that the device refused, in order */
 };
 
-/* Where processes show what they do; the first and the last thing in main(). */
+/* The processes' counters; made first and freed last in main(). */
 extern struct fa_test_cuda cuda_dir;
 
-/* Opens it and fails the test if that fails. @name: which GPU, or NULL. */
+/* Fails the test if it cannot be opened. @name: which GPU, or NULL. */
 void cuda_device_open(struct cuda_device *cuda, const char *name);
-/* The same, if it can be opened. */
+/* Returns the error instead. */
 int cuda_device_try(struct cuda_device *cuda, const char *name, struct fa_error *error);
-/* Closes it, and checks that the driver has everything back. */
+/* Checks that the driver got everything back. */
 void cuda_device_close(struct cuda_device *cuda);
 
-/* Whether nothing is left of what the driver counts. */
+/* Returns whether the driver has everything back. */
 bool cuda_page_is_clean(const struct fa_test_cuda_page *page);
 
-/* Runs @function in a process of its own, which may set the environment that the driver
- * reads, and checks that it succeeds. */
+/* Runs @function in a process of its own, which may set the driver's environment, and checks that
+ * it succeeds. */
 void cuda_in_child(void (*function)(void));
 
-/*
- * Another process that has CUDA memory of its own on GPU @device: an allocation that it
- * has a handle for, and two that are descriptors.
- */
+/* Another process with CUDA memory on GPU @device: an allocation with an IPC handle, and two with
+ * descriptors. */
 struct cuda_exporter {
 	pid_t pid;
-	int socket; /* its end is the exporter's end */
+	int socket; /* closing it ends the exporter */
 	uint8_t handle[64];
 	uint64_t bytes; /* of the handle's allocation */
 	struct fa_device_piece pieces[2];
 };
 
-#define CUDA_EXPORTER_BYTES 300000 /* not a multiple of anything */
+#define CUDA_EXPORTER_BYTES 300000 /* deliberately odd */
 #define CUDA_EXPORTER_PIECE (2ull << 20)
 
-/* Byte i of a piece of memory that the exporter filled. */
+/* Byte @i of memory that the exporter filled. */
 static inline uint8_t cuda_exporter_byte(unsigned int piece, uint64_t i)
 {
 	return (uint8_t)(i * 7 + piece * 101 + i / 4096);
 }
 
-/* Starts it before this process uses the driver. */
+/* Call before this process uses the driver. */
 void cuda_exporter_start(struct cuda_exporter *exporter, int device);
-/* It frees its memory, and goes on living. */
+/* It frees its memory, and lives on. */
 void cuda_exporter_free(struct cuda_exporter *exporter);
 void cuda_exporter_stop(struct cuda_exporter *exporter);
 
@@ -83,22 +79,22 @@ struct cuda_job {
 	struct fa_list refused_link; /* cuda_device.refused */
 	int refusal;                 /* -EAGAIN or -EBUSY */
 	bool reaped;
-	unsigned int order; /* of reaping, from 1 */
+	unsigned int order; /* in which it was reaped, from 1 */
 };
 
-/* Memory and parameters of what job->attention and job->place say. */
+/* Makes memory and parameters by job->attention and job->place. */
 int cuda_job_try(struct cuda_job *job, struct cuda_device *cuda, struct fa_error *error);
-/* The same; fails the test if there is none. */
+/* Fails the test if there is no memory. */
 void cuda_job_init(struct cuda_job *job, struct cuda_device *cuda);
-/* The same after job->message was changed. */
+/* Updates the parameters after a change of job->message. */
 void cuda_job_bind(struct cuda_job *job);
 void cuda_job_deinit(struct cuda_job *job, struct cuda_device *cuda);
 
-/* What the device refuses is launched after a reap, in the order of these calls. */
+/* Works that the device refuses are launched after a reap, in order. */
 void cuda_job_launch(struct cuda_job *job, struct cuda_device *cuda, struct fa_device_queue *queue);
-/* Reaps once; whatever it was gets its order. Then launches what was refused. */
+/* Reaps once, sets the jobs' order, and launches refused works. */
 void cuda_reap(struct cuda_device *cuda);
-/* Reaps until the job has come out. */
+/* Reaps until the job is done. */
 void cuda_job_wait(struct cuda_job *job, struct cuda_device *cuda);
 /* Fails the test unless the result is right. */
 void cuda_job_check(const struct cuda_job *job);

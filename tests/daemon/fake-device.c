@@ -16,7 +16,7 @@ struct fa_device_group {
 
 struct fa_device_queue {
 	struct fa_device_group *group;
-	struct fake_lane *lane; /* NULL: there are none */
+	struct fake_lane *lane; /* NULL: no lanes */
 	unsigned int outstanding;
 };
 

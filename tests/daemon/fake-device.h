@@ -1,7 +1,5 @@
-/*
- * A device that completes what it was given when the test says so, in any order,
- * and an engine on it. The test's thread is the engine's loop thread.
- */
+/* A device that completes works when the test says so, in any order, and an engine on it. The
+ * test's thread is the engine's loop thread. */
 #pragma once
 
 #include "common/clock.h"
@@ -38,22 +36,22 @@ struct fa_device {
 	unsigned int lane_slots; /* 0: there are no lanes */
 	unsigned int lane;       /* of new queues of normal priority; those of high have lane 0 */
 	struct fake_lane lanes[FAKE_LANES];
-	bool polled; /* nobody wakes the engine when a work is done */
+	bool polled; /* the end of a work does not wake the engine */
 	enum fake_stubbornness stubbornness;
-	int group_error, queue_error; /* what making one fails with */
+	int group_error, queue_error; /* returned by group_new() and queue_new() */
 	struct fa_engine *engine;
 
 	pthread_mutex_t mutex;
 	pthread_cond_t changed;
-	bool lost;                    /* what health() says */
-	bool holds;                   /* long works */
-	bool blocked;                 /* launch() waits, and with it the engine */
-	bool reap_blocked, reaping;   /* the same for reap(), which it has reached */
+	bool lost;                    /* reported by health() */
+	bool holds;                   /* long works are refused */
+	bool blocked;                 /* launch() blocks the engine */
+	bool reap_blocked, reaping;   /* reap() blocks; it is blocked in it */
 	struct fa_list running, done; /* works */
 	uint64_t n_launched, n_running, n_cancelled, n_queues, n_groups;
 	uint64_t n_full, n_held;                    /* refusals */
 	pthread_t launcher;                         /* the thread that launched last */
-	struct fa_job *launched[FAKE_LAUNCHED_MAX]; /* in order, the first of them */
+	struct fa_job *launched[FAKE_LAUNCHED_MAX]; /* the first ones, in order */
 
 	pthread_t completer;
 	bool stop;
@@ -66,7 +64,7 @@ struct fixture {
 	struct fa_completion_slot slots[FAKE_STREAMS];
 	struct fa_engine_group *groups[FAKE_GROUPS];
 	struct fa_stream *streams[FAKE_STREAMS]; /* owner: the slot */
-	unsigned int group[FAKE_STREAMS];        /* which of the groups it is opened in */
+	unsigned int group[FAKE_STREAMS];        /* index of each stream's group */
 	uint64_t last[FAKE_STREAMS];             /* value submitted */
 };
 
@@ -74,35 +72,34 @@ void fixture_init(struct fixture *f, unsigned int depth);
 void fixture_init_polled(struct fixture *f, unsigned int depth);
 /* With lanes that hold @slots works each. */
 void fixture_init_lanes(struct fixture *f, unsigned int depth, unsigned int slots, bool polled);
-/* Closes the streams that are open, whose requests were all taken. */
+/* Closes the open streams, whose jobs were all taken. */
 void fixture_deinit(struct fixture *f);
 
 void stream_open(struct fixture *f, unsigned int i, int priority);
-/* The stream's next job, to be submitted; or submitted already. */
+/* Makes the stream's next job; submit() also submits it. */
 struct fa_job *job_new(struct fixture *f, unsigned int i);
 struct fa_job *submit(struct fixture *f, unsigned int i);
 
-/* Waits for something to come out, and takes it. */
+/* Waits for the engine's next result, and takes it. */
 void take(struct fixture *f, struct fa_job **ret_job, struct fa_stream **ret_closed);
-/* What comes out next is @job with @status (freed) / stream @i closed (freed) / nothing. */
+/* The engine's next result is @job with @status (freed); the end of stream @i (freed); none. */
 void expect(struct fixture *f, struct fa_job *job, int status);
 void expect_closed(struct fixture *f, unsigned int i);
 void expect_nothing(struct fixture *f);
 
-/* Waits for the @n-th launch; it is the last one. */
+/* Waits until @n works were launched; fails if there are more. */
 void wait_launched(struct fixture *f, uint64_t n);
 void wait_cancelled(struct fixture *f, uint64_t n);
-/* Waits until the device has refused works as often, or more often: as its lane was full, or as it
- * held them. */
+/* Waits until the device has refused at least @n_full works for a full lane, and @n_held long ones. */
 void wait_refused(struct fixture *f, uint64_t n_full, uint64_t n_held);
-/* The device holds long works, or does no longer. */
+/* Sets whether the device refuses long works. */
 void hold_long(struct fixture *f, bool holds);
-/* The device is done with @job. */
+/* Completes @job. */
 void complete(struct fixture *f, struct fa_job *job, int status);
-/* The device is lost; what it has, it still has. */
+/* Loses the device; its works stay in flight. */
 void lose(struct fixture *f);
 void block(struct fixture *f, bool blocked);
-/* Makes the engine wait in its next reap(), until it is released. */
+/* Blocks the engine in its next reap(), until it is released. */
 void hold_at_reap(struct fixture *f);
 void release_reap(struct fixture *f);
 

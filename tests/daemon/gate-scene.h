@@ -1,7 +1,5 @@
-/*
- * What tests of GPU gates begin with: a daemon over the tests' driver, under what looks like MPS;
- * and clients that ask for requests behind gates. One daemon at a time.
- */
+/* For tests of GPU gates: a daemon over the tests' driver, seemingly under MPS, and clients with
+ * requests behind gates. One daemon at a time. */
 #pragma once
 
 #include "cuda-client.h"
@@ -23,7 +21,7 @@ enum {
 	FOR_EVER_US = 600 * 1000 * 1000,
 };
 
-/* A client with a sequence in a step whose tokens are there in all layers. */
+/* A client with a step whose tokens are appended in all layers. */
 struct engine {
 	struct kv_client client;
 	struct fa_timeline_in *in;
@@ -34,22 +32,23 @@ struct engine {
 extern struct fa_test_cuda cuda;
 extern struct fa_test_daemon daemon_;
 extern struct fa_test_cuda_page *page; /* the daemon's */
-extern int priority;                   /* of streams that engines make */
+extern int priority;                   /* of the engines' streams */
 
-/* Of a group of tests; serve() is a daemon once more. */
+/* For a group of tests; serve() starts a daemon again. */
 void serve(void);
 int gates_start(void **state);
 int gates_stop(void **state);
 
-/* A client whose slots the device knows. Its end: the step's, whose tokens are all there. */
+/* Connects a client whose slots the device knows; ends its step, and closes it. */
 void engine_begin(struct engine *engine);
 void engine_end(struct engine *engine);
 
-/* Attention over what is there, which is one kernel, behind @n gates; or behind WANTED's @value. */
+/* Submits attention, one kernel, behind @n gates, or behind slot WANTED reaching @value. */
 uint64_t attend(struct engine *engine, uint32_t layer, const struct fa_wire_gate *gates, uint32_t n,
                 const float **ret_out);
 uint64_t attend_at(struct engine *engine, uint64_t value, const float **ret_out);
-/* Two requests, the first for @value; waits until a gate has begun, and returns what was before. */
+/* Submits two requests, the first behind @value, and waits until a gate has begun. Returns the
+ * counts before. */
 struct fa_test_cuda_gates ask_two(struct engine *engine, uint64_t value, uint64_t *requests,
                                   const float **outs);
 
@@ -59,9 +58,9 @@ bool is_untouched(const float *out);
 void write_slot(struct engine *engine, uint32_t slot, uint64_t value);
 uint64_t slot(const struct engine *engine); /* WANTED */
 
-/* Waits until gates have begun so often since @before. */
+/* Waits until @n gates have begun since @before. */
 void wait_began(const struct fa_test_cuda_gates *before, uint32_t n);
-/* Lets the engine come back to gates that the device gave up. */
+/* Waits until the engine tries gates again that the device gave up. */
 void let_pass(struct engine *engine);
-/* The step has failed with what was asked for: another, and its tokens. */
+/* The step has failed with @status: begins another, and appends its tokens. */
 void begin_again(struct engine *engine, int status);

@@ -1,9 +1,6 @@
-/*
- * The CPU backend, but that it can be lost: by a request whose scale is LOSE, as by
- * a fault on a GPU, which nothing survives that is under way; or by one whose scale is
- * HANG, after which nothing that is under way ever comes back. In place of
- * daemon/backend/device.c, so that the daemon has no other.
- */
+/* The CPU backend, but it can be lost like a GPU after a fault: a request with scale LOSE fails all
+ * works in flight, one with scale HANG makes them never return. Linked in place of
+ * daemon/backend/device.c, so that the daemon has no other backend. */
 #include "lossy-device.h"
 
 #include "common/cleanup.h"
@@ -15,11 +12,11 @@
 struct fa_device {
 	struct fa_device *cpu;
 	struct fa_device_config config;
-	struct fa_list ended; /* works that are to be reaped with -ENODEV */
+	struct fa_list ended; /* to be reaped with -ENODEV */
 	bool lost, hangs;
 };
 
-/* Everything but opening, checking and handing over memory is the engine thread's. */
+/* All but open, check and memory is the engine thread's. */
 
 static int lossy_open(const struct fa_device_config *config, struct fa_error *error,
                       struct fa_device **ret_device)
@@ -125,7 +122,7 @@ static int lossy_launch(struct fa_device *device, struct fa_device_queue *queue,
 	if (!device->lost)
 		return fa_device_cpu.launch(device->cpu, queue, work);
 	work->started_ns = work->finished_ns = 0;
-	work->queue = NULL; /* the CPU does not know it */
+	work->queue = NULL; /* unknown to the CPU backend */
 	fa_list_append(&device->ended, &work->link);
 	device->config.notify(device->config.userdata);
 	return 0;
@@ -187,7 +184,7 @@ const struct fa_device_ops *const fa_device_backends[] = { &lossy, NULL };
 int fa_device_open(const char *name, const struct fa_device_config *config, struct fa_error *error,
                    const struct fa_device_ops **ret_ops, struct fa_device **ret_device)
 {
-	error->text[0] = 0; /* nothing was passed over */
+	error->text[0] = 0; /* no backend was passed over */
 	*ret_ops = &lossy;
 	return lossy.open(config, error, ret_device);
 }

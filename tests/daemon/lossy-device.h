@@ -1,4 +1,4 @@
-/* What makes the lossy device of fad-lossy be lost: a request's scale. */
+/* Scales of requests that lose the device of fad-lossy. */
 #pragma once
 
 #define FA_LOSSY_LOSE 1234.5f

@@ -32,7 +32,7 @@ static void test_stage_choice(void **state)
 	launch.args.window_left = 100000;
 	assert_int_equal(fa_cuda_staging_reads(&launch), 9 * 4 * 2);
 
-	/* Read once: never. Read often: if it is not tiny, and not mostly gaps. */
+	/* Not if it is read once, tiny, or mostly gaps. */
 	assert_false(fa_cuda_staging_pays(1 << 30, 1 << 30, 1));
 	assert_true(fa_cuda_staging_pays(1 << 30, 1 << 30, 2));
 	assert_false(fa_cuda_staging_pays(4096, 4096, 4));
@@ -114,8 +114,7 @@ static void interleaved_child(void)
 	cuda_job_check(&job);
 	fa_check_eq(n_copies(&cuda), before + 2);
 
-	/* The same numbers in their new places; the check looks at the old ones, which stay
-	 * in a copy. */
+	/* Moves the numbers; the check uses a copy of the old ones. */
 	k = job.data + job.attention.offset_k;
 	v = job.data + job.attention.offset_v;
 	both = malloc(job.attention.bytes);
@@ -145,7 +144,7 @@ static void interleaved_child(void)
 	cuda_device_close(&cuda);
 }
 
-/* A staging area of 1 MiB, for many works of 400 KB each: some find no room. */
+/* A staging area of 1 MiB for many works of 400 KB: some find no space. */
 static void full_child(void)
 {
 	enum {

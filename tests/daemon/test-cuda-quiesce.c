@@ -1,10 +1,7 @@
-/*
- * Calls of the driver that wait for all that runs, and that launches wait for: the daemon makes
- * none of them while something runs that takes long, and makes them all the same. The real daemon,
- * over the tests' GPU, whose driver waits as the real one does, and whose kernels do not end until
- * they are let.
- */
-#include "asker.h"
+/* Driver calls that wait for the GPU, and that launches wait for: the daemon makes none of them
+ * while a long work runs, but makes all of them in the end. The real daemon over the tests' driver,
+ * which waits as the real one does, and whose kernels run until the test ends them. */
+#include "attention-client.h"
 #include "cuda-client.h"
 
 #include "tests/lib/scene.h"
@@ -19,16 +16,16 @@
 #include <cmocka.h>
 
 #define HIGH 1 /* the stream of high priority */
-/* Between what the cases below are expected to take. */
+/* Between the estimates of the cases below. */
 #define LONG_NS "8000"
-#define PATIENCE_MS 500 /* as in device_cuda_lull.c */
+#define PATIENCE_MS 500 /* as in quiesce.c */
 
 static struct fa_test_cuda cuda;
 static struct fa_test_daemon daemon_;
 static struct fa_test_cuda_page *page; /* the daemon's */
 
-/* Who is served meanwhile, what takes long, and what comes when that has begun. */
-static struct asker urgent, patient, other;
+/* A short client of high priority, one with long works, and one that comes later. */
+static struct attention_client urgent, patient, other;
 
 static int64_t registrations(void)
 {
@@ -51,20 +48,20 @@ static void start(enum fa_wire_dtype dtype)
 	fa_test_cuda_begin(&cuda);
 	fa_test_daemon_start(&daemon_, NULL);
 	page = fa_test_cuda_attach(&cuda, daemon_.pid);
-	asker_open(&urgent, daemon_.socket, asker_small_case());
+	attention_client_open(&urgent, daemon_.socket, attention_client_small_case());
 	fa_raw_stream_create(&urgent.raw, HIGH, 1);
-	asker_open(&patient, daemon_.socket, asker_long_case(dtype));
-	asker_ask(&urgent, HIGH);
-	asker_expect(&urgent, HIGH);
-	asker_ask(&patient, 0);
-	asker_expect(&patient, 0);
+	attention_client_open(&patient, daemon_.socket, attention_client_long_case(dtype));
+	attention_client_submit(&urgent, HIGH);
+	attention_client_expect(&urgent, HIGH);
+	attention_client_submit(&patient, 0);
+	attention_client_expect(&patient, 0);
 }
 
 static int stop(void **state)
 {
 	fa_test_cuda_hold(page, false);
-	asker_close(&urgent);
-	asker_close(&patient);
+	attention_client_close(&urgent);
+	attention_client_close(&patient);
 	fa_test_daemon_stop(&daemon_);
 	fa_check_eq(fa_test_cuda_misuses(page), 0);
 	fa_check_eq(fa_test_cuda_abandoned(page), 0);
@@ -73,31 +70,31 @@ static int stop(void **state)
 	return 0;
 }
 
-/* Something takes long from now on. */
+/* A long work runs from now on. */
 static void begin_long(void)
 {
 	const uint64_t kernels = fa_test_cuda_kernels(page);
 
 	fa_test_cuda_hold(page, true);
-	asker_ask(&patient, 0);
+	attention_client_submit(&patient, 0);
 	fa_check_eventually(fa_test_cuda_kernels(page) == kernels + 1);
 }
 
-/* One comes and goes, and leaves its memory to be released. */
+/* A client connects and leaves; its memory is to be released. */
 static void come_and_go(void)
 {
 	struct fa_test_accounts before, now;
-	struct asker goer;
+	struct attention_client goer;
 
 	fa_test_accounts(&urgent.raw, &before);
-	asker_open(&goer, daemon_.socket, asker_small_case());
-	asker_close(&goer);
+	attention_client_open(&goer, daemon_.socket, attention_client_small_case());
+	attention_client_close(&goer);
 	fa_check_eventually((fa_test_accounts(&urgent.raw, &now), now.sessions == before.sessions));
 	fa_test_quiet_ms(50);
 }
 
-/* What cannot give way is waited for, and nobody else waits with it. */
-static void test_steady(void **state)
+/* A nonpreemptible work is waited for; nobody else waits. */
+static void test_nonpreemptible(void **state)
 {
 	uint64_t kernels, unregistered;
 	int64_t registered;
@@ -109,58 +106,60 @@ static void test_steady(void **state)
 	kernels = fa_test_cuda_kernels(page);
 	come_and_go();
 	fa_check_eq(registrations(), registered + 1);
-	asker_ask(&urgent, HIGH);
+	attention_client_submit(&urgent, HIGH);
 	fa_check_eventually(fa_test_cuda_kernels(page) == kernels + 1);
-	/* Others' memory is pinned, too. */
-	asker_open(&other, daemon_.socket, asker_small_case());
+	/* Other clients' memory is still pinned. */
+	attention_client_open(&other, daemon_.socket, attention_client_small_case());
 	fa_check_eq(registrations(), registered + 2);
 	fa_check_eq(calls(FA_TEST_CUDA_cuMemHostUnregister), unregistered);
 	fa_test_cuda_hold(page, false);
-	asker_expect(&urgent, HIGH);
-	asker_expect(&patient, 0);
+	attention_client_expect(&urgent, HIGH);
+	attention_client_expect(&patient, 0);
 	fa_check_eventually(registrations() == registered + 1);
-	asker_close(&other);
+	attention_client_close(&other);
 	fa_check_eventually(registrations() == registered);
 }
 
-/* When it was waited for long enough, what would end later is held, and nothing else. */
+/* After the patience, works that would end later are held, and no others. */
 static void test_held(void **state)
 {
-	struct asker later, giving;
+	struct attention_client later, giving;
 	int64_t registered;
 	uint64_t kernels;
 
 	start(FA_WIRE_DTYPE_F32);
-	asker_open(&later, daemon_.socket, asker_long_case(FA_WIRE_DTYPE_F32));
-	asker_open(&giving, daemon_.socket, asker_long_case(FA_WIRE_DTYPE_BF16));
+	attention_client_open(&later, daemon_.socket,
+	                      attention_client_long_case(FA_WIRE_DTYPE_F32));
+	attention_client_open(&giving, daemon_.socket,
+	                      attention_client_long_case(FA_WIRE_DTYPE_BF16));
 	registered = registrations();
 	begin_long();
 	come_and_go();
 	fa_test_elapse_ms(PATIENCE_MS + 200);
 	kernels = fa_test_cuda_kernels(page);
-	asker_ask(&later, 0);
+	attention_client_submit(&later, 0);
 	fa_test_quiet_ms(50);
 	fa_check_eq(fa_test_cuda_kernels(page), kernels);
-	asker_ask(&urgent, HIGH);
+	attention_client_submit(&urgent, HIGH);
 	fa_check_eventually(fa_test_cuda_kernels(page) == kernels + 1);
-	asker_ask(&urgent, 0);
+	attention_client_submit(&urgent, 0);
 	fa_check_eventually(fa_test_cuda_kernels(page) == kernels + 2);
-	asker_ask(&giving, 0);
+	attention_client_submit(&giving, 0);
 	fa_check_eventually(fa_test_cuda_kernels(page) == kernels + 3);
 	fa_check_eq(registrations(), registered + 1);
 	fa_test_cuda_hold(page, false);
-	asker_expect(&urgent, HIGH);
-	asker_expect(&urgent, 0);
-	asker_expect(&patient, 0);
-	asker_expect(&giving, 0);
-	asker_expect(&later, 0);
+	attention_client_expect(&urgent, HIGH);
+	attention_client_expect(&urgent, 0);
+	attention_client_expect(&patient, 0);
+	attention_client_expect(&giving, 0);
+	attention_client_expect(&later, 0);
 	fa_check_eventually(registrations() == registered);
-	asker_close(&later);
-	asker_close(&giving);
+	attention_client_close(&later);
+	attention_client_close(&giving);
 }
 
-/* What can give way does, for as long as it takes, and goes on. */
-static void test_yielding(void **state)
+/* A preemptible work is stopped for the calls, and resumed. */
+static void test_preemptible(void **state)
 {
 	uint64_t launches, stopped;
 	int64_t registered;
@@ -176,11 +175,11 @@ static void test_yielding(void **state)
 		fa_check_eventually(fa_test_cuda_launches(page) == launches + 1);
 		fa_check_eq(fa_test_cuda_stopped(page), stopped + 1);
 		fa_test_cuda_hold(page, false);
-		asker_expect(&patient, 0);
+		attention_client_expect(&patient, 0);
 	}
 }
 
-/* One that has given way is stopped, and ended while it is. */
+/* A stopped work is cancelled. */
 static void test_cancelled(void **state)
 {
 	int64_t registered;
@@ -194,13 +193,14 @@ static void test_cancelled(void **state)
 	fa_raw_buffer_free(NULL, &patient.buffer);
 	fa_test_cuda_hold(page, false);
 	fa_check_eventually(registrations() == registered - 1);
-	asker_open(&patient, daemon_.socket, asker_long_case(FA_WIRE_DTYPE_BF16));
-	asker_ask(&patient, 0);
-	asker_expect(&patient, 0);
+	attention_client_open(&patient, daemon_.socket,
+	                      attention_client_long_case(FA_WIRE_DTYPE_BF16));
+	attention_client_submit(&patient, 0);
+	attention_client_expect(&patient, 0);
 	fa_check_eventually(registrations() == registered);
 }
 
-/* Where something always takes long it waits for what has to be released, in the end. */
+/* If long works never end, they are held for the release in the end. */
 static void test_patience(void **state)
 {
 	int64_t registered;
@@ -210,15 +210,15 @@ static void test_patience(void **state)
 	registered = registrations();
 	fa_test_cuda_kernel_us(page, 100000);
 	ended = patient.values[0];
-	asker_ask(&patient, 0);
-	asker_ask(&patient, 0);
+	attention_client_submit(&patient, 0);
+	attention_client_submit(&patient, 0);
 	come_and_go();
 	fa_check_eq(registrations(), registered + 1);
-	/* One stands behind the other all the time. */
+	/* Always one long work behind the other. */
 	while (registrations() > registered) {
 		fa_check(patient.values[0] < 100);
 		fa_raw_wait_expect(&patient.raw, 0, ++ended, 0, NULL);
-		asker_ask(&patient, 0);
+		attention_client_submit(&patient, 0);
 	}
 	fa_check(ended >= 4);
 	while (ended < patient.values[0])
@@ -239,7 +239,7 @@ static void bad_client(int socket)
 	cuda_buffer_end(&buffer);
 }
 
-/* It is answered, and what it had opened is closed later. */
+/* The import is refused at once, and what it had opened is closed later. */
 static void test_refused(void **state)
 {
 	struct fa_test_cuda_lives lives;
@@ -253,7 +253,7 @@ static void test_refused(void **state)
 	fa_check_eq(lives.n[FA_TEST_CUDA_IPC_OPENS], 1);
 	fa_check_eq(calls(FA_TEST_CUDA_cuIpcCloseMemHandle), 0);
 	fa_test_cuda_hold(page, false);
-	asker_expect(&patient, 0);
+	attention_client_expect(&patient, 0);
 	fa_check_eventually(
 		(fa_test_cuda_lives(page, &lives), lives.n[FA_TEST_CUDA_IPC_OPENS] == 0));
 }
@@ -261,9 +261,9 @@ static void test_refused(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_teardown(test_steady, stop),
+		cmocka_unit_test_teardown(test_nonpreemptible, stop),
 		cmocka_unit_test_teardown(test_held, stop),
-		cmocka_unit_test_teardown(test_yielding, stop),
+		cmocka_unit_test_teardown(test_preemptible, stop),
 		cmocka_unit_test_teardown(test_cancelled, stop),
 		cmocka_unit_test_teardown(test_patience, stop),
 		cmocka_unit_test_teardown(test_refused, stop),
@@ -272,5 +272,5 @@ int main(void)
 	setenv("FAD_TUNE_LONG_NS", LONG_NS, 1);
 	setenv("FAD_TUNE_PREEMPT_WORK_NS", "0", 1);
 	setenv("FAD_TUNE_PREEMPT_STOP_NS", "3600000000000", 1);
-	return cmocka_run_group_tests_name("cuda-lull", tests, NULL, NULL);
+	return cmocka_run_group_tests_name("cuda-quiesce", tests, NULL, NULL);
 }

@@ -1,9 +1,6 @@
-/*
- * What becomes of a prefill that has given way to a request of high priority, and is to go on
- * when that has ended: its client is killed, or the daemon is told to end. The real daemon, over
- * the tests' GPU, whose kernels do not end until they are let: all else happens meanwhile.
- */
-#include "asker.h"
+/* A preempted prefill whose client is killed, or whose daemon is told to end. The real daemon over
+ * the tests' driver, whose kernels run until the test ends them. */
+#include "attention-client.h"
 #include "cuda-client.h"
 
 #include "tests/lib/scene.h"
@@ -26,24 +23,24 @@
 static struct fa_test_cuda cuda;
 static struct fa_test_daemon daemon_;
 static struct fa_test_cuda_page *page; /* the daemon's */
-static uint64_t n_before;              /* launches that start() has made, and kernels */
+static uint64_t n_before;              /* launches and kernels of start() */
 
-/* Who has something to do; the urgent one also in its stream of high priority. */
-static struct asker urgent, patient;
+/* The urgent one also has a stream of high priority. */
+static struct attention_client urgent, patient;
 
-/* There is a kernel for it that gives way. */
+/* Its kernel is preemptible. */
 static struct fa_case prefill_case(void)
 {
-	return asker_long_case(FA_WIRE_DTYPE_BF16);
+	return attention_client_long_case(FA_WIRE_DTYPE_BF16);
 }
 
-/* What runs is to stop; what it stops for does not end. */
+/* Stops what runs, for a request that does not end. */
 static void stop_it(uint64_t n_kernels)
 {
 	const uint64_t n_stopped = fa_test_cuda_stopped(page);
 
 	fa_check_eventually(fa_test_cuda_kernels(page) == n_kernels + 1);
-	asker_ask(&urgent, HIGH);
+	attention_client_submit(&urgent, HIGH);
 	fa_check_eventually(fa_test_cuda_stopped(page) == n_stopped + 1);
 	fa_check_eventually(fa_test_cuda_kernels(page) == n_kernels + 2);
 }
@@ -55,18 +52,18 @@ static void start(const char *drain_timeout_ms)
 	fa_test_cuda_begin(&cuda);
 	fa_test_daemon_start(&daemon_, &(struct fa_test_daemon_options){ .args = args });
 	page = fa_test_cuda_attach(&cuda, daemon_.pid);
-	asker_open(&urgent, daemon_.socket, asker_small_case());
+	attention_client_open(&urgent, daemon_.socket, attention_client_small_case());
 	fa_raw_stream_create(&urgent.raw, HIGH, 1);
-	asker_open(&patient, daemon_.socket, prefill_case());
-	/* From its first request on others give way to it; and each has its place on the GPU. */
-	asker_ask(&urgent, HIGH);
-	asker_expect(&urgent, HIGH);
-	asker_ask(&patient, 0);
-	asker_expect(&patient, 0);
+	attention_client_open(&patient, daemon_.socket, prefill_case());
+	/* From its first request on others are preempted for it. */
+	attention_client_submit(&urgent, HIGH);
+	attention_client_expect(&urgent, HIGH);
+	attention_client_submit(&patient, 0);
+	attention_client_expect(&patient, 0);
 	n_before = fa_test_cuda_launches(page);
 }
 
-/* It has ended; nothing was left behind on the GPU. */
+/* The daemon ends, and leaves nothing on the GPU. */
 static void finish(void)
 {
 	static const struct fa_test_cuda_lives nothing;
@@ -83,8 +80,8 @@ static void finish(void)
 
 static int stop(void **state)
 {
-	asker_close(&urgent);
-	asker_close(&patient);
+	attention_client_close(&urgent);
+	attention_client_close(&patient);
 	fa_test_daemon_stop(&daemon_);
 	fa_test_cuda_detach(page);
 	fa_test_cuda_end(&cuda);
@@ -93,7 +90,7 @@ static int stop(void **state)
 
 /* ---- killed */
 
-/* Has one request launched and two that wait behind it. */
+/* Has one request in flight and two that wait behind it. */
 static void prefill_client(int socket)
 {
 	struct fa_case attention = prefill_case();
@@ -130,7 +127,7 @@ static bool all_is_back(const struct held *before, bool loud)
 	       (int64_t)fa_test_cuda_bytes(&cuda) == before->lives.n[FA_TEST_CUDA_DEVICE_BYTES];
 }
 
-/* @before: NULL in the first round, which makes what is made once and kept. */
+/* @before: NULL in the first round, which allocates what is kept. */
 static void kill_round(const struct held *before)
 {
 	const uint64_t launches = fa_test_cuda_launches(page), kernels = fa_test_cuda_kernels(page);
@@ -147,21 +144,21 @@ static void kill_round(const struct held *before)
 	fa_check(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
 	close(child.socket);
 
-	/* It does not wait for the urgent one. */
+	/* The cancelled one does not wait for the urgent one. */
 	deadline = fa_deadline_ns(fa_test_patience_ns());
 	while (before && !all_is_back(before, fa_now_ns() > deadline)) {
 		fa_check(fa_now_ns() <= deadline);
 		fa_test_poll_pause(&pause_ns);
 	}
-	/* Others' come through: theirs may give way themselves. */
-	asker_ask(&patient, 0);
+	/* Other clients are served, though their requests may be preempted, too. */
+	attention_client_submit(&patient, 0);
 	fa_test_cuda_hold(page, false);
-	asker_expect(&urgent, HIGH);
-	asker_expect(&patient, 0);
+	attention_client_expect(&urgent, HIGH);
+	attention_client_expect(&patient, 0);
 	fa_check_eventually(fa_test_cuda_kernels(page) == fa_test_cuda_launches(page));
-	/* One each, and one for each time that one was stopped, as it goes on now and then beside
-	 * what does not end; but for the last time of the client that was killed. In the first
-	 * round nobody has waited for its end: it may have gone on, and its others have begun. */
+	/* One launch each, and one for each resumption beside the request that does not end, except
+	 * for the last stop of the killed client. In the first round its request may have been
+	 * resumed, and its others begun. */
 	if (before)
 		fa_check_eq(fa_test_cuda_launches(page) - launches,
 		            2 + fa_test_cuda_stopped(page) - stopped);
@@ -177,7 +174,7 @@ static void test_killed(void **state)
 	fa_raw_ping(&patient.raw);
 	fa_test_cuda_lives(page, &before.lives);
 	fa_test_daemon_usage(&daemon_, &before.usage);
-	/* The first one's end may take its time. */
+	/* The first one may take long to end. */
 	for (int calm = 0; calm < 40; ++calm) {
 		fa_test_quiet_ms(25);
 		if (all_is_back(&before, false))
@@ -201,31 +198,31 @@ static void wait_draining(void)
 	fa_check_eventually((fa_test_accounts(&urgent.raw, &accounts), accounts.draining));
 }
 
-/* The daemon waits for both, and the prefill goes on. */
+/* The daemon waits for both, and the prefill is resumed. */
 static void test_drained(void **state)
 {
 	start("60000");
 	fa_test_cuda_hold(page, true);
-	asker_ask(&patient, 0);
+	attention_client_submit(&patient, 0);
 	stop_it(n_before);
 	fa_test_daemon_signal(&daemon_, SIGTERM);
 	wait_draining();
 	fa_check_eq(fa_test_cuda_launches(page) - n_before, 2);
 	fa_test_cuda_hold(page, false);
-	asker_expect(&urgent, HIGH);
-	asker_expect(&patient, 0);
+	attention_client_expect(&urgent, HIGH);
+	attention_client_expect(&patient, 0);
 	fa_raw_expect_end(&urgent.raw);
 	fa_raw_expect_end(&patient.raw);
 	finish();
 	fa_check_eq(fa_test_cuda_launches(page) - n_before, 3);
 }
 
-/* It waits for so long, and the prefill does not go on, but ends at once. */
+/* After the deadline the prefill is not resumed, but ends at once. */
 static void test_deadline(void **state)
 {
 	start("200");
 	fa_test_cuda_hold(page, true);
-	asker_ask(&patient, 0);
+	attention_client_submit(&patient, 0);
 	stop_it(n_before);
 	fa_test_daemon_signal(&daemon_, SIGTERM);
 	fa_raw_wait_expect(&patient.raw, 0, patient.values[0], -ESHUTDOWN, NULL);
@@ -244,8 +241,8 @@ int main(void)
 		cmocka_unit_test_teardown(test_deadline, stop),
 	};
 
-	/* Whatever is long enough for its kernel, and until what is urgent has ended. */
+	/* Preempt works of any length, until the urgent ones have ended. */
 	setenv("FAD_TUNE_PREEMPT_WORK_NS", "0", 1);
 	setenv("FAD_TUNE_PREEMPT_STOP_NS", "3600000000000", 1);
-	return cmocka_run_group_tests_name("cuda-yield", tests, NULL, NULL);
+	return cmocka_run_group_tests_name("cuda-preempt", tests, NULL, NULL);
 }

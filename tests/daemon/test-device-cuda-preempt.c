@@ -1,7 +1,6 @@
-/*
- * How long launches give way to works of high priority, over the tests' driver: whose kernels
- * leave the blocks that they had no time for when they are asked, and all while they are held.
- */
+/* Preemption of long launches by works of high priority, over the tests' driver. Its kernels leave
+ * the blocks that they had no time for when they are asked to stop, and all blocks while they are
+ * held. */
 #include "daemon/backend/cuda/preempt.h"
 #include "daemon/backend/cuda/stream.h"
 #include "tests/daemon/cuda-device.h"
@@ -18,10 +17,10 @@
 static const struct fa_device_ops *const ops = &fa_device_cuda;
 
 enum {
-	LONG,   /* may yield */
-	BEHIND, /* the same, in the same queue */
+	LONG,   /* preemptible */
+	BEHIND, /* the same, behind it in its queue */
 	BESIDE, /* the same, of another group */
-	SHORT,  /* may not */
+	SHORT,  /* not preemptible */
 	URGENT,
 	URGENT_TOO,
 	N_JOBS
@@ -49,7 +48,7 @@ static struct fa_case case_of(int job)
 		.seed = (uint64_t)job,
 	};
 
-	/* No kernel of this dtype gives way. */
+	/* No kernel of this dtype is preemptible. */
 	if (job == SHORT)
 		attention.dtype = FA_WIRE_DTYPE_F32;
 	return attention;
@@ -58,7 +57,7 @@ static struct fa_case case_of(int job)
 static void begin(struct scene *scene)
 {
 	cuda_device_open(&scene->cuda, NULL);
-	/* However slow this machine is. */
+	/* Independent of this machine's speed. */
 	scene->cuda.device->tuning.preempt_stop_ns = UINT64_MAX;
 	for (int i = 0; i < N_GROUPS; ++i)
 		scene->groups[i] = cuda_group(&scene->cuda);
@@ -113,7 +112,7 @@ static bool has_stopped(struct scene *scene)
 	return false;
 }
 
-/* Where a work runs that may yield. */
+/* Returns the stream of a preemptible work. */
 static const struct fa_cuda_stream *stream_of(const struct scene *scene, int job)
 {
 	const struct fa_cuda_stream *streams = scene->cuda.device->streams;
@@ -126,7 +125,7 @@ static const struct fa_cuda_stream *stream_of(const struct scene *scene, int job
 	return &streams[i];
 }
 
-/* The long one runs until it is told to stop. */
+/* The long work runs until it is asked to stop. */
 static void run_long(struct scene *scene)
 {
 	const uint64_t n_kernels = fa_test_cuda_kernels(scene->cuda.page);
@@ -143,13 +142,14 @@ static void check_done(struct scene *scene, int job)
 	cuda_job_check(&scene->jobs[job]);
 }
 
-/* It stops, the urgent one runs, it goes on, and only then what is behind it. */
+/* The long work stops, the urgent one runs, the long one is resumed, then the one behind it
+ * runs. */
 static void order_child(void)
 {
 	static struct scene scene;
 
 	begin(&scene);
-	/* As decode leaves them whose parts were told: the next work need not have any. */
+	/* As decode in parts leaves the words; the next work need not have parts. */
 	for (unsigned int i = 0; i < scene.cuda.device->n_streams; ++i)
 		fa_cuda_self_signal_launched(&scene.cuda.device->streams[i], FA_CUDA_DONE_PARTS,
 		                             FA_CUDA_DONE_PARTS);
@@ -170,7 +170,7 @@ static void order_child(void)
 	end(&scene);
 }
 
-/* Where urgent works never end it goes on nevertheless. */
+/* A work is resumed even if urgent works never end. */
 static void starving_child(void)
 {
 	static struct scene scene;
@@ -184,7 +184,7 @@ static void starving_child(void)
 	scene.cuda.device->tuning.preempt_stop_ns = 1;
 	fa_check_eventually((cuda_reap(&scene.cuda), n_launches(&scene) >= 3));
 	fa_check(!scene.jobs[URGENT].reaped);
-	/* Then it has long enough for what it costs to be worth it. */
+	/* It then runs long enough to be worth the cost. */
 	fa_check_eq(stream_of(&scene, LONG)->preemption.run_ns, 500 * FA_NS_PER_US);
 	fa_test_cuda_hold(scene.cuda.page, false);
 	check_done(&scene, URGENT);
@@ -192,7 +192,7 @@ static void starving_child(void)
 	end(&scene);
 }
 
-/* ... and gets further each time, however many there are and whatever it takes. */
+/* A work makes progress each time, however many urgent ones come. */
 static void endless_child(void)
 {
 	static const int urgent[] = { URGENT, URGENT_TOO };
@@ -201,7 +201,7 @@ static void endless_child(void)
 
 	begin(&scene);
 	scene.cuda.device->tuning.preempt_stop_ns = fa_cuda_tuning_default().preempt_stop_ns;
-	/* Much longer than it may run at a time. */
+	/* Much longer than one run. */
 	fa_test_cuda_kernel_us(scene.cuda.page, 20000);
 	for (int i = 0; i < 2; ++i)
 		start(&scene, urgent[i]);
@@ -211,7 +211,7 @@ static void endless_child(void)
 
 		fa_check(fa_now_ns() < until_ns);
 		cuda_reap(&scene.cuda);
-		/* When one has ended the other is in flight. */
+		/* One urgent work is always in flight. */
 		for (int i = 0; i < 2; ++i)
 			if (scene.jobs[urgent[i]].reaped)
 				start(&scene, urgent[i]);
@@ -224,7 +224,7 @@ static void endless_child(void)
 	end(&scene);
 }
 
-/* Its time counts from when it can have begun, not from when it was launched. */
+/* The guaranteed time counts from when the launch can have begun. */
 static void waits_child(void)
 {
 	const struct fa_cuda_stream *stream;
@@ -257,7 +257,7 @@ static void cancel_child(void)
 {
 	static struct scene scene;
 
-	/* While it runs: it ends as soon as it can. */
+	/* Cancelled while it runs: it ends as soon as it can. */
 	begin(&scene);
 	run_long(&scene);
 	start(&scene, BEHIND);
@@ -270,7 +270,7 @@ static void cancel_child(void)
 	fa_check_eq(n_launches(&scene), 2);
 	end(&scene);
 
-	/* While it is stopped: it does not wait for the urgent one. */
+	/* Cancelled while it is stopped: it does not wait for the urgent one. */
 	begin(&scene);
 	run_long(&scene);
 	start(&scene, URGENT);
@@ -284,7 +284,7 @@ static void cancel_child(void)
 	end(&scene);
 }
 
-/* It alone is asked, whoever else may yield. */
+/* Only the cancelled work is asked to stop. */
 static void cancel_one_child(void)
 {
 	static struct scene scene;
@@ -306,7 +306,7 @@ static void cancel_one_child(void)
 	end(&scene);
 }
 
-/* The driver did not take it: it is asked once more. */
+/* The driver refused the word: it is written again. */
 static void cancel_again_child(void)
 {
 	static struct scene scene;
@@ -322,7 +322,7 @@ static void cancel_again_child(void)
 	end(&scene);
 }
 
-/* The GPU is lost while it is stopped; or the rest cannot be launched. */
+/* The GPU is lost while a work is stopped, or the rest cannot be launched. */
 static void fault_child(void)
 {
 	static struct scene scene;
@@ -362,12 +362,12 @@ static void lost_child(void)
 		cuda_job_wait(&scene.jobs[launched[i]], &scene.cuda);
 		fa_check_eq(scene.jobs[launched[i]].work.status, -ENODEV);
 	}
-	/* A lost driver takes nothing back. */
+	/* A lost driver frees nothing. */
 	free_all(&scene);
 	fa_check(!ops->close(scene.cuda.device));
 }
 
-/* Where nobody could ask works stand behind one another as ever. */
+/* Without queues of high priority works are launched behind one another. */
 static void nobody_child(void)
 {
 	static struct scene scene;
@@ -384,7 +384,7 @@ static void nobody_child(void)
 	end(&scene);
 }
 
-/* ... but those that take very long give way to who comes later. */
+/* Very long works are preempted even by a queue that came later. */
 static void later_child(void)
 {
 	static struct scene scene;
@@ -398,9 +398,9 @@ static void later_child(void)
 	};
 	const struct cuda_device *cuda = &scene.cuda;
 
-	setenv("FAD_TEST_CUDA_GFLOP", "1", 1); /* it is never computed */
+	setenv("FAD_TEST_CUDA_GFLOP", "1", 1); /* never computed */
 	begin(&scene);
-	cuda->device->chip.sms = 1; /* so that it takes long */
+	cuda->device->chip.sms = 1; /* makes the estimate long */
 	ops->queue_free(cuda->device, scene.high);
 	cuda_job_init(&job, &scene.cuda);
 	fa_test_cuda_hold(cuda->page, true);
@@ -417,7 +417,7 @@ static void later_child(void)
 	end(&scene);
 }
 
-/* Nobody gives way to anybody where works are short. */
+/* Short works are not preempted. */
 static void short_child(void)
 {
 	static struct scene scene;
