@@ -31,7 +31,7 @@ static bool is_unsent(const struct fa_server *server)
 	struct fa_list *pos;
 
 	fa_list_for_each(pos, &server->context.sessions)
-		if (!fa_list_empty(&fa_container_of(pos, struct fa_session, link)->out))
+		if (fa_container_of(pos, struct fa_session, link)->outbox.n_messages)
 			return true;
 	return false;
 }

@@ -89,8 +89,8 @@ static int add_session(json_t *sessions, struct fa_session *session)
 		r |= set(object, "ring_doorbells", ring.doorbells);
 		r |= json_object_set_new(object, "ring_asleep", json_boolean(!ring.polled));
 	}
-	r |= set(object, "out_messages", session->n_out);
-	r |= set(object, "out_bytes", session->out_bytes);
+	r |= set(object, "out_messages", session->outbox.n_messages);
+	r |= set(object, "out_bytes", session->outbox.bytes);
 	r |= set(object, "messages", session->n_messages);
 	r |= set(object, "errors", session->n_errors);
 	r |= add_usage(object, &session->usage);

@@ -1,7 +1,6 @@
 /*
- * Takes finished requests from the engine, answers them, and frees streams that were closed.
- * Arms and disarms the engine's wake-up of the loop. Loop thread, but for
- * fa_completions_notify().
+ * Reaps finished requests from the engine, answers them, and frees closed streams. Also arms the
+ * wake-up of the loop by the engine. Loop thread, except fa_completions_notify().
  */
 #pragma once
 
@@ -9,17 +8,16 @@
 
 struct fa_context;
 
-/* Answers all requests that the engine has finished so far, and frees them. A client may have
- * seen their ends in its completion page before this thread did. */
+/* Answers and frees all requests that the engine has finished. */
 void fa_completions_reap_all(struct fa_context *context);
 
-/* The same for a bounded number; also looks whether the device is lost. Returns true if there
- * was anything to take. */
+/* The same for a bounded number; also checks whether the device is lost. Returns true if anything
+ * was reaped. */
 bool fa_completions_poll(struct fa_context *context);
 
-/* The loop polls the engine no more: from now on the engine wakes it. */
+/* The loop stops polling: from now on the engine wakes it. */
 void fa_completions_arm(struct fa_context *context);
 
-/* Wakes the loop if it sleeps; @userdata is the context. The engine's thread, or the loop's
- * while it runs the engine. */
+/* Wakes the loop if it sleeps; @userdata is the context. Called by the engine's thread, or by the
+ * loop's while it runs the engine. */
 void fa_completions_notify(void *userdata);

@@ -19,8 +19,8 @@ void fa_context_warn_no_fds(struct fa_context *context)
 	if (context->no_fds_warned_ns && now_ns - context->no_fds_warned_ns < NO_FDS_WARN_NS)
 		return;
 	context->no_fds_warned_ns = now_ns;
-	fa_log(FA_LOG_WARNING, "no descriptors are left: connections are turned away, and "
-	                       "requests that take some are refused");
+	fa_log(FA_LOG_WARNING, "no descriptors are left: new connections and requests that "
+	                       "need some are refused");
 }
 
 int fa_context_explain_no_fds(struct fa_context *context, int code, struct fa_error *error)

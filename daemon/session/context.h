@@ -1,10 +1,8 @@
 /*
- * What sessions and their requests need of the daemon around them: the device, the engine,
- * the accounts, the limits, and the list of all sessions. The server (service/server.h)
- * contains it, and adds what only the server needs: the listener, accepting, timers.
+ * What sessions and their requests need of the daemon: device, engine, accounts, limits, and the
+ * list of all sessions. The server (service/server.h) contains it. Loop thread, except `asleep`.
  *
- * Calls from a session up to the server, to KV and to the handlers go through the hooks, so
- * that session/ includes nothing above it. Loop thread only, but for `asleep`.
+ * session/ includes nothing above it: it calls the server, KV and the handlers through hooks.
  */
 #pragma once
 
@@ -32,30 +30,30 @@ struct fa_session;
 
 enum fa_daemon_state {
 	FA_DAEMON_RUNNING,
-	FA_DAEMON_DRAINING, /* until requests in flight have ended */
-	FA_DAEMON_FLUSHING, /* until answers have been sent */
-	FA_DAEMON_STOPPING, /* until sessions have been freed */
+	FA_DAEMON_DRAINING, /* until no request is in flight */
+	FA_DAEMON_FLUSHING, /* until all answers are sent */
+	FA_DAEMON_STOPPING, /* until all sessions are freed */
 	FA_DAEMON_STOPPED,
 };
 
 struct fa_context_hooks {
-	/* A packet of the session was read. See fa_dispatch(). */
+	/* fa_dispatch() */
 	bool (*packet)(struct fa_session *session, const void *bytes, size_t length, int *fds,
 	               size_t n_fds, bool lost);
-	/* An entry was copied out of the session's submission ring. See fa_dispatch_ring(). */
+	/* fa_dispatch_ring() */
 	void (*ring_entry)(struct fa_session *session, const void *bytes, size_t length,
 	                   uint64_t received_ns);
 	/* Hello was accepted. */
 	void (*session_ready)(struct fa_session *session);
-	/* The session closes: its streams are cancelled, its buffers are still registered. */
+	/* The session's streams are cancelled, its buffers still registered. */
 	void (*session_closing)(struct fa_session *session);
-	/* Nothing of the session is in flight. It is freed next. */
+	/* Nothing of the session is in flight; it is freed next. */
 	void (*session_ended)(struct fa_session *session);
 	/* A session was freed. */
 	void (*session_freed)(struct fa_context *context);
-	/* Something ended that a drain may wait for. Called while the daemon drains. */
+	/* While the daemon drains: something ended that the drain may wait for. */
 	void (*drain_progress)(struct fa_context *context);
-	/* Nothing keeps a daemon alive that exits when idle; it may be idle now. */
+	/* The daemon may be idle now (exit_when_idle). */
 	void (*idle)(struct fa_context *context);
 	/* The device is lost; context.lost_reason says why. */
 	void (*device_lost)(struct fa_context *context);
@@ -76,7 +74,7 @@ struct fa_context {
 	const struct fa_device_ops *ops;
 	struct fa_device *device;
 	struct fa_engine *engine;
-	bool is_lost; /* the device; the next process may get it back */
+	bool is_lost; /* the device */
 	struct fa_error lost_reason;
 	struct fa_fd_reaper *reaper;
 	struct fa_importer importer;
@@ -85,46 +83,43 @@ struct fa_context {
 	struct fa_kv *kv;
 
 	struct fa_list sessions;
-	struct fa_list device_sessions; /* of them, those of which the device may tell an end */
+	struct fa_list device_sessions; /* those with device_streams */
 	struct fa_list hello_pending;   /* sessions without Hello, oldest first */
 	unsigned int n_sessions;        /* not freed yet */
-	uint64_t last_session;
-	/* Sessions are not looked through before, or so many descriptors later (session.c). */
-	uint64_t sent_check_ns, sent_charged;
-	uint64_t no_fds_warned_ns; /* when the log last said that descriptors ran out */
+	uint64_t last_session;          /* highest id */
+	uint64_t sent_check_ns;         /* earliest time of the next check (outbox.c) */
+	uint64_t sent_charged;          /* descriptors charged since the last check */
+	uint64_t no_fds_warned_ns;      /* time of the last warning; 0: none */
 
-	/* The loop sleeps, or is about to check once more before it sleeps. Only then the engine
-	 * has to wake it. */
+	/* 1 while the loop sleeps or makes its last check before; only then the engine must wake
+	 * it. */
 	_Atomic uint32_t asleep;
 	uv_async_t engine_async;
 	struct fa_loop_spin spin;
 	struct fa_rings rings;
-	unsigned int n_requests;             /* in flight, of all sessions */
-	struct fa_block_cache request_cache; /* memory for them */
-	uint64_t n_timelines;                /* whose descriptors the fd store has */
-	struct fa_list timelines_ended;      /* of them, those to be removed from the fd store */
+	unsigned int n_requests; /* in flight, of all sessions */
+	struct fa_block_cache request_cache;
+	uint64_t n_timelines;           /* in the fd store */
+	struct fa_list timelines_ended; /* of these, those that are to be removed from it */
 
-	/* The message that is being handled: private, aligned. */
+	/* The packet that is being handled. */
 	_Alignas(8) unsigned char packet[FA_WIRE_BYTES_MAX];
 };
 
-/* To be called whenever something ended that a drain may wait for. */
+/* To be called when something ended that a drain may wait for. */
 static inline void fa_context_drain_progress(struct fa_context *context)
 {
 	if (context->state != FA_DAEMON_RUNNING)
 		context->hooks->drain_progress(context);
 }
 
-/* Returns true if the device was lost, also if the loop has not been told yet. */
+/* Returns true if the device was lost, also before the loop has seen it. */
 bool fa_context_device_lost(const struct fa_context *context);
 
-/* No descriptor is left: says so in the log, at most once in ten seconds. */
+/* Logs that no descriptors are left, at most once in ten seconds. */
 void fa_context_warn_no_fds(struct fa_context *context);
 
-/*
- * The answer to a client that cannot be served because of @code. If no descriptor is left
- * that is -EDQUOT with a sentence, so that the client tries again; otherwise @code and @error
- * stay as they are.
- */
+/* Turns -EMFILE and -ENFILE into -EDQUOT with a sentence, so that the client tries again. Other
+ * codes, and @error, stay as they are. */
 #define FA_CONTEXT_NO_FDS "the daemon has no descriptors left"
 int fa_context_explain_no_fds(struct fa_context *context, int code, struct fa_error *error);

@@ -6,9 +6,8 @@
 
 #include <sched.h>
 
-/* What the device has told a client the engine sees a moment later; but for a device that is
- * lost just then, and that is not waited for. Where the engine thread alone sees it, it may have
- * to wait for a processor first. */
+/* The engine normally sees a completion moments after the client. The limits are for a device that
+ * is lost just then, and for an engine thread that waits for a processor. */
 #define SYNC_NS FA_NS_PER_MS
 #define SYNC_BY_THREAD_NS (100 * FA_NS_PER_MS)
 
@@ -59,7 +58,7 @@ bool fa_device_completion_submit(struct fa_session *session, uint32_t stream, ui
 
 	if (stream == FA_SESSION_STREAM_OWN)
 		return false;
-	/* Twice before words could be taken for those of another request. */
+	/* Often enough that old words never match a later value (common/completion.h). */
 	if (!(value & INT32_MAX))
 		fa_completion_clear_device_words(&session->completions[stream]);
 	if (!allowed || !session->device_page || slot->n_requests)
@@ -74,13 +73,13 @@ bool fa_device_completion_submit(struct fa_session *session, uint32_t stream, ui
 static void reap(struct fa_context *context)
 {
 	(void)fa_engine_poll(context->engine);
-	/* Nobody else would take this back before a ring is busy. */
+	/* Otherwise only a polled ring would end the engine's polling. */
 	if (!fa_rings_are_polled(&context->rings))
 		fa_engine_poll_end(context->engine);
 	fa_completions_reap_all(context);
 }
 
-/* Has what the client knows of taken from the engine. */
+/* Reaps what the session's client may have seen. */
 static void sync_session(struct fa_session *session, uint64_t until_ns)
 {
 	struct fa_context *context = session->context;
@@ -116,7 +115,7 @@ void fa_device_completion_sync(struct fa_context *context)
 	if (fa_list_empty(&context->device_sessions))
 		return;
 	until_ns = fa_now_ns() + (context->info.polled ? SYNC_NS : SYNC_BY_THREAD_NS);
-	/* Of all, one of which may have told another. */
+	/* All sessions: clients may tell one another what they have seen. */
 	reap(context);
 	for (unsigned int n = context->n_sessions; n && !fa_list_empty(&context->device_sessions);
 	     --n) {

@@ -1,10 +1,10 @@
 /*
- * Completions that the device itself tells a session's client, before the engine has seen
- * them: the words `early` of its completion page (common/completion.h). Loop thread.
+ * Completions that the device itself writes to a client's completion page, before the engine has
+ * seen them: device_words in common/completion.h. Loop thread.
  *
- * They are told of a request that is alone in its stream and has no other end than that of
- * its work. What follows from its end still waits for the engine; so before a message of such
- * a client is handled, what it may have seen is seen here, too.
+ * Only for a request that is alone in its stream and ends with its device work. All that follows
+ * from its end still waits for the engine; so the daemon syncs before it handles a message of a
+ * client that may have seen such a completion.
  */
 #pragma once
 
@@ -12,28 +12,26 @@
 
 #include <stdint.h>
 
-/* Makes the session's page one that the device can write to, which takes a while where a
- * worker does it. If it cannot be done, nothing is told early. Once. */
+/* Starts to pin the session's completion page, once. On failure the device completes nothing. */
 void fa_device_completion_open(struct fa_session *session);
 
-/* The session is closing, and somebody has a reference to it. */
+/* For a closing session. The caller has a reference to it. */
 void fa_device_completion_stop(struct fa_session *session);
 
-/* Of a session without requests: the page may be unmapped afterwards. */
+/* For a session without requests; its page may be unmapped afterwards. */
 void fa_device_completion_close(struct fa_session *session);
 
-/* A stream was made. */
+/* To be called for each new stream. */
 void fa_device_completion_stream(struct fa_session *session, uint32_t id);
 
-/* Request @value of the stream comes next, and may be told early if @may. Returns whether it
- * is to be. */
+/* Request @value is the stream's next. Returns true if the device completes it; never unless
+ * @allowed. */
 bool fa_device_completion_submit(struct fa_session *session, uint32_t stream, uint64_t value,
                                  bool allowed);
 
-/* The request of the stream that was to be is taken from the engine. */
+/* The stream's request that the device completes was reaped. */
 void fa_device_completion_finished(struct fa_session *session, uint32_t stream);
 
-/* What any client may have seen, or has heard of from another, has been taken from the engine when
- * this returns, as fa_completions_reap_all() does it; but for what takes the engine unusually
- * long. Sessions may be closed afterwards. */
+/* Reaps every request whose completion a client may have seen or heard of from another client; but
+ * gives up after a while. Sessions may be closed afterwards. */
 void fa_device_completion_sync(struct fa_context *context);

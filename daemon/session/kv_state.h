@@ -1,6 +1,4 @@
-/*
- * What a session has of the KV pool. It lies in struct fa_session; kv/ owns what it means.
- */
+/* A session's part of the KV pool; kv/ reads and writes it. Loop thread. */
 #pragma once
 
 #include "common/list.h"
@@ -11,9 +9,9 @@
 
 struct fa_kv_session {
 	struct fa_actor actor;
-	bool known;           /* actor.tenant is held */
+	bool known;           /* actor.tenant is referenced */
 	bool resumed;         /* it may own objects from before a restart */
 	uint32_t record;      /* in the session store; UINT32_MAX: none */
 	struct fa_list steps; /* struct fa_kv_step, oldest first */
-	uint32_t n_steps;     /* that the client began */
+	uint32_t n_steps;     /* begun by the client */
 };

@@ -1,7 +1,6 @@
 /*
- * A page of the daemon's that a session's client has, too, made one that the device can reach,
- * which a worker does where that takes a while. If it cannot be done, nobody is told. Loop
- * thread; embedded in the session.
+ * A page that daemon and client share, made accessible to the device by a worker. On failure the
+ * session works without it. Embedded in the session. Loop thread.
  */
 #pragma once
 
@@ -12,18 +11,18 @@ struct fa_session;
 
 struct fa_pinned_page {
 	struct fa_session *session;
-	/* Gets the page as the device addresses it, once, unless the session is closing by then. */
+	/* Called once, with the page as the device addresses it; not if the session closes before. */
 	void (*ready)(struct fa_session *session, void *address);
-	const char *failure; /* for the log: what there is not without it */
-	struct fa_registered_buffer *buffer,
-		*import; /* of the memory; of its job, while there is one */
+	const char *failure;                 /* for the log: what does not work without it */
+	struct fa_registered_buffer *buffer; /* the pinned memory */
+	struct fa_registered_buffer *import; /* while the worker's job runs */
 };
 
-/* Begins, of @bytes at @host, once. ready() may be called before it returns. */
+/* Starts to pin @bytes at @host, once. May call ready() before it returns. */
 void fa_pinned_page_open(struct fa_pinned_page *pinned, void *host, uint64_t bytes);
 
-/* The session is closing, and somebody has a reference to it. */
+/* Withdraws a job that has not started. The caller has a reference to the session. */
 void fa_pinned_page_cancel(struct fa_pinned_page *pinned);
 
-/* Nothing on the device has to do with the page any more, and it may be unmapped afterwards. */
+/* Unpins it. The device must not use the page any more; the caller may unmap it afterwards. */
 void fa_pinned_page_close(struct fa_pinned_page *pinned);

@@ -12,7 +12,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* Gives up what only a request that is to run needs. */
+/* Frees what only running needs. */
 static void release(struct fa_request *request)
 {
 	request->kind->release(request);
@@ -69,8 +69,7 @@ int fa_request_buffer(struct fa_request *request, const struct fa_wire_view *vie
 	return 0;
 }
 
-/* The one before it in its stream, if both are of one step: none keeps what its step does
- * not need. */
+/* The previous request of the stream if it is of the same step: its prepared tables are reused. */
 static struct fa_request *find_predecessor(const struct fa_request *request)
 {
 	const struct fa_session_stream *slot = &request->session->streams[request->stream];
@@ -103,7 +102,7 @@ int fa_request_prepare(struct fa_request *request, struct fa_error *error)
 		                  device_work->host_bytes, error);
 	if (r == 0)
 		session->n_prefixes += device_work->shared_prefixes;
-	/* The one before has its room back. */
+	/* The predecessor keeps what it prepared. */
 	if (r < 0 && predecessor && predecessor->job.work.prepared_moved) {
 		predecessor->job.work.prepared_moved = false;
 		device_work->prepared = NULL;
@@ -125,7 +124,7 @@ int fa_request_wait(struct fa_request *request, uint32_t stream, uint64_t value,
 	return 0;
 }
 
-/* ---- in */
+/* ---- submission */
 
 static int refuse_stopping(const struct fa_context *context, struct fa_error *error)
 {
@@ -192,7 +191,7 @@ static void send_completion(struct fa_session *session, uint64_t id, uint32_t st
 	fa_session_send(session, &message, -1, NULL);
 }
 
-/* No stream, no order: the answer can go at once. */
+/* Without a stream there is no order: answered at once. */
 static void answer_without_stream(struct fa_session *session, const struct fa_wire_message *message,
                                   uint64_t received_ns, const struct fa_request_kind *kind,
                                   struct fa_request_place place)
@@ -202,7 +201,7 @@ static void answer_without_stream(struct fa_session *session, const struct fa_wi
 	struct fa_charge charge = {};
 	struct fa_error unused;
 
-	/* A step that it was to be part of lacks something from now on. */
+	/* kind->refused() must run: it fails the step that the request belongs to. */
 	if (kind->refused && !request) {
 		fa_session_refuse(session, message->id, -ENOMEM,
 		                  "the daemon has no memory for a request");
@@ -217,7 +216,7 @@ static void answer_without_stream(struct fa_session *session, const struct fa_wi
 	else
 		none.status = fa_fail(&none.error, -ENOENT, "there is no stream %" PRIu32,
 		                      place.stream);
-	/* Whoever waits for its signals has the answer, too. */
+	/* Releases waiters for its signals. */
 	(void)fa_timeline_bind(session, message, &charge, &unused, &none.gates);
 	if (none.gates)
 		fa_gates_signal(none.gates, none.status);
@@ -246,8 +245,7 @@ static void submit(struct fa_request *request)
 
 /* ---- requests that end on the loop thread */
 
-/* Adds one that has ended. What is done for a client that did not ask for it as such keeps the device
- * busy, and is none of its requests. */
+/* @own: a request of the daemon itself, of which only the device time counts. */
 static void account(struct fa_usage *usage, const struct fa_job *job, bool own)
 {
 	if (job->started_ns)
@@ -354,7 +352,7 @@ int fa_request_submit(struct fa_session *session, const struct fa_wire_message *
 
 	request = fa_request_new(session, kind);
 	if (!request) {
-		/* Without a request its value cannot be finished, nor any after it. */
+		/* The value could never finish, nor any after it: the connection ends. */
 		fa_session_refuse(session, message->id, -ENOMEM,
 		                  "the daemon has no memory for a request");
 		return 0;
@@ -452,7 +450,7 @@ void fa_request_submit_own(struct fa_request *request)
 	submit(request);
 }
 
-/* ---- out */
+/* ---- completion */
 
 static bool dependencies_met(const struct fa_request *request)
 {

@@ -1,7 +1,6 @@
 #include "daemon/session/session.h"
 
 #include "common/cleanup.h"
-#include "common/clock.h"
 #include "common/packet.h"
 #include "daemon/session/completions.h"
 #include "daemon/session/context.h"
@@ -10,30 +9,12 @@
 #include "daemon/session/timeline.h"
 
 #include <errno.h>
-#include <linux/sockios.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 
-/* Messages read from one session before the others have their turn. */
+/* Messages read from one session before the others get their turn. */
 #define READ_MAX 16
-/* All that is sent is short: strings are bounded by FA_WIRE_TEXT_BYTES_MAX. */
-#define SEND_BYTES 4096
-/* All sessions are looked through, as descriptors are short: not for each request, but when some
- * were charged since, or after a while. */
-#define SENT_CHECK_FDS 8
-#define SENT_CHECK_NS (5 * FA_NS_PER_MS)
-
-/* An answer that waits for room in the socket. */
-struct out {
-	struct fa_list link;
-	int fds[FA_SESSION_SEND_FDS];
-	size_t n_fds;
-	struct fa_charge charge;
-	size_t length;
-	char bytes[];
-};
 
 static void update_poll(struct fa_session *session);
 
@@ -45,7 +26,7 @@ struct fa_session *fa_session_ref(struct fa_session *session)
 	return session;
 }
 
-/* What is unread may hold anything: it is not this thread that closes it. */
+/* The reaper closes it: unread descriptors could block this thread. */
 static void close_socket(struct fa_session *session)
 {
 	if (session->fd >= 0)
@@ -71,7 +52,7 @@ struct fa_session *fa_session_unref(struct fa_session *session)
 	if (session->completions)
 		munmap(session->completions, FA_COMPLETION_PAGE_BYTES);
 	close_socket(session);
-	fa_charge_release(&session->charge_sent);
+	fa_charge_release(&session->outbox.charge_sent);
 	fa_charge_release(&session->charge_hello);
 	fa_charge_release(&session->charge_socket);
 	fa_charge_release(&session->charge_session);
@@ -87,17 +68,6 @@ static void on_closed(uv_handle_t *handle)
 	fa_session_unref(handle->data);
 }
 
-static void out_free(struct fa_session *session, struct out *out)
-{
-	fa_list_remove(&out->link);
-	--session->n_out;
-	session->out_bytes -= out->length;
-	fa_packet_close_fds(out->fds, out->n_fds);
-	fa_charge_release(&out->charge);
-	free(out);
-}
-
-/* Cancels what is in flight on all streams, and ends the streams. */
 static void close_streams(struct fa_session *session)
 {
 	for (unsigned int i = 0; i < FA_SESSION_STREAMS; ++i) {
@@ -122,12 +92,11 @@ void fa_session_close(struct fa_session *session)
 	fa_list_remove(&session->hello_link);
 	fa_device_completion_stop(session);
 	fa_pinned_page_cancel(&session->timeline_pin);
-	/* Before the socket: the loop must not wait for a number that may be reused. */
+	/* Before the socket: its number may be reused while libuv still polls it. */
 	uv_close((uv_handle_t *)&session->poll, on_closed);
 	close_socket(session);
 	fa_ring_close(session);
-	while (!fa_list_empty(&session->out))
-		out_free(session, fa_container_of(session->out.next, struct out, link));
+	fa_outbox_clear(session);
 	close_streams(session);
 	session->context->hooks->session_closing(session);
 	while ((buffer = fa_id_table_pop(&session->buffers)))
@@ -153,211 +122,10 @@ int fa_session_stream_new(struct fa_session *session, uint32_t id, int priority)
 	if (session->ring && id != FA_SESSION_STREAM_OWN)
 		fa_engine_stream_set_records(slot->stream, fa_ring_records(session), id);
 	fa_device_completion_stream(session, id);
-	/* Given back when the engine returns the stream as closed. */
+	/* Dropped when the engine returns the closed stream. */
 	fa_session_ref(session);
 	session->n_streams += id != FA_SESSION_STREAM_OWN;
 	return 0;
-}
-
-/* ---- sending */
-
-/*
- * Descriptors on their way count as open files of this process's user, and the
- * kernel has a bound for them that all clients share. So they stay charged until
- * the client is seen to have received everything.
- */
-void fa_session_release_received(struct fa_session *session)
-{
-	int unread;
-
-	if (!session->charge_sent.amount || session->fd < 0)
-		return;
-	if (!ioctl(session->fd, SIOCOUTQ, &unread) && !unread)
-		fa_charge_release(&session->charge_sent);
-}
-
-/* Has what was received released for others, whose sessions say nothing just now. */
-static bool release_received_of_all(struct fa_context *context)
-{
-	const uint64_t now_ns = fa_now_ns();
-	struct fa_list *pos;
-
-	if (now_ns < context->sent_check_ns && context->sent_charged < SENT_CHECK_FDS)
-		return false;
-	context->sent_charged = 0;
-	context->sent_check_ns = now_ns + SENT_CHECK_NS;
-	fa_list_for_each(pos, &context->sessions)
-		fa_session_release_received(fa_container_of(pos, struct fa_session, link));
-	return true;
-}
-
-int fa_session_charge_fds(struct fa_session *session, uint64_t n, struct fa_charge *charge,
-                          struct fa_error *error)
-{
-	int r;
-
-	fa_session_release_received(session);
-	r = fa_charge_add(charge, session->tenant, FA_RESOURCE_FDS, n, error);
-	if (r == -EDQUOT && release_received_of_all(session->context))
-		r = fa_charge_add(charge, session->tenant, FA_RESOURCE_FDS, n, error);
-	if (r == 0)
-		session->context->sent_charged += n;
-	return r;
-}
-
-int fa_session_charge_fd(struct fa_session *session, struct fa_charge *charge,
-                         struct fa_error *error)
-{
-	return fa_session_charge_fds(session, 1, charge, error);
-}
-
-static void pause_if_unread(struct fa_session *session)
-{
-	uint64_t half = session->context->config.limits.session_out_bytes / 2;
-
-	if (session->out_bytes > half)
-		fa_session_pause(session, FA_PAUSE_OUTBOX);
-	else
-		fa_session_resume(session, FA_PAUSE_OUTBOX);
-}
-
-static int send_packet(struct fa_session *session, const void *bytes, size_t length, const int *fds,
-                       size_t n_fds, struct fa_charge *charge)
-{
-	int r;
-
-	r = fa_packet_send(session->fd, bytes, length, fds, n_fds, MSG_DONTWAIT);
-	if (r == 0 && charge)
-		fa_charge_move(&session->charge_sent, charge);
-	return r;
-}
-
-/* Sends what waits, as far as the socket takes it. */
-static int flush(struct fa_session *session)
-{
-	while (!fa_list_empty(&session->out)) {
-		struct out *out = fa_container_of(session->out.next, struct out, link);
-		int r;
-
-		r = send_packet(session, out->bytes, out->length, out->fds, out->n_fds,
-		                &out->charge);
-		if (r < 0)
-			return r;
-		out_free(session, out);
-	}
-	return 0;
-}
-
-static int enqueue(struct fa_session *session, const void *bytes, size_t length, int *fds,
-                   size_t n_fds, struct fa_charge *charge)
-{
-	struct out *out;
-
-	out = malloc(sizeof(*out) + length);
-	if (!out)
-		return -ENOMEM;
-	out->n_fds = n_fds;
-	for (size_t i = 0; i < n_fds; ++i)
-		out->fds[i] = fa_steal_fd(&fds[i]);
-	out->charge = (struct fa_charge){};
-	if (charge)
-		fa_charge_move(&out->charge, charge);
-	out->length = length;
-	memcpy(out->bytes, bytes, length);
-	fa_list_append(&session->out, &out->link);
-	++session->n_out;
-	session->out_bytes += length;
-	return 0;
-}
-
-void fa_session_send(struct fa_session *session, const struct fa_wire_message *message, int fd,
-                     struct fa_charge *charge)
-{
-	fa_session_send_fds(session, message, &fd, fd >= 0, charge);
-}
-
-void fa_session_send_fds(struct fa_session *session, const struct fa_wire_message *message,
-                         int *fds, size_t n_fds, struct fa_charge *charge)
-{
-	uint64_t buffer[SEND_BYTES / sizeof(uint64_t)];
-	const void *bytes;
-	size_t length;
-	int r;
-
-	if (session->state == FA_SESSION_CLOSING)
-		goto out;
-	r = fa_wire_encode(message, buffer, sizeof(buffer), &bytes, &length);
-	if (r == 0)
-		r = fa_list_empty(&session->out)
-		            ? send_packet(session, bytes, length, fds, n_fds, charge)
-		            : -EAGAIN;
-	if (r == -EAGAIN) {
-		r = enqueue(session, bytes, length, fds, n_fds, charge);
-		if (r == 0) {
-			pause_if_unread(session);
-			update_poll(session);
-		}
-	}
-	if (r < 0) {
-		fa_log_about(&session->subject, FA_LOG_DEBUG, "%s cannot be sent: %s",
-		             fa_wire_type_name(message->type), strerror(-r));
-		fa_session_close(session);
-	}
-out:
-	for (size_t i = 0; i < n_fds; ++i)
-		fa_close_fdp(&fds[i]);
-	if (charge)
-		fa_charge_release(charge);
-}
-
-static struct fa_wire_message reply_message(uint64_t id, int status, const char *text)
-{
-	return (struct fa_wire_message){
-		.id = id,
-		.type = FA_WIRE_REPLY,
-		.reply = { .status = status,
-		           .text = { .text = text, .length = text ? strlen(text) : 0 } },
-	};
-}
-
-void fa_session_reply(struct fa_session *session, uint64_t id, int status, const char *text)
-{
-	struct fa_wire_message message = reply_message(id, status, text);
-
-	if (status < 0) {
-		++session->n_errors;
-		fa_log_about(&session->subject, FA_LOG_DEBUG, "%s: %s", strerror(-status), text);
-	}
-	fa_session_send(session, &message, -1, NULL);
-}
-
-void fa_session_refuse(struct fa_session *session, uint64_t id, int status, const char *text)
-{
-	if (session->state == FA_SESSION_CLOSING)
-		return;
-	fa_log_about(&session->subject, FA_LOG_INFO, "closing the connection: %s", text);
-	fa_session_reply(session, id, status, text);
-	if (session->state == FA_SESSION_CLOSING)
-		return;
-	fa_session_close(session);
-}
-
-void fa_session_reject(struct fa_context *context, int fd, int status, const char *text)
-{
-	struct fa_wire_message message = reply_message(0, status, text);
-	uint64_t buffer[SEND_BYTES / sizeof(uint64_t)];
-	struct fa_tenant *tenant = NULL;
-	struct fa_peer peer;
-	const void *bytes;
-	size_t length;
-
-	if (fa_wire_encode(&message, buffer, sizeof(buffer), &bytes, &length) == 0)
-		(void)fa_packet_send(fd, bytes, length, NULL, 0, MSG_DONTWAIT);
-	/* If closing it takes long, others who are turned away do not wait for it. */
-	if (fa_peer_read(fd, &peer) == 0)
-		(void)fa_tenant_get(&context->tenants, peer.uid, peer.cgroup, &tenant);
-	fa_fd_reaper_add_connection(context->reaper, tenant, fd, NULL);
-	fa_tenant_unref(tenant);
 }
 
 /* ---- receiving */
@@ -378,7 +146,7 @@ void fa_session_resume(struct fa_session *session, enum fa_session_pause reason)
 		fa_ring_activate(session->ring);
 }
 
-/* Whether there is a packet that brings descriptors. It stays where it is, and they do, too. */
+/* Returns true if the next packet has descriptors. They stay in the socket. */
 static bool next_has_fds(int socket)
 {
 	struct msghdr msg = {};
@@ -386,8 +154,8 @@ static bool next_has_fds(int socket)
 	return recvmsg(socket, &msg, MSG_PEEK | MSG_DONTWAIT) >= 0 && (msg.msg_flags & MSG_CTRUNC);
 }
 
-/* So much that its user sent for nothing is not closed, by whichever of its connections, that no
- * more is received. What brings no descriptors is. */
+/* Too many descriptors that the tenant's sessions sent in vain are not closed yet: packets with
+ * descriptors are not received meanwhile, all others are. */
 static bool must_not_receive(struct fa_session *session)
 {
 	if (fa_tenant_reaper_queue(session->tenant)->n_rejected <= FA_FD_REAPER_REJECTED_HARD_MAX ||
@@ -397,7 +165,7 @@ static bool must_not_receive(struct fa_session *session)
 	return true;
 }
 
-/* Handles one packet. Returns whether to look for the next one at once. */
+/* Handles one packet. Returns true if the next one is to be read at once. */
 static bool read_packet(struct fa_session *session, int *fds, size_t *ret_n_fds)
 {
 	struct fa_context *context = session->context;
@@ -405,9 +173,8 @@ static bool read_packet(struct fa_session *session, int *fds, size_t *ret_n_fds)
 	ssize_t n;
 	char byte;
 
-	/* What the client put into its ring before it sent a packet comes first. As long as
-	 * there is more of that than a turn, or nothing is to be read, the packet stays where
-	 * it is. */
+	/* Entries that the client put into its ring before the packet are handled first; the packet
+	 * stays in the socket until none is left. */
 	if (session->ring) {
 		if (recv(session->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 &&
 		    (errno == EAGAIN || errno == EINTR))
@@ -439,7 +206,7 @@ static bool read_packet(struct fa_session *session, int *fds, size_t *ret_n_fds)
 	}
 	++session->n_messages;
 	fa_loop_spin_note(&context->spin);
-	/* What the client has seen in its page counts no more. */
+	/* Requests whose completion the client may have seen no longer count as in flight. */
 	fa_completions_reap_all(context);
 	fa_device_completion_sync(context);
 	if (session->state == FA_SESSION_CLOSING)
@@ -449,7 +216,6 @@ static bool read_packet(struct fa_session *session, int *fds, size_t *ret_n_fds)
 	return context->hooks->packet(session, context->packet, (size_t)n, fds, *ret_n_fds, lost);
 }
 
-/* What nobody has taken. */
 static void discard_fds(struct fa_session *session, int *fds, size_t n_fds)
 {
 	const struct fa_fd_reaper_queue *queue = fa_tenant_reaper_queue(session->tenant);
@@ -465,7 +231,7 @@ static void read_packets(struct fa_session *session)
 	uint64_t submitted = session->n_submitted;
 	bool more = true;
 
-	/* A message may be many requests: those of all layers of a step. */
+	/* One message may submit many requests, as StepAttendLayers does. */
 	for (unsigned int i = 0;
 	     i < READ_MAX && session->n_submitted - submitted < READ_MAX && more; ++i) {
 		int fds[FA_PACKET_FDS_KERNEL_MAX];
@@ -481,16 +247,11 @@ static void read_packets(struct fa_session *session)
 static void on_poll(uv_poll_t *poll, int status, int events)
 {
 	struct fa_session *session = fa_session_ref(poll->data);
-	int r;
 
 	if (status < 0) {
 		fa_session_close(session);
 	} else if (events & UV_WRITABLE) {
-		r = flush(session);
-		if (r < 0 && r != -EAGAIN)
-			fa_session_close(session);
-		else
-			pause_if_unread(session);
+		fa_outbox_flush(session);
 		fa_context_drain_progress(session->context);
 	}
 	if (session->state != FA_SESSION_CLOSING) {
@@ -505,12 +266,12 @@ static void on_poll(uv_poll_t *poll, int status, int events)
 
 static void update_poll(struct fa_session *session)
 {
-	/* While nothing is read, the end must be seen another way. */
+	/* While paused, the client's end shows as a disconnect only. */
 	int events = session->paused ? UV_DISCONNECT : UV_READABLE;
 
 	if (session->state == FA_SESSION_CLOSING)
 		return;
-	if (!fa_list_empty(&session->out))
+	if (!fa_list_empty(&session->outbox.messages))
 		events |= UV_WRITABLE;
 	if (events == session->poll_events)
 		return;
@@ -529,12 +290,12 @@ int fa_session_new(struct fa_context *context, int fd, struct fa_error *error,
 	session = fa_new(struct fa_session);
 	if (!session)
 		return fa_fail(error, -ENOMEM, "the daemon has no memory for another session");
-	/* Half-built, it is freed by its last reference. */
+	/* Safe to unref half-built from here on. */
 	*session = (struct fa_session){ .n_refs = 1, .context = context, .fd = -1 };
 	fa_list_init(&session->link);
 	fa_list_init(&session->hello_link);
 	fa_list_init(&session->device_link);
-	fa_list_init(&session->out);
+	fa_outbox_init(&session->outbox);
 	fa_list_init(&session->blocked);
 	fa_list_init(&session->kv.steps);
 	session->kv.record = UINT32_MAX;
@@ -558,7 +319,7 @@ int fa_session_new(struct fa_context *context, int fd, struct fa_error *error,
 	                  error);
 	if (r == 0)
 		r = fa_session_charge_fd(session, &session->charge_socket, error);
-	/* A crowd that was let in could else not be welcomed, not one of it. */
+	/* Charged now: otherwise many connections could leave no descriptor for any Hello. */
 	if (r == 0)
 		r = fa_session_charge_fd(session, &session->charge_hello, error);
 	if (r < 0)

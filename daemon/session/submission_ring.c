@@ -16,35 +16,35 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 
-/* Entries taken from one ring before the others have their turn. */
+/* Entries taken from one ring before the others are polled. */
 #define BATCH_MAX 16
-/* Before a packet is looked at; what is more keeps it waiting. */
+/* Entries taken before a packet; if there are more, the packet waits. */
 #define CATCH_UP_MAX 64
-/* How long rings are polled before the loop looks after its descriptors. */
+/* How long rings are polled before the loop polls its descriptors; */
 #define SLICE_NS (20 * FA_NS_PER_US)
-/* ... at least, if one had something for the engine. */
+/* ... if a ring had a request: then the device is busy, and the delay hits no request. */
 #define SLICE_BUSY_NS (5 * FA_NS_PER_US)
-/* Looks between two looks at the clock. */
+/* Poll rounds between two reads of the clock. */
 #define POLLS_PER_CLOCK 16
-/* Doorbells after which a ring is not polled, once polling it was in vain several times. */
+/* Most doorbells that are answered without polling (back-off). */
 #define SKIPPED_MAX 64
-/* Doorbells heard at a time. */
+
 #define DOORBELL_EVENTS_MAX 64
-/* Requests of one stream that are recorded at most. */
+/* Most completion records of one stream. */
 #define RECORDS_MAX 4096
 
 struct fa_session_ring {
 	struct fa_session *session;
-	struct fa_list link; /* rings.busy */
+	struct fa_list link; /* rings.polled */
 	struct fa_ring_consumer consumer;
 	struct fa_completion_records *records;
 	int doorbell;
 	struct fa_charge charge_bytes, charge_fds;
 
-	uint64_t last_ns;    /* when something was taken last */
-	bool wake_client;    /* requests have ended without the engine since it was last woken */
-	bool was_polled;     /* it was polled for a while since it was activated */
-	bool poll_succeeded; /* ... and not in vain */
+	uint64_t last_ns;    /* time of the last entry */
+	bool wake_client;    /* requests completed without the engine since the last wake-up */
+	bool was_polled;     /* since it was activated, without finding an entry at once */
+	bool poll_succeeded; /* ... and an entry came */
 	struct fa_backoff backoff;
 
 	uint64_t n_requests, n_doorbells;
@@ -67,7 +67,8 @@ static uint64_t spin_ns(const struct fa_rings *rings, const struct fa_session_ri
 	return rings->context->config.spin_us * FA_NS_PER_US;
 }
 
-/* Takes up to @max entries, and none behind @mark. The session may be closed afterwards. */
+/* Handles up to @max entries, none beyond @mark (NULL: no bound). The session may be closed
+ * afterwards. Returns true if there were any. */
 static bool consume(struct fa_session_ring *ring, unsigned int max, const uint64_t *mark)
 {
 	struct fa_session *session = fa_session_ref(ring->session);
@@ -80,7 +81,7 @@ static bool consume(struct fa_session_ring *ring, unsigned int max, const uint64
 	size_t length;
 	int r = 0;
 
-	/* An entry may be many requests: those of all layers of a step. */
+	/* One entry may submit many requests, as StepAttendLayers does. */
 	while (session->state == FA_SESSION_READY && n < max &&
 	       session->n_submitted - submitted < max && !session->paused &&
 	       !(mark && fa_ring_has_reached(&ring->consumer, *mark))) {
@@ -89,7 +90,7 @@ static bool consume(struct fa_session_ring *ring, unsigned int max, const uint64
 			break;
 		++n;
 		++session->n_messages;
-		/* What the client has seen in its records counts no more, nor what its page says. */
+		/* Requests whose completion the client may have seen no longer count as in flight. */
 		if (fa_engine_has_events(context->engine))
 			fa_completions_reap_all(context);
 		if (!fa_list_empty(&context->device_sessions)) {
@@ -108,7 +109,7 @@ static bool consume(struct fa_session_ring *ring, unsigned int max, const uint64
 		ring->last_ns = now_ns;
 		if (ring->was_polled)
 			ring->poll_succeeded = true;
-		/* Both are there until the last reference of the session is given back. */
+		/* The ring exists as long as the session's last reference. */
 		if (fa_ring_needs_room_wakeup(&ring->consumer) ||
 		    (ring->wake_client && fa_ring_needs_wakeup(ring->consumer.words)))
 			fa_completion_records_wake(ring->records);
@@ -118,7 +119,7 @@ static bool consume(struct fa_session_ring *ring, unsigned int max, const uint64
 	return n;
 }
 
-/* Leaves it to its doorbell, unless something has come. */
+/* Stops polling the ring, unless an entry has come. */
 static void arm_doorbell(struct fa_session_ring *ring)
 {
 	if (!fa_ring_sleep(&ring->consumer))
@@ -130,7 +131,7 @@ static void arm_doorbell(struct fa_session_ring *ring)
 	stop_polling(ring);
 }
 
-/* Each busy ring has its turn. Returns whether any had something, or has yet to be launched. */
+/* Polls each ring once. Returns true if one had an entry, or the engine something to launch. */
 static bool poll_all(struct fa_rings *rings, uint64_t now_ns)
 {
 	bool any = false;
@@ -177,8 +178,7 @@ static void on_idle(uv_idle_t *idle)
 				fa_cpu_spin_pause(rings->yields);
 		}
 		now_ns = fa_now_ns();
-		/* While the engine has something to do a look at descriptors delays nobody; just
-		 * when the next request comes it would. */
+
 		if (rings->n_submitted != n_submitted)
 			slice_ns = SLICE_BUSY_NS;
 	} while (rings->n_polled && now_ns - start_ns < slice_ns);
@@ -213,7 +213,7 @@ static void on_doorbells(uv_poll_t *poll, int status, int events)
 	int n;
 
 	n = epoll_wait(rings->doorbell_epoll, ready, DOORBELL_EVENTS_MAX, 0);
-	/* While requests are read and checked it wakes up. */
+	/* The engine thread wakes up while requests are read and checked. */
 	if (n > 0)
 		fa_engine_prewake(rings->context->engine);
 	for (int i = 0; i < n; ++i) {
@@ -256,7 +256,7 @@ void fa_rings_deinit(struct fa_rings *rings)
 	fa_close_fdp(&rings->doorbell_epoll);
 }
 
-/* ---- of one session */
+/* ---- a session's ring */
 
 static uint64_t power_of_two(uint64_t least, uint64_t most, uint64_t wanted)
 {
@@ -275,7 +275,7 @@ static int charge(struct fa_session_ring *ring, uint64_t bytes, struct fa_charge
 
 	r = fa_charge_add(&ring->charge_bytes, session->tenant, FA_RESOURCE_BUFFER_BYTES, bytes,
 	                  error);
-	/* The doorbell, and our end of the sockets. */
+	/* The doorbell, and the daemon's end of the socket pair. */
 	if (r == 0)
 		r = fa_session_charge_fds(session, 2, &ring->charge_fds, error);
 	if (r == 0)
@@ -381,7 +381,7 @@ bool fa_ring_catch_up(struct fa_session *session)
 	fa_engine_batch_begin(session->context->engine);
 	(void)consume(ring, CATCH_UP_MAX, &mark);
 	fa_engine_batch_end(session->context->engine);
-	/* What the client took back of what it said it had put was not there. */
+	/* A client that moved its tail back has no entries up to the mark. */
 	return session->state == FA_SESSION_READY && (fa_ring_has_reached(&ring->consumer, mark) ||
 	                                              !fa_ring_has_entries(&ring->consumer));
 }
@@ -403,12 +403,12 @@ void fa_ring_close(struct fa_session *session)
 	if (!ring)
 		return;
 	stop_polling(ring);
-	/* It is not the client that leaves: what has ended it may not have seen so far. Nothing is
-	 * charged for what a process leaves behind. */
+	/* The daemon ends, not the client, which may still read its completion records. Nothing is
+	 * charged for memory that a process leaves behind. */
 	if (session->context->state != FA_DAEMON_RUNNING ||
 	    fa_context_device_lost(session->context))
 		ring->records->keep_memory = true;
-	/* By name: the client holds the doorbell, too, and keeps it alive. */
+	/* Closing does not remove it: the client has the same eventfd. */
 	(void)epoll_ctl(session->context->rings.doorbell_epoll, EPOLL_CTL_DEL, ring->doorbell,
 	                NULL);
 }

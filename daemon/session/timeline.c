@@ -20,10 +20,10 @@
 struct fa_timeline {
 	struct fa_timeline_words words;
 	struct fa_charge charge, charge_bytes;
-	uint64_t planned[FA_TIMELINE_SLOTS]; /* the highest value that a request is to give */
+	uint64_t planned[FA_TIMELINE_SLOTS]; /* highest value of requests so far */
 	char name[NAME_BYTES];
 	bool stored;
-	struct fa_list ended_link; /* context.timelines_ended, once its session has gone */
+	struct fa_list ended_link; /* context.timelines_ended, once the session is freed */
 };
 
 /* ---- memory */
@@ -62,7 +62,7 @@ static void timeline_freep(struct fa_timeline **timeline)
 	timeline_free(*timeline);
 }
 
-/* One without memory, which is charged for it. */
+/* Charges for the memory, which timeline_map() makes. */
 static int timeline_new(struct fa_tenant *tenant, struct fa_error *error,
                         struct fa_timeline **ret_timeline)
 {
@@ -84,7 +84,7 @@ static int timeline_new(struct fa_tenant *tenant, struct fa_error *error,
 	return 0;
 }
 
-/* @ret_fds: the client's slots, the daemon's for the client, and those to be kept. */
+/* @ret_fds: the client's slots, the daemon's slots read-only, the daemon's slots writable. */
 static int timeline_map(struct fa_timeline *timeline, int ret_fds[3])
 {
 	_fa_cleanup_(fa_close_fdp) int in = -1, out = -1, reading = -1;
@@ -114,7 +114,8 @@ static int timeline_map(struct fa_timeline *timeline, int ret_fds[3])
 
 /* ---- life */
 
-/* One that nobody would release, if this process died, is not given away. */
+/* A timeline that the fd store cannot keep is refused: nothing would release its waiters if this
+ * process died. */
 static int store(struct fa_session *session, struct fa_timeline *timeline, int fd,
                  struct fa_error *error)
 {
@@ -140,8 +141,8 @@ static int store(struct fa_session *session, struct fa_timeline *timeline, int f
 	return 0;
 }
 
-/* Has the fd store let go of those whose sessions have gone. One that cannot be told now, as that
- * takes a descriptor, say, is told later; until then they count, and are charged. */
+/* Removes ended timelines from the fd store. A removal that fails, say for lack of a descriptor, is
+ * retried later; until then the timeline counts and is charged. */
 static void remove_ended(struct fa_context *context)
 {
 	const struct fa_fd_store_ops *fd_store = &context->fd_store;
@@ -169,7 +170,6 @@ void fa_timelines_close(struct fa_context *context)
 	}
 }
 
-/* From now on the device may wait for the client's slots. */
 static void on_pinned(struct fa_session *session, void *address)
 {
 	atomic_store_explicit(&session->timeline->words.in_at, address, memory_order_relaxed);
@@ -266,7 +266,7 @@ void fa_timeline_recover(const struct fa_fd_store_ops *fd_store)
 		(void)fd_store->remove(fd_store->userdata, name);
 	}
 	if (n)
-		fa_log(FA_LOG_INFO, "who waited for one of %u timelines was released", n);
+		fa_log(FA_LOG_INFO, "the waiters of %u timelines were released", n);
 }
 
 /* ---- gates */
@@ -305,7 +305,7 @@ static int bind_waits(const struct fa_wire_message *message, struct fa_gates *ga
 	return r;
 }
 
-/* More than before it, and not so much that whoever waits for it could not be released. */
+/* Values only rise, and stay below the value that releases all waiters. */
 static int check_signal(const struct fa_timeline *timeline, const struct fa_wire_gate *signal,
                         size_t i, struct fa_error *error)
 {
@@ -327,7 +327,7 @@ static int check_signal(const struct fa_timeline *timeline, const struct fa_wire
 	return 0;
 }
 
-/* All that can be given; returns what the first one says that cannot. */
+/* Takes all valid signals; returns the error of the first invalid one. */
 static int bind_signals(struct fa_timeline *timeline, const struct fa_wire_message *message,
                         struct fa_gates *gates, struct fa_error *error)
 {
@@ -374,7 +374,7 @@ int fa_timeline_bind(struct fa_session *session, const struct fa_wire_message *m
 	r = fa_charge_add(charge, session->tenant, FA_RESOURCE_GATES, n, error);
 	if (r == 0)
 		r = bind_waits(message, gates, error);
-	/* It does not wait for anything but its turn. */
+	/* A refused request waits for no gates. */
 	if (r < 0)
 		gates->n_waits = 0;
 	s = bind_signals(timeline, message, gates, r < 0 ? &other : error);

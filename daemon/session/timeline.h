@@ -1,13 +1,10 @@
 /*
- * Timelines of sessions: their memories, what requests may say of them, and their end.
- * Loop thread.
+ * Timelines of sessions: their memory, the gates of requests, and their end. Loop thread.
  *
- * The client gets its own slots writable, and the daemon's by a descriptor that can only
- * be read. (They are not sealed against writing, as then no later daemon could write them;
- * a client that finds a way to do so moves nobody's gates but its own, as the daemon goes
- * by words of its own.) The daemon's slots are kept beyond this process (persist/fd_store.h): the next
- * one releases all who wait for them before it serves anyone. They are released, too, when
- * the session ends.
+ * The client writes its slots and maps the daemon's read-only. The daemon's slots survive the
+ * process (persist/fd_store.h): the next daemon releases their waiters before it serves, as the end
+ * of the session does. The daemon reads its own words, never the mapped ones, so that a client that
+ * manages to write the daemon's slots moves no gates but its own.
  */
 #pragma once
 
@@ -25,20 +22,20 @@ struct fa_timeline;
 int fa_timeline_setup(struct fa_session *session, const struct fa_wire_message *message,
                       struct fa_error *error);
 
-/* When nothing of the session is in flight any more. */
+/* Releases waiters and frees the timeline. Nothing of the session may be in flight. */
 void fa_timeline_end(struct fa_session *session);
 
-/* The last of them: what the fd store cannot be told now it is not told any more. */
+/* Frees the ended timelines, also those that the fd store could not remove. */
 void fa_timelines_close(struct fa_context *context);
 
 /*
- * The gates of a request; *ret_gates stays NULL if it has none, and is freed with free()
- * when the request is no more. @charge pays for them, and is released when the request has
- * ended. With an error the request is refused, and *ret_gates may be there all the same: the
- * signals that it gives. -EINVAL, -EDQUOT, -ENOMEM.
+ * Makes the gates of a request; *ret_gates stays NULL if it has none. Free with free() after the
+ * request. @charge pays for them until the request ends. After an error the request is refused, but
+ * *ret_gates may be set all the same: to the signals that it still gives. -EINVAL, -EDQUOT,
+ * -ENOMEM.
  */
 int fa_timeline_bind(struct fa_session *session, const struct fa_wire_message *message,
                      struct fa_charge *charge, struct fa_error *error, struct fa_gates **ret_gates);
 
-/* Releases those who wait for words of daemons that are no more. */
+/* Releases waiters for timelines of daemons that died. */
 void fa_timeline_recover(const struct fa_fd_store_ops *fd_store);

@@ -1,0 +1,63 @@
+/*
+ * What a session sends: messages that its socket does not take at once wait in its outbox, and
+ * descriptors stay charged until the client has received them. Embedded in the session. Loop
+ * thread.
+ *
+ * The client must read: half of session_out_bytes waiting pauses the session (session.h).
+ */
+#pragma once
+
+#include "daemon/account/tenant.h"
+#include "schema/wire.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define FA_SESSION_SEND_FDS 4 /* of one message, at most */
+
+struct fa_context;
+struct fa_session;
+
+struct fa_outbox {
+	struct fa_list messages; /* encoded, oldest first */
+	unsigned int n_messages;
+	uint64_t bytes;
+	struct fa_charge charge_sent; /* descriptors that were sent and perhaps not received */
+};
+
+void fa_outbox_init(struct fa_outbox *outbox);
+
+/* Sends what the socket takes. If it fails, the session is closed. */
+void fa_outbox_flush(struct fa_session *session);
+
+/* Drops all messages, with their descriptors. */
+void fa_outbox_clear(struct fa_session *session);
+
+/*
+ * Sends a message, now or later, with @fd (-1: none). Consumes @fd and @charge (NULL: none). If it
+ * fails, the session is closed. No effect if it is closing.
+ */
+void fa_session_send(struct fa_session *session, const struct fa_wire_message *message, int fd,
+                     struct fa_charge *charge);
+
+/* The same with up to FA_SESSION_SEND_FDS descriptors, all of which are consumed. */
+void fa_session_send_fds(struct fa_session *session, const struct fa_wire_message *message,
+                         int *fds, size_t n_fds, struct fa_charge *charge);
+
+/* Answers message @id with a status and a sentence. */
+void fa_session_reply(struct fa_session *session, uint64_t id, int status, const char *text);
+
+/* The same; then closes the connection. */
+void fa_session_refuse(struct fa_session *session, uint64_t id, int status, const char *text);
+
+/* Tells a connection that gets no session why, and closes @fd. */
+void fa_session_reject(struct fa_context *context, int fd, int status, const char *text);
+
+/* Charges descriptors, such as those to be sent. -EDQUOT. */
+int fa_session_charge_fds(struct fa_session *session, uint64_t n, struct fa_charge *charge,
+                          struct fa_error *error);
+int fa_session_charge_fd(struct fa_session *session, struct fa_charge *charge,
+                         struct fa_error *error);
+
+/* Releases the charge for sent descriptors if the client has received all of them. */
+void fa_session_release_received(struct fa_session *session);
