@@ -19,7 +19,7 @@ struct method {
 	const char *name;
 	bool before_hello;
 	unsigned int fds_max;
-	bool pipelined; /* clients send several without waiting for the answers */
+	bool pipelined; /* clients do not wait for the answer before the next */
 	fa_call_handler *handle;
 	bool by_ring; /* it may come through a ring */
 };
@@ -41,7 +41,7 @@ static int handle_buffer_free(struct fa_call *call, struct fa_error *error)
 	return fa_registration_free(call->session, call->message, error);
 }
 
-/* ---- work */
+/* ---- requests of streams, rings, timelines */
 
 static int handle_attention(struct fa_call *call, struct fa_error *error)
 {
@@ -132,7 +132,8 @@ static const struct method methods[_FA_WIRE_TYPE_N] = {
 	[FA_WIRE_BUFFER_FREE] = { "BufferFree", false, 0, true, handle_buffer_free },
 	[FA_WIRE_STREAM_CREATE] = { "StreamCreate", false, 0, false, fa_handle_stream_create },
 	[FA_WIRE_STREAM_FREE] = { "StreamFree", false, 0, false, fa_handle_stream_free },
-	/* Its own fds_max is its handler's affair, as its answer is a Completion. */
+	/* Requests of streams take no descriptors; fa_request_submit() says so in a Completion. */
+
 	[FA_WIRE_ATTENTION] = { "Attention", false, FA_WIRE_FDS_MAX, true, handle_attention,
 	                        .by_ring = true },
 	[FA_WIRE_CANCEL] = { "Cancel", false, 0, false, fa_handle_cancel },
@@ -175,7 +176,6 @@ static bool is_fatal(int status)
 	return status == -EPROTO || status == -EPROTONOSUPPORT;
 }
 
-/* All that can be wrong with a message before its handler sees it. */
 static int check(struct fa_call *call, int decoded, const struct method **ret_method,
                  struct fa_error *error)
 {
@@ -184,7 +184,7 @@ static int check(struct fa_call *call, int decoded, const struct method **ret_me
 	bool known = decoded == 0 && (unsigned int)message->type < _FA_WIRE_TYPE_N;
 	const struct method *method = known ? &methods[message->type] : NULL;
 
-	/* Of those that were lost there were as many as it says, if that can be. */
+	/* If descriptors were lost, the announced number is taken as true. */
 	if (lost && message->fds > call->n_fds && message->fds <= FA_WIRE_FDS_MAX)
 		call->n_fds = message->fds;
 	else if (lost || message->fds != call->n_fds)
@@ -206,7 +206,7 @@ static int check(struct fa_call *call, int decoded, const struct method **ret_me
 	if (call->n_fds > method->fds_max)
 		return fa_fail(error, -EINVAL, "%s came with %zu descriptors; expected at most %u",
 		               method->name, call->n_fds, method->fds_max);
-	/* Those of streams are all that may come through a ring. */
+	/* by_ring: all requests of streams, and only they. */
 	if ((message->n_waits || message->n_signals) && !method->by_ring)
 		return fa_fail(error, -EINVAL,
 		               "%s came with gates, which only requests of streams have",
@@ -218,7 +218,7 @@ static int check(struct fa_call *call, int decoded, const struct method **ret_me
 	return 0;
 }
 
-/* Returns whether the answer will come later. */
+/* Returns true for a pipelined message. */
 static bool dispatch(struct fa_call *call, const void *bytes, size_t length)
 {
 	struct fa_session *session = call->session;

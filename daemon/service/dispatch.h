@@ -1,6 +1,6 @@
 /*
- * From bytes to handlers: one table says for each message what state it needs, what
- * it may carry, and who answers it. Loop thread.
+ * From bytes to handlers: one table has for each message its handler, whether it may precede Hello,
+ * how many descriptors it may carry, and whether it may come through a ring. Loop thread.
  */
 #pragma once
 
@@ -10,10 +10,9 @@
 #include <stddef.h>
 
 /*
- * Handles one packet. Handlers take what they keep of @fds by setting it to -1. @lost: more
- * had come than those, and could not be received: what wants them is refused, with -EMFILE.
- * Returns whether it pays to look for the next packet at once: it does not if the
- * client was answered and now has its turn.
+ * Handles one packet. Handlers set entries of @fds that they keep to -1. @lost: more descriptors
+ * came and could not be received; messages that need some fail with -EMFILE. Returns true if the
+ * caller should read on at once: clients send such messages without waiting for the answer.
  */
 bool fa_dispatch(struct fa_session *session, const void *bytes, size_t length, int *fds,
                  size_t n_fds, bool lost);

@@ -6,11 +6,11 @@
 
 #include <errno.h>
 
-/* From the cancellation of what is in flight until nothing more is read. */
+/* Time between cancelling requests and reading nothing more. */
 #define CANCEL_MS 1000
-/* The drain timeout when the device is lost: nothing is computed any more. */
+/* Drain timeout of a lost device, which computes nothing. */
 #define LOST_MS 1000
-/* For clients that do not read their last answers. */
+/* Time for clients to read their last answers. */
 #define FLUSH_MS 500
 
 static void start_flush(struct fa_server *server);
@@ -36,10 +36,8 @@ static bool is_unsent(const struct fa_server *server)
 	return false;
 }
 
-/*
- * Refused requests that keep coming would keep the drain from ending. Unread, they
- * do not; what was read is cancelled or refused, and is still answered.
- */
+/* Clients that keep sending requests would keep the drain from ending. What was read is still
+ * answered. */
 static void on_cancel_timeout(uv_timer_t *timer)
 {
 	struct fa_server *server = timer->data;
@@ -74,7 +72,7 @@ static void on_stopped(uv_timer_t *timer)
 	fa_server_finish(timer->data);
 }
 
-/* Sessions are freed later, so that the list stays as it is. */
+/* Sessions are freed later: the list stays valid. */
 static void close_sessions(struct fa_server *server, bool before_hello_only)
 {
 	struct fa_list *pos;
@@ -92,7 +90,8 @@ static void stop_listening(struct fa_server *server)
 	struct fa_list *pos;
 
 	server->context.state = FA_DAEMON_DRAINING;
-	fa_server_close_listener(server);
+	fa_accept_stop(server);
+	uv_timer_stop(&server->idle_timer);
 	server->draining(server->userdata);
 	close_sessions(server, true);
 	fa_list_for_each(pos, &server->context.sessions)
@@ -156,7 +155,7 @@ void fa_drain_advance(struct fa_server *server)
 	if (server->context.state == FA_DAEMON_STOPPING && !server->context.n_sessions &&
 	    fa_importer_is_idle(&server->context.importer)) {
 		server->context.state = FA_DAEMON_STOPPED;
-		/* From the loop itself: who called us may still use the engine. */
+		/* From the loop: the caller may still use the engine. */
 		uv_timer_start(&server->drain_timer, on_stopped, 0, 0);
 	}
 }

@@ -12,7 +12,6 @@
 
 #define PROGRAM "fad-supervise"
 
-/* Writes the path of the program that lies beside this one. */
 static int find_supervisor(char *ret_path, size_t size, struct fa_error *error)
 {
 	ssize_t n = readlink("/proc/self/exe", ret_path, size);
@@ -38,7 +37,7 @@ int fa_exec_supervisor(char *const *argv, int ready_fd, struct fa_error *error)
 	r = find_supervisor(path, sizeof(path), error);
 	if (r < 0)
 		return r;
-	/* By descriptor, restarts run the same program even if the file was replaced. */
+	/* A descriptor: restarts run the same program even if the file is replaced. */
 	exe_fd = open("/proc/self/exe", O_PATH);
 	if (exe_fd < 0)
 		return fa_fail(error, -errno, "/proc/self/exe cannot be opened: %m");

@@ -41,10 +41,7 @@ static void directory_of(const char *path, char *ret_dir, size_t size)
 	snprintf(ret_dir, size, "%.*s", slash ? (int)(slash - path) : 0, path);
 }
 
-/*
- * The lock file may be removed by its holder between our opening and our locking
- * it; then the one that has its name now counts.
- */
+/* Repeats if the holder removed the lock file between open() and flock(). */
 static int lock_path(const char *path, struct fa_error *error, int *ret_fd)
 {
 	char lock[PATH_MAX];
@@ -71,7 +68,7 @@ static int lock_path(const char *path, struct fa_error *error, int *ret_fd)
 	}
 }
 
-/* Removes what a dead daemon left; refuses to remove anything else. */
+/* Removes the socket of a dead daemon and nothing else. */
 static int clear_path(const struct sockaddr_un *address, struct fa_error *error)
 {
 	_fa_cleanup_(fa_close_fdp) int fd = -1;
@@ -85,7 +82,7 @@ static int clear_path(const struct sockaddr_un *address, struct fa_error *error)
 	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd < 0)
 		return fa_fail(error, -errno, "no socket can be made: %m");
-	/* EAGAIN: its queue of connections is full, so somebody listens. */
+	/* EAGAIN: its backlog is full, so a daemon listens. */
 	if (connect(fd, (const struct sockaddr *)address, sizeof(*address)) == 0 || errno == EAGAIN)
 		return fa_fail(error, -EADDRINUSE, "another daemon answers at %s", path);
 	if (errno != ECONNREFUSED)
@@ -139,7 +136,7 @@ int fa_listener_open(const struct fa_config *config, struct fa_error *error,
 	listener.fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (listener.fd < 0)
 		return fa_fail(error, -errno, "no socket can be made: %m");
-	/* Nobody can connect before mode and group are right, and we listen. */
+	/* No client can connect before mode and group are set. */
 	mask = umask(0777);
 	r = bind(listener.fd, (const struct sockaddr *)&address, sizeof(address));
 	umask(mask);
@@ -242,7 +239,7 @@ void fa_listener_close(struct fa_listener *listener)
 			(void)rmdir(dir);
 	}
 	if (listener->lock_fd >= 0) {
-		/* Removed while we hold it, so that it is never somebody else's. */
+		/* Removed while locked: it cannot be another daemon's. */
 		snprintf(name, sizeof(name), "%s.lock", listener->path);
 		(void)unlink(name);
 		fa_close_fdp(&listener->lock_fd);

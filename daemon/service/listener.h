@@ -1,9 +1,9 @@
 /*
- * The listening socket: made at a path, or handed over by a client that spawned
- * this daemon or by systemd. Loop thread.
+ * The listening socket: opened at a path, or inherited from the client that spawned this daemon or
+ * from systemd. Loop thread.
  *
- * A path is held through a lock file beside it, so that of two daemons that start
- * at once only one takes it; what a daemon that died left there is replaced.
+ * A lock file beside the path makes sure that only one of two daemons takes it; a socket that a
+ * dead daemon left is replaced.
  */
 #pragma once
 
@@ -17,8 +17,8 @@
 struct fa_listener {
 	int fd;
 	int lock_fd;
-	bool owns_path; /* removed at the end, if it is still ours */
-	bool owns_dir;  /* and its directory, if that is called fad-… and empty */
+	bool owns_path; /* the path is removed at the end, if dev and ino still match */
+	bool owns_dir;  /* and its directory, if it is empty and named fad-… */
 	dev_t dev;
 	ino_t ino;
 	char path[sizeof(((struct sockaddr_un *)0)->sun_path) + 1];
@@ -26,25 +26,18 @@ struct fa_listener {
 
 #define FA_LISTENER_NULL ((struct fa_listener){ .fd = -1, .lock_fd = -1 })
 
-/*
- * Makes the socket at config.socket, or at the usual place, with mode and group,
- * and listens. -EADDRINUSE if a daemon answers there.
- */
+/* Opens the socket at config.socket or the default path, with mode and group. -EADDRINUSE if a
+ * daemon answers there. */
 int fa_listener_open(const struct fa_config *config, struct fa_error *error,
                      struct fa_listener *ret_listener);
 
-/*
- * Takes a socket that listens already; consumes @fd if it succeeds. -EINVAL if it
- * is none of the right kind. If @unlink_path, its path (and a directory around it
- * that is called fad-…, if it is then empty) is removed at the end.
- */
+/* Takes a listening socket; consumes @fd on success. -EINVAL if it is of the wrong kind.
+ * @unlink_path sets owns_path and owns_dir. */
 int fa_listener_take(int fd, bool unlink_path, struct fa_error *error,
                      struct fa_listener *ret_listener);
 
-/*
- * Takes one back that fa_listener_open() made in a process that died since: its path is
- * ours again. Consumes @fd if it succeeds. -ESTALE: the path has gone.
- */
+/* Takes a socket that fa_listener_open() opened in a daemon that has died, with its path. Consumes
+ * @fd on success. -ESTALE: the path is gone. */
 int fa_listener_retake(int fd, struct fa_error *error, struct fa_listener *ret_listener);
 
 /* Stops listening and removes the path. */

@@ -12,208 +12,11 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <inttypes.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
 
-/* Connections taken before others have their turn. */
-#define ACCEPT_MAX 16
-#define ACCEPT_PAUSE_MS 100
-/* exit_when_idle: how long the first client may take to come. */
+/* exit_when_idle: the daemon ends if no client connects within this time. */
 #define FIRST_CLIENT_MS 30000
-
-static void accept_connections(struct fa_server *server);
-
-/* ---- accepting */
-
-static void on_accept(uv_poll_t *poll, int status, int events)
-{
-	accept_connections(poll->data);
-}
-
-static void on_accept_again(uv_timer_t *timer)
-{
-	struct fa_server *server = timer->data;
-
-	if (server->context.state == FA_DAEMON_RUNNING)
-		server->accepting = uv_poll_start(&server->accept_poll, UV_READABLE, on_accept) ==
-		                    0;
-}
-
-static void pause_accepting(struct fa_server *server)
-{
-	uv_poll_stop(&server->accept_poll);
-	server->accepting = false;
-	uv_timer_start(&server->accept_timer, on_accept_again, ACCEPT_PAUSE_MS, 0);
-}
-
-/* Whenever one may have become free: the connection that was turned away in its
- * place may take a while to close. */
-static void refill_reserve(struct fa_server *server)
-{
-	if (server->reserve_fd < 0 && server->context.state == FA_DAEMON_RUNNING)
-		server->reserve_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-}
-
-static void reject(struct fa_server *server, int fd, int status, const char *text)
-{
-	++server->n_refused;
-	fa_session_reject(&server->context, fd, status, text);
-}
-
-/*
- * There is no descriptor left. A connection that stays in the queue would wake the
- * loop again and again; so it is taken in place of the spare one and told.
- */
-static void shed_connection(struct fa_server *server)
-{
-	int fd;
-
-	fa_context_warn_no_fds(&server->context);
-	fa_close_fdp(&server->reserve_fd);
-	fd = accept4(server->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-	if (fd >= 0)
-		reject(server, fd, -EDQUOT, FA_CONTEXT_NO_FDS);
-	refill_reserve(server);
-	if (fd < 0 || server->reserve_fd < 0)
-		pause_accepting(server);
-}
-
-static void admit(struct fa_server *server, int fd)
-{
-	struct fa_session *session;
-	struct fa_error error;
-	int r;
-
-	++server->n_connections;
-	if (server->context.n_sessions >= server->context.config.limits.connections) {
-		fa_fail(&error, -EDQUOT,
-		        "1 more would exceed the limit connections, which is %" PRIu64
-		        " for the daemon",
-		        server->context.config.limits.connections);
-		reject(server, fd, -EDQUOT, error.text);
-		return;
-	}
-	r = fa_session_new(&server->context, fd, &error, &session);
-	if (r < 0) {
-		reject(server, fd, r, error.text);
-		return;
-	}
-	if (!uv_is_active((uv_handle_t *)&server->hello_timer))
-		fa_server_arm_hello_timer(server);
-}
-
-/* One more could not be let in, nor be let go of. */
-static bool is_reaper_full(struct fa_server *server)
-{
-	bool full = fa_fd_reaper_is_full(server->context.reaper);
-
-	if (full && !server->reaper_full)
-		fa_log(FA_LOG_WARNING,
-		       "%d connections that were turned away are not closed yet: no others are "
-		       "accepted until they are",
-		       FA_FD_REAPER_UNCHARGED_MAX);
-	server->reaper_full = full;
-	return full;
-}
-
-static void accept_connections(struct fa_server *server)
-{
-	for (unsigned int i = 0; i < ACCEPT_MAX && server->accepting; ++i) {
-		int fd;
-
-		if (is_reaper_full(server)) {
-			pause_accepting(server);
-			return;
-		}
-		fd = accept4(server->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-		if (fd >= 0) {
-			admit(server, fd);
-			continue;
-		}
-		switch (errno) {
-		case EAGAIN:
-			return;
-		case EINTR:
-		case ECONNABORTED:
-			break;
-		case EMFILE:
-		case ENFILE:
-			shed_connection(server);
-			break;
-		default:
-			fa_log(FA_LOG_WARNING, "a connection cannot be accepted: %m");
-			pause_accepting(server);
-			return;
-		}
-	}
-}
-
-/*
- * Connections that were never let in can hold descriptors already, which would be
- * closed with the listener, here and now. Those of a socket that was handed over are
- * left to whoever else listens there.
- */
-static void close_backlog(struct fa_server *server)
-{
-	int fd;
-
-	if (!server->listener.owns_path)
-		return;
-	/* Nobody can join them any more. */
-	(void)shutdown(server->listener.fd, SHUT_RD);
-	while ((fd = accept4(server->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0)
-		fa_fd_reaper_add_connection(server->context.reaper, NULL, fd, NULL);
-}
-
-void fa_server_close_listener(struct fa_server *server)
-{
-	close_backlog(server);
-	server->accepting = false;
-	uv_timer_stop(&server->accept_timer);
-	uv_timer_stop(&server->idle_timer);
-	uv_close((uv_handle_t *)&server->accept_poll, NULL);
-	fa_listener_close(&server->listener);
-}
-
-/* ---- sessions */
-
-static void on_hello_timeout(uv_timer_t *timer)
-{
-	struct fa_server *server = timer->data;
-	uint64_t now = fa_now_ns();
-
-	while (!fa_list_empty(&server->context.hello_pending)) {
-		struct fa_session *session = fa_container_of(server->context.hello_pending.next,
-		                                             struct fa_session, hello_link);
-
-		if (session->hello_deadline_ns > now)
-			break;
-		fa_session_refuse(session, 0, -ETIMEDOUT, "no Hello came in time");
-	}
-	fa_server_arm_hello_timer(server);
-}
-
-void fa_server_arm_hello_timer(struct fa_server *server)
-{
-	struct fa_session *oldest;
-	uint64_t now = fa_now_ns();
-
-	/* A loop without timers sleeps without setting the clock, which is cheaper. */
-	if (fa_list_empty(&server->context.hello_pending) ||
-	    server->context.state != FA_DAEMON_RUNNING) {
-		uv_timer_stop(&server->hello_timer);
-		return;
-	}
-	oldest = fa_container_of(server->context.hello_pending.next, struct fa_session, hello_link);
-	uv_timer_start(&server->hello_timer, on_hello_timeout,
-	               oldest->hello_deadline_ns > now
-	                       ? (oldest->hello_deadline_ns - now) / FA_NS_PER_MS + 1
-	                       : 1,
-	               0);
-}
 
 /* ---- hooks of sessions (session/context.h) */
 
@@ -224,7 +27,7 @@ static void on_session_ready(struct fa_session *session)
 	server->had_client = true;
 	fa_list_remove(&session->hello_link);
 	if (fa_list_empty(&server->context.hello_pending))
-		fa_server_arm_hello_timer(server);
+		fa_accept_update_hello_timer(server);
 }
 
 static void on_session_closing(struct fa_session *session)
@@ -237,7 +40,7 @@ static void on_session_freed(struct fa_context *context)
 {
 	struct fa_server *server = fa_server_of(context);
 
-	refill_reserve(server);
+	fa_accept_refill_reserve(server);
 	fa_server_exit_if_idle(server);
 	fa_drain_advance(server);
 }
@@ -278,8 +81,8 @@ void fa_server_exit_if_idle(struct fa_server *server)
 	if (!server->context.exit_when_idle || !server->had_client || server->context.n_sessions ||
 	    server->context.state != FA_DAEMON_RUNNING || server->kv.session_store.n_lost)
 		return;
-	/* Somebody may have come meanwhile. */
-	accept_connections(server);
+	/* A connection may wait in the backlog. */
+	fa_accept_poll(server);
 	if (server->context.n_sessions)
 		return;
 	fa_log(FA_LOG_INFO, "the last client has gone");
@@ -315,7 +118,7 @@ static void on_released(struct fa_importer *importer)
 	fa_drain_advance(fa_container_of(importer, struct fa_server, context.importer));
 }
 
-/* Sessions that are resumed may be closed, and are freed later: the list stays. */
+/* fa_session_resume() may close a session, but frees it later: the list stays valid. */
 static void on_reaper(uv_async_t *async)
 {
 	struct fa_server *server = async->data;
@@ -325,7 +128,7 @@ static void on_reaper(uv_async_t *async)
 	if (!server->context.reaper)
 		return;
 	again = fa_fd_reaper_collect(server->context.reaper);
-	refill_reserve(server);
+	fa_accept_refill_reserve(server);
 	if (!again)
 		return;
 	fa_list_for_each(pos, &server->context.sessions) {
@@ -346,9 +149,9 @@ static void wake_reaper(void *userdata)
 	uv_async_send(&server->reaper_async);
 }
 
-/* ---- beginning, reload, end */
+/* ---- start, reload, end */
 
-/* A device thread's; nothing runs on the device before there is an engine. */
+/* Called by a thread of the device, once the engine exists. */
 static void wake_engine(void *userdata)
 {
 	struct fa_server *server = userdata;
@@ -356,7 +159,7 @@ static void wake_engine(void *userdata)
 	fa_engine_wake(server->context.engine);
 }
 
-/* 0: there is no end to them. */
+/* 0: unlimited. */
 static uint64_t fds_max(void)
 {
 	struct rlimit limit;
@@ -411,7 +214,7 @@ static void teardown(struct fa_server *server)
 		server->context.device = server->context.ops->close(server->context.device);
 	server->context.reaper = fa_fd_reaper_free(server->context.reaper);
 	fa_listener_close(&server->listener);
-	fa_close_fdp(&server->reserve_fd);
+	fa_close_fdp(&server->accept.reserve_fd);
 }
 
 static void init_timer(struct fa_server *server, uv_timer_t *timer)
@@ -420,13 +223,12 @@ static void init_timer(struct fa_server *server, uv_timer_t *timer)
 	timer->data = server;
 }
 
-/* The handles that live from the first to the last. Nothing is undone on failure. */
+/* Handles that live as long as the server. On failure close_handles() must follow. */
 static int init_handles(struct fa_server *server)
 {
 	int r;
 
-	init_timer(server, &server->accept_timer);
-	init_timer(server, &server->hello_timer);
+	fa_accept_init(server);
 	init_timer(server, &server->drain_timer);
 	init_timer(server, &server->idle_timer);
 	r = uv_async_init(server->context.loop, &server->context.engine_async, on_engine);
@@ -443,8 +245,8 @@ static int init_handles(struct fa_server *server)
 static void close_handles(struct fa_server *server)
 {
 	uv_handle_t *handles[] = {
-		(uv_handle_t *)&server->accept_timer,
-		(uv_handle_t *)&server->hello_timer,
+		(uv_handle_t *)&server->accept.timer,
+		(uv_handle_t *)&server->accept.hello_timer,
 		(uv_handle_t *)&server->drain_timer,
 		(uv_handle_t *)&server->idle_timer,
 		(uv_handle_t *)&server->context.engine_async,
@@ -458,25 +260,6 @@ static void close_handles(struct fa_server *server)
 		if (handles[i]->type != UV_UNKNOWN_HANDLE && !uv_is_closing(handles[i]))
 			uv_close(handles[i], NULL);
 	fa_rings_deinit(&server->context.rings);
-}
-
-static int start_accepting(struct fa_server *server, struct fa_error *error)
-{
-	int r;
-
-	r = uv_poll_init(server->context.loop, &server->accept_poll, server->listener.fd);
-	if (r < 0)
-		return fa_fail(error, r, "the socket cannot be watched: %s", uv_strerror(r));
-	server->accept_poll.data = server;
-	r = uv_poll_start(&server->accept_poll, UV_READABLE, on_accept);
-	if (r < 0) {
-		uv_close((uv_handle_t *)&server->accept_poll, NULL);
-		return fa_fail(error, r, "the socket cannot be watched: %s", uv_strerror(r));
-	}
-	server->accepting = true;
-	if (server->context.exit_when_idle)
-		uv_timer_start(&server->idle_timer, on_idle_timeout, FIRST_CLIENT_MS, 0);
-	return 0;
 }
 
 static struct fa_server *server_new(const struct fa_server_options *options)
@@ -501,7 +284,7 @@ static struct fa_server *server_new(const struct fa_server_options *options)
 	server->context.generation = (uint64_t)now.tv_sec * FA_NS_PER_SEC + (uint64_t)now.tv_nsec;
 	server->context.started_ns = fa_now_ns();
 	server->listener = FA_LISTENER_NULL;
-	server->reserve_fd = -1;
+	server->accept.reserve_fd = -1;
 	server->context.rings.doorbell_epoll = -1;
 	atomic_init(&server->context.asleep, 1);
 	fa_list_init(&server->context.sessions);
@@ -522,9 +305,9 @@ int fa_server_new(const struct fa_server_options *options, struct fa_error *erro
 	server = server_new(options);
 	if (!server)
 		return fa_fail(error, -ENOMEM, "no memory for the server");
-	/* Whether we get to serve or not: who wrote to them is dead. */
+	/* Even if this daemon cannot start: the one that would signal them is dead. */
 	fa_timeline_recover(&options->fd_store);
-	/* Lent until all has gone well. */
+	/* Still owned by the caller, until the server is complete. */
 	server->context.config = *options->config;
 
 	if (options->listen_fd >= 0 && options->listen_fd_kept)
@@ -541,7 +324,7 @@ int fa_server_new(const struct fa_server_options *options, struct fa_error *erro
 		fa_fail(error, r, "no thread can be started: %s", strerror(-r));
 		goto fail;
 	}
-	server->reserve_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	fa_accept_refill_reserve(server);
 	r = init_handles(server);
 	if (r < 0) {
 		fa_fail(error, r, "the event loop cannot be used: %s", uv_strerror(r));
@@ -555,14 +338,16 @@ int fa_server_new(const struct fa_server_options *options, struct fa_error *erro
 	                 on_released);
 	r = fa_kv_open(&server->context, error);
 	if (r < 0) {
-		/* The next process has the socket, and who connects waits for it. */
+		/* The path stays: clients wait there for the next process. */
 		if (options->listen_fd_kept)
 			server->listener.owns_path = false;
 		goto fail;
 	}
-	r = start_accepting(server, error);
+	r = fa_accept_start(server, error);
 	if (r < 0)
 		goto fail;
+	if (server->context.exit_when_idle)
+		uv_timer_start(&server->idle_timer, on_idle_timeout, FIRST_CLIENT_MS, 0);
 
 	*options->config = (struct fa_config){}; /* consumed */
 	*ret_server = server;

@@ -18,7 +18,7 @@ static void json_freep(json_t **json)
 	json_decref(*json);
 }
 
-/* Keys are ours, and need no look at their UTF-8: of a crowd's status that is a good part. */
+/* nocheck: keys are constants, and checking their UTF-8 takes time. */
 static int set(json_t *object, const char *key, uint64_t number)
 {
 	return json_object_set_new_nocheck(object, key, json_integer((json_int_t)number));
@@ -40,7 +40,7 @@ int fa_status_set_cgroup(json_t *object, const char *cgroup)
 	return json_object_set_new(object, "cgroup", json_string(escaped));
 }
 
-/* Functions below return 0, or -1 if there was no memory, as jansson does. */
+/* As in jansson, functions below return 0, or -1 without memory. */
 
 static int add_usage(json_t *object, const struct fa_usage *usage)
 {
@@ -48,7 +48,7 @@ static int add_usage(json_t *object, const struct fa_usage *usage)
 	unsigned int n = FA_USAGE_LATENCY_BUCKETS;
 	int r = 0;
 
-	/* Most sessions of a crowd have done little. */
+	/* Trailing zeros are omitted. */
 	while (n && !usage->latency[n - 1])
 		--n;
 	for (unsigned int i = 0; i < n; ++i)
@@ -114,7 +114,7 @@ static int add_tenant(json_t *tenants, const struct fa_tenant *tenant)
 	return r | json_array_append_new(tenants, object);
 }
 
-/* All but the viewer's, with those that have gone behind. */
+/* All but the viewer's; tenants without sessions come last. */
 static int add_tenants(json_t *tenants, const struct fa_session *viewer, unsigned int *n)
 {
 	const struct fa_tenants *all = &viewer->context->tenants;
@@ -195,13 +195,13 @@ static int add_daemon(json_t *object, struct fa_server *server)
 	return r;
 }
 
-/* What all clients did together is nobody's business but the administrator's. */
+/* For privileged viewers only. */
 static int add_totals(json_t *object, struct fa_server *server)
 {
 	int r = 0;
 
-	r |= set(object, "connections_total", server->n_connections);
-	r |= set(object, "connections_refused", server->n_refused);
+	r |= set(object, "connections_total", server->accept.n_connections);
+	r |= set(object, "connections_refused", server->accept.n_rejected);
 	r |= set(object, "buffers", server->context.importer.n_buffers);
 	r |= set(object, "buffers_max", server->context.importer.buffers_max);
 	r |= set(object, "rings", server->context.rings.n_rings);

@@ -9,13 +9,11 @@
 #define FA_STATUS_LISTED_MAX 128
 
 /*
- * Writes what @viewer may see into a sealed memfd: all of it if it is privileged,
- * otherwise its own tenant and that one's sessions. It takes less than a millisecond,
- * as others wait for it: of more than FA_STATUS_LISTED_MAX sessions or tenants, its own
- * and the oldest are listed, and how many there are is said.
+ * Writes the status into a sealed memfd: all of it if @viewer is privileged, otherwise its tenant
+ * and that tenant's sessions. Lists at most FA_STATUS_LISTED_MAX sessions and tenants, the viewer's
+ * and the oldest, with their total number: other clients wait while it is written.
  */
 int fa_status_new(struct fa_session *viewer, int *ret_fd, size_t *ret_bytes);
 
-/* Adds "cgroup" to @object, so that no two become one: tenants are told apart by it. 0, or -1 if
- * there was no memory. */
+/* Adds "cgroup" to @object, escaped so that distinct cgroups stay distinct. -1: no memory. */
 int fa_status_set_cgroup(json_t *object, const char *cgroup);

@@ -9,7 +9,7 @@
 
 #include <string.h>
 
-/* Looked at, to find those that are listed. */
+/* Sequences that are examined, listed or not. */
 #define SCANNED_MAX 4096
 
 static int set(json_t *object, const char *key, uint64_t number)
@@ -41,7 +41,6 @@ static bool may_see(const struct fa_session *viewer, uint32_t tenant)
 	return viewer->privileged || (viewer->kv.known && viewer->kv.actor.tenant == tenant);
 }
 
-/* What a cache holds instead of numbers of its dtype. */
 static const char *store_name(enum fa_paged_store store)
 {
 	return store == FA_PAGED_E4M3 ? "e4m3" : store == FA_PAGED_INT8 ? "int8" : "plain";
@@ -98,7 +97,6 @@ static int add_sequence(json_t *sequences, const struct fa_pool *pool,
 	return r | json_array_append_new(sequences, object);
 }
 
-/* What the viewer's tenant has. */
 static void describe_own(const struct fa_kv *kv, const struct fa_session *viewer,
                          struct fa_pool_tenant_info *ret_info)
 {
@@ -127,7 +125,7 @@ static int add_pages(json_t *object, const struct fa_pool *pool)
 	return r | set(object, "free_pages", n_free);
 }
 
-/* Who has what of the pool, also without a session. */
+/* Also tenants without a session. */
 static int add_tenants(json_t *object, const struct fa_pool *pool, const struct fa_session *viewer)
 {
 	json_t *tenants = json_array();
@@ -153,7 +151,7 @@ static int add_tenants(json_t *object, const struct fa_pool *pool, const struct 
 	return r | json_object_set_new(object, "tenants", tenants);
 }
 
-/* What all have together is nobody's business but the administrator's. */
+/* Totals of all tenants are for privileged viewers only. */
 static int add_pool(json_t *object, const struct fa_kv *kv, const struct fa_session *viewer)
 {
 	struct fa_pool_tenant_info own;

@@ -1,8 +1,7 @@
 /*
- * Pings systemd (WatchdogSec=) or the supervisor, which kill and restart a daemon that does not
- * ping within WATCHDOG_USEC. The event loop pings, and only if the engine thread has iterated since
- * the last ping (fa_engine_heartbeat); so neither may hang. Running kernels do not count, however
- * long they take. Loop thread only.
+ * Pings systemd (WatchdogSec=) or the supervisor, which restart a daemon that stops pinging. The
+ * event loop pings, and only if the engine thread has iterated since the last ping: neither may
+ * hang. Long kernels do not count. Loop thread.
  */
 #pragma once
 

@@ -511,7 +511,7 @@ static void test_not_handed_over(void **state)
 	fa_check_eq(unlink(socket_path), 0);
 	names_wrong = true;
 	start_in_vain();
-	fa_check(log_has("what was handed over cannot be taken"));
+	fa_check(log_has("the stored descriptors cannot be taken"));
 	names_wrong = false;
 	start_daemon();
 	check_there();

@@ -145,7 +145,7 @@ static void run_until_idle(uint64_t n_connections)
 {
 	uint64_t deadline = fa_deadline_ns(PATIENCE_NS);
 
-	while (server->n_connections < n_connections || server->context.n_sessions ||
+	while (server->accept.n_connections < n_connections || server->context.n_sessions ||
 	       !fa_importer_is_idle(&server->context.importer)) {
 		uv_run(&loop, UV_RUN_NOWAIT);
 		demand(fa_now_ns() < deadline, "a session, or memory of one, stayed");
@@ -336,7 +336,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length)
 		start();
 	/* Each time: libFuzzer opens files of its own between two inputs. */
 	n_fds_idle = count_fds();
-	n_before = server->n_connections;
+	n_before = server->accept.n_connections;
 	client = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 	demand(client >= 0, "no socket");
 	demand(!connect(client, (struct sockaddr *)&address, address_bytes), "no connection");

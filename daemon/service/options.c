@@ -1,0 +1,193 @@
+#include "daemon/service/options.h"
+
+#include "common/cleanup.h"
+#include "daemon/account/config.h"
+#include "daemon/base/log.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char usage[] =
+	"Usage: fad [OPTION]...\n"
+	"Serves attention to other processes over a socket.\n"
+	"\n"
+	"  --config FILE          read FILE instead of " FA_CONFIG_PATH "\n"
+	"  --socket PATH          listen at PATH\n"
+	"  --listen-fd N          serve the listening socket that is descriptor N, and remove\n"
+	"                         its path at the end\n"
+	"  --supervise            start fad as a child, and restart it when it dies or hangs\n"
+	"  --exit-when-idle       exit when the last client has disconnected\n"
+	"  --backend NAME         cuda, cpu, or auto for the best that works\n"
+	"  --device GPU           serve only this GPU: its number or GPU-... UUID\n"
+	"  --threads N            threads of the CPU backend; 0: one per processor\n"
+	"  --log TARGET           stderr or journal\n"
+	"  --log-level LEVEL      error, warning, info or debug\n"
+	"  --drain-timeout-ms N   how long work in flight may take when stopping\n"
+	"  --ready-fd N           write READY to descriptor N when connections are accepted\n"
+	"  --check-config         say what is wrong with the configuration, and exit\n"
+	"  --version, --help\n"
+	"\n"
+	"SIGTERM or SIGINT: finish the work in flight and exit; a second one cancels the work,\n"
+	"a third one exits at once. SIGHUP: read the configuration again.\n"
+	"Exit status 75: the device was lost, or stored state cannot be taken back now; a new\n"
+	"start may help.\n";
+
+static int parse_fd(const char *text, int *ret_fd)
+{
+	char *end;
+	long fd;
+
+	errno = 0;
+	fd = strtol(text, &end, 10);
+	if (errno || end == text || *end || fd < 0 || fd > INT_MAX || fcntl((int)fd, F_GETFD) < 0)
+		return -EINVAL;
+	*ret_fd = (int)fd;
+	return 0;
+}
+
+/* Returns the argument with the option that getopt_long() returned last. */
+static char *last_option(char **argv)
+{
+	return argv[optarg && optarg == argv[optind - 1] ? optind - 2 : optind - 1];
+}
+
+/* Abbreviations, which getopt_long() accepts, are refused: a new option could break scripts. */
+static bool is_abbreviated(const char *argument, const char *name)
+{
+	const size_t length = strlen(name);
+
+	return strncmp(argument + 2, name, length) != 0 ||
+	       (argument[2 + length] && argument[2 + length] != '=');
+}
+
+int fa_service_options_parse(int argc, char **argv, struct fa_service_options *ret_options,
+                             char **ret_child_argv)
+{
+	enum {
+		CONFIG = 256,
+		LISTEN_FD,
+		READY_FD,
+		EXIT_WHEN_IDLE,
+		SUPERVISE,
+		CHECK_CONFIG,
+		VERSION,
+		HELP,
+		SET
+	};
+	static const struct option known[] = {
+		{ "config", required_argument, NULL, CONFIG },
+		{ "listen-fd", required_argument, NULL, LISTEN_FD },
+		{ "ready-fd", required_argument, NULL, READY_FD },
+		{ "exit-when-idle", no_argument, NULL, EXIT_WHEN_IDLE },
+		{ "supervise", no_argument, NULL, SUPERVISE },
+		{ "check-config", no_argument, NULL, CHECK_CONFIG },
+		{ "version", no_argument, NULL, VERSION },
+		{ "help", no_argument, NULL, HELP },
+		/* SET + i names overridden[i] */
+		{ "socket", required_argument, NULL, SET },
+		{ "backend", required_argument, NULL, SET + 1 },
+		{ "threads", required_argument, NULL, SET + 2 },
+		{ "log", required_argument, NULL, SET + 3 },
+		{ "log-level", required_argument, NULL, SET + 4 },
+		{ "drain-timeout-ms", required_argument, NULL, SET + 5 },
+		{ "device", required_argument, NULL, SET + 6 },
+		{ NULL, 0, NULL, 0 },
+	};
+	static const char *const overridden[] = { "socket",    "backend",          "threads", "log",
+		                                  "log_level", "drain_timeout_ms", "device" };
+	struct fa_service_options options = { .listen_fd = -1, .ready_fd = -1 };
+	const char *values[sizeof(overridden) / sizeof(*overridden)] = { NULL };
+	int option, index, n_child = 0;
+
+	ret_child_argv[n_child++] = argv[0];
+	while ((option = getopt_long(argc, argv, "", known, &index)) != -1) {
+		char *argument = option == '?' ? NULL : last_option(argv);
+
+		if (argument && is_abbreviated(argument, known[index].name)) {
+			fa_log(FA_LOG_ERROR, "unknown option \"%s\"; expected --%s in full",
+			       argument, known[index].name);
+			return -EINVAL;
+		}
+		if (argument && option != SUPERVISE && option != READY_FD) {
+			ret_child_argv[n_child++] = argument;
+			if (optarg && optarg == argv[optind - 1])
+				ret_child_argv[n_child++] = optarg;
+		}
+		switch (option) {
+		case CONFIG:
+			options.config = optarg;
+			break;
+		case LISTEN_FD:
+		case READY_FD:
+			if (parse_fd(optarg, option == LISTEN_FD ? &options.listen_fd
+			                                         : &options.ready_fd) < 0) {
+				fa_log(FA_LOG_ERROR, "\"%s\" is no open descriptor", optarg);
+				return -EINVAL;
+			}
+			break;
+		case EXIT_WHEN_IDLE:
+			options.exit_when_idle = true;
+			break;
+		case SUPERVISE:
+			options.supervise = true;
+			break;
+		case CHECK_CONFIG:
+			options.check_config = true;
+			break;
+		case VERSION:
+			puts("fad " FAD_VERSION);
+			return 0;
+		case HELP:
+			fputs(usage, stdout);
+			return 0;
+		case '?':
+			return -EINVAL;
+		default:
+			values[option - SET] = optarg;
+		}
+	}
+	if (optind < argc) {
+		fa_log(FA_LOG_ERROR, "unknown argument \"%s\"; see fad --help", argv[optind]);
+		return -EINVAL;
+	}
+	if (options.supervise && options.listen_fd >= 0) {
+		fa_log(FA_LOG_ERROR, "--supervise does not go with --listen-fd");
+		return -EINVAL;
+	}
+	for (size_t i = 0; i < sizeof(values) / sizeof(*values); ++i) {
+		if (!values[i])
+			continue;
+		options.overrides[options.n_overrides].name = overridden[i];
+		options.overrides[options.n_overrides++].value = values[i];
+	}
+	*ret_options = options;
+	return 1;
+}
+
+int fa_service_options_load_config(const struct fa_service_options *options,
+                                   struct fa_config *ret_config, struct fa_error *error)
+{
+	_fa_cleanup_(fa_config_deinit) struct fa_config config;
+	int r;
+
+	r = fa_config_init(&config);
+	if (r < 0)
+		return fa_fail(error, r, "no memory for the configuration");
+	r = fa_config_load(&config, options->config ? options->config : FA_CONFIG_PATH, error);
+	if (r < 0 && (options->config || r != -ENOENT))
+		return r;
+	for (unsigned int i = 0; i < options->n_overrides; ++i) {
+		r = fa_config_set(&config, "daemon", options->overrides[i].name,
+		                  options->overrides[i].value, error);
+		if (r < 0)
+			return r;
+	}
+	*ret_config = config;
+	config = (struct fa_config){}; /* consumed */
+	return 0;
+}
