@@ -1,6 +1,6 @@
 /*
- * Writes the corpus of fuzz-session: sessions as clients have them, and some that
- * are wrong in a way that mutations take long to find.
+ * Writes the corpus of fuzz-session: usual sessions, and wrong ones that mutation takes long to
+ * find.
  *   corpus-session DIRECTORY
  */
 #include "common/timeline.h"
@@ -64,7 +64,6 @@ static void handle(uint32_t buffer, uint8_t first)
 	put(PACKET_WAIT, message);
 }
 
-/* Two descriptors at a time. */
 static void pieces_begin(uint32_t buffer, uint32_t n)
 {
 	struct fa_wire_message message = fa_raw_register_message(buffer, 65536);
@@ -119,7 +118,7 @@ static void attention(struct fa_case attention_case, uint32_t buffer, uint32_t n
 	put(flags, message);
 }
 
-/* Waits for 1 in @slot (of its own: for 0), and gives slot 1 the value @signal. */
+/* Waits for 1 in @slot (slot 0: for 0), and writes @signal to slot 1. */
 static void add_gates(struct fa_wire_message *message, uint32_t slot, uint64_t signal)
 {
 	static struct fa_wire_gate wait, signals[2];
@@ -321,9 +320,9 @@ int main(int argc, char **argv)
 	put(PACKET_WAIT, fa_raw_message(FA_WIRE_TIMELINE_SETUP));
 	arena(2);
 	stream(FA_WIRE_STREAM_CREATE, 1);
-	gated(plain, 1, 0, 1, 0, 1);                    /* met, as 0 is */
-	gated(plain, 1, 1, 1, FA_WIRE_GATE_OUT | 1, 1); /* behind that one */
-	gated(plain, 1, 0, 2, 5, 1);                    /* never */
+	gated(plain, 1, 0, 1, 0, 1);                    /* met at once */
+	gated(plain, 1, 1, 1, FA_WIRE_GATE_OUT | 1, 1); /* met by the one before */
+	gated(plain, 1, 0, 2, 5, 1);                    /* never met */
 	marker(1, 2, 6, 1);
 	marker(0, 3, 64, 1); /* no such slot */
 	layers(0, 4, 3);
@@ -335,7 +334,7 @@ int main(int argc, char **argv)
 	put(PACKET_WAIT, fa_raw_message(FA_WIRE_STATUS));
 	save(directory, "timeline");
 
-	/* A ring, which nothing is put into, and markers beside it; a second one. */
+	/* A ring that stays empty, with markers sent by socket; then a second ring. */
 	hello();
 	message = fa_raw_message(FA_WIRE_RING_SETUP);
 	put(PACKET_WAIT, message);

@@ -1,11 +1,10 @@
 /*
- * A whole session: the daemon's loop, engine and CPU device in this process, and a
- * client that sends the packets of the input (packets.h) over a real socket. When
- * the client has gone, everything must have come back: sessions, buffers, accounts,
- * requests, descriptors. What the daemon says must be decodable.
+ * A whole session: loop, engine and CPU backend of the daemon in this process, and a client that
+ * sends the input's packets (packets.h) over a real socket. After the client has gone, sessions,
+ * buffers, accounts, requests and descriptors must be back, and every message of the daemon must
+ * decode.
  *
- * Limits are tiny, so that they are met; tensors are kept small, because what is
- * wanted is many sessions.
+ * Limits are tiny so that inputs reach them; tensors are small to keep sessions short.
  */
 #include "common/clock.h"
 #include "common/packet.h"
@@ -30,7 +29,7 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length);
 
 #define PATIENCE_NS (10 * FA_NS_PER_SEC)
-/* Multiply-adds of one request, beyond which it is not sent: they take time only. */
+/* Larger requests (in multiply-adds) are not sent: they only take time. */
 #define WORK_MAX 1000000
 
 static const char configuration[] = "[daemon]\n"
@@ -100,7 +99,7 @@ static void start(void)
 	options.config = &config;
 	options.listen_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	demand(options.listen_fd >= 0, "no socket");
-	/* The kernel chooses a name that is no file. */
+	/* An abstract name, chosen by the kernel. */
 	demand(!bind(options.listen_fd, (struct sockaddr *)&address, sizeof(sa_family_t)) &&
 	               !listen(options.listen_fd, 16),
 	       "no listener");
@@ -125,7 +124,6 @@ static void list_fds(void)
 	}
 }
 
-/* Whether the accounts of all tenants are empty. */
 static bool accounts_are_empty(void)
 {
 	struct fa_list *pos;
@@ -140,7 +138,7 @@ static bool accounts_are_empty(void)
 	return true;
 }
 
-/* Runs the loop until the connection was seen, and has gone with all it had. */
+/* Runs the loop until the connection came and went, with all it held. */
 static void run_until_idle(uint64_t n_connections)
 {
 	uint64_t deadline = fa_deadline_ns(PATIENCE_NS);
@@ -151,12 +149,12 @@ static void run_until_idle(uint64_t n_connections)
 		demand(fa_now_ns() < deadline, "a session, or memory of one, stayed");
 	}
 	demand(server->context.n_requests == 0, "a request stayed");
-	/* What is closed by others is released when it is. */
+	/* Some resources are released when other threads close them. */
 	while (!accounts_are_empty()) {
 		uv_run(&loop, UV_RUN_NOWAIT);
 		demand(fa_now_ns() < deadline, "something stayed charged");
 	}
-	/* A thread of its own closes what clients sent. */
+	/* The reaper thread closes clients' descriptors. */
 	while (count_fds() != n_fds_idle)
 		if (fa_now_ns() > deadline) {
 			list_fds();
@@ -240,7 +238,7 @@ static bool is_long(const struct fa_wire_message *message)
 	return work * keys > WORK_MAX;
 }
 
-/* What would stop the daemon, or only take time, is not sent. */
+/* Packets that would stop the daemon or only take time are not sent. */
 static bool is_unwanted(const struct packet *packet)
 {
 	static _Alignas(8) unsigned char bytes[FA_WIRE_BYTES_MAX];
@@ -277,7 +275,7 @@ static void send_packet(int client, const struct packet *packet)
 		cmsg->cmsg_len = CMSG_LEN(n_fds * sizeof(int));
 		memcpy(CMSG_DATA(cmsg), fds, n_fds * sizeof(int));
 	}
-	/* Full or closed: then it is lost. */
+	/* If the socket is full or closed, the packet is lost. */
 	(void)sendmsg(client, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
 	for (size_t i = 0; i < n_fds; ++i)
 		close(fds[i]);
@@ -315,8 +313,7 @@ static bool is_readable(int client)
 	return poll(&pollfd, 1, 0) > 0;
 }
 
-/* Lets the daemon work until it has something to say; not for ever, as it may have
- * nothing to. */
+/* Runs the daemon until it replies, or a bound is reached, as it may have nothing to say. */
 static void await_reply(int client)
 {
 	uint64_t deadline = fa_deadline_ns(2 * FA_NS_PER_MS);
@@ -334,7 +331,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length)
 
 	if (!server)
 		start();
-	/* Each time: libFuzzer opens files of its own between two inputs. */
+	/* Counted each time: libFuzzer opens files between inputs. */
 	n_fds_idle = count_fds();
 	n_before = server->accept.n_connections;
 	client = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);

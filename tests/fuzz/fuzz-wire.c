@@ -1,6 +1,6 @@
 /*
- * Any bytes for fa_wire_decode(). What decodes lies within the bytes, and says
- * the same after it was encoded and decoded again.
+ * Feeds any bytes to fa_wire_decode(). What decodes must lie within the bytes, and be the same
+ * after encoding and decoding again.
  */
 #include "tests/wire/inspect.h"
 
@@ -28,7 +28,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length)
 	void *exact;
 	int r;
 
-	/* a heap block of exactly that size is aligned, and ASan watches its end */
+	/* an aligned heap block of the exact size: ASan watches its end */
 	exact = malloc(length ? length : 1);
 	demand(exact != NULL, "out of memory");
 	memcpy(exact, data, length);

@@ -1,7 +1,7 @@
 /*
- * Mutations of fuzz-session's inputs that keep them sessions: packets come, go and
- * change places; a message is decoded, one field of it changed, and encoded again;
- * and sometimes its bytes are spoiled as they are.
+ * Mutates inputs of fuzz-session so that they stay sessions: packets are added, removed and
+ * swapped; a message is decoded, one field changed, and encoded again; sometimes bytes are
+ * changed directly.
  */
 #include "schema/wire.h"
 #include "tests/fuzz/packets.h"
@@ -22,7 +22,7 @@ static uint32_t pick(uint32_t bound)
 	return (uint32_t)((state >> 33) % bound);
 }
 
-/* Numbers at which something ends. */
+/* Boundary values. */
 static uint64_t interesting(void)
 {
 	static const uint64_t numbers[] = {
@@ -103,7 +103,7 @@ static void change_view(struct fa_wire_view *view)
 	}
 }
 
-/* Vectors are replaced by these, which outlive the encoding. */
+/* Vectors in mutated messages point here, which outlives the encoding. */
 static uint32_t lengths[16];
 static float numbers[16];
 
@@ -197,7 +197,7 @@ static void change_layers(struct fa_wire_step_attend_layers *layers)
 	}
 }
 
-/* Some that are met at once, some never, some that cannot be. */
+/* Gates that are met at once, never met, or invalid. */
 static void change_gates(struct fa_wire_message *message)
 {
 	static struct fa_wire_gate gates[2][FA_WIRE_GATES_MAX];
@@ -309,13 +309,13 @@ static void change_message(struct fa_wire_message *message)
 		change_attention(&message->attention);
 		break;
 	default:
-		/* another type, which has no fields either */
+		/* another type without fields */
 		message->type = pick(2) ? FA_WIRE_PING : FA_WIRE_STATUS;
 		break;
 	}
 }
 
-/* A message of any type, with numbers that may make sense. */
+/* A message of any type with plausible numbers. */
 static void new_message(struct fa_wire_message *ret_message)
 {
 	memset(ret_message, 0, sizeof(*ret_message));
@@ -372,7 +372,7 @@ static void new_message(struct fa_wire_message *ret_message)
 	}
 }
 
-/* Encodes into @output; returns the length, 0 if it cannot be. */
+/* Returns the length; 0 if the message cannot be encoded. */
 static size_t encode(const struct fa_wire_message *message, uint8_t *output)
 {
 	static _Alignas(8) unsigned char space[FA_WIRE_BYTES_MAX];
@@ -385,7 +385,7 @@ static size_t encode(const struct fa_wire_message *message, uint8_t *output)
 	return length;
 }
 
-/* Changes the message of one packet; returns its new length. */
+/* Mutates the message of one packet; returns its new length. */
 static size_t change_packet(const struct packet *packet, uint8_t *output, size_t room)
 {
 	static _Alignas(8) unsigned char aligned[UINT16_MAX + 1];
@@ -425,25 +425,25 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t length, size_t max_length, 
 	other = n ? pick((uint32_t)n) : 0;
 
 	switch (n ? pick(8) : 0) {
-	case 0: /* one more */
+	case 0: /* add a packet */
 		new_message(&message);
 		memmove(&packets[at + 1], &packets[at], (n - at) * sizeof(packets[0]));
 		packets[at] = (struct packet){ (uint8_t)pick(128), changed,
 			                       encode(&message, changed) };
 		++n;
 		break;
-	case 1: /* one less */
+	case 1: /* remove one */
 		memmove(&packets[at], &packets[at + 1], (n - at - 1) * sizeof(packets[0]));
 		--n;
 		break;
-	case 2: { /* two change places */
+	case 2: { /* swap two */
 		struct packet packet = packets[at];
 
 		packets[at] = packets[other];
 		packets[other] = packet;
 		break;
 	}
-	case 3: /* one again */
+	case 3: /* repeat one */
 		memmove(&packets[other + 1], &packets[other], (n - other) * sizeof(packets[0]));
 		++n;
 		break;

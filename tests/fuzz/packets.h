@@ -1,8 +1,8 @@
 /*
- * The input of fuzz-session: packets one after another, each with three bytes in
- * front. Bytes that do not make a whole packet at the end make a short one.
- *   byte 0   what travels with it and what happens after it, below
- *   byte 1,2 its length, least significant first
+ * Input of fuzz-session: packets, each behind a header of three bytes. Leftover bytes at the end
+ * make a short packet.
+ *   byte 0   descriptors and flags, below
+ *   byte 1,2 length, little endian
  */
 #pragma once
 
@@ -12,14 +12,14 @@
 #define PACKET_HEAD_BYTES 3
 
 #define PACKET_FDS 0x0f  /* enum packet_fds; larger numbers: none */
-#define PACKET_WAIT 0x10 /* wait for an answer before the next packet */
-#define PACKET_TURN 0x20 /* give the daemon a turn before the next packet */
-#define PACKET_READ 0x40 /* read what has come so far */
+#define PACKET_WAIT 0x10 /* wait for a reply before the next packet */
+#define PACKET_TURN 0x20 /* run the daemon before the next packet */
+#define PACKET_READ 0x40 /* read what has arrived */
 
 enum packet_fds {
 	PACKET_NO_FD,
-	PACKET_MEMFD,           /* 64 KiB, sealed as it must be */
-	PACKET_MEMFD_UNSEALED,  /* may shrink */
+	PACKET_MEMFD,           /* 64 KiB, sealed as required */
+	PACKET_MEMFD_UNSEALED,  /* not sealed against shrinking */
 	PACKET_MEMFD_READ_ONLY, /* sealed against writing */
 	PACKET_MEMFD_SPARSE,    /* 1 TiB, without a page */
 	PACKET_MEMFD_EMPTY,
@@ -37,7 +37,7 @@ struct packet {
 	size_t length;
 };
 
-/* Takes the first packet off the input; returns 0 if there is none. */
+/* Takes the first packet off the input; returns 0 if none is left. */
 static inline int packet_next(const uint8_t **input, size_t *left, struct packet *ret_packet)
 {
 	size_t length;
@@ -53,7 +53,7 @@ static inline int packet_next(const uint8_t **input, size_t *left, struct packet
 	return 1;
 }
 
-/* Appends a packet; returns what it takes, or 0 if it does not fit. */
+/* Appends a packet; returns its size, or 0 if it does not fit. */
 static inline size_t packet_put(uint8_t *output, size_t room, uint8_t flags, const void *bytes,
                                 size_t length)
 {

@@ -1,7 +1,7 @@
 /*
- * The CPU backend, with memory by handle and by pieces as a GPU's has: pieces are
- * memfds, mapped side by side; a handle stands for fresh memory if its first byte is 1,
- * and for nothing otherwise. In place of daemon/backend/device.c.
+ * The CPU backend with memory by handle and in pieces, as the CUDA backend has: pieces are memfds
+ * mapped side by side; a handle whose first byte is 1 stands for fresh memory, any other is
+ * refused. Linked in place of daemon/backend/device.c.
  */
 #include "common/memfd.h"
 #include "daemon/backend/device.h"
@@ -64,7 +64,7 @@ static int give(struct whole *whole, uint64_t offset, uint64_t bytes, bool read_
 	};
 	if (bytes <= whole->bytes && offset <= whole->bytes - bytes)
 		return 0;
-	*ret_memory = (struct fa_device_memory){ .backend = whole }; /* to be released */
+	*ret_memory = (struct fa_device_memory){ .backend = whole }; /* the caller releases it */
 	return fa_fail(error, -EINVAL, "it is shorter");
 }
 

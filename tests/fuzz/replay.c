@@ -1,6 +1,6 @@
 /*
- * Stands in for libFuzzer in builds without it: runs a target over every file of
- * the directories that are named (options are ignored), and fails if there is none.
+ * Replaces libFuzzer in builds without it: runs the target over every file of the given
+ * directories, ignores options, and fails if there is no file.
  */
 #include <dirent.h>
 #include <stdint.h>
@@ -12,7 +12,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length);
 
-/* The number of inputs, or -1. */
+/* Returns the number of inputs, or -1. */
 static int replay(const char *directory)
 {
 	struct dirent *entry;

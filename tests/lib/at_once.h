@@ -1,8 +1,7 @@
 /*
- * Groups of tests that wait most of their time: all tests of a group run at once, each in a
- * process of its own, with the group's setup and teardown. Their output comes in the order of
- * the tests, when all have ended. With FAD_TEST_BACKEND, as on a real GPU, which all of them
- * would share, they run one after another.
+ * Runs all tests of a group at once, for groups that mostly wait. Each test runs in a process of
+ * its own with the group's setup and teardown; outputs are printed in the order of the tests.
+ * With FAD_TEST_BACKEND tests run one after another, as they would share one GPU.
  */
 #pragma once
 
@@ -13,7 +12,7 @@
 
 #include <cmocka.h>
 
-/* As cmocka_run_group_tests_name(): returns how many tests failed. */
+/* Like cmocka_run_group_tests_name(): returns the number of failed tests. */
 #define fa_test_run_at_once(name, tests, setup, teardown)                                          \
 	fa_test_run_at_once_n(name, tests, sizeof(tests) / sizeof((tests)[0]), setup, teardown)
 

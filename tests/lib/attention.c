@@ -49,7 +49,7 @@ double fa_case_dtype_load(enum fa_wire_dtype dtype, const void *data, int64_t in
 	}
 }
 
-/* Rounds to nearest; for numbers of moderate size, which all tensors here hold. */
+/* Rounds to nearest; the tensors here hold numbers of moderate size only. */
 static uint16_t store_f16(double value)
 {
 	uint16_t sign = signbit(value) ? 0x8000 : 0;
@@ -93,7 +93,7 @@ void fa_case_dtype_store(enum fa_wire_dtype dtype, void *data, int64_t index, do
 	}
 }
 
-/* ---- the plan: packed tensors one after another, each at a multiple of 64 bytes */
+/* ---- layout: packed tensors, each aligned to 64 bytes */
 
 static uint64_t place(uint64_t *end, int64_t elements, size_t element_bytes)
 {
@@ -151,7 +151,7 @@ void fa_case_plan(struct fa_case *attention)
 	a->bytes = (end + 4095) & ~4095ull;
 }
 
-/* Normally distributed enough: the sum of four uniform numbers. */
+/* Roughly normal: the sum of four uniform numbers. */
 static double random_number(struct fa_test_random *random)
 {
 	uint64_t bits = fa_test_random(random);
@@ -174,7 +174,7 @@ void fa_case_fill(const struct fa_case *attention, void *data)
 	struct fa_test_random random = { a->seed };
 	unsigned char *bytes = data;
 
-	memset(bytes, 0xff, a->bytes); /* not a number in every format */
+	memset(bytes, 0xff, a->bytes); /* NaN in every format */
 	fill(a, bytes + a->offset_q, a->tokens_q * a->heads * a->head_dim, &random);
 	fill(a, bytes + a->offset_k, a->tokens_k * a->kv_heads * a->head_dim, &random);
 	fill(a, bytes + a->offset_v, a->tokens_k * a->kv_heads * a->head_dim_v, &random);
@@ -279,7 +279,7 @@ static bool visible(const struct fa_case *a, int64_t p, int64_t j)
 	return true;
 }
 
-/* How far |got - want| is, in units of what is allowed there. */
+/* |got - want| in units of the allowed error. */
 static double distance(enum fa_wire_dtype dtype, double got, double want)
 {
 	double allowed;
@@ -288,7 +288,7 @@ static double distance(enum fa_wire_dtype dtype, double got, double want)
 		return got == want ? 0 : INFINITY;
 	if (isnan(got) || isinf(got))
 		return INFINITY;
-	/* Half a unit in the last place of the output, and sums in fp32. */
+	/* Half a unit in the last place of out, and the error of fp32 sums. */
 	allowed = 2e-5 + 2e-5 * fabs(want);
 	if (dtype == FA_WIRE_DTYPE_F16)
 		allowed += ldexp(fabs(want), -10) + 1e-3;
@@ -297,7 +297,7 @@ static double distance(enum fa_wire_dtype dtype, double got, double want)
 	return fabs(got - want) / allowed;
 }
 
-/* One row: query @i of @n_q and head @h of the sequence that starts at the given tokens. */
+/* Checks one row: query @i of @n_q, head @h, of the sequence that starts at the given tokens. */
 static double row_error(const struct fa_case *a, const unsigned char *data, double *scores,
                         double *row, int64_t start_q, int64_t start_k, int64_t n_q, int64_t n_k,
                         int64_t i, int64_t h, float got_lse)
@@ -353,7 +353,7 @@ static double row_error(const struct fa_case *a, const unsigned char *data, doub
 		error = fmax(error,
 		             distance(a->dtype, fa_case_dtype_load(a->dtype, out, at), row[d]));
 	}
-	/* lse is fp32, but sums what products of 16-bit numbers gave: as exact as fp32. */
+	/* lse is fp32 for all dtypes, as products of 16-bit numbers are exact in fp32. */
 	if (a->lse)
 		error = fmax(error, distance(FA_WIRE_DTYPE_F32, got_lse, lse));
 	return error;

@@ -1,8 +1,7 @@
 /*
- * Attention cases: random tensors in one buffer, the message that asks for
- * them, and a naive fp64 reference that the result is compared with. The
- * reference follows the formula in kernels/attention.h word by word and shares
- * no code with any kernel.
+ * Attention cases: random tensors in one buffer, their request, and an independent fp64
+ * reference. The reference follows the formula in kernels/attention.h and shares no code with any
+ * kernel.
  */
 #pragma once
 
@@ -15,13 +14,15 @@
 #define FA_CASE_HEADS_MAX 64
 
 struct fa_case {
-	/* Set by the caller; what is 0 gets a sensible value from fa_case_plan():
-	 * fp32, one sequence, one head, dim 64, as many keys as queries. */
+	/*
+	 * Inputs. fa_case_plan() replaces 0: fp32, one sequence, one head, dim 64, as many keys
+	 * as queries.
+	 */
 	enum fa_wire_dtype dtype;
 	int64_t batch, heads, kv_heads, head_dim, head_dim_v, seqlen_q, seqlen_k;
-	bool ragged; /* sequence b has about (b + 1) / batch of seqlen_q and _k */
+	bool ragged; /* sequence b has about (b + 1) / batch of seqlen_q and seqlen_k */
 	bool causal, lse, alibi, sinks;
-	bool windowed; /* else the windows are unbounded */
+	bool windowed; /* false: the windows are unbounded */
 	int64_t window_left, window_right;
 	float scale, softcap;
 	uint64_t seed;
@@ -36,22 +37,20 @@ struct fa_case {
 
 void fa_case_plan(struct fa_case *attention);
 
-/* Fills q, k, v with random numbers and out and lse with poison. @data has .bytes. */
+/* Fills q, k, v with random numbers, and out and lse with poison. @data has .bytes. */
 void fa_case_fill(const struct fa_case *attention, void *data);
 
-/* The request; it points into @attention. All tensors lie in @buffer, @base
- * bytes from its start. */
+/* The request, which points into @attention. All tensors lie in @buffer from byte @base on. */
 struct fa_wire_message fa_case_message(const struct fa_case *attention, uint32_t buffer,
                                        uint64_t base, uint32_t stream, uint64_t value);
 
 /*
- * Computes the reference and compares. Returns the largest error in units of
- * what the dtype allows: at most 1 is right. Infinity if anything is not a number,
- * still poisoned, or a finite number where none may be.
+ * Compares with the reference. Returns the largest error in units of what the dtype allows (right
+ * if at most 1); infinity for NaN, poison, or a finite number where none is allowed.
  */
 double fa_case_error(const struct fa_case *attention, const void *data);
 
-/* Whether out still is as fa_case_fill() left it. */
+/* Returns true if out is as fa_case_fill() left it. */
 bool fa_case_untouched(const struct fa_case *attention, const void *data);
 
 /* ---- number formats */

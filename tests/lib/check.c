@@ -25,7 +25,7 @@ __attribute__((constructor)) void fa_test_is_own_process(void)
 	test_pid = getpid();
 }
 
-/* What fails while a group is torn down is shown by cmocka, which returns 0 all the same. */
+/* cmocka prints failures of a group's teardown but returns 0 for them. */
 __attribute__((destructor)) static void exit_failed(void)
 {
 	if (!has_failed || getpid() != test_pid)
@@ -140,7 +140,7 @@ int fa_test_count_fds(pid_t pid)
 	while ((entry = readdir(dir)))
 		n += entry->d_name[0] != '.';
 	closedir(dir);
-	return pid ? n : n - 1; /* the one that read the directory */
+	return pid ? n : n - 1; /* not the descriptor that reads the directory */
 }
 
 uint64_t fa_test_peak_bytes(pid_t pid)

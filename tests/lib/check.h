@@ -1,8 +1,7 @@
 /*
- * Checks for helpers and for processes that a test forks. In the test's own
- * process and main thread a failed check fails the cmocka test that runs;
- * anywhere else (a forked client, another thread) nothing could unwind it, so
- * it says what is wrong on stderr and ends that process with FA_TEST_EXIT.
+ * Checks for helpers and forked processes. In the main thread of the test's own process a failed
+ * check fails the running cmocka test. Elsewhere (a forked client, another thread) nothing can
+ * unwind: the check prints its message and ends the process with FA_TEST_EXIT.
  */
 #pragma once
 
@@ -13,10 +12,10 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-/* In a child that runs tests of its own: from here on it is "the test's own process". */
+/* Makes the calling child "the test's own process", for children that run cmocka tests. */
 void fa_test_is_own_process(void);
 
-/* Exit status of a process in which a check failed. */
+/* Exit status after a failed check. */
 #define FA_TEST_EXIT 99
 
 void fa_test_fail(const char *file, int line, const char *format, ...)
@@ -28,7 +27,7 @@ void fa_test_fail(const char *file, int line, const char *format, ...)
 			fa_test_fail(__FILE__, __LINE__, "not so: %s", #condition);                \
 	} while (0)
 
-/* Compares as signed 64-bit numbers and prints both sides. */
+/* Compares as int64_t and prints both sides. */
 #define fa_check_eq(a, b)                                                                          \
 	do {                                                                                       \
 		long long _a = (long long)(a), _b = (long long)(b);                                \
@@ -37,17 +36,18 @@ void fa_test_fail(const char *file, int line, const char *format, ...)
 			             _b);                                                          \
 	} while (0)
 
-/* Fails unless @text contains @part. */
 #define fa_check_contains(text, part) fa_test_contains(__FILE__, __LINE__, #text, (text), (part))
 
 void fa_test_contains(const char *file, int line, const char *name, const char *text,
                       const char *part);
 
-/* What waits for something gives up after this long: long enough for two slow
- * processors under sanitizers. FAD_TEST_PATIENCE_S overrides it. */
+/*
+ * Time-out of every wait: enough for two slow cores under sanitizers. FAD_TEST_PATIENCE_S
+ * overrides it.
+ */
 uint64_t fa_test_patience_ns(void);
 
-/* Waits until @condition, which is evaluated again and again, or fails. */
+/* Evaluates @condition with pauses until it holds; fails after the time-out. */
 #define fa_check_eventually(condition)                                                             \
 	do {                                                                                       \
 		uint64_t _deadline = fa_deadline_ns(fa_test_patience_ns()), _pause_ns = 0;         \
@@ -58,30 +58,27 @@ uint64_t fa_test_patience_ns(void);
 		}                                                                                  \
 	} while (0)
 
-/* Whether FAD_TEST_LONG=1: loops run about ten times as long. */
+/* FAD_TEST_LONG=1: loops run about ten times as long. */
 bool fa_test_long(void);
 
-/* Whether this build has a sanitizer: everything is slower and larger. */
+/* Returns true if built with a sanitizer, which makes everything slower and larger. */
 bool fa_test_sanitized(void);
 
-/* A small generator of numbers, so that what fails fails again. */
+/* A generator with a seed, so that failures can be repeated. */
 struct fa_test_random {
 	uint64_t state;
 };
 uint64_t fa_test_random(struct fa_test_random *random);
 uint64_t fa_test_random_below(struct fa_test_random *random, uint64_t bound);
 
-/*
- * Forks a process that runs @function(userdata) and exits with what it returns.
- * The child dies with the test.
- */
+/* Forks a process that exits with what @function(userdata) returns. It dies with the test. */
 pid_t fa_test_fork(int (*function)(void *userdata), void *userdata);
 
-/* Waits for the end of @pid and returns waitpid()'s status. */
+/* Waits for @pid to exit and returns waitpid()'s status. */
 int fa_test_reap(pid_t pid);
 
-/* Open descriptors of a process, 0: of this one. -1 if it is gone. */
+/* Open descriptors of a process (0: the caller). -1 if it is gone. */
 int fa_test_count_fds(pid_t pid);
 
-/* Bytes of addresses that @pid has had at most. */
+/* Peak size of the address space of @pid. */
 uint64_t fa_test_peak_bytes(pid_t pid);

@@ -24,7 +24,7 @@
 
 #define ARGS_MAX 40
 
-/* What a broken daemon leaves in its stderr. */
+/* What a crashed daemon or a sanitizer writes to stderr. */
 static const char *const complaints[] = {
 	"ERROR: AddressSanitizer",
 	"ERROR: LeakSanitizer",
@@ -112,7 +112,7 @@ static void run(struct fa_test_daemon *daemon, const struct fa_test_daemon_optio
 	_exit(FA_TEST_EXIT);
 }
 
-/* Waits until @fd can be read or has ended; false if it has not by then. */
+/* Waits until @fd is readable or at its end; false: timed out. */
 static bool wait_readable(int fd, uint64_t deadline_ns)
 {
 	struct pollfd pollfd = { .fd = fd, .events = POLLIN };
@@ -127,7 +127,7 @@ static bool wait_readable(int fd, uint64_t deadline_ns)
 	}
 }
 
-/* True if "READY" came, false if the pipe was closed without it. */
+/* True if "READY" came, false if the pipe was closed before. */
 static bool wait_ready(int fd)
 {
 	uint64_t deadline = fa_deadline_ns(fa_test_patience_ns());
@@ -242,7 +242,7 @@ void fa_test_daemon_log_wait(struct fa_test_daemon *daemon, const char *part)
 {
 	uint64_t deadline = fa_deadline_ns(fa_test_patience_ns()), pause_ns = 0;
 	_fa_cleanup_(fa_close_fdp) int writes = inotify_init1(IN_CLOEXEC);
-	/* A user may have no more such descriptors. */
+	/* Inotify instances of a user are limited: without one, poll. */
 	const bool has_events = inotify_add_watch(writes, daemon->log, IN_MODIFY) >= 0;
 	char events[4096];
 
@@ -288,7 +288,7 @@ static bool wait_dead(struct fa_test_daemon *daemon)
 
 	if (end >= 0)
 		return wait_readable(end, deadline_ns);
-	/* It has been reaped, or the kernel is older than 5.3. */
+	/* pidfd_open() fails if it has been reaped, or before Linux 5.3. */
 	while (!fa_test_daemon_is_dead(daemon)) {
 		if (fa_now_ns() > deadline_ns)
 			return false;
@@ -310,7 +310,7 @@ int fa_test_daemon_reap(struct fa_test_daemon *daemon)
 
 	if (!wait_dead(daemon)) {
 		late = true;
-		kill(daemon->pid, SIGABRT); /* a core is the best explanation */
+		kill(daemon->pid, SIGABRT); /* to get a core dump */
 	}
 	status = fa_test_reap(daemon->pid);
 	daemon->pid = 0;
@@ -401,7 +401,10 @@ void fa_test_daemon_leave_fds(const struct fa_test_daemon *daemon, unsigned int 
 	if (n == UINT_MAX) {
 		limit.rlim_cur = limit.rlim_max;
 	} else {
-		/* The limit is one of numbers, and there are free ones between those in use. */
+		/*
+		 * RLIMIT_NOFILE bounds numbers: free numbers between used ones count as
+		 * available.
+		 */
 		do {
 			snprintf(path, sizeof(path), "/proc/%d/fd/%d", (int)daemon->pid, ++fd);
 			n -= lstat(path, &st) < 0;

@@ -9,16 +9,18 @@
 #include <string.h>
 #include <unistd.h>
 
-/* It gets the paths, and the end of its input when nobody is left who could use them. */
+/* A child that reads paths from a pipe, and removes them when all writers have closed it. */
 static const char script[] = "while read -r path; do set -- \"$@\" \"$path\"; done\n"
 			     "exec rm -rf -- \"$@\"";
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static int keeper = -1;
 
-/* In a session of its own, as a test that takes too long is killed with its group; no
- * child of the test's, which may count them; and holding nothing of it, as somebody may
- * wait for the end of its output. */
+/*
+ * Double fork and setsid(): the keeper survives the kill of the test's group and is not among the
+ * children that a test counts. It holds no descriptor, as somebody may wait for the end of the
+ * test's output.
+ */
 static void keep(int input)
 {
 	int null = open("/dev/null", O_RDWR);

@@ -1,7 +1,6 @@
 /*
- * For what a test lets time pass. Whatever has an event is waited for instead: a descriptor
- * that becomes readable, a process that ends, a line of the daemon's log. The names say why
- * there is none. Works in any thread and process, and needs nothing but libc.
+ * Pauses, by reason. Where there is an event (a readable descriptor, an exit, a line of the log),
+ * wait for that instead. Any thread and process; needs only libc.
  */
 #pragma once
 
@@ -19,8 +18,7 @@ static inline void fa_test_pause_ns(uint64_t ns)
 		;
 }
 
-/* Between two looks at memory or a file that nobody tells of. Begin with 0; the pauses grow, so
- * that what comes soon is seen soon, and what takes long costs little. */
+/* Pause between two polls of memory or a file. *pause_ns starts at 0 and grows. */
 static inline void fa_test_poll_pause(uint64_t *pause_ns)
 {
 	*pause_ns = !*pause_ns                 ? 20 * FA_NS_PER_US
@@ -29,32 +27,31 @@ static inline void fa_test_poll_pause(uint64_t *pause_ns)
 	fa_test_pause_ns(*pause_ns);
 }
 
-/* Something must not happen: it is given the time in which it would. */
+/* Gives something that must not happen the time to happen. */
 static inline void fa_test_quiet_ms(unsigned int ms)
 {
 	fa_test_pause_ns(ms * FA_NS_PER_MS);
 }
 
-/* Time is what is tested: a deadline, a period of grace, processor time over a while. */
+/* Time is the subject of the test: a deadline, a grace period, CPU time. */
 static inline void fa_test_elapse_ms(unsigned int ms)
 {
 	fa_test_pause_ns(ms * FA_NS_PER_MS);
 }
 
-/* What follows is to come at any moment of what others do meanwhile. */
+/* Spreads what follows over random moments of concurrent work. */
 static inline void fa_test_any_moment_us(uint64_t us)
 {
 	fa_test_pause_ns(us * FA_NS_PER_US);
 }
 
-/* Another thread or process is probably asleep in a call by then. Only it could tell, and it
- * sleeps; the test holds if it is not. */
+/* Lets another thread or process go to sleep in a call. The test must hold if it did not. */
 static inline void fa_test_let_sleep_ms(unsigned int ms)
 {
 	fa_test_pause_ns(ms * FA_NS_PER_MS);
 }
 
-/* Stands for work that takes so long. */
+/* Simulates work of this length. */
 static inline void fa_test_work_us(uint64_t us)
 {
 	fa_test_pause_ns(us * FA_NS_PER_US);

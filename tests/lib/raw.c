@@ -22,7 +22,7 @@
 
 void fa_raw_init(struct fa_raw *raw, int fd)
 {
-	/* Not the bytes: they are many, and written before they are read. */
+	/* Not .bytes: it is large, and written before it is read. */
 	memset(raw, 0, offsetof(struct fa_raw, bytes));
 	memset(&raw->page_fd, 0, sizeof(*raw) - offsetof(struct fa_raw, page_fd));
 	raw->fd = fd;
@@ -155,8 +155,8 @@ int fa_raw_send_bytes(struct fa_raw *raw, const void *bytes, size_t length, cons
 }
 
 /*
- * body_type is the fourth field of Message: its entry in the vtable is number 3
- * behind two numbers of 16 bits. A message of a known type always has it.
+ * body_type is field 3 of Message; its vtable entry follows two 16-bit numbers. Messages of known
+ * types always have it.
  */
 void fa_raw_set_type(unsigned char *bytes, uint8_t type)
 {
@@ -344,7 +344,7 @@ void fa_raw_wait_expect(struct fa_raw *raw, uint32_t stream, uint64_t value, int
 	check_status("the completion", completion.status, completion.text, status, part);
 }
 
-/* ---- usual messages */
+/* ---- common messages */
 
 struct fa_wire_message fa_raw_message(enum fa_wire_type type)
 {

@@ -1,7 +1,6 @@
 /*
- * The protocol by hand: a connection that sends whatever it is told, right or
- * wrong, and receives with a deadline. For tests that must see what is on the
- * wire; one connection is used by one thread.
+ * The protocol by hand: a connection that sends valid or invalid messages, and receives with a
+ * deadline. For tests of what is on the wire. One thread per connection.
  */
 #pragma once
 
@@ -12,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* A Completion that came while something else was waited for. */
+/* A Completion received while waiting for something else. */
 struct fa_raw_completion {
 	uint32_t stream;
 	int32_t status;
@@ -25,7 +24,7 @@ struct fa_raw {
 	int fd; /* -1: closed */
 	uint64_t next_id;
 
-	/* The message received last; its strings point into bytes. */
+	/* The last message; its strings point into bytes. */
 	struct fa_wire_message message;
 	int fds[FA_WIRE_FDS_MAX];
 	size_t n_fds;
@@ -38,43 +37,41 @@ struct fa_raw {
 	struct fa_wire_secret secret;
 	struct fa_wire_limits limits;
 
-	struct fa_raw_completion *completions; /* that nobody asked for so far */
+	struct fa_raw_completion *completions; /* not yet waited for */
 	size_t n_completions, size_completions;
 };
 
 /* ---- connection */
 
-/* Connects without a word. Fails the test; _try returns -errno. */
+/* Connects without a Hello. Fails the test; _try returns -errno. */
 void fa_raw_connect(struct fa_raw *raw, const char *socket_path);
 int fa_raw_connect_try(struct fa_raw *raw, const char *socket_path);
 
-/* Takes over a socket that is connected already. */
+/* Takes over a connected socket. */
 void fa_raw_init(struct fa_raw *raw, int fd);
 
-/* Connects and says Hello; the daemon must welcome it. */
+/* Connects and completes the Hello. */
 void fa_raw_open(struct fa_raw *raw, const char *socket_path);
 
-/* Says Hello on a connection; must be welcomed. */
+/* Completes the Hello on a connected socket. */
 void fa_raw_hello(struct fa_raw *raw);
 
-/* The same with this message. */
 void fa_raw_hello_with(struct fa_raw *raw, struct fa_wire_message *hello);
 
-/* Closes and forgets everything. May be called twice. */
+/* May be called twice. */
 void fa_raw_close(struct fa_raw *raw);
 
-/* ---- sending. 0 or -errno; blocks while the socket is full. */
+/* ---- sending: 0 or -errno; blocks while the socket is full */
 
-/* Sends @message as it stands (its fds field too) with @n_fds descriptors. */
+/* Sends @message unchanged (its fds field included) with @n_fds descriptors. */
 int fa_raw_send(struct fa_raw *raw, const struct fa_wire_message *message, const int *fds,
                 size_t n_fds);
 
-/* Any bytes, any number of descriptors up to 253; @flags as of send(2). */
+/* Sends any bytes with up to 253 descriptors; @flags as of send(2). */
 int fa_raw_send_bytes(struct fa_raw *raw, const void *bytes, size_t length, const int *fds,
                       size_t n_fds, int flags);
 
-/* Encodes for sending or spoiling. @buffer has room for 65536 + 64 bytes; the
- * message is moved to its beginning, its length is returned. */
+/* Encodes to the start of @buffer, which holds 65536 + 64 bytes, and returns the length. */
 size_t fa_raw_encode(const struct fa_wire_message *message, unsigned char *buffer);
 
 /* Changes the union tag of an encoded message. */
@@ -83,49 +80,47 @@ void fa_raw_set_type(unsigned char *bytes, uint8_t type);
 /* ---- receiving */
 
 /*
- * Receives one message into raw->message, with descriptors that belong to the
- * caller until the next receive closes them. Returns 1, 0 at the end of the
- * stream (also when it was reset), or -EAGAIN after @timeout_ms.
+ * Receives one message into raw->message. The next receive closes its descriptors. Returns 1, 0
+ * at the end of the stream or after a reset, or -EAGAIN after @timeout_ms.
  */
 int fa_raw_receive(struct fa_raw *raw, int timeout_ms);
 
-/* Receives until something that is no Completion comes (those are kept); fails
- * the test if nothing comes or the connection ends. */
+/*
+ * Receives until a message that is no Completion comes; keeps Completions. Fails the test if the
+ * connection ends.
+ */
 void fa_raw_receive_reply(struct fa_raw *raw);
 
-/* Gives @message a fresh id, sends it and receives what answers that id. */
+/* Gives @message a fresh id, sends it and receives its reply. */
 void fa_raw_call(struct fa_raw *raw, struct fa_wire_message *message, const int *fds, size_t n_fds);
 
-/* As above; the answer must be a Reply with @status whose text contains @part
- * (NULL: no matter). */
+/* The same; the reply must be a Reply with @status and a text that contains @part (NULL: any). */
 void fa_raw_call_expect(struct fa_raw *raw, struct fa_wire_message *message, const int *fds,
                         size_t n_fds, int status, const char *part);
 
-/* The next message must be a Reply with this id and status, and then (if
- * @closed) the connection must end. */
+/* The next message must be this Reply; then the connection must end if @closed. */
 void fa_raw_expect_reply(struct fa_raw *raw, uint64_t id, int status, const char *part,
                          bool closed);
 
-/* Nothing more may come but the end of the connection. Completions are kept. */
+/* The connection must end without another message, except Completions, which are kept. */
 void fa_raw_expect_end(struct fa_raw *raw);
 
-/* Waits for the Completion of a request, whatever else comes. Fails the test
- * if the connection ends before. */
+/* Waits for a request's Completion; fails the test if the connection ends before. */
 void fa_raw_wait(struct fa_raw *raw, uint32_t stream, uint64_t value,
                  struct fa_raw_completion *ret_completion);
 
-/* ... which must have @status and a text that contains @part (NULL: no matter). */
+/* The same, with @status and a text that contains @part (NULL: any). */
 void fa_raw_wait_expect(struct fa_raw *raw, uint32_t stream, uint64_t value, int status,
                         const char *part);
 
-/* ---- usual messages */
+/* ---- common messages */
 
 struct fa_wire_message fa_raw_message(enum fa_wire_type type);
 struct fa_wire_message fa_raw_hello_message(const char *name);
 
 void fa_raw_ping(struct fa_raw *raw);
 
-/* A buffer of the client: memory and its id. */
+/* A client's buffer. */
 struct fa_raw_buffer {
 	uint32_t id;
 	int fd;
@@ -133,25 +128,25 @@ struct fa_raw_buffer {
 	unsigned char *data;
 };
 
-/* Makes a memfd of @bytes, sealed as it must be, maps it; registers nothing. */
+/* Makes, seals and maps a memfd of @bytes without registering it. */
 void fa_raw_buffer_make(struct fa_raw_buffer *buffer, uint32_t id, uint64_t bytes);
 
-/* Makes one and registers it; with flags of BufferRegister. */
+/* The same, and registers it with @flags of BufferRegister. */
 void fa_raw_buffer_register(struct fa_raw *raw, struct fa_raw_buffer *buffer, uint32_t id,
                             uint64_t bytes, uint32_t flags);
 
-/* Asks for an arena and maps it. */
+/* Requests an arena and maps it. */
 void fa_raw_buffer_arena(struct fa_raw *raw, struct fa_raw_buffer *buffer, uint32_t id,
                          uint64_t bytes);
 
-/* The message that registers [0, bytes) of a memfd. */
+/* Registers bytes [0, @bytes) of a memfd. */
 struct fa_wire_message fa_raw_register_message(uint32_t id, uint64_t bytes);
 
-/* Frees the id in the daemon (unless @raw is NULL), unmaps and closes. */
+/* Frees the buffer in the daemon (unless @raw is NULL), unmaps and closes it. */
 void fa_raw_buffer_free(struct fa_raw *raw, struct fa_raw_buffer *buffer);
 
 void fa_raw_stream_create(struct fa_raw *raw, uint32_t stream, int priority);
 void fa_raw_stream_free(struct fa_raw *raw, uint32_t stream);
 
-/* The status as JSON, which the caller frees. */
+/* The status as JSON; the caller frees it. */
 char *fa_raw_status(struct fa_raw *raw);

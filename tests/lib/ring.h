@@ -1,6 +1,6 @@
 /*
- * The ring of a raw connection: set up, mapped, written through common/ring.h or by hand.
- * Descriptors and mappings are this struct's.
+ * The submission ring of a raw connection, written through common/ring.h or by hand. The struct
+ * owns descriptors and mappings.
  */
 #pragma once
 
@@ -17,20 +17,19 @@ struct fa_raw_ring {
 	int ring_fd, results_fd, doorbell, wake;
 };
 
-/* Asks for one of @bytes (0: the usual). */
+/* Sets up a ring of @bytes (0: the default size). */
 void fa_raw_ring_open(struct fa_raw *raw, struct fa_raw_ring *ring, uint64_t bytes);
 void fa_raw_ring_close(struct fa_raw_ring *ring);
 
-/* Puts a message, and rings if that is wanted; -EAGAIN if there is no room. */
+/* Puts a message, and rings the doorbell if needed; -EAGAIN if the ring is full. */
 int fa_raw_ring_put(struct fa_raw_ring *ring, const struct fa_wire_message *message);
-/* Any bytes. */
 int fa_raw_ring_put_bytes(struct fa_raw_ring *ring, const void *bytes, size_t length);
 void fa_raw_ring_bell(struct fa_raw_ring *ring);
 
-/* Puts it, waiting for room. */
+/* Puts a message, waiting for space. */
 void fa_raw_ring_send(struct fa_raw_ring *ring, const struct fa_wire_message *message);
 void fa_raw_ring_marker(struct fa_raw_ring *ring, uint32_t stream, uint64_t value);
 
-/* Waits until @value of @stream has ended, and returns its record. */
+/* Waits for @value of @stream, and returns its completion record. */
 struct fa_outcome fa_raw_ring_wait(const struct fa_raw *raw, const struct fa_raw_ring *ring,
                                    uint32_t stream, uint64_t value);

@@ -55,7 +55,7 @@ static bool accounts_equal(const struct fa_test_accounts *a, const struct fa_tes
 	       a->buffer_bytes == b->buffer_bytes && a->fds == b->fds && a->requests == b->requests;
 }
 
-/* What a daemon allocates once and keeps is not missed later: have it done. */
+/* Warm up: makes the daemon allocate what it allocates once and keeps. */
 static void warm_up(struct fa_scene *scene)
 {
 	struct fa_raw_buffer buffer;
@@ -93,8 +93,10 @@ void fa_scene_start(struct fa_scene *scene, const struct fa_test_daemon_options 
 	warm_up(scene);
 	fa_check_eventually((fa_test_accounts(&scene->bystander, &scene->accounts),
 	                     scene->accounts.connections == 1 && scene->accounts.requests == 0));
-	/* What the warming up left behind goes away off the loop, and what is charged for a
-	 * descriptor only once it is seen to have arrived. */
+	/*
+	 * Remains of the warm-up disappear asynchronously, and a sent descriptor is charged until
+	 * it is known to have arrived.
+	 */
 	fa_test_daemon_usage(&scene->daemon, &scene->usage);
 	deadline = fa_deadline_ns(fa_test_patience_ns());
 	for (int calm = 0; calm < 20; ++calm) {
@@ -143,7 +145,7 @@ bool fa_scene_is_quiet(struct fa_scene *scene)
 	struct fa_test_usage usage;
 
 	fa_test_accounts(&scene->bystander, &accounts);
-	fa_raw_ping(&scene->bystander); /* by now the status's own descriptor is closed */
+	fa_raw_ping(&scene->bystander); /* until now the reply's own descriptor may be open */
 	fa_test_daemon_usage(&scene->daemon, &usage);
 	return accounts_equal(&accounts, &scene->accounts) && usage.fds == scene->usage.fds &&
 	       usage.memfd_maps == scene->usage.memfd_maps &&

@@ -1,8 +1,7 @@
 /*
- * The scene of a hostile test: a private daemon, and a bystander, who is a
- * connection that computes exact attention before, while and after somebody else
- * misbehaves. The scene remembers what the daemon held when all was quiet, and
- * fa_scene_check() waits until that is so again.
+ * Scene of a hostile test: a private daemon and a bystander, a connection that computes attention
+ * before, while and after others misbehave. fa_scene_check() waits until the daemon holds no more
+ * than when the scene was quiet.
  */
 #pragma once
 
@@ -10,7 +9,7 @@
 #include "tests/lib/daemon.h"
 #include "tests/lib/raw.h"
 
-/* What the daemon says it holds: its status. */
+/* What the daemon's status reports. */
 struct fa_test_accounts {
 	int64_t connections, sessions;                                 /* of the whole daemon */
 	int64_t tenant_sessions, buffers, buffer_bytes, fds, requests; /* of this uid */
@@ -31,21 +30,20 @@ struct fa_scene {
 
 void fa_scene_start(struct fa_scene *scene, const struct fa_test_daemon_options *options);
 
-/* Without the bystander's check: that is what fa_scene_check() is for. */
+/* Skips the bystander's check, which fa_scene_check() does. */
 void fa_scene_stop(struct fa_scene *scene);
 
-/* The bystander asks for attention and compares it with the reference. */
+/* The bystander computes attention and compares it with the reference. */
 void fa_scene_bystander(struct fa_scene *scene);
 
-/* fa_scene_bystander(), and descriptors, mappings and accounts are back where
- * they were. */
+/* fa_scene_bystander(); then waits until descriptors, mappings and accounts are as before. */
 void fa_scene_check(struct fa_scene *scene);
 
-/* The same without the bystander's attention; true if all is back. */
+/* Without the bystander: true if everything is as before. */
 bool fa_scene_is_quiet(struct fa_scene *scene);
 
 /*
- * A request that takes seconds unless it is cancelled: the case, planned and not
- * filled. It needs .bytes of a buffer.
+ * A request that takes seconds unless cancelled; planned, not filled. It needs .bytes of a
+ * buffer.
  */
 struct fa_case fa_case_slow(void);

@@ -1,6 +1,6 @@
 /*
- * The helpers themselves: checks that fail, do; a reference that is wrong by a
- * little is noticed; a daemon that is broken fails its test.
+ * The helpers themselves: a failing check fails, the reference notices small errors, and a broken
+ * daemon fails its test.
  */
 #include "tests/lib/at_once.h"
 #include "tests/lib/attention.h"
@@ -23,7 +23,7 @@
 
 #include <cmocka.h>
 
-/* Whether @function, in a process of its own, fails a check. */
+/* Returns true if @function fails a check, in a child. */
 static bool fails(int (*function)(void *userdata), void *userdata)
 {
 	int status = fa_test_reap(fa_test_fork(function, userdata));
@@ -65,7 +65,7 @@ static void test_checks(void **state)
 	assert_true(fails(check_never, &two));
 }
 
-/* ---- tests at once */
+/* ---- at_once.h */
 
 static void passes(void **state)
 {
@@ -91,7 +91,7 @@ static void dies(void **state)
 	kill(getpid(), SIGKILL);
 }
 
-/* Each failure counts, however it comes, and nothing else does. */
+/* Every kind of failure counts, and nothing else does. */
 static void test_at_once(void **state)
 {
 	const struct CMUnitTest good[] = { cmocka_unit_test(passes), cmocka_unit_test(is_skipped) };
@@ -108,8 +108,7 @@ static void test_at_once(void **state)
 
 /* ---- the reference */
 
-/* What a right daemon would have written, from the reference's point of view: one
- * query that sees one key gives that key's value. */
+/* What a correct daemon writes: a query that sees a single key yields that key's value. */
 static void test_reference(void **state)
 {
 	struct fa_case attention = { .heads = 2, .head_dim = 8, .seqlen_q = 1, .lse = true };
@@ -121,7 +120,7 @@ static void test_reference(void **state)
 	assert_non_null(data);
 	fa_case_fill(&attention, data);
 	assert_true(fa_case_untouched(&attention, data));
-	assert_true(isinf(fa_case_error(&attention, data))); /* poison is no result */
+	assert_true(isinf(fa_case_error(&attention, data))); /* poison is not a result */
 
 	q = (float *)(void *)(data + attention.offset_q);
 	k = (float *)(void *)(data + attention.offset_k);
@@ -148,7 +147,7 @@ static void test_reference(void **state)
 	free(data);
 }
 
-/* A row that sees nothing: zeros and -inf, and with sinks the sink. */
+/* A row without visible keys: zeros and -inf; with sinks, the sink. */
 static void test_reference_empty_rows(void **state)
 {
 	struct fa_case attention = {
@@ -217,21 +216,21 @@ static void test_formats(void **state)
 	}
 }
 
-/* ---- daemons that are broken */
+/* ---- broken daemons */
 
 static int start_and_stop(void *userdata)
 {
 	struct fa_test_daemon daemon;
 
 	fa_test_daemon_start(&daemon, NULL);
-	/* Else it might be told to end before it ends by itself. */
+	/* Wait, so that it is not stopped before it exits by itself. */
 	if (userdata)
 		fa_test_daemon_wait_dead(&daemon);
 	fa_test_daemon_stop(&daemon);
 	return 0;
 }
 
-/* A directory of the caller's stays, whatever it is called; one of the daemon's goes. */
+/* A directory given by the caller stays; one made for the daemon is removed. */
 static int start_in_dir(void *userdata)
 {
 	struct fa_test_daemon daemon;
@@ -250,7 +249,7 @@ static int start_in_dir(void *userdata)
 	return 0;
 }
 
-/* A shell script instead of fad, which may end by itself; $ready is where READY goes. */
+/* Runs a shell script as fad; it writes READY to $ready. */
 static bool run_script_fails(const char *script, int (*run)(void *userdata), void *userdata)
 {
 	char path[] = "/tmp/fad-script-XXXXXX", command[2048];
@@ -288,7 +287,7 @@ static void test_broken_daemons(void **state)
 	char script[512];
 
 	snprintf(script, sizeof(script), "trap 'exit 0' TERM; ready; %s", wait);
-	assert_false(script_fails(script, false)); /* one that does all that is asked */
+	assert_false(script_fails(script, false)); /* a correct script passes */
 	assert_false(run_script_fails(script, start_in_dir, NULL));
 	assert_true(script_fails("exit 0", false));
 	assert_true(script_fails("eval \"exec $fd>&-\"; exec sleep 60", false));
@@ -299,7 +298,7 @@ static void test_broken_daemons(void **state)
 	assert_true(script_fails(script, false));
 	snprintf(script, sizeof(script), "ready; kill -SEGV $$; %s", wait);
 	assert_true(script_fails(script, false));
-	assert_true(script_fails("ready; exit 0", true)); /* before it was told to */
+	assert_true(script_fails("ready; exit 0", true)); /* exits without being told to */
 }
 
 /* ---- directories */
@@ -318,7 +317,7 @@ static int wait_in_dir(void *userdata)
 	return 0;
 }
 
-/* One that is killed leaves nothing, though it could do nothing about it. */
+/* The directory of a killed process is removed. */
 static void test_killed(void **state)
 {
 	char dir[48];

@@ -1,7 +1,7 @@
 /*
- * Clients of a daemon with a GPU, for tests: a case of tests/lib in memory of any
- * kind, asked for through the library. Whatever touches CUDA runs in a process of its
- * own, as a context does not survive fork(); checks that fail end that process.
+ * Clients of a daemon with a GPU: a request of tests/lib/attention.h in memory of any kind, sent
+ * through the library. CUDA is used only in child processes, as a context does not survive
+ * fork(); a failed check ends its child.
  */
 #pragma once
 
@@ -18,20 +18,18 @@ struct fa_service {
 	struct fa_attention request; /* points into attention */
 };
 
-/* Connects. */
 void fa_service_open(struct fa_service *service, const char *socket);
 void fa_service_close(struct fa_service *service);
 
-/* Plans @attention, makes memory of @kind and fills it (unless not @fill). */
+/* Plans @attention and allocates memory of @kind, filled if @fill. */
 void fa_service_make(struct fa_service *service, const struct fa_case *attention,
                      enum demo_memory_kind kind, bool fill);
 void fa_service_drop(struct fa_service *service);
 
-/* Asks, waits, and returns the error in units of what is allowed: at most 1 is right. */
+/* Computes, and returns the error in units of what is allowed: right if at most 1. */
 double fa_service_error(struct fa_service *service);
 
-/* Random within everything that attention can be, and small enough for the reference. */
+/* A random request of any kind that the reference can compute quickly. */
 struct fa_case fa_service_random_case(struct fa_test_random *random);
 
-/* Says what it is. */
 void fa_service_print(const struct fa_case *attention, enum demo_memory_kind kind);

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The second demo of ./quickstart with a daemon that has a GPU: what one process wrote two
-# others go on with, and the daemon is killed under each of them.
+# The second demo of ./quickstart on a daemon with a GPU: two processes continue the sequence of
+# a third, and the daemon is killed under each.
 #   test-demo-kv.sh DEMO-KV
 # FAD_DAEMON is the daemon.
 set -eu

@@ -1,7 +1,7 @@
 /*
- * The KV cache of a daemon with a GPU, over whatever driver is there: queries, keys, values
- * and results in each kind of memory that a client may hand over, in steps and in copies;
- * sequences that one kind wrote and another reads.
+ * The KV cache of a daemon with a GPU, real or the tests' CUDA driver: q, k, v and out in each
+ * kind of client memory, in steps and in copies; one kind appends to a sequence that another
+ * reads.
  *
  * Skips (77) where no daemon with a GPU can be started.
  */
@@ -66,7 +66,7 @@ static void append(struct kv *kv, const struct kv_item *item, bool writes)
 	fa_step_free(step);
 }
 
-/* One process for all kinds: buffers of different kinds meet in one sequence. */
+/* One process for all kinds, so that one sequence is used from buffers of different kinds. */
 static int child(void *userdata)
 {
 	static const uint32_t lengths[] = { 5, 16, 100, 33, 1, 70 };

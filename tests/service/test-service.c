@@ -1,8 +1,7 @@
 /*
- * A daemon with a GPU and its clients, over whatever driver is there: each kind of
- * memory, random requests through the library, clients that are killed while their
- * kernels run, that free what is in use, that hand over handles that are none, that
- * belong to another user or live in namespaces of their own.
+ * Clients of a daemon with a GPU, real or the tests' CUDA driver: each kind of memory, random
+ * requests, clients killed while their kernels run, memory freed in use, forged IPC handles,
+ * handles of other users and namespaces.
  *
  * Skips (77) where no daemon with a GPU can be started. FAD_TEST_SEED repeats a run.
  */
@@ -42,8 +41,10 @@ static uint64_t seed;
 
 static const char *const cuda_args[] = { "--backend", "cuda", NULL };
 
-/* Several kernels' worth of work on any GPU; of fewer tokens for the tests' driver, where what
- * clients leave behind is to end soon with sanitizers, too. */
+/*
+ * Several kernels' worth of work on any GPU. The tests' CUDA driver computes on the CPU and gets
+ * fewer tokens, so that it is done soon with sanitizers, too.
+ */
 static struct fa_case busy = {
 	.dtype = FA_WIRE_DTYPE_BF16,
 	.heads = 8,
@@ -53,7 +54,7 @@ static struct fa_case busy = {
 	.seqlen_k = 2048,
 };
 
-/* The tests' own driver: it finds processes by their numbers and computes on the CPU. */
+/* The tests' CUDA driver identifies processes by pid and computes on the CPU. */
 static bool tests_driver(void)
 {
 	return getenv("FAD_TEST_DRIVER") != NULL;
@@ -64,7 +65,7 @@ static void run_child(int (*function)(void *), void *userdata)
 	fa_check_eq(fa_test_reap(fa_test_fork(function, userdata)), 0);
 }
 
-/* ---- the device's memory, as a process of its own sees it */
+/* ---- the device's free memory, measured in a child */
 
 static int child_free_bytes(void *userdata)
 {
@@ -94,10 +95,10 @@ static size_t free_bytes(void)
 	return *shared;
 }
 
-/* Waits until the daemon has given everything back that clients had. */
+/* Waits until the daemon has released all memory of its clients. */
 static void check_given_back(size_t free_before)
 {
-	const size_t slack = (size_t)64 << 20; /* what contexts take differs a little */
+	const size_t slack = (size_t)64 << 20; /* contexts differ a little in size */
 	struct fa_test_accounts accounts;
 	struct fa_raw raw;
 
@@ -121,7 +122,7 @@ static int child_kinds(void *userdata)
 		                       .seqlen_k = 130,
 		                       .causal = true,
 		                       .lse = true };
-	/* Larger than a piece of CUDA_FD: several travel. */
+	/* Larger than one piece of CUDA_FD, so several pieces are sent. */
 	const struct fa_case large = { .dtype = FA_WIRE_DTYPE_F32,
 		                       .heads = 1,
 		                       .head_dim = 128,
@@ -189,11 +190,11 @@ static void test_random(void **state)
 	check_given_back(before);
 }
 
-/* ---- clients that end in the middle */
+/* ---- clients that die */
 
 struct victim {
 	int kind;
-	int ready; /* a pipe: a byte once kernels run */
+	int ready; /* a pipe: gets a byte once kernels run */
 };
 
 static int child_victim(void *userdata)
@@ -249,7 +250,7 @@ static void test_kill(void **state)
 	check_given_back(before);
 }
 
-/* The client's memory is gone while kernels read it: the daemon has it still. */
+/* The client frees its memory while kernels read it; the daemon's mapping keeps it. */
 static int child_free_in_flight(void *userdata)
 {
 	const int kinds[] = { DEMO_CUDA_IPC, DEMO_CUDA_FD, DEMO_ARENA, DEMO_MEMFD };
@@ -261,7 +262,7 @@ static int child_free_in_flight(void *userdata)
 		fa_service_make(&service, &busy, kinds[i], true);
 		for (int j = 0; j < 4; j++)
 			fa_check_eq(fa_attention(service.client, &service.request, &tickets[j]), 0);
-		/* Frees buffer and memory both. */
+		/* Frees the buffer and the memory. */
 		fa_service_drop(&service);
 		for (int j = 0; j < 4; j++)
 			fa_check_eq(fa_wait(service.client, &tickets[j], UINT64_MAX, NULL), 0);
@@ -298,7 +299,7 @@ static void test_other_user(void **state)
 	fa_check_eq(status, 0);
 }
 
-/* As in a container: its own processes, IPC objects and /proc. */
+/* As in a container: pid, IPC and /proc namespaces of its own. */
 static int child_in_namespaces(void *userdata)
 {
 	pid_t pid;
@@ -330,7 +331,7 @@ static void test_namespaces(void **state)
 	fa_check_eq(status, 0);
 }
 
-/* Two containers, in each of which the process that counts is number 1. */
+/* Two containers in which the client has pid 1. */
 struct container {
 	const char *socket;
 	int ready;
@@ -369,7 +370,7 @@ static int exec_daemon(struct container *container)
 	return 1;
 }
 
-/* An IPC handle is refused with the way out, which works. */
+/* An IPC handle is refused with a hint at another kind, and that kind works. */
 static int use_both(struct container *container)
 {
 	const struct fa_case plain = { .dtype = FA_WIRE_DTYPE_BF16, .seqlen_q = 40 };
@@ -405,7 +406,7 @@ static void test_equal_pids(void **state)
 	close(ends[1]);
 	if (read(ends[0], word, sizeof(word)) > 0) {
 		status = fa_test_reap(fa_test_fork(child_container, &other));
-		fa_check_eq(fa_test_reap(pid), 0); /* its last client has gone */
+		fa_check_eq(fa_test_reap(pid), 0); /* the last client of its container */
 		fa_check_eq(status, 0);
 	} else {
 		status = fa_test_reap(pid);
@@ -416,16 +417,16 @@ static void test_equal_pids(void **state)
 	rmdir(directory);
 }
 
-/* ---- handles that are none */
+/* ---- forged handles */
 
 struct ipc {
 	CUipcMemHandle handle;
 	uint64_t bytes;
-	int done; /* a pipe: closed when the exporter may end */
+	int done; /* a pipe: closed when the exporter may exit */
 	int ready;
 };
 
-/* Exports an allocation and keeps it until it is told to end. */
+/* Exports an allocation and keeps it until told to exit. */
 static int child_export(void *userdata)
 {
 	struct ipc *ipc = userdata;
@@ -485,7 +486,7 @@ static void test_handles(void **state)
 	fa_check_eq(read(ready[0], &byte, 1), 1);
 	fa_raw_open(&raw, daemon_process.socket);
 
-	/* Twice the same is two buffers. */
+	/* The same handle twice makes two buffers. */
 	for (uint32_t id = 1; id <= 2; id++) {
 		message = ipc_message(ipc, id, 0, ipc->bytes);
 		fa_raw_call(&raw, &message, NULL, 0);
@@ -501,7 +502,7 @@ static void test_handles(void **state)
 
 	for (int i = 0; i < 50; i++) {
 		garbage = *ipc;
-		if (i % 2) /* all of it, or a few bytes of a good one */
+		if (i % 2) /* all random, or a good one with a few changed bytes */
 			for (size_t j = 0; j < sizeof(garbage.handle); j++)
 				((unsigned char *)&garbage.handle)[j] =
 					(unsigned char)fa_test_random(&random);
@@ -511,7 +512,7 @@ static void test_handles(void **state)
 		message = ipc_message(&garbage, 4, 0, 4096);
 		fa_raw_call(&raw, &message, NULL, 0);
 		if (raw.message.type == FA_WIRE_BUFFER_REPLY) {
-			/* The changed byte means nothing to the driver. */
+			/* The driver ignores the changed byte. */
 			message = fa_raw_message(FA_WIRE_BUFFER_FREE);
 			message.buffer_free.buffer = 4;
 			fa_raw_call_expect(&raw, &message, NULL, 0, 0, NULL);
@@ -521,7 +522,7 @@ static void test_handles(void **state)
 		fa_check(raw.message.reply.text.length > 10);
 	}
 
-	/* The exporter's end: what is open stays, what is new fails. */
+	/* After the exporter has exited, open buffers stay valid and new ones are refused. */
 	close(done[1]);
 	fa_check_eq(fa_test_reap(pid), 0);
 	fa_raw_ping(&raw);
@@ -540,8 +541,6 @@ static void test_handles(void **state)
 	munmap(ipc, 4096);
 	run_child(child_kinds, NULL);
 }
-
-/* ---- */
 
 static int start(void **state)
 {

@@ -1,8 +1,7 @@
 /*
- * A client's own CUDA stream and the daemon in turn, over whatever driver is there: the
- * stream makes the inputs, lets the daemon compute, waits for it, and takes the result
- * away, while its CPU does nothing but enqueue. And what becomes of a stream that waits
- * when the daemon is killed.
+ * A client's own CUDA stream takes turns with the daemon, on a real GPU or the tests' CUDA
+ * driver: the stream writes the inputs, waits for the daemon and copies the result, while the
+ * client's CPU only enqueues. Also: a stream that waits when the daemon is killed.
  *
  * Skips (77) where no daemon with a GPU can be started.
  */
@@ -28,12 +27,12 @@
 
 enum {
 	ROUNDS = 24,
-	IN = 3, /* slots */
+	IN = 3, /* timeline slots */
 	OUT = 5,
 };
 
 static struct fa_test_daemon supervisor;
-static struct fa_cudriver cu; /* a child's */
+static struct fa_cudriver cu; /* used in children only */
 
 #define ok(call)                                                                                   \
 	do {                                                                                       \
@@ -48,7 +47,7 @@ static struct fa_cudriver cu; /* a child's */
 			fa_test_fail(__FILE__, __LINE__, "%s gives %d", #call, (int)_result);      \
 	} while (0)
 
-/* ---- a client with a stream of its own; all of it in a child */
+/* ---- a client with its own stream, in a child */
 
 static struct scene {
 	struct fa_client *client;
@@ -57,8 +56,8 @@ static struct scene {
 	struct fa_buffer *buffer;
 	CUdeviceptr at;
 	CUstream stream;
-	unsigned char *host; /* [ROUNDS] inputs, and [ROUNDS] of what came back */
-	uint64_t value;      /* of both slots */
+	unsigned char *host; /* [ROUNDS] inputs, then [ROUNDS] results */
+	uint64_t value;      /* the same in both slots */
 } s;
 
 static void open_scene(void)
@@ -104,7 +103,7 @@ static void close_scene(void)
 	cu_ok(cuMemFreeHost(s.host));
 }
 
-/* A request that waits for @value of the client's slot and gives it to the daemon's. */
+/* A request that waits for @value in slot IN and signals it in slot OUT. */
 static struct fa_ticket ask(uint64_t value)
 {
 	struct fa_attention request = fa_case_attention(&s.attention, s.buffer);
@@ -132,7 +131,6 @@ static unsigned char *output(int round)
 	return s.host + (size_t)(ROUNDS + round) * s.attention.bytes;
 }
 
-/* What lies before and behind the daemon's work. */
 static void enqueue_before(int round, uint64_t value)
 {
 	cu_ok(cuMemsetD8Async(s.at, 0xff, s.attention.bytes, s.stream));
@@ -167,7 +165,7 @@ static void check_outputs(uint64_t seed)
 	}
 }
 
-/* All rounds by one synchronisation; @early: requests come before the stream's work. */
+/* Runs all rounds with one synchronisation. @early: requests are sent before the stream's work. */
 static void run_rounds(bool early, uint64_t seed)
 {
 	fill(seed);
@@ -198,7 +196,7 @@ static int child_order(void *userdata)
 	return 0;
 }
 
-/* One in the middle fails: the stream goes on, and is told. */
+/* A failed request in the middle is reported, and the stream goes on. */
 static int child_failure(void *userdata)
 {
 	struct fa_ticket tickets[3];
@@ -211,7 +209,7 @@ static int child_failure(void *userdata)
 	enqueue_after(0, 1);
 	ok(fa_timeline_wait(s.timeline, OUT, 1, fa_test_patience_ns()));
 	ok(fa_cancel(s.client, &tickets[1]));
-	/* Behind the one that was cancelled, without its value of the client's slot. */
+	/* After the cancelled request, whose value of slot IN is never written. */
 	ok(fa_timeline_enqueue_wait(s.timeline, OUT, 2, s.stream));
 	enqueue_before(2, 3);
 	enqueue_after(2, 3);
@@ -224,7 +222,7 @@ static int child_failure(void *userdata)
 	return 0;
 }
 
-/* ---- the daemon is killed */
+/* ---- the daemon is killed while a stream waits */
 
 struct blocked {
 	CUcontext context;
@@ -255,7 +253,7 @@ static int child_killed(void *userdata)
 		pid_t pid;
 
 		run_rounds(true, 10 * i);
-		/* Nobody writes the client's slot: the stream waits for ever. */
+		/* Slot IN is never written: without the kill the stream would wait for ever. */
 		value = s.value += 2;
 		ticket = ask(value);
 		ok(fa_timeline_enqueue_wait(s.timeline, OUT, value, s.stream));
@@ -268,14 +266,14 @@ static int child_killed(void *userdata)
 		fa_check(pid > 0 && !kill(pid, SIGKILL));
 		pthread_join(thread, NULL);
 		fa_check_eq(blocked.result, CUDA_SUCCESS);
-		/* It is told that this was no result. */
+		/* The wait reports that there is no result. */
 		fa_check_eq(fa_timeline_wait(s.timeline, OUT, value, fa_test_patience_ns()),
 		            -ECONNRESET);
 		fa_check_eq(fa_wait(s.client, &ticket, fa_test_patience_ns(), NULL), -ECONNRESET);
 		ok(fa_reconnect(s.client));
 		ok(fa_timeline_info(s.timeline, &info));
 		fa_check_eq(info.epoch, i + 2);
-		/* What was lost is not waited for. */
+		/* Enqueueing a wait for a lost value fails at once. */
 		fa_check_eq(fa_timeline_enqueue_wait(s.timeline, OUT, value, s.stream),
 		            -ECONNRESET);
 	}
@@ -283,8 +281,6 @@ static int child_killed(void *userdata)
 	close_scene();
 	return 0;
 }
-
-/* ---- */
 
 static void run_child(int (*function)(void *))
 {

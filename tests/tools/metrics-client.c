@@ -1,6 +1,7 @@
 /*
- * A client for test-metrics.py: has some requests done, says so, and stays until its standard
- * input ends. Run as: metrics-client NAME ATTENTIONS REFUSED MARKERS, with FAD_SOCKET set.
+ * Client for test-metrics.py: sends requests, prints that they are done, and stays until its
+ * stdin ends.
+ *   metrics-client NAME ATTENTIONS REFUSED MARKERS, with FAD_SOCKET
  */
 #include "client/faclient.h"
 
@@ -19,7 +20,7 @@ static void must(int r, const char *what)
 	exit(1);
 }
 
-/* It works, or is refused once the daemon has looked at it. */
+/* @good: succeeds; otherwise the daemon refuses it. */
 static void attend(struct fa_client *client, struct fa_buffer *buffer, uint64_t bytes, bool good)
 {
 	struct fa_attention attention = { .size = sizeof(attention), .flags = FA_ATTENTION_CAUSAL };
@@ -29,7 +30,7 @@ static void attend(struct fa_client *client, struct fa_buffer *buffer, uint64_t 
 
 	for (unsigned int i = 0; i < 4; ++i)
 		fa_tensor_init(tensors[i], buffer, i * bytes, FA_F32, 4, shape);
-	/* That they must be of one type is not the library's business. */
+	/* The library does not check that dtypes match; the daemon does. */
 	if (!good)
 		attention.k.dtype = FA_F16;
 	r = fa_attention(client, &attention, NULL);

@@ -1,4 +1,6 @@
-/* What factl metrics makes of the status on standard input; exits with 1 if that is none. */
+/*
+ * Prints what `factl metrics` makes of the status on stdin; exits with 1 if it is malformed.
+ */
 #include "tools/metrics.h"
 
 #include <stdio.h>

@@ -1,4 +1,6 @@
-/* Prints the field offsets of the structs that bench/race.py mirrors, one line each. */
+/*
+ * Prints the offsets of the structs that bench/race.py mirrors, a line for each field.
+ */
 #include "kernels/cuda/plan.h"
 
 #include <stdio.h>
@@ -56,7 +58,7 @@ int main(void)
 	KERNEL(seqlen_k_max);
 	KERNEL(state_bytes);
 	printf("Kernel - %zu\n", sizeof(struct fa_cuda_kernel));
-	/* race.py's buffer for a launch has this size. */
+	/* race.py allocates this much for a launch. */
 	_Static_assert(sizeof(struct fa_cuda_launch) <= 1024, "");
 	return 0;
 }

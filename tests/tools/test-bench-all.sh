@@ -35,7 +35,7 @@ with open(sys.argv[2], "w") as file:
     file.write('{"command": "kv", "machine": "M", "results": '
                '[{"name": "kv/a", "value": 1, "unit": "us", "commit": "", "device": "D"}]}')
 EOF
-# It tells each shape, and does not know one of them.
+# A peer that prints a row for each shape and does not support one of them.
 cat >"$folder/bench/time-paged" <<'EOF'
 #!/bin/sh
 shape=$(echo "$*" | tr -d ' -')
@@ -67,7 +67,7 @@ expect 0 '^ok       request-mps: 1 results' --output "$out" rtt 'request*'
 grep -q '"name": "request/mps"' "$out/request-mps.json"
 grep -q '"name": "request/plain"' "$out/request.json"
 
-# Parts that fail, hang or print nothing do not keep others from running.
+# Parts that fail, hang or print nothing do not stop the others.
 expect 1 'run again: bench/all.py --output .* step throughput crowd gpu decode-shapes' --output "$out" \
 	--part-limit 10 --commit fff --peer /x.so:a rtt step throughput crowd gpu kv decode-shapes
 for line in 'ok       rtt: 1 ' 'FAILED   step: status 1; 0 ' 'FAILED   throughput: status 3; 1 ' \
@@ -88,7 +88,7 @@ nothing_left() {
 nothing_left
 [ "$(cd "$out" && echo *)" = 'decode-shapes.json kv.json log request-mps.json request.json rtt.json throughput.json' ]
 
-# The same if all.py itself is stopped.
+# Children also end when all.py itself is stopped.
 rm "$folder/child"
 "$folder/bench/all.py" --output "$folder/stopped" crowd >/dev/null 2>&1 &
 all=$!
@@ -130,7 +130,7 @@ grep -q 'bench/all.py rtt: bin/fabench rtt`, .*, GPU, commit 1234567$' "$kept/RE
 behind" ]
 python3 "$kept/results.py" check
 
-# broken FILE PATTERN: check says so if that is not in the file as it was made.
+# broken FILE PATTERN: `check` fails if PATTERN is changed in FILE.
 broken() {
 	cp "$1" "$folder/good"
 	sed -i "s/$2/3/" "$1"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 #
-# The scripts a newcomer runs: options, what they say about missing packages,
-# and how ./check sums. Run as: test-commands.sh SOURCE_DIRECTORY
+# The scripts a newcomer runs: options, reports of missing packages, and totals of ./check.
+# Run as: test-commands.sh SOURCE_DIRECTORY
 set -euo pipefail
 cd "$1"
 
@@ -9,7 +9,7 @@ temporary=$(mktemp -d)
 trap 'rm -rf "$temporary"' EXIT
 failed=0
 
-# expect STATUS PATTERN COMMAND...: the command exits so and prints something like that.
+# expect STATUS PATTERN COMMAND...: COMMAND exits with STATUS and its output matches PATTERN.
 expect() {
 	local want=$1 pattern=$2 status=0
 
@@ -30,7 +30,7 @@ done
 expect 2 'draw is 1 to 4' ./check --draw 5
 expect 1 'is not there' ./quickstart --build-dir "$temporary/empty"
 
-# The list itself: every line has packages and a probe this script knows.
+# Every line of the list has packages and a known probe.
 if grep -vE '^(#.*|\[[a-z]+\]|)$' packaging/build-deps |
 	grep -vE '^[a-z0-9.+-]+( \| [a-z0-9.+-]+)* +((cmd|pc|inc|lib):[^ ]+|-)$'; then
 	echo "FAILED: lines of packaging/build-deps that cannot be read"
@@ -51,7 +51,7 @@ expect 1 'no-such-package-c or no-such-package-d' packaging/install-deps --no-in
 expect 0 'no-such-package-e' packaging/install-deps --no-install build optional
 expect 2 'unknown option' packaging/install-deps --nonsense build
 
-# Sums.
+# Totals.
 cat >"$temporary/a.json" <<'EOF'
 {"name": "one", "result": "OK", "duration": 0.1, "stdout": "fine"}
 {"name": "two", "result": "FAIL", "duration": 0.2, "stdout": "x\ny", "stderr": "the reason"}
@@ -71,7 +71,7 @@ EOF
 expect 0 '^ *one: 3 of 12 cases, 1 s$' packaging/sum-tests --draws "$temporary/draws.json"
 expect 0 '^ *two: all, 0 s$' packaging/sum-tests --draws "$temporary/draws.json"
 
-# Progress: each tenth, and what fails at once; the log has every line.
+# Progress: every tenth test, and failures at once; the log has every line.
 lines() {
 	for i in {1..20}; do
 		echo "$i/20 fad:a / t$i $([ "$i" = 7 ] && echo FAIL || echo OK) 0.01s"

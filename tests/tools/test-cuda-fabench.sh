@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
 #
-# Tests that fabench's benchmarks of a daemon with a GPU run and give results, on the tests'
-# CUDA driver; not their speed.
+# fabench's GPU benchmarks run and give results on the tests' CUDA driver; speed is not tested.
 # Run as: test-cuda-fabench.sh FABENCH FABENCH-LAUNCH, with FAD_DAEMON.
 set -euo pipefail
 
-# It takes FAD_TUNE_*.
+# This daemon reads FAD_TUNE_*.
 export FAD_TUNABLE_DAEMON="$FAD_DAEMON"
 fabench=$1
 fabench_launch=$2
@@ -73,7 +72,7 @@ for variant in ("", "-append"):
 assert not any(name.endswith("launch") for name in prepare), prepare
 EOF
 
-# Without nvidia-cuda-mps-control there is an error.
+# Fails without nvidia-cuda-mps-control.
 status=0
 PATH=$temporary/none "$fabench" --quick --mps request 2>"$temporary/errors" || status=$?
 [ "$status" -eq 1 ]

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 #
-# Tests the usage of fabench, and that each benchmark runs and gives results that results.py
-# can read; not their speed. Run as: test-fabench.sh FABENCH FABENCH-POOL
+# fabench's usage; each benchmark runs, and results.py reads its results. Speed is not tested.
+# Run as: test-fabench.sh FABENCH FABENCH-POOL
 set -euo pipefail
 
 fabench=$1

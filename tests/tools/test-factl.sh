@@ -17,7 +17,7 @@ trap clean_up EXIT
 export FAD_SOCKET=$temporary/fad.sock
 failed=0
 
-# expect STATUS PATTERN ARGUMENT...: factl exits so and prints something like that.
+# expect STATUS PATTERN ARGUMENT...: factl exits with STATUS and its output matches PATTERN.
 expect() {
 	local want=$1 pattern=$2 status=0
 

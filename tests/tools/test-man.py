@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 
-# Their defaults depend on the machine, or on who starts fad: fad.conf has an example.
+# Defaults that depend on the machine or the user: fad.conf has an example.
 IN_WORDS = {"socket", "group", "device", "log", "buffer_bytes", "device_bytes", "fds", "pool_bytes",
             "timelines", "bytes", "chunk_bytes"}
 MOST = 2**63 - 1
@@ -99,7 +99,7 @@ def page_keys(text):
 
 
 def check_range(fad, directory, section, key, stated):
-    """What fad expects, as it says where it is given something else."""
+    """The allowed values, as fad's error message lists them."""
     path = os.path.join(directory, "fad.conf")
     with open(path, "w", encoding="utf-8") as file:
         file.write(f"[{section}]\n{key} = x\n")
@@ -146,7 +146,7 @@ def lint(pages):
         command = [mandoc, "-T", "lint", "-W", "warning"]
     elif groff:
         command = [groff, "-mdoc", "-Tutf8", "-ww"]
-        # There may be a groff without mdoc, and one that warns of its own macros.
+        # Some groffs lack mdoc or warn about their own macros.
         if said(command, input=SMALLEST):
             return
     else:

@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """
-factl metrics, and the numbers of factl status: of a real daemon, after known work of two clients
-of which one has gone; what is OpenMetrics is read strictly here, and to the letter what is made of
-names that want to break out of their labels.
+factl metrics and status against a real daemon, after known work of two clients of which one has
+gone. The OpenMetrics text is parsed strictly; names are escaped exactly.
 
     test-metrics.py FACTL METRICS_CLIENT METRICS_TEXT, with FAD_DAEMON set
 """
@@ -61,7 +60,7 @@ def read_sample(family, line):
 
 
 def check_histogram(family):
-    """Of each set of labels all entries, cumulated, the last one the count."""
+    """For each set of labels: buckets are cumulative and end with the count."""
     sets = {}
     for (suffix, labels), number in family.samples.items():
         key = tuple(label for label in labels if label[0] != "le")
@@ -98,7 +97,7 @@ def parse(text):
             wrong(line, "neither TYPE, UNIT nor HELP")
         what, name, rest = match.groups()
         if not family or name != family.name:
-            # All of a family stands together, and no name is another's sample.
+            # Families are contiguous, and no family has the name of another's sample.
             if name in families or what != "TYPE":
                 wrong(line, "the family was there before, or has no TYPE at first")
             family = families[name] = Family(name)
@@ -121,7 +120,7 @@ def parse(text):
 
 
 def check_parser():
-    """That it can fail."""
+    """The parser itself must be able to fail."""
     good = "# TYPE a gauge\n# HELP a b\na 1\n"
     parse(good + "# EOF\n")
     for bad in (good, good + "# EOF", good + "\n# EOF\n", good + "a 2\n# EOF\n",
@@ -142,7 +141,7 @@ def check_parser():
 
 
 def value(families, name, suffix="", **labels):
-    """Of the one sample that has these labels, among others."""
+    """The value of the only sample with these labels (and maybe more)."""
     found = [number for (end, all_labels), number in families[name].samples.items()
              if end == suffix and labels.items() <= dict(all_labels).items()]
     assert len(found) == 1, f"{name}{suffix} {labels}: {found}"
@@ -166,7 +165,7 @@ class Scene:
                               stdout=subprocess.PIPE, text=True, timeout=60).stdout
 
     def start_client(self, name, *counts):
-        """One that has had its work done, and stays."""
+        """A client that has done its requests and stays connected."""
         client = subprocess.Popen([self.client, name, *map(str, counts)], env=self.environment,
                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert client.stdout.readline() == "done\n", f"{name} could not do its work"
@@ -196,7 +195,7 @@ def check_session(session, attentions, refused, markers):
 
 
 def check_status_text(text, status, name):
-    """The line of the client says what it had done, and its part of all."""
+    """The client's line shows its requests and its share."""
     (session,) = [session for session in status["sessions"] if session["name"] == name]
     share = 100 * session["busy_ns"] / status["requests"]["busy_ns"]
     line = rf"{session['finished']} +{session['failed']} +{share:.1f}%  {name}$"
@@ -209,7 +208,7 @@ def check_status_text(text, status, name):
 
 
 def check_numbers(families, status):
-    """They are those of the status, in which nothing changes any more, in seconds."""
+    """They equal the (now constant) status, converted to seconds."""
     (tenant,) = [tenant for tenant in status["tenants"] if tenant["uid"] == os.geteuid()]
     labels = {"uid": str(os.geteuid()), "cgroup": tenant["cgroup"]}
     for what in ("finished", "failed", "cancelled"):
@@ -260,7 +259,7 @@ def check_daemon(folder, factl, client):
         status = scene.status()
         check_session(status["tenants"][0], 12, 3, 5)
         check_numbers(parse(scene.run("metrics")), status)
-        # Its tenant is remembered when nobody is there any more.
+        # The tenant is remembered after its last client has gone.
         scene.end_client(stays)
         check_session(scene.status()["tenants"][0], 12, 3, 5)
         return status
@@ -273,7 +272,7 @@ def check_text(program, status):
         done = subprocess.run([program], input=text, stdout=subprocess.PIPE, text=True, timeout=60)
         return done.returncode, done.stdout
 
-    # Names that want to be something else.
+    # Client names that would need escaping.
     names = ['a"} 1\nfad_draining 1', "back\\slash\\", '\\"', "\\n", "new\nline", "{=,}", "é 字", ""]
     status["tenants"] = [{**status["tenants"][0], "uid": i, "cgroup": name}
                          for i, name in enumerate(names)]
@@ -288,7 +287,7 @@ def check_text(program, status):
     assert value(families, "fad_build_info", device=status["device"]) == 1
     assert '"a \\"GPU\\" \\\\ of\\n80 GB"' in text
 
-    # More than others are told, and than an older daemon says.
+    # The status without fields that other tenants or older daemons lack.
     for key in ("connections_total", "connections_refused", "rings", "buffers", "buffers_max"):
         del status[key]
     for key in ("chunks", "used_pages", "idle_pages", "free_pages"):

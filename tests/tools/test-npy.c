@@ -1,4 +1,6 @@
-/* The demo's reader of .npy files: what numpy writes is read, all else is refused. */
+/*
+ * The demo's .npy reader: reads what numpy writes, refuses the rest.
+ */
 #include "demo/npy.h"
 
 #include <errno.h>
@@ -83,7 +85,7 @@ static void test_refuses(void **state)
 		const char *magic, *header;
 		size_t data_bytes;
 	} files[] = {
-		/* not NumPy's, another version */
+		/* another magic, another version */
 		{ "\x93NUMPZ\x01\x00",
 		  "{'descr': '<f2', 'fortran_order': False, 'shape': (4,), }\n", 8 },
 		{ "\x93NUMPY\x02\x00",
@@ -95,7 +97,7 @@ static void test_refuses(void **state)
 		/* a byte too few, a byte too many */
 		{ MAGIC, "{'descr': '<f2', 'fortran_order': False, 'shape': (4,), }\n", 7 },
 		{ MAGIC, "{'descr': '<f2', 'fortran_order': False, 'shape': (4,), }\n", 9 },
-		/* shapes that are none */
+		/* malformed shapes */
 		{ MAGIC, "{'descr': '<f2', 'fortran_order': False, 'shape': (-4,), }\n", 8 },
 		{ MAGIC, "{'descr': '<f2', 'fortran_order': False, 'shape': (4, x), }\n", 8 },
 		{ MAGIC, "{'descr': '<f2', 'fortran_order': False, 'shape': (1, 1, 1, 1, 4), }\n",

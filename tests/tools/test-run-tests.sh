@@ -1,6 +1,6 @@
 #!/bin/sh
-# packaging/run-tests counts passed, failed, skipped and hanging tests, and runs the ones it is
-# asked for; with fake tests.
+# packaging/run-tests counts passed, failed, skipped and hanging tests, and runs the named ones;
+# with fake tests.
 #   test-run-tests.sh RUN-TESTS
 set -eu
 

@@ -1,5 +1,7 @@
-/* What factl status prints of sessions that have a ring, and of those that have none; of what they
- * have had done, of limits, and of chunks that are not kept. */
+/*
+ * What `factl status` prints: rings, requests done, limits, and chunks that do not survive a
+ * restart.
+ */
 #include "common/cleanup.h"
 #include "tests/lib/check.h"
 #include "tests/lib/daemon.h"
@@ -26,7 +28,7 @@ static int stop(void **state)
 	return 0;
 }
 
-/* Good until the next call. */
+/* The result is valid until the next call. */
 static const char *print(const char *json)
 {
 	static char text[65536];
@@ -39,7 +41,7 @@ static const char *print(const char *json)
 	return text;
 }
 
-/* The words of the ring in the line of @session; false: there is none. */
+/* Finds the ring columns in the line of @session; false: there is no such line. */
 static bool find_ring(const char *text, uint64_t session, char ring[16], char by_ring[16],
                       char doorbells[16])
 {
@@ -49,7 +51,7 @@ static bool find_ring(const char *text, uint64_t session, char ring[16], char by
 		unsigned long long number;
 
 		++line;
-		/* Of the memory a number and its unit. */
+		/* Memory is printed as a number and a unit. */
 		if (sscanf(line, "%llu %*u %*u %*u %*s %*s %*u %*u %15s %15s %15s", &number, ring,
 		           by_ring, doorbells) == 4 &&
 		    number == session)
@@ -85,7 +87,7 @@ static void test_live(void **state)
 	for (uint64_t value = 1; value <= REQUESTS; ++value)
 		fa_raw_ring_marker(&ring, 0, value);
 	fa_raw_ring_wait(&raw, &ring, 0, REQUESTS);
-	/* Nothing comes any more. */
+	/* The daemon sleeps, as no more requests come. */
 	fa_check_eventually(is_asleep(&viewer, raw.session));
 
 	json = fa_raw_status(&viewer);
@@ -101,7 +103,7 @@ static void test_live(void **state)
 
 #define HEAD "{\"requests\": {}, \"tenants\": [], \"sessions\": [{\"session\": 7, \"name\": \"x\""
 
-/* Of a daemon that looks at the ring at this moment, and of one that does not say. */
+/* A daemon that polls the ring now, and one that does not say. */
 static void test_words(void **state)
 {
 	static const struct {
@@ -126,7 +128,7 @@ static void test_words(void **state)
 	}
 }
 
-/* Used, and what may be; where there is no limit, or an older daemon does not say so, used alone. */
+/* Used and limit; used alone if there is no limit or an older daemon does not report it. */
 static void test_tenants(void **state)
 {
 #define REQUESTS_OF "{\"requests\": {\"busy_ns\": 4000}, \"sessions\": [], \"tenants\": "
@@ -154,7 +156,7 @@ static void test_tenants(void **state)
 	fa_check_contains(text, " -       -      -  /a\n");
 }
 
-/* It says so only of chunks that are not kept. */
+/* Only chunks that are not kept are marked. */
 static void test_unkept(void **state)
 {
 #define POOL "{\"requests\": {}, \"tenants\": [], \"sessions\": [], \"pool\": {\"chunks\": 5"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""fad.service: that systemd takes it as it is, that what it says of the fd store fits, and
-that a daemon run as it says leaves all it has to the next one, as `systemctl restart` and a
-crash do. This script keeps the descriptors, as systemd would.
+"""fad.service: systemd accepts the unit, its fd store settings match fad, and a daemon run as it
+says hands its state to the next one, as in `systemctl restart` and after a crash. This script
+keeps the descriptors, as systemd would.
 
 usage: test-units.py FAD_SERVICE SYSTEMD_DIRECTORY FACTL, with FAD_DAEMON in the environment"""
 import os
@@ -24,7 +24,7 @@ def check(condition, what):
 
 
 def settings(path):
-    """Of each setting the values, as systemd reads them: the last line counts, but for lists."""
+    """The values of each setting: as in systemd, the last line counts except for lists."""
     found = {}
     with open(path) as file:
         for line in file:
@@ -48,7 +48,7 @@ def verify(paths):
 
 
 class Manager:
-    """What systemd is to a service of Type=notify with a fd store and a watchdog."""
+    """Plays systemd for a Type=notify service with an fd store and a watchdog."""
 
     watchdog_s = 0
 
@@ -61,7 +61,7 @@ class Manager:
         self.environment = {**os.environ, **environment, "NOTIFY_SOCKET": self.path}
 
     def receive(self):
-        """One message; whether it says READY=1."""
+        """Reads one message; True if it says READY=1."""
         message, fds, _, _ = socket.recv_fds(self.notify, 4096, 16)
         self.fed += message == b"WATCHDOG=1"
         words = dict(line.split("=", 1) for line in message.decode().splitlines())
@@ -100,7 +100,7 @@ class Manager:
             pass
 
     def watch(self, watchdog_s):
-        """Starts one that is watched, which is to say in time, three times, that it gets on."""
+        """Starts fad with a watchdog; it must report progress in time three times."""
         self.watchdog_s, self.fed = watchdog_s, 0
         self.start()
         self.notify.settimeout(watchdog_s)
@@ -145,7 +145,7 @@ def run(unit, factl, directory):
         check(name in kept, f"{name} is not stored, but {kept}")
     manager.end(signal.SIGKILL)
     check(sorted(manager.kept) == kept, f"after its death {sorted(manager.kept)} are kept")
-    # Who connects now is served by the next one.
+    # A client that connects now is served by the next daemon.
     early = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     early.connect(path)
     manager.start()
@@ -165,7 +165,7 @@ def main():
     unit = settings(service)
 
     with tempfile.TemporaryDirectory(prefix="fad-units-") as temporary:
-        # Before it is installed, its program is somewhere else.
+        # The program is not installed at the unit's path yet.
         copy = os.path.join(temporary, "fad.service")
         with open(service) as file, open(copy, "w") as out:
             out.write(re.sub(r"(?m)^ExecStart=\S+", "ExecStart=" + os.environ["FAD_DAEMON"],
@@ -175,7 +175,7 @@ def main():
         most = int(unit["FileDescriptorStoreMax"][-1])
         environment = dict(value.split("=", 1) for value in unit["Environment"])
         check(environment.get("FDSTORE") == str(most), "FDSTORE is not FileDescriptorStoreMax")
-        # All names go into one variable, of which the kernel takes 128 KiB.
+        # All names go into one environment variable; the kernel's limit is 128 KiB.
         longest = len("fad-timeline-999999999999:")
         check(most * longest < 128 * 1024 - 32, "the names of so many do not fit one variable")
         check(unit["Type"] == ["notify"], "it does not wait for READY=1")

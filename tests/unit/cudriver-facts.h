@@ -1,7 +1,6 @@
 /*
- * Every number and struct of common/cudriver.h, to be listed once as that header has
- * them (cudriver-ours.c) and once as <cuda.h> has them (cudriver-theirs.c), and to be
- * compared by test-cudriver.c.
+ * All constants and structs of common/cudriver.h, listed once from that header (cudriver-ours.c)
+ * and once from <cuda.h> (cudriver-theirs.c). test-cudriver.c compares the lists.
  */
 #pragma once
 
@@ -184,7 +183,7 @@ struct cudriver_fact {
 	long long value;
 };
 
-/* Numbers, then offsets and sizes of members, then sizes of types; ended by NULL. */
+/* Constants, then offsets and sizes of members, then sizes of types; ended by NULL. */
 #define CUDRIVER_NUMBER(name) { #name, (long long)(name) },
 #define CUDRIVER_MEMBER(type, member)                                                              \
 	{ "offset of " #type "." #member, offsetof(type, member) },                                \
@@ -199,5 +198,5 @@ struct cudriver_fact {
 	}
 
 extern const struct cudriver_fact cudriver_ours[];
-/* NULL where there was no <cuda.h> to compile with. */
+/* NULL if compiled without <cuda.h>. */
 extern const struct cudriver_fact *const cudriver_theirs;

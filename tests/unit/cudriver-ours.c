@@ -1,4 +1,6 @@
-/* What common/cudriver.h says by itself. */
+/*
+ * The facts of common/cudriver.h.
+ */
 #include "common/cudriver.h"
 #include "tests/unit/cudriver-facts.h"
 

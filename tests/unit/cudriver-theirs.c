@@ -1,4 +1,6 @@
-/* What <cuda.h> says; and each function of common/cudriver.h must have its type. */
+/*
+ * The facts of <cuda.h>; also asserts that each function of common/cudriver.h has the same type.
+ */
 #include "tests/unit/cudriver-facts.h"
 
 #ifdef HAVE_CUDA_H

@@ -1,4 +1,6 @@
-/* Back-off and processors: when a thread spins, and how many processors it may use. */
+/*
+ * Back-off: when a thread spins, and how many processors it may use.
+ */
 #include "common/backoff.h"
 #include "common/cpu.h"
 
@@ -27,7 +29,7 @@ static void test_failures(void **state)
 		fail_spins(&backoff, FA_BACKOFF_FAILURES);
 		for (int i = 0; i < SKIPS; ++i) {
 			assert_false(fa_backoff_may_spin(&backoff));
-			assert_false(fa_backoff_may_spin(&backoff)); /* does not count */
+			assert_false(fa_backoff_may_spin(&backoff)); /* not counted */
 			assert_false(fa_backoff_next(&backoff));
 		}
 		assert_true(fa_backoff_may_spin(&backoff));
@@ -46,7 +48,7 @@ static void test_success(void **state)
 	fail_spins(&backoff, FA_BACKOFF_FAILURES);
 	assert_false(fa_backoff_next(&backoff));
 
-	/* A spin that began before the back-off does not end it. */
+	/* A success of an earlier spin does not end the back-off. */
 	fa_backoff_succeeded(&backoff);
 	for (int i = 1; i < SKIPS; ++i)
 		assert_false(fa_backoff_next(&backoff));

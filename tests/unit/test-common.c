@@ -1,4 +1,6 @@
-/* The small headers: lists, ownership, errors, time. */
+/*
+ * common/'s small headers: lists, ownership, errors, time.
+ */
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/error.h"
@@ -19,7 +21,7 @@ struct item {
 	struct fa_list link;
 };
 
-/* The list holds exactly these numbers, forwards and backwards. */
+/* The list holds exactly these numbers, in both directions. */
 static void check_list(struct fa_list *head, const int *numbers, size_t n)
 {
 	struct fa_list *pos;
@@ -49,21 +51,21 @@ static void test_list(void **state)
 	check_list(&head, (const int[]){ 0, 1, 2, 3 }, 4);
 
 	fa_list_remove(&items[1].link);
-	fa_list_remove(&items[1].link); /* no harm */
+	fa_list_remove(&items[1].link); /* removing twice is harmless */
 	check_list(&head, (const int[]){ 0, 2, 3 }, 3);
 	fa_list_remove(&items[0].link);
 	fa_list_remove(&items[3].link);
 	check_list(&head, (const int[]){ 2 }, 1);
 
 	fa_list_init(&other);
-	fa_list_splice(&head, &other); /* of nothing */
+	fa_list_splice(&head, &other); /* an empty list */
 	check_list(&head, (const int[]){ 2 }, 1);
 	fa_list_append(&other, &items[3].link);
 	fa_list_append(&other, &items[1].link);
 	fa_list_splice(&head, &other);
 	check_list(&head, (const int[]){ 2, 3, 1 }, 3);
 	check_list(&other, NULL, 0);
-	fa_list_splice(&other, &head); /* to an empty one */
+	fa_list_splice(&other, &head); /* into an empty list */
 	check_list(&other, (const int[]){ 2, 3, 1 }, 3);
 	check_list(&head, NULL, 0);
 

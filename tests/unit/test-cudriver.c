@@ -1,5 +1,7 @@
-/* The driver's table: opened, or not; what its results mean; and that it is declared as
- * <cuda.h> declares it. Usage: test-cudriver common/cudriver.h NEW-DRIVER OLD-DRIVER */
+/*
+ * The CUDA driver's function table: loading it, converting results to errno, and its declarations
+ * against <cuda.h>. Usage: test-cudriver common/cudriver.h NEW-DRIVER OLD-DRIVER
+ */
 #include "common/cudriver.h"
 #include "tests/unit/cudriver-facts.h"
 
@@ -17,14 +19,14 @@
 
 static const char *header, *new_driver, *old_driver;
 
-/* ---- opening, in a process of its own, which finds the driver in @folder */
+/* ---- loading, in a child that finds the driver in @folder */
 
 struct result {
 	int r;
 	char text[FA_ERROR_TEXT_BYTES];
 };
 
-/* Of the process that only opens. */
+/* main() of that child. */
 static int open_main(bool all)
 {
 	struct result result = { 0 };
@@ -37,7 +39,7 @@ static int open_main(bool all)
 	memcpy(result.text, error.text, sizeof(error.text));
 	client = driver.library && driver.cuGetErrorName && driver.cuMemSetAccess;
 	rest = driver.cuDriverGetVersion && driver.cuLaunchKernel;
-	/* The table is filled as far as it was asked for; not at all if that failed. */
+	/* The table is filled as far as requested; not at all on failure. */
 	if (client != (result.r == 0) || rest != (result.r == 0 && all))
 		return 1;
 	return write(STDOUT_FILENO, &result, sizeof(result)) != sizeof(result);
@@ -83,7 +85,7 @@ static void no_driver(void **state)
 	const struct result result = open_in("/nonexistent", true);
 
 	if (result.r == 0)
-		skip(); /* this machine has one */
+		skip(); /* this machine has a driver */
 	assert_int_equal(result.r, -ENODEV);
 	contains(result.text, "no CUDA driver");
 	contains(result.text, "libcuda.so.1");
@@ -113,7 +115,7 @@ static void lacks_a_function(void **state)
 	assert_int_equal(result.r, -ENOSYS);
 	contains(result.text, "cuMemMap");
 
-	/* The library does not launch. */
+	/* The library does not launch kernels. */
 	setenv("FAD_TEST_CUDA_LACKS", "cuLaunchKernel", 1);
 	assert_int_equal(open_in(new_driver, false).r, 0);
 	result = open_in(new_driver, true);
@@ -122,9 +124,9 @@ static void lacks_a_function(void **state)
 	unsetenv("FAD_TEST_CUDA_LACKS");
 }
 
-/* ---- what results mean */
+/* ---- results to errno */
 
-static void errnos(void **state)
+static void test_errnos(void **state)
 {
 	static const struct {
 		CUresult result;
@@ -194,7 +196,7 @@ static const struct cudriver_fact *fact_find(const char *name)
 	return NULL;
 }
 
-/* Whether @line defines a number: "CU… = …," or "#define CU_… …". */
+/* Returns true if @line defines a constant: "CU… = …," or "#define CU_… …". */
 static bool number_in(const char *line, char name[80])
 {
 	if (sscanf(line, " #define %79[A-Z0-9_]", name) == 1)
@@ -203,8 +205,8 @@ static bool number_in(const char *line, char name[80])
 	       strstr(line, " = ");
 }
 
-/* A number that is not in the list would never be compared. */
-static void list_is_complete(void **state)
+/* A constant that is missing in the list would never be compared. */
+static void test_list_is_complete(void **state)
 {
 	char line[256], name[80];
 	FILE *file = fopen(header, "re");
@@ -242,10 +244,14 @@ static void same_as_theirs(void **state)
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(opened),           cmocka_unit_test(no_driver),
-		cmocka_unit_test(too_old),          cmocka_unit_test(lacks_a_function),
-		cmocka_unit_test(errnos),           cmocka_unit_test(sentences),
-		cmocka_unit_test(list_is_complete), cmocka_unit_test(same_as_theirs),
+		cmocka_unit_test(opened),
+		cmocka_unit_test(no_driver),
+		cmocka_unit_test(too_old),
+		cmocka_unit_test(lacks_a_function),
+		cmocka_unit_test(test_errnos),
+		cmocka_unit_test(sentences),
+		cmocka_unit_test(test_list_is_complete),
+		cmocka_unit_test(same_as_theirs),
 	};
 
 	if (argc == 2 && !strncmp(argv[1], "open-", 5))

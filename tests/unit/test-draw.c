@@ -1,4 +1,6 @@
-/* Draws of cases: each case is in exactly one draw of N, and draws are equally large. */
+/*
+ * Draws of test cases: each case is in exactly one of N draws, and draws are equally large.
+ */
 #include "tests/gpu/draw.h"
 
 #include <setjmp.h>
@@ -16,8 +18,7 @@ enum {
 	CASES = 1000,
 };
 
-/* What the draw @value has; a process of its own, as the variable is read once. Returns its
- * exit status. */
+/* Draws with @value in a child, as the variable is read once. Returns its exit status. */
 static int draw(const char *value, bool *ret_drawn)
 {
 	int ends[2], status;
@@ -70,7 +71,7 @@ static void test_partition(void **state)
 	}
 }
 
-/* Loops over cases have lengths that N divides: a draw is not the same turn of each. */
+/* Lengths of case loops are multiples of N: a draw must not pick the same position in each loop. */
 static void test_mixed(void **state)
 {
 	int turns[4] = { 0 };

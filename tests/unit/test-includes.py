@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Holds the rule who may include whom (usage: test-includes.py SOURCE_ROOT).
+"""Enforces which folder may include which (usage: test-includes.py SOURCE_ROOT).
 
 Layers include only downwards, and each foreign library stays where the table
 below puts it. First checks that the check itself can fail."""

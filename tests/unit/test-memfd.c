@@ -1,4 +1,6 @@
-/* Which files may be mapped: memfds that cannot shrink, in bounds, and nothing else. */
+/*
+ * Only memfds that cannot shrink may be mapped, and only within bounds.
+ */
 #include "common/cleanup.h"
 #include "common/memfd.h"
 
@@ -18,7 +20,7 @@
 #define MFD_HUGETLB 4u
 #endif
 
-/* The refusal has this errno, a sentence with this word, and gives nothing out. */
+/* Refused with this errno and a text that contains @word, without outputs. */
 static void check_refused(int fd, uint64_t offset, uint64_t bytes, int code, const char *word)
 {
 	struct fa_error error = {};
@@ -148,8 +150,8 @@ static void test_huge_pages(void **state)
 	                                                                 MFD_HUGETLB);
 
 	if (fd < 0)
-		skip(); /* the kernel is built without them */
-	/* a size needs no reserved pages as long as nothing is mapped */
+		skip(); /* not built into the kernel */
+	/* ftruncate() needs no reserved pages while nothing is mapped */
 	assert_int_equal(ftruncate(fd, 2 << 20), 0);
 	assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
 	check_refused(fd, 0, 4096, -ENOTSUP, "MFD_HUGETLB");

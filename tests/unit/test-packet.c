@@ -1,4 +1,6 @@
-/* Packets and their descriptors: what is sent arrives, what is refused leaks nothing. */
+/*
+ * Packets with descriptors: what is sent arrives, and what is refused leaks nothing.
+ */
 #include "common/cleanup.h"
 #include "common/packet.h"
 
@@ -47,7 +49,10 @@ static int tear_down(void **state)
 	return count_fds() == n_open_before ? 0 : -1;
 }
 
-/* sendmsg() as others may call it: any number of descriptors, in several parts. */
+/*
+ * sendmsg() as other programs may call it: any number of descriptors, in several control
+ * messages.
+ */
 static void send_raw(size_t n_bytes, const int *fds, size_t n_fds)
 {
 	static unsigned char bytes[65536];
@@ -104,7 +109,7 @@ static void test_bytes(void **state)
 	assert_int_equal(receive(buffer, sizeof(buffer), fds, &n_fds), -EAGAIN);
 }
 
-/* Who closes with something unread has said what he has said. */
+/* A peer that closes with unread input resets the socket; what it sent before still arrives. */
 static void test_reset(void **state)
 {
 	int fds[FA_PACKET_FDS_MAX];
@@ -170,7 +175,7 @@ static void test_too_many_descriptors(void **state)
 		assert_int_equal(n_fds, 0);
 		assert_int_equal(count_fds(), n_open);
 	}
-	/* the packet is gone, the socket as good as before */
+	/* the packet is gone, the socket still works */
 	assert_int_equal(fa_packet_send(ends[0], "y", 1, NULL, 0, 0), 0);
 	assert_int_equal(receive(buffer, sizeof(buffer), fds, &n_fds), 1);
 	assert_int_equal(buffer[0], 'y');
@@ -185,7 +190,7 @@ static void test_no_room_for_descriptors(void **state)
 	char buffer[16];
 	int next;
 
-	/* numbers below the limit that are free: two, while four descriptors come */
+	/* two numbers below the limit are free, four descriptors come */
 	next = dup(ends[0]);
 	assert_true(next >= 0);
 	close(next);
@@ -243,7 +248,7 @@ static void test_full_and_gone(void **state)
 
 	while (!(r = fa_packet_send(ends[0], bytes, sizeof(bytes), &lone, 1, 0)) && n_sent < 100000)
 		++n_sent;
-	/* full: of bytes, or (ETOOMANYREFS) of descriptors on their way */
+	/* full of bytes, or (ETOOMANYREFS) of descriptors in flight */
 	assert_true(r == -EAGAIN || r == -ETOOMANYREFS);
 	assert_true(n_sent > 0);
 	while (receive(buffer, sizeof(buffer), fds, &n_fds) > 0) {

@@ -1,9 +1,7 @@
 /*
- * The ring and its sleeping, in every order of every access of both ends: messages come
- * out as they went in, and nobody sleeps for ever. common/ring.c itself is what is run.
- *
- * That the model would find a lost wake-up is tried as well: with exchanges that are not
- * one, with a sleeper that does not look again, and with a word written too late.
+ * common/ring.c in every order of the accesses of both ends: messages arrive in order, and nobody
+ * sleeps for ever. The model (model/model.h) must also find three planted faults: a non-atomic
+ * exchange, a sleeper that does not look again, a word written too late.
  */
 #include "common/ring.h"
 #include "tests/unit/model/common/memory.h"
@@ -16,21 +14,21 @@
 
 #include <cmocka.h>
 
-/* Two messages of 8 bytes fill it. */
+/* Space for two messages of 8 bytes. */
 #define BYTES 32
 #define MESSAGES 3
 
 #define BELL 0
 #define WAKE 1
 
-/* Beside the ring: how many requests have ended, for each of two who say so. */
+/* Requests that each of two publishers has completed. */
 static _Atomic uint64_t *completed(int i)
 {
 	return (_Atomic uint64_t *)&fa_model_memory[900 + i];
 }
 
-static bool is_hasty; /* who sleeps does not look again */
-static bool is_late;  /* who has news rings before they are there */
+static bool skips_last_look; /* fault: do not look again before sleeping */
+static bool wakes_too_early; /* fault: wake the reader before the word is written */
 
 /* ---- one client, one daemon */
 
@@ -41,7 +39,7 @@ static void await(uint64_t value)
 	fa_ring_producer_init(&ring, fa_model_memory, BYTES);
 	while (fa_memory_load64(completed(0)) < value) {
 		fa_ring_arm(&ring);
-		if (is_hasty || fa_memory_load64(completed(0)) < value)
+		if (skips_last_look || fa_memory_load64(completed(0)) < value)
 			fa_model_wait(WAKE);
 		fa_ring_disarm(&ring);
 	}
@@ -57,7 +55,7 @@ static void client(void)
 
 		while (fa_ring_put(&ring, &message, sizeof(message)) == -EAGAIN) {
 			fa_ring_arm_room(&ring);
-			if (is_hasty || !fa_ring_has_room(&ring, sizeof(message)))
+			if (skips_last_look || !fa_ring_has_room(&ring, sizeof(message)))
 				fa_model_wait(WAKE);
 		}
 		if (fa_ring_needs_doorbell(&ring))
@@ -68,11 +66,11 @@ static void client(void)
 
 static void daemon_end(struct fa_ring_consumer *ring, uint64_t value)
 {
-	if (!is_late)
+	if (!wakes_too_early)
 		fa_memory_store64(completed(0), value);
 	if (fa_ring_needs_wakeup(ring->words))
 		fa_model_signal(WAKE);
-	if (is_late)
+	if (wakes_too_early)
 		fa_memory_store64(completed(0), value);
 }
 
@@ -83,7 +81,7 @@ static void daemon_side(void)
 	const char *wrong;
 	size_t length;
 
-	/* Made before the client has it; it has not begun when this is stored. */
+	/* The daemon may set up the ring before the client has it. */
 	fa_ring_consumer_init(&ring, fa_model_memory, BYTES);
 	while (taken < MESSAGES) {
 		int r = fa_ring_take(&ring, &message, sizeof(message), &length, &wrong);
@@ -107,8 +105,8 @@ static void daemon_side(void)
 	}
 }
 
-/* A daemon that does not look again: fa_ring_sleep() without its end. */
-static void hasty_daemon(void)
+/* fa_ring_sleep() without its last look. */
+static void daemon_without_last_look(void)
 {
 	struct fa_ring_consumer ring;
 	uint64_t message, taken = 0;
@@ -152,7 +150,7 @@ static void test_ring(void **state)
 	assert_true(result.states > 10000);
 }
 
-static void test_finds_lax_exchanges(void **state)
+static void test_finds_non_atomic_exchange(void **state)
 {
 	const struct fa_model model = {
 		.threads = { client, daemon_side }, .n_threads = 2, .first = true, .lax = true
@@ -161,31 +159,31 @@ static void test_finds_lax_exchanges(void **state)
 	assert_true(run("lax exchanges", &model).lost > 0);
 }
 
-static void test_finds_hasty_sleepers(void **state)
+static void test_finds_missing_last_look(void **state)
 {
 	const struct fa_model ends[] = {
-		{ .threads = { client, hasty_daemon }, .n_threads = 2, .first = true },
+		{ .threads = { client, daemon_without_last_look }, .n_threads = 2, .first = true },
 		{ .threads = { client, daemon_side }, .n_threads = 2, .first = true },
 	};
 
 	assert_true(run("hasty daemon", &ends[0]).lost > 0);
-	is_hasty = true;
+	skips_last_look = true;
 	assert_true(run("hasty client", &ends[1]).lost > 0);
-	is_hasty = false;
+	skips_last_look = false;
 }
 
-static void test_finds_late_news(void **state)
+static void test_finds_early_wake_up(void **state)
 {
 	const struct fa_model model = { .threads = { client, daemon_side },
 		                        .n_threads = 2,
 		                        .first = true };
 
-	is_late = true;
+	wakes_too_early = true;
 	assert_true(run("late news", &model).lost > 0);
-	is_late = false;
+	wakes_too_early = false;
 }
 
-/* ---- two threads of the daemon that end requests */
+/* ---- two threads of the daemon that complete requests */
 
 static void publish(int i)
 {
@@ -241,7 +239,7 @@ static void test_two_publishers(void **state)
 	assert_true(run("two publishers, lax exchanges", &lax).lost > 0);
 }
 
-/* ---- an event loop: it is armed before requests go, and again in each round */
+/* ---- an event loop that arms before requests are sent, and in each round */
 
 static void watcher(void)
 {
@@ -272,9 +270,9 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_ring),
-		cmocka_unit_test(test_finds_lax_exchanges),
-		cmocka_unit_test(test_finds_hasty_sleepers),
-		cmocka_unit_test(test_finds_late_news),
+		cmocka_unit_test(test_finds_non_atomic_exchange),
+		cmocka_unit_test(test_finds_missing_last_look),
+		cmocka_unit_test(test_finds_early_wake_up),
 		cmocka_unit_test(test_two_publishers),
 		cmocka_unit_test(test_watcher),
 	};

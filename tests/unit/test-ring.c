@@ -1,7 +1,7 @@
 /*
- * The submission ring: what goes in comes out, in order and whole, around its end and at
- * every length; a full one takes nothing; and whatever a hostile producer writes, the
- * consumer stays inside the memory, and ends or goes on, but never the same way forever.
+ * The submission ring: messages come out whole and in order, at every length and around the end;
+ * a full ring takes nothing; whatever a hostile producer writes, the consumer stays inside the
+ * memory and does not loop for ever.
  */
 #include "common/results.h"
 #include "common/ring.h"
@@ -30,7 +30,7 @@ static uint32_t below(uint32_t n)
 	return (uint32_t)(seed >> 33) % n;
 }
 
-/* Of its exact size, so that sanitizers see a step beyond. */
+/* Allocates the exact size, so that sanitizers see overruns. */
 static void make(uint64_t bytes)
 {
 	free(memory);
@@ -78,11 +78,11 @@ static void test_sizes(void **state)
 	assert_false(fa_ring_is_valid_size(FA_RING_BYTES_MIN / 2));
 	assert_false(fa_ring_is_valid_size((uint64_t)FA_RING_BYTES_MAX * 2));
 	assert_false(fa_ring_is_valid_size(FA_RING_BYTES_MIN + 8));
-	/* The default takes the longest message, wherever the last one ended. */
+	/* The default size takes the longest message wherever the tail is. */
 	assert_true(2 * (MESSAGE_MAX + FA_RING_ENTRY_BYTES) <= FA_RING_BYTES_DEFAULT);
 }
 
-/* Random lengths and random fill, against a queue. */
+/* Random lengths and fill levels, compared with a queue. */
 static void test_order(void **state)
 {
 	static unsigned char message[MESSAGE_MAX];
@@ -145,7 +145,7 @@ static void test_too_long(void **state)
 	assert_int_equal(fa_ring_put(&producer, message, FA_RING_BYTES_MIN / 2 - 8), 0);
 }
 
-/* ---- sleeping */
+/* ---- sleeping and the doorbell */
 
 static void take_one(unsigned char wanted)
 {
@@ -160,7 +160,7 @@ static void take_one(unsigned char wanted)
 static void test_doorbell(void **state)
 {
 	make(FA_RING_BYTES_MIN);
-	/* It sleeps at first, and is rung once. */
+	/* The consumer sleeps at first, and is woken once. */
 	assert_int_equal(fa_ring_put(&producer, "1", 1), 0);
 	assert_true(fa_ring_needs_doorbell(&producer));
 	assert_int_equal(fa_ring_put(&producer, "2", 1), 0);
@@ -210,7 +210,7 @@ static void test_marks(void **state)
 
 /* ---- a hostile producer */
 
-/* What one forged word leads to; @part is of the sentence. */
+/* Forges one word and expects a refusal whose text contains @part. */
 static void refuse(const char *part)
 {
 	static unsigned char buffer[MESSAGE_MAX];
@@ -253,7 +253,7 @@ static void test_forged_tail(void **state)
 		forge_tail(forged[i].tail);
 		refuse(forged[i].part);
 	}
-	/* Backwards, though not behind what was taken. */
+	/* Moves the tail back, but not behind the head. */
 	make(FA_RING_BYTES_MIN);
 	for (int i = 0; i < 3; ++i)
 		assert_int_equal(fa_ring_put(&producer, "", 1), 0);
@@ -291,7 +291,7 @@ static void test_forged_entry(void **state)
 	}
 }
 
-/* Skips all of the ring, twice: one look does not go round and round. */
+/* Skip entries over the whole ring, twice: one poll must not loop. */
 static void test_forged_skips(void **state)
 {
 	unsigned char byte;
@@ -308,7 +308,7 @@ static void test_forged_skips(void **state)
 	}
 }
 
-/* Anything at all in the words and the data: it takes what makes sense or refuses. */
+/* Noise in all words and data: every entry is taken or refused. */
 static void test_noise(void **state)
 {
 	static unsigned char buffer[MESSAGE_MAX];
@@ -337,7 +337,7 @@ static void test_noise(void **state)
 	assert_true(n_taken > 1000 && n_refused > 1000);
 }
 
-/* The daemon's word is checked as well. */
+/* The producer checks the daemon's word, too. */
 static void test_forged_head(void **state)
 {
 	make(FA_RING_BYTES_MIN);
@@ -395,7 +395,7 @@ static void test_two_threads(void **state)
 	expect_nothing();
 }
 
-/* ---- records */
+/* ---- completion records */
 
 #define RECORDED 400000u
 
@@ -411,7 +411,7 @@ static void *write_records(void *unused)
 	return unused;
 }
 
-/* Whoever reads one has read one. */
+/* Records are read whole. */
 static void test_records(void **state)
 {
 	struct fa_outcome outcome = { .status = 5 };

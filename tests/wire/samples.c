@@ -172,7 +172,7 @@ const struct fa_sample fa_samples_v1[] = {
 	{ "attention-longest",
 	  { .id = 16,
 	    .type = FA_WIRE_ATTENTION,
-	    .attention = { .lse = { .buffer = 1 }, /* rank 0, but not all zero */
+	    .attention = { .lse = { .buffer = 1 }, /* rank 0, but not all fields are 0 */
 	                   .cu_seqlens_q = most_sequences,
 	                   .cu_seqlens_k = most_sequences,
 	                   .n_cu_seqlens_q = N(most_sequences),

@@ -173,7 +173,7 @@ static void test_made_up(void **state)
 		{ "body lies outside", HAND_BODY, 4, HAND_BYTES - HAND_BODY, -EBADMSG },
 		{ "body is negative", HAND_BODY, 4, 0xfffffff4, -EBADMSG },
 		{ "body's vtable is outside", HAND_ATTENTION, 4, 60, -EBADMSG },
-		/* the vtable at 46 then has 40 bytes */
+		/* extends the vtable at 46 to 40 bytes */
 		{ "body's vtable is too long", HAND_BODY_VTABLE, 2, 40, -EBADMSG },
 	};
 	_Alignas(8) unsigned char bytes[HAND_BYTES];
@@ -342,7 +342,7 @@ static void mutate(unsigned char *bytes, size_t length)
 		                           0x80000000, 0xfffffffc, 0xffffffff };
 	unsigned n = 1 + random_next() % 8;
 
-	/* mostly the first 256 bytes, which hold the structure */
+	/* mostly in the first 256 bytes, which hold the structure */
 	for (unsigned i = 0; i < n; ++i) {
 		size_t range = length > 256 && random_next() % 8 ? 256 : length;
 		size_t at = random_next() % range;
@@ -397,7 +397,7 @@ static void test_mutation(void **state)
 		free(exact);
 	}
 	print_message("%zu decoded (%#" PRIx64 "), %zu refused\n", n_good, sum, n_bad);
-	/* both outcomes occurred often */
+	/* both outcomes are frequent */
 	assert_in_range(n_good, MUTATIONS / 100, MUTATIONS);
 	assert_in_range(n_bad, MUTATIONS / 100, MUTATIONS);
 }

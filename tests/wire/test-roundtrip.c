@@ -115,9 +115,9 @@ static void make_fast(struct fa_wire_message *message, unsigned int views)
 #define FAST_VTABLE_PLACE 100
 
 /*
- * The fast path and FlatBuffers agree on a StepAttend, changed at random or not: a byte of padding
- * that is not zero makes FlatBuffers decode the same message. (The offset of the vtable is left
- * alone: it could point at that byte.)
+ * The fast path and FlatBuffers agree on a StepAttend, mutated or not. A non-zero byte of padding
+ * makes the decoder take the FlatBuffers path. (The offset of the vtable is not mutated: it could
+ * point at that byte.)
  */
 static void test_fast_path(void **state)
 {
@@ -184,8 +184,8 @@ static void test_difference_is_seen(void **state)
 }
 
 /*
- * With any size of buffer the message is refused or written at its end, and nothing else is
- * touched. FA_WIRE_FIXED_BYTES_MAX is always enough.
+ * With any buffer size the message is refused or written at the buffer's end, and no other byte
+ * is touched. FA_WIRE_FIXED_BYTES_MAX is always enough.
  */
 static void test_buffer_sizes(void **state)
 {

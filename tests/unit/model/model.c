@@ -8,7 +8,7 @@
 
 #define HISTORY_MAX 160
 #define BUFFER_MAX 16
-/* Words that are used at all. */
+/* Words that threads have accessed. */
 #define USED_MAX 24
 #define VISITED_BITS 23
 
@@ -23,7 +23,7 @@ enum kind {
 
 struct access {
 	enum kind kind;
-	uint32_t where; /* a used word, or a signal */
+	uint32_t where; /* an index in used[], or a signal */
 	uint64_t value;
 };
 
@@ -45,21 +45,21 @@ struct state {
 	struct thread threads[FA_MODEL_THREADS_MAX];
 };
 
-/* The structs that lie in it begin on cache lines. */
+/* Structs in it start on cache lines. */
 _Alignas(64) uint64_t fa_model_memory[FA_MODEL_WORDS];
 
 static const struct fa_model *model;
 static struct fa_model_result *result;
-static uint32_t used[USED_MAX], n_used; /* which words they are */
+static uint32_t used[USED_MAX], n_used; /* their indices */
 static uint64_t *visited;
 
-/* Of the thread that is being run. */
+/* State of the running thread. */
 static const struct thread *running;
 static uint32_t position;
 static struct access *found;
 static jmp_buf leave;
 
-/* ---- what threads call */
+/* ---- called by threads */
 
 static uint32_t index_of(const volatile void *address)
 {
@@ -144,13 +144,13 @@ void fa_model_wait(int signal)
 
 void fa_model_check(bool holds)
 {
-	/* Once for each state in which it was found out: it is said when it is new. */
+	/* Count a failure once, in the state in which it is new. */
 	result->broken += !holds && position == running->n_history;
 }
 
 /* ---- states */
 
-/* Runs the thread up to its next access. */
+/* Runs the thread until its next access. */
 static void look_ahead(struct state *state, size_t i)
 {
 	struct thread *thread = &state->threads[i];
@@ -189,7 +189,7 @@ static uint64_t state_hash(const struct state *state)
 	return hash ? hash : 1;
 }
 
-/* Whether it is seen for the first time. */
+/* Returns true if the state is new. */
 static bool visit(const struct state *state)
 {
 	const uint64_t mask = (1ull << VISITED_BITS) - 1;
@@ -201,7 +201,7 @@ static bool visit(const struct state *state)
 		if (!visited[i]) {
 			visited[i] = hash;
 			if (++result->states > mask / 4 * 3)
-				abort(); /* a larger table is needed */
+				abort(); /* increase the table's size */
 			return true;
 		}
 	}

@@ -1,6 +1,5 @@
 /*
- * In the place of common/memory.h: the same names, whose accesses a model performs
- * (tests/unit/model/model.h).
+ * Replaces common/memory.h: the same calls, performed by the model (tests/unit/model/model.h).
  */
 #pragma once
 
