@@ -9,7 +9,7 @@
 
 struct attention {
 	struct fa_request request; /* first */
-	/* cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks: 4 bytes each, all of them */
+	/* copies of cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks */
 	uint32_t *vectors;
 };
 
@@ -29,14 +29,14 @@ static void release(struct fa_request *request)
 	request->job.params = (struct fa_attention_params){};
 }
 
-static const void *copy(uint32_t **vectors, const void *from, size_t n)
+static const void *copy(uint32_t **next, const void *from, size_t n)
 {
-	uint32_t *to = *vectors;
+	uint32_t *to = *next;
 
 	if (!from)
 		return NULL;
 	memcpy(to, from, n * sizeof(uint32_t));
-	*vectors += n;
+	*next += n;
 	return to;
 }
 
@@ -47,21 +47,20 @@ static int copy_vectors(struct attention *attention, const struct fa_wire_attent
 	struct fa_attention_params *params = &attention->request.job.params;
 	size_t n = message->n_cu_seqlens_q + message->n_cu_seqlens_k + message->n_alibi_slopes +
 	           message->n_sinks;
-	uint32_t *vectors;
+	uint32_t *next;
 
 	if (!n)
 		return 0;
-	vectors = attention->vectors = malloc(n * sizeof(*vectors));
-	if (!vectors)
+	next = attention->vectors = malloc(n * sizeof(*next));
+	if (!next)
 		return fa_fail(error, -ENOMEM, "the daemon has no memory for a request's vectors");
-	params->cu_seqlens_q = copy(&vectors, params->cu_seqlens_q, message->n_cu_seqlens_q);
-	params->cu_seqlens_k = copy(&vectors, params->cu_seqlens_k, message->n_cu_seqlens_k);
-	params->alibi_slopes = copy(&vectors, params->alibi_slopes, message->n_alibi_slopes);
-	params->sinks = copy(&vectors, params->sinks, message->n_sinks);
+	params->cu_seqlens_q = copy(&next, params->cu_seqlens_q, message->n_cu_seqlens_q);
+	params->cu_seqlens_k = copy(&next, params->cu_seqlens_k, message->n_cu_seqlens_k);
+	params->alibi_slopes = copy(&next, params->alibi_slopes, message->n_alibi_slopes);
+	params->sinks = copy(&next, params->sinks, message->n_sinks);
 	return 0;
 }
 
-/* What the device needs besides the tensors is charged to who asks. */
 static int prepare(struct fa_request *request, struct fa_error *error)
 {
 	const struct fa_context *context = request->session->context;

@@ -1,4 +1,4 @@
-/* Stateless attention: a kind of work (session/request.h). Loop thread. */
+/* Stateless attention. Loop thread. */
 #pragma once
 
 #include "daemon/session/request.h"

@@ -9,11 +9,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* One that waits for pieces. */
+/* A registration that waits for pieces. */
 struct fa_registration {
 	struct fa_session *session;
 	struct fa_registered_buffer *buffer;
-	uv_timer_t timer; /* runs if there is a deadline */
+	uv_timer_t timer;
 };
 
 static const char *kind_name(unsigned int kind)
@@ -32,7 +32,7 @@ static const char *kind_name(unsigned int kind)
 	}
 }
 
-/* ---- what a BufferRegister must be like */
+/* ---- checks */
 
 static bool is_zero(const uint8_t *bytes, size_t length)
 {
@@ -61,7 +61,6 @@ static int check_kind(const struct fa_context *context, const struct fa_wire_buf
 	return 0;
 }
 
-/* What belongs to one kind alone. */
 static int check_parts(const struct fa_wire_buffer_register *body, size_t n_fds,
                        struct fa_error *error)
 {
@@ -177,15 +176,13 @@ static int buffer_new(struct fa_session *session, const struct fa_wire_message *
 	return 0;
 }
 
-/* Whether such a buffer takes of the device's own memory. */
 static bool is_on_device(const struct fa_context *context, enum fa_wire_buffer_kind kind)
 {
 	return kind == FA_WIRE_BUFFER_CUDA_IPC || kind == FA_WIRE_BUFFER_CUDA_FD ||
 	       (kind == FA_WIRE_BUFFER_ARENA && context->info.memory_bytes);
 }
 
-/* What an arena takes of the device. That of a session that has come back, which hands it over in
- * pieces, is no more. */
+/* Rounded up as the device allocates; a resumed session passes the same arena in pieces. */
 static uint64_t arena_bytes(const struct fa_context *context, uint64_t bytes)
 {
 	const uint64_t unit = context->info.arena_granularity;
@@ -196,7 +193,7 @@ static uint64_t arena_bytes(const struct fa_context *context, uint64_t bytes)
 	return rounded - rounded % unit;
 }
 
-/* All of its descriptors at once: pieces that were let in must not meet the limit. */
+/* Descriptors of all pieces at once: a later piece must not exceed the limit. */
 static int charge(struct fa_session *session, struct fa_registered_buffer *buffer,
                   struct fa_error *error)
 {
@@ -209,7 +206,7 @@ static int charge(struct fa_session *session, struct fa_registered_buffer *buffe
 	if (r == 0)
 		r = fa_charge_add(&buffer->charge_pieces, session->tenant, FA_RESOURCE_PIECES,
 		                  buffer->n_pieces_wanted, error);
-	/* Pieces are paid for whole, as they come. */
+	/* CUDA_FD: add_pieces() charges. */
 	if (r == 0 && buffer->kind != FA_WIRE_BUFFER_CUDA_FD)
 		r = fa_charge_add(&buffer->charge_bytes, session->tenant,
 		                  is_on_device(session->context, buffer->kind)
@@ -234,7 +231,6 @@ static int check_received(const int *fds, size_t n_fds, struct fa_error *error)
 	               n_fds);
 }
 
-/* Takes the descriptors if all is well with them. */
 static int add_pieces(struct fa_session *session, struct fa_registered_buffer *buffer,
                       const uint64_t *piece_bytes, size_t n_piece_bytes, int *fds, size_t n_fds,
                       struct fa_error *error)
@@ -259,7 +255,7 @@ static int add_pieces(struct fa_session *session, struct fa_registered_buffer *b
 			return fa_fail(error, -EINVAL,
 			               "the pieces together are more than 64 bits can count");
 	}
-	/* As the client says it; the device asks the driver. */
+	/* The client's numbers; the device asks the driver. */
 	if (buffer->n_pieces + n_fds == buffer->n_pieces_wanted &&
 	    buffer->offset + buffer->bytes > sum)
 		return fa_fail(error, -EINVAL,
@@ -283,7 +279,7 @@ static int add_pieces(struct fa_session *session, struct fa_registered_buffer *b
 static void import(struct fa_session *session, struct fa_registered_buffer *buffer)
 {
 	session->import = buffer;
-	fa_session_ref(session); /* until the import is done */
+	fa_session_ref(session);
 	fa_session_pause(session, FA_PAUSE_IMPORT);
 	fa_importer_start(&session->context->importer, buffer);
 }
@@ -295,7 +291,7 @@ static void on_closed(uv_handle_t *handle)
 	free(handle->data);
 }
 
-/* Ends the wait; the buffer is the caller's. */
+/* Returns the buffer's reference. */
 static struct fa_registered_buffer *stop_waiting(struct fa_session *session)
 {
 	struct fa_registration *registration = fa_steal_ptr(session->registration);
@@ -403,7 +399,7 @@ int fa_registration_pieces(struct fa_session *session, const struct fa_wire_mess
 		return r;
 	}
 	fa_session_reply(session, message->id, 0, NULL);
-	/* If that could not be sent, the session is closed and the registration gone. */
+	/* A failed reply closes the session, which ends the registration. */
 	if (!session->registration)
 		return 0;
 	if (buffer->n_pieces == buffer->n_pieces_wanted)
@@ -451,7 +447,6 @@ void fa_registration_imported(struct fa_registered_buffer *buffer)
 		fa_session_reply(session, buffer->message_id, buffer->status, buffer->error.text);
 		fa_registered_buffer_unref(buffer);
 	} else {
-		/* The reference is the table's now. */
 		session->buffer_bytes += buffer->bytes;
 		session->n_device_buffers += is_on_device(session->context, buffer->kind);
 		if (buffer->kind == FA_WIRE_BUFFER_ARENA)

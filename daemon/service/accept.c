@@ -131,8 +131,8 @@ void fa_accept_poll(struct fa_server *server)
 	}
 }
 
-/* Closing the listener would close the backlog, and descriptors that clients have sent, on this
- * thread. The backlog of an inherited socket is left to other listeners. */
+/* Connections with descriptors are slow to close: left to the reaper. The backlog of an inherited
+ * socket is left to other listeners. */
 static void close_backlog(struct fa_server *server)
 {
 	int fd;
@@ -178,7 +178,7 @@ void fa_accept_update_hello_timer(struct fa_server *server)
 	struct fa_session *oldest;
 	uint64_t now = fa_now_ns();
 
-	/* No timer without need: a loop without timers sleeps more cheaply. */
+	/* A loop without timers sleeps more cheaply. */
 	if (fa_list_empty(&server->context.hello_pending) ||
 	    server->context.state != FA_DAEMON_RUNNING) {
 		uv_timer_stop(&server->accept.hello_timer);

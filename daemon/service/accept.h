@@ -1,9 +1,9 @@
 /*
- * Accepts connections, rejects those beyond a limit, and closes those that send no Hello in time.
- * Embedded in the server. Loop thread.
+ * Accepts connections and closes those that send no Hello in time. Embedded in the server. Loop
+ * thread.
  *
- * When no descriptors are left, a connection is accepted in place of a reserved descriptor and
- * told so: in the backlog it would wake the loop again and again.
+ * Without descriptors, a reserved one is closed to accept and reject a connection: in the backlog
+ * it would wake the loop again and again.
  */
 #pragma once
 
@@ -17,28 +17,27 @@ struct fa_server;
 
 struct fa_accept {
 	uv_poll_t poll;
-	bool active;            /* poll is started */
-	uv_timer_t timer;       /* restarts poll after a pause */
-	int reserve_fd;         /* closed to accept and reject one connection */
+	bool active;      /* poll is started */
+	uv_timer_t timer; /* ends a pause */
+	int reserve_fd;
 	bool reaper_full;       /* too many rejected connections are not closed yet */
 	uv_timer_t hello_timer; /* runs while there are sessions without Hello */
 
 	uint64_t n_connections, n_rejected; /* since the start */
 };
 
-/* Initialises the timers. The server closes them (server.c). */
+/* The server closes the timers. */
 void fa_accept_init(struct fa_server *server);
 
 int fa_accept_start(struct fa_server *server, struct fa_error *error);
 
-/* Closes the listener. Connections in the backlog of a socket that this daemon made are closed. */
+/* Closes the listener and its backlog. */
 void fa_accept_stop(struct fa_server *server);
 
-/* Accepts waiting connections, up to a bound. */
 void fa_accept_poll(struct fa_server *server);
 
 /* To be called when a descriptor was closed. */
 void fa_accept_refill_reserve(struct fa_server *server);
 
-/* To be called when a session said Hello: restarts or stops the timer. */
+/* To be called when the oldest session without Hello changes. */
 void fa_accept_update_hello_timer(struct fa_server *server);

@@ -52,7 +52,6 @@ static void open_standard_fds(void)
 		close(fd);
 }
 
-/* Safe: nothing here uses select(). */
 static void raise_fd_limit(void)
 {
 	struct rlimit limit;
@@ -63,7 +62,6 @@ static void raise_fd_limit(void)
 	}
 }
 
-/* Returns the socket that systemd passes, or -1. */
 static int activation_fd(struct fa_fd_store *fd_store)
 {
 	int fd = fa_fd_store_take(fd_store, NULL), more;
@@ -102,7 +100,7 @@ static int make_server(struct program *program, struct fa_server_options *option
 	}
 	if (r < 0 || options->listen_fd_kept)
 		return r;
-	/* Clients that connect between two daemons wait in its backlog. */
+
 	r = fa_fd_store_add(FA_FD_STORE_LISTEN, program->server->listener.fd);
 	if (r < 0)
 		fa_log(FA_LOG_WARNING, "the socket cannot be kept beyond this process: %s",
@@ -180,7 +178,7 @@ static int watch_signals(struct program *program)
 	for (unsigned int i = 0; i < 3; ++i) {
 		program->signals[i].data = program;
 		(void)uv_signal_init(&program->loop, &program->signals[i]);
-		/* Signals do not keep the loop running. */
+
 		uv_unref((uv_handle_t *)&program->signals[i]);
 		r = r ? r : uv_signal_start(&program->signals[i], on_signal, numbers[i]);
 	}
@@ -265,7 +263,7 @@ int main(int argc, char **argv)
 	struct fa_error error;
 	int r;
 
-	/* A program that is executed by descriptor is named after the number. */
+	/* Otherwise fad-supervise's child is named after a descriptor. */
 	(void)prctl(PR_SET_NAME, "fad");
 	open_standard_fds();
 	child_argv = calloc((size_t)argc + 1, sizeof(*child_argv));
@@ -281,7 +279,7 @@ int main(int argc, char **argv)
 	}
 	if (program.options.check_config)
 		return EXIT_SUCCESS;
-	/* Also for the supervisor, which stores its child's descriptors. */
+	/* Also for the supervisor's store. */
 	raise_fd_limit();
 	if (program.options.supervise) {
 		(void)fa_exec_supervisor(child_argv, program.options.ready_fd, &error);

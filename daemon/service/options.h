@@ -19,11 +19,9 @@ struct fa_service_options {
 	bool exit_when_idle, check_config, supervise;
 };
 
-/*
- * @ret_child_argv, zeroes of [argc + 1], receives the options without --supervise and --ready-fd, for
- * the daemon under a supervisor. Returns 1 to continue, 0 after --help or --version, or a negative
- * errno that was logged. Strings point into @argv.
- */
+/* @ret_child_argv, [argc + 1] zeroes, receives the arguments of a supervised daemon. Returns 1 to
+ * continue, 0 after --help or --version, or a negative errno that was logged. Strings point into
+ * @argv. */
 int fa_service_options_parse(int argc, char **argv, struct fa_service_options *ret_options,
                              char **ret_child_argv);
 

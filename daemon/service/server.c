@@ -118,7 +118,7 @@ static void on_released(struct fa_importer *importer)
 	fa_drain_advance(fa_container_of(importer, struct fa_server, context.importer));
 }
 
-/* fa_session_resume() may close a session, but frees it later: the list stays valid. */
+/* Sessions that close are freed later: the list stays valid. */
 static void on_reaper(uv_async_t *async)
 {
 	struct fa_server *server = async->data;

@@ -1,10 +1,9 @@
 /*
- * The server: owns the listener, the sessions, the accounts, the engine and the device, and ends
- * them in the right order. Loop thread.
+ * The server: owns the listener, the sessions, the accounts, the engine and the device. Loop
+ * thread.
  *
- * It runs, then drains (drain.h), then stops: when the last session is freed, all handles of the
- * loop are closed, which ends the loop. A lost device starts a drain; all requests then end with
- * -ENODEV.
+ * It runs, drains (drain.h), then stops: when the last session is freed, all handles of the loop
+ * are closed, which ends the loop. A lost device starts a drain; all requests end with -ENODEV.
  */
 #pragma once
 
@@ -18,9 +17,9 @@
 #include <uv.h>
 
 struct fa_server {
-	struct fa_context context; /* what sessions see */
-	/* Called when draining starts, when loop handles close at the end, and, before both, when
-	 * the device is lost. */
+	struct fa_context context;
+	/* Called when draining starts, when loop handles close, and, before, when the device is
+	 * lost. */
 	void (*draining)(void *userdata);
 	void (*stopped)(void *userdata);
 	void (*lost)(void *userdata);
@@ -57,18 +56,17 @@ struct fa_server_options {
 	struct fa_fd_store_ops fd_store;
 };
 
-/* Opens the device, starts the engine and accepts connections. */
 int fa_server_new(const struct fa_server_options *options, struct fa_error *error,
                   struct fa_server **ret_server);
 
 /* After the end of the loop. Takes NULL. */
 struct fa_server *fa_server_free(struct fa_server *server);
 
-/* Takes what can change at run time from @config (consumed); logs what needs a restart. */
+/* Consumes @config; logs what needs a restart. */
 void fa_server_reload(struct fa_server *server, struct fa_config *config);
 
-/* The end of a drain: frees everything and closes the loop's handles. */
+/* The last step of a drain. */
 void fa_server_finish(struct fa_server *server);
 
-/* Starts a drain if exit_when_idle is set and no client is connected or expected back. */
+/* Starts a drain if exit_when_idle is set and no client is there or expected back. */
 void fa_server_exit_if_idle(struct fa_server *server);

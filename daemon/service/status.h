@@ -8,11 +8,9 @@
 
 #define FA_STATUS_LISTED_MAX 128
 
-/*
- * Writes the status into a sealed memfd: all of it if @viewer is privileged, otherwise its tenant
- * and that tenant's sessions. Lists at most FA_STATUS_LISTED_MAX sessions and tenants, the viewer's
- * and the oldest, with their total number: other clients wait while it is written.
- */
+/* Writes what @viewer may see into a sealed memfd: everything if it is privileged, otherwise its
+ * tenant's part. Lists the viewer and the oldest, at most FA_STATUS_LISTED_MAX, as other clients
+ * wait meanwhile. */
 int fa_status_new(struct fa_session *viewer, int *ret_fd, size_t *ret_bytes);
 
 /* Adds "cgroup" to @object, escaped so that distinct cgroups stay distinct. -1: no memory. */

@@ -18,7 +18,7 @@ struct fa_watchdog {
 	int timer_fd;
 };
 
-/* Starts if WATCHDOG_USEC is set. @engine must exist until fa_watchdog_stop(). */
+/* No effect without WATCHDOG_USEC. @engine must exist until fa_watchdog_stop(). */
 int fa_watchdog_start(struct fa_watchdog *watchdog, uv_loop_t *loop, struct fa_engine *engine);
 
 /* Takes a zeroed or stopped watchdog, which must exist until the loop has ended. */

@@ -18,12 +18,11 @@ struct fa_call {
 };
 
 /*
- * A handler answers the client and returns 0, or returns a negative errno with a sentence, which
- * is sent as the answer. -EPROTO and -EPROTONOSUPPORT also close the connection. A handler that
- * keeps a descriptor sets its entry in fds to -1.
+ * A handler answers the client and returns 0, or returns a negative errno with a sentence, which is
+ * sent as the answer. -EPROTO and -EPROTONOSUPPORT also close the connection. A handler that keeps
+ * a descriptor sets its entry in fds to -1.
  */
 typedef int fa_call_handler(struct fa_call *call, struct fa_error *error);
 
-/* Submits the call as a request of a stream. */
 int fa_call_submit(const struct fa_call *call, const struct fa_request_kind *kind, uint32_t stream,
                    uint64_t value, struct fa_error *error);

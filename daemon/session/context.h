@@ -1,6 +1,6 @@
 /*
- * What sessions and their requests need of the daemon: device, engine, accounts, limits, and the
- * list of all sessions. The server (service/server.h) contains it. Loop thread, except `asleep`.
+ * What sessions and requests need of the daemon. The server (service/server.h) contains it. Loop
+ * thread, except `asleep`.
  *
  * session/ includes nothing above it: it calls the server, KV and the handlers through hooks.
  */
@@ -43,26 +43,26 @@ struct fa_context_hooks {
 	/* fa_dispatch_ring() */
 	void (*ring_entry)(struct fa_session *session, const void *bytes, size_t length,
 	                   uint64_t received_ns);
-	/* Hello was accepted. */
+
 	void (*session_ready)(struct fa_session *session);
 	/* The session's streams are cancelled, its buffers still registered. */
 	void (*session_closing)(struct fa_session *session);
-	/* Nothing of the session is in flight; it is freed next. */
+	/* Nothing is in flight; the session is freed next. */
 	void (*session_ended)(struct fa_session *session);
-	/* A session was freed. */
+
 	void (*session_freed)(struct fa_context *context);
-	/* While the daemon drains: something ended that the drain may wait for. */
+	/* Something ended that the drain may wait for. */
 	void (*drain_progress)(struct fa_context *context);
 	/* The daemon may be idle now (exit_when_idle). */
 	void (*idle)(struct fa_context *context);
-	/* The device is lost; context.lost_reason says why. */
+
 	void (*device_lost)(struct fa_context *context);
 };
 
 struct fa_context {
 	const struct fa_context_hooks *hooks;
 	uv_loop_t *loop;
-	struct fa_config config; /* replaced by a reload */
+	struct fa_config config;
 	bool exit_when_idle;
 
 	enum fa_daemon_state state;
@@ -74,7 +74,7 @@ struct fa_context {
 	const struct fa_device_ops *ops;
 	struct fa_device *device;
 	struct fa_engine *engine;
-	bool is_lost; /* the device */
+	bool is_lost;
 	struct fa_error lost_reason;
 	struct fa_fd_reaper *reaper;
 	struct fa_importer importer;
@@ -87,12 +87,11 @@ struct fa_context {
 	struct fa_list hello_pending;   /* sessions without Hello, oldest first */
 	unsigned int n_sessions;        /* not freed yet */
 	uint64_t last_session;          /* highest id */
-	uint64_t sent_check_ns;         /* earliest time of the next check (outbox.c) */
-	uint64_t sent_charged;          /* descriptors charged since the last check */
-	uint64_t no_fds_warned_ns;      /* time of the last warning; 0: none */
+	uint64_t sent_check_ns;         /* outbox.c: earliest next check */
+	uint64_t sent_charged;          /* outbox.c: since the last check */
+	uint64_t no_fds_warned_ns;      /* 0: never */
 
-	/* 1 while the loop sleeps or makes its last check before; only then the engine must wake
-	 * it. */
+	/* 1: the engine must wake the loop. */
 	_Atomic uint32_t asleep;
 	uv_async_t engine_async;
 	struct fa_loop_spin spin;
@@ -100,26 +99,24 @@ struct fa_context {
 	unsigned int n_requests; /* in flight, of all sessions */
 	struct fa_block_cache request_cache;
 	uint64_t n_timelines;           /* in the fd store */
-	struct fa_list timelines_ended; /* of these, those that are to be removed from it */
+	struct fa_list timelines_ended; /* to be removed from it */
 
-	/* The packet that is being handled. */
+	/* being handled */
 	_Alignas(8) unsigned char packet[FA_WIRE_BYTES_MAX];
 };
 
-/* To be called when something ended that a drain may wait for. */
 static inline void fa_context_drain_progress(struct fa_context *context)
 {
 	if (context->state != FA_DAEMON_RUNNING)
 		context->hooks->drain_progress(context);
 }
 
-/* Returns true if the device was lost, also before the loop has seen it. */
+/* True also before is_lost is set. */
 bool fa_context_device_lost(const struct fa_context *context);
 
-/* Logs that no descriptors are left, at most once in ten seconds. */
+/* Logs the lack of descriptors, at most once in ten seconds. */
 void fa_context_warn_no_fds(struct fa_context *context);
 
-/* Turns -EMFILE and -ENFILE into -EDQUOT with a sentence, so that the client tries again. Other
- * codes, and @error, stay as they are. */
+/* Turns -EMFILE and -ENFILE into -EDQUOT with a sentence: the client tries again. */
 #define FA_CONTEXT_NO_FDS "the daemon has no descriptors left"
 int fa_context_explain_no_fds(struct fa_context *context, int code, struct fa_error *error);

@@ -1,10 +1,9 @@
 /*
- * Completions that the device itself writes to a client's completion page, before the engine has
- * seen them: device_words in common/completion.h. Loop thread.
+ * Completions that the device itself writes to the completion page (common/completion.h) before the
+ * engine sees them. Loop thread.
  *
- * Only for a request that is alone in its stream and ends with its device work. All that follows
- * from its end still waits for the engine; so the daemon syncs before it handles a message of a
- * client that may have seen such a completion.
+ * Only for a request that is alone in its stream and ends with its device work. All else waits for
+ * the engine, so the daemon syncs before it handles a message of a client that may have seen one.
  */
 #pragma once
 
@@ -12,26 +11,24 @@
 
 #include <stdint.h>
 
-/* Starts to pin the session's completion page, once. On failure the device completes nothing. */
+/* Pins the page, once. On failure the device completes nothing. */
 void fa_device_completion_open(struct fa_session *session);
 
 /* For a closing session. The caller has a reference to it. */
 void fa_device_completion_stop(struct fa_session *session);
 
-/* For a session without requests; its page may be unmapped afterwards. */
+/* Nothing may be in flight. The page may be unmapped afterwards. */
 void fa_device_completion_close(struct fa_session *session);
 
 /* To be called for each new stream. */
 void fa_device_completion_stream(struct fa_session *session, uint32_t id);
 
-/* Request @value is the stream's next. Returns true if the device completes it; never unless
- * @allowed. */
+/* Returns true if the device completes the stream's next request; only if @allowed. */
 bool fa_device_completion_submit(struct fa_session *session, uint32_t stream, uint64_t value,
                                  bool allowed);
 
-/* The stream's request that the device completes was reaped. */
+/* The request was reaped. */
 void fa_device_completion_finished(struct fa_session *session, uint32_t stream);
 
-/* Reaps every request whose completion a client may have seen or heard of from another client; but
- * gives up after a while. Sessions may be closed afterwards. */
+/* Reaps what clients may have seen, within a time limit. Sessions may be closed afterwards. */
 void fa_device_completion_sync(struct fa_context *context);

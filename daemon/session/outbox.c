@@ -14,8 +14,8 @@
 
 /* Enough for every message that is sent: strings have FA_WIRE_TEXT_BYTES_MAX at most. */
 #define SEND_BYTES 4096
-/* When a limit is reached, all sessions are checked for received descriptors once this many were
- * charged or this much time has passed since the last check. */
+/* At the limit, all sessions are checked for received descriptors: after so many charges, or so
+ * much time. */
 #define SENT_CHECK_FDS 8
 #define SENT_CHECK_NS (5 * FA_NS_PER_MS)
 
@@ -56,8 +56,7 @@ void fa_outbox_clear(struct fa_session *session)
 
 /* ---- charges for descriptors */
 
-/* Descriptors in flight count as open files of the daemon's user, which the kernel limits for all
- * clients together. */
+/* The kernel limits descriptors in flight for all clients together. */
 void fa_session_release_received(struct fa_session *session)
 {
 	int unread;
@@ -248,7 +247,7 @@ void fa_session_reject(struct fa_context *context, int fd, int status, const cha
 
 	if (fa_wire_encode(&message, buffer, sizeof(buffer), &bytes, &length) == 0)
 		(void)fa_packet_send(fd, bytes, length, NULL, 0, MSG_DONTWAIT);
-	/* In its tenant's queue: a slow close does not delay other tenants'. */
+	/* The tenant's queue: a slow close delays no other tenant's. */
 	if (fa_peer_read(fd, &peer) == 0)
 		(void)fa_tenant_get(&context->tenants, peer.uid, peer.cgroup, &tenant);
 	fa_fd_reaper_add_connection(context->reaper, tenant, fd, NULL);

@@ -1,9 +1,6 @@
 /*
- * What a session sends: messages that its socket does not take at once wait in its outbox, and
- * descriptors stay charged until the client has received them. Embedded in the session. Loop
- * thread.
- *
- * The client must read: half of session_out_bytes waiting pauses the session (session.h).
+ * What a session sends. Messages that the socket does not take wait here; descriptors stay charged
+ * until the client has received them. Embedded in the session. Loop thread.
  */
 #pragma once
 
@@ -22,21 +19,18 @@ struct fa_outbox {
 	struct fa_list messages; /* encoded, oldest first */
 	unsigned int n_messages;
 	uint64_t bytes;
-	struct fa_charge charge_sent; /* descriptors that were sent and perhaps not received */
+	struct fa_charge charge_sent; /* descriptors sent, perhaps not received */
 };
 
 void fa_outbox_init(struct fa_outbox *outbox);
 
-/* Sends what the socket takes. If it fails, the session is closed. */
+/* On failure the session is closed. */
 void fa_outbox_flush(struct fa_session *session);
 
-/* Drops all messages, with their descriptors. */
 void fa_outbox_clear(struct fa_session *session);
 
-/*
- * Sends a message, now or later, with @fd (-1: none). Consumes @fd and @charge (NULL: none). If it
- * fails, the session is closed. No effect if it is closing.
- */
+/* Sends a message, now or later, with @fd (-1: none) and its @charge (NULL: none), which are
+ * consumed. On failure the session is closed. No effect if it is closing. */
 void fa_session_send(struct fa_session *session, const struct fa_wire_message *message, int fd,
                      struct fa_charge *charge);
 
@@ -50,14 +44,14 @@ void fa_session_reply(struct fa_session *session, uint64_t id, int status, const
 /* The same; then closes the connection. */
 void fa_session_refuse(struct fa_session *session, uint64_t id, int status, const char *text);
 
-/* Tells a connection that gets no session why, and closes @fd. */
+/* For a connection that gets no session: sends the sentence and closes @fd. */
 void fa_session_reject(struct fa_context *context, int fd, int status, const char *text);
 
-/* Charges descriptors, such as those to be sent. -EDQUOT. */
+/* -EDQUOT. */
 int fa_session_charge_fds(struct fa_session *session, uint64_t n, struct fa_charge *charge,
                           struct fa_error *error);
 int fa_session_charge_fd(struct fa_session *session, struct fa_charge *charge,
                          struct fa_error *error);
 
-/* Releases the charge for sent descriptors if the client has received all of them. */
+/* Releases charge_sent if the client has received everything. */
 void fa_session_release_received(struct fa_session *session);

@@ -11,7 +11,7 @@ struct fa_session;
 
 struct fa_pinned_page {
 	struct fa_session *session;
-	/* Called once, with the page as the device addresses it; not if the session closes before. */
+	/* Called once, with the page's address on the device; not if the session closes before. */
 	void (*ready)(struct fa_session *session, void *address);
 	const char *failure;                 /* for the log: what does not work without it */
 	struct fa_registered_buffer *buffer; /* the pinned memory */
@@ -24,5 +24,5 @@ void fa_pinned_page_open(struct fa_pinned_page *pinned, void *host, uint64_t byt
 /* Withdraws a job that has not started. The caller has a reference to the session. */
 void fa_pinned_page_cancel(struct fa_pinned_page *pinned);
 
-/* Unpins it. The device must not use the page any more; the caller may unmap it afterwards. */
+/* The device must not use the page any more. It may be unmapped afterwards. */
 void fa_pinned_page_close(struct fa_pinned_page *pinned);

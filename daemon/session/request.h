@@ -1,9 +1,9 @@
 /*
- * Requests of streams, from message to completion: checked, charged, handed to the engine with
- * references to their buffers, and answered when they come back. Loop thread.
+ * Requests of streams: checked, charged, handed to the engine with references to their buffers, and
+ * answered when they come back. Loop thread.
  *
- * The kind says what a request does: requests/attention.c, requests/kv_attend.c and others. A
- * refused request goes through the engine, too, so that the values of its stream finish in order.
+ * The kind says what a request does (requests/). A refused request goes through the engine, too, so
+ * that the values of its stream finish in order.
  */
 #pragma once
 
@@ -18,7 +18,7 @@ struct fa_kv_step;
 struct fa_request_kind;
 
 #define FA_REQUEST_BUFFERS_MAX 8
-/* Size of the blocks that are cached for requests; larger kinds are not cached. */
+/* Larger kinds are not cached. */
 #define FA_REQUEST_CACHED_BYTES 2304
 
 struct fa_request {
@@ -32,8 +32,8 @@ struct fa_request {
 	unsigned int n_buffers;
 	struct fa_charge charge, charge_gates, charge_metadata, charge_host;
 
-	/* Values of other streams that must finish before it starts, or before it is confirmed
-	 * if it has no device work. */
+	/* Values of other streams that must finish before it starts; without device work, before it
+	 * is confirmed. */
 	uint64_t *dependencies;      /* [FA_SESSION_STREAMS], 0: none; NULL: all 0 */
 	struct fa_list blocked_link; /* session.blocked */
 
@@ -44,24 +44,21 @@ struct fa_request {
 };
 
 struct fa_request_kind {
-	size_t bytes; /* of the kind's struct, which begins with struct fa_request */
-	/* Accepted while the daemon drains. */
+	size_t bytes; /* the kind's struct begins with struct fa_request */
+	/* Accepted during a drain. */
 	bool while_draining;
-	/* Fills job.work and what belongs to it; must not keep pointers into @message. An error
-	 * refuses the request. */
+	/* Fills job.work without keeping pointers into @message. An error refuses the request. */
 	int (*bind)(struct fa_request *request, const struct fa_wire_message *message,
 	            struct fa_error *error);
 	/* Frees what only running needs, also after a failed bind(). */
 	void (*release)(struct fa_request *request);
-	/* NULL where there is nothing to do: it was refused, by bind() or before; the loop's
-	 * part in it (job.confirms), whose result is its status, and which follows bind() at once
-	 * if the request waits for nothing; it has ended. */
+	/* All may be NULL. confirm() is the loop's part (job.confirms) and returns the status; it
+	 * follows bind() at once if the request waits for nothing. */
 	void (*refused)(struct fa_request *request, const struct fa_wire_message *message);
 	int (*confirm)(struct fa_request *request, struct fa_error *error);
 	void (*ended)(struct fa_request *request);
 };
 
-/* As the message says. */
 struct fa_request_place {
 	uint32_t stream;
 	uint64_t value;
@@ -69,8 +66,7 @@ struct fa_request_place {
 	bool chained; /* to the request before (engine/engine.h) */
 };
 
-/* Submits or refuses the request; its completion is the answer. Returns 0, or -EPROTO with a
- * sentence if the stream's values are out of order. */
+/* Submits or refuses; the completion is the answer. -EPROTO: @place.value is not the next. */
 int fa_request_submit(struct fa_session *session, const struct fa_wire_message *message,
                       size_t n_fds, uint64_t received_ns, const struct fa_request_kind *kind,
                       struct fa_request_place place, struct fa_error *error);
@@ -81,8 +77,8 @@ extern const struct fa_request_kind fa_marker_kind;
 int fa_request_mark(struct fa_session *session, const struct fa_wire_message *message, size_t n_fds,
                     uint64_t received_ns, struct fa_request_place place, struct fa_error *error);
 
-/* Makes a request of the daemon itself, which goes to FA_SESSION_STREAM_OWN; no client is told of
- * it. The caller fills it instead of bind(). NULL: no memory. */
+/* The daemon's own requests, on FA_SESSION_STREAM_OWN, are filled by the caller instead of bind();
+ * no client is told of them. NULL: no memory. */
 struct fa_request *fa_request_new(struct fa_session *session, const struct fa_request_kind *kind);
 void fa_request_submit_own(struct fa_request *request);
 /* Frees a request that was not submitted. Takes NULL. */
@@ -92,19 +88,18 @@ struct fa_request *fa_request_free(struct fa_request *request);
 int fa_request_buffer(struct fa_request *request, const struct fa_wire_view *view, const char *name,
                       const struct fa_device_memory **ret_memory, struct fa_error *error);
 
-/* For bind() of paged work: prepares and charges it. -EDQUOT, and errors of paged_prepare(). */
+/* For bind() of paged work. -EDQUOT, and errors of paged_prepare(). */
 int fa_request_prepare(struct fa_request *request, struct fa_error *error);
 
 /* For bind(): the request waits for @value of another stream. -ENOMEM. */
 int fa_request_wait(struct fa_request *request, uint32_t stream, uint64_t value,
                     struct fa_error *error);
 
-/* Cancels all requests in flight, with @status. The streams stay open. */
+/* Cancels requests in flight; the streams stay open. */
 void fa_request_cancel_all(struct fa_session *session, int status);
 
 /* Confirms, or answers and frees, a request that the engine returned. */
 void fa_request_finish(struct fa_job *job);
 
-/* Starts blocked requests whose dependencies are met, and cancels those of step @doomed (NULL: of
- * none). */
+/* Starts requests whose dependencies are met; cancels those of step @doomed (NULL: none). */
 void fa_request_unblock(struct fa_session *session, const struct fa_kv_step *doomed);

@@ -26,7 +26,7 @@ struct fa_session *fa_session_ref(struct fa_session *session)
 	return session;
 }
 
-/* The reaper closes it: unread descriptors could block this thread. */
+/* By the reaper: closing unread descriptors can block. */
 static void close_socket(struct fa_session *session)
 {
 	if (session->fd >= 0)
@@ -92,7 +92,7 @@ void fa_session_close(struct fa_session *session)
 	fa_list_remove(&session->hello_link);
 	fa_device_completion_stop(session);
 	fa_pinned_page_cancel(&session->timeline_pin);
-	/* Before the socket: its number may be reused while libuv still polls it. */
+	/* Before the socket, whose number may be reused. */
 	uv_close((uv_handle_t *)&session->poll, on_closed);
 	close_socket(session);
 	fa_ring_close(session);
@@ -146,7 +146,7 @@ void fa_session_resume(struct fa_session *session, enum fa_session_pause reason)
 		fa_ring_activate(session->ring);
 }
 
-/* Returns true if the next packet has descriptors. They stay in the socket. */
+/* Peeks: the descriptors stay in the socket. */
 static bool next_has_fds(int socket)
 {
 	struct msghdr msg = {};
@@ -154,8 +154,7 @@ static bool next_has_fds(int socket)
 	return recvmsg(socket, &msg, MSG_PEEK | MSG_DONTWAIT) >= 0 && (msg.msg_flags & MSG_CTRUNC);
 }
 
-/* Too many descriptors that the tenant's sessions sent in vain are not closed yet: packets with
- * descriptors are not received meanwhile, all others are. */
+/* Too many unwanted descriptors of the tenant are not closed yet: packets with more wait. */
 static bool must_not_receive(struct fa_session *session)
 {
 	if (fa_tenant_reaper_queue(session->tenant)->n_rejected <= FA_FD_REAPER_REJECTED_HARD_MAX ||
@@ -173,8 +172,7 @@ static bool read_packet(struct fa_session *session, int *fds, size_t *ret_n_fds)
 	ssize_t n;
 	char byte;
 
-	/* Entries that the client put into its ring before the packet are handled first; the packet
-	 * stays in the socket until none is left. */
+	/* Ring entries that the client put before the packet come first. */
 	if (session->ring) {
 		if (recv(session->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 &&
 		    (errno == EAGAIN || errno == EINTR))
@@ -206,7 +204,7 @@ static bool read_packet(struct fa_session *session, int *fds, size_t *ret_n_fds)
 	}
 	++session->n_messages;
 	fa_loop_spin_note(&context->spin);
-	/* Requests whose completion the client may have seen no longer count as in flight. */
+	/* Completions that the client may have seen take effect first. */
 	fa_completions_reap_all(context);
 	fa_device_completion_sync(context);
 	if (session->state == FA_SESSION_CLOSING)
@@ -231,7 +229,7 @@ static void read_packets(struct fa_session *session)
 	uint64_t submitted = session->n_submitted;
 	bool more = true;
 
-	/* One message may submit many requests, as StepAttendLayers does. */
+	/* One message may be many requests. */
 	for (unsigned int i = 0;
 	     i < READ_MAX && session->n_submitted - submitted < READ_MAX && more; ++i) {
 		int fds[FA_PACKET_FDS_KERNEL_MAX];
@@ -319,7 +317,7 @@ int fa_session_new(struct fa_context *context, int fd, struct fa_error *error,
 	                  error);
 	if (r == 0)
 		r = fa_session_charge_fd(session, &session->charge_socket, error);
-	/* Charged now: otherwise many connections could leave no descriptor for any Hello. */
+	/* Now, or many connections could leave no descriptor for any Hello. */
 	if (r == 0)
 		r = fa_session_charge_fd(session, &session->charge_hello, error);
 	if (r < 0)

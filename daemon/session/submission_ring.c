@@ -22,11 +22,11 @@
 #define CATCH_UP_MAX 64
 /* How long rings are polled before the loop polls its descriptors; */
 #define SLICE_NS (20 * FA_NS_PER_US)
-/* ... if a ring had a request: then the device is busy, and the delay hits no request. */
+/* ... if one had a request: while the device is busy, the delay costs nothing. */
 #define SLICE_BUSY_NS (5 * FA_NS_PER_US)
 /* Poll rounds between two reads of the clock. */
 #define POLLS_PER_CLOCK 16
-/* Most doorbells that are answered without polling (back-off). */
+/* Most doorbells without polling (back-off). */
 #define SKIPPED_MAX 64
 
 #define DOORBELL_EVENTS_MAX 64
@@ -43,7 +43,7 @@ struct fa_session_ring {
 
 	uint64_t last_ns;    /* time of the last entry */
 	bool wake_client;    /* requests completed without the engine since the last wake-up */
-	bool was_polled;     /* since it was activated, without finding an entry at once */
+	bool was_polled;     /* since it was activated */
 	bool poll_succeeded; /* ... and an entry came */
 	struct fa_backoff backoff;
 
@@ -67,8 +67,7 @@ static uint64_t spin_ns(const struct fa_rings *rings, const struct fa_session_ri
 	return rings->context->config.spin_us * FA_NS_PER_US;
 }
 
-/* Handles up to @max entries, none beyond @mark (NULL: no bound). The session may be closed
- * afterwards. Returns true if there were any. */
+/* Handles up to @max entries, none beyond @mark. The session may be closed afterwards. */
 static bool consume(struct fa_session_ring *ring, unsigned int max, const uint64_t *mark)
 {
 	struct fa_session *session = fa_session_ref(ring->session);
@@ -81,7 +80,7 @@ static bool consume(struct fa_session_ring *ring, unsigned int max, const uint64
 	size_t length;
 	int r = 0;
 
-	/* One entry may submit many requests, as StepAttendLayers does. */
+	/* One entry may be many requests. */
 	while (session->state == FA_SESSION_READY && n < max &&
 	       session->n_submitted - submitted < max && !session->paused &&
 	       !(mark && fa_ring_has_reached(&ring->consumer, *mark))) {
@@ -90,7 +89,7 @@ static bool consume(struct fa_session_ring *ring, unsigned int max, const uint64
 			break;
 		++n;
 		++session->n_messages;
-		/* Requests whose completion the client may have seen no longer count as in flight. */
+		/* Completions that the client may have seen take effect first. */
 		if (fa_engine_has_events(context->engine))
 			fa_completions_reap_all(context);
 		if (!fa_list_empty(&context->device_sessions)) {
@@ -109,7 +108,7 @@ static bool consume(struct fa_session_ring *ring, unsigned int max, const uint64
 		ring->last_ns = now_ns;
 		if (ring->was_polled)
 			ring->poll_succeeded = true;
-		/* The ring exists as long as the session's last reference. */
+		/* A closed session's ring lives until its last reference. */
 		if (fa_ring_needs_room_wakeup(&ring->consumer) ||
 		    (ring->wake_client && fa_ring_needs_wakeup(ring->consumer.words)))
 			fa_completion_records_wake(ring->records);
@@ -131,7 +130,7 @@ static void arm_doorbell(struct fa_session_ring *ring)
 	stop_polling(ring);
 }
 
-/* Polls each ring once. Returns true if one had an entry, or the engine something to launch. */
+/* True: a ring had an entry, or the engine something to launch. */
 static bool poll_all(struct fa_rings *rings, uint64_t now_ns)
 {
 	bool any = false;
@@ -213,7 +212,7 @@ static void on_doorbells(uv_poll_t *poll, int status, int events)
 	int n;
 
 	n = epoll_wait(rings->doorbell_epoll, ready, DOORBELL_EVENTS_MAX, 0);
-	/* The engine thread wakes up while requests are read and checked. */
+	/* The engine thread wakes up meanwhile. */
 	if (n > 0)
 		fa_engine_prewake(rings->context->engine);
 	for (int i = 0; i < n; ++i) {
@@ -403,12 +402,11 @@ void fa_ring_close(struct fa_session *session)
 	if (!ring)
 		return;
 	stop_polling(ring);
-	/* The daemon ends, not the client, which may still read its completion records. Nothing is
-	 * charged for memory that a process leaves behind. */
+	/* The daemon ends: the client may still read its records. */
 	if (session->context->state != FA_DAEMON_RUNNING ||
 	    fa_context_device_lost(session->context))
 		ring->records->keep_memory = true;
-	/* Closing does not remove it: the client has the same eventfd. */
+	/* Closing would not remove it: the client has the eventfd, too. */
 	(void)epoll_ctl(session->context->rings.doorbell_epoll, EPOLL_CTL_DEL, ring->doorbell,
 	                NULL);
 }

@@ -1,14 +1,12 @@
 /*
  * The submission rings of sessions (common/ring.h). Loop thread.
  *
- * An entry is copied out, verified, and handled by the same handlers as a packet. A packet is
- * handled after all entries that were in the ring when it was received. The ring of a paused
- * session is not read, so that it fills up and its client waits.
+ * Entries are copied out, verified, and handled like packets; a packet waits for all entries that
+ * were put before it. The ring of a paused session fills up, and its client waits.
  *
- * A ring is polled in turn with others until nothing has come for spin_us; then its doorbell is
- * armed. A ring whose polling repeatedly found nothing is not polled for some doorbells (back-off).
- * Doorbells are watched edge-triggered and never read: the client has the same eventfd and could
- * make a read block.
+ * A ring is polled until nothing has come for spin_us; then its doorbell is armed. Polling backs
+ * off if it repeatedly finds nothing. Doorbells are watched edge-triggered and never read: the
+ * client has the same eventfd and could make a read block.
  */
 #pragma once
 
@@ -27,7 +25,7 @@ struct fa_session_ring;
 
 struct fa_rings {
 	struct fa_context *context;
-	uv_idle_t idle;     /* active while any ring is polled */
+	uv_idle_t idle;     /* active while a ring is polled */
 	uv_poll_t poll;     /* of doorbell_epoll */
 	int doorbell_epoll; /* all doorbells */
 	struct fa_list polled;
@@ -35,10 +33,10 @@ struct fa_rings {
 	uint64_t n_submitted;             /* requests */
 	uint64_t n_requests, n_doorbells; /* of all rings, since the start */
 	unsigned int n_rings;
-	bool polls;  /* false on a single processor: no client could run meanwhile */
-	bool yields; /* few processors: the thread that it waits for may need this one */
+	bool polls;  /* false on a single processor */
+	bool yields; /* few processors: other threads may need this one */
 
-	/* the entry that is being handled */
+	/* being handled */
 	_Alignas(8) unsigned char entry[FA_WIRE_BYTES_MAX];
 };
 
@@ -48,19 +46,19 @@ void fa_rings_deinit(struct fa_rings *rings);
 /* Returns true while the loop polls rings and the engine instead of sleeping. */
 bool fa_rings_are_polled(const struct fa_rings *rings);
 
-/* RingSetup: answers it, or returns a negative errno with a sentence. */
+/* Handles RingSetup. */
 int fa_ring_setup(struct fa_session *session, const struct fa_wire_message *message,
                   struct fa_error *error);
-/* Handles entries that are in the ring now, up to a bound. Returns true if none is left; false also
- * if the session is closing. */
+/* Handles entries that are in the ring now, up to a bound. False: some are left, or the session is
+ * closing. */
 bool fa_ring_catch_up(struct fa_session *session);
 /* Starts to poll the ring. */
 void fa_ring_activate(struct fa_session_ring *ring);
-/* A request completed without the engine: wakes a sleeping client after the current batch. */
+/* Wakes the client, if it sleeps, after the current batch. */
 void fa_ring_wake_later(struct fa_session *session);
 struct fa_completion_records *fa_ring_records(struct fa_session *session);
 
-/* Stops reading: the session is closing. fa_ring_free() follows when its streams are freed. */
+/* Stops reading. fa_ring_free() follows when the streams are freed. */
 void fa_ring_close(struct fa_session *session);
 void fa_ring_free(struct fa_session *session);
 
@@ -68,5 +66,5 @@ struct fa_ring_status {
 	uint64_t bytes, requests, doorbells;
 	bool polled;
 };
-/* Returns false if the session has no ring. */
+/* False: no ring. */
 bool fa_ring_status(const struct fa_session *session, struct fa_ring_status *ret_status);

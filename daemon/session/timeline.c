@@ -114,8 +114,7 @@ static int timeline_map(struct fa_timeline *timeline, int ret_fds[3])
 
 /* ---- life */
 
-/* A timeline that the fd store cannot keep is refused: nothing would release its waiters if this
- * process died. */
+/* Without the fd store nothing would release the waiters if this process died. */
 static int store(struct fa_session *session, struct fa_timeline *timeline, int fd,
                  struct fa_error *error)
 {
@@ -141,8 +140,7 @@ static int store(struct fa_session *session, struct fa_timeline *timeline, int f
 	return 0;
 }
 
-/* Removes ended timelines from the fd store. A removal that fails, say for lack of a descriptor, is
- * retried later; until then the timeline counts and is charged. */
+/* A removal that fails, say for lack of a descriptor, is retried; the timeline stays charged. */
 static void remove_ended(struct fa_context *context)
 {
 	const struct fa_fd_store_ops *fd_store = &context->fd_store;
