@@ -9,7 +9,6 @@
 	.section .data.rel.ro, "aw", @progbits
 	.balign 8
 	.globl fa_cuda_images
-	.hidden fa_cuda_images
 	.type fa_cuda_images, @object
 fa_cuda_images:
 	image "sm80_f16.fatbin"

@@ -4,7 +4,6 @@
 	.section .data.rel.ro, "aw", @progbits
 	.balign 8
 	.globl fa_cuda_paged_images
-	.hidden fa_cuda_paged_images
 	.type fa_cuda_paged_images, @object
 fa_cuda_paged_images:
 	image "sm80_paged_f16.fatbin"
