@@ -92,17 +92,21 @@ int fa_call_begin(struct fa_client *client, struct fa_wire_message *message, con
 	return 0;
 }
 
+int fa_call_timed_out(struct fa_client *client, enum fa_wire_type type)
+{
+	fa_client_lose(client, -ECONNRESET, "the daemon did not answer %s in time",
+	               fa_wire_type_name(type));
+	return fa_error_copy(-ETIMEDOUT, &client->lost_error);
+}
+
 int fa_call_end(struct fa_client *client, struct fa_client_call *call)
 {
 	int r;
 
 	r = fa_client_await(client, &call->waiter, call->deadline_ns);
 	fa_list_remove(&call->link);
-	if (r == -EAGAIN) {
-		fa_client_lose(client, -ECONNRESET, "the daemon did not answer %s in time",
-		               fa_wire_type_name(call->type));
-		return fa_error_copy(-ETIMEDOUT, &client->lost_error);
-	}
+	if (r == -EAGAIN)
+		return fa_call_timed_out(client, call->type);
 	return call->status < 0 ? fa_error_copy(call->status, &call->error) : 0;
 }
 

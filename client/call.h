@@ -15,6 +15,8 @@ int fa_call_run(struct fa_client *client, struct fa_wire_message *message, const
  * ended. */
 int fa_call_begin(struct fa_client *client, struct fa_wire_message *message, const int *fds,
                   size_t n_fds, bool resend, struct fa_client_call *call);
+/* Loses the connection, because the daemon did not answer @type in time. -ETIMEDOUT. */
+int fa_call_timed_out(struct fa_client *client, enum fa_wire_type type);
 int fa_call_end(struct fa_client *client, struct fa_client_call *call);
 /* Sends a message whose reply is ignored. */
 int fa_call_detached(struct fa_client *client, struct fa_wire_message *message, const int *fds,

@@ -32,7 +32,8 @@
 /* The result of one request. */
 struct fa_result {
 	uint64_t queued_ns, started_ns, finished_ns;
-	char *text; /* owned; NULL: none */
+	uint64_t number; /* of a step begun through the ring */
+	char *text;      /* owned; NULL: none */
 	int status;
 };
 

@@ -270,7 +270,8 @@ struct fa_step_options {
 };
 
 /*
- * Reserves room for the new tokens of all items, or changes nothing.
+ * Reserves room for the new tokens of all items, or changes nothing. While nothing is in flight in
+ * stream 0 it is sent as a request of that stream, by the ring.
  *   -EBUSY   another client appends to one of the sequences; or a step in progress appends to a
  *            page that another sequence shares and that must be copied; or a step in progress is
  *            being aborted, or keeps only some of its tokens

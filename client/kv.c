@@ -22,6 +22,14 @@ int fa_kv_name(const char *name, struct fa_wire_string *ret_name)
 	return 0;
 }
 
+int fa_kv_explain(const struct fa_client *client, int r)
+{
+	if (r != -ENOENT || client->resumed >= client->reconnects)
+		return r;
+	return fa_error_set(-ESTALE, "there is no such object: the session was lost when the "
+	                             "daemon was restarted, with all its objects without a name");
+}
+
 int fa_kv_call(struct fa_client *client, struct fa_wire_message *message, bool by_number,
                struct fa_client_call *call)
 {
@@ -31,10 +39,8 @@ int fa_kv_call(struct fa_client *client, struct fa_wire_message *message, bool b
 	if (r < 0)
 		return r;
 	r = fa_call_run(client, message, NULL, 0, true, call);
-	if (r == -ENOENT && by_number && client->resumed < client->reconnects)
-		r = fa_error_set(-ESTALE,
-		                 "there is no such object: the session was lost when the "
-		                 "daemon was restarted, with all its objects without a name");
+	if (by_number)
+		r = fa_kv_explain(client, r);
 	fa_client_leave(client);
 	return r;
 }

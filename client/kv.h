@@ -10,5 +10,7 @@
  * if a session was lost. */
 int fa_kv_call(struct fa_client *client, struct fa_wire_message *message, bool by_number,
                struct fa_client_call *call);
+/* With the mutex. The error of such a message; @r: the daemon's. */
+int fa_kv_explain(const struct fa_client *client, int r);
 /* -EINVAL, -ENAMETOOLONG. */
 int fa_kv_name(const char *name, struct fa_wire_string *ret_name);

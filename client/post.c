@@ -6,6 +6,7 @@
 #include "client/receive.h"
 #include "client/ring_setup.h"
 #include "client/send.h"
+#include "client/step_state.h"
 #include "client/waiter.h"
 
 #include <errno.h>
@@ -103,6 +104,9 @@ int fa_request_post(struct fa_client *client, struct fa_wire_message *message, u
 		/* Set right before sending: another thread may have sent a request meanwhile. */
 		*value = stream->submitted + 1 - stream->base;
 		by_ring = client->connection.ring.memory;
+		/* The connection changed meanwhile. The caller sends a packet instead. */
+		if (message->type == FA_WIRE_STEP_BEGIN && !fa_step_begins_by_ring(client))
+			return fa_client_lost_error(client);
 		r = by_ring ? check_after_pause(client) : 0;
 		if (r == 0)
 			r = fa_encode(client, message, &bytes, &length);

@@ -29,6 +29,9 @@ uint32_t *fa_request_stream(struct fa_wire_message *message, uint64_t **ret_valu
 	case FA_WIRE_STEP_ATTEND_LAYERS:
 		*ret_value = &message->step_attend_layers.attend.value;
 		return &message->step_attend_layers.attend.stream;
+	case FA_WIRE_STEP_BEGIN:
+		*ret_value = &message->step_begin.value;
+		return &message->step_begin.stream;
 	case FA_WIRE_STEP_END:
 		*ret_value = &message->step_end.value;
 		return &message->step_end.stream;

@@ -88,7 +88,8 @@ static int spin_slices(struct fa_client *client, struct ticket_waiter *ticket, b
 	return r;
 }
 
-static int report(const struct fa_result *result, struct fa_completion *ret_completion)
+static int report(const struct fa_result *result, struct fa_completion *ret_completion,
+                  uint64_t *ret_number)
 {
 	if (ret_completion) {
 		struct fa_completion completion = { .status = result->status,
@@ -101,22 +102,25 @@ static int report(const struct fa_result *result, struct fa_completion *ret_comp
 	if (result->status < 0)
 		return fa_error_set(result->status, "%s",
 		                    result->text ? result->text : strerror(-result->status));
+	if (ret_number)
+		*ret_number = result->number;
 	return 0;
 }
 
 static int stored_result(const struct fa_client_stream *stream, uint64_t value,
-                         struct fa_completion *ret_completion)
+                         struct fa_completion *ret_completion, uint64_t *ret_number)
 {
 	if (stream->finished - value >= FA_RESULTS)
 		return fa_error_set(-ESTALE,
 		                    "request %llu ended so long ago that its result is forgotten; "
 		                    "the last %u of a stream are kept",
 		                    (unsigned long long)value, FA_RESULTS);
-	return report(&stream->results[value % FA_RESULTS], ret_completion);
+	return report(&stream->results[value % FA_RESULTS], ret_completion, ret_number);
 }
 
-int fa_result_wait(struct fa_client *client, uint32_t stream, uint64_t value, uint64_t timeout_ns,
-                   struct fa_completion *ret_completion)
+static int wait_for_result(struct fa_client *client, uint32_t stream, uint64_t value,
+                           uint64_t timeout_ns, struct fa_completion *ret_completion,
+                           uint64_t *ret_number)
 {
 	const struct fa_client_stream *s = &client->streams[stream];
 	struct ticket_waiter ticket;
@@ -129,14 +133,15 @@ int fa_result_wait(struct fa_client *client, uint32_t stream, uint64_t value, ui
 	ticket.seen = false;
 
 	const bool by_ring = client->connection.ring.memory;
-	/* The device's signal has no times: only for callers that want none. */
-	const bool early = !ret_completion;
+	/* The page and the device's signal tell no more than success. */
+	const bool wants_record = ret_completion || ret_number;
+	const bool early = !wants_record;
 
 	/* An earlier call without times may have reported the end: -EAGAIN would contradict it. */
 	if (value > s->finished && !early && timeout_ns < FA_EARLY_NS &&
 	    fa_result_probe(client, stream, value, true))
 		timeout_ns = FA_EARLY_NS;
-	if (value > s->finished && (by_ring || !ret_completion)) {
+	if (value > s->finished && (by_ring || !wants_record)) {
 		uint64_t spin_ns = client->spin_ns < timeout_ns ? client->spin_ns : timeout_ns;
 		uint64_t begin_ns = spin_ns ? fa_now_ns() : 0;
 
@@ -149,7 +154,7 @@ int fa_result_wait(struct fa_client *client, uint32_t stream, uint64_t value, ui
 				timeout_ns -= spun < timeout_ns ? spun : timeout_ns;
 			}
 		}
-		if (r > 0 && value > s->finished && !ret_completion)
+		if (r > 0 && value > s->finished && !wants_record)
 			return 0;
 		/* The record has the times; collecting it may satisfy other threads. */
 		if (r && fa_client_collect(client, stream))
@@ -158,13 +163,25 @@ int fa_result_wait(struct fa_client *client, uint32_t stream, uint64_t value, ui
 	if (value > s->finished && timeout_ns)
 		(void)fa_client_await(client, &ticket.waiter, fa_deadline_ns(timeout_ns));
 	if (ticket.seen)
-		return report(&ticket.result, ret_completion);
+		return report(&ticket.result, ret_completion, ret_number);
 	if (value > s->finished)
 		fa_client_receive(client, false);
 	if (value > s->finished)
 		return fa_error_set(-EAGAIN, "request %llu of stream %u is not finished yet",
 		                    (unsigned long long)value, stream);
-	return stored_result(s, value, ret_completion);
+	return stored_result(s, value, ret_completion, ret_number);
+}
+
+int fa_result_wait(struct fa_client *client, uint32_t stream, uint64_t value, uint64_t timeout_ns,
+                   struct fa_completion *ret_completion)
+{
+	return wait_for_result(client, stream, value, timeout_ns, ret_completion, NULL);
+}
+
+int fa_result_wait_number(struct fa_client *client, uint32_t stream, uint64_t value,
+                          uint64_t timeout_ns, uint64_t *ret_number)
+{
+	return wait_for_result(client, stream, value, timeout_ns, NULL, ret_number);
 }
 
 static int check_ticket(const struct fa_client *client, const struct fa_ticket *ticket)

@@ -68,6 +68,7 @@ int fa_result_collect(struct fa_client *client, uint32_t id)
 			break;
 		fa_result_store(stream, 0, NULL, 0, outcome.queued_ns, outcome.started_ns,
 		                outcome.finished_ns);
+		stream->results[stream->finished % FA_RESULTS].number = outcome.number;
 		--client->in_flight;
 	}
 	return stream->finished != before;

@@ -1,8 +1,10 @@
 /* Begin, commit, abort. A step ends with its connection; its handle then only fails. */
+#include "client/call.h"
 #include "client/gates.h"
 #include "client/kv.h"
 #include "client/last_error.h"
 #include "client/result_wait.h"
+#include "client/results.h"
 #include "client/step_state.h"
 #include "client/struct_size.h"
 #include "client/submit.h"
@@ -18,6 +20,9 @@ _Static_assert(sizeof(struct fa_step_item) == sizeof(struct fa_wire_step_item) &
                        offsetof(struct fa_step_item, reserved) ==
                                offsetof(struct fa_wire_step_item, reserved),
                "items travel as they are");
+
+/* Steps are begun in this stream, which every client has. */
+#define BEGIN_STREAM 0
 
 /* ---- abandoned steps */
 
@@ -127,6 +132,45 @@ static int fill_begin(const struct fa_step_options *options, struct fa_wire_step
 	return 0;
 }
 
+/* Only a stream with nothing in flight finishes the request at once. */
+static bool can_begin_by_ring(const struct fa_client *client)
+{
+	const struct fa_client_stream *stream = &client->streams[BEGIN_STREAM];
+
+	return fa_step_begins_by_ring(client) && stream->state == FA_STREAM_OPEN &&
+	       client->in_flight + client->sending < client->max_requests &&
+	       (stream->finished == stream->submitted ||
+	        fa_result_probe(client, BEGIN_STREAM, stream->submitted, true));
+}
+
+/* With the mutex. Returns 1 if a packet has to be sent instead: the connection was lost, or its
+ * ring cannot be used. */
+static int begin_by_ring(struct fa_client *client, const struct fa_wire_message *message,
+                         struct fa_step *step)
+{
+	struct fa_client_request request;
+	uint32_t epoch;
+	uint64_t value;
+	int r;
+
+	if (!can_begin_by_ring(client))
+		return 1;
+	request.message = *message;
+	request.message.step_begin.stream = BEGIN_STREAM;
+	request.n_tensors = 0;
+	request.step = NULL;
+	if (fa_request_send(client, &request, 0, &value) < 0)
+		return 1;
+	epoch = client->epoch;
+	r = fa_result_wait_number(client, BEGIN_STREAM, value, client->reply_ns, &step->number);
+	if (r == -EAGAIN && client->streams[BEGIN_STREAM].finished < value)
+		return fa_call_timed_out(client, FA_WIRE_STEP_BEGIN);
+	if (client->state == FA_CLIENT_LOST || client->epoch != epoch || (r == 0 && !step->number))
+		return 1;
+	step->epoch = epoch;
+	return fa_kv_explain(client, r);
+}
+
 int fa_step_begin(struct fa_client *client, const struct fa_step_options *options,
                   struct fa_step **ret_step)
 {
@@ -156,16 +200,18 @@ int fa_step_begin(struct fa_client *client, const struct fa_step_options *option
 		return r;
 	/* Never wraps around to a step in progress: too many are not possible. */
 	step->id = ++client->last_step ? client->last_step : ++client->last_step;
-	r = abort_abandoned(client);
-	fa_client_leave(client);
-	if (r < 0)
-		return r;
 	message.step_begin.step = step->id;
-	r = fa_kv_call(client, &message, true, &call);
+	r = abort_abandoned(client);
+	if (r == 0)
+		r = begin_by_ring(client, &message, step);
+	fa_client_leave(client);
+	if (r > 0) {
+		r = fa_kv_call(client, &message, true, &call);
+		step->number = call.step.number;
+		step->epoch = call.epoch;
+	}
 	if (r < 0)
 		return r;
-	step->number = call.step.number;
-	step->epoch = call.epoch;
 	*ret_step = fa_steal_ptr(step);
 	return 0;
 }

@@ -25,6 +25,12 @@ bool fa_step_is_open(const struct fa_step *step)
 	return !step->ended && client->state != FA_CLIENT_LOST && client->epoch == step->epoch;
 }
 
+bool fa_step_begins_by_ring(const struct fa_client *client)
+{
+	return client->state == FA_CLIENT_CONNECTED && client->connection.ring.memory &&
+	       client->connection.features & FA_WIRE_FEATURE_STEP_RING;
+}
+
 void fa_step_forget_abandoned(struct fa_client *client)
 {
 	while (!fa_list_empty(&client->abandoned)) {

@@ -21,4 +21,6 @@ struct fa_step {
 int fa_step_check(struct fa_step *step);
 /* Returns true if the daemon has it and was not asked to end it. */
 bool fa_step_is_open(const struct fa_step *step);
+/* Returns true if the connection takes StepBegin through its ring. */
+bool fa_step_begins_by_ring(const struct fa_client *client);
 void fa_step_forget_abandoned(struct fa_client *client);

@@ -160,7 +160,7 @@ int fa_request_send(struct fa_client *client, struct fa_client_request *request,
 	struct fa_client_stream *stream = &client->streams[id];
 	const uint64_t n = fa_request_values(&request->message);
 	const bool gated = fa_request_is_gated(request);
-	bool resend = !request->step && !gated;
+	bool resend = !request->step && !gated && request->message.type != FA_WIRE_STEP_BEGIN;
 	int r;
 
 	for (;;) {

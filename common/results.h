@@ -19,7 +19,9 @@ struct fa_record {
 	_Atomic uint64_t value; /* 0: being written, or never written */
 	_Atomic uint64_t queued_ns, started_ns, finished_ns;
 	_Atomic int32_t status;
-	uint32_t reserved[7];
+	uint32_t reserved0;
+	_Atomic uint64_t number; /* a StepBegin's: of the step; else 0 */
+	uint64_t reserved[2];
 };
 
 _Static_assert(sizeof(struct fa_record) == 64, "one cache line");
@@ -28,6 +30,7 @@ _Static_assert(sizeof(struct fa_record) == 64, "one cache line");
 struct fa_outcome {
 	int32_t status;
 	uint64_t queued_ns, started_ns, finished_ns;
+	uint64_t number;
 };
 
 /* Size of all results; @records per stream, a power of two. */
@@ -50,6 +53,7 @@ static inline void fa_record_write(struct fa_record *record, uint64_t value,
 	atomic_store_explicit(&record->queued_ns, outcome->queued_ns, memory_order_release);
 	atomic_store_explicit(&record->started_ns, outcome->started_ns, memory_order_release);
 	atomic_store_explicit(&record->finished_ns, outcome->finished_ns, memory_order_release);
+	atomic_store_explicit(&record->number, outcome->number, memory_order_release);
 	atomic_store_explicit(&record->value, value, memory_order_release);
 }
 
@@ -65,6 +69,7 @@ static inline bool fa_record_read(const struct fa_record *record, uint64_t value
 	outcome.queued_ns = atomic_load_explicit(&record->queued_ns, memory_order_acquire);
 	outcome.started_ns = atomic_load_explicit(&record->started_ns, memory_order_acquire);
 	outcome.finished_ns = atomic_load_explicit(&record->finished_ns, memory_order_acquire);
+	outcome.number = atomic_load_explicit(&record->number, memory_order_acquire);
 	if (atomic_load_explicit(&record->value, memory_order_relaxed) != value)
 		return false;
 	*ret_outcome = outcome;

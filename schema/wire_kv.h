@@ -170,7 +170,11 @@ struct fa_wire_step_item {
 /*
  * step: chosen by the client; not 0, not in use in this session. tree: bit masks of the items that
  * have one, a row of (n_new + 31) / 32 words for each new token. tree_start: for each item, where
- * its mask starts in tree; UINT32_MAX: none. Answered by StepReply.
+ * its mask starts in tree; UINT32_MAX: none.
+ *
+ * As a packet, stream and value are 0, and StepReply answers. Through the ring, with
+ * FA_WIRE_FEATURE_STEP_RING, it is a request of a stream, with value as in Attention: planned when
+ * it is read, finished in the stream's order. Its record then has the step's number.
  */
 struct fa_wire_step_begin {
 	uint32_t step;
@@ -178,6 +182,8 @@ struct fa_wire_step_begin {
 	size_t n_items;
 	const uint32_t *tree, *tree_start;
 	size_t n_tree, n_tree_start;
+	uint32_t stream;
+	uint64_t value;
 };
 
 struct fa_wire_step_reply {

@@ -5,6 +5,8 @@
 
 /* HelloReply.features: RingSetup is supported. */
 #define FA_WIRE_FEATURE_RING (1ull << 0)
+/* HelloReply.features: StepBegin may come through the ring. */
+#define FA_WIRE_FEATURE_STEP_RING (1ull << 1)
 
 #define FA_WIRE_RING_FDS 4
 

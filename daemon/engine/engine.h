@@ -57,6 +57,7 @@ struct fa_job {
 	int status;
 	struct fa_error error;
 	uint64_t started_ns, finished_ns;
+	uint64_t number; /* told in the record; set by the loop thread */
 
 	/* The engine's. */
 	struct fa_list link;        /* in the stream, then among the finished */

@@ -142,6 +142,7 @@ static void publish_job(struct fa_job *job)
 		.queued_ns = job->queued_ns,
 		.started_ns = job->started_ns,
 		.finished_ns = job->finished_ns,
+		.number = job->number,
 	};
 
 	fa_stream_publish(job->stream, job->value, &outcome);

@@ -1,4 +1,7 @@
-/* StepBegin: plans a step, on the loop thread, before the reply. */
+/*
+ * StepBegin: plans a step as soon as it is read. A packet is answered by StepReply. Through the
+ * ring it is a request of a stream, and its record has the step's number.
+ */
 #include "daemon/requests/kv.h"
 
 #include "common/cleanup.h"
@@ -9,6 +12,11 @@
 #include <inttypes.h>
 
 _Static_assert(FA_WIRE_STEP_MAX <= FA_POOL_STEP_SEQUENCES_MAX, "the pool can plan it");
+
+struct begin {
+	struct fa_request request; /* first */
+	uint32_t step;
+};
 
 static int check(struct fa_session *session, const struct fa_wire_step_begin *m,
                  struct fa_error *error)
@@ -37,14 +45,11 @@ static int check(struct fa_session *session, const struct fa_wire_step_begin *m,
 	return 0;
 }
 
-int fa_kv_step_begin(struct fa_call *call, struct fa_error *error)
+static int plan(struct fa_session *session, const struct fa_wire_step_begin *m,
+                struct fa_error *error, struct fa_kv_step **ret_step)
 {
-	const struct fa_wire_step_begin *m = &call->message->step_begin;
 	_fa_cleanup_(fa_freep) struct fa_pool_step_item *items = NULL;
-	struct fa_session *session = call->session;
 	const struct fa_actor *actor = NULL;
-	struct fa_wire_message reply;
-	struct fa_kv_step *step;
 	int r;
 
 	r = fa_kv_actor(session, &actor, error);
@@ -63,8 +68,36 @@ int fa_kv_step_begin(struct fa_call *call, struct fa_error *error)
 		items[i] = (struct fa_pool_step_item){ .sequence = m->items[i].sequence,
 			                               .n_tokens = m->items[i].n_new };
 	}
-	r = fa_kv_step_new(session, actor, m->step, items, (uint32_t)m->n_items, m->tree, m->n_tree,
-	                   m->n_tree_start ? m->tree_start : NULL, error, &step);
+	return fa_kv_step_new(session, actor, m->step, items, (uint32_t)m->n_items, m->tree,
+	                      m->n_tree, m->n_tree_start ? m->tree_start : NULL, error, ret_step);
+}
+
+/* ---- as a packet */
+
+static int check_packet(const struct fa_wire_message *message, struct fa_error *error)
+{
+	const struct fa_wire_step_begin *m = &message->step_begin;
+
+	if (m->stream || m->value)
+		return fa_fail(error, -EINVAL,
+		               "stream is %" PRIu32 ", value %" PRIu64
+		               "; expected 0, as the message is a packet",
+		               m->stream, m->value);
+	if (message->n_waits || message->n_signals)
+		return fa_fail(error, -EINVAL,
+		               "StepBegin came with gates, which only requests of streams have");
+	return 0;
+}
+
+static int begin_packet(struct fa_call *call, struct fa_error *error)
+{
+	struct fa_wire_message reply;
+	struct fa_kv_step *step;
+	int r;
+
+	r = check_packet(call->message, error);
+	if (r == 0)
+		r = plan(call->session, &call->message->step_begin, error, &step);
 	if (r < 0)
 		return r;
 	reply = (struct fa_wire_message){
@@ -72,6 +105,57 @@ int fa_kv_step_begin(struct fa_call *call, struct fa_error *error)
 		.type = FA_WIRE_STEP_REPLY,
 		.step_reply = { .step = step->id, .number = step->plan->number },
 	};
-	fa_session_send(session, &reply, -1, NULL);
+	fa_session_send(call->session, &reply, -1, NULL);
 	return 0;
+}
+
+/* ---- through the ring, as a request */
+
+static int bind_begin(struct fa_request *request, const struct fa_wire_message *message,
+                      struct fa_error *error)
+{
+	struct begin *begin = fa_container_of(request, struct begin, request);
+	struct fa_kv_step *step;
+	int r;
+
+	request->job.work.op = FA_DEVICE_NONE;
+	r = plan(request->session, &message->step_begin, error, &step);
+	if (r < 0)
+		return r;
+	begin->step = step->id;
+	request->job.number = step->plan->number;
+	return 0;
+}
+
+static void release_begin(struct fa_request *request)
+{
+}
+
+/* A request that was cancelled, or missed its deadline, leaves no step. The step may have ended
+ * already, and its id may be in use again. */
+static void begin_ended(struct fa_request *request)
+{
+	const struct begin *begin = fa_container_of(request, struct begin, request);
+	struct fa_kv_step *step;
+
+	if (request->job.status < 0 && request->job.number &&
+	    fa_kv_step_find(request->session, begin->step, NULL, &step) == 0 &&
+	    step->plan->number == request->job.number)
+		fa_kv_step_abandon(step);
+}
+
+static const struct fa_request_kind begin_kind = {
+	.bytes = sizeof(struct begin),
+	.bind = bind_begin,
+	.release = release_begin,
+	.ended = begin_ended,
+};
+
+int fa_kv_step_begin(struct fa_call *call, struct fa_error *error)
+{
+	const struct fa_wire_step_begin *m = &call->message->step_begin;
+
+	if (call->by_ring)
+		return fa_call_submit(call, &begin_kind, m->stream, m->value, error);
+	return begin_packet(call, error);
 }

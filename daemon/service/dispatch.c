@@ -158,7 +158,7 @@ static const struct method methods[_FA_WIRE_TYPE_N] = {
 	[FA_WIRE_SEQUENCE_ATTACH] = { "SequenceAttach", false, 0, false, fa_kv_sequence_attach },
 	[FA_WIRE_SEQUENCE_COPY] = { "SequenceCopy", false, FA_WIRE_FDS_MAX, true,
 	                            handle_sequence_copy, .by_ring = true },
-	[FA_WIRE_STEP_BEGIN] = { "StepBegin", false, 0, true, fa_kv_step_begin },
+	[FA_WIRE_STEP_BEGIN] = { "StepBegin", false, 0, true, fa_kv_step_begin, .by_ring = true },
 	[FA_WIRE_STEP_ATTEND] = { "StepAttend", false, FA_WIRE_FDS_MAX, true, handle_step_attend,
 	                          .by_ring = true },
 	[FA_WIRE_STEP_END] = { "StepEnd", false, FA_WIRE_FDS_MAX, true, handle_step_end,

@@ -212,6 +212,7 @@ static void publish_here(struct fa_session *session, uint32_t stream, const stru
 		.status = job->status,
 		.queued_ns = job->queued_ns,
 		.finished_ns = job->finished_ns,
+		.number = job->number,
 	};
 
 	(void)fa_device_completion_submit(session, stream, job->value, false);
@@ -233,23 +234,23 @@ static void answer_here(struct fa_session *session, uint32_t stream, const struc
 		fa_request_unblock(session, NULL);
 }
 
-/* Returns true if the bound request waits for nothing, so that it can be confirmed at once. */
-static bool can_confirm_here(const struct fa_request *request)
+/* Returns true if the bound request has nothing to wait for, and no work for the device. */
+static bool can_finish_here(const struct fa_request *request)
 {
 	const struct fa_job *job = &request->job;
 
-	return job->confirms && job->work.op == FA_DEVICE_NONE && !request->dependencies &&
-	       !job->gates &&
+	return job->work.op == FA_DEVICE_NONE && !request->dependencies && !job->gates &&
 	       engine_is_done(request->session, &request->session->streams[request->stream]) &&
 	       (job->deadline_ns == FA_NS_NEVER || fa_now_ns() < job->deadline_ns);
 }
 
-static void confirm_here(struct fa_request *request)
+static void finish_here(struct fa_request *request)
 {
 	struct fa_session *session = request->session;
 
 	++session->n_submitted;
-	request->job.status = request->kind->confirm(request, &request->job.error);
+	if (request->job.confirms)
+		request->job.status = request->kind->confirm(request, &request->job.error);
 	request->job.finished_ns = fa_now_ns();
 	publish_here(session, request->stream, &request->job);
 	if (request->kind->ended)
@@ -308,8 +309,8 @@ int fa_request_submit(struct fa_session *session, const struct fa_wire_message *
 		if (kind->refused)
 			kind->refused(request, message);
 		release(request);
-	} else if (can_confirm_here(request)) {
-		confirm_here(request);
+	} else if (can_finish_here(request)) {
+		finish_here(request);
 		return 0;
 	}
 
@@ -366,7 +367,7 @@ int fa_request_mark(struct fa_session *session, const struct fa_wire_message *me
 	job.value = place.value;
 	job.status = 0;
 	job.queued_ns = job.finished_ns = received_ns;
-	job.started_ns = 0;
+	job.started_ns = job.number = 0;
 	publish_here(session, place.stream, &job);
 	answer_here(session, place.stream, &job, place.by_ring);
 	return 0;

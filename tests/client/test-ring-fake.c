@@ -19,6 +19,7 @@
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stddef.h>
+#include <string.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -43,7 +44,10 @@ static struct {
 		WAITING_WAKE,
 		FULL_DOORBELL
 	} kind; /* of its descriptors */
-} end;
+	uint64_t features, reply_ns;
+	struct fa_ring_consumer entries;
+	_Atomic unsigned int n_packets; /* StepBegin that came as packets */
+} end = { .features = FA_WIRE_FEATURE_RING };
 
 static void *memory_of(int fd, uint64_t bytes)
 {
@@ -86,6 +90,7 @@ static void give_ring(struct fa_raw *raw)
 	fds[3] = wake[0];
 	end.wake = wake[1];
 	end.words = memory_of(fds[0], bytes);
+	fa_ring_consumer_init(&end.entries, end.words, FA_RING_BYTES_DEFAULT);
 	atomic_store(&end.words->asleep, end.kind == DEAF_DOORBELL || end.kind == FULL_DOORBELL);
 	fa_check((end.doorbell = fcntl(fds[2], F_DUPFD_CLOEXEC, 0)) >= 0);
 	end.records = memory_of(fds[1], fa_results_bytes(RECORDS));
@@ -95,6 +100,19 @@ static void give_ring(struct fa_raw *raw)
 	atomic_store(&end.there, true);
 }
 
+static void answer_begin(struct fa_raw *raw)
+{
+	const struct fa_wire_message reply = {
+		.id = raw->message.id,
+		.type = FA_WIRE_STEP_REPLY,
+		.step_reply = { .step = raw->message.step_begin.step, .number = FA_FAKE_STEP },
+	};
+
+	fa_check_eq(raw->message.step_begin.value, 0);
+	fa_check_eq(fa_raw_send(raw, &reply, NULL, 0), 0);
+	atomic_fetch_add(&end.n_packets, 1);
+}
+
 static void serve(struct fa_raw *raw, void *userdata)
 {
 	struct fa_wire_message reply;
@@ -102,7 +120,7 @@ static void serve(struct fa_raw *raw, void *userdata)
 	if (!fa_fake_next(raw))
 		return;
 	reply = fa_fake_hello_reply(raw->message.id);
-	reply.hello_reply.features = FA_WIRE_FEATURE_RING;
+	reply.hello_reply.features = end.features;
 	end.page = fa_fake_welcome_with(raw, &reply);
 	end.socket = raw->fd;
 	while (fa_raw_receive(raw, -1) == 1)
@@ -110,6 +128,8 @@ static void serve(struct fa_raw *raw, void *userdata)
 			give_ring(raw);
 		else if (raw->message.type == FA_WIRE_PING)
 			atomic_store(&end.pinged, true);
+		else if (raw->message.type == FA_WIRE_STEP_BEGIN)
+			answer_begin(raw);
 }
 
 /* The end of the next request of stream 0. */
@@ -128,6 +148,7 @@ static struct fa_client *start(uint64_t spin_ns, unsigned int n, struct fa_ticke
 {
 	struct fa_options options = { .size = sizeof(options),
 		                      .spin_ns = spin_ns,
+		                      .reply_ns = end.reply_ns,
 		                      .reconnect_ns = UINT64_MAX };
 	struct fa_client *client;
 
@@ -216,6 +237,210 @@ static void test_told_and_lost(void **state)
 	fa_check_eq(fa_wait(client, &tickets[1], UINT64_MAX, &completion), 0);
 	fa_check_eq(completion.status, 0);
 	finish(client);
+}
+
+/* ---- steps begun through the ring */
+
+enum {
+	NUMBER = 77,
+	BEGINS = 3,
+};
+
+static const struct fa_step_item item = { .sequence = 5, .n_new = 1 };
+static const struct fa_step_options step_options = { .size = sizeof(step_options),
+	                                             .n_items = 1,
+	                                             .items = &item };
+
+/* Takes the next message out of the ring. */
+static void take(struct fa_wire_message *ret_message)
+{
+	static _Alignas(8) unsigned char bytes[FA_WIRE_BYTES_MAX];
+	const uint64_t until_ns = fa_now_ns() + fa_test_patience_ns();
+	const char *wrong;
+	size_t length;
+
+	while (!atomic_load(&end.there) ||
+	       fa_ring_take(&end.entries, bytes, sizeof(bytes), &length, &wrong) < 0)
+		fa_check(fa_now_ns() < until_ns);
+	fa_check_eq(fa_wire_decode(bytes, length, ret_message), 0);
+}
+
+/* Ends request @value of stream 0, a StepBegin. */
+static void end_begin(uint64_t value, int status, const char *text)
+{
+	const struct fa_outcome outcome = { .status = status,
+		                            .queued_ns = 1,
+		                            .finished_ns = 2,
+		                            .number = status ? 0 : NUMBER + value };
+	struct fa_wire_message message = {
+		.type = FA_WIRE_COMPLETION,
+		.completion = { .status = status, .value = value },
+	};
+	_Alignas(8) unsigned char bytes[4096];
+	size_t length;
+
+	fa_record_write(&end.records[fa_record_index(0, RECORDS, value)], value, &outcome);
+	if (status)
+		atomic_store(&end.page[0].failed, value);
+	atomic_store(&end.page[0].completed, value);
+	if (status) {
+		message.completion.text = (struct fa_wire_string){ text, strlen(text) };
+		length = fa_raw_encode(&message, bytes);
+		fa_check_eq(send(end.socket, bytes, length, 0), (ssize_t)length);
+	} else if (fa_ring_needs_wakeup(end.words)) {
+		fa_check_eq(send(end.wake, "", 1, MSG_DONTWAIT), 1);
+	}
+}
+
+/* Expects @value of stream 0 to be a StepBegin. */
+static void take_begin(uint64_t value)
+{
+	struct fa_wire_message message;
+
+	take(&message);
+	fa_check_eq(message.type, FA_WIRE_STEP_BEGIN);
+	fa_check_eq(message.step_begin.stream, 0);
+	fa_check_eq(message.step_begin.value, value);
+	fa_check(message.step_begin.step);
+	fa_check_eq(message.step_begin.n_items, 1);
+	fa_check_eq(message.step_begin.items[0].sequence, item.sequence);
+}
+
+/* The marker that sets the ring up is request 1. */
+static void *answer_begins(void *userdata)
+{
+	for (uint64_t value = 2; value < 2 + BEGINS; ++value) {
+		take_begin(value);
+		end_begin(value, 0, NULL);
+	}
+	take_begin(2 + BEGINS);
+	end_begin(2 + BEGINS, -ENOENT, "there is no sequence 0x5");
+	return NULL;
+}
+
+/* A client whose ring is there, and whose stream 0 is idle, but for request 1. */
+static struct fa_client *start_with_ring(uint64_t features, uint64_t spin_ns)
+{
+	struct fa_wire_message message;
+	struct fa_ticket tickets[2];
+	struct fa_client *client;
+
+	end.features = features;
+	atomic_store(&end.n_packets, 0);
+	client = start(spin_ns, 1, tickets);
+	take(&message);
+	fa_check_eq(message.type, FA_WIRE_MARKER);
+	return client;
+}
+
+static void begin_by_ring(uint64_t spin_ns)
+{
+	struct fa_client *client = start_with_ring(FA_WIRE_FEATURE_RING | FA_WIRE_FEATURE_STEP_RING,
+	                                           spin_ns);
+	struct fa_step *steps[BEGINS], *none = NULL;
+	struct fa_ticket ticket = { .client = 0 };
+	pthread_t thread;
+
+	publish(1, false);
+	fa_check(!pthread_create(&thread, NULL, answer_begins, NULL));
+	for (uint64_t i = 0; i < BEGINS; ++i) {
+		fa_check_eq(fa_step_begin(client, &step_options, &steps[i]), 0);
+		fa_check_eq(fa_step_number(steps[i]), NUMBER + 2 + i);
+	}
+	fa_check_eq(fa_step_begin(client, &step_options, &none), -ENOENT);
+	fa_check_contains(fa_error(), "there is no sequence 0x5");
+	fa_check(!none);
+	pthread_join(thread, NULL);
+	/* Values go on. */
+	fa_check_eq(fa_marker(client, 0, NULL, &ticket), 0);
+	fa_check_eq(ticket.value, 3 + BEGINS);
+	publish(3 + BEGINS, true);
+	fa_check_eq(fa_wait(client, &ticket, UINT64_MAX, NULL), 0);
+	fa_check_eq(atomic_load(&end.n_packets), 0);
+	fa_check(!shutdown(end.socket, SHUT_RDWR));
+	for (int i = 0; i < BEGINS; ++i)
+		fa_step_free(steps[i]);
+	finish(client);
+	end.features = FA_WIRE_FEATURE_RING;
+}
+
+static void test_begin_spinning(void **state)
+{
+	begin_by_ring(10 * FA_NS_PER_SEC);
+}
+
+static void test_begin_asleep(void **state)
+{
+	begin_by_ring(0);
+}
+
+static void *hang_up(void *userdata)
+{
+	take_begin(2);
+	fa_check(!shutdown(end.socket, SHUT_RDWR));
+	return NULL;
+}
+
+/* The daemon goes away, or says nothing. */
+static void begin_in_vain(void *(*daemon)(void *), uint64_t spin_ns, int error, const char *text)
+{
+	struct fa_client *client = start_with_ring(FA_WIRE_FEATURE_RING | FA_WIRE_FEATURE_STEP_RING,
+	                                           spin_ns);
+	struct fa_step *step = NULL;
+	pthread_t thread;
+
+	publish(1, false);
+	if (daemon)
+		fa_check(!pthread_create(&thread, NULL, daemon, NULL));
+	fa_check_eq(fa_step_begin(client, &step_options, &step), error);
+	fa_check_contains(fa_error(), text);
+	fa_check(!step);
+	if (daemon)
+		pthread_join(thread, NULL);
+	fa_check_eq(atomic_load(&end.n_packets), 0);
+	finish(client);
+	end.features = FA_WIRE_FEATURE_RING;
+}
+
+static void test_begin_lost(void **state)
+{
+	begin_in_vain(hang_up, 0, -ECONNRESET, "went away");
+	begin_in_vain(hang_up, 10 * FA_NS_PER_SEC, -ECONNRESET, "went away");
+}
+
+static void test_begin_unanswered(void **state)
+{
+	end.reply_ns = 50 * FA_NS_PER_MS;
+	begin_in_vain(NULL, 0, -ETIMEDOUT, "did not answer StepBegin in time");
+	begin_in_vain(NULL, FA_NS_PER_SEC, -ETIMEDOUT, "did not answer StepBegin in time");
+	end.reply_ns = 0;
+}
+
+/* Without the feature, or behind a request of the stream that has not finished. */
+static void begin_as_packet(uint64_t features, bool busy)
+{
+	struct fa_client *client = start_with_ring(features, 0);
+	struct fa_step *step;
+
+	if (!busy)
+		publish(1, false);
+	fa_check_eq(fa_step_begin(client, &step_options, &step), 0);
+	fa_check_eq(fa_step_number(step), FA_FAKE_STEP);
+	fa_check_eq(atomic_load(&end.n_packets), 1);
+	fa_check(!shutdown(end.socket, SHUT_RDWR));
+	fa_step_free(step);
+	finish(client);
+	end.features = FA_WIRE_FEATURE_RING;
+}
+
+static void test_begin_old_daemon(void **state)
+{
+	begin_as_packet(FA_WIRE_FEATURE_RING, false);
+}
+
+static void test_begin_busy(void **state)
+{
+	begin_as_packet(FA_WIRE_FEATURE_RING | FA_WIRE_FEATURE_STEP_RING, true);
 }
 
 /* ---- descriptors that are not what they should be */
@@ -452,6 +677,12 @@ int main(void)
 		cmocka_unit_test(test_missing),
 		cmocka_unit_test(test_given_back),
 		cmocka_unit_test(test_told_and_lost),
+		cmocka_unit_test(test_begin_spinning),
+		cmocka_unit_test(test_begin_asleep),
+		cmocka_unit_test(test_begin_lost),
+		cmocka_unit_test(test_begin_unanswered),
+		cmocka_unit_test(test_begin_old_daemon),
+		cmocka_unit_test(test_begin_busy),
 		cmocka_unit_test(test_other_finds),
 		cmocka_unit_test(test_made_late),
 		cmocka_unit_test(test_dispatcher_takes),

@@ -404,7 +404,7 @@ static struct fa_record record;
 static void *write_records(void *unused)
 {
 	for (uint64_t i = 1; i <= RECORDED; ++i) {
-		const struct fa_outcome outcome = { -(int32_t)(i % 100), i, i * 3, i * 7 };
+		const struct fa_outcome outcome = { -(int32_t)(i % 100), i, i * 3, i * 7, i * 11 };
 
 		fa_record_write(&record, i, &outcome);
 	}
@@ -430,6 +430,7 @@ static void test_records(void **state)
 		assert_int_equal(outcome.queued_ns, value);
 		assert_int_equal(outcome.started_ns, value * 3);
 		assert_int_equal(outcome.finished_ns, value * 7);
+		assert_int_equal(outcome.number, value * 11);
 		assert_true(value >= seen);
 		seen = value;
 	}

@@ -177,6 +177,8 @@ static const char *step_begin_difference(const struct fa_wire_step_begin *a,
 	SAME_VECTOR(items);
 	SAME_VECTOR(tree);
 	SAME_VECTOR(tree_start);
+	SAME(stream);
+	SAME(value);
 	return NULL;
 }
 
