@@ -87,7 +87,7 @@ int fa_handle_hello(struct fa_call *call, struct fa_error *error)
 	resumed = fa_kv_session_hello(session, hello->has_resume ? &hello->resume_secret : NULL);
 	context->hooks->session_ready(session);
 	fa_log_about(&session->subject, FA_LOG_DEBUG, "\"%s\" said Hello%s", session->name,
-	             resumed ? ", and is back" : "");
+	             resumed ? " and resumed its session" : "");
 
 	reply = (struct fa_wire_message){
 		.id = call->message->id,

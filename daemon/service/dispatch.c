@@ -116,7 +116,7 @@ static int handle_drain(struct fa_call *call, struct fa_error *error)
 	if (!session->privileged)
 		return fa_fail(error, -EPERM,
 		               "only root and the daemon's own user may stop the daemon");
-	fa_log_about(&session->subject, FA_LOG_INFO, "a client asked for the end");
+	fa_log_about(&session->subject, FA_LOG_INFO, "a client asked the daemon to stop");
 	fa_session_reply(session, call->message->id, 0, NULL);
 	fa_drain_start(fa_server_of(session->context));
 	return 0;
@@ -180,17 +180,17 @@ static int check(struct fa_call *call, int decoded, const struct method **ret_me
                  struct fa_error *error)
 {
 	const struct fa_wire_message *message = call->message;
-	const bool lost = !call->by_ring && !call->fds;
+	const bool fds_lost = !call->by_ring && !call->fds;
 	bool known = decoded == 0 && (unsigned int)message->type < _FA_WIRE_TYPE_N;
 	const struct method *method = known ? &methods[message->type] : NULL;
 
 	/* If descriptors were lost, the announced number is taken as true. */
-	if (lost && message->fds > call->n_fds && message->fds <= FA_WIRE_FDS_MAX)
+	if (fds_lost && message->fds > call->n_fds && message->fds <= FA_WIRE_FDS_MAX)
 		call->n_fds = message->fds;
-	else if (lost || message->fds != call->n_fds)
+	else if (fds_lost || message->fds != call->n_fds)
 		return fa_fail(error, -EPROTO,
 		               "the message announces %u descriptors, and %s%zu came with it",
-		               message->fds, lost ? "more than " : "", call->n_fds);
+		               message->fds, fds_lost ? "more than " : "", call->n_fds);
 	if (call->session->state == FA_SESSION_CONNECTED && (!method || !method->before_hello))
 		return fa_fail(error, -EPROTO, "the first message is %s; expected Hello",
 		               fa_wire_type_name(message->type));
@@ -252,9 +252,9 @@ static bool dispatch(struct fa_call *call, const void *bytes, size_t length)
 }
 
 bool fa_dispatch(struct fa_session *session, const void *bytes, size_t length, int *fds,
-                 size_t n_fds, bool lost)
+                 size_t n_fds, bool fds_lost)
 {
-	struct fa_call call = { .session = session, .fds = lost ? NULL : fds, .n_fds = n_fds };
+	struct fa_call call = { .session = session, .fds = fds_lost ? NULL : fds, .n_fds = n_fds };
 
 	return dispatch(&call, bytes, length);
 }

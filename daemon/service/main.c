@@ -124,7 +124,7 @@ static void report_ready(struct program *program)
 	                 *unused ? "; a GPU is not used: " : "", unused);
 	if (fd >= 0) {
 		if (write(fd, ready, sizeof(ready) - 1) < 0)
-			fa_log(FA_LOG_WARNING, "nobody waits at the ready descriptor: %m");
+			fa_log(FA_LOG_WARNING, "the ready descriptor cannot be written: %m");
 		close(fd);
 	}
 }

@@ -39,7 +39,7 @@ enum fa_daemon_state {
 struct fa_context_hooks {
 	/* fa_dispatch() */
 	bool (*packet)(struct fa_session *session, const void *bytes, size_t length, int *fds,
-	               size_t n_fds, bool lost);
+	               size_t n_fds, bool fds_lost);
 	/* fa_dispatch_ring() */
 	void (*ring_entry)(struct fa_session *session, const void *bytes, size_t length,
 	                   uint64_t received_ns);

@@ -168,7 +168,7 @@ static bool must_not_receive(struct fa_session *session)
 static bool read_packet(struct fa_session *session, int *fds, size_t *ret_n_fds)
 {
 	struct fa_context *context = session->context;
-	bool lost;
+	bool fds_lost;
 	ssize_t n;
 	char byte;
 
@@ -184,7 +184,7 @@ static bool read_packet(struct fa_session *session, int *fds, size_t *ret_n_fds)
 	if (must_not_receive(session))
 		return false;
 	n = fa_packet_receive_all(session->fd, context->packet, FA_WIRE_BYTES_MAX, fds, ret_n_fds,
-	                          &lost, MSG_DONTWAIT);
+	                          &fds_lost, MSG_DONTWAIT);
 	if (n == -EAGAIN)
 		return false;
 	if (n == -EMSGSIZE) {
@@ -209,9 +209,10 @@ static bool read_packet(struct fa_session *session, int *fds, size_t *ret_n_fds)
 	fa_device_completion_sync(context);
 	if (session->state == FA_SESSION_CLOSING)
 		return false;
-	if (lost)
+	if (fds_lost)
 		fa_context_warn_no_fds(context);
-	return context->hooks->packet(session, context->packet, (size_t)n, fds, *ret_n_fds, lost);
+	return context->hooks->packet(session, context->packet, (size_t)n, fds, *ret_n_fds,
+	                              fds_lost);
 }
 
 static void discard_fds(struct fa_session *session, int *fds, size_t n_fds)

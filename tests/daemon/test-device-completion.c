@@ -1,7 +1,5 @@
-/*
- * Requests whose end the device itself tells: when it does, what is there then, and that the
- * daemon knows what its client knows.
- */
+/* Requests that the device itself completes: when it does so, and that the daemon then acts on what
+ * its client has seen. */
 #include "tests/daemon/ring-scene.h"
 
 #include <errno.h>
