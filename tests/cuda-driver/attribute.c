@@ -1,4 +1,4 @@
-/* What the driver says about a pointer. */
+/* Attributes of pointers. */
 #include "tests/cuda-driver/driver.h"
 
 #include <stdlib.h>
@@ -92,7 +92,7 @@ CUresult cuMemGetInfo(size_t *ret_free, size_t *ret_total)
 	fa_fake_lock();
 	device = fa_fake_current()->device;
 	fa_fake_unlock();
-	/* Without a directory there are no other processes. */
+	/* Without a directory no other process is known. */
 	if (fa_fake.dir[0])
 		used = fa_test_cuda_dir_bytes(fa_fake.dir, device);
 	else

@@ -48,7 +48,7 @@ struct fa_cuda_child fa_cuda_child(void (*function)(int socket), int device)
 		close(sockets[0]);
 		begin(device);
 		function(sockets[1]);
-		exit(0); /* as any program that uses a GPU */
+		exit(0); /* runs exit handlers, as a program would */
 	}
 	close(sockets[1]);
 	child.socket = sockets[0];

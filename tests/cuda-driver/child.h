@@ -1,8 +1,6 @@
-/*
- * Processes of a test of the tests' CUDA driver. The test itself never calls the
- * driver, so that it can fork at any time: each case runs in children, which talk by
- * packets. A child begins with the table of functions, a context and its page.
- */
+/* Child processes of a test. The test itself never calls the driver, so it can fork at any time;
+ * children call it, and exchange packets with the test. A child begins with the table of functions,
+ * a context and its page. */
 #pragma once
 
 #include "common/cudriver.h"
@@ -12,10 +10,10 @@
 
 struct fa_cuda_child {
 	pid_t pid;
-	int socket; /* of packets, to the other side */
+	int socket; /* packets to the other side */
 };
 
-/* What a child has; nothing of it is in the test. */
+/* A child's; unset in the test. */
 extern struct fa_cudriver cu;
 extern struct fa_test_cuda_page *cu_page;
 
@@ -31,10 +29,10 @@ extern struct fa_test_cuda_page *cu_page;
  * cuInit), and then exits with 0. */
 struct fa_cuda_child fa_cuda_child(void (*function)(int socket), int device);
 
-/* Waits for its end, which must be as it should. */
+/* Waits for its end, and checks its status. */
 void fa_cuda_child_end(struct fa_cuda_child *child);
 
-/* The whole of a case in one child. */
+/* Runs a case in one child. */
 void fa_cuda_alone(void (*function)(int socket));
 
 /* Packets between child and test. */

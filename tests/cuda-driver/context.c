@@ -5,14 +5,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The current context of a thread, and which of its lives. */
+/* The thread's current context, and its generation. */
 static __thread struct fa_fake_context *current;
 static __thread uint64_t current_generation;
 
 struct fa_fake_context *fa_fake_current(void)
 {
 	if (current && (!current->retained || current->generation != current_generation))
-		return NULL; /* it was destroyed */
+		return NULL; /* destroyed meanwhile */
 	return current;
 }
 
@@ -145,7 +145,7 @@ CUresult cuInit(unsigned int flags)
 	FA_FAKE_ENTER(cuInit, 0);
 	if (flags)
 		return CUDA_ERROR_INVALID_VALUE;
-	/* A child of a process that had called it never can. */
+	/* A forked child of a process that had called it cannot. */
 	if (fa_fake.forked)
 		return CUDA_ERROR_NOT_INITIALIZED;
 	if (fa_fake.n_devices <= 0)
@@ -317,7 +317,7 @@ CUresult cuCtxSetCurrent(CUcontext context)
 	struct fa_fake_context *next = (struct fa_fake_context *)context;
 	CUresult result = CUDA_SUCCESS;
 
-	FA_FAKE_ENTER(cuCtxSetCurrent, FA_FAKE_INIT | FA_FAKE_TELLS);
+	FA_FAKE_ENTER(cuCtxSetCurrent, FA_FAKE_INIT | FA_FAKE_REPORTS_LOSS);
 	if (next && (next < fa_fake.contexts || next >= fa_fake.contexts + fa_fake.n_devices))
 		return CUDA_ERROR_INVALID_CONTEXT;
 	fa_fake_lock();

@@ -10,8 +10,7 @@ enum direction {
 	DEVICE_TO_DEVICE,
 };
 
-/* Ends of a copy that no GPU touches: of pageable memory the driver knows nothing, and
- * its caller keeps it. */
+/* Which end is pageable memory: the GPU does not access it. */
 enum {
 	FROM_PAGEABLE = 1,
 	TO_PAGEABLE,
@@ -46,7 +45,7 @@ static bool span_is_good(CUdeviceptr at, size_t bytes, bool write)
 	return good;
 }
 
-/* Whether the host's [at, at + bytes) is pinned: all, in one go, or nothing. */
+/* Returns whether [at, at + bytes) was pinned by one call; an error if only in parts. */
 static CUresult host_is_pinned(CUdeviceptr at, size_t bytes, bool *ret_pinned)
 {
 	const struct fa_fake_region *region;
@@ -86,7 +85,7 @@ static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, enum direct
 	op->bytes = bytes;
 	if (!pinned) {
 		op->value = direction == HOST_TO_DEVICE ? FROM_PAGEABLE : TO_PAGEABLE;
-		/* The caller may overwrite it at once. */
+		/* The caller may overwrite the memory at once. */
 		if (direction == HOST_TO_DEVICE && !wait) {
 			op->staged = malloc(bytes);
 			if (!op->staged) {
@@ -167,7 +166,7 @@ static CUresult fill(CUdeviceptr at, unsigned char value, size_t bytes, CUstream
 CUresult cuMemsetD8(CUdeviceptr at, unsigned char value, size_t bytes)
 {
 	FA_FAKE_ENTER(cuMemsetD8, FA_FAKE_INIT | FA_FAKE_CURRENT | FA_FAKE_ALIVE);
-	/* Fills of device memory return before they have happened. */
+	/* Fills of device memory are asynchronous. */
 	return fill(at, value, bytes, NULL);
 }
 

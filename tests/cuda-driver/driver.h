@@ -1,32 +1,26 @@
 /*
- * A CUDA driver of the tests' own: libcuda.so.1 with the functions of
- * common/cudriver.h over host memory, so that everything above it runs for real, in
- * several processes, on machines without a GPU. What the real one was seen to do, it
- * does; where that is not known it is the stricter. Device memory is memfds, mapped
- * where device pointers point, so that kernels are the CPU's (kernels/attention.h).
+ * A CUDA driver for tests: libcuda.so.1 with the functions of common/cudriver.h over host memory,
+ * so that the code above it runs for real, in several processes, without a GPU. It behaves as the
+ * real driver was seen to, and where that is unknown more strictly. Device memory is memfds, mapped
+ * where device pointers point; kernels are the CPU's (kernels/attention.h).
  *
- * Environment, read at a process's first call:
- *   FAD_TEST_CUDA_DIR         where processes show what they do (page.h, control.h)
- *   FAD_TEST_CUDA_FAIL        faults on demand, as in fa_test_cuda_page_fail()
- *   FAD_TEST_CUDA_DEVICES     how many GPUs there are (1; 0 is possible, 8 at most)
- *   FAD_TEST_CUDA_MEMORY_MIB  memory of each (16384)
- *   FAD_TEST_CUDA_VERSION     of the driver (13000)
- *   FAD_TEST_CUDA_LACKS       a function that it does not have
- *   FAD_TEST_CUDA_PID         the process's number as IPC handles have it
- *   FAD_TEST_CUDA_MPS         contexts say that they are a server's of several processes
- *   FAD_TEST_CUDA_KERNEL_US   kernels take at least so long (0)
- *   FAD_TEST_CUDA_GFLOP       kernels with more work are not computed, and take 50 ms:
- *                             for tests in which slow requests never come to their end (0:
- *                             all are computed)
+ * Environment, read at a process's first call: FAD_TEST_CUDA_DIR         where processes publish
+ * their state (page.h, control.h) FAD_TEST_CUDA_FAIL        faults to inject, as in
+ * fa_test_cuda_page_fail() FAD_TEST_CUDA_DEVICES     number of GPUs (1; 0 to 8)
+ * FAD_TEST_CUDA_MEMORY_MIB  memory of each (16384) FAD_TEST_CUDA_VERSION     of the driver (13000)
+ * FAD_TEST_CUDA_LACKS       a function that it does not have FAD_TEST_CUDA_PID         the
+ * process's PID in IPC handles FAD_TEST_CUDA_MPS         contexts report that they are an MPS
+ * server's FAD_TEST_CUDA_KERNEL_US   kernels take at least so long (0) FAD_TEST_CUDA_GFLOP
+ * kernels with more operations are not computed, and take 50 ms: for tests that never wait for slow
+ * requests (0: all are computed)
  *
- * What is simpler than in the real one: two GPUs cannot reach one another's memory;
- * work on the legacy default stream waits for that of blocking streams, and theirs for
- * it, in the thread that submits it; cuMemAllocAsync allocates at once.
+ * Simpler than the real driver: GPUs cannot access one another's memory; the legacy default stream
+ * and blocking streams wait for one another in the submitting thread; cuMemAllocAsync allocates at
+ * once.
  *
- * Threads: any may call. One lock holds the tables; each stream has a thread that runs
- * its work in order, without the lock. What running work touches is pinned: memory that
- * is taken away meanwhile makes the context fail, as it would on a GPU, and stays until
- * the work has ended.
+ * Any thread may call. One lock guards the tables; each stream has a thread that runs its work in
+ * order, without the lock. Memory of running work is pinned: if it is freed meanwhile, the context
+ * fails as on a GPU, and the memory stays until the work has ended.
  */
 #pragma once
 
@@ -59,21 +53,21 @@ struct fa_fake_stream;
 struct fa_fake_context {
 	int device;
 	unsigned int retained;
-	CUresult lost;           /* sticky; 0 while all is well */
-	bool ending;             /* its streams run nothing more */
-	unsigned int n_draining; /* calls that wait until they have run all */
-	uint64_t generation;     /* counts how often it was made */
+	CUresult lost;           /* sticky error; 0: none */
+	bool ending;             /* its streams run no more work */
+	unsigned int n_draining; /* calls that wait for all their work */
+	uint64_t generation;     /* counts creations */
 	struct fa_fake_stream *streams, *default_stream;
 };
 
 struct fa_fake_process {
 	pthread_mutex_t lock;
-	pthread_cond_t changed; /* something under the lock that somebody may wait for */
+	pthread_cond_t changed; /* state under the lock has changed */
 	bool initialised;       /* by cuInit */
-	bool forked;            /* from a process that had called cuInit */
+	bool forked;            /* by a process that had called cuInit */
 	int n_devices, version;
 	size_t memory_bytes;
-	double flops_max; /* of a kernel that is computed; 0: all are */
+	double flops_max; /* of a kernel to be computed; 0: no limit */
 	char dir[256];    /* empty: none */
 	struct fa_test_cuda_page *page;
 	struct fa_fake_context contexts[FA_FAKE_DEVICES_MAX];
@@ -81,15 +75,16 @@ struct fa_fake_process {
 
 extern struct fa_fake_process fa_fake;
 
-/* What a function needs besides a driver. */
+/* What a function requires. */
 enum {
 	FA_FAKE_INIT = 1,    /* cuInit */
-	FA_FAKE_CURRENT = 2, /* a context of the thread's */
-	FA_FAKE_ALIVE = 4,   /* that context is not lost; of any, if it needs none */
-	FA_FAKE_TELLS = 8,   /* nothing, but a sticky error of it means that a context is lost */
+	FA_FAKE_CURRENT = 2, /* a current context */
+	FA_FAKE_ALIVE = 4,   /* the current context is not lost; none of all, if none is required */
+	FA_FAKE_REPORTS_LOSS = 8, /* nothing; its sticky errors mean that a context is lost */
 };
 
-/* Begins every function: counts the call, and says what it returns instead. */
+/* Called first by every function: counts the call, and returns the error to return instead, if
+ * any. */
 CUresult fa_fake_enter(enum fa_test_cuda_call call, unsigned int needs);
 
 #define FA_FAKE_ENTER(name, needs)                                                                 \
@@ -99,15 +94,15 @@ CUresult fa_fake_enter(enum fa_test_cuda_call call, unsigned int needs);
 			return _entered;                                                           \
 	} while (0)
 
-/* The same for a kernel that begins to run. */
+/* For a kernel that begins to run. */
 CUresult fa_fake_enter_kernel(void);
 
-/* At the end of a stream's thread: what its kernels had for their computing. */
+/* At the end of a stream's thread: frees its kernels' scratch. */
 void fa_fake_scratch_free(void);
 
 void fa_fake_count(enum fa_test_cuda_live what, int64_t change);
 
-/* Says on stderr what a GPU would have choked on; returns @result. */
+/* Reports on stderr what a GPU would fault on. Returns @result. */
 CUresult fa_fake_misuse(CUresult result, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
 
@@ -118,15 +113,15 @@ void fa_fake_unlock(void);
 
 struct fa_fake_context *fa_fake_current(void);
 
-/* Whether a context that saw @result is lost. */
+/* Returns whether @result loses the context. */
 bool fa_fake_is_sticky(CUresult result);
 
-/* Loses @context; the lock is held. */
+/* Under the lock. */
 void fa_fake_lose(struct fa_fake_context *context, CUresult result);
 
 /* ---- memory (memory.c, region.c) */
 
-/* Device memory; the lock is held for all but the fd. */
+/* Device memory, under the lock except the fd. */
 struct fa_fake_memory {
 	int fd;
 	uint64_t id; /* the memfd's inode: the same in every process */
@@ -134,7 +129,7 @@ struct fa_fake_memory {
 	int device;
 	unsigned int handle_types;
 	unsigned int refs;
-	int hold; /* in the page; -1: no room */
+	int hold; /* index in the page; -1: the page is full */
 };
 
 int fa_fake_memory_new(const char *name, size_t bytes, int device, unsigned int handle_types,
@@ -155,37 +150,37 @@ enum fa_fake_kind {
 	FA_FAKE_HOST_REGISTERED,
 };
 
-/* A range of addresses that device pointers may point into. */
+/* A range of valid device addresses. */
 struct fa_fake_region {
 	CUdeviceptr at;
-	size_t bytes;        /* as asked for */
+	size_t bytes;        /* as requested */
 	size_t mapped_bytes; /* rounded up */
 	enum fa_fake_kind kind;
 	int device;
-	uint64_t buffer_id; /* never given twice */
+	uint64_t buffer_id; /* never reused */
 	bool readable, writable;
-	struct fa_fake_memory *memory; /* NULL: the host's */
+	struct fa_fake_memory *memory; /* NULL: host memory */
 	unsigned int opens;            /* FA_FAKE_IPC */
 };
 
-/* All with the lock held. */
+/* Under the lock. */
 struct fa_fake_region *fa_fake_region_find(CUdeviceptr at);
 size_t fa_fake_region_count(void);
 struct fa_fake_region *fa_fake_region_at(size_t index);
 int fa_fake_region_new(const struct fa_fake_region *like, struct fa_fake_region **ret_region);
 bool fa_fake_region_overlaps(CUdeviceptr at, size_t bytes);
 
-/* Takes @region out of the table and frees it, once no work that runs touches it; work
- * that does loses its context, unless @patient. Unmaps nothing. */
+/* Removes @region from the table and frees it once no running work uses it. Unless @patient, work
+ * that uses it loses its context. Unmaps nothing. */
 void fa_fake_region_drop(struct fa_fake_region *region, bool patient);
 
-/* Addresses for device memory; freed ones are the next to be given. */
+/* Reserves addresses for device memory; reuses the last freed ones first. */
 int fa_fake_space_take(size_t bytes, size_t alignment, CUdeviceptr *ret_at);
 void fa_fake_space_give(CUdeviceptr at);
 int fa_fake_space_map(const struct fa_fake_region *region);
 void fa_fake_space_unmap(CUdeviceptr at, size_t bytes);
 
-/* What a piece of work touches. */
+/* A range that a piece of work uses. */
 struct fa_fake_span {
 	CUdeviceptr at;
 	size_t bytes;
@@ -201,22 +196,22 @@ struct fa_fake_pin {
 	size_t n_spans;
 };
 
-/* Without the lock. CUDA_ERROR_ILLEGAL_ADDRESS unless all of it can be touched. */
+/* Without the lock. CUDA_ERROR_ILLEGAL_ADDRESS if any of it is inaccessible. */
 CUresult fa_fake_pin(struct fa_fake_pin *pin);
 void fa_fake_unpin(struct fa_fake_pin *pin);
-/* With it. */
+/* Under the lock. */
 bool fa_fake_span_is_good(int device, const struct fa_fake_span *span);
 
-/* Frees what @context's memory functions made; the lock is held. */
+/* Frees all memory of @context. Under the lock. */
 void fa_fake_memory_end(struct fa_fake_context *context);
 
 /* ---- streams (stream.c) */
 
 struct fa_fake_op {
 	struct fa_fake_op *next;
-	uint64_t sequence; /* grows with every op of the process */
+	uint64_t sequence; /* unique and ascending in the process */
 	CUresult (*run)(struct fa_fake_op *op, struct fa_fake_context *context);
-	void (*free)(struct fa_fake_op *op); /* what it holds; may be NULL; the lock is held */
+	void (*free)(struct fa_fake_op *op); /* frees what it holds, under the lock; may be NULL */
 	CUdeviceptr to, from;
 	size_t bytes;
 	uint64_t value;
@@ -232,15 +227,15 @@ struct fa_fake_op *fa_fake_op_new(CUresult (*run)(struct fa_fake_op *op,
 /* Takes over @op (NULL: CUDA_ERROR_OUT_OF_MEMORY). */
 CUresult fa_fake_submit(CUstream stream, struct fa_fake_op *op);
 
-/* ... and waits until it has run. */
+/* Also waits until it has run. */
 CUresult fa_fake_submit_and_wait(CUstream stream, struct fa_fake_op *op);
 
-/* Waits until all that was submitted to @context has run; without the lock. Meanwhile nothing is
- * submitted: who wants to waits, too. */
+/* Waits, without the lock, until all work of @context has run. Threads that submit wait
+ * meanwhile. */
 CUresult fa_fake_drain(struct fa_fake_context *context);
 
-/* End @context's streams, events, modules and graphs. The lock is held, and let go while streams
- * come to their end. */
+/* End @context's streams, events, modules and graphs. Under the lock, which is released while
+ * streams end. */
 void fa_fake_streams_end(struct fa_fake_context *context);
 void fa_fake_events_end(struct fa_fake_context *context);
 void fa_fake_modules_end(struct fa_fake_context *context);

@@ -11,16 +11,16 @@
 struct event {
 	struct event *next; /* of all */
 	struct fa_fake_context *context;
-	unsigned int refs; /* its owner's, and each record's that has not happened */
+	unsigned int refs; /* the owner's, and one for each pending record */
 	unsigned int flags;
-	uint64_t recorded, happened; /* how often */
+	uint64_t recorded, happened;
 	uint64_t at_ns;
 	bool destroyed;
 };
 
 static struct event *events;
 
-/* All with the lock held. */
+/* The static functions below run under the lock. */
 
 static struct event *event_find(CUevent value)
 {
@@ -192,7 +192,7 @@ CUresult cuEventElapsedTime(float *ret_ms, CUevent start_value, CUevent end_valu
 
 /* ---- values */
 
-/* The word at @at, if a GPU of @device's can use it. */
+/* Returns the word at @at if @device can access it. */
 static uint64_t *word_find(int device, CUdeviceptr at, bool write)
 {
 	const struct fa_fake_span span = { at, sizeof(uint64_t), write };

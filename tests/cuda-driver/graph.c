@@ -1,4 +1,4 @@
-/* Graphs of one kernel or of two, one behind the other, and their launches. */
+/* Graphs of one kernel, or of two in order. */
 #include "tests/cuda-driver/launch.h"
 
 #include <stdlib.h>
@@ -6,21 +6,21 @@
 
 #define NODES 2
 
-/* A kernel with params of its own; what the driver calls a node, too. */
+/* A kernel node, with a copy of its params. */
 struct node {
 	CUDA_KERNEL_NODE_PARAMS_v2 launch;
 	void *params[FA_FAKE_PARAMS];
 	size_t bytes[FA_FAKE_PARAMS];
 };
 
-/* A graph, or what was instantiated of one. */
+/* A graph, or an instantiated one. */
 struct graph {
 	struct graph *next;
 	struct fa_fake_context *context;
 	struct node nodes[NODES];
 	int n_nodes;
 	bool executable;
-	const struct graph *of; /* if it is: what it was made of */
+	const struct graph *of; /* instantiated from it */
 };
 
 static struct graph *graphs;
@@ -47,7 +47,7 @@ static CUresult node_make(const CUDA_KERNEL_NODE_PARAMS_v2 *launch, struct node 
 	for (int i = 0; i < FA_FAKE_PARAMS; ++i) {
 		if (!node.bytes[i])
 			continue;
-		/* Maps are on 128 bytes. */
+		/* Maps are aligned to 128 bytes. */
 		node.params[i] = aligned_alloc(128, (node.bytes[i] + 127) & ~(size_t)127);
 		if (!node.params[i]) {
 			node_free(&node);
@@ -206,7 +206,7 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec *ret_exec, CUgraph value, unsig
 	result = graph_new(&exec);
 	if (result != CUDA_SUCCESS)
 		return result;
-	/* Nobody else may change or destroy it now. */
+	/* The caller must not change or destroy the graph concurrently. */
 	for (int i = 0; i < graph->n_nodes && result == CUDA_SUCCESS; ++i) {
 		CUDA_KERNEL_NODE_PARAMS_v2 launch = graph->nodes[i].launch;
 

@@ -1,4 +1,4 @@
-/* What stands for a module of device code here: enough to say which one it is. */
+/* A module of device code here: its identity. */
 #pragma once
 
 #include "kernels/cuda/paged-plan.h"
@@ -9,8 +9,8 @@
 
 struct fa_fake_image {
 	char magic[16];
-	/* enum fa_cuda_image, and behind them enum fa_cuda_paged_image; or FA_FAKE_IMAGE_PLAIN,
-	 * which has kernels of any name that compute nothing. */
+	/* enum fa_cuda_image, then enum fa_cuda_paged_image; or FA_FAKE_IMAGE_PLAIN: kernels of any
+	 * name that compute nothing. */
 	uint32_t image;
 };
 

@@ -1,4 +1,4 @@
-/* Modules that the tests' CUDA driver takes, for the daemon that its tests run. */
+/* Modules for the tests' CUDA driver, in place of the built kernels. */
 #include "kernels/cuda/images.h"
 #include "kernels/cuda/paged-images.h"
 #include "tests/cuda-driver/image.h"

@@ -1,4 +1,4 @@
-/* Handles of whole allocations, that other processes open (cuIpc*). */
+/* IPC handles of allocations (cuIpc*). */
 #include "tests/cuda-driver/driver.h"
 
 #include "common/cleanup.h"
@@ -12,11 +12,11 @@
 
 #define MAGIC 0x6661646970633031ull
 
-/* What the 64 bytes are. The descriptor is reached through the exporter's /proc. */
+/* The 64 bytes. The descriptor is opened through the exporter's /proc. */
 struct handle {
 	uint64_t magic;
-	uint64_t check; /* of all that follows: anything else is garbage */
-	int32_t pid;    /* what the driver compares */
+	uint64_t check; /* checksum of what follows */
+	int32_t pid;    /* compared by the driver */
 	int32_t real_pid;
 	uint64_t memory_id, bytes;
 	int32_t fd, device;
@@ -64,7 +64,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *ret_handle, CUdeviceptr at)
 	return result;
 }
 
-/* The exporter's descriptor, if it is still that allocation; -1 if not. */
+/* Opens the exporter's descriptor; -1: the allocation is gone. */
 static int fd_open(const struct handle *handle)
 {
 	_fa_cleanup_(fa_close_fdp) int fd = -1;
@@ -97,7 +97,7 @@ static struct fa_fake_region *opened(const struct handle *handle)
 	return NULL;
 }
 
-/* The lock is held. */
+/* Under the lock. */
 static CUresult open_new(const struct handle *handle, struct fa_fake_region **ret_region)
 {
 	struct fa_fake_region like = {

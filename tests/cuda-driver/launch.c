@@ -1,7 +1,5 @@
-/*
- * Launches. One is turned back into the request that it was planned from, and computed
- * by the CPU kernels, once it has been checked as a GPU would: by what happens if not.
- */
+/* Launches. Checks a launch for what a GPU would fault on, turns it back into the request that it
+ * was planned from, and computes that with the CPU kernels. */
 #include "tests/cuda-driver/launch.h"
 #include "tests/cuda-driver/driver.h"
 #include "tests/cuda-driver/emulate.h"
@@ -18,7 +16,7 @@
 #include <unistd.h>
 
 #define POLL_US 200
-#define SKIPPED_NS (50 * FA_NS_PER_MS) /* how long a kernel takes that is not computed */
+#define SKIPPED_NS (50 * FA_NS_PER_MS) /* duration of a kernel that is not computed */
 
 /* ---- from a launch back to a request */
 
@@ -81,7 +79,7 @@ static struct fa_attention_params params_of(const struct fa_cuda_kernel *kernel,
 	return params;
 }
 
-/* Whether the kernel may move rows of @tensor in pieces of 16 bytes. */
+/* Returns whether rows of @tensor are aligned to 16 bytes. */
 static bool rows_aligned(const struct fa_cuda_tensor *tensor, int64_t batch, int64_t tokens,
                          int64_t heads)
 {
@@ -91,7 +89,7 @@ static bool rows_aligned(const struct fa_cuda_tensor *tensor, int64_t batch, int
 	       (heads <= 1 || tensor->stride_head % 16 == 0);
 }
 
-/* Whether a launch is what its table row asks for; a sentence if not. */
+/* Returns NULL if the launch fits its row of the table, else why not. */
 static const char *args_wrong(const struct fa_cuda_kernel *kernel,
                               const struct fa_cuda_attention *args, unsigned int grid)
 {
@@ -123,7 +121,7 @@ static const char *args_wrong(const struct fa_cuda_kernel *kernel,
 	return NULL;
 }
 
-/* What a map here holds: enough to compare it with the request. */
+/* A map's contents here: enough to compare it with the request. */
 #define MAP_MAGIC 0x70616d2d64616601ull
 
 struct map {
@@ -166,11 +164,12 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap *ret_map, CUtensorMapDataType type, 
 	return CUDA_SUCCESS;
 }
 
-/* Whether @map is of @tensor, in boxes of @rows: strides of dims of size 1 are never used. */
+/* Returns whether @map is of @tensor, in boxes of @rows; strides of dims of size 1 do not
+ * matter. */
 static bool map_is_of(const void *where, const struct fa_cuda_tensor *tensor, int32_t rows,
                       int64_t dim, int64_t tokens, int64_t heads, int64_t batch)
 {
-	/* The kernel waits for as many bytes as such boxes have. */
+	/* The kernel waits for the bytes of such boxes. */
 	const uint32_t box[] = { 64, (uint32_t)rows, 1, 1 };
 	const uint64_t dims[] = { (uint64_t)dim, (uint64_t)tokens, (uint64_t)heads,
 		                  (uint64_t)batch };
@@ -187,8 +186,7 @@ static bool map_is_of(const void *where, const struct fa_cuda_tensor *tensor, in
 	return true;
 }
 
-/* The same for the maps that a kernel takes besides its args; ragged lengths are known to
- * the GPU alone, later. */
+/* For a kernel's maps. Ragged lengths are checked when the launch runs. */
 static const char *maps_wrong(const struct fa_cuda_kernel *kernel,
                               const struct fa_cuda_attention *args, const struct fa_cuda_maps *maps)
 {
@@ -214,7 +212,7 @@ static const char *maps_wrong(const struct fa_cuda_kernel *kernel,
 	return NULL;
 }
 
-/* Whether @maps say of a ragged batch's lengths what its tables say. */
+/* Returns whether @maps have the lengths of the ragged batch's tables. */
 static bool maps_fit(const struct fa_cuda_maps *maps, int64_t n_q, int64_t n_k)
 {
 	const int64_t tokens[] = {
@@ -258,7 +256,7 @@ static void pin_tensor(struct fa_fake_pin *pin, const void *at, int64_t strides[
 	};
 }
 
-/* The tokens of all sequences of a ragged batch; -1 if the table is not one. */
+/* Returns the tokens of a ragged batch; -1: the table is invalid. */
 static int64_t ragged_tokens(const uint32_t *cu_seqlens, int32_t batch, int64_t longest)
 {
 	for (int32_t i = 0; i < batch; ++i)
@@ -279,8 +277,7 @@ static CUresult pin_tables(struct fa_fake_pin *pin, const struct fa_attention_pa
 	return fa_fake_pin(pin);
 }
 
-/* Tensors as far as they are touched, whose tables are pinned already. @maps: NULL if the
- * kernel takes none. */
+/* Pins the parts of tensors that are used; tables are pinned already. @maps: or NULL. */
 static CUresult pin_tensors(struct fa_fake_pin *pin, const struct fa_cuda_kernel *kernel,
                             const struct fa_cuda_attention *args, const struct fa_cuda_maps *maps,
                             const struct fa_attention_params *params)
@@ -333,11 +330,8 @@ static CUresult pin_tensors(struct fa_fake_pin *pin, const struct fa_cuda_kernel
 	return fa_fake_pin(pin);
 }
 
-/*
- * Each stream's thread has its own, several megabytes, and keeps it: threads share malloc's
- * arenas, which would grow whenever two of them compute at the same time, and the process by
- * that with them, while tests look whether it does.
- */
+/* One for each stream's thread, kept: several megabytes from malloc()'s shared arenas would make
+ * the process grow at random, which tests check. */
 static _Thread_local struct {
 	void *data;
 	size_t bytes;
@@ -377,13 +371,13 @@ static CUresult launch_run(struct fa_fake_op *op, struct fa_fake_context *contex
 	const struct fa_attention_params params = params_of(kernel, &op->args);
 	struct fa_fake_pin tables = { .context = context }, tensors = { .context = context };
 	const uint64_t ns = atomic_load(&fa_fake.page->kernel_us) * FA_NS_PER_US;
-	bool yielded = false;
+	bool preempted = false;
 	CUresult result;
 	char text[256];
 
 	result = fa_fake_enter_kernel();
 	if (result != CUDA_SUCCESS) {
-		fa_fake_linger(context, fa_now_ns() + ns);
+		fa_fake_run_until(context, fa_now_ns() + ns);
 		return result;
 	}
 	result = pin_tables(&tables, &params);
@@ -397,19 +391,19 @@ static CUresult launch_run(struct fa_fake_op *op, struct fa_fake_context *contex
 		const bool skipped = fa_fake.flops_max > 0 &&
 		                     fa_attention_flops(&params) > fa_fake.flops_max;
 
-		result = fa_fake_linger_yielding(context, ns + (skipped ? SKIPPED_NS : 0),
-		                                 &op->args, op->blocks, &yielded);
-		if (result == CUDA_SUCCESS && !yielded && !skipped)
+		result = fa_fake_run_preemptible(context, ns + (skipped ? SKIPPED_NS : 0),
+		                                 &op->args, op->blocks, &preempted);
+		if (result == CUDA_SUCCESS && !preempted && !skipped)
 			result = compute(&params);
 		fa_fake_unpin(&tensors);
 	}
 	fa_fake_unpin(&tables);
-	if (result == CUDA_SUCCESS && !yielded)
-		result = fa_fake_tell(context, &op->args.done, op->blocks);
+	if (result == CUDA_SUCCESS && !preempted)
+		result = fa_fake_signal_end(context, &op->args.done, op->blocks);
 	return result;
 }
 
-/* A pointer that kernels have, as a span of so many bytes. */
+/* A kernel's pointer to @bytes as a span. */
 static struct fa_fake_span span_of(const void *at, size_t bytes, bool write)
 {
 	return (struct fa_fake_span){ (CUdeviceptr)(uintptr_t)at, bytes, write };
@@ -476,7 +470,7 @@ static CUresult gate_run(struct fa_fake_context *context, const struct fa_cuda_g
 	return CUDA_SUCCESS;
 }
 
-/* Whether a launch is to do nothing. Its word is the driver's: whatever it is, it can be read. */
+/* Returns whether gates are shut, so that the launch does nothing. */
 static bool is_shut(const struct fa_cuda_done *done)
 {
 	return done->gate_run && *done->shut == done->gate_run;
@@ -486,7 +480,7 @@ static CUresult paged_run(struct fa_fake_op *op, struct fa_fake_context *context
 {
 	const uint64_t ns = atomic_load(&fa_fake.page->kernel_us) * FA_NS_PER_US;
 	struct fa_cuda_paged_launch *launch = op->staged;
-	bool yielded = false;
+	bool preempted = false;
 	CUresult result;
 
 	if (launch->kernel->kind == FA_CUDA_PAGED_GATE)
@@ -495,14 +489,14 @@ static CUresult paged_run(struct fa_fake_op *op, struct fa_fake_context *context
 		return CUDA_SUCCESS;
 	result = fa_fake_enter_kernel();
 	if (result != CUDA_SUCCESS || !launch->kernel->state_bytes)
-		fa_fake_linger(context, fa_now_ns() + ns);
+		fa_fake_run_until(context, fa_now_ns() + ns);
 	else
-		result = fa_fake_linger_yielding(context, ns, &launch->args.attention.attention,
-		                                 op->blocks, &yielded);
-	if (result == CUDA_SUCCESS && !yielded && !fa_fake_emulate(op->staged))
+		result = fa_fake_run_preemptible(context, ns, &launch->args.attention.attention,
+		                                 op->blocks, &preempted);
+	if (result == CUDA_SUCCESS && !preempted && !fa_fake_emulate(op->staged))
 		fa_fake_paged_run(op->staged);
-	if (result == CUDA_SUCCESS && !yielded)
-		result = fa_fake_tell(context, fa_cuda_paged_done(op->staged), op->blocks);
+	if (result == CUDA_SUCCESS && !preempted)
+		result = fa_fake_signal_end(context, fa_cuda_paged_done(op->staged), op->blocks);
 	return result;
 }
 
@@ -511,7 +505,7 @@ static CUresult plain_run(struct fa_fake_op *op, struct fa_fake_context *context
 	const uint64_t end_ns = fa_now_ns() + atomic_load(&fa_fake.page->kernel_us) * FA_NS_PER_US;
 	const CUresult result = fa_fake_enter_kernel();
 
-	fa_fake_linger(context, end_ns);
+	fa_fake_run_until(context, end_ns);
 	return result;
 }
 
@@ -542,7 +536,7 @@ static size_t args_bytes(const struct fa_cuda_paged_kernel *kernel)
 	}
 }
 
-/* The same for maps of pages: as many keys as boxes have must divide a page and a tile. */
+/* For maps of pages: the keys of a box must divide a page and a tile. */
 static const char *paged_maps_wrong(const struct fa_cuda_paged_kernel *kernel,
                                     const struct fa_cuda_paged_attention *args,
                                     const struct fa_cuda_maps *maps)
@@ -605,7 +599,7 @@ static CUresult launch_paged(const struct fa_cuda_paged_kernel *kernel, unsigned
 	return fa_fake_submit(stream, op);
 }
 
-/* What is known of a kernel to be launched. */
+/* A kernel to be launched. */
 struct known {
 	const struct fa_cuda_kernel *kernel;
 	const struct fa_cuda_paged_kernel *paged;
@@ -709,8 +703,8 @@ CUresult fa_fake_launch_bytes(const CUDA_KERNEL_NODE_PARAMS_v2 *wanted,
 	return CUDA_SUCCESS;
 }
 
-/* One launch ends before the next begins; but those that may begin before have to say that they
- * wait. */
+/* Launches run one after another here, but a kernel that may begin early must declare that it
+ * waits. */
 CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **params,
                           void **extra)
 {

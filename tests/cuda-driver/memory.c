@@ -1,4 +1,4 @@
-/* Device memory as such, and what cuMemAlloc and its kin and the host's pinned memory are. */
+/* Device memory, cuMemAlloc and its kin, and pinned host memory. */
 #include "tests/cuda-driver/driver.h"
 
 #include "common/cleanup.h"
@@ -21,7 +21,7 @@
 static struct fa_fake_memory *memories[FA_TEST_CUDA_HOLDS];
 static size_t end_memories;
 
-/* Device memory comes with what its last owner left: nobody may take it for zeros. */
+/* New device memory has arbitrary contents, not zeros. */
 static void poison(int fd, size_t bytes)
 {
 	static const unsigned char value = 0xa5;
@@ -158,7 +158,7 @@ static CUresult allocate(enum fa_fake_kind kind, size_t bytes, CUdeviceptr *ret_
 	return CUDA_SUCCESS;
 }
 
-/* The lock is held. */
+/* Under the lock. */
 static void allocation_free(struct fa_fake_region *region, bool patient)
 {
 	const struct fa_fake_region old = *region;
@@ -210,7 +210,7 @@ CUresult cuMemFree(CUdeviceptr at)
 	fa_fake_unlock();
 	if (!region)
 		return CUDA_ERROR_INVALID_VALUE;
-	/* It waits for all that may use the memory. */
+	/* Waits for all work that may use the memory. */
 	result = fa_fake_drain(fa_fake_current());
 	if (result != CUDA_SUCCESS)
 		return result;
@@ -328,7 +328,7 @@ CUresult cuMemFreeHost(void *at)
 	return region ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* Whether all of [at, at + bytes) is mapped, readable and (if asked for) writable. */
+/* Returns whether all of [at, at + bytes) is mapped and readable, if @write writable. */
 static bool is_mapped(CUdeviceptr at, size_t bytes, bool write)
 {
 	unsigned long long start, end;
@@ -437,7 +437,7 @@ void fa_fake_memory_end(struct fa_fake_context *context)
 	while (i < fa_fake_region_count()) {
 		struct fa_fake_region *region = fa_fake_region_at(i);
 
-		/* VMM memory is no context's. */
+		/* VMM memory belongs to no context. */
 		if (region->device != context->device || region->kind == FA_FAKE_VMM) {
 			++i;
 			continue;

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SHARED_BYTES_PLAIN (48 << 10) /* what a kernel may have without being asked for */
+#define SHARED_BYTES_PLAIN (48 << 10) /* dynamic shared memory without a request */
 #define SHARED_BYTES_MAX 232448
 
 struct fa_fake_module {
@@ -18,7 +18,7 @@ static struct fa_fake_module *modules;
 static struct fa_fake_function *functions;
 const struct fa_cpu_isa *fa_fake_isa;
 
-/* All static ones with the lock held. */
+/* All static functions are called under the lock. */
 
 static struct fa_fake_module *module_find(CUmodule value)
 {
@@ -115,7 +115,7 @@ CUresult cuModuleUnload(CUmodule value)
 	return module ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
-/* The row of one of the two tables; false: the module has no such kernel. */
+/* Finds the row in one of the two tables. False: the module has no such kernel. */
 static bool find_kernel(const struct fa_fake_module *module, const char *name,
                         struct fa_fake_function *function)
 {

@@ -12,12 +12,12 @@ struct fa_fake_function {
 	struct fa_fake_context *context;
 	const struct fa_cuda_kernel *kernel;
 	const struct fa_cuda_paged_kernel *paged; /* instead of kernel */
-	bool plain;                               /* instead of both: one that computes nothing */
+	bool plain;                               /* instead of both: computes nothing */
 	int shared_bytes_max;
 };
 
-/* What computes; NULL: no module was loaded so far. */
+/* The CPU kernels; NULL: no module was loaded so far. */
 extern const struct fa_cpu_isa *fa_fake_isa;
 
-/* NULL: there is none. The lock is held. */
+/* Or NULL. Under the lock. */
 struct fa_fake_function *fa_fake_function_find(CUfunction value);

@@ -125,7 +125,7 @@ struct fa_test_cuda_page *fa_test_cuda_page_map(const char *path, bool create)
 		return NULL;
 	if (create && ftruncate(fd, sizeof(*page)) < 0)
 		return NULL;
-	/* Another process may be about to make it. */
+	/* Another process may be making it. */
 	if (fstat(fd, &status) < 0 || status.st_size < (off_t)sizeof(*page)) {
 		errno = EAGAIN;
 		return NULL;

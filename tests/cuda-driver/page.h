@@ -1,9 +1,6 @@
-/*
- * What a process that uses the tests' CUDA driver shares with the tests: a page of
- * counters that the driver keeps, and of orders that a test gives. It is the file
- * FAD_TEST_CUDA_DIR/process-PID, made by the process's first call of the driver and
- * left behind at its end; without that variable it is memory of the process alone.
- */
+/* The page that a process with the tests' CUDA driver shares with tests: the driver's counters, and
+ * the tests' orders. It is the file FAD_TEST_CUDA_DIR/process-PID, made by the first call of the
+ * driver and left at exit; without the variable it is private memory. */
 #pragma once
 
 #include "common/cudriver.h"
@@ -17,47 +14,47 @@
 #define FA_TEST_CUDA_RULES 64
 #define FA_TEST_CUDA_HOLDS 16384
 
-/* The functions of the driver, and two counters that are none. */
+/* The driver's functions, and two more counters. */
 enum fa_test_cuda_call {
 #define FA_TEST_CUDA_CALL(name, params) FA_TEST_CUDA_##name,
 	FA_CUDRIVER_CLIENT(FA_TEST_CUDA_CALL)
 	FA_CUDRIVER_REST(FA_TEST_CUDA_CALL)
 #undef FA_TEST_CUDA_CALL
 		FA_TEST_CUDA_kernel, /* kernels that began to run */
-	FA_TEST_CUDA_any,            /* calls of whatever function */
+	FA_TEST_CUDA_any,            /* calls of all functions */
 	FA_TEST_CUDA_CALLS,
 };
 
-/* What a process holds. */
+/* Objects that a process holds. */
 enum fa_test_cuda_live {
 	FA_TEST_CUDA_CONTEXTS,         /* retained primary contexts */
 	FA_TEST_CUDA_ALLOCATIONS,      /* cuMemAlloc, cuMemAllocAsync, cuMemAllocManaged */
-	FA_TEST_CUDA_HANDLES,          /* references that cuMemRelease gives back */
+	FA_TEST_CUDA_HANDLES,          /* until cuMemRelease */
 	FA_TEST_CUDA_RESERVATIONS,     /* cuMemAddressReserve */
 	FA_TEST_CUDA_MAPPINGS,         /* cuMemMap */
-	FA_TEST_CUDA_IPC_OPENS,        /* opened IPC handles, each as often as it was opened */
+	FA_TEST_CUDA_IPC_OPENS,        /* opens of IPC handles */
 	FA_TEST_CUDA_HOST_ALLOCATIONS, /* cuMemHostAlloc */
 	FA_TEST_CUDA_REGISTRATIONS,    /* cuMemHostRegister */
 	FA_TEST_CUDA_STREAMS,
 	FA_TEST_CUDA_EVENTS,
 	FA_TEST_CUDA_MODULES,
-	FA_TEST_CUDA_DEVICE_BYTES, /* of device memory that it keeps alive, its own or not */
+	FA_TEST_CUDA_DEVICE_BYTES, /* of device memory that it keeps alive, its own or others' */
 	FA_TEST_CUDA_HOST_BYTES,   /* pinned */
 	FA_TEST_CUDA_LIVE,
 };
 
-/* The code of calls that never return. */
+/* For calls that never return. */
 #define FA_TEST_CUDA_HANG (-1)
 
-/* Makes calls fail. */
+/* A fault to inject. */
 struct fa_test_cuda_rule {
 	_Atomic uint32_t state; /* 0: free, 1: being written, 2: in force */
 	uint32_t call;
-	uint64_t at; /* the calls[] of the one that fails; 0: all */
+	uint64_t at; /* calls[] of the one that fails; 0: all */
 	int32_t code;
 };
 
-/* A piece of device memory that the process keeps alive. */
+/* Device memory that the process keeps alive. */
 struct fa_test_cuda_hold {
 	_Atomic uint64_t id; /* the same in every process; 0: free */
 	uint64_t bytes;
@@ -67,42 +64,41 @@ struct fa_test_cuda_hold {
 struct fa_test_cuda_page {
 	uint64_t magic; /* written last */
 	int32_t pid;
-	uint64_t started; /* tells it from another process of the same number */
+	uint64_t started; /* start time: distinguishes processes of one PID */
 
 	_Atomic uint64_t calls[FA_TEST_CUDA_CALLS];
 	_Atomic int64_t live[FA_TEST_CUDA_LIVE];
-	_Atomic uint64_t failed;    /* faults on demand that happened */
-	_Atomic uint32_t failed_at; /* enum fa_test_cuda_call: the last of them */
-	_Atomic uint32_t lost;      /* contexts that were lost */
-	_Atomic uint64_t misuses;   /* calls and kernels that a GPU would have choked on */
-	_Atomic uint64_t abandoned; /* objects that were left when their context ended */
-	_Atomic uint64_t stopped;   /* kernels that gave way before they had ended */
+	_Atomic uint64_t failed;    /* injected faults that happened */
+	_Atomic uint32_t failed_at; /* enum fa_test_cuda_call: of the last */
+	_Atomic uint32_t lost;      /* lost contexts */
+	_Atomic uint64_t misuses;   /* calls and kernels that a GPU would fault on */
+	_Atomic uint64_t abandoned; /* objects left when their context ended */
+	_Atomic uint64_t stopped;   /* kernels that were preempted */
 
 	_Atomic uint32_t kernel_us; /* kernels take at least so long */
-	_Atomic uint32_t held;      /* kernels begin, and go on when this is 0 */
-	_Atomic uint32_t gate_us;   /* how long gates wait; 0: as they are asked to */
-	_Atomic bool gates_held;    /* none begins */
+	_Atomic uint32_t held;      /* kernels that began end when this is 0 */
+	_Atomic uint32_t gate_us;   /* gates' patience; 0: as launched */
+	_Atomic bool gates_held;    /* gates do not begin */
 	_Atomic uint32_t gates_began, gates_opened, gates_shut;
-	_Atomic uint32_t pins_held; /* pinning of host memory begins, and goes on when this is 0 */
+	_Atomic uint32_t pins_held; /* pinning of host memory ends when this is 0 */
 	struct fa_test_cuda_rule rules[FA_TEST_CUDA_RULES];
-	_Atomic uint32_t holds_end; /* holds further on were never used */
+	_Atomic uint32_t holds_end; /* holds from here on were never used */
 	struct fa_test_cuda_hold holds[FA_TEST_CUDA_HOLDS];
 };
 
 const char *fa_test_cuda_call_name(enum fa_test_cuda_call call);
 
-/*
- * Adds rules like "cuMemMap:3=2,kernel:1=700,cuMemAlloc:*=2": the third call of cuMemMap
- * from now on gives 2, the next kernel faults, every cuMemAlloc fails. "cuLaunchKernel:1=hang":
- * the next call of that never returns. Returns 0, -EINVAL for a text that says nothing, -ENOSPC.
- */
+/* Adds rules like "cuMemMap:3=2,kernel:1=700,cuMemAlloc:*=2": the third cuMemMap from now on
+ * returns 2, the next kernel faults, every cuMemAlloc fails. "cuLaunchKernel:1=hang": the next
+ * launch never returns. Returns 0, -EINVAL or -ENOSPC. */
 int fa_test_cuda_page_fail(struct fa_test_cuda_page *page, const char *text);
 
-/* When a process started, as the kernel counts; 0 if it is gone, zombies too. */
+/* Returns the start time of a process by the kernel's clock; 0 if it is gone or a zombie. */
 uint64_t fa_test_cuda_started(int pid);
 
-/* The device memory that living processes of @dir keep alive. @device -1: all. */
+/* Returns the device memory that living processes of @dir keep alive. @device -1: of all
+ * devices. */
 uint64_t fa_test_cuda_dir_bytes(const char *dir, int device);
 
-/* Maps the page of a file; NULL with errno. */
+/* Maps the page of a file. NULL: errno says why. */
 struct fa_test_cuda_page *fa_test_cuda_page_map(const char *path, bool create);

@@ -9,7 +9,7 @@
 
 /* ---- elements */
 
-/* The number that half's bits are; subnormal ones by way of the smallest normal one. */
+/* Converts a half; subnormals by way of the smallest normal number. */
 static inline float half_value(uint16_t half)
 {
 	const uint32_t magnitude = (uint32_t)(half & 0x7fff) << 13;
@@ -18,7 +18,7 @@ static inline float half_value(uint16_t half)
 	float value;
 
 	if (magnitude >= 31u << 23)
-		bits = magnitude + (224u << 23); /* infinite, or no number */
+		bits = magnitude + (224u << 23); /* infinity or NaN */
 	else if (magnitude < 1u << 23)
 		bits = magnitude + (113u << 23);
 	memcpy(&value, &bits, sizeof(value));
@@ -106,7 +106,7 @@ static char *row_of(const struct fa_cuda_tensor *tensor, int64_t token, int64_t 
 	return (char *)tensor->data + token * tensor->stride_token + head * tensor->stride_head;
 }
 
-/* K (or V) of a token and KV head. */
+/* Address of K (or V) of a token and KV head. */
 static char *page_row(const struct fa_cuda_pages *pages, uint32_t table_start, int64_t token,
                       int64_t head, bool v)
 {
@@ -120,7 +120,7 @@ static char *page_row(const struct fa_cuda_pages *pages, uint32_t table_start, i
 
 /* ---- codes */
 
-/* The scale of a token's K (or V) of a head: its own, in its page, or the head's. */
+/* The scale of K (or V) of a token and head: in the page, or of the head. */
 static float *scale_of(const struct fa_cuda_pages *pages, struct fa_cuda_paged_codes *codes,
                        uint32_t table_start, int64_t token, int32_t head, bool v)
 {
@@ -141,10 +141,10 @@ struct row {
 	const struct fa_cuda_paged_attention *args;
 	const struct fa_cuda_paged_item *item;
 	enum fa_attention_dtype dtype;
-	uint32_t i; /* of the item's new tokens */
+	uint32_t i; /* index in the item's new tokens */
 	int32_t head;
 	struct fa_cuda_paged_codes *codes; /* or NULL */
-	/* Its keys before the item's begin are where this table says. */
+	/* Table of the keys before the item's begin. */
 	uint32_t prefix_start;
 };
 
@@ -153,7 +153,7 @@ static uint32_t table_start_of(const struct row *row, int64_t j)
 	return j < row->item->begin ? row->prefix_start : row->item->table_start;
 }
 
-/* What a token's codes of K (or V) stand for. */
+/* Decodes K (or V) of a token. */
 static void decode_row(const struct row *row, int64_t j, bool v, float *to)
 {
 	const struct fa_cuda_pages *pages = &row->args->pages;
@@ -256,7 +256,7 @@ static void attend_row(const struct row *row)
 	free(q);
 }
 
-/* Where the rows of @item are in its prefix, which has its first keys; NULL: there is none. */
+/* Returns the item's shared prefix, which has its first keys, or NULL. */
 static const struct fa_cuda_paged_item *prefix_of(const struct fa_cuda_paged_attention *args,
                                                   const struct fa_cuda_paged_item *item)
 {
@@ -277,7 +277,7 @@ static const struct fa_cuda_paged_item *prefix_of(const struct fa_cuda_paged_att
 	return prefix;
 }
 
-/* New tokens of an item that the launch is to put into pages. */
+/* Appends an item's new tokens to its pages. */
 static void take_new(const struct fa_cuda_paged_attention *args,
                      const struct fa_cuda_paged_item *item)
 {
@@ -294,7 +294,7 @@ static void take_new(const struct fa_cuda_paged_attention *args,
 		}
 }
 
-/* All items of a launch that decodes, but for prefixes: those are seen with their tails. */
+/* All items of a decode launch; prefixes are computed with their tails. */
 static void decode(const struct fa_cuda_paged_launch *launch, struct row *row)
 {
 	const struct fa_cuda_paged_attention *args = row->args;
@@ -345,7 +345,7 @@ static void attend(const struct fa_cuda_paged_launch *launch)
 		decode(launch, &row);
 		return;
 	}
-	/* Blocks of threads may compute several blocks of rows. */
+	/* A thread block may compute several blocks of rows. */
 	for (uint32_t b = 0;
 	     b < (launch->kernel->keys ? (uint32_t)args->attention.blocks_m
 	                               : launch->grid_x / (heads * (uint32_t)args->slices));
@@ -398,7 +398,7 @@ static void rotate(const struct fa_cuda_paged_append *p, const char *from, char 
 		store((enum fa_attention_dtype)p->dtype, to, d, row[d]);
 }
 
-/* A head's K (or V) of an item's new token @i, from a tensor to codes or back. */
+/* Converts K (or V) of a head and new token @i from a tensor to codes, or back. */
 static void append_or_read_codes(const struct fa_cuda_paged_append *p,
                                  struct fa_cuda_paged_codes *codes,
                                  const struct fa_cuda_paged_item *item, uint32_t i, int32_t head,

@@ -1,13 +1,11 @@
-/* Kernels over pages, computed plainly from what a launch of them was given. */
+/* Kernels over pages, computed plainly from the arguments of a launch. */
 #pragma once
 
 #include "kernels/cuda/paged-plan.h"
 
 #include <stdbool.h>
 
-/*
- * Returns a sentence if the launch is not what the table's row asks for. Addresses are
- * followed: one that is wrong is found by the processor.
- */
+/* Returns why the launch does not fit its row of the table, or NULL. Dereferences addresses: wrong
+ * ones crash. */
 const char *fa_fake_paged_wrong(const struct fa_cuda_paged_launch *launch);
 void fa_fake_paged_run(const struct fa_cuda_paged_launch *launch);

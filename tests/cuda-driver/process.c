@@ -13,7 +13,7 @@ struct fa_fake_process fa_fake = {
 	.changed = PTHREAD_COND_INITIALIZER,
 };
 
-/* Nothing of the parent's can be used after fork(): a GPU's context is one process's. */
+/* A forked child cannot use the parent's contexts. */
 static void after_fork(void)
 {
 	const bool initialised = fa_fake.initialised || fa_fake.forked;
@@ -49,7 +49,7 @@ static struct fa_test_cuda_page *page_new(void)
 	if (dir && *dir) {
 		snprintf(fa_fake.dir, sizeof(fa_fake.dir), "%s", dir);
 		snprintf(path, sizeof(path), "%s/process-%d", fa_fake.dir, getpid());
-		unlink(path); /* of an earlier process of this number */
+		unlink(path); /* of an earlier process with this PID */
 		page = fa_test_cuda_page_map(path, true);
 		if (!page) {
 			fprintf(stderr, "tests' CUDA driver: %s: %s\n", path, strerror(errno));
@@ -66,7 +66,7 @@ static struct fa_test_cuda_page *page_new(void)
 	return page;
 }
 
-/* What a test lets fail in processes that begin; "" if nothing. */
+/* Faults for new processes; "": none. */
 static void read_faults(char *ret_text, int size)
 {
 	const char *fail = getenv("FAD_TEST_CUDA_FAIL");
@@ -85,7 +85,7 @@ static void read_faults(char *ret_text, int size)
 	(void)fclose(file);
 }
 
-/* At the first call of all; the lock is held. */
+/* At the process's first call. Under the lock. */
 static void begin(void)
 {
 	struct fa_test_cuda_page *page = page_new();
@@ -123,8 +123,8 @@ static struct fa_test_cuda_page *page_get(void)
 	return page;
 }
 
-/* Counts, and returns the code of a rule for this very call; then it is for the caller to
- * say by count_failed() that it has happened. */
+/* Counts the call. Returns the code of a rule that applies; then the caller calls
+ * count_failed(). */
 static CUresult count_call(enum fa_test_cuda_call call, bool *ret_failed)
 {
 	struct fa_test_cuda_page *page = page_get();
@@ -154,7 +154,7 @@ static CUresult count_call(enum fa_test_cuda_call call, bool *ret_failed)
 	return CUDA_SUCCESS;
 }
 
-/* When all of it is there to be seen: a GPU that is lost by it is. */
+/* After its effects, such as a lost context. */
 static void count_failed(enum fa_test_cuda_call call, bool failed)
 {
 	if (!failed)
@@ -187,7 +187,7 @@ CUresult fa_fake_enter(enum fa_test_cuda_call call, unsigned int needs)
 		else if (!(needs & FA_FAKE_CURRENT))
 			for (int i = 0; i < fa_fake.n_devices && !lost; ++i)
 				lost = fa_fake.contexts[i].lost;
-		if (needs & (FA_FAKE_ALIVE | FA_FAKE_TELLS) && fa_fake_is_sticky(result))
+		if (needs & (FA_FAKE_ALIVE | FA_FAKE_REPORTS_LOSS) && fa_fake_is_sticky(result))
 			fa_fake_lose(current ? current : &fa_fake.contexts[0], result);
 		fa_fake_unlock();
 		if (result == CUDA_SUCCESS && needs & FA_FAKE_CURRENT && !current)

@@ -1,5 +1,4 @@
-/* Which addresses mean what: the space of device pointers, the regions that pointers may
- * point into, and what running work touches of them. */
+/* Addresses: the space of device pointers, the valid regions in it, and what running work uses. */
 #include "tests/cuda-driver/driver.h"
 
 #include <errno.h>
@@ -103,11 +102,11 @@ void fa_fake_space_unmap(CUdeviceptr at, size_t bytes)
 
 /* ---- regions */
 
-static struct fa_fake_region **regions; /* ascending, never overlapping */
+static struct fa_fake_region **regions; /* ascending and disjoint */
 static size_t n_regions, size_regions;
 static uint64_t last_buffer_id;
 
-/* The first region that ends after @at. */
+/* Index of the first region that ends after @at. */
 static size_t position(CUdeviceptr at)
 {
 	size_t low = 0, high = n_regions;
@@ -223,7 +222,7 @@ bool fa_fake_span_is_good(int device, const struct fa_fake_span *span)
 			return false;
 		if (region->memory && region->device != device)
 			return false;
-		/* What was registered may have been unmapped, which a GPU would survive. */
+		/* Registered memory may have been unmapped, which a GPU would survive. */
 		if (region->kind == FA_FAKE_HOST_REGISTERED) {
 			const CUdeviceptr page = region->at & ~(CUdeviceptr)4095;
 

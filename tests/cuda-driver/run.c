@@ -6,7 +6,7 @@
 
 #define POLL_US 200
 
-void fa_fake_linger(const struct fa_fake_context *context, uint64_t end_ns)
+void fa_fake_run_until(const struct fa_fake_context *context, uint64_t end_ns)
 {
 	for (;;) {
 		const uint64_t now_ns = fa_now_ns();
@@ -29,7 +29,7 @@ static void span(struct fa_fake_pin *pin, const void *at, size_t bytes)
 		                                            true };
 }
 
-/* Ends a launch of @blocks early: the last @left of the first launch's are undone. */
+/* Stops a launch of @blocks: the last @left of the first launch's blocks are undone. */
 static void leave(const struct fa_cuda_attention *args, uint64_t blocks, uint64_t left)
 {
 	const struct fa_cuda_yield *yield = &args->yield;
@@ -44,8 +44,8 @@ static void leave(const struct fa_cuda_attention *args, uint64_t blocks, uint64_
 	__atomic_store_n(yield->report, left, __ATOMIC_RELEASE);
 }
 
-/* What a launch that goes on is to do: the last blocks of the first. */
-static bool goes_on_wrong(const struct fa_cuda_yield *yield, uint64_t blocks)
+/* A resumed launch must do the last blocks of the first. */
+static bool resumes_wrong(const struct fa_cuda_yield *yield, uint64_t blocks)
 {
 	const struct fa_cuda_yield_area *area = yield->area;
 
@@ -55,9 +55,9 @@ static bool goes_on_wrong(const struct fa_cuda_yield *yield, uint64_t blocks)
 	return false;
 }
 
-CUresult fa_fake_linger_yielding(struct fa_fake_context *context, uint64_t ns,
+CUresult fa_fake_run_preemptible(struct fa_fake_context *context, uint64_t ns,
                                  const struct fa_cuda_attention *args, uint64_t blocks,
-                                 bool *ret_yielded)
+                                 bool *ret_preempted)
 {
 	const struct fa_cuda_yield *yield = &args->yield;
 	struct fa_cuda_yield_area *area = yield->area;
@@ -65,9 +65,9 @@ CUresult fa_fake_linger_yielding(struct fa_fake_context *context, uint64_t ns,
 	const uint64_t begin_ns = fa_now_ns();
 	CUresult result;
 
-	*ret_yielded = false;
+	*ret_preempted = false;
 	if (!yield->word) {
-		fa_fake_linger(context, begin_ns + ns);
+		fa_fake_run_until(context, begin_ns + ns);
 		return CUDA_SUCCESS;
 	}
 	span(&pin, yield->word, sizeof(*yield->word));
@@ -80,7 +80,7 @@ CUresult fa_fake_linger_yielding(struct fa_fake_context *context, uint64_t ns,
 	    *yield->report || !args->done.word || !yield->slots ||
 	    (!yield->resumed && blocks != yield->blocks))
 		result = fa_fake_misuse(CUDA_ERROR_LAUNCH_FAILED, "a launch cannot yield so");
-	else if (yield->resumed && goes_on_wrong(yield, blocks))
+	else if (yield->resumed && resumes_wrong(yield, blocks))
 		result = fa_fake_misuse(CUDA_ERROR_LAUNCH_FAILED,
 		                        "a launch goes on from what nobody left");
 	else
@@ -90,18 +90,18 @@ CUresult fa_fake_linger_yielding(struct fa_fake_context *context, uint64_t ns,
 		const uint64_t ran_ns = fa_now_ns() - begin_ns;
 		uint64_t left = blocks;
 
-		/* Acquire: what was written before it is seen after it. */
-		*ret_yielded = __atomic_load_n(yield->word, __ATOMIC_ACQUIRE) >= yield->turn;
+		/* Acquire: earlier writes are seen. */
+		*ret_preempted = __atomic_load_n(yield->word, __ATOMIC_ACQUIRE) >= yield->turn;
 		fa_fake_lock();
 		if (context->lost || context->ending)
 			result = CUDA_ERROR_LAUNCH_FAILED;
 		fa_fake_unlock();
-		if (*ret_yielded && result == CUDA_SUCCESS) {
+		if (*ret_preempted && result == CUDA_SUCCESS) {
 			if (!held && ns)
 				left -= ran_ns < ns ? blocks * ran_ns / ns : blocks - 1;
 			leave(args, blocks, left);
 		}
-		if (*ret_yielded || (!held && ran_ns >= ns))
+		if (*ret_preempted || (!held && ran_ns >= ns))
 			break;
 		usleep(POLL_US / 4);
 	}
@@ -109,15 +109,15 @@ CUresult fa_fake_linger_yielding(struct fa_fake_context *context, uint64_t ns,
 	return result;
 }
 
-CUresult fa_fake_tell(struct fa_fake_context *context, const struct fa_cuda_done *done,
-                      uint64_t blocks)
+CUresult fa_fake_signal_end(struct fa_fake_context *context, const struct fa_cuda_done *done,
+                            uint64_t blocks)
 {
 	const uint32_t words = done->parts ? done->parts : 1;
 	struct fa_fake_pin pin = { .context = context };
 	CUresult result;
 	bool ends;
 
-	/* It does not come to its end if the context is lost meanwhile. */
+	/* It does not end if the context is lost meanwhile. */
 	fa_fake_lock();
 	ends = context->lost || context->ending;
 	fa_fake_unlock();
@@ -145,7 +145,7 @@ CUresult fa_fake_tell(struct fa_fake_context *context, const struct fa_cuda_done
 				(unsigned long long)done->last);
 		*done->counter += blocks;
 	}
-	/* Parts end in any order, and not at the same time. */
+	/* Parts end one by one, in any order. */
 	for (uint32_t n = 0; result == CUDA_SUCCESS && n < words; n++) {
 		const uint32_t i = (uint32_t)(done->value + n) % words;
 

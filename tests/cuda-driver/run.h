@@ -1,22 +1,19 @@
-/* Kernels that run for a while, and those that give way (kernels/cuda/common/yield.h). */
+/* Kernels that take time, and preemptible ones (kernels/cuda/common/yield.h). */
 #pragma once
 
 #include "kernels/cuda/common/args.h"
 #include "tests/cuda-driver/driver.h"
 
-/* Until a kernel may end: not before @end_ns, and not while it is held up. */
-void fa_fake_linger(const struct fa_fake_context *context, uint64_t end_ns);
+/* Waits until a kernel may end: after @end_ns, and not while kernels are held. */
+void fa_fake_run_until(const struct fa_fake_context *context, uint64_t end_ns);
 
-/*
- * A kernel that may yield, while it would run: asked in time, it leaves its blocks undone, but for
- * as large a part of them as it has run of its time, and says so. Whether it did is *ret_yielded;
- * what it goes on from has to be what it left, and takes that part of the time. What is computed
- * is computed at once, when all blocks are done.
- */
-CUresult fa_fake_linger_yielding(struct fa_fake_context *context, uint64_t ns,
+/* Runs a preemptible kernel. If asked to stop, it leaves a part of its blocks undone by the time
+ * that is left, reports them, and sets *ret_preempted; resumed, it must begin with those, and takes
+ * the rest of the time. Results are computed when all blocks are done. */
+CUresult fa_fake_run_preemptible(struct fa_fake_context *context, uint64_t ns,
                                  const struct fa_cuda_attention *args, uint64_t blocks,
-                                 bool *ret_yielded);
+                                 bool *ret_preempted);
 
-/* A kernel's last block tells the launch's end, if it was asked to. */
-CUresult fa_fake_tell(struct fa_fake_context *context, const struct fa_cuda_done *done,
-                      uint64_t blocks);
+/* Signals the launch's end, if the launch is to do so itself. */
+CUresult fa_fake_signal_end(struct fa_fake_context *context, const struct fa_cuda_done *done,
+                            uint64_t blocks);

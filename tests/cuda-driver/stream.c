@@ -9,7 +9,7 @@
 struct fa_fake_stream {
 	struct fa_fake_stream *next; /* of the context */
 	struct fa_fake_context *context;
-	pthread_cond_t work;             /* the thread's alone */
+	pthread_cond_t work;             /* for the thread */
 	struct fa_fake_op *first, *last; /* the first runs, if there is one */
 	bool blocking, started, destroyed;
 };
@@ -71,7 +71,7 @@ static void *stream_main(void *userdata)
 			pthread_cond_wait(&stream->work, &fa_fake.lock);
 			continue;
 		}
-		/* Nothing happens any more once a context is lost. */
+		/* A lost context runs no work. */
 		if (!context->lost && !context->ending) {
 			fa_fake_unlock();
 			result = op->run(op, context);
@@ -151,13 +151,13 @@ void fa_fake_streams_end(struct fa_fake_context *context)
 
 /* ---- waiting; the lock is held */
 
-/* Whether all of @stream up to @sequence has run. */
+/* Returns whether all of @stream up to @sequence has run. */
 static bool has_run(const struct fa_fake_stream *stream, uint64_t sequence)
 {
 	return !stream->first || stream->first->sequence > sequence;
 }
 
-/* A stream of @context's; NULL: its default stream, which is made at need. */
+/* A stream of @context; NULL: its default stream, made on demand. */
 static struct fa_fake_stream *stream_find(struct fa_fake_context *context, CUstream value)
 {
 	/* 0 and CU_STREAM_LEGACY */
@@ -185,8 +185,9 @@ static CUresult stream_wait(struct fa_fake_context *context, CUstream value, uin
 	}
 }
 
-/* The default stream and blocking streams take turns. */
-static CUresult take_turns(struct fa_fake_context *context, const struct fa_fake_stream *stream)
+/* The default stream and blocking streams wait for one another. */
+static CUresult serialise_with_default(struct fa_fake_context *context,
+                                       const struct fa_fake_stream *stream)
 {
 	const uint64_t sequence = last_sequence;
 	const bool is_default = stream == context->default_stream;
@@ -234,7 +235,7 @@ CUresult fa_fake_drain(struct fa_fake_context *context)
 
 /* ---- submission */
 
-/* The lock is held. */
+/* Under the lock. */
 static CUresult submit(CUstream value, struct fa_fake_op *op)
 {
 	struct fa_fake_context *context = fa_fake_current();
@@ -248,7 +249,7 @@ static CUresult submit(CUstream value, struct fa_fake_op *op)
 	stream = stream_find(context, value);
 	if (!stream)
 		return CUDA_ERROR_INVALID_HANDLE;
-	result = take_turns(context, stream);
+	result = serialise_with_default(context, stream);
 	if (result != CUDA_SUCCESS)
 		return result;
 	if (!stream->started && stream_start(stream) < 0)

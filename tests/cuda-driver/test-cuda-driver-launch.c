@@ -1,5 +1,5 @@
-/* The tests' CUDA driver: kernels. What the plan of a request launches gives what the
- * CPU kernels give, and a launch that a GPU would choke on is one that this one does. */
+/* Kernels of the tests' CUDA driver: a planned launch computes what the CPU kernels do, and a
+ * launch that a GPU would fault on fails. */
 #include "kernels/cuda/plan.h"
 #include "tests/cuda-driver/child.h"
 #include "tests/cuda-driver/image.h"
@@ -21,7 +21,7 @@
 
 static const struct fa_cuda_chip chip = { .arch = 90, .shared_bytes_max = 232448, .l2_bytes = 1 };
 
-/* fp32, [batch][token][head][dim]; on the host, and the same on the GPU. */
+/* fp32, [batch][token][head][dim]; on the host and on the GPU. */
 struct problem {
 	float q[BATCH * SEQLEN * HEADS * DIM], out[BATCH * SEQLEN * HEADS * DIM];
 	float k[BATCH * SEQLEN * KV_HEADS * DIM], v[BATCH * SEQLEN * KV_HEADS * DIM];
@@ -106,7 +106,7 @@ static void plan_make(const struct fa_attention_params *params, struct fa_cuda_l
 		fa_test_fail(__FILE__, __LINE__, "%s", text);
 }
 
-/* The CPU kernels themselves, on the host's copy. */
+/* Runs the CPU kernels on the host's copy. */
 static void compute(const struct fa_attention_params *params)
 {
 	const struct fa_cpu_isa *isa;
@@ -161,7 +161,7 @@ static void results_case(int socket)
 			on_host.cu_seqlens_q = on_host.cu_seqlens_k = problem.cu_seqlens;
 			on_gpu.lse_stride_head = on_host.lse_stride_head = 5 + SEQLEN;
 		}
-		/* The plan of this type looks at cu_seqlens no more than at tensors. */
+		/* A plan of this type does not read cu_seqlens. */
 		plan_make(&on_gpu, &plan);
 		fa_check_eq(launch(function_get(plan.kernel, module), &plan), CUDA_SUCCESS);
 		fa_cu(cuMemcpyDtoH(&got, at, sizeof(got)));
@@ -180,7 +180,7 @@ static void results(void **state)
 	fa_cuda_alone(results_case);
 }
 
-/* Every row of the table can be had from its module, and from no other. */
+/* Every row of the table is in its module, and in no other. */
 static void table_case(int socket)
 {
 	CUfunction function;
@@ -220,7 +220,7 @@ static void refused_case(int socket)
 	plan_make(&params, &plan);
 	function = function_get(plan.kernel, module);
 	fa_cu(cuModuleGetFunction(&fresh, module, plan.kernel->symbol));
-	/* More shared memory than a kernel has unasked. */
+	/* More shared memory than a kernel has by default. */
 	if (plan.kernel->shared_bytes > 48 << 10)
 		fa_check_eq(launch(fresh, &plan), CUDA_ERROR_INVALID_VALUE);
 
@@ -250,7 +250,7 @@ static void refused(void **state)
 	fa_cuda_alone(refused_case);
 }
 
-/* Found out when it runs, as by a GPU: the context is lost. */
+/* The fault shows when the kernel runs: the context is lost. */
 static void lost_by(void (*spoil)(struct fa_cuda_attention *args, CUdeviceptr at), CUresult want)
 {
 	CUmodule module = module_load(FA_CUDA_IMAGE_SM80_F32);
@@ -311,7 +311,7 @@ LOST(alignment, CUDA_ERROR_MISALIGNED_ADDRESS)
 
 /* ---- maps */
 
-/* The same as bf16, ragged: what the kernel for this chip takes. */
+/* Ragged bf16, for the kernel of this chip. */
 static struct fa_attention_params mapped_params(CUdeviceptr at)
 {
 	struct fa_attention_params params = params_of(at);
@@ -322,7 +322,7 @@ static struct fa_attention_params mapped_params(CUdeviceptr at)
 	return params;
 }
 
-/* What the driver encodes of @plan, with the first map as @spoilt says. */
+/* Launches @plan with its first map replaced by @spoilt. */
 static CUresult launch_mapped(CUfunction function, const struct fa_cuda_launch *plan,
                               const struct fa_cuda_map *spoilt)
 {
@@ -343,7 +343,7 @@ static CUresult launch_mapped(CUfunction function, const struct fa_cuda_launch *
 	                         1, (unsigned int)plan->kernel->shared_bytes, NULL, args, NULL);
 }
 
-/* Maps that are not of the tensors that the arguments name. */
+/* Maps of other tensors than the arguments'. */
 static void maps_case(int socket)
 {
 	struct fa_attention_params params;
@@ -383,7 +383,7 @@ static void maps_case(int socket)
 #undef SPOILT
 	fa_check_eq(fa_test_cuda_misuses(cu_page), 9);
 
-	/* Lengths that only the tables say: when it runs. */
+	/* Lengths in tables are checked when it runs. */
 	map = plan.maps[0];
 	map.dims[1] -= 1;
 	fa_check_eq(launch_mapped(function, &plan, &map), CUDA_SUCCESS);
@@ -396,7 +396,7 @@ static void maps(void **state)
 	fa_cuda_alone(maps_case);
 }
 
-/* What the driver refuses to encode. */
+/* Maps that the driver refuses to encode. */
 static void encode_case(int socket)
 {
 	static const struct fa_cuda_map good = {
@@ -438,7 +438,7 @@ static void encode(void **state)
 
 /* ---- time */
 
-/* Kernels can be held up, take their time, and fault. */
+/* Kernels can be held, take time, and fault. */
 static void held_case(int socket)
 {
 	CUmodule module = module_load(FA_CUDA_IMAGE_SM80_F32);

@@ -1,4 +1,4 @@
-/* The tests' CUDA driver: memory of each kind, alone and handed to other processes. */
+/* Memory of the tests' CUDA driver, of each kind, in one process and shared with others. */
 #include "common/cleanup.h"
 #include "tests/cuda-driver/child.h"
 #include "tests/lib/check.h"
@@ -81,7 +81,7 @@ static void alloc_case(int socket)
 	fa_cu(cuMemGetInfo(&bytes, &total));
 	fa_check_eq(total - bytes, 4096);
 
-	/* The address comes back, the identity does not. */
+	/* The address is reused, the buffer id is not. */
 	id = buffer_id(at);
 	fa_cu(cuMemFree(at));
 	fa_check_eq(cu.cuMemFree(at), CUDA_ERROR_INVALID_VALUE);
@@ -156,7 +156,7 @@ static void host_case(int socket)
 	fa_cu(cuMemHostGetDevicePointer(&device, data + 64, 0));
 	fa_check_eq(device, (uintptr_t)data + 64);
 
-	/* What can only be read has to be registered as such. */
+	/* Read-only memory must be registered as such. */
 	fa_check_eq(cu.cuMemHostRegister(reading, MIB, 0), CUDA_ERROR_INVALID_VALUE);
 	fa_cu(cuMemHostRegister(reading, MIB, CU_MEMHOSTREGISTER_READ_ONLY));
 	fa_check_eq(cu.cuMemsetD8((CUdeviceptr)(uintptr_t)reading, 1, 4), CUDA_ERROR_INVALID_VALUE);
@@ -200,7 +200,7 @@ static void vmm_case(int socket)
 	fa_cu(cuMemSetAccess(at + CHUNK, CHUNK, &access, 1));
 	fa_cu(cuMemcpyHtoD(at + CHUNK, "x", 1));
 
-	/* The same memory a second time. */
+	/* Maps the memory a second time. */
 	fa_cu(cuMemMap(at + 2 * CHUNK, CHUNK, 0, handle, 0));
 	fa_cu(cuMemSetAccess(at + CHUNK, 2 * CHUNK, &access, 1));
 	value = 0;
@@ -213,7 +213,7 @@ static void vmm_case(int socket)
 	fa_check_eq(attribute(CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, at + CHUNK), 1);
 	fa_check_eq(attribute(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, at + CHUNK), 0);
 
-	/* A mapping keeps its memory, and gives the handle back. */
+	/* A mapping keeps its memory alive, and the handle can be retained from it. */
 	fa_cu(cuMemRelease(handle));
 	fa_check_eq(cu.cuMemRelease(handle), CUDA_ERROR_INVALID_VALUE);
 	fa_cu(cuMemRetainAllocationHandle(&same, (void *)(uintptr_t)(at + CHUNK + 7)));
@@ -227,7 +227,7 @@ static void vmm_case(int socket)
 	fa_cu(cuMemUnmap(at + CHUNK, 2 * CHUNK));
 	fa_cu(cuMemAddressFree(at, 3 * CHUNK));
 
-	/* What was not made for export is not exported. */
+	/* Memory that was not made for export is not exported. */
 	got.requestedHandleTypes = 0;
 	fa_cu(cuMemCreate(&handle, CHUNK, &got, 0));
 	fa_check_eq(cu.cuMemExportToShareableHandle(&value, handle, 1, 0),
@@ -243,7 +243,7 @@ static void vmm(void **state)
 
 /* ---- two processes */
 
-/* Hands out 1 MiB of memory, and frees it when it is told to. */
+/* Exports 1 MiB, and frees it on request. */
 static void exporter(int socket)
 {
 	CUipcMemHandle handle, again;
@@ -264,7 +264,7 @@ static void exporter(int socket)
 	fa_cuda_receive(socket, &word, 1);
 }
 
-static struct fa_cuda_child other; /* that an importer talks with */
+static struct fa_cuda_child other; /* the importer's peer */
 
 static void importer(int socket)
 {
@@ -284,7 +284,7 @@ static void importer(int socket)
 	fa_check_eq(fa_test_cuda_bytes(&cuda), MIB);
 	fa_check_eq(cu.cuMemFree(at), CUDA_ERROR_INVALID_VALUE);
 
-	/* The exporter frees it, and dies: it stays as long as it is open here. */
+	/* The exporter frees it and dies: the memory stays while it is open here. */
 	fa_cuda_send(other.socket, "f", 1, -1);
 	fa_cuda_receive(other.socket, data, 1);
 	fa_cu(cuMemcpyDtoH(data, at + MIB - 2, 2));
@@ -299,7 +299,7 @@ static void importer(int socket)
 	fa_check_eq(cu.cuIpcCloseMemHandle(at), CUDA_ERROR_INVALID_VALUE);
 	fa_check_eq(fa_test_cuda_bytes(&cuda), 0);
 
-	/* There is nothing behind it any more. */
+	/* The handle is stale. */
 	fa_check_eq(cu.cuIpcOpenMemHandle(&at, handle, 1), CUDA_ERROR_MAP_FAILED);
 	++handle.reserved[20];
 	fa_check_eq(cu.cuIpcOpenMemHandle(&at, handle, 1), CUDA_ERROR_INVALID_VALUE);
@@ -340,7 +340,7 @@ static void same_pid(void **state)
 	fa_test_reap(other.pid);
 }
 
-/* Hands out a chunk by descriptor, and waits to be killed. */
+/* Exports a chunk by descriptor, and waits to be killed. */
 static void fd_exporter(int socket)
 {
 	const CUmemAccessDesc access = { { CU_MEM_LOCATION_TYPE_DEVICE, 0 },
@@ -389,7 +389,7 @@ static void fd_importer(int socket)
 	fa_cu(cuMemUnmap(at, CHUNK));
 	fa_cu(cuMemAddressFree(at, CHUNK));
 
-	/* Other descriptors are not memory. */
+	/* Other descriptors are refused. */
 	fa_check_eq(cu.cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)-1, 1),
 	            CUDA_ERROR_INVALID_VALUE);
 	fa_check_eq(cu.cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)0, 1),
@@ -500,7 +500,7 @@ static void no_device(void **state)
 	fa_cuda_child_end(&child);
 }
 
-/* What is left behind is counted when the context ends, and freed. */
+/* Objects left at the end of the context are counted and freed. */
 static void leak_case(int socket)
 {
 	struct fa_test_cuda_lives lives;

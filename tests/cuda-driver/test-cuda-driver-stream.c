@@ -1,5 +1,4 @@
-/* The tests' CUDA driver: streams and their order, events, values, faults on demand and
- * what a lost context does. */
+/* Streams of the tests' CUDA driver: order, events, values, injected faults and lost contexts. */
 #include "tests/cuda-driver/child.h"
 #include "tests/lib/check.h"
 
@@ -40,7 +39,7 @@ static uint64_t word_get(const uint64_t *word)
 	return __atomic_load_n(word, __ATOMIC_ACQUIRE);
 }
 
-/* A word holds up a stream; what comes behind happens in order, and not before. */
+/* A wait for a word blocks a stream; later work runs after it, in order. */
 static void order_case(int socket)
 {
 	CUstream first = stream_new(CU_STREAM_NON_BLOCKING);
@@ -92,7 +91,7 @@ static void order(void **state)
 	fa_cuda_alone(order_case);
 }
 
-/* Pageable memory is the caller's again at once; pinned memory is read when it is time. */
+/* Pageable memory is copied at once; pinned memory is read when the copy runs. */
 static void staging_case(int socket)
 {
 	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
@@ -120,7 +119,7 @@ static void staging_case(int socket)
 	fa_cu(cuMemcpyDtoDAsync(at, at + 64, 64, stream));
 	fa_cu(cuMemcpyDtoHAsync(got, at, 64, stream));
 	fa_check_eq(got[63], 2);
-	/* No copy goes beyond what was pinned in one go. */
+	/* No copy crosses borders of separately pinned memory. */
 	fa_check_eq(cu.cuMemcpyHtoDAsync(at, pinned + 32, 4096, stream), CUDA_ERROR_INVALID_VALUE);
 	fa_check_eq(cu.cuMemcpyHtoD(at + 100, pinned, 64), CUDA_ERROR_INVALID_VALUE);
 }
@@ -184,7 +183,7 @@ static void faults_case(int socket)
 {
 	CUdeviceptr at[4];
 
-	/* From the environment: the second, and all of another. */
+	/* Faults from the environment: the second call, and all of another function. */
 	fa_cu(cuMemAlloc(&at[0], 100));
 	fa_check_eq(cu.cuMemAlloc(&at[1], 100), CUDA_ERROR_OUT_OF_MEMORY);
 	fa_cu(cuMemAlloc(&at[1], 100));
@@ -192,7 +191,7 @@ static void faults_case(int socket)
 	fa_check_eq(cu.cuMemFree(at[0]), CUDA_ERROR_INVALID_VALUE);
 	fa_check_eq(fa_test_cuda_failed(cu_page), 3);
 
-	/* On demand, counted from then on. */
+	/* Faults by the page, counted from then on. */
 	fa_test_cuda_fail(cu_page, NULL);
 	fa_cu(cuMemFree(at[0]));
 	fa_test_cuda_fail(cu_page, "any:2=801,cuMemFree:1=1");
@@ -212,7 +211,7 @@ static void faults(void **state)
 	unsetenv("FAD_TEST_CUDA_FAIL");
 }
 
-/* A sticky error stays, whatever is called; nothing that was queued happens. */
+/* A sticky error stays; queued work does not run. */
 static void sticky_case(int socket)
 {
 	CUstream stream = stream_new(CU_STREAM_NON_BLOCKING);
@@ -237,7 +236,7 @@ static void sticky_case(int socket)
 	fa_check(!strcmp(name, "CUDA_ERROR_LAUNCH_FAILED"));
 	fa_check_eq(word_get(words + 1), 0);
 
-	/* A new context is another one. */
+	/* A new context works again. */
 	fa_cu(cuDevicePrimaryCtxRelease(0));
 	fa_cu(cuDevicePrimaryCtxRetain(&context, 0));
 	fa_cu(cuCtxSetCurrent(context));
@@ -249,7 +248,7 @@ static void sticky(void **state)
 	fa_cuda_alone(sticky_case);
 }
 
-/* Work on memory that went away meanwhile is a fault of the GPU's. */
+/* Work on memory that was freed meanwhile faults. */
 static void gone_case(int socket)
 {
 	const CUmemAllocationProp wanted = {
@@ -281,7 +280,7 @@ static void gone(void **state)
 	fa_cuda_alone(gone_case);
 }
 
-/* What takes memory away otherwise waits for all that runs, and launches wait with it. */
+/* Calls that free memory otherwise wait for all work, and block launches. */
 static CUcontext context_of_waits;
 
 static void *unregister(void *data)
@@ -334,7 +333,7 @@ static void waits(void **state)
 	fa_cuda_alone(waits_case);
 }
 
-/* What was registered and then unmapped behind the driver's back is no crash either. */
+/* Memory that was unmapped while registered does not crash, either. */
 static void unmapped_case(int socket)
 {
 	CUdeviceptr at;
@@ -390,7 +389,7 @@ static void watch(void **state)
 	fa_cuda_send(child.socket, &word, 1, -1);
 	fa_cuda_child_end(&child);
 	fa_check_eq(fa_test_cuda_failed(page), 1);
-	/* A dead process holds nothing, though its page still says so. */
+	/* A dead process holds nothing, though its page has counts. */
 	fa_check(!fa_test_cuda_lives_equal(page, &(struct fa_test_cuda_lives){ 0 }, false));
 	fa_check_eq(fa_test_cuda_bytes(&cuda), 0);
 	fa_test_cuda_detach(page);

@@ -1,4 +1,4 @@
-/* Memory by handles (cuMemCreate), reservations of addresses, and mappings. */
+/* Virtual memory management: handles (cuMemCreate), reservations, mappings. */
 #include "tests/cuda-driver/driver.h"
 
 #include <fcntl.h>
@@ -10,7 +10,7 @@
 
 #define NAME "fad-cuda-vmm"
 
-/* A handle is given out as often as cuMemRelease takes it back. */
+/* A reference count: each return of the handle needs a cuMemRelease. */
 struct handle {
 	struct handle *next;
 	struct fa_fake_memory *memory;
@@ -96,7 +96,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *ret_handle, size_t bytes,
 		return result;
 	if (!bytes || !granular(bytes) || flags)
 		return CUDA_ERROR_INVALID_VALUE;
-	/* Who imports it learns all from the name. */
+	/* Importers read the properties from the name. */
 	snprintf(name, sizeof(name), NAME ":%d:%u", properties->location.id,
 	         properties->requestedHandleTypes);
 	fa_fake_lock();
@@ -200,7 +200,7 @@ CUresult cuMemExportToShareableHandle(void *ret_handle, CUmemGenericAllocationHa
 	return result;
 }
 
-/* Whether @fd is memory of cuMemCreate's, of whatever process. */
+/* Returns whether @fd is memory of any process's cuMemCreate. */
 static bool fd_is_ours(int fd, int *ret_device, unsigned int *ret_handle_types)
 {
 	const int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
@@ -245,7 +245,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *ret_handle
 
 /* ---- reservations and mappings */
 
-/* The reservation that has all of [at, at + bytes). */
+/* Returns the reservation with all of [at, at + bytes). */
 static struct reservation *reservation_find(CUdeviceptr at, size_t bytes)
 {
 	for (struct reservation *item = reservations; item; item = item->next)
@@ -318,7 +318,7 @@ CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemGenericAlloc
 	handle = handle_find(value);
 	if (handle && !flags && !offset && bytes == handle->memory->bytes && granular(at) &&
 	    reservation_find(at, bytes) && !fa_fake_region_overlaps(at, bytes)) {
-		/* Nobody may touch it before cuMemSetAccess. */
+		/* Inaccessible before cuMemSetAccess. */
 		const struct fa_fake_region like = {
 			.at = at,
 			.bytes = bytes,
@@ -343,7 +343,7 @@ CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemGenericAlloc
 	return result;
 }
 
-/* Whether [at, at + bytes) is mappings from end to end, and nothing but whole ones. */
+/* Returns whether [at, at + bytes) consists of whole mappings. */
 static bool is_whole_mappings(CUdeviceptr at, size_t bytes)
 {
 	CUdeviceptr end;
@@ -373,7 +373,7 @@ CUresult cuMemUnmap(CUdeviceptr at, size_t bytes)
 			struct fa_fake_memory *memory;
 			size_t piece_bytes;
 
-			if (!region) /* another thread was unmapping it, too */
+			if (!region) /* another thread unmapped it, too */
 				break;
 			memory = region->memory;
 			piece_bytes = region->bytes;
