@@ -52,7 +52,7 @@
 		.rows = (groups)*FA_SM90_GROUP_ROWS,                                               \
 		.threads = ((groups) + 1) * 128,                                                   \
 		.shared_bytes = FA_SM90_SHARED_BYTES(dim_, dim_v_, keys_, stages, q_slots) +       \
-		                FA_SM90_SLOPES_BYTES_##KIND(dim_, keys_),                          \
+		                FA_SM90_ALIBI_BYTES_##KIND(dim_, keys_),                           \
 		.arch_end = 91,                                                                    \
 		.keys = keys_,                                                                     \
 		.rows_q = FA_SM90_GROUP_ROWS,                                                      \

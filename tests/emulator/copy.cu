@@ -1,27 +1,25 @@
 /*
- * Shared memory, as threads and as the asynchronous proxy see it, what is copied to it, and
- * the mbarriers that count copies. Compiled as C++ by the host's compiler.
- *
- * Copies that the proxy makes are seen by both. A thread's stores are seen by threads at once;
- * by the proxy after the thread's fence, poison before. What cp.async copies is for threads
- * alone.
+ * Shared memory as threads and as the async proxy see it, copies to it, and mbarriers. Compiled as
+ * C++. Copies by the proxy are visible to both. A thread's stores are visible to threads at once
+ * and to the proxy after the thread's fence; until then the proxy reads poison. cp.async writes for
+ * threads only.
  */
 #include "kernels/cuda/plan.h"
 #include "tests/emulator/fibre.h"
 
 #define MBARRIERS_MAX 64
-#define FLIGHTS_MAX 2048 /* copies by the proxy, under way */
-#define COPIES_MAX 4096  /* of a thread by cp.async, waiting */
+#define FLIGHTS_MAX 2048 /* copies in flight */
+#define COPIES_MAX 4096  /* of a thread by cp.async, not waited for */
 #define GROUPS_MAX 64
-#define STORES_MAX 4096 /* of a thread, not yet fenced */
+#define STORES_MAX 4096 /* of a thread, not fenced */
 
 alignas(1024) char shared_memory[SHARED_MAX];
 static char async_memory[SHARED_MAX];
 
 struct mbarrier {
-	uint32_t address, count, pending; /* count 0: none */
+	uint32_t address, count, pending; /* count 0: not initialised */
 	int64_t bytes;
-	uint64_t phase; /* how many have ended */
+	uint64_t phase; /* completed phases */
 };
 
 /* A bulk copy, or one of a box. */
@@ -29,7 +27,7 @@ struct flight {
 	uint32_t to, bytes;
 	const void *from;
 	struct mbarrier *barrier;
-	const struct fa_cuda_map *map; /* NULL: in bulk */
+	const struct fa_cuda_map *map; /* NULL: a bulk copy */
 	int32_t at[4];
 };
 
@@ -43,7 +41,7 @@ struct store {
 	char value[16];
 };
 
-/* Of a thread. Copies in order; groups are ends in them. */
+/* Of a thread: copies in order; groups are ends in them. */
 static struct queue {
 	struct copy *copies;
 	uint32_t n_copies, groups[GROUPS_MAX], n_groups;
@@ -91,7 +89,7 @@ void fa_emulated_store(uint32_t address, const void *value, uint32_t bytes)
 	struct queue *queue = &queues[current];
 	struct store *store;
 
-	/* Kernels without a fence store for threads alone: what is forgotten stays poison. */
+	/* Kernels without a proxy fence store for threads only; the proxy keeps reading poison. */
 	if (queue->n_stores == STORES_MAX)
 		queue->n_stores = 0;
 	memcpy(fa_emulated_shared(address, bytes), value, bytes);
@@ -275,7 +273,7 @@ void fa_emulated_copy(uint32_t to, const void *from, uint32_t bytes, uint32_t ze
 
 	if (queue->n_copies == COPIES_MAX || (bytes && (uintptr_t)from % bytes))
 		DIE("%u copies wait, one of %u from %p", queue->n_copies, bytes, from);
-	/* Until it is waited for, nobody may read what stands there. */
+	/* Must not be read before the wait. */
 	memset(fa_emulated_shared(to, bytes + zeros), 0xff, bytes + zeros);
 	memset(async_memory + to, 0xff, bytes + zeros);
 	queue->copies[queue->n_copies++] = { to, bytes, zeros, from };

@@ -1,7 +1,7 @@
 /*
- * The tests' CUDA driver with the emulator in it: decode over pages, alone or in pieces, and what
- * moves tokens are the kernels themselves, from the daemon's plans, tables and scratch. What
- * loads by TMA is computed plainly, as the driver does without this.
+ * The tests' CUDA driver with the emulator: decode over pages and the kernels that move tokens run
+ * as they are, with the daemon's plans, tables and scratch. Kernels that load by TMA are computed
+ * plainly.
  */
 #include "tests/cuda-driver/emulate.h"
 #include "tests/emulator/find.h"
@@ -10,7 +10,7 @@
 
 bool fa_fake_emulate(struct fa_cuda_paged_launch *launch)
 {
-	/* Of the emulator there is one, of streams' threads many. */
+	/* There is one emulator, but one thread per stream. */
 	static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 	struct fa_cuda_done *const done = fa_cuda_paged_done(launch);
 	const struct fa_cuda_paged_kernel *kernel = launch->kernel;
@@ -18,7 +18,7 @@ bool fa_fake_emulate(struct fa_cuda_paged_launch *launch)
 
 	if (kernel->keys)
 		return false;
-	/* The driver tells. */
+	/* The driver signals completion itself. */
 	*done = (struct fa_cuda_done){};
 	pthread_mutex_lock(&lock);
 	fa_emulated_launch(launch->grid_x, launch->grid_y, (uint32_t)kernel->threads,

@@ -1,21 +1,18 @@
 /*
- * Device code on the host: enough of CUDA C++ to run this project's kernels as they are, with
- * the functions of kernels/cuda/ptx written anew beside this file (the include path puts
- * them before the real ones). For tests where there is no GPU; slow.
+ * Device code on the host, for tests without a GPU: enough of CUDA C++ to run the project's kernels
+ * unchanged. kernels/cuda/ptx is reimplemented beside this file; the include path finds it first.
  *
- * A block's threads are fibres of one thread, that give way only where instructions of a
- * warp or block meet, or wait for copies or products. Blocks run one after the other, in an
- * order that is drawn. It judges how kernels are put together, not how fast they are:
- *   - warps run in an order that is drawn, some of them seldom;
- *   - copies by cp.async happen as late as they may: when they are waited for;
- *   - bulk copies and those by TMA happen some time after they were asked for, in any order;
- *     until a copy has happened NaN stands where it goes;
- *   - products of wgmma happen when they are committed or when they are waited for, one or
- *     the other throughout a block, with the operands that stand in shared memory and
- *     registers then; until they are waited for NaN stands in their results;
- *   - stores to shared memory reach tensor cores by wgmma at a proxy fence, not before;
- *   - what waits for ever is found out, and too many arrivals are;
- *   - rows that are computed again, which would hide that something went wrong, are counted.
+ * A block's threads are fibres of one thread; they switch where a warp or block synchronises or
+ * waits for copies or products. Blocks run one after another. It checks synchronisation, not speed:
+ *  - blocks run in random order, and warps, some of them rarely;
+ *  - cp.async copies happen as late as possible, at the wait;
+ *  - bulk and TMA copies happen some time after their issue, in any order; the destination holds
+ *    NaN until then;
+ *  - wgmma products happen at the commit or at the wait, one way throughout a block, with the
+ *    operands of that moment; results hold NaN until the wait;
+ *  - stores to shared memory reach wgmma only at a proxy fence;
+ *  - deadlocks and surplus arrivals are fatal;
+ *  - recomputed rows are counted, since they could hide a fault.
  */
 #pragma once
 
@@ -50,10 +47,10 @@ struct fa_emulated_index {
 	uint32_t x, y, z;
 };
 
-/* Of the fibre that runs. */
+/* Of the running fibre. */
 extern struct fa_emulated_index threadIdx, blockIdx, gridDim;
 
-/* The block's dynamic shared memory, by the names that kernels give it. */
+/* The block's dynamic shared memory, by the name that kernels use. */
 extern char shared_memory[];
 
 #define FA_EMULATED_SHARED_MAX (228 << 10)
@@ -156,15 +153,15 @@ template <class T> static inline T __ldcg(const T *from)
 	return *from;
 }
 
-/* Where all lanes of the warp meet: each gives a value and gets all 32, which stay good until
- * they meet for the second time after. */
-const uint64_t *fa_emulated_meet(uint64_t value);
+/* All lanes of the warp exchange a value. The 32 values stay valid until the second next
+ * exchange. */
+const uint64_t *fa_emulated_warp_exchange(uint64_t value);
 /* The same with FA_EMULATED_WORDS words of each. */
 #define FA_EMULATED_WORDS 6
-const uint32_t (*fa_emulated_meet_words(const uint32_t *words))[FA_EMULATED_WORDS];
-/* Where lanes of @mask meet, no two masks that share a lane being in use at once. */
-void fa_emulated_meet_some(uint32_t mask);
-/* Where @threads threads meet at barrier @id; whether any gave true. */
+const uint32_t (*fa_emulated_warp_exchange_words(const uint32_t *words))[FA_EMULATED_WORDS];
+/* Syncs the lanes of @mask. Masks in use at once must be disjoint. */
+void fa_emulated_warp_sync_mask(uint32_t mask);
+/* Syncs @threads threads at barrier @id; returns whether any passed true. */
 bool fa_emulated_barrier(uint32_t id, uint32_t threads, bool value);
 void fa_emulated_arrive(uint32_t id, uint32_t threads); /* does not wait */
 uint32_t fa_emulated_block_threads(void);
@@ -182,9 +179,9 @@ static inline int __syncthreads_or(int value)
 static inline void __syncwarp(uint32_t mask = ~0u)
 {
 	if (mask == ~0u)
-		fa_emulated_meet(0);
+		fa_emulated_warp_exchange(0);
 	else
-		fa_emulated_meet_some(mask);
+		fa_emulated_warp_sync_mask(mask);
 }
 
 static inline void __threadfence(void)
@@ -198,7 +195,7 @@ template <class T> static inline T fa_emulated_from(T value, uint32_t lane)
 
 	static_assert(sizeof(T) <= 8, "a word");
 	memcpy(&bits, &value, sizeof(T));
-	bits = fa_emulated_meet(bits)[lane];
+	bits = fa_emulated_warp_exchange(bits)[lane];
 	memcpy(&back, &bits, sizeof(T));
 	return back;
 }
@@ -215,7 +212,7 @@ template <class T> static inline T __shfl_xor_sync(uint32_t, T value, int mask)
 
 static inline bool __any_sync(uint32_t, bool value)
 {
-	const uint64_t *all = fa_emulated_meet(value);
+	const uint64_t *all = fa_emulated_warp_exchange(value);
 	bool any = false;
 
 	for (int i = 0; i < 32; i++)
@@ -225,7 +222,7 @@ static inline bool __any_sync(uint32_t, bool value)
 
 static inline uint32_t __ballot_sync(uint32_t, bool value)
 {
-	const uint64_t *all = fa_emulated_meet(value);
+	const uint64_t *all = fa_emulated_warp_exchange(value);
 	uint32_t lanes = 0;
 
 	for (int i = 0; i < 32; i++)
@@ -243,33 +240,32 @@ static inline bool __all_sync(uint32_t mask, bool value)
 	return !__any_sync(mask, !value);
 }
 
-/* The end of a launch (kernels/cuda/common/done.h): a block's one count of itself, behind a
- * fence of the thread that counts, and the one store, of the last block. */
+/* Completion of a launch (kernels/cuda/common/done.h): each block counts once, after a fence of the
+ * counting thread; the last block signals the host. */
 uint64_t fa_emulated_count(uint64_t *counter, uint64_t value);
 void fa_emulated_fence(bool system);
-void fa_emulated_tell(uint64_t *word, uint64_t value);
-void fa_emulated_tell_early(uint32_t *words, uint32_t n, uint32_t value);
-/* Something was stored that others may look for once the host was told; and a share is given to
- * whoever tells a part. */
-void fa_emulated_end_store(void);
-void fa_emulated_end_give(void);
+void fa_emulated_signal(uint64_t *word, uint64_t value);
+void fa_emulated_signal_early(uint32_t *words, uint32_t n, uint32_t value);
+/* A global store that must be fenced before the host is signalled; a partial result is stored. */
+void fa_emulated_completion_store(void);
+void fa_emulated_completion_partial(void);
 
-/* The thread has awaited the launch ahead (kernels/cuda/ptx/control.h), without which it makes no
- * bulk copies, and has nothing to do with shares: so all kernels that do have to. */
+/* The thread has waited for the preceding launch (kernels/cuda/ptx/control.h). Before that, bulk
+ * copies and accesses to partial results are fatal. */
 void fa_emulated_await(void);
 
-/* Words that blocks look at while others store there (share.cu). */
-void fa_emulated_share_fence(void);
-void fa_emulated_share_store(void *address, const void *value, uint32_t bytes);
-void fa_emulated_share_load(const void *address, void *ret_value, uint32_t bytes);
+/* Partial results in global memory (partials.cu). */
+void fa_emulated_partial_fence(void);
+void fa_emulated_partial_store(void *address, const void *value, uint32_t bytes);
+void fa_emulated_partial_load(const void *address, void *ret_value, uint32_t bytes);
 
 /* mbarriers, by their address. */
 void fa_emulated_mbarrier_init(uint32_t barrier, uint32_t count);
 void fa_emulated_mbarrier_arrive(uint32_t barrier, uint32_t bytes);
 bool fa_emulated_mbarrier_test(uint32_t barrier, uint32_t parity);
 void fa_emulated_mbarrier_wait(uint32_t barrier, uint32_t parity);
-/* Copies that @barrier counts: in bulk, and by TMA of the box at @at of what @map, a struct
- * fa_cuda_map, describes. */
+/* Copies whose bytes @barrier counts: bulk, and TMA of the box at @at of @map, a struct
+ * fa_cuda_map. */
 void fa_emulated_bulk(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier);
 void fa_emulated_box(uint32_t to, const void *map, uint32_t barrier, const int32_t (&at)[4]);
 
@@ -278,23 +274,22 @@ void fa_emulated_copy(uint32_t to, const void *from, uint32_t bytes, uint32_t ze
 void fa_emulated_commit(void);
 void fa_emulated_wait(uint32_t pending);
 
-/* A place in shared memory; misaligned ones are errors here. */
+/* An address in shared memory; misaligned ones are fatal. */
 char *fa_emulated_shared(uint32_t address, uint32_t bytes);
-/* A store of 4 or 16 bytes, and what makes this thread's visible to the asynchronous proxy. */
+/* Stores 4 or 16 bytes; the fence makes this thread's stores visible to the async proxy. */
 void fa_emulated_store(uint32_t address, const void *value, uint32_t bytes);
 void fa_emulated_proxy_fence(void);
 
-/* One product by wgmma, m64nNk16, of this warpgroup; @a_registers NULL: A is @a, from shared
- * memory. */
+/* One wgmma m64nNk16 of this warpgroup; @a_registers NULL: A is @a, in shared memory. */
 void fa_emulated_product(float *d, int n, bool bf16, uint64_t a, const uint32_t *a_registers,
                          uint64_t b, bool add);
 void fa_emulated_product_commit(void);
 void fa_emulated_product_wait(uint32_t pending);
 
-/* A warp goes through its rows again (kernels/cuda/sm90/redo.h). */
-void fa_emulated_redone(void);
+/* A warp recomputes rows (kernels/cuda/sm90/recompute.h). */
+void fa_emulated_recomputed(void);
 
-/* Elements of 16 bits. */
+/* 16-bit elements. */
 float fa_emulated_from_f16(uint16_t half);
 uint16_t fa_emulated_to_f16(float value);
 uint16_t fa_emulated_to_bf16(float value);

@@ -1,6 +1,4 @@
-/*
- * Fibres, and the order in which they run (emulator.h). Compiled as C++ by the host's compiler.
- */
+/* Fibres and their schedule (emulator.h). Compiled as C++. */
 #include "tests/emulator/fibre.h"
 #include "tests/emulator/launch.h"
 
@@ -19,7 +17,7 @@ static struct fibre {
 	char *stack;
 } fibres[THREADS_MAX];
 
-/* What keeps a thread from going on: that *at is value. Apart, as it is looked at most. */
+/* What a thread waits for: *at == value. Separate, because it is read most. */
 static struct wait {
 	const uint64_t *at; /* NULL: nothing */
 	uint64_t value;
@@ -27,11 +25,11 @@ static struct wait {
 } waits[THREADS_MAX];
 
 static struct turn {
-	uint32_t rarity; /* a warp is passed over so often */
-	uint64_t stuck;  /* none of it could go on after so many events */
+	uint32_t rarity; /* how often the warp is passed over */
+	uint64_t stuck;  /* no thread could run at this count of events */
 } turns[WARPS_MAX];
 
-static uint64_t n_events; /* that somebody may have waited for */
+static uint64_t n_events; /* events that a thread may have waited for */
 static jmp_buf scheduler;
 static void (*run_thread)(const void *args);
 static const void *run_args;
@@ -125,14 +123,14 @@ static void die_waiting(void)
 	for (uint32_t i = 0; i < n_threads; i += 32)
 		if (!waits[i].ended) {
 			fprintf(stderr, "thread %u waits", i);
-			meet_explain(waits[i].at);
+			sync_explain(waits[i].at);
 			copy_explain(waits[i].at);
 			fprintf(stderr, "\n");
 		}
 	DIE("everybody waits");
 }
 
-/* Picks a warp that can go on, or lets a copy happen. */
+/* Runs a warp that can go on, or lets a copy happen. */
 static void run_block(void)
 {
 	/* Survive longjmp. */
@@ -204,14 +202,14 @@ void fa_emulated_launch(uint32_t grid_x, uint32_t grid_y, uint32_t threads, uint
 		order[i - 1] = order[j];
 		order[j] = block;
 	}
-	fa_emulated_end_launch(blocks);
-	share_begin();
+	fa_emulated_completion_launch(blocks);
+	partials_begin();
 	for (uint32_t i = 0; i < blocks; i++) {
-		fa_emulated_end_block();
+		fa_emulated_completion_block();
 		blockIdx = { order[i] % grid_x, order[i] / grid_x, 0 };
-		meet_begin();
+		sync_begin();
 		copy_begin();
-		product_begin();
+		wgmma_begin();
 		for (uint32_t warp = 0; warp < threads / 32; warp++)
 			turns[warp] = { random_below(4) ? 1 : 1 + random_below(60), 0 };
 		for (uint32_t thread = 0; thread < threads; thread++) {

@@ -1,4 +1,4 @@
-/* The kernels over pages by rows of the table of built ones. */
+/* Finds emulated paged kernels by rows of the host's table. */
 #pragma once
 
 #include "kernels/cuda/paged-plan.h"

@@ -1,4 +1,4 @@
-/* The kernels over tensors by TMA, of one type, as host code: FA_TYPE, called FA_TYPE_NAME. */
+/* The sm90 forward kernels as host code, for the type FA_TYPE, named FA_TYPE_NAME. */
 #include "tests/emulator/emulator.h"
 #include "tests/emulator/launch.h"
 

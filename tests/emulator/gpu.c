@@ -1,6 +1,6 @@
 /*
- * tests/gpu/gpu.h over the emulator: device memory is the host's, and only kernels for
- * sm_90a run. Of timing nothing means anything.
+ * tests/gpu/gpu.h over the emulator: device memory is the host's, and only sm_90a kernels run.
+ * Times mean nothing.
  */
 #include "tests/gpu/gpu.h"
 #include "tests/emulator/launch.h"
@@ -19,7 +19,7 @@ struct fa_gpu {
 struct fa_gpu *fa_gpu_open(void)
 {
 	static struct fa_gpu gpu = {
-		/* Few SMs: blocks of threads have many blocks of rows. */
+		/* Few SMs, so that thread blocks have many blocks of rows. */
 		.chip = { .arch = 90, .shared_bytes_max = 232448, .l2_bytes = 50 << 20, .sms = 3 },
 	};
 
@@ -66,7 +66,7 @@ void fa_gpu_free_shared(struct fa_gpu *gpu, uint64_t address)
 	fa_gpu_free(gpu, address);
 }
 
-/* Tests that need much skip. */
+/* Tests that need much memory skip. */
 uint64_t fa_gpu_memory_free(struct fa_gpu *gpu)
 {
 	return 0;
@@ -130,15 +130,14 @@ static bool is_finite(const struct fa_cuda_launch *launch, const struct fa_cuda_
 	return true;
 }
 
-/* Rows are computed again only where there is an infinity or NaN, or where logits are of
- * another size than attention's are: those of short vectors have long tails. If not, it hides
- * a mistake. */
-static void judge_redone(const struct fa_cuda_launch *launch)
+/* Rows may be recomputed only if an input is infinite or NaN, or if logits are unusually large, as
+ * for short vectors. Otherwise recomputation hides a fault. */
+static void check_recomputed(const struct fa_cuda_launch *launch)
 {
 	const float peak = launch->args.head_dim < 64 ? 4.5f : 8.5f;
 	const float usual = peak * 1.44269504f / sqrtf((float)launch->args.head_dim);
 
-	if (!fa_emulated_take_redone() || launch->args.scale_log2 > usual ||
+	if (!fa_emulated_take_recomputed() || launch->args.scale_log2 > usual ||
 	    !is_finite(launch, &launch->maps[FA_CUDA_MAP_K]) ||
 	    !is_finite(launch, &launch->maps[FA_CUDA_MAP_V]))
 		return;
@@ -147,7 +146,7 @@ static void judge_redone(const struct fa_cuda_launch *launch)
 	abort();
 }
 
-/* All that the launch is to write becomes poison. */
+/* Poisons all outputs of the launch. */
 static void poison(const void *userdata)
 {
 	const struct fa_cuda_launch *launch = userdata;
@@ -169,7 +168,7 @@ static void poison(const void *userdata)
 			}
 }
 
-/* What a launch is on the emulator. */
+/* A launch on the emulator. */
 struct emulated {
 	struct fa_cuda_attention attention;
 	struct fa_cuda_maps maps;
@@ -213,12 +212,12 @@ void fa_gpu_launch(struct fa_gpu *gpu, const struct fa_cuda_launch *launch, void
 	struct emulated emulated;
 
 	prepare(launch, &emulated);
-	fa_emulated_end_ask(&emulated.attention.done, launch->grid, 0);
+	fa_emulated_completion_request(&emulated.attention.done, launch->grid, 0);
 	fa_emulated_launch(launch->grid, 1, emulated.yielding.threads,
 	                   emulated.yielding.shared_bytes, emulated.yielding.run, &emulated.args);
-	fa_emulated_end_check();
+	fa_emulated_completion_check();
 	fa_emulated_yield(&emulated.yielding, poison, launch);
-	judge_redone(launch);
+	check_recomputed(launch);
 }
 
 int fa_gpu_launch_yielding(struct fa_gpu *gpu, const struct fa_cuda_launch *launch,
@@ -231,7 +230,7 @@ int fa_gpu_launch_yielding(struct fa_gpu *gpu, const struct fa_cuda_launch *laun
 		return -1;
 	prepare(launch, &emulated);
 	stops = (int)fa_emulated_yield_run(&emulated.yielding);
-	judge_redone(launch);
+	check_recomputed(launch);
 	return stops;
 }
 

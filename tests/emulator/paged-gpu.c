@@ -1,6 +1,6 @@
 /*
- * tests/gpu/paged-gpu.h over the emulator: device memory is the host's. Of timing nothing
- * means anything. EMULATED_WITHOUT_TMA in the environment: without the kernels that load by it.
+ * tests/gpu/paged-gpu.h over the emulator: device memory is the host's. Times mean nothing.
+ * EMULATED_WITHOUT_TMA in the environment leaves out kernels that load by TMA.
  */
 #include "tests/gpu/paged-gpu.h"
 #include "tests/emulator/find.h"
@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* As much as a test of normal size asks for. */
+/* Enough for tests of normal size. */
 #define MEMORY_MAX ((size_t)1 << 30)
 
 struct paged_gpu {
@@ -31,7 +31,7 @@ struct paged_gpu *paged_gpu_open(void)
 
 	if (!gpu)
 		abort();
-	/* Few SMs where blocks stay for many tiles: they have many, then. */
+	/* Few SMs, so that thread blocks have many tiles. */
 	gpu->without_tma = getenv("EMULATED_WITHOUT_TMA") != NULL;
 	gpu->chip = (struct fa_cuda_chip){ .arch = 90,
 		                           .shared_bytes_max = 232448,
@@ -139,7 +139,7 @@ void paged_gpu_plan_free(struct paged_gpu *gpu, struct paged_gpu_plan *plan)
 	plan->blob = 0;
 }
 
-/* Whether all elements of K and V that rows of the launch may see are finite. */
+/* Whether all elements of K and V that the launch's rows may see are finite. */
 static bool is_finite(const struct fa_cuda_paged_launch *launch, const struct paged_gpu_plan *plan)
 {
 	const struct fa_cuda_paged_attention *args = &launch->args.attention;
@@ -164,18 +164,18 @@ static bool is_finite(const struct fa_cuda_paged_launch *launch, const struct pa
 	return true;
 }
 
-/* As in gpu.c: rows that are computed again may hide a mistake. */
-static void judge_redone(const struct fa_cuda_paged_launch *launch,
-                         const struct paged_gpu_plan *plan)
+/* As in gpu.c: recomputed rows may hide a fault. */
+static void check_recomputed(const struct fa_cuda_paged_launch *launch,
+                             const struct paged_gpu_plan *plan)
 {
-	if (!fa_emulated_take_redone() || !is_finite(launch, plan))
+	if (!fa_emulated_take_recomputed() || !is_finite(launch, plan))
 		return;
 	fprintf(stderr, "%s: rows without an infinity or NaN were computed again\n",
 	        launch->kernel->symbol);
 	abort();
 }
 
-/* What the launch is to write becomes poison. */
+/* Poisons all outputs of the launch. */
 struct poisoned {
 	const struct fa_cuda_paged_attention *args;
 	const struct paged_gpu_plan *plan;
@@ -240,13 +240,13 @@ void paged_gpu_launch_append(struct paged_gpu *gpu, const struct paged_gpu_plan 
 	struct fa_cuda_paged_launch launches[FA_CUDA_PAGED_LAUNCHES_MAX];
 	int n;
 
-	/* What a launch does not carry is never read. */
+	/* Parts of the arguments that a launch does not carry are never read. */
 	memset(launches, 0xfe, sizeof(launches));
 	n = fa_cuda_paged_launches(&plan->plan, request, plan->blob,
 	                           (uint64_t)(uintptr_t)gpu->workspace, ++gpu->epoch, launches);
 	if (append)
 		fa_cuda_paged_add_append(&launches[0], append);
-	/* The same whatever was launched before. */
+	/* The same order whatever was launched before. */
 	fa_emulated_seed(problem_random(1u << 30));
 	for (int i = 0; i < n; i++) {
 		const struct fa_cuda_paged_kernel *kernel = launches[i].kernel;
@@ -256,23 +256,23 @@ void paged_gpu_launch_append(struct paged_gpu *gpu, const struct paged_gpu_plan 
 
 		for (uint32_t m = 0; m < launches[i].n_maps; m++)
 			maps.maps[m].words[0] = (uint64_t)(uintptr_t)&launches[i].maps[m];
-		fa_emulated_end_ask(done, (uint64_t)launches[i].grid_x * launches[i].grid_y,
-		                    launches[i].parts);
+		fa_emulated_completion_request(
+			done, (uint64_t)launches[i].grid_x * launches[i].grid_y, launches[i].parts);
 		fa_emulated_launch(launches[i].grid_x, launches[i].grid_y,
 		                   (uint32_t)kernel->threads, (uint32_t)kernel->shared_bytes,
 		                   fa_emulated_find(kernel)->run,
 		                   kernel->keys ? (const void *)&mapped : &launches[i].args);
-		fa_emulated_end_check();
+		fa_emulated_completion_check();
 		if (kernel->keys) {
 			run_yielding(&launches[i], plan, &mapped, kernel->symbol,
 			             fa_emulated_find(kernel)->run);
-			judge_redone(&launches[i], plan);
+			check_recomputed(&launches[i], plan);
 			gpu->n_mapped++;
 		}
 	}
 }
 
-/* The emulator's shared memory is poison when a block begins. */
+/* The emulator poisons shared memory when a block begins. */
 void paged_gpu_poison_shared(struct paged_gpu *gpu)
 {
 }

@@ -1,6 +1,6 @@
 /*
- * What tests/gpu/paged-gpu.h has for time-paged, over the emulator: whether it works, and what it
- * says. Times mean nothing.
+ * tests/gpu/paged-gpu.h for time-paged, over the emulator: checks that it works and what it prints.
+ * Times mean nothing.
  */
 #include "tests/gpu/paged-gpu.h"
 
@@ -36,7 +36,7 @@ void paged_gpu_spin(struct paged_gpu *gpu, uint64_t ns)
 {
 }
 
-/* At least whether what it is to read is there. */
+/* At least the memory to be read exists. */
 void paged_gpu_bare(struct paged_gpu *gpu, uint64_t pieces, uint64_t count, uint32_t piece_bytes)
 {
 	volatile char sum = 0;

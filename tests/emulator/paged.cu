@@ -1,7 +1,4 @@
-/*
- * The kernels over pages as host code, one object for each module: EMULATED is its name.
- * Compiled as C++.
- */
+/* The paged kernels as host code, one object per module, named EMULATED. Compiled as C++. */
 #include "tests/emulator/emulator.h"
 #include "tests/emulator/launch.h"
 

@@ -1,4 +1,4 @@
-/* Prefill over pages by TMA, of one type, as host code: FA_TYPE, called FA_TYPE_NAME. */
+/* The sm90 prefill kernels as host code, for the type FA_TYPE, named FA_TYPE_NAME. */
 #include "tests/emulator/emulator.h"
 #include "tests/emulator/launch.h"
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """
-Whether what bench/all.py asks of bench/time-paged can be asked, gives rows with names and peers
-that targets are for, and finds its results right: over the emulator, and small.
+Checks on the emulator, with small sizes, that bench/time-paged accepts what bench/all.py asks of it,
+prints rows with the names and peers that targets need, and finds its results right.
     test-time-paged.py TIME_PAGED ALL.PY
 """
 import importlib.util
@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 
-# What each part says, by the peers of its rows.
+# Peers of each part's rows.
 PEERS = {
     "decode": {"bare", "sm80"},
     "codes": {"bare", "bf16", "sm80"},

@@ -9,7 +9,7 @@
 #define ROUNDS_MAX 4
 
 static uint64_t random_state = 88172645463325252ull;
-static const uint64_t *asked_word; /* NULL: nobody is asked */
+static const uint64_t *asked_word; /* NULL: no block is asked to yield */
 static uint64_t asked_turn;
 static uint32_t rarity;
 
@@ -21,7 +21,7 @@ static uint32_t draw(uint32_t below)
 	return (uint32_t)(random_state >> 33) % below;
 }
 
-uint64_t fa_emulated_look(const uint64_t *word)
+uint64_t fa_emulated_load_word(const uint64_t *word)
 {
 	return word == asked_word && draw(rarity) == 0 ? asked_turn : *word;
 }
@@ -72,7 +72,7 @@ static bool rows(const struct fa_emulated_yielding *launch, char *to, bool compa
 	return true;
 }
 
-/* One launch after the other, until one tells its end. Returns how many did not. */
+/* Launches until one completes. Returns how many yielded. */
 static uint32_t run(const struct fa_emulated_yielding *launch)
 {
 	static uint64_t word, turn;
@@ -91,7 +91,7 @@ static uint32_t run(const struct fa_emulated_yielding *launch)
 	a->yield.word = &word;
 	a->yield.report = &report;
 	for (uint32_t n = 0;; n++) {
-		/* To be done before long. */
+		/* So that it ends. */
 		asked_word = n < ROUNDS_MAX ? &word : NULL;
 		report = 0;
 		a->yield.turn = asked_turn = ++turn;

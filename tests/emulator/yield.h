@@ -1,7 +1,7 @@
 /*
- * Launches that give way (kernels/cuda/common/yield.h) on the emulator, for C and C++: blocks
- * are asked at looks that are drawn, each for itself, and the launch is repeated until nothing
- * is left. What comes out has to be the same to the bit as without.
+ * Launches that yield (kernels/cuda/common/yield.h) on the emulator, for C and C++. Blocks are
+ * asked to yield at random reads of the word, and the launch is repeated until nothing is left.
+ * Results must be bit-identical to those without.
  */
 #pragma once
 
@@ -13,8 +13,8 @@
 extern "C" {
 #endif
 
-/* What a look at a word in the device's memory sees. */
-uint64_t fa_emulated_look(const uint64_t *word);
+/* The value that a read of a word in device memory returns. */
+uint64_t fa_emulated_load_word(const uint64_t *word);
 
 struct fa_emulated_yielding {
 	const char *symbol;
@@ -22,17 +22,17 @@ struct fa_emulated_yielding {
 	uint32_t state_bytes;
 	void (*run)(const void *args);
 	const void *args;                    /* for run */
-	struct fa_cuda_attention *attention; /* the part of them to change */
-	const struct fa_cuda_map *q;         /* which rows there are */
+	struct fa_cuda_attention *attention; /* the part of the arguments to change */
+	const struct fa_cuda_map *q;         /* gives the rows */
 };
 
-/* Has run without giving way: runs again, poisoned by @poison, giving way, and compares; aborts
- * where a bit differs. Not every time it is called. */
+/* Runs a completed launch again with yields, after @poison, and compares; aborts if a bit differs.
+ * Some calls do nothing. */
 void fa_emulated_yield(const struct fa_emulated_yielding *launch,
                        void (*poison)(const void *userdata), const void *userdata);
 
-/* Only the second part of it, with what the first wrote poisoned by the caller, and without
- * comparing. Returns how often it stopped. */
+/* The same without comparing; the caller has poisoned the outputs. Returns how often the launch
+ * yielded. */
 uint32_t fa_emulated_yield_run(const struct fa_emulated_yielding *launch);
 
 #ifdef __cplusplus

@@ -62,7 +62,7 @@ struct fa_cuda_yield_record {
 	uint32_t slot;  /* of the state, in the low half; FA_CUDA_YIELD_BROKEN */
 };
 
-#define FA_CUDA_YIELD_BROKEN 0x10000u /* rows are to be computed again (sm90/redo.h) */
+#define FA_CUDA_YIELD_BROKEN 0x10000u /* rows are to be computed again (sm90/recompute.h) */
 #define FA_CUDA_YIELD_RECORDS 16384   /* blocks of a launch that can yield, at most */
 
 /* Behind it the states, [2][slots]. Zeros at first. */

@@ -79,7 +79,8 @@ __device__ __forceinline__ void fa_softcap_warp(float (&dots)[COUNT], const floa
 	static_assert(COUNT % PART == 0, "as many each");
 	/* The polynomial's first step has two of them, and only one can be a constant: the other is to
 	 * stay where it is, not to be moved there for each dot. */
-	cap.powers[FA_CUDA_CAP_POWERS - 2] = fa_own(cap.powers[FA_CUDA_CAP_POWERS - 2]);
+	cap.powers[FA_CUDA_CAP_POWERS - 2] = fa_to_vector_register(
+		cap.powers[FA_CUDA_CAP_POWERS - 2]);
 	const auto look = [&](int part) {
 		int32_t signs[CHAINS];
 

@@ -53,7 +53,7 @@ fa_yield_area(const struct fa_cuda_yield &yield)
 __device__ __forceinline__ bool fa_yield_take_slot(const struct fa_cuda_yield &yield,
                                                    uint32_t &ret_slot)
 {
-	const uint64_t before = fa_count(&fa_yield_area(yield)->counts, (uint64_t)1 << 32);
+	const uint64_t before = fa_atomic_count(&fa_yield_area(yield)->counts, (uint64_t)1 << 32);
 
 	ret_slot = (uint32_t)(before >> 32);
 	return ret_slot < yield.slots;
@@ -63,7 +63,7 @@ __device__ __forceinline__ bool fa_yield_take_slot(const struct fa_cuda_yield &y
 __device__ __forceinline__ uint32_t fa_yield_append(const struct fa_cuda_yield &yield,
                                                     const struct fa_cuda_yield_record &record)
 {
-	const uint32_t place = (uint32_t)fa_count(&fa_yield_area(yield)->counts, 1);
+	const uint32_t place = (uint32_t)fa_atomic_count(&fa_yield_area(yield)->counts, 1);
 
 	*(uint4 *)&fa_yield_area(yield)->records[yield.side][place] = make_uint4(
 		record.block, record.done, record.left, record.slot);

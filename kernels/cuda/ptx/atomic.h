@@ -1,9 +1,9 @@
-/* What blocks tell one another, and the host, through global memory. */
+/* Atomics, loads, stores and fences in global memory at device and system scope. */
 #pragma once
 
 #include <stdint.h>
 
-/* Acquire and release at the scope of the device: the value before. */
+/* acq_rel, device scope; returns the value before. */
 __device__ __forceinline__ uint64_t fa_atomic_add_ordered(uint64_t *address, uint64_t value)
 {
 	uint64_t before;
@@ -15,7 +15,7 @@ __device__ __forceinline__ uint64_t fa_atomic_add_ordered(uint64_t *address, uin
 	return before;
 }
 
-/* Relaxed, at the scope of the device: the value before. */
+/* relaxed, device scope; returns the value before. */
 __device__ __forceinline__ uint64_t fa_atomic_add(uint64_t *address, uint64_t value)
 {
 	uint64_t before;
@@ -27,13 +27,13 @@ __device__ __forceinline__ uint64_t fa_atomic_add(uint64_t *address, uint64_t va
 	return before;
 }
 
-/* The same of a counter that blocks share, not one of blocks. */
-__device__ __forceinline__ uint64_t fa_count(uint64_t *address, uint64_t value)
+/* The same, for counters that the blocks of a launch share; the emulator checks others. */
+__device__ __forceinline__ uint64_t fa_atomic_count(uint64_t *address, uint64_t value)
 {
 	return fa_atomic_add(address, value);
 }
 
-/* Relaxed, at the scope of the device. */
+/* relaxed, device scope */
 __device__ __forceinline__ uint64_t fa_ld_relaxed_device(const uint64_t *address)
 {
 	uint64_t value;
@@ -42,8 +42,7 @@ __device__ __forceinline__ uint64_t fa_ld_relaxed_device(const uint64_t *address
 	return value;
 }
 
-/* Relaxed, at the scope of the device, all of it at once: 8 and 16 bytes that others may look at
- * meanwhile. */
+/* relaxed, device scope, single-copy atomic: others may read the 8 or 16 bytes meanwhile. */
 __device__ __forceinline__ void fa_st_relaxed_device(void *address, uint2 value)
 {
 	asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(address),
@@ -79,7 +78,7 @@ __device__ __forceinline__ uint4 fa_ld_relaxed_device_v4(const void *address)
 	                  (uint32_t)(high >> 32));
 }
 
-/* Relaxed, at the scope of the system: what others than the device's threads wrote. */
+/* relaxed, system scope */
 __device__ __forceinline__ uint64_t fa_ld_relaxed_system(const uint64_t *address)
 {
 	uint64_t value;
@@ -88,7 +87,7 @@ __device__ __forceinline__ uint64_t fa_ld_relaxed_system(const uint64_t *address
 	return value;
 }
 
-/* The same, acquiring. */
+/* acquire, system scope */
 __device__ __forceinline__ uint64_t fa_ld_acquire_system(const uint64_t *address)
 {
 	uint64_t value;
@@ -97,20 +96,20 @@ __device__ __forceinline__ uint64_t fa_ld_acquire_system(const uint64_t *address
 	return value;
 }
 
-/* Relaxed, at the scope of the device. */
+/* relaxed, device scope */
 __device__ __forceinline__ void fa_atomic_max(uint64_t *address, uint64_t value)
 {
 	asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;" ::"l"(address), "l"(value)
 	             : "memory");
 }
 
-/* Acquire and release, among all of the device. */
+/* acq_rel, device scope */
 __device__ __forceinline__ void fa_fence_device(void)
 {
 	asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }
 
-/* Acquire and release, among all of the device and the host. */
+/* acq_rel, system scope */
 __device__ __forceinline__ void fa_fence_system(void)
 {
 	asm volatile("fence.acq_rel.sys;" ::: "memory");

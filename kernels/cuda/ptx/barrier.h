@@ -1,4 +1,4 @@
-/* Named barriers (1…15; 0 is __syncthreads) among @threads threads, whole warps. */
+/* Named barriers 1 to 15 (0 is __syncthreads) among @threads threads, whole warps. */
 #pragma once
 
 #include <stdint.h>
@@ -8,7 +8,7 @@ __device__ __forceinline__ void fa_barrier_sync(uint32_t id, uint32_t threads)
 	asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/* The same; returns whether @value holds for any of the threads. */
+/* Syncs and returns whether @value holds for any thread. */
 __device__ __forceinline__ bool fa_barrier_any(uint32_t id, uint32_t threads, bool value)
 {
 	uint32_t any;
@@ -21,7 +21,7 @@ __device__ __forceinline__ bool fa_barrier_any(uint32_t id, uint32_t threads, bo
 	return any != 0;
 }
 
-/* Arrives without waiting; @threads counts those who wait, too. */
+/* Arrives without waiting; @threads counts arrivals and waits. */
 __device__ __forceinline__ void fa_barrier_arrive(uint32_t id, uint32_t threads)
 {
 	asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");

@@ -1,12 +1,12 @@
 /*
- * Bulk copies: contiguous bytes from global to shared memory by the copy engine, which a
- * barrier counts (mbarrier.h). Addresses and sizes are multiples of 16.
+ * cp.async.bulk: contiguous copies from global to shared memory whose bytes an mbarrier counts.
+ * Addresses and sizes are multiples of 16.
  */
 #pragma once
 
 #include <stdint.h>
 
-/* For fa_bulk_load(): keeps in L2 what others will read soon, as usual. */
+/* L2 eviction policy for data that is read again soon. */
 __device__ __forceinline__ uint64_t fa_bulk_policy_normal(void)
 {
 	uint64_t policy;
@@ -15,7 +15,7 @@ __device__ __forceinline__ uint64_t fa_bulk_policy_normal(void)
 	return policy;
 }
 
-/* What nobody else will read leaves L2 first. */
+/* L2 eviction policy for data that is read once. */
 __device__ __forceinline__ uint64_t fa_bulk_policy_once(void)
 {
 	uint64_t policy;

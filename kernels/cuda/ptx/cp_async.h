@@ -1,14 +1,13 @@
 /*
- * cp.async: copies from global to shared memory that do not pass through
- * registers. A thread waits for its own copies; a barrier after the wait makes
- * them visible to the block.
+ * cp.async: asynchronous copies from global to shared memory. A thread waits for its own copies; a
+ * barrier after the wait makes them visible to the block.
  */
 #pragma once
 
 #include <stdint.h>
 
-/* 16 bytes, past L1, if @bytes is 16; zeros, without reading, if it is 0. Both addresses
- * 16-byte aligned. */
+/* Copies 16 bytes, bypassing L1, if @bytes is 16; stores zeros without reading if it is 0. Both
+ * addresses are 16-byte aligned. */
 __device__ __forceinline__ void fa_cp_async_16_zfill(uint32_t shared, const void *global,
                                                      uint32_t bytes)
 {
@@ -17,7 +16,7 @@ __device__ __forceinline__ void fa_cp_async_16_zfill(uint32_t shared, const void
 	             : "memory");
 }
 
-/* The same for 4 bytes, both addresses 4-byte aligned. */
+/* The same for 4 bytes, 4-byte aligned. */
 __device__ __forceinline__ void fa_cp_async_4_zfill(uint32_t shared, const void *global,
                                                     uint32_t bytes)
 {
@@ -32,7 +31,7 @@ __device__ __forceinline__ void fa_cp_async_commit(void)
 	asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* Waits until at most @pending of this thread's groups are unfinished. */
+/* Waits until at most @pending of this thread's groups are in flight. */
 template <int pending> __device__ __forceinline__ void fa_cp_async_wait(void)
 {
 	asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");

@@ -1,8 +1,7 @@
 /*
- * ldmatrix: four 8 x 8 matrices of 16-bit elements from shared memory. Lane i
- * gives the address of row i % 8 of matrix i / 8 (16 bytes, 16-byte aligned);
- * ret[j] is matrix j, thread (g, t) getting row g, columns 2t and 2t + 1, or with
- * _trans rows 2t and 2t + 1 of column g.
+ * ldmatrix: four 8 x 8 matrices of 16-bit elements from shared memory. Lane i gives the 16-byte
+ * aligned address of row i % 8 of matrix i / 8. ret[j] is matrix j: lane (g, t) gets row g, columns
+ * 2t and 2t + 1, or with _trans rows 2t and 2t + 1 of column g.
  */
 #pragma once
 

@@ -1,4 +1,4 @@
-/* Single arithmetic instructions that C++ has no name for. */
+/* Arithmetic and conversion instructions that C++ has no name for. */
 #pragma once
 
 #include "kernels/cuda/ptx/mma.h"
@@ -32,7 +32,7 @@ __device__ __forceinline__ float fa_rcp(float x)
 	return y;
 }
 
-/* @which ? a : b, both of which are computed: the compiler is not to branch. */
+/* @which ? a : b without a branch. */
 __device__ __forceinline__ float fa_select(bool which, float a, float b)
 {
 	float y;
@@ -43,10 +43,9 @@ __device__ __forceinline__ float fa_select(bool which, float a, float b)
 	return y;
 }
 
-/* @x, the same for all of a warp, in a register of each thread: ptxas would rather have it in one of
- * the warp's and move it wherever it is used. It sees through moves and shuffles, not through
- * 0 * lane + x. */
-__device__ __forceinline__ float fa_own(float x)
+/* Copies a warp-uniform value to a vector register. ptxas would keep it in a uniform register and
+ * move it at each use; it sees through moves and shuffles, but not through 0 * lane + x. */
+__device__ __forceinline__ float fa_to_vector_register(float x)
 {
 	float y;
 
@@ -66,7 +65,7 @@ __device__ __forceinline__ float fa_from_f16(uint16_t half)
 	return y;
 }
 
-/* Two floats rounded to nearest and packed, @lo into the low half. */
+/* Rounds two floats to nearest and packs them, @lo into the low half. */
 template <class T> __device__ __forceinline__ uint32_t fa_pack(float lo, float hi);
 
 template <> __device__ __forceinline__ uint32_t fa_pack<fa_f16>(float lo, float hi)
@@ -107,7 +106,7 @@ __device__ __forceinline__ uint32_t fa_fma_packed<fa_bf16>(uint32_t a, uint32_t 
 	return y;
 }
 
-/* Two e4m3, the first in the low byte, as fp16. */
+/* Two e4m3, the first in the low byte, to fp16. */
 __device__ __forceinline__ uint32_t fa_e4m3_to_f16(uint32_t codes)
 {
 	uint32_t y;
@@ -115,8 +114,8 @@ __device__ __forceinline__ uint32_t fa_e4m3_to_f16(uint32_t codes)
 #if __CUDA_ARCH__ >= 890
 	asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(y) : "h"((uint16_t)codes));
 #else
-	/* fp16 has one bit of exponent more, at another bias: moved into place, a code is 2^8
-	 * times too small. */
+	/* fp16 has one more exponent bit and another bias: a shifted code is 2^8 times too
+	 * small. */
 	const uint32_t spread = __byte_perm(codes, 0, 0x1404);
 	const uint32_t magnitude = spread & 0x7f007f00;
 	const uint32_t nan = (magnitude + 0x01000100) & 0x80008000;
@@ -127,12 +126,12 @@ __device__ __forceinline__ uint32_t fa_e4m3_to_f16(uint32_t codes)
 	return y;
 }
 
-/* Four e4m3, the first in the low byte: the first two and the last two as fp16. */
+/* Four e4m3, the first in the low byte, to two pairs of fp16. */
 __device__ __forceinline__ void fa_e4m3_to_f16_pairs(uint32_t codes, uint32_t &ret_first,
                                                      uint32_t &ret_last)
 {
 #if __CUDA_ARCH__ >= 890
-	/* A half of a register is an operand as it is, where a shift would be an instruction. */
+	/* Halves of a register are operands as they are; a shift would be an instruction. */
 	asm("{.reg .b16 first, last; mov.b32 {first, last}, %2; "
 	    "cvt.rn.f16x2.e4m3x2 %0, first; cvt.rn.f16x2.e4m3x2 %1, last;}"
 	    : "=r"(ret_first), "=r"(ret_last)
@@ -143,7 +142,7 @@ __device__ __forceinline__ void fa_e4m3_to_f16_pairs(uint32_t codes, uint32_t &r
 #endif
 }
 
-/* The bits of infinity. */
+/* Bits of infinity. */
 template <class T> __device__ constexpr uint32_t fa_infinity(void);
 
 template <> __device__ constexpr uint32_t fa_infinity<fa_f16>(void)

@@ -1,12 +1,12 @@
 /*
- * mbarrier: barriers in shared memory that count arrivals of threads and bytes of
- * bulk copies. A barrier's phases are told apart by their parity: the first is 0.
+ * mbarrier: barriers in shared memory that count arrivals and transaction bytes. Phases are told
+ * apart by their parity; the first is 0.
  */
 #pragma once
 
 #include <stdint.h>
 
-/* A phase ends when @count arrivals and all expected bytes have come. */
+/* A phase completes after @count arrivals and all expected bytes. */
 __device__ __forceinline__ void fa_mbarrier_init(uint32_t barrier, uint32_t count)
 {
 	asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count)
@@ -24,7 +24,7 @@ __device__ __forceinline__ void fa_mbarrier_arrive(uint32_t barrier)
 	asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-/* Arrives, and has the phase wait for @bytes besides. */
+/* Arrives and adds @bytes to the phase's expected transaction bytes. */
 __device__ __forceinline__ void fa_mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes)
 {
 	asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
@@ -32,7 +32,7 @@ __device__ __forceinline__ void fa_mbarrier_arrive_expect(uint32_t barrier, uint
 	             : "memory");
 }
 
-/* Whether the phase of @parity has ended. */
+/* Whether the phase with @parity has completed. */
 __device__ __forceinline__ bool fa_mbarrier_test(uint32_t barrier, uint32_t parity)
 {
 	uint32_t done;
@@ -45,7 +45,7 @@ __device__ __forceinline__ bool fa_mbarrier_test(uint32_t barrier, uint32_t pari
 	return done != 0;
 }
 
-/* The same; waits a while for it. */
+/* The same, after a bounded wait. */
 __device__ __forceinline__ bool fa_mbarrier_try_wait(uint32_t barrier, uint32_t parity)
 {
 	uint32_t done;

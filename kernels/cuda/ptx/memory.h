@@ -1,4 +1,4 @@
-/* Loads and stores of shared memory by its 32-bit address; special registers. */
+/* Shared memory by its 32-bit address, prefetch, special registers. */
 #pragma once
 
 #include <stdint.h>
@@ -39,25 +39,24 @@ __device__ __forceinline__ uint4 fa_ld_shared_v4(uint32_t address)
 	return value;
 }
 
-/* A plain store. */
 __device__ __forceinline__ void fa_st_global_v4(void *to, uint4 value)
 {
 	*(uint4 *)to = value;
 }
 
-/* Has the line with @address come from memory. */
+/* Prefetches the address's line to L2. */
 __device__ __forceinline__ void fa_prefetch(const void *address)
 {
 	asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
-/* The compiler is to know nothing of the address. */
-__device__ __forceinline__ void fa_hide(const void *&address)
+/* Hides the address's origin from the compiler. */
+__device__ __forceinline__ void fa_opaque(const void *&address)
 {
 	asm volatile("" : "+l"(address));
 }
 
-/* blockIdx.x, read anew each time. */
+/* blockIdx.x, read again at each call. */
 __device__ __forceinline__ int32_t fa_block_index(void)
 {
 	int32_t index;
@@ -66,7 +65,7 @@ __device__ __forceinline__ int32_t fa_block_index(void)
 	return index;
 }
 
-/* threadIdx.x, likewise. */
+/* threadIdx.x, read again at each call. */
 __device__ __forceinline__ uint32_t fa_thread_index(void)
 {
 	uint32_t y;

@@ -1,6 +1,6 @@
 /*
- * mma.sync for 16-bit operands with fp32 accumulators. Each function is one
- * instruction. Fragments, with g = lane / 4 and t = lane % 4:
+ * mma.sync m16n8k16 with 16-bit operands and fp32 accumulators. Fragments, with g = lane / 4 and t
+ * = lane % 4:
  *   a[0] (g, 2t), a[1] (g + 8, 2t), a[2] (g, 2t + 8), a[3] (g + 8, 2t + 8): [m][k], pairs along k
  *   b0 (2t, g), b1 (2t + 8, g): [k][n], pairs along k
  *   d[0..1] (g, 2t), d[2..3] (g + 8, 2t): [m][n], pairs along n

@@ -1,11 +1,11 @@
 /*
- * Tensor cores (wgmma) and the copy engine see shared memory through the asynchronous
- * proxy, loads and stores through the generic one.
+ * Proxies: wgmma and the copy engine access shared memory through the async proxy, loads and stores
+ * through the generic one.
  */
 #pragma once
 
-/* This thread's stores so far come before what the asynchronous proxy does after a
- * barrier that follows. */
+/* Orders this thread's earlier stores before accesses of the async proxy that follow the next
+ * barrier. */
 __device__ __forceinline__ void fa_proxy_fence_shared(void)
 {
 	asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

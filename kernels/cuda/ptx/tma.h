@@ -1,14 +1,13 @@
 /*
- * The tensor memory accelerator: copies of boxes of a tensor of four dimensions, which
- * a map describes (kernels/cuda/common/maps.h), from global to shared memory. One thread
- * issues; coordinates are the box's first element, the innermost first. What of a box lies
- * outside of the tensor is zero.
+ * TMA: copies boxes of a 4-dimensional tensor, described by a map (kernels/cuda/common/maps.h),
+ * from global to shared memory. One thread issues. Coordinates are those of the box's first
+ * element, innermost first. Elements outside of the tensor are zero.
  */
 #pragma once
 
 #include <stdint.h>
 
-/* Boxes that many will read, and boxes that nobody else will. */
+/* L2 eviction policies: keep for data that many blocks read, once for data read once. */
 __device__ __forceinline__ uint64_t fa_tma_policy_keep(void)
 {
 	uint64_t policy;
@@ -25,13 +24,13 @@ __device__ __forceinline__ uint64_t fa_tma_policy_once(void)
 	return policy;
 }
 
-/* Fetches the map itself. */
+/* Prefetches the map itself. */
 __device__ __forceinline__ void fa_tma_prefetch_map(const void *map)
 {
 	asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-/* Starts a load; its bytes are counted by @barrier. */
+/* Starts a load whose bytes @barrier counts. */
 __device__ __forceinline__ void fa_tma_load(uint32_t shared, const void *map, uint32_t barrier,
                                             int32_t x, int32_t y, int32_t z, int32_t w,
                                             uint64_t policy)
@@ -42,9 +41,9 @@ __device__ __forceinline__ void fa_tma_load(uint32_t shared, const void *map, ui
 	             : "memory");
 }
 
-/* Has L2 fetch a box, which nobody waits for. */
-__device__ __forceinline__ void fa_tma_touch(const void *map, int32_t x, int32_t y, int32_t z,
-                                             int32_t w, uint64_t policy)
+/* Prefetches a box to L2. */
+__device__ __forceinline__ void fa_tma_prefetch(const void *map, int32_t x, int32_t y, int32_t z,
+                                                int32_t w, uint64_t policy)
 {
 	asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.L2::cache_hint"
 	             " [%0, {%1, %2, %3, %4}], %5;" ::"l"(map),

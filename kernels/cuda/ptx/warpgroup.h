@@ -1,22 +1,22 @@
-/* A warpgroup's share of the registers, and one thread of a warp. */
+/* Register reallocation among warpgroups, and election of a thread. */
 #pragma once
 
 #include <stdint.h>
 
-/* All threads of the warpgroup execute these. */
+/* setmaxnreg: executed by all threads of the warpgroup. */
 
-template <int registers> __device__ __forceinline__ void fa_registers_give(void)
+template <int registers> __device__ __forceinline__ void fa_setmaxnreg_dec(void)
 {
 	asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
-/* Waits until others have given enough. */
-template <int registers> __device__ __forceinline__ void fa_registers_take(void)
+/* Waits until enough registers have been released. */
+template <int registers> __device__ __forceinline__ void fa_setmaxnreg_inc(void)
 {
 	asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
-/* Whether this is the one thread of its warp that was chosen; all of the warp ask. */
+/* True for one thread of the warp; all threads of the warp call it. */
 __device__ __forceinline__ bool fa_elect(void)
 {
 	uint32_t chosen;

@@ -1,11 +1,11 @@
 /*
- * wgmma: products of a warpgroup (four warps, each 16 of 64 rows), m64nNk16, for 16-bit
- * operands with fp32 accumulators. Asynchronous: between fa_wgmma_fence() and the
- * fa_wgmma_wait() after which they have ended, nobody touches their registers.
+ * wgmma m64nNk16: asynchronous products of a warpgroup (four warps, 16 of 64 rows each) with 16-bit
+ * operands and fp32 accumulators. Between fa_wgmma_fence() and the fa_wgmma_wait() that completes a
+ * product, no instruction may touch its registers.
  *
- * Accumulators: with g = lane / 4 and t = lane % 4, d[4 j] and d[4 j + 1] are row g,
- * columns 8 j + 2 t and the next, d[4 j + 2] and d[4 j + 3] row g + 8. A from registers:
- * a[0] (g, 2t), a[1] (g + 8, 2t), a[2] (g, 2t + 8), a[3] (g + 8, 2t + 8), pairs along k.
+ * With g = lane / 4 and t = lane % 4, accumulators d[4 j] and d[4 j + 1] are row g, columns 8 j + 2
+ * t and the next, d[4 j + 2] and d[4 j + 3] row g + 8. A from registers: a[0] (g, 2t), a[1] (g + 8,
+ * 2t), a[2] (g, 2t + 8), a[3] (g + 8, 2t + 8), pairs along k.
  */
 #pragma once
 
@@ -13,27 +13,24 @@
 
 #include <stdint.h>
 
-/*
- * How an operand lies in shared memory: rows of 128 bytes, swizzled as TMA does it in
- * boxes 128 bytes wide, in columns of such rows; each column starts on 1024 bytes. Rows
- * of A, and of B as dot products take it, run along k; those of B as O += P V takes it,
- * along n, and @column_bytes lie between the columns that make up n.
- */
+/* Descriptor of an operand in shared memory: columns of rows of 128 bytes in the 128-byte swizzle
+ * of TMA, each column on 1024 bytes. Rows of A, and of B in Q K^T, run along k; rows of B in O += P
+ * V run along n, with @column_bytes between columns. */
 __device__ __forceinline__ uint64_t fa_wgmma_operand(uint32_t shared, uint32_t column_bytes)
 {
-	/* The swizzle's number, and 1024 bytes between groups of eight rows. */
+	/* The swizzle mode, and 1024 bytes between groups of eight rows. */
 	constexpr uint64_t constant = (uint64_t)1 << 62 | (uint64_t)(1024 >> 4) << 32;
 
 	return constant | (uint64_t)(column_bytes >> 4) << 16 | shared >> 4;
 }
 
-/* The operand @bytes further, a multiple of 16. */
+/* The descriptor @bytes further, a multiple of 16. */
 __device__ __forceinline__ uint64_t fa_wgmma_advance(uint64_t operand, uint32_t bytes)
 {
 	return operand + (bytes >> 4);
 }
 
-/* Registers written before are seen by the products after. */
+/* Orders earlier register accesses before the products that follow. */
 __device__ __forceinline__ void fa_wgmma_fence(void)
 {
 	asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -45,13 +42,13 @@ __device__ __forceinline__ void fa_wgmma_commit(void)
 	asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-/* Waits until at most @pending groups are unfinished. */
+/* Waits until at most @pending groups are in flight. */
 template <int pending> __device__ __forceinline__ void fa_wgmma_wait(void)
 {
 	asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
-/* Keeps the compiler from moving uses of @d to where a wait has not yet been. */
+/* Keeps the compiler from moving uses of @d above a wait. */
 template <int COUNT> __device__ __forceinline__ void fa_wgmma_hold(float (&d)[COUNT])
 {
 #pragma unroll
@@ -64,14 +61,12 @@ __device__ __forceinline__ void fa_wgmma_hold(uint32_t &a)
 	asm volatile("" : "+r"(a)::"memory");
 }
 
-/*
- * dots: D = A B or, if @add, D += A B, both from shared memory, rows along k.
- * add: D += A B, A from registers, B's rows along n.
- */
+/* dots: D = A B or, if @add, D += A B, both from shared memory, rows along k. add: D += A B, A from
+ * registers, B's rows along n. */
 template <class T, int N> struct fa_wgmma;
 
 /* clang-format off */
-/* Lists of accumulators, sixteen or eight at a time. */
+/* Accumulator lists, sixteen or eight at a time. */
 #define FA_D0 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define FA_D16 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define FA_D32 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"

@@ -28,7 +28,7 @@ struct fa_paged_fact {
 		float factor;  /* of O at the end */
 		uint32_t head; /* of all query heads */
 	};
-	char *out; /* where the row goes; sm90/paged_part.h */
+	char *out; /* where the row goes; sm90/paged_epilogue.h */
 };
 
 /* Which of its 16 scores of a strip a thread's rows see: bit 4 r + i is row g + 8 r and

@@ -1,14 +1,16 @@
-/* Every row of FA_SM90_FORWARD as a kernel for the type FA_TYPE, called FA_TYPE_NAME. */
+/* Instantiates every row of FA_SM90_FORWARD for the type FA_TYPE, named FA_TYPE_NAME. */
 #include "kernels/cuda/sm90/forward.h"
 
-#define FA_ROW(type, name, KIND, dim, dim_v, groups, keys, stages, q_slots, turns, seqlen_k_max)   \
+#define FA_ROW(type, name, KIND, dim, dim_v, groups, keys, stages, q_slots, pingpong,              \
+               seqlen_k_max)                                                                       \
 	extern "C" __global__ void __launch_bounds__(((groups) + 1) * 128, 1)                      \
 		fa_sm90_forward_##type##_d##dim##_v##dim_v##_##name(                               \
 			const __grid_constant__ struct fa_cuda_attention args,                     \
 			const __grid_constant__ struct fa_cuda_maps maps)                          \
 	{                                                                                          \
 		fa_sm90_forward<fa_sm90_config<FA_TYPE, fa_sm90_##KIND, dim, dim_v, groups, keys,  \
-		                               stages, q_slots, FA_SM90_##turns>>(args, maps);     \
+		                               stages, q_slots, FA_SM90_PINGPONG_##pingpong>>(     \
+			args, maps);                                                               \
 	}
 #define FA_ROW_EXPANDED(type, ...) FA_ROW(type, __VA_ARGS__)
 #define FA_ROW_OF_TYPE(...) FA_ROW_EXPANDED(FA_TYPE_NAME, __VA_ARGS__)

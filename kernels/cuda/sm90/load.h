@@ -1,9 +1,7 @@
 /*
- * The loading warpgroup's part: one thread has TMA fetch Q of every block of rows and
- * the tiles of K and V that those rows see, as far ahead as there is room, in the order
- * in which they are used. Where tiles come in many boxes several warps start their copies: a
- * warp starts one after another, whichever lane asks. The first of them expects the bytes of
- * all, and decides where they stop.
+ * The producer: TMA loads of Q for every block of rows and of the K and V tiles that those rows
+ * see, in the order of use, as far ahead as the rings allow. If tiles consist of many boxes,
+ * several warps issue them; warp 0 arms the mbarriers and decides where the launch yields.
  */
 #pragma once
 
@@ -13,17 +11,17 @@
 #include "kernels/cuda/ptx/tma.h"
 #include "kernels/cuda/ptx/warpgroup.h"
 #include "kernels/cuda/sm90/config.h"
-#include "kernels/cuda/sm90/dense.h"
-#include "kernels/cuda/sm90/span.h"
+#include "kernels/cuda/sm90/dense_source.h"
+#include "kernels/cuda/sm90/tile_range.h"
 #include "kernels/cuda/sm90/yield.h"
 
 #include <stdint.h>
 
-/* A place in a ring of STAGES tiles, and how often it was passed, as parity. */
-template <int STAGES> struct fa_sm90_place {
+/* A position in a ring of STAGES stages, and the parity of the phase. */
+template <int STAGES> struct fa_sm90_ring_position {
 	uint32_t stage = 0, parity = 0;
 
-	/* @count is at most STAGES. */
+	/* @count <= STAGES. */
 	__device__ __forceinline__ void advance(uint32_t count = 1)
 	{
 		stage += count;
@@ -34,7 +32,7 @@ template <int STAGES> struct fa_sm90_place {
 	}
 };
 
-/* The same for a group's rows of Q: one thread does. */
+/* Loads a group's Q tile. Called by a warp; one thread issues. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_fetch_q(uint32_t shared, const void *map, uint32_t barrier,
                                                 int32_t token, int32_t head, int32_t sequence,
@@ -51,134 +49,135 @@ __device__ __forceinline__ void fa_sm90_fetch_q(uint32_t shared, const void *map
 		            policy);
 }
 
-/* A block of rows as the loading warp sees it. */
-template <class C> struct fa_sm90_rows {
-	int32_t token, head, sequence;             /* of Q, the block's first row */
-	typename C::SOURCE::template TILE<C> tile; /* that is walked first */
-	int32_t count;                             /* of tiles */
-	bool turned;                               /* the walk's, of this block */
+/* A block of rows as the producer sees it. */
+template <class C> struct fa_sm90_load_block {
+	int32_t token, head, sequence;             /* of Q; the block's first row */
+	typename C::SOURCE::template TILE<C> tile; /* the next tile to load */
+	int32_t count;                             /* number of tiles */
+	bool reversed;                             /* the scheduler's flag for this block */
 
-	/* Goes to the next block whose rows see a key; false: there is none. @left: tiles of it
-	 * that are left; 0: all. */
-	__device__ __forceinline__ bool next(const typename C::ARGS &all,
-	                                     typename C::SOURCE::template LOADERS_WALK<C> &walk,
-	                                     int32_t left)
+	/* Advances to the next block whose rows see a key; false: no more. @left: its remaining
+	 * tiles if it is resumed; 0: all. */
+	__device__ __forceinline__ bool
+	next(const typename C::ARGS &all,
+	     typename C::SOURCE::template PRODUCER_SCHEDULER<C> &scheduler, int32_t left)
 	{
 		const struct fa_cuda_attention &args = C::SOURCE::attention(all);
 		typename C::SOURCE::BLOCK block;
 		typename C::SOURCE::WORK work;
 
 #pragma unroll 1
-		while (walk.next(all, block, work)) {
-			const struct fa_sm90_span span = fa_sm90_span_get<C>(args, work);
+		while (scheduler.next(all, block, work)) {
+			const struct fa_sm90_tile_range range = fa_sm90_tile_range_get<C>(args,
+			                                                                  work);
 
-			if (span.count == 0)
+			if (range.count == 0)
 				continue;
 			token = (int32_t)work.first_q + work.row;
 			head = work.head;
-			turned = walk.turned;
+			reversed = scheduler.reversed;
 			sequence = args.cu_seqlens_q ? 0 : work.sequence;
-			count = left ? left : span.count;
-			tile.begin(all, work, span.last - (span.count - count));
+			count = left ? left : range.count;
+			tile.begin(all, work, range.last - (range.count - count));
 			return true;
 		}
 		return false;
 	}
 };
 
-/* The block of rows after the one whose tiles are fetched, as far as it is worth registers: what
- * the list and its request say of it, and the divisions that finding it takes. Its pages are looked
- * up when its turn comes. For sources that have no ragged sequences' tensors (PAGED). */
-template <class C> struct fa_sm90_coming {
+/* LOOKAHEAD: the descriptor of the block after the current one, read early; take() looks up its
+ * pages. Not for ragged tensors. */
+template <class C> struct fa_sm90_next_block {
 	int32_t token, last, count;
-	bool there = false, turned;
+	bool there = false, reversed;
 	typename C::SOURCE::WORK work;
 
-	__device__ __forceinline__ void look(const typename C::ARGS &all,
-	                                     typename C::SOURCE::template LOADERS_WALK<C> &walk)
+	__device__ __forceinline__ void
+	look(const typename C::ARGS &all,
+	     typename C::SOURCE::template PRODUCER_SCHEDULER<C> &scheduler)
 	{
 		const struct fa_cuda_attention &args = C::SOURCE::attention(all);
 		typename C::SOURCE::BLOCK block;
 
 		there = false;
 #pragma unroll 1
-		while (!there && walk.next(all, block, work)) {
-			const struct fa_sm90_span span = fa_sm90_span_get<C>(args, work);
+		while (!there && scheduler.next(all, block, work)) {
+			const struct fa_sm90_tile_range range = fa_sm90_tile_range_get<C>(args,
+			                                                                  work);
 
-			there = span.count > 0;
-			last = span.last;
-			count = span.count;
+			there = range.count > 0;
+			last = range.last;
+			count = range.count;
 			token = (int32_t)work.first_q + work.row;
-			turned = walk.turned;
+			reversed = scheduler.reversed;
 		}
 	}
 
-	/* @left: as of fa_sm90_rows::next(). */
+	/* @left: as in fa_sm90_load_block::next(). */
 	__device__ __forceinline__ void take(const typename C::ARGS &all,
-	                                     struct fa_sm90_rows<C> &ret_rows, int32_t left) const
+	                                     struct fa_sm90_load_block<C> &ret_rows,
+	                                     int32_t left) const
 	{
 		ret_rows.token = token;
 		ret_rows.head = work.head;
 		ret_rows.sequence = 0;
-		ret_rows.turned = turned;
+		ret_rows.reversed = reversed;
 		ret_rows.count = left ? left : count;
 		ret_rows.tile.begin(all, work, last - (count - ret_rows.count));
 	}
 };
 
-/* Has L2 fetch what the block after this one begins with: its rows of Q, and the tiles of K and
- * V that blocks beside it do not see. */
+/* Prefetches to L2 the next block's Q, and the K and V tiles that no concurrent block sees. */
 template <class C>
 __device__ __forceinline__ void
-fa_sm90_touch_next(const typename C::ARGS &args, const struct fa_cuda_maps &maps,
-                   typename C::SOURCE::template LOADERS_WALK<C> walk)
+fa_sm90_prefetch_next(const typename C::ARGS &args, const struct fa_cuda_maps &maps,
+                      typename C::SOURCE::template PRODUCER_SCHEDULER<C> scheduler)
 {
 	const uint64_t keep = fa_tma_policy_keep(), once = fa_tma_policy_once();
-	struct fa_sm90_rows<C> next;
+	struct fa_sm90_load_block<C> next;
 
-	if (!next.next(args, walk, 0) || !fa_elect())
+	if (!next.next(args, scheduler, 0) || !fa_elect())
 		return;
 #pragma unroll 1
 	for (int c = 0; c < C::GROUPS * C::COLUMNS; c++)
-		fa_tma_touch(&maps.maps[FA_CUDA_MAP_Q], c % C::COLUMNS * 64,
-		             next.token + c / C::COLUMNS * C::GROUP_ROWS, next.head, next.sequence,
-		             once);
+		fa_tma_prefetch(&maps.maps[FA_CUDA_MAP_Q], c % C::COLUMNS * 64,
+		                next.token + c / C::COLUMNS * C::GROUP_ROWS, next.head,
+		                next.sequence, once);
 #pragma unroll 1
 	for (int i = 0; i < C::NEW_TILES; i++) {
-		next.tile.template touch<C::COLUMNS>(&maps.maps[FA_CUDA_MAP_K], 0, keep);
-		next.tile.template touch<C::COLUMNS_V>(&maps.maps[FA_CUDA_MAP_V], next.tile.column,
-		                                       keep);
+		next.tile.template prefetch<C::COLUMNS>(&maps.maps[FA_CUDA_MAP_K], 0, keep);
+		next.tile.template prefetch<C::COLUMNS_V>(&maps.maps[FA_CUDA_MAP_V],
+		                                          next.tile.column, keep);
 		next.tile.retreat(args);
 	}
 }
 
-/* Whole warps', though one thread or a few issue: warps know how to agree on the work. */
+/* The producer's loop. All threads of a producer warp execute it; elected threads issue. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
                                              const struct fa_cuda_maps &maps, uint32_t shared)
 {
 	const uint64_t keep = fa_tma_policy_keep(), once = fa_tma_policy_once();
-	struct fa_sm90_place<C::STAGES> k, v;
-	struct fa_sm90_place<C::Q_SLOTS> q;
-	typename C::SOURCE::template LOADERS_WALK<C> walk(args);
-	struct fa_sm90_rows<C> now;
-	struct fa_sm90_coming<C> coming; /* if COMING */
-	/* V's last tile of a block comes after K's first of the next. */
+	struct fa_sm90_ring_position<C::STAGES> k, v;
+	struct fa_sm90_ring_position<C::Q_SLOTS> q;
+	typename C::SOURCE::template PRODUCER_SCHEDULER<C> scheduler(args);
+	struct fa_sm90_load_block<C> now;
+	struct fa_sm90_next_block<C> upcoming; /* LOOKAHEAD */
+	/* V runs one tile behind K, also across blocks. */
 	typename C::SOURCE::template TILE<C> v_tile;
 	const uint32_t loaders = C::SOURCE::loaders(args);
 	const uint32_t warp = C::PAGED ? __shfl_sync(~0u, threadIdx.x / 32, 0) : 0;
 	bool pending = false, stopped = false;
 
-	if constexpr (C::COMING)
-		coming.look(args, walk);
+	if constexpr (C::LOOKAHEAD)
+		upcoming.look(args, scheduler);
 
-	/* Of a block of threads that goes on: blocks of rows that are done, tiles left of the
-	 * next. */
+	/* If the thread block was resumed: finished blocks of rows, and tiles left of the next. */
 	const auto done_before = [&](void) {
 		return C::YIELDS ? fa_ld_shared(shared + C::RECORD + 4) : 0;
 	};
 	const auto left_of = [&](uint32_t begun) {
-		return C::YIELDS_INSIDE && begun == done_before()
+		return C::YIELDS_IN_BLOCK && begun == done_before()
 		               ? (int32_t)fa_ld_shared(shared + C::RECORD + 8)
 		               : 0;
 	};
@@ -186,8 +185,8 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 	const auto wait_k_empty = [&](void) {
 		fa_mbarrier_wait(shared + C::K_EMPTY + 8 * k.stage, k.parity ^ 1);
 	};
-	/* Whether all stop before the tile that is next in K's ring. The word comes while the
-	 * warp waits for the tile's place. */
+	/* Whether the launch yields before the next K tile. The stop request is read while the warp
+	 * waits for the stage. */
 	const auto stops = [&](uint32_t begun, uint32_t left) {
 		bool asked;
 
@@ -196,36 +195,37 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 		asked = fa_yield_asked(yield);
 		wait_k_empty();
 		return __any_sync(~0u, asked) &&
-		       fa_sm90_stop<C>(yield, shared, k.stage, begun, left);
+		       fa_sm90_yield_stop<C>(yield, shared, k.stage, begun, left);
 	};
-	/* The same, if several warps load: the others hear of it. */
+	/* The same for several producer warps: warp 0 decides, the barrier publishes it. */
 	const auto all_stop = [&](uint32_t begun, uint32_t left) {
 		bool stop = warp == 0 && stops(begun, left);
 
 		if (C::PAGED && C::YIELDS && loaders > 1 && yield.word) {
-			fa_barrier_sync(C::loaders_barrier(), loaders * 32);
+			fa_barrier_sync(C::producers_barrier(), loaders * 32);
 			if (warp > 0)
 				stop = fa_ld_shared(shared + C::STOP + 4 * k.stage) != 0;
 		}
 		return stop;
 	};
 
-	const auto fetch_q = [&](const struct fa_sm90_rows<C> &rows, int group) {
+	const auto fetch_q = [&](const struct fa_sm90_load_block<C> &rows, int group) {
 		fa_mbarrier_wait(shared + C::Q_EMPTY + 8 * q.stage, q.parity ^ 1);
-		fa_sm90_fetch_q<C>(shared + C::Q_AT + q.stage * C::Q_BYTES,
-		                   &maps.maps[FA_CUDA_MAP_Q], shared + C::Q_FULL + 8 * q.stage,
-		                   fa_sm90_group_row<C>(rows.token, group,
-		                                        C::COMING ? rows.turned : walk.turned),
-		                   rows.head, rows.sequence, once);
+		fa_sm90_fetch_q<C>(
+			shared + C::Q_AT + q.stage * C::Q_BYTES, &maps.maps[FA_CUDA_MAP_Q],
+			shared + C::Q_FULL + 8 * q.stage,
+			fa_sm90_group_row<C>(rows.token, group,
+		                             C::LOOKAHEAD ? rows.reversed : scheduler.reversed),
+			rows.head, rows.sequence, once);
 		q.advance();
 	};
-	/* Groups with a block's first tile wait for those rows that come behind it, and could take
-	 * rows for them that have not come either. */
-	const auto await_late_q = [&](void) {
-		struct fa_sm90_place<C::Q_SLOTS> late = q;
+	/* Waits for the previous tiles of the late slots; otherwise a consumer that waits for its
+	 * late Q could take an earlier phase for it. */
+	const auto wait_late_q = [&](void) {
+		struct fa_sm90_ring_position<C::Q_SLOTS> late = q;
 
 #pragma unroll
-		for (int n = C::Q_FIRST; n < C::GROUPS; n++) {
+		for (int n = C::Q_EARLY; n < C::GROUPS; n++) {
 			fa_mbarrier_wait(shared + C::Q_FULL + 8 * late.stage, late.parity ^ 1);
 			late.advance();
 		}
@@ -246,13 +246,13 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 	};
 
 #pragma unroll 1
-	for (uint32_t begun = 0; C::COMING ? coming.there : now.next(args, walk, left_of(begun));
-	     begun++) {
-		if constexpr (C::COMING)
-			coming.take(args, now, left_of(begun));
+	for (uint32_t begun = 0;
+	     C::LOOKAHEAD ? upcoming.there : now.next(args, scheduler, left_of(begun)); begun++) {
+		if constexpr (C::LOOKAHEAD)
+			upcoming.take(args, now, left_of(begun));
 		if (C::YIELDS && begun < done_before()) {
-			if constexpr (C::COMING)
-				coming.look(args, walk);
+			if constexpr (C::LOOKAHEAD)
+				upcoming.look(args, scheduler);
 			continue;
 		}
 		if (C::YIELDS && begun > done_before() && all_stop(begun, 0)) {
@@ -265,17 +265,17 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 #pragma unroll 1
 			for (int32_t i = 0;; i++) {
 #pragma unroll 1
-				for (; group < (i > 0 ? C::GROUPS : C::Q_FIRST); group++)
+				for (; group < (i > 0 ? C::GROUPS : C::Q_EARLY); group++)
 					fetch_q(now, group);
 				if (i == now.count)
 					break;
 				if (i > 0) {
-					/* Here nobody waits for memory. */
+					/* In mid-block, when no load is urgent. */
 					if (i == now.count / 2)
-						fa_sm90_touch_next<C>(args, maps, walk);
+						fa_sm90_prefetch_next<C>(args, maps, scheduler);
 					now.tile.retreat(args);
 				} else {
-					await_late_q();
+					wait_late_q();
 				}
 				fetch_k();
 				if (pending)
@@ -285,21 +285,21 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 			}
 		} else {
 #pragma unroll 1
-			for (int group = 0; warp == 0 && group < C::Q_FIRST; group++)
+			for (int group = 0; warp == 0 && group < C::Q_EARLY; group++)
 				fetch_q(now, group);
 			if (warp == 0)
-				await_late_q();
+				wait_late_q();
 			fetch_k();
 			if (pending)
 				fetch_v();
 #pragma unroll 1
-			for (int group = C::Q_FIRST; warp == 0 && group < C::GROUPS; group++)
+			for (int group = C::Q_EARLY; warp == 0 && group < C::GROUPS; group++)
 				fetch_q(now, group);
 			pending = true;
 			v_tile = now.tile;
-			/* While there is something to be computed. */
-			if constexpr (C::COMING)
-				coming.look(args, walk);
+			/* Overlaps with computation. */
+			if constexpr (C::LOOKAHEAD)
+				upcoming.look(args, scheduler);
 #pragma unroll 1
 			for (int32_t i = 1; i < now.count; i++) {
 				if (C::YIELDS && all_stop(begun, (uint32_t)(now.count - i))) {
@@ -320,6 +320,6 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 	fetch_v();
 	if (C::YIELDS && !stopped && warp == 0) {
 		wait_k_empty();
-		fa_sm90_say<C>(shared, k.stage, FA_SM90_ENDED);
+		fa_sm90_post_stop<C>(shared, k.stage, FA_SM90_ENDED);
 	}
 }

@@ -1,5 +1,7 @@
-/* Every row of FA_SM90_CODES_DECODE as a kernel, for either kind of codes, as one whose launch
- * carries the pages' table, and both again for parts of many shares. */
+/*
+ * Instantiates every row of FA_SM90_CODES_DECODE for both kinds of codes: plain, with the page
+ * table in the launch (small), and both again with a two-level reduction (levels).
+ */
 #include "kernels/cuda/common/gate.h"
 #include "kernels/cuda/sm90/paged_codes.h"
 

@@ -1,13 +1,13 @@
 /*
- * Shape of a decode kernel over pages on bulk copies.
- *   DIM     columns of Q, K, V and O, all of them there
- *   ATOMS   16-row fragments
- *   GROUPS  of four warps, which take tiles in turn
- *   STAGES  tiles of K and V in shared memory
- *   BLOCKS  that share an SM
- *   SMALL   the launch carries the pages' table
- *   PIECES  as in sm80/paged_walk.h
- *   LEVELS  shares are added up in two levels where they are many (paged_share.h)
+ * Compile-time configuration of a decode kernel over pages with bulk copies.
+ *   DIM        columns of Q, K, V and O, exactly the tensors'
+ *   ATOMS      16-row fragments of query rows
+ *   GROUPS     of four consumer warps; groups take tiles in turn
+ *   STAGES     stages of the ring; a stage holds a tile of K and V
+ *   BLOCKS     thread blocks per SM
+ *   SMALL      the launch carries the page table
+ *   PIECES     as in sm80/paged_walk.h
+ *   TWO_LEVEL  partial results of many blocks are reduced in two levels (paged_reduce.h)
  */
 #pragma once
 
@@ -16,41 +16,42 @@
 #include "kernels/cuda/ptx/math.h"
 #include "kernels/cuda/sm90/paged_kernels.h"
 
+#include <stddef.h>
 #include <stdint.h>
 
 template <class T_, int DIM_, int ATOMS_, int GROUPS_, int STAGES_, int BLOCKS_, bool SMALL_,
-          bool PIECES_, bool LEVELS_>
+          bool PIECES_, bool TWO_LEVEL_>
 struct fa_sm90_paged_config {
 	using T = T_;
 	static constexpr int DIM = DIM_, DIM_V = DIM_, ATOMS = ATOMS_;
 	static constexpr int GROUPS = GROUPS_, STAGES = STAGES_;
 	static constexpr int BLOCKS = BLOCKS_, BYTES = 2;
-	/* Those that compute, four of each tile, then one that loads. */
-	static constexpr int TAKERS = 4, WARPS = GROUPS * TAKERS, LOADERS = 1;
+	/* Consumer warps, four per tile, then the producer warp. */
+	static constexpr int TILE_WARPS = 4, WARPS = GROUPS * TILE_WARPS, LOADERS = 1;
 	static constexpr int JOINED = WARPS * 32;
-	static constexpr bool GIVES = FA_SM90_PAGED_GIVES(DIM, ATOMS, GROUPS);
-	static constexpr int THREADS = JOINED + (GIVES ? 128 : 32);
+	static constexpr bool SETMAXNREG = FA_SM90_PAGED_SETMAXNREG(DIM, ATOMS, GROUPS);
+	static constexpr int THREADS = JOINED + (SETMAXNREG ? 128 : 32);
 	static constexpr int ROWS = ATOMS * 16;
-	/* Whether parts of few rows are computed as with one fragment. */
-	static constexpr bool FEW = GIVES && FA_SM90_PAGED_FEW;
+	/* Parts of at most 16 rows are computed with one atom. */
+	static constexpr bool ONE_ATOM = SETMAXNREG && FA_SM90_PAGED_ONE_ATOM;
 	static constexpr bool F32 = false, CODES = false, SMALL = SMALL_, PIECES = PIECES_,
-			      LEVELS = LEVELS_, DIVIDED = true;
+			      TWO_LEVEL = TWO_LEVEL_, DIVIDED = true;
 	static constexpr bool APPENDS = FA_SM90_PAGED_APPENDS(DIM, ATOMS); /* paged_append.h */
-	/* Whether the block's first tiles are asked for before all else (fa_sm90_paged_load_first()),
-	 * and mbarriers are made by the first warp; how many tiles, at most. */
-	static constexpr bool EARLY = FA_SM90_PAGED_EARLY(DIM) && !PIECES;
+	/* The first tiles' loads are issued before all else (fa_sm90_paged_load_early()), at most
+	 * EARLY_TILES; the first warp initialises the mbarriers. */
+	static constexpr bool EARLY_LOADS = FA_SM90_PAGED_EARLY_LOADS(DIM) && !PIECES;
 	static constexpr int EARLY_TILES = FA_SM90_PAGED_EARLY_TILES(DIM);
-	/* Whether all threads meet when they begin, behind the making of mbarriers (paged_codes.h). */
-	static constexpr bool MEETS = false;
-	/* The planner sees to it. */
+	/* A __syncthreads() follows the initialisation of the mbarriers (paged_codes.h). */
+	static constexpr bool SYNCS_AT_START = false;
+	/* The planner guarantees it. */
 	static constexpr bool ROWS_IN_FP32 = !PIECES;
 	using SMALL_ARGS = struct fa_cuda_paged_small_attention;
 
-	/* What softmax.h of sm80 wants to know: no pairs, 16 keys at a time. */
+	/* For softmax.h of sm80: no pairs of warps, 16 keys at a time. */
 	static constexpr int SPLIT = 1, WARP_DIM_V = DIM_V, WARP_KEYS = 16;
 	static constexpr uint32_t P_BYTES = 0, ROW_BYTES = 0;
 
-	static constexpr uint32_t PITCH = DIM * 2; /* from token to token */
+	static constexpr uint32_t PITCH = DIM * 2; /* bytes from token to token */
 	static constexpr uint32_t QUARTER = FA_SM90_PAGED_QUARTER(DIM);
 	static constexpr uint32_t K_BYTES = 4 * QUARTER, STAGE_BYTES = 2 * K_BYTES;
 	static constexpr uint32_t STRIPS = DIM == 64 ? 2 : 1; /* of a copy, at most */
@@ -58,48 +59,55 @@ struct fa_sm90_paged_config {
 	static constexpr uint32_t Q_PITCH = FA_SM90_PAGED_Q_PITCH(DIM);
 	static constexpr uint32_t MERGE_COLUMNS = FA_SM90_PAGED_MERGE_COLUMNS(DIM, ATOMS);
 	static constexpr uint32_t MERGE_PITCH = FA_SM90_PAGED_MERGE_PITCH(DIM, ATOMS);
-	/* Rows that warps bring together at a time, of all columns; 0: some columns of all rows. */
+	/* Rows that the warps merge at a time, all columns; 0: MERGE_COLUMNS columns of all
+	 * rows. */
 	static constexpr uint32_t MERGE_ROWS = FA_SM90_PAGED_MERGE_ROWS(DIM);
 	static constexpr uint32_t MERGE_ROW_PITCH = DIM + 8;
 
-	/* The block's shared memory, in this order. */
-	static constexpr uint32_t RING = 0;
-	static constexpr uint32_t Q = RING + STAGES * STAGE_BYTES;
-	static constexpr uint32_t MERGE = Q + (Q_HELD ? 0 : ROWS * Q_PITCH); /* [warp][row] */
-	static constexpr uint32_t STATS = MERGE + WARPS * ROWS * MERGE_PITCH * 4;
-	static constexpr uint32_t FACTS = STATS + WARPS * ROWS * 8; /* [warp][row] */
-	static constexpr bool PARKS = GIVES;
-	static constexpr uint32_t PARKED = FACTS + WARPS * ROWS * 32;
-	static constexpr uint32_t LAST = PARKED + (PARKS ? WARPS * 128 : 0);
+	/* The block's shared memory. */
+	static constexpr bool STASHES_WALK = SETMAXNREG;
+	struct SHARED {
+		uint8_t ring[STAGES][STAGE_BYTES];
+		uint8_t q[Q_HELD ? 0 : ROWS][Q_PITCH];
+		float merge[WARPS][ROWS][MERGE_PITCH];
+		float stats[WARPS][ROWS][2];                  /* maximum, sum */
+		uint8_t facts[WARPS][ROWS][32];               /* struct fa_paged_fact */
+		uint8_t walks[STASHES_WALK ? WARPS : 0][128]; /* fa_paged_walk_of */
+		uint8_t split[32]; /* struct fa_sm90_paged_split_groups */
 
-	/*
-	 * Barriers, 8 bytes each. The loading warp's lane 0 arrives at a FULL with the bytes
-	 * of the tile's copies, and the four warps that take the tile wait; each of those arrives
-	 * at an EMPTY, and the loading warp waits. Once a tile.
-	 */
-	static constexpr uint32_t FULL = LAST + 32, EMPTY = FULL + 8 * STAGES;
-	static constexpr uint32_t SHARED_BYTES = EMPTY + 8 * STAGES;
+		/* mbarriers, once per tile. full: lane 0 of the producer arrives with the tile's
+		 * transaction bytes; the four warps that take the tile wait. empty: lane 0 of each
+		 * of them arrives; the producer waits. */
+		uint64_t full[STAGES], empty[STAGES];
+	};
 
-	/* Named barriers: the mbarriers are there, once, for the warps that compute; of these, at
-	 * the ends of segments; and the mbarriers are there, once, for the loading warp, if that
-	 * has not made them. */
-	static constexpr uint32_t BEGUN = 1, COMPUTE = 2, READY = 3;
-	static constexpr int BEGINNERS = EARLY ? JOINED : JOINED + 32;
+	static constexpr uint32_t RING = offsetof(SHARED, ring), Q = offsetof(SHARED, q);
+	static constexpr uint32_t MERGE = offsetof(SHARED, merge), STATS = offsetof(SHARED, stats);
+	static constexpr uint32_t FACTS = offsetof(SHARED, facts);
+	static constexpr uint32_t WALK_AT = offsetof(SHARED, walks);
+	static constexpr uint32_t SPLIT_AT = offsetof(SHARED, split);
+	static constexpr uint32_t FULL = offsetof(SHARED, full), EMPTY = offsetof(SHARED, empty);
+
+	/* Named barriers. INIT_COMPUTE, once: the mbarriers are initialised; all consumers sync,
+	 * the producer warp arrives unless EARLY_LOADS. INIT_LOADER, once, EARLY_LOADS: the first
+	 * warp arrives, the producer waits. COMPUTE: all consumers, at segment ends. */
+	static constexpr uint32_t INIT_COMPUTE = 1, COMPUTE = 2, INIT_LOADER = 3;
+	static constexpr int INIT_COMPUTE_THREADS = EARLY_LOADS ? JOINED : JOINED + 32;
 
 	static __device__ __forceinline__ void join(void)
 	{
 		fa_barrier_sync(COMPUTE, JOINED);
 	}
 
-	/* Each warp that takes a tile has a quarter of it. */
+	/* A warp that takes a tile has a quarter of it. */
 	static __device__ __forceinline__ int32_t key(uint32_t t, int i)
 	{
 		return 2 * t + i % 2 + i / 2 * 8;
 	}
 
-	static __device__ __forceinline__ bool are_numbers(uint4 value)
+	static __device__ __forceinline__ bool has_no_nan(uint4 value)
 	{
-		/* 0 times what is finite is 0. */
+		/* 0 times a finite number is 0. */
 		uint32_t zeros = fa_fma_packed<T>(value.x, 0, 0);
 
 		zeros = fa_fma_packed<T>(value.y, 0, zeros);
@@ -108,13 +116,13 @@ struct fa_sm90_paged_config {
 		return zeros == 0;
 	}
 
-	static_assert(SHARED_BYTES == FA_SM90_PAGED_SHARED_BYTES(DIM, ATOMS, GROUPS, STAGES),
-	              "the host's table must agree");
+	static_assert(sizeof(SHARED) == FA_SM90_PAGED_SHARED_BYTES(DIM, ATOMS, GROUPS, STAGES),
+	              "the layout is what the host plans");
 	static_assert(THREADS == FA_SM90_PAGED_THREADS(DIM, ATOMS, GROUPS), "likewise");
-	/* Else a group that is ahead could take a stage's old phase for the one after the next. */
+	/* Otherwise a group that is ahead could mistake a stage's previous phase for its next. */
 	static_assert(STAGES % GROUPS == 0, "a stage is one group's");
 	static_assert(STAGES > GROUPS, "some arrive while others are computed");
-	static_assert(!EARLY || (EARLY_TILES <= STAGES && EARLY_TILES <= 4 && GROUPS == 1),
+	static_assert(!EARLY_LOADS || (EARLY_TILES <= STAGES && EARLY_TILES <= 4 && GROUPS == 1),
 	              "each has a stage and eight lanes, and tiles are one group's");
 	static_assert(DIM % 64 == 0 && QUARTER % 128 == 0, "banks are as the loads think");
 	static_assert(FA_CUDA_PAGED_TILE == 64 && FA_CUDA_PAGED_STRIP == 16,

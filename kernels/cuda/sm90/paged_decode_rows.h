@@ -1,6 +1,8 @@
-/* Every row of FA_SM90_PAGED_DECODE as a kernel for the type FA_TYPE, called FA_TYPE_NAME, as one
- * whose launch carries the pages' table, and both again for parts of many shares; every row of
- * FA_SM90_PAGED_PIECES as a kernel. */
+/*
+ * Instantiates every row of FA_SM90_PAGED_DECODE for the type FA_TYPE, named FA_TYPE_NAME: plain,
+ * with the page table in the launch (small), and both again with a two-level reduction (levels);
+ * and every row of FA_SM90_PAGED_PIECES.
+ */
 #include "kernels/cuda/common/done.h"
 #include "kernels/cuda/common/gate.h"
 #include "kernels/cuda/sm90/paged_decode.h"

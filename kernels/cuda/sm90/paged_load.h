@@ -1,19 +1,12 @@
 /*
- * The loading warp's part: it walks the block's range of tiles (sm80/paged_walk.h) as far
- * ahead as there is room. A tile of 64 tokens is eight bulk copies, of 16 tokens of K or of V
- * each, which lie in one page; a lane issues each. Slots of pages are looked up for eight
- * tiles at a time, a lane for each 16 tokens, when the first copies of the eight before have been
- * issued; but for the block's first tiles, if they come before all (fa_sm90_paged_load_first()).
- * Of the last 16 tokens only those are copied that are there, and no slot past them is looked up.
+ * Producer warps of decode: walk the block's range of tiles (sm80/paged_walk.h) as far ahead as the
+ * ring allows. A tile of 64 tokens is eight bulk copies, 16 tokens of K or V each, one per lane;
+ * where that is little (codes, 64 columns), STRIPS strips in one page are one copy. Token scales
+ * take eight more lanes. New tokens are copied row by row (paged_append.h). Page slots are looked
+ * up for eight tiles at a time, one 16-token strip per lane. Only existing tokens are copied, and
+ * no slot past them is read.
  *
- * 16 tokens of codes, or of 64 columns, are little for a copy: STRIPS of them that lie in one
- * page are one. The scales of a tile's tokens, if they have any, are copied like them by eight
- * lanes more, 64 bytes of each 16 tokens, or 256 where one page has them all.
- *
- * Rows of new tokens may come from elsewhere (paged_append.h), each by a copy of its own.
- *
- * Where one warp would be too slow for it, there are C::LOADERS, which take tiles in turn, each
- * those of one group, with stages and barriers of its own.
+ * C::LOADERS producer warps take tiles in turn, each for one consumer group, with its own stages.
  */
 #pragma once
 
@@ -29,36 +22,36 @@
 
 /* Up to eight tiles of a segment: every C::LOADERS-th from the first on. */
 struct fa_sm90_paged_batch {
-	const char *from;   /* what this lane copies, of slot 0: the head's first */
-	uint32_t slot;      /* of another strip, the one that this lane knows of */
-	uint32_t in_page;   /* where it is there, and the flags below */
-	int32_t token, end; /* tokens of the batch */
-	bool shared;        /* others will read the same */
-	bool entered;       /* they are the first of a segment, and not the block's first */
+	const char *from;   /* this lane's source in slot 0, for the head */
+	uint32_t slot;      /* page slot of the strip that this lane looked up */
+	uint32_t in_page;   /* its number in the page, and the flags below */
+	int32_t token, end; /* token range of the batch */
+	bool reread;        /* other blocks read the same tiles */
+	bool new_segment;   /* first batch of a segment other than the block's first */
 
-	struct fa_sm90_paged_new fresh; /* C::APPENDS */
+	struct fa_sm90_paged_new_tokens new_tokens; /* C::APPENDS */
 };
 
-/* Of the strips in which this lane's is: as many as a copy has, or a tile, lie in one page. */
+/* The strips of this lane's copy, or of its tile, lie in one page. */
 #define FA_SM90_PAGED_COPY_WHOLE 0x100
 #define FA_SM90_PAGED_TILE_WHOLE 0x200
 
-/* Whether the STRIPS that this lane's is one of lie in one page, in which it is @in_page. */
+/* Whether this lane's group of STRIPS strips lies in one page; @in_page: this lane's strip. */
 template <uint32_t STRIPS>
-__device__ __forceinline__ bool fa_sm90_paged_whole(uint32_t in_page, uint32_t page_strips)
+__device__ __forceinline__ bool fa_sm90_paged_in_one_page(uint32_t in_page, uint32_t page_strips)
 {
 	const uint32_t before = threadIdx.x % STRIPS;
 
 	return in_page >= before && in_page - before + STRIPS <= page_strips;
 }
 
-/* What the lanes copy of a strip: bytes of K in the first four, V in the next, then scales. */
+/* Bytes per strip of a lane's copy: K in the first four lanes, V in the next, then scales. */
 template <class C> __device__ __forceinline__ uint32_t fa_sm90_paged_strip_bytes(void)
 {
 	return FA_CUDA_PAGED_STRIP * (C::CODES && threadIdx.x % 16 >= 8 ? 4 : C::PITCH);
 }
 
-/* Where the last tile of a segment would end. */
+/* The end of the segment's last tile, whether full or not. */
 template <class C>
 __device__ __forceinline__ int32_t fa_sm90_paged_tiles_end(const fa_paged_walk_of<C> &walk)
 {
@@ -73,20 +66,20 @@ __device__ __forceinline__ bool fa_sm90_paged_look_up(const struct fa_cuda_paged
 {
 	const struct fa_cuda_pages &pages = args.pages;
 	const uint32_t lane = threadIdx.x % 32, is_v = lane / 4 % 2;
-	/* From tile to tile. */
+	/* from a loader's tile to its next */
 	constexpr int32_t step = C::LOADERS * FA_CUDA_PAGED_TILE;
 
-	ret_batch.entered = false;
+	ret_batch.new_segment = false;
 #pragma unroll 1
 	while (token >= walk.end) {
-		/* The tile of its own after those of the segment, of which others have some. */
+		/* The loader's first tile past the segment, relative to the segment's end. */
 		const int32_t behind = C::LOADERS == 1 ? 0
 		                                       : token - fa_sm90_paged_tiles_end<C>(walk);
 
 		if (!walk.next(args))
 			return false;
 		token = walk.begin + behind;
-		ret_batch.entered = true;
+		ret_batch.new_segment = true;
 	}
 
 	const uint32_t strip = token / FA_CUDA_PAGED_STRIP +
@@ -103,20 +96,21 @@ __device__ __forceinline__ bool fa_sm90_paged_look_up(const struct fa_cuda_paged
 			ret_batch.from += is_v ? codes.v_scales_at : codes.k_scales_at;
 	}
 	if constexpr (C::APPENDS)
-		ret_batch.fresh = fa_sm90_paged_new_of<C>(args, walk, is_v);
+		ret_batch.new_tokens = fa_sm90_paged_new_tokens_of<C>(args, walk, is_v);
 	ret_batch.slot = ret_batch.in_page = 0;
-	ret_batch.shared = walk.item.row_blocks > 1;
+	ret_batch.reread = walk.item.row_blocks > 1;
 	if ((int32_t)(strip * FA_CUDA_PAGED_STRIP) < walk.end) {
 		uint32_t in_page;
 
-		ret_batch.slot = fa_sm90_paged_find<C>(args, walk.item.table_start, strip, in_page);
+		ret_batch.slot = fa_sm90_paged_slot_of<C>(args, walk.item.table_start, strip,
+		                                          in_page);
 		ret_batch.in_page = in_page;
 		if constexpr (C::STRIPS > 1) {
-			if (fa_sm90_paged_whole<C::STRIPS>(in_page, pages.page_strips))
+			if (fa_sm90_paged_in_one_page<C::STRIPS>(in_page, pages.page_strips))
 				ret_batch.in_page |= FA_SM90_PAGED_COPY_WHOLE;
 		}
 		if constexpr (C::CODES) {
-			if (fa_sm90_paged_whole<4>(in_page, pages.page_strips))
+			if (fa_sm90_paged_in_one_page<4>(in_page, pages.page_strips))
 				ret_batch.in_page |= FA_SM90_PAGED_TILE_WHOLE;
 		}
 	}
@@ -127,12 +121,12 @@ __device__ __forceinline__ bool fa_sm90_paged_look_up(const struct fa_cuda_paged
 	return true;
 }
 
-/* Has Q's rows of the segment come, which are asked for when others get there. A whole warp's. */
+/* Prefetches the segment's rows of Q for the consumers. Executed by a whole warp. */
 template <class C>
-__device__ __forceinline__ void fa_sm90_paged_touch_q(const struct fa_cuda_paged_attention &args,
-                                                      const fa_paged_walk_of<C> &walk)
+__device__ __forceinline__ void fa_sm90_paged_prefetch_q(const struct fa_cuda_paged_attention &args,
+                                                         const fa_paged_walk_of<C> &walk)
 {
-	constexpr uint32_t lines = C::DIM * 2 / 128; /* of a row */
+	constexpr uint32_t lines = C::DIM * 2 / 128; /* per row */
 
 	for (uint32_t i = threadIdx.x % 32; i < C::ROWS * lines; i += 32) {
 		const char *const row = fa_paged_q_row<C>(args, walk, i / lines);
@@ -142,8 +136,8 @@ __device__ __forceinline__ void fa_sm90_paged_touch_q(const struct fa_cuda_paged
 	}
 }
 
-/* Starts this lane's copy of a tile of @there tokens, if it has one. @from: its strip; the
- * other arguments but @policy: shared memory, and the strip's flags. */
+/* Issues this lane's copy, if any, of a tile of @there tokens. @from, @flags: of the lane's strip;
+ * @tile, @full: shared addresses. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_copy(const char *from, int32_t there, uint32_t flags,
                                                    bool token_scales, uint32_t tile, uint32_t full,
@@ -164,7 +158,7 @@ __device__ __forceinline__ void fa_sm90_paged_copy(const char *from, int32_t the
 		return;
 	tokens = min(rest, strips * FA_CUDA_PAGED_STRIP);
 	if constexpr (C::CODES) {
-		/* One instruction for all, which lanes take in turn. */
+		/* One copy instruction, so that lanes diverge once. */
 		const uint32_t to = is_scales ? C::SCALES + is_v * 256 + quarter * 64
 		                              : is_v * C::K_BYTES + quarter * C::QUARTER;
 
@@ -176,7 +170,7 @@ __device__ __forceinline__ void fa_sm90_paged_copy(const char *from, int32_t the
 	}
 }
 
-/* Those of one loading warp. A whole warp's. */
+/* Initialises one loader's mbarriers. Executed by a whole warp. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_make_barriers(uint32_t shared, uint32_t loader)
 {
@@ -185,22 +179,22 @@ __device__ __forceinline__ void fa_sm90_paged_make_barriers(uint32_t shared, uin
 			const uint32_t at = shared + 8 * (i * C::LOADERS + loader);
 
 			fa_mbarrier_init(at + C::FULL, 1);
-			fa_mbarrier_init(at + C::EMPTY, C::TAKERS);
+			fa_mbarrier_init(at + C::EMPTY, C::TILE_WARPS);
 		}
 		fa_mbarrier_init_fence();
 	}
 	__syncwarp();
 }
 
-/* How many tiles of the block's first segment fa_sm90_paged_load_first() loads: none with new
- * tokens. @walk: where it starts. */
+/* Tiles of the block's first segment that fa_sm90_paged_load_early() loads; none with new
+ * tokens. */
 template <class C>
 __device__ __forceinline__ int32_t fa_sm90_paged_early_tiles(
 	const struct fa_cuda_paged_attention &args, const fa_paged_walk_of<C> &walk)
 {
 	int32_t n = (walk.end - walk.begin + FA_CUDA_PAGED_TILE - 1) / FA_CUDA_PAGED_TILE;
 
-	if constexpr (!C::EARLY)
+	if constexpr (!C::EARLY_LOADS)
 		return 0;
 	if constexpr (C::APPENDS) {
 		if (args.attention.k.data && (int32_t)walk.item.append < walk.end)
@@ -209,11 +203,10 @@ __device__ __forceinline__ int32_t fa_sm90_paged_early_tiles(
 	return min(n, C::EARLY_TILES);
 }
 
-/* Starts the copies of the block's first tiles, a tile to eight lanes. It takes the loading warp
- * long to find out how it goes on from there, and until then nothing would be on its way. That
- * warp's. */
+/* Issues the copies of the block's first tiles, eight lanes per tile. Executed by the producer
+ * warp. */
 template <class C>
-__device__ __forceinline__ void fa_sm90_paged_load_first(const struct fa_cuda_paged_attention &args,
+__device__ __forceinline__ void fa_sm90_paged_load_early(const struct fa_cuda_paged_attention &args,
                                                          const fa_paged_walk_of<C> &walk,
                                                          uint32_t shared)
 {
@@ -233,8 +226,8 @@ __device__ __forceinline__ void fa_sm90_paged_load_first(const struct fa_cuda_pa
 	__syncwarp();
 	if (tile < n && rest > 0) {
 		uint32_t in_page;
-		const uint32_t slot = fa_sm90_paged_find<C>(args, walk.item.table_start,
-		                                            token / FA_CUDA_PAGED_STRIP, in_page);
+		const uint32_t slot = fa_sm90_paged_slot_of<C>(
+			args, walk.item.table_start, token / FA_CUDA_PAGED_STRIP, in_page);
 		const uint64_t strips = walk.kv_head(args) * pages.page_strips + in_page;
 
 		fa_bulk_load(shared + C::RING + tile * C::STAGE_BYTES + is_v * C::K_BYTES +
@@ -248,13 +241,13 @@ __device__ __forceinline__ void fa_sm90_paged_load_first(const struct fa_cuda_pa
 	__syncwarp();
 }
 
-/* A whole warp's. @walk: where it starts. */
+/* The producer's loop. Executed by a whole warp. @walk: the first segment. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_attention &args,
                                                    uint32_t shared, fa_paged_walk_of<C> &walk)
 {
 	const uint32_t lane = threadIdx.x % 32;
-	/* The same for all threads of the warp, and the compiler is to know it. */
+	/* Uniform across the warp; the shuffle tells the compiler so. */
 	const uint32_t loader = C::LOADERS == 1 ? 0
 	                                        : __shfl_sync(~0u, threadIdx.x / 32, 0) - C::WARPS;
 	const uint64_t once = fa_bulk_policy_once(), normal = fa_bulk_policy_normal();
@@ -267,7 +260,7 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 		token_scales =
 			((const struct fa_cuda_paged_attention_codes &)args).codes.token_scales;
 	token = walk.begin + (int32_t)loader * FA_CUDA_PAGED_TILE;
-	if constexpr (C::EARLY) {
+	if constexpr (C::EARLY_LOADS) {
 		stage = (uint32_t)fa_sm90_paged_early_tiles<C>(args, walk);
 		token += (int32_t)stage * FA_CUDA_PAGED_TILE;
 		if (stage == C::STAGES) {
@@ -276,13 +269,13 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 		}
 	}
 	more = fa_sm90_paged_look_up<C>(args, walk, token, next);
-	/* While slots come. */
-	if constexpr (C::EARLY) {
-		if (more && next.entered)
-			fa_sm90_paged_touch_q<C>(args, walk);
-	} else if constexpr (!C::MEETS) {
+	/* Overlaps with the look-up of slots. */
+	if constexpr (C::EARLY_LOADS) {
+		if (more && next.new_segment)
+			fa_sm90_paged_prefetch_q<C>(args, walk);
+	} else if constexpr (!C::SYNCS_AT_START) {
 		fa_sm90_paged_make_barriers<C>(shared, loader);
-		fa_barrier_arrive(C::BEGUN, C::BEGINNERS);
+		fa_barrier_arrive(C::INIT_COMPUTE, C::INIT_COMPUTE_THREADS);
 	}
 
 #pragma unroll 1
@@ -290,7 +283,7 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 		batch = next;
 
 		const int32_t first = batch.token;
-		uint32_t source = lane % 4; /* the lane that knows where the tile's quarter is */
+		uint32_t source = lane % 4; /* the lane that looked up this quarter of the tile */
 
 #pragma unroll 1
 		for (; batch.token < batch.end; batch.token += C::LOADERS * FA_CUDA_PAGED_TILE) {
@@ -310,15 +303,15 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 			const char *const from = batch.from + (uint64_t)slot * 256 +
 			                         in_page % 0x100 * fa_sm90_paged_strip_bytes<C>();
 			const uint32_t tile = shared + C::RING + stage * C::STAGE_BYTES;
-			const uint64_t policy = batch.shared ? normal : once;
+			const uint64_t policy = batch.reread ? normal : once;
 			bool is_new = false;
 
 			if constexpr (C::APPENDS) {
-				is_new = batch.token + there > batch.fresh.begin;
+				is_new = batch.token + there > batch.new_tokens.begin;
 				if (__builtin_expect(is_new, 0))
-					fa_sm90_paged_copy_new<C>(args, batch.fresh, from,
-					                          batch.token, there, tile, full,
-					                          policy);
+					fa_sm90_paged_copy_new_tokens<C>(args, batch.new_tokens,
+					                                 from, batch.token, there,
+					                                 tile, full, policy);
 			}
 			if (!is_new)
 				fa_sm90_paged_copy<C>(from, there, in_page, token_scales, tile,
@@ -329,14 +322,14 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 				stage = loader;
 				parity ^= 1;
 			}
-			/* What comes behind the batch, as soon as its first copies are on their
-			 * way. */
+			/* Looks up the next batch once the first copies of this one are in
+			 * flight. */
 			if (batch.token == first) {
 				more = fa_sm90_paged_look_up<C>(args, walk, token, next);
-				/* With two fragments at d64 ptxas would spill beside new tokens. */
+				/* With two atoms at d64, ptxas would spill. */
 				if constexpr (C::CODES || C::DIM != 64 || C::ATOMS == 1)
-					if (more && next.entered)
-						fa_sm90_paged_touch_q<C>(args, walk);
+					if (more && next.new_segment)
+						fa_sm90_paged_prefetch_q<C>(args, walk);
 			}
 		}
 	}

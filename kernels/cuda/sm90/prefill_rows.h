@@ -1,16 +1,18 @@
-/* Every row of FA_SM90_PREFILL as a kernel for the type FA_TYPE, called FA_TYPE_NAME. */
+/* Instantiates every row of FA_SM90_PREFILL for the type FA_TYPE, named FA_TYPE_NAME. */
 #include "kernels/cuda/sm90/forward.h"
-#include "kernels/cuda/sm90/pages.h"
+#include "kernels/cuda/sm90/paged_source.h"
 #include "kernels/cuda/sm90/prefill_kernels.h"
 
-#define FA_ROW(type, name, KIND, dim, dim_v, groups, keys, stages, q_slots, turns, seqlen_k_max)   \
+#define FA_ROW(type, name, KIND, dim, dim_v, groups, keys, stages, q_slots, pingpong,              \
+               seqlen_k_max)                                                                       \
 	extern "C" __global__ void __launch_bounds__(((groups) + 1) * 128, 1)                      \
 		fa_sm90_paged_prefill_##type##_d##dim##_v##dim_v##_##name(                         \
 			const __grid_constant__ struct fa_cuda_paged_attention args,               \
 			const __grid_constant__ struct fa_cuda_maps maps)                          \
 	{                                                                                          \
-		fa_sm90_forward<fa_sm90_config<FA_TYPE, fa_sm90_##KIND, dim, dim_v, groups, keys,  \
-		                               stages, q_slots, FA_SM90_##turns, fa_sm90_pages>>(  \
+		fa_sm90_forward<                                                                   \
+			fa_sm90_config<FA_TYPE, fa_sm90_##KIND, dim, dim_v, groups, keys, stages,  \
+		                       q_slots, FA_SM90_PINGPONG_##pingpong, fa_sm90_pages>>(      \
 			args, maps);                                                               \
 	}
 #define FA_ROW_EXPANDED(type, ...) FA_ROW(type, __VA_ARGS__)

@@ -1,13 +1,10 @@
 /*
- * A group's rows between the two products: masks, maxima, exponentials.
+ * Online softmax of a consumer group's rows: masks, maxima, exponentials.
  *
- * The maximum m that rows subtract in the exponent is allowed to lag: it is raised, and O
- * and the sum rescaled, only when a new logit exceeds it by more than 8 (in units of
- * ln 2). p is then at most 256, harmless in fp16, bf16 and the fp32 sums, and after the
- * first tiles a warp hardly ever touches O between products. With bf16 it is that of the
- * first tile in which the row sees a key (LAZY), so that later tiles need no maximum. ALiBi can
- * raise a row's logits beyond all bounds from there to the last, but no logit is more than its
- * dot product says: of those the maximum is taken, and of the nearest key's distance.
+ * A row's maximum is raised, and O and the sum rescaled, only when a logit exceeds it by more than
+ * 8 (in units of ln 2); p is then at most 256, which fp16, bf16 and the fp32 sums hold. With bf16
+ * (FIXED_MAX) it is the maximum of the first tile in which the row sees a key. ALiBi can raise
+ * later logits without bound, so there it is that of the dot products plus the nearest key's bias.
  */
 #pragma once
 
@@ -21,12 +18,12 @@
 #include <math.h>
 #include <stdint.h>
 
-/* Each thread has two of its warp's 16 rows, g and g + 8. */
+/* A thread holds two of its warp's 16 rows, g and g + 8. */
 struct fa_sm90_sums {
-	/* What is added in the exponent: less a recent maximum of the logits. FLT_MAX at
-	 * first: masked logits (-inf) give 0 even then, so no row needs care. */
+	/* Added in the exponent: minus the row's maximum. FLT_MAX at first, with which masked
+	 * logits (-inf) give 0, too. */
 	float offset[2];
-	float sum[2]; /* of this thread's keys */
+	float sum[2]; /* over this thread's keys */
 
 	__device__ __forceinline__ void reset(void)
 	{
@@ -34,45 +31,44 @@ struct fa_sm90_sums {
 		sum[0] = sum[1] = 0;
 	}
 
-	/* Has row @r seen no key yet? */
+	/* True: row @r has seen no key yet. */
 	__device__ __forceinline__ bool unset(int r) const
 	{
 		return offset[r] == FLT_MAX;
 	}
 };
 
-/* Their part of O, as wgmma has it. */
+/* A thread's part of O, in wgmma's accumulator layout. */
 template <class C> using fa_sm90_out_rows = float[C::DIM_V / 2];
 
-/* Dot products of a tile, then their exponentials, as wgmma has them. */
+/* Dot products of a tile, then their exponentials, in the same layout. */
 template <class C> using fa_sm90_dots = float[C::KEYS / 2];
 
-/* P as wgmma takes it, 16 keys at a time. */
+/* P as wgmma's A operand, 16 keys at a time. */
 template <class C> using fa_sm90_p = uint32_t[C::KEYS / 16][4];
 
-/* How many of a thread's elements of a row of a tile have keys before @end, which counts from the
- * first: those are 8 keys on, by twos. */
+/* Number of a thread's elements of a tile's row whose key is before @end, relative to the first. A
+ * thread has 2 adjacent keys of every 8. */
 __device__ __forceinline__ int32_t fa_sm90_elements_before(int32_t end, int32_t count)
 {
 	return end <= 0 ? 0 : min((end >> 3) * 2 + min(end & 7, 2), count);
 }
 
-/* As many bits, from the lowest. */
-__device__ __forceinline__ uint32_t fa_sm90_bits(int32_t count)
+/* The lowest @count bits. */
+__device__ __forceinline__ uint32_t fa_sm90_low_bits(int32_t count)
 {
 	return count < 32 ? (1u << count) - 1 : ~0u;
 }
 
-/* The same as fa_sm90_mask() for a row: @first, @last: what it sees, from the key of its first
- * element. A word says so, several bits of which become predicates at once: a third of the
- * instructions. Where it is used loops come out better with it, or as well (C::MASK_WORDS). */
+/* fa_sm90_mask() of one row, which sees keys [@first, @last] relative to its first element, by the
+ * bits of a word: a third of the instructions. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_mask_row(fa_sm90_dots<C> &dots, int r, int32_t first,
                                                  int32_t last)
 {
 	constexpr int32_t count = C::KEYS / 4;
-	const uint32_t seen = fa_sm90_bits(fa_sm90_elements_before(last + 1, count)) &
-	                      ~fa_sm90_bits(fa_sm90_elements_before(first, count));
+	const uint32_t seen = fa_sm90_low_bits(fa_sm90_elements_before(last + 1, count)) &
+	                      ~fa_sm90_low_bits(fa_sm90_elements_before(first, count));
 
 	static_assert(count <= 32, "bits of a word");
 #pragma unroll
@@ -81,11 +77,9 @@ __device__ __forceinline__ void fa_sm90_mask_row(fa_sm90_dots<C> &dots, int r, i
 			dots[i / 2 * 4 + r * 2 + i % 2] = -INFINITY;
 }
 
-/*
- * Sets what a row does not see to -inf. @key: that of dots[0], from the position of the
- * row of dots[0] or, without BAND, from 0; @begin, @end: from there to the first key that is
- * not hidden, if PAGED, and to the sequence's end.
- */
+/* Sets logits that a row does not see to -inf. @key: of dots[0], relative to its row or, without
+ * BAND, absolute; @begin, @end: likewise, the first key that is not hidden (PAGED) and the
+ * sequence's end. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_mask(fa_sm90_dots<C> &dots,
                                              const struct fa_cuda_attention &args, int32_t key,
@@ -98,7 +92,7 @@ __device__ __forceinline__ void fa_sm90_mask(fa_sm90_dots<C> &dots,
 		const int32_t last = C::BAND ? min(end - 1, r * 8 + args.window_right) - key
 		                             : end - 1 - key;
 
-		if constexpr (C::MASK_WORDS) {
+		if constexpr (C::MASK_BITS) {
 			fa_sm90_mask_row<C>(dots, r, first, last);
 		} else {
 #pragma unroll
@@ -111,29 +105,27 @@ __device__ __forceinline__ void fa_sm90_mask(fa_sm90_dots<C> &dots,
 	}
 }
 
-/*
- * Raises the rows' maxima to this tile's where they have fallen too far behind or, if
- * LAZY, where there is none yet; the sums with them. Returns whether any of the warp's
- * were; O is to be multiplied by @scale then, which gets the factors. Each row for
- * itself, so that its bits depend on no other row. @shift: what is added to a thread's logits
- * of a row, if RICH. @along: what its elements have too much, by each key on, if SLOPES and LAZY.
- */
+/* Raises rows' maxima to this tile's where they lag too far or are unset, and rescales the sums.
+ * Returns whether any row of the warp changed; O must then be multiplied by @scale. Rows do not
+ * influence each other's bits. @shift: added to a thread's logits of a row (SCORE_MOD). @key_slope:
+ * bias per key that the maximum excludes. */
 template <class C>
 __device__ __forceinline__ bool
-fa_sm90_raise(struct fa_sm90_sums &sums, const fa_sm90_dots<C> &dots, float factor,
-              const float (&shift)[2], float along, float (&scale)[2])
+fa_sm90_update_max(struct fa_sm90_sums &sums, const fa_sm90_dots<C> &dots, float factor,
+                   const float (&shift)[2], float key_slope, float (&scale)[2])
 {
 	float max[2];
 	bool raise = false;
 
 	const auto element = [&](int i) {
-		return C::SLOPES && C::LAZY ? fmaf(-along, (float)(i / 4 * 8 + i % 2), dots[i])
-		                            : dots[i];
+		return C::ALIBI_MMA && C::FIXED_MAX
+		               ? fmaf(-key_slope, (float)(i / 4 * 8 + i % 2), dots[i])
+		               : dots[i];
 	};
 
 	const auto behind = [&](int r, float logit) {
-		return fmaf(logit, C::RICH ? 1 : factor, sums.offset[r]) > 8 &&
-		       (!C::LAZY || sums.unset(r));
+		return fmaf(logit, C::SCORE_MOD ? 1 : factor, sums.offset[r]) > 8 &&
+		       (!C::FIXED_MAX || sums.unset(r));
 	};
 
 #pragma unroll
@@ -143,8 +135,8 @@ fa_sm90_raise(struct fa_sm90_sums &sums, const fa_sm90_dots<C> &dots, float fact
 		for (int j = 1; j < C::KEYS / 8; j++)
 			max[r] = fmaxf(max[r],
 			               fmaxf(element(j * 4 + r * 2), element(j * 4 + r * 2 + 1)));
-		/* Each thread's elements have a shift of their own. */
-		if (C::RICH)
+		/* Threads' elements have different shifts. */
+		if (C::SCORE_MOD)
 			max[r] = fmaf(max[r], factor, shift[r]);
 		raise |= behind(r, max[r]);
 	}
@@ -156,7 +148,7 @@ fa_sm90_raise(struct fa_sm90_sums &sums, const fa_sm90_dots<C> &dots, float fact
 		max[r] = fmaxf(max[r], __shfl_xor_sync(~0u, max[r], 1));
 		max[r] = fmaxf(max[r], __shfl_xor_sync(~0u, max[r], 2));
 
-		const float least = C::RICH ? -max[r] : -max[r] * factor;
+		const float least = C::SCORE_MOD ? -max[r] : -max[r] * factor;
 		const float offset = behind(r, max[r]) ? least : sums.offset[r];
 		const float shrink = fa_ex2(offset - sums.offset[r]);
 
@@ -167,12 +159,9 @@ fa_sm90_raise(struct fa_sm90_sums &sums, const fa_sm90_dots<C> &dots, float fact
 	return true;
 }
 
-/*
- * If LAZY, the rest of it: p is as large as it may be (bf16 has the exponents of fp32), and
- * only if the sums grow out of all proportion are they scaled down, by a power of two.
- * Needs no logit. What overflows nevertheless is seen at the end.
- */
-__device__ __forceinline__ bool fa_sm90_lower(struct fa_sm90_sums &sums, float (&scale)[2])
+/* FIXED_MAX: scales sums that grow beyond 2^40 down by a power of two. Needs no logit. The epilogue
+ * detects what overflows nevertheless. */
+__device__ __forceinline__ bool fa_sm90_scale_down(struct fa_sm90_sums &sums, float (&scale)[2])
 {
 	constexpr float high = 0x1p40f;
 
@@ -204,17 +193,17 @@ __device__ __forceinline__ void fa_sm90_rescale(fa_sm90_out_rows<C> &out, const 
 			out[j * 4 + e] *= scale[e / 2];
 }
 
-/* Adds @add of their rows to dots. */
+/* Adds @add of its row to each dot product. */
 template <class C>
-__device__ __forceinline__ void fa_sm90_add(fa_sm90_dots<C> &dots, const float (&add)[2])
+__device__ __forceinline__ void fa_sm90_add_rows(fa_sm90_dots<C> &dots, const float (&add)[2])
 {
 #pragma unroll
 	for (int i = 0; i < C::KEYS / 2; i++)
 		dots[i] += add[i / 2 % 2];
 }
 
-/* dots = exp(dots + offset), or of dots alone if LOWERS, for steps @FIRST to @END of 16 keys, and
- * the sums with it. @shift: as above. */
+/* dots = exp(dots * factor + offset + shift), or exp(dots) with CAP_SUBTRACTS_MAX, for steps
+ * [FIRST, END) of 16 keys; adds them to the sums. */
 template <class C, int FIRST, int END>
 __device__ __forceinline__ void fa_sm90_exponentials(struct fa_sm90_sums &sums,
                                                      fa_sm90_dots<C> &dots, float factor,
@@ -225,25 +214,27 @@ __device__ __forceinline__ void fa_sm90_exponentials(struct fa_sm90_sums &sums,
 		const int r = i / 2 % 2;
 
 		dots[i] = fa_ex2(
-			C::LOWERS ? dots[i]
-				  : fmaf(dots[i], factor,
-		                         C::RICH ? sums.offset[r] + shift[r] : sums.offset[r]));
+			C::CAP_SUBTRACTS_MAX
+				? dots[i]
+				: fmaf(dots[i], factor,
+		                       C::SCORE_MOD ? sums.offset[r] + shift[r] : sums.offset[r]));
 		sums.sum[r] += dots[i];
 	}
-	/* Here, not where the compiler finds their first use, behind waits. */
+	/* Pins the computation here; the compiler would move it behind waits. */
 	fa_wgmma_hold(dots);
 	fa_wgmma_hold(sums.sum);
 }
 
-/* If LOWERS, of a tile that all rows see all of, and have a maximum: the soft cap and, beside it,
- * the exponentials of the first half. As fa_sm90_logits() and fa_sm90_exponentials(), to the
- * bit. */
+/* CAP_SUBTRACTS_MAX, for an unmasked tile whose rows have a maximum: the soft cap, interleaved with
+ * the exponentials of the first half; same bits as both in turn. */
 template <class C>
-__device__ __forceinline__ void fa_sm90_capped(struct fa_sm90_sums &sums, fa_sm90_dots<C> &dots,
-                                               const struct fa_cuda_attention &args)
+__device__ __forceinline__ void fa_sm90_softcap_exponentials(struct fa_sm90_sums &sums,
+                                                             fa_sm90_dots<C> &dots,
+                                                             const struct fa_cuda_attention &args)
 {
-	static_assert(!C::LOWERS || C::KEYS / 4 % C::CAP_PART == 0, "halves are whole parts");
-	fa_softcap_warp<C::CAP_PART, C::CAP_CHAINS>(
+	static_assert(!C::CAP_SUBTRACTS_MAX || C::KEYS / 4 % C::CAP_CHUNK == 0,
+	              "halves are whole parts");
+	fa_softcap_warp<C::CAP_CHUNK, C::CAP_CHAINS>(
 		dots, sums.offset, fa_softcap(args), [&](int first, int end) {
 			if (end <= C::KEYS / 4)
 #pragma unroll
@@ -257,7 +248,7 @@ __device__ __forceinline__ void fa_sm90_capped(struct fa_sm90_sums &sums, fa_sm9
 }
 
 template <class C>
-__device__ __forceinline__ void fa_sm90_round(fa_sm90_p<C> &ret_p, const fa_sm90_dots<C> &dots)
+__device__ __forceinline__ void fa_sm90_convert_p(fa_sm90_p<C> &ret_p, const fa_sm90_dots<C> &dots)
 {
 #pragma unroll
 	for (int k = 0; k < C::KEYS / 16; k++)

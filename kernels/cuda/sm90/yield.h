@@ -1,9 +1,7 @@
 /*
- * What common/yield.h is for kernels on wgmma: a block of threads stops before a tile of K.
- * The loading warp says so in that tile's place, where a word in shared memory stands beside
- * the barrier; groups, which look at it when the barrier has let them pass, finish what they
- * have and save O, offsets and sums. (A warp that looks and does nothing else would see the
- * word sooner, but what it tells the loading warp costs that registers that it does not have.)
+ * common/yield.h for kernels on wgmma: a thread block stops before a tile of K. The producer marks
+ * the stage in its stop word and completes the stage's k_full without a copy. Consumers read the
+ * word after that wait, finish the tiles that they have, and save O, offsets and sums.
  */
 #pragma once
 
@@ -16,17 +14,17 @@
 
 #include <stdint.h>
 
-/* What the word of a stage says where no tile comes. */
+/* A stage's stop word; 0: a tile comes. */
 enum fa_sm90_stop_kind {
-	FA_SM90_STOPPED = 1, /* there are tiles left */
+	FA_SM90_STOPPED = 1, /* tiles are left */
 	FA_SM90_ENDED = 2,
 };
 
-/* A state: each thread's O, four floats at a time, then its offsets and sums. */
+/* A saved state: each thread's O, four floats at a time, then its offsets and sums. */
 template <class C> struct fa_sm90_state {
-	static constexpr uint32_t THREADS = C::GROUPS * 128, PIECES = C::DIM_V / 8 + 1;
+	static constexpr uint32_t THREADS = C::GROUPS * 128, CHUNKS = C::DIM_V / 8 + 1;
 	static constexpr uint32_t BYTES = FA_SM90_STATE_BYTES(C::DIM_V, C::GROUPS);
-	static_assert(BYTES == THREADS * PIECES * 16, "the host's table must agree");
+	static_assert(BYTES == THREADS * CHUNKS * 16, "the host's table must agree");
 
 	static __device__ __forceinline__ float4 *at(const struct fa_cuda_yield &yield,
 	                                             uint32_t side, uint32_t slot, uint32_t group)
@@ -39,18 +37,18 @@ template <class C> struct fa_sm90_state {
 };
 
 template <class C>
-__device__ __forceinline__ void fa_sm90_save(const struct fa_cuda_yield &yield, uint32_t slot,
-                                             uint32_t group, const fa_sm90_out_rows<C> &out,
-                                             const struct fa_sm90_sums &sums)
+__device__ __forceinline__ void fa_sm90_save_state(const struct fa_cuda_yield &yield, uint32_t slot,
+                                                   uint32_t group, const fa_sm90_out_rows<C> &out,
+                                                   const struct fa_sm90_sums &sums)
 {
 	using STATE = fa_sm90_state<C>;
 	float4 *const at = STATE::at(yield, yield.side, slot, group);
 
 #pragma unroll
-	for (uint32_t i = 0; i < STATE::PIECES - 1; i++)
+	for (uint32_t i = 0; i < STATE::CHUNKS - 1; i++)
 		at[i * STATE::THREADS] = make_float4(out[4 * i], out[4 * i + 1], out[4 * i + 2],
 		                                     out[4 * i + 3]);
-	at[(STATE::PIECES - 1) * STATE::THREADS] = make_float4(sums.offset[0], sums.offset[1],
+	at[(STATE::CHUNKS - 1) * STATE::THREADS] = make_float4(sums.offset[0], sums.offset[1],
 	                                                       sums.sum[0], sums.sum[1]);
 }
 
@@ -61,24 +59,24 @@ __device__ __forceinline__ void fa_sm90_load_state(const struct fa_cuda_yield &y
 {
 	using STATE = fa_sm90_state<C>;
 	const float4 *const at = STATE::at(yield, yield.side ^ 1, slot, group);
-	float4 piece;
+	float4 chunk;
 
 #pragma unroll
-	for (uint32_t i = 0; i < STATE::PIECES - 1; i++) {
-		piece = at[i * STATE::THREADS];
-		ret_out[4 * i] = piece.x;
-		ret_out[4 * i + 1] = piece.y;
-		ret_out[4 * i + 2] = piece.z;
-		ret_out[4 * i + 3] = piece.w;
+	for (uint32_t i = 0; i < STATE::CHUNKS - 1; i++) {
+		chunk = at[i * STATE::THREADS];
+		ret_out[4 * i] = chunk.x;
+		ret_out[4 * i + 1] = chunk.y;
+		ret_out[4 * i + 2] = chunk.z;
+		ret_out[4 * i + 3] = chunk.w;
 	}
-	piece = at[(STATE::PIECES - 1) * STATE::THREADS];
-	ret_sums.offset[0] = piece.x;
-	ret_sums.offset[1] = piece.y;
-	ret_sums.sum[0] = piece.z;
-	ret_sums.sum[1] = piece.w;
+	chunk = at[(STATE::CHUNKS - 1) * STATE::THREADS];
+	ret_sums.offset[0] = chunk.x;
+	ret_sums.offset[1] = chunk.y;
+	ret_sums.sum[0] = chunk.z;
+	ret_sums.sum[1] = chunk.w;
 }
 
-/* Which block of the first launch this one is, or goes on with. */
+/* The thread block of the first launch that this one is or resumes. */
 template <class C> __device__ __forceinline__ uint32_t fa_sm90_block_index(void)
 {
 	extern __shared__ __align__(1024) char shared_memory[];
@@ -86,17 +84,18 @@ template <class C> __device__ __forceinline__ uint32_t fa_sm90_block_index(void)
 	return C::YIELDS ? fa_ld_shared(fa_shared_address(shared_memory) + C::RECORD) : blockIdx.x;
 }
 
-/* Of how many. */
+/* Number of thread blocks of the first launch. */
 template <class C>
 __device__ __forceinline__ uint32_t fa_sm90_blocks(const struct fa_cuda_attention &args)
 {
 	return C::YIELDS && args.yield.resumed ? args.yield.blocks : gridDim.x;
 }
 
-/* One thread, before a barrier of the block: fills the words in shared memory. A block that is
- * to end at once has counted itself then. */
+/* Fills the words in shared memory. One thread, before a barrier of the block. A block that must
+ * exit at once has been counted then. */
 template <class C>
-__device__ __forceinline__ void fa_sm90_begin(const struct fa_cuda_attention &args, uint32_t shared)
+__device__ __forceinline__ void fa_sm90_yield_begin(const struct fa_cuda_attention &args,
+                                                    uint32_t shared)
 {
 	const struct fa_cuda_yield &yield = args.yield;
 	struct fa_cuda_yield_record record = { (uint32_t)fa_block_index(), 0, 0, 0 };
@@ -109,9 +108,9 @@ __device__ __forceinline__ void fa_sm90_begin(const struct fa_cuda_attention &ar
 	fa_st_shared(shared + C::RECORD + 4, record.done);
 	fa_st_shared(shared + C::RECORD + 8, record.left);
 	fa_st_shared(shared + C::RECORD + 12, record.slot);
-	fa_st_shared(shared + C::ENDS, ends);
+	fa_st_shared(shared + C::EXITS, ends);
 #pragma unroll
-	for (uint32_t at = C::SLOT; at < C::WORDS_END; at += 4)
+	for (uint32_t at = C::STATE_SLOT; at < C::WORDS_END; at += 4)
 		fa_st_shared(shared + at, 0);
 	if (ends) {
 		fa_yield_append(yield, record);
@@ -119,24 +118,24 @@ __device__ __forceinline__ void fa_sm90_begin(const struct fa_cuda_attention &ar
 	}
 }
 
-/* The loading warp: groups find no tile of K in that place, which is free. */
+/* Completes a free stage of K without a tile. Executed by the producer warp. */
 template <class C>
-__device__ __forceinline__ void fa_sm90_say(uint32_t shared, uint32_t stage, fa_sm90_stop_kind kind)
+__device__ __forceinline__ void fa_sm90_post_stop(uint32_t shared, uint32_t stage,
+                                                  fa_sm90_stop_kind reason)
 {
 	if (threadIdx.x != 0)
 		return;
-	fa_st_shared(shared + C::STOP + 4 * stage, kind);
+	fa_st_shared(shared + C::STOP + 4 * stage, reason);
 	fa_mbarrier_arrive(shared + C::K_FULL + 8 * stage);
 }
 
-/*
- * The loading warp, before a tile of K, whose place is free: has the groups stop there. @begun
- * blocks of rows came before, of this one @left tiles are left, or all with 0. Returns false if
- * there is no slot for the state.
- */
+/* Stops the consumers before the tile of a free stage. Executed by the producer warp. @begun:
+ * blocks of rows finished; @left: tiles left of the next, 0: all. Returns false if no state slot is
+ * free. */
 template <class C>
-__device__ __forceinline__ bool fa_sm90_stop(const struct fa_cuda_yield &yield, uint32_t shared,
-                                             uint32_t stage, uint32_t begun, uint32_t left)
+__device__ __forceinline__ bool fa_sm90_yield_stop(const struct fa_cuda_yield &yield,
+                                                   uint32_t shared, uint32_t stage, uint32_t begun,
+                                                   uint32_t left)
 {
 	bool stops = true;
 
@@ -146,38 +145,39 @@ __device__ __forceinline__ bool fa_sm90_stop(const struct fa_cuda_yield &yield, 
 		if (left)
 			stops = fa_yield_take_slot(yield, slot);
 		if (stops) {
-			fa_st_shared(shared + C::SLOT, slot);
-			fa_st_shared(shared + C::BEGUN, begun);
-			fa_st_shared(shared + C::LEFT, 1 + left);
-			fa_sm90_say<C>(shared, stage, FA_SM90_STOPPED);
+			fa_st_shared(shared + C::STATE_SLOT, slot);
+			fa_st_shared(shared + C::BLOCKS_DONE, begun);
+			fa_st_shared(shared + C::TILES_LEFT, 1 + left);
+			fa_sm90_post_stop<C>(shared, stage, FA_SM90_STOPPED);
 		}
 	}
 	return __any_sync(~0u, threadIdx.x == 0 && stops);
 }
 
-/* All threads that compute, last: the block's record, if it has stopped, and its end. */
+/* Appends the block's record if it stopped, and counts its end. All consumer threads, last. */
 template <class C>
-__device__ __forceinline__ void fa_sm90_end(const struct fa_cuda_attention &args, uint32_t shared)
+__device__ __forceinline__ void fa_sm90_yield_end(const struct fa_cuda_attention &args,
+                                                  uint32_t shared)
 {
 	const struct fa_cuda_yield &yield = args.yield;
 
 	if (!args.done.word)
 		return;
-	/* Those who load have stored nothing, and have too few registers for more. */
+	/* The producer stores nothing to global memory and has no registers to spare for this. */
 	fa_barrier_sync(0, C::GROUPS * 128);
 	if (threadIdx.x != 128)
 		return;
 
-	const uint32_t left = fa_ld_shared(shared + C::LEFT);
+	const uint32_t left = fa_ld_shared(shared + C::TILES_LEFT);
 
 	if (left > 0) {
 		struct fa_cuda_yield_record record;
 
 		record.block = fa_ld_shared(shared + C::RECORD);
-		record.done = fa_ld_shared(shared + C::BEGUN);
+		record.done = fa_ld_shared(shared + C::BLOCKS_DONE);
 		record.left = left - 1;
-		record.slot = fa_ld_shared(shared + C::SLOT);
-		if (fa_ld_shared(shared + C::BROKEN))
+		record.slot = fa_ld_shared(shared + C::STATE_SLOT);
+		if (fa_ld_shared(shared + C::NONFINITE))
 			record.slot |= FA_CUDA_YIELD_BROKEN;
 		fa_yield_append(yield, record);
 	}

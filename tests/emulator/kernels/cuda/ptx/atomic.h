@@ -20,19 +20,19 @@ static inline uint64_t fa_atomic_add(uint64_t *address, uint64_t value)
 
 static inline void fa_st_relaxed_device(void *address, uint2 value)
 {
-	fa_emulated_share_store(address, &value, 8);
+	fa_emulated_partial_store(address, &value, 8);
 }
 
 static inline void fa_st_relaxed_device(void *address, uint4 value)
 {
-	fa_emulated_share_store(address, &value, 16);
+	fa_emulated_partial_store(address, &value, 16);
 }
 
 static inline uint2 fa_ld_relaxed_device_v2(const void *address)
 {
 	uint2 value;
 
-	fa_emulated_share_load(address, &value, 8);
+	fa_emulated_partial_load(address, &value, 8);
 	return value;
 }
 
@@ -40,14 +40,14 @@ static inline uint4 fa_ld_relaxed_device_v4(const void *address)
 {
 	uint4 value;
 
-	fa_emulated_share_load(address, &value, 16);
+	fa_emulated_partial_load(address, &value, 16);
 	return value;
 }
 
 static inline void fa_fence_device(void)
 {
 	fa_emulated_fence(false);
-	fa_emulated_share_fence();
+	fa_emulated_partial_fence();
 }
 
 static inline void fa_fence_system(void)
@@ -57,20 +57,20 @@ static inline void fa_fence_system(void)
 
 static inline void fa_st_relaxed_system(uint64_t *address, uint64_t value)
 {
-	fa_emulated_tell(address, value);
+	fa_emulated_signal(address, value);
 }
 
 static inline void fa_st_relaxed_system(uint32_t *address, uint32_t value)
 {
-	fa_emulated_tell_early(address, 1, value);
+	fa_emulated_signal_early(address, 1, value);
 }
 
 static inline void fa_st_relaxed_system(uint32_t *address, uint4 value)
 {
-	fa_emulated_tell_early(address, 4, value.x);
+	fa_emulated_signal_early(address, 4, value.x);
 }
 
-static inline uint64_t fa_count(uint64_t *address, uint64_t value)
+static inline uint64_t fa_atomic_count(uint64_t *address, uint64_t value)
 {
 	return fa_atomic_add_ordered(address, value);
 }
@@ -82,10 +82,10 @@ static inline uint64_t fa_ld_relaxed_device(const uint64_t *address)
 
 static inline uint64_t fa_ld_relaxed_system(const uint64_t *address)
 {
-	return fa_emulated_look(address);
+	return fa_emulated_load_word(address);
 }
 
 static inline uint64_t fa_ld_acquire_system(const uint64_t *address)
 {
-	return fa_emulated_look(address);
+	return fa_emulated_load_word(address);
 }

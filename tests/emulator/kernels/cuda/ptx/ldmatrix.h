@@ -5,7 +5,7 @@
 static inline void fa_emulated_ldmatrix(uint32_t (&ret)[4], uint32_t address, bool trans)
 {
 	const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-	const uint64_t *all = fa_emulated_meet(address);
+	const uint64_t *all = fa_emulated_warp_exchange(address);
 
 	for (int j = 0; j < 4; j++) {
 		uint16_t pair[2];

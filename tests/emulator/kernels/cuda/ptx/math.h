@@ -15,7 +15,7 @@ static inline float fa_lg2(float x)
 	return log2f(x);
 }
 
-/* What is subnormal counts as nothing, as on the GPU. */
+/* Flushes subnormals to zero, as the GPU does. */
 static inline float fa_rcp(float x)
 {
 	const float inverse = 1 / (fabsf(x) < FLT_MIN ? copysignf(0, x) : x);
@@ -28,7 +28,7 @@ static inline float fa_select(bool which, float a, float b)
 	return which ? a : b;
 }
 
-static inline float fa_own(float x)
+static inline float fa_to_vector_register(float x)
 {
 	return x;
 }

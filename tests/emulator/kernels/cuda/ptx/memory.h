@@ -1,7 +1,7 @@
 #pragma once
 #include "tests/emulator/emulator.h"
 
-/* An address is a place in the block's shared memory. */
+/* A shared address is an offset in the block's shared memory. */
 static inline uint32_t fa_shared_address(const void *pointer)
 {
 	return (uint32_t)((const char *)pointer - shared_memory);
@@ -36,7 +36,7 @@ static inline uint4 fa_ld_shared_v4(uint32_t address)
 static inline void fa_st_global_v4(void *to, uint4 value)
 {
 	memcpy(to, &value, 16);
-	fa_emulated_end_store();
+	fa_emulated_completion_store();
 }
 
 static inline void fa_prefetch(const void *address)
@@ -44,7 +44,7 @@ static inline void fa_prefetch(const void *address)
 	(void)*(const volatile char *)address;
 }
 
-static inline void fa_hide(const void *&)
+static inline void fa_opaque(const void *&)
 {
 }
 

@@ -16,13 +16,13 @@ template <> inline float fa_widen<fa_bf16>(uint16_t bits)
 	return __uint_as_float((uint32_t)bits << 16);
 }
 
-/* Fragments as the real header says. */
+/* Fragments as in the real header. */
 template <class T>
 static inline void fa_mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
 	const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 	const uint32_t mine[FA_EMULATED_WORDS] = { a[0], a[1], a[2], a[3], b0, b1 };
-	const uint32_t(*all)[FA_EMULATED_WORDS] = fa_emulated_meet_words(mine);
+	const uint32_t(*all)[FA_EMULATED_WORDS] = fa_emulated_warp_exchange_words(mine);
 	float rows[2][16], columns[2][16];
 
 	for (int k = 0; k < 16; k++)

@@ -1,17 +1,17 @@
 #pragma once
 #include "tests/emulator/emulator.h"
 
-template <int registers> static inline void fa_registers_give(void)
+template <int registers> static inline void fa_setmaxnreg_dec(void)
 {
 }
 
-template <int registers> static inline void fa_registers_take(void)
+template <int registers> static inline void fa_setmaxnreg_inc(void)
 {
 }
 
-/* All of the warp ask together. */
+/* All threads of the warp call it. */
 static inline bool fa_elect(void)
 {
-	fa_emulated_meet(0);
+	fa_emulated_warp_exchange(0);
 	return threadIdx.x % 32 == 0;
 }

@@ -1,14 +1,13 @@
-/* Products by wgmma. Compiled as C++ by the host's compiler. */
+/* wgmma. Compiled as C++. */
 #include "tests/emulator/fibre.h"
 #include "tests/emulator/launch.h"
 
-#define PRODUCTS_MAX 64 /* of a thread, not yet waited for */
+#define PRODUCTS_MAX 64 /* of a thread, not waited for */
 #define ACCUMULATORS_MAX 128
 
-/* A thread's accumulators that products are under way to: what they are, while NaN stands
- * in their place. */
+/* A thread's accumulators with products in flight: their values, while NaN is in their place. */
 struct accumulators {
-	float *d; /* NULL: none */
+	float *d; /* NULL: unused */
 	float values[ACCUMULATORS_MAX];
 	int n, n_products;
 };
@@ -24,14 +23,14 @@ struct product {
 static struct thread {
 	struct accumulators accumulators[2];
 	struct product products[PRODUCTS_MAX];
-	uint32_t n_products, n_run;              /* the first of them have happened */
-	uint32_t groups[PRODUCTS_MAX], n_groups; /* where each ends */
+	uint32_t n_products, n_run;              /* the first n_run have happened */
+	uint32_t groups[PRODUCTS_MAX], n_groups; /* the end of each group */
 } threads[THREADS_MAX];
 
-static bool eager; /* products happen when they are committed, not when waited for */
+static bool eager; /* products happen at the commit, not at the wait */
 static uint64_t n_redone;
 
-void product_begin(void)
+void wgmma_begin(void)
 {
 	eager = random_below(2);
 	for (uint32_t i = 0; i < n_threads; i++)
@@ -44,11 +43,11 @@ void product_thread_end(void)
 		DIE("ends with %u products under way", threads[current].n_products);
 }
 
-/* All lanes come here together, and four warps sooner or later. */
+/* All lanes of a warp call it together; all four warps do eventually. */
 void fa_emulated_product(float *d, int n, bool bf16, uint64_t a, const uint32_t *a_registers,
                          uint64_t b, bool add)
 {
-	const uint64_t *all = fa_emulated_meet((uint64_t)(uintptr_t)a_registers);
+	const uint64_t *all = fa_emulated_warp_exchange((uint64_t)(uintptr_t)a_registers);
 	struct thread *thread = &threads[current];
 	struct product *product = &thread->products[thread->n_products++];
 	struct accumulators *mine = NULL;
@@ -81,7 +80,7 @@ void fa_emulated_product(float *d, int n, bool bf16, uint64_t a, const uint32_t 
 	product->add = add;
 }
 
-/* Every number of f16, widened once. */
+/* All fp16 numbers as fp32. */
 static const struct table {
 	float values[1 << 16];
 
@@ -99,7 +98,7 @@ static float element(uint16_t bits, bool bf16)
 
 /* A descriptor: rows of 128 bytes, swizzled. */
 struct operand {
-	uint32_t start, leading, stride; /* bytes to the next 64 elements, and 8 rows */
+	uint32_t start, leading, stride; /* bytes to the next 64 elements, and to the next 8 rows */
 
 	operand(uint64_t bits)
 	    : start((uint32_t)(bits & 0x3fff) << 4), leading((uint32_t)(bits >> 16 & 0x3fff) << 4),
@@ -109,7 +108,7 @@ struct operand {
 			DIE("an operand that is not swizzled by 128 bytes");
 	}
 
-	/* Elements of row @row from @column on: @n of them, 2 or 8, side by side. */
+	/* @n elements, 2 or 8, of row @row from @column on. */
 	void get(uint32_t row, uint32_t column, uint32_t n, bool bf16, float *ret) const
 	{
 		const char *const at = shared_async(swizzle(start + column / 64 * leading +
@@ -126,7 +125,7 @@ struct operand {
 	}
 };
 
-/* This thread's part: rows g and g + 8 of its warp's, two columns of eight. */
+/* This thread's part: rows g and g + 8 of its warp, two columns of eight. */
 static void product_run(const struct product *product)
 {
 	const uint32_t lane = current % 32, g = lane / 4, t = lane % 4;
@@ -170,7 +169,7 @@ static void product_run(const struct product *product)
 		for (int d = 0; d < 4; d++) {
 			float sum = product->add ? values[d] : 0;
 
-			/* Products of two elements are exact. */
+			/* Products of two elements are exact in fp32. */
 			for (uint32_t k = 0; k < 16; k++)
 				sum += a[d / 2][k] * b[k][d % 2];
 			values[d] = sum;
@@ -178,8 +177,8 @@ static void product_run(const struct product *product)
 	}
 }
 
-/* It has been waited for. */
-static void product_show(const struct product *product)
+/* After the wait. */
+static void product_publish(const struct product *product)
 {
 	struct accumulators *mine = product->accumulators;
 
@@ -189,18 +188,18 @@ static void product_show(const struct product *product)
 	}
 }
 
-/* Runs the first @done of this thread's products. A warp's registers are its own, but its
- * lanes' are one another's here: they do it together. */
+/* Runs this thread's products up to @done. A warp's lanes read each other's registers here, so they
+ * do it together. */
 static void products_run(uint32_t done)
 {
 	struct thread *thread = &threads[current];
 
-	fa_emulated_meet(0);
+	fa_emulated_warp_exchange(0);
 	for (uint32_t i = thread->n_run; i < done; i++)
 		product_run(&thread->products[i]);
 	if (done > thread->n_run)
 		thread->n_run = done;
-	fa_emulated_meet(0);
+	fa_emulated_warp_exchange(0);
 }
 
 void fa_emulated_product_commit(void)
@@ -223,7 +222,7 @@ void fa_emulated_product_wait(uint32_t pending)
 	done = thread->groups[n - 1];
 	products_run(done);
 	for (uint32_t i = 0; i < done; i++)
-		product_show(&thread->products[i]);
+		product_publish(&thread->products[i]);
 	memmove(thread->products, thread->products + done,
 	        (thread->n_products - done) * sizeof(*thread->products));
 	thread->n_products -= done;
@@ -233,12 +232,12 @@ void fa_emulated_product_wait(uint32_t pending)
 	thread->n_groups -= n;
 }
 
-void fa_emulated_redone(void)
+void fa_emulated_recomputed(void)
 {
 	n_redone++;
 }
 
-uint64_t fa_emulated_take_redone(void)
+uint64_t fa_emulated_take_recomputed(void)
 {
 	const uint64_t n = n_redone;
 

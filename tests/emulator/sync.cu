@@ -1,4 +1,4 @@
-/* Where a warp's lanes and a block's threads meet. Compiled as C++ by the host's compiler. */
+/* Synchronisation of a warp's lanes and of a block's threads. Compiled as C++. */
 #include "tests/emulator/fibre.h"
 
 #define BARRIERS_MAX 16
@@ -8,7 +8,7 @@ static struct warp {
 	uint64_t generation;
 	uint64_t values[4][32];
 	uint32_t words[4][32][FA_EMULATED_WORDS];
-	/* Of masks, by their lowest lane. */
+	/* By the mask's lowest lane. */
 	uint32_t some_arrived[32];
 	uint64_t some_generation[32];
 } warps[WARPS_MAX];
@@ -19,13 +19,13 @@ static struct barrier {
 	bool any, answer;
 } barriers[BARRIERS_MAX];
 
-void meet_begin(void)
+void sync_begin(void)
 {
 	memset(warps, 0, sizeof(warps));
 	memset(barriers, 0, sizeof(barriers));
 }
 
-void meet_explain(const uint64_t *at)
+void sync_explain(const uint64_t *at)
 {
 	for (int i = 0; i < BARRIERS_MAX; i++)
 		if (at == &barriers[i].generation)
@@ -36,7 +36,7 @@ void meet_explain(const uint64_t *at)
 			fprintf(stderr, " for its warp, %u there", warps[i].arrived);
 }
 
-const uint64_t *fa_emulated_meet(uint64_t value)
+const uint64_t *fa_emulated_warp_exchange(uint64_t value)
 {
 	struct warp *warp = &warps[current / 32];
 	const uint64_t generation = warp->generation;
@@ -51,17 +51,17 @@ const uint64_t *fa_emulated_meet(uint64_t value)
 	return warp->values[generation % 4];
 }
 
-const uint32_t (*fa_emulated_meet_words(const uint32_t *words))[FA_EMULATED_WORDS]
+const uint32_t (*fa_emulated_warp_exchange_words(const uint32_t *words))[FA_EMULATED_WORDS]
 {
 	struct warp *warp = &warps[current / 32];
 	uint32_t(*const all)[FA_EMULATED_WORDS] = warp->words[warp->generation % 4];
 
 	memcpy(all[current % 32], words, sizeof(all[0]));
-	fa_emulated_meet(0);
+	fa_emulated_warp_exchange(0);
 	return all;
 }
 
-void fa_emulated_meet_some(uint32_t mask)
+void fa_emulated_warp_sync_mask(uint32_t mask)
 {
 	struct warp *warp = &warps[current / 32];
 	const int lowest = __builtin_ctz(mask);

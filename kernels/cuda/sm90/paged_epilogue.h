@@ -1,7 +1,8 @@
 /*
- * What the decode kernels on bulk copies (paged_decode.h, paged_codes.h) have in common besides
- * their loader: rows that are no tokens, and the end of a segment. Besides what sm80/paged_part.h
- * wants, C, the kernel's config, gives are_numbers() of 16 bytes of V.
+ * End of a segment in decode with bulk copies: the warps' results are merged, then stored or
+ * reduced with those of other blocks (paged_reduce.h). Also what both tile loops share: clearing of
+ * V's rows that are no tokens. C is the kernel's config; besides what sm80/paged_part.h needs it
+ * has has_no_nan() of 16 bytes of V.
  */
 #pragma once
 
@@ -13,14 +14,14 @@
 #include "kernels/cuda/sm80/paged_part.h"
 #include "kernels/cuda/sm80/paged_pieces.h"
 #include "kernels/cuda/sm80/softmax.h"
-#include "kernels/cuda/sm90/paged_share.h"
+#include "kernels/cuda/sm90/paged_reduce.h"
 
 #include <float.h>
 #include <math.h>
 #include <stdint.h>
 
-/* Exchanges @a and @b if @swap. */
-__device__ __forceinline__ void fa_sm90_paged_exchange(uint32_t &a, uint32_t &b, bool swap)
+/* Swaps @a and @b if @swap. */
+__device__ __forceinline__ void fa_sm90_paged_swap_if(uint32_t &a, uint32_t &b, bool swap)
 {
 	const uint32_t x = swap ? b : a, y = swap ? a : b;
 
@@ -28,14 +29,14 @@ __device__ __forceinline__ void fa_sm90_paged_exchange(uint32_t &a, uint32_t &b,
 	b = y;
 }
 
-/* Makes zeros of those of 16 rows of V, from @token on, that are not tokens of the item, and
- * says whether all of V are numbers then, the same in all lanes. @v: the first row. */
+/* Zeroes rows of V, of 16 from @token on, that are no tokens of the item. Returns, uniformly,
+ * whether all elements are finite then. @v: the first row. */
 template <class C>
-__device__ __forceinline__ bool fa_sm90_paged_clean(const struct fa_cuda_paged_item &item,
-                                                    uint32_t v, int32_t token)
+__device__ __forceinline__ bool fa_sm90_paged_zero_invalid_v(const struct fa_cuda_paged_item &item,
+                                                             uint32_t v, int32_t token)
 {
 	constexpr uint32_t chunks = C::PITCH / 16;
-	/* At once, as all wait for this; at d64 there are no registers for more. */
+	/* Loads in flight; at d64 registers allow no more. */
 	constexpr int at_once = C::DIM == 64 ? 2 : 4;
 	const bool all = token >= (int32_t)item.begin &&
 	                 token + FA_CUDA_PAGED_STRIP <= (int32_t)item.n_k;
@@ -56,10 +57,10 @@ __device__ __forceinline__ bool fa_sm90_paged_clean(const struct fa_cuda_paged_i
 			if (at_token < (int32_t)item.begin || at_token >= (int32_t)item.n_k)
 				fa_st_shared_v4(v + i * 16 + j * 512, make_uint4(0, 0, 0, 0));
 			else
-				numbers &= C::are_numbers(values[j]);
+				numbers &= C::has_no_nan(values[j]);
 		}
 	}
-	/* What was stored comes before the copy that takes its place, and before other lanes'
+	/* Orders the stores before the copy that refills the stage, and before other lanes'
 	 * loads. */
 	if (!all) {
 		fa_proxy_fence_shared();
@@ -68,8 +69,8 @@ __device__ __forceinline__ bool fa_sm90_paged_clean(const struct fa_cuda_paged_i
 	return !__any_sync(~0u, !numbers);
 }
 
-/* What is to be known of a row, and where it goes: what is to be found out at a segment's end
- * delays the launch. */
+/* fa_paged_fact_of() and where the row is stored: found early, since at the segment's end it would
+ * delay the launch. */
 template <class C>
 __device__ __forceinline__ struct fa_paged_fact
 fa_sm90_paged_fact_of(const struct fa_cuda_paged_attention &args, const fa_paged_walk_of<C> &walk,
@@ -79,7 +80,7 @@ fa_sm90_paged_fact_of(const struct fa_cuda_paged_attention &args, const fa_paged
 
 	if constexpr (!C::PIECES) {
 		const struct fa_cuda_attention &p = args.attention;
-		/* As fa_paged_fact_of() has it. */
+		/* As in fa_paged_fact_of(). */
 		const uint32_t at = min(walk.row(args, C::ROWS) + row, walk.item.n_q * p.group - 1);
 
 		fact.head = walk.kv_head(args) * p.group + (at - fact.token * p.group);
@@ -90,33 +91,35 @@ fa_sm90_paged_fact_of(const struct fa_cuda_paged_attention &args, const fa_paged
 	return fact;
 }
 
-/* Once, behind a barrier after fa_sm90_paged_hide(). All that compute. */
+/* Once, after the barrier that follows fa_sm90_paged_clear_partials(). All consumers. */
 template <class C>
-__device__ __forceinline__ void fa_sm90_paged_fence(const struct fa_cuda_paged_attention &args)
+__device__ __forceinline__ void
+fa_sm90_paged_fence_partials(const struct fa_cuda_paged_attention &args)
 {
 	if constexpr (!C::PIECES)
 		if (threadIdx.x == 0 && args.place_rows > 0)
 			fa_fence_device();
 }
 
-/* When a segment begins. All that compute; thread @noter, before a barrier unless it is 0. */
+/* Notes how the segment's part is split. All consumers; @thread does it. Unless it is 0, which
+ * reads the note, a barrier must follow. */
 template <class C>
-__device__ __forceinline__ void fa_sm90_paged_begin(const struct fa_cuda_paged_attention &args,
-                                                    const fa_paged_walk_of<C> &walk, char *shared,
-                                                    uint32_t noter = 0)
+__device__ __forceinline__ void
+fa_sm90_paged_segment_begin(const struct fa_cuda_paged_attention &args,
+                            const fa_paged_walk_of<C> &walk, char *shared, uint32_t thread = 0)
 {
 	if constexpr (!C::PIECES) {
-		if (threadIdx.x == noter && !walk.whole)
-			fa_sm90_paged_note<C>(args, walk,
-			                      (struct fa_sm90_paged_shared *)(shared + C::LAST));
+		if (threadIdx.x == thread && !walk.whole)
+			fa_sm90_paged_split_init<C>(
+				args, walk, (struct fa_sm90_paged_split *)(shared + C::SPLIT_AT));
 	}
 }
 
 /* Stores four columns of a finished row. */
 template <class C>
-__device__ __forceinline__ void fa_sm90_paged_store(const struct fa_cuda_paged_attention &args,
-                                                    char *out, uint32_t column, float x, float y,
-                                                    float z, float w)
+__device__ __forceinline__ void
+fa_sm90_paged_store_columns(const struct fa_cuda_paged_attention &args, char *out, uint32_t column,
+                            float x, float y, float z, float w)
 {
 	char *const to = out + column * C::BYTES;
 	uint2 all = make_uint2(fa_pack<typename C::T>(x, y), fa_pack<typename C::T>(z, w));
@@ -136,12 +139,12 @@ __device__ __forceinline__ void fa_sm90_paged_store(const struct fa_cuda_paged_a
 	}
 }
 
-/* Finishes four columns of a row, of which @fact knows. */
+/* Finishes four columns of a row and stores them; @fact: the row's. */
 template <class C>
 __device__ __forceinline__ void
-fa_sm90_paged_finish(const struct fa_cuda_paged_attention &args, const fa_paged_walk_of<C> &walk,
-                     const struct fa_paged_fact &fact, uint32_t column,
-                     const struct fa_sm90_paged_total &total)
+fa_sm90_paged_finish_columns(const struct fa_cuda_paged_attention &args,
+                             const fa_paged_walk_of<C> &walk, const struct fa_paged_fact &fact,
+                             uint32_t column, const struct fa_sm90_paged_total &total)
 {
 	const struct fa_cuda_attention &p = args.attention;
 	float *lse = NULL;
@@ -152,23 +155,25 @@ fa_sm90_paged_finish(const struct fa_cuda_paged_attention &args, const fa_paged_
 
 	const float factor = fa_paged_factor(p, fact.head, total.max, total.sum, lse);
 
-	fa_sm90_paged_store<C>(args, fact.out, column, total.x * factor, total.y * factor,
-	                       total.z * factor, total.w * factor);
+	fa_sm90_paged_store_columns<C>(args, fact.out, column, total.x * factor, total.y * factor,
+	                               total.z * factor, total.w * factor);
 }
 
-/* The same in pieces, where all but whole parts are stored as they are. */
+/* The same in pieces: parts that are not whole are stored as partial results. */
 template <class C>
 __device__ __forceinline__ void
-fa_sm90_paged_piece(const struct fa_cuda_paged_attention &args, const fa_paged_walk_of<C> &walk,
-                    uint32_t row, uint32_t column, const struct fa_sm90_paged_total &total)
+fa_sm90_paged_piece_columns(const struct fa_cuda_paged_attention &args,
+                            const fa_paged_walk_of<C> &walk, uint32_t row, uint32_t column,
+                            const struct fa_sm90_paged_total &total)
 {
 	if (walk.whole) {
 		const struct fa_paged_target target = fa_paged_target_of<C>(args, walk, row);
 		const float factor = fa_paged_factor(args.attention, target.head, total.max,
 		                                     total.sum, column == 0 ? target.lse : NULL);
 
-		fa_sm90_paged_store<C>(args, target.out, column, total.x * factor, total.y * factor,
-		                       total.z * factor, total.w * factor);
+		fa_sm90_paged_store_columns<C>(args, target.out, column, total.x * factor,
+		                               total.y * factor, total.z * factor,
+		                               total.w * factor);
 	} else {
 		const uint32_t share = fa_paged_share<C>(args, walk);
 
@@ -180,24 +185,25 @@ fa_sm90_paged_piece(const struct fa_cuda_paged_attention &args, const fa_paged_w
 	}
 }
 
-/* The host is told that the segment's part has ended, if it is told of parts. All that compute,
- * behind a barrier after its last store. */
+/* Signals the host that the segment's part has ended, if the launch signals parts. All consumers,
+ * after a barrier behind the part's last store. */
 template <class C>
-__device__ __forceinline__ void fa_sm90_paged_tell(const struct fa_cuda_paged_attention &args,
-                                                   const fa_paged_walk_of<C> &walk)
+__device__ __forceinline__ void
+fa_sm90_paged_signal_part(const struct fa_cuda_paged_attention &args,
+                          const fa_paged_walk_of<C> &walk)
 {
 	if (threadIdx.x == 0 && args.attention.done.parts > 0)
 		fa_done_part(args.attention.done, walk.part);
 }
 
-/* Four columns of a row are brought together, by lanes that are LANES apart, and go where they are
- * wanted. @merge: the first warp's of the four columns; from warp to warp, @pitch floats. */
+/* Merges four columns of a row over all warps, with lanes that are LANES apart. @merge: the first
+ * warp's columns; @pitch floats from warp to warp. */
 template <class C, int LANES>
 __device__ __forceinline__ void
-fa_sm90_paged_unite(const struct fa_cuda_paged_attention &args, const fa_paged_walk_of<C> &walk,
-                    const struct fa_paged_fact *facts, const struct fa_sm90_paged_shared &parted,
-                    const float2 *stats, const float *merge, uint32_t pitch, uint32_t row,
-                    uint32_t column)
+fa_sm90_paged_merge_warps(const struct fa_cuda_paged_attention &args,
+                          const fa_paged_walk_of<C> &walk, const struct fa_paged_fact *facts,
+                          const struct fa_sm90_paged_split &split, const float2 *stats,
+                          const float *merge, uint32_t pitch, uint32_t row, uint32_t column)
 {
 	const uint32_t lane = threadIdx.x % 32;
 	struct fa_sm90_paged_total total = { -FLT_MAX, 0, 0, 0, 0, 0 };
@@ -205,7 +211,7 @@ fa_sm90_paged_unite(const struct fa_cuda_paged_attention &args, const fa_paged_w
 #pragma unroll
 	for (uint32_t from = 0; from < C::WARPS; from++)
 		total.max = fmaxf(total.max, stats[from * C::ROWS + row].x);
-/* More at once take more registers than there are beside O. */
+/* A higher factor would spill. */
 #pragma unroll 4
 	for (uint32_t from = lane / LANES; from < C::WARPS; from += 32 / LANES) {
 		const float2 stat = stats[from * C::ROWS + row];
@@ -222,17 +228,17 @@ fa_sm90_paged_unite(const struct fa_cuda_paged_attention &args, const fa_paged_w
 	if (lane >= LANES)
 		return;
 	if constexpr (C::PIECES)
-		fa_sm90_paged_piece<C>(args, walk, row, column, total);
+		fa_sm90_paged_piece_columns<C>(args, walk, row, column, total);
 	else if (walk.whole)
-		fa_sm90_paged_finish<C>(args, walk, facts[row], column, total);
+		fa_sm90_paged_finish_columns<C>(args, walk, facts[row], column, total);
 	else
-		fa_sm90_paged_give<C>(args, parted, row, column, total);
+		fa_sm90_paged_store_partial<C>(args, split, row, column, total);
 }
 
-/* Stores columns of the lane's row @r of a warp's share, from tile @tile of eight on, @n tiles. */
+/* Stores @n 8-column tiles of the lane's row @r from tile @tile on to @at. */
 template <class C>
-__device__ __forceinline__ void fa_sm90_paged_lay(const struct fa_sm80_rows<C> &rows, float *at,
-                                                  int r, int tile, int n)
+__device__ __forceinline__ void fa_sm90_paged_stage_columns(const struct fa_sm80_rows<C> &rows,
+                                                            float *at, int r, int tile, int n)
 {
 	const uint32_t t = threadIdx.x % 4;
 	const int half = r % 2 * 2;
@@ -244,7 +250,7 @@ __device__ __forceinline__ void fa_sm90_paged_lay(const struct fa_sm80_rows<C> &
 
 			*(float2 *)&at[8 * j + 2 * t] = make_float2(out[half], out[half + 1]);
 		} else if (j % 2 == 0) {
-			/* Even columns of 16, and the odd ones. */
+			/* The even columns of 16, and the odd ones. */
 			const float(&even)[4] = rows.out[r / 2][tile + j];
 			const float(&odd)[4] = rows.out[r / 2][tile + j + 1];
 
@@ -254,99 +260,101 @@ __device__ __forceinline__ void fa_sm90_paged_lay(const struct fa_sm80_rows<C> &
 	}
 }
 
-/* All columns of the lane's row @r, which is R or one behind it: the compiler is to know which, or O
- * could not stay in registers. */
+/* Stores all columns of the lane's row @r >= R; a template parameter, so that O stays in
+ * registers. */
 template <class C, int R = 0>
-__device__ __forceinline__ void fa_sm90_paged_lay_one(const struct fa_sm80_rows<C> &rows, float *at,
-                                                      uint32_t r)
+__device__ __forceinline__ void fa_sm90_paged_stage_row(const struct fa_sm80_rows<C> &rows,
+                                                        float *at, uint32_t r)
 {
 	if (r == R)
-		fa_sm90_paged_lay<C>(rows, at, R, 0, C::DIM_V / 8);
+		fa_sm90_paged_stage_columns<C>(rows, at, R, 0, C::DIM_V / 8);
 	else if constexpr (R + 1 < 2 * C::ATOMS)
-		fa_sm90_paged_lay_one<C, R + 1>(rows, at, r);
+		fa_sm90_paged_stage_row<C, R + 1>(rows, at, r);
 }
 
-/* Adds up what the block is to, in one level or two. All that compute, behind a barrier after
- * is_last is known. */
+/* Two-level reduction, if this block is the last arrival of its group. All consumers, after a
+ * barrier behind find_last(). */
 template <class C, int LANES>
 __device__ __forceinline__ void
-fa_sm90_paged_climb(const struct fa_cuda_paged_attention &args, const fa_paged_walk_of<C> &walk,
-                    const struct fa_paged_fact *facts, struct fa_sm90_paged_grouped &parted)
+fa_sm90_paged_reduce_levels(const struct fa_cuda_paged_attention &args,
+                            const fa_paged_walk_of<C> &walk, const struct fa_paged_fact *facts,
+                            struct fa_sm90_paged_split_groups &split)
 {
 	constexpr uint32_t row_quads = C::DIM_V / 4;
 	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 	const uint32_t quads = walk.rows(args, C::ROWS) * row_quads;
-	struct fa_sm90_paged_level level = fa_sm90_paged_level_of_group<C>(parted);
-	bool adds = parted.all.is_last, is_top = parted.groups == 1;
+	struct fa_sm90_paged_partials partials = fa_sm90_paged_partials_of_group<C>(split);
+	bool adds = split.all.is_last, is_root = split.groups == 1;
 
 #pragma unroll 1
 	while (adds) {
 		uint64_t before = 0;
 
-		if (!is_top && threadIdx.x == 0)
-			before = fa_sm90_paged_count(args, parted.all.first);
+		if (!is_root && threadIdx.x == 0)
+			before = fa_sm90_paged_arrive(args, split.all.first);
 #pragma unroll 1
 		for (uint32_t i = warp * LANES + lane % LANES; i < quads; i += C::WARPS * LANES) {
 			const uint32_t row = i / row_quads, column = i % row_quads * 4;
-			const struct fa_sm90_paged_total total = fa_sm90_paged_add<C, LANES>(
-				args, level, row, column / 4);
+			const struct fa_sm90_paged_total total = fa_sm90_paged_reduce<C, LANES>(
+				args, partials, row, column / 4);
 
 			if (lane >= LANES)
 				continue;
-			if (is_top)
-				fa_sm90_paged_finish<C>(args, walk, facts[row], column, total);
+			if (is_root)
+				fa_sm90_paged_finish_columns<C>(args, walk, facts[row], column,
+				                                total);
 			else
-				fa_sm90_paged_give_row<C>(
+				fa_sm90_paged_store_partial_row<C>(
 					args,
-					(2 * fa_sm90_paged_group_block(parted) + 1) * C::ROWS + row,
+					(2 * fa_sm90_paged_group_block(split) + 1) * C::ROWS + row,
 					column, total);
 		}
-		if (is_top)
+		if (is_root)
 			break;
 		if (threadIdx.x == 0)
-			parted.is_top = before == (args.epoch << 16) + (parted.groups - 1);
+			split.is_root = before == (args.epoch << 16) + (split.groups - 1);
 		fa_barrier_sync(C::COMPUTE, C::JOINED);
-		adds = is_top = parted.is_top;
-		level = fa_sm90_paged_level_of_groups<C>(parted);
+		adds = is_root = split.is_root;
+		partials = fa_sm90_paged_partials_of_groups<C>(split);
 	}
-	fa_barrier_sync(C::COMPUTE, C::JOINED); /* everybody has read what is shared */
+	fa_barrier_sync(C::COMPUTE, C::JOINED); /* before *split is written again */
 	if (adds)
-		fa_sm90_paged_tell<C>(args, walk);
+		fa_sm90_paged_signal_part<C>(args, walk);
 }
 
-/* Brings the warps' rows together and finishes the segment. All that compute. @facts: of its
- * rows, without pieces. */
+/* Merges the warps' rows and finishes the segment. All consumers. @facts: of its rows; unused in
+ * pieces. */
 template <class C>
 __device__ __forceinline__ void
-fa_sm90_paged_end(const struct fa_cuda_paged_attention &args, const fa_paged_walk_of<C> &walk,
-                  struct fa_sm80_rows<C> &rows, char *shared, const struct fa_paged_fact *facts)
+fa_sm90_paged_segment_end(const struct fa_cuda_paged_attention &args,
+                          const fa_paged_walk_of<C> &walk, struct fa_sm80_rows<C> &rows,
+                          char *shared, const struct fa_paged_fact *facts)
 {
 	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 	const uint32_t there = walk.rows(args, C::ROWS);
 	float2 *const stats = (float2 *)(shared + C::STATS); /* [warp][row] */
 	float *const merge = (float *)(shared + C::MERGE);
-	struct fa_sm90_paged_shared *const parted = (struct fa_sm90_paged_shared *)(shared +
-	                                                                            C::LAST);
+	struct fa_sm90_paged_split *const split = (struct fa_sm90_paged_split *)(shared +
+	                                                                         C::SPLIT_AT);
 	uint64_t before = 0;
 	constexpr uint32_t quads = (C::MERGE_ROWS > 0 ? C::DIM_V : C::MERGE_COLUMNS) / 4;
-	/* Of many warps' shares of four columns those of some are one thread's each. */
+	/* With many warps, each lane merges only some warps' results. */
 	constexpr int lanes = C::WARPS > 4 ? 8 : 32;
 	static_assert(quads % lanes == 0 || lanes == 32, "a warp's lanes go on together");
 	static_assert(C::WARPS % (32 / lanes) == 0, "each has as many");
 
-	/* Thread 0's, when it has given all. */
-	const auto note_last = [&]() {
+	/* Thread 0, after the block's partial result is stored. */
+	const auto find_last = [&]() {
 		if constexpr (!C::PIECES)
 			if (threadIdx.x == 0 && !walk.whole)
-				parted->is_last = before ==
-				                  (args.epoch << 16) +
-				                          (fa_sm90_paged_sharers_of<C>(*parted) -
-				                           1);
+				split->is_last = before ==
+				                 (args.epoch << 16) +
+				                         (fa_sm90_paged_arrivals<C>(*split) - 1);
 	};
 
 	if constexpr (!C::PIECES)
 		if (threadIdx.x == 0 && !walk.whole)
-			before = fa_sm90_paged_count(args, fa_sm90_paged_counter_of<C>(*parted));
+			before = fa_sm90_paged_arrive(args, fa_sm90_paged_counter_block<C>(*split));
 #pragma unroll
 	for (int r = 0; r < 2 * C::ATOMS; r++) {
 		rows.sum[r] += __shfl_xor_sync(~0u, rows.sum[r], 1);
@@ -362,25 +370,26 @@ fa_sm90_paged_end(const struct fa_cuda_paged_attention &args, const fa_paged_wal
 		static_assert(some * pitch <= C::ROWS * C::MERGE_PITCH, "there is room");
 		float *const at = &merge[(warp * some + g % some) * pitch];
 
-		/* Once, mostly: some rows are all. */
+		/* Usually one iteration. */
 #pragma unroll 1
 		for (uint32_t first = 0; first < there; first += some) {
 			if (g / some == first % 8 / some)
-				fa_sm90_paged_lay_one<C>(rows, at, first / 8);
-			/* The rows are there, and the stats. */
+				fa_sm90_paged_stage_row<C>(rows, at, first / 8);
+			/* All warps' rows and stats are in shared memory. */
 			fa_barrier_sync(C::COMPUTE, C::JOINED);
 #pragma unroll 1
 			for (uint32_t i = warp * lanes + lane % lanes;
 			     i < min(some, there - first) * quads; i += C::WARPS * lanes) {
 				const uint32_t row = i / quads, column = i % quads * 4;
 
-				fa_sm90_paged_unite<C, lanes>(args, walk, facts, *parted, stats,
-				                              &merge[row * pitch + column],
-				                              some * pitch, first + row, column);
+				fa_sm90_paged_merge_warps<C, lanes>(
+					args, walk, facts, *split, stats,
+					&merge[row * pitch + column], some * pitch, first + row,
+					column);
 			}
 			if (first + some >= there)
-				note_last();
-			/* Nobody reads the rows any more, or Q. */
+				find_last();
+			/* MERGE and Q may be overwritten. */
 			fa_barrier_sync(C::COMPUTE, C::JOINED);
 		}
 	} else {
@@ -391,32 +400,33 @@ fa_sm90_paged_end(const struct fa_cuda_paged_attention &args, const fa_paged_wal
 #pragma unroll
 			for (int r = 0; r < 2 * C::ATOMS; r++)
 				if (g + 8 * r < there)
-					fa_sm90_paged_lay<C>(rows,
-					                     &merge[(warp * C::ROWS + g + 8 * r) *
-					                            C::MERGE_PITCH],
-					                     r, step * (C::MERGE_COLUMNS / 8),
-					                     C::MERGE_COLUMNS / 8);
-			/* The columns are there, and the stats. */
+					fa_sm90_paged_stage_columns<C>(
+						rows,
+						&merge[(warp * C::ROWS + g + 8 * r) *
+					               C::MERGE_PITCH],
+						r, step * (C::MERGE_COLUMNS / 8),
+						C::MERGE_COLUMNS / 8);
+			/* All warps' columns and stats are in shared memory. */
 			fa_barrier_sync(C::COMPUTE, C::JOINED);
 			for (uint32_t i = warp * lanes + lane % lanes; i < there * quads;
 			     i += C::WARPS * lanes) {
 				const uint32_t row = i / quads, quad = i % quads;
 
-				fa_sm90_paged_unite<C, lanes>(
-					args, walk, facts, *parted, stats,
+				fa_sm90_paged_merge_warps<C, lanes>(
+					args, walk, facts, *split, stats,
 					&merge[row * C::MERGE_PITCH + 4 * quad],
 					C::ROWS * C::MERGE_PITCH, row,
 					step * C::MERGE_COLUMNS + 4 * quad);
 			}
 			if (step == steps - 1)
-				note_last();
-			/* Nobody reads the columns any more, or Q. */
+				find_last();
+			/* MERGE and Q may be overwritten. */
 			fa_barrier_sync(C::COMPUTE, C::JOINED);
 		}
 	}
 	if (walk.whole) {
 		if constexpr (!C::PIECES)
-			fa_sm90_paged_tell<C>(args, walk);
+			fa_sm90_paged_signal_part<C>(args, walk);
 		return;
 	}
 	if constexpr (C::PIECES) {
@@ -424,9 +434,9 @@ fa_sm90_paged_end(const struct fa_cuda_paged_attention &args, const fa_paged_wal
 		return;
 	}
 
-	if constexpr (C::LEVELS) {
-		fa_sm90_paged_climb<C, lanes>(args, walk, facts,
-		                              *(struct fa_sm90_paged_grouped *)parted);
+	if constexpr (C::TWO_LEVEL) {
+		fa_sm90_paged_reduce_levels<C, lanes>(args, walk, facts,
+		                                      *(struct fa_sm90_paged_split_groups *)split);
 		return;
 	}
 	if constexpr (!C::PIECES) {
@@ -434,16 +444,17 @@ fa_sm90_paged_end(const struct fa_cuda_paged_attention &args, const fa_paged_wal
 
 #pragma unroll 1
 		for (uint32_t i = warp * lanes + lane % lanes;
-		     i < there * row_quads && parted->is_last; i += C::WARPS * lanes) {
+		     i < there * row_quads && split->is_last; i += C::WARPS * lanes) {
 			const uint32_t row = i / row_quads, quad = i % row_quads;
-			const struct fa_sm90_paged_total total = fa_sm90_paged_add<C, lanes>(
-				args, fa_sm90_paged_level_of<C>(*parted), row, quad);
+			const struct fa_sm90_paged_total total = fa_sm90_paged_reduce<C, lanes>(
+				args, fa_sm90_paged_partials_of_part<C>(*split), row, quad);
 
 			if (lane < lanes)
-				fa_sm90_paged_finish<C>(args, walk, facts[row], 4 * quad, total);
+				fa_sm90_paged_finish_columns<C>(args, walk, facts[row], 4 * quad,
+				                                total);
 		}
-		fa_barrier_sync(C::COMPUTE, C::JOINED); /* everybody has read what is shared */
-		if (parted->is_last)
-			fa_sm90_paged_tell<C>(args, walk);
+		fa_barrier_sync(C::COMPUTE, C::JOINED); /* before *split is written again */
+		if (split->is_last)
+			fa_sm90_paged_signal_part<C>(args, walk);
 	}
 }

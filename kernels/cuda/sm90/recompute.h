@@ -1,13 +1,9 @@
 /*
- * Rows whose O came out infinite or NaN, computed again by one warp, a few keys at a time,
- * on the CUDA cores, after everything else. That is for two cases, both rare, so it is
- * short and not fast:
- *   - K or V have an infinity or NaN in a key that other rows of the tile see and this
- *     one does not: its p is 0 there, but 0 times NaN is NaN. Here a row touches nothing
- *     that it does not see;
- *   - a row's logits rose by more than the exponents of bf16 reach (fa_sm90_lower()).
- * In all other cases the result is infinite or NaN again. Where it is NaN the walk ends
- * as soon as that is sure: whoever has NaN everywhere does not wait for it.
+ * Recomputes rows whose O is infinite or NaN, one warp per row on CUDA cores, after everything
+ * else:
+ *  - a key that the row does not see may hold an infinity or NaN, and 0 times NaN is NaN;
+ *  - a row's logits may rise beyond the exponents of bf16 (fa_sm90_scale_down()).
+ * Otherwise the result is non-finite again; the loop stops as soon as that is certain.
  */
 #pragma once
 
@@ -15,27 +11,27 @@
 #include "kernels/cuda/common/work.h"
 #include "kernels/cuda/ptx/math.h"
 #include "kernels/cuda/sm90/config.h"
-#include "kernels/cuda/sm90/rich.h"
-#include "kernels/cuda/sm90/span.h"
-#include "kernels/cuda/sm90/store.h"
+#include "kernels/cuda/sm90/epilogue.h"
+#include "kernels/cuda/sm90/logits.h"
+#include "kernels/cuda/sm90/tile_range.h"
 
 #include <float.h>
 #include <math.h>
 #include <stdint.h>
 
-/* Keys whose loads are under way together. */
-#define FA_SM90_REDO_KEYS 4
+/* Keys whose loads are in flight together. */
+#define FA_SM90_RECOMPUTE_KEYS 4
 
-/* How many elements of a row a lane has, so that a load takes them. */
-template <int DIM> struct fa_sm90_lane {
+/* Elements of a row per lane: one load. */
+template <int DIM> struct fa_sm90_lane_elements {
 	static constexpr int count = DIM <= 64 ? 2 : DIM <= 128 ? 4 : 8;
 };
 
-/* A lane's COUNT elements of a row of @width elements at @row; 0 past the end. Rows start
- * on 16 bytes and have whole eights of elements: a lane's are all there or none. */
+/* Loads a lane's COUNT elements of the row at @row, @width elements wide; 0 past its end. Rows are
+ * 16-byte aligned and a multiple of 8 elements. */
 template <class T, int COUNT>
-__device__ __forceinline__ void fa_sm90_elements(float (&ret)[COUNT], const char *row,
-                                                 int32_t width)
+__device__ __forceinline__ void fa_sm90_load_elements(float (&ret)[COUNT], const char *row,
+                                                      int32_t width)
 {
 	const int32_t first = threadIdx.x % 32 * COUNT;
 	uint32_t words[COUNT / 2];
@@ -68,20 +64,20 @@ __device__ __forceinline__ void fa_sm90_elements(float (&ret)[COUNT], const char
 		ret[i] = fa_widen<T>((uint16_t)(words[i / 2] >> i % 2 * 16));
 }
 
-/* Columns of V that a slice has: lanes may have room for more, which are another block's. */
+/* Columns of V in this slice; the padding beyond them belongs to another block. */
 template <class C>
-__device__ __forceinline__ int32_t fa_sm90_width(const struct fa_cuda_attention &args,
-                                                 const struct fa_work &work)
+__device__ __forceinline__ int32_t fa_sm90_slice_width(const struct fa_cuda_attention &args,
+                                                       const struct fa_work &work)
 {
 	return min(args.head_dim_v - work.slice * C::DIM_V, C::DIM_V);
 }
 
-/* Which of a lane's elements of a row that this warp has written are infinite or NaN. */
+/* Bits of this lane's elements that are infinite or NaN in a row that this warp stored. */
 template <class C>
-__device__ __forceinline__ uint32_t fa_sm90_broken_columns(const char *row, int32_t width)
+__device__ __forceinline__ uint32_t fa_sm90_nonfinite_columns(const char *row, int32_t width)
 {
-	constexpr int count = fa_sm90_lane<C::DIM_V>::count;
-	uint32_t broken = 0;
+	constexpr int count = fa_sm90_lane_elements<C::DIM_V>::count;
+	uint32_t nonfinite = 0;
 
 #pragma unroll
 	for (int i = 0; i < count; i++) {
@@ -90,23 +86,23 @@ __device__ __forceinline__ uint32_t fa_sm90_broken_columns(const char *row, int3
 		if (column < width &&
 		    !(fabsf(fa_widen<typename C::T>(((const volatile uint16_t *)row)[column])) <
 		      INFINITY))
-			broken |= 1u << i;
+			nonfinite |= 1u << i;
 	}
-	return broken;
+	return nonfinite;
 }
 
-/* @broken: this lane's columns of @target that are infinite or NaN. */
+/* @nonfinite: as returned by fa_sm90_nonfinite_columns() for @target. */
 template <class C>
-__device__ __forceinline__ void fa_sm90_redo_row(const typename C::ARGS &all,
-                                                 const typename C::SOURCE::WORK &work, int32_t row,
-                                                 char *target, uint32_t broken)
+__device__ __forceinline__ void fa_sm90_recompute_row(const typename C::ARGS &all,
+                                                      const typename C::SOURCE::WORK &work,
+                                                      int32_t row, char *target, uint32_t nonfinite)
 {
 	using T = typename C::T;
 	const struct fa_cuda_attention &args = C::SOURCE::attention(all);
-	constexpr int count = fa_sm90_lane<C::DIM>::count, keys = FA_SM90_REDO_KEYS;
-	constexpr int count_v = fa_sm90_lane<C::DIM_V>::count;
-	const int32_t position = row + work.diagonal, first = C::SOURCE::first(work);
-	const int32_t width_v = fa_sm90_width<C>(args, work);
+	constexpr int count = fa_sm90_lane_elements<C::DIM>::count, keys = FA_SM90_RECOMPUTE_KEYS;
+	constexpr int count_v = fa_sm90_lane_elements<C::DIM_V>::count;
+	const int32_t position = row + work.diagonal, first = C::SOURCE::first_key(work);
+	const int32_t width_v = fa_sm90_slice_width<C>(args, work);
 	int32_t key = C::BAND ? max(first, position - args.window_left) : first;
 	const int32_t end = C::BAND ? min(work.n_k, position + args.window_right + 1) : work.n_k;
 	float *const lse =
@@ -115,15 +111,15 @@ __device__ __forceinline__ void fa_sm90_redo_row(const typename C::ARGS &all,
 	                            ((int64_t)work.first_q + row) * args.lse_stride_token +
 	                            work.head * args.lse_stride_head]
 			: NULL;
-	/* Sums that went too far show in it, not so what V has. */
-	const bool lse_stands = !lse || fabsf(*(const volatile float *)lse) < INFINITY;
-	const float slope = C::RICH ? fa_sm90_slope(args, work.head) : 0;
+	/* Overflown sums show in the LSE, infinities of V do not. */
+	const bool lse_is_finite = !lse || fabsf(*(const volatile float *)lse) < INFINITY;
+	const float slope = C::SCORE_MOD ? fa_sm90_alibi_slope(args, work.head) : 0;
 	float q[count], out[count_v], offset = FLT_MAX, sum = 0;
 
-	fa_sm90_elements<T>(q,
-	                    fa_work_base(args.q, work.sequence, work.first_q, work.head) +
-	                            row * args.q.stride_token,
-	                    args.head_dim);
+	fa_sm90_load_elements<T>(q,
+	                         fa_work_base(args.q, work.sequence, work.first_q, work.head) +
+	                                 row * args.q.stride_token,
+	                         args.head_dim);
 #pragma unroll
 	for (int i = 0; i < count_v; i++)
 		out[i] = 0;
@@ -137,15 +133,15 @@ __device__ __forceinline__ void fa_sm90_redo_row(const typename C::ARGS &all,
 			const bool seen = key + j < end;
 			float elements[count];
 
-			/* What is not there is not read, nor looked up. */
+			/* Keys past the end are neither read nor looked up. */
 			const int32_t at = min(key + j, end - 1);
 
-			fa_sm90_elements<T>(elements, C::SOURCE::k_row(all, work, at),
-			                    seen ? args.head_dim : 0);
-			fa_sm90_elements<T>(values[j],
-			                    C::SOURCE::v_row(all, work, at) +
-			                            work.slice * C::DIM_V * 2,
-			                    seen ? width_v : 0);
+			fa_sm90_load_elements<T>(elements, C::SOURCE::k_row(all, work, at),
+			                         seen ? args.head_dim : 0);
+			fa_sm90_load_elements<T>(values[j],
+			                         C::SOURCE::v_row(all, work, at) +
+			                                 work.slice * C::DIM_V * 2,
+			                         seen ? width_v : 0);
 			dots[j] = 0;
 #pragma unroll
 			for (int i = 0; i < count; i++)
@@ -156,7 +152,8 @@ __device__ __forceinline__ void fa_sm90_redo_row(const typename C::ARGS &all,
 #pragma unroll
 			for (int step = 1; step < 32; step *= 2)
 				dots[j] += __shfl_xor_sync(~0u, dots[j], step);
-			dots[j] = C::RICH ? fa_sm90_logit(dots[j], args, slope, key + j - position)
+			dots[j] = C::SCORE_MOD
+			                  ? fa_sm90_logit(dots[j], args, slope, key + j - position)
 			                  : dots[j] * args.scale_log2;
 			dots[j] = key + j < end ? dots[j] : -INFINITY;
 			lower = fminf(lower, -dots[j]);
@@ -177,18 +174,18 @@ __device__ __forceinline__ void fa_sm90_redo_row(const typename C::ARGS &all,
 				out[i] = fmaf(p, values[j][i], out[i]);
 		}
 
-		/* All of the row is NaN, and that is to be written; or all of its columns are
-		 * that were, and what is written stands. */
+		/* Stop if the whole row is NaN, or if the stored columns are NaN for certain and
+		 * can stay. */
 		if (isnan(sum))
 			break;
 #pragma unroll
 		for (int i = 0; i < count_v; i++)
 			sure |= isnan(out[i]) ? 1u << i : 0;
-		if (lse_stands && __all_sync(~0u, !(broken & ~sure)))
+		if (lse_is_finite && __all_sync(~0u, !(nonfinite & ~sure)))
 			return;
 	}
 
-	const float scale = fa_sm90_divisor<C>(args, work.head, offset, sum);
+	const float scale = fa_sm90_row_scale<C>(args, work.head, offset, sum);
 
 #pragma unroll
 	for (int i = 0; i < count_v; i++) {
@@ -201,20 +198,20 @@ __device__ __forceinline__ void fa_sm90_redo_row(const typename C::ARGS &all,
 		*lse = sum == 0 ? -INFINITY : (fa_lg2(sum) - offset) * 0.693147181f;
 }
 
-/* Goes through all rows of this warp again. */
+/* Checks all rows of this warp. */
 template <class C>
-__device__ __forceinline__ void fa_sm90_redo(const typename C::ARGS &all, uint32_t group)
+__device__ __forceinline__ void fa_sm90_recompute(const typename C::ARGS &all, uint32_t group)
 {
 	const struct fa_cuda_attention &args = C::SOURCE::attention(all);
-	typename C::SOURCE::template WALK<C> walk(all);
+	typename C::SOURCE::template SCHEDULER<C> scheduler(all);
 	typename C::SOURCE::BLOCK block;
 	typename C::SOURCE::WORK work;
 
-	/* What its lanes have written, all of them read. */
+	/* Makes the warp's stores visible to its lanes. */
 	__syncwarp();
 #pragma unroll 1
-	while (walk.next(all, block, work)) {
-		const int32_t first = fa_sm90_group_row<C>(work.row, group, walk.turned) +
+	while (scheduler.next(all, block, work)) {
+		const int32_t first = fa_sm90_group_row<C>(work.row, group, scheduler.reversed) +
 		                      threadIdx.x % 128 / 32 * 16;
 
 #pragma unroll 1
@@ -223,11 +220,11 @@ __device__ __forceinline__ void fa_sm90_redo(const typename C::ARGS &all, uint32
 			                                          work.first_q, work.head) +
 			                     row * args.out.stride_token +
 			                     work.slice * C::DIM_V * 2;
-			const uint32_t broken = fa_sm90_broken_columns<C>(
-				target, fa_sm90_width<C>(args, work));
+			const uint32_t nonfinite = fa_sm90_nonfinite_columns<C>(
+				target, fa_sm90_slice_width<C>(args, work));
 
-			if (__any_sync(~0u, broken))
-				fa_sm90_redo_row<C>(all, work, row, target, broken);
+			if (__any_sync(~0u, nonfinite))
+				fa_sm90_recompute_row<C>(all, work, row, target, nonfinite);
 		}
 	}
 }

@@ -1,4 +1,4 @@
-/* Elements of 16 bits, as the GPU rounds them. Compiled as C++ by the host's compiler. */
+/* 16-bit elements, rounded as the GPU does. Compiled as C++. */
 #include "tests/emulator/emulator.h"
 
 float fa_emulated_from_f16(uint16_t half)
@@ -7,7 +7,7 @@ float fa_emulated_from_f16(uint16_t half)
 
 	if (magnitude >= 0x7c00)
 		return __uint_as_float(sign | 0x7f800000 | (magnitude & 0x3ff) << 13);
-	/* The same bits as an fp32 number differ by the exponents' bias alone. */
+	/* Only the exponent's bias differs from fp32. */
 	return __uint_as_float(sign | __float_as_uint(__uint_as_float(magnitude << 13) * 0x1p112f));
 }
 

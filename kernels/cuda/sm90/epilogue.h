@@ -1,20 +1,20 @@
 /*
- * The end of a block of rows: O divided by the sums, and the LSE. O leaves from
- * registers, so that shared memory is all K's, V's and Q's.
+ * Epilogue of a block of rows: divides O by the sums, stores O and the LSE. O goes from registers
+ * to global memory, so that shared memory is left to Q, K and V.
  */
 #pragma once
 
 #include "kernels/cuda/common/work.h"
 #include "kernels/cuda/ptx/math.h"
 #include "kernels/cuda/sm90/config.h"
-#include "kernels/cuda/sm90/rich.h"
+#include "kernels/cuda/sm90/logits.h"
 #include "kernels/cuda/sm90/softmax.h"
-#include "kernels/cuda/sm90/span.h"
+#include "kernels/cuda/sm90/tile_range.h"
 
 #include <float.h>
 #include <stdint.h>
 
-/* Where the group's @first_row of O begins. */
+/* Address of row @first_row of O. */
 template <class C>
 __device__ __forceinline__ char *fa_sm90_out_row(const struct fa_cuda_attention &args,
                                                  const struct fa_work &work, int32_t first_row)
@@ -23,8 +23,8 @@ __device__ __forceinline__ char *fa_sm90_out_row(const struct fa_cuda_attention 
 	       first_row * args.out.stride_token + work.slice * C::DIM_V * 2;
 }
 
-/* Thread t of each quad of threads gets word t of all four. */
-__device__ __forceinline__ void fa_sm90_transpose(uint32_t (&words)[4], uint32_t t)
+/* Transposes 4 x 4 words among the four threads of a quad. */
+__device__ __forceinline__ void fa_sm90_quad_transpose(uint32_t (&words)[4], uint32_t t)
 {
 #pragma unroll
 	for (int step = 1; step <= 2; step *= 2)
@@ -42,11 +42,12 @@ __device__ __forceinline__ void fa_sm90_transpose(uint32_t (&words)[4], uint32_t
 		}
 }
 
-/* O from registers, where quads of threads have put together pieces of 16 bytes. */
+/* Stores O; quads of threads assemble 16-byte chunks. */
 template <class C>
-__device__ __forceinline__ void
-fa_sm90_store(const fa_sm90_out_rows<C> &out, const float (&scale)[2],
-              const struct fa_cuda_attention &args, const struct fa_work &work, int32_t first_row)
+__device__ __forceinline__ void fa_sm90_store_out(const fa_sm90_out_rows<C> &out,
+                                                  const float (&scale)[2],
+                                                  const struct fa_cuda_attention &args,
+                                                  const struct fa_work &work, int32_t first_row)
 {
 	const uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 	const int32_t width = args.head_dim_v - work.slice * C::DIM_V;
@@ -65,7 +66,7 @@ fa_sm90_store(const fa_sm90_out_rows<C> &out, const float (&scale)[2],
 				words[i] = fa_pack<typename C::T>(
 					out[(j + i) * 4 + r * 2] * scale[r],
 					out[(j + i) * 4 + r * 2 + 1] * scale[r]);
-			fa_sm90_transpose(words, t);
+			fa_sm90_quad_transpose(words, t);
 			if (row < work.n_q && (int32_t)(j + t) * 8 < width)
 				*(uint4 *)(base + (j + t) * 16) = make_uint4(words[0], words[1],
 				                                             words[2], words[3]);
@@ -73,55 +74,55 @@ fa_sm90_store(const fa_sm90_out_rows<C> &out, const float (&scale)[2],
 	}
 }
 
-/* Whether the thread's part of row @r of O, or @scale, is infinite or NaN. */
+/* Whether the thread's part of row @r of O, times @scale, is infinite or NaN. */
 template <class C>
-__device__ __forceinline__ bool fa_sm90_broken(const fa_sm90_out_rows<C> &out, float scale, int r)
+__device__ __forceinline__ bool fa_sm90_is_nonfinite(const fa_sm90_out_rows<C> &out, float scale,
+                                                     int r)
 {
-	float zero = scale * 0;
+	float product = scale * 0;
 
 #pragma unroll
 	for (int j = 0; j < C::DIM_V / 8; j++)
 #pragma unroll
 		for (int e = 0; e < 2; e++)
-			zero = fmaf(out[j * 4 + r * 2 + e], 0, zero);
-	return zero != 0;
+			product = fmaf(out[j * 4 + r * 2 + e], 0, product);
+	return product != 0;
 }
 
-/* What a row of O is multiplied by at the end. If there is a sink, it enters the sum now,
- * and what the exponents subtract may change. */
+/* The factor of a row of O. A sink is added to the sum here, which may change @offset. */
 template <class C>
-__device__ __forceinline__ float fa_sm90_divisor(const struct fa_cuda_attention &args, int32_t head,
-                                                 float &offset, float &sum)
+__device__ __forceinline__ float fa_sm90_row_scale(const struct fa_cuda_attention &args,
+                                                   int32_t head, float &offset, float &sum)
 {
-	/* ALiBi may have left nothing of a row whose first tiles had the largest dot products. */
-	if (C::RICH && C::LAZY && sum < 0x1p-60f && offset != FLT_MAX)
+	/* ALiBi may have left nothing of a row whose first tiles had the largest dot products:
+	 * recompute. */
+	if (C::SCORE_MOD && C::FIXED_MAX && sum < 0x1p-60f && offset != FLT_MAX)
 		return NAN;
 
-	const float sink = C::RICH ? fa_sm90_sink(args, head) : -INFINITY;
+	const float sink = C::SCORE_MOD ? fa_sm90_sink(args, head) : -INFINITY;
 
-	if (C::RICH && sink != -INFINITY) {
+	if (C::SCORE_MOD && sink != -INFINITY) {
 		const float lower = fminf(offset, -sink), shrink = fa_ex2(lower - offset);
 
 		sum = sum * shrink + fa_ex2(sink + lower);
 		offset = lower;
 		return sum < 0x1p100f ? shrink * fa_rcp(sum) : NAN;
 	}
-	/* A sum that nobody has lowered in time is as good as an infinite one. */
+	/* A sum this large has overflown or nearly so: recompute. */
 	return sum == 0 ? 0 : sum < 0x1p100f ? fa_rcp(sum) : NAN;
 }
 
-/* Divides O by the sums, writes O and the LSE. Returns whether this thread has written
- * what redo.h is to look at. */
+/* Stores O and the LSE. Returns true if this thread stored a value that recompute.h must check. */
 template <class C>
 __device__ __forceinline__ bool
-fa_sm90_finish(const fa_sm90_out_rows<C> &out, const struct fa_sm90_sums &sums,
-               const typename C::ARGS &all, const typename C::SOURCE::BLOCK &block)
+fa_sm90_epilogue(const fa_sm90_out_rows<C> &out, const struct fa_sm90_sums &sums,
+                 const typename C::ARGS &all, const typename C::SOURCE::BLOCK &block)
 {
 	const struct fa_cuda_attention &args = C::SOURCE::attention(all);
 	const struct fa_work work = C::SOURCE::work_of(all, block);
 	const int32_t first_row = work.row;
 	const int32_t warp_row = first_row + threadIdx.x % 128 / 32 * 16;
-	bool broken = false;
+	bool nonfinite = false;
 	float scale[2];
 
 #pragma unroll
@@ -131,23 +132,23 @@ fa_sm90_finish(const fa_sm90_out_rows<C> &out, const struct fa_sm90_sums &sums,
 
 		sum += __shfl_xor_sync(~0u, sum, 1);
 		sum += __shfl_xor_sync(~0u, sum, 2);
-		scale[r] = fa_sm90_divisor<C>(args, work.head, offset, sum);
-		broken |= (C::BAND || C::LAZY) && fa_sm90_broken<C>(out, scale[r], r) &&
-		          row < work.n_q;
+		scale[r] = fa_sm90_row_scale<C>(args, work.head, offset, sum);
+		nonfinite |= (C::BAND || C::FIXED_MAX) &&
+		             fa_sm90_is_nonfinite<C>(out, scale[r], r) && row < work.n_q;
 		if (args.lse && threadIdx.x % 4 == 0 && work.slice == 0 && row < work.n_q)
 			args.lse[work.sequence * args.lse_stride_batch +
 			         ((int64_t)work.first_q + row) * args.lse_stride_token +
 			         work.head * args.lse_stride_head] =
 				sum == 0 ? -INFINITY : (fa_lg2(sum) - offset) * 0.693147181f;
 	}
-	fa_sm90_store<C>(out, scale, args, work, first_row);
-	return broken;
+	fa_sm90_store_out<C>(out, scale, args, work, first_row);
+	return nonfinite;
 }
 
-/* What a group's rows give that see no key; work.row: the first of them. */
+/* Stores zeros and the LSE of a group's rows that see no key; work.row is the first. */
 template <class C>
-__device__ __forceinline__ void fa_sm90_finish_empty(const struct fa_cuda_attention &args,
-                                                     const struct fa_work &work)
+__device__ __forceinline__ void fa_sm90_epilogue_empty(const struct fa_cuda_attention &args,
+                                                       const struct fa_work &work)
 {
 	constexpr int32_t chunks = C::DIM_V / 8;
 	const int32_t width = args.head_dim_v - work.slice * C::DIM_V;
@@ -165,6 +166,7 @@ __device__ __forceinline__ void fa_sm90_finish_empty(const struct fa_cuda_attent
 			args.lse[work.sequence * args.lse_stride_batch +
 			         ((int64_t)work.first_q + row) * args.lse_stride_token +
 			         work.head * args.lse_stride_head] =
-				C::RICH ? fa_sm90_sink(args, work.head) * 0.693147181f : -INFINITY;
+				C::SCORE_MOD ? fa_sm90_sink(args, work.head) * 0.693147181f
+					     : -INFINITY;
 	}
 }

@@ -1,19 +1,17 @@
 /*
- * Rows and keys in tensors: which blocks of rows a block of threads computes, where their
- * keys lie.
- *
- * What a SOURCE gives:
- *   ARGS, attention()  the kernel's first parameter, and what of it describes attention
- *   WORK, first()      a block of rows (struct fa_work at least); keys before the first are
- *                      hidden
+ * Source of rows and keys in dense or ragged tensors. A SOURCE tells forward kernels which blocks
+ * of rows a thread block computes and where their keys are:
+ *   ARGS, attention()  the kernel's first parameter, and its struct fa_cuda_attention
+ *   WORK, first_key()  a block of rows (derived from struct fa_work); earlier keys are hidden
  *   BLOCK, keep(), work_of()
- *                      what is kept of a group's rows until they are written, and back
- *   WALK, LOADERS_WALK from one block of rows to the next, in the same order
- *   TILE               a tile of keys, as the loading warp has it fetched
- *   k_row(), v_row()   where a key's row lies
- *   loaders()          how many warps load: a power of two, 4 at most
- *   tails()            whether tiles may end in rows that are not the sequence's
- *   PAGED              they may begin with such, too, and looking them up takes registers
+ *                      the part of WORK that is kept until O is stored, and back
+ *   SCHEDULER, PRODUCER_SCHEDULER
+ *                      iterate over blocks of rows, in the same order
+ *   TILE               a tile of keys, and how the producer loads it
+ *   k_row(), v_row()   address of a key's row
+ *   loaders()          producer warps: 1, 2 or 4
+ *   tails()            whether tiles may end in rows of another sequence
+ *   PAGED              tiles may also begin with such rows, and looking them up takes registers
  */
 #pragma once
 
@@ -22,27 +20,26 @@
 #include "kernels/cuda/ptx/mbarrier.h"
 #include "kernels/cuda/ptx/tma.h"
 #include "kernels/cuda/ptx/warpgroup.h"
-#include "kernels/cuda/sm90/span.h"
+#include "kernels/cuda/sm90/tile_range.h"
 #include "kernels/cuda/sm90/yield.h"
 
 #include <stdint.h>
 
-/* Which block of rows, or a group's part of it: enough to ask for the rest again. */
+/* A block of rows, or a group's part of it; fa_work_at() gives the rest. */
 struct fa_sm90_block {
 	int32_t triple, row;
 };
 
-/* Goes from one block of rows to the next. */
-template <class C> struct fa_sm90_walk {
-	/* The next unit's, the n-th of the triple. Unsigned: one past the last may be twice
-	 * as many as there are. */
+/* Iterates over the blocks of rows of this thread block. */
+template <class C> struct fa_sm90_dense_scheduler {
+	/* The next unit, the n-th of the triple. Unsigned: one past the last may exceed int32. */
 	uint32_t triple;
 	int32_t n;
-	int32_t triple_step, n_step; /* from a unit to the next: no division on the way */
-	int32_t second;              /* the second block of a pair is next */
-	bool turned = true;          /* the last group has the block's first rows */
+	int32_t triple_step, n_step; /* per unit, so that no division is needed */
+	int32_t second;              /* the pair's second block is next */
+	bool reversed = true;        /* the last group has the block's first rows */
 
-	__device__ __forceinline__ fa_sm90_walk(const struct fa_cuda_attention &args)
+	__device__ __forceinline__ fa_sm90_dense_scheduler(const struct fa_cuda_attention &args)
 	{
 		const uint32_t index = fa_sm90_block_index<C>(), blocks = fa_sm90_blocks<C>(args);
 
@@ -53,7 +50,7 @@ template <class C> struct fa_sm90_walk {
 		second = 0;
 	}
 
-	/* Returns false where there are no more. */
+	/* Returns false after the last block. */
 	__device__ __forceinline__ bool next(const struct fa_cuda_attention &args,
 	                                     struct fa_sm90_block &ret_block,
 	                                     struct fa_work &ret_work)
@@ -63,7 +60,7 @@ template <class C> struct fa_sm90_walk {
 			const int32_t opposite = args.blocks_m - 1 - n;
 
 			ret_block.triple = (int32_t)triple;
-			/* Of a pair, the longer goes first. */
+			/* The longer block of a pair goes first. */
 			if (!second && args.pairs && opposite != n) {
 				second = 1;
 				ret_block.row = opposite * C::ROWS;
@@ -79,7 +76,7 @@ template <class C> struct fa_sm90_walk {
 			}
 			ret_work = fa_work_at(args, ret_block.triple, ret_block.row);
 			if (ret_work.row < ret_work.n_q) {
-				turned = !turned;
+				reversed = !reversed;
 				return true;
 			}
 		}
@@ -87,8 +84,8 @@ template <class C> struct fa_sm90_walk {
 	}
 };
 
-/* A tile of keys: coordinates of TMA boxes. */
-template <class C> struct fa_sm90_tile {
+/* A tile of keys: coordinates of its TMA boxes. */
+template <class C> struct fa_sm90_dense_tile {
 	int32_t token, head, entry, column;
 
 	__device__ __forceinline__ void begin(const struct fa_cuda_attention &args,
@@ -100,14 +97,14 @@ template <class C> struct fa_sm90_tile {
 		column = work.slice * C::DIM_V;
 	}
 
-	/* On to the tile before. */
+	/* Moves to the preceding tile. */
 	__device__ __forceinline__ void retreat(const struct fa_cuda_attention &)
 	{
 		token -= C::KEYS;
 	}
 
-	/* Starts the copy of COLUMNS columns of 64 elements of K or, with @first_column, V: one
-	 * thread does. */
+	/* Loads COLUMNS columns of 64 elements of K or, from @first_column on, of V. Called by a
+	 * warp; one thread issues. */
 	template <int COLUMNS>
 	__device__ __forceinline__ void fetch(const struct fa_cuda_attention &, uint32_t shared,
 	                                      const void *map, uint32_t barrier,
@@ -122,14 +119,14 @@ template <class C> struct fa_sm90_tile {
 			            token, head, entry, policy);
 	}
 
-	/* Has L2 fetch them. */
+	/* Prefetches them to L2. */
 	template <int COLUMNS>
-	__device__ __forceinline__ void touch(const void *map, int32_t first_column,
-	                                      uint64_t policy) const
+	__device__ __forceinline__ void prefetch(const void *map, int32_t first_column,
+	                                         uint64_t policy) const
 	{
 #pragma unroll 1
 		for (int c = 0; c < COLUMNS; c++)
-			fa_tma_touch(map, first_column + c * 64, token, head, entry, policy);
+			fa_tma_prefetch(map, first_column + c * 64, token, head, entry, policy);
 	}
 };
 
@@ -137,9 +134,9 @@ struct fa_sm90_dense {
 	using ARGS = struct fa_cuda_attention;
 	using WORK = struct fa_work;
 	using BLOCK = struct fa_sm90_block;
-	template <class C> using WALK = struct fa_sm90_walk<C>;
-	template <class C> using LOADERS_WALK = struct fa_sm90_walk<C>;
-	template <class C> using TILE = struct fa_sm90_tile<C>;
+	template <class C> using SCHEDULER = struct fa_sm90_dense_scheduler<C>;
+	template <class C> using PRODUCER_SCHEDULER = struct fa_sm90_dense_scheduler<C>;
+	template <class C> using TILE = struct fa_sm90_dense_tile<C>;
 	static constexpr bool PAGED = false;
 
 	static __device__ __forceinline__ const struct fa_cuda_attention &
@@ -153,12 +150,12 @@ struct fa_sm90_dense {
 		return 1;
 	}
 
-	static __device__ __forceinline__ int32_t first(const WORK &)
+	static __device__ __forceinline__ int32_t first_key(const WORK &)
 	{
 		return 0;
 	}
 
-	/* TMA gives zeros past a tensor's end. */
+	/* TMA fills rows past a tensor's end with zeros. */
 	static __device__ __forceinline__ bool tails(const ARGS &args)
 	{
 		return args.cu_seqlens_q;

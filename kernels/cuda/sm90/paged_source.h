@@ -1,9 +1,8 @@
 /*
- * Keys in the pages of a pool, rows in tensors: a SOURCE (dense.h). The step's plan has a list
- * of blocks of rows, the longest first. The first makes a pair with the last, the second with
- * the last but one, ..., so that pairs are about as long as each other. A block of threads
- * computes pair after pair, each of one query head; in rounds, every other of which goes
- * backwards, so that whoever had the longest has the shortest next.
+ * Source (dense_source.h) of keys in pages and rows in dense tensors. The plan lists blocks of
+ * rows, longest first; block i pairs with block n - 1 - i, so that pairs are about equally long. A
+ * thread block computes pairs, each of one query head, in rounds of alternating direction, so that
+ * the longest pair is followed by the shortest.
  */
 #pragma once
 
@@ -12,18 +11,17 @@
 #include "kernels/cuda/common/work.h"
 #include "kernels/cuda/ptx/mbarrier.h"
 #include "kernels/cuda/ptx/tma.h"
-#include "kernels/cuda/sm90/span.h"
+#include "kernels/cuda/sm90/tile_range.h"
 #include "kernels/cuda/sm90/yield.h"
 
 #include <stdint.h>
 
 struct fa_sm90_page_work : fa_work {
-	int32_t first; /* tokens before it are hidden */
+	int32_t first; /* earlier tokens are hidden */
 	uint32_t table_start;
 };
 
-/* A group's rows in tensors: the first, and how many there are of a group's, in the low bits
- * beside the part. It takes few registers. */
+/* A group's rows: the first, and part << FA_SM90_PAGE_ROWS_BITS | number of rows. */
 struct fa_sm90_page_block {
 	int32_t row;
 	uint32_t part_rows;
@@ -33,7 +31,7 @@ struct fa_sm90_page_block {
 static_assert(FA_SM90_GROUP_ROWS < 1 << FA_SM90_PAGE_ROWS_BITS, "they fit");
 static_assert(FA_CUDA_PAGED_PARTS_MAX <= 1u << (32 - FA_SM90_PAGE_ROWS_BITS), "so do parts");
 
-/* Which of a step's parts is number @part: a query head and a slice of V. */
+/* Sets the query head and the slice of V of part @part. */
 __device__ __forceinline__ void fa_sm90_page_part(const struct fa_cuda_attention &args,
                                                   int32_t part, struct fa_work &work)
 {
@@ -43,22 +41,22 @@ __device__ __forceinline__ void fa_sm90_page_part(const struct fa_cuda_attention
 	work.head = part - work.slice * args.heads;
 }
 
-/* AHEAD: asks for the list's next words long before they are needed, which takes registers. */
-template <class C, bool AHEAD> struct fa_sm90_page_walk {
-	uint32_t round; /* the first of its pairs, of all parts' */
-	bool backwards = false, turned = true;
-	int32_t at;       /* in the list, what is next; or -1 */
-	int32_t opposite; /* the second of the pair, if it is yet to come; or -1 */
+/* AHEAD: loads the list's next entry long before it is needed, for more registers. */
+template <class C, bool AHEAD> struct fa_sm90_page_scheduler {
+	uint32_t round; /* index of the round's first pair */
+	bool backwards = false, reversed = true;
+	int32_t at;       /* next entry of the list; -1: none */
+	int32_t opposite; /* second entry of the pair if it is still to come; -1 */
 	int32_t part;
 	struct fa_cuda_paged_block ahead;
 
-	__device__ __forceinline__ fa_sm90_page_walk(const struct fa_cuda_paged_attention &all)
+	__device__ __forceinline__ fa_sm90_page_scheduler(const struct fa_cuda_paged_attention &all)
 	{
 		round = 0;
 		find(all);
 	}
 
-	/* Pairs are numbered inside sections of parts, whose keys fit in L2 together. */
+	/* Pairs are numbered within sections of parts whose keys fit in L2 together. */
 	__device__ __forceinline__ void find(const struct fa_cuda_paged_attention &all)
 	{
 		const struct fa_cuda_attention &args = all.attention;
@@ -66,7 +64,7 @@ template <class C, bool AHEAD> struct fa_sm90_page_walk {
 		const uint32_t index = round +
 		                       (backwards ? fa_sm90_blocks<C>(args) - 1 - block : block);
 		const uint32_t section_pairs = all.section_pairs;
-		/* Keys of a short step are one section: a division less. */
+		/* A short step is one section; this saves a division. */
 		const uint32_t section = all.pairs <= section_pairs ? 0 : index / section_pairs;
 		const uint32_t rest = index - section * section_pairs;
 		const uint32_t width = min((uint32_t)args.section,
@@ -106,7 +104,7 @@ template <class C, bool AHEAD> struct fa_sm90_page_walk {
 		const uint4 b = words[1], c = words[2];
 
 		fa_sm90_page_part(args, part, ret_work);
-		/* The shuffles tell the compiler that these are the same for all threads. */
+		/* Uniform across the warp; the shuffles tell the compiler so. */
 		ret_work.row = __shfl_sync(~0u, ahead.row, 0);
 		ret_work.first_q = __shfl_sync(~0u, b.x, 0);
 		ret_work.n_q = __shfl_sync(~0u, b.y, 0);
@@ -115,7 +113,7 @@ template <class C, bool AHEAD> struct fa_sm90_page_walk {
 		ret_work.table_start = __shfl_sync(~0u, c.y, 0);
 		ret_work.diagonal = ret_work.n_k - ret_work.n_q;
 		ret_block.part_rows = (uint32_t)part << FA_SM90_PAGE_ROWS_BITS;
-		turned = !turned;
+		reversed = !reversed;
 
 		if (opposite >= 0) {
 			go(all, opposite);
@@ -129,21 +127,18 @@ template <class C, bool AHEAD> struct fa_sm90_page_walk {
 	}
 };
 
-/*
- * A tile of keys. It comes in boxes of keys that lie in one page; each lane of a loading
- * warp knows where one of them lies, and of the tile before it, and lanes of one warp or
- * another start its copy.
- */
+/* A tile of keys, loaded in boxes of keys that lie in one page. Each lane of a producer warp knows
+ * the place of one box, in this tile and the next. */
 template <class C> struct fa_sm90_page_tile {
-	static constexpr int32_t NOWHERE = INT32_MAX; /* a slot past the maps' end: zeros */
+	static constexpr int32_t NOWHERE = INT32_MAX; /* past the map's end: TMA fills zeros */
 	static_assert((C::KEYS & (C::KEYS - 1)) == 0, "so that boxes and loaders are powers of 2");
 
-	int32_t key; /* this lane's first */
+	int32_t key; /* first key of this lane's box */
 	int32_t head, column;
 	int32_t begin_key, end_key;
 	uint32_t table_start;
-	int32_t slot, token;               /* in its page */
-	int32_t before_slot, before_token; /* of the tile before */
+	int32_t slot, token;               /* its page and token in the page */
+	int32_t before_slot, before_token; /* of the preceding tile */
 
 	__device__ __forceinline__ void look_up(const struct fa_cuda_paged_attention &all,
 	                                        int32_t at, int32_t &ret_slot,
@@ -154,7 +149,7 @@ template <class C> struct fa_sm90_page_tile {
 
 		ret_slot = NOWHERE;
 		ret_token = (int32_t)(strip - page * all.pages.page_strips) * 16;
-		/* Pages of which no key is there need no entry. */
+		/* A page without visible keys needs no table entry. */
 		if (at + all.box_keys > begin_key && at < end_key && at >= 0)
 			ret_slot = (int32_t)all.pages.table[table_start + page];
 	}
@@ -205,8 +200,8 @@ struct fa_sm90_pages {
 	using ARGS = struct fa_cuda_paged_attention;
 	using WORK = struct fa_sm90_page_work;
 	using BLOCK = struct fa_sm90_page_block;
-	template <class C> using WALK = struct fa_sm90_page_walk<C, false>;
-	template <class C> using LOADERS_WALK = struct fa_sm90_page_walk<C, true>;
+	template <class C> using SCHEDULER = struct fa_sm90_page_scheduler<C, false>;
+	template <class C> using PRODUCER_SCHEDULER = struct fa_sm90_page_scheduler<C, true>;
 	template <class C> using TILE = struct fa_sm90_page_tile<C>;
 	static constexpr bool PAGED = true;
 
@@ -220,7 +215,7 @@ struct fa_sm90_pages {
 		return all.loaders;
 	}
 
-	static __device__ __forceinline__ int32_t first(const WORK &work)
+	static __device__ __forceinline__ int32_t first_key(const WORK &work)
 	{
 		return work.first;
 	}
@@ -236,7 +231,7 @@ struct fa_sm90_pages {
 		block.part_rows += (uint32_t)max(0, min(work.n_q - row, FA_SM90_GROUP_ROWS));
 	}
 
-	/* Rows are counted from the tensors' first. */
+	/* Rows count from the tensors' first. */
 	static __device__ __forceinline__ struct fa_work work_of(const ARGS &all,
 	                                                         const BLOCK &block)
 	{

@@ -1,0 +1,506 @@
+/*
+ * Main loop of a consumer warpgroup. Tiles of keys are processed from the last to the first. For
+ * each tile it issues Q K^T and, behind it, P V of the tile before; while P V runs, it computes the
+ * exponentials of Q K^T. The epilogue of a block overlaps with the first Q K^T of the next block.
+ */
+#pragma once
+
+#include "kernels/cuda/common/args.h"
+#include "kernels/cuda/ptx/barrier.h"
+#include "kernels/cuda/ptx/math.h"
+#include "kernels/cuda/ptx/mbarrier.h"
+#include "kernels/cuda/ptx/memory.h"
+#include "kernels/cuda/ptx/wgmma.h"
+#include "kernels/cuda/sm90/alibi.h"
+#include "kernels/cuda/sm90/config.h"
+#include "kernels/cuda/sm90/epilogue.h"
+#include "kernels/cuda/sm90/gemm.h"
+#include "kernels/cuda/sm90/load.h"
+#include "kernels/cuda/sm90/logits.h"
+#include "kernels/cuda/sm90/recompute.h"
+#include "kernels/cuda/sm90/softmax.h"
+#include "kernels/cuda/sm90/tile_range.h"
+#include "kernels/cuda/sm90/yield.h"
+
+#include <stdint.h>
+
+template <class C>
+__device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uint32_t shared,
+                                                uint32_t number)
+{
+	/* Recomputed where registers are few; otherwise the argument. */
+	const uint32_t group = C::PAGED && C::INDEPENDENT
+	                               ? __shfl_sync(~0u, threadIdx.x / 128, 0) - 1
+	                               : number;
+	using SOURCE = typename C::SOURCE;
+	const struct fa_cuda_attention &args = SOURCE::attention(all);
+	constexpr int steps = C::KEYS / 16;
+	const uint32_t lane = threadIdx.x % 32;
+	const int32_t thread_row = C::BAND ? threadIdx.x % 128 / 32 * 16 + lane / 4 : 0;
+	/* Multiplies a logit in the exponent; > 0. */
+	const float factor = C::SOFTCAP || (C::SCORE_MOD && !fa_sm90_is_linear(args))
+	                             ? 1
+	                             : args.scale_log2;
+	typename SOURCE::template SCHEDULER<C> scheduler(all);
+	struct fa_sm90_ring_position<C::STAGES> k, v;
+	struct fa_sm90_ring_position<C::Q_SLOTS> q;
+	/* Blocks of rows: of the current logits, the next one, and the one whose O is not stored
+	 * yet. */
+	typename SOURCE::BLOCK block, next_block, done_block;
+	struct fa_sm90_sums sums, done_sums;
+	bool done = false, nonfinite = false, k_there = false;
+	fa_sm90_out_rows<C> out;
+	fa_sm90_dots<C> dots;
+	fa_sm90_p<C> p;
+	float scale[2];
+	int32_t end_key;   /* the sequence's end, relative to the group's first row */
+	int32_t first_key; /* the first key that is not hidden, likewise; PAGED */
+	int32_t key;       /* the tile's first key, likewise */
+	int32_t left;      /* tiles of the block after this one */
+	int32_t next_end_key, next_first_key, next_key, next_left; /* -1: no next block */
+	int32_t next_skip = 0;  /* tiles that this group skips before its next one */
+	int32_t skip_after = 0; /* those of them at the end of the block ahead */
+	int32_t skip_tail = 0;  /* WINDOW: tiles that it skips at this block's end */
+	/* ALiBi: slope in units of a dot product, and the part of the bias that is one per row. */
+	float dot_slope = 0, next_dot_slope = 0, shift[2] = { 0, 0 };
+	/* The bias is added by wgmma; side: the side of the rows on which the tile is, or 0
+	 * (alibi.h). */
+	bool alibi_by_mma = false;
+	int32_t side = 0;
+	bool any_row_unset; /* a row has no maximum yet */
+	bool resumed = false;
+	uint32_t stop = 0; /* fa_sm90_stop_kind; not 0: no tile comes */
+
+	const auto arrive = [&](uint32_t barrier) {
+		if (lane == 0)
+			fa_mbarrier_arrive(barrier);
+	};
+	const auto look_ahead = [&](void) {
+		typename SOURCE::WORK work;
+
+		next_left = -1;
+		next_skip = C::WINDOW ? 0 : skip_after;
+#pragma unroll 1
+		while (next_left < 0 && scheduler.next(all, next_block, work)) {
+			const struct fa_sm90_tile_range range = fa_sm90_tile_range_get<C>(args,
+			                                                                  work);
+			const int32_t row = fa_sm90_group_row<C>(work.row, group,
+			                                         scheduler.reversed);
+			const struct fa_sm90_group_range group_range = fa_sm90_group_range_get<C>(
+				args, work, range, row);
+			const int32_t origin = C::BAND ? row + work.diagonal : 0;
+
+			SOURCE::keep(next_block, work, row);
+			next_end_key = work.n_k - origin;
+			next_first_key = SOURCE::first_key(work) - origin;
+			next_key = group_range.tiles.last * C::KEYS - origin;
+			next_left = group_range.tiles.count - 1;
+			next_skip += group_range.before;
+			skip_after = group_range.after;
+			if (C::SCORE_MOD && !C::SOFTCAP)
+				next_dot_slope = fa_sm90_alibi_slope(args, work.head) *
+				                 fa_rcp(factor);
+			/* Equivalent; each form gives its kernels the faster loop. */
+			if (range.count == 0) {
+				if constexpr (C::ALIBI_MMA) {
+					work.row = row;
+					fa_sm90_epilogue_empty<C>(args, work);
+				} else {
+					fa_sm90_epilogue_empty<C>(args,
+					                          SOURCE::work_of(all, next_block));
+				}
+			}
+		}
+	};
+	const auto begin = [&](void) {
+		end_key = next_end_key;
+		first_key = next_first_key;
+		dot_slope = next_dot_slope;
+		key = next_key;
+		left = next_left;
+		if (C::WINDOW)
+			skip_tail = skip_after;
+		if constexpr (C::ALIBI_MMA) {
+			alibi_by_mma = fa_sm90_alibi_fits(args, dot_slope);
+			if (alibi_by_mma)
+				fa_sm90_alibi_write_rows<C>(shared, group, dot_slope);
+		}
+	};
+	/* The side for fa_sm90_alibi_add(). */
+	const auto side_of_tile = [&](void) {
+		return args.window_right <= 0 || key + C::KEYS <= 1 ? 1
+		       : key >= C::GROUP_ROWS - 1                   ? -1
+		                                                    : 0;
+	};
+	const auto k_tile = [&](void) { return shared + C::K_AT + k.stage * C::K_BYTES; };
+	const auto v_tile = [&](void) { return shared + C::V_AT + v.stage * C::V_BYTES; };
+	const auto q_tile = [&](void) { return shared + C::Q_AT + q.stage * C::Q_BYTES; };
+	const auto wait_k = [&](void) {
+		fa_mbarrier_wait(shared + C::K_FULL + 8 * k.stage, k.parity);
+	};
+	const auto wait_q = [&](void) {
+		fa_mbarrier_wait(shared + C::Q_FULL + 8 * q.stage, q.parity);
+	};
+	/* Rows of the tile that belong to the sequence: the end in the high half, the first in the
+	 * low half. */
+	constexpr uint32_t ALL_ROWS = (uint32_t)C::KEYS << 16;
+	const auto rows_of_tile = [&](void) {
+		if (!SOURCE::tails(all))
+			return ALL_ROWS;
+		return (uint32_t)min(end_key - key, C::KEYS) << 16 |
+		       (C::PAGED ? (uint32_t)max(first_key - key, 0) : 0);
+	};
+	/* Waits for V and zeroes its rows outside of the sequence. */
+	const auto wait_v = [&](uint32_t rows) {
+		fa_mbarrier_wait(shared + C::V_FULL + 8 * v.stage, v.parity);
+		if (rows == ALL_ROWS)
+			return;
+		if (rows >> 16 < C::KEYS)
+			fa_sm90_zero_v_rows<C>(v_tile(), (int32_t)(rows >> 16), C::KEYS, group);
+		if (C::PAGED && rows % 65536 > 0)
+			fa_sm90_zero_v_rows<C>(v_tile(), 0, (int32_t)(rows % 65536), group);
+	};
+	const auto release_k = [&](void) {
+		arrive(shared + C::K_EMPTY + 8 * k.stage);
+		k.advance();
+	};
+	const auto release_v = [&](void) {
+		arrive(shared + C::V_EMPTY + 8 * v.stage);
+		v.advance();
+	};
+	/* Releases tiles that this group skips. It waits for each, or the arrival would count for
+	 * an earlier phase. */
+	const auto skip_k = [&](int32_t count) {
+#pragma unroll 1
+		for (; C::SKIPS && count > 0; count--) {
+			wait_k();
+			release_k();
+		}
+	};
+	const auto skip_v = [&](int32_t count) {
+#pragma unroll 1
+		for (; C::SKIPS && count > 0; count--) {
+			fa_mbarrier_wait(shared + C::V_FULL + 8 * v.stage, v.parity);
+			release_v();
+		}
+	};
+	const auto release_q = [&](void) {
+		if (left == 0) {
+			arrive(shared + C::Q_EMPTY + 8 * q.stage);
+			q.advance(C::GROUPS);
+		}
+	};
+	/* Whether some row does not see all of the tile. */
+	const auto partly_seen = [&](void) {
+		return key + C::KEYS > end_key || (C::PAGED && key < first_key) ||
+		       (C::BAND && (key + C::KEYS - 1 > args.window_right ||
+		                    key < C::GROUP_ROWS - 1 - args.window_left));
+	};
+	/* Turns dot products into logits; returns partly_seen(). */
+	const auto mask = [&](void) {
+		if constexpr (C::SCORE_MOD) {
+			if (side == 0) {
+				const float base[2] = {
+					C::CAP_SUBTRACTS_MAX && !sums.unset(0) ? sums.offset[0] : 0,
+					C::CAP_SUBTRACTS_MAX && !sums.unset(1) ? sums.offset[1] : 0
+				};
+
+				fa_sm90_logits<C>(dots, base, args);
+			}
+		}
+		if (partly_seen()) {
+			fa_sm90_mask<C>(dots, args, key + (int32_t)(lane % 4 * 2) - thread_row,
+			                first_key - thread_row, end_key - thread_row);
+			return true;
+		}
+		return false;
+	};
+	const auto add_alibi = [&](void) {
+		if (C::ALIBI_MMA && side != 0)
+			shift[0] = shift[1] = dot_slope * factor * (float)(side * key);
+		else if (C::SCORE_MOD && !C::SOFTCAP && args.alibi_slopes)
+			fa_sm90_alibi_add(dots, dot_slope, factor,
+			                  key + (int32_t)(lane % 4 * 2) - thread_row,
+			                  side_of_tile(), shift);
+	};
+	const auto find_unset = [&](void) {
+		return __any_sync(~0u, sums.unset(0) || sums.unset(1)) != 0;
+	};
+	const auto update_max = [&](void) {
+		const float key_slope = side > 0 ? dot_slope : side < 0 ? -dot_slope : 0;
+		float row_shift[2] = { shift[0], shift[1] };
+		const bool unset[2] = { sums.unset(0), sums.unset(1) };
+		bool rescales;
+
+		if (C::SCORE_MOD && !C::SOFTCAP && C::FIXED_MAX)
+#pragma unroll
+			for (int r = 0; r < 2; r++) {
+				const int32_t row = thread_row + r * 8;
+
+				row_shift[r] = -dot_slope * factor *
+				               (float)max(0,
+				                          max(first_key - row, row - end_key + 1));
+				if (C::ALIBI_MMA)
+					row_shift[r] -= key_slope * factor *
+					                (float)((int32_t)(lane % 4 * 2) - row);
+			}
+		rescales = fa_sm90_update_max<C>(sums, dots, factor, row_shift, key_slope, scale);
+		/* Rows that had a maximum before got it subtracted with the soft cap. */
+		if (C::CAP_SUBTRACTS_MAX) {
+			const float add[2] = { unset[0] ? sums.offset[0] : 0,
+				               unset[1] ? sums.offset[1] : 0 };
+
+			fa_sm90_add_rows<C>(dots, add);
+		}
+		any_row_unset = !C::FIXED_MAX || find_unset();
+		return rescales;
+	};
+	/* Keeps the barrier's number out of uniform registers, and computes it before the wait. */
+	const uint32_t pingpong_group = C::MASK_ON_DEMAND ? threadIdx.x / 128 - 1 : group;
+	const auto pingpong_wait = [&](void) {
+		fa_barrier_sync(C::pingpong_barrier(pingpong_group), 256);
+	};
+	const auto pingpong_signal = [&](void) {
+		fa_barrier_arrive(C::pingpong_barrier((pingpong_group + 1) % C::GROUPS), 256);
+	};
+	const auto zero_out = [&](void) {
+#pragma unroll
+		for (int i = 0; i < C::DIM_V / 2; i++)
+			out[i] = 0;
+	};
+
+	/* A resumed thread block passes over the blocks that it has finished. */
+	uint32_t passed = C::YIELDS ? fa_ld_shared(shared + C::RECORD + 4) : 0;
+#pragma unroll 1
+	do
+		look_ahead();
+	while (passed-- > 0);
+	if (next_left < 0)
+		return;
+	if (!C::INDEPENDENT && group == C::GROUPS - 1)
+		pingpong_signal();
+	q.advance(group);
+	/* Once, unless independent groups skip more tiles than the ring holds: then the pipeline
+	 * restarts. */
+#pragma unroll 1
+	do {
+		for (; C::INDEPENDENT && next_skip > 0; next_skip--) {
+			skip_k(1);
+			skip_v(1);
+		}
+		begin();
+		block = next_block;
+		sums.reset();
+		zero_out();
+		if constexpr (C::WINDOW) {
+			skip_k(next_skip);
+			skip_v(next_skip);
+			if (C::YIELDS)
+				nonfinite = fa_ld_shared(shared + C::RECORD + 12) &
+				            FA_CUDA_YIELD_BROKEN;
+		}
+		if constexpr (C::YIELDS_IN_BLOCK) {
+			const int32_t rest_tiles = (int32_t)fa_ld_shared(shared + C::RECORD + 8);
+			const uint32_t slot = fa_ld_shared(shared + C::RECORD + 12);
+
+			nonfinite = slot & FA_CUDA_YIELD_BROKEN;
+			resumed = rest_tiles > 0;
+			if (resumed) {
+				key -= (left + 1 - rest_tiles) * C::KEYS;
+				left = rest_tiles - 1;
+				fa_sm90_load_state<C>(args.yield, slot % FA_CUDA_YIELD_BROKEN,
+				                      group, out, sums);
+			}
+		}
+		wait_q();
+		wait_k();
+		if (C::ALIBI_MMA && alibi_by_mma)
+			side = side_of_tile();
+		fa_sm90_issue_dots<C>(dots, q_tile(), k_tile(), shared, group, side);
+		look_ahead();
+		fa_wgmma_wait<0>();
+		fa_wgmma_hold(dots);
+		release_k();
+		release_q();
+		scale[0] = scale[1] = 1;
+		if (C::YIELDS_IN_BLOCK && C::FIXED_MAX && resumed)
+			fa_sm90_scale_down(sums, scale);
+		mask();
+		if (!C::FIXED_MAX)
+			add_alibi();
+		update_max();
+		if (C::FIXED_MAX)
+			add_alibi();
+		fa_sm90_exponentials<C, 0, steps>(sums, dots, factor, shift);
+		fa_sm90_convert_p<C>(p, dots);
+		if (C::YIELDS_IN_BLOCK && resumed)
+			fa_sm90_rescale<C>(out, scale);
+
+		/* Valid rows of the current logits' tile; its V is waited for one iteration
+		 * later. */
+		uint32_t rows = rows_of_tile();
+
+#pragma unroll 1
+		for (;;) {
+			const bool last_tile = left == 0;
+			bool rescales = false;
+			int32_t skip = 0;
+
+			scale[0] = scale[1] = 1;
+			if (C::WINDOW && last_tile && skip_tail > 0) {
+				skip_k(skip_tail);
+				k_there = false;
+			}
+			if constexpr (C::YIELDS) {
+				/* The loop has one exit: with a second one the compiler places the
+				 * exponentials where ping-pong does not overlap them. */
+				if (C::STOP_READ == FA_SM90_STOP_ON_DEMAND || !k_there) {
+					if (!k_there)
+						wait_k();
+					stop = fa_ld_shared(shared + C::STOP + 4 * k.stage);
+				}
+				if (stop)
+					break;
+			}
+			if (last_tile) {
+				if (!C::YIELDS &&
+				    (next_left < 0 || (C::INDEPENDENT && next_skip >= C::STAGES)))
+					break;
+				skip = C::WINDOW ? skip_tail + next_skip : next_skip;
+				begin();
+				skip_k(next_skip);
+				if (C::WINDOW && next_skip > 0)
+					wait_k();
+				k_there = k_there && (!C::INDEPENDENT || skip == 0);
+				wait_q();
+			} else {
+				key -= C::KEYS;
+				left--;
+			}
+			if (!C::YIELDS && !k_there)
+				wait_k();
+			if (C::PINGPONG == FA_SM90_PINGPONG_GEMM)
+				pingpong_wait();
+			if (C::ALIBI_MMA)
+				side = alibi_by_mma ? side_of_tile() : 0;
+			fa_sm90_issue_dots<C>(dots, q_tile(), k_tile(), shared, group, side);
+			if (C::PINGPONG == FA_SM90_PINGPONG_GEMM)
+				pingpong_signal();
+			/* Overlaps with the dot products. */
+			if (done) {
+				nonfinite |= fa_sm90_epilogue<C>(out, done_sums, all, done_block);
+				zero_out();
+			}
+			wait_v(rows);
+			fa_wgmma_fence();
+			fa_sm90_issue_product<C>(out, p, v_tile());
+			done = last_tile;
+			if (last_tile) {
+				done_block = block;
+				done_sums = sums;
+				block = next_block;
+				sums.reset();
+				any_row_unset = true;
+				look_ahead();
+			} else if (C::FIXED_MAX) {
+				rescales = fa_sm90_scale_down(sums, scale);
+			}
+			if (!C::MASK_ON_DEMAND)
+				rows = rows_of_tile();
+			fa_wgmma_wait<1>();
+			fa_wgmma_hold(dots);
+			release_k();
+			bool half_done = false; /* the first half of the exponentials is done */
+
+			if (C::CAP_SUBTRACTS_MAX)
+				half_done = !partly_seen() &&
+				            !(C::FEW_REGISTERS ? find_unset() : any_row_unset);
+			if (half_done) {
+				fa_sm90_softcap_exponentials<C>(sums, dots, args);
+				if (C::MASK_ON_DEMAND)
+					rows = ALL_ROWS;
+			} else {
+				const bool masked = mask();
+
+				if (C::MASK_ON_DEMAND)
+					rows = masked ? rows_of_tile() : ALL_ROWS;
+				if (!C::FIXED_MAX)
+					add_alibi();
+				if (C::FEW_REGISTERS && C::FIXED_MAX ? find_unset() : any_row_unset)
+					rescales |= update_max();
+				if (C::FIXED_MAX)
+					add_alibi();
+			}
+			if (C::PINGPONG == FA_SM90_PINGPONG_SOFTMAX && !C::WAITS_LATE)
+				pingpong_wait();
+			/* O is complete after the first half of the exponentials; with P free, the
+			 * rest is rounded while others run. The branch keeps the compiler from
+			 * waiting earlier. */
+			if (!half_done)
+				fa_sm90_exponentials<C, 0, steps / 2>(sums, dots, factor, shift);
+			release_q();
+			if (C::PINGPONG == FA_SM90_PINGPONG_SOFTMAX && C::WAITS_LATE)
+				pingpong_wait();
+			fa_wgmma_wait<0>();
+			fa_wgmma_hold(out);
+			release_v();
+			skip_v(skip);
+			k_there = (!C::FEW_REGISTERS || C::FIXED_MAX) &&
+			          fa_mbarrier_test(shared + C::K_FULL + 8 * k.stage, k.parity);
+			if (C::STOP_READ == FA_SM90_STOP_BEFORE_EXP && k_there)
+				stop = fa_ld_shared(shared + C::STOP + 4 * k.stage);
+			if constexpr (C::PINGPONG == FA_SM90_PINGPONG_SOFTMAX) {
+				/* The next group wakes up while the remaining exponentials are
+				 * computed. */
+				fa_sm90_exponentials<C, steps / 2, C::SIGNAL_STEPS>(sums, dots,
+				                                                    factor, shift);
+				pingpong_signal();
+				fa_sm90_exponentials<C, C::SIGNAL_STEPS, steps>(sums, dots, factor,
+				                                                shift);
+			} else {
+				fa_sm90_exponentials<C, steps / 2, steps>(sums, dots, factor,
+				                                          shift);
+			}
+			if (C::STOP_READ == FA_SM90_STOP_AFTER_EXP && k_there)
+				stop = fa_ld_shared(shared + C::STOP + 4 * k.stage);
+			fa_sm90_convert_p<C>(p, dots);
+			if (rescales && !last_tile)
+				fa_sm90_rescale<C>(out, scale);
+		}
+
+		/* Consumes the one arrival that the last group made ahead of its waits. */
+		if (!C::INDEPENDENT && group == 0)
+			pingpong_wait();
+		if (done) {
+			nonfinite |= fa_sm90_epilogue<C>(out, done_sums, all, done_block);
+			zero_out();
+			done = false;
+		}
+		wait_v(rows);
+		fa_wgmma_fence();
+		fa_sm90_issue_product<C>(out, p, v_tile());
+		fa_wgmma_wait<0>();
+		fa_wgmma_hold(out);
+		if (C::SKIPS) {
+			release_v();
+			k_there = false;
+		}
+		if (C::WINDOW)
+			skip_v(skip_tail);
+		if (C::YIELDS_IN_BLOCK && stop == FA_SM90_STOPPED && left > 0)
+			fa_sm90_save_state<C>(args.yield, fa_ld_shared(shared + C::STATE_SLOT),
+			                      group, out, sums);
+		else
+			nonfinite |= fa_sm90_epilogue<C>(out, sums, all, block);
+	} while (C::INDEPENDENT && next_left >= 0);
+	for (; C::INDEPENDENT && next_skip > 0; next_skip--) {
+		skip_k(1);
+		skip_v(1);
+	}
+	if ((C::BAND || C::FIXED_MAX) && __any_sync(~0u, nonfinite)) {
+		if (C::YIELDS && stop == FA_SM90_STOPPED)
+			fa_st_shared(shared + C::NONFINITE, 1);
+		else
+			fa_sm90_recompute<C>(all, group);
+	}
+}
