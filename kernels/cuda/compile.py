@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Compiles one file of device code to a fatbin, and fails where a kernel is not what we
-ship: spills, local memory, or warnings that say that ptxas gave up what we wrote for.
+"""Compiles a file of device code to a fatbin. Fails if a kernel spills, uses local memory, or
+loses setmaxnreg or asynchronous wgmma to ptxas.
 
     compile.py [--unchecked] --depfile FILE --resources FILE --output FILE NVCC ARGUMENT...
 
-ARGUMENTs go to nvcc. --resources gets a table of what every kernel takes. --unchecked
-is for device code that is not shipped.
+ARGUMENTs go to nvcc. --resources: writes a table of registers, shared memory and spills per
+kernel. --unchecked: for device code that is not shipped.
 """
 
 import argparse
@@ -13,8 +13,7 @@ import re
 import subprocess
 import sys
 
-# Potential losses that ptxas reports and does not fail for: setmaxnreg ignored,
-# wgmma serialised.
+# Warnings of ptxas that are errors here: setmaxnreg ignored, wgmma serialised.
 LOSSES = re.compile(r"\((C7508|C751[0-4])\)")
 
 COMPILING = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
@@ -32,18 +31,18 @@ class Kernel:
 
     def faults(self):
         if None in (self.registers, self.stack):
-            return ["ptxas says nothing about it"]
+            return ["is missing in the report of ptxas"]
         local = max(self.stack, self.bytes["lmem"], self.bytes["cumulative stack size"])
         faults = []
         if self.stores or self.loads:
-            faults.append(f"spills {self.stores} bytes out and {self.loads} back")
+            faults.append(f"spills {self.stores} bytes of stores, {self.loads} bytes of loads")
         if local:
             faults.append(f"uses {local} bytes of local memory")
         return faults
 
 
 def read(report):
-    """The kernels of a report of ptxas -v."""
+    """Parses the report of ptxas -v."""
     kernels = []
     for line in report.splitlines():
         if match := COMPILING.search(line):
@@ -51,7 +50,7 @@ def read(report):
         if not kernels:
             continue
         if match := MEMORY.search(line):
-            # Functions that a kernel calls are reported after it: the worst counts.
+            # Functions that a kernel calls follow it in the report; the largest value counts.
             kernel, values = kernels[-1], map(int, match.groups())
             kernel.stack, kernel.stores, kernel.loads = (
                 max(old or 0, new)
@@ -64,8 +63,8 @@ def read(report):
     return kernels
 
 
-def judge(report, wanted):
-    """What is wrong with a report; @wanted: the architectures to be in it."""
+def check(report, wanted):
+    """Returns the faults of a report; @wanted: the architectures that it must have."""
     kernels = read(report)
     faults = [f"{k.name} ({k.arch}) {fault}" for k in kernels for fault in k.faults()]
     faults += [line.strip() for line in report.splitlines() if LOSSES.search(line)]
@@ -95,7 +94,7 @@ def main():
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     args = parser.parse_args()
 
-    # Device code alone is compiled, so any host compiler that can preprocess will do.
+    # Only device code is compiled, so any host compiler that can preprocess will do.
     run = subprocess.run(
         [args.nvcc, "-fatbin", "-Xfatbin", "-compress-all", "-allow-unsupported-compiler", "-Xptxas", "-v", "-MD", "-MF",
          args.depfile, "-o", args.output, *args.arguments],
@@ -106,7 +105,7 @@ def main():
     kernels = read(run.stdout)
     with open(args.resources, "w", encoding="utf-8") as file:
         file.write(table(kernels))
-    # What ptxas says besides: warnings.
+    # Other warnings.
     for line in run.stdout.splitlines():
         if "warning" in line and not LOSSES.search(line):
             print(line)
@@ -118,7 +117,7 @@ def main():
         if before == "-gencode"
         for arch in CODE.findall(argument)
     }
-    if faults := judge(run.stdout, wanted):
+    if faults := check(run.stdout, wanted):
         sys.exit("\n".join(["this device code must not be shipped:", *faults]))
 
 

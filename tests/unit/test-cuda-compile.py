@@ -41,7 +41,7 @@ CASES = [
     ("serialised too", GOOD + LOSS.replace("C7508", "C7514").replace("info", "warning"), "C7514"),
     ("no report", "", "no kernel was compiled for sm_80"),
     ("half a report", GOOD[: GOOD.rindex("ptxas info    : Compiling")], "compiled for sm_90"),
-    ("cut report", GOOD[: GOOD.rindex("ptxas info    : Used")], "says nothing about it"),
+    ("cut report", GOOD[: GOOD.rindex("ptxas info    : Used")], "is missing in the report of ptxas"),
 ]
 
 
