@@ -25,5 +25,5 @@ int fa_registration_free(struct fa_session *session, const struct fa_wire_messag
 /* The importer's done(). */
 void fa_registration_imported(struct fa_registered_buffer *buffer);
 
-/* Ends a waiting registration with @status. */
+/* Ends a registration that waits for pieces, if there is one, with @status. */
 void fa_registration_abort(struct fa_session *session, int status, const char *text);

@@ -263,7 +263,7 @@ int main(int argc, char **argv)
 	struct fa_error error;
 	int r;
 
-	/* Otherwise fad-supervise's child is named after a descriptor. */
+	/* fad-supervise executes a descriptor, whose number would be the process's name. */
 	(void)prctl(PR_SET_NAME, "fad");
 	open_standard_fds();
 	child_argv = calloc((size_t)argc + 1, sizeof(*child_argv));

@@ -65,7 +65,7 @@ struct fa_server *fa_server_free(struct fa_server *server);
 /* Consumes @config; logs what needs a restart. */
 void fa_server_reload(struct fa_server *server, struct fa_config *config);
 
-/* The last step of a drain. */
+/* The last step of a drain: frees everything and closes the loop's handles. */
 void fa_server_finish(struct fa_server *server);
 
 /* Starts a drain if exit_when_idle is set and no client is there or expected back. */

@@ -99,9 +99,9 @@ struct fa_context {
 	unsigned int n_requests; /* in flight, of all sessions */
 	struct fa_block_cache request_cache;
 	uint64_t n_timelines;           /* in the fd store */
-	struct fa_list timelines_ended; /* to be removed from it */
+	struct fa_list timelines_ended; /* ended ones, still in the fd store */
 
-	/* being handled */
+	/* the packet that is being handled */
 	_Alignas(8) unsigned char packet[FA_WIRE_BYTES_MAX];
 };
 
@@ -111,7 +111,7 @@ static inline void fa_context_drain_progress(struct fa_context *context)
 		context->hooks->drain_progress(context);
 }
 
-/* True also before is_lost is set. */
+/* Returns true if the device is lost, also before is_lost is set. */
 bool fa_context_device_lost(const struct fa_context *context);
 
 /* Logs the lack of descriptors, at most once in ten seconds. */

@@ -6,7 +6,7 @@
 
 #include <sched.h>
 
-/* Limits for a device that is lost just then; an engine thread may also wait for a processor. */
+/* How long to wait until the engine sees what the client saw; its thread may need a processor. */
 #define SYNC_NS FA_NS_PER_MS
 #define SYNC_BY_THREAD_NS (100 * FA_NS_PER_MS)
 
@@ -72,7 +72,7 @@ bool fa_device_completion_submit(struct fa_session *session, uint32_t stream, ui
 static void reap(struct fa_context *context)
 {
 	(void)fa_engine_poll(context->engine);
-	/* Otherwise only polled rings end it. */
+	/* Otherwise the engine would poll until a ring is polled. */
 	if (!fa_rings_are_polled(&context->rings))
 		fa_engine_poll_end(context->engine);
 	fa_completions_reap_all(context);

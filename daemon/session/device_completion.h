@@ -27,7 +27,7 @@ void fa_device_completion_stream(struct fa_session *session, uint32_t id);
 bool fa_device_completion_submit(struct fa_session *session, uint32_t stream, uint64_t value,
                                  bool allowed);
 
-/* The request was reaped. */
+/* To be called when a request that the device completes was reaped. */
 void fa_device_completion_finished(struct fa_session *session, uint32_t stream);
 
 /* Reaps what clients may have seen, within a time limit. Sessions may be closed afterwards. */

@@ -47,7 +47,7 @@ void fa_session_refuse(struct fa_session *session, uint64_t id, int status, cons
 /* For a connection that gets no session: sends the sentence and closes @fd. */
 void fa_session_reject(struct fa_context *context, int fd, int status, const char *text);
 
-/* -EDQUOT. */
+/* Charges descriptors to the tenant. -EDQUOT. */
 int fa_session_charge_fds(struct fa_session *session, uint64_t n, struct fa_charge *charge,
                           struct fa_error *error);
 int fa_session_charge_fd(struct fa_session *session, struct fa_charge *charge,

@@ -318,7 +318,7 @@ int fa_session_new(struct fa_context *context, int fd, struct fa_error *error,
 	                  error);
 	if (r == 0)
 		r = fa_session_charge_fd(session, &session->charge_socket, error);
-	/* Now, or many connections could leave no descriptor for any Hello. */
+	/* Charged now: otherwise many connections could leave no descriptor for any Hello. */
 	if (r == 0)
 		r = fa_session_charge_fd(session, &session->charge_hello, error);
 	if (r < 0)

@@ -130,7 +130,7 @@ static void arm_doorbell(struct fa_session_ring *ring)
 	stop_polling(ring);
 }
 
-/* True: a ring had an entry, or the engine something to launch. */
+/* Returns true if a ring had an entry, or the engine something to launch. */
 static bool poll_all(struct fa_rings *rings, uint64_t now_ns)
 {
 	bool any = false;

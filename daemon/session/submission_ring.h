@@ -36,7 +36,7 @@ struct fa_rings {
 	bool polls;  /* false on a single processor */
 	bool yields; /* few processors: other threads may need this one */
 
-	/* being handled */
+	/* the entry that is being handled */
 	_Alignas(8) unsigned char entry[FA_WIRE_BYTES_MAX];
 };
 
