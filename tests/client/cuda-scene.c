@@ -6,8 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- the scene */
-
 void fa_cuda_scene_start(struct fa_cuda_scene *scene, const struct fa_test_daemon_options *options)
 {
 	fa_test_cuda_begin(&scene->cuda);
@@ -63,7 +61,7 @@ static int64_t count_buffers(struct fa_client *client)
 
 void fa_cuda_expect_buffers(struct fa_client *client, int64_t n)
 {
-	/* What was freed goes after the work on it has ended. */
+	/* Freed buffers disappear after the work on them has ended. */
 	fa_check_eventually(count_buffers(client) <= n);
 	fa_check_eq(count_buffers(client), n);
 }

@@ -1,7 +1,6 @@
 /*
- * Clients with memory of the tests' GPU. The test itself starts a daemon and never
- * calls the driver; each case is a child (tests/cuda-driver/child.h), which has the
- * driver's functions, a context and a client.
+ * Clients with GPU memory of the tests' CUDA driver. The test itself starts a daemon and never
+ * calls the driver; each case is a child (tests/cuda-driver/child.h) with a context and a client.
  */
 #pragma once
 
@@ -14,23 +13,22 @@
 
 #define FA_CUDA_CHUNK ((uint64_t)2 << 20)
 
-/* The daemon, what it shows, and the driver's directory. */
 struct fa_cuda_scene {
 	struct fa_test_cuda cuda;
 	struct fa_test_daemon daemon;
-	struct fa_test_cuda_page *page;  /* the daemon's */
-	struct fa_test_cuda_lives lives; /* when it had started */
+	struct fa_test_cuda_page *page;
+	struct fa_test_cuda_lives lives; /* right after its start */
 };
 
 void fa_cuda_scene_start(struct fa_cuda_scene *scene, const struct fa_test_daemon_options *options);
-/* Also checks that it held in the end what it held at the beginning. */
+/* Also checks that the daemon holds no more than after its start. */
 void fa_cuda_scene_stop(struct fa_cuda_scene *scene);
 
 /* ---- in a child */
 
 void fa_cuda_check(int r, const char *file, int line);
 #define fa_ok(call) fa_cuda_check(call, __FILE__, __LINE__)
-/* The call must fail so, with a sentence that contains @part. */
+/* The call must fail with @status and an error text that contains @part. */
 #define fa_refused(call, status, part)                                                             \
 	do {                                                                                       \
 		fa_check_eq(call, status);                                                         \
@@ -39,24 +37,21 @@ void fa_cuda_check(int r, const char *file, int line);
 
 struct fa_client *fa_cuda_connect(const char *socket);
 
-/* Waits until the daemon has so many buffers of this user. */
 void fa_cuda_expect_buffers(struct fa_client *client, int64_t n);
 
-/* Allocations of cuMemCreate, side by side. */
+/* Adjacent allocations of cuMemCreate. */
 struct fa_cuda_vmm {
 	uint64_t at, bytes;
 	size_t n;
 	CUmemGenericAllocationHandle handles[512];
 };
 void fa_cuda_vmm_new(struct fa_cuda_vmm *vmm, size_t n, unsigned int handle_types);
-/* Maps a new allocation in place of the one of number @i. */
+/* Maps a new allocation in place of number @i. */
 void fa_cuda_vmm_replace(struct fa_cuda_vmm *vmm, size_t i);
 void fa_cuda_vmm_free(struct fa_cuda_vmm *vmm);
 
-/* Attention whose tensors lie in @buffer, which is memory at @at, must be right. */
+/* Attention in @buffer, which is the memory at @at, must be right. */
 void fa_cuda_attend(struct fa_client *client, struct fa_buffer *buffer, uint64_t at, uint64_t seed);
-/* What it needs. */
 uint64_t fa_cuda_attend_bytes(void);
-/* The same must fail, with a sentence that contains @part. */
 void fa_cuda_attend_fails(struct fa_client *client, struct fa_buffer *buffer, int status,
                           const char *part);

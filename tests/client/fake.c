@@ -131,13 +131,13 @@ bool fa_fake_next(struct fa_raw *raw)
 {
 	int r = fa_raw_receive(raw, (int)(fa_test_patience_ns() / FA_NS_PER_MS));
 
-	/* A client that hangs is not one that hung up. */
+	/* Distinguish a client that hangs from one that closed. */
 	if (r == -EAGAIN)
 		fa_test_fail(__FILE__, __LINE__, "the client neither asks nor leaves");
 	return r == 1;
 }
 
-/* Errors of sending do not matter: the client may have gone. */
+/* Send errors are ignored: the client may have gone. */
 void fa_fake_reply(struct fa_raw *raw, uint64_t id, int status, const char *text)
 {
 	struct fa_wire_message message = { .id = id,

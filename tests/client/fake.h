@@ -1,7 +1,6 @@
 /*
- * A daemon that behaves as the test likes: a socket and a thread in the test's
- * own process, which serves one connection after another with a function of the
- * test's.
+ * A fake daemon: a socket and a thread in the test's process that serves one connection after
+ * another with a function of the test.
  */
 #pragma once
 
@@ -11,7 +10,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 
-/* The numbers of what it makes and finds, whatever it is asked for. */
+/* The ids of every cache and sequence that the fake creates or finds. */
 #define FA_FAKE_CACHE 0x700000001ull
 #define FA_FAKE_SEQUENCE 0x900000002ull
 #define FA_FAKE_STEP 0xb00000003ull
@@ -20,8 +19,10 @@ struct fa_fake {
 	char dir[48], socket[64];
 	int listen_fd;
 	pthread_t thread;
-	/* Serves one connection and returns; on the fake's thread. NULL: accepts
-	 * nothing. Closing is the caller's. */
+	/*
+	 * Serves one connection and returns, on the fake's thread; the caller closes it. NULL:
+	 * accept nothing.
+	 */
 	void (*serve)(struct fa_raw *raw, void *userdata);
 	void *userdata;
 };
@@ -30,32 +31,28 @@ void fa_fake_start(struct fa_fake *fake, void (*serve)(struct fa_raw *raw, void 
                    void *userdata);
 void fa_fake_stop(struct fa_fake *fake);
 
-/* For groups that count descriptors: the first directory of a process leaves one open. */
 int fa_fake_setup(void **state);
 
-/* Answers Hello as it should be; the page, writable, or NULL if nobody is there. */
+/* Receives and answers Hello; returns the writable page, or NULL if the client has gone. */
 struct fa_completion_slot *fa_fake_welcome(struct fa_raw *raw);
 
-/* Answers the Hello that was received as a session with this secret. */
 struct fa_completion_slot *fa_fake_welcome_as(struct fa_raw *raw, uint64_t generation,
                                               struct fa_wire_secret secret, bool resumed);
 
-/* A HelloReply that is right; it carries one descriptor. */
+/* A valid HelloReply; it carries one descriptor. */
 struct fa_wire_message fa_fake_hello_reply(uint64_t id);
 
-/* Sends one, with a page. */
 struct fa_completion_slot *fa_fake_welcome_with(struct fa_raw *raw,
                                                 const struct fa_wire_message *reply);
 
-/* Receives the next request; false at the end. Fails if neither comes. */
+/* Receives the next request; false at the end of the connection. Fails on a time-out. */
 bool fa_fake_next(struct fa_raw *raw);
 
 void fa_fake_reply(struct fa_raw *raw, uint64_t id, int status, const char *text);
 void fa_fake_complete(struct fa_raw *raw, uint32_t stream, uint64_t value, int status,
                       const char *text);
 
-/* Answers raw->message as a daemon that does everything at once and well. */
+/* Answers raw->message like a daemon that completes everything at once. */
 void fa_fake_answer(struct fa_raw *raw, struct fa_completion_slot *page);
 
-/* For fa_fake_start(): welcomes and answers until the end. */
 void fa_fake_serve(struct fa_raw *raw, void *userdata);

@@ -1,4 +1,3 @@
-/* See kv-calls.h. */
 #include "tests/client/kv-calls.h"
 
 #include <pthread.h>
@@ -11,7 +10,7 @@ static struct fa_fake fake;
 static struct seen seen;
 static pthread_mutex_t seen_mutex = PTHREAD_MUTEX_INITIALIZER;
 
-/* The answer may have come by memory, of which thread sanitizers know nothing. */
+/* The reply may come through shared memory, which thread sanitizers cannot follow. */
 struct seen *heard(void)
 {
 	pthread_mutex_lock(&seen_mutex);

@@ -1,6 +1,6 @@
 /*
- * A client of a fake daemon that keeps the last request: for tests of what the calls about the
- * KV cache say on the wire, what they make of the answers, and what they refuse themselves.
+ * A client of a fake daemon that records the last request: tests of what the KV cache calls send,
+ * how they read replies, and which arguments they refuse.
  */
 #pragma once
 
@@ -10,24 +10,25 @@
 
 extern struct fa_client *client;
 
-/* What came. Written by the fake's thread before it answers, read after the answer. */
+/* What arrived. The fake's thread writes it before it replies; tests read it after the reply. */
 struct seen {
 	struct fa_wire_message last;
 	int count[_FA_WIRE_TYPE_N];
-	/* Vectors and strings point into the bytes of the connection, which are those of the
-	 * last message. */
-	uint32_t *buffer; /* the buffer that was registered last, mapped; never unmapped */
+	/* Vectors and strings point into the connection's buffer, which holds the last message. */
+	uint32_t *buffer; /* the last buffer registered, mapped and never unmapped */
 	uint64_t buffer_bytes;
-	struct fa_wire_view tokens_view; /* of the last SequencePublish */
-	int status;                      /* of the next answers; 0: they are good */
+	struct fa_wire_view tokens_view;
+	int status;
 };
 struct seen *heard(void);
 
-/* Of a group of tests. */
 int calls_setup(void **state);
 int calls_teardown(void **state);
 
-/* A step of @n_items sequences; a tensor of @buffer; all that a layer of a step may be given. */
+/*
+ * Begins a step of @n_items sequences; makes a tensor of @buffer; sets every field of a layer's
+ * struct.
+ */
 struct fa_step *begin(uint32_t n_items);
 struct fa_tensor tensor(struct fa_buffer *buffer, uint32_t rank, int64_t a, int64_t b, int64_t c);
 struct fa_step_attend attend_all(struct fa_buffer *buffer);

@@ -14,33 +14,33 @@
 
 enum {
 	THREADS = 4,
-	CLIENTS = 2, /* threads share them */
+	CLIENTS = 2,
 	SEQUENCES = 4,
 	LENGTH_MAX = 400,
-	PIPELINE = 4, /* steps at once */
+	PIPELINE = 4,
 };
 
 static atomic_bool stop;
 static atomic_uint_fast64_t progress;
-static bool drops; /* sequences that a step wrote to when the GPU was lost */
+static bool drops; /* allow losing sequences written by a step when the GPU was lost */
 
 struct sequence {
-	uint64_t id; /* 0: none */
+	uint64_t id;
 	uint32_t tags[LENGTH_MAX + KV_ROWS_MAX];
 	uint32_t length;
-	bool risked; /* a step wrote to it when the device may have been lost */
+	bool risked; /* written by a step when the device may have been lost */
 };
 
 struct worker {
 	pthread_t thread;
 	struct kv kv;
-	struct kv pipeline[PIPELINE]; /* the same with other memory */
+	struct kv pipeline[PIPELINE]; /* the same client, other memory */
 	struct fa_test_random random;
 	struct sequence sequences[SEQUENCES];
 	uint32_t last_tag, stream;
 	uint64_t reconnects;       /* seen */
-	uint64_t happened, undone; /* steps under way when the daemon died */
-	uint64_t dropped;          /* sequences */
+	uint64_t happened, undone; /* steps in flight when the daemon died */
+	uint64_t dropped;
 };
 
 static uint32_t below(struct worker *w, uint32_t n)
@@ -53,14 +53,16 @@ static void broken(const char *what, int r)
 	fa_test_fail(__FILE__, __LINE__, "%s: %d, %s", what, r, fa_error());
 }
 
-/* Where its device is lost, the daemon says so before it dies: what is in flight fails, what
- * comes behind it for the step is cancelled, and nothing new is taken. */
+/*
+ * A daemon that loses its device says so before it exits: requests in flight fail, later requests
+ * of the step are cancelled, new ones are refused.
+ */
 static bool is_lost(int r)
 {
 	return drops && (r == -ENODEV || r == -ECANCELED || r == -ESHUTDOWN);
 }
 
-/* 0, or the daemon died under it. */
+/* Returns false if @r is 0, true if the daemon died; fails otherwise. */
 static bool died(const char *what, int r)
 {
 	if (r < 0 && r != -ECONNRESET && !is_lost(r))
@@ -68,7 +70,10 @@ static bool died(const char *what, int r)
 	return r < 0;
 }
 
-/* As kv_begin(). Under MPS what a dead daemon may still write to is not to be had at once. */
+/*
+ * kv_begin() with retries: under MPS pages that a dead daemon may still write are unavailable for
+ * a while.
+ */
 static int begin(struct kv *kv, const struct kv_item *item, struct fa_step **ret_step)
 {
 	int r = kv_begin(kv, item, 1, ret_step);
@@ -81,7 +86,7 @@ static int begin(struct kv *kv, const struct kv_item *item, struct fa_step **ret
 	return r;
 }
 
-/* A sequence that was made when the daemon died stays the session's, unknown to us. */
+/* A sequence created as the daemon died stays in the session under an id that nobody knows. */
 static void create(struct worker *w, struct sequence *s)
 {
 	while (died("create", fa_sequence_create(w->kv.client, w->kv.cache, &s->id)))
@@ -90,7 +95,7 @@ static void create(struct worker *w, struct sequence *s)
 	s->risked = false;
 }
 
-/* Whether @r says that it was dropped, as it may be; then it is another. */
+/* Returns true if @r says that the sequence was dropped, which must be allowed; replaces it. */
 static bool is_gone(struct worker *w, struct sequence *s, int r)
 {
 	if (r != -ESTALE || !s->risked)
@@ -100,7 +105,7 @@ static bool is_gone(struct worker *w, struct sequence *s, int r)
 	return true;
 }
 
-/* What can be asked again until it is answered. False: it is gone. */
+/* Repeats the query until it is answered. False: the sequence is gone. */
 static bool ask(struct worker *w, struct sequence *s, struct fa_sequence_info *ret_info)
 {
 	int r;
@@ -153,18 +158,18 @@ static void append(struct worker *w, struct sequence *s)
 	r = begin(&w->kv, &item, &step);
 	if (is_gone(w, s, r))
 		return;
-	/* From here on pages of it are cleared, also if that it was begun is never heard of. */
+	/* From here on its pages are cleared, even if the reply to begin is lost. */
 	s->risked = drops;
 	if (died("begin", r))
 		return;
 	number = fa_step_number(step);
-	/* That it is aborted does not say whether it was computed. */
+	/* Aborted steps may or may not have been computed. */
 	r = kv_attend(&w->kv, step, &item, 1, w->stream, below(w, 2) || (drops && !commits));
 	if (!r)
 		r = commits ? fa_step_commit(step, NULL, NULL) : fa_step_abort(step, 0, NULL);
 	fa_step_free(step);
 	if (!died("step", r)) {
-		/* What was asked before it has ended, too. */
+		/* Requests sent earlier have ended, too. */
 		kv_check_out(&w->kv, &item, 1);
 		s->length += commits ? n : 0;
 		s->risked = false;
@@ -180,13 +185,13 @@ static void append(struct worker *w, struct sequence *s)
 		++w->undone;
 	}
 	fa_check_eq(info.length, s->length);
-	/* One that is about to end may not have aborted the step yet. */
+	/* A daemon that is about to exit may not have aborted the step yet. */
 	fa_check(info.planned == s->length || drops);
 }
 
 /*
- * Several steps, each on what the one before has planned, committed without waiting: when
- * the daemon dies some of them have happened, in order, and those that said so among them.
+ * Commits several steps without waiting, each on top of what the one before plans. If the daemon
+ * dies, a prefix of them has happened, including all that were acknowledged.
  */
 static void append_many(struct worker *w, struct sequence *s)
 {
@@ -209,11 +214,11 @@ static void append_many(struct worker *w, struct sequence *s)
 			                         .length = s->length + (begun + 1) * n,
 			                         .n_new = n };
 		r = begin(&w->pipeline[begun], &items[begun], &steps[begun]);
-		/* A page that is shared is copied before anything can follow. */
+		/* A shared page is copied before a later step can use it. */
 		if (r == -EBUSY || (!begun && is_gone(w, s, r)))
 			break;
 		s->risked = drops;
-		/* With another daemon it is planned on something else. */
+		/* A new daemon plans on a different state. */
 		lost = (r == -ESTALE && drops) || died("begin", r) ||
 		       reconnects_of(w) != reconnects;
 		if (lost && !r)
@@ -263,7 +268,6 @@ static void fork_one(struct worker *w, struct sequence *s)
 
 	if (parent == s || !parent->id)
 		return;
-	/* Freed twice is freed. */
 	do
 		r = s->id ? fa_sequence_remove(w->kv.client, s->id) : 0;
 	while (r != -ESTALE && died("free", r));
@@ -334,8 +338,6 @@ static void *work(void *userdata)
 	return NULL;
 }
 
-/* ---- all of them */
-
 static struct worker workers[THREADS];
 static struct fa_client *clients[CLIENTS];
 
@@ -396,7 +398,7 @@ void kv_load_end(void)
 	for (int i = 0; i < CLIENTS; ++i) {
 		struct fa_cache_info cache = { .size = sizeof(cache) };
 
-		/* Nobody is in the cache, and no page of it in use: none is forgotten. */
+		/* The cache has no users and no used page: none is leaked. */
 		fa_check_eq(fa_info(clients[i], &info), 0);
 		fa_check(info.reconnects > 0);
 		fa_check_eq(info.resumed, info.reconnects);

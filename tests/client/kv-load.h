@@ -1,8 +1,7 @@
 /*
- * Threads that append to sequences, fork, truncate, read and free them, while the daemon,
- * which has a supervisor, dies under them again and again. Whatever was committed is there
- * afterwards, bit by bit; what was under way has happened or has not, and the library tells
- * which. A check that fails ends the process.
+ * Load for a supervised daemon that dies again and again: threads append, fork, truncate, read
+ * and free sequences. Committed tokens survive bit by bit; a step in flight has happened or not,
+ * and the library tells which. A failed check ends the process.
  */
 #pragma once
 
@@ -10,11 +9,11 @@
 #include <stdint.h>
 
 /*
- * Two clients of two threads each. @may_drop: the device is lost now and then, and with it
- * the sequences that a step was writing to; no others.
+ * Two clients with two threads each. @may_drop: the device may be lost, and with it the sequences
+ * that a step was writing; no others.
  */
 void kv_load_begin(const char *socket, bool may_drop);
-/* Operations so far. */
+/* Operations done so far. */
 uint64_t kv_load_progress(void);
-/* Checks everything once more, says what happened, and disconnects. */
+/* Checks everything again, prints statistics, and disconnects. */
 void kv_load_end(void);

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ERROR_MAX 2e-5 /* of the largest value */
+#define ERROR_MAX 2e-5 /* relative to the largest value */
 
 enum part {
 	Q,
@@ -18,9 +18,7 @@ static const struct {
 	int heads;
 } parts[] = { [Q] = { KV_HEADS }, [K] = { KV_KV_HEADS }, [V] = { KV_KV_HEADS } };
 
-/* ---- numbers */
-
-/* From -1 to 1; those of queries and keys are spread so that weights differ. */
+/* Between -1 and 1; q and k are spread so that softmax weights differ. */
 static float number(uint32_t tag, uint32_t layer, enum part part, uint32_t j)
 {
 	uint64_t x = ((uint64_t)tag << 32 | layer << 24 | (uint64_t)part << 16 | j) + 1;
@@ -36,8 +34,6 @@ static void fill(float *to, uint32_t tag, uint32_t layer, enum part part)
 	for (uint32_t j = 0; j < (uint32_t)(parts[part].heads * KV_DIM); ++j)
 		to[j] = number(tag, layer, part, j);
 }
-
-/* ---- life */
 
 static size_t count(enum part part)
 {
@@ -102,8 +98,6 @@ void kv_deinit(struct kv *kv)
 	kv->buffer = NULL;
 }
 
-/* ---- steps */
-
 static uint32_t count_rows(const struct kv_item *items, uint32_t n_items)
 {
 	uint32_t n = 0;
@@ -114,7 +108,7 @@ static uint32_t count_rows(const struct kv_item *items, uint32_t n_items)
 	return n;
 }
 
-/* Whether new token i of a tree sees new token j: itself, or one that it follows. */
+/* Returns true if new token i of a tree sees new token j: itself or an ancestor. */
 static bool follows(const struct kv_item *item, uint32_t i, uint32_t j)
 {
 	for (;;) {
@@ -167,7 +161,7 @@ static struct fa_tensor tensor(const struct kv *kv, const float *at, int64_t row
 	return tensor;
 }
 
-/* What the new tokens have in one layer. */
+/* Fills in the new tokens' tensors of one layer. */
 static void fill_layer(const struct kv *kv, const struct kv_item *items, uint32_t n_items,
                        uint32_t layer)
 {
@@ -244,7 +238,7 @@ int kv_write(struct kv *kv, const struct kv_item *item)
 	return r;
 }
 
-/* Whether new token @row of an item sees token @at of its sequence. */
+/* Returns true if new token @row of an item sees token @at of its sequence. */
 static bool sees(const struct kv_item *item, uint32_t row, uint32_t at)
 {
 	uint32_t before = item->length - item->n_new;
@@ -277,7 +271,7 @@ static void check_row(const struct kv_item *item, uint32_t row, uint32_t layer, 
 			result[d] += weight * number(item->tags[at], layer, V, kv_at + d);
 	}
 	for (uint32_t d = 0; d < KV_DIM; ++d)
-		/* Written so that NaN is wrong, too. */
+		/* This form fails for NaN, too. */
 		if (!(fabs(out[d] - result[d] / sum) <= ERROR_MAX))
 			fa_test_fail(__FILE__, __LINE__,
 			             "sequence %llx, %u tokens of which %u are new, layer %u, head "
@@ -313,8 +307,6 @@ void kv_check_out(const struct kv *kv, const struct kv_item *items, uint32_t n_i
 	}
 }
 
-/* ---- pages */
-
 static void compare(uint64_t sequence, const float *got, uint32_t tag, uint32_t at, uint32_t layer,
                     enum part part)
 {
@@ -327,7 +319,7 @@ static void compare(uint64_t sequence, const float *got, uint32_t tag, uint32_t 
 		             (unsigned long long)sequence, at, layer, part == K ? "K" : "V", tag);
 }
 
-/* As many tokens as there is room for. */
+/* As many tokens as fit into the buffer. */
 static int check_some(struct kv *kv, uint64_t sequence, const uint32_t *tags, uint32_t first,
                       uint32_t n)
 {

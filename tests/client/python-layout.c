@@ -1,5 +1,7 @@
-/* What client/examples/attention.py repeats of the header: a line for each constant, field
- * and struct. One that has gone, or has a type that is not among these, does not compile. */
+/*
+ * Prints a line for each constant, field and struct of the header that
+ * client/examples/attention.py repeats. Does not compile if one is gone or changed its type.
+ */
 #include "client/faclient.h"
 
 #include <stdio.h>
@@ -21,7 +23,7 @@
 	         struct fa_tensor: "struct fa_tensor")
 #define CONSTANT(name) printf("constant %s %lld\n", #name, (long long)(name))
 #define STRUCT(name) printf("struct %s %zu\n", #name, sizeof(struct name))
-/* Of the struct before it. */
+/* A field of the struct printed before. */
 #define FIELD(name, field)                                                                         \
 	printf("field %s %zu %zu %s\n", #field, offsetof(struct name, field),                      \
 	       sizeof(((struct name *)NULL)->field), TYPE(((struct name *)NULL)->field))

@@ -1,7 +1,6 @@
 /*
- * Structs of older and newer callers: shorter ones are taken with zeros for the
- * rest, longer ones if what is unknown is zero, and never a byte beyond the
- * caller's size is written.
+ * Structs of older and newer callers: shorter ones are extended by zeros, longer ones accepted if
+ * the unknown rest is zero, and no byte beyond the caller's size is written.
  */
 #include "client/faclient.h"
 #include "tests/client/fake.h"
@@ -39,7 +38,7 @@ static int teardown(void **state)
 	return 0;
 }
 
-/* A struct in memory of exactly its size, so that sanitizers see a step beyond. */
+/* Allocates exactly @size, so that sanitizers see overruns. */
 static void *copy_of(const void *from, size_t known, size_t size)
 {
 	void *copy = malloc(size);
@@ -60,7 +59,6 @@ static void test_options(void **state)
 
 	fa_fake_start(&second, fa_fake_serve, NULL);
 	options.socket = second.socket;
-	/* An older caller knows the socket and nothing after it. */
 	copy = copy_of(&options, sizeof(options), offsetof(struct fa_options, name));
 	fa_check_eq(fa_connect((void *)copy, &other), 0);
 	fa_disconnect(other);
@@ -117,7 +115,7 @@ static void test_attention(void **state)
 	fa_buffer_free(buffer);
 }
 
-/* Sees that of @size bytes and some, only @size were written, with zeros after @known. */
+/* Of @memory only @size bytes were written, with zeros after @known. */
 static void check_out(const unsigned char *memory, size_t size, size_t known, size_t room)
 {
 	fa_check_eq(*(const uint32_t *)memory, size);

@@ -1,8 +1,7 @@
 /*
- * Random attention through the library and the daemon against the naive fp64 reference, in
- * host memory: on a GPU read where it is, copied to the GPU first, or as the daemon thinks
- * best (FAD_TUNE_STAGING). 16-bit types and few features, mostly: what the fastest kernels take.
- * FAD_TEST_SEED repeats a run.
+ * Random attention through the library and a real daemon against the fp64 reference, in host
+ * memory: on a GPU read in place, staged, or as the daemon chooses (FAD_TUNE_STAGING). Mostly
+ * 16-bit types with few features, which the fastest kernels take. FAD_TEST_SEED repeats a run.
  */
 #include "client/faclient.h"
 #include "tests/client/view.h"

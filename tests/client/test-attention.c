@@ -1,6 +1,6 @@
 /*
- * Attention through the library against the naive fp64 reference: every dtype
- * and variant once, views with strides, and the sentences of what is refused.
+ * Attention through the library against the fp64 reference on a real daemon: every dtype and
+ * variant, strided views, tickets, cancellation, and the texts of refusals.
  */
 #include "client/faclient.h"
 #include "tests/client/view.h"
@@ -106,7 +106,6 @@ static void test_variants(void **state)
 		}
 }
 
-/* Strides left 0 mean dense. */
 static void test_dense(void **state)
 {
 	struct fa_case attention = { .heads = 2, .batch = 2, .seqlen_q = 20 };
@@ -136,7 +135,6 @@ static void expect(const struct fa_attention *request, int code, const char *par
 		fa_test_fail(__FILE__, __LINE__, "%d instead of %d (%s): %s", r, code, part,
 		             fa_error());
 	fa_check_contains(fa_error(), part);
-	/* By ticket the same, at once or in the end. */
 	r = fa_attention(client, request, &ticket);
 	if (!r)
 		r = fa_wait(client, &ticket, UINT64_MAX, NULL);
@@ -168,7 +166,6 @@ static void test_refused(void **state)
 		expect(&bad, code, part);                                                          \
 	} while (0)
 
-	/* What the library sees. */
 	BAD(bad.q.buffer = NULL, -EINVAL, "q.buffer");
 	BAD(bad.k.buffer = foreign, -EINVAL, "another client");
 	BAD(bad.v.dtype = 9, -EINVAL, "v.dtype is 9");
@@ -177,7 +174,7 @@ static void test_refused(void **state)
 	BAD(bad.q.offset = 1ull << 60, -EINVAL, "q reaches beyond");
 	BAD(bad.k.shape[1] = 1 << 20, -EINVAL, "k reaches beyond");
 	BAD(bad.k.strides[0] = INT64_MAX, -EINVAL, "k reaches beyond");
-	/* The last element's number is just not one too many for 64 bits. */
+	/* The index of the last element just overflows 64 bits. */
 	BAD((bad.k.shape[0] = 4, bad.k.shape[1] = bad.k.shape[2] = bad.k.shape[3] = 1,
 	     bad.k.strides[0] = UINT64_MAX / 3, bad.k.strides[1] = bad.k.strides[2] = 0,
 	     bad.k.strides[3] = 1),
@@ -192,7 +189,6 @@ static void test_refused(void **state)
 	BAD(bad.batch = 5000, -EINVAL, "batch is 5000");
 	BAD(bad.lse = bad.q, -EINVAL, "lse.rank is 4");
 
-	/* What the daemon judges. */
 	BAD(bad.out.buffer = fixed, -EINVAL, "out");
 	BAD(bad.k.shape[2] = 3, -EINVAL, "heads");
 	BAD(bad.k.shape[3] = 32, -EINVAL, "dim");
@@ -201,7 +197,6 @@ static void test_refused(void **state)
 	BAD((bad.q.shape[3] = bad.k.shape[3] = 12), -ENOTSUP, "12");
 	BAD(bad.softcap = -1, -EINVAL, "softcap");
 
-	/* Ragged, with lengths that do not add up. */
 	attention.ragged = true;
 	fa_case_plan(&attention);
 	good = fa_case_attention(&attention, buffer);
@@ -211,7 +206,6 @@ static void test_refused(void **state)
 	BAD(bad.cu_seqlens_k = NULL, -EINVAL, "cu_seqlens_k is NULL");
 #undef BAD
 
-	/* And the connection lives. */
 	check(fa_attention(client, &good, NULL));
 	fa_disconnect(other);
 	fa_buffer_free(fixed);
@@ -236,7 +230,6 @@ static void test_tickets(void **state)
 	check(fa_buffer_new(client, large.bytes, 0, &work));
 	check(fa_stream_new(client, 0, &stream));
 
-	/* Times come with the result, as often as one asks. */
 	fa_case_fill(&small, fa_buffer_data(buffer));
 	request = fa_case_attention(&small, buffer);
 	request.stream = stream;
@@ -254,7 +247,6 @@ static void test_tickets(void **state)
 	ticket.value += 1;
 	fa_check_eq(fa_wait(client, &ticket, 0, NULL), -EINVAL);
 
-	/* Cancelled while it runs, and one that never started behind it. */
 	request = fa_case_attention(&large, work);
 	request.stream = stream;
 	check(fa_attention(client, &request, &ticket));
@@ -269,13 +261,11 @@ static void test_tickets(void **state)
 	fa_check_eq(fa_wait(client, &behind, UINT64_MAX, &completion), -ECANCELED);
 	fa_check_eq(completion.status, -ECANCELED);
 
-	/* Its own deadline. */
 	request.timeout_ns = FA_NS_PER_MS;
 	fa_check_eq(fa_attention(client, &request, NULL), -ETIMEDOUT);
 	fa_check(*fa_error());
 	request.timeout_ns = 0;
 
-	/* As many as may be, and then no more. */
 	check(fa_info(client, &info));
 	for (uint64_t i = 0; i < info.max_requests; ++i) {
 		check(fa_attention(client, &request, &behind));
@@ -292,7 +282,7 @@ static void test_tickets(void **state)
 	check(fa_stream_free(client, stream));
 	fa_check_eq(fa_stream_free(client, stream), -ENOENT);
 	fa_check_eq(fa_stream_free(client, 0), -ENOENT);
-	/* A stream of the same number goes on counting. */
+	/* Values go on in a new stream with the same number. */
 	check(fa_stream_new(client, 1, &stream));
 	request = fa_case_attention(&small, buffer);
 	request.stream = stream;
@@ -302,8 +292,10 @@ static void test_tickets(void **state)
 	fa_buffer_free(buffer);
 }
 
-/* However many keys a request has, cancelling takes effect in the middle of a tile:
- * here one key 2^24 times, from a buffer of a few kilobytes. */
+/*
+ * Cancellation takes effect within a tile, however many keys there are: here one key 2^24 times,
+ * in a buffer of a few kilobytes.
+ */
 static void test_cancel_endless(void **state)
 {
 	struct fa_attention request = { .size = sizeof(request) };
@@ -325,7 +317,6 @@ static void test_cancel_endless(void **state)
 	request.k.strides[3] = 1;
 	request.v = request.k;
 	check(fa_attention(client, &request, &ticket));
-	/* Long enough to be running. */
 	fa_check_eq(fa_wait(client, &ticket, 200 * FA_NS_PER_MS, NULL), -EAGAIN);
 	before_ns = fa_now_ns();
 	check(fa_cancel(client, &ticket));
@@ -334,8 +325,10 @@ static void test_cancel_endless(void **state)
 	fa_buffer_free(buffer);
 }
 
-/* What a client saw in its page counts for the daemon too: no false -EBUSY, and
- * no false refusal at the limit. */
+/*
+ * A completion that the client saw in its page counts for the daemon, too: no false -EBUSY or
+ * refusal at the limit.
+ */
 static void test_seen_is_finished(void **state)
 {
 	struct fa_case small = { .heads = 1, .seqlen_q = 1 };
@@ -376,7 +369,6 @@ static void test_streams(void **state)
 		check(fa_stream_free(client, streams[n]));
 }
 
-/* Results by an event loop, which learns of all of them. */
 static void test_loop(void **state)
 {
 	struct fa_case small = { .heads = 2, .seqlen_q = 16 };

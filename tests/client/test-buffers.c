@@ -1,4 +1,7 @@
-/* Memory in both directions, and what is no memory that can be handed over. */
+/*
+ * Client buffers on a real daemon: read, written, imported, freed in use; memory that cannot be
+ * shared is refused.
+ */
 #include "client/faclient.h"
 #include "common/cleanup.h"
 #include "common/memfd.h"
@@ -51,7 +54,6 @@ static void check(int r)
 		fa_test_fail(__FILE__, __LINE__, "%d: %s", r, fa_error());
 }
 
-/* The daemon reads from @buffer and writes to it. */
 static void check_use(struct fa_buffer *buffer)
 {
 	struct fa_case small = { .seqlen_q = 8, .head_dim = 8 };
@@ -70,7 +72,7 @@ static void test_new(void **state)
 	const uint32_t flags[] = { 0, FA_BUFFER_DEVICE };
 	int before;
 
-	/* With the first request come the descriptors of the ring. */
+	/* The first request opens the ring's descriptors. */
 	check(fa_marker(client, 0, NULL, NULL));
 	before = fa_test_count_fds(0);
 	for (size_t i = 0; i < 2; ++i) {
@@ -96,7 +98,6 @@ static void test_read_only(void **state)
 	struct fa_buffer *inputs, *outputs;
 	struct fa_attention request;
 
-	/* Inputs that the daemon cannot write. */
 	check(fa_buffer_new(client, 4 * PAGE, FA_BUFFER_READ_ONLY, &inputs));
 	check(fa_buffer_new(client, 4 * PAGE, 0, &outputs));
 	fa_case_plan(&small);
@@ -125,7 +126,6 @@ static void test_import(void **state)
 	fa_check(data != MAP_FAILED);
 	check(fa_buffer_import_fd(client, fd, 0, 8 * PAGE, 0, &whole));
 	check(fa_buffer_import_fd(client, fd, 4 * PAGE, 2 * PAGE, 0, &part));
-	/* The descriptor is no longer needed. */
 	fa_close_fdp(&fd);
 	strcpy(data + 4 * PAGE, "the same memory");
 	fa_check_contains((char *)fa_buffer_data(part), "the same memory");
@@ -209,17 +209,16 @@ static void test_quota(void **state)
 	fa_check_eq(fa_buffer_new(client, PAGE, FA_BUFFER_DEVICE, &extra), -EDQUOT);
 	for (int i = 0; i < 20; ++i)
 		fa_buffer_free(buffers[i]);
-	/* Sparse, but it counts. */
+	/* Sparse memory is charged in full. */
 	fa_check_eq(fa_buffer_new(client, 256 << 20, 0, &extra), -EDQUOT);
 	fa_check_eq(fa_buffer_new(client, 256 << 20, FA_BUFFER_DEVICE, &extra), -EDQUOT);
 	fa_check(!extra);
-	/* And all is there again. */
 	check(fa_buffer_new(client, 32 << 20, 0, &extra));
 	fa_buffer_free(extra);
 }
 
-/* Freed while the daemon works on it: gone here, finished there. */
-static void test_free_in_use(void **state)
+/* A buffer freed in use is gone for the client; the daemon's request finishes. */
+static void test_freed_in_use(void **state)
 {
 	struct fa_case large = { .heads = 4, .seqlen_q = 2048, .head_dim = 128 };
 	struct fa_attention request;
@@ -254,10 +253,10 @@ static void test_sizes(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_new),         cmocka_unit_test(test_read_only),
-		cmocka_unit_test(test_import),      cmocka_unit_test(test_import_fixed),
-		cmocka_unit_test(test_refused),     cmocka_unit_test(test_quota),
-		cmocka_unit_test(test_free_in_use), cmocka_unit_test(test_sizes),
+		cmocka_unit_test(test_new),          cmocka_unit_test(test_read_only),
+		cmocka_unit_test(test_import),       cmocka_unit_test(test_import_fixed),
+		cmocka_unit_test(test_refused),      cmocka_unit_test(test_quota),
+		cmocka_unit_test(test_freed_in_use), cmocka_unit_test(test_sizes),
 	};
 
 	return cmocka_run_group_tests_name("buffers", tests, setup, teardown);

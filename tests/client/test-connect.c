@@ -1,4 +1,7 @@
-/* Finding a daemon, the handshake, and every way in which they fail. */
+/*
+ * Finding a daemon, the handshake, and every way in which they fail; against fakes and a real
+ * daemon.
+ */
 #include "client/faclient.h"
 #include "tests/client/fake.h"
 #include "tests/lib/check.h"
@@ -67,7 +70,6 @@ static void test_paths(void **state)
 	fa_check_eq(fa_connect(NULL, &client), 0);
 	check_works(client, fake.socket);
 	fa_disconnect(client);
-	/* What the program says counts more. */
 	fa_check_eq(connect_to("/nonexistent/fad.sock", 0, &client), -ENOENT);
 	fa_check_contains(fa_error(), "/nonexistent/fad.sock");
 	clear_environment();
@@ -87,7 +89,7 @@ static void test_paths(void **state)
 	fa_fake_stop(&fake);
 }
 
-static void test_nobody(void **state)
+static void test_no_daemon(void **state)
 {
 	struct fa_client *client = (void *)1;
 	struct fa_fake fake;
@@ -96,7 +98,7 @@ static void test_nobody(void **state)
 	fa_check_eq(connect_to("/nonexistent/fad.sock", 0, &client), -ENOENT);
 	fa_check_contains(fa_error(), "/nonexistent/fad.sock");
 
-	/* A socket that a daemon left behind. */
+	/* A stale socket of a dead daemon. */
 	fa_fake_start(&fake, NULL, NULL);
 	close(fake.listen_fd);
 	fa_check_eq(connect_to(fake.socket, 0, &client), -ECONNREFUSED);
@@ -129,13 +131,12 @@ static void test_timeouts(void **state)
 	uint64_t begin = fa_now_ns();
 	struct fa_fake fake;
 
-	/* It accepts and does not answer. */
 	fa_fake_start(&fake, say_nothing, NULL);
 	fa_check_eq(connect_to(fake.socket, 50 * FA_NS_PER_MS, &client), -ETIMEDOUT);
 	fa_check_contains(fa_error(), "does not answer");
 	fa_fake_stop(&fake);
 
-	/* It does not even accept: first there is room, then there is not. */
+	/* Never accepts: first the backlog has space, then it is full. */
 	fa_fake_start(&fake, NULL, NULL);
 	{
 		struct fa_raw *raw = malloc(sizeof(*raw));
@@ -215,8 +216,7 @@ static void test_name(void **state)
 	fa_fake_stop(&fake);
 }
 
-/* Every call that takes a client says so if there is none. */
-static void test_no_client(void **state)
+static void test_null_client(void **state)
 {
 	struct fa_completion completion = { .size = sizeof(completion) };
 	struct fa_sequence_info sequence_info = { .size = sizeof(sequence_info) };
@@ -278,13 +278,12 @@ static void test_no_client(void **state)
 	fa_check(!fa_disconnect(NULL));
 }
 
-/* Nothing is left open, however it ended. */
 static void test_descriptors(void **state)
 {
 	int before = fa_test_count_fds(0);
 
 	test_paths(NULL);
-	test_nobody(NULL);
+	test_no_daemon(NULL);
 	test_refused(NULL);
 	fa_check_eq(fa_test_count_fds(0), before);
 }
@@ -292,10 +291,10 @@ static void test_descriptors(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_paths),     cmocka_unit_test(test_nobody),
-		cmocka_unit_test(test_timeouts),  cmocka_unit_test(test_refused),
-		cmocka_unit_test(test_name),      cmocka_unit_test(test_descriptors),
-		cmocka_unit_test(test_no_client),
+		cmocka_unit_test(test_paths),       cmocka_unit_test(test_no_daemon),
+		cmocka_unit_test(test_timeouts),    cmocka_unit_test(test_refused),
+		cmocka_unit_test(test_name),        cmocka_unit_test(test_descriptors),
+		cmocka_unit_test(test_null_client),
 	};
 
 	return cmocka_run_group_tests_name("connect", tests, NULL, NULL);

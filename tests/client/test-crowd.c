@@ -1,9 +1,9 @@
 /*
- * Many clients at once, by ring and by socket: every request is computed once and in order, each
- * client gets its share, and the daemon's memory does not grow. A client whose requests wait for
- * a gate that never opens, and one that is stopped in mid-work, do not disturb them.
+ * Many clients at once on a real daemon, by ring and by socket: every request is computed once
+ * and in order, shares are fair, and the daemon's memory does not grow. A client whose requests
+ * wait for a gate for ever and one that is stopped do not disturb the others.
  *
- * FAD_TEST_LONG multiplies the requests. fabench crowd measures the same clients.
+ * FAD_TEST_LONG multiplies the requests. `fabench crowd` measures the same clients.
  */
 #include "bench/lib/crowd.h"
 #include "client/faclient.h"
@@ -24,14 +24,16 @@
 
 #define DEPTH 16
 #define REST_NS (5 * FA_NS_PER_MS)
-/* Requests of each client while both misbehave. */
+/* Requests of each client beside the two misbehaving ones. */
 #define BESIDE 20
-/* After this many requests a client's ring and the records of its stream have wrapped: no entry
- * is smaller than 64 bytes, and there are session_requests records. */
+/*
+ * A client's ring and its completion records have wrapped after this many requests: entries have
+ * at least 64 bytes, and there are session_requests records.
+ */
 #define AROUND (FA_RING_BYTES_DEFAULT / 64)
-/* Waiting requests: the gated one, and those behind it. */
+/* Requests that wait: the gated one and those behind it. */
 #define GATED_MIN 2
-/* With fewer processors times mean nothing. */
+/* With fewer processors shares are not compared. */
 #define PROCESSORS_MIN 16
 
 static struct fa_test_daemon daemon_process;
@@ -75,7 +77,6 @@ static struct fa_crowd *make_crowd(int clients, uint32_t flags, uint32_t depth, 
 	return crowd;
 }
 
-/* Checks that every request was computed in order. */
 static void end_crowd(struct fa_crowd *crowd)
 {
 	struct fa_crowd_sum sum;
@@ -87,8 +88,6 @@ static void end_crowd(struct fa_crowd *crowd)
 	fa_check_eq(sum.correct, sum.asked);
 }
 
-/* ---- saturating load */
-
 static void flood(uint32_t flags)
 {
 	const unsigned int ms = fa_test_long() ? 60000 : 2000;
@@ -99,7 +98,7 @@ static void flood(uint32_t flags)
 
 	fa_crowd_go(crowd);
 	fa_test_elapse_ms(ms / 4);
-	/* From here on no memory is touched for the first time, rings and code included. */
+	/* From here on no page is touched for the first time, rings and code included. */
 	for (int i = 0; i < clients; ++i)
 		fa_check_eventually(fa_crowd_done(crowd, i) > (fa_test_sanitized() ? 64 : AROUND));
 	fa_test_daemon_usage(&daemon_process, &before);
@@ -134,9 +133,7 @@ static void test_flood_by_socket(void **state)
 	flood(FA_CONNECT_NO_RING);
 }
 
-/* ---- beside misbehaving clients */
-
-/* Requests in flight of the sessions with this name; -1: no such session. */
+/* Requests in flight of the session with this name; -1: no such session. */
 static long requests_of(const char *name)
 {
 	const struct fa_options options = { .size = sizeof(options),
@@ -183,7 +180,6 @@ static uint64_t p99_ns(const struct fa_crowd *crowd, int phase)
 	return p99;
 }
 
-/* Waits until each client has had @more answers. */
 static void let_work(struct fa_crowd *crowd, int clients, uint64_t more)
 {
 	uint64_t before[FA_CROWD_CLIENTS_MAX];
@@ -212,7 +208,6 @@ static void beside(uint32_t flags)
 		fa_crowd_phase(crowd, 1);
 		let_work(crowd, clients, more);
 		fa_crowd_phase(crowd, -1);
-		/* Both still misbehave. */
 		fa_check(requests_of("gated") >= GATED_MIN);
 		fa_check(requests_of("stopped") >= 0);
 		fa_crowd_burden_end(&burden);
@@ -228,12 +223,12 @@ static void beside(uint32_t flags)
 	fa_crowd_free(crowd);
 }
 
-static void test_beside_by_ring(void **state)
+static void test_misbehaving_by_ring(void **state)
 {
 	beside(0);
 }
 
-static void test_beside_by_socket(void **state)
+static void test_misbehaving_by_socket(void **state)
 {
 	beside(FA_CONNECT_NO_RING);
 }
@@ -243,8 +238,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_flood_by_ring, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_flood_by_socket, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_beside_by_ring, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_beside_by_socket, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_misbehaving_by_ring, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_misbehaving_by_socket, setup, teardown),
 	};
 
 	return cmocka_run_group_tests_name("crowd", tests, NULL, NULL);

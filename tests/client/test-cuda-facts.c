@@ -1,7 +1,7 @@
 /*
- * What libfaclient believes of the CUDA driver: how memory of each kind is told apart,
- * where allocations begin and end, and that the driver's ids are identities. Over the
- * tests' driver it holds that one to it; run by hand, the GPU's own. Prints what it sees.
+ * What libfaclient assumes of the CUDA driver: how kinds of memory are told apart, where
+ * allocations begin and end, that ids of allocations are unique. Checks the tests' CUDA driver;
+ * run by hand, a real one. Prints what it sees.
  */
 #include "common/cudriver.h"
 #include "tests/lib/check.h"
@@ -28,7 +28,7 @@ static struct fa_cudriver cu;
 			fa_test_fail(__FILE__, __LINE__, "%s gives %d", #call, (int)_result);      \
 	} while (0)
 
-/* What there is to know of a pointer; -1 where the driver refuses. */
+/* Attributes of a pointer; -1 where the driver refuses. */
 struct facts {
 	long long type, managed, ordinal, legacy, pool, has_context, handle_types;
 	unsigned long long id;
@@ -70,8 +70,6 @@ static struct facts facts_of(const char *what, CUdeviceptr at)
 	return facts;
 }
 
-/* ---- cuMemAlloc */
-
 static void test_alloc(void **state)
 {
 	struct facts first, inside, again;
@@ -92,7 +90,7 @@ static void test_alloc(void **state)
 	fa_check_eq(inside.id, first.id);
 	fa_cu(cuIpcGetMemHandle(&handle, at));
 
-	/* The address comes back, the id does not. */
+	/* The address is reused, the id is not. */
 	fa_cu(cuMemFree(at));
 	fa_check_eq(ask(CU_POINTER_ATTRIBUTE_BUFFER_ID, at), -1);
 	fa_cu(cuMemAlloc(&other, 5 * CHUNK));
@@ -102,7 +100,7 @@ static void test_alloc(void **state)
 	fa_cu(cuMemFree(other));
 }
 
-/* Small ones share a block of the driver's; each is an allocation all the same. */
+/* Small allocations share a block of the driver but count as separate ones. */
 static void test_small(void **state)
 {
 	struct facts first, second;
@@ -120,8 +118,6 @@ static void test_small(void **state)
 	fa_cu(cuMemFree(a));
 	fa_cu(cuMemFree(b));
 }
-
-/* ---- cuMemCreate */
 
 static CUmemAllocationProp properties(unsigned int handle_types)
 {
@@ -142,7 +138,7 @@ static void map(CUdeviceptr at, unsigned int handle_types)
 	fa_cu(cuMemCreate(&handle, CHUNK, &wanted, 0));
 	fa_cu(cuMemMap(at, CHUNK, 0, handle, 0));
 	fa_cu(cuMemSetAccess(at, CHUNK, &access, 1));
-	fa_cu(cuMemRelease(handle)); /* the mapping keeps it */
+	fa_cu(cuMemRelease(handle));
 }
 
 static void check_export(CUdeviceptr at, unsigned int handle_types)
@@ -172,7 +168,7 @@ static void test_pieces(void **state)
 	CUipcMemHandle handle;
 	CUdeviceptr at;
 
-	/* Room for one more, so that the range is seen to be the mapping's. */
+	/* One chunk more than mapped: the range must be the mapping's, not the reservation's. */
 	fa_cu(cuMemAddressReserve(&at, (PIECES + 1) * CHUNK, 0, 0, 0));
 	for (size_t i = 0; i < PIECES; ++i)
 		map(at + i * CHUNK, i == 2 ? 0 : posix);
@@ -201,8 +197,6 @@ static void test_pieces(void **state)
 		fa_cu(cuMemUnmap(at + i * CHUNK, CHUNK));
 	fa_cu(cuMemAddressFree(at, (PIECES + 1) * CHUNK));
 }
-
-/* ---- what cannot be handed over */
 
 static void test_others(void **state)
 {

@@ -1,5 +1,7 @@
-/* CUDA memory that a program hands over: each kind, windows, what is kept, and when
- * it is let go. */
+/*
+ * CUDA memory imported by a client of a real daemon over the tests' CUDA driver: each kind,
+ * windows, the cache of imports and its eviction.
+ */
 #include "tests/client/cuda-scene.h"
 #include "tests/lib/check.h"
 
@@ -13,11 +15,11 @@
 #include <cmocka.h>
 
 #define POSIX_FD CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-/* Allocations that are kept when nobody uses them. */
+/* Imports cached while unused. */
 #define UNUSED_MAX 256
 
 static struct fa_cuda_scene scene;
-static struct fa_client *client; /* of a child */
+static struct fa_client *client;
 
 static int setup(void **state)
 {
@@ -60,8 +62,6 @@ static struct fa_buffer *import(uint64_t at, uint64_t bytes)
 	return buffer;
 }
 
-/* ---- kinds */
-
 static void handle_case(int socket)
 {
 	uint64_t bytes = fa_cuda_attend_bytes(), at;
@@ -71,7 +71,7 @@ static void handle_case(int socket)
 	at = alloc(3 * bytes);
 	whole = import(at, 3 * bytes);
 	fa_cuda_attend(client, whole, at, 1);
-	/* Inside of it, and where the alignment is that of the element. */
+	/* In the middle of an allocation, aligned to an element only. */
 	part = import(at + bytes + 4, bytes);
 	fa_cuda_attend(client, part, at + bytes + 4, 2);
 	fa_check_eq(opens(), 1);
@@ -96,7 +96,7 @@ static void pieces_case(int socket)
 	fa_check_eq(scene.page->live[FA_TEST_CUDA_MAPPINGS] - scene.lives.n[FA_TEST_CUDA_MAPPINGS],
 	            20);
 	fa_check(bytes < FA_CUDA_CHUNK);
-	/* Over the border of two allocations, of the last packet's too. */
+	/* Across the border of two allocations and of two packets. */
 	at = vmm.at + 17 * FA_CUDA_CHUNK - bytes / 2 / 2 * 2;
 	border = import(at, bytes);
 	fa_cuda_attend(client, border, at, 1);
@@ -112,7 +112,6 @@ static void pieces_case(int socket)
 	fa_cuda_vmm_free(&vmm);
 }
 
-/* Each number of pieces around those that fill packets. */
 static void packets_case(int socket)
 {
 	struct fa_cuda_vmm vmm;
@@ -132,7 +131,6 @@ static void packets_case(int socket)
 	fa_cuda_vmm_free(&vmm);
 }
 
-/* More packets than may be under way at once. */
 static void many_case(int socket)
 {
 	struct fa_buffer *buffer;
@@ -196,7 +194,6 @@ static void arena_case(int socket)
 	fa_check_eq(fa_buffer_device_data(NULL), 0);
 	fa_buffer_free(host);
 	fa_buffer_free(arena);
-	/* Freed with the client. */
 	fa_ok(fa_buffer_new(client, bytes, FA_BUFFER_DEVICE, &arena));
 	fa_disconnect(client);
 	fa_cu(cuDevicePrimaryCtxRelease(0));
@@ -206,8 +203,6 @@ static void arena_case(int socket)
 	fa_check_eq(cu_page->live[FA_TEST_CUDA_CONTEXTS], 0);
 }
 
-/* ---- contexts */
-
 static void expect_current(CUcontext expected)
 {
 	CUcontext current;
@@ -216,7 +211,6 @@ static void expect_current(CUcontext expected)
 	fa_check(current == expected);
 }
 
-/* Without one of the thread's own, and with none at all. */
 static void contexts_case(int socket)
 {
 	uint64_t bytes = fa_cuda_attend_bytes(), at;
@@ -249,8 +243,6 @@ static void contexts_case(int socket)
 	fa_cu(cuMemFree(at));
 }
 
-/* ---- what is kept, and let go */
-
 static void kept_case(int socket)
 {
 	uint64_t bytes = 4096, at[UNUSED_MAX + 10];
@@ -263,7 +255,7 @@ static void kept_case(int socket)
 		fa_buffer_free(import(at[i], bytes));
 		fa_cuda_expect_buffers(client, i < UNUSED_MAX ? i + 1 : UNUSED_MAX);
 	}
-	/* One that is used again is the youngest; the oldest goes first. */
+	/* Reuse makes an import the youngest; the oldest is evicted first. */
 	buffer = import(at[11], bytes);
 	fa_cuda_expect_buffers(client, UNUSED_MAX);
 	fa_buffer_free(buffer);
@@ -271,7 +263,7 @@ static void kept_case(int socket)
 	fa_buffer_free(import(at[0], bytes));
 	fa_cuda_expect_buffers(client, UNUSED_MAX);
 
-	/* Those in use count apart. */
+	/* Imports in use do not count. */
 	buffer = import(at[20], bytes);
 	fa_ok(fa_cuda_trim(client));
 	fa_cuda_expect_buffers(client, 1);
@@ -284,8 +276,10 @@ static void kept_case(int socket)
 		fa_cu(cuMemFree(at[i]));
 }
 
-/* What was freed goes with the next import or free, and is never taken for what comes
- * to its place. */
+/*
+ * Freed memory leaves the cache at the next import or free, and is never mistaken for new memory
+ * at its address.
+ */
 static void freed_case(int socket)
 {
 	const uint64_t bytes = fa_cuda_attend_bytes();
@@ -305,13 +299,12 @@ static void freed_case(int socket)
 
 	fa_cu(cuMemFree(other));
 	again = alloc(bytes);
-	fa_check_eq(again, at); /* else this would show nothing */
+	fa_check_eq(again, at); /* the test needs the same address */
 	buffer = import(again, bytes);
 	fa_cuda_expect_buffers(client, 1);
 	fa_cuda_attend(client, buffer, again, 1);
 	fa_buffer_free(buffer);
 
-	/* A free is enough. */
 	other = alloc(bytes);
 	buffer = import(other, bytes);
 	fa_cu(cuMemFree(again));
@@ -320,7 +313,6 @@ static void freed_case(int socket)
 	fa_cuda_expect_buffers(client, 1);
 	fa_cu(cuMemFree(other));
 
-	/* One of many allocations at the same addresses. */
 	fa_cuda_vmm_new(&vmm, 10, POSIX_FD);
 	fa_buffer_free(import(vmm.at, vmm.bytes));
 	fa_cuda_vmm_replace(&vmm, 6);
@@ -335,7 +327,10 @@ static void freed_case(int socket)
 	fa_cuda_vmm_free(&vmm);
 }
 
-/* The program frees what a buffer is in: nothing is confused with it either. */
+/*
+ * The program frees memory that a buffer still uses: new memory at its address is not mistaken
+ * for it.
+ */
 static void freed_in_use_case(int socket)
 {
 	const uint64_t bytes = fa_cuda_attend_bytes();
@@ -357,8 +352,6 @@ static void freed_in_use_case(int socket)
 	fa_disconnect(client);
 	fa_cu(cuMemFree(again));
 }
-
-/* ---- threads */
 
 #define THREADS 4
 #define ROUNDS 60

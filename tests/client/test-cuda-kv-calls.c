@@ -1,5 +1,7 @@
-/* What the driver is asked for a step of one sequence: its kernels, and for all layers but the
- * first one copy of the tables. */
+/*
+ * Counts the driver calls of a one-sequence step: its kernels, and one copy of the tables for all
+ * layers.
+ */
 #include "client/faclient.h"
 #include "tests/client/kv-load.h"
 #include "tests/client/kv.h"
@@ -13,7 +15,7 @@
 
 #include <cmocka.h>
 
-/* Within a page: a new one is cleared. */
+/* Stays within a page, as new pages are cleared. */
 #define LENGTH 49
 #define STEPS 15
 
@@ -39,8 +41,7 @@ static int start(void **state)
 	fa_test_cuda_begin(&cuda);
 	fa_test_daemon_start(&daemon_, NULL);
 	page = fa_test_cuda_attach(&cuda, daemon_.pid);
-	/* The two threads that launch, the daemon's loop and its engine, are ready to before there
-	 * is a request. */
+	/* Both threads that launch, loop and engine, set their context before the first request. */
 	fa_check_eventually(called(&none, FA_TEST_CUDA_cuCtxSetCurrent) >= 2);
 	options.socket = daemon_.socket;
 	fa_check_eq(fa_connect(&options, &client), 0);
@@ -80,7 +81,7 @@ static void test_decode(void **state)
 	fa_test_cuda_calls(page, &before);
 	fa_check_eq(fa_sequence_create(client, kv.cache, &item.sequence), 0);
 	run_step(&item, 1);
-	/* A worker pins the page of completions, whenever it gets there. */
+	/* A worker registers the completion page at some time. */
 	fa_check_eventually(called(&before, FA_TEST_CUDA_cuMemHostRegister) > 0);
 
 	item.n_new = 1;
@@ -89,7 +90,7 @@ static void test_decode(void **state)
 		++item.length;
 		run_step(&item, 1);
 	}
-	/* A layer: into the pages, and attention. */
+	/* Two kernels a layer: append and attention. */
 	fa_check_eq(called(&before, FA_TEST_CUDA_kernel), 2 * KV_LAYERS * STEPS);
 	fa_check_eq(called(&before, FA_TEST_CUDA_cuMemcpyHtoDAsync), STEPS);
 	fa_check_eq(called(&before, FA_TEST_CUDA_cuStreamWriteValue64), 0);
@@ -97,7 +98,7 @@ static void test_decode(void **state)
 	fa_check_eq(fa_sequence_remove(client, item.sequence), 0);
 }
 
-/* Many new tokens: what kernels look up often is copied, once for all layers. */
+/* With many new tokens the tables are copied, once for all layers. */
 static void test_prefill(void **state)
 {
 	uint32_t tags[KV_ROWS_MAX];
@@ -109,7 +110,7 @@ static void test_prefill(void **state)
 	fa_check_eq(fa_sequence_create(client, kv.cache, &item.sequence), 0);
 	fa_test_cuda_calls(page, &before);
 	run_step(&item, 1);
-	/* Clearing the new pages takes two, and all layers together one. */
+	/* Clearing new pages copies twice, all layers together once. */
 	fa_check_eq(called(&before, FA_TEST_CUDA_cuMemcpyHtoDAsync), 2 + 1);
 	fa_check_eq(fa_sequence_remove(client, item.sequence), 0);
 }

@@ -1,9 +1,8 @@
 /*
- * The daemon with a GPU dies under load (kv-load.h), of SIGKILL and of a sticky error: an
- * illegal address, after which it exits with the status that asks for a new start, which it
- * gets. All durable tokens are there afterwards but those of sequences that a step was
- * writing to when the GPU was lost. In the end nothing is held but what the pool has: no
- * page, allocation, mapping or descriptor is left over.
+ * The daemon dies under load (kv-load.h) on the tests' CUDA driver, by SIGKILL and by a sticky
+ * error, after which it asks for a restart by its exit status. All committed tokens survive,
+ * except sequences that a step was writing when the GPU was lost. At the end only the pool holds
+ * pages, allocations, mappings or descriptors.
  */
 #include "client/faclient.h"
 #include "common/cleanup.h"
@@ -45,7 +44,7 @@ static int setup(void **state)
 	return 0;
 }
 
-/* The supervisor's, when there is no chunk and what it had for its own start is closed. */
+/* Descriptors of the supervisor while there are no chunks and its start is over. */
 static int count_first_fds(void)
 {
 	struct fa_options options = { .size = sizeof(options), .socket = supervisor.socket };
@@ -58,7 +57,7 @@ static int count_first_fds(void)
 	(void)fa_test_daemon_next_child(&supervisor, first);
 	fa_check_eq(fa_connect(&options, &client), 0);
 	fa_disconnect(client);
-	/* The daemon may serve before the supervisor has heard that it does. */
+	/* The daemon may serve before the supervisor has heard of it. */
 	n = fa_test_count_fds(supervisor.pid);
 	for (int calm = 0; calm < 100; ++calm) {
 		const int before = n;
@@ -115,9 +114,8 @@ static long long count_chunks(struct fa_client *client)
 }
 
 /*
- * Each chunk is mapped, and a descriptor of the supervisor's; nobody holds a handle of one.
- * What the daemon gives it to keep may be on its way; and chunks that nothing is in go when
- * they have been so for a while.
+ * Each chunk is mapped by the daemon and is a descriptor of the supervisor; nobody holds its
+ * handle. Waits, as descriptors may be on their way and empty chunks are freed with a delay.
  */
 static bool has_chunks_alone(struct fa_client *client, const struct fa_test_cuda_page *page,
                              int first_fds)
@@ -131,10 +129,7 @@ static bool has_chunks_alone(struct fa_client *client, const struct fa_test_cuda
 	       count_chunks(client) == chunks;
 }
 
-/*
- * @first_fds: the supervisor's when it had no chunk. The daemon has chunks mapped, holds no
- * handle of one, and its clients' memory is gone.
- */
+/* Nothing but chunks is left. @first_fds: the supervisor's descriptors without chunks. */
 static void check_nothing_left(int first_fds)
 {
 	struct fa_options options = { .size = sizeof(options), .socket = supervisor.socket };
@@ -199,7 +194,10 @@ static void test_faults(void **state)
 		fa_check_eventually(kv_load_progress() > before + 20);
 		snprintf(text, sizeof(text), "kernel:%llu=700",
 		         1 + (unsigned long long)fa_test_random_below(&random, 10));
-		/* Kernels begin meanwhile, and the one that is meant may have been before. */
+		/*
+		 * The fault may hit a kernel other than the intended one, so set it again until
+		 * the GPU is lost.
+		 */
 		while (!fa_test_cuda_is_lost(page)) {
 			fa_test_cuda_fail(page, text);
 			fa_test_quiet_ms(20);
@@ -215,7 +213,7 @@ static void test_faults(void **state)
 	check_nothing_left(first_fds);
 }
 
-/* A client, and a sequence of KV_PAGE_TOKENS + 3 tokens. */
+/* A client with a sequence of KV_PAGE_TOKENS + 3 tokens. */
 struct owner {
 	struct fa_client *client;
 	uint32_t tags[KV_PAGE_TOKENS + 3];
@@ -242,7 +240,7 @@ static void owner_begin(struct owner *owner)
 	fa_step_free(step);
 }
 
-/* The daemon that there was died; the one that answers now has all of it. */
+/* The daemon died; its successor must have all of the client's state. */
 static void owner_check(struct owner *owner)
 {
 	_fa_cleanup_(fa_freep) char *log = NULL;
@@ -267,8 +265,8 @@ static void owner_end(struct owner *owner)
 }
 
 /*
- * The daemon's GPU is lost while it takes back what a client has: that is refused, and the
- * client, which thereupon leaves, finds all of it with the daemon after that.
+ * The GPU is lost while the daemon resumes a client: the resume is refused, the client
+ * disconnects and finds all with the next daemon.
  */
 static void test_lost_while_resuming(void **state)
 {
@@ -289,8 +287,10 @@ static void test_lost_while_resuming(void **state)
 	owner_end(&owner);
 }
 
-/* No daemon gets as far as having the pool again: one loses its GPU meanwhile, or finds none,
- * or had rather begin without one. The pool waits for one that does. */
+/*
+ * Daemons that do not get as far as restoring the pool (GPU lost meanwhile, no GPU, refused
+ * start) leave it to a later one.
+ */
 static void test_lost_while_starting(void **state)
 {
 	static const char *const faults[] = { "cuMemMap:1=700", "cuMemSetAccess:1=700",
@@ -303,7 +303,7 @@ static void test_lost_while_starting(void **state)
 
 		fa_test_cuda_fail_next(&cuda, faults[i]);
 		fa_check(!kill(first, SIGKILL));
-		/* Once, or twice: fewer than the supervisor puts down to what it keeps. */
+		/* Fewer failures than make the supervisor discard what it keeps. */
 		fa_test_daemon_log_wait(&supervisor, "the persisted KV pool waits for its device");
 		fa_test_cuda_fail_next(&cuda, NULL);
 		owner_check(&owner);
@@ -311,7 +311,7 @@ static void test_lost_while_starting(void **state)
 	owner_end(&owner);
 }
 
-/* ---- what may still run after the death */
+/* ---- kernels that outlive their process */
 
 static int setup_mps(void **state)
 {
@@ -328,8 +328,8 @@ static int setup_mps(void **state)
 }
 
 /*
- * Under MPS kernels of a process outlive it for a while. What they may write to is not used
- * until that is over: no free page, and not the rest of a page that a sequence has.
+ * Under MPS kernels of a dead process run on for a while. Until then memory that they may write
+ * is not used: neither free pages nor the rest of a sequence's last page.
  */
 static void test_quarantine(void **state)
 {
@@ -364,12 +364,11 @@ static void test_quarantine(void **state)
 	do
 		r = kv_begin(&kv, &item, 1, &step);
 	while (r == -ECONNRESET);
-	/* The page has room, but the one that died may write there, too. */
+	/* The page has space, but the dead process may still write there. */
 	if (r == -ENOMEM)
 		fa_check_contains(fa_error(), "let go");
 	else
 		fa_check(r == 0 && fa_now_ns() - died_ns > 4 * FA_NS_PER_SEC);
-	/* What is durable can be read. */
 	fa_check_eq(kv_check_pages(&kv, item.sequence, tags, 0, KV_PAGE_TOKENS / 2), 0);
 	while (r == -ENOMEM) {
 		fa_test_poll_pause(&pause_ns);

@@ -1,8 +1,8 @@
 /*
- * Calls of the driver fail under a client of the KV cache, one after the other: each step
- * and copy is right or says what went wrong, and the next one is right; nothing stays
- * behind. A chunk that cannot be made is made later; a pool that cannot be taken back now is
- * taken back later, and one that never can is dropped, and the daemon serves with another.
+ * Driver calls fail one after another under a client of the KV cache: each step and copy succeeds
+ * or reports the failure, the next one succeeds, nothing leaks. A chunk that cannot be made is
+ * made later; a pool that cannot be restored now is restored later; one that never can is
+ * dropped.
  */
 #include "client/faclient.h"
 #include "tests/client/kv-load.h"
@@ -70,7 +70,7 @@ static int append(uint64_t sequence, const uint32_t *tags, uint32_t length, uint
 	return r;
 }
 
-/* New pages, one that is shared and copied, a write without attention, and reading. */
+/* New pages, a shared page that is copied, a write without attention, and reads. */
 static int use(void)
 {
 	uint32_t tags[64], length = 0;
@@ -134,7 +134,6 @@ static void test_each_call(void **state)
 				if (r < 0)
 					fa_check(strlen(fa_error()) > 10);
 				n_refused += r < 0;
-				/* Scratch is made once. */
 				fa_check_eq(use(), 0);
 				fa_check_eventually(is_unused());
 				if (fa_test_cuda_failed(page) == failed) {
@@ -152,8 +151,7 @@ static void test_each_call(void **state)
 	stop();
 }
 
-/* Nothing is left of what was made for it, and a second later it is tried again. */
-static void test_no_chunk(void **state)
+static void test_chunk_is_retried(void **state)
 {
 	static const char *const rules[] = { "cuMemCreate:1=2", "cuMemMap:1=2",
 		                             "cuMemSetAccess:1=1",
@@ -180,7 +178,7 @@ static void test_no_chunk(void **state)
 	}
 }
 
-static void test_not_taken_back(void **state)
+static void test_pool_dropped(void **state)
 {
 	static const char *const args[] = { "--supervise", NULL };
 	static const char *const rules[] = {
@@ -218,9 +216,8 @@ static void test_not_taken_back(void **state)
 	}
 }
 
-/* The driver had no memory, no descriptors, or no luck: of what was kept that says nothing, and
- * the next daemon, which has, takes it back. */
-static void test_taken_back_later(void **state)
+/* Lack of memory or descriptors says nothing about what was kept: the next daemon restores it. */
+static void test_pool_restored_later(void **state)
 {
 	static const char *const args[] = { "--supervise", NULL };
 	static const char *const rules[] = {
@@ -260,9 +257,9 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_each_call),
-		cmocka_unit_test(test_no_chunk),
-		cmocka_unit_test(test_not_taken_back),
-		cmocka_unit_test(test_taken_back_later),
+		cmocka_unit_test(test_chunk_is_retried),
+		cmocka_unit_test(test_pool_dropped),
+		cmocka_unit_test(test_pool_restored_later),
 	};
 
 	return cmocka_run_group_tests_name("cuda-kv-faults", tests, NULL, NULL);

@@ -1,5 +1,7 @@
-/* What factl says of MPS: whether the daemon runs under it, and a warning where it does not
- * and a client uses memory of the GPU itself. */
+/*
+ * factl reports whether the daemon runs under MPS, and warns if it does not and a client uses GPU
+ * memory.
+ */
 #include "tests/client/cuda-scene.h"
 #include "tests/lib/check.h"
 #include "tools/status.h"
@@ -14,7 +16,7 @@
 #include <cmocka.h>
 
 static struct fa_cuda_scene scene;
-static const char *wanted; /* in a child */
+static const char *wanted;
 
 static void expect(struct fa_client *client, bool warned)
 {
@@ -53,7 +55,7 @@ static void client_case(int socket)
 	fa_buffer_free(imported);
 	expect(client, without);
 	fa_buffer_free(arena);
-	/* Allocations are kept for a while that no buffer uses. */
+	/* Unused imports are cached for a while. */
 	fa_ok(fa_cuda_trim(client));
 	expect(client, false);
 	fa_ok(fa_timeline_open(client, &timeline));
@@ -83,7 +85,7 @@ static void test_on(void **state)
 	unsetenv("FAD_TEST_CUDA_MPS");
 }
 
-/* Call 7 of those that ask what the device can do. */
+/* Fail call 7 of cuDeviceGetAttribute. */
 static void test_unknown(void **state)
 {
 	setenv("FAD_TEST_CUDA_FAIL", "cuDeviceGetAttribute:7=1", 1);

@@ -1,6 +1,6 @@
 /*
- * Buffers of GPU memory when the daemon dies and another takes its place: the same
- * again, one without a GPU, and again one with it.
+ * Buffers of GPU memory when the daemon dies and is replaced: by the same kind, by one without a
+ * GPU, and again by one with a GPU.
  */
 #include "tests/client/cuda-scene.h"
 #include "tests/lib/check.h"
@@ -23,7 +23,7 @@
 static char dir[48];
 static struct fa_test_cuda cuda;
 
-/* All of a child, which starts the daemons, too. */
+/* In a child, which also starts the daemons. */
 static struct fa_test_daemon server;
 static struct fa_client *client;
 static struct fa_buffer *handle, *pieces, *part, *arena, *host;
@@ -42,7 +42,6 @@ static void kill_daemon(void)
 {
 	fa_test_daemon_signal(&server, SIGKILL);
 	fa_check_eq(WTERMSIG(fa_test_daemon_reap(&server)), SIGKILL);
-	/* Notices. */
 	fa_check_eventually(fa_client_state(client) == FA_CLIENT_LOST);
 }
 
@@ -97,13 +96,13 @@ static void same_case(int socket)
 		kill_daemon();
 		start(false);
 		attend(10 * i);
-		/* The unused one was not handed over again. */
+		/* The unused import was not registered again. */
 		fa_cuda_expect_buffers(client, 4);
 	}
 	end();
 }
 
-/* The arena's memory lives on in the descriptor, though its maker is gone. */
+/* An arena's memory lives on in its descriptor after the daemon that made it is gone. */
 static void contents_case(int socket)
 {
 	char text[8] = "";
@@ -131,7 +130,6 @@ static void freed_case(int socket)
 	fa_cuda_attend_fails(client, part, -ESTALE, "q.buffer is lost");
 	fa_cuda_expect_buffers(client, 2);
 
-	/* The same addresses, anew. */
 	fa_buffer_free(part);
 	fa_ok(fa_buffer_import_cuda(client, vmm.at + vmm.bytes - FA_CUDA_CHUNK, FA_CUDA_CHUNK, 0,
 	                            &part));
@@ -139,7 +137,7 @@ static void freed_case(int socket)
 	end();
 }
 
-/* Exporting fails in the middle: the daemon does not wait for the rest. */
+/* An export fails midway: the daemon does not wait for the rest. */
 static void fault_case(int socket)
 {
 	begin(20);
@@ -151,14 +149,12 @@ static void fault_case(int socket)
 	fa_cuda_attend_fails(client, pieces, -ESTALE, "CUDA_ERROR_OUT_OF_MEMORY");
 	fa_cuda_expect_buffers(client, 3);
 
-	/* Another reconnect, another try. */
 	kill_daemon();
 	start(false);
 	attend(1);
 	end();
 }
 
-/* The new daemon cannot open it. */
 static void refused_case(int socket)
 {
 	struct fa_test_cuda_page *page;
@@ -198,7 +194,7 @@ static void other_backend_case(int socket)
 	end();
 }
 
-/* The loss is noticed by the very request that is sent to the next daemon. */
+/* The loss is noticed by the request that is then sent to the next daemon. */
 static void unnoticed_case(int socket)
 {
 	for (size_t i = 0; i < 3; ++i) {
@@ -217,7 +213,6 @@ static void unnoticed_case(int socket)
 	}
 }
 
-/* Imports, frees and trims of several threads while daemons come and go. */
 #define THREADS 3
 
 static atomic_bool finished;

@@ -1,5 +1,7 @@
-/* CUDA memory that cannot be handed over, and calls of the driver that fail: a sentence
- * says why, and nothing stays behind on either side. */
+/*
+ * CUDA memory that cannot be shared, and driver calls that fail, on the tests' CUDA driver: the
+ * error text says why, and neither side leaks.
+ */
 #include "tests/client/cuda-scene.h"
 #include "tests/lib/check.h"
 
@@ -16,7 +18,7 @@
 #define BYTES 65536ull
 
 static struct fa_cuda_scene scene;
-static struct fa_client *client; /* of a child */
+static struct fa_client *client;
 static struct fa_buffer *buffer;
 
 static void begin(void)
@@ -36,8 +38,6 @@ static uint64_t alloc(uint64_t bytes)
 	fa_cu(cuMemAlloc(&at, bytes));
 	return at;
 }
-
-/* ---- kinds of memory */
 
 static void kinds_case(int socket)
 {
@@ -64,7 +64,7 @@ static void kinds_case(int socket)
 	fa_cuda_vmm_new(&plain, 2, 0);
 	fa_refused(import(plain.at, plain.bytes), -ENOTSUP, "requestedHandleTypes");
 	fa_cuda_vmm_free(&plain);
-	/* The second packet's are of that kind: the daemon has the first one then. */
+	/* Bad pieces are in the second packet, after the daemon has taken the first. */
 	fa_cuda_vmm_new(&half, 12, POSIX_FD);
 	fa_cu(cuMemUnmap(half.at + 10 * FA_CUDA_CHUNK, FA_CUDA_CHUNK));
 	fa_refused(import(half.at, half.bytes), -EINVAL, "nothing is allocated");
@@ -95,7 +95,7 @@ static void arguments_case(int socket)
 	fa_refused(fa_cuda_trim(NULL), -EINVAL, "NULL");
 	fa_cuda_expect_buffers(client, 0);
 
-	/* A tensor stays in its window, though the allocation goes on. */
+	/* A tensor must stay in its window, though the allocation is larger. */
 	fa_ok(import(at, fa_cuda_attend_bytes() / 2));
 	fa_cuda_attend_fails(client, buffer, -EINVAL, "beyond the end");
 	fa_buffer_free(buffer);
@@ -103,7 +103,6 @@ static void arguments_case(int socket)
 	fa_cu(cuMemFree(at));
 }
 
-/* The child's GPU is the second. */
 static void other_gpu_case(int socket)
 {
 	uint64_t at = alloc(BYTES);
@@ -111,14 +110,12 @@ static void other_gpu_case(int socket)
 	begin();
 	fa_refused(import(at, BYTES), -ENOTSUP, "connect to the daemon of its own GPU");
 	fa_check_contains(fa_error(), "GPU-");
-	/* An arena is mapped on the daemon's, wherever this thread is. */
+	/* An arena is mapped on the daemon's GPU, whatever context is current. */
 	fa_ok(fa_buffer_new(client, BYTES, FA_BUFFER_DEVICE, &buffer));
 	fa_buffer_free(buffer);
 	fa_disconnect(client);
 	fa_cu(cuMemFree(at));
 }
-
-/* ---- calls that fail */
 
 static void faults_case(int socket)
 {
@@ -136,7 +133,7 @@ static void faults_case(int socket)
 		{ "cuMemRetainAllocationHandle:1=1", 1, -ENOTSUP, "cannot be handed over" },
 		{ "cuMemExportToShareableHandle:1=2", 1, -ENOMEM, "cannot be exported" },
 		{ "cuMemExportToShareableHandle:8=2", 1, -ENOMEM, "cannot be exported" },
-		/* The daemon has got pieces, and is told not to wait. */
+		/* The daemon has received pieces and is told that no more come. */
 		{ "cuMemExportToShareableHandle:9=2", 1, -ENOMEM, "cannot be exported" },
 		{ "cuMemExportToShareableHandle:20=2", 1, -ENOMEM, "cannot be exported" },
 		{ "cuMemImportFromShareableHandle:1=1", 2, -EINVAL, "cannot be imported" },
@@ -154,7 +151,6 @@ static void faults_case(int socket)
 	fa_test_cuda_lives(cu_page, &before);
 	n_fds = fa_test_count_fds(0);
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); ++i) {
-		/* Once with the failure, once without. */
 		for (int again = 0; again < 2; ++again) {
 			int r;
 
@@ -185,7 +181,7 @@ static void faults_case(int socket)
 	fa_cu(cuMemFree(at));
 }
 
-/* The daemon's calls: what it says reaches the program. */
+/* Faults in the daemon: their text reaches the program. */
 static void daemon_faults_case(int socket)
 {
 	struct fa_cuda_vmm vmm;
@@ -207,8 +203,6 @@ static void daemon_faults_case(int socket)
 	fa_cu(cuMemFree(at));
 }
 
-/* ---- limits */
-
 static const char limits[] = "[limits]\n"
 			     "session_buffers = 6\n"
 			     "fds = 40\n";
@@ -222,7 +216,7 @@ static void limits_case(int socket)
 	begin();
 	for (int i = 0; i < 8; ++i)
 		at[i] = alloc(BYTES);
-	/* What nobody uses makes room for what somebody wants. */
+	/* Unused imports are evicted for new ones. */
 	for (int i = 0; i < 8; ++i) {
 		fa_ok(import(at[i], BYTES));
 		fa_buffer_free(buffer);
@@ -231,12 +225,12 @@ static void limits_case(int socket)
 	for (int i = 0; i < 6; ++i)
 		fa_ok(fa_buffer_import_cuda(client, at[i], BYTES, 0, &buffers[i]));
 	fa_refused(import(at[6], BYTES), -EDQUOT, "session_buffers");
-	fa_ok(import(at[3], BYTES)); /* no more than a window */
+	fa_ok(import(at[3], BYTES));
 	fa_buffer_free(buffer);
 	for (int i = 0; i < 6; ++i)
 		fa_buffer_free(buffers[i]);
 
-	/* Descriptors on their way count, all of them from the beginning. */
+	/* Descriptors in flight are charged from the start. */
 	fa_cuda_vmm_new(&vmm, 50, POSIX_FD);
 	fa_refused(import(vmm.at, vmm.bytes), -EDQUOT, "50 more would exceed the limit fds");
 	fa_ok(import(vmm.at, 30 * FA_CUDA_CHUNK));
@@ -248,8 +242,6 @@ static void limits_case(int socket)
 	for (int i = 0; i < 8; ++i)
 		fa_cu(cuMemFree(at[i]));
 }
-
-/* ---- process ids */
 
 static void pid_case(int socket)
 {
@@ -267,8 +259,6 @@ static void pid_case(int socket)
 	fa_cuda_vmm_free(&vmm);
 	fa_cu(cuMemFree(at));
 }
-
-/* ---- processes without a driver that is of use */
 
 static int no_function(void *userdata)
 {
@@ -299,8 +289,6 @@ static int cpu_daemon(void *userdata)
 	fa_disconnect(client);
 	return 0;
 }
-
-/* ---- the tests */
 
 static void in_scene(const struct fa_test_daemon_options *options, void (*function)(int socket),
                      int device)

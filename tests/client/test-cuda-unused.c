@@ -1,5 +1,7 @@
-/* Programs that hand over no GPU memory do not load the driver, whatever the daemon
- * computes on; and children of those that do. */
+/*
+ * Programs that share no GPU memory never load the CUDA driver, whatever the daemon computes on;
+ * and children of programs that do.
+ */
 #include "tests/client/cuda-scene.h"
 #include "tests/lib/check.h"
 
@@ -40,7 +42,7 @@ static bool has_driver(void)
 	return found;
 }
 
-static void test_unused(void **state)
+static void test_driver_not_loaded(void **state)
 {
 	struct fa_case attention = { .heads = 2, .seqlen_q = 20 };
 	struct fa_info info = { .size = sizeof(info) };
@@ -62,7 +64,7 @@ static void test_unused(void **state)
 	fa_buffer_free(buffer);
 	fa_check(!has_driver());
 
-	/* The check sees it once it is there. */
+	/* The check notices a loaded driver. */
 	fa_check_eq(fa_buffer_import_cuda(client, none, 4096, 0, &buffer), -EINVAL);
 	fa_check(has_driver());
 	fa_disconnect(client);
@@ -84,7 +86,7 @@ static int in_child(void *userdata)
 	return 0;
 }
 
-/* A child frees what is its own, and leaves the parent's be. */
+/* A child frees its own buffers and leaves the parent's alone. */
 static void fork_case(int socket)
 {
 	uint64_t bytes = fa_cuda_attend_bytes();
@@ -113,7 +115,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_fork),
-		cmocka_unit_test(test_unused),
+		cmocka_unit_test(test_driver_not_loaded),
 	};
 
 	return cmocka_run_group_tests_name("cuda unused", tests, setup, teardown);

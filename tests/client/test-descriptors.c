@@ -1,6 +1,6 @@
 /*
- * Descriptors are scarce: this process can have no more of them, or so many of its user's
- * are on their way in sockets that no more may be sent. It costs the call, or some time.
+ * Lack of descriptors: this process has none left, or its user has too many in flight in sockets
+ * (ETOOMANYREFS). Calls fail or wait; the connection survives.
  */
 #include "client/faclient.h"
 #include "common/packet.h"
@@ -31,7 +31,7 @@ static struct {
 	size_t n;
 } taken;
 
-/* Takes all that this process can have, but for @n. */
+/* Uses up all descriptors but @n. */
 static void leave(size_t n)
 {
 	struct rlimit limit;
@@ -64,8 +64,8 @@ static struct fa_client *connect_to(const struct fa_test_daemon *daemon)
 	return client;
 }
 
-/* Answers that bring descriptors are not asked for; what is in flight goes on. */
-static void test_none_left(void **state)
+/* Requests whose reply carries descriptors fail at once; requests in flight go on. */
+static void test_no_descriptor_left(void **state)
 {
 	const struct fa_gate wait = { .slot = 3, .value = 1 };
 	struct fa_gates gates = { .size = sizeof(gates), .n_waits = 1, .waits = &wait };
@@ -91,7 +91,7 @@ static void test_none_left(void **state)
 	fa_check_eq(fa_buffer_new(client, 4096, 0, &buffer), -EMFILE);
 	fa_check_eq(fa_client_state(client), FA_CLIENT_CONNECTED);
 	fa_check_eq(fa_wait(client, &ticket, 0, NULL), -EAGAIN);
-	/* A ring takes four; without, the socket does. */
+	/* A ring needs four; without it requests go by socket. */
 	fa_check_eq(fa_timeline_open(other, &none), -EMFILE);
 	fa_check_eq(fa_marker(other, 0, NULL, NULL), 0);
 	give_back();
@@ -107,8 +107,7 @@ static void test_none_left(void **state)
 	fa_test_daemon_stop(&daemon);
 }
 
-/* Enough for all but what the daemon's Hello brings; and less. */
-static void test_none_to_connect(void **state)
+static void test_connect_without_descriptors(void **state)
 {
 	struct fa_options options = { .size = sizeof(options) };
 	struct fa_test_daemon daemon;
@@ -125,8 +124,8 @@ static void test_none_to_connect(void **state)
 	fa_test_daemon_stop(&daemon);
 }
 
-/* Where none may be had at all, the kernel has another word for it. */
-static void test_none_allowed(void **state)
+/* At the hard limit the kernel returns another errno. */
+static void test_descriptor_limit_zero(void **state)
 {
 	struct rlimit before, none;
 	struct fa_test_daemon daemon;
@@ -163,8 +162,8 @@ static void *ask_again_and_again(void *userdata)
 	return NULL;
 }
 
-/* Two do not count on the same descriptor, nor does one take another's. */
-static void test_one_left(void **state)
+/* Two calls do not count on the same descriptor, nor take each other's. */
+static void test_one_descriptor_left(void **state)
 {
 	struct fa_info info = { .size = sizeof(info) };
 	struct fa_test_daemon daemon;
@@ -186,10 +185,10 @@ static void test_one_left(void **state)
 	fa_test_daemon_stop(&daemon);
 }
 
-/* ---- descriptors on their way */
+/* ---- descriptors in flight */
 
-/* A socket that holds as many as may be, until it is closed. */
-static int crowd(int *ret_reader)
+/* A socket filled with as many descriptors as allowed, until closed. */
+static int fill_socket(int *ret_reader)
 {
 	struct rlimit limit;
 	int ends[2], fds[FA_PACKET_FDS_MAX] = {}, r = 0;
@@ -227,30 +226,28 @@ static int be_crowded(void *userdata)
 	int reader;
 	char byte;
 
-	/* Root may send as many as it likes. */
+	/* Root is exempt from the limit. */
 	if (!geteuid() && (setresgid(65534, 65534, 65534) || setresuid(65534, 65534, 65534)))
 		return 77;
 	client = connect_to(crowded->daemon);
 	fa_check_eq(fa_buffer_new(client, 4096, 0, &buffers[0]), 0);
 	fa_check_eq(fa_buffer_new(client, 4096, FA_BUFFER_DEVICE, &buffers[1]), 0);
 
-	if (crowd(&reader) != -ETOOMANYREFS)
+	if (fill_socket(&reader) != -ETOOMANYREFS)
 		return 77;
 	fa_check(!pthread_create(&thread, NULL, read_later, &reader));
 	fa_check_eq(fa_buffer_new(client, 4096, 0, &buffers[2]), 0);
 	pthread_join(thread, NULL);
 
-	/* The daemon's death, and its successor. */
 	fa_check_eq(write(crowded->to_parent[1], "", 1), 1);
 	fa_check_eq(read(crowded->to_child[0], &byte, 1), 1);
-	if (crowd(&reader) != -ETOOMANYREFS)
+	if (fill_socket(&reader) != -ETOOMANYREFS)
 		return 77;
 	fa_check(!pthread_create(&thread, NULL, read_later, &reader));
 	fa_check_eq(fa_ping(client), 0);
 	pthread_join(thread, NULL);
 
-	/* Nobody reads them. */
-	if (crowd(&reader) != -ETOOMANYREFS)
+	if (fill_socket(&reader) != -ETOOMANYREFS)
 		return 77;
 	begin_ns = fa_now_ns();
 	fa_check_eq(fa_buffer_new(client, 4096, 0, &buffers[2]), -EMFILE);
@@ -262,7 +259,7 @@ static int be_crowded(void *userdata)
 	return 0;
 }
 
-static void test_crowded(void **state)
+static void test_too_many_in_flight(void **state)
 {
 	struct fa_test_daemon_options options = { .everyone = true };
 	struct fa_test_daemon daemon;
@@ -299,9 +296,11 @@ static void test_crowded(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_none_left),    cmocka_unit_test(test_none_to_connect),
-		cmocka_unit_test(test_none_allowed), cmocka_unit_test(test_one_left),
-		cmocka_unit_test(test_crowded),
+		cmocka_unit_test(test_no_descriptor_left),
+		cmocka_unit_test(test_connect_without_descriptors),
+		cmocka_unit_test(test_descriptor_limit_zero),
+		cmocka_unit_test(test_one_descriptor_left),
+		cmocka_unit_test(test_too_many_in_flight),
 	};
 
 	return cmocka_run_group_tests_name("descriptors", tests, fa_fake_setup, NULL);

@@ -1,6 +1,6 @@
 /*
- * After fork() a child may not use the parent's client: every call says so, and
- * freeing it there does the parent's session no harm.
+ * After fork() every call with the parent's client is refused in the child, and freeing it there
+ * does not harm the parent's session.
  */
 #include "client/faclient.h"
 #include "tests/client/fake.h"
@@ -76,7 +76,7 @@ static int run_child(void *userdata)
 	fa_check_eq(fa_daemon_drain(client), -ECHILD);
 	fa_check_eq(fa_client_state(client), FA_CLIENT_LOST);
 
-	/* Memory is shared still. */
+	/* Buffers stay shared with the child. */
 	fa_check_contains((char *)fa_buffer_data(family->buffer), "from the parent");
 	strcpy(fa_buffer_data(family->buffer), "from the child");
 	fa_check(!fa_buffer_free(family->other));
@@ -84,7 +84,7 @@ static int run_child(void *userdata)
 	return 0;
 }
 
-static void test_child(void **state)
+static void test_child_is_refused(void **state)
 {
 	int before = fa_test_count_fds(0), fds;
 	struct family family;
@@ -96,7 +96,6 @@ static void test_child(void **state)
 		fa_check_eq(fa_test_reap(fa_test_fork(run_child, &family)), 0);
 		fa_check_eq(fa_test_count_fds(0), fds);
 		fa_check_contains((char *)fa_buffer_data(family.buffer), "from the child");
-		/* The parent's session goes on. */
 		fa_check_eq(fa_ping(family.client), 0);
 		fa_check_eq(fa_attention(family.client, &family.attention, NULL), 0);
 		fa_check_eq(fa_client_state(family.client), FA_CLIENT_CONNECTED);
@@ -105,7 +104,6 @@ static void test_child(void **state)
 	fa_check_eq(fa_test_count_fds(0), before);
 }
 
-/* The child leaves the parent's client alone and connects itself. */
 static int run_own(void *userdata)
 {
 	struct family *family = userdata;
@@ -123,12 +121,12 @@ static void serve_one_request(struct fa_raw *raw, void *userdata)
 {
 	struct fa_completion_slot *page = fa_fake_welcome(raw);
 
-	/* One request and away, so that the next connection is served. */
+	/* Serves one request and closes, so that the next connection is served. */
 	if (page && fa_fake_next(raw))
 		fa_fake_answer(raw, page);
 }
 
-static void test_own(void **state)
+static void test_child_connects(void **state)
 {
 	struct fa_options options = { .size = sizeof(options) };
 	struct family family = {};
@@ -150,7 +148,7 @@ static int run_idle(void *userdata)
 	return read(*(int *)userdata, &byte, 1) != 1;
 }
 
-static void test_parent_leaves(void **state)
+static void test_child_keeps_no_session(void **state)
 {
 	struct family family;
 	int ends[2];
@@ -160,7 +158,7 @@ static void test_parent_leaves(void **state)
 	family_start(&family);
 	pid = fa_test_fork(run_idle, &ends[0]);
 	fa_disconnect(family.client);
-	/* Joins the fake's thread, which waits for the end of the connection. */
+	/* Joins the fake's thread, which waits for the connection's end. */
 	fa_fake_stop(&family.fake);
 	fa_check_eq(write(ends[1], "x", 1), 1);
 	fa_check_eq(fa_test_reap(pid), 0);
@@ -171,9 +169,9 @@ static void test_parent_leaves(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_child),
-		cmocka_unit_test(test_own),
-		cmocka_unit_test(test_parent_leaves),
+		cmocka_unit_test(test_child_is_refused),
+		cmocka_unit_test(test_child_connects),
+		cmocka_unit_test(test_child_keeps_no_session),
 	};
 
 	return cmocka_run_group_tests_name("fork", tests, fa_fake_setup, NULL);

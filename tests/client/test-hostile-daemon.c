@@ -1,7 +1,6 @@
 /*
- * A daemon that breaks every rule. The client must not crash, hang, keep a
- * descriptor or believe it: the connection is lost with -EPROTO, and what waits
- * ends.
+ * A daemon (fake.h) that breaks every rule: the client does not crash, hang, leak descriptors or
+ * believe it. The connection is lost with -EPROTO, and waits end.
  */
 #include "client/faclient.h"
 #include "common/cleanup.h"
@@ -58,8 +57,6 @@ static void send_fds(struct fa_raw *raw, struct fa_wire_message *message, size_t
 	for (size_t i = 0; i < n; ++i)
 		close(fds[i]);
 }
-
-/* ---- answers to Ping */
 
 static void garbage(struct fa_raw *raw)
 {
@@ -197,7 +194,6 @@ static void misbehave_once(struct fa_raw *raw, void *userdata)
 	if (!fa_fake_welcome(raw) || !fa_fake_next(raw))
 		return;
 	misbehave(raw);
-	/* The client hangs up. */
 	while (fa_fake_next(raw))
 		;
 }
@@ -243,8 +239,6 @@ static void test_twice(void **state)
 	fa_disconnect(client);
 	fa_fake_stop(&fake);
 }
-
-/* ---- handshakes */
 
 static void spoilt_hello(struct fa_raw *raw, void *userdata)
 {
@@ -315,7 +309,7 @@ static void test_handshake(void **state)
 	fa_check_eq(fa_test_count_fds(0), before);
 }
 
-/* ---- memory that is not what it says */
+/* ---- shared memory that is not as announced */
 
 static void spoilt_memory(struct fa_raw *raw, void *userdata)
 {
@@ -333,10 +327,10 @@ static void spoilt_memory(struct fa_raw *raw, void *userdata)
 		reply.buffer_reply.bytes = 8192;
 	}
 	switch (*(int *)userdata) {
-	case 0: /* too short: reading it would be SIGBUS */
+	case 0: /* too short: reading it would raise SIGBUS */
 		fa_check_eq(fa_memfd_new("short", 4096, 1, &fd), 0);
 		break;
-	case 1: /* could be made shorter later */
+	case 1: /* not sealed against shrinking */
 		fd = memfd_create("open", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 		fa_check(!ftruncate(fd, 8192));
 		break;
@@ -488,9 +482,8 @@ static void test_completions(void **state)
 }
 
 /*
- * The page runs ahead of the socket and knows only the latest failure: request 1
- * succeeded, 2 failed, and when the client looks, the page says completed 2,
- * failed 2.
+ * The page runs ahead of the socket and holds only the latest failure: request 1 succeeds, 2
+ * fails, and when the client looks, the page says completed 2, failed 2.
  */
 static void pipelined(struct fa_raw *raw, void *userdata)
 {
@@ -514,7 +507,7 @@ static void pipelined(struct fa_raw *raw, void *userdata)
 	}
 }
 
-/* The page says that all is done long before the socket does. */
+/* The page announces completions long before the socket does. */
 static void page_first(struct fa_raw *raw, void *userdata)
 {
 	struct fa_completion_slot *page = fa_fake_welcome(raw);
@@ -556,7 +549,7 @@ static void test_page(void **state)
 			fa_check_eq(fa_attention(client, &attention, &tickets[k]), 0);
 		if (i / 2) {
 			fa_check_eq(fa_wait(client, &tickets[0], UINT64_MAX, NULL), 0);
-			/* Early success by the page; then the socket's, which agrees. */
+			/* Success by the page first; the socket agrees later. */
 			fa_check_eq(fa_wait(client, &tickets[2], 0, NULL), 0);
 			fa_check_eq(fa_wait(client, &tickets[2], 0, &completion), -EAGAIN);
 			fa_check_eq(fa_cancel(client, &tickets[2]), -ENOENT);
@@ -585,7 +578,6 @@ static void choke(struct fa_raw *raw, void *userdata)
 	struct fa_completion_slot *page = fa_fake_welcome(raw);
 	uint64_t done = 0;
 
-	/* Blocks in send while the client does not read. */
 	while (page && fa_fake_next(raw)) {
 		if (raw->message.type == FA_WIRE_ATTENTION)
 			fa_fake_complete(raw, 0, ++done, 0, "x");
@@ -594,7 +586,7 @@ static void choke(struct fa_raw *raw, void *userdata)
 	}
 }
 
-static void test_choked(void **state)
+static void test_full_socket(void **state)
 {
 	struct fa_attention attention;
 	struct fa_ticket ticket = {};
@@ -624,11 +616,11 @@ static void test_choked(void **state)
 }
 
 /*
- * Freeing asks for no answer, so nobody reads the many that come: the daemon
- * stops reading when its replies fill the socket, then requests fill it the
- * other way. Only who sends can undo that.
+ * Frees ask for no reply, so nobody reads the many replies: the daemon stops reading when its
+ * side of the socket is full, then requests fill the other side. Only the sender can resolve
+ * this.
  */
-static void test_choked_by_frees(void **state)
+static void test_full_socket_by_frees(void **state)
 {
 	struct fa_options options = { .size = sizeof(options), .reconnect_ns = UINT64_MAX };
 	struct fa_buffer *buffers[1500];
@@ -658,7 +650,7 @@ static void test_choked_by_frees(void **state)
 	fa_check(!setrlimit(RLIMIT_NOFILE, &before));
 }
 
-/* ---- a daemon that does not answer */
+/* ---- a daemon that does not reply */
 
 static void mute(struct fa_raw *raw, void *userdata)
 {
@@ -669,7 +661,7 @@ static void mute(struct fa_raw *raw, void *userdata)
 			fa_fake_answer(raw, page);
 }
 
-static void test_mute(void **state)
+static void test_no_reply(void **state)
 {
 	struct fa_options options = { .size = sizeof(options),
 		                      .reconnect_ns = UINT64_MAX,
@@ -694,7 +686,6 @@ static void test_mute(void **state)
 	fa_fake_stop(&fake);
 }
 
-/* Answers, but no request ends. */
 static void idle(struct fa_raw *raw, void *userdata)
 {
 	struct fa_completion_slot *page = fa_fake_welcome(raw);
@@ -704,8 +695,8 @@ static void idle(struct fa_raw *raw, void *userdata)
 			fa_fake_answer(raw, page);
 }
 
-/* A step's handle is freed in time, though there is no room for a request that ends it. */
-static void test_idle(void **state)
+/* A step's handle is freed in time, although no request can be sent to end it. */
+static void test_no_completion(void **state)
 {
 	const struct fa_step_item item = { .sequence = 1, .n_new = 1 };
 	struct fa_step_options step_options = { .size = sizeof(step_options),
@@ -746,10 +737,10 @@ int main(void)
 		cmocka_unit_test(test_timeline),
 		cmocka_unit_test(test_completions),
 		cmocka_unit_test(test_page),
-		cmocka_unit_test(test_choked),
-		cmocka_unit_test(test_choked_by_frees),
-		cmocka_unit_test(test_mute),
-		cmocka_unit_test(test_idle),
+		cmocka_unit_test(test_full_socket),
+		cmocka_unit_test(test_full_socket_by_frees),
+		cmocka_unit_test(test_no_reply),
+		cmocka_unit_test(test_no_completion),
 	};
 
 	return fa_test_run_at_once("hostile-daemon", tests, fa_fake_setup, NULL);

@@ -1,6 +1,6 @@
 /*
- * Steps whose handles are freed while there is no room for a request that ends them: they end
- * before another is begun, and nothing stays behind them.
+ * Step handles freed while no request can be sent to end the step: it ends before another begins,
+ * and nothing is left behind.
  */
 #include "client/faclient.h"
 #include "tests/client/alone.h"
@@ -55,8 +55,7 @@ static struct kv_item item(uint32_t length, uint32_t n_new)
 	};
 }
 
-/* Until there is no room, with requests of @stream that wait for @value in its slot. The last of
- * them. */
+/* Fills the window with requests of @stream that wait for @value in its slot; returns the last. */
 static struct fa_ticket fill(uint32_t stream, uint64_t value)
 {
 	const struct fa_gate wait = { .slot = 3 + stream, .value = value };
@@ -89,7 +88,7 @@ static void check_commits(uint32_t length, uint32_t n_new)
 	kv_check_sequence(&s.kv, s.sequence, tags, length, 0);
 }
 
-static void test_freed_without_room(void **state)
+static void test_freed_with_full_window(void **state)
 {
 	struct kv_item planned;
 	struct fa_step *steps[2];
@@ -110,7 +109,6 @@ static void test_freed_without_room(void **state)
 		fa_check(fa_now_ns() - begin_ns >= REPLY_NS);
 		fa_check(fa_now_ns() - begin_ns < REPLY_NS + fa_test_patience_ns() / 4);
 	}
-	/* There is still none. */
 	planned = item(4, 2);
 	begin_ns = fa_now_ns();
 	fa_check_eq(kv_begin(&s.kv, &planned, 1, &steps[0]), -EAGAIN);
@@ -121,8 +119,8 @@ static void test_freed_without_room(void **state)
 	close_client();
 }
 
-/* There is room, but what was asked before holds the abort up: that was asked for. */
-static void test_freed_behind(void **state)
+/* There is space, but earlier requests delay the abort: it was sent. */
+static void test_freed_behind_requests(void **state)
 {
 	const struct fa_gate wait = { .slot = 3, .value = 1 };
 	const struct fa_gates gates = { .size = sizeof(gates), .n_waits = 1, .waits = &wait };
@@ -153,8 +151,7 @@ static void *open_later(void *userdata)
 	return NULL;
 }
 
-/* The two waits together take no longer than one of them may. */
-static void test_time_in_all(void **state)
+static void test_total_time(void **state)
 {
 	uint64_t took_ns = UINT64_MAX;
 	uint32_t stream;
@@ -162,7 +159,7 @@ static void test_time_in_all(void **state)
 	open_client(alone_daemon.socket);
 	must(fa_stream_new(s.client, 0, &stream), "stream");
 	fa_check_eq(stream, 1);
-	/* Any may be late on a loaded machine. */
+	/* Repeated, as a loaded machine may delay any single one. */
 	for (uint64_t value = 1; value <= 5 && took_ns >= REPLY_NS * 14 / 10; ++value) {
 		const struct fa_gate wait = { .slot = 3, .value = value };
 		const struct fa_gates gates = { .size = sizeof(gates),
@@ -190,7 +187,6 @@ static void test_time_in_all(void **state)
 	close_client();
 }
 
-/* Another connection has none of them. */
 static void test_gone_with_connection(void **state)
 {
 	char dir[48];
@@ -223,9 +219,9 @@ static void test_gone_with_connection(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_freed_without_room),
-		cmocka_unit_test(test_freed_behind),
-		cmocka_unit_test(test_time_in_all),
+		cmocka_unit_test(test_freed_with_full_window),
+		cmocka_unit_test(test_freed_behind_requests),
+		cmocka_unit_test(test_total_time),
 		cmocka_unit_test(test_gone_with_connection),
 	};
 

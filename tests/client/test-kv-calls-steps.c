@@ -1,6 +1,6 @@
 /*
- * What the calls about steps say on the wire, what they make of the answers, and what they
- * refuse themselves; and structs of other sizes than today's.
+ * What the calls about steps send to a fake daemon, how they read its replies, which arguments
+ * they refuse; and structs of other sizes.
  */
 #include "tests/client/kv-calls.h"
 
@@ -12,8 +12,6 @@
 #include <string.h>
 
 #include <cmocka.h>
-
-/* ---- steps */
 
 static void test_begin(void **state)
 {
@@ -39,7 +37,6 @@ static void test_begin(void **state)
 	fa_check_eq(heard()->last.step_begin.n_tree_start, 3);
 	fa_check(!memcmp(heard()->last.step_begin.tree_start, tree_start, sizeof(tree_start)));
 
-	/* Beside it, another, without trees. */
 	options.tree = NULL;
 	options.tree_start = NULL;
 	fa_check_eq(fa_step_begin(client, &options, &other), 0);
@@ -84,7 +81,7 @@ static void test_largest_step(void **state)
 	fa_check_eq(fa_step_begin(client, &options, &step), 0);
 	fa_check_eq(heard()->last.step_begin.n_items, 2048);
 	fa_step_free(step);
-	/* Items, and a tree as long as may be, do not fit into one message together. */
+	/* Items and a tree of maximal size do not fit into one message together. */
 	options.tree = tree;
 	options.tree_start = tree_start;
 	for (uint32_t i = 0; i < 2048; ++i)
@@ -146,7 +143,6 @@ static void test_attend(void **state)
 	fa_check_eq(heard()->last.step_attend.n_positions, 4);
 	fa_check(!memcmp(heard()->last.step_attend.positions, positions, sizeof(positions)));
 
-	/* Defaults. Windows without their flag do not count. */
 	attend = (struct fa_step_attend){ .size = sizeof(attend),
 		                          .q = tensor(buffer, 3, 4, 2, 16),
 		                          .out = tensor(buffer, 3, 4, 2, 16),
@@ -166,7 +162,7 @@ static void test_attend(void **state)
 	fa_check_eq(heard()->last.step_attend.cos.rank, 0);
 	fa_check_eq(heard()->last.step_attend.n_positions, 0);
 
-	/* Only written, with positions: as many as there are tokens of k. */
+	/* Write only, with positions: one for each token of k. */
 	attend = (struct fa_step_attend){ .size = sizeof(attend),
 		                          .k_new = tensor(buffer, 3, 4, 1, 16),
 		                          .v_new = tensor(buffer, 3, 4, 1, 16),
@@ -249,7 +245,7 @@ static void test_attend_refused(void **state)
 	fa_buffer_free(buffer);
 }
 
-/* What faclient_kv.h says a layer may be given fits into one message, whatever else it has. */
+/* The largest layer that faclient_kv.h allows fits into one message. */
 static void test_largest_attend(void **state)
 {
 	static const uint32_t positions[16000];
@@ -267,7 +263,8 @@ static void test_largest_attend(void **state)
 	attend.alibi_slopes = slopes;
 	attend.sinks = sinks;
 	attend.q = attend.out = tensor(buffer, 3, 15800 - 2 * 1024, 1024, 8);
-	attend.q.strides[2] = attend.out.strides[2] = 1; /* the same token again and again */
+	attend.q.strides[2] = attend.out.strides[2] =
+		1; /* stride 0: the same token again and again */
 	fa_check_eq(fa_step_attend(step, &attend, NULL), 0);
 	fa_check_eq(heard()->last.step_attend.n_sinks, 1024);
 	attend.q = attend.out = tensor(buffer, 3, 16000, 1, 8);
@@ -291,7 +288,7 @@ static void test_commit(void **state)
 	uint64_t value;
 	int ends;
 
-	/* Refused here, it goes on. */
+	/* A commit that the library refuses leaves the step open. */
 	cu_keep[3] = 2;
 	fa_check_eq(fa_step_commit(step, &commit, NULL), -EINVAL);
 	fa_check_contains(fa_error(), "cu_keep[3]");
@@ -325,7 +322,7 @@ static void test_commit(void **state)
 	fa_check_eq(heard()->last.step_end.n_cu_keep, 4);
 	fa_check(!memcmp(heard()->last.step_end.cu_keep, cu_keep, sizeof(cu_keep)));
 
-	/* It has ended, and its end is not sent twice. */
+	/* The step has ended; its end is not sent twice. */
 	fa_check_eq(fa_step_commit(step, NULL, NULL), -EINVAL);
 	fa_check_contains(fa_error(), "before");
 	fa_check_eq(fa_step_abort(step, 0, NULL), -EINVAL);
@@ -334,7 +331,6 @@ static void test_commit(void **state)
 	fa_check_eq(fa_ping(client), 0);
 	fa_check_eq(heard()->count[FA_WIRE_STEP_END], ends);
 
-	/* Nothing kept; all kept; aborted; forgotten. */
 	step = begin(3);
 	memset(cu_keep, 0, sizeof(cu_keep));
 	commit.keep = NULL;
@@ -362,9 +358,7 @@ static void test_commit(void **state)
 	fa_check_eq(fa_stream_free(client, stream), 0);
 }
 
-/* ---- structs of other sizes */
-
-/* In memory of exactly its size, so that sanitizers see a step beyond. */
+/* Allocates exactly @size, so that sanitizers see overruns. */
 static void *copy_of(const void *from, size_t known, size_t size)
 {
 	void *copy = calloc(1, size);
@@ -418,7 +412,7 @@ static void test_sizes(void **state)
 	fa_check_eq(fa_sequence_publish(client, 1, (void *)copy, NULL), 0);
 	free(copy);
 
-	/* To be filled: not a byte more than the caller has. */
+	/* Outputs: no byte beyond the caller's size is written. */
 	memset(&info, 0x5a, sizeof(info));
 	info.size = offsetof(struct fa_sequence_info, planned);
 	fa_check_eq(fa_sequence_info(client, 1, &info), 0);

@@ -1,6 +1,6 @@
 /*
- * What the calls about caches and sequences say on the wire, what they make of the answers,
- * and what they refuse themselves.
+ * What the calls about caches and sequences send to a fake daemon, how they read its replies, and
+ * which arguments they refuse.
  */
 #include "tests/client/kv-calls.h"
 
@@ -11,8 +11,6 @@
 #include <string.h>
 
 #include <cmocka.h>
-
-/* ---- caches */
 
 static void test_cache(void **state)
 {
@@ -49,7 +47,6 @@ static void test_cache(void **state)
 	fa_check_eq(heard()->last.cache_create.page_tokens, 32);
 	fa_check_eq(heard()->last.cache_create.max_pages, 1000);
 
-	/* Without a name, and with the head dim for both. */
 	options.name = NULL;
 	options.mode = 0;
 	options.ttl_ns = 0;
@@ -58,7 +55,6 @@ static void test_cache(void **state)
 	fa_check(!heard()->last.cache_create.name.text);
 	fa_check_eq(heard()->last.cache_create.head_dim_v, 128);
 
-	/* Of codes, with the scales of all heads, or of tokens. */
 	options.flags = 0;
 	options.store = FA_STORE_INT8;
 	options.layers = 2;
@@ -169,7 +165,6 @@ static void test_cache_refused(void **state)
 	fa_check_eq(heard()->count[FA_WIRE_CACHE_CREATE], before);
 	fa_check_eq(cache, 5);
 
-	/* What the daemon refuses. */
 	name[63] = '\0';
 	options.name = name;
 	heard()->status = -EEXIST;
@@ -181,8 +176,6 @@ static void test_cache_refused(void **state)
 	heard()->status = 0;
 	fa_check_eq(fa_client_state(client), FA_CLIENT_CONNECTED);
 }
-
-/* ---- sequences */
 
 static void test_sequence(void **state)
 {
@@ -254,7 +247,7 @@ static void test_sequence_refused(void **state)
 	fa_check_eq(fa_sequence_find(client, "x", &sequence), -EACCES);
 	fa_check_eq(fa_sequence_info(client, 1, &info), -EACCES);
 	fa_check_eq(info.length, 3);
-	/* No session was lost: nothing is made of it. */
+	/* No session was lost, so the errno is forwarded. */
 	heard()->status = -ENOENT;
 	fa_check_eq(fa_sequence_truncate(client, 1, 2), -ENOENT);
 	heard()->status = 0;
@@ -311,7 +304,7 @@ static void test_prefix(void **state)
 	fa_check_eq(fa_sequence_attach(client, 1, NULL, NULL), -EINVAL);
 }
 
-/* More tokens than a message takes lie in a buffer meanwhile. */
+/* More tokens than fit into a message are passed in a temporary buffer. */
 static void test_long_prefix(void **state)
 {
 	enum {
@@ -330,13 +323,13 @@ static void test_long_prefix(void **state)
 	fa_check_eq(heard()->tokens_view.offset, 0);
 	fa_check_eq(heard()->tokens_view.shape[0], N);
 	fa_check_eq(heard()->tokens_view.strides[0], 1);
-	/* The buffer is freed without waiting for the answer. */
+	/* The buffer is freed without waiting for the reply. */
 	fa_check_eq(fa_ping(client), 0);
 	fa_check_eq(heard()->count[FA_WIRE_BUFFER_FREE], frees + 1);
 	fa_check_eq(heard()->buffer_bytes, sizeof(tokens));
 	fa_check(!memcmp(heard()->buffer, tokens, sizeof(tokens)));
 
-	/* The longest that fits. */
+	/* The longest prefix that fits into a message. */
 	prefix.n_tokens = N - 1;
 	prefix.extra = tokens;
 	prefix.extra_bytes = 256;
@@ -347,8 +340,6 @@ static void test_long_prefix(void **state)
 	prefix.n_tokens = (uint64_t)UINT32_MAX + 1;
 	fa_check_eq(fa_sequence_publish(client, 41, &prefix, NULL), -EINVAL);
 }
-
-/* ---- copies */
 
 static void test_copy(void **state)
 {

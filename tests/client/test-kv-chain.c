@@ -1,7 +1,7 @@
 /*
- * Decode where each layer's queries, keys and values are what the one before it gave, asked for
- * without anybody's waiting: the same to the bit as with a wait behind each request. On a GPU
- * launches of a stream may begin before the one ahead has ended (device_cuda_graph.c).
+ * Decode in which each layer's q, k and v are results of the layer before, requested without
+ * waits: bit by bit the same as with a wait after each request. On a GPU, launches of a stream
+ * may start before the previous one has ended.
  */
 #include "client/faclient.h"
 #include "tests/client/alone.h"
@@ -18,19 +18,21 @@
 enum {
 	LAYERS = 6,
 	STEPS = 16,
-	/* Results of a run: the first is what it begins with. In each layer one request appends,
-	 * and one attends to what that has put into the pages. */
+	/*
+	 * Results of a run; the first is its input. In each layer one request appends, and one
+	 * attends to what that has written.
+	 */
 	RESULTS = STEPS * LAYERS * 2 + 1,
 	BATCH_MAX = 12,
-	ROWS_MAX = 3 * 32 * 128, /* elements of a result */
+	ROWS_MAX = 3 * 32 * 128,
 	LENGTH_MAX = 1000,
-	AT_ONCE = 250, /* tokens that are written at once */
+	AT_ONCE = 250,
 };
 
 struct shape {
 	uint32_t heads, kv_heads, dim, length, batch;
 	enum fa_store store;
-	uint32_t flags; /* of attention */
+	uint32_t flags;
 };
 
 static const struct shape shapes[] = {
@@ -73,7 +75,7 @@ static uint64_t write_sequence(uint64_t cache)
 				.size = sizeof(copy), .sequence = id, .layer = layer, .first = first
 			};
 
-			alone_fill(&scene.state, scene.kv, bytes); /* both */
+			alone_fill(&scene.state, scene.kv, bytes);
 			fa_tensor_init(&copy.k, scene.buffer, (uint64_t)(scene.kv - scene.host),
 			               FA_BF16, 3, tokens);
 			fa_tensor_init(&copy.v, scene.buffer,
@@ -101,14 +103,15 @@ static void result_init(struct fa_tensor *tensor, uint32_t n, uint32_t first, ui
 	tensor->strides[2] = 1;
 }
 
-/* From result @n to the next. */
 static void attend(struct fa_step *step, uint32_t layer, uint32_t n, bool appends, bool waits)
 {
 	struct fa_step_attend attend = { .size = sizeof(attend),
 		                         .flags = FA_STEP_CAUSAL | scene.shape->flags,
 		                         .layer = layer,
-		                         /* A few keys count, so that results stay as
-		                          * different as values are. */
+		                         /*
+		                          * A large scale, so that few keys dominate and results
+		                          * stay as diverse as values.
+		                          */
 		                         .scale = 0.5f };
 	const uint32_t heads = scene.shape->heads, kv_heads = scene.shape->kv_heads;
 	struct fa_ticket ticket;
@@ -116,7 +119,7 @@ static void attend(struct fa_step *step, uint32_t layer, uint32_t n, bool append
 	result_init(&attend.q, n, 0, heads);
 	result_init(&attend.out, n + 1, 0, heads);
 	if (appends) {
-		/* Others than those whose queries see it, which would see nothing else. */
+		/* Other heads than those of the queries, which would see only themselves. */
 		result_init(&attend.k_new, n, heads - kv_heads, kv_heads);
 		result_init(&attend.v_new, n, 0, kv_heads);
 	}

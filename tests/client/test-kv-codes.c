@@ -1,7 +1,7 @@
 /*
- * Caches that store codes: what comes back is what a quantiser makes of what went in, to
- * the bit, also in forks, after a truncation, a tree of which a path was kept, and through
- * fa_sequence_write(); attention is over that.
+ * Caches that store codes: tokens read back are bit by bit what an independent quantiser makes of
+ * the input, also in forks, after truncation, in trees of which a path was kept, and through
+ * fa_sequence_write(); attention uses those values.
  */
 #include "client/faclient.h"
 #include "kernels/quantise.h"
@@ -24,30 +24,27 @@ enum {
 	GROUP = 3,
 	HEADS = KV_HEADS * GROUP,
 	DIM = 64,
-	ROWS = 96, /* tokens of a step, or that are read, at most */
+	ROWS = 96, /* tokens per step or read */
 	K_ROW = KV_HEADS * DIM,
 	Q_ROW = HEADS * DIM,
 };
 
-/* One cache, and a buffer with room for the tensors of a step. */
 static struct scene {
 	enum fa_dtype dtype;
 	enum fa_store store;
-	bool tokens; /* have scales of their own */
+	bool tokens; /* tokens have scales of their own */
 	float k_scales[LAYERS * KV_HEADS], v_scales[LAYERS * KV_HEADS];
 	uint64_t cache;
 	struct fa_buffer *buffer;
 	uint16_t *q, *k, *v, *out;
 } scene;
 
-/* ---- numbers */
-
 static enum fa_attention_dtype kernel_dtype(void)
 {
 	return scene.dtype == FA_F16 ? FA_ATTENTION_F16 : FA_ATTENTION_BF16;
 }
 
-/* Of a token's K (0), V (1) or q (2). A token in thirteen is much larger than others. */
+/* An element of a token's K (0), V (1) or q (2). One token in 13 is much larger. */
 static float number(uint32_t tag, uint32_t layer, int which, uint32_t j)
 {
 	uint64_t x = ((uint64_t)tag << 32 | layer << 24 | (uint64_t)which << 20 | j) + 1;
@@ -68,7 +65,7 @@ static void fill(uint16_t *to, uint32_t tag, uint32_t layer, int which, uint32_t
 	fa_floats_to(kernel_dtype(), to, row, (int32_t)n);
 }
 
-/* What a head's row of K or V becomes. */
+/* A row of K or V after quantisation. */
 static void expect_row(uint32_t tag, uint32_t layer, int which, uint32_t head, float *ret_row)
 {
 	const float *scales = which ? scene.v_scales : scene.k_scales;
@@ -84,8 +81,6 @@ static void expect_row(uint32_t tag, uint32_t layer, int which, uint32_t head, f
 		fa_quantise_row((enum fa_paged_store)scene.store, row, DIM, scale, codes);
 	fa_dequantise_row((enum fa_paged_store)scene.store, codes, scale, ret_row, DIM);
 }
-
-/* ---- the scene */
 
 static void open_scene(int way, uint32_t page_tokens)
 {
@@ -119,7 +114,7 @@ static void open_scene(int way, uint32_t page_tokens)
 	fa_check_eq(info.store, scene.store);
 	fa_check_eq(info.flags, options.flags);
 	fa_check_eq(info.dtype, scene.dtype);
-	/* K and V of a layer take whole pieces of 256 bytes. */
+	/* K and V of a layer are rounded up to 256 bytes. */
 	fa_check_eq(info.page_bytes,
 	            2 * LAYERS *
 	                    ((KV_HEADS * page_tokens * (DIM + (scene.tokens ? 4 : 0)) + 255) / 256 *
@@ -161,7 +156,7 @@ static double out_at(uint32_t i)
 	return (double)values[0];
 }
 
-/* Rows of the last @n of @length tokens against fp64. */
+/* Checks the last @n of @length tokens against fp64. */
 static void check_out(const uint32_t *tags, uint32_t length, uint32_t n, uint32_t layer)
 {
 	float *k = calloc((size_t)length * DIM, sizeof(*k)),
@@ -267,8 +262,6 @@ static void check_pages(uint64_t sequence, const uint32_t *tags, uint32_t first,
 	}
 }
 
-/* ---- tests */
-
 static void count(uint32_t *tags, uint32_t first, uint32_t n)
 {
 	for (uint32_t i = 0; i < n; ++i)
@@ -288,7 +281,7 @@ static void test_forks(void **state)
 		append(sequence, tags, 71, 1);
 		check_pages(sequence, tags, 3, 68);
 
-		/* The last page is both's until one of them appends: it is copied, up to there. */
+		/* The shared last page is copied up to its fill level when one of them appends. */
 		must(fa_sequence_fork(alone_client, sequence, 67, &fork), "fork");
 		memcpy(forked, tags, sizeof(tags));
 		count(forked + 67, 500, 60);
@@ -308,7 +301,7 @@ static void test_forks(void **state)
 	}
 }
 
-/* Of a tree one path is kept: its tokens move up, with their scales. */
+/* Keeping a path of a tree moves its tokens, with their scales. */
 static void test_tree(void **state)
 {
 	for (int way = 0; way < 8; ++way) {
@@ -381,7 +374,6 @@ static void test_write(void **state)
 	}
 }
 
-/* What there is no kernel for is refused when the cache is to be made. */
 static void test_refused(void **state)
 {
 	struct fa_cache_options options = { .size = sizeof(options),

@@ -1,5 +1,5 @@
 /*
- * The supervised daemon is killed again and again under load (kv-load.h).
+ * A supervised daemon is killed again and again under load (kv-load.h).
  */
 #include "tests/client/kv-load.h"
 #include "tests/lib/check.h"
@@ -19,7 +19,7 @@ static int kills;
 static void test_kills(void **state)
 {
 	static const char *const args[] = { "--supervise", NULL };
-	/* A daemon that dies young leaves chunks that may not be used for a while. */
+	/* Room for chunks of daemons that died young, which may not be used for a while. */
 	const struct fa_test_daemon_options options = {
 		.args = args, .config = "[pool]\nbytes = 4G\nchunk_bytes = 2M\n"
 	};
@@ -33,7 +33,7 @@ static void test_kills(void **state)
 		uint64_t before = kv_load_progress(), died_ns;
 		pid_t pid = fa_test_daemon_child(&supervisor);
 
-		/* At any moment of what it does, starting included now and then. */
+		/* At random moments, sometimes during its start. */
 		if (i % 8)
 			fa_check_eventually(kv_load_progress() > before + 20);
 		fa_test_any_moment_us(fa_test_random_below(&random, 12000));
@@ -60,7 +60,7 @@ int main(void)
 		cmocka_unit_test(test_kills),
 	};
 
-	/* A GPU takes a second to start with. */
+	/* A GPU daemon takes a second to start. */
 	kills = fa_test_long() ? 1000 : 100;
 	if (fa_test_sanitized() || getenv("FAD_TEST_BACKEND"))
 		kills = 20;

@@ -1,7 +1,7 @@
 /*
- * FA_STEP_DETERMINISTIC through client and daemon: out and lse of a sequence are the same to the
- * bit in every step that it is in, alone or beside others, in whatever order, whatever those have
- * in common with it; and but for rounding what they are without the flag.
+ * FA_STEP_DETERMINISTIC through client and daemon: out and lse of a sequence are the same bit by
+ * bit in every step, alone or beside others, in any order, whatever prefix they share; and equal
+ * to the results without the flag except for rounding.
  */
 #include "client/faclient.h"
 #include "kernels/quantise.h"
@@ -21,24 +21,24 @@ enum {
 	KV_HEADS = 2,
 	HEADS = 8,
 	DIM_MAX = 128,
-	FORKS = 48, /* of the first sequence */
+	FORKS = 48,
 	SHARED = 1500,
-	ROWS = 512, /* new tokens of a step, or that are written at once, at most */
+	ROWS = 512,
 	SEQUENCES = FORKS + 5,
 };
 
-/* A sequence, and the new tokens that it has in every step, none of which is committed. */
+/* A sequence with the new tokens that it gets in every step; none is committed. */
 struct sequence {
 	uint64_t id;
 	uint32_t number, length, n_new;
-	bool known;                             /* what is below is there */
-	uint16_t out[64 * HEADS * DIM_MAX * 2]; /* fp32 is as long as two */
+	bool known;                             /* out and lse are set */
+	uint16_t out[64 * HEADS * DIM_MAX * 2]; /* large enough for fp32 */
 	float lse[HEADS * 64];
 };
 
 static struct scene {
 	enum fa_dtype dtype;
-	uint32_t dim, bytes; /* of an element */
+	uint32_t dim, bytes;
 	uint64_t cache;
 	struct fa_buffer *buffer;
 	char *host, *q, *k, *v, *out;
@@ -53,9 +53,7 @@ static enum fa_attention_dtype kernel_dtype(void)
 	                               : FA_ATTENTION_BF16;
 }
 
-/* ---- numbers */
-
-/* About normal, of some element of some token's q, k or v. */
+/* A roughly normal element of a token's q, k or v. */
 static float number(uint32_t token, uint32_t which, uint32_t i)
 {
 	uint64_t x = ((uint64_t)token << 32 | which << 24 | i) + 1;
@@ -84,8 +82,6 @@ static uint32_t token_of(const struct sequence *s, uint32_t at)
 	return s->number << 16 | at;
 }
 
-/* ---- the scene */
-
 static size_t row_bytes(uint32_t heads)
 {
 	return (size_t)heads * scene.dim * scene.bytes;
@@ -98,7 +94,6 @@ static void tensor_init(struct fa_tensor *tensor, const char *at, uint32_t n, ui
 	fa_tensor_init(tensor, scene.buffer, (uint64_t)(at - scene.host), scene.dtype, 3, shape);
 }
 
-/* Its tokens before the new ones. */
 static void write_sequence(struct sequence *s)
 {
 	must(fa_sequence_create(alone_client, scene.cache, &s->id), "create");
@@ -133,7 +128,7 @@ static void make_sequences(void)
 
 	*first = (struct sequence){ .length = SHARED, .n_new = 1 };
 	write_sequence(first);
-	/* Before and in the middle of its last page. */
+	/* Fork before the last page and in its middle. */
 	for (uint32_t i = 1; i <= FORKS; ++i) {
 		struct sequence *s = &scene.sequences[i];
 
@@ -183,10 +178,10 @@ static void close_scene(void)
 	fa_buffer_free(scene.buffer);
 }
 
-/* ---- steps */
-
-/* Attention of the new tokens of the sequences that @which names, in that order, in a step that is
- * then aborted. Returns how often a prefix was read for several. */
+/*
+ * Computes the new tokens of the sequences in @which, in that order, in a step that is then
+ * aborted. Returns how often a prefix was read for several sequences.
+ */
 static uint64_t attend(const uint32_t *which, uint32_t n, uint32_t flags)
 {
 	struct fa_step_attend attend = { .size = sizeof(attend), .flags = FA_STEP_CAUSAL | flags };
@@ -202,7 +197,6 @@ static uint64_t attend(const uint32_t *which, uint32_t n, uint32_t flags)
 
 		items[i] = (struct fa_step_item){ .sequence = s->id, .n_new = s->n_new };
 		for (uint32_t j = 0; j < s->n_new; ++j, ++rows) {
-			/* Forks have new tokens of their own. */
 			const uint32_t token = (2000 + which[i]) << 16 | j;
 
 			fa_check(rows < ROWS);
@@ -236,7 +230,7 @@ static double value_at(const void *rows, size_t i)
 	return (double)value;
 }
 
-/* Without the flag: @out is that of @s but for rounding. */
+/* @out equals that of @s except for rounding. */
 static void compare_close(const struct sequence *s, uint32_t index, const char *out)
 {
 	const double allowed = scene.dtype == FA_F32 ? 1e-4 : 1.0 / 64;
@@ -252,7 +246,7 @@ static void compare_close(const struct sequence *s, uint32_t index, const char *
 			             value_at(out, i), value_at(s->out, i));
 }
 
-/* Looks at what the sequences of a step got, or keeps it, the first time that they are seen. */
+/* Compares the results of a step with those of the first step of each sequence. */
 static void judge(const uint32_t *which, uint32_t n, bool same_bits, const char *what)
 {
 	uint32_t rows = 0, row = 0;
@@ -289,7 +283,7 @@ static void judge(const uint32_t *which, uint32_t n, bool same_bits, const char 
 
 static void same(const uint32_t *which, uint32_t n, const char *what)
 {
-	/* Whose results depend on nothing but themselves share nothing. */
+	/* Deterministic steps share no prefix reads. */
 	fa_check_eq(attend(which, n, FA_STEP_DETERMINISTIC), 0);
 	judge(which, n, true, what);
 }
@@ -299,7 +293,7 @@ static void check(enum fa_dtype dtype, uint32_t dim)
 	uint32_t which[SEQUENCES], n = 0;
 
 	open_scene(dtype, dim);
-	/* Alone: the first, two forks of it, and those that are none. */
+	/* Alone: the first, two of its forks, and those that are not forks. */
 	for (uint32_t i = 0; i < SEQUENCES; ++i)
 		if (i < 3 || i > FORKS)
 			same(&i, 1, "alone a first time");
@@ -316,7 +310,7 @@ static void check(enum fa_dtype dtype, uint32_t dim)
 	for (uint32_t i = 0; i < SEQUENCES; i += 11)
 		same(&i, 1, "alone");
 
-	/* Without the flag what forks share is read once, where that is done. */
+	/* Without the flag shared prefixes are read once, on a GPU. */
 	fa_check_eq(attend(which, SEQUENCES, 0), alone_on_gpu());
 	judge(which, SEQUENCES, false, "without the flag");
 	close_scene();
@@ -345,7 +339,7 @@ int main(void)
 		cmocka_unit_test(test_bf16),
 	};
 
-	/* What is shared here is little for a large GPU. */
+	/* Share even little, as a large GPU would not. */
 	fa_test_daemon_tune("SHARE_EARLY", "1");
 	return cmocka_run_group_tests_name("kv-deterministic", tests, alone_setup, alone_teardown);
 }

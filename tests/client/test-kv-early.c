@@ -1,7 +1,7 @@
 /*
- * Decode whose end the device tells the client itself: the moment that fa_wait() returns, all of
- * out and lse is there, in memory that client and device share, as it was the first time. Of
- * shapes whose parts are told one by one on a GPU, and of others.
+ * Decode whose completion the device itself signals to the client: when fa_wait() returns, all of
+ * out and lse is visible in shared memory, the same as the first time. Shapes whose parts are
+ * signalled one by one on a GPU, and others.
  */
 #include "client/faclient.h"
 #include "common/clock.h"
@@ -23,10 +23,10 @@ enum {
 	HEADS_MAX = 32,
 	NEW_MAX = 4,
 	LENGTH_MAX = 4000,
-	AT_ONCE = 250, /* tokens that are written at once */
+	AT_ONCE = 250,
 	OUT_BYTES = NEW_MAX * HEADS_MAX * DIM * 2,
 	LSE_BYTES = NEW_MAX * HEADS_MAX * 4,
-	ROUNDS_MIN = 50, /* of a shape, and for so long: */
+	ROUNDS_MIN = 50, /* per shape: at least so many rounds, for so long */
 };
 
 #define ROUNDS_NS (2 * FA_NS_PER_SEC)
@@ -37,12 +37,13 @@ struct shape {
 };
 
 static const struct shape shapes[] = {
-	{ 32, 8, 1000, 1, 1, 4000 }, /* eight parts, of several blocks each */
-	{ 32, 8, 30, 1, 1, 2000 },   /* of one */
+	{ 32, 8, 1000, 1, 1, 4000 }, /* eight parts of several blocks each */
+	{ 32, 8, 30, 1, 1, 2000 },   /* eight parts of one block each */
 	{ 8, 1, 4000, 1, 1, 1000 },  /* one part of all blocks */
 	{ 10, 2, 1000, 4, 1, 1000 }, /* four tokens: more rows */
-	{ 24, 3, 700, 1, 1, 1000 },  { 32, 16, 500, 1, 1, 500 }, /* too many to be told */
-	{ 32, 8, 200, 1, 3, 500 }, /* as are those of several sequences */
+	{ 24, 3, 700, 1, 1, 1000 },
+	{ 32, 16, 500, 1, 1, 500 }, /* too many parts to be signalled */
+	{ 32, 8, 200, 1, 3, 500 },  /* several sequences: not signalled */
 };
 
 static struct scene {
@@ -83,8 +84,7 @@ static uint64_t write_sequence(uint64_t cache, const struct shape *shape)
 	return id;
 }
 
-/* The new tokens' keys and values are put into the pages by the first request, and all others
- * attend to them. */
+/* The first request appends the new tokens; the others attend to them. */
 static void attend(const struct shape *shape, struct fa_step *step)
 {
 	const uint32_t rows = shape->n_new * shape->batch;
@@ -107,7 +107,7 @@ static void attend(const struct shape *shape, struct fa_step *step)
 	tensor_init(&attend.v_new, scene.v, rows, shape->kv_heads);
 	fa_tensor_init(&attend.lse, scene.buffer, (uint64_t)((char *)scene.lse - scene.host),
 	               FA_F32, 2, lse_shape);
-	/* The tests' own GPU is slow. */
+	/* The tests' CUDA driver is slow. */
 	for (int round = 0; round < shape->rounds && (round < ROUNDS_MIN || fa_now_ns() < until_ns);
 	     ++round) {
 		memset(scene.out, 0xff, out_bytes);
@@ -130,7 +130,7 @@ static void attend(const struct shape *shape, struct fa_step *step)
 			             "round %d, %u heads, %u tokens: it was not there yet", round,
 			             shape->heads, shape->length);
 		}
-		/* What was told is known: no further wait says anything else. */
+		/* Known completions stay as they are. */
 		if (round % 5 == 3) {
 			must(fa_wait(alone_client, &ticket, 0, &completion),
 			     "a wait for the times");
@@ -165,7 +165,7 @@ static void check(const struct shape *shape)
 	must(fa_cache_remove(alone_client, cache), "remove");
 }
 
-static void test_there(void **state)
+static void test_results_visible_at_wait(void **state)
 {
 	const size_t kv_bytes = (size_t)AT_ONCE * 16 * DIM * 2;
 
@@ -185,7 +185,7 @@ static void test_there(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = { cmocka_unit_test(test_there) };
+	const struct CMUnitTest tests[] = { cmocka_unit_test(test_results_visible_at_wait) };
 
 	return cmocka_run_group_tests(tests, alone_setup, alone_teardown);
 }

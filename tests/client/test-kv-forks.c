@@ -1,8 +1,7 @@
 /*
- * Steps of forks, which have long beginnings in common and go on apart from the middle of a page
- * on: attention over each is right, is what sequences with pages of their own get, and on a GPU
- * reads at once what they share, unless it is to be deterministic. The session's status counts
- * that.
+ * Steps of forks with long common prefixes that diverge within a page: attention is right, equals
+ * that of sequences with their own pages, and on a GPU reads shared pages once unless
+ * deterministic. The session's status counts that.
  */
 #include "client/faclient.h"
 #include "tests/client/alone.h"
@@ -20,10 +19,10 @@
 #include <cmocka.h>
 
 enum {
-	FORKS = 60, /* so many, and so long, that it pays whatever the GPU is */
+	FORKS = 60, /* so many and long that sharing pays on any GPU */
 	SHARED = 2000,
 	LENGTH_MAX = 2200,
-	APART = 4, /* that are written once more */
+	APART = 4, /* also written to pages of their own */
 	OUT = KV_HEADS * KV_DIM,
 };
 
@@ -52,7 +51,6 @@ static uint64_t n_prefixes(void)
 	return alone_status("shared_prefixes");
 }
 
-/* Tokens of its own, which are not yet in its pages. */
 static void add_tags(struct sequence *s, uint32_t n)
 {
 	fa_check(s->length + n <= LENGTH_MAX);
@@ -60,7 +58,6 @@ static void add_tags(struct sequence *s, uint32_t n)
 		s->tags[s->length++] = ++last_tag;
 }
 
-/* Writes what its pages lack, from @from on, without attention. */
 static void write_pages(const struct sequence *s, uint32_t from)
 {
 	while (from < s->length) {
@@ -94,8 +91,10 @@ static void fork_at(const struct sequence *from, uint32_t length, struct sequenc
 	must(fa_sequence_fork(alone_client, from->id, length, &s->id), "fork");
 }
 
-/* One step in which the sequences get new[i] tokens each; what came out is right. Returns how
- * often prefixes were read for several. */
+/*
+ * A step in which each sequence gets new[i] tokens; checks the results. Returns how often
+ * prefixes were read for several sequences.
+ */
 static uint64_t step(struct sequence *sequences, uint32_t n, const uint32_t *new, bool commit)
 {
 	const uint64_t before = n_prefixes();
@@ -127,11 +126,11 @@ static void check_pages(const struct sequence *s)
 	kv_check_sequence(&kv, s->id, s->tags, s->length, 0);
 }
 
-/* ---- one that many are forked from */
+/* ---- many forks of one sequence */
 
 static struct sequence parent, forks[FORKS + 1];
 
-/* Forked in the middle of a page, with one to three tokens of their own. */
+/* Forked in the middle of a page, with one to three new tokens each. */
 static void make_forks(uint32_t *ret_new)
 {
 	make(&parent, SHARED);
@@ -149,19 +148,17 @@ static void test_grouped(void **state)
 	open_cache();
 	make_forks(new);
 	fa_check_eq(step(forks, FORKS, new, true), grouped);
-	/* Again, now that each has a last page of its own, and with the one that they are of. */
 	forks[FORKS] = parent;
 	for (uint32_t i = 0; i <= FORKS; ++i)
 		new[i] = 1 + i % 2;
 	fa_check_eq(step(forks, FORKS + 1, new, true), grouped);
 	for (uint32_t i = 0; i <= FORKS; i += 7)
 		check_pages(&forks[i]);
-	/* Two are not worth it. */
 	fa_check_eq(step(forks, 2, new, true), 0);
 	close_cache();
 }
 
-/* What the first @n sequences got in a step of @rows new tokens, one layer after another. */
+/* Keeps the results of the first @n sequences in a step of @rows new tokens, layer by layer. */
 static void keep(uint32_t n, const uint32_t *new, uint32_t rows, float *ret_out, float *ret_lse)
 {
 	uint32_t kept = 0;
@@ -186,7 +183,6 @@ static void compare(const float *a, const float *b, size_t n, const char *what)
 			             what, i, a[i], b[i]);
 }
 
-/* The same tokens in pages of their own. */
 static void test_as_unshared(void **state)
 {
 	enum {
@@ -207,14 +203,14 @@ static void test_as_unshared(void **state)
 		must(fa_sequence_create(alone_client, kv.cache, &apart[i].id), "create");
 		write_pages(&apart[i], 0);
 	}
-	/* The tokens that the aborted step had. */
+	/* The same tokens as in the aborted step. */
 	last_tag -= rows;
 	fa_check_eq(step(apart, APART, new, false), 0);
 	keep(APART, new, KEPT, out[1], lse[1]);
 	compare(out[0], out[1], sizeof(out[0]) / sizeof(float), "out");
 	compare(lse[0], lse[1], sizeof(lse[0]) / sizeof(float), "lse");
 
-	/* Without the count nothing would show that the flag comes to where steps are planned. */
+	/* The count shows that the flag reaches the planner. */
 	kv.flags = FA_STEP_DETERMINISTIC;
 	last_tag -= KEPT;
 	fa_check_eq(step(forks, FORKS, new, false), 0);
@@ -223,9 +219,7 @@ static void test_as_unshared(void **state)
 	close_cache();
 }
 
-/* ---- forks of forks */
-
-/* Families of forks of forks, cut back and grown as it happens, in one step after another. */
+/* Families of forks of forks, truncated and extended at random. */
 static void test_random(void **state)
 {
 	enum {
@@ -240,7 +234,7 @@ static void test_random(void **state)
 	for (uint32_t i = 0; i < FAMILIES; ++i)
 		make(&all[i], 1500 + 100 * i + (uint32_t)fa_test_random_below(&random, 64));
 	for (uint32_t i = FAMILIES; i < FORKS; ++i) {
-		/* Mostly of the last family, so that some have much company and some little. */
+		/* Mostly of the last family, so that families differ in size. */
 		const uint32_t any = (uint32_t)fa_test_random_below(&random, i);
 		const struct sequence *from = &all[i % 4 ? FAMILIES - 1 : any];
 		const uint32_t back = (uint32_t)fa_test_random_below(&random, 80);
@@ -276,7 +270,7 @@ int main(void)
 		cmocka_unit_test(test_random),
 	};
 
-	/* What is shared here is little for a large GPU. */
+	/* Share even little, as a large GPU would not. */
 	fa_test_daemon_tune("SHARE_EARLY", "1");
 	return cmocka_run_group_tests_name("kv-forks", tests, alone_setup, alone_teardown);
 }

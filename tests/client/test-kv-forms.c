@@ -1,7 +1,6 @@
 /*
- * Forms of steps and caches that the other tests do not use: pages that are written
- * without attention, several caches in one step, rotary embedding, V in K, prefixes that
- * do not fit into a message.
+ * Forms of steps and caches that other tests do not use: writes without attention, several caches
+ * in one step, rotary embedding, V in K, prefixes too long for a message.
  */
 #include "client/faclient.h"
 #include "tests/client/alone.h"
@@ -24,8 +23,6 @@ static void fill_tags(uint32_t *tags, uint32_t n, uint32_t first)
 		tags[i] = first + i;
 }
 
-/* ---- several caches in one step */
-
 static void test_two_caches(void **state)
 {
 	uint32_t tags[2][40];
@@ -38,7 +35,7 @@ static void test_two_caches(void **state)
 		kv_init(&kvs[c], alone_client, NULL, 0);
 		fill_tags(tags[c], 40, 1 + (uint32_t)c * 100);
 	}
-	/* Alternating; in each cache they keep their order. */
+	/* Alternating; items of one cache keep their order. */
 	for (uint32_t i = 0; i < 4; ++i) {
 		must(fa_sequence_create(alone_client, kvs[i % 2].cache, &sequences[i]), "create");
 		items[i] = (struct kv_item){ .sequence = sequences[i],
@@ -57,7 +54,7 @@ static void test_two_caches(void **state)
 	for (uint32_t i = 0; i < 4; ++i)
 		kv_check_sequence(&kvs[i % 2], sequences[i], tags[i % 2], 10 + i, 0);
 
-	/* Which cache is meant has to be said. */
+	/* With several caches in a step, each layer must name its cache. */
 	must(kv_begin(&kvs[0], items, 2, &step), "begin");
 	{
 		struct kv nowhere = kvs[0];
@@ -72,7 +69,7 @@ static void test_two_caches(void **state)
 	}
 }
 
-/* ---- small caches by hand: one layer, heads of DIM */
+/* ---- small caches without kv.h: one layer, heads of DIM */
 
 enum {
 	DIM = 32,
@@ -83,7 +80,7 @@ enum {
 struct hand {
 	uint64_t cache, sequence;
 	struct fa_buffer *buffer;
-	float *q, *k, *v, *out; /* ROWS rows of HEADS heads of DIM each */
+	float *q, *k, *v, *out;
 };
 
 static float random_number(uint32_t i)
@@ -146,7 +143,7 @@ static struct fa_step *begin(const struct hand *hand, uint32_t n)
 	return step;
 }
 
-/* Causal attention of ROWS rows over themselves; k, v: doubles, [ROWS][HEADS][dim]. */
+/* Checks causal attention of ROWS rows over themselves; k, v: doubles, [ROWS][HEADS][dim]. */
 static void check_out(const struct hand *hand, const double *q, const double *k, const double *v,
                       int dim_v)
 {
@@ -182,7 +179,7 @@ static void load(const float *from, double *to, int dim)
 		to[i] = from[i];
 }
 
-/* K and V come by themselves, then attention over what is there already. */
+/* First K and V are written, then attention reads them. */
 static void test_write(void **state)
 {
 	static double q[ROWS * HEADS * DIM], k[ROWS * HEADS * DIM], v[ROWS * HEADS * DIM];
@@ -195,7 +192,7 @@ static void test_write(void **state)
 	copy.sequence = hand.sequence;
 	copy.k = tensor(&hand, hand.k, ROWS, DIM);
 	copy.v = tensor(&hand, hand.v, ROWS, DIM);
-	/* Not without a step, and not what it has not planned. */
+	/* A write needs a step, and fits what the step has planned. */
 	fa_check(fa_sequence_write(alone_client, &copy, NULL) < 0);
 	step = begin(&hand, ROWS);
 	copy.first = 1;
@@ -222,7 +219,7 @@ static void test_write(void **state)
 	load(hand.v, v, DIM);
 	check_out(&hand, q, k, v, DIM);
 
-	/* Read back, one of them alone, from the middle. */
+	/* Reads K alone, from the middle. */
 	copy.first = 7;
 	copy.k = tensor(&hand, hand.out, 30, DIM);
 	copy.v.buffer = NULL;
@@ -262,8 +259,6 @@ static void test_v_in_k(void **state)
 	check_out(&hand, q, k, v, DIM_V);
 	hand_deinit(&hand);
 }
-
-/* ---- rotary embedding */
 
 static void rotate(double *x, const double *angles, int dim, bool interleaved)
 {
@@ -337,7 +332,7 @@ static void check_rotary(bool interleaved, int dim, bool positions, bool tables)
 	fa_step_free(step);
 	check_out(&hand, q, k, v, DIM);
 
-	/* What lies in the pages is rotated. */
+	/* Pages hold rotated keys. */
 	copy.sequence = hand.sequence;
 	copy.k = tensor(&hand, hand.out, ROWS, DIM);
 	must(fa_sequence_read(alone_client, &copy, NULL), "read");
@@ -353,14 +348,14 @@ static void test_rotary(void **state)
 		check_rotary(i & 1, i & 1 ? 16 : DIM, i & 2, i & 4);
 }
 
-/* ---- a prefix that travels in a buffer */
+/* ---- a prefix passed in a buffer */
 
 static void test_long_prefix(void **state)
 {
 	enum {
 		STEP = 4096,
 		N = 5 * STEP,
-		FLOATS = 8 /* of a token, K and V */
+		FLOATS = 8 /* per token, K and V */
 	};
 	struct fa_cache_options options = { .size = sizeof(options),
 		                            .dtype = FA_F32,
@@ -413,7 +408,6 @@ static void test_long_prefix(void **state)
 	for (uint32_t t = 0; t < STEP; ++t)
 		fa_check(k[t * FLOATS] == (float)(4 * STEP + t));
 
-	/* Up to the first other token. */
 	must(fa_sequence_remove(alone_client, other), "free");
 	must(fa_sequence_create(alone_client, cache, &other), "sequence");
 	ids[18000]++;

@@ -1,7 +1,6 @@
 /*
- * Random operations on caches through the library, against a model that keeps every
- * sequence as an array. What attention gives, what lies in the pages, every length and at
- * the end every page is compared.
+ * Random operations on caches through the library, compared with a model that keeps each sequence
+ * as an array: attention, contents of pages, every length, and at the end every page.
  */
 #include "client/faclient.h"
 #include "tests/client/alone.h"
@@ -24,21 +23,21 @@
 #define PUBLISHED_MAX 512
 #define PAGES_MAX 4096
 
-/* Pages are numbers of the model's own, from 1 on. */
+/* The model numbers its pages itself, from 1. */
 struct page {
-	uint32_t users; /* sequences */
+	uint32_t users;
 	bool published;
 };
 
 struct sequence {
-	uint64_t id; /* 0: there is none */
+	uint64_t id; /* 0: unused */
 	uint32_t tags[LENGTH_MAX + KV_ROWS_MAX];
 	uint32_t pages[LENGTH_MAX / KV_PAGE_TOKENS + 2]; /* 0: dropped */
 	uint32_t length, first;
 	uint64_t step;
 };
 
-/* A page whose content can be looked up: the tags up to its end. */
+/* A page in the prefix index, with all tags up to its end. */
 struct published {
 	uint32_t tags[LENGTH_MAX];
 	uint32_t length;
@@ -50,12 +49,12 @@ struct model {
 	struct fa_test_random random;
 	struct kv kv;
 	uint32_t last_tag, stream;
-	uint64_t gone; /* the sequence that was freed last */
+	uint64_t gone;
 	struct sequence sequences[SEQUENCES];
 	struct page pages[PAGES_MAX];
 	struct published published[PUBLISHED_MAX];
 	uint32_t n_published;
-	uint32_t done[16]; /* of each operation */
+	uint32_t done[16];
 };
 
 static uint32_t below(struct model *m, uint32_t n)
@@ -93,8 +92,6 @@ static void check_info(struct model *m, const struct sequence *s, uint32_t plann
 	fa_check_eq(info.step, s->step);
 }
 
-/* ---- pages */
-
 static uint32_t page_new(struct model *m)
 {
 	for (uint32_t i = 1; i < PAGES_MAX; ++i)
@@ -113,7 +110,7 @@ static void page_put(struct model *m, uint32_t *page)
 	*page = 0;
 }
 
-/* The sequence's length changes, and the pages with it. */
+/* Sets the sequence's length, and allocates or drops pages. */
 static void resize(struct model *m, struct sequence *s, uint32_t length)
 {
 	uint32_t before = (s->length + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS;
@@ -151,8 +148,6 @@ static void check_counts(struct model *m)
 	fa_check_eq(info.idle_pages, idle);
 }
 
-/* ---- steps */
-
 struct plan {
 	struct sequence *sequences[ITEMS_MAX];
 	struct kv_item items[ITEMS_MAX];
@@ -160,7 +155,10 @@ struct plan {
 	uint32_t n;
 };
 
-/* Those of the text that many sequences begin with, so that pages are met again; or new. */
+/*
+ * A tag of a text that many sequences begin with, so that published pages are found; or a new
+ * one.
+ */
 static uint32_t new_tag(struct model *m, uint32_t at, bool common)
 {
 	return common ? 1 + at : 0x10000 + ++m->last_tag;
@@ -204,7 +202,9 @@ static void plan(struct model *m, struct plan *plan)
 	}
 }
 
-/* A path of the tree, or the first of the guesses, ascending; the model follows. */
+/*
+ * Keeps a path of the tree, or a prefix of the new tokens, in ascending order; updates the model.
+ */
 static void keep(struct model *m, struct plan *plan, uint32_t *keep, uint32_t *cu_keep)
 {
 	uint32_t n = 0;
@@ -221,11 +221,11 @@ static void keep(struct model *m, struct plan *plan, uint32_t *keep, uint32_t *c
 				if (item->parents[at] == at)
 					break;
 			}
-			/* From the leaf to the root; they are to ascend. */
+			/* From leaf to root, reversed into ascending order. */
 			for (uint32_t k = 0; k < n_path; ++k)
 				keep[n + k] = path[n_path - 1 - k];
 		} else {
-			/* Whether a page is copied for nothing is the daemon's to say. */
+			/* A lower bound: the daemon may copy pages unnecessarily. */
 			uint32_t least = item->n_new && s->length % KV_PAGE_TOKENS;
 
 			n_path = least + below(m, item->n_new + 1 - least);
@@ -270,7 +270,6 @@ static void do_step(struct model *m)
 	must(kv_begin(&m->kv, p.items, p.n, &step), "begin");
 	for (uint32_t i = 0; i < p.n; ++i)
 		check_info(m, p.sequences[i], p.items[i].length);
-	/* Without new tokens there is nothing to ask. */
 	for (uint32_t i = 0, any_new = 0; i < p.n; ++i) {
 		any_new += p.items[i].n_new;
 		if (!any_new && i == p.n - 1) {
@@ -284,13 +283,13 @@ static void do_step(struct model *m)
 	case 0:
 		must(fa_step_abort(step, 0, NULL), "abort");
 		break;
-	case 1: /* forgotten */
+	case 1: /* free the handle */
 		break;
 	default:
 		commit(m, &p, step);
 	}
 	fa_step_free(step);
-	/* What was forgotten is aborted when the daemon comes to it. */
+	/* The daemon aborts a freed step when it reads the message. */
 	must(fa_ping(m->kv.client), "ping");
 	for (uint32_t i = 0; i < p.n; ++i)
 		fa_check_eventually(({
@@ -303,7 +302,6 @@ static void do_step(struct model *m)
 		check_info(m, p.sequences[i], p.sequences[i]->length);
 }
 
-/* Two steps of one sequence, the second on what the first has planned. */
 static void do_pipeline(struct model *m)
 {
 	struct sequence *s = any(m);
@@ -326,7 +324,7 @@ static void do_pipeline(struct model *m)
 	must(kv_attend(&m->kv, steps[0], &items[0], 1, 0, true), "attend");
 	kv_check_out(&m->kv, &items[0], 1);
 	if (kv_begin(&m->kv, &items[1], 1, &steps[1]) < 0) {
-		/* Its last page has to be copied first, and is being written. */
+		/* Its last page must be copied first, but is being written. */
 		fa_check_contains(fa_error(), "copied");
 		steps[1] = NULL;
 	} else {
@@ -350,8 +348,6 @@ static void do_pipeline(struct model *m)
 	fa_step_free(steps[1]);
 	check_info(m, s, s->length);
 }
-
-/* ---- the rest */
 
 static void do_create(struct model *m)
 {
@@ -386,7 +382,7 @@ static void do_fork(struct model *m)
 		if (s->pages[i])
 			++m->pages[s->pages[i]].users;
 	resize(m, s, n);
-	/* The number of the parent's step, or none: that is not said. */
+	/* Whether that is the parent's step is not specified. */
 	must(fa_sequence_info(m->kv.client, id, &info), "info");
 	s->step = info.step;
 	check_info(m, s, n);
@@ -440,7 +436,7 @@ static void do_free(struct model *m)
 	fa_check(r == -ESTALE || r == -ENOENT);
 }
 
-/* The page with the last of these tokens; 0: it was not published. */
+/* The page that ends with these tokens; 0: not published. */
 static uint32_t look_up(const struct model *m, const uint32_t *tags, uint32_t n, uint32_t extra)
 {
 	for (uint32_t i = 0; i < m->n_published; ++i) {
@@ -473,7 +469,7 @@ static void do_publish(struct model *m)
 		uint32_t page = s->pages[n / KV_PAGE_TOKENS - 1];
 		struct published *p = &m->published[m->n_published];
 
-		/* A page has one key, and a key one page. */
+		/* Pages and keys correspond one to one. */
 		if (!page || m->pages[page].published || look_up(m, s->tags, n, extra))
 			continue;
 		memcpy(p->tags, s->tags, n * sizeof(*p->tags));
@@ -487,7 +483,7 @@ static void do_publish(struct model *m)
 	fa_check_eq(pages, added);
 }
 
-/* The prefix of a sequence that exists, or a common one. */
+/* Attaches the prefix of an existing sequence, or a common one. */
 static void do_attach(struct model *m)
 {
 	struct sequence *s = none(m), *like = any(m);
@@ -522,8 +518,7 @@ static void do_attach(struct model *m)
 	kv_check_sequence(&m->kv, s->id, s->tags, s->length, 0);
 }
 
-/* What is refused changes nothing. */
-static void do_nonsense(struct model *m)
+static void do_refused(struct model *m)
 {
 	struct sequence *s = any(m);
 	struct kv_item items[2] = { { .sequence = s->id, .length = s->length + 1, .n_new = 1 } };
@@ -545,9 +540,9 @@ static const struct {
 	void (*run)(struct model *m);
 	uint32_t weight;
 } operations[] = {
-	{ do_step, 30 },    { do_pipeline, 6 }, { do_create, 6 },   { do_fork, 10 },
-	{ do_truncate, 6 }, { do_drop, 2 },     { do_read, 8 },     { do_free, 7 },
-	{ do_publish, 5 },  { do_attach, 4 },   { do_nonsense, 2 },
+	{ do_step, 30 },    { do_pipeline, 6 }, { do_create, 6 },  { do_fork, 10 },
+	{ do_truncate, 6 }, { do_drop, 2 },     { do_read, 8 },    { do_free, 7 },
+	{ do_publish, 5 },  { do_attach, 4 },   { do_refused, 2 },
 };
 
 static void run_one(struct model *m)
@@ -588,7 +583,7 @@ static void test_model(void **state)
 	do_create(m);
 	for (uint32_t i = 0; i < n_operations; ++i) {
 		run_one(m);
-		/* There are only so many that the model can remember. */
+		/* The model's memory is bounded. */
 		if (m->n_published + LENGTH_MAX / KV_PAGE_TOKENS > PUBLISHED_MAX) {
 			for (uint32_t k = 0; k < SEQUENCES; ++k)
 				m->sequences[k].id = 0;
@@ -618,7 +613,7 @@ static void test_model(void **state)
 	free(m);
 }
 
-/* An argument says how many. */
+/* The argument is the number of operations. */
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {

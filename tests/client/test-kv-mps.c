@@ -1,9 +1,8 @@
 /*
- * Another client of the MPS server that the supervised daemon runs under makes an illegal
- * access, again and again, under load (kv-load.h): the fault is everybody's. The daemon
- * starts anew, and of its KV only sequences that were just written to may be gone. Needs the
- * bundle's test-attention beside it, which makes the access; skips (77) without that, a GPU,
- * or MPS.
+ * Another client of the daemon's MPS server makes an illegal access, again and again, under load
+ * (kv-load.h): the fault hits every client. The supervised daemon restarts, and only sequences
+ * that were just written may be lost. Needs the GPU bundle's test-attention beside it for the
+ * access; skips (77) without that, a GPU, or MPS.
  */
 #include "tests/client/kv-load.h"
 #include "tests/lib/check.h"
@@ -30,7 +29,7 @@
 
 static char faulty[PATH_MAX + 32], control[PATH_MAX], pipes[64];
 
-/* Exit status of `path word`, or -1 if it did not exit. */
+/* Exit status of `path word`; -1 if it did not exit. */
 static int run(const char *path, const char *word, const char *input)
 {
 	int status, in[2];
@@ -53,7 +52,7 @@ static int run(const char *path, const char *word, const char *input)
 	return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-/* It lies with the driver's tools, which need not be in PATH. */
+/* It is installed with the driver's tools, maybe outside of PATH. */
 static bool find_control(void)
 {
 	static const char name[] = "nvidia-cuda-mps-control";
@@ -100,7 +99,7 @@ static void test_faults(void **state)
 
 		fa_check_eventually(kv_load_progress() > before + 20);
 		fa_check(pid > 0);
-		/* The server takes newcomers when all that had the fault have gone. */
+		/* The server accepts clients again after all faulted ones have gone. */
 		fa_check_eq(run(faulty, "--fault", ""), -1);
 		died_ns = fa_now_ns();
 		(void)fa_test_daemon_next_child(&supervisor, pid);

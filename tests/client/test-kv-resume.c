@@ -1,7 +1,6 @@
 /*
- * Sessions over several connections: what Hello says of the session before, what
- * becomes of steps, numbers and requests, and what is told. The daemons are a fake's
- * connections, each of which follows a line of the test's script.
+ * Sessions over several connections: what Hello says of the previous session, and what becomes of
+ * steps, ids and requests. Each connection of a fake daemon follows a line of the test's script.
  */
 #include "client/faclient.h"
 #include "tests/client/fake.h"
@@ -24,15 +23,15 @@
 
 struct line {
 	bool resumed;
-	int requests;      /* are answered before it is closed; -1: all */
-	bool silent;       /* it takes one more before it is closed */
-	int status;        /* of answers, instead of what the fake says */
-	int hello_refused; /* it is not welcomed */
+	int requests; /* answered before the close; -1: all */
+	bool silent;  /* read one more before the close */
+	int status;
+	int hello_refused; /* refuse the Hello */
 };
 
 static struct {
 	const struct line *lines;
-	atomic_int n; /* connections so far */
+	atomic_int n;
 	struct {
 		bool has_resume;
 		struct fa_wire_secret secret;
@@ -109,7 +108,7 @@ static void check_info(struct fa_client *client, uint64_t reconnects, uint64_t r
 	fa_check_eq(info.resumed, resumed);
 }
 
-/* Hello @i names the session of connection @before. */
+/* Hello @i must name the session of connection @before. */
 static void check_hello(int i, int before)
 {
 	fa_check(script.hellos[i].has_resume);
@@ -147,13 +146,12 @@ static void test_resumed(void **state)
 	idle = begin(client);
 	wait_lost(client);
 
-	/* Steps are gone, and do not bring the connection back by themselves. */
+	/* The step is gone; using it does not reconnect. */
 	fa_check_eq(fa_step_commit(step, NULL, NULL), -ECONNRESET);
 	fa_check_contains(fa_error(), "the step is gone");
 	fa_check_eq(fa_client_state(client), FA_CLIENT_LOST);
 	check_info(client, 0, 0);
 
-	/* Numbers are good. */
 	fa_check_eq(fa_sequence_info(client, FA_FAKE_SEQUENCE, &info), 0);
 	fa_check_eq(fa_client_state(client), FA_CLIENT_CONNECTED);
 	fa_check(!script.hellos[0].has_resume);
@@ -188,16 +186,16 @@ static void test_not_resumed(void **state)
 	check_info(client, 1, 0);
 	check_hello(1, 0);
 	wait_lost(client);
-	/* The session of the second connection is resumed; that of the first stays lost. */
+	/* The second connection's session is resumed; the first one's stays lost. */
 	fa_check_eq(fa_sequence_truncate(client, FA_FAKE_SEQUENCE, 1), -ESTALE);
 	check_hello(2, 1);
 	check_info(client, 2, 1);
-	/* A name that nobody has is no matter of sessions. */
+	/* An unknown name is not an effect of a lost session. */
 	fa_check_eq(fa_cache_find(client, "name", &cache), -ENOENT);
 	stop(&fake, client);
 }
 
-/* Daemons that die while they are told of buffers: the session is the newest one's. */
+/* Daemons die while buffers are registered again: the newest session counts. */
 static void test_deaths_in_between(void **state)
 {
 	const struct line lines[] = {
@@ -225,7 +223,6 @@ static void test_deaths_in_between(void **state)
 	stop(&fake, client);
 }
 
-/* The same, and one of them did not know the session. */
 static void test_lost_in_between(void **state)
 {
 	const struct line lines[] = {
@@ -247,8 +244,7 @@ static void test_lost_in_between(void **state)
 	stop(&fake, client);
 }
 
-/* Requests in flight end, whatever they are. */
-static void test_in_flight(void **state)
+static void test_requests_in_flight_end(void **state)
 {
 	const struct line lines[] = { { .requests = 2, .silent = true },
 		                      { .resumed = true, .requests = -1 } };
@@ -264,7 +260,6 @@ static void test_in_flight(void **state)
 	client = start(&fake, lines);
 	fa_check_eq(fa_buffer_new(client, 4096, 0, &buffer), 0);
 	step = begin(client);
-	/* It comes, and is never answered. */
 	fa_check_eq(fa_step_commit(step, NULL, &ticket), 0);
 	fa_check_eq(fa_wait(client, &ticket, UINT64_MAX, NULL), -ECONNRESET);
 	fa_step_free(step);
@@ -276,8 +271,8 @@ static void test_in_flight(void **state)
 	stop(&fake, client);
 }
 
-/* A daemon that keeps nothing: calls and requests say of what was lost what they promise. */
-static void test_lost_numbers(void **state)
+/* A daemon that keeps nothing: calls report lost objects as documented. */
+static void test_lost_ids(void **state)
 {
 	struct fa_cache_options cache_options = { .size = sizeof(cache_options),
 		                                  .dtype = FA_F32,
@@ -324,9 +319,12 @@ static void test_lost_numbers(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_resumed),           cmocka_unit_test(test_not_resumed),
-		cmocka_unit_test(test_deaths_in_between), cmocka_unit_test(test_lost_in_between),
-		cmocka_unit_test(test_in_flight),         cmocka_unit_test(test_lost_numbers),
+		cmocka_unit_test(test_resumed),
+		cmocka_unit_test(test_not_resumed),
+		cmocka_unit_test(test_deaths_in_between),
+		cmocka_unit_test(test_lost_in_between),
+		cmocka_unit_test(test_requests_in_flight_end),
+		cmocka_unit_test(test_lost_ids),
 	};
 
 	return cmocka_run_group_tests_name("kv-resume", tests, NULL, NULL);

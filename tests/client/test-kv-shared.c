@@ -1,7 +1,6 @@
 /*
- * Several clients and one cache: what others may do with what has a name and what has
- * none, who wins when two append, what is left of those that die, and what is refused in
- * the middle of something.
+ * Several clients of one cache: access to named and unnamed sequences, conflicting appends,
+ * cleanup after deaths, and lack of space during a step.
  */
 #include "client/faclient.h"
 #include "tests/client/alone.h"
@@ -26,7 +25,7 @@
 #define OTHER_UID 12321
 
 static struct fa_test_daemon daemon_;
-static struct kv a, b; /* of two clients, the same cache */
+static struct kv a, b; /* two clients of the same cache */
 
 static struct fa_client *connect_client(void)
 {
@@ -109,8 +108,6 @@ static struct fa_sequence_info info_of(struct kv *kv, uint64_t sequence)
 	return info;
 }
 
-/* ---- names and rights */
-
 static void test_names(void **state)
 {
 	uint32_t tags[120], others[120];
@@ -119,7 +116,7 @@ static void test_names(void **state)
 
 	fill(tags, 120, 1);
 	mine = sequence_of(&a, tags, 100);
-	/* Without a name it is nobody else's. */
+	/* Unnamed sequences belong to one client. */
 	fa_check_eq(fa_sequence_info(b.client, mine, &info), -ENOENT);
 	fa_check_eq(fa_sequence_fork(b.client, mine, UINT64_MAX, &fork), -ENOENT);
 	fa_check_eq(fa_sequence_find(b.client, "prompt", &found), -ENOENT);
@@ -136,16 +133,15 @@ static void test_names(void **state)
 	must(append(&b, fork, others, 50, 20), "append");
 	kv_check_sequence(&b, fork, others, 70, 0);
 	kv_check_sequence(&a, mine, tags, 100, 0);
-	/* The fork is the other's. */
 	fa_check_eq(fa_sequence_info(a.client, fork, &info), -ENOENT);
 
-	/* One tenant: it may append, truncate, and free it, too. */
+	/* Within a tenant others may append, truncate and remove. */
 	must(append(&b, mine, tags, 100, 5), "append");
 	kv_check_sequence(&a, mine, tags, 105, 0);
 	must(fa_sequence_truncate(b.client, mine, 60), "truncate");
 	fa_check_eq(info_of(&a, mine).length, 60);
 
-	/* Names are one each, and once. */
+	/* One name per sequence, one sequence per name. */
 	fa_check_eq(fa_sequence_set_name(b.client, fork, "prompt", 0, 0), -EEXIST);
 	fa_check_eq(fa_sequence_set_name(a.client, mine, "another", 0, 0), -EEXIST);
 	must(fa_sequence_set_name(a.client, mine, "prompt", FA_MODE_READ_ALL, 0), "mode");
@@ -166,8 +162,8 @@ static void test_names(void **state)
 	must(fa_sequence_remove(b.client, fork), "free");
 }
 
-/* What somebody else of another uid may do; in a process of its own. */
-static int be_stranger(void *userdata)
+/* What another uid may do; in a child. */
+static int run_other_uid(void *userdata)
 {
 	struct fa_cache_info cache_info = { .size = sizeof(cache_info) };
 	uint64_t open, closed = ((uint64_t *)userdata)[0], fork, cache, sequence;
@@ -179,7 +175,7 @@ static int be_stranger(void *userdata)
 	fa_check_eq(setresuid(OTHER_UID, OTHER_UID, OTHER_UID), 0);
 	kv_init_in(&kv, connect_client(), 0);
 	fill(tags, 32, 1);
-	/* The daemon's own user, whom the others are, may remove whatever there is. */
+	/* As the daemon's own user, the tenant of the others may remove anything named. */
 	fa_check_eq(fa_sequence_remove(kv.client, unnamed), -ENOENT);
 	fa_check_eq(fa_sequence_info(kv.client, unnamed, &info), -ENOENT);
 	fa_check_eq(fa_sequence_remove(kv.client, closed), -EACCES);
@@ -204,7 +200,7 @@ static int be_stranger(void *userdata)
 	return 0;
 }
 
-static void test_strangers(void **state)
+static void test_other_uid(void **state)
 {
 	struct fa_cache_info before = { .size = sizeof(before) }, after = before;
 	uint64_t open, open_too, closed, numbers[2];
@@ -227,19 +223,16 @@ static void test_strangers(void **state)
 	     "name");
 	numbers[0] = closed;
 	numbers[1] = sequence_of(&a, tags, 20);
-	fa_check_eq(fa_test_reap(fa_test_fork(be_stranger, numbers)), 0);
+	fa_check_eq(fa_test_reap(fa_test_fork(run_other_uid, numbers)), 0);
 	must(fa_sequence_remove(a.client, numbers[1]), "free");
 	kv_check_sequence(&a, open_too, tags, 21, 0);
 	must(fa_sequence_remove(a.client, open), "free");
 	must(fa_sequence_remove(a.client, open_too), "free");
 	must(fa_sequence_remove(a.client, closed), "free");
-	/* What the stranger had has gone with it, when its session has ended. */
 	fa_check_eventually(
 		(must(fa_cache_info(a.client, a.cache, &after), "cache"),
 	         after.used_pages == before.used_pages && after.sequences == before.sequences));
 }
-
-/* ---- two at once */
 
 static void test_two_append(void **state)
 {
@@ -255,7 +248,7 @@ static void test_two_append(void **state)
 	must(kv_begin(&a, &one, 1, &first), "begin");
 	fa_check_eq(kv_begin(&b, &one, 1, &second), -EBUSY);
 	fa_check_eq(fa_sequence_truncate(b.client, sequence, 1), -EBUSY);
-	/* Reading goes on, of what is committed. */
+	/* Committed tokens can still be read. */
 	kv_check_pages(&b, sequence, tags, 0, 10);
 	fa_check_eq(info_of(&b, sequence).planned, 13);
 	must(kv_attend(&a, first, &one, 1, 0, true), "attend");
@@ -266,8 +259,6 @@ static void test_two_append(void **state)
 	kv_check_sequence(&a, sequence, tags, 15, 0);
 	must(fa_sequence_remove(a.client, sequence), "free");
 }
-
-/* ---- those that die */
 
 static int die_in_step(void *userdata)
 {
@@ -304,7 +295,7 @@ static void test_death_in_step(void **state)
 
 		fa_check(WIFSIGNALED(status));
 		fa_check_eq(WTERMSIG(status), SIGKILL);
-		/* As before the step, and all that was its own is gone. */
+		/* As before the step; all that only the dead client had is gone. */
 		fa_check_eventually((must(fa_cache_info(a.client, a.cache, &after), "cache"),
 		                     after.used_pages == before.used_pages &&
 		                             after.sequences == before.sequences));
@@ -338,8 +329,6 @@ static void test_session_ends(void **state)
 	must(fa_sequence_remove(a.client, found), "free");
 }
 
-/* ---- too much */
-
 static void test_full(void **state)
 {
 	struct fa_cache_info info = { .size = sizeof(info) };
@@ -356,7 +345,7 @@ static void test_full(void **state)
 		sequences[i] = sequence_of(&kv, tags, 10);
 		items[i] = item(sequences[i], tags, 10, 30);
 	}
-	/* Three have a page each; this takes two more for each, of which three are left. */
+	/* Each has a page; the step takes two more each, and three are free. */
 	r = kv_begin(&kv, items, 3, &step);
 	fa_check(r == -ENOMEM || r == -EDQUOT);
 	fa_check(*fa_error());
@@ -375,8 +364,6 @@ static void test_full(void **state)
 	fa_check_eq(fa_cache_info(a.client, kv.cache, &info), -ESTALE);
 	kv_deinit(&kv);
 }
-
-/* ---- threads */
 
 struct worker {
 	pthread_t thread;
@@ -448,7 +435,7 @@ static void test_threads(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_names),        cmocka_unit_test(test_strangers),
+		cmocka_unit_test(test_names),        cmocka_unit_test(test_other_uid),
 		cmocka_unit_test(test_two_append),   cmocka_unit_test(test_death_in_step),
 		cmocka_unit_test(test_session_ends), cmocka_unit_test(test_full),
 		cmocka_unit_test(test_threads),

@@ -1,6 +1,6 @@
 /*
- * fa_step_attend_layers(): the same to the bit as a request for each layer, gated layer by
- * layer, and what becomes of the rest when one of them fails or is cancelled.
+ * fa_step_attend_layers() on a real daemon: bit by bit the same as a request per layer, gated per
+ * layer; and what becomes of the remaining layers after a failure or cancellation.
  */
 #include "client/faclient.h"
 #include "tests/lib/check.h"
@@ -30,10 +30,10 @@ enum {
 static struct fa_test_daemon fad;
 static struct fa_client *client;
 static struct fa_timeline *timeline;
-static struct fa_buffer *buffer; /* [LAYERS] of q, k, v, out, lse */
+static struct fa_buffer *buffer;
 static float *data;
 static uint64_t cache;
-static uint64_t last_in, last_out; /* values of slots 0 */
+static uint64_t last_in, last_out; /* last values of slot 0 of each side */
 
 static void check(int r)
 {
@@ -88,7 +88,7 @@ static struct fa_tensor tensor(uint64_t at, int64_t heads)
 	return tensor;
 }
 
-/* What is asked for one layer. */
+/* The request of one layer. */
 static struct fa_step_attend attend_layer(uint32_t layer)
 {
 	const uint64_t at = (uint64_t)layer * LAYER_FLOATS;
@@ -119,8 +119,10 @@ static struct fa_step *begin(uint64_t sequence)
 	return step;
 }
 
-/* All layers, each behind one value more of the client's slot 0, and giving one more of
- * the daemon's. */
+/*
+ * Requests all layers: each waits for the next value of the client's slot 0 and signals the next
+ * one of the daemon's.
+ */
 static struct fa_ticket attend_all(struct fa_step *step, const struct fa_step_attend *attend,
                                    uint32_t n_layers)
 {
@@ -154,8 +156,6 @@ static uint64_t signalled(void)
 	return value;
 }
 
-/* ---- */
-
 static void test_same_bits(void **state)
 {
 	static float expected[LAYERS * LAYER_FLOATS];
@@ -169,7 +169,7 @@ static void test_same_bits(void **state)
 		struct fa_step *step;
 		struct fa_ticket ticket;
 
-		/* One after another, each waited for. */
+		/* One request per layer, each waited for. */
 		fill(round + 1);
 		step = begin(sequences[0]);
 		for (uint32_t layer = 0; layer < LAYERS; ++layer) {
@@ -181,7 +181,7 @@ static void test_same_bits(void **state)
 		fa_step_free(step);
 		memcpy(expected, data, sizeof(expected));
 
-		/* By one request, with a commit behind it that waits as well. */
+		/* One request for all, with a commit behind it that waits, too. */
 		fill(round + 1);
 		step = begin(sequences[1]);
 		ticket = attend_all(step, &first, LAYERS);
@@ -191,7 +191,7 @@ static void test_same_bits(void **state)
 			check(fa_timeline_write(timeline, 0, before + layer + 1));
 			check(fa_timeline_wait(timeline, 0, before + layer + 1,
 			                       fa_test_patience_ns()));
-			/* This layer is there, and no other. */
+			/* Layers up to this one are there, and no further one. */
 			fa_check(!memcmp(data, expected,
 			                 (size_t)(layer + 1) * LAYER_FLOATS * sizeof(float)));
 			if (layer + 1 < LAYERS)
@@ -207,7 +207,6 @@ static void test_same_bits(void **state)
 	check(fa_sequence_remove(client, sequences[1]));
 }
 
-/* Without gates, it is only shorter to say; parts of a step, from any layer on. */
 static void test_without_gates(void **state)
 {
 	const uint64_t bytes = LAYER_FLOATS * sizeof(float);
@@ -257,7 +256,7 @@ static void expect_failed(struct fa_step *step, const struct fa_ticket *ticket, 
 	fa_step_free(step);
 }
 
-/* Layers that the cache does not have: those before them are computed. */
+/* Layers that the cache does not have: earlier ones are computed. */
 static void test_fails_in_the_middle(void **state)
 {
 	struct fa_sequence_info info = { .size = sizeof(info) };
@@ -281,14 +280,12 @@ static void test_fails_in_the_middle(void **state)
 		layer.value = ticket.value - 10 + i;
 		check(fa_wait(client, &layer, fa_test_patience_ns(), NULL));
 	}
-	/* Nobody opens the gates of the rest. */
 	expect_failed(step, &ticket, -EINVAL);
 	check(fa_sequence_info(client, sequence, &info));
 	fa_check_eq(info.length, 0);
 	check(fa_sequence_remove(client, sequence));
 }
 
-/* What the library refuses before anything is sent. */
 static void test_refused(void **state)
 {
 	static const struct {
@@ -306,7 +303,7 @@ static void test_refused(void **state)
 		{ 3, 1, 1ull << 62, false, -EINVAL, "signal_increment is" },
 		{ 2, UINT64_MAX, 1, false, -EINVAL, "wait_increment is 18446744073709551615" },
 		{ 3, 1ull << 62, 1, false, -EINVAL, "wait_increment is" },
-		/* These do not matter where there are no gates, nor with a single layer. */
+		/* Ignored without gates or with a single layer. */
 		{ 2, UINT64_MAX, 0, true, 0, NULL },
 		{ 1, UINT64_MAX, 0, false, 0, NULL },
 	};
@@ -388,8 +385,8 @@ static void test_timeout(void **state)
 	check(fa_sequence_remove(client, sequence));
 }
 
-/* More than may be in flight is waited for, or refused. */
-static void test_room(void **state)
+/* More layers than may be in flight: waits, or is refused. */
+static void test_in_flight_limit(void **state)
 {
 	struct fa_info info = { .size = sizeof(info) };
 	const struct fa_step_attend first = attend_layer(0);
@@ -427,7 +424,7 @@ int main(void)
 		cmocka_unit_test(test_refused),
 		cmocka_unit_test(test_cancel),
 		cmocka_unit_test(test_timeout),
-		cmocka_unit_test(test_room),
+		cmocka_unit_test(test_in_flight_limit),
 	};
 
 	return cmocka_run_group_tests_name("layers", tests, setup, teardown);

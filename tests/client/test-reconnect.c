@@ -1,6 +1,6 @@
 /*
- * A daemon that is killed, and one that takes its place: what was in flight
- * ends, what the client holds is handed over again, and work goes on.
+ * A daemon is killed and another takes its place: requests in flight end, the client's objects
+ * are registered again, and work goes on.
  */
 #include "client/faclient.h"
 #include "tests/client/view.h"
@@ -104,7 +104,7 @@ static void test_killed(void **state)
 	check_case(client, buffer, &small, stream);
 	check_case(client, arena, &small, 0);
 
-	/* Hours of work in flight. */
+	/* Requests that would take hours. */
 	request = fa_case_attention(&large, work);
 	for (int i = 0; i < 6; ++i) {
 		request.stream = i % 2 ? stream : 0;
@@ -127,7 +127,6 @@ static void test_killed(void **state)
 	fa_check(generation(client) > before);
 	fa_check_eq(fa_wait(client, &tickets[5], UINT64_MAX, NULL), -ECONNRESET);
 
-	/* A second time, with all freed in good order. */
 	kill_daemon(&daemon);
 	fa_test_daemon_start(&daemon, &in_dir);
 	check_case(client, arena, &small, stream);
@@ -140,7 +139,7 @@ static void test_killed(void **state)
 	fa_test_daemon_stop(&daemon);
 }
 
-/* A thread that sleeps in fa_wait() notices the death of a daemon that computes. */
+/* A thread asleep in fa_wait() notices the death of a daemon that computes. */
 struct sleeper {
 	struct fa_client *client;
 	struct fa_ticket ticket;
@@ -156,7 +155,7 @@ static void *sleep_in_wait(void *userdata)
 	return NULL;
 }
 
-static void test_sleeping(void **state)
+static void test_sleeper_notices_death(void **state)
 {
 	struct fa_case large = { .heads = 16, .seqlen_q = 8192, .head_dim = 128 };
 	struct fa_attention request;
@@ -183,7 +182,6 @@ static void test_sleeping(void **state)
 	fa_disconnect(client);
 }
 
-/* Calls that come while there is no daemon wait for it. */
 static void *ping_later(void *userdata)
 {
 	struct sleeper *sleeper = userdata;
@@ -192,7 +190,7 @@ static void *ping_later(void *userdata)
 	return NULL;
 }
 
-static void test_waiting(void **state)
+static void test_calls_wait_for_daemon(void **state)
 {
 	struct fa_test_daemon daemon;
 	struct sleeper sleepers[4];
@@ -216,8 +214,8 @@ static void test_waiting(void **state)
 	fa_test_daemon_stop(&daemon);
 }
 
-/* It may answer as late as it could if it had been there all the time. */
-static void test_late(void **state)
+/* Waiting for the daemon does not shorten the time-out of the reply. */
+static void test_full_reply_timeout(void **state)
 {
 	const uint64_t reply_ns = fa_test_patience_ns() / 20;
 	struct fa_test_daemon daemon;
@@ -229,7 +227,7 @@ static void test_late(void **state)
 	options.reconnect_ns = fa_test_patience_ns();
 	fa_check_eq(fa_connect(&options, &sleeper.client), 0);
 	kill_daemon(&daemon);
-	/* It sees the death when it sends. */
+	/* It notices the death when it sends. */
 	fa_check(!pthread_create(&sleeper.thread, NULL, ping_later, &sleeper));
 	fa_test_elapse_ms((unsigned int)(3 * reply_ns / 2 / FA_NS_PER_MS));
 	fa_test_daemon_start(&daemon, &in_dir);
@@ -240,7 +238,7 @@ static void test_late(void **state)
 	fa_test_daemon_stop(&daemon);
 }
 
-/* A client of another user, in a process of its own. Root may use any socket. */
+/* A client of another user, in a child. Root may connect to any socket. */
 struct other_user {
 	struct fa_test_daemon *daemon;
 	int to_parent[2], to_child[2];
@@ -257,7 +255,7 @@ static void tell(int fd, int what)
 	fa_check_eq(write(fd, &what, sizeof(what)), sizeof(what));
 }
 
-/* What was told; -ENOTCONN: the other process has ended. */
+/* A value from the child; -ENOTCONN: the child has exited. */
 static int hear(int fd)
 {
 	int what;
@@ -272,7 +270,7 @@ static void start_other(struct other_user *other, int (*run)(void *userdata))
 	close(other->to_parent[1]);
 }
 
-/* False: it could not be another user. */
+/* False: changing the user was not possible. */
 static bool end_other(struct other_user *other)
 {
 	int status;
@@ -304,8 +302,8 @@ static int ping_as_other(void *userdata)
 	return 0;
 }
 
-/* Between bind() and chmod() the socket of a daemon that begins is nobody's. */
-static void test_forbidden(void **state)
+/* Between bind() and chmod() of a starting daemon its socket is not accessible. */
+static void test_inaccessible_socket(void **state)
 {
 	struct fa_test_daemon_options options = { .everyone = true, .dir = dir };
 	struct fa_test_daemon daemon;
@@ -322,7 +320,7 @@ static void test_forbidden(void **state)
 		kill_daemon(&daemon);
 		fa_test_daemon_start(&daemon, &options);
 		r = -EACCES;
-		/* A loaded machine may take longer than the client waits. */
+		/* Retries, as a loaded machine may take longer than the client waits. */
 		for (int i = 0; i < 10 && r == -EACCES; ++i) {
 			fa_check(!chmod(daemon.socket, 0));
 			tell(other.to_child[1], 0);
@@ -332,7 +330,9 @@ static void test_forbidden(void **state)
 		}
 		fa_check_eq(r, 0);
 
-		/* One that stays forbidden is no reason to wait as long as for a daemon. */
+		/*
+		 * A socket that stays inaccessible is not waited for as long as a missing daemon.
+		 */
 		kill_daemon(&daemon);
 		fa_test_daemon_start(&daemon, &options);
 		fa_check(!chmod(daemon.socket, 0));
@@ -371,8 +371,8 @@ static int connect_from_below(void *userdata)
 	return 0;
 }
 
-/* Who has a directory as its own may not be allowed to come there from above. */
-static void test_closed_above(void **state)
+/* A parent of the own directory may be inaccessible. */
+static void test_inaccessible_parent_directory(void **state)
 {
 	char below[48];
 	struct fa_test_daemon_options options = { .everyone = true, .dir = below };
@@ -396,7 +396,6 @@ static void test_closed_above(void **state)
 		skip();
 }
 
-/* Threads at work while daemons come and go: what is said to be right is right. */
 struct persistent {
 	struct fa_client *client;
 	atomic_bool *stop;
@@ -435,7 +434,7 @@ static void *persist(void *userdata)
 	return NULL;
 }
 
-static void test_again_and_again(void **state)
+static void test_repeated_deaths(void **state)
 {
 	const int kills = fa_test_long() ? 50 : 5;
 	struct persistent threads[4];
@@ -453,7 +452,6 @@ static void test_again_and_again(void **state)
 	for (int i = 0; i < kills; ++i) {
 		int before = atomic_load(&right);
 
-		/* Work goes on before the next death. */
 		fa_check_eventually(atomic_load(&right) > before + 8);
 		kill_daemon(&daemon);
 		fa_test_daemon_start(&daemon, &in_dir);
@@ -465,7 +463,7 @@ static void test_again_and_again(void **state)
 	fa_test_daemon_stop(&daemon);
 }
 
-/* A daemon that drains says so, ends, and its successor is found. */
+/* A draining daemon announces it, exits, and its successor is found. */
 static void test_drained(void **state)
 {
 	struct fa_test_daemon daemon;
@@ -488,10 +486,14 @@ static void test_drained(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_killed),          cmocka_unit_test(test_sleeping),
-		cmocka_unit_test(test_waiting),         cmocka_unit_test(test_late),
-		cmocka_unit_test(test_forbidden),       cmocka_unit_test(test_closed_above),
-		cmocka_unit_test(test_again_and_again), cmocka_unit_test(test_drained),
+		cmocka_unit_test(test_killed),
+		cmocka_unit_test(test_sleeper_notices_death),
+		cmocka_unit_test(test_calls_wait_for_daemon),
+		cmocka_unit_test(test_full_reply_timeout),
+		cmocka_unit_test(test_inaccessible_socket),
+		cmocka_unit_test(test_inaccessible_parent_directory),
+		cmocka_unit_test(test_repeated_deaths),
+		cmocka_unit_test(test_drained),
 	};
 
 	return cmocka_run_group_tests_name("reconnect", tests, setup, teardown);

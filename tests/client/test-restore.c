@@ -1,6 +1,6 @@
 /*
- * What a client does when its daemon goes away, seen from a daemon's side: what
- * it registers again, what becomes of requests, whom it tells.
+ * What a client does when its daemon goes away, as a fake daemon sees it: what it registers
+ * again, what becomes of requests, and what it reports.
  */
 #include "client/faclient.h"
 #include "common/cleanup.h"
@@ -22,12 +22,12 @@
 
 #define BUFFERS 300
 
-/* What the fake saw, written on its thread; read when it rests or has stopped. */
+/* Written by the fake's thread; read while it is idle or stopped. */
 struct seen {
 	atomic_int connections, hang_up;
 	int registered[BUFFERS + 10];
-	int priority[64]; /* of streams created, + 1 */
-	int refuse;       /* status for registrations of the second connection */
+	int priority[64];
+	int refuse;
 };
 
 static void serve(struct fa_raw *raw, void *userdata)
@@ -63,7 +63,7 @@ static void serve(struct fa_raw *raw, void *userdata)
 				message->stream_create.priority + 1;
 			break;
 		case FA_WIRE_ATTENTION:
-			/* The third never ends; of the second only the page tells. */
+			/* The third request never ends; the second's end is only in the page. */
 			if (message->attention.value == 3)
 				continue;
 			if (message->attention.value == 2) {
@@ -111,7 +111,7 @@ static uint64_t reconnects(struct fa_client *client)
 	return info.reconnects;
 }
 
-/* Ends the connection; the call that meets the end has failed with it. */
+/* Ends the connection; returns after the call that noticed has failed. */
 static void break_connection(struct fa_client *client, struct seen *seen)
 {
 	atomic_store(&seen->hang_up, 1);
@@ -120,7 +120,7 @@ static void break_connection(struct fa_client *client, struct seen *seen)
 	fa_check_eq(fa_client_state(client), FA_CLIENT_LOST);
 }
 
-static void test_everything_again(void **state)
+static void test_registers_everything_again(void **state)
 {
 	int before = fa_test_count_fds(0);
 	struct fa_buffer *buffers[BUFFERS];
@@ -141,7 +141,6 @@ static void test_everything_again(void **state)
 	strcpy(fa_buffer_data(buffers[10]), "kept");
 
 	break_connection(client, &seen);
-	/* Freed while there is nobody to tell. */
 	buffers[9] = fa_buffer_free(buffers[9]);
 	memset(seen.priority, 0, sizeof(seen.priority));
 	fa_check_eq(fa_ping(client), 0);
@@ -181,7 +180,7 @@ static void test_requests(void **state)
 	for (int again = 0; again < 2; ++again) {
 		fa_check_eq(fa_wait(client, &tickets[0], UINT64_MAX, &completion), 0);
 		fa_check_eq(completion.finished_ns, 30);
-		/* Its reply was lost with the connection, but the page told. */
+		/* Its Completion was lost with the connection, but the page has it. */
 		fa_check_eq(fa_wait(client, &tickets[1], UINT64_MAX, &completion), 0);
 		fa_check_eq(completion.finished_ns, 0);
 		fa_check_eq(fa_wait(client, &tickets[2], UINT64_MAX, &completion), -ECONNRESET);
@@ -191,7 +190,7 @@ static void test_requests(void **state)
 		fa_check_eq(fa_reconnect(client), 0);
 		fa_check_eq(fa_client_state(client), FA_CLIENT_CONNECTED);
 	}
-	/* Values count on for the caller, and start again on the wire. */
+	/* Values continue for the caller and restart on the wire. */
 	fa_check_eq(fa_attention(client, &attention, &tickets[3]), 0);
 	fa_check_eq(tickets[3].value, 4);
 	fa_check_eq(fa_wait(client, &tickets[3], UINT64_MAX, NULL), 0);
@@ -201,7 +200,7 @@ static void test_requests(void **state)
 	fa_fake_stop(&fake);
 }
 
-static void test_refused_again(void **state)
+static void test_refused_registration(void **state)
 {
 	static const int codes[] = { -EINVAL, -EDQUOT, -EMFILE };
 
@@ -215,13 +214,12 @@ static void test_refused_again(void **state)
 		client = connect_to(&fake, 0);
 		fa_check_eq(fa_buffer_new(client, 4096, 0, &buffer), 0);
 		break_connection(client, &seen);
-		/* Over quota may pass, and is tried again at once; so is its lack of descriptors. */
+		/* EDQUOT may pass and is retried at once, as is EMFILE. */
 		if (codes[i] == -EINVAL) {
 			fa_check_eq(fa_ping(client), codes[i]);
 			fa_check_contains(fa_error(), "no more of these");
 			fa_check_eq(fa_client_state(client), FA_CLIENT_LOST);
 		}
-		/* The third time there is room. */
 		fa_check_eq(fa_ping(client), 0);
 		fa_check_eq(seen.registered[1], 3);
 		fa_check_eq(reconnects(client), 1);
@@ -257,7 +255,10 @@ static void test_fd(void **state)
 	fa_check_eq(fa_fd(client), fd);
 	fa_check(!is_readable(fd));
 
-	/* Another call reads the completion from the socket: that is told all the same. */
+	/*
+	 * Another call reads the completion from the socket; the descriptor still becomes
+	 * readable.
+	 */
 	fa_check_eq(fa_attention(client, &attention, &ticket), 0);
 	fa_check_eventually(is_readable(fd));
 	fa_check_eq(fa_ping(client), 0);
@@ -266,14 +267,13 @@ static void test_fd(void **state)
 	fa_check(!is_readable(fd));
 	fa_check_eq(fa_wait(client, &ticket, 0, NULL), 0);
 
-	/* So is a loss, once. */
 	break_connection(client, &seen);
 	fa_check(is_readable(fd));
 	fa_check_eq(fa_dispatch(client), -ECONNRESET);
 	fa_check(!is_readable(fd));
 	fa_check_eq(fa_ping(client), -ECONNRESET);
 
-	/* Switched off but for asking; the descriptor stays. */
+	/* Without automatic reconnection, by request only; the descriptor stays. */
 	fa_check_eq(fa_reconnect(client), 0);
 	fa_check_eq(fa_fd(client), fd);
 	fa_check_eq(fa_dispatch(client), 0);
@@ -305,9 +305,9 @@ static void test_gone(void **state)
 	fa_disconnect(client);
 }
 
-/* The daemon leaves while nobody asks anything: the next call meets that when it sends. */
+/* The daemon closes between calls; the next call notices when it sends. */
 struct leaver {
-	const char *words; /* NULL: leaves without any */
+	const char *words;
 	atomic_int connections, gone;
 };
 
@@ -327,7 +327,7 @@ static void leave(struct fa_raw *raw, void *userdata)
 		fa_fake_answer(raw, page);
 }
 
-static void test_left_silently(void **state)
+static void test_closed_silently(void **state)
 {
 	struct leaver leaver = {};
 	struct fa_client *client;
@@ -336,14 +336,14 @@ static void test_left_silently(void **state)
 	fa_fake_start(&fake, leave, &leaver);
 	client = connect_to(&fake, 0);
 	fa_check_eventually(atomic_load(&leaver.gone));
-	/* Nothing was sent, so it can be asked of the next daemon. */
+	/* Nothing was sent, so the call is repeated with the next daemon. */
 	fa_check_eq(fa_ping(client), 0);
 	fa_check_eq(reconnects(client), 1);
 	fa_disconnect(client);
 	fa_fake_stop(&fake);
 }
 
-static void test_last_words(void **state)
+static void test_closed_with_message(void **state)
 {
 	struct leaver leaver = { .words = "these are the last words" };
 	struct fa_client *client;
@@ -358,14 +358,14 @@ static void test_last_words(void **state)
 	fa_fake_stop(&fake);
 }
 
-/* While one thread connects again, what is known can still be had. */
+/* While one thread reconnects, known results can be read. */
 static void *ping_long(void *userdata)
 {
 	fa_check_eq(fa_ping(userdata), -ENOENT);
 	return NULL;
 }
 
-static void test_beside(void **state)
+static void test_results_during_reconnect(void **state)
 {
 	struct fa_attention attention;
 	struct fa_ticket ticket;
@@ -401,14 +401,14 @@ static void test_beside(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_everything_again),
+		cmocka_unit_test(test_registers_everything_again),
 		cmocka_unit_test(test_requests),
-		cmocka_unit_test(test_refused_again),
+		cmocka_unit_test(test_refused_registration),
 		cmocka_unit_test(test_fd),
 		cmocka_unit_test(test_gone),
-		cmocka_unit_test(test_left_silently),
-		cmocka_unit_test(test_last_words),
-		cmocka_unit_test(test_beside),
+		cmocka_unit_test(test_closed_silently),
+		cmocka_unit_test(test_closed_with_message),
+		cmocka_unit_test(test_results_during_reconnect),
 	};
 
 	return cmocka_run_group_tests_name("restore", tests, fa_fake_setup, NULL);

@@ -1,6 +1,6 @@
 /*
- * A ring that could not be had at first: it is tried again, now and then, and had as soon as that
- * has passed, whatever is in flight then.
+ * A client that got no ring at first retries at growing intervals, and gets one as soon as the
+ * cause is gone, whatever is in flight.
  */
 #include "client/faclient.h"
 #include "client/faclient_timeline.h"
@@ -53,7 +53,7 @@ static bool has_ring(struct fa_client *of)
 	return info.ring_bytes;
 }
 
-/* A client that had to do without. */
+/* A client without a ring. */
 static int setup(void **state)
 {
 	fa_test_daemon_start(&daemon_process, NULL);
@@ -78,12 +78,12 @@ static void have_again(void)
 	fa_test_daemon_leave_fds(&daemon_process, UINT_MAX);
 }
 
-static void test_passes(void **state)
+static void test_retry_succeeds(void **state)
 {
 	uint64_t begin_ns = fa_now_ns();
 	char *status;
 
-	/* Some that were tried in vain do not end it. */
+	/* Failed retries do not stop later ones. */
 	while (fa_now_ns() < begin_ns + FA_NS_PER_SEC)
 		check(fa_marker(client, 0, NULL, NULL));
 	fa_check(!has_ring(client));
@@ -96,8 +96,7 @@ static void test_passes(void **state)
 	free(status);
 }
 
-/* This process's own lack of descriptors, too. */
-static void test_own(void **state)
+static void test_own_descriptors(void **state)
 {
 	struct rlimit before, none;
 
@@ -115,8 +114,6 @@ static void test_own(void **state)
 	fa_check_eventually((check(fa_marker(client, 0, NULL, NULL)), has_ring(client)));
 }
 
-/* ---- with requests in flight, over both roads */
-
 static struct fa_attention attention_of(struct fa_buffer *buffer)
 {
 	struct fa_attention attention = { .size = sizeof(attention) };
@@ -132,7 +129,9 @@ static struct fa_attention attention_of(struct fa_buffer *buffer)
 #define DEPTH 4
 #define MORE 300
 
-/* Never less than DEPTH - 1 in flight, some of which fail: all end as they should, in order. */
+/*
+ * Keeps at least DEPTH - 1 requests in flight, some of which fail: all end as expected, in order.
+ */
 static void flow(uint32_t stream, struct fa_buffer *buffer, bool passes)
 {
 	struct fa_completion completion = { .size = sizeof(completion) };
@@ -178,7 +177,7 @@ static struct fa_buffer *buffer_new(void)
 	struct fa_buffer *buffer;
 	bool without = !has_ring(client);
 
-	/* Its answer brings no descriptor, but it does. */
+	/* Its reply carries no descriptor, the request does. */
 	have_again();
 	check(fa_buffer_new(client, 17 * 64 * sizeof(float), 0, &buffer));
 	if (without)
@@ -194,7 +193,7 @@ static void test_flow(void **state)
 	fa_buffer_free(buffer);
 }
 
-/* One that was sent through the socket, and ends long after the ring was made. */
+/* A request sent by socket ends long after the ring was made. */
 static void test_gated(void **state)
 {
 	const struct fa_gate wait = { .slot = 3, .value = 1 };
@@ -226,13 +225,13 @@ static void test_gated(void **state)
 	check(fa_cancel(client, &cancelled));
 	fa_check_eq(fa_wait(client, &cancelled, UINT64_MAX, NULL), -ECANCELED);
 	check(fa_marker(client, other, NULL, NULL));
-	/* By now all that the daemon has said of them was read. */
+	/* All messages about them have been read by now. */
 	check(fa_ping(client));
 	fa_check(has_ring(client));
 }
 
-/* Whoever sleeps for what went through the socket is woken by it, in an event loop as well. */
-static void test_asleep(void **state)
+/* Threads and event loops that sleep for requests sent by socket are woken. */
+static void test_sleepers_are_woken(void **state)
 {
 	const struct fa_gate wait = { .slot = 3, .value = 1 };
 	struct fa_gates gates = { .size = sizeof(gates), .n_waits = 1, .waits = &wait };
@@ -299,8 +298,6 @@ static void test_threads(void **state)
 		fa_buffer_free(all[i].buffer);
 }
 
-/* ---- a daemon that never has any */
-
 static atomic_uint n_tries;
 
 static void serve_none(struct fa_raw *raw, void *userdata)
@@ -322,8 +319,8 @@ static void serve_none(struct fa_raw *raw, void *userdata)
 		}
 }
 
-/* After 100 ms, and then each time after twice as long. */
-static void test_seldom(void **state)
+/* Retries after 100 ms, then after twice the previous interval. */
+static void test_retry_intervals(void **state)
 {
 	uint64_t begin_ns = fa_now_ns();
 	struct fa_client *patient;
@@ -339,7 +336,7 @@ static void test_seldom(void **state)
 		++n;
 		fa_check(fa_now_ns() < begin_ns + fa_test_patience_ns());
 	}
-	/* At once, and 100, 300, 700, 1,500 ms later, and so on: five in two seconds. */
+	/* At 0, 100, 300, 700, 1500 ms and so on: five in two seconds. */
 	took_ns = fa_now_ns() - begin_ns;
 	for (uint64_t ms = 100; ms * FA_NS_PER_MS <= took_ns; ms = 2 * ms + 100)
 		++most;
@@ -352,13 +349,13 @@ static void test_seldom(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(test_passes, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_own, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_retry_succeeds, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_own_descriptors, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_flow, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_gated, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_asleep, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_sleepers_are_woken, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_threads, setup, teardown),
-		cmocka_unit_test(test_seldom),
+		cmocka_unit_test(test_retry_intervals),
 	};
 
 	return cmocka_run_group_tests_name("ring again", tests, NULL, NULL);

@@ -1,6 +1,6 @@
 /*
- * A ring whose other end is the test: what the client makes of records that are gone, and
- * of results that one of its threads finds while others sleep for them.
+ * A ring whose other end is the test: missing completion records, and results that one thread
+ * finds while others sleep for them.
  */
 #include "client/faclient.h"
 #include "common/cleanup.h"
@@ -29,7 +29,7 @@
 
 #define RECORDS 64
 
-/* The daemon's end, of which the test's thread writes the words. */
+/* The daemon's end; the test's thread writes its words. */
 static struct {
 	struct fa_fake fake;
 	struct fa_completion_slot *page;
@@ -43,10 +43,10 @@ static struct {
 		NO_WAKE,
 		WAITING_WAKE,
 		FULL_DOORBELL
-	} kind; /* of its descriptors */
+	} kind;
 	uint64_t features, reply_ns;
 	struct fa_ring_consumer entries;
-	_Atomic unsigned int n_packets; /* StepBegin that came as packets */
+	_Atomic unsigned int n_packets; /* StepBegin messages received as packets */
 } end = { .features = FA_WIRE_FEATURE_RING };
 
 static void *memory_of(int fd, uint64_t bytes)
@@ -132,7 +132,6 @@ static void serve(struct fa_raw *raw, void *userdata)
 			answer_begin(raw);
 }
 
-/* The end of the next request of stream 0. */
 static void publish(uint64_t value, bool wake)
 {
 	const struct fa_outcome outcome = { .queued_ns = 1, .finished_ns = value };
@@ -143,7 +142,7 @@ static void publish(uint64_t value, bool wake)
 		fa_check_eq(send(end.wake, "", 1, MSG_DONTWAIT), 1);
 }
 
-/* A client with @n requests in flight, of which the first ticket is @ret_tickets[1]. */
+/* A client with @n requests in flight; the first ticket is ret_tickets[1]. */
 static struct fa_client *start(uint64_t spin_ns, unsigned int n, struct fa_ticket *ret_tickets)
 {
 	struct fa_options options = { .size = sizeof(options),
@@ -159,7 +158,7 @@ static struct fa_client *start(uint64_t spin_ns, unsigned int n, struct fa_ticke
 	fa_check_eq(fa_connect(&options, &client), 0);
 	for (unsigned int i = 1; i <= n; ++i)
 		fa_check_eq(fa_marker(client, 0, NULL, &ret_tickets[i]), 0);
-	/* Its requests may get there before the fake says so. */
+	/* Requests may arrive before the fake says so. */
 	fa_check_eventually(!n || atomic_load(&end.there));
 	return client;
 }
@@ -174,14 +173,12 @@ static void finish(struct fa_client *client)
 	close(end.doorbell);
 }
 
-/* ---- records that are not there */
-
 static void test_missing(void **state)
 {
 	struct fa_ticket tickets[2];
 	struct fa_client *client = start(0, 1, tickets);
 
-	/* It says that the request has ended, and has no record of it. */
+	/* Says that the request has ended, without a record. */
 	atomic_store(&end.page[0].completed, 1);
 	(void)fa_wait(client, &tickets[1], UINT64_MAX, NULL);
 	fa_check_eq(fa_dispatch(client), -EPROTO);
@@ -189,8 +186,8 @@ static void test_missing(void **state)
 	finish(client);
 }
 
-/* The daemon closes the connection before it takes the records away. */
-static void test_given_back(void **state)
+/* The daemon closes the connection before it removes the records. */
+static void test_closed_before_records_go(void **state)
 {
 	struct fa_completion completion = { .size = sizeof(completion) };
 	struct fa_ticket tickets[3];
@@ -207,8 +204,8 @@ static void test_given_back(void **state)
 	finish(client);
 }
 
-/* The device tells an end, and is lost before the daemon sees it: what was said stays so. */
-static void test_told_and_lost(void **state)
+/* The device signals an end and is lost before the daemon sees it: the result stays valid. */
+static void test_signalled_then_lost(void **state)
 {
 	struct fa_wire_message message = {
 		.type = FA_WIRE_COMPLETION,
@@ -306,7 +303,7 @@ static void take_begin(uint64_t value)
 	fa_check_eq(message.step_begin.items[0].sequence, item.sequence);
 }
 
-/* The marker that sets the ring up is request 1. */
+/* Request 1 is the marker that set up the ring. */
 static void *answer_begins(void *userdata)
 {
 	for (uint64_t value = 2; value < 2 + BEGINS; ++value) {
@@ -318,7 +315,7 @@ static void *answer_begins(void *userdata)
 	return NULL;
 }
 
-/* A client whose ring is there, and whose stream 0 is idle, but for request 1. */
+/* A client with a ring, whose stream 0 has only request 1 in flight. */
 static struct fa_client *start_with_ring(uint64_t features, uint64_t spin_ns)
 {
 	struct fa_wire_message message;
@@ -351,7 +348,7 @@ static void begin_by_ring(uint64_t spin_ns)
 	fa_check_contains(fa_error(), "there is no sequence 0x5");
 	fa_check(!none);
 	pthread_join(thread, NULL);
-	/* Values go on. */
+	/* Values continue. */
 	fa_check_eq(fa_marker(client, 0, NULL, &ticket), 0);
 	fa_check_eq(ticket.value, 3 + BEGINS);
 	publish(3 + BEGINS, true);
@@ -443,9 +440,7 @@ static void test_begin_busy(void **state)
 	begin_as_packet(FA_WIRE_FEATURE_RING | FA_WIRE_FEATURE_STEP_RING, true);
 }
 
-/* ---- descriptors that are not what they should be */
-
-static void test_kinds(void **state)
+static void test_wrong_descriptors(void **state)
 {
 	for (int kind = DEAF_DOORBELL; kind <= NO_WAKE; ++kind) {
 		struct fa_client *client;
@@ -476,7 +471,7 @@ static void test_waiting_wake(void **state)
 	end.kind = RIGHT;
 }
 
-/* One that nobody empties, and that would have who writes to it wait. */
+/* A full eventfd that would block the writer. */
 static void test_full_doorbell(void **state)
 {
 	struct fa_ticket tickets[3];
@@ -497,9 +492,7 @@ static void test_full_doorbell(void **state)
 	end.kind = RIGHT;
 }
 
-/* ---- threads that sleep */
-
-/* A part of what a thread sleeps at a time, which is a second. */
+/* Less than the second that a thread sleeps at a time. */
 #define SOON_NS (300 * FA_NS_PER_MS)
 
 struct waiter {
@@ -528,8 +521,8 @@ static void begin(struct waiter *waiter, struct fa_client *client, const struct 
 }
 
 /*
- * Two sleep, of whom one looks after the daemon; a third finds what the other waits for.
- * Returns how long that one slept on.
+ * Two threads sleep, one of them watching the daemon; a third finds the other's result. Returns
+ * how long that one slept on.
  */
 static uint64_t collect_once(void)
 {
@@ -543,7 +536,7 @@ static uint64_t collect_once(void)
 	fa_check_eventually(atomic_load(&end.words->armed));
 	begin(&sleeper, client, &tickets[1]);
 	fa_test_let_sleep_ms(20);
-	/* As if nobody had been armed: nobody is woken for it. */
+	/* As if no thread was armed: without a wake-up. */
 	publish(1, false);
 	then_ns = fa_now_ns();
 	fa_check_eq(fa_wait(client, &tickets[1], UINT64_MAX, &completion), 0);
@@ -554,7 +547,7 @@ static uint64_t collect_once(void)
 	return atomic_load(&sleeper.done_ns) - then_ns;
 }
 
-/* Most are found at once: a loaded machine may let any of them come late. */
+/* Most are found at once; a loaded machine may delay any single one. */
 static void check_soon(uint64_t (*once)(void))
 {
 	int n_soon = 0, n = 0;
@@ -574,13 +567,14 @@ static void test_other_finds(void **state)
 
 static void *ask(void *userdata)
 {
-	/* It is not answered. */
 	fa_check_eq(fa_ping(userdata), -ECONNRESET);
 	return NULL;
 }
 
-/* One sleeps for what the socket brings while another makes the ring: from then on it is
- * woken for both. Returns how long the other slept on. */
+/*
+ * One thread sleeps for the socket while another sets up the ring: from then on it is woken for
+ * both. Returns how long it slept on.
+ */
 static uint64_t make_late(void)
 {
 	struct fa_client *client = start(1, 0, NULL);
@@ -604,12 +598,12 @@ static uint64_t make_late(void)
 	return atomic_load(&waiter.done_ns) - then_ns;
 }
 
-static void test_made_late(void **state)
+static void test_ring_made_while_asleep(void **state)
 {
 	check_soon(make_late);
 }
 
-/* One sleeps, another looks at once. Returns how long the first slept on. */
+/* One thread sleeps, another polls. Returns how long the first slept on. */
 static uint64_t dispatch_once(void)
 {
 	struct fa_ticket tickets[2];
@@ -622,21 +616,23 @@ static uint64_t dispatch_once(void)
 	fa_test_let_sleep_ms(20);
 	then_ns = fa_now_ns();
 	publish(1, true);
-	/* Before the one who is woken for it has looked what for. */
+	/* Before the woken thread has looked. */
 	fa_check_eq(fa_dispatch(client), 0);
 	pthread_join(waiter.thread, NULL);
 	finish(client);
 	return atomic_load(&waiter.done_ns) - then_ns;
 }
 
-/* Wake-ups of a thread that sleeps are not taken by one that looks. */
-static void test_dispatcher_takes(void **state)
+/* A thread that polls does not consume the wake-up of one that sleeps. */
+static void test_dispatch_keeps_wake_ups(void **state)
 {
 	check_soon(dispatch_once);
 }
 
-/* One spins for an answer, another polls the client's descriptor. Returns for how long that was
- * readable, and there was nothing more to know. */
+/*
+ * One thread spins for a result, another polls the client's descriptor. Returns for how long that
+ * was readable without anything new.
+ */
 static uint64_t watch_once(void)
 {
 	struct fa_ticket tickets[2];
@@ -671,12 +667,12 @@ static void test_polled_beside_a_spinner(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_kinds),
+		cmocka_unit_test(test_wrong_descriptors),
 		cmocka_unit_test(test_waiting_wake),
 		cmocka_unit_test(test_full_doorbell),
 		cmocka_unit_test(test_missing),
-		cmocka_unit_test(test_given_back),
-		cmocka_unit_test(test_told_and_lost),
+		cmocka_unit_test(test_closed_before_records_go),
+		cmocka_unit_test(test_signalled_then_lost),
 		cmocka_unit_test(test_begin_spinning),
 		cmocka_unit_test(test_begin_asleep),
 		cmocka_unit_test(test_begin_lost),
@@ -684,8 +680,8 @@ int main(void)
 		cmocka_unit_test(test_begin_old_daemon),
 		cmocka_unit_test(test_begin_busy),
 		cmocka_unit_test(test_other_finds),
-		cmocka_unit_test(test_made_late),
-		cmocka_unit_test(test_dispatcher_takes),
+		cmocka_unit_test(test_ring_made_while_asleep),
+		cmocka_unit_test(test_dispatch_keeps_wake_ups),
 		cmocka_unit_test(test_polled_beside_a_spinner),
 	};
 

@@ -1,6 +1,6 @@
 /*
- * fa_fd() in libuv's loop, while requests go through a ring: the loop sleeps until one
- * has ended, however soon that is.
+ * fa_fd() in a libuv loop with requests by ring: the loop sleeps until one has ended, however
+ * soon.
  */
 #include "client/faclient.h"
 #include "tests/lib/check.h"
@@ -34,7 +34,7 @@ static void stop(uv_poll_t *poll)
 	uv_close((uv_handle_t *)&timer, NULL);
 }
 
-/* Goes on as far as it can without waiting. */
+/* Goes on until it would block. */
 static void go_on(uv_poll_t *poll)
 {
 	int r;

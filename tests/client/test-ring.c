@@ -1,6 +1,6 @@
 /*
- * libfaclient over a ring: that it is one, what it says of requests, event loops, threads
- * that sleep, a full ring, daemons that die and come back, and a crowd.
+ * libfaclient over a ring of a real daemon: results, event loops, sleeping threads, a full ring,
+ * restarts, and many clients.
  */
 #include "client/faclient.h"
 #include "tests/lib/check.h"
@@ -57,7 +57,6 @@ static uint64_t ring_bytes(struct fa_client *of)
 	return info.ring_bytes;
 }
 
-/* One query and @keys keys, in the first bytes of a buffer. */
 static struct fa_attention attention_of(struct fa_buffer *buffer, int64_t queries, int64_t keys)
 {
 	struct fa_attention attention = { .size = sizeof(attention) };
@@ -78,7 +77,7 @@ static struct fa_buffer *buffer_for(struct fa_client *of, int64_t queries, int64
 	return buffer;
 }
 
-/* Seconds, unless it is cancelled. */
+/* Takes seconds unless cancelled. */
 #define SLOW_QUERIES 32768
 #define SLOW_KEYS 262144
 
@@ -96,7 +95,7 @@ static int teardown(void **state)
 	return 0;
 }
 
-static void test_used(void **state)
+static void test_ring_is_used(void **state)
 {
 	struct fa_client *other = connect_with(&daemon_process, FA_CONNECT_NO_RING, 0);
 	char *status;
@@ -122,7 +121,7 @@ static void test_results(void **state)
 	struct fa_completion completion = { .size = sizeof(completion) };
 	struct fa_ticket tickets[300];
 
-	/* The daemon finds out that these two overlap in size alone. */
+	/* The library does not notice that the shapes differ; the daemon does. */
 	bad.k.shape[3] = bad.k.shape[3] / 2;
 	for (int i = 0; i < 300; ++i) {
 		if (i % 3 == 1)
@@ -169,7 +168,7 @@ static void test_in_flight(void **state)
 	fa_buffer_free(buffer);
 }
 
-/* A daemon that takes nothing for a while: who submits waits, and then all goes on. */
+/* A stopped daemon: the submitter waits, then all requests finish. */
 static void *continue_later(void *unused)
 {
 	fa_test_let_sleep_ms(300);
@@ -186,7 +185,7 @@ static void test_full(void **state)
 	pthread_t thread;
 
 	check(fa_marker(client, 0, NULL, NULL));
-	/* 4096 sequences without tokens: a message of 33 KB. */
+	/* 4096 empty sequences: a message of 33 KB. */
 	wide.q.rank = wide.k.rank = wide.v.rank = wide.out.rank = 3;
 	memmove(wide.q.shape, wide.q.shape + 1, 3 * sizeof(int64_t));
 	memmove(wide.k.shape, wide.k.shape + 1, 3 * sizeof(int64_t));
@@ -207,8 +206,6 @@ static void test_full(void **state)
 	fa_buffer_free(buffer);
 }
 
-/* ---- event loops */
-
 static void dawdle(void)
 {
 	uint64_t until_ns = fa_now_ns() + fa_test_random_below(&numbers, 4) *
@@ -226,7 +223,7 @@ static void wait_readable(int epoll)
 		fa_test_fail(__FILE__, __LINE__, "nobody woke the event loop");
 }
 
-/* A request may end before the check, between it and the sleep, or after. */
+/* A request may end before the poll, between it and the sleep, or after. */
 static void test_epoll(void **state)
 {
 	const int rounds = fa_test_long() ? 100000 : 5000;
@@ -266,10 +263,10 @@ static void test_epoll(void **state)
 	fa_buffer_free(buffer);
 }
 
-/* ---- threads */
-
-/* Four of them share a stream. All that they ask for there is less than the library remembers
- * of a stream, 4096: one that is not scheduled may come back when the others are done. */
+/*
+ * Four threads share a stream. In total they request less than the 4096 results that the library
+ * keeps per stream: a thread that is not scheduled may come back when the others are done.
+ */
 #define SLEEPERS 8
 #define SLEEPER_ROUNDS 100
 
@@ -319,14 +316,12 @@ static void test_threads(void **state)
 {
 	for (int i = 0; i < 4; ++i) {
 		run_threads(0);
-		run_threads(1); /* they sleep at once */
+		run_threads(1);
 		run_threads(FA_NS_PER_MS);
 	}
 }
 
-/* ---- a daemon with too little for a ring */
-
-static void test_without(void **state)
+static void test_without_ring(void **state)
 {
 	const struct fa_test_daemon_options options = {
 		.config = "[limits]\nbuffer_bytes = 1M\n",
@@ -343,8 +338,6 @@ static void test_without(void **state)
 	fa_test_daemon_stop(&poor);
 }
 
-/* ---- a client that may have one request in flight */
-
 static void test_window_of_one(void **state)
 {
 	const struct fa_test_daemon_options options = {
@@ -360,7 +353,7 @@ static void test_window_of_one(void **state)
 	other = connect_with(&strict, 0, 0);
 	buffer = buffer_for(other, 1, 16);
 	attention = attention_of(buffer, 1, 16);
-	/* What was waited for takes no place, whoever told of its end. */
+	/* A request that was waited for leaves the window, however its end became known. */
 	for (int i = 0; i < 2000; ++i) {
 		check(fa_attention(other, &attention, &ticket));
 		check(fa_wait(other, &ticket, UINT64_MAX, NULL));
@@ -369,8 +362,6 @@ static void test_window_of_one(void **state)
 	fa_disconnect(other);
 	fa_test_daemon_stop(&strict);
 }
-
-/* ---- death and return */
 
 static char dir[48];
 static const struct fa_test_daemon_options in_dir = { .dir = dir };
@@ -391,7 +382,6 @@ static void *kill_later(void *userdata)
 	return NULL;
 }
 
-/* Asleep and spinning. */
 static void test_death(void **state)
 {
 	const uint64_t spins[] = { 1, 3600 * FA_NS_PER_SEC };
@@ -422,7 +412,7 @@ static void test_death(void **state)
 	fa_test_dir_remove(dir);
 }
 
-static void test_return(void **state)
+static void test_restart(void **state)
 {
 	struct fa_test_daemon mortal;
 	struct fa_client *other;
@@ -448,7 +438,7 @@ static void test_return(void **state)
 			fa_check(r == 0 || r == -ECONNRESET);
 			done += r == 0;
 			reset += r != 0;
-			/* In a stream nothing is done behind what is not. */
+			/* After a failed request of a stream no later one succeeds. */
 			fa_check(r || !reset);
 		}
 		fa_check_eq(done + reset, 500);
@@ -457,7 +447,7 @@ static void test_return(void **state)
 		check(fa_marker(other, 0, NULL, NULL));
 		assert_true(ring_bytes(other) > 0);
 
-		/* Nobody was told that this one has gone, but there was a pause. */
+		/* Nobody was woken for this one, but time passed. */
 		fa_test_elapse_ms(5);
 		kill_daemon(&mortal);
 		fa_test_daemon_start(&mortal, &in_dir);
@@ -469,11 +459,9 @@ static void test_return(void **state)
 	fa_test_dir_remove(dir);
 }
 
-/* ---- a crowd */
-
 #define CROWD 64
 #define CROWD_DEPTH 16
-/* More requests than a ring or a table of records has room for. */
+/* More than a ring or a table of records holds. */
 #define CROWD_AROUND 4096
 
 struct crowd {
@@ -502,7 +490,7 @@ static int crowd_member(void *userdata)
 			atomic_fetch_add_explicit(&crowd->done[number], 1, memory_order_relaxed);
 		}
 		check(fa_marker(member, 0, NULL, ticket));
-		/* Tickets are the order: nothing is left out. */
+		/* Tickets are consecutive: no request was skipped. */
 		fa_check_eq(ticket->value, n + 2);
 	}
 	for (uint64_t i = n > CROWD_DEPTH ? n - CROWD_DEPTH : 0; i < n; ++i)
@@ -511,7 +499,7 @@ static int crowd_member(void *userdata)
 	return 0;
 }
 
-static void test_crowd(void **state)
+static void test_many_clients(void **state)
 {
 	const unsigned int seconds = fa_test_long() ? 60 : 2;
 	uint64_t fewest = UINT64_MAX, most = 0, total = 0;
@@ -527,7 +515,7 @@ static void test_crowd(void **state)
 	fa_check_eventually(atomic_load(&crowd->ready) == CROWD);
 	atomic_store(&crowd->go, true);
 	fa_test_elapse_ms(seconds * 300);
-	/* Memory of a ring is there when it has been used: each is to have been all around. */
+	/* A ring's memory is allocated on use: each has wrapped. */
 	for (int i = 0; i < CROWD; ++i)
 		fa_check_eventually(atomic_load(&crowd->done[i]) > CROWD_AROUND);
 	fa_test_daemon_usage(&daemon_process, &before);
@@ -546,7 +534,7 @@ static void test_crowd(void **state)
 	printf("%llu requests in %u s, of one client %llu to %llu\n", (unsigned long long)total,
 	       seconds, (unsigned long long)fewest, (unsigned long long)most);
 	assert_true(fewest > 0);
-	/* Where each has a processor of its own, the daemon alone decides. */
+	/* With a processor for each client the daemon alone determines shares. */
 	if (sched_getaffinity(0, sizeof(cpus), &cpus) == 0 && CPU_COUNT(&cpus) > CROWD + 8)
 		assert_true(2 * fewest >= most);
 	if (!fa_test_sanitized())
@@ -557,17 +545,17 @@ static void test_crowd(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(test_used, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_ring_is_used, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_results, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_in_flight, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_full, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_epoll, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_threads, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_crowd, setup, teardown),
-		cmocka_unit_test(test_without),
+		cmocka_unit_test_setup_teardown(test_many_clients, setup, teardown),
+		cmocka_unit_test(test_without_ring),
 		cmocka_unit_test(test_window_of_one),
 		cmocka_unit_test(test_death),
-		cmocka_unit_test(test_return),
+		cmocka_unit_test(test_restart),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

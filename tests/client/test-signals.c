@@ -1,4 +1,6 @@
-/* A program whose timers interrupt it all the time: what waits keeps its deadline. */
+/*
+ * A program interrupted by its timer all the time: waits keep their deadlines.
+ */
 #include "client/faclient.h"
 #include "tests/client/fake.h"
 #include "tests/lib/check.h"
@@ -12,13 +14,12 @@
 
 #include <cmocka.h>
 
-/* More often than a receive looks at the clock. */
+/* More often than a receive checks the time. */
 #define TICK_US 200000
 
-/* Longer than such a receive. */
+/* Longer than one receive. */
 #define TIMEOUT_NS (3 * FA_NS_PER_SEC / 2)
 
-/* On a machine that is loaded. */
 static uint64_t late_ns(void)
 {
 	return TIMEOUT_NS + fa_test_patience_ns() / 10;
@@ -40,13 +41,13 @@ static void ticking(long us)
 	const struct itimerval timer = { each, each };
 	struct sigaction action = { .sa_handler = tick, .sa_flags = SA_RESTART };
 
-	/* Until it is late, but not for ever. */
+	/* Stops some time after the deadline. */
 	ticks_left = (sig_atomic_t)((late_ns() + FA_NS_PER_SEC) / (TICK_US * FA_NS_PER_US));
 	fa_check(!sigaction(SIGALRM, &action, NULL));
 	fa_check(!setitimer(ITIMER_REAL, &timer, NULL));
 }
 
-/* Of requests that end and of pings it says nothing. */
+/* Answers neither requests nor pings. */
 static void mute(struct fa_raw *raw, void *userdata)
 {
 	struct fa_completion_slot *page = fa_fake_welcome(raw);
@@ -66,7 +67,7 @@ static void test_deadlines(void **state)
 	uint64_t begin_ns;
 	sigset_t alarm;
 
-	/* It is this thread that the signals are for. */
+	/* Only this thread takes the signal. */
 	sigemptyset(&alarm);
 	sigaddset(&alarm, SIGALRM);
 	fa_check(!pthread_sigmask(SIG_BLOCK, &alarm, NULL));

@@ -1,4 +1,6 @@
-/* What a program is told of a daemon of its own, and what it can tell it. */
+/*
+ * Spawned daemons: their configuration, and what a program learns of their failures.
+ */
 #include "client/faclient.h"
 #include "client/faclient_kv.h"
 #include "tests/client/own.h"
@@ -26,7 +28,6 @@ static long long pool_bytes(struct fa_client *client)
 	return own_number(client, "pool", "chunk_bytes") * own_number(client, "pool", "chunks_max");
 }
 
-/* In a directory of its own, beside those of daemons. */
 static void write_file(char *path, size_t size, const char *text, mode_t mode)
 {
 	static unsigned int n;
@@ -45,20 +46,19 @@ static void remove_file(char *path)
 	fa_test_dir_remove(path);
 }
 
-/* What it says before it ends is what the caller hears. */
+/* The daemon's last line before it exits becomes the caller's error text. */
 static void test_says_why(void **state)
 {
-	/* The error, though other lines follow; without what could do harm where it is shown. */
+	/* The error line counts although others follow; control characters are removed. */
 	static const char error[] = "#!/bin/sh\n"
 				    "printf 'fad: error: a \\033[2J\\303\\244\\n' >&2\n"
 				    "printf 'fad: bye\\n\\n' >&2\n";
 	static const char line[] = "#!/bin/sh\nprintf 'first\\nlast, without an end' >&2\n";
-	/* More than a pipe holds, which nobody reads meanwhile. */
 	static const char much[] = "#!/bin/sh\n"
 				   "i=0; while [ $i -lt 3000 ]; do i=$((i + 1))\n"
 				   "echo 'fifty bytes of something that nobody wants to read' >&2\n"
 				   "done\n";
-	/* Somebody is left who could say more; nobody waits for ever. */
+	/* A child keeps the pipe open; the caller does not wait for it. */
 	static const char left[] = "#!/bin/sh\n"
 				   "sleep 5 3<&- & echo 'fad: error: only this' >&2\n";
 	char path[64];
@@ -90,8 +90,9 @@ static void test_says_why(void **state)
 	remove_file(path);
 }
 
-/* One that does not answer in time is left alone. What it says then, nobody hears; it does not
- * die of that. */
+/*
+ * A daemon that is late is abandoned. Its later output is discarded, and it does not die of that.
+ */
 static void test_late(void **state)
 {
 	static const char script[] = "#!/bin/sh\n"
@@ -119,7 +120,6 @@ static void test_late(void **state)
 	remove_file(path);
 }
 
-/* A configuration, from the options or the environment. */
 static void test_config(void **state)
 {
 	char good[64], bad[64], dir[64], missing[80];
@@ -140,7 +140,7 @@ static void test_config(void **state)
 	fa_check_eq(pool_bytes(client), 48 << 20);
 	fa_disconnect(client);
 
-	/* The options go before the environment, "" is nothing, a relative path is the caller's. */
+	/* Options override the environment; "" is none; a relative path is the caller's. */
 	fa_check(!setenv("FAD_CONFIG", bad, 1));
 	client = own_spawn(NULL, good);
 	fa_check_eq(pool_bytes(client), 48 << 20);
@@ -157,7 +157,6 @@ static void test_config(void **state)
 	fa_disconnect(client);
 	fa_check_eventually(own_count_entries(own_runtime) == 0);
 
-	/* What is wrong with it. */
 	fa_check(!setenv("FAD_CONFIG", bad, 1));
 	own_expect_failure(NULL, NULL, -ECONNREFUSED, bad);
 	fa_check_contains(fa_error(), "ended at once: /");
@@ -170,7 +169,6 @@ static void test_config(void **state)
 	remove_file(bad);
 }
 
-/* A backend that may not be done without says why it does not work. */
 static void test_backend(void **state)
 {
 	char path[64];
@@ -181,8 +179,7 @@ static void test_backend(void **state)
 	remove_file(path);
 }
 
-/* The one that starts a daemon again has the same to say. */
-static void test_config_again(void **state)
+static void test_config_at_restart(void **state)
 {
 	struct fa_options options = { .size = sizeof(options), .flags = FA_CONNECT_PRIVATE };
 	struct fa_client *client;
@@ -223,7 +220,7 @@ static void test_config_again(void **state)
 	remove_file(path);
 }
 
-/* It says on what nobody reads any more: neither does that end it, nor does it wait. */
+/* Output that nobody reads any more neither kills the daemon nor blocks it. */
 struct start {
 	const char *daemon, *config;
 	int fd;
@@ -241,9 +238,8 @@ static int start_and_die(void *userdata)
 	return 0;
 }
 
-static void test_talks_on(void **state)
+static void test_output_after_start(void **state)
 {
-	/* What a daemon says before it serves fills the pipe many times. */
 	static const char script[] =
 		"#!/bin/sh\n"
 		"i=0; while [ $i -lt 3000 ]; do i=$((i + 1))\n"
@@ -276,7 +272,7 @@ static void test_talks_on(void **state)
 		fa_check(!kill(starter, SIGKILL));
 		fa_check_eq(WTERMSIG(fa_test_reap(starter)), SIGKILL);
 
-		/* Each of these is a line, and more than a pipe could hold. */
+		/* Each connection logs a line: more than a pipe holds. */
 		for (int k = 0; k < 2000; ++k) {
 			struct fa_client *other;
 
@@ -295,10 +291,10 @@ static void test_talks_on(void **state)
 	remove_file(config);
 }
 
-/* The pool that nobody asked for says what to ask for; one that somebody did does not. */
+/* Only the error of a default pool suggests an option. */
 static int fill_pool(struct fa_client *client)
 {
-	/* 4 MiB a page */
+	/* 4 MiB per page */
 	struct fa_cache_options cache = { .size = sizeof(cache),
 		                          .dtype = FA_F32,
 		                          .layers = 64,
@@ -327,7 +323,7 @@ static void test_pool_exhausted(void **state)
 
 	fa_check_eq(fill_pool(client), -ENOMEM);
 	fa_check_contains(fa_error(), "the pool is exhausted: 128 pages");
-	/* It is less where the machine has less than eight times as much. */
+	/* The default is smaller if the machine has less than eight times as much memory. */
 	if (pool_bytes(client) == 256 << 20)
 		fa_check_contains(fa_error(), "at most 256 MiB, unless [pool] bytes in its "
 		                              "configuration (FAD_CONFIG) says more");
@@ -346,9 +342,12 @@ static void test_pool_exhausted(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_says_why),       cmocka_unit_test(test_late),
-		cmocka_unit_test(test_config),         cmocka_unit_test(test_backend),
-		cmocka_unit_test(test_config_again),   cmocka_unit_test(test_talks_on),
+		cmocka_unit_test(test_says_why),
+		cmocka_unit_test(test_late),
+		cmocka_unit_test(test_config),
+		cmocka_unit_test(test_backend),
+		cmocka_unit_test(test_config_at_restart),
+		cmocka_unit_test(test_output_after_start),
 		cmocka_unit_test(test_pool_exhausted),
 	};
 

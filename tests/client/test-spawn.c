@@ -1,4 +1,6 @@
-/* Daemons that the library starts itself: how they begin, live, and end. */
+/*
+ * Daemons that the library spawns: start, life and end.
+ */
 #include "client/faclient.h"
 #include "common/cleanup.h"
 #include "tests/client/fake.h"
@@ -33,7 +35,6 @@ static void test_life(void **state)
 	ssize_t n;
 	pid_t pid;
 
-	/* What a program may have done to its signals. */
 	sigemptyset(&usr1);
 	sigaddset(&usr1, SIGUSR1);
 	fa_check(!sigprocmask(SIG_BLOCK, &usr1, NULL));
@@ -42,19 +43,18 @@ static void test_life(void **state)
 	client = own_spawn(NULL, NULL);
 	own_adopt_orphans(false);
 
-	/* A private place. */
 	fa_check(!strncmp(fa_socket_path(client), own_runtime, strlen(own_runtime)));
 	snprintf(dir, sizeof(dir), "%s", fa_socket_path(client));
 	*strrchr(dir, '/') = '\0';
 	fa_check(!stat(dir, &st));
 	fa_check_eq(st.st_mode & 0777, 0700);
 
-	/* A process that has nothing of ours. */
+	/* The daemon inherits nothing of this process. */
 	pid = own_pid(client);
 	fa_check(inherited >= 0 && own_count_open(getpid(), "never-inherit-this"));
 	fa_check(!own_count_open(pid, "never-inherit-this"));
 	fa_check(own_count_open(pid, "/dev/null"));
-	/* And a pipe, whose other end is gone. */
+	/* Its stderr is a pipe whose other end is closed. */
 	snprintf(path, sizeof(path), "/proc/%d/fd/2", pid);
 	n = readlink(path, pipe, sizeof(pipe) - 1);
 	fa_check(n > 0);
@@ -65,12 +65,11 @@ static void test_life(void **state)
 	fa_check_eq(getsid(pid) == getsid(0), 0);
 	fa_check_eq(strtoull(own_proc_status(pid, "SigBlk"), NULL, 16) & 1ull << (SIGUSR1 - 1), 0);
 	fa_check_eq(strtoull(own_proc_status(pid, "SigIgn"), NULL, 16) & 1ull << (SIGUSR2 - 1), 0);
-	/* And our signals are as they were. */
 	fa_check(!sigprocmask(SIG_BLOCK, NULL, &mask));
 	fa_check_eq(sigismember(&mask, SIGUSR1), 1);
 	fa_check_eq(sigismember(&mask, SIGTERM), 0);
 
-	/* Others may join; it ends with the last. */
+	/* Others may connect; it exits after the last client. */
 	options.socket = fa_socket_path(client);
 	fa_check_eq(fa_connect(&options, &other), 0);
 	fa_disconnect(client);
@@ -86,7 +85,7 @@ static void test_life(void **state)
 	close(inherited);
 }
 
-/* No process of it is the caller's to reap. */
+/* The caller gets no child to reap. */
 static void test_no_child(void **state)
 {
 	struct fa_client *client = own_spawn(NULL, NULL);
@@ -99,7 +98,6 @@ static void test_no_child(void **state)
 	fa_check_eventually(own_count_entries(own_runtime) == 0);
 }
 
-/* It outlives the process that started it, as long as somebody else uses it. */
 static int start_and_leave(void *userdata)
 {
 	struct fa_client *client = own_spawn(NULL, NULL);
@@ -107,7 +105,6 @@ static int start_and_leave(void *userdata)
 
 	strcpy(path, fa_socket_path(client));
 	fa_check_eq(write(*(int *)userdata, path, sizeof(path)), sizeof(path));
-	/* Until the other has joined. */
 	pause();
 	return 0;
 }
@@ -169,14 +166,13 @@ static void test_killed(void **state)
 	fa_check(info.generation > generation);
 	fa_check_eq(info.reconnects, 1);
 
-	/* Killed again, and nobody comes back: what it left is removed. */
+	/* Killed again with no client left: its remains are removed. */
 	fa_check(!kill(next, SIGKILL));
 	fa_test_reap(next);
 	fa_check_eq(fa_client_state(client), FA_CLIENT_LOST);
 	fa_disconnect(client);
 	fa_check_eq(own_count_entries(own_runtime), 0);
 
-	/* The same, and nobody has noticed. */
 	client = own_spawn(NULL, NULL);
 	pid = own_pid(client);
 	fa_check(!kill(pid, SIGKILL));
@@ -186,7 +182,7 @@ static void test_killed(void **state)
 	own_adopt_orphans(false);
 }
 
-/* A program that goes elsewhere finds its daemon again, whatever path it was told. */
+/* After chdir() the program finds its daemon again, also by a relative path. */
 static void test_relative(void **state)
 {
 	_fa_cleanup_(fa_freep) char *kept = strdup(getenv("FAD_DAEMON"));
@@ -247,7 +243,6 @@ static void test_failures(void **state)
 	own_expect_failure(path, NULL, -EACCES, path);
 	fa_check(!chmod(path, 0755));
 	own_expect_failure(path, NULL, -ENOEXEC, path);
-	/* Programs that start and end. */
 	own_expect_failure("/bin/true", NULL, -ECONNREFUSED, "ended at once and said nothing");
 	setenv("FAD_DAEMON", "/nonexistent/too", 1);
 	own_expect_failure(NULL, NULL, -ENOENT, "/nonexistent/too");
@@ -256,7 +251,6 @@ static void test_failures(void **state)
 	unlink(path);
 }
 
-/* Where a daemon answers, none is started. */
 static void test_not_needed(void **state)
 {
 	struct fa_options options = { .size = sizeof(options),
@@ -272,7 +266,6 @@ static void test_not_needed(void **state)
 	fa_disconnect(client);
 	fa_fake_stop(&fake);
 
-	/* And where none does, the usual way. */
 	options.daemon = NULL;
 	options.connect_ns = fa_test_patience_ns();
 	fa_check_eq(fa_connect(&options, &client), 0);
@@ -281,7 +274,6 @@ static void test_not_needed(void **state)
 	fa_check_eventually(own_count_entries(own_runtime) == 0);
 }
 
-/* Several threads at once, each with a daemon of its own. */
 static void *spawn_one(void *userdata)
 {
 	struct fa_client *client = own_spawn(NULL, NULL);
@@ -291,7 +283,7 @@ static void *spawn_one(void *userdata)
 	return NULL;
 }
 
-static void test_many(void **state)
+static void test_threads(void **state)
 {
 	pthread_t threads[4];
 
@@ -308,7 +300,7 @@ int main(void)
 		cmocka_unit_test(test_life),       cmocka_unit_test(test_no_child),
 		cmocka_unit_test(test_outlives),   cmocka_unit_test(test_killed),
 		cmocka_unit_test(test_relative),   cmocka_unit_test(test_failures),
-		cmocka_unit_test(test_not_needed), cmocka_unit_test(test_many),
+		cmocka_unit_test(test_not_needed), cmocka_unit_test(test_threads),
 	};
 
 	return cmocka_run_group_tests_name("spawn", tests, own_setup, own_teardown);

@@ -1,7 +1,6 @@
 /*
- * Many threads on one client: requests of all kinds at once, on one stream and on
- * many, with and without spinning, while connections come and go; and with the
- * real daemon, whose results are compared.
+ * Many threads use one client: requests of all kinds, on one stream and on many, with and without
+ * spinning, while connections break; and against the real daemon with results compared.
  */
 #include "client/faclient.h"
 #include "tests/client/fake.h"
@@ -26,7 +25,7 @@ struct shared {
 	struct fa_fake fake;
 	struct fa_client *client;
 	int rounds;
-	bool lossy; /* connections break meanwhile */
+	bool lossy;
 	atomic_int served, lost, done;
 };
 
@@ -46,7 +45,7 @@ static struct fa_attention small_attention(struct fa_buffer *buffer)
 	return attention;
 }
 
-/* Whether it went well; that the connection broke is no fault if it was to. */
+/* Returns true if @r is expected: a broken connection is, if lossy. */
 static bool went_well(struct shared *shared, int r)
 {
 	if (shared->lossy && r == -ECONNRESET) {
@@ -129,7 +128,7 @@ static void *work(void *userdata)
 	return NULL;
 }
 
-/* Serves fifty requests and hangs up. */
+/* Serves fifty requests and closes. */
 static void serve_fifty(struct fa_raw *raw, void *userdata)
 {
 	struct fa_completion_slot *page = fa_fake_welcome(raw);
@@ -138,7 +137,6 @@ static void serve_fifty(struct fa_raw *raw, void *userdata)
 		fa_fake_answer(raw, page);
 }
 
-/* An event loop beside the others. */
 static void *watch(void *userdata)
 {
 	struct shared *shared = userdata;
@@ -194,7 +192,7 @@ static void test_spinning(void **state)
 	run(&shared, 100 * FA_NS_PER_US);
 }
 
-static void test_losing(void **state)
+static void test_broken_connections(void **state)
 {
 	struct shared shared = { .rounds = rounds(), .lossy = true };
 
@@ -202,7 +200,7 @@ static void test_losing(void **state)
 	fa_check(shared.lost > 0);
 }
 
-/* What one thread waits for must not be read by another while it polls. */
+/* A thread that polls must not consume what another waits for. */
 static void *ping_often(void *userdata)
 {
 	struct shared *shared = userdata;
@@ -217,14 +215,14 @@ static void serve_slowly(struct fa_raw *raw, void *userdata)
 {
 	struct fa_completion_slot *page = fa_fake_welcome(raw);
 
-	/* By the time of the answer the client polls. */
+	/* By the time of the reply the client polls. */
 	while (page && fa_fake_next(raw)) {
 		fa_test_work_us(1000);
 		fa_fake_answer(raw, page);
 	}
 }
 
-static void test_stolen(void **state)
+static void test_poll_consumes_nothing(void **state)
 {
 	struct shared shared = { .rounds = rounds() };
 	struct fa_options options = { .size = sizeof(options) };
@@ -241,8 +239,6 @@ static void test_stolen(void **state)
 	fa_disconnect(shared.client);
 	fa_fake_stop(&shared.fake);
 }
-
-/* ---- real work: every thread checks what it gets */
 
 static void *compute(void *userdata)
 {
@@ -265,7 +261,7 @@ static void *compute(void *userdata)
 	for (int i = 0; i < worker->shared->rounds; ++i) {
 		struct fa_ticket ticket;
 
-		/* Poison out, so that a result that comes too early is seen. */
+		/* Poison in out reveals results reported too early. */
 		fa_case_fill(&attention, fa_buffer_data(buffer));
 		if (i % 2) {
 			went_well(worker->shared, fa_attention(client, &request, NULL));
@@ -281,7 +277,7 @@ static void *compute(void *userdata)
 	return NULL;
 }
 
-static void test_real(void **state)
+static void test_real_daemon(void **state)
 {
 	const uint64_t spins[] = { 1, 50 * FA_NS_PER_US };
 	struct fa_test_daemon fad;
@@ -306,7 +302,6 @@ static void test_real(void **state)
 	fa_test_daemon_stop(&fad);
 }
 
-/* Each thread has the sentence of its own error. */
 static void *fail_alone(void *userdata)
 {
 	struct fa_client *client = userdata;
@@ -320,7 +315,7 @@ static void *fail_alone(void *userdata)
 	return NULL;
 }
 
-static void test_sentences(void **state)
+static void test_errors_per_thread(void **state)
 {
 	struct fa_options options = { .size = sizeof(options) };
 	struct fa_client *client;
@@ -343,9 +338,12 @@ static void test_sentences(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_together), cmocka_unit_test(test_spinning),
-		cmocka_unit_test(test_losing),   cmocka_unit_test(test_stolen),
-		cmocka_unit_test(test_real),     cmocka_unit_test(test_sentences),
+		cmocka_unit_test(test_together),
+		cmocka_unit_test(test_spinning),
+		cmocka_unit_test(test_broken_connections),
+		cmocka_unit_test(test_poll_consumes_nothing),
+		cmocka_unit_test(test_real_daemon),
+		cmocka_unit_test(test_errors_per_thread),
 	};
 
 	return cmocka_run_group_tests_name("threads", tests, NULL, NULL);

@@ -1,6 +1,6 @@
 /*
- * Gates and timelines through the library, with a real daemon: what waits, what follows,
- * and what becomes of those who wait when something goes wrong.
+ * Gates and timelines through the library and a real daemon: order, and what becomes of waiters
+ * when something goes wrong.
  */
 #include "client/faclient.h"
 #include "common/completion.h"
@@ -42,7 +42,7 @@ static int teardown(void **state)
 	return 0;
 }
 
-static uint64_t spin_ns; /* of clients from now on; 0: as it is by itself */
+static uint64_t spin_ns;
 
 static struct fa_client *connect_to(const char *socket)
 {
@@ -55,7 +55,7 @@ static struct fa_client *connect_to(const char *socket)
 	return client;
 }
 
-/* A client with a timeline and a small piece of attention: each stream has an output of its own. */
+/* A client with a timeline and a small attention; each stream has its own output. */
 struct scene {
 	struct fa_client *client;
 	struct fa_timeline *timeline;
@@ -98,7 +98,6 @@ static struct fa_attention attention_of(struct scene *s, uint32_t stream)
 	return attention;
 }
 
-/* Waits for one value, and gives one; NULL: it does not. */
 static struct fa_ticket ask(struct scene *s, uint32_t stream, const struct fa_gate *wait,
                             const struct fa_gate *signal, uint64_t timeout_ns)
 {
@@ -124,14 +123,11 @@ static uint64_t read_slot(struct scene *s, uint32_t slot)
 	return value;
 }
 
-/* ---- order */
-
 enum {
 	ROUNDS = 200
 };
 
-/* What a stream of a GPU would do: makes the inputs of one request after another, and
- * looks at the result of each. */
+/* Plays a GPU stream: writes the inputs of one request after another and checks each result. */
 static void *run_stream(void *userdata)
 {
 	struct scene *s = userdata;
@@ -169,8 +165,6 @@ static void test_between_kernels(void **state)
 	scene_close(&s);
 }
 
-/* ---- a model */
-
 enum {
 	STREAMS = 6,
 	SLOTS = 5,
@@ -202,7 +196,7 @@ static bool model_may_start(const struct model *m, const struct model_request *r
 	return true;
 }
 
-/* Everything that follows. */
+/* Applies all consequences. */
 static void model_run(struct model *m)
 {
 	bool changed = true;
@@ -303,7 +297,7 @@ static void test_random(void **state)
 		if (round % 8 == 0)
 			model_compare(m, &s);
 	}
-	/* All that is left can be had by large numbers. */
+	/* Large values open all remaining gates. */
 	for (uint32_t i = 0; i < SLOTS; ++i) {
 		m->in[i] = 1000000;
 		check(fa_timeline_write(s.timeline, i, m->in[i]));
@@ -316,10 +310,8 @@ static void test_random(void **state)
 	free(m);
 }
 
-/* ---- ends */
-
-/* A gate that nobody opens is nobody else's affair. */
-static void test_beside_a_shut_gate(void **state)
+/* A gate that stays closed blocks no other stream. */
+static void test_closed_gate_blocks_nobody_else(void **state)
 {
 	const struct fa_gate never = gate(5, 1), signal = gate(0, 1);
 	struct fa_ticket tickets[63], shut, behind;
@@ -361,7 +353,7 @@ static void test_timeout(void **state)
 	fa_check_contains(fa_error(), "slot 0");
 	after = ask(&s, 0, NULL, &second, 0);
 	check(fa_wait(s.client, &after, fa_test_patience_ns(), NULL));
-	/* The error was of a value before this one. */
+	/* The failure was of an earlier value. */
 	check(fa_timeline_wait(s.timeline, 0, 2, fa_test_patience_ns()));
 	fa_check_eq(fa_timeline_wait(s.timeline, 1, 9, 0), -EAGAIN);
 	fa_check_eq(fa_timeline_wait(s.timeline, 1, 9, 30 * FA_NS_PER_MS), -EAGAIN);
@@ -370,7 +362,7 @@ static void test_timeout(void **state)
 	scene_close(&s);
 }
 
-/* What does nothing but wait and signal; it holds its stream up like any other. */
+/* Markers only wait and signal; they block their stream like any request. */
 static void test_markers(void **state)
 {
 	const struct fa_gate waits[] = { gate(3, 7), gate(4, 8) },
@@ -398,7 +390,7 @@ static void test_markers(void **state)
 	scene_close(&s);
 }
 
-/* Values that do not grow are refused; what else it signals is given. */
+/* Values that do not grow are refused; the request's other signals are given. */
 static void test_values_backwards(void **state)
 {
 	struct fa_attention request;
@@ -427,7 +419,7 @@ static void test_values_backwards(void **state)
 	scene_close(&s);
 }
 
-static void test_refused_here(void **state)
+static void test_refused_by_library(void **state)
 {
 	const struct fa_gate bad = gate(64, 1), out = gate(FA_GATE_DAEMON, 1),
 			     reserved = { .reserved = 1 };
@@ -452,7 +444,7 @@ static void test_refused_here(void **state)
 	fa_check_eq(fa_attention(s.client, &request, &ticket), -EINVAL);
 	gates.n_waits = 0;
 	gates.n_signals = 1;
-	gates.signals = &out; /* the daemon's are all that can be signalled: no flag */
+	gates.signals = &out;
 	fa_check_eq(fa_attention(s.client, &request, &ticket), -EINVAL);
 	gates.size = 0;
 	fa_check_eq(fa_attention(s.client, &request, &ticket), -EINVAL);
@@ -482,7 +474,7 @@ static void test_refused_here(void **state)
 	scene_close(&s);
 }
 
-/* The memory that is handed out: the daemon's words cannot be written through it. */
+/* The daemon's words cannot be written through the client's mapping. */
 static void test_memory(void **state)
 {
 	struct fa_timeline_info info = { .size = sizeof(info) };
@@ -509,7 +501,6 @@ static void test_memory(void **state)
 	scene_close(&s);
 }
 
-/* It is the parent's. */
 static int use_in_child(void *userdata)
 {
 	struct scene *s = userdata;
@@ -535,8 +526,6 @@ static void test_fork(void **state)
 	scene_close(&s);
 }
 
-/* ---- when the daemon dies */
-
 struct blocked {
 	struct scene *s;
 	uint32_t slot;
@@ -554,8 +543,8 @@ static void *wait_for_ever(void *userdata)
 	return NULL;
 }
 
-/* So many sleep for one value that the daemon does not wake them all: they find it as well. */
-static void test_crowd(void **state)
+/* More threads sleep for a value than the daemon wakes: the rest finds it, too. */
+static void test_many_sleepers(void **state)
 {
 	enum {
 		N = 150,
@@ -582,7 +571,7 @@ static void test_crowd(void **state)
 	scene_close(&s);
 }
 
-/* One that looks at the word itself, as a kernel would, and knows of no daemon. */
+/* Polls the word itself, as a kernel would, without the library. */
 static void *watch_for_ever(void *userdata)
 {
 	struct fa_timeline_info info = { .size = sizeof(info) };
@@ -628,7 +617,7 @@ static void daemon_is_killed(void)
 		fa_check_eq(fa_wait(s.client, &ticket, fa_test_patience_ns(), NULL), -ECONNRESET);
 		(void)fa_test_daemon_next_child(&supervisor, pid);
 
-		/* Everything as before, with what the client's slots had. */
+		/* As before, with the values of the client's slots. */
 		check(fa_reconnect(s.client));
 		check(fa_timeline_info(s.timeline, &info));
 		fa_check_eq(info.epoch, i + 2);
@@ -643,7 +632,6 @@ static void daemon_is_killed(void)
 	fa_test_daemon_stop(&supervisor);
 }
 
-/* Who waits sleeps. */
 static void test_daemon_killed(void **state)
 {
 	daemon_is_killed();
@@ -656,7 +644,7 @@ static void test_daemon_killed_spinning(void **state)
 	spin_ns = 0;
 }
 
-/* Nobody comes after it: the supervisor does it. */
+/* No successor: the supervisor releases the words. */
 static void test_no_successor(void **state)
 {
 	static const char *const args[] = { "--supervise", NULL };
@@ -672,7 +660,7 @@ static void test_no_successor(void **state)
 	watcher = (struct blocked){ .s = &s, .value = 1 };
 	fa_check_eq(pthread_create(&thread, NULL, watch_for_ever, &watcher), 0);
 	fa_check_eventually(atomic_load(&watcher.waits));
-	/* Both at once, so that no other is started; it does not matter if one is. */
+	/* Kill both, so that preferably no other is started. */
 	pid = fa_test_daemon_child(&supervisor);
 	fa_test_daemon_signal(&supervisor, SIGSTOP);
 	fa_check(!kill(pid, SIGKILL));
@@ -685,8 +673,8 @@ static void test_no_successor(void **state)
 }
 
 /*
- * Nobody keeps the words: they stay as they are, but whoever asks the library gets an answer,
- * whether it sleeps or spins, with a request under way or none.
+ * No supervisor: the words stay as they are, but calls of the library return, whether they sleep
+ * or spin, with or without a request in flight.
  */
 static void killed_without_keeper(void)
 {
@@ -713,7 +701,7 @@ static void killed_without_keeper(void)
 		fa_check_eq(waiters[i].result, -ECONNRESET);
 	}
 	fa_check_eq(fa_wait(s.client, &ticket, fa_test_patience_ns(), NULL), -ECONNRESET);
-	/* Again, and also where a value was to be given. */
+	/* Repeated waits, and a slot that was to be signalled. */
 	fa_check_eq(fa_timeline_wait(s.timeline, 0, 1, UINT64_MAX), -ECONNRESET);
 	fa_check_eq(fa_timeline_wait(s.timeline, 1, 7, UINT64_MAX), -ECONNRESET);
 	for (uint32_t i = 0; i < info.slots; ++i)
@@ -736,7 +724,7 @@ static void test_killed_without_keeper_spinning(void **state)
 	spin_ns = 0;
 }
 
-/* One that ends in order releases them itself. */
+/* A daemon that exits normally releases the words itself. */
 static void test_daemon_stopped(void **state)
 {
 	const struct fa_gate never = gate(5, 1), signal = gate(1, 1);
@@ -759,7 +747,6 @@ static void test_daemon_stopped(void **state)
 	pthread_join(threads[1], NULL);
 	fa_check_eq(waiter.result, -ECONNRESET);
 	fa_check_eq(watcher.result, -ECONNRESET);
-	/* The request had its end. */
 	fa_check(fa_timeline_wait(s.timeline, 1, 1, fa_test_patience_ns()) < 0);
 	scene_close(&s);
 }
@@ -769,13 +756,13 @@ int main(void)
 	static const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_between_kernels),
 		cmocka_unit_test(test_random),
-		cmocka_unit_test(test_beside_a_shut_gate),
+		cmocka_unit_test(test_closed_gate_blocks_nobody_else),
 		cmocka_unit_test(test_timeout),
 		cmocka_unit_test(test_markers),
 		cmocka_unit_test(test_values_backwards),
-		cmocka_unit_test(test_refused_here),
+		cmocka_unit_test(test_refused_by_library),
 		cmocka_unit_test(test_memory),
-		cmocka_unit_test(test_crowd),
+		cmocka_unit_test(test_many_sleepers),
 		cmocka_unit_test(test_fork),
 		cmocka_unit_test(test_daemon_killed),
 		cmocka_unit_test(test_daemon_killed_spinning),

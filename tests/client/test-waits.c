@@ -1,6 +1,6 @@
 /*
- * How long calls wait, and that whoever waits for room is woken when there is some: with
- * a daemon that answers when the test likes. And that who wakes late has his result.
+ * How long calls wait, and that waiters for a free request slot are woken: against a fake daemon
+ * that replies when the test lets it. A late waiter still finds its result.
  */
 #include "client/faclient.h"
 #include "common/cleanup.h"
@@ -20,7 +20,7 @@
 
 #include <cmocka.h>
 
-/* Long beside any timeout here. */
+/* Much longer than the timeouts here. */
 #define LONG_NS (20 * FA_NS_PER_SEC)
 #define SHORT_NS (50 * FA_NS_PER_MS)
 
@@ -34,9 +34,6 @@ static struct fa_client *connect_with(struct fa_fake *fake, struct fa_options op
 	return client;
 }
 
-/* ---- spinning */
-
-/* Answers neither requests of streams nor Ping. */
 static void serve_silently(struct fa_raw *raw, void *userdata)
 {
 	struct fa_completion_slot *page = fa_fake_welcome(raw);
@@ -75,8 +72,6 @@ static void test_spins_no_longer(void **state)
 	}
 }
 
-/* ---- connecting without a limit */
-
 static void hang_up_once(struct fa_raw *raw, void *userdata)
 {
 	struct fa_completion_slot *page = fa_fake_welcome(raw);
@@ -87,7 +82,7 @@ static void hang_up_once(struct fa_raw *raw, void *userdata)
 		fa_fake_answer(raw, page);
 }
 
-static void test_reconnects_for_ever(void **state)
+static void test_connect_without_timeout(void **state)
 {
 	struct fa_client *client;
 	atomic_int connections = 0;
@@ -105,7 +100,7 @@ static void test_reconnects_for_ever(void **state)
 	fa_fake_stop(&fake);
 }
 
-/* ---- a timeline that the daemon would have to set up anew, and it sleeps */
+/* ---- a timeline must be set up anew while the daemon is stopped */
 
 struct later {
 	struct fa_timeline *timeline;
@@ -133,7 +128,7 @@ static void kill_and_restart(struct fa_test_daemon *daemon, const char *dir,
 	fa_check_eq(fa_ping(client), 0);
 }
 
-static void test_not_set_up(void **state)
+static void test_timeline_set_up_anew(void **state)
 {
 	struct fa_gate given = { .slot = 3, .value = 5 };
 	const struct fa_gates gates = { .size = sizeof(gates), .n_signals = 1, .signals = &given };
@@ -152,7 +147,7 @@ static void test_not_set_up(void **state)
 	fa_check_eq(fa_connect(&options, &client), 0);
 	fa_check_eq(fa_timeline_open(client, &timeline), 0);
 	fa_check_eq(fa_marker(client, 0, &gates, NULL), 0);
-	/* The end of a request is told before its values are given. */
+	/* A request's end is published before its values. */
 	fa_check_eq(fa_timeline_wait(timeline, 3, 5, fa_test_patience_ns()), 0);
 	kill_and_restart(&daemon, dir, client);
 
@@ -169,7 +164,7 @@ static void test_not_set_up(void **state)
 	fa_check_eq(fa_client_state(client), FA_CLIENT_CONNECTED);
 	fa_test_daemon_signal(&daemon, SIGCONT);
 
-	/* Who gives the value sets it up, with others who wait for it. */
+	/* The signaller sets the timeline up, while others wait for its value. */
 	later = (struct later){ .timeline = timeline, .value = 7 };
 	fa_check(!pthread_create(&thread, NULL, wait_later, &later));
 	fa_check_eventually(atomic_load(&later.there));
@@ -182,7 +177,6 @@ static void test_not_set_up(void **state)
 	fa_check_eq(fa_timeline_wait(timeline, 3, 5, 0), -ECONNRESET);
 	fa_check_eq(fa_timeline_wait(timeline, 4, 0, 0), 0);
 
-	/* The daemon's end is noticed meanwhile. */
 	kill_and_restart(&daemon, dir, client);
 	later = (struct later){ .timeline = timeline, .value = 8 };
 	fa_check(!pthread_create(&thread, NULL, wait_later, &later));
@@ -198,8 +192,6 @@ static void test_not_set_up(void **state)
 	fa_test_dir_remove(dir);
 }
 
-/* ---- room for requests */
-
 #define REQUESTS 2
 
 static struct {
@@ -211,8 +203,10 @@ static struct {
 	struct fa_ticket first;
 } room;
 
-/* Two requests may be in flight, and both end when there are two. Of its rings the first is
- * refused at once, the second when the test says so. */
+/*
+ * At most two requests in flight, both completed when there are two. The first ring is refused at
+ * once, the second when the test lets it.
+ */
 static void serve_few(struct fa_raw *raw, void *userdata)
 {
 	struct fa_completion_slot *page;
@@ -247,7 +241,7 @@ static void *wait_first(void *userdata)
 	return NULL;
 }
 
-/* More positions than fit into a message: found out once it is this request's turn. */
+/* Too many positions for a message: noticed at this request's turn. */
 static void *ask_too_much(void *userdata)
 {
 	static const uint32_t positions[16000];
@@ -267,7 +261,7 @@ static void *wait_for_room(void *userdata)
 	return NULL;
 }
 
-static void test_room_of_one_not_sent(void **state)
+static void test_slot_of_unsent_request(void **state)
 {
 	struct fa_step_item item = { .sequence = 1, .n_new = 16000 };
 	struct fa_step_options begin = { .size = sizeof(begin), .n_items = 1, .items = &item };
@@ -282,7 +276,7 @@ static void test_room_of_one_not_sent(void **state)
 	fa_check_eq(room.setups, 1);
 	fa_check(!pthread_create(&waits, NULL, wait_first, NULL));
 
-	/* It has the last place while it waits for the ring. */
+	/* It has the last slot while it waits for the ring. */
 	fa_test_let_sleep_ms(150);
 	fa_check(!pthread_create(&asks, NULL, ask_too_much, NULL));
 	fa_check_eventually(atomic_load(&room.setups) == 2);
@@ -300,7 +294,7 @@ static void test_room_of_one_not_sent(void **state)
 	fa_fake_stop(&fake);
 }
 
-/* ---- room that the end of a request has made, when another thread is to read of it */
+/* ---- a slot freed while another thread reads the socket */
 
 #define ROUNDS 20
 
@@ -309,8 +303,10 @@ static struct {
 	struct fa_ticket last;
 } told;
 
-/* Two requests may be in flight. Those of stream 0 end at once, as the page tells; what else is
- * to be said of it comes a little later. That of the other stream ends last. */
+/*
+ * At most two requests in flight. Those of stream 0 end at once in the page, and a little later
+ * on the socket. The other stream's ends last.
+ */
 static void serve_late(struct fa_raw *raw, void *userdata)
 {
 	struct fa_completion_slot *page;
@@ -343,7 +339,7 @@ static void *wait_last(void *userdata)
 	return NULL;
 }
 
-static void test_room_beside_a_reader(void **state)
+static void test_slot_freed_beside_reader(void **state)
 {
 	struct fa_fake fake;
 	pthread_t thread;
@@ -356,7 +352,7 @@ static void test_room_beside_a_reader(void **state)
 	fa_check_eq(fa_stream_new(told.client, 0, &stream), 0);
 	fa_check_eq(fa_marker(told.client, stream, NULL, &told.last), 0);
 	fa_check(!pthread_create(&thread, NULL, wait_last, NULL));
-	/* It has stopped spinning, and reads. */
+	/* It has stopped spinning and reads. */
 	fa_test_let_sleep_ms(200);
 	for (int i = 0; i < ROUNDS; ++i) {
 		const uint64_t begin_ns = fa_now_ns();
@@ -364,7 +360,10 @@ static void test_room_beside_a_reader(void **state)
 		fa_check_eq(fa_marker(told.client, 0, NULL, NULL), 0);
 		n_soon += fa_now_ns() - begin_ns < 50 * FA_NS_PER_MS;
 	}
-	/* Each behind a full window was 100 ms when the thread that reads did not get the mutex. */
+	/*
+	 * Regression: each request behind a full window took 100 ms when the reader did not get
+	 * the mutex.
+	 */
 	print_message("%d of %d requests soon\n", n_soon, ROUNDS);
 	fa_check(n_soon > ROUNDS / 4);
 	pthread_join(thread, NULL);
@@ -372,16 +371,14 @@ static void test_room_beside_a_reader(void **state)
 	fa_fake_stop(&fake);
 }
 
-/* ---- results */
-
 static struct {
 	struct fa_client *client;
-	cpu_set_t one; /* processor, for both threads */
+	cpu_set_t one;
 	uint64_t gate;
 	atomic_bool there;
 } late;
 
-/* Runs when nobody else wants to. */
+/* Runs at idle priority. */
 static void *wait_late(void *userdata)
 {
 	const struct fa_gate wait = { .slot = 1, .value = late.gate };
@@ -395,8 +392,10 @@ static void *wait_late(void *userdata)
 	return NULL;
 }
 
-/* More requests of its stream than are remembered end before a thread that waits for its own
- * gets to run. */
+/*
+ * More requests of the stream end than are kept, before a thread that waits for its own is
+ * scheduled.
+ */
 static void let_forget(uint64_t spin_ns)
 {
 	struct fa_options options = { .size = sizeof(options) };
@@ -438,12 +437,12 @@ static void let_forget(uint64_t spin_ns)
 	fa_test_daemon_stop(&daemon);
 }
 
-static void test_asleep(void **state)
+static void test_late_waiter_asleep(void **state)
 {
 	let_forget(1);
 }
 
-static void test_spinning(void **state)
+static void test_late_waiter_spinning(void **state)
 {
 	let_forget(10 * FA_NS_PER_SEC);
 }
@@ -452,12 +451,12 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_spins_no_longer),
-		cmocka_unit_test(test_reconnects_for_ever),
-		cmocka_unit_test(test_not_set_up),
-		cmocka_unit_test(test_room_of_one_not_sent),
-		cmocka_unit_test(test_room_beside_a_reader),
-		cmocka_unit_test(test_asleep),
-		cmocka_unit_test(test_spinning),
+		cmocka_unit_test(test_connect_without_timeout),
+		cmocka_unit_test(test_timeline_set_up_anew),
+		cmocka_unit_test(test_slot_of_unsent_request),
+		cmocka_unit_test(test_slot_freed_beside_reader),
+		cmocka_unit_test(test_late_waiter_asleep),
+		cmocka_unit_test(test_late_waiter_spinning),
 	};
 
 	return cmocka_run_group_tests_name("waits", tests, fa_fake_setup, NULL);

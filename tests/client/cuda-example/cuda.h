@@ -1,5 +1,7 @@
-/* Stands in for CUDA's header where client/examples/cuda.c is built for the tests'
- * driver: the functions of common/cudriver.h, by name. */
+/*
+ * Replaces <cuda.h> when client/examples/cuda.c is built for the tests' CUDA driver: maps names
+ * to the functions of common/cudriver.h.
+ */
 #pragma once
 
 #include "common/cudriver.h"
